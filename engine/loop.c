@@ -205,7 +205,7 @@ static void fail_starved(engine *e)
 
 /* One iteration: passes what happened to the scheduler, and its plan to the backend. False when
  * there is nothing to run. */
-static bool turn(engine *e, const inbox_batch *batch, const step_result **result)
+static bool loop_once(engine *e, const inbox_batch *batch, const step_result **result)
 {
     if (*result) take_result(e, e->collected, *result);
     slots_take_inbox(e, batch);
@@ -252,7 +252,7 @@ void *engine_loop(void *arg)
             slots_take_inbox(e, &batch);
             break;
         }
-        busy = turn(e, &batch, &result);
+        busy = loop_once(e, &batch, &result);
     }
     watch_drain(e);
     slots_fail_all(e, STATUS_ABORTED, "the engine stops");

@@ -91,7 +91,7 @@ void slots_fail_all(engine *e, status_code code, const char *text)
 /* ---- streams come in ------------------------------------------------------------------------- */
 
 /* Fails a stream that the scheduler never saw. */
-static void turn_away(engine *e, engine_stream *s, status_code code, const char *text)
+static void refuse_stream(engine *e, engine_stream *s, status_code code, const char *text)
 {
     engine_count_out(e, code == STATUS_ABORTED ? ENGINE_FINISH_ABORT : ENGINE_FINISH_ERROR);
     stream_fail(s, code, text);
@@ -101,28 +101,28 @@ static void admit(engine *e, engine_stream *s)
 {
     error err = {{0}};
     if (atomic_load(&s->aborted)) {
-        turn_away(e, s, STATUS_ABORTED, "aborted before it began");
+        refuse_stream(e, s, STATUS_ABORTED, "aborted before it began");
         return;
     }
     if (e->stopping) {
-        turn_away(e, s, STATUS_ABORTED, "the engine stops");
+        refuse_stream(e, s, STATUS_ABORTED, "the engine stops");
         return;
     }
     status works = engine_check_state(e, &err);
     if (!status_ok(works)) {
-        turn_away(e, s, works.code, err.text);
+        refuse_stream(e, s, works.code, err.text);
         return;
     }
     /* The request was checked against an earlier backend, which may have had more pages. */
     if (s->made_for != e->n_backends) {
         status st = sched_check(e->sched, &s->sched_request, &err);
         if (!status_ok(st)) {
-            turn_away(e, s, st.code, err.text);
+            refuse_stream(e, s, st.code, err.text);
             return;
         }
     }
     if (!slots_make_room(e, s->request.n)) {
-        turn_away(e, s, STATUS_NO_MEMORY, "request: out of memory");
+        refuse_stream(e, s, STATUS_NO_MEMORY, "request: out of memory");
         return;
     }
     e->n_choices += s->request.n;

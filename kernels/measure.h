@@ -90,14 +90,14 @@ status kern_measure_tables(kern_context *kc, const kern_kv_shape *shape, size_t 
 /* ---- under the queries to come ----------------------------------------------------------------
  * Sum over query heads of softmax((k . m + k' C k / (2 sqrt d)) / sqrt d) over the slots from
  * `sinks` on; slots before have 0. m and C are the mean and the covariance (divided by the count)
- * of the rows' queries before rotation, both rotated by `turn`. Without rows m and C are 0. */
+ * of the rows' queries before rotation, both rotated by `mean_rope`. Without rows m and C are 0. */
 typedef struct kern_expected_item {
     kern_table table;
     uint32_t sinks;
     uint32_t n_rows;
-    const float *q;    // unrotated: row i, head h at q + i * q_stride + h * head_dim
-    const float *turn; // [head_dim]: mean cosines, then mean sines, laid out as kern_rope's
-    float *out;        // [n_slots]
+    const float *q;         // unrotated: row i, head h at q + i * q_stride + h * head_dim
+    const float *mean_rope; // [head_dim]: mean cosines, then mean sines, laid out as kern_rope's
+    float *out;             // [n_slots]
 } kern_expected_item;
 
 typedef struct kern_expected_batch {

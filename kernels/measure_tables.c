@@ -201,7 +201,7 @@ static void fit_queries(const expected_job *job, const kern_expected_item *it, u
     for (size_t i = 0; i < n; i++) {
         float *x = s->x + i * dim;
         for (size_t d = 0; d < dim; d++) x[d] -= s->mean[d];
-        isa->rope(x, it->turn, 1, dim);
+        isa->rope(x, it->mean_rope, 1, dim);
         for (size_t a = 0; a < dim; a++) {
             float *row = s->cov + a * KERN_ATTN_Q_STRIDE;
             for (size_t c = 0; c < dim; c++) row[c] += x[a] * x[c];
@@ -209,7 +209,7 @@ static void fit_queries(const expected_job *job, const kern_expected_item *it, u
     }
     for (size_t a = 0; a < dim; a++)
         for (size_t c = 0; c < dim; c++) s->cov[a * KERN_ATTN_Q_STRIDE + c] /= (float)n;
-    isa->rope(s->mean, it->turn, 1, dim);
+    isa->rope(s->mean, it->mean_rope, 1, dim);
 }
 
 /* logits [slots of the block] = (k . m + k' C k / (2 sqrt d)) / sqrt d. C k is computed as scores,

@@ -5,7 +5,7 @@
 enum { SLOTS_AT_ONCE = 16, HEAD_DIM_MOST = 256 };
 
 /* Sets cos_sin to the rotation by `by` positions, backwards when negative. */
-static void turn(const rope_config *rope, uint32_t head_dim, int32_t by, float *cos_sin)
+static void rope_shift(const rope_config *rope, uint32_t head_dim, int32_t by, float *cos_sin)
 {
     float inv_freq[HEAD_DIM_MOST / 2];
     rope_frequencies(rope, head_dim, inv_freq);
@@ -36,7 +36,7 @@ void kv_move_slots(kern_context *kc, const rope_config *rope, const pkv_move *m,
 {
     float cos_sin[HEAD_DIM_MOST];
     assert(from.shape->head_dim <= HEAD_DIM_MOST);
-    if (m->rotate != 0) turn(rope, from.shape->head_dim, m->rotate, cos_sin);
+    if (m->rotate != 0) rope_shift(rope, from.shape->head_dim, m->rotate, cos_sin);
     for (uint32_t t = 0; t < n_tiles; t++) {
         for (uint32_t i = 0; i < m->n_slots; i += SLOTS_AT_ONCE) {
             uint32_t n = m->n_slots - i < SLOTS_AT_ONCE ? m->n_slots - i : SLOTS_AT_ONCE;

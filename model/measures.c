@@ -25,7 +25,7 @@ struct measures {
     kern_expected_item *expected; /* [max_seqs, kv_heads] */
     size_t n_expected;
     /* For sequences with MEASURE_EXPECTED. */
-    float *turns;            /* [max_seqs, head_dim] mean rotations */
+    float *mean_ropes;       /* [max_seqs, head_dim] mean rotations */
     size_t *first_query;     /* [max_seqs] row of `queries` */
     float *queries;          /* [rows, heads, head_dim] unrotated */
     size_t queries_capacity; /* rows */
@@ -94,7 +94,7 @@ static status add_expected(measures *m, const place *p, int kind)
                              .sinks = p->seq->measure.sinks,
                              .n_rows = p->seq->n_rows - first_expected(p->seq),
                              .q = m->queries + (row + p->head * m->q_heads) * head_dim,
-                             .turn = m->turns + (size_t)p->index * head_dim,
+                             .mean_rope = m->mean_ropes + (size_t)p->index * head_dim,
                              .out = p->out};
     return STATUS_IS_OK;
 }
@@ -185,9 +185,10 @@ status measures_create(const forward_options *options, const float *inv_freq, me
     m->rows = calloc(items, sizeof *m->rows);
     m->tables = calloc(2 * items, sizeof *m->tables);
     m->expected = calloc(items, sizeof *m->expected);
-    m->turns = calloc((size_t)options->max_seqs * options->config->head_dim, sizeof *m->turns);
+    m->mean_ropes =
+        calloc((size_t)options->max_seqs * options->config->head_dim, sizeof *m->mean_ropes);
     m->first_query = calloc(options->max_seqs, sizeof *m->first_query);
-    if (!m->rows || !m->tables || !m->expected || !m->turns || !m->first_query) {
+    if (!m->rows || !m->tables || !m->expected || !m->mean_ropes || !m->first_query) {
         measures_destroy(m);
         return status_make(STATUS_NO_MEMORY, "measures");
     }
@@ -201,7 +202,7 @@ void measures_destroy(measures *m)
     free(m->rows);
     free(m->tables);
     free(m->expected);
-    free(m->turns);
+    free(m->mean_ropes);
     free(m->first_query);
     free(m->queries);
     free(m);
@@ -214,8 +215,8 @@ static bool is_measured(const forward_seq *s)
     return s->measure.kind != MEASURE_NONE && s->measure.by_slot;
 }
 
-void measures_turn(const rope_config *rope, const float *inv_freq, uint32_t head_dim, uint32_t len,
-                   float *turn)
+void measures_mean_rope(const rope_config *rope, const float *inv_freq, uint32_t head_dim,
+                        uint32_t len, float *mean_rope)
 {
     float angles[256]; /* the largest head_dim */
     double sums[256] = {0};
@@ -223,7 +224,7 @@ void measures_turn(const rope_config *rope, const float *inv_freq, uint32_t head
         rope_scaled_angles(rope, inv_freq, head_dim, len + i, angles);
         for (uint32_t d = 0; d < head_dim; d++) sums[d] += (double)angles[d];
     }
-    for (uint32_t d = 0; d < head_dim; d++) turn[d] = (float)(sums[d] / FUTURE_POSITIONS);
+    for (uint32_t d = 0; d < head_dim; d++) mean_rope[d] = (float)(sums[d] / FUTURE_POSITIONS);
 }
 
 status measures_start(measures *m, const forward_seq *seqs, uint32_t n_seqs)
@@ -239,8 +240,8 @@ status measures_start(measures *m, const forward_seq *seqs, uint32_t n_seqs)
         m->first_query[s] = rows;
         rows += seqs[s].n_rows - first_expected(&seqs[s]);
         uint32_t head_dim = m->o.store->shape.head_dim;
-        measures_turn(&m->o.config->rope, m->inv_freq, head_dim, seqs[s].position + seqs[s].n_rows,
-                      m->turns + (size_t)s * head_dim);
+        measures_mean_rope(&m->o.config->rope, m->inv_freq, head_dim,
+                           seqs[s].position + seqs[s].n_rows, m->mean_ropes + (size_t)s * head_dim);
     }
     if (rows > m->queries_capacity) {
         float *grown = alloc_resize(NULL, m->queries, rows, m->attn_width * sizeof *grown);

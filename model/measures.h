@@ -24,10 +24,10 @@ status measures_layer(measures *m, uint32_t layer, const forward_seq *seqs, uint
 /* Microseconds spent since measures_start. */
 int64_t measures_us(const measures *m);
 
-/* Sets turn [head_dim] to the mean cosines and mean sines of the positions that come after a
+/* Sets mean_rope [head_dim] to the mean cosines and mean sines of the positions that come after a
  * sequence of len tokens. */
-void measures_turn(const rope_config *rope, const float *inv_freq, uint32_t head_dim, uint32_t len,
-                   float *turn);
+void measures_mean_rope(const rope_config *rope, const float *inv_freq, uint32_t head_dim,
+                        uint32_t len, float *mean_rope);
 /* The first of n_rows rows at `position` whose query stands for the queries to come, as do those of
  * the rows behind it. spec->rows <= n_rows. */
 uint32_t measures_first_expected(const measure_spec *spec, uint32_t n_rows, uint32_t position);

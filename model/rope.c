@@ -29,10 +29,11 @@ static float llama3_scale(const rope_config *rope, float inv_freq)
     return (1.0f - smooth) * inv_freq / factor + smooth * inv_freq;
 }
 
-/* The index of the pair of elements that rotates `turns` times over the original context. */
-static double yarn_pair(const rope_config *r, uint32_t head_dim, double turns)
+/* The index of the pair of elements that rotates `rotations` times over the original context. */
+static double yarn_pair(const rope_config *r, uint32_t head_dim, double rotations)
 {
-    return head_dim * log(r->original_max_positions / (turns * 2.0 * M_PI)) / (2.0 * log(r->theta));
+    return head_dim * log(r->original_max_positions / (rotations * 2.0 * M_PI)) /
+           (2.0 * log(r->theta));
 }
 
 /* YaRN: pairs that rotate often keep their frequency, pairs that rotate rarely are slowed down, and

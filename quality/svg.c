@@ -53,7 +53,7 @@ void svg_circle(strbuf *out, double x, double y, double radius, const char *fill
                   fill);
 }
 
-void svg_text(strbuf *out, double x, double y, svg_anchor anchor, double size, double turn,
+void svg_text(strbuf *out, double x, double y, svg_anchor anchor, double size, double angle,
               const char *colour, const char *text)
 {
     static const char *const anchors[] = {"start", "middle", "end"};
@@ -61,7 +61,7 @@ void svg_text(strbuf *out, double x, double y, svg_anchor anchor, double size, d
                   "<text x=\"%.1f\" y=\"%.1f\" font-size=\"%.0f\" text-anchor=\"%s\" "
                   "fill=\"%s\"",
                   x, y, size, anchors[anchor], colour);
-    if (turn != 0) strbuf_printf(out, " transform=\"rotate(%.0f %.1f %.1f)\"", turn, x, y);
+    if (angle != 0) strbuf_printf(out, " transform=\"rotate(%.0f %.1f %.1f)\"", angle, x, y);
     strbuf_putc(out, '>');
     put_text(out, text);
     strbuf_puts(out, "</text>\n");

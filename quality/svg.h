@@ -12,8 +12,8 @@ void svg_rect(strbuf *out, double x, double y, double width, double height, cons
 void svg_line(strbuf *out, double x1, double y1, double x2, double y2, const char *colour,
               double width, const char *dash);
 void svg_circle(strbuf *out, double x, double y, double radius, const char *fill);
-/* `turn` rotates the text by degrees around its own place. */
-void svg_text(strbuf *out, double x, double y, svg_anchor anchor, double size, double turn,
+/* `angle` rotates the text by degrees around its own place. */
+void svg_text(strbuf *out, double x, double y, svg_anchor anchor, double size, double angle,
               const char *colour, const char *text);
 void svg_polyline(strbuf *out, const double *xy, size_t n_points, const char *colour,
                   const char *dash);

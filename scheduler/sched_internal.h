@@ -323,10 +323,10 @@ bool sched_preempt_idle(sched *s, bool all, int64_t now_us);
 bool sched_plan_pressure_drop(sched *s);
 
 /* ---- session.c ---- */
-/* The session that a request continues, or NULL. *said tells why a session that it named is not
- * continued. *claims: the request will store its pages under the key. A session together with
- * *said: that session has reached its limit of turns, and the request begins another in its
- * place. */
+/* The session that a request continues, or NULL. *session_note tells why a session that the request
+ * named is not continued. *claims: the request will store its pages under the key. With both a
+ * session and *session_note, that session has reached its limit of turns, and the request begins
+ * another in its place. */
 sched_session *sched_session_for(const sched *s, const sched_request *r, bool *claims,
                                  const char **session_note);
 /* Moves the session's pages to the request, unless it begins another session. The session is gone

@@ -258,7 +258,7 @@ static DEVICE void weigh(const float s[TOKENS / 8][4], const Q *v, float o[D / 8
 #pragma unroll
         for (int d = 0; d < D / 16; d++) {
             uint32_t b[4];
-            load_matrices_turned(b, mine + n * 16 * (D + PAD) + d * 16);
+            load_matrices_transposed(b, mine + n * 16 * (D + PAD) + d * 16);
             multiply(o[2 * d], p, b[0], b[1], Q());
             multiply(o[2 * d + 1], p, b[2], b[3], Q());
         }

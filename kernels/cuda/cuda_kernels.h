@@ -303,13 +303,13 @@ typedef struct gpu_measure {
     uint32_t window;          /* OUTSIDE, POOLED */
     uint32_t chunk;           /* POOLED */
     float add, theta;         /* PROJECTION, OUTSIDE, POOLED: bias and theta of kern_rows_item */
-    uint32_t sinks;           /* EXPECTED, up to `turn` */
+    uint32_t sinks;           /* EXPECTED, up to `mean_rope` */
     const float *qkv;         /* as in gpu_heads, as are the next three */
     const float *bias, *norm; /* bias and norm of queries */
     float eps;
-    const float *turn; /* [head_dim]: mean cosines, then mean sines */
-    gpu_matrix o;      /* VALUE_WEIGHT: k = kv_heads * q_heads * head_dim */
-    float *slots;      /* [kv_heads, stride of slots]: the result by slot, or scratch */
+    const float *mean_rope; /* [head_dim]: mean cosines, then mean sines */
+    gpu_matrix o;           /* VALUE_WEIGHT: k = kv_heads * q_heads * head_dim */
+    float *slots;           /* [kv_heads, stride of slots]: the result by slot, or scratch */
     uint32_t slot_stride;
     float *by_page; /* [kv_heads, page_stride], or NULL: by slot */
     uint32_t page_stride;
@@ -403,7 +403,7 @@ typedef struct gpu_sampling {
 /* Moves slots of every tile of a page to another page, in the order of the array. */
 typedef struct gpu_move {
     uint32_t src_page, dst_page, src_slot, dst_slot, n_slots;
-    uint32_t turn; /* 0, or 1 + the row of `turns` that rotates the keys */
+    uint32_t rope_shift; /* 0, or 1 + the row of `rope_shifts` that rotates the keys */
 } gpu_move;
 
 /* Moves [first, first + n) run one after the other; chains run at the same time. */
@@ -486,9 +486,9 @@ typedef struct gpu_api {
     gpu_status (*heads)(gpu *g, const gpu_heads *h);
     gpu_status (*attention)(gpu *g, const gpu_attention *a);
     gpu_status (*measure)(gpu *g, const gpu_measure *m);
-    /* turns [n, head_dim]: cosines and sines. */
+    /* rope_shifts [n, head_dim]: cosines and sines. */
     gpu_status (*move)(gpu *g, const gpu_pages *pages, const gpu_move *moves,
-                       const gpu_chain *chains, uint32_t n_chains, const float *turns);
+                       const gpu_chain *chains, uint32_t n_chains, const float *rope_shifts);
     gpu_status (*patch)(gpu *g, uint32_t *pages, const gpu_patch *patches, uint32_t n,
                         const uint32_t *values);
 

@@ -321,12 +321,12 @@ static void forget_shapes(shapes *s)
 /* The library stores matrices by columns: y^T [n, m] = (W^T)^T [n, k] x^T [k, m]. */
 static cublasStatus_t make_shapes(const algorithm *c, size_t m, shapes *s)
 {
-    cublasOperation_t turned = CUBLAS_OP_T;
+    cublasOperation_t transposed = CUBLAS_OP_T;
     cudaDataType_t type = data_type(c->type);
     cublasStatus_t e = cublasLtMatmulDescCreate(&s->product, CUBLAS_COMPUTE_32F, CUDA_R_32F);
     if (e == CUBLAS_STATUS_SUCCESS)
-        e = cublasLtMatmulDescSetAttribute(s->product, CUBLASLT_MATMUL_DESC_TRANSA, &turned,
-                                           sizeof turned);
+        e = cublasLtMatmulDescSetAttribute(s->product, CUBLASLT_MATMUL_DESC_TRANSA, &transposed,
+                                           sizeof transposed);
     if (e == CUBLAS_STATUS_SUCCESS)
         e = cublasLtMatrixLayoutCreate(&s->w, type, c->k, c->n, (int64_t)c->k);
     if (e == CUBLAS_STATUS_SUCCESS)

@@ -17,7 +17,7 @@ enum {
 struct fit {
     float *queries; /* [heads, rows, dim] unrotated; then less their mean, rotated */
     float *mean;    /* [heads, dim] */
-    float *turned;  /* [heads, dim] */
+    float *rotated; /* [heads, dim] */
     float *cov;     /* [heads, dim, dim] */
     float *logits;  /* [heads, longest] */
     float *softmax; /* [heads, 2]: the largest logit, 1 / the sum */
@@ -66,19 +66,19 @@ static __global__ void __launch_bounds__(MEAN_THREADS) mean_kernel(gpu_measure m
 }
 
 /* One block for each row, and the last one for the means; warps take the heads in turn. */
-static __global__ void turn_kernel(gpu_measure m, fit f)
+static __global__ void rotate_kernel(gpu_measure m, fit f)
 {
     uint32_t dim = m.pages.head_dim, half = dim / 2, heads = m.kv_heads * m.q_heads;
     uint32_t lane = threadIdx.x % WARP, row = blockIdx.x;
     for (uint32_t head = threadIdx.x / WARP; head < heads; head += QUERY_THREADS / WARP) {
         const float *mean = f.mean + head * dim;
         float *x = f.queries + ((size_t)head * m.rows + row) * dim;
-        float *out = row < m.rows ? x : f.turned + head * dim;
+        float *out = row < m.rows ? x : f.rotated + head * dim;
         for (uint32_t i = lane; i < half; i += WARP) {
             float a = row < m.rows ? x[i] - mean[i] : mean[i];
             float b = row < m.rows ? x[half + i] - mean[half + i] : mean[half + i];
-            out[i] = a * m.turn[i] - b * m.turn[half + i];
-            out[half + i] = b * m.turn[i] + a * m.turn[half + i];
+            out[i] = a * m.mean_rope[i] - b * m.mean_rope[half + i];
+            out[half + i] = b * m.mean_rope[i] + a * m.mean_rope[half + i];
         }
     }
 }
@@ -133,7 +133,7 @@ static __global__ void __launch_bounds__(SLOT_THREADS) logits_kernel(gpu_measure
     float scale = kv_scale<KV>(m.pages, t, at, 0), k[D];
 #pragma unroll
     for (int d = 0; d < D; d += 4) load_four(key + d, scale, k + d);
-    for (uint32_t d = threadIdx.x; d < D; d += SLOT_THREADS) mean[d] = f.turned[head * D + d];
+    for (uint32_t d = threadIdx.x; d < D; d += SLOT_THREADS) mean[d] = f.rotated[head * D + d];
     float square = 0.0f, along = 0.0f;
     for (uint32_t first = 0; first < D; first += C_ROWS) {
         __syncthreads(); /* all have read c */
@@ -206,13 +206,13 @@ gpu_status gpu_expected(gpu *g, const gpu_measure *m)
     fit f;
     f.queries = (float *)m->scratch;
     f.mean = f.queries + (size_t)heads * m->rows * dim;
-    f.turned = f.mean + (size_t)heads * dim;
-    f.cov = f.turned + (size_t)heads * dim;
+    f.rotated = f.mean + (size_t)heads * dim;
+    f.cov = f.rotated + (size_t)heads * dim;
     f.logits = f.cov + (size_t)heads * dim * dim;
     f.softmax = f.logits + (size_t)heads * m->longest;
     if (m->rows) LAUNCH(queries_kernel, m->rows, QUERY_THREADS, 0, g, *m, f);
     LAUNCH(mean_kernel, heads, MEAN_THREADS, 0, g, *m, f);
-    LAUNCH(turn_kernel, m->rows + 1, QUERY_THREADS, 0, g, *m, f);
+    LAUNCH(rotate_kernel, m->rows + 1, QUERY_THREADS, 0, g, *m, f);
     LAUNCH(covariance_kernel, dim3(tiles, tiles, heads), TILE_THREADS, 0, g, *m, f);
     gpu_status s = gpu_launched(g, "expected queries");
 #define RUN(KV) s = run_logits<KV>(g, m, &f)

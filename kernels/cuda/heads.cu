@@ -42,7 +42,7 @@ static DEVICE void norm_head(head_pairs *v, const float *weight, float eps, uint
     }
 }
 
-static DEVICE void turn_head(head_pairs *v, const float *angles, uint32_t half, unsigned lane)
+static DEVICE void rotate_head(head_pairs *v, const float *angles, uint32_t half, unsigned lane)
 {
     for (int j = 0; j < PAIRS; j++) {
         uint32_t i = lane + j * WARP;
@@ -121,7 +121,7 @@ template <class KV> static __global__ void heads_kernel(gpu_heads h)
         bool is_q = head < n_q, is_k = !is_q && head < n_q + h.kv_heads;
         const float *weight = is_q ? h.q_norm : is_k ? h.k_norm : NULL;
         if (weight) norm_head(&v, weight, h.eps, half, lane);
-        if (is_q || is_k) turn_head(&v, angles, half, lane);
+        if (is_q || is_k) rotate_head(&v, angles, half, lane);
         if (is_q) {
             store_head(v, (Q *)h.q + ((size_t)row * n_q + head) * dim, half, lane);
             continue;
@@ -160,7 +160,7 @@ static DEVICE head_pairs load_slot(const gpu_pages &p, uint8_t *tile, uint32_t s
  * what they write. int8 that is read and written again keeps its bits. */
 template <class KV>
 static __global__ void move_kernel(gpu_pages p, const gpu_move *moves, const gpu_chain *chains,
-                                   const float *turns)
+                                   const float *rope_shifts)
 {
     uint32_t half = p.head_dim / 2, warps = blockDim.x / WARP, warp = threadIdx.x / WARP;
     unsigned lane = threadIdx.x % WARP;
@@ -168,7 +168,8 @@ static __global__ void move_kernel(gpu_pages p, const gpu_move *moves, const gpu
     const gpu_chain chain = chains[blockIdx.y];
     for (uint32_t n = 0; n < chain.n; n++) {
         const gpu_move m = moves[chain.first + n];
-        const float *turn = m.turn ? turns + (size_t)(m.turn - 1) * p.head_dim : NULL;
+        const float *rope_shift =
+            m.rope_shift ? rope_shifts + (size_t)(m.rope_shift - 1) * p.head_dim : NULL;
         uint8_t *src = p.data + m.src_page * p.page_bytes + tile;
         uint8_t *dst = p.data + m.dst_page * p.page_bytes + tile;
         const float *src_sums = p.sums + sums_at(p, m.src_page, blockIdx.x);
@@ -181,7 +182,7 @@ static __global__ void move_kernel(gpu_pages p, const gpu_move *moves, const gpu
             head_pairs k = load_slot<KV>(p, src, m.src_slot + i, 0, lane);
             head_pairs v = load_slot<KV>(p, src, m.src_slot + i, 1, lane);
             float sum = p.sums ? src_sums[m.src_slot + i] : 0.0f;
-            if (turn) turn_head(&k, turn, half, lane);
+            if (rope_shift) rotate_head(&k, rope_shift, half, lane);
             __syncthreads();
             if (in && p.sums && lane == 0) dst_sums[m.dst_slot + i] = sum;
             if (in) store_slot<KV>(k, p, dst, m.dst_slot + i, 0, lane);
@@ -215,13 +216,13 @@ gpu_status gpu_write_heads(gpu *g, const gpu_heads *h)
 }
 
 gpu_status gpu_moves(gpu *g, const gpu_pages *pages, const gpu_move *moves, const gpu_chain *chains,
-                     uint32_t n_chains, const float *turns)
+                     uint32_t n_chains, const float *rope_shifts)
 {
     for (uint32_t first = 0; first < n_chains; first += GRID_MOST) {
         uint32_t n = n_chains - first < GRID_MOST ? n_chains - first : (uint32_t)GRID_MOST;
 #define MOVE(KV)                                                                                   \
     LAUNCH(move_kernel<KV>, dim3(pages->n_tiles, n), HEAD_THREADS, 0, g, *pages, moves,            \
-           chains + first, turns)
+           chains + first, rope_shifts)
         FOR_KV(pages->format, MOVE)
 #undef MOVE
     }

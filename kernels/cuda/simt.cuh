@@ -144,7 +144,7 @@ DEVICE void load_matrices(uint32_t r[4], const void *row)
                  : "r"(at)
                  : "memory");
 }
-DEVICE void load_matrices_turned(uint32_t r[4], const void *row)
+DEVICE void load_matrices_transposed(uint32_t r[4], const void *row)
 {
     unsigned at = (unsigned)__cvta_generic_to_shared(row);
     asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%0,%1,%2,%3}, [%4];"
@@ -296,7 +296,7 @@ gpu_status gpu_sample(gpu *g, const gpu_sampling *s);
 /* heads.cu */
 gpu_status gpu_write_heads(gpu *g, const gpu_heads *h);
 gpu_status gpu_moves(gpu *g, const gpu_pages *pages, const gpu_move *moves, const gpu_chain *chains,
-                     uint32_t n_chains, const float *turns);
+                     uint32_t n_chains, const float *rope_shifts);
 gpu_status gpu_patches(gpu *g, uint32_t *pages, const gpu_patch *patches, uint32_t n,
                        const uint32_t *values);
 /* attention.cu, measure.cu */

@@ -144,14 +144,14 @@ INLINE void scores_tile(dtype t, unsigned n, unsigned strips, const kern_attn_st
     size_t off = 0, step = k->step, half = k->half;
     /* Prefetches the next block from all its strips in turn, a share for each tile of this block,
      * because memory answers four streams faster than one. */
-    const unsigned turns = KERN_BLOCK_STRIPS / strips;
-    size_t ahead = first / strips * (head_dim / 2 / turns) * step;
-    unsigned turn = 0;
+    const unsigned n_groups = KERN_BLOCK_STRIPS / strips;
+    size_t ahead = first / strips * (head_dim / 2 / n_groups) * step;
+    unsigned group = 0;
     for (uint32_t d = 0; d < head_dim; d += 2, q += 2, off += step) {
         for (unsigned i = 0; i < strips; i++)
-            prefetch_pair(t, k->next[turn * strips + i] + ahead, half);
-        turn = (turn + 1) % turns;
-        if (turn == 0) ahead += step;
+            prefetch_pair(t, k->next[group * strips + i] + ahead, half);
+        group = (group + 1) % n_groups;
+        if (group == 0) ahead += step;
         for (int which = 0; which < 2; which++) {
             __m256 a[8];
             for (unsigned i = 0; i < 2 * strips; i++)
@@ -213,7 +213,7 @@ INLINE void values_tile(dtype t, unsigned n, unsigned strips, const kern_attn_st
             acc[r][i] = lane_order(t, _mm256_mul_ps(_mm256_loadu_ps(o + r * head_dim + dim + i * 8),
                                                     _mm256_set1_ps(fix[r])));
     const size_t step = v->step, half = v->half;
-    unsigned turn = from / 2 % KERN_BLOCK_STRIPS;
+    unsigned next_strip = from / 2 % KERN_BLOCK_STRIPS;
     size_t ahead = from / (2 * KERN_BLOCK_STRIPS) * step + dim * 4;
     const float *x = p + from;
     for (uint32_t j = from; j < to;) {
@@ -222,9 +222,9 @@ INLINE void values_tile(dtype t, unsigned n, unsigned strips, const kern_attn_st
         const uint8_t *row = v->at[strip] + j % KERN_STRIP / 2 * step + dim * 4;
         for (; j < stop; j += 2, row += step, x += 2) {
             for (unsigned i = 0; i < strips; i++)
-                prefetch_pair(t, v->next[turn] + ahead + i * 64, half);
-            turn = (turn + 1) % KERN_BLOCK_STRIPS;
-            if (turn == 0) ahead += step;
+                prefetch_pair(t, v->next[next_strip] + ahead + i * 64, half);
+            next_strip = (next_strip + 1) % KERN_BLOCK_STRIPS;
+            if (next_strip == 0) ahead += step;
             for (int which = 0; which < 2; which++) {
                 __m256 a[8];
                 for (unsigned i = 0; i < 2 * strips; i++)

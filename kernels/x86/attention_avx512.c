@@ -47,17 +47,17 @@ INLINE void scores_tile(dtype t, unsigned n, unsigned strips, const kern_attn_st
     size_t off = 0, step = k->step, half = k->half;
     /* Prefetches the next block from all its strips in turn, a share for each tile of this block,
      * because memory answers four streams faster than one. */
-    const unsigned turns = KERN_BLOCK_STRIPS / strips;
-    size_t ahead = first / strips * (head_dim / 2 / turns) * step;
-    unsigned turn = 0;
+    const unsigned n_groups = KERN_BLOCK_STRIPS / strips;
+    size_t ahead = first / strips * (head_dim / 2 / n_groups) * step;
+    unsigned group = 0;
     for (uint32_t d = 0; d < head_dim; d += 2, q += 2, off += step) {
         __m512 a[4], b[4];
         for (unsigned i = 0; i < strips; i++) {
             load_pair(t, at[i] + off, half, &a[i], &b[i]);
-            prefetch_pair(t, k->next[turn * strips + i] + ahead, half);
+            prefetch_pair(t, k->next[group * strips + i] + ahead, half);
         }
-        turn = (turn + 1) % turns;
-        if (turn == 0) ahead += step;
+        group = (group + 1) % n_groups;
+        if (group == 0) ahead += step;
         for (unsigned r = 0; r < n; r++) {
             __m512 x = _mm512_set1_ps(q[r * KERN_ATTN_Q_STRIDE]);
             for (unsigned i = 0; i < strips; i++) acc[r][i] = _mm512_fmadd_ps(x, a[i], acc[r][i]);

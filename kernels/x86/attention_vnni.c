@@ -51,17 +51,17 @@ INLINE void scores_tile(unsigned n, unsigned strips, const kern_attn_strips *k, 
         for (unsigned i = 0; i < strips; i++) sums[r][i] = _mm512_setzero_si512();
     /* The calls for one block prefetch the next block together, a line of each of its strips in
      * turn, because memory answers four streams faster than two. */
-    const unsigned turns = KERN_BLOCK_STRIPS / strips;
-    size_t off = 0, ahead = strip / strips * (head_dim / 2 / turns) * k->step;
-    unsigned turn = 0;
+    const unsigned n_groups = KERN_BLOCK_STRIPS / strips;
+    size_t off = 0, ahead = strip / strips * (head_dim / 2 / n_groups) * k->step;
+    unsigned group = 0;
     for (uint32_t d = 0; d < head_dim; d += 2, q += 2, off += k->step) {
         __m512i a[2];
         for (unsigned i = 0; i < strips; i++) {
             a[i] = load_pairs(k->at[strip + i] + off);
-            _mm_prefetch((const char *)k->next[turn * strips + i] + ahead, _MM_HINT_T1);
+            _mm_prefetch((const char *)k->next[group * strips + i] + ahead, _MM_HINT_T1);
         }
-        turn = (turn + 1) % turns;
-        if (turn == 0) ahead += k->step;
+        group = (group + 1) % n_groups;
+        if (group == 0) ahead += k->step;
         for (unsigned r = 0; r < n; r++) {
             __m512i x = broadcast_pair(q + r * KERN_ATTN_INT_STRIDE);
             for (unsigned i = 0; i < strips; i++) sums[r][i] = add_products(sums[r][i], x, a[i]);

@@ -16,7 +16,7 @@ typedef struct cuda_moves {
     size_t capacity;
     const gpu_move *d_moves; /* on the device, as the next two */
     const gpu_chain *d_chains;
-    const float *d_turns;
+    const float *d_rope_shifts;
 } cuda_moves;
 
 typedef struct cuda_graphs cuda_graphs;
@@ -76,7 +76,8 @@ typedef struct backend_cuda {
     bool is_measuring;  /* this step has a measure */
     uint8_t *scratch;   /* scratch of measures */
     size_t scratch_bytes;
-    const float *turns;  /* on the device: [head_dim] for each MEASURE_EXPECTED, in plan order */
+    const float
+        *mean_ropes;     /* on the device: [head_dim] for each MEASURE_EXPECTED, in plan order */
     bool has_sums;       /* a plan has asked for running sums; until then all are 0 */
     float *host_sums;    /* running sums of the host tier's pages, pinned */
     step_sample *scores; /* scores and novelty of the last step that had any */

@@ -18,7 +18,7 @@ typedef struct cuda_pack {
     size_t size, capacity;
     /* For packs of steps that are laid out while another is in flight: packs alternate between two
      * host memories, because the one before may not have been copied yet. */
-    bool in_turns;
+    bool is_double;
     uint8_t *other;
 } cuda_pack;
 

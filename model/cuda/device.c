@@ -45,14 +45,14 @@ enum { PACK_ALIGNMENT = 64 };
 static status pack_grow(cuda_device *d, cuda_pack *p, size_t bytes)
 {
     void *host, *other = NULL;
-    bool in_turns = p->in_turns;
+    bool is_double = p->is_double;
     if (p->capacity) RETURN_IF_ERROR(cuda_wait(d));
     cuda_pack_destroy(d, p);
-    p->in_turns = in_turns;
+    p->is_double = is_double;
     bytes += bytes / 2;
     RETURN_IF_GPU_ERROR(d->api->alloc_host(d->g, bytes, &host));
     p->host = host;
-    if (in_turns) RETURN_IF_GPU_ERROR(d->api->alloc_host(d->g, bytes, &other));
+    if (is_double) RETURN_IF_GPU_ERROR(d->api->alloc_host(d->g, bytes, &other));
     p->other = other;
     RETURN_IF_ERROR(cuda_alloc(d, bytes, &p->device));
     p->capacity = bytes;
@@ -63,7 +63,7 @@ status cuda_pack_begin(cuda_device *d, cuda_pack *p, size_t bytes)
 {
     if (bytes > p->capacity) RETURN_IF_ERROR(pack_grow(d, p, bytes));
     p->size = 0;
-    if (!p->in_turns) return STATUS_IS_OK;
+    if (!p->is_double) return STATUS_IS_OK;
     uint8_t *host = p->host;
     p->host = p->other;
     p->other = host;

@@ -35,10 +35,10 @@ static status check_move(const backend_cuda *b, const pkv_move *m)
     return STATUS_IS_OK;
 }
 
-/* ---- turns ----------------------------------------------------------------------------------- */
+/* ---- rope shifts ----------------------------------------------------------------------------- */
 
 /* Sets cos_sin to the rotation by `by` positions, backwards when negative. */
-static void make_turn(const backend_cuda *b, int32_t by, float *cos_sin)
+static void make_rope_shift(const backend_cuda *b, int32_t by, float *cos_sin)
 {
     float inv_freq[MODEL_HEAD_DIM_MAX / 2];
     uint32_t dim = b->config.head_dim;
@@ -47,7 +47,7 @@ static void make_turn(const backend_cuda *b, int32_t by, float *cos_sin)
     for (uint32_t i = dim / 2; by < 0 && i < dim; i++) cos_sin[i] = -cos_sin[i];
 }
 
-static size_t count_turns(const pkv_deltas *d)
+static size_t count_rope_shifts(const pkv_deltas *d)
 {
     size_t n = 0;
     for (size_t i = 0; i < d->n_moves; i++) n += d->moves[i].rotate != 0;
@@ -137,27 +137,30 @@ static uint32_t sort_run(cuda_moves *m, uint32_t n, uint32_t first, gpu_move *mo
 size_t cuda_moves_bytes(const backend_cuda *b, const pkv_deltas *d)
 {
     return d->n_moves * (sizeof(gpu_move) + sizeof(gpu_chain)) +
-           count_turns(d) * b->config.head_dim * sizeof(float);
+           count_rope_shifts(d) * b->config.head_dim * sizeof(float);
 }
 
 status cuda_moves_pack(backend_cuda *b, const pkv_deltas *d)
 {
     cuda_moves *m = &b->moves;
-    uint32_t n = 0, total = 0, n_chains = 0, n_turns = 0, n_runs = 0;
+    uint32_t n = 0, total = 0, n_chains = 0, n_rope_shifts = 0, n_runs = 0;
     if (d->n_moves == 0) return STATUS_IS_OK;
     if (!reserve(b, d->n_moves)) return status_make(STATUS_NO_MEMORY, "step buffers");
     gpu_move *moves = cuda_pack_take(&b->step, d->n_moves * sizeof *moves, &m->d_moves);
     gpu_chain *chains = cuda_pack_take(&b->step, d->n_moves * sizeof *chains, &m->d_chains);
-    float *turns =
-        cuda_pack_take(&b->step, count_turns(d) * b->config.head_dim * sizeof *turns, &m->d_turns);
+    float *rope_shifts =
+        cuda_pack_take(&b->step, count_rope_shifts(d) * b->config.head_dim * sizeof *rope_shifts,
+                       &m->d_rope_shifts);
     for (size_t i = 0; i <= d->n_moves; i++) {
         const pkv_move *move = i < d->n_moves ? &d->moves[i] : NULL;
         if (move && move->kind == PKV_MOVE_SLOTS) {
             RETURN_IF_ERROR(check_move(b, move));
             if (move->rotate)
-                make_turn(b, move->rotate, turns + (size_t)n_turns * b->config.head_dim);
-            m->run[n++] = (gpu_move){move->src_page, move->dst_page, move->src_slot,
-                                     move->dst_slot, move->n_slots,  move->rotate ? ++n_turns : 0};
+                make_rope_shift(b, move->rotate,
+                                rope_shifts + (size_t)n_rope_shifts * b->config.head_dim);
+            m->run[n++] =
+                (gpu_move){move->src_page, move->dst_page, move->src_slot,
+                           move->dst_slot, move->n_slots,  move->rotate ? ++n_rope_shifts : 0};
             continue;
         }
         m->chains[n_runs] = sort_run(m, n, total, moves, chains + n_chains);
@@ -178,7 +181,7 @@ status cuda_moves_apply(backend_cuda *b, const pkv_deltas *d)
         if (move && move->kind == PKV_MOVE_SLOTS) continue;
         uint32_t n = m->chains[n_runs++];
         RETURN_IF_GPU_ERROR(
-            b->device.api->move(b->device.g, &b->pages, m->d_moves, chains, n, m->d_turns));
+            b->device.api->move(b->device.g, &b->pages, m->d_moves, chains, n, m->d_rope_shifts));
         chains += n;
         if (move) RETURN_IF_ERROR(copy_page(b, move));
     }

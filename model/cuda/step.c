@@ -109,14 +109,14 @@ static status measure_one(backend_cuda *b, uint32_t seq, measure_kind kind, size
 status cuda_measure_layer(void *ctx, uint32_t layer, gpu_measure *m)
 {
     backend_cuda *b = ctx;
-    const float *turn = b->turns;
+    const float *mean_rope = b->mean_ropes;
     for (uint32_t i = 0; i < b->plan->n_seqs; i++) {
         const step_seq *s = &b->plan->seqs[i];
         const measure_spec *spec = &s->measure;
         const measure_result *r = &b->seq_results[i].measure;
         if (spec->kind == MEASURE_NONE) continue;
-        m->turn = turn;
-        if (spec->kind == MEASURE_EXPECTED) turn += b->config.head_dim;
+        m->mean_rope = mean_rope;
+        if (spec->kind == MEASURE_EXPECTED) mean_rope += b->config.head_dim;
         uint32_t row = measure_layer_of(&b->info.geometry, layer, spec->layer_step);
         if (row == MEASURE_NO_LAYER) continue;
         m->seq = b->seqs[i];
@@ -141,7 +141,7 @@ status cuda_measure_layer(void *ctx, uint32_t layer, gpu_measure *m)
 
 /* ---- a step's arrays ------------------------------------------------------------------------- */
 
-static size_t count_turns(const step_plan *plan)
+static size_t count_mean_ropes(const step_plan *plan)
 {
     size_t n = 0;
     for (uint32_t i = 0; i < plan->n_seqs; i++) n += plan->seqs[i].measure.kind == MEASURE_EXPECTED;
@@ -149,19 +149,19 @@ static size_t count_turns(const step_plan *plan)
 }
 
 /* Packs the mean rotation of the positions to come for each sequence with MEASURE_EXPECTED. */
-static void pack_turns(backend_cuda *b, const step_plan *plan)
+static void pack_mean_ropes(backend_cuda *b, const step_plan *plan)
 {
     float inv_freq[MODEL_HEAD_DIM_MAX / 2];
     uint32_t dim = b->config.head_dim;
-    size_t n = count_turns(plan);
-    float *turns = cuda_pack_take(&b->step, n * dim * sizeof *turns, &b->turns);
+    size_t n = count_mean_ropes(plan);
+    float *mean_ropes = cuda_pack_take(&b->step, n * dim * sizeof *mean_ropes, &b->mean_ropes);
     if (n == 0) return;
     rope_frequencies(&b->config.rope, dim, inv_freq);
     for (uint32_t i = 0; i < plan->n_seqs; i++) {
         const step_seq *s = &plan->seqs[i];
         if (s->measure.kind != MEASURE_EXPECTED) continue;
-        measures_turn(&b->config.rope, inv_freq, dim, s->position + s->n_tokens, turns);
-        turns += dim;
+        measures_mean_rope(&b->config.rope, inv_freq, dim, s->position + s->n_tokens, mean_ropes);
+        mean_ropes += dim;
     }
 }
 
@@ -197,7 +197,7 @@ static size_t pack_bytes(const backend_cuda *b, const step_plan *plan, const cud
     size_t q_heads = b->local.n_heads / b->local.n_kv_heads;
     size_t prefill = rows * q_heads / GPU_PREFILL_ROWS + seqs;
     return 4 * rows * sizeof(uint32_t) + seqs * sizeof(gpu_seq) +
-           count_turns(plan) * b->config.head_dim * sizeof(float) +
+           count_mean_ropes(plan) * b->config.head_dim * sizeof(float) +
            (seqs * groups + rows + seqs) * sizeof(uint32_t) +
            (cuda_forward_tiles(b->forward) + prefill) * sizeof(gpu_tile) +
            b->tables.n_patches * sizeof(gpu_patch) + b->tables.n_values * sizeof(uint32_t) +
@@ -343,7 +343,7 @@ status cuda_send(backend_cuda *b, const step_plan *plan, bool computes, cuda_bat
     RETURN_IF_ERROR(cuda_pack_begin(d, &b->step, pack_bytes(b, rows, batch, &plan->deltas)));
     pack_rows(b, rows, batch);
     pack_tiles(b, rows, batch);
-    pack_turns(b, rows);
+    pack_mean_ropes(b, rows);
     const gpu_patch *d_patches;
     const uint32_t *d_values;
     size_t n = b->tables.n_patches, n_values = b->tables.n_values;

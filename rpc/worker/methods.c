@@ -26,7 +26,7 @@ static void refuse(rpc_call *c, status_code code, const char *text)
 
 /* Checks that the call belongs to the worker's session, that no other call is unanswered, and that
  * the worker is in state `want`. */
-static status check_turn(const worker_server *s, uint64_t session, worker_state want,
+static status check_call(const worker_server *s, uint64_t session, worker_state want,
                          const char *what, error *err)
 {
     if (s->session == 0 || session != s->session)
@@ -134,7 +134,7 @@ static void configured(rpc_call *c)
 /* Copies the addresses into the session's memory and starts the job. Call it with the lock held. */
 static status take_addresses(worker_server *s, rpc_call *c, const join_message *m, error *err)
 {
-    RETURN_IF_ERROR(check_turn(s, m->session, WORKER_CONFIGURED, "Join", err));
+    RETURN_IF_ERROR(check_call(s, m->session, WORKER_CONFIGURED, "Join", err));
     worker_address *all;
     RETURN_IF_ERROR(join_unpack(m, s->config.size, &s->memory, &all, err));
     for (uint32_t i = 0; i < s->config.size; i++) {
@@ -172,7 +172,7 @@ static void load(rpc_call *c, const ProtobufCMessage *m)
     worker_server *s = server_of(c);
     error err = {{0}};
     pthread_mutex_lock(&s->lock);
-    status st = check_turn(s, ((const load_request *)m)->session, WORKER_JOINED, "Load", &err);
+    status st = check_call(s, ((const load_request *)m)->session, WORKER_JOINED, "Load", &err);
     if (status_ok(st)) server_start_job(s, JOB_LOAD, c);
     else refuse(c, st.code, err.text);
     pthread_mutex_unlock(&s->lock);
@@ -218,7 +218,7 @@ static status take_whole(worker_server *s, rpc_call *c, const plan_message *m, e
 static status check_order(const worker_server *s, const rpc_call *c, const plan_message *m,
                           error *err)
 {
-    RETURN_IF_ERROR(check_turn(s, m->session, WORKER_LOADED, "Step", err));
+    RETURN_IF_ERROR(check_call(s, m->session, WORKER_LOADED, "Step", err));
     if (s->stream && s->stream != c)
         return error_set(err, STATUS_INVALID, "Step: the session has a stream");
     if (s->result_bytes)

@@ -12,7 +12,7 @@ enum { HIDDEN = 72, ROWS_MOST = 20 };
 typedef struct inputs {
     const world *w;
     uint32_t seq;
-    float *y, *turn;
+    float *y, *mean_rope;
     kern_matrix o;
 } inputs;
 
@@ -88,7 +88,7 @@ static void due_expected(check *c, const inputs *in, const gpu_measure *m, uint3
                                .sinks = m->sinks,
                                .n_rows = m->rows,
                                .q = w->unrotated + first_query(w, m, head, seq),
-                               .turn = in->turn,
+                               .mean_rope = in->mean_rope,
                                .out = out};
     kern_expected_batch batch = {.shape = w->cpu,
                                  .page_stride = w->cpu_page,
@@ -218,9 +218,9 @@ void check_measures(check *c, world *w, uint32_t seq)
     size_t rows = (size_t)w->total * w->heads * s->dim;
     weights o =
         check_weights(c, HIDDEN, (size_t)w->heads * s->dim, types[of].type, types[of].bits, NULL);
-    float turn[256];
-    for (uint32_t d = 0; d < s->dim; d++) turn[d] = cosf(0.7f * (float)d);
-    inputs in = {w, seq, check_memory(rows, 4), turn, plain_matrix(c, &o)};
+    float mean_rope[256];
+    for (uint32_t d = 0; d < s->dim; d++) mean_rope[d] = cosf(0.7f * (float)d);
+    inputs in = {w, seq, check_memory(rows, 4), mean_rope, plain_matrix(c, &o)};
     check_fetch(c, in.y, w->out, rows * 4);
     gpu_measure m = {.pages = w->pages,
                      .tables = w->gpu_tables,
@@ -243,7 +243,7 @@ void check_measures(check *c, world *w, uint32_t seq)
                      .bias = s->bias ? w->gpu_bias : NULL,
                      .norm = s->norms ? w->gpu_norms : NULL,
                      .eps = 1e-6f,
-                     .turn = check_device(c, turn, s->dim * 4),
+                     .mean_rope = check_device(c, mean_rope, s->dim * 4),
                      .o = o.gpu,
                      .slot_stride = n};
     for (m.kind = GPU_MEASURE_MASS; m.kind < GPU_MEASURE_KINDS; m.kind++) check_kind(c, &in, m);
@@ -255,7 +255,7 @@ void check_measures(check *c, world *w, uint32_t seq)
     m.kind = GPU_MEASURE_EXPECTED; /* without queries */
     m.rows = 0;
     check_kind(c, &in, m);
-    c->api->release(c->g, (void *)(uintptr_t)m.turn);
+    c->api->release(c->g, (void *)(uintptr_t)m.mean_rope);
     alloc_pages_free((void *)(uintptr_t)in.o.data, kern_matrix_size(&in.o));
     check_forget_weights(c, &o, true);
     free(in.y);

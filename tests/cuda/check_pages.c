@@ -349,16 +349,16 @@ static void check_moves(check *c, world *w)
                         {t[0], t[0], 0, 2, n - 1, 0},
                         {t[0], t[1], 1, 0, 5, 0},
                         {t[1], t[0], 2, 4, 3, 1}};
-    float turn[256];
+    float rope_shift[256];
     for (uint32_t d = 0; d < s->dim / 2; d++) {
-        turn[d] = cosf(0.3f * (float)d);
-        turn[s->dim / 2 + d] = sinf(0.3f * (float)d);
+        rope_shift[d] = cosf(0.3f * (float)d);
+        rope_shift[s->dim / 2 + d] = sinf(0.3f * (float)d);
     }
     gpu_chain chain = {0, 4};
-    float *d_turn = check_device(c, turn, s->dim * 4);
+    float *d_rope_shift = check_device(c, rope_shift, s->dim * 4);
     void *d_moves = check_device(c, moves, sizeof moves);
     void *d_chain = check_device(c, &chain, sizeof chain);
-    check_ok(c, c->api->move(c->g, &w->pages, d_moves, d_chain, 1, d_turn));
+    check_ok(c, c->api->move(c->g, &w->pages, d_moves, d_chain, 1, d_rope_shift));
     check_ok(c, c->api->wait(c->g));
     size_t tile = kern_kv_tile_bytes(&w->cpu);
     for (size_t i = 0; i < sizeof moves / sizeof *moves; i++)
@@ -369,14 +369,14 @@ static void check_moves(check *c, world *w)
             memmove(of_dst + m->dst_slot, of_src + m->src_slot, m->n_slots * sizeof *sums);
             uint8_t *src = w->cpu_pages + m->src_page * w->cpu_page + k * tile;
             uint8_t *dst = w->cpu_pages + m->dst_page * w->cpu_page + k * tile;
-            if (!m->turn) {
+            if (!m->rope_shift) {
                 kern_kv_move(&w->cpu, dst, m->dst_slot, src, m->src_slot, m->n_slots);
                 continue;
             }
             for (uint32_t j = 0; j < m->n_slots; j++) {
                 float key[256], value[256];
                 kern_kv_read(c->ref, &w->cpu, src, m->src_slot + j, key, value);
-                kern_rope(c->ref, key, s->dim, turn, 1, 1, s->dim);
+                kern_rope(c->ref, key, s->dim, rope_shift, 1, 1, s->dim);
                 for (uint32_t d = 0; d < s->dim; d++) key[d] = rounded(s->format, key[d]);
                 kern_kv_write(c->ref, &w->cpu, dst, m->dst_slot + j, key, value);
             }
@@ -386,7 +386,7 @@ static void check_moves(check *c, world *w)
     c->api->release(c->g, w->pages.sums);
     free(sums), free(moved);
     compare_pages(c, w, "moves", gpu_kv_bytes(s->format) == 1 ? 1e-6 : 1e-8);
-    c->api->release(c->g, d_turn);
+    c->api->release(c->g, d_rope_shift);
     c->api->release(c->g, d_moves);
     c->api->release(c->g, d_chain);
 }

@@ -53,7 +53,7 @@ static fiber *running;
 static void *scheduler_sp;
 static barrier of_block, of_warp[THREADS_MOST / WARP];
 static unsigned char lanes[2][THREADS_MOST * LANE_BYTES]; /* by the parity of the exchange */
-static unsigned turn_of[THREADS_MOST];
+static unsigned round_of[THREADS_MOST];
 static uint32_t phase;
 alignas(128) static unsigned char shared_memory[SHARED_BYTES];
 static std::map<const void *, size_t> allowed_shared;
@@ -145,7 +145,7 @@ void simt_sync_block(int line)
 const unsigned char *simt_exchange(const void *mine, size_t bytes, int line)
 {
     unsigned me = thread_number(), warp = me / WARP, generation = of_warp[warp].generation;
-    unsigned char *all = lanes[turn_of[me]++ % 2];
+    unsigned char *all = lanes[round_of[me]++ % 2];
     assert(bytes <= LANE_BYTES);
     memcpy(all + (size_t)me * LANE_BYTES, mine, bytes);
     running->line = -line;
@@ -193,7 +193,7 @@ static void run_block(unsigned n)
 {
     memset(&of_block, 0, sizeof of_block);
     memset(of_warp, 0, sizeof of_warp);
-    memset(turn_of, 0, sizeof turn_of);
+    memset(round_of, 0, sizeof round_of);
     for (unsigned i = 0; i < n; i++) prepare(&fibers[i]);
     for (unsigned left = n, stuck = 0; left > 0;) {
         left = 0;

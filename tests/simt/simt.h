@@ -256,8 +256,8 @@ SIMT_RAW inline void load_matrices(uint32_t r[4], const void *row, int line = __
         memcpy(&r[i], at, 4);
     }
 }
-SIMT_RAW inline void load_matrices_turned(uint32_t r[4], const void *row,
-                                          int line = __builtin_LINE())
+SIMT_RAW inline void load_matrices_transposed(uint32_t r[4], const void *row,
+                                              int line = __builtin_LINE())
 {
     const unsigned char *all = simt_exchange(&row, sizeof row, line);
     int lane = (int)(threadIdx.x % WARP);

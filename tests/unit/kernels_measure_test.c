@@ -361,9 +361,10 @@ static void test_expected_against_naive(void **state)
         sequence s = make_sequence(&r, all_types[round % 4], pages[round % 3], dims[round % 4],
                                    1 + rng_below(&r, 5), 8 + rng_below(&r, 200));
         uint32_t n = s.n_slots, dim = s.shape.head_dim;
-        float *turn = random_floats(&r, dim, 0.4f);
+        float *mean_rope = random_floats(&r, dim, 0.4f);
         float *got = malloc(n * sizeof *got);
-        kern_expected_item it = {.sinks = rng_below(&r, 6), .q = s.q, .turn = turn, .out = got};
+        kern_expected_item it = {
+            .sinks = rng_below(&r, 6), .q = s.q, .mean_rope = mean_rope, .out = got};
         it.n_rows = round % 8 == 7 ? 0 : 1 + rng_below(&r, n);
         double *want = doubles(n);
         for (uint32_t h = 0; h < s.q_heads; h++) naive_expected(&s, &it, h, want);
@@ -376,7 +377,7 @@ static void test_expected_against_naive(void **state)
             compare("expected", f->isas[k], &s, got, want, n, 0.1 * s.q_heads / n);
             free_layout(&l);
         }
-        free(turn);
+        free(mean_rope);
         free(got);
         free(want);
         free_sequence(&s);
@@ -384,8 +385,8 @@ static void test_expected_against_naive(void **state)
     /* All slots are sinks: no expected query sees one. */
     sequence s = make_sequence(&r, KERN_KV_F32, 16, 16, 2, 5);
     layout l = make_layout(f->isas[0], &r, &s, 5);
-    float got[5] = {1, 1, 1, 1, 1}, turn[16] = {0};
-    kern_expected_item it = {{l.pages, l.tiles, 5, NULL, 0, 0}, 9, 5, s.q, turn, got};
+    float got[5] = {1, 1, 1, 1, 1}, mean_rope[16] = {0};
+    kern_expected_item it = {{l.pages, l.tiles, 5, NULL, 0, 0}, 9, 5, s.q, mean_rope, got};
     kern_expected_batch b = {s.shape, l.page_stride, 2, 32, &it, 1};
     assert_true(status_ok(kern_measure_expected(f->isas[0], &b)));
     for (uint32_t j = 0; j < 5; j++) assert_true(got[j] == 0.0f);

@@ -125,25 +125,27 @@ static inline void naive_weight(const sequence *s, const float *w, uint32_t hidd
 /* ---- measured under expected queries -------------------------------------------------------- */
 
 /* out [dim] = the mean rotation of x: pair i is (i, i + dim / 2). */
-static inline void turned(const float *turn, uint32_t dim, const double *x, double *out)
+static inline void rotate(const float *mean_rope, uint32_t dim, const double *x, double *out)
 {
     for (uint32_t i = 0; i < dim / 2; i++) {
-        double c = turn[i], s = turn[dim / 2 + i];
+        double c = mean_rope[i], s = mean_rope[dim / 2 + i];
         out[i] = c * x[i] - s * x[i + dim / 2];
         out[i + dim / 2] = s * x[i] + c * x[i + dim / 2];
     }
 }
 
 /* The formula's M as a matrix, and M C M' as matrix products. */
-static inline void turned_covariance(const float *turn, uint32_t dim, const double *c, double *out)
+static inline void rotate_covariance(const float *mean_rope, uint32_t dim, const double *c,
+                                     double *out)
 {
     double *half = doubles((size_t)dim * dim), *column = doubles(dim), *result = doubles(dim);
     for (uint32_t j = 0; j < dim; j++) { /* M C */
         for (uint32_t i = 0; i < dim; i++) column[i] = c[i * dim + j];
-        turned(turn, dim, column, result);
+        rotate(mean_rope, dim, column, result);
         for (uint32_t i = 0; i < dim; i++) half[i * dim + j] = result[i];
     }
-    for (uint32_t i = 0; i < dim; i++) turned(turn, dim, half + (size_t)i * dim, out + i * dim);
+    for (uint32_t i = 0; i < dim; i++)
+        rotate(mean_rope, dim, half + (size_t)i * dim, out + i * dim);
     free(half);
     free(column);
     free(result);
@@ -163,8 +165,8 @@ static inline void naive_expected(const sequence *s, const kern_expected_item *i
         for (uint32_t a = 0; a < dim; a++)
             for (uint32_t b = 0; b < dim; b++)
                 c[a * dim + b] += (q[i * stride + a] - mean[a]) * (q[i * stride + b] - mean[b]) / n;
-    turned(it->turn, dim, mean, m);
-    turned_covariance(it->turn, dim, c, cov);
+    rotate(it->mean_rope, dim, mean, m);
+    rotate_covariance(it->mean_rope, dim, c, cov);
     for (uint32_t j = it->sinks; j < s->n_slots; j++) {
         const float *k = s->k + (size_t)j * dim;
         double km = 0, kck = 0;

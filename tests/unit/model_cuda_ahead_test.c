@@ -138,10 +138,10 @@ static heard listen(house *h)
 {
     heard out = {0};
     uint32_t added = 0;
-    for (uint32_t turn = 0; turn < 400; turn++) {
-        if (added < REQUESTS && turn >= 3 * added)
+    for (uint32_t step = 0; step < 400; step++) {
+        if (added < REQUESTS && step >= 3 * added)
             post(h, (sched_event){.kind = SCHED_ADD, .add = &h->requests[added++]});
-        const step_plan *plan = sched_step(h->s, turn, h->events, h->n_events);
+        const step_plan *plan = sched_step(h->s, step, h->events, h->n_events);
         const step_result *r;
         bool is_new = !sched_plan_empty(plan);
         h->n_events = 0;

@@ -57,7 +57,7 @@ static inline void dense_rotate(const dense *m, uint32_t position, const double 
 {
     float angles[256];
     rope_angles(m->inv_freq, m->config.head_dim, position, angles);
-    turned(angles, m->config.head_dim, x, out);
+    rotate(angles, m->config.head_dim, x, out);
 }
 
 /* Splits one layer's q, k and v [n, width] by KV heads. */

@@ -404,7 +404,7 @@ static void a_residual_waits(void **state)
     assert_true(status_ok(pkv_seq_park(f->kv, 0, &idle)));
     apply(f);
     open_seq(f, 0);
-    for (uint32_t turn = 0; turn < 20; turn++) {
+    for (uint32_t round = 0; round < 20; round++) {
         append(f, 0, 500, P);
         assert_true(status_ok(pkv_seq_park(f->kv, 0, &parked)));
         apply(f);

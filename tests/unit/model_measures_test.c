@@ -123,7 +123,7 @@ static measure_spec spec_of(size_t i, uint32_t rows, uint32_t layer_step)
                           .theta = specs[i].theta};
 }
 
-static void naive_future(const dense *m, float *turn)
+static void naive_future(const dense *m, float *mean_rope)
 {
     uint32_t dim = m->config.head_dim;
     float angles[256];
@@ -132,17 +132,17 @@ static void naive_future(const dense *m, float *turn)
         rope_angles(m->inv_freq, dim, m->position + m->n + i, angles);
         for (uint32_t d = 0; d < dim; d++) sums[d] += angles[d];
     }
-    for (uint32_t d = 0; d < dim; d++) turn[d] = (float)(sums[d] / 512);
+    for (uint32_t d = 0; d < dim; d++) mean_rope[d] = (float)(sums[d] / 512);
 }
 
 static void naive_future_attention(const dense *m, const sequence *s, size_t at,
                                    const measure_spec *spec, double *want)
 {
     uint32_t from = m->n - spec->rows;
-    float turn[256];
+    float mean_rope[256];
     if (m->position + from < spec->sinks) from = spec->sinks - m->position;
-    naive_future(m, turn);
-    kern_expected_item it = {.sinks = spec->sinks, .n_rows = m->n - from, .turn = turn};
+    naive_future(m, mean_rope);
+    kern_expected_item it = {.sinks = spec->sinks, .n_rows = m->n - from, .mean_rope = mean_rope};
     it.q = m->unrotated[at] + (size_t)from * s->q_heads * s->shape.head_dim;
     for (uint32_t h = 0; h < s->q_heads; h++) naive_expected(s, &it, h, want);
 }

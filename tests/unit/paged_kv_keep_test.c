@@ -258,9 +258,9 @@ static void contiguous_slots_are_positions(void **state)
     assert_int_equal(pkv_seq_length(f.kv, 0), 70);
     take(&f);
     check_tables(&f);
-    int32_t turns[2] = {f.deltas.moves[0].rotate, f.deltas.moves[1].rotate};
-    assert_int_equal(turns[0], 0);
-    assert_int_equal(turns[1], -32);
+    int32_t rotations[2] = {f.deltas.moves[0].rotate, f.deltas.moves[1].rotate};
+    assert_int_equal(rotations[0], 0);
+    assert_int_equal(rotations[1], -32);
     assert_int_equal(f.deltas.moves[0].n_slots, 4); /* copied, though they stay in place */
     grow(&f, 0, 40);
     assert_int_equal(pkv_seq_next_position(f.kv, 0), 78);
