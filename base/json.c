@@ -40,8 +40,8 @@ static status wrong_type(const char *where, const char *key, const char *due, co
 }
 
 /* *member is NULL where the key is missing or null. */
-static status find(const json_t *obj, const char *where, const char *key, const json_t **member,
-                   error *err)
+static status find_member(const json_t *obj, const char *where, const char *key,
+                          const json_t **member, error *err)
 {
     *member = NULL;
     if (!obj || json_is_null(obj)) return STATUS_IS_OK;
@@ -57,7 +57,7 @@ status json_get_int(const json_t *obj, const char *where, const char *key, int64
                     int64_t fallback, int64_t *out, error *err)
 {
     const json_t *v;
-    RETURN_IF_ERROR(find(obj, where, key, &v, err));
+    RETURN_IF_ERROR(find_member(obj, where, key, &v, err));
     if (!v) {
         *out = fallback;
         return STATUS_IS_OK;
@@ -85,7 +85,7 @@ status json_get_double(const json_t *obj, const char *where, const char *key, do
                        double max, double fallback, double *out, error *err)
 {
     const json_t *v;
-    RETURN_IF_ERROR(find(obj, where, key, &v, err));
+    RETURN_IF_ERROR(find_member(obj, where, key, &v, err));
     if (!v) {
         *out = fallback;
         return STATUS_IS_OK;
@@ -103,7 +103,7 @@ status json_get_bool(const json_t *obj, const char *where, const char *key, bool
                      bool *out, error *err)
 {
     const json_t *v;
-    RETURN_IF_ERROR(find(obj, where, key, &v, err));
+    RETURN_IF_ERROR(find_member(obj, where, key, &v, err));
     if (v && !json_is_boolean(v)) return wrong_type(where, key, "a boolean", v, err);
     *out = v ? json_is_true(v) : fallback;
     return STATUS_IS_OK;
@@ -113,7 +113,7 @@ status json_get_string(const json_t *obj, const char *where, const char *key, co
                        error *err)
 {
     const json_t *v;
-    RETURN_IF_ERROR(find(obj, where, key, &v, err));
+    RETURN_IF_ERROR(find_member(obj, where, key, &v, err));
     if (v && !json_is_string(v)) return wrong_type(where, key, "a string", v, err);
     if (v && strlen(json_string_value(v)) != json_string_length(v))
         return error_set(err, STATUS_INVALID, "%s: \"%s\" must not contain NUL", where, key);

@@ -26,7 +26,7 @@ typedef struct reader {
     const char *wrong; /* static */
 } reader;
 
-static json_t *refuse(reader *r, const char *wrong)
+static json_t *refuse_text(reader *r, const char *wrong)
 {
     if (status_ok((status){r->code, NULL})) {
         r->code = STATUS_CORRUPT;
@@ -50,7 +50,7 @@ static void skip_blanks(reader *r)
 }
 
 /* The next byte that is not blank; NUL at the end (and for a NUL, which is refused as well). */
-static char next(reader *r)
+static char next_byte(reader *r)
 {
     skip_blanks(r);
     return r->at < r->end ? *r->at : '\0';
@@ -89,7 +89,7 @@ static bool read_code_point(reader *r)
         cp = pair ? 0x10000 + ((cp - 0xd800) << 10) + (low - 0xdc00) : UINT32_MAX;
     }
     if (cp == UINT32_MAX || (cp >= 0xd800 && cp <= 0xdfff)) {
-        refuse(r, "invalid Unicode escape");
+        refuse_text(r, "invalid Unicode escape");
         return false;
     }
     strbuf_append(&r->string, bytes, utf8_encode(cp, bytes));
@@ -104,7 +104,7 @@ static bool read_escape(reader *r)
     if (c == 'u') return read_code_point(r);
     const char *name = c ? strchr(names, c) : NULL;
     if (name) strbuf_putc(&r->string, values[name - names]);
-    else refuse(r, "invalid escape");
+    else refuse_text(r, "invalid escape");
     return name != NULL;
 }
 
@@ -116,7 +116,7 @@ static bool read_plain(reader *r)
         r->at++;
     if (!utf8_valid((const uint8_t *)from, (size_t)(r->at - from))) {
         r->at = from;
-        refuse(r, "invalid UTF-8 in a string");
+        refuse_text(r, "invalid UTF-8 in a string");
         return false;
     }
     strbuf_append(&r->string, from, (size_t)(r->at - from));
@@ -129,8 +129,8 @@ static bool read_string(reader *r)
     strbuf_clear(&r->string);
     if (!strbuf_reserve(&r->string, 0)) return out_of_memory(r);
     for (r->at++; read_plain(r);) {
-        if (r->at == r->end) return refuse(r, "a string has no end");
-        if ((unsigned char)*r->at < 0x20) return refuse(r, "control character in a string");
+        if (r->at == r->end) return refuse_text(r, "a string has no end");
+        if ((unsigned char)*r->at < 0x20) return refuse_text(r, "control character in a string");
         bool last = *r->at++ == '"';
         if (!last && !read_escape(r)) return false;
         if (r->string.failed) return out_of_memory(r);
@@ -173,7 +173,7 @@ static json_t *read_number(reader *r)
 {
     bool real;
     const char *end = number_end(r->at, r->end, &real);
-    if (!end) return refuse(r, "invalid number");
+    if (!end) return refuse_text(r, "invalid number");
     strbuf_clear(&r->string); /* the text need not end in NUL: a copy does */
     strbuf_append(&r->string, r->at, (size_t)(end - r->at));
     if (r->string.failed) return out_of_memory(r);
@@ -181,8 +181,8 @@ static json_t *read_number(reader *r)
     errno = 0;
     double value = real ? strtod(digits, NULL) : 0;
     long long whole = real ? 0 : strtoll(digits, NULL, 10);
-    if (!real && errno == ERANGE) return refuse(r, "integer is too large");
-    if (isinf(value)) return refuse(r, "number is too large");
+    if (!real && errno == ERANGE) return refuse_text(r, "integer is too large");
+    if (isinf(value)) return refuse_text(r, "number is too large");
     r->at = end;
     return made(r, real ? json_real(value) : json_integer(whole));
 }
@@ -201,32 +201,33 @@ static json_t *read_word(reader *r)
         r->at += n;
         return i == 2 ? json_null() : json_boolean(i == 0);
     }
-    return refuse(r, "a value is expected");
+    return refuse_text(r, "a value is expected");
 }
 
 /* Looks behind an item of a list. True at a comma, which is skipped; otherwise the list must end
  * here. */
 static bool goes_on(reader *r, char last, const char *expected)
 {
-    char c = next(r);
-    if (c != ',' && c != last) return refuse(r, expected);
+    char c = next_byte(r);
+    if (c != ',' && c != last) return refuse_text(r, expected);
     r->at++;
     return c == ',';
 }
 
 static bool read_member(reader *r, json_t *object)
 {
-    if (next(r) != '"') return refuse(r, "a string or '}' is expected");
+    if (next_byte(r) != '"') return refuse_text(r, "a string or '}' is expected");
     const char *place = r->at;
     if (!read_string(r)) return false;
-    if (memchr(r->string.data, '\0', r->string.size)) return refuse(r, "NUL in an object's key");
+    if (memchr(r->string.data, '\0', r->string.size))
+        return refuse_text(r, "NUL in an object's key");
     char *key = strdup(r->string.data); /* the value may have strings of its own */
     if (!key) return out_of_memory(r);
     json_t *value = NULL;
-    if (next(r) == ':') {
+    if (next_byte(r) == ':') {
         r->at++;
         value = read_value(r);
-    } else refuse(r, "':' is expected");
+    } else refuse_text(r, "':' is expected");
     size_t before = json_object_size(object);
     bool set = value && json_object_set_new_nocheck(object, key, value) == 0;
     free(key);
@@ -234,7 +235,7 @@ static bool read_member(reader *r, json_t *object)
     if (!set) return false;
     if (json_object_size(object) > before) return true;
     r->at = place;
-    return refuse(r, "duplicate object key");
+    return refuse_text(r, "duplicate object key");
 }
 
 static json_t *read_object(reader *r)
@@ -242,7 +243,7 @@ static json_t *read_object(reader *r)
     json_t *object = json_object();
     if (!object) return out_of_memory(r);
     r->at++;
-    bool more = next(r) != '}';
+    bool more = next_byte(r) != '}';
     if (!more) r->at++;
     while (more && read_member(r, object)) more = goes_on(r, '}', "',' or '}' is expected");
     if (r->code == STATUS_OK) return object;
@@ -255,7 +256,7 @@ static json_t *read_array(reader *r)
     json_t *array = json_array();
     if (!array) return out_of_memory(r);
     r->at++;
-    bool more = next(r) != ']';
+    bool more = next_byte(r) != ']';
     if (!more) r->at++;
     while (more) {
         json_t *item = read_value(r);
@@ -269,7 +270,7 @@ static json_t *read_array(reader *r)
 
 static json_t *read_list(reader *r, json_t *(*read)(reader *r))
 {
-    if (r->depth == DEPTH_MAX) return refuse(r, "nested too deep");
+    if (r->depth == DEPTH_MAX) return refuse_text(r, "nested too deep");
     r->depth++;
     json_t *list = read(r);
     r->depth--;
@@ -278,7 +279,7 @@ static json_t *read_list(reader *r, json_t *(*read)(reader *r))
 
 static json_t *read_value(reader *r)
 {
-    char c = next(r);
+    char c = next_byte(r);
     if (c == '{') return read_list(r, read_object);
     if (c == '[') return read_list(r, read_array);
     if (c == '-' || (c >= '0' && c <= '9')) return read_number(r);
@@ -290,7 +291,7 @@ static json_t *read_value(reader *r)
 /* ---- the whole text -------------------------------------------------------------------------- */
 
 /* Makes the message: where reading stopped, and the character there when it can be shown. */
-static status describe(const reader *r, const char *where, error *err)
+static status describe_error(const reader *r, const char *where, error *err)
 {
     char near[NEAR_BYTES + 1];
     size_t line = 1, column = 1, n = 0;
@@ -317,14 +318,14 @@ status json_read_text(const char *where, const char *text, size_t n, json_t **ou
     reader r = {.text = text, .at = text, .end = text + n, .code = STATUS_OK};
     json_t *doc = read_value(&r);
     if (doc) skip_blanks(&r);
-    if (doc && r.at < r.end) refuse(&r, "end of file expected");
+    if (doc && r.at < r.end) refuse_text(&r, "end of file expected");
     strbuf_destroy(&r.string);
     if (r.code == STATUS_OK) {
         *out = doc;
         return STATUS_IS_OK;
     }
     json_decref(doc);
-    return describe(&r, where, err);
+    return describe_error(&r, where, err);
 }
 
 /* ---- copies ---------------------------------------------------------------------------------- */

@@ -159,7 +159,7 @@ static bool takes_value(const arg_flag *f)
     return f->kind != ARG_SWITCH && !(f->kind == ARG_FIELD && f->json == ARG_JSON_TRUE);
 }
 
-static bool set(const arg_flag *f, const char *text, void *target, error *err)
+static bool set_value(const arg_flag *f, const char *text, void *target, error *err)
 {
     void *out = (char *)target + f->offset;
     uint64_t whole;
@@ -189,8 +189,8 @@ static bool set(const arg_flag *f, const char *text, void *target, error *err)
 }
 
 /* *number receives the flag's index among all flags of the command. */
-static const arg_flag *find(const arg_command *command, const char *name, size_t n, void **target,
-                            size_t *number)
+static const arg_flag *find_flag(const arg_command *command, const char *name, size_t n,
+                                 void **target, size_t *number)
 {
     *number = 0;
     for (size_t g = 0; g < command->n_groups; g++)
@@ -212,23 +212,23 @@ static bool take_flag(const arg_command *command, int argc, char **argv, int *i,
     const char *equals = strchr(name, '=');
     size_t n = equals ? (size_t)(equals - name) : strlen(name), number;
     void *target;
-    const arg_flag *f = find(command, name, n, &target, &number);
+    const arg_flag *f = find_flag(command, name, n, &target, &number);
     if (!f) {
         error_set(err, STATUS_INVALID, "unknown flag '--%.*s'", n > 64 ? 64 : (int)n, name);
         return false;
     }
     given[number] = true;
     if (!takes_value(f)) {
-        if (!equals) return set(f, NULL, target, err);
+        if (!equals) return set_value(f, NULL, target, err);
         error_set(err, STATUS_INVALID, "--%s: takes no value", f->name);
         return false;
     }
-    if (equals) return set(f, equals + 1, target, err);
+    if (equals) return set_value(f, equals + 1, target, err);
     if (*i + 1 >= argc) {
         error_set(err, STATUS_INVALID, "--%s: its value (%s) is missing", f->name, f->value);
         return false;
     }
-    return set(f, argv[++*i], target, err);
+    return set_value(f, argv[++*i], target, err);
 }
 
 static bool set_initial(const arg_command *command, error *err)
@@ -236,7 +236,8 @@ static bool set_initial(const arg_command *command, error *err)
     for (size_t g = 0; g < command->n_groups; g++)
         for (size_t i = 0; i < command->groups[g].n_flags; i++) {
             const arg_flag *f = &command->groups[g].flags[i];
-            if (f->initial && !set(f, f->initial, command->groups[g].target, err)) return false;
+            if (f->initial && !set_value(f, f->initial, command->groups[g].target, err))
+                return false;
         }
     return true;
 }
@@ -261,11 +262,11 @@ static bool set_from_environment(const arg_flag *f, const char *name, const char
 {
     if (!takes_value(f)) {
         if (strcmp(value, "0") == 0) return true;
-        if (strcmp(value, "1") == 0) return set(f, NULL, target, err);
+        if (strcmp(value, "1") == 0) return set_value(f, NULL, target, err);
         error_set(err, STATUS_INVALID, "%s: '%.64s' must be 1 or 0", name, value);
         return false;
     }
-    if (set(f, value, target, err)) return true;
+    if (set_value(f, value, target, err)) return true;
     error_prefix(err, "%s", name);
     return false;
 }

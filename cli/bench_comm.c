@@ -50,7 +50,7 @@ typedef struct meeting {
 
 /* ---- a rank ---------------------------------------------------------------------------------- */
 
-static status meet(meeting *m, comm *c, error *err)
+static status connect_rank(meeting *m, comm *c, error *err)
 {
     comm_address own = comm_own_address(c), all[RANKS_MAX];
     int rank = comm_rank(c);
@@ -86,7 +86,7 @@ static void run_rank(meeting *m, const char *kind, int rank)
     comm *c = NULL;
     comm_options o = {.kind = kind, .rank = rank, .size = m->size, .group = m->group};
     status s = comm_create(&o, &c, &err);
-    if (status_ok(s)) s = meet(m, c, &err);
+    if (status_ok(s)) s = connect_rank(m, c, &err);
     if (status_ok(s)) {
         s = time_sums(m, c);
         if (!status_ok(s)) error_set(&err, s.code, "%s", s.message ? s.message : "out of memory");
@@ -149,7 +149,7 @@ static int compare_double(const void *a, const void *b)
     return (x > y) - (x < y);
 }
 
-static void report(meeting *m, const char *kind)
+static void print_times(meeting *m, const char *kind)
 {
     for (int i = 0; i < SIZES; i++) {
         double *us = m->us[i];
@@ -165,7 +165,7 @@ static const struct {
     bool (*run)(meeting *m);
 } kinds[] = {{"ucx", run_processes}, {"threads", run_threads}};
 
-static int run(const comm_flags *f)
+static int run_kinds(const comm_flags *f)
 {
     int result = CLI_OK;
     printf("%-8s %5s %9s %10s %10s %10s %8s\n", "kind", "ranks", "KiB", "min us", "median us",
@@ -175,7 +175,7 @@ static int run(const comm_flags *f)
             mmap(NULL, sizeof *m, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
         if (m == MAP_FAILED) return cli_complain(name, CLI_FAILED, "out of memory");
         m->size = (int)f->ranks;
-        if (kinds[i].run(m)) report(m, kinds[i].kind);
+        if (kinds[i].run(m)) print_times(m, kinds[i].kind);
         else result = CLI_FAILED;
         munmap(m, sizeof *m);
     }
@@ -197,6 +197,6 @@ int cli_bench_comm(int argc, char **argv)
     };
     int result;
     if (!cli_parse(&command, argc, argv, NULL, &result)) return result;
-    result = run(&f);
+    result = run_kinds(&f);
     return cli_finish_output(name) ? result : CLI_FAILED;
 }

@@ -85,7 +85,7 @@ static status run_decodes(depth *d, const step_result **out, error *err)
                                      st.message ? st.message : status_text(st.code));
 }
 
-static status step(depth *d, const sched_event *event, error *err)
+static status run_event_step(depth *d, const sched_event *event, error *err)
 {
     sched_event events[2] = {{0}};
     size_t n = 0;
@@ -120,7 +120,8 @@ static status step(depth *d, const sched_event *event, error *err)
 /* ---- one method ------------------------------------------------------------------------------ */
 
 /* Adds requests one after the other until one cannot start; each prompt is one step. */
-static status fill(depth *d, const bench_method *m, uint32_t most, uint32_t *n_added, error *err)
+static status add_requests(depth *d, const bench_method *m, uint32_t most, uint32_t *n_added,
+                           error *err)
 {
     uint32_t *prompt = calloc(d->context, sizeof *prompt);
     if (!prompt) return error_set(err, STATUS_NO_MEMORY, "out of memory");
@@ -136,10 +137,10 @@ static status fill(depth *d, const bench_method *m, uint32_t most, uint32_t *n_a
                            .policy = m->policy};
         sched_event add = {.kind = SCHED_ADD, .add = &r};
         st = sched_check(d->sched, &r, err);
-        if (status_ok(st)) st = step(d, &add, err);
+        if (status_ok(st)) st = run_event_step(d, &add, err);
         fits = d->has_prompts;
     }
-    if (status_ok(st)) st = step(d, NULL, err); /* the last request's selection */
+    if (status_ok(st)) st = run_event_step(d, NULL, err); /* the last request's selection */
     free(prompt);
     return st;
 }
@@ -153,14 +154,14 @@ static status time_decodes(depth *d, depth_row *row, error *err)
 {
     double tokens_s[BENCH_ROUNDS_MAX], predicted[BENCH_ROUNDS_MAX];
     d->compute = true;
-    for (int i = 0; i < SETTLE_STEPS; i++) RETURN_IF_ERROR(step(d, NULL, err));
+    for (int i = 0; i < SETTLE_STEPS; i++) RETURN_IF_ERROR(run_event_step(d, NULL, err));
     sched_stats stats = sched_get_stats(d->sched);
     row->running = stats.running;
     row->kept = stats.kept_tokens / (stats.running ? stats.running : 1);
     for (uint32_t r = 0; r < d->b->rounds; r++) {
         d->decoded = 0;
         int64_t start = clock_now_ns();
-        for (int i = 0; i < ROUND_STEPS; i++) RETURN_IF_ERROR(step(d, NULL, err));
+        for (int i = 0; i < ROUND_STEPS; i++) RETURN_IF_ERROR(run_event_step(d, NULL, err));
         tokens_s[r] = (double)d->decoded / ((double)(clock_now_ns() - start) / 1e9);
         kern_limits limits;
         RETURN_IF_ERROR(bench_limits(d->b, &limits, err));
@@ -194,14 +195,14 @@ static status run_method(bench *b, uint32_t context, uint32_t n_pages, uint32_t 
     if (status_ok(st) && (!d.shares || !d.seqs || !d.tokens || !d.samples))
         st = error_set(err, STATUS_NO_MEMORY, "out of memory");
     uint32_t n = 0;
-    if (status_ok(st)) st = fill(&d, m, most < max_seqs ? most : max_seqs, &n, err);
+    if (status_ok(st)) st = add_requests(&d, m, most < max_seqs ? most : max_seqs, &n, err);
     if (status_ok(st)) st = time_decodes(&d, row, err);
     d.compute = false;
     for (uint32_t id = 1; d.sched && id <= n; id++) {
         sched_event end = {.kind = SCHED_END, .request = id, .choice = SCHED_ALL_CHOICES};
-        if (status_ok(st)) st = step(&d, &end, err);
+        if (status_ok(st)) st = run_event_step(&d, &end, err);
     }
-    while (status_ok(st) && d.result.step) st = step(&d, NULL, err);
+    while (status_ok(st) && d.result.step) st = run_event_step(&d, NULL, err);
     sched_destroy(d.sched);
     free(d.shares);
     free(d.seqs);

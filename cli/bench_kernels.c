@@ -224,7 +224,7 @@ static status bench_all_matmuls(bench *b, size_t m_max)
     return STATUS_IS_OK;
 }
 
-static int run(bench *b, unsigned n_threads, size_t m_max)
+static int run_kernels(bench *b, unsigned n_threads, size_t m_max)
 {
     printf("isa %s, %u threads\n", kern_isa_name(b->kc), n_threads);
     if (!status_ok(measure_limits(b, false)))
@@ -270,7 +270,7 @@ static int run_on_cpu(const kernels_flags *f)
     st = kern_create(&options, &b.kc, &err);
     uint32_t rows = f->rows == 0 ? ROWS_USUAL : f->rows < ROWS_MOST ? f->rows : ROWS_MOST;
     int result =
-        status_ok(st) ? run(&b, n_threads, rows) : cli_complain(name, CLI_FAILED, err.text);
+        status_ok(st) ? run_kernels(&b, n_threads, rows) : cli_complain(name, CLI_FAILED, err.text);
     kern_destroy(b.kc);
     thread_pool_destroy(b.pool);
     return result;

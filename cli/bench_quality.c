@@ -109,7 +109,8 @@ static status make_probe(bench_quality *b, error *err)
     return status_ok(st) ? st : error_set(err, st.code, "--analyses: %s", why.text);
 }
 
-static status run(bench_quality *b, const model_flags *m, const quality_flags *f, error *err)
+static status run_quality(bench_quality *b, const model_flags *m, const quality_flags *f,
+                          error *err)
 {
     RETURN_IF_ERROR(waiter_create(&b->waiter, err));
     RETURN_IF_ERROR(model_open(m, true, &b->model, err));
@@ -163,7 +164,7 @@ static int run_and_print(const model_flags *m, const quality_flags *f)
 {
     bench_quality b = {0};
     error err = {{0}};
-    status st = run(&b, m, f, &err);
+    status st = run_quality(&b, m, f, &err);
     int result = CLI_OK;
     if (b.table.data) fwrite(b.table.data, 1, b.table.size, stdout);
     if (!status_ok(st)) result = cli_complain(name, CLI_FAILED, err.text);

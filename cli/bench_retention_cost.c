@@ -121,8 +121,9 @@ static status keep_mass(bench *b, uint32_t tokens, uint32_t chunk, const measure
 
 /* On a CPU page mass is part of attention and is timed there; other measures are a pass of their
  * own, which the backend times in the last chunk of the prompt. Leaves the sequence open. */
-static status measure(bench *b, uint32_t tokens, const retention_policy *policy, bench_mass *mass,
-                      method_cost *out, measure_result *measures, cost *now, error *err)
+static status measure_prompt(bench *b, uint32_t tokens, const retention_policy *policy,
+                             bench_mass *mass, method_cost *out, measure_result *measures,
+                             cost *now, error *err)
 {
     uint32_t chunk = b->model.prefill_chunk < tokens ? b->model.prefill_chunk : tokens;
     measure_spec spec = retention_measure_rows(policy, tokens, tokens - chunk, tokens);
@@ -146,7 +147,7 @@ static status one_round(bench *b, uint32_t tokens, const retention_policy *polic
                         retention_selection *c, method_cost *out, cost *now, error *err)
 {
     measure_result measures;
-    RETURN_IF_ERROR(measure(b, tokens, policy, mass, out, &measures, now, err));
+    RETURN_IF_ERROR(measure_prompt(b, tokens, policy, mass, out, &measures, now, err));
     RETURN_IF_ERROR(time_selection(b, tokens, policy, &measures, c, out, now, err));
     return bench_seqs_close(&b->seqs, err);
 }

@@ -38,7 +38,7 @@ void bench_mass_destroy(bench_mass *m)
 }
 
 /* Keys and values of size 1, so that scores are those of a real model. */
-static void fill(bench_mass *m, rng *r)
+static void fill_pages(bench_mass *m, rng *r)
 {
     float k[256], v[256]; /* the largest head_dim */
     size_t tile = kern_kv_tile_bytes(&m->shape), n = m->n_layers * (size_t)m->n_pages;
@@ -92,13 +92,13 @@ status bench_mass_create(bench *b, uint32_t tokens, bench_mass **out, error *err
     rng r = rng_seed(3);
     for (uint32_t i = 0; i < m->n_pages; i++) m->pages[i] = i;
     for (size_t i = 0; i < m->max_rows * row; i++) m->q[i] = rng_normal(&r);
-    fill(m, &r);
+    fill_pages(m, &r);
     *out = m;
     return STATUS_IS_OK;
 }
 
 /* Times attention of the last `rows` rows of the prompt in one layer. */
-static status attend(bench_mass *m, uint32_t layer, uint32_t rows, bool mass, double *ms)
+static status time_attention(bench_mass *m, uint32_t layer, uint32_t rows, bool mass, double *ms)
 {
     uint32_t group = m->q_heads / m->kv_heads;
     size_t row = (size_t)m->q_heads * m->shape.head_dim, tile = kern_kv_tile_bytes(&m->shape);
@@ -133,12 +133,12 @@ status bench_mass_time(bench_mass *m, const measure_spec *spec, double *ms, erro
     uint32_t rows = spec->rows < m->tokens ? spec->rows : m->tokens;
     for (uint32_t layer = 0; layer < m->n_layers; layer += spec->layer_step) {
         double extra[PAIRS], pair[2];
-        status st = attend(m, layer, rows, true, pair); /* brings the layer's pages into the
+        status st = time_attention(m, layer, rows, true, pair); /* brings the layer's pages into the
                                                          * caches */
         for (uint32_t i = 0; i < PAIRS && status_ok(st); i++) {
             bool first = i % 2;
-            st = attend(m, layer, rows, first, &pair[first]);
-            if (status_ok(st)) st = attend(m, layer, rows, !first, &pair[!first]);
+            st = time_attention(m, layer, rows, first, &pair[first]);
+            if (status_ok(st)) st = time_attention(m, layer, rows, !first, &pair[!first]);
             extra[i] = pair[true] - pair[false];
         }
         if (!status_ok(st)) return error_set(err, st.code, "attention: %s", status_text(st.code));

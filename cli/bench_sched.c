@@ -11,7 +11,7 @@ enum {
     PAGES_TOKENS = 4096, /* tokens appended and closed together when pages are timed */
 };
 
-static int compare(const void *a, const void *b)
+static int compare_ns(const void *a, const void *b)
 {
     double x = *(const double *)a, y = *(const double *)b;
     return (x > y) - (x < y);
@@ -20,7 +20,7 @@ static int compare(const void *a, const void *b)
 double bench_median(double *v, size_t n)
 {
     if (n == 0) return 0;
-    qsort(v, n, sizeof *v, compare);
+    qsort(v, n, sizeof *v, compare_ns);
     return v[n / 2];
 }
 
@@ -31,7 +31,7 @@ typedef struct fake_backend {
     step_result result;
 } fake_backend;
 
-static void answer(fake_backend *f, const step_plan *plan)
+static void answer_step(fake_backend *f, const step_plan *plan)
 {
     for (uint32_t i = 0; i < plan->n_seqs; i++)
         f->seqs[i] = (step_seq_result){.samples = f->samples, .n_samples = plan->seqs[i].n_samples};
@@ -40,10 +40,10 @@ static void answer(fake_backend *f, const step_plan *plan)
 }
 
 /* Runs one step and adds the time inside sched_step to *ns. */
-static const step_plan *step(sched *s, fake_backend *f, const step_plan *last, int64_t *ns)
+static const step_plan *time_step(sched *s, fake_backend *f, const step_plan *last, int64_t *ns)
 {
     sched_event event = {.kind = SCHED_RESULT, .result = &f->result};
-    answer(f, last);
+    answer_step(f, last);
     int64_t start = clock_now_ns();
     const step_plan *plan = sched_step(s, start / 1000, &event, 1);
     *ns += clock_now_ns() - start;
@@ -78,11 +78,11 @@ static status time_steps(sched *s, const pkv_geometry *geometry, uint32_t n_runn
         const step_plan *plan = sched_step(s, 0, adds, n_running);
         /* Steps until all prompts are through and each step is one token of every sequence. */
         while (plan->n_seqs && (plan->n_seqs < n_running || plan->n_tokens > n_running))
-            plan = step(s, &f, plan, &ignored);
+            plan = time_step(s, &f, plan, &ignored);
         for (; plan->n_seqs == n_running && n_rounds < rounds; n_rounds++) {
             int64_t ns = 0;
             for (int i = 0; i < STEPS_PER_ROUND && plan->n_seqs == n_running; i++)
-                plan = step(s, &f, plan, &ns);
+                plan = time_step(s, &f, plan, &ns);
             per_seq[n_rounds] = (double)ns / 1e3 / STEPS_PER_ROUND / n_running;
         }
     }

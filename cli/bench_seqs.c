@@ -10,7 +10,7 @@ static status step_failed(status s, error *err)
     return error_set(err, s.code, "step: %s", s.message ? s.message : status_text(s.code));
 }
 
-static status submit(bench_seqs *b, step_plan *plan, error *err)
+static status submit_plan(bench_seqs *b, step_plan *plan, error *err)
 {
     plan->step = ++b->step;
     plan->checksum = pkv_checksum(b->kv);
@@ -20,7 +20,7 @@ static status submit(bench_seqs *b, step_plan *plan, error *err)
     return STATUS_IS_OK;
 }
 
-static status collect(bench_seqs *b, const step_result **out, error *err)
+static status collect_step(bench_seqs *b, const step_result **out, error *err)
 {
     const step_result *result = NULL;
     b->n_in_flight--;
@@ -34,17 +34,17 @@ status bench_seqs_settle(bench_seqs *b, error *err)
 {
     status first = STATUS_IS_OK;
     while (b->n_in_flight > 0) {
-        status s = collect(b, NULL, status_ok(first) ? err : NULL);
+        status s = collect_step(b, NULL, status_ok(first) ? err : NULL);
         if (status_ok(first)) first = s;
     }
     return first;
 }
 
-static status run(bench_seqs *b, step_plan *plan, const step_result **out, error *err)
+static status run_plan(bench_seqs *b, step_plan *plan, const step_result **out, error *err)
 {
     RETURN_IF_ERROR(bench_seqs_settle(b, err));
-    RETURN_IF_ERROR(submit(b, plan, err));
-    return collect(b, out, err);
+    RETURN_IF_ERROR(submit_plan(b, plan, err));
+    return collect_step(b, out, err);
 }
 
 /* ---- life ------------------------------------------------------------------------------------ */
@@ -160,13 +160,13 @@ status bench_seqs_open(bench_seqs *b, uint32_t n, uint32_t context, error *err)
     step_plan plan = {.deltas = pkv_take_deltas(b->kv), .opens = b->opens, .n_opens = n};
     plan.deltas.moves = b->moves;
     plan.deltas.n_moves = n_moves;
-    return run(b, &plan, NULL, err);
+    return run_plan(b, &plan, NULL, err);
 }
 
 status bench_seqs_flush(bench_seqs *b, error *err)
 {
     step_plan plan = {.deltas = pkv_take_deltas(b->kv)};
-    return run(b, &plan, NULL, err);
+    return run_plan(b, &plan, NULL, err);
 }
 
 status bench_seqs_close(bench_seqs *b, error *err)
@@ -222,13 +222,13 @@ status bench_seqs_step(bench_seqs *b, uint32_t n_tokens, bool draw, const measur
     step_plan *plan = &b->plans[b->step % 2];
     RETURN_IF_ERROR(bench_seqs_settle(b, err));
     RETURN_IF_ERROR(make_plan(b, n_tokens, draw, measure, plan, err));
-    return run(b, plan, out, err);
+    return run_plan(b, plan, out, err);
 }
 
 status bench_seqs_decode(bench_seqs *b, error *err)
 {
     step_plan *plan = &b->plans[b->step % 2];
     RETURN_IF_ERROR(make_plan(b, 1, true, NULL, plan, err));
-    RETURN_IF_ERROR(submit(b, plan, err));
-    return b->n_in_flight < b->info->max_in_flight ? STATUS_IS_OK : collect(b, NULL, err);
+    RETURN_IF_ERROR(submit_plan(b, plan, err));
+    return b->n_in_flight < b->info->max_in_flight ? STATUS_IS_OK : collect_step(b, NULL, err);
 }

@@ -51,7 +51,7 @@ static void note_example(client *c, serve_end end, const char *text)
         snprintf(c->run->example[end], sizeof c->run->example[end], "%s", text);
 }
 
-static bool record(client *c, const serve_call *call)
+static bool record_call(client *c, const serve_call *call)
 {
     serve_run *run = c->run;
     if (run->n_calls == run->capacity) {
@@ -243,7 +243,7 @@ static void take_body(void *ctx, const char *bytes, size_t n)
 
 /* ---- connections ----------------------------------------------------------------------------- */
 
-static void watch(client *c, conn *k, uint32_t mask)
+static void watch_socket(client *c, conn *k, uint32_t mask)
 {
     if (k->watched == mask) return;
     struct epoll_event e = {.events = mask, .data.ptr = k};
@@ -270,7 +270,7 @@ static void forget_idle(client *c, conn *k)
     *at = k->next_idle;
 }
 
-static serve_end judge(client *c, const conn *k)
+static serve_end judge_answer(client *c, const conn *k)
 {
     const serve_call *r = &k->call;
     if (r->status == 503 || r->status == 429) return SERVE_REJECTED;
@@ -299,7 +299,7 @@ static void end_call(client *c, conn *k, serve_end end, bool keep)
     k->call.latency_s = (double)(until - k->start_us) / 1e6;
     if (end == SERVE_STATUS || end == SERVE_REJECTED)
         note_error(c, end, k, k->body.data ? k->body.data : "", k->body.size);
-    if (!record(c, &k->call)) {
+    if (!record_call(c, &k->call)) {
         c->no_memory = true;
         free(k->call.itls);
     }
@@ -345,7 +345,7 @@ static bool conn_open(client *c, conn *k)
 
 /* The connection broke. The server may have closed a kept connection just as the request was sent:
  * the request is sent again on a new connection, as any client would. */
-static void broken(client *c, conn *k, int code)
+static void end_broken(client *c, conn *k, int code)
 {
     if (!k->reused || k->got_bytes) {
         end_by_errno(c, k, k->state == CONN_CONNECTING ? SERVE_CONNECT : SERVE_CLOSED, code);
@@ -362,13 +362,13 @@ static void send_some(client *c, conn *k)
 {
     ssize_t n = send(k->fd, k->out.data + k->sent, k->out.size - k->sent, MSG_NOSIGNAL);
     if (n < 0 && errno != EAGAIN && errno != EINTR) {
-        broken(c, k, errno);
+        end_broken(c, k, errno);
         return;
     }
     if (n > 0) k->sent += (size_t)n;
     bool all = k->sent == k->out.size;
     k->state = !all ? CONN_SENDING : k->never_read ? CONN_STALLED : CONN_READING;
-    watch(c, k, !all ? EPOLLIN | EPOLLOUT : k->never_read ? 0 : EPOLLIN);
+    watch_socket(c, k, !all ? EPOLLIN | EPOLLOUT : k->never_read ? 0 : EPOLLIN);
 }
 
 /* False: k has ended or is idle. */
@@ -385,7 +385,7 @@ static bool take_bytes(client *c, conn *k, const char *bytes, size_t n)
     if (got == HTTP_MORE) return true;
     if (got == HTTP_BAD) note_example(c, SERVE_MALFORMED, k->http.wrong);
     bool keep = got == HTTP_WHOLE && used == n && k->http.keep_alive && k->state == CONN_READING;
-    end_call(c, k, got == HTTP_BAD ? SERVE_MALFORMED : judge(c, k), keep);
+    end_call(c, k, got == HTTP_BAD ? SERVE_MALFORMED : judge_answer(c, k), keep);
     return false;
 }
 
@@ -397,9 +397,9 @@ static void receive(client *c, conn *k)
         k->got_bytes = true;
         take_bytes(c, k, bytes, (size_t)n);
     } else if (n == 0 && k->got_bytes && http_response_end(&k->http) == HTTP_WHOLE) {
-        end_call(c, k, judge(c, k), false);
+        end_call(c, k, judge_answer(c, k), false);
     } else if (n == 0 || (errno != EAGAIN && errno != EINTR)) {
-        broken(c, k, n == 0 ? 0 : errno);
+        end_broken(c, k, n == 0 ? 0 : errno);
     }
 }
 
@@ -462,9 +462,9 @@ void client_event(client *c, conn *k, uint32_t events)
         forget_idle(c, k);
         conn_destroy(c, k);
         return;
-    case CONN_STALLED: broken(c, k, socket_error(k->fd)); return;
+    case CONN_STALLED: end_broken(c, k, socket_error(k->fd)); return;
     case CONN_CONNECTING:
-        if (events & (EPOLLERR | EPOLLHUP)) broken(c, k, socket_error(k->fd));
+        if (events & (EPOLLERR | EPOLLHUP)) end_broken(c, k, socket_error(k->fd));
         else if (events & EPOLLOUT) send_some(c, k);
         return;
     case CONN_SENDING: /* an answer may come before all has been sent */

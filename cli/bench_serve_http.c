@@ -21,7 +21,7 @@ enum {
 
 /* ---- lines ----------------------------------------------------------------------------------- */
 
-static http_outcome bad(http_response *r, const char *why)
+static http_outcome refuse_answer(http_response *r, const char *why)
 {
     r->wrong = why;
     r->state = AT_END;
@@ -96,7 +96,7 @@ static http_outcome end_head(http_response *r)
         r->state = AT_STATUS;
         return HTTP_MORE;
     }
-    if (r->chunked && r->has_length) return bad(r, "both content-length and chunked");
+    if (r->chunked && r->has_length) return refuse_answer(r, "both content-length and chunked");
     r->state = AT_BODY_CLOSE;
     if (r->status == 204 || r->status == 304) r->state = AT_END;
     else if (r->chunked) r->state = AT_CHUNK_SIZE;
@@ -109,9 +109,9 @@ static http_outcome read_chunk_size(http_response *r)
 {
     const char *s = r->line.data ? r->line.data : "";
     size_t digits = strspn(s, "0123456789abcdefABCDEF");
-    if (digits == 0 || digits > 12) return bad(r, "a chunk without a size");
+    if (digits == 0 || digits > 12) return refuse_answer(r, "a chunk without a size");
     const char *rest = s + digits + strspn(s + digits, " \t");
-    if (*rest && *rest != ';') return bad(r, "a chunk without a size");
+    if (*rest && *rest != ';') return refuse_answer(r, "a chunk without a size");
     r->left = strtoull(s, NULL, 16);
     r->state = r->left ? AT_CHUNK : AT_TRAILER;
     return HTTP_MORE;
@@ -142,7 +142,7 @@ static http_outcome end_line(http_response *r)
             return HTTP_WHOLE;
         }
     }
-    return wrong ? bad(r, wrong) : HTTP_MORE;
+    return wrong ? refuse_answer(r, wrong) : HTTP_MORE;
 }
 
 /* ---- the response ---------------------------------------------------------------------------- */
@@ -181,11 +181,11 @@ http_outcome http_response_feed(http_response *r, const char *bytes, size_t n, s
         if (r->state == AT_BODY || r->state == AT_BODY_CLOSE || r->state == AT_CHUNK) {
             got = take_body(r, bytes + at, n - at, &took, body, ctx);
         } else if (take_line(r, bytes + at, n - at, &took)) {
-            got = r->line.failed ? bad(r, "out of memory") : end_line(r);
+            got = r->line.failed ? refuse_answer(r, "out of memory") : end_line(r);
             strbuf_clear(&r->line);
         }
         if (r->line.size > LINE_MAX_BYTES || r->head_bytes > HEAD_MAX_BYTES)
-            got = bad(r, "a head that does not end");
+            got = refuse_answer(r, "a head that does not end");
         at += took;
     }
     *used = at;
@@ -195,7 +195,7 @@ http_outcome http_response_feed(http_response *r, const char *bytes, size_t n, s
 http_outcome http_response_end(http_response *r)
 {
     if (r->state == AT_BODY_CLOSE) return HTTP_WHOLE;
-    return bad(r, "closed in the middle of the answer");
+    return refuse_answer(r, "closed in the middle of the answer");
 }
 
 /* ---- events ---------------------------------------------------------------------------------- */

@@ -168,7 +168,7 @@ static void wait_events(load *l, bool may_start)
     log_progress(l, false);
 }
 
-static void hold(load *l)
+static void hold_unread(load *l)
 {
     int64_t until = l->c.now_us + (int64_t)(l->c.o->hold_s * 1e6);
     l->due_s = (double)(until - l->c.start_us) / 1e6;
@@ -192,7 +192,7 @@ static void run_all(load *l)
     }
     c->run->duration_s = now_s(l);
     log_progress(l, true);
-    if (c->o->never_read && c->o->hold_s > 0) hold(l);
+    if (c->o->never_read && c->o->hold_s > 0) hold_unread(l);
 }
 
 static void allow_many_files(void)
@@ -238,7 +238,8 @@ void serve_run_destroy(serve_run *run)
 
 static void take_text(void *ctx, const char *bytes, size_t n) { strbuf_append(ctx, bytes, n); }
 
-static status ask(const serve_options *o, int fd, strbuf *answer, http_response *r, error *err)
+static status ask_server(const serve_options *o, int fd, strbuf *answer, http_response *r,
+                         error *err)
 {
     strbuf head = {0};
     put_head(o, "GET", "/v1/models", &head);
@@ -271,7 +272,7 @@ status serve_first_model(const serve_options *o, char **out, error *err)
     setsockopt(fd, SOL_SOCKET, SO_RCVTIMEO, &limit, sizeof limit);
     strbuf answer = {0};
     http_response r = {0};
-    status st = ask(o, fd, &answer, &r, err);
+    status st = ask_server(o, fd, &answer, &r, err);
     json_t *tree = NULL;
     if (status_ok(st))
         st = json_read_text("/v1/models", answer.data ? answer.data : "", answer.size, &tree, err);

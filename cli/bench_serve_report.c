@@ -43,7 +43,7 @@ uint64_t serve_count(const serve_run *run, serve_end end)
 
 /* ---- numbers --------------------------------------------------------------------------------- */
 
-static bool within(const report *r, int metric, double ms)
+static bool is_within(const report *r, int metric, double ms)
 {
     double limit = r->o->goodput_ms[metric];
     return limit == 0 || ms <= limit;
@@ -53,13 +53,13 @@ static void add_call(report *r, const serve_call *c)
 {
     double ttft = c->ttft_s * 1000, e2el = c->latency_s * 1000;
     double tpot = c->output_tokens > 1 ? (e2el - ttft) / (c->output_tokens - 1) : 0;
-    bool good = within(r, TTFT, ttft) && within(r, TPOT, tpot) && within(r, E2EL, e2el);
+    bool good = is_within(r, TTFT, ttft) && is_within(r, TPOT, tpot) && is_within(r, E2EL, e2el);
     samples_add(&r->ms[TTFT], ttft);
     samples_add(&r->ms[E2EL], e2el);
     if (c->output_tokens > 1) samples_add(&r->ms[TPOT], tpot);
     for (uint32_t i = 0; i < c->n_itls; i++) {
         samples_add(&r->ms[ITL], c->itls[i] * 1000.0);
-        good &= within(r, ITL, c->itls[i] * 1000.0);
+        good &= is_within(r, ITL, c->itls[i] * 1000.0);
     }
     r->completed++;
     r->good += good;
@@ -74,7 +74,7 @@ static int by_index(const void *a, const void *b)
     return (x->index > y->index) - (x->index < y->index);
 }
 
-static status measure(report *r, error *err)
+static status measure_calls(report *r, error *err)
 {
     serve_run *run = r->run;
     if (run->n_calls) qsort(run->calls, run->n_calls, sizeof *run->calls, by_index);
@@ -105,7 +105,7 @@ static void row_whole(const char *name, uint64_t v)
 {
     printf("%-42s %-10llu\n", name, (unsigned long long)v);
 }
-static void row(const char *name, double v) { printf("%-42s %-10.2f\n", name, v); }
+static void print_row(const char *name, double v) { printf("%-42s %-10.2f\n", name, v); }
 
 static void title(const char *text)
 {
@@ -120,12 +120,12 @@ static void print_metric(const report *r, int m)
     char name[48];
     title(metric_titles[m]);
     snprintf(name, sizeof name, "Mean %s (ms):", metric_labels[m]);
-    row(name, samples_mean(s));
+    print_row(name, samples_mean(s));
     snprintf(name, sizeof name, "Median %s (ms):", metric_labels[m]);
-    row(name, samples_percentile(s, 50));
+    print_row(name, samples_percentile(s, 50));
     for (uint32_t i = 0; i < r->o->n_percentiles; i++) {
         snprintf(name, sizeof name, "P%g %s (ms):", r->o->percentiles[i], metric_labels[m]);
-        row(name, samples_percentile(s, r->o->percentiles[i]));
+        print_row(name, samples_percentile(s, r->o->percentiles[i]));
     }
 }
 
@@ -161,16 +161,16 @@ static void print_text(const report *r)
     row_whole("Successful requests:", r->completed);
     row_whole("Failed requests:", r->failed);
     if (run->o->max_concurrency) row_whole("Maximum request concurrency:", run->o->max_concurrency);
-    if (run->o->rate > 0) row("Request rate configured (RPS):", run->o->rate);
-    row("Benchmark duration (s):", run->duration_s);
+    if (run->o->rate > 0) print_row("Request rate configured (RPS):", run->o->rate);
+    print_row("Benchmark duration (s):", run->duration_s);
     row_whole("Total input tokens:", r->input);
     row_whole("Total generated tokens:", r->output);
-    row("Request throughput (req/s):", per_second(r, r->completed));
-    if (has_goodput(r)) row("Request goodput (req/s):", per_second(r, r->good));
-    row("Output token throughput (tok/s):", per_second(r, r->output));
-    row("Peak output token throughput (tok/s):", r->peak_tokens);
+    print_row("Request throughput (req/s):", per_second(r, r->completed));
+    if (has_goodput(r)) print_row("Request goodput (req/s):", per_second(r, r->good));
+    print_row("Output token throughput (tok/s):", per_second(r, r->output));
+    print_row("Peak output token throughput (tok/s):", r->peak_tokens);
     row_whole("Peak concurrent requests:", run->peak_running);
-    row("Total token throughput (tok/s):", per_second(r, r->input + r->output));
+    print_row("Total token throughput (tok/s):", per_second(r, r->input + r->output));
     row_whole("Prompt tokens found in the prefix cache:", r->cached);
     print_others(r);
     for (int m = 0; m < REJECT; m++) print_metric(r, m);
@@ -326,7 +326,7 @@ static status write_file(const char *path, const report *r, void (*put)(const re
 status serve_report(serve_run *run, const serve_report_options *o, error *err)
 {
     report r = {.run = run, .o = o};
-    status st = measure(&r, err);
+    status st = measure_calls(&r, err);
     if (status_ok(st)) print_text(&r);
     if (status_ok(st) && o->json) st = write_file(o->json, &r, put_json, err);
     if (status_ok(st) && o->requests) st = write_file(o->requests, &r, put_requests, err);

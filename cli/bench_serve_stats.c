@@ -61,24 +61,24 @@ void samples_destroy(samples *s)
 }
 
 /* Uniform in (0, 1), 53 bits: its logarithm is finite. */
-static double unit(rng *r) { return ((double)(rng_u64(r) >> 11) + 0.5) * 0x1p-53; }
+static double draw_unit(rng *r) { return ((double)(rng_u64(r) >> 11) + 0.5) * 0x1p-53; }
 
 static double normal(rng *r)
 {
-    double u = unit(r), v = unit(r);
+    double u = draw_unit(r), v = draw_unit(r);
     return sqrt(-2 * log(u)) * cos(6.28318530717958647692 * v);
 }
 
 double rng_gamma(rng *r, double shape)
 {
     /* For a shape below one, a draw with shape + 1 is shrunk by a power of a uniform number. */
-    double shrink = shape < 1 ? pow(unit(r), 1 / shape) : 1;
+    double shrink = shape < 1 ? pow(draw_unit(r), 1 / shape) : 1;
     double d = (shape < 1 ? shape + 1 : shape) - 1.0 / 3, c = 1 / sqrt(9 * d);
     for (;;) {
         double x = normal(r), t = 1 + c * x;
         if (t <= 0) continue;
         double v = t * t * t;
-        if (log(unit(r)) < 0.5 * x * x + d - d * v + d * log(v)) return d * v * shrink;
+        if (log(draw_unit(r)) < 0.5 * x * x + d - d * v + d * log(v)) return d * v * shrink;
     }
 }
 

@@ -46,7 +46,7 @@ static rng stream_of(const work *w, int what, uint64_t i)
 
 /* Makes room for one item more: returns items, perhaps moved, or NULL with items left as they
  * were. */
-static void *grow(void *items, size_t n, size_t *capacity, size_t size)
+static void *grow_items(void *items, size_t n, size_t *capacity, size_t size)
 {
     if (n < *capacity) return items;
     size_t more = *capacity ? *capacity * 2 : 1024;
@@ -66,7 +66,7 @@ static status read_blocks(work *w, const json_t *ids, const char *where, trace_l
         const json_t *id = json_array_get(ids, i);
         if (!json_is_integer(id))
             return error_set(err, STATUS_INVALID, "%s: hash_ids: must be whole numbers", where);
-        uint64_t *blocks = grow(w->blocks, w->n_blocks, &w->blocks_capacity, sizeof *blocks);
+        uint64_t *blocks = grow_items(w->blocks, w->n_blocks, &w->blocks_capacity, sizeof *blocks);
         if (!blocks) return error_set(err, STATUS_NO_MEMORY, "out of memory");
         w->blocks = blocks;
         w->blocks[w->n_blocks++] = (uint64_t)json_integer_value(id);
@@ -88,7 +88,7 @@ static status read_trace_line(work *w, const char *where, const char *text, size
     json_decref(tree);
     RETURN_IF_ERROR(st);
     if (in == 0) return error_set(err, STATUS_INVALID, "%s: input_length is missing", where);
-    trace_line *lines = grow(w->lines, w->n_lines, &w->lines_capacity, sizeof *lines);
+    trace_line *lines = grow_items(w->lines, w->n_lines, &w->lines_capacity, sizeof *lines);
     if (!lines) return error_set(err, STATUS_NO_MEMORY, "out of memory");
     w->lines = lines;
     line.arrival_s = at / 1000;

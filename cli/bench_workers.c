@@ -198,7 +198,7 @@ typedef struct times {
     double p50, p90, p99;
 } times;
 
-static int compare(const void *a, const void *b)
+static int compare_times(const void *a, const void *b)
 {
     double x = *(const double *)a, y = *(const double *)b;
     return (x > y) - (x < y);
@@ -206,7 +206,7 @@ static int compare(const void *a, const void *b)
 
 static times times_of(double *us, uint32_t n)
 {
-    qsort(us, n, sizeof *us, compare);
+    qsort(us, n, sizeof *us, compare_times);
     return (times){us[n / 2], us[n * 9 / 10], us[(size_t)n * 99 / 100]};
 }
 
@@ -363,7 +363,7 @@ static status run_model(workers_bench *f, double *us, error *err)
     return STATUS_IS_OK;
 }
 
-static int run(workers_bench *f)
+static int run_group(workers_bench *f)
 {
     error err = {{0}};
     double *us = calloc(f->steps, sizeof *us);
@@ -397,7 +397,7 @@ int cli_bench_workers(int argc, char **argv)
     };
     int result;
     if (!cli_parse(&command, argc, argv, NULL, &result)) return result;
-    result = run(&f);
+    result = run_group(&f);
     model_flags_destroy(&f.model);
     return cli_finish_output(name) ? result : CLI_FAILED;
 }

@@ -51,7 +51,7 @@ static bool make_room(line_reader *r)
 }
 
 /* Reads some more bytes. LINE_READ: bytes came, or the end. */
-static line_outcome fill(line_reader *r, bool wait)
+static line_outcome fill_buffer(line_reader *r, bool wait)
 {
     if (!wait && !r->is_regular) {
         struct pollfd p = {.fd = r->fd, .events = POLLIN};
@@ -96,7 +96,7 @@ line_outcome lines_next(line_reader *r, bool wait, char **line, size_t *n)
             r->skipping = true;
             r->start = r->scanned = r->end = 0;
         }
-        line_outcome got = fill(r, wait);
+        line_outcome got = fill_buffer(r, wait);
         if (got != LINE_READ) return got;
     }
 }

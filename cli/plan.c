@@ -303,7 +303,7 @@ static void print_text(const planning *p, const char *verdict)
     printf("verdict    %s\n", verdict);
 }
 
-static int answer(planning *p)
+static int print_answer(planning *p)
 {
     error err = {{0}};
     char verdict[256];
@@ -335,7 +335,7 @@ int cli_plan(int argc, char **argv)
     };
     int result;
     if (cli_parse(&command, argc, argv, NULL, &result)) {
-        if (p.model_flags.dir) result = answer(&p);
+        if (p.model_flags.dir) result = print_answer(&p);
         else result = cli_complain(plan_name, CLI_USAGE, "--model is missing");
     }
     json_decref(p.retention);

@@ -15,7 +15,7 @@ static uint64_t rank_memory(const plan_question *q)
     return device * q->n_devices / q->model->n_ranks;
 }
 
-static status measure(const plan_question *q, backend_measures *out, error *err)
+static status measure_model(const plan_question *q, backend_measures *out, error *err)
 {
     const loaded_model *m = q->model;
     uint64_t memory = rank_memory(q);
@@ -33,7 +33,7 @@ status plan_measure(const plan_question *q, plan_answer *out, error *err)
     const loaded_model *m = q->model;
     backend_measures *is = &out->measures;
     *out = (plan_answer){.rank_memory = rank_memory(q)};
-    RETURN_IF_ERROR(measure(q, is, err));
+    RETURN_IF_ERROR(measure_model(q, is, err));
     const pkv_geometry *g = &is->geometry;
     uint32_t groups = pkv_groups(g);
     out->rank_pool = is->n_pages * is->page_bytes;

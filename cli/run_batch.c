@@ -51,7 +51,7 @@ static void put_line(batch *b)
         b->output_failed = true;
 }
 
-static void refuse(batch *b, const json_t *id, const char *message)
+static void refuse_line(batch *b, const json_t *id, const char *message)
 {
     strbuf_clear(&b->line);
     run_error_line(&b->line, id, message, b->in.number);
@@ -96,7 +96,7 @@ static json_t *id_of(const json_t *request, uint64_t line, bool *ok)
     return id && *ok && !json_is_null(id) ? json_incref(id) : json_integer((json_int_t)line);
 }
 
-static status submit(batch *b, job *j, const json_t *request, error *err)
+static status submit_line(batch *b, job *j, const json_t *request, error *err)
 {
     static const char *const also[] = {"id", NULL};
     engine_request r;
@@ -137,20 +137,20 @@ static bool has_turn(const batch *b, const json_t *session)
 }
 
 /* Takes over the request of a line; st tells whether the line could be read. */
-static void start(batch *b, json_t *request, status st, error *err)
+static void start_line(batch *b, json_t *request, status st, error *err)
 {
     bool id_ok;
     json_t *id = id_of(request, b->in.number, &id_ok);
     job *slot = free_job(b), j = {.id = id, .line = b->in.number};
     if (status_ok(st) && !id_ok)
         st = error_set(err, STATUS_INVALID, "request: id: must be a string or a number");
-    if (status_ok(st)) st = submit(b, &j, request, err);
+    if (status_ok(st)) st = submit_line(b, &j, request, err);
     if (status_ok(st)) {
         j.session = json_incref(session_of(b, request));
         *slot = j;
         b->n_running++;
     } else {
-        refuse(b, id, err->text);
+        refuse_line(b, id, err->text);
         json_decref(id);
     }
     json_decref(request);
@@ -164,7 +164,7 @@ static void take_line(batch *b, const char *text, size_t n)
     json_t *request = NULL;
     status st = json_read_text("not JSON", text, n, &request, &err);
     if (status_ok(st) && has_turn(b, session_of(b, request))) b->held = request;
-    else start(b, request, st, &err);
+    else start_line(b, request, st, &err);
 }
 
 static bool take_held(batch *b)
@@ -173,7 +173,7 @@ static bool take_held(batch *b)
     json_t *request = b->held;
     if (!request || b->aborting || has_turn(b, session_of(b, request))) return false;
     b->held = NULL;
-    start(b, request, STATUS_IS_OK, &err);
+    start_line(b, request, STATUS_IS_OK, &err);
     return true;
 }
 
@@ -191,7 +191,7 @@ static bool read_some(batch *b)
             take_line(b, text, n);
         } else if (got == LINE_TOO_LONG) {
             json_t *id = json_integer((json_int_t)b->in.number);
-            refuse(b, id, "the line is longer than 16 MiB");
+            refuse_line(b, id, "the line is longer than 16 MiB");
             json_decref(id);
         } else {
             b->input_ended = true;

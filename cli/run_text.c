@@ -17,14 +17,14 @@ typedef struct answer {
     bool *too_long; // where not NULL: set, instead of a complaint, when the prompt does not fit
 } answer;
 
-static void put(answer *a, const char *text, size_t n)
+static void put_text(answer *a, const char *text, size_t n)
 {
     if (n && fwrite(text, 1, n, stdout) != n) a->output_failed = true;
 }
 
 static void end_with_newline(answer *a, const run_choice *c)
 {
-    if (c->text.size == 0 || c->text.data[c->text.size - 1] != '\n') put(a, "\n", 1);
+    if (c->text.size == 0 || c->text.data[c->text.size - 1] != '\n') put_text(a, "\n", 1);
 }
 
 /* Prints the end of a choice in plain text; with several choices, each has a heading. */
@@ -33,7 +33,7 @@ static void print_end(answer *a, const engine_output *out)
     const run_choice *c = &a->choices[out->choice];
     if (a->n > 1) {
         printf("[choice %u]\n", out->choice);
-        if (c->text.size) put(a, c->text.data, c->text.size);
+        if (c->text.size) put_text(a, c->text.data, c->text.size);
     }
     end_with_newline(a, c);
     if (!out->report) return;
@@ -59,7 +59,7 @@ static void end_choice(const run_session *s, answer *a, const json_t *id,
         strbuf line = {0};
         engine_prompt prompt = engine_stream_prompt(stream);
         run_line(&line, id, c, out, a->want_logprobs, &prompt, s->model.tokenizer);
-        put(a, line.data, line.size);
+        put_text(a, line.data, line.size);
         a->failed |= line.failed;
         strbuf_destroy(&line);
     } else {
@@ -69,7 +69,7 @@ static void end_choice(const run_session *s, answer *a, const json_t *id,
 }
 
 /* Reads the stream to its end, printing as it goes. */
-static void follow(run_session *s, answer *a, const json_t *id, engine_stream *stream)
+static void follow_stream(run_session *s, answer *a, const json_t *id, engine_stream *stream)
 {
     bool streaming = a->n == 1 && !s->flags.json, aborted = false;
     engine_output out;
@@ -84,7 +84,7 @@ static void follow(run_session *s, answer *a, const json_t *id, engine_stream *s
             continue;
         }
         run_choice_take(&a->choices[out.choice], &out, s->model.tokenizer, a->want_logprobs);
-        if (streaming) put(a, out.text, out.text_bytes);
+        if (streaming) put_text(a, out.text, out.text_bytes);
         if (out.finish != ENGINE_FINISH_NONE) end_choice(s, a, id, stream, &out);
     }
 }
@@ -106,7 +106,7 @@ static int run_request(run_session *s, engine_request *r, const json_t *id, strb
     a->too_long = too_long;
     a->want_logprobs = r->logprobs >= 0;
     waiter_arm(s->waiter, true);
-    follow(s, a, id, stream);
+    follow_stream(s, a, id, stream);
     waiter_arm(s->waiter, false);
     engine_stream_release(stream);
     if (reply && a->choices[0].text.size)

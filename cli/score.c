@@ -269,7 +269,7 @@ static status check_flags(const model_flags *m, const score_flags *f, error *err
     return STATUS_IS_OK;
 }
 
-static status score(const model_flags *m, const score_flags *f, error *err)
+static status score_prompts(const model_flags *m, const score_flags *f, error *err)
 {
     scorer sc = {0};
     RETURN_IF_ERROR(model_open(m, f->text != NULL, &sc.model, err));
@@ -308,7 +308,7 @@ int cli_score(int argc, char **argv)
     if (cli_parse(&command, argc, argv, NULL, &result)) {
         if (!status_ok(check_flags(&model, &f, &err)))
             result = cli_complain(name, CLI_USAGE, err.text);
-        else if (!status_ok(score(&model, &f, &err)))
+        else if (!status_ok(score_prompts(&model, &f, &err)))
             result = cli_complain(name, CLI_FAILED, err.text);
         else result = cli_finish_output(name) ? CLI_OK : CLI_FAILED;
     }

@@ -300,7 +300,7 @@ static status start_server(serving *s, error *err)
     return rpc_server_create(&o, &s->server, err);
 }
 
-static status start(serving *s, error *err)
+static status start_daemon(serving *s, error *err)
 {
     RETURN_IF_ERROR(waiter_create(&s->waiter, err));
     RETURN_IF_ERROR(read_keys(s, err));
@@ -368,7 +368,7 @@ static bool serve(serving *s)
     return true;
 }
 
-static void drain(serving *s)
+static void drain_server(serving *s)
 {
     int64_t until_us = clock_now_us() + (int64_t)s->flags.drain_timeout_s * 1000000;
     char text[128];
@@ -389,14 +389,14 @@ static int go(serving *s)
     error err = {{0}};
     /* The server goes on when its terminal closes. */
     signal(SIGHUP, SIG_IGN);
-    status st = start(s, &err);
+    status st = start_daemon(s, &err);
     if (!status_ok(st)) return cli_complain(serve_name, CLI_FAILED, err.text);
     waiter_arm(s->waiter, true);
     log_addresses(s);
     rpc_log_note(s->log, "info", "start", OCTAVO_VERSION);
     serve_notify_manager("READY=1");
     bool fine = serve(s);
-    drain(s);
+    drain_server(s);
     return fine ? CLI_OK : cli_complain(serve_name, CLI_FAILED, "the backend broke down");
 }
 

@@ -22,15 +22,17 @@ status serve_check_needs(const backend_cpu_needs *needs, const memory_bound *bou
                      all, weights, pool, buffers, own, bound->what, has);
 }
 
-static bool same(const char *a, const char *b) { return strcmp(a, b) == 0; }
+static bool is_same_text(const char *a, const char *b) { return strcmp(a, b) == 0; }
 
 /* Whether the model runs on the CPUs of this machine: workers by address have memory of their
  * own. */
 static bool computes_here(const model_flags *f, const char *where)
 {
-    if (!same(where, "threads") && !same(where, "local") && !same(where, "auto")) return false;
-    if (same(f->device, "auto")) return backend_cuda_devices() == 0;
-    return same(f->device, "cpu");
+    if (!is_same_text(where, "threads") && !is_same_text(where, "local") &&
+        !is_same_text(where, "auto"))
+        return false;
+    if (is_same_text(f->device, "auto")) return backend_cuda_devices() == 0;
+    return is_same_text(f->device, "cpu");
 }
 
 status serve_check_memory(const model_flags *flags, error *err)
@@ -48,7 +50,7 @@ status serve_check_memory(const model_flags *flags, error *err)
     RETURN_IF_ERROR(s);
     /* Ranks that are processes have an address space each, so its limit binds only a single
      * process. */
-    bool is_one = flags->tp == 1 || same(where, "threads");
+    bool is_one = flags->tp == 1 || is_same_text(where, "threads");
     if (is_one && getrlimit(RLIMIT_AS, &space) == 0 && space.rlim_cur != RLIM_INFINITY)
         most = space.rlim_cur;
     memory_bound bound = memory_bound_of("", most);

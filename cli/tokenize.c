@@ -70,8 +70,9 @@ static status to_text(const tokenizer *t, const text_flags *f, const json_t *doc
 }
 
 /* A line that cannot be converted gives null, so that output line n always answers input line n. */
-static bool convert(const char *name, const tokenizer *t, const text_flags *f, convert_line how,
-                    line_reader *in, line_outcome got, const char *line, size_t n, strbuf *out)
+static bool convert_text(const char *name, const tokenizer *t, const text_flags *f,
+                         convert_line how, line_reader *in, line_outcome got, const char *line,
+                         size_t n, strbuf *out)
 {
     error err = {{0}};
     json_t *doc = NULL;
@@ -115,7 +116,7 @@ static int convert_lines(const char *name, const tokenizer *t, const text_flags 
             all_well = false;
             break;
         }
-        all_well &= convert(name, t, f, how, &in, got, line, n, &out);
+        all_well &= convert_text(name, t, f, how, &in, got, line, n, &out);
     }
     strbuf_destroy(&out);
     lines_close(&in);

@@ -35,7 +35,7 @@ void waiter_notify(void *ctx)
     if (!atomic_exchange(&w->pending, true)) wake(w);
 }
 
-static void *watch(void *ctx)
+static void *watch_signals(void *ctx)
 {
     waiter *w = ctx;
     int signal_number;
@@ -56,7 +56,7 @@ status waiter_create(waiter **out, error *err)
     sigaddset(&w->signals, SIGTERM);
     w->fd = eventfd(0, EFD_NONBLOCK | EFD_CLOEXEC);
     pthread_sigmask(SIG_BLOCK, &w->signals, NULL);
-    if (w->fd < 0 || pthread_create(&w->thread, NULL, watch, w) != 0) {
+    if (w->fd < 0 || pthread_create(&w->thread, NULL, watch_signals, w) != 0) {
         if (w->fd >= 0) close(w->fd);
         free(w);
         return error_set(err, STATUS_INTERNAL, "cannot watch for signals: %s", strerror(errno));

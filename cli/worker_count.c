@@ -81,7 +81,7 @@ static bool become_worker(const supervisor *s, pid_t parent)
 }
 
 /* Starts a worker. True in the child, where *lifeline is the child's own end. */
-static bool start(supervisor *s, uint32_t index, int *lifeline)
+static bool start_worker(supervisor *s, uint32_t index, int *lifeline)
 {
     child *c = &s->children[index];
     int ends[2];
@@ -124,7 +124,7 @@ static void forget_child(child *c)
 
 /* A worker that exits without ever having listened has printed why, and the others are useless
  * without it: all end. Any other worker is started again. */
-static void reap(supervisor *s)
+static void reap_workers(supervisor *s)
 {
     int how;
     for (pid_t pid; (pid = waitpid(-1, &how, WNOHANG)) > 0;)
@@ -163,7 +163,7 @@ static void stop_all(supervisor *s)
             for (uint32_t i = 0; i < s->flags->count; i++)
                 if (s->children[i].pid > 0) kill(s->children[i].pid, SIGKILL);
         poll(NULL, 0, LOOK_MS);
-        reap(s);
+        reap_workers(s);
     }
 }
 
@@ -185,7 +185,7 @@ static void hear_coordinator(supervisor *s)
     kill(s->children[index].pid, SIGKILL);
 }
 
-static void look(supervisor *s, int timeout_ms)
+static void poll_events(supervisor *s, int timeout_ms)
 {
     struct signalfd_siginfo info;
     struct pollfd polled[2] = {{.fd = s->signals, .events = POLLIN},
@@ -194,7 +194,7 @@ static void look(supervisor *s, int timeout_ms)
     while (read(s->signals, &info, sizeof info) == (ssize_t)sizeof info)
         if (info.ssi_signo != SIGCHLD && !s->flags->local) s->ends = true;
     if (polled[1].revents) hear_coordinator(s);
-    reap(s);
+    reap_workers(s);
 }
 
 /* Starts the workers that are due; *timeout_ms is the time until the next one is. True in a child,
@@ -208,7 +208,7 @@ static bool start_due(supervisor *s, int *timeout_ms, uint32_t *index, int *life
         int64_t wait_us = c->started_us - clock_now_us();
         if (wait_us <= 0) {
             *index = i;
-            if (start(s, i, lifeline)) return true;
+            if (start_worker(s, i, lifeline)) return true;
             if (c->pid > 0) continue;
             wait_us = (int64_t)SOON_MS * 1000;
             c->started_us = clock_now_us() + wait_us;
@@ -257,7 +257,7 @@ int workers_supervise(const worker_flags *flags,
             free(s.children);
             return run(flags, index, lifeline);
         }
-        look(&s, timeout_ms);
+        poll_events(&s, timeout_ms);
     }
     stop_all(&s);
     if (flags->local) remove_sockets(flags);

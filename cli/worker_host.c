@@ -178,7 +178,7 @@ static status take_address(rank_host *h, worker_address *out, error *err)
     return STATUS_IS_OK;
 }
 
-static status configure(void *ctx, const worker_config *c, worker_address *out, error *err)
+static status configure_rank(void *ctx, const worker_config *c, worker_address *out, error *err)
 {
     rank_host *h = ctx;
     comm *group = NULL;
@@ -221,7 +221,7 @@ static status read_addresses(rank_host *h, const worker_address *all, uint32_t n
     return STATUS_IS_OK;
 }
 
-static status join(void *ctx, const worker_address *all, uint32_t n, error *err)
+static status join_ranks(void *ctx, const worker_address *all, uint32_t n, error *err)
 {
     rank_host *h = ctx;
     if (n != (uint32_t)comm_size(h->group))
@@ -253,7 +253,7 @@ static status make_cuda(rank_host *h, backend *out, backend_facts *facts, error 
     return STATUS_IS_OK;
 }
 
-static status load(void *ctx, backend *out, worker_facts *facts, error *err)
+static status load_rank(void *ctx, backend *out, worker_facts *facts, error *err)
 {
     rank_host *h = ctx;
     backend_facts f;
@@ -337,9 +337,9 @@ worker_host rank_host_callbacks(rank_host *h)
 {
     return (worker_host){
         .ctx = h,
-        .configure = configure,
-        .join = join,
-        .load = load,
+        .configure = configure_rank,
+        .join = join_ranks,
+        .load = load_rank,
         .abort = abort_session,
         .reset = reset,
         .waits = waits,

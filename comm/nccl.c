@@ -77,7 +77,7 @@ typedef struct nccl {
 /* ---- the library ----------------------------------------------------------------------------- */
 
 /* Opens the library, which stays open because NCCL has threads of its own. */
-static status load(nccl *c, const char *file, error *err)
+static status load_library(nccl *c, const char *file, error *err)
 {
     void *library = dlopen(file ? file : "libnccl.so.2", RTLD_NOW | RTLD_LOCAL | RTLD_NODELETE);
     if (!library) {
@@ -102,7 +102,7 @@ static status load(nccl *c, const char *file, error *err)
 
 /* ---- the end --------------------------------------------------------------------------------- */
 
-static void fail(nccl *c, const char *why)
+static void fail_group(nccl *c, const char *why)
 {
     const char *well = NULL;
     atomic_compare_exchange_strong(&c->ended_by, &well, why);
@@ -121,14 +121,14 @@ static void drop_handle(nccl *c)
 static status call_status(nccl *c, int result)
 {
     if (result != NCCL_SUCCESS && result != NCCL_IN_PROGRESS)
-        fail(c, c->lib.ncclGetErrorString(result));
+        fail_group(c, c->lib.ncclGetErrorString(result));
     const char *ended_by = atomic_load(&c->ended_by);
     if (ended_by) drop_handle(c);
     pthread_mutex_unlock(&c->lock);
     return ended_by ? status_make(STATUS_IO, ended_by) : STATUS_IS_OK;
 }
 
-static status ask(nccl *c, int *state)
+static status ask_state(nccl *c, int *state)
 {
     pthread_mutex_lock(&c->lock);
     *state = NCCL_SUCCESS;
@@ -139,13 +139,13 @@ static status ask(nccl *c, int *state)
 static status nccl_check(void *state)
 {
     int now;
-    return ask(state, &now);
+    return ask_state(state, &now);
 }
 
 static void nccl_abort(void *state)
 {
     nccl *c = state;
-    fail(c, "the group of ranks was aborted");
+    fail_group(c, "the group of ranks was aborted");
     nccl_check(c);
 }
 
@@ -154,12 +154,12 @@ static status settle(nccl *c, int64_t deadline_us)
 {
     int state = NCCL_IN_PROGRESS;
     for (;;) {
-        RETURN_IF_ERROR(ask(c, &state));
+        RETURN_IF_ERROR(ask_state(c, &state));
         if (state == NCCL_SUCCESS) return STATUS_IS_OK;
         if (clock_now_us() >= deadline_us) break;
         nanosleep(&(struct timespec){0, 50000}, NULL);
     }
-    fail(c, "the other ranks are not there in time");
+    fail_group(c, "the other ranks are not there in time");
     nccl_check(c);
     return status_make(STATUS_UNAVAILABLE, "not in time");
 }
@@ -192,7 +192,7 @@ static status nccl_open(const comm_options *options, void *group, void **state, 
     pthread_mutex_init(&c->lock, NULL);
     c->origin = (address_origin){.kind = "nccl", .rank = options->rank, .size = options->size};
     c->stream = options->stream;
-    status result = load(c, options->library, err);
+    status result = load_library(c, options->library, err);
     if (status_ok(result) && options->rank == 0) result = make_address(c, err);
     if (status_ok(result)) *state = c;
     else nccl_close(c);
@@ -231,7 +231,7 @@ static status nccl_connect(void *state, const comm_address *all, int64_t timeout
 /* ---- collectives ----------------------------------------------------------------------------- */
 
 /* Takes the lock if the group is usable. */
-static status begin(nccl *c)
+static status begin_collective(nccl *c)
 {
     pthread_mutex_lock(&c->lock);
     const char *ended_by = atomic_load(&c->ended_by);
@@ -243,7 +243,7 @@ static status begin(nccl *c)
 
 /* Ends a collective. The first calls make connections in a thread of NCCL's; their work is on the
  * stream only when that is settled. */
-static status end(nccl *c, int result)
+static status end_collective(nccl *c, int result)
 {
     RETURN_IF_ERROR(call_status(c, result));
     return result == NCCL_IN_PROGRESS ? settle(c, INT64_MAX) : STATUS_IS_OK;
@@ -252,23 +252,24 @@ static status end(nccl *c, int result)
 static status nccl_all_reduce_sum(void *state, float *data, size_t n)
 {
     nccl *c = state;
-    RETURN_IF_ERROR(begin(c));
-    return end(c,
-               c->lib.ncclAllReduce(data, data, n, NCCL_FLOAT32, NCCL_SUM, c->handle, c->stream));
+    RETURN_IF_ERROR(begin_collective(c));
+    return end_collective(
+        c, c->lib.ncclAllReduce(data, data, n, NCCL_FLOAT32, NCCL_SUM, c->handle, c->stream));
 }
 
 static status nccl_all_gather(void *state, const float *in, size_t n, float *out)
 {
     nccl *c = state;
-    RETURN_IF_ERROR(begin(c));
-    return end(c, c->lib.ncclAllGather(in, out, n, NCCL_FLOAT32, c->handle, c->stream));
+    RETURN_IF_ERROR(begin_collective(c));
+    return end_collective(c, c->lib.ncclAllGather(in, out, n, NCCL_FLOAT32, c->handle, c->stream));
 }
 
 static status nccl_broadcast(void *state, void *data, size_t bytes, int root)
 {
     nccl *c = state;
-    RETURN_IF_ERROR(begin(c));
-    return end(c, c->lib.ncclBroadcast(data, data, bytes, NCCL_INT8, root, c->handle, c->stream));
+    RETURN_IF_ERROR(begin_collective(c));
+    return end_collective(
+        c, c->lib.ncclBroadcast(data, data, bytes, NCCL_INT8, root, c->handle, c->stream));
 }
 
 const comm_kind comm_kind_nccl = {

@@ -125,8 +125,9 @@ static bool is_one_call(const meeting *m)
     return true;
 }
 
-/* Arrives with a call. When the status is ok, every rank has arrived, and leave() must follow. */
-static status enter(seat *s, const call *mine)
+/* Arrives with a call. When the status is ok, every rank has arrived, and leave_call() must
+ * follow. */
+static status enter_call(seat *s, const call *mine)
 {
     meeting *m = s->m;
     pthread_mutex_lock(&m->lock);
@@ -146,7 +147,7 @@ static status enter(seat *s, const call *mine)
     return result;
 }
 
-static void leave(seat *s)
+static void leave_call(seat *s)
 {
     meeting *m = s->m;
     pthread_mutex_lock(&m->lock);
@@ -178,32 +179,33 @@ static void sum_range(const meeting *m, size_t from, size_t to)
 static status threads_all_reduce_sum(void *state, float *data, size_t n)
 {
     seat *s = state;
-    RETURN_IF_ERROR(enter(s, &(call){.what = ALL_REDUCE, .n = n, .data = data}));
+    RETURN_IF_ERROR(enter_call(s, &(call){.what = ALL_REDUCE, .n = n, .data = data}));
     size_t lines = (n + LINE_FLOATS - 1) / LINE_FLOATS, size = (size_t)s->m->size;
     size_t share = (lines + size - 1) / size * LINE_FLOATS, from = (size_t)s->rank * share;
     if (from < n) sum_range(s->m, from, n - from < share ? n : from + share);
-    leave(s);
+    leave_call(s);
     return STATUS_IS_OK;
 }
 
 static status threads_all_gather(void *state, const float *in, size_t n, float *out)
 {
     seat *s = state;
-    RETURN_IF_ERROR(enter(s, &(call){.what = ALL_GATHER, .n = n, .in = in}));
+    RETURN_IF_ERROR(enter_call(s, &(call){.what = ALL_GATHER, .n = n, .in = in}));
     for (int r = 0; n > 0 && r < s->m->size; r++) {
         float *to = out + (size_t)r * n;
         if (to != s->m->calls[r].in) memcpy(to, s->m->calls[r].in, n * sizeof *out);
     }
-    leave(s);
+    leave_call(s);
     return STATUS_IS_OK;
 }
 
 static status threads_broadcast(void *state, void *data, size_t bytes, int root)
 {
     seat *s = state;
-    RETURN_IF_ERROR(enter(s, &(call){.what = BROADCAST, .n = bytes, .root = root, .in = data}));
+    RETURN_IF_ERROR(
+        enter_call(s, &(call){.what = BROADCAST, .n = bytes, .root = root, .in = data}));
     if (s->rank != root && bytes > 0) memcpy(data, s->m->calls[root].in, bytes);
-    leave(s);
+    leave_call(s);
     return STATUS_IS_OK;
 }
 

@@ -22,7 +22,7 @@ enum {
 
 typedef enum operation { MEET, ALL_REDUCE, ALL_GATHER, BROADCAST } operation;
 
-static uint64_t digest(operation what, size_t n, int root)
+static uint64_t digest_call(operation what, size_t n, int root)
 {
     uint64_t call[] = {what, n, (uint64_t)root};
     return hash_bytes(call, sizeof call, 0);
@@ -146,7 +146,7 @@ static status open_peer(ucx *u, int rank, const void *worker, error *err)
 }
 
 /* Sends a byte to every peer and receives one from each. */
-static status greet(ucx *u, uint64_t call, int64_t deadline_us)
+static status greet_peers(ucx *u, uint64_t call, int64_t deadline_us)
 {
     char sent = 0, received[UCX_RANKS_MAX];
     ucx_begin(u, call);
@@ -183,8 +183,8 @@ static status ucx_connect(void *state, const comm_address *all, int64_t timeout_
     int64_t deadline_us = clock_now_us() + timeout_us;
     uint64_t group = 0;
     RETURN_IF_ERROR(open_peers(u, all, &group, err));
-    status result = greet(u, group, deadline_us);
-    if (status_ok(result)) result = greet(u, group, deadline_us);
+    status result = greet_peers(u, group, deadline_us);
+    if (status_ok(result)) result = greet_peers(u, group, deadline_us);
     u->connected = status_ok(result);
     if (u->connected) return result;
     if (clock_now_us() >= deadline_us && u->missing >= 0)
@@ -219,7 +219,7 @@ static share share_of(const ucx *u, int rank, size_t n)
 }
 
 /* The place in scratch of the n floats from `peer`. */
-static float *received(const ucx *u, int peer, size_t n)
+static float *received_floats(const ucx *u, int peer, size_t n)
 {
     return u->scratch + (size_t)(peer < u->rank ? peer : peer - 1) * n;
 }
@@ -228,15 +228,15 @@ static float *received(const ucx *u, int peer, size_t n)
 static void sum_heard(const ucx *u, float *mine, size_t n)
 {
     if (u->rank > 0) {
-        float *sum = received(u, 0, n);
+        float *sum = received_floats(u, 0, n);
         for (int r = 1; r < u->size; r++) {
-            const float *term = r == u->rank ? mine : received(u, r, n);
+            const float *term = r == u->rank ? mine : received_floats(u, r, n);
             for (size_t i = 0; i < n; i++) sum[i] += term[i];
         }
         memcpy(mine, sum, n * sizeof *mine);
     } else {
         for (int r = 1; r < u->size; r++) {
-            const float *term = received(u, r, n);
+            const float *term = received_floats(u, r, n);
             for (size_t i = 0; i < n; i++) mine[i] += term[i];
         }
     }
@@ -244,9 +244,9 @@ static void sum_heard(const ucx *u, float *mine, size_t n)
 
 static status reduce_short(ucx *u, float *data, size_t n)
 {
-    ucx_begin(u, digest(ALL_REDUCE, n, 0));
+    ucx_begin(u, digest_call(ALL_REDUCE, n, 0));
     for (int r = 0; r < u->size; r++)
-        if (r != u->rank) ucx_receive(u, r, received(u, r, n), n * sizeof *data);
+        if (r != u->rank) ucx_receive(u, r, received_floats(u, r, n), n * sizeof *data);
     for (int r = 0; r < u->size; r++)
         if (r != u->rank) ucx_send(u, r, data, n * sizeof *data);
     RETURN_IF_ERROR(ucx_end(u, INT64_MAX));
@@ -257,9 +257,9 @@ static status reduce_short(ucx *u, float *data, size_t n)
 static status reduce_long(ucx *u, float *data, size_t n)
 {
     share mine = share_of(u, u->rank, n);
-    ucx_begin(u, digest(ALL_REDUCE, n, 1));
+    ucx_begin(u, digest_call(ALL_REDUCE, n, 1));
     for (int r = 0; r < u->size && mine.n > 0; r++)
-        if (r != u->rank) ucx_receive(u, r, received(u, r, mine.n), mine.n * sizeof *data);
+        if (r != u->rank) ucx_receive(u, r, received_floats(u, r, mine.n), mine.n * sizeof *data);
     for (int r = 0; r < u->size; r++) {
         share s = share_of(u, r, n);
         if (r != u->rank && s.n > 0) ucx_send(u, r, data + s.from, s.n * sizeof *data);
@@ -267,7 +267,7 @@ static status reduce_long(ucx *u, float *data, size_t n)
     RETURN_IF_ERROR(ucx_end(u, INT64_MAX));
     sum_heard(u, data + mine.from, mine.n);
 
-    ucx_begin(u, digest(ALL_REDUCE, n, 2));
+    ucx_begin(u, digest_call(ALL_REDUCE, n, 2));
     for (int r = 0; r < u->size; r++) {
         share s = share_of(u, r, n);
         if (r != u->rank && s.n > 0) ucx_receive(u, r, data + s.from, s.n * sizeof *data);
@@ -294,7 +294,7 @@ static status ucx_all_gather(void *state, const float *in, size_t n, float *out)
     RETURN_IF_ERROR(ready(u));
     float *own = n > 0 ? out + (size_t)u->rank * n : out;
     if (n > 0 && own != in) memcpy(own, in, n * sizeof *out);
-    ucx_begin(u, digest(ALL_GATHER, n, 0));
+    ucx_begin(u, digest_call(ALL_GATHER, n, 0));
     for (int r = 0; r < u->size; r++)
         if (r != u->rank) ucx_receive(u, r, out + (size_t)r * n, n * sizeof *out);
     for (int r = 0; r < u->size; r++)
@@ -306,7 +306,7 @@ static status ucx_broadcast(void *state, void *data, size_t bytes, int root)
 {
     ucx *u = state;
     RETURN_IF_ERROR(ready(u));
-    ucx_begin(u, digest(BROADCAST, bytes, root));
+    ucx_begin(u, digest_call(BROADCAST, bytes, root));
     if (u->rank != root) ucx_receive(u, root, data, bytes);
     for (int r = 0; r < u->size && u->rank == root; r++)
         if (r != u->rank) ucx_send(u, r, data, bytes);

@@ -20,7 +20,7 @@ __attribute__((constructor)) static void set_environment(void)
     setenv("UCX_TCP_CONN_NB", "y", 0);
 }
 
-static status find(void *library, const char *name, void *out, error *err)
+static status find_symbol(void *library, const char *name, void *out, error *err)
 {
     void *found = dlsym(library, name);
     memcpy(out, &found, sizeof found);
@@ -36,8 +36,8 @@ status ucx_library_open(ucx_library *out, error *err)
         const char *why = dlerror();
         return error_set(err, STATUS_UNSUPPORTED, "comm: no UCX here: %s", why ? why : "");
     }
-#define FIND_UCP(name) RETURN_IF_ERROR(find(ucp, #name, &out->name, err));
-#define FIND_UCS(name) RETURN_IF_ERROR(find(ucs, #name, &out->name, err));
+#define FIND_UCP(name) RETURN_IF_ERROR(find_symbol(ucp, #name, &out->name, err));
+#define FIND_UCS(name) RETURN_IF_ERROR(find_symbol(ucs, #name, &out->name, err));
     UCP_FUNCTIONS(FIND_UCP)
     UCS_FUNCTIONS(FIND_UCS)
 #undef FIND_UCP

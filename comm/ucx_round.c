@@ -85,7 +85,8 @@ static void sent(const ucx_message *m, ucs_status_t result)
     if (result != UCS_OK) fail_message(m, "a message to another rank failed");
 }
 
-static void received(const ucx_message *m, ucs_status_t result, const ucp_tag_recv_info_t *info)
+static void finish_receive(const ucx_message *m, ucs_status_t result,
+                           const ucp_tag_recv_info_t *info)
 {
     ucx *u = m->owner;
     if (result != UCS_OK && result != UCS_ERR_MESSAGE_TRUNCATED)
@@ -110,7 +111,7 @@ static void on_received(void *request, ucs_status_t result, const ucp_tag_recv_i
     ucx_message *m = user_data;
     m->is_open = false;
     m->owner->n_open--;
-    received(m, result, info);
+    finish_receive(m, result, info);
 }
 
 static ucx_message *open_message(ucx *u, int peer)

@@ -87,7 +87,7 @@ static status check_bytes(const engine *e, size_t n, error *err)
 
 /* must_fit: refuses a text that exceeds the context before it is encoded, if its byte count shows
  * that. A text that will be cut need not fit. */
-static status encode(engine *e, engine_request *r, bool must_fit, tok_ids *ids, error *err)
+static status encode_prompt(engine *e, engine_request *r, bool must_fit, tok_ids *ids, error *err)
 {
     if (r->prompt) {
         if (must_fit) RETURN_IF_ERROR(check_bytes(e, r->prompt_bytes, err));
@@ -122,7 +122,7 @@ status engine_tokenize(engine *e, const engine_request *r, tok_ids *out, error *
     /* A copy, because rendering changes the messages. */
     status s = engine_request_copy(r, &copy);
     if (!status_ok(s)) return error_set(err, s.code, "request: out of memory");
-    s = encode(e, &copy, false, out, err);
+    s = encode_prompt(e, &copy, false, out, err);
     engine_request_destroy(&copy);
     return s;
 }
@@ -138,7 +138,7 @@ static status make_tokens(engine *e, engine_stream *s, error *err)
     } else {
         tok_ids ids = {0};
         bool must_fit = s->policy.schedule != RETENTION_SCHEDULE_INPUT;
-        status st = encode(e, r, must_fit, &ids, err);
+        status st = encode_prompt(e, r, must_fit, &ids, err);
         s->tokens = ids.ids;
         s->n_tokens = (uint32_t)ids.n;
         RETURN_IF_ERROR(st);
@@ -249,7 +249,7 @@ static status check_fit(engine *e, engine_stream *s, error *err)
     return st;
 }
 
-static status prepare(engine *e, engine_stream *s, error *err)
+static status prepare_stream(engine *e, engine_stream *s, error *err)
 {
     RETURN_IF_ERROR(make_tokens(e, s, err));
     status st = make_stops(e, s);
@@ -276,7 +276,7 @@ void *prepare_loop(void *arg)
     for (engine_stream *s; (s = prepare_next(e)) != NULL; stream_unref(s)) {
         error err = {{0}};
         status st = STATUS_IS_OK;
-        if (!atomic_load(&s->aborted)) st = prepare(e, s, &err);
+        if (!atomic_load(&s->aborted)) st = prepare_stream(e, s, &err);
         if (status_ok(st)) {
             inbox_put(e, INBOX_ADD, s);
             continue;

@@ -115,7 +115,7 @@ static status check_source(const engine_request *r, const backend_info *info, bo
 }
 
 /* False for NaN. */
-static bool within(float v, float min, float max) { return v >= min && v <= max; }
+static bool is_in_range(float v, float min, float max) { return v >= min && v <= max; }
 
 static status check_sampling(const engine_request *r, error *err)
 {
@@ -132,7 +132,7 @@ static status check_sampling(const engine_request *r, error *err)
         {r->repetition_penalty, 0x1p-149f, 2, "repetition_penalty: must be in (0, 2]"},
     };
     for (size_t i = 0; i < sizeof ranges / sizeof *ranges; i++)
-        if (!within(ranges[i].value, ranges[i].min, ranges[i].max))
+        if (!is_in_range(ranges[i].value, ranges[i].min, ranges[i].max))
             return error_set(err, STATUS_INVALID, "%s", ranges[i].what);
     if (r->top_k < -1) return error_set(err, STATUS_INVALID, "top_k: must be -1 or more");
     return STATUS_IS_OK;
@@ -190,7 +190,7 @@ static status check_bias(const engine_request *r, const backend_info *info, erro
     if (r->n_bias > info->vocab_size)
         return error_set(err, STATUS_INVALID, "logit_bias: has more entries than the vocabulary");
     for (uint32_t i = 0; i < r->n_bias; i++)
-        if (r->bias_ids[i] >= info->vocab_size || !within(r->bias[i], -100, 100))
+        if (r->bias_ids[i] >= info->vocab_size || !is_in_range(r->bias[i], -100, 100))
             return error_set(err, STATUS_INVALID,
                              "logit_bias: token %u: ids are below %u, values in [-100, 100]",
                              r->bias_ids[i], info->vocab_size);

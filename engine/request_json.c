@@ -14,7 +14,7 @@ typedef struct field_place {
 
 typedef status (*field_reader)(const field_place *at, engine_request *r, error *err);
 
-static status bad(const field_place *at, error *err, const char *what)
+static status refuse_field(const field_place *at, error *err, const char *what)
 {
     return error_set(err, STATUS_INVALID, "%s: %s: %s", at->where, at->key, what);
 }
@@ -35,21 +35,21 @@ static status read_int(const field_place *at, int32_t *out, error *err)
 {
     json_int_t v = json_integer_value(at->value);
     if (!json_is_integer(at->value) || v < INT32_MIN || v > INT32_MAX)
-        return bad(at, err, "must be an integer of 32 bits");
+        return refuse_field(at, err, "must be an integer of 32 bits");
     *out = (int32_t)v;
     return STATUS_IS_OK;
 }
 
 static status read_float(const field_place *at, float *out, error *err)
 {
-    if (!json_is_number(at->value)) return bad(at, err, "must be a number");
+    if (!json_is_number(at->value)) return refuse_field(at, err, "must be a number");
     *out = (float)json_number_value(at->value);
     return STATUS_IS_OK;
 }
 
 static status read_bool(const field_place *at, bool *out, error *err)
 {
-    if (!json_is_boolean(at->value)) return bad(at, err, "must be true or false");
+    if (!json_is_boolean(at->value)) return refuse_field(at, err, "must be true or false");
     *out = json_is_true(at->value);
     return STATUS_IS_OK;
 }
@@ -90,7 +90,7 @@ static status read_prompt_logprobs(const field_place *at, engine_request *r, err
 
 static status read_seed(const field_place *at, engine_request *r, error *err)
 {
-    if (!json_is_integer(at->value)) return bad(at, err, "must be an integer of 64 bits");
+    if (!json_is_integer(at->value)) return refuse_field(at, err, "must be an integer of 64 bits");
     r->seed = (uint64_t)json_integer_value(at->value);
     r->has_seed = true;
     return STATUS_IS_OK;
@@ -116,7 +116,7 @@ static status read_top_logprobs(const field_place *at, engine_request *r, error 
 
 static status copy_string(const field_place *at, const json_t *value, char **out, error *err)
 {
-    if (!json_is_string(value)) return bad(at, err, "must be a string");
+    if (!json_is_string(value)) return refuse_field(at, err, "must be a string");
     size_t n = json_string_length(value);
     char *copy = malloc(n + 1);
     if (!copy) return error_set(err, STATUS_NO_MEMORY, "%s: %s: out of memory", at->where, at->key);
@@ -135,7 +135,8 @@ static status read_prompt(const field_place *at, engine_request *r, error *err)
 static status read_word(const field_place *at, char **out, error *err)
 {
     RETURN_IF_ERROR(copy_string(at, at->value, out, err));
-    if (strlen(*out) != json_string_length(at->value)) return bad(at, err, "holds a NUL byte");
+    if (strlen(*out) != json_string_length(at->value))
+        return refuse_field(at, err, "holds a NUL byte");
     return STATUS_IS_OK;
 }
 
@@ -171,7 +172,8 @@ static status read_stop(const field_place *at, engine_request *r, error *err)
     /* A repeated field replaces the earlier one, as everywhere. */
     while (r->n_stop > 0) free(r->stop[--r->n_stop]);
     if (json_is_string(at->value)) return add_stop(at, at->value, r, err);
-    if (!json_is_array(at->value)) return bad(at, err, "must be a string or a list of strings");
+    if (!json_is_array(at->value))
+        return refuse_field(at, err, "must be a string or a list of strings");
     size_t i;
     json_t *value;
     json_array_foreach(at->value, i, value) RETURN_IF_ERROR(add_stop(at, value, r, err));
@@ -182,7 +184,7 @@ static status read_ids(const field_place *at, uint32_t **ids, uint32_t *n, error
 {
     size_t count = json_array_size(at->value);
     if (!json_is_array(at->value) || count > INT32_MAX)
-        return bad(at, err, "must be a list of token ids");
+        return refuse_field(at, err, "must be a list of token ids");
     uint32_t *list = malloc((count + 1) * sizeof *list);
     if (!list) return error_set(err, STATUS_NO_MEMORY, "%s: %s: out of memory", at->where, at->key);
     free(*ids);
@@ -203,7 +205,8 @@ READER(stop_token_ids, read_ids(at, &r->stop_token_ids, &r->n_stop_token_ids, er
 
 static status read_logit_bias(const field_place *at, engine_request *r, error *err)
 {
-    if (!json_is_object(at->value)) return bad(at, err, "must be an object of token id to number");
+    if (!json_is_object(at->value))
+        return refuse_field(at, err, "must be an object of token id to number");
     size_t n = json_object_size(at->value);
     free(r->bias_ids);
     free(r->bias);
@@ -219,7 +222,7 @@ static status read_logit_bias(const field_place *at, engine_request *r, error *e
         char *end;
         unsigned long id = strtoul(key, &end, 10);
         if (*key < '0' || *key > '9' || *end || id > INT32_MAX || !json_is_number(value))
-            return bad(at, err, "must be an object of token id to number");
+            return refuse_field(at, err, "must be an object of token id to number");
         r->bias_ids[r->n_bias] = (uint32_t)id;
         r->bias[r->n_bias++] = (float)json_number_value(value);
     }
@@ -231,7 +234,7 @@ static status read_logit_bias(const field_place *at, engine_request *r, error *e
 static status keep_tree(const field_place *at, json_t **slot, bool right_type, const char *what,
                         error *err)
 {
-    if (!right_type) return bad(at, err, what);
+    if (!right_type) return refuse_field(at, err, what);
     json_decref(*slot);
     *slot = json_incref((json_t *)at->value);
     return STATUS_IS_OK;

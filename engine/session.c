@@ -18,7 +18,7 @@ static void add_part(sha256 *h, const char *text)
 }
 
 /* The first 128 bits of the digest of three parts. */
-static void digest(const char *a, const char *b, const char *c, uint64_t out[2])
+static void digest_parts(const char *a, const char *b, const char *c, uint64_t out[2])
 {
     char hex[SHA256_HEX_BYTES], half[17] = "";
     sha256 h;
@@ -36,7 +36,7 @@ static void digest(const char *a, const char *b, const char *c, uint64_t out[2])
 void session_key(const engine_request *r, uint64_t out[2])
 {
     out[0] = out[1] = 0;
-    if (r->session) digest(r->identity, r->cache_salt, r->session, out);
+    if (r->session) digest_parts(r->identity, r->cache_salt, r->session, out);
 }
 
 uint64_t session_salt(const engine_request *r, bool apart)
@@ -44,6 +44,6 @@ uint64_t session_salt(const engine_request *r, bool apart)
     uint64_t salt[2];
     const char *identity = apart ? r->identity : NULL;
     if (!identity && !r->cache_salt) return 0;
-    digest(identity, r->cache_salt, NULL, salt);
+    digest_parts(identity, r->cache_salt, NULL, salt);
     return salt[0];
 }

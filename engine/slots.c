@@ -6,7 +6,7 @@
 
 /* ---- events ---------------------------------------------------------------------------------- */
 
-static bool reserve(void **items, size_t *capacity, size_t n, size_t size)
+static bool reserve_items(void **items, size_t *capacity, size_t n, size_t size)
 {
     if (n <= *capacity) return true;
     size_t wanted = n > 2 * *capacity ? n : 2 * *capacity;
@@ -23,9 +23,9 @@ bool slots_make_room(engine *e, size_t n_more)
      * most once. */
     enum { OF_A_CHOICE = 4, OF_ALL = 2 /* RESULT, FLUSH */ };
     size_t n = e->n_choices + n_more;
-    return reserve((void **)&e->events, &e->events_capacity, OF_A_CHOICE * n + OF_ALL,
-                   sizeof *e->events) &&
-           reserve((void **)&e->ending, &e->ending_capacity, n, sizeof *e->ending);
+    return reserve_items((void **)&e->events, &e->events_capacity, OF_A_CHOICE * n + OF_ALL,
+                         sizeof *e->events) &&
+           reserve_items((void **)&e->ending, &e->ending_capacity, n, sizeof *e->ending);
 }
 
 void slots_add_event(engine *e, sched_event event)
@@ -97,7 +97,7 @@ static void refuse_stream(engine *e, engine_stream *s, status_code code, const c
     stream_fail(s, code, text);
 }
 
-static void admit(engine *e, engine_stream *s)
+static void admit_stream(engine *e, engine_stream *s)
 {
     error err = {{0}};
     if (atomic_load(&s->aborted)) {
@@ -135,7 +135,7 @@ static void admit(engine *e, engine_stream *s)
     slots_add_event(e, (sched_event){.kind = SCHED_ADD, .add = &s->sched_request});
 }
 
-static void resume(engine *e, engine_stream *s)
+static void resume_stream(engine *e, engine_stream *s)
 {
     if (!is_known(e, s) || !s->paused) return;
     s->paused = false;
@@ -148,9 +148,9 @@ void slots_take_inbox(engine *e, const inbox_batch *batch)
     if (batch->flush) slots_add_event(e, (sched_event){.kind = SCHED_FLUSH});
     for (engine_stream *s = batch->first, *next; s; s = next) {
         next = s->taken_next;
-        if (s->taken & INBOX_ADD) admit(e, s);
+        if (s->taken & INBOX_ADD) admit_stream(e, s);
         if ((s->taken & INBOX_ABORT) && is_known(e, s)) slots_end_stream(e, s, ENGINE_FINISH_ABORT);
-        if (s->taken & INBOX_RESUME) resume(e, s);
+        if (s->taken & INBOX_RESUME) resume_stream(e, s);
         stream_unref(s);
     }
 }

@@ -222,7 +222,7 @@ static void take_text(engine_stream *s, const char *text, size_t n)
     strbuf_append(&s->read_text, text, n);
 }
 
-static void take(engine_stream *s, engine_output *out)
+static void take_output(engine_stream *s, engine_output *out)
 {
     ring_item item = s->ring[s->head];
     *out = (engine_output){.choice = item.choice, .has_token = item.has_token, .stop_token = -1};
@@ -262,7 +262,7 @@ bool engine_stream_read(engine_stream *s, engine_output *out)
 {
     pthread_mutex_lock(&s->lock);
     bool got = can_read(s);
-    if (got) take(s, out);
+    if (got) take_output(s, out);
     unlock_and_resume(s);
     return got;
 }
@@ -272,7 +272,7 @@ bool engine_stream_wait(engine_stream *s, engine_output *out)
     pthread_mutex_lock(&s->lock);
     while (!can_read(s) && s->n_unread_ends > 0) pthread_cond_wait(&s->readable, &s->lock);
     bool got = can_read(s);
-    if (got) take(s, out);
+    if (got) take_output(s, out);
     unlock_and_resume(s);
     return got;
 }

@@ -263,7 +263,7 @@ static bool ends_backend(status s)
 /* Notes that a call into the backend begins, for the oldest step in flight. Its time counts from
  * this call: what it ran before, beside the engine thread, is not known to be the backend's
  * doing. */
-static void begin(engine *e)
+static void begin_backend_call(engine *e)
 {
     step_watch *w = &e->watch;
     pthread_mutex_lock(&w->lock);
@@ -275,7 +275,7 @@ static void begin(engine *e)
 }
 
 /* Notes that the call has ended. Returns whether its step was abandoned. */
-static bool end(engine *e)
+static bool end_backend_call(engine *e)
 {
     step_watch *w = &e->watch;
     pthread_mutex_lock(&w->lock);
@@ -313,9 +313,9 @@ const step_result *watch_run(engine *e, const step_plan *plan)
     const step_result *result = NULL;
     if (!sched_plan_empty(plan)) e->in_flight[e->n_in_flight++] = plan;
     const step_plan *oldest = e->in_flight[0], *whose = NULL;
-    begin(e);
+    begin_backend_call(e);
     status st = visit_backend(e, plan, &whose, &result);
-    bool abandoned = end(e);
+    bool abandoned = end_backend_call(e);
     if (status_ok(st) && result) st = check_result(oldest, result);
     if (status_ok(st) && !abandoned) {
         if (!result) return NULL;

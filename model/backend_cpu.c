@@ -107,7 +107,7 @@ static status apply_moves(backend_cpu *b, const pkv_move *moves, size_t n)
     return STATUS_IS_OK;
 }
 
-static status prepare(backend_cpu *b, const step_plan *plan)
+static status prepare_step(backend_cpu *b, const step_plan *plan)
 {
     RETURN_IF_ERROR(pkv_mirror_apply(b->mirror, plan->deltas.words, plan->deltas.n_words));
     if (pkv_mirror_checksum(b->mirror) != plan->checksum)
@@ -118,7 +118,7 @@ static status prepare(backend_cpu *b, const step_plan *plan)
     return plan_check(&b->info, b->mirror, plan);
 }
 
-static status grow(float **buffer, size_t *capacity, size_t n)
+static status grow_buffer(float **buffer, size_t *capacity, size_t n)
 {
     if (n <= *capacity) return STATUS_IS_OK;
     float *grown = alloc_resize(NULL, *buffer, n, sizeof(float));
@@ -158,7 +158,7 @@ static status lay_out(backend_cpu *b, const step_plan *plan)
         lay_out_measure(b, s, &b->seqs[i], &b->seq_results[i].measure);
         floats += measures_arrays(&s->measure) * plan_measure_floats(&b->seq_results[i].measure);
     }
-    RETURN_IF_ERROR(grow(&b->measures, &b->measures_capacity, floats));
+    RETURN_IF_ERROR(grow_buffer(&b->measures, &b->measures_capacity, floats));
     float *at = b->measures;
     const pkv_geometry *g = &b->info.geometry;
     bool selects = retention_selecting_layers(g, g->n_layers) > 0;
@@ -178,7 +178,7 @@ static status lay_out(backend_cpu *b, const step_plan *plan)
 
 /* Computes logits and draws tokens. Rows whose logits the plan wants come first, so that they lie
  * together in the result, then one row for each sequence that samples. */
-static status sample(backend_cpu *b, const step_plan *plan)
+static status sample_rows(backend_cpu *b, const step_plan *plan)
 {
     uint32_t n_asked = 0, n_rows, n_draws = 0;
     for (uint32_t i = 0; i < plan->n_seqs; i++)
@@ -190,7 +190,7 @@ static status sample(backend_cpu *b, const step_plan *plan)
             b->logit_rows[n_rows++] = plan->seqs[i].first_token + plan->seqs[i].n_tokens - 1;
 
     size_t vocab = b->config.vocab_size;
-    RETURN_IF_ERROR(grow(&b->logits, &b->logits_capacity, n_rows * vocab));
+    RETURN_IF_ERROR(grow_buffer(&b->logits, &b->logits_capacity, n_rows * vocab));
     RETURN_IF_ERROR(forward_logits(b->forward, b->logit_rows, n_rows, b->logits));
     b->result.logits = b->logits;
     b->result.n_logit_rows = n_asked;
@@ -232,14 +232,14 @@ static status cpu_submit(void *ctx, const step_plan *plan)
 
 static status run_step(backend_cpu *b, const step_plan *plan)
 {
-    RETURN_IF_ERROR(prepare(b, plan));
+    RETURN_IF_ERROR(prepare_step(b, plan));
     if (plan->n_seqs == 0) return STATUS_IS_OK;
     RETURN_IF_ERROR(lay_out(b, plan));
     RETURN_IF_ERROR(forward_run(b->forward, plan->tokens, plan->n_tokens, b->seqs, plan->n_seqs));
     b->result.measure_us = forward_measure_us(b->forward);
     RETURN_IF_ERROR(row_scores_run(&b->scores, b->forward, b->pool, b->config.vocab_size,
                                    b->gives_scores, plan, b->seq_results));
-    return sample(b, plan);
+    return sample_rows(b, plan);
 }
 
 /* Computes the step on the caller's thread and the pool, because the caller would only wait. */
@@ -297,7 +297,7 @@ static const backend_ops cpu_ops = {
 
 /* ---- creation -------------------------------------------------------------------------------- */
 
-static status load(backend_cpu *b, const backend_options *o, error *err)
+static status load_weights(backend_cpu *b, const backend_options *o, error *err)
 {
     int64_t start = clock_now_us();
     /* Ranks on one machine would all pin their workers to its first cores. */
@@ -445,7 +445,7 @@ status backend_cpu_create(const backend_options *options, backend *out, error *e
     if (options->max_model_len) b->config.rope.length = options->max_model_len;
     b->group = options->group;
     status s = sizes_geometry(options, &b->info.geometry, err);
-    if (status_ok(s)) s = load(b, options, err);
+    if (status_ok(s)) s = load_weights(b, options, err);
     if (status_ok(s)) s = make_pool(b, options, err);
     if (status_ok(s)) s = make_host_tier(b, options, err);
     if (status_ok(s)) {

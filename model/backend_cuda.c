@@ -97,7 +97,7 @@ static status start_draws(backend_cuda *b, const step_plan *plan, uint32_t n)
     return b->flight->largest ? cuda_draw_largest(b, n) : cuda_draw(b, n);
 }
 
-static status sample(backend_cuda *b, const step_plan *plan)
+static status sample_flight(backend_cuda *b, const step_plan *plan)
 {
     step_result *result = &b->flight->result;
     uint32_t n_asked, n = list_logit_rows(b, plan, &n_asked);
@@ -196,7 +196,7 @@ static status run_step(backend_cuda *b, const step_plan *plan)
     if (plan->n_seqs == 0) return cuda_wait(&b->device);
     RETURN_IF_ERROR(run_rows(b));
     RETURN_IF_ERROR(cuda_scores(b, plan));
-    return sample(b, plan);
+    return sample_flight(b, plan);
 }
 
 /* Waits for work in flight, which must not read what the next step writes, and logs the failure. */
@@ -225,7 +225,7 @@ static bool is_plain(const backend_cuda *b, const step_plan *plan)
 }
 
 /* Makes f the step that is being laid out. */
-static void enter(backend_cuda *b, cuda_flight *f)
+static void enter_flight(backend_cuda *b, cuda_flight *f)
 {
     b->flight = f;
     b->plan = f->plan;
@@ -246,7 +246,7 @@ static status cuda_submit(void *ctx, const step_plan *plan)
     f->start_us = clock_now_us();
     f->result = (step_result){.step = plan->step, .seqs = f->seq_results};
     f->n_draws = 0;
-    enter(b, f);
+    enter_flight(b, f);
     f->status = begin_step(b, plan);
     f->started = plain && status_ok(f->status);
     if (f->started) f->status = start_step(b, plan);

@@ -78,8 +78,8 @@ status family_read_optional_window(const json_t *json, const char *where, bool b
 
 /* ---- experts --------------------------------------------------------------------------------- */
 
-static status need(const json_t *json, const char *where, const char *key, int64_t max,
-                   uint32_t *out, error *err)
+static status need_count(const json_t *json, const char *where, const char *key, int64_t max,
+                         uint32_t *out, error *err)
 {
     int64_t v;
     RETURN_IF_ERROR(json_get_int(json, where, key, 1, max, 0, &v, err));
@@ -104,10 +104,10 @@ static status read_expert_count(const json_t *json, const char *where, const cha
     const char *other = strcmp(*key, keys[0]) == 0 ? keys[1] : keys[0];
     bool both = is_given(json, *key) && is_given(json, other);
     if (!is_given(json, *key) && is_given(json, other)) *key = other;
-    RETURN_IF_ERROR(need(json, where, *key, EXPERTS_MAX, &c->n_experts, err));
+    RETURN_IF_ERROR(need_count(json, where, *key, EXPERTS_MAX, &c->n_experts, err));
     if (!both) return STATUS_IS_OK;
     uint32_t again = 0;
-    RETURN_IF_ERROR(need(json, where, other, EXPERTS_MAX, &again, err));
+    RETURN_IF_ERROR(need_count(json, where, other, EXPERTS_MAX, &again, err));
     if (again == c->n_experts) return STATUS_IS_OK;
     return error_set(err, STATUS_INVALID, "%s: \"%s\" is %u and \"%s\" is %u", where, *key,
                      c->n_experts, other, again);
@@ -117,9 +117,9 @@ status family_read_experts(const json_t *json, const char *where, const char *co
                            const char *ffn_key, model_config *c, error *err)
 {
     RETURN_IF_ERROR(read_expert_count(json, where, &count_key, c, err));
-    RETURN_IF_ERROR(need(json, where, ffn_key, EXPERT_FFN_MAX, &c->expert_ffn, err));
-    RETURN_IF_ERROR(
-        need(json, where, "num_experts_per_tok", EXPERTS_OF_TOKEN_MAX, &c->experts_per_token, err));
+    RETURN_IF_ERROR(need_count(json, where, ffn_key, EXPERT_FFN_MAX, &c->expert_ffn, err));
+    RETURN_IF_ERROR(need_count(json, where, "num_experts_per_tok", EXPERTS_OF_TOKEN_MAX,
+                               &c->experts_per_token, err));
     if (c->experts_per_token > c->n_experts)
         return error_set(err, STATUS_INVALID, "%s: \"num_experts_per_tok\" is %u of %u experts",
                          where, c->experts_per_token, c->n_experts);
@@ -132,5 +132,5 @@ status family_read_experts(const json_t *json, const char *where, const char *co
 status family_read_shared_expert(const json_t *json, const char *where, const char *ffn_key,
                                  model_config *c, error *err)
 {
-    return need(json, where, ffn_key, EXPERT_FFN_MAX, &c->shared_ffn, err);
+    return need_count(json, where, ffn_key, EXPERT_FFN_MAX, &c->shared_ffn, err);
 }

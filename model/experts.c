@@ -78,7 +78,7 @@ static void softmax(float *x, uint32_t n)
 
 /* Sets out to the indices of the k largest of p [n], ascending. Among equals the lowest index wins;
  * NaNs are taken last. */
-static void choose(const float *p, uint32_t n, uint32_t k, uint32_t *out)
+static void choose_experts(const float *p, uint32_t n, uint32_t k, uint32_t *out)
 {
     uint32_t held = 0;
     for (uint32_t i = 0; i < n; i++) {
@@ -104,7 +104,7 @@ static void route_range(void *ctx, size_t from, size_t to, unsigned thread)
         float *p = e->logits + row * e->n, *weights = e->weights + row * e->of_row, sum = 0.0f;
         uint32_t *chosen = e->chosen + row * e->of_row;
         softmax(p, e->n);
-        choose(p, e->n, e->of_row, chosen);
+        choose_experts(p, e->n, e->of_row, chosen);
         for (uint32_t i = 0; i < e->of_row; i++) sum += weights[i] = p[chosen[i]];
         for (uint32_t i = 0; e->o.config->expert_norm && i < e->of_row; i++) weights[i] /= sum;
     }

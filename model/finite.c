@@ -45,7 +45,7 @@ static bool row_is_finite(const finite_rows *r, size_t row)
     }
 }
 
-static void look(void *ctx, size_t from, size_t to, unsigned thread)
+static void check_range(void *ctx, size_t from, size_t to, unsigned thread)
 {
     job *j = ctx;
     (void)thread;
@@ -61,8 +61,8 @@ bool rows_are_finite(const finite_rows *rows, thread_pool *pool, size_t *row)
 {
     job j = {.rows = rows};
     atomic_init(&j.first, SIZE_MAX);
-    if (pool) thread_pool_for(pool, rows->rows, ROWS_AT_ONCE, look, &j);
-    else look(&j, 0, rows->rows, 0);
+    if (pool) thread_pool_for(pool, rows->rows, ROWS_AT_ONCE, check_range, &j);
+    else check_range(&j, 0, rows->rows, 0);
     *row = atomic_load(&j.first);
     return *row == SIZE_MAX;
 }

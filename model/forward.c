@@ -151,7 +151,7 @@ static void embed_range(void *ctx, size_t from, size_t to, unsigned thread)
     }
 }
 
-static status embed(forward *f, const uint32_t *tokens, uint32_t n_rows)
+static status embed_tokens(forward *f, const uint32_t *tokens, uint32_t n_rows)
 {
     embed_job job = {f, tokens};
     thread_pool_for(f->o.pool, n_rows, 16, embed_range, &job);
@@ -245,8 +245,8 @@ static float *mass_of(const forward *f, const forward_seq *s, uint32_t layer, ui
     return s->values + ((size_t)row * f->kv_heads + head) * s->stride;
 }
 
-static status attend(forward *f, uint32_t layer, const forward_seq *seqs, uint32_t n_seqs,
-                     float *out)
+static status attend_layer(forward *f, uint32_t layer, const forward_seq *seqs, uint32_t n_seqs,
+                           float *out)
 {
     const kv_store *store = f->o.store;
     const model_config *c = f->o.config;
@@ -321,7 +321,7 @@ static status attention_block(forward *f, uint32_t layer, uint32_t n_rows, const
     kern_rope(kc, qkv, f->qkv_width, angles, n_rows, f->heads + f->kv_heads, head_dim);
     if (f->o.watch) f->o.watch(f->o.watch_ctx, layer, n_rows, qkv);
     RETURN_IF_ERROR(write_rows(f, layer, n_rows, seqs, n_seqs));
-    RETURN_IF_ERROR(attend(f, layer, seqs, n_seqs, attn));
+    RETURN_IF_ERROR(attend_layer(f, layer, seqs, n_seqs, attn));
     RETURN_IF_ERROR(measures_layer(f->measures, layer, seqs, n_seqs, qkv, attn));
     if (f->o.store->filling) kv_filling_end(f->o.store->filling, layer);
     kern_matmul(kc, &w->o, NULL, attn, f->attn_width, n_rows, f->delta, hidden);
@@ -366,7 +366,7 @@ status forward_run(forward *f, const uint32_t *tokens, uint32_t n_rows, const fo
     kern_context *kc = f->o.kernels;
 
     RETURN_IF_ERROR(measures_start(f->measures, seqs, n_seqs));
-    RETURN_IF_ERROR(embed(f, tokens, n_rows));
+    RETURN_IF_ERROR(embed_tokens(f, tokens, n_rows));
     fill_angles(f, seqs, n_seqs);
     kern_rmsnorm(kc, f->x, layers[0].attn_norm, c->rms_eps, n_rows, c->hidden, f->normed);
     for (uint32_t l = 0; l < c->n_layers; l++) {

@@ -63,7 +63,7 @@ static uint8_t *stored_page(const kv_filling *f, uint32_t id)
 static uint32_t host_id(const kv_filling *f, uint32_t host) { return f->o.store->n_pages + host; }
 
 /* The page's bf16 tile; NULL: the page is only stored. */
-static uint8_t *find(kv_filling *f, uint32_t id)
+static uint8_t *find_tile(kv_filling *f, uint32_t id)
 {
     uint32_t tile = f->tile_of[id];
     if (tile == 0) return NULL;
@@ -71,7 +71,7 @@ static uint8_t *find(kv_filling *f, uint32_t id)
     return tile_data(f, tile);
 }
 
-static void drop(kv_filling *f, uint32_t id)
+static void drop_tile(kv_filling *f, uint32_t id)
 {
     uint32_t tile = f->tile_of[id];
     if (tile == 0) return;
@@ -149,7 +149,7 @@ static void sweep(kv_filling *f, const forward_seq *seqs, uint32_t n_seqs)
         uint32_t id = f->tiles[i].id;
         if (id == 0 || id >= f->o.store->n_pages) continue;
         if (is_running(f, id) && (f->pages_before == 0 || f->tiles[i].wanted)) continue;
-        if (!pkv_mirror_page_at(f->o.mirror, id).parked) drop(f, id);
+        if (!pkv_mirror_page_at(f->o.mirror, id).parked) drop_tile(f, id);
     }
 }
 
@@ -169,20 +169,20 @@ static bool settle_one(kv_filling *f)
         pad_page(f, tile_data(f, oldest), f->tiles[oldest].fill);
         pack_page(f, id, tile_data(f, oldest));
     }
-    drop(f, id);
+    drop_tile(f, id);
     return true;
 }
 
-static status take(kv_filling *f, uint32_t id, uint8_t **out)
+static status take_tile(kv_filling *f, uint32_t id, uint8_t **out)
 {
-    *out = find(f, id);
+    *out = find_tile(f, id);
     if (*out) return STATUS_IS_OK;
     if (f->n_free == 0 && !settle_one(f))
         return status_make(STATUS_INTERNAL, "more pages fill than can run");
     uint32_t tile = f->free[--f->n_free];
     f->tile_of[id] = tile;
     f->tiles[tile] = (filling_tile){.id = id, .fill = 1};
-    *out = find(f, id);
+    *out = find_tile(f, id);
     return STATUS_IS_OK;
 }
 
@@ -198,7 +198,7 @@ static status reopen(kv_filling *f, uint32_t id, uint8_t **out)
 {
     const kv_store *s = f->o.store;
     bool had = f->tile_of[id] != 0;
-    RETURN_IF_ERROR(take(f, id, out));
+    RETURN_IF_ERROR(take_tile(f, id, out));
     for (uint32_t t = 0; !had && t < f->tiles_in_page; t++)
         kern_kv_unpack(f->o.kernels, &s->shape, stored_page(f, id) + t * s->tile_bytes,
                        *out + t * f->tile_bytes);
@@ -212,15 +212,15 @@ static status copy_page(kv_filling *f, uint32_t src, uint32_t dst)
 {
     if (f->tile_of[src]) {
         uint8_t *to;
-        RETURN_IF_ERROR(take(f, dst, &to));
+        RETURN_IF_ERROR(take_tile(f, dst, &to));
     }
-    const uint8_t *wide = find(f, src); /* making room may have stored `src` */
+    const uint8_t *wide = find_tile(f, src); /* making room may have stored `src` */
     if (wide) {
-        memcpy(find(f, dst), wide, f->page_bytes);
+        memcpy(find_tile(f, dst), wide, f->page_bytes);
         set_fill(f, dst, f->tiles[f->tile_of[src]].fill);
         f->tiles[f->tile_of[dst]].stored = has_both(f, src);
     } else {
-        drop(f, dst);
+        drop_tile(f, dst);
     }
     if (!wide || has_both(f, src))
         memcpy(stored_page(f, dst), stored_page(f, src), f->o.store->page_bytes);
@@ -233,15 +233,15 @@ status kv_filling_move(kv_filling *f, const rope_config *rope, const pkv_move *m
     uint32_t end = m->dst_slot + m->n_slots, page_tokens = s->shape.page_tokens;
     bool whole = m->n_slots == page_tokens && m->rotate == 0;
     if (!is_ours(s, m->group)) return STATUS_IS_OK;
-    if (m->fresh && whole && (!find(f, m->src_page) || has_both(f, m->src_page)))
+    if (m->fresh && whole && (!find_tile(f, m->src_page) || has_both(f, m->src_page)))
         return copy_page(f, m->src_page, m->dst_page);
-    uint8_t *dst = find(f, m->dst_page);
+    uint8_t *dst = find_tile(f, m->dst_page);
     bool in_both = dst && !m->fresh && has_both(f, m->dst_page);
     if (m->fresh && m->dst_slot == 0) {
-        RETURN_IF_ERROR(take(f, m->dst_page, &dst));
+        RETURN_IF_ERROR(take_tile(f, m->dst_page, &dst));
         set_fill(f, m->dst_page, end); /* slots of the page's former use do not count */
     }
-    const uint8_t *src = find(f, m->src_page);
+    const uint8_t *src = find_tile(f, m->src_page);
     kv_place from = src ? (kv_place){&f->wide, (uint8_t *)src, f->tile_bytes}
                         : (kv_place){&s->shape, stored_page(f, m->src_page), s->tile_bytes};
     const kv_place stored = {&s->shape, stored_page(f, m->dst_page), s->tile_bytes};
@@ -252,7 +252,7 @@ status kv_filling_move(kv_filling *f, const rope_config *rope, const pkv_move *m
     if (end > f->tiles[f->tile_of[m->dst_page]].fill) set_fill(f, m->dst_page, end);
     if (end < page_tokens) return STATUS_IS_OK;
     pack_page(f, m->dst_page, dst);
-    drop(f, m->dst_page);
+    drop_tile(f, m->dst_page);
     return STATUS_IS_OK;
 }
 
@@ -263,7 +263,7 @@ status kv_filling_copy(kv_filling *f, const pkv_move *m)
     uint32_t dst = out ? host_id(f, m->dst_page) : m->dst_page;
     if (!is_ours(f->o.store, m->group)) return STATUS_IS_OK;
     RETURN_IF_ERROR(copy_page(f, src, dst));
-    if (!out) drop(f, src); /* the host tier's page is free now */
+    if (!out) drop_tile(f, src); /* the host tier's page is free now */
     return STATUS_IS_OK;
 }
 
@@ -303,7 +303,7 @@ static status open_pages(kv_filling *f, pkv_table_view table, page_range range)
     for (uint32_t i = range.first; i < range.end; i++) {
         uint8_t *wide;
         bool begun = i == range.first && range.first_slot > 0;
-        RETURN_IF_ERROR((begun ? reopen : take)(f, table.pages[i], &wide));
+        RETURN_IF_ERROR((begun ? reopen : take_tile)(f, table.pages[i], &wide));
         uint32_t fill = table.kept_tokens - i * page_tokens;
         set_fill(f, table.pages[i], fill < page_tokens ? fill : page_tokens);
         if (fill >= page_tokens) f->full[f->n_full++] = table.pages[i];
@@ -328,7 +328,7 @@ status kv_filling_begin(kv_filling *f, uint32_t layer, const forward_seq *seqs, 
             size_t tile = kv_store_tile(s, layer, head);
             for (uint32_t p = kv_store_first_wide(s, table.kept_tokens - seqs[i].n_rows);
                  p < range.end; p++) {
-                const uint8_t *page = find(f, table.pages[p]);
+                const uint8_t *page = find_tile(f, table.pages[p]);
                 const uint8_t *wide = page ? page + tile * f->tile_bytes : NULL;
                 assert(n < f->max_pointers && (wide || p < range.first));
                 f->pointers[n++] = wide;
@@ -358,7 +358,7 @@ void kv_filling_end(kv_filling *f, uint32_t layer)
     const pkv_geometry *g = &f->o.store->geometry;
     bool last = (layer + 1) % g->layers_per_group == 0 || layer + 1 == g->n_layers;
     for (size_t i = 0; last && i < f->n_full; i++) f->tiles[f->tile_of[f->full[i]]].stored = true;
-    for (size_t i = 0; last && i < f->n_leaving; i++) drop(f, f->leaving[i]);
+    for (size_t i = 0; last && i < f->n_leaving; i++) drop_tile(f, f->leaving[i]);
 }
 
 const uint8_t *const *kv_filling_tiles(const kv_filling *f, uint32_t index, uint32_t head)

@@ -100,7 +100,7 @@ status model_probe_create(const backend *b, const backend_options *made_with, ui
     return s;
 }
 
-static void forget(model_probe *p)
+static void forget_tables(model_probe *p)
 {
     free(p->tokens);
     free(p->keys);
@@ -114,7 +114,7 @@ static void forget(model_probe *p)
 void model_probe_destroy(model_probe *p)
 {
     if (!p) return;
-    forget(p);
+    forget_tables(p);
     forward_destroy(p->forward);
     pkv_mirror_destroy(p->mirror);
     pkv_destroy(p->kv);
@@ -190,7 +190,7 @@ static status run_chunks(model_probe *p)
     return STATUS_IS_OK;
 }
 
-static status run(model_probe *p, const uint32_t *tokens, uint32_t n, uint32_t first_row)
+static status run_rows(model_probe *p, const uint32_t *tokens, uint32_t n, uint32_t first_row)
 {
     uint32_t hit;
     RETURN_IF_ERROR(make_room(p, tokens, n, first_row));
@@ -215,10 +215,10 @@ status model_probe_run(model_probe *p, const uint32_t *tokens, uint32_t n_tokens
         if (tokens[i] >= p->config->vocab_size)
             return error_set(err, STATUS_INVALID, "probe: token %u is not in the vocabulary",
                              tokens[i]);
-    forget(p);
-    status s = run(p, tokens, n_tokens, first_row);
+    forget_tables(p);
+    status s = run_rows(p, tokens, n_tokens, first_row);
     if (status_ok(s)) return s;
-    forget(p);
+    forget_tables(p);
     return error_set(err, s.code, "probe: %s", s.message ? s.message : status_text(s.code));
 }
 

@@ -7,7 +7,7 @@
 /* Rows whose logits are in memory at a time; of each row only a few numbers are kept. */
 enum { BLOCK = 64 };
 
-static status reserve(void **values, size_t *n, size_t need, size_t size)
+static status reserve_values(void **values, size_t *n, size_t need, size_t size)
 {
     if (need <= *n) return STATUS_IS_OK;
     void *grown = alloc_resize(NULL, *values, need, size);
@@ -20,9 +20,9 @@ static status reserve(void **values, size_t *n, size_t need, size_t size)
 static status make_room(row_scores *r, uint32_t vocab_size, size_t n_samples, size_t n_novelty)
 {
     void *logits = r->logits, *samples = r->samples, *novelty = r->novelty;
-    status s = reserve(&logits, &r->n_logits, (size_t)BLOCK * vocab_size, sizeof *r->logits);
-    if (status_ok(s)) s = reserve(&samples, &r->n_samples, n_samples, sizeof *r->samples);
-    if (status_ok(s)) s = reserve(&novelty, &r->n_novelty, n_novelty, sizeof *r->novelty);
+    status s = reserve_values(&logits, &r->n_logits, (size_t)BLOCK * vocab_size, sizeof *r->logits);
+    if (status_ok(s)) s = reserve_values(&samples, &r->n_samples, n_samples, sizeof *r->samples);
+    if (status_ok(s)) s = reserve_values(&novelty, &r->n_novelty, n_novelty, sizeof *r->novelty);
     r->logits = logits;
     r->samples = samples;
     r->novelty = novelty;

@@ -7,8 +7,8 @@
 
 /* ---- slices ---------------------------------------------------------------------------------- */
 
-static status cut(const char *field, uint32_t whole, int rank, int size, uint32_t *first,
-                  uint32_t *n, error *err)
+static status cut_share(const char *field, uint32_t whole, int rank, int size, uint32_t *first,
+                        uint32_t *n, error *err)
 {
     if (whole % (uint32_t)size != 0)
         return error_set(err, STATUS_UNSUPPORTED, "\"%s\" %u cannot be cut for %d ranks", field,
@@ -23,18 +23,19 @@ status tensor_slice_of(const model_config *c, int rank, int size, tensor_slice *
     tensor_slice s = {0};
     uint32_t ranks = (uint32_t)size;
     RETURN_IF_ERROR(
-        cut("num_attention_heads", c->n_heads, rank, size, &s.first_head, &s.n_heads, err));
-    RETURN_IF_ERROR(cut("intermediate_size", c->ffn, rank, size, &s.first_ffn, &s.n_ffn, err));
-    RETURN_IF_ERROR(cut("intermediate size of experts", c->expert_ffn, rank, size,
-                        &s.first_expert_ffn, &s.n_expert_ffn, err));
-    RETURN_IF_ERROR(cut("shared_expert_intermediate_size", c->shared_ffn, rank, size,
-                        &s.first_shared_ffn, &s.n_shared_ffn, err));
+        cut_share("num_attention_heads", c->n_heads, rank, size, &s.first_head, &s.n_heads, err));
+    RETURN_IF_ERROR(
+        cut_share("intermediate_size", c->ffn, rank, size, &s.first_ffn, &s.n_ffn, err));
+    RETURN_IF_ERROR(cut_share("intermediate size of experts", c->expert_ffn, rank, size,
+                              &s.first_expert_ffn, &s.n_expert_ffn, err));
+    RETURN_IF_ERROR(cut_share("shared_expert_intermediate_size", c->shared_ffn, rank, size,
+                              &s.first_shared_ffn, &s.n_shared_ffn, err));
     if (ranks > c->n_kv_heads && ranks % c->n_kv_heads == 0) {
         s.first_kv_head = (uint32_t)rank / (ranks / c->n_kv_heads);
         s.n_kv_heads = 1;
     } else {
-        RETURN_IF_ERROR(cut("num_key_value_heads", c->n_kv_heads, rank, size, &s.first_kv_head,
-                            &s.n_kv_heads, err));
+        RETURN_IF_ERROR(cut_share("num_key_value_heads", c->n_kv_heads, rank, size,
+                                  &s.first_kv_head, &s.n_kv_heads, err));
     }
     s.n_tokens = (c->vocab_size + ranks - 1) / ranks;
     s.first_token = (uint32_t)rank * s.n_tokens;

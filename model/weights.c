@@ -130,7 +130,7 @@ static void shape_matrices(loader *ld)
 
 /* ---- the block ------------------------------------------------------------------------------- */
 
-static uint8_t *carve(uint8_t *block, size_t *at, size_t bytes)
+static uint8_t *carve_block(uint8_t *block, size_t *at, size_t bytes)
 {
     size_t here = *at;
     *at += (bytes + ALIGNMENT - 1) / ALIGNMENT * ALIGNMENT;
@@ -152,8 +152,8 @@ static size_t lay_out(loader *ld, uint8_t *block)
     size_t at = 0, layer_bytes = ld->o->config->n_layers * sizeof(layer_weights);
     size_t experts_bytes =
         (size_t)ld->o->config->n_layers * ld->o->config->n_experts * sizeof(ffn_weights);
-    layer_weights *layers = (layer_weights *)(void *)carve(block, &at, layer_bytes);
-    ffn_weights *experts = (ffn_weights *)(void *)carve(block, &at, experts_bytes);
+    layer_weights *layers = (layer_weights *)(void *)carve_block(block, &at, layer_bytes);
+    ffn_weights *experts = (ffn_weights *)(void *)carve_block(block, &at, experts_bytes);
     ld->data_begin = at;
     for (size_t i = 0; i < ld->n_parts; i++) {
         const tensor_part *p = &ld->parts[i];
@@ -161,11 +161,12 @@ static size_t lay_out(loader *ld, uint8_t *block)
         float **v = vector_of(&ld->w, p);
         size_t floats = p->role == TENSOR_Q_BIAS ? ld->w.layers[p->layer].qkv.n : p->n_cols;
         if (v && ld->first_rows[i] == 0)
-            *v = (float *)(void *)carve(block, &at, floats * sizeof(float));
-        else if (m && ld->first_rows[i] == 0) m->data = carve(block, &at, kern_matrix_size(m));
+            *v = (float *)(void *)carve_block(block, &at, floats * sizeof(float));
+        else if (m && ld->first_rows[i] == 0)
+            m->data = carve_block(block, &at, kern_matrix_size(m));
     }
     kern_matrix *head = &ld->w.head;
-    if (head_is_copy(ld->o)) head->data = carve(block, &at, kern_matrix_size(head));
+    if (head_is_copy(ld->o)) head->data = carve_block(block, &at, kern_matrix_size(head));
     if (block) {
         memcpy(layers, ld->w.layers, layer_bytes);
         if (experts_bytes) memcpy(experts, ld->w.experts, experts_bytes);
@@ -445,7 +446,7 @@ static status check_groups(const loader *ld, error *err)
     return STATUS_IS_OK;
 }
 
-static status plan(loader *ld, error *err)
+static status plan_tensors(loader *ld, error *err)
 {
     const model_config *c = ld->o->config;
     RETURN_IF_ERROR(tensor_slice_of(c, ld->o->rank, ld->o->size, &ld->w.slice, err));
@@ -479,7 +480,7 @@ static uint64_t hash_parts(const loader *ld, uint64_t h)
     return h;
 }
 
-static status load(loader *ld, error *err)
+static status load_tensors(loader *ld, error *err)
 {
     for (size_t i = 0; i < ld->n_parts; i++) {
         const tensor_part *p = &ld->parts[i];
@@ -588,7 +589,7 @@ static status load_cached(loader *ld, error *err)
         s = error_set(err, STATUS_ABORTED, "%s: given up", o->dir);
     } else if (!ld->w.from_cache) {
         if (s.code != STATUS_NOT_FOUND) log_line(o, why.text, "packed anew");
-        s = load(ld, err);
+        s = load_tensors(ld, err);
         if (status_ok(s)) keep_in_cache(ld, &image);
     }
     strbuf_destroy(&table);
@@ -626,7 +627,7 @@ status weights_measure(const weights_options *options, weights_measures *out, er
 {
     loader ld = {.o = options};
     *out = (weights_measures){0};
-    status result = plan(&ld, err);
+    status result = plan_tensors(&ld, err);
     if (status_ok(result)) {
         out->bytes = lay_out(&ld, NULL);
         for (size_t i = 0; i < ld.n_parts; i++) {
@@ -659,7 +660,7 @@ status weights_shapes(const weights_options *options,
                       status (*use)(void *ctx, const model_weights *shapes), void *ctx, error *err)
 {
     loader ld = {.o = options};
-    status result = plan(&ld, err);
+    status result = plan_tensors(&ld, err);
     if (status_ok(result)) {
         point_nowhere(&ld);
         result = use(ctx, &ld.w);
@@ -671,11 +672,11 @@ status weights_shapes(const weights_options *options,
 status weights_load(const weights_options *options, model_weights *out, error *err)
 {
     loader ld = {.o = options};
-    status result = plan(&ld, err);
+    status result = plan_tensors(&ld, err);
     if (status_ok(result)) result = take_memory(&ld, err);
     if (status_ok(result)) {
         ld.w.identity = hash_parts(&ld, hash_config(options));
-        result = options->cache_dir ? load_cached(&ld, err) : load(&ld, err);
+        result = options->cache_dir ? load_cached(&ld, err) : load_tensors(&ld, err);
         if (options->config->tied_embeddings && !head_is_copy(options)) ld.w.head = ld.w.embed;
         ld.w.embed_scale = embed_scale(options);
     }

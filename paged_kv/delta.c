@@ -6,7 +6,8 @@ size_t log_reserve_of(const pkv *p, uint32_t row)
 }
 
 /* Doubles, so that a log that has seen its longest step never grows again. */
-static bool grow(const allocator *a, void **list, size_t *capacity, size_t needed, size_t size)
+static bool grow_deltas(const allocator *a, void **list, size_t *capacity, size_t needed,
+                        size_t size)
 {
     if (needed <= *capacity) return true;
     size_t n = *capacity > needed / 2 ? *capacity * 2 : needed;
@@ -21,9 +22,9 @@ status log_room(pkv *p, size_t words, size_t moves, size_t more_reserve)
 {
     delta_log *log = &p->log;
     void *w = log->words, *m = log->moves;
-    bool ok = grow(&p->alloc, &w, &log->cap_words,
-                   log->n_words + words + log->reserve + more_reserve, sizeof *log->words) &&
-              grow(&p->alloc, &m, &log->cap_moves, log->n_moves + moves, sizeof *log->moves);
+    bool ok = grow_deltas(&p->alloc, &w, &log->cap_words,
+                          log->n_words + words + log->reserve + more_reserve, sizeof *log->words) &&
+              grow_deltas(&p->alloc, &m, &log->cap_moves, log->n_moves + moves, sizeof *log->moves);
     log->words = w;
     log->moves = m;
     return ok ? STATUS_IS_OK : status_make(STATUS_NO_MEMORY, NULL);

@@ -235,8 +235,8 @@ static bool whole_pages(const pkv *p, const pkv_table *t, const uint64_t *keep, 
     return true;
 }
 
-static status gather(pkv *p, uint32_t id, uint32_t group, const uint64_t *keep, uint32_t left,
-                     bool contiguous)
+static status gather_slots(pkv *p, uint32_t id, uint32_t group, const uint64_t *keep, uint32_t left,
+                           bool contiguous)
 {
     uint32_t kept = p->seqs[id].tables[group].kept, n = 0;
     uint32_t *list = scratch_room(p, ((size_t)left + 1) * sizeof *list);
@@ -258,7 +258,7 @@ status pkv_seq_keep(pkv *p, uint32_t id, uint32_t group, const uint64_t *keep, b
     uint32_t given_up = t->kept - left;
     if (given_up == 0) return STATUS_IS_OK;
     assert(contiguous == p->seqs[id].contiguous || !p->seqs[id].dropped);
-    if (contiguous) return gather(p, id, group, keep, left, true);
+    if (contiguous) return gather_slots(p, id, group, keep, left, true);
     /* Dropping whole pages gives up a multiple of the page, except for a last page that is not
      * full. */
     if (given_up % size == 0 || given_up % size == t->kept % size) {
@@ -270,5 +270,5 @@ status pkv_seq_keep(pkv *p, uint32_t id, uint32_t group, const uint64_t *keep, b
         }
     }
     if (given_up <= size) return fill_holes(p, id, group, keep, left);
-    return gather(p, id, group, keep, left, false);
+    return gather_slots(p, id, group, keep, left, false);
 }

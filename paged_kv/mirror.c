@@ -113,7 +113,7 @@ static uint32_t *list_of(const mirror_seq *s, uint32_t group)
     return s->pages + (size_t)group * s->row;
 }
 
-static bool take(reader *r, uint32_t *fields, size_t n)
+static bool take_fields(reader *r, uint32_t *fields, size_t n)
 {
     if ((size_t)(r->end - r->next) < n) return false;
     memcpy(fields, r->next, n * sizeof *fields);
@@ -134,7 +134,7 @@ static bool is_fresh(const pkv_mirror *m, uint32_t page)
 }
 
 /* Makes every list hold at least `row` pages. A list never needs more than the pool has. */
-static status reserve(pkv_mirror *m, mirror_seq *s, uint32_t row)
+static status reserve_lists(pkv_mirror *m, mirror_seq *s, uint32_t row)
 {
     if (row >= m->n_pages) row = m->n_pages - 1;
     if (!s->tables) {
@@ -206,7 +206,7 @@ static void enter_open(pkv_mirror *m, mirror_seq *s)
 static status apply_open(pkv_mirror *m, reader *r)
 {
     uint32_t f[3]; // seq, capacity, n
-    if (!take(r, f, 3)) return corrupt("delta log: OPEN is cut off");
+    if (!take_fields(r, f, 3)) return corrupt("delta log: OPEN is cut off");
     if (f[0] >= m->max_seqs || m->seqs[f[0]].open)
         return corrupt("delta log: OPEN of an open sequence");
     if (f[2] > (m->n_pages - 1) / m->groups || f[2] > UINT32_MAX / m->page_tokens)
@@ -217,7 +217,7 @@ static status apply_open(pkv_mirror *m, reader *r)
         if (!is_page(m, r->next[i])) return corrupt("delta log: OPEN has no such page");
     }
     mirror_seq *s = &m->seqs[f[0]];
-    RETURN_IF_ERROR(reserve(m, s, f[1] > f[2] ? f[1] : f[2] > 0 ? f[2] : 1));
+    RETURN_IF_ERROR(reserve_lists(m, s, f[1] > f[2] ? f[1] : f[2] > 0 ? f[2] : 1));
     enter_open(m, s);
     for (uint32_t g = 0; g < m->groups; g++) {
         for (uint32_t i = 0; i < f[2]; i++) put_page(m, s, g, i, *r->next++);
@@ -230,7 +230,7 @@ static status apply_open(pkv_mirror *m, reader *r)
 static status apply_close(pkv_mirror *m, reader *r)
 {
     uint32_t seq;
-    if (!take(r, &seq, 1)) return corrupt("delta log: CLOSE is cut off");
+    if (!take_fields(r, &seq, 1)) return corrupt("delta log: CLOSE is cut off");
     mirror_seq *s = open_seq(m, seq);
     if (!s) return corrupt("delta log: CLOSE of a closed sequence");
     for (uint32_t g = 0; g < m->groups; g++) {
@@ -258,7 +258,7 @@ static status apply_park(pkv_mirror *m, reader *r)
 static status apply_hold(const pkv_mirror *m, reader *r)
 {
     uint32_t seq;
-    if (!take(r, &seq, 1)) return corrupt("delta log: HOLD is cut off");
+    if (!take_fields(r, &seq, 1)) return corrupt("delta log: HOLD is cut off");
     const mirror_seq *s = open_seq(m, seq);
     if (!s) return corrupt("delta log: HOLD of a closed sequence");
     mark_parked(m, s);
@@ -268,7 +268,7 @@ static status apply_hold(const pkv_mirror *m, reader *r)
 static status apply_append(pkv_mirror *m, reader *r)
 {
     uint32_t f[3]; // seq, n, n_fresh
-    if (!take(r, f, 3)) return corrupt("delta log: APPEND is cut off");
+    if (!take_fields(r, f, 3)) return corrupt("delta log: APPEND is cut off");
     mirror_seq *s = open_seq(m, f[0]);
     if (!s || f[1] == 0) return corrupt("delta log: APPEND to a closed sequence");
     if ((size_t)(r->end - r->next) < f[2]) return corrupt("delta log: APPEND is cut off");
@@ -285,7 +285,7 @@ static status apply_append(pkv_mirror *m, reader *r)
     }
     if (fresh != f[2]) return corrupt("delta log: APPEND with a wrong number of pages");
     if (longest >= m->n_pages) return corrupt("delta log: APPEND past the pool");
-    RETURN_IF_ERROR(reserve(m, s, longest));
+    RETURN_IF_ERROR(reserve_lists(m, s, longest));
     for (uint32_t g = 0; g < m->groups; g++) {
         mirror_table *t = &s->tables[g];
         for (uint32_t more = pages_needed(m, t, f[1]); more > 0; more--) {
@@ -302,7 +302,7 @@ static status apply_append(pkv_mirror *m, reader *r)
 static status apply_replace(pkv_mirror *m, reader *r)
 {
     uint32_t f[3]; // seq, group, page
-    if (!take(r, f, 3)) return corrupt("delta log: REPLACE is cut off");
+    if (!take_fields(r, f, 3)) return corrupt("delta log: REPLACE is cut off");
     mirror_seq *s = open_seq(m, f[0]);
     if (!s || f[1] >= m->groups) return corrupt("delta log: REPLACE in no table");
     uint32_t n = s->tables[f[1]].n_pages;
@@ -315,7 +315,7 @@ static status apply_replace(pkv_mirror *m, reader *r)
 static status apply_trim(pkv_mirror *m, reader *r)
 {
     uint32_t f[4]; // seq, group, kept, n
-    if (!take(r, f, 4)) return corrupt("delta log: TRIM is cut off");
+    if (!take_fields(r, f, 4)) return corrupt("delta log: TRIM is cut off");
     mirror_seq *s = open_seq(m, f[0]);
     if (!s || f[1] >= m->groups) return corrupt("delta log: TRIM of no table");
     mirror_table *t = &s->tables[f[1]];
@@ -344,7 +344,7 @@ static status apply_trim(pkv_mirror *m, reader *r)
 static status apply_drop(pkv_mirror *m, reader *r)
 {
     uint32_t f[3]; // seq, group, n
-    if (!take(r, f, 3)) return corrupt("delta log: DROP is cut off");
+    if (!take_fields(r, f, 3)) return corrupt("delta log: DROP is cut off");
     mirror_seq *s = open_seq(m, f[0]);
     if (!s || f[1] >= m->groups) return corrupt("delta log: DROP in no table");
     mirror_table *t = &s->tables[f[1]];
@@ -373,7 +373,7 @@ static status apply_drop(pkv_mirror *m, reader *r)
 static status apply_compact(pkv_mirror *m, reader *r)
 {
     uint32_t f[3]; // seq, group, kept
-    if (!take(r, f, 3)) return corrupt("delta log: COMPACT is cut off");
+    if (!take_fields(r, f, 3)) return corrupt("delta log: COMPACT is cut off");
     mirror_seq *s = open_seq(m, f[0]);
     if (!s || f[1] >= m->groups) return corrupt("delta log: COMPACT of no table");
     mirror_table *t = &s->tables[f[1]];
@@ -398,7 +398,7 @@ static status apply_compact(pkv_mirror *m, reader *r)
 static status apply_fork(pkv_mirror *m, reader *r)
 {
     uint32_t f[3]; // parent, child, capacity
-    if (!take(r, f, 3)) return corrupt("delta log: FORK is cut off");
+    if (!take_fields(r, f, 3)) return corrupt("delta log: FORK is cut off");
     const mirror_seq *parent = open_seq(m, f[0]);
     if (!parent) return corrupt("delta log: FORK of a closed sequence");
     if (f[1] >= m->max_seqs || m->seqs[f[1]].open)
@@ -408,7 +408,7 @@ static status apply_fork(pkv_mirror *m, reader *r)
     for (uint32_t g = 0; g < m->groups; g++) {
         if (parent->tables[g].n_pages > row) row = parent->tables[g].n_pages;
     }
-    RETURN_IF_ERROR(reserve(m, child, row));
+    RETURN_IF_ERROR(reserve_lists(m, child, row));
     enter_open(m, child);
     for (uint32_t g = 0; g < m->groups; g++) {
         const mirror_table *from = &parent->tables[g];
@@ -426,7 +426,7 @@ static status apply_fork(pkv_mirror *m, reader *r)
 static status apply_return(pkv_mirror *m, reader *r)
 {
     uint32_t f[2], row = 1; // seq, capacity
-    if (!take(r, f, 2)) return corrupt("delta log: RETURN is cut off");
+    if (!take_fields(r, f, 2)) return corrupt("delta log: RETURN is cut off");
     if (f[0] >= m->max_seqs || m->seqs[f[0]].open)
         return corrupt("delta log: RETURN of an open sequence");
     const uint32_t *at = r->next;
@@ -442,7 +442,7 @@ static status apply_return(pkv_mirror *m, reader *r)
         if (n > row) row = n;
     }
     mirror_seq *s = &m->seqs[f[0]];
-    RETURN_IF_ERROR(reserve(m, s, f[1] > row ? f[1] : row));
+    RETURN_IF_ERROR(reserve_lists(m, s, f[1] > row ? f[1] : row));
     enter_open(m, s);
     for (uint32_t g = 0; g < m->groups; g++) {
         uint32_t kept = *r->next++, n = pages_for(m, kept);

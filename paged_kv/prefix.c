@@ -105,8 +105,8 @@ static void emit(const pkv *p, uint32_t b, bool stored, const uint32_t *tokens)
 }
 
 /* Enters block `index` of a sequence as a child of `parent`; its pages become the block's. */
-static uint32_t insert(pkv *p, const pkv_seq *s, uint32_t index, uint32_t parent, uint64_t hash,
-                       const uint32_t *tokens)
+static uint32_t insert_block(pkv *p, const pkv_seq *s, uint32_t index, uint32_t parent,
+                             uint64_t hash, const uint32_t *tokens)
 {
     uint32_t b = p->free_block;
     if (b != 0) {
@@ -161,7 +161,7 @@ void pkv_seq_publish(pkv *p, uint32_t seq_id, const uint32_t *tokens, uint32_t n
         const uint32_t *block_of = tokens + (size_t)i * size;
         uint64_t hash = prefix_hash(p, p->blocks[cursor].hash, block_of, s->salt);
         uint32_t b = prefix_find(p, cursor, hash, block_of, s->salt);
-        cursor = b != 0 ? b : insert(p, s, i, cursor, hash, block_of);
+        cursor = b != 0 ? b : insert_block(p, s, i, cursor, hash, block_of);
     }
     s->published = n_full;
     s->cursor = cursor;

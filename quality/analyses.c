@@ -197,7 +197,7 @@ static void compare_layer(look *l, uint32_t layer)
     put_mean(l, ANALYSIS_OUTPUT_COSINE, layer, s.sum.output_cosine, (double)s.n_outputs);
 }
 
-static status compare(look *l, error *err)
+static status compare_full(look *l, error *err)
 {
     RETURN_IF_ERROR(show(l, l->in->full, l->in->n_full, err));
     uint32_t answer = l->n - l->in->n_prompt;
@@ -291,7 +291,7 @@ static status follow_layer(look *l, uint32_t layer, error *err)
     return STATUS_IS_OK;
 }
 
-static status follow(look *l, error *err)
+static status follow_prompt(look *l, error *err)
 {
     RETURN_IF_ERROR(show(l, l->in->own, l->in->n_own, err));
     l->out->n_steps = l->n - l->in->n_prompt + 1;
@@ -323,10 +323,10 @@ static status look_at(look *l, error *err)
         !make_values(l->out, l->shape.n_layers))
         return out_of_memory(err);
     memcpy(l->tokens, in->prompt, in->n_prompt * sizeof *l->tokens);
-    if (!in->kept_json) return follow(l, err);
+    if (!in->kept_json) return follow_prompt(l, err);
     RETURN_IF_ERROR(kept_sets_read(in->kept_json, most, &l->kept, err));
-    RETURN_IF_ERROR(follow(l, err));
-    return compare(l, err);
+    RETURN_IF_ERROR(follow_prompt(l, err));
+    return compare_full(l, err);
 }
 
 status analysis_run(const analysis_input *in, analysis *out, error *err)

@@ -7,7 +7,7 @@
 
 /* ---- means ----------------------------------------------------------------------------------- */
 
-static bool add(analysis_means *m, size_t **counts, const analysis *of)
+static bool add_analysis(analysis_means *m, size_t **counts, const analysis *of)
 {
     if (!of->n_layers) return true;
     if (!m->n_layers) {
@@ -36,7 +36,8 @@ status report_analyses(const results *r, uint32_t first_row, uint32_t column, an
     for (uint32_t row = first_row; row < results_next_task(r, first_row); row++) {
         size_t n;
         const record *records = records_cell(r->records, row, column, ARM_SINGLE, &n);
-        for (size_t i = 0; ok && i < n; i++) ok = add(out, &counts, &records[i].findings.attention);
+        for (size_t i = 0; ok && i < n; i++)
+            ok = add_analysis(out, &counts, &records[i].findings.attention);
     }
     for (size_t i = 0; ok && i < (size_t)ANALYSIS_ROWS * out->n_layers; i++)
         out->values[i] = counts[i] ? out->values[i] / (double)counts[i] : NAN;

@@ -74,8 +74,8 @@ static void init_request(const campaign *c, const job *j, engine_request *r)
 
 /* ---- the prompt ------------------------------------------------------------------------------ */
 
-static status count(const campaign *c, const source *s, const char *text, size_t n,
-                    uint32_t *tokens, error *err)
+static status count_prompt(const campaign *c, const source *s, const char *text, size_t n,
+                           uint32_t *tokens, error *err)
 {
     tok_ids ids = {0};
     engine_request r;
@@ -92,7 +92,7 @@ static status count(const campaign *c, const source *s, const char *text, size_t
 status ask_count(void *ctx, const char *text, size_t n, uint32_t *tokens, error *err)
 {
     const campaign *c = ctx;
-    return count(c, &c->sources.items[c->row], text, n, tokens, err);
+    return count_prompt(c, &c->sources.items[c->row], text, n, tokens, err);
 }
 
 /* A user's prompt that is too long loses its middle, as in LongBench. */
@@ -121,7 +121,7 @@ static status shorten(const campaign *c, job *j, const question *q, strbuf *text
     const document *d = j->live->doc;
     const variant *v = &c->variants.items[j->column];
     const source *s = &c->sources.items[j->live->row];
-    RETURN_IF_ERROR(count(c, s, text->data, text->size, &j->whole_prompt, err));
+    RETURN_IF_ERROR(count_prompt(c, s, text->data, text->size, &j->whole_prompt, err));
     size_t n_context = d->context_to - d->context_from;
     tok_ids ids = {0};
     status st =
@@ -151,7 +151,7 @@ static status write_prompt(const campaign *c, job *j, strbuf *text, error *err)
     return text->failed ? out_of_memory(err) : STATUS_IS_OK;
 }
 
-static status submit(const campaign *c, job *j, engine_request *r, error *err)
+static status submit_question(const campaign *c, job *j, engine_request *r, error *err)
 {
     RETURN_IF_ERROR(set_method(c, j, r, err));
     RETURN_IF_ERROR(set_session(j, r, err));
@@ -166,7 +166,7 @@ status ask_first(campaign *c, job *j, error *err)
     init_request(c, j, &r);
     status st = write_prompt(c, j, &text, err);
     if (status_ok(st)) st = set_prompt(&r, text.data, text.size, by_template(c, s), err);
-    if (status_ok(st)) st = submit(c, j, &r, err);
+    if (status_ok(st)) st = submit_question(c, j, &r, err);
     engine_request_destroy(&r);
     strbuf_destroy(&text);
     return st;
@@ -226,7 +226,7 @@ status ask_second(campaign *c, job *j, const second_turn *turn, error *err)
     init_request(c, j, &r);
     status st = by_template(c, s) ? continue_chat(c, j, turn, q, &r, err)
                                   : continue_tokens(c, turn, s->between, q, &r, err);
-    if (status_ok(st)) st = submit(c, j, &r, err);
+    if (status_ok(st)) st = submit_question(c, j, &r, err);
     engine_request_destroy(&r);
     return st;
 }

@@ -82,7 +82,7 @@ static void score_chunks(chunk *chunks, size_t n, const query_terms *q)
 }
 
 /* Selects the best chunks, the earlier of equal ones first, until the next would not fit. */
-static void choose(chunk *chunks, size_t n, uint32_t tokens)
+static void choose_chunks(chunk *chunks, size_t n, uint32_t tokens)
 {
     for (uint32_t used = 0;;) {
         chunk *best = NULL;
@@ -95,8 +95,8 @@ static void choose(chunk *chunks, size_t n, uint32_t tokens)
 }
 
 /* Cuts the text into chunks. The bytes of its tokens make up the text, so chunks point into it. */
-static status cut(const tokenizer *t, const tok_ids *ids, const char *text, size_t n, chunk *chunks,
-                  error *err)
+static status cut_chunks(const tokenizer *t, const tok_ids *ids, const char *text, size_t n,
+                         chunk *chunks, error *err)
 {
     size_t at = 0;
     for (size_t i = 0; i < ids->n; i++) {
@@ -126,12 +126,12 @@ status bm25_choose(const tokenizer *t, const char *text, size_t n, const char *q
         chunks = calloc(n_chunks + 1, sizeof *chunks);
         if (!q || !chunks) st = error_set(err, STATUS_NO_MEMORY, "out of memory");
     }
-    if (status_ok(st)) st = cut(t, &ids, text, n, chunks, err);
+    if (status_ok(st)) st = cut_chunks(t, &ids, text, n, chunks, err);
     if (status_ok(st)) {
         read_query(query, q);
         for (size_t i = 0; i < n_chunks; i++) count_words(&chunks[i], q);
         score_chunks(chunks, n_chunks, q);
-        choose(chunks, n_chunks, tokens);
+        choose_chunks(chunks, n_chunks, tokens);
         for (size_t i = 0; i < n_chunks; i++)
             if (chunks[i].chosen) strbuf_append(out, chunks[i].text, chunks[i].n);
     }

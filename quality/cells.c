@@ -63,8 +63,8 @@ static void gather_row(const results *r, uint32_t row, uint32_t column, record_a
     }
 }
 
-static status gather(const results *r, row_set rows, uint32_t column, record_arm arm, gathered *g,
-                     error *err)
+static status gather_scores(const results *r, row_set rows, uint32_t column, record_arm arm,
+                            gathered *g, error *err)
 {
     size_t most = 1, n;
     for (size_t i = 0; i < rows.n; i++) {
@@ -88,7 +88,7 @@ status results_cell(const results *r, row_set rows, uint32_t column, record_arm 
         if (r->binary) out->binary &= r->binary[rows.rows[i]];
     }
     gathered g;
-    status st = gather(r, rows, column, arm, &g, err);
+    status st = gather_scores(r, rows, column, arm, &g, err);
     if (status_ok(st)) {
         out->score = out->binary ? stat_wilson(g.scores, g.n_scores)
                                  : stat_bootstrap(g.scores, g.n_scores, r->seed);

@@ -166,12 +166,13 @@ static void put_head(const double *shares, size_t n, const variant *against, str
 }
 
 /* Limits a share of right answers to [0, 1], which the line may leave. */
-static double within(double share) { return fmin(1, fmax(0, share)); }
+static double limit_share(double share) { return fmin(1, fmax(0, share)); }
 
 static void put_score(const stat_mean *m, strbuf *out)
 {
-    strbuf_printf(out, " %.3f", within(m->mean));
-    if (!isnan(m->low)) strbuf_printf(out, " (%.3f to %.3f)", within(m->low), within(m->high));
+    strbuf_printf(out, " %.3f", limit_share(m->mean));
+    if (!isnan(m->low))
+        strbuf_printf(out, " (%.3f to %.3f)", limit_share(m->low), limit_share(m->high));
     strbuf_puts(out, " |");
 }
 

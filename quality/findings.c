@@ -45,7 +45,7 @@ static void compare_layers(const kept_sets *s, uint32_t n_layers, double empty, 
         }
 }
 
-static void forget(kept_sets *s, const bool *forced)
+static void forget_forced(kept_sets *s, const bool *forced)
 {
     for (uint32_t p = 0; p < s->n_tokens; p++)
         for (size_t i = 0; forced[p] && i < s->n; i++)
@@ -94,7 +94,7 @@ status findings_of_kept(const char *kept_json, uint32_t n_prompt, const bool *ne
     if (status_ok(st)) {
         compare_layers(&sets, sets.n_layers, 1, out->jaccard); /* empty sets are equal */
         recall_needles(&sets, needle, out);
-        forget(&sets, forced);
+        forget_forced(&sets, forced);
         compare_layers(&sets, sets.n_layers, NAN, out->unforced);
     }
     kept_sets_destroy(&sets);
@@ -149,7 +149,7 @@ void findings_agree(const step_sample *full, size_t n_full, const step_sample *o
 
 /* ---- needles in tokens ----------------------------------------------------------------------- */
 
-static void mark(const size_t *ends, uint32_t n_tokens, size_t from, size_t to, bool *needle)
+static void mark_needle(const size_t *ends, uint32_t n_tokens, size_t from, size_t to, bool *needle)
 {
     for (uint32_t i = 0; i < n_tokens; i++) {
         size_t start = i ? ends[i - 1] : 0;
@@ -174,7 +174,7 @@ size_t findings_find_needles(const tokenizer *t, const uint32_t *tokens, uint32_
         if (!at) continue;
         found++;
         size_t from = (size_t)(at - text.data);
-        mark(ends, n_tokens, from, from + n, needle);
+        mark_needle(ends, n_tokens, from, from + n, needle);
     }
     free(ends);
     strbuf_destroy(&text);

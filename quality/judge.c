@@ -24,7 +24,7 @@ static bool wants_samples(const campaign *c, const job *j)
     return j->live->measured || (c->o->turns > 1 && j->arm == ARM_FIRST);
 }
 
-static void take(const campaign *c, job *j, const engine_output *out)
+static void take_sample(const campaign *c, job *j, const engine_output *out)
 {
     strbuf_append(&j->text, out->text, out->text_bytes);
     if (!out->has_token || !wants_samples(c, j)) return;
@@ -76,8 +76,8 @@ static status analyse(const campaign *c, const job *j, const engine_output *out,
     return j->column == 0 || kept ? analysis_run(&in, m, err) : STATUS_IS_OK;
 }
 
-static status measure(const campaign *c, const job *j, const engine_output *out, findings *m,
-                      error *err)
+static status measure_job(const campaign *c, const job *j, const engine_output *out, findings *m,
+                          error *err)
 {
     const question *q = &j->live->doc->questions[j->question];
     engine_prompt prompt = engine_stream_prompt(j->stream);
@@ -112,7 +112,7 @@ static void hand_over(job *j)
 
 /* ---- the end --------------------------------------------------------------------------------- */
 
-static status score(const campaign *c, const job *j, record *r, error *err)
+static status score_job(const campaign *c, const job *j, record *r, error *err)
 {
     const source *s = &c->sources.items[j->live->row];
     const question *q = &j->live->doc->questions[j->question];
@@ -188,11 +188,11 @@ static status make_record(campaign *c, job *j, const engine_output *out, error *
                 .question = j->pair,
                 .depth = q->depth};
     if (j->failed || j->text.failed) return out_of_memory(err);
-    RETURN_IF_ERROR(score(c, j, &r, err));
+    RETURN_IF_ERROR(score_job(c, j, &r, err));
     count_kept(j, out, &r);
     const char *session = out->report ? out->report->session : "";
     r.continued = strcmp(session, "continued") == 0;
-    if (j->live->measured) RETURN_IF_ERROR(measure(c, j, out, &r.findings, err));
+    if (j->live->measured) RETURN_IF_ERROR(measure_job(c, j, out, &r.findings, err));
     c->n_done++;
     status st = go_on(j, out, err);
     hand_over(j);
@@ -202,7 +202,7 @@ static status make_record(campaign *c, job *j, const engine_output *out, error *
     return st;
 }
 
-static status end(campaign *c, job *j, const engine_output *out, error *err)
+static status end_job(campaign *c, job *j, const engine_output *out, error *err)
 {
     switch (out->finish) {
     case ENGINE_FINISH_ABORT: return STATUS_IS_OK;
@@ -221,10 +221,10 @@ status judge_read(campaign *c, job *j, bool *ended, bool *progressed, error *err
     engine_output out;
     while (!*ended && engine_stream_read(j->stream, &out)) {
         *progressed = true;
-        take(c, j, &out);
+        take_sample(c, j, &out);
         if (out.finish == ENGINE_FINISH_NONE) continue;
         *ended = true;
-        RETURN_IF_ERROR(end(c, j, &out, err));
+        RETURN_IF_ERROR(end_job(c, j, &out, err));
     }
     return STATUS_IS_OK;
 }

@@ -121,7 +121,7 @@ static bool is_rag(const method *m) { return !has(m->fields, "method"); }
 
 /* ---- methods times budgets ------------------------------------------------------------------- */
 
-static status add(variant_list *out, const variant *v, error *err)
+static status add_variant(variant_list *out, const variant *v, error *err)
 {
     for (size_t i = 0; i < out->n; i++)
         if (strcmp(out->items[i].method, v->method) == 0 &&
@@ -145,13 +145,13 @@ static status add_budget(variant_list *out, const method *m, const budget *b, er
                  .ratio = b->ratio,
                  .tokens = b->tokens};
     memcpy(v.budget, b->text, sizeof v.budget);
-    if (v.rag) return add(out, &v, err);
+    if (v.rag) return add_variant(out, &v, err);
     v.retention = json_copy_whole(m->fields);
     json_t *place = v.retention ? budget_place(v.retention) : NULL;
     bool failed = !v.retention;
     if (b->ratio > 0) failed |= json_object_set_new(place, "ratio", json_real(b->ratio)) != 0;
     if (b->tokens > 0) failed |= json_object_set_new(place, "tokens", json_integer(b->tokens)) != 0;
-    if (!failed) return add(out, &v, err);
+    if (!failed) return add_variant(out, &v, err);
     json_decref(v.retention);
     return out_of_memory(err);
 }

@@ -22,7 +22,7 @@ typedef struct needle {
     const char *key, *value, *line;
 } needle;
 
-static const char *draw(document *d, rng *r, word_kind kind)
+static const char *draw_word(document *d, rng *r, word_kind kind)
 {
     switch (kind) {
     case KIND_NUMBER: return random_number(d, r, 7);
@@ -42,7 +42,7 @@ static const char *needle_line(document *d, const niah_shape *s, const char *key
 static const char *new_key(document *d, rng *r, const niah_shape *s, const needle *before, size_t n)
 {
     for (;;) {
-        const char *key = draw(d, r, s->key);
+        const char *key = draw_word(d, r, s->key);
         size_t i = 0;
         while (i < n && strcmp(before[i].key, key) != 0) i++;
         if (i == n || d->failed) return key;
@@ -83,7 +83,7 @@ static const char *joined_keys(document *d, const needle *first, uint32_t n, uin
 }
 
 /* Adds a prompt that asks for `queries` keys, from needle `first` on. */
-static void ask(document *d, const niah_shape *s, const needle *first, double depth)
+static void ask_keys(document *d, const niah_shape *s, const needle *first, double depth)
 {
     const char *query = joined_keys(d, first, s->queries, s->values);
     question *q = document_ask(d, question_text(d, s, query), query);
@@ -112,7 +112,7 @@ static void among_needles(const niah_shape *s, const task_context *ctx, rng *r, 
     uint32_t asked = ctx->max_questions < size ? ctx->max_questions : size;
     for (uint32_t i = 0; i < size && !d->failed; i++) {
         const char *key = new_key(d, r, s, all, i < asked ? i : asked);
-        const char *value = draw(d, r, s->value);
+        const char *value = draw_word(d, r, s->value);
         all[i] = (needle){key, value, needle_line(d, s, key, value)};
     }
     /* The first `asked` keys differ from all others; their needles go to random lines. */
@@ -128,7 +128,8 @@ static void among_needles(const niah_shape *s, const task_context *ctx, rng *r, 
             if (lines[k].slot == i) strbuf_printf(&d->text, "%s\n", lines[k].line);
         if (i < size - asked) strbuf_printf(&d->text, "%s\n", all[asked + i].line);
     }
-    for (uint32_t k = 0; k < asked; k++) ask(d, s, &all[k], depth_of(lines[k].slot, size - asked));
+    for (uint32_t k = 0; k < asked; k++)
+        ask_keys(d, s, &all[k], depth_of(lines[k].slot, size - asked));
 }
 
 static void in_haystack(const niah_shape *s, const task_context *ctx, rng *r, uint32_t size,
@@ -139,7 +140,7 @@ static void in_haystack(const niah_shape *s, const task_context *ctx, rng *r, ui
     uint32_t n = s->keys * s->values;
     for (uint32_t i = 0; i < n; i++) {
         const char *key = i % s->values ? needles[i - 1].key : new_key(d, r, s, needles, (size_t)i);
-        const char *value = draw(d, r, s->value);
+        const char *value = draw_word(d, r, s->value);
         needles[i] = (needle){key, value, needle_line(d, s, key, value)};
         hide[i] = (hidden){needles[i].line, 0};
     }
@@ -148,11 +149,11 @@ static void in_haystack(const niah_shape *s, const task_context *ctx, rng *r, ui
     uint32_t prompts = s->keys / s->queries;
     for (uint32_t i = 0; i < prompts && i < ctx->max_questions; i++) {
         uint32_t first = i * s->queries * s->values;
-        ask(d, s, &needles[first], depth_of(hide[first].slot, size));
+        ask_keys(d, s, &needles[first], depth_of(hide[first].slot, size));
     }
 }
 
-static void make(const task *t, const task_context *ctx, rng *r, uint32_t size, document *d)
+static void make_niah(const task *t, const task_context *ctx, rng *r, uint32_t size, document *d)
 {
     const niah_shape *s = t->shape;
     intro(d, s);
@@ -164,7 +165,7 @@ static void make(const task *t, const task_context *ctx, rng *r, uint32_t size, 
 
 #define NIAH_ROW(row_name, row_summary, ...)                                                       \
     {                                                                                              \
-        .name = row_name, .summary = row_summary, .make = make,                                    \
+        .name = row_name, .summary = row_summary, .make = make_niah,                               \
         .shape = &(const niah_shape){__VA_ARGS__}, .scorer = SCORER_MATCH_ALL,                     \
         .max_new_tokens = 128, .between = "\n\n", .least_size = 1                                  \
     }

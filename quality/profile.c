@@ -41,7 +41,7 @@ static bool make_room(measure_means *m, needle_sums *s, uint32_t n_layers)
     return m->jaccard && m->unforced && s->n_unforced && m->whole && m->share;
 }
 
-static bool add(measure_means *m, needle_sums *s, const findings *of)
+static bool add_findings(measure_means *m, needle_sums *s, const findings *of)
 {
     if (of->n_compared) {
         m->compared += of->n_compared;
@@ -109,7 +109,7 @@ status report_measures(const results *r, uint32_t first_row, uint32_t column, me
         size_t n;
         const record *records = records_cell(r->records, row, column, results_arm(r), &n);
         for (size_t i = 0; i < n; i++) {
-            if (add(out, &sums, &records[i].findings)) continue;
+            if (add_findings(out, &sums, &records[i].findings)) continue;
             free(sums.n_unforced);
             measure_means_destroy(out);
             return error_set(err, STATUS_NO_MEMORY, "out of memory");

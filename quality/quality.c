@@ -37,7 +37,7 @@ static status write_results(const quality_options *o, const char *text, size_t n
     return ok ? STATUS_IS_OK : error_set(err, STATUS_IO, "%s: %s", path, strerror(errno));
 }
 
-static status report(campaign *c, const char *settings, strbuf *table, error *err)
+static status report_results(campaign *c, const char *settings, strbuf *table, error *err)
 {
     results r;
     strbuf json = {0};
@@ -60,7 +60,7 @@ static status check_report(const quality_options *o, error *err)
     return error_set(err, STATUS_NOT_FOUND, "--report: %s: is not there", path);
 }
 
-static status run(campaign *c, strbuf *settings, strbuf *table, error *err)
+static status run_campaign(campaign *c, strbuf *settings, strbuf *table, error *err)
 {
     const quality_options *o = c->o;
     strbuf header = {0};
@@ -76,7 +76,7 @@ static status run(campaign *c, strbuf *settings, strbuf *table, error *err)
     if (!o->report) st = campaign_run(c, err);
     /* Answers so far are reported even if the run failed. */
     error own = {{0}};
-    status reported = report(c, settings->data, table, &own);
+    status reported = report_results(c, settings->data, table, &own);
     if (status_ok(st) && !status_ok(reported)) return error_set(err, reported.code, "%s", own.text);
     return st;
 }
@@ -96,7 +96,7 @@ status quality_run(const quality_options *o, strbuf *table, error *err)
             st = error_set(err, STATUS_INVALID,
                            "--turns: %s has no cache that a second turn could go on from",
                            c.variants.items[i].method);
-    if (status_ok(st)) st = run(&c, &settings, table, err);
+    if (status_ok(st)) st = run_campaign(&c, &settings, table, err);
     records_close(&c.records);
     variants_destroy(&c.variants);
     sources_destroy(&c.sources);

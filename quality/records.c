@@ -22,7 +22,7 @@ static status out_of_memory(error *err)
 
 /* ---- in memory ------------------------------------------------------------------------------- */
 
-static status keep(record_store *s, record *r, error *err)
+static status keep_record(record_store *s, record *r, error *err)
 {
     if (s->n == s->capacity) {
         size_t capacity = s->capacity ? 2 * s->capacity : 256;
@@ -40,7 +40,7 @@ static status keep(record_store *s, record *r, error *err)
 
 static int compare_numbers(uint32_t a, uint32_t b) { return a < b ? -1 : a > b; }
 
-static int compare(const void *a, const void *b)
+static int compare_records(const void *a, const void *b)
 {
     const record *x = a, *y = b;
     int order = compare_numbers(x->row, y->row);
@@ -53,12 +53,12 @@ static int compare(const void *a, const void *b)
 
 void records_sort(record_store *s)
 {
-    if (s->n) qsort(s->items, s->n, sizeof *s->items, compare);
+    if (s->n) qsort(s->items, s->n, sizeof *s->items, compare_records);
 }
 
 bool records_done(const record_store *s, const record *key)
 {
-    return s->n_loaded && bsearch(key, s->items, s->n_loaded, sizeof *s->items, compare);
+    return s->n_loaded && bsearch(key, s->items, s->n_loaded, sizeof *s->items, compare_records);
 }
 
 const record *records_cell(const record_store *s, uint32_t row, uint32_t column, record_arm arm,
@@ -68,7 +68,7 @@ const record *records_cell(const record_store *s, uint32_t row, uint32_t column,
     record key = {.row = row, .column = column, .arm = arm};
     while (low < high) {
         size_t middle = low + (high - low) / 2;
-        if (compare(&s->items[middle], &key) < 0) low = middle + 1;
+        if (compare_records(&s->items[middle], &key) < 0) low = middle + 1;
         else high = middle;
     }
     size_t end = low;
@@ -130,7 +130,7 @@ status records_add(record_store *s, record *r, const char *answer, const char *s
     strbuf_puts(&s->line, ",\"answer\":");
     strbuf_json_string(&s->line, answer, strnlen(answer, ANSWER_BYTES_MAX));
     status st = put_line(s, err);
-    if (status_ok(st)) return keep(s, r, err);
+    if (status_ok(st)) return keep_record(s, r, err);
     findings_destroy(&r->findings);
     return st;
 }
@@ -197,7 +197,7 @@ static status read_line(record_store *s, const json_t *line, error *err)
     r.right = strtoull(text_of(line, "right"), NULL, 16);
     r.continued = strcmp(text_of(line, "session"), "continued") == 0;
     if (!findings_read(json_object_get(line, "measures"), &r.findings)) return out_of_memory(err);
-    return keep(s, &r, err);
+    return keep_record(s, &r, err);
 }
 
 /* Reads lines up to the last whole one; *whole receives their bytes. */
@@ -226,7 +226,7 @@ static status read_lines(record_store *s, char *text, size_t size, const char *h
     return STATUS_IS_OK;
 }
 
-static status load(record_store *s, const char *header, size_t *whole, error *err)
+static status load_records(record_store *s, const char *header, size_t *whole, error *err)
 {
     char *text;
     size_t size;
@@ -246,7 +246,7 @@ static status open_file(record_store *s, bool resume, const char *header, error 
         return error_set(err, STATUS_INVALID,
                          "%s: is there already: --resume goes on with it, or give another --out",
                          s->path);
-    if (there) RETURN_IF_ERROR(load(s, header, &whole, err));
+    if (there) RETURN_IF_ERROR(load_records(s, header, &whole, err));
     if (there && truncate(s->path, (off_t)whole) != 0)
         return error_set(err, STATUS_IO, "%s: %s", s->path, strerror(errno));
     FILE *file = fopen(s->path, "ae");

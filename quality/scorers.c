@@ -24,7 +24,7 @@ static piece trimmed(const char *s, size_t n)
     return (piece){s, n};
 }
 
-static bool same(piece a, piece b) { return a.n == b.n && memcmp(a.at, b.at, a.n) == 0; }
+static bool is_same_piece(piece a, piece b) { return a.n == b.n && memcmp(a.at, b.at, a.n) == 0; }
 
 /* The text up to its first newline that is not at the beginning. */
 static piece first_line(const char *s)
@@ -75,7 +75,7 @@ typedef double (*score_one)(const char *answer, const char *reference, const str
 static double score_exact(const char *answer, const char *reference, const string_list *classes)
 {
     (void)classes;
-    return same(trimmed(answer, strlen(answer)), trimmed(reference, strlen(reference)));
+    return is_same_piece(trimmed(answer, strlen(answer)), trimmed(reference, strlen(reference)));
 }
 
 static double score_match(const char *answer, const char *reference, const string_list *classes)
@@ -146,7 +146,7 @@ static double share_of_numbers(const char *answer, piece right)
     size_t n = 0, n_right = 0;
     for (piece p = next_digits(answer); p.n > 0; p = next_digits(p.at + p.n)) {
         n++;
-        n_right += same(p, right);
+        n_right += is_same_piece(p, right);
     }
     return n ? (double)n_right / (double)n : 0;
 }
@@ -186,7 +186,7 @@ static double score_first_number(const char *answer, const char *reference,
                                  const string_list *classes)
 {
     (void)classes;
-    return same(next_digits(answer), trimmed(reference, strlen(reference)));
+    return is_same_piece(next_digits(answer), trimmed(reference, strlen(reference)));
 }
 
 /* The last letter A to D that stands alone decides; without one the whole text is compared. */

@@ -48,7 +48,7 @@ static status make_at(const fitting *f, uint32_t size, document *d, error *err)
 }
 
 /* Tokens of the longest prompt: the document's text with its longest question. */
-static status measure(const fitting *f, const document *d, uint32_t *tokens, error *err)
+static status measure_document(const fitting *f, const document *d, uint32_t *tokens, error *err)
 {
     const char *longest = "";
     for (size_t i = 0; i < d->n_questions; i++)
@@ -67,7 +67,7 @@ static status probe(const fitting *f, uint32_t size, uint32_t *tokens, error *er
 {
     document d;
     RETURN_IF_ERROR(make_at(f, size, &d, err));
-    status st = measure(f, &d, tokens, err);
+    status st = measure_document(f, &d, tokens, err);
     document_destroy(&d);
     return st;
 }
@@ -120,7 +120,7 @@ status task_fit(const task *t, const task_context *ctx, uint64_t seed, count_tok
     }
     /* The task's shape alone decides its size. */
     RETURN_IF_ERROR(make_at(&f, size, out, err));
-    status st = measure(&f, out, &tokens, err);
+    status st = measure_document(&f, out, &tokens, err);
     if (status_ok(st) && tokens > ctx->target_tokens)
         st = error_set(err, STATUS_LIMIT, "%s: takes %u tokens, more than the %u asked", t->name,
                        tokens, ctx->target_tokens);

@@ -46,7 +46,8 @@ static void write_chain(document *d, rng *r, uint32_t lines, chain *c)
     d->text.data[d->text.size] = 0;
 }
 
-static void make(const task *t, const task_context *ctx, rng *r, uint32_t size, document *d)
+static void make_tracking(const task *t, const task_context *ctx, rng *r, uint32_t size,
+                          document *d)
 {
     (void)t;
     (void)ctx;
@@ -75,7 +76,7 @@ static void make(const task *t, const task_context *ctx, rng *r, uint32_t size, 
 static const task tasks[] = {
     {.name = "vt",
      .summary = "RULER: variables that share a value through four assignments",
-     .make = make,
+     .make = make_tracking,
      .scorer = SCORER_MATCH_ALL,
      .max_new_tokens = 30,
      .least_size = 1},

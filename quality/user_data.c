@@ -85,7 +85,8 @@ static void add_references(document *d, string_list *list, const json_t *value)
 
 /* Fills {context} and {input} into the template. The text up to the end of what depends on the
  * context alone becomes the document, so that questions about one context could share it. */
-static const char *fill(document *d, const char *template, const char *context, const char *input)
+static const char *fill_template(document *d, const char *template, const char *context,
+                                 const char *input)
 {
     static const char context_mark[] = "{context}", input_mark[] = "{input}";
     const char *mark = strstr(template, context_mark);
@@ -138,7 +139,7 @@ static void read_document(const shape *s, const json_t *templates, const json_t 
 {
     const char *context = text_of(line, "context"), *input = text_of(line, "input");
     document_init(d);
-    const char *text = fill(d, template_of(templates, line, name), context, input);
+    const char *text = fill_template(d, template_of(templates, line, name), context, input);
     question *q = document_ask(d, text, document_copy(d, input, strlen(input)));
     if (!q) return;
     const json_t *answers = json_object_get(line, "answers");

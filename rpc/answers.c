@@ -16,7 +16,7 @@ void answers_destroy(answer_counts *a) { pthread_mutex_destroy(&a->lock); }
 
 /* The row of this route and code, added if it is new. NULL when the table is full. Call it with the
  * lock held. */
-static answer_count *find(answer_counts *a, const service_answer *what)
+static answer_count *find_count(answer_counts *a, const service_answer *what)
 {
     for (size_t i = 0; i < a->n_rows; i++) {
         answer_count *row = &a->rows[i];
@@ -50,7 +50,7 @@ void service_count_answer(service *s, const service_answer *what)
     answer_counts *a = &s->answers;
     bool tells = what->is_refusal && s->o.log;
     pthread_mutex_lock(&a->lock);
-    answer_count *row = find(a, what);
+    answer_count *row = find_count(a, what);
     if (row) row->n++;
     if (tells && a->lines_left == 0) {
         a->lines_skipped++;

@@ -25,8 +25,8 @@ static void make_id(service *s, char *out, size_t size)
     snprintf(out, size, "%016llx", (unsigned long long)hash_mix64(s->id_salt + n));
 }
 
-static generation *make(service *s, const engine_request *requests, uint32_t n,
-                        const generation_options *o)
+static generation *make_generation(service *s, const engine_request *requests, uint32_t n,
+                                   const generation_options *o)
 {
     generation *g = calloc(1, sizeof *g);
     if (!g) return NULL;
@@ -88,7 +88,7 @@ static bool is_taken(service *s, const generation *by)
 }
 
 /* Adds g to the live generations. False when its id is taken. */
-static bool enter(service *s, generation *g)
+static bool add_live(service *s, generation *g)
 {
     pthread_mutex_lock(&s->lock);
     bool free_id = !is_taken(s, g);
@@ -102,7 +102,7 @@ static bool enter(service *s, generation *g)
 }
 
 /* Removes g from the live generations: no other thread can find it any more. */
-static void leave(service *s, generation *g, bool ended)
+static void remove_live(service *s, generation *g, bool ended)
 {
     pthread_mutex_lock(&s->lock);
     generation **at = bucket_of(s, g->id, strlen(g->id));
@@ -150,7 +150,7 @@ status generation_admits(service *s, error *err)
     return error_set(err, STATUS_QUEUE_FULL, "%u requests are waiting or running already", most);
 }
 
-static status check(service *s, uint32_t n, const generation_options *o, error *err)
+static status check_requests(service *s, uint32_t n, const generation_options *o, error *err)
 {
     uint32_t most = s->o.model.max_requests;
     RETURN_IF_ERROR(refuse_draining(s, err));
@@ -190,19 +190,19 @@ static status submit_all(generation *g, const engine_request *requests, const ch
     return STATUS_IS_OK;
 }
 
-static status start(service *s, const engine_request *requests, uint32_t n,
-                    const generation_options *o, generation **out, error *err)
+static status start_generation(service *s, const engine_request *requests, uint32_t n,
+                               const generation_options *o, generation **out, error *err)
 {
-    RETURN_IF_ERROR(check(s, n, o, err));
-    generation *g = make(s, requests, n, o);
+    RETURN_IF_ERROR(check_requests(s, n, o, err));
+    generation *g = make_generation(s, requests, n, o);
     if (!g) return error_set(err, STATUS_NO_MEMORY, "request: out of memory");
-    if (!enter(s, g)) {
+    if (!add_live(s, g)) {
         generation_free(g);
         return error_set(err, STATUS_INVALID, "request_id: a request with this id is running");
     }
     status st = submit_all(g, requests, o->identity, err);
     if (!status_ok(st)) {
-        leave(s, g, false);
+        remove_live(s, g, false);
         generation_free(g);
         return st;
     }
@@ -217,14 +217,14 @@ status generation_start(service *s, const engine_request *requests, uint32_t n,
     /* Counts the generation before it checks `draining`: either the draining thread sees the
      * count, or this generation sees the flag. */
     atomic_fetch_add(&s->in_flight, 1);
-    status st = start(s, requests, n, o, out, err);
+    status st = start_generation(s, requests, n, o, out, err);
     if (!status_ok(st)) atomic_fetch_sub(&s->in_flight, 1);
     return st;
 }
 
 /* ---- reading --------------------------------------------------------------------------------- */
 
-static bool take(generation *g, uint32_t i, generation_output *out)
+static bool take_generated(generation *g, uint32_t i, generation_output *out)
 {
     generation_request *r = &g->requests[i];
     _Atomic uint64_t *word = &g->ready[i / 64];
@@ -257,7 +257,7 @@ static uint32_t next_ready(generation *g, uint32_t from, uint32_t to)
 static bool read_between(generation *g, uint32_t from, uint32_t to, generation_output *out)
 {
     for (uint32_t i = next_ready(g, from, to); i < to; i = next_ready(g, i + 1, to))
-        if (take(g, i, out)) return true;
+        if (take_generated(g, i, out)) return true;
     return false;
 }
 
@@ -282,7 +282,7 @@ void generation_release(generation *g)
 {
     if (!g) return;
     service *s = g->service;
-    leave(s, g, g->n_open == 0);
+    remove_live(s, g, g->n_open == 0);
     /* Aborts first, so that pages are freed before the log lines, which take time, are written. */
     if (g->n_open) abort_streams(g, g->n);
     for (uint32_t i = 0; i < g->n; i++) generation_log_end(g, &g->requests[i]);

@@ -32,7 +32,7 @@ static struct timespec next_tick(void)
     return t;
 }
 
-static void *tick(void *ctx)
+static void *tick_service(void *ctx)
 {
     rpc_server *s = ctx;
     thread_set_name("oct-ticker");
@@ -60,7 +60,7 @@ static void init_stop(rpc_server *s)
 
 /* ---- life ------------------------------------------------------------------------------------ */
 
-static status start(rpc_server *s, error *err)
+static status start_fronts(rpc_server *s, error *err)
 {
     static const rpc_service *const services[] = {
         &octavo_v1_service,
@@ -72,7 +72,7 @@ static status start(rpc_server *s, error *err)
     if (o->grpc_address)
         RETURN_IF_ERROR(grpc_front_create(&s->service, services,
                                           sizeof services / sizeof services[0], &s->grpc, err));
-    s->ticks = pthread_create(&s->ticker, NULL, tick, s) == 0;
+    s->ticks = pthread_create(&s->ticker, NULL, tick_service, s) == 0;
     return s->ticks ? STATUS_IS_OK : error_set(err, STATUS_NO_MEMORY, "cannot start a thread");
 }
 
@@ -92,7 +92,7 @@ status rpc_server_create(const rpc_options *options, rpc_server **out, error *er
         return error_set(err, st.code, "%s", st.message);
     }
     init_stop(s);
-    st = start(s, err);
+    st = start_fronts(s, err);
     if (!status_ok(st)) {
         rpc_server_destroy(s);
         return st;

@@ -234,7 +234,7 @@ static bool has_pages(sched *s, const sched_seq *q, beginning *b, const pages_ow
 }
 
 /* Starts the sequence when a slot, enough pages beside those owed, and enough tokens are there. */
-static bool start(sched *s, sched_seq *q, uint32_t budget, const pages_owed *owed)
+static bool try_start(sched *s, sched_seq *q, uint32_t budget, const pages_owed *owed)
 {
     sched_entry *e = q->entry;
     if (s->n_free_slots == 0) return false;
@@ -326,7 +326,7 @@ void sched_admit(sched *s, uint32_t budget, int64_t now_us)
         sched_seq *q = s->waiting.seqs[i];
         if (sched_seq_is_idle(q) || sched_seq_lacks_logits(s, q)) {
             i++;
-        } else if (start(s, q, budget, &owed)) {
+        } else if (try_start(s, q, budget, &owed)) {
             budget -= q->planned;
             uint64_t before = s->lasting;
             sched_reserve(s, q);

@@ -140,7 +140,7 @@ static selection_pages pages_to_select(const sched *s, const sched_seq *q)
     return pages;
 }
 
-static void reserve(sched *s, const selection_pages *pages)
+static void reserve_pages(sched *s, const selection_pages *pages)
 {
     s->lasting += pages->lasting;
     if (s->passing < pages->passing) s->passing = pages->passing;
@@ -149,12 +149,12 @@ static void reserve(sched *s, const selection_pages *pages)
 void sched_reserve(sched *s, const sched_seq *q)
 {
     selection_pages pages = pages_to_select(s, q);
-    reserve(s, &pages);
+    reserve_pages(s, &pages);
 }
 
 /* Takes the share's pages if they, and those of the selection after it, are available beside what
  * is set aside in this step. */
-static bool take(sched *s, sched_seq *q)
+static bool take_share(sched *s, sched_seq *q)
 {
     selection_pages pages = pages_to_select(s, q);
     uint64_t need = pkv_append_cost(s->kv, q->slot, q->planned) + s->lasting + pages.lasting;
@@ -164,7 +164,7 @@ static bool take(sched *s, sched_seq *q)
         sched_starve(s, q);
         return false;
     }
-    reserve(s, &pages);
+    reserve_pages(s, &pages);
     return true;
 }
 
@@ -176,7 +176,7 @@ static void take_pages(sched *s)
     uint32_t i = 0;
     while (i < s->running.n) {
         sched_seq *q = s->running.seqs[i];
-        if (q->planned == 0 || take(s, q)) {
+        if (q->planned == 0 || take_share(s, q)) {
             i++;
         } else if (sched_parked_give_way(s, NULL)) {
             continue;

@@ -107,7 +107,7 @@ static bool scratch_reserve(sched *s, const sched_request *r, const sched_turn *
     return ok;
 }
 
-static void *carve(char **at, size_t n, size_t size)
+static void *carve_array(char **at, size_t n, size_t size)
 {
     void *p = *at;
     *at += padded(n, size);
@@ -116,7 +116,7 @@ static void *carve(char **at, size_t n, size_t size)
 
 static const void *carve_copy(char **at, const void *from, size_t n, size_t size)
 {
-    void *to = carve(at, n, size);
+    void *to = carve_array(at, n, size);
     if (n > 0) memcpy(to, from, n * size);
     return to;
 }
@@ -124,11 +124,11 @@ static const void *carve_copy(char **at, const void *from, size_t n, size_t size
 static void carve_seqs(sched_entry *e, char **at)
 {
     size_t n = e->n, n_tokens = (size_t)e->n_prompt + e->max_new_tokens;
-    e->seqs = carve(at, n, sizeof *e->seqs);
-    uint32_t *pressure_drops = carve(at, n * e->max_pressure_drops, sizeof *pressure_drops);
-    uint32_t *tokens = carve(at, n * n_tokens, sizeof *tokens);
+    e->seqs = carve_array(at, n, sizeof *e->seqs);
+    uint32_t *pressure_drops = carve_array(at, n * e->max_pressure_drops, sizeof *pressure_drops);
+    uint32_t *tokens = carve_array(at, n * n_tokens, sizeof *tokens);
     bool novel = retention_wants_novelty(&e->turns[e->n_turns - 1].policy);
-    float *novelty = carve(at, novel ? n * e->n_prompt : 0, sizeof *novelty);
+    float *novelty = carve_array(at, novel ? n * e->n_prompt : 0, sizeof *novelty);
     for (uint32_t i = 0; i < e->n; i++) {
         e->seqs[i] = (sched_seq){
             .entry = e,
@@ -188,7 +188,7 @@ sched_entry *sched_entry_create(sched *s, const sched_request *r, int64_t now_us
     if (!scratch_reserve(s, r, &turn)) return NULL;
     char *at = alloc_zeroed(&s->alloc, 1, bytes_of(r, n_turns, max_pressure_drops));
     if (!at) return NULL;
-    sched_entry *e = carve(&at, 1, sizeof *e);
+    sched_entry *e = carve_array(&at, 1, sizeof *e);
     *e = (sched_entry){
         .id = r->id,
         .rank = s->options.policy == SCHED_PRIORITY ? r->priority : 0,
@@ -214,7 +214,7 @@ sched_entry *sched_entry_create(sched *s, const sched_request *r, int64_t now_us
         .claims = claims,
         .session_note = session_note,
     };
-    e->turns = carve(&at, n_turns, sizeof *e->turns);
+    e->turns = carve_array(&at, n_turns, sizeof *e->turns);
     e->turns[n_turns - 1] = turn;
     carve_seqs(e, &at);
     carve_params(e, &at);
@@ -405,7 +405,7 @@ void sched_entry_pause(sched_entry *e, uint32_t choice, bool paused, int64_t now
     }
 }
 
-static void reap(sched *s, sched_seq *q)
+static void reap_seq(sched *s, sched_seq *q)
 {
     sched_entry *e = q->entry;
     if (q->stores && !sched_session_store(s, q)) {
@@ -423,7 +423,7 @@ void sched_reap(sched *s)
         sched_seq *q = s->running.seqs[i];
         if (!seq_is_over(q)) continue;
         if (q->listed > 0) left = true;
-        else reap(s, q);
+        else reap_seq(s, q);
     }
     s->has_ended = left;
 }

@@ -14,7 +14,7 @@ static bool same_key(const uint64_t a[2], const uint64_t b[2])
     return a[0] == b[0] && a[1] == b[1];
 }
 
-static sched_session *find(const sched *s, const uint64_t key[2])
+static sched_session *find_session(const sched *s, const uint64_t key[2])
 {
     for (uint32_t i = 0; i < s->n_sessions; i++) {
         if (same_key(s->sessions[i]->key, key)) return s->sessions[i];
@@ -64,7 +64,7 @@ static bool scopes_differ(const retention_policy *p)
 }
 
 /* Whether the request could be computed again from the session's first token, turn by turn. */
-static bool fits(const sched *s, const sched_session *session, const sched_request *r)
+static bool session_fits(const sched *s, const sched_session *session, const sched_request *r)
 {
     sched_turn turns[SCHED_MAX_TURNS + 1];
     memcpy(turns, session->turns, session->n_turns * sizeof *turns);
@@ -90,7 +90,7 @@ static const char *why_not(const sched *s, const sched_session *session, const s
         return "ignored: the answer was kept by another scope than prompts are";
     if (r->want_logits || r->want_scores)
         return "ignored: logprobs of the whole prompt are asked for";
-    if (!fits(s, session, r)) return "ignored: the KV cache is too small for its turns";
+    if (!session_fits(s, session, r)) return "ignored: the KV cache is too small for its turns";
     return NULL;
 }
 
@@ -100,7 +100,7 @@ sched_session *sched_session_for(const sched *s, const sched_request *r, bool *c
     *claims = false;
     *session_note = NULL;
     if (r->session[0] == 0 && r->session[1] == 0) return NULL;
-    sched_session *session = find(s, r->session);
+    sched_session *session = find_session(s, r->session);
     if (s->options.max_sessions == 0) *session_note = "ignored: sessions are off";
     else if (r->n > 1) *session_note = "ignored: n is above 1";
     else if (input_of(r) < r->n_prompt) *session_note = "ignored: the method cuts the prompt";
@@ -123,7 +123,7 @@ static void unlist(sched *s, const sched_session *session)
     memmove(s->sessions + i, s->sessions + i + 1, (s->n_sessions - i) * sizeof *s->sessions);
 }
 
-static void drop(sched *s, sched_session *session)
+static void drop_session(sched *s, sched_session *session)
 {
     if (session->swap) {
         pkv_swap_discard(s->kv, session->swap);
@@ -138,7 +138,7 @@ static void drop(sched *s, sched_session *session)
 void sched_session_take(sched *s, sched_session *session, sched_entry *e)
 {
     if (e->session_note) { /* the request begins another session */
-        drop(s, session);
+        drop_session(s, session);
         return;
     }
     sched_seq *q = e->seqs;
@@ -206,7 +206,7 @@ bool sched_session_store(sched *s, sched_seq *q)
         alloc_free(&s->alloc, session);
         return false;
     }
-    while (s->n_sessions >= s->options.max_sessions) drop(s, s->sessions[0]);
+    while (s->n_sessions >= s->options.max_sessions) drop_session(s, s->sessions[0]);
     s->sessions[s->n_sessions++] = session;
     s->stats.sessions_stored++;
     return true;
@@ -217,7 +217,7 @@ bool sched_session_store(sched *s, sched_seq *q)
 void sched_sessions_expire(sched *s)
 {
     while (s->n_sessions > 0 && s->now_us - s->sessions[0]->idle_us >= s->options.session_ttl_us)
-        drop(s, s->sessions[0]);
+        drop_session(s, s->sessions[0]);
 }
 
 /* Giving the parked pages up frees some, at once or together with others that hold them too. */
@@ -241,7 +241,7 @@ bool sched_parked_give_way(sched *s, const sched_seq *but)
     if (session) {
         session->swap_kept = pkv_parked_kept_tokens(s->kv, session->parked);
         if (!status_ok(pkv_parked_swap_out(s->kv, session->parked, &session->swap))) {
-            drop(s, session);
+            drop_session(s, session);
             return true;
         }
         session->parked = 0;
@@ -268,7 +268,7 @@ bool sched_sessions_leave_tier(sched *s)
 {
     for (uint32_t i = 0; i < s->n_sessions; i++) {
         if (!s->sessions[i]->swap) continue;
-        drop(s, s->sessions[i]);
+        drop_session(s, s->sessions[i]);
         return true;
     }
     return false;
@@ -289,7 +289,7 @@ const char *sched_sessions_check(const sched *s)
         uint32_t length = session->parked ? pkv_parked_length(s->kv, session->parked)
                                           : pkv_swap_length(s->kv, session->swap);
         if (length != session->n_tokens) return "a session has another length than its pages";
-        if (find(s, session->key) != session) return "two sessions have one key";
+        if (find_session(s, session->key) != session) return "two sessions have one key";
         if (is_claimed(s, session->key)) return "a session is idle and claimed";
         if (i > 0 && session->idle_us < s->sessions[i - 1]->idle_us)
             return "sessions are out of order";

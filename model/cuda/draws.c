@@ -37,8 +37,8 @@ static uint32_t count_edits(const backend_cuda *b)
     return total;
 }
 
-static gpu_draw describe(const backend_cuda *b, const sampler_draw *d, uint32_t row,
-                         gpu_edit *edits, uint32_t *n_edits)
+static gpu_draw describe_draw(const backend_cuda *b, const sampler_draw *d, uint32_t row,
+                              gpu_edit *edits, uint32_t *n_edits)
 {
     gpu_draw out = {.row = row, .sample_index = d->sample_index, .given = GPU_NO_TOKEN};
     sampler_edits n;
@@ -74,7 +74,7 @@ static status pack_draws(backend_cuda *b, uint32_t n_rows, draw_arrays *a)
     n_edits = 0;
     for (uint32_t i = 0, row = 0; i < n_draws; i++) {
         row += i > 0 && f->draws[i].own; /* a row's first draw is its sequence's own */
-        a->draws[i] = describe(b, &f->draws[i], row % CUDA_LOGIT_ROWS, a->edits, &n_edits);
+        a->draws[i] = describe_draw(b, &f->draws[i], row % CUDA_LOGIT_ROWS, a->edits, &n_edits);
         /* The sampler's history lacks the token that the step before is still drawing. */
         if (f->ahead && a->draws[i].n_seen) a->draws[i].last = f->plan->seqs[i].token_from;
     }

@@ -186,8 +186,8 @@ static gpu_attention attention_of(const cuda_forward *f, const cuda_batch *b, ui
 }
 
 /* Fills in what all measures of the layer share; the backend fills in the rest. */
-static status measure(const cuda_forward *f, const cuda_batch *b, const gpu_attention *a,
-                      uint32_t layer)
+static status measure_layer(const cuda_forward *f, const cuda_batch *b, const gpu_attention *a,
+                            uint32_t layer)
 {
     const cuda_layer *w = &f->o.weights->layers[layer];
     if (!b->measure) return STATUS_IS_OK;
@@ -222,7 +222,7 @@ static status attention_block(cuda_forward *f, const cuda_batch *b, uint32_t lay
         api->product(g, &w->qkv, f->normed, b->n_rows, f->qkv, GPU_F32, f->scratch));
     RETURN_IF_GPU_ERROR(api->heads(g, &heads));
     RETURN_IF_GPU_ERROR(api->attention(g, &attention));
-    RETURN_IF_ERROR(measure(f, b, &attention, layer));
+    RETURN_IF_ERROR(measure_layer(f, b, &attention, layer));
     RETURN_IF_GPU_ERROR(api->product(g, &w->o, f->attn, b->n_rows, f->delta, GPU_F32, f->scratch));
     RETURN_IF_ERROR(cuda_sum(f->o.device, f->delta, (size_t)b->n_rows * c->hidden));
     if (!w->attn_post_norm) return STATUS_IS_OK;
@@ -278,7 +278,7 @@ static status norm_for(cuda_forward *f, const cuda_batch *b, const float *delta,
                                               b->n_rows, c->hidden, f->normed, next->type));
 }
 
-static status start(cuda_forward *f, const cuda_batch *b)
+static status start_step(cuda_forward *f, const cuda_batch *b)
 {
     const gpu_api *api = f->o.device->api;
     gpu *g = f->o.device->g;
@@ -303,7 +303,7 @@ status cuda_forward_run(cuda_forward *f, const cuda_batch *b, const _Atomic bool
 {
     const cuda_weights *w = f->o.weights;
     uint32_t n = f->o.config->n_layers;
-    RETURN_IF_ERROR(start(f, b));
+    RETURN_IF_ERROR(start_step(f, b));
     for (uint32_t l = 0; l < n; l++) {
         bool last = l + 1 == n;
         if (atomic_load_explicit(interrupted, memory_order_relaxed))

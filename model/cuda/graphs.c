@@ -59,7 +59,7 @@ static bool same_shape(const cuda_batch *a, const cuda_batch *b)
 
 /* The shape's entry, or the least recently used one, emptied. With GRAPHS entries, the least
  * recently used graph is no longer running. */
-static entry *find(cuda_graphs *all, const cuda_batch *batch)
+static entry *find_entry(cuda_graphs *all, const cuda_batch *batch)
 {
     entry *oldest = &all->entries[0];
     for (int i = 0; i < GRAPHS; i++) {
@@ -100,7 +100,7 @@ status cuda_graphs_run(cuda_graphs *all, cuda_forward *f, const cuda_batch *batc
 {
     if (!batch->repeats) return cuda_forward_run(f, batch, interrupted);
     assert(!batch->measure && !batch->wants_lse);
-    entry *e = find(all, batch);
+    entry *e = find_entry(all, batch);
     bool seen = e->used > 0; /* a shape's first launches load kernels and choose algorithms */
     e->used = ++all->now;
     if (seen && !e->graph && !e->refused) capture(all, f, e, interrupted);

@@ -90,8 +90,8 @@ static status load_shapes(backend_cuda *b, const backend_options *o, error *err)
     return weights_shapes(&wanted, send_shapes, &m, err);
 }
 
-static status measure(backend_cuda *b, const backend_cuda_options *o, uint32_t n_ranks,
-                      backend_measures *out, error *err)
+static status measure_memory(backend_cuda *b, const backend_cuda_options *o, uint32_t n_ranks,
+                             backend_measures *out, error *err)
 {
     uint64_t memory = o->gpu_facts->free_bytes;
     error why = {{0}};
@@ -119,7 +119,7 @@ static status count_parameters(const backend_options *o, uint64_t *out, error *e
 }
 
 /* Rank 0 of a group of n_ranks whose other ranks do not exist. */
-static status join(uint32_t n_ranks, comm_group **group, comm **out, error *err)
+static status join_group(uint32_t n_ranks, comm_group **group, comm **out, error *err)
 {
     RETURN_IF_ERROR(comm_group_create("threads", (int)n_ranks, group, err));
     comm_options o = {.kind = "threads", .size = (int)n_ranks, .group = *group};
@@ -143,10 +143,10 @@ status backend_cuda_measure(const backend_cuda_options *options, uint32_t n_rank
     RETURN_IF_ERROR(model_ranks_check(options->common.config, n_ranks, err));
     RETURN_IF_ERROR(count_parameters(&o.common, &out->parameters, err));
     backend_cuda *b = calloc(1, sizeof *b);
-    status s = b ? join(n_ranks, &group, &rank, err)
+    status s = b ? join_group(n_ranks, &group, &rank, err)
                  : error_set(err, STATUS_NO_MEMORY, "backend: out of memory");
     o.common.group = rank;
-    if (status_ok(s)) s = measure(b, &o, n_ranks, out, err);
+    if (status_ok(s)) s = measure_memory(b, &o, n_ranks, out, err);
     if (status_ok(s) && out->n_pages)
         out->n_host_pages = sizes_host_pages(&out->geometry, options->common.swap_bytes, UINT64_MAX,
                                              0, out->page_bytes * n_ranks);

@@ -56,7 +56,7 @@ static size_t count_rope_shifts(const pkv_deltas *d)
 
 /* ---- chains ---------------------------------------------------------------------------------- */
 
-static bool reserve(backend_cuda *b, size_t n)
+static bool reserve_chains(backend_cuda *b, size_t n)
 {
     cuda_moves *m = &b->moves;
     if (!m->last) m->last = calloc(b->info.n_pages, sizeof *m->last);
@@ -145,7 +145,7 @@ status cuda_moves_pack(backend_cuda *b, const pkv_deltas *d)
     cuda_moves *m = &b->moves;
     uint32_t n = 0, total = 0, n_chains = 0, n_rope_shifts = 0, n_runs = 0;
     if (d->n_moves == 0) return STATUS_IS_OK;
-    if (!reserve(b, d->n_moves)) return status_make(STATUS_NO_MEMORY, "step buffers");
+    if (!reserve_chains(b, d->n_moves)) return status_make(STATUS_NO_MEMORY, "step buffers");
     gpu_move *moves = cuda_pack_take(&b->step, d->n_moves * sizeof *moves, &m->d_moves);
     gpu_chain *chains = cuda_pack_take(&b->step, d->n_moves * sizeof *chains, &m->d_chains);
     float *rope_shifts =

@@ -28,7 +28,7 @@ void cuda_tables_destroy(cuda_device *d, cuda_tables *t)
 }
 
 /* Sends the table again from its start, because its first pages may have changed. */
-static void forget(cuda_tables *t, uint32_t seq, uint32_t group)
+static void forget_table(cuda_tables *t, uint32_t seq, uint32_t group)
 {
     uint32_t *sent = t->sent + (size_t)seq * t->device.groups;
     for (uint32_t g = 0; g < t->device.groups; g++)
@@ -37,7 +37,7 @@ static void forget(cuda_tables *t, uint32_t seq, uint32_t group)
 
 /* ---- patches --------------------------------------------------------------------------------- */
 
-static bool grow(void **array, size_t *capacity, size_t need, size_t size)
+static bool grow_array(void **array, size_t *capacity, size_t need, size_t size)
 {
     if (need <= *capacity) return true;
     void *grown = alloc_resize(NULL, *array, need + need / 2, size);
@@ -57,8 +57,8 @@ static status patch_table(cuda_tables *t, const pkv_mirror *mirror, uint32_t seq
         return status_make(STATUS_LIMIT, "plan: a table longer than --max-model-len");
     uint32_t n = view.n_pages - first;
     void *patches = t->patches, *values = t->values;
-    bool ok = grow(&patches, &t->patches_capacity, t->n_patches + 1, sizeof *t->patches) &&
-              grow(&values, &t->values_capacity, t->n_values + n, sizeof *t->values);
+    bool ok = grow_array(&patches, &t->patches_capacity, t->n_patches + 1, sizeof *t->patches) &&
+              grow_array(&values, &t->values_capacity, t->n_values + n, sizeof *t->values);
     t->patches = patches;
     t->values = values;
     if (!ok) return status_make(STATUS_NO_MEMORY, "page tables");
@@ -79,7 +79,7 @@ status cuda_tables_update(cuda_tables *t, const pkv_mirror *mirror, const uint32
         pkv_touch touch;
         i += pkv_delta_touch(&t->geometry, words + i, &touch);
         t->touched[touch.seq] = 1;
-        if (!touch.appends) forget(t, touch.seq, touch.group);
+        if (!touch.appends) forget_table(t, touch.seq, touch.group);
     }
     for (uint32_t seq = 0; seq < t->max_seqs; seq++)
         for (uint32_t g = 0; t->touched[seq] && g < t->device.groups; g++)

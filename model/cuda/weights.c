@@ -96,7 +96,7 @@ static status load_layer(loader *l, const layer_weights *w, const model_config *
     return w->experts ? load_experts(l, w, c->n_experts, out) : STATUS_IS_OK;
 }
 
-static size_t larger(size_t most, const kern_matrix *m)
+static size_t larger_panel(size_t most, const kern_matrix *m)
 {
     size_t bytes = m->n ? kern_matrix_size(m) : 0;
     return bytes > most ? bytes : most;
@@ -104,13 +104,14 @@ static size_t larger(size_t most, const kern_matrix *m)
 
 static size_t largest_matrix(const model_weights *w, const model_config *c)
 {
-    size_t most = larger(kern_matrix_size(&w->embed), &w->head);
+    size_t most = larger_panel(kern_matrix_size(&w->embed), &w->head);
     for (uint32_t i = 0; i < c->n_layers; i++) {
         const layer_weights *l = &w->layers[i];
         const kern_matrix *all[] = {&l->qkv,  &l->o,      &l->gate_up,
                                     &l->down, &l->router, &l->shared_switch};
-        for (size_t j = 0; j < sizeof all / sizeof *all; j++) most = larger(most, all[j]);
-        if (l->experts) most = larger(larger(most, &l->experts[0].gate_up), &l->experts[0].down);
+        for (size_t j = 0; j < sizeof all / sizeof *all; j++) most = larger_panel(most, all[j]);
+        if (l->experts)
+            most = larger_panel(larger_panel(most, &l->experts[0].gate_up), &l->experts[0].down);
     }
     return most;
 }

@@ -46,7 +46,7 @@ static const char *key_of(builder *b, const char *field)
     return b->key;
 }
 
-static void set(builder *b, const char *key, json_t *value)
+static void set_member(builder *b, const char *key, json_t *value)
 {
     if (json_object_set_new(b->out, key, value) != 0) b->failed = true;
 }
@@ -73,14 +73,14 @@ static status read_numbers(builder *b, error *err)
         RETURN_IF_ERROR(gguf_get_u64(b->g, key_of(b, numbers[i].field), INT32_MAX, &v, err));
         if (v == 0 && (numbers[i].needed || gguf_find(b->g, b->key)))
             return error_set(err, STATUS_CORRUPT, "%s: \"%s\" is missing or 0", b->g->path, b->key);
-        if (v) set(b, numbers[i].key, json_integer((json_int_t)v));
+        if (v) set_member(b, numbers[i].key, json_integer((json_int_t)v));
     }
     double eps = 0.0;
     RETURN_IF_ERROR(
         gguf_get_double(b->g, key_of(b, "attention.layer_norm_rms_epsilon"), &eps, err));
     if (eps <= 0.0)
         return error_set(err, STATUS_CORRUPT, "%s: \"%s\" is missing or 0", b->g->path, b->key);
-    set(b, "rms_norm_eps", json_real(eps));
+    set_member(b, "rms_norm_eps", json_real(eps));
     return STATUS_IS_OK;
 }
 
@@ -205,7 +205,7 @@ static status read_rope_factors(builder *b, const gguf_tensor *t, error *err)
                             json_integer((json_int_t)number_of(b, "max_position_embeddings"))) != 0;
     b->failed |= json_object_set(rope, "short_factor", list) != 0;
     b->failed |= json_object_set_new(rope, "long_factor", list) != 0;
-    set(b, "rope_scaling", rope);
+    set_member(b, "rope_scaling", rope);
     return STATUS_IS_OK;
 }
 
@@ -252,7 +252,7 @@ static status read_scaling(builder *b, error *err)
     if (yarn && original)
         b->failed |= json_object_set_new(rope, "original_max_position_embeddings",
                                          json_integer((json_int_t)original)) != 0;
-    set(b, "rope_scaling", rope);
+    set_member(b, "rope_scaling", rope);
     return yarn ? read_yarn(b, rope, err) : STATUS_IS_OK;
 }
 
@@ -289,7 +289,7 @@ static status read_tokens(builder *b, error *err)
                                         "tokenizer.ggml.eot_token_id",
                                         "tokenizer.ggml.eom_token_id"};
     json_t *list = json_array();
-    set(b, "eos_token_id", list);
+    set_member(b, "eos_token_id", list);
     for (size_t i = 0; i < sizeof stops / sizeof *stops; i++) {
         uint64_t id = UINT64_MAX;
         RETURN_IF_ERROR(gguf_get_u64(b->g, stops[i], INT32_MAX, &id, err));
@@ -298,29 +298,29 @@ static status read_tokens(builder *b, error *err)
     }
     uint64_t bos = UINT64_MAX;
     RETURN_IF_ERROR(gguf_get_u64(b->g, "tokenizer.ggml.bos_token_id", INT32_MAX, &bos, err));
-    if (bos != UINT64_MAX) set(b, "bos_token_id", json_integer((json_int_t)bos));
+    if (bos != UINT64_MAX) set_member(b, "bos_token_id", json_integer((json_int_t)bos));
 
     const gguf_tensor *embed = gguf_find_tensor(b->g, "token_embd.weight");
     if (!embed || embed->n_dims != 2 || embed->shape[1] > INT32_MAX)
         return error_set(err, STATUS_CORRUPT,
                          "%s: tensor \"token_embd.weight\" is missing or no matrix", b->g->path);
-    set(b, "vocab_size", json_integer((json_int_t)embed->shape[1]));
+    set_member(b, "vocab_size", json_integer((json_int_t)embed->shape[1]));
     return STATUS_IS_OK;
 }
 
-static status build(builder *b, error *err)
+static status build_config(builder *b, error *err)
 {
     double theta = 10000.0;
     json_t *names = json_array();
     b->failed |= json_array_append_new(names, json_string(b->arch->transformers)) != 0;
-    set(b, "architectures", names);
-    set(b, "dtype", json_string(stored_name(b->g)));
-    set(b, "tie_word_embeddings", json_boolean(!gguf_find_tensor(b->g, "output.weight")));
+    set_member(b, "architectures", names);
+    set_member(b, "dtype", json_string(stored_name(b->g)));
+    set_member(b, "tie_word_embeddings", json_boolean(!gguf_find_tensor(b->g, "output.weight")));
     RETURN_IF_ERROR(read_numbers(b, err));
     RETURN_IF_ERROR(check_fields(b, err));
     RETURN_IF_ERROR(check_neutral(b, err));
     RETURN_IF_ERROR(gguf_get_double(b->g, key_of(b, "rope.freq_base"), &theta, err));
-    set(b, "rope_theta", json_real(theta));
+    set_member(b, "rope_theta", json_real(theta));
     RETURN_IF_ERROR(read_scaling(b, err));
     return read_tokens(b, err);
 }
@@ -331,7 +331,7 @@ status gguf_config(const gguf *g, json_t **out, error *err)
     RETURN_IF_ERROR(gguf_architecture_of(g, &b.arch, err));
     RETURN_IF_ERROR(check_split(g, err));
     b.out = json_object();
-    status result = build(&b, err);
+    status result = build_config(&b, err);
     if (status_ok(result) && (b.failed || !b.out))
         result = error_set(err, STATUS_NO_MEMORY, "%s: out of memory", g->path);
     if (status_ok(result)) *out = b.out;

@@ -28,7 +28,7 @@ typedef struct reader {
     size_t size, at;
 } reader;
 
-static bool take(reader *r, void *out, size_t n)
+static bool take_bytes(reader *r, void *out, size_t n)
 {
     if (n > r->size - r->at) return false;
     memcpy(out, r->data + r->at, n);
@@ -45,7 +45,7 @@ static status truncated(const reader *r, const char *what, error *err)
 static bool take_string(reader *r, const char **out, size_t *n)
 {
     uint64_t length;
-    if (!take(r, &length, sizeof length) || length > r->size - r->at) return false;
+    if (!take_bytes(r, &length, sizeof length) || length > r->size - r->at) return false;
     *out = (const char *)r->data + r->at;
     *n = (size_t)length;
     r->at += *n;
@@ -93,10 +93,10 @@ static status take_value(reader *r, gguf_value *v, error *err)
     uint32_t type;
     *v = (gguf_value){.n = 1};
     RETURN_IF_ERROR(take_name(r, "a key", &v->key, err));
-    if (!take(r, &type, sizeof type)) return truncated(r, v->key, err);
+    if (!take_bytes(r, &type, sizeof type)) return truncated(r, v->key, err);
     if (type == GGUF_ARRAY) {
         v->is_array = true;
-        if (!take(r, &type, sizeof type) || !take(r, &v->n, sizeof v->n))
+        if (!take_bytes(r, &type, sizeof type) || !take_bytes(r, &v->n, sizeof v->n))
             return truncated(r, v->key, err);
         if (type == GGUF_ARRAY)
             return error_set(err, STATUS_UNSUPPORTED, "%s: \"%s\": an array of arrays", r->g->path,
@@ -119,12 +119,12 @@ static status take_tensor(reader *r, gguf_tensor *t, error *err)
     uint64_t offset;
     *t = (gguf_tensor){.n_dims = 0};
     RETURN_IF_ERROR(take_name(r, "a tensor's name", &t->name, err));
-    if (!take(r, &t->n_dims, sizeof t->n_dims)) return truncated(r, t->name, err);
+    if (!take_bytes(r, &t->n_dims, sizeof t->n_dims)) return truncated(r, t->name, err);
     if (t->n_dims == 0 || t->n_dims > GGUF_DIMS_MAX)
         return error_set(err, STATUS_CORRUPT, "%s: tensor \"%s\": %u dimensions, must be 1 to %d",
                          r->g->path, t->name, t->n_dims, GGUF_DIMS_MAX);
-    if (!take(r, t->shape, t->n_dims * sizeof *t->shape) || !take(r, &type, sizeof type) ||
-        !take(r, &offset, sizeof offset))
+    if (!take_bytes(r, t->shape, t->n_dims * sizeof *t->shape) ||
+        !take_bytes(r, &type, sizeof type) || !take_bytes(r, &offset, sizeof offset))
         return truncated(r, t->name, err);
     t->type = block_type_find(type);
     if (!t->type)
@@ -204,9 +204,9 @@ static status take_head(reader *r, uint64_t *n_tensors, uint64_t *n_values, erro
     char magic[4];
     uint32_t version;
     gguf *g = r->g;
-    if (!take(r, magic, 4) || memcmp(magic, "GGUF", 4) != 0)
+    if (!take_bytes(r, magic, 4) || memcmp(magic, "GGUF", 4) != 0)
         return error_set(err, STATUS_CORRUPT, "%s: not a GGUF file", g->path);
-    if (!take(r, &version, 4) || !take(r, n_tensors, 8) || !take(r, n_values, 8))
+    if (!take_bytes(r, &version, 4) || !take_bytes(r, n_tensors, 8) || !take_bytes(r, n_values, 8))
         return truncated(r, "the head", err);
     if (version != 2 && version != 3)
         return error_set(err, STATUS_UNSUPPORTED,

@@ -9,7 +9,7 @@ enum { BITS = 4, EACH = 32 / BITS };
 /* The half byte of a word that holds row i of eight. */
 static const uint8_t place_of[EACH] = {0, 4, 1, 5, 2, 6, 3, 7};
 
-static status read(const json_t *json, const char *where, quantized *q, error *err)
+static status awq_read(const json_t *json, const char *where, quantized *q, error *err)
 {
     const char *version;
     bool zero_point;
@@ -42,7 +42,7 @@ static status read(const json_t *json, const char *where, quantized *q, error *e
     return STATUS_IS_OK;
 }
 
-static void unpack(const quantized_weight *w, size_t row, size_t col, size_t n, float *out)
+static void awq_unpack(const quantized_weight *w, size_t row, size_t col, size_t n, float *out)
 {
     size_t words = w->rows / EACH, shift = (size_t)place_of[row % EACH] * BITS;
     for (size_t i = 0; i < n; i++)
@@ -51,21 +51,21 @@ static void unpack(const quantized_weight *w, size_t row, size_t col, size_t n, 
                     15);
 }
 
-static float zero(const quantized_weight *w, size_t row, size_t group)
+static float awq_zero(const quantized_weight *w, size_t row, size_t group)
 {
     uint32_t word = quantized_word(w, QUANTIZED_ZEROS, group * (w->rows / EACH) + row / EACH);
     return (float)(word >> (place_of[row % EACH] * BITS) & 15);
 }
 
-static status match(const quantized_place *at, quantized_weight *w, bool *found, error *err)
+static status awq_match(const quantized_place *at, quantized_weight *w, bool *found, error *err)
 {
     static const uint32_t words = 1u << SAFETENSORS_I32;
     if (!quantized_find(at, "qweight")) return STATUS_IS_OK;
     RETURN_IF_ERROR(quantized_refuse_ignored(at, err));
     *found = true;
     w->bits = BITS;
-    w->unpack = unpack;
-    w->zero = zero;
+    w->unpack = awq_unpack;
+    w->zero = awq_zero;
     if (at->rows % EACH)
         return error_set(err, STATUS_UNSUPPORTED, "%s: \"%s\" has %zu rows, not a multiple of %d",
                          at->q->where, at->module, at->rows, EACH);
@@ -79,4 +79,4 @@ static status match(const quantized_place *at, quantized_weight *w, bool *found,
     return quantized_take_scales(at, "scales", scales, 2, w, err);
 }
 
-const quantized_scheme quantized_awq = {"awq", read, match};
+const quantized_scheme quantized_awq = {"awq", awq_read, awq_match};

@@ -199,7 +199,7 @@ static status read_sparsity(const json_t *json, const char *where, error *err)
     return quantized_refuse(json, where, keys, err);
 }
 
-static status read(const json_t *json, const char *where, quantized *q, error *err)
+static status ct_read(const json_t *json, const char *where, quantized *q, error *err)
 {
     static const char *const refused[] = {"kv_cache_scheme", "transform_config",
                                           "moe_sparsity_config", NULL};
@@ -214,7 +214,7 @@ static status read(const json_t *json, const char *where, quantized *q, error *e
 
 static size_t words_of(const quantized_weight *w, size_t n) { return (n * w->bits + 31) / 32; }
 
-static void unpack(const quantized_weight *w, size_t row, size_t col, size_t n, float *out)
+static void ct_unpack(const quantized_weight *w, size_t row, size_t col, size_t n, float *out)
 {
     const uint8_t *in = w->in[QUANTIZED_VALUES].data + row * words_of(w, w->cols) * 4;
     for (size_t i = 0; i < n; i++) {
@@ -294,7 +294,7 @@ static status take_packed(const quantized_place *at, const quantized_group *g, q
     const uint64_t zeros[] = {words_of(w, at->rows), w->n_groups};
     RETURN_IF_ERROR(
         quantized_take(at, "weight_packed", words, values, 2, QUANTIZED_VALUES, w, err));
-    w->unpack = unpack;
+    w->unpack = ct_unpack;
     w->zero = zero_of_none;
     if (!g->symmetric) {
         RETURN_IF_ERROR(
@@ -335,7 +335,7 @@ static bool is_plain_float(const safetensors_tensor *t)
                  t->type == SAFETENSORS_BF16);
 }
 
-static status match(const quantized_place *at, quantized_weight *w, bool *found, error *err)
+static status ct_match(const quantized_place *at, quantized_weight *w, bool *found, error *err)
 {
     const quantized_group *g;
     if (is_plain_float(quantized_find(at, "weight")) && !quantized_find(at, "weight_scale"))
@@ -354,4 +354,4 @@ static status match(const quantized_place *at, quantized_weight *w, bool *found,
     return quantized_take_order(at, "weight_g_idx", true, w, err);
 }
 
-const quantized_scheme quantized_compressed_tensors = {"compressed-tensors", read, match};
+const quantized_scheme quantized_compressed_tensors = {"compressed-tensors", ct_read, ct_match};

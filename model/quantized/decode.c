@@ -58,7 +58,7 @@ static void scale_columns(const quantized_weight *w, size_t col, size_t n, const
     }
 }
 
-static void store(dtype type, const float *x, size_t n, uint8_t *out)
+static void store_values(dtype type, const float *x, size_t n, uint8_t *out)
 {
     if (type == DTYPE_F32) {
         memcpy(out, x, n * sizeof *x);
@@ -81,7 +81,7 @@ static void make_row(const quantized_weight *w, size_t row, uint8_t *out)
         size_t n = w->cols - col < CHUNK ? w->cols - col : CHUNK;
         w->unpack(w, row, col, n, x);
         scale_columns(w, col, n, scale, zero, x);
-        store(w->type, x, n, out + col * dtype_bytes(w->type));
+        store_values(w->type, x, n, out + col * dtype_bytes(w->type));
     }
 }
 

@@ -16,7 +16,7 @@ static status read_block(const json_t *json, const char *where, quantized_group 
     return STATUS_IS_OK;
 }
 
-static status read(const json_t *json, const char *where, quantized *q, error *err)
+static status fp8_read(const json_t *json, const char *where, quantized *q, error *err)
 {
     static const char *const refused[] = {"kv_cache_scheme", "kv_cache_quant_method", NULL};
     static const struct {
@@ -44,7 +44,7 @@ static status read(const json_t *json, const char *where, quantized *q, error *e
     return read_block(json, where, g, err);
 }
 
-static status match(const quantized_place *at, quantized_weight *w, bool *found, error *err)
+static status fp8_match(const quantized_place *at, quantized_weight *w, bool *found, error *err)
 {
     const quantized_group *g = &at->q->groups[0];
     const safetensors_tensor *t = quantized_find(at, "weight");
@@ -71,4 +71,4 @@ static status match(const quantized_place *at, quantized_weight *w, bool *found,
     return STATUS_IS_OK;
 }
 
-const quantized_scheme quantized_fp8 = {"fp8", read, match};
+const quantized_scheme quantized_fp8 = {"fp8", fp8_read, fp8_match};

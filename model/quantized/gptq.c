@@ -23,7 +23,7 @@ static status read_format(const json_t *json, const char *where, quantized *q, u
     return STATUS_IS_OK;
 }
 
-static status read(const json_t *json, const char *where, quantized *q, error *err)
+static status gptq_read(const json_t *json, const char *where, quantized *q, error *err)
 {
     static const char *const refused[] = {"dynamic", "is_marlin_format",  "rotation",
                                           "adapter", "is_bitblas_format", "kv_cache_scheme",
@@ -45,7 +45,7 @@ static status read(const json_t *json, const char *where, quantized *q, error *e
     return STATUS_IS_OK;
 }
 
-static void unpack(const quantized_weight *w, size_t row, size_t col, size_t n, float *out)
+static void gptq_unpack(const quantized_weight *w, size_t row, size_t col, size_t n, float *out)
 {
     size_t each = 32 / w->bits;
     uint32_t mask = (1u << w->bits) - 1;
@@ -56,7 +56,7 @@ static void unpack(const quantized_weight *w, size_t row, size_t col, size_t n, 
     }
 }
 
-static float zero(const quantized_weight *w, size_t row, size_t group)
+static float gptq_zero(const quantized_weight *w, size_t row, size_t group)
 {
     size_t each = 32 / w->bits;
     uint32_t word = quantized_word(w, QUANTIZED_ZEROS, group * (w->rows / each) + row / each);
@@ -74,15 +74,15 @@ static void skip_empty_bias(const quantized_place *at)
     if (zeros) quantized_skip(at, "bias");
 }
 
-static status match(const quantized_place *at, quantized_weight *w, bool *found, error *err)
+static status gptq_match(const quantized_place *at, quantized_weight *w, bool *found, error *err)
 {
     static const uint32_t words = 1u << SAFETENSORS_I32;
     if (!quantized_find(at, "qweight")) return STATUS_IS_OK;
     *found = true;
     w->bits = at->q->groups[0].bits;
     w->zero_plus = at->q->zero_plus;
-    w->unpack = unpack;
-    w->zero = zero;
+    w->unpack = gptq_unpack;
+    w->zero = gptq_zero;
     size_t each = 32 / w->bits;
     if (at->rows % each || at->cols % each)
         return error_set(err, STATUS_UNSUPPORTED,
@@ -100,4 +100,4 @@ static status match(const quantized_place *at, quantized_weight *w, bool *found,
     return quantized_take_order(at, "g_idx", false, w, err);
 }
 
-const quantized_scheme quantized_gptq = {"gptq", read, match};
+const quantized_scheme quantized_gptq = {"gptq", gptq_read, gptq_match};

@@ -28,8 +28,8 @@ static bool is_class(const char *text)
     return text[0] >= 'A' && text[0] <= 'Z' && !strchr(text, '.');
 }
 
-static status compile(const char *text, const char *where, const char *key, pcre2_code **out,
-                      error *err)
+static status compile_name(const char *text, const char *where, const char *key, pcre2_code **out,
+                           error *err)
 {
     const char *pattern = text + 3;
     size_t n = strlen(pattern);
@@ -69,7 +69,7 @@ static status add_name(quantized *q, const json_t *value, const char *where, con
     if (++*n_patterns > PATTERNS_MAX)
         return error_set(err, STATUS_LIMIT, "%s: \"%s\": more than %d patterns", where, key,
                          PATTERNS_MAX);
-    return compile(out->text, where, key, &out->code, err);
+    return compile_name(out->text, where, key, &out->code, err);
 }
 
 /* Orders patterns before exact names, each alphabetically. */
@@ -114,7 +114,7 @@ static const struct quantized_name *find_exact(const quantized_names *names, con
 }
 
 /* PCRE2 calls it at every item of a pattern. It fails the match when no work is left. */
-static int pay(pcre2_callout_block *block, void *work_left)
+static int count_match_work(pcre2_callout_block *block, void *work_left)
 {
     uint64_t *left = work_left;
     (void)block;
@@ -129,7 +129,7 @@ static status find_pattern(const quantized_place *at, const quantized_names *nam
 {
     pcre2_set_match_limit(limits, PATTERN_STEPS_MAX);
     pcre2_set_depth_limit(limits, PATTERN_STEPS_MAX);
-    pcre2_set_callout(limits, pay, at->work_left);
+    pcre2_set_callout(limits, count_match_work, at->work_left);
     for (size_t i = 0; i < names->n_patterns; i++) {
         const struct quantized_name *name = &names->items[i];
         int rc =

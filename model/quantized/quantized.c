@@ -129,7 +129,7 @@ const safetensors_tensor *quantized_find(const quantized_place *at, const char *
     return safetensors_find(at->st, full);
 }
 
-static void mark(const quantized_place *at, const safetensors_tensor *t)
+static void mark_tensor(const quantized_place *at, const safetensors_tensor *t)
 {
     at->used[t - at->st->tensors] = true;
 }
@@ -137,7 +137,7 @@ static void mark(const quantized_place *at, const safetensors_tensor *t)
 void quantized_skip(const quantized_place *at, const char *name)
 {
     const safetensors_tensor *t = quantized_find(at, name);
-    if (t) mark(at, t);
+    if (t) mark_tensor(at, t);
 }
 
 status quantized_take(const quantized_place *at, const char *name, uint32_t types,
@@ -154,7 +154,7 @@ status quantized_take(const quantized_place *at, const char *name, uint32_t type
                          "%s: tensor \"%s\": dtype %s is not supported in %s", file->path, t->name,
                          safetensors_type_name(t->type), at->q->scheme->method);
     RETURN_IF_ERROR(tensors_check_shape(at->st, t, shape, n_dims, err));
-    mark(at, t);
+    mark_tensor(at, t);
     w->in[which] = (quantized_bytes){file->map.data + t->begin, t->bytes};
     if (which == QUANTIZED_VALUES) {
         w->map = &file->map;

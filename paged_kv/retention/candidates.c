@@ -141,7 +141,8 @@ static void smooth(const selector *c, const contest *t, float *scores)
     }
 }
 
-static const float *measured(const selector *c, const contest *t, uint32_t kind, uint32_t head)
+static const float *measured_scores(const selector *c, const contest *t, uint32_t kind,
+                                    uint32_t head)
 {
     const measure_result *m = c->measures;
     if (!m || !m->values) return NULL;
@@ -155,8 +156,8 @@ static void score_head(selector *c, const contest *t, uint32_t head)
     const retention_phase *phase = &c->phase;
     retention_score_fn score = phase->variant->score ? phase->variant->score : phase->score->score;
     score_input in = {
-        .first = phase->kind != MEASURE_NONE ? measured(c, t, 0, head) : NULL,
-        .second = phase->score->second != MEASURE_NONE ? measured(c, t, 1, head) : NULL,
+        .first = phase->kind != MEASURE_NONE ? measured_scores(c, t, 0, head) : NULL,
+        .second = phase->score->second != MEASURE_NONE ? measured_scores(c, t, 1, head) : NULL,
         .novelty = c->measures ? c->measures->novelty : NULL,
         .positions = t->positions,
         .n = c->by_slot ? t->n : t->n_units,
@@ -180,7 +181,7 @@ static float best_of_layer(selector *c, const contest *t)
     return best;
 }
 
-static void add(float *sum, const float *scores, uint32_t n, bool first)
+static void add_scores(float *sum, const float *scores, uint32_t n, bool first)
 {
     if (first) memcpy(sum, scores, n * sizeof *sum);
     else
@@ -198,17 +199,17 @@ static void score_scope(selector *c, const contest *t)
         for (uint32_t i = 0; c->phase.variant->kvpress && i < t->n; i++) {
             if (in_window(c, position_of(t, i))) c->scores[i] = best + 1;
         }
-        add(c->sum, c->scores, n, h == t->head_from);
+        add_scores(c->sum, c->scores, n, h == t->head_from);
         if (!c->phase.score->refine) continue;
         bool two = c->phase.score->second != MEASURE_NONE;
-        score_input in = {.first = measured(c, t, 0, h),
-                          .second = two ? measured(c, t, 1, h) : NULL,
+        score_input in = {.first = measured_scores(c, t, 0, h),
+                          .second = two ? measured_scores(c, t, 1, h) : NULL,
                           .pooled = c->scores,
                           .n = n,
                           .rows = c->rows,
                           .q_heads = c->q_heads};
         c->phase.score->refine(&in, c->more);
-        add(c->second_sum, c->more, n, h == t->head_from);
+        add_scores(c->second_sum, c->more, n, h == t->head_from);
     }
 }
 

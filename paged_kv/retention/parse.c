@@ -5,7 +5,7 @@
 #include <string.h>
 
 /* Whether a key is present. A null member counts as absent, as in all JSON of requests. */
-static bool member(const json_t *json, const char *key)
+static bool has_member(const json_t *json, const char *key)
 {
     const json_t *value = json_object_get(json, key);
     return value && !json_is_null(value);
@@ -369,7 +369,7 @@ static status find_method(parsing *p, error *err)
     p->preset = retention_find(name);
     if (!p->preset) return refuse_method(p->where, name, err);
     json_object_foreach((json_t *)p->json, key, value) RETURN_IF_ERROR(check_name(p, key, err));
-    if (member(p->json, "ratio") && member(p->json, "tokens")) {
+    if (has_member(p->json, "ratio") && has_member(p->json, "tokens")) {
         return error_set(err, STATUS_INVALID,
                          "%s.ratio and %s.tokens: only one of them can be "
                          "given",
@@ -381,8 +381,8 @@ static status find_method(parsing *p, error *err)
 /* Sets what follows from other keys unless the request gave it. */
 static void infer(const parsing *p, retention_policy *policy)
 {
-    if (member(p->json, "variant") && policy->variant == RETENTION_VARIANT_MEAN &&
-        !member(p->json, "pool")) {
+    if (has_member(p->json, "variant") && policy->variant == RETENTION_VARIANT_MEAN &&
+        !has_member(p->json, "pool")) {
         policy->pool = RETENTION_POOL_AVG;
         policy->kernel = 5;
     }
@@ -390,7 +390,8 @@ static void infer(const parsing *p, retention_policy *policy)
     bool others = policy->score != p->preset->defaults.score ||
                   policy->schedule != p->preset->defaults.schedule;
     bool parts = p->preset->fields & RETENTION_FIELD_PARTS; /* else parsing the prefill did this */
-    if (parts && others && !member(p->json, "variant")) policy->variant = RETENTION_VARIANT_PLAIN;
+    if (parts && others && !has_member(p->json, "variant"))
+        policy->variant = RETENTION_VARIANT_PLAIN;
 }
 
 static status read_object(parsing *p, retention_policy *policy, error *err)
@@ -399,11 +400,11 @@ static status read_object(parsing *p, retention_policy *policy, error *err)
     *policy = p->preset->defaults;
     policy->preset = p->preset;
     for (size_t k = 0; k < N_KEYS; k++) {
-        if (!keys[k].read || !member(p->json, keys[k].name)) continue;
+        if (!keys[k].read || !has_member(p->json, keys[k].name)) continue;
         RETURN_IF_ERROR(keys[k].read(p, keys[k].name, policy, err));
     }
     for (size_t k = 0; k < N_KEYS; k++) {
-        if (!keys[k].used || keys[k].used(policy) || !member(p->json, keys[k].name)) continue;
+        if (!keys[k].used || keys[k].used(policy) || !has_member(p->json, keys[k].name)) continue;
         return error_set(err, STATUS_INVALID, "%s.%s: needs %s", p->where, keys[k].name,
                          keys[k].only);
     }
@@ -473,7 +474,8 @@ status retention_parse(const json_t *json, const retention_limits *limits, reten
     if (json && !json_is_null(json)) {
         RETURN_IF_ERROR(read_object(&p, &policy, err));
         bool phases = p.preset->fields & RETENTION_FIELD_PHASES;
-        if (phases && !member(json, "prefill")) RETURN_IF_ERROR(default_prefill(&p, &policy, err));
+        if (phases && !has_member(json, "prefill"))
+            RETURN_IF_ERROR(default_prefill(&p, &policy, err));
         RETURN_IF_ERROR(check_composition(&p, &policy, err));
         RETURN_IF_ERROR(check_growth(&p, &policy, err));
     } else {

@@ -8,8 +8,8 @@ void retention_policy_resolve(retention_policy *policy, uint32_t max_new_tokens)
 
 /* ---- schedules ------------------------------------------------------------------------------- */
 
-static uint32_t never(const retention_policy *policy, uint32_t n_prompt, uint32_t least,
-                      uint32_t from)
+static uint32_t never_selects(const retention_policy *policy, uint32_t n_prompt, uint32_t least,
+                              uint32_t from)
 {
     (void)policy;
     (void)n_prompt;
@@ -51,7 +51,7 @@ static uint32_t at_decode(const retention_policy *policy, uint32_t n_prompt, uin
 }
 
 const retention_schedule_row retention_schedules[] = {
-    [RETENTION_SCHEDULE_NEVER] = {{"never", "everything stays"}, never},
+    [RETENTION_SCHEDULE_NEVER] = {{"never", "everything stays"}, never_selects},
     [RETENTION_SCHEDULE_PROMPT] = {{"prompt", "once, at the end of the prompt"}, at_prompt},
     [RETENTION_SCHEDULE_CHUNK] = {{"chunk", "at every `recurrent_chunk` tokens of the prompt, and "
                                             "at its end"},
@@ -59,7 +59,8 @@ const retention_schedule_row retention_schedules[] = {
     [RETENTION_SCHEDULE_DECODE] = {{"decode", "at the end of the prompt, then every `interval` "
                                               "generated tokens"},
                                    at_decode},
-    [RETENTION_SCHEDULE_INPUT] = {{"input", "the prompt is cut before it is computed"}, never},
+    [RETENTION_SCHEDULE_INPUT] = {{"input", "the prompt is cut before it is computed"},
+                                  never_selects},
 };
 
 /* ---- growth: SCOPE's allowances -------------------------------------------------------------- */

@@ -139,8 +139,8 @@ static bool same_slots(const selector *c, uint32_t group, uint32_t leader)
 }
 
 /* Copies the selection of the scope's first table to all tables of the scope. */
-static status follow(const selector *c, uint32_t layer_from, uint32_t layer_to, uint32_t head_from,
-                     uint32_t head_to, error *err)
+static status copy_selection(const selector *c, uint32_t layer_from, uint32_t layer_to,
+                             uint32_t head_from, uint32_t head_to, error *err)
 {
     const pkv_geometry *g = c->geometry;
     uint32_t leader = pkv_group_of(g, layer_from, head_from);
@@ -263,7 +263,7 @@ static status select_run(selector *c, uint32_t index, uint32_t n_scopes, error *
         RETURN_IF_ERROR(select_scope(c, &t, joint, n_scopes, err));
     }
     for (uint32_t head = 0; head < n_heads; head += sharing)
-        RETURN_IF_ERROR(follow(c, layer, layer_to, head, head + sharing, err));
+        RETURN_IF_ERROR(copy_selection(c, layer, layer_to, head, head + sharing, err));
     return STATUS_IS_OK;
 }
 

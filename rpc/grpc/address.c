@@ -17,7 +17,7 @@ typedef struct host_port {
 static bool is_unix(const char *text) { return strncmp(text, "unix:", 5) == 0; }
 
 /* Splits "host:port" or "[host]:port"; the port is 0 to 65535. */
-static bool split(const char *text, host_port *out)
+static bool split_host_port(const char *text, host_port *out)
 {
     const char *colon = strrchr(text, ':');
     if (!colon || colon == text) return false;
@@ -56,7 +56,7 @@ status address_resolve(const char *text, char out[ADDRESS_BYTES_MAX], error *err
         snprintf(out, ADDRESS_BYTES_MAX, "%s", text);
         return STATUS_IS_OK;
     }
-    if (!split(text, &hp))
+    if (!split_host_port(text, &hp))
         return error_set(err, STATUS_INVALID, "grpc: '%.100s' is not HOST:PORT", text);
     int rc = look_up(&hp, 0, &found);
     if (rc != 0) return error_set(err, STATUS_INVALID, "grpc: %s: %s", hp.host, gai_strerror(rc));
@@ -83,7 +83,8 @@ const char *address_problem(const char *numeric)
     host_port hp;
     struct addrinfo *found;
     if (is_unix(numeric)) return NULL;
-    if (!split(numeric, &hp) || look_up(&hp, AI_NUMERICHOST, &found) != 0) return "no address";
+    if (!split_host_port(numeric, &hp) || look_up(&hp, AI_NUMERICHOST, &found) != 0)
+        return "no address";
     int on = 1, problem = 0;
     int fd = socket(found->ai_family, SOCK_STREAM | SOCK_CLOEXEC, 0);
     if (fd < 0 || setsockopt(fd, SOL_SOCKET, SO_REUSEADDR, &on, sizeof on) != 0 ||

@@ -49,7 +49,7 @@ void call_unref(rpc_call *c)
 
 /* Starts a batch, which holds a reference until its event. If gRPC refuses the batch, the call is
  * cancelled and ends through on_closed as usual. */
-static bool start(rpc_call *c, const grpc_op *ops, size_t n, queue_op *tag)
+static bool start_batch(rpc_call *c, const grpc_op *ops, size_t n, queue_op *tag)
 {
     grpc_call *call = c->call; // the queue's thread may end c once the batch has begun
     atomic_fetch_add(&c->references, 1);
@@ -81,7 +81,7 @@ static void count_answer(const rpc_call *c)
 }
 
 /* Ends the call. Its end can have several reasons: only the first call does anything. */
-static void end(rpc_call *c)
+static void end_call(rpc_call *c)
 {
     if (c->over) return;
     c->over = true;
@@ -93,7 +93,7 @@ static void end(rpc_call *c)
 static void on_closed(void *owner, bool ok)
 {
     (void)ok;
-    end(owner);
+    end_call(owner);
     call_unref(owner);
 }
 
@@ -105,7 +105,7 @@ void call_receive(rpc_call *c)
     c->receiving = true;
     grpc_op op = {.op = GRPC_OP_RECV_MESSAGE};
     op.data.recv_message.recv_message = &c->incoming;
-    start(c, &op, 1, &c->received);
+    start_batch(c, &op, 1, &c->received);
 }
 
 void call_deliver(rpc_call *c, arena *a, const ProtobufCMessage *m, status s, const error *err)
@@ -183,10 +183,10 @@ static void send_batch(rpc_call *c, grpc_byte_buffer *message, bool with_status)
     c->outgoing = message;
     c->sending = true;
     c->since_us = clock_now_us();
-    start(c, ops, n, with_status ? &c->finished : &c->sent);
+    start_batch(c, ops, n, with_status ? &c->finished : &c->sent);
 }
 
-static grpc_byte_buffer *pack(const ProtobufCMessage *m)
+static grpc_byte_buffer *pack_message(const ProtobufCMessage *m)
 {
     grpc_slice slice = grpc_slice_malloc(protobuf_c_message_get_packed_size(m));
     protobuf_c_message_pack(m, GRPC_SLICE_START_PTR(slice));
@@ -219,7 +219,7 @@ static void on_finished(void *owner, bool ok)
     rpc_call *c = owner;
     c->sending = false;
     outgoing_free(c);
-    end(c);
+    end_call(c);
     call_unref(c);
 }
 
@@ -233,7 +233,7 @@ void call_accept(rpc_call *c)
 bool call_send(rpc_call *c, const ProtobufCMessage *m)
 {
     if (!call_can_send(c)) return false;
-    send_batch(c, pack(m), false);
+    send_batch(c, pack_message(m), false);
     return true;
 }
 
@@ -256,7 +256,7 @@ void call_finish(rpc_call *c, grpc_status_code code, const char *details)
 void call_reply(rpc_call *c, const ProtobufCMessage *m)
 {
     bool can_send = call_can_send(c);
-    if (set_status(c, GRPC_STATUS_OK, "") && can_send) send_batch(c, pack(m), true);
+    if (set_status(c, GRPC_STATUS_OK, "") && can_send) send_batch(c, pack_message(m), true);
 }
 
 bool call_add_trailer(rpc_call *c, const char *key, const void *value, size_t n)
@@ -285,7 +285,7 @@ void call_wake(void *call)
     call_post(c, &c->awake);
 }
 
-void call_post(rpc_call *c, queue_op *tag) { start(c, NULL, 0, tag); }
+void call_post(rpc_call *c, queue_op *tag) { start_batch(c, NULL, 0, tag); }
 
 static void on_awake(void *owner, bool ok)
 {
@@ -354,7 +354,7 @@ static void refuse_client(rpc_call *c)
 }
 
 /* Refuses the call, or waits for its first message. */
-static void admit(rpc_call *c, const char *path, size_t n)
+static void admit_call(rpc_call *c, const char *path, size_t n)
 {
     c->method = front_method(c->front, path, n);
     if (!c->method) {
@@ -400,10 +400,10 @@ void call_begin(grpc_front *f, grpc_call *call, const grpc_call_details *details
 
     grpc_op op = {.op = GRPC_OP_RECV_CLOSE_ON_SERVER};
     op.data.recv_close_on_server.cancelled = &c->cancelled;
-    if (start(c, &op, 1, &c->closed))
-        admit(c, (const char *)GRPC_SLICE_START_PTR(details->method),
-              GRPC_SLICE_LENGTH(details->method));
-    else end(c);
+    if (start_batch(c, &op, 1, &c->closed))
+        admit_call(c, (const char *)GRPC_SLICE_START_PTR(details->method),
+                   GRPC_SLICE_LENGTH(details->method));
+    else end_call(c);
 }
 
 void call_check_stall(rpc_call *c, int64_t now_us)

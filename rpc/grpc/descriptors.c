@@ -84,7 +84,7 @@ static byte_range first_field_of(byte_range in, uint32_t number)
     return take_field_of(&in, number, &out) ? out : (byte_range){0};
 }
 
-static bool same(byte_range a, byte_range b)
+static bool is_same_range(byte_range a, byte_range b)
 {
     return a.size == b.size && (a.size == 0 || memcmp(a.data, b.data, a.size) == 0);
 }
@@ -112,7 +112,7 @@ static bool take_name(byte_range *symbol, byte_range name)
 static bool declares_plain(byte_range in, uint32_t number, byte_range symbol)
 {
     for (byte_range item; take_field_of(&in, number, &item);)
-        if (symbol.size > 0 && same(first_field_of(item, ANY_NAME), symbol)) return true;
+        if (symbol.size > 0 && is_same_range(first_field_of(item, ANY_NAME), symbol)) return true;
     return false;
 }
 
@@ -164,7 +164,7 @@ size_t descriptor_set_file(const descriptor_set *set, byte_range name)
 {
     size_t i = 0;
     while (i < set->n_files &&
-           !(name.size > 0 && same(first_field_of(set->files[i], FILE_NAME), name)))
+           !(name.size > 0 && is_same_range(first_field_of(set->files[i], FILE_NAME), name)))
         i++;
     return i;
 }

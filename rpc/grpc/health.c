@@ -32,7 +32,7 @@ static serving_status status_now(const rpc_call *c)
     return serving ? SERVING : NOT_SERVING;
 }
 
-static void check(rpc_call *c, const ProtobufCMessage *m)
+static void check_health(rpc_call *c, const ProtobufCMessage *m)
 {
     const health_request *request = (const health_request *)m;
     health_response response = GRPC__HEALTH__V1__HEALTH_CHECK_RESPONSE__INIT;
@@ -90,7 +90,7 @@ static const rpc_method methods[] = {
     {.path = "/grpc.health.v1.Health/Check",
      .input = &grpc__health__v1__health_check_request__descriptor,
      .open = true,
-     .message = check},
+     .message = check_health},
     {.path = "/grpc.health.v1.Health/Watch",
      .input = &grpc__health__v1__health_check_request__descriptor,
      .open = true,

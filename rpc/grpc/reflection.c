@@ -79,7 +79,7 @@ static void send_services(rpc_call *c, reflection_response *r)
 
 static byte_range range_of(ProtobufCBinaryData b) { return (byte_range){b.data, b.len}; }
 
-static void answer(rpc_call *c, const ProtobufCMessage *m)
+static void answer_question(rpc_call *c, const ProtobufCMessage *m)
 {
     const reflection_request *q = (const reflection_request *)m;
     const descriptor_set *set = &call_front(c)->descriptors;
@@ -113,13 +113,14 @@ static void answer(rpc_call *c, const ProtobufCMessage *m)
 static void half_closed(rpc_call *c) { call_finish(c, GRPC_STATUS_OK, ""); }
 
 /* Called when an answer has gone out: asks for the next question. */
-static void next(rpc_call *c) { call_receive(c); }
+static void receive_question(rpc_call *c) { call_receive(c); }
 
 #define METHOD(name)                                                                               \
     {                                                                                              \
         .path = "/" name "/ServerReflectionInfo",                                                  \
         .input = &grpc__reflection__v1__server_reflection_request__descriptor,                     \
-        .client_streams = true, .message = answer, .half_closed = half_closed, .writable = next,   \
+        .client_streams = true, .message = answer_question, .half_closed = half_closed,            \
+        .writable = receive_question,                                                              \
     }
 
 static const rpc_method v1 = METHOD("grpc.reflection.v1.ServerReflection");

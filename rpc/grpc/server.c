@@ -129,13 +129,13 @@ static bool stop_step(grpc_front *f, int64_t now)
 }
 
 /* Checks all calls for stalls. Returns when the next tick is due. */
-static int64_t tick(grpc_front *f, int64_t now)
+static int64_t tick_calls(grpc_front *f, int64_t now)
 {
     for (rpc_call *c = f->first; c; c = c->next) call_check_stall(c, now);
     return now + TICK_US;
 }
 
-static void *run(void *arg)
+static void *run_front(void *arg)
 {
     grpc_front *f = arg;
     if (f->o.service) thread_set_patient(true); // the engine's threads come first
@@ -144,7 +144,7 @@ static void *run(void *arg)
     for (;;) {
         int64_t now = clock_now_us();
         bool stopping = atomic_load(&f->stopping);
-        if (now >= next_us) next_us = tick(f, now);
+        if (now >= next_us) next_us = tick_calls(f, now);
         if (stopping && !is_closing) is_closing = stop_step(f, now);
         int64_t wait_us = stopping ? STOP_TICK_US : next_us - now;
         gpr_timespec until =
@@ -260,7 +260,7 @@ status grpc_front_create_for(const grpc_front_options *o, const rpc_service *con
         grpc_server_start(f->server);
         ask_for_call(f);
         f->is_started = true;
-        f->has_thread = pthread_create(&f->thread, NULL, run, f) == 0;
+        f->has_thread = pthread_create(&f->thread, NULL, run_front, f) == 0;
         if (!f->has_thread) st = error_set(err, STATUS_NO_MEMORY, "grpc: no thread");
     }
     if (status_ok(st)) *out = f;
@@ -300,7 +300,7 @@ void grpc_front_destroy(grpc_front *f)
         /* The shutdown fails the requested next call at once, which wakes the thread. */
         grpc_server_shutdown_and_notify(f->server, f->queue, &f->shutdown);
         if (f->has_thread) pthread_join(f->thread, NULL);
-        else run(f);
+        else run_front(f);
     }
     work_pool_destroy(&f->work); // no call is left, so no job either
     if (f->server) grpc_server_destroy(f->server);

@@ -62,7 +62,7 @@ void exchange_completed(void *cls, struct MHD_Connection *mhd, void **state,
 
 /* ---- refusals -------------------------------------------------------------------------------- */
 
-static void refuse(exchange *e, unsigned code, const char *type, const char *message)
+static void refuse_request(exchange *e, unsigned code, const char *type, const char *message)
 {
     e->refusal = (openai_error){.status = code, .type = type};
     snprintf(e->refusal.message, sizeof e->refusal.message, "%s", message);
@@ -78,7 +78,7 @@ static const char *type_of(unsigned code)
 
 static void refuse_plain(exchange *e, unsigned code, const char *message)
 {
-    refuse(e, code, type_of(code), message);
+    refuse_request(e, code, type_of(code), message);
 }
 
 static void count_answer(service *s, const exchange *e, unsigned code)
@@ -167,7 +167,7 @@ static void choose_route(exchange *e, const char *path, const char *method)
         }
         add_method(e->allow, sizeof e->allow, routes[i].method);
     }
-    if (*e->allow) refuse(e, 405, "BadRequestError", "this path does not know this method");
+    if (*e->allow) refuse_request(e, 405, "BadRequestError", "this path does not know this method");
     else refuse_plain(e, 404, "there is no such path");
 }
 
@@ -187,7 +187,8 @@ static bool is_encoded(const http_head *head)
 }
 
 /* Finds the request's route; refuses the request for the first reason found. */
-static void judge(exchange *e, const http_head *head, const http_framing *framing, const char *url)
+static void judge_head(exchange *e, const http_head *head, const http_framing *framing,
+                       const char *url)
 {
     service *s = e->server->service;
     url = head_path(url);
@@ -225,7 +226,7 @@ static http_verdict check_head(exchange *e, const http_head *head, http_framing 
     return v;
 }
 
-static void begin(exchange *e, const char *method, const char *url, const char *version)
+static void begin_request(exchange *e, const char *method, const char *url, const char *version)
 {
     http_head head;
     http_framing framing;
@@ -238,7 +239,7 @@ static void begin(exchange *e, const char *method, const char *url, const char *
         http_reply_error(&e->x, &e->refusal);
         return;
     }
-    judge(e, &head, &framing, url);
+    judge_head(e, &head, &framing, url);
     /* Requests for health are answered on surplus connections, too. */
     if (e->connection->surplus && (!e->route || e->route->needs_key)) {
         refuse_plain(e, 503, "too many connections");
@@ -323,7 +324,7 @@ enum MHD_Result exchange_handle(void *cls, struct MHD_Connection *mhd, const cha
         count_answer(h->service, NULL, 503);
         return MHD_queue_response(mhd, 503, h->no_memory);
     }
-    if (e->stage == STAGE_HEAD) begin(e, method, url, version);
+    if (e->stage == STAGE_HEAD) begin_request(e, method, url, version);
     else if (e->stage == STAGE_BODY && *data_bytes > 0) {
         e->failed = !take_body(e, data, *data_bytes);
         *data_bytes = 0;
@@ -335,7 +336,7 @@ enum MHD_Result exchange_handle(void *cls, struct MHD_Connection *mhd, const cha
 
 /* ---- answers --------------------------------------------------------------------------------- */
 
-static bool add(struct MHD_Response *r, const char *name, const char *value)
+static bool add_header(struct MHD_Response *r, const char *name, const char *value)
 {
     return MHD_add_response_header(r, name, value) == MHD_YES;
 }
@@ -344,9 +345,9 @@ void exchange_send(exchange *e, unsigned code, struct MHD_Response *response)
 {
     http_server *h = e->server;
     e->stage = STAGE_ANSWERED;
-    bool ok = response && (!*e->id || add(response, "X-Request-Id", e->id));
+    bool ok = response && (!*e->id || add_header(response, "X-Request-Id", e->id));
     if (e->close || atomic_load(&h->draining))
-        ok = ok && add(response, MHD_HTTP_HEADER_CONNECTION, "close");
+        ok = ok && add_header(response, MHD_HTTP_HEADER_CONNECTION, "close");
     if (!ok) code = 503;
     e->failed = MHD_queue_response(e->mhd, code, ok ? response : h->no_memory) != MHD_YES;
     if (response) MHD_destroy_response(response);
@@ -359,7 +360,7 @@ static struct MHD_Response *response_of_out(exchange *e, const char *content_typ
     if (e->out.failed) return NULL;
     struct MHD_Response *r =
         MHD_create_response_from_buffer(e->out.size, e->out.data, MHD_RESPMEM_PERSISTENT);
-    if (r && !add(r, MHD_HTTP_HEADER_CONTENT_TYPE, content_type)) {
+    if (r && !add_header(r, MHD_HTTP_HEADER_CONTENT_TYPE, content_type)) {
         MHD_destroy_response(r);
         r = NULL;
     }
@@ -398,10 +399,10 @@ void http_reply_error(http_exchange *x, const openai_error *why)
     bool ok = r != NULL;
     if (why->retry_after_s) {
         snprintf(seconds, sizeof seconds, "%u", why->retry_after_s);
-        ok = ok && add(r, MHD_HTTP_HEADER_RETRY_AFTER, seconds);
+        ok = ok && add_header(r, MHD_HTTP_HEADER_RETRY_AFTER, seconds);
     }
-    if (why->status == 401) ok = ok && add(r, MHD_HTTP_HEADER_WWW_AUTHENTICATE, "Bearer");
-    if (why->status == 405) ok = ok && add(r, MHD_HTTP_HEADER_ALLOW, e->allow);
+    if (why->status == 401) ok = ok && add_header(r, MHD_HTTP_HEADER_WWW_AUTHENTICATE, "Bearer");
+    if (why->status == 405) ok = ok && add_header(r, MHD_HTTP_HEADER_ALLOW, e->allow);
     if (!ok && r) MHD_destroy_response(r);
     exchange_send(e, why->status, ok ? r : NULL);
 }

@@ -57,7 +57,7 @@ bool head_is_target(const char *s, size_t n)
 
 /* ---- fields ---------------------------------------------------------------------------------- */
 
-static bool named(const http_field *f, const char *name)
+static bool is_named(const http_field *f, const char *name)
 {
     return strlen(name) == f->name_bytes && strncasecmp(f->name, name, f->name_bytes) == 0;
 }
@@ -70,7 +70,7 @@ static size_t n_known(const http_head *h)
 const http_field *head_find(const http_head *h, const char *name)
 {
     for (size_t i = 0; i < n_known(h); i++)
-        if (named(&h->fields[i], name)) return &h->fields[i];
+        if (is_named(&h->fields[i], name)) return &h->fields[i];
     return NULL;
 }
 
@@ -82,7 +82,7 @@ static bool has_duplicate(const http_head *h)
                                          "x-request-id"};
     for (size_t i = 0; i < sizeof single / sizeof single[0]; i++) {
         unsigned n = 0;
-        for (size_t j = 0; j < n_known(h); j++) n += named(&h->fields[j], single[i]);
+        for (size_t j = 0; j < n_known(h); j++) n += is_named(&h->fields[j], single[i]);
         if (n > 1) return true;
     }
     return false;
@@ -105,7 +105,7 @@ static bool value_is(const http_field *f, const char *value)
     return strlen(value) == f->value_bytes && strncasecmp(f->value, value, f->value_bytes) == 0;
 }
 
-static http_verdict bad(unsigned status, const char *message)
+static http_verdict refuse_head(unsigned status, const char *message)
 {
     return (http_verdict){status, message};
 }
@@ -117,34 +117,36 @@ static http_verdict check_framing(const http_head *h, http_framing *out)
     const http_field *expect = head_find(h, "expect");
     *out = (http_framing){.chunked = coding, .has_length = length};
     if (coding && length)
-        return bad(400, "content-length and transfer-encoding exclude each other");
+        return refuse_head(400, "content-length and transfer-encoding exclude each other");
     if (coding && strcmp(h->version, "HTTP/1.0") == 0)
-        return bad(400, "transfer-encoding: not in HTTP/1.0");
+        return refuse_head(400, "transfer-encoding: not in HTTP/1.0");
     if (coding && !value_is(coding, "chunked"))
-        return bad(501, "transfer-encoding: only \"chunked\" is known");
+        return refuse_head(501, "transfer-encoding: only \"chunked\" is known");
     if (length && !parse_length(length, &out->length))
-        return bad(400, "content-length: must be a number");
+        return refuse_head(400, "content-length: must be a number");
     if (expect && !value_is(expect, "100-continue"))
-        return bad(417, "expect: only \"100-continue\" is known");
+        return refuse_head(417, "expect: only \"100-continue\" is known");
     out->expects_continue = expect != NULL;
-    return bad(0, NULL);
+    return refuse_head(0, NULL);
 }
 
 http_verdict head_check(const http_head *h, http_framing *out)
 {
     *out = (http_framing){0};
-    if (h->n_fields > HTTP_FIELDS_MAX) return bad(431, "too many header fields");
-    if (!is_token(h->method, strlen(h->method))) return bad(400, "the method is malformed");
+    if (h->n_fields > HTTP_FIELDS_MAX) return refuse_head(431, "too many header fields");
+    if (!is_token(h->method, strlen(h->method))) return refuse_head(400, "the method is malformed");
     if (!h->target_ok)
-        return bad(400, "the request target must be a path or an address of printable ASCII");
+        return refuse_head(400,
+                           "the request target must be a path or an address of printable ASCII");
     for (size_t i = 0; i < h->n_fields; i++) {
         const http_field *f = &h->fields[i];
         if (!is_token(f->name, f->name_bytes))
-            return bad(400, "a header field's name is malformed");
+            return refuse_head(400, "a header field's name is malformed");
         if (!is_field_value(f->value, f->value_bytes))
-            return bad(400, "a header field holds control characters");
+            return refuse_head(400, "a header field holds control characters");
     }
-    if (has_duplicate(h)) return bad(400, "a header field that must be single is there twice");
+    if (has_duplicate(h))
+        return refuse_head(400, "a header field that must be single is there twice");
     return check_framing(h, out);
 }
 

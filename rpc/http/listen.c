@@ -14,7 +14,7 @@
  * not read: its whole answer, so that the stream would never stall. */
 enum { BACKLOG = 1024, DEAD_PEER_S = 30, SEND_BUFFER_BYTES = 128 * 1024 };
 
-static void set(int fd, int level, int name, int value)
+static void set_socket_option(int fd, int level, int name, int value)
 {
     (void)setsockopt(fd, level, name, &value, sizeof value);
 }
@@ -22,13 +22,13 @@ static void set(int fd, int level, int name, int value)
 /* Sets options that accepted sockets inherit. Keep-alive probes find peers that vanished. */
 static void set_options(int fd, int family)
 {
-    set(fd, SOL_SOCKET, SO_REUSEADDR, 1);
-    set(fd, SOL_SOCKET, SO_KEEPALIVE, 1);
-    set(fd, SOL_SOCKET, SO_SNDBUF, SEND_BUFFER_BYTES);
-    set(fd, IPPROTO_TCP, TCP_KEEPIDLE, DEAD_PEER_S);
-    set(fd, IPPROTO_TCP, TCP_KEEPINTVL, DEAD_PEER_S / 3);
-    set(fd, IPPROTO_TCP, TCP_KEEPCNT, 3);
-    if (family == AF_INET6) set(fd, IPPROTO_IPV6, IPV6_V6ONLY, 0);
+    set_socket_option(fd, SOL_SOCKET, SO_REUSEADDR, 1);
+    set_socket_option(fd, SOL_SOCKET, SO_KEEPALIVE, 1);
+    set_socket_option(fd, SOL_SOCKET, SO_SNDBUF, SEND_BUFFER_BYTES);
+    set_socket_option(fd, IPPROTO_TCP, TCP_KEEPIDLE, DEAD_PEER_S);
+    set_socket_option(fd, IPPROTO_TCP, TCP_KEEPINTVL, DEAD_PEER_S / 3);
+    set_socket_option(fd, IPPROTO_TCP, TCP_KEEPCNT, 3);
+    if (family == AF_INET6) set_socket_option(fd, IPPROTO_IPV6, IPV6_V6ONLY, 0);
 }
 
 /* A listening socket, or -1 with errno set. */

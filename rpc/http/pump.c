@@ -156,7 +156,7 @@ void pump_resumed(exchange *e)
 /* ---- life ------------------------------------------------------------------------------------ */
 
 /* Starts the generation under the client's id, or under a new one if a live generation has it. */
-static status start(exchange *e, const openai_call *call, error *err)
+static status start_answer(exchange *e, const openai_call *call, error *err)
 {
     service *s = e->server->service;
     char identity[SERVICE_IDENTITY_BYTES];
@@ -178,7 +178,7 @@ void http_generate(http_exchange *x, openai_call *call)
     exchange *e = (exchange *)x;
     error err = {{0}};
     openai_error why;
-    status st = start(e, call, &err);
+    status st = start_answer(e, call, &err);
     if (status_ok(st)) {
         e->answer = openai_answer_create(x->service, call, generation_id(e->generation));
         if (!e->answer) st = error_set(&err, STATUS_NO_MEMORY, "out of memory");

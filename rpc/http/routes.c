@@ -24,8 +24,8 @@ static void generate(http_exchange *x, parse_call parse)
     http_reply_error(x, &err);
 }
 
-static void completions(http_exchange *x) { generate(x, openai_parse_completion); }
-static void chat_completions(http_exchange *x) { generate(x, openai_parse_chat); }
+static void route_completions(http_exchange *x) { generate(x, openai_parse_completion); }
+static void route_chat_completions(http_exchange *x) { generate(x, openai_parse_chat); }
 
 /* ---- answers without a generation ------------------------------------------------------------ */
 
@@ -36,7 +36,7 @@ static void reply(http_exchange *x, bool ok, strbuf *body, const openai_error *e
     strbuf_destroy(body);
 }
 
-static void tokenize(http_exchange *x)
+static void route_tokenize(http_exchange *x)
 {
     strbuf body = {0};
     openai_error err;
@@ -44,7 +44,7 @@ static void tokenize(http_exchange *x)
     reply(x, ok, &body, &err);
 }
 
-static void detokenize(http_exchange *x)
+static void route_detokenize(http_exchange *x)
 {
     strbuf body = {0};
     openai_error err;
@@ -52,14 +52,14 @@ static void detokenize(http_exchange *x)
     reply(x, ok, &body, &err);
 }
 
-static void models(http_exchange *x)
+static void route_models(http_exchange *x)
 {
     strbuf body = {0};
     openai_models(x->service, &body);
     reply(x, true, &body, NULL);
 }
 
-static void model(http_exchange *x)
+static void route_model(http_exchange *x)
 {
     strbuf body = {0};
     openai_error err;
@@ -67,7 +67,7 @@ static void model(http_exchange *x)
     reply(x, ok, &body, &err);
 }
 
-static void version(http_exchange *x)
+static void route_version(http_exchange *x)
 {
     strbuf body = {0};
     openai_version(x->service, &body);
@@ -76,7 +76,7 @@ static void version(http_exchange *x)
 
 /* 200 while the service takes new requests; otherwise 503 with the reason. Any answer shows that
  * the process is alive. */
-static void health(http_exchange *x)
+static void route_health(http_exchange *x)
 {
     strbuf body = {0};
     char trouble[ENGINE_TROUBLE_BYTES];
@@ -91,7 +91,7 @@ static void health(http_exchange *x)
     strbuf_destroy(&body);
 }
 
-static void metrics(http_exchange *x)
+static void route_metrics(http_exchange *x)
 {
     strbuf body = {0};
     metrics_text(x->service, &body);
@@ -103,16 +103,16 @@ static void metrics(http_exchange *x)
 
 static const http_route routes[] = {
     /* method, path, needs_key, has_body, handler */
-    {"POST", "/v1/completions", true, true, completions},
-    {"POST", "/v1/chat/completions", true, true, chat_completions},
-    {"GET", "/v1/models", true, false, models},
-    {"GET", "/v1/models/", true, false, model},
-    {"POST", "/tokenize", true, true, tokenize},
-    {"POST", "/detokenize", true, true, detokenize},
-    {"GET", "/health", false, false, health},
-    {"GET", "/ready", false, false, health},
-    {"GET", "/version", false, false, version},
-    {"GET", "/metrics", false, false, metrics},
+    {"POST", "/v1/completions", true, true, route_completions},
+    {"POST", "/v1/chat/completions", true, true, route_chat_completions},
+    {"GET", "/v1/models", true, false, route_models},
+    {"GET", "/v1/models/", true, false, route_model},
+    {"POST", "/tokenize", true, true, route_tokenize},
+    {"POST", "/detokenize", true, true, route_detokenize},
+    {"GET", "/health", false, false, route_health},
+    {"GET", "/ready", false, false, route_health},
+    {"GET", "/version", false, false, route_version},
+    {"GET", "/metrics", false, false, route_metrics},
 };
 
 const http_route *http_routes(size_t *n)

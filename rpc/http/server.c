@@ -128,7 +128,7 @@ static status start_daemon(http_server *h, error *err)
     return h->daemon ? STATUS_IS_OK : error_set(err, STATUS_IO, "http: cannot start");
 }
 
-static status start(http_server *h, error *err)
+static status start_http(http_server *h, error *err)
 {
     const rpc_options *o = &h->service->o;
     RETURN_IF_ERROR(watch_create(&h->watch, o->keepalive_timeout_us, o->stall_timeout_us, err));
@@ -161,7 +161,7 @@ status http_server_create(service *s, http_server **out, error *err)
     if (!h) return error_set(err, STATUS_NO_MEMORY, "http: out of memory");
     h->service = s;
     h->listen_fd = -1;
-    status st = start(h, err);
+    status st = start_http(h, err);
     if (!status_ok(st)) {
         http_server_destroy(h);
         return st;

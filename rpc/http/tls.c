@@ -38,7 +38,7 @@ static status try_pair(const rpc_options *o, const http_tls *t, gnutls_certifica
                      rc < 0 ? gnutls_strerror(rc) : "holds no certificate");
 }
 
-static status load(const rpc_options *o, http_tls *t, error *err)
+static status load_certificates(const rpc_options *o, http_tls *t, error *err)
 {
     RETURN_IF_ERROR(read_pem(o->tls_cert, &t->cert, err));
     RETURN_IF_ERROR(read_pem(o->tls_key, &t->key, err));
@@ -57,7 +57,7 @@ status tls_load(const rpc_options *o, http_tls *out, error *err)
     if (!o->tls_cert && !o->tls_key && !o->tls_client_ca) return STATUS_IS_OK;
     if (!o->tls_cert || !o->tls_key)
         return error_set(err, STATUS_INVALID, "tls: needs both a certificate and its key");
-    status st = load(o, out, err);
+    status st = load_certificates(o, out, err);
     if (!status_ok(st)) tls_destroy(out);
     return st;
 }

@@ -41,7 +41,7 @@ void wake_destroy(http_wake *w)
 }
 
 /* Sets `pending` and resumes the connection if it is suspended. Call it with the lock held. */
-static void resume(http_wake *w)
+static void resume_connection(http_wake *w)
 {
     w->pending = true;
     if (!w->suspended || w->held) return;
@@ -54,7 +54,7 @@ void wake_notify(void *wake)
 {
     http_wake *w = wake;
     pthread_mutex_lock(&w->lock);
-    resume(w);
+    resume_connection(w);
     pthread_mutex_unlock(&w->lock);
 }
 
@@ -62,7 +62,7 @@ void wake_abort(http_wake *w)
 {
     pthread_mutex_lock(&w->lock);
     w->abort = true;
-    resume(w);
+    resume_connection(w);
     pthread_mutex_unlock(&w->lock);
 }
 
@@ -70,7 +70,7 @@ void wake_cut(http_wake *w)
 {
     pthread_mutex_lock(&w->lock);
     w->cut = true;
-    resume(w);
+    resume_connection(w);
     pthread_mutex_unlock(&w->lock);
 }
 
@@ -108,7 +108,7 @@ void wake_release(http_wake *w)
 {
     pthread_mutex_lock(&w->lock);
     w->held = false;
-    resume(w);
+    resume_connection(w);
     pthread_mutex_unlock(&w->lock);
 }
 
@@ -132,7 +132,7 @@ static bool wake_is_stalled(http_wake *w, int64_t since_us)
 
 /* Shuts a connection down and tells its request. Call this and the functions below, up to
  * take_events, with the watch's lock held. */
-static void cut(http_connection *c)
+static void cut_connection(http_connection *c)
 {
     if (c->wake) wake_cut(c->wake);
     shutdown(c->fd, SHUT_RDWR);
@@ -145,7 +145,7 @@ static void cut(http_connection *c)
 static void hang_up(http_connection *c)
 {
     c->hung_up = true;
-    if (c->running) cut(c);
+    if (c->running) cut_connection(c);
     else c->deadline_us = clock_now_us() + HUNG_UP_US;
 }
 
@@ -154,7 +154,7 @@ static void cut_late_ones(http_watch *w)
     int64_t now_us = clock_now_us();
     for (http_connection *c = w->first; c; c = c->next) {
         bool late = c->deadline_us && now_us > c->deadline_us;
-        if (late || (c->wake && wake_is_stalled(c->wake, now_us - w->stall_us))) cut(c);
+        if (late || (c->wake && wake_is_stalled(c->wake, now_us - w->stall_us))) cut_connection(c);
     }
 }
 
@@ -326,7 +326,7 @@ void watch_runs(http_watch *w, http_connection *c)
 {
     pthread_mutex_lock(&w->lock);
     c->running = true;
-    if (c->hung_up) cut(c);
+    if (c->hung_up) cut_connection(c);
     pthread_mutex_unlock(&w->lock);
 }
 

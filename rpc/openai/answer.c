@@ -140,7 +140,7 @@ const openai_error *openai_answer_error(const openai_answer *a)
 }
 
 /* Makes this error the answer's; a stream shows it at once. */
-static void fail(openai_answer *a, status_code code, const char *text, strbuf *out)
+static void fail_answer(openai_answer *a, status_code code, const char *text, strbuf *out)
 {
     error err;
     snprintf(err.text, sizeof err.text, "%s", text ? text : "");
@@ -389,7 +389,7 @@ void openai_answer_take(openai_answer *a, const generation *g, const generation_
     choice *c = &a->choices[o->index];
     bool first = !c->begun;
     if (o->out.finish == ENGINE_FINISH_ERROR) {
-        fail(a, o->out.error_code, o->out.error_text, out);
+        fail_answer(a, o->out.error_code, o->out.error_text, out);
         return;
     }
     size_t held = held_by(c);
@@ -400,8 +400,8 @@ void openai_answer_take(openai_answer *a, const generation *g, const generation_
         take_whole(a, c, o);
         a->held += held_by(c) - held;
     }
-    if (out_of_memory(a, c)) fail(a, STATUS_NO_MEMORY, NULL, out);
-    else if (a->held > HELD_BYTES_MAX) fail(a, STATUS_LIMIT, too_much, out);
+    if (out_of_memory(a, c)) fail_answer(a, STATUS_NO_MEMORY, NULL, out);
+    else if (a->held > HELD_BYTES_MAX) fail_answer(a, STATUS_LIMIT, too_much, out);
     else if (a->call.stream) put_frame(a, c, o, first, out);
 }
 

@@ -141,7 +141,7 @@ void completion_logprobs_destroy(completion_logprobs *l)
 
 /* ---- chat ------------------------------------------------------------------------------------ */
 
-static void describe(strbuf *out, const tokenizer *t, uint32_t id, float logprob)
+static void describe_token(strbuf *out, const tokenizer *t, uint32_t id, float logprob)
 {
     const char *bytes;
     size_t n;
@@ -158,11 +158,11 @@ static void describe(strbuf *out, const tokenizer *t, uint32_t id, float logprob
 void chat_logprob_add(strbuf *out, const tokenizer *t, const token_place *p)
 {
     comma_between(out);
-    describe(out, t, p->token, p->logprob);
+    describe_token(out, t, p->token, p->logprob);
     strbuf_puts(out, ",\"top_logprobs\":[");
     for (uint32_t i = 0; i < p->n_top; i++) {
         if (i) strbuf_putc(out, ',');
-        describe(out, t, p->top_ids[i], p->top_logprobs[i]);
+        describe_token(out, t, p->top_ids[i], p->top_logprobs[i]);
         strbuf_putc(out, '}');
     }
     strbuf_puts(out, "]}");

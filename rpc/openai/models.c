@@ -38,8 +38,8 @@ static void put_tokens(const service *s, const tok_ids *ids, strbuf *out)
     strbuf_puts(out, "],\"token_strs\":null}");
 }
 
-static status tokenize(service *s, const json_t *body, const char *const *also, strbuf *out,
-                       error *err)
+static status tokenize_body(service *s, const json_t *body, const char *const *also, strbuf *out,
+                            error *err)
 {
     engine_request r;
     tok_ids ids = {0};
@@ -77,8 +77,8 @@ static status put_text(service *s, const json_t *tokens, strbuf *out, error *err
     return STATUS_IS_OK;
 }
 
-static status detokenize(service *s, const json_t *body, const char *const *also, strbuf *out,
-                         error *err)
+static status detokenize_body(service *s, const json_t *body, const char *const *also, strbuf *out,
+                              error *err)
 {
     (void)also;
     char *model = NULL;
@@ -102,8 +102,8 @@ static status detokenize(service *s, const json_t *body, const char *const *also
 typedef status (*small_endpoint)(service *s, const json_t *body, const char *const *also,
                                  strbuf *out, error *err);
 
-static bool answer(service *s, unsigned endpoint, small_endpoint run, const char *body, size_t n,
-                   strbuf *out, openai_error *failure)
+static bool answer_small(service *s, unsigned endpoint, small_endpoint run, const char *body,
+                         size_t n, strbuf *out, openai_error *failure)
 {
     error err = {{0}};
     json_t *doc = NULL;
@@ -122,12 +122,12 @@ static bool answer(service *s, unsigned endpoint, small_endpoint run, const char
 
 bool openai_tokenize(service *s, const char *body, size_t n, strbuf *out, openai_error *err)
 {
-    return answer(s, FOR_TOKENIZE, tokenize, body, n, out, err);
+    return answer_small(s, FOR_TOKENIZE, tokenize_body, body, n, out, err);
 }
 
 bool openai_detokenize(service *s, const char *body, size_t n, strbuf *out, openai_error *err)
 {
-    return answer(s, FOR_DETOKENIZE, detokenize, body, n, out, err);
+    return answer_small(s, FOR_DETOKENIZE, detokenize_body, body, n, out, err);
 }
 
 /* ---- models ---------------------------------------------------------------------------------- */

@@ -17,13 +17,13 @@ typedef struct reading {
     openai_call *call;
 } reading;
 
-static status bad(error *err, const char *text)
+static status refuse_body(error *err, const char *text)
 {
     return error_set(err, STATUS_INVALID, "request: %s", text);
 }
 
 /* A member of the body; NULL when it is absent or null. */
-static const json_t *member(const reading *in, const char *key)
+static const json_t *body_member(const reading *in, const char *key)
 {
     const json_t *v = json_object_get(in->body, key);
     return v && !json_is_null(v) ? v : NULL;
@@ -35,10 +35,11 @@ static status read_stream(const reading *in, error *err)
 {
     openai_call *c = in->call;
     RETURN_IF_ERROR(openai_read_bool(in->body, "stream", &c->stream, err));
-    const json_t *options = member(in, "stream_options");
+    const json_t *options = body_member(in, "stream_options");
     if (!options) return STATUS_IS_OK;
-    if (!json_is_object(options)) return bad(err, "stream_options: must be an object");
-    if (!c->stream) return bad(err, "stream_options: can only be given when stream is true");
+    if (!json_is_object(options)) return refuse_body(err, "stream_options: must be an object");
+    if (!c->stream)
+        return refuse_body(err, "stream_options: can only be given when stream is true");
     const char *key;
     json_t *value;
     json_object_foreach((json_t *)options, key, value)
@@ -60,7 +61,7 @@ static status read_stream(const reading *in, error *err)
 
 static status read_count(const reading *in, const char *key, bool *given, error *err)
 {
-    const json_t *v = member(in, key);
+    const json_t *v = body_member(in, key);
     json_int_t n = json_integer_value(v);
     *given = v != NULL;
     if (v && (!json_is_integer(v) || n < 0 || n > SAMPLE_LOGPROBS_MAX))
@@ -77,8 +78,8 @@ static status read_logprobs(const reading *in, error *err)
     if (!c->chat) return read_count(in, "logprobs", &c->logprobs, err);
     RETURN_IF_ERROR(openai_read_bool(in->body, "logprobs", &c->logprobs, err));
     RETURN_IF_ERROR(read_count(in, "top_logprobs", &top, err));
-    if (!c->logprobs && top && json_integer_value(member(in, "top_logprobs")) > 0)
-        return bad(err, "top_logprobs: needs logprobs to be true");
+    if (!c->logprobs && top && json_integer_value(body_member(in, "top_logprobs")) > 0)
+        return refuse_body(err, "top_logprobs: needs logprobs to be true");
     return STATUS_IS_OK;
 }
 
@@ -92,11 +93,12 @@ static status settle_scoring(const reading *in, engine_request *r, error *err)
     if (!c->logprobs) r->logprobs = -1;
     c->prompt_logprobs = r->prompt_logprobs;
     if (c->stream && r->prompt_logprobs >= 0)
-        return bad(err, "prompt_logprobs: cannot be streamed");
+        return refuse_body(err, "prompt_logprobs: cannot be streamed");
     if (c->echo && c->logprobs) r->prompt_logprobs = larger(r->prompt_logprobs, r->logprobs);
     if (c->echo && r->score_only) r->prompt_logprobs = larger(r->prompt_logprobs, 0);
     if (r->score_only && r->prompt_logprobs < 0)
-        return bad(err, "max_tokens: 0 generates nothing: it needs echo or prompt_logprobs");
+        return refuse_body(err,
+                           "max_tokens: 0 generates nothing: it needs echo or prompt_logprobs");
     return STATUS_IS_OK;
 }
 
@@ -136,7 +138,7 @@ static status set_text(const json_t *text, engine_request *r, error *err)
 static status set_ids(const json_t *list, engine_request *r, error *err)
 {
     size_t n = json_array_size(list);
-    if (n == 0 || n > INT32_MAX) return bad(err, "prompt: has no tokens");
+    if (n == 0 || n > INT32_MAX) return refuse_body(err, "prompt: has no tokens");
     r->prompt_token_ids = malloc(n * sizeof *r->prompt_token_ids);
     if (!r->prompt_token_ids) return out_of_memory(err);
     for (size_t i = 0; i < n; i++) {
@@ -155,9 +157,9 @@ static status set_prompt(const json_t *prompt, engine_request *r, error *err)
 {
     if (json_is_string(prompt)) return set_text(prompt, r, err);
     if (json_is_array(prompt)) return set_ids(prompt, r, err);
-    return bad(err,
-               "prompt: must be a string, a list of strings, a list of token ids, or a list of "
-               "such lists");
+    return refuse_body(
+        err, "prompt: must be a string, a list of strings, a list of token ids, or a list of "
+             "such lists");
 }
 
 /* Counts the prompts; a list of token ids is one prompt. */
@@ -167,8 +169,8 @@ static status count_prompts(const reading *in, const json_t *prompt, size_t *n, 
     *n = json_is_array(prompt) && !json_is_integer(first) ? json_array_size(prompt) : 1;
     size_t most = in->s->o.model.max_requests;
     if (most == 0 || most > OPENAI_PROMPTS_MAX) most = OPENAI_PROMPTS_MAX;
-    if (!prompt) return bad(err, "prompt: must be given");
-    if (*n == 0) return bad(err, "prompt: the list is empty");
+    if (!prompt) return refuse_body(err, "prompt: must be given");
+    if (*n == 0) return refuse_body(err, "prompt: the list is empty");
     if (*n > most)
         return error_set(err, STATUS_LIMIT, "request: prompt: a list has at most %zu prompts",
                          most);
@@ -195,7 +197,7 @@ static status check_amount(const engine_request *first, size_t n, error *err)
 static status read_prompts(const reading *in, error *err)
 {
     openai_call *c = in->call;
-    const json_t *prompt = member(in, "prompt");
+    const json_t *prompt = body_member(in, "prompt");
     size_t n;
     RETURN_IF_ERROR(count_prompts(in, prompt, &n, err));
     if (!make_requests(c, n)) return out_of_memory(err);
@@ -221,13 +223,13 @@ static status read_completion(const reading *in, error *err)
  * tool calls are not parsed out of it, so a tool_choice that forces a call is refused. */
 static status read_tools(const reading *in, engine_request *r, error *err)
 {
-    const json_t *tools = member(in, "tools"), *choice = member(in, "tool_choice");
+    const json_t *tools = body_member(in, "tools"), *choice = body_member(in, "tool_choice");
     const char *word = choice ? json_string_value(choice) : "auto";
     if (!word || (strcmp(word, "auto") != 0 && strcmp(word, "none") != 0))
         return error_set(err, STATUS_UNSUPPORTED,
                          "request: tool_choice: of its values only [\"auto\",\"none\"] is "
                          "supported");
-    if (tools && !json_is_array(tools)) return bad(err, "tools: must be a list of tools");
+    if (tools && !json_is_array(tools)) return refuse_body(err, "tools: must be a list of tools");
     if (json_array_size(tools) > 0 && strcmp(word, "auto") == 0)
         r->tools = json_incref((json_t *)tools);
     return STATUS_IS_OK;
@@ -236,10 +238,11 @@ static status read_tools(const reading *in, engine_request *r, error *err)
 static status read_chat(const reading *in, error *err)
 {
     openai_call *c = in->call;
-    const json_t *most = member(in, "max_tokens"), *same = member(in, "max_completion_tokens");
-    if (!member(in, "messages")) return bad(err, "messages: must be given");
+    const json_t *most = body_member(in, "max_tokens"),
+                 *same = body_member(in, "max_completion_tokens");
+    if (!body_member(in, "messages")) return refuse_body(err, "messages: must be given");
     if (most && same && !json_equal((json_t *)most, (json_t *)same))
-        return bad(err, "max_completion_tokens: differs from max_tokens, its older name");
+        return refuse_body(err, "max_completion_tokens: differs from max_tokens, its older name");
     if (!make_requests(c, 1)) return out_of_memory(err);
     c->n_requests = 1;
     RETURN_IF_ERROR(read_request(in, c->requests, err));
@@ -261,8 +264,8 @@ static status read_call(reading *in, const char *body, size_t n, error *err)
     return STATUS_IS_OK;
 }
 
-static bool parse(service *s, bool chat, const char *body, size_t n, openai_call *out,
-                  openai_error *failure)
+static bool parse_body(service *s, bool chat, const char *body, size_t n, openai_call *out,
+                       openai_error *failure)
 {
     error err = {{0}};
     *out = (openai_call){.chat = chat, .prompt_logprobs = -1};
@@ -278,12 +281,12 @@ static bool parse(service *s, bool chat, const char *body, size_t n, openai_call
 bool openai_parse_completion(service *s, const char *body, size_t n, openai_call *out,
                              openai_error *err)
 {
-    return parse(s, false, body, n, out, err);
+    return parse_body(s, false, body, n, out, err);
 }
 
 bool openai_parse_chat(service *s, const char *body, size_t n, openai_call *out, openai_error *err)
 {
-    return parse(s, true, body, n, out, err);
+    return parse_body(s, true, body, n, out, err);
 }
 
 void openai_call_destroy(openai_call *c)

@@ -43,8 +43,8 @@ static void server_metadata(rpc_call *c, const ProtobufCMessage *message)
 
 typedef Inference__ModelMetadataResponse__TensorMetadata tensor_metadata;
 
-static void describe(const kserve_tensor *tensors, size_t n, tensor_metadata *out,
-                     tensor_metadata **list)
+static void describe_tensors(const kserve_tensor *tensors, size_t n, tensor_metadata *out,
+                             tensor_metadata **list)
 {
     for (size_t i = 0; i < n; i++) {
         out[i] = (tensor_metadata)INFERENCE__MODEL_METADATA_RESPONSE__TENSOR_METADATA__INIT;
@@ -71,8 +71,8 @@ static void model_metadata(rpc_call *c, const ProtobufCMessage *message)
     tensor_metadata inputs[KSERVE_INPUTS], outputs[KSERVE_OUTPUTS];
     tensor_metadata *input_list[KSERVE_INPUTS], *output_list[KSERVE_OUTPUTS];
     ProtobufCBinaryData version = field_of(kserve_version);
-    describe(kserve_inputs, KSERVE_INPUTS, inputs, input_list);
-    describe(kserve_outputs, KSERVE_OUTPUTS, outputs, output_list);
+    describe_tensors(kserve_inputs, KSERVE_INPUTS, inputs, input_list);
+    describe_tensors(kserve_outputs, KSERVE_OUTPUTS, outputs, output_list);
     m.name = wanted->name.len ? wanted->name : field_of(s->o.model.names[0]);
     m.n_versions = 1;
     m.versions = &version;

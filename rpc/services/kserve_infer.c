@@ -72,7 +72,7 @@ static status start_all(rpc_call *c, const Inference__ModelInferRequest *m, infe
     return status_ok(st) ? make_choices(s, n * fields->n, err) : st;
 }
 
-static status start(rpc_call *c, const Inference__ModelInferRequest *m, infer *s, error *err)
+static status start_infer(rpc_call *c, const Inference__ModelInferRequest *m, infer *s, error *err)
 {
     const service *serving = call_service(c);
     /* Set before the request can be refused: a refusal names model and id, too. */
@@ -92,7 +92,8 @@ static status start(rpc_call *c, const Inference__ModelInferRequest *m, infer *s
 
 /* Builds a response of n choices: all of the request, or one new token of a stream that sends each
  * token. */
-static bool build(infer *s, const kserve_choice *choices, uint32_t n, bool is_stream, strbuf *text)
+static bool build_response(infer *s, const kserve_choice *choices, uint32_t n, bool is_stream,
+                           strbuf *text)
 {
     bool last = generation_ended(s->generation);
     kserve_response_begin(&s->response, s->model, s->facts.id);
@@ -110,7 +111,7 @@ static void fail_request(infer *s, status_code code, const char *text)
 }
 
 /* Takes the next output into its choice. False when there is none. */
-static bool take(infer *s, bool each_token)
+static bool take_infer_output(infer *s, bool each_token)
 {
     generation_output o;
     if (!generation_read(s->generation, &o)) return false;
@@ -141,7 +142,7 @@ void kserve_infer(rpc_call *c, const ProtobufCMessage *message)
     infer *s = make_state(c);
     if (!s) return;
     error err = {{0}};
-    status st = start(c, (const Inference__ModelInferRequest *)message, s, &err);
+    status st = start_infer(c, (const Inference__ModelInferRequest *)message, s, &err);
     if (status_ok(st) && s->facts.stream)
         st = error_set(&err, STATUS_INVALID,
                        "stream: ModelInfer has one answer; use "
@@ -155,11 +156,12 @@ void kserve_infer_writable(rpc_call *c)
 {
     infer *s = call_state(c);
     if (!s || s->over) return;
-    while (!s->failed && take(s, false)) continue;
+    while (!s->failed && take_infer_output(s, false)) continue;
     if (!s->failed && !generation_ended(s->generation)) return;
     strbuf text = {0};
     s->over = true;
-    if (!s->failed && (!build(s, s->choices, s->n, false, &text) || !reports_send(c, &s->reports)))
+    if (!s->failed &&
+        (!build_response(s, s->choices, s->n, false, &text) || !reports_send(c, &s->reports)))
         fail_request(s, STATUS_NO_MEMORY, "request: out of memory");
     if (s->failed) call_fail(c, status_make(s->failed, NULL), &s->failure);
     else call_reply(c, &s->response.message.base);
@@ -174,7 +176,7 @@ void kserve_stream_message(rpc_call *c, const ProtobufCMessage *message)
     if (!s) s = make_state(c);
     if (!s) return;
     error err = {{0}};
-    status st = start(c, (const Inference__ModelInferRequest *)message, s, &err);
+    status st = start_infer(c, (const Inference__ModelInferRequest *)message, s, &err);
     if (!status_ok(st)) fail_request(s, st.code, err.text);
     call_wake(c);
 }
@@ -215,11 +217,11 @@ static void send_failure(rpc_call *c, infer *s)
 static bool send_next(rpc_call *c, infer *s)
 {
     bool each_token = s->facts.stream, due = false;
-    while (!s->failed && !due && take(s, each_token))
+    while (!s->failed && !due && take_infer_output(s, each_token))
         due = each_token || generation_ended(s->generation);
     if (s->failed || !due) return s->failed;
     strbuf text = {0};
-    if (build(s, s->choices, each_token ? 1 : s->n, true, &text)) {
+    if (build_response(s, s->choices, each_token ? 1 : s->n, true, &text)) {
         Inference__ModelStreamInferResponse m = INFERENCE__MODEL_STREAM_INFER_RESPONSE__INIT;
         m.infer_response = &s->response.message;
         call_send(c, &m.base);

@@ -48,7 +48,7 @@ static status count_elements(const input_tensor *t, const kserve_tensor *row, ui
 }
 
 /* The index of a name in a table, or -1. */
-static int find(const kserve_tensor *rows, int n, ProtobufCBinaryData name)
+static int find_name(const kserve_tensor *rows, int n, ProtobufCBinaryData name)
 {
     int i = 0;
     while (i < n && !field_is(name, rows[i].name)) i++;
@@ -66,7 +66,7 @@ static status check_input(const Inference__ModelInferRequest *m, size_t i, kserv
                           error *err)
 {
     const input_tensor *t = m->inputs[i];
-    int which = find(kserve_inputs, KSERVE_INPUTS, t->name);
+    int which = find_name(kserve_inputs, KSERVE_INPUTS, t->name);
     if (which < 0) return unknown("inputs", i, t->name, err);
     const kserve_tensor *row = &kserve_inputs[which];
     uint32_t n = 0;
@@ -88,7 +88,7 @@ static status check_outputs(const Inference__ModelInferRequest *m, kserve_facts 
 {
     for (size_t i = 0; i < m->n_outputs; i++) {
         const Inference__ModelInferRequest__InferRequestedOutputTensor *t = m->outputs[i];
-        int which = find(kserve_outputs, KSERVE_OUTPUTS, t->name);
+        int which = find_name(kserve_outputs, KSERVE_OUTPUTS, t->name);
         if (which < 0) return unknown("outputs", i, t->name, err);
         if (t->n_parameters)
             return error_set(err, STATUS_UNSUPPORTED, "%s: parameter '%.64s': not supported",

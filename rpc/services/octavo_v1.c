@@ -9,7 +9,7 @@ enum { TOKENIZE_BYTES_MAX = 256 << 10, DETOKENIZE_IDS_MAX = 256 << 10 };
 
 /* ---- tokens ---------------------------------------------------------------------------------- */
 
-static void tokenize(rpc_call *c, const ProtobufCMessage *message)
+static void octavo_tokenize(rpc_call *c, const ProtobufCMessage *message)
 {
     const service *s = call_service(c);
     error err = {{0}};
@@ -33,7 +33,7 @@ static void tokenize(rpc_call *c, const ProtobufCMessage *message)
     engine_request_destroy(&r);
 }
 
-static void detokenize(rpc_call *c, const ProtobufCMessage *message)
+static void octavo_detokenize(rpc_call *c, const ProtobufCMessage *message)
 {
     const Octavo__V1__DetokenizeRequest *m = (const Octavo__V1__DetokenizeRequest *)message;
     error err = {{0}};
@@ -180,7 +180,7 @@ static void send_event(rpc_call *c, const kv_event *e, uint32_t page_tokens)
     call_send(c, &batch.base);
 }
 
-static void subscribe(rpc_call *c, const ProtobufCMessage *message)
+static void octavo_subscribe(rpc_call *c, const ProtobufCMessage *message)
 {
     const Octavo__V1__SubscribeKvEventsRequest *m =
         (const Octavo__V1__SubscribeKvEventsRequest *)message;
@@ -200,12 +200,12 @@ static const rpc_method methods[] = {
     {
         .path = "/octavo.v1.Inference/Tokenize",
         .input = &octavo__v1__tokenize_request__descriptor,
-        .message = tokenize,
+        .message = octavo_tokenize,
     },
     {
         .path = "/octavo.v1.Inference/Detokenize",
         .input = &octavo__v1__detokenize_request__descriptor,
-        .message = detokenize,
+        .message = octavo_detokenize,
     },
     {
         .path = "/octavo.v1.Inference/ModelInfo",
@@ -237,7 +237,7 @@ static const rpc_method methods[] = {
         .path = "/octavo.v1.Inference/SubscribeKvEvents",
         .input = &octavo__v1__subscribe_kv_events_request__descriptor,
         .admin = true,
-        .message = subscribe,
+        .message = octavo_subscribe,
         .writable = subscription_writable,
         .ended = subscription_ended,
     },

@@ -193,7 +193,7 @@ static void send_output(rpc_call *c, generate *s)
     call_send(c, &response.message.base);
 }
 
-static void fail(rpc_call *c, generate *s, const engine_output *o)
+static void fail_octavo_generate(rpc_call *c, generate *s, const engine_output *o)
 {
     error err = {{0}};
     status st = error_set(&err, o->error_code, "%s", o->error_text);
@@ -207,7 +207,7 @@ void octavo_v1_generate_writable(rpc_call *c)
     while (s && !s->over && call_can_send(c)) {
         if (!s->has_output) s->has_output = generation_read(s->generation, &s->output);
         if (s->has_output && s->output.out.finish == ENGINE_FINISH_ERROR)
-            fail(c, s, &s->output.out);
+            fail_octavo_generate(c, s, &s->output.out);
         else if (s->has_output) send_output(c, s);
         else break;
     }
@@ -216,7 +216,8 @@ void octavo_v1_generate_writable(rpc_call *c)
     call_finish(c, GRPC_STATUS_OK, NULL);
 }
 
-static status start(rpc_call *c, const Octavo__V1__GenerateRequest *m, generate *s, error *err)
+static status start_octavo_generate(rpc_call *c, const Octavo__V1__GenerateRequest *m, generate *s,
+                                    error *err)
 {
     char id[SERVICE_ID_BYTES_MAX + 1], identity[SERVICE_IDENTITY_BYTES];
     RETURN_IF_ERROR(field_word("request_id", m->request_id, id, sizeof id, err));
@@ -234,7 +235,7 @@ void octavo_v1_generate(rpc_call *c, const ProtobufCMessage *message)
 {
     error err = {{0}};
     generate *s = calloc(1, sizeof *s);
-    status st = s ? start(c, (const Octavo__V1__GenerateRequest *)message, s, &err)
+    status st = s ? start_octavo_generate(c, (const Octavo__V1__GenerateRequest *)message, s, &err)
                   : error_set(&err, STATUS_NO_MEMORY, "request: out of memory");
     if (status_ok(st)) {
         call_set_state(c, s);

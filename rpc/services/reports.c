@@ -27,7 +27,7 @@ bool reports_keep(reports *r, uint32_t index, const retention_report *report)
     return kept->kept_json != NULL;
 }
 
-static void add(const retention_report *report, size_t room, strbuf *out)
+static void add_report(const retention_report *report, size_t room, strbuf *out)
 {
     size_t before = out->size;
     if (report->method) retention_report_json(report, out);
@@ -52,7 +52,7 @@ void reports_json(const reports *r, size_t max_bytes, strbuf *out)
         if (i) strbuf_putc(out, ',');
         /* Leaves room for the shortest form of all following reports. */
         size_t taken = out->size - start + (size_t)(r->n - i - 1) * LEAST + 1;
-        add(&r->list[i], taken < max_bytes ? max_bytes - taken : 0, out);
+        add_report(&r->list[i], taken < max_bytes ? max_bytes - taken : 0, out);
     }
     strbuf_putc(out, ']');
 }

@@ -170,7 +170,7 @@ static void flush_cache(rpc_call *c, const ProtobufCMessage *message)
     call_reply(c, &m.base);
 }
 
-static void embed(rpc_call *c, const ProtobufCMessage *message)
+static void vllm_embed(rpc_call *c, const ProtobufCMessage *message)
 {
     (void)message;
     call_finish(c, GRPC_STATUS_UNIMPLEMENTED, "Embed: this model generates text");
@@ -228,7 +228,7 @@ static void send_event(rpc_call *c, const kv_event *e, uint32_t page_tokens)
     call_send(c, &batch.base);
 }
 
-static void subscribe(rpc_call *c, const ProtobufCMessage *message)
+static void vllm_subscribe(rpc_call *c, const ProtobufCMessage *message)
 {
     const Smg__Grpc__Common__SubscribeKvEventsRequest *m =
         (const Smg__Grpc__Common__SubscribeKvEventsRequest *)message;
@@ -248,7 +248,7 @@ static const rpc_method methods[] = {
     {
         .path = "/vllm.grpc.engine.VllmEngine/Embed",
         .input = &vllm__grpc__engine__embed_request__descriptor,
-        .message = embed,
+        .message = vllm_embed,
     },
     {
         .path = "/vllm.grpc.engine.VllmEngine/HealthCheck",
@@ -293,7 +293,7 @@ static const rpc_method methods[] = {
         .path = "/vllm.grpc.engine.VllmEngine/SubscribeKvEvents",
         .input = &smg__grpc__common__subscribe_kv_events_request__descriptor,
         .admin = true,
-        .message = subscribe,
+        .message = vllm_subscribe,
         .writable = subscription_writable,
         .ended = subscription_ended,
     },

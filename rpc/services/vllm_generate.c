@@ -29,7 +29,7 @@ static void destroy(generate *s)
 
 /* ---- responses ------------------------------------------------------------------------------- */
 
-static void fail(rpc_call *c, generate *s, status_code code, const char *text)
+static void fail_vllm_generate(rpc_call *c, generate *s, status_code code, const char *text)
 {
     error err = {{0}};
     status st = error_set(&err, code, "%s", text);
@@ -149,8 +149,8 @@ static bool next_output(rpc_call *c, generate *s)
     if (o->has_token)
         ok = ok &&
              vllm_choice_take(&s->choices[s->output.index], &o->sample, s->logprobs && !s->stream);
-    if (o->finish == ENGINE_FINISH_ERROR) fail(c, s, o->error_code, o->error_text);
-    else if (!ok) fail(c, s, STATUS_NO_MEMORY, "request: out of memory");
+    if (o->finish == ENGINE_FINISH_ERROR) fail_vllm_generate(c, s, o->error_code, o->error_text);
+    else if (!ok) fail_vllm_generate(c, s, STATUS_NO_MEMORY, "request: out of memory");
     return true;
 }
 
@@ -167,7 +167,7 @@ static void send_output(rpc_call *c, generate *s)
     arena_destroy(&memory);
     s->chunk_due = false;
     s->has_output = chunk && ends;
-    if (!ok) fail(c, s, STATUS_NO_MEMORY, "logprobs: out of memory");
+    if (!ok) fail_vllm_generate(c, s, STATUS_NO_MEMORY, "logprobs: out of memory");
 }
 
 void vllm_generate_writable(rpc_call *c)
@@ -181,7 +181,7 @@ void vllm_generate_writable(rpc_call *c)
     if (s->over || s->has_output || !generation_ended(s->generation)) return;
     s->over = true;
     if (reports_send(c, &s->reports)) call_finish(c, GRPC_STATUS_OK, NULL);
-    else fail(c, s, STATUS_NO_MEMORY, "octavo-report: out of memory");
+    else fail_vllm_generate(c, s, STATUS_NO_MEMORY, "octavo-report: out of memory");
 }
 
 static status make_choices(generate *s, uint32_t n, error *err)
@@ -192,8 +192,8 @@ static status make_choices(generate *s, uint32_t n, error *err)
     return error_set(err, STATUS_NO_MEMORY, "request: out of memory");
 }
 
-static status start(rpc_call *c, const Vllm__Grpc__Engine__GenerateRequest *m, generate *s,
-                    error *err)
+static status start_vllm_generate(rpc_call *c, const Vllm__Grpc__Engine__GenerateRequest *m,
+                                  generate *s, error *err)
 {
     char id[SERVICE_ID_BYTES_MAX + 1], identity[SERVICE_IDENTITY_BYTES];
     size_t n_retention = 0, n_session = 0;
@@ -219,8 +219,9 @@ void vllm_generate(rpc_call *c, const ProtobufCMessage *message)
 {
     error err = {{0}};
     generate *s = calloc(1, sizeof *s);
-    status st = s ? start(c, (const Vllm__Grpc__Engine__GenerateRequest *)message, s, &err)
-                  : error_set(&err, STATUS_NO_MEMORY, "request: out of memory");
+    status st =
+        s ? start_vllm_generate(c, (const Vllm__Grpc__Engine__GenerateRequest *)message, s, &err)
+          : error_set(&err, STATUS_NO_MEMORY, "request: out of memory");
     if (status_ok(st)) {
         call_set_state(c, s);
         /* Routers wait for the initial metadata before they send the next request. */

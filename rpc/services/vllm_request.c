@@ -1,7 +1,7 @@
 /* Converts VllmEngine's messages into engine requests. */
 #include "rpc/services/vllm.h"
 
-static status unsupported(const char *name, error *err)
+static status refuse_named(const char *name, error *err)
 {
     return error_set(err, STATUS_UNSUPPORTED, "%s: not supported", name);
 }
@@ -21,7 +21,7 @@ static status refuse_constraint(const Vllm__Grpc__Engine__SamplingParams *m, err
             "sampling_params.json_object",
         [VLLM__GRPC__ENGINE__SAMPLING_PARAMS__CONSTRAINT_CHOICE] = "sampling_params.choice",
     };
-    return m->constraint_case ? unsupported(names[m->constraint_case], err) : STATUS_IS_OK;
+    return m->constraint_case ? refuse_named(names[m->constraint_case], err) : STATUS_IS_OK;
 }
 
 static status refuse_unsupported(const Vllm__Grpc__Engine__GenerateRequest *m, error *err)
@@ -39,7 +39,7 @@ static status refuse_unsupported(const Vllm__Grpc__Engine__GenerateRequest *m, e
          "sampling_params.truncate_prompt_tokens"},
     };
     for (size_t i = 0; i < sizeof fields / sizeof fields[0]; i++)
-        if (fields[i].given) return unsupported(fields[i].name, err);
+        if (fields[i].given) return refuse_named(fields[i].name, err);
     if (m->data_parallel_rank_opt_case && m->data_parallel_rank != 0)
         return error_set(err, STATUS_INVALID, "data_parallel_rank: there is only rank 0");
     return m->sampling_params ? refuse_constraint(m->sampling_params, err) : STATUS_IS_OK;

@@ -27,7 +27,7 @@ typedef struct transfer {
     bool over;
 } transfer;
 
-static void fail(rpc_call *c, transfer *t, status_code code, const char *text)
+static void fail_transfer(rpc_call *c, transfer *t, status_code code, const char *text)
 {
     error err = {{0}};
     status st = error_set(&err, code, "%s", text);
@@ -75,11 +75,11 @@ void vllm_tokenizer_writable(rpc_call *c)
     bool last = ok && !t->file && t->next == N_FILES;
     if (last) zip_finish(&t->zip, &t->piece);
     if (t->piece.failed) {
-        fail(c, t, STATUS_NO_MEMORY, "tokenizer: out of memory");
+        fail_transfer(c, t, STATUS_NO_MEMORY, "tokenizer: out of memory");
         return;
     }
     if (!ok) {
-        fail(c, t, STATUS_IO, "tokenizer: its files cannot be read");
+        fail_transfer(c, t, STATUS_IO, "tokenizer: its files cannot be read");
         return;
     }
     char hex[SHA256_HEX_BYTES];

@@ -132,7 +132,7 @@ void link_disconnect(worker_link *l)
 /* ---- a call ---------------------------------------------------------------------------------- */
 
 /* Makes the call and registers it as `asking`. False: the session has failed. */
-static bool enter(worker_link *l, unary_call *x, const question *q)
+static bool begin_asking(worker_link *l, unary_call *x, const question *q)
 {
     worker_group *g = l->group;
     grpc_slice path = grpc_slice_from_static_string(q->path);
@@ -148,7 +148,7 @@ static bool enter(worker_link *l, unary_call *x, const question *q)
     return ok;
 }
 
-static void leave(worker_link *l, unary_call *x)
+static void end_asking(worker_link *l, unary_call *x)
 {
     pthread_mutex_lock(&l->group->lock);
     l->asking = NULL;
@@ -219,7 +219,7 @@ static status read_answer(unary_call *x, const question *q, answer *out, error *
 
 /* The error of a failed call: the reason for which the rank was lost or the session failed, or else
  * the text of the peer or of gRPC. */
-static status judge(worker_link *l, const unary_call *x, const question *q, error *err)
+static status judge_reply(worker_link *l, const unary_call *x, const question *q, error *err)
 {
     worker_group *g = l->group;
     char text[384];
@@ -240,9 +240,9 @@ static status judge(worker_link *l, const unary_call *x, const question *q, erro
 status link_ask(worker_link *l, const question *q, answer *out, error *err)
 {
     unary_call x = {0};
-    if (!enter(l, &x, q)) return group_failure(l->group, err);
+    if (!begin_asking(l, &x, q)) return group_failure(l->group, err);
     run_call(l, &x, q);
-    status s = x.code == GRPC_STATUS_OK ? read_answer(&x, q, out, err) : judge(l, &x, q, err);
-    leave(l, &x);
+    status s = x.code == GRPC_STATUS_OK ? read_answer(&x, q, out, err) : judge_reply(l, &x, q, err);
+    end_asking(l, &x);
     return s;
 }

@@ -85,7 +85,7 @@ static void begin_session(worker_group *g)
     }
 }
 
-static void arrive(worker_link *l)
+static void note_arrival(worker_link *l)
 {
     worker_group *g = l->group;
     pthread_mutex_lock(&g->lock);
@@ -146,7 +146,7 @@ static bool is_stuck(worker_link *l, status s, const error *err)
 
 /* Calls Health first, so that a worker that does not answer is known soon, however long Configure
  * may take. */
-static status greet(worker_link *l, error *err)
+static status greet_worker(worker_link *l, error *err)
 {
     Octavo__Worker__V1__HealthRequest request = OCTAVO__WORKER__V1__HEALTH_REQUEST__INIT;
     question q = {.path = "/octavo.worker.v1.Worker/Health",
@@ -213,7 +213,7 @@ static void set_configured(worker_link *l)
 
 /* Calls Configure. Heartbeats begin before it: they notice a worker that falls silent meanwhile,
  * and tell a worker that reads for a long time that the coordinator still waits. */
-static status configure(worker_link *l, error *err)
+static status configure_worker(worker_link *l, error *err)
 {
     configure_message m;
     arena memory;
@@ -255,7 +255,7 @@ static status await_addresses(worker_group *g, comm *ranks, error *err)
     return complete ? STATUS_IS_OK : error_set(err, STATUS_IO, "given up: a rank is not there");
 }
 
-static status join(worker_link *l, comm *ranks, error *err)
+static status join_worker(worker_link *l, comm *ranks, error *err)
 {
     worker_group *g = l->group;
     RETURN_IF_ERROR(await_addresses(g, ranks, err));
@@ -278,7 +278,7 @@ static status join(worker_link *l, comm *ranks, error *err)
     return s;
 }
 
-static status load(worker_link *l, error *err)
+static status load_worker(worker_link *l, error *err)
 {
     Octavo__Worker__V1__LoadRequest request = OCTAVO__WORKER__V1__LOAD_REQUEST__INIT;
     request.session = l->group->session;
@@ -296,13 +296,13 @@ static status load(worker_link *l, error *err)
 
 /* ---- making a rank --------------------------------------------------------------------------- */
 
-static status make(worker_link *l, comm *ranks, error *err)
+static status make_rank(worker_link *l, comm *ranks, error *err)
 {
     RETURN_IF_ERROR(link_connect(l, err));
-    RETURN_IF_ERROR(greet(l, err));
-    RETURN_IF_ERROR(configure(l, err));
-    RETURN_IF_ERROR(join(l, ranks, err));
-    RETURN_IF_ERROR(load(l, err));
+    RETURN_IF_ERROR(greet_worker(l, err));
+    RETURN_IF_ERROR(configure_worker(l, err));
+    RETURN_IF_ERROR(join_worker(l, ranks, err));
+    RETURN_IF_ERROR(load_worker(l, err));
     return stream_open(l, err);
 }
 
@@ -324,8 +324,8 @@ status worker_proxy_make(void *ctx, comm *rank, backend *out, error *err)
     if (comm_size(rank) != (int)g->o.n)
         return error_set(err, STATUS_INVALID, "workers: %u for %d ranks", g->o.n, comm_size(rank));
     worker_link *l = &g->links[comm_rank(rank)];
-    arrive(l);
-    status s = make(l, rank, &why);
+    note_arrival(l);
+    status s = make_rank(l, rank, &why);
     if (status_ok(s)) {
         *out = (backend){&proxy_ops, l};
         pthread_mutex_lock(&g->lock);

@@ -17,7 +17,7 @@ static const char *const states[] = {
 
 static worker_server *server_of(const rpc_call *c) { return call_context(c); }
 
-static void refuse(rpc_call *c, status_code code, const char *text)
+static void refuse_call(rpc_call *c, status_code code, const char *text)
 {
     call_finish(c, code_to_wire(code), text);
 }
@@ -70,7 +70,7 @@ static bool answer_begins(worker_server *s, rpc_call *c)
     if (s->asker != c || s->job != JOB_NONE) return false;
     forget_asker(s);
     if (s->state != WORKER_ENDING) return true;
-    refuse(c, status_ok(s->status) ? STATUS_UNAVAILABLE : s->status.code, s->why.text);
+    refuse_call(c, status_ok(s->status) ? STATUS_UNAVAILABLE : s->status.code, s->why.text);
     return false;
 }
 
@@ -104,14 +104,14 @@ static status begin_session(worker_server *s, const configure_message *m, error 
     return STATUS_IS_OK;
 }
 
-static void configure(rpc_call *c, const ProtobufCMessage *m)
+static void method_configure(rpc_call *c, const ProtobufCMessage *m)
 {
     worker_server *s = server_of(c);
     error err = {{0}};
     pthread_mutex_lock(&s->lock);
     status st = begin_session(s, (const configure_message *)m, &err);
     if (status_ok(st)) server_start_job(s, JOB_CONFIGURE, c);
-    else refuse(c, st.code, err.text);
+    else refuse_call(c, st.code, err.text);
     pthread_mutex_unlock(&s->lock);
 }
 
@@ -146,13 +146,13 @@ static status take_addresses(worker_server *s, rpc_call *c, const join_message *
     return STATUS_IS_OK;
 }
 
-static void join(rpc_call *c, const ProtobufCMessage *m)
+static void method_join(rpc_call *c, const ProtobufCMessage *m)
 {
     worker_server *s = server_of(c);
     error err = {{0}};
     pthread_mutex_lock(&s->lock);
     status st = take_addresses(s, c, (const join_message *)m, &err);
-    if (!status_ok(st)) refuse(c, st.code, err.text);
+    if (!status_ok(st)) refuse_call(c, st.code, err.text);
     pthread_mutex_unlock(&s->lock);
 }
 
@@ -167,14 +167,14 @@ static void joined(rpc_call *c)
 
 /* ---- Load ------------------------------------------------------------------------------------ */
 
-static void load(rpc_call *c, const ProtobufCMessage *m)
+static void method_load(rpc_call *c, const ProtobufCMessage *m)
 {
     worker_server *s = server_of(c);
     error err = {{0}};
     pthread_mutex_lock(&s->lock);
     status st = check_call(s, ((const load_request *)m)->session, WORKER_JOINED, "Load", &err);
     if (status_ok(st)) server_start_job(s, JOB_LOAD, c);
-    else refuse(c, st.code, err.text);
+    else refuse_call(c, st.code, err.text);
     pthread_mutex_unlock(&s->lock);
 }
 
@@ -188,7 +188,7 @@ static void loaded(rpc_call *c)
     if (answer_begins(s, c)) {
         if (status_ok(load_pack(&s->facts.info, &s->facts.facts, &memory, &reply)))
             call_reply(c, &reply.base);
-        else refuse(c, STATUS_NO_MEMORY, "Load: out of memory");
+        else refuse_call(c, STATUS_NO_MEMORY, "Load: out of memory");
     }
     pthread_mutex_unlock(&s->lock);
     arena_destroy(&memory);
@@ -247,14 +247,14 @@ static status take_plan(worker_server *s, rpc_call *c, const plan_message *m, er
     return STATUS_IS_OK;
 }
 
-static void step(rpc_call *c, const ProtobufCMessage *m)
+static void method_step(rpc_call *c, const ProtobufCMessage *m)
 {
     worker_server *s = server_of(c);
     error err = {{0}};
     pthread_mutex_lock(&s->lock);
     status st = take_plan(s, c, (const plan_message *)m, &err);
     if (status_ok(st)) call_receive(c);
-    else refuse(c, st.code, err.text);
+    else refuse_call(c, st.code, err.text);
     pthread_mutex_unlock(&s->lock);
 }
 
@@ -313,7 +313,7 @@ static void stepped(rpc_call *c)
     if (s->asker == c) {
         if (answer_begins(s, c)) send_result(s, c);
     } else if (s->stream != c || s->state == WORKER_ENDING) {
-        refuse(c, STATUS_UNAVAILABLE, s->why.text); // the stream's session is over
+        refuse_call(c, STATUS_UNAVAILABLE, s->why.text); // the stream's session is over
     } else if (s->result_bytes) {
         send_part(s, c);
     }
@@ -336,7 +336,7 @@ static void step_ended(rpc_call *c)
 
 /* ---- Health, Shutdown ------------------------------------------------------------------------ */
 
-static void health(rpc_call *c, const ProtobufCMessage *m)
+static void method_health(rpc_call *c, const ProtobufCMessage *m)
 {
     worker_server *s = server_of(c);
     Octavo__Worker__V1__HealthReply reply = OCTAVO__WORKER__V1__HEALTH_REPLY__INIT;
@@ -377,7 +377,7 @@ static status await_end(worker_server *s, rpc_call *c, uint64_t session, error *
     return error_set(err, STATUS_LIMIT, "Shutdown: %d wait already", WAITERS_MAX);
 }
 
-static void shut_down(rpc_call *c, const ProtobufCMessage *m)
+static void method_shut_down(rpc_call *c, const ProtobufCMessage *m)
 {
     worker_server *s = server_of(c);
     error err = {{0}};
@@ -388,7 +388,7 @@ static void shut_down(rpc_call *c, const ProtobufCMessage *m)
     else if (session != s->session)
         st = error_set(&err, STATUS_INVALID, "session: this worker serves another coordinator");
     else st = await_end(s, c, session, &err);
-    if (!status_ok(st)) refuse(c, st.code, err.text);
+    if (!status_ok(st)) refuse_call(c, st.code, err.text);
     pthread_mutex_unlock(&s->lock);
 }
 
@@ -427,32 +427,32 @@ static void shut_ended(rpc_call *c)
 static const rpc_method methods[] = {
     {.path = PATH("Configure"),
      .input = &octavo__worker__v1__configure_request__descriptor,
-     .message = configure,
+     .message = method_configure,
      .writable = configured,
      .ended = asked_ended},
     {.path = PATH("Join"),
      .input = &octavo__worker__v1__join_request__descriptor,
-     .message = join,
+     .message = method_join,
      .writable = joined,
      .ended = asked_ended},
     {.path = PATH("Load"),
      .input = &octavo__worker__v1__load_request__descriptor,
-     .message = load,
+     .message = method_load,
      .writable = loaded,
      .ended = asked_ended},
     {.path = PATH("Step"),
      .input = &octavo__worker__v1__step_plan__descriptor,
      .client_streams = true,
-     .message = step,
+     .message = method_step,
      .half_closed = step_half_closed,
      .writable = stepped,
      .ended = step_ended},
     {.path = PATH("Health"),
      .input = &octavo__worker__v1__health_request__descriptor,
-     .message = health},
+     .message = method_health},
     {.path = PATH("Shutdown"),
      .input = &octavo__worker__v1__shutdown_request__descriptor,
-     .message = shut_down,
+     .message = method_shut_down,
      .writable = shut,
      .ended = shut_ended},
 };

@@ -23,7 +23,7 @@ static uint32_t sent_round(const comm_wait *w)
     return w->inside && w->idle_us == 0 ? w->round - 1 : w->round;
 }
 
-static void take(peer_view *v, const comm_wait *report)
+static void take_report(peer_view *v, const comm_wait *report)
 {
     int64_t now = clock_now_us();
     uint32_t sent = sent_round(report);
@@ -59,7 +59,7 @@ bool peer_is_cut_off(worker_link *l, const comm_wait *report, char *why, size_t 
         *v = (peer_view){0};
         return false;
     }
-    take(v, report);
+    take_report(v, report);
     if (!is_sent(l, report)) {
         v->suspects = false;
         return false;

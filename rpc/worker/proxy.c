@@ -36,7 +36,7 @@ static void drive(worker_group *g)
     group_fail(g, g->o.n); // no rank was lost, but some ranks may still wait for their peers
 }
 
-static bool start(worker_link *l, const grpc_op *ops, size_t n, stream_op *tag)
+static bool start_operations(worker_link *l, const grpc_op *ops, size_t n, stream_op *tag)
 {
     stream *s = &l->stream;
     if (grpc_call_start_batch(s->call, ops, n, tag, NULL) == GRPC_CALL_OK) {
@@ -146,7 +146,7 @@ static bool receive_next(worker_link *l)
     memset(&op, 0, sizeof op);
     op.op = GRPC_OP_RECV_MESSAGE;
     op.data.recv_message.recv_message = &l->stream.incoming;
-    return start(l, &op, 1, &l->stream.received);
+    return start_operations(l, &op, 1, &l->stream.received);
 }
 
 static void on_received(worker_link *l, bool ok)
@@ -210,13 +210,13 @@ status stream_open(worker_link *l, error *err)
     ops[0].op = GRPC_OP_SEND_INITIAL_METADATA;
     ops[1].op = GRPC_OP_RECV_INITIAL_METADATA;
     ops[1].data.recv_initial_metadata.recv_initial_metadata = &s->initial;
-    bool ok = start(l, ops, 2, &s->begun);
+    bool ok = start_operations(l, ops, 2, &s->begun);
     memset(ops, 0, sizeof ops);
     ops[0].op = GRPC_OP_RECV_STATUS_ON_CLIENT;
     ops[0].data.recv_status_on_client.trailing_metadata = &s->trailing;
     ops[0].data.recv_status_on_client.status = &s->code;
     ops[0].data.recv_status_on_client.status_details = &s->details;
-    if (ok) ok = start(l, ops, 1, &s->over);
+    if (ok) ok = start_operations(l, ops, 1, &s->over);
     if (ok && !failed) return STATUS_IS_OK;
     stream_close(l);
     return failed ? group_failure(g, err)
@@ -350,7 +350,7 @@ static bool send_next(worker_link *l)
     memset(&op, 0, sizeof op);
     op.op = GRPC_OP_SEND_MESSAGE;
     op.data.send_message.send_message = s->outgoing;
-    s->sending = start(l, &op, 1, &s->sent);
+    s->sending = start_operations(l, &op, 1, &s->sent);
     return s->sending;
 }
 

@@ -1,7 +1,7 @@
 /* Finding builtins by name, and binding a call's arguments to their parameters. */
 #include "text/chat_template/render.h"
 
-static const builtin *find(const builtin *table, text name)
+static const builtin *find_builtin(const builtin *table, text name)
 {
     for (; table->name; table++)
         if (text_is(name, table->name)) return table;
@@ -10,12 +10,12 @@ static const builtin *find(const builtin *table, text name)
 
 const builtin *tmpl_find_filter(text name)
 {
-    const builtin *b = find(tmpl_filters_text, name);
-    return b ? b : find(tmpl_filters_items, name);
+    const builtin *b = find_builtin(tmpl_filters_text, name);
+    return b ? b : find_builtin(tmpl_filters_items, name);
 }
 
-const builtin *tmpl_find_test(text name) { return find(tmpl_tests, name); }
-const builtin *tmpl_find_function(text name) { return find(tmpl_functions, name); }
+const builtin *tmpl_find_test(text name) { return find_builtin(tmpl_tests, name); }
+const builtin *tmpl_find_function(text name) { return find_builtin(tmpl_functions, name); }
 
 const builtin *tmpl_find_method(text name, value_kind kind)
 {

@@ -53,7 +53,7 @@ static bool eval_concat(render *r, scope *s, const node *n, value *out)
     return builder_finish(&b, out);
 }
 
-static bool compare(render *r, compare_op op, value a, value b, bool *out)
+static bool compare_values(render *r, compare_op op, value a, value b, bool *out)
 {
     bool equal;
     switch (op) {
@@ -91,7 +91,7 @@ static bool eval_compare(render *r, scope *s, const node *n, value *out)
         bool holds;
         if (!eval_node(r, s, operand->a, &right)) return false;
         r->line = operand->line;
-        if (!compare(r, (compare_op)operand->op, left, right, &holds)) return false;
+        if (!compare_values(r, (compare_op)operand->op, left, right, &holds)) return false;
         *out = value_bool(holds);
         if (!holds) return true;
         left = right;

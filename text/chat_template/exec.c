@@ -57,7 +57,7 @@ static flow capture_body(render *r, scope *s, const node_list *body, value *out)
 
 static bool assign(render *r, scope *s, const node *target, value v);
 
-static bool unpack(render *r, scope *s, const node *target, value v)
+static bool unpack_value(render *r, scope *s, const node *target, value v)
 {
     value *items;
     size_t n, wanted = target->items.n;
@@ -76,7 +76,7 @@ static bool assign(render *r, scope *s, const node *target, value v)
 {
     value object;
     if (target->kind == NODE_TARGET_NAME) return scope_set(r, s, target->name, v);
-    if (target->kind == NODE_TARGET_TUPLE) return unpack(r, s, target, v);
+    if (target->kind == NODE_TARGET_TUPLE) return unpack_value(r, s, target, v);
     if (!scope_get(r, s, target->name, &object)) return false;
     if (object.kind != V_NAMESPACE)
         return render_fail(r, STATUS_INVALID, "cannot assign attribute on non-namespace object");

@@ -292,8 +292,8 @@ static bool items_if_true(render *r, value v, value **items, size_t *n)
     return !value_truth(v) || value_items(r, v, items, n);
 }
 
-static bool named(render *r, value name, const char *what, const builtin *(*lookup)(text name),
-                  const builtin **out)
+static bool find_named(render *r, value name, const char *what, const builtin *(*lookup)(text name),
+                       const builtin **out)
 {
     *out = name.kind == V_STRING ? lookup(text_of(name)) : NULL;
     if (*out) return true;
@@ -336,7 +336,7 @@ FILTER(filter_map)
     } else if (n > 0) {
         const builtin *filter;
         call_args rest = rest_of(call, 1);
-        if (!named(r, call->positional[0], "filter", tmpl_find_filter, &filter)) return false;
+        if (!find_named(r, call->positional[0], "filter", tmpl_find_filter, &filter)) return false;
         for (size_t i = 0; i < n; i++) {
             value v;
             if (!tmpl_call_builtin(r, filter, items[i], &rest, &v) || !list_push(r, l, v))
@@ -360,7 +360,7 @@ static bool select_items(render *r, value self, const call_args *call, bool attr
     if (n > 0 && call->n_positional < at)
         return render_fail(r, STATUS_INVALID, "Missing parameter for attribute name");
     if (n > 0 && call->n_positional > at) {
-        if (!named(r, call->positional[at], "test", tmpl_find_test, &test)) return false;
+        if (!find_named(r, call->positional[at], "test", tmpl_find_test, &test)) return false;
         rest = rest_of(call, at + 1);
     }
     for (size_t i = 0; i < n; i++) {

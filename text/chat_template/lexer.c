@@ -51,7 +51,7 @@ static char peek(const lexer *l, size_t ahead)
     return l->pos + ahead < l->n ? l->s[l->pos + ahead] : '\0';
 }
 
-static bool starts(const lexer *l, size_t at, const char *with)
+static bool starts_with(const lexer *l, size_t at, const char *with)
 {
     size_t n = strlen(with);
     return at + n <= l->n && memcmp(l->s + at, with, n) == 0;
@@ -83,15 +83,15 @@ static void advance_to(lexer *l, size_t to)
  * "%}" one newline when trim is set. */
 static size_t tag_end(const lexer *l, size_t at, const char *end, bool plus, bool trim)
 {
-    if (starts(l, at, "-") && starts(l, at + 1, end)) return skip_space(l, at + 3);
-    if (plus && starts(l, at, "+") && starts(l, at + 1, end)) return at + 3;
-    if (!starts(l, at, end)) return 0;
+    if (starts_with(l, at, "-") && starts_with(l, at + 1, end)) return skip_space(l, at + 3);
+    if (plus && starts_with(l, at, "+") && starts_with(l, at + 1, end)) return at + 3;
+    if (!starts_with(l, at, end)) return 0;
     return at + 2 + (trim && at + 2 < l->n && l->s[at + 2] == '\n');
 }
 
 static bool is_tag_start(const lexer *l, size_t at)
 {
-    return starts(l, at, "{%") || starts(l, at, "{{") || starts(l, at, "{#");
+    return starts_with(l, at, "{%") || starts_with(l, at, "{{") || starts_with(l, at, "{#");
 }
 
 /* The text before a tag at `end`, without the white space that the tag's sign or lstrip_blocks
@@ -115,7 +115,7 @@ static size_t raw_begin_end(const lexer *l, size_t at)
     size_t i = at + 2;
     if (i < l->n && (l->s[i] == '-' || l->s[i] == '+')) i++;
     i = skip_space(l, i);
-    if (!starts(l, i, "raw")) return 0;
+    if (!starts_with(l, i, "raw")) return 0;
     return tag_end(l, skip_space(l, i + 3), "%}", false, false);
 }
 
@@ -153,8 +153,8 @@ static status lex_tag(lexer *l, token *out)
         out->kind = TOKEN_EOF;
         return STATUS_IS_OK;
     }
-    if (starts(l, l->pos, "{#")) return lex_comment(l);
-    bool variable = starts(l, l->pos, "{{");
+    if (starts_with(l, l->pos, "{#")) return lex_comment(l);
+    bool variable = starts_with(l, l->pos, "{{");
     size_t raw = variable ? 0 : raw_begin_end(l, l->pos);
     if (raw) {
         advance_to(l, raw);
@@ -173,12 +173,12 @@ static status lex_tag(lexer *l, token *out)
 static status lex_raw(lexer *l, token *out)
 {
     for (size_t at = l->pos; at < l->n; at++) {
-        if (!starts(l, at, "{%")) continue;
+        if (!starts_with(l, at, "{%")) continue;
         size_t i = at + 2;
         char sign = i < l->n ? l->s[i] : '\0';
         if (sign == '-' || sign == '+') i++;
         i = skip_space(l, i);
-        if (!starts(l, i, "endraw")) continue;
+        if (!starts_with(l, i, "endraw")) continue;
         size_t end = tag_end(l, skip_space(l, i + 6), "%}", true, true);
         if (!end) continue;
         out->kind = TOKEN_DATA;
@@ -314,7 +314,7 @@ static status lex_operator(lexer *l, token *out)
 {
     static const char *const two[] = {"//", "**", "==", "!=", ">=", "<="};
     for (size_t i = 0; i < sizeof two / sizeof *two; i++) {
-        if (!starts(l, l->pos, two[i])) continue;
+        if (!starts_with(l, l->pos, two[i])) continue;
         out->op = OP(two[i][0], two[i][1]);
         out->text = (text){l->s + l->pos, 2};
         l->pos += 2;

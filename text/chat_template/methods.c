@@ -7,7 +7,7 @@
 
 /* ---- strings ---- */
 
-static bool strip(render *r, value self, value chars, bool left, bool right, value *out)
+static bool strip_text(render *r, value self, value chars, bool left, bool right, value *out)
 {
     text set = {NULL, 0};
     if (!arg_text(r, "strip", chars, &set) || !render_step(r, self.size)) return false;
@@ -18,19 +18,19 @@ static bool strip(render *r, value self, value chars, bool left, bool right, val
 METHOD(str_strip)
 {
     (void)call;
-    return strip(r, self, args[0], true, true, out);
+    return strip_text(r, self, args[0], true, true, out);
 }
 
 METHOD(str_lstrip)
 {
     (void)call;
-    return strip(r, self, args[0], true, false, out);
+    return strip_text(r, self, args[0], true, false, out);
 }
 
 METHOD(str_rstrip)
 {
     (void)call;
-    return strip(r, self, args[0], false, true, out);
+    return strip_text(r, self, args[0], false, true, out);
 }
 
 static bool push_text(render *r, list *l, const char *s, size_t n)
@@ -89,7 +89,7 @@ static bool split_at(render *r, text t, text separator, int64_t max, bool from_r
     }
 }
 
-static bool split(render *r, value self, const value *args, bool from_right, value *out)
+static bool split_text(render *r, value self, const value *args, bool from_right, value *out)
 {
     text separator = {NULL, 0};
     int64_t max = -1;
@@ -110,13 +110,13 @@ static bool split(render *r, value self, const value *args, bool from_right, val
 METHOD(str_split)
 {
     (void)call;
-    return split(r, self, args, false, out);
+    return split_text(r, self, args, false, out);
 }
 
 METHOD(str_rsplit)
 {
     (void)call;
-    return split(r, self, args, true, out);
+    return split_text(r, self, args, true, out);
 }
 
 METHOD(str_splitlines)

@@ -5,7 +5,7 @@
 
 static const char *const symbols[] = {"+", "-", "*", "/", "//", "%", "** or pow()"};
 
-static bool unsupported(render *r, binary_op op, value a, value b)
+static bool refuse_operands(render *r, binary_op op, value a, value b)
 {
     if (op == OP_ADD && (a.kind == V_STRING || a.kind == V_LIST || a.kind == V_TUPLE))
         return render_fail(r, STATUS_INVALID, "can only concatenate %s (not \"%s\") to %s",
@@ -215,7 +215,7 @@ bool value_binary(render *r, binary_op op, value a, value b, value *out)
     if (op == OP_MUL && is_repeatable(a) && value_is_integer(b))
         return a.kind == V_STRING ? repeat_string(r, text_of(a), value_as_int(b), out)
                                   : repeat_list(r, a, value_as_int(b), out);
-    return unsupported(r, op, a, b);
+    return refuse_operands(r, op, a, b);
 }
 
 bool value_negate(render *r, value v, value *out)

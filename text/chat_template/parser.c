@@ -53,7 +53,7 @@ node *parse_node(parser *p, node_kind kind, uint32_t line)
 }
 
 /* Doubles an array in the arena; the old memory is freed with the template. */
-static void *grow(parser *p, void *items, uint32_t n, uint32_t *capacity, size_t size)
+static void *grow_list(parser *p, void *items, uint32_t n, uint32_t *capacity, size_t size)
 {
     if (n < *capacity) return items;
     uint32_t larger = *capacity ? *capacity * 2 : 4;
@@ -66,7 +66,7 @@ static void *grow(parser *p, void *items, uint32_t n, uint32_t *capacity, size_t
 
 status node_list_add(parser *p, node_list *l, node *item)
 {
-    node **items = grow(p, l->items, l->n, &l->capacity, sizeof *items);
+    node **items = grow_list(p, l->items, l->n, &l->capacity, sizeof *items);
     if (!items) return parse_no_memory(p);
     l->items = items;
     l->items[l->n++] = item;
@@ -75,7 +75,7 @@ status node_list_add(parser *p, node_list *l, node *item)
 
 status keyword_list_add(parser *p, keyword_list *l, keyword_node item)
 {
-    keyword_node *items = grow(p, l->items, l->n, &l->capacity, sizeof *items);
+    keyword_node *items = grow_list(p, l->items, l->n, &l->capacity, sizeof *items);
     if (!items) return parse_no_memory(p);
     l->items = items;
     l->items[l->n++] = item;

@@ -6,17 +6,17 @@
 static status parse_condition(parser *p, node **out);
 static status parse_unary(parser *p, bool with_filters, node **out);
 
-static status make(parser *p, node_kind kind, uint32_t line, node **out)
+static status make_node(parser *p, node_kind kind, uint32_t line, node **out)
 {
     *out = parse_node(p, kind, line);
     return *out ? STATUS_IS_OK : parse_no_memory(p);
 }
 
 /* Makes a node of the two operands *left and right, in *left. */
-static status join(parser *p, node_kind kind, uint32_t line, node **left, node *right)
+static status join_nodes(parser *p, node_kind kind, uint32_t line, node **left, node *right)
 {
     node *n;
-    RETURN_IF_ERROR(make(p, kind, line, &n));
+    RETURN_IF_ERROR(make_node(p, kind, line, &n));
     n->a = *left;
     n->b = right;
     *left = n;
@@ -25,7 +25,7 @@ static status join(parser *p, node_kind kind, uint32_t line, node **left, node *
 
 static status parse_constant(parser *p, value v, node **out)
 {
-    RETURN_IF_ERROR(make(p, NODE_CONST, p->cur.line, out));
+    RETURN_IF_ERROR(make_node(p, NODE_CONST, p->cur.line, out));
     (*out)->constant = v;
     return parse_advance(p);
 }
@@ -66,7 +66,7 @@ static status parse_name(parser *p, node **out)
     if (text_is(p->cur.text, "caller")) p->uses |= USES_CALLER;
     if (text_is(p->cur.text, "varargs")) p->uses |= USES_VARARGS;
     if (text_is(p->cur.text, "kwargs")) p->uses |= USES_KWARGS;
-    RETURN_IF_ERROR(make(p, NODE_NAME, p->cur.line, out));
+    RETURN_IF_ERROR(make_node(p, NODE_NAME, p->cur.line, out));
     (*out)->name = p->cur.text;
     return parse_advance(p);
 }
@@ -74,7 +74,7 @@ static status parse_name(parser *p, node **out)
 /* Parses [a, b] or {a: b}; a comma may follow the last item. */
 static status parse_display(parser *p, node_kind kind, unsigned close, node **out)
 {
-    RETURN_IF_ERROR(make(p, kind, p->cur.line, out));
+    RETURN_IF_ERROR(make_node(p, kind, p->cur.line, out));
     RETURN_IF_ERROR(parse_advance(p));
     while (!token_is_op(&p->cur, close)) {
         node *item;
@@ -127,7 +127,7 @@ static status parse_subscript(parser *p, node *object, node **out)
     RETURN_IF_ERROR(parse_advance(p));
     if (!token_is_op(&p->cur, OP1(':'))) RETURN_IF_ERROR(parse_expression(p, true, &key));
     bool slice = token_is_op(&p->cur, OP1(':'));
-    RETURN_IF_ERROR(make(p, slice ? NODE_SLICE : NODE_ITEM, line, out));
+    RETURN_IF_ERROR(make_node(p, slice ? NODE_SLICE : NODE_ITEM, line, out));
     (*out)->a = object;
     (*out)->b = key;
     if (slice) {
@@ -145,11 +145,11 @@ static status parse_attribute(parser *p, node *object, node **out)
     uint32_t line = p->cur.line;
     RETURN_IF_ERROR(parse_advance(p));
     if (p->cur.kind == TOKEN_INTEGER) {
-        RETURN_IF_ERROR(make(p, NODE_ITEM, line, out));
+        RETURN_IF_ERROR(make_node(p, NODE_ITEM, line, out));
         (*out)->a = object;
         return parse_constant(p, value_int(p->cur.integer), &(*out)->b);
     }
-    RETURN_IF_ERROR(make(p, NODE_ATTR, line, out));
+    RETURN_IF_ERROR(make_node(p, NODE_ATTR, line, out));
     (*out)->a = object;
     return parse_expect_name(p, &(*out)->name);
 }
@@ -192,7 +192,7 @@ static void note_unknown(parser *p, const node *n)
 
 static status parse_call(parser *p, node *callee, node **out)
 {
-    RETURN_IF_ERROR(make(p, NODE_CALL, p->cur.line, out));
+    RETURN_IF_ERROR(make_node(p, NODE_CALL, p->cur.line, out));
     (*out)->a = callee;
     if (callee->kind == NODE_ATTR && !tmpl_find_method(callee->name, V_MISSING) &&
         !value_hides(callee->name))
@@ -235,7 +235,7 @@ status parse_filters(parser *p, node *operand, bool inline_first, node **out)
         if (depth > TMPL_MAX_DEPTH) return parse_fail(p, "too many filters in a row");
         if (!inline_first) RETURN_IF_ERROR(parse_advance(p));
         inline_first = false;
-        RETURN_IF_ERROR(make(p, NODE_FILTER, p->cur.line, &f));
+        RETURN_IF_ERROR(make_node(p, NODE_FILTER, p->cur.line, &f));
         RETURN_IF_ERROR(parse_dotted_name(p, &f->name));
         f->builtin = tmpl_find_filter(f->name);
         if (!f->builtin) note_unknown(p, f);
@@ -257,7 +257,7 @@ static bool starts_test_argument(const token *t)
 static status parse_test(parser *p, node *operand, node **out)
 {
     node *test;
-    RETURN_IF_ERROR(make(p, NODE_TEST, p->cur.line, &test));
+    RETURN_IF_ERROR(make_node(p, NODE_TEST, p->cur.line, &test));
     RETURN_IF_ERROR(parse_advance(p));
     bool negated = token_is_name(&p->cur, "not");
     if (negated) RETURN_IF_ERROR(parse_advance(p));
@@ -277,7 +277,7 @@ static status parse_test(parser *p, node *operand, node **out)
     }
     *out = test;
     if (!negated) return STATUS_IS_OK;
-    RETURN_IF_ERROR(make(p, NODE_NOT, test->line, out));
+    RETURN_IF_ERROR(make_node(p, NODE_NOT, test->line, out));
     (*out)->a = test;
     return STATUS_IS_OK;
 }
@@ -302,7 +302,7 @@ static status parse_unary(parser *p, bool with_filters, node **out)
     RETURN_IF_ERROR(parse_enter(p));
     if (minus || token_is_op(&p->cur, OP1('+'))) {
         node *sign;
-        RETURN_IF_ERROR(make(p, minus ? NODE_NEGATE : NODE_POSITIVE, p->cur.line, &sign));
+        RETURN_IF_ERROR(make_node(p, minus ? NODE_NEGATE : NODE_POSITIVE, p->cur.line, &sign));
         RETURN_IF_ERROR(parse_advance(p));
         RETURN_IF_ERROR(parse_unary(p, false, &sign->a));
         *out = sign;
@@ -334,7 +334,7 @@ static status parse_concat(parser *p, node **out)
     RETURN_IF_ERROR(parse_binary(p, LEVEL_PRODUCT, out));
     if (!token_is_op(&p->cur, OP1('~'))) return STATUS_IS_OK;
     node *all, *item = *out;
-    RETURN_IF_ERROR(make(p, NODE_CONCAT, p->cur.line, &all));
+    RETURN_IF_ERROR(make_node(p, NODE_CONCAT, p->cur.line, &all));
     RETURN_IF_ERROR(node_list_add(p, &all->items, item));
     while (token_is_op(&p->cur, OP1('~'))) {
         RETURN_IF_ERROR(parse_advance(p));
@@ -360,7 +360,7 @@ static status parse_binary(parser *p, unsigned level, node **out)
         node *right;
         RETURN_IF_ERROR(parse_advance(p));
         RETURN_IF_ERROR(parse_binary(p, level + 1, &right));
-        RETURN_IF_ERROR(join(p, NODE_BINARY, line, out, right));
+        RETURN_IF_ERROR(join_nodes(p, NODE_BINARY, line, out, right));
         (*out)->op = (uint8_t)operators[k].binary;
     }
 }
@@ -402,12 +402,12 @@ static status parse_compare(parser *p, node **out)
         RETURN_IF_ERROR(take_comparison(p, &found, &op));
         if (!found) break;
         if (!n) {
-            RETURN_IF_ERROR(make(p, NODE_COMPARE, line, &n));
+            RETURN_IF_ERROR(make_node(p, NODE_COMPARE, line, &n));
             n->a = *out;
             *out = n;
         }
         node *operand;
-        RETURN_IF_ERROR(make(p, NODE_OPERAND, line, &operand));
+        RETURN_IF_ERROR(make_node(p, NODE_OPERAND, line, &operand));
         operand->op = (uint8_t)op;
         RETURN_IF_ERROR(parse_binary(p, LEVEL_SUM, &operand->a));
         RETURN_IF_ERROR(node_list_add(p, &n->items, operand));
@@ -419,7 +419,7 @@ static status parse_not(parser *p, node **out)
 {
     if (!token_is_name(&p->cur, "not")) return parse_compare(p, out);
     RETURN_IF_ERROR(parse_enter(p));
-    RETURN_IF_ERROR(make(p, NODE_NOT, p->cur.line, out));
+    RETURN_IF_ERROR(make_node(p, NODE_NOT, p->cur.line, out));
     RETURN_IF_ERROR(parse_advance(p));
     RETURN_IF_ERROR(parse_not(p, &(*out)->a));
     p->depth--;
@@ -435,7 +435,7 @@ static status parse_logical(parser *p, bool either, node **out)
         if (depth > TMPL_MAX_DEPTH) return parse_fail(p, "an expression nests too deep");
         RETURN_IF_ERROR(parse_advance(p));
         RETURN_IF_ERROR(either ? parse_logical(p, false, &right) : parse_not(p, &right));
-        RETURN_IF_ERROR(join(p, either ? NODE_OR : NODE_AND, line, out, right));
+        RETURN_IF_ERROR(join_nodes(p, either ? NODE_OR : NODE_AND, line, out, right));
     }
     return STATUS_IS_OK;
 }
@@ -448,7 +448,7 @@ static status parse_condition(parser *p, node **out)
     for (unsigned depth = 0; token_is_name(&p->cur, "if"); depth++) {
         node *n;
         if (depth > TMPL_MAX_DEPTH) return parse_fail(p, "an expression nests too deep");
-        RETURN_IF_ERROR(make(p, NODE_CONDITION, p->cur.line, &n));
+        RETURN_IF_ERROR(make_node(p, NODE_CONDITION, p->cur.line, &n));
         RETURN_IF_ERROR(parse_advance(p));
         n->a = *out;
         RETURN_IF_ERROR(parse_logical(p, true, &n->b));
@@ -487,7 +487,7 @@ status parse_tuple(parser *p, bool with_condition, const char *end_name, bool pa
     *out = first;
     if (first && !token_is_op(&p->cur, OP1(','))) return STATUS_IS_OK;
     if (!first && !parentheses) return parse_unexpected(p, "an expression");
-    RETURN_IF_ERROR(make(p, NODE_TUPLE, line, &tuple));
+    RETURN_IF_ERROR(make_node(p, NODE_TUPLE, line, &tuple));
     if (first) RETURN_IF_ERROR(node_list_add(p, &tuple->items, first));
     while (token_is_op(&p->cur, OP1(','))) {
         node *item;

@@ -11,7 +11,7 @@ typedef struct filler {
     bool counts, picks; /* seen {}; seen {0} */
 } filler;
 
-static bool fail(filler *f, const char *what)
+static bool fail_format(filler *f, const char *what)
 {
     return render_fail(f->r, STATUS_INVALID, "%s", what);
 }
@@ -46,15 +46,17 @@ static bool argument(filler *f, text name, bool whole, value *out)
 {
     if (name.n == 0 && whole) {
         if (f->picks)
-            return fail(f, "cannot switch from manual field specification to automatic field "
-                           "numbering");
+            return fail_format(f,
+                               "cannot switch from manual field specification to automatic field "
+                               "numbering");
         f->counts = true;
         return positional(f, f->next++, out);
     }
     if (is_number(name)) {
         if (whole && f->counts && f->next > 0)
-            return fail(f, "cannot switch from manual field specification to automatic field "
-                           "numbering");
+            return fail_format(f,
+                               "cannot switch from manual field specification to automatic field "
+                               "numbering");
         f->picks = f->picks || whole;
         return positional(f, number_of(name), out);
     }
@@ -84,20 +86,20 @@ static bool look_up(filler *f, text field, value *out)
             while (end < field.n && field.s[end] != ']') end++;
         else end = end_of_name(field, at);
         text name = {field.s + at, end - at};
-        if (name.n == 0) return fail(f, "Empty attribute in format string");
-        if (item && end == field.n) return fail(f, "Missing ']' in format string");
+        if (name.n == 0) return fail_format(f, "Empty attribute in format string");
+        if (item && end == field.n) return fail_format(f, "Missing ']' in format string");
         value key = is_number(name) ? value_int(number_of(name)) : value_text(name);
         if (!(item ? value_get_item(f->r, *out, key, out) : value_get_attr(f->r, *out, name, out)))
             return false;
         at = end + item;
         if (item && at < field.n && field.s[at] != '.' && field.s[at] != '[')
-            return fail(f, "Only '.' or '[' may follow ']' in format field specifier");
+            return fail_format(f, "Only '.' or '[' may follow ']' in format field specifier");
     }
     return true;
 }
 
 /* Replaces the field with the text `inside` between { and }. */
-static bool fill(filler *f, text inside)
+static bool fill_field(filler *f, text inside)
 {
     size_t end = 0;
     value v, shown;
@@ -118,7 +120,7 @@ static bool fill(filler *f, text inside)
         repr = how == 'r';
         end += 2;
         if (end < inside.n && inside.s[end] != ':')
-            return fail(f, "expected ':' after conversion specifier");
+            return fail_format(f, "expected ':' after conversion specifier");
     }
     if (end + 1 < inside.n)
         return render_fail(f->r, STATUS_UNSUPPORTED,
@@ -133,15 +135,15 @@ static bool fill(filler *f, text inside)
 static bool take_field(filler *f, size_t *at)
 {
     size_t end = *at;
-    if (end >= f->format.n) return fail(f, "Single '{' encountered in format string");
+    if (end >= f->format.n) return fail_format(f, "Single '{' encountered in format string");
     while (end < f->format.n && f->format.s[end] != '}' && f->format.s[end] != '{') end++;
-    if (end == f->format.n) return fail(f, "expected '}' before end of string");
+    if (end == f->format.n) return fail_format(f, "expected '}' before end of string");
     if (f->format.s[end] == '{')
         return render_fail(f->r, STATUS_UNSUPPORTED,
                            "format(): a field within a field is not supported");
     text inside = {f->format.s + *at, end - *at};
     *at = end + 1;
-    return render_step(f->r, inside.n) && fill(f, inside);
+    return render_step(f->r, inside.n) && fill_field(f, inside);
 }
 
 bool value_brace_format(render *r, text format, const call_args *call, value *out)
@@ -152,7 +154,7 @@ bool value_brace_format(render *r, text format, const call_args *call, value *ou
         char c = format.s[at++];
         bool twice = at < format.n && format.s[at] == c;
         if ((c == '{' || c == '}') && twice) at++;
-        else if (c == '}') return fail(&f, "Single '}' encountered in format string");
+        else if (c == '}') return fail_format(&f, "Single '}' encountered in format string");
         else if (c == '{') {
             if (!take_field(&f, &at)) return false;
             continue;

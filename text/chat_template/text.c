@@ -6,7 +6,7 @@
 static const uint8_t *bytes(text t) { return (const uint8_t *)t.s; }
 
 /* Decodes the code point at byte `at`; *n is its size. Texts are valid UTF-8. */
-static uint32_t decode(text t, size_t at, size_t *n)
+static uint32_t decode_point(text t, size_t at, size_t *n)
 {
     uint32_t cp;
     *n = utf8_decode(bytes(t) + at, t.n - at, &cp);
@@ -32,7 +32,7 @@ size_t text_offset(text t, size_t index)
 size_t text_char_size(text t, size_t at)
 {
     size_t n;
-    decode(t, at, &n);
+    decode_point(t, at, &n);
     return n;
 }
 
@@ -63,18 +63,18 @@ static bool strippable(uint32_t cp, text chars)
 {
     if (!chars.s) return code_point_is_space(cp);
     for (size_t i = 0, n; i < chars.n; i += n)
-        if (decode(chars, i, &n) == cp) return true;
+        if (decode_point(chars, i, &n) == cp) return true;
     return false;
 }
 
 text text_strip(text t, text chars, bool left, bool right)
 {
     size_t from = 0, n;
-    while (left && from < t.n && strippable(decode(t, from, &n), chars)) from += n;
+    while (left && from < t.n && strippable(decode_point(t, from, &n), chars)) from += n;
     while (right && t.n > from) {
         size_t at = t.n - 1;
         while (at > from && is_continuation(t.s[at])) at--;
-        if (!strippable(decode(t, at, &n), chars)) break;
+        if (!strippable(decode_point(t, at, &n), chars)) break;
         t.n = at;
     }
     return (text){t.s + from, t.n - from};
@@ -101,7 +101,7 @@ bool text_next_line(text t, size_t *at, text *line)
     if (*at >= t.n) return false;
     size_t from = *at, n;
     for (size_t i = from; i < t.n; i += n) {
-        uint32_t cp = decode(t, i, &n);
+        uint32_t cp = decode_point(t, i, &n);
         if (!((cp >= 0x0a && cp <= 0x0d) || (cp >= 0x1c && cp <= 0x1e) || cp == 0x85 ||
               cp == 0x2028 || cp == 0x2029))
             continue;
@@ -167,13 +167,13 @@ static bool is_final_sigma(text t, size_t at)
     while (i > 0 && !before) {
         do i--;
         while (i > 0 && is_continuation(t.s[i]));
-        uint32_t cp = decode(t, i, &n);
+        uint32_t cp = decode_point(t, i, &n);
         before = is_cased(cp);
         if (!before && !is_case_ignorable(cp)) return false;
     }
     if (!before) return false;
     for (i = at + 2; i < t.n; i += n) {
-        uint32_t cp = decode(t, i, &n);
+        uint32_t cp = decode_point(t, i, &n);
         if (is_cased(cp)) return false;
         if (!is_case_ignorable(cp)) return true;
     }
@@ -196,7 +196,7 @@ bool text_to_case(render *r, text t, enum text_case to, value *out)
     builder b = builder_new(r);
     bool in_word = false;
     for (size_t i = 0, n; i < t.n; i += n) {
-        uint32_t cp = decode(t, i, &n);
+        uint32_t cp = decode_point(t, i, &n);
         bool first = to == CASE_CAPITALIZE ? i == 0 : !in_word;
         if (to == CASE_UPPER) add_upper(&b, cp, false);
         else if (to != CASE_LOWER && first) add_upper(&b, cp, true);
@@ -227,7 +227,7 @@ bool text_is_class(text t, enum text_class wanted)
 {
     bool cased = false;
     for (size_t i = 0, n; i < t.n; i += n) {
-        uint32_t cp = decode(t, i, &n);
+        uint32_t cp = decode_point(t, i, &n);
         if (wanted != CLASS_LOWER && wanted != CLASS_UPPER) {
             if (!in_class(cp, wanted)) return false;
             continue;

@@ -80,7 +80,7 @@ bool value_callable(value v)
 
 /* ---- containers ---- */
 
-static bool reserve(render *r, void **items, size_t n, size_t *capacity, size_t size)
+static bool reserve_room(render *r, void **items, size_t n, size_t *capacity, size_t size)
 {
     if (n < *capacity) return true;
     size_t larger = *capacity ? *capacity * 2 : 4;
@@ -104,7 +104,7 @@ list *list_new(render *r, size_t capacity)
 bool list_push(render *r, list *l, value item)
 {
     void *items = l->items;
-    if (!reserve(r, &items, l->n, &l->capacity, sizeof item)) return false;
+    if (!reserve_room(r, &items, l->n, &l->capacity, sizeof item)) return false;
     l->items = items;
     l->items[l->n++] = item;
     return true;
@@ -183,7 +183,7 @@ bool dict_set(render *r, dict *d, value key, value item)
         return true;
     }
     void *entries = d->entries;
-    if (!reserve(r, &entries, d->n, &d->capacity, sizeof *d->entries)) return false;
+    if (!reserve_room(r, &entries, d->n, &d->capacity, sizeof *d->entries)) return false;
     d->entries = entries;
     d->entries[d->n++] = (dict_entry){key, item};
     return true;

@@ -24,7 +24,7 @@ static uint32_t child_of(const tok_added_set *set, uint32_t node, uint8_t byte)
     return child;
 }
 
-static void insert(tok_added_set *set, uint32_t token)
+static void insert_token(tok_added_set *set, uint32_t token)
 {
     const tok_added_token *t = &set->tokens[token];
     uint32_t node = ROOT;
@@ -88,7 +88,7 @@ status tok_added_set_create(tok_added_set *set, const tok_added_token *tokens, s
     set->nodes[ROOT] = (tok_added_node){
         .child = TOK_NONE, .sibling = TOK_NONE, .token = TOK_NONE, .found = TOK_NONE};
     set->n_nodes = 1;
-    for (size_t i = 0; i < n_tokens; i++) insert(set, (uint32_t)i);
+    for (size_t i = 0; i < n_tokens; i++) insert_token(set, (uint32_t)i);
     return link_nodes(set) ? STATUS_IS_OK : status_make(STATUS_NO_MEMORY, NULL);
 }
 

@@ -62,7 +62,7 @@ void tok_repair(strbuf *b, size_t from)
     strbuf_destroy(&fixed);
 }
 
-static status finish(const strbuf *out)
+static status finish_text(const strbuf *out)
 {
     return out->failed ? status_make(STATUS_NO_MEMORY, NULL) : STATUS_IS_OK;
 }
@@ -197,7 +197,7 @@ status tok_stream_push(tok_stream *s, uint32_t id, strbuf *out)
     if (t->byte_level) push_bytes(s, entry, out);
     else push_characters(s, entry, out);
     strip_start(s, out, from);
-    return finish(out);
+    return finish_text(out);
 }
 
 void tok_stream_finish(tok_stream *s, strbuf *out)

@@ -67,7 +67,7 @@ static status read_token(const json_t *item, const char *where, record *r, error
     return json_get_bool(item, where, "special", false, &r->special, err);
 }
 
-static status add(adding *a, const record *token)
+static status add_record(adding *a, const record *token)
 {
     if (token->length == 0) return STATUS_IS_OK;
     uint32_t index = tok_map_find(&a->t->added, token->content, token->length);
@@ -121,7 +121,7 @@ static status set_entry(adding *a, const record *r)
     return STATUS_IS_OK;
 }
 
-static size_t collect(adding *a, bool normal, tok_added_token *out)
+static size_t collect_tokens(adding *a, bool normal, tok_added_token *out)
 {
     size_t n = 0;
     for (size_t i = 0; i < a->n_records; i++) {
@@ -138,15 +138,15 @@ static size_t collect(adding *a, bool normal, tok_added_token *out)
     return n;
 }
 
-static status build(adding *a)
+static status build_sets(adding *a)
 {
     tokenizer *t = a->t;
     t->added_tokens = alloc_zeroed(NULL, a->n_records, sizeof *t->added_tokens);
     if (!t->added_tokens) return status_make(STATUS_NO_MEMORY, NULL);
     for (size_t i = 0; i < a->n_records; i++)
         if (!a->records[i].dead) RETURN_IF_ERROR(set_entry(a, &a->records[i]));
-    size_t n_raw = collect(a, false, t->added_tokens);
-    size_t n_normalized = collect(a, true, t->added_tokens + n_raw);
+    size_t n_raw = collect_tokens(a, false, t->added_tokens);
+    size_t n_normalized = collect_tokens(a, true, t->added_tokens + n_raw);
     RETURN_IF_ERROR(tok_added_set_create(&t->raw_pass, t->added_tokens, n_raw));
     RETURN_IF_ERROR(
         tok_added_set_create(&t->normalized_pass, t->added_tokens + n_raw, n_normalized));
@@ -163,11 +163,11 @@ static status add_all(adding *a, const char *where, const json_t *list, error *e
         tok_place place = tok_place_make(where, "added_tokens[%zu]", i);
         record token;
         RETURN_IF_ERROR(read_token(json_array_get(list, i), place.text, &token, err));
-        RETURN_IF_ERROR(add(a, &token));
+        RETURN_IF_ERROR(add_record(a, &token));
         if (a->bytes > PATTERN_BYTES_MAX || a->next_id > TOK_ID_MAX)
             return error_set(err, STATUS_LIMIT, "%s: too many added tokens", place.text);
     }
-    status s = build(a);
+    status s = build_sets(a);
     return s.code == STATUS_LIMIT ? error_set(err, s.code, "%s: added_tokens: %s", where, s.message)
                                   : s;
 }

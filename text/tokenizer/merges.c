@@ -33,7 +33,7 @@ static uint32_t count_characters(const tok_piece *p)
     return n;
 }
 
-static status add(merges *m, merge one)
+static status add_merge(merges *m, merge one)
 {
     if (m->n == m->capacity) {
         size_t capacity = m->capacity ? m->capacity * 2 : 1024;
@@ -62,7 +62,8 @@ static status add_merges_of(merges *m, const tok_piece *p)
         if (left == TOK_NONE) continue;
         uint32_t right = tok_map_find(&m->ids, p->text + i, p->length - i);
         if (right == TOK_NONE) continue;
-        RETURN_IF_ERROR(add(m, (merge){left, right, characters, all - characters, p->score, 0}));
+        RETURN_IF_ERROR(
+            add_merge(m, (merge){left, right, characters, all - characters, p->score, 0}));
     }
     return STATUS_IS_OK;
 }
@@ -76,7 +77,7 @@ static int by_rank(const void *a, const void *b)
     return x->order < y->order ? -1 : x->order > y->order;
 }
 
-static status find(merges *m)
+static status find_merges(merges *m)
 {
     if (!tok_map_create(&m->ids, m->n_pieces)) return status_make(STATUS_NO_MEMORY, NULL);
     for (uint32_t i = 0; i < m->n_pieces; i++) {
@@ -109,7 +110,7 @@ status tok_merges_of_scores(const char *where, const tok_piece *pieces, uint32_t
                             error *err)
 {
     merges m = {.where = where, .pieces = pieces, .n_pieces = n, .err = err};
-    status s = find(&m);
+    status s = find_merges(&m);
     if (status_ok(s)) write(&m, out);
     if (s.code == STATUS_NO_MEMORY) error_set(err, s.code, "%s: out of memory", where);
     alloc_free(NULL, m.list);

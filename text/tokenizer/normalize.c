@@ -20,7 +20,7 @@ status tok_normalizers_run(const tok_normalizers *list, const uint8_t **text, si
     return STATUS_IS_OK;
 }
 
-static status take(const strbuf *out, const uint8_t **text, size_t *n)
+static status take_text(const strbuf *out, const uint8_t **text, size_t *n)
 {
     if (out->failed) return status_make(STATUS_NO_MEMORY, NULL);
     *text = (const uint8_t *)out->data;
@@ -35,7 +35,7 @@ status tok_normalize_prepend(const tok_normalizer *step, const uint8_t **text, s
     strbuf_reserve(out, step->n_content + *n);
     strbuf_append(out, step->content, step->n_content);
     strbuf_append(out, *text, *n);
-    return take(out, text, n);
+    return take_text(out, text, n);
 }
 
 status tok_normalize_replace(const tok_normalizer *step, const uint8_t **text, size_t *n,
@@ -51,7 +51,7 @@ status tok_normalize_replace(const tok_normalizer *step, const uint8_t **text, s
         from = found + step->n_pattern;
     }
     strbuf_append(out, from, (size_t)(end - from));
-    if (out->size > 0 || out->failed) return take(out, text, n);
+    if (out->size > 0 || out->failed) return take_text(out, text, n);
     *n = 0;
     return STATUS_IS_OK;
 }
@@ -163,5 +163,5 @@ status tok_normalize_nfc(const tok_normalizer *step, const uint8_t **text, size_
         active = find_active(s, *n, end);
     }
     strbuf_append(out, s + copied, *n - copied);
-    return take(out, text, n);
+    return take_text(out, text, n);
 }

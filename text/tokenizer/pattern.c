@@ -23,19 +23,19 @@ typedef struct translation {
 } translation;
 
 /* `what` is a printable ASCII rendering of the construct. */
-static status refuse(translation *t, const char *what)
+static status refuse_construct(translation *t, const char *what)
 {
     return error_set(t->err, STATUS_UNSUPPORTED,
                      "%s: %s at byte %zu of the pattern is not supported", t->where, what, t->at);
 }
 
-static bool starts(const translation *t, const char *s)
+static bool starts_here(const translation *t, const char *s)
 {
     size_t n = strlen(s);
     return t->n - t->at >= n && memcmp(t->in + t->at, s, n) == 0;
 }
 
-static void copy(translation *t, size_t n)
+static void copy_text(translation *t, size_t n)
 {
     strbuf_append(&t->out, t->in + t->at, n);
     t->at += n;
@@ -46,13 +46,13 @@ static void copy(translation *t, size_t n)
 static status copy_property(translation *t)
 {
     size_t name = t->at + 3, end;
-    if (starts(t, "\\p{^") || starts(t, "\\P{^")) name++;
+    if (starts_here(t, "\\p{^") || starts_here(t, "\\P{^")) name++;
     end = name;
     while (end < t->n && end - name < 3 && t->in[end] != '}') end++;
     bool category = end < t->n && t->in[end] == '}' && t->in[t->at + 2] == '{' && end > name &&
                     end - name < 3 && strchr("LMNPSZC", t->in[name]);
-    if (!category) return refuse(t, "a \\p that is no general category");
-    copy(t, end + 1 - t->at);
+    if (!category) return refuse_construct(t, "a \\p that is no general category");
+    copy_text(t, end + 1 - t->at);
     return STATUS_IS_OK;
 }
 
@@ -65,11 +65,12 @@ static bool is_hex(char c)
  * PCRE2.) */
 static status translate_code_point(translation *t)
 {
-    bool braces = starts(t, "\\x{");
+    bool braces = starts_here(t, "\\x{");
     size_t from = t->at + (braces ? 3 : 2), end = from;
     while (end < t->n && end - from < (braces ? 6 : 4) && is_hex(t->in[end])) end++;
     bool whole = braces ? end > from && end < t->n && t->in[end] == '}' : end - from == 4;
-    if (!whole || (!braces && t->in[t->at + 1] == 'x')) return refuse(t, "this \\x or \\u");
+    if (!whole || (!braces && t->in[t->at + 1] == 'x'))
+        return refuse_construct(t, "this \\x or \\u");
     strbuf_printf(&t->out, "\\x{%.*s}", (int)(end - from), t->in + from);
     t->at = end + braces;
     return STATUS_IS_OK;
@@ -77,7 +78,7 @@ static status translate_code_point(translation *t)
 
 static status translate_escape(translation *t, bool in_class)
 {
-    if (t->at + 1 >= t->n) return refuse(t, "a lone backslash");
+    if (t->at + 1 >= t->n) return refuse_construct(t, "a lone backslash");
     char c = t->in[t->at + 1];
     switch (c) {
     case 's':
@@ -85,7 +86,7 @@ static status translate_escape(translation *t, bool in_class)
         t->at += 2;
         return STATUS_IS_OK;
     case 'S':
-        if (in_class) return refuse(t, "\\S in a class");
+        if (in_class) return refuse_construct(t, "\\S in a class");
         strbuf_puts(&t->out, "[^" WHITE_SPACE "]");
         t->at += 2;
         return STATUS_IS_OK;
@@ -100,48 +101,49 @@ static status translate_escape(translation *t, bool in_class)
     case 'a':
     case 'e':
     case 'd':
-    case 'D': copy(t, 2); return STATUS_IS_OK;
+    case 'D': copy_text(t, 2); return STATUS_IS_OK;
     default: break;
     }
     bool letter_or_digit =
         (c >= '0' && c <= '9') || (c >= 'a' && c <= 'z') || (c >= 'A' && c <= 'Z');
     if (letter_or_digit || (uint8_t)c >= 0x80) {
         char name[4] = {'\\', (uint8_t)c >= 0x80 ? '?' : c, 0};
-        return refuse(t, name);
+        return refuse_construct(t, name);
     }
-    copy(t, 2);
+    copy_text(t, 2);
     return STATUS_IS_OK;
 }
 
 static status translate_class(translation *t)
 {
-    copy(t, 1);
-    if (t->at < t->n && t->in[t->at] == '^') copy(t, 1);
-    if (t->at < t->n && t->in[t->at] == ']') return refuse(t, "a class that starts with ]");
+    copy_text(t, 1);
+    if (t->at < t->n && t->in[t->at] == '^') copy_text(t, 1);
+    if (t->at < t->n && t->in[t->at] == ']')
+        return refuse_construct(t, "a class that starts with ]");
     while (t->at < t->n && t->in[t->at] != ']') {
-        if (t->in[t->at] == '[') return refuse(t, "a class within a class");
-        if (starts(t, "&&")) return refuse(t, "a class intersection (&&)");
+        if (t->in[t->at] == '[') return refuse_construct(t, "a class within a class");
+        if (starts_here(t, "&&")) return refuse_construct(t, "a class intersection (&&)");
         if (t->in[t->at] == '\\') RETURN_IF_ERROR(translate_escape(t, true));
-        else copy(t, 1);
+        else copy_text(t, 1);
     }
-    if (t->at == t->n) return refuse(t, "a class without its ]");
-    copy(t, 1);
+    if (t->at == t->n) return refuse_construct(t, "a class without its ]");
+    copy_text(t, 1);
     return STATUS_IS_OK;
 }
 
 static status translate_group(translation *t)
 {
     static const char *const same[] = {"(?:", "(?i:", "(?=", "(?!", "(?<=", "(?<!", "(?>"};
-    if (!starts(t, "(?") && !starts(t, "(*")) {
-        copy(t, 1);
+    if (!starts_here(t, "(?") && !starts_here(t, "(*")) {
+        copy_text(t, 1);
         return STATUS_IS_OK;
     }
     for (size_t i = 0; i < sizeof same / sizeof *same; i++) {
-        if (!starts(t, same[i])) continue;
-        copy(t, strlen(same[i]));
+        if (!starts_here(t, same[i])) continue;
+        copy_text(t, strlen(same[i]));
         return STATUS_IS_OK;
     }
-    return refuse(t, "this kind of group");
+    return refuse_construct(t, "this kind of group");
 }
 
 /* Copies {n}, {n,} or {n,m}. Refuses {n,m}+, which is possessive in PCRE2 and repeats the whole in
@@ -151,9 +153,10 @@ static status translate_interval(translation *t)
     size_t end = t->at + 1;
     while (end < t->n && ((t->in[end] >= '0' && t->in[end] <= '9') || t->in[end] == ',')) end++;
     if (end == t->n || t->in[end] != '}' || end == t->at + 1 || t->in[t->at + 1] == ',')
-        return refuse(t, "a { that starts no {n}, {n,} or {n,m}");
-    if (end + 1 < t->n && t->in[end + 1] == '+') return refuse(t, "an interval followed by +");
-    copy(t, end + 1 - t->at);
+        return refuse_construct(t, "a { that starts no {n}, {n,} or {n,m}");
+    if (end + 1 < t->n && t->in[end + 1] == '+')
+        return refuse_construct(t, "an interval followed by +");
+    copy_text(t, end + 1 - t->at);
     return STATUS_IS_OK;
 }
 
@@ -162,20 +165,20 @@ static status translate(translation *t)
     unsigned depth = 0;
     while (t->at < t->n) {
         char c = t->in[t->at];
-        if (c == '(' && ++depth > PATTERN_NEST_MAX) return refuse(t, "nesting this deep");
+        if (c == '(' && ++depth > PATTERN_NEST_MAX) return refuse_construct(t, "nesting this deep");
         if (c == ')' && depth > 0) depth--;
         switch (c) {
         case '\\': RETURN_IF_ERROR(translate_escape(t, false)); break;
         case '[': RETURN_IF_ERROR(translate_class(t)); break;
         case '(': RETURN_IF_ERROR(translate_group(t)); break;
         case '{': RETURN_IF_ERROR(translate_interval(t)); break;
-        default: copy(t, 1); break;
+        default: copy_text(t, 1); break;
         }
     }
     return t->out.failed ? status_make(STATUS_NO_MEMORY, NULL) : STATUS_IS_OK;
 }
 
-static status compile(const translation *t, pcre2_code **out)
+static status compile_pattern(const translation *t, pcre2_code **out)
 {
     /* In Ruby's syntax ^ and $ always match at lines. */
     uint32_t options =
@@ -202,7 +205,7 @@ status tok_pattern_compile(const char *where, const char *pattern, size_t n, pcr
                          PATTERN_BYTES_MAX);
     translation t = {.where = where, .in = pattern, .n = n, .err = err};
     status s = translate(&t);
-    if (status_ok(s)) s = compile(&t, out);
+    if (status_ok(s)) s = compile_pattern(&t, out);
     strbuf_destroy(&t.out);
     return s;
 }

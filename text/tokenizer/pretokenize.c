@@ -100,7 +100,7 @@ static status run_literal(const run *r, unsigned step, const uint8_t *text, size
 }
 
 /* Called at every item of a pattern. Fails the match for good when the work is used up. */
-static int pay(pcre2_callout_block *block, void *data)
+static int count_work(pcre2_callout_block *block, void *data)
 {
     tok_steps_scratch *s = data;
     size_t at = block->current_position;
@@ -117,7 +117,7 @@ static status prepare_match(const run *r, unsigned step)
     if (!s->limits) {
         s->limits = pcre2_match_context_create(NULL);
         if (!s->limits) return status_make(STATUS_NO_MEMORY, NULL);
-        pcre2_set_callout(s->limits, pay, s);
+        pcre2_set_callout(s->limits, count_work, s);
         pcre2_set_match_limit(s->limits, UINT32_MAX); /* work_left limits it instead */
         pcre2_set_heap_limit(s->limits, MATCH_HEAP_KIB);
     }

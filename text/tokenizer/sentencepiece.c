@@ -84,7 +84,7 @@ static bool read_field(message *m, field *f)
     return true;
 }
 
-static status broken(const sentencepiece *s)
+static status refuse_broken(const sentencepiece *s)
 {
     return error_set(s->err, STATUS_CORRUPT, "%s: is no SentencePiece model", s->where);
 }
@@ -95,7 +95,7 @@ static status read_piece(sentencepiece *s, message m)
     *p = (piece){.kind = 1};
     while (m.p < m.end) {
         field f;
-        if (!read_field(&m, &f)) return broken(s);
+        if (!read_field(&m, &f)) return refuse_broken(s);
         if (f.number == 1 && f.type == 2) {
             p->text = (const char *)f.data;
             p->length = (uint32_t)f.n;
@@ -121,7 +121,7 @@ static status read_specification(sentencepiece *s, unsigned number, message m)
 {
     while (m.p < m.end) {
         field f;
-        if (!read_field(&m, &f)) return broken(s);
+        if (!read_field(&m, &f)) return refuse_broken(s);
         if (number == 2 && f.number == 3 && f.type == 0) s->model_type = f.value;
         if (number == 3 && f.number == 2 && f.type == 2) s->charsmap = f.n > 0;
         if (number == 3 && f.number == 3 && f.type == 0) s->dummy_prefix = f.value != 0;
@@ -135,16 +135,16 @@ static status read_model(sentencepiece *s, const uint8_t *data, size_t n)
     size_t n_pieces = 0;
     field f;
     while (count.p < count.end) {
-        if (!read_field(&count, &f)) return broken(s);
+        if (!read_field(&count, &f)) return refuse_broken(s);
         n_pieces += f.number == 1 && f.type == 2;
     }
-    if (n_pieces == 0) return broken(s);
+    if (n_pieces == 0) return refuse_broken(s);
     if (n_pieces > PIECES_MAX)
         return error_set(s->err, STATUS_LIMIT, "%s: more than %u pieces", s->where, PIECES_MAX);
     s->pieces = alloc_zeroed(NULL, n_pieces, sizeof *s->pieces);
     if (!s->pieces) return status_make(STATUS_NO_MEMORY, NULL);
     while (m.p < m.end) {
-        if (!read_field(&m, &f)) return broken(s);
+        if (!read_field(&m, &f)) return refuse_broken(s);
         if (f.type != 2) continue;
         message inner = {f.data, f.data + f.n};
         if (f.number == 1) RETURN_IF_ERROR(read_piece(s, inner));

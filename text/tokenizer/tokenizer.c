@@ -58,7 +58,7 @@ static status visit_raw(void *ctx, const uint8_t *text, size_t n, uint32_t id)
     return tok_added_set_split(&e->t->normalized_pass, text, n, visit_normalized, e);
 }
 
-static status encode(encoder *e, const uint8_t *text, size_t n, bool add_special)
+static status encode_text(encoder *e, const uint8_t *text, size_t n, bool add_special)
 {
     if (add_special) RETURN_IF_ERROR(append_ids(e, &e->t->prefix));
     e->start = text;
@@ -83,7 +83,7 @@ status tok_encode(const tokenizer *t, const char *text, size_t n, bool add_speci
         n = repaired.size;
     }
     if (!repaired.failed && tok_bpe_scratch_create(&e.bpe, n))
-        s = encode(&e, (const uint8_t *)text, n, add_special);
+        s = encode_text(&e, (const uint8_t *)text, n, add_special);
     if (!status_ok(s)) out->n = n_before;
     if (s.code == STATUS_NO_MEMORY)
         error_set(err, s.code, "out of memory for a text of %zu bytes", n);
