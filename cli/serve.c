@@ -300,7 +300,7 @@ static status start_server(serving *s, error *err)
     return rpc_server_create(&o, &s->server, err);
 }
 
-static status start_daemon(serving *s, error *err)
+static status start_serving(serving *s, error *err)
 {
     RETURN_IF_ERROR(waiter_create(&s->waiter, err));
     RETURN_IF_ERROR(read_keys(s, err));
@@ -389,7 +389,7 @@ static int go(serving *s)
     error err = {{0}};
     /* The server goes on when its terminal closes. */
     signal(SIGHUP, SIG_IGN);
-    status st = start_daemon(s, &err);
+    status st = start_serving(s, &err);
     if (!status_ok(st)) return cli_complain(serve_name, CLI_FAILED, err.text);
     waiter_arm(s->waiter, true);
     log_addresses(s);

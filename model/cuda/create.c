@@ -239,7 +239,7 @@ status cuda_make_pages(backend_cuda *b, const backend_options *o, error *err)
                      b->device.api->why(b->device.g));
 }
 
-static status make_backend(backend_cuda *b, const backend_cuda_options *options, error *err)
+static status make_cuda_backend(backend_cuda *b, const backend_cuda_options *options, error *err)
 {
     const backend_options *o = &options->common;
     b->device.group = o->group;
@@ -253,7 +253,7 @@ status backend_cuda_create(const backend_cuda_options *options, backend *out, er
 {
     backend_cuda *b = calloc(1, sizeof *b);
     if (!b) return error_set(err, STATUS_NO_MEMORY, "backend: out of memory");
-    status s = make_backend(b, options, err);
+    status s = make_cuda_backend(b, options, err);
     if (!status_ok(s)) {
         cuda_ops.destroy(b);
         return s;
