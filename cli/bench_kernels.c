@@ -42,8 +42,7 @@ static const arg_flag flags_table[] = {
             .options = dtypes),
     ARG_ROW(
         "kv-dtype", "TYPE", ARG_OPTION, kernels_flags, kv_dtype,
-        "type of KV pages (auto: that of the weights, bf16 beside int8 and int4; fp8 is a GPU's "
-        "alone)",
+        "type of KV pages (auto: that of the weights, bf16 beside int8 and int4; fp8 needs a GPU)",
         .initial = "auto", .options = kv_dtypes),
     ARG_ROW("isa", "NAME", ARG_TEXT, kernels_flags, isa,
             "instruction set (default: the best this CPU has)"),
@@ -259,7 +258,7 @@ static int run_on_cpu(const kernels_flags *f)
     b.kv_type = kern_kv_named(f->kv_dtype);
     if (b.kv_type == KERN_KV_FORMATS) b.kv_type = (kern_kv_format)b.type; /* auto */
     if (strcmp(f->kv_dtype, "fp8") == 0)
-        return cli_complain(name, CLI_FAILED, "--kv-dtype: fp8 pages are the GPU's alone");
+        return cli_complain(name, CLI_FAILED, "--kv-dtype: fp8 pages need --device cuda");
     unsigned n_threads = f->threads ? f->threads : cpu_count_allowed();
     error err = {{0}};
     thread_pool_options threads = {.n_threads = n_threads, .pin = true};

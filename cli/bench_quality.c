@@ -65,7 +65,7 @@ static const arg_flag how_flags[] = {
             "go on with the records in --out; methods, budgets, tasks, lengths and samples may be "
             "added"),
     ARG_ROW("report", NULL, ARG_SWITCH, quality_flags, report,
-            "ask nothing: table, JSON and drawings of the records in --out"),
+            "run no prompts: table, JSON and drawings of the records in --out"),
 };
 
 /* ---- hooks ----------------------------------------------------------------------------------- */
@@ -180,11 +180,13 @@ static int run_and_print(const model_flags *m, const quality_flags *f)
 
 static void write_about(strbuf *out)
 {
-    strbuf_puts(
-        out,
-        "Asks long-context tasks under methods x budgets x lengths, through the engine, the same "
-        "prompts\nfor all methods, and scores the answers: a table on stdout, and in --out "
-        "records.jsonl (written as\nit goes), results.json and drawings.\n\nGenerated tasks:\n");
+    strbuf_puts(out, "Runs long-context tasks under methods x budgets x lengths, through the "
+                     "engine, the same prompts\n"
+                     "for all methods, and scores the answers: a table on stdout, and in --out "
+                     "records.jsonl (written as\n"
+                     "it goes), results.json and drawings.\n"
+                     "\n"
+                     "Generated tasks:\n");
     quality_list_tasks(out);
     /* The help text ends the paragraph itself. */
     if (out->size) out->data[--out->size] = 0;
@@ -197,7 +199,7 @@ int cli_bench_quality(int argc, char **argv)
     strbuf about = {0};
     write_about(&about);
     const arg_group groups[] = {
-        {"What is asked", what_flags, sizeof what_flags / sizeof what_flags[0], &f},
+        {"Prompts", what_flags, sizeof what_flags / sizeof what_flags[0], &f},
         {"How", how_flags, sizeof how_flags / sizeof how_flags[0], &f},
         model_flags_group(&model),
     };

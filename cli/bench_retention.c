@@ -120,20 +120,17 @@ int cli_bench_retention(int argc, char **argv)
     const arg_command command = {
         .name = name,
         .usage = "(--model DIR | --shape 1.1b) [flags]",
-        .about =
-            "Costs: what a method adds to one prompt, beside a prefill's time, told from its first "
-            "and last chunk. Page mass: "
-            "attention of the\n"
-            "measured rows without and with it, in turn, in every measured layer; other measures: "
-            "their pass, as\n"
-            "the backend times it; the selection; and carrying it out. Depth: how many sequences "
-            "of a "
-            "context one\n"
-            "fixed pool holds whole and under a method, and how fast all of them decode, beside "
-            "what bytes and\n"
-            "operations at this machine's limits predict. Contexts are filled with seeded keys "
-            "and values instead\n"
-            "of a prefill.",
+        .about = "Costs: what a method adds to one prompt, beside a prefill's time, estimated from "
+                 "its first and last chunk. Page mass: attention of the\n"
+                 "measured rows without and with it, in turn, in every measured layer; other "
+                 "measures: their pass, as\n"
+                 "the backend times it; the selection; and carrying it out. Depth: how many "
+                 "sequences of a context one\n"
+                 "fixed pool holds whole and under a method, and how fast all of them decode, "
+                 "beside what bytes and\n"
+                 "operations at this machine's limits predict. Contexts are filled with seeded "
+                 "keys and values instead\n"
+                 "of a prefill.",
         .groups = groups,
         .n_groups = sizeof groups / sizeof groups[0],
     };

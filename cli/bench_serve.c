@@ -38,7 +38,7 @@ static const arg_flag server_table[] = {
 };
 
 static const arg_flag work_table[] = {
-    ARG_ROW("workload", "NAME", ARG_OPTION, serve_flags, workload, "what is asked",
+    ARG_ROW("workload", "NAME", ARG_OPTION, serve_flags, workload, "kind of the prompts",
             .initial = "random", .options = workloads),
     ARG_ROW("form", "NAME", ARG_OPTION, serve_flags, form,
             "prompts as token ids or as words (chat: always words)", .initial = "ids",
@@ -101,7 +101,7 @@ static const arg_flag load_table[] = {
 };
 
 static const arg_flag report_table[] = {
-    ARG_ROW("percentiles", "LIST", ARG_TEXT, serve_flags, percentiles, "which are told",
+    ARG_ROW("percentiles", "LIST", ARG_TEXT, serve_flags, percentiles, "which are printed",
             .initial = "90,95,99"),
     ARG_ROW("goodput", "LIST", ARG_TEXT, serve_flags, goodput,
             "limits in ms, such as ttft:500,tpot:50; also itl, e2el"),
@@ -301,9 +301,8 @@ int cli_bench_serve(int argc, char **argv)
     serve_flags flags = {0};
     const arg_group groups[] = {
         {"The server", server_table, sizeof server_table / sizeof server_table[0], &flags},
-        {"What is asked", work_table, sizeof work_table / sizeof work_table[0], &flags},
-        {"When, and how clients behave", load_table, sizeof load_table / sizeof load_table[0],
-         &flags},
+        {"Prompts", work_table, sizeof work_table / sizeof work_table[0], &flags},
+        {"Times and clients", load_table, sizeof load_table / sizeof load_table[0], &flags},
         {"The report", report_table, sizeof report_table / sizeof report_table[0], &flags},
     };
     const arg_command command = {

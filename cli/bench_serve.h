@@ -12,7 +12,7 @@ extern const char bench_serve_name[]; // for messages
 #define SERVE_ENDS(X)                                                                              \
     X(OK, "ok")                                                                                    \
     X(REJECTED, "rejected: 503 or 429")                                                            \
-    X(VANISHED, "left in mid-stream, as told")                                                     \
+    X(VANISHED, "left in mid-stream, by --vanish")                                                 \
     X(CONNECT, "no connection")                                                                    \
     X(CLOSED, "closed before its end")                                                             \
     X(TIMEOUT, "too slow")                                                                         \
@@ -22,7 +22,7 @@ extern const char bench_serve_name[]; // for messages
     X(NO_DONE, "no [DONE]")                                                                        \
     X(NO_FINISH, "no finish_reason")                                                               \
     X(NO_USAGE, "no usage")                                                                        \
-    X(COUNT, "usage tells another number of tokens than came")                                     \
+    X(COUNT, "usage counts another number of tokens than arrived")                                 \
     X(SHORT, "fewer tokens than asked for")                                                        \
     X(DIFFERS, "another text than for an equal request before")
 

@@ -136,7 +136,7 @@ static void log_progress(load *l, bool last)
     client *c = &l->c;
     int64_t since = c->now_us - l->logged_us;
     if (!last && since < (l->tty ? PROGRESS_TTY_US : PROGRESS_LOG_US)) return;
-    fprintf(stderr, "%s%.1f s: %llu done (%llu not as wanted), %u running, %.0f tokens/s%s",
+    fprintf(stderr, "%s%.1f s: %llu done (%llu failed), %u running, %.0f tokens/s%s",
             l->tty ? "\r\033[K" : "", now_s(l), (unsigned long long)c->n_done,
             (unsigned long long)c->n_bad, c->running,
             since > 0 ? (double)(c->n_tokens - l->logged_tokens) * 1e6 / (double)since : 0,

@@ -10,9 +10,9 @@ int cli_inspect(int argc, char **argv)
     const arg_command command = {
         .name = "octavo inspect",
         .usage = "PATH",
-        .about = "Tells what a Hugging Face model folder or a GGUF file holds, one \"key: value\" "
-                 "a line, "
-                 "and\nnames whatever this build cannot run.",
+        .about = "Prints what a Hugging Face model folder or a GGUF file holds, one \"key: value\" "
+                 "a line, and\n"
+                 "lists what this build cannot run.",
         .operand = "PATH",
     };
     int result;

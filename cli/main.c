@@ -12,14 +12,14 @@ static const struct {
 } commands[] = {
 #ifdef OCTAVO_RPC
     {"serve", cli_serve, "a model behind OpenAI-compatible HTTP and gRPC"},
-    {"worker", cli_worker, "a rank of a model, for one of the others with --workers"},
+    {"worker", cli_worker, "one rank of a model, for a command with --workers"},
 #endif
     {"run", cli_run, "answer a prompt, hold a chat, or run a file of prompts as one batch"},
     {"score", cli_score, "logits of token sequences, or the perplexity of a text"},
     {"tokenize", cli_tokenize, "JSON strings in, token ids out, one a line"},
     {"detokenize", cli_detokenize, "token ids in, JSON strings out, one a line"},
     {"inspect", cli_inspect, "what a model folder holds, and whether it can be run"},
-    {"plan", cli_plan, "what a model would take, and how many sequences would fit"},
+    {"plan", cli_plan, "the memory that a model needs, and how many sequences fit"},
     {"methods", cli_methods, "the retention methods: which pages of the KV cache stay"},
     {"bench", cli_bench, "kernels or the whole engine, beside the limits of this machine"},
 };
@@ -27,18 +27,20 @@ enum { COMMANDS = sizeof commands / sizeof commands[0] };
 
 static void help(FILE *out)
 {
-    fputs("octavo: serves large language models from a paged KV cache whose pages can be taken "
-          "out\n\n"
-          "usage: octavo COMMAND [flags]      octavo COMMAND --help      octavo --version\n\n",
+    fputs("octavo: serves large language models from a paged KV cache that can drop pages\n"
+          "\n"
+          "usage: octavo COMMAND [flags]      octavo COMMAND --help      octavo --version\n"
+          "\n",
           out);
     for (int i = 0; i < COMMANDS; i++)
         fprintf(out, "  %-12s %s\n", commands[i].name, commands[i].summary);
-    fputs("\nexample:\n"
+    fputs("\n"
+          "example:\n"
           "  octavo run --model models/demo --prompt 'O Romeo, Romeo' --max-tokens 40\n"
           "  octavo run --model models/demo --prompts questions.jsonl \\\n"
-          "      --retention '{\"method\":\"chunkkv\",\"ratio\":0.25}' > answers.jsonl\n\n"
-          "Exit status: 0 when all went well, 1 when something failed, 2 when the command line is "
-          "wrong.\n",
+          "      --retention '{\"method\":\"chunkkv\",\"ratio\":0.25}' > answers.jsonl\n"
+          "\n"
+          "Exit status: 0 on success, 1 on a failure, 2 when the command line is wrong.\n",
           out);
 }
 

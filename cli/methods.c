@@ -115,15 +115,14 @@ static void print_table(strbuf *out, const retention_preset *rows, size_t n)
     strbuf_printf(out, "%-19s  %-15s  %-8s  %-5s  %-11s  %5s  %6s  %s\n", "method", "budget",
                   "unit", "scope", "schedule", "sinks", "window", "what it does");
     for (size_t i = 0; i < n; i++) print_row(out, &rows[i]);
-    strbuf_puts(
-        out,
-        "\nunit: what is kept or given up as one; scope head: each KV head selects for itself "
-        "(needs "
-        "--kv-group-heads 1);\nschedule: when; sinks, window: first and last tokens that always "
-        "stay. A request asks for a method by\n"
-        "  \"retention\": {\"method\": \"chunkkv\", \"ratio\": 0.25}\n"
-        "and may override any part: octavo methods NAME tells which, and where the method is "
-        "from.\n");
+    strbuf_puts(out, "\n"
+                     "unit: what is kept or given up as one; scope head: each KV head selects for "
+                     "itself (needs --kv-group-heads 1);\n"
+                     "schedule: when; sinks, window: first and last tokens that always stay. A "
+                     "request names a method by\n"
+                     "  \"retention\": {\"method\": \"chunkkv\", \"ratio\": 0.25}\n"
+                     "and may override any part: octavo methods NAME lists the parts and the "
+                     "source of the method.\n");
 }
 
 /* ---- one method ------------------------------------------------------------------------------ */
@@ -169,8 +168,8 @@ static void print_needs(strbuf *out, const retention_policy *p)
     strbuf_puts(out, "\nNeeds\n");
     if (p->schedule == RETENTION_SCHEDULE_INPUT) {
         put_line(out, "tables", "any");
-        put_line(out, "prefix hits", "takes them, by the tokens that are left");
-        put_line(out, "positions", "contiguous: those of the tokens that are left");
+        put_line(out, "prefix hits", "allowed, on the tokens that are left");
+        put_line(out, "positions", "contiguous: those of the shortened prompt");
         return;
     }
     put_line(out, "heads of a table",
@@ -180,10 +179,10 @@ static void print_needs(strbuf *out, const retention_policy *p)
                   "multiple of it\n",
                   "layers of a table", p->reuse_layers);
     put_line(out, "prefix hits",
-             retention_has_sums(p) ? "takes none: every row of the prompt is measured"
-                                   : "takes them, but for the rows that are measured");
+             retention_has_sums(p) ? "none: every row of the prompt is measured"
+                                   : "allowed, except for the rows that are measured");
     put_line(out, "host tier",
-             "--swap-memory, for requests that are preempted: else they are computed again");
+             "--swap-memory, for preempted requests; without it they are computed again");
     put_line(out, "positions",
              p->contiguous ? "contiguous: keys are rotated anew after each selection" : "original");
 }
@@ -228,7 +227,7 @@ static void print_overrides(strbuf *out, const retention_preset *preset)
         {RETENTION_FIELD_PHASES, "\"decode\": {\"beta1\", \"beta2\", \"horizon\", \"scope\", "
                                  "\"score\"}, of the generated tokens"},
         {ALWAYS, "\"pressure\": true lets the server drop pages by --pressure-retention"},
-        {ALWAYS, "\"report\": \"positions\" tells what stayed"},
+        {ALWAYS, "\"report\": \"positions\" lists the kept tokens"},
     };
     strbuf_puts(out, "\nA request may set\n");
     for (size_t i = 0; i < sizeof fields / sizeof fields[0]; i++)

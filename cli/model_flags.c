@@ -33,9 +33,9 @@ static const arg_flag flags_table[] = {
         .initial = "auto", .options = dtypes),
     ARG_ROW(
         "kv-dtype", "TYPE", ARG_OPTION, model_flags, kv_dtype,
-        "type of KV pages (auto is --dtype's; int8 has a scale for each token, head, K and V; "
-        "int4 and int2 have scales and zeros for groups of 32, and the page that fills is bf16; a "
-        "GPU has bf16, f16, int8, and fp8 (e4m3 without a scale), which is its alone)",
+        "type of KV pages (auto is --dtype's; int8 has a scale for each token, head, K and V; int4 "
+        "and int2 have scales and zeros for groups of 32, and the page that fills is bf16; a GPU "
+        "has bf16, f16, int8, and fp8 (e4m3 without a scale), which only a GPU has)",
         .initial = "auto", .options = kv_dtypes),
     ARG_ROW("kv-residual", "N", ARG_COUNT, model_flags, kv_residual,
             "tokens before the page that fills which int4 and int2 pages keep in bf16 too, a "
@@ -58,10 +58,10 @@ static const arg_flag flags_table[] = {
         "cpu, cuda or cuda:N (the GPU with that number); auto is cuda where a driver shows a GPU "
         "that can run the model, else cpu",
         .initial = "auto"),
-    ARG_ROW("batch-invariant", NULL, ARG_SWITCH, model_flags, batch_invariant,
-            "on a GPU too a sequence gets the same bits whatever is computed beside it; decoding "
-            "is slower then: a table is read by one block, quantised weights are unpacked in every "
-            "step"),
+    ARG_ROW(
+        "batch-invariant", NULL, ARG_SWITCH, model_flags, batch_invariant,
+        "on a GPU, too, a sequence gets the same bits whatever else is in its batch; decoding is "
+        "slower then: a table is read by one block, quantised weights are unpacked in every step"),
     ARG_ROW("threads", "N", ARG_COUNT, model_flags, threads,
             "threads of the forward pass (default: all allowed cores)", .min = 1, .max = 1024),
     ARG_ROW("tp", "N", ARG_COUNT, model_flags, tp,
@@ -99,11 +99,11 @@ static const arg_flag flags_table[] = {
             "most tokens of prompt and output together (default: the model's)", .min = 1,
             .max = 0x1p31),
     ARG_ROW("scheduling-policy", "WHAT", ARG_OPTION, model_flags, scheduling_policy,
-            "which request starts first: fcfs, the earliest; priority, the one of the lowest "
-            "priority, but once 8 later ones have started the one that has waited longest",
+            "order in which requests start: fcfs: by arrival; priority: the lowest value first, "
+            "but after 8 later requests have started, the request that has waited longest",
             .initial = "fcfs", .options = policies),
     ARG_ROW("no-prefix-cache", NULL, ARG_SWITCH, model_flags, no_prefix_cache,
-            "compute every prompt anew"),
+            "compute every prompt in full"),
 };
 
 arg_group model_flags_group(model_flags *target)

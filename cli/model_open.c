@@ -110,7 +110,7 @@ static status read_device(const model_flags *f, loaded_model *m, error *err)
 static status check_fp8(const loaded_model *m, error *err)
 {
     if (strcmp(m->kv_name, "fp8") != 0 || m->on_gpu) return STATUS_IS_OK;
-    return error_set(err, STATUS_UNSUPPORTED, "--kv-dtype: fp8 pages are the GPU's alone");
+    return error_set(err, STATUS_UNSUPPORTED, "--kv-dtype: fp8 pages need --device cuda");
 }
 
 /* Sets m->gpu to the GPU that this process computes on, or leaves it NULL: the CPU or the workers
@@ -125,10 +125,9 @@ static status find_device(const model_flags *f, loaded_model *m, error *err)
         m->on_gpu = m->gpu != NULL;
     }
     if (m->workers && asked && m->batch_invariant)
-        return error_set(
-            err, STATUS_UNSUPPORTED,
-            "--batch-invariant: ranks in other processes on GPUs add up by NCCL, whose "
-            "order depends on how many rows there are");
+        return error_set(err, STATUS_UNSUPPORTED,
+                         "--batch-invariant: ranks in other processes on GPUs sum with NCCL, whose "
+                         "order of addition depends on the number of rows");
     return check_fp8(m, err);
 }
 

@@ -30,20 +30,19 @@ typedef struct planning {
 static const char plan_name[] = "octavo plan";
 
 static const char about[] =
-    "Tells what a model would take and how many sequences would fit, from its folder or from its\n"
-    "config.json alone; nothing is loaded. Takes the model flags of serve, so that a command line\n"
-    "can be tried, and works out the same sizes as it would. Weights that are not there are taken\n"
-    "to be stored in config.json's type.\n"
+    "Computes the memory that a model needs and how many sequences fit, from its folder or its\n"
+    "config.json alone; nothing is loaded. Takes the model flags of serve, so that a command\n"
+    "line can be tried, and computes the same sizes as serve. Missing weights are assumed to be\n"
+    "stored in config.json's type.\n"
     "\n"
-    "Exit status: 0 when what was asked for fits, else 1.\n"
+    "Exit status: 0 when the sequences fit, else 1.\n"
     "\n"
     "  octavo plan --model Llama-3-70B/config.json --gpu --memory 8x80G --context 8192\n"
     "\n"
-    "A GPU's pool is 85 % of what driver, weights and step buffers leave, a machine's 60 % of "
-    "what\n"
-    "the weights leave, unless --kv-memory says otherwise. What is left is for everybody else: on "
-    "a\n"
-    "GPU arrays that grow with steps and what retention measures with, on a machine step buffers.";
+    "A GPU's pool is 85 % of what driver, weights and step buffers leave, a machine's 60 % of\n"
+    "what the weights leave, unless --kv-memory gives its size. The rest is for other\n"
+    "processes, on a GPU also for arrays that grow with steps and for retention's measures, on\n"
+    "a machine for step buffers.";
 
 static const arg_flag flags_table[] = {
     ARG_ROW("memory", "[N x]BYTES", ARG_TEXT, plan_flags, memory,
@@ -54,7 +53,8 @@ static const arg_flag flags_table[] = {
             "tokens of a sequence, prompt and output (default: --max-model-len)", .min = 2,
             .max = 0x1p31 - 1),
     ARG_ROW("output", "N", ARG_COUNT, plan_flags, output,
-            "of them are output (default: 512, at most half)", .min = 1, .max = 0x1p31 - 2),
+            "tokens of output among them (default: 512, at most half)", .min = 1,
+            .max = 0x1p31 - 2),
     ARG_ROW("concurrency", "N", ARG_COUNT, plan_flags, sequences,
             "sequences that are to run at once (default: --max-batch)", .min = 1, .max = 4096),
     ARG_ROW("retention", "METHOD:RATIO", ARG_TEXT, plan_flags, retention,
@@ -219,13 +219,13 @@ static void print_left(const planning *p, const char *each)
     char left[32], steps[32], sums[32];
     format_bytes(left, sizeof left, a->rank_left);
     if (!p->model.on_gpu) {
-        printf("left       %s%s for step buffers and everybody else\n", left, each);
+        printf("left       %s%s for step buffers and other processes\n", left, each);
         return;
     }
     format_bytes(steps, sizeof steps, a->measures.step_bytes);
     format_bytes(sums, sizeof sums, a->rank_sums);
     printf("beside it  %s%s of step buffers, %s of running sums\n", steps, each, sums);
-    printf("left       %s%s for arrays that grow with steps, and everybody else\n", left, each);
+    printf("left       %s%s for arrays that grow with steps, and other processes\n", left, each);
 }
 
 static void print_memory(const planning *p)
@@ -274,8 +274,8 @@ static void print_room(const char *name, const plan_room *r, bool same)
     plan_number(r->in_prefill, worst);
     if (same) printf("%-10s %s pages a sequence: %s fit\n", name, most, fit);
     else
-        printf("%-10s %s pages a sequence, %s at its prompt's end: %s fit with one in its prompt, "
-               "%s were all at its end\n",
+        printf("%-10s %s pages a sequence, %s at its prompt's end: %s fit while one computes its "
+               "prompt, %s while all do\n",
                name, most, peak, fit, worst);
 }
 
@@ -294,7 +294,7 @@ static void print_text(const planning *p, const char *verdict)
     printf("; %u tables a sequence\n", pkv_groups(&m->geometry));
     print_memory(p);
     if (m->fits) {
-        printf("asked for  %u sequences of %s tokens", q->sequences,
+        printf("requested  %u sequences of %s tokens", q->sequences,
                plan_number(q->context, number));
         printf(", %s of them output\n", plan_number(q->output, number));
         print_room("full", &p->full.room, true);

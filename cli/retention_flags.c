@@ -5,15 +5,15 @@
 
 static const arg_flag shared_flags[] = {
     ARG_ROW("max-sessions", "N", ARG_COUNT, retention_flags, max_sessions,
-            "sessions that wait for their next turn; the one not used for longest makes room, 0 "
-            "keeps none",
+            "idle sessions that are kept for their next turn; the least recently used one makes "
+            "room, 0 keeps none",
             .max = 65536, .initial = "256"),
     ARG_ROW("session-ttl", "SECONDS", ARG_COUNT, retention_flags, session_ttl_s,
-            "a session that is not used for so long is forgotten", .min = 1, .max = 86400 * 30,
+            "an idle session is dropped after so long", .min = 1, .max = 86400 * 30,
             .initial = "600"),
     ARG_ROW("pressure-retention", "METHOD:RATIO", ARG_TEXT, retention_flags, pressure,
-            "when pages are short, requests with \"pressure\": true in their retention drop theirs "
-            "this way before anybody is preempted: by whole pages, such as chunkkv:0.3; a JSON "
+            "when pages are short, requests with \"pressure\": true in their retention drop whole "
+            "pages by this method, such as chunkkv:0.3, before any sequence is preempted; a JSON "
             "object gives the method's parts (default: off)"),
 };
 

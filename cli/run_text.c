@@ -211,7 +211,7 @@ static int run_conversation(run_session *s, json_t *messages, json_int_t turn, s
         fprintf(stderr, "octavo run: the context of %u tokens is full: %s\n",
                 s->model.max_model_len,
                 *left_out ? "this message alone does not fit and is left out"
-                          : "the oldest message and its answer are forgotten");
+                          : "the oldest message and its answer are dropped");
         if (!*left_out) continue;
         json_array_remove(messages, json_array_size(messages) - 1);
         return CLI_OK;

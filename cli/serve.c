@@ -35,14 +35,13 @@ typedef struct serving {
 } serving;
 
 static const char about[] =
-    "Serves a model over OpenAI-compatible HTTP and over gRPC (octavo.v1, vllm.grpc.engine, KServe "
-    "v2,\n"
-    "health, reflection). The log is JSON lines on stderr, one for each request.\n"
+    "Serves a model over OpenAI-compatible HTTP and over gRPC (octavo.v1, vllm.grpc.engine,\n"
+    "KServe v2, health, reflection). The log is JSON lines on stderr, one for each request.\n"
     "\n"
-    "SIGTERM or Ctrl-C drains: health says NOT_SERVING, nothing new is admitted, what runs has\n"
-    "--drain-timeout seconds to finish, and the exit status is 0. A second one stops at once (exit "
-    "status\n"
-    "130). The exit status is 1 when the model's backend broke down and could not be made anew.";
+    "SIGTERM or Ctrl-C drains: health reports NOT_SERVING, new requests are refused, those in\n"
+    "flight have --drain-timeout seconds to finish, and the exit status is 0. A second one\n"
+    "stops at once (exit status 130). The exit status is 1 when the model's backend failed and\n"
+    "could not be restarted.";
 
 /* ---- checks across flags --------------------------------------------------------------------- */
 
@@ -397,7 +396,7 @@ static int go(serving *s)
     serve_notify_manager("READY=1");
     bool fine = serve(s);
     drain_server(s);
-    return fine ? CLI_OK : cli_complain(serve_name, CLI_FAILED, "the backend broke down");
+    return fine ? CLI_OK : cli_complain(serve_name, CLI_FAILED, "the backend failed");
 }
 
 static void close_all(serving *s)

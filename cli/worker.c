@@ -13,23 +13,20 @@ static const char worker_name[] = "octavo worker";
 
 static const char about[] =
     "Waits for a coordinator (octavo serve, run, score or bench with --workers) and computes a\n"
-    "rank of its model; the coordinator says which rank of which model. When the coordinator ends\n"
-    "or is lost the worker gives up the rank and waits for the next coordinator. All processes "
-    "must\n"
-    "be of the same version of octavo.\n"
+    "rank of its model; the coordinator names the model and the rank. When the coordinator ends\n"
+    "or is lost the worker gives up the rank and waits for the next coordinator. All processes\n"
+    "must be of the same version of octavo.\n"
     "\n"
-    "Without --tls-* the worker reads the folder of --model alone, whatever a coordinator says. "
-    "Any\n"
-    "process that reaches --listen can still make the worker compute, and end the steps of "
-    "another\n"
-    "coordinator. Such a worker belongs on a network of its own.\n"
+    "Without --tls-* the worker reads the folder of --model alone, whichever a coordinator\n"
+    "names. Any process that reaches --listen can still make the worker compute, and end the\n"
+    "steps of another coordinator. Such a worker belongs on a network of its own.\n"
     "\n"
     "  octavo worker --listen 10.0.0.2:7000 --model /models/llama\n"
     "  octavo serve --model /models/llama --tp 2 --workers 10.0.0.1:7000,10.0.0.2:7000";
 
 static const arg_flag flags_table[] = {
     ARG_ROW("listen", "HOST:PORT", ARG_TEXT, worker_flags, listen,
-            "where it waits: port 0 is any free one; unix:/path is a socket"),
+            "where it listens: port 0 is any free one; unix:/path is a socket"),
     ARG_ROW("model", "PATH", ARG_TEXT, worker_flags, model,
             "where this machine has the model (default with --tls-*: the path that the coordinator "
             "was given; without them it must be given)"),
@@ -38,12 +35,12 @@ static const arg_flag flags_table[] = {
         "where this machine keeps weights that the coordinator's --quantize makes (default with "
         "--tls-*: the coordinator's --weights-cache, else they are not kept)"),
     ARG_ROW("count", "N", ARG_COUNT, worker_flags, count,
-            "so many of them, each a process of its own, at this port and the next ones; one that "
-            "ends is started again",
+            "number of workers, each a process of its own, at this port and the next ones; a "
+            "worker that ends is restarted",
             .min = 1, .max = 64, .initial = "1"),
     ARG_ROW("device", "N", ARG_COUNT, worker_flags, device,
-            "which GPU, where the coordinator asks for one, of the first worker; each next one "
-            "takes the next (default: the coordinator's --device cuda:N, else 0)",
+            "GPU of the first worker, when the coordinator asks for one; each next worker takes "
+            "the next (default: the coordinator's --device cuda:N, else 0)",
             .max = 1023),
     ARG_ROW("threads", "N", ARG_COUNT, worker_flags, threads,
             "threads of each (default: the coordinator's --threads, else all allowed cores)",

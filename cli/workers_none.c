@@ -11,7 +11,7 @@ status workers_create(const workers_flags *flags, const workers_device *device, 
     const char *where = flags->where;
     if (!where || strcmp(where, "threads") == 0 || strcmp(where, "auto") == 0) return STATUS_IS_OK;
     return error_set(err, STATUS_UNSUPPORTED,
-                     "--workers: built without gRPC (OCTAVO_RPC): threads is all there is");
+                     "--workers: built without gRPC (OCTAVO_RPC): only threads works");
 }
 
 void workers_destroy(workers *w) { (void)w; }

@@ -172,7 +172,7 @@ static status make_backend(engine *e, bool was_lost, error *err)
 {
     if (!e->o.restart)
         return error_set(err, STATUS_UNAVAILABLE,
-                         "it cannot be made again: the engine has no restart function");
+                         "the backend cannot be restarted: the engine has no restart function");
     if (!was_lost && restarted_too_often(e))
         return error_set(err, STATUS_UNAVAILABLE, "%d restarts within a minute were not enough",
                          RESTARTS_MAX);
@@ -180,7 +180,7 @@ static status make_backend(engine *e, bool was_lost, error *err)
     RETURN_IF_ERROR(restart_when_possible(e, &fresh, err));
     const backend_info *info = fresh.ops->info(fresh.ctx);
     if (!is_alike(&e->info, info))
-        return error_set(err, STATUS_INTERNAL, "the new one is not like the old one");
+        return error_set(err, STATUS_INTERNAL, "the new backend differs from the old one");
     e->backend = fresh;
     e->info.n_pages = info->n_pages;
     e->info.n_host_pages = info->n_host_pages;
@@ -224,9 +224,9 @@ static void recover(engine *e, bool was_lost)
     e->lost = false;
     bool fine = status_ok(make_anew(e, was_lost, &err));
     if (fine)
-        snprintf(text, sizeof text, "the backend was made anew in %lld ms",
+        snprintf(text, sizeof text, "the backend was restarted in %lld ms",
                  (long long)((clock_now_us() - start) / 1000));
-    else snprintf(text, sizeof text, "the backend has failed for good: %s", err.text);
+    else snprintf(text, sizeof text, "the backend has failed and is not restarted: %s", err.text);
     atomic_store(&e->state, fine ? ENGINE_WORKING : ENGINE_BROKEN);
     log_trouble(e, text);
     if (fine) keep_trouble(e, "");

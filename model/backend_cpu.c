@@ -86,7 +86,7 @@ static status apply_moves(backend_cpu *b, const pkv_move *moves, size_t n)
             m->dst_slot > s->shape.page_tokens - m->n_slots)
             return status_make(STATUS_INVALID, "plan: a move outside the pool");
         if (llabs(m->rotate) >= b->info.max_positions)
-            return status_make(STATUS_INVALID, "plan: a move that turns keys too far");
+            return status_make(STATUS_INVALID, "plan: a move that rotates keys too far");
         if (s->filling) {
             RETURN_IF_ERROR(kv_filling_move(s->filling, &b->config.rope, m));
             kv_store_move_sums(s, m);

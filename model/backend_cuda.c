@@ -137,7 +137,8 @@ static status check_ahead(const backend_cuda *b, const step_plan *plan)
     if (!status_ok(before->status)) return status_make(STATUS_IO, "the step before has failed");
     for (uint32_t i = 0; i < plan->n_seqs; i++)
         if (plan->seqs[i].token_from == 0 || plan->seqs[i].token_from > before->n_draws)
-            return status_make(STATUS_INVALID, "plan: a token of no draw before");
+            return status_make(STATUS_INVALID,
+                               "plan: a token of a draw that the step before does not have");
     return STATUS_IS_OK;
 }
 

@@ -250,10 +250,10 @@ static status check_layer_types(const json_t *json, const char *where, const mod
             return error_set(err, STATUS_UNSUPPORTED,
                              "%s: \"layer_types\": \"%.64s\" is not supported", where, type);
         if (window != ((c->layers[l] & LAYER_WINDOW) != 0))
-            return error_set(
-                err, STATUS_UNSUPPORTED,
-                "%s: \"layer_types\": layer %u is \"%s\", which the rest of it does not say", where,
-                l, type);
+            return error_set(err, STATUS_UNSUPPORTED,
+                             "%s: \"layer_types\": layer %u is \"%s\", which contradicts the "
+                             "window of that layer by the other fields",
+                             where, l, type);
     }
     return STATUS_IS_OK;
 }

@@ -149,10 +149,10 @@ const char *measures_check(const measure_spec *s)
         return "plan: a second measure that must be the first";
     if (!s->by_slot &&
         (s->kind != MEASURE_MASS || s->second != MEASURE_NONE || s->sum || s->silent))
-        return "plan: a measure by page that is not";
+        return "plan: a measure by page of a kind or with options that go by slot";
     if ((unsigned)s->sum > MEASURE_SUM_ADD || (s->sum && !kind->may_sum))
         return "plan: running sums of a measure that has none";
-    if (s->silent && !s->sum) return "plan: a measure that nobody keeps";
+    if (s->silent && !s->sum) return "plan: a measure whose values are neither returned nor summed";
     if (s->kind == MEASURE_PROJECTION_POOLED && s->chunk == 0)
         return "plan: a measure of chunks without tokens";
     bool plain = s->bias == 0.0f && s->theta == 0.0f;

@@ -72,8 +72,8 @@ status model_probe_create(const backend *b, const backend_options *made_with, ui
     forward_options of;
     if (!backend_cpu_pass(b, &of))
         return error_set(err, STATUS_UNSUPPORTED,
-                         "only a CPU backend of one rank lets its attention be looked at, not one "
-                         "of several ranks, of workers or of a GPU");
+                         "attention can be probed on a CPU backend of one rank only, not with "
+                         "several ranks, workers or a GPU");
     model_probe *p = calloc(1, sizeof *p);
     if (!p) return error_set(err, STATUS_NO_MEMORY, "probe: out of memory");
     p->config = of.config;

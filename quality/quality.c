@@ -88,7 +88,7 @@ status quality_run(const quality_options *o, strbuf *table, error *err)
     if (o->turns > 1 && !o->sessions)
         return error_set(err, STATUS_INVALID, "--turns: the engine keeps no sessions");
     if (o->turns > 1 && o->probe)
-        return error_set(err, STATUS_INVALID, "--analyses: looks at one turn, not at --turns 2");
+        return error_set(err, STATUS_INVALID, "--analyses: does not go with --turns 2");
     RETURN_IF_ERROR(sources_create(o, &c.sources, err));
     status st = variants_create(o->methods, o->n_methods, o->budgets, &c.variants, err);
     for (size_t i = 0; status_ok(st) && o->turns > 1 && i < c.variants.n; i++)

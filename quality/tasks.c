@@ -43,7 +43,7 @@ static status make_at(const fitting *f, uint32_t size, document *d, error *err)
     if (!d->failed && !d->text.failed && d->n_questions > 0) return STATUS_IS_OK;
     bool empty = !d->failed && !d->text.failed;
     document_destroy(d);
-    if (empty) return error_set(err, STATUS_INTERNAL, "%s: asks nothing", f->task->name);
+    if (empty) return error_set(err, STATUS_INTERNAL, "%s: has no question", f->task->name);
     return error_set(err, STATUS_NO_MEMORY, "%s: out of memory", f->task->name);
 }
 
@@ -80,7 +80,8 @@ static status find_size(const fitting *f, uint32_t *size, error *err)
     uint32_t low = f->task->least_size, low_tokens, high = 0, high_tokens = 0;
     RETURN_IF_ERROR(probe(f, low, &low_tokens, err));
     if (low_tokens > target)
-        return error_set(err, STATUS_LIMIT, "%s: takes %u tokens at least, more than the %u asked",
+        return error_set(err, STATUS_LIMIT,
+                         "%s: takes %u tokens at least, more than the %u of --lengths",
                          f->task->name, low_tokens, target);
     for (uint32_t step = 64; high_tokens <= target; step *= 4) {
         high = low + step;
@@ -122,8 +123,8 @@ status task_fit(const task *t, const task_context *ctx, uint64_t seed, count_tok
     RETURN_IF_ERROR(make_at(&f, size, out, err));
     status st = measure_document(&f, out, &tokens, err);
     if (status_ok(st) && tokens > ctx->target_tokens)
-        st = error_set(err, STATUS_LIMIT, "%s: takes %u tokens, more than the %u asked", t->name,
-                       tokens, ctx->target_tokens);
+        st = error_set(err, STATUS_LIMIT, "%s: takes %u tokens, more than the %u of --lengths",
+                       t->name, tokens, ctx->target_tokens);
     if (!status_ok(st)) document_destroy(out);
     return st;
 }

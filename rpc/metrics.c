@@ -114,7 +114,7 @@ static void put_gauges(page *p, service *s, const engine_stats *e)
         {"num_requests_running", "Choices in the batch.", st->running},
         {"num_requests_waiting", "Requests that wait to be scheduled.", st->waiting},
         {"num_requests_live", "Requests accepted and not ended, tokenizing ones too.", e->n_live},
-        {"num_requests_in_flight", "Calls whose answers have not gone out whole.",
+        {"num_requests_in_flight", "Calls whose answers have not been sent in full.",
          atomic_load(&s->in_flight)},
         {"kv_cache_usage_perc", "Referenced KV pages / all KV pages, 0 to 1.",
          total > 0 ? pages->used / total : 0},
@@ -123,13 +123,13 @@ static void put_gauges(page *p, service *s, const engine_stats *e)
          pages->used},
         {"host_pages_used", "KV pages in the host tier.", pages->host_used},
         {"host_pages_total", "KV pages that the host tier can hold.", pages->n_host_pages},
-        {"kv_pages_cached", "KV pages that nobody references but the prefix cache.", pages->cached},
+        {"kv_pages_cached", "KV pages that only the prefix cache references.", pages->cached},
         {"logical_tokens", "Tokens seen, summed over sequences that hold pages.",
          (double)st->logical_tokens},
         {"kept_tokens", "Tokens that attention still reads, summed over sequences that hold pages.",
          st->kept_tokens},
-        {"serving", "1 when new requests are taken.", service_is_serving(s)},
-        {"uptime_seconds", "Since the server started.",
+        {"serving", "1 when new requests are accepted.", service_is_serving(s)},
+        {"uptime_seconds", "Seconds since the server started.",
          (double)(clock_now_us() - s->start_us) / 1e6},
     };
     put_rows(p, "gauge", rows, sizeof rows / sizeof rows[0]);
@@ -146,7 +146,7 @@ static void put_counters(page *p, const engine_stats *e, const engine_metrics *m
         {"steps_total", "Steps of the engine.", (double)e->steps},
         {"step_compute_seconds_total", "Time the backend computed.", (double)e->compute_us / 1e6},
         {"step_schedule_seconds_total", "Time the scheduler took.", (double)e->schedule_us / 1e6},
-        {"backend_restarts_total", "Backends made anew after a stuck or failed step.",
+        {"backend_restarts_total", "Backends restarted after a stuck or failed step.",
          (double)m->restarts},
     };
 #undef PAGES_ROW
@@ -172,7 +172,7 @@ static void put_workers(page *p, service *s)
 static void put_sessions(page *p, const sched_stats *st)
 {
     labelled sessions = {"sessions",
-                         "Sessions that wait for their next turn, by where their pages are.",
+                         "Sessions between two turns, by where their pages are.",
                          "state",
                          {"idle", "swapped"},
                          {st->sessions_idle, st->sessions_swapped},
@@ -183,7 +183,7 @@ static void put_sessions(page *p, const sched_stats *st)
 static void put_by_label(page *p, service *s, const engine_stats *e, const engine_metrics *m)
 {
     labelled waiting = {"num_requests_waiting_by_reason",
-                        "Requests that wait, by what for.",
+                        "Requests that wait, by reason.",
                         "reason",
                         {"capacity", "deferred"},
                         {e->sched.waiting, 0},
@@ -192,14 +192,14 @@ static void put_by_label(page *p, service *s, const engine_stats *e, const engin
         "num_swaps_total", "Preempted sequences copied to the host tier and back.", "direction",
         {"out", "in"},     {(double)e->sched.swaps_out, (double)e->sched.swaps_in}, 2};
     labelled success = {.name = "request_success_total",
-                        .help = "Choices ended, by how.",
+                        .help = "Choices ended, by finish reason.",
                         .label = "finished_reason"};
     for (int f = ENGINE_FINISH_NONE + 1; f < ENGINE_FINISHES; f++, success.n++) {
         success.of[success.n] = engine_finish_name((engine_finish)f);
         success.values[success.n] = (double)m->choices_finished[f];
     }
     labelled refused = {.name = "admission_rejections_total",
-                        .help = "Requests turned away, by why.",
+                        .help = "Requests refused, by reason.",
                         .label = "reason"};
     for (; refused.n < SERVICE_REFUSALS; refused.n++) {
         refused.of[refused.n] = service_refusal_name((service_refusal)refused.n);

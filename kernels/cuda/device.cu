@@ -425,8 +425,8 @@ gpu_status gpu_library_product(gpu *g, const gpu_matrix *w, const void *x, size_
         if (e == CUBLAS_STATUS_SUCCESS) e = run_algorithm(g, &wanted, w, x, m, y);
     }
     if (e == CUBLAS_STATUS_SUCCESS) return gpu_launched(g, "product");
-    snprintf(g->why, sizeof g->why, "product [%zu, %zu] by [%zu, %zu]: cublasLt says %d", m, w->k,
-             w->n, w->k, (int)e);
+    snprintf(g->why, sizeof g->why, "product [%zu, %zu] by [%zu, %zu]: cublasLt returned %d", m,
+             w->k, w->n, w->k, (int)e);
     return e == CUBLAS_STATUS_NOT_SUPPORTED ? GPU_UNSUPPORTED : GPU_LOST;
 }
 

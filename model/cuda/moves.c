@@ -31,7 +31,7 @@ static status check_move(const backend_cuda *b, const pkv_move *m)
         m->src_slot > slots - m->n_slots || m->dst_slot > slots - m->n_slots)
         return status_make(STATUS_INVALID, "plan: a move outside the pool");
     if (llabs(m->rotate) >= b->info.max_positions)
-        return status_make(STATUS_INVALID, "plan: a move that turns keys too far");
+        return status_make(STATUS_INVALID, "plan: a move that rotates keys too far");
     return STATUS_IS_OK;
 }
 

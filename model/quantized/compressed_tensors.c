@@ -309,10 +309,10 @@ static status take_packed(const quantized_place *at, const quantized_group *g, q
     const quantized_bytes *in = &shape.in[QUANTIZED_VALUES];
     for (size_t i = 0; i < 2; i++) memcpy(&is[i], in->data + i * in->bytes / 2, in->bytes / 2);
     if ((uint64_t)is[0] == at->rows && (uint64_t)is[1] == at->cols) return STATUS_IS_OK;
-    return error_set(err, STATUS_CORRUPT,
-                     "%s: tensor \"%s.weight_shape\" says %lld x %lld, config.json %zu x %zu",
-                     at->q->where, at->module, (long long)is[0], (long long)is[1], at->rows,
-                     at->cols);
+    return error_set(
+        err, STATUS_CORRUPT,
+        "%s: tensor \"%s.weight_shape\" is %lld x %lld, config.json makes it %zu x %zu",
+        at->q->where, at->module, (long long)is[0], (long long)is[1], at->rows, at->cols);
 }
 
 static status take_plain(const quantized_place *at, const quantized_group *g, quantized_weight *w,

@@ -223,9 +223,10 @@ status quantized_refuse_ignored(const quantized_place *at, error *err)
     const char *text;
     RETURN_IF_ERROR(quantized_names_find(at, &at->q->ignored, &kind, &text, err));
     if (kind == NAME_NONE) return STATUS_IS_OK;
-    return error_set(err, STATUS_CORRUPT,
-                     "%s: \"%s\" is quantised in the files, and \"%.128s\" is not to be",
-                     at->q->where, at->module, text);
+    return error_set(
+        err, STATUS_CORRUPT,
+        "%s: \"%s\" is quantised in the files, though \"%.128s\" says that it is not to be",
+        at->q->where, at->module, text);
 }
 
 /* ---- matches --------------------------------------------------------------------------------- */

@@ -346,7 +346,8 @@ uint32_t call_abort(const rpc_call *c, const ProtobufCBinaryData *ids, size_t n)
 static void refuse_client(rpc_call *c)
 {
     char text[DETAILS_BYTES_MAX];
-    snprintf(text, sizeof text, "%s: reads or changes what others have and needs an admin key%s",
+    snprintf(text, sizeof text,
+             "%s: reads or changes the data of other clients and needs an admin key%s",
              c->method->path + 1,
              c->front->o.service->o.n_admin_keys ? ""
                                                  : "; this server has none (--admin-key-file)");

@@ -167,7 +167,8 @@ static void choose_route(exchange *e, const char *path, const char *method)
         }
         add_method(e->allow, sizeof e->allow, routes[i].method);
     }
-    if (*e->allow) refuse_request(e, 405, "BadRequestError", "this path does not know this method");
+    if (*e->allow)
+        refuse_request(e, 405, "BadRequestError", "this path does not support this method");
     else refuse_plain(e, 404, "there is no such path");
 }
 

@@ -269,9 +269,9 @@ static status read_sampling(const Inference__ModelInferRequest *m, const kserve_
 static status check_fields(const engine_request *r, error *err)
 {
     if (r->prompt || r->messages || r->prompt_token_ids || r->tools)
-        return error_set(err, STATUS_INVALID, "text_input: the prompt stands there only");
+        return error_set(err, STATUS_INVALID, "text_input: no other input may give the prompt");
     if (r->logprobs >= 0 || r->prompt_logprobs >= 0)
-        return error_set(err, STATUS_UNSUPPORTED, "%s: no tensor of this service has them",
+        return error_set(err, STATUS_UNSUPPORTED, "%s: this service has no tensor for them",
                          r->logprobs >= 0 ? "logprobs" : "prompt_logprobs");
     return STATUS_IS_OK;
 }

@@ -371,7 +371,7 @@ static status await_end(worker_server *s, rpc_call *c, uint64_t session, error *
     for (size_t i = 0; i < WAITERS_MAX; i++) {
         if (s->waiters[i].call) continue;
         s->waiters[i] = (shutdown_waiter){c, session};
-        server_end_session(s, "the coordinator says so");
+        server_end_session(s, "the coordinator ended it");
         return STATUS_IS_OK;
     }
     return error_set(err, STATUS_LIMIT, "Shutdown: %d wait already", WAITERS_MAX);

@@ -22,7 +22,7 @@ static status check_part(const assembly *a, const part_message *p, const part_si
                          error *err)
 {
     if (a->bytes && p->whole_bytes != a->size)
-        return error_set(err, STATUS_INVALID, "part.whole_bytes: %llu, the parts before say %zu",
+        return error_set(err, STATUS_INVALID, "part.whole_bytes: %llu, the parts before have %zu",
                          (unsigned long long)p->whole_bytes, a->size);
     if (p->whole_bytes <= sizes->part)
         return error_set(err, STATUS_INVALID, "part.whole_bytes: %llu fit a message, which has %zu",

@@ -279,7 +279,8 @@ status result_unpack(const result_message *m, const result_source *source, arena
     if (m->status > STATUS_INTERNAL)
         return error_set(err, STATUS_INVALID, "status: there is no %u", m->status);
     if (m->compute_us > times_max || m->measure_us > times_max)
-        return error_set(err, STATUS_INVALID, "compute_us, measure_us: nobody waited so long");
+        return error_set(err, STATUS_INVALID, "compute_us, measure_us: more than %llu",
+                         (unsigned long long)times_max);
     *r = (step_result){.step = m->step,
                        .checksum = m->checksum,
                        .compute_us = (int64_t)m->compute_us,

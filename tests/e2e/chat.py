@@ -37,7 +37,7 @@ class Conversation(unittest.TestCase):
         said = "".join(f"number {i} of some words that take room in a context\n" for i in range(8))
         out, err = octavo("run", *POOL, "--chat", "--json", "--max-tokens", "8", "--max-model-len", "160", stdin=said)
         self.assertEqual(len(out.splitlines()), 8)
-        self.assertIn("the context of 160 tokens is full: the oldest message and its answer are forgotten", err)
+        self.assertIn("the context of 160 tokens is full: the oldest message and its answer are dropped", err)
         out, err = octavo("run", *POOL, "--chat", "--json", "--max-tokens", "8", "--max-model-len", "160",
                           stdin=f"hello\n{'word ' * 300}\nhello\n")
         self.assertEqual(len(out.splitlines()), 2)

@@ -74,7 +74,7 @@ const char *sim_measure(const pkv_geometry *g, const measure_spec *spec, uint32_
     if (of_rows.rows > n_rows) of_rows.rows = n_rows;
     if (step == 0 || spec->rows == 0) return "a measure of no rows or layers";
     if (!spec->by_slot && (spec->kind != MEASURE_MASS || spec->sum != MEASURE_SUM_STEP))
-        return "a measure by page that is not a step's mass";
+        return "a measure by page of something other than a step's mass";
     if (spec->sum != MEASURE_SUM_STEP && !is_of_rows(spec->kind)) return "sums without rows";
     for (uint32_t i = 0; i < n_groups; i++) stride = larger(stride, tables[i].n);
     if (!spec->by_slot) stride = (stride + g->page_tokens - 1) / g->page_tokens;

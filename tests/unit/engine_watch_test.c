@@ -208,7 +208,7 @@ static void a_stuck_step_fails_its_requests_while_it_is_stuck(void **state)
     assert_int_equal(m.restarts, 1);
     assert_int_equal(m.choices_finished[ENGINE_FINISH_ERROR], 2);
     expect_trouble(w, "stuck");
-    expect_trouble(w, "made anew");
+    expect_trouble(w, "was restarted");
 }
 
 /* The hung step returns after all: its tokens are discarded, and its backend is not used again. */

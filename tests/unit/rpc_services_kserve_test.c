@@ -296,7 +296,7 @@ static const struct {
     {bad_json, STATUS_INVALID, "sampling_parameters: line 1"},
     {json_list, STATUS_INVALID, "sampling_parameters: must be a JSON object"},
     {unknown_field, STATUS_INVALID, "sampling_parameters: unknown field 'beams'"},
-    {other_prompt, STATUS_INVALID, "text_input: the prompt stands there only"},
+    {other_prompt, STATUS_INVALID, "text_input: no other input may give the prompt"},
     {json_session, STATUS_INVALID, "sampling_parameters: session: must be a string"},
     {unknown_parameter, STATUS_INVALID, "parameters: unknown field 'timeout'"},
     {too_many_parameters, STATUS_LIMIT, "parameters: more than 64"},
@@ -306,7 +306,7 @@ static const struct {
     {bad_key, STATUS_INVALID, "parameters: a name is not UTF-8"},
     {session_parameter, STATUS_INVALID, "parameters: session: must have 1 to 256 bytes"},
     {bad_retention, STATUS_INVALID, "parameters: retention: line 1"},
-    {logprobs, STATUS_UNSUPPORTED, "logprobs: no tensor of this service has them"},
+    {logprobs, STATUS_UNSUPPORTED, "logprobs: this service has no tensor for them"},
     {huge_unsigned, STATUS_INVALID, "parameters: seed: has no value that can be used"},
 };
 

@@ -69,7 +69,7 @@ static void wrong_parts_are_refused_by_field(void **state)
     expect_wrong(1, n, 0, PART, "part.offset: 0, the next part begins at 8");        // repeated
     expect_wrong(2, n, PART, PART, "part.offset: 8, the next part begins at 16");    // repeated
     expect_wrong(1, n, UINT64_MAX, PART, "part.offset: 18446744073709551615");
-    expect_wrong(1, n + 1, PART, PART, "part.whole_bytes: 24, the parts before say 23");
+    expect_wrong(1, n + 1, PART, PART, "part.whole_bytes: 24, the parts before have 23");
     expect_wrong(3, n, n, 0, "part.offset: 23, all 23 bytes have come");
     expect_wrong(0, PART, 0, PART, "part.whole_bytes: 8 fit a message");
     expect_wrong(0, 0, 0, 0, "part.whole_bytes: 0 fit a message");
