@@ -259,7 +259,7 @@ static void expect_ignored(house *h, const turn *t, const char *reason)
     assert_same(reason, &without, 0, &with);
 }
 
-static void reasons_are_told(void **state)
+static void reasons_are_reported(void **state)
 {
     (void)state;
     static const char half[] = "{\"method\":\"chunkkv\",\"ratio\":0.5,\"window\":16}";
@@ -426,7 +426,7 @@ int main(void)
         cmocka_unit_test(a_session_may_be_swapped_out),
         cmocka_unit_test(without_a_tier_it_makes_room),
         cmocka_unit_test(each_turn_keeps_its_share),
-        cmocka_unit_test(reasons_are_told),
+        cmocka_unit_test(reasons_are_reported),
         cmocka_unit_test(two_turns_at_once_are_one_too_many),
         cmocka_unit_test(an_aborted_turn_ends_the_session),
         cmocka_unit_test(sessions_are_ones_own),

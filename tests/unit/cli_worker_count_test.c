@@ -57,13 +57,13 @@ static int supervise(bool never, int n_lives, bool stops)
     return WEXITSTATUS(how);
 }
 
-static void who_ends_is_started_again(void **state)
+static void a_worker_that_ends_is_restarted(void **state)
 {
     (void)state;
     assert_int_equal(supervise(false, 2, true), 0);
 }
 
-static void who_cannot_listen_ends_all(void **state)
+static void a_worker_that_cannot_listen_ends_all(void **state)
 {
     (void)state;
     assert_int_equal(supervise(true, 1, false), NEVER_STATUS);
@@ -76,8 +76,8 @@ int main(void)
     all = mmap(NULL, sizeof *all, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
     if (all == MAP_FAILED) return 1;
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(who_ends_is_started_again),
-        cmocka_unit_test(who_cannot_listen_ends_all),
+        cmocka_unit_test(a_worker_that_ends_is_restarted),
+        cmocka_unit_test(a_worker_that_cannot_listen_ends_all),
     };
     return cmocka_run_group_tests_name("worker_count", tests, NULL, NULL);
 }

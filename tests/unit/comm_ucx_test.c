@@ -261,7 +261,7 @@ static void waiting_body(processes *all, comm *c, int rank)
     CHECK(all, comm_waits(c, &w) && !w.inside && w.round == m->rank0.round && w.idle_us == 0);
 }
 
-static void a_rank_says_whom_it_waits_for(void **state)
+static void a_rank_reports_its_awaited_peer(void **state)
 {
     (void)state;
     waiting *m = shared_memory(sizeof *m);
@@ -495,7 +495,7 @@ int main(void)
         cmocka_unit_test(tcp_has_the_same_bits),
         cmocka_unit_test(a_killed_rank_ends_the_group),
         cmocka_unit_test(a_stopped_rank_ends_the_group),
-        cmocka_unit_test(a_rank_says_whom_it_waits_for),
+        cmocka_unit_test(a_rank_reports_its_awaited_peer),
         cmocka_unit_test(an_abort_may_come_at_any_moment),
         cmocka_unit_test(hostile_addresses_are_refused_by_name),
         cmocka_unit_test(an_absent_rank_is_named),

@@ -93,7 +93,7 @@ static void identities_are_kept_apart(void **state)
 }
 
 /* Others that share a session's prefixes may hit its blocks, but their tokens are not reported. */
-static void sessions_tell_no_tokens(void **state)
+static void session_events_hold_no_tokens(void **state)
 {
     (void)state;
     blocks b = {0};
@@ -110,7 +110,7 @@ int main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(identities_share_prefixes),
         cmocka_unit_test(identities_are_kept_apart),
-        cmocka_unit_test(sessions_tell_no_tokens),
+        cmocka_unit_test(session_events_hold_no_tokens),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -134,7 +134,7 @@ static void scored_prompts_share_steps(void **state)
 
 /* A method that repositions computes later rows at lower positions; their scores are still those of
  * the later tokens. */
-static void scores_are_not_told_by_positions(void **state)
+static void scores_do_not_depend_on_positions(void **state)
 {
     static const char members[] =
         ", \"prompt_logprobs\": 0, \"max_tokens\": 1, \"retention\": {\"method\": "
@@ -169,7 +169,7 @@ static void an_aborted_prompt_has_no_scores(void **state)
 
 /* ---- refusals -------------------------------------------------------------------------------- */
 
-static void what_is_too_long_is_told_in_numbers(void **state)
+static void a_prompt_too_long_is_refused_in_numbers(void **state)
 {
     fixture *f = *state;
     f->model.info.n_pages = 21;
@@ -453,9 +453,9 @@ int main(void)
         CASE(a_prompt_is_scored_alone),
         CASE(a_prompt_is_scored_before_it_is_answered),
         CASE(scored_prompts_share_steps),
-        CASE(scores_are_not_told_by_positions),
+        CASE(scores_do_not_depend_on_positions),
         CASE(an_aborted_prompt_has_no_scores),
-        CASE(what_is_too_long_is_told_in_numbers),
+        CASE(a_prompt_too_long_is_refused_in_numbers),
         CASE(scoring_is_asked_for_in_full),
         CASE(fields_filled_by_hand_are_checked),
         CASE(tokenizing_is_what_a_request_would_see),

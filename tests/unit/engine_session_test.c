@@ -47,7 +47,7 @@ static void a_key_is_a_digest(void **state)
     assert_true(key[0] == 0 && key[1] == 0);
 }
 
-static void nobody_has_anothers_key(void **state)
+static void no_client_has_anothers_key(void **state)
 {
     (void)state;
     engine_request mine = asked_by("me", "salt", "chat");
@@ -133,7 +133,7 @@ static const char *method_of(fixture *f, const char *json)
 
 #define PROMPT "\"prompt\": \"Juliet\", \"max_tokens\": 2"
 
-static void a_default_is_for_those_that_say_nothing(void **state)
+static void a_default_is_for_requests_without_a_field(void **state)
 {
     fixture *f = *state;
     f->options.retention = json_pack("{s:s, s:f}", "method", "chunkkv", "ratio", 0.5);
@@ -144,7 +144,7 @@ static void a_default_is_for_those_that_say_nothing(void **state)
                         "full");
 }
 
-static void full_is_told_to_those_who_ask(void **state)
+static void full_is_reported_when_named(void **state)
 {
     fixture *f = *state;
     fixture_start(f);
@@ -227,8 +227,8 @@ static void with_sessions(fixture *f, uint32_t n, int64_t ttl_us)
 
 /* Runs turn `turn` of a conversation whose every answer is OUTPUT sevens, and checks what the
  * report says of the session. */
-static void take_turn(fixture *f, uint32_t turn, const char *identity, const char *salt,
-                      const char *session, char out[96])
+static void run_turn(fixture *f, uint32_t turn, const char *identity, const char *salt,
+                     const char *session, char out[96])
 {
     engine_request r = request("{\"ignore_eos\": true, \"max_tokens\": 8}");
     r.n_prompt_token_ids = FIRST + turn * (OUTPUT + MORE);
@@ -249,19 +249,19 @@ static void a_turn_goes_on_from_the_last(void **state)
     fixture *f = *state;
     char note[96];
     with_sessions(f, 4, 1000000000);
-    take_turn(f, 0, NULL, NULL, "s", note);
+    run_turn(f, 0, NULL, NULL, "s", note);
     assert_string_equal(note, "stored");
     engine_stats before = engine_get_stats(f->engine);
     assert_int_equal(before.sched.sessions_idle, 1);
     assert_int_equal(before.sched.logical_tokens, FIRST + OUTPUT - 1);
     for (uint32_t turn = 1; turn < 4; turn++) {
-        take_turn(f, turn, NULL, NULL, "s", note);
+        run_turn(f, turn, NULL, NULL, "s", note);
         assert_string_equal(note, "continued");
     }
     engine_stats after = engine_get_stats(f->engine);
     assert_int_equal(after.sched.sessions_idle, 1);
     assert_int_equal(after.sched.sessions_continued, 3);
-    take_turn(f, 4, NULL, NULL, NULL, note);
+    run_turn(f, 4, NULL, NULL, NULL, note);
     assert_string_equal(note, "");
 }
 
@@ -270,15 +270,15 @@ static void sessions_are_ones_own(void **state)
     fixture *f = *state;
     char note[96];
     with_sessions(f, 4, 1000000000);
-    take_turn(f, 0, "alice", NULL, "s", note);
+    run_turn(f, 0, "alice", NULL, "s", note);
     assert_string_equal(note, "stored");
-    take_turn(f, 1, "bob", NULL, "s", note);
+    run_turn(f, 1, "bob", NULL, "s", note);
     assert_string_equal(note, "stored");
-    take_turn(f, 1, "alice", "pepper", "s", note);
+    run_turn(f, 1, "alice", "pepper", "s", note);
     assert_string_equal(note, "stored");
-    take_turn(f, 1, "alice", NULL, "t", note);
+    run_turn(f, 1, "alice", NULL, "t", note);
     assert_string_equal(note, "stored");
-    take_turn(f, 1, "alice", NULL, "s", note);
+    run_turn(f, 1, "alice", NULL, "s", note);
     assert_string_equal(note, "continued");
 }
 
@@ -287,14 +287,14 @@ static void a_session_ends_while_nothing_happens(void **state)
     fixture *f = *state;
     char note[96];
     with_sessions(f, 4, 20000);
-    take_turn(f, 0, NULL, NULL, "s", note);
+    run_turn(f, 0, NULL, NULL, "s", note);
     assert_string_equal(note, "stored");
     while (engine_get_stats(f->engine).sched.sessions_idle > 0) nap();
     engine_stats stats = engine_get_stats(f->engine);
     assert_int_equal(stats.sched.sessions_expired, 1);
     assert_int_equal(stats.sched.logical_tokens, 0);
     assert_int_equal(stats.sched.pages.used, 0);
-    take_turn(f, 1, NULL, NULL, "s", note);
+    run_turn(f, 1, NULL, NULL, "s", note);
     assert_string_equal(note, "stored");
 }
 
@@ -303,8 +303,8 @@ static void a_reason_is_given(void **state)
     fixture *f = *state;
     char note[96];
     with_sessions(f, 4, 1000000000);
-    take_turn(f, 2, NULL, NULL, "s", note);
-    take_turn(f, 1, NULL, NULL, "s", note); /* a shorter prompt */
+    run_turn(f, 2, NULL, NULL, "s", note);
+    run_turn(f, 1, NULL, NULL, "s", note); /* a shorter prompt */
     if (strncmp(note, "ignored: ", 9) != 0) fail_msg("\"%s\"", note);
     engine_request r = request("{" PROMPT ", \"session\": \"s\", \"n\": 2, \"temperature\": 1}");
     retention_report report = report_of(f, &r);
@@ -318,7 +318,7 @@ static void without_room_there_are_none(void **state)
     fixture *f = *state;
     char note[96];
     with_sessions(f, 0, 1000000000);
-    take_turn(f, 0, NULL, NULL, "s", note);
+    run_turn(f, 0, NULL, NULL, "s", note);
     if (strncmp(note, "ignored: ", 9) != 0) fail_msg("\"%s\"", note);
     assert_int_equal(engine_get_stats(f->engine).sched.sessions_idle, 0);
 }
@@ -343,7 +343,7 @@ static void an_aborted_turn_leaves_nothing(void **state)
     assert_int_equal(got.finish, ENGINE_FINISH_ABORT);
     engine_stats stats = engine_get_stats(f->engine);
     assert_int_equal(stats.sched.sessions_idle, 0);
-    take_turn(f, 0, NULL, NULL, "s", note);
+    run_turn(f, 0, NULL, NULL, "s", note);
     assert_string_equal(note, "stored");
 }
 
@@ -352,10 +352,10 @@ int main(void)
 #define CASE(name) cmocka_unit_test_setup_teardown(name, setup, fixture_teardown)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(a_key_is_a_digest),
-        cmocka_unit_test(nobody_has_anothers_key),
+        cmocka_unit_test(no_client_has_anothers_key),
         CASE(a_session_is_a_short_text),
-        CASE(a_default_is_for_those_that_say_nothing),
-        CASE(full_is_told_to_those_who_ask),
+        CASE(a_default_is_for_requests_without_a_field),
+        CASE(full_is_reported_when_named),
         CASE(only_some_methods_may_be_named),
         CASE(bad_rules_make_no_engine),
         CASE(a_turn_goes_on_from_the_last),

@@ -171,7 +171,7 @@ static void aborted_streams_end(void **state)
 
 static void count_notice(void *ctx) { atomic_fetch_add((_Atomic uint32_t *)ctx, 1); }
 
-static void a_released_stream_is_not_told_of(void **state)
+static void a_released_stream_gets_no_notice(void **state)
 {
     fixture *f = *state;
     answer(f, "x");
@@ -207,7 +207,7 @@ static void aborts_end_as_aborts(void **state)
     }
 }
 
-static void a_full_queue_says_so_at_once(void **state)
+static void a_full_queue_refuses_at_once(void **state)
 {
     fixture *f = *state;
     answer(f, "x");
@@ -360,7 +360,7 @@ static void ids_without_a_token_have_no_text(void **state)
     assert_int_equal(r.usage.completion_tokens, f->model.n_script);
 }
 
-static void a_broken_backend_is_told_to_everybody(void **state)
+static void a_broken_backend_fails_every_request(void **state)
 {
     fixture *f = *state;
     answer(f, "words");
@@ -430,9 +430,9 @@ int main(void)
         CASE(bad_requests_are_refused_by_name),
         CASE(unknown_fields_are_refused_by_name),
         CASE(aborted_streams_end),
-        CASE(a_released_stream_is_not_told_of),
+        CASE(a_released_stream_gets_no_notice),
         CASE(aborts_end_as_aborts),
-        CASE_SMALL(a_full_queue_says_so_at_once),
+        CASE_SMALL(a_full_queue_refuses_at_once),
         CASE_SMALL(a_slow_reader_stalls_its_own_stream_alone),
         CASE(a_late_reader_finds_everything),
         CASE(a_short_answer_awaits_no_reader),
@@ -440,7 +440,7 @@ int main(void)
         CASE(a_request_without_memory_fails_alone),
         CASE(whichever_allocation_fails_a_request_ends),
         CASE(ids_without_a_token_have_no_text),
-        CASE(a_broken_backend_is_told_to_everybody),
+        CASE(a_broken_backend_fails_every_request),
         CASE(other_page_tables_break_the_backend),
         CASE(threads_share_the_engine),
     };

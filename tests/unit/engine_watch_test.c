@@ -172,7 +172,7 @@ static void expect_answer(watched *w)
 
 /* ---- stuck steps ----------------------------------------------------------------------------- */
 
-static void the_clock_tells_a_stuck_step(void **state)
+static void the_clock_finds_a_stuck_step(void **state)
 {
     watched *w = start(state, 300000);
     atomic_store(&w->f.model.hang, true);
@@ -212,7 +212,7 @@ static void a_stuck_step_fails_its_requests_while_it_is_stuck(void **state)
 }
 
 /* The hung step returns after all: its tokens are discarded, and its backend is not used again. */
-static void a_late_result_is_for_nobody(void **state)
+static void a_late_result_is_discarded(void **state)
 {
     watched *w = start(state, AGES);
     atomic_store(&w->f.model.hold, true);
@@ -248,7 +248,7 @@ static void submit_two(watched *w, const char *waiting, engine_stream **a, engin
 }
 
 /* Requests that wait for the engine thread when the step is given up run on the next backend. */
-static void who_waits_is_served_by_the_next_backend(void **state)
+static void waiting_requests_run_on_the_next_backend(void **state)
 {
     watched *w = start(state, AGES);
     engine_stream *a, *b;
@@ -262,7 +262,7 @@ static void who_waits_is_served_by_the_next_backend(void **state)
 
 /* The backend does not return: the engine does not wait for it for ever, and remakes it if it
  * returns later. */
-static void nobody_waits_for_a_dead_backend(void **state)
+static void no_request_waits_for_a_dead_backend(void **state)
 {
     watched *w = start(state, AGES);
     fixture *f = &w->f;
@@ -287,7 +287,7 @@ static void nobody_waits_for_a_dead_backend(void **state)
 }
 
 /* The new pool is smaller: a request that no longer fits is refused instead of waiting for ever. */
-static void who_no_longer_fits_is_told(void **state)
+static void a_request_that_no_longer_fits_fails(void **state)
 {
     watched *w = start(state, AGES);
     engine_stream *a, *b;
@@ -434,7 +434,7 @@ static void a_loss_of_the_next_one_is_not_forgotten(void **state)
 }
 
 /* The last step fails, and another thread reports the same loss: the backend is remade once. */
-static void a_loss_that_is_told_twice_is_one(void **state)
+static void a_loss_reported_twice_is_one(void **state)
 {
     watched *w = start(state, 0);
     fixture *f = &w->f;
@@ -510,7 +510,7 @@ static void a_flush_forgets_what_was_computed(void **state)
 }
 
 /* A running sequence continues, and no other sequence hits what it computed before the flush. */
-static void a_flush_leaves_who_runs_alone(void **state)
+static void a_flush_leaves_running_sequences_alone(void **state)
 {
     watched *w = start(state, 0);
     engine_stream *s = submit(&w->f, ids(PROMPT, 60));
@@ -599,12 +599,12 @@ int main(void)
 {
 #define CASE(name) cmocka_unit_test_setup_teardown(name, setup, fixture_teardown)
     const struct CMUnitTest tests[] = {
-        CASE(the_clock_tells_a_stuck_step),
+        CASE(the_clock_finds_a_stuck_step),
         CASE(a_stuck_step_fails_its_requests_while_it_is_stuck),
-        CASE(a_late_result_is_for_nobody),
-        CASE(who_waits_is_served_by_the_next_backend),
-        CASE(who_no_longer_fits_is_told),
-        CASE(nobody_waits_for_a_dead_backend),
+        CASE(a_late_result_is_discarded),
+        CASE(waiting_requests_run_on_the_next_backend),
+        CASE(a_request_that_no_longer_fits_fails),
+        CASE(no_request_waits_for_a_dead_backend),
         CASE(an_engine_may_end_while_a_step_is_stuck),
         CASE(a_failed_backend_is_made_anew),
         CASE(a_backend_that_always_fails_is_given_up),
@@ -613,11 +613,11 @@ int main(void)
         CASE(a_lost_backend_is_waited_for),
         CASE(a_loss_is_noticed_while_nothing_runs),
         CASE(a_loss_of_the_next_one_is_not_forgotten),
-        CASE(a_loss_that_is_told_twice_is_one),
+        CASE(a_loss_reported_twice_is_one),
         CASE(an_engine_may_end_while_its_backend_is_waited_for),
         CASE(a_refused_step_is_named),
         CASE(a_flush_forgets_what_was_computed),
-        CASE(a_flush_leaves_who_runs_alone),
+        CASE(a_flush_leaves_running_sequences_alone),
         CASE(a_new_backend_has_an_empty_cache),
         CASE(a_crowd_survives_stuck_steps),
     };

@@ -96,7 +96,7 @@ static void expect_group(const float *x, const float *got, uint32_t n, size_t st
     }
 }
 
-static void pages_read_as_plain_words_say(void **state)
+static void pages_read_as_the_definition(void **state)
 {
     fixture *f = *state;
     rng r = rng_seed(41);
@@ -399,9 +399,9 @@ static void measures_read_them(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(pages_read_as_plain_words_say), cmocka_unit_test(isas_agree),
-        cmocka_unit_test(a_slot_written_again),          cmocka_unit_test(what_is_special),
-        cmocka_unit_test(attention_reads_them),          cmocka_unit_test(measures_read_them),
+        cmocka_unit_test(pages_read_as_the_definition), cmocka_unit_test(isas_agree),
+        cmocka_unit_test(a_slot_written_again),         cmocka_unit_test(what_is_special),
+        cmocka_unit_test(attention_reads_them),         cmocka_unit_test(measures_read_them),
     };
     return cmocka_run_group_tests_name("kernels_kv_grids", tests, setup, teardown);
 }

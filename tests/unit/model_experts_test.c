@@ -191,7 +191,7 @@ static void idle_experts_are_not_read(void **state)
 }
 
 /* A router whose logits are NaN still picks experts. */
-static void no_number_chooses_somebody(void **state)
+static void nan_logits_choose_experts(void **state)
 {
     fixture *x = *state;
     for (int i = 0; i < HIDDEN; i++) x->x[i] = NAN;
@@ -215,7 +215,7 @@ int main(void)
         cmocka_unit_test_setup_teardown(the_first_of_equals_are_chosen, setup, teardown),
         cmocka_unit_test_setup_teardown(a_row_is_its_own_business, setup, teardown),
         cmocka_unit_test_setup_teardown(idle_experts_are_not_read, setup, teardown),
-        cmocka_unit_test_setup_teardown(no_number_chooses_somebody, setup, teardown),
+        cmocka_unit_test_setup_teardown(nan_logits_choose_experts, setup, teardown),
         cmocka_unit_test_setup_teardown(an_interrupt_ends_it, setup, teardown),
     };
     return cmocka_run_group_tests_name("model_experts", tests, NULL, NULL);

@@ -40,7 +40,7 @@ static void every_element_is_looked_at(void **state)
     }
 }
 
-static void the_first_row_is_told(void **state)
+static void the_first_row_is_reported(void **state)
 {
     (void)state;
     thread_pool *pool;
@@ -104,7 +104,7 @@ int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(every_element_is_looked_at),
-        cmocka_unit_test(the_first_row_is_told),
+        cmocka_unit_test(the_first_row_is_reported),
         cmocka_unit_test(a_model_is_refused_by_name),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);

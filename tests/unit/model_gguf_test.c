@@ -362,7 +362,7 @@ static void templates_and_byte_level_tokens(void **state)
     strbuf_destroy(&eos);
 }
 
-static void inspection_tells_types(void **state)
+static void inspection_prints_types(void **state)
 {
     (void)state;
     strbuf out = {0};
@@ -389,7 +389,7 @@ int main(void)
         cmocka_unit_test(vocabularies_are_capped),
         cmocka_unit_test(sentencepiece_merges_by_score),
         cmocka_unit_test(templates_and_byte_level_tokens),
-        cmocka_unit_test(inspection_tells_types),
+        cmocka_unit_test(inspection_prints_types),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

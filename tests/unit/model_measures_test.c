@@ -236,7 +236,7 @@ static void check_kinds(const pass *p, uint32_t position)
     dense_free(&m);
 }
 
-static void every_kind_is_what_the_specification_says(void **state)
+static void every_kind_is_as_specified(void **state)
 {
     (void)state;
     static const char *const dirs[] = {"gqa1_f32", "gqa8_bf16", "llama3_rope_f32",
@@ -553,7 +553,7 @@ static void impossible_measures_are_refused(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(every_kind_is_what_the_specification_says),
+        cmocka_unit_test(every_kind_is_as_specified),
         cmocka_unit_test(no_cut_of_a_prompt_changes_a_sum),
         cmocka_unit_test(sums_go_where_their_slots_go),
         cmocka_unit_test(starts_forget),

@@ -501,7 +501,7 @@ static void wrong_values_are_refused_by_name(void **state)
     }
 }
 
-static void inspection_tells_the_scheme(void **state)
+static void inspection_prints_the_scheme(void **state)
 {
     (void)state;
     static const struct {
@@ -543,7 +543,7 @@ int main(void)
         cmocka_unit_test(patterns_share_what_they_may_cost),
         cmocka_unit_test(wrong_files_are_refused_by_name),
         cmocka_unit_test(wrong_values_are_refused_by_name),
-        cmocka_unit_test(inspection_tells_the_scheme),
+        cmocka_unit_test(inspection_prints_the_scheme),
     };
     return cmocka_run_group_tests_name("model_quantized", tests, NULL, NULL);
 }

@@ -150,7 +150,7 @@ static void slices_share_the_memory(void **state)
 typedef enum fault {
     NO_FAULT,
     DROPS_ANOTHER_PAGE,
-    SAYS_ANOTHER_CHECKSUM,
+    SENDS_ANOTHER_CHECKSUM,
     DRAWS_ANOTHER_TOKEN,
     FAILS,
     IS_STUCK,
@@ -207,7 +207,7 @@ static status shim_collect(void *ctx, const step_result **out)
     const step_result *r;
     RETURN_IF_ERROR(s->inner.ops->collect(s->inner.ctx, &r));
     s->result = *r;
-    if (s->faulty_now && s->fault == SAYS_ANOTHER_CHECKSUM) s->result.checksum++;
+    if (s->faulty_now && s->fault == SENDS_ANOTHER_CHECKSUM) s->result.checksum++;
     if (s->faulty_now && s->fault == DRAWS_ANOTHER_TOKEN) {
         s->seq = r->seqs[0];
         s->sample = s->seq.samples[0];
@@ -366,7 +366,7 @@ static void a_rank_that_differs_is_named(void **state)
     (void)state;
     check_fault(NO_FAULT, NULL);
     check_fault(DROPS_ANOTHER_PAGE, "rank 2: page tables differ from the coordinator's");
-    check_fault(SAYS_ANOTHER_CHECKSUM, "rank 2: page tables differ from the coordinator's");
+    check_fault(SENDS_ANOTHER_CHECKSUM, "rank 2: page tables differ from the coordinator's");
     check_fault(DRAWS_ANOTHER_TOKEN, "rank 2: samples differ from rank 0's");
     check_fault(FAILS, "rank 2: a full house");
 }
@@ -379,7 +379,7 @@ static void an_interrupt_frees_ranks_that_wait(void **state)
 }
 
 /* Ranks agree on the size of the pool, so the others wait for the rank that fails. */
-static void a_rank_that_cannot_be_made_is_told(void **state)
+static void a_rank_that_cannot_be_made_is_reported(void **state)
 {
     (void)state;
     group_spec g = {.cannot_be_made = true};
@@ -466,7 +466,7 @@ int main(void)
         cmocka_unit_test(slices_share_the_memory),
         cmocka_unit_test(a_rank_that_differs_is_named),
         cmocka_unit_test(an_interrupt_frees_ranks_that_wait),
-        cmocka_unit_test(a_rank_that_cannot_be_made_is_told),
+        cmocka_unit_test(a_rank_that_cannot_be_made_is_reported),
         cmocka_unit_test(a_load_is_given_up),
         cmocka_unit_test(impossible_groups_are_refused_by_name),
     };

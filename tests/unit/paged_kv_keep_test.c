@@ -332,7 +332,7 @@ static void no_pages_change_nothing(void **state)
     }
 }
 
-static void nobody_shares_what_is_unshared(void **state)
+static void unshared_pages_are_in_one_table(void **state)
 {
     (void)state;
     fixture f;
@@ -453,7 +453,7 @@ int main(void)
         cmocka_unit_test(steady_eviction_costs_one_move),
         cmocka_unit_test(contiguous_slots_are_positions),
         cmocka_unit_test(no_pages_change_nothing),
-        cmocka_unit_test(nobody_shares_what_is_unshared),
+        cmocka_unit_test(unshared_pages_are_in_one_table),
         cmocka_unit_test(unsharing_may_lack_pages),
         cmocka_unit_test(memory_may_be_short),
     };

@@ -136,7 +136,7 @@ static void expect_page(const pkv_mirror *m, uint32_t page, bool held, bool park
 }
 
 /* Parked pages are held until they are opened or closed again, shared ones too. */
-static void mirror_knows_who_holds_a_page(void **state)
+static void mirror_knows_the_holders_of_a_page(void **state)
 {
     (void)state;
     static const uint32_t open[] = {DELTA_OPEN,   0, 1, 1, 5, 6, DELTA_FORK, 0, 1, 0,
@@ -212,7 +212,7 @@ static void mirror_survives_failing_allocations(void **state)
 }
 
 /* Two different states with the same checksum would hide a difference. */
-static void checksums_tell_tables_apart(void **state)
+static void checksums_differ_by_table(void **state)
 {
     (void)state;
     static const uint32_t logs[][18] = {
@@ -242,11 +242,11 @@ int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(mirror_refuses_lies),
-        cmocka_unit_test(mirror_knows_who_holds_a_page),
+        cmocka_unit_test(mirror_knows_the_holders_of_a_page),
         cmocka_unit_test(mirror_knows_what_a_parked_copy_holds),
         cmocka_unit_test(mirror_knows_what_came_back),
         cmocka_unit_test(mirror_survives_failing_allocations),
-        cmocka_unit_test(checksums_tell_tables_apart),
+        cmocka_unit_test(checksums_differ_by_table),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -586,7 +586,7 @@ static void requests_are_refused_by_name(void **state)
 
 /* ---- report ---------------------------------------------------------------------------------- */
 
-static void reports_say_what_stayed(void **state)
+static void reports_list_what_stayed(void **state)
 {
     (void)state;
     static const pkv_geometry g = {.page_tokens = 16,
@@ -661,7 +661,7 @@ int main(void)
         cmocka_unit_test(requests_are_resolved),
         cmocka_unit_test(scope_has_two_policies),
         cmocka_unit_test(requests_are_refused_by_name),
-        cmocka_unit_test(reports_say_what_stayed),
+        cmocka_unit_test(reports_list_what_stayed),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

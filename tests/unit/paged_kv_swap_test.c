@@ -285,7 +285,7 @@ static void copies_come_in_order(void **state)
     end(&f);
 }
 
-static void shared_pages_are_told(void **state)
+static void shared_pages_are_reported(void **state)
 {
     (void)state;
     fixture f;
@@ -348,7 +348,7 @@ int main(void)
         cmocka_unit_test(a_flush_seals_what_is_away),
         cmocka_unit_test(no_room_changes_nothing),
         cmocka_unit_test(copies_come_in_order),
-        cmocka_unit_test(shared_pages_are_told),
+        cmocka_unit_test(shared_pages_are_reported),
         cmocka_unit_test(memory_may_be_short),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);

@@ -448,7 +448,7 @@ static bool tells_tokens(fixture *f, uint32_t seq, uint32_t from, uint32_t to)
     return f->events[before].with_tokens;
 }
 
-static void a_hidden_sequence_tells_no_tokens(void **state)
+static void events_of_a_hidden_sequence_hold_no_tokens(void **state)
 {
     (void)state;
     fixture f;
@@ -591,7 +591,7 @@ int main(void)
         cmocka_unit_test(a_drop_touches_one_sequence_only),
         cmocka_unit_test(two_sequences_compute_one_block),
         cmocka_unit_test(a_shared_tail_is_copied_before_it_is_written),
-        cmocka_unit_test(a_hidden_sequence_tells_no_tokens),
+        cmocka_unit_test(events_of_a_hidden_sequence_hold_no_tokens),
         cmocka_unit_test(compaction_gathers_slots),
         cmocka_unit_test(steady_steps_allocate_nothing),
         cmocka_unit_test(a_drop_cannot_run_out_of_memory),

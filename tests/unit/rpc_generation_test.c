@@ -70,7 +70,7 @@ static void refused(rpc_fixture *f, engine_request *requests, uint32_t n, const 
 
 /* ---- tests ----------------------------------------------------------------------------------- */
 
-static void one_request_is_read_and_told_of(void **state)
+static void one_request_is_read_and_notified(void **state)
 {
     rpc_fixture *f = rpc_fixture_create(&(rpc_fixture_options){0});
     (void)state;
@@ -181,7 +181,7 @@ static void all_or_nothing(void **state)
     rpc_fixture_destroy(f);
 }
 
-static void a_full_queue_is_counted_and_told_once(void **state)
+static void a_full_queue_is_counted_and_logged_once(void **state)
 {
     rpc_fixture *f = rpc_fixture_create(&(rpc_fixture_options){.max_requests = 2});
     (void)state;
@@ -211,7 +211,7 @@ static void a_full_queue_is_counted_and_told_once(void **state)
 
 static void count_call(void *ctx) { atomic_fetch_add((_Atomic int *)ctx, 1); }
 
-static void draining_refuses_and_tells(void **state)
+static void draining_refuses_and_notifies(void **state)
 {
     rpc_fixture *f = rpc_fixture_create(&(rpc_fixture_options){0});
     (void)state;
@@ -362,7 +362,7 @@ static void what_is_given_up_is_an_abort(void **state)
     rpc_fixture_destroy(f);
 }
 
-static void a_request_that_fails_says_why(void **state)
+static void a_failed_request_gives_its_reason(void **state)
 {
     rpc_fixture *f = rpc_fixture_create(&(rpc_fixture_options){0});
     (void)state;
@@ -492,18 +492,18 @@ static void names_and_retry(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(one_request_is_read_and_told_of),
+        cmocka_unit_test(one_request_is_read_and_notified),
         cmocka_unit_test(many_prompts_and_choices),
         cmocka_unit_test(they_are_read_in_turn),
         cmocka_unit_test(all_or_nothing),
-        cmocka_unit_test(a_full_queue_is_counted_and_told_once),
-        cmocka_unit_test(draining_refuses_and_tells),
+        cmocka_unit_test(a_full_queue_is_counted_and_logged_once),
+        cmocka_unit_test(draining_refuses_and_notifies),
         cmocka_unit_test(ids_are_ones_own),
         cmocka_unit_test(abort_by_id),
         cmocka_unit_test(ids_made_here_differ),
         cmocka_unit_test(the_log_shows_prompts_when_asked),
         cmocka_unit_test(what_is_given_up_is_an_abort),
-        cmocka_unit_test(a_request_that_fails_says_why),
+        cmocka_unit_test(a_failed_request_gives_its_reason),
         cmocka_unit_test(aborts_race_with_releases),
         cmocka_unit_test(nothing_is_read_without_a_word),
         cmocka_unit_test(names_and_retry),

@@ -183,7 +183,7 @@ static void connections_live_on(void **state)
     close(fd);
 }
 
-static void surplus_connections_are_told(void **state)
+static void surplus_connections_are_answered(void **state)
 {
     fixture *f = *state;
     f->options.max_connections = 2;
@@ -207,7 +207,7 @@ static void surplus_connections_are_told(void **state)
     close(two);
 }
 
-static void a_taken_address_is_said(void **state)
+static void a_taken_address_is_an_error(void **state)
 {
     fixture *f = *state;
     char address[32];
@@ -292,7 +292,7 @@ static void draining_finishes_what_runs(void **state)
     close(kept);
 }
 
-static void stopping_tells_clients(void **state)
+static void stopping_answers_clients(void **state)
 {
     fixture *f = *state;
     int stream = client_open(f), whole = client_open(f), idle = client_open(f);
@@ -314,7 +314,7 @@ static void stopping_tells_clients(void **state)
 }
 
 /* The engine hangs: clients are cut off, and the server still ends. */
-static void stopping_waits_for_nobody_for_ever(void **state)
+static void stopping_waits_for_a_limited_time(void **state)
 {
     fixture *f = *state;
     int fd = client_open(f);
@@ -337,13 +337,14 @@ int main(void)
         cmocka_unit_test_setup_teardown(errors_before_the_first_token_are_plain, setup, teardown),
         cmocka_unit_test_setup_teardown(request_ids_are_echoed, setup, teardown),
         cmocka_unit_test_setup_teardown(connections_live_on, setup, teardown),
-        cmocka_unit_test_setup_teardown(surplus_connections_are_told, setup_unstarted, teardown),
-        cmocka_unit_test_setup_teardown(a_taken_address_is_said, setup, teardown),
+        cmocka_unit_test_setup_teardown(surplus_connections_are_answered, setup_unstarted,
+                                        teardown),
+        cmocka_unit_test_setup_teardown(a_taken_address_is_an_error, setup, teardown),
         cmocka_unit_test_setup_teardown(keys_are_asked_for, setup_unstarted, teardown),
         cmocka_unit_test_setup_teardown(overload_answers_at_once, setup_unstarted, teardown),
         cmocka_unit_test_setup_teardown(draining_finishes_what_runs, setup, teardown),
-        cmocka_unit_test_setup_teardown(stopping_tells_clients, setup, teardown),
-        cmocka_unit_test_setup_teardown(stopping_waits_for_nobody_for_ever, setup, teardown),
+        cmocka_unit_test_setup_teardown(stopping_answers_clients, setup, teardown),
+        cmocka_unit_test_setup_teardown(stopping_waits_for_a_limited_time, setup, teardown),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -177,7 +177,7 @@ static void clients_need_a_certificate(void **state)
     strbuf_destroy(&out);
 }
 
-static void bad_certificates_are_said_at_start(void **state)
+static void bad_certificates_fail_at_start(void **state)
 {
     world *w = *state;
     fixture *f = w->f;
@@ -208,7 +208,7 @@ int main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test_setup_teardown(answers_over_tls, setup, teardown),
         cmocka_unit_test_setup_teardown(clients_need_a_certificate, setup, teardown),
-        cmocka_unit_test_setup_teardown(bad_certificates_are_said_at_start, setup, teardown),
+        cmocka_unit_test_setup_teardown(bad_certificates_fail_at_start, setup, teardown),
     };
     signal(SIGPIPE, SIG_IGN); /* as the program does: GnuTLS writes to clients that have left */
     return cmocka_run_group_tests(tests, NULL, NULL);

@@ -70,7 +70,7 @@ static void news_in_sleep_wakes_once(void **state)
     assert_int_equal(n_suspended, 2);
 }
 
-static void who_is_cut_sleeps_no_more(void **state)
+static void a_cut_connection_wakes(void **state)
 {
     http_wake *w = *state;
     wake_begin(w);
@@ -83,7 +83,7 @@ static void who_is_cut_sleeps_no_more(void **state)
     }
 }
 
-static void an_abort_is_told_once(void **state)
+static void an_abort_is_reported_once(void **state)
 {
     http_wake *w = *state;
     wake_begin(w);
@@ -95,7 +95,7 @@ static void an_abort_is_told_once(void **state)
 }
 
 /* While another thread works on a request, its connection stays suspended whatever happens. */
-static void who_is_held_sleeps_on(void **state)
+static void a_held_connection_sleeps_on(void **state)
 {
     http_wake *w = *state;
     wake_hold(w);
@@ -110,7 +110,7 @@ static void who_is_held_sleeps_on(void **state)
     assert_int_equal(wake_begin(w), NEWS_CUT);
 }
 
-static void who_is_released_before_it_sleeps_stays_awake(void **state)
+static void a_connection_released_before_sleep_stays_awake(void **state)
 {
     http_wake *w = *state;
     wake_hold(w);
@@ -237,10 +237,10 @@ int main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test_setup_teardown(news_before_sleep_keeps_it_awake, setup, teardown),
         cmocka_unit_test_setup_teardown(news_in_sleep_wakes_once, setup, teardown),
-        cmocka_unit_test_setup_teardown(who_is_cut_sleeps_no_more, setup, teardown),
-        cmocka_unit_test_setup_teardown(an_abort_is_told_once, setup, teardown),
-        cmocka_unit_test_setup_teardown(who_is_held_sleeps_on, setup, teardown),
-        cmocka_unit_test_setup_teardown(who_is_released_before_it_sleeps_stays_awake, setup,
+        cmocka_unit_test_setup_teardown(a_cut_connection_wakes, setup, teardown),
+        cmocka_unit_test_setup_teardown(an_abort_is_reported_once, setup, teardown),
+        cmocka_unit_test_setup_teardown(a_held_connection_sleeps_on, setup, teardown),
+        cmocka_unit_test_setup_teardown(a_connection_released_before_sleep_stays_awake, setup,
                                         teardown),
         cmocka_unit_test(a_wake_outlives_its_release),
         cmocka_unit_test(work_that_comes_too_late_is_given_up),

@@ -157,7 +157,7 @@ static void a_reader_that_does_not_read_costs_lines(void **state)
 }
 
 /* A line longer than the pipe is cut in the middle, and ended before the next line. */
-static void a_torn_line_spoils_no_other(void **state)
+static void a_torn_line_damages_no_other(void **state)
 {
     (void)state;
     static char long_text[RPC_LOG_TEXT_MAX];
@@ -198,7 +198,7 @@ int main(void)
         cmocka_unit_test(long_texts_are_cut_between_characters),
         cmocka_unit_test(lines_of_many_writers_stay_whole),
         cmocka_unit_test(a_reader_that_does_not_read_costs_lines),
-        cmocka_unit_test(a_torn_line_spoils_no_other),
+        cmocka_unit_test(a_torn_line_damages_no_other),
         cmocka_unit_test(a_closed_pipe_is_survived),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);

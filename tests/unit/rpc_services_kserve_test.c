@@ -227,50 +227,50 @@ static void test_raw(void **state)
     }
 }
 
-#define SPOIL(name, code)                                                                          \
+#define DAMAGE(name, code)                                                                         \
     static void name(sample *s) { code; }
 
-SPOIL(no_text, (s->m.n_inputs = 0, add_stream(s, true)))
-SPOIL(other_model, s->m.model_name = field_of("x"))
-SPOIL(other_version, s->m.model_version = field_of("2"))
-SPOIL(other_tensor, (void)add_input(s, "image", "BYTES", 1))
-SPOIL(other_type, s->inputs[0].datatype = field_of("FP32"))
-SPOIL(no_shape, s->inputs[0].n_shape = 0)
-SPOIL(zero_shape, s->shapes[0][0] = 0)
-SPOIL(square, (s->inputs[0].n_shape = 2, s->shapes[0][0] = s->shapes[0][1] = 2))
-SPOIL(cube, s->inputs[0].n_shape = 3)
-SPOIL(huge, s->shapes[0][0] = 1025)
-SPOIL(two_streams, (add_stream(s, true), s->shapes[1][0] = 2))
-SPOIL(again, (void)add_input(s, "text_input", "BYTES", 1))
-SPOIL(shared, (s->inputs[0].n_parameters = 1, s->inputs[0].parameters = s->input_parameter_list))
-SPOIL(no_contents, s->inputs[0].contents = NULL)
-SPOIL(short_contents, s->contents[0].n_bytes_contents = 0)
-SPOIL(raw_count,
-      (add_stream(s, true), s->m.n_raw_input_contents = 1, s->m.raw_input_contents = s->raw))
-SPOIL(raw_both, (s->m.n_raw_input_contents = 1, s->m.raw_input_contents = s->raw))
-SPOIL(other_output, (s->m.n_outputs = 1, s->output.name = field_of("x")))
-SPOIL(bad_utf8, s->elements[0][0] = field_of("\xff"))
-SPOIL(bad_json, add_sampling(s, "{"))
-SPOIL(json_list, add_sampling(s, "[]"))
-SPOIL(unknown_field, add_sampling(s, "{\"beams\": 2}"))
-SPOIL(other_prompt, add_sampling(s, "{\"prompt\": \"x\"}"))
-SPOIL(json_session, add_sampling(s, "{\"session\": 5}"))
-SPOIL(unknown_parameter, add_int(s, "timeout", 3))
-SPOIL(too_many_parameters, s->m.n_parameters = 65)
-SPOIL(parameter_twice, (add_int(s, "n", 1), add_int(s, "n", 2)))
-SPOIL(no_value, (void)add_parameter(s, "n"))
-SPOIL(wrong_value, add_text(s, "n", "2"))
-SPOIL(bad_key, add_int(s, "\xff", 3))
-SPOIL(session_parameter, add_text(s, "session", ""))
-SPOIL(bad_retention, add_text(s, "retention", "x"))
-SPOIL(logprobs, add_int(s, "logprobs", 1))
-SPOIL(huge_unsigned, (add_int(s, "seed", 0),
-                      s->values[0].parameter_choice_case =
-                          INFERENCE__INFER_PARAMETER__PARAMETER_CHOICE_UINT64_PARAM,
-                      s->values[0].uint64_param = UINT64_MAX))
+DAMAGE(no_text, (s->m.n_inputs = 0, add_stream(s, true)))
+DAMAGE(other_model, s->m.model_name = field_of("x"))
+DAMAGE(other_version, s->m.model_version = field_of("2"))
+DAMAGE(other_tensor, (void)add_input(s, "image", "BYTES", 1))
+DAMAGE(other_type, s->inputs[0].datatype = field_of("FP32"))
+DAMAGE(no_shape, s->inputs[0].n_shape = 0)
+DAMAGE(zero_shape, s->shapes[0][0] = 0)
+DAMAGE(square, (s->inputs[0].n_shape = 2, s->shapes[0][0] = s->shapes[0][1] = 2))
+DAMAGE(cube, s->inputs[0].n_shape = 3)
+DAMAGE(huge, s->shapes[0][0] = 1025)
+DAMAGE(two_streams, (add_stream(s, true), s->shapes[1][0] = 2))
+DAMAGE(again, (void)add_input(s, "text_input", "BYTES", 1))
+DAMAGE(shared, (s->inputs[0].n_parameters = 1, s->inputs[0].parameters = s->input_parameter_list))
+DAMAGE(no_contents, s->inputs[0].contents = NULL)
+DAMAGE(short_contents, s->contents[0].n_bytes_contents = 0)
+DAMAGE(raw_count,
+       (add_stream(s, true), s->m.n_raw_input_contents = 1, s->m.raw_input_contents = s->raw))
+DAMAGE(raw_both, (s->m.n_raw_input_contents = 1, s->m.raw_input_contents = s->raw))
+DAMAGE(other_output, (s->m.n_outputs = 1, s->output.name = field_of("x")))
+DAMAGE(bad_utf8, s->elements[0][0] = field_of("\xff"))
+DAMAGE(bad_json, add_sampling(s, "{"))
+DAMAGE(json_list, add_sampling(s, "[]"))
+DAMAGE(unknown_field, add_sampling(s, "{\"beams\": 2}"))
+DAMAGE(other_prompt, add_sampling(s, "{\"prompt\": \"x\"}"))
+DAMAGE(json_session, add_sampling(s, "{\"session\": 5}"))
+DAMAGE(unknown_parameter, add_int(s, "timeout", 3))
+DAMAGE(too_many_parameters, s->m.n_parameters = 65)
+DAMAGE(parameter_twice, (add_int(s, "n", 1), add_int(s, "n", 2)))
+DAMAGE(no_value, (void)add_parameter(s, "n"))
+DAMAGE(wrong_value, add_text(s, "n", "2"))
+DAMAGE(bad_key, add_int(s, "\xff", 3))
+DAMAGE(session_parameter, add_text(s, "session", ""))
+DAMAGE(bad_retention, add_text(s, "retention", "x"))
+DAMAGE(logprobs, add_int(s, "logprobs", 1))
+DAMAGE(huge_unsigned, (add_int(s, "seed", 0),
+                       s->values[0].parameter_choice_case =
+                           INFERENCE__INFER_PARAMETER__PARAMETER_CHOICE_UINT64_PARAM,
+                       s->values[0].uint64_param = UINT64_MAX))
 
 static const struct {
-    void (*spoil)(sample *s);
+    void (*damage)(sample *s);
     status_code code;
     const char *text;
 } refusals[] = {
@@ -318,7 +318,7 @@ static void test_refusals(void **state)
         engine_request r;
         error err = {{0}};
         sample_init(&s);
-        refusals[i].spoil(&s);
+        refusals[i].damage(&s);
         status st = kserve_request_of(&served, &s.m, &r, &err);
         err.text[strlen(refusals[i].text)] = '\0';
         assert_string_equal(err.text, refusals[i].text);

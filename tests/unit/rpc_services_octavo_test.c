@@ -192,58 +192,59 @@ static Octavo__V1__ChatMessage bad_message = OCTAVO__V1__CHAT_MESSAGE__INIT;
 static Octavo__V1__ChatMessage *bad_messages[] = {&bad_message};
 static Octavo__V1__Chat bad_chat = OCTAVO__V1__CHAT__INIT;
 
-#define SPOIL(name, code)                                                                          \
+#define DAMAGE(name, code)                                                                         \
     static void name(generate_request *m, sampling_params *p)                                      \
     {                                                                                              \
         (void)m;                                                                                   \
         (void)p;                                                                                   \
         code;                                                                                      \
     }
-#define SPOIL_FLOAT(field) SPOIL(nan_##field, (p->field##_opt_case = 1, p->field = NAN))
+#define DAMAGE_FLOAT(field) DAMAGE(nan_##field, (p->field##_opt_case = 1, p->field = NAN))
 
-SPOIL(no_input, m->input_case = 0)
-SPOIL(wrong_model, m->model = text("other"))
+DAMAGE(no_input, m->input_case = 0)
+DAMAGE(wrong_model, m->model = text("other"))
 static char long_session[ENGINE_SESSION_BYTES_MAX + 1];
-SPOIL(session_long, (memset(long_session, 's', sizeof long_session),
-                     m->session = call_bytes(long_session, sizeof long_session)))
-SPOIL(session_nul, m->session = call_bytes("a\0b", 3))
-SPOIL(session_bytes, m->session = text("\xff"))
-SPOIL(not_utf8, m->prompt = text("\xff"))
-SPOIL(salt_nul, m->cache_salt = call_bytes("a\0b", 3))
-SPOIL(retention_list, m->retention_json = text("[]"))
-SPOIL(retention_broken, m->retention_json = text("{"))
-SPOIL(empty_stop, (many_stops[0] = text(""), p->n_stop = 1, p->stop = many_stops))
-SPOIL(nul_stop, (many_stops[0] = call_bytes("a\0", 2), p->n_stop = 1, p->stop = many_stops))
-SPOIL(too_many_stops, (p->n_stop = ENGINE_STOPS_MAX + 1, p->stop = many_stops))
-SPOIL(stop_id, (p->n_stop_token_ids = 1, p->stop_token_ids = &huge_id))
-SPOIL(many_n, (p->n_opt_case = 1, p->n = UINT32_MAX))
-SPOIL(many_tokens, (p->max_tokens_opt_case = 1, p->max_tokens = UINT32_MAX))
-SPOIL(many_min, p->min_tokens = UINT32_MAX)
-SPOIL(negative_logprobs, (p->logprobs_opt_case = 1, p->logprobs = -1))
-SPOIL(many_prompt_logprobs, (p->prompt_logprobs_opt_case = 1, p->prompt_logprobs = 21))
-SPOIL(same_bias, (p->n_logit_bias = 2, p->logit_bias = two_biases))
-SPOIL(prompt_id, (m->input_case = OCTAVO__V1__GENERATE_REQUEST__INPUT_TOKEN_IDS,
-                  m->token_ids = &bad_ids, bad_ids.n_ids = 1, bad_ids.ids = &huge_id))
-SPOIL(message_text, (m->input_case = OCTAVO__V1__GENERATE_REQUEST__INPUT_CHAT, m->chat = &bad_chat,
-                     bad_chat.tools_json = text(""), bad_chat.n_messages = 1,
-                     bad_chat.messages = bad_messages, bad_message.content = text("\xc3")))
-SPOIL(message_calls,
-      (message_text(m, p), bad_message.content = text(""), bad_message.tool_calls_json = text("1")))
+DAMAGE(session_long, (memset(long_session, 's', sizeof long_session),
+                      m->session = call_bytes(long_session, sizeof long_session)))
+DAMAGE(session_nul, m->session = call_bytes("a\0b", 3))
+DAMAGE(session_bytes, m->session = text("\xff"))
+DAMAGE(not_utf8, m->prompt = text("\xff"))
+DAMAGE(salt_nul, m->cache_salt = call_bytes("a\0b", 3))
+DAMAGE(retention_list, m->retention_json = text("[]"))
+DAMAGE(retention_broken, m->retention_json = text("{"))
+DAMAGE(empty_stop, (many_stops[0] = text(""), p->n_stop = 1, p->stop = many_stops))
+DAMAGE(nul_stop, (many_stops[0] = call_bytes("a\0", 2), p->n_stop = 1, p->stop = many_stops))
+DAMAGE(too_many_stops, (p->n_stop = ENGINE_STOPS_MAX + 1, p->stop = many_stops))
+DAMAGE(stop_id, (p->n_stop_token_ids = 1, p->stop_token_ids = &huge_id))
+DAMAGE(many_n, (p->n_opt_case = 1, p->n = UINT32_MAX))
+DAMAGE(many_tokens, (p->max_tokens_opt_case = 1, p->max_tokens = UINT32_MAX))
+DAMAGE(many_min, p->min_tokens = UINT32_MAX)
+DAMAGE(negative_logprobs, (p->logprobs_opt_case = 1, p->logprobs = -1))
+DAMAGE(many_prompt_logprobs, (p->prompt_logprobs_opt_case = 1, p->prompt_logprobs = 21))
+DAMAGE(same_bias, (p->n_logit_bias = 2, p->logit_bias = two_biases))
+DAMAGE(prompt_id, (m->input_case = OCTAVO__V1__GENERATE_REQUEST__INPUT_TOKEN_IDS,
+                   m->token_ids = &bad_ids, bad_ids.n_ids = 1, bad_ids.ids = &huge_id))
+DAMAGE(message_text, (m->input_case = OCTAVO__V1__GENERATE_REQUEST__INPUT_CHAT, m->chat = &bad_chat,
+                      bad_chat.tools_json = text(""), bad_chat.n_messages = 1,
+                      bad_chat.messages = bad_messages, bad_message.content = text("\xc3")))
+DAMAGE(message_calls, (message_text(m, p), bad_message.content = text(""),
+                       bad_message.tool_calls_json = text("1")))
 static uint8_t much_json[FIELD_JSON_BYTES_MAX + 1]; // refused unread
-SPOIL(large_retention, m->retention_json = call_bytes((const char *)much_json, sizeof much_json))
-SPOIL(large_tools,
-      (message_text(m, p), bad_message.content = text(""), bad_message.tool_calls_json = text("[]"),
-       bad_chat.tools_json = call_bytes((const char *)much_json, FIELD_JSON_BYTES_MAX - 1)))
-SPOIL(many_messages, (message_text(m, p), bad_chat.n_messages = 16385))
-SPOIL_FLOAT(temperature)
-SPOIL_FLOAT(top_p)
-SPOIL_FLOAT(min_p)
-SPOIL_FLOAT(presence_penalty)
-SPOIL_FLOAT(frequency_penalty)
-SPOIL_FLOAT(repetition_penalty)
+DAMAGE(large_retention, m->retention_json = call_bytes((const char *)much_json, sizeof much_json))
+DAMAGE(large_tools,
+       (message_text(m, p), bad_message.content = text(""),
+        bad_message.tool_calls_json = text("[]"),
+        bad_chat.tools_json = call_bytes((const char *)much_json, FIELD_JSON_BYTES_MAX - 1)))
+DAMAGE(many_messages, (message_text(m, p), bad_chat.n_messages = 16385))
+DAMAGE_FLOAT(temperature)
+DAMAGE_FLOAT(top_p)
+DAMAGE_FLOAT(min_p)
+DAMAGE_FLOAT(presence_penalty)
+DAMAGE_FLOAT(frequency_penalty)
+DAMAGE_FLOAT(repetition_penalty)
 
 static const struct {
-    void (*spoil)(generate_request *m, sampling_params *p);
+    void (*damage)(generate_request *m, sampling_params *p);
     status_code code;
     const char *text;
 } refusals[] = {
@@ -291,7 +292,7 @@ static void test_refusals(void **state)
         error err = {{0}};
         with_prompt(&m, "hi");
         m.sampling = &p;
-        refusals[i].spoil(&m, &p);
+        refusals[i].damage(&m, &p);
         status st = octavo_v1_request_of(&served, &m, &r, &err);
         assert_int_equal(st.code, refusals[i].code);
         err.text[strlen(refusals[i].text)] = '\0';

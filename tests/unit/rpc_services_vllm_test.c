@@ -135,38 +135,38 @@ static Vllm__Grpc__Engine__SamplingParams__LogitBiasEntry negative =
     VLLM__GRPC__ENGINE__SAMPLING_PARAMS__LOGIT_BIAS_ENTRY__INIT;
 static Vllm__Grpc__Engine__SamplingParams__LogitBiasEntry *negative_list[] = {&negative, &negative};
 
-#define SPOIL(name, code)                                                                          \
+#define DAMAGE(name, code)                                                                         \
     static void name(generate_request *m, sampling_params *p)                                      \
     {                                                                                              \
         (void)m;                                                                                   \
         (void)p;                                                                                   \
         code;                                                                                      \
     }
-#define SPOIL_CONSTRAINT(name, number) SPOIL(name, p->constraint_case = number)
+#define DAMAGE_CONSTRAINT(name, number) DAMAGE(name, p->constraint_case = number)
 
-SPOIL(no_input, m->input_case = 0)
-SPOIL(mm, m->mm_inputs = &images)
-SPOIL(media, (m->n_media_refs = 1, m->media_refs = &reference))
-SPOIL(extra_mm, (m->n_extra_mm_inputs = 1, m->extra_mm_inputs = &reference))
-SPOIL(kv, m->kv_transfer_params = &transfer)
-SPOIL(kv_json, m->kv_transfer_params_json_opt_case = 8)
-SPOIL(rank, (m->data_parallel_rank_opt_case = 9, m->data_parallel_rank = 1))
-SPOIL(truncate, p->truncate_prompt_tokens_opt_case = 27)
-SPOIL_CONSTRAINT(schema, 16)
-SPOIL_CONSTRAINT(regex, 17)
-SPOIL_CONSTRAINT(grammar, 18)
-SPOIL_CONSTRAINT(structural, 19)
-SPOIL_CONSTRAINT(json_object_wanted, 20)
-SPOIL_CONSTRAINT(choice, 21)
-SPOIL(all_logprobs, (p->logprobs_opt_case = 22, p->logprobs = -1))
-SPOIL(bad_top_k, p->top_k = UINT32_MAX)
-SPOIL(nan_top_p, p->top_p = NAN)
-SPOIL(nan_min_p, p->min_p = INFINITY)
-SPOIL(negative_bias, (negative.key = -1, p->n_logit_bias = 1, p->logit_bias = negative_list))
-SPOIL(same_bias, (negative.key = 3, p->n_logit_bias = 2, p->logit_bias = negative_list))
+DAMAGE(no_input, m->input_case = 0)
+DAMAGE(mm, m->mm_inputs = &images)
+DAMAGE(media, (m->n_media_refs = 1, m->media_refs = &reference))
+DAMAGE(extra_mm, (m->n_extra_mm_inputs = 1, m->extra_mm_inputs = &reference))
+DAMAGE(kv, m->kv_transfer_params = &transfer)
+DAMAGE(kv_json, m->kv_transfer_params_json_opt_case = 8)
+DAMAGE(rank, (m->data_parallel_rank_opt_case = 9, m->data_parallel_rank = 1))
+DAMAGE(truncate, p->truncate_prompt_tokens_opt_case = 27)
+DAMAGE_CONSTRAINT(schema, 16)
+DAMAGE_CONSTRAINT(regex, 17)
+DAMAGE_CONSTRAINT(grammar, 18)
+DAMAGE_CONSTRAINT(structural, 19)
+DAMAGE_CONSTRAINT(json_object_wanted, 20)
+DAMAGE_CONSTRAINT(choice, 21)
+DAMAGE(all_logprobs, (p->logprobs_opt_case = 22, p->logprobs = -1))
+DAMAGE(bad_top_k, p->top_k = UINT32_MAX)
+DAMAGE(nan_top_p, p->top_p = NAN)
+DAMAGE(nan_min_p, p->min_p = INFINITY)
+DAMAGE(negative_bias, (negative.key = -1, p->n_logit_bias = 1, p->logit_bias = negative_list))
+DAMAGE(same_bias, (negative.key = 3, p->n_logit_bias = 2, p->logit_bias = negative_list))
 
 static const struct {
-    void (*spoil)(generate_request *m, sampling_params *p);
+    void (*damage)(generate_request *m, sampling_params *p);
     status_code code;
     const char *text;
 } refusals[] = {
@@ -202,7 +202,7 @@ static void test_refusals(void **state)
         error err = {{0}};
         with_text(&m);
         m.sampling_params = &p;
-        refusals[i].spoil(&m, &p);
+        refusals[i].damage(&m, &p);
         status st = vllm_request_of(&served, &m, NULL, 0, &r, &err);
         assert_string_equal(err.text, refusals[i].text);
         assert_int_equal(st.code, refusals[i].code);

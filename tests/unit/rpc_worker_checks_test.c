@@ -391,7 +391,7 @@ static void absurd_numbers_are_refused(void **state)
     arena_destroy(&packing);
 }
 
-static void what_a_rank_says_is_checked(void **state)
+static void results_of_a_rank_are_checked(void **state)
 {
     (void)state;
     arena a;
@@ -437,7 +437,7 @@ int main(void)
         cmocka_unit_test(a_draw_without_a_logprob_is_taken),
         cmocka_unit_test(configs_come_out_as_they_went_in),
         cmocka_unit_test(absurd_numbers_are_refused),
-        cmocka_unit_test(what_a_rank_says_is_checked),
+        cmocka_unit_test(results_of_a_rank_are_checked),
     };
     return cmocka_run_group_tests_name("rpc_worker_checks", tests, NULL, NULL);
 }

@@ -377,7 +377,7 @@ static void results_come_out_as_they_went_in(void **state)
     free(p);
 }
 
-static void a_failed_step_says_why(void **state)
+static void a_failed_step_gives_its_reason(void **state)
 {
     (void)state;
     arena a;
@@ -470,7 +470,7 @@ int main(void)
         cmocka_unit_test(a_plan_ahead_of_its_tokens_stays_here),
         cmocka_unit_test(results_come_out_as_they_went_in),
         cmocka_unit_test(scores_are_small),
-        cmocka_unit_test(a_failed_step_says_why),
+        cmocka_unit_test(a_failed_step_gives_its_reason),
         cmocka_unit_test(a_running_sequence_takes_few_bytes),
     };
     return cmocka_run_group_tests_name("rpc_worker_codec", tests, NULL, NULL);

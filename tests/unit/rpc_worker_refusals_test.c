@@ -93,7 +93,7 @@ static void a_second_coordinator_is_refused(void **state)
     expect_served(s);
 }
 
-static void nobody_listens(void **state)
+static void no_worker_listens(void **state)
 {
     site *s = site_of(state, 2);
     site_start(s, true);
@@ -244,7 +244,7 @@ int main(void)
         cmocka_unit_test_teardown(another_model_is_refused, teardown),
         cmocka_unit_test_teardown(another_number_of_ranks_is_refused, teardown),
         cmocka_unit_test_teardown(a_second_coordinator_is_refused, teardown),
-        cmocka_unit_test_teardown(nobody_listens, teardown),
+        cmocka_unit_test_teardown(no_worker_listens, teardown),
         cmocka_unit_test_teardown(only_those_with_certificates_are_served, teardown),
         cmocka_unit_test_teardown(calls_out_of_turn_are_refused, teardown),
         cmocka_unit_test_teardown(garbage_is_survived, teardown),

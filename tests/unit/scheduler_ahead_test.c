@@ -116,7 +116,7 @@ static void one_in_flight_unless_asked_for_more(void **state)
 }
 
 /* Shares of the step before are found by their own index, also after a sequence left. */
-static void who_leaves_changes_the_index(void **state)
+static void a_leaving_sequence_changes_the_index(void **state)
 {
     (void)state;
     fixture *f = begin_ahead(small_options());
@@ -134,7 +134,7 @@ static void who_leaves_changes_the_index(void **state)
 
 /* Request 1 draws a stop token in the step that is collected: its row in the next step is
  * discarded. */
-static void who_has_ended_has_a_row_in_vain(void **state)
+static void an_ended_sequence_has_a_discarded_row(void **state)
 {
     (void)state;
     fixture *f = begin_ahead(small_options());
@@ -316,7 +316,7 @@ static void an_arrival_is_not_kept_waiting(void **state)
 }
 
 /* A request that cannot start does not make steps wait, until an event could let it start. */
-static void who_cannot_start_is_not_waited_for(void **state)
+static void a_sequence_that_cannot_start_is_passed(void **state)
 {
     (void)state;
     sched_options o = small_options();
@@ -443,7 +443,7 @@ static void pages_that_are_short_are_awaited(void **state)
     finish(f);
 }
 
-static void who_is_paused_has_no_row(void **state)
+static void a_paused_sequence_has_no_row(void **state)
 {
     (void)state;
     fixture *f = begin_ahead(small_options());
@@ -468,8 +468,8 @@ int main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(one_step_is_always_behind),
         cmocka_unit_test(one_in_flight_unless_asked_for_more),
-        cmocka_unit_test(who_leaves_changes_the_index),
-        cmocka_unit_test(who_has_ended_has_a_row_in_vain),
+        cmocka_unit_test(a_leaving_sequence_changes_the_index),
+        cmocka_unit_test(an_ended_sequence_has_a_discarded_row),
         cmocka_unit_test(an_abort_between_two_steps),
         cmocka_unit_test(a_row_in_vain_takes_no_page),
         cmocka_unit_test(a_session_has_no_row_in_vain),
@@ -477,12 +477,12 @@ int main(void)
         cmocka_unit_test(a_failed_step_takes_the_next_one_along),
         cmocka_unit_test(a_failed_step_that_was_planned_ahead),
         cmocka_unit_test(an_arrival_is_not_kept_waiting),
-        cmocka_unit_test(who_cannot_start_is_not_waited_for),
+        cmocka_unit_test(a_sequence_that_cannot_start_is_passed),
         cmocka_unit_test(the_last_token_is_the_last),
         cmocka_unit_test(a_retention_point_is_awaited),
         cmocka_unit_test(a_point_without_measures_is_awaited),
         cmocka_unit_test(pages_that_are_short_are_awaited),
-        cmocka_unit_test(who_is_paused_has_no_row),
+        cmocka_unit_test(a_paused_sequence_has_no_row),
     };
     return cmocka_run_group_tests_name("scheduler, steps ahead", tests, NULL, NULL);
 }

@@ -442,7 +442,7 @@ static void pages_of_its_own_hit_do_not_come_free(void **state)
 }
 
 /* A request that waits to continue holds pages that a request of better rank may need. */
-static void who_waits_gives_way(void **state)
+static void a_waiting_sequence_gives_way(void **state)
 {
     (void)state;
     for (uint32_t tier = 0; tier < 2; tier++) {
@@ -583,7 +583,7 @@ int main(void)
         cmocka_unit_test(not_for_nothing),
         cmocka_unit_test(shared_pages_are_counted_once),
         cmocka_unit_test(pages_of_its_own_hit_do_not_come_free),
-        cmocka_unit_test(who_waits_gives_way),
+        cmocka_unit_test(a_waiting_sequence_gives_way),
         cmocka_unit_test(what_was_swapped_is_stored),
         cmocka_unit_test(turns_are_counted),
         cmocka_unit_test(memory_may_be_short),

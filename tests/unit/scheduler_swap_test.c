@@ -50,7 +50,7 @@ static void make_pages_short(fixture *f)
     post(f, (sched_event){.kind = SCHED_RESUME, .request = 1, .choice = 0});
 }
 
-static void who_has_dropped_is_swapped(void **state)
+static void a_sequence_that_has_dropped_is_swapped(void **state)
 {
     (void)state;
     fixture *f = begin(with_tier(7, 8));
@@ -251,7 +251,7 @@ static void memory_may_be_short(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(who_has_dropped_is_swapped),
+        cmocka_unit_test(a_sequence_that_has_dropped_is_swapped),
         cmocka_unit_test(a_full_tier_means_replay),
         cmocka_unit_test(what_ended_leaves_the_tier),
         cmocka_unit_test(short_ones_are_computed_again),
