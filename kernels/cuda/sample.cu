@@ -55,13 +55,13 @@ static DEVICE best block_best(best b)
     return b;
 }
 
-static const uint32_t NOBODY = 0xffffffffu;
+static const uint32_t NO_TOKEN = 0xffffffffu;
 
 /* The largest of x [n]. With `after`, only elements that follow it, by value and then by id,
  * count. */
 static DEVICE best row_best(const float *x, uint32_t n, const best *after)
 {
-    best b = {-INFINITY, NOBODY};
+    best b = {-INFINITY, NO_TOKEN};
     for_each(x, n, [&](float v, uint32_t i) {
         if (!after || v < after->value || (v == after->value && i > after->id)) b = better(b, v, i);
     });
@@ -283,7 +283,7 @@ static DEVICE noise philox(u64 key, u64 low, u64 high)
  * cannot win any more are skipped. */
 static DEVICE uint32_t draw_token(const float *x, uint32_t n, const gpu_draw &d, const kept &k)
 {
-    best b = {-INFINITY, NOBODY};
+    best b = {-INFINITY, NO_TOKEN};
     for (uint32_t i = threadIdx.x * 4; i < n; i += DRAW_THREADS * 4) {
         noise r = {{0, 0, 0, 0}};
         bool made = false;
@@ -309,9 +309,9 @@ static DEVICE uint32_t draw(digits &all, const gpu_sampling &s, const gpu_draw &
         __syncthreads();
     }
     best top = row_best(x, n, NULL);
-    uint32_t greedy = top.id == NOBODY ? 0 : top.id;
+    uint32_t greedy = top.id == NO_TOKEN ? 0 : top.id;
     if (d.temperature < GREEDY_BELOW) return greedy;
-    kept k = {top.value + d.log_min_p, 0, NOBODY};
+    kept k = {top.value + d.log_min_p, 0, NO_TOKEN};
     uint32_t left = count_kept(x, n, k);
     if (left == 0) return greedy; /* every logit is -inf or NaN: still returns a token */
     if (d.top_k > 0 && d.top_k < left) {
@@ -325,7 +325,7 @@ static DEVICE uint32_t draw(digits &all, const gpu_sampling &s, const gpu_draw &
     }
     if (d.top_p < 1.0f && left > 1) keep_top_p(all, x, n, top.value, d.top_p, &k);
     uint32_t token = draw_token(x, n, d, k);
-    return token == NOBODY ? greedy : token;
+    return token == NO_TOKEN ? greedy : token;
 }
 
 /* Sets logprob, rank and top tokens from the raw logits. */
@@ -352,7 +352,7 @@ static DEVICE void score(const float *x, uint32_t n, uint32_t token, uint32_t n_
             best after = top;
             top = row_best(x, n, &after);
         }
-        if (top.id == NOBODY) break;
+        if (top.id == NO_TOKEN) break;
         if (threadIdx.x == 0) {
             out->top_ids[have] = top.id;
             out->top_logprobs[have] = (float)((double)top.value - lse);

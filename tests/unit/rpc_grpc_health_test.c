@@ -43,16 +43,16 @@ static int teardown(void **state)
 static int next_status(client_call *k)
 {
     strbuf in = {0};
-    int told = -1;
+    int reported = -1;
     if (client_read(k, &in)) {
         Grpc__Health__V1__HealthCheckResponse *r =
             grpc__health__v1__health_check_response__unpack(NULL, in.size, (uint8_t *)in.data);
         assert_non_null(r);
-        told = (int)r->status;
+        reported = (int)r->status;
         grpc__health__v1__health_check_response__free_unpacked(r, NULL);
     }
     strbuf_destroy(&in);
-    return told;
+    return reported;
 }
 
 static client_call *ask_health(fixture *f, const char *what, const char *name)

@@ -105,8 +105,8 @@ static int teardown(void **state)
 /* ---- a client -------------------------------------------------------------------------------- */
 
 /* Sends and reads to the end. False when the server refuses the client. */
-static bool ask_tls(const world *w, const identity *who, const char *versions, const char *request,
-                    strbuf *out)
+static bool ask_tls(const world *w, const identity *client, const char *versions,
+                    const char *request, strbuf *out)
 {
     gnutls_certificate_credentials_t cred;
     gnutls_session_t tls;
@@ -114,7 +114,8 @@ static bool ask_tls(const world *w, const identity *who, const char *versions, c
     int fd = client_open(w->f);
     gnutls_certificate_allocate_credentials(&cred);
     gnutls_certificate_set_x509_trust(cred, (gnutls_x509_crt_t *)&w->ca.crt, 1);
-    if (who) gnutls_certificate_set_x509_key(cred, (gnutls_x509_crt_t *)&who->crt, 1, who->key);
+    if (client)
+        gnutls_certificate_set_x509_key(cred, (gnutls_x509_crt_t *)&client->crt, 1, client->key);
     gnutls_init(&tls, GNUTLS_CLIENT);
     gnutls_priority_set_direct(tls, versions, NULL);
     gnutls_credentials_set(tls, GNUTLS_CRD_CERTIFICATE, cred);

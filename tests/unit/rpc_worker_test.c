@@ -171,11 +171,11 @@ static void tries_leave_nothing(void **state)
     site *s = site_of(state, 2);
     struct sockaddr_in at = {.sin_family = AF_INET, .sin_addr.s_addr = htonl(INADDR_LOOPBACK)};
     socklen_t n = sizeof at;
-    int nobody = socket(AF_INET, SOCK_STREAM, 0); // has a port, but does not listen
+    int silent = socket(AF_INET, SOCK_STREAM, 0); // has a port, but does not listen
     char address[128];
     size_t before = 0;
-    assert_return_code(bind(nobody, (struct sockaddr *)&at, sizeof at), 0);
-    assert_return_code(getsockname(nobody, (struct sockaddr *)&at, &n), 0);
+    assert_return_code(bind(silent, (struct sockaddr *)&at, sizeof at), 0);
+    assert_return_code(getsockname(silent, (struct sockaddr *)&at, &n), 0);
     snprintf(address, sizeof address, "127.0.0.1:%u", ntohs(at.sin_port));
     site_start_worker(s, 0, "127.0.0.1:0");
     site_start_worker(s, 1, "127.0.0.1:0");
@@ -193,7 +193,7 @@ static void tries_leave_nothing(void **state)
         if (i == NAPS) fail_msg("%zu files, there were %zu", n_files(), before);
         site_nap();
     }
-    close(nobody);
+    close(silent);
     snprintf(address, sizeof address, "%s", s->ranks[1].address);
     expect_same_bits(s); // nor did a worker keep an aborted session
 }

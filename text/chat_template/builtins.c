@@ -82,11 +82,11 @@ bool tmpl_call_test(render *r, const builtin *b, value self, const call_args *ca
     return true;
 }
 
-bool arg_text(render *r, const char *who, value v, text *out)
+bool arg_text(render *r, const char *name, value v, text *out)
 {
     if (v.kind == V_MISSING || v.kind == V_NONE) return true;
     if (v.kind != V_STRING)
-        return render_fail(r, STATUS_INVALID, "%s wants a str, not %s", who, value_type(v));
+        return render_fail(r, STATUS_INVALID, "%s wants a str, not %s", name, value_type(v));
     *out = text_of(v);
     return true;
 }

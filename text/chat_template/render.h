@@ -104,7 +104,7 @@ bool tmpl_call_test(render *r, const builtin *b, value self, const call_args *ca
 static inline bool arg_given(value v) { return v.kind != V_MISSING; }
 static inline bool arg_truth(value v) { return v.kind != V_MISSING && value_truth(v); }
 /* Reads a string argument; V_MISSING and None leave *out unchanged. */
-bool arg_text(render *r, const char *who, value v, text *out);
+bool arg_text(render *r, const char *name, value v, text *out);
 bool arg_int(render *r, value v, int64_t *out);
 
 /* ---- access.c ---- */
