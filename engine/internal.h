@@ -377,7 +377,7 @@ void slots_forget(engine *e, engine_stream *s);
 void slots_fail_all(engine *e, status_code code, const char *text);
 /* Fails what is in the inbox of an engine without a backend. When the inbox is empty, waits up to
  * wait_us for news. */
-void slots_turn_away(engine *e, int64_t wait_us);
+void slots_refuse_added(engine *e, int64_t wait_us);
 
 /* ---- the backend under watch (watch.c) ------------------------------------------------------- */
 

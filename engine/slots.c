@@ -155,7 +155,7 @@ void slots_take_inbox(engine *e, const inbox_batch *batch)
     }
 }
 
-void slots_turn_away(engine *e, int64_t wait_us)
+void slots_refuse_added(engine *e, int64_t wait_us)
 {
     inbox_batch batch = inbox_drain(e, wait_us);
     slots_take_inbox(e, &batch);

@@ -55,7 +55,7 @@ static void give_up_backend(engine *e)
     if (atomic_exchange(&e->state, ENGINE_BROKEN) != ENGINE_BROKEN)
         log_trouble(
             e, "the stuck step does not end: all requests that waited for the backend have failed");
-    slots_turn_away(e, 0);
+    slots_refuse_added(e, 0);
 }
 
 static void *watchdog(void *arg)
@@ -162,7 +162,7 @@ static status restart_when_possible(engine *e, backend *fresh, error *err)
             snprintf(last_error, sizeof last_error, "%s", err->text);
             log_delay(e, last_error);
         }
-        slots_turn_away(e, RESTART_PAUSE_US);
+        slots_refuse_added(e, RESTART_PAUSE_US);
     }
 }
 
