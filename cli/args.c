@@ -58,13 +58,19 @@ bool args_read_bytes(const char *text, uint64_t *out)
     return true;
 }
 
-static bool in_range(const arg_flag *f, double v) { return v >= f->min && v <= f->max; }
+static bool in_range(const arg_flag *f, double v)
+{
+    return (f->above_min ? v > f->min : v >= f->min) && v <= f->max;
+}
 
 static bool out_of_range(const arg_flag *f, const char *text, const char *what, error *err)
 {
     if (f->max >= 4294967295.0)
         error_set(err, STATUS_INVALID, "--%s: '%.64s' must be %s, %.15g or more", f->name, text,
                   what, f->min);
+    else if (f->above_min)
+        error_set(err, STATUS_INVALID, "--%s: '%.64s' must be %s above %.15g and up to %.15g",
+                  f->name, text, what, f->min, f->max);
     else
         error_set(err, STATUS_INVALID, "--%s: '%.64s' must be %s from %.15g to %.15g", f->name,
                   text, what, f->min, f->max);

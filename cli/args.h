@@ -41,6 +41,7 @@ typedef struct arg_flag {
     arg_kind kind;
     size_t offset;       // of the target in the group's struct
     double min, max;     // numbers, inclusive
+    bool above_min;      // ARG_JSON_NUMBER: min itself is out of range
     const char *initial; // the value when the flag is not given (shown in help); NULL = left alone
     const char *const *options; // ARG_OPTION: NULL-terminated
     const char *field;          // ARG_FIELD: the member's name

@@ -1,14 +1,15 @@
 /* `octavo run`: its flags, the session, and the choice between --prompts, --prompt and --chat. */
 #include "cli/run.h"
 
+#include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
 /* The row of a flag that is a field of a request. */
-#define FIELD(flag, value, request_field, json_kind, range_min, range_max, help)                   \
+#define FIELD(flag, value, request_field, json_kind, help)                                         \
     ARG_ROW(flag, value, ARG_FIELD, run_flags, fields, help, .field = request_field,               \
-            .json = json_kind, .min = range_min, .max = range_max)
+            .json = json_kind)
 
 static const arg_flag input_flags[] = {
     ARG_ROW("prompt", "TEXT", ARG_TEXT, run_flags, prompt, "answer this text"),
@@ -23,42 +24,15 @@ static const arg_flag input_flags[] = {
             "print a JSON line for each choice, as --prompts does"),
 };
 
-static const arg_flag sampling_flags[] = {
-    FIELD("max-tokens", "N", "max_tokens", ARG_JSON_WHOLE, 0, 0x1p31 - 1,
-          "most tokens of an answer (default: what the context has room for); 0 scores the prompt"),
-    FIELD("min-tokens", "N", "min_tokens", ARG_JSON_WHOLE, 0, 0x1p31 - 1,
-          "no end before so many tokens"),
-    FIELD("temperature", "T", "temperature", ARG_JSON_NUMBER, 0, 100,
-          "0 is greedy (default: the model's generation_config.json, else greedy)"),
-    FIELD("top-p", "P", "top_p", ARG_JSON_NUMBER, 1e-30, 1,
-          "sample from the likeliest P of the mass"),
-    FIELD("top-k", "K", "top_k", ARG_JSON_WHOLE, -1, 0x1p31 - 1,
-          "sample from the K likeliest tokens; -1 is all"),
-    FIELD("min-p", "P", "min_p", ARG_JSON_NUMBER, 0, 1,
-          "leave out what is less likely than P times the likeliest"),
-    FIELD("presence-penalty", "X", "presence_penalty", ARG_JSON_NUMBER, -2, 2,
-          "taken off a token's logit once it has been said"),
-    FIELD("frequency-penalty", "X", "frequency_penalty", ARG_JSON_NUMBER, -2, 2,
-          "taken off for each time it has been said"),
-    FIELD("repetition-penalty", "X", "repetition_penalty", ARG_JSON_NUMBER, 1e-30, 2,
-          "divides the logits of tokens in prompt and answer; 1 is off"),
-    FIELD("seed", "N", "seed", ARG_JSON_WHOLE, 0, 0x1p63, "makes sampling repeatable"),
-    FIELD("n", "N", "n", ARG_JSON_WHOLE, 1, ENGINE_N_MAX, "choices for each prompt"),
-    FIELD("stop", "TEXT", "stop", ARG_JSON_STRINGS, 0, 0,
-          "end an answer before this text; may be repeated"),
-    FIELD("ignore-eos", NULL, "ignore_eos", ARG_JSON_TRUE, 0, 0,
-          "go on after the model's end of sequence"),
-    FIELD("logprobs", "N", "logprobs", ARG_JSON_WHOLE, 0, SAMPLE_LOGPROBS_MAX,
-          "report each token's log-probability and the N likeliest (JSON lines only)"),
-    FIELD("prompt-logprobs", "N", "prompt_logprobs", ARG_JSON_WHOLE, 0, SAMPLE_LOGPROBS_MAX,
-          "the same of each token of the prompt (JSON lines only)"),
-};
+/* Fields of requests that are no scalars. */
+static const arg_flag stop_flag = FIELD("stop", "TEXT", "stop", ARG_JSON_STRINGS,
+                                        "end an answer before this text; may be repeated");
 
 static const arg_flag keep_flags[] = {
-    FIELD("retention", "JSON", "retention", ARG_JSON_OBJECT, 0, 0,
+    FIELD("retention", "JSON", "retention", ARG_JSON_OBJECT,
           "which KV pages stay, such as '{\"method\":\"chunkkv\",\"ratio\":0.25}'; see octavo "
           "methods"),
-    FIELD("session", "ID", "session", ARG_JSON_TEXT, 0, 0,
+    FIELD("session", "ID", "session", ARG_JSON_TEXT,
           "go on from the pages that the last request of this session left, and leave one's own: "
           "with --chat, no turn is computed anew"),
 };
@@ -80,6 +54,29 @@ static const char about[] =
     "A line that cannot be run gives {\"id\", \"error\": {\"message\", \"line\"}}; the others go "
     "on, and the exit\n"
     "status is 1.";
+
+/* The flag of a field that has one; its range is the field's. */
+static arg_flag flag_of(const engine_field *f)
+{
+    arg_flag flag = FIELD(f->flag.name, f->flag.value, f->name, ARG_JSON_WHOLE, f->help);
+    flag.min = fmax(f->range.min, INT32_MIN);
+    flag.max = fmin(f->range.max, INT32_MAX);
+    flag.above_min = f->range.above;
+    if (f->kind == ENGINE_FIELD_FLOAT) flag.json = ARG_JSON_NUMBER;
+    if (f->kind == ENGINE_FIELD_BOOL) flag.json = ARG_JSON_TRUE;
+    if (f->kind == ENGINE_FIELD_SEED) flag.min = 0, flag.max = 0x1p63;
+    return flag;
+}
+
+/* Fills out [ENGINE_FIELDS + 1]. Returns the number of flags. */
+static size_t sampling_flags(arg_flag *out)
+{
+    size_t n = 0;
+    for (size_t i = 0; i < ENGINE_FIELDS; i++)
+        if (engine_fields()[i].flag.name) out[n++] = flag_of(&engine_fields()[i]);
+    out[n++] = stop_flag;
+    return n;
+}
 
 /* ---- the session ----------------------------------------------------------------------------- */
 
@@ -135,10 +132,12 @@ int cli_run(int argc, char **argv)
 {
     model_flags model = {0};
     run_session s = {0};
+    arg_flag sampling[ENGINE_FIELDS + 1];
+    size_t n_sampling = sampling_flags(sampling);
     const arg_group groups[] = {
         {"What to run (one of --prompt, --chat, --prompts)", input_flags,
          sizeof input_flags / sizeof input_flags[0], &s.flags},
-        {"Sampling", sampling_flags, sizeof sampling_flags / sizeof sampling_flags[0], &s.flags},
+        {"Sampling", sampling, n_sampling, &s.flags},
         {"Retention", keep_flags, sizeof keep_flags / sizeof keep_flags[0], &s.flags},
         retention_flags_group(&s.retention),
         model_flags_group(&model),

@@ -22,6 +22,7 @@
 
 #include "base/base.h"
 #include "engine/metrics.h"
+#include "engine/request_fields.h"
 #include "scheduler/scheduler.h"
 #include "text/chat_template.h"
 #include "text/tokenizer.h"
@@ -96,29 +97,18 @@ typedef struct engine_request {
     json_t *tools;    // optional, for the template
     uint32_t *prompt_token_ids;
     uint32_t n_prompt_token_ids;
-    uint32_t max_tokens; // 0 = as many as fit
-    bool score_only;     // "max_tokens": 0 in JSON: generates nothing, requires prompt_logprobs
-    uint32_t min_tokens;
-    uint32_t n;
-    float temperature, top_p, min_p;
-    int32_t top_k; // -1 or 0 = all
-    float presence_penalty, frequency_penalty, repetition_penalty;
+    /* The scalar fields: temperature, n, max_tokens (0 = as many as fit), … */
+#define FIELD(kind, name, ...) ENGINE_TYPE_##kind name;
+#include "engine/request_fields.inc"
+    bool score_only; // max_tokens was given as 0: generates nothing, requires prompt_logprobs
     bool has_seed;
-    uint64_t seed;
-    int32_t logprobs;        // -1 = none, else the top n
-    int32_t prompt_logprobs; // -1 = none, else the top n of each prompt token; no prefix hit then
     char *stop[ENGINE_STOPS_MAX];
     uint32_t n_stop;
     uint32_t *stop_token_ids;
     uint32_t n_stop_token_ids;
-    bool ignore_eos;
-    bool include_stop_str_in_output;
-    bool skip_special_tokens; // default true
-    bool add_special_tokens;  // default true for prompt, false for messages
-    uint32_t *bias_ids;       // logit_bias
+    uint32_t *bias_ids; // logit_bias
     float *bias;
     uint32_t n_bias;
-    int32_t priority;
     char *cache_salt;  // NULL = none; requests with different salts share no prefixes
     json_t *retention; // NULL = the engine's default
     /* The request continues from the pages that the last request of this session left, and leaves

@@ -1,23 +1,15 @@
 /* Defaults, copies and limits of a request's fields. */
 #include "engine/internal.h"
 
+#include <math.h>
 #include <stdlib.h>
 #include <string.h>
 
 void engine_request_init(engine_request *r, const engine_defaults *defaults)
 {
     *r = (engine_request){
-        .max_tokens = defaults->max_tokens,
-        .n = 1,
-        .temperature = defaults->temperature,
-        .top_p = defaults->top_p,
-        .min_p = defaults->min_p,
-        .top_k = defaults->top_k,
-        .repetition_penalty = defaults->repetition_penalty,
-        .logprobs = -1,
-        .prompt_logprobs = -1,
-        .skip_special_tokens = true,
-        .add_special_tokens = true,
+#define FIELD(kind, name, initial, ...) .name = initial,
+#include "engine/request_fields.inc"
     };
 }
 
@@ -114,27 +106,38 @@ static status check_source(const engine_request *r, const backend_info *info, bo
     return STATUS_IS_OK;
 }
 
-/* False for NaN. */
-static bool is_in_range(float v, float min, float max) { return v >= min && v <= max; }
-
-static status check_sampling(const engine_request *r, error *err)
+static double value_of(const engine_field *f, const engine_request *r)
 {
-    /* The least float above 0 stands for "more than 0". */
-    const struct {
-        float value, min, max;
-        const char *what;
-    } ranges[] = {
-        {r->temperature, 0, 100, "temperature: must be >= 0 and at most 100"},
-        {r->top_p, 0x1p-149f, 1, "top_p: must be in (0, 1]"},
-        {r->min_p, 0, 1, "min_p: must be in [0, 1]"},
-        {r->presence_penalty, -2, 2, "presence_penalty: must be in [-2, 2]"},
-        {r->frequency_penalty, -2, 2, "frequency_penalty: must be in [-2, 2]"},
-        {r->repetition_penalty, 0x1p-149f, 2, "repetition_penalty: must be in (0, 2]"},
-    };
-    for (size_t i = 0; i < sizeof ranges / sizeof *ranges; i++)
-        if (!is_in_range(ranges[i].value, ranges[i].min, ranges[i].max))
-            return error_set(err, STATUS_INVALID, "%s", ranges[i].what);
-    if (r->top_k < -1) return error_set(err, STATUS_INVALID, "top_k: must be -1 or more");
+    const void *member = (const char *)r + f->offset;
+    switch (f->kind) {
+    case ENGINE_FIELD_FLOAT: return *(const float *)member;
+    case ENGINE_FIELD_BOOL: return *(const bool *)member;
+    case ENGINE_FIELD_INT:
+    case ENGINE_FIELD_TOP:
+    case ENGINE_FIELD_LOGPROBS: return *(const int32_t *)member;
+    case ENGINE_FIELD_UINT:
+    case ENGINE_FIELD_LENGTH: return *(const uint32_t *)member;
+    case ENGINE_FIELD_SEED: return (double)*(const uint64_t *)member;
+    }
+    return NAN;
+}
+
+static status check_range(const engine_field *f, const engine_request *r, error *err)
+{
+    double value = value_of(f, r), min = f->range.min, max = f->range.max;
+    bool can_be_absent = f->kind == ENGINE_FIELD_TOP || f->kind == ENGINE_FIELD_LOGPROBS;
+    if (engine_field_in_range(f, value) || (can_be_absent && value == -1)) return STATUS_IS_OK;
+    if (isinf(max)) return error_set(err, STATUS_INVALID, "%s: must be %g or more", f->name, min);
+    if (f->kind != ENGINE_FIELD_FLOAT)
+        return error_set(err, STATUS_INVALID, "%s: must be in %g .. %g", f->name, min, max);
+    return error_set(err, STATUS_INVALID, "%s: must be in %c%g, %g]", f->name,
+                     f->range.above ? '(' : '[', min, max);
+}
+
+static status check_ranges(const engine_request *r, error *err)
+{
+    for (size_t i = 0; i < ENGINE_FIELDS; i++)
+        RETURN_IF_ERROR(check_range(&engine_fields()[i], r, err));
     return STATUS_IS_OK;
 }
 
@@ -154,12 +157,6 @@ static status check_lengths(const engine_request *r, const backend_info *info, e
         return error_set(err, STATUS_INVALID, "%s: must be 0 when the prompt is scored only",
                          r->max_tokens ? "max_tokens" : "min_tokens");
     return STATUS_IS_OK;
-}
-
-static status check_logprobs(const char *field, int32_t n, error *err)
-{
-    if (n >= -1 && n <= SAMPLE_LOGPROBS_MAX) return STATUS_IS_OK;
-    return error_set(err, STATUS_INVALID, "%s: must be in 0 .. %d", field, SAMPLE_LOGPROBS_MAX);
 }
 
 static status check_stops(const engine_request *r, const backend_info *info, error *err)
@@ -190,7 +187,7 @@ static status check_bias(const engine_request *r, const backend_info *info, erro
     if (r->n_bias > info->vocab_size)
         return error_set(err, STATUS_INVALID, "logit_bias: has more entries than the vocabulary");
     for (uint32_t i = 0; i < r->n_bias; i++)
-        if (r->bias_ids[i] >= info->vocab_size || !is_in_range(r->bias[i], -100, 100))
+        if (r->bias_ids[i] >= info->vocab_size || !(r->bias[i] >= -100 && r->bias[i] <= 100))
             return error_set(err, STATUS_INVALID,
                              "logit_bias: token %u: ids are below %u, values in [-100, 100]",
                              r->bias_ids[i], info->vocab_size);
@@ -210,9 +207,7 @@ status engine_request_check(const engine_request *r, const backend_info *info, b
 {
     RETURN_IF_ERROR(check_source(r, info, has_template, err));
     RETURN_IF_ERROR(check_lengths(r, info, err));
-    RETURN_IF_ERROR(check_sampling(r, err));
-    RETURN_IF_ERROR(check_logprobs("logprobs", r->logprobs, err));
-    RETURN_IF_ERROR(check_logprobs("prompt_logprobs", r->prompt_logprobs, err));
+    RETURN_IF_ERROR(check_ranges(r, err));
     RETURN_IF_ERROR(check_stops(r, info, err));
     RETURN_IF_ERROR(check_session(r, err));
     return check_bias(r, info, err);

@@ -1,5 +1,5 @@
-/* The JSON of a request, with OpenAI's names: one parser for every front end. Each field is a
- * row. */
+/* The JSON of a request, with OpenAI's names: one parser for every front end. The fields are the
+ * rows of request_fields.inc. */
 #include "engine/internal.h"
 
 #include <limits.h>
@@ -21,95 +21,61 @@ static status refuse_field(const field_place *at, error *err, const char *what)
 
 /* ---- scalars --------------------------------------------------------------------------------- */
 
-static status read_uint(const field_place *at, uint32_t min, uint32_t *out, error *err)
+static status read_uint(const field_place *at, const engine_field *f, engine_request *r, error *err)
 {
     json_int_t v = json_integer_value(at->value);
-    if (!json_is_integer(at->value) || v < (json_int_t)min || v > INT32_MAX)
-        return error_set(err, STATUS_INVALID, "%s: %s: must be an integer, %u or more", at->where,
-                         at->key, min);
-    *out = (uint32_t)v;
+    if (!json_is_integer(at->value) || v < (json_int_t)f->range.min || v > INT32_MAX)
+        return error_set(err, STATUS_INVALID, "%s: %s: must be an integer, %g or more", at->where,
+                         at->key, f->range.min);
+    engine_field_set_whole(f, v, r);
     return STATUS_IS_OK;
 }
 
-static status read_int(const field_place *at, int32_t *out, error *err)
+/* Reads a value of a field with a row. */
+static status read_scalar(const field_place *at, const engine_field *f, engine_request *r,
+                          error *err)
 {
-    json_int_t v = json_integer_value(at->value);
-    if (!json_is_integer(at->value) || v < INT32_MIN || v > INT32_MAX)
-        return refuse_field(at, err, "must be an integer of 32 bits");
-    *out = (int32_t)v;
-    return STATUS_IS_OK;
-}
-
-static status read_float(const field_place *at, float *out, error *err)
-{
-    if (!json_is_number(at->value)) return refuse_field(at, err, "must be a number");
-    *out = (float)json_number_value(at->value);
-    return STATUS_IS_OK;
-}
-
-static status read_bool(const field_place *at, bool *out, error *err)
-{
-    if (!json_is_boolean(at->value)) return refuse_field(at, err, "must be true or false");
-    *out = json_is_true(at->value);
-    return STATUS_IS_OK;
-}
-
-#define READER(name, call)                                                                         \
-    static status read_##name(const field_place *at, engine_request *r, error *err) { return call; }
-
-READER(min_tokens, read_uint(at, 0, &r->min_tokens, err))
-READER(n, read_uint(at, 1, &r->n, err))
-READER(top_k, read_int(at, &r->top_k, err))
-READER(priority, read_int(at, &r->priority, err))
-READER(temperature, read_float(at, &r->temperature, err))
-READER(top_p, read_float(at, &r->top_p, err))
-READER(min_p, read_float(at, &r->min_p, err))
-READER(presence_penalty, read_float(at, &r->presence_penalty, err))
-READER(frequency_penalty, read_float(at, &r->frequency_penalty, err))
-READER(repetition_penalty, read_float(at, &r->repetition_penalty, err))
-READER(ignore_eos, read_bool(at, &r->ignore_eos, err))
-READER(include_stop, read_bool(at, &r->include_stop_str_in_output, err))
-READER(skip_special, read_bool(at, &r->skip_special_tokens, err))
-READER(add_special, read_bool(at, &r->add_special_tokens, err))
-
-/* 0 asks for the prompt's logprobs alone. */
-static status read_max_tokens(const field_place *at, engine_request *r, error *err)
-{
-    RETURN_IF_ERROR(read_uint(at, 0, &r->max_tokens, err));
-    r->score_only = r->max_tokens == 0;
-    return STATUS_IS_OK;
-}
-
-static status read_prompt_logprobs(const field_place *at, engine_request *r, error *err)
-{
-    uint32_t n = 0;
-    RETURN_IF_ERROR(read_uint(at, 0, &n, err));
-    r->prompt_logprobs = (int32_t)n;
-    return STATUS_IS_OK;
-}
-
-static status read_seed(const field_place *at, engine_request *r, error *err)
-{
-    if (!json_is_integer(at->value)) return refuse_field(at, err, "must be an integer of 64 bits");
-    r->seed = (uint64_t)json_integer_value(at->value);
-    r->has_seed = true;
-    return STATUS_IS_OK;
-}
-
-/* An integer, or chat's boolean: true asks for the sampled token's logprob alone, and top_logprobs
- * for that many tokens beside it. */
-static status read_logprobs(const field_place *at, engine_request *r, error *err)
-{
-    if (json_is_boolean(at->value)) {
+    json_int_t whole = json_integer_value(at->value);
+    switch (f->kind) {
+    case ENGINE_FIELD_FLOAT:
+        if (!json_is_number(at->value)) return refuse_field(at, err, "must be a number");
+        engine_field_set_float(f, (float)json_number_value(at->value), r);
+        return STATUS_IS_OK;
+    case ENGINE_FIELD_BOOL:
+        if (!json_is_boolean(at->value)) return refuse_field(at, err, "must be true or false");
+        engine_field_set_whole(f, json_is_true(at->value), r);
+        return STATUS_IS_OK;
+    case ENGINE_FIELD_INT:
+        if (!json_is_integer(at->value) || whole < INT32_MIN || whole > INT32_MAX)
+            return refuse_field(at, err, "must be an integer of 32 bits");
+        engine_field_set_whole(f, whole, r);
+        return STATUS_IS_OK;
+    case ENGINE_FIELD_SEED:
+        if (!json_is_integer(at->value))
+            return refuse_field(at, err, "must be an integer of 64 bits");
+        engine_field_set_whole(f, whole, r);
+        return STATUS_IS_OK;
+    case ENGINE_FIELD_LOGPROBS:
+        /* Chat's boolean: true asks for the sampled token's logprob alone, and top_logprobs for
+         * that many tokens beside it. */
+        if (!json_is_boolean(at->value)) return read_uint(at, f, r, err);
         if (json_is_true(at->value) && r->logprobs < 0) r->logprobs = 0;
         return STATUS_IS_OK;
+    case ENGINE_FIELD_UINT:
+    case ENGINE_FIELD_LENGTH:
+    case ENGINE_FIELD_TOP: return read_uint(at, f, r, err);
     }
-    return read_int(at, &r->logprobs, err);
+    return STATUS_IS_OK;
+}
+
+static status read_max_completion_tokens(const field_place *at, engine_request *r, error *err)
+{
+    return read_uint(at, engine_field_find("max_tokens"), r, err);
 }
 
 static status read_top_logprobs(const field_place *at, engine_request *r, error *err)
 {
-    return read_int(at, &r->logprobs, err);
+    return read_uint(at, engine_field_find("logprobs"), r, err);
 }
 
 /* ---- strings and lists ----------------------------------------------------------------------- */
@@ -139,6 +105,9 @@ static status read_word(const field_place *at, char **out, error *err)
         return refuse_field(at, err, "holds a NUL byte");
     return STATUS_IS_OK;
 }
+
+#define READER(name, call)                                                                         \
+    static status read_##name(const field_place *at, engine_request *r, error *err) { return call; }
 
 READER(cache_salt, read_word(at, &r->cache_salt, err))
 
@@ -245,48 +214,20 @@ READER(messages,
 READER(tools, keep_tree(at, &r->tools, json_is_array(at->value), "must be a list of tools", err))
 READER(retention, keep_tree(at, &r->retention, json_is_object(at->value), "must be an object", err))
 
-/* ---- the table ------------------------------------------------------------------------------- */
+/* ---- a whole request ------------------------------------------------------------------------- */
 
 static const struct {
     const char *key;
     field_reader read;
-} fields[] = {
-    {"prompt", read_prompt},
-    {"messages", read_messages},
-    {"tools", read_tools},
-    {"prompt_token_ids", read_prompt_token_ids},
-    {"max_tokens", read_max_tokens},
-    {"max_completion_tokens", read_max_tokens},
-    {"min_tokens", read_min_tokens},
-    {"n", read_n},
-    {"temperature", read_temperature},
-    {"top_p", read_top_p},
-    {"min_p", read_min_p},
-    {"top_k", read_top_k},
-    {"presence_penalty", read_presence_penalty},
-    {"frequency_penalty", read_frequency_penalty},
-    {"repetition_penalty", read_repetition_penalty},
-    {"seed", read_seed},
-    {"logprobs", read_logprobs},
-    {"top_logprobs", read_top_logprobs},
-    {"prompt_logprobs", read_prompt_logprobs},
-    {"stop", read_stop},
-    {"stop_token_ids", read_stop_token_ids},
-    {"ignore_eos", read_ignore_eos},
-    {"include_stop_str_in_output", read_include_stop},
-    {"skip_special_tokens", read_skip_special},
-    {"add_special_tokens", read_add_special},
-    {"logit_bias", read_logit_bias},
-    {"priority", read_priority},
-    {"cache_salt", read_cache_salt},
-    {"retention", read_retention},
-    {"session", read_session},
+} own_readers[] = {
+#define OWN(name, ...) {#name, read_##name},
+#include "engine/request_fields.inc"
 };
 
-static field_reader find_reader(const char *key)
+static field_reader find_own_reader(const char *key)
 {
-    for (size_t i = 0; i < sizeof fields / sizeof fields[0]; i++)
-        if (strcmp(fields[i].key, key) == 0) return fields[i].read;
+    for (size_t i = 0; i < sizeof own_readers / sizeof own_readers[0]; i++)
+        if (strcmp(own_readers[i].key, key) == 0) return own_readers[i].read;
     return NULL;
 }
 
@@ -307,10 +248,13 @@ status engine_request_parse(const json_t *json, const char *where, const char *c
     json_object_foreach((json_t *)json, key, value)
     {
         if (is_among(also, key)) continue;
-        field_reader read = find_reader(key);
-        if (!read) return error_set(err, STATUS_INVALID, "%s: unknown field '%.64s'", where, key);
+        const engine_field *row = engine_field_find(key);
+        field_reader read = row ? NULL : find_own_reader(key);
+        if (!row && !read)
+            return error_set(err, STATUS_INVALID, "%s: unknown field '%.64s'", where, key);
+        if (json_is_null(value)) continue;
         field_place at = {value, where, key};
-        if (!json_is_null(value)) RETURN_IF_ERROR(read(&at, r, err));
+        RETURN_IF_ERROR(row ? read_scalar(&at, row, r, err) : read(&at, r, err));
     }
     return STATUS_IS_OK;
 }

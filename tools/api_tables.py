@@ -42,7 +42,7 @@ def body_of(text, head, where):
 
 
 def rows(pattern, text, where):
-    found = re.findall(pattern, text)
+    found = re.findall(pattern, text, re.M)
     if not found:
         fail(f"{where}: no row was found")
     return found
@@ -63,10 +63,39 @@ def constants(root):
 
 # ---- requests ------------------------------------------------------------------------------------
 
+TYPES = {"FLOAT": "number", "BOOL": "boolean", "LOGPROBS": "integer; for chat a boolean"}
+RANGES = {"WITHIN": "{} to {}", "ABOVE": "above {}, at most {}", "AT_LEAST": "{} or more"}
+WHOLE_RANGES = {"SEED": "64 bits", "INT": "32 bits", "BOOL": ""}
+KIND_DEFAULTS = {"SEED": "another for each request", "LOGPROBS": "none", "TOP": "none", "LENGTH": "as many as fit"}
+
+
+def field_range(kind, text):
+    """The range of a row, in words. Constants are written as $NAME."""
+    form, _, ends = text.partition("(")
+    ends = [re.sub(r"^(?=[A-Z])", "$", end.strip()) for end in ends.rstrip(")").split(",")]
+    return RANGES[form].format(*ends) if form in RANGES else WHOLE_RANGES[kind]
+
+
 def engine_fields(root):
-    """Names of the fields that the one JSON parser of requests reads, in the table's order."""
-    where = "engine/request_json.c"
-    return rows(r'\{"(\w+)", read_\w+\}', read(root, where), where)
+    """name -> (type, range, default, what it does) of the fields that the one parser of requests
+    reads, in the table's order."""
+    where = "engine/request_fields.inc"
+    text = read(root, where)
+    flag = r"(?:NO_FLAG|\w+\([^)]*\))"
+    scalar = rf"FIELD\((\w+), (\w+), ([^,]+), (ANY|\w+\([^)]*\)),\s+{flag},\s+({TEXTS})\)"
+    own = rf"OWN\((\w+),\s+({TEXTS}),\s+({TEXTS}),\s+({TEXTS}),\s+({TEXTS})\)"
+    found = {}
+    for row in rows(rf"^(?:{scalar}|{own})\n", re.sub(r"/\*.*?\*/", "", text, flags=re.S), where):
+        kind, name, default, among, does = row[:5]
+        if not name:
+            name, *texts = row[5:]
+            found[name] = tuple(map(literal, texts))
+            continue
+        default = KIND_DEFAULTS.get(kind) or re.sub(r"defaults->\w+", "the model's", default)
+        found[name] = (TYPES.get(kind, "integer"), field_range(kind, among), default, literal(does))
+    if len(found) != len(re.findall(r"^(?:FIELD|OWN)\(", text, re.M)):
+        fail(f"{where}: a row cannot be read")
+    return found
 
 
 ENDPOINTS = {"FOR_COMPLETION": {"completions"}, "FOR_CHAT": {"chat"}, "FOR_TOKENIZE": {"tokenize"},
@@ -91,11 +120,6 @@ def routes(root):
     where = "rpc/http/routes.c"
     found = rows(r'\{"([A-Z]+)", "([^"]+)", (true|false), (?:true|false), \w+\}', read(root, where), where)
     return [(method, path, key == "true") for method, path, key in found]
-
-
-def run_flags(root):
-    """Names of the flags of `octavo run`, without the dashes."""
-    return set(re.findall(r'"([a-z][a-z-]+)"', read(root, "cli/**/run.c")))
 
 
 # ---- retention -----------------------------------------------------------------------------------

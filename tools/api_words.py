@@ -2,58 +2,10 @@
 refuses a name of the source that has no sentence here, and a sentence whose name is gone. $NAME is
 the value of a constant of the source."""
 
-# Fields that the engine's parser reads: type, range, default, what the field does.
-ENGINE_FIELDS = {
-    "prompt": ("string; for completions also a list of strings, a list of token ids, or a list of such lists",
-               "at most $OPENAI_PROMPTS_MAX prompts", "", "The text to go on from."),
-    "messages": ("list of {role, content}", "content is a string or a list of text parts", "",
-                 "The conversation, rendered by the model's chat template."),
-    "tools": ("list of objects", "", "none", "Tools for the chat template. Calls in the answer stay text."),
-    "prompt_token_ids": ("list of integers", "ids of the vocabulary", "", "The prompt as token ids."),
-    "max_tokens": ("integer", "0 or more, with the prompt at most the context",
-                   "as many as fit; $COMPLETION_MAX_TOKENS for completions",
-                   "The most tokens of a choice. 0 generates nothing and needs `prompt_logprobs` or `echo`."),
-    "max_completion_tokens": ("integer", "as max_tokens", "as max_tokens", "OpenAI's newer name of `max_tokens`."),
-    "min_tokens": ("integer", "0 to max_tokens", "0", "Neither a stop token nor a stop string ends a choice before this many tokens."),
-    "n": ("integer", "1 to $ENGINE_N_MAX, at most --max-batch", "1",
-          "Choices for each prompt. They share the prompt's pages."),
-    "temperature": ("number", "0 to 100", "the model's, else 1 if it samples and 0 if not",
-                    "Divides the logits before sampling. 0 takes the likeliest token."),
-    "top_p": ("number", "above 0, at most 1", "the model's, else 1",
-              "Samples from the likeliest tokens that hold this share of the probability."),
-    "min_p": ("number", "0 to 1", "the model's, else 0",
-              "Leaves out tokens less likely than this share of the likeliest one's probability."),
-    "top_k": ("integer", "-1 or more", "the model's, else all",
-              "Samples from this many likeliest tokens. 0 and -1 mean all."),
-    "presence_penalty": ("number", "-2 to 2", "0", "Taken off the logit of each token that was generated before."),
-    "frequency_penalty": ("number", "-2 to 2", "0", "Taken off a token's logit once for each time it was generated."),
-    "repetition_penalty": ("number", "above 0, at most 2", "the model's, else 1",
-                           "Divides the logits of tokens of prompt and answer. 1 is off."),
-    "seed": ("integer", "64 bits", "another for each request", "Makes sampling repeatable on the same version and instruction set."),
-    "logprobs": ("integer; for chat a boolean", "0 to $SAMPLE_LOGPROBS_MAX", "none",
-                 "Reports each token's log-probability and that of this many likeliest tokens."),
-    "top_logprobs": ("integer", "0 to $SAMPLE_LOGPROBS_MAX; needs logprobs", "0",
-                     "The number of likeliest tokens where `logprobs` is a boolean."),
-    "prompt_logprobs": ("integer", "0 to $SAMPLE_LOGPROBS_MAX; over HTTP not with stream", "none",
-                        "Reports the same of each token of the prompt. Such a request takes no prefix hit."),
-    "stop": ("string or list of strings", "at most $ENGINE_STOPS_MAX of 1 to $ENGINE_STOP_BYTES_MAX bytes", "none",
-             "A choice ends before the first of these texts."),
-    "stop_token_ids": ("list of integers", "ids of the vocabulary", "none",
-                       "A choice ends at one of these tokens, beside the model's own end tokens."),
-    "ignore_eos": ("boolean", "", "false", "Goes on after the model's end token."),
-    "include_stop_str_in_output": ("boolean", "", "false", "Keeps the stop string in the text."),
-    "skip_special_tokens": ("boolean", "", "true", "Leaves special tokens out of the text."),
-    "add_special_tokens": ("boolean", "text prompts alone", "true",
-                           "Adds the tokenizer's special tokens, such as the begin token, to the prompt."),
-    "logit_bias": ("object of token id to number", "-100 to 100", "none", "Added to the logits of these tokens."),
-    "priority": ("integer", "32 bits; 0 unless --scheduling-policy is priority", "0",
-                 "The request with the lowest value starts first."),
-    "cache_salt": ("string", "no NUL", "none",
-                   "Requests share prefixes of the cache with requests of the same salt alone."),
-    "retention": ("object", "see [Retention](#retention)", "--retention, else full",
-                  "Which part of the context the request keeps, and by which method."),
-    "session": ("string", "1 to $ENGINE_SESSION_BYTES_MAX bytes", "none",
-                "Goes on from the pages that the session's last request left, and leaves its own."),
+# What only some surfaces do with an engine field, after the sentence of its row.
+FIELD_NOTES = {
+    "max_tokens": "Completions: $COMPLETION_MAX_TOKENS by default, and `echo` does for 0, too.",
+    "prompt_logprobs": "Over HTTP not with `stream`.",
 }
 
 # Where octavo.v1 and VllmEngine have an engine field under another name.
@@ -74,9 +26,7 @@ HTTP_FIELDS = {
                        "`include_usage` adds an event with the usage at the end, `continuous_usage_stats` adds the "
                        "usage so far to every event."),
     "return_token_ids": ("boolean", "", "false", "Adds `token_ids` to each choice, and `prompt_token_ids`."),
-    "prompt": ENGINE_FIELDS["prompt"],
     "echo": ("boolean", "", "false", "Puts the prompt before the text of each choice."),
-    "tools": ENGINE_FIELDS["tools"],
     "tool_choice": ("string", "auto or none", "auto", "`none` does not pass the tools to the chat template."),
     "tokens": ("list of integers", "ids; at most $DETOKENIZE_MAX or the context", "", "The tokens to make text of."),
 }

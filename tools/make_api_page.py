@@ -90,21 +90,24 @@ def surface_text(name, where):
     return f"{text} ({', '.join(renamed)})" if renamed else text
 
 
+def sentence(text):
+    return text[0].upper() + text[1:] + "."
+
+
 def request_fields(root):
-    """(name, surfaces, type, range, default, what it does) of each request field. The one place
-    that knows where these come from."""
+    """(name, surfaces, type, range, default, what it does) of each request field."""
     where = engine_surfaces(root)
-    same_names(where, words.ENGINE_FIELDS, "request fields")
-    for name, surfaces in where.items():
-        kind, among, default, does = words.ENGINE_FIELDS[name]
-        yield name, surface_text(name, surfaces), kind, among, default, does
+    for name, (kind, among, default, does) in tables.engine_fields(root).items():
+        notes = " ".join([sentence(does), words.FIELD_NOTES.get(name, "")]).strip()
+        yield name, surface_text(name, where[name]), kind, among, default, notes
 
 
 def put_fields(page, root):
     page.title(2, "Request fields")
     page.text("One parser reads the fields of all surfaces, so a name means the same everywhere. A field that "
               "is null counts as absent. A field that no table has is refused by name, never ignored. "
-              "“The model's” is a value of its generation_config.json. The surfaces:")
+              "“The model's” is a value of its generation_config.json; where that has none, the field "
+              "changes nothing. The surfaces:")
     page.items(["**completions**, **chat**: the bodies of the two HTTP endpoints.",
                 "**run**: lines of `octavo run --prompts`, and with dashes (`--max-tokens`) most of its flags.",
                 "**octavo.v1**: `GenerateRequest` and its `sampling`.",
@@ -118,12 +121,13 @@ def put_fields(page, root):
 
 def put_body_fields(page, root):
     bodies = tables.body_fields(root)
-    ours = {n for n, _, rule, _ in bodies if rule == "HERE"}
-    same_names(ours, words.HTTP_FIELDS, "HTTP fields")
+    engine = tables.engine_fields(root)
+    ours = [row for row in bodies if row[2] == "HERE" and row[0] not in engine]
+    same_names({row[0] for row in ours}, words.HTTP_FIELDS, "HTTP fields")
     page.title(3, "Fields of HTTP bodies alone")
     page.table(["field", "endpoints", "type", "range", "default", "what it does"],
                [(f"`{n}`", ", ".join(sorted(who)), *words.HTTP_FIELDS[n])
-                for n, who, rule, _ in bodies if rule == "HERE" and n not in words.ENGINE_FIELDS])
+                for n, who, _, _ in ours])
     page.text("/tokenize takes `prompt` or `messages`, `tools` and `add_special_tokens`.")
     page.title(3, "Fields that change no answer")
     page.text("Clients of OpenAI and vLLM send these. Any other value than those listed is refused.")

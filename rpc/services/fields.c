@@ -113,33 +113,66 @@ status field_ids(const char *name, const uint32_t *ids, size_t n, uint32_t **out
     return STATUS_IS_OK;
 }
 
-status field_float(const char *name, float value, float *out, error *err)
+static status check_finite(const char *name, float value, error *err)
 {
-    if (!isfinite(value))
-        return error_set(err, STATUS_INVALID, "%s: must be a finite number", name);
-    *out = value;
+    if (isfinite(value)) return STATUS_IS_OK;
+    return error_set(err, STATUS_INVALID, "%s: must be a finite number", name);
+}
+
+static int64_t whole_of(const ProtobufCFieldDescriptor *d, const void *member)
+{
+    switch (d->type) {
+    case PROTOBUF_C_TYPE_BOOL: return *(const protobuf_c_boolean *)member;
+    case PROTOBUF_C_TYPE_INT32: return *(const int32_t *)member;
+    case PROTOBUF_C_TYPE_UINT32: return *(const uint32_t *)member;
+    default: return *(const int64_t *)member;
+    }
+}
+
+/* Whether the message has a value for the row. */
+static bool is_given(const engine_field *f, const ProtobufCFieldDescriptor *d,
+                     const ProtobufCMessage *m)
+{
+    const char *bytes = (const char *)m;
+    if (d->flags & PROTOBUF_C_FIELD_FLAG_ONEOF)
+        return *(const uint32_t *)(bytes + d->quantifier_offset) == d->id;
+    if (engine_field_in_range(f, 0)) return true;
+    const void *member = bytes + d->offset;
+    return d->type == PROTOBUF_C_TYPE_FLOAT ? *(const float *)member != 0
+                                            : whole_of(d, member) != 0;
+}
+
+static status read_whole(const char *name, const engine_field *f, int64_t value, engine_request *r,
+                         error *err)
+{
+    bool likeliest = f->kind == ENGINE_FIELD_TOP || f->kind == ENGINE_FIELD_LOGPROBS;
+    if (likeliest && !engine_field_in_range(f, (double)value))
+        return error_set(err, STATUS_INVALID, "%s: must be in %g .. %g", name, f->range.min,
+                         f->range.max);
+    if (f->kind != ENGINE_FIELD_SEED && value > INT32_MAX)
+        return error_set(err, STATUS_INVALID, "%s: %lld is more than %d", name, (long long)value,
+                         INT32_MAX);
+    engine_field_set_whole(f, value, r);
     return STATUS_IS_OK;
 }
 
-status field_count(const char *name, uint32_t value, uint32_t *out, error *err)
+status field_rows(const char *prefix, const ProtobufCMessage *m, engine_request *r, error *err)
 {
-    if (value > INT32_MAX)
-        return error_set(err, STATUS_INVALID, "%s: %u is more than %d", name, value, INT32_MAX);
-    *out = value;
-    return STATUS_IS_OK;
-}
-
-status field_max_tokens(const char *name, uint32_t value, engine_request *r, error *err)
-{
-    r->score_only = value == 0;
-    return field_count(name, value, &r->max_tokens, err);
-}
-
-status field_logprobs(const char *name, int32_t value, int32_t *out, error *err)
-{
-    if (value < 0 || value > SAMPLE_LOGPROBS_MAX)
-        return error_set(err, STATUS_INVALID, "%s: must be in 0 .. %d", name, SAMPLE_LOGPROBS_MAX);
-    *out = value;
+    for (size_t i = 0; i < ENGINE_FIELDS; i++) {
+        const engine_field *f = &engine_fields()[i];
+        const ProtobufCFieldDescriptor *d =
+            protobuf_c_message_descriptor_get_field_by_name(m->descriptor, f->name);
+        if (!d || !is_given(f, d, m)) continue;
+        const void *member = (const char *)m + d->offset;
+        char name[64];
+        snprintf(name, sizeof name, "%s%s", prefix, f->name);
+        if (f->kind != ENGINE_FIELD_FLOAT) {
+            RETURN_IF_ERROR(read_whole(name, f, whole_of(d, member), r, err));
+            continue;
+        }
+        RETURN_IF_ERROR(check_finite(name, *(const float *)member, err));
+        engine_field_set_float(f, *(const float *)member, r);
+    }
     return STATUS_IS_OK;
 }
 
@@ -154,7 +187,8 @@ status field_bias_add(const char *name, int64_t id, float value, engine_request 
 {
     if (id < 0 || id > INT32_MAX)
         return error_set(err, STATUS_INVALID, "%s: %lld is no token id", name, (long long)id);
-    RETURN_IF_ERROR(field_float(name, value, &r->bias[r->n_bias], err));
+    RETURN_IF_ERROR(check_finite(name, value, err));
+    r->bias[r->n_bias] = value;
     r->bias_ids[r->n_bias++] = (uint32_t)id;
     return STATUS_IS_OK;
 }

@@ -27,14 +27,10 @@ status field_ids(const char *name, const uint32_t *ids, size_t n, uint32_t **out
                  error *err);
 status field_stops(const char *name, const ProtobufCBinaryData *stops, size_t n, engine_request *r,
                    error *err);
-/* Takes a finite value. */
-status field_float(const char *name, float value, float *out, error *err);
-/* Takes a value up to 2^31 - 1. */
-status field_count(const char *name, uint32_t value, uint32_t *out, error *err);
-/* Takes max_tokens; an explicit 0 means that the request only scores its prompt. */
-status field_max_tokens(const char *name, uint32_t value, engine_request *r, error *err);
-/* Takes a value in 0 .. SAMPLE_LOGPROBS_MAX. */
-status field_logprobs(const char *name, int32_t value, int32_t *out, error *err);
+/* Reads the fields of message m that have the name of a row in engine/request_fields.inc. Errors
+ * name them behind `prefix`, such as "sampling.". A field without presence is always given, unless
+ * zero is out of the row's range: then zero means the default. */
+status field_rows(const char *prefix, const ProtobufCMessage *m, engine_request *r, error *err);
 /* Read n biases: begin makes room for them, add takes each, end refuses a token that came twice. */
 status field_bias_begin(size_t n, engine_request *r, error *err);
 status field_bias_add(const char *name, int64_t id, float value, engine_request *r, error *err);

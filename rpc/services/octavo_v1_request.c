@@ -3,36 +3,10 @@
 
 /* ---- sampling -------------------------------------------------------------------------------- */
 
-/* Reads sampling fields; a field that is not set keeps the model's default. */
+/* A field that is not set keeps the model's default. */
 static status read_sampling(const Octavo__V1__SamplingParams *m, engine_request *r, error *err)
 {
-#define FLOAT(field)                                                                               \
-    if (m->field##_opt_case)                                                                       \
-    RETURN_IF_ERROR(field_float("sampling." #field, m->field, &r->field, err))
-    FLOAT(temperature);
-    FLOAT(top_p);
-    FLOAT(min_p);
-    FLOAT(presence_penalty);
-    FLOAT(frequency_penalty);
-    FLOAT(repetition_penalty);
-#undef FLOAT
-#define NUMBER(field, read)                                                                        \
-    if (m->field##_opt_case) RETURN_IF_ERROR(read("sampling." #field, m->field, &r->field, err))
-    NUMBER(n, field_count);
-    NUMBER(logprobs, field_logprobs);
-    NUMBER(prompt_logprobs, field_logprobs);
-#undef NUMBER
-    if (m->max_tokens_opt_case)
-        RETURN_IF_ERROR(field_max_tokens("sampling.max_tokens", m->max_tokens, r, err));
-    if (m->top_k_opt_case) r->top_k = m->top_k;
-    if (m->skip_special_tokens_opt_case) r->skip_special_tokens = m->skip_special_tokens;
-    if (m->seed_opt_case) {
-        r->has_seed = true;
-        r->seed = (uint64_t)m->seed;
-    }
-    r->ignore_eos = m->ignore_eos;
-    r->include_stop_str_in_output = m->include_stop_str_in_output;
-    RETURN_IF_ERROR(field_count("sampling.min_tokens", m->min_tokens, &r->min_tokens, err));
+    RETURN_IF_ERROR(field_rows("sampling.", &m->base, r, err));
     RETURN_IF_ERROR(field_stops("sampling.stop", m->stop, m->n_stop, r, err));
     return field_ids("sampling.stop_token_ids", m->stop_token_ids, m->n_stop_token_ids,
                      &r->stop_token_ids, &r->n_stop_token_ids, err);
@@ -150,8 +124,7 @@ status octavo_v1_request_of(const service *s, const Octavo__V1__GenerateRequest 
         RETURN_IF_ERROR(read_sampling(m->sampling, out, err));
         RETURN_IF_ERROR(read_bias(m->sampling, out, err));
     }
-    if (m->add_special_tokens_opt_case) out->add_special_tokens = m->add_special_tokens;
-    out->priority = m->priority;
+    RETURN_IF_ERROR(field_rows("", &m->base, out, err));
     RETURN_IF_ERROR(read_salt(m, out, err));
     return field_json("retention_json", m->retention_json, JSON_OBJECT, &out->retention, err);
 }
@@ -160,7 +133,7 @@ status octavo_v1_tokenize_of(const service *s, const Octavo__V1__TokenizeRequest
                              engine_request *out, error *err)
 {
     engine_request_init(out, &s->o.model.defaults);
-    if (m->add_special_tokens_opt_case) out->add_special_tokens = m->add_special_tokens;
+    RETURN_IF_ERROR(field_rows("", &m->base, out, err));
     switch (m->input_case) {
     case OCTAVO__V1__TOKENIZE_REQUEST__INPUT_PROMPT:
         return field_prompt("prompt", m->prompt, out, err);

@@ -47,46 +47,11 @@ static status refuse_unsupported(const Vllm__Grpc__Engine__GenerateRequest *m, e
 
 /* ---- sampling -------------------------------------------------------------------------------- */
 
-static status read_numbers(const Vllm__Grpc__Engine__SamplingParams *m, engine_request *r,
-                           error *err)
-{
-    /* Where 0 is not a valid value it means the default; elsewhere it is the value 0. */
-#define FLOAT(field, given)                                                                        \
-    if (given) RETURN_IF_ERROR(field_float("sampling_params." #field, m->field, &r->field, err))
-    FLOAT(temperature, m->temperature_opt_case);
-    FLOAT(top_p, m->top_p != 0);
-    FLOAT(repetition_penalty, m->repetition_penalty != 0);
-    FLOAT(min_p, true);
-    FLOAT(presence_penalty, true);
-    FLOAT(frequency_penalty, true);
-#undef FLOAT
-    uint32_t top_k = 0;
-    RETURN_IF_ERROR(field_count("sampling_params.top_k", m->top_k, &top_k, err));
-    r->top_k = (int32_t)top_k;
-    if (m->n) RETURN_IF_ERROR(field_count("sampling_params.n", m->n, &r->n, err));
-    if (m->max_tokens_opt_case)
-        RETURN_IF_ERROR(field_max_tokens("sampling_params.max_tokens", m->max_tokens, r, err));
-    RETURN_IF_ERROR(field_count("sampling_params.min_tokens", m->min_tokens, &r->min_tokens, err));
-    if (m->logprobs_opt_case)
-        RETURN_IF_ERROR(field_logprobs("sampling_params.logprobs", m->logprobs, &r->logprobs, err));
-    if (m->prompt_logprobs_opt_case)
-        RETURN_IF_ERROR(field_logprobs("sampling_params.prompt_logprobs", m->prompt_logprobs,
-                                       &r->prompt_logprobs, err));
-    if (m->seed_opt_case) {
-        r->has_seed = true;
-        r->seed = (uint64_t)(int64_t)m->seed;
-    }
-    return STATUS_IS_OK;
-}
-
 static status read_sampling(const Vllm__Grpc__Engine__SamplingParams *m, engine_request *r,
                             error *err)
 {
     static const char bias_name[] = "sampling_params.logit_bias";
-    RETURN_IF_ERROR(read_numbers(m, r, err));
-    r->skip_special_tokens = m->skip_special_tokens;
-    r->ignore_eos = m->ignore_eos;
-    r->include_stop_str_in_output = m->include_stop_str_in_output;
+    RETURN_IF_ERROR(field_rows("sampling_params.", &m->base, r, err));
     RETURN_IF_ERROR(field_stops("sampling_params.stop", m->stop, m->n_stop, r, err));
     RETURN_IF_ERROR(field_ids("sampling_params.stop_token_ids", m->stop_token_ids,
                               m->n_stop_token_ids, &r->stop_token_ids, &r->n_stop_token_ids, err));

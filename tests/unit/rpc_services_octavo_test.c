@@ -41,6 +41,12 @@ static void with_prompt(generate_request *m, const char *s)
     m->prompt = text(s);
 }
 
+/* The number of a field, which is what its oneof's case holds when it is given. */
+static unsigned tag_of(const ProtobufCMessage *m, const char *field)
+{
+    return protobuf_c_message_descriptor_get_field_by_name(m->descriptor, field)->id;
+}
+
 static void test_defaults(void **state)
 {
     (void)state;
@@ -81,7 +87,7 @@ static void test_fields(void **state)
     m.cache_salt = text("pepper");
     m.retention_json = text("{\"method\": \"full\"}");
 #define SET(field, value)                                                                          \
-    p.field##_opt_case = 1;                                                                        \
+    p.field##_opt_case = tag_of(&p.base, #field);                                                  \
     p.field = value
     SET(temperature, 0);
     SET(top_p, 0.5f);
@@ -107,7 +113,7 @@ static void test_fields(void **state)
     p.logit_bias = &biases;
     bias.token_id = 11;
     bias.bias = -100;
-    m.add_special_tokens_opt_case = 1;
+    m.add_special_tokens_opt_case = tag_of(&m.base, "add_special_tokens");
     m.add_special_tokens = false;
 
     engine_request r;
@@ -199,7 +205,9 @@ static Octavo__V1__Chat bad_chat = OCTAVO__V1__CHAT__INIT;
         (void)p;                                                                                   \
         code;                                                                                      \
     }
-#define DAMAGE_FLOAT(field) DAMAGE(nan_##field, (p->field##_opt_case = 1, p->field = NAN))
+#define DAMAGE_NUMBER(name, field, value)                                                          \
+    DAMAGE(name, (p->field##_opt_case = tag_of(&p->base, #field), p->field = value))
+#define DAMAGE_FLOAT(field) DAMAGE_NUMBER(nan_##field, field, NAN)
 
 DAMAGE(no_input, m->input_case = 0)
 DAMAGE(wrong_model, m->model = text("other"))
@@ -216,11 +224,11 @@ DAMAGE(empty_stop, (many_stops[0] = text(""), p->n_stop = 1, p->stop = many_stop
 DAMAGE(nul_stop, (many_stops[0] = call_bytes("a\0", 2), p->n_stop = 1, p->stop = many_stops))
 DAMAGE(too_many_stops, (p->n_stop = ENGINE_STOPS_MAX + 1, p->stop = many_stops))
 DAMAGE(stop_id, (p->n_stop_token_ids = 1, p->stop_token_ids = &huge_id))
-DAMAGE(many_n, (p->n_opt_case = 1, p->n = UINT32_MAX))
-DAMAGE(many_tokens, (p->max_tokens_opt_case = 1, p->max_tokens = UINT32_MAX))
+DAMAGE_NUMBER(many_n, n, UINT32_MAX)
+DAMAGE_NUMBER(many_tokens, max_tokens, UINT32_MAX)
 DAMAGE(many_min, p->min_tokens = UINT32_MAX)
-DAMAGE(negative_logprobs, (p->logprobs_opt_case = 1, p->logprobs = -1))
-DAMAGE(many_prompt_logprobs, (p->prompt_logprobs_opt_case = 1, p->prompt_logprobs = 21))
+DAMAGE_NUMBER(negative_logprobs, logprobs, -1)
+DAMAGE_NUMBER(many_prompt_logprobs, prompt_logprobs, 21)
 DAMAGE(same_bias, (p->n_logit_bias = 2, p->logit_bias = two_biases))
 DAMAGE(prompt_id, (m->input_case = OCTAVO__V1__GENERATE_REQUEST__INPUT_TOKEN_IDS,
                    m->token_ids = &bad_ids, bad_ids.n_ids = 1, bad_ids.ids = &huge_id))
@@ -281,6 +289,33 @@ static const struct {
     {nan_repetition_penalty, STATUS_INVALID,
      "sampling.repetition_penalty: must be a finite number"},
 };
+
+/* What C types a message has for the rows that it has fields of. */
+static void check_types(const ProtobufCMessageDescriptor *message)
+{
+    for (size_t i = 0; i < ENGINE_FIELDS; i++) {
+        const engine_field *f = &engine_fields()[i];
+        const ProtobufCFieldDescriptor *d =
+            protobuf_c_message_descriptor_get_field_by_name(message, f->name);
+        if (!d) continue;
+        bool whole = d->type == PROTOBUF_C_TYPE_BOOL || d->type == PROTOBUF_C_TYPE_INT32 ||
+                     d->type == PROTOBUF_C_TYPE_UINT32 || d->type == PROTOBUF_C_TYPE_INT64;
+        bool fits = f->kind == ENGINE_FIELD_FLOAT  ? d->type == PROTOBUF_C_TYPE_FLOAT
+                    : f->kind == ENGINE_FIELD_BOOL ? d->type == PROTOBUF_C_TYPE_BOOL
+                                                   : whole && d->type != PROTOBUF_C_TYPE_BOOL;
+        bool alone = d->label == PROTOBUF_C_LABEL_NONE; /* neither repeated nor proto2's optional */
+        if (!fits || !alone) fail_msg("%s.%s does not fit its row", message->name, f->name);
+    }
+}
+
+static void test_types(void **state)
+{
+    (void)state;
+    check_types(&octavo__v1__sampling_params__descriptor);
+    check_types(&octavo__v1__generate_request__descriptor);
+    check_types(&octavo__v1__tokenize_request__descriptor);
+    check_types(&vllm__grpc__engine__sampling_params__descriptor);
+}
 
 static void test_refusals(void **state)
 {
@@ -415,6 +450,7 @@ int main(void)
         cmocka_unit_test(test_nul_in_prompt), cmocka_unit_test(test_chat),
         cmocka_unit_test(test_refusals),      cmocka_unit_test(test_token_response),
         cmocka_unit_test(test_last_response), cmocka_unit_test(test_prompt_piece),
+        cmocka_unit_test(test_types),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

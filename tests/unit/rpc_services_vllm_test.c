@@ -80,11 +80,12 @@ static void test_fields(void **state)
     input.n_input_ids = 2;
     input.input_ids = ids;
     m.sampling_params = &p;
-    p.temperature_opt_case = 1;
-    p.max_tokens_opt_case = 1;
-    p.seed_opt_case = 1;
-    p.logprobs_opt_case = 1;
-    p.prompt_logprobs_opt_case = 1;
+    p.temperature_opt_case = VLLM__GRPC__ENGINE__SAMPLING_PARAMS__TEMPERATURE_OPT_TEMPERATURE;
+    p.max_tokens_opt_case = VLLM__GRPC__ENGINE__SAMPLING_PARAMS__MAX_TOKENS_OPT_MAX_TOKENS;
+    p.seed_opt_case = VLLM__GRPC__ENGINE__SAMPLING_PARAMS__SEED_OPT_SEED;
+    p.logprobs_opt_case = VLLM__GRPC__ENGINE__SAMPLING_PARAMS__LOGPROBS_OPT_LOGPROBS;
+    p.prompt_logprobs_opt_case =
+        VLLM__GRPC__ENGINE__SAMPLING_PARAMS__PROMPT_LOGPROBS_OPT_PROMPT_LOGPROBS;
     p.temperature = 0;
     p.top_p = 0.5f;
     p.top_k = 3;
