@@ -20,6 +20,7 @@
 #ifndef ENGINE_ENGINE_H
 #define ENGINE_ENGINE_H
 
+#include "backend/backend.h"
 #include "base/base.h"
 #include "engine/metrics.h"
 #include "engine/request_fields.h"

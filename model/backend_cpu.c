@@ -1,4 +1,4 @@
-/* The CPU backend: a step plan in, tokens and measures out (scheduler/backend.h). */
+/* The CPU backend: a step plan in, tokens and measures out (backend/backend.h). */
 #include "model/forward.h"
 #include "model/kv_filling.h"
 #include "model/kv_moves.h"

@@ -1,4 +1,4 @@
-/* The CUDA backend: a step plan in, tokens and measures out (scheduler/backend.h). cuda/create.c
+/* The CUDA backend: a step plan in, tokens and measures out (backend/backend.h). cuda/create.c
  * refuses models that it has no kernels for. */
 #include "model/cuda/backend.h"
 #include "model/plan.h"

@@ -6,11 +6,11 @@
 #ifndef MODEL_FORWARD_H
 #define MODEL_FORWARD_H
 
+#include "backend/backend.h"
 #include "comm/comm.h"
 #include "model/kv_store.h"
 #include "model/weights.h"
 #include "paged_kv/retention/retention.h"
-#include "scheduler/backend.h"
 
 /* One sequence's rows. The last n_rows slots of its table in every group are theirs already. */
 typedef struct forward_seq {

@@ -2,7 +2,7 @@
  *
  * What     reads config.json and generation_config.json into plain facts, maps safetensors and
  *          packs them tensor by tensor, and runs the forward pass over a ragged batch and the
- *          sampler behind scheduler/backend.h.
+ *          sampler behind backend/backend.h.
  * Owner    a model_config is a plain value; a backend owns weights, pages and scratch.
  * Threads  one thread loads a backend and calls it; a pool of worker threads computes.
  * Units    bytes, tokens.
@@ -11,10 +11,10 @@
 #ifndef MODEL_MODEL_H
 #define MODEL_MODEL_H
 
+#include "backend/backend.h"
 #include "base/base.h"
 #include "comm/comm.h"
 #include "kernels/kernels.h"
-#include "scheduler/backend.h"
 
 /* ---- configuration --------------------------------------------------------------------------- */
 

@@ -8,7 +8,7 @@
 #ifndef MODEL_SAMPLER_H
 #define MODEL_SAMPLER_H
 
-#include "scheduler/backend.h"
+#include "backend/backend.h"
 
 typedef struct sampler sampler;
 

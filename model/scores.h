@@ -4,8 +4,8 @@
 #ifndef MODEL_SCORES_H
 #define MODEL_SCORES_H
 
+#include "backend/backend.h"
 #include "model/forward.h"
-#include "scheduler/backend.h"
 
 typedef struct row_scores {
     float *logits;        /* logits of one block of rows */

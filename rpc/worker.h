@@ -1,7 +1,7 @@
 /* rpc/worker: tensor-parallel ranks in other processes, behind gRPC (octavo.worker.v1).
  *
  * What     a worker serves one rank's backend to one coordinator at a time. A worker_group is the
- *          coordinator's side: for each rank a backend (scheduler/backend.h) whose steps a worker
+ *          coordinator's side: for each rank a backend (backend/backend.h) whose steps a worker
  *          runs. Ranks add up among themselves (comm/), never through the coordinator.
  * Owner    options are copied; their pointers are borrowed until the server or group is destroyed,
  *          unless said otherwise. A group outlives the backends made by it.
@@ -18,8 +18,8 @@
 #ifndef RPC_WORKER_H
 #define RPC_WORKER_H
 
+#include "backend/backend.h"
 #include "comm/comm.h"
-#include "scheduler/backend.h"
 
 enum {
     WORKER_PROTOCOL = 7, // changes with proto/worker.proto

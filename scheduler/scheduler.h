@@ -13,7 +13,7 @@
 #ifndef SCHEDULER_SCHEDULER_H
 #define SCHEDULER_SCHEDULER_H
 
-#include "scheduler/backend.h"
+#include "backend/backend.h"
 
 typedef struct sched sched;
 

@@ -379,7 +379,7 @@ typedef struct gpu_before {
     uint32_t stride;
 } gpu_before;
 
-/* The result of a draw, like scheduler/backend.h's step_sample. */
+/* The result of a draw, like backend/backend.h's step_sample. */
 typedef struct gpu_drawn {
     uint32_t token;
     float logprob;

@@ -8,7 +8,7 @@
  *          are stored beside the slots.
  * Owner    a sim_backend owns its mirror, its contents and its results.
  * Threads  one.
- * Units    as in scheduler/backend.h. Logits rows have one column.
+ * Units    as in backend/backend.h. Logits rows have one column.
  * Errors   the first error of a plan is kept as text: sim_backend_wrong. */
 #ifndef TESTS_SIM_SIM_H
 #define TESTS_SIM_SIM_H

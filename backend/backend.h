@@ -16,8 +16,8 @@
  * Errors   result.status is an error where the backend cannot run the plan. The backend stays
  *          usable, unless the status is STATUS_INTERNAL, or STATUS_UNAVAILABLE (one of its ranks is
  *          lost). */
-#ifndef SCHEDULER_BACKEND_H
-#define SCHEDULER_BACKEND_H
+#ifndef BACKEND_BACKEND_H
+#define BACKEND_BACKEND_H
 
 #include "paged_kv/retention/retention.h"
 
