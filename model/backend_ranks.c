@@ -2,8 +2,8 @@
  * the caller drives it where it computes elsewhere (model.h). */
 #include "model/model.h"
 
+#include "model/load/tensors.h"
 #include "model/measures.h"
-#include "model/tensors.h"
 
 #include <assert.h>
 #include <pthread.h>

@@ -3,8 +3,8 @@
 #include "model/config.h"
 
 #include "model/family.h"
-#include "model/gguf/gguf_model.h"
-#include "model/quantized/quantized.h"
+#include "model/load/gguf/gguf_model.h"
+#include "model/load/quantized/quantized.h"
 
 #include <math.h>
 #include <stdlib.h>

@@ -1,9 +1,9 @@
 /* `octavo inspect`: reports what a folder holds, even if this build cannot run it. */
 #include "model/config.h"
 #include "model/family.h"
-#include "model/gguf/gguf_model.h"
-#include "model/quantized/quantized.h"
-#include "model/tensors.h"
+#include "model/load/gguf/gguf_model.h"
+#include "model/load/quantized/quantized.h"
+#include "model/load/tensors.h"
 #include "text/chat_template.h"
 #include "text/tokenizer.h"
 

@@ -1,6 +1,6 @@
 #include "model/measures.h"
 
-#include "model/kv_filling.h"
+#include "model/cpu/kv_filling.h"
 #include "model/rope.h"
 
 #include <math.h>

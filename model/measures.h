@@ -6,7 +6,7 @@
 #define MODEL_MEASURES_H
 
 #include "kernels/measure.h"
-#include "model/forward.h"
+#include "model/cpu/forward.h"
 
 typedef struct measures measures;
 

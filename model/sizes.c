@@ -1,7 +1,7 @@
 #include "model/sizes.h"
 
-#include "model/forward.h"
-#include "model/kv_filling.h"
+#include "model/cpu/forward.h"
+#include "model/cpu/kv_filling.h"
 
 #include <string.h>
 

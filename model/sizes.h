@@ -3,8 +3,8 @@
 #ifndef MODEL_SIZES_H
 #define MODEL_SIZES_H
 
+#include "model/load/weights.h"
 #include "model/model.h"
-#include "model/weights.h"
 
 /* Adds the model's layers, heads and windows to the options' geometry; checks it and the format. */
 status sizes_geometry(const backend_options *o, pkv_geometry *out, error *err);

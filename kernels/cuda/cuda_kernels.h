@@ -1,7 +1,7 @@
 /* cuda_kernels: the arithmetic of a forward pass on one NVIDIA GPU.
  *
- * What     the table of functions that liboctavo_cuda.so gives to model/backend_cuda.c: memory,
- *          copies, and one function for each family of kernels. Plain C, no CUDA header.
+ * What     the table of functions that liboctavo_cuda.so gives to model/cuda/backend_cuda.c:
+ *          memory, copies, and one function for each family of kernels. Plain C, no CUDA header.
  * Owner    memory and graphs are the caller's, freed before the gpu; a gpu owns its stream and
  *          scratch.
  * Threads  any thread, one at a time for each gpu. Everything goes to one stream, in order; only

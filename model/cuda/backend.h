@@ -1,11 +1,11 @@
 /* The state of a CUDA backend, shared by its files (private to model/): create.c makes it, step.c
- * lays out a step and its measures, model/backend_cuda.c runs it. */
+ * lays out a step and its measures, model/cuda/backend_cuda.c runs it. */
 #ifndef MODEL_CUDA_BACKEND_H
 #define MODEL_CUDA_BACKEND_H
 
 #include "model/cuda/cuda.h"
+#include "model/load/tensors.h"
 #include "model/sampler.h"
-#include "model/tensors.h"
 
 /* Scratch of a step's moves, and where they lie on the device. */
 typedef struct cuda_moves {

@@ -8,8 +8,8 @@
 #define MODEL_CUDA_CUDA_H
 
 #include "kernels/cuda/cuda_kernels.h"
+#include "model/load/weights.h"
 #include "model/model.h"
-#include "model/weights.h"
 #include "paged_kv/paged_kv.h"
 
 /* Arrays that go to the device in one copy, laid out alike in pinned host memory and there. */

@@ -1,4 +1,4 @@
-/* Sparse layers on the GPU (private to model/): the steps of model/experts.c as kernels. */
+/* Sparse layers on the GPU (private to model/): the steps of model/cpu/experts.c as kernels. */
 #ifndef MODEL_CUDA_EXPERTS_H
 #define MODEL_CUDA_EXPERTS_H
 

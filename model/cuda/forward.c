@@ -1,4 +1,4 @@
-/* The forward pass on a GPU: the steps of model/forward.c as kernels on one stream. */
+/* The forward pass on a GPU: the steps of model/cpu/forward.c as kernels on one stream. */
 #include "model/cuda/experts.h"
 
 #include "model/rope.h"

@@ -247,7 +247,7 @@ static void take_queries(check *c, world *w, const char *name)
 /* ---- attention
  * ----------------------------------------------------------------------------------- */
 
-/* Tiles as model/backend_cuda.c makes them. */
+/* Tiles as model/cuda/backend_cuda.c makes them. */
 static void make_tiles(const world *w, uint32_t part_slots, gpu_tile *decode, uint32_t *n_decode,
                        gpu_tile *prefill, uint32_t *n_prefill)
 {

@@ -182,7 +182,7 @@ typedef struct sparse {
     bool norm, shared;
 } sparse;
 
-/* The row's experts as model/experts.c picks them: ascending, with their weights. */
+/* The row's experts as model/cpu/experts.c picks them: ascending, with their weights. */
 static void route(const float *logits, const sparse *s, uint32_t *chosen, float *shares)
 {
     float p[64], max = -INFINITY, sum = 0.0f, of_chosen = 0.0f;

@@ -4,8 +4,8 @@
  * Input: config.json, generation_config.json (empty = none) and an override, with NUL between
  * them. */
 #include "model/config.h"
+#include "model/load/tensors.h"
 #include "model/rope.h"
-#include "model/tensors.h"
 #include "tests/fuzz/fuzz.h"
 
 #include <math.h>

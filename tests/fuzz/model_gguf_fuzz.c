@@ -3,7 +3,7 @@
  * from its metadata are JSON, or are refused in one line too.
  *
  * Input: the file. */
-#include "model/gguf/gguf_model.h"
+#include "model/load/gguf/gguf_model.h"
 #include "tests/fuzz/fuzz.h"
 
 #include <stdlib.h>

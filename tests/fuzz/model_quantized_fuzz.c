@@ -4,7 +4,7 @@
  *
  * Input: rows and columns of "m.weight" (a byte each), the size of config.json (two bytes, low
  * first), config.json, the file. */
-#include "model/quantized/quantized.h"
+#include "model/load/quantized/quantized.h"
 #include "tests/fuzz/fuzz.h"
 
 #include <stdlib.h>

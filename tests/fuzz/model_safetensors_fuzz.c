@@ -4,7 +4,7 @@
  *
  * Input: a mode byte. Even: the rest is the file. Odd: two bytes of data length (little-endian),
  * and the rest is the header's text, so that mutations get past the header's length. */
-#include "model/safetensors.h"
+#include "model/load/safetensors.h"
 #include "tests/fuzz/fuzz.h"
 
 #include <string.h>

@@ -3,8 +3,8 @@
 #ifndef TESTS_UNIT_MODEL_DENSE_H
 #define TESTS_UNIT_MODEL_DENSE_H
 
+#include "model/load/weights.h"
 #include "model/rope.h"
-#include "model/weights.h"
 #include "tests/unit/measure_naive.h"
 #include "tests/unit/model_pass.h"
 

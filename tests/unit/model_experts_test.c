@@ -1,6 +1,6 @@
 /* A sparse layer's feed-forward: compared with plain sums, the same alone as in a batch, and
  * without reading an expert that no row uses. */
-#include "model/experts.h"
+#include "model/cpu/experts.h"
 #include "tests/unit/model_pass.h"
 
 enum { HIDDEN = 32, FFN = 20, EXPERTS = 5, OF_ROW = 2, ROWS = 9 };

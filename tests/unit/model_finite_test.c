@@ -1,6 +1,6 @@
 /* Weights that are not finite are found anywhere, and named when a model is loaded. */
-#include "model/finite.h"
-#include "model/weights.h"
+#include "model/load/finite.h"
+#include "model/load/weights.h"
 #include "tests/unit/model_folder.h"
 
 #include <math.h>

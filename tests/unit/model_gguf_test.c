@@ -1,6 +1,6 @@
 /* GGUF files: the values of every block type, logits, tokenizers, and malformed files. Goldens:
  * tools/make_gguf_goldens.py. */
-#include "model/gguf/gguf_model.h"
+#include "model/load/gguf/gguf_model.h"
 #include "tests/unit/model_folder.h"
 #include "tests/unit/model_pass.h"
 

@@ -1,6 +1,6 @@
 /* Pages that are read as bf16: filling pages, which are quantised when they are full and are read
  * as bf16 until then, and the residual behind them. */
-#include "model/kv_filling.h"
+#include "model/cpu/kv_filling.h"
 
 #include <setjmp.h>
 #include <stdarg.h>

@@ -1,6 +1,6 @@
 /* Moves that rotate keys: a slot moved to another position holds what it would hold had it been
  * computed there. */
-#include "model/kv_moves.h"
+#include "model/cpu/kv_moves.h"
 #include "tests/unit/model_pass.h"
 
 /* ---- slots ----------------------------------------------------------------------------------- */

@@ -2,7 +2,7 @@
  * refusals. Goldens: tests/golden/quantized/README.md. */
 #include "base/sha256.h"
 #include "model/config.h"
-#include "model/quantized/quantized.h"
+#include "model/load/quantized/quantized.h"
 #include "tests/unit/model_folder.h"
 #include "tests/unit/model_pass.h"
 

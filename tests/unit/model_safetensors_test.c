@@ -1,5 +1,5 @@
-/* model/safetensors.c: valid files, and every kind of wrong file. */
-#include "model/safetensors.h"
+/* model/load/safetensors.c: valid files, and every kind of wrong file. */
+#include "model/load/safetensors.h"
 #include "tests/unit/model_folder.h"
 
 #include <setjmp.h>

@@ -1,7 +1,7 @@
-/* model/weights_cache.c: the cache holds what was packed, and whatever happened to its file, a
+/* model/load/weights_cache.c: the cache holds what was packed, and whatever happened to its file, a
  * model loads with the same weights. */
-#include "model/weights.h"
-#include "model/weights_cache.h"
+#include "model/load/weights.h"
+#include "model/load/weights_cache.h"
 #include "tests/unit/model_folder.h"
 #include "tests/unit/model_pass.h"
 

@@ -1,7 +1,7 @@
-/* model/weights.c: every weight of a small folder is where the forward pass reads it, whole and in
- * slices. */
-#include "model/dummy.h"
-#include "model/weights.h"
+/* model/load/weights.c: every weight of a small folder is where the forward pass reads it, whole
+ * and in slices. */
+#include "model/load/dummy.h"
+#include "model/load/weights.h"
 #include "tests/unit/model_folder.h"
 
 #include <setjmp.h>

@@ -1,0 +1,477 @@
+/* The CPU backend: a step plan in, tokens and measures out (backend/backend.h). */
+#include "model/cpu/forward.h"
+#include "model/cpu/kv_filling.h"
+#include "model/cpu/kv_moves.h"
+#include "model/cpu/scores.h"
+#include "model/measures.h"
+#include "model/plan.h"
+#include "model/sampler.h"
+#include "model/sizes.h"
+
+#include <assert.h>
+#include <stdatomic.h>
+#include <stdlib.h>
+#include <string.h>
+
+/* Limit of the logits of a step's prompt rows: 128 rows with a vocabulary of 128K. Scored rows need
+ * less memory (scores.c) but as much time, so they count against it too. */
+enum { LOGITS_BYTES = 64 << 20 };
+
+typedef struct backend_cpu {
+    model_config config;
+    backend_info info;
+    backend_facts facts;
+    comm *group; /* borrowed */
+    thread_pool *pool;
+    kern_context *kernels;
+    model_weights weights;
+    kv_store store;
+    size_t store_bytes;
+    size_t host_bytes; /* size of the host tier */
+    pkv_mirror *mirror;
+    forward *forward;
+    sampler *sampler;
+
+    _Atomic bool interrupted;
+    const step_plan *plan; /* submitted, not yet collected */
+    step_result result;
+    step_seq_result *seq_results; /* [max_seqs] */
+    forward_seq *seqs;            /* [max_seqs] */
+    step_sample *samples;         /* [step_most_draws] */
+    sampler_draw *draws;          /* [step_most_draws] */
+    uint32_t *logit_rows;         /* [max_rows + max_seqs] */
+    /* The next two grow when a plan needs more; steady decoding does not grow them. */
+    float *logits;
+    size_t logits_capacity; /* floats */
+    float *measures;
+    size_t measures_capacity; /* floats */
+    row_scores scores;
+    bool gives_scores; /* rank 0, whose scores stand for all ranks */
+} backend_cpu;
+
+static size_t sums_bytes(const kv_store *s, uint32_t n_pages)
+{
+    return n_pages * s->page_sums * sizeof *s->sums;
+}
+
+/* ---- before compute: tables, moves, samplers ------------------------------------------------- */
+
+/* Copies a whole page to the host tier or back. */
+static status copy_page(backend_cpu *b, const pkv_move *m)
+{
+    const kv_store *s = &b->store;
+    bool out = m->kind == PKV_MOVE_OUT;
+    uint32_t page = out ? m->src_page : m->dst_page, host = out ? m->dst_page : m->src_page;
+    if (page >= s->n_pages || host >= b->info.n_host_pages)
+        return status_make(STATUS_INVALID, "plan: a copy outside the pool or the host tier");
+    uint8_t *here = s->data + page * s->page_bytes, *there = s->host + host * s->page_bytes;
+    if (s->filling) RETURN_IF_ERROR(kv_filling_copy(s->filling, m));
+    else memcpy(out ? there : here, out ? here : there, s->page_bytes);
+    kv_store_move_sums(s, m);
+    return STATUS_IS_OK;
+}
+
+static status apply_moves(backend_cpu *b, const pkv_move *moves, size_t n)
+{
+    const kv_store *s = &b->store;
+    uint32_t tiles = s->geometry.layers_per_group * s->heads_in_page;
+    for (size_t i = 0; i < n; i++) {
+        const pkv_move *m = &moves[i];
+        if (m->kind != PKV_MOVE_SLOTS) {
+            RETURN_IF_ERROR(copy_page(b, m));
+            continue;
+        }
+        if (m->src_page >= s->n_pages || m->dst_page >= s->n_pages ||
+            m->n_slots > s->shape.page_tokens || m->src_slot > s->shape.page_tokens - m->n_slots ||
+            m->dst_slot > s->shape.page_tokens - m->n_slots)
+            return status_make(STATUS_INVALID, "plan: a move outside the pool");
+        if (llabs(m->rotate) >= b->info.max_positions)
+            return status_make(STATUS_INVALID, "plan: a move that rotates keys too far");
+        if (s->filling) {
+            RETURN_IF_ERROR(kv_filling_move(s->filling, &b->config.rope, m));
+            kv_store_move_sums(s, m);
+            continue;
+        }
+        if (m->rotate != 0) {
+            kv_move_rotated(s, b->kernels, &b->config.rope, m);
+            kv_store_move_sums(s, m);
+            continue;
+        }
+        uint8_t *dst = s->data + m->dst_page * s->page_bytes;
+        const uint8_t *src = s->data + m->src_page * s->page_bytes;
+        for (uint32_t t = 0; t < tiles; t++)
+            kern_kv_move(&s->shape, dst + t * s->tile_bytes, m->dst_slot, src + t * s->tile_bytes,
+                         m->src_slot, m->n_slots);
+        kv_store_move_sums(s, m);
+    }
+    return STATUS_IS_OK;
+}
+
+static status prepare_step(backend_cpu *b, const step_plan *plan)
+{
+    RETURN_IF_ERROR(pkv_mirror_apply(b->mirror, plan->deltas.words, plan->deltas.n_words));
+    if (pkv_mirror_checksum(b->mirror) != plan->checksum)
+        return status_make(STATUS_INTERNAL, "page tables differ from the coordinator's");
+    RETURN_IF_ERROR(apply_moves(b, plan->deltas.moves, plan->deltas.n_moves));
+    for (uint32_t i = 0; i < plan->n_opens; i++)
+        RETURN_IF_ERROR(sampler_open(b->sampler, &plan->opens[i]));
+    return plan_check(&b->info, b->mirror, plan);
+}
+
+static status grow_buffer(float **buffer, size_t *capacity, size_t n)
+{
+    if (n <= *capacity) return STATUS_IS_OK;
+    float *grown = alloc_resize(NULL, *buffer, n, sizeof(float));
+    if (!grown) return status_make(STATUS_NO_MEMORY, "step buffers");
+    *buffer = grown;
+    *capacity = n;
+    return STATUS_IS_OK;
+}
+
+/* ---- measures -------------------------------------------------------------------------------- */
+
+static void lay_out_measure(backend_cpu *b, const step_seq *s, forward_seq *f, measure_result *m)
+{
+    f->measure = s->measure;
+    if (f->measure.rows > s->n_tokens) f->measure.rows = s->n_tokens;
+    if (s->measure.sum != MEASURE_SUM_STEP) b->store.has_sums = true;
+    if (measures_arrays(&s->measure) == 0) return;
+    f->stride = plan_longest_table(&b->info, b->mirror, s->seq, s->measure.by_slot);
+    m->n_layers = measure_layers(&b->info.geometry, f->measure.layer_step);
+    m->n_kv_heads = b->store.n_heads;
+    m->stride = f->stride;
+    m->q_heads = b->config.n_heads / b->config.n_kv_heads;
+}
+
+/* Lays out this step's sequences and their measures. */
+static status lay_out(backend_cpu *b, const step_plan *plan)
+{
+    size_t floats = 0;
+    for (uint32_t i = 0; i < plan->n_seqs; i++) {
+        const step_seq *s = &plan->seqs[i];
+        b->seqs[i] = (forward_seq){.seq = s->seq,
+                                   .first_row = s->first_token,
+                                   .n_rows = s->n_tokens,
+                                   .position = s->position};
+        b->seq_results[i] = (step_seq_result){0};
+        if (s->measure.kind == MEASURE_NONE) continue;
+        lay_out_measure(b, s, &b->seqs[i], &b->seq_results[i].measure);
+        floats += measures_arrays(&s->measure) * plan_measure_floats(&b->seq_results[i].measure);
+    }
+    RETURN_IF_ERROR(grow_buffer(&b->measures, &b->measures_capacity, floats));
+    float *at = b->measures;
+    const pkv_geometry *g = &b->info.geometry;
+    bool selects = retention_selecting_layers(g, g->n_layers) > 0;
+    for (uint32_t i = 0; i < plan->n_seqs; i++) {
+        measure_result *m = &b->seq_results[i].measure;
+        uint32_t arrays = measures_arrays(&plan->seqs[i].measure);
+        if (arrays == 0) continue;
+        b->seqs[i].values = at;
+        m->values = at;
+        if (!selects) memset(at, 0, arrays * plan_measure_floats(m) * sizeof *at);
+        at += arrays * plan_measure_floats(m);
+    }
+    return STATUS_IS_OK;
+}
+
+/* ---- tokens ---------------------------------------------------------------------------------- */
+
+/* Computes logits and draws tokens. Rows whose logits the plan wants come first, so that they lie
+ * together in the result, then one row for each sequence that samples. */
+static status sample_rows(backend_cpu *b, const step_plan *plan)
+{
+    uint32_t n_asked = 0, n_rows, n_draws = 0;
+    for (uint32_t i = 0; i < plan->n_seqs; i++)
+        for (uint32_t t = 0; plan->seqs[i].want_logits && t < plan->seqs[i].n_tokens; t++)
+            b->logit_rows[n_asked++] = plan->seqs[i].first_token + t;
+    n_rows = n_asked;
+    for (uint32_t i = 0; i < plan->n_seqs; i++)
+        if (plan->seqs[i].n_samples)
+            b->logit_rows[n_rows++] = plan->seqs[i].first_token + plan->seqs[i].n_tokens - 1;
+
+    size_t vocab = b->config.vocab_size;
+    RETURN_IF_ERROR(grow_buffer(&b->logits, &b->logits_capacity, n_rows * vocab));
+    RETURN_IF_ERROR(forward_logits(b->forward, b->logit_rows, n_rows, b->logits));
+    b->result.logits = b->logits;
+    b->result.n_logit_rows = n_asked;
+
+    const float *row = b->logits + n_asked * vocab;
+    for (uint32_t i = 0; i < plan->n_seqs; i++) {
+        const step_seq *s = &plan->seqs[i];
+        if (!s->n_samples) continue;
+        b->seq_results[i].samples = &b->samples[n_draws];
+        b->seq_results[i].n_samples = s->n_samples;
+        for (uint32_t j = 0; j < s->n_samples; j++, n_draws++)
+            b->draws[n_draws] = (sampler_draw){.seq = s->seq,
+                                               .choice = s->choice + j,
+                                               .sample_index = s->sample_index,
+                                               .own = j == 0,
+                                               .logits = row,
+                                               .out = &b->samples[n_draws]};
+        row += vocab;
+    }
+    sampler_run(b->sampler, b->draws, n_draws);
+    return STATUS_IS_OK;
+}
+
+/* ---- the interface --------------------------------------------------------------------------- */
+
+static const backend_info *cpu_info(void *ctx)
+{
+    backend_cpu *b = ctx;
+    return &b->info;
+}
+
+static status cpu_submit(void *ctx, const step_plan *plan)
+{
+    backend_cpu *b = ctx;
+    assert(!b->plan && "one step in flight");
+    b->plan = plan;
+    return STATUS_IS_OK;
+}
+
+static status run_step(backend_cpu *b, const step_plan *plan)
+{
+    RETURN_IF_ERROR(prepare_step(b, plan));
+    if (plan->n_seqs == 0) return STATUS_IS_OK;
+    RETURN_IF_ERROR(lay_out(b, plan));
+    RETURN_IF_ERROR(forward_run(b->forward, plan->tokens, plan->n_tokens, b->seqs, plan->n_seqs));
+    b->result.measure_us = forward_measure_us(b->forward);
+    RETURN_IF_ERROR(row_scores_run(&b->scores, b->forward, b->pool, b->config.vocab_size,
+                                   b->gives_scores, plan, b->seq_results));
+    return sample_rows(b, plan);
+}
+
+/* Computes the step on the caller's thread and the pool, because the caller would only wait. */
+static status cpu_collect(void *ctx, const step_result **out)
+{
+    backend_cpu *b = ctx;
+    assert(b->plan);
+    int64_t start = clock_now_us();
+    b->result = (step_result){.step = b->plan->step, .seqs = b->seq_results};
+    b->result.status = run_step(b, b->plan);
+    if (status_ok(b->result.status)) b->result.n_seqs = b->plan->n_seqs;
+    b->result.checksum = pkv_mirror_checksum(b->mirror);
+    b->result.compute_us = clock_now_us() - start;
+    b->plan = NULL;
+    *out = &b->result;
+    return atomic_load(&b->interrupted) ? status_make(STATUS_INTERNAL, "interrupted")
+                                        : STATUS_IS_OK;
+}
+
+static void cpu_interrupt(void *ctx) { atomic_store(&((backend_cpu *)ctx)->interrupted, true); }
+
+static void cpu_destroy(void *ctx)
+{
+    backend_cpu *b = ctx;
+    if (!b) return;
+    sampler_destroy(b->sampler);
+    forward_destroy(b->forward);
+    kv_filling_destroy(b->store.filling);
+    pkv_mirror_destroy(b->mirror);
+    alloc_pages_free(b->store.data, b->store_bytes);
+    alloc_pages_free(b->store.host, b->host_bytes);
+    alloc_pages_free(b->store.sums, sums_bytes(&b->store, b->store.n_pages));
+    alloc_pages_free(b->store.host_sums, sums_bytes(&b->store, b->info.n_host_pages));
+    weights_destroy(&b->weights);
+    kern_destroy(b->kernels);
+    thread_pool_destroy(b->pool);
+    free(b->seq_results);
+    free(b->seqs);
+    free(b->samples);
+    free(b->draws);
+    free(b->logit_rows);
+    free(b->logits);
+    free(b->measures);
+    row_scores_free(&b->scores);
+    free(b);
+}
+
+static const backend_ops cpu_ops = {
+    .info = cpu_info,
+    .submit = cpu_submit,
+    .collect = cpu_collect,
+    .interrupt = cpu_interrupt,
+    .destroy = cpu_destroy,
+};
+
+/* ---- creation -------------------------------------------------------------------------------- */
+
+static status load_weights(backend_cpu *b, const backend_options *o, error *err)
+{
+    int64_t start = clock_now_us();
+    /* Ranks on one machine would all pin their workers to its first cores. */
+    thread_pool_options threads = {.n_threads = o->n_threads, .pin = comm_size(o->group) == 1};
+    status s = thread_pool_create(&threads, &b->pool);
+    if (!status_ok(s)) return error_set(err, s.code, "threads: cannot start %u", o->n_threads);
+    kern_options kopts = {.pool = b->pool, .isa = o->isa, .precision = o->precision};
+    RETURN_IF_ERROR(kern_create(&kopts, &b->kernels, err));
+    weights_options wanted = sizes_weights(o, &b->config, comm_rank(o->group), comm_size(o->group));
+    wanted.kernels = b->kernels;
+    wanted.pool = b->pool;
+    RETURN_IF_ERROR(weights_load(&wanted, &b->weights, err));
+    b->facts.load_us = clock_now_us() - start;
+    return STATUS_IS_OK;
+}
+
+/* The default share of memory once all ranks have their weights. Rank 0's number counts for all. */
+static status default_pool_bytes(const backend_options *o, uint64_t *bytes)
+{
+    float nothing = 0.0f;
+    RETURN_IF_ERROR(comm_all_reduce_sum(o->group, &nothing, 1));
+    *bytes = sizes_for_ranks(sizes_default_pool(memory_available_bytes(), MODEL_POOL_SHARE),
+                             sizes_ranks_here(o), (uint64_t)comm_size(o->group));
+    return comm_broadcast(o->group, bytes, sizeof *bytes, 0);
+}
+
+static status make_pool(backend_cpu *b, const backend_options *o, error *err)
+{
+    kv_store_layout(&b->store, o->kv_type, &b->info.geometry, b->config.head_dim,
+                    b->weights.slice.first_kv_head, b->weights.slice.n_kv_heads);
+    b->store.residual_pages = o->kv_residual / b->info.geometry.page_tokens;
+
+    uint64_t bytes = o->kv_bytes;
+    if (bytes == 0) {
+        status s = default_pool_bytes(o, &bytes);
+        if (!status_ok(s)) return error_set(err, s.code, "kv-memory: %s", s.message);
+    }
+    /* Every rank has a slice of every page. */
+    size_t page_bytes = b->store.page_bytes * (size_t)comm_size(o->group);
+    RETURN_IF_ERROR(sizes_pool_pages(&b->info.geometry, bytes, page_bytes, &b->store.n_pages, err));
+    b->store_bytes = (size_t)b->store.n_pages * b->store.page_bytes;
+    b->store.data = alloc_pages(b->store_bytes);
+    b->store.sums = alloc_pages(sums_bytes(&b->store, b->store.n_pages));
+    if (!b->store.data || !b->store.sums)
+        return error_set(err, STATUS_NO_MEMORY, "kv-memory: cannot reserve %zu bytes",
+                         b->store_bytes);
+    return STATUS_IS_OK;
+}
+
+/* Reserves addresses for swapped sequences; memory is committed as pages are written. The tier
+ * takes at most half of the memory that a full pool leaves, and nothing where that is less than a
+ * block. All ranks have as many pages as rank 0 finds room for. */
+static status make_host_tier(backend_cpu *b, const backend_options *o, error *err)
+{
+    uint64_t ranks = sizes_ranks_here(o), all = (uint64_t)comm_size(o->group);
+    uint64_t n = sizes_host_pages(&b->info.geometry, sizes_for_ranks(o->swap_bytes, all, ranks),
+                                  memory_available_bytes(), b->store_bytes * ranks,
+                                  b->store.page_bytes * ranks);
+    status s = comm_broadcast(o->group, &n, sizeof n, 0);
+    if (!status_ok(s)) return error_set(err, s.code, "swap-memory: %s", s.message);
+    if (n == 0) return STATUS_IS_OK;
+    b->host_bytes = (size_t)n * b->store.page_bytes;
+    b->info.n_host_pages = (uint32_t)n;
+    b->store.host = alloc_pages(b->host_bytes);
+    b->store.host_sums = alloc_pages(sums_bytes(&b->store, b->info.n_host_pages));
+    if (!b->store.host || !b->store.host_sums)
+        return error_set(err, STATUS_NO_MEMORY, "swap-memory: cannot reserve %zu bytes",
+                         b->host_bytes);
+    return STATUS_IS_OK;
+}
+
+static status make_filling(backend_cpu *b, const backend_options *o)
+{
+    kv_filling_options filling = {
+        .store = &b->store,
+        .mirror = b->mirror,
+        .kernels = b->kernels,
+        .pool = b->pool,
+        .n_host_pages = b->info.n_host_pages,
+        .max_rows = o->max_rows,
+        .max_seqs = o->max_seqs,
+    };
+    RETURN_IF_ERROR(kv_filling_create(&filling, &b->store.filling));
+    b->facts.filling_bytes = kv_filling_bytes(b->store.filling);
+    return STATUS_IS_OK;
+}
+
+static status make_step_buffers(backend_cpu *b, const backend_options *o)
+{
+    RETURN_IF_ERROR(
+        pkv_mirror_create(&b->info.geometry, b->store.n_pages, o->max_seqs, NULL, &b->mirror));
+    if (kern_kv_has_grids(o->kv_type)) RETURN_IF_ERROR(make_filling(b, o));
+    RETURN_IF_ERROR(sampler_create(o->max_seqs, b->config.vocab_size, b->pool, &b->sampler));
+    forward_options pass = {
+        .config = &b->config,
+        .weights = &b->weights,
+        .kernels = b->kernels,
+        .pool = b->pool,
+        .group = o->group,
+        .store = &b->store,
+        .mirror = b->mirror,
+        .max_rows = o->max_rows,
+        .max_seqs = o->max_seqs,
+        .interrupted = &b->interrupted,
+    };
+    RETURN_IF_ERROR(forward_create(&pass, &b->forward));
+    b->seq_results = calloc(o->max_seqs, sizeof *b->seq_results);
+    b->seqs = calloc(o->max_seqs, sizeof *b->seqs);
+    b->samples = calloc(step_most_draws(o->max_seqs), sizeof *b->samples);
+    b->draws = calloc(step_most_draws(o->max_seqs), sizeof *b->draws);
+    b->logit_rows = calloc((size_t)o->max_rows + o->max_seqs, sizeof *b->logit_rows);
+    b->logits_capacity = (size_t)o->max_seqs * b->config.vocab_size;
+    b->logits = malloc(b->logits_capacity * sizeof *b->logits);
+    bool ok = b->seq_results && b->seqs && b->samples && b->draws && b->logit_rows && b->logits;
+    return ok ? STATUS_IS_OK : status_make(STATUS_NO_MEMORY, "step buffers");
+}
+
+static void fill_info(backend_cpu *b, const backend_options *o)
+{
+    b->gives_scores = comm_rank(o->group) == 0;
+    b->info.name = "cpu";
+    b->info.vocab_size = b->config.vocab_size;
+    b->info.max_positions = model_max_length(&b->config);
+    b->info.max_rows = o->max_rows;
+    b->info.max_seqs = o->max_seqs;
+    size_t rows = LOGITS_BYTES / (b->config.vocab_size * sizeof(float));
+    b->info.max_logit_rows = rows < 16 ? 16 : rows > o->max_rows ? o->max_rows : (uint32_t)rows;
+    b->info.n_pages = b->store.n_pages;
+    b->info.max_in_flight = 1;
+    b->info.identity = b->weights.identity;
+    b->facts.isa = kern_isa_name(b->kernels);
+    b->facts.n_threads = thread_pool_size(b->pool);
+    b->facts.weight_bytes = b->weights.bytes;
+    b->facts.from_cache = b->weights.from_cache;
+    b->facts.page_bytes = b->store.page_bytes;
+    b->facts.pool_bytes = b->store_bytes;
+    b->facts.swap_bytes = b->host_bytes;
+}
+
+status backend_cpu_create(const backend_options *options, backend *out, error *err)
+{
+    backend_cpu *b = calloc(1, sizeof *b);
+    if (!b) return error_set(err, STATUS_NO_MEMORY, "backend: out of memory");
+    b->config = *options->config;
+    if (options->max_model_len) b->config.rope.length = options->max_model_len;
+    b->group = options->group;
+    status s = sizes_geometry(options, &b->info.geometry, err);
+    if (status_ok(s)) s = load_weights(b, options, err);
+    if (status_ok(s)) s = make_pool(b, options, err);
+    if (status_ok(s)) s = make_host_tier(b, options, err);
+    if (status_ok(s)) {
+        s = make_step_buffers(b, options);
+        if (!status_ok(s)) error_set(err, s.code, "backend: %s", status_text(s.code));
+    }
+    if (!status_ok(s)) {
+        cpu_destroy(b);
+        return s;
+    }
+    fill_info(b, options);
+    *out = (backend){&cpu_ops, b};
+    return STATUS_IS_OK;
+}
+
+backend_facts backend_cpu_describe(const backend *b)
+{
+    assert(b->ops == &cpu_ops);
+    return ((const backend_cpu *)b->ctx)->facts;
+}
+
+bool backend_cpu_pass(const backend *of, forward_options *out)
+{
+    if (of->ops != &cpu_ops) return false;
+    backend_cpu *b = of->ctx;
+    *out = (forward_options){
+        .config = &b->config, .weights = &b->weights, .group = b->group, .store = &b->store};
+    return comm_size(b->group) == 1;
+}

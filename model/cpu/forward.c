@@ -1,0 +1,422 @@
+#include "model/cpu/forward.h"
+
+#include "model/cpu/experts.h"
+#include "model/cpu/kv_filling.h"
+#include "model/measures.h"
+#include "model/rope.h"
+
+#include <assert.h>
+#include <math.h>
+#include <stdatomic.h>
+#include <stdlib.h>
+#include <string.h>
+
+/* Rows of logits that one gather over ranks carries. */
+enum { GATHER_ROWS = 32 };
+
+/* Activations, all f32, carved out of one block:
+ *
+ *   x      [max_rows, hidden]      the residual stream
+ *   normed [max_rows, hidden]      its norm: input of qkv and gate_up
+ *   delta  [max_rows, hidden]      what o and down add to it
+ *   angles [max_rows, head_dim]    cosines and sines of each row's position
+ *   local  [max_rows, head_dim]    the same for layers with local RoPE, if there are any
+ *   wide   [max_rows, max(qkv + attn, 2 ffn)]
+ *                                  either q, k, v and the attention's output, or gate and up
+ *   act    [max_rows, ffn]         swiglu's output; ffn is the larger one of feed-forwards and
+ *                                  experts
+ *
+ * and, with more than one rank, GATHER_ROWS rows of this rank's logits and of all ranks'. */
+struct forward {
+    forward_options o;
+    uint32_t heads, kv_heads; /* this rank's */
+    uint32_t ffn;             /* this rank's width of dense layers */
+    uint32_t qkv_width, attn_width;
+    float *x, *normed, *delta, *angles, *local, *wide, *act; /* local may be NULL */
+    float *part, *gathered;                                  /* NULL with one rank */
+    float *inv_freq;       /* [head_dim / 2], then as many for local RoPE */
+    kern_attn_item *items; /* [max_seqs, kv_heads] */
+    measures *measures;
+    experts *experts; /* NULL without sparse layers */
+    float *memory;
+    size_t memory_bytes;
+};
+
+static size_t max_size(size_t a, size_t b) { return a > b ? a : b; }
+
+/* Columns of `act`. */
+static size_t act_columns(const tensor_slice *s)
+{
+    return max_size(max_size(s->n_ffn, s->n_expert_ffn), s->n_shared_ffn);
+}
+
+/* Columns of `wide`. */
+static size_t wide_columns(const model_config *c, const tensor_slice *s)
+{
+    size_t attention = (size_t)2 * (s->n_heads + s->n_kv_heads) * c->head_dim;
+    return max_size(attention, 2 * act_columns(s));
+}
+
+static size_t n_ropes(const model_config *c) { return c->family->local_theta != 0.0 ? 2 : 1; }
+
+size_t forward_bytes(const model_config *c, const tensor_slice *slice, size_t head_rows,
+                     uint32_t max_rows, uint32_t ranks)
+{
+    size_t row = 3 * (size_t)c->hidden + n_ropes(c) * c->head_dim + wide_columns(c, slice) +
+                 act_columns(slice);
+    size_t part = ranks > 1 ? GATHER_ROWS * head_rows : 0;
+    size_t floats = max_rows * row + n_ropes(c) * (c->head_dim / 2) + part * (ranks + 1);
+    return floats * sizeof(float);
+}
+
+status forward_create(const forward_options *options, forward **out)
+{
+    const model_config *c = options->config;
+    forward *f = calloc(1, sizeof *f);
+    if (!f) return status_make(STATUS_NO_MEMORY, "forward pass");
+    const layer_weights *first = &options->weights->layers[0];
+    f->o = *options;
+    f->kv_heads = options->store->n_heads;
+    f->attn_width = (uint32_t)first->o.k;
+    f->heads = f->attn_width / c->head_dim;
+    f->qkv_width = (uint32_t)first->qkv.n;
+    f->ffn = options->weights->slice.n_ffn;
+
+    size_t rows = options->max_rows, hidden = c->hidden, ropes = n_ropes(c);
+    const tensor_slice *slice = &options->weights->slice;
+    size_t ffn = act_columns(slice), wide = wide_columns(c, slice);
+    size_t ranks = (size_t)comm_size(options->group), head_rows = options->weights->head.n;
+    size_t part = ranks > 1 ? GATHER_ROWS * head_rows : 0;
+    assert(f->qkv_width + f->attn_width <= wide);
+    f->memory_bytes = forward_bytes(c, slice, head_rows, options->max_rows, (uint32_t)ranks);
+    f->memory = alloc_pages(f->memory_bytes);
+    f->items = calloc((size_t)options->max_seqs * f->kv_heads, sizeof *f->items);
+    if (!f->memory || !f->items) {
+        forward_destroy(f);
+        return status_make(STATUS_NO_MEMORY, "forward pass");
+    }
+    float *at = f->memory;
+    f->x = at;
+    f->normed = at += rows * hidden;
+    f->delta = at += rows * hidden;
+    f->angles = at += rows * hidden;
+    if (ropes > 1) f->local = at += rows * c->head_dim;
+    f->wide = at += rows * c->head_dim;
+    f->act = at += rows * wide;
+    f->inv_freq = at += rows * ffn;
+    if (part) {
+        f->part = at += ropes * (c->head_dim / 2);
+        f->gathered = at + part;
+    }
+    rope_frequencies(&c->rope, c->head_dim, f->inv_freq);
+    if (f->local) rope_frequencies(&c->local_rope, c->head_dim, f->inv_freq + c->head_dim / 2);
+    status s = measures_create(&f->o, f->inv_freq, &f->measures);
+    if (status_ok(s) && c->n_experts) s = experts_create(&f->o, &f->experts);
+    if (status_ok(s)) *out = f;
+    else forward_destroy(f);
+    return s;
+}
+
+void forward_destroy(forward *f)
+{
+    if (!f) return;
+    measures_destroy(f->measures);
+    experts_destroy(f->experts);
+    alloc_pages_free(f->memory, f->memory_bytes);
+    free(f->items);
+    free(f);
+}
+
+/* ---- rows in --------------------------------------------------------------------------------- */
+
+typedef struct embed_job {
+    const forward *f;
+    const uint32_t *tokens;
+} embed_job;
+
+static void embed_range(void *ctx, size_t from, size_t to, unsigned thread)
+{
+    (void)thread;
+    const embed_job *job = ctx;
+    const forward *f = job->f;
+    size_t hidden = f->o.config->hidden;
+    const tensor_slice *slice = &f->o.weights->slice;
+    float scale = f->o.weights->embed_scale;
+    for (size_t row = from; row < to; row++) {
+        uint32_t token = job->tokens[row] - slice->first_token;
+        float *x = f->x + row * hidden;
+        if (token < slice->n_tokens) kern_matrix_row(f->o.kernels, &f->o.weights->embed, token, x);
+        else memset(x, 0, hidden * sizeof *x); /* another rank has it: the sum adds it */
+        for (size_t i = 0; scale != 1.0f && i < hidden; i++) x[i] *= scale;
+    }
+}
+
+static status embed_tokens(forward *f, const uint32_t *tokens, uint32_t n_rows)
+{
+    embed_job job = {f, tokens};
+    thread_pool_for(f->o.pool, n_rows, 16, embed_range, &job);
+    return comm_all_reduce_sum(f->o.group, f->x, (size_t)n_rows * f->o.config->hidden);
+}
+
+static void fill_angles(forward *f, const forward_seq *seqs, uint32_t n_seqs)
+{
+    const model_config *c = f->o.config;
+    uint32_t head_dim = c->head_dim;
+    for (uint32_t s = 0; s < n_seqs; s++)
+        for (uint32_t i = 0; i < seqs[s].n_rows; i++) {
+            uint32_t position = seqs[s].position + i;
+            size_t at = (size_t)(seqs[s].first_row + i) * head_dim;
+            rope_scaled_angles(&c->rope, f->inv_freq, head_dim, position, f->angles + at);
+            if (f->local)
+                rope_scaled_angles(&c->local_rope, f->inv_freq + head_dim / 2, head_dim, position,
+                                   f->local + at);
+        }
+}
+
+/* ---- K and V to their pages ------------------------------------------------------------------ */
+
+typedef struct kv_write_job {
+    const forward *f;
+    const forward_seq *seqs;
+    uint32_t n_seqs;
+    uint32_t layer;
+} kv_write_job;
+
+/* Writes rows [from, to) of the job's sequence `index` for one head. */
+static void write_head(const kv_write_job *job, uint32_t index, uint32_t head, uint32_t from,
+                       uint32_t to)
+{
+    const forward *f = job->f;
+    const forward_seq *s = &job->seqs[index];
+    const kv_store *store = f->o.store;
+    const kern_kv_shape shape = kern_kv_wide(&store->shape);
+    const uint8_t *const *filling =
+        store->filling ? kv_filling_tiles(store->filling, index, head) : NULL;
+    uint32_t page_tokens = store->shape.page_tokens, head_dim = store->shape.head_dim;
+    pkv_table_view table =
+        pkv_mirror_table(f->o.mirror, s->seq, kv_store_group(store, job->layer, head));
+    uint8_t *tiles = kv_store_tiles(store, job->layer, head);
+    uint32_t first_slot = table.kept_tokens - s->n_rows;
+    uint32_t first_filling = kv_store_first_wide(store, first_slot);
+    for (uint32_t i = from; i < to; i++) {
+        uint32_t slot = first_slot + i, page = slot / page_tokens;
+        uint8_t *tile = filling ? (uint8_t *)filling[page - first_filling]
+                                : tiles + table.pages[page] * store->page_bytes;
+        const float *row = f->wide + (size_t)(s->first_row + i) * f->qkv_width;
+        const float *k = row + (size_t)(f->heads + head) * head_dim;
+        const float *v = k + (size_t)f->kv_heads * head_dim;
+        kern_kv_write(f->o.kernels, &shape, tile, slot % page_tokens, k, v);
+    }
+}
+
+static void kv_write_range(void *ctx, size_t from, size_t to, unsigned thread)
+{
+    (void)thread;
+    const kv_write_job *job = ctx;
+    for (uint32_t s = 0; s < job->n_seqs; s++) {
+        const forward_seq *seq = &job->seqs[s];
+        size_t first = seq->first_row, last = first + seq->n_rows;
+        if (last <= from || first >= to) continue;
+        uint32_t a = (uint32_t)(max_size(from, first) - first);
+        uint32_t b = (uint32_t)((to < last ? to : last) - first);
+        for (uint32_t head = 0; head < job->f->kv_heads; head++) write_head(job, s, head, a, b);
+    }
+}
+
+static status write_rows(forward *f, uint32_t layer, uint32_t n_rows, const forward_seq *seqs,
+                         uint32_t n_seqs)
+{
+    kv_filling *filling = f->o.store->filling;
+    kv_write_job job = {f, seqs, n_seqs, layer};
+    if (filling) RETURN_IF_ERROR(kv_filling_begin(filling, layer, seqs, n_seqs));
+    thread_pool_for(f->o.pool, n_rows, 16, kv_write_range, &job);
+    if (filling) kv_filling_store(filling);
+    return STATUS_IS_OK;
+}
+
+/* ---- attention ------------------------------------------------------------------------------- */
+
+static float *mass_of(const forward *f, const forward_seq *s, uint32_t layer, uint32_t head)
+{
+    const measure_spec *m = &s->measure;
+    if (m->kind != MEASURE_MASS || m->by_slot) return NULL;
+    uint32_t row = measure_layer_of(&f->o.store->geometry, layer, m->layer_step);
+    if (row == MEASURE_NO_LAYER) return NULL;
+    return s->values + ((size_t)row * f->kv_heads + head) * s->stride;
+}
+
+static status attend_layer(forward *f, uint32_t layer, const forward_seq *seqs, uint32_t n_seqs,
+                           float *out)
+{
+    const kv_store *store = f->o.store;
+    const model_config *c = f->o.config;
+    uint32_t head_dim = store->shape.head_dim, q_heads = f->heads / f->kv_heads;
+    uint32_t window = c->layers[layer] & LAYER_WINDOW ? c->window : 0;
+    size_t n_items = 0;
+    for (uint32_t s = 0; s < n_seqs; s++) {
+        const forward_seq *seq = &seqs[s];
+        for (uint32_t head = 0; head < f->kv_heads; head++) {
+            pkv_table_view table =
+                pkv_mirror_table(f->o.mirror, seq->seq, kv_store_group(store, layer, head));
+            size_t column = (size_t)head * q_heads * head_dim;
+            float *mass = mass_of(f, seq, layer, head);
+            f->items[n_items++] = (kern_attn_item){
+                .pages = table.pages,
+                .tiles = kv_store_tiles(store, layer, head),
+                .filling = store->filling ? kv_filling_tiles(store->filling, s, head) : NULL,
+                .first_filling = kv_store_first_wide(store, table.kept_tokens - seq->n_rows),
+                .residual_pages = store->residual_pages,
+                .first_slot = table.kept_tokens - seq->n_rows,
+                .n_rows = seq->n_rows,
+                .window = window,
+                .q = f->wide + (size_t)seq->first_row * f->qkv_width + column,
+                .out = out + (size_t)seq->first_row * f->attn_width + column,
+                .mass = mass,
+                .mass_rows = mass ? seq->measure.rows : 0,
+            };
+        }
+    }
+    kern_attn_batch batch = {
+        .shape = store->shape,
+        .page_stride = store->page_bytes,
+        .q_heads = q_heads,
+        .scale = 1.0f / sqrtf((float)head_dim),
+        .q_stride = f->qkv_width,
+        .out_stride = f->attn_width,
+        .items = f->items,
+        .n_items = n_items,
+    };
+    return kern_attention(f->o.kernels, &batch);
+}
+
+/* ---- layers ---------------------------------------------------------------------------------- */
+
+/* Sums delta over all ranks, then norms it where the model has a norm there. */
+static status sum_ranks(forward *f, const float *post_norm, uint32_t n_rows)
+{
+    const model_config *c = f->o.config;
+    RETURN_IF_ERROR(comm_all_reduce_sum(f->o.group, f->delta, (size_t)n_rows * c->hidden));
+    if (post_norm)
+        kern_rmsnorm(f->o.kernels, f->delta, post_norm, c->rms_eps, n_rows, c->hidden, f->delta);
+    return STATUS_IS_OK;
+}
+
+/* Reads normed and sets delta to the attention's contribution to the residual stream. */
+static status attention_block(forward *f, uint32_t layer, uint32_t n_rows, const forward_seq *seqs,
+                              uint32_t n_seqs)
+{
+    const layer_weights *w = &f->o.weights->layers[layer];
+    kern_context *kc = f->o.kernels;
+    size_t hidden = f->o.config->hidden, head_dim = f->o.config->head_dim;
+    float *qkv = f->wide, *attn = f->wide + (size_t)f->o.max_rows * f->qkv_width;
+
+    kern_matmul(kc, &w->qkv, w->qkv_bias, f->normed, hidden, n_rows, qkv, f->qkv_width);
+    if (w->q_norm) {
+        float eps = f->o.config->rms_eps, *k = qkv + f->attn_width;
+        kern_rmsnorm_heads(kc, qkv, f->qkv_width, w->q_norm, eps, n_rows, f->heads, head_dim);
+        kern_rmsnorm_heads(kc, k, f->qkv_width, w->k_norm, eps, n_rows, f->kv_heads, head_dim);
+    }
+    measures_queries(f->measures, layer, seqs, n_seqs, qkv);
+    const float *angles = f->o.config->layers[layer] & LAYER_LOCAL ? f->local : f->angles;
+    kern_rope(kc, qkv, f->qkv_width, angles, n_rows, f->heads + f->kv_heads, head_dim);
+    if (f->o.watch) f->o.watch(f->o.watch_ctx, layer, n_rows, qkv);
+    RETURN_IF_ERROR(write_rows(f, layer, n_rows, seqs, n_seqs));
+    RETURN_IF_ERROR(attend_layer(f, layer, seqs, n_seqs, attn));
+    RETURN_IF_ERROR(measures_layer(f->measures, layer, seqs, n_seqs, qkv, attn));
+    if (f->o.store->filling) kv_filling_end(f->o.store->filling, layer);
+    kern_matmul(kc, &w->o, NULL, attn, f->attn_width, n_rows, f->delta, hidden);
+    return sum_ranks(f, w->attn_post_norm, n_rows);
+}
+
+/* Reads normed and sets delta to the feed-forward's contribution. */
+static status ffn_block(forward *f, uint32_t layer, uint32_t n_rows)
+{
+    const layer_weights *w = &f->o.weights->layers[layer];
+    kern_context *kc = f->o.kernels;
+    size_t hidden = f->o.config->hidden;
+    size_t gate_up_width = (size_t)2 * f->ffn;
+
+    if (w->experts) {
+        RETURN_IF_ERROR(experts_run(f->experts, w, f->normed, n_rows, f->wide, f->act, f->delta));
+        return sum_ranks(f, w->ffn_post_norm, n_rows);
+    }
+    if (f->o.config->family->gelu) {
+        kern_matmul(kc, &w->gate_up, NULL, f->normed, hidden, n_rows, f->wide, gate_up_width);
+        kern_geglu(kc, f->wide, n_rows, f->ffn, f->act);
+    } else {
+        kern_matmul_swiglu(kc, &w->gate_up, f->normed, hidden, n_rows, f->wide, f->act);
+    }
+    kern_matmul(kc, &w->down, NULL, f->act, f->ffn, n_rows, f->delta, hidden);
+    return sum_ranks(f, w->ffn_post_norm, n_rows);
+}
+
+/* Checked before each block of each layer, so that an interrupted pass ends within one block. */
+static status go_on(const forward *f)
+{
+    return atomic_load_explicit(f->o.interrupted, memory_order_relaxed)
+               ? status_make(STATUS_INTERNAL, "interrupted")
+               : STATUS_IS_OK;
+}
+
+status forward_run(forward *f, const uint32_t *tokens, uint32_t n_rows, const forward_seq *seqs,
+                   uint32_t n_seqs)
+{
+    const model_config *c = f->o.config;
+    const layer_weights *layers = f->o.weights->layers;
+    kern_context *kc = f->o.kernels;
+
+    RETURN_IF_ERROR(measures_start(f->measures, seqs, n_seqs));
+    RETURN_IF_ERROR(embed_tokens(f, tokens, n_rows));
+    fill_angles(f, seqs, n_seqs);
+    kern_rmsnorm(kc, f->x, layers[0].attn_norm, c->rms_eps, n_rows, c->hidden, f->normed);
+    for (uint32_t l = 0; l < c->n_layers; l++) {
+        RETURN_IF_ERROR(go_on(f));
+        RETURN_IF_ERROR(attention_block(f, l, n_rows, seqs, n_seqs));
+        kern_add_rmsnorm(kc, f->x, f->delta, layers[l].ffn_norm, c->rms_eps, n_rows, c->hidden,
+                         f->normed);
+        RETURN_IF_ERROR(go_on(f));
+        RETURN_IF_ERROR(ffn_block(f, l, n_rows));
+        /* Behind the last layer comes the model's final norm, which the head reads. */
+        const float *next = l + 1 < c->n_layers ? layers[l + 1].attn_norm : f->o.weights->norm;
+        kern_add_rmsnorm(kc, f->x, f->delta, next, c->rms_eps, n_rows, c->hidden, f->normed);
+    }
+    return STATUS_IS_OK;
+}
+
+int64_t forward_measure_us(const forward *f) { return measures_us(f->measures); }
+
+/* Gathers all ranks' logits [n, slice] into rows [n, vocab_size]. Where the ranks do not divide the
+ * vocabulary, the tail is left out. */
+static status gather_logits(forward *f, uint32_t n, float *logits)
+{
+    size_t slice = f->o.weights->head.n, vocab = f->o.config->vocab_size;
+    RETURN_IF_ERROR(comm_all_gather(f->o.group, f->part, n * slice, f->gathered));
+    for (uint32_t i = 0; i < n; i++)
+        for (size_t at = 0; at < vocab; at += slice) {
+            size_t some = vocab - at < slice ? vocab - at : slice;
+            const float *from = f->gathered + (at / slice * n + i) * slice;
+            memcpy(logits + i * vocab + at, from, some * sizeof *logits);
+        }
+    return STATUS_IS_OK;
+}
+
+status forward_logits(forward *f, const uint32_t *rows, uint32_t n, float *logits)
+{
+    const kern_matrix *head = &f->o.weights->head;
+    size_t hidden = f->o.config->hidden, vocab = f->o.config->vocab_size;
+    bool alone = f->part == NULL;
+    uint32_t most = alone ? f->o.max_rows : GATHER_ROWS;
+    for (uint32_t done = 0; done < n;) {
+        RETURN_IF_ERROR(go_on(f));
+        uint32_t some = n - done < most ? n - done : most;
+        for (uint32_t i = 0; i < some; i++) /* delta is free now: it takes the head's input */
+            memcpy(f->delta + i * hidden, f->normed + rows[done + i] * hidden,
+                   hidden * sizeof(float));
+        float *out = logits + done * vocab;
+        kern_matmul(f->o.kernels, head, NULL, f->delta, hidden, some, alone ? out : f->part,
+                    head->n);
+        if (!alone) RETURN_IF_ERROR(gather_logits(f, some, out));
+        done += some;
+    }
+    return STATUS_IS_OK;
+}

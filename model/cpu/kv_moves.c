@@ -1,0 +1,57 @@
+#include "model/cpu/kv_moves.h"
+
+#include <assert.h>
+
+enum { SLOTS_AT_ONCE = 16, HEAD_DIM_MOST = 256 };
+
+/* Sets cos_sin to the rotation by `by` positions, backwards when negative. */
+static void rope_shift(const rope_config *rope, uint32_t head_dim, int32_t by, float *cos_sin)
+{
+    float inv_freq[HEAD_DIM_MOST / 2];
+    rope_frequencies(rope, head_dim, inv_freq);
+    rope_angles(inv_freq, head_dim, by < 0 ? 0u - (uint32_t)by : (uint32_t)by, cos_sin);
+    for (uint32_t i = head_dim / 2; by < 0 && i < head_dim; i++) cos_sin[i] = -cos_sin[i];
+}
+
+/* Moves n slots of one tile and rotates their keys, unless cos_sin is NULL. */
+static void move_tile(kern_context *kc, const float *cos_sin, kv_place to, uint32_t dst_slot,
+                      kv_place from, uint32_t src_slot, uint32_t n)
+{
+    float k[SLOTS_AT_ONCE * HEAD_DIM_MOST], v[SLOTS_AT_ONCE * HEAD_DIM_MOST];
+    uint32_t dim = from.shape->head_dim;
+    for (uint32_t i = 0; i < n; i++) {
+        kern_kv_read(kc, from.shape, from.tiles, src_slot + i, k + (size_t)i * dim,
+                     v + (size_t)i * dim);
+    }
+    /* All keys rotate by the same angles, so they pass as heads of one row. */
+    if (cos_sin) kern_rope(kc, k, (size_t)n * dim, cos_sin, 1, n, dim);
+    for (uint32_t i = 0; i < n; i++) {
+        kern_kv_write(kc, to.shape, to.tiles, dst_slot + i, k + (size_t)i * dim,
+                      v + (size_t)i * dim);
+    }
+}
+
+void kv_move_slots(kern_context *kc, const rope_config *rope, const pkv_move *m, uint32_t n_tiles,
+                   kv_place to, kv_place from)
+{
+    float cos_sin[HEAD_DIM_MOST];
+    assert(from.shape->head_dim <= HEAD_DIM_MOST);
+    if (m->rotate != 0) rope_shift(rope, from.shape->head_dim, m->rotate, cos_sin);
+    for (uint32_t t = 0; t < n_tiles; t++) {
+        for (uint32_t i = 0; i < m->n_slots; i += SLOTS_AT_ONCE) {
+            uint32_t n = m->n_slots - i < SLOTS_AT_ONCE ? m->n_slots - i : SLOTS_AT_ONCE;
+            move_tile(kc, m->rotate != 0 ? cos_sin : NULL, to, m->dst_slot + i, from,
+                      m->src_slot + i, n);
+        }
+        to.tiles += to.tile_bytes;
+        from.tiles += from.tile_bytes;
+    }
+}
+
+void kv_move_rotated(const kv_store *s, kern_context *kc, const rope_config *rope,
+                     const pkv_move *m)
+{
+    kv_place to = {&s->shape, s->data + m->dst_page * s->page_bytes, s->tile_bytes};
+    kv_place from = {&s->shape, s->data + m->src_page * s->page_bytes, s->tile_bytes};
+    kv_move_slots(kc, rope, m, s->geometry.layers_per_group * s->heads_in_page, to, from);
+}

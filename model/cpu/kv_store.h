@@ -1,0 +1,94 @@
+/* The bytes behind page numbers (private to model/): one block of equal pages, each its group's
+ * tiles layer by layer, head by head (kernels.h says what a tile is). With tensor parallelism a
+ * rank stores its own heads' slice of every page. */
+#ifndef MODEL_CPU_KV_STORE_H
+#define MODEL_CPU_KV_STORE_H
+
+#include "kernels/kernels.h"
+#include "paged_kv/paged_kv.h"
+
+#include <string.h>
+
+typedef struct kv_store {
+    kern_kv_shape shape;
+    pkv_geometry geometry;
+    uint32_t first_head; // this rank's KV heads: first_head .. + n_heads
+    uint32_t n_heads;
+    uint32_t heads_in_page; // this rank's heads in one page
+    size_t tile_bytes;
+    size_t page_bytes;
+    uint32_t n_pages;           // page 0 included
+    uint8_t *data;              // [n_pages, page_bytes]
+    uint8_t *host;              // [n_host_pages, page_bytes]: the tier of swapped sequences
+    struct kv_filling *filling; // formats with grids: pages read as bf16 (kv_filling.h)
+    uint32_t residual_pages;    // full pages before its own that a row reads as bf16
+    /* Running sums of retention, one f32 for each slot of each tile, beside K and V. They move with
+     * their slots. They are only reserved addresses until a measure asks for them. */
+    size_t page_sums; // floats of a page
+    float *sums;      // [n_pages, page_sums]
+    float *host_sums; // [n_host_pages, page_sums]
+    bool has_sums;    // a plan has asked for sums: until then all are 0 and need no moves
+} kv_store;
+
+static inline void kv_store_layout(kv_store *s, kern_kv_format format, const pkv_geometry *geometry,
+                                   uint32_t head_dim, uint32_t first_head, uint32_t n_heads)
+{
+    *s = (kv_store){.shape = {format, geometry->page_tokens, head_dim},
+                    .geometry = *geometry,
+                    .first_head = first_head,
+                    .n_heads = n_heads};
+    s->heads_in_page = n_heads < geometry->heads_per_group ? n_heads : geometry->heads_per_group;
+    s->tile_bytes = kern_kv_tile_bytes(&s->shape);
+    s->page_bytes = s->tile_bytes * geometry->layers_per_group * s->heads_in_page;
+    s->page_sums = (size_t)geometry->layers_per_group * s->heads_in_page * s->shape.page_tokens;
+}
+
+/* The index in a page of the tile of (layer, rank-local head). */
+static inline size_t kv_store_tile(const kv_store *s, uint32_t layer, uint32_t head)
+{
+    return (size_t)(layer % s->geometry.layers_per_group) * s->heads_in_page +
+           head % s->heads_in_page;
+}
+
+/* The first page of a table that the row in `slot` reads in bf16, in formats with grids. */
+static inline uint32_t kv_store_first_wide(const kv_store *s, uint32_t slot)
+{
+    uint32_t own = slot / s->shape.page_tokens;
+    return own > s->residual_pages ? own - s->residual_pages : 0;
+}
+
+/* The tile of (layer, head) in page 0; the tile in page p is p * page_bytes further. */
+static inline uint8_t *kv_store_tiles(const kv_store *s, uint32_t layer, uint32_t head)
+{
+    return s->data + kv_store_tile(s, layer, head) * s->tile_bytes;
+}
+
+/* Running sums [page_tokens] of (layer, head) in page 0; page p's are p * page_sums further. */
+static inline float *kv_store_sums(const kv_store *s, uint32_t layer, uint32_t head)
+{
+    return s->sums + kv_store_tile(s, layer, head) * s->shape.page_tokens;
+}
+
+/* Moves the running sums of a move's slots. The code that moves K and V calls it, and has checked
+ * the page numbers. */
+static inline void kv_store_move_sums(const kv_store *s, const pkv_move *m)
+{
+    if (!s->has_sums) return;
+    const float *src = m->kind == PKV_MOVE_IN ? s->host_sums : s->sums;
+    float *dst = m->kind == PKV_MOVE_OUT ? s->host_sums : s->sums;
+    src += m->src_page * s->page_sums;
+    dst += m->dst_page * s->page_sums;
+    if (m->kind != PKV_MOVE_SLOTS) {
+        memcpy(dst, src, s->page_sums * sizeof *dst);
+        return;
+    }
+    for (size_t tile = 0; tile < s->page_sums; tile += s->shape.page_tokens)
+        memmove(dst + tile + m->dst_slot, src + tile + m->src_slot, m->n_slots * sizeof *dst);
+}
+
+static inline uint32_t kv_store_group(const kv_store *s, uint32_t layer, uint32_t head)
+{
+    return pkv_group_of(&s->geometry, layer, s->first_head + head);
+}
+
+#endif
