@@ -4,7 +4,7 @@
 #define CLI_MODEL_FLAGS_H
 
 #include "cli/args.h"
-#include "cli/workers.h"
+#include "cli/workers/workers.h"
 #include "model/model.h"
 
 typedef struct model_flags {

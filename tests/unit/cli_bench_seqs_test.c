@@ -1,5 +1,5 @@
 /* The plans that the bench makes by itself, on a backend that checks every one of them. */
-#include "cli/bench_seqs.h"
+#include "cli/bench/bench_seqs.h"
 #include "tests/sim/sim.h"
 
 #include <setjmp.h>

@@ -1,7 +1,7 @@
 /* `octavo bench serve`: the decoder of HTTP answers and events, percentiles, arrivals, prompts. */
-#include "cli/bench_serve_http.h"
-#include "cli/bench_serve_stats.h"
-#include "cli/bench_serve_work.h"
+#include "cli/bench/bench_serve_http.h"
+#include "cli/bench/bench_serve_stats.h"
+#include "cli/bench/bench_serve_work.h"
 
 #include <math.h>
 #include <setjmp.h>

@@ -6,7 +6,7 @@
 #include "tests/e2e/house.h"
 
 #include "cli/cli.h"
-#include "cli/workers.h"
+#include "cli/workers/workers.h"
 
 #include <math.h>
 

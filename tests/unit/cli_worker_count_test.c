@@ -1,6 +1,6 @@
 /* The supervisor of several workers restarts a worker that is killed or exits, unless the worker
  * never listened. The workers here only report that they listen. */
-#include "cli/worker.h"
+#include "cli/workers/worker.h"
 
 #include <poll.h>
 #include <setjmp.h>

@@ -1,5 +1,5 @@
 /* A worker's rank from configure to reset, alone in its group: how its address is made and read. */
-#include "cli/worker.h"
+#include "cli/workers/worker.h"
 
 #include <setjmp.h>
 #include <stdarg.h>

@@ -1,0 +1,162 @@
+/* `octavo bench engine`: prefill and decode beside this machine's limits, then the scheduler's and
+ * the memory's cost. */
+#include "cli/bench/bench_model.h"
+#include "cli/bench/bench_sched.h"
+#include "cli/cli.h"
+
+#include <stdio.h>
+#include <string.h>
+
+static const char name[] = "octavo bench engine";
+
+enum { SCHED_RUNNING = 256 };
+
+typedef struct bench_flags {
+    const char *shape, *batch, *context, *prefill, *prompts, *out;
+    uint32_t rounds;
+    bool json;
+} bench_flags;
+
+static const arg_flag flags_table[] = {
+    ARG_ROW("shape", "NAME", ARG_OPTION, bench_flags, shape,
+            "instead of --model: random bf16 weights of a known shape", .options = bench_shapes),
+    ARG_ROW("batch", "LIST", ARG_TEXT, bench_flags, batch, "sequences that decode together",
+            .initial = "1,4,8,16,32"),
+    ARG_ROW("context", "LIST", ARG_TEXT, bench_flags, context, "tokens each of them holds",
+            .initial = "128,1024"),
+    ARG_ROW("prefill", "LIST", ARG_TEXT, bench_flags, prefill, "prompt lengths", .initial = "512"),
+    ARG_ROW("prompts", "LIST", ARG_TEXT, bench_flags, prompts,
+            "prompts that are computed together, as many of their tokens in a step as "
+            "--prefill-chunk and --max-batch are together",
+            .initial = "1"),
+    ARG_ROW("rounds", "N", ARG_COUNT, bench_flags, rounds, "repetitions; medians are printed",
+            .min = 1, .max = BENCH_ROUNDS_MAX, .initial = "5"),
+    ARG_ROW("json", NULL, ARG_SWITCH, bench_flags, json, "print JSON instead of the table"),
+    ARG_ROW("out", "FILE", ARG_TEXT, bench_flags, out, "write the JSON there as well"),
+};
+
+typedef struct lists {
+    bench_list batches, contexts, prefills, prompts;
+} lists;
+
+/* ---- scheduler ------------------------------------------------------------------------------- */
+
+static status bench_scheduler(bench *b, error *err)
+{
+    bench_sched_cost cost;
+    RETURN_IF_ERROR(bench_sched(&b->seqs.info->geometry, SCHED_RUNNING, b->rounds, &cost, err));
+    if (!b->as_json)
+        printf("scheduler: %.2f us for each running sequence and step at %d running; page append "
+               "and close "
+               "%.1f ns\n",
+               cost.us_per_seq_step, SCHED_RUNNING, cost.ns_per_page);
+    bench_start_row(b, "scheduler");
+    strbuf_printf(&b->json, ",\"running\":%d,\"us_per_seq_step\":%.4g,\"ns_per_page\":%.4g}",
+                  SCHED_RUNNING, cost.us_per_seq_step, cost.ns_per_page);
+    return STATUS_IS_OK;
+}
+
+/* ---- the command ----------------------------------------------------------------------------- */
+
+static status decode_all(bench *b, const bench_list *batches, const bench_list *contexts,
+                         error *err)
+{
+    for (size_t c = 0; c < contexts->n; c++) {
+        double alone = 0;
+        for (size_t i = 0; i < batches->n; i++) {
+            uint32_t batch = batches->values[i];
+            double tokens_s;
+            status st = bench_decode(b, batch, contexts->values[c], &tokens_s, err);
+            if (st.code == STATUS_NO_PAGES) {
+                fprintf(stderr, "%s: left out: %s\n", name, err->text);
+                continue;
+            }
+            RETURN_IF_ERROR(st);
+            if (batch == 1) alone = tokens_s;
+            else if (alone > 0 && !b->as_json)
+                printf("%23s batch %u is %.2f times batch 1\n", "", batch, tokens_s / alone);
+        }
+    }
+    return STATUS_IS_OK;
+}
+
+static status run_all(bench *b, const lists *l, error *err)
+{
+    uint64_t loaded = bench_resident_bytes();
+    bench_print_head(b);
+    double unused;
+    for (size_t i = 0; i < l->prefills.n; i++)
+        for (size_t n = 0; n < l->prompts.n; n++)
+            RETURN_IF_ERROR(bench_prefill(b, l->prompts.values[n], l->prefills.values[i], b->rounds,
+                                          &unused, err));
+    RETURN_IF_ERROR(decode_all(b, &l->batches, &l->contexts, err));
+    RETURN_IF_ERROR(bench_scheduler(b, err));
+    return bench_memory(b, loaded, err);
+}
+
+static status bench_engine(const model_flags *model, const bench_flags *flags, const lists *l,
+                           error *err)
+{
+    model_flags m = *model;
+    for (size_t i = 0; i < l->batches.n; i++)
+        if (l->batches.values[i] > m.max_batch) m.max_batch = l->batches.values[i];
+    for (size_t i = 0; i < l->prompts.n; i++)
+        if (l->prompts.values[i] > m.max_batch) m.max_batch = l->prompts.values[i];
+    bench b = {.rounds = flags->rounds, .as_json = flags->json, .out = flags->out};
+    RETURN_IF_ERROR(bench_open(&b, &m, flags->shape, err));
+    status st = run_all(&b, l, err);
+    if (status_ok(st)) st = bench_write(&b, err);
+    bench_close(&b);
+    return st;
+}
+
+static status read_lists(const bench_flags *f, lists *out, error *err)
+{
+    RETURN_IF_ERROR(bench_list_read("batch", f->batch, &out->batches, err));
+    RETURN_IF_ERROR(bench_list_read("context", f->context, &out->contexts, err));
+    RETURN_IF_ERROR(bench_list_read("prompts", f->prompts, &out->prompts, err));
+    return bench_list_read("prefill", f->prefill, &out->prefills, err);
+}
+
+int cli_bench_engine(int argc, char **argv)
+{
+    model_flags model = {0};
+    bench_flags flags = {0};
+    lists l;
+    const arg_group groups[] = {
+        {"What to measure", flags_table, sizeof flags_table / sizeof flags_table[0], &flags},
+        model_flags_group(&model),
+    };
+    const arg_command command = {
+        .name = name,
+        .usage = "(--model DIR | --shape 1.1b) [flags]",
+        .about =
+            "Measures prefill and decode of a whole model: tokens, bytes of weights and KV read, "
+            "and\n"
+            "operations per second, each beside this machine's limit, measured right after each\n"
+            "round, and the tokens beside those that the limits allow (\"of limit\"). A CPU's "
+            "limits\n"
+            "are its read bandwidth and the rate at which registers alone do the products of the\n"
+            "weights' type; a GPU's are its bandwidth of copies and the rate of a large product. "
+            "Then\n"
+            "the costs of scheduling, and memory. Contexts are copies of a prompt of random "
+            "tokens,\n"
+            "which costs no prefill and changes no time.",
+        .groups = groups,
+        .n_groups = sizeof groups / sizeof groups[0],
+    };
+    error err = {{0}};
+    int result;
+    if (cli_parse(&command, argc, argv, NULL, &result)) {
+        result = CLI_OK;
+        if (!model.dir == !flags.shape)
+            result = cli_complain(name, CLI_USAGE, "one of --model and --shape must be given");
+        else if (!status_ok(read_lists(&flags, &l, &err)))
+            result = cli_complain(name, CLI_USAGE, err.text);
+        else if (!status_ok(bench_engine(&model, &flags, &l, &err)))
+            result = cli_complain(name, CLI_FAILED, err.text);
+        else if (!cli_finish_output(name)) result = CLI_FAILED;
+    }
+    model_flags_destroy(&model);
+    return result;
+}

@@ -1,0 +1,341 @@
+/* Each kernel of the GPU alone, on memory that no cache holds, beside the device's limits. */
+#include "cli/bench/bench_gpu.h"
+
+#include <math.h>
+#include <stdio.h>
+#include <stdlib.h>
+
+/* Prints a line; bytes (read and written) and operations (a multiply-add is two) are one call's. */
+static void put_line(const bench_gpu *b, const char *name, double us, double bytes, double ops)
+{
+    double gb_s = bytes / us * 1e-3, tflop_s = ops / us * 1e-6;
+    if (!bench_gpu_is_well(b)) return;
+    printf("%-44s %10.1f us %8.0f GB/s %5.1f %% %8.1f TFLOP/s %5.1f %%\n", name, us, gb_s,
+           100.0 * gb_s / b->copy_gb_s, tflop_s, 100.0 * tflop_s / b->product_tflop_s);
+    fflush(stdout);
+}
+
+/* ---- products -------------------------------------------------------------------------------- */
+
+typedef struct multiplying {
+    bench_gpu *b;
+    gpu_matrix w; /* the first of `copies` */
+    size_t copies, m;
+    void *x, *y, *scratch;
+} multiplying;
+
+static void multiply_once(void *ctx, size_t i)
+{
+    const multiplying *k = ctx;
+    gpu_matrix w = k->w;
+    w.data = (uint8_t *)w.data + i % k->copies * gpu_matrix_bytes(&k->w);
+    if (w.bits) w.scales = (uint8_t *)w.scales + i % k->copies * gpu_scale_bytes(&k->w);
+    bench_gpu_note(k->b, k->b->api->product(k->b->g, &w, k->x, k->m, k->y, w.type, k->scratch));
+}
+
+typedef struct matrix_shape {
+    const char *name;
+    size_t n, k;
+} matrix_shape;
+
+static const matrix_shape shapes[] = {
+    {"qkv", 6144, 4096}, {"o", 4096, 4096}, {"gate_up", 28672, 4096}, {"down", 4096, 14336}};
+static const size_t rows_list[] = {1, 2, 4, 8, 32, 128, 2048, 16384};
+enum { SHAPES = sizeof shapes / sizeof *shapes, ROWS = sizeof rows_list / sizeof *rows_list };
+enum { LAYERS = 32, COLD_ROWS = 256 /* products of more rows read W often: one copy will do */ };
+
+static double bench_product(bench_gpu *b, const bench_gpu_kernels_options *o, const matrix_shape *s,
+                            size_t m)
+{
+    multiplying p = {.b = b, .m = m};
+    p.w = (gpu_matrix){.n = s->n / b->divide,
+                       .k = s->k / b->divide,
+                       .type = o->type,
+                       .bits = o->bits,
+                       .group = o->bits ? 32 : 0};
+    size_t n = p.w.n, k = p.w.k, element = gpu_type_bytes(o->type);
+    size_t bytes = gpu_matrix_bytes(&p.w) + gpu_scale_bytes(&p.w);
+    p.copies = m > COLD_ROWS ? 1 : b->cold / bytes + 1;
+    p.w.data = bench_gpu_alloc(b, p.copies * gpu_matrix_bytes(&p.w), true);
+    if (o->bits) p.w.scales = bench_gpu_alloc(b, p.copies * gpu_scale_bytes(&p.w), true);
+    p.x = bench_gpu_alloc(b, m * k * element, true);
+    p.y = bench_gpu_alloc(b, m * n * element, false);
+    p.scratch = bench_gpu_alloc(b, gpu_product_scratch(&p.w), false);
+    double us = bench_gpu_time(b, multiply_once, &p, m > COLD_ROWS ? 10 : 50);
+    char name[96];
+    snprintf(name, sizeof name, "%s %zu x %zu by %zu rows%s", s->name, n, k, m,
+             o->bits == 8   ? ", int8"
+             : o->bits == 4 ? ", int4"
+                            : "");
+    put_line(b, name, us, (double)bytes + (double)(m * (n + k) * element),
+             2.0 * (double)n * (double)k * (double)m);
+    void *const device[] = {p.w.data, p.w.scales, p.x, p.y, p.scratch};
+    bench_gpu_release(b, device, sizeof device / sizeof *device);
+    return us;
+}
+
+static void bench_products(bench_gpu *b, const bench_gpu_kernels_options *o)
+{
+    double us[ROWS] = {0.0};
+    for (size_t r = 0; r < ROWS && rows_list[r] <= o->most_rows; r++)
+        for (size_t i = 0; i < SHAPES; i++) {
+            size_t m = b->divide > 1 && rows_list[r] > 128 ? 130 : rows_list[r];
+            us[r] += bench_product(b, o, &shapes[i], m);
+        }
+    for (size_t r = 0; r < ROWS && rows_list[r] <= o->most_rows && bench_gpu_is_well(b); r++)
+        printf("  the products of %d such layers, %zu rows: %.2f ms\n", LAYERS, rows_list[r],
+               us[r] * LAYERS * 1e-3);
+}
+
+/* ---- attention ------------------------------------------------------------------------------- */
+
+enum { KV_HEADS = 8, Q_HEADS = 4, DIM = 128, PAGE = 16, SEQS_MOST = 64, MASS_ROWS = 32 };
+
+typedef struct attending {
+    bench_gpu *b;
+    gpu_attention a;
+    gpu_measure m;
+    size_t copies, of_copy; /* copies take turns; entries of one */
+} attending;
+
+static void attend_once(void *ctx, size_t i)
+{
+    const attending *k = ctx;
+    gpu_attention a = k->a;
+    a.tables.pages += i % k->copies * k->of_copy;
+    bench_gpu_note(k->b, k->b->api->attention(k->b->g, &a));
+}
+
+static void measure_once(void *ctx, size_t i)
+{
+    (void)i;
+    const attending *k = ctx;
+    bench_gpu_note(k->b, k->b->api->measure(k->b->g, &k->m));
+}
+
+/* n sequences of `slots` tokens each; the last `rows` tokens of each attend. */
+typedef struct crowd {
+    uint32_t n, slots, rows;
+} crowd;
+
+/* Numbers 0 to n - 1 in random order: the pages of all copies. */
+static uint32_t *shuffled(bench_gpu *b, size_t n)
+{
+    uint32_t *pages = calloc(n, sizeof *pages);
+    for (size_t i = 0; pages && i < n; i++) {
+        uint32_t j = rng_below(&b->random, (uint32_t)i + 1);
+        pages[i] = pages[j];
+        pages[j] = (uint32_t)i;
+    }
+    return pages;
+}
+
+static void place_tiles(bench_gpu *b, const crowd *c, gpu_attention *a)
+{
+    uint32_t packed = c->rows * Q_HEADS, n = 0;
+    uint32_t part = gpu_part_slots((uint64_t)c->n * c->slots, c->slots, KV_HEADS, b->facts.n_sms);
+    uint32_t parts = (c->slots + part - 1) / part;
+    uint32_t blocks = (packed + GPU_PREFILL_ROWS - 1) / GPU_PREFILL_ROWS;
+    bool decode = packed <= GPU_DECODE_ROWS;
+    gpu_tile *tiles = calloc((size_t)c->n * (decode ? parts : blocks), sizeof *tiles);
+    if (!tiles) {
+        bench_gpu_note(b, GPU_NO_MEMORY);
+        return;
+    }
+    for (uint32_t i = 0; i < c->n; i++) {
+        uint32_t first = n;
+        for (uint32_t p = 0; decode && p < parts; p++)
+            tiles[n++] = (gpu_tile){i, p * part, parts, first};
+        for (uint32_t p = 0; !decode && p < blocks; p++)
+            tiles[n++] = (gpu_tile){.seq = i, .first = p * GPU_PREFILL_ROWS};
+    }
+    void *device = bench_gpu_send(b, tiles, n * sizeof *tiles);
+    a->decode = decode ? device : NULL;
+    a->prefill = decode ? NULL : device;
+    a->n_decode = decode ? n : 0;
+    a->n_prefill = decode ? 0 : n;
+    a->part_slots = part;
+    a->partial = bench_gpu_alloc(b, gpu_partial_floats(n, KV_HEADS, DIM) * sizeof(float), false);
+    free(tiles);
+}
+
+static void place_pages(bench_gpu *b, const crowd *c, gpu_kv_format format, attending *k)
+{
+    uint32_t row = (c->slots + PAGE - 1) / PAGE, lengths[SEQS_MOST];
+    gpu_seq seqs[SEQS_MOST];
+    size_t tile = gpu_tile_bytes(format, PAGE, DIM), page = tile * KV_HEADS;
+    k->of_copy = (size_t)c->n * row;
+    k->copies = b->cold / (k->of_copy * page) + 1;
+    uint32_t *pages = shuffled(b, k->copies * k->of_copy);
+    if (!pages) bench_gpu_note(b, GPU_NO_MEMORY);
+    for (uint32_t i = 0; i < c->n; i++) {
+        lengths[i] = c->slots;
+        seqs[i] = (gpu_seq){i, i * c->rows, c->rows, i};
+    }
+    gpu_attention *a = &k->a;
+    a->pages = (gpu_pages){.data = bench_gpu_alloc(b, k->copies * k->of_copy * page, true),
+                           .page_bytes = page,
+                           .tile_bytes = tile,
+                           .page_tokens = PAGE,
+                           .head_dim = DIM,
+                           .n_tiles = KV_HEADS,
+                           .format = format};
+    a->tables =
+        (gpu_tables){bench_gpu_send(b, pages, k->copies * k->of_copy * sizeof *pages), 1, row};
+    a->layer = (gpu_layer){0, 0, KV_HEADS, 0};
+    a->seqs = bench_gpu_send(b, seqs, c->n * sizeof *seqs);
+    a->lengths = bench_gpu_send(b, lengths, c->n * sizeof *lengths);
+    k->m.seq = seqs[0];
+    free(pages);
+}
+
+static void set_up(bench_gpu *b, const crowd *c, gpu_kv_format format, attending *k)
+{
+    size_t heads = (size_t)c->n * c->rows * KV_HEADS * Q_HEADS;
+    *k = (attending){.b = b};
+    place_pages(b, c, format, k);
+    place_tiles(b, c, &k->a);
+    gpu_attention *a = &k->a;
+    a->kv_heads = KV_HEADS;
+    a->q_heads = Q_HEADS;
+    a->scale = 0.088388f;
+    a->q = bench_gpu_alloc(b, heads * DIM * 2, true);
+    a->out = bench_gpu_alloc(b, heads * DIM * 2, false);
+    a->out_type = GPU_BF16;
+    a->lse = bench_gpu_alloc(b, heads * sizeof(float), false);
+    k->m = (gpu_measure){
+        .pages = a->pages,
+        .tables = a->tables,
+        .layer = a->layer,
+        .seq = k->m.seq,
+        .lengths = a->lengths,
+        .longest = c->slots,
+        .rows = c->rows < MASS_ROWS ? c->rows : MASS_ROWS,
+        .kv_heads = KV_HEADS,
+        .q_heads = Q_HEADS,
+        .kind = GPU_MEASURE_MASS,
+        .scale = a->scale,
+        .q = a->q,
+        .lse = a->lse,
+        .slots = bench_gpu_alloc(b, (size_t)KV_HEADS * c->slots * sizeof(float), false),
+        .slot_stride = c->slots,
+        .by_page = bench_gpu_alloc(b, (size_t)KV_HEADS * a->tables.row * sizeof(float), false),
+        .page_stride = a->tables.row};
+}
+
+static void tear_down(bench_gpu *b, const attending *k)
+{
+    const gpu_attention *a = &k->a;
+    void *const device[] = {a->pages.data,
+                            a->tables.pages,
+                            (void *)(uintptr_t)a->seqs,
+                            (void *)(uintptr_t)a->lengths,
+                            (void *)(uintptr_t)a->decode,
+                            (void *)(uintptr_t)a->prefill,
+                            (void *)(uintptr_t)a->q,
+                            a->out,
+                            a->lse,
+                            a->partial,
+                            k->m.slots,
+                            k->m.by_page};
+    bench_gpu_release(b, device, sizeof device / sizeof *device);
+}
+
+static void bench_crowd(bench_gpu *b, crowd c, gpu_kv_format format)
+{
+    static const char *const formats[GPU_KV_FORMATS] = {"bf16", "f16", "fp8", "int8"};
+    attending k;
+    char name[96];
+    bool decode = c.rows == 1;
+    if (b->divide > 1) {
+        c.n = 1;
+        c.slots /= b->divide;
+        c.rows = decode ? 1 : c.slots;
+    }
+    set_up(b, &c, format, &k);
+    double us = bench_gpu_time(b, attend_once, &k, 20), all = (double)c.n * c.slots;
+    double pairs = decode ? all : all * (c.slots + 1) / 2.0;
+    snprintf(name, sizeof name, "%s attention %u x %u, %s", decode ? "decode" : "prefill", c.n,
+             c.slots, formats[format]);
+    put_line(b, name, us, all * KV_HEADS * (double)gpu_tile_bytes(format, PAGE, DIM) / PAGE,
+             4.0 * pairs * KV_HEADS * Q_HEADS * DIM);
+    if (!decode) {
+        us = bench_gpu_time(b, measure_once, &k, 20);
+        snprintf(name, sizeof name, "mass by page of one of them, %s", formats[format]);
+        put_line(b, name, us, 0.0, 0.0);
+    }
+    tear_down(b, &k);
+}
+
+static void bench_attentions(bench_gpu *b, gpu_kv_format format)
+{
+    static const crowd crowds[] = {
+        {64, 4096, 1}, {8, 32768, 1}, {1, 4096, 1}, {1, 32768, 1}, {8, 2048, 2048}};
+    for (size_t i = 0; i < sizeof crowds / sizeof *crowds; i++) bench_crowd(b, crowds[i], format);
+}
+
+/* ---- rows ------------------------------------------------------------------------------------ */
+
+enum { HIDDEN = 4096, FFN = 14336, VOCAB = 128256, MANY_ROWS = 8192, LOGIT_ROWS = 64 };
+
+typedef struct rowing {
+    bench_gpu *b;
+    size_t m;
+    void *x, *delta, *weight, *out;
+} rowing;
+
+static void norm_once(void *ctx, size_t i)
+{
+    (void)i;
+    const rowing *k = ctx;
+    bench_gpu_note(k->b, k->b->api->norm(k->b->g, k->x, k->delta, k->weight, 1e-5f, k->m, HIDDEN,
+                                         k->out, GPU_BF16));
+}
+static void gate_once(void *ctx, size_t i)
+{
+    (void)i;
+    const rowing *k = ctx;
+    bench_gpu_note(k->b, k->b->api->gate(k->b->g, k->x, k->m, FFN, false, k->out, GPU_BF16));
+}
+static void argmax_once(void *ctx, size_t i)
+{
+    (void)i;
+    const rowing *k = ctx;
+    bench_gpu_note(k->b, k->b->api->argmax(k->b->g, k->x, k->m, VOCAB, k->out));
+}
+
+static void bench_rows(bench_gpu *b)
+{
+    size_t m = b->divide > 1 ? 4 : MANY_ROWS, logits = b->divide > 1 ? 1 : LOGIT_ROWS;
+    size_t bytes = m * 2 * FFN * sizeof(uint16_t);
+    size_t most = logits * VOCAB * sizeof(float) > bytes ? logits * VOCAB * sizeof(float) : bytes;
+    rowing k = {b,
+                m,
+                bench_gpu_alloc(b, most, true),
+                bench_gpu_alloc(b, m * HIDDEN * sizeof(float), true),
+                bench_gpu_alloc(b, HIDDEN * sizeof(float), true),
+                bench_gpu_alloc(b, bytes, false)};
+    put_line(b, "norm of sums of 4096", bench_gpu_time(b, norm_once, &k, 20),
+             (double)m * HIDDEN * 14.0, 0.0);
+    put_line(b, "swiglu of 14336", bench_gpu_time(b, gate_once, &k, 20), (double)m * FFN * 6.0,
+             0.0);
+    k.m = logits;
+    put_line(b, "largest of 128256 logits", bench_gpu_time(b, argmax_once, &k, 20),
+             (double)logits * VOCAB * 4.0, 0.0);
+    void *const device[] = {k.x, k.delta, k.weight, k.out};
+    bench_gpu_release(b, device, sizeof device / sizeof *device);
+}
+
+status bench_gpu_kernels(bench_gpu *b, const bench_gpu_kernels_options *o, error *err)
+{
+    static const char *const types[GPU_TYPES] = {"f32", "bf16", "f16"};
+    RETURN_IF_ERROR(bench_gpu_limits(b, o->type, err));
+    printf("%s, %u multiprocessors, compute %u\n", b->facts.name, b->facts.n_sms, b->facts.compute);
+    printf("limits: copy on the device %.0f GB/s, %s product of %zu by the library %.1f TFLOP/s\n",
+           b->copy_gb_s, types[o->type], b->side, b->product_tflop_s);
+    printf("%-44s %13s %13s of copy %15s of product\n", "", "", "", "");
+    bench_attentions(b, o->kv);
+    bench_products(b, o);
+    bench_rows(b);
+    return bench_gpu_status(b, err);
+}

@@ -1,0 +1,286 @@
+/* Prefill and decode of whole models: rounds of steps, each followed by a measurement of this
+ * machine's limits. */
+#include "cli/bench/bench_model.h"
+#include "cli/bench/bench_sched.h"
+
+#include <stdio.h>
+#include <stdlib.h>
+
+enum {
+    ROUND_US = 300 * 1000, /* shortest round of decoding, unless ROUND_STEPS_MAX come first */
+    ROUND_STEPS_MAX = 64,
+};
+
+/* ---- one measurement ------------------------------------------------------------------------- */
+
+/* The figures of a round, in the order of their names in the JSON; a row gives their medians. */
+typedef enum field {
+    TOKENS_S,
+    STEP_MS,
+    GB_S,
+    GFLOP_S,
+    READ_LIMIT, /* the limits, measured right after the round */
+    FMA_LIMIT,
+    INT_LIMIT,
+    READ_SHARE,
+    FMA_SHARE,
+    INT_SHARE,
+    LIMIT_TOKENS_S, /* tokens/s at these limits */
+    FIELDS,
+} field;
+
+static const char *const field_names[FIELDS] = {
+    "tokens_s",          "step_ms",         "gb_s",       "gflop_s",   "read_limit_gb_s",
+    "fma_limit_gflop_s", "int_limit_gop_s", "read_share", "fma_share", "int_share",
+    "limit_tokens_s",
+};
+
+typedef struct rounds {
+    double values[FIELDS][BENCH_ROUNDS_MAX];
+    size_t n;
+} rounds;
+
+typedef struct row {
+    double of[FIELDS];
+} row;
+
+/* Seconds at the limits: reading or computing, whichever takes longer. */
+static double least_s(double bytes, double gb_s, double operations, double gop_s)
+{
+    double read = bytes / gb_s, compute = operations / gop_s;
+    return (read > compute ? read : compute) / 1e9;
+}
+
+/* The limit of products that are not of integers: bf16 weights may have instructions of their
+ * own. */
+static double float_gflop_s(const bench *b, const kern_limits *limits)
+{
+    bool dots = b->model.options.weight_type == DTYPE_BF16;
+    return dots ? limits->dot_gflop_s : limits->fma_gflop_s;
+}
+
+/* The limit of products with the weights. */
+static double product_gop_s(const bench *b, const kern_limits *limits)
+{
+    return b->model.options.quant_bits ? limits->int_gop_s : float_gflop_s(b, limits);
+}
+
+static double attention_gop_s(const bench *b, const kern_limits *limits)
+{
+    if (b->model.gpu) return limits->fma_gflop_s; /* a GPU has one limit for all products */
+    return kern_attention_limit(b->kernels, b->model.kv_type, limits).gop_s;
+}
+
+double bench_least_s(const bench *b, const bench_work *w, const kern_limits *limits)
+{
+    return least_s(w->weight_bytes, limits->read_gb_s, w->weight_flops, product_gop_s(b, limits)) +
+           least_s(w->kv_bytes, limits->read_gb_s, w->attention_flops, attention_gop_s(b, limits));
+}
+
+static void add_work(bench_work *sum, const bench_work *w)
+{
+    sum->weight_bytes += w->weight_bytes;
+    sum->kv_bytes += w->kv_bytes;
+    sum->weight_flops += w->weight_flops;
+    sum->attention_flops += w->attention_flops;
+}
+
+/* w: the work of all n_steps. */
+static status add_round(bench *b, rounds *r, double seconds, double tokens, uint32_t n_steps,
+                        const bench_work *w, error *err)
+{
+    kern_limits limits;
+    RETURN_IF_ERROR(bench_limits(b, &limits, err));
+    double gb_s = (w->weight_bytes + w->kv_bytes) / seconds / 1e9;
+    double gflop_s = (w->weight_flops + w->attention_flops) / seconds / 1e9;
+    const double now[FIELDS] = {
+        [TOKENS_S] = tokens / seconds,
+        [STEP_MS] = seconds * 1e3 / n_steps,
+        [GB_S] = gb_s,
+        [GFLOP_S] = gflop_s,
+        [READ_LIMIT] = limits.read_gb_s,
+        [FMA_LIMIT] = float_gflop_s(b, &limits),
+        [INT_LIMIT] = limits.int_gop_s,
+        [READ_SHARE] = gb_s / limits.read_gb_s,
+        [FMA_SHARE] = gflop_s / float_gflop_s(b, &limits),
+        [INT_SHARE] = gflop_s / limits.int_gop_s,
+        [LIMIT_TOKENS_S] = tokens / bench_least_s(b, w, &limits),
+    };
+    for (int i = 0; i < FIELDS; i++) r->values[i][r->n] = now[i];
+    r->n++;
+    return STATUS_IS_OK;
+}
+
+static row medians(rounds *r)
+{
+    row out;
+    for (int i = 0; i < FIELDS; i++) out.of[i] = bench_median(r->values[i], r->n);
+    return out;
+}
+
+void bench_print_head(const bench *b)
+{
+    if (!b->as_json)
+        printf("%-8s %5s %7s %9s %9s %7s %7s %8s %7s %8s\n", "what", "batch", "tokens", "tokens/s",
+               "step ms", "GB/s", "of read", b->model.options.quant_bits ? "GOP/s" : "GFLOP/s",
+               b->model.options.quant_bits ? "of int" : "of FMA", "of limit");
+}
+
+static void print_row(bench *b, const char *what, uint32_t batch, uint32_t tokens, const row *r)
+{
+    field rate_share = b->model.options.quant_bits ? INT_SHARE : FMA_SHARE;
+    if (!b->as_json) {
+        printf("%-8s %5u %7u %9.1f %9.2f %7.2f %5.0f %% %8.1f %5.0f %% %6.0f %%\n", what, batch,
+               tokens, r->of[TOKENS_S], r->of[STEP_MS], r->of[GB_S], 100 * r->of[READ_SHARE],
+               r->of[GFLOP_S], 100 * r->of[rate_share],
+               100 * r->of[TOKENS_S] / r->of[LIMIT_TOKENS_S]);
+        fflush(stdout);
+    }
+    bench_start_row(b, what);
+    strbuf_printf(&b->json, ",\"batch\":%u,\"tokens\":%u", batch, tokens);
+    for (int i = 0; i < FIELDS; i++)
+        strbuf_printf(&b->json, ",\"%s\":%.6g", field_names[i], r->of[i]);
+    strbuf_putc(&b->json, '}');
+}
+
+/* ---- what a step moves and computes ---------------------------------------------------------- */
+
+/* Weight bytes that a step reads: all but an embedding that is only looked up. */
+static double weight_bytes(const bench *b)
+{
+    const model_config *c = &b->model.config;
+    double embedding =
+        (double)c->vocab_size * c->hidden * dtype_bytes(b->model.options.weight_type);
+    return (double)b->model.facts.weight_bytes - (c->tied_embeddings ? 0 : embedding);
+}
+
+/* Operations of the layers for one row, the head's left out. */
+static double layer_flops(const bench *b)
+{
+    const model_config *c = &b->model.config;
+    double attention = (double)c->hidden * c->head_dim * (2.0 * c->n_heads + 2.0 * c->n_kv_heads);
+    double ffn = 0.0;
+    for (uint32_t l = 0; l < c->n_layers; l++)
+        ffn += c->layers[l] & LAYER_SPARSE ? (double)c->experts_per_token * c->expert_ffn : c->ffn;
+    return 2.0 * (c->n_layers * attention + 3.0 * c->hidden * ffn);
+}
+
+static double head_flops(const bench *b)
+{
+    return 2.0 * b->model.config.vocab_size * b->model.config.hidden;
+}
+
+/* Operations of attention for one row over `context` tokens. */
+static double attention_flops(const bench *b, double context)
+{
+    const model_config *c = &b->model.config;
+    return 4.0 * c->n_layers * c->n_heads * c->head_dim * context;
+}
+
+static double kv_bytes(const bench *b, double context)
+{
+    const model_config *c = &b->model.config;
+    if (b->model.gpu) {
+        uint32_t page = b->seqs.info->geometry.page_tokens;
+        size_t tile = gpu_tile_bytes((gpu_kv_format)b->model.gpu_kv, page, c->head_dim);
+        return (double)tile / page * c->n_layers * c->n_kv_heads * context;
+    }
+    kern_kv_facts facts = kern_kv_facts_of(b->model.kv_type);
+    double slot = (double)c->head_dim * facts.bits / 8 + facts.scales;
+    if (facts.group) slot += (double)c->head_dim * KERN_GRID_BYTES / facts.group;
+    return 2.0 * c->n_layers * c->n_kv_heads * slot * context;
+}
+
+bench_work bench_decode_work(const bench *b, double batch, double context)
+{
+    return (bench_work){
+        .weight_bytes = weight_bytes(b),
+        .kv_bytes = batch * kv_bytes(b, context),
+        .weight_flops = batch * (layer_flops(b) + head_flops(b)),
+        .attention_flops = batch * attention_flops(b, context),
+    };
+}
+
+/* ---- decode ---------------------------------------------------------------------------------- */
+
+static status decode_rounds(bench *b, uint32_t batch, uint32_t context, rounds *r, error *err)
+{
+    uint32_t held = context;
+    RETURN_IF_ERROR(bench_seqs_step(&b->seqs, 1, true, NULL, NULL, err)); /* warms up */
+    held++;
+    while (r->n < b->rounds) {
+        bench_work w = {0};
+        uint32_t n_steps = 0;
+        int64_t start = clock_now_us();
+        for (; clock_now_us() - start < ROUND_US && n_steps < ROUND_STEPS_MAX; n_steps++) {
+            RETURN_IF_ERROR(bench_seqs_decode(&b->seqs, err));
+            held++;
+            bench_work one = bench_decode_work(b, batch, held);
+            add_work(&w, &one);
+        }
+        RETURN_IF_ERROR(bench_seqs_settle(&b->seqs, err));
+        int64_t us = clock_now_us() - start;
+        RETURN_IF_ERROR(
+            add_round(b, r, (double)us / 1e6, (double)batch * n_steps, n_steps, &w, err));
+    }
+    return STATUS_IS_OK;
+}
+
+status bench_decode(bench *b, uint32_t batch, uint32_t context, double *tokens_s, error *err)
+{
+    RETURN_IF_ERROR(bench_seqs_open(&b->seqs, batch, context, err));
+    rounds r = {.n = 0};
+    status st = decode_rounds(b, batch, context, &r, err);
+    RETURN_IF_ERROR(bench_seqs_close(&b->seqs, status_ok(st) ? err : NULL));
+    RETURN_IF_ERROR(st);
+    row result = medians(&r);
+    *tokens_s = result.of[TOKENS_S];
+    print_row(b, "decode", batch, context, &result);
+    return STATUS_IS_OK;
+}
+
+/* ---- prefill --------------------------------------------------------------------------------- */
+
+/* Computes n prompts in chunks; *w receives their work. */
+static status prefill_once(bench *b, uint32_t n, uint32_t tokens, bench_work *w, error *err)
+{
+    uint32_t chunk = b->seqs.max_rows / n;
+    if (chunk > b->model.prefill_chunk) chunk = b->model.prefill_chunk;
+    for (uint32_t from = 0; from < tokens; from += chunk) {
+        uint32_t some = tokens - from < chunk ? tokens - from : chunk;
+        bool last = from + some == tokens;
+        RETURN_IF_ERROR(bench_seqs_step(&b->seqs, some, last, NULL, NULL, err));
+        bench_work one = {
+            .weight_bytes = weight_bytes(b),
+            .kv_bytes = n * kv_bytes(b, from + some),
+            .weight_flops = (double)n * (some * layer_flops(b) + (last ? head_flops(b) : 0)),
+            .attention_flops = (double)n * some * attention_flops(b, from + (some + 1) / 2.0),
+        };
+        add_work(w, &one);
+    }
+    return STATUS_IS_OK;
+}
+
+status bench_prefill(bench *b, uint32_t n, uint32_t tokens, uint32_t n_rounds, double *ms,
+                     error *err)
+{
+    rounds r = {.n = 0};
+    status st = bench_seqs_open(&b->seqs, n, 0, err);
+    for (uint32_t i = 0; status_ok(st) && i <= n_rounds; i++) {
+        bench_work w = {0};
+        int64_t start = clock_now_us();
+        st = prefill_once(b, n, tokens, &w, err);
+        int64_t us = clock_now_us() - start;
+        if (status_ok(st)) st = bench_seqs_close(&b->seqs, err);
+        if (status_ok(st)) st = bench_seqs_open(&b->seqs, n, 0, err);
+        /* The first round warms caches and pages, unless it is the only one. */
+        if (status_ok(st) && (i || n_rounds == 0))
+            st = add_round(b, &r, (double)us / 1e6, (double)n * tokens, 1, &w, err);
+    }
+    RETURN_IF_ERROR(bench_seqs_close(&b->seqs, status_ok(st) ? err : NULL));
+    RETURN_IF_ERROR(st);
+    row result = medians(&r);
+    *ms = result.of[STEP_MS];
+    print_row(b, "prefill", n, tokens, &result);
+    return STATUS_IS_OK;
+}
