@@ -2,7 +2,7 @@
 #include "quality/quality.h"
 
 #include "quality/campaign.h"
-#include "quality/report.h"
+#include "quality/report/report.h"
 
 #include <errno.h>
 #include <stdio.h>

@@ -3,9 +3,9 @@
 #ifndef QUALITY_RECORDS_H
 #define QUALITY_RECORDS_H
 
-#include "quality/findings.h"
 #include "quality/methods.h"
-#include "quality/sources.h"
+#include "quality/score/findings.h"
+#include "quality/tasks/sources.h"
 
 /* The arm: which prompt of a question the record answers. */
 typedef enum record_arm {

@@ -1,6 +1,6 @@
 /* Analyses of attention after an eviction: cases by hand, and a model's attention computed here in
  * another way. */
-#include "quality/analyses.h"
+#include "quality/score/analyses.h"
 #include "tests/unit/model_pass.h"
 
 /* ---- the arithmetic -------------------------------------------------------------------------- */

@@ -2,8 +2,8 @@
  * kept it always recalls, and with a tenth of the pages kept, chunkkv keeps the needle's page in
  * the matching layer. Runs through the quality bench, and so tests tasks, pairs, records and
  * findings. */
-#include "quality/findings.h"
 #include "quality/quality.h"
+#include "quality/score/findings.h"
 #include "tests/e2e/house.h"
 
 #include <dirent.h>

@@ -1,9 +1,9 @@
 /* Methods times budgets, users' files, findings about kept sets, and drawings. */
-#include "quality/findings.h"
 #include "quality/methods.h"
-#include "quality/report.h"
-#include "quality/sources.h"
-#include "quality/svg.h"
+#include "quality/report/report.h"
+#include "quality/report/svg.h"
+#include "quality/score/findings.h"
+#include "quality/tasks/sources.h"
 
 #include <math.h>
 #include <setjmp.h>

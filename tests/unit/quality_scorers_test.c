@@ -1,7 +1,7 @@
 /* Scorers, by examples worked out by hand from the benchmarks' definitions. */
-#include "quality/scorers.h"
-#include "quality/stats.h"
-#include "quality/word_scores.h"
+#include "quality/report/stats.h"
+#include "quality/score/scorers.h"
+#include "quality/score/word_scores.h"
 
 #include <math.h>
 #include <setjmp.h>

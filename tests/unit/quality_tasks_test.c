@@ -1,7 +1,7 @@
 /* Generated documents have the requested length, are the same for the same seed, and contain the
  * right answers. */
 #include "quality/bm25.h"
-#include "quality/tasks.h"
+#include "quality/tasks/tasks.h"
 
 #include <setjmp.h>
 #include <stdarg.h>
