@@ -36,14 +36,15 @@ def run(*command, cwd=None, status=0):
 
 
 class Tree:
-    """A copy of the tree without what is built or untracked by rule."""
+    """A copy of the tree without what is built, and without models, which the build does not need
+    and which can be large."""
 
     def __init__(self, folder):
         self.root = os.path.join(folder, "tree")
         self.build = os.path.join(folder, "build")
         built = [name for name in os.listdir(harness.ROOT) if name.startswith("build")]
         shutil.copytree(harness.ROOT, self.root, symlinks=True,
-                        ignore=shutil.ignore_patterns(".git", "shared", "__pycache__", *built))
+                        ignore=shutil.ignore_patterns(".git", "shared", "models", "__pycache__", *built))
         text = self.read("ARCHITECTURE.md")
         self.entries = text.split("\n## Adding things\n")[1].split("\n## ")[0]
 
