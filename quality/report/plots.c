@@ -2,8 +2,6 @@
 #include "quality/report/report.h"
 #include "quality/report/svg.h"
 
-#include <ctype.h>
-#include <errno.h>
 #include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -14,39 +12,6 @@ static const char ink[] = "#333333", faint[] = "#cccccc";
 static int label_length(const variant *v, uint32_t most)
 {
     return (int)(v->label_chars < most ? v->label_chars : most);
-}
-
-/* ---- files ----------------------------------------------------------------------------------- */
-
-status plots_write_file(const char *folder, const char *kind, const char *title_of,
-                        const variant *of, const strbuf *svg, error *err)
-{
-    char name[256], path[1024];
-    int n = snprintf(name, sizeof name - 5, "%s-%s%s%.*s", kind, title_of, of ? "-" : "",
-                     of ? (int)of->label_chars : 0, of ? of->method : "");
-    if (n > (int)sizeof name - 6) n = (int)sizeof name - 6;
-    for (int i = 0; i < n; i++)
-        if (!isalnum((unsigned char)name[i]) && !strchr("-._", name[i])) name[i] = '_';
-    memcpy(name + n, ".svg", 5);
-    if (svg->failed) return error_set(err, STATUS_NO_MEMORY, "out of memory");
-    RETURN_IF_ERROR(file_join(path, sizeof path, folder, name, err));
-    FILE *file = fopen(path, "we");
-    if (!file) return error_set(err, STATUS_IO, "%s: %s", path, strerror(errno));
-    bool ok = fwrite(svg->data, 1, svg->size, file) == svg->size;
-    ok &= fclose(file) == 0;
-    return ok ? STATUS_IS_OK : error_set(err, STATUS_IO, "%s: %s", path, strerror(errno));
-}
-
-void plots_put_scale(strbuf *svg, double x, double y, double height)
-{
-    enum { STEPS = 20 };
-    for (int i = 0; i < STEPS; i++) {
-        char colour[8];
-        svg_scale((i + 0.5) / STEPS, colour);
-        svg_rect(svg, x, y + height * (STEPS - 1 - i) / STEPS, 12, height / STEPS + 0.5, colour);
-    }
-    svg_text(svg, x + 16, y + 8, SVG_START, 11, 0, ink, "1");
-    svg_text(svg, x + 16, y + height, SVG_START, 11, 0, ink, "0");
 }
 
 /* ---- needles: length across, depth down ------------------------------------------------------ */

@@ -8,8 +8,14 @@ status report_table(const results *r, strbuf *out, error *err);
 /* settings: members of a JSON object, without its braces. */
 status report_json(const results *r, const char *settings, strbuf *out, error *err);
 
+/* ---- names (labels.c) ------------------------------------------------------------------------ */
+
+/* Writes text into a cell of a table; a bar in it, as in JSON, is escaped. */
+void report_put_text(strbuf *out, const char *text, size_t n);
 /* Appends the method's name in a table: its label, or the whole method without one. */
 void report_put_method(strbuf *out, const variant *v);
+/* Begins an object of a JSON list: {"method": …, "budget": … */
+void report_begin_column(const results *r, uint32_t column, bool first, strbuf *out);
 
 /* ---- at equal kept share --------------------------------------------------------------------- */
 
@@ -79,17 +85,18 @@ double analysis_mean(const analysis_means *m, uint32_t row);
 status analyses_table(const results *r, uint32_t first_row, strbuf *out, error *err);
 status analyses_json(const results *r, uint32_t first_row, strbuf *out, error *err);
 
-/* Begins an object of a JSON list: {"method": …, "budget": … */
-void report_begin_column(const results *r, uint32_t column, bool first, strbuf *out);
+/* ---- drawings -------------------------------------------------------------------------------- */
 
 /* plots.c: writes the drawings into the folder. */
 status plots_write(const results *r, const char *folder, error *err);
+/* analyses_plots.c: writes the drawings of one task. */
+status analyses_plot(const results *r, uint32_t first_row, const char *folder, error *err);
+
+/* plot_parts.c: what drawings share. */
 /* Writes a file such as "niah-demo_niah-snapkv_scope_layer.svg" into the folder; of the names only
  * letters, digits and dots stay. of: the drawing's variant; NULL = it shows all methods. */
 status plots_write_file(const char *folder, const char *kind, const char *title_of,
                         const variant *of, const strbuf *svg, error *err);
 void plots_put_scale(strbuf *svg, double x, double y, double height);
-/* analyses_plots.c: writes the drawings of one task. */
-status analyses_plot(const results *r, uint32_t first_row, const char *folder, error *err);
 
 #endif

@@ -36,14 +36,6 @@ static void put_numbers(strbuf *out, const char *name, const double *values, siz
     strbuf_putc(out, ']');
 }
 
-void report_begin_column(const results *r, uint32_t column, bool first, strbuf *out)
-{
-    const variant *v = &r->variants->items[column];
-    strbuf_puts(out, first ? "\n{\"method\":" : ",\n{\"method\":");
-    strbuf_json_string(out, v->method, strlen(v->method));
-    strbuf_printf(out, ",\"budget\":\"%s\"", v->budget);
-}
-
 static void put_depth(const results *r, uint32_t row, uint32_t column, record_arm arm, strbuf *out)
 {
     depth_profile p = report_depth(r, row, column, arm);

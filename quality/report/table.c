@@ -20,17 +20,6 @@ static void put_interval(strbuf *out, const stat_mean *m, const char *format)
 #pragma GCC diagnostic pop
 }
 
-/* Writes text into a cell of a table; a bar in it, as in JSON, is escaped. */
-static void put_text(strbuf *out, const char *text, size_t n)
-{
-    for (size_t i = 0; i < n; i++) {
-        if (text[i] == '|') strbuf_putc(out, '\\');
-        strbuf_putc(out, text[i]);
-    }
-}
-
-void report_put_method(strbuf *out, const variant *v) { put_text(out, v->method, v->label_chars); }
-
 /* Lists the labels of --method with the methods that they stand for. */
 static void put_labels(const results *r, strbuf *out)
 {
@@ -42,7 +31,7 @@ static void put_labels(const results *r, strbuf *out)
         if (!any) strbuf_puts(out, "\nLabels:\n\n");
         any = true;
         strbuf_puts(out, "- ");
-        put_text(out, v->method, v->label_chars);
+        report_put_method(out, v);
         strbuf_printf(out, ": `%s`\n", meaning + 1);
     }
 }
@@ -120,7 +109,7 @@ static status put_row(const results *r, uint32_t row, uint32_t end, uint32_t col
     }
     if (refused) {
         strbuf_puts(out, " refused: ");
-        put_text(out, refused, strlen(refused));
+        report_put_text(out, refused, strlen(refused));
         strbuf_puts(out, " | | | |\n");
         return STATUS_IS_OK;
     }
