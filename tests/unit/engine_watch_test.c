@@ -383,7 +383,7 @@ static void a_restart_may_fail(void **state)
 static void another_model_is_no_replacement(void **state)
 {
     ((watched *)*state)->restart_vocab = 32;
-    break_by(state, "not like the old one");
+    break_by(state, "differs from the old one");
 }
 
 /* A lost rank of another process is not this host's fault, however often it happens: the engine
