@@ -137,7 +137,7 @@ static void copy_page(sim_backend *b, const pkv_move *m)
     sim_cell *there = b->host + (size_t)host * size, *here = b->cells + (size_t)page * size;
     float *sums_there = b->host_sums + (size_t)host * sums,
           *sums_here = b->sums + (size_t)page * sums;
-    if (!out && !b->host_filled[host]) b->wrong = "a host page comes back that nobody filled";
+    if (!out && !b->host_filled[host]) b->wrong = "a host page comes back that was never filled";
     b->host_filled[host] = out;
     memcpy(out ? there : here, out ? here : there, size * sizeof *here);
     memcpy(out ? sums_there : sums_here, out ? sums_here : sums_there, sums * sizeof *sums_here);

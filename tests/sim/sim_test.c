@@ -445,7 +445,7 @@ static void check_progress(world *w, const step_plan *plan)
     }
     uint32_t bound = 2 * w->options.max_model_len;
     if (w->max_passed_over > bound) FAIL(w, "starvation: passed over %u times", bound);
-    if (could_run && plan->n_seqs == 0) FAIL(w, "nothing runs, although somebody could");
+    if (could_run && plan->n_seqs == 0) FAIL(w, "nothing runs, although a request could");
 }
 
 /* Chunks must not pass a retention point nor split a window. Skipped for contiguous policies, whose
@@ -519,7 +519,7 @@ static void check_session(world *w, const world_request *r, const sched_event *e
     const char *note = info->report.session;
     bool stored = strcmp(note, "stored") == 0 || strcmp(note, "continued") == 0;
     if (r->book == BOOKS || !stored) {
-        if (stored) FAIL(w, "a session that nobody asked for");
+        if (stored) FAIL(w, "a session that no request named");
         return;
     }
     /* A waiting sequence reports all its tokens, however many are computed. */

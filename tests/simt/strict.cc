@@ -135,7 +135,7 @@ static void judge_shared(cell *c, size_t n, simt_access how, const void *p)
     bool reads = how == SIMT_READ || how == SIMT_READ_ONLY || how == SIMT_ATOMIC;
     for (size_t i = 0; i < n; i++) {
         bool written = c[i].written >= simt_seen.block;
-        if (reads && !written) refuse("shared memory nobody wrote", p, n, MANY);
+        if (reads && !written) refuse("shared memory that no thread wrote", p, n, MANY);
         if (written && c[i].pending && how != SIMT_ARRIVE)
             refuse("a copy is under way there", p, n, c[i].writer);
         if (!written && c[i].read < simt_seen.block)

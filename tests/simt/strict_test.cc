@@ -131,13 +131,14 @@ static void read_unaligned(float *x) { not_aligned(x); }
 
 static const planted all[] = {
     {"nothing", right, NULL, 2, THREADS * 16, false},
-    {"no barrier", no_barrier, "nobody wrote", 1, 0, false},
+    {"no barrier", no_barrier, "that no thread wrote", 1, 0, false},
     {"write after read", no_barrier_before_writing, "race with", 1, 0, false},
     {"exchange for a barrier", exchange_for_barrier, "race with a write", 1, 0, false},
     {"no wait", no_wait, "a copy is under way", 1, THREADS * 16, false},
-    {"no barrier after the wait", no_barrier_after_wait, "nobody wrote", 1, THREADS * 16, false},
+    {"no barrier after the wait", no_barrier_after_wait, "that no thread wrote", 1, THREADS * 16,
+     false},
     {"waits for too few groups", wait_for_too_few, "a copy is under way", 1, THREADS * 16, false},
-    {"shared memory nobody wrote", unwritten, "shared memory nobody wrote", 1, 0, false},
+    {"unwritten shared memory", unwritten, "shared memory that no thread wrote", 1, 0, false},
     {"two blocks", two_blocks, "race with a block", 2, 0, false},
     {"out of bounds", beyond, "outside of what is allocated", 1, 0, false},
     {"out of shared memory", beyond_shared, "outside of shared memory", 1, THREADS * 16, false},

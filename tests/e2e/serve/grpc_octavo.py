@@ -273,7 +273,7 @@ class Ending(OctavoTest):
         ((status, _, text),) = answers
         self.assertEqual((status, json.loads(text)["choices"][0]["finish_reason"]), (200, "abort"))
 
-    def test_slow_reader_holds_up_nobody(self):
+    def test_slow_reader_holds_up_no_other_client(self):
         stuck = [self.stub.Generate(self.long()) for _ in range(3)]
         self.assertEqual(len(self.generate(sampling={"ignore_eos": True})), 10)
         for call in stuck:

@@ -372,7 +372,7 @@ class Local(unittest.TestCase):
                     break
         self.assertEqual([way for way, _ in ends], ["done"] * asked.n, ends)
 
-    def test_killed_coordinator_leaves_nobody(self):
+    def test_killed_coordinator_leaves_no_process(self):
         with tempfile.TemporaryDirectory() as folder:
             for stopped in (False, True) if SOAK else (True,):
                 server = Server(*self.FLAGS, env={"TMPDIR": folder})
@@ -600,7 +600,7 @@ class Refusals(unittest.TestCase):
             self.assertEqual(p.returncode, 2, p.stderr)
             self.assertIn(word, p.stderr)
 
-    def test_nobody_there(self):
+    def test_no_worker_there(self):
         with socket.create_server(("127.0.0.1", 0)) as s:
             port = s.getsockname()[1]
         self.refused(1, "--workers", f"127.0.0.1:{port}", says=["rank 0", f"127.0.0.1:{port}"])
