@@ -17,7 +17,8 @@ static const arg_flag input_flags[] = {
         "chat", NULL, ARG_SWITCH, run_flags, chat,
         "use the model's chat template: a conversation turn by turn, one line of stdin each; with "
         "--prompt one turn"),
-    ARG_ROW("system", "TEXT", ARG_TEXT, run_flags, system, "what the conversation begins with"),
+    ARG_ROW("system", "TEXT", ARG_TEXT, run_flags, system,
+            "system message that the conversation begins with"),
     ARG_ROW("prompts", "FILE", ARG_TEXT, run_flags, prompts,
             "run a file of requests as one batch (- is stdin)"),
     ARG_ROW("json", NULL, ARG_SWITCH, run_flags, json,
@@ -33,8 +34,8 @@ static const arg_flag keep_flags[] = {
           "which KV pages stay, such as '{\"method\":\"chunkkv\",\"ratio\":0.25}'; see octavo "
           "methods"),
     FIELD("session", "ID", "session", ARG_JSON_TEXT,
-          "go on from the pages that the last request of this session left, and leave one's own: "
-          "with --chat, no turn is computed anew"),
+          "continue from the pages that the session's last request left, and keep this request's "
+          "for the next: with --chat, earlier turns are not computed again"),
 };
 
 static const char about[] =
