@@ -156,20 +156,20 @@ def run(model, ids, retention, page, stops, max_tokens):
     pages, forced, kept_pages, raised = budget(t, retention, page, window)
     cache = []
     logits, masses = model.forward(ids, 0, cache, observe=min(window, t))
-    kept, margins, chosen = [], [], None
+    kept, margins, selected = [], [], None
     for layer in range(model.layers):
         if layer % reuse == 0:
             padded = torch.nn.functional.pad(masses[layer], (0, pages * page - t)).view(pages, page).sum(1)
             candidates = sorted(range(pages - forced), key=lambda i: (-padded[i].item(), i))
             take = kept_pages - forced
-            chosen = sorted(candidates[:take]) + list(range(pages - forced, pages))
+            selected = sorted(candidates[:take]) + list(range(pages - forced, pages))
             entry = {"layer": layer, "margin": None, "tied": []}
             if take < len(candidates):
                 low, high = padded[candidates[take - 1]].item(), padded[candidates[take]].item()
                 near = [p for p in candidates if abs(padded[p].item() - (low + high) / 2) <= (low - high) / 2 + TIE]
                 entry = {"layer": layer, "margin": float(f"{low - high:.3g}"), "tied": sorted(near) if low - high < TIE else []}
             margins.append(entry)
-        kept.append({"layers": [layer, layer], "heads": [0, model.kv - 1], "ranges": ranges(chosen, page, t)})
+        kept.append({"layers": [layer, layer], "heads": [0, model.kv - 1], "ranges": ranges(selected, page, t)})
         index = torch.tensor([i for a, b in kept[-1]["ranges"] for i in range(a, b)])
         cache[layer] = tuple(x[:, index] for x in cache[layer])
     out, gap = [], float("inf")

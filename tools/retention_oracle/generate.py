@@ -68,7 +68,7 @@ class Request:
         if p.decode and later:
             keep = methods.select_scope(p, self.model, self.tables, self.rows, self.length, self.margins)
         else:
-            keep, raised = methods.choose(p, self.model, self.tables, self.rows, self.length, later, self.margins)
+            keep, raised = methods.select(p, self.model, self.tables, self.rows, self.length, later, self.margins)
             self.raised |= raised
         for layer, flags in zip(self.tables, keep):
             for table, flag in zip(layer, flags):

@@ -163,7 +163,7 @@ def mixtures():
         (m("h2o", ratio=0.5), 1, {**four, "tokens": 12}), (m("truncate", tokens=1), 40, pages), (m("truncate", sinks=9, tokens=64), 100, pages), (m("truncate", sinks=7, ratio=0.01), 90, pages),
         (m("scope-slide", prefill=m("truncate", sinks=5, tokens=40), decode=decode), 120, {**four, "tokens": 24}), (m("snapkv", pool={"kind": "max", "kernel": 1}, ratio=0.3), 150, four),
         (m("snapkv", pool={"kind": "max", "kernel": 63}, ratio=0.3), 150, four), (m("chunkkv", unit="chunk", chunk=1, ratio=0.3), 151, pages), (m("chunkkv", unit="chunk", chunk=64, ratio=0.8), 231, pages),
-        # SCOPE over other prompts' choices
+        # SCOPE over other prompts' selections
         (m("scope-adaptive", prefill=m("andpro", ratio=0.4), decode=decode), 120, {**four, "tokens": 34}), (m("scope-discontinuous", prefill=m("chunkkv-hybrid", ratio=0.4), decode=decode), 120, {**four, "tokens": 34}),
         (m("scope-slide", prefill=m("tova", tokens=60), decode=decode), 100, {**four, "tokens": 24}), (m("scope-adaptive", decode={"beta1": 3, "beta2": 2}), 50, {**four, "tokens": 30}),
         # paged-eviction by other units

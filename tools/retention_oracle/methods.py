@@ -91,8 +91,8 @@ class Units:
             total /= np.maximum(1, np.bincount(self.of[self.candidate], minlength=self.n_units))
         return total[self.ids]
 
-    def keep(self, chosen):
-        return self.stays | (np.isin(self.of, list(chosen)) & self.candidate)
+    def keep(self, selected):
+        return self.stays | (np.isin(self.of, list(selected)) & self.candidate)
 
     def room(self, p, budget):
         """Units to select beside the protected ones, and whether that raised the budget."""
@@ -139,7 +139,7 @@ def note(margins, u, score, kept, dropped):
     margins.cut(score[kept], score[dropped])
 
 
-def choose_adaptive(p, us, scores, budget, margins):
+def select_adaptive(p, us, scores, budget, margins):
     """Selects with a budget that the heads of a layer share."""
     n_heads = len(us)
     if p.unit != "page" and sum(u.n for u in us) <= n_heads * budget:
@@ -153,22 +153,22 @@ def choose_adaptive(p, us, scores, budget, margins):
         total, raised = sum(max(b, u.p + 1) - u.p for u in us), any(u.p + 1 > b for u in us)
         floors = [int(np.floor(p.floor * b + 1e-6)) - u.p for u in us]
     unit_scores = [u.scores(s.base, False) for u, s in zip(us, scores)]
-    chosen, rest = [], []
+    selected, rest = [], []
     for h, (u, s, f) in enumerate(zip(us, unit_scores, floors)):
         order, f = ranked(s), max(0, f)
         note(margins, u, s, order[:f], order[f:])
-        chosen.append(list(u.ids[order[:f]]))
+        selected.append(list(u.ids[order[:f]]))
         rest += [(s[i], h, u.ids[i]) for i in sorted(order[f:])]
-    room = max(0, total - sum(map(len, chosen)))
+    room = max(0, total - sum(map(len, selected)))
     order = ranked(np.array([x[0] for x in rest]))
     joint = np.array([x[0] for x in rest])
     margins.cut(joint[order[:room]], joint[order[room:]])
     for i in order[:room]:
-        chosen[rest[i][1]].append(rest[i][2])
+        selected[rest[i][1]].append(rest[i][2])
     if scores[0].second is not None:  # each head selects anew with the share that it won
         for h, (u, s) in enumerate(zip(us, scores)):
-            chosen[h] = u.ids[two_stages(u, u.scores(s.base, False), s.second, len(chosen[h]), u.p + len(chosen[h]), margins)]
-    return [u.keep(c) for u, c in zip(us, chosen)], raised
+            selected[h] = u.ids[two_stages(u, u.scores(s.base, False), s.second, len(selected[h]), u.p + len(selected[h]), margins)]
+    return [u.keep(c) for u, c in zip(us, selected)], raised
 
 
 def at_layer(p, layer, layers):
@@ -181,7 +181,7 @@ def at_layer(p, layer, layers):
     return q
 
 
-def choose(p, model, tables, rows, length, later, margins):
+def select(p, model, tables, rows, length, later, margins):
     """Returns keep[layer][KV head], a flag for each slot, and whether a budget was raised."""
     score = p.later if later and p.later else p.score
     keep, any_raised = [], False
@@ -200,7 +200,7 @@ def choose(p, model, tables, rows, length, later, margins):
         us = [Units(q, t.pos, length) for t in tables[layer][:len(scores)]]
         if q.allocator.endswith("adaptive"):
             margins.where = [(l, h) for l in followers for h in range(model.kv)]
-            flags, raised = choose_adaptive(q, us, scores, budget, margins)
+            flags, raised = select_adaptive(q, us, scores, budget, margins)
         else:
             flags, raised = [], False
             for h, (u, s) in enumerate(zip(us, scores)):
