@@ -33,7 +33,7 @@ static status restart(void *ctx, backend *out, error *err)
     atomic_fetch_add(&w->restarts, 1);
     if (atomic_load(&w->absent) > 0) {
         atomic_fetch_sub(&w->absent, 1);
-        return error_set(err, STATUS_UNAVAILABLE, "rank 1: nobody there");
+        return error_set(err, STATUS_UNAVAILABLE, "rank 1: no worker there");
     }
     if (w->restart_status != STATUS_OK)
         return error_set(err, w->restart_status, "no weights any more");
@@ -404,7 +404,7 @@ static void a_lost_backend_is_waited_for(void **state)
         assert_int_equal(atomic_load(&w->restarts), i + 2);
         expect_reason(w, "");
     }
-    expect_trouble(w, "cannot be made yet: rank 1: nobody there");
+    expect_trouble(w, "cannot be made yet: rank 1: no worker there");
 }
 
 static void a_loss_is_noticed_while_nothing_runs(void **state)
@@ -460,9 +460,9 @@ static void an_engine_may_end_while_its_backend_is_waited_for(void **state)
     engine_backend_lost(w->f.engine, "rank 1: no heartbeat");
     while (atomic_load(&w->restarts) < 2) nap();
     assert_int_equal(engine_get_stats(w->f.engine).state, ENGINE_RESTARTING);
-    expect_reason(w, "rank 1: nobody there");
+    expect_reason(w, "rank 1: no worker there");
     assert_int_equal(expect_refused(&w->f, "{\"prompt\": \"a\"}",
-                                    "the backend is being restarted: rank 1: nobody there"),
+                                    "the backend is being restarted: rank 1: no worker there"),
                      STATUS_UNAVAILABLE);
 }
 
