@@ -136,6 +136,7 @@ typedef struct backend_info {
     uint32_t max_rows;      // tokens in one plan
     uint32_t max_seqs;
     uint32_t max_logit_rows; // most rows with want_logits or want_scores in a plan; 0 = all
+    uint32_t logit_row_cost; // of a row with its logits, in hundredths of a row without; 0 = 100
     uint32_t lacks;          // bits of retention_measures that the backend cannot compute
     uint32_t n_pages;
     uint32_t n_host_pages;  // of the host tier, each as large as a pool page; 0 = no host tier

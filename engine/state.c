@@ -15,6 +15,7 @@ status engine_make_scheduler(engine *e, sched **out, error *err)
         .max_model_len = e->o.max_model_len,
         .max_requests = e->o.max_requests,
         .max_logit_rows = e->info.max_logit_rows,
+        .logit_row_cost = e->info.logit_row_cost,
         .lacks = e->info.lacks,
         .max_in_flight = engine_in_flight(e),
         .policy = e->o.policy,

@@ -40,4 +40,8 @@ status sizes_pool_pages(const pkv_geometry *g, uint64_t bytes, uint64_t page_byt
 uint32_t sizes_host_pages(const pkv_geometry *g, uint64_t bytes, uint64_t left, uint64_t pool_bytes,
                           uint64_t page_bytes);
 
+/* What a prompt row costs whose logits are computed and scored, in hundredths of a row that only
+ * goes through the layers (backend_info). */
+uint32_t sizes_logit_row_cost(const model_config *config);
+
 #endif

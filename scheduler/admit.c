@@ -234,7 +234,7 @@ static bool has_pages(sched *s, const sched_seq *q, beginning *b, const pages_ow
 }
 
 /* Starts the sequence when a slot, enough pages beside those owed, and enough tokens are there. */
-static bool try_start(sched *s, sched_seq *q, uint32_t budget, const pages_owed *owed)
+static bool try_start(sched *s, sched_seq *q, const pages_owed *owed)
 {
     sched_entry *e = q->entry;
     if (s->n_free_slots == 0) return false;
@@ -243,7 +243,7 @@ static bool try_start(sched *s, sched_seq *q, uint32_t budget, const pages_owed 
     if (!has_pages(s, q, &b, owed)) return false;
     uint32_t computed = q->computed;
     q->computed = b.computed;
-    uint32_t chunk = sched_seq_chunk(s, q, budget), slot = s->free_slots[s->n_free_slots - 1];
+    uint32_t chunk = sched_seq_chunk(s, q), slot = s->free_slots[s->n_free_slots - 1];
     status st = status_make(STATUS_NO_PAGES, NULL);
     if (chunk > 0) st = open_tables(s, q, &b, slot);
     if (!status_ok(st)) { /* no tokens left in this step, or no memory for the lists */
@@ -313,7 +313,7 @@ static bool note_pass(sched *s, const sched_entry *started)
  * rows, because prompts that want logits are computed slowly. Idle sequences hold slots and pages
  * without using them: they are preempted when their readers sleep, or when no other sequence would
  * make room. */
-void sched_admit(sched *s, uint32_t budget, int64_t now_us)
+void sched_admit(sched *s, int64_t now_us)
 {
     pages_owed owed = {.lasting = s->lasting, .passing = s->passing};
     uint32_t n_active = 0, i = 0;
@@ -322,12 +322,11 @@ void sched_admit(sched *s, uint32_t budget, int64_t now_us)
         owe_running(s, s->running.seqs[r], &owed);
         n_active++;
     }
-    while (i < s->waiting.n && budget > 0) {
+    while (i < s->waiting.n && s->budget > 0) {
         sched_seq *q = s->waiting.seqs[i];
         if (sched_seq_is_idle(q) || sched_seq_lacks_logits(s, q)) {
             i++;
-        } else if (try_start(s, q, budget, &owed)) {
-            budget -= q->planned;
+        } else if (try_start(s, q, &owed)) {
             uint64_t before = s->lasting;
             sched_reserve(s, q);
             owe(&owed, s->lasting - before, s->passing);

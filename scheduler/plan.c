@@ -52,6 +52,13 @@ bool sched_seq_lacks_logits(const sched *s, const sched_seq *q)
     return s->logit_rows == 0 && wants_logits(q);
 }
 
+/* Whether the logits of all rows up to the prompt's end are computed: for the caller, or because
+ * the policy asks how novel each token is. */
+static bool computes_logits(const sched_seq *q)
+{
+    return wants_logits(q) || (q->novelty && q->computed < q->entry->n_prompt);
+}
+
 /* Draws beside the one for each sequence: a parent at its prompt's end draws for choices that have
  * no slot yet. */
 static uint32_t draws_at(const sched_seq *q, uint32_t to)
@@ -59,14 +66,40 @@ static uint32_t draws_at(const sched_seq *q, uint32_t to)
     return seq_is_parent(q) && q->entry->n > 1 && to == q->n_tokens ? draws_of(q) : 0;
 }
 
+/* What n rows of the sequence take from the budget. */
+static uint64_t cost_of(const sched *s, const sched_seq *q, uint32_t n)
+{
+    if (!computes_logits(q)) return n;
+    return ((uint64_t)n * s->logit_row_cost + PLAIN_ROW_COST - 1) / PLAIN_ROW_COST;
+}
+
 void sched_seq_plan(sched *s, sched_seq *q, uint32_t n)
 {
+    uint64_t cost = cost_of(s, q, n);
+    s->budget -= cost < s->budget ? (uint32_t)cost : s->budget;
     q->planned = n;
     s->draws -= draws_at(q, q->computed + n);
     if (wants_logits(q)) s->logit_rows -= n;
 }
 
-static uint32_t chunk_of(const sched *s, const sched_seq *q, uint32_t budget)
+/* The most rows that the budget and the ration of logits leave for a sequence. */
+static uint32_t most_rows(const sched *s, const sched_seq *q)
+{
+    uint32_t most = s->budget < s->options.prefill_chunk ? s->budget : s->options.prefill_chunk;
+    if (computes_logits(q)) most = (uint32_t)((uint64_t)most * PLAIN_ROW_COST / s->logit_row_cost);
+    return wants_logits(q) && most > s->logit_rows ? s->logit_rows : most;
+}
+
+/* Whether the n rows of a measured window are computed although their logits cost more than the
+ * budget. They must be in one step, so they would wait forever if the first prompt of a step could
+ * not overdraw it. */
+static bool may_overdraw(const sched *s, const sched_seq *q, uint32_t n)
+{
+    return s->budget >= s->options.prefill_chunk && n <= s->options.prefill_chunk &&
+           !(wants_logits(q) && n > s->logit_rows);
+}
+
+static uint32_t chunk_of(const sched *s, const sched_seq *q)
 {
     const sched_entry *e = q->entry;
     sched_stop stop = sched_next_stop(q);
@@ -74,8 +107,7 @@ static uint32_t chunk_of(const sched *s, const sched_seq *q, uint32_t budget)
     if (to > stop.at) to = stop.at;
     /* A chunk of a replay ends where the rows end whose logits the caller already has. */
     if (e->want_logits && from < e->logits_sent && to > e->logits_sent) to = e->logits_sent;
-    uint32_t most = budget < s->options.prefill_chunk ? budget : s->options.prefill_chunk;
-    if (wants_logits(q) && most > s->logit_rows) most = s->logit_rows;
+    uint32_t most = most_rows(s, q);
     if (to - from <= most) return to - from;
     to = from + most;
     if (stop.kind != STOP_POINT || stop.at > q->n_tokens) return to - from;
@@ -85,35 +117,43 @@ static uint32_t chunk_of(const sched *s, const sched_seq *q, uint32_t budget)
     uint32_t rows = retention_rows_together(&turn->policy, turn->n_prompt, stop.at);
     uint32_t window = stop.at > rows ? stop.at - rows : 0;
     if (to > window) to = window;
-    return to > from ? to - from : 0;
+    if (to > from) return to - from;
+    return from == window && may_overdraw(s, q, stop.at - from) ? stop.at - from : 0;
 }
 
 /* A prompt waits for the next step if the draws left are too few for all its choices. The
  * best-ranked prompt always has enough: n is at most max_seqs. */
-uint32_t sched_seq_chunk(const sched *s, const sched_seq *q, uint32_t budget)
+uint32_t sched_seq_chunk(const sched *s, const sched_seq *q)
 {
-    uint32_t n = chunk_of(s, q, budget);
+    uint32_t n = chunk_of(s, q);
     return draws_at(q, q->computed + n) <= s->draws ? n : 0;
 }
 
-/* Returns what is left of the budget. */
-static uint32_t give_tokens(sched *s)
+/* Whether at most one sequence wants to run. Then no other waits for the end of its step. */
+static bool runs_alone(const sched *s)
 {
-    uint32_t budget = s->options.prefill_chunk + s->options.max_seqs;
+    const sched_list *lists[] = {&s->running, &s->waiting};
+    uint32_t n = 0;
+    for (int k = 0; k < 2; k++)
+        for (uint32_t i = 0; i < lists[k]->n && n < 2; i++)
+            n += !sched_seq_is_idle(lists[k]->seqs[i]);
+    return n < 2;
+}
+
+/* Decodes go first. A row with logits costs more, so it is no decode even where it is the last. */
+static void give_tokens(sched *s)
+{
     for (uint32_t i = 0; i < s->running.n; i++) {
         sched_seq *q = s->running.seqs[i];
         bool ready = q->n_tokens - q->computed == 1 && !sched_seq_is_idle(q);
-        ready = ready && !sched_seq_lacks_logits(s, q) && draws_at(q, q->n_tokens) <= s->draws;
+        ready = ready && !computes_logits(q) && draws_at(q, q->n_tokens) <= s->draws;
         sched_seq_plan(s, q, ready);
-        budget -= q->planned;
     }
     for (uint32_t i = 0; i < s->running.n; i++) {
         sched_seq *q = s->running.seqs[i];
-        if (q->n_tokens - q->computed <= 1 || sched_seq_is_idle(q)) continue;
-        sched_seq_plan(s, q, sched_seq_chunk(s, q, budget));
-        budget -= q->planned;
+        if (q->planned > 0 || sched_seq_is_idle(q)) continue;
+        sched_seq_plan(s, q, sched_seq_chunk(s, q));
     }
-    return budget;
 }
 
 /* ---- pages ----------------------------------------------------------------------------------- */
@@ -259,10 +299,12 @@ void sched_plan_step(sched *s, int64_t now_us)
     s->lasting = s->passing = 0;
     s->draws = s->options.max_seqs;
     s->logit_rows = s->options.max_logit_rows ? s->options.max_logit_rows : UINT32_MAX;
-    uint32_t budget = give_tokens(s);
+    s->budget = s->options.prefill_chunk + s->options.max_seqs;
+    s->logit_row_cost = runs_alone(s) ? PLAIN_ROW_COST : s->options.logit_row_cost;
+    give_tokens(s);
     take_pages(s);
     if (s->n_preempted + s->n_drops_planned == 0) {
-        sched_admit(s, budget, now_us);
+        sched_admit(s, now_us);
         s->settled = true;
     }
     for (uint32_t i = 0; i < s->running.n; i++) {

@@ -32,7 +32,7 @@ typedef struct sched_turn {
     retention_policy policy;
 } sched_turn;
 
-enum { SCHED_MAX_TURNS = 64, SCHED_MAX_PASSES = 8 };
+enum { SCHED_MAX_TURNS = 64, SCHED_MAX_PASSES = 8, PLAIN_ROW_COST = 100 };
 
 typedef enum seq_state { SEQ_UNBORN, SEQ_WAITING, SEQ_RUNNING, SEQ_GONE } seq_state;
 
@@ -170,6 +170,8 @@ struct sched {
     uint64_t starved;         // request id
     uint64_t lasting;         // pages that this step's selections may take for good
     uint32_t passing;         // pages that one selection may take for a moment
+    uint32_t budget;          // plain rows that this step may still compute
+    uint32_t logit_row_cost;  // in this step, in hundredths of a plain row
     uint32_t logit_rows;      // rows of logits that this step may still ask for
     uint32_t draws;           // draws for choices yet to be forked that this step may still make
     row_fate *fates;          // [max_seqs], one for each share of the step whose result is taken
@@ -250,7 +252,7 @@ void sched_reap(sched *s);
 
 /* ---- admit.c ---- */
 /* Gives waiting sequences slots, pages and the rest of the token budget, best rank first. */
-void sched_admit(sched *s, uint32_t budget, int64_t now_us);
+void sched_admit(sched *s, int64_t now_us);
 
 /* ---- pages.c ---- */
 /* An upper bound of the pages that a sequence holds while it grows, whatever is measured. */
@@ -283,11 +285,12 @@ typedef struct sched_stop {
 } sched_stop;
 
 sched_stop sched_next_stop(const sched_seq *q);
-/* How many tokens the sequence computes in this step when `budget` are left. 0: it must wait. */
-uint32_t sched_seq_chunk(const sched *s, const sched_seq *q, uint32_t budget);
+/* How many tokens the sequence can compute with what is left of the step. 0: it must wait. */
+uint32_t sched_seq_chunk(const sched *s, const sched_seq *q);
 /* The sequence wants logits, and the step has no rows of logits left. */
 bool sched_seq_lacks_logits(const sched *s, const sched_seq *q);
-/* The sequence will compute n tokens. Their rows of logits and draws are taken off the step's. */
+/* The sequence will compute n tokens. Their cost is taken off the step's budget, and their rows of
+ * logits and draws off what it may still ask for. */
 void sched_seq_plan(sched *s, sched_seq *q, uint32_t n);
 /* Sets aside the pages that the sequence's share takes if a selection follows it. */
 void sched_reserve(sched *s, const sched_seq *q);

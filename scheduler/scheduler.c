@@ -60,6 +60,14 @@ static uint32_t map_size(const sched_options *o)
     return size;
 }
 
+/* With the whole budget of a step at least one row can be computed. */
+static uint32_t usable_cost(const sched_options *o)
+{
+    uint64_t most = (uint64_t)o->prefill_chunk * PLAIN_ROW_COST;
+    uint32_t cost = o->logit_row_cost < PLAIN_ROW_COST ? PLAIN_ROW_COST : o->logit_row_cost;
+    return cost < most ? cost : (uint32_t)most;
+}
+
 status sched_create(const sched_options *options, sched **out, error *err)
 {
     *out = NULL;
@@ -71,6 +79,7 @@ status sched_create(const sched_options *options, sched **out, error *err)
     s->options = *options;
     if (options->pressure) s->pressure = *options->pressure;
     s->options.pressure = NULL;
+    s->options.logit_row_cost = usable_cost(options);
     s->alloc = *a;
     s->groups = pkv_groups(&options->geometry);
     s->page_tokens = options->geometry.page_tokens;

@@ -32,8 +32,14 @@ typedef struct sched_options {
     uint32_t max_model_len;  // prompt + output
     uint32_t max_requests;   // waiting and running: the queue's limit
     uint32_t max_logit_rows; // most rows with logits or scores in a step (backend_info); 0 = all
-    uint32_t lacks;          // measures that the backend cannot compute (backend_info)
-    uint32_t max_in_flight;  // from backend_info; 0 means 1, more than 2 means 2
+    /* What a prompt row costs whose logits are computed, in hundredths of a plain row
+     * (backend_info); less than 100 means 100. Such rows take this much of a step's budget, so the
+     * step is as long as one of plain rows. Two things exceed it: a request that nobody runs or
+     * waits beside is computed in whole chunks, and the rows of a measured window are never
+     * divided. */
+    uint32_t logit_row_cost;
+    uint32_t lacks;         // measures that the backend cannot compute (backend_info)
+    uint32_t max_in_flight; // from backend_info; 0 means 1, more than 2 means 2
     sched_policy policy;
     /* Ageing under SCHED_PRIORITY: once this many later requests have started before the request
      * whose prompt has waited longest, that request goes before all others. So a request with p

@@ -244,6 +244,7 @@ status load_pack(const backend_info *info, const worker_facts *facts, arena *a, 
     m->max_rows = info->max_rows;
     m->max_seqs = info->max_seqs;
     m->max_logit_rows = info->max_logit_rows;
+    m->logit_row_cost = info->logit_row_cost;
     m->lacks = info->lacks;
     m->n_pages = info->n_pages;
     m->n_host_pages = info->n_host_pages;
@@ -307,6 +308,7 @@ status load_unpack(const load_message *m, const worker_config *config, rank_fact
         .max_rows = m->max_rows,
         .max_seqs = m->max_seqs,
         .max_logit_rows = m->max_logit_rows,
+        .logit_row_cost = m->logit_row_cost,
         .lacks = m->lacks,
         .n_pages = m->n_pages,
         .n_host_pages = m->n_host_pages,

@@ -39,6 +39,7 @@ bool tally_print(const tally *t, uint32_t n_requests)
     need(&ok, "sessions expired", t->expired, 100);
     need(&ok, "choices under pressure", t->pressure_drops, 50);
     need(&ok, "times a request was passed", t->passed, 1000);
+    need(&ok, "steps with costly logits", t->costly, 1000);
     need(&ok, "choices that waited for a slot", t->joined_late, 50);
     need(&ok, "prompts that were cut", t->cuts, 50);
     need(&ok, "kept sets compared", t->kept_compared, 200);

@@ -45,6 +45,8 @@ static void world_create(world *w, uint64_t seed, uint32_t depth, uint32_t n_req
     o->max_requests = 64;
     o->prefix_cache = !chance(w, 1, 8);
     o->max_logit_rows = chance(w, 1, 2) ? 0 : between(w, 1, chance(w, 1, 2) ? 3 : 64);
+    rng costs = rng_seed(w->seed + 3000017);
+    o->logit_row_cost = rng_below(&costs, 3) ? rng_below(&costs, 3000) : 0;
     o->salt = 7;
     rng policies = rng_seed(w->seed + 2000003);
     o->policy = rng_below(&policies, 4) ? SCHED_PRIORITY : SCHED_FCFS;
@@ -477,6 +479,23 @@ static void note_joined(world *w, const step_plan *plan, const step_seq *q)
         plan->step > r->fork_step + 1 && q->n_tokens == 1 && q->position >= r->request.n_prompt;
 }
 
+/* Checks that rows with logits count for what they cost beside other requests. A measured window is
+ * computed whole, whatever it costs. */
+static void check_cost(world *w, const step_plan *plan)
+{
+    uint64_t cost = 0, most = (uint64_t)w->options.prefill_chunk * 100;
+    uint64_t row = w->options.logit_row_cost < most ? w->options.logit_row_cost : most;
+    for (uint32_t i = 0; i < plan->n_seqs; i++) {
+        const step_seq *q = &plan->seqs[i];
+        bool costly = q->want_logits || q->want_scores || q->measure.novelty;
+        if (costly && q->measure.kind != MEASURE_NONE) return;
+        cost += (costly && row > 100 ? row : 100) * q->n_tokens;
+    }
+    w->t->costly += plan->n_seqs > 1 && cost > 100 * plan->n_tokens;
+    if (plan->n_seqs > 1 && cost > most + 100 * w->options.max_seqs)
+        FAIL(w, "the plan's rows with logits are over its budget");
+}
+
 static void check_plan(world *w, const step_plan *plan)
 {
     uint32_t tokens = 0;
@@ -499,6 +518,7 @@ static void check_plan(world *w, const step_plan *plan)
         FAIL(w, "the plan wants too many logits");
     if (tokens != plan->n_tokens || tokens > w->options.prefill_chunk + w->options.max_seqs)
         FAIL(w, "the plan's tokens are over its budget");
+    check_cost(w, plan);
 }
 
 /* Checks what is kept at the choice's end, if it was running and none of its rows was in flight. */

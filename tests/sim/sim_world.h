@@ -65,6 +65,7 @@ typedef struct tally {
     uint64_t pressure_drops, kept_compared;
     uint64_t ahead, wasted, failed_ahead; // steps ahead, rows discarded, failures before them
     uint64_t passed;
+    uint64_t costly;      // steps of several requests with rows that cost more than others
     uint64_t cuts;        // prompts that lost tokens before prefill
     uint64_t joined_late; // choices that waited for a slot and then computed one row
     uint64_t by_preset[64];

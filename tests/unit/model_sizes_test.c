@@ -61,11 +61,42 @@ static void host_pages_count_the_ranks_here(void **state)
     assert_int_equal(sizes_host_pages(&g, sizes_for_ranks(swap, 4, 2), left, 0, 2 * slice), 128);
 }
 
+/* 8B-like: 32 layers of 218 million weights each beside a head of 525 million. */
+static void logits_cost_what_the_shape_says(void **state)
+{
+    (void)state;
+    model_config wide = {.n_layers = 32,
+                         .hidden = 4096,
+                         .n_heads = 32,
+                         .n_kv_heads = 8,
+                         .head_dim = 128,
+                         .ffn = 14336,
+                         .vocab_size = 128256};
+    assert_int_equal(sizes_logit_row_cost(&wide), 108);
+    model_config narrow = {.n_layers = 4,
+                           .hidden = 256,
+                           .n_heads = 8,
+                           .n_kv_heads = 4,
+                           .head_dim = 32,
+                           .ffn = 704,
+                           .vocab_size = 128000};
+    assert_int_equal(sizes_logit_row_cost(&narrow), 2323);
+    /* Only the experts that a row goes through count. */
+    model_config sparse = narrow;
+    sparse.n_experts = 64;
+    sparse.experts_per_token = 2;
+    sparse.expert_ffn = 320;
+    sparse.shared_ffn = 64;
+    for (uint32_t l = 0; l < sparse.n_layers; l++) sparse.layers[l] = LAYER_SPARSE;
+    assert_in_range(sizes_logit_row_cost(&sparse), 2200, 2323);
+}
+
 int main(void)
 {
     const struct CMUnitTest all[] = {
         cmocka_unit_test(a_rank_loads_what_the_options_say),
         cmocka_unit_test(host_pages_count_the_ranks_here),
+        cmocka_unit_test(logits_cost_what_the_shape_says),
     };
     return cmocka_run_group_tests(all, NULL, NULL);
 }

@@ -22,6 +22,7 @@ static const backend_info info = {
     .max_rows = ROWS,
     .max_seqs = SEQS,
     .max_logit_rows = 0,
+    .logit_row_cost = 260,
     .n_pages = PAGES,
     .n_host_pages = 20,
     .max_in_flight = 1,

@@ -212,6 +212,113 @@ static void logits_are_rationed(void **state)
     finish(f);
 }
 
+/* A row with logits counts as 4 of the 44 that a step has for 40 prompt tokens and 4 decodes. */
+static sched_options costly_logits(void)
+{
+    sched_options o = small_options();
+    o.logit_row_cost = 400;
+    return o;
+}
+
+static void rows_with_logits_count_for_what_they_cost(void **state)
+{
+    (void)state;
+    fixture *f = begin(costly_logits());
+    sched_request a = request(f, 1, 0, 10, 30), b = request(f, 2, 200, 61, 5),
+                  c = request(f, 3, 400, 30, 5);
+    b.want_logits = true;
+    add(f, &a);
+    assert_string_equal(step(f), "1@0+10*");
+    add(f, &b);
+    assert_string_equal(step(f), "1@10+1* 2@0+10L"); /* takes 1 + 40 */
+    add(f, &c);
+    assert_string_equal(step(f), "1@11+1* 2@10+10L 3@0+3"); /* has what b leaves */
+    assert_string_equal(step(f), "1@12+1* 2@20+10L 3@3+3");
+    end(f, 3, 0);
+    end(f, 1, 0);
+    assert_string_equal(step(f), "2@30+31*L"); /* nobody else waits for the end of this step */
+    assert_string_equal(step(f), "2@61+1*");
+    finish(f);
+}
+
+/* Two prompts that lack one row each do not get both into the same step. */
+static void a_last_row_with_logits_is_no_decode(void **state)
+{
+    (void)state;
+    sched_options o = costly_logits();
+    o.logit_row_cost = 4000;
+    fixture *f = begin(o);
+    sched_request a = request(f, 1, 0, 5, 30), b = request(f, 2, 200, 2, 5),
+                  c = request(f, 3, 400, 2, 5);
+    b.want_logits = c.want_logits = true;
+    add(f, &a);
+    assert_string_equal(step(f), "1@0+5*");
+    add(f, &b);
+    assert_string_equal(step(f), "1@5+1* 2@0+1L");
+    post(f, (sched_event){.kind = SCHED_PAUSE, .request = 2});
+    add(f, &c);
+    assert_string_equal(step(f), "1@6+1* 3@0+1L");
+    post(f, (sched_event){.kind = SCHED_RESUME, .request = 2});
+    assert_string_equal(step(f), "1@7+1* 2@1+1*L");
+    assert_string_equal(step(f), "1@8+1* 2@2+1* 3@1+1*L");
+    finish(f);
+}
+
+static void scores_and_novelty_cost_as_much_as_logits(void **state)
+{
+    (void)state;
+    fixture *f = begin(costly_logits());
+    sched_request a = request(f, 1, 0, 10, 30), b = request(f, 2, 200, 30, 5),
+                  c = with_policy(
+                      f, 3, 400, 400, 5,
+                      "{\"method\":\"infinipot\",\"tokens\":300,\"window\":8,\"rows\":8}");
+    b.want_scores = 1;
+    add(f, &a);
+    assert_string_equal(step(f), "1@0+10*");
+    add(f, &b);
+    assert_string_equal(step(f), "1@10+1* 2@0+10");
+    end(f, 2, 0);
+    add(f, &c);
+    assert_string_equal(step(f), "1@11+1* 3@0+10");
+    finish(f);
+}
+
+/* The rows of a window must be in one step. They wait for one that no other prompt has rows of. */
+static void a_window_with_logits_may_exceed_the_budget(void **state)
+{
+    (void)state;
+    fixture *f = begin(costly_logits());
+    sched_request a = request(f, 1, 0, 10, 30), b = request(f, 2, 200, 50, 5),
+                  c = retained(f, 3, 400, 20, 5, 20, 32);
+    c.want_logits = true;
+    add(f, &a);
+    assert_string_equal(step(f), "1@0+10*");
+    add(f, &b);
+    add(f, &c);
+    assert_string_equal(step(f), "1@10+1* 2@0+40");
+    assert_string_equal(step(f), "1@11+1* 2@40+10*"); /* 33 are left, the window costs 80 */
+    assert_string_equal(step(f), "1@12+1* 2@50+1* 3@0+20*m20L");
+    finish(f);
+}
+
+/* Where a row costs more than a whole chunk, one is computed all the same. */
+static void a_row_is_never_too_costly(void **state)
+{
+    (void)state;
+    sched_options o = small_options();
+    o.logit_row_cost = UINT32_MAX;
+    fixture *f = begin(o);
+    sched_request a = request(f, 1, 0, 10, 30), b = request(f, 2, 200, 3, 5);
+    b.want_logits = true;
+    add(f, &a);
+    step(f);
+    add(f, &b);
+    assert_string_equal(step(f), "1@10+1* 2@0+1L");
+    assert_string_equal(step(f), "1@11+1* 2@1+1L");
+    assert_string_equal(step(f), "1@12+1* 2@2+1*L");
+    finish(f);
+}
+
 static void what_a_device_cannot_measure_is_refused(void **state)
 {
     (void)state;
@@ -258,6 +365,11 @@ int main(void)
         cmocka_unit_test(hits_are_capped),
         cmocka_unit_test(what_follows_a_drop_is_not_shared),
         cmocka_unit_test(logits_are_rationed),
+        cmocka_unit_test(rows_with_logits_count_for_what_they_cost),
+        cmocka_unit_test(a_last_row_with_logits_is_no_decode),
+        cmocka_unit_test(scores_and_novelty_cost_as_much_as_logits),
+        cmocka_unit_test(a_window_with_logits_may_exceed_the_budget),
+        cmocka_unit_test(a_row_is_never_too_costly),
         cmocka_unit_test(what_a_device_cannot_measure_is_refused),
         cmocka_unit_test(arrival_decides_among_equals),
     };
