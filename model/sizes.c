@@ -189,9 +189,10 @@ static uint64_t layer_products(const model_config *c, uint32_t layer)
     return c->hidden * (attention + 3 * ffn + router);
 }
 
-uint32_t sizes_logit_row_cost(const model_config *config)
+uint32_t sizes_logit_row_cost(const model_config *config, int n_ranks)
 {
-    uint64_t layers = 0, logits = (uint64_t)config->vocab_size * (config->hidden + LOGIT_PRODUCTS);
+    uint64_t scoring = (uint64_t)LOGIT_PRODUCTS * (uint64_t)n_ranks;
+    uint64_t layers = 0, logits = config->vocab_size * (config->hidden + scoring);
     for (uint32_t l = 0; l < config->n_layers; l++) layers += layer_products(config, l);
     uint64_t cost = 100 + (100 * logits + layers - 1) / layers;
     return cost < INT32_MAX ? (uint32_t)cost : INT32_MAX;

@@ -425,7 +425,7 @@ static void fill_info(backend_cpu *b, const backend_options *o)
     b->info.max_seqs = o->max_seqs;
     size_t rows = LOGITS_BYTES / (b->config.vocab_size * sizeof(float));
     b->info.max_logit_rows = rows < 16 ? 16 : rows > o->max_rows ? o->max_rows : (uint32_t)rows;
-    b->info.logit_row_cost = sizes_logit_row_cost(&b->config);
+    b->info.logit_row_cost = sizes_logit_row_cost(&b->config, comm_size(o->group));
     b->info.n_pages = b->store.n_pages;
     b->info.max_in_flight = 1;
     b->info.identity = b->weights.identity;

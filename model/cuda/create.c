@@ -198,7 +198,7 @@ static void fill_info(backend_cuda *b, const backend_options *o)
     b->info.max_seqs = o->max_seqs;
     size_t rows = LOGITS_BYTES / (b->config.vocab_size * sizeof(float));
     b->info.max_logit_rows = rows < 16 ? 16 : rows > o->max_rows ? o->max_rows : (uint32_t)rows;
-    b->info.logit_row_cost = sizes_logit_row_cost(&b->config);
+    b->info.logit_row_cost = sizes_logit_row_cost(&b->config, comm_size(o->group));
     /* Several ranks take one step at a time: they meet at every layer, on the host unless their
      * comm is on the device, and draw on the host. */
     b->info.max_in_flight = comm_size(o->group) == 1 ? CUDA_FLIGHTS : 1;

@@ -72,7 +72,7 @@ static void logits_cost_what_the_shape_says(void **state)
                          .head_dim = 128,
                          .ffn = 14336,
                          .vocab_size = 128256};
-    assert_int_equal(sizes_logit_row_cost(&wide), 108);
+    assert_int_equal(sizes_logit_row_cost(&wide, 1), 108);
     model_config narrow = {.n_layers = 4,
                            .hidden = 256,
                            .n_heads = 8,
@@ -80,7 +80,8 @@ static void logits_cost_what_the_shape_says(void **state)
                            .head_dim = 32,
                            .ffn = 704,
                            .vocab_size = 128000};
-    assert_int_equal(sizes_logit_row_cost(&narrow), 2323);
+    assert_int_equal(sizes_logit_row_cost(&narrow, 1), 2323);
+    assert_int_equal(sizes_logit_row_cost(&narrow, 2), 3434); /* rank 0 scores for both */
     /* Only the experts that a row goes through count. */
     model_config sparse = narrow;
     sparse.n_experts = 64;
@@ -88,7 +89,7 @@ static void logits_cost_what_the_shape_says(void **state)
     sparse.expert_ffn = 320;
     sparse.shared_ffn = 64;
     for (uint32_t l = 0; l < sparse.n_layers; l++) sparse.layers[l] = LAYER_SPARSE;
-    assert_in_range(sizes_logit_row_cost(&sparse), 2200, 2323);
+    assert_in_range(sizes_logit_row_cost(&sparse, 1), 2200, 2323);
 }
 
 int main(void)
