@@ -228,6 +228,14 @@ static void put_methods(page *p, const engine_metrics *m)
     put_labelled(p, "counter", &seconds);
 }
 
+static void put_connections(page *p, const service *s)
+{
+    const metric closed = {"http_idle_connections_closed_total",
+                           "Idle HTTP connections closed early, to make room for others.",
+                           (double)atomic_load(&s->n_idle_closed)};
+    put_rows(p, "counter", &closed, 1);
+}
+
 /* Writes the answer counts of one surface. */
 static void put_answers(page *p, service *s, const char *surface, const char *name,
                         const char *route_label)
@@ -310,6 +318,7 @@ void metrics_text(service *s, strbuf *out)
     put_workers(&p, s);
     put_sessions(&p, &stats.sched);
     put_methods(&p, &metrics);
+    put_connections(&p, s);
     put_answers(&p, s, "http", "http_requests_total", "route");
     put_answers(&p, s, "grpc", "grpc_requests_total", "method");
     for (int i = 0; i < ENGINE_HISTOGRAMS; i++) {

@@ -70,7 +70,8 @@ typedef struct rpc_workers {
 } rpc_workers;
 
 /* How many connections beyond max_connections are accepted; half of max_connections where that is
- * less. Requests on them get 503, except requests for health. */
+ * less. Requests on them get 503, except requests for health. When they are all taken, the
+ * connection that has been idle for the longest is closed for each new one. */
 enum { RPC_SURPLUS_CONNECTIONS = 64 };
 
 /* True when key can be a bearer key: 1 to 256 visible ASCII characters, as headers carry them. */

@@ -101,12 +101,26 @@ static void log_refusals(service *s)
     rpc_log_end(s->o.log, &line);
 }
 
+/* Logs how many idle connections were closed to make room. */
+static void log_idle_closed(service *s)
+{
+    uint64_t n = atomic_load_explicit(&s->n_idle_closed, memory_order_relaxed);
+    uint64_t fresh = n - s->idle_closed_logged;
+    s->idle_closed_logged = n;
+    if (fresh == 0 || !s->o.log) return;
+    strbuf line = {0};
+    rpc_log_begin(&line, "warning", "connections");
+    rpc_log_number(&line, "idle_closed", fresh);
+    rpc_log_end(s->o.log, &line);
+}
+
 void service_tick(service *s)
 {
     int64_t now_us = clock_now_us();
     if (now_us - s->refused_logged_us >= LOG_REFUSALS_US) {
         s->refused_logged_us = now_us;
         log_refusals(s);
+        log_idle_closed(s);
         answers_tick(s);
     }
     bool serving = service_is_serving(s);
@@ -117,6 +131,7 @@ void service_tick(service *s)
 void service_destroy(service *s)
 {
     log_refusals(s);
+    log_idle_closed(s);
     answers_tick(s);
     answers_destroy(&s->answers);
     listeners_destroy(&s->state_listeners);

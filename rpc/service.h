@@ -87,7 +87,9 @@ typedef struct service {
     _Atomic uint64_t refused[SERVICE_REFUSALS]; // requests refused
     uint64_t refused_logged[SERVICE_REFUSALS];  // how many of them the log counts (service_tick)
     int64_t refused_logged_us;
-    bool was_serving; // at the last service_tick
+    _Atomic uint64_t n_idle_closed; // idle HTTP connections closed early, to make room
+    uint64_t idle_closed_logged;    // how many of them the log counts (service_tick)
+    bool was_serving;               // at the last service_tick
 
     struct service_keys *keys; // NULL = no keys: open to all
     answer_counts answers;
@@ -102,7 +104,8 @@ status service_init(service *s, const rpc_options *options);
 /* Call it after every generation has been released. */
 void service_destroy(service *s);
 /* One thread calls this a few times a second. It calls the state's listeners when the engine has
- * changed its state by itself, and logs refused requests in at most one line a second. */
+ * changed its state by itself, and logs refused requests and connections closed early, each in at
+ * most one line a second. */
 void service_tick(service *s);
 /* Counts an answer; logs it if it is a refusal, in at most ten lines a second. */
 void service_count_answer(service *s, const service_answer *answer);

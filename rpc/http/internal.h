@@ -60,13 +60,15 @@ bool wake_is_cut(http_wake *w);
 
 typedef struct http_connection {
     int fd;
-    bool surplus; // beyond max_connections: its requests get 503
+    bool surplus; // beyond max_connections: its requests get 503, and must come soon
     gnutls_typed_vdata_st purpose;
     /* The watch's lock guards the fields below. */
     struct http_connection *prev, *next;
     int64_t deadline_us; // for the whole of the next request; 0 = none
-    http_wake *wake;     // of the request in progress
+    int64_t idle_us;     // when it was opened, or its last request ended
+    http_wake *wake;     // of the request in progress; NULL = the connection is idle
     bool polled;         // fd is in the epoll set
+    bool cut;            // shut down; libmicrohttpd closes it
     bool running;        // the request waits for the engine
     bool hung_up;        // the client has closed its side
 } http_connection;
@@ -77,18 +79,23 @@ typedef struct http_watch {
     bool started;
     int epoll_fd, wake_fd;
     int64_t request_us, stall_us;
+    uint32_t max_connections, most;  // without the surplus, and with it
+    uint32_t n_live;                 // connections that are not cut
+    _Atomic uint64_t *n_idle_closed; // idle connections closed before request_us was over
     http_connection *first;
     http_connection *dead; // closed; the thread frees them, as it may hold events for them
     uint32_t n_busy;       // connections with a request in progress
     bool stop, aborting, closing;
 } http_watch;
 
-status watch_create(http_watch *w, int64_t request_us, int64_t stall_us, error *err);
+/* most: of connections, with the surplus. *s gives the limits and counts what is closed early. */
+status watch_create(http_watch *w, service *s, uint32_t most, error *err);
 /* Aborts all requests; cuts the connections of those that have not ended after patience_us. */
 void watch_end_all(http_watch *w, int64_t patience_us);
 void watch_destroy(http_watch *w);
 
-/* NULL when memory is out. */
+/* Once `most` are open, the connection that has been idle for the longest is closed, so that there
+ * is always room for the next one. NULL when memory is out. */
 http_connection *watch_opened(http_watch *w, int fd);
 /* Call it before the fd is closed. c is freed a little later. */
 void watch_closed(http_watch *w, http_connection *c);
@@ -135,7 +142,6 @@ struct http_server {
     work_pool work;
     http_tls tls;
     _Atomic bool draining, closing;
-    _Atomic uint32_t n_connections;
     _Atomic size_t body_bytes; // of all bodies in memory
 };
 

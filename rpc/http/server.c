@@ -24,19 +24,16 @@ static enum MHD_Result accept_connection(void *cls, const struct sockaddr *addre
     http_server *h = cls;
     (void)address;
     (void)n;
-    uint32_t most = most_connections(&h->service->o);
-    return !atomic_load(&h->closing) && atomic_load(&h->n_connections) < most ? MHD_YES : MHD_NO;
+    return atomic_load(&h->closing) ? MHD_NO : MHD_YES;
 }
 
 static void connection_opened(http_server *h, struct MHD_Connection *mhd, void **state)
 {
-    uint32_t n = atomic_fetch_add(&h->n_connections, 1) + 1;
     const union MHD_ConnectionInfo *fd =
         MHD_get_connection_info(mhd, MHD_CONNECTION_INFO_CONNECTION_FD);
     http_connection *c = watch_opened(&h->watch, fd->connect_fd);
     *state = c;
     if (!c) return; // its requests are answered by no_memory
-    c->surplus = n > h->service->o.max_connections;
     if (!h->tls.client_ca) return;
     const union MHD_ConnectionInfo *session =
         MHD_get_connection_info(mhd, MHD_CONNECTION_INFO_GNUTLS_SESSION);
@@ -51,7 +48,6 @@ static void connection_changed(void *cls, struct MHD_Connection *mhd, void **sta
         connection_opened(h, mhd, state);
         return;
     }
-    atomic_fetch_sub(&h->n_connections, 1);
     if (*state) watch_closed(&h->watch, *state);
 }
 
@@ -107,8 +103,6 @@ static status start_daemon(http_server *h, error *err)
     const rpc_options *o = &h->service->o;
     unsigned flags = MHD_USE_EPOLL_INTERNAL_THREAD | MHD_ALLOW_SUSPEND_RESUME;
     if (h->tls.cert) flags |= MHD_USE_TLS;
-    /* libmicrohttpd divides the limit among its threads; one thread may get all connections. */
-    unsigned limit = HTTP_THREADS * (most_connections(o) + 1);
     char priorities[] = "NORMAL:-VERS-ALL:+VERS-TLS1.3:+VERS-TLS1.2";
     struct MHD_OptionItem tls[TLS_OPTIONS];
     list_tls(&h->tls, priorities, tls);
@@ -118,8 +112,8 @@ static status start_daemon(http_server *h, error *err)
     bool changed = thread_set_patient(true); // libmicrohttpd's threads inherit it
     h->daemon = MHD_start_daemon(
         flags, h->port, accept_connection, h, exchange_handle, h, MHD_OPTION_LISTEN_SOCKET, fd,
-        MHD_OPTION_THREAD_POOL_SIZE, (unsigned)HTTP_THREADS, MHD_OPTION_CONNECTION_LIMIT, limit,
-        MHD_OPTION_CONNECTION_MEMORY_LIMIT, (size_t)HTTP_CONNECTION_BYTES,
+        MHD_OPTION_THREAD_POOL_SIZE, (unsigned)HTTP_THREADS, MHD_OPTION_CONNECTION_LIMIT,
+        most_connections(o), MHD_OPTION_CONNECTION_MEMORY_LIMIT, (size_t)HTTP_CONNECTION_BYTES,
         MHD_OPTION_CONNECTION_TIMEOUT, timeout_s(o), MHD_OPTION_STRICT_FOR_CLIENT, 1,
         MHD_OPTION_UNESCAPE_CALLBACK, leave_escapes, NULL, MHD_OPTION_URI_LOG_CALLBACK,
         exchange_begin, h, MHD_OPTION_NOTIFY_COMPLETED, exchange_completed, h,
@@ -131,7 +125,7 @@ static status start_daemon(http_server *h, error *err)
 static status start_http(http_server *h, error *err)
 {
     const rpc_options *o = &h->service->o;
-    RETURN_IF_ERROR(watch_create(&h->watch, o->keepalive_timeout_us, o->stall_timeout_us, err));
+    RETURN_IF_ERROR(watch_create(&h->watch, h->service, most_connections(o), err));
     RETURN_IF_ERROR(tls_load(o, &h->tls, err));
     h->no_memory = make_no_memory();
     if (!h->no_memory) return error_set(err, STATUS_NO_MEMORY, "http: out of memory");

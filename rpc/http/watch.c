@@ -6,6 +6,9 @@
  * request, every socket is polled for a client that leaves, and a stream that its client does not
  * read has a time limit.
  *
+ * Connections beyond max_connections are there to be answered at once, so they must send their
+ * request soon. When these run out, too, idle connections are closed, the oldest first.
+ *
  * A client that closes only its sending side counts as gone: it looks the same as a client that
  * left.
  *
@@ -21,7 +24,12 @@
 #include <time.h>
 #include <unistd.h>
 
-enum { TICK_MS = 100, EVENTS_MAX = 64, HUNG_UP_US = 250000 };
+enum {
+    TICK_MS = 100,
+    EVENTS_MAX = 64,
+    HUNG_UP_US = 250000,
+    SURPLUS_US = 2000000, // for the request of a surplus connection
+};
 
 /* ---- wakes ----------------------------------------------------------------------------------- */
 
@@ -132,20 +140,41 @@ static bool wake_is_stalled(http_wake *w, int64_t since_us)
 
 /* Shuts a connection down and tells its request. Call this and the functions below, up to
  * take_events, with the watch's lock held. */
-static void cut_connection(http_connection *c)
+static void cut_connection(http_watch *w, http_connection *c)
 {
     if (c->wake) wake_cut(c->wake);
     shutdown(c->fd, SHUT_RDWR);
     c->deadline_us = 0;
+    if (!c->cut) w->n_live--;
+    c->cut = true;
+}
+
+/* Closes an idle connection whose room is needed. */
+static void close_idle(http_watch *w, http_connection *c)
+{
+    cut_connection(w, c);
+    atomic_fetch_add_explicit(w->n_idle_closed, 1, memory_order_relaxed);
+}
+
+/* Closes the connection that has been idle for the longest, and never the newest one: its request
+ * may be on the way. */
+static void make_room(http_watch *w, const http_connection *newest)
+{
+    http_connection *oldest = NULL;
+    for (http_connection *c = w->first; c; c = c->next) {
+        if (c->wake || c->cut || c == newest) continue;
+        if (!oldest || c->idle_us < oldest->idle_us) oldest = c;
+    }
+    if (oldest) close_idle(w, oldest);
 }
 
 /* Handles a client that has closed its side. If its request is not running yet, the rest of it may
  * still be on its way to libmicrohttpd, so the connection is cut a little later; libmicrohttpd may
  * miss the end by itself. */
-static void hang_up(http_connection *c)
+static void hang_up(http_watch *w, http_connection *c)
 {
     c->hung_up = true;
-    if (c->running) cut_connection(c);
+    if (c->running) cut_connection(w, c);
     else c->deadline_us = clock_now_us() + HUNG_UP_US;
 }
 
@@ -154,7 +183,9 @@ static void cut_late_ones(http_watch *w)
     int64_t now_us = clock_now_us();
     for (http_connection *c = w->first; c; c = c->next) {
         bool late = c->deadline_us && now_us > c->deadline_us;
-        if (late || (c->wake && wake_is_stalled(c->wake, now_us - w->stall_us))) cut_connection(c);
+        if (late && c->surplus && !c->wake && !c->hung_up) close_idle(w, c);
+        else if (late || (c->wake && wake_is_stalled(c->wake, now_us - w->stall_us)))
+            cut_connection(w, c);
     }
 }
 
@@ -173,7 +204,7 @@ static void take_events(http_watch *w, const struct epoll_event *events, int n)
         http_connection *c = events[i].data.ptr;
         uint64_t count;
         if (!c) (void)!read(w->wake_fd, &count, sizeof count);
-        else if (c->polled) hang_up(c);
+        else if (c->polled) hang_up(w, c);
     }
 }
 
@@ -201,12 +232,15 @@ static void wake_thread(http_watch *w)
     (void)!write(w->wake_fd, &one, sizeof one);
 }
 
-status watch_create(http_watch *w, int64_t request_us, int64_t stall_us, error *err)
+status watch_create(http_watch *w, service *s, uint32_t most, error *err)
 {
     *w = (http_watch){.epoll_fd = epoll_create1(EPOLL_CLOEXEC),
                       .wake_fd = eventfd(0, EFD_NONBLOCK | EFD_CLOEXEC),
-                      .request_us = request_us,
-                      .stall_us = stall_us};
+                      .request_us = s->o.keepalive_timeout_us,
+                      .stall_us = s->o.stall_timeout_us,
+                      .max_connections = s->o.max_connections,
+                      .most = most,
+                      .n_idle_closed = &s->n_idle_closed};
     pthread_mutex_init(&w->lock, NULL);
     struct epoll_event event = {.events = EPOLLIN, .data.ptr = NULL};
     if (w->epoll_fd < 0 || w->wake_fd < 0 ||
@@ -263,7 +297,10 @@ void watch_end_all(http_watch *w, int64_t patience_us)
 
 static void set_deadline(const http_watch *w, http_connection *c)
 {
-    c->deadline_us = clock_now_us() + (c->hung_up ? HUNG_UP_US : w->request_us);
+    int64_t us = w->request_us;
+    if (c->surplus && us > SURPLUS_US) us = SURPLUS_US;
+    if (c->hung_up) us = HUNG_UP_US;
+    c->deadline_us = clock_now_us() + us;
 }
 
 http_connection *watch_opened(http_watch *w, int fd)
@@ -275,10 +312,13 @@ http_connection *watch_opened(http_watch *w, int fd)
     pthread_mutex_lock(&w->lock);
     bool was_idle = !w->first;
     c->polled = epoll_ctl(w->epoll_fd, EPOLL_CTL_ADD, fd, &event) == 0;
+    c->surplus = ++w->n_live > w->max_connections;
+    c->idle_us = clock_now_us();
     set_deadline(w, c);
     c->next = w->first;
     if (c->next) c->next->prev = c;
     w->first = c;
+    if (w->n_live >= w->most) make_room(w, c);
     pthread_mutex_unlock(&w->lock);
     if (was_idle) wake_thread(w);
     return c;
@@ -289,6 +329,7 @@ void watch_closed(http_watch *w, http_connection *c)
     pthread_mutex_lock(&w->lock);
     if (c->polled) epoll_ctl(w->epoll_fd, EPOLL_CTL_DEL, c->fd, NULL);
     c->polled = false;
+    if (!c->cut) w->n_live--;
     if (c->prev) c->prev->next = c->next;
     else w->first = c->next;
     if (c->next) c->next->prev = c->prev;
@@ -326,7 +367,7 @@ void watch_runs(http_watch *w, http_connection *c)
 {
     pthread_mutex_lock(&w->lock);
     c->running = true;
-    if (c->hung_up) cut_connection(c);
+    if (c->hung_up) cut_connection(w, c);
     pthread_mutex_unlock(&w->lock);
 }
 
@@ -335,6 +376,7 @@ void watch_ended(http_watch *w, http_connection *c)
     pthread_mutex_lock(&w->lock);
     c->wake = NULL;
     c->running = false;
+    c->idle_us = clock_now_us();
     set_deadline(w, c);
     w->n_busy--;
     pthread_mutex_unlock(&w->lock);

@@ -195,16 +195,59 @@ static void surplus_connections_are_answered(void **state)
     expect(client_read(two, false), 200, NULL, NULL);
     expect(ask(f, "GET /v1/models HTTP/1.1\r\nHost: x\r\n\r\n"), 503,
            "Retry-After: ", "connections");
-    /* Health is answered on surplus connections, too. A connection that comes before the server has
-     * taken the one above apart is closed without an answer. */
-    reply health = ask(f, "GET /health HTTP/1.1\r\nHost: x\r\n\r\n");
-    while (!health.head[0]) {
-        reply_free(&health);
-        health = ask(f, "GET /health HTTP/1.1\r\nHost: x\r\n\r\n");
-    }
-    expect(health, 200, "Connection: close", NULL);
+    /* A connection that comes before the server has taken the one above apart waits for it. */
+    expect(ask(f, "GET /health HTTP/1.1\r\nHost: x\r\n\r\n"), 200, "HTTP/1.1", NULL);
     close(one);
     close(two);
+}
+
+static void idle_connections_make_room(void **state)
+{
+    enum { MOST = 6, IDLE = 40 };
+    static const char HEALTH[] = "GET /health HTTP/1.1\r\nHost: x\r\n\r\n";
+    fixture *f = *state;
+    f->options.max_connections = 4; // and a surplus of 2
+    fixture_start(f);
+    atomic_store(&f->model.hold, true);
+    int busy = client_open(f), idle[IDLE];
+    send_post(busy, "/v1/completions", "", "{\"prompt\": \"x\", \"max_tokens\": 1}");
+    wait_in_flight(f, 1);
+    for (int i = 0; i < IDLE; i++) idle[i] = client_open(f);
+    for (int i = 0; i < 20; i++) expect(ask(f, HEALTH), 200, NULL, "serving");
+    /* The oldest ones were closed, and a connection with a request was not. */
+    for (int i = 0; i < IDLE - MOST; i++) assert_true(client_at_end(idle[i]));
+    atomic_store(&f->model.hold, false);
+    expect(client_read(busy, false), 200, NULL, NULL);
+    reply page = ask(f, "GET /metrics HTTP/1.1\r\nHost: x\r\n\r\n");
+    const char *at = strstr(page.body, "\noctavo:http_idle_connections_closed_total{");
+    assert_non_null(at);
+    assert_true(strtoul(strchr(at, '}') + 1, NULL, 10) >= IDLE - MOST);
+    reply_free(&page);
+    for (int i = 0; i < IDLE; i++) close(idle[i]);
+    close(busy);
+}
+
+static void silent_surplus_connections_are_closed_soon(void **state)
+{
+    enum { MOST = 4 };
+    fixture *f = *state;
+    f->options.max_connections = MOST; // and a surplus of 2
+    f->options.keepalive_timeout_us = 3600000000;
+    fixture_start(f);
+    int kept[MOST], surplus;
+    for (int i = 0; i < MOST; i++) {
+        kept[i] = client_open(f);
+        client_send(kept[i], "GET /health HTTP/1.1\r\nHost: x\r\n\r\n");
+        expect(client_read(kept[i], false), 200, NULL, NULL);
+    }
+    surplus = client_open(f);
+    assert_true(client_at_end(surplus));
+    for (int i = 0; i < MOST; i++) {
+        client_send(kept[i], "GET /health HTTP/1.1\r\nHost: x\r\n\r\n");
+        expect(client_read(kept[i], false), 200, NULL, NULL);
+        close(kept[i]);
+    }
+    close(surplus);
 }
 
 static void a_taken_address_is_an_error(void **state)
@@ -338,6 +381,9 @@ int main(void)
         cmocka_unit_test_setup_teardown(request_ids_are_echoed, setup, teardown),
         cmocka_unit_test_setup_teardown(connections_live_on, setup, teardown),
         cmocka_unit_test_setup_teardown(surplus_connections_are_answered, setup_unstarted,
+                                        teardown),
+        cmocka_unit_test_setup_teardown(idle_connections_make_room, setup_unstarted, teardown),
+        cmocka_unit_test_setup_teardown(silent_surplus_connections_are_closed_soon, setup_unstarted,
                                         teardown),
         cmocka_unit_test_setup_teardown(a_taken_address_is_an_error, setup, teardown),
         cmocka_unit_test_setup_teardown(keys_are_asked_for, setup_unstarted, teardown),

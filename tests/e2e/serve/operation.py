@@ -2,6 +2,7 @@
 """Operating the server: drain, signals, TLS, keys, environment, log, overload.
 usage: operation.py OCTAVO [unittest arguments]"""
 
+import contextlib
 import json
 import os
 import queue
@@ -408,25 +409,23 @@ class Settings(unittest.TestCase):
         health."""
         with Server(limits={resource.RLIMIT_NOFILE: 64}) as server:
             self.assertIn("64 descriptors are few", server.log())
-            idle = []
-            try:
-                for _ in range(100):
-                    idle.append(socket.create_connection(("127.0.0.1", server.http_port), timeout=PATIENCE))
-                for s in idle[:10]: # of the first connections
-                    s.sendall(b"GET /health HTTP/1.1\r\nHost: x\r\n\r\n")
-                    self.assertTrue(s.recv(100).startswith(b"HTTP/1.1 200"))
-            finally:
-                for s in idle:
-                    s.close()
-            eventually("others are let in", lambda: self.answers(server))
+            self.ask_past_idle_clients(server)
             with grpc.insecure_channel(server.target) as channel:
                 self.assertEqual(health_grpc.HealthStub(channel).Check(health.HealthCheckRequest()).status, 1)
 
-    def answers(self, server):
-        try:
-            return server.get("/health")[0] == 200
-        except OSError:
-            return False
+    def test_few_connections(self):
+        with Server("--max-connections", "20") as server:
+            self.ask_past_idle_clients(server)
+            eventually("it is told", lambda: any(e["event"] == "connections" for e in server.events()))
+
+    def ask_past_idle_clients(self, server):
+        """New connections ask for health while 100 others were opened and are silent."""
+        with contextlib.ExitStack() as idle:
+            for _ in range(100):
+                idle.enter_context(socket.create_connection(("127.0.0.1", server.http_port), timeout=PATIENCE))
+            for _ in range(30):
+                self.assertEqual(server.get("/health")[0], 200)
+            self.assertGreater(server.metric("http_idle_connections_closed_total"), 0)
 
     def test_one_protocol(self):
         for off in ("--http", "--grpc"):
