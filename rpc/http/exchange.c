@@ -10,6 +10,8 @@
 
 enum { PROGRESS_BYTES = 64 * 1024 };
 
+static const char out_of_memory[] = "out of memory";
+
 /* ---- life ------------------------------------------------------------------------------------ */
 
 /* Makes a query one argument: no route reads a query, and libmicrohttpd takes memory of the
@@ -87,13 +89,31 @@ static void count_answer(service *s, const exchange *e, unsigned code)
     snprintf(text, sizeof text, "%u", code);
     service_answer a = {.surface = "http", .route = "other", .code = text};
     a.is_refusal = code >= 400;
-    if (e) {
-        if (e->route) a.route = e->route->path;
-        a.id = e->id;
-        a.message = e->why;
-        a.is_own_message = e->is_own_why;
-    }
+    a.is_own_message = !e || !e->why || e->is_own_why;
+    a.message = !e ? out_of_memory : e->why;
+    if (!a.message && code == 503) a.message = service_state(s); /* /health says so, too */
+    if (e && e->route) a.route = e->route->path;
+    if (e) a.id = e->id;
     service_count_answer(s, &a);
+}
+
+/* libmicrohttpd refuses by itself what it cannot read (a head or a chunk's first line that is too
+ * long or malformed, another HTTP version), and calls no handler then. All that it tells is a line
+ * for its log, whose first argument is the code that the client gets. */
+void exchange_library_says(void *cls, const char *format, va_list args)
+{
+    static const char refusal[] = "Error processing request (HTTP response code is %u ";
+    http_server *h = cls;
+    if (strncmp(format, refusal, sizeof refusal - 1) != 0) return;
+    char text[ANSWER_CODE_BYTES];
+    snprintf(text, sizeof text, "%u", va_arg(args, unsigned));
+    service_answer a = {.surface = "http",
+                        .route = "other",
+                        .code = text,
+                        .message = "libmicrohttpd could not read the request",
+                        .is_refusal = true,
+                        .is_own_message = true};
+    service_count_answer(h->service, &a);
 }
 
 /* ---- the head -------------------------------------------------------------------------------- */
@@ -161,10 +181,8 @@ static void choose_route(exchange *e, const char *path, const char *method)
     if (strcmp(method, "HEAD") == 0) method = "GET";
     for (size_t i = 0; i < n; i++) {
         if (!path_matches(&routes[i], path)) continue;
-        if (strcmp(routes[i].method, method) == 0) {
-            e->route = &routes[i];
-            return;
-        }
+        e->route = &routes[i]; // that of the path, even if the method is wrong
+        if (strcmp(routes[i].method, method) == 0) return;
         add_method(e->allow, sizeof e->allow, routes[i].method);
     }
     if (*e->allow)
@@ -302,7 +320,7 @@ static bool take_body(exchange *e, const char *data, size_t n)
 static void complete(exchange *e)
 {
     watch_complete(&e->server->watch, e->connection);
-    if (!e->refusal.status && e->body.failed) refuse_plain(e, 503, "out of memory");
+    if (!e->refusal.status && e->body.failed) refuse_plain(e, 503, out_of_memory);
     if (!e->refusal.status && e->route->has_body && e->body.size == 0)
         refuse_plain(e, 400, "the request has no body");
     if (e->refusal.status) {
@@ -349,7 +367,11 @@ void exchange_send(exchange *e, unsigned code, struct MHD_Response *response)
     bool ok = response && (!*e->id || add_header(response, "X-Request-Id", e->id));
     if (e->close || atomic_load(&h->draining))
         ok = ok && add_header(response, MHD_HTTP_HEADER_CONNECTION, "close");
-    if (!ok) code = 503;
+    if (!ok) {
+        code = 503;
+        e->why = out_of_memory;
+        e->is_own_why = true;
+    }
     e->failed = MHD_queue_response(e->mhd, code, ok ? response : h->no_memory) != MHD_YES;
     if (response) MHD_destroy_response(response);
     count_answer(h->service, e, code);
@@ -393,7 +415,8 @@ void http_reply_error(http_exchange *x, const openai_error *why)
         return;
     }
     e->why = why->message;
-    e->is_own_why = why == &e->refusal && e->is_own_refusal;
+    /* A 503 tells of the server's state alone. */
+    e->is_own_why = (why == &e->refusal && e->is_own_refusal) || why->status == 503;
     strbuf_clear(&e->out);
     openai_error_json(why, &e->out);
     struct MHD_Response *r = response_of_out(e, "application/json");

@@ -4,7 +4,9 @@
  * head that can be read in two ways is refused, and its connection closed.
  *
  * libmicrohttpd itself refuses a Content-Length that is not a number, before this check. Its answer
- * repeats its own head: a 400 with an odd body, after which the connection is closed. */
+ * repeats its own head: a 400 with an odd body, after which the connection is closed. It also
+ * answers by itself what it cannot hold: 414 and 431 for a head, and 500 for the first line of a
+ * chunk, of about 32 KiB. Such answers are HTML, and no handler can replace them. */
 #ifndef RPC_HTTP_HEAD_H
 #define RPC_HTTP_HEAD_H
 

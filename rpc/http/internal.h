@@ -199,6 +199,10 @@ enum MHD_Result exchange_handle(void *cls, struct MHD_Connection *mhd, const cha
 void exchange_completed(void *cls, struct MHD_Connection *mhd, void **state,
                         enum MHD_RequestTerminationCode why);
 
+/* libmicrohttpd's logger: counts the answers that libmicrohttpd gives by itself. cls is the
+ * server. */
+void exchange_library_says(void *cls, const char *format, va_list args);
+
 /* Frees the request's body. */
 void exchange_drop_body(exchange *e);
 /* Answers with a response, which is released, and the headers that all answers have. NULL means

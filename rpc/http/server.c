@@ -101,7 +101,7 @@ static struct MHD_Response *make_no_memory(void)
 static status start_daemon(http_server *h, error *err)
 {
     const rpc_options *o = &h->service->o;
-    unsigned flags = MHD_USE_EPOLL_INTERNAL_THREAD | MHD_ALLOW_SUSPEND_RESUME;
+    unsigned flags = MHD_USE_EPOLL_INTERNAL_THREAD | MHD_ALLOW_SUSPEND_RESUME | MHD_USE_ERROR_LOG;
     if (h->tls.cert) flags |= MHD_USE_TLS;
     char priorities[] = "NORMAL:-VERS-ALL:+VERS-TLS1.3:+VERS-TLS1.2";
     struct MHD_OptionItem tls[TLS_OPTIONS];
@@ -111,13 +111,15 @@ static status start_daemon(http_server *h, error *err)
     if (fd < 0) return error_set(err, STATUS_IO, "http: %s", strerror(errno));
     bool changed = thread_set_patient(true); // libmicrohttpd's threads inherit it
     h->daemon = MHD_start_daemon(
-        flags, h->port, accept_connection, h, exchange_handle, h, MHD_OPTION_LISTEN_SOCKET, fd,
-        MHD_OPTION_THREAD_POOL_SIZE, (unsigned)HTTP_THREADS, MHD_OPTION_CONNECTION_LIMIT,
-        most_connections(o), MHD_OPTION_CONNECTION_MEMORY_LIMIT, (size_t)HTTP_CONNECTION_BYTES,
-        MHD_OPTION_CONNECTION_TIMEOUT, timeout_s(o), MHD_OPTION_STRICT_FOR_CLIENT, 1,
-        MHD_OPTION_UNESCAPE_CALLBACK, leave_escapes, NULL, MHD_OPTION_URI_LOG_CALLBACK,
-        exchange_begin, h, MHD_OPTION_NOTIFY_COMPLETED, exchange_completed, h,
-        MHD_OPTION_NOTIFY_CONNECTION, connection_changed, h, MHD_OPTION_ARRAY, tls, MHD_OPTION_END);
+        flags, h->port, accept_connection, h, exchange_handle, h, MHD_OPTION_EXTERNAL_LOGGER,
+        exchange_library_says, h, /* first, or libmicrohttpd writes to stderr */
+        MHD_OPTION_LISTEN_SOCKET, fd, MHD_OPTION_THREAD_POOL_SIZE, (unsigned)HTTP_THREADS,
+        MHD_OPTION_CONNECTION_LIMIT, most_connections(o), MHD_OPTION_CONNECTION_MEMORY_LIMIT,
+        (size_t)HTTP_CONNECTION_BYTES, MHD_OPTION_CONNECTION_TIMEOUT, timeout_s(o),
+        MHD_OPTION_STRICT_FOR_CLIENT, 1, MHD_OPTION_UNESCAPE_CALLBACK, leave_escapes, NULL,
+        MHD_OPTION_URI_LOG_CALLBACK, exchange_begin, h, MHD_OPTION_NOTIFY_COMPLETED,
+        exchange_completed, h, MHD_OPTION_NOTIFY_CONNECTION, connection_changed, h,
+        MHD_OPTION_ARRAY, tls, MHD_OPTION_END);
     if (changed) thread_set_patient(false);
     return h->daemon ? STATUS_IS_OK : error_set(err, STATUS_IO, "http: cannot start");
 }

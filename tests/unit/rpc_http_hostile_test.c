@@ -172,6 +172,54 @@ static void nothing_is_smuggled(void **state)
     reply_free(&r);
 }
 
+/* The count of answers on the metrics page. */
+static unsigned long n_answers(fixture *f, const char *code, const char *route)
+{
+    char labels[128];
+    snprintf(labels, sizeof labels, ",code=\"%s\",route=\"%s\"} ", code, route);
+    reply r = ask(f, "GET /metrics HTTP/1.1\r\nHost: x\r\n\r\n");
+    const char *row = strstr(r.body, "\noctavo:http_requests_total{");
+    const char *at = row ? strstr(row, labels) : NULL;
+    unsigned long n = at ? strtoul(at + strlen(labels), NULL, 10) : 0;
+    reply_free(&r);
+    return n;
+}
+
+static void answers_of_the_library_are_counted(void **state)
+{
+    static const struct {
+        const char *code, *start, *end;
+        size_t filling;
+    } rows[] = {
+        {"400", H "Content-Length: -1\r\n\r\n", "", 0},
+        {"400", H "Transfer-Encoding: chunked\r\n\r\nzz\r\n", "", 0},
+        {"505", "GET /health HTTP/2.0\r\nHost: x\r\n\r\n", "", 0},
+        {"414", "GET /", " HTTP/1.1\r\n\r\n", 100000},
+        {"431", G "X: ", "\r\n\r\n", 100000},
+        {"500", H "Transfer-Encoding: chunked\r\n\r\ne;", "\r\n", 33000},
+    };
+    for (size_t i = 0; i < sizeof rows / sizeof rows[0]; i++) {
+        unsigned long before = n_answers(*state, rows[i].code, "other");
+        int fd = client_open(*state);
+        strbuf b = {0};
+        strbuf_puts(&b, rows[i].start);
+        for (size_t j = 0; j < rows[i].filling; j++) strbuf_putc(&b, 'a');
+        strbuf_puts(&b, rows[i].end);
+        client_send_bytes(fd, b.data, b.size);
+        char all[16] = {0};
+        size_t n = client_receive(fd, all, sizeof all - 1);
+        if (n < 12 || strncmp(all + 9, rows[i].code, 3) != 0)
+            fail_msg("row %zu: expected %s, got: %s", i, rows[i].code, all);
+        assert_int_equal(n_answers(*state, rows[i].code, "other"), before + 1);
+        strbuf_destroy(&b);
+        close(fd);
+    }
+    reply r = ask(*state, "PUT /tokenize HTTP/1.1\r\nHost: x\r\n\r\n");
+    assert_int_equal(r.status, 405);
+    reply_free(&r);
+    assert_int_equal(n_answers(*state, "405", "/tokenize"), 1);
+}
+
 /* Truncated requests are closed, and leave nothing behind. */
 static void truncated_requests_end(void **state)
 {
@@ -450,6 +498,7 @@ int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test_setup_teardown(nothing_is_smuggled, setup, teardown),
+        cmocka_unit_test_setup_teardown(answers_of_the_library_are_counted, setup, teardown),
         cmocka_unit_test_setup_teardown(truncated_requests_end, setup, teardown),
         cmocka_unit_test_setup_teardown(heads_are_bounded, setup, teardown),
         cmocka_unit_test_setup_teardown(bodies_are_bounded, setup, teardown),

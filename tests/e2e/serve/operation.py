@@ -15,7 +15,7 @@ import tempfile
 import threading
 import unittest
 
-from harness import (OCTAVO, PATIENCE, POOL, ROOT, SLOW, Server, ServeTest, certificates, eventually, main, need,
+from harness import (OCTAVO, PATIENCE, POOL, ROOT, SLOW, Server, ServeTest, certificates, eventually, main, need, raw,
                      stubs, tls_context, tokens)
 
 grpc, health, health_grpc = need("grpc", "grpc_health.v1.health_pb2", "grpc_health.v1.health_pb2_grpc")
@@ -160,6 +160,9 @@ class Overload(ServeTest):
             error = self.server.refused("/v1/completions", {"prompt": "x", "max_tokens": 1}, 503)
             self.assertTrue(error["message"])
         self.assertEqual(load.n_accepted(), 3)
+        eventually("the log says why", lambda: any(
+            e["event"] == "refusal" and e["code"] == "503" and "running already" in e.get("message", "")
+            for e in self.server.events()))
         self.assertGreaterEqual(self.server.metric("admission_rejections_total"), 10)
         self.assertEqual(load.results(), [(700, "length", True)] * 3)
 
@@ -354,6 +357,8 @@ class Settings(unittest.TestCase):
             key = {"Authorization": "Bearer k"}
             self.assertEqual(server.get("/v1/models")[0], 401)
             self.assertEqual(server.get("/" + secret, key)[0], 404)
+            answer, _ = raw(server.http_port, b"GET /" + secret.encode() * 10000 + b" HTTP/1.1\r\n\r\n")
+            self.assertIn(b" 414 ", answer[:20]) # libmicrohttpd's own answer
             for _ in range(50):
                 server.post("/v1/completions", {secret: 1}, 400, key)
             for metadata, code in (([], "UNAUTHENTICATED"), ([("authorization", "Bearer k")], "INVALID_ARGUMENT")):
@@ -361,17 +366,18 @@ class Settings(unittest.TestCase):
                     list(rpc.InferenceStub(channel).Generate(pb.GenerateRequest(), metadata=metadata))
                 self.assertEqual(caught.exception.code().name, code)
             page = server.metrics()
-            for code, route, n in ((401, "/v1/models", 1), (404, "other", 1), (400, "/v1/completions", 50)):
+            for code, route, n in ((401, "/v1/models", 1), (404, "other", 1), (414, "other", 1), (400, "/v1/completions", 50)):
                 self.assertEqual(server.metric("http_requests_total", page, code=code, route=route), n)
             # A refusal is counted when the call ends at the server.
             for code in ("UNAUTHENTICATED", "INVALID_ARGUMENT"):
                 sample = f'code="{code}",method="/octavo.v1.Inference/Generate"}} 1\n'
                 eventually(f"{code} is counted", lambda s=sample: s in server.get("/metrics")[2])
             eventually("all are told", lambda: sum(e["event"] == "refusal" for e in server.events()) + sum(
-                e["not_shown"] for e in server.events() if e["event"] == "refusals") == 54)
+                e["not_shown"] for e in server.events() if e["event"] == "refusals") == 55)
         told = [e for e in server.events() if e["event"] == "refusal"]
         self.assertEqual({"route": "/v1/models", "code": "401", "surface": "http"}.items() - told[0].items(), set())
         self.assertTrue(told[0]["message"] and told[0]["id"])
+        self.assertEqual((told[2]["code"], told[2]["message"]), ("414", "libmicrohttpd could not read the request"))
         self.assertNotIn(secret, server.log())
 
     def test_log_file(self):
