@@ -1,7 +1,7 @@
 /* One request: its head is checked at libmicrohttpd's first call, its body gathered, and its
- * route's handler run at the last call. A refusal is sent after the body has been read, so that the
- * client reads it and the connection stays usable. A request that cannot be framed or is too large
- * is refused at once, and its connection closed. */
+ * route's handler run at the last call. A refusal is sent after a small body has been read, so that
+ * the connection stays usable. A request that cannot be framed, or whose body is large or of
+ * unknown length, is refused at once, and its connection closed. */
 #include "rpc/http/internal.h"
 
 #include <stdlib.h>
@@ -245,6 +245,14 @@ static http_verdict check_head(exchange *e, const http_head *head, http_framing 
     return v;
 }
 
+/* Sends the refusal before the body has come, so that the connection must end with it. */
+static void refuse_at_once(exchange *e)
+{
+    e->close = true;
+    e->connection->lingers = true;
+    http_reply_error(&e->x, &e->refusal);
+}
+
 static void begin_request(exchange *e, const char *method, const char *url, const char *version)
 {
     http_head head;
@@ -254,23 +262,24 @@ static void begin_request(exchange *e, const char *method, const char *url, cons
     http_verdict v = check_head(e, &head, &framing);
     if (v.status) {
         refuse_plain(e, v.status, v.message);
-        e->close = true;
-        http_reply_error(&e->x, &e->refusal);
+        refuse_at_once(e);
         return;
     }
     judge_head(e, &head, &framing, url);
     /* Requests for health are answered on surplus connections, too. */
-    if (e->connection->surplus && (!e->route || e->route->needs_key)) {
+    bool is_surplus = e->connection->surplus && (!e->route || e->route->needs_key);
+    if (is_surplus) {
         refuse_plain(e, 503, "too many connections");
         e->refusal.retry_after_s = service_retry_after_s(e->server->service);
-        e->close = true;
-        http_reply_error(&e->x, &e->refusal);
+    }
+    bool is_small = !framing.chunked && framing.length < HTTP_LARGE_BODY_BYTES;
+    if (is_surplus || (e->refusal.status && (!is_small || framing.expects_continue))) {
+        refuse_at_once(e);
         return;
     }
     /* A chunked body can hide another request, so the connection is closed after it. */
     e->close = framing.chunked || e->connection->surplus || atomic_load(&e->server->draining);
     e->stage = STAGE_BODY;
-    if (e->refusal.status && framing.expects_continue) http_reply_error(&e->x, &e->refusal);
 }
 
 /* ---- the body -------------------------------------------------------------------------------- */

@@ -61,6 +61,7 @@ bool wake_is_cut(http_wake *w);
 typedef struct http_connection {
     int fd;
     bool surplus; // beyond max_connections: its requests get 503, and must come soon
+    bool lingers; // it ends with an answer that did not wait for the request's body
     gnutls_typed_vdata_st purpose;
     /* The watch's lock guards the fields below. */
     struct http_connection *prev, *next;
@@ -71,6 +72,7 @@ typedef struct http_connection {
     bool cut;            // shut down; libmicrohttpd closes it
     bool running;        // the request waits for the engine
     bool hung_up;        // the client has closed its side
+    bool is_lingering;   // in the list of those that linger
 } http_connection;
 
 typedef struct http_watch {
@@ -83,6 +85,8 @@ typedef struct http_watch {
     uint32_t n_live;                 // connections that are not cut
     _Atomic uint64_t *n_idle_closed; // idle connections closed before request_us was over
     http_connection *first;
+    http_connection *lingering; // closed by libmicrohttpd; fd is a copy
+    uint32_t n_lingering;
     http_connection *dead; // closed; the thread frees them, as it may hold events for them
     uint32_t n_busy;       // connections with a request in progress
     bool stop, aborting, closing;
@@ -97,7 +101,9 @@ void watch_destroy(http_watch *w);
 /* Once `most` are open, the connection that has been idle for the longest is closed, so that there
  * is always room for the next one. NULL when memory is out. */
 http_connection *watch_opened(http_watch *w, int fd);
-/* Call it before the fd is closed. c is freed a little later. */
+/* Call it before the fd is closed. c is freed a little later. If c->lingers, the socket stays open
+ * for a while, and what the client still sends is dropped: closing a socket with unread bytes is a
+ * reset, and the client might lose the answer. */
 void watch_closed(http_watch *w, http_connection *c);
 /* A request begins; wake must not be NULL. */
 void watch_began(http_watch *w, http_connection *c, http_wake *wake);

@@ -9,6 +9,9 @@
  * Connections beyond max_connections are there to be answered at once, so they must send their
  * request soon. When these run out, too, idle connections are closed, the oldest first.
  *
+ * An answer that did not wait for the request's body ends its connection. The socket then lingers
+ * here until the client has sent the body or closed.
+ *
  * A client that closes only its sending side counts as gone: it looks the same as a client that
  * left.
  *
@@ -17,6 +20,7 @@
 #include "rpc/http/internal.h"
 
 #include <errno.h>
+#include <fcntl.h>
 #include <stdlib.h>
 #include <sys/epoll.h>
 #include <sys/eventfd.h>
@@ -29,6 +33,9 @@ enum {
     EVENTS_MAX = 64,
     HUNG_UP_US = 250000,
     SURPLUS_US = 2000000, // for the request of a surplus connection
+    LINGER_US = 10000000,
+    LINGERING_MAX = 64, // at once; fewer where few connections are allowed
+    DROP_BYTES = 64 * 1024,
 };
 
 /* ---- wakes ----------------------------------------------------------------------------------- */
@@ -178,9 +185,80 @@ static void hang_up(http_watch *w, http_connection *c)
     else c->deadline_us = clock_now_us() + HUNG_UP_US;
 }
 
+/* ---- lingering ------------------------------------------------------------------------------- */
+
+static void add_first(http_connection **list, http_connection *c)
+{
+    c->prev = NULL;
+    c->next = *list;
+    if (c->next) c->next->prev = c;
+    *list = c;
+}
+
+static void take_out(http_connection **list, http_connection *c)
+{
+    if (c->prev) c->prev->next = c->next;
+    else *list = c->next;
+    if (c->next) c->next->prev = c->prev;
+}
+
+static void bury(http_watch *w, http_connection *c)
+{
+    c->next = w->dead;
+    w->dead = c;
+}
+
+/* Takes a copy of the connection's fd over. False when it must be closed at once. */
+static bool linger(http_watch *w, http_connection *c)
+{
+    if (c->cut || w->n_lingering >= LINGERING_MAX || w->n_lingering >= w->most / 8) return false;
+    struct epoll_event event = {.events = EPOLLIN, .data.ptr = c};
+    int fd = fcntl(c->fd, F_DUPFD_CLOEXEC, 0);
+    if (fd < 0) return false;
+    if (epoll_ctl(w->epoll_fd, EPOLL_CTL_ADD, fd, &event) != 0) {
+        close(fd);
+        return false;
+    }
+    shutdown(fd, SHUT_WR); /* under TLS libmicrohttpd leaves it to its close */
+    c->fd = fd;
+    c->deadline_us = clock_now_us() + LINGER_US;
+    w->n_lingering++;
+    add_first(&w->lingering, c);
+    return true;
+}
+
+static void end_lingering(http_watch *w, http_connection *c)
+{
+    epoll_ctl(w->epoll_fd, EPOLL_CTL_DEL, c->fd, NULL);
+    close(c->fd);
+    c->is_lingering = false;
+    w->n_lingering--;
+    take_out(&w->lingering, c);
+    bury(w, c);
+}
+
+/* Drops what the client has sent; epoll reports what is left again. */
+static void drop_bytes(http_watch *w, http_connection *c)
+{
+    char bytes[DROP_BYTES];
+    ssize_t n = recv(c->fd, bytes, sizeof bytes, MSG_DONTWAIT);
+    if (n == 0 || (n < 0 && errno != EAGAIN && errno != EINTR)) end_lingering(w, c);
+}
+
+static void end_lingerers(http_watch *w, int64_t now_us)
+{
+    for (http_connection *c = w->lingering, *next; c; c = next) {
+        next = c->next;
+        if (now_us > c->deadline_us) end_lingering(w, c);
+    }
+}
+
+/* ---- the thread's turn ----------------------------------------------------------------------- */
+
 static void cut_late_ones(http_watch *w)
 {
     int64_t now_us = clock_now_us();
+    end_lingerers(w, now_us);
     for (http_connection *c = w->first; c; c = c->next) {
         bool late = c->deadline_us && now_us > c->deadline_us;
         if (late && c->surplus && !c->wake && !c->hung_up) close_idle(w, c);
@@ -204,6 +282,7 @@ static void take_events(http_watch *w, const struct epoll_event *events, int n)
         http_connection *c = events[i].data.ptr;
         uint64_t count;
         if (!c) (void)!read(w->wake_fd, &count, sizeof count);
+        else if (c->is_lingering) drop_bytes(w, c);
         else if (c->polled) hang_up(w, c);
     }
 }
@@ -215,7 +294,7 @@ static void *watch_run(void *ctx)
     pthread_mutex_lock(&w->lock);
     while (!w->stop) {
         free_dead(w);
-        int wait_ms = w->first ? TICK_MS : -1;
+        int wait_ms = w->first || w->lingering ? TICK_MS : -1;
         pthread_mutex_unlock(&w->lock);
         int n = epoll_wait(w->epoll_fd, events, EVENTS_MAX, wait_ms);
         pthread_mutex_lock(&w->lock);
@@ -259,6 +338,7 @@ void watch_destroy(http_watch *w)
         wake_thread(w);
         pthread_join(w->thread, NULL);
     }
+    while (w->lingering) end_lingering(w, w->lingering);
     free_dead(w);
     if (w->epoll_fd >= 0) close(w->epoll_fd);
     if (w->wake_fd >= 0) close(w->wake_fd);
@@ -315,9 +395,7 @@ http_connection *watch_opened(http_watch *w, int fd)
     c->surplus = ++w->n_live > w->max_connections;
     c->idle_us = clock_now_us();
     set_deadline(w, c);
-    c->next = w->first;
-    if (c->next) c->next->prev = c;
-    w->first = c;
+    add_first(&w->first, c);
     if (w->n_live >= w->most) make_room(w, c);
     pthread_mutex_unlock(&w->lock);
     if (was_idle) wake_thread(w);
@@ -330,11 +408,9 @@ void watch_closed(http_watch *w, http_connection *c)
     if (c->polled) epoll_ctl(w->epoll_fd, EPOLL_CTL_DEL, c->fd, NULL);
     c->polled = false;
     if (!c->cut) w->n_live--;
-    if (c->prev) c->prev->next = c->next;
-    else w->first = c->next;
-    if (c->next) c->next->prev = c->prev;
-    c->next = w->dead;
-    w->dead = c;
+    take_out(&w->first, c);
+    c->is_lingering = c->lingers && linger(w, c);
+    if (!c->is_lingering) bury(w, c);
     pthread_mutex_unlock(&w->lock);
 }
 

@@ -299,6 +299,42 @@ class Giant(RawTest):
         self.assertEqual(self.talk(post(body))[0], [200])
 
 
+class Unread(RawTest):
+    """A refusal for the head alone does not wait for a large body."""
+
+    FLAGS = ["--api-key", "k", "--max-body", "16M"]
+    KEY = "Authorization: Bearer k"
+
+    def test_at_once(self):
+        length = "Content-Length: 8000000"
+        for status, path, headers in ((401, "/v1/completions", [length]), (404, "/bananas", [length]),
+                                      (405, "/health", [length]), (413, "/tokenize", ["Content-Length: 99000000"]),
+                                      (415, "/tokenize", [length, self.KEY, "Content-Encoding: gzip"]),
+                                      (401, "/tokenize", ["Transfer-Encoding: chunked"])):
+            with self.subTest(status=status, path=path, headers=headers):
+                with socket.create_connection(("127.0.0.1", self.server.http_port), timeout=PATIENCE) as s:
+                    s.sendall(post(b"", headers, path, length=False, close=False))
+                    got, headers, body = self.read_answer(s)
+                    self.assertEqual((got, json.loads(body)["error"]["code"]), (status, status))
+                    self.assertEqual(headers["connection"].lower(), "close")
+                    self.assertEqual(s.recv(1), b"")
+
+    def test_sent_nevertheless(self):
+        """A client that reads only after it has sent everything meets no reset."""
+        body = b"x" * 8000000
+        for _ in range(10):
+            with socket.create_connection(("127.0.0.1", self.server.http_port), timeout=PATIENCE) as s:
+                s.sendall(post(body))
+                self.assertEqual(self.read_answer(s)[0], 401)
+
+    def test_small_bodies_are_read(self):
+        """The connection stays usable."""
+        with socket.create_connection(("127.0.0.1", self.server.http_port), timeout=PATIENCE) as s:
+            for headers, status in (([], 401), ([self.KEY], 200)):
+                s.sendall(post(GOOD, headers, close=False))
+                self.assertEqual(self.read_answer(s)[0], status)
+
+
 class Large(RawTest):
     """Bodies that are parsed by separate threads are answered like small ones."""
 
