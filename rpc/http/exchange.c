@@ -257,6 +257,7 @@ static void begin_request(exchange *e, const char *method, const char *url, cons
 {
     http_head head;
     http_framing framing;
+    watch_has_head(&e->server->watch, e->connection);
     gather_head(e, method, version, &head);
     choose_id(e, &head);
     http_verdict v = check_head(e, &head, &framing);

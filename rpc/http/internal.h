@@ -67,7 +67,8 @@ typedef struct http_connection {
     struct http_connection *prev, *next;
     int64_t deadline_us; // for the whole of the next request; 0 = none
     int64_t idle_us;     // when it was opened, or its last request ended
-    http_wake *wake;     // of the request in progress; NULL = the connection is idle
+    http_wake *wake;     // of the request in progress, from its first line on
+    bool in_work;        // the request's head is complete; otherwise the connection counts as idle
     bool polled;         // fd is in the epoll set
     bool cut;            // shut down; libmicrohttpd closes it
     bool running;        // the request waits for the engine
@@ -107,6 +108,8 @@ http_connection *watch_opened(http_watch *w, int fd);
 void watch_closed(http_watch *w, http_connection *c);
 /* A request begins; wake must not be NULL. */
 void watch_began(http_watch *w, http_connection *c, http_wake *wake);
+/* The request's head is complete: the connection is not closed to make room. */
+void watch_has_head(http_watch *w, http_connection *c);
 /* More of the request has come: its deadline starts anew. */
 void watch_progress(http_watch *w, http_connection *c);
 /* The request is complete: it has no deadline any more. */

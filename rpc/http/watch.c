@@ -30,6 +30,8 @@
 
 enum {
     TICK_MS = 100,
+    FULL_TICK_MS = 10,
+    FRESH_US = 20000, // a connection does not count as idle before
     EVENTS_MAX = 64,
     HUNG_UP_US = 250000,
     SURPLUS_US = 2000000, // for the request of a surplus connection
@@ -163,16 +165,30 @@ static void close_idle(http_watch *w, http_connection *c)
     atomic_fetch_add_explicit(w->n_idle_closed, 1, memory_order_relaxed);
 }
 
-/* Closes the connection that has been idle for the longest, and never the newest one: its request
- * may be on the way. */
-static void make_room(http_watch *w, const http_connection *newest)
+static bool is_full(const http_watch *w) { return w->n_live >= w->most; }
+
+static http_connection *oldest_idle(const http_watch *w, int64_t before_us)
 {
     http_connection *oldest = NULL;
-    for (http_connection *c = w->first; c; c = c->next) {
-        if (c->wake || c->cut || c == newest) continue;
-        if (!oldest || c->idle_us < oldest->idle_us) oldest = c;
+    for (http_connection *c = w->first; c; c = c->next)
+        if (!c->in_work && !c->cut && c->idle_us < (oldest ? oldest->idle_us : before_us))
+            oldest = c;
+    return oldest;
+}
+
+/* Closes the connection that has been idle for the longest, so that the next one can be accepted. A
+ * connection whose request libmicrohttpd has not read yet is not idle. */
+static void make_room(http_watch *w)
+{
+    int64_t now_us = clock_now_us();
+    for (http_connection *c; (c = oldest_idle(w, now_us - FRESH_US));) {
+        char byte;
+        if (recv(c->fd, &byte, 1, MSG_PEEK | MSG_DONTWAIT) != 1) {
+            close_idle(w, c);
+            return;
+        }
+        c->idle_us = now_us;
     }
-    if (oldest) close_idle(w, oldest);
 }
 
 /* Handles a client that has closed its side. If its request is not running yet, the rest of it may
@@ -261,7 +277,7 @@ static void cut_late_ones(http_watch *w)
     end_lingerers(w, now_us);
     for (http_connection *c = w->first; c; c = c->next) {
         bool late = c->deadline_us && now_us > c->deadline_us;
-        if (late && c->surplus && !c->wake && !c->hung_up) close_idle(w, c);
+        if (late && c->surplus && !c->in_work && !c->hung_up) close_idle(w, c);
         else if (late || (c->wake && wake_is_stalled(c->wake, now_us - w->stall_us)))
             cut_connection(w, c);
     }
@@ -294,12 +310,13 @@ static void *watch_run(void *ctx)
     pthread_mutex_lock(&w->lock);
     while (!w->stop) {
         free_dead(w);
-        int wait_ms = w->first || w->lingering ? TICK_MS : -1;
+        int wait_ms = is_full(w) ? FULL_TICK_MS : w->first || w->lingering ? TICK_MS : -1;
         pthread_mutex_unlock(&w->lock);
         int n = epoll_wait(w->epoll_fd, events, EVENTS_MAX, wait_ms);
         pthread_mutex_lock(&w->lock);
         take_events(w, events, n);
         cut_late_ones(w);
+        if (is_full(w)) make_room(w);
     }
     pthread_mutex_unlock(&w->lock);
     return NULL;
@@ -390,15 +407,15 @@ http_connection *watch_opened(http_watch *w, int fd)
     c->fd = fd;
     struct epoll_event event = {.events = EPOLLRDHUP | EPOLLONESHOT, .data.ptr = c};
     pthread_mutex_lock(&w->lock);
-    bool was_idle = !w->first;
+    bool was_empty = !w->first;
     c->polled = epoll_ctl(w->epoll_fd, EPOLL_CTL_ADD, fd, &event) == 0;
     c->surplus = ++w->n_live > w->max_connections;
     c->idle_us = clock_now_us();
     set_deadline(w, c);
     add_first(&w->first, c);
-    if (w->n_live >= w->most) make_room(w, c);
+    bool full = is_full(w);
     pthread_mutex_unlock(&w->lock);
-    if (was_idle) wake_thread(w);
+    if (was_empty || full) wake_thread(w);
     return c;
 }
 
@@ -422,6 +439,13 @@ void watch_began(http_watch *w, http_connection *c, http_wake *wake)
     w->n_busy++;
     if (w->aborting) wake_abort(wake);
     if (w->closing) wake_cut(wake);
+    pthread_mutex_unlock(&w->lock);
+}
+
+void watch_has_head(http_watch *w, http_connection *c)
+{
+    pthread_mutex_lock(&w->lock);
+    c->in_work = true;
     pthread_mutex_unlock(&w->lock);
 }
 
@@ -451,6 +475,7 @@ void watch_ended(http_watch *w, http_connection *c)
 {
     pthread_mutex_lock(&w->lock);
     c->wake = NULL;
+    c->in_work = false;
     c->running = false;
     c->idle_us = clock_now_us();
     set_deadline(w, c);

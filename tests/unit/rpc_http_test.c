@@ -207,12 +207,16 @@ static void idle_connections_make_room(void **state)
     static const char HEALTH[] = "GET /health HTTP/1.1\r\nHost: x\r\n\r\n";
     fixture *f = *state;
     f->options.max_connections = 4; // and a surplus of 2
+    f->options.keepalive_timeout_us = 3600000000;
     fixture_start(f);
     atomic_store(&f->model.hold, true);
     int busy = client_open(f), idle[IDLE];
     send_post(busy, "/v1/completions", "", "{\"prompt\": \"x\", \"max_tokens\": 1}");
     wait_in_flight(f, 1);
-    for (int i = 0; i < IDLE; i++) idle[i] = client_open(f);
+    for (int i = 0; i < IDLE; i++) {
+        idle[i] = client_open(f);
+        if (i % 2) client_send(idle[i], "GET /health HTTP/1.1\r\nX: "); // and no more
+    }
     for (int i = 0; i < 20; i++) expect(ask(f, HEALTH), 200, NULL, "serving");
     /* The oldest ones were closed, and a connection with a request was not. */
     for (int i = 0; i < IDLE - MOST; i++) assert_true(client_at_end(idle[i]));
@@ -225,6 +229,23 @@ static void idle_connections_make_room(void **state)
     reply_free(&page);
     for (int i = 0; i < IDLE; i++) close(idle[i]);
     close(busy);
+}
+
+static void a_burst_is_answered(void **state)
+{
+    enum { BURST = 100 };
+    fixture *f = *state;
+    f->options.max_connections = 4; // and a surplus of 2
+    fixture_start(f);
+    int fds[BURST];
+    for (int i = 0; i < BURST; i++) {
+        fds[i] = client_open(f);
+        client_send(fds[i], "GET /health HTTP/1.1\r\nHost: x\r\n\r\n");
+    }
+    for (int i = 0; i < BURST; i++) {
+        expect(client_read(fds[i], false), 200, NULL, "serving");
+        close(fds[i]);
+    }
 }
 
 static void silent_surplus_connections_are_closed_soon(void **state)
@@ -383,6 +404,7 @@ int main(void)
         cmocka_unit_test_setup_teardown(surplus_connections_are_answered, setup_unstarted,
                                         teardown),
         cmocka_unit_test_setup_teardown(idle_connections_make_room, setup_unstarted, teardown),
+        cmocka_unit_test_setup_teardown(a_burst_is_answered, setup_unstarted, teardown),
         cmocka_unit_test_setup_teardown(silent_surplus_connections_are_closed_soon, setup_unstarted,
                                         teardown),
         cmocka_unit_test_setup_teardown(a_taken_address_is_an_error, setup, teardown),
