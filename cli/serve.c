@@ -306,6 +306,7 @@ static status start_serving(serving *s, error *err)
     RETURN_IF_ERROR(open_log(s, err));
     raise_descriptors(s);
     RETURN_IF_ERROR(check_server(s, err));
+    RETURN_IF_ERROR(serve_check_retention(&s->model_flags, &s->retention, err));
     RETURN_IF_ERROR(serve_check_memory(&s->model_flags, err));
     serve_make_arenas();
     RETURN_IF_ERROR(model_open(&s->model_flags, true, &s->model, err));

@@ -39,8 +39,12 @@ enum { SERVE_OWN_BYTES = 16 << 20 };
 /* Refuses needs that exceed the bound, with figures, because the kernel would end such a server
  * under load. STATUS_NO_MEMORY. */
 status serve_check_needs(const backend_cpu_needs *needs, const memory_bound *bound, error *err);
+/* Checks retention policies and names of methods against the geometry of the model that the flags
+ * choose. Reads the model's configuration, and no weights. */
+status serve_check_retention(const model_flags *flags, const retention_flags *retention,
+                             error *err);
 /* Checks the needs of the model that the flags choose against the memory of this process, when the
- * model is to run on the CPUs of this machine. Loads nothing. */
+ * model is to run on the CPUs of this machine. Reads no weights. */
 status serve_check_memory(const model_flags *flags, error *err);
 
 /* Makes the allocator's arenas now, so that no thread's first allocation has to

@@ -1,4 +1,5 @@
-/* Checks that a server fits the memory that it may take, before anything is loaded. */
+/* Checks before any weights are read: whether a server fits the memory that it may take, and its
+ * retention policies. */
 #include "cli/serve.h"
 
 #include <string.h>
@@ -55,4 +56,17 @@ status serve_check_memory(const model_flags *flags, error *err)
         most = space.rlim_cur;
     memory_bound bound = memory_bound_of("", most);
     return serve_check_needs(&needs, &bound, err);
+}
+
+status serve_check_retention(const model_flags *flags, const retention_flags *retention, error *err)
+{
+    loaded_model m;
+    pkv_geometry geometry;
+    engine_options o = {.prefill_chunk = flags->prefill_chunk};
+    retention_flags_apply(retention, &o);
+    status s = model_describe(flags, &m, err);
+    if (status_ok(s)) s = model_geometry(&m.options, &geometry, err);
+    if (status_ok(s)) s = engine_check_retention(&o, &geometry, err);
+    model_close(&m);
+    return s;
 }

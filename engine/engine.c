@@ -77,7 +77,7 @@ status engine_create(const engine_options *options, engine **out, error *err)
     atomic_store(&e->next_seed, hash_mix64((uint64_t)clock_now_ns()));
 
     status s = allocate(e) && slots_make_room(e, 0)
-                   ? retention_rules_make(&e->o, &e->info, &e->retention, err)
+                   ? retention_rules_make(&e->o, &e->info.geometry, &e->retention, err)
                    : error_set(err, STATUS_NO_MEMORY, "engine: out of memory");
     if (status_ok(s)) s = engine_make_scheduler(e, &e->sched, err);
     if (status_ok(s) && !start_threads(e))

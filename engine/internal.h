@@ -40,8 +40,8 @@ typedef struct retention_rules {
     uint64_t allowed; /* bit i = requests may name preset i */
 } retention_rules;
 
-status retention_rules_make(const engine_options *o, const backend_info *info, retention_rules *out,
-                            error *err);
+status retention_rules_make(const engine_options *o, const pkv_geometry *geometry,
+                            retention_rules *out, error *err);
 status retention_rules_apply(const retention_rules *rules, const engine_request *r,
                              retention_policy *out, error *err);
 

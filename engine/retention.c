@@ -40,6 +40,14 @@ static status check_names(uint64_t allowed, const json_t *retention, error *err)
                       err);
 }
 
+/* Refuses a default that requests could not name themselves: they would get it by naming none. */
+static status check_standard(uint64_t allowed, const json_t *standard, error *err)
+{
+    status s = check_names(allowed, standard, err);
+    if (!status_ok(s)) error_prefix(err, "--retention");
+    return s;
+}
+
 /* Reads a policy of the engine's options. */
 static status read_policy(const char *flag, const json_t *json, const retention_limits *limits,
                           retention_policy *out, error *err)
@@ -49,10 +57,10 @@ static status read_policy(const char *flag, const json_t *json, const retention_
     return s;
 }
 
-status retention_rules_make(const engine_options *o, const backend_info *info, retention_rules *out,
-                            error *err)
+status retention_rules_make(const engine_options *o, const pkv_geometry *geometry,
+                            retention_rules *out, error *err)
 {
-    *out = (retention_rules){.limits = {info->geometry, o->prefill_chunk},
+    *out = (retention_rules){.limits = {*geometry, o->prefill_chunk},
                              .has_pressure = o->pressure_retention != NULL};
     status s = read_allowed(o, &out->allowed, err);
     if (!status_ok(s)) {
@@ -60,10 +68,19 @@ status retention_rules_make(const engine_options *o, const backend_info *info, r
         return s;
     }
     RETURN_IF_ERROR(read_policy("--retention", o->retention, &out->limits, &out->standard, err));
+    RETURN_IF_ERROR(check_standard(out->allowed, o->retention, err));
     out->reports_standard = out->standard.preset != retention_find("full");
     if (!out->has_pressure) return STATUS_IS_OK;
-    return read_policy("--pressure-retention", o->pressure_retention, &out->limits, &out->pressure,
-                       err);
+    RETURN_IF_ERROR(read_policy("--pressure-retention", o->pressure_retention, &out->limits,
+                                &out->pressure, err));
+    return sched_check_pressure(&out->pressure, err);
+}
+
+status engine_check_retention(const engine_options *options, const pkv_geometry *geometry,
+                              error *err)
+{
+    retention_rules rules;
+    return retention_rules_make(options, geometry, &rules, err);
 }
 
 status retention_rules_apply(const retention_rules *rules, const engine_request *r,

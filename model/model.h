@@ -197,6 +197,10 @@ status model_probe_create(const backend *b, const backend_options *made_with, ui
  * programs on the machine. */
 #define MODEL_POOL_SHARE 0.6
 
+/* The geometry of the pages of a backend that these options would make: theirs, with the model's
+ * layers, heads and windows. Checks it, and that it suits the type of the pages. Reads no file. */
+status model_geometry(const backend_options *options, pkv_geometry *out, error *err);
+
 /* Sizes of the backends that these options would make on n_ranks ranks that share `memory` bytes,
  * by the same arithmetic as when they are made. Only the files' headers are read, or with `dummy`
  * the configuration alone, and nothing is made. group, isa and n_threads are ignored. */
@@ -225,6 +229,7 @@ typedef struct backend_cpu_needs {
     uint64_t buffers; // activations and logits of a step, bf16 tiles of int4 and int2 pages
 } backend_cpu_needs;
 
+/* STATUS_INVALID when kv_bytes does not hold a block. */
 status backend_cpu_need(const backend_options *options, uint32_t n_ranks, uint64_t left,
                         backend_cpu_needs *out, error *err);
 

@@ -44,7 +44,7 @@ static status check_format(const backend_options *o, error *err)
                      group, kern_kv_name(o->kv_type));
 }
 
-status sizes_geometry(const backend_options *o, pkv_geometry *out, error *err)
+status model_geometry(const backend_options *o, pkv_geometry *out, error *err)
 {
     *out = o->geometry;
     out->n_layers = o->config->n_layers;
@@ -119,7 +119,7 @@ status backend_cpu_measure(const backend_options *o, uint32_t n_ranks, uint64_t 
     backend_measures m = {0};
     weights_measures slice, whole;
     RETURN_IF_ERROR(model_ranks_check(o->config, n_ranks, err));
-    RETURN_IF_ERROR(sizes_geometry(o, &m.geometry, err));
+    RETURN_IF_ERROR(model_geometry(o, &m.geometry, err));
     RETURN_IF_ERROR(measure_weights(o, 0, 1, &whole, err));
     RETURN_IF_ERROR(measure_weights(o, 0, (int)n_ranks, &slice, err));
     m.parameters = whole.elements;
@@ -150,7 +150,11 @@ status backend_cpu_need(const backend_options *o, uint32_t n_ranks, uint64_t lef
 {
     backend_measures m;
     tensor_slice slice;
+    uint32_t n_pages;
     RETURN_IF_ERROR(backend_cpu_measure(o, n_ranks, left, MODEL_POOL_SHARE, &m, err));
+    if (o->kv_bytes)
+        RETURN_IF_ERROR(
+            sizes_pool_pages(&m.geometry, o->kv_bytes, m.page_bytes * n_ranks, &n_pages, err));
     RETURN_IF_ERROR(tensor_slice_of(o->config, 0, (int)n_ranks, &slice, err));
     uint64_t logits = (uint64_t)o->max_seqs * o->config->vocab_size * sizeof(float);
     uint64_t rows = forward_bytes(o->config, &slice, slice.n_tokens, o->max_rows, n_ranks);

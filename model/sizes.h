@@ -6,9 +6,6 @@
 #include "model/load/weights.h"
 #include "model/model.h"
 
-/* Adds the model's layers, heads and windows to the options' geometry; checks it and the format. */
-status sizes_geometry(const backend_options *o, pkv_geometry *out, error *err);
-
 /* The weights of rank `rank` of `size` as the options ask for them. `config` is the backend's own
  * and is borrowed, as the options' texts are. The caller adds kernels and pool before it loads. */
 weights_options sizes_weights(const backend_options *o, const model_config *config, int rank,

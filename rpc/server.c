@@ -6,6 +6,7 @@
 
 #include <stdlib.h>
 #include <time.h>
+#include <unistd.h>
 
 enum { TICK_MS = 250 };
 
@@ -78,8 +79,15 @@ static status start_fronts(rpc_server *s, error *err)
 
 status rpc_server_check(const rpc_options *o, error *err)
 {
-    RETURN_IF_ERROR(http_server_check(o, err));
-    return o->grpc_address ? grpc_front_check(o->grpc_address, err) : STATUS_IS_OK;
+    int fd;
+    RETURN_IF_ERROR(http_server_check(o, &fd, err));
+    status with_http = o->grpc_address ? grpc_front_check(o->grpc_address, err) : STATUS_IS_OK;
+    if (fd < 0) return with_http;
+    close(fd);
+    if (with_http.code != STATUS_IO || !status_ok(grpc_front_check(o->grpc_address, NULL)))
+        return with_http;
+    return error_set(err, STATUS_INVALID, "grpc: %s: http is to listen on the same port",
+                     o->grpc_address);
 }
 
 status rpc_server_create(const rpc_options *options, rpc_server **out, error *err)

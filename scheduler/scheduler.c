@@ -1,5 +1,17 @@
 #include "scheduler/sched_internal.h"
 
+status sched_check_pressure(const retention_policy *p, error *err)
+{
+    if (retention_selects(p) && sched_keeps_pages(p) && !retention_has_sums(p) &&
+        !retention_wants_novelty(p))
+        return STATUS_IS_OK;
+    return error_set(
+        err, STATUS_INVALID,
+        "pressure_retention: %s cannot be used: it has to drop whole pages by what one "
+        "row attends to, as chunkkv does by default",
+        p->preset->name);
+}
+
 static bool options_valid(const sched_options *o, error *err)
 {
     if (o->max_seqs == 0 || o->prefill_chunk == 0 || o->max_model_len < 2 || o->max_requests == 0) {
@@ -13,15 +25,7 @@ static bool options_valid(const sched_options *o, error *err)
                   "at most 65,536 sequences, 16,777,216 requests and 2^31 - 1 tokens");
         return false;
     }
-    const retention_policy *p = o->pressure;
-    if (p && (!retention_selects(p) || !sched_keeps_pages(p) || retention_has_sums(p) ||
-              retention_wants_novelty(p))) {
-        error_set(err, STATUS_INVALID,
-                  "pressure_retention: %s cannot be used: it has to drop whole pages by what one "
-                  "row attends to, as chunkkv does by default",
-                  p->preset->name);
-        return false;
-    }
+    if (o->pressure && !status_ok(sched_check_pressure(o->pressure, err))) return false;
     if (o->policy != SCHED_FCFS && o->policy != SCHED_PRIORITY) {
         error_set(err, STATUS_INVALID, "scheduling_policy: must be fcfs or priority");
         return false;

@@ -56,6 +56,8 @@ typedef struct sched_options {
     void *on_block_ctx;
 } sched_options;
 
+/* Checks that sched_options.pressure may be this policy. */
+status sched_check_pressure(const retention_policy *policy, error *err);
 status sched_create(const sched_options *options, sched **out, error *err);
 void sched_destroy(sched *s);
 

@@ -445,7 +445,7 @@ status backend_cpu_create(const backend_options *options, backend *out, error *e
     b->config = *options->config;
     if (options->max_model_len) b->config.rope.length = options->max_model_len;
     b->group = options->group;
-    status s = sizes_geometry(options, &b->info.geometry, err);
+    status s = model_geometry(options, &b->info.geometry, err);
     if (status_ok(s)) s = load_weights(b, options, err);
     if (status_ok(s)) s = make_pool(b, options, err);
     if (status_ok(s)) s = make_host_tier(b, options, err);

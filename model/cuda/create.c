@@ -212,7 +212,7 @@ status cuda_make_parts(backend_cuda *b, const backend_cuda_options *options, cud
     if (o->max_model_len) b->config.rope.length = o->max_model_len;
     fill_info(b, o);
     RETURN_IF_ERROR(check_kernels(&b->config, err));
-    RETURN_IF_ERROR(sizes_geometry(o, &b->info.geometry, err));
+    RETURN_IF_ERROR(model_geometry(o, &b->info.geometry, err));
     RETURN_IF_ERROR(
         tensor_slice_of(&b->config, comm_rank(o->group), comm_size(o->group), &b->slice, err));
     b->local = b->config;

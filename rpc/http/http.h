@@ -11,8 +11,9 @@
 
 typedef struct http_server http_server;
 
-/* Checks that a server with these options could listen now and that its certificates are good. */
-status http_server_check(const rpc_options *o, error *err);
+/* Checks that a server with these options could listen now and that its certificates are good.
+ * *fd receives the socket that listens, which the caller closes; -1 when HTTP is off. */
+status http_server_check(const rpc_options *o, int *fd, error *err);
 /* Listens on s->o.http_address. */
 status http_server_create(service *s, http_server **out, error *err);
 uint16_t http_server_port(const http_server *h);

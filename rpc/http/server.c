@@ -138,17 +138,15 @@ static status start_http(http_server *h, error *err)
     return start_daemon(h, err);
 }
 
-status http_server_check(const rpc_options *o, error *err)
+status http_server_check(const rpc_options *o, int *fd, error *err)
 {
     http_tls tls;
-    int fd;
     uint16_t port;
+    *fd = -1;
     RETURN_IF_ERROR(tls_load(o, &tls, err));
     tls_destroy(&tls);
     if (!o->http_address) return STATUS_IS_OK; /* the certificates serve gRPC, too */
-    RETURN_IF_ERROR(http_listen(o->http_address, &fd, &port, err));
-    close(fd);
-    return STATUS_IS_OK;
+    return http_listen(o->http_address, fd, &port, err);
 }
 
 status http_server_create(service *s, http_server **out, error *err)

@@ -1,4 +1,5 @@
-/* A server that exceeds the memory it may take is refused before it loads, with figures. */
+/* What a server refuses before it reads any weights: more memory than it may take, with figures,
+ * and retention policies that do not suit the model. */
 #include "cli/serve.h"
 
 #include <setjmp.h>
@@ -109,6 +110,48 @@ static void a_server_that_fits_is_taken(void **state)
     assert_true(status_ok(serve_check_memory(&f, &err)));
 }
 
+static void a_pool_without_room_for_a_block_is_refused(void **state)
+{
+    (void)state;
+    error err = {{0}};
+    model_flags f = demo;
+    f.kv_memory = 1024;
+    assert_int_equal(serve_check_memory(&f, &err).code, STATUS_INVALID);
+    assert_non_null(strstr(err.text, "kv-memory: 1024 bytes hold 0 pages"));
+}
+
+static void retention_is_checked_without_weights(void **state)
+{
+    (void)state;
+    const struct {
+        retention_flags r;
+        const char *text; // NULL: accepted
+    } rows[] = {
+        {{0}, NULL},
+        {{.standard = "{\"method\":\"chunkkv\",\"ratio\":0.5}", .allow = "full,chunkkv"}, NULL},
+        {{.pressure = "chunkkv:0.3"}, NULL},
+        {{.standard = "{\"method\":\"nope\"}"}, "--retention: retention.method"},
+        {{.standard = "{\"method\":\"snapkv\"}"}, "--retention: retention.ratio"},
+        {{.standard = "{\"method\":\"snapkv\",\"ratio\":0.2}"}, "--retention: retention.scope"},
+        {{.allow = "full,nope"}, "--retention-allow: 'nope'"},
+        {{.standard = "{\"method\":\"chunkkv\",\"ratio\":0.5}", .allow = "snapkv"},
+         "--retention: retention.method: 'chunkkv' is not allowed"},
+        {{.pressure = "snapkv:0.5"}, "--pressure-retention: retention.scope"},
+        {{.pressure = "{\"method\":\"tova\",\"scope\":\"layer\",\"ratio\":0.5}"},
+         "pressure_retention: tova cannot be used"},
+    };
+    for (size_t i = 0; i < sizeof rows / sizeof rows[0]; i++) {
+        retention_flags r = rows[i].r;
+        error err = {{0}};
+        assert_true(status_ok(retention_flags_read(&r, &err)));
+        status s = serve_check_retention(&demo, &r, &err);
+        if (!rows[i].text && !status_ok(s)) fail_msg("row %zu: %s", i, err.text);
+        if (rows[i].text && (status_ok(s) || !strstr(err.text, rows[i].text)))
+            fail_msg("row %zu: \"%s\", not \"%s\"", i, err.text, rows[i].text);
+        retention_flags_destroy(&r);
+    }
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -116,6 +159,8 @@ int main(void)
         cmocka_unit_test(needs_are_those_of_the_backend),
         cmocka_unit_test(filling_tiles_are_counted),
         cmocka_unit_test(a_server_that_fits_is_taken),
+        cmocka_unit_test(a_pool_without_room_for_a_block_is_refused),
+        cmocka_unit_test(retention_is_checked_without_weights),
     };
     return cmocka_run_group_tests_name("cli_serve_memory", tests, NULL, NULL);
 }

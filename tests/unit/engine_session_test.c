@@ -157,25 +157,24 @@ static void full_is_reported_when_named(void **state)
 static void only_some_methods_may_be_named(void **state)
 {
     fixture *f = *state;
-    static const char *const allowed[] = {"full"};
+    static const char *const allowed[] = {"full", "chunkkv"};
     f->options.retention = json_pack("{s:s, s:f}", "method", "chunkkv", "ratio", 0.5);
     f->options.retention_allow = allowed;
-    f->options.n_retention_allow = 1;
+    f->options.n_retention_allow = 2;
     fixture_start(f);
     json_decref((json_t *)(uintptr_t)f->options.retention);
-    /* The default applies though the client named no method. */
     assert_string_equal(method_of(f, "{" PROMPT "}"), "chunkkv");
     assert_string_equal(method_of(f, "{" PROMPT ", \"retention\": {\"method\": \"full\"}}"),
                         "full");
     assert_int_equal(
-        expect_refused(f, "{" PROMPT ", \"retention\": {\"method\": \"chunkkv\", \"ratio\": 0.5}}",
-                       "retention.method: 'chunkkv' is not allowed here (--retention-allow)"),
+        expect_refused(f, "{" PROMPT ", \"retention\": {\"method\": \"tova\", \"ratio\": 0.5}}",
+                       "retention.method: 'tova' is not allowed here (--retention-allow)"),
         STATUS_INVALID);
     assert_int_equal(expect_refused(f,
                                     "{" PROMPT
                                     ", \"retention\": {\"method\": \"full\", \"prefill\": "
-                                    "{\"method\": \"chunkkv\"}}}",
-                                    "retention.prefill.method: 'chunkkv' is not allowed here"),
+                                    "{\"method\": \"tova\"}}}",
+                                    "retention.prefill.method: 'tova' is not allowed here"),
                      STATUS_INVALID);
     expect_refused(f, "{" PROMPT ", \"retention\": {\"method\": \"nobody\"}}", "'nobody'");
     expect_refused(f, "{" PROMPT ", \"retention\": {}}", "retention.method");
@@ -184,11 +183,15 @@ static void only_some_methods_may_be_named(void **state)
 static void bad_rules_make_no_engine(void **state)
 {
     fixture *f = *state;
-    static const char *const unknown[] = {"chunkkv", "nobody"};
+    static const char *const unknown[] = {"chunkkv", "nobody"}, *const snapkv[] = {"snapkv"};
     const struct {
         engine_options o;
         const char *text;
     } bad[] = {
+        {{.retention = json_pack("{s:s, s:f}", "method", "chunkkv", "ratio", 0.5),
+          .retention_allow = snapkv,
+          .n_retention_allow = 1},
+         "--retention: retention.method: 'chunkkv' is not allowed here (--retention-allow)"},
         {{.retention = json_pack("{s:s}", "method", "nobody")}, "--retention: retention.method:"},
         {{.retention = json_pack("{s:s}", "method", "chunkkv")}, "--retention: retention.ratio"},
         {{.pressure_retention = json_pack("{s:s, s:f}", "method", "chunkkv", "ratio", 2.0)},
@@ -209,6 +212,9 @@ static void bad_rules_make_no_engine(void **state)
         assert_int_equal(engine_create(&o, &none, &err).code, STATUS_INVALID);
         if (strncmp(err.text, bad[i].text, strlen(bad[i].text)) != 0)
             fail_msg("\"%s\", not \"%s\"", err.text, bad[i].text);
+        /* The same without a backend. */
+        assert_int_equal(engine_check_retention(&o, &f->model.info.geometry, &err).code,
+                         STATUS_INVALID);
         json_decref((json_t *)(uintptr_t)o.retention);
         json_decref((json_t *)(uintptr_t)o.pressure_retention);
     }

@@ -301,10 +301,13 @@ class Settings(unittest.TestCase):
                              "NotFoundError")
 
     def test_mistakes(self):
-        with socket.socket() as taken:
+        with socket.socket() as taken, socket.socket() as freed:
             taken.bind(("127.0.0.1", 0))
             taken.listen()
             port = str(taken.getsockname()[1])
+            freed.bind(("127.0.0.1", 0))
+            free = f"127.0.0.1:{freed.getsockname()[1]}"
+            freed.close()
             off = ["--http", "none", "--grpc", "none"]
             for flags, env, code, word in (
                 (off, {}, 2, "--http"), (["--tls-cert", "x"], {}, 2, "--tls-key"), (["--bananas"], {}, 2, "bananas"),
@@ -314,6 +317,12 @@ class Settings(unittest.TestCase):
                 ([*off, "--http", "127.0.0.1"], {}, 1, "127.0.0.1"), ([*off, "--grpc", "nowhere:x"], {}, 1, "nowhere"),
                 ([*off, "--http", "127.0.0.1:99999"], {}, 1, "99999"),
                 (["--tls-cert", "no/file", "--tls-key", "no/file", "--http", "127.0.0.1:0"], {}, 1, "no/file"),
+                (["--http", free, "--grpc", free], {}, 1, "http is to listen on the same port"),
+                (["--retention", '{"method":"nope"}'], {}, 1, "--retention"),
+                (["--pressure-retention", "snapkv:0.5"], {}, 1, "--pressure-retention"),
+                (["--retention", '{"method":"chunkkv","ratio":0.5}', "--retention-allow", "snapkv"], {}, 1,
+                 "'chunkkv' is not allowed"),
+                (["--kv-memory", "1K"], {}, 1, "1024 bytes"),
                 (["--api-key-file", "no/file"], {}, 1, "no/file"), (["--log-file", "no/folder/log"], {}, 1, "no/folder"),
             ):
                 with self.subTest(flags=flags, env=env):

@@ -233,7 +233,7 @@ class ShortLife(ServeTest):
 class Rules(ServeTest):
     """The server's rules of retention, by flags and by environment variables."""
 
-    FLAGS = ["--retention", '{"method":"chunkkv","ratio":0.5}', "--retention-allow", "full,snapkv"]
+    FLAGS = ["--retention", '{"method":"chunkkv","ratio":0.5}', "--retention-allow", "full,chunkkv"]
     ENV = {"OCTAVO_MAX_SESSIONS": "0", "OCTAVO_PRESSURE_RETENTION": "chunkkv:0.5"}
 
     def test_sessions_are_off(self):
@@ -250,12 +250,12 @@ class Rules(ServeTest):
         body = {"prompt": "x", **GREEDY}
         choice = self.server.post("/v1/completions", {**body, "retention": {"method": "full"}})["choices"][0]
         self.assertEqual(choice["retention"]["method"], "full")
-        error = self.server.refused("/v1/completions", {**body, "retention": {"method": "chunkkv", "ratio": 0.5}})
+        error = self.server.refused("/v1/completions", {**body, "retention": {"method": "snapkv", "ratio": 0.5}})
         self.assertEqual(error["param"], "retention.method")
-        self.assertIn("'chunkkv' is not allowed here", error["message"])
+        self.assertIn("'snapkv' is not allowed here", error["message"])
         with grpc.insecure_channel(self.server.target) as channel, self.assertRaises(grpc.RpcError) as caught:
             list(octavo_rpc.InferenceStub(channel).Generate(octavo.GenerateRequest(
-                prompt="x", retention_json='{"method":"chunkkv","ratio":0.5}')))
+                prompt="x", retention_json='{"method":"snapkv","ratio":0.5}')))
         self.assertEqual(caught.exception.code(), grpc.StatusCode.INVALID_ARGUMENT)
         self.assertIn("retention.method", caught.exception.details())
 
