@@ -23,6 +23,7 @@ typedef struct serving {
     serve_flags flags;
     model_flags model_flags;
     retention_flags retention;
+    serve_room room;
     loaded_model model;
     char *folder_name;                         // the default name
     char *key_file_text, *admin_key_file_text; // hold the keys of the files
@@ -273,6 +274,7 @@ static rpc_options options_of(const serving *s)
         .admin_keys = f->admin_keys.items,
         .n_admin_keys = f->admin_keys.n,
         .max_body_bytes = f->max_body,
+        .body_memory_bytes = s->room.bodies,
         .max_connections = f->max_connections,
         .max_streams = f->max_streams,
         .stall_timeout_us = (int64_t)f->stall_timeout_s * 1000000,
@@ -307,7 +309,9 @@ static status start_serving(serving *s, error *err)
     raise_descriptors(s);
     RETURN_IF_ERROR(check_server(s, err));
     RETURN_IF_ERROR(serve_check_retention(&s->model_flags, &s->retention, err));
-    RETURN_IF_ERROR(serve_check_memory(&s->model_flags, err));
+    RETURN_IF_ERROR(serve_check_memory(&s->model_flags, s->flags.max_body, &s->room, err));
+    if (s->room.bodies && s->room.swap < s->model_flags.swap_memory)
+        s->model_flags.swap_memory = s->room.swap;
     serve_make_arenas();
     RETURN_IF_ERROR(model_open(&s->model_flags, true, &s->model, err));
     RETURN_IF_ERROR(name_model(s, err));

@@ -32,20 +32,29 @@ void serve_flags_destroy(serve_flags *f);
  * protocol); does nothing when none did. */
 void serve_notify_manager(const char *message);
 
-/* Memory that a server takes beside its backend: threads, connections, requests and their bodies. A
- * server of the demo model was seen to take 4 MiB while idle, and 20 MiB with 64 clients. */
+/* Memory that a server takes beside its backend and the bodies of requests: threads, connections,
+ * requests. A server of the demo model was seen to take 4 MiB while idle, and 20 MiB with 64
+ * clients. */
 enum { SERVE_OWN_BYTES = 16 << 20 };
 
-/* Refuses needs that exceed the bound, with figures, because the kernel would end such a server
- * under load. STATUS_NO_MEMORY. */
-status serve_check_needs(const backend_cpu_needs *needs, const memory_bound *bound, error *err);
+/* How a server shares the memory that its model leaves. */
+typedef struct serve_room {
+    uint64_t swap;   // the host tier
+    uint64_t bodies; // rpc_options.body_memory_bytes; 0 = not known, the model runs elsewhere
+} serve_room;
+
+/* Shares the bound's memory: the host tier may have what the largest request leaves, and bodies the
+ * rest. Refuses needs that exceed the bound, with figures, because the kernel would end such a
+ * server under load. STATUS_NO_MEMORY. */
+status serve_check_needs(const backend_cpu_needs *needs, uint64_t max_body,
+                         const memory_bound *bound, serve_room *out, error *err);
 /* Checks retention policies and names of methods against the geometry of the model that the flags
  * choose. Reads the model's configuration, and no weights. */
 status serve_check_retention(const model_flags *flags, const retention_flags *retention,
                              error *err);
 /* Checks the needs of the model that the flags choose against the memory of this process, when the
  * model is to run on the CPUs of this machine. Reads no weights. */
-status serve_check_memory(const model_flags *flags, error *err);
+status serve_check_memory(const model_flags *flags, uint64_t max_body, serve_room *out, error *err);
 
 /* Makes the allocator's arenas now, so that no thread's first allocation has to
  * (serve_arenas.c). */

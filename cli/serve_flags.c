@@ -32,7 +32,9 @@ static const arg_flag flags_table[] = {
     ARG_ROW("tls-client-ca", "FILE", ARG_TEXT, serve_flags, tls_client_ca,
             "clients must show a certificate signed by one of these (PEM)"),
     ARG_ROW("max-body", "BYTES", ARG_BYTES, serve_flags, max_body,
-            "largest HTTP body and gRPC message", .min = 1024, .max = 0x1p30, .initial = "8M"),
+            "largest HTTP body and gRPC message; a server needs 32 times as much memory beside the "
+            "model, since that is what tokenizing the worst of texts takes",
+            .min = 1024, .max = 0x1p30, .initial = "8M"),
     ARG_ROW("max-connections", "N", ARG_COUNT, serve_flags, max_connections,
             "HTTP connections at once", .min = 1, .max = 65536, .initial = "4096"),
     ARG_ROW("max-streams", "N", ARG_COUNT, serve_flags, max_streams,

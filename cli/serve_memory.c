@@ -5,22 +5,35 @@
 #include <string.h>
 #include <sys/resource.h>
 
-status serve_check_needs(const backend_cpu_needs *needs, const memory_bound *bound, error *err)
+static status refuse_needs(const backend_cpu_needs *needs, uint64_t body, uint64_t sum,
+                           const memory_bound *bound, error *err)
 {
     enum { TEXT = 32 };
-    char all[TEXT], has[TEXT], weights[TEXT], pool[TEXT], buffers[TEXT], own[TEXT];
-    uint64_t sum = needs->weights + needs->pool + needs->buffers + SERVE_OWN_BYTES;
-    if (sum <= bound->bytes) return STATUS_IS_OK;
+    char all[TEXT], has[TEXT], weights[TEXT], pool[TEXT], buffers[TEXT], largest[TEXT], own[TEXT];
     format_bytes(all, sizeof all, sum);
     format_bytes(has, sizeof has, bound->bytes);
     format_bytes(weights, sizeof weights, needs->weights);
     format_bytes(pool, sizeof pool, needs->pool);
     format_bytes(buffers, sizeof buffers, needs->buffers);
+    format_bytes(largest, sizeof largest, body);
     format_bytes(own, sizeof own, SERVE_OWN_BYTES);
     return error_set(err, STATUS_NO_MEMORY,
-                     "memory: this server needs %s (weights %s, KV pages %s, step buffers %s, the "
-                     "rest %s), and %s allows %s; --kv-memory and --max-batch make it smaller",
-                     all, weights, pool, buffers, own, bound->what, has);
+                     "memory: this server needs %s (weights %s, KV pages %s, step buffers %s, a "
+                     "request of --max-body %s, the rest %s), and %s allows %s; --kv-memory, "
+                     "--max-batch and --max-body make it smaller",
+                     all, weights, pool, buffers, largest, own, bound->what, has);
+}
+
+status serve_check_needs(const backend_cpu_needs *needs, uint64_t max_body,
+                         const memory_bound *bound, serve_room *out, error *err)
+{
+    uint64_t body = max_body * RPC_BODY_FACTOR;
+    uint64_t sum = needs->weights + needs->pool + needs->buffers + SERVE_OWN_BYTES + body;
+    if (sum > bound->bytes) return refuse_needs(needs, body, sum, bound, err);
+    uint64_t left = bound->bytes - sum;
+    out->swap = needs->swap < left ? needs->swap : left;
+    out->bodies = left - out->swap + body;
+    return STATUS_IS_OK;
 }
 
 static bool is_same_text(const char *a, const char *b) { return strcmp(a, b) == 0; }
@@ -36,13 +49,14 @@ static bool computes_here(const model_flags *f, const char *where)
     return is_same_text(f->device, "cpu");
 }
 
-status serve_check_memory(const model_flags *flags, error *err)
+status serve_check_memory(const model_flags *flags, uint64_t max_body, serve_room *out, error *err)
 {
     loaded_model m;
     backend_cpu_needs needs;
     struct rlimit space;
     uint64_t most = UINT64_MAX;
     const char *where = flags->workers.where ? flags->workers.where : "threads";
+    *out = (serve_room){0};
     if (!flags->dir || !computes_here(flags, where)) return STATUS_IS_OK;
     status s = model_describe(flags, &m, err);
     if (status_ok(s))
@@ -55,7 +69,7 @@ status serve_check_memory(const model_flags *flags, error *err)
     if (is_one && getrlimit(RLIMIT_AS, &space) == 0 && space.rlim_cur != RLIM_INFINITY)
         most = space.rlim_cur;
     memory_bound bound = memory_bound_of("", most);
-    return serve_check_needs(&needs, &bound, err);
+    return serve_check_needs(&needs, max_body, &bound, out, err);
 }
 
 status serve_check_retention(const model_flags *flags, const retention_flags *retention, error *err)

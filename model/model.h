@@ -222,11 +222,12 @@ status backend_cpu_measure(const backend_options *options, uint32_t n_ranks, uin
                            double pool_share, backend_measures *out, error *err);
 
 /* Memory that n_ranks such backends take once all of it is in use, on a machine that they share.
- * Arrays that grow with steps, and the host tier, come on top. left is the memory that is free
+ * Arrays that grow with steps come on top. left is the memory that is free
  * before the weights are loaded. */
 typedef struct backend_cpu_needs {
     uint64_t weights, pool;
     uint64_t buffers; // activations and logits of a step, bf16 tiles of int4 and int2 pages
+    uint64_t swap;    // most that the host tier would take of what is left
 } backend_cpu_needs;
 
 /* STATUS_INVALID when kv_bytes does not hold a block. */

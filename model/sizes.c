@@ -160,7 +160,8 @@ status backend_cpu_need(const backend_options *o, uint32_t n_ranks, uint64_t lef
     uint64_t rows = forward_bytes(o->config, &slice, slice.n_tokens, o->max_rows, n_ranks);
     *out = (backend_cpu_needs){.weights = m.weight_bytes * n_ranks,
                                .pool = m.page_bytes * m.n_pages * n_ranks,
-                               .buffers = (rows + logits + m.filling_bytes) * n_ranks};
+                               .buffers = (rows + logits + m.filling_bytes) * n_ranks,
+                               .swap = m.page_bytes * m.n_host_pages * n_ranks};
     return STATUS_IS_OK;
 }
 

@@ -74,6 +74,11 @@ typedef struct rpc_workers {
  * connection that has been idle for the longest is closed for each new one. */
 enum { RPC_SURPLUS_CONNECTIONS = 64 };
 
+/* Most bytes of memory that a request was seen to take for each byte of its body, while it is
+ * parsed and tokenized, with a fifth on top: 26 for a text of one long word, 25 for token ids, 5
+ * for ordinary text. */
+enum { RPC_BODY_FACTOR = 32 };
+
 /* True when key can be a bearer key: 1 to 256 visible ASCII characters, as headers carry them. */
 bool rpc_key_is_valid(const char *key);
 
@@ -94,7 +99,12 @@ typedef struct rpc_options {
      * refuses these calls; a server without any keys is open to all. */
     const char *const *admin_keys;
     size_t n_admin_keys;
-    size_t max_body_bytes;        // of an HTTP body and of a gRPC message
+    size_t max_body_bytes; // of an HTTP body and of a gRPC message
+    /* Memory that requests may take together, each RPC_BODY_FACTOR bytes for a byte of its body
+     * from the body's arrival to the end of the answer. A request beyond it is refused as when the
+     * queue is full. Room for less than one max_body_bytes refuses the largest bodies always. 0 =
+     * no limit but that of 64 of the largest bodies. */
+    uint64_t body_memory_bytes;
     uint32_t max_connections;     // HTTP; RPC_SURPLUS_CONNECTIONS more are answered by 503
     uint32_t max_streams;         // gRPC, for each connection
     int64_t stall_timeout_us;     // a stream whose client reads nothing for so long is aborted

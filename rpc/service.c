@@ -64,6 +64,18 @@ bool service_knows_model(const service *s, const char *name, size_t n)
     return false;
 }
 
+/* ---- memory of bodies ------------------------------------------------------------------------ */
+
+bool service_take_body(service *s, size_t n)
+{
+    uint64_t most = s->o.body_memory_bytes ? s->o.body_memory_bytes / RPC_BODY_FACTOR : UINT64_MAX;
+    if (atomic_fetch_add(&s->body_bytes, n) + n <= most) return true;
+    atomic_fetch_sub(&s->body_bytes, n);
+    return false;
+}
+
+void service_give_body(service *s, size_t n) { atomic_fetch_sub(&s->body_bytes, n); }
+
 /* ---- refusals -------------------------------------------------------------------------------- */
 
 const char *service_refusal_name(service_refusal why)

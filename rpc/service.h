@@ -82,6 +82,7 @@ typedef struct service {
     _Atomic uint32_t in_flight;    // generations
     _Atomic int64_t last_receive_us;
     _Atomic uint64_t next_id;
+    _Atomic uint64_t body_bytes; // of the bodies that service_take_body has admitted
     uint64_t id_salt;
 
     _Atomic uint64_t refused[SERVICE_REFUSALS]; // requests refused
@@ -135,6 +136,11 @@ bool service_is_admin(const service *s, const char *authorization);
  * digest of the key, so that the key itself is passed no further. "" when there are no keys. */
 void service_identity(const service *s, const char *authorization,
                       char out[SERVICE_IDENTITY_BYTES]);
+/* Counts n more bytes of a request's body; false, and nothing is counted, when the memory for
+ * bodies (rpc_options.body_memory_bytes) would be exceeded. */
+bool service_take_body(service *s, size_t n);
+/* The request that took n bytes in all is over. */
+void service_give_body(service *s, size_t n);
 /* Seconds after which a refused client may try again: a quarter of the usual duration of a request
  * (with its time in the queue), 1 to 60. */
 uint32_t service_retry_after_s(service *s);

@@ -44,6 +44,7 @@ void call_unref(rpc_call *c)
     if (c->outgoing) grpc_byte_buffer_destroy(c->outgoing);
     if (c->incoming) grpc_byte_buffer_destroy(c->incoming);
     grpc_call_unref(c->call);
+    if (c->body_taken) service_give_body(c->front->o.service, c->body_taken);
     free(c);
 }
 

@@ -84,7 +84,8 @@ struct rpc_call {
     int64_t since_us;   // when the send in flight, or the wait for the first message, began
     queue_op closed, received, sent, finished, awake;
     grpc_byte_buffer *incoming, *outgoing;
-    arena *delivered; // arena of the message while `message` runs
+    arena *delivered;  // arena of the message while `message` runs
+    size_t body_taken; // counted by service_take_body
 
     grpc_status_code code;
     grpc_slice details;

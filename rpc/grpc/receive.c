@@ -8,6 +8,8 @@
 #include <semaphore.h>
 #include <stdlib.h>
 
+#define TOO_MANY "request: too many large messages at once"
+
 /* A message on its way through the pool. */
 typedef struct large_message {
     work_job job;
@@ -74,7 +76,7 @@ static status put_large(rpc_call *c, grpc_byte_buffer *buffer, size_t n, error *
 {
     grpc_front *f = c->front;
     if (f->large_bytes + n > LARGE_MESSAGES * f->o.max_message_bytes)
-        return error_set(err, STATUS_QUEUE_FULL, "request: too many large messages at once");
+        return error_set(err, STATUS_QUEUE_FULL, TOO_MANY);
     large_message *l = calloc(1, sizeof *l);
     if (!l) return error_set(err, STATUS_NO_MEMORY, "request: out of memory");
     l->call = c;
@@ -89,11 +91,28 @@ static status put_large(rpc_call *c, grpc_byte_buffer *buffer, size_t n, error *
     return STATUS_IS_OK;
 }
 
+/* Counts the memory of a message until the call ends. Of a call on which the client sends many
+ * messages only the latest counts, because they may follow each other for days. */
+static bool take_memory(rpc_call *c, size_t n)
+{
+    service *s = c->front->o.service;
+    if (!s) return true;
+    if (c->method->client_streams) {
+        service_give_body(s, c->body_taken);
+        c->body_taken = 0;
+    }
+    if (!service_take_body(s, n)) return false;
+    c->body_taken += n;
+    return true;
+}
+
 void call_read(rpc_call *c, grpc_byte_buffer *buffer)
 {
     size_t n = grpc_byte_buffer_length(buffer);
     error err = {{0}};
-    if (buffer->data.raw.compression != GRPC_COMPRESS_NONE) {
+    if (!take_memory(c, n)) {
+        call_fail(c, error_set(&err, STATUS_QUEUE_FULL, TOO_MANY), &err);
+    } else if (buffer->data.raw.compression != GRPC_COMPRESS_NONE) {
         call_finish(c, GRPC_STATUS_UNIMPLEMENTED, "request: compression is not supported");
     } else if (n >= LARGE_MESSAGE_BYTES && c->front->work.is_made) {
         status s = put_large(c, buffer, n, &err);

@@ -45,6 +45,14 @@ void *exchange_begin(void *cls, const char *uri, struct MHD_Connection *mhd)
     return e;
 }
 
+/* The body is gone, and what was made of it. */
+static void forget_body(exchange *e)
+{
+    exchange_drop_body(e);
+    service_give_body(e->server->service, e->body_taken);
+    e->body_taken = 0;
+}
+
 void exchange_completed(void *cls, struct MHD_Connection *mhd, void **state,
                         enum MHD_RequestTerminationCode why)
 {
@@ -57,7 +65,7 @@ void exchange_completed(void *cls, struct MHD_Connection *mhd, void **state,
     pump_destroy(e); // the engine does not notify the wake after this
     watch_ended(&h->watch, e->connection);
     wake_destroy(&e->wake);
-    exchange_drop_body(e);
+    forget_body(e);
     strbuf_destroy(&e->out);
     free(e);
 }
@@ -299,12 +307,15 @@ static void keep_body(exchange *e, const char *data, size_t n)
 {
     service *s = e->server->service;
     size_t most = HTTP_LARGE_BODIES * s->o.max_body_bytes, before = e->body.size;
-    strbuf_append(&e->body, data, n);
-    n = e->body.size - before;
-    if (atomic_fetch_add(&e->server->body_bytes, n) + n <= most) return;
+    if (service_take_body(s, n)) {
+        e->body_taken += n;
+        strbuf_append(&e->body, data, n);
+        n = e->body.size - before;
+        if (atomic_fetch_add(&e->server->body_bytes, n) + n <= most) return;
+    }
     refuse_plain(e, 503, "too many large requests at once");
     e->refusal.retry_after_s = service_retry_after_s(s);
-    exchange_drop_body(e);
+    forget_body(e);
 }
 
 /* Takes more of the body. A body that is too large is read and dropped, so that the client gets the
@@ -317,7 +328,7 @@ static bool take_body(exchange *e, const char *data, size_t n)
     if (e->body_received > most) {
         refuse_plain(e, 413, "the request's body is too large");
         e->close = true;
-        exchange_drop_body(e);
+        forget_body(e);
     }
     if (!e->refusal.status && e->route->has_body) keep_body(e, data, n);
     if (e->body_received - e->body_reported >= PROGRESS_BYTES) {

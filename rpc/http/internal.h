@@ -188,6 +188,7 @@ struct exchange {
     bool failed;          // no answer could be made
     strbuf body;
     size_t body_received, body_reported;
+    size_t body_taken; // counted by service_take_body
     http_wake wake;
     generation *generation;
     openai_answer *answer;
@@ -212,7 +213,7 @@ void exchange_completed(void *cls, struct MHD_Connection *mhd, void **state,
  * server. */
 void exchange_library_says(void *cls, const char *format, va_list args);
 
-/* Frees the request's body. */
+/* Frees the request's body. What was made of it still counts (body_taken). */
 void exchange_drop_body(exchange *e);
 /* Answers with a response, which is released, and the headers that all answers have. NULL means
  * that there was no memory for the response; the client is told so. */

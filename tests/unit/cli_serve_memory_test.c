@@ -31,19 +31,29 @@ static void needs_are_compared_with_the_bound(void **state)
 {
     (void)state;
     const backend_cpu_needs needs = {
-        .weights = 6 * mib, .pool = 5 * mib + mib / 2, .buffers = 3 * mib};
-    const uint64_t all = 14 * mib + mib / 2 + SERVE_OWN_BYTES;
+        .weights = 6 * mib, .pool = 5 * mib + mib / 2, .buffers = 3 * mib, .swap = 4 * mib};
+    const uint64_t body = mib * RPC_BODY_FACTOR;
+    const uint64_t all = 14 * mib + mib / 2 + SERVE_OWN_BYTES + body;
     memory_bound bound = {all, "the memory cgroup"};
+    serve_room room;
     error err = {{0}};
-    assert_true(status_ok(serve_check_needs(&needs, &bound, &err)));
+    assert_true(status_ok(serve_check_needs(&needs, mib, &bound, &room, &err)));
+    assert_true(room.swap == 0 && room.bodies == body); /* one request of --max-body */
+    bound.bytes = all + 3 * mib;
+    assert_true(status_ok(serve_check_needs(&needs, mib, &bound, &room, &err)));
+    assert_true(room.swap == 3 * mib && room.bodies == body);
+    bound.bytes = all + 10 * mib;
+    assert_true(status_ok(serve_check_needs(&needs, mib, &bound, &room, &err)));
+    assert_true(room.swap == 4 * mib && room.bodies == body + 6 * mib);
     bound.bytes = all - 1;
-    assert_int_equal(serve_check_needs(&needs, &bound, &err).code, STATUS_NO_MEMORY);
+    assert_int_equal(serve_check_needs(&needs, mib, &bound, &room, &err).code, STATUS_NO_MEMORY);
     bound.bytes = 24 * mib;
-    assert_int_equal(serve_check_needs(&needs, &bound, &err).code, STATUS_NO_MEMORY);
+    assert_int_equal(serve_check_needs(&needs, mib, &bound, &room, &err).code, STATUS_NO_MEMORY);
     assert_string_equal(err.text,
-                        "memory: this server needs 30.5 MiB (weights 6.0 MiB, KV pages 5.5 MiB, "
-                        "step buffers 3.0 MiB, the rest 16.0 MiB), and the memory cgroup allows "
-                        "24.0 MiB; --kv-memory and --max-batch make it smaller");
+                        "memory: this server needs 62.5 MiB (weights 6.0 MiB, KV pages 5.5 MiB, "
+                        "step buffers 3.0 MiB, a request of --max-body 32.0 MiB, the rest 16.0 "
+                        "MiB), and the memory cgroup allows 24.0 MiB; --kv-memory, --max-batch and "
+                        "--max-body make it smaller");
 }
 
 /* The predicted size is what the backend takes. */
@@ -99,24 +109,27 @@ static void a_server_that_fits_is_taken(void **state)
 {
     (void)state;
     error err = {{0}};
+    serve_room room;
     model_flags f = demo;
-    if (!status_ok(serve_check_memory(&f, &err))) fail_msg("%s", err.text);
+    if (!status_ok(serve_check_memory(&f, mib, &room, &err))) fail_msg("%s", err.text);
     f.kv_memory = UINT64_C(1) << 44; /* more than any machine has */
-    assert_int_equal(serve_check_memory(&f, &err).code, STATUS_NO_MEMORY);
+    assert_int_equal(serve_check_memory(&f, mib, &room, &err).code, STATUS_NO_MEMORY);
     assert_non_null(strstr(err.text, "KV pages 16.0 TiB"));
     f.workers.where = "auto";
-    assert_int_equal(serve_check_memory(&f, &err).code, STATUS_NO_MEMORY);
+    assert_int_equal(serve_check_memory(&f, mib, &room, &err).code, STATUS_NO_MEMORY);
     f.workers.where = "127.0.0.1:1"; /* the ranks use memory of other hosts */
-    assert_true(status_ok(serve_check_memory(&f, &err)));
+    assert_true(status_ok(serve_check_memory(&f, mib, &room, &err)));
+    assert_true(room.bodies == 0);
 }
 
 static void a_pool_without_room_for_a_block_is_refused(void **state)
 {
     (void)state;
     error err = {{0}};
+    serve_room room;
     model_flags f = demo;
     f.kv_memory = 1024;
-    assert_int_equal(serve_check_memory(&f, &err).code, STATUS_INVALID);
+    assert_int_equal(serve_check_memory(&f, mib, &room, &err).code, STATUS_INVALID);
     assert_non_null(strstr(err.text, "kv-memory: 1024 bytes hold 0 pages"));
 }
 

@@ -250,13 +250,39 @@ static void too_many_at_once_are_refused(void **state)
 
 #define TEST(name) cmocka_unit_test_setup_teardown(name, setup, teardown)
 
+static void wait_for_bodies(fixture *f, bool some)
+{
+    for (int i = 0; (atomic_load(&f->core->service.body_bytes) > 0) != some; i++) {
+        if (i == 18000) fail_msg("the memory of bodies is not what it should be");
+        nap_ms(10);
+    }
+}
+
+/* The memory of all messages has a bound, too, and a call gives its part back when it ends. */
+static void memory_of_messages_is_bounded(void **state)
+{
+    fixture *f = *state;
+    f->core->service.o.body_memory_bytes = RPC_BODY_FACTOR * (LARGE + SMALL / 2);
+    block_pool(f);
+    client_call *first = send_text(f, LARGE);
+    wait_for_bodies(f, true);
+    client_call *second = send_text(f, SMALL);
+    assert_int_equal(client_end(second), GRPC_STATUS_RESOURCE_EXHAUSTED);
+    assert_string_equal(second->text, "request: too many large messages at once");
+    client_destroy(second);
+    let_go();
+    expect_count(first, LARGE);
+    wait_for_bodies(f, false);
+    expect_count(send_text(f, LARGE), LARGE);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
         TEST(sizes_on_both_sides_of_the_bound),      TEST(others_do_not_wait_for_large_messages),
         TEST(a_stream_has_its_messages_in_order),    TEST(what_is_no_message_is_refused),
         TEST(a_call_that_ends_meanwhile_is_dropped), TEST(a_server_that_stops_reads_no_more),
-        TEST(too_many_at_once_are_refused),
+        TEST(too_many_at_once_are_refused),          TEST(memory_of_messages_is_bounded),
     };
     return cmocka_run_group_tests_name("rpc_grpc_large", tests, NULL, NULL);
 }

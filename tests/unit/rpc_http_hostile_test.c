@@ -313,6 +313,34 @@ static void unfinished_bodies_do_not_take_all_memory(void **state)
     free(bytes);
 }
 
+/* A body counts until its request is answered, since its prompt and its tokens are in memory. */
+static void memory_of_bodies_is_bounded(void **state)
+{
+    fixture *f = *state;
+    f->options.max_body_bytes = 1 << 16;
+    f->options.body_memory_bytes = RPC_BODY_FACTOR * (f->options.max_body_bytes + 1000);
+    fixture_start(f);
+    atomic_store(&f->model.hold, true);
+    int fd = client_open(f);
+    strbuf b = {0};
+    strbuf_puts(&b, "{\"prompt\": \"x\", \"max_tokens\": 1, \"user\": \"");
+    while (b.size < f->options.max_body_bytes - 2) strbuf_putc(&b, 'a');
+    strbuf_puts(&b, "\"}");
+    send_post(fd, "/v1/completions", "", b.data);
+    strbuf_destroy(&b);
+    wait_in_flight(f, 1);
+    assert_int_equal(code_of_large(f), 503);
+    atomic_store(&f->model.hold, false);
+    reply r = client_read(fd, false);
+    assert_int_equal(r.status, 200);
+    reply_free(&r);
+    close(fd);
+    for (int i = 0; code_of_large(f) != 200; i++) {
+        if (i == 18000) fail_msg("there is no room again");
+        nap_ms(10);
+    }
+}
+
 static void bodies_are_bounded(void **state)
 {
     fixture *f = *state;
@@ -503,6 +531,7 @@ int main(void)
         cmocka_unit_test_setup_teardown(heads_are_bounded, setup, teardown),
         cmocka_unit_test_setup_teardown(bodies_are_bounded, setup, teardown),
         cmocka_unit_test_setup_teardown(unfinished_bodies_do_not_take_all_memory, setup, teardown),
+        cmocka_unit_test_setup_teardown(memory_of_bodies_is_bounded, setup_unstarted, teardown),
         cmocka_unit_test_setup_teardown(expectations_are_met, setup, teardown),
         cmocka_unit_test_setup_teardown(vanished_clients_are_noticed, setup, teardown),
         cmocka_unit_test_setup_teardown(vanishing_at_any_moment_is_fine, setup, teardown),
