@@ -250,15 +250,23 @@ static bool set_initial(const arg_command *command, error *err)
 
 /* ---- the environment ------------------------------------------------------------------------- */
 
-/* Name of the variable that stands in for a flag: "max-batch" with "OCTAVO_" is
+enum { VARIABLE_BYTES_MAX = 128 };
+
+/* Writes the name of the variable that stands in for a flag: "max-batch" with "OCTAVO_" is
  * OCTAVO_MAX_BATCH. */
-static const char *from_environment(const char *prefix, const char *flag, char *name, size_t size)
+static void name_variable(const char *prefix, const char *flag, char *name, size_t size)
 {
     int n = snprintf(name, size, "%s%s", prefix, flag);
     for (int i = 0; i < n && (size_t)i < size; i++) {
         if (name[i] == '-') name[i] = '_';
         else if (name[i] >= 'a' && name[i] <= 'z') name[i] = (char)(name[i] - 'a' + 'A');
     }
+}
+
+/* The value of a flag's variable; NULL when it is not set, or empty. */
+static const char *from_environment(const char *prefix, const char *flag, char *name, size_t size)
+{
+    name_variable(prefix, flag, name, size);
     const char *value = getenv(name);
     return value && *value ? value : NULL;
 }
@@ -279,7 +287,7 @@ static bool set_from_environment(const arg_flag *f, const char *name, const char
 
 static bool take_environment(const arg_command *command, const bool *given, error *err)
 {
-    char name[128];
+    char name[VARIABLE_BYTES_MAX];
     size_t number = 0;
     if (!command->environment) return true;
     for (size_t g = 0; g < command->n_groups; g++)
@@ -388,6 +396,23 @@ static void help_of_flag(const arg_flag *f, strbuf *out)
     strbuf_destroy(&right);
 }
 
+/* Tells how flags are set in the environment, by the command's first flag that takes a value. */
+static void help_of_environment(const arg_command *command, strbuf *out)
+{
+    char name[VARIABLE_BYTES_MAX];
+    const arg_flag *f = command->groups[0].flags;
+    while (!takes_value(f)) f++;
+    name_variable(command->environment, f->name, name, sizeof name);
+    strbuf text = {0};
+    strbuf_printf(&text,
+                  "Every flag can be set in the environment: --%s %s as %s=%s. The command line "
+                  "wins; a switch takes 1 or 0, a list one value.",
+                  f->name, f->value, name, f->value);
+    strbuf_putc(out, '\n');
+    if (!text.failed) wrap(out, text.data, 0, 0);
+    strbuf_destroy(&text);
+}
+
 void args_help(const arg_command *command, strbuf *out)
 {
     strbuf_printf(out, "usage: %s %s\n\n%s\n", command->name, command->usage, command->about);
@@ -396,9 +421,5 @@ void args_help(const arg_command *command, strbuf *out)
         for (size_t i = 0; i < command->groups[g].n_flags; i++)
             help_of_flag(&command->groups[g].flags[i], out);
     }
-    if (command->environment)
-        strbuf_printf(out,
-                      "\nEvery flag can be set in the environment: --max-batch 8 as %sMAX_BATCH=8. "
-                      "The command line\nwins; a switch takes 1 or 0, a list one value.\n",
-                      command->environment);
+    if (command->environment) help_of_environment(command, out);
 }

@@ -72,7 +72,8 @@ typedef struct arg_command {
     bool operand_optional; // the operand may be left out
     /* Prefix of the environment variables that stand in for flags that are not given: with
      * "OCTAVO_", OCTAVO_MAX_BATCH stands in for --max-batch. A switch takes 1 or 0 there, a list
-     * one value. NULL = the environment is not read. */
+     * one value. NULL = the environment is not read. A flag of the first group must take a value:
+     * --help shows the first of them as the example. */
     const char *environment;
 } arg_command;
 

@@ -249,13 +249,16 @@ static void test_help(void **state)
                                  .usage = "[flags]",
                                  .about = "About.",
                                  .groups = &group,
-                                 .n_groups = 1};
+                                 .n_groups = 1,
+                                 .environment = "ARGS_TEST_"};
     strbuf out = {0};
     args_help(&command, &out);
     assert_non_null(strstr(out.data, "usage: octavo test [flags]\n\nAbout.\n\nFlags:\n"));
     assert_non_null(
         strstr(out.data, "\n  --color C                   a color: red, green (default red)\n"));
     assert_non_null(strstr(out.data, "\n  --fast                      go fast\n"));
+    /* The example is a flag that the command has. */
+    assert_non_null(strstr(out.data, "environment: --name TEXT as ARGS_TEST_NAME=TEXT. "));
     strbuf_destroy(&out);
 }
 
