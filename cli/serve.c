@@ -232,6 +232,8 @@ static status start_engine(serving *s, error *err)
 static rpc_model facts_of(const serving *s)
 {
     const loaded_model *m = &s->model;
+    const backend_info *info = m->backend.ops->info(m->backend.ctx);
+    uint32_t n_pages = info->n_pages - 1;
     return (rpc_model){
         .names = s->flags.names.items,
         .n_names = s->flags.names.n,
@@ -248,7 +250,8 @@ static rpc_model facts_of(const serving *s)
         .vocab_size = m->config.vocab_size,
         .max_model_len = m->max_model_len,
         .page_tokens = m->options.geometry.page_tokens,
-        .n_pages = m->backend.ops->info(m->backend.ctx)->n_pages - 1,
+        .n_pages = n_pages,
+        .n_blocks = n_pages / pkv_groups(&info->geometry),
         .max_batch = m->max_batch,
         .max_requests = s->flags.max_requests,
         .weight_dtype = dtype_name(m->options.weight_type),

@@ -260,8 +260,10 @@ static void put_config(page *p, const service *s)
     put_head(p->out, PREFIX, "gauge", "cache_config_info", "The KV cache's settings, as labels.");
     strbuf_puts(p->out, PREFIX "cache_config_info{");
     strbuf_append(p->out, p->labels.data, p->labels.size);
-    strbuf_printf(p->out, ",block_size=\"%u\",num_pages=\"%u\",cache_dtype=\"%s\"} 1\n",
-                  m->page_tokens, m->n_pages, m->kv_dtype ? m->kv_dtype : "");
+    /* vLLM's names, on a CPU as well: dashboards multiply them to get the room in tokens. */
+    strbuf_printf(p->out, ",block_size=\"%u\",num_gpu_blocks=\"%u\"", m->page_tokens, m->n_blocks);
+    strbuf_printf(p->out, ",num_pages=\"%u\",cache_dtype=\"%s\"} 1\n", m->n_pages,
+                  m->kv_dtype ? m->kv_dtype : "");
 }
 
 /* ---- the process, by the names that Prometheus exporters share ------------------------------- */

@@ -69,6 +69,7 @@ class Figures(unittest.TestCase):
         labels = dict(re.findall(r'(\w+)="([^"]*)"', info))
         self.assertEqual(str(plan["kv"]["pages"]), labels["num_pages"])
         self.assertEqual(str(plan["kv"]["page_tokens"]), labels["block_size"])
+        self.assertEqual(plan["kv"]["tokens"], int(labels["block_size"]) * int(labels["num_gpu_blocks"]))
 
     def text_of(self, server, log):
         while server.poll() is None:

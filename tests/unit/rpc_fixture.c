@@ -97,6 +97,7 @@ rpc_fixture *rpc_fixture_create(const rpc_fixture_options *o)
                                 .tokenizer = f->tokenizer,
                                 .page_tokens = 16,
                                 .n_pages = 999,
+                                .n_blocks = 333,
                                 .max_requests = max_requests,
                                 .kv_dtype = "bf16"},
                       .log = f->log,

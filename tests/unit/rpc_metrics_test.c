@@ -195,6 +195,7 @@ static void every_name_is_there(void **state)
         "process_resident_memory_bytes",
     };
     for (size_t i = 0; i < sizeof names / sizeof names[0]; i++) (void)value_of(p, names[i], NULL);
+    (void)value_of(p, "octavo:cache_config_info", "num_gpu_blocks=\"333\",num_pages=\"999\"");
     for (size_t i = 0; i < p->n; i++)
         if (strncmp(p->samples[i].name, "octavo:", 7) == 0)
             assert_int_equal(strncmp(p->samples[i].labels, "{model_name=\"demo\",engine=\"0\"", 29),
