@@ -5,8 +5,8 @@
 
 static const arg_flag shared_flags[] = {
     ARG_ROW("max-sessions", "N", ARG_COUNT, retention_flags, max_sessions,
-            "idle sessions that are kept for their next turn; the least recently used one makes "
-            "room, 0 keeps none",
+            "idle sessions that are kept for their next turn; the least recently used one of the "
+            "API key that has most makes room, 0 keeps none",
             .max = 65536, .initial = "256"),
     ARG_ROW("session-ttl", "SECONDS", ARG_COUNT, retention_flags, session_ttl_s,
             "an idle session is dropped after so long", .min = 1, .max = 86400 * 30,

@@ -47,6 +47,8 @@ status retention_rules_apply(const retention_rules *rules, const engine_request 
 
 /* The key of (identity, cache_salt, session); {0, 0} without a session. */
 void session_key(const engine_request *r, uint64_t out[2]);
+/* A digest of the identity: whose session it is. */
+uint64_t session_owner(const engine_request *r);
 /* The salt of a request's prefixes: a digest of its cache_salt and, when `apart`, of its identity.
  * 0 stands for the prefixes that all requests share. */
 uint64_t session_salt(const engine_request *r, bool apart);

@@ -213,6 +213,7 @@ static void fill_sched_request(engine *e, engine_stream *s)
             },
     };
     session_key(r, s->sched_request.session);
+    if (r->session) s->sched_request.owner = session_owner(r);
     s->sched_request.hidden = s->sched_request.salt != 0 || r->session;
 }
 

@@ -39,6 +39,13 @@ void session_key(const engine_request *r, uint64_t out[2])
     if (r->session) digest_parts(r->identity, r->cache_salt, r->session, out);
 }
 
+uint64_t session_owner(const engine_request *r)
+{
+    uint64_t owner[2];
+    digest_parts(r->identity, NULL, NULL, owner);
+    return owner[0];
+}
+
 uint64_t session_salt(const engine_request *r, bool apart)
 {
     uint64_t salt[2];

@@ -211,6 +211,7 @@ sched_entry *sched_entry_create(sched *s, const sched_request *r, int64_t now_us
         .n_turns = n_turns,
         .has_sums = retention_has_sums(&turn.policy),
         .session = {r->session[0], r->session[1]},
+        .owner = r->owner,
         .claims = claims,
         .session_note = session_note,
     };

@@ -95,16 +95,24 @@ struct sched_entry {
     sched_turn *turns; // [n_turns]; the last one is the request's own
     uint32_t n_turns;
     bool has_sums; // some policy of its turns keeps running sums
-    uint64_t session[2];
+    uint64_t session[2], owner;
     bool claims;              // whether its last pages are stored as this session
     const char *session_note; // what the report says of its session; NULL = nothing
     sched_seq *seqs;          // [n]
     sched_entry *next_ended, *next_claim;
 };
 
+/* Whose idle sessions there are, and how many. */
+typedef struct sched_owner {
+    uint64_t id; // sched_request.owner
+    uint32_t n;  // >= 1
+    struct sched_owner *next;
+} sched_owner;
+
 /* An idle session: the pages and tokens that a request left behind. One block of memory. */
 typedef struct sched_session {
     uint64_t key[2];
+    sched_owner *owner;
     uint64_t salt;
     int64_t idle_us;       // since when
     uint32_t parked, swap; // where its pages are: one of them is 0
@@ -151,6 +159,7 @@ struct sched {
     retention_policy pressure; // preset is NULL when pressure retention is off
     sched_session **sessions;  // [max_sessions], the longest idle one first
     uint32_t n_sessions;
+    sched_owner *owners;
     sched_entry *claims; // live requests that claim a session
 
     sched_list running, waiting;
@@ -339,12 +348,12 @@ void sched_session_unclaim(sched *s, sched_entry *e);
 /* Turns the pages of a sequence that ended, on the device or in the tier, into an idle session.
  * False when that is impossible. */
 bool sched_session_store(sched *s, sched_seq *q);
-/* Pages are short: moves the parked pages of the longest idle session to the host tier, or forgets
- * that session. When there is none, does so with the parked pages of a waiting sequence other than
- * `but`. Pages that open sequences hold too stay parked, since giving them up frees nothing. False
- * when no parked page can be freed. */
+/* Pages are short: moves the parked pages of an idle session to the host tier, or forgets that
+ * session: the longest idle one of the owner that has most. When there is none, does so with the
+ * parked pages of a waiting sequence other than `but`. Pages that open sequences hold too stay
+ * parked, since giving them up frees nothing. False when no parked page can be freed. */
 bool sched_parked_give_way(sched *s, const sched_seq *but);
-/* Host pages are short: forgets the longest idle session in the tier. */
+/* Host pages are short: forgets a session in the tier, chosen likewise. */
 bool sched_sessions_leave_tier(sched *s);
 void sched_sessions_expire(sched *s);
 void sched_sessions_destroy(sched *s);

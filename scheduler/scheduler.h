@@ -80,6 +80,9 @@ typedef struct sched_request {
     /* The session that the request continues and stores its pages under: stands for (API key, cache
      * salt, id). {0, 0} = none. */
     uint64_t session[2];
+    /* Stands for the API key. Room is made by the longest idle session of the owner that has most,
+     * so that no owner pushes out the few of another. */
+    uint64_t owner;
 } sched_request;
 
 /* Whether the request can ever run here: checks lengths, n, window, budget, and its peak of pages

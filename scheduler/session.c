@@ -115,6 +115,36 @@ sched_session *sched_session_for(const sched *s, const sched_request *r, bool *c
 
 /* ---- the list of idle ones ------------------------------------------------------------------- */
 
+/* Counts one more session of this owner; NULL when memory is out. */
+static sched_owner *owner_of(sched *s, uint64_t id)
+{
+    sched_owner *o = s->owners;
+    while (o && o->id != id) o = o->next;
+    if (!o) {
+        o = alloc_zeroed(&s->alloc, 1, sizeof *o);
+        if (!o) return NULL;
+        *o = (sched_owner){.id = id, .next = s->owners};
+        s->owners = o;
+    }
+    o->n++;
+    return o;
+}
+
+static void owner_release(sched *s, sched_owner *o)
+{
+    if (--o->n > 0) return;
+    sched_owner **link = &s->owners;
+    while (*link != o) link = &(*link)->next;
+    *link = o->next;
+    alloc_free(&s->alloc, o);
+}
+
+static void session_free(sched *s, sched_session *session)
+{
+    owner_release(s, session->owner);
+    alloc_free(&s->alloc, session);
+}
+
 static void unlist(sched *s, const sched_session *session)
 {
     uint32_t i = 0;
@@ -131,7 +161,7 @@ static void drop_session(sched *s, sched_session *session)
     }
     if (session->parked) pkv_parked_discard(s->kv, session->parked);
     unlist(s, session);
-    alloc_free(&s->alloc, session);
+    session_free(s, session);
     s->stats.sessions_expired++;
 }
 
@@ -152,7 +182,7 @@ void sched_session_take(sched *s, sched_session *session, sched_entry *e)
     q->swap_kept = session->swap_kept;
     e->session_note = "continued";
     unlist(s, session);
-    alloc_free(&s->alloc, session);
+    session_free(s, session);
     s->stats.sessions_continued++;
 }
 
@@ -175,8 +205,14 @@ static sched_session *session_create(sched *s, const sched_seq *q)
     char *at = alloc_zeroed(&s->alloc, 1, sizeof(sched_session) + turns + words * sizeof(uint32_t));
     if (!at) return NULL;
     sched_session *session = (sched_session *)at;
+    sched_owner *owner = owner_of(s, e->owner);
+    if (!owner) {
+        alloc_free(&s->alloc, at);
+        return NULL;
+    }
     *session = (sched_session){
         .key = {e->session[0], e->session[1]},
+        .owner = owner,
         .salt = e->salt,
         .idle_us = s->now_us,
         .turns = (sched_turn *)(session + 1),
@@ -194,6 +230,26 @@ static sched_session *session_create(sched *s, const sched_seq *q)
     return session;
 }
 
+/* The session that makes room: of those that `can_go` accepts, the longest idle one of the owner
+ * that has most. */
+static sched_session *next_to_go(const sched *s,
+                                 bool (*can_go)(const sched *s, const sched_session *session))
+{
+    sched_session *found = NULL;
+    for (uint32_t i = 0; i < s->n_sessions; i++) {
+        sched_session *session = s->sessions[i];
+        if ((!found || session->owner->n > found->owner->n) && can_go(s, session)) found = session;
+    }
+    return found;
+}
+
+static bool any(const sched *s, const sched_session *session)
+{
+    (void)s;
+    (void)session;
+    return true;
+}
+
 bool sched_session_store(sched *s, sched_seq *q)
 {
     sched_session *session = session_create(s, q);
@@ -203,10 +259,10 @@ bool sched_session_store(sched *s, sched_seq *q)
         session->swap_kept = q->swap_kept;
         q->swap = 0;
     } else if (!status_ok(pkv_seq_park(s->kv, q->slot, &session->parked))) {
-        alloc_free(&s->alloc, session);
+        session_free(s, session);
         return false;
     }
-    while (s->n_sessions >= s->options.max_sessions) drop_session(s, s->sessions[0]);
+    while (s->n_sessions >= s->options.max_sessions) drop_session(s, next_to_go(s, any));
     s->sessions[s->n_sessions++] = session;
     s->stats.sessions_stored++;
     return true;
@@ -226,18 +282,21 @@ static bool can_free(const sched *s, uint32_t parked)
     return parked && pkv_parked_look(s->kv, parked).alone > 0;
 }
 
-static sched_session *first_parked(const sched *s)
+static bool frees_pages(const sched *s, const sched_session *session)
 {
-    for (uint32_t i = 0; i < s->n_sessions; i++) {
-        if (can_free(s, s->sessions[i]->parked)) return s->sessions[i];
-    }
-    return NULL;
+    return can_free(s, session->parked);
+}
+
+static bool is_swapped(const sched *s, const sched_session *session)
+{
+    (void)s;
+    return session->swap != 0;
 }
 
 bool sched_parked_give_way(sched *s, const sched_seq *but)
 {
     if (pkv_parked_alone(s->kv) == 0) return false;
-    sched_session *session = first_parked(s);
+    sched_session *session = next_to_go(s, frees_pages);
     if (session) {
         session->swap_kept = pkv_parked_kept_tokens(s->kv, session->parked);
         if (!status_ok(pkv_parked_swap_out(s->kv, session->parked, &session->swap))) {
@@ -266,18 +325,25 @@ bool sched_parked_give_way(sched *s, const sched_seq *but)
 
 bool sched_sessions_leave_tier(sched *s)
 {
-    for (uint32_t i = 0; i < s->n_sessions; i++) {
-        if (!s->sessions[i]->swap) continue;
-        drop_session(s, s->sessions[i]);
-        return true;
-    }
-    return false;
+    sched_session *session = next_to_go(s, is_swapped);
+    if (session) drop_session(s, session);
+    return session != NULL;
 }
 
 void sched_sessions_destroy(sched *s)
 {
-    for (uint32_t i = 0; i < s->n_sessions; i++) alloc_free(&s->alloc, s->sessions[i]);
+    for (uint32_t i = 0; i < s->n_sessions; i++) session_free(s, s->sessions[i]);
     s->n_sessions = 0;
+}
+
+static const char *check_owners(const sched *s)
+{
+    for (const sched_owner *o = s->owners; o; o = o->next) {
+        uint32_t n = 0;
+        for (uint32_t i = 0; i < s->n_sessions; i++) n += s->sessions[i]->owner == o;
+        if (n == 0 || n != o->n) return "an owner has another number of sessions than it counts";
+    }
+    return NULL;
 }
 
 const char *sched_sessions_check(const sched *s)
@@ -299,5 +365,5 @@ const char *sched_sessions_check(const sched *s)
         if (e->live == 0 && !e->seqs[0].stores)
             return "a session is claimed by a request that ended";
     }
-    return NULL;
+    return check_owners(s);
 }

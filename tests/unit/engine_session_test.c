@@ -271,6 +271,22 @@ static void a_turn_goes_on_from_the_last(void **state)
     assert_string_equal(note, "");
 }
 
+/* Two sessions of bob do not push out the older one of alice. */
+static void a_key_makes_room_for_itself(void **state)
+{
+    fixture *f = *state;
+    char note[96];
+    with_sessions(f, 2, 1000000000);
+    run_turn(f, 0, "alice", NULL, "s", note);
+    run_turn(f, 0, "bob", NULL, "s", note);
+    run_turn(f, 0, "bob", NULL, "t", note);
+    assert_string_equal(note, "stored");
+    run_turn(f, 1, "alice", NULL, "s", note);
+    assert_string_equal(note, "continued");
+    run_turn(f, 1, "bob", NULL, "t", note);
+    assert_string_equal(note, "continued");
+}
+
 static void sessions_are_ones_own(void **state)
 {
     fixture *f = *state;
@@ -365,6 +381,7 @@ int main(void)
         CASE(only_some_methods_may_be_named),
         CASE(bad_rules_make_no_engine),
         CASE(a_turn_goes_on_from_the_last),
+        CASE(a_key_makes_room_for_itself),
         CASE(sessions_are_ones_own),
         CASE(a_session_ends_while_nothing_happens),
         CASE(a_reason_is_given),

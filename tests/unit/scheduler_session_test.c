@@ -303,6 +303,67 @@ static void they_expire(void **state)
     finish(f);
 }
 
+static void store_session(fixture *f, uint64_t id, uint64_t owner)
+{
+    sched_request a = of_session(request(f, id, 0, 30, 2), id);
+    a.owner = owner;
+    add(f, &a);
+    run_to_end(f, id, 2);
+    f->now_us += 1000;
+}
+
+/* Begins a request of this session, and checks what its report says of it. */
+static void expect_note(fixture *f, uint64_t id, uint64_t session, const char *note)
+{
+    sched_request r = of_session(next_turn(f, id, 0, 30, 2, 5), session);
+    add(f, &r);
+    step(f);
+    assert_string_equal(describe(f, id, 0).report.session, note);
+}
+
+/* The owner of many sessions makes room with the one that has been idle longest, though another
+ * owner's has been idle longer. */
+static void the_owner_of_most_makes_room(void **state)
+{
+    (void)state;
+    fixture *f = begin(with_sessions(40, 3));
+    store_session(f, 1, 100);
+    for (uint64_t id = 2; id <= 6; id++) store_session(f, id, 200);
+    assert_int_equal(sched_get_stats(f->s).sessions_idle, 3);
+    expect_note(f, 11, 1, "continued");
+    expect_note(f, 12, 4, "");
+    expect_note(f, 15, 5, "continued");
+    expect_note(f, 16, 6, "continued");
+    for (uint64_t id = 11; id <= 16; id++) {
+        if (id == 13 || id == 14) continue;
+        end(f, id, 0);
+    }
+    step(f);
+    finish(f);
+}
+
+/* The same when pages are short. */
+static void the_owner_of_most_gives_pages(void **state)
+{
+    (void)state;
+    fixture *f = begin(with_sessions(8, 4));
+    store_session(f, 1, 100);
+    store_session(f, 2, 200);
+    store_session(f, 3, 200);
+    assert_int_equal(used_pages(f), 3 * 2 * 2);
+    sched_request big = request(f, 9, 900, 60, 2); /* needs a block more than is free */
+    add(f, &big);
+    step(f);
+    run_to_end(f, 9, 2);
+    assert_int_equal(sched_get_stats(f->s).sessions_idle, 2);
+    expect_note(f, 11, 1, "continued");
+    expect_note(f, 12, 2, "");
+    end(f, 11, 0);
+    end(f, 12, 0);
+    step(f);
+    finish(f);
+}
+
 /* The scheduler was not called since the session expired: the next turn comes too late. */
 static void none_goes_on_after_its_time(void **state)
 {
@@ -578,6 +639,8 @@ int main(void)
         cmocka_unit_test(only_what_finished_is_stored),
         cmocka_unit_test(an_end_in_flight_stores_whole_rows),
         cmocka_unit_test(they_expire),
+        cmocka_unit_test(the_owner_of_most_makes_room),
+        cmocka_unit_test(the_owner_of_most_gives_pages),
         cmocka_unit_test(none_goes_on_after_its_time),
         cmocka_unit_test(they_give_way),
         cmocka_unit_test(not_for_nothing),
