@@ -66,7 +66,8 @@ enum { WORKER_ADDRESS_MAX = 128 };
 /* Starts n workers from this very executable; all listen when it returns. It ends soon once
  * given_up is set. */
 status workers_local_start(workers_local *l, uint32_t n, const _Atomic bool *given_up, error *err);
-/* Whether the supervisor still runs. */
+/* Whether the supervisor still runs. One that is stopped (SIGSTOP) would start no worker again: it
+ * is killed, with its workers. */
 bool workers_local_minded(workers_local *l);
 /* Has worker i killed and started again. */
 void workers_local_replace(const workers_local *l, uint32_t i);

@@ -138,8 +138,20 @@ status workers_local_start(workers_local *l, uint32_t n, const _Atomic bool *giv
     return s;
 }
 
+static bool is_stopped(pid_t pid)
+{
+    siginfo_t info = {0};
+    return waitid(P_PID, (id_t)pid, &info, WSTOPPED | WNOHANG | WNOWAIT) == 0 && info.si_pid == pid;
+}
+
 bool workers_local_minded(workers_local *l)
 {
+    pid_t pid = (pid_t)l->supervisor;
+    if (pid > 0 && is_stopped(pid)) {
+        kill(pid, SIGKILL); /* all workers end with it */
+        waitpid(pid, NULL, 0);
+        l->supervisor = 0;
+    }
     if (l->supervisor > 0 && waitpid((pid_t)l->supervisor, NULL, WNOHANG) != 0) l->supervisor = 0;
     return l->supervisor > 0;
 }

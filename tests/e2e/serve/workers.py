@@ -393,19 +393,19 @@ class Local(unittest.TestCase):
             self.assertEqual((ranks_of(server)[0], exists(before[1])), (before[0], False))
 
     def test_supervisor_lost(self):
-        """The supervisor of the local workers ends with them and is started again."""
-        with tempfile.TemporaryDirectory() as folder:
-            server = Server(*self.FLAGS, env={"TMPDIR": folder})
-            expected = answer_of(server)
-            pids = children_of(server.process.pid)
-            os.kill(pids[0], signal.SIGKILL)
-            for pid in pids:
-                eventually("the worker is gone", lambda pid=pid: not exists(pid))
-            self.assertEqual(eventually("serving again", lambda: answer_of(server)), expected)
-            self.assertEqual(len(children_of(server.process.pid)), RANKS + 1)
-            self.assertEqual(len(os.listdir(folder)), 1)
-            server.stop()
-            self.assertEqual(os.listdir(folder), [])
+        """The supervisor of the local workers ends, or stops with them, and is started again."""
+        for sign, n in ((signal.SIGKILL, 1), (signal.SIGSTOP, RANKS + 1)):
+            with self.subTest(sign=sign), tempfile.TemporaryDirectory() as folder:
+                server = Server(*self.FLAGS, env={"TMPDIR": folder})
+                expected, pids = answer_of(server), children_of(server.process.pid)
+                for pid in pids[:n]:
+                    os.kill(pid, sign)
+                eventually("the workers are gone", lambda pids=pids: not any(exists(pid) for pid in pids))
+                self.assertEqual(eventually("serving again", lambda s=server: answer_of(s)), expected)
+                self.assertEqual(len(children_of(server.process.pid)), RANKS + 1)
+                self.assertEqual(len(os.listdir(folder)), 1)
+                server.stop()
+                self.assertEqual(os.listdir(folder), [])
 
 
 # ---- faults --------------------------------------------------------------------------------------
