@@ -29,6 +29,7 @@ typedef struct serving {
     char *key_file_text, *admin_key_file_text; // hold the keys of the files
     waiter *waiter;
     int log_fd;
+    uint32_t grpc_descriptors; // for gRPC's connections
     rpc_log *log;
     rpc_events *events;
     engine *engine;
@@ -161,23 +162,30 @@ static status open_log(serving *s, error *err)
 
 /* Raises the limit of descriptors: each client takes one, and the default soft limit is often
  * 1,024. A client for which no descriptor is free is not turned away but waits, even if it asks for
- * health. So where the hard limit is low, too, fewer HTTP connections are allowed, and a quarter of
- * the room is left to gRPC. */
+ * health. So HTTP and gRPC get descriptors of their own: where the hard limit is low, too, HTTP
+ * gets three quarters of the room, and gRPC what is left. */
 static void raise_descriptors(serving *s)
 {
     enum { OTHERS = 256, OWN = 32 }; // files and gRPC's sockets; descriptors of an idle server
+    enum { GRPC_LEAST = 4, GRPC_MOST = 5120 }; // 4,095 connections, and those that wait
     struct rlimit r;
     char text[160];
     uint32_t *most = &s->flags.max_connections;
+    s->grpc_descriptors = GRPC_LEAST;
     if (getrlimit(RLIMIT_NOFILE, &r) != 0) return;
     r.rlim_cur = r.rlim_max;
     setrlimit(RLIMIT_NOFILE, &r);
-    if (r.rlim_max >= (rlim_t)*most + OTHERS) return;
-    rlim_t room = r.rlim_max > OWN ? (r.rlim_max - OWN) * 3 / 4 : 0;
-    rlim_t fit = room > 3 * RPC_SURPLUS_CONNECTIONS ? room - RPC_SURPLUS_CONNECTIONS : room * 2 / 3;
+    rlim_t all = r.rlim_max > OWN ? r.rlim_max - OWN : 0, http = all * 3 / 4;
+    bool is_low = r.rlim_max < (rlim_t)*most + OTHERS;
+    if (!is_low) http = (rlim_t)*most + RPC_SURPLUS_CONNECTIONS;
+    if (all - http > GRPC_LEAST)
+        s->grpc_descriptors = (uint32_t)(all - http < GRPC_MOST ? all - http : GRPC_MOST);
+    if (!is_low) return;
+    rlim_t fit = http > 3 * RPC_SURPLUS_CONNECTIONS ? http - RPC_SURPLUS_CONNECTIONS : http * 2 / 3;
     if (fit < *most) *most = fit > 0 ? (uint32_t)fit : 1;
-    snprintf(text, sizeof text, "%llu descriptors are few: %u HTTP connections at once",
-             (unsigned long long)r.rlim_max, *most);
+    snprintf(text, sizeof text,
+             "%llu descriptors are few: %u HTTP connections at once, %u descriptors for gRPC's",
+             (unsigned long long)r.rlim_max, *most, s->grpc_descriptors);
     rpc_log_note(s->log, "warning", "limits", text);
 }
 
@@ -279,6 +287,7 @@ static rpc_options options_of(const serving *s)
         .max_body_bytes = f->max_body,
         .body_memory_bytes = s->room.bodies,
         .max_connections = f->max_connections,
+        .max_grpc_descriptors = s->grpc_descriptors,
         .max_streams = f->max_streams,
         .stall_timeout_us = (int64_t)f->stall_timeout_s * 1000000,
         .keepalive_timeout_us = (int64_t)f->keepalive_timeout_s * 1000000,

@@ -106,10 +106,11 @@ typedef struct rpc_options {
      * queue is full. Room for less than one max_body_bytes refuses the largest bodies always. 0 =
      * no limit but that of 64 of the largest bodies. */
     uint64_t body_memory_bytes;
-    uint32_t max_connections;     // HTTP; RPC_SURPLUS_CONNECTIONS more are answered by 503
-    uint32_t max_streams;         // gRPC, for each connection
-    int64_t stall_timeout_us;     // a stream whose client reads nothing for so long is aborted
-    int64_t keepalive_timeout_us; // for idle connections and for HTTP requests that come slowly
+    uint32_t max_connections;      // HTTP; RPC_SURPLUS_CONNECTIONS more are answered by 503
+    uint32_t max_grpc_descriptors; // of gRPC connections; those beyond wait
+    uint32_t max_streams;          // gRPC, for each connection
+    int64_t stall_timeout_us;      // a stream whose client reads nothing for so long is aborted
+    int64_t keepalive_timeout_us;  // for idle connections and for HTTP requests that come slowly
     void (*workers)(void *ctx, rpc_workers *out); // called on any thread; NULL: no workers
     void *workers_ctx;
 } rpc_options;

@@ -107,6 +107,7 @@ typedef struct grpc_front_options {
     const char *tls_client_ca;
     size_t max_message_bytes;
     uint32_t max_streams;
+    uint32_t max_descriptors; // of connections; those beyond wait until others are closed
     int64_t stall_timeout_us; // a call whose client reads nothing for so long ends; 0 = never
     /* How long the front waits for a call's first message, and for a call on an idle connection;
      * 0 = for ever. */

@@ -6,6 +6,7 @@
 #include "rpc/grpc/grpc.h"
 
 #include "rpc/grpc/descriptors.h"
+#include "rpc/grpc/gate.h"
 #include "rpc/work.h"
 #include <grpc/grpc.h>
 #include <grpc/support/time.h>
@@ -29,6 +30,9 @@ struct grpc_front {
     uint16_t port;
 
     grpc_server *server;
+    gate *gate;
+    bool is_full;        // no new connection is let in
+    int64_t full_log_us; // when the log last said so; 0 = never
     grpc_completion_queue *queue;
     pthread_t thread;
     bool is_started, has_thread;

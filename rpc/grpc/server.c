@@ -15,6 +15,8 @@
 enum {
     TICK_US = 1000000,
     STOP_TICK_US = 20000,
+    FULL_TICK_US = 100000,  // while all connections are taken
+    FULL_LOG_US = 10000000, // the shortest time between two log lines about it
     /* How long a stopping server waits for clients to receive its last status. */
     STOP_PATIENCE_US = 500000,
     METADATA_BYTES_MAX = 16 << 10,
@@ -135,18 +137,37 @@ static int64_t tick_calls(grpc_front *f, int64_t now)
     return now + TICK_US;
 }
 
+/* Lets connections in when others have been closed, and logs that none is let in. */
+static void tick_gate(grpc_front *f, int64_t now)
+{
+    bool was_filled;
+    uint32_t places = gate_update(f->gate, &f->is_full, &was_filled);
+    bool is_due = f->full_log_us == 0 || now - f->full_log_us >= FULL_LOG_US;
+    if (!was_filled || !is_due || !f->o.service) return;
+    char text[128];
+    f->full_log_us = now;
+    snprintf(text, sizeof text, "%u gRPC connections are all that may be open: new ones wait",
+             places);
+    rpc_log_note(f->o.service->o.log, "warning", "limits", text);
+}
+
 static void *run_front(void *arg)
 {
     grpc_front *f = arg;
     if (f->o.service) thread_set_patient(true); // the engine's threads come first
-    int64_t next_us = clock_now_us() + TICK_US;
+    int64_t next_us = clock_now_us() + TICK_US, gate_us = 0;
     bool is_closing = false;
     for (;;) {
         int64_t now = clock_now_us();
         bool stopping = atomic_load(&f->stopping);
         if (now >= next_us) next_us = tick_calls(f, now);
+        if (now >= gate_us) {
+            tick_gate(f, now);
+            gate_us = now + FULL_TICK_US;
+        }
         if (stopping && !is_closing) is_closing = stop_step(f, now);
-        int64_t wait_us = stopping ? STOP_TICK_US : next_us - now;
+        int64_t until_us = f->is_full && gate_us < next_us ? gate_us : next_us;
+        int64_t wait_us = stopping ? STOP_TICK_US : until_us - now;
         gpr_timespec until =
             gpr_time_add(gpr_now(GPR_CLOCK_MONOTONIC), gpr_time_from_micros(wait_us, GPR_TIMESPAN));
         grpc_event event = grpc_completion_queue_next(f->queue, until, NULL);
@@ -204,6 +225,7 @@ static void make_server(grpc_front *f)
         /* No compression: a few compressed bytes could become a message of any size. */
         int_arg(GRPC_COMPRESSION_CHANNEL_ENABLED_ALGORITHMS_BITSET, 1u << GRPC_COMPRESS_NONE),
         int_arg(GRPC_ARG_ENABLE_PER_MESSAGE_DECOMPRESSION, 0),
+        gate_arg(f->gate),
     };
     grpc_channel_args all = {.num_args = sizeof args / sizeof *args, .args = args};
     f->server = grpc_server_create(&all, NULL);
@@ -222,7 +244,9 @@ static status listen_on(grpc_front *f, error *err)
     grpc_server_credentials_release(credentials);
     if (port > 0) {
         f->port = (uint16_t)port;
-        return STATUS_IS_OK;
+        if (gate_listening(f->gate)) return STATUS_IS_OK;
+        return error_set(err, STATUS_INTERNAL, "grpc: gRPC %s does not show its sockets",
+                         grpc_version_string());
     }
     const char *problem = address_problem(address);
     if (!problem)
@@ -246,6 +270,8 @@ status grpc_front_create_for(const grpc_front_options *o, const rpc_service *con
     grpc_init();
     status st = make_tables(f, services, n_services);
     if (!status_ok(st)) error_set(err, st.code, "grpc: %s", st.message);
+    else if (!(f->gate = gate_create(o->max_descriptors)))
+        st = error_set(err, STATUS_NO_MEMORY, "grpc: out of memory");
     else {
         make_server(f);
         st = listen_on(f, err);
@@ -279,6 +305,7 @@ status grpc_front_create(service *s, const rpc_service *const *services, size_t 
         .tls_client_ca = s->o.tls_client_ca,
         .max_message_bytes = s->o.max_body_bytes,
         .max_streams = s->o.max_streams,
+        .max_descriptors = s->o.max_grpc_descriptors,
         .stall_timeout_us = s->o.stall_timeout_us,
         .keepalive_timeout_us = s->o.keepalive_timeout_us,
     };
@@ -304,6 +331,7 @@ void grpc_front_destroy(grpc_front *f)
     }
     work_pool_destroy(&f->work); // no call is left, so no job either
     if (f->server) grpc_server_destroy(f->server);
+    gate_close(f->gate);
     if (f->queue && !f->is_started) grpc_completion_queue_shutdown(f->queue);
     if (f->queue) grpc_completion_queue_destroy(f->queue);
     grpc_shutdown();

@@ -9,6 +9,7 @@
 
 enum {
     STREAMS_MAX = 64,
+    DESCRIPTORS_MAX = 128, // of connections: a coordinator needs a few
     FIRST_MESSAGE_US = 10000000,
     SILENCE_US = 3000000,
     UNPACK_FACTOR = 4, // as in rpc/grpc
@@ -265,6 +266,7 @@ static status listen_on(worker_server *s, error *err)
         .tls_client_ca = o->tls.ca,
         .max_message_bytes = message_bytes_max,
         .max_streams = STREAMS_MAX,
+        .max_descriptors = DESCRIPTORS_MAX,
         .keepalive_timeout_us = FIRST_MESSAGE_US,
     };
     return grpc_front_create_for(&front, services, 1, &s->front, err);

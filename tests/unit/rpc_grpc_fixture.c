@@ -13,6 +13,7 @@ fixture *fixture_make(const char *const *keys, size_t n_keys)
     o->grpc_address = "127.0.0.1:0";
     o->max_body_bytes = 1 << 20;
     o->max_streams = 2000;
+    o->max_grpc_descriptors = 1000;
     o->stall_timeout_us = 180000000;
     o->keepalive_timeout_us = 180000000;
     return f;

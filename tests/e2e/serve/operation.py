@@ -442,6 +442,26 @@ class Settings(unittest.TestCase):
                 self.assertEqual(server.get("/health")[0], 200)
             self.assertGreater(server.metric("http_idle_connections_closed_total"), 0)
 
+    def test_idle_grpc_connections(self):
+        """Idle connections to gRPC's port neither end its listener nor take HTTP's descriptors."""
+        with Server(limits={resource.RLIMIT_NOFILE: 64}) as server:
+            idle = []
+            try:
+                for _ in range(100):
+                    s = socket.socket()
+                    idle.append(s)
+                    s.setblocking(False) # those for which there is no place are not accepted
+                    s.connect_ex(("127.0.0.1", server.grpc_port))
+                eventually("the log says it", lambda: "gRPC connections are all" in server.log())
+                for _ in range(10):
+                    self.assertEqual(server.get("/health")[0], 200)
+            finally:
+                for s in idle:
+                    s.close()
+            with grpc.insecure_channel(server.target) as channel:
+                check = health_grpc.HealthStub(channel).Check
+                self.assertEqual(check(health.HealthCheckRequest(), wait_for_ready=True, timeout=PATIENCE).status, 1)
+
     def test_one_protocol(self):
         for off in ("--http", "--grpc"):
             p = subprocess.Popen([OCTAVO, "serve", *POOL, "--http", "127.0.0.1:0", "--grpc", "127.0.0.1:0", off, "none"],
