@@ -87,18 +87,18 @@ static bool is_taken(service *s, const generation *by)
     return false;
 }
 
-/* Adds g to the live generations. False when its id is taken. */
-static bool add_live(service *s, generation *g)
+/* Adds g to the live generations. False when its id is taken and not shared. */
+static bool add_live(service *s, generation *g, bool shares_id)
 {
     pthread_mutex_lock(&s->lock);
-    bool free_id = !is_taken(s, g);
-    if (free_id) {
+    bool added = shares_id || !is_taken(s, g);
+    if (added) {
         generation **bucket = bucket_of(s, g->id, strlen(g->id));
         g->next = *bucket;
         *bucket = g;
     }
     pthread_mutex_unlock(&s->lock);
-    return free_id;
+    return added;
 }
 
 /* Removes g from the live generations: no other thread can find it any more. */
@@ -196,7 +196,7 @@ static status start_generation(service *s, const engine_request *requests, uint3
     RETURN_IF_ERROR(check_requests(s, n, o, err));
     generation *g = make_generation(s, requests, n, o);
     if (!g) return error_set(err, STATUS_NO_MEMORY, "request: out of memory");
-    if (!add_live(s, g)) {
+    if (!add_live(s, g, o->shares_id)) {
         generation_free(g);
         return error_set(err, STATUS_INVALID, "request_id: a request with this id is running");
     }

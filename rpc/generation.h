@@ -29,7 +29,7 @@ typedef struct generation_request {
 struct generation {
     service *service;
     generation *next;                  // in its bucket of service.live
-    char id[SERVICE_ID_BYTES_MAX + 1]; // unique among live generations of its identity
+    char id[SERVICE_ID_BYTES_MAX + 1]; // found with its identity; shared where options allow it
     char identity[SERVICE_IDENTITY_BYTES];
     const char *surface;
     engine_notify notify;

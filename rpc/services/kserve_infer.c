@@ -57,7 +57,12 @@ static status start_all(rpc_call *c, const Inference__ModelInferRequest *m, infe
     uint32_t n = s->facts.n_prompts, made = 0;
     char identity[SERVICE_IDENTITY_BYTES];
     call_identity(c, identity);
-    generation_options o = {NULL, "kserve", call_wake, c, identity};
+    generation_options o = {.id = s->facts.id,
+                            .surface = "kserve",
+                            .notify = call_wake,
+                            .notify_ctx = c,
+                            .identity = identity,
+                            .shares_id = true}; // Triton's clients count: "0", "1", …
     engine_request *requests = calloc(n, sizeof *requests);
     status st =
         requests ? STATUS_IS_OK : error_set(err, STATUS_NO_MEMORY, "request: out of memory");

@@ -201,7 +201,7 @@ static status start_vllm_generate(rpc_call *c, const Vllm__Grpc__Engine__Generat
     const char *session = call_metadata(c, "octavo-session", &n_session);
     RETURN_IF_ERROR(field_word("request_id", m->request_id, id, sizeof id, err));
     call_identity(c, identity);
-    generation_options o = {id, "vllm", call_wake, c, identity};
+    generation_options o = {id, "vllm", call_wake, c, identity, false};
     engine_request r;
     status st = vllm_request_of(call_service(c), m, retention, n_retention, &r, err);
     if (status_ok(st))

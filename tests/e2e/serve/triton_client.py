@@ -4,10 +4,12 @@
 
 import json
 import queue
+import threading
 
-from harness import CONTEXT, PATIENCE, SLOW, ServeTest, main, need
+from harness import CONTEXT, PATIENCE, SLOW, ServeTest, eventually, main, need, stubs
 
-numpy, triton, utils = need("numpy", "tritonclient.grpc", "tritonclient.utils")
+grpc, numpy, triton, utils = need("grpc", "numpy", "tritonclient.grpc", "tritonclient.utils")
+pb, rpc = stubs("octavo")
 
 ROMEO = "O Romeo, Romeo, wherefore art thou"
 
@@ -164,6 +166,27 @@ class Stream(TritonTest):
 
 class Vanished(TritonTest):
     MODEL = SLOW
+
+    def test_abort_by_id(self):
+        """A request's id is the one that Abort ends and the log shows. Triton's clients count their
+        requests, so two of them may have the same id: both run, and both are ended."""
+        finishes = queue.Queue()
+        threads = [threading.Thread(target=self.run_long, args=("7", finishes), daemon=True) for _ in range(2)]
+        for thread in threads:
+            thread.start()
+        eventually("both run", lambda: self.server.metric("num_requests_running") == 2)
+        with grpc.insecure_channel(self.server.target) as channel:
+            abort = rpc.InferenceStub(channel).Abort
+            self.assertEqual(abort(pb.AbortRequest(request_ids=["7"])).aborted, 2)
+            self.assertEqual([finishes.get(timeout=PATIENCE) for _ in range(2)], [["abort"], ["abort"]])
+            self.assertEqual(abort(pb.AbortRequest(request_ids=["7"])).aborted, 0)
+        eventually("the log shows the id", lambda: self.server.log().count('"id":"7"') == 2)
+
+    def run_long(self, name, finishes):
+        with triton.InferenceServerClient(self.server.target) as client:
+            result = client.infer(self.model, self.inputs(["O"], {"max_tokens": 4000, "ignore_eos": True}),
+                                  request_id=name, client_timeout=PATIENCE)
+            finishes.put(self.texts(result, "finish_reason"))
 
     def test_pages_come_back(self):
         results = queue.Queue()
