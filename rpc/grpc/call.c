@@ -60,20 +60,23 @@ static bool start_batch(rpc_call *c, const grpc_op *ops, size_t n, queue_op *tag
     return false;
 }
 
-/* Counts the call's answer. A call that ends before the server has sent a status was cancelled by
- * its client. */
+/* Counts the call's answer when gRPC has closed the call. One that is cancelled then was left by
+ * its client before it could have a status. */
 static void count_answer(const rpc_call *c)
 {
     service *s = c->front->o.service;
     if (!s) return;
-    grpc_status_code code = c->finishing ? c->code : GRPC_STATUS_CANCELLED;
+    bool has_code = c->finishing && (!c->cancelled || c->gets_code);
+    grpc_status_code code = has_code ? c->code : GRPC_STATUS_CANCELLED;
     service_answer a = {.surface = "grpc",
                         .route = c->method ? c->method->path : "other",
                         .code = call_code_name(code),
                         .is_refusal = code != GRPC_STATUS_OK && code != GRPC_STATUS_CANCELLED};
     char text[DETAILS_BYTES_MAX + 1];
     size_t n = GRPC_SLICE_LENGTH(c->details);
-    if (a.is_refusal && n < sizeof text) {
+    a.message = c->why;
+    a.is_own_message = c->why;
+    if (a.is_refusal && !c->why && n < sizeof text) {
         memcpy(text, GRPC_SLICE_START_PTR(c->details), n);
         text[n] = '\0';
         a.message = text;
@@ -86,16 +89,23 @@ static void end_call(rpc_call *c)
 {
     if (c->over) return;
     c->over = true;
-    count_answer(c);
     if (c->entered && c->method->ended) c->method->ended(c);
     call_unref(c);
+}
+
+static void close_call(rpc_call *c)
+{
+    count_answer(c);
+    end_call(c);
 }
 
 static void on_closed(void *owner, bool ok)
 {
     (void)ok;
-    end_call(owner);
-    call_unref(owner);
+    rpc_call *c = owner;
+    if (c->receiving && !c->entered) c->was_closed = true; // on_received learns who ended the call
+    else close_call(c);
+    call_unref(c);
 }
 
 /* ---- receiving ------------------------------------------------------------------------------- */
@@ -135,7 +145,7 @@ arena call_keep_message(rpc_call *c)
 static void half_close(rpc_call *c)
 {
     if (!c->method->client_streams) {
-        call_finish(c, GRPC_STATUS_INVALID_ARGUMENT, "request: the message is missing");
+        call_refuse(c, GRPC_STATUS_INVALID_ARGUMENT, "request: the message is missing");
         return;
     }
     c->entered = true;
@@ -148,8 +158,15 @@ static void on_received(void *owner, bool ok)
     c->receiving = false;
     grpc_byte_buffer *buffer = c->incoming;
     c->incoming = NULL;
-    /* Not ok: the call was cancelled, or the message is too large. gRPC tells the client, and
-     * on_closed follows. */
+    /* Not ok: gRPC has refused the call and told the client. (A client that cancels its call leaves
+     * this ok, without a message.) It refuses an encoding before the call comes here. */
+    if (!ok && !c->over && !c->finishing) {
+        c->gets_code = true;
+        if (c->was_closed)
+            call_refuse(c, GRPC_STATUS_UNIMPLEMENTED, "request: compression is not supported");
+        else call_refuse(c, GRPC_STATUS_RESOURCE_EXHAUSTED, "request: the message is too large");
+    }
+    if (c->was_closed) close_call(c);
     if (ok && !c->over && !c->finishing) {
         if (buffer) call_read(c, buffer);
         else half_close(c);
@@ -254,6 +271,12 @@ void call_finish(rpc_call *c, grpc_status_code code, const char *details)
     if (set_status(c, code, details) && !c->sending) send_batch(c, NULL, true);
 }
 
+void call_refuse(rpc_call *c, grpc_status_code code, const char *why)
+{
+    if (!c->finishing) c->why = why;
+    call_finish(c, code, why);
+}
+
 void call_reply(rpc_call *c, const ProtobufCMessage *m)
 {
     bool can_send = call_can_send(c);
@@ -352,6 +375,7 @@ static void refuse_client(rpc_call *c)
              c->method->path + 1,
              c->front->o.service->o.n_admin_keys ? ""
                                                  : "; this server has none (--admin-key-file)");
+    c->why = "an admin key is needed";
     call_finish(c, GRPC_STATUS_PERMISSION_DENIED, text);
 }
 
@@ -362,13 +386,14 @@ static void admit_call(rpc_call *c, const char *path, size_t n)
     if (!c->method) {
         char text[DETAILS_BYTES_MAX];
         snprintf(text, sizeof text, "there is no method %.*s", n < 256 ? (int)n : 256, path);
+        c->why = "there is no such method";
         call_finish(c, GRPC_STATUS_UNIMPLEMENTED, text);
     } else if (!c->method->open && !has_key(c)) {
-        call_finish(c, GRPC_STATUS_UNAUTHENTICATED, "authorization: a valid bearer key is needed");
+        call_refuse(c, GRPC_STATUS_UNAUTHENTICATED, "authorization: a valid bearer key is needed");
     } else if (c->method->admin && !is_admin(c)) {
         refuse_client(c);
     } else if (!c->method->open && front_is_draining(c->front)) {
-        call_finish(c, GRPC_STATUS_UNAVAILABLE, "the server is draining");
+        call_refuse(c, GRPC_STATUS_UNAVAILABLE, "the server is draining");
     } else {
         c->since_us = clock_now_us();
         call_receive(c);
@@ -408,17 +433,24 @@ void call_begin(grpc_front *f, grpc_call *call, const grpc_call_details *details
     else end_call(c);
 }
 
+static void cancel_stalled(rpc_call *c)
+{
+    static const char why[] = "the client does not read";
+    c->gets_code = set_status(c, GRPC_STATUS_RESOURCE_EXHAUSTED, why);
+    if (c->gets_code) c->why = why;
+    grpc_call_cancel_with_status(c->call, GRPC_STATUS_RESOURCE_EXHAUSTED, why, NULL);
+}
+
 void call_check_stall(rpc_call *c, int64_t now_us)
 {
     const grpc_front_options *o = &c->front->o;
     if (c->over) return;
     if (c->sending) {
         if (o->stall_timeout_us > 0 && now_us - c->since_us > o->stall_timeout_us)
-            grpc_call_cancel_with_status(c->call, GRPC_STATUS_RESOURCE_EXHAUSTED,
-                                         "the client does not read", NULL);
+            cancel_stalled(c);
     } else if (!c->entered && c->receiving && !c->method->client_streams) {
         if (o->keepalive_timeout_us > 0 && now_us - c->since_us > o->keepalive_timeout_us)
-            call_finish(c, GRPC_STATUS_DEADLINE_EXCEEDED, "request: no message came in time");
+            call_refuse(c, GRPC_STATUS_DEADLINE_EXCEEDED, "request: no message came in time");
     }
 }
 

@@ -74,6 +74,8 @@ arena call_keep_message(rpc_call *c);
 bool call_add_trailer(rpc_call *c, const char *key, const void *value, size_t n);
 /* Ends the call once its sent messages have gone out. Only the first call has an effect. */
 void call_finish(rpc_call *c, grpc_status_code code, const char *details);
+/* As call_finish, with a static text, which the log shows: it quotes nothing of the client. */
+void call_refuse(rpc_call *c, grpc_status_code code, const char *why);
 /* Sends m and ends the call with OK. */
 void call_reply(rpc_call *c, const ProtobufCMessage *m);
 /* Ends the call with the gRPC code for s. For a passing error the trailing metadata say when to try

@@ -37,7 +37,7 @@ static void check_health(rpc_call *c, const ProtobufCMessage *m)
     const health_request *request = (const health_request *)m;
     health_response response = GRPC__HEALTH__V1__HEALTH_CHECK_RESPONSE__INIT;
     if (!is_known(c, request->service)) {
-        call_finish(c, GRPC_STATUS_NOT_FOUND, "service: there is none of this name");
+        call_refuse(c, GRPC_STATUS_NOT_FOUND, "service: there is none of this name");
         return;
     }
     response.status = status_now(c);

@@ -84,6 +84,8 @@ struct rpc_call {
     bool entered;       // the method has been called
     bool finishing;     // call_finish was called
     bool over;          // nothing more can be sent; `ended` has been called
+    bool was_closed;    // on_closed left the end to on_received
+    bool gets_code;     // the client is told `code` even if the call counts as cancelled
     int cancelled;      // written by RECV_CLOSE_ON_SERVER
     int64_t since_us;   // when the send in flight, or the wait for the first message, began
     queue_op closed, received, sent, finished, awake;
@@ -93,6 +95,9 @@ struct rpc_call {
 
     grpc_status_code code;
     grpc_slice details;
+    /* Why the call is refused, for the log: static, quotes nothing of the client. NULL: the log
+     * shows the details, and only where it shows prompts. */
+    const char *why;
     grpc_metadata *trailers; // [n_trailers]
     size_t n_trailers;
 };

@@ -113,7 +113,7 @@ void call_read(rpc_call *c, grpc_byte_buffer *buffer)
     if (!take_memory(c, n)) {
         call_fail(c, error_set(&err, STATUS_QUEUE_FULL, TOO_MANY), &err);
     } else if (buffer->data.raw.compression != GRPC_COMPRESS_NONE) {
-        call_finish(c, GRPC_STATUS_UNIMPLEMENTED, "request: compression is not supported");
+        call_refuse(c, GRPC_STATUS_UNIMPLEMENTED, "request: compression is not supported");
     } else if (n >= LARGE_MESSAGE_BYTES && c->front->work.is_made) {
         status s = put_large(c, buffer, n, &err);
         if (status_ok(s)) return;

@@ -85,7 +85,7 @@ static void answer_question(rpc_call *c, const ProtobufCMessage *m)
     const descriptor_set *set = &call_front(c)->descriptors;
     reflection_response r = GRPC__REFLECTION__V1__SERVER_REFLECTION_RESPONSE__INIT;
     if (protobuf_c_message_get_packed_size(m) > QUESTION_BYTES_MAX) { // the answer repeats it
-        call_finish(c, GRPC_STATUS_INVALID_ARGUMENT, "request: longer than a name needs");
+        call_refuse(c, GRPC_STATUS_INVALID_ARGUMENT, "request: longer than a name needs");
         return;
     }
     r.valid_host = q->host;

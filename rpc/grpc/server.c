@@ -119,7 +119,7 @@ static bool stop_step(grpc_front *f, int64_t now)
     if (f->stop_deadline_us == 0) {
         f->stop_deadline_us = now + STOP_PATIENCE_US;
         for (rpc_call *c = f->first; c; c = c->next)
-            call_finish(c, GRPC_STATUS_UNAVAILABLE, "the server is stopping");
+            call_refuse(c, GRPC_STATUS_UNAVAILABLE, "the server is stopping");
     }
     if (!f->was_cancelled && (f->n_calls == 0 || now >= f->stop_deadline_us)) {
         f->was_cancelled = true;

@@ -173,7 +173,7 @@ static void flush_cache(rpc_call *c, const ProtobufCMessage *message)
 static void vllm_embed(rpc_call *c, const ProtobufCMessage *message)
 {
     (void)message;
-    call_finish(c, GRPC_STATUS_UNIMPLEMENTED, "Embed: this model generates text");
+    call_refuse(c, GRPC_STATUS_UNIMPLEMENTED, "Embed: this model generates text");
 }
 
 /* ---- KV events ------------------------------------------------------------------------------- */

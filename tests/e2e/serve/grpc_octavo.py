@@ -216,6 +216,34 @@ class Giant(OctavoTest):
         self.refuses(grpc.StatusCode.RESOURCE_EXHAUSTED, lambda: self.stub.Generate(empty))
         self.assertTrue(self.generate())
 
+    def test_counts(self):
+        """What gRPC itself refuses is counted and logged with the code that its client gets, and a
+        call whose client leaves before its message as cancelled."""
+        generate = "/octavo.v1.Inference/Generate"
+        self.refuses(grpc.StatusCode.RESOURCE_EXHAUSTED, lambda: self.stub.Generate(self.request("x" * 100001)))
+        self.refuses(grpc.StatusCode.UNIMPLEMENTED,
+                     lambda: self.stub.Generate(self.request("x" * 1000), compression=grpc.Compression.Gzip))
+        self.refuses(grpc.StatusCode.UNIMPLEMENTED, lambda: self.channel.unary_stream("/a.b/C")(b""))
+        eventually("one counts as cancelled", lambda: self.leave(generate))
+        for code, method in (("RESOURCE_EXHAUSTED", generate), ("UNIMPLEMENTED", generate), ("UNIMPLEMENTED", "other")):
+            eventually(f"{code} of {method}", lambda c=code, m=method: self.n_counted(c, m) > 0)
+        for message in ("the message is too large", "compression is not supported", "there is no such method"):
+            eventually(message, lambda m=message: f'{m}"' in self.server.log())
+        self.assertNotIn("the message is missing", self.server.log())
+
+    def leave(self, method):
+        """Opens a call and cancels it before its message; whether such a call has been counted."""
+        left = threading.Event()
+        call = self.channel.stream_stream(method)(iter(lambda: left.wait(PATIENCE), True))
+        left.wait(0.05) # time for the call to reach the server
+        call.cancel()
+        left.set()
+        return self.n_counted("CANCELLED", method) > 0
+
+    def n_counted(self, code, method):
+        return sum(value for name, value in self.server.metrics().items()
+                   if "grpc_requests_total" in name and f'code="{code}"' in name and f'method="{method}"' in name)
+
 
 class Ending(OctavoTest):
     """Requests that end early."""
