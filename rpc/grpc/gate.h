@@ -5,8 +5,9 @@
  * when all places are taken it lets the kernel drop what reaches the listening sockets: clients
  * that connect then wait, as they do at a full backlog, until gate_update finds a place.
  *
- * gRPC's headers name the channel argument for a mutator but not its layout, which gate.c repeats;
- * it has been the same from gRPC 1.40 on.
+ * gRPC's public headers name the channel argument for a mutator but not its layout, so gate.c
+ * repeats that of gRPC 1.51, Debian 12's. Check src/core/lib/iomgr/socket_mutator.h before building
+ * against another version.
  *
  * Ownership  gate_close gives up the front's reference; gRPC's own keep the gate until its last
  *            socket is closed.
