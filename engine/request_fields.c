@@ -72,6 +72,7 @@ void engine_field_set_whole(const engine_field *f, int64_t value, engine_request
     case ENGINE_FIELD_INT:
     case ENGINE_FIELD_TOP:
     case ENGINE_FIELD_LOGPROBS: *(int32_t *)member = (int32_t)value; return;
+    /* No new token: the request only scores its prompt. The number is stored, too. */
     case ENGINE_FIELD_LENGTH: r->score_only = value == 0; // fallthrough
     case ENGINE_FIELD_UINT: *(uint32_t *)member = (uint32_t)value; return;
     case ENGINE_FIELD_SEED:

@@ -32,7 +32,8 @@ static void lose_backend(engine *e)
 
 /* ---- the watchdog ---------------------------------------------------------------------------- */
 
-/* Fails the requests of a stuck step and interrupts the backend. The lock is held. */
+/* Fails all requests, also those that wait, because the backend will be made again; interrupts the
+ * backend. The lock is held. */
 static void abandon_step(engine *e, int64_t now_us)
 {
     step_watch *w = &e->watch;
@@ -245,7 +246,7 @@ void watch_lost(engine *e)
 
 /* ---- a step ---------------------------------------------------------------------------------- */
 
-/* The whole step failed: fails all its requests. */
+/* The whole step failed: fails all requests, because the backend is made again. */
 static void fail_step(engine *e, const step_plan *plan, status st)
 {
     char text[640];
@@ -261,8 +262,7 @@ static bool ends_backend(status s)
 }
 
 /* Notes that a call into the backend begins, for the oldest step in flight. Its time counts from
- * this call: what it ran before, beside the engine thread, is not known to be the backend's
- * doing. */
+ * this call, even if the step ran before: nothing waited for the backend then. */
 static void begin_backend_call(engine *e)
 {
     step_watch *w = &e->watch;

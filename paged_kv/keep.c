@@ -1,5 +1,6 @@
 /* Applies a selection of retention to a table: drops whole pages, fills holes from the table's end,
- * or gathers everything. Which of the three depends on the bits alone. */
+ * or gathers everything. Which of the three depends on the bits, and on whether positions are to be
+ * contiguous: then it gathers. */
 #include "paged_kv/internal.h"
 
 /* The first bit from `from` on that is set (or not), or `end`. */

@@ -22,7 +22,10 @@ uint32_t host_take(pkv *p)
     return p->n_host_free > 0 ? p->host_free[--p->n_host_free] : p->host_touched++;
 }
 
-/* ---- records of sequences without a number --------------------------------------------------- */
+/* ---- records of swapped and parked sequences ------------------------------------------------- */
+
+/* These sequences have no id, so a record's index stands for one. swaps[0] heads the list of free
+ * records. record_find makes a record if none is free; record_take removes it from the list. */
 
 uint32_t record_find(pkv *p)
 {

@@ -93,8 +93,8 @@ void service_count_refusal(service *s, service_refusal why)
     atomic_fetch_add_explicit(&s->refused[why], 1, memory_order_relaxed);
 }
 
-/* Logs how many requests were refused. Overload refuses thousands a second, so they are not logged
- * one by one. */
+/* Logs how many requests were refused for each reason. answers.c logs a line for each refusal, ten
+ * a second at most, and overload refuses thousands: this sum is complete. */
 static void log_refusals(service *s)
 {
     uint64_t fresh[SERVICE_REFUSALS], sum = 0;

@@ -146,7 +146,7 @@ static void take_event(sched *s, const sched_event *event, int64_t now_us)
     s->settled &= event->kind == SCHED_RESULT;
     switch (event->kind) {
     case SCHED_ADD:
-        /* The session that the request continues may still wait for the end of a discarded row. */
+        /* The request may continue a session whose last sequence has ended and is not reaped. */
         if (s->n_in_flight < s->depth) sched_reap(s);
         e = sched_entry_create(s, event->add, now_us);
         if (!e) return;
@@ -167,6 +167,9 @@ static void take_event(sched *s, const sched_event *event, int64_t now_us)
     }
 }
 
+/* A step: forgets what ended before the last call, takes the events in order, gives up what has
+ * ended, and plans: a whole step when none is in flight, else one that needs no result of the step
+ * that runs (ahead.c). */
 const step_plan *sched_step(sched *s, int64_t now_us, const sched_event *events, size_t n_events)
 {
     /* Where two steps may be in flight, the backend is done with a plan's deltas before the next

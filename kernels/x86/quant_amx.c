@@ -110,7 +110,7 @@ INLINE void multiply_wide(const unsigned group, const uint8_t *w, const uint8_t 
 INLINE void multiply(const bool wide, const unsigned group, const uint8_t *w, const uint8_t *x,
                      pair_sums *sums)
 {
-    tiles_settle(); /* the earlier contents of *sums have been read */
+    tiles_settle(); /* earlier loads of *sums stay before the stores of tiles */
     if (wide) multiply_wide(group, w, x, sums);
     else multiply_narrow(group, w, x, sums);
 }
@@ -123,6 +123,7 @@ INLINE void add_scaled(const int bits, const bool wide, const unsigned group,
     for (size_t g = 0; g < 2; g++, x += x_group_bytes(wide, group)) {
         const size_t q_bytes = (size_t)ROWS * group * (wide ? 2 : 1);
         const float *x_scales = (const float *)(const void *)(x + q_bytes);
+        /* As in quant_scale: 8 bits: f32 without its sign and last 15 bits; 4 bits: bf16. */
         __m256i half = _mm256_load_si256((const __m256i *)(const void *)(w_scales + 32 * g));
         __m512 scale = _mm512_castsi512_ps(
             _mm512_slli_epi32(_mm512_cvtepu16_epi32(half), bits == 8 ? 15 : 16));
@@ -194,7 +195,7 @@ INLINE void run(const int bits, const bool wide, const unsigned group, const ker
         const uint8_t *w = b->w + i * b->w_stride, *next = b->next + i * b->w_stride;
         if (bits == 4) {
             to_bytes(w, b->k, group, bytes);
-            tiles_settle();
+            tiles_settle(); /* the stores above stay before the loads of tiles */
             w = bytes;
         }
         float *acc = b->acc + i * b->tiles * ROWS * KERN_PANEL;
@@ -215,7 +216,8 @@ RUN(8_wide, 8, true)
 RUN(8, 8, false)
 RUN(4, 4, false)
 
-/* Packs q [rows][group]. Both operands are signed, so `start` stays unwritten. */
+/* Packs q [rows][group] and the scales. isa.h's `start` undoes an offset of weights; signed weights
+ * have none, so it is not written. */
 static void pack__amx(const float *x, size_t units, unsigned group, size_t rows, size_t r,
                       uint8_t *out)
 {

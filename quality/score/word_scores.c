@@ -171,8 +171,8 @@ static size_t different(const numbered_text *t, size_t n_words, bool *seen)
     return n;
 }
 
-/* Counts the reference's words that are in a common subsequence with any sentence of the answer,
- * each word once. */
+/* ROUGE-L's F, or -1 when memory is out. A word of the reference is a hit once, if any sentence's
+ * common subsequence has it. beta and 1e-12 are those of the `rouge` package. */
 static double rouge_of(const numbered_text *a, const numbered_text *r, size_t n_words, bool *marks)
 {
     double n_answer = (double)different(a, n_words, marks);

@@ -1,5 +1,6 @@
-/* Heartbeats: calls Health of each rank four times a second. A rank is lost when its last answer is
- * too old, or says that the worker no longer has the session. Then the whole session fails. */
+/* Heartbeats: calls Health of each rank four times a second. A rank is lost when it has not
+ * answered for too long, its connection breaks, it says that it no longer has the session, or the
+ * network between it and another rank is cut (peers.c). Then the whole session fails. */
 #include "rpc/worker/group.h"
 
 #include <grpc/support/time.h>

@@ -13,7 +13,8 @@ enum {
     PATTERN_STEPS_MAX = 10000, /* names are short: a sane pattern takes a few hundred */
 };
 
-/* The limit of all matching together, in tried items of patterns. */
+/* Most items of patterns that all matching of a model may try, and more for each module, so that a
+ * hostile file cannot make loading take hours. */
 #define WORK_MAX       (4u << 20)
 #define WORK_OF_MODULE 4096
 
