@@ -167,6 +167,7 @@ static status open_log(serving *s, error *err)
 static void raise_descriptors(serving *s)
 {
     enum { OTHERS = 256, OWN = 32 }; // files and gRPC's sockets; descriptors of an idle server
+    enum { LINGERING = 64 };         // HTTP connections that end with an early refusal
     enum { GRPC_LEAST = 4, GRPC_MOST = 5120 }; // 4,095 connections, and those that wait
     struct rlimit r;
     char text[160];
@@ -175,7 +176,9 @@ static void raise_descriptors(serving *s)
     if (getrlimit(RLIMIT_NOFILE, &r) != 0) return;
     r.rlim_cur = r.rlim_max;
     setrlimit(RLIMIT_NOFILE, &r);
-    rlim_t all = r.rlim_max > OWN ? r.rlim_max - OWN : 0, http = all * 3 / 4;
+    rlim_t all = r.rlim_max > OWN ? r.rlim_max - OWN : 0;
+    all -= all / 8 < LINGERING ? all / 8 : LINGERING;
+    rlim_t http = all * 3 / 4;
     bool is_low = r.rlim_max < (rlim_t)*most + OTHERS;
     if (!is_low) http = (rlim_t)*most + RPC_SURPLUS_CONNECTIONS;
     if (all - http > GRPC_LEAST)

@@ -33,6 +33,7 @@ static generation *make_generation(service *s, const engine_request *requests, u
     *g = (generation){
         .service = s,
         .surface = o->surface,
+        .shares_id = o->shares_id,
         .notify = o->notify,
         .notify_ctx = o->notify_ctx,
         .start_us = clock_now_us(),
@@ -77,21 +78,21 @@ static bool is_named(const generation *g, const char *identity, const char *id, 
            (!identity || strcmp(g->identity, identity) == 0);
 }
 
-/* True when a live generation has the id and identity of `by`. Call it with the service's lock
- * held. */
+/* True when a live generation has the id and identity of `by` and does not share its id. Call it
+ * with the service's lock held. */
 static bool is_taken(service *s, const generation *by)
 {
     size_t n = strlen(by->id);
     for (generation *g = *bucket_of(s, by->id, n); g; g = g->next)
-        if (is_named(g, by->identity, by->id, n)) return true;
+        if (!g->shares_id && is_named(g, by->identity, by->id, n)) return true;
     return false;
 }
 
 /* Adds g to the live generations. False when its id is taken and not shared. */
-static bool add_live(service *s, generation *g, bool shares_id)
+static bool add_live(service *s, generation *g)
 {
     pthread_mutex_lock(&s->lock);
-    bool added = shares_id || !is_taken(s, g);
+    bool added = g->shares_id || !is_taken(s, g);
     if (added) {
         generation **bucket = bucket_of(s, g->id, strlen(g->id));
         g->next = *bucket;
@@ -196,7 +197,7 @@ static status start_generation(service *s, const engine_request *requests, uint3
     RETURN_IF_ERROR(check_requests(s, n, o, err));
     generation *g = make_generation(s, requests, n, o);
     if (!g) return error_set(err, STATUS_NO_MEMORY, "request: out of memory");
-    if (!add_live(s, g, o->shares_id)) {
+    if (!add_live(s, g)) {
         generation_free(g);
         return error_set(err, STATUS_INVALID, "request_id: a request with this id is running");
     }

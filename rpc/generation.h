@@ -29,7 +29,8 @@ typedef struct generation_request {
 struct generation {
     service *service;
     generation *next;                  // in its bucket of service.live
-    char id[SERVICE_ID_BYTES_MAX + 1]; // found with its identity; shared where options allow it
+    char id[SERVICE_ID_BYTES_MAX + 1]; // found with its identity
+    bool shares_id;                    // generation_options
     char identity[SERVICE_IDENTITY_BYTES];
     const char *surface;
     engine_notify notify;

@@ -69,9 +69,11 @@ bool service_knows_model(const service *s, const char *name, size_t n)
 bool service_take_body(service *s, size_t n)
 {
     uint64_t most = s->o.body_memory_bytes ? s->o.body_memory_bytes / RPC_BODY_FACTOR : UINT64_MAX;
-    if (atomic_fetch_add(&s->body_bytes, n) + n <= most) return true;
-    atomic_fetch_sub(&s->body_bytes, n);
-    return false;
+    uint64_t had = atomic_load(&s->body_bytes);
+    do {
+        if (n > most || had > most - n) return false;
+    } while (!atomic_compare_exchange_weak(&s->body_bytes, &had, had + n));
+    return true;
 }
 
 void service_give_body(service *s, size_t n) { atomic_fetch_sub(&s->body_bytes, n); }

@@ -155,13 +155,13 @@ typedef struct generation_options {
     engine_notify notify; // as engine_submit's: called when an output can be read
     void *notify_ctx;
     const char *identity; // owner of the sessions and the id (service_identity); NULL = ""
-    bool shares_id;       // other live generations may have the id: an Abort of it ends them all
+    bool shares_id;       // other live generations may have the id; an Abort of it ends them all
 } generation_options;
 
 /* Submits n requests (one for each prompt of an array), all with the same number of choices. When
  * one request is refused, those before it are aborted, and notify is not called after the return.
  * STATUS_UNAVAILABLE: the service is draining. STATUS_INVALID: the id is too long, or a live
- * generation of the same identity has it and shares_id is not set. notify may be called before
+ * generation of the same identity has it and neither shares it. notify may be called before
  * this returns. */
 status generation_start(service *s, const engine_request *requests, uint32_t n,
                         const generation_options *o, generation **out, error *err);

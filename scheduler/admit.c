@@ -246,6 +246,7 @@ static bool try_start(sched *s, sched_seq *q, const pages_owed *owed)
     uint32_t chunk = sched_seq_chunk(s, q), slot = s->free_slots[s->n_free_slots - 1];
     status st = status_make(STATUS_NO_PAGES, NULL);
     if (chunk > 0) st = open_tables(s, q, &b, slot);
+    else s->budget = 0;   /* it lacks tokens of this step, so no sequence needs to give way */
     if (!status_ok(st)) { /* no tokens left in this step, or no memory for the lists */
         if (st.code == STATUS_NO_MEMORY) sched_starve(s, q);
         q->computed = computed;
@@ -333,7 +334,7 @@ void sched_admit(sched *s, int64_t now_us)
             owe_running(s, q, &owed);
             n_active++;
             if (note_pass(s, q->entry)) i = 0; /* the aged request is first in the list now */
-        } else if (sched_preempt_idle(s, n_active == 0, now_us)) {
+        } else if (s->budget > 0 && sched_preempt_idle(s, n_active == 0, now_us)) {
             i = 0; /* the preempted sequence may rank before q */
         } else {
             return;

@@ -113,10 +113,9 @@ static void on_closed(void *owner, bool ok)
 void call_receive(rpc_call *c)
 {
     if (c->over || c->finishing || c->receiving) return;
-    c->receiving = true;
     grpc_op op = {.op = GRPC_OP_RECV_MESSAGE};
     op.data.recv_message.recv_message = &c->incoming;
-    start_batch(c, &op, 1, &c->received);
+    c->receiving = start_batch(c, &op, 1, &c->received);
 }
 
 void call_deliver(rpc_call *c, arena *a, const ProtobufCMessage *m, status s, const error *err)

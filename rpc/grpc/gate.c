@@ -94,8 +94,13 @@ static bool on_socket(const socket_info *info, mutator *m)
     if (fstat(info->fd, &facts) != 0) return true; // false would end the listener
     known_socket s = {info->fd, facts.st_ino};
     pthread_mutex_lock(&g->lock);
-    if (info->usage == SERVER_CONNECTION) count_connection(g, s);
-    else if (g->n_listeners < LISTENERS_MAX) g->listeners[g->n_listeners++] = s;
+    if (info->usage == SERVER_CONNECTION) {
+        int unused = 0; /* a connection made while the gate closed may have the listener's filter */
+        (void)setsockopt(s.fd, SOL_SOCKET, SO_DETACH_FILTER, &unused, sizeof unused);
+        count_connection(g, s);
+    } else if (g->n_listeners < LISTENERS_MAX) {
+        g->listeners[g->n_listeners++] = s;
+    }
     pthread_mutex_unlock(&g->lock);
     return true;
 }

@@ -8,7 +8,7 @@
 #include <semaphore.h>
 #include <stdlib.h>
 
-#define TOO_MANY "request: too many large messages at once"
+#define TOO_MANY "request: too many large messages, or too little memory for more"
 
 /* A message on its way through the pool. */
 typedef struct large_message {
@@ -91,12 +91,17 @@ static status put_large(rpc_call *c, grpc_byte_buffer *buffer, size_t n, error *
     return STATUS_IS_OK;
 }
 
+/* Messages of methods that need no key are names, so they are short. They do not count: clients
+ * without a key could take the memory of all bodies, and health would be refused once it is
+ * taken. */
+enum { OPEN_MESSAGE_BYTES = 4096 };
+
 /* Counts the memory of a message until the call ends. Of a call on which the client sends many
  * messages only the latest counts, because they may follow each other for days. */
 static bool take_memory(rpc_call *c, size_t n)
 {
     service *s = c->front->o.service;
-    if (!s) return true;
+    if (!s || c->method->open) return true;
     if (c->method->client_streams) {
         service_give_body(s, c->body_taken);
         c->body_taken = 0;
@@ -110,7 +115,10 @@ void call_read(rpc_call *c, grpc_byte_buffer *buffer)
 {
     size_t n = grpc_byte_buffer_length(buffer);
     error err = {{0}};
-    if (!take_memory(c, n)) {
+    if (c->method->open && n > OPEN_MESSAGE_BYTES) {
+        call_refuse(c, GRPC_STATUS_RESOURCE_EXHAUSTED,
+                    "request: longer than a method without keys takes");
+    } else if (!take_memory(c, n)) {
         call_fail(c, error_set(&err, STATUS_QUEUE_FULL, TOO_MANY), &err);
     } else if (buffer->data.raw.compression != GRPC_COMPRESS_NONE) {
         call_refuse(c, GRPC_STATUS_UNIMPLEMENTED, "request: compression is not supported");

@@ -313,7 +313,7 @@ static void keep_body(exchange *e, const char *data, size_t n)
         n = e->body.size - before;
         if (atomic_fetch_add(&e->server->body_bytes, n) + n <= most) return;
     }
-    refuse_plain(e, 503, "too many large requests at once");
+    refuse_plain(e, 503, "too many large requests, or too little memory for more");
     e->refusal.retry_after_s = service_retry_after_s(s);
     forget_body(e);
 }

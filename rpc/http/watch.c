@@ -37,6 +37,7 @@ enum {
     SURPLUS_US = 2000000, // for the request of a surplus connection
     LINGER_US = 10000000,
     LINGERING_MAX = 64, // at once; fewer where few connections are allowed
+    TRIES_MAX = 16,     // idle connections looked at to make room once
     DROP_BYTES = 64 * 1024,
 };
 
@@ -181,8 +182,10 @@ static http_connection *oldest_idle(const http_watch *w, int64_t before_us)
 static void make_room(http_watch *w)
 {
     int64_t now_us = clock_now_us();
-    for (http_connection *c; (c = oldest_idle(w, now_us - FRESH_US));) {
+    for (int i = 0; i < TRIES_MAX; i++) {
+        http_connection *c = oldest_idle(w, now_us - FRESH_US);
         char byte;
+        if (!c) return;
         if (recv(c->fd, &byte, 1, MSG_PEEK | MSG_DONTWAIT) != 1) {
             close_idle(w, c);
             return;
@@ -224,10 +227,29 @@ static void bury(http_watch *w, http_connection *c)
     w->dead = c;
 }
 
+static void end_lingering(http_watch *w, http_connection *c)
+{
+    epoll_ctl(w->epoll_fd, EPOLL_CTL_DEL, c->fd, NULL);
+    close(c->fd);
+    c->is_lingering = false;
+    w->n_lingering--;
+    take_out(&w->lingering, c);
+    bury(w, c);
+}
+
+static void end_oldest_lingering(http_watch *w)
+{
+    http_connection *c = w->lingering;
+    while (c->next) c = c->next;
+    end_lingering(w, c);
+}
+
 /* Takes a copy of the connection's fd over. False when it must be closed at once. */
 static bool linger(http_watch *w, http_connection *c)
 {
-    if (c->cut || w->n_lingering >= LINGERING_MAX || w->n_lingering >= w->most / 8) return false;
+    uint32_t most = w->most / 8 < LINGERING_MAX ? w->most / 8 : LINGERING_MAX;
+    if (c->cut || most == 0) return false;
+    if (w->n_lingering >= most) end_oldest_lingering(w);
     struct epoll_event event = {.events = EPOLLIN, .data.ptr = c};
     int fd = fcntl(c->fd, F_DUPFD_CLOEXEC, 0);
     if (fd < 0) return false;
@@ -241,16 +263,6 @@ static bool linger(http_watch *w, http_connection *c)
     w->n_lingering++;
     add_first(&w->lingering, c);
     return true;
-}
-
-static void end_lingering(http_watch *w, http_connection *c)
-{
-    epoll_ctl(w->epoll_fd, EPOLL_CTL_DEL, c->fd, NULL);
-    close(c->fd);
-    c->is_lingering = false;
-    w->n_lingering--;
-    take_out(&w->lingering, c);
-    bury(w, c);
 }
 
 /* Drops what the client has sent; epoll reports what is left again. */
@@ -271,9 +283,8 @@ static void end_lingerers(http_watch *w, int64_t now_us)
 
 /* ---- the thread's turn ----------------------------------------------------------------------- */
 
-static void cut_late_ones(http_watch *w)
+static void cut_late_ones(http_watch *w, int64_t now_us)
 {
-    int64_t now_us = clock_now_us();
     end_lingerers(w, now_us);
     for (http_connection *c = w->first; c; c = c->next) {
         bool late = c->deadline_us && now_us > c->deadline_us;
@@ -307,6 +318,7 @@ static void *watch_run(void *ctx)
 {
     http_watch *w = ctx;
     struct epoll_event events[EVENTS_MAX];
+    int64_t look_us = 0;
     pthread_mutex_lock(&w->lock);
     while (!w->stop) {
         free_dead(w);
@@ -315,7 +327,11 @@ static void *watch_run(void *ctx)
         int n = epoll_wait(w->epoll_fd, events, EVENTS_MAX, wait_ms);
         pthread_mutex_lock(&w->lock);
         take_events(w, events, n);
-        cut_late_ones(w);
+        int64_t now_us = clock_now_us();
+        if (now_us >= look_us) { /* and not at each packet of those that linger */
+            cut_late_ones(w, now_us);
+            look_us = now_us + FULL_TICK_MS * 1000;
+        }
         if (is_full(w)) make_room(w);
     }
     pthread_mutex_unlock(&w->lock);

@@ -31,6 +31,15 @@ static int setup_keys(void **state)
     return 0;
 }
 
+/* Requests may take memory for one byte of a message. */
+static int setup_full(void **state)
+{
+    fixture *f = *state = fixture_make(NULL, 0);
+    f->core->service.o.body_memory_bytes = RPC_BODY_FACTOR;
+    fixture_start(f, services, 1);
+    return 0;
+}
+
 static int teardown(void **state)
 {
     fixture_destroy(*state);
@@ -104,6 +113,22 @@ static void test_watch(void **state)
     assert_int_equal(client_end(whole), GRPC_STATUS_UNAVAILABLE);
     client_destroy(whole);
     assert_null(f->core->service.state_listeners.first);
+}
+
+/* A client without a key can neither take the memory of requests with its questions, nor is it
+ * refused when others have taken it. */
+static void test_no_memory_is_taken(void **state)
+{
+    fixture *f = *state;
+    char name[8192];
+    memset(name, 'x', sizeof name);
+    name[sizeof name - 1] = 0;
+    check(f, name, -1, GRPC_STATUS_RESOURCE_EXHAUSTED);
+    client_call *watching = ask_health(f, "/grpc.health.v1.Health/Watch", "octavo.v1.Inference");
+    assert_int_equal(next_status(watching), SERVING);
+    assert_int_equal(atomic_load(&f->core->service.body_bytes), 0);
+    check(f, "octavo.v1.Inference", SERVING, GRPC_STATUS_OK);
+    client_destroy(watching);
 }
 
 /* ---- reflection ------------------------------------------------------------------------------ */
@@ -232,6 +257,7 @@ int main(void)
         TEST(watch),
         TEST(reflection),
         TEST(reflection_too_long),
+        cmocka_unit_test_setup_teardown(test_no_memory_is_taken, setup_full, teardown),
         cmocka_unit_test_setup_teardown(test_keys, setup_keys, teardown),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
