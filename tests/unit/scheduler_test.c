@@ -264,6 +264,30 @@ static void a_last_row_with_logits_is_no_decode(void **state)
     finish(f);
 }
 
+/* The prompt that waits lacks tokens of the step and not pages, so the sequence whose reader sleeps
+ * keeps its own. */
+static void a_costly_prompt_preempts_no_sequence_for_its_cost(void **state)
+{
+    (void)state;
+    sched_options o = costly_logits();
+    o.logit_row_cost = 1000;
+    fixture *f = begin(o);
+    sched_request a = request(f, 1, 0, 10, 30), b = request(f, 2, 200, 110, 5),
+                  c = request(f, 3, 400, 4, 5);
+    c.want_logits = true;
+    add(f, &a);
+    assert_string_equal(step(f), "1@0+10*");
+    post(f, (sched_event){.kind = SCHED_PAUSE, .request = 1, .choice = 0});
+    add(f, &b);
+    add(f, &c);
+    assert_string_equal(step(f), "2@0+40");
+    f->now_us += 2000000;
+    assert_string_equal(step(f), "2@40+40");
+    post(f, (sched_event){.kind = SCHED_RESUME, .request = 1, .choice = 0});
+    assert_string_equal(step(f), "1@10+1* 3@0+1L 2@80+30*");
+    finish(f);
+}
+
 static void scores_and_novelty_cost_as_much_as_logits(void **state)
 {
     (void)state;
@@ -367,6 +391,7 @@ int main(void)
         cmocka_unit_test(logits_are_rationed),
         cmocka_unit_test(rows_with_logits_count_for_what_they_cost),
         cmocka_unit_test(a_last_row_with_logits_is_no_decode),
+        cmocka_unit_test(a_costly_prompt_preempts_no_sequence_for_its_cost),
         cmocka_unit_test(scores_and_novelty_cost_as_much_as_logits),
         cmocka_unit_test(a_window_with_logits_may_exceed_the_budget),
         cmocka_unit_test(a_row_is_never_too_costly),
