@@ -4,7 +4,7 @@
  *   all that its sequences will need.
  * - A sequence is one line of tokens. Until the end of the prompt a request runs as one sequence,
  *   the parent (seq_is_parent), which draws the first token of every choice. Then the other
- *   choices are forked from it as child sequences, and the request is `born`.
+ *   choices are forked from it as child sequences, and the request is `forked`.
  * - The running list has the sequences with a slot (a sequence number of the tables), the waiting
  *   list those without one, each with the best rank first.
  *
@@ -34,7 +34,7 @@ typedef struct sched_turn {
 
 enum { SCHED_MAX_TURNS = 64, SCHED_MAX_PASSES = 8, PLAIN_ROW_COST = 100 };
 
-typedef enum seq_state { SEQ_UNBORN, SEQ_WAITING, SEQ_RUNNING, SEQ_GONE } seq_state;
+typedef enum seq_state { SEQ_UNFORKED, SEQ_WAITING, SEQ_RUNNING, SEQ_GONE } seq_state;
 
 struct sched_seq {
     sched_entry *entry;

@@ -34,8 +34,8 @@ typedef struct sched_options {
     uint32_t max_logit_rows; // most rows with logits or scores in a step (backend_info); 0 = all
     /* What a prompt row costs whose logits are computed, in hundredths of a plain row
      * (backend_info); less than 100 means 100. Such rows take this much of a step's budget, so the
-     * step is as long as one of plain rows. Two things exceed it: a request that nobody runs or
-     * waits beside is computed in whole chunks, and the rows of a measured window are never
+     * step is as long as one of plain rows. Two things exceed it: a request beside which no other
+     * runs or waits is computed in whole chunks, and the rows of a measured window are never
      * divided. */
     uint32_t logit_row_cost;
     uint32_t lacks;         // measures that the backend cannot compute (backend_info)

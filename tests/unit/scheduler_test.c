@@ -236,7 +236,7 @@ static void rows_with_logits_count_for_what_they_cost(void **state)
     assert_string_equal(step(f), "1@12+1* 2@20+10L 3@3+3");
     end(f, 3, 0);
     end(f, 1, 0);
-    assert_string_equal(step(f), "2@30+31*L"); /* nobody else waits for the end of this step */
+    assert_string_equal(step(f), "2@30+31*L"); /* no other waits for the end of this step */
     assert_string_equal(step(f), "2@61+1*");
     finish(f);
 }
