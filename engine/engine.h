@@ -238,7 +238,9 @@ typedef struct engine_stats {
     uint64_t requests_prepared; // requests tokenized and passed to the engine thread
     sched_stats sched;
     uint64_t steps;
-    int64_t compute_us, schedule_us; // summed over steps
+    /* Summed over steps: the backend's time, sched_step's, and that of giving tokens and ends to
+     * streams and of publishing these numbers. */
+    int64_t compute_us, schedule_us, tell_us;
     uint64_t requests_finished, requests_aborted, requests_failed;
 } engine_stats;
 

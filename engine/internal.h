@@ -326,7 +326,7 @@ struct engine {
     bool lost; /* the backend was reported lost; handled when nothing is in flight */
     engine_metrics counting;
     uint64_t steps;
-    int64_t compute_us, schedule_us;
+    int64_t compute_us, schedule_us, tell_us;
     sched_stats sums;                  /* counters of earlier schedulers */
     int64_t restarts_us[RESTARTS_MAX]; /* times of the last restarts: a ring */
     uint32_t n_restarts;

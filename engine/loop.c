@@ -50,7 +50,7 @@ static void count_end(engine *e, ending_choice *ending)
 /* After the step that took their ENDs: collects what the scheduler says about the choices that
  * ended. Everything is counted before a reader gets its end, because the reader may ask for the
  * numbers next. */
-static void take_ended(engine *e)
+static void take_ended(engine *e, int64_t begun_us)
 {
     for (size_t i = 0; i < e->n_ending; i++) count_end(e, &e->ending[i]);
     metrics_publish(e);
@@ -60,6 +60,7 @@ static void take_ended(engine *e)
         if (--s->n_untold == 0) slots_forget(e, s);
     }
     e->n_ending = 0;
+    e->tell_us += clock_now_us() - begun_us;
 }
 
 /* ---- tokens go out --------------------------------------------------------------------------- */
@@ -207,7 +208,9 @@ static void fail_starved(engine *e)
  * there is nothing to run. */
 static bool loop_once(engine *e, const inbox_batch *batch, const step_result **result)
 {
+    int64_t begun = clock_now_us();
     if (*result) take_result(e, e->collected, *result);
+    e->tell_us += clock_now_us() - begun;
     slots_take_inbox(e, batch);
     e->lost |= batch->lost;
     *result = NULL;
@@ -221,7 +224,7 @@ static bool loop_once(engine *e, const inbox_batch *batch, const step_result **r
     e->schedule_us += schedule_us;
     take_added(e);
     charge_selection(e, schedule_us);
-    take_ended(e);
+    take_ended(e, clock_now_us());
     if (!sched_plan_empty(plan) || e->n_in_flight > 0) *result = watch_run(e, plan);
     else if (e->lost) watch_lost(e);
     else fail_starved(e);

@@ -146,6 +146,8 @@ static void put_counters(page *p, const engine_stats *e, const engine_metrics *m
         {"steps_total", "Steps of the engine.", (double)e->steps},
         {"step_compute_seconds_total", "Time the backend computed.", (double)e->compute_us / 1e6},
         {"step_schedule_seconds_total", "Time the scheduler took.", (double)e->schedule_us / 1e6},
+        {"step_tell_seconds_total", "Time it took to give tokens to streams.",
+         (double)e->tell_us / 1e6},
         {"backend_restarts_total", "Backends restarted after a stuck or failed step.",
          (double)m->restarts},
     };

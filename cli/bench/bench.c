@@ -11,7 +11,8 @@ static const struct {
     const char *about;
 } benches[] = {
     {"kernels", cli_bench_kernels, "each kernel alone, on cold operands"},
-    {"engine", cli_bench_engine, "prefill and decode of a whole model, scheduler, memory"},
+    {"engine", cli_bench_engine,
+     "prefill and decode of a whole model; what the engine thread costs"},
     {"retention", cli_bench_retention,
      "what methods cost a prefill; concurrency and decoding at depth"},
     {"comm", cli_bench_comm, "sums over ranks, as processes and as threads"},

@@ -225,10 +225,10 @@ static void print_row(bench *b, uint32_t context, const char *name, const depth_
                100 * speed / predicted);
         fflush(stdout);
     }
-    bench_start_row(b, "depth");
-    strbuf_puts(&b->json, ",\"method\":");
-    strbuf_json_string(&b->json, name, strlen(name));
-    strbuf_printf(&b->json,
+    bench_report_row(&b->report, "depth");
+    strbuf_puts(&b->report.rows, ",\"method\":");
+    strbuf_json_string(&b->report.rows, name, strlen(name));
+    strbuf_printf(&b->report.rows,
                   ",\"context\":%u,\"sequences\":%u,\"times_full\":%.4g,\"kept_tokens\":%.6g,"
                   "\"tokens_s\":%.6g,\"speedup\":%.4g,\"predicted_speedup\":%.4g}",
                   context, row->running, more, row->kept, row->tokens_s, speed, predicted);

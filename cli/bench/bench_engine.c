@@ -1,6 +1,7 @@
 /* `octavo bench engine`: prefill and decode beside this machine's limits, then the scheduler's and
- * the memory's cost. */
+ * the memory's cost; or, with a null backend, what the engine thread costs. */
 #include "cli/bench/bench_model.h"
+#include "cli/bench/bench_null.h"
 #include "cli/bench/bench_sched.h"
 #include "cli/cli.h"
 
@@ -11,13 +12,18 @@ static const char name[] = "octavo bench engine";
 
 enum { SCHED_RUNNING = 256 };
 
+static const char *const backends[] = {"model", "null", NULL};
+
 typedef struct bench_flags {
-    const char *shape, *batch, *context, *prefill, *prompts, *out;
+    const char *backend, *shape, *batch, *context, *prefill, *prompts, *out;
     uint32_t rounds;
     bool json;
 } bench_flags;
 
 static const arg_flag flags_table[] = {
+    ARG_ROW("backend", "WHAT", ARG_OPTION, bench_flags, backend,
+            "null takes no model: a step lasts --step-us, and what the engine thread does is timed",
+            .initial = "model", .options = backends),
     ARG_ROW("shape", "NAME", ARG_OPTION, bench_flags, shape,
             "instead of --model: random bf16 weights of a known shape", .options = bench_shapes),
     ARG_ROW("batch", "LIST", ARG_TEXT, bench_flags, batch, "sequences that decode together",
@@ -36,7 +42,7 @@ static const arg_flag flags_table[] = {
 };
 
 typedef struct lists {
-    bench_list batches, contexts, prefills, prompts;
+    bench_list batches, contexts, prefills, prompts, running;
 } lists;
 
 /* ---- scheduler ------------------------------------------------------------------------------- */
@@ -50,8 +56,8 @@ static status bench_scheduler(bench *b, error *err)
                "and close "
                "%.1f ns\n",
                cost.us_per_seq_step, SCHED_RUNNING, cost.ns_per_page);
-    bench_start_row(b, "scheduler");
-    strbuf_printf(&b->json, ",\"running\":%d,\"us_per_seq_step\":%.4g,\"ns_per_page\":%.4g}",
+    bench_report_row(&b->report, "scheduler");
+    strbuf_printf(&b->report.rows, ",\"running\":%d,\"us_per_seq_step\":%.4g,\"ns_per_page\":%.4g}",
                   SCHED_RUNNING, cost.us_per_seq_step, cost.ns_per_page);
     return STATUS_IS_OK;
 }
@@ -110,26 +116,50 @@ static status bench_engine(const model_flags *model, const bench_flags *flags, c
     return st;
 }
 
-static status read_lists(const bench_flags *f, lists *out, error *err)
+static status read_lists(const bench_flags *f, const bench_null_flags *null, lists *out, error *err)
 {
+    RETURN_IF_ERROR(bench_list_read("running", null->running, &out->running, err));
     RETURN_IF_ERROR(bench_list_read("batch", f->batch, &out->batches, err));
     RETURN_IF_ERROR(bench_list_read("context", f->context, &out->contexts, err));
     RETURN_IF_ERROR(bench_list_read("prompts", f->prompts, &out->prompts, err));
     return bench_list_read("prefill", f->prefill, &out->prefills, err);
 }
 
+/* What is wrong with the command line, or NULL. */
+static const char *misuse(const model_flags *model, const bench_flags *flags)
+{
+    if (strcmp(flags->backend, "null") == 0)
+        return model->dir || flags->shape ? "--backend null excludes --model and --shape" : NULL;
+    return !model->dir == !flags->shape ? "one of --model and --shape must be given" : NULL;
+}
+
+static status run_bench(const model_flags *model, const bench_flags *flags,
+                        const bench_null_flags *null, const lists *l, error *err)
+{
+    if (strcmp(flags->backend, "null") != 0) return bench_engine(model, flags, l, err);
+    bench_null_options o = {.flags = null,
+                            .model = model,
+                            .running = &l->running,
+                            .rounds = flags->rounds,
+                            .as_json = flags->json,
+                            .out = flags->out};
+    return bench_null(&o, err);
+}
+
 int cli_bench_engine(int argc, char **argv)
 {
     model_flags model = {0};
     bench_flags flags = {0};
+    bench_null_flags null = {0};
     lists l;
     const arg_group groups[] = {
         {"What to measure", flags_table, sizeof flags_table / sizeof flags_table[0], &flags},
+        bench_null_group(&null),
         model_flags_group(&model),
     };
     const arg_command command = {
         .name = name,
-        .usage = "(--model DIR | --shape 1.1b) [flags]",
+        .usage = "(--model DIR | --shape 1.1b | --backend null) [flags]",
         .about =
             "Measures prefill and decode of a whole model: tokens, bytes of weights and KV read, "
             "and\n"
@@ -141,7 +171,20 @@ int cli_bench_engine(int argc, char **argv)
             "Then\n"
             "the costs of scheduling, and memory. Contexts are copies of a prompt of random "
             "tokens,\n"
-            "which costs no prefill and changes no time.",
+            "which costs no prefill and changes no time.\n\n"
+            "With --backend null, single calls of the scheduler and the page tables are timed, and "
+            "then\n"
+            "closed loops of requests through the whole engine, readers included, over a backend "
+            "that\n"
+            "computes nothing: tokens/s; the steps that were ready, submitted before the one in "
+            "front of\n"
+            "them had ended; those planned ahead of its result; and what a step costs the engine "
+            "thread:\n"
+            "scheduling, telling streams their tokens, a mirror of the page tables as a GPU's host "
+            "keeps\n"
+            "it, the rest, and processor time. --prefill-chunk is raised to what keeps all "
+            "requests\n"
+            "running.",
         .groups = groups,
         .n_groups = sizeof groups / sizeof groups[0],
     };
@@ -149,11 +192,11 @@ int cli_bench_engine(int argc, char **argv)
     int result;
     if (cli_parse(&command, argc, argv, NULL, &result)) {
         result = CLI_OK;
-        if (!model.dir == !flags.shape)
-            result = cli_complain(name, CLI_USAGE, "one of --model and --shape must be given");
-        else if (!status_ok(read_lists(&flags, &l, &err)))
+        const char *wrong = misuse(&model, &flags);
+        if (wrong) result = cli_complain(name, CLI_USAGE, wrong);
+        else if (!status_ok(read_lists(&flags, &null, &l, &err)))
             result = cli_complain(name, CLI_USAGE, err.text);
-        else if (!status_ok(bench_engine(&model, &flags, &l, &err)))
+        else if (!status_ok(run_bench(&model, &flags, &null, &l, &err)))
             result = cli_complain(name, CLI_FAILED, err.text);
         else if (!cli_finish_output(name)) result = CLI_FAILED;
     }

@@ -81,8 +81,8 @@ status bench_memory(bench *b, uint64_t loaded, error *err)
             printf("heap: %lld bytes allocated in %d steady decode steps\n", (long long)steady,
                    STEADY_STEPS);
     }
-    bench_start_row(b, "memory");
-    strbuf_printf(&b->json,
+    bench_report_row(&b->report, "memory");
+    strbuf_printf(&b->report.rows,
                   ",\"resident_loaded\":%llu,\"resident\":%llu,\"weights\":%llu,\"pool\":%llu,"
                   "\"ready_ms\":%.3f,"
                   "\"steady_heap_bytes\":%lld}",

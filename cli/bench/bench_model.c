@@ -1,6 +1,5 @@
 #include "cli/bench/bench_model.h"
 
-#include <errno.h>
 #include <stdio.h>
 #include <string.h>
 
@@ -60,36 +59,15 @@ void bench_close(bench *b)
     thread_pool_destroy(b->pool);
     bench_gpu_close(&b->gpu);
     model_close(&b->model);
-    strbuf_destroy(&b->json);
-}
-
-void bench_start_row(bench *b, const char *what)
-{
-    strbuf_printf(&b->json, "%s{\"what\":\"%s\"", b->n_rows++ ? ",\n " : "", what);
-}
-
-static bool write_file(const char *path, const strbuf *text)
-{
-    FILE *f = fopen(path, "we");
-    bool ok = f && fwrite(text->data, 1, text->size, f) == text->size;
-    if (f && fclose(f) != 0) ok = false;
-    return ok;
+    bench_report_destroy(&b->report);
 }
 
 status bench_write(bench *b, error *err)
 {
-    strbuf all = {0};
-    strbuf_puts(&all, "{\"model\":");
-    strbuf_json_string(&all, b->title, strlen(b->title));
-    strbuf_printf(&all,
-                  ",\"isa\":\"%s\",\"threads\":%u,\"kv_type\":\"%s\",\"rounds\":%u,\"rows\":[\n ",
+    strbuf *head = &b->report.head;
+    strbuf_puts(head, "\"model\":");
+    strbuf_json_string(head, b->title, strlen(b->title));
+    strbuf_printf(head, ",\"isa\":\"%s\",\"threads\":%u,\"kv_type\":\"%s\",\"rounds\":%u",
                   b->model.facts.isa, b->model.facts.n_threads, b->model.kv_name, b->rounds);
-    strbuf_append(&all, b->json.data, b->json.size);
-    strbuf_puts(&all, "]}\n");
-    status st = all.failed ? error_set(err, STATUS_NO_MEMORY, "out of memory") : STATUS_IS_OK;
-    if (status_ok(st) && b->as_json) fwrite(all.data, 1, all.size, stdout);
-    if (status_ok(st) && b->out && !write_file(b->out, &all))
-        st = error_set(err, STATUS_IO, "%s: %s", b->out, strerror(errno));
-    strbuf_destroy(&all);
-    return st;
+    return bench_report_write(&b->report, b->as_json, b->out, err);
 }

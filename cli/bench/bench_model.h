@@ -4,6 +4,7 @@
 #define CLI_BENCH_BENCH_MODEL_H
 
 #include "cli/bench/bench_gpu.h"
+#include "cli/bench/bench_report.h"
 #include "cli/bench/bench_seqs.h"
 #include "cli/bench/bench_shape.h"
 #include "kernels/kernels.h"
@@ -20,21 +21,18 @@ typedef struct bench {
     thread_pool *pool;
     kern_context *kernels; // measures the limits; NULL with a GPU,
     bench_gpu gpu;         // which measures its own
-    strbuf json;           // rows
-    size_t n_rows;
+    bench_report report;
 } bench;
 
 /* Opens flags->dir, or `shape` when it is not NULL; the caller has set b's first fields. On failure
  * nothing is left open. */
 status bench_open(bench *b, const model_flags *flags, const char *shape, error *err);
 void bench_close(bench *b);
-/* Writes the rows to stdout when asked for, and to the file. */
+/* Writes the report to stdout when asked for, and to the file. Once. */
 status bench_write(bench *b, error *err);
 /* Measures the machine's present limits. A GPU's read limit is its copy rate; one limit serves all
  * its products. */
 status bench_limits(bench *b, kern_limits *out, error *err);
-/* Begins a row of the JSON: {"what": "decode" */
-void bench_start_row(bench *b, const char *what);
 
 /* ---- bench_steps.c: rounds of steps, each followed by a measurement of the limits ---- */
 void bench_print_head(const bench *b);

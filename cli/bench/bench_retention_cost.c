@@ -193,10 +193,10 @@ static void put_method(bench *b, uint32_t tokens, double prefill_ms, const bench
         printf("%-28s %7u %9.3f %9.3f %9.3f %9.3f %9.3f %8.3f %8.4f %9llu %8.2f\n", m->text, tokens,
                parts[0], parts[1], parts[2], low, high, extra, 100 * extra / prefill_ms,
                (unsigned long long)costs->slots_moved, costs->jaccard);
-    bench_start_row(b, "cost");
-    strbuf_puts(&b->json, ",\"method\":");
-    strbuf_json_string(&b->json, m->text, strlen(m->text));
-    strbuf_printf(&b->json,
+    bench_report_row(&b->report, "cost");
+    strbuf_puts(&b->report.rows, ",\"method\":");
+    strbuf_json_string(&b->report.rows, m->text, strlen(m->text));
+    strbuf_printf(&b->report.rows,
                   ",\"tokens\":%u,\"prefill_ms\":%.6g,\"measure_ms\":%.6g,\"choose_ms\":%.6g,"
                   "\"give_up_ms\":%.6g,\"extra_ms\":%.6g,\"extra_ms_low\":%.6g,"
                   "\"extra_ms_high\":%.6g,\"share_of_prefill\":%.4g,"

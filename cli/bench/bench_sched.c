@@ -1,5 +1,7 @@
-/* Times sched_step on invented results. */
+/* Times sched_step on invented results, and the pages of a sequence. */
 #include "cli/bench/bench_sched.h"
+
+#include "cli/bench/bench_drive.h"
 
 #include <stdlib.h>
 #include <string.h>
@@ -24,76 +26,24 @@ double bench_median(double *v, size_t n)
     return v[n / 2];
 }
 
-/* A backend that has computed nothing: every draw gives token 1. */
-typedef struct fake_backend {
-    step_seq_result *seqs;
-    step_sample *samples;
-    step_result result;
-} fake_backend;
-
-static void answer_step(fake_backend *f, const step_plan *plan)
+static status time_steps(bench_drive *d, uint32_t n_running, uint32_t rounds, uint32_t max_new,
+                         double *us, error *err)
 {
-    for (uint32_t i = 0; i < plan->n_seqs; i++)
-        f->seqs[i] = (step_seq_result){.samples = f->samples, .n_samples = plan->seqs[i].n_samples};
-    f->result = (step_result){
-        .step = plan->step, .seqs = f->seqs, .n_seqs = plan->n_seqs, .checksum = plan->checksum};
-}
-
-/* Runs one step and adds the time inside sched_step to *ns. */
-static const step_plan *time_step(sched *s, fake_backend *f, const step_plan *last, int64_t *ns)
-{
-    sched_event event = {.kind = SCHED_RESULT, .result = &f->result};
-    answer_step(f, last);
-    int64_t start = clock_now_ns();
-    const step_plan *plan = sched_step(s, start / 1000, &event, 1);
-    *ns += clock_now_ns() - start;
-    return plan;
-}
-
-static status time_steps(sched *s, const pkv_geometry *geometry, uint32_t n_running,
-                         uint32_t rounds, uint32_t max_new, double *us, error *err)
-{
-    fake_backend f = {.seqs = calloc(n_running, sizeof *f.seqs),
-                      .samples = calloc(1, sizeof *f.samples)};
-    sched_event *adds = calloc(n_running, sizeof *adds);
-    sched_request *requests = calloc(n_running, sizeof *requests);
-    retention_limits limits = {*geometry, PROMPT_TOKENS};
-    uint32_t prompt[PROMPT_TOKENS] = {0};
+    static const uint32_t prompt[PROMPT_TOKENS];
     double per_seq[ROUNDS_MAX];
-    uint32_t n_rounds = 0;
-    if (f.seqs && f.samples && adds && requests) {
-        f.samples[0].token = 1;
-        for (uint32_t i = 0; i < n_running; i++) {
-            requests[i] =
-                (sched_request){.id = i + 1,
-                                .prompt = prompt,
-                                .n_prompt = PROMPT_TOKENS,
-                                .max_new_tokens = max_new,
-                                .n = 1,
-                                .params = {.top_p = 1, .repetition_penalty = 1, .n_logprobs = -1}};
-            retention_parse(NULL, &limits, &requests[i].policy, NULL);
-            adds[i] = (sched_event){.kind = SCHED_ADD, .add = &requests[i]};
+    for (uint32_t i = 0; i < n_running; i++)
+        RETURN_IF_ERROR(bench_drive_add(d, prompt, PROMPT_TOKENS, max_new, 0, err));
+    RETURN_IF_ERROR(bench_drive_settle(d, n_running, err));
+    for (uint32_t r = 0; r < rounds; r++) {
+        int64_t ns = 0;
+        for (int i = 0; i < STEPS_PER_ROUND; i++) {
+            RETURN_IF_ERROR(bench_drive_turn(d, err));
+            ns += d->step_ns;
         }
-        int64_t ignored = 0;
-        const step_plan *plan = sched_step(s, 0, adds, n_running);
-        /* Steps until all prompts are through and each step is one token of every sequence. */
-        while (plan->n_seqs && (plan->n_seqs < n_running || plan->n_tokens > n_running))
-            plan = time_step(s, &f, plan, &ignored);
-        for (; plan->n_seqs == n_running && n_rounds < rounds; n_rounds++) {
-            int64_t ns = 0;
-            for (int i = 0; i < STEPS_PER_ROUND && plan->n_seqs == n_running; i++)
-                plan = time_step(s, &f, plan, &ns);
-            per_seq[n_rounds] = (double)ns / 1e3 / STEPS_PER_ROUND / n_running;
-        }
+        per_seq[r] = (double)ns / 1e3 / STEPS_PER_ROUND / n_running;
     }
-    free(f.seqs);
-    free(f.samples);
-    free(adds);
-    free(requests);
-    *us = bench_median(per_seq, n_rounds);
-    return n_rounds == rounds ? STATUS_IS_OK
-                              : error_set(err, STATUS_INTERNAL,
-                                          "the scheduler did not keep %u running", n_running);
+    *us = bench_median(per_seq, rounds);
+    return STATUS_IS_OK;
 }
 
 /* Times taking and giving back the pages of one sequence. */
@@ -121,7 +71,8 @@ status bench_sched(const pkv_geometry *geometry, uint32_t n_running, uint32_t ro
                    bench_sched_cost *out, error *err)
 {
     if (rounds > ROUNDS_MAX) rounds = ROUNDS_MAX;
-    uint32_t max_new = (rounds + 1) * STEPS_PER_ROUND;
+    /* All prompts are through after fewer steps than there are sequences. */
+    uint32_t max_new = (rounds + 1) * STEPS_PER_ROUND + n_running;
     uint32_t length = PROMPT_TOKENS + max_new;
     uint32_t pages = (length / geometry->page_tokens + 1) * pkv_groups(geometry);
     sched_options o = {
@@ -132,10 +83,10 @@ status bench_sched(const pkv_geometry *geometry, uint32_t n_running, uint32_t ro
         .max_model_len = length,
         .max_requests = n_running,
     };
-    sched *s;
-    RETURN_IF_ERROR(sched_create(&o, &s, err));
-    status st = time_steps(s, geometry, n_running, rounds, max_new, &out->us_per_seq_step, err);
-    sched_destroy(s);
+    bench_drive d;
+    RETURN_IF_ERROR(bench_drive_create(&o, n_running, false, &d, err));
+    status st = time_steps(&d, n_running, rounds, max_new, &out->us_per_seq_step, err);
+    bench_drive_destroy(&d);
     out->ns_per_page = time_pages(geometry, rounds < 5 ? 5 : rounds);
     return st;
 }

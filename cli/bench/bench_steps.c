@@ -136,11 +136,11 @@ static void print_row(bench *b, const char *what, uint32_t batch, uint32_t token
                100 * r->of[TOKENS_S] / r->of[LIMIT_TOKENS_S]);
         fflush(stdout);
     }
-    bench_start_row(b, what);
-    strbuf_printf(&b->json, ",\"batch\":%u,\"tokens\":%u", batch, tokens);
+    bench_report_row(&b->report, what);
+    strbuf_printf(&b->report.rows, ",\"batch\":%u,\"tokens\":%u", batch, tokens);
     for (int i = 0; i < FIELDS; i++)
-        strbuf_printf(&b->json, ",\"%s\":%.6g", field_names[i], r->of[i]);
-    strbuf_putc(&b->json, '}');
+        strbuf_printf(&b->report.rows, ",\"%s\":%.6g", field_names[i], r->of[i]);
+    strbuf_putc(&b->report.rows, '}');
 }
 
 /* ---- what a step moves and computes ---------------------------------------------------------- */

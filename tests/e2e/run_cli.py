@@ -516,6 +516,30 @@ class Bench(unittest.TestCase):
         self.assertIn(rows[-1]["steady_heap_bytes"], (0, -1))
         self.assertEqual(rows[-1]["pool"], 64 << 20)
 
+    def test_null_backend(self):
+        """Every call is timed and every closed loop answers; how fast is not checked here."""
+        with tempfile.TemporaryDirectory() as folder:
+            out = os.path.join(folder, "report.json")
+            table = octavo("bench", "engine", "--backend", "null", "--layers", "4", "--step-us", "200", "--running", "2,5",
+                           "--prompt-tokens", "40", "--output-tokens", "9", "--seconds", "1", "--rounds", "1",
+                           "--sessions", "30", "--arrivals", "20", "--long-tokens", "4096", "--out", out)[0]
+            with open(out) as f:
+                report = json.load(f)
+        self.assertEqual((report["backend"], report["tables"], report["page_tokens"]), ("null", 4, 16))
+        calls, loops = report["rows"][:-2], report["rows"][-2:]
+        self.assertEqual([row["what"] for row in calls],
+                         ["sched_step", "mirror", "sched_get_stats", "arrivals", "sched_step_sessions",
+                          "sched_get_stats_sessions", "close", "open_hit", "swap_out", "swap_in", "blocked_head"])
+        self.assertTrue(all(row["us"] > 0 for row in calls), calls)
+        self.assertEqual([row["running"] for row in loops], [2, 5])
+        for row in loops:
+            self.assertEqual(row["what"], "closed_loop")
+            self.assertGreater(row["requests"], 0)
+            self.assertGreater(row["tokens_s"], 0)
+            self.assertTrue(0 <= row["ready"] <= 1 and 0 <= row["ahead"] <= 1, row)
+            self.assertTrue(0 < row["schedule_us"] and 0 < row["tell_us"] and 0 < row["mirror_us"], row)
+        self.assertIn("blocked head of line", table)
+
 
 class Refusals(unittest.TestCase):
     """One line on stderr that names the cause; exit status 2 for the command line, 1 for what it
@@ -560,6 +584,8 @@ class Refusals(unittest.TestCase):
             [["bench", "kernels", "--bananas"], "--bananas"],
             [["bench", "engine"], "--model and --shape"],
             [["bench", "engine", "--model", MODEL, "--batch", "1,x"], "--batch"],
+            [["bench", "engine", "--backend", "null", "--shape", "1.1b"], "--backend null excludes"],
+            [["bench", "engine", "--backend", "null", "--running", "0"], "--running"],
             [["bananas"], "unknown command 'bananas'"],
         ):
             with self.subTest(args=args):

@@ -1,0 +1,41 @@
+/* What single calls cost the engine thread, at the geometry of a large model and without one. */
+#ifndef CLI_BENCH_BENCH_CALLS_H
+#define CLI_BENCH_BENCH_CALLS_H
+
+#include "paged_kv/paged_kv.h"
+
+typedef struct bench_calls_options {
+    pkv_geometry geometry;
+    uint32_t running;     // sequences that decode
+    uint32_t sessions;    // idle sessions
+    uint32_t arrivals;    // requests that arrive at once
+    uint32_t long_tokens; // tokens of the long sequence
+    uint32_t rounds;      // medians are over these
+} bench_calls_options;
+
+/* A row is X(id, name in JSON, what the row is called, the option it depends on). */
+#define BENCH_CALLS(X)                                                                             \
+    X(STEP, "sched_step", "sched_step, each of N running decodes", running)                        \
+    X(MIRROR, "mirror", "a backend's mirror: apply and lengths, N running", running)               \
+    X(STATS, "sched_get_stats", "sched_get_stats, N running", running)                             \
+    X(ARRIVALS, "arrivals", "the longest sched_step after N arrive at once", arrivals)             \
+    X(STEP_SESSIONS, "sched_step_sessions", "sched_step beside N idle sessions", sessions)         \
+    X(STATS_SESSIONS, "sched_get_stats_sessions", "sched_get_stats beside N idle sessions",        \
+      sessions)                                                                                    \
+    X(CLOSE, "close", "close of N tokens", long_tokens)                                            \
+    X(OPEN_HIT, "open_hit", "open with a hit of N tokens", long_tokens)                            \
+    X(SWAP_OUT, "swap_out", "swap out of N tokens", long_tokens)                                   \
+    X(SWAP_IN, "swap_in", "swap in of N tokens", long_tokens)                                      \
+    X(BLOCKED, "blocked_head", "sched_step, a blocked head of line hits N tokens", long_tokens)
+
+typedef enum bench_call {
+#define BENCH_CALL_ID(id, json, name, option) BENCH_CALL_##id,
+    BENCH_CALLS(BENCH_CALL_ID)
+#undef BENCH_CALL_ID
+        BENCH_CALL_KINDS,
+} bench_call;
+
+/* us [BENCH_CALL_KINDS]: microseconds of one call. */
+status bench_calls(const bench_calls_options *options, double *us, error *err);
+
+#endif

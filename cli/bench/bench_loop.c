@@ -1,0 +1,258 @@
+#include "cli/bench/bench_loop.h"
+
+#include "cli/bench/null_backend.h"
+#include "engine/engine.h"
+
+#include <pthread.h>
+#include <stdlib.h>
+#include <string.h>
+#include <time.h>
+
+enum { VOCAB = 4096 };
+
+typedef struct closed_loop closed_loop;
+
+typedef struct loop_slot {
+    closed_loop *loop;
+    engine_stream *stream;
+    bool listed; // in `readable`; under the loop's lock
+} loop_slot;
+
+struct closed_loop {
+    const bench_loop_options *o;
+    tokenizer *tokenizer;
+    backend backend;
+    engine *engine;
+    rng rng;
+    engine_request request;
+    loop_slot *slots; // [running]
+    uint64_t tokens, ended;
+    pthread_mutex_t lock;
+    pthread_cond_t arrived;
+    uint32_t *readable, *taken; // [running] slots with something to read; those being read
+    uint32_t n_readable;
+};
+
+/* ---- the engine ------------------------------------------------------------------------------ */
+
+/* A tokenizer of 4,096 words of four letters, since detokenising is a part of what is timed. */
+static status make_tokenizer(tokenizer **out, error *err)
+{
+    static const char byte_level[] =
+        "{\"type\":\"ByteLevel\",\"add_prefix_space\":false,\"use_regex\":false}";
+    strbuf json = {0};
+    strbuf_puts(&json, "{\"model\":{\"type\":\"BPE\",\"merges\":[],\"vocab\":{");
+    for (int i = 0; i < VOCAB; i++)
+        strbuf_printf(&json, "%s\"x%c%c%c\":%d", i ? "," : "", 'a' + i / 256, 'a' + i / 16 % 16,
+                      'a' + i % 16, i);
+    strbuf_printf(&json, "}},\"pre_tokenizer\":%s,\"decoder\":%s}", byte_level, byte_level);
+    status st = json.failed
+                    ? error_set(err, STATUS_NO_MEMORY, "out of memory")
+                    : tok_load_text("the bench's tokenizer", json.data, json.size, out, err);
+    strbuf_destroy(&json);
+    return st;
+}
+
+static uint32_t least_chunk(const bench_loop_options *o)
+{
+    uint64_t rows = (uint64_t)o->running * o->prompt_tokens / o->output_tokens;
+    rows += rows / 4;
+    return rows > o->prefill_chunk ? (uint32_t)rows : o->prefill_chunk;
+}
+
+static status make_engine(closed_loop *l, uint32_t chunk, error *err)
+{
+    const bench_loop_options *o = l->o;
+    uint32_t length = o->prompt_tokens + o->output_tokens;
+    uint64_t pages = (uint64_t)(length / o->geometry.page_tokens + 2) * pkv_groups(&o->geometry);
+    pages += pages / 4; /* what ended requests left in the prefix cache */
+    if (pages * o->running >= UINT32_MAX / 2)
+        return error_set(err, STATUS_LIMIT, "the requests would take more than 2^31 pages");
+    null_options n = {.geometry = o->geometry,
+                      .n_pages = (uint32_t)pages * o->running + 1,
+                      .max_seqs = o->running,
+                      .max_rows = chunk + o->running,
+                      .vocab_size = VOCAB,
+                      .max_positions = length,
+                      .step_us = o->step_us};
+    RETURN_IF_ERROR(null_backend_create(&n, &l->backend, err));
+    engine_options e = {.backend = &l->backend,
+                        .tokenizer = l->tokenizer,
+                        .bos = "",
+                        .eos = "",
+                        .prefill_chunk = chunk,
+                        .max_requests = 2 * o->running,
+                        .prefix_cache = o->prefix_cache};
+    return engine_create(&e, &l->engine, err);
+}
+
+/* ---- requests and their reading -------------------------------------------------------------- */
+
+/* An engine_notify. */
+static void note_readable(void *ctx)
+{
+    loop_slot *slot = ctx;
+    closed_loop *l = slot->loop;
+    pthread_mutex_lock(&l->lock);
+    if (!slot->listed) {
+        slot->listed = true;
+        l->readable[l->n_readable++] = (uint32_t)(slot - l->slots);
+        if (l->n_readable == 1) pthread_cond_signal(&l->arrived);
+    }
+    pthread_mutex_unlock(&l->lock);
+}
+
+static status submit_next(closed_loop *l, loop_slot *slot, error *err)
+{
+    engine_request *r = &l->request;
+    for (uint32_t i = 0; i < r->n_prompt_token_ids; i++)
+        r->prompt_token_ids[i] = rng_below(&l->rng, VOCAB);
+    return engine_submit(l->engine, r, note_readable, slot, &slot->stream, err);
+}
+
+static status read_slot(closed_loop *l, loop_slot *slot, error *err)
+{
+    engine_output out;
+    while (engine_stream_read(slot->stream, &out)) {
+        l->tokens += out.has_token;
+        if (out.finish == ENGINE_FINISH_NONE) continue;
+        if (out.finish != ENGINE_FINISH_LENGTH)
+            return error_set(err, STATUS_INTERNAL,
+                             "a request ended otherwise than by its length: "
+                             "%s",
+                             out.error_text ? out.error_text : engine_finish_name(out.finish));
+        l->ended++;
+        engine_stream_release(slot->stream);
+        slot->stream = NULL;
+        return submit_next(l, slot, err);
+    }
+    return STATUS_IS_OK;
+}
+
+/* Waits until some stream can be read or the time has come, and takes the list of those. */
+static uint32_t take_readable(closed_loop *l, int64_t until_us)
+{
+    struct timespec until = {until_us / 1000000, until_us % 1000000 * 1000};
+    pthread_mutex_lock(&l->lock);
+    while (l->n_readable == 0 && pthread_cond_timedwait(&l->arrived, &l->lock, &until) == 0)
+        continue;
+    uint32_t n = l->n_readable;
+    for (uint32_t i = 0; i < n; i++) l->slots[l->readable[i]].listed = false;
+    uint32_t *taken = l->readable;
+    l->readable = l->taken;
+    l->taken = taken;
+    l->n_readable = 0;
+    pthread_mutex_unlock(&l->lock);
+    return n;
+}
+
+/* Reads until the time has come or, before it, `ended` requests have ended. */
+static status read_until(closed_loop *l, int64_t until_us, uint64_t ended, error *err)
+{
+    while (l->ended < ended && clock_now_us() < until_us) {
+        uint32_t n = take_readable(l, until_us);
+        for (uint32_t i = 0; i < n; i++) RETURN_IF_ERROR(read_slot(l, &l->slots[l->taken[i]], err));
+    }
+    return STATUS_IS_OK;
+}
+
+/* ---- measuring ------------------------------------------------------------------------------- */
+
+typedef struct loop_reading {
+    null_numbers backend;
+    engine_stats engine;
+    uint64_t tokens, ended;
+} loop_reading;
+
+static loop_reading take_reading(const closed_loop *l)
+{
+    return (loop_reading){.backend = null_backend_numbers(&l->backend),
+                          .engine = engine_get_stats(l->engine),
+                          .tokens = l->tokens,
+                          .ended = l->ended};
+}
+
+static bench_loop_numbers difference(const loop_reading *a, const loop_reading *b)
+{
+    const null_numbers *from = &a->backend, *to = &b->backend;
+    return (bench_loop_numbers){
+        .seconds = (double)(to->now_ns - from->now_ns) / 1e9,
+        .tokens = (double)(b->tokens - a->tokens),
+        .requests = (double)(b->ended - a->ended),
+        .steps = (double)(to->steps - from->steps),
+        .rows = (double)(to->rows - from->rows),
+        .in_time = (double)(to->in_time - from->in_time),
+        .ahead = (double)(b->engine.sched.steps_ahead - a->engine.sched.steps_ahead),
+        .waited_us = (double)(to->waited_ns - from->waited_ns) / 1e3,
+        .schedule_us = (double)(b->engine.schedule_us - a->engine.schedule_us),
+        .tell_us = (double)(b->engine.tell_us - a->engine.tell_us),
+        .mirror_us = (double)(to->mirror_ns - from->mirror_ns) / 1e3,
+        .thread_us = (double)(to->thread_ns - from->thread_ns) / 1e3,
+    };
+}
+
+static status run_loop(closed_loop *l, bench_loop_numbers *out, error *err)
+{
+    for (uint32_t i = 0; i < l->o->running; i++) RETURN_IF_ERROR(submit_next(l, &l->slots[i], err));
+    RETURN_IF_ERROR(read_until(l, INT64_MAX, l->o->running, err));
+    loop_reading before = take_reading(l);
+    int64_t until = clock_now_us() + (int64_t)l->o->seconds * 1000000;
+    RETURN_IF_ERROR(read_until(l, until, UINT64_MAX, err));
+    loop_reading after = take_reading(l);
+    *out = difference(&before, &after);
+    return STATUS_IS_OK;
+}
+
+/* ---- life ------------------------------------------------------------------------------------ */
+
+static status create(closed_loop *l, uint32_t chunk, error *err)
+{
+    const bench_loop_options *o = l->o;
+    static const engine_defaults greedy = {.top_p = 1, .repetition_penalty = 1};
+    pthread_condattr_t monotonic;
+    pthread_condattr_init(&monotonic);
+    pthread_condattr_setclock(&monotonic, CLOCK_MONOTONIC);
+    pthread_mutex_init(&l->lock, NULL);
+    pthread_cond_init(&l->arrived, &monotonic);
+    pthread_condattr_destroy(&monotonic);
+    l->rng = rng_seed(1);
+    engine_request_init(&l->request, &greedy);
+    l->request.max_tokens = o->output_tokens;
+    l->request.ignore_eos = true;
+    l->request.n_prompt_token_ids = o->prompt_tokens;
+    l->request.prompt_token_ids = calloc(o->prompt_tokens, sizeof *l->request.prompt_token_ids);
+    l->slots = calloc(o->running, sizeof *l->slots);
+    l->readable = calloc(o->running, sizeof *l->readable);
+    l->taken = calloc(o->running, sizeof *l->taken);
+    if (!l->request.prompt_token_ids || !l->slots || !l->readable || !l->taken)
+        return error_set(err, STATUS_NO_MEMORY, "out of memory");
+    for (uint32_t i = 0; i < o->running; i++) l->slots[i].loop = l;
+    RETURN_IF_ERROR(make_tokenizer(&l->tokenizer, err));
+    return make_engine(l, chunk, err);
+}
+
+static void destroy(closed_loop *l)
+{
+    for (uint32_t i = 0; l->slots && i < l->o->running; i++)
+        engine_stream_release(l->slots[i].stream);
+    engine_destroy(l->engine);
+    if (l->backend.ops) l->backend.ops->destroy(l->backend.ctx);
+    tok_destroy(l->tokenizer);
+    engine_request_destroy(&l->request);
+    free(l->slots);
+    free(l->readable);
+    free(l->taken);
+    pthread_cond_destroy(&l->arrived);
+    pthread_mutex_destroy(&l->lock);
+}
+
+status bench_loop(const bench_loop_options *options, bench_loop_numbers *out, error *err)
+{
+    closed_loop l = {.o = options};
+    uint32_t chunk = least_chunk(options);
+    status st = create(&l, chunk, err);
+    if (status_ok(st)) st = run_loop(&l, out, err);
+    destroy(&l);
+    out->prefill_chunk = chunk;
+    return st;
+}
