@@ -59,28 +59,35 @@ static void give_out(choice_state *c, size_t n, strbuf *text)
     memmove(c->held.data, c->held.data + n, c->held.size);
 }
 
-status choice_push(choice_state *c, const engine_request *r, const uint32_t *stop_ids,
-                   uint32_t n_stop_ids, uint32_t max_new_tokens, uint32_t token, strbuf *text)
+engine_finish choice_take(choice_state *c, const engine_request *r, const uint32_t *stop_ids,
+                          uint32_t n_stop_ids, uint32_t max_new_tokens, uint32_t token)
 {
     c->n_tokens++;
     if (contains(stop_ids, n_stop_ids, token) && c->n_tokens > r->min_tokens) {
-        c->finish = ENGINE_FINISH_STOP;
         c->stop_token = token;
-    } else {
+        return ENGINE_FINISH_STOP;
+    }
+    return c->n_tokens >= max_new_tokens ? ENGINE_FINISH_LENGTH : ENGINE_FINISH_NONE;
+}
+
+status choice_text(choice_state *c, const engine_request *r, uint32_t token, engine_finish *finish,
+                   strbuf *text)
+{
+    bool is_stop = *finish == ENGINE_FINISH_STOP;
+    if (!is_stop) {
         /* Weights may be padded to more ids than the tokenizer has: the extra ids have no text. */
         if (token < tok_vocab_size(c->detokeniser.t))
             RETURN_IF_ERROR(tok_stream_push(&c->detokeniser, token, &c->held));
         size_t at = 0, end = 0;
         c->stop_string = c->n_tokens > r->min_tokens ? find_stop(r, &c->held, &at, &end) : -1;
         if (c->stop_string >= 0) {
-            c->finish = ENGINE_FINISH_STOP;
+            *finish = ENGINE_FINISH_STOP;
             if (c->held.size) give_out(c, r->include_stop_str_in_output ? end : at, text);
             return STATUS_IS_OK;
         }
-        if (c->n_tokens >= max_new_tokens) c->finish = ENGINE_FINISH_LENGTH;
     }
-    if (c->finish != ENGINE_FINISH_NONE) tok_stream_finish(&c->detokeniser, &c->held);
-    size_t keep = c->finish == ENGINE_FINISH_NONE ? held_back(r, &c->held) : 0;
+    if (*finish != ENGINE_FINISH_NONE) tok_stream_finish(&c->detokeniser, &c->held);
+    size_t keep = *finish == ENGINE_FINISH_NONE ? held_back(r, &c->held) : 0;
     if (c->held.size > keep) give_out(c, c->held.size - keep, text);
     return c->held.failed || text->failed ? status_make(STATUS_NO_MEMORY, "output text")
                                           : STATUS_IS_OK;

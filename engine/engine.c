@@ -13,9 +13,11 @@ static bool allocate(engine *e)
     e->stop_ids = alloc_zeroed(o->alloc, o->n_stop_ids + 1, sizeof *e->stop_ids);
     e->slots = alloc_zeroed(o->alloc, o->max_requests, sizeof *e->slots);
     e->free_slots = alloc_zeroed(o->alloc, o->max_requests, sizeof *e->free_slots);
+    e->untold = alloc_zeroed(o->alloc, step_most_draws(e->info.max_seqs), sizeof *e->untold);
     e->measured = alloc_zeroed(o->alloc, e->info.max_seqs, sizeof *e->measured);
     e->workers = alloc_zeroed(o->alloc, o->tokenizer_threads, sizeof *e->workers);
-    if (!e->stop_ids || !e->slots || !e->free_slots || !e->measured || !e->workers) return false;
+    if (!e->stop_ids || !e->slots || !e->free_slots || !e->untold || !e->measured || !e->workers)
+        return false;
     if (o->n_stop_ids) memcpy(e->stop_ids, o->stop_ids, o->n_stop_ids * sizeof *e->stop_ids);
     for (uint32_t i = 0; i < o->max_requests; i++) e->free_slots[i] = o->max_requests - 1 - i;
     e->n_free_slots = o->max_requests;
@@ -110,6 +112,7 @@ void engine_destroy(engine *e)
     const allocator *a = e->o.alloc;
     alloc_free(NULL, e->events);
     alloc_free(NULL, e->ending);
+    alloc_free(a, e->untold);
     alloc_free(a, e->measured);
     alloc_free(a, e->slots);
     alloc_free(a, e->free_slots);

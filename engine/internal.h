@@ -2,7 +2,7 @@
  *
  *   any thread         engine_submit: checks, copies, counts; the stream goes to the tokenizers
  *   tokenizer threads  prepare.c: template, tokens, sched_check; then the inbox
- *   engine thread      loop.c: inbox -> events -> sched_step -> backend -> choices -> streams
+ *   engine thread      loop.c: inbox -> events -> sched_step -> backend -> choices; tell.c: streams
  *   watchdog thread    watch.c: sleeps, unless a step is stuck
  *   reader             stream.c: reads the ring
  *
@@ -11,7 +11,11 @@
  *
  * The engine thread owns each stream that the scheduler knows, except during its calls into the
  * backend. Then the holder of watch.lock owns the stream: the watchdog, to fail it, or the engine
- * thread when it returns (watch.c). */
+ * thread when it returns (watch.c).
+ *
+ * A GPU would wait while tokens become text, so the loop submits first and tells after: a result's
+ * tokens end their choices, the next step is planned and submitted, and then tell.c gives tokens,
+ * ends and numbers to readers, before the loop waits for a step. */
 #ifndef ENGINE_INTERNAL_H
 #define ENGINE_INTERNAL_H
 
@@ -68,10 +72,14 @@ typedef struct choice_state {
 
 void choice_init(choice_state *c, const tokenizer *t, bool skip_special);
 void choice_destroy(choice_state *c);
-/* Takes one sampled token, appends the text that is certain now to `text`, and sets c->finish when
- * the choice is over. */
-status choice_push(choice_state *c, const engine_request *r, const uint32_t *stop_ids,
-                   uint32_t n_stop_ids, uint32_t max_new_tokens, uint32_t token, strbuf *text);
+/* Counts one sampled token. Returns how it ends the choice, by its id or the length; NONE: it does
+ * not, unless a stop string does. */
+engine_finish choice_take(choice_state *c, const engine_request *r, const uint32_t *stop_ids,
+                          uint32_t n_stop_ids, uint32_t max_new_tokens, uint32_t token);
+/* Appends the text that is certain with the token that choice_take took last. *finish: what
+ * choice_take returned; it becomes STOP where a stop string ends the choice. */
+status choice_text(choice_state *c, const engine_request *r, uint32_t token, engine_finish *finish,
+                   strbuf *text);
 
 /* ---- a stream -------------------------------------------------------------------------------- */
 
@@ -261,6 +269,15 @@ typedef struct ending_choice {
     choice_end end;
 } ending_choice;
 
+/* A sampled token that its reader has not been told. Of the sample's top lists the first n_top
+ * entries are set. */
+typedef struct untold_token {
+    engine_stream *stream;
+    uint32_t choice;
+    engine_finish finish; /* how it ends its choice; NONE: it does not */
+    step_sample sample;
+} untold_token;
+
 /* The backend call that the engine thread is in, and the watchdog thread that times it. */
 typedef struct step_watch {
     pthread_mutex_t lock;
@@ -313,8 +330,11 @@ struct engine {
     size_t n_choices; /* choices of the streams in `slots`, for which slots_make_room made room */
     sched_event *events;
     size_t n_events, events_capacity;
-    ending_choice *ending; /* choices whose END is in `events` */
-    size_t n_ending, ending_capacity;
+    /* Choices whose END is in `events`; the scheduler has taken the ENDs of the first n_ended. */
+    ending_choice *ending;
+    size_t n_ending, n_ended, ending_capacity;
+    untold_token *untold; /* [step_most_draws] of the last result */
+    uint32_t n_untold;
     strbuf text;
     engine_stream *
         *measured; /* [max_seqs]: streams whose measures the next sched_step selects by */
@@ -371,26 +391,36 @@ engine_stream *slots_find(const engine *e, uint64_t id);
 void slots_take_inbox(engine *e, const inbox_batch *batch);
 /* The choice is over: the scheduler is told with the next step, the reader after that step. */
 void slots_end_choice(engine *e, engine_stream *s, uint32_t choice, engine_finish finish);
+/* Fails this request alone; the scheduler is told with the next step. */
+void slots_fail_stream(engine *e, engine_stream *s, status st);
 /* The same for all choices of the stream that go on. */
 void slots_end_stream(engine *e, engine_stream *s, engine_finish finish);
 /* Removes the stream from the engine. Its reader may still hold it. */
 void slots_forget(engine *e, engine_stream *s);
-/* Fails and forgets every stream that the scheduler knows. */
+/* Tells readers what was computed, then fails and forgets every stream that the scheduler knows. */
 void slots_fail_all(engine *e, status_code code, const char *text);
 /* Fails what is in the inbox of an engine without a backend. When the inbox is empty, waits up to
  * wait_us for news. */
 void slots_refuse_added(engine *e, int64_t wait_us);
 
+/* ---- what readers are told (tell.c) ---------------------------------------------------------- */
+
+/* Gives a token to its reader. *finish: what choice_take returned; a stop string may change it.
+ * A stream without memory for it fails. */
+void tell_token(engine *e, engine_stream *s, uint32_t choice, const step_sample *sample,
+                engine_finish *finish);
+/* Gives readers all tokens and ends that they have not been told, and publishes the numbers. */
+void tell_all(engine *e);
+
 /* ---- the backend under watch (watch.c) ------------------------------------------------------- */
 
 status watch_start(engine *e);
 void watch_stop(engine *e);
-/* Submits the plan unless it is empty, and takes the result of the oldest step in flight
- * (e->collected). Returns NULL in two cases: the next step may be planned before that result; or
- * the step is discarded because it was stuck or the backend failed. In the second case all requests
- * have been failed, nothing is in flight, the plan's scheduler is gone, and the backend is new or
- * broken. */
-const step_result *watch_run(engine *e, const step_plan *plan);
+/* Submits a plan. False when the step was stuck or the backend failed: then all requests have been
+ * failed, nothing is in flight, the plan's scheduler is gone, and the backend is new or broken. */
+bool watch_submit(engine *e, const step_plan *plan);
+/* Takes the result of the oldest step in flight (e->collected). NULL is as watch_submit's false. */
+const step_result *watch_collect(engine *e);
 /* Waits for the steps in flight and discards their results. */
 void watch_drain(engine *e);
 /* The backend was lost while no step was in flight: fails all requests and makes it again. */

@@ -73,8 +73,17 @@ void slots_end_stream(engine *e, engine_stream *s, engine_finish finish)
         if (!s->choices[i].end_sent) slots_end_choice(e, s, i, finish);
 }
 
+void slots_fail_stream(engine *e, engine_stream *s, status st)
+{
+    if (s->failed) return;
+    s->failed = true;
+    slots_end_stream(e, s, ENGINE_FINISH_ERROR);
+    stream_fail(s, st.code, st.message ? st.message : status_text(st.code));
+}
+
 void slots_fail_all(engine *e, status_code code, const char *text)
 {
+    tell_all(e);
     for (uint32_t i = 0; i < e->o.max_requests; i++) {
         engine_stream *s = e->slots[i];
         if (!s) continue;
@@ -83,6 +92,7 @@ void slots_fail_all(engine *e, status_code code, const char *text)
         stream_fail(s, code, text);
         slots_forget(e, s);
     }
+    e->n_events = e->n_ending = 0; /* about streams that are forgotten now */
     pthread_mutex_lock(&e->stats_lock);
     e->stats.sched.running = e->stats.sched.waiting = 0;
     pthread_mutex_unlock(&e->stats_lock);

@@ -1,10 +1,10 @@
 /* Watches the backend: steps that are stuck or fail as a whole, and how the backend is made again.
  *
  * The engine thread begins and ends each call into the backend under watch.lock. During the call it
- * touches neither streams nor scheduler, so the watchdog, while it holds the lock, may fail the
- * streams in place of the engine thread, and may interrupt the backend, which cannot be destroyed
- * meanwhile. The watchdog marks the step abandoned. The engine thread sees the mark when the
- * backend returns, and discards the result, also that of a step in flight behind it. */
+ * touches neither streams nor scheduler, so the watchdog, while it holds the lock, may tell and
+ * fail the streams in place of the engine thread, and may interrupt the backend, which cannot be
+ * destroyed meanwhile. The watchdog marks the step abandoned. The engine thread sees the mark when
+ * the backend returns, and discards the result, also that of a step in flight behind it. */
 #include "engine/internal.h"
 
 #include <stdio.h>
@@ -285,20 +285,6 @@ static bool end_backend_call(engine *e)
     return abandoned;
 }
 
-/* Submits the plan unless it is empty, and collects the oldest step unless one more may be planned
- * while that runs. *whose: the step that a failure belongs to. */
-static status visit_backend(engine *e, const step_plan *plan, const step_plan **whose,
-                            const step_result **result)
-{
-    const backend *b = &e->backend;
-    bool is_new = !sched_plan_empty(plan);
-    *whose = is_new ? plan : e->in_flight[0];
-    if (is_new) RETURN_IF_ERROR(b->ops->submit(b->ctx, plan));
-    *whose = e->in_flight[0];
-    if (is_new && e->n_in_flight < engine_in_flight(e)) return STATUS_IS_OK;
-    return b->ops->collect(b->ctx, result);
-}
-
 static status check_result(const step_plan *plan, const step_result *result)
 {
     if (ends_backend(result->status)) return result->status;
@@ -308,29 +294,44 @@ static status check_result(const step_plan *plan, const step_result *result)
     return STATUS_IS_OK;
 }
 
-const step_result *watch_run(engine *e, const step_plan *plan)
+/* Nothing is in flight any more, and the backend is made again. `whose`: the step that the failure
+ * belongs to. */
+static void discard_steps(engine *e, const step_plan *whose, status st, bool abandoned)
 {
-    const step_result *result = NULL;
-    if (!sched_plan_empty(plan)) e->in_flight[e->n_in_flight++] = plan;
-    const step_plan *oldest = e->in_flight[0], *whose = NULL;
-    begin_backend_call(e);
-    status st = visit_backend(e, plan, &whose, &result);
-    bool abandoned = end_backend_call(e);
-    if (status_ok(st) && result) st = check_result(oldest, result);
-    if (status_ok(st) && !abandoned) {
-        if (!result) return NULL;
-        e->collected = oldest;
-        e->in_flight[0] = e->in_flight[--e->n_in_flight];
-        return result;
-    }
     e->n_in_flight = 0;
     if (!abandoned) fail_step(e, whose, st);
     recover(e, !abandoned && st.code == STATUS_UNAVAILABLE);
-    return NULL;
+}
+
+bool watch_submit(engine *e, const step_plan *plan)
+{
+    e->in_flight[e->n_in_flight++] = plan;
+    begin_backend_call(e);
+    status st = e->backend.ops->submit(e->backend.ctx, plan);
+    bool abandoned = end_backend_call(e);
+    if (status_ok(st) && !abandoned) return true;
+    discard_steps(e, plan, st, abandoned);
+    return false;
+}
+
+const step_result *watch_collect(engine *e)
+{
+    const step_result *result = NULL;
+    const step_plan *oldest = e->in_flight[0];
+    begin_backend_call(e);
+    status st = e->backend.ops->collect(e->backend.ctx, &result);
+    bool abandoned = end_backend_call(e);
+    if (status_ok(st)) st = check_result(oldest, result);
+    if (!status_ok(st) || abandoned) {
+        discard_steps(e, oldest, st, abandoned);
+        return NULL;
+    }
+    e->collected = oldest;
+    e->in_flight[0] = e->in_flight[--e->n_in_flight];
+    return result;
 }
 
 void watch_drain(engine *e)
 {
-    static const step_plan nothing;
-    while (e->n_in_flight > 0) watch_run(e, &nothing);
+    while (e->n_in_flight > 0) watch_collect(e);
 }

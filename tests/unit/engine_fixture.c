@@ -9,10 +9,30 @@
 
 static const backend_info *scripted_info(void *ctx) { return &((scripted *)ctx)->info; }
 
+void nap(void)
+{
+    struct timespec t = {0, 200000};
+    nanosleep(&t, NULL);
+}
+
+static void hang_until_interrupted(scripted *b)
+{
+    uint32_t before = atomic_load(&b->interrupts);
+    atomic_store(&b->collecting, true);
+    atomic_store(&b->hanging, true);
+    while (atomic_load(&b->interrupts) == before) nap();
+    atomic_store(&b->hanging, false);
+    atomic_store(&b->collecting, false);
+}
+
 static status scripted_submit(void *ctx, const step_plan *plan)
 {
     scripted *b = ctx;
     assert_in_range(b->n_plans, 0, b->info.max_in_flight - 1);
+    if (atomic_exchange(&b->hang_submit, false)) {
+        hang_until_interrupted(b);
+        return status_make(STATUS_INTERNAL, "interrupted");
+    }
     if (atomic_load(&b->refuse) && b->n_plans > 0) {
         atomic_store(&b->refused, (uint32_t)plan->step);
         return status_make(STATUS_UNAVAILABLE, "one is enough");
@@ -20,12 +40,6 @@ static status scripted_submit(void *ctx, const step_plan *plan)
     b->plans[b->n_plans++] = plan;
     if (b->n_plans > b->most_plans) b->most_plans = b->n_plans;
     return STATUS_IS_OK;
-}
-
-void nap(void)
-{
-    struct timespec t = {0, 200000};
-    nanosleep(&t, NULL);
 }
 
 float scripted_logit(uint32_t token, uint32_t position, uint32_t next)

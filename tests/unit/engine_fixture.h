@@ -29,8 +29,9 @@ typedef struct scripted {
     _Atomic bool hold;        /* steps wait while it is set */
     _Atomic uint32_t hold_at; /* this step sets it; 0 = none */
     _Atomic bool hang;        /* the next step with rows waits to be interrupted; see `hold` */
+    _Atomic bool hang_submit; /* the next submit waits to be interrupted */
     _Atomic bool hanging;     /* a step hangs */
-    _Atomic bool collecting;  /* a step is being collected */
+    _Atomic bool collecting;  /* a step is being collected, or hangs */
     _Atomic uint32_t interrupts;
     const step_plan *plans[2]; /* in flight, the oldest first */
     uint32_t n_plans, most_plans;

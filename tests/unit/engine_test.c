@@ -272,6 +272,50 @@ static void a_late_reader_finds_everything(void **state)
     engine_stream_release(s);
 }
 
+/* What the backend did whenever a reader was notified. */
+typedef struct notices {
+    const scripted *model;
+    uint32_t n, idle, collecting;
+} notices;
+
+static void note(void *ctx)
+{
+    notices *n = ctx;
+    n->n++;
+    n->idle += n->model->n_plans == 0;
+    n->collecting += atomic_load(&n->model->collecting);
+}
+
+static notices notices_of(fixture *f, const char *json)
+{
+    notices n = {.model = &f->model};
+    engine_request r = request(json);
+    engine_stream *s;
+    error err;
+    if (!status_ok(engine_submit(f->engine, &r, note, &n, &s, &err))) fail_msg("%s", err.text);
+    engine_request_destroy(&r);
+    assert_int_equal(read_all(s).tokens, 40);
+    return n;
+}
+
+/* A GPU computes the next step while tokens become text; a CPU, which computes when it is
+ * collected, keeps no token back meanwhile. */
+static void readers_are_told_between_submit_and_collect(void **state)
+{
+    fixture *f = *state;
+    answer(f, "x");
+    notices n = notices_of(f, "{\"prompt\": \"a\", \"ignore_eos\": true, \"max_tokens\": 40}");
+    assert_int_equal(n.n, 40);
+    assert_int_equal(n.collecting, 0);
+    assert_true(n.idle <= 1); /* the end, behind which there is no step */
+    /* Whether a stop string ends an answer must be known before the next step is planned. */
+    n = notices_of(f, "{\"prompt\": \"a\", \"ignore_eos\": true, \"max_tokens\": 40, "
+                      "\"stop\": \"never\"}");
+    assert_int_equal(n.n, 40);
+    assert_int_equal(n.collecting, 0);
+    if (fixture_in_flight == 1) assert_true(n.idle >= 39);
+}
+
 /* An answer whose end fits into the ring does not wait for its reader. */
 static void a_short_answer_awaits_no_reader(void **state)
 {
@@ -435,6 +479,7 @@ int main(void)
         CASE_SMALL(a_full_queue_refuses_at_once),
         CASE_SMALL(a_slow_reader_stalls_its_own_stream_alone),
         CASE(a_late_reader_finds_everything),
+        CASE(readers_are_told_between_submit_and_collect),
         CASE(a_short_answer_awaits_no_reader),
         CASE(a_failed_step_ends_its_requests_alone),
         CASE(a_request_without_memory_fails_alone),

@@ -483,6 +483,54 @@ static void a_refused_step_is_named(void **state)
     expect_answer(w);
 }
 
+/* Submits a request whose 8th step is held. */
+static engine_stream *hold_a_step(watched *w)
+{
+    atomic_store(&w->f.model.hold_at, 8);
+    engine_stream *s = submit(&w->f, ids(4, 60));
+    while (!atomic_load(&w->f.model.hold)) nap();
+    return s;
+}
+
+/* Expects that the stream gets the token of every step that was collected. */
+static void expect_all_told(watched *w, engine_stream *s, const char *word)
+{
+    reading r = read_all(s);
+    expect_lost(&r, word);
+    assert_int_equal(r.tokens, 8);
+    assert_int_equal(atomic_load(&w->f.model.steps), 8);
+}
+
+static void tokens_are_told_though_the_next_step_is_refused(void **state)
+{
+    watched *w = start(state, 0);
+    engine_stream *s = hold_a_step(w);
+    atomic_store(&w->f.model.refuse, true);
+    atomic_store(&w->f.model.hold, false);
+    if (fixture_in_flight == 1) {
+        engine_stream_release(s); /* no step is refused */
+        return;
+    }
+    expect_all_told(w, s, "one is enough");
+    atomic_store(&w->f.model.refuse, false);
+    wait_for(w, ENGINE_WORKING);
+    expect_answer(w);
+}
+
+/* The engine thread has not told the last tokens when it submits, so the watchdog does. */
+static void tokens_are_told_though_the_next_submit_hangs(void **state)
+{
+    watched *w = start(state, AGES);
+    engine_stream *s = hold_a_step(w);
+    atomic_store(&w->f.model.hang_submit, true);
+    atomic_store(&w->f.model.hold, false);
+    while (!atomic_load(&w->f.model.hanging)) nap();
+    expire(w);
+    expect_all_told(w, s, "was stuck");
+    wait_for(w, ENGINE_WORKING);
+    expect_answer(w);
+}
+
 /* ---- flushes --------------------------------------------------------------------------------- */
 
 static uint32_t cached(watched *w)
@@ -616,6 +664,8 @@ int main(void)
         CASE(a_loss_reported_twice_is_one),
         CASE(an_engine_may_end_while_its_backend_is_waited_for),
         CASE(a_refused_step_is_named),
+        CASE(tokens_are_told_though_the_next_step_is_refused),
+        CASE(tokens_are_told_though_the_next_submit_hangs),
         CASE(a_flush_forgets_what_was_computed),
         CASE(a_flush_leaves_running_sequences_alone),
         CASE(a_new_backend_has_an_empty_cache),
