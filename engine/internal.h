@@ -188,10 +188,12 @@ void stream_unref(engine_stream *s);
 /* Makes the ring once the number of outputs is known. The ring starts small and grows to
  * `limit`. */
 status stream_make_ring(engine_stream *s, uint32_t limit);
-/* Engine thread. The ring has room (see pause_if_full). False when memory is out. */
+/* Engine thread. The ring has room (see pause_if_full). The reader is not notified. False when
+ * memory is out. */
 bool stream_push(engine_stream *s, const ring_item *item, const step_sample *tops,
                  const char *text);
-/* Pushes the end of a choice; takes over end->report.kept_json. */
+void stream_notify(engine_stream *s);
+/* Pushes the end of a choice and notifies the reader; takes over end->report.kept_json. */
 void stream_push_end(engine_stream *s, uint32_t choice, const choice_end *end);
 /* Sets the error text (copied) of choices that end by ENGINE_FINISH_ERROR. With STATUS_NO_MEMORY
  * the text is made to mention memory. */
@@ -269,12 +271,13 @@ typedef struct ending_choice {
     choice_end end;
 } ending_choice;
 
-/* A sampled token that its reader has not been told. Of the sample's top lists the first n_top
+/* A sampled token whose reader has not been notified. Of the sample's top lists the first n_top
  * entries are set. */
 typedef struct untold_token {
     engine_stream *stream;
     uint32_t choice;
     engine_finish finish; /* how it ends its choice; NONE: it does not */
+    bool in_ring;
     step_sample sample;
 } untold_token;
 
@@ -405,10 +408,9 @@ void slots_refuse_added(engine *e, int64_t wait_us);
 
 /* ---- what readers are told (tell.c) ---------------------------------------------------------- */
 
-/* Gives a token to its reader. *finish: what choice_take returned; a stop string may change it.
- * A stream without memory for it fails. */
-void tell_token(engine *e, engine_stream *s, uint32_t choice, const step_sample *sample,
-                engine_finish *finish);
+/* Puts a token into its stream's ring. A stop string may change token->finish, which is what
+ * choice_take returned. A stream without memory for it fails. */
+void tell_token(engine *e, untold_token *token);
 /* Gives readers all tokens and ends that they have not been told, and publishes the numbers. */
 void tell_all(engine *e);
 

@@ -7,13 +7,12 @@
 /* ---- a result -------------------------------------------------------------------------------- */
 
 /* Pauses the stream's sequences until its reader makes room, when the ring has too little room for
- * its n untold tokens and another step of every choice beside the steps that may be planned
- * already. */
-static void pause_if_full(engine *e, engine_stream *s, uint32_t n_untold)
+ * n_due tokens and another step of every choice beside the steps that may be planned already. */
+static void pause_if_full(engine *e, engine_stream *s, uint32_t n_due)
 {
     if (s->paused) return;
     pthread_mutex_lock(&s->lock);
-    bool full = s->limit - s->count < n_untold + (1 + engine_in_flight(e)) * s->n_alive;
+    bool full = s->limit - s->count < n_due + (1 + engine_in_flight(e)) * s->n_alive;
     if (full) s->resume_wanted = true;
     pthread_mutex_unlock(&s->lock);
     if (!full) return;
@@ -22,14 +21,14 @@ static void pause_if_full(engine *e, engine_stream *s, uint32_t n_untold)
         e, (sched_event){.kind = SCHED_PAUSE, .request = s->id, .choice = SCHED_ALL_CHOICES});
 }
 
-/* Keeps the sample for tell_all: the backend reuses its result at the next submit. */
-static void keep_untold(engine *e, engine_stream *s, uint32_t choice, const step_sample *sample,
-                        engine_finish finish)
+/* Keeps the sample for tell_all, because the backend reuses its result at the next submit. */
+static untold_token *keep_token(engine *e, engine_stream *s, uint32_t choice,
+                                const step_sample *sample)
 {
     untold_token *u = &e->untold[e->n_untold++];
     u->stream = s;
     u->choice = choice;
-    u->finish = finish;
+    u->in_ring = false;
     u->sample.token = sample->token;
     u->sample.logprob = sample->logprob;
     u->sample.rank = sample->rank;
@@ -37,21 +36,25 @@ static void keep_untold(engine *e, engine_stream *s, uint32_t choice, const step
     memcpy(u->sample.top_ids, sample->top_ids, sample->n_top * sizeof *sample->top_ids);
     memcpy(u->sample.top_logprobs, sample->top_logprobs,
            sample->n_top * sizeof *sample->top_logprobs);
+    return u;
 }
 
-/* A choice that may end by a stop string is told at once, because only its text shows its end. */
-static void take_token(engine *e, engine_stream *s, uint32_t choice, const step_sample *sample)
+/* Returns whether the token must still go into the ring. With stop strings it goes there at once,
+ * because only its text shows whether it ends the choice. */
+static bool take_token(engine *e, engine_stream *s, uint32_t choice, const step_sample *sample)
 {
     choice_state *c = &s->choices[choice];
-    if (c->finish != ENGINE_FINISH_NONE || s->failed) return;
-    engine_finish finish = ENGINE_FINISH_LENGTH;
-    if (!s->request.score_only) {
-        finish = choice_take(c, &s->request, s->stop_ids, s->n_stop_ids, s->max_new_tokens,
-                             sample->token);
-        if (s->request.n_stop > 0) tell_token(e, s, choice, sample, &finish);
-        else keep_untold(e, s, choice, sample, finish);
+    if (c->finish != ENGINE_FINISH_NONE || s->failed) return false;
+    if (s->request.score_only) {
+        slots_end_choice(e, s, choice, ENGINE_FINISH_LENGTH);
+        return false;
     }
-    if (finish != ENGINE_FINISH_NONE && !s->failed) slots_end_choice(e, s, choice, finish);
+    untold_token *u = keep_token(e, s, choice, sample);
+    u->finish =
+        choice_take(c, &s->request, s->stop_ids, s->n_stop_ids, s->max_new_tokens, sample->token);
+    if (s->request.n_stop > 0) tell_token(e, u);
+    if (u->finish != ENGINE_FINISH_NONE && !s->failed) slots_end_choice(e, s, choice, u->finish);
+    return !u->in_ring;
 }
 
 static void take_share(engine *e, engine_stream *s, const step_seq *share,
@@ -65,10 +68,10 @@ static void take_share(engine *e, engine_stream *s, const step_seq *share,
     }
     if (share->measure.kind != MEASURE_NONE && !share->measure.silent)
         e->measured[e->n_measured++] = s;
-    uint32_t n_untold = e->n_untold;
+    uint32_t n_due = 0;
     for (uint32_t j = 0; j < got->n_samples; j++)
-        take_token(e, s, share->choice + j, &got->samples[j]);
-    if (!s->failed) pause_if_full(e, s, e->n_untold - n_untold);
+        n_due += take_token(e, s, share->choice + j, &got->samples[j]);
+    if (!s->failed) pause_if_full(e, s, n_due);
 }
 
 static void take_result(engine *e, const step_plan *plan, const step_result *result)

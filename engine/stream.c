@@ -140,10 +140,16 @@ bool stream_push(engine_stream *s, const ring_item *item, const step_sample *top
         strbuf_append(&s->blob, tops->top_ids, ids);
         strbuf_append(&s->blob, tops->top_logprobs, logprobs);
         put_item(s, item);
-        if (!item->held) notify_reader(s);
     }
     pthread_mutex_unlock(&s->lock);
     return ok;
+}
+
+void stream_notify(engine_stream *s)
+{
+    pthread_mutex_lock(&s->lock);
+    notify_reader(s);
+    pthread_mutex_unlock(&s->lock);
 }
 
 /* Attaches a choice's end to its last token if that is unread, as clients expect. */

@@ -22,28 +22,44 @@ static void clock_token(engine *e, engine_stream *s, choice_state *c)
     s->last_token_us = c->last_token_us = now;
 }
 
-void tell_token(engine *e, engine_stream *s, uint32_t choice, const step_sample *sample,
-                engine_finish *finish)
+void tell_token(engine *e, untold_token *token)
 {
-    choice_state *c = &s->choices[choice];
+    engine_stream *s = token->stream;
+    choice_state *c = &s->choices[token->choice];
+    const step_sample *sample = &token->sample;
     strbuf_clear(&e->text);
-    status st = choice_text(c, &s->request, sample->token, finish, &e->text);
+    status st = choice_text(c, &s->request, sample->token, &token->finish, &e->text);
     if (!status_ok(st)) {
         strbuf_destroy(&e->text); /* the buffer serves all streams: the next token makes it anew */
         slots_fail_stream(e, s, st);
         return;
     }
     clock_token(e, s, c);
-    ring_item item = {.choice = choice,
+    ring_item item = {.choice = token->choice,
                       .has_token = true,
-                      .held = *finish != ENGINE_FINISH_NONE,
+                      .held = token->finish != ENGINE_FINISH_NONE,
                       .token = sample->token,
                       .logprob = sample->logprob,
                       .rank = sample->rank,
                       .n_top = sample->n_top,
                       .text_bytes = (uint32_t)e->text.size};
+    token->in_ring = true;
     if (!stream_push(s, &item, sample, e->text.data ? e->text.data : ""))
         slots_fail_stream(e, s, status_make(STATUS_NO_MEMORY, "output text"));
+}
+
+/* Readers are notified once all rings have their tokens. A thread that reads many streams then
+ * wakes once for a step; it would keep up with the rings, and sleep between any two of them. A
+ * choice's last token is held until its end is attached, which notifies too. */
+static void tell_tokens(engine *e)
+{
+    for (uint32_t i = 0; i < e->n_untold; i++)
+        if (!e->untold[i].in_ring && !e->untold[i].stream->failed) tell_token(e, &e->untold[i]);
+    for (uint32_t i = 0; i < e->n_untold; i++) {
+        const untold_token *u = &e->untold[i];
+        if (u->finish == ENGINE_FINISH_NONE && !u->stream->failed) stream_notify(u->stream);
+    }
+    e->n_untold = 0;
 }
 
 /* ---- ends ------------------------------------------------------------------------------------ */
@@ -111,11 +127,7 @@ static void tell_ends(engine *e)
 void tell_all(engine *e)
 {
     int64_t begun = clock_now_us();
-    for (uint32_t i = 0; i < e->n_untold; i++) {
-        untold_token *u = &e->untold[i];
-        if (!u->stream->failed) tell_token(e, u->stream, u->choice, &u->sample, &u->finish);
-    }
-    e->n_untold = 0;
+    tell_tokens(e);
     tell_ends(e);
     e->tell_us += clock_now_us() - begun;
 }
