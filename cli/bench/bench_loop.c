@@ -1,14 +1,14 @@
 #include "cli/bench/bench_loop.h"
 
+#include "cli/bench/bench_front.h"
 #include "cli/bench/null_backend.h"
-#include "engine/engine.h"
 
 #include <pthread.h>
 #include <stdlib.h>
 #include <string.h>
 #include <time.h>
 
-enum { VOCAB = 4096 };
+enum { VOCAB = 4096, LOOK_US = 20000, CLIENTS_WITHIN_S = 120 };
 
 typedef struct closed_loop closed_loop;
 
@@ -23,6 +23,7 @@ struct closed_loop {
     tokenizer *tokenizer;
     backend backend;
     engine *engine;
+    bench_front *front; // NULL: the loop submits and reads
     rng rng;
     engine_request request;
     loop_slot *slots; // [running]
@@ -191,8 +192,61 @@ static bench_loop_numbers difference(const loop_reading *a, const loop_reading *
     };
 }
 
+static void pause_until(int64_t us)
+{
+    struct timespec t = {us / 1000000, us % 1000000 * 1000};
+    clock_nanosleep(CLOCK_MONOTONIC, TIMER_ABSTIME, &t, NULL);
+}
+
+static status open_front(closed_loop *l, error *err)
+{
+    const bench_loop_options *o = l->o;
+    const backend_info *info = l->backend.ops->info(l->backend.ctx);
+    bench_front_options f = {.engine = l->engine,
+                             .tokenizer = l->tokenizer,
+                             .http = o->http,
+                             .grpc = o->grpc,
+                             .vocab_size = VOCAB,
+                             .max_model_len = info->max_positions,
+                             .page_tokens = o->geometry.page_tokens,
+                             .n_pages = info->n_pages - 1,
+                             .n_blocks = (info->n_pages - 1) / pkv_groups(&o->geometry),
+                             .max_batch = o->running,
+                             .max_requests = 2 * o->running};
+    return bench_front_open(&f, &l->front, err);
+}
+
+static status await_clients(const closed_loop *l, error *err)
+{
+    int64_t now = clock_now_us(), last = now + INT64_C(1000000) * CLIENTS_WITHIN_S;
+    for (;; now += LOOK_US) {
+        uint32_t n = engine_get_stats(l->engine).sched.running;
+        if (n >= l->o->running) return STATUS_IS_OK;
+        if (now > last)
+            return error_set(err, STATUS_UNAVAILABLE,
+                             "after %d s clients have %u of %u requests running", CLIENTS_WITHIN_S,
+                             n, l->o->running);
+        pause_until(now + LOOK_US);
+    }
+}
+
+static status serve_clients(closed_loop *l, bench_loop_numbers *out, error *err)
+{
+    RETURN_IF_ERROR(open_front(l, err));
+    RETURN_IF_ERROR(await_clients(l, err));
+    loop_reading before = take_reading(l);
+    pause_until(clock_now_us() + (int64_t)l->o->seconds * 1000000);
+    loop_reading after = take_reading(l);
+    const engine_stats *a = &before.engine, *b = &after.engine;
+    *out = difference(&before, &after);
+    out->tokens = (double)(b->sched.generated_tokens - a->sched.generated_tokens);
+    out->requests = (double)(b->requests_finished - a->requests_finished);
+    return STATUS_IS_OK;
+}
+
 static status run_loop(closed_loop *l, bench_loop_numbers *out, error *err)
 {
+    if (l->o->http || l->o->grpc) return serve_clients(l, out, err);
     for (uint32_t i = 0; i < l->o->running; i++) RETURN_IF_ERROR(submit_next(l, &l->slots[i], err));
     RETURN_IF_ERROR(read_until(l, INT64_MAX, l->o->running, err));
     loop_reading before = take_reading(l);
@@ -233,6 +287,7 @@ static status create(closed_loop *l, uint32_t chunk, error *err)
 
 static void destroy(closed_loop *l)
 {
+    bench_front_close(l->front);
     for (uint32_t i = 0; l->slots && i < l->o->running; i++)
         engine_stream_release(l->slots[i].stream);
     engine_destroy(l->engine);

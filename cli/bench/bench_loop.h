@@ -1,6 +1,6 @@
 /* A closed loop of requests through the engine and the null backend: as many requests are open as
  * are asked for, and a finished one is followed by another. One thread reads all streams, as a
- * server's thread does. */
+ * server's thread does. Or servers take the requests of clients in other processes. */
 #ifndef CLI_BENCH_BENCH_LOOP_H
 #define CLI_BENCH_BENCH_LOOP_H
 
@@ -13,12 +13,13 @@ typedef struct bench_loop_options {
     uint32_t prefill_chunk;
     uint32_t step_us, seconds;
     bool prefix_cache;
+    const char *http, *grpc; // "host:port" of servers for clients; NULL = none
 } bench_loop_options;
 
 /* Sums over the time that was measured. */
 typedef struct bench_loop_numbers {
     double seconds;
-    double tokens, requests; // read, ended
+    double tokens, requests; // read (with servers: drawn), ended
     double steps, rows;
     double in_time; // steps submitted before the step in front of them had ended
     double ahead;   // steps planned before the result of the step in front of them
@@ -28,7 +29,8 @@ typedef struct bench_loop_numbers {
     uint32_t prefill_chunk; // as it was used
 } bench_loop_numbers;
 
-/* Measures for options->seconds, after as many requests have ended as are open. */
+/* Measures for options->seconds, after as many requests have ended as are open. With servers: from
+ * the moment when clients have as many running. */
 status bench_loop(const bench_loop_options *options, bench_loop_numbers *out, error *err);
 
 #endif

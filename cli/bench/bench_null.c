@@ -33,6 +33,11 @@ static const arg_flag flags_table[] = {
     ARG_ROW("long-tokens", "N", ARG_COUNT, bench_null_flags, long_tokens,
             "tokens of the sequence that is closed, opened and swapped", .min = 4096,
             .max = 1 << 20, .initial = "131072"),
+    ARG_ROW(
+        "http", "HOST:PORT", ARG_TEXT, bench_null_flags, http,
+        "instead of the closed loops: serve HTTP there, and measure once clients have --running "
+        "requests running; no call is timed alone"),
+    ARG_ROW("grpc", "HOST:PORT", ARG_TEXT, bench_null_flags, grpc, "the same for gRPC"),
 };
 
 arg_group bench_null_group(bench_null_flags *target)
@@ -46,6 +51,8 @@ typedef struct null_bench {
     pkv_geometry geometry;
     bench_report report;
 } null_bench;
+
+static bool is_served(const null_bench *b) { return b->o.flags->http || b->o.flags->grpc; }
 
 /* ---- single calls ---------------------------------------------------------------------------- */
 
@@ -104,7 +111,7 @@ static void report_loop(null_bench *b, uint32_t running, const bench_loop_number
                100 * share(n->in_time, steps), 100 * share(n->ahead, steps), busy,
                100 * share(busy, step_us), schedule, tell, mirror, rest,
                share(n->thread_us, steps));
-    bench_report_row(&b->report, "closed_loop");
+    bench_report_row(&b->report, is_served(b) ? "served" : "closed_loop");
     strbuf_printf(&b->report.rows,
                   ",\"running\":%u,\"step_us\":%u,\"prompt_tokens\":%u,\"output_tokens\":%u,"
                   "\"prefill_chunk\":%u,\"seconds\":%.3f,\"requests\":%.0f,\"tokens_s\":%.6g,"
@@ -129,7 +136,9 @@ static status run_loops(null_bench *b, error *err)
                                 .prefill_chunk = b->o.model->prefill_chunk,
                                 .step_us = b->o.flags->step_us,
                                 .seconds = b->o.flags->seconds,
-                                .prefix_cache = !b->o.model->no_prefix_cache};
+                                .prefix_cache = !b->o.model->no_prefix_cache,
+                                .http = b->o.flags->http,
+                                .grpc = b->o.flags->grpc};
         bench_loop_numbers numbers;
         RETURN_IF_ERROR(bench_loop(&o, &numbers, err));
         report_loop(b, o.running, &numbers);
@@ -170,8 +179,10 @@ status bench_null(const bench_null_options *options, error *err)
 {
     null_bench b = {.o = *options};
     RETURN_IF_ERROR(make_geometry(&b, err));
+    if (is_served(&b) && b.o.running->n != 1)
+        return error_set(err, STATUS_INVALID, "--running: --http and --grpc take one number");
     start_report(&b);
-    status st = time_calls(&b, err);
+    status st = is_served(&b) ? STATUS_IS_OK : time_calls(&b, err);
     if (status_ok(st)) st = run_loops(&b, err);
     if (status_ok(st)) st = bench_report_write(&b.report, b.o.as_json, b.o.out, err);
     bench_report_destroy(&b.report);

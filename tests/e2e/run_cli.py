@@ -2,16 +2,19 @@
 """Drives the octavo executable with the demo model, as a user would: its output, its refusals, its
 exit status. usage: run_cli.py OCTAVO [unittest arguments]   (from the source root)"""
 
+import http.client
 import json
 import math
 import os
 import random
+import re
 import shutil
 import signal
 import struct
 import subprocess
 import sys
 import tempfile
+import threading
 import unittest
 
 OCTAVO = os.path.abspath(sys.argv[1])
@@ -540,6 +543,39 @@ class Bench(unittest.TestCase):
             self.assertTrue(0 < row["schedule_us"] and 0 < row["tell_us"] and 0 < row["mirror_us"], row)
         self.assertIn("blocked head of line", table)
 
+    @unittest.skipIf("workers" not in octavo("bench", "--help")[0], "this build has no servers")
+    def test_null_backend_serves(self):
+        """Clients of its servers are what is measured."""
+        body = json.dumps({"prompt": tokens(20, 1), "max_tokens": 100, "ignore_eos": True})
+        bench = subprocess.Popen(
+            [OCTAVO, "bench", "engine", "--backend", "null", "--layers", "4", "--step-us", "300", "--running", "2",
+             "--prompt-tokens", "40", "--output-tokens", "100", "--seconds", "1", "--http", "127.0.0.1:0", "--json"],
+            stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+        port = int(re.search(r"HTTP at port (\d+)", bench.stderr.readline()).group(1))
+
+        def ask():
+            while bench.poll() is None:
+                client = http.client.HTTPConnection("127.0.0.1", port, timeout=TIMEOUT)
+                try:
+                    client.request("POST", "/v1/completions", body, {"Content-Type": "application/json"})
+                    client.getresponse().read()
+                except (OSError, http.client.HTTPException):
+                    pass # the bench is over
+                finally:
+                    client.close()
+
+        clients = [threading.Thread(target=ask) for _ in range(4)]
+        for client in clients:
+            client.start()
+        out, err = bench.communicate(timeout=TIMEOUT)
+        for client in clients:
+            client.join()
+        self.assertEqual(bench.returncode, 0, err)
+        (row,) = json.loads(out)["rows"]
+        self.assertEqual((row["what"], row["running"]), ("served", 2))
+        self.assertGreater(row["tokens_s"], 0)
+        self.assertGreater(row["engine_us"], 0)
+
 
 class Refusals(unittest.TestCase):
     """One line on stderr that names the cause; exit status 2 for the command line, 1 for what it
@@ -594,6 +630,7 @@ class Refusals(unittest.TestCase):
     def test_files(self):
         run = ["run", "--kv-memory", "8M", "--prompt", "x", "--model"]
         self.refuses([*run, "no/such/folder"], 1, "no/such/folder/config.json")
+        self.refuses(["bench", "engine", "--backend", "null", "--http", "127.0.0.1:0"], 1, "--running", "one number")
         self.refuses([*run, MODEL, "--override", 'architectures=["BananaForCausalLM"]'], 1, "BananaForCausalLM")
         self.refuses([*run, MODEL, "--override", 'rope_scaling={"rope_type":"banana"}'], 1, "banana")
         self.refuses([*run, MODEL, "--override", "hidden_size=255"], 1, "config.json")
