@@ -200,6 +200,13 @@ uint32_t pkv_seq_length(const pkv *p, uint32_t seq); /* logical length: tokens a
 uint32_t pkv_seq_next_position(const pkv *p, uint32_t seq);
 bool pkv_seq_has_dropped(const pkv *p, uint32_t seq);
 uint32_t pkv_seq_pages_held(const pkv *p, uint32_t seq); /* over all groups, shared pages too */
+/* What the tables of a sequence keep: tokens x layers x KV heads. A whole number, so that sums over
+ * sequences are exact; pkv_full_tokens turns one into tokens. */
+uint64_t pkv_seq_kept(const pkv *p, uint32_t seq);
+static inline double pkv_full_tokens(const pkv_geometry *g, uint64_t kept)
+{
+    return (double)kept / ((double)g->n_layers * g->n_kv_heads);
+}
 
 /* One table, read only; valid until the sequence changes. */
 typedef struct pkv_table_view {
@@ -228,8 +235,8 @@ status pkv_unpark(pkv *p, uint32_t parked, uint32_t seq, uint32_t expect_tokens)
 void pkv_parked_discard(pkv *p, uint32_t parked);
 /* Swaps a parked sequence out to the host tier, as pkv_seq_swap_out. */
 status pkv_parked_swap_out(pkv *p, uint32_t parked, uint32_t *swap);
-uint32_t pkv_parked_length(const pkv *p, uint32_t parked);    /* logical */
-double pkv_parked_kept_tokens(const pkv *p, uint32_t parked); /* see retention_kept_tokens */
+uint32_t pkv_parked_length(const pkv *p, uint32_t parked); /* logical */
+uint64_t pkv_parked_kept(const pkv *p, uint32_t parked);   /* as pkv_seq_kept */
 
 /* Pages of a parked sequence, over all groups. */
 typedef struct pkv_parked_pages {

@@ -169,16 +169,7 @@ pkv_parked_pages pkv_parked_look(const pkv *p, uint32_t parked)
     return n;
 }
 
-double pkv_parked_kept_tokens(const pkv *p, uint32_t parked)
+uint64_t pkv_parked_kept(const pkv *p, uint32_t parked)
 {
-    const pkv_seq *s = parked_at(p, parked);
-    const pkv_geometry *g = &p->geometry;
-    uint32_t head_groups = pkv_head_groups(g);
-    uint64_t sum = 0; /* sum of tokens x layers */
-    for (uint32_t i = 0; i < p->groups; i++) {
-        uint32_t layers = g->n_layers - i / head_groups * g->layers_per_group;
-        if (layers > g->layers_per_group) layers = g->layers_per_group;
-        sum += (uint64_t)s->tables[i].kept * layers;
-    }
-    return (double)sum / ((double)g->n_layers * head_groups);
+    return seq_kept(p, parked_at(p, parked));
 }

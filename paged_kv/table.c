@@ -472,6 +472,21 @@ uint32_t pkv_seq_next_position(const pkv *p, uint32_t id)
 bool pkv_seq_has_dropped(const pkv *p, uint32_t id) { return seq_opened(p, id)->dropped; }
 uint32_t pkv_seq_pages_held(const pkv *p, uint32_t id) { return seq_opened(p, id)->held; }
 
+uint64_t seq_kept(const pkv *p, const pkv_seq *s)
+{
+    const pkv_geometry *g = &p->geometry;
+    uint32_t head_groups = pkv_head_groups(g);
+    uint64_t sum = 0;
+    for (uint32_t i = 0; i < p->groups; i++) {
+        uint32_t layers = g->n_layers - i / head_groups * g->layers_per_group;
+        if (layers > g->layers_per_group) layers = g->layers_per_group;
+        sum += (uint64_t)s->tables[i].kept * layers * g->heads_per_group;
+    }
+    return sum;
+}
+
+uint64_t pkv_seq_kept(const pkv *p, uint32_t id) { return seq_kept(p, seq_opened(p, id)); }
+
 uint32_t pkv_seq_pages_shared(const pkv *p, uint32_t id)
 {
     const pkv_seq *s = seq_opened(p, id);

@@ -188,6 +188,7 @@ static status open_tables(sched *s, sched_seq *q, const beginning *b, uint32_t s
     uint32_t expect = rows_of(e) + 1, hit_tokens;
     if (q->swap) {
         RETURN_IF_ERROR(pkv_swap_in(s->kv, q->swap, slot, q->tokens, expect));
+        sched_hold(s, q->computed, q->kept);
         s->stats.swaps_in++;
         sched_left_tier(s, q);
         return STATUS_IS_OK;
@@ -199,6 +200,8 @@ static status open_tables(sched *s, sched_seq *q, const beginning *b, uint32_t s
     }
     RETURN_IF_ERROR(pkv_seq_open(s->kv, slot, q->tokens, b->max_hit, e->salt, expect, &hit_tokens));
     assert(hit_tokens == b->computed);
+    q->kept = hit_tokens * s->token_kept;
+    sched_hold(s, hit_tokens, q->kept);
     if (e->hidden) pkv_seq_hide(s->kv, slot);
     return STATUS_IS_OK;
 }
@@ -254,7 +257,7 @@ static bool try_start(sched *s, sched_seq *q, const pages_owed *owed)
     }
     sched_list_remove(&s->waiting, q);
     sched_seq_start(s, q);
-    st = pkv_seq_append(s->kv, slot, chunk);
+    st = sched_append(s, q, chunk);
     assert(st.code != STATUS_NO_PAGES); /* they were counted */
     if (!status_ok(st)) {
         sched_starve(s, q);

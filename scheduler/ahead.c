@@ -65,7 +65,7 @@ static uint32_t list_rows(const sched *s, sched_seq **rows)
 
 static void add_row(sched *s, sched_work *w, sched_seq *q)
 {
-    if (!status_ok(pkv_seq_append(s->kv, q->slot, 1))) return; /* no memory: it has no row */
+    if (!status_ok(sched_append(s, q, 1))) return; /* no memory: it has no row */
     w->tokens[w->plan.n_tokens] = 0;
     sched_add_share(w, q,
                     (step_seq){
@@ -98,7 +98,7 @@ bool sched_forget_ahead(sched *s, sched_seq *q)
     if (seq_is_parent(q) || q->state != SEQ_RUNNING || s->n_in_flight == 0) return true;
     bool oldest = oldest_work(s)->ahead;
     uint32_t n = q->ahead + (oldest ? q->planned : 0);
-    if (!status_ok(pkv_seq_cut(s->kv, q->slot, n))) return false;
+    if (!status_ok(sched_cut(s, q, n))) return false;
     q->ahead = 0;
     if (oldest) q->planned = 0;
     return true;

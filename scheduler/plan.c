@@ -200,7 +200,7 @@ static bool take_share(sched *s, sched_seq *q)
     uint64_t need = pkv_append_cost(s->kv, q->slot, q->planned) + s->lasting + pages.lasting;
     need += s->passing > pages.passing ? s->passing : pages.passing;
     if (need > pkv_available(s->kv)) return false;
-    if (!status_ok(pkv_seq_append(s->kv, q->slot, q->planned))) {
+    if (!status_ok(sched_append(s, q, q->planned))) {
         sched_starve(s, q);
         return false;
     }

@@ -52,14 +52,13 @@ static status swap_out(sched *s, sched_seq *q)
 void sched_preempt(sched *s, sched_seq *q)
 {
     assert(pkv_seq_length(s->kv, q->slot) == q->computed);
-    double kept = retention_kept_tokens(s->kv, q->slot);
     bool swap = is_worth_swapping(s, q);
     if (!swap || !status_ok(swap_out(s, q))) {
         s->stats.swaps_refused += swap;
         sched_replay(s, q);
         return;
     }
-    q->swap_kept = kept;
+    sched_unhold(s, q->computed, q->kept);
     s->stats.swaps_out++;
     s->stats.swapped_tokens += q->computed;
     wait_again(s, q);

@@ -13,10 +13,7 @@ void sched_describe_seq(const sched *s, const sched_seq *q, sched_choice_info *o
         .preemptions = line->preemptions,
         .report.method = policy_of(e)->preset->name,
         .report.logical_tokens = (has_tables ? pkv_seq_length(s->kv, line->slot) : rows) + e->cut,
-        .report.kept_tokens = has_tables     ? retention_kept_tokens(s->kv, line->slot)
-                              : line->swap   ? line->swap_kept
-                              : line->parked ? pkv_parked_kept_tokens(s->kv, line->parked)
-                                             : 0,
+        .report.kept_tokens = pkv_full_tokens(&s->options.geometry, line->kept),
         .report.pages_dropped = line->pages_dropped,
         .report.budget_raised = line->budget_raised,
         .report.scoring_ms = (double)line->scoring_us / 1e3,
@@ -61,30 +58,12 @@ status sched_describe(const sched *s, uint64_t request, uint32_t choice, sched_c
 
 const uint64_t *sched_starved(const sched *s) { return s->is_starved ? &s->starved : NULL; }
 
-static void add_parked(const sched *s, uint32_t parked, sched_stats *stats)
-{
-    if (!parked) return;
-    stats->logical_tokens += pkv_parked_length(s->kv, parked);
-    stats->kept_tokens += pkv_parked_kept_tokens(s->kv, parked);
-}
-
 sched_stats sched_get_stats(const sched *s)
 {
     sched_stats stats = s->stats;
     stats.running = s->running.n;
     stats.waiting = s->waiting.n;
-    stats.logical_tokens = 0;
-    stats.kept_tokens = 0;
-    for (uint32_t i = 0; i < s->running.n; i++) {
-        stats.logical_tokens += pkv_seq_length(s->kv, s->running.seqs[i]->slot);
-        stats.kept_tokens += retention_kept_tokens(s->kv, s->running.seqs[i]->slot);
-    }
-    for (uint32_t i = 0; i < s->waiting.n; i++) add_parked(s, s->waiting.seqs[i]->parked, &stats);
-    for (uint32_t i = 0; i < s->n_sessions; i++) {
-        stats.sessions_idle += s->sessions[i]->parked != 0;
-        stats.sessions_swapped += s->sessions[i]->swap != 0;
-        add_parked(s, s->sessions[i]->parked, &stats);
-    }
+    stats.kept_tokens = pkv_full_tokens(&s->options.geometry, s->held_kept);
     stats.pages = pkv_count(s->kv);
     return stats;
 }
@@ -220,5 +199,6 @@ const char *sched_check_integrity(const sched *s)
     if (!wrong) wrong = check_slots(s);
     if (!wrong) wrong = check_requests(s);
     if (!wrong) wrong = sched_sessions_check(s);
+    if (!wrong) wrong = sched_held_check(s);
     return wrong ? wrong : pkv_check_integrity(s->kv);
 }

@@ -314,7 +314,7 @@ void sched_seq_start(sched *s, sched_seq *q)
 
 void sched_seq_stop(sched *s, sched_seq *q, seq_state state)
 {
-    if (pkv_seq_is_open(s->kv, q->slot)) pkv_seq_close(s->kv, q->slot);
+    if (pkv_seq_is_open(s->kv, q->slot)) sched_close_tables(s, q);
     s->free_slots[s->n_free_slots++] = q->slot;
     q->entry->held--;
     q->needs_open = false;
@@ -350,8 +350,12 @@ static void give_up_pages(sched *s, sched_seq *q)
         pkv_swap_discard(s->kv, q->swap);
         sched_left_tier(s, q);
     }
-    if (q->parked) pkv_parked_discard(s->kv, q->parked);
+    if (q->parked) {
+        pkv_parked_discard(s->kv, q->parked);
+        sched_unhold(s, q->computed, q->kept);
+    }
     q->parked = 0;
+    q->kept = 0;
 }
 
 /* The sequence's pages become a session: at once, or with the result of the step in flight. */

@@ -12,6 +12,18 @@ static uint32_t longest_table(const sched *s, const sched_seq *q)
     return longest;
 }
 
+static status give_up(sched *s, sched_seq *q, const retention_selection *out, bool contiguous)
+{
+    status st = STATUS_IS_OK;
+    for (uint32_t g = 0; status_ok(st) && g < s->groups; g++) {
+        const uint64_t *keep = s->keep + (size_t)g * out->words;
+        st = pkv_seq_keep(s->kv, q->slot, g, keep, contiguous);
+        assert(st.code != STATUS_NO_PAGES);
+    }
+    sched_recount(s, q);
+    return st;
+}
+
 /* Selects what stays and gives up the rest. If this fails, some tables may have changed, and the
  * sequence must be computed again. Its pages were set aside, so only memory can be short. */
 static status select_kept(sched *s, sched_seq *q, const retention_policy *policy, uint32_t n_prompt,
@@ -29,12 +41,7 @@ static status select_kept(sched *s, sched_seq *q, const retention_policy *policy
     if (!status_ok(retention_select(policy, s->kv, q->slot, n_prompt, &given, &out, NULL)))
         return STATUS_IS_OK;
     uint32_t held = pkv_seq_pages_held(s->kv, q->slot);
-    for (uint32_t g = 0; out.gives_up && g < s->groups; g++) {
-        const uint64_t *keep = s->keep + (size_t)g * out.words;
-        status st = pkv_seq_keep(s->kv, q->slot, g, keep, policy->contiguous);
-        assert(st.code != STATUS_NO_PAGES);
-        RETURN_IF_ERROR(st);
-    }
+    if (out.gives_up) RETURN_IF_ERROR(give_up(s, q, &out, policy->contiguous));
     if (q->computed <= q->selected) return STATUS_IS_OK; /* counted before the replay */
     q->selected = q->computed;
     q->pages_dropped += held - pkv_seq_pages_held(s->kv, q->slot);
@@ -98,16 +105,25 @@ static bool park_child(sched *s, const sched_seq *parent, sched_seq *child)
            status_ok(pkv_seq_fork_parked(s->kv, parent->slot, &child->parked));
 }
 
+/* The child has got the tables that its parent has. */
+static void hold_copy(sched *s, const sched_seq *parent, sched_seq *child)
+{
+    child->kept = parent->kept;
+    sched_hold(s, pkv_seq_length(s->kv, parent->slot), child->kept);
+}
+
 static void fork_child(sched *s, const sched_seq *parent, sched_seq *child, bool invalid)
 {
     bool has_slot = s->n_free_slots > 0;
     if (!invalid && has_slot &&
         status_ok(fork_tables(s, parent, child, s->free_slots[s->n_free_slots - 1]))) {
+        hold_copy(s, parent, child);
         sched_seq_start(s, child);
         return;
     }
     /* Without memory or pages the child is replayed. */
     if (invalid || has_slot || !park_child(s, parent, child)) child->computed = 0;
+    else hold_copy(s, parent, child);
     child->state = SEQ_WAITING;
     sched_list_insert(&s->waiting, child);
     s->settled = false;
@@ -131,6 +147,8 @@ static void fork_choices(sched *s, sched_seq *parent, const step_sample *samples
         sched_list_remove(&s->running, parent);
         parent->state = SEQ_GONE;
         successor->slot = parent->slot;
+        successor->kept = parent->kept;
+        parent->kept = 0;
         successor->state = SEQ_RUNNING;
         successor->needs_open = true;
         sched_list_insert(&s->running, successor);

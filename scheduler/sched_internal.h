@@ -48,7 +48,7 @@ struct sched_seq {
     uint32_t slot;     // while running
     uint32_t swap;     // while waiting: its pages in the host tier; 0 = none there
     uint32_t parked;   // while waiting: its parked pages, from its session or its parent; 0 = none
-    double swap_kept;  // tokens kept in the tier
+    uint64_t kept;     // pkv_seq_kept of its tables, wherever their pages are; 0 without any
     uint32_t planned;  // tokens in this step; with two steps in flight, in the older one
     uint32_t ahead;    // tokens in the step planned ahead of that step's result
     uint32_t listed;   // steps in flight with a share of it, even one that will be discarded
@@ -116,7 +116,7 @@ typedef struct sched_session {
     uint64_t salt;
     int64_t idle_us;       // since when
     uint32_t parked, swap; // where its pages are: one of them is 0
-    double swap_kept;
+    uint64_t kept;         // as sched_seq.kept
     sched_turn *turns;
     uint32_t *pressure_drops, *tokens;
     uint32_t n_turns, n_pressure_drops, n_tokens;
@@ -148,6 +148,8 @@ struct sched {
     allocator alloc;
     pkv *kv;
     uint32_t groups, page_tokens;
+    uint64_t held_kept;  // sum of `kept` over sequences and sessions whose pages are in the pool
+    uint64_t token_kept; // `kept` of one token in every table
 
     sched_entry **map; // [map_mask + 1] open addressing by id
     uint32_t map_mask, n_mapped;
@@ -258,6 +260,21 @@ void sched_seq_start(sched *s, sched_seq *q);
 void sched_seq_stop(sched *s, sched_seq *q, seq_state state);
 /* Frees slots and pages of sequences that ended and are in no step in flight. */
 void sched_reap(sched *s);
+
+/* ---- held.c: what tables hold, counted as they change ---- */
+/* The sequence has got tables of n tokens that keep q->kept. */
+void sched_hold(sched *s, uint32_t n_tokens, uint64_t kept);
+/* Tables of n tokens leave the pool. */
+void sched_unhold(sched *s, uint32_t n_tokens, uint64_t kept);
+/* pkv_seq_append and pkv_seq_cut. */
+status sched_append(sched *s, sched_seq *q, uint32_t n);
+status sched_cut(sched *s, sched_seq *q, uint32_t n);
+/* A selection has changed the sequence's tables. */
+void sched_recount(sched *s, sched_seq *q);
+/* pkv_seq_close. */
+void sched_close_tables(sched *s, sched_seq *q);
+/* Compares the sums with the tables. */
+const char *sched_held_check(const sched *s);
 
 /* ---- admit.c ---- */
 /* Gives waiting sequences slots, pages and the rest of the token budget, best rank first. */

@@ -145,8 +145,17 @@ static void session_free(sched *s, sched_session *session)
     alloc_free(&s->alloc, session);
 }
 
+static void list(sched *s, sched_session *session)
+{
+    s->sessions[s->n_sessions++] = session;
+    s->stats.sessions_idle += session->parked != 0;
+    s->stats.sessions_swapped += session->swap != 0;
+}
+
 static void unlist(sched *s, const sched_session *session)
 {
+    s->stats.sessions_idle -= session->parked != 0;
+    s->stats.sessions_swapped -= session->swap != 0;
     uint32_t i = 0;
     while (s->sessions[i] != session) i++;
     s->n_sessions--;
@@ -159,7 +168,10 @@ static void drop_session(sched *s, sched_session *session)
         pkv_swap_discard(s->kv, session->swap);
         s->stats.swapped_tokens -= session->n_tokens;
     }
-    if (session->parked) pkv_parked_discard(s->kv, session->parked);
+    if (session->parked) {
+        pkv_parked_discard(s->kv, session->parked);
+        sched_unhold(s, session->n_tokens, session->kept);
+    }
     unlist(s, session);
     session_free(s, session);
     s->stats.sessions_expired++;
@@ -179,7 +191,7 @@ void sched_session_take(sched *s, sched_session *session, sched_entry *e)
     q->computed = q->selected = session->n_tokens;
     q->parked = session->parked;
     q->swap = session->swap;
-    q->swap_kept = session->swap_kept;
+    q->kept = session->kept;
     e->session_note = "continued";
     unlist(s, session);
     session_free(s, session);
@@ -219,6 +231,7 @@ static sched_session *session_create(sched *s, const sched_seq *q)
         .n_turns = e->n_turns,
         .n_pressure_drops = q->n_pressure_drops,
         .n_tokens = q->computed,
+        .kept = q->kept,
     };
     session->pressure_drops = (uint32_t *)(session->turns + e->n_turns);
     session->tokens = session->pressure_drops + q->n_pressure_drops;
@@ -256,14 +269,13 @@ bool sched_session_store(sched *s, sched_seq *q)
     if (!session) return false;
     if (q->swap) {
         session->swap = q->swap;
-        session->swap_kept = q->swap_kept;
         q->swap = 0;
     } else if (!status_ok(pkv_seq_park(s->kv, q->slot, &session->parked))) {
         session_free(s, session);
         return false;
     }
     while (s->n_sessions >= s->options.max_sessions) drop_session(s, next_to_go(s, any));
-    s->sessions[s->n_sessions++] = session;
+    list(s, session);
     s->stats.sessions_stored++;
     return true;
 }
@@ -298,24 +310,27 @@ bool sched_parked_give_way(sched *s, const sched_seq *but)
     if (pkv_parked_alone(s->kv) == 0) return false;
     sched_session *session = next_to_go(s, frees_pages);
     if (session) {
-        session->swap_kept = pkv_parked_kept_tokens(s->kv, session->parked);
         if (!status_ok(pkv_parked_swap_out(s->kv, session->parked, &session->swap))) {
             drop_session(s, session);
             return true;
         }
         session->parked = 0;
+        sched_unhold(s, session->n_tokens, session->kept);
+        s->stats.sessions_idle--;
+        s->stats.sessions_swapped++;
         s->stats.swapped_tokens += session->n_tokens;
         return true;
     }
     for (uint32_t i = s->waiting.n; i-- > 0;) {
         sched_seq *q = s->waiting.seqs[i];
         if (q == but || !can_free(s, q->parked)) continue;
-        q->swap_kept = pkv_parked_kept_tokens(s->kv, q->parked);
+        sched_unhold(s, q->computed, q->kept);
         if (status_ok(pkv_parked_swap_out(s->kv, q->parked, &q->swap))) {
             s->stats.swapped_tokens += q->computed;
         } else {
             pkv_parked_discard(s->kv, q->parked);
             q->computed = 0;
+            q->kept = 0;
         }
         q->parked = 0;
         return true;

@@ -3,20 +3,6 @@
 #include <stdlib.h>
 #include <string.h>
 
-double retention_kept_tokens(const pkv *kv, uint32_t seq)
-{
-    const pkv_geometry *g = pkv_get_geometry(kv);
-    uint32_t head_groups = pkv_head_groups(g);
-    uint64_t sum = 0; // sum of tokens x layers
-    for (uint32_t i = 0; i < pkv_groups(g); i++) {
-        uint32_t layer = i / head_groups * g->layers_per_group;
-        uint32_t layers = g->n_layers - layer;
-        if (layers > g->layers_per_group) layers = g->layers_per_group;
-        sum += (uint64_t)pkv_seq_table(kv, seq, i).kept_tokens * layers;
-    }
-    return (double)sum / ((double)g->n_layers * head_groups);
-}
-
 /* Slots may be in any order: the positions that a table holds are sorted as bits. */
 static void put_ranges(const pkv *kv, uint32_t seq, uint32_t group, uint32_t cut_at, uint32_t cut,
                        uint64_t *bits, strbuf *out)

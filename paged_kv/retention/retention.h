@@ -316,7 +316,7 @@ status retention_select(const retention_policy *policy, const pkv *kv, uint32_t 
 typedef struct retention_report {
     const char *method;
     uint32_t logical_tokens;
-    double kept_tokens; // kept bytes in full tokens (retention_kept_tokens)
+    double kept_tokens; // kept bytes / bytes of one full token (pkv_full_tokens)
     uint64_t pages_dropped;
     bool budget_raised;
     double scoring_ms; // measuring and selecting
@@ -324,9 +324,6 @@ typedef struct retention_report {
     char *kept_json;   // malloc'd "kept" array when positions were requested, else NULL
 } retention_report;
 
-/* Kept bytes of a sequence / bytes of one full token: the mean over its tables, each weighted by
- * its layers. */
-double retention_kept_tokens(const pkv *kv, uint32_t seq);
 /* The "kept" array of a sequence as it is now. Layers and heads with equal ranges are listed table
  * by table. Ranges count the tokens that the client sent: `cut` tokens are missing from the
  * sequence before its position `cut_at`. */

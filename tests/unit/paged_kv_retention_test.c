@@ -623,8 +623,9 @@ static void reports_list_what_stayed(void **state)
         "{\"layers\": [0, 1], \"heads\": [2, 3], \"ranges\": [[3, 4], [34, 35], [99, 100]]}, "
         "{\"layers\": [2, 2], \"heads\": [0, 1], \"ranges\": [[34, 100]]}, "
         "{\"layers\": [2, 2], \"heads\": [2, 3], \"ranges\": [[94, 100]]}]");
-    /* (38 * 2 + 3 * 2 + 66 + 6) layer-tokens of 2 heads each / (3 layers * 2 head groups) */
-    assert_true(fabs(retention_kept_tokens(kv, 0) - 154.0 / 6) < 1e-12);
+    /* (38 * 2 + 3 * 2 + 66 + 6) layer-tokens of 2 heads each / (3 layers * 4 heads) */
+    assert_int_equal(pkv_seq_kept(kv, 0), 154 * 2);
+    assert_true(fabs(pkv_full_tokens(pkv_get_geometry(kv), 154 * 2) - 154.0 / 6) < 1e-12);
 
     retention_report report = {.method = "chunkkv",
                                .logical_tokens = 70,

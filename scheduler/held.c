@@ -1,0 +1,93 @@
+/* What the tables of all sequences and sessions hold together: their tokens (stats.logical_tokens)
+ * and what attention still reads of those (held_kept). The sums change with the tables, so that
+ * reading them costs the same whatever runs and waits. They are whole numbers, so they cannot
+ * drift. Every change of a table that a sequence has in the pool goes through this file, or through
+ * a call of sched_hold or sched_unhold beside it. */
+#include "scheduler/sched_internal.h"
+
+void sched_hold(sched *s, uint32_t n_tokens, uint64_t kept)
+{
+    s->stats.logical_tokens += n_tokens;
+    s->held_kept += kept;
+}
+
+void sched_unhold(sched *s, uint32_t n_tokens, uint64_t kept)
+{
+    s->stats.logical_tokens -= n_tokens;
+    s->held_kept -= kept;
+}
+
+status sched_append(sched *s, sched_seq *q, uint32_t n)
+{
+    RETURN_IF_ERROR(pkv_seq_append(s->kv, q->slot, n));
+    q->kept += n * s->token_kept;
+    sched_hold(s, n, n * s->token_kept);
+    return STATUS_IS_OK;
+}
+
+status sched_cut(sched *s, sched_seq *q, uint32_t n)
+{
+    RETURN_IF_ERROR(pkv_seq_cut(s->kv, q->slot, n));
+    q->kept -= n * s->token_kept;
+    sched_unhold(s, n, n * s->token_kept);
+    return STATUS_IS_OK;
+}
+
+void sched_recount(sched *s, sched_seq *q)
+{
+    uint64_t kept = pkv_seq_kept(s->kv, q->slot);
+    s->held_kept -= q->kept - kept;
+    q->kept = kept;
+}
+
+void sched_close_tables(sched *s, sched_seq *q)
+{
+    sched_unhold(s, pkv_seq_length(s->kv, q->slot), q->kept);
+    q->kept = 0;
+    pkv_seq_close(s->kv, q->slot);
+}
+
+/* ---- integrity ------------------------------------------------------------------------------- */
+
+typedef struct held_sums {
+    uint64_t tokens, kept;
+    bool agrees; // every sequence and session counts what its tables keep
+} held_sums;
+
+static void add_parked(const sched *s, uint32_t parked, uint64_t counted, held_sums *sums)
+{
+    if (!parked) return;
+    uint64_t kept = pkv_parked_kept(s->kv, parked);
+    sums->tokens += pkv_parked_length(s->kv, parked);
+    sums->kept += kept;
+    sums->agrees &= counted == kept;
+}
+
+const char *sched_held_check(const sched *s)
+{
+    held_sums sums = {.agrees = true};
+    uint32_t idle = 0, swapped = 0;
+    for (uint32_t i = 0; i < s->running.n; i++) {
+        const sched_seq *q = s->running.seqs[i];
+        uint64_t kept = pkv_seq_kept(s->kv, q->slot);
+        sums.tokens += pkv_seq_length(s->kv, q->slot);
+        sums.kept += kept;
+        sums.agrees &= q->kept == kept;
+    }
+    for (uint32_t i = 0; i < s->waiting.n; i++) {
+        const sched_seq *q = s->waiting.seqs[i];
+        add_parked(s, q->parked, q->kept, &sums);
+        sums.agrees &= q->parked || q->swap || q->kept == 0;
+    }
+    for (uint32_t i = 0; i < s->n_sessions; i++) {
+        add_parked(s, s->sessions[i]->parked, s->sessions[i]->kept, &sums);
+        idle += s->sessions[i]->parked != 0;
+        swapped += s->sessions[i]->swap != 0;
+    }
+    if (!sums.agrees) return "a sequence or session miscounts what its tables keep";
+    if (sums.tokens != s->stats.logical_tokens) return "logical tokens are miscounted";
+    if (sums.kept != s->held_kept) return "kept tokens are miscounted";
+    if (idle != s->stats.sessions_idle || swapped != s->stats.sessions_swapped)
+        return "sessions are miscounted";
+    return NULL;
+}
