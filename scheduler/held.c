@@ -79,10 +79,10 @@ const char *sched_held_check(const sched *s)
         add_parked(s, q->parked, q->kept, &sums);
         sums.agrees &= q->parked || q->swap || q->kept == 0;
     }
-    for (uint32_t i = 0; i < s->n_sessions; i++) {
-        add_parked(s, s->sessions[i]->parked, s->sessions[i]->kept, &sums);
-        idle += s->sessions[i]->parked != 0;
-        swapped += s->sessions[i]->swap != 0;
+    for (const sched_session *x = s->idle.oldest; x; x = x->newer) {
+        add_parked(s, x->parked, x->kept, &sums);
+        idle += x->parked != 0;
+        swapped += x->swap != 0;
     }
     if (!sums.agrees) return "a sequence or session miscounts what its tables keep";
     if (sums.tokens != s->stats.logical_tokens) return "logical tokens are miscounted";

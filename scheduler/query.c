@@ -139,9 +139,8 @@ static const char *check_lists(const sched *s)
         if (i > 0 && sched_seq_compare(s->waiting.seqs[i - 1], s->waiting.seqs[i]) >= 0)
             return "waiting sequences are out of order";
     }
-    for (uint32_t i = 0; i < s->n_sessions; i++) {
-        if (s->sessions[i]->swap) swapped += s->sessions[i]->n_tokens;
-    }
+    for (const sched_session *x = s->idle.oldest; x; x = x->newer)
+        if (x->swap) swapped += x->n_tokens;
     if (!wrong && swapped != s->stats.swapped_tokens) wrong = "swapped tokens are miscounted";
     return wrong;
 }
@@ -198,7 +197,7 @@ const char *sched_check_integrity(const sched *s)
     const char *wrong = check_lists(s);
     if (!wrong) wrong = check_slots(s);
     if (!wrong) wrong = check_requests(s);
-    if (!wrong) wrong = sched_sessions_check(s);
+    if (!wrong) wrong = sched_idle_check(s);
     if (!wrong) wrong = sched_held_check(s);
     return wrong ? wrong : pkv_check_integrity(s->kv);
 }

@@ -224,10 +224,7 @@ sched_entry *sched_entry_create(sched *s, const sched_request *r, int64_t now_us
     e->seqs[0].budget_raised = retention_cut_raises(&turn.policy, r->n_prompt);
     s->stats.sessions_ignored += session_note && !claims;
     if (session) sched_session_take(s, session, e);
-    if (claims) {
-        e->next_claim = s->claims;
-        s->claims = e;
-    }
+    if (claims) sched_idle_claim(s, e);
 
     s->map[map_slot(s, r->id)] = e;
     s->n_mapped++;

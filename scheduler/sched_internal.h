@@ -96,23 +96,38 @@ struct sched_entry {
     uint32_t n_turns;
     bool has_sums; // some policy of its turns keeps running sums
     uint64_t session[2], owner;
-    bool claims;              // whether its last pages are stored as this session
-    const char *session_note; // what the report says of its session; NULL = nothing
-    sched_seq *seqs;          // [n]
-    sched_entry *next_ended, *next_claim;
+    bool claims;                          // whether its last pages are stored as this session
+    const char *session_note;             // what the report says of its session; NULL = nothing
+    sched_seq *seqs;                      // [n]
+    sched_entry *next_ended, *next_claim; // next_claim: in its bucket
 };
+
+typedef struct sched_session sched_session;
+
+typedef enum sched_place { SCHED_IN_POOL, SCHED_IN_TIER, SCHED_PLACES } sched_place;
+
+/* The idle sessions of one owner whose pages are in one place, the longest idle first. */
+typedef struct sched_idle_queue {
+    sched_session *oldest, *newest;
+    uint32_t at; // its index in the heap of its place, unless it is empty
+} sched_idle_queue;
 
 /* Whose idle sessions there are, and how many. */
 typedef struct sched_owner {
     uint64_t id; // sched_request.owner
     uint32_t n;  // >= 1
-    struct sched_owner *next;
+    sched_idle_queue queues[SCHED_PLACES];
+    struct sched_owner *next; // in its bucket
 } sched_owner;
 
 /* An idle session: the pages and tokens that a request left behind. One block of memory. */
-typedef struct sched_session {
+struct sched_session {
     uint64_t key[2];
+    uint64_t number; // sessions stored before it
     sched_owner *owner;
+    sched_session *older, *newer;  // among all
+    sched_session *before, *after; // in its queue
+    sched_session *next_in_bucket;
     uint64_t salt;
     int64_t idle_us;       // since when
     uint32_t parked, swap; // where its pages are: one of them is 0
@@ -120,7 +135,24 @@ typedef struct sched_session {
     sched_turn *turns;
     uint32_t *pressure_drops, *tokens;
     uint32_t n_turns, n_pressure_drops, n_tokens;
-} sched_session;
+};
+
+/* The queues of all owners in one place: a binary heap, with the one that makes room first on
+ * top. */
+typedef struct sched_idle_heap {
+    sched_idle_queue **queues; // [max_sessions]
+    uint32_t n;
+} sched_idle_heap;
+
+/* All idle sessions, and the keys that live requests claim. */
+typedef struct sched_idle {
+    sched_session **sessions, *oldest, *newest; // sessions[mask + 1]: buckets by key
+    sched_owner **owners;                       // [mask + 1] buckets by id
+    sched_entry **claims;                       // [claim_mask + 1] buckets by key
+    uint32_t mask, claim_mask, n;
+    uint64_t n_stored;
+    sched_idle_heap heaps[SCHED_PLACES];
+} sched_idle;
 
 /* A step: its plan, and the sequence of each share. */
 typedef struct sched_work {
@@ -159,10 +191,7 @@ struct sched {
     sched_entry *ended; // requests that ended, forgotten at the next call
 
     retention_policy pressure; // preset is NULL when pressure retention is off
-    sched_session **sessions;  // [max_sessions], the longest idle one first
-    uint32_t n_sessions;
-    sched_owner *owners;
-    sched_entry *claims; // live requests that claim a session
+    sched_idle idle;
 
     sched_list running, waiting;
     uint32_t *free_slots; // [max_seqs], the first n_free_slots
@@ -374,7 +403,32 @@ bool sched_parked_give_way(sched *s, const sched_seq *but);
 bool sched_sessions_leave_tier(sched *s);
 void sched_sessions_expire(sched *s);
 void sched_sessions_destroy(sched *s);
-const char *sched_sessions_check(const sched *s);
+
+/* ---- idle.c: where sessions are found ---- */
+/* False when memory is out. */
+bool sched_idle_create(sched *s);
+/* Frees the tables; no session is left. */
+void sched_idle_destroy(sched *s);
+sched_session *sched_idle_find(const sched *s, const uint64_t key[2]);
+/* Lists a session that has its key, its owner and its pages; takes it off all lists. */
+void sched_idle_add(sched *s, sched_session *session);
+void sched_idle_remove(sched *s, sched_session *session);
+/* The pages of a listed session have moved to the host tier. */
+void sched_idle_to_tier(sched *s, sched_session *session, uint32_t swap);
+/* Counts one more session of this owner, NULL when memory is out; and one less. */
+sched_owner *sched_idle_owner(sched *s, uint64_t id);
+void sched_idle_release(sched *s, sched_owner *o);
+/* The session that makes room: the longest idle one of the owner that has most, of those in one
+ * place, of all, or of those in one place that `can_go` accepts. NULL when there is none. */
+sched_session *sched_idle_first(const sched *s, sched_place place);
+sched_session *sched_idle_first_of_all(const sched *s);
+sched_session *sched_idle_first_that(const sched *s, sched_place place,
+                                     bool (*can_go)(const sched *s, const sched_session *session));
+/* Keys that live requests claim. */
+bool sched_idle_is_claimed(const sched *s, const uint64_t key[2]);
+void sched_idle_claim(sched *s, sched_entry *e);
+void sched_idle_unclaim(sched *s, sched_entry *e);
+const char *sched_idle_check(const sched *s);
 
 /* ---- result.c ---- */
 void sched_take_result(sched *s, const step_result *r);

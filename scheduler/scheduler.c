@@ -97,8 +97,7 @@ status sched_create(const sched_options *options, sched **out, error *err)
     s->running.seqs = alloc_zeroed(a, n, sizeof *s->running.seqs);
     s->free_slots = alloc_zeroed(a, n, sizeof *s->free_slots);
     s->fates = alloc_zeroed(a, n, sizeof *s->fates);
-    s->sessions = alloc_zeroed(a, (size_t)options->max_sessions + 1, sizeof *s->sessions);
-    bool has_works = true;
+    bool has_works = true, has_idle = sched_idle_create(s);
     for (uint32_t i = 0; i < s->depth; i++) has_works &= work_create(s, &s->works[i]);
     status st = pkv_create(&(pkv_options){.geometry = options->geometry,
                                           .n_pages = options->n_pages,
@@ -110,7 +109,7 @@ status sched_create(const sched_options *options, sched **out, error *err)
                                           .on_block_ctx = options->on_block_ctx},
                            &s->kv);
     if (status_ok(st) &&
-        !(s->map && s->running.seqs && s->free_slots && s->fates && s->sessions && has_works)) {
+        !(s->map && s->running.seqs && s->free_slots && s->fates && has_idle && has_works)) {
         st = status_make(STATUS_NO_MEMORY, NULL);
     }
     if (!status_ok(st)) {
@@ -134,7 +133,6 @@ void sched_destroy(sched *s)
     alloc_free(&a, s->waiting.seqs);
     alloc_free(&a, s->free_slots);
     alloc_free(&a, s->fates);
-    alloc_free(&a, s->sessions);
     alloc_free(&a, s->keep);
     alloc_free(&a, s->scratch);
     for (uint32_t i = 0; i < s->depth; i++) work_destroy(&a, &s->works[i]);

@@ -9,27 +9,6 @@
  * the same policies. */
 #include "scheduler/sched_internal.h"
 
-static bool same_key(const uint64_t a[2], const uint64_t b[2])
-{
-    return a[0] == b[0] && a[1] == b[1];
-}
-
-static sched_session *find_session(const sched *s, const uint64_t key[2])
-{
-    for (uint32_t i = 0; i < s->n_sessions; i++) {
-        if (same_key(s->sessions[i]->key, key)) return s->sessions[i];
-    }
-    return NULL;
-}
-
-static bool is_claimed(const sched *s, const uint64_t key[2])
-{
-    for (const sched_entry *e = s->claims; e; e = e->next_claim) {
-        if (same_key(e->session, key)) return true;
-    }
-    return false;
-}
-
 /* ---- where a request begins ------------------------------------------------------------------ */
 
 /* Whether two turns may share one session. Budgets may differ, but the shape of the tables may not,
@@ -100,11 +79,11 @@ sched_session *sched_session_for(const sched *s, const sched_request *r, bool *c
     *claims = false;
     *session_note = NULL;
     if (r->session[0] == 0 && r->session[1] == 0) return NULL;
-    sched_session *session = find_session(s, r->session);
+    sched_session *session = sched_idle_find(s, r->session);
     if (s->options.max_sessions == 0) *session_note = "ignored: sessions are off";
     else if (r->n > 1) *session_note = "ignored: n is above 1";
     else if (input_of(r) < r->n_prompt) *session_note = "ignored: the method cuts the prompt";
-    else if (is_claimed(s, r->session)) *session_note = "ignored: busy";
+    else if (sched_idle_is_claimed(s, r->session)) *session_note = "ignored: busy";
     else if (session) *session_note = why_not(s, session, r);
     *claims = !*session_note;
     if (!*claims || !session) return NULL;
@@ -113,53 +92,12 @@ sched_session *sched_session_for(const sched *s, const sched_request *r, bool *c
     return session;
 }
 
-/* ---- the list of idle ones ------------------------------------------------------------------- */
-
-/* Counts one more session of this owner; NULL when memory is out. */
-static sched_owner *owner_of(sched *s, uint64_t id)
-{
-    sched_owner *o = s->owners;
-    while (o && o->id != id) o = o->next;
-    if (!o) {
-        o = alloc_zeroed(&s->alloc, 1, sizeof *o);
-        if (!o) return NULL;
-        *o = (sched_owner){.id = id, .next = s->owners};
-        s->owners = o;
-    }
-    o->n++;
-    return o;
-}
-
-static void owner_release(sched *s, sched_owner *o)
-{
-    if (--o->n > 0) return;
-    sched_owner **link = &s->owners;
-    while (*link != o) link = &(*link)->next;
-    *link = o->next;
-    alloc_free(&s->alloc, o);
-}
+/* ---- an idle one goes ------------------------------------------------------------------------ */
 
 static void session_free(sched *s, sched_session *session)
 {
-    owner_release(s, session->owner);
+    sched_idle_release(s, session->owner);
     alloc_free(&s->alloc, session);
-}
-
-static void list(sched *s, sched_session *session)
-{
-    s->sessions[s->n_sessions++] = session;
-    s->stats.sessions_idle += session->parked != 0;
-    s->stats.sessions_swapped += session->swap != 0;
-}
-
-static void unlist(sched *s, const sched_session *session)
-{
-    s->stats.sessions_idle -= session->parked != 0;
-    s->stats.sessions_swapped -= session->swap != 0;
-    uint32_t i = 0;
-    while (s->sessions[i] != session) i++;
-    s->n_sessions--;
-    memmove(s->sessions + i, s->sessions + i + 1, (s->n_sessions - i) * sizeof *s->sessions);
 }
 
 static void drop_session(sched *s, sched_session *session)
@@ -172,7 +110,7 @@ static void drop_session(sched *s, sched_session *session)
         pkv_parked_discard(s->kv, session->parked);
         sched_unhold(s, session->n_tokens, session->kept);
     }
-    unlist(s, session);
+    sched_idle_remove(s, session);
     session_free(s, session);
     s->stats.sessions_expired++;
 }
@@ -193,7 +131,7 @@ void sched_session_take(sched *s, sched_session *session, sched_entry *e)
     q->swap = session->swap;
     q->kept = session->kept;
     e->session_note = "continued";
-    unlist(s, session);
+    sched_idle_remove(s, session);
     session_free(s, session);
     s->stats.sessions_continued++;
 }
@@ -202,9 +140,7 @@ void sched_session_unclaim(sched *s, sched_entry *e)
 {
     if (!e->claims) return;
     e->claims = false;
-    sched_entry **link = &s->claims;
-    while (*link != e) link = &(*link)->next_claim;
-    *link = e->next_claim;
+    sched_idle_unclaim(s, e);
 }
 
 /* ---- leaving one ----------------------------------------------------------------------------- */
@@ -217,7 +153,7 @@ static sched_session *session_create(sched *s, const sched_seq *q)
     char *at = alloc_zeroed(&s->alloc, 1, sizeof(sched_session) + turns + words * sizeof(uint32_t));
     if (!at) return NULL;
     sched_session *session = (sched_session *)at;
-    sched_owner *owner = owner_of(s, e->owner);
+    sched_owner *owner = sched_idle_owner(s, e->owner);
     if (!owner) {
         alloc_free(&s->alloc, at);
         return NULL;
@@ -243,26 +179,6 @@ static sched_session *session_create(sched *s, const sched_seq *q)
     return session;
 }
 
-/* The session that makes room: of those that `can_go` accepts, the longest idle one of the owner
- * that has most. */
-static sched_session *next_to_go(const sched *s,
-                                 bool (*can_go)(const sched *s, const sched_session *session))
-{
-    sched_session *found = NULL;
-    for (uint32_t i = 0; i < s->n_sessions; i++) {
-        sched_session *session = s->sessions[i];
-        if ((!found || session->owner->n > found->owner->n) && can_go(s, session)) found = session;
-    }
-    return found;
-}
-
-static bool any(const sched *s, const sched_session *session)
-{
-    (void)s;
-    (void)session;
-    return true;
-}
-
 bool sched_session_store(sched *s, sched_seq *q)
 {
     sched_session *session = session_create(s, q);
@@ -274,8 +190,8 @@ bool sched_session_store(sched *s, sched_seq *q)
         session_free(s, session);
         return false;
     }
-    while (s->n_sessions >= s->options.max_sessions) drop_session(s, next_to_go(s, any));
-    list(s, session);
+    while (s->idle.n >= s->options.max_sessions) drop_session(s, sched_idle_first_of_all(s));
+    sched_idle_add(s, session);
     s->stats.sessions_stored++;
     return true;
 }
@@ -284,8 +200,8 @@ bool sched_session_store(sched *s, sched_seq *q)
 
 void sched_sessions_expire(sched *s)
 {
-    while (s->n_sessions > 0 && s->now_us - s->sessions[0]->idle_us >= s->options.session_ttl_us)
-        drop_session(s, s->sessions[0]);
+    while (s->idle.oldest && s->now_us - s->idle.oldest->idle_us >= s->options.session_ttl_us)
+        drop_session(s, s->idle.oldest);
 }
 
 /* Giving the parked pages up frees some, at once or together with others that hold them too. */
@@ -299,25 +215,18 @@ static bool frees_pages(const sched *s, const sched_session *session)
     return can_free(s, session->parked);
 }
 
-static bool is_swapped(const sched *s, const sched_session *session)
-{
-    (void)s;
-    return session->swap != 0;
-}
-
 bool sched_parked_give_way(sched *s, const sched_seq *but)
 {
     if (pkv_parked_alone(s->kv) == 0) return false;
-    sched_session *session = next_to_go(s, frees_pages);
+    sched_session *session = sched_idle_first_that(s, SCHED_IN_POOL, frees_pages);
     if (session) {
-        if (!status_ok(pkv_parked_swap_out(s->kv, session->parked, &session->swap))) {
+        uint32_t swap;
+        if (!status_ok(pkv_parked_swap_out(s->kv, session->parked, &swap))) {
             drop_session(s, session);
             return true;
         }
-        session->parked = 0;
+        sched_idle_to_tier(s, session, swap);
         sched_unhold(s, session->n_tokens, session->kept);
-        s->stats.sessions_idle--;
-        s->stats.sessions_swapped++;
         s->stats.swapped_tokens += session->n_tokens;
         return true;
     }
@@ -340,45 +249,16 @@ bool sched_parked_give_way(sched *s, const sched_seq *but)
 
 bool sched_sessions_leave_tier(sched *s)
 {
-    sched_session *session = next_to_go(s, is_swapped);
+    sched_session *session = sched_idle_first(s, SCHED_IN_TIER);
     if (session) drop_session(s, session);
     return session != NULL;
 }
 
 void sched_sessions_destroy(sched *s)
 {
-    for (uint32_t i = 0; i < s->n_sessions; i++) session_free(s, s->sessions[i]);
-    s->n_sessions = 0;
-}
-
-static const char *check_owners(const sched *s)
-{
-    for (const sched_owner *o = s->owners; o; o = o->next) {
-        uint32_t n = 0;
-        for (uint32_t i = 0; i < s->n_sessions; i++) n += s->sessions[i]->owner == o;
-        if (n == 0 || n != o->n) return "an owner has another number of sessions than it counts";
+    for (sched_session *session; (session = s->idle.oldest) != NULL;) {
+        sched_idle_remove(s, session);
+        session_free(s, session);
     }
-    return NULL;
-}
-
-const char *sched_sessions_check(const sched *s)
-{
-    if (s->n_sessions > s->options.max_sessions) return "there are too many sessions";
-    for (uint32_t i = 0; i < s->n_sessions; i++) {
-        const sched_session *session = s->sessions[i];
-        if (!session->parked == !session->swap) return "a session has no pages, or two places";
-        uint32_t length = session->parked ? pkv_parked_length(s->kv, session->parked)
-                                          : pkv_swap_length(s->kv, session->swap);
-        if (length != session->n_tokens) return "a session has another length than its pages";
-        if (find_session(s, session->key) != session) return "two sessions have one key";
-        if (is_claimed(s, session->key)) return "a session is idle and claimed";
-        if (i > 0 && session->idle_us < s->sessions[i - 1]->idle_us)
-            return "sessions are out of order";
-    }
-    for (const sched_entry *e = s->claims; e; e = e->next_claim) {
-        if (!e->claims || e->n != 1) return "a request claims a session that it cannot have";
-        if (e->live == 0 && !e->seqs[0].stores)
-            return "a session is claimed by a request that ended";
-    }
-    return check_owners(s);
+    sched_idle_destroy(s);
 }
