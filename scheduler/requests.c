@@ -128,7 +128,9 @@ static void carve_seqs(sched_entry *e, char **at)
     uint32_t *pressure_drops = carve_array(at, n * e->max_pressure_drops, sizeof *pressure_drops);
     uint32_t *tokens = carve_array(at, n * n_tokens, sizeof *tokens);
     bool novel = retention_wants_novelty(&e->turns[e->n_turns - 1].policy);
-    float *novelty = carve_array(at, novel ? n * e->n_prompt : 0, sizeof *novelty);
+    size_t n_novelty = novel ? n * e->n_prompt : 0;
+    float *novelty = carve_array(at, n_novelty, sizeof *novelty);
+    memset(novelty, 0, n_novelty * sizeof *novelty);
     for (uint32_t i = 0; i < e->n; i++) {
         e->seqs[i] = (sched_seq){
             .entry = e,
@@ -186,7 +188,8 @@ sched_entry *sched_entry_create(sched *s, const sched_request *r, int64_t now_us
     uint32_t n_turns = before ? before->n_turns + 1 : 1;
     uint32_t max_pressure_drops = max_pressure_drops_of(s, r, before);
     if (!scratch_reserve(s, r, &turn)) return NULL;
-    char *at = alloc_zeroed(&s->alloc, 1, bytes_of(r, n_turns, max_pressure_drops));
+    /* Not zeroed: memory for an answer that may never grow so long stays untouched. */
+    char *at = alloc_resize(&s->alloc, NULL, bytes_of(r, n_turns, max_pressure_drops), 1);
     if (!at) return NULL;
     sched_entry *e = carve_array(&at, 1, sizeof *e);
     *e = (sched_entry){
