@@ -10,10 +10,11 @@ void inbox_put(engine *e, unsigned what, engine_stream *s)
     pthread_mutex_lock(&in->lock);
     if (s->queued == 0) {
         atomic_fetch_add(&s->references, 1);
+        stream_list *l = what == INBOX_ADD ? &in->added : &in->other;
         s->inbox_next = NULL;
-        if (in->last) in->last->inbox_next = s;
-        else in->first = s;
-        in->last = s;
+        if (l->last) l->last->inbox_next = s;
+        else l->first = s;
+        l->last = s;
     }
     s->queued |= what;
     if (what == INBOX_ADD) atomic_fetch_add(&e->n_prepared, 1);
@@ -21,7 +22,10 @@ void inbox_put(engine *e, unsigned what, engine_stream *s)
     pthread_mutex_unlock(&in->lock);
 }
 
-static bool is_empty(const inbox *in) { return !in->first && !in->flush && !in->lost && !in->stop; }
+static bool is_empty(const inbox *in)
+{
+    return !in->added.first && !in->other.first && !in->flush && !in->lost && !in->stop;
+}
 
 /* Waits for news. The lock is held. */
 static void await_news(inbox *in, int64_t wait_us)
@@ -33,23 +37,41 @@ static void await_news(inbox *in, int64_t wait_us)
         else if (pthread_cond_timedwait(&in->arrived, &in->lock, &until) != 0) return;
 }
 
-inbox_batch inbox_drain(engine *e, int64_t wait_us)
+/* Takes the list's first stream; *link, the end of the batch, becomes it. Returns the new end. */
+static engine_stream **take_first(stream_list *l, engine_stream **link)
+{
+    engine_stream *s = l->first;
+    l->first = s->inbox_next;
+    if (!l->first) l->last = NULL;
+    s->taken = s->queued;
+    s->queued = 0;
+    s->taken_next = NULL;
+    *link = s;
+    return &s->taken_next;
+}
+
+static inbox_batch drain(engine *e, int64_t wait_us, bool all)
 {
     inbox *in = &e->inbox;
     pthread_mutex_lock(&in->lock);
     if (wait_us != 0) await_news(in, wait_us);
-    inbox_batch batch = {
-        .first = in->first, .flush = in->flush, .lost = in->lost, .stop = in->stop};
-    for (engine_stream *s = in->first; s; s = s->inbox_next) {
-        s->taken = s->queued;
-        s->queued = 0;
-        s->taken_next = s->inbox_next;
+    inbox_batch batch = {.flush = in->flush, .lost = in->lost, .stop = in->stop};
+    engine_stream **link = &batch.first;
+    while (in->other.first) link = take_first(&in->other, link);
+    all |= in->stop;
+    uint64_t n = 0, n_tokens = 0;
+    for (engine_stream *s; (s = in->added.first) != NULL; n++) {
+        n_tokens += s->n_tokens;
+        if (!all && n > 0 && (n == SCHED_ADDS_MOST || n_tokens > SCHED_ADD_TOKENS_MOST)) break;
+        link = take_first(&in->added, link);
     }
-    in->first = in->last = NULL;
     in->flush = in->lost = false;
     pthread_mutex_unlock(&in->lock);
     return batch;
 }
+
+inbox_batch inbox_drain(engine *e, int64_t wait_us) { return drain(e, wait_us, false); }
+inbox_batch inbox_drain_all(engine *e, int64_t wait_us) { return drain(e, wait_us, true); }
 
 /* ---- to the tokenizer threads ---------------------------------------------------------------- */
 

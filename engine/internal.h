@@ -223,12 +223,18 @@ void metrics_publish(engine *e);
 
 /* ---- the inbox (inbox.c) --------------------------------------------------------------------- */
 
+/* Streams linked through their inbox_next. */
+typedef struct stream_list {
+    engine_stream *first, *last;
+} stream_list;
+
 /* News for the engine thread. Streams are linked through their own fields, so that adding one needs
  * no memory. */
 typedef struct inbox {
     pthread_mutex_t lock;
     pthread_cond_t arrived;
-    engine_stream *first, *last;
+    stream_list added; // queued for INBOX_ADD first, in the order of being added
+    stream_list other;
     bool flush; /* flush the prefix cache before the streams added in this batch start */
     bool lost;  /* the backend was reported lost */
     bool stop;
@@ -238,15 +244,18 @@ typedef struct inbox {
 /* Puts the stream with one of INBOX_* into the inbox. */
 void inbox_put(engine *e, unsigned what, engine_stream *s);
 
-/* All news that inbox_drain took out. */
+/* News that inbox_drain took out. */
 typedef struct inbox_batch {
     engine_stream *first; /* linked by taken_next; each holds a reference */
     bool flush, lost, stop;
 } inbox_batch;
 
-/* Takes everything. When the inbox is empty, waits up to wait_us for news, or for ever when wait_us
- * < 0. */
+/* Takes all news except that added streams beyond SCHED_ADDS_MOST and SCHED_ADD_TOKENS_MOST stay
+ * for the next batch, in their order. When the inbox is empty, waits up to wait_us for news, or for
+ * ever when wait_us < 0. */
 inbox_batch inbox_drain(engine *e, int64_t wait_us);
+/* Takes everything. */
+inbox_batch inbox_drain_all(engine *e, int64_t wait_us);
 
 /* Streams between submit and the tokenizer threads. */
 typedef struct prepare_queue {

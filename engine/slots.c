@@ -167,7 +167,7 @@ void slots_take_inbox(engine *e, const inbox_batch *batch)
 
 void slots_refuse_added(engine *e, int64_t wait_us)
 {
-    inbox_batch batch = inbox_drain(e, wait_us);
+    inbox_batch batch = inbox_drain_all(e, wait_us);
     slots_take_inbox(e, &batch);
     e->n_events = 0; /* only a flush can be here, and the next scheduler has nothing cached */
 }

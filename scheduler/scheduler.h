@@ -105,6 +105,11 @@ sched_need sched_need_of(const pkv_geometry *geometry, const retention_policy *p
 
 enum { SCHED_ALL_CHOICES = UINT32_MAX };
 
+/* What one call should take in at most, in ADD events and in tokens of their prompts: that takes
+ * about a millisecond. The caller keeps the others for its next call, so that running sequences
+ * never wait for the arrival of thousands. */
+enum { SCHED_ADDS_MOST = 256, SCHED_ADD_TOKENS_MOST = 1 << 17 };
+
 typedef struct sched_event {
     enum {
         SCHED_ADD, // a request that passed sched_check. The engine keeps it from exceeding

@@ -241,7 +241,7 @@ static void submit_two(watched *w, const char *waiting, engine_stream **a, engin
     bool waits = false;
     while (!waits) { /* until the request has been tokenized */
         pthread_mutex_lock(&f->engine->inbox.lock);
-        waits = f->engine->inbox.first != NULL;
+        waits = f->engine->inbox.added.first != NULL;
         pthread_mutex_unlock(&f->engine->inbox.lock);
         if (!waits) nap();
     }
