@@ -272,32 +272,26 @@ static bool try_start(sched *s, sched_seq *q, const pages_owed *owed)
 
 /* ---- ageing ---------------------------------------------------------------------------------- */
 
-static bool arrived_before(const sched_entry *a, const sched_entry *b)
+/* Whether a sequence of the request waits that only better-ranked requests keep from starting or
+ * computing its prompt. A running sequence whose prompt is not done waits too, because the tokens
+ * of a step go to better ranks first. */
+static bool can_be_passed(const sched_entry *e)
 {
-    return a->arrival != b->arrival ? a->arrival < b->arrival : a->serial < b->serial;
+    if (e->rank == SCHED_AGED) return false;
+    for (uint32_t i = 0; i < e->n; i++) {
+        const sched_seq *q = &e->seqs[i];
+        bool waits = q->state == SEQ_WAITING || (q->state == SEQ_RUNNING && seq_is_parent(q));
+        if (waits && !sched_seq_is_idle(q)) return true;
+    }
+    return false;
 }
 
-/* Whether only better-ranked requests keep the sequence from starting or computing its prompt. */
-static bool can_be_passed(const sched_seq *q)
-{
-    return q->entry->rank != SCHED_AGED && !sched_seq_is_idle(q);
-}
-
-/* The request that has waited longest. A running sequence whose prompt is not done waits too,
- * because the tokens of a step go to better ranks first. */
+/* The request that has waited longest. Those that arrived before it run, are idle or have aged. */
 static sched_entry *longest_waiting(const sched *s)
 {
-    sched_entry *oldest = NULL;
-    for (uint32_t i = 0; i < s->waiting.n; i++) {
-        const sched_seq *q = s->waiting.seqs[i];
-        if (can_be_passed(q) && (!oldest || arrived_before(q->entry, oldest))) oldest = q->entry;
-    }
-    for (uint32_t i = 0; i < s->running.n; i++) {
-        const sched_seq *q = s->running.seqs[i];
-        if (seq_is_parent(q) && can_be_passed(q) && (!oldest || arrived_before(q->entry, oldest)))
-            oldest = q->entry;
-    }
-    return oldest;
+    sched_entry *e = s->earliest;
+    while (e && !can_be_passed(e)) e = e->later;
+    return e;
 }
 
 /* Notes that a request has started. Returns whether the order changed, because the longest waiting
@@ -306,7 +300,7 @@ static bool note_pass(sched *s, const sched_entry *started)
 {
     if (s->options.policy != SCHED_PRIORITY) return false;
     sched_entry *oldest = longest_waiting(s);
-    if (!oldest || !arrived_before(oldest, started)) return false;
+    if (!oldest || !sched_arrived_before(oldest, started)) return false;
     uint32_t most = s->options.max_passes ? s->options.max_passes : SCHED_MAX_PASSES;
     if (++oldest->passed < most) return false;
     sched_entry_age(s, oldest);

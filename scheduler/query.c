@@ -187,6 +187,12 @@ static const char *check_requests(const sched *s)
         n_live++;
         n_choices += e->n;
     }
+    uint32_t n_linked = 0;
+    for (const sched_entry *e = s->earliest, *last = NULL; e; last = e, e = e->later, n_linked++) {
+        if (e->live == 0 || e->earlier != last || (last && !sched_arrived_before(last, e)))
+            return "live requests are not in the order of their arrival";
+    }
+    if (n_linked != n_live) return "a live request is not in the order of arrival";
     if (n_mapped != s->n_mapped || n_live != s->n_live || n_choices != s->n_choices)
         return "requests are miscounted";
     return n_waiting == s->waiting.n ? NULL : "the waiting list is miscounted";

@@ -173,6 +173,22 @@ uint64_t sched_salt_of(const sched *s, const sched_request *r)
     return hash_mix64(r->salt + 0x9e3779b97f4a7c15ull) ^ s->options.salt;
 }
 
+/* Tokenizer threads may overtake each other, so a few may have arrived later than the request. */
+static void link_arrival(sched *s, sched_entry *e)
+{
+    e->earlier = s->latest;
+    while (e->earlier && sched_arrived_before(e, e->earlier)) e->earlier = e->earlier->earlier;
+    e->later = e->earlier ? e->earlier->later : s->earliest;
+    *(e->earlier ? &e->earlier->later : &s->earliest) = e;
+    *(e->later ? &e->later->earlier : &s->latest) = e;
+}
+
+static void unlink_arrival(sched *s, const sched_entry *e)
+{
+    *(e->earlier ? &e->earlier->later : &s->earliest) = e->later;
+    *(e->later ? &e->later->earlier : &s->latest) = e->earlier;
+}
+
 sched_entry *sched_entry_create(sched *s, const sched_request *r, int64_t now_us)
 {
     sched_entry *old = sched_entry_find(s, r->id);
@@ -231,6 +247,7 @@ sched_entry *sched_entry_create(sched *s, const sched_request *r, int64_t now_us
 
     s->map[map_slot(s, r->id)] = e;
     s->n_mapped++;
+    link_arrival(s, e);
     s->n_live++;
     s->n_choices += r->n;
     return e;
@@ -387,6 +404,7 @@ static void end_choice(sched *s, sched_seq *q, bool finished)
     s->has_ended |= seq_is_over(holder) && holder->state == SEQ_RUNNING;
     if (e->live > 0) return;
     if (!q->stores) sched_session_unclaim(s, e);
+    unlink_arrival(s, e);
     s->n_live--;
     s->n_choices -= e->n;
     e->next_ended = s->ended;

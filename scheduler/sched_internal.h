@@ -99,6 +99,7 @@ struct sched_entry {
     bool claims;                          // whether its last pages are stored as this session
     const char *session_note;             // what the report says of its session; NULL = nothing
     sched_seq *seqs;                      // [n]
+    sched_entry *earlier, *later;         // live requests in the order of arrival
     sched_entry *next_ended, *next_claim; // next_claim: in its bucket
 };
 
@@ -188,7 +189,8 @@ struct sched {
     uint32_t n_live;    // requests
     uint64_t n_choices; // of live requests: what the waiting list has room for
     uint64_t n_arrived;
-    sched_entry *ended; // requests that ended, forgotten at the next call
+    sched_entry *ended;             // requests that ended, forgotten at the next call
+    sched_entry *earliest, *latest; // live requests
 
     retention_policy pressure; // preset is NULL when pressure retention is off
     sched_idle idle;
@@ -241,6 +243,10 @@ static inline bool seq_is_over(const sched_seq *q)
 }
 /* -1, 0 or 1 when a ranks before, equal to or behind b. */
 int sched_seq_compare(const sched_seq *a, const sched_seq *b);
+static inline bool sched_arrived_before(const sched_entry *a, const sched_entry *b)
+{
+    return a->arrival != b->arrival ? a->arrival < b->arrival : a->serial < b->serial;
+}
 static inline sched_work *oldest_work(sched *s) { return &s->works[s->first]; }
 /* The work behind those in flight. */
 static inline sched_work *next_work(sched *s)
