@@ -93,7 +93,8 @@ static const char *check_seq(const sched *s, const sched_seq *q, bool running)
         return "a listed sequence has another state";
     if (!e->forked && q != e->seqs) return "a choice is listed before its fork";
     if (!running && seq_is_over(q)) return "a sequence that is over waits";
-    if (seq_is_over(q) && !s->has_ended) return "a sequence that is over was forgotten";
+    if (seq_is_over(q) && !s->has_ended && !(q->listed > 0 && s->ended_listed))
+        return "a sequence that is over was forgotten";
     if (!seq_is_over(q) && (e->live == 0 || sched_entry_find(s, e->id) != e))
         return "a live request is lost";
     if (q->n_tokens < e->n_prompt || q->n_tokens > e->n_prompt + e->max_new_tokens)

@@ -441,12 +441,11 @@ static void reap_seq(sched *s, sched_seq *q)
 
 void sched_reap(sched *s)
 {
-    bool left = false;
     for (uint32_t i = s->running.n; s->has_ended && i-- > 0;) {
         sched_seq *q = s->running.seqs[i];
         if (!seq_is_over(q)) continue;
-        if (q->listed > 0) left = true;
+        if (q->listed > 0) s->ended_listed = true;
         else reap_seq(s, q);
     }
-    s->has_ended = left;
+    s->has_ended = false;
 }

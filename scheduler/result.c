@@ -242,6 +242,8 @@ static const sched_work *take_work(sched *s)
     const sched_work *w = oldest_work(s);
     s->n_in_flight--;
     s->first = (s->first + 1) % s->depth;
+    s->has_ended |= s->ended_listed;
+    s->ended_listed = false;
     for (uint32_t i = 0; i < w->plan.n_seqs; i++) {
         w->planned[i]->listed--;
         w->planned[i]->entry->listed--;

@@ -198,7 +198,8 @@ struct sched {
     sched_list running, waiting;
     uint32_t *free_slots; // [max_seqs], the first n_free_slots
     uint32_t n_free_slots;
-    bool has_ended; // some running sequence is over and must be reaped
+    bool has_ended;    // some running sequence is over and can perhaps be reaped
+    bool ended_listed; // some that is over is in a step in flight, and is reaped after its result
 
     sched_work works[SCHED_MOST_IN_FLIGHT]; // [depth]
     uint32_t depth, first, n_in_flight;     // works[first]: the oldest in flight, or the next
