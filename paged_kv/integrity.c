@@ -248,5 +248,6 @@ const char *pkv_check_integrity(const pkv *p)
     if (!wrong) wrong = check_host(p, seen);
     alloc_free(NULL, seen);
     if (!wrong && p->prefix_cache) wrong = check_blocks(p);
+    if (!wrong && p->prefix_cache) wrong = watch_check(p);
     return wrong;
 }

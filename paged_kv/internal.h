@@ -19,10 +19,11 @@ enum { PAGE_TOKENS_MOST = 256 };
 
 typedef struct pkv_page {
     uint32_t refs;
-    uint32_t parked; // references of parked sequences, counted in refs too
-    uint32_t block;  // the block that holds it, 0 = not hashed
-    uint32_t next;   // in the free list; cached: the next newer page
-    uint32_t prev;   // cached: the next older page
+    uint32_t parked : 31; // references of parked sequences, counted in refs too
+    uint32_t watched : 1; // it is a page of the chain in pkv.watch
+    uint32_t block;       // the block that holds it, 0 = not hashed
+    uint32_t next;        // in the free list; cached: the next newer page
+    uint32_t prev;        // cached: the next older page
 } pkv_page;
 
 typedef struct pkv_block {
@@ -34,6 +35,16 @@ typedef struct pkv_block {
     uint32_t next_in_bucket; // or in the free list
     uint32_t generation;     // odd while it is in the cache; + 1 on entering and on leaving
 } pkv_block;
+
+/* The chain that pkv_lookup_again found, and what it counted. Only its last block can leave the
+ * cache, because a block's children leave before it. */
+typedef struct prefix_watch {
+    uint64_t key; // 0 = none
+    uint32_t max_tokens;
+    uint32_t last; // block, 0 = none
+    uint32_t n_blocks;
+    uint32_t cached_pages, parked_pages; // as in pkv_hit
+} prefix_watch;
 
 typedef struct pkv_table {
     uint32_t n_pages;
@@ -109,6 +120,7 @@ struct pkv {
     uint32_t max_blocks, n_blocks;
     uint32_t blocks_touched; // blocks from here on were never used
     uint32_t free_block;
+    prefix_watch watch;
 
     pkv_seq *seqs; // [max_seqs]
     uint64_t checksum;
@@ -179,6 +191,14 @@ static inline bool is_parked_alone(const pkv_page *page)
 {
     return page->refs > 0 && page->refs == page->parked;
 }
+/* A page's references change between two calls, of which the first has UINT32_MAX for `one` and the
+ * second 1. */
+static inline void watch_count(pkv *p, const pkv_page *page, uint32_t one)
+{
+    if (!page->watched) return;
+    if (page->refs == 0) p->watch.cached_pages += one;
+    if (is_parked_alone(page)) p->watch.parked_pages += one;
+}
 /* Frees a cached page that has just lost its block. */
 void pool_uncache(pkv *p, uint32_t page);
 
@@ -195,6 +215,12 @@ uint32_t prefix_walk(const pkv *p, const uint32_t *tokens, uint32_t max_tokens, 
                      uint32_t *n_blocks);
 /* Takes a block and all its descendants out of the cache; their unreferenced pages become free. */
 void prefix_remove(pkv *p, uint32_t b);
+
+/* ---- watch.c ---- */
+/* The block leaves the cache; its children have left. */
+void watch_remove(pkv *p, uint32_t b);
+void watch_forget(pkv *p);
+const char *watch_check(const pkv *p);
 
 /* ---- delta.c ---- */
 /* Makes room for this many words and moves besides the reserve, which grows by `more_reserve`

@@ -133,6 +133,12 @@ typedef struct pkv_hit {
  * walk with a comparison of tokens). A block counts only while all its pages are resident. Changes
  * nothing. */
 pkv_hit pkv_lookup(const pkv *p, const uint32_t *tokens, uint32_t max_tokens, uint64_t salt);
+/* As pkv_lookup, for tokens that are looked up again and again because they wait for pages. `key`
+ * (not 0) stands for tokens and salt: the caller gives it to no others. The pool remembers the
+ * chain of the last key and keeps its numbers up to date, so a call costs what the chain has grown
+ * by since the one before. The first call of a key costs as much as pkv_lookup. */
+pkv_hit pkv_lookup_again(pkv *p, uint64_t key, const uint32_t *tokens, uint32_t max_tokens,
+                         uint64_t salt);
 /* Empties the prefix cache: no later hit finds what was computed before. Unreferenced pages are
  * free at once, referenced ones when their last sequence closes. Sequences that are open now keep
  * their tables but publish nothing more, and neither do their forks, because they began before the

@@ -173,19 +173,23 @@ uint32_t pool_take(pkv *p)
 void pool_ref(pkv *p, uint32_t id)
 {
     pkv_page *g = &p->pages[id];
+    watch_count(p, g, UINT32_MAX);
     if (g->refs == 0) {
         ring_remove(p, id);
         p->used++;
     }
     p->parked_alone -= is_parked_alone(g);
     g->refs++;
+    watch_count(p, g, 1);
 }
 
 void pool_unref(pkv *p, uint32_t id)
 {
     pkv_page *g = &p->pages[id];
     assert(g->refs > g->parked);
+    watch_count(p, g, UINT32_MAX);
     g->refs--;
+    watch_count(p, g, 1);
     p->parked_alone += is_parked_alone(g);
     if (g->refs > 0) return;
     p->used--;
@@ -197,7 +201,9 @@ void pool_park(pkv *p, uint32_t id)
 {
     pkv_page *g = &p->pages[id];
     assert(g->parked < g->refs);
+    watch_count(p, g, UINT32_MAX);
     g->parked++;
+    watch_count(p, g, 1);
     p->parked_alone += is_parked_alone(g);
 }
 
@@ -206,7 +212,9 @@ void pool_unpark(pkv *p, uint32_t id)
     pkv_page *g = &p->pages[id];
     assert(g->parked > 0);
     p->parked_alone -= is_parked_alone(g);
+    watch_count(p, g, UINT32_MAX);
     g->parked--;
+    watch_count(p, g, 1);
 }
 
 void pool_uncache(pkv *p, uint32_t id)

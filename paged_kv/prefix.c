@@ -190,6 +190,7 @@ static void remove_leaf(pkv *p, uint32_t b)
     else p->blocks[k->parent].first_child = k->next_sibling;
     if (k->next_sibling != 0) p->blocks[k->next_sibling].prev_sibling = k->prev_sibling;
 
+    watch_remove(p, b);
     release_pages(p, b);
     k->generation++;
     k->next_in_bucket = p->free_block;
@@ -216,6 +217,7 @@ void pkv_flush(pkv *p)
     for (uint32_t i = 0; i < p->max_seqs; i++) p->seqs[i].sealed = p->seqs[i].open;
     for (uint32_t i = 1; i <= p->n_swaps; i++) p->swaps[i].seq.sealed = true;
     p->free_block = 0;
+    watch_forget(p);
     for (uint32_t b = p->blocks_touched; b-- > 1;) {
         pkv_block *k = &p->blocks[b];
         if (k->generation % 2 == 1) {

@@ -147,7 +147,20 @@ typedef struct beginning {
     uint64_t taken_alone, shared_alone;
 } beginning;
 
-static beginning beginning_of(const sched *s, const sched_seq *q)
+/* Stands for the sequence's tokens. */
+static uint64_t key_of(const sched_seq *q) { return (q->entry->serial + 1) << 16 | q->choice; }
+
+/* A sequence that lacks pages is asked again in every step, and its prompt may be long: from the
+ * second time on the pool remembers what it found. */
+static pkv_hit look_up(sched *s, const sched_seq *q, uint32_t cap)
+{
+    uint64_t key = key_of(q), salt = q->entry->salt;
+    if (s->blocked == key) return pkv_lookup_again(s->kv, key, q->tokens, cap, salt);
+    s->blocked = key;
+    return pkv_lookup(s->kv, q->tokens, cap, salt);
+}
+
+static beginning beginning_of(sched *s, const sched_seq *q)
 {
     if (q->swap) {
         pkv_swap_cost cost = pkv_swap_in_cost(s->kv, q->swap, q->tokens);
@@ -170,7 +183,7 @@ static beginning beginning_of(const sched *s, const sched_seq *q)
                            .shared_alone = with_open};
     }
     uint32_t cap = hit_cap(q);
-    pkv_hit hit = pkv_lookup(s->kv, q->tokens, cap, q->entry->salt);
+    pkv_hit hit = look_up(s, q, cap);
     uint64_t held = (uint64_t)s->groups * (hit.tokens / s->page_tokens);
     return (beginning){.computed = hit.tokens,
                        .hit = hit.tokens,
@@ -234,6 +247,21 @@ static bool has_pages(sched *s, const sched_seq *q, beginning *b, const pages_ow
             return false;
         if (!sched_parked_give_way(s, q)) return false;
     }
+}
+
+const char *sched_blocked_check(const sched *s)
+{
+    for (uint32_t i = 0; i < s->waiting.n; i++) {
+        const sched_seq *q = s->waiting.seqs[i];
+        if (key_of(q) != s->blocked || q->swap || q->parked) continue;
+        uint32_t cap = hit_cap(q);
+        pkv_hit fresh = pkv_lookup(s->kv, q->tokens, cap, q->entry->salt);
+        pkv_hit again = pkv_lookup_again(s->kv, s->blocked, q->tokens, cap, q->entry->salt);
+        if (fresh.tokens != again.tokens || fresh.cached_pages != again.cached_pages ||
+            fresh.parked_pages != again.parked_pages)
+            return "a remembered prefix differs from a fresh lookup";
+    }
+    return NULL;
 }
 
 /* Starts the sequence when a slot, enough pages beside those owed, and enough tokens are there. */

@@ -206,5 +206,6 @@ const char *sched_check_integrity(const sched *s)
     if (!wrong) wrong = check_requests(s);
     if (!wrong) wrong = sched_idle_check(s);
     if (!wrong) wrong = sched_held_check(s);
+    if (!wrong) wrong = sched_blocked_check(s);
     return wrong ? wrong : pkv_check_integrity(s->kv);
 }

@@ -204,7 +204,8 @@ struct sched {
     sched_work works[SCHED_MOST_IN_FLIGHT]; // [depth]
     uint32_t depth, first, n_in_flight;     // works[first]: the oldest in flight, or the next
     uint64_t last_step;                     // number of the last planned step
-    bool settled; // nothing happened since admission last failed that could let it succeed
+    uint64_t blocked; // key of the sequence whose prefix is looked up again; 0 = none
+    bool settled;     // nothing happened since admission last failed that could let it succeed
     step_plan idle_plan;
     int64_t now_us;
     uint32_t n_preempted;     // in this step
@@ -315,6 +316,8 @@ const char *sched_held_check(const sched *s);
 /* ---- admit.c ---- */
 /* Gives waiting sequences slots, pages and the rest of the token budget, best rank first. */
 void sched_admit(sched *s, int64_t now_us);
+/* Compares what is remembered of a blocked sequence's prefix with a fresh lookup. */
+const char *sched_blocked_check(const sched *s);
 
 /* ---- pages.c ---- */
 /* An upper bound of the pages that a sequence holds while it grows, whatever is measured. */

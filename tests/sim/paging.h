@@ -92,6 +92,7 @@ typedef enum done_kind {
     DONE_PARKED_OUT,
     DONE_PARKED_DISCARD,
     DONE_HIT,
+    DONE_HIT_AGAIN,
     DONE_REMOVED, // blocks removed
     DONE_NO_PAGES,
     DONE_NO_ROOM,
@@ -139,8 +140,12 @@ typedef struct sim {
     uint32_t n_host, host_used;
     model_slot host[HOST_MAX][PAGE_TOKENS_MAX];
     model_block blocks[PAGES_MAX];
-    uint32_t current;    // sequence
-    uint32_t batch;      // operations between two pkv_take_deltas, on average
+    uint32_t current; // sequence
+    uint32_t batch;   // operations between two pkv_take_deltas, on average
+    struct {          // what pkv_lookup_again is asked
+        uint64_t key, salt;
+        uint32_t document, n;
+    } again;
     uint32_t publishing; // the sequence whose pkv_seq_publish runs
     model_slot memory[PAGES_MAX][PAGE_TOKENS_MAX];
     uint64_t taint;

@@ -284,6 +284,25 @@ static void op_flush(sim *s)
     s->done[DONE_FLUSH]++;
 }
 
+/* Looks the same tokens up again after a few other operations: the answer is that of a fresh
+ * lookup. */
+static void op_look_again(sim *s)
+{
+    if (s->again.key == 0 || rng_below(&s->random, 30) == 0) {
+        s->again.key++;
+        s->again.salt = rng_below(&s->random, 8) == 0;
+        s->again.document = 1 + rng_below(&s->random, 12);
+        s->again.n = 1 + rng_below(&s->random, 240);
+    }
+    uint32_t tokens[LEN_MAX], n = s->again.n;
+    for (uint32_t i = 0; i < n; i++) tokens[i] = document_token(s->again.document, i);
+    pkv_hit want = model_hit(s, tokens, n, s->again.salt);
+    pkv_hit seen = pkv_lookup_again(s->kv, s->again.key, tokens, n, s->again.salt);
+    CHECK(s, seen.tokens == want.tokens && seen.cached_pages == want.cached_pages);
+    CHECK(s, seen.parked_pages == want.parked_pages);
+    s->done[DONE_HIT_AGAIN] += seen.tokens > 0;
+}
+
 static void run_operation(sim *s)
 {
     /* Often the sequence of the operation before, so that one batch holds several changes of a
@@ -305,6 +324,7 @@ static void run_operation(sim *s)
     else if (kind < 97 && rng_below(&s->random, 40)) op_close(s, id);
     else if (kind < 97) op_flush(s);
     if (kind >= 97 || rng_below(&s->random, s->batch) == 0) take(s);
+    if (rng_below(&s->random, 3) == 0) op_look_again(s);
     check_always(s);
     s->op++;
 }
@@ -408,6 +428,7 @@ static const char *const done_names[N_DONE] = {
     [DONE_PARKED_OUT] = "parked, swapped out",
     [DONE_PARKED_DISCARD] = "parked, discarded",
     [DONE_HIT] = "hit",
+    [DONE_HIT_AGAIN] = "hit, looked up again",
     [DONE_REMOVED] = "block removed",
     [DONE_NO_PAGES] = "no pages",
     [DONE_NO_ROOM] = "no room",
