@@ -10,8 +10,11 @@
  * Threads  one thread calls submit and collect; at most backend_info.max_in_flight steps are
  *          submitted and not yet collected.
  * Order    steps run one after the other and are collected in the order of submission. A second
- *          step is submitted before the tokens of the first are known (step_seq.token_from) only if
- *          it has no opens, and each share of both steps is one row and one draw.
+ *          step may be any plan that does not need the first one's result: a sequence that drew one
+ *          token there goes on with that token (step_seq.token_from), one that drew several has no
+ *          share, and no sequence with a share there is opened. It is not submitted behind a step
+ *          with want_logits, want_scores or measure.novelty, whose rows of logits may be computed
+ *          when that step is collected.
  * Units    microseconds; tokens; rows (one query token each).
  * Errors   result.status is an error where the backend cannot run the plan. The backend stays
  *          usable, unless the status is STATUS_INTERNAL, or STATUS_UNAVAILABLE (one of its ranks is
@@ -74,8 +77,9 @@ typedef struct step_seq {
     uint32_t want_scores;
     uint32_t next_token; // token after the last row, where scores or measure.novelty ask for it
     /* 0: tokens[] has the share's tokens. Otherwise the step before is in flight, and this is 1 +
-     * the index of its share whose draw becomes the only token here; the entry in tokens[] is 0
-     * then. If the step before fails, the result of this share is discarded. */
+     * the index of its share, of the same sequence, whose draw becomes the only token here; the
+     * entry in tokens[] is 0 then. If the step before fails, the results of all shares of its
+     * sequences are discarded. */
     uint32_t token_from;
     measure_spec measure;
 } step_seq;

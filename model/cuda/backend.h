@@ -24,8 +24,9 @@ typedef struct cuda_graphs cuda_graphs;
 /* A step between submit and collect, and its result. */
 typedef struct cuda_flight {
     const step_plan *plan;
-    bool started;  /* submit launched all of it: only its draws are awaited */
-    bool ahead;    /* its tokens are those that the step before it draws */
+    bool started;  /* submit launched all of it: only its results are awaited */
+    bool defers;   /* collect computes it, because its logits go through the host */
+    bool ahead;    /* some of its tokens are those that the step before it draws */
     status status; /* the outcome of submit */
     cuda_batch batch;
     int64_t start_us;
@@ -36,6 +37,9 @@ typedef struct cuda_flight {
     uint32_t n_draws;
     bool largest;            /* drawn and host have tokens only, those of largest logits */
     gpu_drawn *drawn, *host; /* [step_most_draws] on the device, and pinned */
+    uint32_t *drawn_at;      /* [max_seqs] where drawn has the first draw of each share */
+    float *measured;         /* pinned: results of measures */
+    size_t measured_bytes;
 } cuda_flight;
 
 enum { CUDA_FLIGHTS = 2 };
@@ -71,11 +75,11 @@ typedef struct backend_cuda {
     gpu_seq *seqs;        /* [max_seqs] the host's copy of the device's */
     uint32_t *logit_rows; /* [max_rows + max_seqs] */
     cuda_moves moves;
-    cuda_pack step;     /* arrays that go to the device */
-    cuda_pack measures; /* arrays that come back; kernels write the device's half */
-    bool is_measuring;  /* this step has a measure */
-    uint8_t *scratch;   /* scratch of measures */
-    size_t scratch_bytes;
+    cuda_pack step;    /* arrays that go to the device */
+    bool is_measuring; /* this step has a measure */
+    uint8_t *measures; /* on the device: what kernels measure, until it is copied out */
+    uint8_t *scratch;  /* scratch of measures */
+    size_t measures_bytes, scratch_bytes;
     const float
         *mean_ropes;     /* on the device: [head_dim] for each MEASURE_EXPECTED, in plan order */
     bool has_sums;       /* a plan has asked for running sums; until then all are 0 */
@@ -149,6 +153,8 @@ status cuda_draw_largest(backend_cuda *b, uint32_t n_rows);
 void cuda_drawn(backend_cuda *b, cuda_flight *f);
 /* Where the draws of the step before lie on the device. */
 gpu_before cuda_before(const backend_cuda *b);
+/* 0, or 1 + the index there of the draw that becomes the share's token. */
+uint32_t cuda_draw_before(const backend_cuda *b, const step_seq *share);
 
 /* ---- moves.c --------------------------------------------------------------------------------- */
 

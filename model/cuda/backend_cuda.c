@@ -72,10 +72,13 @@ static bool all_greedy(const backend_cuda *b, const step_plan *plan)
 static void list_draws(backend_cuda *b, const step_plan *plan, const float *row)
 {
     cuda_flight *f = b->flight;
+    uint32_t n_rows = 0;
     f->n_draws = 0;
     for (uint32_t i = 0; i < plan->n_seqs; i++) {
         const step_seq *s = &plan->seqs[i];
+        f->drawn_at[i] = f->largest ? n_rows : f->n_draws;
         if (!s->n_samples) continue;
+        n_rows++;
         f->seq_results[i].samples = &f->samples[f->n_draws];
         f->seq_results[i].n_samples = s->n_samples;
         for (uint32_t j = 0; j < s->n_samples; j++, f->n_draws++)
@@ -127,7 +130,8 @@ static status fatal(status s)
     return half_done ? status_make(STATUS_INTERNAL, s.message) : s;
 }
 
-/* Checks a plan whose tokens come from draws of the step in flight, which stay on the device. */
+/* Checks a plan some of whose tokens come from draws of the step in flight, which stay on the
+ * device. */
 static status check_ahead(const backend_cuda *b, const step_plan *plan)
 {
     const cuda_flight *before = &b->flights[b->flight == b->flights];
@@ -135,10 +139,12 @@ static status check_ahead(const backend_cuda *b, const step_plan *plan)
     if (b->n_in_flight < 2 || plan->step != before->plan->step + 1)
         return status_make(STATUS_INVALID, "plan: a token of a step that is not in flight");
     if (!status_ok(before->status)) return status_make(STATUS_IO, "the step before has failed");
-    for (uint32_t i = 0; i < plan->n_seqs; i++)
-        if (plan->seqs[i].token_from == 0 || plan->seqs[i].token_from > before->n_draws)
+    for (uint32_t i = 0; i < plan->n_seqs; i++) {
+        uint32_t from = plan->seqs[i].token_from;
+        if (from > before->plan->n_seqs || (from && before->plan->seqs[from - 1].n_samples != 1))
             return status_make(STATUS_INVALID,
                                "plan: a token of a draw that the step before does not have");
+    }
     return STATUS_IS_OK;
 }
 
@@ -175,12 +181,12 @@ static status run_rows(backend_cuda *b)
     return cuda_graphs_run(b->graphs, b->forward, batch, &b->interrupted);
 }
 
-/* Starts a plain step, draws included, without waiting for it. */
+/* Starts a step, draws included, without waiting for it. */
 static status start_step(backend_cuda *b, const step_plan *plan)
 {
     uint32_t n_asked, n = list_logit_rows(b, plan, &n_asked);
     RETURN_IF_ERROR(run_rows(b));
-    RETURN_IF_ERROR(start_draws(b, plan, n));
+    if (n > 0) RETURN_IF_ERROR(start_draws(b, plan, n));
     return cuda_status(b->device.api->note(b->device.g, (uint32_t)(b->flight - b->flights)));
 }
 
@@ -191,7 +197,7 @@ static status await_step(backend_cuda *b, cuda_flight *f)
     return STATUS_IS_OK;
 }
 
-/* Runs a step that is not plain, and waits for it. */
+/* Runs a step that submit did not start, and waits for it. */
 static status run_step(backend_cuda *b, const step_plan *plan)
 {
     if (plan->n_seqs == 0) return cuda_wait(&b->device);
@@ -213,16 +219,23 @@ static void log_failure(backend_cuda *b, status s)
         fprintf(stderr, "octavo: cuda: %s\n", api->why(b->device.g));
 }
 
-/* Whether submit can start the whole step: every sequence decodes one token and only samples. */
-static bool is_plain(const backend_cuda *b, const step_plan *plan)
+/* Whether collect must compute the step: its logits go through the host, to the caller or to the
+ * other ranks. Submit starts every other step. */
+static bool defers(const backend_cuda *b, const step_plan *plan)
 {
-    bool plain = plan->n_seqs > 0 && comm_size(b->device.group) == 1;
-    for (uint32_t i = 0; plain && i < plan->n_seqs; i++) {
+    bool host = comm_size(b->device.group) > 1;
+    for (uint32_t i = 0; !host && i < plan->n_seqs; i++) {
         const step_seq *s = &plan->seqs[i];
-        plain = s->n_tokens == 1 && s->n_samples == 1 && !s->want_logits && !s->want_scores &&
-                s->measure.kind == MEASURE_NONE && !s->measure.novelty;
+        host = s->want_logits || s->want_scores || s->measure.novelty;
     }
-    return plain;
+    return host;
+}
+
+static bool takes_draws(const step_plan *plan)
+{
+    for (uint32_t i = 0; i < plan->n_seqs; i++)
+        if (plan->seqs[i].token_from) return true;
+    return false;
 }
 
 /* Makes f the step that is being laid out. */
@@ -236,20 +249,19 @@ static void enter_flight(backend_cuda *b, cuda_flight *f)
 static status cuda_submit(void *ctx, const step_plan *plan)
 {
     backend_cuda *b = ctx;
-    bool plain = is_plain(b, plan);
-    bool ahead = plain && plan->seqs[0].token_from && plan->n_opens == 0;
     assert(b->n_in_flight < b->info.max_in_flight);
-    if (b->n_in_flight > 0 && !ahead)
-        return status_make(STATUS_INVALID, "plan: it does not follow from the step in flight");
+    if (b->n_in_flight > 0 && b->flights[b->first].defers)
+        return status_make(STATUS_INVALID, "plan: behind a step with logits, scores or novelty");
     cuda_flight *f = &b->flights[(b->first + b->n_in_flight++) % CUDA_FLIGHTS];
     f->plan = plan;
-    f->ahead = ahead;
+    f->ahead = takes_draws(plan);
+    f->defers = defers(b, plan);
     f->start_us = clock_now_us();
     f->result = (step_result){.step = plan->step, .seqs = f->seq_results};
     f->n_draws = 0;
     enter_flight(b, f);
     f->status = begin_step(b, plan);
-    f->started = plain && status_ok(f->status);
+    f->started = plan->n_seqs > 0 && !f->defers && status_ok(f->status);
     if (f->started) f->status = start_step(b, plan);
     return STATUS_IS_OK;
 }
@@ -291,16 +303,17 @@ static void cuda_destroy(void *ctx)
         cuda_tables_destroy(d, &b->tables);
         cuda_weights_destroy(d, &b->weights);
         cuda_pack_destroy(d, &b->step);
-        cuda_pack_destroy(d, &b->measures);
         cuda_pack_destroy(d, &b->logits);
         cuda_pack_destroy(d, &d->stage);
         for (int i = 0; i < CUDA_FLIGHTS; i++) {
             if (b->flights[i].drawn) d->api->release(d->g, b->flights[i].drawn);
             if (b->flights[i].host) d->api->release_host(d->g, b->flights[i].host);
+            if (b->flights[i].measured) d->api->release_host(d->g, b->flights[i].measured);
         }
         if (b->pages.data) d->api->release(d->g, b->pages.data);
         if (b->draw_scratch) d->api->release(d->g, b->draw_scratch);
         if (b->host) d->api->release_host(d->g, b->host);
+        if (b->measures) d->api->release(d->g, b->measures);
         if (b->scratch) d->api->release(d->g, b->scratch);
         cuda_sums_destroy(b);
         if (!d->borrowed) d->api->close(d->g);
@@ -310,6 +323,7 @@ static void cuda_destroy(void *ctx)
         free(b->flights[i].seq_results);
         free(b->flights[i].samples);
         free(b->flights[i].draws);
+        free(b->flights[i].drawn_at);
     }
     free(b->is_greedy);
     free(b->seqs);

@@ -167,11 +167,12 @@ static status make_flight(backend_cuda *b, uint32_t max_seqs, cuda_flight *f)
     uint32_t n_draws = step_most_draws(max_seqs);
     f->samples = calloc(n_draws, sizeof *f->samples);
     f->draws = calloc(n_draws, sizeof *f->draws);
+    f->drawn_at = calloc(max_seqs, sizeof *f->drawn_at);
     RETURN_IF_ERROR(cuda_alloc(&b->device, n_draws * sizeof *f->drawn, &f->drawn));
     RETURN_IF_GPU_ERROR(b->device.api->alloc_host(b->device.g, n_draws * sizeof *f->host, &host));
     f->host = host;
-    return f->seq_results && f->samples && f->draws ? STATUS_IS_OK
-                                                    : status_make(STATUS_NO_MEMORY, NULL);
+    bool ok = f->seq_results && f->samples && f->draws && f->drawn_at;
+    return ok ? STATUS_IS_OK : status_make(STATUS_NO_MEMORY, NULL);
 }
 
 static status make_step_buffers(backend_cuda *b, const backend_options *o)

@@ -25,6 +25,12 @@ gpu_before cuda_before(const backend_cuda *b)
                         before->largest ? 1 : sizeof(gpu_drawn) / sizeof(uint32_t)};
 }
 
+uint32_t cuda_draw_before(const backend_cuda *b, const step_seq *share)
+{
+    const cuda_flight *before = &b->flights[b->flight == b->flights];
+    return share->token_from ? 1 + before->drawn_at[share->token_from - 1] : 0;
+}
+
 static uint32_t count_edits(const backend_cuda *b)
 {
     uint64_t key;
@@ -63,7 +69,7 @@ static gpu_draw describe_draw(const backend_cuda *b, const sampler_draw *d, uint
 static status pack_draws(backend_cuda *b, uint32_t n_rows, draw_arrays *a)
 {
     const cuda_flight *f = b->flight;
-    uint32_t n_edits = count_edits(b), n_draws = f->n_draws;
+    uint32_t n_edits = count_edits(b), n_draws = f->n_draws, row = 0;
     size_t bytes =
         n_rows * sizeof *a->rows + n_edits * sizeof *a->edits + n_draws * sizeof *a->draws + 3 * 64;
     RETURN_IF_ERROR(cuda_pack_begin(&b->device, &b->logits, bytes));
@@ -72,11 +78,15 @@ static status pack_draws(backend_cuda *b, uint32_t n_rows, draw_arrays *a)
     a->edits = cuda_pack_take(&b->logits, n_edits * sizeof *a->edits, &a->d_edits);
     memcpy(a->rows, b->logit_rows, n_rows * sizeof *a->rows);
     n_edits = 0;
-    for (uint32_t i = 0, row = 0; i < n_draws; i++) {
-        row += i > 0 && f->draws[i].own; /* a row's first draw is its sequence's own */
-        a->draws[i] = describe_draw(b, &f->draws[i], row % CUDA_LOGIT_ROWS, a->edits, &n_edits);
-        /* The sampler's history lacks the token that the step before is still drawing. */
-        if (f->ahead && a->draws[i].n_seen) a->draws[i].last = f->plan->seqs[i].token_from;
+    for (uint32_t k = 0; k < f->plan->n_seqs; k++) {
+        const step_seq *s = &f->plan->seqs[k];
+        for (uint32_t i = f->drawn_at[k], end = i + s->n_samples; i < end; i++) {
+            a->draws[i] = describe_draw(b, &f->draws[i], row % CUDA_LOGIT_ROWS, a->edits, &n_edits);
+            /* The sampler's history lacks the token that the step before is still drawing. It was
+             * drawn where collect computes this step. */
+            if (a->draws[i].n_seen && !f->defers) a->draws[i].last = cuda_draw_before(b, s);
+        }
+        row += s->n_samples > 0;
     }
     return cuda_pack_send(&b->device, &b->logits);
 }

@@ -29,6 +29,40 @@ static const gpu_sum sums[] = {
     [MEASURE_SUM_ADD] = GPU_SUM_ADD,
 };
 
+/* Grows memory on the device that kernels in flight may still use. Its content is lost. */
+static status reserve(backend_cuda *b, uint8_t **memory, size_t *capacity, size_t bytes)
+{
+    cuda_device *d = &b->device;
+    if (bytes <= *capacity) return STATUS_IS_OK;
+    RETURN_IF_ERROR(cuda_wait(d));
+    if (*memory) d->api->release(d->g, *memory);
+    *memory = NULL;
+    *capacity = 0;
+    void *grown;
+    RETURN_IF_GPU_ERROR(d->api->alloc(d->g, bytes, &grown));
+    *memory = grown;
+    *capacity = bytes;
+    return STATUS_IS_OK;
+}
+
+/* Makes room for results of measures: of the flight's own on the host, where they stay until its
+ * next step, and of any step's on the device, which they leave before the next step's kernels. */
+static status reserve_results(backend_cuda *b, size_t bytes)
+{
+    cuda_device *d = &b->device;
+    cuda_flight *f = b->flight;
+    RETURN_IF_ERROR(reserve(b, &b->measures, &b->measures_bytes, bytes));
+    if (bytes <= f->measured_bytes) return STATUS_IS_OK;
+    if (f->measured) d->api->release_host(d->g, f->measured);
+    f->measured = NULL;
+    f->measured_bytes = 0;
+    void *host;
+    RETURN_IF_GPU_ERROR(d->api->alloc_host(d->g, bytes, &host));
+    f->measured = host;
+    f->measured_bytes = bytes;
+    return STATUS_IS_OK;
+}
+
 /* Results start as zeros on the host, because layers without measures write nothing. */
 status cuda_lay_out_measures(backend_cuda *b, const step_plan *plan)
 {
@@ -49,31 +83,15 @@ status cuda_lay_out_measures(backend_cuda *b, const step_plan *plan)
         floats += measures_arrays(&s->measure) * plan_measure_floats(m);
     }
     if (floats == 0) return STATUS_IS_OK;
-    RETURN_IF_ERROR(cuda_pack_begin(&b->device, &b->measures, floats * sizeof(float)));
-    memset(b->measures.host, 0, floats * sizeof(float));
-    const float *at = (const float *)(const void *)b->measures.host;
+    RETURN_IF_ERROR(reserve_results(b, floats * sizeof(float)));
+    memset(b->flight->measured, 0, floats * sizeof(float));
+    const float *at = b->flight->measured;
     for (uint32_t i = 0; i < plan->n_seqs; i++) {
         uint32_t arrays = measures_arrays(&plan->seqs[i].measure);
         if (arrays == 0) continue;
         b->seq_results[i].measure.values = at;
         at += arrays * plan_measure_floats(&b->seq_results[i].measure);
     }
-    return STATUS_IS_OK;
-}
-
-/* Grows the scratch, after waiting for kernels that use the old one. */
-static status reserve_scratch(backend_cuda *b, size_t bytes)
-{
-    cuda_device *d = &b->device;
-    if (bytes <= b->scratch_bytes) return STATUS_IS_OK;
-    RETURN_IF_ERROR(cuda_wait(d));
-    if (b->scratch) d->api->release(d->g, b->scratch);
-    b->scratch = NULL;
-    b->scratch_bytes = 0;
-    void *scratch;
-    RETURN_IF_GPU_ERROR(d->api->alloc(d->g, bytes, &scratch));
-    b->scratch = scratch;
-    b->scratch_bytes = bytes;
     return STATUS_IS_OK;
 }
 
@@ -86,14 +104,14 @@ static status measure_one(backend_cuda *b, uint32_t seq, measure_kind kind, size
     const measure_result *r = &b->seq_results[seq].measure;
     m->kind = kinds[kind];
     size_t slots = ((size_t)m->kv_heads * m->longest * sizeof(float) + 255) / 256 * 256;
-    RETURN_IF_ERROR(reserve_scratch(b, slots + gpu_measure_scratch(m)));
+    RETURN_IF_ERROR(reserve(b, &b->scratch, &b->scratch_bytes, slots + gpu_measure_scratch(m)));
     m->slots = (float *)(void *)b->scratch;
     m->slot_stride = m->longest;
     m->by_page = NULL;
     m->scratch = b->scratch + slots;
     if (!r->values) return cuda_status(b->device.api->measure(b->device.g, m));
-    size_t at = (size_t)(r->values - (const float *)(const void *)b->measures.host) + first;
-    float *device = (float *)(void *)b->measures.device + at;
+    size_t at = (size_t)(r->values - b->flight->measured) + first;
+    float *device = (float *)(void *)b->measures + at;
     if (spec->by_slot) {
         m->slots = device;
         m->slot_stride = r->stride;
@@ -101,8 +119,7 @@ static status measure_one(backend_cuda *b, uint32_t seq, measure_kind kind, size
     m->by_page = spec->by_slot ? NULL : device;
     m->page_stride = r->stride;
     RETURN_IF_GPU_ERROR(b->device.api->measure(b->device.g, m));
-    return cuda_status(b->device.api->copy_out(b->device.g, b->measures.host + at * sizeof(float),
-                                               device,
+    return cuda_status(b->device.api->copy_out(b->device.g, b->flight->measured + at, device,
                                                (size_t)r->n_kv_heads * r->stride * sizeof(float)));
 }
 
@@ -252,7 +269,7 @@ static void pack_rows(backend_cuda *b, const step_plan *plan, cuda_batch *batch)
         for (uint32_t g = 0; g < groups; g++)
             a.lengths[i * groups + g] = pkv_mirror_table(b->mirror, s->seq, g).kept_tokens;
         for (uint32_t j = 0; j < s->n_tokens; j++) {
-            a.draws[s->first_token + j] = s->token_from;
+            a.draws[s->first_token + j] = cuda_draw_before(b, s);
             a.positions[s->first_token + j] = s->position + j;
             a.row_seqs[s->first_token + j] = i;
         }
