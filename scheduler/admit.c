@@ -122,7 +122,8 @@ static void owe_running(const sched *s, const sched_seq *q, pages_owed *sum)
 {
     const sched_entry *e = q->entry;
     uint32_t last = rows_of(e);
-    uint32_t target = q->n_tokens + s->page_tokens < last ? q->n_tokens + s->page_tokens : last;
+    uint32_t known = seq_known(q);
+    uint32_t target = known + s->page_tokens < last ? known + s->page_tokens : last;
     uint64_t held = pkv_seq_pages_held(s->kv, q->slot);
     uint32_t length = pkv_seq_length(s->kv, q->slot);
     sched_peak peak = sched_peak_of(s, e->turns, e->n_turns, length, held, target);

@@ -1,7 +1,10 @@
 /* Plans a step. Tokens are given out first (decodes, then chunks of prompts and replays), pages
  * after that, both by rank; then waiting sequences are admitted to what is left. Pages are taken in
  * rank order and victims come from the other end, so a preempted sequence holds nothing of this
- * step yet. */
+ * step yet.
+ *
+ * The step may be planned while another is in flight (ahead.c). A sequence then goes on from where
+ * that step leaves it (seq_from), with the token that it draws there (token_from). */
 #include "scheduler/sched_internal.h"
 
 /* The first length beyond `from` with a pressure drop. */
@@ -13,9 +16,9 @@ static uint32_t next_pressure_drop(const sched_seq *q, uint32_t from)
     return at;
 }
 
-sched_stop sched_next_stop(const sched_seq *q)
+sched_stop sched_next_stop(const sched_seq *q, uint32_t from)
 {
-    uint32_t from = q->computed, drop = next_pressure_drop(q, from);
+    uint32_t drop = next_pressure_drop(q, from);
     const sched_turn *turn = sched_turn_at(q->entry->turns, from);
     sched_stop stop = {.at = retention_next_point(&turn->policy, turn->n_prompt, from),
                        .kind = STOP_POINT,
@@ -44,7 +47,8 @@ static uint32_t draws_of(const sched_seq *q)
 static bool wants_logits(const sched_seq *q)
 {
     const sched_entry *e = q->entry;
-    return e->want_logits && q->computed >= e->logits_sent && q->computed < e->n_prompt;
+    uint32_t from = seq_from(q);
+    return e->want_logits && from >= e->logits_sent && from < e->n_prompt;
 }
 
 bool sched_seq_lacks_logits(const sched *s, const sched_seq *q)
@@ -56,7 +60,7 @@ bool sched_seq_lacks_logits(const sched *s, const sched_seq *q)
  * the policy asks how novel each token is. */
 static bool computes_logits(const sched_seq *q)
 {
-    return wants_logits(q) || (q->novelty && q->computed < q->entry->n_prompt);
+    return wants_logits(q) || (q->novelty && seq_from(q) < q->entry->n_prompt);
 }
 
 /* Draws beside the one for each sequence: a parent at its prompt's end draws for choices that have
@@ -78,7 +82,7 @@ void sched_seq_plan(sched *s, sched_seq *q, uint32_t n)
     uint64_t cost = cost_of(s, q, n);
     s->budget -= cost < s->budget ? (uint32_t)cost : s->budget;
     q->planned = n;
-    s->draws -= draws_at(q, q->computed + n);
+    s->draws -= draws_at(q, seq_from(q) + n);
     if (wants_logits(q)) s->logit_rows -= n;
 }
 
@@ -102,15 +106,15 @@ static bool may_overdraw(const sched *s, const sched_seq *q, uint32_t n)
 static uint32_t chunk_of(const sched *s, const sched_seq *q)
 {
     const sched_entry *e = q->entry;
-    sched_stop stop = sched_next_stop(q);
-    uint32_t from = q->computed, to = q->n_tokens;
+    uint32_t from = seq_from(q), known = seq_known(q), to = known;
+    sched_stop stop = sched_next_stop(q, from);
     if (to > stop.at) to = stop.at;
     /* A chunk of a replay ends where the rows end whose logits the caller already has. */
     if (e->want_logits && from < e->logits_sent && to > e->logits_sent) to = e->logits_sent;
     uint32_t most = most_rows(s, q);
     if (to - from <= most) return to - from;
     to = from + most;
-    if (stop.kind != STOP_POINT || stop.at > q->n_tokens) return to - from;
+    if (stop.kind != STOP_POINT || stop.at > known) return to - from;
     /* All rows of the measured window must be in one step, so the chunk before it ends where the
      * window begins. */
     const sched_turn *turn = stop.turn;
@@ -126,7 +130,7 @@ static uint32_t chunk_of(const sched *s, const sched_seq *q)
 uint32_t sched_seq_chunk(const sched *s, const sched_seq *q)
 {
     uint32_t n = chunk_of(s, q);
-    return draws_at(q, q->computed + n) <= s->draws ? n : 0;
+    return draws_at(q, seq_from(q) + n) <= s->draws ? n : 0;
 }
 
 /* Whether at most one sequence wants to run. Then no other waits for the end of its step. */
@@ -140,19 +144,23 @@ static bool runs_alone(const sched *s)
     return n < 2;
 }
 
+static bool can_go_on(const sched_seq *q) { return !q->awaited && !sched_seq_is_idle(q); }
+
 /* Decodes go first. A row with logits costs more, so it is no decode even where it is the last. */
 static void give_tokens(sched *s)
 {
+    bool has_chunks = false;
     for (uint32_t i = 0; i < s->running.n; i++) {
         sched_seq *q = s->running.seqs[i];
-        bool ready = q->n_tokens - q->computed == 1 && !sched_seq_is_idle(q);
-        ready = ready && !computes_logits(q) && draws_at(q, q->n_tokens) <= s->draws;
-        sched_seq_plan(s, q, ready);
+        if (!can_go_on(q)) continue;
+        bool decodes = seq_known(q) - seq_from(q) == 1 && !computes_logits(q) &&
+                       draws_at(q, q->n_tokens) <= s->draws;
+        if (decodes) sched_seq_plan(s, q, 1);
+        has_chunks |= !decodes;
     }
-    for (uint32_t i = 0; i < s->running.n; i++) {
+    for (uint32_t i = 0; has_chunks && i < s->running.n; i++) {
         sched_seq *q = s->running.seqs[i];
-        if (q->planned > 0 || sched_seq_is_idle(q)) continue;
-        sched_seq_plan(s, q, sched_seq_chunk(s, q));
+        if (q->planned == 0 && can_go_on(q)) sched_seq_plan(s, q, sched_seq_chunk(s, q));
     }
 }
 
@@ -167,9 +175,10 @@ typedef struct selection_pages {
 
 static selection_pages pages_to_select(const sched *s, const sched_seq *q)
 {
-    sched_stop stop = sched_next_stop(q);
+    uint32_t to = seq_from(q) + q->planned;
+    sched_stop stop = sched_next_stop(q, q->planned > 0 ? seq_from(q) : q->computed);
     selection_pages pages = {0};
-    if (stop.at != q->computed + q->planned || stop.kind != STOP_POINT) return pages;
+    if (stop.at != to || stop.kind != STOP_POINT) return pages;
     const sched_turn *turn = stop.turn;
     if (sched_keeps_pages(&turn->policy)) return pages; /* pressure drops keep whole pages too */
     retention_bound bound =
@@ -210,7 +219,9 @@ static bool take_share(sched *s, sched_seq *q)
 
 /* When pages are short, idle sessions give way first. Then a sequence that agreed to pressure
  * retention gives up pages: its selection needs this step to measure, and meanwhile sequences that
- * lack pages wait. Only then is a sequence preempted. */
+ * lack pages wait. Only then is a sequence preempted. While a step is in flight, its rows need
+ * their pages: a sequence that lacks some waits for the next step, which is then planned with none
+ * in flight. */
 static void take_pages(sched *s)
 {
     uint32_t i = 0;
@@ -220,6 +231,10 @@ static void take_pages(sched *s)
             i++;
         } else if (sched_parked_give_way(s, NULL)) {
             continue;
+        } else if (s->n_in_flight > 0) {
+            q->planned = 0;
+            s->lacks_pages = true;
+            i++;
         } else if (!q->drop_planned && (s->n_drops_planned > 0 || sched_plan_pressure_drop(s))) {
             q->planned = 0;
             i++;
@@ -246,25 +261,40 @@ static void add_open(sched_work *w, sched_seq *q)
     };
 }
 
-static measure_spec measure_of(const sched *s, const sched_seq *q, uint32_t to)
+static measure_spec measure_of(const sched *s, const sched_seq *q, const sched_stop *stop,
+                               uint32_t to)
 {
-    sched_stop stop = sched_next_stop(q);
-    if (!q->drop_planned && !(stop.kind == STOP_PRESSURE_DROP && stop.at == to)) {
-        const sched_turn *turn = stop.turn;
-        return retention_measure_rows(&turn->policy, turn->n_prompt, q->computed, to);
+    if (!q->drop_planned && !(stop->kind == STOP_PRESSURE_DROP && stop->at == to)) {
+        const sched_turn *turn = stop->turn;
+        return retention_measure_rows(&turn->policy, turn->n_prompt, seq_from(q), to);
     }
     measure_spec spec = retention_measure_rows(&s->pressure, to, to - 1, to);
     if (spec.rows > 1) spec.rows = 1;
     return spec;
 }
 
-void sched_add_share(sched_work *w, sched_seq *q, step_seq share)
+/* Whether the result of rows up to `to` decides what the sequence computes next, beside its token:
+ * a selection or a fork follows them. Running sums cannot forget a row, and a row behind a draw is
+ * discarded if the choice ends with that draw; so such a row waits where the sums outlive the
+ * choice in a session. */
+static bool is_awaited(const sched_seq *q, const sched_stop *stop, uint32_t to)
 {
-    share.first_token = w->plan.n_tokens;
+    const sched_entry *e = q->entry;
+    bool draws = to == seq_known(q);
+    return q->drop_planned || (stop->at == to && stop->kind != STOP_TURN) ||
+           (draws && ((seq_is_parent(q) && e->n > 1) || (e->has_sums && e->claims)));
+}
+
+static void append_share(sched_work *w, sched_seq *q, const step_seq *share)
+{
+    w->planned[w->plan.n_seqs] = q;
+    w->seqs[w->plan.n_seqs] = *share;
+    w->plan.n_tokens += share->n_tokens;
+    w->n_awaited += q->awaited;
+    w->has_logits |= share->want_logits || share->want_scores || share->measure.novelty;
     q->share = w->plan.n_seqs++;
-    w->planned[q->share] = q;
-    w->seqs[q->share] = share;
-    w->plan.n_tokens += share.n_tokens;
+    q->flying += share->n_tokens;
+    q->planned = 0;
     q->listed++;
     q->entry->listed++;
 }
@@ -272,49 +302,69 @@ void sched_add_share(sched_work *w, sched_seq *q, step_seq share)
 static void add_share(sched *s, sched_work *w, sched_seq *q, int64_t now_us)
 {
     sched_entry *e = q->entry;
-    uint32_t to = q->computed + q->planned;
-    memcpy(w->tokens + w->plan.n_tokens, q->tokens + q->computed, q->planned * sizeof *q->tokens);
-    sched_add_share(w, q,
-                    (step_seq){
-                        .seq = q->slot,
-                        .request = e->id,
-                        .choice = q->choice,
-                        .n_tokens = q->planned,
-                        .position = pkv_seq_next_position(s->kv, q->slot) - q->planned,
-                        .n_samples = to == q->n_tokens ? draws_of(q) : 0,
-                        .sample_index = q->n_tokens - e->n_prompt,
-                        .want_logits = wants_logits(q) && !e->want_scores,
-                        .want_scores = wants_logits(q) ? e->want_scores : 0,
-                        .next_token = to < q->n_tokens ? q->tokens[to] : 0,
-                        .measure = measure_of(s, q, to),
-                    });
+    uint32_t from = seq_from(q), to = from + q->planned, known = seq_known(q);
+    sched_stop stop = sched_next_stop(q, from);
+    uint32_t *tokens = w->tokens + w->plan.n_tokens;
+    bool is_drawn_now = from == q->n_tokens;
+    if (is_drawn_now) tokens[0] = 0;
+    else memcpy(tokens, q->tokens + from, q->planned * sizeof *tokens);
+    q->awaited = is_awaited(q, &stop, to);
+    append_share(w, q,
+                 &(step_seq){
+                     .seq = q->slot,
+                     .request = e->id,
+                     .choice = q->choice,
+                     .first_token = w->plan.n_tokens,
+                     .n_tokens = q->planned,
+                     .position = pkv_seq_next_position(s->kv, q->slot) - q->planned,
+                     .n_samples = to == known ? draws_of(q) : 0,
+                     .sample_index = known - e->n_prompt,
+                     .want_logits = wants_logits(q) && !e->want_scores,
+                     .want_scores = wants_logits(q) ? e->want_scores : 0,
+                     .next_token = to < q->n_tokens ? q->tokens[to] : 0,
+                     .token_from = is_drawn_now ? 1 + q->share : 0,
+                     .measure = measure_of(s, q, &stop, to),
+                 });
     if (e->first_planned_us < 0) e->first_planned_us = now_us;
 }
 
-void sched_plan_step(sched *s, int64_t now_us)
+/* Empties the next work and what a step counts. Selections that follow the step in flight have
+ * their pages set aside again, because others may have come to share them. */
+static void begin_plan(sched *s)
 {
     sched_work *w = next_work(s);
     w->plan.n_seqs = w->plan.n_opens = w->plan.n_tokens = s->n_preempted = s->n_drops_planned = 0;
-    w->ahead = s->settled = false;
+    w->ahead = s->n_in_flight > 0;
+    w->has_logits = s->lacks_pages = false;
+    w->n_awaited = 0;
     s->lasting = s->passing = 0;
     s->draws = s->options.max_seqs;
     s->logit_rows = s->options.max_logit_rows ? s->options.max_logit_rows : UINT32_MAX;
     s->budget = s->options.prefill_chunk + s->options.max_seqs;
     s->logit_row_cost = runs_alone(s) ? PLAIN_ROW_COST : s->options.logit_row_cost;
+    bool awaits = w->ahead && oldest_work(s)->n_awaited > 0;
+    for (uint32_t i = 0; awaits && i < s->running.n; i++) {
+        if (s->running.seqs[i]->awaited) sched_reserve(s, s->running.seqs[i]);
+    }
+}
+
+void sched_plan_step(sched *s, int64_t now_us)
+{
+    sched_work *w = next_work(s);
+    begin_plan(s);
     give_tokens(s);
     take_pages(s);
-    if (s->n_preempted + s->n_drops_planned == 0) {
-        sched_admit(s, now_us);
-        s->settled = true;
-    }
+    if (s->n_preempted + s->n_drops_planned == 0 && !s->lacks_pages) sched_admit(s, now_us);
+    bool has_chunks = false;
     for (uint32_t i = 0; i < s->running.n; i++) {
         sched_seq *q = s->running.seqs[i];
         /* The open goes with the sequence's first rows. If the step fails, the sequence starts
          * again with another open. */
         if (q->needs_open && q->planned > 0) add_open(w, q);
         if (q->planned == 1) add_share(s, w, q, now_us);
+        has_chunks |= q->planned > 1;
     }
-    for (uint32_t i = 0; i < s->running.n; i++) {
+    for (uint32_t i = 0; has_chunks && i < s->running.n; i++) {
         if (s->running.seqs[i]->planned > 1) add_share(s, w, s->running.seqs[i], now_us);
     }
 }

@@ -7,10 +7,9 @@
 static void wait_again(sched *s, sched_seq *q)
 {
     sched_seq_stop(s, q, SEQ_WAITING);
-    q->planned = q->ahead = 0;
-    q->drop_planned = false;
+    q->planned = q->flying = 0;
+    q->awaited = q->drop_planned = false;
     q->preemptions++;
-    s->settled = false;
     sched_list_insert(&s->waiting, q);
     s->n_preempted++;
     s->stats.preemptions++;
@@ -100,6 +99,7 @@ bool sched_preempt_idle(sched *s, bool all, int64_t now_us)
 {
     for (uint32_t i = s->running.n; i-- > 0;) {
         sched_seq *q = s->running.seqs[i];
+        if (q->listed > 0) continue; /* it has rows in flight */
         if (!sched_seq_is_idle(q) || !(all || sleeps(q, now_us))) continue;
         sched_preempt(s, q);
         return true;
@@ -136,7 +136,7 @@ static bool can_drop_under_pressure(const sched *s, const sched_seq *q)
     if (pkv_seq_length(s->kv, q->slot) < length && pkv_append_cost(s->kv, q->slot, 1) > 0)
         return false;
     if (retention_measure_rows(own, e->n_prompt, length - 1, length).kind != MEASURE_NONE ||
-        sched_next_stop(q).at == length)
+        sched_next_stop(q, q->computed).at == length)
         return false;
     retention_bound bound = retention_bound_at(&s->pressure, &s->options.geometry, length, length);
     return bound.pages < pkv_seq_pages_held(s->kv, q->slot);

@@ -100,10 +100,8 @@ static const char *check_seq(const sched *s, const sched_seq *q, bool running)
     if (q->n_tokens < e->n_prompt || q->n_tokens > e->n_prompt + e->max_new_tokens)
         return "a sequence has too many or too few tokens";
     if (q->n_pressure_drops > e->max_pressure_drops) return "too many choices under pressure";
-    if (q->planned > 0 && s->n_in_flight == 0)
-        return "tokens are planned, but no step is in flight";
-    if (q->ahead > 0 && (s->n_in_flight < 2 || q->ahead > q->planned || q->planned > 1))
-        return "a token is planned ahead of none";
+    if (q->planned > 0) return "tokens are planned that no step has";
+    if (q->flying > 0 && q->listed == 0) return "rows are in flight, but no step has them";
     if (!running) {
         if (!q->swap && !q->parked && q->computed != 0)
             return "a waiting sequence has computed tokens";
@@ -115,12 +113,12 @@ static const char *check_seq(const sched *s, const sched_seq *q, bool running)
         return NULL;
     }
     if (q->swap || q->parked) return "a running sequence is in the host tier or parked";
-    if (q->drop_planned && q->planned != 1) return "a sequence is pressed without a row";
+    if (q->drop_planned && q->flying != 1) return "a sequence is pressed without a row";
     if (q->slot >= s->options.max_seqs || !pkv_seq_is_open(s->kv, q->slot))
         return "a running sequence has no tables";
-    if (pkv_seq_length(s->kv, q->slot) != q->computed + q->planned + q->ahead)
+    if (pkv_seq_length(s->kv, q->slot) != seq_from(q))
         return "a sequence's tables have another length than it computed";
-    if (q->computed + q->planned > q->n_tokens)
+    if (seq_from(q) > q->n_tokens + (s->n_in_flight > 1))
         return "a sequence computed tokens it does not know";
     return NULL;
 }

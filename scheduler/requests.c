@@ -13,7 +13,8 @@ int sched_seq_compare(const sched_seq *a, const sched_seq *b)
 bool sched_seq_is_idle(const sched_seq *q)
 {
     const sched_entry *e = q->entry;
-    if (!seq_is_parent(q)) return q->paused || q->n_tokens == e->n_prompt + e->max_new_tokens;
+    if (seq_known(q) == e->n_prompt + e->max_new_tokens) return true;
+    if (!seq_is_parent(q)) return q->paused || q->ended;
     for (uint32_t i = 0; i < e->n; i++) {
         if (!e->seqs[i].ended && !e->seqs[i].paused) return false;
     }
@@ -390,7 +391,8 @@ static void end_choice(sched *s, sched_seq *q, bool finished)
     if (q->ended) return;
     sched_entry *e = q->entry;
     sched_seq *holder = e->forked ? q : e->seqs; /* has list place and pages for q */
-    bool whole = sched_forget_ahead(s, q);
+    bool is_last = e->forked || e->live == 1;
+    bool whole = !is_last || sched_forget_ahead(s, holder);
     sched_describe_seq(s, q, &q->final);
     if (finished && e->claims && whole) leave_session(s, q);
     sched_describe_session(e, &q->final);

@@ -86,11 +86,16 @@ static void copy_line(sched_seq *to, const sched_seq *from)
 }
 
 /* A child with running sums needs pages of its own: its sums part from its parent's, unless its
- * first token is its last. */
+ * first token is its last. It leaves the pages that are set aside for selections after the step in
+ * flight. */
 static status fork_tables(sched *s, const sched_seq *parent, const sched_seq *child, uint32_t slot)
 {
+    bool unshares = child->entry->has_sums && child->entry->max_new_tokens > 1;
+    uint64_t need = pkv_seq_pages_held(s->kv, parent->slot) + s->lasting + s->passing;
+    if (unshares && s->n_in_flight > 0 && need > pkv_available(s->kv))
+        return status_make(STATUS_NO_PAGES, NULL);
     RETURN_IF_ERROR(pkv_seq_fork(s->kv, parent->slot, slot, rows_of(child->entry) + 1));
-    if (!child->entry->has_sums || child->entry->max_new_tokens == 1) return STATUS_IS_OK;
+    if (!unshares) return STATUS_IS_OK;
     status st = pkv_seq_unshare(s->kv, slot);
     if (!status_ok(st)) pkv_seq_close(s->kv, slot);
     return st;
@@ -126,7 +131,6 @@ static void fork_child(sched *s, const sched_seq *parent, sched_seq *child, bool
     else hold_copy(s, parent, child);
     child->state = SEQ_WAITING;
     sched_list_insert(&s->waiting, child);
-    s->settled = false;
 }
 
 /* The parent's prompt is done and its selections are made: every choice goes on alone from its
@@ -183,11 +187,11 @@ static bool take_rows(sched *s, sched_seq *q, const step_seq *share, const step_
                       int64_t measure_us)
 {
     sched_entry *e = q->entry;
-    sched_stop stop = sched_next_stop(q);
-    uint32_t from = q->computed, to = from + q->planned;
+    uint32_t from = q->computed, to = from + share->n_tokens;
+    sched_stop stop = sched_next_stop(q, from);
     q->computed = to;
-    q->planned = q->ahead;
-    q->ahead = 0;
+    q->flying -= share->n_tokens;
+    q->awaited = q->awaited && q->flying > 0;
     if (from < q->furthest)
         s->stats.replayed_tokens += (to < q->furthest ? to : q->furthest) - from;
     if (to > q->furthest) q->furthest = to;
@@ -258,10 +262,11 @@ void sched_take_result(sched *s, const step_result *r)
     const sched_work *w = take_work(s);
     int64_t measure_us = measure_us_each(&w->plan, r);
     bool ok = status_ok(r->status);
+    s->failed = !ok && s->n_in_flight > 0;
     for (uint32_t i = 0; i < w->plan.n_seqs; i++) {
         sched_seq *q = w->planned[i];
         s->fates[i] = ROWS_DISCARDED;
-        if (q->planned == 0 || (seq_is_over(q) && !q->stores)) continue;
+        if (q->flying == 0 || (seq_is_over(q) && !q->stores)) continue;
         bool fine = ok && take_rows(s, q, &w->seqs[i], &r->seqs[i], measure_us);
         s->fates[i] = fine ? ROWS_COMMITTED : ROWS_LOST;
     }

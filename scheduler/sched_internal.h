@@ -49,8 +49,9 @@ struct sched_seq {
     uint32_t swap;     // while waiting: its pages in the host tier; 0 = none there
     uint32_t parked;   // while waiting: its parked pages, from its session or its parent; 0 = none
     uint64_t kept;     // pkv_seq_kept of its tables, wherever their pages are; 0 without any
-    uint32_t planned;  // tokens in this step; with two steps in flight, in the older one
-    uint32_t ahead;    // tokens in the step planned ahead of that step's result
+    uint32_t planned;  // rows in the step that is being planned; 0 between two plans
+    uint32_t flying;   // rows in steps in flight, without those that will be discarded
+    bool awaited;      // what follows its last row in flight depends on the result of that row
     uint32_t listed;   // steps in flight with a share of it, even one that will be discarded
     uint32_t share;    // index of its share in the last of those steps
     uint32_t n_tokens; // known tokens: the prompt and the sampled ones
@@ -162,7 +163,9 @@ typedef struct sched_work {
     sched_seq **planned; // [max_seqs]: seqs[i] is the share of planned[i]
     step_open *opens;    // [max_seqs]
     uint32_t *tokens;    // [prefill_chunk + max_seqs]
-    bool ahead;          // planned before the tokens of the previous step were known
+    bool ahead;          // planned while the step before was in flight
+    bool has_logits;     // some share wants the logits, scores or novelty of its rows
+    uint32_t n_awaited;  // shares of sequences that are `awaited`
 } sched_work;
 
 enum { SCHED_MOST_IN_FLIGHT = 2 };
@@ -205,7 +208,8 @@ struct sched {
     uint32_t depth, first, n_in_flight;     // works[first]: the oldest in flight, or the next
     uint64_t last_step;                     // number of the last planned step
     uint64_t blocked; // key of the sequence whose prefix is looked up again; 0 = none
-    bool settled;     // nothing happened since admission last failed that could let it succeed
+    bool failed;      // a step failed, and the one planned ahead of it is still in flight
+    bool lacks_pages; // a sequence got none in the step planned last, and no other gave way
     step_plan idle_plan;
     int64_t now_us;
     uint32_t n_preempted;     // in this step
@@ -233,6 +237,14 @@ static inline void sched_starve(sched *s, const sched_seq *q)
     s->is_starved = true;
     s->starved = q->entry->id;
 }
+/* Tokens whose K and V are computed once all steps in flight are. */
+static inline uint32_t seq_from(const sched_seq *q) { return q->computed + q->flying; }
+/* Tokens that are known once the step in flight has run, while at most one is: a share of the last
+ * known token draws the next one. */
+static inline uint32_t seq_known(const sched_seq *q)
+{
+    return q->n_tokens + (q->flying > 0 && seq_from(q) == q->n_tokens);
+}
 /* A request runs as its first sequence, the parent, until its choices are forked. */
 static inline bool seq_is_parent(const sched_seq *q)
 {
@@ -255,7 +267,8 @@ static inline sched_work *next_work(sched *s)
 {
     return &s->works[(s->first + s->n_in_flight) % s->depth];
 }
-/* The sequence is not planned: its reader is slow, or it has all its tokens and awaits its END. */
+/* The sequence is not planned: its reader is slow, it has all its tokens or will have them with the
+ * step in flight, or it has ended. */
 bool sched_seq_is_idle(const sched_seq *q);
 static inline const retention_policy *policy_of(const sched_entry *e)
 {
@@ -349,7 +362,8 @@ typedef struct sched_stop {
     const sched_turn *turn; // turn of the rows before the stop
 } sched_stop;
 
-sched_stop sched_next_stop(const sched_seq *q);
+/* The next stop of a sequence that has computed `from` tokens. */
+sched_stop sched_next_stop(const sched_seq *q, uint32_t from);
 /* How many tokens the sequence can compute with what is left of the step. 0: it must wait. */
 uint32_t sched_seq_chunk(const sched *s, const sched_seq *q);
 /* The sequence wants logits, and the step has no rows of logits left. */
@@ -357,19 +371,18 @@ bool sched_seq_lacks_logits(const sched *s, const sched_seq *q);
 /* The sequence will compute n tokens. Their cost is taken off the step's budget, and their rows of
  * logits and draws off what it may still ask for. */
 void sched_seq_plan(sched *s, sched_seq *q, uint32_t n);
-/* Sets aside the pages that the sequence's share takes if a selection follows it. */
+/* Sets aside the pages that the sequence's last share, planned or in flight, takes if a selection
+ * follows it. */
 void sched_reserve(sched *s, const sched_seq *q);
-/* Fills the next work, which has no shares yet. */
+/* Fills the next work, behind the step in flight if there is one. */
 void sched_plan_step(sched *s, int64_t now_us);
-/* Appends the share to the work and sets its first_token. */
-void sched_add_share(sched_work *w, sched_seq *q, step_seq share);
 /* Completes the next work with the deltas. It is in flight from now on, unless it is empty. */
 const step_plan *sched_close_plan(sched *s);
 
 /* ---- ahead.c: the next step, planned while one is in flight ---- */
-/* Fills the next work. False where the tokens of the step in flight must be awaited. */
-bool sched_plan_ahead(sched *s);
-/* The sequence ended: removes the rows that were planned ahead from its tables. False when memory
+/* Whether the next step may be planned behind the one in flight. */
+bool sched_may_plan_ahead(sched *s);
+/* The sequence is over: removes the rows that were planned ahead from its tables. False when memory
  * is out. */
 bool sched_forget_ahead(sched *s, sched_seq *q);
 

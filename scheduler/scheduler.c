@@ -142,7 +142,6 @@ void sched_destroy(sched *s)
 static void take_event(sched *s, const sched_event *event, int64_t now_us)
 {
     sched_entry *e;
-    s->settled &= event->kind == SCHED_RESULT;
     switch (event->kind) {
     case SCHED_ADD:
         /* The request may continue a session whose last sequence has ended and is not reaped. */
@@ -167,8 +166,7 @@ static void take_event(sched *s, const sched_event *event, int64_t now_us)
 }
 
 /* A step: forgets what ended before the last call, takes the events in order, gives up what has
- * ended, and plans: a whole step when none is in flight, else one that needs no result of the step
- * that runs (ahead.c). */
+ * ended, and plans, also behind a step in flight (ahead.c). */
 const step_plan *sched_step(sched *s, int64_t now_us, const sched_event *events, size_t n_events)
 {
     /* Where two steps may be in flight, the backend is done with a plan's deltas before the next
@@ -183,7 +181,9 @@ const step_plan *sched_step(sched *s, int64_t now_us, const sched_event *events,
     if (s->n_in_flight == s->depth) return &s->idle_plan;
     sched_reap(s);
     sched_sessions_expire(s);
-    if (s->n_in_flight == 0) sched_plan_step(s, now_us);
-    else if (!sched_plan_ahead(s)) return &s->idle_plan; /* the deltas go with the next plan */
+    if (s->n_in_flight > 0 && !sched_may_plan_ahead(s)) return &s->idle_plan;
+    sched_plan_step(s, now_us);
+    if (s->n_in_flight > 0 && next_work(s)->plan.n_seqs == 0)
+        return &s->idle_plan; /* the deltas go with the next plan */
     return sched_close_plan(s);
 }

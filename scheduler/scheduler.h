@@ -131,9 +131,9 @@ typedef struct sched_event {
 } sched_event;
 
 /* Takes events in order, then plans. While a step is in flight (its RESULT not yet given) the plan
- * is empty; with max_in_flight 2 and one step in flight, the plan is the step after it, where that
- * can be planned without its tokens (ahead.c). A plan without sequences and deltas
- * (sched_plan_empty) means: there is nothing to do until the next event. */
+ * is empty; with max_in_flight 2 and one step in flight, the plan is the step after it, without the
+ * sequences that need its result (ahead.c). A plan without sequences and deltas (sched_plan_empty)
+ * means: there is nothing to do until the next event. */
 const step_plan *sched_step(sched *s, int64_t now_us, const sched_event *events, size_t n_events);
 static inline bool sched_plan_empty(const step_plan *p)
 {
@@ -148,7 +148,7 @@ const uint64_t *sched_starved(const sched *s);
 /* ---- what can be asked ----------------------------------------------------------------------- */
 
 /* A choice for its report: alive, or as it was when it ended in the last sched_step call. (While a
- * step is in flight its tables already count that step's tokens; those of a choice that ended do
+ * step is in flight its tables already count that step's tokens; those of a sequence that ended do
  * not count tokens that were planned ahead.) */
 typedef struct sched_choice_info {
     uint32_t prompt_tokens; // tokens of the client's prompt, also those that its method cut

@@ -331,20 +331,28 @@ static void run_next(sim_backend *b)
         run_seq(b, plan, &plan->seqs[q], &step->seqs[q]);
 }
 
-/* Checks that a plan behind the one in flight obeys backend.h. */
+/* Checks that a plan behind the one in flight obeys backend.h: a share whose sequence draws there
+ * takes that draw, and no other share takes one. */
 static void check_ahead(sim_backend *b, const step_plan *plan)
 {
     const step_plan *before = b->steps[b->first].plan;
-    bool fine = plan->n_opens == 0 && plan->n_seqs > 0 && before->step + 1 == plan->step;
-    for (uint32_t i = 0; i < plan->n_seqs; i++) {
-        const step_seq *q = &plan->seqs[i];
-        uint32_t from = q->token_from - 1;
-        fine &= q->n_tokens == 1 && q->n_samples == 1 && from < before->n_seqs &&
-                q->measure.kind == MEASURE_NONE && before->seqs[from].seq == q->seq &&
-                before->seqs[from].request == q->request && before->seqs[from].n_samples == 1;
+    bool fine = plan->n_seqs > 0 && before->step + 1 == plan->step;
+    for (uint32_t i = 0; i < before->n_seqs; i++) {
+        const step_seq *f = &before->seqs[i];
+        fine &= !f->want_logits && !f->want_scores && !f->measure.novelty;
+        for (uint32_t j = 0; j < plan->n_opens; j++) fine &= plan->opens[j].seq != f->seq;
+        for (uint32_t j = 0; j < plan->n_seqs; j++) {
+            const step_seq *q = &plan->seqs[j];
+            uint32_t from = q->seq == f->seq && f->n_samples > 0 ? 1 + i : 0;
+            if (q->seq == f->seq)
+                fine &= q->request == f->request && f->n_samples < 2 && q->token_from == from;
+            else fine &= q->token_from != 1 + i;
+        }
     }
-    for (uint32_t i = 0; i < before->n_seqs; i++)
-        fine &= before->seqs[i].n_tokens == 1 && before->seqs[i].n_samples == 1;
+    for (uint32_t j = 0; j < plan->n_seqs; j++) {
+        const step_seq *q = &plan->seqs[j];
+        fine &= q->token_from <= before->n_seqs && (q->token_from == 0 || q->n_tokens == 1);
+    }
     if (!fine) b->wrong = "a plan is not what may be behind one in flight";
 }
 

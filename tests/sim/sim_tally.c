@@ -14,6 +14,27 @@ void tally_add(tally *t, const sched_stats *stats)
     t->expired += stats->sessions_expired;
 }
 
+bool has_seq_of(const step_plan *plan, const step_seq *share)
+{
+    for (uint32_t i = 0; plan && i < plan->n_seqs; i++) {
+        if (plan->seqs[i].seq == share->seq && plan->seqs[i].request == share->request) return true;
+    }
+    return false;
+}
+
+void tally_ahead(world *w, const step_plan *plan)
+{
+    const step_plan *before = w->plans[0];
+    w->t->ahead++;
+    w->t->ahead_starts += plan->n_opens;
+    for (uint32_t i = 0; i < plan->n_seqs; i++) w->t->ahead_chunks += plan->seqs[i].n_tokens > 1;
+    for (uint32_t i = 0; i < before->n_seqs; i++) {
+        const step_seq *q = &before->seqs[i];
+        bool waits = q->n_samples > 1 || q->measure.kind != MEASURE_NONE;
+        w->t->left_out += waits && w->requests[q->request].live > 0 && !has_seq_of(plan, q);
+    }
+}
+
 static void need(bool *ok, const char *what, uint64_t n, uint64_t least)
 {
     printf("sim: %s: %llu\n", what, (unsigned long long)n);
@@ -43,9 +64,13 @@ bool tally_print(const tally *t, uint32_t n_requests)
     need(&ok, "choices that waited for a slot", t->joined_late, 50);
     need(&ok, "prompts that were cut", t->cuts, 50);
     need(&ok, "kept sets compared", t->kept_compared, 200);
-    need(&ok, "steps planned ahead", t->ahead, 12000);
-    need(&ok, "rows planned ahead in vain", t->wasted, 300);
-    need(&ok, "failures of steps with one behind", t->failed_ahead, 40);
+    need(&ok, "steps planned ahead", t->ahead, 40000);
+    need(&ok, "rows planned ahead in vain", t->wasted, 1000);
+    need(&ok, "failures of steps with one behind", t->failed_ahead, 100);
+    need(&ok, "chunks planned ahead", t->ahead_chunks, 8000);
+    need(&ok, "requests started ahead", t->ahead_starts, 2500);
+    need(&ok, "sequences left out of a step ahead", t->left_out, 150);
+    need(&ok, "shares that outlived a failed step", t->outlived, 10);
     for (size_t i = 0; i < n; i++) need(&ok, presets[i].name, t->by_preset[i], 50);
     return ok;
 }

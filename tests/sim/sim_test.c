@@ -153,8 +153,6 @@ static bool in_plan(const step_plan *plan, const world_request *r, uint32_t c)
     return false;
 }
 
-static bool is_ahead(const step_plan *plan) { return plan->n_seqs > 0 && plan->seqs[0].token_from; }
-
 /* Number of draws in flight for the choice. */
 static uint32_t draws_in_flight(const world *w, const world_request *r, uint32_t c)
 {
@@ -173,9 +171,10 @@ static void end_choice(world *w, world_request *r, uint32_t c)
     world_choice *q = &r->choices[c];
     q->ended = true;
     for (uint32_t i = 0; i < w->n_plans; i++) {
-        bool has_rows = in_plan(w->plans[i], r, c), ahead = is_ahead(w->plans[i]);
-        q->in_flight |= has_rows && !ahead;
-        w->t->wasted += has_rows && ahead;
+        /* A parent goes on for its other choices. */
+        bool has_rows = in_plan(w->plans[i], r, c), counts = !r->forked && r->live > 1;
+        q->in_flight |= has_rows && (counts || !w->ahead[i]);
+        w->t->wasted += has_rows && w->ahead[i] && !counts;
     }
     w->n_live -= --r->live == 0;
     add_event(w, (sched_event){.kind = SCHED_END,
@@ -319,14 +318,18 @@ static void deliver(world *w)
     const float *logits = result->logits;
     add_event(w, (sched_event){.kind = SCHED_RESULT, .result = result});
     w->plans[0] = w->plans[--w->n_plans];
-    bool ok = status_ok(result->status) && !w->lost;
-    w->lost = !status_ok(result->status) && w->n_plans > 0;
+    w->ahead[0] = w->ahead[w->n_plans];
+    bool succeeded = status_ok(result->status);
+    const step_plan *failed = w->failed;
+    w->failed = !succeeded && w->n_plans > 0 ? plan : NULL;
     for (uint32_t i = 0; i < plan->n_seqs; i++) {
         const step_seq *share = &plan->seqs[i];
         world_request *r = &w->requests[share->request];
-        if (!ok) { /* the share is planned again later */
+        w->t->outlived += succeeded && failed && !has_seq_of(failed, share);
+        if (!succeeded || has_seq_of(failed, share)) { /* the share is planned again later */
             for (uint32_t j = 0; j < share->n_samples; j++)
                 r->choices[share->choice + j].due = false;
+            logits += succeeded && share->want_logits ? share->n_tokens : 0;
             continue;
         }
         find_pressure_drop(w, r, share);
@@ -439,14 +442,18 @@ static void check_progress(world *w, const step_plan *plan)
             if (in_plan(plan, r, c)) {
                 q->passed_over = 0;
             } else if (worst && ranks_before(r, c, worst, worst_choice)) {
-                if (due && !w->options.pressure && w->options.max_passes == NEVER_AGED)
+                /* A step ahead leaves out sequences that wait for the result in flight. */
+                bool whole = w->n_plans == 0 && !w->options.pressure;
+                if (due && whole && w->options.max_passes == NEVER_AGED)
                     FAIL(w, "request %u, choice %u was preempted before a worse one", i, c);
                 if (++q->passed_over > w->max_passed_over) w->max_passed_over = q->passed_over;
             }
         }
     }
-    uint32_t bound = 2 * w->options.max_model_len;
-    if (w->max_passed_over > bound) FAIL(w, "starvation: passed over %u times", bound);
+    /* A failed step sets sequences back by as many steps as they have tokens, at most. */
+    uint64_t bound = (2 + w->fails) * w->options.max_model_len;
+    if (w->max_passed_over > bound)
+        FAIL(w, "starvation: passed over %llu times", (unsigned long long)bound);
     if (could_run && plan->n_seqs == 0) FAIL(w, "nothing runs, although a request could");
 }
 
@@ -603,8 +610,7 @@ static void turn(world *w)
     check_progress(w, plan);
     check_order(w, plan);
     if (sched_plan_empty(plan)) return;
-    if (is_ahead(plan) != (w->n_plans > 0)) FAIL(w, "a plan ahead of nothing");
-    w->t->ahead += is_ahead(plan);
+    if (w->n_plans > 0) tally_ahead(w, plan);
     check_plan(w, plan);
     if (chance(w, w->fail_permille, 1000)) {
         sim_backend_fail_next(w->sim);
@@ -612,6 +618,7 @@ static void turn(world *w)
     }
     if (!status_ok(w->b.ops->submit(w->b.ctx, plan)) || sim_backend_wrong(w->sim))
         FAIL(w, "%s", sim_backend_wrong(w->sim));
+    w->ahead[w->n_plans] = w->n_plans > 0;
     w->plans[w->n_plans++] = plan;
 }
 

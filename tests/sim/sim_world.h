@@ -64,6 +64,10 @@ typedef struct tally {
     uint64_t stored, continued, ignored, expired, sessions_swapped;
     uint64_t pressure_drops, kept_compared;
     uint64_t ahead, wasted, failed_ahead; // steps ahead, rows discarded, failures before them
+    /* In steps ahead: shares of several rows, requests that start, and sequences that wait for what
+     * follows their rows in flight while others go on. */
+    uint64_t ahead_chunks, ahead_starts, left_out;
+    uint64_t outlived; // shares that count although the step before theirs failed
     uint64_t passed;
     uint64_t costly;      // steps of several requests with rows that cost more than others
     uint64_t cuts;        // prompts that lost tokens before prefill
@@ -91,8 +95,10 @@ typedef struct world {
     backend b;
     sim_backend *sim;
     const step_plan *plans[2]; // in flight, the oldest first
+    bool ahead[2];             // planned while another was in flight
     uint32_t n_plans;
-    bool lost; // the step before the oldest one failed: steps planned ahead of it do not count
+    const step_plan *failed; // the step before the oldest one, if that failed: shares of its
+                             // sequences do not count
     sched_event events[EVENTS_MAX];
     uint32_t n_events;
     int64_t turn, now_us;
@@ -123,6 +129,10 @@ static inline bool wants_rows(const world_request *r)
 {
     return r->request.want_logits || r->request.want_scores;
 }
+/* Whether the step has a share of the sequence that this share is of; no step has none. */
+bool has_seq_of(const step_plan *plan, const step_seq *share);
+/* Counts what a step planned ahead has, and what it leaves out of the one in flight. */
+void tally_ahead(world *w, const step_plan *plan);
 /* Adds the counters of a world's scheduler. */
 void tally_add(tally *t, const sched_stats *stats);
 /* Prints the counts; false when one of them is below its minimum. */

@@ -1,72 +1,12 @@
-/* Two steps in flight: when the second is planned before the first has brought its tokens, when the
- * first is awaited, and what happens to rows that are discarded. Plans are read as traces. */
-#include "tests/unit/scheduler_fixture.h"
+/* Two steps in flight: what the second has although the first has not brought its tokens, and what
+ * happens to rows that are discarded. Plans are read as traces. */
+#include "tests/unit/scheduler_flight.h"
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stdlib.h>
 #include <string.h>
 
 #include <cmocka.h>
-
-/* ---- steps ----------------------------------------------------------------------------------- */
-
-/* The plans in flight, the oldest first; the fixture itself holds one step. */
-static const step_plan *flight[2];
-static uint32_t n_flight;
-
-static fixture *begin_ahead(sched_options options)
-{
-    n_flight = 0;
-    options.max_in_flight = 2;
-    return begin(options);
-}
-
-/* Delivers the posted events and plans. "": nothing to do, or a result is awaited. */
-static const char *plan(fixture *f)
-{
-    const step_plan *p = sched_step(f->s, f->now_us, f->events, f->n_events);
-    f->n_events = 0;
-    assert_null(sched_check_integrity(f->s));
-    if (sched_plan_empty(p)) return "";
-    assert_true(n_flight < 2);
-    flight[n_flight++] = p;
-    return trace_of(f, p);
-}
-
-/* Posts the result of the oldest step, before later events. */
-static void result(fixture *f, status st)
-{
-    assert_true(n_flight > 0);
-    f->plan = flight[0];
-    flight[0] = flight[--n_flight];
-    answer(f, st);
-    post(f, (sched_event){.kind = SCHED_RESULT, .result = &f->result});
-}
-
-static void fine(fixture *f) { result(f, STATUS_IS_OK); }
-
-/* Steps until nothing is in flight or to be done. */
-static void drain(fixture *f)
-{
-    while (n_flight > 0) {
-        fine(f);
-        plan(f);
-    }
-}
-
-/* Two prompts are done, a step of both is in flight, and the next one is planned ahead of it. */
-static void run_two(fixture *f, sched_request *a, sched_request *b)
-{
-    *a = request(f, 1, 0, 30, 20);
-    *b = request(f, 2, 100, 8, 20);
-    add(f, a);
-    add(f, b);
-    assert_string_equal(plan(f), "1@0+30* 2@0+8*");
-    assert_string_equal(plan(f), ""); /* its result forks the choices */
-    fine(f);
-    assert_string_equal(plan(f), "1@30+1* 2@8+1*");
-    assert_string_equal(plan(f), "1@31+1*<1 2@9+1*<2");
-}
 
 /* ---- planned ahead --------------------------------------------------------------------------- */
 
@@ -76,9 +16,7 @@ static void one_step_is_always_behind(void **state)
     fixture *f = begin_ahead(small_options());
     sched_request a, b;
     run_two(f, &a, &b);
-    assert_string_equal(plan(f), ""); /* two in flight is the limit */
     assert_int_equal(flight[0]->step + 1, flight[1]->step);
-    assert_int_equal(flight[0]->tokens[0], 500);
     assert_int_equal(flight[1]->tokens[0], 0);
     assert_int_equal(flight[1]->seqs[0].sample_index, 2);
     assert_int_equal(flight[1]->n_opens, 0);
@@ -93,7 +31,7 @@ static void one_step_is_always_behind(void **state)
     }
     sched_stats stats = sched_get_stats(f->s);
     assert_int_equal(stats.steps, 13);
-    assert_int_equal(stats.steps_ahead, 11);
+    assert_int_equal(stats.steps_ahead, 12);
     end(f, 1, 0);
     end(f, 2, 0);
     plan(f);
@@ -299,9 +237,9 @@ static void a_failed_step_that_was_planned_ahead(void **state)
     finish(f);
 }
 
-/* ---- awaited --------------------------------------------------------------------------------- */
+/* ---- arrivals and prompts -------------------------------------------------------------------- */
 
-static void an_arrival_is_not_kept_waiting(void **state)
+static void an_arrival_starts_beside_decodes(void **state)
 {
     (void)state;
     fixture *f = begin_ahead(small_options());
@@ -309,13 +247,72 @@ static void an_arrival_is_not_kept_waiting(void **state)
     run_two(f, &a, &b);
     fine(f);
     add(f, &c);
-    assert_string_equal(plan(f), "");
+    assert_string_equal(plan(f), "1@32+1*<1 2@10+1*<2 3@0+10*");
+    assert_int_equal(flight[1]->n_opens, 1);
     fine(f);
-    assert_string_equal(plan(f), "1@32+1* 2@10+1* 3@0+10*");
+    assert_string_equal(plan(f), "1@33+1*<1 2@11+1*<2 3@10+1*<3");
     finish(f);
 }
 
-/* A request that cannot start does not make steps wait, until an event could let it start. */
+static void chunks_of_a_prompt_follow_each_other(void **state)
+{
+    (void)state;
+    fixture *f = begin_ahead(small_options());
+    sched_request a, b, c = request(f, 3, 200, 100, 20);
+    run_two(f, &a, &b);
+    add(f, &c);
+    fine(f);
+    assert_string_equal(plan(f), "1@32+1*<1 2@10+1*<2 3@0+40");
+    fine(f);
+    assert_string_equal(plan(f), "1@33+1*<1 2@11+1*<2 3@40+40");
+    assert_int_equal(flight[1]->tokens[2], 240);
+    fine(f);
+    assert_string_equal(plan(f), "1@34+1*<1 2@12+1*<2 3@80+20*");
+    fine(f);
+    assert_string_equal(plan(f), "1@35+1*<1 2@13+1*<2 3@100+1*<3");
+    finish(f);
+}
+
+/* The client leaves while two chunks are in flight: neither counts, and their pages come free. */
+static void an_abort_between_two_chunks(void **state)
+{
+    (void)state;
+    fixture *f = begin_ahead(small_options());
+    sched_request a = request(f, 1, 0, 100, 20);
+    add(f, &a);
+    assert_string_equal(plan(f), "1@0+40");
+    assert_string_equal(plan(f), "1@40+40");
+    assert_int_equal(used_pages(f), 2 * 5);
+    end(f, 1, 0);
+    assert_string_equal(plan(f), "");
+    assert_int_equal(describe(f, 1, 0).report.logical_tokens, 40);
+    assert_int_equal(used_pages(f), 2 * 3);
+    fine(f);
+    assert_string_equal(plan(f), "");
+    drain(f);
+    assert_int_equal(used_pages(f), 0);
+    finish(f);
+}
+
+/* A failed step takes along what follows from it, and nothing else. */
+static void an_arrival_outlives_a_failed_step(void **state)
+{
+    (void)state;
+    fixture *f = begin_ahead(small_options());
+    sched_request a, b, c = request(f, 3, 200, 10, 20);
+    run_two(f, &a, &b);
+    fine(f);
+    add(f, &c);
+    assert_string_equal(plan(f), "1@32+1*<1 2@10+1*<2 3@0+10*");
+    result(f, status_make(STATUS_IO, "x"));
+    assert_string_equal(plan(f), ""); /* nothing is planned behind a failure */
+    fine(f);
+    assert_string_equal(plan(f), "3@10+1* 1@16+16* 2@0+10*");
+    assert_int_equal(describe(f, 3, 0).output_tokens, 1);
+    assert_int_equal(describe(f, 1, 0).output_tokens, 2);
+    finish(f);
+}
+
 static void a_sequence_that_cannot_start_is_passed(void **state)
 {
     (void)state;
@@ -326,140 +323,33 @@ static void a_sequence_that_cannot_start_is_passed(void **state)
     run_two(f, &a, &b);
     add(f, &c);
     fine(f);
-    assert_string_equal(plan(f), ""); /* the new request is not examined yet */
-    fine(f);
-    assert_string_equal(plan(f), "1@32+1* 2@10+1*");
-    assert_string_equal(plan(f), "1@33+1*<1 2@11+1*<2");
-    fine(f);
-    assert_string_equal(plan(f), "1@34+1*<1 2@12+1*<2");
+    assert_string_equal(plan(f), "1@32+1*<1 2@10+1*<2");
     fine(f);
     finish_choice(f, 1);
-    assert_string_equal(plan(f), "");
+    assert_string_equal(plan(f), "2@11+1*<2"); /* a row of 1 is in flight in its slot */
     fine(f);
-    assert_string_equal(plan(f), "2@13+1* 3@0+10*");
+    assert_string_equal(plan(f), "2@12+1*<1 3@0+10*");
     finish(f);
 }
 
-static void the_last_token_is_the_last(void **state)
-{
-    (void)state;
-    fixture *f = begin_ahead(small_options());
-    sched_request a = request(f, 1, 0, 30, 3), b = request(f, 2, 100, 8, 4);
-    add(f, &a);
-    add(f, &b);
-    plan(f);
-    fine(f);
-    assert_string_equal(plan(f), "1@30+1* 2@8+1*");
-    assert_string_equal(plan(f), "1@31+1*<1 2@9+1*<2"); /* draws the third token of 1 */
-    fine(f);
-    assert_string_equal(plan(f), "2@10+1*<2");
-    fine(f);
-    finish_choice(f, 1);
-    assert_string_equal(plan(f), "");
-    assert_int_equal(describe(f, 1, 0).output_tokens, 3);
-    assert_int_equal(used_pages(f), 2 * 1); /* none of its rows is in flight any more */
-    fine(f);
-    finish_choice(f, 2);
-    plan(f);
-    drain(f);
-    assert_int_equal(used_pages(f), 0);
-    finish(f);
-}
-
-/* The selection after a row, and the rows that it measures, come from steps of their own. */
-static void a_retention_point_is_awaited(void **state)
-{
-    (void)state;
-    fixture *f = begin_ahead(small_options());
-    sched_request a = with_policy(f, 1, 0, 40, 60,
-                                  "{\"method\": \"snapkv-decode\", \"tokens\": 30, \"window\": 3, "
-                                  "\"interval\": 8}");
-    add(f, &a);
-    uint32_t ahead = 0, measured = 0;
-    for (uint32_t i = 0; i < 60; i++) {
-        while (*plan(f)) continue;
-        bool measures = flight[0]->seqs[0].measure.kind != MEASURE_NONE;
-        if (measures) assert_int_equal(n_flight, 1);
-        if (n_flight == 2) assert_int_equal(flight[1]->seqs[0].measure.kind, MEASURE_NONE);
-        ahead += n_flight == 2;
-        measured += measures;
-        fine(f);
-    }
-    assert_true(ahead >= 10 && measured >= 10);
-    assert_true(describe(f, 1, 0).report.kept_tokens < 60);
-    assert_true(describe(f, 1, 0).report.pages_dropped > 0);
-    finish(f);
-}
-
-/* A point that measures nothing: it shows only where tables are cut. */
-static void a_point_without_measures_is_awaited(void **state)
-{
-    (void)state;
-    fixture *f = begin_ahead(small_options());
-    sched_request a = with_policy(f, 1, 0, 20, 60,
-                                  "{\"method\": \"streaming\", \"tokens\": 40, \"sinks\": 4, "
-                                  "\"window\": 12, \"interval\": 8}");
-    add(f, &a);
-    uint32_t most = 0, ahead = 0;
-    for (uint32_t i = 0; i < 55; i++) {
-        while (*plan(f)) continue;
-        if (n_flight == 2) { /* neither row in flight is the last before a point */
-            uint32_t at = flight[1]->seqs[0].position;
-            assert_true(retention_next_point(&a.policy, 20, at - 1) > at + 1);
-            ahead++;
-        }
-        if (used_pages(f) > most) most = used_pages(f);
-        fine(f);
-    }
-    assert_true(ahead > 10);
-    assert_in_range(most, 1, 2 * 4);
-    finish(f);
-}
-
-static void pages_that_are_short_are_awaited(void **state)
+/* A request that waits takes the slot of an idle one, unless that has a row in flight. */
+static void an_idle_sequence_gives_way(void **state)
 {
     (void)state;
     sched_options o = small_options();
-    o.n_pages = 1 + 2 * 5;
-    o.prefix_cache = false;
+    o.max_seqs = 2;
     fixture *f = begin_ahead(o);
-    sched_request a = request(f, 1, 0, 30, 30), b = request(f, 2, 100, 31, 30);
-    add(f, &a);
-    add(f, &b);
-    assert_string_equal(plan(f), "1@0+30* 2@0+14");
-    fine(f);
-    assert_string_equal(plan(f), "1@30+1* 2@14+17*");
-    fine(f);
-    assert_string_equal(plan(f), "1@31+1* 2@31+1*");
-    assert_string_equal(plan(f), ""); /* both need a third block; the pool has 5 */
-    assert_int_equal(used_pages(f), 2 * 4);
-    fine(f);
-    assert_string_equal(plan(f), "1@32+1*");
-    assert_int_equal(describe(f, 2, 0).preemptions, 1);
-    assert_string_equal(plan(f), ""); /* 2 might start now: it was not examined yet */
-    fine(f);
-    assert_string_equal(plan(f), "1@33+1*");
-    assert_string_equal(plan(f), "1@34+1*<1");
-    finish(f);
-}
-
-static void a_paused_sequence_has_no_row(void **state)
-{
-    (void)state;
-    fixture *f = begin_ahead(small_options());
-    sched_request a, b;
+    sched_request a, b, c = request(f, 3, 200, 10, 20);
     run_two(f, &a, &b);
     post(f, (sched_event){.kind = SCHED_PAUSE, .request = 1});
+    add(f, &c);
     fine(f);
     assert_string_equal(plan(f), "2@10+1*<2");
+    f->now_us += 2000000; /* its reader sleeps */
     fine(f);
-    assert_string_equal(plan(f), "2@11+1*<1");
-    assert_int_equal(describe(f, 1, 0).output_tokens, 3); /* both of its rows count */
-    post(f, (sched_event){.kind = SCHED_RESUME, .request = 1});
-    fine(f);
-    assert_string_equal(plan(f), ""); /* its token is known, and the next row comes */
-    fine(f);
-    assert_string_equal(plan(f), "1@32+1* 2@12+1*");
+    assert_string_equal(plan(f), "2@11+1*<1 3@0+10*");
+    assert_int_equal(describe(f, 1, 0).preemptions, 1);
+    assert_int_equal(describe(f, 1, 0).output_tokens, 3);
     finish(f);
 }
 
@@ -476,13 +366,12 @@ int main(void)
         cmocka_unit_test(the_next_turn_may_come_at_once),
         cmocka_unit_test(a_failed_step_takes_the_next_one_along),
         cmocka_unit_test(a_failed_step_that_was_planned_ahead),
-        cmocka_unit_test(an_arrival_is_not_kept_waiting),
+        cmocka_unit_test(an_arrival_starts_beside_decodes),
+        cmocka_unit_test(chunks_of_a_prompt_follow_each_other),
+        cmocka_unit_test(an_abort_between_two_chunks),
+        cmocka_unit_test(an_arrival_outlives_a_failed_step),
         cmocka_unit_test(a_sequence_that_cannot_start_is_passed),
-        cmocka_unit_test(the_last_token_is_the_last),
-        cmocka_unit_test(a_retention_point_is_awaited),
-        cmocka_unit_test(a_point_without_measures_is_awaited),
-        cmocka_unit_test(pages_that_are_short_are_awaited),
-        cmocka_unit_test(a_paused_sequence_has_no_row),
+        cmocka_unit_test(an_idle_sequence_gives_way),
     };
     return cmocka_run_group_tests_name("scheduler, steps ahead", tests, NULL, NULL);
 }
