@@ -169,7 +169,8 @@ typedef struct engine_timings {
     int64_t queue_us, ttft_us, total_us;
 } engine_timings;
 
-/* One token of one choice, or its end. Pointers are valid until the next read of this stream. */
+/* One token of one choice, or its end. `text` is valid until the next read of this stream, the
+ * other pointers until its release. */
 typedef struct engine_output {
     uint32_t choice;
     bool has_token;

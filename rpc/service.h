@@ -176,8 +176,8 @@ typedef struct generation_output {
  * be refused before it is read. After STATUS_IS_OK generation_start can still refuse. */
 status generation_admits(service *s, error *err);
 
-/* Reads one output. False when there is none now. Pointers in *out are valid until the next
- * read. */
+/* Reads one output. False when there is none now. The text in *out is valid until the next read,
+ * other pointers until the release. */
 bool generation_read(generation *g, generation_output *out);
 /* True when the end of every choice of every request has been read. */
 bool generation_ended(const generation *g);

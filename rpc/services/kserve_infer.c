@@ -1,4 +1,5 @@
 /* KServe's ModelInfer and ModelStreamInfer. The requests of a stream are answered one by one. */
+#include "rpc/services/batch.h"
 #include "rpc/services/kserve.h"
 
 #include <stdlib.h>
@@ -7,6 +8,7 @@ typedef struct infer {
     bool over; // call_finish or call_fail was called
     /* The request being answered. */
     generation *generation; // NULL = none
+    output_batch batch;     // of a stream that sends each token
     kserve_facts facts;
     char model[256];        // the model's name in the request
     kserve_choice *choices; // [n]; a stream that sends each token uses the first only
@@ -20,6 +22,7 @@ typedef struct infer {
 
 static void end_request(infer *s)
 {
+    batch_destroy(&s->batch);
     generation_release(s->generation);
     s->generation = NULL;
     for (uint32_t i = 0; s->choices && i < s->n; i++) kserve_choice_destroy(&s->choices[i]);
@@ -95,12 +98,18 @@ static status start_infer(rpc_call *c, const Inference__ModelInferRequest *m, in
 
 /* ---- responses ------------------------------------------------------------------------------- */
 
-/* Builds a response of n choices: all of the request, or one new token of a stream that sends each
- * token. */
+/* True when every output of the request has been taken. */
+static bool is_answered(const infer *s)
+{
+    return generation_ended(s->generation) && batch_is_empty(&s->batch);
+}
+
+/* Builds a response of n choices: all of the request, or new tokens of one choice of a stream that
+ * sends each token. */
 static bool build_response(infer *s, const kserve_choice *choices, uint32_t n, bool is_stream,
                            strbuf *text)
 {
-    bool last = generation_ended(s->generation);
+    bool last = is_answered(s);
     kserve_response_begin(&s->response, s->model, s->facts.id);
     if (is_stream) kserve_response_set_bool(&s->response, "triton_final_response", last);
     if (last && s->reports.n_given) {
@@ -115,17 +124,31 @@ static void fail_request(infer *s, status_code code, const char *text)
     s->failed = error_set(&s->failure, code, "%s", text).code;
 }
 
-/* Takes the next output into its choice. False when there is none. */
-static bool take_infer_output(infer *s, bool each_token)
+static void take_infer_output(infer *s, const generation_output *o, kserve_choice *choice)
+{
+    bool ok = kserve_choice_take(choice, o) && reports_keep(&s->reports, o->index, o->out.report);
+    if (o->out.finish == ENGINE_FINISH_ERROR) fail_request(s, o->out.error_code, o->out.error_text);
+    else if (!ok) fail_request(s, STATUS_NO_MEMORY, "request: out of memory");
+}
+
+/* Takes all outputs that are ready into their choices. */
+static void take_all(infer *s)
 {
     generation_output o;
-    if (!generation_read(s->generation, &o)) return false;
-    kserve_choice *choice = &s->choices[each_token ? 0 : o.index];
-    if (each_token) kserve_choice_clear(choice);
-    bool ok = kserve_choice_take(choice, &o) && reports_keep(&s->reports, o.index, o.out.report);
-    if (o.out.finish == ENGINE_FINISH_ERROR) fail_request(s, o.out.error_code, o.out.error_text);
-    else if (!ok) fail_request(s, STATUS_NO_MEMORY, "request: out of memory");
-    return true;
+    while (!s->failed && generation_read(s->generation, &o))
+        take_infer_output(s, &o, &s->choices[o.index]);
+}
+
+/* Takes new tokens of one choice into the first of s->choices. False when there are none. */
+static bool take_tokens(infer *s)
+{
+    output_run run;
+    if (!status_ok(batch_next(&s->batch, s->generation, &run)))
+        fail_request(s, STATUS_NO_MEMORY, "request: out of memory");
+    kserve_choice_clear(&s->choices[0]);
+    for (uint32_t i = 0; i < run.n && !s->failed; i++)
+        take_infer_output(s, run.outputs[i], &s->choices[0]);
+    return run.n > 0;
 }
 
 /* ---- ModelInfer ------------------------------------------------------------------------------ */
@@ -161,8 +184,8 @@ void kserve_infer_writable(rpc_call *c)
 {
     infer *s = call_state(c);
     if (!s || s->over) return;
-    while (!s->failed && take_infer_output(s, false)) continue;
-    if (!s->failed && !generation_ended(s->generation)) return;
+    take_all(s);
+    if (!s->failed && !is_answered(s)) return;
     strbuf text = {0};
     s->over = true;
     if (!s->failed &&
@@ -221,16 +244,20 @@ static void send_failure(rpc_call *c, infer *s)
 /* Sends the next response of a stream. False when there is nothing to send. */
 static bool send_next(rpc_call *c, infer *s)
 {
-    bool each_token = s->facts.stream, due = false;
-    while (!s->failed && !due && take_infer_output(s, each_token))
-        due = each_token || generation_ended(s->generation);
+    bool each_token = s->facts.stream, due;
+    if (each_token) {
+        due = take_tokens(s);
+    } else {
+        take_all(s);
+        due = is_answered(s);
+    }
     if (s->failed || !due) return s->failed;
     strbuf text = {0};
     if (build_response(s, s->choices, each_token ? 1 : s->n, true, &text)) {
         Inference__ModelStreamInferResponse m = INFERENCE__MODEL_STREAM_INFER_RESPONSE__INIT;
         m.infer_response = &s->response.message;
         call_send(c, &m.base);
-        if (generation_ended(s->generation)) next_request(c, s);
+        if (is_answered(s)) next_request(c, s);
     } else {
         fail_request(s, STATUS_NO_MEMORY, "request: out of memory");
     }

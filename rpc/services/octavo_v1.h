@@ -4,6 +4,7 @@
 #ifndef RPC_SERVICES_OCTAVO_V1_H
 #define RPC_SERVICES_OCTAVO_V1_H
 
+#include "rpc/services/batch.h"
 #include "rpc/services/fields.h"
 #include "rpc/services/services.h"
 
@@ -16,22 +17,17 @@ void octavo_v1_generate(rpc_call *c, const ProtobufCMessage *m);
 void octavo_v1_generate_writable(rpc_call *c);
 void octavo_v1_generate_ended(rpc_call *c);
 
-/* A response with everything that it points to. It is built for each token without the heap. */
+/* A response with the messages that it points to. */
 typedef struct octavo_v1_response {
     Octavo__V1__GenerateResponse message;
-    uint32_t token_id;
-    Octavo__V1__TokenLogprob logprob;
-    Octavo__V1__TokenLogprob *logprobs[1];
-    Octavo__V1__TopLogprob tops[SAMPLE_LOGPROBS_MAX];
-    Octavo__V1__TopLogprob *top_list[SAMPLE_LOGPROBS_MAX];
     Octavo__V1__Usage usage;
     Octavo__V1__Timings timings;
 } octavo_v1_response;
 
-/* Fills *out, which points into itself, *o and *report. report: receives the text of the retention
- * report. */
-void octavo_v1_response_of(const tokenizer *t, const char *id, const generation_output *o,
-                           bool logprobs, strbuf *report, octavo_v1_response *out);
+/* Fills *out, which points into itself, the run, *report and `memory`, for the tokens of a run.
+ * report: receives the text of the retention report. False when memory is out. */
+bool octavo_v1_response_of(const tokenizer *t, const char *id, const output_run *run, bool logprobs,
+                           strbuf *report, arena *memory, octavo_v1_response *out);
 
 /* Fills *out with tokens [from, from + n) of a prompt, and their logprobs if there are any,
  * allocated in `memory`. False when memory is out. */

@@ -1,4 +1,4 @@
-/* octavo.v1's Generate, which sends a message for each token. */
+/* octavo.v1's Generate, which sends the tokens of each choice as they come (batch.h). */
 #include "rpc/services/octavo_v1.h"
 
 #include <math.h>
@@ -12,10 +12,10 @@ typedef struct generate {
     generation *generation;
     bool logprobs;
     bool over;          // call_finish or call_fail was called
-    bool has_output;    // `output` waits for the prompt's last piece
     bool prompt_sent;   // the whole prompt has been sent
     uint32_t prompt_at; // tokens of the prompt that have been sent
-    generation_output output;
+    output_batch batch;
+    output_run run; // to be sent next, or to wait for the prompt's last piece; n is 0: none
     strbuf report;
 } generate;
 
@@ -49,18 +49,53 @@ static Octavo__V1__TokenLogprob logprob_of(const tokenizer *t, uint32_t id, floa
     return l;
 }
 
-static void fill_logprob(const tokenizer *t, const step_sample *s, octavo_v1_response *out)
+static bool fill_logprob(const tokenizer *t, const step_sample *s, arena *memory,
+                         Octavo__V1__TokenLogprob *out)
 {
-    out->logprob = logprob_of(t, s->token, s->logprob, s->rank);
+    *out = logprob_of(t, s->token, s->logprob, s->rank);
+    Octavo__V1__TopLogprob *tops = arena_alloc_array(memory, s->n_top, sizeof *tops);
+    out->top = arena_alloc_array(memory, s->n_top, sizeof *out->top);
+    if (!tops || !out->top) return false;
     for (uint32_t i = 0; i < s->n_top; i++) {
-        out->tops[i] = top_of(t, s->top_ids[i], s->top_logprobs[i]);
-        out->top_list[i] = &out->tops[i];
+        tops[i] = top_of(t, s->top_ids[i], s->top_logprobs[i]);
+        out->top[i] = &tops[i];
     }
-    out->logprob.n_top = s->n_top;
-    out->logprob.top = out->top_list;
-    out->logprobs[0] = &out->logprob;
-    out->message.n_logprobs = 1;
-    out->message.logprobs = out->logprobs;
+    out->n_top = s->n_top;
+    return true;
+}
+
+static bool fill_tokens(const tokenizer *t, const output_run *run, bool logprobs, arena *memory,
+                        Octavo__V1__GenerateResponse *m)
+{
+    Octavo__V1__TokenLogprob *list = arena_alloc_array(memory, logprobs ? run->n : 0, sizeof *list);
+    m->token_ids = arena_alloc_array(memory, run->n, sizeof *m->token_ids);
+    m->logprobs = arena_alloc_array(memory, logprobs ? run->n : 0, sizeof *m->logprobs);
+    if (!list || !m->token_ids || !m->logprobs) return false;
+    for (uint32_t i = 0; i < run->n; i++) {
+        const engine_output *o = &run->outputs[i]->out;
+        if (!o->has_token) continue;
+        m->token_ids[m->n_token_ids++] = o->sample.token;
+        if (!logprobs) continue;
+        Octavo__V1__TokenLogprob *l = &list[m->n_logprobs];
+        if (!fill_logprob(t, &o->sample, memory, l)) return false;
+        m->logprobs[m->n_logprobs++] = l;
+    }
+    return true;
+}
+
+static bool fill_text(const output_run *run, arena *memory, Octavo__V1__GenerateResponse *m)
+{
+    size_t n = 0;
+    for (uint32_t i = 0; i < run->n; i++) n += run->outputs[i]->out.text_bytes;
+    char *text = arena_alloc(memory, n);
+    if (!text) return false;
+    m->text = call_bytes(text, n);
+    for (uint32_t i = 0; i < run->n; i++) {
+        const engine_output *o = &run->outputs[i]->out;
+        memcpy(text, o->text, o->text_bytes);
+        text += o->text_bytes;
+    }
+    return true;
 }
 
 static void fill_end(const engine_output *o, strbuf *report, octavo_v1_response *out)
@@ -90,21 +125,16 @@ static void fill_end(const engine_output *o, strbuf *report, octavo_v1_response 
     m->retention_json = call_bytes(report->data, report->size);
 }
 
-void octavo_v1_response_of(const tokenizer *t, const char *id, const generation_output *o,
-                           bool logprobs, strbuf *report, octavo_v1_response *out)
+bool octavo_v1_response_of(const tokenizer *t, const char *id, const output_run *run, bool logprobs,
+                           strbuf *report, arena *memory, octavo_v1_response *out)
 {
     Octavo__V1__GenerateResponse *m = &out->message;
+    const generation_output *last = run_last(run);
     *m = (Octavo__V1__GenerateResponse)OCTAVO__V1__GENERATE_RESPONSE__INIT;
     m->request_id = field_of(id);
-    m->index = o->index;
-    m->text = call_bytes(o->out.text, o->out.text_bytes);
-    if (o->out.has_token) {
-        out->token_id = o->out.sample.token;
-        m->n_token_ids = 1;
-        m->token_ids = &out->token_id;
-        if (logprobs) fill_logprob(t, &o->out.sample, out);
-    }
-    if (o->out.finish != ENGINE_FINISH_NONE) fill_end(&o->out, report, out);
+    m->index = last->index;
+    if (last->out.finish != ENGINE_FINISH_NONE) fill_end(&last->out, report, out);
+    return fill_tokens(t, run, logprobs, memory, m) && fill_text(run, memory, m) && !report->failed;
 }
 
 /* ---- the prompt ------------------------------------------------------------------------------ */
@@ -144,76 +174,84 @@ bool octavo_v1_prompt_of(const tokenizer *t, const engine_prompt *prompt, uint32
     return true;
 }
 
-/* Sends the next piece of the prompt. The last piece goes out together with `output`. */
-static void send_with_prompt(rpc_call *c, generate *s, octavo_v1_response *response)
+/* Fills *out with the next piece of the prompt. False when memory is out. */
+static bool next_piece(rpc_call *c, generate *s, arena *memory, Octavo__V1__Prompt *out)
 {
-    engine_prompt prompt = generation_prompt(s->generation, s->output.request);
+    engine_prompt prompt = generation_prompt(s->generation, run_last(&s->run)->request);
     uint32_t left = prompt.n_tokens - s->prompt_at;
     uint32_t n = prompt.logprobs && left > PROMPT_PIECE ? PROMPT_PIECE : left;
-    Octavo__V1__GenerateResponse only_prompt = OCTAVO__V1__GENERATE_RESPONSE__INIT;
-    only_prompt.request_id = response->message.request_id;
-    Octavo__V1__GenerateResponse *m = n < left ? &only_prompt : &response->message;
-    Octavo__V1__Prompt piece;
-    arena memory;
-    arena_init(&memory, 4096, 0);
-    if (octavo_v1_prompt_of(call_service(c)->o.model.tokenizer, &prompt, s->prompt_at, n, &memory,
-                            &piece)) {
-        m->prompt = &piece;
-        call_send(c, &m->base);
-        s->prompt_at += n;
-        s->has_output = n < left;
-        s->prompt_sent = n == left;
-    } else {
-        error err = {{0}};
-        s->over = true;
-        call_fail(c, error_set(&err, STATUS_NO_MEMORY, "prompt_logprobs: out of memory"), &err);
-    }
-    arena_destroy(&memory);
+    if (!octavo_v1_prompt_of(call_service(c)->o.model.tokenizer, &prompt, s->prompt_at, n, memory,
+                             out))
+        return false;
+    s->prompt_at += n;
+    s->prompt_sent = n == left;
+    return true;
 }
 
 /* ---- the call -------------------------------------------------------------------------------- */
 
-static void send_output(rpc_call *c, generate *s)
-{
-    octavo_v1_response response;
-    octavo_v1_response_of(call_service(c)->o.model.tokenizer, generation_id(s->generation),
-                          &s->output, s->logprobs, &s->report, &response);
-    if (s->report.failed) {
-        error err = {{0}};
-        s->over = true;
-        call_fail(c, error_set(&err, STATUS_NO_MEMORY, "retention: its report: out of memory"),
-                  &err);
-        return;
-    }
-    if (!s->prompt_sent) {
-        send_with_prompt(c, s, &response);
-        return;
-    }
-    s->has_output = false;
-    call_send(c, &response.message.base);
-}
-
-static void fail_octavo_generate(rpc_call *c, generate *s, const engine_output *o)
+static void fail_octavo_generate(rpc_call *c, generate *s, status_code code, const char *text)
 {
     error err = {{0}};
-    status st = error_set(&err, o->error_code, "%s", o->error_text);
+    status st = error_set(&err, code, "%s", text);
     s->over = true;
     call_fail(c, st, &err);
+}
+
+/* Fills a message with the next piece of the prompt, while there is one, and with the run unless
+ * more pieces follow. False when memory is out. */
+static bool fill_message(rpc_call *c, generate *s, arena *memory, Octavo__V1__Prompt *piece,
+                         octavo_v1_response *out)
+{
+    const char *id = generation_id(s->generation);
+    bool with_prompt = !s->prompt_sent;
+    if (with_prompt && !next_piece(c, s, memory, piece)) return false;
+    if (s->prompt_sent) {
+        if (!octavo_v1_response_of(call_service(c)->o.model.tokenizer, id, &s->run, s->logprobs,
+                                   &s->report, memory, out))
+            return false;
+        s->run.n = 0;
+    } else {
+        out->message = (Octavo__V1__GenerateResponse)OCTAVO__V1__GENERATE_RESPONSE__INIT;
+        out->message.request_id = field_of(id);
+    }
+    if (with_prompt) out->message.prompt = piece;
+    return true;
+}
+
+static void send_run(rpc_call *c, generate *s)
+{
+    octavo_v1_response response;
+    Octavo__V1__Prompt piece;
+    arena memory;
+    arena_init(&memory, 4096, 0);
+    if (fill_message(c, s, &memory, &piece, &response)) call_send(c, &response.message.base);
+    else fail_octavo_generate(c, s, STATUS_NO_MEMORY, "request: out of memory");
+    arena_destroy(&memory);
+}
+
+/* Takes the next run to send. False when there is none, or the call has failed or is finished. */
+static bool next_run(rpc_call *c, generate *s)
+{
+    status st = batch_next(&s->batch, s->generation, &s->run);
+    const engine_output *last = s->run.n ? &run_last(&s->run)->out : NULL;
+    if (!status_ok(st)) {
+        fail_octavo_generate(c, s, st.code, "request: out of memory");
+    } else if (last && last->finish == ENGINE_FINISH_ERROR) {
+        fail_octavo_generate(c, s, last->error_code, last->error_text);
+    } else if (!last && generation_ended(s->generation)) {
+        s->over = true;
+        call_finish(c, GRPC_STATUS_OK, NULL);
+    }
+    return last && !s->over;
 }
 
 void octavo_v1_generate_writable(rpc_call *c)
 {
     generate *s = call_state(c);
-    while (s && !s->over && call_can_send(c)) {
-        if (!s->has_output) s->has_output = generation_read(s->generation, &s->output);
-        if (s->has_output && s->output.out.finish == ENGINE_FINISH_ERROR)
-            fail_octavo_generate(c, s, &s->output.out);
-        else if (s->has_output) send_output(c, s);
+    while (s && !s->over && call_can_send(c))
+        if (s->run.n > 0 || next_run(c, s)) send_run(c, s);
         else break;
-    }
-    if (!s || s->over || s->has_output || !generation_ended(s->generation)) return;
-    s->over = true;
-    call_finish(c, GRPC_STATUS_OK, NULL);
 }
 
 static status start_octavo_generate(rpc_call *c, const Octavo__V1__GenerateRequest *m, generate *s,
@@ -249,6 +287,7 @@ void octavo_v1_generate_ended(rpc_call *c)
 {
     generate *s = call_state(c);
     if (!s) return;
+    batch_destroy(&s->batch);
     generation_release(s->generation);
     strbuf_destroy(&s->report);
     free(s);

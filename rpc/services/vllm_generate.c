@@ -1,5 +1,6 @@
-/* VllmEngine's Generate, which sends a chunk for each token when streaming, and a complete response
- * for each choice. */
+/* VllmEngine's Generate: when streaming it sends the tokens of each choice as they come (batch.h),
+ * and at the end, or only then, a complete response for each choice. */
+#include "rpc/services/batch.h"
 #include "rpc/services/reports.h"
 #include "rpc/services/vllm.h"
 
@@ -8,10 +9,10 @@
 typedef struct generate {
     generation *generation;
     bool stream, logprobs, prompt_logprobs;
-    bool over;       // call_finish or call_fail was called
-    bool has_output; // `output` has been read and not been sent
-    bool chunk_due;  // `output` must be sent as a chunk
-    generation_output output;
+    bool over;      // call_finish or call_fail was called
+    bool chunk_due; // the run must be sent as a chunk
+    output_batch batch;
+    output_run run; // taken into its choice and not sent; n is 0: none
     uint32_t n;
     vllm_choice *choices; // [n]
     reports reports;
@@ -20,6 +21,7 @@ typedef struct generate {
 static void destroy(generate *s)
 {
     if (!s) return;
+    batch_destroy(&s->batch);
     generation_release(s->generation);
     for (uint32_t i = 0; s->choices && i < s->n; i++) vllm_choice_destroy(&s->choices[i]);
     free(s->choices);
@@ -37,27 +39,6 @@ static void fail_vllm_generate(rpc_call *c, generate *s, status_code code, const
     call_fail(c, st, &err);
 }
 
-/* The logprobs of a chunk's token. */
-typedef struct chunk_logprobs {
-    Vllm__Grpc__Engine__OutputLogProbs message;
-    Vllm__Grpc__Engine__TopLogProbs top;
-    Vllm__Grpc__Engine__TopLogProbs *tops[1];
-} chunk_logprobs;
-
-static void fill_chunk_logprobs(step_sample *sample, chunk_logprobs *out)
-{
-    out->message = (Vllm__Grpc__Engine__OutputLogProbs)VLLM__GRPC__ENGINE__OUTPUT_LOG_PROBS__INIT;
-    out->top = (Vllm__Grpc__Engine__TopLogProbs)VLLM__GRPC__ENGINE__TOP_LOG_PROBS__INIT;
-    out->tops[0] = &out->top;
-    out->top.n_values = out->top.n_token_ids = sample->n_top;
-    out->top.values = sample->top_logprobs;
-    out->top.token_ids = sample->top_ids;
-    out->message.n_token_logprobs = out->message.n_token_ids = out->message.n_top_logprobs = 1;
-    out->message.token_logprobs = &sample->logprob;
-    out->message.token_ids = &sample->token;
-    out->message.top_logprobs = out->tops;
-}
-
 static void send(rpc_call *c, Vllm__Grpc__Engine__GenerateStreamChunk *chunk,
                  Vllm__Grpc__Engine__GenerateComplete *complete)
 {
@@ -72,23 +53,22 @@ static void send(rpc_call *c, Vllm__Grpc__Engine__GenerateStreamChunk *chunk,
     call_send(c, &m.base);
 }
 
-/* Sends `output` as a chunk. False when memory is out. */
+/* Sends the tokens of the run as a chunk. False when memory is out. */
 static bool send_chunk(rpc_call *c, generate *s, arena *memory)
 {
-    engine_output *o = &s->output.out;
-    vllm_choice *choice = &s->choices[s->output.index];
-    engine_prompt prompt = generation_prompt(s->generation, s->output.request);
+    const generation_output *last = run_last(&s->run);
+    vllm_choice *choice = &s->choices[last->index];
+    engine_prompt prompt = generation_prompt(s->generation, last->request);
     Vllm__Grpc__Engine__GenerateStreamChunk chunk = VLLM__GRPC__ENGINE__GENERATE_STREAM_CHUNK__INIT;
-    chunk_logprobs logprobs;
-    chunk.n_token_ids = 1;
-    chunk.token_ids = &o->sample.token;
+    chunk.n_token_ids = choice->n - choice->n_sent;
+    chunk.token_ids = vllm_choice_unsent(choice);
     chunk.prompt_tokens = prompt.n_tokens;
     chunk.completion_tokens = choice->n;
-    chunk.cached_tokens = o->usage.cached_tokens;
-    chunk.index = s->output.index;
+    chunk.cached_tokens = last->out.usage.cached_tokens;
+    chunk.index = last->index;
     if (s->logprobs) {
-        fill_chunk_logprobs(&o->sample, &logprobs);
-        chunk.output_logprobs = &logprobs.message;
+        chunk.output_logprobs = vllm_choice_logprobs(choice, memory);
+        if (!chunk.output_logprobs) return false;
     }
     if (s->prompt_logprobs && !choice->started && prompt.logprobs) {
         chunk.input_logprobs = vllm_prompt_logprobs(&prompt, memory);
@@ -96,6 +76,7 @@ static bool send_chunk(rpc_call *c, generate *s, arena *memory)
     }
     choice->started = true;
     send(c, &chunk, NULL);
+    vllm_choice_sent(choice);
     return true;
 }
 
@@ -114,16 +95,17 @@ static void fill_end(const engine_output *o, Vllm__Grpc__Engine__GenerateComplet
     }
 }
 
-/* Sends the complete response of `output`'s choice. False when memory is out. */
+/* Sends the complete response of the run's choice. False when memory is out. */
 static bool send_complete(rpc_call *c, generate *s, arena *memory)
 {
-    const vllm_choice *choice = &s->choices[s->output.index];
-    engine_prompt prompt = generation_prompt(s->generation, s->output.request);
+    const generation_output *last = run_last(&s->run);
+    const vllm_choice *choice = &s->choices[last->index];
+    engine_prompt prompt = generation_prompt(s->generation, last->request);
     Vllm__Grpc__Engine__GenerateComplete m = VLLM__GRPC__ENGINE__GENERATE_COMPLETE__INIT;
-    m.index = s->output.index;
+    m.index = last->index;
     m.n_output_ids = choice->n;
     m.output_ids = (uint32_t *)(void *)choice->ids.data;
-    fill_end(&s->output.out, &m);
+    fill_end(&last->out, &m);
     if (s->logprobs && !s->stream) {
         m.output_logprobs = vllm_choice_logprobs(choice, memory);
         if (!m.output_logprobs) return false;
@@ -138,27 +120,50 @@ static bool send_complete(rpc_call *c, generate *s, arena *memory)
 
 /* ---- the call -------------------------------------------------------------------------------- */
 
-/* Reads the next output. False when there is none. */
-static bool next_output(rpc_call *c, generate *s)
+/* Takes the tokens and the report of the run into its choice. */
+static bool take_run(generate *s)
 {
-    if (!generation_read(s->generation, &s->output)) return false;
-    const engine_output *o = &s->output.out;
-    s->has_output = true;
-    s->chunk_due = s->stream && o->has_token;
-    bool ok = reports_keep(&s->reports, s->output.index, o->report);
-    if (o->has_token)
-        ok = ok &&
-             vllm_choice_take(&s->choices[s->output.index], &o->sample, s->logprobs && !s->stream);
-    if (o->finish == ENGINE_FINISH_ERROR) fail_vllm_generate(c, s, o->error_code, o->error_text);
-    else if (!ok) fail_vllm_generate(c, s, STATUS_NO_MEMORY, "request: out of memory");
-    return true;
+    vllm_choice *choice = &s->choices[run_last(&s->run)->index];
+    bool ok = reports_keep(&s->reports, run_last(&s->run)->index, run_last(&s->run)->out.report);
+    uint32_t had = choice->n;
+    for (uint32_t i = 0; i < s->run.n && ok; i++)
+        if (s->run.outputs[i]->out.has_token)
+            ok = vllm_choice_take(choice, &s->run.outputs[i]->out.sample, s->logprobs);
+    s->chunk_due = s->stream && choice->n > had;
+    return ok;
 }
 
-/* Sends the next message for `output`: its chunk, then, if its choice has ended, the complete
- * response. */
-static void send_output(rpc_call *c, generate *s)
+/* Ends the call after everything has been sent. */
+static void finish(rpc_call *c, generate *s)
 {
-    bool ends = s->output.out.finish != ENGINE_FINISH_NONE, ok = true;
+    s->over = true;
+    if (reports_send(c, &s->reports)) call_finish(c, GRPC_STATUS_OK, NULL);
+    else fail_vllm_generate(c, s, STATUS_NO_MEMORY, "octavo-report: out of memory");
+}
+
+/* Takes the next run. False when there is none, or the call has failed or is finished. */
+static bool next_run(rpc_call *c, generate *s)
+{
+    status st = batch_next(&s->batch, s->generation, &s->run);
+    if (status_ok(st) && s->run.n == 0) {
+        if (generation_ended(s->generation)) finish(c, s);
+        return false;
+    }
+    if (!status_ok(st) || !take_run(s)) {
+        fail_vllm_generate(c, s, STATUS_NO_MEMORY, "request: out of memory");
+        return false;
+    }
+    const engine_output *last = &run_last(&s->run)->out;
+    if (last->finish == ENGINE_FINISH_ERROR)
+        fail_vllm_generate(c, s, last->error_code, last->error_text);
+    return !s->over;
+}
+
+/* Sends the next message for the run: its chunk, then, if its choice has ended, the complete
+ * response. */
+static void send_run(rpc_call *c, generate *s)
+{
+    bool ends = run_last(&s->run)->out.finish != ENGINE_FINISH_NONE, ok = true;
     bool chunk = s->chunk_due;
     arena memory;
     arena_init(&memory, 4096, 0);
@@ -166,22 +171,16 @@ static void send_output(rpc_call *c, generate *s)
     else if (ends) ok = send_complete(c, s, &memory);
     arena_destroy(&memory);
     s->chunk_due = false;
-    s->has_output = chunk && ends;
+    if (!chunk || !ends) s->run.n = 0;
     if (!ok) fail_vllm_generate(c, s, STATUS_NO_MEMORY, "logprobs: out of memory");
 }
 
 void vllm_generate_writable(rpc_call *c)
 {
     generate *s = call_state(c);
-    if (!s) return;
-    while (!s->over && call_can_send(c)) {
-        if (!s->has_output && !next_output(c, s)) break;
-        if (!s->over) send_output(c, s);
-    }
-    if (s->over || s->has_output || !generation_ended(s->generation)) return;
-    s->over = true;
-    if (reports_send(c, &s->reports)) call_finish(c, GRPC_STATUS_OK, NULL);
-    else fail_vllm_generate(c, s, STATUS_NO_MEMORY, "octavo-report: out of memory");
+    while (s && !s->over && call_can_send(c))
+        if (s->run.n > 0 || next_run(c, s)) send_run(c, s);
+        else break;
 }
 
 static status make_choices(generate *s, uint32_t n, error *err)

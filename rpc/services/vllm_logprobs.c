@@ -15,6 +15,15 @@ bool vllm_choice_take(vllm_choice *choice, const step_sample *sample, bool logpr
            !choice->top_ids.failed && !choice->top_logprobs.failed;
 }
 
+void vllm_choice_sent(vllm_choice *choice)
+{
+    choice->n_sent = choice->n;
+    strbuf_clear(&choice->logprobs);
+    strbuf_clear(&choice->n_tops);
+    strbuf_clear(&choice->top_ids);
+    strbuf_clear(&choice->top_logprobs);
+}
+
 void vllm_choice_destroy(vllm_choice *choice)
 {
     strbuf_destroy(&choice->ids);
@@ -48,19 +57,20 @@ static void fill_top(Vllm__Grpc__Engine__TopLogProbs *top, const uint32_t *ids,
 
 Vllm__Grpc__Engine__OutputLogProbs *vllm_choice_logprobs(const vllm_choice *choice, arena *memory)
 {
+    uint32_t n = choice->n - choice->n_sent;
     Vllm__Grpc__Engine__OutputLogProbs *out = arena_alloc(memory, sizeof *out);
-    Vllm__Grpc__Engine__TopLogProbs **tops = make_tops(choice->n, memory);
+    Vllm__Grpc__Engine__TopLogProbs **tops = make_tops(n, memory);
     if (!out || !tops) return NULL;
     *out = (Vllm__Grpc__Engine__OutputLogProbs)VLLM__GRPC__ENGINE__OUTPUT_LOG_PROBS__INIT;
-    out->n_token_logprobs = out->n_token_ids = out->n_top_logprobs = choice->n;
+    out->n_token_logprobs = out->n_token_ids = out->n_top_logprobs = n;
     out->token_logprobs = (float *)(void *)choice->logprobs.data;
-    out->token_ids = (uint32_t *)(void *)choice->ids.data;
+    out->token_ids = vllm_choice_unsent(choice);
     out->top_logprobs = tops;
     const uint32_t *n_tops = (const void *)choice->n_tops.data;
     const uint32_t *ids = (const void *)choice->top_ids.data;
     const float *logprobs = (const void *)choice->top_logprobs.data;
     size_t at = 0;
-    for (uint32_t i = 0; i < choice->n; at += n_tops[i++])
+    for (uint32_t i = 0; i < n; at += n_tops[i++])
         if (n_tops[i]) fill_top(tops[i], ids + at, logprobs + at, n_tops[i]);
     return out;
 }

@@ -352,54 +352,79 @@ static tokenizer *load(void)
     return t;
 }
 
-static void test_token_response(void **state)
+static generation_output token_output(uint32_t id, const char *text)
 {
-    (void)state;
-    tokenizer *t = load();
-    strbuf report = {0};
-    octavo_v1_response out;
-    generation_output o = {.index = 5, .out = {.has_token = true, .text = "ab", .text_bytes = 2}};
+    generation_output o = {.index = 5};
+    o.out.has_token = true;
+    o.out.text = text;
+    o.out.text_bytes = strlen(text);
     o.out.sample = (step_sample){
-        .token = 2,
+        .token = id,
         .logprob = -0.5f,
         .rank = 2,
         .n_top = 2,
         .top_ids = {1, 2},
         .top_logprobs = {-0.25f, -0.5f},
     };
-    octavo_v1_response_of(t, "r1", &o, true, &report, &out);
-    assert_true(field_is(out.message.request_id, "r1") && field_is(out.message.text, "ab"));
+    return o;
+}
+
+/* A run of two tokens: both ids, texts and logprobs are in one message. */
+static void test_token_response(void **state)
+{
+    (void)state;
+    tokenizer *t = load();
+    strbuf report = {0};
+    arena memory;
+    octavo_v1_response out;
+    generation_output first = token_output(2, "ab"), second = token_output(0, "a");
+    const generation_output *both[] = {&first, &second};
+    output_run run = {both, 2};
+    arena_init(&memory, 4096, 0);
+    assert_true(octavo_v1_response_of(t, "r1", &run, true, &report, &memory, &out));
+    assert_true(field_is(out.message.request_id, "r1") && field_is(out.message.text, "aba"));
     assert_int_equal(out.message.index, 5);
-    assert_true(out.message.n_token_ids == 1 && out.message.token_ids[0] == 2);
-    assert_int_equal(out.message.n_logprobs, 1);
+    assert_int_equal(out.message.n_token_ids, 2);
+    assert_true(out.message.token_ids[0] == 2 && out.message.token_ids[1] == 0);
+    assert_int_equal(out.message.n_logprobs, 2);
     const Octavo__V1__TokenLogprob *l = out.message.logprobs[0];
     assert_true(l->logprob == -0.5f && l->rank == 2 && field_is(l->token, "ab"));
     assert_true(l->n_top == 2 && l->top[0]->token_id == 1 && field_is(l->top[0]->token, "b"));
+    assert_true(field_is(out.message.logprobs[1]->token, "a"));
     assert_int_equal(out.message.finish_reason.len, 0);
     assert_null(out.message.usage);
 
-    octavo_v1_response_of(t, "r1", &o, false, &report, &out);
+    assert_true(octavo_v1_response_of(t, "r1", &run, false, &report, &memory, &out));
     assert_int_equal(out.message.n_logprobs, 0);
+    arena_destroy(&memory);
     tok_destroy(t);
 }
 
+/* The choice's end may come without a token, behind tokens. */
 static void test_last_response(void **state)
 {
     (void)state;
     tokenizer *t = load();
     strbuf report = {0};
+    arena memory;
     octavo_v1_response out;
     retention_report kept = {.method = "chunkkv", .logical_tokens = 8, .kept_tokens = 4};
-    generation_output o = {.out = {.text = "",
-                                   .finish = ENGINE_FINISH_STOP,
-                                   .stop_token = -1,
-                                   .stop_string = "END",
-                                   .usage = {3, 2, 1},
-                                   .timings = {1000, 2000, 4500},
-                                   .report = &kept}};
-    octavo_v1_response_of(t, "r1", &o, true, &report, &out);
-    assert_int_equal(out.message.n_token_ids, 0);
-    assert_int_equal(out.message.n_logprobs, 0);
+    generation_output token = token_output(2, "ab");
+    generation_output end = {.index = 5,
+                             .out = {.text = "",
+                                     .finish = ENGINE_FINISH_STOP,
+                                     .stop_token = -1,
+                                     .stop_string = "END",
+                                     .usage = {3, 2, 1},
+                                     .timings = {1000, 2000, 4500},
+                                     .report = &kept}};
+    const generation_output *both[] = {&token, &end};
+    output_run run = {both, 2};
+    arena_init(&memory, 4096, 0);
+    assert_true(octavo_v1_response_of(t, "r1", &run, true, &report, &memory, &out));
+    assert_int_equal(out.message.n_token_ids, 1);
+    assert_int_equal(out.message.n_logprobs, 1);
+    assert_true(field_is(out.message.text, "ab"));
     assert_true(field_is(out.message.finish_reason, "stop"));
     assert_int_equal(out.message.matched_stop_case,
                      OCTAVO__V1__GENERATE_RESPONSE__MATCHED_STOP_STOP_STRING);
@@ -410,11 +435,14 @@ static void test_last_response(void **state)
     assert_true(out.message.timings->queue_ms == 1 && out.message.timings->total_ms == 4.5);
     assert_non_null(strstr((const char *)out.message.retention_json.data, "\"chunkkv\""));
 
-    o.out.stop_string = NULL;
-    o.out.stop_token = 0;
-    octavo_v1_response_of(t, "r1", &o, true, &report, &out);
+    end.out.stop_string = NULL;
+    end.out.stop_token = 0;
+    run = (output_run){both + 1, 1};
+    assert_true(octavo_v1_response_of(t, "r1", &run, true, &report, &memory, &out));
+    assert_int_equal(out.message.n_token_ids, 0);
     assert_int_equal(out.message.matched_stop_case,
                      OCTAVO__V1__GENERATE_RESPONSE__MATCHED_STOP_STOP_TOKEN_ID);
+    arena_destroy(&memory);
     strbuf_destroy(&report);
     tok_destroy(t);
 }

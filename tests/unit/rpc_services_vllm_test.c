@@ -245,6 +245,16 @@ static void test_output_logprobs(void **state)
     assert_int_equal(l->top_logprobs[0]->n_values, 0);
     assert_true(l->top_logprobs[1]->n_values == 1 && l->top_logprobs[1]->token_ids[0] == 11);
     assert_true(l->top_logprobs[2]->n_values == 2 && l->top_logprobs[2]->token_ids[1] == 22);
+
+    /* The next chunk has what came after the last one. */
+    vllm_choice_sent(&choice);
+    const step_sample more = {.token = 9, .logprob = -7, .n_top = 1, .top_ids = {90}};
+    assert_true(vllm_choice_take(&choice, &more, true));
+    assert_true(choice.n == 4 && vllm_choice_unsent(&choice)[0] == 9);
+    l = vllm_choice_logprobs(&choice, &memory);
+    assert_true(l->n_token_ids == 1 && l->n_token_logprobs == 1 && l->n_top_logprobs == 1);
+    assert_true(l->token_ids[0] == 9 && l->token_logprobs[0] == -7);
+    assert_true(l->top_logprobs[0]->n_values == 1 && l->top_logprobs[0]->token_ids[0] == 90);
     arena_destroy(&memory);
     vllm_choice_destroy(&choice);
 }

@@ -146,8 +146,8 @@ class Equality(ServeTest):
         line = run_offline([{"id": 0, "prompt_token_ids": ids, **fields}])[0, 0]
         expected = [t["logprob"] for t in line["logprobs"]["content"]]
         http = self.server.post("/v1/completions", {"prompt": ids, **fields})["choices"][0]["logprobs"]
-        v1 = [m.logprobs[0].logprob for m in self.octavo.Generate(octavo.GenerateRequest(
-            token_ids=octavo.TokenIds(ids=ids), sampling=octavo.SamplingParams(**fields)))]
+        v1 = [lp.logprob for m in self.octavo.Generate(octavo.GenerateRequest(
+            token_ids=octavo.TokenIds(ids=ids), sampling=octavo.SamplingParams(**fields))) for lp in m.logprobs]
         (engine,) = self.vllm.Generate(vllm.GenerateRequest(
             tokenized=vllm.TokenizedInput(input_ids=ids),
             sampling_params=vllm.SamplingParams(top_p=1, repetition_penalty=1, n=1, **fields)))

@@ -5,7 +5,9 @@ own allocations do not fail: its gpr_malloc ends the process by design.
 usage: grpc_memory.py OCTAVO [unittest arguments]; FAILING_MALLOC_SO names the library made of
 tests/fake/failing_malloc.c"""
 
+import base64
 import json
+import struct
 
 from harness import PATIENCE, eventually, main, need, stubs, tokens, trailers
 from memory import TEXT, FailingServer, lasting
@@ -20,6 +22,45 @@ RETENTION = json.dumps({"method": "chunkkv", "ratio": 0.5, "window": 16, "report
 GREEDY = {"max_tokens": 4, "ignore_eos": True}
 def as_json(message):
     return lasting(json_format.MessageToDict(message))
+
+
+def joined(a, b):
+    """What a client has of one choice after message b: lists and text go on, other members are
+    replaced."""
+    out = {**a, **b}
+    for k in set(a) & set(b):
+        if isinstance(b[k], list) or k == "text":
+            out[k] = a[k] + b[k]
+        elif isinstance(b[k], dict):
+            out[k] = joined(a[k], b[k])
+    return out
+
+
+def tensors(response):
+    """KServe's response with the values of its tensors by name, in place of their bytes."""
+    r = response.pop("inferResponse", {})
+    outputs, raw = r.pop("outputs", []), r.pop("rawOutputContents", [])
+    for o, data in zip(outputs, map(base64.b64decode, raw)):
+        if o["datatype"] == "BYTES":
+            r["text" if o["name"] == "text_output" else o["name"]] = data[4:].decode()
+        else:
+            values = list(struct.unpack(f"<{len(data) // 4}i", data))
+            r[o["name"]] = values[0] if o["name"] == "index" else values
+    return {**response, **r}
+
+
+def whole(messages):
+    """The messages of a stream, those of each choice as one: how many tokens a message has depends
+    on how busy the machine is."""
+    out = {}
+    for m in messages:
+        if "inferResponse" in m:
+            m = tensors(m)
+        kind = "chunk" if "chunk" in m else "complete" if "complete" in m else ""
+        part = m[kind] if kind else m
+        key = (kind, part.get("index", 0))
+        out[key] = joined(out.get(key, {}), part)
+    return sorted(out.items())
 
 
 def sampling(of, **fields):
@@ -62,7 +103,7 @@ HEALTH, REFLECTION = "grpc.health.v1.Health/", "grpc.reflection.v1alpha.ServerRe
 
 # The method, the request and the metadata.
 CALLS = {
-    "a stream of one token a message": (OCTAVO + "Generate", octavo_request(prompt=TEXT)),
+    "a stream": (OCTAVO + "Generate", octavo_request(prompt=TEXT)),
     "a prompt of ids": (OCTAVO + "Generate", octavo_request(token_ids=octavo.TokenIds(ids=tokens(300, 1)))),
     "a chat": (OCTAVO + "Generate", octavo_request(chat=CHAT)),
     "retention and a session": (OCTAVO + "Generate", octavo.GenerateRequest(
@@ -95,6 +136,7 @@ CALLS = {
     "services": (REFLECTION, alpha.ServerReflectionRequest(list_services="*")),
     "a file": (REFLECTION, alpha.ServerReflectionRequest(file_containing_symbol="octavo.v1.Inference")),
 }
+STREAMS = ("Generate", "ModelStreamInfer") # several messages of each choice
 ENDLESS = ("SubscribeKvEvents", "Watch") # cancelled after their first message
 # Calls that allocate memory of this program; the others answer from what exists.
 TAKE = {name for name, row in CALLS.items() if row[0].endswith(("Generate", "ize", "Infer"))}
@@ -123,6 +165,8 @@ class EveryAllocation(FailingServer):
                 call.cancel()
                 return "OK", "", [[first], None]
             answer = [as_json(m) for m in call]
+            if path.endswith(STREAMS) and not any("errorMessage" in m for m in answer):
+                answer = whole(answer)
         except grpc.RpcError as e:
             return e.code().name, e.details(), None
         return "OK", "", [answer, lasting(trailers(call).get("octavo-report"))]

@@ -227,8 +227,9 @@ class Tls(unittest.TestCase):
 
     def generate(self, server, credentials):
         with grpc.secure_channel(server.target, credentials) as channel:
-            return list(rpc.InferenceStub(channel).Generate(pb.GenerateRequest(
-                prompt="x", sampling=pb.SamplingParams(max_tokens=5, ignore_eos=True)), timeout=PATIENCE))
+            call = rpc.InferenceStub(channel).Generate(pb.GenerateRequest(
+                prompt="x", sampling=pb.SamplingParams(max_tokens=5, ignore_eos=True)), timeout=PATIENCE)
+            return [i for m in call for i in m.token_ids]
 
     def plain_is_refused(self, server):
         with socket.create_connection(("127.0.0.1", server.http_port), timeout=PATIENCE) as s:

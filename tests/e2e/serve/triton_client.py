@@ -139,7 +139,9 @@ class Stream(TritonTest):
         self.assertEqual([e for _, e in out], [None] * len(out))
         texts = [t for r, _ in out if r.get_response().outputs for t in self.texts(r)]
         self.assertEqual("".join(texts), expected)
-        self.assertIn(len(out), (12, 13)) # a response for each token, perhaps an empty final one
+        # A response for each token, or for those that came while the one before was on its way, and
+        # perhaps an empty final one.
+        self.assertIn(len(out), range(1, 14))
         self.assertEqual({r.get_response().id for r, _ in out}, {"0"})
 
     def test_whole(self):
