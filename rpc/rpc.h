@@ -5,10 +5,10 @@
  *          engine and stream its outputs from bounded rings; they compute nothing.
  * Owner    a server borrows the engine, the model's facts, the log and the events, which must
  *          outlive it. Options are copied; their pointers are borrowed.
- * Threads  libmicrohttpd's two, one that watches for HTTP clients that go away, one for gRPC's
- *          completion queue, two for large requests in each front end, and one that reads the
- *          engine's state four times a second. Functions may be called on any thread; create and
- *          destroy a server on the same one.
+ * Threads  libmicrohttpd's two, one that watches for HTTP clients that go away, one for each of
+ *          gRPC's completion queues, two for large requests in each front end, and one that reads
+ *          the engine's state four times a second. Functions may be called on any thread; create
+ *          and destroy a server on the same one.
  * Units    microseconds, bytes.
  * Errors   a server that cannot start says why in one line (address in use, certificate). A later
  *          error fails the request that met it and no other. */
@@ -109,6 +109,7 @@ typedef struct rpc_options {
     uint32_t max_connections;      // HTTP; RPC_SURPLUS_CONNECTIONS more are answered by 503
     uint32_t max_grpc_descriptors; // of gRPC connections; those beyond wait
     uint32_t max_streams;          // gRPC, for each connection
+    uint32_t grpc_threads;         // completion queues, with a thread each; 0 = 1
     int64_t stall_timeout_us;      // a stream whose client reads nothing for so long is aborted
     int64_t keepalive_timeout_us;  // for idle connections and for HTTP requests that come slowly
     void (*workers)(void *ctx, rpc_workers *out); // called on any thread; NULL: no workers

@@ -35,17 +35,18 @@ void call_ref(rpc_call *c) { atomic_fetch_add(&c->references, 1); }
 void call_unref(rpc_call *c)
 {
     if (atomic_fetch_sub(&c->references, 1) != 1) return;
+    front_queue *q = c->queue;
     if (c->prev) c->prev->next = c->next;
-    else c->front->first = c->next;
+    else q->first = c->next;
     if (c->next) c->next->prev = c->prev;
-    c->front->n_calls--;
     slices_free(c);
     grpc_metadata_array_destroy(&c->metadata);
     if (c->outgoing) grpc_byte_buffer_destroy(c->outgoing);
     if (c->incoming) grpc_byte_buffer_destroy(c->incoming);
     grpc_call_unref(c->call);
-    if (c->body_taken) service_give_body(c->front->o.service, c->body_taken);
+    if (c->body_taken) service_give_body(q->front->o.service, c->body_taken);
     free(c);
+    atomic_fetch_sub(&q->n_calls, 1);
 }
 
 /* Starts a batch, which holds a reference until its event. If gRPC refuses the batch, the call is
@@ -64,7 +65,7 @@ static bool start_batch(rpc_call *c, const grpc_op *ops, size_t n, queue_op *tag
  * its client before it could have a status. */
 static void count_answer(const rpc_call *c)
 {
-    service *s = c->front->o.service;
+    service *s = c->queue->front->o.service;
     if (!s) return;
     bool has_code = c->finishing && (!c->cancelled || c->gets_code);
     grpc_status_code code = has_code ? c->code : GRPC_STATUS_CANCELLED;
@@ -301,22 +302,38 @@ bool call_add_trailer(rpc_call *c, const char *key, const void *value, size_t n)
 
 /* ---- waking ---------------------------------------------------------------------------------- */
 
+void call_post(rpc_call *c, queue_op *tag) { start_batch(c, NULL, 0, tag); }
+
+/* Adds c to the woken calls of its queue. The engine's thread wakes every stream of a step, and an
+ * event of the queue costs it a microsecond or more, so only the first call that is added posts
+ * one. */
+static void add_woken(rpc_call *c)
+{
+    front_queue *q = c->queue;
+    rpc_call *before = atomic_load(&q->woken);
+    call_ref(c);
+    do c->next_woken = before;
+    while (!atomic_compare_exchange_weak(&q->woken, &before, c));
+    if (!before) call_post(c, &q->awake);
+}
+
 void call_wake(void *call)
 {
     rpc_call *c = call;
-    if (atomic_exchange(&c->woken, true)) return;
-    call_post(c, &c->awake);
+    if (!atomic_exchange(&c->woken, true)) add_woken(c);
 }
 
-void call_post(rpc_call *c, queue_op *tag) { start_batch(c, NULL, 0, tag); }
-
-static void on_awake(void *owner, bool ok)
+/* Takes the queue's woken calls, the first one first. */
+static rpc_call *take_woken(front_queue *q)
 {
-    (void)ok;
-    rpc_call *c = owner;
-    atomic_exchange(&c->woken, false);
-    if (call_can_send(c) && c->method->writable) c->method->writable(c);
-    call_unref(c);
+    rpc_call *left = atomic_exchange(&q->woken, NULL), *first = NULL;
+    while (left) {
+        rpc_call *next = left->next_woken;
+        left->next_woken = first;
+        first = left;
+        left = next;
+    }
+    return first;
 }
 
 /* ---- the beginning --------------------------------------------------------------------------- */
@@ -337,21 +354,21 @@ static const char *authorization_of(const rpc_call *c, char text[AUTHORIZATION_B
 static bool has_key(const rpc_call *c)
 {
     char text[AUTHORIZATION_BYTES];
-    const service *s = c->front->o.service;
+    const service *s = c->queue->front->o.service;
     return !s || service_key_ok(s, authorization_of(c, text));
 }
 
 static bool is_admin(const rpc_call *c)
 {
     char text[AUTHORIZATION_BYTES];
-    const service *s = c->front->o.service;
+    const service *s = c->queue->front->o.service;
     return !s || service_is_admin(s, authorization_of(c, text));
 }
 
 void call_identity(const rpc_call *c, char out[SERVICE_IDENTITY_BYTES])
 {
     char text[AUTHORIZATION_BYTES];
-    service_identity(c->front->o.service, authorization_of(c, text), out);
+    service_identity(c->queue->front->o.service, authorization_of(c, text), out);
 }
 
 uint32_t call_abort(const rpc_call *c, const ProtobufCBinaryData *ids, size_t n)
@@ -361,7 +378,7 @@ uint32_t call_abort(const rpc_call *c, const ProtobufCBinaryData *ids, size_t n)
     uint32_t aborted = 0;
     call_identity(c, identity);
     for (size_t i = 0; i < n; i++)
-        aborted += service_abort(c->front->o.service, all ? NULL : identity,
+        aborted += service_abort(c->queue->front->o.service, all ? NULL : identity,
                                  (const char *)ids[i].data, ids[i].len);
     return aborted;
 }
@@ -372,8 +389,9 @@ static void refuse_client(rpc_call *c)
     snprintf(text, sizeof text,
              "%s: reads or changes the data of other clients and needs an admin key%s",
              c->method->path + 1,
-             c->front->o.service->o.n_admin_keys ? ""
-                                                 : "; this server has none (--admin-key-file)");
+             c->queue->front->o.service->o.n_admin_keys
+                 ? ""
+                 : "; this server has none (--admin-key-file)");
     c->why = "an admin key is needed";
     call_finish(c, GRPC_STATUS_PERMISSION_DENIED, text);
 }
@@ -381,7 +399,7 @@ static void refuse_client(rpc_call *c)
 /* Refuses the call, or waits for its first message. */
 static void admit_call(rpc_call *c, const char *path, size_t n)
 {
-    c->method = front_method(c->front, path, n);
+    c->method = front_method(c->queue->front, path, n);
     if (!c->method) {
         char text[DETAILS_BYTES_MAX];
         snprintf(text, sizeof text, "there is no method %.*s", n < 256 ? (int)n : 256, path);
@@ -391,7 +409,7 @@ static void admit_call(rpc_call *c, const char *path, size_t n)
         call_refuse(c, GRPC_STATUS_UNAUTHENTICATED, "authorization: a valid bearer key is needed");
     } else if (c->method->admin && !is_admin(c)) {
         refuse_client(c);
-    } else if (!c->method->open && front_is_draining(c->front)) {
+    } else if (!c->method->open && front_is_draining(c->queue->front)) {
         call_refuse(c, GRPC_STATUS_UNAVAILABLE, "the server is draining");
     } else {
         c->since_us = clock_now_us();
@@ -399,37 +417,59 @@ static void admit_call(rpc_call *c, const char *path, size_t n)
     }
 }
 
-void call_begin(grpc_front *f, grpc_call *call, const grpc_call_details *details,
-                grpc_metadata_array *metadata)
+/* The call's first event on its own queue. */
+static void begin_call(rpc_call *c)
+{
+    c->next = c->queue->first;
+    if (c->next) c->next->prev = c;
+    c->queue->first = c;
+    c->begun = true;
+    grpc_op op = {.op = GRPC_OP_RECV_CLOSE_ON_SERVER};
+    op.data.recv_close_on_server.cancelled = &c->cancelled;
+    if (start_batch(c, &op, 1, &c->closed))
+        admit_call(c, (const char *)GRPC_SLICE_START_PTR(c->path), GRPC_SLICE_LENGTH(c->path));
+    else end_call(c);
+    grpc_slice_unref(c->path);
+}
+
+void call_arrive(front_queue *q, grpc_call *call, const grpc_call_details *details,
+                 grpc_metadata_array *metadata)
 {
     rpc_call *c = calloc(1, sizeof *c);
     if (!c) {
         grpc_call_cancel_with_status(call, GRPC_STATUS_RESOURCE_EXHAUSTED, "out of memory", NULL);
         grpc_metadata_array_destroy(metadata);
         grpc_call_unref(call);
+        atomic_fetch_sub(&q->n_calls, 1);
         return;
     }
-    c->front = f;
+    c->queue = q;
     c->call = call;
+    c->path = grpc_slice_ref(details->method);
     c->metadata = *metadata;
     c->details = grpc_empty_slice();
     c->closed = (queue_op){on_closed, c};
     c->received = (queue_op){on_received, c};
     c->sent = (queue_op){on_sent, c};
     c->finished = (queue_op){on_finished, c};
-    c->awake = (queue_op){on_awake, c};
     atomic_init(&c->references, 1);
-    c->next = f->first;
-    if (c->next) c->next->prev = c;
-    f->first = c;
-    f->n_calls++;
+    atomic_init(&c->woken, true);
+    add_woken(c);
+}
 
-    grpc_op op = {.op = GRPC_OP_RECV_CLOSE_ON_SERVER};
-    op.data.recv_close_on_server.cancelled = &c->cancelled;
-    if (start_batch(c, &op, 1, &c->closed))
-        admit_call(c, (const char *)GRPC_SLICE_START_PTR(details->method),
-                   GRPC_SLICE_LENGTH(details->method));
-    else end_call(c);
+void call_on_awake(void *queue, bool ok)
+{
+    (void)ok;
+    rpc_call *poster = take_woken(queue), *next;
+    for (rpc_call *c = poster; c; c = next) {
+        next = c->next_woken;
+        atomic_store(&c->woken, false); // from here on c may be woken again
+        if (!c->begun) begin_call(c);
+        else if (call_can_send(c) && c->method->writable) c->method->writable(c);
+        if (c != poster) call_unref(c);
+    }
+    call_unref(poster); // of being woken
+    call_unref(poster); // of the event, which the first call that was woken has posted
 }
 
 static void cancel_stalled(rpc_call *c)
@@ -442,7 +482,7 @@ static void cancel_stalled(rpc_call *c)
 
 void call_check_stall(rpc_call *c, int64_t now_us)
 {
-    const grpc_front_options *o = &c->front->o;
+    const grpc_front_options *o = &c->queue->front->o;
     if (c->over) return;
     if (c->sending) {
         if (o->stall_timeout_us > 0 && now_us - c->since_us > o->stall_timeout_us)
@@ -455,9 +495,9 @@ void call_check_stall(rpc_call *c, int64_t now_us)
 
 /* ---- accessors for methods ------------------------------------------------------------------- */
 
-service *call_service(const rpc_call *c) { return c->front->o.service; }
-void *call_context(const rpc_call *c) { return c->front->o.ctx; }
-grpc_front *call_front(const rpc_call *c) { return c->front; }
+service *call_service(const rpc_call *c) { return c->queue->front->o.service; }
+void *call_context(const rpc_call *c) { return c->queue->front->o.ctx; }
+grpc_front *call_front(const rpc_call *c) { return c->queue->front; }
 void call_set_state(rpc_call *c, void *state) { c->state = state; }
 void *call_state(const rpc_call *c) { return c->state; }
 

@@ -1,9 +1,9 @@
-/* gRPC servers on gRPC's C core (private to rpc/): one completion queue, one thread, and each call
- * is a small state machine. A pool of threads unpacks large messages.
+/* gRPC servers on gRPC's C core (private to rpc/): completion queues with a thread each, and each
+ * call is a small state machine. A pool of threads unpacks large messages.
  *
- * A method is a row: its path, the message it takes, and callbacks. All callbacks run on the
- * queue's thread, so that a method needs no locks. Other threads call `call_wake` and nothing
- * else. */
+ * A method is a row: its path, the message it takes, and callbacks. A call has one queue, and all
+ * its callbacks run on that queue's thread, so that the state of a call needs no locks; calls of
+ * different queues run at the same time. Other threads call `call_wake` and nothing else. */
 #ifndef RPC_GRPC_GRPC_H
 #define RPC_GRPC_GRPC_H
 
@@ -114,6 +114,7 @@ typedef struct grpc_front_options {
     /* How long the front waits for a call's first message, and for a call on an idle connection;
      * 0 = for ever. */
     int64_t keepalive_timeout_us;
+    uint32_t threads; // queues, with a thread each; 0 = 1: then methods share state without locks
 } grpc_front_options;
 
 /* Checks that a server could listen at this address now. */

@@ -1,5 +1,8 @@
-/* The front and the call, shared by the files of rpc/grpc. Everything runs on the thread of the
- * completion queue, except call_wake, the pool's jobs and the grpc_front functions of grpc.h. */
+/* The front, its queues and the call, shared by the files of rpc/grpc.
+ *
+ * A call belongs to one queue: all its events come out there, so its state needs no lock. On other
+ * threads run call_wake, the pool's jobs, the grpc_front functions of grpc.h, and the arrival: gRPC
+ * gives a new call to any queue, whose thread passes it on to the call's own. */
 #ifndef RPC_GRPC_INTERNAL_H
 #define RPC_GRPC_INTERNAL_H
 
@@ -19,6 +22,28 @@ typedef struct queue_op {
 
 /* ---- the front ------------------------------------------------------------------------------- */
 
+/* A completion queue and its thread. Other threads touch what is atomic, and nothing else. */
+typedef struct front_queue {
+    grpc_front *front;
+    grpc_completion_queue *queue;
+    pthread_t thread;
+    bool has_thread;
+    bool is_shut_down; // no more calls will come
+    bool was_refused;  // the live calls of a stopping server have been refused
+    queue_op arrival, shutdown, awake;
+
+    /* The next incoming call that gRPC gives to this queue: one is always requested while the
+     * server runs. It will belong to next_owner. */
+    struct front_queue *next_owner;
+    grpc_call *next_call;
+    grpc_call_details next_details;
+    grpc_metadata_array next_metadata;
+
+    rpc_call *first;           // live calls
+    _Atomic uint32_t n_calls;  // live calls, those passed on to this queue, and those requested
+    _Atomic(rpc_call *) woken; // calls that are to begin or were woken, the last one first
+} front_queue;
+
 struct grpc_front {
     grpc_front_options o;
     const rpc_service **services; // those given at creation, then health and reflection
@@ -30,28 +55,20 @@ struct grpc_front {
     uint16_t port;
 
     grpc_server *server;
-    gate *gate;
-    bool is_full;        // no new connection is let in
-    int64_t full_log_us; // when the log last said so; 0 = never
-    grpc_completion_queue *queue;
-    pthread_t thread;
-    bool is_started, has_thread;
+    front_queue *queues; // [n_queues]
+    uint32_t n_queues;
+    bool is_started;
     _Atomic bool draining, stopping;
 
-    /* The next incoming call: one is always requested while the server runs. */
-    queue_op arrival, shutdown;
-    grpc_call *next_call;
-    grpc_call_details next_details;
-    grpc_metadata_array next_metadata;
+    work_pool work;             // reads large messages; not made without a service
+    _Atomic size_t large_bytes; // of messages that the pool reads, or that wait for it
 
-    work_pool work;     // reads large messages; not made without a service
-    size_t large_bytes; // of messages that the pool reads, or that wait for it
-
-    rpc_call *first; // all live calls
-    size_t n_calls;
+    /* For the first queue's thread. */
+    gate *gate;
+    bool is_full;             // no new connection is let in
+    int64_t full_log_us;      // when the log last said so; 0 = never
     int64_t stop_deadline_us; // calls that still run then are cancelled; 0 = not stopping
     bool was_cancelled;       // grpc_server_cancel_all_calls has been called
-    bool is_shut_down;        // no more calls will come
 };
 
 enum {
@@ -70,16 +87,19 @@ enum { TRAILERS_MAX = 8, DETAILS_BYTES_MAX = 1024 };
 /* Each idle stream costs one rpc_call, so it is small: data that only the start or the end of a
  * call needs are allocated then. */
 struct rpc_call {
-    grpc_front *front;
+    front_queue *queue;
     const rpc_method *method; // NULL = no method has the call's path
     grpc_call *call;
     void *state;
-    rpc_call *prev, *next; // of the front's live calls
+    rpc_call *prev, *next; // of the queue's live calls
+    rpc_call *next_woken;
+    grpc_slice path; // until the call begins
     grpc_metadata_array metadata;
 
     _Atomic uint32_t references; // one for each op in flight, and one until `over`
-    _Atomic bool woken;          // an op of call_wake is in flight
+    _Atomic bool woken;          // among the queue's woken calls
     bool sending, receiving;
+    bool begun;         // on its own queue
     bool metadata_sent; // the initial metadata have been sent
     bool entered;       // the method has been called
     bool finishing;     // call_finish was called
@@ -88,7 +108,7 @@ struct rpc_call {
     bool gets_code;     // the client is told `code` even if the call counts as cancelled
     int cancelled;      // written by RECV_CLOSE_ON_SERVER
     int64_t since_us;   // when the send in flight, or the wait for the first message, began
-    queue_op closed, received, sent, finished, awake;
+    queue_op closed, received, sent, finished;
     grpc_byte_buffer *incoming, *outgoing;
     arena *delivered;  // arena of the message while `message` runs
     size_t body_taken; // counted by service_take_body
@@ -102,19 +122,23 @@ struct rpc_call {
     size_t n_trailers;
 };
 
-/* Makes a call of what has arrived at the front; takes over call and metadata. */
-void call_begin(grpc_front *f, grpc_call *call, const grpc_call_details *details,
-                grpc_metadata_array *metadata);
+/* Makes a call of what has arrived at any of the front's queues, and passes it on to its own, q,
+ * which counts it already. Takes over call and metadata. */
+void call_arrive(front_queue *q, grpc_call *call, const grpc_call_details *details,
+                 grpc_metadata_array *metadata);
 /* Gives a call its message, which was unpacked into *a (the method may keep the arena), or fails
  * the call with s and err when unpacking failed. */
 void call_deliver(rpc_call *c, arena *a, const ProtobufCMessage *m, status s, const error *err);
 /* Reads a message and takes over its buffer. The queue's thread reads it, or a thread of the pool
  * when it is large. call_deliver follows, unless the call ends before. */
 void call_read(rpc_call *c, grpc_byte_buffer *buffer);
+/* The event of a queue's woken calls: begins those that have arrived, and tells the others that
+ * they may write. */
+void call_on_awake(void *queue, bool ok);
 void call_ref(rpc_call *c);
 void call_unref(rpc_call *c);
-/* Starts a batch without ops, so that `tag` comes out of the queue; the call keeps a reference
- * until then. Any thread. */
+/* Starts a batch without ops, so that `tag` comes out of the call's queue; the call keeps a
+ * reference until then. gRPC refuses no such batch. Any thread. */
 void call_post(rpc_call *c, queue_op *tag);
 /* Called about once a second: ends calls whose client does not read, or sends no request. */
 void call_check_stall(rpc_call *c, int64_t now_us);

@@ -35,7 +35,7 @@ static status read_buffer(const rpc_call *c, grpc_byte_buffer *buffer, arena *a,
     grpc_slice bytes = grpc_byte_buffer_reader_readall(&reader);
     grpc_byte_buffer_reader_destroy(&reader);
     status s = message_unpack(c->method->input, GRPC_SLICE_START_PTR(bytes),
-                              GRPC_SLICE_LENGTH(bytes), c->front->unpack_limit, a, out, err);
+                              GRPC_SLICE_LENGTH(bytes), c->queue->front->unpack_limit, a, out, err);
     grpc_slice_unref(bytes);
     return s;
 }
@@ -46,7 +46,7 @@ static void read_large(void *owner, bool wanted)
 {
     (void)wanted; // always true: the pool stops after the last call
     large_message *l = owner;
-    if (atomic_load(&l->call->front->stopping))
+    if (atomic_load(&l->call->queue->front->stopping))
         l->status = error_set(&l->err, STATUS_UNAVAILABLE, "the server is stopping");
     else l->status = read_buffer(l->call, l->buffer, &l->memory, &l->message, &l->err);
     grpc_byte_buffer_destroy(l->buffer);
@@ -64,7 +64,7 @@ static void on_read(void *owner, bool ok)
     large_message *l = owner;
     rpc_call *c = l->call;
     (void)atomic_load(&l->is_read);
-    c->front->large_bytes -= l->n;
+    atomic_fetch_sub(&c->queue->front->large_bytes, l->n);
     call_deliver(c, &l->memory, l->message, l->status, &l->err);
     sem_post(&l->taken); // the pool's thread frees l
     call_unref(c);       // the event's reference
@@ -74,11 +74,15 @@ static void on_read(void *owner, bool ok)
 /* Gives a large message to the pool; refuses it when waiting messages take too much memory. */
 static status put_large(rpc_call *c, grpc_byte_buffer *buffer, size_t n, error *err)
 {
-    grpc_front *f = c->front;
-    if (f->large_bytes + n > LARGE_MESSAGES * f->o.max_message_bytes)
-        return error_set(err, STATUS_QUEUE_FULL, TOO_MANY);
-    large_message *l = calloc(1, sizeof *l);
-    if (!l) return error_set(err, STATUS_NO_MEMORY, "request: out of memory");
+    grpc_front *f = c->queue->front;
+    size_t all = atomic_fetch_add(&f->large_bytes, n) + n;
+    bool fits = all <= LARGE_MESSAGES * f->o.max_message_bytes;
+    large_message *l = fits ? calloc(1, sizeof *l) : NULL;
+    if (!l) {
+        atomic_fetch_sub(&f->large_bytes, n);
+        return fits ? error_set(err, STATUS_NO_MEMORY, "request: out of memory")
+                    : error_set(err, STATUS_QUEUE_FULL, TOO_MANY);
+    }
     l->call = c;
     l->buffer = buffer;
     l->n = n;
@@ -86,7 +90,6 @@ static status put_large(rpc_call *c, grpc_byte_buffer *buffer, size_t n, error *
     l->job = (work_job){.run = read_large, .owner = l};
     sem_init(&l->taken, 0, 0);
     call_ref(c);
-    f->large_bytes += n;
     work_pool_put(&f->work, &l->job);
     return STATUS_IS_OK;
 }
@@ -100,7 +103,7 @@ enum { OPEN_MESSAGE_BYTES = 4096 };
  * messages only the latest counts, because they may follow each other for days. */
 static bool take_memory(rpc_call *c, size_t n)
 {
-    service *s = c->front->o.service;
+    service *s = c->queue->front->o.service;
     if (!s || c->method->open) return true;
     if (c->method->client_streams) {
         service_give_body(s, c->body_taken);
@@ -122,7 +125,7 @@ void call_read(rpc_call *c, grpc_byte_buffer *buffer)
         call_fail(c, error_set(&err, STATUS_QUEUE_FULL, TOO_MANY), &err);
     } else if (buffer->data.raw.compression != GRPC_COMPRESS_NONE) {
         call_refuse(c, GRPC_STATUS_UNIMPLEMENTED, "request: compression is not supported");
-    } else if (n >= LARGE_MESSAGE_BYTES && c->front->work.is_made) {
+    } else if (n >= LARGE_MESSAGE_BYTES && c->queue->front->work.is_made) {
         status s = put_large(c, buffer, n, &err);
         if (status_ok(s)) return;
         call_fail(c, s, &err);

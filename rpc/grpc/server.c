@@ -1,4 +1,4 @@
-/* The front: one completion queue, one thread, and always one request for the next call. */
+/* The front: completion queues, each with a thread and always one request for the next call. */
 #include "rpc/grpc/internal.h"
 
 #include "proto/proto.h"
@@ -81,26 +81,43 @@ bool front_is_draining(const grpc_front *f)
     return atomic_load(&f->draining) || (s && atomic_load(&s->draining));
 }
 
-static void ask_for_call(grpc_front *f)
+/* The queue with the fewest calls; among equals q itself or the next behind it. gRPC would give all
+ * calls of a connection to one queue, and a router has one connection. */
+static front_queue *least_busy(front_queue *q)
 {
-    grpc_call_details_init(&f->next_details);
-    grpc_metadata_array_init(&f->next_metadata);
-    /* This call only fails when it is misused. */
-    (void)grpc_server_request_call(f->server, &f->next_call, &f->next_details, &f->next_metadata,
-                                   f->queue, f->queue, &f->arrival);
+    grpc_front *f = q->front;
+    front_queue *best = q;
+    for (uint32_t i = 1; i < f->n_queues; i++) {
+        front_queue *other = &f->queues[((uint32_t)(q - f->queues) + i) % f->n_queues];
+        if (atomic_load(&other->n_calls) < atomic_load(&best->n_calls)) best = other;
+    }
+    return best;
+}
+
+static void ask_for_call(front_queue *q)
+{
+    grpc_call_details_init(&q->next_details);
+    grpc_metadata_array_init(&q->next_metadata);
+    q->next_owner = least_busy(q);
+    atomic_fetch_add(&q->next_owner->n_calls, 1);
+    grpc_call_error refused =
+        grpc_server_request_call(q->front->server, &q->next_call, &q->next_details,
+                                 &q->next_metadata, q->next_owner->queue, q->queue, &q->arrival);
+    if (refused) atomic_fetch_sub(&q->next_owner->n_calls, 1); // q has been shut down
 }
 
 static void on_arrival(void *owner, bool ok)
 {
-    grpc_front *f = owner;
-    grpc_call *call = f->next_call;
-    grpc_call_details details = f->next_details;
-    grpc_metadata_array metadata = f->next_metadata;
+    front_queue *q = owner, *to = q->next_owner;
+    grpc_call *call = q->next_call;
+    grpc_call_details details = q->next_details;
+    grpc_metadata_array metadata = q->next_metadata;
     if (ok) {
-        ask_for_call(f);
-        call_begin(f, call, &details, &metadata);
+        ask_for_call(q);
+        call_arrive(to, call, &details, &metadata);
     } else { // the server shuts down
         grpc_metadata_array_destroy(&metadata);
+        atomic_fetch_sub(&to->n_calls, 1);
     }
     grpc_call_details_destroy(&details);
 }
@@ -108,32 +125,44 @@ static void on_arrival(void *owner, bool ok)
 static void on_shutdown(void *owner, bool ok)
 {
     (void)ok;
-    grpc_front *f = owner;
-    f->is_shut_down = true;
+    front_queue *q = owner;
+    q->is_shut_down = true;
 }
 
-/* Stops in steps: finishes all calls, waits a while for clients to receive it, then cancels calls
- * that are left. True when the server has shut down and no call is left. */
-static bool stop_step(grpc_front *f, int64_t now)
+static uint32_t count_calls(const grpc_front *f)
 {
-    if (f->stop_deadline_us == 0) {
-        f->stop_deadline_us = now + STOP_PATIENCE_US;
-        for (rpc_call *c = f->first; c; c = c->next)
+    uint32_t n = 0;
+    for (uint32_t i = 0; i < f->n_queues; i++) n += atomic_load(&f->queues[i].n_calls);
+    return n;
+}
+
+/* Waits a while for clients to receive their last status, then cancels calls that are left. */
+static void cancel_late(grpc_front *f, int64_t now)
+{
+    if (f->stop_deadline_us == 0) f->stop_deadline_us = now + STOP_PATIENCE_US;
+    if (f->was_cancelled || (count_calls(f) > 0 && now < f->stop_deadline_us)) return;
+    f->was_cancelled = true;
+    grpc_server_cancel_all_calls(f->server);
+}
+
+/* Stops in steps: finishes the queue's calls, and waits until they have ended and the server has
+ * shut down. True when that is so. */
+static bool stop_step(front_queue *q, int64_t now)
+{
+    if (!q->was_refused)
+        for (rpc_call *c = q->first; c; c = c->next)
             call_refuse(c, GRPC_STATUS_UNAVAILABLE, "the server is stopping");
-    }
-    if (!f->was_cancelled && (f->n_calls == 0 || now >= f->stop_deadline_us)) {
-        f->was_cancelled = true;
-        grpc_server_cancel_all_calls(f->server);
-    }
-    if (!f->is_shut_down || f->n_calls > 0) return false;
-    grpc_completion_queue_shutdown(f->queue);
+    q->was_refused = true;
+    if (q == q->front->queues) cancel_late(q->front, now);
+    if (!q->is_shut_down || atomic_load(&q->n_calls) > 0) return false;
+    grpc_completion_queue_shutdown(q->queue);
     return true;
 }
 
-/* Checks all calls for stalls. Returns when the next tick is due. */
-static int64_t tick_calls(grpc_front *f, int64_t now)
+/* Checks the queue's calls for stalls. Returns when the next tick is due. */
+static int64_t tick_calls(front_queue *q, int64_t now)
 {
-    for (rpc_call *c = f->first; c; c = c->next) call_check_stall(c, now);
+    for (rpc_call *c = q->first; c; c = c->next) call_check_stall(c, now);
     return now + TICK_US;
 }
 
@@ -151,31 +180,46 @@ static void tick_gate(grpc_front *f, int64_t now)
     rpc_log_note(f->o.service->o.log, "warning", "limits", text);
 }
 
-static void *run_front(void *arg)
+/* Takes an event out of the queue, or waits until then. False when the queue is shut down and
+ * empty. */
+static bool run_event(front_queue *q, int64_t wait_us)
 {
-    grpc_front *f = arg;
-    if (f->o.service) thread_set_patient(true); // the engine's threads come first
-    int64_t next_us = clock_now_us() + TICK_US, gate_us = 0;
-    bool is_closing = false;
-    for (;;) {
+    gpr_timespec until =
+        gpr_time_add(gpr_now(GPR_CLOCK_MONOTONIC), gpr_time_from_micros(wait_us, GPR_TIMESPAN));
+    grpc_event event = grpc_completion_queue_next(q->queue, until, NULL);
+    if (event.type != GRPC_OP_COMPLETE) return event.type != GRPC_QUEUE_SHUTDOWN;
+    queue_op *op = event.tag;
+    op->done(op->owner, event.success);
+    return true;
+}
+
+static void *run_queue(void *arg)
+{
+    front_queue *q = arg;
+    grpc_front *f = q->front;
+    bool has_gate = q == f->queues, is_closing = false;
+    int64_t next_us = clock_now_us() + TICK_US, gate_us = 0, wait_us;
+    do {
         int64_t now = clock_now_us();
         bool stopping = atomic_load(&f->stopping);
-        if (now >= next_us) next_us = tick_calls(f, now);
-        if (now >= gate_us) {
+        if (now >= next_us) next_us = tick_calls(q, now);
+        if (has_gate && now >= gate_us) {
             tick_gate(f, now);
             gate_us = now + FULL_TICK_US;
         }
-        if (stopping && !is_closing) is_closing = stop_step(f, now);
-        int64_t until_us = f->is_full && gate_us < next_us ? gate_us : next_us;
-        int64_t wait_us = stopping ? STOP_TICK_US : until_us - now;
-        gpr_timespec until =
-            gpr_time_add(gpr_now(GPR_CLOCK_MONOTONIC), gpr_time_from_micros(wait_us, GPR_TIMESPAN));
-        grpc_event event = grpc_completion_queue_next(f->queue, until, NULL);
-        if (event.type == GRPC_QUEUE_SHUTDOWN) return NULL;
-        if (event.type != GRPC_OP_COMPLETE) continue;
-        queue_op *op = event.tag;
-        op->done(op->owner, event.success);
-    }
+        if (stopping && !is_closing) is_closing = stop_step(q, now);
+        int64_t until_us = has_gate && f->is_full && gate_us < next_us ? gate_us : next_us;
+        wait_us = stopping ? STOP_TICK_US : until_us - now;
+    } while (run_event(q, wait_us));
+    return NULL;
+}
+
+static void *queue_main(void *arg)
+{
+    front_queue *q = arg;
+    thread_set_name("oct-grpc");
+    if (q->front->o.service) thread_set_patient(true); // the engine's threads come first
+    return run_queue(q);
 }
 
 /* ---- life ------------------------------------------------------------------------------------ */
@@ -205,6 +249,23 @@ static int idle_ms(const grpc_front_options *o)
     return ms > 0 && ms < INT_MAX ? (int)ms : INT_MAX;
 }
 
+static status make_queues(grpc_front *f, error *err)
+{
+    uint32_t n = f->o.threads ? f->o.threads : 1;
+    f->queues = calloc(n, sizeof *f->queues);
+    if (!f->queues) return error_set(err, STATUS_NO_MEMORY, "grpc: out of memory");
+    f->n_queues = n;
+    for (uint32_t i = 0; i < n; i++) {
+        front_queue *q = &f->queues[i];
+        q->front = f;
+        q->arrival = (queue_op){on_arrival, q};
+        q->shutdown = (queue_op){on_shutdown, q};
+        q->awake = (queue_op){call_on_awake, q};
+        q->queue = grpc_completion_queue_create_for_next(NULL);
+    }
+    return STATUS_IS_OK;
+}
+
 static void make_server(grpc_front *f)
 {
     const grpc_front_options *o = &f->o;
@@ -229,8 +290,8 @@ static void make_server(grpc_front *f)
     };
     grpc_channel_args all = {.num_args = sizeof args / sizeof *args, .args = args};
     f->server = grpc_server_create(&all, NULL);
-    f->queue = grpc_completion_queue_create_for_next(NULL);
-    grpc_server_register_completion_queue(f->server, f->queue, NULL);
+    for (uint32_t i = 0; i < f->n_queues; i++)
+        grpc_server_register_completion_queue(f->server, f->queues[i].queue, NULL);
 }
 
 static status listen_on(grpc_front *f, error *err)
@@ -254,6 +315,39 @@ static status listen_on(grpc_front *f, error *err)
     return error_set(err, STATUS_IO, "grpc: %s: %s", address, problem);
 }
 
+static status start_threads(grpc_front *f, error *err)
+{
+    bool ok = true;
+    grpc_server_start(f->server);
+    f->is_started = true;
+    for (uint32_t i = 0; i < f->n_queues; i++) ask_for_call(&f->queues[i]);
+    for (uint32_t i = 0; i < f->n_queues && ok; i++) {
+        front_queue *q = &f->queues[i];
+        ok = q->has_thread = pthread_create(&q->thread, NULL, queue_main, q) == 0;
+    }
+    return ok ? STATUS_IS_OK : error_set(err, STATUS_NO_MEMORY, "grpc: no thread");
+}
+
+static status make_front(grpc_front *f, const rpc_service *const *services, size_t n_services,
+                         error *err)
+{
+    status st = make_tables(f, services, n_services);
+    if (!status_ok(st)) return error_set(err, st.code, "grpc: %s", st.message);
+    RETURN_IF_ERROR(make_queues(f, err));
+    f->gate = gate_create(f->o.max_descriptors);
+    if (!f->gate) return error_set(err, STATUS_NO_MEMORY, "grpc: out of memory");
+    make_server(f);
+    RETURN_IF_ERROR(listen_on(f, err));
+    /* A front without a service is a worker's. It has one client, the coordinator, which waits for
+     * its messages anyway, so the queue's thread reads them. */
+    if (f->o.service) {
+        st = work_pool_create(&f->work, err);
+        if (!status_ok(st)) error_prefix(err, "grpc");
+        RETURN_IF_ERROR(st);
+    }
+    return start_threads(f, err);
+}
+
 status grpc_front_create_for(const grpc_front_options *o, const rpc_service *const *services,
                              size_t n_services, grpc_front **out, error *err)
 {
@@ -261,34 +355,12 @@ status grpc_front_create_for(const grpc_front_options *o, const rpc_service *con
     grpc_front *f = calloc(1, sizeof *f);
     if (!f) return error_set(err, STATUS_NO_MEMORY, "grpc: out of memory");
     f->o = *o;
-    f->arrival = (queue_op){on_arrival, f};
-    f->shutdown = (queue_op){on_shutdown, f};
     size_t most = (SIZE_MAX - UNPACK_EXTRA) / UNPACK_FACTOR;
     f->unpack_limit =
         UNPACK_FACTOR * (o->max_message_bytes < most ? o->max_message_bytes : most) + UNPACK_EXTRA;
     grpc_keep_quiet();
     grpc_init();
-    status st = make_tables(f, services, n_services);
-    if (!status_ok(st)) error_set(err, st.code, "grpc: %s", st.message);
-    else if (!(f->gate = gate_create(o->max_descriptors)))
-        st = error_set(err, STATUS_NO_MEMORY, "grpc: out of memory");
-    else {
-        make_server(f);
-        st = listen_on(f, err);
-    }
-    /* A front without a service is a worker's. It has one client, the coordinator, which waits for
-     * its messages anyway, so the queue's thread reads them. */
-    if (status_ok(st) && o->service) {
-        st = work_pool_create(&f->work, err);
-        if (!status_ok(st)) error_prefix(err, "grpc");
-    }
-    if (status_ok(st)) {
-        grpc_server_start(f->server);
-        ask_for_call(f);
-        f->is_started = true;
-        f->has_thread = pthread_create(&f->thread, NULL, run_front, f) == 0;
-        if (!f->has_thread) st = error_set(err, STATUS_NO_MEMORY, "grpc: no thread");
-    }
+    status st = make_front(f, services, n_services, err);
     if (status_ok(st)) *out = f;
     else grpc_front_destroy(f);
     return st;
@@ -308,6 +380,7 @@ status grpc_front_create(service *s, const rpc_service *const *services, size_t 
         .max_descriptors = s->o.max_grpc_descriptors,
         .stall_timeout_us = s->o.stall_timeout_us,
         .keepalive_timeout_us = s->o.keepalive_timeout_us,
+        .threads = s->o.grpc_threads,
     };
     return grpc_front_create_for(&o, services, n_services, out, err);
 }
@@ -318,25 +391,34 @@ void grpc_front_drain(grpc_front *f)
     if (f->o.service) listeners_notify(&f->o.service->state_listeners);
 }
 
+/* The shutdown fails the requested calls at once, which wakes each thread. A queue that got no
+ * thread is emptied by this one. */
+static void stop_threads(grpc_front *f)
+{
+    for (uint32_t i = 0; i < f->n_queues; i++)
+        grpc_server_shutdown_and_notify(f->server, f->queues[i].queue, &f->queues[i].shutdown);
+    for (uint32_t i = 0; i < f->n_queues; i++)
+        if (f->queues[i].has_thread) pthread_join(f->queues[i].thread, NULL);
+        else run_queue(&f->queues[i]);
+}
+
 void grpc_front_destroy(grpc_front *f)
 {
     if (!f) return;
     atomic_store(&f->draining, true);
     atomic_store(&f->stopping, true);
-    if (f->is_started) {
-        /* The shutdown fails the requested next call at once, which wakes the thread. */
-        grpc_server_shutdown_and_notify(f->server, f->queue, &f->shutdown);
-        if (f->has_thread) pthread_join(f->thread, NULL);
-        else run_front(f);
-    }
+    if (f->is_started) stop_threads(f);
     work_pool_destroy(&f->work); // no call is left, so no job either
     if (f->server) grpc_server_destroy(f->server);
     gate_close(f->gate);
-    if (f->queue && !f->is_started) grpc_completion_queue_shutdown(f->queue);
-    if (f->queue) grpc_completion_queue_destroy(f->queue);
+    for (uint32_t i = 0; i < f->n_queues; i++) {
+        if (!f->is_started) grpc_completion_queue_shutdown(f->queues[i].queue);
+        grpc_completion_queue_destroy(f->queues[i].queue);
+    }
     grpc_shutdown();
     free(f->services);
     free(f->methods);
+    free(f->queues);
     free(f);
 }
 

@@ -35,8 +35,8 @@ status field_rows(const char *prefix, const ProtobufCMessage *m, engine_request 
 status field_bias_begin(size_t n, engine_request *r, error *err);
 status field_bias_add(const char *name, int64_t id, float value, engine_request *r, error *err);
 status field_bias_end(const char *name, const engine_request *r, error *err);
-/* The largest JSON text: it is parsed on the thread that serves every stream, and each byte may be
- * a value. */
+/* The largest JSON text: it is parsed on a thread that serves many streams, and each byte may be a
+ * value. */
 enum { FIELD_JSON_BYTES_MAX = 256 << 10 };
 /* Parses JSON text that must have this type; "" leaves *out as it is. */
 status field_json(const char *name, ProtobufCBinaryData text, json_type type, json_t **out,

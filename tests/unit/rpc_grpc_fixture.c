@@ -12,6 +12,7 @@ fixture *fixture_make(const char *const *keys, size_t n_keys)
     rpc_options *o = &f->core->service.o;
     o->grpc_address = "127.0.0.1:0";
     o->max_body_bytes = 1 << 20;
+    o->grpc_threads = 3;
     o->max_streams = 2000;
     o->max_grpc_descriptors = 1000;
     o->stall_timeout_us = 180000000;

@@ -31,6 +31,7 @@ static int setup(void **state)
     *state = f;
     sem_init(&go_on, 0, 0);
     blocked = 0;
+    f->core->service.o.grpc_threads = 1; // which `block` keeps
     f->core->service.o.model.defaults = (engine_defaults){.top_p = 1, .repetition_penalty = 1};
     rpc_fixture_answer(f->core, ANSWER);
     atomic_store(&f->core->hold, true); // no token before the queue's thread is kept
