@@ -227,6 +227,7 @@ static status start_engine(serving *s, error *err)
     if (!status_ok(st)) return error_set(err, st.code, "out of memory");
     engine_options o = model_engine_options(&s->model, s->flags.max_requests);
     retention_flags_apply(&s->retention, &o);
+    o.tokenizer_threads = s->flags.tokenizer_threads;
     o.identities_apart = !s->flags.share_prefixes && s->flags.keys.n + s->flags.admin_keys.n > 1;
     o.on_block = rpc_events_on_block;
     o.on_block_ctx = s->events;

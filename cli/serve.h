@@ -19,7 +19,7 @@ typedef struct serve_flags {
     bool share_prefixes;
     const char *tls_cert, *tls_key, *tls_client_ca;
     uint64_t max_body;
-    uint32_t max_connections, max_streams, grpc_threads;
+    uint32_t max_connections, max_streams, grpc_threads, tokenizer_threads;
     uint32_t stall_timeout_s, keepalive_timeout_s, drain_timeout_s, step_timeout_s;
     bool log_prompts;
     const char *log_file;

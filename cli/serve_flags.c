@@ -42,6 +42,10 @@ static const arg_flag flags_table[] = {
     ARG_ROW("grpc-threads", "N", ARG_COUNT, serve_flags, grpc_threads,
             "threads that serve gRPC calls, with a completion queue each", .min = 1, .max = 64,
             .initial = "2"),
+    ARG_ROW("tokenizer-threads", "N", ARG_COUNT, serve_flags, tokenizer_threads,
+            "threads that turn prompts into tokens, the shortest prompt of a priority first; but "
+            "after 8 others have passed it, the oldest is next",
+            .min = 1, .max = 64, .initial = "2"),
     ARG_ROW("stall-timeout", "SECONDS", ARG_COUNT, serve_flags, stall_timeout_s,
             "an answer is aborted when its client has not read for so long", .min = 1, .max = 86400,
             .initial = "30"),

@@ -45,7 +45,7 @@ typedef struct engine_options {
     const uint32_t *stop_ids; // the model's EOS ids
     uint32_t n_stop_ids;
     uint32_t ring_capacity;     // unread outputs after which a stream's sequence is paused; 0 = 256
-    uint32_t tokenizer_threads; // 0 = 2
+    uint32_t tokenizer_threads; // prepare requests, the shortest prompt first; 0 = 2
     /* Retention policies, as the JSON of a request gives them (borrowed while the engine is made).
      * Error texts begin with the name of the flag. */
     const json_t *retention;          // for requests without one; NULL = full

@@ -1,8 +1,6 @@
-/* Two queues: news for the engine thread, and streams for the tokenizer threads. Both link streams
- * through the streams' own fields, so adding one needs no memory and cannot fail. */
+/* News for the engine thread. Streams are linked through their own fields, so adding one needs no
+ * memory and cannot fail. */
 #include "engine/internal.h"
-
-/* ---- to the engine thread -------------------------------------------------------------------- */
 
 void inbox_put(engine *e, unsigned what, engine_stream *s)
 {
@@ -72,49 +70,3 @@ static inbox_batch drain(engine *e, int64_t wait_us, bool all)
 
 inbox_batch inbox_drain(engine *e, int64_t wait_us) { return drain(e, wait_us, false); }
 inbox_batch inbox_drain_all(engine *e, int64_t wait_us) { return drain(e, wait_us, true); }
-
-/* ---- to the tokenizer threads ---------------------------------------------------------------- */
-
-void prepare_put(engine *e, engine_stream *s)
-{
-    prepare_queue *q = &e->prepare;
-    atomic_fetch_add(&s->references, 1);
-    pthread_mutex_lock(&q->lock);
-    s->awaits_prepare = true;
-    s->prepare_next = NULL;
-    s->prepare_prev = q->last;
-    if (q->last) q->last->prepare_next = s;
-    else q->first = s;
-    q->last = s;
-    pthread_cond_signal(&q->arrived);
-    pthread_mutex_unlock(&q->lock);
-}
-
-static void unlink_stream(prepare_queue *q, engine_stream *s)
-{
-    if (s->prepare_prev) s->prepare_prev->prepare_next = s->prepare_next;
-    else q->first = s->prepare_next;
-    if (s->prepare_next) s->prepare_next->prepare_prev = s->prepare_prev;
-    else q->last = s->prepare_prev;
-    s->awaits_prepare = false;
-}
-
-bool prepare_take_back(engine *e, engine_stream *s)
-{
-    pthread_mutex_lock(&e->prepare.lock);
-    bool waits = s->awaits_prepare;
-    if (waits) unlink_stream(&e->prepare, s);
-    pthread_mutex_unlock(&e->prepare.lock);
-    return waits;
-}
-
-engine_stream *prepare_next(engine *e)
-{
-    prepare_queue *q = &e->prepare;
-    pthread_mutex_lock(&q->lock);
-    while (!q->first && !q->stop) pthread_cond_wait(&q->arrived, &q->lock);
-    engine_stream *s = q->first;
-    if (s) unlink_stream(q, s);
-    pthread_mutex_unlock(&q->lock);
-    return s;
-}

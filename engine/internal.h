@@ -122,6 +122,16 @@ typedef struct prompt_scores {
     bool complete;
 } prompt_scores;
 
+/* A stream's place in the queue of the tokenizer threads: all zero when it is not there. */
+typedef struct prepare_place {
+    bool waits;
+    int32_t priority; /* 0 unless the scheduling policy reads it */
+    size_t size;      /* of the prompt (prompt_size) */
+    engine_stream *older, *newer;
+    /* In the heap; `before` is the sibling on the left, or the parent of a first child. */
+    engine_stream *child, *sibling, *before;
+} prepare_place;
+
 struct engine_stream {
     engine *engine;
     engine_request request; /* a copy */
@@ -132,9 +142,7 @@ struct engine_stream {
     int64_t submit_us;
     uint64_t arrival; /* counts submissions */
 
-    /* Under prepare.lock: the place in the queue, until a tokenizer thread takes the stream. */
-    engine_stream *prepare_next, *prepare_prev;
-    bool awaits_prepare;
+    prepare_place place; /* under prepare.lock, until a tokenizer thread takes the stream */
 
     /* Under inbox.lock. */
     unsigned queued; /* INBOX_* bits; not 0 = the stream is in the inbox, which holds a reference */
@@ -257,11 +265,18 @@ inbox_batch inbox_drain(engine *e, int64_t wait_us);
 /* Takes everything. */
 inbox_batch inbox_drain_all(engine *e, int64_t wait_us);
 
-/* Streams between submit and the tokenizer threads. */
+/* ---- streams between submit and the tokenizer threads (prepare_queue.c) ---------------------- */
+
+/* By priority where the scheduling policy reads it, then the shortest prompt first; but after 8
+ * others have passed the oldest stream, that one is next. So a stream with m older ones waits for
+ * at most 9 m + 8 others. This is the order of preparation alone: among prepared requests the
+ * scheduler's order holds, by the arrival at engine_submit. */
 typedef struct prepare_queue {
     pthread_mutex_t lock;
     pthread_cond_t arrived;
-    engine_stream *first, *last;
+    engine_stream *first, *last; /* in order of arrival */
+    engine_stream *shortest;     /* root of the heap */
+    uint32_t n_passed;           /* streams taken since `first` became the oldest */
     bool stop;
 } prepare_queue;
 
