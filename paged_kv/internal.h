@@ -44,7 +44,15 @@ typedef struct prefix_watch {
     uint32_t last; // block, 0 = none
     uint32_t n_blocks;
     uint32_t cached_pages, parked_pages; // as in pkv_hit
+    bool has_cost;                       // of pkv_swap_in_cost_again: nothing has changed since
+    pkv_swap_cost cost;
 } prefix_watch;
+
+/* What pkv_parked_look_again has seen. */
+typedef struct parked_sight {
+    uint32_t parked; // 0 = none, or a page that a parked sequence holds has changed
+    pkv_parked_pages pages;
+} parked_sight;
 
 typedef struct pkv_table {
     uint32_t n_pages;
@@ -121,6 +129,7 @@ struct pkv {
     uint32_t blocks_touched; // blocks from here on were never used
     uint32_t free_block;
     prefix_watch watch;
+    parked_sight sight;
 
     pkv_seq *seqs; // [max_seqs]
     uint64_t checksum;
@@ -195,7 +204,9 @@ static inline bool is_parked_alone(const pkv_page *page)
  * second 1. */
 static inline void watch_count(pkv *p, const pkv_page *page, uint32_t one)
 {
+    if (page->parked > 0) p->sight.parked = 0;
     if (!page->watched) return;
+    p->watch.has_cost = false;
     if (page->refs == 0) p->watch.cached_pages += one;
     if (is_parked_alone(page)) p->watch.parked_pages += one;
 }

@@ -253,6 +253,8 @@ typedef struct pkv_parked_pages {
 } pkv_parked_pages;
 
 pkv_parked_pages pkv_parked_look(const pkv *p, uint32_t parked);
+/* As pkv_parked_look, remembering the answer until references of some parked page change. */
+pkv_parked_pages pkv_parked_look_again(pkv *p, uint32_t parked);
 /* Pages that would become available if every parked sequence were discarded or swapped out. */
 uint32_t pkv_parked_alone(const pkv *p);
 
@@ -273,6 +275,9 @@ typedef struct pkv_swap_cost {
 
 /* The pages that pkv_swap_in would take, with the same tokens. Changes nothing. */
 pkv_swap_cost pkv_swap_in_cost(const pkv *p, uint32_t swap, const uint32_t *tokens);
+/* As pkv_swap_in_cost, remembering the answer until the resident blocks of the tokens or references
+ * of their pages change; `key` as in pkv_lookup_again, with which it shares what is remembered. */
+pkv_swap_cost pkv_swap_in_cost_again(pkv *p, uint64_t key, uint32_t swap, const uint32_t *tokens);
 /* Swaps a sequence in as open sequence `seq` (closed before): same tables, positions and publishing
  * state, on other pages. tokens are the sequence's own. Blocks that it had published and that are
  * still resident are taken back, even where another sequence computed their pages; only the rest is

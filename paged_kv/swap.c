@@ -48,6 +48,8 @@ void record_take(pkv *p, uint32_t number, bool parked)
     p->swaps[0].next = r->next;
     r->seq.open = true;
     r->parked = parked;
+    p->sight.parked = 0;
+    p->watch.has_cost = false;
 }
 
 void record_free(pkv *p, uint32_t number)
@@ -147,11 +149,10 @@ static uint32_t next_resident(const pkv *p, const pkv_seq *s, uint32_t group, re
     return 0;
 }
 
-pkv_swap_cost pkv_swap_in_cost(const pkv *p, uint32_t swap, const uint32_t *tokens)
+/* The cost beside n resident blocks, of which the last is given. */
+static pkv_swap_cost cost_beside(const pkv *p, const pkv_seq *s, uint32_t last, uint32_t n)
 {
-    const pkv_seq *s = swapped(p, swap);
     pkv_swap_cost cost = {.held = s->held, .fresh = s->held};
-    uint32_t n, last = resident_blocks(p, s, tokens, &n);
     for (uint32_t g = 0; last != 0 && g < p->groups; g++) {
         resident_page at = {last, n, s->tables[g].n_pages};
         for (uint32_t page; (page = next_resident(p, s, g, &at)) != 0;) {
@@ -161,6 +162,24 @@ pkv_swap_cost pkv_swap_in_cost(const pkv *p, uint32_t swap, const uint32_t *toke
         }
     }
     return cost;
+}
+
+pkv_swap_cost pkv_swap_in_cost(const pkv *p, uint32_t swap, const uint32_t *tokens)
+{
+    const pkv_seq *s = swapped(p, swap);
+    uint32_t n, last = resident_blocks(p, s, tokens, &n);
+    return cost_beside(p, s, last, n);
+}
+
+pkv_swap_cost pkv_swap_in_cost_again(pkv *p, uint64_t key, uint32_t swap, const uint32_t *tokens)
+{
+    const pkv_seq *s = swapped(p, swap);
+    prefix_watch *w = &p->watch;
+    if (s->sealed || s->unshared) return cost_beside(p, s, 0, 0);
+    pkv_lookup_again(p, key, tokens, s->published * p->geometry.page_tokens, s->salt);
+    if (!w->has_cost) w->cost = cost_beside(p, s, w->last, w->n_blocks);
+    w->has_cost = true;
+    return w->cost;
 }
 
 /* Lists the resident pages of a table and takes a reference to each, so that none is reclaimed for

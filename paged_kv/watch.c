@@ -1,5 +1,6 @@
-/* A lookup in the prefix cache that is asked again and again: the chain that it found, with counts
- * that follow every change of its pages. */
+/* Questions that are asked again and again, for a sequence that waits for pages. A lookup in the
+ * prefix cache: the chain that it found, with counts that follow every change of its pages. The
+ * pages of a parked sequence: what was seen, until a change. */
 #include "paged_kv/internal.h"
 
 /* Adds the pages of a block to those that are counted, or takes them away. */
@@ -51,6 +52,13 @@ pkv_hit pkv_lookup_again(pkv *p, uint64_t key, const uint32_t *tokens, uint32_t 
     return (pkv_hit){.tokens = w->n_blocks * size,
                      .cached_pages = w->cached_pages,
                      .parked_pages = w->parked_pages};
+}
+
+pkv_parked_pages pkv_parked_look_again(pkv *p, uint32_t parked)
+{
+    if (p->sight.parked != parked) p->sight.pages = pkv_parked_look(p, parked);
+    p->sight.parked = parked;
+    return p->sight.pages;
 }
 
 const char *watch_check(const pkv *p)

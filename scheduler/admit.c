@@ -146,25 +146,53 @@ typedef struct beginning {
     uint64_t shared; // pages of its tables that others hold too
     /* `taken` and `shared` if everything else that is parked is given up. */
     uint64_t taken_alone, shared_alone;
+    uint64_t alone; // its own pages, if only parked sequences hold them
 } beginning;
 
 /* Stands for the sequence's tokens. */
 static uint64_t key_of(const sched_seq *q) { return (q->entry->serial + 1) << 16 | q->choice; }
 
-/* A sequence that lacks pages is asked again in every step, and its prompt may be long: from the
- * second time on the pool remembers what it found. */
-static pkv_hit look_up(sched *s, const sched_seq *q, uint32_t cap)
+/* What the pool says of a sequence that waits; which of the three depends on where its pages
+ * are. */
+typedef struct pool_view {
+    pkv_swap_cost cost;
+    pkv_parked_pages pages;
+    pkv_hit hit;
+    uint32_t max_hit;
+} pool_view;
+
+static pool_view view_fresh(const sched *s, const sched_seq *q)
 {
-    uint64_t key = key_of(q), salt = q->entry->salt;
-    if (s->blocked == key) return pkv_lookup_again(s->kv, key, q->tokens, cap, salt);
-    s->blocked = key;
-    return pkv_lookup(s->kv, q->tokens, cap, salt);
+    if (q->swap) return (pool_view){.cost = pkv_swap_in_cost(s->kv, q->swap, q->tokens)};
+    if (q->parked) return (pool_view){.pages = pkv_parked_look(s->kv, q->parked)};
+    uint32_t cap = hit_cap(q);
+    return (pool_view){.hit = pkv_lookup(s->kv, q->tokens, cap, q->entry->salt), .max_hit = cap};
+}
+
+static pool_view view_again(const sched *s, const sched_seq *q)
+{
+    uint64_t key = key_of(q);
+    if (q->swap) return (pool_view){.cost = pkv_swap_in_cost_again(s->kv, key, q->swap, q->tokens)};
+    if (q->parked) return (pool_view){.pages = pkv_parked_look_again(s->kv, q->parked)};
+    uint32_t cap = hit_cap(q);
+    return (pool_view){.hit = pkv_lookup_again(s->kv, key, q->tokens, cap, q->entry->salt),
+                       .max_hit = cap};
+}
+
+/* A sequence that lacks pages is asked again in every step, and it may be long: from the second
+ * time on the pool remembers what it found. */
+static pool_view view_of(sched *s, const sched_seq *q)
+{
+    bool again = s->blocked == key_of(q);
+    s->blocked = key_of(q);
+    return again ? view_again(s, q) : view_fresh(s, q);
 }
 
 static beginning beginning_of(sched *s, const sched_seq *q)
 {
+    pool_view view = view_of(s, q);
     if (q->swap) {
-        pkv_swap_cost cost = pkv_swap_in_cost(s->kv, q->swap, q->tokens);
+        pkv_swap_cost cost = view.cost;
         uint64_t taken = (uint64_t)cost.fresh + cost.cached_pages;
         return (beginning){.computed = q->computed,
                            .held = cost.held,
@@ -174,21 +202,21 @@ static beginning beginning_of(sched *s, const sched_seq *q)
                            .shared_alone = cost.held - taken - cost.parked_pages};
     }
     if (q->parked) {
-        pkv_parked_pages pages = pkv_parked_look(s->kv, q->parked);
+        pkv_parked_pages pages = view.pages;
         uint32_t with_open = pages.held - pages.alone;
         return (beginning){.computed = q->computed,
                            .held = pages.held,
                            .taken = pages.filling,
                            .shared = pages.shared,
                            .taken_alone = pages.filling < with_open ? pages.filling : with_open,
-                           .shared_alone = with_open};
+                           .shared_alone = with_open,
+                           .alone = pages.alone};
     }
-    uint32_t cap = hit_cap(q);
-    pkv_hit hit = look_up(s, q, cap);
+    pkv_hit hit = view.hit;
     uint64_t held = (uint64_t)s->groups * (hit.tokens / s->page_tokens);
     return (beginning){.computed = hit.tokens,
                        .hit = hit.tokens,
-                       .max_hit = cap,
+                       .max_hit = view.max_hit,
                        .held = held,
                        .taken = hit.cached_pages,
                        .shared = held - hit.cached_pages,
@@ -242,8 +270,7 @@ static bool has_pages(sched *s, const sched_seq *q, beginning *b, const pages_ow
         *b = beginning_of(s, q);
         uint64_t available = pkv_available(s->kv);
         if (pages_needed(s, q, b, b->taken, b->shared, owed) <= available) return true;
-        uint64_t freed = pkv_parked_alone(s->kv);
-        if (q->parked) freed -= pkv_parked_look(s->kv, q->parked).alone;
+        uint64_t freed = pkv_parked_alone(s->kv) - b->alone;
         if (pages_needed(s, q, b, b->taken_alone, b->shared_alone, owed) > available + freed)
             return false;
         if (!sched_parked_give_way(s, q)) return false;
@@ -254,13 +281,10 @@ const char *sched_blocked_check(const sched *s)
 {
     for (uint32_t i = 0; i < s->waiting.n; i++) {
         const sched_seq *q = s->waiting.seqs[i];
-        if (key_of(q) != s->blocked || q->swap || q->parked) continue;
-        uint32_t cap = hit_cap(q);
-        pkv_hit fresh = pkv_lookup(s->kv, q->tokens, cap, q->entry->salt);
-        pkv_hit again = pkv_lookup_again(s->kv, s->blocked, q->tokens, cap, q->entry->salt);
-        if (fresh.tokens != again.tokens || fresh.cached_pages != again.cached_pages ||
-            fresh.parked_pages != again.parked_pages)
-            return "a remembered prefix differs from a fresh lookup";
+        if (key_of(q) != s->blocked) continue;
+        pool_view fresh = view_fresh(s, q), again = view_again(s, q);
+        if (memcmp(&fresh, &again, sizeof fresh) != 0)
+            return "what the pool remembers of a waiting sequence is not so";
     }
     return NULL;
 }

@@ -207,7 +207,7 @@ struct sched {
     sched_work works[SCHED_MOST_IN_FLIGHT]; // [depth]
     uint32_t depth, first, n_in_flight;     // works[first]: the oldest in flight, or the next
     uint64_t last_step;                     // number of the last planned step
-    uint64_t blocked; // key of the sequence whose prefix is looked up again; 0 = none
+    uint64_t blocked; // key of the waiting sequence that was last asked about; 0 = none
     bool failed;      // a step failed, and the one planned ahead of it is still in flight
     bool lacks_pages; // a sequence got none in the step planned last, and no other gave way
     step_plan idle_plan;
@@ -329,7 +329,7 @@ const char *sched_held_check(const sched *s);
 /* ---- admit.c ---- */
 /* Gives waiting sequences slots, pages and the rest of the token budget, best rank first. */
 void sched_admit(sched *s, int64_t now_us);
-/* Compares what is remembered of a blocked sequence's prefix with a fresh lookup. */
+/* Compares what is remembered of a blocked sequence with a fresh look. */
 const char *sched_blocked_check(const sched *s);
 
 /* ---- pages.c ---- */

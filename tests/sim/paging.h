@@ -50,6 +50,7 @@ typedef struct model_seq {
     bool arriving;             // swapped in or unshared since the last batch: pages await copies
     uint32_t length, computed; // tokens; those from `computed` on are computed in the next batch
     uint64_t salt;
+    uint64_t key; // stands for its published tokens in pkv_swap_in_cost_again
     uint32_t document;
     uint32_t tokens[LEN_MAX];
     uint64_t context[LEN_MAX]; // per token: hash of all that its K and V depend on
@@ -93,6 +94,8 @@ typedef enum done_kind {
     DONE_PARKED_DISCARD,
     DONE_HIT,
     DONE_HIT_AGAIN,
+    DONE_COST_AGAIN,
+    DONE_SIGHT_AGAIN,
     DONE_REMOVED, // blocks removed
     DONE_NO_PAGES,
     DONE_NO_ROOM,
@@ -142,10 +145,12 @@ typedef struct sim {
     model_block blocks[PAGES_MAX];
     uint32_t current; // sequence
     uint32_t batch;   // operations between two pkv_take_deltas, on average
-    struct {          // what pkv_lookup_again is asked
+    struct {          // what is asked again and again
         uint64_t key, salt;
-        uint32_t document, n;
+        uint32_t document, n;     // of pkv_lookup_again
+        uint32_t swapped, parked; // index of pkv_swap_in_cost_again, pkv_parked_look_again
     } again;
+    uint64_t n_keys;     // given to again.key and to sequences
     uint32_t publishing; // the sequence whose pkv_seq_publish runs
     model_slot memory[PAGES_MAX][PAGE_TOKENS_MAX];
     uint64_t taint;

@@ -80,6 +80,7 @@ static void park(sim *s, uint32_t id, model_parked *away, bool stays)
     status st =
         stays ? pkv_seq_fork_parked(s->kv, id, &now.number) : pkv_seq_park(s->kv, id, &now.number);
     if (!went(s, st, true, before)) return;
+    if (stays) now.seq.key = ++s->n_keys;
     CHECK(s, now.number != 0 && pkv_count(s->kv).used == used);
     *away = now;
     m->open = stays;

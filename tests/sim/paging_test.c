@@ -190,6 +190,7 @@ static void op_open(sim *s, uint32_t id)
     s->done[DONE_HIT] += hit > 0;
     *m = (model_seq){.open = true,
                      .salt = salt,
+                     .key = ++s->n_keys,
                      .document = document,
                      .length = hit,
                      .computed = hit,
@@ -261,6 +262,7 @@ static void op_fork(sim *s, uint32_t id)
     uint32_t expect = rng_below(&s->random, 2) ? LEN_MAX : 0;
     if (!went(s, pkv_seq_fork(s->kv, id, child, expect), true, before)) return;
     s->seqs[child] = s->seqs[id];
+    s->seqs[child].key = ++s->n_keys;
     s->seqs[child].document = 1 + rng_below(&s->random, 12);
     s->done[DONE_FORK]++;
 }
@@ -284,23 +286,46 @@ static void op_flush(sim *s)
     s->done[DONE_FLUSH]++;
 }
 
-/* Looks the same tokens up again after a few other operations: the answer is that of a fresh
- * lookup. */
+static bool same_cost(pkv_swap_cost a, pkv_swap_cost b)
+{
+    return a.held == b.held && a.fresh == b.fresh && a.cached_pages == b.cached_pages &&
+           a.parked_pages == b.parked_pages;
+}
+
+static bool same_pages(pkv_parked_pages a, pkv_parked_pages b)
+{
+    return a.held == b.held && a.shared == b.shared && a.filling == b.filling && a.alone == b.alone;
+}
+
+/* Asks again after a few other operations: the answer is a fresh one. */
 static void op_look_again(sim *s)
 {
     if (s->again.key == 0 || rng_below(&s->random, 30) == 0) {
-        s->again.key++;
+        s->again.key = ++s->n_keys;
         s->again.salt = rng_below(&s->random, 8) == 0;
         s->again.document = 1 + rng_below(&s->random, 12);
         s->again.n = 1 + rng_below(&s->random, 240);
+        s->again.swapped = rng_below(&s->random, 2 * SWAPS);
+        s->again.parked = rng_below(&s->random, PARKS);
     }
-    uint32_t tokens[LEN_MAX], n = s->again.n;
-    for (uint32_t i = 0; i < n; i++) tokens[i] = document_token(s->again.document, i);
-    pkv_hit want = model_hit(s, tokens, n, s->again.salt);
-    pkv_hit seen = pkv_lookup_again(s->kv, s->again.key, tokens, n, s->again.salt);
-    CHECK(s, seen.tokens == want.tokens && seen.cached_pages == want.cached_pages);
-    CHECK(s, seen.parked_pages == want.parked_pages);
-    s->done[DONE_HIT_AGAIN] += seen.tokens > 0;
+    uint32_t tokens[LEN_MAX], n = s->again.n, i = s->again.swapped, number;
+    if (i < SWAPS && (number = s->swapped[i].number) != 0) {
+        const uint32_t *of_it = s->swapped[i].seq.tokens;
+        CHECK(s, same_cost(pkv_swap_in_cost_again(s->kv, s->swapped[i].seq.key, number, of_it),
+                           pkv_swap_in_cost(s->kv, number, of_it)));
+        s->done[DONE_COST_AGAIN]++;
+    } else {
+        for (uint32_t k = 0; k < n; k++) tokens[k] = document_token(s->again.document, k);
+        pkv_hit want = model_hit(s, tokens, n, s->again.salt);
+        pkv_hit seen = pkv_lookup_again(s->kv, s->again.key, tokens, n, s->again.salt);
+        CHECK(s, seen.tokens == want.tokens && seen.cached_pages == want.cached_pages);
+        CHECK(s, seen.parked_pages == want.parked_pages);
+        s->done[DONE_HIT_AGAIN] += seen.tokens > 0;
+    }
+    if ((number = s->parked[s->again.parked].number) != 0) {
+        CHECK(s, same_pages(pkv_parked_look_again(s->kv, number), pkv_parked_look(s->kv, number)));
+        s->done[DONE_SIGHT_AGAIN]++;
+    }
 }
 
 static void run_operation(sim *s)
@@ -429,6 +454,8 @@ static const char *const done_names[N_DONE] = {
     [DONE_PARKED_DISCARD] = "parked, discarded",
     [DONE_HIT] = "hit",
     [DONE_HIT_AGAIN] = "hit, looked up again",
+    [DONE_COST_AGAIN] = "cost of swapping in, again",
+    [DONE_SIGHT_AGAIN] = "parked pages, again",
     [DONE_REMOVED] = "block removed",
     [DONE_NO_PAGES] = "no pages",
     [DONE_NO_ROOM] = "no room",

@@ -339,6 +339,29 @@ static void memory_may_be_short(void **state)
     assert_true(refused > 4);
 }
 
+/* Nothing of the sequence is in the cache, so nothing there says that it has changed meanwhile. */
+static void its_cost_is_asked_anew_when_it_is_swapped_again(void **state)
+{
+    (void)state;
+    fixture f;
+    begin(&f, 20, 10);
+    uint32_t hit, swap;
+    assert_true(status_ok(pkv_seq_open(f.kv, 0, text(), 0, 0, 80, &hit)));
+    assert_true(status_ok(pkv_seq_append(f.kv, 0, 80)));
+    swap = out(&f, 0);
+    assert_int_equal(pkv_swap_in_cost_again(f.kv, 1, swap, text()).fresh, 10);
+    assert_int_equal(pkv_swap_in_cost_again(f.kv, 1, swap, text()).fresh, 10);
+    assert_true(status_ok(pkv_swap_in(f.kv, swap, 0, text(), 80)));
+    take(&f);
+    pkv_seq_drop(f.kv, 0, 1, &(uint64_t){0x11}); /* two of five pages stay */
+    swap = out(&f, 0);
+    pkv_swap_cost cost = pkv_swap_in_cost_again(f.kv, 1, swap, text());
+    assert_int_equal(cost.held, 7);
+    assert_int_equal(cost.fresh, 7);
+    pkv_swap_discard(f.kv, swap);
+    end(&f);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -349,6 +372,7 @@ int main(void)
         cmocka_unit_test(no_room_changes_nothing),
         cmocka_unit_test(copies_come_in_order),
         cmocka_unit_test(shared_pages_are_reported),
+        cmocka_unit_test(its_cost_is_asked_anew_when_it_is_swapped_again),
         cmocka_unit_test(memory_may_be_short),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
