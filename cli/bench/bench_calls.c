@@ -12,7 +12,6 @@ enum {
     STATS_PER_ROUND = 20,
     ROUNDS_MAX = 64,
     CHUNK = 8192,
-    TURNS_AFTER_ARRIVALS = 8,
 };
 
 typedef bench_calls_options sizes;
@@ -100,29 +99,11 @@ static double time_stats(const sizes *o, const bench_drive *d)
     return seen > 0 ? bench_median(us, o->rounds) : 0;
 }
 
-/* Every sequence that may run runs, so the requests that arrive wait. */
-static status time_arrivals(const sizes *o, bench_drive *d, const uint32_t *prompts, double *us,
-                            error *err)
-{
-    *us = 0;
-    for (uint32_t i = 0; i < o->arrivals; i++) {
-        const uint32_t *prompt = prompts + (size_t)(o->running + i) * PROMPT_TOKENS;
-        RETURN_IF_ERROR(bench_drive_add(d, prompt, PROMPT_TOKENS, 1, 0, err));
-    }
-    for (int i = 0; i < TURNS_AFTER_ARRIVALS; i++) {
-        RETURN_IF_ERROR(bench_drive_turn(d, err));
-        double turn = us_between(0, d->step_ns);
-        if (turn > *us) *us = turn;
-    }
-    return STATUS_IS_OK;
-}
-
 static status time_decodes(const sizes *o, double *us, error *err)
 {
     bench_drive d;
     sched_options so = decode_options(o);
-    so.max_requests += o->arrivals;
-    uint32_t *prompts = make_prompts(0, o->running + o->arrivals, PROMPT_TOKENS);
+    uint32_t *prompts = make_prompts(0, o->running, PROMPT_TOKENS);
     if (!prompts) return error_set(err, STATUS_NO_MEMORY, "out of memory");
     status st = bench_drive_create(&so, so.max_requests, true, &d, err);
     if (status_ok(st)) {
@@ -130,7 +111,6 @@ static status time_decodes(const sizes *o, double *us, error *err)
         if (status_ok(st))
             st = time_turns(o, &d, &us[BENCH_CALL_STEP], &us[BENCH_CALL_MIRROR], err);
         if (status_ok(st)) us[BENCH_CALL_STATS] = time_stats(o, &d);
-        if (status_ok(st)) st = time_arrivals(o, &d, prompts, &us[BENCH_CALL_ARRIVALS], err);
         bench_drive_destroy(&d);
     }
     free(prompts);
@@ -300,6 +280,7 @@ status bench_calls(const bench_calls_options *options, double *us, error *err)
     bench_calls_options o = *options;
     if (o.rounds > ROUNDS_MAX) o.rounds = ROUNDS_MAX;
     RETURN_IF_ERROR(time_decodes(&o, us, err));
+    RETURN_IF_ERROR(bench_arrivals(&o, &us[BENCH_CALL_ARRIVALS], err));
     RETURN_IF_ERROR(time_sessions(&o, us, err));
     uint32_t *tokens = make_prompts(0, 1, o.long_tokens + 1);
     if (!tokens) return error_set(err, STATUS_NO_MEMORY, "out of memory");

@@ -18,7 +18,7 @@ typedef struct bench_calls_options {
     X(STEP, "sched_step", "sched_step, each of N running decodes", running)                        \
     X(MIRROR, "mirror", "a backend's mirror: apply and lengths, N running", running)               \
     X(STATS, "sched_get_stats", "sched_get_stats, N running", running)                             \
-    X(ARRIVALS, "arrivals", "the longest sched_step after N arrive at once", arrivals)             \
+    X(ARRIVALS, "arrivals", "the engine thread's longest turn, N arrive at once", arrivals)        \
     X(STEP_SESSIONS, "sched_step_sessions", "sched_step beside N idle sessions", sessions)         \
     X(STATS_SESSIONS, "sched_get_stats_sessions", "sched_get_stats beside N idle sessions",        \
       sessions)                                                                                    \
@@ -34,6 +34,10 @@ typedef enum bench_call {
 #undef BENCH_CALL_ID
         BENCH_CALL_KINDS,
 } bench_call;
+
+/* The longest time in which the engine thread leaves the backend alone while it takes the requests
+ * that arrived during one step: running sequences wait for it. */
+status bench_arrivals(const bench_calls_options *options, double *us, error *err);
 
 /* us [BENCH_CALL_KINDS]: microseconds of one call. */
 status bench_calls(const bench_calls_options *options, double *us, error *err);

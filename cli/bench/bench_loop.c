@@ -1,14 +1,14 @@
 #include "cli/bench/bench_loop.h"
 
 #include "cli/bench/bench_front.h"
-#include "cli/bench/null_backend.h"
+#include "cli/bench/null_engine.h"
 
 #include <pthread.h>
 #include <stdlib.h>
 #include <string.h>
 #include <time.h>
 
-enum { VOCAB = 4096, LOOK_US = 20000, CLIENTS_WITHIN_S = 120 };
+enum { LOOK_US = 20000, CLIENTS_WITHIN_S = 120 };
 
 typedef struct closed_loop closed_loop;
 
@@ -20,9 +20,7 @@ typedef struct loop_slot {
 
 struct closed_loop {
     const bench_loop_options *o;
-    tokenizer *tokenizer;
-    backend backend;
-    engine *engine;
+    null_engine null;
     bench_front *front; // NULL: the loop submits and reads
     rng rng;
     engine_request request;
@@ -34,57 +32,11 @@ struct closed_loop {
     uint32_t n_readable;
 };
 
-/* ---- the engine ------------------------------------------------------------------------------ */
-
-/* A tokenizer of 4,096 words of four letters, since detokenising is a part of what is timed. */
-static status make_tokenizer(tokenizer **out, error *err)
-{
-    static const char byte_level[] =
-        "{\"type\":\"ByteLevel\",\"add_prefix_space\":false,\"use_regex\":false}";
-    strbuf json = {0};
-    strbuf_puts(&json, "{\"model\":{\"type\":\"BPE\",\"merges\":[],\"vocab\":{");
-    for (int i = 0; i < VOCAB; i++)
-        strbuf_printf(&json, "%s\"x%c%c%c\":%d", i ? "," : "", 'a' + i / 256, 'a' + i / 16 % 16,
-                      'a' + i % 16, i);
-    strbuf_printf(&json, "}},\"pre_tokenizer\":%s,\"decoder\":%s}", byte_level, byte_level);
-    status st = json.failed
-                    ? error_set(err, STATUS_NO_MEMORY, "out of memory")
-                    : tok_load_text("the bench's tokenizer", json.data, json.size, out, err);
-    strbuf_destroy(&json);
-    return st;
-}
-
 static uint32_t least_chunk(const bench_loop_options *o)
 {
     uint64_t rows = (uint64_t)o->running * o->prompt_tokens / o->output_tokens;
     rows += rows / 4;
     return rows > o->prefill_chunk ? (uint32_t)rows : o->prefill_chunk;
-}
-
-static status make_engine(closed_loop *l, uint32_t chunk, error *err)
-{
-    const bench_loop_options *o = l->o;
-    uint32_t length = o->prompt_tokens + o->output_tokens;
-    uint64_t pages = (uint64_t)(length / o->geometry.page_tokens + 2) * pkv_groups(&o->geometry);
-    pages += pages / 4; /* what ended requests left in the prefix cache */
-    if (pages * o->running >= UINT32_MAX / 2)
-        return error_set(err, STATUS_LIMIT, "the requests would take more than 2^31 pages");
-    null_options n = {.geometry = o->geometry,
-                      .n_pages = (uint32_t)pages * o->running + 1,
-                      .max_seqs = o->running,
-                      .max_rows = chunk + o->running,
-                      .vocab_size = VOCAB,
-                      .max_positions = length,
-                      .step_us = o->step_us};
-    RETURN_IF_ERROR(null_backend_create(&n, &l->backend, err));
-    engine_options e = {.backend = &l->backend,
-                        .tokenizer = l->tokenizer,
-                        .bos = "",
-                        .eos = "",
-                        .prefill_chunk = chunk,
-                        .max_requests = 2 * o->running,
-                        .prefix_cache = o->prefix_cache};
-    return engine_create(&e, &l->engine, err);
 }
 
 /* ---- requests and their reading -------------------------------------------------------------- */
@@ -107,8 +59,8 @@ static status submit_next(closed_loop *l, loop_slot *slot, error *err)
 {
     engine_request *r = &l->request;
     for (uint32_t i = 0; i < r->n_prompt_token_ids; i++)
-        r->prompt_token_ids[i] = rng_below(&l->rng, VOCAB);
-    return engine_submit(l->engine, r, note_readable, slot, &slot->stream, err);
+        r->prompt_token_ids[i] = rng_below(&l->rng, NULL_VOCAB);
+    return engine_submit(l->null.engine, r, note_readable, slot, &slot->stream, err);
 }
 
 static status read_slot(closed_loop *l, loop_slot *slot, error *err)
@@ -167,8 +119,8 @@ typedef struct loop_reading {
 
 static loop_reading take_reading(const closed_loop *l)
 {
-    return (loop_reading){.backend = null_backend_numbers(&l->backend),
-                          .engine = engine_get_stats(l->engine),
+    return (loop_reading){.backend = null_backend_numbers(&l->null.backend),
+                          .engine = engine_get_stats(l->null.engine),
                           .tokens = l->tokens,
                           .ended = l->ended};
 }
@@ -201,12 +153,12 @@ static void pause_until(int64_t us)
 static status open_front(closed_loop *l, error *err)
 {
     const bench_loop_options *o = l->o;
-    const backend_info *info = l->backend.ops->info(l->backend.ctx);
-    bench_front_options f = {.engine = l->engine,
-                             .tokenizer = l->tokenizer,
+    const backend_info *info = l->null.backend.ops->info(l->null.backend.ctx);
+    bench_front_options f = {.engine = l->null.engine,
+                             .tokenizer = l->null.tokenizer,
                              .http = o->http,
                              .grpc = o->grpc,
-                             .vocab_size = VOCAB,
+                             .vocab_size = NULL_VOCAB,
                              .max_model_len = info->max_positions,
                              .page_tokens = o->geometry.page_tokens,
                              .n_pages = info->n_pages - 1,
@@ -220,7 +172,7 @@ static status await_clients(const closed_loop *l, error *err)
 {
     int64_t now = clock_now_us(), last = now + INT64_C(1000000) * CLIENTS_WITHIN_S;
     for (;; now += LOOK_US) {
-        uint32_t n = engine_get_stats(l->engine).sched.running;
+        uint32_t n = engine_get_stats(l->null.engine).sched.running;
         if (n >= l->o->running) return STATUS_IS_OK;
         if (now > last)
             return error_set(err, STATUS_UNAVAILABLE,
@@ -281,8 +233,14 @@ static status create(closed_loop *l, uint32_t chunk, error *err)
     if (!l->request.prompt_token_ids || !l->slots || !l->readable || !l->taken)
         return error_set(err, STATUS_NO_MEMORY, "out of memory");
     for (uint32_t i = 0; i < o->running; i++) l->slots[i].loop = l;
-    RETURN_IF_ERROR(make_tokenizer(&l->tokenizer, err));
-    return make_engine(l, chunk, err);
+    null_engine_options n = {.geometry = o->geometry,
+                             .running = o->running,
+                             .tokens = o->prompt_tokens + o->output_tokens,
+                             .max_requests = 2 * o->running,
+                             .prefill_chunk = chunk,
+                             .step_us = o->step_us,
+                             .prefix_cache = o->prefix_cache};
+    return null_engine_create(&n, &l->null, err);
 }
 
 static void destroy(closed_loop *l)
@@ -290,9 +248,7 @@ static void destroy(closed_loop *l)
     bench_front_close(l->front);
     for (uint32_t i = 0; l->slots && i < l->o->running; i++)
         engine_stream_release(l->slots[i].stream);
-    engine_destroy(l->engine);
-    if (l->backend.ops) l->backend.ops->destroy(l->backend.ctx);
-    tok_destroy(l->tokenizer);
+    null_engine_destroy(&l->null);
     engine_request_destroy(&l->request);
     free(l->slots);
     free(l->readable);

@@ -10,7 +10,7 @@
 #include <stdlib.h>
 #include <time.h>
 
-enum { MOST_IN_FLIGHT = 2 };
+enum { MOST_IN_FLIGHT = 2, HELD_NS = 200000 };
 
 typedef struct null_step {
     const step_plan *plan;
@@ -27,8 +27,9 @@ typedef struct null_backend {
     step_result result;
     null_step in_flight[MOST_IN_FLIGHT]; // oldest first
     uint32_t n_in_flight;
-    int64_t last_end_ns; // of the newest step
-    _Atomic bool interrupted;
+    int64_t last_end_ns;  // of the newest step
+    int64_t last_call_ns; // when the last call returned
+    _Atomic bool interrupted, held;
     pthread_mutex_t lock;
     null_numbers numbers; // under lock
 } null_backend;
@@ -65,13 +66,23 @@ static void count_step(null_backend *b, const step_plan *plan, bool in_time, int
     pthread_mutex_unlock(&b->lock);
 }
 
+/* The engine thread calls the backend after a turn of its own. */
+static int64_t begin_call(null_backend *b)
+{
+    int64_t now = clock_now_ns(), turn = b->last_call_ns ? now - b->last_call_ns : 0;
+    pthread_mutex_lock(&b->lock);
+    if (turn > b->numbers.longest_turn_ns) b->numbers.longest_turn_ns = turn;
+    pthread_mutex_unlock(&b->lock);
+    return now;
+}
+
 /* The step begins when it was submitted, or at the end of the step in front of it. A plan that only
  * changes tables takes no time on the device. */
 static status null_submit(void *ctx, const step_plan *plan)
 {
     null_backend *b = ctx;
     assert(b->n_in_flight < MOST_IN_FLIGHT);
-    int64_t start = clock_now_ns();
+    int64_t start = begin_call(b);
     RETURN_IF_ERROR(bench_mirror_apply(&b->mirror, plan));
     int64_t now = clock_now_ns();
     bool in_time = now <= b->last_end_ns;
@@ -80,6 +91,7 @@ static status null_submit(void *ctx, const step_plan *plan)
     b->in_flight[b->n_in_flight++] =
         (null_step){.plan = plan, .status = check_plan(plan), .end_ns = b->last_end_ns};
     if (plan->n_seqs > 0) count_step(b, plan, in_time, now - start);
+    b->last_call_ns = clock_now_ns();
     return STATUS_IS_OK;
 }
 
@@ -117,14 +129,17 @@ static status null_collect(void *ctx, const step_result **out)
     assert(b->n_in_flight > 0);
     null_step step = b->in_flight[0];
     b->in_flight[0] = b->in_flight[--b->n_in_flight];
-    int64_t start = clock_now_ns();
+    int64_t start = begin_call(b);
     if (start < step.end_ns) sleep_until(step.end_ns);
+    while (atomic_load(&b->held) && !atomic_load(&b->interrupted))
+        sleep_until(clock_now_ns() + HELD_NS);
     int64_t waited = clock_now_ns() - start;
     answer(b, &step);
     pthread_mutex_lock(&b->lock);
     b->numbers.waited_ns += waited;
     pthread_mutex_unlock(&b->lock);
     *out = &b->result;
+    b->last_call_ns = clock_now_ns();
     return atomic_load(&b->interrupted) ? status_make(STATUS_INTERNAL, "interrupted")
                                         : STATUS_IS_OK;
 }
@@ -185,4 +200,14 @@ null_numbers null_backend_numbers(const backend *of)
     pthread_mutex_unlock(&b->lock);
     out.now_ns = clock_now_ns();
     return out;
+}
+
+void null_backend_hold(const backend *of, bool held)
+{
+    assert(of->ops == &null_ops);
+    null_backend *b = of->ctx;
+    pthread_mutex_lock(&b->lock);
+    b->numbers.longest_turn_ns = 0;
+    pthread_mutex_unlock(&b->lock);
+    atomic_store(&b->held, held);
 }

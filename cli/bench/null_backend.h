@@ -22,10 +22,14 @@ typedef struct null_numbers {
     int64_t mirror_ns; // work with the page tables, in submit
     int64_t waited_ns; // collect's waiting for the end of a step
     int64_t thread_ns; // processor time of the thread that submits, at its last submit
+    /* The longest time between two calls of the backend since null_backend_hold ended. */
+    int64_t longest_turn_ns;
 } null_numbers;
 
 status null_backend_create(const null_options *options, backend *out, error *err);
 /* Any thread. */
 null_numbers null_backend_numbers(const backend *b);
+/* While it is held, no step ends. Any thread. */
+void null_backend_hold(const backend *b, bool held);
 
 #endif
