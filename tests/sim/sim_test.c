@@ -439,9 +439,11 @@ static void check_progress(world *w, const step_plan *plan)
             could_run = true;
             bool due = q->due;
             q->due = false;
+            /* Other prompts with logits may take all rows of logits, many steps long. */
+            bool waits = wants_rows(r) && logit_rows_of(plan) == w->options.max_logit_rows;
             if (in_plan(plan, r, c)) {
                 q->passed_over = 0;
-            } else if (worst && ranks_before(r, c, worst, worst_choice)) {
+            } else if (!waits && worst && ranks_before(r, c, worst, worst_choice)) {
                 /* A step ahead leaves out sequences that wait for the result in flight. */
                 bool whole = w->n_plans == 0 && !w->options.pressure;
                 if (due && whole && w->options.max_passes == NEVER_AGED)
