@@ -246,7 +246,8 @@ static uint64_t step(ref_line *l, ref_walk *w, uint32_t token)
     uint32_t point = retention_next_point(&turn->policy, turn->n_prompt, w->start);
     if (to == point || to == turn->end) after_rows(l, turn, w->start, to, counts);
     if (dropped) drop_under_pressure(l, story->pressure, to, counts);
-    if (to == turn->end) w->turn++;
+    /* A turn that ended during its replay may have added no rows. */
+    while (story->turns[w->turn].end == to) w->turn++;
     if (to == point || to == turn->end || dropped) w->start = to;
     size_t at = (size_t)w->choice * (r->n_prompt + r->max_new_tokens) + to;
     w->answer->dropped[at] = l->dropped;
