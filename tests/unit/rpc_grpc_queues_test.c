@@ -104,7 +104,7 @@ static void test_spread(void **state)
     }
     assert_int_equal(n_threads, QUEUES);
     for (int i = 0; i < QUEUES; i++)
-        assert_in_range(n_of[i], CALLS / QUEUES - 2, CALLS / QUEUES + 2);
+        assert_in_range(n_of[i], CALLS / QUEUES - 4, CALLS / QUEUES + 4);
     for (int i = 0; i < CALLS; i++) client_destroy(calls[i]);
     assert_true(reaches(&ended, CALLS));
     assert_int_equal(moved, 0);
