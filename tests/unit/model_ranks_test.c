@@ -96,6 +96,8 @@ static void ranks_are_near_one_alone(void **state)
     }
 }
 
+/* Where passes are slow, every number of ranks meets the first cut, and each other cut is computed
+ * by one number of ranks. */
 static void no_cut_of_the_work_changes_a_bit(void **state)
 {
     (void)state;
@@ -110,6 +112,7 @@ static void no_cut_of_the_work_changes_a_bit(void **state)
         p.mass_rows = 1;
         pass_result whole = run(&p, tokens, TOKENS);
         for (size_t i = 0; i < sizeof cuts / sizeof cuts[0]; i++) {
+            if (SLOW && i > 0 && n_ranks != 2u << i % 3) continue;
             p.chunk = cuts[i][0];
             p.layers_per_group = cuts[i][1];
             p.heads_per_group = cuts[i][2];
