@@ -178,15 +178,15 @@ static json_t *answer_json(const planning *p, bool fits, const char *verdict)
         "ranks", ranks, "memory", "devices", (int)q->n_devices, "device_bytes",
         (json_int_t)q->memory, "weights", "type", weights_type(&p->model.options), "bytes",
         (json_int_t)m->weight_bytes * ranks, "rank_bytes", (json_int_t)m->weight_bytes);
-    json_t *kv =
-        json_pack("{s:s, s:i, s:i, s:f, s:I, s:I, s:I, s:I, s:I, s:I, s:I, s:I, s:I}", "type",
-                  p->model.kv_name, "page_tokens", (int)m->geometry.page_tokens, "groups",
-                  (int)pkv_groups(&m->geometry), "token_bytes", a->token_bytes, "page_bytes", page,
-                  "rank_page_bytes", (json_int_t)m->page_bytes, "pages", (json_int_t)a->pages,
-                  "tokens", (json_int_t)a->tokens, "pool_bytes", (json_int_t)a->rank_pool * ranks,
-                  "filling_bytes", (json_int_t)m->filling_bytes * ranks, "host_pages",
-                  (json_int_t)m->n_host_pages, "swap_bytes", (json_int_t)m->n_host_pages * page,
-                  "sums_bytes", (json_int_t)m->n_pages * (json_int_t)m->sums_of_page * ranks);
+    json_t *kv = json_pack(
+        "{s:s, s:i, s:i, s:f, s:I, s:I, s:I, s:I, s:I, s:I, s:I, s:I, s:I}", "type",
+        p->model.kv_name, "page_tokens", (int)m->geometry.page_tokens, "groups",
+        (int)pkv_groups(&m->geometry), "token_bytes", a->token_bytes, "page_bytes", page,
+        "rank_page_bytes", (json_int_t)m->page_bytes, "pages", (json_int_t)a->pages, "tokens",
+        (json_int_t)a->tokens, "pool_bytes", (json_int_t)a->rank_pool * ranks, "filling_bytes",
+        (json_int_t)m->filling_bytes * ranks, "host_pages", (json_int_t)m->n_host_pages,
+        "swap_bytes", (json_int_t)(backend_host_bytes(m) / m->page_bytes * page), "sums_bytes",
+        (json_int_t)m->n_pages * (json_int_t)m->sums_of_page * ranks);
     json_t *asked = json_pack("{s:i, s:i, s:i}", "context", (int)q->context, "output",
                               (int)q->output, "concurrency", (int)q->sequences);
     json_object_set_new(all, "kv", kv);
@@ -260,7 +260,7 @@ static void print_memory(const planning *p)
         format_bytes(one, sizeof one, m->filling_bytes);
         printf("           and up to %s%s of bf16 for the newest pages\n", one, each);
     }
-    format_bytes(one, sizeof one, m->n_host_pages * m->page_bytes * ranks);
+    format_bytes(one, sizeof one, backend_host_bytes(m) * ranks);
     if (m->n_host_pages) printf("           and %s of host memory to swap\n", one);
     print_left(p, each);
 }
@@ -291,7 +291,7 @@ static void print_text(const planning *p, const char *verdict)
     if (p->model.n_ranks > 1)
         printf(", %s on a rank",
                plan_number((uint64_t)(p->full.token_bytes / p->model.n_ranks), number));
-    printf("; %u tables a sequence\n", pkv_groups(&m->geometry));
+    printf("; at most %u tables a sequence\n", pkv_groups(&m->geometry));
     print_memory(p);
     if (m->fits) {
         printf("requested  %u sequences of %s tokens", q->sequences,

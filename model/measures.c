@@ -285,7 +285,7 @@ static status measure_head(measures *m, place *p, const float *qkv, const float 
     pkv_table_view table =
         pkv_mirror_table(m->o.mirror, s->seq, kv_store_group(store, p->layer, p->head));
     p->table = (kern_table){.pages = table.pages,
-                            .tiles = kv_store_tiles(store, p->layer, p->head),
+                            .tiles = kv_store_tiles(store, p->layer, p->head, table.offset),
                             .n_slots = table.kept_tokens};
     if (store->filling) {
         p->table.filling = kv_filling_tiles(store->filling, p->index, p->head);
@@ -299,7 +299,7 @@ static status measure_head(measures *m, place *p, const float *qkv, const float 
     p->sums = NULL;
     if (s->measure.sum != MEASURE_SUM_STEP) {
         bool all = s->measure.sum == MEASURE_SUM_START;
-        p->sums = kv_store_sums(store, p->layer, p->head);
+        p->sums = kv_store_sums(store, p->layer, p->head, table.offset);
         clear_sums(store, p, all ? 0 : table.kept_tokens - s->n_rows, table.kept_tokens);
     }
     size_t layers = measure_layers(&store->geometry, s->measure.layer_step);

@@ -218,6 +218,12 @@ typedef struct backend_measures {
     uint32_t n_host_pages;
 } backend_measures;
 
+/* Bytes of one rank's host tier. */
+static inline uint64_t backend_host_bytes(const backend_measures *m)
+{
+    return m->n_host_pages ? pkv_cell_count(&m->geometry, m->n_host_pages) * m->page_bytes : 0;
+}
+
 status backend_cpu_measure(const backend_options *options, uint32_t n_ranks, uint64_t memory,
                            double pool_share, backend_measures *out, error *err);
 

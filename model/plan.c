@@ -24,9 +24,8 @@ status plan_check(const backend_info *info, const pkv_mirror *mirror, const step
             return status_make(STATUS_INVALID, "plan: scores of more tokens than a sample has");
         const char *wrong = measures_check(&s->measure);
         if (wrong) return status_make(STATUS_INVALID, wrong);
-        for (uint32_t g = 0; g < pkv_groups(&info->geometry); g++)
-            if (pkv_mirror_table(mirror, s->seq, g).kept_tokens < s->n_tokens)
-                return status_make(STATUS_INVALID, "plan: a table without slots for its tokens");
+        if (pkv_mirror_extent_of(mirror, s->seq).least_kept < s->n_tokens)
+            return status_make(STATUS_INVALID, "plan: a table without slots for its tokens");
     }
     if (next != plan->n_tokens)
         return status_make(STATUS_INVALID, "plan: sequences do not tile the tokens");
@@ -36,16 +35,10 @@ status plan_check(const backend_info *info, const pkv_mirror *mirror, const step
     return STATUS_IS_OK;
 }
 
-uint32_t plan_longest_table(const backend_info *info, const pkv_mirror *mirror, uint32_t seq,
-                            bool slots)
+uint32_t plan_longest_table(const pkv_mirror *mirror, uint32_t seq, bool slots)
 {
-    uint32_t longest = 0;
-    for (uint32_t g = 0; g < pkv_groups(&info->geometry); g++) {
-        pkv_table_view table = pkv_mirror_table(mirror, seq, g);
-        uint32_t n = slots ? table.kept_tokens : table.n_pages;
-        if (n > longest) longest = n;
-    }
-    return longest;
+    pkv_mirror_extent extent = pkv_mirror_extent_of(mirror, seq);
+    return slots ? extent.most_kept : extent.most_pages;
 }
 
 size_t plan_measure_floats(const measure_result *m)

@@ -9,8 +9,7 @@
 status plan_check(const backend_info *info, const pkv_mirror *mirror, const step_plan *plan);
 
 /* Slots or pages of a sequence's longest table: the stride of the sequence's measures. */
-uint32_t plan_longest_table(const backend_info *info, const pkv_mirror *mirror, uint32_t seq,
-                            bool slots);
+uint32_t plan_longest_table(const pkv_mirror *mirror, uint32_t seq, bool slots);
 /* Floats in one of the measure's arrays of values. */
 size_t plan_measure_floats(const measure_result *m);
 

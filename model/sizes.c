@@ -82,13 +82,14 @@ weights_options sizes_weights(const backend_options *o, const model_config *conf
 static uint32_t whole_pages(uint64_t bytes, uint64_t page_bytes)
 {
     uint64_t n = bytes / page_bytes;
-    return n > INT32_MAX ? INT32_MAX : (uint32_t)n;
+    return n > PKV_PAGES_MOST ? PKV_PAGES_MOST : (uint32_t)n;
 }
 
 status sizes_pool_pages(const pkv_geometry *g, uint64_t bytes, uint64_t page_bytes, uint32_t *n,
                         error *err)
 {
     *n = whole_pages(bytes, page_bytes);
+    *n -= *n % pkv_groups(g); /* whole runs: no memory for numbers that are not handed out */
     if (*n > pkv_groups(g)) return STATUS_IS_OK;
     return error_set(err, STATUS_INVALID,
                      "kv-memory: %llu bytes hold %u pages of %llu bytes; one block needs %u and "
@@ -100,8 +101,9 @@ uint32_t sizes_host_pages(const pkv_geometry *g, uint64_t bytes, uint64_t left, 
                           uint64_t page_bytes)
 {
     uint64_t most = left > pool_bytes ? (left - pool_bytes) / 2 : 0;
-    uint32_t n = whole_pages(bytes < most ? bytes : most, page_bytes);
-    return n < pkv_groups(g) ? 0 : n;
+    uint32_t n = whole_pages(bytes < most ? bytes : most, page_bytes), groups = pkv_groups(g);
+    /* pkv_cell_count has one more, the first, so less than two runs hold no whole block. */
+    return n < 2 * groups ? 0 : n - n % groups - 1;
 }
 
 /* ---- predictions before a backend is made ---------------------------------------------------- */
@@ -161,7 +163,7 @@ status backend_cpu_need(const backend_options *o, uint32_t n_ranks, uint64_t lef
     *out = (backend_cpu_needs){.weights = m.weight_bytes * n_ranks,
                                .pool = m.page_bytes * m.n_pages * n_ranks,
                                .buffers = (rows + logits + m.filling_bytes) * n_ranks,
-                               .swap = m.page_bytes * m.n_host_pages * n_ranks};
+                               .swap = backend_host_bytes(&m) * n_ranks};
     return STATUS_IS_OK;
 }
 

@@ -20,7 +20,7 @@ status table_gather(pkv *p, uint32_t id, uint32_t group, const uint32_t *keep, u
     uint32_t size = p->geometry.page_tokens, n_fresh = pages_for(p, n_keep), n_old = t->n_pages;
     size_t n_moves = 0;
     for (uint32_t i = 0; i < n_keep; i += run_length(keep, n_keep, i, size)) n_moves++;
-    if (n_fresh > pkv_available(p)) return status_make(STATUS_NO_PAGES, NULL);
+    if (!pool_has(p, s->grain, n_fresh)) return status_make(STATUS_NO_PAGES, NULL);
     RETURN_IF_ERROR(table_reserve_slots(p, t, n_fresh));
     RETURN_IF_ERROR(log_room(p, DELTA_COMPACT_HEAD + (size_t)n_fresh, n_moves, 0));
 
@@ -29,11 +29,12 @@ status table_gather(pkv *p, uint32_t id, uint32_t group, const uint32_t *keep, u
     log_word(p, group);
     log_word(p, n_keep);
     const uint32_t *fresh = p->log.words + p->log.n_words;
-    for (uint32_t i = 0; i < n_fresh; i++) log_word(p, pool_take(p));
+    for (uint32_t i = 0; i < n_fresh; i++) log_word(p, pool_take(p, s->grain));
     uint32_t *pages = seq_pages(s, group);
     for (uint32_t i = 0, n; i < n_keep; i += n) {
         n = run_length(keep, n_keep, i, size);
-        log_move(p, (pkv_move){.group = group,
+        log_move(p, (pkv_move){.grain = s->grain,
+                               .group = group,
                                .src_page = pages[keep[i] / size],
                                .src_slot = keep[i] % size,
                                .dst_page = fresh[i / size],
@@ -49,7 +50,7 @@ status table_gather(pkv *p, uint32_t id, uint32_t group, const uint32_t *keep, u
     uint64_t key = checksum_key(id, group);
     for (uint32_t i = n_old; i-- > 0;) {
         p->checksum -= checksum_page(key, i, pages[i]);
-        pool_unref(p, pages[i]);
+        pool_unref(p, s->grain, pages[i]);
     }
     for (uint32_t i = 0; i < n_fresh; i++) {
         p->checksum += checksum_page(key, i, fresh[i]);
@@ -58,14 +59,14 @@ status table_gather(pkv *p, uint32_t id, uint32_t group, const uint32_t *keep, u
     t->n_pages = t->slot_pages = n_fresh;
     t->drop_epoch = 0;
     table_set_kept(p, id, group, n_keep);
-    s->held -= n_old - n_fresh;
+    s->held -= (n_old - n_fresh) * cells_of(p, s);
     s->dropped = true;
-    p->counts.pages_dropped += n_old - n_fresh;
+    p->counts.pages_dropped += (n_old - n_fresh) * (uint64_t)cells_of(p, s);
     return STATUS_IS_OK;
 }
 
 status pkv_seq_compact(pkv *p, uint32_t id, uint32_t group, const uint32_t *keep, uint32_t n_keep)
 {
-    assert(id < p->max_seqs && p->seqs[id].open && group < p->groups);
+    assert(id < p->max_seqs && p->seqs[id].open && group < p->seqs[id].groups);
     return table_gather(p, id, group, keep, n_keep, false);
 }

@@ -1,8 +1,8 @@
 #include "paged_kv/internal.h"
 
-size_t log_reserve_of(const pkv *p, uint32_t row)
+size_t log_reserve_of(uint32_t groups, uint32_t row)
 {
-    return DELTA_CLOSE_WORDS + (size_t)p->groups * (DELTA_DROP_HEAD + delta_bit_words(row));
+    return DELTA_CLOSE_WORDS + (size_t)groups * (DELTA_DROP_HEAD + delta_bit_words(row));
 }
 
 /* Doubles, so that a log that has seen its longest step never grows again. */
@@ -35,7 +35,8 @@ void log_move(pkv *p, pkv_move move)
     delta_log *log = &p->log;
     assert(log->n_moves < log->cap_moves);
     log->moves[log->n_moves++] = move;
-    p->counts.slots_moved += move.kind == PKV_MOVE_SLOTS ? move.n_slots : 0;
+    if (move.kind != PKV_MOVE_SLOTS) return;
+    p->counts.slots_moved += (uint64_t)move.n_slots * cells_in(&p->pool, move.grain);
 }
 
 /* `first` has bits over the pages before a first drop; clears the bit of each page that the
@@ -86,6 +87,23 @@ pkv_deltas pkv_take_deltas(pkv *p)
     return deltas;
 }
 
+uint32_t pkv_move_cells(const pkv_geometry *g, const pkv_move *m)
+{
+    return m->grain == PKV_HEAD ? 1 : m->grain == PKV_LAYER ? pkv_head_groups(g) : pkv_groups(g);
+}
+
+pkv_move pkv_move_cell(const pkv_geometry *g, const pkv_move *m, uint32_t i, uint32_t pool_stride,
+                       uint32_t host_stride)
+{
+    uint32_t heads = pkv_head_groups(g), layer = i / heads, head = i % heads;
+    pkv_move cell = *m;
+    cell.grain = PKV_HEAD;
+    cell.group = (m->grain == PKV_LAYER ? m->group * heads : m->group) + i;
+    cell.src_page += layer * (m->kind == PKV_MOVE_IN ? host_stride : pool_stride) + head;
+    cell.dst_page += layer * (m->kind == PKV_MOVE_OUT ? host_stride : pool_stride) + head;
+    return cell;
+}
+
 /* ---- readers other than the mirror ----------------------------------------------------------- */
 
 static size_t pages_of(const pkv_geometry *g, uint32_t kept)
@@ -93,14 +111,20 @@ static size_t pages_of(const pkv_geometry *g, uint32_t kept)
     return ((size_t)kept + g->page_tokens - 1) / g->page_tokens;
 }
 
+static uint32_t tables_of(const pkv_geometry *g, uint32_t grain)
+{
+    const pkv_geometry at = pkv_geometry_at(g, (pkv_grain)grain);
+    return pkv_groups(&at);
+}
+
 size_t pkv_delta_touch(const pkv_geometry *geometry, const uint32_t *words, pkv_touch *out)
 {
-    uint32_t groups = pkv_groups(geometry);
     *out = (pkv_touch){words[1], PKV_ALL_GROUPS, false};
     switch (words[0]) {
-    case DELTA_OPEN: return DELTA_OPEN_HEAD + (size_t)groups * words[3];
+    case DELTA_OPEN: return DELTA_OPEN_HEAD + (size_t)tables_of(geometry, words[2]) * words[4];
     case DELTA_CLOSE:
     case DELTA_PARK: return DELTA_CLOSE_WORDS;
+    case DELTA_SPLIT: return DELTA_SPLIT_WORDS;
     case DELTA_HOLD: out->appends = true; return DELTA_CLOSE_WORDS;
     case DELTA_APPEND: out->appends = true; return DELTA_APPEND_HEAD + (size_t)words[3];
     case DELTA_FORK: out->seq = words[2]; return DELTA_FORK_WORDS;
@@ -112,9 +136,10 @@ size_t pkv_delta_touch(const pkv_geometry *geometry, const uint32_t *words, pkv_
     case DELTA_TRIM: return DELTA_TRIM_HEAD + 2 * (size_t)words[4];
     case DELTA_DROP: return DELTA_DROP_HEAD + (size_t)delta_bit_words(words[3]);
     case DELTA_COMPACT: return DELTA_COMPACT_HEAD + pages_of(geometry, words[3]);
-    default: break; /* RETURN: each group has its length */
+    default: break; /* RETURN: each table has its length */
     }
     size_t n = DELTA_RETURN_HEAD;
-    for (uint32_t g = 0; g < groups; g++) n += 1 + pages_of(geometry, words[n]);
+    for (uint32_t g = 0, groups = tables_of(geometry, words[2]); g < groups; g++)
+        n += 1 + pages_of(geometry, words[n]);
     return n;
 }

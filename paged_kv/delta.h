@@ -1,10 +1,10 @@
 /* The words of the delta log: what pkv_take_deltas gives and pkv_mirror_apply takes. Private to
  * paged_kv; a wire carries the words as they are (little-endian u32).
  *
- * Each operation is its code and its fields, one word each. G = groups, P = page_tokens; pages are
- * listed group by group.
+ * Each operation is its code and its fields, one word each. P = page_tokens; pages are
+ * listed group by group. G is the number of tables of the sequence's grain.
  *
- *   OPEN    seq capacity n pages[G * n]          a sequence whose tables hold n full pages each (a
+ *   OPEN    seq grain capacity n pages[G * n]    a sequence whose tables hold n full pages each (a
  *                                                prefix hit)
  *   CLOSE   seq                                  all its references are given up
  *   PARK    seq                                  the sequence is closed, its pages stay as they are
@@ -23,7 +23,8 @@
  *   COMPACT seq group kept pages[ceil(kept / P)] the table's kept tokens were gathered into fresh
  *                                                pages
  *   FORK    parent child capacity                child becomes a copy of parent
- *   RETURN  seq capacity, then for each group:   a sequence comes back from the host tier or was
+ *   SPLIT   seq grain                            every page of its tables gives way to its parts
+ *   RETURN  seq grain capacity, then for each    a sequence comes back from the host tier or was
  *           kept pages[ceil(kept / P)]           parked (it was closed when it went)
  *
  * A fresh page is one that no table holds. `capacity` says how many pages a table will probably
@@ -45,18 +46,20 @@ typedef enum delta_op {
     DELTA_TRIM,
     DELTA_PARK,
     DELTA_HOLD,
+    DELTA_SPLIT,
 } delta_op;
 
 enum {
     DELTA_CLOSE_WORDS = 2, /* and of PARK, HOLD */
     DELTA_REPLACE_WORDS = 4,
     DELTA_FORK_WORDS = 4,
-    DELTA_OPEN_HEAD = 4, /* words before the list */
+    DELTA_OPEN_HEAD = 5, /* words before the list */
     DELTA_APPEND_HEAD = 4,
     DELTA_TRIM_HEAD = 5,
     DELTA_DROP_HEAD = 4,
     DELTA_COMPACT_HEAD = 4,
-    DELTA_RETURN_HEAD = 3,
+    DELTA_RETURN_HEAD = 4,
+    DELTA_SPLIT_WORDS = 3,
 };
 
 static inline uint32_t delta_bit_words(uint32_t n) { return n / 32 + (n % 32 != 0); }

@@ -8,14 +8,32 @@
         if (!(condition)) return (what);                                                           \
     } while (0)
 
-/* How a referenced page is held: all its holders must agree. */
+/* How a node is held: all holders must agree, and those of a run around it. */
 typedef struct holder {
     uint32_t refs;
     uint32_t parked; // references of parked sequences, counted in refs too
-    uint32_t group;
-    uint32_t fill;  // tokens in it
-    uint32_t first; // position of its first token
+    uint32_t group;  // the table
+    uint32_t fill;   // tokens in it
+    uint32_t first;  // position of its first token
 } holder;
+
+/* Whether a node's record is set: a part's is not while its run has no taken part. */
+static bool is_set(const pkv_tree *t, uint32_t node)
+{
+    if (node >= tree_whole_at(t)) return node - tree_whole_at(t) < t->touched;
+    uint32_t up = node_above(t, node);
+    if (!is_set(t, up)) return false;
+    const pkv_run *run = run_at(t, up);
+    return (node < t->n_cells ? run->below[COVER_TAKEN] : run->busy[COVER_TAKEN]) > 0;
+}
+
+/* Cells of whole run 0 that are never handed out. */
+static bool is_reserved(const pkv_tree *t, uint32_t node)
+{
+    if (node >= t->n_cells || node_above(t, node_above(t, node)) != tree_whole_at(t)) return false;
+    uint32_t layer = node / t->n_heads / t->n_whole;
+    return layer * t->n_heads + node % t->n_heads < t->n_reserved;
+}
 
 /* Checks that no two slots share a position. `seen` has a 0 byte for each position, and is left
  * so. */
@@ -47,20 +65,23 @@ static const char *check_table(const pkv *p, const pkv_seq *s, uint32_t group, b
     REQUIRE(s->dropped || t->kept == s->length, "a whole sequence lacks tokens");
     REQUIRE(s->dropped || t->slot_pages == 0, "a whole sequence has compacted pages");
     for (uint32_t i = 0; i < t->n_pages; i++) {
-        uint32_t id_page = seq_pages(s, group)[i];
-        REQUIRE(id_page >= 1 && id_page < p->touched, "a table holds a page never handed out");
-        const pkv_page *g = &p->pages[id_page];
-        REQUIRE(g->refs > 0, "a table holds a page without references");
-        holder *h = &holders[id_page];
+        uint32_t page = seq_pages(s, group)[i];
+        REQUIRE(page >= 1 && page < p->pool.n_cells, "a table holds no page");
+        uint32_t node = node_of(&p->pool, s->grain, page);
+        REQUIRE(page_of(&p->pool, node) == page, "a table holds a page that begins no run");
+        const pkv_node *g = &p->pool.nodes[node];
+        REQUIRE(is_set(&p->pool, node) && g->refs > 0, "a table holds a page without references");
+        holder *h = &holders[node];
         holder now = {.group = group,
                       .fill = t->kept - i * size < size ? t->kept - i * size : size,
                       .first = table_position(p, s, group, i * size)};
         REQUIRE(h->refs == 0 ||
                     (h->group == now.group && h->fill == now.fill && h->first == now.first),
                 "the holders of a page disagree about it");
-        REQUIRE(g->block == 0 || now.fill == size, "a page that is being filled is hashed");
-        REQUIRE(g->block == 0 || !s->sealed, "a page from before a flush is hashed");
-        REQUIRE(g->refs == 1 || now.fill == size || s->forked,
+        bool hashed = node_is_hashed(&p->pool, node);
+        REQUIRE(!hashed || now.fill == size, "a page that is being filled is hashed");
+        REQUIRE(!hashed || !s->sealed, "a page from before a flush is hashed");
+        REQUIRE(!node_is_shared(&p->pool, node) || now.fill == size || s->forked,
                 "a page that is being filled is shared unnoticed");
         now.refs = h->refs + 1;
         now.parked = h->parked + parked;
@@ -73,19 +94,20 @@ static const char *check_table(const pkv *p, const pkv_seq *s, uint32_t group, b
 static const char *check_seq(const pkv *p, const pkv_seq *s, bool parked, holder *holders)
 {
     uint32_t held = 0;
-    for (uint32_t g = 0; g < p->groups; g++) {
+    REQUIRE(s->groups == groups_at(p, s->grain), "a sequence has not the tables of its grain");
+    for (uint32_t g = 0; g < s->groups; g++) {
         const char *wrong = check_table(p, s, g, parked, holders);
         if (wrong) return wrong;
-        held += s->tables[g].n_pages;
+        held += s->tables[g].n_pages * cells_of(p, s);
     }
     REQUIRE(held == s->held, "a sequence miscounts its pages");
-    REQUIRE(keeps_evenly(p, s), "tables of a contiguous sequence keep unequally many");
+    REQUIRE(keeps_evenly(s), "tables of a contiguous sequence keep unequally many");
     REQUIRE(s->dropped || !s->contiguous, "a whole sequence is contiguous");
     REQUIRE(s->published <= s->length / p->geometry.page_tokens, "a sequence published too much");
     uint8_t *seen = alloc_zeroed(NULL, (size_t)s->length + 1, sizeof *seen);
     if (!seen) return "out of memory";
     const char *wrong = NULL;
-    for (uint32_t g = 0; g < p->groups && !wrong; g++) wrong = check_positions(p, s, g, seen);
+    for (uint32_t g = 0; g < s->groups && !wrong; g++) wrong = check_positions(p, s, g, seen);
     alloc_free(NULL, seen);
     if (wrong || s->dropped || s->cursor == 0) return wrong;
     REQUIRE(p->blocks[s->cursor].generation >= s->cursor_generation,
@@ -103,8 +125,8 @@ static const char *check_seqs(const pkv *p, holder *holders)
         const char *wrong = check_seq(p, s, false, holders);
         if (wrong) return wrong;
         checksum += checksum_seq(id);
-        reserve += log_reserve_of(p, s->row);
-        for (uint32_t g = 0; g < p->groups; g++) {
+        reserve += log_reserve_of(s->groups, s->row);
+        for (uint32_t g = 0; g < s->groups; g++) {
             const pkv_table *t = &s->tables[g];
             drops +=
                 t->drop_epoch == p->log.epoch ? 0 : DELTA_DROP_HEAD + delta_bit_words(t->n_pages);
@@ -127,52 +149,128 @@ static const char *check_seqs(const pkv *p, holder *holders)
     return NULL;
 }
 
-static const char *check_pages(const pkv *p, const holder *holders)
-{
-    uint32_t used = 0, cached = 0, hashed = 0, alone = 0, unset = p->n_pages - p->touched;
-    for (uint32_t i = 1; i < p->touched; i++) {
-        const pkv_page *g = &p->pages[i];
-        REQUIRE(g->refs == holders[i].refs, "a page's references are not those in the tables");
-        REQUIRE(g->parked == holders[i].parked, "a page miscounts its parked holders");
-        alone += is_parked_alone(g);
-        used += g->refs > 0;
-        cached += g->refs == 0 && g->block != 0;
-        hashed += g->block != 0;
-    }
-    REQUIRE(used == p->used, "used pages are miscounted");
-    REQUIRE(alone == p->parked_alone, "pages of parked sequences alone are miscounted");
-    REQUIRE(cached == p->cached, "cached pages are miscounted");
-    REQUIRE((uint64_t)p->free + p->used + p->cached == p->n_pages - 1,
-            "free + used + cached is not the pool");
-    REQUIRE(hashed == (uint64_t)p->n_blocks * p->groups, "a hashed page belongs to no block");
+/* The sums of a tree, counted again from cell to cell. */
+typedef struct tree_sums {
+    uint32_t covered[N_COVERS], unused_wholes, unused_layers, hashed;
+} tree_sums;
 
-    uint32_t n = 0;
-    for (uint32_t i = p->free_head; i != 0; i = p->pages[i].next, n++) {
-        REQUIRE(i < p->touched && n < p->n_pages, "the free list is broken");
-        REQUIRE(p->pages[i].refs == 0 && p->pages[i].block == 0, "a free page is in use");
+static bool has_property(const pkv_tree *t, uint32_t node, cover k)
+{
+    if (!is_set(t, node)) return false;
+    const pkv_node *n = &t->nodes[node];
+    return k == COVER_TAKEN  ? n->refs > 0 || n->block != 0
+           : k == COVER_USED ? n->refs > 0
+                             : n->refs > n->parked;
+}
+
+/* Checks one layer run and adds to sums[k] of the whole run its cells with property k. */
+static const char *check_layer_run(const pkv_tree *t, uint32_t layer, uint32_t *sums,
+                                   uint32_t *busy)
+{
+    for (cover k = 0; k < N_COVERS; k++) {
+        uint32_t below = 0;
+        for (uint32_t h = 0; h < t->n_heads; h++)
+            below += has_property(t, node_part(t, layer, h), k);
+        uint32_t n = has_property(t, layer, k) ? t->n_heads : below;
+        REQUIRE(!is_set(t, layer) || run_at(t, layer)->below[k] == below,
+                "a layer run miscounts its cells");
+        sums[k] += n;
+        busy[k] += n > 0;
     }
-    REQUIRE(n + unset == p->free, "the free list is not the free pages");
-    n = 0;
-    for (uint32_t i = p->pages[0].next, last = 0; i != 0; last = i, i = p->pages[i].next, n++) {
-        REQUIRE(i < p->touched && n < p->n_pages && p->pages[i].prev == last,
-                "the list of cached pages is broken");
-        REQUIRE(p->pages[i].refs == 0 && p->pages[i].block != 0,
-                "a page in the list of cached pages is not cached");
-    }
-    REQUIRE(n == p->cached, "the list of cached pages is not the cached pages");
+    if (!is_set(t, layer)) return NULL;
+    bool broken = run_at(t, layer)->below[COVER_TAKEN] > 0 &&
+                  !has_property(t, layer, COVER_TAKEN) &&
+                  !has_property(t, node_above(t, layer), COVER_TAKEN);
+    uint32_t free_cells = broken ? t->n_heads - run_at(t, layer)->below[COVER_TAKEN] : 0;
+    REQUIRE(run_at(t, layer)->listed == free_cells, "a layer run is in a wrong list");
     return NULL;
 }
 
-/* Checks that every host page is in one swapped sequence, on the stack of free pages, or never
- * used. */
+static const char *check_whole_run(const pkv_tree *t, uint32_t whole, tree_sums *all)
+{
+    uint32_t sums[N_COVERS] = {0}, busy[N_COVERS] = {0};
+    for (uint32_t l = 0; l < t->n_layers; l++) {
+        const char *wrong = check_layer_run(t, node_part(t, whole, l), sums, busy);
+        if (wrong) return wrong;
+    }
+    const pkv_run *run = run_at(t, whole);
+    for (cover k = 0; k < N_COVERS; k++) {
+        REQUIRE(run->below[k] == sums[k] && run->busy[k] == busy[k], "a run miscounts its cells");
+        all->covered[k] += has_property(t, whole, k) ? cells_in(t, PKV_ALL) : sums[k];
+    }
+    bool used = has_property(t, whole, COVER_USED);
+    all->unused_wholes += !used && busy[COVER_USED] == 0;
+    all->unused_layers += used ? 0 : t->n_layers - busy[COVER_USED];
+    uint32_t free_parts = has_property(t, whole, COVER_TAKEN) ? 0 : t->n_layers - busy[COVER_TAKEN];
+    REQUIRE(run->listed == free_parts, "a whole run is in a wrong list");
+    return NULL;
+}
+
+static const char *check_lists(const pkv_tree *t, const run_lists *l)
+{
+    uint32_t n = 0;
+    for (uint32_t parts = 1; parts <= l->most; parts++) {
+        REQUIRE(l->heads[parts] == 0 || parts >= l->lowest, "a list of runs is forgotten");
+        for (uint32_t run = l->heads[parts], last = 0; run != 0;
+             last = run, run = run_at(t, run)->next) {
+            REQUIRE(n++ <= t->n_cells && run_at(t, run)->listed == parts &&
+                        run_at(t, run)->prev == last,
+                    "a list of runs is broken");
+        }
+    }
+    return NULL;
+}
+
+static const char *check_tree(const pkv_tree *t, uint32_t usable)
+{
+    tree_sums sums = {.unused_wholes = t->n_whole - t->touched,
+                      .unused_layers = (t->n_whole - t->touched) * t->n_layers};
+    for (uint32_t r = 0; r < t->touched; r++) {
+        const char *wrong = check_whole_run(t, tree_whole_at(t) + r, &sums);
+        if (wrong) return wrong;
+    }
+    for (cover k = 0; k < N_COVERS; k++)
+        REQUIRE(sums.covered[k] == t->covered[k], "cells are miscounted");
+    REQUIRE(sums.unused_wholes == t->unused_wholes && sums.unused_layers == t->unused_layers,
+            "unused runs are miscounted");
+    REQUIRE(t->n_cells - t->n_reserved == usable, "cells are lost");
+    const char *wrong = check_lists(t, &t->whole_lists);
+    return wrong ? wrong : check_lists(t, &t->layer_lists);
+}
+
+static const char *check_pages(const pkv *p, const holder *holders)
+{
+    const pkv_tree *t = &p->pool;
+    uint32_t hashed = 0, ringed = 0;
+    for (uint32_t node = 0; node < tree_node_count(t); node++) {
+        if (!is_set(t, node)) {
+            REQUIRE(holders[node].refs == 0, "a table holds a page that was never handed out");
+            continue;
+        }
+        const pkv_node *n = &t->nodes[node];
+        if (holders[node].refs == 0 && n->refs == 1 && is_reserved(t, node)) continue;
+        REQUIRE(n->refs == holders[node].refs, "a page's references are not those in the tables");
+        REQUIRE(n->parked == holders[node].parked, "a page miscounts its parked holders");
+        hashed += n->block != 0 ? cells_in(t, node_grain(t, node)) : 0;
+        pkv_grain grain = node_grain(t, node);
+        bool in_ring =
+            n->block != 0 && n->refs == 0 &&
+            (grain == PKV_HEAD || run_at(t, node)->below[COVER_USED] < cells_in(t, grain));
+        REQUIRE(n->ringed == in_ring, "a page is cached, or in the list of cached pages, alone");
+        ringed += in_ring;
+    }
+    REQUIRE(hashed == (uint64_t)p->n_blocks * p->groups, "a hashed page belongs to no block");
+    uint32_t n = 0;
+    for (uint32_t i = p->ring_head, last = 0; i != 0; last = i, i = t->nodes[i].next, n++)
+        REQUIRE(n <= ringed && t->nodes[i].ringed && t->nodes[i].prev == last,
+                "the list of cached pages is broken");
+    REQUIRE(n == ringed, "the list of cached pages is not the cached pages");
+    return check_tree(t, p->n_pages - 1);
+}
+
+/* Checks that every host page is in one swapped sequence. */
 static const char *check_host(const pkv *p, uint8_t *seen)
 {
-    REQUIRE(p->host_touched <= p->n_host_pages && p->n_host_free <= p->host_touched,
-            "host pages are miscounted");
-    for (uint32_t i = 0; i < p->n_host_free; i++) {
-        REQUIRE(p->host_free[i] < p->host_touched && !seen[p->host_free[i]]++,
-                "the free host pages are broken");
-    }
     uint32_t held = 0, n_free = 0, n_open = 0;
     for (uint32_t i = 1; i <= p->n_swaps; i++) {
         const pkv_seq *s = &p->swaps[i].seq;
@@ -180,17 +278,17 @@ static const char *check_host(const pkv *p, uint8_t *seen)
         uint32_t own = 0;
         n_open++;
         if (p->swaps[i].parked) continue;
-        for (uint32_t g = 0; g < p->groups; g++) {
+        for (uint32_t g = 0; g < s->groups; g++) {
             const pkv_table *t = &s->tables[g];
             REQUIRE(t->n_pages == pages_for(p, t->kept) && t->n_pages <= s->row &&
                         t->kept <= s->length && t->slot_pages <= t->n_pages,
                     "a swapped table is out of shape");
             for (uint32_t k = 0; k < t->n_pages; k++) {
-                uint32_t page = seq_pages(s, g)[k];
-                REQUIRE(page < p->host_touched && !seen[page]++,
+                uint32_t node = node_of(&p->host, s->grain, seq_pages(s, g)[k]);
+                REQUIRE(is_set(&p->host, node) && p->host.nodes[node].refs == 1 && !seen[node]++,
                         "a swapped table holds a host page that is not its own");
             }
-            own += t->n_pages;
+            own += t->n_pages * cells_in(&p->host, s->grain);
         }
         REQUIRE(own == s->held && own > 0, "a swapped sequence miscounts its pages");
         held += own;
@@ -201,7 +299,7 @@ static const char *check_host(const pkv *p, uint8_t *seen)
                 "the list of free records is broken");
     }
     REQUIRE(n_free + n_open == p->n_swaps, "a record is lost");
-    return NULL;
+    return p->n_host_pages > 0 ? check_tree(&p->host, p->n_host_pages) : NULL;
 }
 
 static const char *check_blocks(const pkv *p)
@@ -227,9 +325,13 @@ static const char *check_blocks(const pkv *p)
         REQUIRE(k->parent == 0 || p->blocks[k->parent].salt == k->salt, "a chain mixes salts");
         REQUIRE(prefix_find(p, k->parent, k->hash, tokens, k->salt) == b,
                 "a block is twice in the cache, or cannot be found");
-        for (uint32_t g = 0; g < p->groups; g++) {
-            REQUIRE(p->pages[block_pages(p, b)[g]].block == b, "a block lacks one of its pages");
+        uint32_t nodes = 0;
+        for (uint32_t node = k->first_node; node != 0; node = p->pool.nodes[node].block_next) {
+            REQUIRE(nodes++ < p->groups && p->pool.nodes[node].block == b &&
+                        node_grain(&p->pool, node) == k->grain,
+                    "a block lacks one of its pages");
         }
+        REQUIRE(nodes == groups_at(p, k->grain), "a block lacks one of its pages");
     }
     REQUIRE(live == p->n_blocks && children == live, "blocks are miscounted");
     return NULL;
@@ -238,12 +340,13 @@ static const char *check_blocks(const pkv *p)
 const char *pkv_check_integrity(const pkv *p)
 {
     /* Not from p's allocator, whose calls tests count and make fail. */
-    holder *holders = alloc_zeroed(NULL, p->n_pages, sizeof *holders);
+    holder *holders = alloc_zeroed(NULL, tree_node_count(&p->pool), sizeof *holders);
     if (!holders) return "out of memory";
     const char *wrong = check_seqs(p, holders);
     if (!wrong) wrong = check_pages(p, holders);
     alloc_free(NULL, holders);
-    uint8_t *seen = alloc_zeroed(NULL, (size_t)p->host_touched + 1, sizeof *seen);
+    uint8_t *seen =
+        alloc_zeroed(NULL, p->n_host_pages ? tree_node_count(&p->host) : 1, sizeof *seen);
     if (!seen) return "out of memory";
     if (!wrong) wrong = check_host(p, seen);
     alloc_free(NULL, seen);

@@ -11,20 +11,11 @@
 #define PAGED_KV_INTERNAL_H
 
 #include "paged_kv/delta.h"
-#include "paged_kv/paged_kv.h"
+#include "paged_kv/tree.h"
 #include <assert.h>
 #include <string.h>
 
 enum { PAGE_TOKENS_MOST = 256 };
-
-typedef struct pkv_page {
-    uint32_t refs;
-    uint32_t parked : 31; // references of parked sequences, counted in refs too
-    uint32_t watched : 1; // it is a page of the chain in pkv.watch
-    uint32_t block;       // the block that holds it, 0 = not hashed
-    uint32_t next;        // in the free list; cached: the next newer page
-    uint32_t prev;        // cached: the next older page
-} pkv_page;
 
 typedef struct pkv_block {
     uint64_t hash;
@@ -34,6 +25,8 @@ typedef struct pkv_block {
     uint32_t next_sibling, prev_sibling;
     uint32_t next_in_bucket; // or in the free list
     uint32_t generation;     // odd while it is in the cache; + 1 on entering and on leaving
+    uint32_t first_node;     // its nodes follow by block_next, in the order of its grain's tables
+    pkv_grain grain;
 } pkv_block;
 
 /* The chain that pkv_lookup_again found, and what it counted. Only its last block can leave the
@@ -66,18 +59,22 @@ typedef struct pkv_table {
 
 typedef struct pkv_seq {
     bool open;
-    bool dropped;      // dropped or compacted: publishes nothing more
-    bool sealed;       // the cache was flushed since it was opened: publishes nothing more
-    bool contiguous;   // keys are rotated to their slots as positions
-    bool unshared;     // its pages hold running sums: takes no block from the cache
-    uint32_t length;   // logical
-    uint32_t held;     // pages over all tables
-    uint32_t row;      // capacity of each list
-    uint32_t *pages;   // [groups, row]
-    uint32_t *bases;   // [groups, row] logical index of each page's first token
-    pkv_table *tables; // [groups]
-    uint64_t weight;   // weight of its tables' lengths in the checksum
-    bool forked;       // forked since its last append: filling pages may be shared
+    pkv_grain grain;
+    uint32_t groups;     // tables of this grain
+    uint32_t cap_tables; // records of tables; more than groups after a finer sequence
+    size_t cap_list;     // capacity of `pages` and of `bases`
+    bool dropped;        // dropped or compacted: publishes nothing more
+    bool sealed;         // the cache was flushed since it was opened: publishes nothing more
+    bool contiguous;     // keys are rotated to their slots as positions
+    bool unshared;       // its pages hold running sums: takes no block from the cache
+    uint32_t length;     // logical
+    uint32_t held;       // cells over all tables
+    uint32_t row;        // capacity of each list
+    uint32_t *pages;     // [groups, row]
+    uint32_t *bases;     // [groups, row] logical index of each page's first token
+    pkv_table *tables;   // [groups]
+    uint64_t weight;     // weight of its tables' lengths in the checksum
+    bool forked;         // forked since its last append: filling pages may be shared
     uint64_t salt;
     bool hidden;        // events omit the tokens of its blocks
     uint32_t published; // published blocks
@@ -107,21 +104,19 @@ typedef struct delta_log {
 
 struct pkv {
     pkv_geometry geometry;
+    pkv_geometry at[PKV_HEAD + 1]; // pkv_geometry_at
     uint32_t groups;
     uint32_t n_pages, max_seqs;
     allocator alloc;
     void (*on_block)(void *ctx, const pkv_block_event *event);
     void *on_block_ctx;
 
-    pkv_page *pages;  // [n_pages]; page 0 heads the ring of cached pages, oldest first
-    uint32_t touched; // pages from here on were never handed out; records unset
-    uint32_t free_head;
-    uint32_t free, used, cached;
-    uint32_t parked_alone; // used pages that only parked sequences reference
+    pkv_tree pool;
+    uint32_t ring_head,
+        ring_tail; // nodes that the prefix cache alone holds: the oldest, the newest
 
     bool prefix_cache;
     pkv_block *blocks;      // [max_blocks + 1]
-    uint32_t *block_pages;  // [max_blocks + 1, groups]
     uint32_t *block_tokens; // [max_blocks + 1, page_tokens]
     uint32_t *buckets;      // [bucket_mask + 1]
     uint32_t bucket_mask;
@@ -135,12 +130,12 @@ struct pkv {
     uint64_t checksum;
 
     uint32_t n_host_pages;
-    uint32_t *host_free; // [n_host_pages] the first n_host_free are free again
-    uint32_t n_host_free, host_touched;
+    pkv_tree host;   // when n_host_pages > 0
     pkv_swap *swaps; // [cap_swaps], numbered from 1; [0] heads the free list
     uint32_t n_swaps, cap_swaps;
     delta_log log;
-    void *scratch; // for pkv_seq_keep: a list of slots, or bits of pages
+    uint32_t *cursors; // [groups] of a walk over a sequence's tables
+    void *scratch;     // for pkv_seq_keep: a list of slots, or bits of pages
     size_t scratch_bytes;
 
     pkv_counts counts; // PKV_COUNTERS; pkv_count fills the current values
@@ -155,6 +150,15 @@ static inline uint32_t table_room(const pkv *p, const pkv_table *t)
 {
     return t->n_pages * p->geometry.page_tokens - t->kept;
 }
+static inline uint32_t groups_at(const pkv *p, pkv_grain grain)
+{
+    return grain == PKV_ALL ? 1 : grain == PKV_LAYER ? p->pool.n_layers : p->groups;
+}
+/* The layer group of a table. */
+static inline uint32_t layer_of(const pkv *p, pkv_grain grain, uint32_t group)
+{
+    return grain == PKV_HEAD ? group / p->pool.n_heads : group;
+}
 static inline uint32_t *seq_pages(const pkv_seq *s, uint32_t group)
 {
     return s->pages + (size_t)group * s->row;
@@ -163,55 +167,62 @@ static inline uint32_t *seq_bases(const pkv_seq *s, uint32_t group)
 {
     return s->bases + (size_t)group * s->row;
 }
-static inline uint32_t *block_pages(const pkv *p, uint32_t b)
-{
-    return p->block_pages + (size_t)b * p->groups;
-}
 static inline uint32_t *block_tokens(const pkv *p, uint32_t b)
 {
     return p->block_tokens + (size_t)b * p->geometry.page_tokens;
 }
 /* A contiguous sequence has one next position, so its tables keep equally many. */
-static inline bool keeps_evenly(const pkv *p, const pkv_seq *s)
+static inline bool keeps_evenly(const pkv_seq *s)
 {
     bool even = true;
-    for (uint32_t g = 1; s->contiguous && g < p->groups; g++)
+    for (uint32_t g = 1; s->contiguous && g < s->groups; g++)
         even &= s->tables[g].kept == s->tables[0].kept;
     return even;
 }
-/* Whether other tables or the prefix cache hold the page too. */
-static inline bool is_common(const pkv *p, uint32_t page)
+/* Whether other tables or the prefix cache hold cells of the page too. */
+static inline bool is_common(const pkv *p, pkv_grain grain, uint32_t page)
 {
-    return p->pages[page].refs > 1 || p->pages[page].block != 0;
+    return node_is_common(&p->pool, node_of(&p->pool, grain, page));
 }
-static inline uint32_t host_used(const pkv *p) { return p->host_touched - p->n_host_free; }
+/* Cells of a page of a sequence. */
+static inline uint32_t cells_of(const pkv *p, const pkv_seq *s)
+{
+    return cells_in(&p->pool, s->grain);
+}
+static inline uint32_t host_used(const pkv *p) { return p->n_host_pages ? tree_used(&p->host) : 0; }
 static inline bool keep_bit(const uint64_t *keep, uint32_t i) { return keep[i / 64] >> i % 64 & 1; }
 
 /* ---- pool.c ---- */
-/* Takes a page with one reference; the caller knows that pkv_available() > 0. */
-uint32_t pool_take(pkv *p);
-void pool_ref(pkv *p, uint32_t page);
-/* Gives up a reference. Without references the page becomes cached when it is hashed, else free. */
-void pool_unref(pkv *p, uint32_t page);
+/* Whether n pages of the grain can be taken, of free and of cached cells. */
+bool tier_has(const pkv_tree *tier, pkv_grain grain, uint64_t n);
+static inline bool pool_has(const pkv *p, pkv_grain grain, uint64_t n)
+{
+    return tier_has(&p->pool, grain, n);
+}
+/* Takes a page with one reference; pool_has said that there is one. */
+uint32_t pool_take(pkv *p, pkv_grain grain);
+/* Adds a reference to a node of the pool or the host tier, of a parked sequence or another, and
+ * gives one up. Cells without any become cached when they are hashed, else free. */
+void tier_ref(pkv *p, pkv_tree *tier, uint32_t node, bool parked);
+void tier_unref(pkv *p, pkv_tree *tier, uint32_t node, bool parked);
+static inline void pool_ref(pkv *p, pkv_grain grain, uint32_t page)
+{
+    tier_ref(p, &p->pool, node_of(&p->pool, grain, page), false);
+}
+static inline void pool_unref(pkv *p, pkv_grain grain, uint32_t page)
+{
+    tier_unref(p, &p->pool, node_of(&p->pool, grain, page), false);
+}
 /* Makes a reference a parked sequence's, and an open sequence's again. */
-void pool_park(pkv *p, uint32_t page);
-void pool_unpark(pkv *p, uint32_t page);
-static inline bool is_parked_alone(const pkv_page *page)
+void pool_park(pkv *p, pkv_grain grain, uint32_t page);
+void pool_unpark(pkv *p, pkv_grain grain, uint32_t page);
+/* Cells of a node that only parked sequences hold. */
+static inline uint32_t cells_parked(const pkv *p, uint32_t node)
 {
-    return page->refs > 0 && page->refs == page->parked;
+    return cells_with(&p->pool, node, COVER_USED) - cells_with(&p->pool, node, COVER_OPEN);
 }
-/* A page's references change between two calls, of which the first has UINT32_MAX for `one` and the
- * second 1. */
-static inline void watch_count(pkv *p, const pkv_page *page, uint32_t one)
-{
-    if (page->parked > 0) p->sight.parked = 0;
-    if (!page->watched) return;
-    p->watch.has_cost = false;
-    if (page->refs == 0) p->watch.cached_pages += one;
-    if (is_parked_alone(page)) p->watch.parked_pages += one;
-}
-/* Frees a cached page that has just lost its block. */
-void pool_uncache(pkv *p, uint32_t page);
+/* Enters a node into a block, or takes it out (0). */
+void pool_hash(pkv *p, uint32_t node, uint32_t block);
 
 /* ---- prefix.c ---- */
 status prefix_create(pkv *p);
@@ -228,6 +239,9 @@ uint32_t prefix_walk(const pkv *p, const uint32_t *tokens, uint32_t max_tokens, 
 void prefix_remove(pkv *p, uint32_t b);
 
 /* ---- watch.c ---- */
+/* References of a node of the pool change between two calls, of which the first has UINT32_MAX for
+ * `one` and the second 1. */
+void watch_count(pkv *p, uint32_t node, uint32_t one);
 /* The block leaves the cache; its children have left. */
 void watch_remove(pkv *p, uint32_t b);
 void watch_forget(pkv *p);
@@ -237,8 +251,9 @@ const char *watch_check(const pkv *p);
 /* Makes room for this many words and moves besides the reserve, which grows by `more_reserve`
  * words. */
 status log_room(pkv *p, size_t words, size_t moves, size_t more_reserve);
-/* Words that the log reserves for an open sequence with lists of `row` pages. */
-size_t log_reserve_of(const pkv *p, uint32_t row);
+/* Words that the log reserves for an open sequence of that many tables, with lists of `row`
+ * pages. */
+size_t log_reserve_of(uint32_t groups, uint32_t row);
 static inline void log_word(pkv *p, uint32_t word)
 {
     assert(p->log.n_words < p->log.cap_words);
@@ -249,17 +264,20 @@ void log_move(pkv *p, pkv_move move);
 void log_drop(pkv *p, uint32_t seq, uint32_t group, const uint64_t *keep);
 
 /* ---- table.c ---- */
-/* Makes every list hold at least `row` pages. Lists that exist grow by more, so that growing is
- * rare. */
+/* Makes every list of an open sequence hold at least `row` pages; they grow by more, so that
+ * growing is rare. */
 status seq_reserve(pkv *p, pkv_seq *s, uint32_t row);
+/* Gives a closed sequence the tables of a grain, with lists of at least `row` pages. */
+status seq_shape(pkv *p, pkv_seq *s, pkv_grain grain, uint32_t row);
 /* Length of a list, in pages, that will hold that many tokens. */
 uint32_t row_for(const pkv *p, uint32_t expect_tokens);
 /* Enters a sequence into checksum and reserve. */
 void seq_enter(pkv *p, pkv_seq *s, uint32_t seq);
 /* Copies a sequence's state except its tables and its number. */
 void seq_copy_state(pkv_seq *to, const pkv_seq *from);
-/* Makes the lists of a closed `to` long enough for what `from` holds, and for `row` pages. */
-status seq_reserve_like(pkv *p, pkv_seq *to, const pkv_seq *from, uint32_t row);
+/* Gives a closed `to` the grain of `from`, and lists long enough for what it holds and for `row`
+ * pages. */
+status seq_shape_like(pkv *p, pkv_seq *to, const pkv_seq *from, uint32_t row);
 /* Frees the sequence number and logs `op`; the caller decides what becomes of the pages. */
 void seq_leave(pkv *p, uint32_t seq, uint32_t op);
 /* Gives up every reference, the last pages first. */
@@ -278,15 +296,23 @@ void table_set_kept(pkv *p, uint32_t seq, uint32_t group, uint32_t kept);
 /* The logical index of a slot. */
 uint32_t table_position(const pkv *p, const pkv_seq *s, uint32_t group, uint32_t slot);
 
+/* ---- split.c ---- */
+/* Replaces the tables by those of a finer grain, on the same cells of that tier. */
+status seq_split(pkv *p, pkv_tree *tier, pkv_seq *s, pkv_grain grain, bool parked);
+/* The coarsest grain, from `grain` on, of which the tier can give that many cells. */
+pkv_grain tier_grain(const pkv *p, const pkv_tree *tier, pkv_grain grain, uint64_t cells);
+
 /* ---- compact.c ---- */
 /* pkv_seq_compact; `rotated` rotates moved keys to the positions of their new slots. */
 status table_gather(pkv *p, uint32_t seq, uint32_t group, const uint32_t *keep, uint32_t n_keep,
                     bool rotated);
 
 /* ---- swap.c ---- */
+/* Takes a page of the host tier; tier_has said that there is one. */
+uint32_t host_take(pkv *p, pkv_grain grain);
 status host_create(pkv *p);
 void host_destroy(pkv *p);
-uint32_t host_take(pkv *p);
+
 /* The number of a free record, 0 when memory is out; record_take marks it used. */
 uint32_t record_find(pkv *p);
 void record_take(pkv *p, uint32_t number, bool parked);

@@ -68,11 +68,12 @@ static uint32_t replace_pages(pkv *p, uint32_t id, uint32_t group, size_t count_
     uint64_t key = checksum_key(id, group);
     uint32_t *word = p->log.words + count_at, n = *word++;
     for (uint32_t i = 0; i < n; i++, word += 2) {
-        uint32_t index = word[0], old = pages[index], fresh = pool_take(p);
+        uint32_t index = word[0], old = pages[index], fresh = pool_take(p, s->grain);
         uint32_t fill = t->kept - index * size;
         word[1] = pages[index] = fresh;
         p->checksum += checksum_page(key, index, fresh) - checksum_page(key, index, old);
-        log_move(p, (pkv_move){.group = group,
+        log_move(p, (pkv_move){.grain = s->grain,
+                               .group = group,
                                .src_page = old,
                                .dst_page = fresh,
                                .n_slots = fill < size ? fill : size,
@@ -81,31 +82,40 @@ static uint32_t replace_pages(pkv *p, uint32_t id, uint32_t group, size_t count_
     return n;
 }
 
-static void unref_sources(pkv *p, size_t first_move, uint32_t n)
+static void unref_sources(pkv *p, const pkv_seq *s, size_t first_move, uint32_t n)
 {
-    while (n-- > 0) pool_unref(p, p->log.moves[first_move + n].src_page);
+    while (n-- > 0) pool_unref(p, s->grain, p->log.moves[first_move + n].src_page);
+}
+
+static uint32_t count_common(const pkv *p, const pkv_seq *s)
+{
+    uint32_t n = 0;
+    for (uint32_t g = 0; g < s->groups; g++) {
+        for (uint32_t i = 0; i < s->tables[g].n_pages; i++)
+            n += is_common(p, s->grain, seq_pages(s, g)[i]);
+    }
+    return n;
 }
 
 status pkv_seq_unshare(pkv *p, uint32_t id)
 {
     assert(id < p->max_seqs && p->seqs[id].open);
     pkv_seq *s = &p->seqs[id];
-    uint32_t n = 0;
-    for (uint32_t g = 0; g < p->groups; g++) {
-        for (uint32_t i = 0; i < s->tables[g].n_pages; i++) n += is_common(p, seq_pages(s, g)[i]);
-    }
-    if (n > pkv_available(p)) return status_make(STATUS_NO_PAGES, NULL);
-    RETURN_IF_ERROR(log_room(p, (size_t)p->groups * DELTA_TRIM_HEAD + (size_t)2 * n, n, 0));
-    for (uint32_t g = 0; g < p->groups; g++) {
+    uint32_t n = count_common(p, s);
+    if ((uint64_t)n * cells_of(p, s) > pkv_available(p)) return status_make(STATUS_NO_PAGES, NULL);
+    RETURN_IF_ERROR(pkv_seq_split(p, id, s->grain, n * cells_of(p, s)));
+    n = count_common(p, s);
+    RETURN_IF_ERROR(log_room(p, (size_t)s->groups * DELTA_TRIM_HEAD + (size_t)2 * n, n, 0));
+    for (uint32_t g = 0; g < s->groups; g++) {
         pkv_table *t = &s->tables[g];
         uint32_t i = 0;
-        while (i < t->n_pages && !is_common(p, seq_pages(s, g)[i])) i++;
+        while (i < t->n_pages && !is_common(p, s->grain, seq_pages(s, g)[i])) i++;
         if (i == t->n_pages) continue;
         size_t count_at = log_trim(p, id, g, t->kept), first_move = p->log.n_moves;
         for (; i < t->n_pages; i++) {
-            if (is_common(p, seq_pages(s, g)[i])) log_replaced(p, count_at, i);
+            if (is_common(p, s->grain, seq_pages(s, g)[i])) log_replaced(p, count_at, i);
         }
-        unref_sources(p, first_move, replace_pages(p, id, g, count_at));
+        unref_sources(p, s, first_move, replace_pages(p, id, g, count_at));
         t->drop_epoch = 0;
     }
     s->forked = false;
@@ -146,17 +156,18 @@ static uint32_t run_of(const hole_list *holes, uint32_t i, uint32_t size)
 }
 
 /* Lists the shared or hashed pages that the moves or the next token will write. */
-static uint32_t list_written(const pkv *p, const uint32_t *pages, const hole_list *holes,
-                             uint32_t left, uint32_t list[PAGE_TOKENS_MOST + 1])
+static uint32_t list_written(const pkv *p, pkv_grain grain, const uint32_t *pages,
+                             const hole_list *holes, uint32_t left,
+                             uint32_t list[PAGE_TOKENS_MOST + 1])
 {
     uint32_t size = p->geometry.page_tokens, n = 0, seen = UINT32_MAX;
     for (uint32_t i = 0; i < holes->n; i++) {
         uint32_t index = holes->to[i] / size;
-        if (index != seen && is_common(p, pages[index])) list[n++] = index;
+        if (index != seen && is_common(p, grain, pages[index])) list[n++] = index;
         seen = index;
     }
     uint32_t last = left / size;
-    if (left % size != 0 && last != seen && is_common(p, pages[last])) list[n++] = last;
+    if (left % size != 0 && last != seen && is_common(p, grain, pages[last])) list[n++] = last;
     return n;
 }
 
@@ -181,8 +192,8 @@ static status fill_holes(pkv *p, uint32_t id, uint32_t group, const uint64_t *ke
     hole_list holes;
     uint32_t written[PAGE_TOKENS_MOST + 1];
     find_holes(keep, t->kept, left, &holes);
-    uint32_t n_written = list_written(p, pages, &holes, left, written);
-    if (n_written > pkv_available(p)) return status_make(STATUS_NO_PAGES, NULL);
+    uint32_t n_written = list_written(p, s->grain, pages, &holes, left, written);
+    if (!pool_has(p, s->grain, n_written)) return status_make(STATUS_NO_PAGES, NULL);
     RETURN_IF_ERROR(table_reserve_slots(p, t, n_new));
     RETURN_IF_ERROR(
         log_room(p, DELTA_TRIM_HEAD + (size_t)2 * n_written, (size_t)n_written + holes.n, 0));
@@ -192,7 +203,8 @@ static status fill_holes(pkv *p, uint32_t id, uint32_t group, const uint64_t *ke
     replace_pages(p, id, group, count_at);
     for (uint32_t i = 0, n; i < holes.n; i += n) {
         n = run_of(&holes, i, size);
-        log_move(p, (pkv_move){.group = group,
+        log_move(p, (pkv_move){.grain = s->grain,
+                               .group = group,
                                .src_page = pages[holes.from[i] / size],
                                .src_slot = holes.from[i] % size,
                                .dst_page = pages[holes.to[i] / size],
@@ -208,15 +220,15 @@ static status fill_holes(pkv *p, uint32_t id, uint32_t group, const uint64_t *ke
     uint64_t key = checksum_key(id, group);
     for (uint32_t i = n_old; i-- > n_new;) {
         p->checksum -= checksum_page(key, i, pages[i]);
-        pool_unref(p, pages[i]);
+        pool_unref(p, s->grain, pages[i]);
     }
-    unref_sources(p, first_move, n_written);
+    unref_sources(p, s, first_move, n_written);
     t->n_pages = n_new;
     t->drop_epoch = 0;
     table_set_kept(p, id, group, left);
-    s->held -= n_old - n_new;
+    s->held -= (n_old - n_new) * cells_of(p, s);
     s->dropped = true;
-    p->counts.pages_dropped += n_old - n_new;
+    p->counts.pages_dropped += (n_old - n_new) * (uint64_t)cells_of(p, s);
     return STATUS_IS_OK;
 }
 
@@ -253,7 +265,7 @@ static status gather_slots(pkv *p, uint32_t id, uint32_t group, const uint64_t *
 
 status pkv_seq_keep(pkv *p, uint32_t id, uint32_t group, const uint64_t *keep, bool contiguous)
 {
-    assert(id < p->max_seqs && p->seqs[id].open && group < p->groups);
+    assert(id < p->max_seqs && p->seqs[id].open && group < p->seqs[id].groups);
     const pkv_table *t = &p->seqs[id].tables[group];
     uint32_t size = p->geometry.page_tokens, left = count_bits(keep, t->kept);
     uint32_t given_up = t->kept - left;

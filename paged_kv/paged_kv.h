@@ -1,19 +1,22 @@
 /* paged_kv: who holds which page of the KV cache.
  *
- * What     a pool of equal pages, a page table for each (sequence, KV group), a prefix cache of
+ * What     a pool of pages, page tables of each sequence as fine as it needs, a prefix cache of
  *          hashed blocks, a second tier of pages in host memory for preempted sequences, and a
  *          delta log that keeps mirrors of the tables up to date. Page numbers only: the bytes
  *          behind them belong to a backend. No clock, no lock, no I/O.
  * Owner    a pkv owns all its state; a pkv_mirror is a backend's copy of the tables, fed by deltas.
  * Threads  one thread for each pkv or mirror.
  * Units    tokens, pages, slots (a token's place in a table: page index * page_tokens + offset).
+ *          Numbers of pages count cells, whatever the grain of the tables that hold them.
  * Errors   STATUS_NO_PAGES is a state, not an error, and leaves everything as it was. Misuse
  *          asserts.
  *
- * Words: a *KV group* is a run of layers x a run of KV heads that share one page table; group g =
- * layer_group * head_groups + head_group. A *block* is page_tokens consecutive tokens from a
- * multiple of page_tokens on, across all groups. *Used* pages are referenced, *cached* ones are
- * unreferenced but hashed, and free + used + cached == n_pages - 1 (page 0 is never handed out). */
+ * Words: a *KV group* is a run of layers x a run of KV heads; group g = layer_group * head_groups +
+ * head_group. A *cell* is a page of one KV group. A sequence's *grain* says whether its tables are
+ * one for all groups, one for each layer group or one for each group, and a page of such a table is
+ * a run of as many cells. A *block* is page_tokens consecutive tokens from a multiple of
+ * page_tokens on, across all groups. *Used* cells are referenced, *cached* ones are unreferenced
+ * but hashed, and free + used + cached == n_pages - 1 (cell 0 is never handed out). */
 #ifndef PAGED_KV_PAGED_KV_H
 #define PAGED_KV_PAGED_KV_H
 
@@ -22,6 +25,8 @@
 /* ---- geometry: fixed when the engine starts -------------------------------------------------- */
 
 enum { PKV_WINDOW_WORDS = 16 }; // layers beyond these bits have no window
+/* Pages of a tier, at most, so that cells and runs together have 32-bit numbers. */
+enum { PKV_PAGES_MOST = 1 << 30 };
 
 typedef struct pkv_geometry {
     uint32_t page_tokens; // multiple of 16, at most 256
@@ -59,6 +64,23 @@ static inline uint32_t pkv_window_of(const pkv_geometry *g, uint32_t layer)
     return has ? g->window : 0;
 }
 
+/* How finely a sequence's tables are cut: one table for all, one for each layer group, or one for
+ * each layer group and head group, which is the geometry's own and the finest. Table numbers are 0;
+ * the layer group; the KV group. */
+typedef enum pkv_grain { PKV_ALL, PKV_LAYER, PKV_HEAD } pkv_grain;
+
+/* The coarsest grain with the same tables: a model of one layer, or of one head, has fewer. */
+pkv_grain pkv_grain_fit(const pkv_geometry *g, pkv_grain grain);
+/* The geometry whose groups are the tables of a grain. */
+pkv_geometry pkv_geometry_at(const pkv_geometry *g, pkv_grain grain);
+
+/* Numbers of cells of a tier with `usable` pages of the finest grain: n_pages - 1 of the pool, or
+ * n_host_pages. A backend has memory for that many. */
+uint32_t pkv_cell_count(const pkv_geometry *g, uint32_t usable);
+/* A page of a table is a run of cells, named by its first. The cells of one layer group follow one
+ * another, head group by head group; the next layer group's begin this many numbers further. */
+uint32_t pkv_layer_stride(const pkv_geometry *g, uint32_t usable);
+
 status pkv_geometry_check(const pkv_geometry *g, error *err);
 
 /* ---- the pool with its tables and cache ------------------------------------------------------ */
@@ -78,10 +100,10 @@ typedef struct pkv_block_event {
 
 typedef struct pkv_options {
     pkv_geometry geometry;
-    uint32_t n_pages;  // page 0 included, at most 2^31
+    uint32_t n_pages;  // page 0 included, at most 2^30
     uint32_t max_seqs; // sequences are numbered 0 .. max_seqs - 1 by the caller
     bool prefix_cache;
-    uint32_t n_host_pages;                                     // numbered from 0; at most 2^31
+    uint32_t n_host_pages;                                     // at most 2^30
     const allocator *alloc;                                    // NULL = default
     void (*on_block)(void *ctx, const pkv_block_event *event); // NULL = no events
     void *on_block_ctx;
@@ -147,11 +169,20 @@ void pkv_flush(pkv *p);
 
 /* ---- sequences ------------------------------------------------------------------------------- */
 
-/* Opens sequence `seq` (closed before) with the longest hit of tokens[0 .. max_hit); *hit_tokens is
- * its logical length. expect_tokens sizes the tables' lists, so that appending up to that length
- * allocates nothing. */
-status pkv_seq_open(pkv *p, uint32_t seq, const uint32_t *tokens, uint32_t max_hit, uint64_t salt,
-                    uint32_t expect_tokens, uint32_t *hit_tokens);
+/* Opens sequence `seq` (closed before) with tables of `grain`, or finer where blocks of the hit
+ * are, and with the longest hit of tokens[0 .. max_hit); *hit_tokens is its logical length. Tables
+ * become finer by pkv_seq_split, and by themselves where pages are wanted and the pool or the host
+ * tier has cells but no runs. expect_tokens sizes the tables' lists, so that appending up to that
+ * length allocates nothing. */
+status pkv_seq_open(pkv *p, uint32_t seq, pkv_grain grain, const uint32_t *tokens, uint32_t max_hit,
+                    uint64_t salt, uint32_t expect_tokens, uint32_t *hit_tokens);
+/* Cuts a sequence's tables to `grain`, or finer where the pool cannot give `fresh` more cells in
+ * runs of that grain; tables that are as fine already stay. The cells stay where they are, so
+ * nothing is copied. STATUS_NO_MEMORY changes nothing. */
+status pkv_seq_split(pkv *p, uint32_t seq, pkv_grain grain, uint32_t fresh);
+pkv_grain pkv_seq_grain(const pkv *p, uint32_t seq);
+/* The geometry whose groups are the sequence's tables, until it is split. */
+const pkv_geometry *pkv_seq_geometry(const pkv *p, uint32_t seq);
 /* From now on events of an open sequence's blocks carry no tokens; nor do those of its forks and of
  * sequences that continue its parked or swapped state. */
 void pkv_seq_hide(pkv *p, uint32_t seq);
@@ -187,7 +218,8 @@ status pkv_seq_compact(pkv *p, uint32_t seq, uint32_t group, const uint32_t *kee
  * contiguous in all its selections or in none; if it is, its tables must keep equally many tokens.
  * K and V of all its tokens must have been computed in earlier steps. All or nothing:
  * STATUS_NO_PAGES changes nothing; it takes at most ceil(kept / page_tokens) fresh pages before it
- * gives any up. */
+ * gives any up. At a coarser grain than PKV_HEAD it is also the answer where cells are available
+ * but not in runs. */
 status pkv_seq_keep(pkv *p, uint32_t seq, uint32_t group, const uint64_t *keep, bool contiguous);
 /* Replaces every shared or hashed page by a copy of the sequence's own, because running scores,
  * which lie beside K and V, cannot be shared. pkv_swap_in then takes no cached block in their
@@ -219,6 +251,8 @@ typedef struct pkv_table_view {
     const uint32_t *pages; // [n_pages] in order
     uint32_t n_pages;
     uint32_t kept_tokens; // only the last page may be short
+    /* From a page to the cell of the KV group that was asked for; 0 in views of pkv_seq_table. */
+    uint32_t offset;
 } pkv_table_view;
 
 pkv_table_view pkv_seq_table(const pkv *p, uint32_t seq, uint32_t group);
@@ -274,7 +308,7 @@ typedef struct pkv_swap_cost {
 } pkv_swap_cost;
 
 /* The pages that pkv_swap_in would take, with the same tokens. Changes nothing. */
-pkv_swap_cost pkv_swap_in_cost(const pkv *p, uint32_t swap, const uint32_t *tokens);
+pkv_swap_cost pkv_swap_in_cost(pkv *p, uint32_t swap, const uint32_t *tokens);
 /* As pkv_swap_in_cost, remembering the answer until the resident blocks of the tokens or references
  * of their pages change; `key` as in pkv_lookup_again, with which it shares what is remembered. */
 pkv_swap_cost pkv_swap_in_cost_again(pkv *p, uint64_t key, uint32_t swap, const uint32_t *tokens);
@@ -311,13 +345,21 @@ typedef enum pkv_move_kind {
 
 typedef struct pkv_move {
     pkv_move_kind kind;
-    uint32_t group;
+    pkv_grain grain;
+    uint32_t group; // the table of that grain
     uint32_t src_page, src_slot;
     uint32_t dst_page, dst_slot;
     uint32_t n_slots;
     int32_t rotate; // PKV_MOVE_SLOTS: positions that the moved keys are rotated by
     uint32_t fresh; // PKV_MOVE_SLOTS: 1 = dst_page is filled from slot 0 on, ascending; else 0
 } pkv_move;
+
+/* A move at a coarser grain moves the same slots of every cell of its two runs. Move i of its
+ * pkv_move_cells is the one of a cell, at the finest grain. Strides are pkv_layer_stride of the
+ * pool and of the host tier. */
+uint32_t pkv_move_cells(const pkv_geometry *g, const pkv_move *m);
+pkv_move pkv_move_cell(const pkv_geometry *g, const pkv_move *m, uint32_t i, uint32_t pool_stride,
+                       uint32_t host_stride);
 
 typedef struct pkv_deltas {
     const uint32_t *words;
@@ -337,8 +379,17 @@ void pkv_mirror_destroy(pkv_mirror *m);
 /* Applies words, which may come from a wire: anything inconsistent is STATUS_CORRUPT. After that,
  * and after STATUS_NO_MEMORY, the mirror can only be destroyed. */
 status pkv_mirror_apply(pkv_mirror *m, const uint32_t *words, size_t n_words);
+/* The table that holds a KV group of the finest grain: its pages and the offset from each of them
+ * to the cell of that group. */
 pkv_table_view pkv_mirror_table(const pkv_mirror *m, uint32_t seq, uint32_t group);
-/* Which tables may read a page again, as far as a mirror knows. held: tables of open sequences, of
+/* The lengths of a sequence's tables; all 0 when it is closed. */
+typedef struct pkv_mirror_extent {
+    uint32_t least_kept, most_kept; // tokens
+    uint32_t most_pages;
+} pkv_mirror_extent;
+
+pkv_mirror_extent pkv_mirror_extent_of(const pkv_mirror *m, uint32_t seq);
+/* Which tables may read a cell again, as far as a mirror knows. held: tables of open sequences, of
  * `group` (shared: more than one). parked: perhaps parked sequences; the mirror never learns when
  * those give pages up. Neither: no table, once the moves that came with the words are done. */
 typedef struct pkv_mirror_page {
@@ -346,7 +397,7 @@ typedef struct pkv_mirror_page {
     uint32_t group; // when held
 } pkv_mirror_page;
 
-pkv_mirror_page pkv_mirror_page_at(const pkv_mirror *m, uint32_t page);
+pkv_mirror_page pkv_mirror_page_at(const pkv_mirror *m, uint32_t cell);
 
 /* The tables that one operation of a delta log changes, for code that keeps a copy of a mirror's
  * tables. */
@@ -364,5 +415,7 @@ size_t pkv_delta_touch(const pkv_geometry *geometry, const uint32_t *words, pkv_
  * to date as tables change, so reading it is free. */
 uint64_t pkv_checksum(const pkv *p);
 uint64_t pkv_mirror_checksum(const pkv_mirror *m);
+/* The grain of an open sequence's tables, for code that keeps a copy of them. */
+pkv_grain pkv_mirror_grain(const pkv_mirror *m, uint32_t seq);
 
 #endif

@@ -12,7 +12,7 @@ static pkv_seq *parked_at(const pkv *p, uint32_t parked)
 
 static void copy_tables(const pkv *p, pkv_seq *to, const pkv_seq *from)
 {
-    for (uint32_t g = 0; g < p->groups; g++) {
+    for (uint32_t g = 0; g < from->groups; g++) {
         const pkv_table *t = &from->tables[g];
         size_t bytes = t->n_pages * sizeof(uint32_t);
         memcpy(seq_pages(to, g), seq_pages(from, g), bytes);
@@ -27,7 +27,7 @@ static void copy_tables(const pkv *p, pkv_seq *to, const pkv_seq *from)
 static uint32_t record_for(pkv *p, const pkv_seq *s)
 {
     uint32_t number = record_find(p);
-    if (number == 0 || !status_ok(seq_reserve_like(p, &p->swaps[number].seq, s, 1))) return 0;
+    if (number == 0 || !status_ok(seq_shape_like(p, &p->swaps[number].seq, s, 1))) return 0;
     return number;
 }
 
@@ -42,10 +42,11 @@ static void copy_to_record(pkv *p, uint32_t number, const pkv_seq *s)
 }
 
 /* Calls `change` for each page of the tables. */
-static void each_page(pkv *p, const pkv_seq *s, void (*change)(pkv *p, uint32_t page))
+static void each_page(pkv *p, const pkv_seq *s,
+                      void (*change)(pkv *p, pkv_grain grain, uint32_t page))
 {
-    for (uint32_t g = 0; g < p->groups; g++)
-        for (uint32_t i = 0; i < s->tables[g].n_pages; i++) change(p, seq_pages(s, g)[i]);
+    for (uint32_t g = 0; g < s->groups; g++)
+        for (uint32_t i = 0; i < s->tables[g].n_pages; i++) change(p, s->grain, seq_pages(s, g)[i]);
 }
 
 status pkv_seq_park(pkv *p, uint32_t id, uint32_t *parked)
@@ -73,7 +74,7 @@ status pkv_seq_fork_parked(pkv *p, uint32_t id, uint32_t *parked)
     each_page(p, s, pool_ref);
     each_page(p, s, pool_park);
     /* A later drop must not be merged into an earlier one: the copy was made in between. */
-    for (uint32_t g = 0; g < p->groups; g++) s->tables[g].drop_epoch = 0;
+    for (uint32_t g = 0; g < s->groups; g++) s->tables[g].drop_epoch = 0;
     log_word(p, DELTA_HOLD);
     log_word(p, id);
     *parked = number;
@@ -85,9 +86,10 @@ status pkv_unpark(pkv *p, uint32_t parked, uint32_t id, uint32_t expect_tokens)
     assert(id < p->max_seqs && !p->seqs[id].open);
     const pkv_seq *from = parked_at(p, parked);
     pkv_seq *s = &p->seqs[id];
-    RETURN_IF_ERROR(seq_reserve_like(p, s, from, row_for(p, expect_tokens)));
-    RETURN_IF_ERROR(log_room(p, DELTA_RETURN_HEAD + p->groups + (size_t)from->held, 0,
-                             log_reserve_of(p, s->row)));
+    RETURN_IF_ERROR(seq_shape_like(p, s, from, row_for(p, expect_tokens)));
+    RETURN_IF_ERROR(
+        log_room(p, DELTA_RETURN_HEAD + from->groups + (size_t)(from->held / cells_of(p, from)), 0,
+                 log_reserve_of(s->groups, s->row)));
     seq_enter(p, s, id);
     seq_copy_state(s, from);
     s->forked = from->forked;
@@ -95,8 +97,9 @@ status pkv_unpark(pkv *p, uint32_t parked, uint32_t id, uint32_t expect_tokens)
     each_page(p, from, pool_unpark);
     log_word(p, DELTA_RETURN);
     log_word(p, id);
+    log_word(p, s->grain);
     log_word(p, s->row);
-    for (uint32_t g = 0; g < p->groups; g++) {
+    for (uint32_t g = 0; g < s->groups; g++) {
         const pkv_table *t = &from->tables[g];
         table_clear(&s->tables[g]);
         log_word(p, t->kept);
@@ -130,13 +133,16 @@ status pkv_parked_swap_out(pkv *p, uint32_t parked, uint32_t *swap)
     if (s->held == 0 || s->held > p->n_host_pages - host_used(p)) {
         return status_make(STATUS_NO_PAGES, NULL);
     }
-    RETURN_IF_ERROR(log_room(p, 0, s->held, 0));
+    pkv_grain grain = tier_grain(p, &p->host, s->grain, s->held);
+    if (grain > s->grain) RETURN_IF_ERROR(seq_split(p, &p->pool, s, grain, true));
+    RETURN_IF_ERROR(log_room(p, 0, s->held / cells_of(p, s), 0));
     /* Giving up the pages first is safe: no page is handed out before all are copied. */
     unref_pages(p, s);
-    for (uint32_t g = 0; g < p->groups; g++) {
+    for (uint32_t g = 0; g < s->groups; g++) {
         for (uint32_t i = 0; i < s->tables[g].n_pages; i++) {
-            uint32_t *page = &seq_pages(s, g)[i], host = host_take(p);
+            uint32_t *page = &seq_pages(s, g)[i], host = host_take(p, s->grain);
             log_move(p, (pkv_move){.kind = PKV_MOVE_OUT,
+                                   .grain = s->grain,
                                    .group = g,
                                    .src_page = *page,
                                    .dst_page = host,
@@ -156,14 +162,16 @@ pkv_parked_pages pkv_parked_look(const pkv *p, uint32_t parked)
 {
     const pkv_seq *s = parked_at(p, parked);
     pkv_parked_pages n = {.held = s->held};
-    for (uint32_t g = 0; g < p->groups; g++) {
+    uint32_t size = cells_of(p, s);
+    for (uint32_t g = 0; g < s->groups; g++) {
         const pkv_table *t = &s->tables[g];
         for (uint32_t i = 0; i < t->n_pages; i++) {
-            const pkv_page *page = &p->pages[seq_pages(s, g)[i]];
+            uint32_t node = node_of(&p->pool, s->grain, seq_pages(s, g)[i]);
             bool fills = s->forked && i + 1 == t->n_pages && table_room(p, t) > 0;
-            n.shared += page->refs > 1;
-            n.filling += page->refs > 1 && fills;
-            n.alone += is_parked_alone(page);
+            bool shared = node_is_shared(&p->pool, node);
+            n.shared += shared ? size : 0;
+            n.filling += shared && fills ? size : 0;
+            n.alone += cells_parked(p, node);
         }
     }
     return n;

@@ -2,7 +2,6 @@
 
 /* Far above any model, low enough that no product below overflows. */
 enum { GROUPS_MAX = 1 << 20, LAYERS_MAX = 1 << 14, HEADS_MAX = 1 << 14 };
-#define PAGES_MAX (UINT32_C(1) << 31)
 
 status pkv_geometry_check(const pkv_geometry *g, error *err)
 {
@@ -41,14 +40,29 @@ status pkv_geometry_check(const pkv_geometry *g, error *err)
     return STATUS_IS_OK;
 }
 
+pkv_grain pkv_grain_fit(const pkv_geometry *g, pkv_grain grain)
+{
+    bool one_layer = pkv_layer_groups(g) == 1, one_head = pkv_head_groups(g) == 1;
+    if (grain == PKV_ALL && one_layer) grain = PKV_LAYER;
+    return grain == PKV_LAYER && one_head ? PKV_HEAD : grain;
+}
+
+pkv_geometry pkv_geometry_at(const pkv_geometry *g, pkv_grain grain)
+{
+    pkv_geometry at = *g;
+    if (grain != PKV_HEAD) at.heads_per_group = at.n_kv_heads;
+    if (grain == PKV_ALL) at.layers_per_group = at.n_layers;
+    return at;
+}
+
 status pkv_create(const pkv_options *options, pkv **out)
 {
     RETURN_IF_ERROR(pkv_geometry_check(&options->geometry, NULL));
-    if (options->n_pages < 2 || options->n_pages > PAGES_MAX) {
-        return status_make(STATUS_INVALID, "n_pages must be 2 to 2^31");
+    if (options->n_pages < 2 || options->n_pages > PKV_PAGES_MOST) {
+        return status_make(STATUS_INVALID, "n_pages must be 2 to 2^30");
     }
-    if (options->n_host_pages > PAGES_MAX) {
-        return status_make(STATUS_INVALID, "n_host_pages must be at most 2^31");
+    if (options->n_host_pages > PKV_PAGES_MOST) {
+        return status_make(STATUS_INVALID, "n_host_pages must be at most 2^30");
     }
     if (options->max_seqs < 1 || options->max_seqs == UINT32_MAX) {
         return status_make(STATUS_INVALID, "max_seqs must be at least 1");
@@ -57,6 +71,8 @@ status pkv_create(const pkv_options *options, pkv **out)
     pkv *p = alloc_zeroed(a, 1, sizeof *p);
     if (!p) return status_make(STATUS_NO_MEMORY, NULL);
     p->geometry = options->geometry;
+    for (pkv_grain grain = PKV_ALL; grain <= PKV_HEAD; grain++)
+        p->at[grain] = pkv_geometry_at(&p->geometry, grain);
     p->groups = pkv_groups(&options->geometry);
     p->n_pages = options->n_pages;
     p->max_seqs = options->max_seqs;
@@ -66,18 +82,14 @@ status pkv_create(const pkv_options *options, pkv **out)
     p->prefix_cache = options->prefix_cache;
     p->n_host_pages = options->n_host_pages;
     p->log.epoch = 1;
-    p->free = p->n_pages - 1;
-    p->touched = 1;
-    /* Not zeroed: a page's record is written when the page is first handed out, so the memory of a
-     * large idle pool stays untouched. */
-    p->pages = alloc_resize(a, NULL, p->n_pages, sizeof *p->pages);
     p->seqs = alloc_zeroed(a, p->max_seqs, sizeof *p->seqs);
-    if (!p->pages || !p->seqs || (p->prefix_cache && !status_ok(prefix_create(p))) ||
-        !status_ok(host_create(p))) {
+    p->cursors = alloc_resize(a, NULL, p->groups, sizeof *p->cursors);
+    if (!p->seqs || !p->cursors ||
+        !status_ok(tree_create(&p->pool, a, &p->geometry, p->n_pages - 1)) ||
+        (p->prefix_cache && !status_ok(prefix_create(p))) || !status_ok(host_create(p))) {
         pkv_destroy(p);
         return status_make(STATUS_NO_MEMORY, NULL);
     }
-    p->pages[0] = (pkv_page){0};
     *out = p;
     return STATUS_IS_OK;
 }
@@ -89,7 +101,8 @@ void pkv_destroy(pkv *p)
     host_destroy(p);
     prefix_destroy(p);
     alloc_free(&p->alloc, p->seqs);
-    alloc_free(&p->alloc, p->pages);
+    tree_destroy(&p->pool, &p->alloc);
+    alloc_free(&p->alloc, p->cursors);
     alloc_free(&p->alloc, p->log.words);
     alloc_free(&p->alloc, p->log.moves);
     alloc_free(&p->alloc, p->scratch);
@@ -109,9 +122,9 @@ pkv_counts pkv_count(const pkv *p)
 {
     pkv_counts now = p->counts;
     now.n_pages = p->n_pages;
-    now.free = p->free;
-    now.used = p->used;
-    now.cached = p->cached;
+    now.free = tree_free(&p->pool);
+    now.used = tree_used(&p->pool);
+    now.cached = p->pool.covered[COVER_TAKEN] - p->pool.covered[COVER_USED];
     now.n_host_pages = p->n_host_pages;
     now.host_used = host_used(p);
     return now;
@@ -124,101 +137,151 @@ void pkv_add_counters(pkv_counts *sum, const pkv_counts *more)
 #undef ADD
 }
 
-uint32_t pkv_available(const pkv *p) { return p->free + p->cached; }
-uint32_t pkv_parked_alone(const pkv *p) { return p->parked_alone; }
+uint32_t pkv_available(const pkv *p) { return p->pool.n_cells - p->pool.covered[COVER_USED]; }
+uint32_t pkv_parked_alone(const pkv *p)
+{
+    return p->pool.covered[COVER_USED] - p->pool.covered[COVER_OPEN];
+}
 
 uint64_t pkv_checksum(const pkv *p) { return p->checksum; }
 
+/* ---- the ring of cached nodes ---------------------------------------------------------------- */
+
+static void ring_push(pkv *p, uint32_t node)
+{
+    pkv_node *nodes = p->pool.nodes;
+    nodes[node].ringed = true;
+    nodes[node].prev = p->ring_tail;
+    nodes[node].next = 0;
+    if (p->ring_tail != 0) nodes[p->ring_tail].next = node;
+    else p->ring_head = node;
+    p->ring_tail = node;
+}
+
+static void ring_remove(pkv *p, uint32_t node)
+{
+    pkv_node *nodes = p->pool.nodes, *n = &nodes[node];
+    n->ringed = false;
+    if (n->prev != 0) nodes[n->prev].next = n->next;
+    else p->ring_head = n->next;
+    if (n->next != 0) nodes[n->next].prev = n->prev;
+    else p->ring_tail = n->prev;
+}
+
+/* A node is in the ring while its block alone holds some of its cells. Holders of a run around it
+ * do not count: such nodes are few, and giving up their block early loses a hit at most. */
+static void ring_settle(pkv *p, uint32_t node)
+{
+    const pkv_tree *t = &p->pool;
+    const pkv_node *n = &t->nodes[node];
+    pkv_grain grain = node_grain(t, node);
+    bool in = n->block != 0 && n->refs == 0 &&
+              (grain == PKV_HEAD || run_at(t, node)->below[COVER_USED] < cells_in(t, grain));
+    if (in && !n->ringed) ring_push(p, node);
+    if (!in && n->ringed) ring_remove(p, node);
+}
+
+static void change_end(pkv *p, pkv_tree *tier, uint32_t node)
+{
+    tree_change_end(tier, node);
+    if (tier != &p->pool) return; /* the host tier has no blocks */
+    for (;; node = node_above(tier, node)) {
+        ring_settle(p, node);
+        if (node >= tree_whole_at(tier)) return;
+    }
+}
+
 /* ---- pages: free <-> used <-> cached --------------------------------------------------------- */
 
-static void push_free(pkv *p, uint32_t id)
+bool tier_has(const pkv_tree *tier, pkv_grain grain, uint64_t n)
 {
-    p->pages[id] = (pkv_page){.next = p->free_head};
-    p->free_head = id;
-    p->free++;
+    if (grain == PKV_HEAD) return n <= tier->n_cells - tier->covered[COVER_USED];
+    return n <= (grain == PKV_LAYER ? tier->unused_layers : tier->unused_wholes);
 }
 
-/* The ring of cached pages: pages[0].next is the least recently used, pages[0].prev the most. */
-static void ring_push(pkv *p, uint32_t id)
+/* Whether a run of the grain, around the node or inside it, has no used cell. */
+static bool is_of_unused(const pkv_tree *t, pkv_grain grain, uint32_t node)
 {
-    pkv_page *pages = p->pages;
-    pages[id].prev = pages[0].prev;
-    pages[id].next = 0;
-    pages[pages[0].prev].next = id;
-    pages[0].prev = id;
-    p->cached++;
+    if (grain == PKV_HEAD) return true;
+    uint32_t run = node < t->n_cells ? node_above(t, node) : node;
+    if (grain == PKV_ALL && run < tree_whole_at(t)) run = node_above(t, run);
+    if (grain == PKV_LAYER && run >= tree_whole_at(t))
+        return run_at(t, run)->busy[COVER_USED] < t->n_layers;
+    return cells_with(t, run, COVER_USED) == 0;
 }
 
-static void ring_remove(pkv *p, uint32_t id)
+/* The oldest cached node whose leaving may free a run of the grain. */
+static uint32_t oldest_cached(const pkv *p, pkv_grain grain)
 {
-    pkv_page *pages = p->pages;
-    pages[pages[id].prev].next = pages[id].next;
-    pages[pages[id].next].prev = pages[id].prev;
-    p->cached--;
+    uint32_t node = p->ring_head;
+    while (node != 0 && !is_of_unused(&p->pool, grain, node)) node = p->pool.nodes[node].next;
+    return node;
 }
 
-uint32_t pool_take(pkv *p)
+uint32_t pool_take(pkv *p, pkv_grain grain)
 {
-    assert(pkv_available(p) > 0);
-    if (p->free == 0) prefix_remove(p, p->pages[p->pages[0].next].block);
-    uint32_t id = p->free_head;
-    if (id != 0) p->free_head = p->pages[id].next;
-    else id = p->touched++;
-    p->pages[id] = (pkv_page){.refs = 1};
-    p->free--;
-    p->used++;
-    return id;
-}
-
-void pool_ref(pkv *p, uint32_t id)
-{
-    pkv_page *g = &p->pages[id];
-    watch_count(p, g, UINT32_MAX);
-    if (g->refs == 0) {
-        ring_remove(p, id);
-        p->used++;
+    uint32_t node;
+    while ((node = tree_find_free(&p->pool, grain)) == 0) {
+        uint32_t oldest = oldest_cached(p, grain);
+        assert(oldest != 0);
+        prefix_remove(p, p->pool.nodes[oldest].block);
     }
-    p->parked_alone -= is_parked_alone(g);
-    g->refs++;
-    watch_count(p, g, 1);
+    tree_change_begin(&p->pool, node);
+    p->pool.nodes[node].refs = 1;
+    tree_change_end(&p->pool, node);
+    return page_of(&p->pool, node);
 }
 
-void pool_unref(pkv *p, uint32_t id)
+void tier_ref(pkv *p, pkv_tree *tier, uint32_t node, bool parked)
 {
-    pkv_page *g = &p->pages[id];
-    assert(g->refs > g->parked);
-    watch_count(p, g, UINT32_MAX);
-    g->refs--;
-    watch_count(p, g, 1);
-    p->parked_alone += is_parked_alone(g);
-    if (g->refs > 0) return;
-    p->used--;
-    if (g->block != 0) ring_push(p, id);
-    else push_free(p, id);
+    tree_set_path(tier, node);
+    if (tier == &p->pool) watch_count(p, node, UINT32_MAX);
+    tree_change_begin(tier, node);
+    tier->nodes[node].refs++;
+    tier->nodes[node].parked += parked;
+    change_end(p, tier, node);
+    if (tier == &p->pool) watch_count(p, node, 1);
 }
 
-void pool_park(pkv *p, uint32_t id)
+void tier_unref(pkv *p, pkv_tree *tier, uint32_t node, bool parked)
 {
-    pkv_page *g = &p->pages[id];
-    assert(g->parked < g->refs);
-    watch_count(p, g, UINT32_MAX);
-    g->parked++;
-    watch_count(p, g, 1);
-    p->parked_alone += is_parked_alone(g);
+    pkv_node *n = &tier->nodes[node];
+    assert(parked ? n->parked > 0 : n->refs > n->parked);
+    if (tier == &p->pool) watch_count(p, node, UINT32_MAX);
+    tree_change_begin(tier, node);
+    n->refs--;
+    n->parked -= parked;
+    change_end(p, tier, node);
+    if (tier == &p->pool) watch_count(p, node, 1);
 }
 
-void pool_unpark(pkv *p, uint32_t id)
+void pool_park(pkv *p, pkv_grain grain, uint32_t page)
 {
-    pkv_page *g = &p->pages[id];
-    assert(g->parked > 0);
-    p->parked_alone -= is_parked_alone(g);
-    watch_count(p, g, UINT32_MAX);
-    g->parked--;
-    watch_count(p, g, 1);
+    uint32_t node = node_of(&p->pool, grain, page);
+    pkv_node *n = &p->pool.nodes[node];
+    assert(n->parked < n->refs);
+    watch_count(p, node, UINT32_MAX);
+    tree_change_begin(&p->pool, node);
+    n->parked++;
+    tree_change_end(&p->pool, node);
+    watch_count(p, node, 1);
 }
 
-void pool_uncache(pkv *p, uint32_t id)
+void pool_unpark(pkv *p, pkv_grain grain, uint32_t page)
 {
-    ring_remove(p, id);
-    push_free(p, id);
+    uint32_t node = node_of(&p->pool, grain, page);
+    pkv_node *n = &p->pool.nodes[node];
+    assert(n->parked > 0);
+    watch_count(p, node, UINT32_MAX);
+    tree_change_begin(&p->pool, node);
+    n->parked--;
+    tree_change_end(&p->pool, node);
+    watch_count(p, node, 1);
+}
+
+void pool_hash(pkv *p, uint32_t node, uint32_t block)
+{
+    tree_change_begin(&p->pool, node);
+    p->pool.nodes[node].block = block;
+    change_end(p, &p->pool, node);
 }

@@ -11,7 +11,7 @@
 status prefix_create(pkv *p)
 {
     const allocator *a = &p->alloc;
-    /* A block holds one page of each group and no page has two blocks. */
+    /* A block holds a cell of each group and no cell has two blocks. */
     p->max_blocks = (p->n_pages - 1) / p->groups;
     uint32_t n_buckets = 16;
     while (n_buckets < p->max_blocks) n_buckets *= 2;
@@ -20,9 +20,8 @@ status prefix_create(pkv *p)
     size_t n = (size_t)p->max_blocks + 1;
     p->buckets = alloc_zeroed(a, n_buckets, sizeof *p->buckets);
     p->blocks = alloc_resize(a, NULL, n, sizeof *p->blocks);
-    p->block_pages = alloc_resize(a, NULL, n * p->groups, sizeof *p->block_pages);
     p->block_tokens = alloc_resize(a, NULL, n * p->geometry.page_tokens, sizeof *p->block_tokens);
-    if (!p->buckets || !p->blocks || !p->block_pages || !p->block_tokens) {
+    if (!p->buckets || !p->blocks || !p->block_tokens) {
         return status_make(STATUS_NO_MEMORY, NULL);
     }
     p->blocks[0] = (pkv_block){0};
@@ -33,7 +32,6 @@ void prefix_destroy(pkv *p)
 {
     alloc_free(&p->alloc, p->buckets);
     alloc_free(&p->alloc, p->blocks);
-    alloc_free(&p->alloc, p->block_pages);
     alloc_free(&p->alloc, p->block_tokens);
 }
 
@@ -80,11 +78,11 @@ pkv_hit pkv_lookup(const pkv *p, const uint32_t *tokens, uint32_t max_tokens, ui
     uint32_t b = prefix_walk(p, tokens, max_tokens, salt, &n);
     pkv_hit hit = {.tokens = n * p->geometry.page_tokens};
     for (; b != 0; b = p->blocks[b].parent) {
-        const uint32_t *pages = block_pages(p, b);
-        for (uint32_t g = 0; g < p->groups; g++) {
-            const pkv_page *page = &p->pages[pages[g]];
-            hit.cached_pages += page->refs == 0;
-            hit.parked_pages += is_parked_alone(page);
+        for (uint32_t node = p->blocks[b].first_node; node != 0;
+             node = p->pool.nodes[node].block_next) {
+            hit.cached_pages +=
+                cells_in(&p->pool, p->blocks[b].grain) - cells_with(&p->pool, node, COVER_USED);
+            hit.parked_pages += cells_parked(p, node);
         }
     }
     return hit;
@@ -125,6 +123,7 @@ static uint32_t insert_block(pkv *p, const pkv_seq *s, uint32_t index, uint32_t 
         .next_sibling = up->first_child,
         .next_in_bucket = *bucket,
         .generation = k->generation + 1,
+        .grain = s->grain,
     };
     *bucket = b;
     if (up->first_child != 0) p->blocks[up->first_child].prev_sibling = b;
@@ -132,12 +131,15 @@ static uint32_t insert_block(pkv *p, const pkv_seq *s, uint32_t index, uint32_t 
     p->n_blocks++;
 
     memcpy(block_tokens(p, b), tokens, p->geometry.page_tokens * sizeof *tokens);
-    uint32_t *pages = block_pages(p, b);
-    for (uint32_t g = 0; g < p->groups; g++) {
-        pages[g] = seq_pages(s, g)[index];
-        assert(p->pages[pages[g]].block == 0);
-        p->pages[pages[g]].block = b;
+    uint32_t *link = &k->first_node;
+    for (uint32_t g = 0; g < s->groups; g++) {
+        uint32_t node = node_of(&p->pool, s->grain, seq_pages(s, g)[index]);
+        assert(p->pool.nodes[node].block == 0);
+        pool_hash(p, node, b);
+        *link = node;
+        link = &p->pool.nodes[node].block_next;
     }
+    *link = 0;
     emit(p, b, true, s->hidden ? NULL : block_tokens(p, b));
     return b;
 }
@@ -168,13 +170,12 @@ void pkv_seq_publish(pkv *p, uint32_t seq_id, const uint32_t *tokens, uint32_t n
     s->cursor_generation = p->blocks[cursor].generation;
 }
 
-/* Detaches a block from its pages: unreferenced ones become free. */
-static void release_pages(pkv *p, uint32_t b)
+/* Detaches a block from its nodes: cells without references become free. */
+static void release_nodes(pkv *p, uint32_t b)
 {
-    const uint32_t *pages = block_pages(p, b);
-    for (uint32_t g = 0; g < p->groups; g++) {
-        p->pages[pages[g]].block = 0;
-        if (p->pages[pages[g]].refs == 0) pool_uncache(p, pages[g]);
+    for (uint32_t node = p->blocks[b].first_node, next; node != 0; node = next) {
+        next = p->pool.nodes[node].block_next;
+        pool_hash(p, node, 0);
     }
 }
 
@@ -191,7 +192,7 @@ static void remove_leaf(pkv *p, uint32_t b)
     if (k->next_sibling != 0) p->blocks[k->next_sibling].prev_sibling = k->prev_sibling;
 
     watch_remove(p, b);
-    release_pages(p, b);
+    release_nodes(p, b);
     k->generation++;
     k->next_in_bucket = p->free_block;
     p->free_block = b;
@@ -221,7 +222,7 @@ void pkv_flush(pkv *p)
     for (uint32_t b = p->blocks_touched; b-- > 1;) {
         pkv_block *k = &p->blocks[b];
         if (k->generation % 2 == 1) {
-            release_pages(p, b);
+            release_nodes(p, b);
             k->generation++;
         }
         k->next_in_bucket = p->free_block;

@@ -5,21 +5,22 @@
 status host_create(pkv *p)
 {
     if (p->n_host_pages == 0) return STATUS_IS_OK;
-    /* Written as pages are handed out, so the list of an idle tier stays untouched. */
-    p->host_free = alloc_resize(&p->alloc, NULL, p->n_host_pages, sizeof *p->host_free);
-    return p->host_free ? STATUS_IS_OK : status_make(STATUS_NO_MEMORY, NULL);
+    return tree_create(&p->host, &p->alloc, &p->geometry, p->n_host_pages);
 }
 
 void host_destroy(pkv *p)
 {
     for (uint32_t i = 1; i <= p->n_swaps; i++) seq_free_lists(p, &p->swaps[i].seq);
     alloc_free(&p->alloc, p->swaps);
-    alloc_free(&p->alloc, p->host_free);
+    tree_destroy(&p->host, &p->alloc);
 }
 
-uint32_t host_take(pkv *p)
+uint32_t host_take(pkv *p, pkv_grain grain)
 {
-    return p->n_host_free > 0 ? p->host_free[--p->n_host_free] : p->host_touched++;
+    uint32_t node = tree_find_free(&p->host, grain);
+    assert(node != 0);
+    tier_ref(p, &p->host, node, false);
+    return page_of(&p->host, node);
 }
 
 /* ---- records of swapped and parked sequences ------------------------------------------------- */
@@ -55,13 +56,13 @@ void record_take(pkv *p, uint32_t number, bool parked)
 void record_free(pkv *p, uint32_t number)
 {
     pkv_swap *r = &p->swaps[number];
-    for (uint32_t g = 0; g < p->groups; g++) table_clear(&r->seq.tables[g]);
+    for (uint32_t g = 0; g < r->seq.groups; g++) table_clear(&r->seq.tables[g]);
     r->seq.open = false;
     r->next = p->swaps[0].next;
     p->swaps[0].next = number;
 }
 
-static const pkv_seq *swapped(const pkv *p, uint32_t swap)
+static pkv_seq *swapped(const pkv *p, uint32_t swap)
 {
     assert(swap >= 1 && swap <= p->n_swaps);
     assert(p->swaps[swap].seq.open && !p->swaps[swap].parked);
@@ -74,10 +75,11 @@ static void copy_out(pkv *p, pkv_seq *to, const pkv_seq *from, uint32_t group)
 {
     const pkv_table *t = &from->tables[group];
     for (uint32_t i = 0; i < t->n_pages; i++) {
-        uint32_t host = host_take(p);
+        uint32_t host = host_take(p, from->grain);
         seq_pages(to, group)[i] = host;
         seq_bases(to, group)[i] = seq_bases(from, group)[i];
         log_move(p, (pkv_move){.kind = PKV_MOVE_OUT,
+                               .grain = from->grain,
                                .group = group,
                                .src_page = seq_pages(from, group)[i],
                                .dst_page = host,
@@ -97,14 +99,15 @@ status pkv_seq_swap_out(pkv *p, uint32_t id, uint32_t *swap)
     }
     uint32_t number = record_find(p);
     if (number == 0) return status_make(STATUS_NO_MEMORY, NULL);
+    RETURN_IF_ERROR(pkv_seq_split(p, id, tier_grain(p, &p->host, s->grain, s->held), 0));
     pkv_seq *kept = &p->swaps[number].seq;
-    RETURN_IF_ERROR(seq_reserve_like(p, kept, s, 1));
-    RETURN_IF_ERROR(log_room(p, 0, s->held, 0));
+    RETURN_IF_ERROR(seq_shape_like(p, kept, s, 1));
+    RETURN_IF_ERROR(log_room(p, 0, s->held / cells_of(p, s), 0));
 
     record_take(p, number, false);
     kept->held = s->held;
     seq_copy_state(kept, s);
-    for (uint32_t g = 0; g < p->groups; g++) copy_out(p, kept, s, g);
+    for (uint32_t g = 0; g < s->groups; g++) copy_out(p, kept, s, g);
     p->counts.pages_swapped_out += s->held;
     pkv_seq_close(p, id);
     *swap = number;
@@ -123,48 +126,55 @@ static uint32_t resident_blocks(const pkv *p, const pkv_seq *s, const uint32_t *
     return prefix_walk(p, tokens, s->published * p->geometry.page_tokens, s->salt, n);
 }
 
-/* A walk over the pages of a table that lie in resident blocks, last first. */
-typedef struct resident_page {
-    uint32_t block, n_blocks; // the next block to look at; its index in the chain is n_blocks - 1
-    uint32_t index;           // index of the page found; n_pages before the first
-} resident_page;
+/* A page of a swapped sequence that is still resident: page `index` of a table lies in `node`. */
+typedef void resident_fn(pkv *p, void *ctx, uint32_t group, uint32_t index, uint32_t node);
 
-/* The next resident page, or 0 when there is none. */
-static uint32_t next_resident(const pkv *p, const pkv_seq *s, uint32_t group, resident_page *at)
+/* Calls `fn` for those pages of the tables that a block of the chain holds. A block of a finer
+ * grain than the tables' cannot be one of their pages. */
+static void each_resident(pkv *p, const pkv_seq *s, uint32_t last, uint32_t n_blocks,
+                          resident_fn *fn, void *ctx)
 {
-    uint32_t size = p->geometry.page_tokens;
-    while (at->index > s->tables[group].slot_pages && at->block != 0) {
-        uint32_t base = seq_bases(s, group)[at->index - 1], from = (at->n_blocks - 1) * size;
-        if (base == from) {
-            at->index--;
-            return block_pages(p, at->block)[group];
-        }
-        if (base > from) {
-            at->index--;
-        } else {
-            at->block = p->blocks[at->block].parent;
-            at->n_blocks--;
+    uint32_t size = p->geometry.page_tokens, *next = p->cursors;
+    for (uint32_t g = 0; g < s->groups; g++) next[g] = s->tables[g].n_pages;
+    for (uint32_t b = last; b != 0; b = p->blocks[b].parent) {
+        uint32_t base = --n_blocks * size, group = 0;
+        if (p->blocks[b].grain > s->grain) continue;
+        uint32_t parts = s->groups / groups_at(p, p->blocks[b].grain);
+        for (uint32_t node = p->blocks[b].first_node; node != 0;
+             node = p->pool.nodes[node].block_next) {
+            for (uint32_t end = group + parts; group < end; group++) {
+                const uint32_t *bases = seq_bases(s, group);
+                uint32_t *at = &next[group], first = s->tables[group].slot_pages;
+                while (*at > first && bases[*at - 1] > base) --*at;
+                if (*at == first || bases[*at - 1] != base) continue;
+                fn(p, ctx, group, --*at,
+                   node_inside(&p->pool, node, s->grain, layer_of(p, s->grain, group),
+                               group % p->pool.n_heads));
+            }
         }
     }
-    return 0;
+}
+
+static void count_resident(pkv *p, void *ctx, uint32_t group, uint32_t index, uint32_t node)
+{
+    (void)group;
+    (void)index;
+    pkv_swap_cost *cost = ctx;
+    uint32_t cells = cells_in(&p->pool, node_grain(&p->pool, node));
+    cost->fresh -= cells;
+    cost->cached_pages += cells - cells_with(&p->pool, node, COVER_USED);
+    cost->parked_pages += cells_parked(p, node);
 }
 
 /* The cost beside n resident blocks, of which the last is given. */
-static pkv_swap_cost cost_beside(const pkv *p, const pkv_seq *s, uint32_t last, uint32_t n)
+static pkv_swap_cost cost_beside(pkv *p, const pkv_seq *s, uint32_t last, uint32_t n)
 {
     pkv_swap_cost cost = {.held = s->held, .fresh = s->held};
-    for (uint32_t g = 0; last != 0 && g < p->groups; g++) {
-        resident_page at = {last, n, s->tables[g].n_pages};
-        for (uint32_t page; (page = next_resident(p, s, g, &at)) != 0;) {
-            cost.fresh--;
-            cost.cached_pages += p->pages[page].refs == 0;
-            cost.parked_pages += is_parked_alone(&p->pages[page]);
-        }
-    }
+    each_resident(p, s, last, n, count_resident, &cost);
     return cost;
 }
 
-pkv_swap_cost pkv_swap_in_cost(const pkv *p, uint32_t swap, const uint32_t *tokens)
+pkv_swap_cost pkv_swap_in_cost(pkv *p, uint32_t swap, const uint32_t *tokens)
 {
     const pkv_seq *s = swapped(p, swap);
     uint32_t n, last = resident_blocks(p, s, tokens, &n);
@@ -182,19 +192,13 @@ pkv_swap_cost pkv_swap_in_cost_again(pkv *p, uint64_t key, uint32_t swap, const 
     return w->cost;
 }
 
-/* Lists the resident pages of a table and takes a reference to each, so that none is reclaimed for
- * a fresh page. 0 stands for pages that are not resident. */
-static void take_back(pkv *p, pkv_seq *to, const pkv_seq *from, uint32_t group, uint32_t last,
-                      uint32_t n)
+/* Lists a resident page and takes a reference to it, so that it is not reclaimed for another. */
+static void take_back(pkv *p, void *ctx, uint32_t group, uint32_t index, uint32_t node)
 {
-    uint32_t *pages = seq_pages(to, group);
-    memset(pages, 0, from->tables[group].n_pages * sizeof *pages);
-    resident_page at = {last, n, from->tables[group].n_pages};
-    for (uint32_t page; (page = next_resident(p, from, group, &at)) != 0;) {
-        pool_ref(p, page);
-        p->counts.pages_retaken++;
-        pages[at.index] = page;
-    }
+    pkv_seq *s = ctx;
+    tier_ref(p, &p->pool, node, false);
+    p->counts.pages_retaken += cells_of(p, s);
+    seq_pages(s, group)[index] = page_of(&p->pool, node);
 }
 
 static void copy_in(pkv *p, uint32_t id, const pkv_seq *from, uint32_t group)
@@ -205,9 +209,10 @@ static void copy_in(pkv *p, uint32_t id, const pkv_seq *from, uint32_t group)
     for (uint32_t i = 0; i < t->n_pages; i++) {
         uint32_t page = seq_pages(to, group)[i], host = seq_pages(from, group)[i];
         if (page == 0) {
-            page = pool_take(p);
-            p->counts.pages_swapped_in++;
+            page = pool_take(p, from->grain);
+            p->counts.pages_swapped_in += cells_of(p, from);
             log_move(p, (pkv_move){.kind = PKV_MOVE_IN,
+                                   .grain = from->grain,
                                    .group = group,
                                    .src_page = host,
                                    .dst_page = page,
@@ -224,28 +229,39 @@ status pkv_swap_in(pkv *p, uint32_t swap, uint32_t id, const uint32_t *tokens,
                    uint32_t expect_tokens)
 {
     assert(id < p->max_seqs && !p->seqs[id].open);
-    const pkv_seq *from = swapped(p, swap);
+    pkv_seq *from = swapped(p, swap);
     pkv_seq *s = &p->seqs[id];
     pkv_swap_cost cost = pkv_swap_in_cost(p, swap, tokens);
     if ((uint64_t)cost.fresh + cost.cached_pages > pkv_available(p)) {
         return status_make(STATUS_NO_PAGES, NULL);
     }
-    RETURN_IF_ERROR(seq_reserve_like(p, s, from, row_for(p, expect_tokens)));
-    RETURN_IF_ERROR(log_room(p, DELTA_RETURN_HEAD + p->groups + (size_t)from->held, cost.fresh,
-                             log_reserve_of(p, s->row)));
+    /* Cached pages that are taken back are no longer free runs either. */
+    pkv_grain grain =
+        tier_grain(p, &p->pool, from->grain, (uint64_t)cost.fresh + cost.cached_pages);
+    if (grain > from->grain) {
+        RETURN_IF_ERROR(seq_split(p, &p->host, from, grain, false));
+        p->watch.has_cost = false;
+        cost = pkv_swap_in_cost(p, swap, tokens);
+    }
+    RETURN_IF_ERROR(seq_shape_like(p, s, from, row_for(p, expect_tokens)));
+    uint32_t size = cells_of(p, s);
+    RETURN_IF_ERROR(log_room(p, DELTA_RETURN_HEAD + s->groups + (size_t)(from->held / size),
+                             cost.fresh / size, log_reserve_of(s->groups, s->row)));
     seq_enter(p, s, id);
     seq_copy_state(s, from);
     s->forked = false;
     s->held = 0;
     uint32_t n, last = resident_blocks(p, from, tokens, &n);
-    for (uint32_t g = 0; g < p->groups; g++) {
+    for (uint32_t g = 0; g < s->groups; g++) {
         table_clear(&s->tables[g]);
-        take_back(p, s, from, g, last, n);
+        memset(seq_pages(s, g), 0, from->tables[g].n_pages * sizeof *s->pages);
     }
+    each_resident(p, from, last, n, take_back, s);
     log_word(p, DELTA_RETURN);
     log_word(p, id);
+    log_word(p, s->grain);
     log_word(p, s->row);
-    for (uint32_t g = 0; g < p->groups; g++) copy_in(p, id, from, g);
+    for (uint32_t g = 0; g < s->groups; g++) copy_in(p, id, from, g);
     pkv_swap_discard(p, swap);
     return STATUS_IS_OK;
 }
@@ -253,10 +269,9 @@ status pkv_swap_in(pkv *p, uint32_t swap, uint32_t id, const uint32_t *tokens,
 void pkv_swap_discard(pkv *p, uint32_t swap)
 {
     const pkv_seq *s = swapped(p, swap);
-    for (uint32_t g = 0; g < p->groups; g++) {
-        for (uint32_t i = 0; i < s->tables[g].n_pages; i++) {
-            p->host_free[p->n_host_free++] = seq_pages(s, g)[i];
-        }
+    for (uint32_t g = 0; g < s->groups; g++) {
+        for (uint32_t i = 0; i < s->tables[g].n_pages; i++)
+            tier_unref(p, &p->host, node_of(&p->host, s->grain, seq_pages(s, g)[i]), false);
     }
     record_free(p, swap);
 }
@@ -268,11 +283,11 @@ uint32_t pkv_seq_shared_tokens(const pkv *p, uint32_t id)
     assert(id < p->max_seqs && p->seqs[id].open);
     const pkv_seq *s = &p->seqs[id];
     uint32_t n = s->dropped ? 0 : s->length / p->geometry.page_tokens;
-    for (uint32_t g = 0; g < p->groups; g++) {
+    for (uint32_t g = 0; g < s->groups; g++) {
         uint32_t i = 0;
         for (; i < n; i++) {
-            const pkv_page *page = &p->pages[seq_pages(s, g)[i]];
-            if (page->refs == 1 || page->block == 0) break;
+            uint32_t node = node_of(&p->pool, s->grain, seq_pages(s, g)[i]);
+            if (!node_is_shared(&p->pool, node) || !node_is_hashed(&p->pool, node)) break;
         }
         n = i;
     }

@@ -15,20 +15,24 @@ static pkv_seq *seq_opened(const pkv *p, uint32_t id)
     return s;
 }
 
-status seq_reserve(pkv *p, pkv_seq *s, uint32_t row)
+/* Makes room for the records of that many tables; those that exist keep their lists of slots. */
+static status reserve_tables(pkv *p, pkv_seq *s, uint32_t groups)
 {
-    if (!s->tables) {
-        s->tables = alloc_zeroed(&p->alloc, p->groups, sizeof *s->tables);
-        if (!s->tables) return status_make(STATUS_NO_MEMORY, NULL);
-    }
-    if (row <= s->row) return STATUS_IS_OK;
-    uint32_t half_more = s->open ? s->row + s->row / 2 : 0;
-    if (row < half_more) row = half_more;
-    if (s->open) {
-        size_t more = log_reserve_of(p, row) - log_reserve_of(p, s->row);
-        RETURN_IF_ERROR(log_room(p, 0, 0, more));
-    }
-    size_t n = (size_t)p->groups * row;
+    if (groups <= s->cap_tables) return STATUS_IS_OK;
+    pkv_table *tables = alloc_resize(&p->alloc, s->tables, groups, sizeof *tables);
+    if (!tables) return status_make(STATUS_NO_MEMORY, NULL);
+    memset(tables + s->cap_tables, 0, (groups - s->cap_tables) * sizeof *tables);
+    s->tables = tables;
+    s->cap_tables = groups;
+    return STATUS_IS_OK;
+}
+
+/* Makes the lists of an open sequence hold `row` pages. */
+static status grow_lists(pkv *p, pkv_seq *s, uint32_t row)
+{
+    size_t more = log_reserve_of(s->groups, row) - log_reserve_of(s->groups, s->row);
+    RETURN_IF_ERROR(log_room(p, 0, 0, more));
+    size_t n = (size_t)s->groups * row;
     uint32_t *pages = alloc_resize(&p->alloc, NULL, n, sizeof *pages);
     uint32_t *bases = alloc_resize(&p->alloc, NULL, n, sizeof *bases);
     if (!pages || !bases) {
@@ -36,29 +40,62 @@ status seq_reserve(pkv *p, pkv_seq *s, uint32_t row)
         alloc_free(&p->alloc, bases);
         return status_make(STATUS_NO_MEMORY, NULL);
     }
-    if (s->open) {
-        for (uint32_t g = 0; g < p->groups; g++) {
-            size_t bytes = s->tables[g].n_pages * sizeof *pages, at = (size_t)g * row;
-            memcpy(pages + at, seq_pages(s, g), bytes);
-            memcpy(bases + at, seq_bases(s, g), bytes);
-        }
-        p->log.reserve += log_reserve_of(p, row) - log_reserve_of(p, s->row);
+    for (uint32_t g = 0; g < s->groups; g++) {
+        size_t bytes = s->tables[g].n_pages * sizeof *pages, at = (size_t)g * row;
+        memcpy(pages + at, seq_pages(s, g), bytes);
+        memcpy(bases + at, seq_bases(s, g), bytes);
     }
+    p->log.reserve += more;
     alloc_free(&p->alloc, s->pages);
     alloc_free(&p->alloc, s->bases);
     s->pages = pages;
     s->bases = bases;
     s->row = row;
+    s->cap_list = n;
     return STATUS_IS_OK;
 }
 
-status seq_reserve_like(pkv *p, pkv_seq *to, const pkv_seq *from, uint32_t row)
+status seq_reserve(pkv *p, pkv_seq *s, uint32_t row)
 {
-    for (uint32_t g = 0; g < p->groups; g++) {
+    if (row <= s->row) return STATUS_IS_OK;
+    uint32_t half_more = s->row + s->row / 2;
+    return grow_lists(p, s, row < half_more ? half_more : row);
+}
+
+status seq_shape(pkv *p, pkv_seq *s, pkv_grain grain, uint32_t row)
+{
+    assert(!s->open);
+    uint32_t groups = groups_at(p, grain);
+    RETURN_IF_ERROR(reserve_tables(p, s, groups));
+    if (row < s->row && (size_t)groups * s->row <= s->cap_list) row = s->row;
+    size_t n = (size_t)groups * row;
+    if (n > s->cap_list) {
+        uint32_t *pages = alloc_resize(&p->alloc, NULL, n, sizeof *pages);
+        uint32_t *bases = alloc_resize(&p->alloc, NULL, n, sizeof *bases);
+        if (!pages || !bases) {
+            alloc_free(&p->alloc, pages);
+            alloc_free(&p->alloc, bases);
+            return status_make(STATUS_NO_MEMORY, NULL);
+        }
+        alloc_free(&p->alloc, s->pages);
+        alloc_free(&p->alloc, s->bases);
+        s->pages = pages;
+        s->bases = bases;
+        s->cap_list = n;
+    }
+    s->row = row;
+    s->grain = grain;
+    s->groups = groups;
+    return STATUS_IS_OK;
+}
+
+status seq_shape_like(pkv *p, pkv_seq *to, const pkv_seq *from, uint32_t row)
+{
+    for (uint32_t g = 0; g < from->groups; g++) {
         if (from->tables[g].n_pages > row) row = from->tables[g].n_pages;
     }
-    RETURN_IF_ERROR(seq_reserve(p, to, row));
-    for (uint32_t g = 0; g < p->groups; g++) {
+    RETURN_IF_ERROR(seq_shape(p, to, from->grain, row));
+    for (uint32_t g = 0; g < from->groups; g++) {
         RETURN_IF_ERROR(table_reserve_slots(p, &to->tables[g], from->tables[g].slot_pages));
     }
     return STATUS_IS_OK;
@@ -80,7 +117,7 @@ void seq_copy_state(pkv_seq *to, const pkv_seq *from)
 
 void seq_free_lists(pkv *p, pkv_seq *s)
 {
-    for (uint32_t g = 0; s->tables && g < p->groups; g++) {
+    for (uint32_t g = 0; g < s->cap_tables; g++) {
         alloc_free(&p->alloc, s->tables[g].slots);
     }
     alloc_free(&p->alloc, s->tables);
@@ -98,10 +135,10 @@ uint32_t row_for(const pkv *p, uint32_t expect_tokens)
 void seq_enter(pkv *p, pkv_seq *s, uint32_t id)
 {
     s->open = true;
-    p->log.reserve += log_reserve_of(p, s->row);
+    p->log.reserve += log_reserve_of(s->groups, s->row);
     p->checksum += checksum_seq(id);
     s->weight = 0;
-    for (uint32_t g = 0; g < p->groups; g++) s->weight += checksum_weight(checksum_key(id, g));
+    for (uint32_t g = 0; g < s->groups; g++) s->weight += checksum_weight(checksum_key(id, g));
 }
 
 void table_set_kept(pkv *p, uint32_t id, uint32_t group, uint32_t kept)
@@ -120,7 +157,7 @@ void table_push(pkv *p, uint32_t id, uint32_t group, uint32_t page, uint32_t bas
     seq_bases(s, group)[t->n_pages] = base;
     p->checksum += checksum_page(checksum_key(id, group), t->n_pages, page);
     t->n_pages++;
-    s->held++;
+    s->held += cells_of(p, s);
 }
 
 void table_clear(pkv_table *t)
@@ -129,17 +166,43 @@ void table_clear(pkv_table *t)
     t->drop_epoch = 0;
 }
 
-status pkv_seq_open(pkv *p, uint32_t id, const uint32_t *tokens, uint32_t max_hit, uint64_t salt,
-                    uint32_t expect_tokens, uint32_t *hit_tokens)
+/* The finest grain of a chain's blocks, or `grain` where that is finer. */
+static pkv_grain finest_of(const pkv *p, uint32_t last, pkv_grain grain)
+{
+    for (uint32_t b = last; b != 0; b = p->blocks[b].parent) {
+        if (p->blocks[b].grain > grain) grain = p->blocks[b].grain;
+    }
+    return grain;
+}
+
+/* Enters the nodes of a block into the tables of a grain that is as fine or finer. */
+static void take_block(pkv *p, pkv_seq *s, uint32_t b, uint32_t index)
+{
+    uint32_t heads = p->pool.n_heads, group = 0, node = p->blocks[b].first_node;
+    uint32_t parts = s->groups / groups_at(p, p->blocks[b].grain);
+    for (; node != 0; node = p->pool.nodes[node].block_next) {
+        for (uint32_t i = 0; i < parts; i++, group++) {
+            uint32_t part =
+                node_inside(&p->pool, node, s->grain, layer_of(p, s->grain, group), group % heads);
+            seq_pages(s, group)[index] = page_of(&p->pool, part);
+            seq_bases(s, group)[index] = index * p->geometry.page_tokens;
+            pool_ref(p, s->grain, seq_pages(s, group)[index]);
+        }
+    }
+}
+
+status pkv_seq_open(pkv *p, uint32_t id, pkv_grain grain, const uint32_t *tokens, uint32_t max_hit,
+                    uint64_t salt, uint32_t expect_tokens, uint32_t *hit_tokens)
 {
     pkv_seq *s = seq_at(p, id);
     assert(!s->open);
     uint32_t n_hit, size = p->geometry.page_tokens;
     uint32_t last = prefix_walk(p, tokens, max_hit, salt, &n_hit);
     uint32_t row = row_for(p, expect_tokens);
-    RETURN_IF_ERROR(seq_reserve(p, s, row > n_hit ? row : n_hit));
-    RETURN_IF_ERROR(
-        log_room(p, DELTA_OPEN_HEAD + (size_t)n_hit * p->groups, 0, log_reserve_of(p, s->row)));
+    grain = finest_of(p, last, pkv_grain_fit(&p->geometry, grain));
+    RETURN_IF_ERROR(seq_shape(p, s, grain, row > n_hit ? row : n_hit));
+    RETURN_IF_ERROR(log_room(p, DELTA_OPEN_HEAD + (size_t)n_hit * s->groups, 0,
+                             log_reserve_of(s->groups, s->row)));
     seq_enter(p, s, id);
     s->dropped = s->sealed = s->contiguous = s->unshared = s->forked = s->hidden = false;
     s->length = n_hit * size;
@@ -150,20 +213,13 @@ status pkv_seq_open(pkv *p, uint32_t id, const uint32_t *tokens, uint32_t max_hi
     s->cursor_generation = last != 0 ? p->blocks[last].generation : 0;
 
     uint32_t index = n_hit;
-    for (uint32_t b = last; b != 0; b = p->blocks[b].parent) {
-        index--;
-        for (uint32_t g = 0; g < p->groups; g++) {
-            uint32_t page = block_pages(p, b)[g];
-            pool_ref(p, page);
-            seq_pages(s, g)[index] = page;
-            seq_bases(s, g)[index] = index * size;
-        }
-    }
+    for (uint32_t b = last; b != 0; b = p->blocks[b].parent) take_block(p, s, b, --index);
     log_word(p, DELTA_OPEN);
     log_word(p, id);
+    log_word(p, s->grain);
     log_word(p, s->row);
     log_word(p, n_hit);
-    for (uint32_t g = 0; g < p->groups; g++) {
+    for (uint32_t g = 0; g < s->groups; g++) {
         pkv_table *t = &s->tables[g];
         table_clear(t);
         t->n_pages = n_hit;
@@ -190,7 +246,8 @@ static bool must_replace(const pkv *p, const pkv_seq *s, uint32_t group)
 {
     const pkv_table *t = &s->tables[group];
     return s->forked && table_room(p, t) > 0 &&
-           p->pages[seq_pages(s, group)[t->n_pages - 1]].refs > 1;
+           node_is_shared(&p->pool,
+                          node_of(&p->pool, s->grain, seq_pages(s, group)[t->n_pages - 1]));
 }
 
 typedef struct append_needs {
@@ -202,7 +259,7 @@ typedef struct append_needs {
 static append_needs needs_of(const pkv *p, const pkv_seq *s, uint32_t n)
 {
     append_needs needs = {0};
-    for (uint32_t g = 0; n > 0 && g < p->groups; g++) {
+    for (uint32_t g = 0; n > 0 && g < s->groups; g++) {
         const pkv_table *t = &s->tables[g];
         uint32_t room = table_room(p, t), more = n > room ? pages_for(p, n - room) : 0;
         needs.fresh += more;
@@ -215,8 +272,9 @@ static append_needs needs_of(const pkv *p, const pkv_seq *s, uint32_t n)
 
 uint32_t pkv_append_cost(const pkv *p, uint32_t id, uint32_t n)
 {
-    uint64_t fresh = needs_of(p, seq_opened(p, id), n).fresh;
-    return fresh < UINT32_MAX ? (uint32_t)fresh : UINT32_MAX;
+    const pkv_seq *s = seq_opened(p, id);
+    uint64_t cells = needs_of(p, s, n).fresh * cells_of(p, s);
+    return cells < UINT32_MAX ? (uint32_t)cells : UINT32_MAX;
 }
 
 status table_reserve_slots(pkv *p, pkv_table *t, uint32_t slot_pages)
@@ -244,16 +302,17 @@ static void replace_last(pkv *p, uint32_t id, uint32_t group)
     pkv_seq *s = &p->seqs[id];
     pkv_table *t = &s->tables[group];
     uint32_t index = t->n_pages - 1, *pages = seq_pages(s, group), old = pages[index];
-    uint32_t fresh = pool_take(p);
+    uint32_t fresh = pool_take(p, s->grain);
     uint64_t key = checksum_key(id, group);
     p->checksum += checksum_page(key, index, fresh) - checksum_page(key, index, old);
     pages[index] = fresh;
-    pool_unref(p, old);
+    pool_unref(p, s->grain, old);
     log_word(p, DELTA_REPLACE);
     log_word(p, id);
     log_word(p, group);
     log_word(p, fresh);
-    log_move(p, (pkv_move){.group = group,
+    log_move(p, (pkv_move){.grain = s->grain,
+                           .group = group,
                            .src_page = old,
                            .dst_page = fresh,
                            .n_slots = t->kept % p->geometry.page_tokens,
@@ -272,7 +331,7 @@ static void append_table(pkv *p, uint32_t id, uint32_t group, uint32_t n)
         for (uint32_t i = 0; i < filled; i++) t->slots[t->kept + i] = s->length + i;
     }
     for (uint32_t at = filled; at < n; at += size) {
-        uint32_t page = pool_take(p);
+        uint32_t page = pool_take(p, s->grain);
         table_push(p, id, group, page, s->length + at);
         log_word(p, page);
     }
@@ -284,22 +343,26 @@ status pkv_seq_append(pkv *p, uint32_t id, uint32_t n)
 {
     pkv_seq *s = seq_opened(p, id);
     if (n == 0) return STATUS_IS_OK;
-    assert(keeps_evenly(p, s));
+    assert(keeps_evenly(s));
     assert(n <= UINT32_MAX - p->geometry.page_tokens - s->length);
     append_needs needs = needs_of(p, s, n);
-    if (needs.fresh > pkv_available(p)) return status_make(STATUS_NO_PAGES, NULL);
+    if (needs.fresh * cells_of(p, s) > pkv_available(p)) return status_make(STATUS_NO_PAGES, NULL);
+    if (!pool_has(p, s->grain, needs.fresh)) {
+        RETURN_IF_ERROR(pkv_seq_split(p, id, s->grain, (uint32_t)needs.fresh * cells_of(p, s)));
+        needs = needs_of(p, s, n);
+    }
     RETURN_IF_ERROR(seq_reserve(p, s, needs.row));
     RETURN_IF_ERROR(
         log_room(p, (size_t)needs.replaced * DELTA_REPLACE_WORDS + DELTA_APPEND_HEAD + needs.fresh,
                  needs.replaced, 0));
-    for (uint32_t g = 0; needs.replaced > 0 && g < p->groups; g++) {
+    for (uint32_t g = 0; needs.replaced > 0 && g < s->groups; g++) {
         if (must_replace(p, s, g)) replace_last(p, id, g);
     }
     log_word(p, DELTA_APPEND);
     log_word(p, id);
     log_word(p, n);
     log_word(p, (uint32_t)(needs.fresh - needs.replaced));
-    for (uint32_t g = 0; g < p->groups; g++) append_table(p, id, g, n);
+    for (uint32_t g = 0; g < s->groups; g++) append_table(p, id, g, n);
     p->checksum += s->weight * n;
     s->length += n;
     s->forked = false;
@@ -318,11 +381,11 @@ static void cut_table(pkv *p, uint32_t id, uint32_t group, uint32_t kept)
     log_word(p, group);
     log_word(p, kept);
     log_word(p, 0);
-    s->held -= t->n_pages - left;
+    s->held -= (t->n_pages - left) * cells_of(p, s);
     while (t->n_pages > left) {
         uint32_t page = seq_pages(s, group)[--t->n_pages];
         p->checksum -= checksum_page(key, t->n_pages, page);
-        pool_unref(p, page);
+        pool_unref(p, s->grain, page);
     }
     if (t->slot_pages > left) t->slot_pages = left;
     t->drop_epoch = 0;
@@ -334,8 +397,8 @@ status pkv_seq_cut(pkv *p, uint32_t id, uint32_t n)
     pkv_seq *s = seq_opened(p, id);
     if (n == 0) return STATUS_IS_OK;
     assert(n <= s->length && s->length - n >= s->published * p->geometry.page_tokens);
-    RETURN_IF_ERROR(log_room(p, (size_t)p->groups * DELTA_TRIM_HEAD, 0, 0));
-    for (uint32_t g = 0; g < p->groups; g++) {
+    RETURN_IF_ERROR(log_room(p, (size_t)s->groups * DELTA_TRIM_HEAD, 0, 0));
+    for (uint32_t g = 0; g < s->groups; g++) {
         assert(n <= s->tables[g].kept);
         cut_table(p, id, g, s->tables[g].kept - n);
     }
@@ -361,7 +424,7 @@ static uint32_t drop_slots(const pkv *p, pkv_table *t, const uint64_t *keep)
 void pkv_seq_drop(pkv *p, uint32_t id, uint32_t group, const uint64_t *keep)
 {
     pkv_seq *s = seq_opened(p, id);
-    assert(group < p->groups);
+    assert(group < s->groups);
     pkv_table *t = &s->tables[group];
     uint32_t *pages = seq_pages(s, group), *bases = seq_bases(s, group);
     uint32_t n_drop = 0, n = t->n_pages, size = p->geometry.page_tokens;
@@ -373,7 +436,7 @@ void pkv_seq_drop(pkv *p, uint32_t id, uint32_t group, const uint64_t *keep)
     uint64_t key = checksum_key(id, group);
     /* The last pages first, so that they are reclaimed before the blocks of earlier pages. */
     for (uint32_t i = n; i-- > 0;) {
-        if (!keep_bit(keep, i)) pool_unref(p, pages[i]);
+        if (!keep_bit(keep, i)) pool_unref(p, s->grain, pages[i]);
     }
     t->slot_pages = drop_slots(p, t, keep);
     uint32_t left = 0;
@@ -387,28 +450,28 @@ void pkv_seq_drop(pkv *p, uint32_t id, uint32_t group, const uint64_t *keep)
     }
     t->n_pages = left;
     table_set_kept(p, id, group, t->kept + unfilled - n_drop * size);
-    s->held -= n_drop;
+    s->held -= n_drop * cells_of(p, s);
     s->dropped = true;
-    p->counts.pages_dropped += n_drop;
+    p->counts.pages_dropped += (uint64_t)n_drop * cells_of(p, s);
 }
 
 status pkv_seq_fork(pkv *p, uint32_t parent_id, uint32_t child_id, uint32_t expect_tokens)
 {
     pkv_seq *parent = seq_opened(p, parent_id), *child = seq_at(p, child_id);
     assert(!child->open);
-    RETURN_IF_ERROR(seq_reserve_like(p, child, parent, row_for(p, expect_tokens)));
-    RETURN_IF_ERROR(log_room(p, DELTA_FORK_WORDS, 0, log_reserve_of(p, child->row)));
+    RETURN_IF_ERROR(seq_shape_like(p, child, parent, row_for(p, expect_tokens)));
+    RETURN_IF_ERROR(log_room(p, DELTA_FORK_WORDS, 0, log_reserve_of(child->groups, child->row)));
     seq_enter(p, child, child_id);
     seq_copy_state(child, parent);
     child->forked = parent->forked = true;
     child->held = 0;
-    for (uint32_t g = 0; g < p->groups; g++) {
+    for (uint32_t g = 0; g < child->groups; g++) {
         pkv_table *from = &parent->tables[g], *to = &child->tables[g];
         from->drop_epoch = 0; /* no later drop may be merged into one before the fork */
         table_clear(to);
         for (uint32_t i = 0; i < from->n_pages; i++) {
             uint32_t page = seq_pages(parent, g)[i];
-            pool_ref(p, page);
+            pool_ref(p, child->grain, page);
             table_push(p, child_id, g, page, seq_bases(parent, g)[i]);
         }
         table_set_kept(p, child_id, g, from->kept);
@@ -425,7 +488,7 @@ void seq_leave(pkv *p, uint32_t id, uint32_t op)
 {
     pkv_seq *s = &p->seqs[id];
     p->checksum -= checksum_seq(id);
-    for (uint32_t g = 0; g < p->groups; g++) {
+    for (uint32_t g = 0; g < s->groups; g++) {
         pkv_table *t = &s->tables[g];
         uint64_t key = checksum_key(id, g);
         p->checksum -= checksum_kept(key, t->kept);
@@ -436,7 +499,7 @@ void seq_leave(pkv *p, uint32_t id, uint32_t op)
     }
     log_word(p, op);
     log_word(p, id);
-    p->log.reserve -= log_reserve_of(p, s->row);
+    p->log.reserve -= log_reserve_of(s->groups, s->row);
     s->open = false;
     s->held = s->length = 0;
 }
@@ -444,12 +507,12 @@ void seq_leave(pkv *p, uint32_t id, uint32_t op)
 void seq_unref_pages(pkv *p, const pkv_seq *s)
 {
     uint32_t longest = 0;
-    for (uint32_t g = 0; g < p->groups; g++) {
+    for (uint32_t g = 0; g < s->groups; g++) {
         if (s->tables[g].n_pages > longest) longest = s->tables[g].n_pages;
     }
     for (uint32_t i = longest; i-- > 0;) {
-        for (uint32_t g = 0; g < p->groups; g++) {
-            if (i < s->tables[g].n_pages) pool_unref(p, seq_pages(s, g)[i]);
+        for (uint32_t g = 0; g < s->groups; g++) {
+            if (i < s->tables[g].n_pages) pool_unref(p, s->grain, seq_pages(s, g)[i]);
         }
     }
 }
@@ -470,14 +533,19 @@ uint32_t pkv_seq_next_position(const pkv *p, uint32_t id)
     return s->contiguous ? s->tables[0].kept : s->length;
 }
 bool pkv_seq_has_dropped(const pkv *p, uint32_t id) { return seq_opened(p, id)->dropped; }
+const pkv_geometry *pkv_seq_geometry(const pkv *p, uint32_t id)
+{
+    return &p->at[seq_opened(p, id)->grain];
+}
+pkv_grain pkv_seq_grain(const pkv *p, uint32_t id) { return seq_opened(p, id)->grain; }
 uint32_t pkv_seq_pages_held(const pkv *p, uint32_t id) { return seq_opened(p, id)->held; }
 
 uint64_t seq_kept(const pkv *p, const pkv_seq *s)
 {
-    const pkv_geometry *g = &p->geometry;
+    const pkv_geometry *g = &p->at[s->grain];
     uint32_t head_groups = pkv_head_groups(g);
     uint64_t sum = 0;
-    for (uint32_t i = 0; i < p->groups; i++) {
+    for (uint32_t i = 0; i < s->groups; i++) {
         uint32_t layers = g->n_layers - i / head_groups * g->layers_per_group;
         if (layers > g->layers_per_group) layers = g->layers_per_group;
         sum += (uint64_t)s->tables[i].kept * layers * g->heads_per_group;
@@ -491,17 +559,18 @@ uint32_t pkv_seq_pages_shared(const pkv *p, uint32_t id)
 {
     const pkv_seq *s = seq_opened(p, id);
     uint32_t n = 0;
-    for (uint32_t g = 0; g < p->groups; g++) {
+    for (uint32_t g = 0; g < s->groups; g++) {
         const uint32_t *pages = seq_pages(s, g);
-        for (uint32_t i = 0; i < s->tables[g].n_pages; i++) n += p->pages[pages[i]].refs > 1;
+        for (uint32_t i = 0; i < s->tables[g].n_pages; i++)
+            n += node_is_shared(&p->pool, node_of(&p->pool, s->grain, pages[i]));
     }
-    return n;
+    return n * cells_of(p, s);
 }
 
 pkv_table_view pkv_seq_table(const pkv *p, uint32_t id, uint32_t group)
 {
     const pkv_seq *s = seq_opened(p, id);
-    assert(group < p->groups);
+    assert(group < s->groups);
     return (pkv_table_view){
         .pages = seq_pages(s, group),
         .n_pages = s->tables[group].n_pages,

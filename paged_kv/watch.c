@@ -3,15 +3,55 @@
  * pages of a parked sequence: what was seen, until a change. */
 #include "paged_kv/internal.h"
 
-/* Adds the pages of a block to those that are counted, or takes them away. */
+static void count_node(pkv *p, uint32_t node, uint32_t one)
+{
+    const pkv_tree *t = &p->pool;
+    if (!t->nodes[node].watched) return;
+    p->watch.has_cost = false;
+    uint32_t used = cells_with(t, node, COVER_USED);
+    p->watch.cached_pages += one * (cells_in(t, node_grain(t, node)) - used);
+    p->watch.parked_pages += one * cells_parked(p, node);
+}
+
+/* Counts the parts of a run: a holder of the run holds them too. Parts of which none was ever taken
+ * are unset. */
+static void count_parts(pkv *p, uint32_t run, uint32_t one)
+{
+    const pkv_tree *t = &p->pool;
+    if (run < t->n_cells || run_at(t, run)->below[COVER_TAKEN] == 0) return;
+    uint32_t n = run < tree_whole_at(t) ? t->n_heads : t->n_layers;
+    for (uint32_t i = 0; i < n; i++) {
+        count_node(p, node_part(t, run, i), one);
+        count_parts(p, node_part(t, run, i), one);
+    }
+}
+
+/* What was seen of a parked sequence may no longer be true when parked sequences alone hold some
+ * cell of the run, before the change or after it. Otherwise open sequences hold every cell before
+ * and after, so each page is shared and none comes free. */
+static void forget_sight(pkv *p, uint32_t whole)
+{
+    if (cells_with(&p->pool, whole, COVER_USED) != cells_with(&p->pool, whole, COVER_OPEN))
+        p->sight.parked = 0;
+}
+
+void watch_count(pkv *p, uint32_t node, uint32_t one)
+{
+    if (p->watch.last != 0) count_parts(p, node, one);
+    for (; node < tree_whole_at(&p->pool); node = node_above(&p->pool, node))
+        count_node(p, node, one);
+    count_node(p, node, one);
+    forget_sight(p, node);
+}
+
+/* Adds the nodes of a block to those that are counted, or takes them away. */
 static void watch_block(pkv *p, uint32_t b, bool watched)
 {
-    const uint32_t *pages = block_pages(p, b);
-    for (uint32_t g = 0; g < p->groups; g++) {
-        pkv_page *page = &p->pages[pages[g]];
-        watch_count(p, page, UINT32_MAX);
-        page->watched = watched;
-        watch_count(p, page, 1);
+    for (uint32_t node = p->blocks[b].first_node; node != 0;
+         node = p->pool.nodes[node].block_next) {
+        count_node(p, node, UINT32_MAX);
+        p->pool.nodes[node].watched = watched;
+        count_node(p, node, 1);
     }
 }
 
@@ -64,19 +104,18 @@ pkv_parked_pages pkv_parked_look_again(pkv *p, uint32_t parked)
 const char *watch_check(const pkv *p)
 {
     const prefix_watch *w = &p->watch;
-    uint32_t n = 0, cached = 0, parked = 0, watched = 0;
+    const pkv_tree *t = &p->pool;
+    uint32_t n = 0, cached = 0, parked = 0;
     for (uint32_t b = w->last; b != 0; b = p->blocks[b].parent, n++) {
         if (p->blocks[b].generation % 2 == 0) return "a watched block has left the cache";
-        for (uint32_t g = 0; g < p->groups; g++) {
-            const pkv_page *page = &p->pages[block_pages(p, b)[g]];
-            if (!page->watched) return "a watched block has a page that is not watched";
-            cached += page->refs == 0;
-            parked += is_parked_alone(page);
+        for (uint32_t node = p->blocks[b].first_node; node != 0; node = t->nodes[node].block_next) {
+            if (!t->nodes[node].watched) return "a watched block has a node that is not watched";
+            cached += cells_in(t, p->blocks[b].grain) - cells_with(t, node, COVER_USED);
+            parked += cells_parked(p, node);
         }
     }
-    for (uint32_t i = 1; i < p->touched; i++) watched += p->pages[i].watched;
-    if (n != w->n_blocks || watched != n * p->groups) return "watched blocks are miscounted";
+    if (n != w->n_blocks) return "watched blocks are miscounted";
     if (cached != w->cached_pages || parked != w->parked_pages)
-        return "pages of watched blocks are miscounted";
+        return "cells of watched blocks are miscounted";
     return NULL;
 }

@@ -240,7 +240,8 @@ static status open_tables(sched *s, sched_seq *q, const beginning *b, uint32_t s
         q->parked = 0;
         return STATUS_IS_OK;
     }
-    RETURN_IF_ERROR(pkv_seq_open(s->kv, slot, q->tokens, b->max_hit, e->salt, expect, &hit_tokens));
+    RETURN_IF_ERROR(
+        pkv_seq_open(s->kv, slot, PKV_ALL, q->tokens, b->max_hit, e->salt, expect, &hit_tokens));
     assert(hit_tokens == b->computed);
     q->kept = hit_tokens * s->token_kept;
     sched_hold(s, hit_tokens, q->kept);

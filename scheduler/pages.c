@@ -64,6 +64,13 @@ static uint64_t growth_after(const sched *s, bool aligned, uint32_t from, uint32
     return growth(s, aligned, from, to) + (aligned || from == to ? 0 : s->groups);
 }
 
+uint32_t sched_cells_of(const sched *s, const retention_policy *policy)
+{
+    const pkv_geometry *g = &s->options.geometry;
+    pkv_geometry at = pkv_geometry_at(g, retention_grain(policy, g));
+    return s->groups / pkv_groups(&at);
+}
+
 static void raise(sched_peak *peak, uint64_t pages)
 {
     if (peak->most < pages) peak->most = pages;
@@ -91,7 +98,7 @@ static void walk_turn(const sched *s, const sched_turn *turn, uint64_t first_gro
     peak->held = bound.pages + growth_after(s, whole, run->last, to);
     raise(peak, peak->held);
     peak->after = bound.pages;
-    if (!whole) peak->passing = larger(peak->passing, longest);
+    if (!whole) peak->passing = larger(peak->passing, longest * sched_cells_of(s, p));
 }
 
 sched_peak sched_peak_of(const sched *s, const sched_turn *turns, uint32_t n_turns, uint32_t from,

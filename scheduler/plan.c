@@ -185,7 +185,7 @@ static selection_pages pages_to_select(const sched *s, const sched_seq *q)
         retention_bound_at(&turn->policy, &s->options.geometry, turn->n_prompt, stop.at);
     pages.lasting = q->entry->has_sums ? 0 : pkv_seq_pages_shared(s->kv, q->slot);
     if (pages.lasting > bound.pages) pages.lasting = bound.pages;
-    pages.passing = bound.longest_pages;
+    pages.passing = bound.longest_pages * sched_cells_of(s, &turn->policy);
     return pages;
 }
 

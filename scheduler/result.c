@@ -2,24 +2,42 @@
  * allow. */
 #include "scheduler/sched_internal.h"
 
-static uint32_t longest_table(const sched *s, const sched_seq *q)
+static uint32_t longest_table(const sched *s, const sched_seq *q, uint32_t groups)
 {
     uint32_t longest = 0;
-    for (uint32_t g = 0; g < s->groups; g++) {
+    for (uint32_t g = 0; g < groups; g++) {
         uint32_t n = pkv_seq_table(s->kv, q->slot, g).kept_tokens;
         if (n > longest) longest = n;
     }
     return longest;
 }
 
-static status give_up(sched *s, sched_seq *q, const retention_selection *out, bool contiguous)
+/* Applies a selection made in `groups` tables. Where the pool has cells for what one of them
+ * gathers, but no longer in runs, the sequence goes over to the finest grain, and its tables that
+ * are not done yet to a table for each part, each with the selection of the whole. */
+static status keep_slots(sched *s, const sched_seq *q, const retention_selection *selected,
+                         uint32_t groups, bool contiguous)
 {
-    status st = STATUS_IS_OK;
-    for (uint32_t g = 0; status_ok(st) && g < s->groups; g++) {
-        const uint64_t *keep = s->keep + (size_t)g * out->words;
-        st = pkv_seq_keep(s->kv, q->slot, g, keep, contiguous);
+    for (uint32_t g = 0, parts = 1; g < groups * parts;) {
+        const uint64_t *keep = selected->keep + (size_t)(g / parts) * selected->words;
+        status st = pkv_seq_keep(s->kv, q->slot, g, keep, contiguous);
+        if (st.code == STATUS_NO_PAGES && parts == 1 && groups < s->groups) {
+            RETURN_IF_ERROR(pkv_seq_split(s->kv, q->slot, PKV_HEAD, 0));
+            parts = s->groups / groups;
+            g *= parts;
+            continue;
+        }
         assert(st.code != STATUS_NO_PAGES);
+        RETURN_IF_ERROR(st);
+        g++;
     }
+    return STATUS_IS_OK;
+}
+
+static status give_up(sched *s, sched_seq *q, const retention_selection *selected, uint32_t groups,
+                      bool contiguous)
+{
+    status st = keep_slots(s, q, selected, groups, contiguous);
     sched_recount(s, q);
     return st;
 }
@@ -29,11 +47,14 @@ static status give_up(sched *s, sched_seq *q, const retention_selection *out, bo
 static status select_kept(sched *s, sched_seq *q, const retention_policy *policy, uint32_t n_prompt,
                           const measure_result *measures)
 {
+    const pkv_geometry *geometry = &s->options.geometry;
+    RETURN_IF_ERROR(pkv_seq_split(s->kv, q->slot, retention_grain(policy, geometry), 0));
+    uint32_t groups = pkv_groups(pkv_seq_geometry(s->kv, q->slot));
     retention_selection out = {.keep = s->keep,
-                               .words = longest_table(s, q) / 64 + 1,
+                               .words = longest_table(s, q, groups) / 64 + 1,
                                .scratch = s->scratch,
                                .n_scratch = s->n_scratch};
-    assert((size_t)out.words * s->groups <= s->n_keep);
+    assert((size_t)out.words * groups <= s->n_keep);
     measure_result given = *measures;
     given.novelty = q->novelty;
     /* retention_select fails on a budget that sched_check refuses, so not here, and on a backend
@@ -41,7 +62,7 @@ static status select_kept(sched *s, sched_seq *q, const retention_policy *policy
     if (!status_ok(retention_select(policy, s->kv, q->slot, n_prompt, &given, &out, NULL)))
         return STATUS_IS_OK;
     uint32_t held = pkv_seq_pages_held(s->kv, q->slot);
-    if (out.gives_up) RETURN_IF_ERROR(give_up(s, q, &out, policy->contiguous));
+    if (out.gives_up) RETURN_IF_ERROR(give_up(s, q, &out, groups, policy->contiguous));
     if (q->computed <= q->selected) return STATUS_IS_OK; /* counted before the replay */
     q->selected = q->computed;
     q->pages_dropped += held - pkv_seq_pages_held(s->kv, q->slot);

@@ -347,6 +347,8 @@ sched_peak sched_peak_of(const sched *s, const sched_turn *turns, uint32_t n_tur
 /* The most pages that a request holds at any moment when it has the pool for itself. */
 uint64_t sched_peak_alone(const sched *s, const sched_turn *turns, uint32_t n_turns,
                           uint32_t max_new_tokens, uint32_t n);
+/* Cells of a page of the tables that the policy selects in. */
+uint32_t sched_cells_of(const sched *s, const retention_policy *policy);
 /* Whether every page of a table holds consecutive tokens, because selections drop whole pages. */
 bool sched_keeps_pages(const retention_policy *policy);
 const sched_turn *sched_turn_at(const sched_turn *turns, uint32_t length);

@@ -145,7 +145,7 @@ REPORT = {
     "budget_raised": "boolean; whether a budget was too small for what the method protects, and was raised.",
     "scoring_ms": "number; time spent on measuring and selecting.",
     "session": "string; `stored`, `continued`, `restarted: …` or `ignored: …`, if the request named a session.",
-    "kept": "list; with `\"report\": \"positions\"` one item for each page table, with the three keys below.",
+    "kept": "list; with `\"report\": \"positions\"` one item for each layer whose heads keep the same tokens, else one for each head.",
     "layers": "first and last layer of the table.",
     "heads": "first and last KV head of the table.",
     "ranges": "list of [from, to): the token positions that were kept.",

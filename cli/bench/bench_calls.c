@@ -161,7 +161,7 @@ static status time_hit(const sizes *o, pkv *kv, uint64_t salt, const uint32_t *t
                        double *close_us, double *open_us)
 {
     uint32_t n = o->long_tokens, hit;
-    RETURN_IF_ERROR(pkv_seq_open(kv, 0, tokens, 0, salt, n, &hit));
+    RETURN_IF_ERROR(pkv_seq_open(kv, 0, PKV_ALL, tokens, 0, salt, n, &hit));
     RETURN_IF_ERROR(pkv_seq_append(kv, 0, n));
     pkv_seq_publish(kv, 0, tokens, n);
     pkv_take_deltas(kv);
@@ -170,7 +170,7 @@ static status time_hit(const sizes *o, pkv *kv, uint64_t salt, const uint32_t *t
     int64_t closed = clock_now_ns();
     pkv_take_deltas(kv);
     int64_t again = clock_now_ns();
-    RETURN_IF_ERROR(pkv_seq_open(kv, 0, tokens, n - 1, salt, n, &hit));
+    RETURN_IF_ERROR(pkv_seq_open(kv, 0, PKV_ALL, tokens, n - 1, salt, n, &hit));
     int64_t opened = clock_now_ns();
     *close_us = us_between(start, closed);
     *open_us = us_between(again, opened);
@@ -185,7 +185,7 @@ static status time_swap(const sizes *o, pkv *kv, const uint32_t *tokens, double 
                         double *in_us)
 {
     uint32_t n = o->long_tokens, hit, swap;
-    RETURN_IF_ERROR(pkv_seq_open(kv, 0, tokens, 0, 0, n, &hit));
+    RETURN_IF_ERROR(pkv_seq_open(kv, 0, PKV_ALL, tokens, 0, 0, n, &hit));
     RETURN_IF_ERROR(pkv_seq_append(kv, 0, n));
     pkv_take_deltas(kv);
     int64_t start = clock_now_ns();

@@ -7,8 +7,8 @@
 status bench_mirror_create(const pkv_geometry *geometry, uint32_t n_pages, uint32_t max_seqs,
                            bench_mirror *out)
 {
-    *out = (bench_mirror){.groups = pkv_groups(geometry)};
-    out->lengths = calloc((size_t)max_seqs * out->groups, sizeof *out->lengths);
+    *out = (bench_mirror){.geometry = *geometry};
+    out->lengths = calloc((size_t)max_seqs * pkv_groups(geometry), sizeof *out->lengths);
     if (!out->lengths) return status_make(STATUS_NO_MEMORY, "page tables");
     return pkv_mirror_create(geometry, n_pages, max_seqs, NULL, &out->tables);
 }
@@ -20,15 +20,22 @@ void bench_mirror_destroy(bench_mirror *m)
     *m = (bench_mirror){0};
 }
 
+/* Reads the lengths of a sequence's tables, as a backend sends them to its device. */
+static void read_lengths(bench_mirror *m, uint32_t seq, uint32_t index)
+{
+    pkv_geometry at = pkv_geometry_at(&m->geometry, pkv_mirror_grain(m->tables, seq));
+    uint32_t groups = pkv_groups(&m->geometry), n = pkv_groups(&at), parts = groups / n;
+    for (uint32_t t = 0; t < n; t++)
+        m->lengths[(size_t)index * groups + t] =
+            pkv_mirror_table(m->tables, seq, t * parts).kept_tokens;
+}
+
 status bench_mirror_apply(bench_mirror *m, const step_plan *plan)
 {
     RETURN_IF_ERROR(pkv_mirror_apply(m->tables, plan->deltas.words, plan->deltas.n_words));
     if (pkv_mirror_checksum(m->tables) != plan->checksum)
         return status_make(STATUS_INTERNAL, "page tables differ from the scheduler's");
-    for (uint32_t i = 0; i < plan->n_seqs; i++)
-        for (uint32_t g = 0; g < m->groups; g++)
-            m->lengths[(size_t)i * m->groups + g] =
-                pkv_mirror_table(m->tables, plan->seqs[i].seq, g).kept_tokens;
+    for (uint32_t i = 0; i < plan->n_seqs; i++) read_lengths(m, plan->seqs[i].seq, i);
     return STATUS_IS_OK;
 }
 

@@ -10,7 +10,7 @@
 
 typedef struct bench_mirror {
     pkv_mirror *tables;
-    uint32_t groups;
+    pkv_geometry geometry;
     uint32_t *lengths; // [max_seqs, groups], of the plan's sequences
 } bench_mirror;
 

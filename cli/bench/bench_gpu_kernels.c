@@ -170,7 +170,7 @@ static void place_pages(bench_gpu *b, const crowd *c, gpu_kv_format format, atte
     if (!pages) bench_gpu_note(b, GPU_NO_MEMORY);
     for (uint32_t i = 0; i < c->n; i++) {
         lengths[i] = c->slots;
-        seqs[i] = (gpu_seq){i, i * c->rows, c->rows, i};
+        seqs[i] = (gpu_seq){i, i * c->rows, c->rows, i, GPU_GRAIN_HEAD};
     }
     gpu_attention *a = &k->a;
     a->pages = (gpu_pages){.data = bench_gpu_alloc(b, k->copies * k->of_copy * page, true),
@@ -182,7 +182,7 @@ static void place_pages(bench_gpu *b, const crowd *c, gpu_kv_format format, atte
                            .format = format};
     a->tables =
         (gpu_tables){bench_gpu_send(b, pages, k->copies * k->of_copy * sizeof *pages), 1, row};
-    a->layer = (gpu_layer){0, 0, KV_HEADS, 0};
+    a->layer = (gpu_layer){.heads_per_group = KV_HEADS};
     a->seqs = bench_gpu_send(b, seqs, c->n * sizeof *seqs);
     a->lengths = bench_gpu_send(b, lengths, c->n * sizeof *lengths);
     k->m.seq = seqs[0];

@@ -56,7 +56,7 @@ static double time_pages(const pkv_geometry *g, uint32_t rounds)
     if (!status_ok(pkv_create(&o, &kv))) return 0;
     for (uint32_t r = 0; r < rounds; r++) {
         uint32_t hit, token = 0;
-        pkv_seq_open(kv, 0, &token, 0, 0, PAGES_TOKENS, &hit);
+        pkv_seq_open(kv, 0, PKV_HEAD, &token, 0, 0, PAGES_TOKENS, &hit);
         int64_t start = clock_now_ns();
         pkv_seq_append(kv, 0, PAGES_TOKENS);
         pkv_seq_close(kv, 0);

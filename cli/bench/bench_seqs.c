@@ -128,7 +128,8 @@ static status list_moves(bench_seqs *b, size_t *n)
             for (uint32_t i = 0; i < table.n_pages; i++) {
                 uint32_t source = b->sources[*n % b->n_sources];
                 if (table.pages[i] == source) continue;
-                pkv_move move = {.group = g,
+                pkv_move move = {.grain = PKV_HEAD,
+                                 .group = g,
                                  .src_page = source,
                                  .dst_page = table.pages[i],
                                  .n_slots = b->info->geometry.page_tokens,
@@ -144,7 +145,7 @@ status bench_seqs_open(bench_seqs *b, uint32_t n, uint32_t context, error *err)
     b->n_open = n;
     for (uint32_t s = 0; s < n; s++) {
         uint32_t hit;
-        status st = pkv_seq_open(b->kv, s, b->tokens, 0, 0, context, &hit);
+        status st = pkv_seq_open(b->kv, s, PKV_HEAD, b->tokens, 0, 0, context, &hit);
         if (status_ok(st) && context) st = pkv_seq_append(b->kv, s, context);
         if (!status_ok(st)) {
             b->n_open = pkv_seq_is_open(b->kv, s) ? s + 1 : s;

@@ -238,7 +238,7 @@ static status time_null(const backend *b, uint32_t n_steps, double *us, error *e
     rng r = rng_seed(1);
     status s = pkv_create(&o, &kv);
     for (uint32_t i = 0; status_ok(s) && i < SEQS; i++) {
-        s = pkv_seq_open(kv, i, tokens, 0, 0, CONTEXT, &hit);
+        s = pkv_seq_open(kv, i, PKV_HEAD, tokens, 0, 0, CONTEXT, &hit);
         if (status_ok(s)) s = pkv_seq_append(kv, i, CONTEXT + i);
     }
     for (uint32_t step = 0; status_ok(s) && step < WARM + n_steps; step++) {

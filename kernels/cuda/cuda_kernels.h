@@ -28,7 +28,7 @@ extern "C" {
 #endif
 
 /* Rises with every change below: a plugin of another version is refused. */
-enum { GPU_API_VERSION = 6 };
+enum { GPU_API_VERSION = 7 };
 
 typedef enum gpu_status { GPU_OK, GPU_NO_MEMORY, GPU_UNSUPPORTED, GPU_LOST } gpu_status;
 
@@ -126,37 +126,53 @@ static inline size_t gpu_expert_words(size_t n_rows, size_t of_row, size_t n_exp
 }
 
 /* ---- KV pages ----------------------------------------------------------------------------------
- * A tile is the part of a page that belongs to one layer and one KV head: K [page_tokens, head_dim]
+ * A KV group is some layers (a layer group) times some KV heads (a head group). A cell holds
+ * page_tokens tokens of one KV group. A page of a table is one cell or a run of cells, named by its
+ * first cell (gpu_grain).
+ *
+ * A tile is the part of a cell that belongs to one layer and one KV head: K [page_tokens, head_dim]
  * row by row, then V the same. fp8 e4m3 has no scale and saturates at 448. int8 is quantised as
  * kernels.h says; the bf16 scales of K [page_tokens] and of V lie behind both. page_tokens is a
  * multiple of 16. */
 typedef struct gpu_pages {
     uint8_t *data;
-    size_t page_bytes, tile_bytes;
-    uint32_t page_tokens, head_dim, n_tiles; /* n_tiles: tiles of a page */
+    size_t page_bytes, tile_bytes;           /* of a cell, and of a tile */
+    uint32_t page_tokens, head_dim, n_tiles; /* n_tiles: tiles of a cell */
     gpu_kv_format format;
-    /* Running sums of retention, which move with their slots: [page, tile, page_tokens], or NULL
+    uint32_t layer_groups, head_groups; /* of the whole model */
+    uint32_t layer_stride; /* in a run of all groups, cells between those of two layer groups */
+    /* Running sums of retention, which move with their slots: [cell, tile, page_tokens], or NULL
      * where none are kept. */
     float *sums;
 } gpu_pages;
 
-/* The page tables: the page numbers of (sequence number, group) begin at pages + (number * groups +
- * group) * row. */
+/* Which tables a sequence has, and which cells a page of them is: cell (l, h) of layer group l and
+ * head group h lies this many cells behind the first one. */
+typedef enum gpu_grain {
+    GPU_GRAIN_ALL,   /* one table: l * layer_stride + h */
+    GPU_GRAIN_LAYER, /* a table for each layer group: h */
+    GPU_GRAIN_HEAD,  /* a table for each KV group: a page is one cell */
+} gpu_grain;
+
+/* The page tables: the page numbers of (sequence number, table) begin at pages + (number * groups +
+ * table) * row. Sequences of a coarse grain leave the later tables unused. */
 typedef struct gpu_tables {
     uint32_t *pages;
-    uint32_t groups, row;
+    uint32_t groups, row; /* groups: KV groups, the most tables of a sequence */
 } gpu_tables;
 
-/* One layer. KV head h is in group first_group + h / heads_per_group and tile first_tile + h %
- * heads_per_group. */
+/* One layer. KV head h is in head group first_head_group + h / heads_per_group and tile first_tile
+ * + h % heads_per_group. */
 typedef struct gpu_layer {
-    uint32_t first_group, first_tile, heads_per_group, window; /* window 0: sees all slots */
+    uint32_t layer_group, first_head_group, first_tile, heads_per_group;
+    uint32_t window; /* 0: sees all slots */
 } gpu_layer;
 
 /* The rows of one sequence in a step. Its kept tokens stand in the array of lengths from index
- * `lengths` on, one for each group. */
+ * `lengths` on, one for each of its tables. */
 typedef struct gpu_seq {
     uint32_t number, first_row, n_rows, lengths;
+    gpu_grain grain;
 } gpu_seq;
 
 /* ---- attention --------------------------------------------------------------------------------
@@ -400,7 +416,8 @@ typedef struct gpu_sampling {
 
 /* ---- moves ----------------------------------------------------------------------------------- */
 
-/* Moves slots of every tile of a page to another page, in the order of the array. */
+/* Moves slots of every tile of a page to another page of the same grain, in the order of the
+ * array. */
 typedef struct gpu_move {
     uint32_t src_page, dst_page, src_slot, dst_slot, n_slots;
     uint32_t rope_shift; /* 0, or 1 + the row of `rope_shifts` that rotates the keys */
@@ -486,8 +503,8 @@ typedef struct gpu_api {
     gpu_status (*heads)(gpu *g, const gpu_heads *h);
     gpu_status (*attention)(gpu *g, const gpu_attention *a);
     gpu_status (*measure)(gpu *g, const gpu_measure *m);
-    /* rope_shifts [n, head_dim]: cosines and sines. */
-    gpu_status (*move)(gpu *g, const gpu_pages *pages, const gpu_move *moves,
+    /* Moves between pages of one grain. rope_shifts [n, head_dim]: cosines and sines. */
+    gpu_status (*move)(gpu *g, const gpu_pages *pages, gpu_grain grain, const gpu_move *moves,
                        const gpu_chain *chains, uint32_t n_chains, const float *rope_shifts);
     gpu_status (*patch)(gpu *g, uint32_t *pages, const gpu_patch *patches, uint32_t n,
                         const uint32_t *values);

@@ -154,26 +154,29 @@ static DEVICE head_pairs load_slot(const gpu_pages &p, uint8_t *tile, uint32_t s
     return v;
 }
 
-/* A block does one tile of every move of a chain, in order, because a page may be written by one
+/* A page of the moves is `heads` consecutive cells of each of some layer groups. A block does one
+ * tile of one of its cells in every move of a chain, in order, because a page may be written by one
  * move and read by the next. In a move, a warp moves a slot's K, V and running sum. src and dst may
  * be one page, so all rows of a round are read before any is written, and rounds proceed away from
  * what they write. int8 that is read and written again keeps its bits. */
 template <class KV>
-static __global__ void move_kernel(gpu_pages p, const gpu_move *moves, const gpu_chain *chains,
-                                   const float *rope_shifts)
+static __global__ void move_kernel(gpu_pages p, uint32_t heads, const gpu_move *moves,
+                                   const gpu_chain *chains, const float *rope_shifts)
 {
     uint32_t half = p.head_dim / 2, warps = blockDim.x / WARP, warp = threadIdx.x / WARP;
     unsigned lane = threadIdx.x % WARP;
-    size_t tile = blockIdx.x * p.tile_bytes;
+    uint32_t of_run = blockIdx.x / p.n_tiles, tile = blockIdx.x % p.n_tiles;
+    uint32_t behind = of_run / heads * p.layer_stride + of_run % heads;
     const gpu_chain chain = chains[blockIdx.y];
     for (uint32_t n = 0; n < chain.n; n++) {
         const gpu_move m = moves[chain.first + n];
         const float *rope_shift =
             m.rope_shift ? rope_shifts + (size_t)(m.rope_shift - 1) * p.head_dim : NULL;
-        uint8_t *src = p.data + m.src_page * p.page_bytes + tile;
-        uint8_t *dst = p.data + m.dst_page * p.page_bytes + tile;
-        const float *src_sums = p.sums + sums_at(p, m.src_page, blockIdx.x);
-        float *dst_sums = p.sums + sums_at(p, m.dst_page, blockIdx.x);
+        uint32_t src_cell = m.src_page + behind, dst_cell = m.dst_page + behind;
+        uint8_t *src = p.data + src_cell * p.page_bytes + tile * p.tile_bytes;
+        uint8_t *dst = p.data + dst_cell * p.page_bytes + tile * p.tile_bytes;
+        const float *src_sums = p.sums + sums_at(p, src_cell, tile);
+        float *dst_sums = p.sums + sums_at(p, dst_cell, tile);
         for (uint32_t from = 0; from < m.n_slots; from += warps) {
             uint32_t i = from + warp;
             bool in = i < m.n_slots;
@@ -215,14 +218,16 @@ gpu_status gpu_write_heads(gpu *g, const gpu_heads *h)
     return gpu_launched(g, "heads");
 }
 
-gpu_status gpu_moves(gpu *g, const gpu_pages *pages, const gpu_move *moves, const gpu_chain *chains,
-                     uint32_t n_chains, const float *rope_shifts)
+gpu_status gpu_moves(gpu *g, const gpu_pages *pages, gpu_grain grain, const gpu_move *moves,
+                     const gpu_chain *chains, uint32_t n_chains, const float *rope_shifts)
 {
+    uint32_t layers = grain == GPU_GRAIN_ALL ? pages->layer_groups : 1;
+    uint32_t heads = grain == GPU_GRAIN_HEAD ? 1 : pages->head_groups;
     for (uint32_t first = 0; first < n_chains; first += GRID_MOST) {
         uint32_t n = n_chains - first < GRID_MOST ? n_chains - first : (uint32_t)GRID_MOST;
 #define MOVE(KV)                                                                                   \
-    LAUNCH(move_kernel<KV>, dim3(pages->n_tiles, n), HEAD_THREADS, 0, g, *pages, moves,            \
-           chains + first, rope_shifts)
+    LAUNCH(move_kernel<KV>, dim3(pages->n_tiles *layers *heads, n), HEAD_THREADS, 0, g, *pages,    \
+           heads, moves, chains + first, rope_shifts)
         FOR_KV(pages->format, MOVE)
 #undef MOVE
     }

@@ -186,8 +186,8 @@ static __global__ void add_sums_kernel(gpu_measure m)
     table_view t = view_table(m.pages, m.tables, m.layer, m.seq, m.lengths, head);
     if (slot >= t.length) return;
     uint32_t tile = m.layer.first_tile + head % m.layer.heads_per_group;
-    float *sum = m.pages.sums + sums_at(m.pages, t.pages[slot / m.pages.page_tokens], tile) +
-                 slot % m.pages.page_tokens;
+    uint32_t cell = t.pages[slot / m.pages.page_tokens] + t.cell;
+    float *sum = m.pages.sums + sums_at(m.pages, cell, tile) + slot % m.pages.page_tokens;
     float *out = m.slots + (size_t)head * m.slot_stride + slot;
     bool old = m.sum == GPU_SUM_ADD && slot + m.seq.n_rows < t.length;
     *sum = *out += old ? *sum : 0.0f;

@@ -4,21 +4,30 @@
 
 #include "kernels/cuda/simt.cuh"
 
-/* The table of one sequence, layer and KV head; `tiles` is its tile in page 0. */
+/* The table of one sequence, layer and KV head. */
 struct table_view {
     const uint32_t *pages;
-    uint8_t *tiles;
+    uint32_t cell;   /* behind a page's first cell, the cell of this layer and head */
+    uint8_t *tiles;  /* the tile in page 0, that cell counted in */
     uint32_t length; /* kept tokens */
 };
 
 static DEVICE table_view view_table(const gpu_pages &p, const gpu_tables &t, const gpu_layer &l,
                                     const gpu_seq &s, const uint32_t *lengths, uint32_t head)
 {
-    uint32_t group = l.first_group + head / l.heads_per_group;
+    uint32_t head_group = l.first_head_group + head / l.heads_per_group, table = 0;
     table_view v;
-    v.pages = t.pages + ((size_t)s.number * t.groups + group) * t.row;
-    v.tiles = p.data + (l.first_tile + head % l.heads_per_group) * p.tile_bytes;
-    v.length = lengths[s.lengths + group];
+    v.cell = head_group;
+    if (s.grain == GPU_GRAIN_ALL) v.cell += l.layer_group * p.layer_stride;
+    else if (s.grain == GPU_GRAIN_LAYER) table = l.layer_group;
+    else {
+        table = l.layer_group * p.head_groups + head_group;
+        v.cell = 0;
+    }
+    v.pages = t.pages + ((size_t)s.number * t.groups + table) * t.row;
+    v.tiles =
+        p.data + v.cell * p.page_bytes + (l.first_tile + head % l.heads_per_group) * p.tile_bytes;
+    v.length = lengths[s.lengths + table];
     return v;
 }
 
@@ -31,9 +40,9 @@ static DEVICE uint8_t *key_at(const gpu_pages &p, const table_view &v, uint32_t 
 }
 
 /* Index of a tile's running sums in gpu_pages.sums. */
-static DEVICE size_t sums_at(const gpu_pages &p, uint32_t page, uint32_t tile)
+static DEVICE size_t sums_at(const gpu_pages &p, uint32_t cell, uint32_t tile)
 {
-    return ((size_t)page * p.n_tiles + tile) * p.page_tokens;
+    return ((size_t)cell * p.n_tiles + tile) * p.page_tokens;
 }
 
 /* int8: the scales in a tile; those of K, then, page_tokens behind, those of V. */

@@ -295,8 +295,8 @@ gpu_status gpu_run_experts(gpu *g, const gpu_experts *e);
 gpu_status gpu_sample(gpu *g, const gpu_sampling *s);
 /* heads.cu */
 gpu_status gpu_write_heads(gpu *g, const gpu_heads *h);
-gpu_status gpu_moves(gpu *g, const gpu_pages *pages, const gpu_move *moves, const gpu_chain *chains,
-                     uint32_t n_chains, const float *rope_shifts);
+gpu_status gpu_moves(gpu *g, const gpu_pages *pages, gpu_grain grain, const gpu_move *moves,
+                     const gpu_chain *chains, uint32_t n_chains, const float *rope_shifts);
 gpu_status gpu_patches(gpu *g, uint32_t *pages, const gpu_patch *patches, uint32_t n,
                        const uint32_t *values);
 /* attention.cu, measure.cu */

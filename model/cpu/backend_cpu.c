@@ -49,9 +49,9 @@ typedef struct backend_cpu {
     bool gives_scores; /* rank 0, whose scores stand for all ranks */
 } backend_cpu;
 
-static size_t sums_bytes(const kv_store *s, uint32_t n_pages)
+static size_t sums_bytes(const kv_store *s, uint32_t n_cells)
 {
-    return n_pages * s->page_sums * sizeof *s->sums;
+    return n_cells * s->page_sums * sizeof *s->sums;
 }
 
 /* ---- before compute: tables, moves, samplers ------------------------------------------------- */
@@ -62,7 +62,7 @@ static status copy_page(backend_cpu *b, const pkv_move *m)
     const kv_store *s = &b->store;
     bool out = m->kind == PKV_MOVE_OUT;
     uint32_t page = out ? m->src_page : m->dst_page, host = out ? m->dst_page : m->src_page;
-    if (page >= s->n_pages || host >= b->info.n_host_pages)
+    if (page >= s->n_cells || host >= s->n_host_cells)
         return status_make(STATUS_INVALID, "plan: a copy outside the pool or the host tier");
     uint8_t *here = s->data + page * s->page_bytes, *there = s->host + host * s->page_bytes;
     if (s->filling) RETURN_IF_ERROR(kv_filling_copy(s->filling, m));
@@ -71,39 +71,48 @@ static status copy_page(backend_cpu *b, const pkv_move *m)
     return STATUS_IS_OK;
 }
 
-static status apply_moves(backend_cpu *b, const pkv_move *moves, size_t n)
+/* Moves slots from one cell to another. */
+static status move_slots(backend_cpu *b, const pkv_move *m)
 {
     const kv_store *s = &b->store;
     uint32_t tiles = s->geometry.layers_per_group * s->heads_in_page;
-    for (size_t i = 0; i < n; i++) {
-        const pkv_move *m = &moves[i];
-        if (m->kind != PKV_MOVE_SLOTS) {
-            RETURN_IF_ERROR(copy_page(b, m));
-            continue;
-        }
-        if (m->src_page >= s->n_pages || m->dst_page >= s->n_pages ||
-            m->n_slots > s->shape.page_tokens || m->src_slot > s->shape.page_tokens - m->n_slots ||
-            m->dst_slot > s->shape.page_tokens - m->n_slots)
-            return status_make(STATUS_INVALID, "plan: a move outside the pool");
-        if (llabs(m->rotate) >= b->info.max_positions)
-            return status_make(STATUS_INVALID, "plan: a move that rotates keys too far");
-        if (s->filling) {
-            RETURN_IF_ERROR(kv_filling_move(s->filling, &b->config.rope, m));
-            kv_store_move_sums(s, m);
-            continue;
-        }
-        if (m->rotate != 0) {
-            kv_move_rotated(s, b->kernels, &b->config.rope, m);
-            kv_store_move_sums(s, m);
-            continue;
-        }
+    if (m->src_page >= s->n_cells || m->dst_page >= s->n_cells ||
+        m->n_slots > s->shape.page_tokens || m->src_slot > s->shape.page_tokens - m->n_slots ||
+        m->dst_slot > s->shape.page_tokens - m->n_slots)
+        return status_make(STATUS_INVALID, "plan: a move outside the pool");
+    if (llabs(m->rotate) >= b->info.max_positions)
+        return status_make(STATUS_INVALID, "plan: a move that rotates keys too far");
+    if (s->filling) {
+        RETURN_IF_ERROR(kv_filling_move(s->filling, &b->config.rope, m));
+    } else if (m->rotate != 0) {
+        kv_move_rotated(s, b->kernels, &b->config.rope, m);
+    } else {
         uint8_t *dst = s->data + m->dst_page * s->page_bytes;
         const uint8_t *src = s->data + m->src_page * s->page_bytes;
         for (uint32_t t = 0; t < tiles; t++)
             kern_kv_move(&s->shape, dst + t * s->tile_bytes, m->dst_slot, src + t * s->tile_bytes,
                          m->src_slot, m->n_slots);
-        kv_store_move_sums(s, m);
     }
+    kv_store_move_sums(s, m);
+    return STATUS_IS_OK;
+}
+
+/* Makes the move for each cell of its two runs. */
+static status make_move(backend_cpu *b, const pkv_move *m)
+{
+    const pkv_geometry *g = &b->store.geometry;
+    uint32_t pool_stride = pkv_layer_stride(g, b->store.n_pages - 1);
+    uint32_t host_stride = pkv_layer_stride(g, b->info.n_host_pages);
+    for (uint32_t i = 0, n = pkv_move_cells(g, m); i < n; i++) {
+        pkv_move cell = pkv_move_cell(g, m, i, pool_stride, host_stride);
+        RETURN_IF_ERROR(m->kind == PKV_MOVE_SLOTS ? move_slots(b, &cell) : copy_page(b, &cell));
+    }
+    return STATUS_IS_OK;
+}
+
+static status apply_moves(backend_cpu *b, const pkv_move *moves, size_t n)
+{
+    for (size_t i = 0; i < n; i++) RETURN_IF_ERROR(make_move(b, &moves[i]));
     return STATUS_IS_OK;
 }
 
@@ -136,7 +145,7 @@ static void lay_out_measure(backend_cpu *b, const step_seq *s, forward_seq *f, m
     if (f->measure.rows > s->n_tokens) f->measure.rows = s->n_tokens;
     if (s->measure.sum != MEASURE_SUM_STEP) b->store.has_sums = true;
     if (measures_arrays(&s->measure) == 0) return;
-    f->stride = plan_longest_table(&b->info, b->mirror, s->seq, s->measure.by_slot);
+    f->stride = plan_longest_table(b->mirror, s->seq, s->measure.by_slot);
     m->n_layers = measure_layers(&b->info.geometry, f->measure.layer_step);
     m->n_kv_heads = b->store.n_heads;
     m->stride = f->stride;
@@ -271,8 +280,8 @@ static void cpu_destroy(void *ctx)
     pkv_mirror_destroy(b->mirror);
     alloc_pages_free(b->store.data, b->store_bytes);
     alloc_pages_free(b->store.host, b->host_bytes);
-    alloc_pages_free(b->store.sums, sums_bytes(&b->store, b->store.n_pages));
-    alloc_pages_free(b->store.host_sums, sums_bytes(&b->store, b->info.n_host_pages));
+    alloc_pages_free(b->store.sums, sums_bytes(&b->store, b->store.n_cells));
+    alloc_pages_free(b->store.host_sums, sums_bytes(&b->store, b->store.n_host_cells));
     weights_destroy(&b->weights);
     kern_destroy(b->kernels);
     thread_pool_destroy(b->pool);
@@ -338,9 +347,10 @@ static status make_pool(backend_cpu *b, const backend_options *o, error *err)
     /* Every rank has a slice of every page. */
     size_t page_bytes = b->store.page_bytes * (size_t)comm_size(o->group);
     RETURN_IF_ERROR(sizes_pool_pages(&b->info.geometry, bytes, page_bytes, &b->store.n_pages, err));
-    b->store_bytes = (size_t)b->store.n_pages * b->store.page_bytes;
+    b->store.n_cells = pkv_cell_count(&b->info.geometry, b->store.n_pages - 1);
+    b->store_bytes = (size_t)b->store.n_cells * b->store.page_bytes;
     b->store.data = alloc_pages(b->store_bytes);
-    b->store.sums = alloc_pages(sums_bytes(&b->store, b->store.n_pages));
+    b->store.sums = alloc_pages(sums_bytes(&b->store, b->store.n_cells));
     if (!b->store.data || !b->store.sums)
         return error_set(err, STATUS_NO_MEMORY, "kv-memory: cannot reserve %zu bytes",
                          b->store_bytes);
@@ -359,10 +369,11 @@ static status make_host_tier(backend_cpu *b, const backend_options *o, error *er
     status s = comm_broadcast(o->group, &n, sizeof n, 0);
     if (!status_ok(s)) return error_set(err, s.code, "swap-memory: %s", s.message);
     if (n == 0) return STATUS_IS_OK;
-    b->host_bytes = (size_t)n * b->store.page_bytes;
     b->info.n_host_pages = (uint32_t)n;
+    b->store.n_host_cells = pkv_cell_count(&b->info.geometry, b->info.n_host_pages);
+    b->host_bytes = (size_t)b->store.n_host_cells * b->store.page_bytes;
     b->store.host = alloc_pages(b->host_bytes);
-    b->store.host_sums = alloc_pages(sums_bytes(&b->store, b->info.n_host_pages));
+    b->store.host_sums = alloc_pages(sums_bytes(&b->store, b->store.n_host_cells));
     if (!b->store.host || !b->store.host_sums)
         return error_set(err, STATUS_NO_MEMORY, "swap-memory: cannot reserve %zu bytes",
                          b->host_bytes);

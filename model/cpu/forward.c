@@ -195,7 +195,7 @@ static void write_head(const kv_write_job *job, uint32_t index, uint32_t head, u
     uint32_t page_tokens = store->shape.page_tokens, head_dim = store->shape.head_dim;
     pkv_table_view table =
         pkv_mirror_table(f->o.mirror, s->seq, kv_store_group(store, job->layer, head));
-    uint8_t *tiles = kv_store_tiles(store, job->layer, head);
+    uint8_t *tiles = kv_store_tiles(store, job->layer, head, table.offset);
     uint32_t first_slot = table.kept_tokens - s->n_rows;
     uint32_t first_filling = kv_store_first_wide(store, first_slot);
     for (uint32_t i = from; i < to; i++) {
@@ -262,7 +262,7 @@ static status attend_layer(forward *f, uint32_t layer, const forward_seq *seqs, 
             float *mass = mass_of(f, seq, layer, head);
             f->items[n_items++] = (kern_attn_item){
                 .pages = table.pages,
-                .tiles = kv_store_tiles(store, layer, head),
+                .tiles = kv_store_tiles(store, layer, head, table.offset),
                 .filling = store->filling ? kv_filling_tiles(store->filling, s, head) : NULL,
                 .first_filling = kv_store_first_wide(store, table.kept_tokens - seq->n_rows),
                 .residual_pages = store->residual_pages,

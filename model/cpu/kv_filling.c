@@ -19,8 +19,9 @@ typedef struct pack_job {
     uint8_t *tile;
 } pack_job;
 
-/* A page's id is its number, or n_pages + its number for a page of the host tier. Here a tile is a
- * whole page in bf16; tiles are numbered from 1. */
+/* A page here is a cell, whatever run of cells a table holds it in. Its id is its number, or
+ * n_cells + its number for a page of the host tier. Here a tile is a whole page in bf16; tiles are
+ * numbered from 1. */
 struct kv_filling {
     kv_filling_options o;
     kern_kv_shape wide;
@@ -46,6 +47,11 @@ struct kv_filling {
     size_t max_pointers, n_jobs, n_full, n_leaving;
 };
 
+static uint32_t cell_at(pkv_table_view table, uint32_t index)
+{
+    return table.pages[index] + table.offset;
+}
+
 /* ---- tiles of pages -------------------------------------------------------------------------- */
 
 static uint8_t *tile_data(const kv_filling *f, uint32_t tile)
@@ -56,11 +62,11 @@ static uint8_t *tile_data(const kv_filling *f, uint32_t tile)
 static uint8_t *stored_page(const kv_filling *f, uint32_t id)
 {
     const kv_store *s = f->o.store;
-    return id < s->n_pages ? s->data + id * s->page_bytes
-                           : s->host + (id - s->n_pages) * s->page_bytes;
+    return id < s->n_cells ? s->data + id * s->page_bytes
+                           : s->host + (id - s->n_cells) * s->page_bytes;
 }
 
-static uint32_t host_id(const kv_filling *f, uint32_t host) { return f->o.store->n_pages + host; }
+static uint32_t host_id(const kv_filling *f, uint32_t host) { return f->o.store->n_cells + host; }
 
 /* The page's bf16 tile; NULL: the page is only stored. */
 static uint8_t *find_tile(kv_filling *f, uint32_t id)
@@ -111,7 +117,7 @@ static bool is_ours(const kv_store *s, uint32_t group)
 /* Whether the page is in an open table with heads of this rank. */
 static bool is_running(const kv_filling *f, uint32_t id)
 {
-    if (id >= f->o.store->n_pages) return false;
+    if (id >= f->o.store->n_cells) return false;
     pkv_mirror_page page = pkv_mirror_page_at(f->o.mirror, id);
     return page.held && is_ours(f->o.store, page.group);
 }
@@ -135,7 +141,7 @@ static void mark_wanted(kv_filling *f, const forward_seq *seqs, uint32_t n_seqs)
             pkv_table_view table = pkv_mirror_table(f->o.mirror, seq, g);
             uint32_t first = first_kept(f, table.kept_tokens - f->rows[seq]);
             for (uint32_t p = first; p < table.n_pages; p++)
-                f->tiles[f->tile_of[table.pages[p]]].wanted = true;
+                f->tiles[f->tile_of[cell_at(table, p)]].wanted = true;
         }
 }
 
@@ -147,7 +153,7 @@ static void sweep(kv_filling *f, const forward_seq *seqs, uint32_t n_seqs)
     if (f->pages_before > 0) mark_wanted(f, seqs, n_seqs);
     for (uint32_t i = 1; i <= f->n_tiles; i++) {
         uint32_t id = f->tiles[i].id;
-        if (id == 0 || id >= f->o.store->n_pages) continue;
+        if (id == 0 || id >= f->o.store->n_cells) continue;
         if (is_running(f, id) && (f->pages_before == 0 || f->tiles[i].wanted)) continue;
         if (!pkv_mirror_page_at(f->o.mirror, id).parked) drop_tile(f, id);
     }
@@ -290,9 +296,9 @@ static void list_leaving(kv_filling *f, pkv_table_view table, page_range range)
     uint32_t first_slot = range.first * f->wide.page_tokens + range.first_slot;
     uint32_t end = first_kept(f, table.kept_tokens);
     for (uint32_t i = first_kept(f, first_slot); i < end; i++) {
-        pkv_mirror_page page = pkv_mirror_page_at(f->o.mirror, table.pages[i]);
+        pkv_mirror_page page = pkv_mirror_page_at(f->o.mirror, cell_at(table, i));
         if (i >= range.first || (!page.shared && !page.parked))
-            f->leaving[f->n_leaving++] = table.pages[i];
+            f->leaving[f->n_leaving++] = cell_at(table, i);
     }
 }
 
@@ -303,10 +309,10 @@ static status open_pages(kv_filling *f, pkv_table_view table, page_range range)
     for (uint32_t i = range.first; i < range.end; i++) {
         uint8_t *wide;
         bool begun = i == range.first && range.first_slot > 0;
-        RETURN_IF_ERROR((begun ? reopen : take_tile)(f, table.pages[i], &wide));
+        RETURN_IF_ERROR((begun ? reopen : take_tile)(f, cell_at(table, i), &wide));
         uint32_t fill = table.kept_tokens - i * page_tokens;
-        set_fill(f, table.pages[i], fill < page_tokens ? fill : page_tokens);
-        if (fill >= page_tokens) f->full[f->n_full++] = table.pages[i];
+        set_fill(f, cell_at(table, i), fill < page_tokens ? fill : page_tokens);
+        if (fill >= page_tokens) f->full[f->n_full++] = cell_at(table, i);
     }
     list_leaving(f, table, range);
     return STATUS_IS_OK;
@@ -328,13 +334,13 @@ status kv_filling_begin(kv_filling *f, uint32_t layer, const forward_seq *seqs, 
             size_t tile = kv_store_tile(s, layer, head);
             for (uint32_t p = kv_store_first_wide(s, table.kept_tokens - seqs[i].n_rows);
                  p < range.end; p++) {
-                const uint8_t *page = find_tile(f, table.pages[p]);
+                const uint8_t *page = find_tile(f, cell_at(table, p));
                 const uint8_t *wide = page ? page + tile * f->tile_bytes : NULL;
                 assert(n < f->max_pointers && (wide || p < range.first));
                 f->pointers[n++] = wide;
                 if (p >= range.first && table.kept_tokens / s->shape.page_tokens > p)
                     f->jobs[f->n_jobs++] =
-                        (pack_job){wide, stored_page(f, table.pages[p]) + tile * s->tile_bytes};
+                        (pack_job){wide, stored_page(f, cell_at(table, p)) + tile * s->tile_bytes};
             }
         }
     return STATUS_IS_OK;
@@ -407,7 +413,7 @@ status kv_filling_create(const kv_filling_options *options, kv_filling **out)
     f->pages_before = count_before(s);
     f->max_pointers = s->n_heads * (options->max_rows / s->shape.page_tokens +
                                     (2 + (size_t)f->pages_before) * options->max_seqs);
-    f->tile_of_bytes = ((size_t)s->n_pages + options->n_host_pages) * sizeof *f->tile_of;
+    f->tile_of_bytes = ((size_t)s->n_cells + s->n_host_cells) * sizeof *f->tile_of;
     f->tile_of = alloc_pages(f->tile_of_bytes);
     f->data = alloc_pages(kv_filling_bytes(f));
     f->tiles = calloc((size_t)f->n_tiles + 1, sizeof *f->tiles);

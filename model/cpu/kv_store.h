@@ -18,15 +18,17 @@ typedef struct kv_store {
     size_t tile_bytes;
     size_t page_bytes;
     uint32_t n_pages;           // page 0 included
-    uint8_t *data;              // [n_pages, page_bytes]
-    uint8_t *host;              // [n_host_pages, page_bytes]: the tier of swapped sequences
+    uint32_t n_cells;           // numbers of cells of the pool, at least n_pages
+    uint32_t n_host_cells;      // and of the host tier
+    uint8_t *data;              // [n_cells, page_bytes]
+    uint8_t *host;              // [n_host_cells, page_bytes]: the tier of swapped sequences
     struct kv_filling *filling; // formats with grids: pages read as bf16 (kv_filling.h)
     uint32_t residual_pages;    // full pages before its own that a row reads as bf16
     /* Running sums of retention, one f32 for each slot of each tile, beside K and V. They move with
      * their slots. They are only reserved addresses until a measure asks for them. */
     size_t page_sums; // floats of a page
-    float *sums;      // [n_pages, page_sums]
-    float *host_sums; // [n_host_pages, page_sums]
+    float *sums;      // [n_cells, page_sums]
+    float *host_sums; // [n_host_cells, page_sums]
     bool has_sums;    // a plan has asked for sums: until then all are 0 and need no moves
 } kv_store;
 
@@ -57,16 +59,19 @@ static inline uint32_t kv_store_first_wide(const kv_store *s, uint32_t slot)
     return own > s->residual_pages ? own - s->residual_pages : 0;
 }
 
-/* The tile of (layer, head) in page 0; the tile in page p is p * page_bytes further. */
-static inline uint8_t *kv_store_tiles(const kv_store *s, uint32_t layer, uint32_t head)
+/* The tile of (layer, head) that a table with this offset (pkv_table_view) has in page 0; the tile
+ * in its page p is p * page_bytes further. */
+static inline uint8_t *kv_store_tiles(const kv_store *s, uint32_t layer, uint32_t head,
+                                      uint32_t offset)
 {
-    return s->data + kv_store_tile(s, layer, head) * s->tile_bytes;
+    return s->data + offset * s->page_bytes + kv_store_tile(s, layer, head) * s->tile_bytes;
 }
 
-/* Running sums [page_tokens] of (layer, head) in page 0; page p's are p * page_sums further. */
-static inline float *kv_store_sums(const kv_store *s, uint32_t layer, uint32_t head)
+/* Running sums [page_tokens], likewise; page p's are p * page_sums further. */
+static inline float *kv_store_sums(const kv_store *s, uint32_t layer, uint32_t head,
+                                   uint32_t offset)
 {
-    return s->sums + kv_store_tile(s, layer, head) * s->shape.page_tokens;
+    return s->sums + offset * s->page_sums + kv_store_tile(s, layer, head) * s->shape.page_tokens;
 }
 
 /* Moves the running sums of a move's slots. The code that moves K and V calls it, and has checked

@@ -38,7 +38,8 @@ static status make_pages(model_probe *p, error *err)
 {
     pkv_geometry g = p->store.geometry;
     pkv_options options = {.geometry = g, .n_pages = p->store.n_pages, .max_seqs = 1};
-    p->store_bytes = (size_t)p->store.n_pages * p->store.page_bytes;
+    p->store.n_cells = pkv_cell_count(&g, p->store.n_pages - 1);
+    p->store_bytes = (size_t)p->store.n_cells * p->store.page_bytes;
     p->store.data = alloc_pages(p->store_bytes);
     status s = p->store.data ? pkv_create(&options, &p->kv)
                              : status_make(STATUS_NO_MEMORY, "pages of a probe");
@@ -194,7 +195,7 @@ static status run_rows(model_probe *p, const uint32_t *tokens, uint32_t n, uint3
 {
     uint32_t hit;
     RETURN_IF_ERROR(make_room(p, tokens, n, first_row));
-    RETURN_IF_ERROR(pkv_seq_open(p->kv, 0, tokens, 0, 0, n, &hit));
+    RETURN_IF_ERROR(pkv_seq_open(p->kv, 0, PKV_HEAD, tokens, 0, 0, n, &hit));
     status s = run_chunks(p);
     pkv_seq_close(p->kv, 0);
     pkv_deltas deltas = pkv_take_deltas(p->kv);

@@ -9,10 +9,10 @@
 
 /* Scratch of a step's moves, and where they lie on the device. */
 typedef struct cuda_moves {
-    uint32_t *last;      /* [n_pages] 1 + the last move of the run that touches the page */
-    gpu_move *run;       /* [capacity] slot moves between two page copies */
-    uint32_t *root, *at; /* [capacity] of each move in a run: its chain's first move, and index */
-    uint32_t *chains;    /* [capacity + 1] how many chains each run has */
+    uint32_t *last;      /* [n_cells] 1 + the last move of the batch that touches the page */
+    gpu_move *batch;     /* [capacity] the slot moves of one launch */
+    uint32_t *root, *at; /* [capacity] of each move in a batch: its chain's first move, and index */
+    uint32_t *chains;    /* [capacity] how many chains each batch has */
     size_t capacity;
     const gpu_move *d_moves; /* on the device, as the next two */
     const gpu_chain *d_chains;
@@ -55,8 +55,9 @@ typedef struct backend_cuda {
     thread_pool *pool;
     cuda_weights weights;
     gpu_pages pages;
+    uint32_t n_cells, n_host_cells; /* of the pool, and of the host tier */
     uint64_t pool_bytes, weight_bytes;
-    uint8_t *host; /* [n_host_pages, page_bytes] pinned: the host tier */
+    uint8_t *host; /* [n_host_cells, page_bytes] pinned: the host tier */
     pkv_mirror *mirror;
     cuda_tables tables;
     cuda_forward *forward;
@@ -83,13 +84,19 @@ typedef struct backend_cuda {
     const float
         *mean_ropes;     /* on the device: [head_dim] for each MEASURE_EXPECTED, in plan order */
     bool has_sums;       /* a plan has asked for running sums; until then all are 0 */
-    float *host_sums;    /* running sums of the host tier's pages, pinned */
+    float *host_sums;    /* running sums of the host tier's cells, pinned */
     step_sample *scores; /* scores and novelty of the last step that had any */
     float *novelty;
     size_t scores_capacity, novelty_capacity;
     float *draw_scratch; /* [CUDA_LOGIT_ROWS, vocab] on the device */
     cuda_pack logits;    /* row numbers and draws go in, logits and draws come back */
 } backend_cuda;
+
+static inline gpu_grain cuda_grain(pkv_grain grain)
+{
+    if (grain == PKV_ALL) return GPU_GRAIN_ALL;
+    return grain == PKV_LAYER ? GPU_GRAIN_LAYER : GPU_GRAIN_HEAD;
+}
 
 /* ---- create.c -------------------------------------------------------------------------------- */
 
@@ -101,7 +108,7 @@ status cuda_make_parts(backend_cuda *b, const backend_cuda_options *options, cud
                        error *err);
 /* Makes the pool, the host tier and their running sums. */
 status cuda_make_pages(backend_cuda *b, const backend_options *o, error *err);
-/* Bytes of the running sums beside a page. */
+/* Bytes of the running sums beside a cell. */
 size_t cuda_sums_of_page(const backend_cuda *b);
 /* Loads to the device the weights in host memory; measuring passes their shapes alone. */
 status cuda_send_weights(backend_cuda *b, const model_weights *w, error *err);
@@ -121,8 +128,9 @@ status cuda_send(backend_cuda *b, const step_plan *plan, bool computes, cuda_bat
 /* Makes room for the running sums of the pool and the host tier, which exist already. */
 status cuda_sums_create(backend_cuda *b);
 void cuda_sums_destroy(backend_cuda *b);
-/* Copies a page's running sums when the page is copied to or from the host tier. */
-status cuda_sums_copy(backend_cuda *b, const pkv_move *m);
+/* Copies the running sums of n consecutive cells, when these are copied to the host tier (`out`) or
+ * from it. */
+status cuda_sums_copy(backend_cuda *b, bool out, uint32_t cell, uint32_t host_cell, uint32_t n);
 
 /* ---- scores.c -------------------------------------------------------------------------------- */
 

@@ -90,7 +90,9 @@ static void lay_out_pages(backend_cuda *b, const backend_cuda_options *o)
                            .page_tokens = g->page_tokens,
                            .head_dim = b->config.head_dim,
                            .n_tiles = g->layers_per_group * heads,
-                           .format = o->kv};
+                           .format = o->kv,
+                           .layer_groups = pkv_layer_groups(g),
+                           .head_groups = pkv_head_groups(g)};
 }
 
 static status make_forward(backend_cuda *b, const backend_options *o, error *err)
@@ -137,7 +139,9 @@ static status make_pool(backend_cuda *b, const backend_options *o, error *err)
                                      &b->info.n_pages, err));
     status s = cuda_smallest(&b->device, &b->info.n_pages);
     if (!status_ok(s)) return error_set(err, s.code, "kv-memory: %s", status_text(s.code));
-    b->pool_bytes = (uint64_t)b->info.n_pages * b->pages.page_bytes;
+    b->n_cells = pkv_cell_count(&b->info.geometry, b->info.n_pages - 1);
+    b->pages.layer_stride = pkv_layer_stride(&b->info.geometry, b->info.n_pages - 1);
+    b->pool_bytes = (uint64_t)b->n_cells * b->pages.page_bytes;
     if (!status_ok(cuda_alloc(&b->device, b->pool_bytes, &b->pages.data)))
         return error_set(err, STATUS_NO_MEMORY, "kv-memory: cannot reserve %llu bytes: %s",
                          (unsigned long long)b->pool_bytes, b->device.api->why(b->device.g));
@@ -153,7 +157,9 @@ static status make_host_tier(backend_cuda *b, const backend_options *o, error *e
     if (!status_ok(s)) return error_set(err, s.code, "swap-memory: %s", status_text(s.code));
     if (n == 0) return STATUS_IS_OK;
     void *host;
-    if (b->device.api->alloc_host(b->device.g, (size_t)n * b->pages.page_bytes, &host) != GPU_OK)
+    b->n_host_cells = pkv_cell_count(&b->info.geometry, n);
+    if (b->device.api->alloc_host(b->device.g, b->n_host_cells * b->pages.page_bytes, &host) !=
+        GPU_OK)
         return error_set(err, STATUS_NO_MEMORY, "swap-memory: %s", b->device.api->why(b->device.g));
     b->host = host;
     b->info.n_host_pages = n;
@@ -265,7 +271,7 @@ status backend_cuda_create(const backend_cuda_options *options, backend *out, er
     b->facts.weight_bytes = b->weight_bytes;
     b->facts.page_bytes = b->pages.page_bytes;
     b->facts.pool_bytes = b->pool_bytes;
-    b->facts.swap_bytes = b->info.n_host_pages * b->pages.page_bytes;
+    b->facts.swap_bytes = b->n_host_cells * b->pages.page_bytes;
     *out = (backend){&cuda_ops, b};
     return STATUS_IS_OK;
 }

@@ -99,10 +99,12 @@ void cuda_pack_destroy(cuda_device *d, cuda_pack *p);
 
 /* ---- tables ---------------------------------------------------------------------------------- */
 
-/* The page tables on the device, and how many first pages of each have been sent. */
+/* The page tables on the device, each sequence's at its own grain, and how many first pages of each
+ * have been sent. */
 typedef struct cuda_tables {
     gpu_tables device;
     pkv_geometry geometry;
+    uint32_t head_groups, counts[PKV_HEAD + 1]; /* counts: tables of a sequence of each grain */
     uint32_t max_seqs; /* behind them is a table of page 0, for padding rows */
     uint32_t *sent;    /* [max_seqs, groups] */
     uint8_t *touched;  /* [max_seqs] this step's words changed the sequence */
@@ -114,6 +116,9 @@ typedef struct cuda_tables {
 status cuda_tables_create(cuda_device *d, const pkv_geometry *geometry, uint32_t max_seqs,
                           uint32_t row, cuda_tables *out);
 void cuda_tables_destroy(cuda_device *d, cuda_tables *t);
+/* A table of a sequence of this grain, numbered as the grain numbers them. */
+pkv_table_view cuda_tables_view(const cuda_tables *t, const pkv_mirror *mirror, uint32_t seq,
+                                pkv_grain grain, uint32_t table);
 /* Makes patches and values of the delta words' changes; the mirror has applied the words. */
 status cuda_tables_update(cuda_tables *t, const pkv_mirror *mirror, const uint32_t *words,
                           size_t n_words);

@@ -129,7 +129,8 @@ static gpu_layer place_of(const cuda_forward *f, uint32_t layer)
     const model_config *c = f->o.config;
     uint32_t heads = c->n_kv_heads < g->heads_per_group ? c->n_kv_heads : g->heads_per_group;
     return (gpu_layer){
-        .first_group = pkv_group_of(g, layer, f->o.first_kv_head),
+        .layer_group = layer / g->layers_per_group,
+        .first_head_group = f->o.first_kv_head / g->heads_per_group,
         .first_tile = layer % g->layers_per_group * heads,
         .heads_per_group = heads, /* this rank's */
         .window = c->layers[layer] & LAYER_WINDOW ? c->window : 0,

@@ -1,6 +1,7 @@
-/* Moves of slots within the pool, and of pages to and from the host tier. The slot moves between
- * two page copies are a run, which is one launch. Moves of a run that share a page are a chain and
- * go one after the other; chains go at the same time. */
+/* Moves of slots within the pool, and of pages to and from the host tier. Slot moves of one grain
+ * that follow one another are a batch, which is one launch: pages of one grain are the same cells
+ * or have none in common. Moves of a batch that share a page are a chain and go one after the
+ * other; chains go at the same time. */
 #include "model/cuda/backend.h"
 #include "model/rope.h"
 
@@ -9,25 +10,44 @@
 
 /* ---- checks ---------------------------------------------------------------------------------- */
 
-/* Copies a whole page to the host tier or back. */
+/* Whether a table of the grain may hold that page, in a tier of n cells: the page is the first cell
+ * of a run. */
+static bool is_page(const backend_cuda *b, pkv_grain grain, uint32_t page, uint32_t n_cells)
+{
+    if (grain > PKV_HEAD || page >= n_cells) return false;
+    if (grain != PKV_HEAD && page % b->pages.head_groups != 0) return false;
+    return grain != PKV_ALL || page < n_cells / b->pages.layer_groups;
+}
+
+/* Copies a whole page to the host tier or back: the cells of one layer group at a time, which
+ * follow one another in both. */
 static status copy_page(backend_cuda *b, const pkv_move *m)
 {
     bool out = m->kind == PKV_MOVE_OUT;
     uint32_t page = out ? m->src_page : m->dst_page, host = out ? m->dst_page : m->src_page;
-    if (page >= b->info.n_pages || host >= b->info.n_host_pages)
+    if (!is_page(b, m->grain, page, b->n_cells) || !is_page(b, m->grain, host, b->n_host_cells))
         return status_make(STATUS_INVALID, "plan: a copy outside the pool or the host tier");
-    uint8_t *here = b->pages.data + page * b->pages.page_bytes;
-    uint8_t *there = b->host + host * b->pages.page_bytes;
+    uint32_t layers = m->grain == PKV_ALL ? b->pages.layer_groups : 1;
+    uint32_t n = m->grain == PKV_HEAD ? 1 : b->pages.head_groups;
     const gpu_api *api = b->device.api;
-    RETURN_IF_GPU_ERROR(out ? api->copy_out(b->device.g, there, here, b->pages.page_bytes)
-                            : api->copy_in(b->device.g, here, there, b->pages.page_bytes));
-    return cuda_sums_copy(b, m);
+    for (uint32_t l = 0; l < layers; l++) {
+        uint8_t *here = b->pages.data + page * b->pages.page_bytes;
+        uint8_t *there = b->host + host * b->pages.page_bytes;
+        size_t bytes = n * b->pages.page_bytes;
+        RETURN_IF_GPU_ERROR(out ? api->copy_out(b->device.g, there, here, bytes)
+                                : api->copy_in(b->device.g, here, there, bytes));
+        RETURN_IF_ERROR(cuda_sums_copy(b, out, page, host, n));
+        page += b->pages.layer_stride;
+        host += b->n_host_cells / b->pages.layer_groups;
+    }
+    return STATUS_IS_OK;
 }
 
 static status check_move(const backend_cuda *b, const pkv_move *m)
 {
     uint32_t slots = b->pages.page_tokens;
-    if (m->src_page >= b->info.n_pages || m->dst_page >= b->info.n_pages || m->n_slots > slots ||
+    if (!is_page(b, m->grain, m->src_page, b->n_cells) ||
+        !is_page(b, m->grain, m->dst_page, b->n_cells) || m->n_slots > slots ||
         m->src_slot > slots - m->n_slots || m->dst_slot > slots - m->n_slots)
         return status_make(STATUS_INVALID, "plan: a move outside the pool");
     if (llabs(m->rotate) >= b->info.max_positions)
@@ -59,15 +79,15 @@ static size_t count_rope_shifts(const pkv_deltas *d)
 static bool reserve_chains(backend_cuda *b, size_t n)
 {
     cuda_moves *m = &b->moves;
-    if (!m->last) m->last = calloc(b->info.n_pages, sizeof *m->last);
+    if (!m->last) m->last = calloc(b->n_cells, sizeof *m->last);
     if (!m->last) return false;
     if (n <= m->capacity) return true;
     cuda_moves grown = {.last = m->last, .capacity = n + n / 2};
-    grown.run = calloc(grown.capacity, sizeof *grown.run);
+    grown.batch = calloc(grown.capacity, sizeof *grown.batch);
     grown.root = calloc(grown.capacity, sizeof *grown.root);
     grown.at = calloc(grown.capacity, sizeof *grown.at);
-    grown.chains = calloc(grown.capacity + 1, sizeof *grown.chains);
-    bool ok = grown.run && grown.root && grown.at && grown.chains;
+    grown.chains = calloc(grown.capacity, sizeof *grown.chains);
+    bool ok = grown.batch && grown.root && grown.at && grown.chains;
     if (ok) m->last = NULL;
     else grown.last = NULL;
     cuda_moves_destroy(ok ? m : &grown);
@@ -78,7 +98,7 @@ static bool reserve_chains(backend_cuda *b, size_t n)
 void cuda_moves_destroy(cuda_moves *m)
 {
     free(m->last);
-    free(m->run);
+    free(m->batch);
     free(m->root);
     free(m->at);
     free(m->chains);
@@ -95,7 +115,7 @@ static uint32_t root_of(uint32_t *root, uint32_t i)
 static void link_moves(cuda_moves *m, uint32_t n)
 {
     for (uint32_t i = 0; i < n; i++) {
-        const uint32_t pages[] = {m->run[i].src_page, m->run[i].dst_page};
+        const uint32_t pages[] = {m->batch[i].src_page, m->batch[i].dst_page};
         m->root[i] = i;
         for (int p = 0; p < 2; p++) {
             uint32_t *last = &m->last[pages[p]];
@@ -106,12 +126,13 @@ static void link_moves(cuda_moves *m, uint32_t n)
             *last = i + 1;
         }
     }
-    for (uint32_t i = 0; i < n; i++) m->last[m->run[i].src_page] = m->last[m->run[i].dst_page] = 0;
+    for (uint32_t i = 0; i < n; i++)
+        m->last[m->batch[i].src_page] = m->last[m->batch[i].dst_page] = 0;
 }
 
-/* Writes a run's moves chain by chain from moves[first] on. Returns the number of chains. */
-static uint32_t sort_run(cuda_moves *m, uint32_t n, uint32_t first, gpu_move *moves,
-                         gpu_chain *chains)
+/* Writes a batch's moves chain by chain from moves[first] on. Returns the number of chains. */
+static uint32_t sort_batch(cuda_moves *m, uint32_t n, uint32_t first, gpu_move *moves,
+                           gpu_chain *chains)
 {
     uint32_t n_chains = 0;
     link_moves(m, n);
@@ -127,7 +148,7 @@ static uint32_t sort_run(cuda_moves *m, uint32_t n, uint32_t first, gpu_move *mo
     for (uint32_t c = 0; c < n_chains; c++) chains[c].n = 0;
     for (uint32_t i = 0; i < n; i++) {
         gpu_chain *chain = &chains[m->at[root_of(m->root, i)]];
-        moves[chain->first + chain->n++] = m->run[i];
+        moves[chain->first + chain->n++] = m->batch[i];
     }
     return n_chains;
 }
@@ -140,10 +161,20 @@ size_t cuda_moves_bytes(const backend_cuda *b, const pkv_deltas *d)
            count_rope_shifts(d) * b->config.head_dim * sizeof(float);
 }
 
+/* The end of the batch that begins with a move; the move itself if it copies a page. */
+static size_t batch_end(const pkv_deltas *d, size_t first)
+{
+    size_t i = first;
+    while (i < d->n_moves && d->moves[i].kind == PKV_MOVE_SLOTS &&
+           d->moves[i].grain == d->moves[first].grain)
+        i++;
+    return i;
+}
+
 status cuda_moves_pack(backend_cuda *b, const pkv_deltas *d)
 {
     cuda_moves *m = &b->moves;
-    uint32_t n = 0, total = 0, n_chains = 0, n_rope_shifts = 0, n_runs = 0;
+    uint32_t total = 0, n_chains = 0, n_rope_shifts = 0, n_batches = 0;
     if (d->n_moves == 0) return STATUS_IS_OK;
     if (!reserve_chains(b, d->n_moves)) return status_make(STATUS_NO_MEMORY, "step buffers");
     gpu_move *moves = cuda_pack_take(&b->step, d->n_moves * sizeof *moves, &m->d_moves);
@@ -151,22 +182,24 @@ status cuda_moves_pack(backend_cuda *b, const pkv_deltas *d)
     float *rope_shifts =
         cuda_pack_take(&b->step, count_rope_shifts(d) * b->config.head_dim * sizeof *rope_shifts,
                        &m->d_rope_shifts);
-    for (size_t i = 0; i <= d->n_moves; i++) {
-        const pkv_move *move = i < d->n_moves ? &d->moves[i] : NULL;
-        if (move && move->kind == PKV_MOVE_SLOTS) {
+    for (size_t i = 0; i < d->n_moves;) {
+        size_t end = batch_end(d, i);
+        uint32_t n = 0;
+        if (end == i) i++; /* a page copy */
+        for (; i < end; i++) {
+            const pkv_move *move = &d->moves[i];
             RETURN_IF_ERROR(check_move(b, move));
             if (move->rotate)
                 make_rope_shift(b, move->rotate,
                                 rope_shifts + (size_t)n_rope_shifts * b->config.head_dim);
-            m->run[n++] =
+            m->batch[n++] =
                 (gpu_move){move->src_page, move->dst_page, move->src_slot,
                            move->dst_slot, move->n_slots,  move->rotate ? ++n_rope_shifts : 0};
-            continue;
         }
-        m->chains[n_runs] = sort_run(m, n, total, moves, chains + n_chains);
-        n_chains += m->chains[n_runs++];
+        if (n == 0) continue;
+        m->chains[n_batches] = sort_batch(m, n, total, moves, chains + n_chains);
+        n_chains += m->chains[n_batches++];
         total += n;
-        n = 0;
     }
     return STATUS_IS_OK;
 }
@@ -175,15 +208,19 @@ status cuda_moves_apply(backend_cuda *b, const pkv_deltas *d)
 {
     const cuda_moves *m = &b->moves;
     const gpu_chain *chains = m->d_chains;
-    uint32_t n_runs = 0;
-    for (size_t i = 0; i <= d->n_moves && d->n_moves; i++) {
-        const pkv_move *move = i < d->n_moves ? &d->moves[i] : NULL;
-        if (move && move->kind == PKV_MOVE_SLOTS) continue;
-        uint32_t n = m->chains[n_runs++];
-        RETURN_IF_GPU_ERROR(
-            b->device.api->move(b->device.g, &b->pages, m->d_moves, chains, n, m->d_rope_shifts));
+    uint32_t n_batches = 0;
+    for (size_t i = 0; i < d->n_moves;) {
+        size_t end = batch_end(d, i);
+        if (end == i) {
+            RETURN_IF_ERROR(copy_page(b, &d->moves[i++]));
+            continue;
+        }
+        uint32_t n = m->chains[n_batches++];
+        RETURN_IF_GPU_ERROR(b->device.api->move(b->device.g, &b->pages,
+                                                cuda_grain(d->moves[i].grain), m->d_moves, chains,
+                                                n, m->d_rope_shifts));
         chains += n;
-        if (move) RETURN_IF_ERROR(copy_page(b, move));
+        i = end;
     }
     return STATUS_IS_OK;
 }

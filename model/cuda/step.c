@@ -78,7 +78,7 @@ status cuda_lay_out_measures(backend_cuda *b, const step_plan *plan)
         if (measures_arrays(&s->measure) == 0) continue;
         m->n_layers = measure_layers(&b->info.geometry, s->measure.layer_step);
         m->n_kv_heads = b->local.n_kv_heads;
-        m->stride = plan_longest_table(&b->info, b->mirror, s->seq, s->measure.by_slot);
+        m->stride = plan_longest_table(b->mirror, s->seq, s->measure.by_slot);
         m->q_heads = b->config.n_heads / b->config.n_kv_heads;
         floats += measures_arrays(&s->measure) * plan_measure_floats(m);
     }
@@ -140,7 +140,7 @@ status cuda_measure_layer(void *ctx, uint32_t layer, gpu_measure *m)
         m->rows = spec->rows < s->n_tokens ? spec->rows : s->n_tokens;
         if (spec->kind == MEASURE_EXPECTED)
             m->rows = s->n_tokens - measures_first_expected(spec, s->n_tokens, s->position);
-        m->longest = plan_longest_table(&b->info, b->mirror, s->seq, true);
+        m->longest = plan_longest_table(b->mirror, s->seq, true);
         m->window = spec->window;
         m->chunk = spec->chunk;
         m->add = spec->bias;
@@ -223,39 +223,40 @@ static size_t pack_bytes(const backend_cuda *b, const step_plan *plan, const cud
 
 /* A step's row arrays, to be filled in. */
 typedef struct row_arrays {
-    uint32_t *tokens, *draws, *positions, *row_seqs, *lengths;
+    uint32_t *tokens, *draws, *positions, *row_seqs;
     gpu_seq *seqs;
 } row_arrays;
 
 static row_arrays take_rows(backend_cuda *b, cuda_batch *batch)
 {
-    size_t n = batch->n_rows, lengths = (size_t)batch->n_seqs * b->tables.device.groups;
+    size_t n = batch->n_rows;
     row_arrays a;
     a.tokens = cuda_pack_take(&b->step, n * sizeof *a.tokens, &batch->tokens);
     a.draws = cuda_pack_take(&b->step, n * sizeof *a.draws, &batch->draws);
     a.positions = cuda_pack_take(&b->step, n * sizeof *a.positions, &batch->positions);
     a.row_seqs = cuda_pack_take(&b->step, n * sizeof *a.row_seqs, &batch->row_seqs);
     a.seqs = cuda_pack_take(&b->step, batch->n_seqs * sizeof *a.seqs, &batch->seqs);
-    a.lengths = cuda_pack_take(&b->step, lengths * sizeof *a.lengths, &batch->lengths);
     return a;
 }
 
-/* Makes each padding row, from `first` on, a sequence of one token in page 0, which is spare. */
-static void pad_rows(const backend_cuda *b, uint32_t first, const cuda_batch *batch, row_arrays *a)
+/* Makes each padding row, from `first` on, a sequence of one token in cell 0, which is spare: its
+ * tables are those of the finest grain, so that no other cell is written. All have the lengths from
+ * index `lengths` on. */
+static void pad_rows(const backend_cuda *b, uint32_t first, uint32_t lengths,
+                     const cuda_batch *batch, row_arrays *a)
 {
-    uint32_t groups = b->tables.device.groups;
     for (uint32_t i = first; i < batch->n_seqs; i++) {
         a->tokens[i] = UINT32_MAX;
         a->draws[i] = a->positions[i] = 0;
         a->row_seqs[i] = i;
-        a->seqs[i] = (gpu_seq){b->tables.max_seqs, i, 1, i * groups};
-        for (uint32_t g = 0; g < groups; g++) a->lengths[i * groups + g] = 1;
+        a->seqs[i] = (gpu_seq){b->tables.max_seqs, i, 1, lengths, GPU_GRAIN_HEAD};
     }
 }
 
-static void pack_rows(backend_cuda *b, const step_plan *plan, cuda_batch *batch)
+/* Returns the number of lengths of the plan's sequences, which are packed later. */
+static uint32_t pack_rows(backend_cuda *b, const step_plan *plan, cuda_batch *batch)
 {
-    size_t groups = b->tables.device.groups;
+    uint32_t lengths = 0;
     row_arrays a = take_rows(b, batch);
     /* Tokens outside this rank's part of the vocabulary become UINT32_MAX, which gives zeros. */
     for (size_t i = 0; i < plan->n_tokens; i++) {
@@ -264,17 +265,35 @@ static void pack_rows(backend_cuda *b, const step_plan *plan, cuda_batch *batch)
     }
     for (uint32_t i = 0; i < plan->n_seqs; i++) {
         const step_seq *s = &plan->seqs[i];
+        pkv_grain grain = pkv_mirror_grain(b->mirror, s->seq);
         a.seqs[i] = b->seqs[i] =
-            (gpu_seq){s->seq, s->first_token, s->n_tokens, (uint32_t)(i * groups)};
-        for (uint32_t g = 0; g < groups; g++)
-            a.lengths[i * groups + g] = pkv_mirror_table(b->mirror, s->seq, g).kept_tokens;
+            (gpu_seq){s->seq, s->first_token, s->n_tokens, lengths, cuda_grain(grain)};
+        lengths += b->tables.counts[grain];
         for (uint32_t j = 0; j < s->n_tokens; j++) {
             a.draws[s->first_token + j] = cuda_draw_before(b, s);
             a.positions[s->first_token + j] = s->position + j;
             a.row_seqs[s->first_token + j] = i;
         }
     }
-    pad_rows(b, plan->n_seqs, batch, &a);
+    pad_rows(b, plan->n_seqs, lengths, batch, &a);
+    return lengths;
+}
+
+/* Packs the n lengths of the plan's sequences, and those of padding rows. They come after the other
+ * arrays of a repeated step: their number changes with the grains of the sequences, and graphs need
+ * arrays at the same places. */
+static void pack_lengths(backend_cuda *b, const step_plan *plan, uint32_t n, cuda_batch *batch)
+{
+    const cuda_tables *t = &b->tables;
+    uint32_t n_padding = batch->n_seqs > plan->n_seqs ? t->device.groups : 0;
+    uint32_t *at = cuda_pack_take(&b->step, ((size_t)n + n_padding) * sizeof *at, &batch->lengths);
+    for (uint32_t i = 0; i < plan->n_seqs; i++) {
+        uint32_t seq = plan->seqs[i].seq;
+        pkv_grain grain = pkv_mirror_grain(b->mirror, seq);
+        for (uint32_t table = 0; table < t->counts[grain]; table++)
+            *at++ = cuda_tables_view(t, b->mirror, seq, grain, table).kept_tokens;
+    }
+    for (uint32_t i = 0; i < n_padding; i++) *at++ = 1;
 }
 
 /* ---- attention's tiles ----------------------------------------------------------------------- */
@@ -298,7 +317,7 @@ static uint32_t prefill_tiles(const tiling *t, uint32_t n_tokens)
 
 static uint32_t slots_of(const backend_cuda *b, const step_seq *s)
 {
-    return plan_longest_table(&b->info, b->mirror, s->seq, true);
+    return plan_longest_table(b->mirror, s->seq, true);
 }
 
 static tiling plan_tiles(const backend_cuda *b, const step_plan *plan, const cuda_batch *batch)
@@ -358,8 +377,9 @@ status cuda_send(backend_cuda *b, const step_plan *plan, bool computes, cuda_bat
     const step_plan *rows = computes ? plan : &nothing;
     *batch = shape_of(b, rows);
     RETURN_IF_ERROR(cuda_pack_begin(d, &b->step, pack_bytes(b, rows, batch, &plan->deltas)));
-    pack_rows(b, rows, batch);
+    uint32_t n_lengths = pack_rows(b, rows, batch);
     pack_tiles(b, rows, batch);
+    pack_lengths(b, rows, n_lengths, batch);
     pack_mean_ropes(b, rows);
     const gpu_patch *d_patches;
     const uint32_t *d_values;

@@ -1,5 +1,6 @@
 /* Running sums of retention: one f32 for each slot of each tile, beside K and V. The device's slot
- * moves carry them along (gpu_pages.sums); page copies to and from the host tier copy them here. */
+ * moves carry them along (gpu_pages.sums); copies to and from the host tier take them along
+ * here. */
 #include "model/cuda/backend.h"
 
 #include <string.h>
@@ -16,12 +17,12 @@ status cuda_sums_create(backend_cuda *b)
     cuda_device *d = &b->device;
     size_t bytes = cuda_sums_of_page(b);
     void *host;
-    RETURN_IF_ERROR(cuda_alloc(d, b->info.n_pages * bytes, &b->pages.sums));
+    RETURN_IF_ERROR(cuda_alloc(d, b->n_cells * bytes, &b->pages.sums));
     if (b->info.n_host_pages == 0) return STATUS_IS_OK;
-    RETURN_IF_GPU_ERROR(d->api->alloc_host(d->g, b->info.n_host_pages * bytes, &host));
+    RETURN_IF_GPU_ERROR(d->api->alloc_host(d->g, b->n_host_cells * bytes, &host));
     b->host_sums = host;
     /* Pages may leave for the host tier before a plan asks for sums: their sums are 0. */
-    memset(host, 0, b->info.n_host_pages * bytes);
+    memset(host, 0, b->n_host_cells * bytes);
     return STATUS_IS_OK;
 }
 
@@ -32,14 +33,13 @@ void cuda_sums_destroy(backend_cuda *b)
     if (b->host_sums) d->api->release_host(d->g, b->host_sums);
 }
 
-status cuda_sums_copy(backend_cuda *b, const pkv_move *m)
+status cuda_sums_copy(backend_cuda *b, bool out, uint32_t cell, uint32_t host_cell, uint32_t n)
 {
     const cuda_device *d = &b->device;
-    bool out = m->kind == PKV_MOVE_OUT;
-    size_t n = page_sums(b);
     if (!b->has_sums) return STATUS_IS_OK;
-    float *here = b->pages.sums + (out ? m->src_page : m->dst_page) * n;
-    float *there = b->host_sums + (out ? m->dst_page : m->src_page) * n;
-    return cuda_status(out ? d->api->copy_out(d->g, there, here, n * sizeof *here)
-                           : d->api->copy_in(d->g, here, there, n * sizeof *here));
+    float *here = b->pages.sums + cell * page_sums(b);
+    float *there = b->host_sums + host_cell * page_sums(b);
+    size_t bytes = n * cuda_sums_of_page(b);
+    return cuda_status(out ? d->api->copy_out(d->g, there, here, bytes)
+                           : d->api->copy_in(d->g, here, there, bytes));
 }

@@ -10,6 +10,10 @@ status cuda_tables_create(cuda_device *d, const pkv_geometry *geometry, uint32_t
     uint32_t groups = pkv_groups(geometry);
     *out =
         (cuda_tables){.device = {NULL, groups, row}, .geometry = *geometry, .max_seqs = max_seqs};
+    out->head_groups = pkv_head_groups(geometry);
+    out->counts[PKV_ALL] = 1;
+    out->counts[PKV_LAYER] = pkv_layer_groups(geometry);
+    out->counts[PKV_HEAD] = groups;
     out->sent = calloc((size_t)max_seqs * groups, sizeof *out->sent);
     out->touched = calloc(max_seqs, 1);
     if (!out->sent || !out->touched) return status_make(STATUS_NO_MEMORY, "page tables");
@@ -27,12 +31,20 @@ void cuda_tables_destroy(cuda_device *d, cuda_tables *t)
     *t = (cuda_tables){0};
 }
 
-/* Sends the table again from its start, because its first pages may have changed. */
-static void forget_table(cuda_tables *t, uint32_t seq, uint32_t group)
+pkv_table_view cuda_tables_view(const cuda_tables *t, const pkv_mirror *mirror, uint32_t seq,
+                                pkv_grain grain, uint32_t table)
+{
+    uint32_t first = grain == PKV_LAYER ? table * t->head_groups : table;
+    return pkv_mirror_table(mirror, seq, first);
+}
+
+/* Sends the table, or all of the sequence's, again from the start: first pages may have changed,
+ * and so may the sequence's grain where all are sent. */
+static void forget_table(cuda_tables *t, uint32_t seq, uint32_t table)
 {
     uint32_t *sent = t->sent + (size_t)seq * t->device.groups;
-    for (uint32_t g = 0; g < t->device.groups; g++)
-        if (group == PKV_ALL_GROUPS || group == g) sent[g] = 0;
+    if (table == PKV_ALL_GROUPS) memset(sent, 0, t->device.groups * sizeof *sent);
+    else sent[table] = 0;
 }
 
 /* ---- patches --------------------------------------------------------------------------------- */
@@ -47,10 +59,9 @@ static bool grow_array(void **array, size_t *capacity, size_t need, size_t size)
     return true;
 }
 
-static status patch_table(cuda_tables *t, const pkv_mirror *mirror, uint32_t seq, uint32_t group)
+static status patch_table(cuda_tables *t, uint32_t seq, uint32_t number, pkv_table_view view)
 {
-    size_t table = (size_t)seq * t->device.groups + group;
-    pkv_table_view view = pkv_mirror_table(mirror, seq, group);
+    size_t table = (size_t)seq * t->device.groups + number;
     uint32_t first = t->sent[table];
     if (view.n_pages <= first) return STATUS_IS_OK;
     if (view.n_pages > t->device.row)
@@ -81,8 +92,10 @@ status cuda_tables_update(cuda_tables *t, const pkv_mirror *mirror, const uint32
         t->touched[touch.seq] = 1;
         if (!touch.appends) forget_table(t, touch.seq, touch.group);
     }
-    for (uint32_t seq = 0; seq < t->max_seqs; seq++)
-        for (uint32_t g = 0; t->touched[seq] && g < t->device.groups; g++)
-            RETURN_IF_ERROR(patch_table(t, mirror, seq, g));
+    for (uint32_t seq = 0; seq < t->max_seqs; seq++) {
+        pkv_grain grain = pkv_mirror_grain(mirror, seq);
+        for (uint32_t i = 0; t->touched[seq] && i < t->counts[grain]; i++)
+            RETURN_IF_ERROR(patch_table(t, seq, i, cuda_tables_view(t, mirror, seq, grain, i)));
+    }
     return STATUS_IS_OK;
 }

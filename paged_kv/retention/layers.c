@@ -21,6 +21,18 @@ uint32_t retention_selecting_layer(const pkv_geometry *geometry, uint32_t nth)
     }
 }
 
+pkv_grain retention_grain(const retention_policy *policy, const pkv_geometry *geometry)
+{
+    bool prefill = retention_selects(policy), decode = policy->growth != RETENTION_GROWTH_JOINT;
+    if (!prefill && !decode) return PKV_ALL;
+    bool by_head = (prefill && policy->scope == RETENTION_SCOPE_HEAD) ||
+                   (decode && policy->decode_scope == RETENTION_SCOPE_HEAD);
+    if (by_head) return PKV_HEAD;
+    /* Selections of the decode phase are made layer by layer. */
+    bool together = !decode && geometry->window == 0 && policy->reuse_layers >= geometry->n_layers;
+    return together ? PKV_ALL : PKV_LAYER;
+}
+
 uint32_t measure_layers(const pkv_geometry *geometry, uint32_t step)
 {
     uint32_t n = retention_selecting_layers(geometry, geometry->n_layers);

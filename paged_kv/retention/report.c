@@ -23,25 +23,52 @@ static void put_ranges(const pkv *kv, uint32_t seq, uint32_t group, uint32_t cut
     }
 }
 
+static void put_entry(const pkv_geometry *g, uint32_t layer, uint32_t head, uint32_t n_heads,
+                      const strbuf *ranges, strbuf *out)
+{
+    uint32_t last = layer + g->layers_per_group - 1;
+    strbuf_printf(out, "%s{\"layers\": [%u, %u], \"heads\": [%u, %u], \"ranges\": [%s]}",
+                  layer + head > 0 ? ", " : "", layer, last < g->n_layers ? last : g->n_layers - 1,
+                  head, head + n_heads - 1, ranges->size > 0 ? ranges->data : "");
+}
+
+/* Writes the ranges of each head group of a layer group, the first of which is `group`. */
+static void put_layer(const pkv_geometry *g, uint32_t group, const strbuf *ranges, strbuf *out)
+{
+    uint32_t n = pkv_head_groups(g), layer = group / n * g->layers_per_group;
+    bool equal = true;
+    for (uint32_t h = 1; h < n; h++)
+        equal &=
+            ranges[h].size == ranges[0].size &&
+            (ranges[0].size == 0 || memcmp(ranges[h].data, ranges[0].data, ranges[0].size) == 0);
+    for (uint32_t h = 0; h < (equal ? 1 : n); h++)
+        put_entry(g, layer, h * g->heads_per_group, equal ? g->n_kv_heads : g->heads_per_group,
+                  &ranges[h], out);
+}
+
 void retention_kept_json(const pkv *kv, uint32_t seq, uint32_t cut_at, uint32_t cut, strbuf *out)
 {
-    const pkv_geometry *g = pkv_get_geometry(kv);
-    uint32_t head_groups = pkv_head_groups(g), n = pkv_groups(g);
+    /* Layers are listed one by one, also those that share a table. */
+    const pkv_geometry *own = pkv_seq_geometry(kv, seq), *all = pkv_get_geometry(kv);
+    bool whole = own->layers_per_group > all->layers_per_group;
+    const pkv_geometry at = whole ? pkv_geometry_at(all, PKV_LAYER) : *own, *g = &at;
+    uint32_t heads = pkv_head_groups(g), n = pkv_groups(g);
     size_t words = ((size_t)pkv_seq_length(kv, seq) + cut) / 64 + 1;
     uint64_t *bits = malloc(words * sizeof *bits);
-    out->failed |= !bits;
+    strbuf *ranges = calloc(heads, sizeof *ranges);
+    out->failed |= !bits || !ranges;
     strbuf_putc(out, '[');
-    for (uint32_t i = 0; bits && i < n; i++) {
-        uint32_t layer = i / head_groups * g->layers_per_group;
-        uint32_t last = layer + g->layers_per_group - 1;
-        uint32_t head = i % head_groups * g->heads_per_group;
-        strbuf_printf(out, "%s{\"layers\": [%u, %u], \"heads\": [%u, %u], \"ranges\": [",
-                      i > 0 ? ", " : "", layer, last < g->n_layers ? last : g->n_layers - 1, head,
-                      head + g->heads_per_group - 1);
-        put_ranges(kv, seq, i, cut_at, cut, bits, out);
-        strbuf_puts(out, "]}");
+    for (uint32_t i = 0; !out->failed && i < n; i += heads) {
+        for (uint32_t h = 0; h < heads; h++) {
+            strbuf_clear(&ranges[h]);
+            put_ranges(kv, seq, whole ? 0 : i + h, cut_at, cut, bits, &ranges[h]);
+            out->failed |= ranges[h].failed;
+        }
+        put_layer(g, i, ranges, out);
     }
     strbuf_putc(out, ']');
+    for (uint32_t h = 0; ranges && h < heads; h++) strbuf_destroy(&ranges[h]);
+    free(ranges);
     free(bits);
 }
 

@@ -164,6 +164,8 @@ status retention_parse(const json_t *json, const retention_limits *limits, reten
  * below. A horizon that was not given becomes max_new_tokens. */
 void retention_policy_resolve(retention_policy *policy, uint32_t max_new_tokens);
 
+/* The coarsest grain of tables that the policy's selections can be made in. */
+pkv_grain retention_grain(const retention_policy *policy, const pkv_geometry *geometry);
 /* Whether the policy ever selects among computed tokens. */
 static inline bool retention_selects(const retention_policy *policy)
 {
@@ -324,9 +326,9 @@ typedef struct retention_report {
     char *kept_json;   // malloc'd "kept" array when positions were requested, else NULL
 } retention_report;
 
-/* The "kept" array of a sequence as it is now. Layers and heads with equal ranges are listed table
- * by table. Ranges count the tokens that the client sent: `cut` tokens are missing from the
- * sequence before its position `cut_at`. */
+/* The "kept" array of a sequence as it is now. Each layer group is listed alone, with one entry
+ * where all heads keep the same tokens, else with one for each head group. Ranges count the tokens
+ * that the client sent: `cut` tokens are missing from the sequence before its position `cut_at`. */
 void retention_kept_json(const pkv *kv, uint32_t seq, uint32_t cut_at, uint32_t cut, strbuf *out);
 /* Appends the report as a JSON object. */
 void retention_report_json(const retention_report *report, strbuf *out);

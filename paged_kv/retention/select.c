@@ -271,7 +271,7 @@ static status select_run(selector *c, uint32_t index, uint32_t n_scopes, error *
  * for it. */
 static bool has_room(const pkv *kv, uint32_t seq, const retention_selection *out, uint32_t *longest)
 {
-    const pkv_geometry *g = pkv_get_geometry(kv);
+    const pkv_geometry *g = pkv_seq_geometry(kv, seq);
     *longest = 0;
     for (uint32_t i = 0; i < pkv_groups(g); i++)
         *longest = larger(*longest, pkv_seq_table(kv, seq, i).kept_tokens);
@@ -287,7 +287,7 @@ static selector selector_of(const retention_policy *policy, const pkv *kv, uint3
     float *at = out->scratch;
     selector c = {
         .policy = policy,
-        .geometry = pkv_get_geometry(kv),
+        .geometry = pkv_seq_geometry(kv, seq),
         .kv = kv,
         .seq = seq,
         .n_prompt = n_prompt,
@@ -319,7 +319,7 @@ status retention_select(const retention_policy *policy, const pkv *kv, uint32_t 
                         uint32_t n_prompt, const measure_result *measures, retention_selection *out,
                         error *err)
 {
-    const pkv_geometry *g = pkv_get_geometry(kv);
+    const pkv_geometry *g = pkv_seq_geometry(kv, seq);
     uint32_t groups = pkv_groups(g), longest;
     out->gives_up = out->budget_raised = false;
     if (!has_room(kv, seq, out, &longest))

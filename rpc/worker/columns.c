@@ -37,13 +37,15 @@ static const column seq_columns[] = {
     MEASURE(theta, COLUMN_U32, UINT32_MAX),
 };
 
-#define MOVE(field, type, most)                                                                    \
+#define MOVE_USUALLY(field, type, usual, most)                                                     \
     {                                                                                              \
-        "move_" #field, type, offsetof(pkv_move, field), LIST(move_##field), 0, most, false        \
+        "move_" #field, type, offsetof(pkv_move, field), LIST(move_##field), usual, most, false    \
     }
+#define MOVE(field, type, most) MOVE_USUALLY(field, type, 0, most)
 
 static const column move_columns[] = {
     {"move_kind", COLUMN_U32, offsetof(pkv_move, kind), LIST(move_kind), 0, PKV_MOVE_IN, true},
+    MOVE_USUALLY(grain, COLUMN_U32, PKV_HEAD, PKV_HEAD),
     MOVE(group, COLUMN_U32, UINT32_MAX),
     MOVE(src_page, COLUMN_U32, UINT32_MAX),
     MOVE(src_slot, COLUMN_U32, UINT32_MAX),
@@ -54,7 +56,8 @@ static const column move_columns[] = {
     MOVE(fresh, COLUMN_U32, 1),
 };
 
-_Static_assert(sizeof(measure_kind) == 4 && sizeof(measure_sum) == 4 && sizeof(pkv_move_kind) == 4,
+_Static_assert(sizeof(measure_kind) == 4 && sizeof(measure_sum) == 4 &&
+                   sizeof(pkv_move_kind) == 4 && sizeof(pkv_grain) == 4,
                "an enum is read as a u32");
 
 const column_table plan_seq_columns = {seq_columns, sizeof seq_columns / sizeof *seq_columns,

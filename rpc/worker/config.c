@@ -293,8 +293,8 @@ static status check_info(const backend_info *i, const worker_config *config, err
     RETURN_IF_ERROR(check_range("max_rows", i->max_rows, config->max_rows, config->max_rows, err));
     RETURN_IF_ERROR(check_range("max_seqs", i->max_seqs, config->max_seqs, config->max_seqs, err));
     RETURN_IF_ERROR(check_range("max_logit_rows", i->max_logit_rows, 0, INT32_MAX, err));
-    RETURN_IF_ERROR(check_range("n_pages", i->n_pages, 2, INT32_MAX, err));
-    RETURN_IF_ERROR(check_range("n_host_pages", i->n_host_pages, 0, INT32_MAX, err));
+    RETURN_IF_ERROR(check_range("n_pages", i->n_pages, 2, PKV_PAGES_MOST, err));
+    RETURN_IF_ERROR(check_range("n_host_pages", i->n_host_pages, 0, PKV_PAGES_MOST, err));
     return check_rank_geometry(&i->geometry, config, err);
 }
 

@@ -83,23 +83,36 @@ static status unpack_opens(const plan_message *m, const backend_info *info, aren
 
 /* ---- moves ----------------------------------------------------------------------------------- */
 
+/* Checks the page at one end of a move: it begins a run of cells of the move's grain, all of which
+ * the pool or the host tier has. */
+static status check_end(const char *name, uint32_t page, bool in_host, const pkv_move *m,
+                        const backend_info *info, error *err)
+{
+    const pkv_geometry *g = &info->geometry;
+    if (in_host && info->n_host_pages == 0)
+        return error_set(err, STATUS_INVALID, "%s: there is no host tier", name);
+    uint32_t usable = in_host ? info->n_host_pages : info->n_pages - 1;
+    if (page >= pkv_cell_count(g, usable))
+        return error_set(err, STATUS_INVALID, "%s: %u, there are %u", name, page,
+                         pkv_cell_count(g, usable));
+    bool begins = m->grain == PKV_HEAD || page % pkv_head_groups(g) == 0;
+    if (!begins || (m->grain == PKV_ALL && page >= pkv_layer_stride(g, usable)))
+        return error_set(err, STATUS_INVALID, "%s: %u begins no page of grain %u", name, page,
+                         m->grain);
+    return STATUS_IS_OK;
+}
+
 static status check_move(const pkv_move *m, const backend_info *info, error *err)
 {
-    uint32_t slots = info->geometry.page_tokens;
-    uint32_t sources = m->kind == PKV_MOVE_IN ? info->n_host_pages : info->n_pages;
-    uint32_t targets = m->kind == PKV_MOVE_OUT ? info->n_host_pages : info->n_pages;
-    if (m->src_page >= sources)
-        return error_set(err, STATUS_INVALID, "move_src_page: %u, there are %u", m->src_page,
-                         sources);
-    if (m->dst_page >= targets)
-        return error_set(err, STATUS_INVALID, "move_dst_page: %u, there are %u", m->dst_page,
-                         targets);
+    const pkv_geometry at = pkv_geometry_at(&info->geometry, m->grain);
+    uint32_t slots = at.page_tokens, groups = pkv_groups(&at);
+    RETURN_IF_ERROR(check_end("move_src_page", m->src_page, m->kind == PKV_MOVE_IN, m, info, err));
+    RETURN_IF_ERROR(check_end("move_dst_page", m->dst_page, m->kind == PKV_MOVE_OUT, m, info, err));
     if (m->n_slots > slots || m->src_slot > slots - m->n_slots || m->dst_slot > slots - m->n_slots)
         return error_set(err, STATUS_INVALID, "move_n_slots: %u from %u to %u, a page has %u",
                          m->n_slots, m->src_slot, m->dst_slot, slots);
-    if (m->group >= pkv_groups(&info->geometry))
-        return error_set(err, STATUS_INVALID, "move_group: %u, there are %u", m->group,
-                         pkv_groups(&info->geometry));
+    if (m->group >= groups)
+        return error_set(err, STATUS_INVALID, "move_group: %u, there are %u", m->group, groups);
     return STATUS_IS_OK;
 }
 

@@ -27,7 +27,7 @@ typedef struct kind_row {
 static kern_table table_on_cpu(const world *w, uint32_t head, uint32_t seq)
 {
     return (kern_table){.pages = table_of(w, seq, head),
-                        .tiles = cpu_tiles(w, head),
+                        .tiles = cpu_tiles(w, seq, head),
                         .n_slots = w->s->lengths[seq]};
 }
 
@@ -158,7 +158,7 @@ static void check_by_page(check *c, const world *w, gpu_measure *m, const float 
 static void check_sums(check *c, const world *w, gpu_measure *m, const float *by_slot)
 {
     size_t n = (size_t)w->s->kv_heads * m->longest;
-    size_t n_sums = (size_t)w->n_pages * w->pages.n_tiles * w->s->page_tokens;
+    size_t n_sums = (size_t)w->n_cells * w->pages.n_tiles * w->s->page_tokens;
     float *due = check_memory(n, 4), *got = check_memory(n, 4), *junk = check_memory(n_sums, 4);
     check_fill(c, junk, n_sums);
     m->pages.sums = check_device(c, junk, n_sums * 4);

@@ -1,4 +1,4 @@
-/* K and V to pages, attention, measures and moves, over tables of shuffled pages. */
+/* K and V to pages, attention, measures and moves, over tables of shuffled pages, of all grains. */
 #include "tests/cuda/world.h"
 
 #include <math.h>
@@ -25,31 +25,60 @@ static void shuffle(check *c, uint32_t *x, uint32_t n)
     }
 }
 
-static void lay_out(check *c, const shape *s, world *w)
+/* Fills a sequence's tables with the cells of some whole runs, cut to its grain and shuffled. Of
+ * whole run r the cells of layer l begin at (l * n_runs + r) * head_groups. */
+static void fill_tables(check *c, const world *w, const uint32_t *runs, gpu_grain grain,
+                        uint32_t *pages)
+{
+    uint32_t n_runs = w->n_cells / w->groups, n = 0;
+    uint32_t layers = grain == GPU_GRAIN_ALL ? 1 : LAYERS;
+    uint32_t heads = grain == GPU_GRAIN_HEAD ? w->head_groups : 1;
+    for (uint32_t i = 0; i < w->pages_of_seq; i++)
+        for (uint32_t l = 0; l < layers; l++)
+            for (uint32_t h = 0; h < heads; h++)
+                pages[n++] = (l * n_runs + runs[i]) * w->head_groups + h;
+    shuffle(c, pages, n);
+}
+
+static void make_tables(check *c, world *w)
+{
+    uint32_t n_runs = w->s->n_seqs * w->pages_of_seq;
+    uint32_t *runs = check_memory(n_runs, sizeof *runs);
+    w->n_cells = (n_runs + 1) * w->groups; /* cells of run 0 are in no table */
+    w->tables = check_memory((size_t)n_runs * w->groups, sizeof *w->tables);
+    for (uint32_t i = 0; i < n_runs; i++) runs[i] = i + 1;
+    shuffle(c, runs, n_runs);
+    for (uint32_t i = 0; i < w->s->n_seqs; i++) {
+        uint32_t number = w->seqs[i].number;
+        fill_tables(c, w, runs + number * w->pages_of_seq, w->seqs[i].grain,
+                    w->tables + (size_t)number * w->groups * w->pages_of_seq);
+    }
+    free(runs);
+}
+
+/* The first sequence's tables are of the grain `first`. */
+static void lay_out(check *c, const shape *s, uint32_t first, world *w)
 {
     *w = (world){.s = s, .heads = s->kv_heads * s->q_heads};
     w->width = (w->heads + 2 * s->kv_heads) * s->dim;
-    uint32_t head_groups = s->kv_heads % 2 == 0 ? 2 : 1, longest = 0;
-    w->groups = 2 * head_groups; /* one layer each */
-    w->layer = (gpu_layer){.first_group = head_groups,
-                           .first_tile = 0,
-                           .heads_per_group = s->kv_heads / head_groups,
-                           .window = s->window};
+    uint32_t longest = 0;
+    w->head_groups = s->kv_heads % 2 == 0 ? 2 : 1;
+    w->groups = LAYERS * w->head_groups; /* one layer each */
+    w->layer = (gpu_layer){
+        .layer_group = 1, .heads_per_group = s->kv_heads / w->head_groups, .window = s->window};
     for (uint32_t i = 0; i < s->n_seqs; i++) {
         w->seqs[i] = (gpu_seq){.number = s->n_seqs - 1 - i,
                                .first_row = w->total,
                                .n_rows = s->lengths[i],
-                               .lengths = i * w->groups};
-        for (uint32_t g = 0; g < w->groups; g++) w->lengths[i * w->groups + g] = s->lengths[i];
+                               .lengths = i * w->groups,
+                               .grain = (gpu_grain)((first + i) % 3)};
+        for (uint32_t t = 0; t < tables_of(w, w->seqs[i].grain); t++)
+            w->lengths[i * w->groups + t] = s->lengths[i];
         w->total += s->lengths[i];
         if (s->lengths[i] > longest) longest = s->lengths[i];
     }
     w->pages_of_seq = (longest + s->page_tokens - 1) / s->page_tokens + 1;
-    uint32_t n = s->n_seqs * w->groups * w->pages_of_seq;
-    w->n_pages = n + 1;
-    w->tables = check_memory(n, 4);
-    for (uint32_t i = 0; i < n; i++) w->tables[i] = i + 1;
-    shuffle(c, w->tables, n);
+    make_tables(c, w);
 }
 
 static void make_pages(check *c, world *w)
@@ -61,8 +90,11 @@ static void make_pages(check *c, world *w)
                            .page_tokens = s->page_tokens,
                            .head_dim = s->dim,
                            .n_tiles = w->layer.heads_per_group,
-                           .format = s->format};
-    size_t bytes = w->n_pages * w->pages.page_bytes;
+                           .format = s->format,
+                           .layer_groups = LAYERS,
+                           .head_groups = w->head_groups,
+                           .layer_stride = w->n_cells / LAYERS};
+    size_t bytes = w->n_cells * w->pages.page_bytes;
     uint8_t *junk = check_memory(bytes, 1); /* NaNs, to show reads of unwritten memory */
     memset(junk, 0xff, bytes);
     w->pages.data = check_device(c, junk, bytes);
@@ -70,7 +102,7 @@ static void make_pages(check *c, world *w)
     w->cpu = (kern_kv_shape){s->format == GPU_KV_INT8 ? KERN_KV_INT8 : KERN_KV_F32, s->page_tokens,
                              s->dim};
     w->cpu_page = kern_kv_tile_bytes(&w->cpu) * w->layer.heads_per_group;
-    w->cpu_pages = check_memory(w->n_pages, w->cpu_page);
+    w->cpu_pages = check_memory(w->n_cells, w->cpu_page);
 
     /* Sets the tables by patches: the second half of each table first. */
     uint32_t rows = s->n_seqs * w->groups, half = w->pages_of_seq / 2;
@@ -124,7 +156,7 @@ static void write_cpu(check *c, world *w, const float *bias, const float *q_norm
             for (uint32_t head = 0; head < s->kv_heads; head++) {
                 uint32_t page = table_of(w, i, head)[slot / s->page_tokens];
                 const float *key = at + (w->heads + head) * s->dim;
-                kern_kv_write(c->ref, &w->cpu, cpu_tiles(w, head) + page * w->cpu_page,
+                kern_kv_write(c->ref, &w->cpu, cpu_tiles(w, i, head) + page * w->cpu_page,
                               slot % s->page_tokens, key, key + s->kv_heads * s->dim);
             }
         }
@@ -135,7 +167,7 @@ static void write_cpu(check *c, world *w, const float *bias, const float *q_norm
 static void compare_pages(check *c, world *w, const char *name, double limit)
 {
     const shape *s = w->s;
-    size_t dim = s->dim, n = 0, bytes = w->n_pages * w->pages.page_bytes;
+    size_t dim = s->dim, n = 0, bytes = w->n_cells * w->pages.page_bytes;
     uint8_t *raw = check_memory(bytes, 1);
     float *due = check_memory((size_t)w->total * s->kv_heads * 2 * dim, 4);
     float *got = check_memory((size_t)w->total * s->kv_heads * 2 * dim, 4);
@@ -145,9 +177,9 @@ static void compare_pages(check *c, world *w, const char *name, double limit)
             for (uint32_t head = 0; head < s->kv_heads; head++, n += 2 * dim) {
                 uint32_t page = table_of(w, i, head)[slot / s->page_tokens],
                          in = slot % s->page_tokens;
-                kern_kv_read(c->ref, &w->cpu, cpu_tiles(w, head) + page * w->cpu_page, in, due + n,
-                             due + n + dim);
-                const uint8_t *tile = raw + page * w->pages.page_bytes +
+                kern_kv_read(c->ref, &w->cpu, cpu_tiles(w, i, head) + page * w->cpu_page, in,
+                             due + n, due + n + dim);
+                const uint8_t *tile = raw + (page + cell_behind(w, i, head)) * w->pages.page_bytes +
                                       head % w->layer.heads_per_group * w->pages.tile_bytes;
                 for (uint32_t v = 0; v < 2; v++)
                     for (size_t d = 0; d < dim; d++) {
@@ -318,7 +350,7 @@ static void check_attention(check *c, world *w, const char *name, uint32_t part_
         for (uint32_t head = 0; head < s->kv_heads; head++) {
             size_t at = w->seqs[i].first_row * stride + (size_t)head * s->q_heads * s->dim;
             items[n_items++] = (kern_attn_item){.pages = table_of(w, i, head),
-                                                .tiles = cpu_tiles(w, head),
+                                                .tiles = cpu_tiles(w, i, head),
                                                 .first_slot = s->lengths[i] - s->rows[i],
                                                 .n_rows = s->rows[i],
                                                 .window = s->window,
@@ -335,67 +367,89 @@ static void check_attention(check *c, world *w, const char *name, uint32_t part_
 /* ---- moves
  * --------------------------------------------------------------------------------------- */
 
-/* Moves within a page, both ways and overlapping, to another page, and with rotation. */
-static void check_moves(check *c, world *w)
+/* Makes a move between two cells on the CPU's side. */
+static void move_cells(check *c, world *w, const gpu_move *m, uint32_t src_cell, uint32_t dst_cell,
+                       const float *rope_shift, float *sums)
 {
     const shape *s = w->s;
-    const uint32_t *t = table_of(w, 0, 0);
-    uint32_t n = s->page_tokens - 3;
-    size_t n_sums = (size_t)w->n_pages * w->pages.n_tiles * s->page_tokens;
-    float *sums = check_memory(n_sums, 4), *moved = check_memory(n_sums, 4);
-    check_fill(c, sums, n_sums);
-    w->pages.sums = check_device(c, sums, n_sums * 4);
+    size_t tile = kern_kv_tile_bytes(&w->cpu);
+    for (uint32_t k = 0; k < w->pages.n_tiles; k++) {
+        float *of_src = sums + (src_cell * w->pages.n_tiles + k) * s->page_tokens;
+        float *of_dst = sums + (dst_cell * w->pages.n_tiles + k) * s->page_tokens;
+        memmove(of_dst + m->dst_slot, of_src + m->src_slot, m->n_slots * sizeof *sums);
+        uint8_t *src = w->cpu_pages + src_cell * w->cpu_page + k * tile;
+        uint8_t *dst = w->cpu_pages + dst_cell * w->cpu_page + k * tile;
+        if (!m->rope_shift) {
+            kern_kv_move(&w->cpu, dst, m->dst_slot, src, m->src_slot, m->n_slots);
+            continue;
+        }
+        for (uint32_t j = 0; j < m->n_slots; j++) {
+            float key[256], value[256];
+            kern_kv_read(c->ref, &w->cpu, src, m->src_slot + j, key, value);
+            kern_rope(c->ref, key, s->dim, rope_shift, 1, 1, s->dim);
+            for (uint32_t d = 0; d < s->dim; d++) key[d] = rounded(s->format, key[d]);
+            kern_kv_write(c->ref, &w->cpu, dst, m->dst_slot + j, key, value);
+        }
+    }
+}
+
+/* Moves in a sequence's first table: within a page, both ways and overlapping, to another page, and
+ * with rotation. */
+static void move_both(check *c, world *w, uint32_t seq, const float *rope_shift,
+                      const float *d_rope_shift, float *sums)
+{
+    const uint32_t *t = table_of(w, seq, 0);
+    uint32_t n = w->s->page_tokens - 3;
+    gpu_grain grain = w->seqs[seq].grain;
     gpu_move moves[] = {{t[0], t[0], 3, 0, n, 0},
                         {t[0], t[0], 0, 2, n - 1, 0},
                         {t[0], t[1], 1, 0, 5, 0},
                         {t[1], t[0], 2, 4, 3, 1}};
+    gpu_chain chain = {0, 4};
+    void *d_moves = check_device(c, moves, sizeof moves);
+    void *d_chain = check_device(c, &chain, sizeof chain);
+    check_ok(c, c->api->move(c->g, &w->pages, grain, d_moves, d_chain, 1, d_rope_shift));
+    check_ok(c, c->api->wait(c->g));
+    uint32_t layers = grain == GPU_GRAIN_ALL ? LAYERS : 1;
+    uint32_t heads = grain == GPU_GRAIN_HEAD ? 1 : w->head_groups;
+    for (size_t i = 0; i < sizeof moves / sizeof *moves; i++)
+        for (uint32_t l = 0; l < layers; l++)
+            for (uint32_t h = 0; h < heads; h++) {
+                uint32_t behind = l * (w->n_cells / LAYERS) + h;
+                move_cells(c, w, &moves[i], moves[i].src_page + behind, moves[i].dst_page + behind,
+                           rope_shift, sums);
+            }
+    c->api->release(c->g, d_moves);
+    c->api->release(c->g, d_chain);
+}
+
+static void check_moves(check *c, world *w)
+{
+    const shape *s = w->s;
+    size_t n_sums = (size_t)w->n_cells * w->pages.n_tiles * s->page_tokens;
+    float *sums = check_memory(n_sums, 4), *moved = check_memory(n_sums, 4);
+    check_fill(c, sums, n_sums);
+    w->pages.sums = check_device(c, sums, n_sums * 4);
     float rope_shift[256];
     for (uint32_t d = 0; d < s->dim / 2; d++) {
         rope_shift[d] = cosf(0.3f * (float)d);
         rope_shift[s->dim / 2 + d] = sinf(0.3f * (float)d);
     }
-    gpu_chain chain = {0, 4};
     float *d_rope_shift = check_device(c, rope_shift, s->dim * 4);
-    void *d_moves = check_device(c, moves, sizeof moves);
-    void *d_chain = check_device(c, &chain, sizeof chain);
-    check_ok(c, c->api->move(c->g, &w->pages, d_moves, d_chain, 1, d_rope_shift));
-    check_ok(c, c->api->wait(c->g));
-    size_t tile = kern_kv_tile_bytes(&w->cpu);
-    for (size_t i = 0; i < sizeof moves / sizeof *moves; i++)
-        for (uint32_t k = 0; k < w->layer.heads_per_group; k++) {
-            const gpu_move *m = &moves[i];
-            float *of_src = sums + (m->src_page * w->pages.n_tiles + k) * s->page_tokens;
-            float *of_dst = sums + (m->dst_page * w->pages.n_tiles + k) * s->page_tokens;
-            memmove(of_dst + m->dst_slot, of_src + m->src_slot, m->n_slots * sizeof *sums);
-            uint8_t *src = w->cpu_pages + m->src_page * w->cpu_page + k * tile;
-            uint8_t *dst = w->cpu_pages + m->dst_page * w->cpu_page + k * tile;
-            if (!m->rope_shift) {
-                kern_kv_move(&w->cpu, dst, m->dst_slot, src, m->src_slot, m->n_slots);
-                continue;
-            }
-            for (uint32_t j = 0; j < m->n_slots; j++) {
-                float key[256], value[256];
-                kern_kv_read(c->ref, &w->cpu, src, m->src_slot + j, key, value);
-                kern_rope(c->ref, key, s->dim, rope_shift, 1, 1, s->dim);
-                for (uint32_t d = 0; d < s->dim; d++) key[d] = rounded(s->format, key[d]);
-                kern_kv_write(c->ref, &w->cpu, dst, m->dst_slot + j, key, value);
-            }
-        }
+    for (uint32_t i = 0; i < s->n_seqs; i++) move_both(c, w, i, rope_shift, d_rope_shift, sums);
     check_fetch(c, moved, w->pages.sums, n_sums * 4);
     check_row(c, "moves of running sums", sums, moved, n_sums, 0.0);
     c->api->release(c->g, w->pages.sums);
     free(sums), free(moved);
     compare_pages(c, w, "moves", gpu_kv_bytes(s->format) == 1 ? 1e-6 : 1e-8);
     c->api->release(c->g, d_rope_shift);
-    c->api->release(c->g, d_moves);
-    c->api->release(c->g, d_chain);
 }
 
-static void check_shape(check *c, const shape *s, uint32_t part_slots)
+static void check_shape(check *c, const shape *s, uint32_t first_grain, uint32_t part_slots)
 {
     world w;
     char name[96];
-    lay_out(c, s, &w);
+    lay_out(c, s, first_grain, &w);
     make_pages(c, &w);
     snprintf(name, sizeof name, "%s, %u dims, %u x %u heads, %u-token pages%s",
              format_names[s->format], s->dim, s->kv_heads, s->q_heads, s->page_tokens,
@@ -443,7 +497,8 @@ void check_pages(check *c)
         {GPU_KV_E4M3, 128, 8, 8, 16, 0, 3, {3000, 513, 200}, {1, 513, 2}, false, false},
         {GPU_KV_BF16, 64, 4, 7, 256, 500, 3, {3000, 1500, 129}, {1, 900, 128}, false, true},
     };
-    for (size_t i = 0; i < sizeof small / sizeof *small; i++) check_shape(c, &small[i], 64);
+    for (size_t i = 0; i < sizeof small / sizeof *small; i++)
+        check_shape(c, &small[i], (uint32_t)i % 3, 64);
     for (size_t i = 0; !c->small && i < sizeof large / sizeof *large; i++)
-        check_shape(c, &large[i], 512);
+        check_shape(c, &large[i], (uint32_t)i % 3, 512);
 }

@@ -5,7 +5,7 @@
 
 #include "tests/cuda/check.h"
 
-enum { SEQS_MOST = 8 };
+enum { SEQS_MOST = 8, LAYERS = 2 };
 
 typedef struct shape {
     gpu_kv_format format;
@@ -14,15 +14,16 @@ typedef struct shape {
     bool norms, bias;
 } shape;
 
-/* One layer of two, with its KV heads in two groups where their number allows it. The CPU's pages
- * are f32 and hold the values that the GPU's format rounds to. */
+/* The second of two layers, with its KV heads in two groups where their number allows it. The
+ * sequences' tables are of all grains in turn. The CPU's pages are f32 and hold the values that the
+ * GPU's format rounds to. */
 typedef struct world {
     const shape *s;
-    uint32_t total, pages_of_seq, n_pages, groups, heads, width;
+    uint32_t total, pages_of_seq, n_cells, groups, head_groups, heads, width;
     float *qkv;       /* [total, width] */
     uint32_t *tables; /* [seqs, groups, pages_of_seq] */
     gpu_seq seqs[SEQS_MOST];
-    uint32_t lengths[2 * 2 * SEQS_MOST];
+    uint32_t lengths[LAYERS * 2 * SEQS_MOST];
     gpu_pages pages;
     gpu_tables gpu_tables;
     gpu_layer layer;
@@ -35,21 +36,36 @@ typedef struct world {
     float *gpu_qkv, *gpu_bias, *gpu_norms;
 } world;
 
-static inline uint32_t group_of(const world *w, uint32_t head)
+static inline uint32_t tables_of(const world *w, gpu_grain grain)
 {
-    return w->layer.first_group + head / w->layer.heads_per_group;
+    return grain == GPU_GRAIN_ALL ? 1 : grain == GPU_GRAIN_LAYER ? LAYERS : w->groups;
 }
 
 static inline const uint32_t *table_of(const world *w, uint32_t seq, uint32_t head)
 {
-    return w->tables +
-           ((size_t)w->seqs[seq].number * w->groups + group_of(w, head)) * w->pages_of_seq;
+    static const uint32_t layer = 1;
+    gpu_grain grain = w->seqs[seq].grain;
+    size_t table = grain == GPU_GRAIN_ALL ? 0
+                   : grain == GPU_GRAIN_LAYER
+                       ? layer
+                       : layer * w->head_groups + head / w->layer.heads_per_group;
+    return w->tables + (w->seqs[seq].number * w->groups + table) * w->pages_of_seq;
 }
 
-static inline uint8_t *cpu_tiles(const world *w, uint32_t head)
+/* From a page of that table to the cell of the layer and head. */
+static inline size_t cell_behind(const world *w, uint32_t seq, uint32_t head)
+{
+    gpu_grain grain = w->seqs[seq].grain;
+    size_t layer_cells = w->n_cells / LAYERS, head_group = head / w->layer.heads_per_group;
+    return (grain == GPU_GRAIN_ALL ? layer_cells : 0) + (grain == GPU_GRAIN_HEAD ? 0 : head_group);
+}
+
+/* The head's tile in page 0 of the sequence's table. */
+static inline uint8_t *cpu_tiles(const world *w, uint32_t seq, uint32_t head)
 {
     size_t tile = w->layer.first_tile + head % w->layer.heads_per_group;
-    return w->cpu_pages + tile * kern_kv_tile_bytes(&w->cpu);
+    return w->cpu_pages + cell_behind(w, seq, head) * w->cpu_page +
+           tile * kern_kv_tile_bytes(&w->cpu);
 }
 
 /* Checks every kind of measure under the last rows of one sequence, then running sums, which are

@@ -47,14 +47,14 @@ static lane open_lane(uint32_t pool_tokens, uint32_t max_model_len)
         .geometry = {.page_tokens = PAGE,
                      .layers_per_group = 1,
                      .heads_per_group = config.n_kv_heads},
-        .kv_bytes = (pool_tokens / PAGE * config.n_layers + 1) * page_bytes,
+        .kv_bytes = (pool_tokens / PAGE + 1) * config.n_layers * page_bytes,
         .max_rows = CHUNK + 1,
         .max_seqs = 1,
         .max_model_len = max_model_len,
     };
     if (!status_ok(backend_cpu_create(&bo, &l.backend, &err))) fail_msg("%s", err.text);
     l.info = l.backend.ops->info(l.backend.ctx);
-    assert_int_equal(l.info->n_pages, pool_tokens / PAGE * LAYERS + 1);
+    assert_int_equal(l.info->n_pages, (pool_tokens / PAGE + 1) * LAYERS);
     sched_options so = {.geometry = l.info->geometry,
                         .n_pages = l.info->n_pages,
                         .max_seqs = 1,

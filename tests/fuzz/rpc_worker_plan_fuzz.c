@@ -19,7 +19,7 @@ static const backend_info info = {
                  .n_layers = 6,
                  .n_kv_heads = 4,
                  .layers_per_group = 2,
-                 .heads_per_group = 4},
+                 .heads_per_group = 2},
 };
 
 static status read_plan(const uint8_t *bytes, size_t n, arena *a, step_plan *out)
@@ -31,6 +31,17 @@ static status read_plan(const uint8_t *bytes, size_t n, arena *a, step_plan *out
     if (status_ok(s)) s = plan_unpack((const plan_message *)m, &info, a, out, &err);
     FUZZ_CHECK(status_ok(s) || err.text[0]);
     return s;
+}
+
+/* The last cell of the page's run lies in the memory of its tier. */
+static void check_cells(pkv_grain grain, uint32_t page, bool in_host)
+{
+    const pkv_geometry *g = &info.geometry;
+    uint32_t usable = in_host ? info.n_host_pages : info.n_pages - 1;
+    uint64_t last = page;
+    if (grain != PKV_HEAD) last += pkv_head_groups(g) - 1;
+    if (grain == PKV_ALL) last += (uint64_t)(pkv_layer_groups(g) - 1) * pkv_layer_stride(g, usable);
+    FUZZ_CHECK(last < pkv_cell_count(g, usable));
 }
 
 static void check_ranges(const step_plan *p)
@@ -54,7 +65,11 @@ static void check_ranges(const step_plan *p)
     }
     for (size_t i = 0; i < p->deltas.n_moves; i++) {
         const pkv_move *m = &p->deltas.moves[i];
-        FUZZ_CHECK(m->kind <= PKV_MOVE_IN && m->src_page < info.n_pages);
+        FUZZ_CHECK(m->kind <= PKV_MOVE_IN && m->grain <= PKV_HEAD);
+        check_cells(m->grain, m->src_page, m->kind == PKV_MOVE_IN);
+        check_cells(m->grain, m->dst_page, m->kind == PKV_MOVE_OUT);
+        const pkv_geometry at = pkv_geometry_at(&info.geometry, m->grain);
+        FUZZ_CHECK(m->group < pkv_groups(&at));
         FUZZ_CHECK(m->src_slot + m->n_slots <= 16 && m->dst_slot + m->n_slots <= 16);
     }
 }
@@ -75,6 +90,10 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
         FUZZ_CHECK(again.n_seqs == plan.n_seqs && again.n_tokens == plan.n_tokens);
         for (uint32_t i = 0; i < plan.n_seqs; i++)
             FUZZ_CHECK(memcmp(&again.seqs[i], &plan.seqs[i], sizeof *plan.seqs) == 0);
+        FUZZ_CHECK(again.deltas.n_moves == plan.deltas.n_moves);
+        for (size_t i = 0; i < plan.deltas.n_moves; i++)
+            FUZZ_CHECK(memcmp(&again.deltas.moves[i], &plan.deltas.moves[i],
+                              sizeof *plan.deltas.moves) == 0);
         free(bytes);
         arena_destroy(&packing);
         arena_destroy(&second);

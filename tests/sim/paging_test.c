@@ -111,8 +111,8 @@ static void move_slots(sim *s, const pkv_move *m)
 {
     CHECK(s, m->n_slots > 0 && m->src_slot + m->n_slots <= s->page_tokens &&
                  m->dst_slot + m->n_slots <= s->page_tokens);
-    CHECK(s, m->src_page >= 1 && m->src_page < s->n_pages && m->dst_page >= 1 &&
-                 m->dst_page < s->n_pages);
+    uint32_t cells = pkv_cell_count(&s->geometry, s->n_pages - 1);
+    CHECK(s, m->src_page >= 1 && m->src_page < cells && m->dst_page >= 1 && m->dst_page < cells);
     for (uint32_t i = 0; i < m->n_slots; i++) { /* the destinations of moves must not overlap */
         model_slot *to = &s->memory[m->dst_page][m->dst_slot + i];
         *to = s->memory[m->src_page][m->src_slot + i];
@@ -129,7 +129,8 @@ static void move(sim *s, const pkv_move *m)
     }
     bool out = m->kind == PKV_MOVE_OUT;
     uint32_t page = out ? m->src_page : m->dst_page, host = out ? m->dst_page : m->src_page;
-    CHECK(s, page >= 1 && page < s->n_pages && host < s->n_host);
+    CHECK(s, page >= 1 && page < pkv_cell_count(&s->geometry, s->n_pages - 1));
+    CHECK(s, host >= 1 && host < pkv_cell_count(&s->geometry, s->n_host));
     CHECK(s, m->n_slots == s->page_tokens && m->src_slot == 0 && m->dst_slot == 0 && !m->rotate);
     model_slot *here = s->memory[page], *there = s->host[host];
     memcpy(out ? there : here, out ? here : there, s->page_tokens * sizeof *here);
@@ -185,7 +186,8 @@ static void op_open(sim *s, uint32_t id)
     CHECK(s, seen.parked_pages == want.parked_pages);
     uint64_t before = pkv_checksum(s->kv);
     uint32_t expect = rng_below(&s->random, 2) ? LEN_MAX : n;
-    if (!went(s, pkv_seq_open(s->kv, id, tokens, n, salt, expect, &hit), true, before)) return;
+    if (!went(s, pkv_seq_open(s->kv, id, PKV_HEAD, tokens, n, salt, expect, &hit), true, before))
+        return;
     CHECK(s, hit == want.tokens);
     s->done[DONE_HIT] += hit > 0;
     *m = (model_seq){.open = true,
@@ -432,6 +434,7 @@ static void sim_end(sim *s)
 static const char *const done_names[N_DONE] = {
     [DONE_OPEN] = "open",
     [DONE_APPEND] = "append",
+    [DONE_CUT] = "cut",
     [DONE_PUBLISH] = "publish",
     [DONE_DROP] = "drop",
     [DONE_COMPACT] = "compact",

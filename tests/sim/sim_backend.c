@@ -37,13 +37,13 @@ struct sim_backend {
     sim_options options;
     backend_info info;
     pkv_mirror *mirror;
-    uint32_t groups, sums_of;
-    sim_cell *cells;   // [n_pages, page_tokens]
-    uint64_t *fold;    // [n_pages, page_tokens] over the page's slots up to this one
-    float *sums;       // [n_pages, page_tokens, sums_of]
-    sim_cell *host;    // [n_host_pages, page_tokens]
-    float *host_sums;  // [n_host_pages, page_tokens, sums_of]
-    bool *host_filled; // [n_host_pages] copied to, and not yet copied back
+    uint32_t groups, sums_of, n_cells, n_host_cells;
+    sim_cell *cells;   // [n_cells, page_tokens]
+    uint64_t *fold;    // [n_cells, page_tokens] over the page's slots up to this one
+    float *sums;       // [n_cells, page_tokens, sums_of]
+    sim_cell *host;    // [n_host_cells, page_tokens]
+    float *host_sums;  // [n_host_cells, page_tokens, sums_of]
+    bool *host_filled; // [n_host_cells] copied to, and not yet copied back
     uint64_t *gather;  // [groups, slots of the longest table]
     float *gather_sums;
     sim_slot *slots; // [max_seqs]
@@ -53,6 +53,11 @@ struct sim_backend {
     sim_step steps[SIM_STEPS], *step; // step: the one that is running
     uint32_t first, n_in_flight;
 };
+
+static uint32_t cell_at(const pkv_table_view *t, uint32_t page)
+{
+    return t->pages[page] + t->offset;
+}
 
 static void *need(size_t n, size_t size)
 {
@@ -78,15 +83,17 @@ sim_backend *sim_backend_create(const sim_options *options)
                              .geometry = *g};
     if (!status_ok(pkv_mirror_create(g, options->n_pages, options->max_seqs, NULL, &b->mirror)))
         abort();
-    size_t n_slots = (size_t)options->n_pages * g->page_tokens;
-    size_t n_host = (size_t)options->n_host_pages * g->page_tokens;
+    b->n_cells = pkv_cell_count(g, options->n_pages - 1);
+    b->n_host_cells = options->n_host_pages ? pkv_cell_count(g, options->n_host_pages) : 0;
+    size_t n_slots = (size_t)b->n_cells * g->page_tokens;
+    size_t n_host = (size_t)b->n_host_cells * g->page_tokens;
     b->sums_of = sim_sums_of(g);
     b->cells = need(n_slots, sizeof *b->cells);
     b->fold = need(n_slots, sizeof *b->fold);
     b->sums = need(n_slots * b->sums_of, sizeof *b->sums);
     b->host = need(n_host + 1, sizeof *b->host);
     b->host_sums = need(n_host * b->sums_of + 1, sizeof *b->host_sums);
-    b->host_filled = need((size_t)options->n_host_pages + 1, sizeof *b->host_filled);
+    b->host_filled = need((size_t)b->n_host_cells + 1, sizeof *b->host_filled);
     b->gather = need((size_t)b->groups * options->max_model_len, sizeof *b->gather);
     b->gather_sums =
         need((size_t)b->groups * options->max_model_len * b->sums_of, sizeof *b->gather_sums);
@@ -130,7 +137,7 @@ static void copy_page(sim_backend *b, const pkv_move *m)
     uint32_t size = b->options.geometry.page_tokens, sums = size * b->sums_of;
     bool out = m->kind == PKV_MOVE_OUT;
     uint32_t page = out ? m->src_page : m->dst_page, host = out ? m->dst_page : m->src_page;
-    if (page >= b->options.n_pages || host >= b->options.n_host_pages || m->n_slots != size) {
+    if (page >= b->n_cells || host >= b->n_host_cells || m->n_slots != size) {
         b->wrong = "a copy leaves its tier";
         return;
     }
@@ -164,9 +171,15 @@ static void move_slots(sim_backend *b, const pkv_move *m)
 
 static void do_moves(sim_backend *b, const pkv_move *moves, size_t n)
 {
+    const pkv_geometry *g = &b->options.geometry;
+    uint32_t stride = pkv_layer_stride(g, b->options.n_pages - 1);
+    uint32_t host_stride = pkv_layer_stride(g, b->options.n_host_pages);
     for (size_t i = 0; i < n; i++) {
-        if (moves[i].kind == PKV_MOVE_SLOTS) move_slots(b, &moves[i]);
-        else copy_page(b, &moves[i]);
+        for (uint32_t c = 0; c < pkv_move_cells(g, &moves[i]); c++) {
+            pkv_move cell = pkv_move_cell(g, &moves[i], c, stride, host_stride);
+            if (cell.kind == PKV_MOVE_SLOTS) move_slots(b, &cell);
+            else copy_page(b, &cell);
+        }
     }
 }
 
@@ -176,9 +189,9 @@ static uint64_t attended_of(const sim_backend *b, const pkv_table_view *t, uint3
     uint32_t size = b->options.geometry.page_tokens, full = slot / size, fill = slot % size;
     uint64_t attended = 0;
     for (uint32_t i = 0; i < full; i++) {
-        attended = sim_fold(attended, b->fold[(size_t)t->pages[i] * size + size - 1]);
+        attended = sim_fold(attended, b->fold[(size_t)cell_at(t, i) * size + size - 1]);
     }
-    return fill > 0 ? sim_fold(attended, b->fold[(size_t)t->pages[full] * size + fill - 1])
+    return fill > 0 ? sim_fold(attended, b->fold[(size_t)cell_at(t, full) * size + fill - 1])
                     : attended;
 }
 
@@ -191,7 +204,7 @@ static uint64_t run_row(sim_backend *b, const step_seq *q, const pkv_table_view 
     for (uint32_t g = 0; g < b->groups; g++) {
         uint32_t slot = tables[g].kept_tokens - q->n_tokens + row;
         uint64_t content = sim_content(x, g, attended_of(b, &tables[g], slot));
-        put(b, tables[g].pages[slot / size], slot % size, content, q->position + row);
+        put(b, cell_at(&tables[g], slot / size), slot % size, content, q->position + row);
         x = sim_next(x, content);
     }
     return x;
@@ -203,7 +216,7 @@ static void copy_sums(sim_backend *b, const pkv_table_view *t, float *there, boo
     uint32_t size = b->options.geometry.page_tokens, per = b->sums_of;
     for (uint32_t s = 0; s < t->kept_tokens; s += size) {
         uint32_t n = t->kept_tokens - s < size ? t->kept_tokens - s : size;
-        float *here = b->sums + (size_t)t->pages[s / size] * size * per,
+        float *here = b->sums + (size_t)cell_at(t, s / size) * size * per,
               *at = there + (size_t)s * per;
         memcpy(back ? here : at, back ? at : here, (size_t)n * per * sizeof *here);
     }
@@ -220,7 +233,7 @@ static void measure(sim_backend *b, const step_seq *q, const pkv_table_view *vie
         float *sums = b->gather_sums + (size_t)g * most * b->sums_of;
         tables[g] = (sim_table){content, sums, views[g].kept_tokens};
         for (uint32_t s = 0; s < tables[g].n; s++)
-            content[s] = b->cells[(size_t)views[g].pages[s / size] * size + s % size].content;
+            content[s] = b->cells[(size_t)cell_at(&views[g], s / size) * size + s % size].content;
         copy_sums(b, &views[g], sums, false);
     }
     const char *wrong = sim_measure(geo, &q->measure, q->n_tokens, tables,
@@ -304,7 +317,7 @@ static void write_garbage(sim_backend *b, const step_plan *plan)
         for (uint32_t g = 0; g < b->groups; g++) {
             pkv_table_view t = pkv_mirror_table(b->mirror, q->seq, g);
             for (uint32_t s = t.kept_tokens - q->n_tokens; s < t.kept_tokens; s++) {
-                put(b, t.pages[s / size], s % size, 0xdeadbeef, 77);
+                put(b, cell_at(&t, s / size), s % size, 0xdeadbeef, 77);
             }
         }
     }

@@ -266,7 +266,7 @@ sim_answer sim_reference(const pkv_geometry *geometry, const sim_story *story)
                     .kept = need(n * rows, sizeof *a.kept)};
     ref_line prompt = line_create(geometry, rows);
     prompt.contiguous = r->policy.contiguous;
-    if (!status_ok(pkv_seq_open(prompt.kv, 0, r->prompt, 0, 0, rows, &hit))) abort();
+    if (!status_ok(pkv_seq_open(prompt.kv, 0, PKV_HEAD, r->prompt, 0, 0, rows, &hit))) abort();
     ref_walk walk = {.story = story, .answer = &a};
     if (story->n_turns > 1) walk.counted_from = story->turns[story->n_turns - 2].end;
     uint64_t x_prompt = 0, history = 0;

@@ -72,14 +72,15 @@ static void published_sizes(void **state)
             /* Every rank has f32 norms. */
             uint64_t stored = 2 * models[i].parameters, all = a.measures.weight_bytes * f.tp;
             assert_true(all > stored && all < stored + stored / 2000);
-            /* The pool is its share, short of it by less than a page; there is one sum for 256
-             * values. */
+            /* The pool is its share, short of it by less than a page of each group; there is one
+             * sum for 256 values. */
             uint64_t taken = a.measures.weight_bytes + a.measures.step_bytes;
             uint64_t memory = 200 * GIB - PLAN_GPU_DRIVER_BYTES;
             assert_true(a.measures.step_bytes > 1 << 20 && a.measures.step_bytes < GIB);
             double pool = (double)a.rank_pool;
             double share = (double)(memory - taken) * MODEL_GPU_POOL_SHARE;
-            assert_true(pool <= share && pool > share - (double)a.measures.page_bytes);
+            double block = (double)a.measures.page_bytes * pkv_groups(&a.measures.geometry);
+            assert_true(pool <= share && pool > share - block);
             assert_true(a.rank_memory == memory && a.rank_sums * 128 == a.rank_pool);
             assert_true(a.rank_left == memory - taken - a.rank_pool - a.rank_sums);
             model_close(&m);
@@ -104,8 +105,8 @@ static plan_answer answer_of_gpu(const char *kv_dtype, uint64_t pool)
     return a;
 }
 
-/* A pool of fp8 pages holds twice as many as one of 16 bits, up to one page; int8 pages have two
- * 16-bit scales for each token and head. */
+/* A pool of fp8 pages holds twice as many as one of 16 bits, up to one page of each group; int8
+ * pages have two 16-bit scales for each token and head. */
 static void pages_of_8_bits(void **state)
 {
     (void)state;
@@ -113,8 +114,9 @@ static void pages_of_8_bits(void **state)
     for (size_t i = 0; i < 2; i++) {
         plan_answer wide = answer_of_gpu("auto", pools[i]), half = answer_of_gpu("fp8", pools[i]);
         assert_true(half.token_bytes * 2 == wide.token_bytes);
-        assert_true(half.measures.n_pages / 2 == wide.measures.n_pages);
-        assert_true(half.rank_pool - wide.rank_pool <= half.measures.page_bytes);
+        uint32_t groups = pkv_groups(&wide.measures.geometry);
+        assert_true(half.measures.n_pages / groups / 2 == wide.measures.n_pages / groups);
+        assert_true(half.rank_pool - wide.rank_pool <= half.measures.page_bytes * groups);
         plan_answer scaled = answer_of_gpu("int8", pools[i]);
         assert_true(scaled.token_bytes == half.token_bytes * (256 + 4) / 256);
     }
@@ -165,7 +167,7 @@ static void compare(const model_flags *f, const char *what)
         {"page", m->page_bytes * f->tp, opened.facts.page_bytes},
         {"pool", a.rank_pool * f->tp, opened.facts.pool_bytes},
         {"filling", m->filling_bytes * f->tp, opened.facts.filling_bytes},
-        {"swap", m->n_host_pages * m->page_bytes * f->tp, opened.facts.swap_bytes},
+        {"swap", backend_host_bytes(m) * f->tp, opened.facts.swap_bytes},
         {"pages", a.pages, info->n_pages - 1},
         {"host pages", m->n_host_pages, info->n_host_pages},
         {"tables", pkv_groups(&m->geometry), pkv_groups(&info->geometry)},
@@ -222,9 +224,10 @@ static void shares_of_memory(void **state)
     describe(&f, &m);
     plan_question q = {.model = &m, .n_devices = 1, .memory = 64 << 20};
     plan_answer a = answer_of(&q);
-    uint64_t left = (64 << 20) - a.measures.weight_bytes, page = a.measures.page_bytes;
-    assert_true(a.rank_pool == (uint64_t)((double)left * 0.6) / page * page);
-    assert_true(a.measures.n_host_pages == (left - a.rank_pool) / 2 / page);
+    uint64_t left = (64 << 20) - a.measures.weight_bytes, groups = pkv_groups(&a.measures.geometry);
+    uint64_t block = a.measures.page_bytes * groups;
+    assert_true(a.rank_pool == (uint64_t)((double)left * 0.6) / block * block);
+    assert_true(a.measures.n_host_pages == (left - a.rank_pool) / 2 / block * groups - 1);
     q.memory = a.measures.weight_bytes - 1;
     a = answer_of(&q);
     assert_false(a.measures.fits);

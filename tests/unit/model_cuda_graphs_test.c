@@ -157,7 +157,7 @@ static uint32_t begin_step(house *h, uint32_t t, uint32_t which, uint32_t n[SEQS
         if (t == lives[s].joins)
             n[s] = lives[s].prompt < h->prompt_most ? lives[s].prompt : h->prompt_most;
         if (t == lives[s].joins)
-            assert_true(status_ok(pkv_seq_open(h->kv, s, NULL, 0, 0, 64, &hit)));
+            assert_true(status_ok(pkv_seq_open(h->kv, s, PKV_HEAD, NULL, 0, 0, 64, &hit)));
         n_live++;
     }
     if (t == THINNED && n[0]) thin_out(h, 0);

@@ -210,7 +210,7 @@ static lane open_lane(const pass *p, bool opens)
                       .max_seqs = 2,
                       .n_host_pages = info->n_host_pages};
     assert_true(status_ok(pkv_create(&po, &l.kv)));
-    if (opens) assert_true(status_ok(pkv_seq_open(l.kv, 1, NULL, 0, 0, 64, &hit)));
+    if (opens) assert_true(status_ok(pkv_seq_open(l.kv, 1, PKV_HEAD, NULL, 0, 0, 64, &hit)));
     return l;
 }
 

@@ -36,6 +36,8 @@ static int setup_model(void **state, uint32_t layers, uint32_t heads, uint32_t r
     f->store.residual_pages = residual;
     f->wide = kern_kv_wide(&f->store.shape);
     f->store.n_pages = PAGES;
+    f->store.n_cells = pkv_cell_count(&g, PAGES - 1);
+    f->store.n_host_cells = pkv_cell_count(&g, HOST_PAGES);
     f->store.data = calloc(PAGES, f->store.page_bytes);
     f->store.host = calloc(HOST_PAGES, f->store.page_bytes);
     pkv_options kv = {
@@ -166,7 +168,7 @@ static void expect(fixture *f, uint32_t seq, uint32_t slot, uint32_t token, int 
 static void open_seq(fixture *f, uint32_t seq)
 {
     uint32_t hit;
-    assert_true(status_ok(pkv_seq_open(f->kv, seq, NULL, 0, 0, 100, &hit)));
+    assert_true(status_ok(pkv_seq_open(f->kv, seq, PKV_HEAD, NULL, 0, 0, 100, &hit)));
 }
 
 /* ---- tests ----------------------------------------------------------------------------------- */

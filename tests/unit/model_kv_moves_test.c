@@ -59,7 +59,7 @@ static void check_move(kern_context *kc, kern_kv_format type, const rope_config 
     kv_store s;
     float k[DIM], v[DIM];
     kv_store_layout(&s, type, &geometry, DIM, 0, 2);
-    s.n_pages = 3;
+    s.n_pages = s.n_cells = 3;
     s.data = malloc(s.n_pages * s.page_bytes);
     for (uint32_t t = 0; t < TILES; t++) {
         for (uint32_t i = 0; i < 3 * P; i++) {
@@ -87,10 +87,10 @@ static void a_slot_is_as_if_computed_there(void **state)
 {
     (void)state;
     static const pkv_move moves[] = {
-        {PKV_MOVE_SLOTS, 0, 1, 3, 2, 5, 1, -7, 0},
-        {PKV_MOVE_SLOTS, 0, 2, 0, 1, 0, 32, -100, 0},
-        {PKV_MOVE_SLOTS, 0, 1, 2, 2, 1, 29, 130, 0},
-        {PKV_MOVE_SLOTS, 0, 1, 0, 1, 16, 16, 5, 0}, /* inside a page */
+        {PKV_MOVE_SLOTS, PKV_HEAD, 0, 1, 3, 2, 5, 1, -7, 0},
+        {PKV_MOVE_SLOTS, PKV_HEAD, 0, 2, 0, 1, 0, 32, -100, 0},
+        {PKV_MOVE_SLOTS, PKV_HEAD, 0, 1, 2, 2, 1, 29, 130, 0},
+        {PKV_MOVE_SLOTS, PKV_HEAD, 0, 1, 0, 1, 16, 16, 5, 0}, /* inside a page */
     };
     thread_pool *pool;
     kern_context *kc;
@@ -167,7 +167,7 @@ static void check_shift(const char *dir, kern_kv_format kv_type, uint32_t n_rank
     float *logits[2];
     for (uint32_t q = 0; q < 2; q++) {
         logits[q] = malloc(info->vocab_size * sizeof(float));
-        assert_true(status_ok(pkv_seq_open(d.kv, q, tokens, 0, 0, TOKENS, &hit)));
+        assert_true(status_ok(pkv_seq_open(d.kv, q, PKV_HEAD, tokens, 0, 0, TOKENS, &hit)));
         step(&d, q, 0, FIRST, logits[q]);
     }
     assert_true(nmse(logits[0], logits[1], info->vocab_size) == 0);
@@ -220,16 +220,17 @@ static void lies_are_refused(void **state)
         pkv_move move;
         status_code code;
     } cases[] = {
-        {{PKV_MOVE_SLOTS, 0, 1, 0, 2, 0, 16, -255, 0}, STATUS_OK},
-        {{PKV_MOVE_SLOTS, 0, 1, 0, 2, 0, 16, -256, 0}, STATUS_INVALID}, /* past the last position */
-        {{PKV_MOVE_SLOTS, 0, 1, 0, 2, 0, 16, 256, 0}, STATUS_INVALID},
-        {{PKV_MOVE_SLOTS, 0, 1, 0, 2, 0, 16, INT32_MIN, 0}, STATUS_INVALID},
-        {{PKV_MOVE_SLOTS, 0, n_pages, 0, 2, 0, 16, 1, 0}, STATUS_INVALID},
-        {{PKV_MOVE_SLOTS, 0, 1, 0, n_pages, 0, 16, 1, 0}, STATUS_INVALID},
-        {{PKV_MOVE_SLOTS, 0, 1, 1, 2, 0, 16, 1, 0}, STATUS_INVALID},
-        {{PKV_MOVE_SLOTS, 0, 1, 0, 2, 1, 16, 1, 0}, STATUS_INVALID},
-        {{PKV_MOVE_SLOTS, 0, 1, 0, 2, 0, UINT32_MAX, 1, 0}, STATUS_INVALID},
-        {{PKV_MOVE_SLOTS, 0, 1, UINT32_MAX, 2, 0, 16, 1, 0}, STATUS_INVALID},
+        {{PKV_MOVE_SLOTS, PKV_HEAD, 0, 1, 0, 2, 0, 16, -255, 0}, STATUS_OK},
+        {{PKV_MOVE_SLOTS, PKV_HEAD, 0, 1, 0, 2, 0, 16, -256, 0},
+         STATUS_INVALID}, /* past the last position */
+        {{PKV_MOVE_SLOTS, PKV_HEAD, 0, 1, 0, 2, 0, 16, 256, 0}, STATUS_INVALID},
+        {{PKV_MOVE_SLOTS, PKV_HEAD, 0, 1, 0, 2, 0, 16, INT32_MIN, 0}, STATUS_INVALID},
+        {{PKV_MOVE_SLOTS, PKV_HEAD, 0, n_pages, 0, 2, 0, 16, 1, 0}, STATUS_INVALID},
+        {{PKV_MOVE_SLOTS, PKV_HEAD, 0, 1, 0, n_pages, 0, 16, 1, 0}, STATUS_INVALID},
+        {{PKV_MOVE_SLOTS, PKV_HEAD, 0, 1, 1, 2, 0, 16, 1, 0}, STATUS_INVALID},
+        {{PKV_MOVE_SLOTS, PKV_HEAD, 0, 1, 0, 2, 1, 16, 1, 0}, STATUS_INVALID},
+        {{PKV_MOVE_SLOTS, PKV_HEAD, 0, 1, 0, 2, 0, UINT32_MAX, 1, 0}, STATUS_INVALID},
+        {{PKV_MOVE_SLOTS, PKV_HEAD, 0, 1, UINT32_MAX, 2, 0, 16, 1, 0}, STATUS_INVALID},
     };
     for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
         step_plan plan = {.step = i + 1, .deltas = {.moves = &cases[i].move, .n_moves = 1}};

@@ -43,7 +43,7 @@ static void driver_open(driver *d, const pass *p)
                       .max_seqs = 2};
     random_tokens(d->tokens, TOKENS, d->config.vocab_size);
     assert_true(status_ok(pkv_create(&po, &d->kv)));
-    assert_true(status_ok(pkv_seq_open(d->kv, 1, d->tokens, 0, 0, TOKENS, &hit)));
+    assert_true(status_ok(pkv_seq_open(d->kv, 1, PKV_HEAD, d->tokens, 0, 0, TOKENS, &hit)));
 }
 
 static void driver_close(driver *d)
@@ -422,7 +422,7 @@ static void starts_forget(void **state)
     step(&d, 64, sum_of(MEASURE_MASS, MEASURE_SUM_START));
     pkv_seq_close(d.kv, 1); /* the next sequence takes its pages, which hold sums */
     d.done = 0;
-    assert_true(status_ok(pkv_seq_open(d.kv, 1, d.tokens, 0, 0, TOKENS, &hit)));
+    assert_true(status_ok(pkv_seq_open(d.kv, 1, PKV_HEAD, d.tokens, 0, 0, TOKENS, &hit)));
     step(&fresh, 40, sum_of(MEASURE_MASS, MEASURE_SUM_START));
     step(&d, 40, sum_of(MEASURE_MASS, MEASURE_SUM_ADD)); /* all slots are its own */
     const measure_result *b = step(&fresh, 40, sum_of(MEASURE_MASS, MEASURE_SUM_ADD));

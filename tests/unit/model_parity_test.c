@@ -329,7 +329,7 @@ static void an_interrupted_step_gives_up(void **state)
     pkv_options po = {.geometry = info->geometry, .n_pages = info->n_pages, .max_seqs = 2};
     pkv *kv;
     assert_true(status_ok(pkv_create(&po, &kv)));
-    assert_true(status_ok(pkv_seq_open(kv, 1, tokens, 0, 0, 64, &hit)));
+    assert_true(status_ok(pkv_seq_open(kv, 1, PKV_HEAD, tokens, 0, 0, 64, &hit)));
     assert_true(status_ok(pkv_seq_append(kv, 1, 64)));
     step_seq seq = {.seq = 1, .n_tokens = 64, .want_logits = true};
     step_plan plan = {.step = 1,

@@ -115,7 +115,7 @@ static inline pass_result run(const pass *p, const uint32_t *tokens, uint32_t n)
     pkv *kv;
     uint32_t hit;
     assert_true(status_ok(pkv_create(&po, &kv)));
-    assert_true(status_ok(pkv_seq_open(kv, 1, tokens, 0, 0, n, &hit)));
+    assert_true(status_ok(pkv_seq_open(kv, 1, PKV_HEAD, tokens, 0, 0, n, &hit)));
     out.logits = malloc((size_t)n * info->vocab_size * sizeof(float));
     out.scores = calloc(n, sizeof *out.scores);
 

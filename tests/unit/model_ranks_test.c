@@ -344,7 +344,7 @@ static void check_fault(fault what, const char *says)
     pkv_options po = {.geometry = info->geometry, .n_pages = info->n_pages, .max_seqs = 2};
     random_tokens(d.tokens, 64, VOCAB);
     assert_true(status_ok(pkv_create(&po, &d.kv)));
-    assert_true(status_ok(pkv_seq_open(d.kv, 1, d.tokens, 0, 0, 64, &hit)));
+    assert_true(status_ok(pkv_seq_open(d.kv, 1, PKV_HEAD, d.tokens, 0, 0, 64, &hit)));
     assert_true(status_ok(step(&d, 0, 63, &r)));
     if (!status_ok(r->status)) fail_msg("%s", r->status.message);
     assert_int_equal(r->seqs[0].n_samples, 1);

@@ -134,7 +134,7 @@ static inline const uint32_t *text(void)
 static inline void fill(fixture *f, uint32_t seq, uint32_t n)
 {
     uint32_t hit;
-    assert_true(status_ok(pkv_seq_open(f->kv, seq, text(), n, 0, n, &hit)));
+    assert_true(status_ok(pkv_seq_open(f->kv, seq, PKV_HEAD, text(), n, 0, n, &hit)));
     if (hit < n) grow(f, seq, n - hit);
     pkv_seq_publish(f->kv, seq, text(), n);
 }
@@ -143,7 +143,7 @@ static inline void fill(fixture *f, uint32_t seq, uint32_t n)
 static inline void squeeze(fixture *f, uint32_t seq, uint32_t n)
 {
     uint32_t hit;
-    assert_true(status_ok(pkv_seq_open(f->kv, seq, NULL, 0, 9, n, &hit)));
+    assert_true(status_ok(pkv_seq_open(f->kv, seq, PKV_HEAD, NULL, 0, 9, n, &hit)));
     grow(f, seq, n);
 }
 

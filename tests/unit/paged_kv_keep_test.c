@@ -64,10 +64,11 @@ static void holes_are_filled_from_the_end(void **state)
     keep(&f, 0, 0, b);
     take(&f);
     const pkv_move want[] = {
-        {PKV_MOVE_SLOTS, 0, pages[4], 0, pages[0], 3, 1, 0, 0},
-        {PKV_MOVE_SLOTS, 0, pages[4], 1, pages[0], 15, 1, 0, 0}, /* a run ends with its page */
-        {PKV_MOVE_SLOTS, 0, pages[4], 2, pages[1], 0, 2, 0, 0},
-        {PKV_MOVE_SLOTS, 0, pages[4], 5, pages[3], 2, 1, 0, 0},
+        {PKV_MOVE_SLOTS, PKV_HEAD, 0, pages[4], 0, pages[0], 3, 1, 0, 0},
+        {PKV_MOVE_SLOTS, PKV_HEAD, 0, pages[4], 1, pages[0], 15, 1, 0,
+         0}, /* a run ends with its page */
+        {PKV_MOVE_SLOTS, PKV_HEAD, 0, pages[4], 2, pages[1], 0, 2, 0, 0},
+        {PKV_MOVE_SLOTS, PKV_HEAD, 0, pages[4], 5, pages[3], 2, 1, 0, 0},
     };
     assert_int_equal(f.deltas.n_moves, 4);
     assert_memory_equal(f.deltas.moves, want, sizeof want);
@@ -124,9 +125,9 @@ static void what_is_shared_is_not_written(void **state)
     assert_int_equal(pkv_count(f.kv).used, used + 1);
     assert_int_equal(pkv_count(f.kv).pages_dropped, 0);
     const pkv_move want[] = {
-        {PKV_MOVE_SLOTS, 0, pages[1], 0, t.pages[1], 0, P, 0, 1},
-        {PKV_MOVE_SLOTS, 0, pages[4], 3, t.pages[1], 4, 2, 0, 0},
-        {PKV_MOVE_SLOTS, 0, pages[4], 5, pages[4], 0, 1, 0, 0},
+        {PKV_MOVE_SLOTS, PKV_HEAD, 0, pages[1], 0, t.pages[1], 0, P, 0, 1},
+        {PKV_MOVE_SLOTS, PKV_HEAD, 0, pages[4], 3, t.pages[1], 4, 2, 0, 0},
+        {PKV_MOVE_SLOTS, PKV_HEAD, 0, pages[4], 5, pages[4], 0, 1, 0, 0},
     };
     assert_int_equal(f.deltas.n_moves, 3);
     assert_memory_equal(f.deltas.moves, want, sizeof want);

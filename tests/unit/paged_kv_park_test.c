@@ -163,7 +163,7 @@ static void it_can_go_to_the_host_tier(void **state)
     assert_int_equal(pkv_count(f.kv).host_used, 0);
     grow(&f, 2, 9);
     /* A sequence without pages cannot be swapped out. */
-    assert_true(status_ok(pkv_seq_open(f.kv, 3, NULL, 0, 0, 1, &hit)));
+    assert_true(status_ok(pkv_seq_open(f.kv, 3, PKV_HEAD, NULL, 0, 0, 1, &hit)));
     a = park(&f, 3);
     assert_int_equal(pkv_parked_swap_out(f.kv, a, &swap).code, STATUS_NO_PAGES);
     pkv_parked_discard(f.kv, a);
@@ -179,7 +179,7 @@ static void discarded_it_is_reclaimed_from_its_end(void **state)
     uint32_t parked = park(&f, 0);
     squeeze(&f, 1, 64);
     uint32_t hit;
-    assert_true(status_ok(pkv_seq_open(f.kv, 2, NULL, 0, 9, 16, &hit)));
+    assert_true(status_ok(pkv_seq_open(f.kv, 2, PKV_HEAD, NULL, 0, 9, 16, &hit)));
     assert_int_equal(pkv_seq_append(f.kv, 2, 1).code, STATUS_NO_PAGES); /* it keeps its pages */
     pkv_parked_discard(f.kv, parked);
     assert_int_equal(pkv_count(f.kv).cached, 4);
@@ -202,7 +202,7 @@ static void kept_tokens_are_weighted_by_layers(void **state)
                            .max_seqs = 1};
     assert_true(status_ok(pkv_create(&options, &kv)));
     uint32_t hit, parked;
-    assert_true(status_ok(pkv_seq_open(kv, 0, NULL, 0, 0, 32, &hit)));
+    assert_true(status_ok(pkv_seq_open(kv, 0, PKV_HEAD, NULL, 0, 0, 32, &hit)));
     assert_true(status_ok(pkv_seq_append(kv, 0, 32)));
     pkv_seq_drop(kv, 0, 2, &(uint64_t){1}); /* layers 3 and 4, head 0 */
     assert_true(status_ok(pkv_seq_park(kv, 0, &parked)));

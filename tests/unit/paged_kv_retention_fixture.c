@@ -15,7 +15,7 @@ retention_fx *fx_create(const pkv_geometry *geometry, uint32_t n_tokens)
     pkv_options options = {.geometry = *geometry, .n_pages = 1 << 15, .max_seqs = 1};
     uint32_t hit;
     assert_true(status_ok(pkv_create(&options, &fx->kv)));
-    assert_true(status_ok(pkv_seq_open(fx->kv, 0, NULL, 0, 0, n_tokens, &hit)));
+    assert_true(status_ok(pkv_seq_open(fx->kv, 0, PKV_HEAD, NULL, 0, 0, n_tokens, &hit)));
     assert_true(status_ok(pkv_seq_append(fx->kv, 0, n_tokens)));
     fx->out = (retention_selection){.keep = fx->keep,
                                     .words = FX_WORDS,

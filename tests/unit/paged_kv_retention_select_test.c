@@ -420,7 +420,7 @@ static void page_numbers_do_not_matter(void **state)
         /* The pages of the other pool come from the free list in another order. */
         pkv_seq_close(b->kv, 0);
         uint32_t hit;
-        assert_true(status_ok(pkv_seq_open(b->kv, 0, NULL, 0, 0, n_prompt, &hit)));
+        assert_true(status_ok(pkv_seq_open(b->kv, 0, PKV_HEAD, NULL, 0, 0, n_prompt, &hit)));
         assert_true(status_ok(pkv_seq_append(b->kv, 0, n_prompt)));
         retention_policy_resolve(&d.policy, 10);
         fx_measure(a, &d.policy, &r, 4);

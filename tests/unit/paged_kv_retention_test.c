@@ -598,7 +598,7 @@ static void reports_list_what_stayed(void **state)
     uint32_t hit;
     pkv_options options = {.geometry = g, .n_pages = 64, .max_seqs = 1};
     assert_true(status_ok(pkv_create(&options, &kv)));
-    assert_true(status_ok(pkv_seq_open(kv, 0, NULL, 0, 0, 70, &hit)));
+    assert_true(status_ok(pkv_seq_open(kv, 0, PKV_HEAD, NULL, 0, 0, 70, &hit)));
     assert_true(status_ok(pkv_seq_append(kv, 0, 70)));
     pkv_seq_drop(kv, 0, 0, &(uint64_t){0x19});
     pkv_seq_drop(kv, 0, 3, &(uint64_t){0x10});

@@ -78,7 +78,7 @@ static const uint32_t *text(void)
 static void fill(fixture *f, uint32_t seq, uint32_t n)
 {
     uint32_t hit;
-    assert_true(status_ok(pkv_seq_open(f->kv, seq, text(), n, 0, n, &hit)));
+    assert_true(status_ok(pkv_seq_open(f->kv, seq, PKV_HEAD, text(), n, 0, n, &hit)));
     assert_true(status_ok(pkv_seq_append(f->kv, seq, n - hit)));
     pkv_seq_publish(f->kv, seq, text(), n);
 }
@@ -172,7 +172,7 @@ static void resident_blocks_are_not_copied(void **state)
     /* Blocks of the same text that another sequence published serve as well; its own are reclaimed
      * first. */
     uint32_t hit;
-    assert_true(status_ok(pkv_seq_open(f.kv, 1, text(), 0, 9, 300, &hit)));
+    assert_true(status_ok(pkv_seq_open(f.kv, 1, PKV_HEAD, text(), 0, 9, 300, &hit)));
     assert_true(status_ok(pkv_seq_append(f.kv, 1, 144)));
     pkv_seq_close(f.kv, 1);
     assert_int_equal(pkv_swap_in_cost(f.kv, swap, text()).fresh, 5);
@@ -198,7 +198,7 @@ static void a_whole_one_goes_on_publishing(void **state)
     take(&f);
     uint32_t swap = out(&f, 0);
     uint32_t hit;
-    assert_true(status_ok(pkv_seq_open(f.kv, 1, text(), 0, 9, 300, &hit)));
+    assert_true(status_ok(pkv_seq_open(f.kv, 1, PKV_HEAD, text(), 0, 9, 300, &hit)));
     assert_true(status_ok(pkv_seq_append(f.kv, 1, 144)));
     pkv_seq_close(f.kv, 1); /* no page of it is left */
     take(&f);
@@ -244,7 +244,7 @@ static void no_room_changes_nothing(void **state)
     assert_int_equal(pkv_seq_pages_held(f.kv, 1), 8);
     swap = out(&f, 0);
     assert_int_equal(pkv_count(f.kv).used, 8);
-    assert_true(status_ok(pkv_seq_open(f.kv, 2, text(), 0, 9, 16, &hit)));
+    assert_true(status_ok(pkv_seq_open(f.kv, 2, PKV_HEAD, text(), 0, 9, 16, &hit)));
     assert_int_equal(pkv_seq_swap_out(f.kv, 2, &other).code, STATUS_NO_PAGES); /* has no pages */
     assert_true(status_ok(pkv_seq_append(f.kv, 2, 16)));
     assert_int_equal(pkv_seq_swap_out(f.kv, 2, &other).code, STATUS_NO_PAGES);
@@ -267,7 +267,7 @@ static void copies_come_in_order(void **state)
     begin(&f, 5, 2);
     fill(&f, 0, 10);
     uint32_t hit, first = pkv_seq_table(f.kv, 0, 0).pages[0];
-    assert_true(status_ok(pkv_seq_open(f.kv, 1, text(), 0, 9, 16, &hit)));
+    assert_true(status_ok(pkv_seq_open(f.kv, 1, PKV_HEAD, text(), 0, 9, 16, &hit)));
     assert_true(status_ok(pkv_seq_append(f.kv, 1, 10)));
     take(&f);
     uint32_t a = out(&f, 0);
@@ -346,7 +346,7 @@ static void its_cost_is_asked_anew_when_it_is_swapped_again(void **state)
     fixture f;
     begin(&f, 20, 10);
     uint32_t hit, swap;
-    assert_true(status_ok(pkv_seq_open(f.kv, 0, text(), 0, 0, 80, &hit)));
+    assert_true(status_ok(pkv_seq_open(f.kv, 0, PKV_HEAD, text(), 0, 0, 80, &hit)));
     assert_true(status_ok(pkv_seq_append(f.kv, 0, 80)));
     swap = out(&f, 0);
     assert_int_equal(pkv_swap_in_cost_again(f.kv, 1, swap, text()).fresh, 10);

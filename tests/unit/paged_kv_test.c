@@ -84,7 +84,7 @@ static const uint32_t *text(void)
 static uint32_t fill(fixture *f, uint32_t seq, uint32_t n)
 {
     uint32_t hit;
-    assert_true(status_ok(pkv_seq_open(f->kv, seq, text(), n, 0, n, &hit)));
+    assert_true(status_ok(pkv_seq_open(f->kv, seq, PKV_HEAD, text(), n, 0, n, &hit)));
     assert_true(status_ok(pkv_seq_append(f->kv, seq, n - hit)));
     pkv_seq_publish(f->kv, seq, text(), n);
     assert_null(pkv_check_integrity(f->kv));
@@ -201,7 +201,7 @@ static void pages_come_and_go(void **state)
     fixture f;
     begin(&f, &one_group, 6);
     uint32_t hit;
-    assert_true(status_ok(pkv_seq_open(f.kv, 3, NULL, 0, 0, 80, &hit)));
+    assert_true(status_ok(pkv_seq_open(f.kv, 3, PKV_HEAD, NULL, 0, 0, 80, &hit)));
     assert_int_equal(pkv_append_cost(f.kv, 3, 33), 3);
     assert_true(status_ok(pkv_seq_append(f.kv, 3, 33)));
     expect_counts(&f, 2, 3, 0);
@@ -265,7 +265,7 @@ static void equal_prefixes_are_shared(void **state)
 static void squeeze(fixture *f, uint32_t seq, uint32_t n)
 {
     uint32_t hit;
-    assert_true(status_ok(pkv_seq_open(f->kv, seq, NULL, 0, 0, n, &hit)));
+    assert_true(status_ok(pkv_seq_open(f->kv, seq, PKV_HEAD, NULL, 0, 0, n, &hit)));
     assert_true(status_ok(pkv_seq_append(f->kv, seq, n)));
     assert_null(pkv_check_integrity(f->kv));
 }
@@ -277,7 +277,7 @@ static void the_deepest_of_the_oldest_goes_first(void **state)
     begin(&f, &one_group, 9);
     fill(&f, 0, 64); /* text: 4 blocks */
     uint32_t hit, other[64] = {1};
-    assert_true(status_ok(pkv_seq_open(f.kv, 1, other, 64, 0, 64, &hit)));
+    assert_true(status_ok(pkv_seq_open(f.kv, 1, PKV_HEAD, other, 64, 0, 64, &hit)));
     assert_true(status_ok(pkv_seq_append(f.kv, 1, 64)));
     pkv_seq_publish(f.kv, 1, other, 64);
     pkv_seq_close(f.kv, 0);
@@ -314,7 +314,7 @@ static void a_reclaimed_page_takes_its_descendants_along(void **state)
     pkv_seq_close(f.kv, 1);
     squeeze(&f, 1, 65 - 1);
     uint32_t hit;
-    assert_true(status_ok(pkv_seq_open(f.kv, 2, NULL, 0, 0, 16, &hit)));
+    assert_true(status_ok(pkv_seq_open(f.kv, 2, PKV_HEAD, NULL, 0, 0, 16, &hit)));
     assert_int_equal(pkv_seq_append(f.kv, 2, 1).code, STATUS_NO_PAGES);
     expect_counts(&f, 0, 15, 1);
     pkv_seq_close(f.kv, 0); /* its unshared pages are cached now */
@@ -373,7 +373,7 @@ static void two_sequences_compute_one_block(void **state)
     uint32_t hit;
     /* Both open before either has published, so both compute blocks 0 and 1. */
     for (uint32_t q = 0; q < 2; q++) {
-        assert_true(status_ok(pkv_seq_open(f.kv, q, text(), 32, 0, 80, &hit)));
+        assert_true(status_ok(pkv_seq_open(f.kv, q, PKV_HEAD, text(), 32, 0, 80, &hit)));
         assert_int_equal(hit, 0);
         assert_true(status_ok(pkv_seq_append(f.kv, q, 32)));
     }
@@ -454,7 +454,7 @@ static void events_of_a_hidden_sequence_hold_no_tokens(void **state)
     fixture f;
     uint32_t hit, parked;
     begin(&f, &one_group, 30);
-    assert_true(status_ok(pkv_seq_open(f.kv, 0, text(), 0, 0, 96, &hit)));
+    assert_true(status_ok(pkv_seq_open(f.kv, 0, PKV_HEAD, text(), 0, 0, 96, &hit)));
     assert_true(tells_tokens(&f, 0, 0, 16));
     pkv_seq_hide(f.kv, 0);
     assert_false(tells_tokens(&f, 0, 16, 32));
@@ -468,7 +468,7 @@ static void events_of_a_hidden_sequence_hold_no_tokens(void **state)
     /* Its blocks are hit like others, and the next sequence of this number is not hidden. */
     assert_int_equal(hit_of(&f, 64), 64);
     pkv_seq_close(f.kv, 0);
-    assert_true(status_ok(pkv_seq_open(f.kv, 0, text(), 64, 0, 96, &hit)));
+    assert_true(status_ok(pkv_seq_open(f.kv, 0, PKV_HEAD, text(), 64, 0, 96, &hit)));
     assert_int_equal(hit, 64);
     assert_true(tells_tokens(&f, 0, 64, 80));
     end(&f);
@@ -489,10 +489,10 @@ static void compaction_gathers_slots(void **state)
     pkv_table_view view = pkv_seq_table(f.kv, 0, 0);
     assert_int_equal(view.n_pages, 2);
     const pkv_move want[] = {
-        {PKV_MOVE_SLOTS, 0, old[0], 0, view.pages[0], 0, 2, 0, 1},
-        {PKV_MOVE_SLOTS, 0, old[0], 14, view.pages[0], 2, 2, 0, 1},
-        {PKV_MOVE_SLOTS, 0, old[1], 0, view.pages[0], 4, 12, 0, 1},
-        {PKV_MOVE_SLOTS, 0, old[1], 12, view.pages[1], 0, 4, 0, 1},
+        {PKV_MOVE_SLOTS, PKV_HEAD, 0, old[0], 0, view.pages[0], 0, 2, 0, 1},
+        {PKV_MOVE_SLOTS, PKV_HEAD, 0, old[0], 14, view.pages[0], 2, 2, 0, 1},
+        {PKV_MOVE_SLOTS, PKV_HEAD, 0, old[1], 0, view.pages[0], 4, 12, 0, 1},
+        {PKV_MOVE_SLOTS, PKV_HEAD, 0, old[1], 12, view.pages[1], 0, 4, 0, 1},
     };
     assert_int_equal(d.n_moves, 4);
     assert_memory_equal(d.moves, want, sizeof want);
@@ -521,7 +521,7 @@ static void steady_steps_allocate_nothing(void **state)
     for (int round = 0; round < 3; round++) {
         long before = f.calls;
         for (uint32_t q = 0; q < 4; q++) {
-            assert_true(status_ok(pkv_seq_open(f.kv, q, NULL, 0, 0, 160, &hit)));
+            assert_true(status_ok(pkv_seq_open(f.kv, q, PKV_HEAD, NULL, 0, 0, 160, &hit)));
         }
         for (uint32_t step = 0; step < 160; step++) {
             /* The first round allocates lists, and its first step makes the log as long as it

@@ -10,7 +10,7 @@ typedef struct sound_plan {
     uint32_t seq[2], rows[2], samples[2], position[2], tokens[4], zeros[4], ones[2];
     uint32_t history[2], bias_ids[1];
     float bias[1];
-    uint32_t move[1];
+    uint32_t move[1], grain[1];
     open_message open, *opens[1];
     plan_message m;
 } sound_plan;
@@ -37,19 +37,23 @@ static void make_sound(sound_plan *p)
     p->m.position = p->position;
     p->m.n_seq = p->m.n_rows = p->m.n_samples = p->m.n_position = 2;
     p->m.move_kind = p->move;
-    p->m.n_move_kind = 1;
+    p->grain[0] = PKV_HEAD;
+    p->m.move_grain = p->grain;
+    p->m.n_move_kind = p->m.n_move_grain = 1;
 }
 
 /* True when the plan is accepted; otherwise its error is in err. */
-static bool is_taken(const sound_plan *p, error *err)
+static bool is_taken_by(const backend_info *of, const sound_plan *p, error *err)
 {
     arena a;
     step_plan out;
     arena_init(&a, 4096, 0);
-    bool ok = status_ok(plan_unpack(&p->m, &info, &a, &out, err));
+    bool ok = status_ok(plan_unpack(&p->m, of, &a, &out, err));
     arena_destroy(&a);
     return ok;
 }
+
+static bool is_taken(const sound_plan *p, error *err) { return is_taken_by(&info, p, err); }
 
 #define WRONG_PLAN(change, word)                                                                   \
     do {                                                                                           \
@@ -91,14 +95,35 @@ static void wrong_plans_are_refused_by_field(void **state)
                "measure_kind: ");
     WRONG_PLAN((p.zeros[0] = 3, p.m.measure_sum = p.zeros, p.m.n_measure_sum = 2), "measure_sum: ");
     WRONG_PLAN(p.move[0] = 3, "move_kind: 3");
-    WRONG_PLAN((p.zeros[0] = PAGES, p.m.move_src_page = p.zeros, p.m.n_move_src_page = 1),
-               "move_src_page: 50");
-    WRONG_PLAN((p.move[0] = PKV_MOVE_OUT, p.zeros[0] = 20, p.m.move_dst_page = p.zeros,
+    /* The pool has 54 numbers of cells, 18 for each layer group; the host tier 24, 8 for each. */
+    WRONG_PLAN((p.zeros[0] = 54, p.m.move_src_page = p.zeros, p.m.n_move_src_page = 1),
+               "move_src_page: 54, there are 54");
+    WRONG_PLAN((p.move[0] = PKV_MOVE_OUT, p.zeros[0] = 24, p.m.move_dst_page = p.zeros,
                 p.m.n_move_dst_page = 1),
-               "move_dst_page: 20");
+               "move_dst_page: 24, there are 24");
+    WRONG_PLAN((p.move[0] = PKV_MOVE_IN, p.zeros[0] = 24, p.m.move_src_page = p.zeros,
+                p.m.n_move_src_page = 1),
+               "move_src_page: 24, there are 24");
+    WRONG_PLAN(p.grain[0] = 3, "move_grain: 3 is above 2");
+    WRONG_PLAN((p.grain[0] = PKV_LAYER, p.zeros[0] = 7, p.m.move_src_page = p.zeros,
+                p.m.n_move_src_page = 1),
+               "move_src_page: 7 begins no page of grain 1");
+    WRONG_PLAN((p.grain[0] = PKV_ALL, p.zeros[0] = 18, p.m.move_dst_page = p.zeros,
+                p.m.n_move_dst_page = 1),
+               "move_dst_page: 18 begins no page of grain 0");
+    WRONG_PLAN((p.grain[0] = PKV_ALL, p.move[0] = PKV_MOVE_OUT, p.zeros[0] = 8,
+                p.m.move_dst_page = p.zeros, p.m.n_move_dst_page = 1),
+               "move_dst_page: 8 begins no page of grain 0");
     WRONG_PLAN((p.zeros[0] = 17, p.m.move_n_slots = p.zeros, p.m.n_move_n_slots = 1),
                "move_n_slots: 17");
-    WRONG_PLAN((p.zeros[0] = 3, p.m.move_group = p.zeros, p.m.n_move_group = 1), "move_group: 3");
+    WRONG_PLAN((p.zeros[0] = 6, p.m.move_group = p.zeros, p.m.n_move_group = 1),
+               "move_group: 6, there are 6");
+    WRONG_PLAN(
+        (p.grain[0] = PKV_LAYER, p.zeros[0] = 3, p.m.move_group = p.zeros, p.m.n_move_group = 1),
+        "move_group: 3, there are 3");
+    WRONG_PLAN(
+        (p.grain[0] = PKV_ALL, p.zeros[0] = 1, p.m.move_group = p.zeros, p.m.n_move_group = 1),
+        "move_group: 1, there are 1");
     WRONG_PLAN((p.m.n_move_fresh = 2, p.m.move_fresh = p.zeros), "move_fresh: 2 values");
     WRONG_PLAN(p.open.seq = SEQS, "opens.seq: 16");
     WRONG_PLAN(p.open.n_logprobs = 21, "opens.n_logprobs: 21");
@@ -107,6 +132,23 @@ static void wrong_plans_are_refused_by_field(void **state)
     WRONG_PLAN(p.history[1] = VOCAB, "opens.history: 1000");
     WRONG_PLAN(p.open.n_history = 513, "opens.history: 513 tokens");
     WRONG_PLAN(p.m.n_opens = SEQS + 1, "opens: 17");
+}
+
+static void moves_to_no_host_tier_are_refused(void **state)
+{
+    (void)state;
+    backend_info alone = info;
+    alone.n_host_pages = 0;
+    sound_plan p;
+    error err = {{0}};
+    make_sound(&p);
+    if (!is_taken_by(&alone, &p, &err)) fail_msg("%s", err.text);
+    p.move[0] = PKV_MOVE_OUT;
+    assert_false(is_taken_by(&alone, &p, &err));
+    assert_non_null(strstr(err.text, "move_dst_page: there is no host tier"));
+    p.move[0] = PKV_MOVE_IN;
+    assert_false(is_taken_by(&alone, &p, &err));
+    assert_non_null(strstr(err.text, "move_src_page: there is no host tier"));
 }
 
 /* A valid result of a plan with one draw, one measure, one row of logits and its novelty. */
@@ -433,6 +475,7 @@ int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(wrong_plans_are_refused_by_field),
+        cmocka_unit_test(moves_to_no_host_tier_are_refused),
         cmocka_unit_test(wrong_results_are_refused_by_field),
         cmocka_unit_test(a_draw_without_a_logprob_is_taken),
         cmocka_unit_test(configs_come_out_as_they_went_in),

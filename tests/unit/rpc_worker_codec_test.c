@@ -52,11 +52,24 @@ static void random_open(rng *r, random_plan *p, uint32_t i)
     };
 }
 
+/* The first cell of a page of the grain. */
+static uint32_t random_page(rng *r, pkv_grain grain, bool in_host)
+{
+    uint32_t usable = in_host ? info.n_host_pages : PAGES - 1,
+             heads = pkv_head_groups(&info.geometry);
+    if (grain == PKV_HEAD) return rng_below(r, pkv_cell_count(&info.geometry, usable));
+    uint32_t cells = grain == PKV_ALL ? pkv_layer_stride(&info.geometry, usable)
+                                      : pkv_cell_count(&info.geometry, usable);
+    return rng_below(r, cells / heads) * heads;
+}
+
 static void random_move(rng *r, pkv_move *m)
 {
-    *m = (pkv_move){.kind = rng_below(r, 3), .group = rng_below(r, 3)};
-    m->src_page = rng_below(r, m->kind == PKV_MOVE_IN ? info.n_host_pages : PAGES);
-    m->dst_page = rng_below(r, m->kind == PKV_MOVE_OUT ? info.n_host_pages : PAGES);
+    *m = (pkv_move){.kind = rng_below(r, 3), .grain = rng_below(r, 3)};
+    const pkv_geometry at = pkv_geometry_at(&info.geometry, m->grain);
+    m->group = rng_below(r, pkv_groups(&at));
+    m->src_page = random_page(r, m->grain, m->kind == PKV_MOVE_IN);
+    m->dst_page = random_page(r, m->grain, m->kind == PKV_MOVE_OUT);
     m->n_slots = rng_below(r, 17);
     m->src_slot = rng_below(r, 17 - m->n_slots);
     m->dst_slot = rng_below(r, 17 - m->n_slots);
@@ -418,7 +431,7 @@ static void a_running_sequence_takes_few_bytes(void **state)
     size_t plan_bytes = 0, result_bytes = 0;
     assert_true(status_ok(pkv_create(&o, &kv)));
     for (uint32_t i = 0; i < N; i++) {
-        assert_true(status_ok(pkv_seq_open(kv, i, tokens, 0, 0, 2000, &hit)));
+        assert_true(status_ok(pkv_seq_open(kv, i, PKV_HEAD, tokens, 0, 0, 2000, &hit)));
         assert_true(status_ok(pkv_seq_append(kv, i, PROMPT + 3 * i)));
     }
     (void)pkv_take_deltas(kv);

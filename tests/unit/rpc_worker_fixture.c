@@ -367,7 +367,7 @@ void pass_begin(site_pass *p, const backend *b)
     rng r = rng_seed(5);
     *p = (site_pass){.params = {.top_p = 1, .repetition_penalty = 1, .n_logprobs = 3, .seed = 9}};
     assert_true(status_ok(pkv_create(&o, &p->kv)));
-    assert_true(status_ok(pkv_seq_open(p->kv, 2, p->tokens, 0, 0, 100, &hit)));
+    assert_true(status_ok(pkv_seq_open(p->kv, 2, PKV_HEAD, p->tokens, 0, 0, 100, &hit)));
     for (uint32_t i = 0; i < PROMPT; i++) p->tokens[i] = rng_below(&r, info->vocab_size);
     p->open = (step_open){.seq = 2, .params = &p->params};
 }

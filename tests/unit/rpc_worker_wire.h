@@ -30,7 +30,7 @@ static const backend_info info = {
                  .n_layers = LAYERS,
                  .n_kv_heads = KV_HEADS,
                  .layers_per_group = 2,
-                 .heads_per_group = KV_HEADS},
+                 .heads_per_group = KV_HEADS / 2},
     .identity = 77,
 };
 

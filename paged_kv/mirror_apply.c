@@ -1,0 +1,535 @@
+/* Applies delta words to a mirror. They may come from a wire: every field is checked against what
+ * the mirror knows, and what it allocates is bounded by its own sizes. */
+#include "paged_kv/mirror.h"
+#include <string.h>
+
+/* The words of one pkv_mirror_apply. */
+typedef struct reader {
+    const uint32_t *next, *end;
+} reader;
+
+static status corrupt(const char *what) { return status_make(STATUS_CORRUPT, what); }
+
+/* ---- helpers --------------------------------------------------------------------------------- */
+
+static uint32_t pages_for(const pkv_mirror *m, uint32_t tokens)
+{
+    return tokens / m->page_tokens + (tokens % m->page_tokens != 0);
+}
+
+/* The fresh pages that n more tokens take. */
+static uint32_t pages_needed(const pkv_mirror *m, const mirror_table *t, uint32_t n)
+{
+    uint32_t room = t->n_pages * m->page_tokens - t->kept;
+    return n > room ? pages_for(m, n - room) : 0;
+}
+
+static uint32_t *list_of(const mirror_seq *s, uint32_t group)
+{
+    return s->pages + (size_t)group * s->row;
+}
+
+static bool take_fields(reader *r, uint32_t *fields, size_t n)
+{
+    if ((size_t)(r->end - r->next) < n) return false;
+    memcpy(fields, r->next, n * sizeof *fields);
+    r->next += n;
+    return true;
+}
+
+static mirror_seq *open_seq(const pkv_mirror *m, uint32_t seq)
+{
+    return seq < m->max_seqs && m->seqs[seq].open ? &m->seqs[seq] : NULL;
+}
+
+/* Whether a table of the sequence may hold that page: it is the first cell of a run. */
+static bool is_page(const pkv_mirror *m, const mirror_seq *s, uint32_t page)
+{
+    if (page < 1 || page >= m->tier.n_cells) return false;
+    if (s->grain != PKV_HEAD && page % m->tier.n_heads != 0) return false;
+    return s->grain != PKV_ALL || page < m->tier.n_whole * m->tier.n_heads;
+}
+
+/* Whether no table holds the page, a part of it or a run around it. */
+static bool is_fresh(const pkv_mirror *m, const mirror_seq *s, uint32_t page)
+{
+    if (!is_page(m, s, page)) return false;
+    uint32_t node = node_of(&m->tier, s->grain, page);
+    if (m->pool[node].below > 0) return false;
+    while (m->pool[node].refs == 0 && node < tree_whole_at(&m->tier))
+        node = node_above(&m->tier, node);
+    return m->pool[node].refs == 0;
+}
+
+/* Makes every list hold at least `row` pages. A list never needs more than the pool has. */
+static status reserve_lists(pkv_mirror *m, mirror_seq *s, uint32_t row)
+{
+    if (row >= m->tier.n_cells) row = m->tier.n_cells - 1;
+    uint32_t half_more = s->open ? s->row + s->row / 2 : 0;
+    if (s->open && row <= s->row) return STATUS_IS_OK;
+    if (row < half_more) row = half_more;
+    size_t n = (size_t)s->groups * row;
+    if (!s->open && row < s->row && (size_t)s->groups * s->row <= s->cap_list) return STATUS_IS_OK;
+    if (!s->open && n <= s->cap_list) {
+        s->row = row;
+        return STATUS_IS_OK;
+    }
+    uint32_t *pages = alloc_resize(&m->alloc, NULL, n, sizeof *pages);
+    if (!pages) return status_make(STATUS_NO_MEMORY, NULL);
+    for (uint32_t g = 0; s->open && g < s->groups; g++) {
+        memcpy(pages + (size_t)g * row, list_of(s, g), s->tables[g].n_pages * sizeof *pages);
+    }
+    alloc_free(&m->alloc, s->pages);
+    s->pages = pages;
+    s->cap_list = n;
+    s->row = row;
+    return STATUS_IS_OK;
+}
+
+/* Gives a closed sequence the tables of a grain. */
+static status shape_seq(pkv_mirror *m, mirror_seq *s, pkv_grain grain)
+{
+    const pkv_geometry at = pkv_geometry_at(&m->geometry, grain);
+    uint32_t groups = pkv_groups(&at);
+    if (groups > s->cap_tables) {
+        mirror_table *tables = alloc_resize(&m->alloc, s->tables, groups, sizeof *tables);
+        if (!tables) return status_make(STATUS_NO_MEMORY, NULL);
+        s->tables = tables;
+        s->cap_tables = groups;
+    }
+    s->grain = grain;
+    s->groups = groups;
+    return STATUS_IS_OK;
+}
+
+static uint64_t key_of(const pkv_mirror *m, const mirror_seq *s, uint32_t group)
+{
+    return checksum_key((uint32_t)(s - m->seqs), group);
+}
+
+static void set_kept(pkv_mirror *m, mirror_seq *s, uint32_t group, uint32_t kept)
+{
+    uint64_t key = key_of(m, s, group);
+    m->checksum += checksum_kept(key, kept) - checksum_kept(key, s->tables[group].kept);
+    s->tables[group].kept = kept;
+}
+
+/* The KV group of a page's first cell. */
+static uint32_t first_group(const pkv_mirror *m, const mirror_seq *s, uint32_t table)
+{
+    return s->grain == PKV_LAYER ? table * m->tier.n_heads : table;
+}
+
+/* Counts one reference of a page more, or one less (`sign` -1). */
+static void count_ref(pkv_mirror *m, uint32_t node, uint32_t sign)
+{
+    m->pool[node].refs += sign;
+    while (node < tree_whole_at(&m->tier)) {
+        node = node_above(&m->tier, node);
+        m->pool[node].below += sign;
+    }
+}
+
+static void put_page(pkv_mirror *m, mirror_seq *s, uint32_t group, uint32_t index, uint32_t page)
+{
+    list_of(s, group)[index] = page;
+    uint32_t node = node_of(&m->tier, s->grain, page);
+    count_ref(m, node, 1);
+    m->pool[node].group = first_group(m, s, group);
+    m->checksum += checksum_page(key_of(m, s, group), index, page);
+}
+
+/* No part of the node is parked any more. */
+static void clear_parts(pkv_mirror *m, uint32_t node)
+{
+    page_state *at = &m->pool[node];
+    bool whole = node >= tree_whole_at(&m->tier);
+    for (uint32_t i = 0; at->parts_parked && i < (whole ? m->tier.n_layers : m->tier.n_heads);
+         i++) {
+        uint32_t part = node_part(&m->tier, node, i);
+        m->pool[part].parked = 0;
+        if (whole) clear_parts(m, part);
+    }
+    at->parts_parked = 0;
+}
+
+/* put_page for a fresh page: no table holds it, a part of it or a run around it. */
+static void put_fresh(pkv_mirror *m, mirror_seq *s, uint32_t group, uint32_t index, uint32_t page)
+{
+    put_page(m, s, group, index, page);
+    uint32_t node = node_of(&m->tier, s->grain, page);
+    if (node >= m->tier.n_cells) clear_parts(m, node);
+    for (;; node = node_above(&m->tier, node)) {
+        m->pool[node].parked = 0;
+        if (node >= tree_whole_at(&m->tier)) return;
+    }
+}
+
+static void clear_page(pkv_mirror *m, mirror_seq *s, uint32_t group, uint32_t index)
+{
+    uint32_t page = list_of(s, group)[index];
+    count_ref(m, node_of(&m->tier, s->grain, page), (uint32_t)-1);
+    m->checksum -= checksum_page(key_of(m, s, group), index, page);
+}
+
+static void enter_open(pkv_mirror *m, mirror_seq *s)
+{
+    s->open = true;
+    m->checksum += checksum_seq((uint32_t)(s - m->seqs));
+    s->weight = 0;
+    for (uint32_t g = 0; g < s->groups; g++) {
+        s->tables[g] = (mirror_table){0};
+        s->weight += checksum_weight(key_of(m, s, g));
+    }
+}
+
+/* ---- one function for each operation (delta.h) ----------------------------------------------- */
+
+static bool is_grain(const pkv_mirror *m, uint32_t grain)
+{
+    return grain <= PKV_HEAD && pkv_grain_fit(&m->geometry, (pkv_grain)grain) == grain;
+}
+
+static status apply_open(pkv_mirror *m, reader *r)
+{
+    uint32_t f[4]; // seq, grain, capacity, n
+    if (!take_fields(r, f, 4)) return corrupt("delta log: OPEN is cut off");
+    if (f[0] >= m->max_seqs || m->seqs[f[0]].open)
+        return corrupt("delta log: OPEN of an open sequence");
+    if (!is_grain(m, f[1])) return corrupt("delta log: OPEN at no grain");
+    if (f[3] >= m->tier.n_whole || f[3] > UINT32_MAX / m->page_tokens)
+        return corrupt("delta log: OPEN holds too many pages");
+    mirror_seq *s = &m->seqs[f[0]];
+    RETURN_IF_ERROR(shape_seq(m, s, (pkv_grain)f[1]));
+    size_t n = (size_t)f[3] * s->groups;
+    if ((size_t)(r->end - r->next) < n) return corrupt("delta log: OPEN is cut off");
+    for (size_t i = 0; i < n; i++) {
+        if (!is_page(m, s, r->next[i])) return corrupt("delta log: OPEN has no such page");
+    }
+    RETURN_IF_ERROR(reserve_lists(m, s, f[2] > f[3] ? f[2] : f[3] > 0 ? f[3] : 1));
+    enter_open(m, s);
+    for (uint32_t g = 0; g < s->groups; g++) {
+        for (uint32_t i = 0; i < f[3]; i++) put_page(m, s, g, i, *r->next++);
+        s->tables[g].n_pages = f[3];
+        set_kept(m, s, g, f[3] * m->page_tokens);
+    }
+    return STATUS_IS_OK;
+}
+
+static status apply_close(pkv_mirror *m, reader *r)
+{
+    uint32_t seq;
+    if (!take_fields(r, &seq, 1)) return corrupt("delta log: CLOSE is cut off");
+    mirror_seq *s = open_seq(m, seq);
+    if (!s) return corrupt("delta log: CLOSE of a closed sequence");
+    for (uint32_t g = 0; g < s->groups; g++) {
+        for (uint32_t i = 0; i < s->tables[g].n_pages; i++) clear_page(m, s, g, i);
+        m->checksum -= checksum_kept(key_of(m, s, g), s->tables[g].kept);
+    }
+    m->checksum -= checksum_seq(seq);
+    s->open = false;
+    return STATUS_IS_OK;
+}
+
+static void mark_parked(const pkv_mirror *m, const mirror_seq *s)
+{
+    for (uint32_t g = 0; g < s->groups; g++) {
+        for (uint32_t i = 0; i < s->tables[g].n_pages; i++) {
+            uint32_t node = node_of(&m->tier, s->grain, list_of(s, g)[i]);
+            m->pool[node].parked++;
+            while (node < tree_whole_at(&m->tier)) {
+                node = node_above(&m->tier, node);
+                m->pool[node].parts_parked = 1;
+            }
+        }
+    }
+}
+
+static status apply_park(pkv_mirror *m, reader *r)
+{
+    const mirror_seq *s = r->next < r->end ? open_seq(m, *r->next) : NULL;
+    if (s) mark_parked(m, s);
+    return apply_close(m, r);
+}
+
+static status apply_hold(const pkv_mirror *m, reader *r)
+{
+    uint32_t seq;
+    if (!take_fields(r, &seq, 1)) return corrupt("delta log: HOLD is cut off");
+    const mirror_seq *s = open_seq(m, seq);
+    if (!s) return corrupt("delta log: HOLD of a closed sequence");
+    mark_parked(m, s);
+    return STATUS_IS_OK;
+}
+
+static status apply_append(pkv_mirror *m, reader *r)
+{
+    uint32_t f[3]; // seq, n, n_fresh
+    if (!take_fields(r, f, 3)) return corrupt("delta log: APPEND is cut off");
+    mirror_seq *s = open_seq(m, f[0]);
+    if (!s || f[1] == 0) return corrupt("delta log: APPEND to a closed sequence");
+    if ((size_t)(r->end - r->next) < f[2]) return corrupt("delta log: APPEND is cut off");
+    uint64_t fresh = 0;
+    uint32_t longest = 0;
+    for (uint32_t g = 0; g < s->groups; g++) {
+        const mirror_table *t = &s->tables[g];
+        if (f[1] > UINT32_MAX - m->page_tokens - t->kept) {
+            return corrupt("delta log: APPEND past 2^32 tokens");
+        }
+        uint32_t more = pages_needed(m, t, f[1]);
+        fresh += more;
+        if (t->n_pages + more > longest) longest = t->n_pages + more;
+    }
+    if (fresh != f[2]) return corrupt("delta log: APPEND with a wrong number of pages");
+    if (longest >= m->tier.n_cells) return corrupt("delta log: APPEND past the pool");
+    RETURN_IF_ERROR(reserve_lists(m, s, longest));
+    for (uint32_t g = 0; g < s->groups; g++) {
+        mirror_table *t = &s->tables[g];
+        for (uint32_t more = pages_needed(m, t, f[1]); more > 0; more--) {
+            uint32_t page = *r->next++;
+            if (!is_fresh(m, s, page)) return corrupt("delta log: APPEND of a page that is taken");
+            put_fresh(m, s, g, t->n_pages++, page);
+        }
+        t->kept += f[1];
+    }
+    m->checksum += s->weight * f[1];
+    return STATUS_IS_OK;
+}
+
+static status apply_replace(pkv_mirror *m, reader *r)
+{
+    uint32_t f[3]; // seq, group, page
+    if (!take_fields(r, f, 3)) return corrupt("delta log: REPLACE is cut off");
+    mirror_seq *s = open_seq(m, f[0]);
+    if (!s || f[1] >= s->groups) return corrupt("delta log: REPLACE in no table");
+    uint32_t n = s->tables[f[1]].n_pages;
+    if (n == 0 || !is_fresh(m, s, f[2]))
+        return corrupt("delta log: REPLACE by a page that is taken");
+    clear_page(m, s, f[1], n - 1);
+    put_fresh(m, s, f[1], n - 1, f[2]);
+    return STATUS_IS_OK;
+}
+
+static status apply_trim(pkv_mirror *m, reader *r)
+{
+    uint32_t f[4]; // seq, group, kept, n
+    if (!take_fields(r, f, 4)) return corrupt("delta log: TRIM is cut off");
+    mirror_seq *s = open_seq(m, f[0]);
+    if (!s || f[1] >= s->groups) return corrupt("delta log: TRIM of no table");
+    mirror_table *t = &s->tables[f[1]];
+    if (f[2] > t->kept) return corrupt("delta log: TRIM keeps more than there is");
+    uint32_t left = pages_for(m, f[2]), n = f[3];
+    if ((size_t)(r->end - r->next) < (size_t)2 * n) return corrupt("delta log: TRIM is cut off");
+    /* Checked while the old pages still hold their references: moves read them. */
+    for (uint32_t i = 0; i < n; i++) {
+        uint32_t index = r->next[2 * i];
+        if (index >= left || (i > 0 && index <= r->next[2 * i - 2]))
+            return corrupt("delta log: TRIM of pages out of order");
+        if (!is_fresh(m, s, r->next[2 * i + 1]))
+            return corrupt("delta log: TRIM by a page that is taken");
+    }
+    for (uint32_t i = 0; i < n; i++) clear_page(m, s, f[1], r->next[2 * i]);
+    for (uint32_t i = 0; i < n; i++, r->next += 2) {
+        if (!is_fresh(m, s, r->next[1])) return corrupt("delta log: TRIM by one page twice");
+        put_fresh(m, s, f[1], r->next[0], r->next[1]);
+    }
+    for (uint32_t i = left; i < t->n_pages; i++) clear_page(m, s, f[1], i);
+    t->n_pages = left;
+    set_kept(m, s, f[1], f[2]);
+    return STATUS_IS_OK;
+}
+
+static status apply_drop(pkv_mirror *m, reader *r)
+{
+    uint32_t f[3]; // seq, group, n
+    if (!take_fields(r, f, 3)) return corrupt("delta log: DROP is cut off");
+    mirror_seq *s = open_seq(m, f[0]);
+    if (!s || f[1] >= s->groups) return corrupt("delta log: DROP in no table");
+    mirror_table *t = &s->tables[f[1]];
+    uint32_t n = t->n_pages, left = 0;
+    if (f[2] != n) return corrupt("delta log: DROP of a table of another length");
+    const uint32_t *keep = r->next;
+    if ((size_t)(r->end - r->next) < delta_bit_words(n))
+        return corrupt("delta log: DROP is cut off");
+    r->next += delta_bit_words(n);
+    if (n % 32 != 0 && keep[n / 32] >> n % 32 != 0)
+        return corrupt("delta log: DROP keeps too much");
+    /* A last page that is not full takes fewer tokens with it. */
+    uint32_t unfilled = n * m->page_tokens - t->kept;
+    if (n == 0 || keep[(n - 1) / 32] >> (n - 1) % 32 & 1) unfilled = 0;
+    uint32_t *pages = list_of(s, f[1]);
+    for (uint32_t i = 0; i < n; i++) {
+        uint32_t page = pages[i];
+        clear_page(m, s, f[1], i);
+        if (keep[i / 32] >> i % 32 & 1) put_page(m, s, f[1], left++, page);
+    }
+    t->n_pages = left;
+    set_kept(m, s, f[1], t->kept + unfilled - (n - left) * m->page_tokens);
+    return STATUS_IS_OK;
+}
+
+static status apply_compact(pkv_mirror *m, reader *r)
+{
+    uint32_t f[3]; // seq, group, kept
+    if (!take_fields(r, f, 3)) return corrupt("delta log: COMPACT is cut off");
+    mirror_seq *s = open_seq(m, f[0]);
+    if (!s || f[1] >= s->groups) return corrupt("delta log: COMPACT of no table");
+    mirror_table *t = &s->tables[f[1]];
+    if (f[2] > t->kept) return corrupt("delta log: COMPACT keeps more than there is");
+    uint32_t n = pages_for(m, f[2]);
+    if ((size_t)(r->end - r->next) < n) return corrupt("delta log: COMPACT is cut off");
+    /* Checked while the old pages still hold their references: moves read them. */
+    for (uint32_t i = 0; i < n; i++) {
+        if (!is_fresh(m, s, r->next[i]))
+            return corrupt("delta log: COMPACT into a page that is taken");
+    }
+    for (uint32_t i = 0; i < t->n_pages; i++) clear_page(m, s, f[1], i);
+    t->n_pages = 0;
+    for (; t->n_pages < n; t->n_pages++) {
+        if (!is_fresh(m, s, *r->next)) return corrupt("delta log: COMPACT into one page twice");
+        put_fresh(m, s, f[1], t->n_pages, *r->next++);
+    }
+    set_kept(m, s, f[1], f[2]);
+    return STATUS_IS_OK;
+}
+
+static status apply_fork(pkv_mirror *m, reader *r)
+{
+    uint32_t f[3]; // parent, child, capacity
+    if (!take_fields(r, f, 3)) return corrupt("delta log: FORK is cut off");
+    const mirror_seq *parent = open_seq(m, f[0]);
+    if (!parent) return corrupt("delta log: FORK of a closed sequence");
+    if (f[1] >= m->max_seqs || m->seqs[f[1]].open)
+        return corrupt("delta log: FORK into an open sequence");
+    mirror_seq *child = &m->seqs[f[1]];
+    uint32_t row = f[2] > 0 ? f[2] : 1;
+    for (uint32_t g = 0; g < parent->groups; g++) {
+        if (parent->tables[g].n_pages > row) row = parent->tables[g].n_pages;
+    }
+    RETURN_IF_ERROR(shape_seq(m, child, parent->grain));
+    RETURN_IF_ERROR(reserve_lists(m, child, row));
+    enter_open(m, child);
+    for (uint32_t g = 0; g < child->groups; g++) {
+        const mirror_table *from = &parent->tables[g];
+        for (uint32_t i = 0; i < from->n_pages; i++)
+            put_page(m, child, g, i, list_of(parent, g)[i]);
+        child->tables[g].n_pages = from->n_pages;
+        set_kept(m, child, g, from->kept);
+    }
+    return STATUS_IS_OK;
+}
+
+/* The pages may be shared: blocks that were still resident. Pages of a parked sequence are parked
+ * once less. Pages of a swapped one are fresh: sequences parked in them earlier have gone, so what
+ * their count still holds is stale. */
+static status apply_return(pkv_mirror *m, reader *r)
+{
+    uint32_t f[3], row = 1; // seq, grain, capacity
+    if (!take_fields(r, f, 3)) return corrupt("delta log: RETURN is cut off");
+    if (f[0] >= m->max_seqs || m->seqs[f[0]].open)
+        return corrupt("delta log: RETURN of an open sequence");
+    if (!is_grain(m, f[1])) return corrupt("delta log: RETURN at no grain");
+    mirror_seq *s = &m->seqs[f[0]];
+    RETURN_IF_ERROR(shape_seq(m, s, (pkv_grain)f[1]));
+    const uint32_t *at = r->next;
+    for (uint32_t g = 0; g < s->groups; g++) {
+        if (at == r->end) return corrupt("delta log: RETURN is cut off");
+        uint32_t kept = *at++, n = pages_for(m, kept);
+        if (n >= m->tier.n_cells || kept > UINT32_MAX - m->page_tokens)
+            return corrupt("delta log: RETURN holds too many pages");
+        if ((size_t)(r->end - at) < n) return corrupt("delta log: RETURN is cut off");
+        for (uint32_t i = 0; i < n; i++) {
+            if (!is_page(m, s, *at++)) return corrupt("delta log: RETURN has no such page");
+        }
+        if (n > row) row = n;
+    }
+    RETURN_IF_ERROR(reserve_lists(m, s, f[2] > row ? f[2] : row));
+    enter_open(m, s);
+    for (uint32_t g = 0; g < s->groups; g++) {
+        uint32_t kept = *r->next++, n = pages_for(m, kept);
+        for (uint32_t i = 0; i < n; i++) {
+            uint32_t page = *r->next++;
+            put_page(m, s, g, i, page);
+            page_state *was = &m->pool[node_of(&m->tier, s->grain, page)];
+            if (was->parked > 0) was->parked--;
+        }
+        s->tables[g].n_pages = n;
+        set_kept(m, s, g, kept);
+    }
+    return STATUS_IS_OK;
+}
+
+/* What the sequence's tables add to the checksum; `sign` -1 takes it away. Their pages get as many
+ * references more. */
+static void count_tables(pkv_mirror *m, const mirror_seq *s, uint32_t sign)
+{
+    for (uint32_t g = 0; g < s->groups; g++) {
+        uint64_t key = key_of(m, s, g), sum = checksum_kept(key, s->tables[g].kept);
+        for (uint32_t i = 0; i < s->tables[g].n_pages; i++) {
+            uint32_t page = list_of(s, g)[i];
+            uint32_t node = node_of(&m->tier, s->grain, page);
+            count_ref(m, node, sign);
+            if (sign == 1) m->pool[node].group = first_group(m, s, g);
+            sum += checksum_page(key, i, page);
+        }
+        m->checksum += sign == 1 ? sum : 0 - sum;
+    }
+}
+
+static status apply_split(pkv_mirror *m, reader *r)
+{
+    uint32_t f[2]; // seq, grain
+    if (!take_fields(r, f, 2)) return corrupt("delta log: SPLIT is cut off");
+    mirror_seq *s = open_seq(m, f[0]);
+    if (!s || !is_grain(m, f[1]) || f[1] <= s->grain)
+        return corrupt("delta log: SPLIT to no finer grain");
+    mirror_seq finer = {0}, old = *s;
+    status st = shape_seq(m, &finer, (pkv_grain)f[1]);
+    if (status_ok(st)) st = reserve_lists(m, &finer, s->row);
+    if (!status_ok(st)) {
+        alloc_free(&m->alloc, finer.tables);
+        return st;
+    }
+    uint32_t parts = finer.groups / s->groups;
+    for (uint32_t g = 0; g < finer.groups; g++) {
+        uint32_t layer = finer.grain == PKV_HEAD ? g / m->tier.n_heads : g;
+        const mirror_table *from = &s->tables[g / parts];
+        for (uint32_t i = 0; i < from->n_pages; i++) {
+            uint32_t node = node_of(&m->tier, s->grain, list_of(s, g / parts)[i]);
+            list_of(&finer, g)[i] = page_of(
+                &m->tier, node_inside(&m->tier, node, finer.grain, layer, g % m->tier.n_heads));
+        }
+        finer.tables[g] = *from;
+    }
+    count_tables(m, s, (uint32_t)-1);
+    *s = finer;
+    s->open = true;
+    for (uint32_t g = 0; g < s->groups; g++) s->weight += checksum_weight(key_of(m, s, g));
+    count_tables(m, s, 1);
+    alloc_free(&m->alloc, old.pages);
+    alloc_free(&m->alloc, old.tables);
+    return STATUS_IS_OK;
+}
+
+status pkv_mirror_apply(pkv_mirror *m, const uint32_t *words, size_t n_words)
+{
+    reader r = {words, words + n_words};
+    while (r.next < r.end) {
+        switch (*r.next++) {
+        case DELTA_OPEN: RETURN_IF_ERROR(apply_open(m, &r)); break;
+        case DELTA_CLOSE: RETURN_IF_ERROR(apply_close(m, &r)); break;
+        case DELTA_PARK: RETURN_IF_ERROR(apply_park(m, &r)); break;
+        case DELTA_HOLD: RETURN_IF_ERROR(apply_hold(m, &r)); break;
+        case DELTA_APPEND: RETURN_IF_ERROR(apply_append(m, &r)); break;
+        case DELTA_REPLACE: RETURN_IF_ERROR(apply_replace(m, &r)); break;
+        case DELTA_TRIM: RETURN_IF_ERROR(apply_trim(m, &r)); break;
+        case DELTA_DROP: RETURN_IF_ERROR(apply_drop(m, &r)); break;
+        case DELTA_COMPACT: RETURN_IF_ERROR(apply_compact(m, &r)); break;
+        case DELTA_FORK: RETURN_IF_ERROR(apply_fork(m, &r)); break;
+        case DELTA_SPLIT: RETURN_IF_ERROR(apply_split(m, &r)); break;
+        case DELTA_RETURN: RETURN_IF_ERROR(apply_return(m, &r)); break;
+        default: return corrupt("delta log: unknown operation");
+        }
+    }
+    return STATUS_IS_OK;
+}

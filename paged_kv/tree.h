@@ -1,0 +1,140 @@
+/* The tree of runs (private to paged_kv): which cells are free, and where a free run is.
+ *
+ * A cell is a page of one KV group of the finest grain. The cells of a tier are cut into *runs*:
+ * a whole run has a cell for each of these groups, a layer run those of one layer group.
+ *
+ * Numbers. Cell (r, l, h) of whole run r, layer l and head h has the number
+ * (l * n_whole + r) * n_heads + h. A run's number, which tables hold, is that of its first cell,
+ * and offset (l * n_whole) * n_heads + h leads from there to the cell of (l, h). So the cells that
+ * one layer reads in whole runs lie in one part of the memory. Cell 0 is never handed out.
+ *
+ * Nodes. Runs and cells have one record each, at an index of their own: cells come first, then
+ * layer runs, then whole runs. A node is *taken* while tables or a block hold it, and *used* while
+ * tables hold it; it is *open* if not all of those are parked. All cells of a taken node are taken,
+ * and so on. Holders of a run and holders of its parts may exist side by side, because a sequence
+ * that went over to a finer grain shares its cells with one that did not.
+ *
+ * A run that is not taken but has taken parts is broken. Free parts are handed out from the broken
+ * run that has the fewest, so that other runs drain and become whole again. */
+#ifndef PAGED_KV_TREE_H
+#define PAGED_KV_TREE_H
+
+#include "paged_kv/paged_kv.h"
+
+/* Properties of cells that are counted. */
+typedef enum cover { COVER_TAKEN, COVER_USED, COVER_OPEN, N_COVERS } cover;
+
+typedef struct pkv_node {
+    uint32_t refs;       // references of tables
+    uint32_t parked;     // those of parked sequences among them
+    uint32_t block;      // the block that holds it, 0 = not hashed
+    uint32_t next, prev; // in the ring of cached nodes: the next newer and the next older one
+    uint32_t block_next; // the block's node of the next group
+    bool ringed;
+    bool watched; // a block of the chain in pkv.watch holds it
+} pkv_node;
+
+typedef struct pkv_run {
+    uint32_t below[N_COVERS]; // its cells that have the property by its parts
+    uint32_t busy[N_COVERS];  // whole runs: layer runs with such a cell
+    uint32_t listed;          // free parts, where it is listed by them; 0 = in no list
+    uint32_t prev, next;      // in that list
+} pkv_run;
+
+/* Broken runs by their number of free parts. */
+typedef struct run_lists {
+    uint32_t *heads; // [most + 1]
+    uint32_t most;
+    uint32_t lowest; // no run has fewer
+} run_lists;
+
+typedef struct pkv_tree {
+    uint32_t n_layers, n_heads, n_whole; // layer groups, head groups, whole runs
+    uint32_t n_cells;                    // numbers of cells: n_whole * n_layers * n_heads
+    uint32_t n_reserved;                 // cells that are never handed out
+    uint32_t touched;                    // whole runs from here on were never handed out
+    pkv_node *nodes;                     // [n_cells + runs]
+    pkv_run *runs;                       // by node index - n_cells
+    uint32_t covered[N_COVERS];          // cells, reserved ones too
+    uint32_t unused_wholes;              // whole runs without a used cell
+    uint32_t unused_layers;              // layer runs without a used cell
+    run_lists whole_lists, layer_lists;
+} pkv_tree;
+
+/* Sets the sizes alone, by which numbers of cells and nodes are computed. */
+void tree_set_sizes(pkv_tree *t, const pkv_geometry *g, uint32_t usable);
+static inline size_t tree_node_count(const pkv_tree *t)
+{
+    return t->n_cells + (size_t)t->n_whole * (t->n_layers + 1);
+}
+/* A tree with `usable` cells to hand out, which is above 0. */
+status tree_create(pkv_tree *t, const allocator *a, const pkv_geometry *g, uint32_t usable);
+void tree_destroy(pkv_tree *t, const allocator *a);
+/* A free node of the grain, which the caller takes before it asks again; 0 when there is none. */
+uint32_t tree_find_free(pkv_tree *t, pkv_grain grain);
+
+/* Sets the record of a node, and of those around it, that are taken for the first time. */
+void tree_set_path(pkv_tree *t, uint32_t node);
+/* Every change of a node's refs, parked or block stands between these two, which begin with
+ * tree_set_path. */
+void tree_change_begin(pkv_tree *t, uint32_t node);
+void tree_change_end(pkv_tree *t, uint32_t node);
+
+static inline uint32_t tree_free(const pkv_tree *t) { return t->n_cells - t->covered[COVER_TAKEN]; }
+static inline uint32_t tree_used(const pkv_tree *t)
+{
+    return t->covered[COVER_USED] - t->n_reserved;
+}
+
+static inline uint32_t tree_whole_at(const pkv_tree *t) // node index of whole run 0
+{
+    return t->n_cells + t->n_whole * t->n_layers;
+}
+static inline pkv_grain node_grain(const pkv_tree *t, uint32_t node)
+{
+    return node < t->n_cells ? PKV_HEAD : node < tree_whole_at(t) ? PKV_LAYER : PKV_ALL;
+}
+/* The node that a table of the grain means by `page`, and the other way round. */
+static inline uint32_t node_of(const pkv_tree *t, pkv_grain grain, uint32_t page)
+{
+    if (grain == PKV_HEAD) return page;
+    return page / t->n_heads + (grain == PKV_LAYER ? t->n_cells : tree_whole_at(t));
+}
+static inline uint32_t page_of(const pkv_tree *t, uint32_t node)
+{
+    if (node < t->n_cells) return node;
+    return (node - (node < tree_whole_at(t) ? t->n_cells : tree_whole_at(t))) * t->n_heads;
+}
+/* The run around a cell or layer run. */
+static inline uint32_t node_above(const pkv_tree *t, uint32_t node)
+{
+    return node < t->n_cells ? t->n_cells + node / t->n_heads
+                             : tree_whole_at(t) + (node - t->n_cells) % t->n_whole;
+}
+/* Part i of a run: layer i of a whole run, head i of a layer run. */
+static inline uint32_t node_part(const pkv_tree *t, uint32_t run, uint32_t i)
+{
+    return run < tree_whole_at(t) ? (run - t->n_cells) * t->n_heads + i
+                                  : t->n_cells + i * t->n_whole + (run - tree_whole_at(t));
+}
+static inline pkv_run *run_at(const pkv_tree *t, uint32_t node)
+{
+    return &t->runs[node - t->n_cells];
+}
+static inline uint32_t cells_in(const pkv_tree *t, pkv_grain grain)
+{
+    return grain == PKV_HEAD ? 1 : grain == PKV_LAYER ? t->n_heads : t->n_heads * t->n_layers;
+}
+/* The node of (layer, head) of a finer grain inside a node, or the node itself. */
+uint32_t node_inside(const pkv_tree *t, uint32_t node, pkv_grain grain, uint32_t layer,
+                     uint32_t head);
+/* Cells of the node that have the property, by whatever holds them. */
+uint32_t cells_with(const pkv_tree *t, uint32_t node, cover k);
+/* Whether anything but one reference of a table holds some cell of the node. */
+bool node_is_common(const pkv_tree *t, uint32_t node);
+/* Whether a block holds the node or a run around it. */
+bool node_is_hashed(const pkv_tree *t, uint32_t node);
+/* Whether more than one reference of tables holds some cell of the node. */
+bool node_is_shared(const pkv_tree *t, uint32_t node);
+
+#endif
