@@ -7,7 +7,7 @@
  *
  *   - a sequence that is `awaited`: a selection or a fork follows its rows in flight. It alone is
  *     left out, unless such sequences are many (LEFT_OUT_ONE_IN), because a step without them costs
- *     more tokens than the wait for the result.
+ *     more tokens than the wait for the result, or it was left out for its last rows too.
  *   - all sequences, behind a step with the logits of its rows (the backend computes and sends
  *     those when the result is collected), and behind a step planned ahead of one that failed.
  *   - a sequence that lacks pages. None is preempted for it while a step is in flight, so the step
@@ -21,11 +21,20 @@
  * hundredths of a step; leaving out an eighth of the sequences costs an eighth of its tokens. */
 enum { LEFT_OUT_ONE_IN = 8 };
 
+/* A sequence of the step would be left out again and again, since its rows are always awaited. */
+static bool leaves_out_again(const sched_work *w)
+{
+    bool again = false;
+    for (uint32_t i = 0; w->n_awaited > 0 && i < w->plan.n_seqs; i++)
+        again |= w->planned[i]->awaited && w->planned[i]->left_out;
+    return again;
+}
+
 bool sched_may_plan_ahead(sched *s)
 {
     const sched_work *w = oldest_work(s);
     return !s->failed && !s->lacks_pages && !w->has_logits &&
-           w->n_awaited * LEFT_OUT_ONE_IN <= w->plan.n_seqs;
+           w->n_awaited * LEFT_OUT_ONE_IN <= w->plan.n_seqs && !leaves_out_again(w);
 }
 
 /* Rows of the sequence in flight that were planned ahead. */

@@ -309,6 +309,7 @@ static void add_share(sched *s, sched_work *w, sched_seq *q, int64_t now_us)
     if (is_drawn_now) tokens[0] = 0;
     else memcpy(tokens, q->tokens + from, q->planned * sizeof *tokens);
     q->awaited = is_awaited(q, &stop, to);
+    q->left_out = q->left_out && q->awaited;
     append_share(w, q,
                  &(step_seq){
                      .seq = q->slot,
@@ -344,7 +345,9 @@ static void begin_plan(sched *s)
     s->logit_row_cost = runs_alone(s) ? PLAIN_ROW_COST : s->options.logit_row_cost;
     bool awaits = w->ahead && oldest_work(s)->n_awaited > 0;
     for (uint32_t i = 0; awaits && i < s->running.n; i++) {
-        if (s->running.seqs[i]->awaited) sched_reserve(s, s->running.seqs[i]);
+        if (!s->running.seqs[i]->awaited) continue;
+        s->running.seqs[i]->left_out = true;
+        sched_reserve(s, s->running.seqs[i]);
     }
 }
 

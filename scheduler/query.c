@@ -191,7 +191,8 @@ static const char *check_requests(const sched *s)
         if (e->live == 0 || e->earlier != last || (last && !sched_arrived_before(last, e)))
             return "live requests are not in the order of their arrival";
     }
-    if (n_linked != n_live) return "a live request is not in the order of arrival";
+    if (n_linked != (s->options.policy == SCHED_PRIORITY ? n_live : 0))
+        return "a live request is not in the order of arrival";
     if (n_mapped != s->n_mapped || n_live != s->n_live || n_choices != s->n_choices)
         return "requests are miscounted";
     return n_waiting == s->waiting.n ? NULL : "the waiting list is miscounted";

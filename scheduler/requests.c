@@ -174,9 +174,11 @@ uint64_t sched_salt_of(const sched *s, const sched_request *r)
     return hash_mix64(r->salt + 0x9e3779b97f4a7c15ull) ^ s->options.salt;
 }
 
-/* Tokenizer threads may overtake each other, so a few may have arrived later than the request. */
+/* The order of arrival is kept where it bounds how often a request is passed. Tokenizer threads
+ * take short prompts first, so some may have arrived later than the request. */
 static void link_arrival(sched *s, sched_entry *e)
 {
+    if (s->options.policy != SCHED_PRIORITY) return;
     e->earlier = s->latest;
     while (e->earlier && sched_arrived_before(e, e->earlier)) e->earlier = e->earlier->earlier;
     e->later = e->earlier ? e->earlier->later : s->earliest;
@@ -186,6 +188,7 @@ static void link_arrival(sched *s, sched_entry *e)
 
 static void unlink_arrival(sched *s, const sched_entry *e)
 {
+    if (s->options.policy != SCHED_PRIORITY) return;
     *(e->earlier ? &e->earlier->later : &s->earliest) = e->later;
     *(e->later ? &e->later->earlier : &s->latest) = e->earlier;
 }

@@ -52,13 +52,14 @@ struct sched_seq {
     uint32_t planned;  // rows in the step that is being planned; 0 between two plans
     uint32_t flying;   // rows in steps in flight, without those that will be discarded
     bool awaited;      // what follows its last row in flight depends on the result of that row
-    uint32_t listed;   // steps in flight with a share of it, even one that will be discarded
-    uint32_t share;    // index of its share in the last of those steps
-    uint32_t n_tokens; // known tokens: the prompt and the sampled ones
-    uint32_t computed; // tokens whose K and V are computed
-    uint32_t furthest; // most tokens ever computed: below this it is a replay
-    uint32_t *tokens;  // [entry->n_prompt + entry->max_new_tokens]
-    float *novelty;    // [entry->n_prompt], NULL unless its policy asks for it
+    bool left_out; // a step planned ahead left it out, and no row without such a result came since
+    uint32_t listed;          // steps in flight with a share of it, even one that will be discarded
+    uint32_t share;           // index of its share in the last of those steps
+    uint32_t n_tokens;        // known tokens: the prompt and the sampled ones
+    uint32_t computed;        // tokens whose K and V are computed
+    uint32_t furthest;        // most tokens ever computed: below this it is a replay
+    uint32_t *tokens;         // [entry->n_prompt + entry->max_new_tokens]
+    float *novelty;           // [entry->n_prompt], NULL unless its policy asks for it
     uint32_t *pressure_drops; // [entry->max_pressure_drops] lengths of its pressure drops
     uint32_t n_pressure_drops;
     uint32_t selected; // furthest length whose selection is counted; less is a replay
@@ -193,7 +194,7 @@ struct sched {
     uint64_t n_choices; // of live requests: what the waiting list has room for
     uint64_t n_arrived;
     sched_entry *ended;             // requests that ended, forgotten at the next call
-    sched_entry *earliest, *latest; // live requests
+    sched_entry *earliest, *latest; // live requests, where the policy is SCHED_PRIORITY
 
     retention_policy pressure; // preset is NULL when pressure retention is off
     sched_idle idle;

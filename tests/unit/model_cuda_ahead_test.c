@@ -232,7 +232,8 @@ static void two_are_as_one(bool greedy)
     heard late = hear(&p, 1, greedy), two = hear(&p, 2, greedy);
     simt_be_late(0);
     assert_int_equal(one.stats.steps_ahead, 0);
-    assert_true(two.stats.steps_ahead * 2 > two.stats.steps);
+    /* Steps with h2o's rows are awaited, because a selection follows each of them. */
+    assert_true(two.stats.steps_ahead * 4 > two.stats.steps);
     assert_true(two.measured > 0);
     expect_same(&one, &late);
     expect_same(&one, &two);

@@ -132,6 +132,28 @@ static void one_of_many_is_left_out(void **state)
     finish(f);
 }
 
+/* A selection follows each token of the last request: it has as many rows as the others. */
+static void one_that_is_always_awaited_keeps_pace(void **state)
+{
+    (void)state;
+    fixture *f = begin_seven();
+    sched_request a = with_policy(f, 8, 900, 4, 20,
+                                  "{\"method\":\"scope-slide\",\"prefill\":{\"method\":\"full\"},"
+                                  "\"decode\":{\"beta1\":3,\"beta2\":2,\"scope\":\"layer\"}}");
+    uint32_t rows[2] = {0};
+    add(f, &a);
+    plan(f);
+    for (int i = 0; i < 14; i++) {
+        fine(f);
+        if (plan(f)[0] == '\0') continue; /* the result in flight is awaited */
+        rows[0] += shares_of(1);
+        rows[1] += shares_of(8);
+    }
+    assert_true(rows[0] >= 6);
+    assert_in_range(rows[1], rows[0] - 2, rows[0]);
+    finish(f);
+}
+
 /* Where more than one share in eight would be left out, the step is awaited. */
 static void two_of_nine_are_awaited(void **state)
 {
@@ -303,6 +325,7 @@ int main(void)
         cmocka_unit_test(a_retention_point_is_awaited),
         cmocka_unit_test(a_point_without_measures_is_awaited),
         cmocka_unit_test(one_of_many_is_left_out),
+        cmocka_unit_test(one_that_is_always_awaited_keeps_pace),
         cmocka_unit_test(two_of_nine_are_awaited),
         cmocka_unit_test(a_fork_is_left_out),
         cmocka_unit_test(a_step_with_logits_is_awaited),
