@@ -7,6 +7,14 @@ enum { PROMPT = 40, STEPS = 6, PATIENCE = 60000 };
 
 void site_nap(void) { nanosleep(&(struct timespec){0, 1000000}, NULL); }
 
+/* Waits until the other ranks have reached what they are to hold: a failure that comes earlier ends
+ * the group before their step has begun. */
+static void await_other_holds(const site_rank *r)
+{
+    for (uint32_t i = 0; i < r->site->n; i++)
+        while (i != r->index && atomic_load(&r->site->ranks[i].hold)) site_nap();
+}
+
 static void hold(site_rank *r)
 {
     atomic_store(&r->holding, true);
@@ -32,6 +40,7 @@ static status rank_collect(void *ctx, const step_result **out)
 {
     site_rank *r = ctx;
     if (atomic_exchange(&r->fails, false)) {
+        await_other_holds(r);
         r->failure.status = status_make(STATUS_NO_MEMORY, "a full house");
         *out = &r->failure;
         return STATUS_IS_OK;

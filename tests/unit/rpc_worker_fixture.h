@@ -36,7 +36,7 @@ typedef struct site_rank {
     _Atomic bool hold;           // the next step waits until it is interrupted
     _Atomic bool holding;        // a step waits so
     _Atomic bool interrupted;
-    _Atomic bool fails; // the next step fails
+    _Atomic bool fails; // the next step fails, once the others hold what they are to hold
     step_result failure;
     _Atomic uint32_t n_asked; // how often the comm's wait was read
     pthread_mutex_t lock;
