@@ -31,7 +31,8 @@ static uint64_t tokens_most(const retention_policy *policy, uint32_t page_tokens
         uint32_t chunks = runs_of(len, (uint32_t)size);
         most = most_of(most, n * size * retention_mean_chunks(policy, n_prompt, chunks));
     }
-    return least_of(most, (uint64_t)n * len);
+    /* Each table may have a partial page, which counts whole. */
+    return least_of(most, n * (page ? runs_of(len, page_tokens) * size : len));
 }
 
 static uint64_t pages_of(uint64_t tokens, uint32_t page_tokens)

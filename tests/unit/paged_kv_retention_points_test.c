@@ -392,6 +392,8 @@ static void pages_are_promised_exactly(void **state)
          10},
         /* Three heads share 300 tokens: 18 whole pages and a rest, in three tables. */
         {"{\"method\":\"adakv\",\"tokens\":100}", 1000, 1000, 21 * 7, 19},
+        /* All stays: a partial page in each table. */
+        {"{\"method\":\"adakv\",\"tokens\":120,\"unit\":\"page\"}", 98, 98, 7 * 21, 7},
         {"{\"method\":\"scope-slide\",\"decode\":{\"beta1\":3,\"beta2\":2}}", 96, 102, 7 * 21, 7},
     };
     for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
