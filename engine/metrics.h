@@ -44,7 +44,7 @@ enum { ENGINE_METHODS_MAX = 64, ENGINE_FINISHES = 5 };
 /* One retention method's counters, over requests that have a retention report. */
 typedef struct engine_method_metrics {
     const char *method;     // the preset's name; NULL = an unused row, behind all used ones
-    uint64_t pages_dropped; // page references given up
+    uint64_t pages_dropped; // page references given up, as in retention_report
     double scoring_seconds;
 } engine_method_metrics;
 

@@ -121,7 +121,7 @@ const pkv_geometry *pkv_get_geometry(const pkv *p);
     X(queried_tokens, "prefix_cache_queries_total",                                                \
       "Prompt tokens looked up in the prefix cache.")                                              \
     X(hit_tokens, "prefix_cache_hits_total", "Prompt tokens found in the prefix cache.")           \
-    X(pages_dropped, NULL, "References given up by retention.")                                    \
+    X(pages_dropped, NULL, "References to cells given up by retention.")                                    \
     X(slots_moved, NULL, "K/V slots copied on write and by compaction, over all groups.")          \
     X(pages_swapped_out, NULL, "Pages copied to the host tier.")                                   \
     X(pages_swapped_in, NULL, "Pages copied back from the host tier.")                             \

@@ -216,7 +216,7 @@ static void put_by_label(page *p, service *s, const engine_stats *e, const engin
 static void put_methods(page *p, const engine_metrics *m)
 {
     labelled dropped = {.name = "pages_dropped_total",
-                        .help = "References to KV pages given up by retention.",
+                        .help = "Pages given up by retention, counted as in reports.",
                         .label = "method"};
     labelled seconds = {.name = "retention_seconds_total",
                         .help = "Time spent on measuring and selecting.",

@@ -65,7 +65,7 @@ static status select_kept(sched *s, sched_seq *q, const retention_policy *policy
     if (out.gives_up) RETURN_IF_ERROR(give_up(s, q, &out, groups, policy->contiguous));
     if (q->computed <= q->selected) return STATUS_IS_OK; /* counted before the replay */
     q->selected = q->computed;
-    q->pages_dropped += held - pkv_seq_pages_held(s->kv, q->slot);
+    q->pages_dropped += (held - pkv_seq_pages_held(s->kv, q->slot)) / sched_cells_of(s, policy);
     q->budget_raised |= out.budget_raised;
     return STATUS_IS_OK;
 }

@@ -141,7 +141,9 @@ REPORT = {
     "method": "string; the method that was used.",
     "logical_tokens": "integer; tokens of prompt and answer that the choice has seen.",
     "kept_tokens": "number; tokens that attention still read when the choice ended, averaged over layers and heads.",
-    "pages_dropped": "integer; references to pages that were given up. A shared page may live on for others.",
+    "pages_dropped": "integer; pages that its tables gave up: pages of a layer where the method selects by layer (`scope`), of a "
+                     "layer and a KV head where it selects by head, of all layers where they share one selection. A shared page "
+                     "may live on for others.",
     "budget_raised": "boolean; whether a budget was too small for what the method protects, and was raised.",
     "scoring_ms": "number; time spent on measuring and selecting.",
     "session": "string; `stored`, `continued`, `restarted: …` or `ignored: …`, if the request named a session.",

@@ -319,7 +319,7 @@ typedef struct retention_report {
     const char *method;
     uint32_t logical_tokens;
     double kept_tokens; // kept bytes / bytes of one full token (pkv_full_tokens)
-    uint64_t pages_dropped;
+    uint64_t pages_dropped; // of tables as fine as the method needs (retention_grain)
     bool budget_raised;
     double scoring_ms; // measuring and selecting
     char session[96];  // "continued", "stored", "restarted: …", "ignored: …"; "" = absent

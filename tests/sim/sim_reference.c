@@ -183,7 +183,9 @@ static void select_reference(ref_line *l, const retention_policy *policy, uint32
         const uint64_t *keep = l->keep + (size_t)g * out.words;
         if (!status_ok(pkv_seq_keep(l->kv, l->seq, g, keep, policy->contiguous))) abort();
     }
-    if (counts) l->dropped += held - pkv_seq_pages_held(l->kv, l->seq);
+    pkv_geometry at = pkv_geometry_at(l->g, retention_grain(policy, l->g));
+    uint32_t cells = l->groups / pkv_groups(&at); /* of a page of the policy's tables */
+    if (counts) l->dropped += (held - pkv_seq_pages_held(l->kv, l->seq)) / cells;
     pkv_take_deltas(l->kv);
     refold(l);
 }

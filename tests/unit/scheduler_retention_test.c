@@ -193,6 +193,34 @@ static void a_choice_without_pages_waits(void **state)
     finish(f);
 }
 
+/* 3 of the 6 pages of each table go, however fine the pool's cells are. */
+static void drops_are_pages_of_the_methods_tables(void **state)
+{
+    (void)state;
+    static const struct {
+        const char *parts;
+        uint32_t tables;
+    } cases[] = {
+        {"\"reuse_layers\": 2", 1}, {"\"scope\": \"layer\"", 2}, {"\"scope\": \"head\"", 2 * 3}};
+    for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
+        sched_options o = small_options();
+        o.geometry.n_kv_heads = 3;
+        o.prefill_chunk = 100;
+        fixture *f = begin(o);
+        char policy[128];
+        snprintf(policy, sizeof policy,
+                 "{\"method\": \"streaming\", \"unit\": \"page\", \"schedule\": \"prompt\", "
+                 "\"tokens\": 48, %s}",
+                 cases[i].parts);
+        sched_request a = with_policy(f, 1, 0, 96, 5, policy);
+        add(f, &a);
+        for (int turn = 0; turn < 4; turn++) step(f);
+        assert_int_equal(describe(f, 1, 0).report.pages_dropped, 3 * cases[i].tables);
+        assert_int_equal(sched_get_stats(f->s).pages.pages_dropped, 3 * 2 * 3);
+        finish(f);
+    }
+}
+
 /* ---- pages for selections -------------------------------------------------------------------- */
 
 /* Gathering takes fresh pages before it frees any: they are set aside for the selection. */
@@ -347,6 +375,7 @@ int main(void)
         cmocka_unit_test(sums_share_nothing),
         cmocka_unit_test(choices_of_one_token_take_no_pages),
         cmocka_unit_test(a_choice_without_pages_waits),
+        cmocka_unit_test(drops_are_pages_of_the_methods_tables),
         cmocka_unit_test(pages_are_set_aside),
         cmocka_unit_test(shared_pages_are_copied),
         cmocka_unit_test(compressed_before_preempted),
