@@ -57,23 +57,25 @@ static status make_sources(bench_seqs *b, error *err)
 {
     const pkv_geometry *g = &b->info->geometry;
     uint32_t tokens = SOURCE_TOKENS < b->max_rows ? SOURCE_TOKENS : b->max_rows;
-    uint32_t pages = tokens / g->page_tokens, groups = pkv_groups(g);
-    if ((uint64_t)(pages + 1) * groups >= b->info->n_pages) pages = 1, tokens = g->page_tokens;
-    b->sources = calloc((size_t)pages * groups, sizeof *b->sources);
+    uint32_t pages = tokens / g->page_tokens;
+    if ((uint64_t)(pages + 1) * pkv_groups(g) >= b->info->n_pages)
+        pages = 1, tokens = g->page_tokens;
+    b->sources = calloc(pages, sizeof *b->sources);
     if (!b->sources) return error_set(err, STATUS_NO_MEMORY, "out of memory");
     RETURN_IF_ERROR(bench_seqs_open(b, 1, 0, err));
     RETURN_IF_ERROR(bench_seqs_step(b, tokens, false, NULL, NULL, err));
-    for (uint32_t i = 0; i < groups; i++) {
-        pkv_table_view table = pkv_seq_table(b->kv, 0, i);
-        for (uint32_t p = 0; p < pages; p++) b->sources[b->n_sources++] = table.pages[p];
-    }
+    pkv_table_view table = pkv_seq_table(b->kv, 0, 0);
+    for (uint32_t p = 0; p < pages; p++) b->sources[b->n_sources++] = table.pages[p];
     return bench_seqs_close(b, err);
 }
 
 status bench_seqs_create(loaded_model *m, bench_seqs *out, error *err)
 {
     const backend_info *info = m->backend.ops->info(m->backend.ctx);
-    *out = (bench_seqs){.backend = &m->backend, .info = info, .max_rows = info->max_rows};
+    *out = (bench_seqs){.backend = &m->backend,
+                        .info = info,
+                        .max_rows = info->max_rows,
+                        .grain = pkv_grain_fit(&info->geometry, PKV_ALL)};
     pkv_options o = {
         .geometry = info->geometry, .n_pages = info->n_pages, .max_seqs = info->max_seqs};
     status s = pkv_create(&o, &out->kv);
@@ -122,21 +124,19 @@ static status add_move(bench_seqs *b, size_t *n, pkv_move move)
 /* Lists moves that copy the sources in turn to every page of the open sequences. */
 static status list_moves(bench_seqs *b, size_t *n)
 {
-    for (uint32_t s = 0; s < b->n_open; s++)
-        for (uint32_t g = 0; g < pkv_groups(&b->info->geometry); g++) {
-            pkv_table_view table = pkv_seq_table(b->kv, s, g);
-            for (uint32_t i = 0; i < table.n_pages; i++) {
-                uint32_t source = b->sources[*n % b->n_sources];
-                if (table.pages[i] == source) continue;
-                pkv_move move = {.grain = PKV_HEAD,
-                                 .group = g,
-                                 .src_page = source,
-                                 .dst_page = table.pages[i],
-                                 .n_slots = b->info->geometry.page_tokens,
-                                 .fresh = 1};
-                RETURN_IF_ERROR(add_move(b, n, move));
-            }
+    for (uint32_t s = 0; s < b->n_open; s++) {
+        pkv_table_view table = pkv_seq_table(b->kv, s, 0);
+        for (uint32_t i = 0; i < table.n_pages; i++) {
+            uint32_t source = b->sources[*n % b->n_sources];
+            if (table.pages[i] == source) continue;
+            pkv_move move = {.grain = b->grain,
+                             .src_page = source,
+                             .dst_page = table.pages[i],
+                             .n_slots = b->info->geometry.page_tokens,
+                             .fresh = 1};
+            RETURN_IF_ERROR(add_move(b, n, move));
         }
+    }
     return STATUS_IS_OK;
 }
 
@@ -145,8 +145,11 @@ status bench_seqs_open(bench_seqs *b, uint32_t n, uint32_t context, error *err)
     b->n_open = n;
     for (uint32_t s = 0; s < n; s++) {
         uint32_t hit;
-        status st = pkv_seq_open(b->kv, s, PKV_HEAD, b->tokens, 0, 0, context, &hit);
+        status st = pkv_seq_open(b->kv, s, b->grain, b->tokens, 0, 0, context, &hit);
         if (status_ok(st) && context) st = pkv_seq_append(b->kv, s, context);
+        /* The last cells of the pool are not whole pages. */
+        if (status_ok(st) && pkv_seq_grain(b->kv, s) != b->grain)
+            st = status_make(STATUS_NO_PAGES, NULL);
         if (!status_ok(st)) {
             b->n_open = pkv_seq_is_open(b->kv, s) ? s + 1 : s;
             RETURN_IF_ERROR(bench_seqs_close(b, err));
