@@ -85,8 +85,6 @@ static void put_window(strbuf *out, const retention_policy *p)
     else strbuf_printf(out, "%u", p->window);
 }
 
-static bool is_of_heads(const retention_policy *p) { return p->scope == RETENTION_SCOPE_HEAD; }
-
 /* ---- the table ------------------------------------------------------------------------------- */
 
 static void print_row(strbuf *out, const retention_preset *preset)
@@ -117,7 +115,7 @@ static void print_table(strbuf *out, const retention_preset *rows, size_t n)
     for (size_t i = 0; i < n; i++) print_row(out, &rows[i]);
     strbuf_puts(out, "\n"
                      "unit: what is kept or given up as one; scope head: each KV head selects for "
-                     "itself (needs --kv-group-heads 1);\n"
+                     "itself;\n"
                      "schedule: when; sinks, window: first and last tokens that always stay. A "
                      "request names a method by\n"
                      "  \"retention\": {\"method\": \"chunkkv\", \"ratio\": 0.25}\n"
@@ -167,17 +165,10 @@ static void print_needs(strbuf *out, const retention_policy *p)
 {
     strbuf_puts(out, "\nNeeds\n");
     if (p->schedule == RETENTION_SCHEDULE_INPUT) {
-        put_line(out, "tables", "any");
         put_line(out, "prefix hits", "allowed, on the tokens that are left");
         put_line(out, "positions", "contiguous: those of the shortened prompt");
         return;
     }
-    put_line(out, "heads of a table",
-             is_of_heads(p) ? "--kv-group-heads 1, or \"scope\": \"layer\"" : "any");
-    strbuf_printf(out,
-                  "  %-16s  --kv-group-layers that %u is a multiple of, or \"reuse_layers\": a "
-                  "multiple of it\n",
-                  "layers of a table", p->reuse_layers);
     put_line(out, "prefix hits",
              retention_has_sums(p) ? "none: every row of the prompt is measured"
                                    : "allowed, except for the rows that are measured");
@@ -295,9 +286,8 @@ static void json_row(strbuf *out, const retention_preset *preset)
     json_made(out, "pool", &p, put_pool);
     strbuf_printf(out, ",\"sinks\":%u,\"reuse_layers\":%u", p.sinks, p.reuse_layers);
     json_made(out, "window", &p, put_window);
-    strbuf_printf(out, ",\"needs_one_head_a_group\":%s,\"takes_prefix_hits\":%s,\"contiguous\":%s",
-                  is_of_heads(&p) ? "true" : "false", retention_has_sums(&p) ? "false" : "true",
-                  p.contiguous ? "true" : "false");
+    strbuf_printf(out, ",\"takes_prefix_hits\":%s,\"contiguous\":%s",
+                  retention_has_sums(&p) ? "false" : "true", p.contiguous ? "true" : "false");
     json_options(out, preset);
     strbuf_putc(out, '}');
 }

@@ -27,8 +27,6 @@ typedef struct model_flags {
     uint64_t kv_memory;        // 0 = the default share of memory
     uint64_t swap_memory;
     uint32_t page_tokens; // 0 = the fewest that the type of KV pages allows
-    uint32_t kv_group_layers;
-    uint32_t kv_group_heads; // 0 = all KV heads
     uint32_t max_batch;
     uint32_t prefill_chunk;
     uint32_t max_model_len;        // 0 = the model's own

@@ -45,10 +45,6 @@ static status check_shape(const model_flags *f, loaded_model *m, error *err)
         return error_set(err, STATUS_INVALID,
                          "--max-model-len: %u is more than the model's %u positions",
                          f->max_model_len, most);
-    if (f->kv_group_heads && m->config.n_kv_heads % f->kv_group_heads)
-        return error_set(err, STATUS_INVALID,
-                         "--kv-group-heads: %u does not divide the model's %u KV heads",
-                         f->kv_group_heads, m->config.n_kv_heads);
     if (f->quantize_group & (f->quantize_group - 1))
         return error_set(err, STATUS_INVALID, "--quantize-group: %u is not 32, 64 or 128",
                          f->quantize_group);
@@ -249,9 +245,8 @@ static status read_options(const model_flags *f, loaded_model *m, error *err)
         .isa = f->isa,
         .precision = wanted_precision(f, type),
         .geometry = {.page_tokens = wanted_page(f, m->kv_type),
-                     .layers_per_group = f->kv_group_layers,
-                     .heads_per_group =
-                         f->kv_group_heads ? f->kv_group_heads : m->config.n_kv_heads},
+                     .layers_per_group = 1,
+                     .heads_per_group = 1},
         .kv_bytes = f->kv_memory,
         .swap_bytes = f->swap_memory,
         .max_rows = f->prefill_chunk + f->max_batch,

@@ -17,9 +17,15 @@ enum {
 typedef bench_calls_options sizes;
 
 /* Pages of one sequence of n tokens, and of the token after them. */
-static uint32_t pages_of(const sizes *o, uint32_t n)
+static uint64_t pages_of(const sizes *o, uint32_t n)
 {
-    return (n / o->geometry.page_tokens + 1) * pkv_groups(&o->geometry);
+    return (n / o->geometry.page_tokens + UINT64_C(1)) * pkv_groups(&o->geometry);
+}
+
+/* A pool of so many; one that is too large is refused where it is made. */
+static uint32_t pool_of(uint64_t pages)
+{
+    return pages < UINT32_MAX ? (uint32_t)pages + 1 : UINT32_MAX;
 }
 
 /* n prompts, one behind the other. Each begins with a token of its own, `first` and up, so that no
@@ -46,11 +52,12 @@ static uint32_t tokens_to_decode(const sizes *o)
     return 64 + o->running * PROMPT_TOKENS / CHUNK + (o->rounds + 1) * STEPS_PER_ROUND;
 }
 
-static sched_options decode_options(const sizes *o)
+/* With room for `more` pages. */
+static sched_options decode_options(const sizes *o, uint64_t more)
 {
     uint32_t length = PROMPT_TOKENS + tokens_to_decode(o);
     return (sched_options){.geometry = o->geometry,
-                           .n_pages = o->running * pages_of(o, length) + 1,
+                           .n_pages = pool_of(o->running * pages_of(o, length) + more),
                            .max_seqs = o->running,
                            .prefill_chunk = CHUNK,
                            .max_model_len = length,
@@ -102,7 +109,7 @@ static double time_stats(const sizes *o, const bench_drive *d)
 static status time_decodes(const sizes *o, double *us, error *err)
 {
     bench_drive d;
-    sched_options so = decode_options(o);
+    sched_options so = decode_options(o, 0);
     uint32_t *prompts = make_prompts(0, o->running, PROMPT_TOKENS);
     if (!prompts) return error_set(err, STATUS_NO_MEMORY, "out of memory");
     status st = bench_drive_create(&so, so.max_requests, true, &d, err);
@@ -133,11 +140,10 @@ static status make_sessions(const sizes *o, bench_drive *d, const uint32_t *prom
 static status time_sessions(const sizes *o, double *us, error *err)
 {
     bench_drive d;
-    sched_options so = decode_options(o);
+    sched_options so = decode_options(o, o->sessions * pages_of(o, SESSION_TOKENS));
     so.max_requests += o->sessions;
     so.max_sessions = o->sessions;
     so.session_ttl_us = INT64_C(3600) * 1000000;
-    so.n_pages += o->sessions * pages_of(o, SESSION_TOKENS);
     uint32_t *prompts = make_prompts(0, o->running, PROMPT_TOKENS);
     uint32_t *firsts = make_prompts(o->running, o->sessions, SESSION_TOKENS);
     status st = prompts && firsts ? bench_drive_create(&so, so.max_requests, false, &d, err)
@@ -216,10 +222,10 @@ static status time_rounds(const sizes *o, pkv *kv, const uint32_t *tokens, doubl
 
 static status time_long(const sizes *o, const uint32_t *tokens, double *us, error *err)
 {
-    uint32_t pages = pages_of(o, o->long_tokens);
+    uint32_t pages = pool_of(pages_of(o, o->long_tokens));
     pkv_options po = {.geometry = o->geometry,
-                      .n_pages = pages + 1,
-                      .n_host_pages = pages,
+                      .n_pages = pages,
+                      .n_host_pages = pages - 1,
                       .max_seqs = 1,
                       .prefix_cache = true};
     pkv *kv = NULL;
@@ -262,7 +268,7 @@ static status time_head(const sizes *o, const uint32_t *tokens, double *us, erro
     /* Exactly what the long request takes when it runs alone. */
     uint32_t length = o->long_tokens + o->geometry.page_tokens + 1;
     sched_options so = {.geometry = o->geometry,
-                        .n_pages = pages_of(o, length - 2) + 1,
+                        .n_pages = pool_of(pages_of(o, length - 2)),
                         .max_seqs = 2,
                         .prefill_chunk = CHUNK,
                         .max_model_len = length > 4096 ? length : 4096,

@@ -154,11 +154,8 @@ static status make_geometry(null_bench *b, error *err)
     b->geometry = (pkv_geometry){.page_tokens = m->page_tokens ? m->page_tokens : 16,
                                  .n_layers = b->o.flags->layers,
                                  .n_kv_heads = b->o.flags->kv_heads,
-                                 .layers_per_group = m->kv_group_layers,
-                                 .heads_per_group =
-                                     m->kv_group_heads ? m->kv_group_heads : b->o.flags->kv_heads};
-    if (b->geometry.layers_per_group > b->geometry.n_layers)
-        b->geometry.layers_per_group = b->geometry.n_layers;
+                                 .layers_per_group = 1,
+                                 .heads_per_group = 1};
     return pkv_geometry_check(&b->geometry, err);
 }
 
@@ -170,8 +167,8 @@ static void start_report(null_bench *b)
                   "\"tables\":%u,\"rounds\":%u",
                   g->n_layers, g->n_kv_heads, g->page_tokens, pkv_groups(g), b->o.rounds);
     if (!b->o.as_json)
-        printf("%u layers, %u KV heads, pages of %u tokens, %u tables a sequence; medians of %u "
-               "rounds\n\n",
+        printf("%u layers, %u KV heads, pages of %u tokens, at most %u tables a sequence; medians "
+               "of %u rounds\n\n",
                g->n_layers, g->n_kv_heads, g->page_tokens, pkv_groups(g), b->o.rounds);
 }
 

@@ -51,7 +51,7 @@ static const backend_info null_info = {
                  .n_layers = 22,
                  .n_kv_heads = 4,
                  .layers_per_group = 1,
-                 .heads_per_group = 4},
+                 .heads_per_group = 1},
 };
 
 typedef struct null_backend {

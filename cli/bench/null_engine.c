@@ -22,8 +22,8 @@ static status make_backend(const null_engine_options *o, backend *out, error *er
 {
     uint64_t pages = (uint64_t)(o->tokens / o->geometry.page_tokens + 2) * pkv_groups(&o->geometry);
     pages += pages / 4; /* what ended requests left in the prefix cache */
-    if (pages * o->running >= UINT32_MAX / 2)
-        return error_set(err, STATUS_LIMIT, "the requests would take more than 2^31 pages");
+    if (pages * o->running >= PKV_PAGES_MOST)
+        return error_set(err, STATUS_LIMIT, "the requests would take more than 2^30 pages");
     null_options n = {.geometry = o->geometry,
                       .n_pages = (uint32_t)pages * o->running + 1,
                       .max_seqs = o->running,

@@ -1,5 +1,6 @@
-/* Refuses compositions of parts that have no meaning, or that a geometry does not allow. */
+/* Refuses compositions of parts that have no meaning, or that a model does not allow. */
 #include "paged_kv/retention/parse.h"
+#include <assert.h>
 #include <inttypes.h>
 #include <stdio.h>
 
@@ -128,19 +129,6 @@ static status check_budget(const parsing *p, const retention_policy *policy, err
     return check_protected(p, policy, err);
 }
 
-/* Tables of one scope must be whole groups of KV heads. */
-static status check_heads(const char *where, retention_scope scope, const pkv_geometry *g,
-                          error *err)
-{
-    if (retention_scopes[scope].heads(g) % g->heads_per_group == 0) return STATUS_IS_OK;
-    return error_set(err, STATUS_INVALID,
-                     "%s.scope '%s' does not fit %u KV heads in one page table "
-                     "(--kv-group-heads %u): ask for \"scope\":\"layer\", or start with "
-                     "--kv-group-heads 1",
-                     where, retention_scopes[scope].option.name, g->heads_per_group,
-                     g->heads_per_group);
-}
-
 /* Refuses contiguous positions for a model with sliding windows: a window counts by the tokens'
  * original positions. */
 static status check_windows(const parsing *p, const retention_policy *policy, const pkv_geometry *g,
@@ -157,7 +145,7 @@ static status check_windows(const parsing *p, const retention_policy *policy, co
     return STATUS_IS_OK;
 }
 
-static status check_geometry(const parsing *p, const retention_policy *policy, error *err)
+static status check_model(const parsing *p, const retention_policy *policy, error *err)
 {
     const pkv_geometry *g = &p->limits->geometry;
     uint32_t reuse = policy->reuse_layers;
@@ -165,17 +153,10 @@ static status check_geometry(const parsing *p, const retention_policy *policy, e
         return error_set(err, STATUS_INVALID, "%s.reuse_layers is %u: the model has %u layers",
                          p->where, reuse, g->n_layers);
     }
-    /* When all layers share one selection, no table lies across two runs of layers. */
-    uint32_t selecting = retention_selecting_layers(g, g->n_layers);
-    if (reuse % g->layers_per_group != 0 && reuse < selecting) {
-        return error_set(
-            err, STATUS_INVALID,
-            "%s.reuse_layers is %u: must be a multiple of the %u layers that share a page "
-            "table here (--kv-group-layers %u)",
-            p->where, reuse, g->layers_per_group, g->layers_per_group);
-    }
-    RETURN_IF_ERROR(check_windows(p, policy, g, err));
-    return check_heads(p->where, policy->scope, g, err);
+    /* retention_limits: no table of the finest grain is coarser than a selection. */
+    assert(retention_scopes[policy->scope].heads(g) % g->heads_per_group == 0);
+    assert(reuse % g->layers_per_group == 0 || reuse >= retention_selecting_layers(g, g->n_layers));
+    return check_windows(p, policy, g, err);
 }
 
 status check_composition(const parsing *p, const retention_policy *policy, error *err)
@@ -186,7 +167,7 @@ status check_composition(const parsing *p, const retention_policy *policy, error
     RETURN_IF_ERROR(check_parts(p, policy, err));
     RETURN_IF_ERROR(check_budget(p, policy, err));
     RETURN_IF_ERROR(check_rows(p, policy, err));
-    return check_geometry(p, policy, err);
+    return check_model(p, policy, err);
 }
 
 status check_growth(const parsing *p, const retention_policy *policy, error *err)
@@ -203,7 +184,5 @@ status check_growth(const parsing *p, const retention_policy *policy, error *err
                          "retention.decode.scope: 'layer' cannot follow a prefill whose heads "
                          "select alone");
     }
-    RETURN_IF_ERROR(
-        check_heads("retention.decode", policy->decode_scope, &p->limits->geometry, err));
-    return check_geometry(p, policy, err);
+    return check_model(p, policy, err);
 }

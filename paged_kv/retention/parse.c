@@ -421,9 +421,6 @@ static status take_prefill(const parsing *p, retention_policy prefill, retention
                          p->where, p->preset->name, policy->preset->name);
     }
     if (prefill.schedule == RETENTION_SCHEDULE_DECODE) prefill.schedule = RETENTION_SCHEDULE_PROMPT;
-    /* Where no key can set reuse_layers, the layers of a page table share a selection. */
-    if (!p->json || !(p->preset->fields & RETENTION_FIELD_PARTS))
-        prefill.reuse_layers = p->limits->geometry.layers_per_group;
     RETURN_IF_ERROR(check_composition(p, &prefill, err));
     prefill.preset = policy->preset;
     prefill.growth = policy->growth;

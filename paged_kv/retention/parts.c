@@ -66,8 +66,7 @@ static uint32_t one_head(const pkv_geometry *geometry)
 
 const retention_scope_row retention_scopes[] = {
     [RETENTION_SCOPE_LAYER] = {{"layer", "all KV heads of a layer share one selection"}, all_heads},
-    [RETENTION_SCOPE_HEAD] = {{"head", "each KV head selects alone (needs --kv-group-heads 1)"},
-                              one_head},
+    [RETENTION_SCOPE_HEAD] = {{"head", "each KV head selects alone"}, one_head},
 };
 
 const retention_pool_row retention_pools[] = {

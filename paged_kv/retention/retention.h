@@ -150,6 +150,8 @@ const retention_preset *retention_find(const char *name);
 
 /* Limits of the engine, which requests are checked against. */
 typedef struct retention_limits {
+    /* Its groups are never coarser than a selection; those of one layer and one KV head suit every
+     * policy. */
     pkv_geometry geometry;
     uint32_t max_window; // the prefill chunk
 } retention_limits;

@@ -23,8 +23,8 @@ NMSE, NATS = 1e-9, 1e-4
 
 # With AVX2, bf16 weights are multiplied with f32 activations, as on one rank.
 FLAGS = ["--load-format", "dummy", "--override", f"num_hidden_layers={LAYERS}", "--kv-dtype", "f32", "--isa", "avx2",
-         "--kv-memory", "64M", "--kv-group-heads", "1", "--swap-memory", "0", "--max-batch", "4",
-         "--max-model-len", "256", "--prefill-chunk", "128"]
+         "--kv-memory", "64M", "--swap-memory", "0", "--max-batch", "4", "--max-model-len", "256",
+         "--prefill-chunk", "128"]
 ALONE, TOGETHER = ["--tp", "1"], ["--tp", str(RANKS), "--workers", "local"]
 RETENTIONS = [None, {"method": "chunkkv", "ratio": 0.5, "window": 16, "report": "positions"},
               {"method": "h2o", "ratio": 0.5, "report": "positions"}]

@@ -22,34 +22,12 @@ enum {
     WORDS = SLOTS / 64,
 };
 
+#define MODEL(page, layers)                                                                        \
+    .page_tokens = (page), .n_layers = (layers), .n_kv_heads = HEADS, .layers_per_group = 1,       \
+    .heads_per_group = 1
 static const pkv_geometry geometries[] = {
-    {.page_tokens = 16,
-     .n_layers = 6,
-     .n_kv_heads = 2,
-     .layers_per_group = 1,
-     .heads_per_group = 2},
-    {.page_tokens = 16,
-     .n_layers = 6,
-     .n_kv_heads = 2,
-     .layers_per_group = 2,
-     .heads_per_group = 1},
-    {.page_tokens = 32,
-     .n_layers = 5,
-     .n_kv_heads = 2,
-     .layers_per_group = 2,
-     .heads_per_group = 2},
-    {.page_tokens = 16,
-     .n_layers = 3,
-     .n_kv_heads = 2,
-     .layers_per_group = 1,
-     .heads_per_group = 1},
-    {.page_tokens = 16,
-     .n_layers = 6,
-     .n_kv_heads = 2,
-     .layers_per_group = 1,
-     .heads_per_group = 2,
-     .window = 50,
-     .window_layers = {0x2d}},
+    {MODEL(16, 6)}, {MODEL(16, 6), .window = 33, .window_layers = {0x2a}}, {MODEL(32, 5)},
+    {MODEL(16, 3)}, {MODEL(16, 6), .window = 50, .window_layers = {0x2d}},
 };
 enum { N_GEOMETRIES = sizeof geometries / sizeof geometries[0] };
 

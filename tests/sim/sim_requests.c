@@ -36,9 +36,8 @@ static void put_lengths(world *w, strbuf *json, const retention_policy *defaults
     if (recurrent) strbuf_printf(json, ", \"recurrent_chunk\": %u", between(w, 12, 100));
     if (defaults->schedule == RETENTION_SCHEDULE_DECODE && chance(w, 1, 3))
         strbuf_printf(json, ", \"interval\": %u", between(w, 1, 20));
-    uint32_t per = g->layers_per_group, times = between(w, 1, chance(w, 1, 4) ? 3 : 1);
-    if (per * times > g->n_layers) times = 1;
-    if (per * times <= g->n_layers) strbuf_printf(json, ", \"reuse_layers\": %u", per * times);
+    uint32_t reuse = between(w, 1, chance(w, 1, 4) ? 3 : 1);
+    if (reuse <= g->n_layers) strbuf_printf(json, ", \"reuse_layers\": %u", reuse);
 }
 
 /* Rare fields; a method that does not use a field refuses it. */
@@ -62,14 +61,8 @@ static void put_method(world *w, strbuf *json, const retention_preset *preset)
     }
     put_lengths(w, json, &preset->defaults);
     put_rare(w, json, preset->defaults.schedule == RETENTION_SCHEDULE_CHUNK);
-    /* Selections for each head need tables for each head. */
-    bool tables = w->options.geometry.heads_per_group == 1;
-    if (!tables && preset->defaults.allocator != RETENTION_ALLOCATOR_ADAPTIVE)
-        strbuf_puts(json, ", \"scope\": \"layer\"");
-    for (uint32_t p = 0; p < RETENTION_PARTS; p++) {
-        if (!tables && p == RETENTION_PART_SCOPE) continue;
-        if (chance(w, 1, 20)) put_part(w, json, (retention_part)p);
-    }
+    for (uint32_t p = 0; p < RETENTION_PARTS; p++)
+        if (chance(w, 1, p == RETENTION_PART_SCOPE ? 3 : 20)) put_part(w, json, (retention_part)p);
 }
 
 static const retention_preset *any_preset(world *w)
@@ -87,7 +80,7 @@ static void put_decode(world *w, strbuf *json)
     strbuf_printf(json, ", \"decode\": {\"beta1\": %u, \"beta2\": %u", between(w, 1, 12),
                   between(w, 1, 12));
     if (chance(w, 1, 3)) strbuf_printf(json, ", \"score\": \"%s\"", scores[between(w, 0, N - 1)]);
-    if (w->options.geometry.heads_per_group > 1) strbuf_puts(json, ", \"scope\": \"layer\"");
+    if (chance(w, 1, 2)) strbuf_puts(json, ", \"scope\": \"layer\"");
     strbuf_puts(json, "}");
 }
 
@@ -139,11 +132,10 @@ static retention_policy random_policy(world *w)
 
 retention_policy random_pressure(world *w)
 {
-    char text[120];
+    char text[80];
     retention_policy policy;
-    snprintf(text, sizeof text,
-             "{\"method\": \"chunkkv\", \"ratio\": 0.%u, \"window\": 8, \"reuse_layers\": %u}",
-             between(w, 2, 8), w->options.geometry.layers_per_group);
+    snprintf(text, sizeof text, "{\"method\": \"chunkkv\", \"ratio\": 0.%u, \"window\": 8}",
+             between(w, 2, 8));
     if (!parse_policy(w, text, &policy)) FAIL(w, "no pressure: %s", text);
     return policy;
 }

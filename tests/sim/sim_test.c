@@ -15,22 +15,19 @@ enum { REQUESTS_PER_WORLD = 500, NEVER_AGED = 1 << 30 };
 
 static pkv_geometry random_geometry(world *w)
 {
-    static const uint32_t all[][5] = {
-        {16, 1, 1, 1, 1}, {16, 4, 2, 1, 2}, {16, 4, 2, 2, 2}, {16, 3, 2, 2, 1},
-        {32, 4, 4, 1, 4}, {16, 2, 4, 1, 2}, {48, 5, 1, 2, 1}, {16, 6, 1, 3, 1},
-    };
+    static const uint32_t all[][3] = {{16, 1, 1}, {16, 4, 2}, {16, 3, 2}, {32, 4, 4},
+                                      {16, 2, 4}, {48, 5, 1}, {16, 6, 1}};
     const uint32_t *one = all[rng_below(&w->random, sizeof all / sizeof *all)];
     pkv_geometry g = {.page_tokens = one[0],
                       .n_layers = one[1],
                       .n_kv_heads = one[2],
-                      .layers_per_group = one[3],
-                      .heads_per_group = one[4]};
+                      .layers_per_group = 1,
+                      .heads_per_group = 1};
     rng windows = rng_seed(w->seed + 1000003); /* some worlds have sliding windows in some layers */
     if (rng_below(&windows, 4) > 0) return g;
     g.window = 1 + rng_below(&windows, 150);
-    for (uint32_t l = 0; l < g.n_layers; l += g.layers_per_group)
-        if (rng_below(&windows, 2))
-            g.window_layers[0] |= ((UINT64_C(1) << g.layers_per_group) - 1) << l;
+    for (uint32_t l = 0; l < g.n_layers; l++)
+        g.window_layers[0] |= (uint64_t)rng_below(&windows, 2) << l;
     return g;
 }
 

@@ -19,7 +19,6 @@ static const model_flags demo = {.dir = "models/demo",
                                  .threads = 2,
                                  .tp = 1,
                                  .page_tokens = 16,
-                                 .kv_group_layers = 1,
                                  .max_batch = 2,
                                  .prefill_chunk = 64};
 
@@ -55,7 +54,7 @@ static void a_restart_makes_the_same_again(void **state)
     }
 }
 
-/* The pool counts the bytes that pages take: 16 tokens of 32 dims, K and V, of 4 heads. */
+/* The pool counts the bytes that pages take: 16 tokens of 32 dims, K and V, of a head. */
 static void pages_are_of_the_type_asked_for(void **state)
 {
     (void)state;
@@ -63,9 +62,9 @@ static void pages_are_of_the_type_asked_for(void **state)
         const char *dtype, *kv_dtype, *name;
         uint64_t page_bytes;
     } cases[] = {
-        {"auto", "auto", "bf16", 8192}, {"f32", "auto", "f32", 16384},
-        {"f32", "bf16", "bf16", 8192},  {"auto", "f16", "f16", 8192},
-        {"auto", "f32", "f32", 16384},  {"auto", "int8", "int8", 4352},
+        {"auto", "auto", "bf16", 2048}, {"f32", "auto", "f32", 4096},
+        {"f32", "bf16", "bf16", 2048},  {"auto", "f16", "f16", 2048},
+        {"auto", "f32", "f32", 4096},   {"auto", "int8", "int8", 1088},
     };
     for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
         model_flags f = demo;

@@ -19,7 +19,6 @@ static const model_flags usual = {.load_format = "auto",
                                   .quantize_group = 32,
                                   .threads = 2,
                                   .tp = 1,
-                                  .kv_group_layers = 1,
                                   .max_batch = 4,
                                   .prefill_chunk = 64};
 
@@ -66,9 +65,11 @@ static void published_sizes(void **state)
             plan_question q = {.model = &m, .n_devices = f.tp, .memory = 200 * GIB};
             plan_answer a = answer_of(&q);
             assert_true(a.measures.parameters == models[i].parameters);
-            assert_true(a.token_bytes == (double)models[i].token_bytes);
-            assert_true(a.measures.page_bytes * f.tp * m.config.n_layers ==
-                        16 * models[i].token_bytes);
+            uint32_t groups = pkv_groups(&a.measures.geometry);
+            assert_int_equal(groups, m.config.n_layers * m.config.n_kv_heads);
+            assert_true(a.measures.page_bytes * groups == 16 * models[i].token_bytes);
+            /* A rank also keeps room for the cells of the other ranks' heads. */
+            assert_true(a.token_bytes == (double)models[i].token_bytes * f.tp);
             /* Every rank has f32 norms. */
             uint64_t stored = 2 * models[i].parameters, all = a.measures.weight_bytes * f.tp;
             assert_true(all > stored && all < stored + stored / 2000);
@@ -79,7 +80,7 @@ static void published_sizes(void **state)
             assert_true(a.measures.step_bytes > 1 << 20 && a.measures.step_bytes < GIB);
             double pool = (double)a.rank_pool;
             double share = (double)(memory - taken) * MODEL_GPU_POOL_SHARE;
-            double block = (double)a.measures.page_bytes * pkv_groups(&a.measures.geometry);
+            double block = (double)a.measures.page_bytes * groups;
             assert_true(pool <= share && pool > share - block);
             assert_true(a.rank_memory == memory && a.rank_sums * 128 == a.rank_pool);
             assert_true(a.rank_left == memory - taken - a.rank_pool - a.rank_sums);
@@ -143,7 +144,7 @@ static void copied_heads_count(void **state)
     describe(&f, &m);
     m.options.dummy = true;
     plan_question q = {.model = &m, .n_devices = 16, .memory = 80 * GIB};
-    assert_true(answer_of(&q).token_bytes == 2.0 * (double)models[1].token_bytes);
+    assert_true(answer_of(&q).token_bytes == 16.0 * (double)models[1].token_bytes);
     model_close(&m);
 }
 
@@ -288,6 +289,8 @@ static void sequences_that_fit(void **state)
         NULL,
         "{\"method\": \"chunkkv\", \"ratio\": 0.25}",
         "{\"method\": \"snapkv\", \"ratio\": 0.25, \"scope\": \"layer\"}",
+        "{\"method\": \"snapkv\", \"ratio\": 0.25}",
+        "{\"method\": \"adakv\", \"ratio\": 0.25}",
         "{\"method\": \"h2o\", \"ratio\": 0.25, \"scope\": \"layer\"}",
         "{\"method\": \"streaming\", \"tokens\": 200}",
         "{\"method\": \"streaming-recurrent\", \"tokens\": 512}",
@@ -297,15 +300,15 @@ static void sequences_that_fit(void **state)
     model_flags f = usual;
     loaded_model m;
     f.dir = "models/demo";
-    f.kv_memory = 64 << 20; /* 8,191 pages: 2,047 of 4 tables */
+    f.kv_memory = 64 << 20; /* 32,767 pages: 2,047 of each of 4 heads of 4 layers */
     describe(&f, &m);
     plan_question q = {.model = &m, .n_devices = 1, .memory = GIB, .context = 2048, .output = 128};
     plan_answer a = answer_of(&q);
     plan_room full = room_of(&q, &a, NULL);
-    assert_int_equal(full.need.peak, 128 * 4);
-    assert_int_equal(full.need.kept, 120 * 4);
-    assert_int_equal(full.fit, 8191 / 512);
-    assert_int_equal(full.in_prefill, 8191 / 512);
+    assert_int_equal(full.need.peak, 128 * 16);
+    assert_int_equal(full.need.kept, 120 * 16);
+    assert_int_equal(full.fit, 32767 / 2048);
+    assert_int_equal(full.in_prefill, 32767 / 2048);
     for (size_t i = 0; i < sizeof policies / sizeof *policies; i++) {
         plan_room room = room_of(&q, &a, policies[i]);
         assert_true(room.need.kept <= room.need.most);
@@ -315,10 +318,10 @@ static void sequences_that_fit(void **state)
     }
     /* A quarter of 120 pages, and 8 for the output. */
     plan_room chunks = room_of(&q, &a, policies[1]);
-    assert_int_equal(chunks.need.kept, 30 * 4);
-    assert_int_equal(chunks.need.most, 38 * 4);
-    assert_int_equal(chunks.need.peak, 120 * 4);
-    assert_int_equal(chunks.fit, (8191 - 480) / 152 + 1);
+    assert_int_equal(chunks.need.kept, 30 * 16);
+    assert_int_equal(chunks.need.most, 38 * 16);
+    assert_int_equal(chunks.need.peak, 120 * 16);
+    assert_int_equal(chunks.fit, (32767 - 1920) / 608 + 1);
     model_close(&m);
 }
 
@@ -337,7 +340,8 @@ static void verdicts(void **state)
         {4 << 20, 0, 1, "does not fit: the weights take 6.1 MiB, of 4.0 MiB"},
         {6500000, 0, 1, "does not fit: the weights leave no room for a page of each table"},
         {16 << 20, 12 << 20, 1, "does not fit: weights and KV pool are 2.1 MiB too much"},
-        {16 << 20, 4 << 20, 1, "does not fit: a sequence of 2,048 tokens takes 512 pages, of 511"},
+        {16 << 20, 4 << 20, 1,
+         "does not fit: a sequence of 2,048 tokens takes 2,048 pages, of 2,047"},
         {32 << 20, 9 << 20, 3, "2 of 3 sequences of 2,048 tokens fit at once, the others wait"},
         {32 << 20, 9 << 20, 2, "fits: 2 sequences of 2,048 tokens at once"},
     };

@@ -22,7 +22,6 @@ static const model_flags demo = {.dir = "models/demo",
                                  .threads = 1,
                                  .tp = 1,
                                  .kv_memory = 8 << 20,
-                                 .kv_group_layers = 1,
                                  .max_batch = 32,
                                  .prefill_chunk = 512,
                                  .scheduling_policy = "fcfs"};
@@ -112,9 +111,10 @@ static void a_server_that_fits_is_taken(void **state)
     serve_room room;
     model_flags f = demo;
     if (!status_ok(serve_check_memory(&f, mib, &room, &err))) fail_msg("%s", err.text);
+    f.page_tokens = 256;
     f.kv_memory = UINT64_C(1) << 44; /* more than any machine has */
     assert_int_equal(serve_check_memory(&f, mib, &room, &err).code, STATUS_NO_MEMORY);
-    assert_non_null(strstr(err.text, "KV pages 8.0 TiB"));
+    assert_non_null(strstr(err.text, "KV pages 16.0 TiB"));
     f.workers.where = "auto";
     assert_int_equal(serve_check_memory(&f, mib, &room, &err).code, STATUS_NO_MEMORY);
     f.workers.where = "127.0.0.1:1"; /* the ranks use memory of other hosts */
@@ -145,11 +145,11 @@ static void retention_is_checked_without_weights(void **state)
         {{.pressure = "chunkkv:0.3"}, NULL},
         {{.standard = "{\"method\":\"nope\"}"}, "--retention: retention.method"},
         {{.standard = "{\"method\":\"snapkv\"}"}, "--retention: retention.ratio"},
-        {{.standard = "{\"method\":\"snapkv\",\"ratio\":0.2}"}, "--retention: retention.scope"},
+        {{.standard = "{\"method\":\"snapkv\",\"ratio\":0.2}"}, NULL},
         {{.allow = "full,nope"}, "--retention-allow: 'nope'"},
         {{.standard = "{\"method\":\"chunkkv\",\"ratio\":0.5}", .allow = "snapkv"},
          "--retention: retention.method: 'chunkkv' is not allowed"},
-        {{.pressure = "snapkv:0.5"}, "--pressure-retention: retention.scope"},
+        {{.pressure = "snapkv:0.5"}, "pressure_retention: snapkv cannot be used"},
         {{.pressure = "{\"method\":\"tova\",\"scope\":\"layer\",\"ratio\":0.5}"},
          "pressure_retention: tova cannot be used"},
     };

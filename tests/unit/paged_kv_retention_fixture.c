@@ -119,54 +119,17 @@ void fx_apply(retention_fx *fx, const retention_policy *policy)
 /* ---- random requests -------------------------------------------------------------------------
  */
 
+/* Models. */
 static const pkv_geometry geometries[] = {
-    {.page_tokens = 16,
-     .n_layers = 7,
-     .n_kv_heads = 3,
-     .layers_per_group = 1,
-     .heads_per_group = 3}, /* a table for each layer */
-    {.page_tokens = 16,
-     .n_layers = 5,
-     .n_kv_heads = 4,
-     .layers_per_group = 1,
-     .heads_per_group = 1}, /* and for each head */
-    {.page_tokens = 32,
-     .n_layers = 8,
-     .n_kv_heads = 4,
-     .layers_per_group = 2,
-     .heads_per_group = 2},
-    {.page_tokens = 16,
-     .n_layers = 4,
-     .n_kv_heads = 2,
-     .layers_per_group = 4,
-     .heads_per_group = 1},
-    {.page_tokens = 16,
-     .n_layers = 1,
-     .n_kv_heads = 1,
-     .layers_per_group = 1,
-     .heads_per_group = 1},
+    {.page_tokens = 16, .n_layers = 7, .n_kv_heads = 3},
+    {.page_tokens = 16, .n_layers = 5, .n_kv_heads = 4},
+    {.page_tokens = 32, .n_layers = 8, .n_kv_heads = 4},
+    {.page_tokens = 16, .n_layers = 4, .n_kv_heads = 2},
+    {.page_tokens = 16, .n_layers = 1, .n_kv_heads = 1},
     /* some layers have a window, all have one */
-    {.page_tokens = 16,
-     .n_layers = 7,
-     .n_kv_heads = 3,
-     .layers_per_group = 1,
-     .heads_per_group = 3,
-     .window = 40,
-     .window_layers = {0x36}},
-    {.page_tokens = 32,
-     .n_layers = 8,
-     .n_kv_heads = 4,
-     .layers_per_group = 2,
-     .heads_per_group = 2,
-     .window = 100,
-     .window_layers = {0x0f}},
-    {.page_tokens = 16,
-     .n_layers = 3,
-     .n_kv_heads = 2,
-     .layers_per_group = 1,
-     .heads_per_group = 1,
-     .window = 1,
-     .window_layers = {0x7}},
+    {.page_tokens = 16, .n_layers = 7, .n_kv_heads = 3, .window = 40, .window_layers = {0x36}},
+    {.page_tokens = 32, .n_layers = 8, .n_kv_heads = 4, .window = 100, .window_layers = {0x0f}},
+    {.page_tokens = 16, .n_layers = 3, .n_kv_heads = 2, .window = 1, .window_layers = {0x7}},
 };
 enum { N_GEOMETRIES = sizeof geometries / sizeof geometries[0] };
 
@@ -230,6 +193,14 @@ static void random_object(rng *r, strbuf *out, bool nested)
     strbuf_puts(out, "}");
 }
 
+/* Tables as coarse as the policy's selections allow, or finer. */
+static pkv_geometry random_tables(rng *r, const pkv_geometry *g, const retention_policy *policy)
+{
+    pkv_grain coarsest = retention_grain(policy, g);
+    if (coarsest == PKV_ALL && g->window > 0) coarsest = PKV_LAYER;
+    return pkv_geometry_at(g, coarsest + rng_below(r, 1 + PKV_HEAD - coarsest));
+}
+
 fx_drawn fx_draw(rng *r)
 {
     fx_drawn d;
@@ -239,7 +210,9 @@ fx_drawn fx_draw(rng *r)
         strbuf_clear(&text);
         random_object(r, &text, false);
         d.geometry = geometries[rng_below(r, N_GEOMETRIES)];
+        d.geometry.layers_per_group = d.geometry.heads_per_group = 1;
     } while (text.size >= sizeof d.text || !fx_try_policy(&d.geometry, text.data, &d.policy, &err));
+    d.geometry = random_tables(r, &d.geometry, &d.policy);
     memcpy(d.text, text.data, text.size + 1);
     strbuf_destroy(&text);
     return d;

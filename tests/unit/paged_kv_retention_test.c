@@ -9,9 +9,7 @@
 
 #include <cmocka.h>
 
-static const pkv_geometry by_layer = {
-    .page_tokens = 16, .n_layers = 7, .n_kv_heads = 3, .layers_per_group = 1, .heads_per_group = 3};
-static const pkv_geometry by_head = {
+static const pkv_geometry model = {
     .page_tokens = 16, .n_layers = 7, .n_kv_heads = 3, .layers_per_group = 1, .heads_per_group = 1};
 
 static json_t *parse_json(const char *text)
@@ -95,7 +93,7 @@ static void every_row_can_be_asked_for(void **state)
         char text[96];
         snprintf(text, sizeof text, "{\"method\":\"%s\"%s}", presets[i].name,
                  presets[i].needs_budget ? ",\"ratio\":0.5" : "");
-        retention_policy p = parsed(text, &by_head);
+        retention_policy p = parsed(text, &model);
         assert_ptr_equal(p.preset, &presets[i]);
         assert_int_equal(p.page_tokens, 16);
     }
@@ -183,7 +181,7 @@ static void the_document_names_exactly_these_rows(void **state)
 static void requests_are_resolved(void **state)
 {
     (void)state;
-    retention_policy p = parsed("{\"method\":\"chunkkv\",\"ratio\":0.25}", &by_layer);
+    retention_policy p = parsed("{\"method\":\"chunkkv\",\"ratio\":0.25}", &model);
     assert_string_equal(p.preset->name, "chunkkv");
     assert_true(p.ratio == 0.25);
     assert_int_equal(p.tokens, 0);
@@ -196,7 +194,7 @@ static void requests_are_resolved(void **state)
                "\"reuse_layers\":2,\"report\":\"positions\",\"score\":\"window\","
                "\"unit\":\"page\",\"scope\":\"layer\",\"allocator\":\"uniform\","
                "\"schedule\":\"prompt\",\"ratio\":null,\"pressure\":true}",
-               &by_layer);
+               &model);
     assert_true(p.ratio == 0);
     assert_int_equal(p.tokens, 256);
     assert_int_equal(p.window, 8);
@@ -206,7 +204,7 @@ static void requests_are_resolved(void **state)
 
     p = parsed("{\"method\":\"andpro\",\"tokens\":128,\"chunk\":8,\"variant\":\"code\","
                "\"pool\":{\"kind\":\"avg\",\"kernel\":5}}",
-               &by_head);
+               &model);
     assert_int_equal(p.chunk, 8);
     assert_int_equal(p.variant, RETENTION_VARIANT_CODE);
     assert_int_equal(p.pool, RETENTION_POOL_AVG);
@@ -214,53 +212,53 @@ static void requests_are_resolved(void **state)
 
     /* A row's variant belongs to its own score and points. */
     assert_int_equal(
-        parsed("{\"method\":\"andpro\",\"ratio\":0.5,\"unit\":\"page\"}", &by_head).variant,
+        parsed("{\"method\":\"andpro\",\"ratio\":0.5,\"unit\":\"page\"}", &model).variant,
         RETENTION_VARIANT_CODE);
     assert_int_equal(
-        parsed("{\"method\":\"andpro\",\"ratio\":0.5,\"score\":\"window\"}", &by_head).variant,
+        parsed("{\"method\":\"andpro\",\"ratio\":0.5,\"score\":\"window\"}", &model).variant,
         RETENTION_VARIANT_PLAIN);
     assert_int_equal(
-        parsed("{\"method\":\"andpro\",\"ratio\":0.5,\"schedule\":\"decode\"}", &by_head).variant,
+        parsed("{\"method\":\"andpro\",\"ratio\":0.5,\"schedule\":\"decode\"}", &model).variant,
         RETENTION_VARIANT_PLAIN);
 
     /* A given budget overrides the row's own. */
-    p = parsed("{\"method\":\"tova-recurrent\",\"ratio\":0.5,\"recurrent_chunk\":64}", &by_layer);
+    p = parsed("{\"method\":\"tova-recurrent\",\"ratio\":0.5,\"recurrent_chunk\":64}", &model);
     assert_true(p.ratio == 0.5 && p.tokens == 0 && p.contiguous);
     assert_int_equal(p.recurrent_chunk, 64);
 
     p = parsed("{\"method\":\"adakv\",\"ratio\":0.5,\"allocator\":\"pyramid-adaptive\",\"rows\":20,"
                "\"beta\":2.5,\"floor\":0.5,\"positions\":\"original\"}",
-               &by_head);
+               &model);
     assert_int_equal(p.rows, 20);
     assert_float_equal(p.beta, 2.5, 0);
     assert_float_equal(p.floor, 0.5, 0);
-    p = parsed("{\"method\":\"streaming\",\"tokens\":40,\"positions\":\"cache\"}", &by_layer);
+    p = parsed("{\"method\":\"streaming\",\"tokens\":40,\"positions\":\"cache\"}", &model);
     assert_true(p.contiguous);
 
     /* kvpress pools by default. */
     p = parsed("{\"method\":\"chunkkv\",\"ratio\":0.5,\"unit\":\"chunk\",\"variant\":\"mean\"}",
-               &by_layer);
+               &model);
     assert_true(p.pool == RETENTION_POOL_AVG && p.kernel == 5 && p.chunk == 10);
     p = parsed("{\"method\":\"chunkkv\",\"ratio\":0.5,\"unit\":\"chunk\",\"variant\":\"mean\","
                "\"pool\":{\"kind\":\"none\"}}",
-               &by_layer);
+               &model);
     assert_int_equal(p.pool, RETENTION_POOL_NONE);
 
     /* A given score applies at all points. */
-    p = parsed("{\"method\":\"pyramidinfer\",\"ratio\":0.5}", &by_head);
+    p = parsed("{\"method\":\"pyramidinfer\",\"ratio\":0.5}", &model);
     assert_int_equal(p.decode_score, RETENTION_SCORE_LAST);
-    p = parsed("{\"method\":\"pyramidinfer\",\"ratio\":0.5,\"score\":\"accumulated\"}", &by_head);
+    p = parsed("{\"method\":\"pyramidinfer\",\"ratio\":0.5,\"score\":\"accumulated\"}", &model);
     assert_int_equal(p.decode_score, RETENTION_SCORE_NONE);
 
     static const char *const whole[] = {"null", "{\"method\":\"full\"}",
                                         "{\"method\":\"full\",\"report\":\"counts\"}",
                                         "{\"method\":\"full\",\"pressure\":true}"};
     for (size_t i = 0; i < 4; i++) {
-        p = parsed(whole[i], &by_layer);
+        p = parsed(whole[i], &model);
         assert_string_equal(p.preset->name, "full");
         assert_int_equal(retention_next_point(&p, 100, 0), UINT32_MAX);
     }
-    retention_limits limits = {.geometry = by_layer, .max_window = 512};
+    retention_limits limits = {.geometry = model, .max_window = 512};
     assert_true(status_ok(retention_parse(NULL, &limits, &p, NULL)));
     assert_string_equal(p.preset->name, "full");
 }
@@ -272,7 +270,7 @@ static void scope_has_two_policies(void **state)
         parsed("{\"method\":\"scope-adaptive\",\"report\":\"positions\",\"pressure\":true,"
                "\"prefill\":{\"method\":\"snapkv\",\"tokens\":2048,\"window\":8},"
                "\"decode\":{\"beta1\":100,\"beta2\":50,\"horizon\":1000}}",
-               &by_head);
+               &model);
     assert_string_equal(p.preset->name, "scope-adaptive");
     assert_true(p.report_positions && p.pressure);
     assert_true(p.score == RETENTION_SCORE_WINDOW && p.unit == RETENTION_UNIT_TOKEN);
@@ -285,32 +283,23 @@ static void scope_has_two_policies(void **state)
 
     /* Fields of `prefill` that would select while generating are ignored. */
     p = parsed("{\"method\":\"scope-slide\",\"prefill\":{\"method\":\"h2o\",\"ratio\":0.6}}",
-               &by_head);
+               &model);
     assert_int_equal(p.schedule, RETENTION_SCHEDULE_PROMPT);
     assert_int_equal(p.score, RETENTION_SCORE_ACCUMULATED);
     assert_true(p.beta1 == 256 && p.beta2 == 256 && p.horizon == 0);
 
     /* Without a budget the prompt keeps the paper's 2,048 tokens, with the scope of the answer. */
-    p = parsed("{\"method\":\"scope-slide\",\"decode\":{\"scope\":\"layer\"}}", &by_layer);
+    p = parsed("{\"method\":\"scope-slide\",\"decode\":{\"scope\":\"layer\"}}", &model);
     assert_int_equal(p.schedule, RETENTION_SCHEDULE_PROMPT);
     assert_int_equal(p.score, RETENTION_SCORE_ACCUMULATED);
     assert_true(p.tokens == 2048 && p.window == 8 && p.unit == RETENTION_UNIT_TOKEN);
     assert_true(p.scope == RETENTION_SCOPE_LAYER && p.decode_scope == RETENTION_SCOPE_LAYER);
     assert_int_equal(retention_next_point(&p, 2048, 0), 2048 + 513); /* everything fits */
     assert_int_equal(retention_next_point(&p, 2049, 0), 2049);
-    /* Layers that share a page table share a selection even where no key says so. */
     assert_int_equal(p.reuse_layers, 1);
-    pkv_geometry pairs = by_layer;
-    pairs.layers_per_group = 2;
-    p = parsed("{\"method\":\"scope-slide\",\"decode\":{\"scope\":\"layer\"}}", &pairs);
-    assert_int_equal(p.reuse_layers, 2);
-    p = parsed("{\"method\":\"scope-slide\",\"prefill\":{\"method\":\"full\"},\"decode\":"
-               "{\"scope\":\"layer\"}}",
-               &pairs);
-    assert_int_equal(p.reuse_layers, 2);
     p = parsed("{\"method\":\"scope-slide\",\"prefill\":{\"method\":\"full\"},\"decode\":"
                "{\"score\":\"keydiff\"}}",
-               &by_head);
+               &model);
     assert_int_equal(p.schedule, RETENTION_SCHEDULE_NEVER);
     assert_int_equal(p.decode_score, RETENTION_SCORE_KEYDIFF);
 }
@@ -318,16 +307,11 @@ static void scope_has_two_policies(void **state)
 static void requests_are_refused_by_name(void **state)
 {
     (void)state;
-    static const pkv_geometry pairs = {.page_tokens = 16,
-                                       .n_layers = 7,
-                                       .n_kv_heads = 4,
-                                       .layers_per_group = 2,
-                                       .heads_per_group = 2};
     static const pkv_geometry windows = {.page_tokens = 16,
                                          .n_layers = 4,
                                          .n_kv_heads = 4,
                                          .layers_per_group = 1,
-                                         .heads_per_group = 4,
+                                         .heads_per_group = 1,
                                          .window = 40,
                                          .window_layers = {0x3}};
     static const struct {
@@ -339,227 +323,214 @@ static void requests_are_refused_by_name(void **state)
          "retention.reuse_layers is 5: the model has 4 layers"},
         {&windows, "{\"method\":\"h2o-recurrent\"}",
          "retention.method 'h2o-recurrent' gives kept tokens positions anew"},
-        {&by_layer, "3", "retention: must be an object"},
-        {&by_layer, "[]", "retention: must be an object"},
-        {&by_layer, "{}", "retention.method: must be given"},
-        {&by_layer, "{\"method\":7}", "retention: \"method\" must be a string"},
-        {&by_layer, "{\"method\":\"magic\"}",
+        {&model, "3", "retention: must be an object"},
+        {&model, "[]", "retention: must be an object"},
+        {&model, "{}", "retention.method: must be given"},
+        {&model, "{\"method\":7}", "retention: \"method\" must be a string"},
+        {&model, "{\"method\":\"magic\"}",
          "retention.method: 'magic' is unknown (have: full, truncate,"},
-        {&by_layer, "{\"method\":\"chunkkv\"}",
+        {&model, "{\"method\":\"chunkkv\"}",
          "retention.ratio or retention.tokens: method 'chunkkv' needs"},
-        {&by_layer, "{\"method\":\"chunkkv\",\"ratio\":0.1,\"tokens\":5}", "only one of them"},
-        {&by_layer, "{\"method\":\"chunkkv\",\"ratio\":0}", "retention.ratio is 0"},
-        {&by_layer, "{\"method\":\"chunkkv\",\"ratio\":-0.5}", "\"ratio\" is -0.5"},
-        {&by_layer, "{\"method\":\"chunkkv\",\"ratio\":1.01}", "\"ratio\" is 1.01"},
-        {&by_layer, "{\"method\":\"chunkkv\",\"ratio\":\"half\"}", "\"ratio\" must be a number"},
-        {&by_layer, "{\"method\":\"chunkkv\",\"tokens\":0}", "\"tokens\" is 0"},
-        {&by_layer, "{\"method\":\"chunkkv\",\"tokens\":1.5}", "\"tokens\" must be an integer"},
-        {&by_layer, "{\"method\":\"chunkkv\",\"tokens\":99999999999}", "\"tokens\" is 99999999999"},
-        {&by_layer, "{\"method\":\"chunkkv\",\"ratio\":0.5,\"colour\":1}",
+        {&model, "{\"method\":\"chunkkv\",\"ratio\":0.1,\"tokens\":5}", "only one of them"},
+        {&model, "{\"method\":\"chunkkv\",\"ratio\":0}", "retention.ratio is 0"},
+        {&model, "{\"method\":\"chunkkv\",\"ratio\":-0.5}", "\"ratio\" is -0.5"},
+        {&model, "{\"method\":\"chunkkv\",\"ratio\":1.01}", "\"ratio\" is 1.01"},
+        {&model, "{\"method\":\"chunkkv\",\"ratio\":\"half\"}", "\"ratio\" must be a number"},
+        {&model, "{\"method\":\"chunkkv\",\"tokens\":0}", "\"tokens\" is 0"},
+        {&model, "{\"method\":\"chunkkv\",\"tokens\":1.5}", "\"tokens\" must be an integer"},
+        {&model, "{\"method\":\"chunkkv\",\"tokens\":99999999999}", "\"tokens\" is 99999999999"},
+        {&model, "{\"method\":\"chunkkv\",\"ratio\":0.5,\"colour\":1}",
          "retention.colour: unknown key"},
-        {&by_layer, "{\"method\":\"full\",\"ratio\":0.5}",
+        {&model, "{\"method\":\"full\",\"ratio\":0.5}",
          "retention.ratio is not available for method 'full'"},
-        {&by_layer, "{\"method\":\"full\",\"unit\":\"page\"}",
+        {&model, "{\"method\":\"full\",\"unit\":\"page\"}",
          "retention.unit is not available for method 'full'"},
-        {&by_layer, "{\"method\":\"full\",\"window\":4}",
+        {&model, "{\"method\":\"full\",\"window\":4}",
          "retention.window is not available for method 'full'"},
-        {&by_layer, "{\"method\":\"chunkkv\",\"ratio\":0.5,\"chunk\":10}",
+        {&model, "{\"method\":\"chunkkv\",\"ratio\":0.5,\"chunk\":10}",
          "retention.chunk: needs unit 'chunk'"},
-        {&by_layer, "{\"method\":\"chunkkv\",\"ratio\":0.5,\"unit\":\"chunk\",\"chunk\":0}",
+        {&model, "{\"method\":\"chunkkv\",\"ratio\":0.5,\"unit\":\"chunk\",\"chunk\":0}",
          "\"chunk\" is 0"},
-        {&by_layer, "{\"method\":\"chunkkv\",\"tokens\":40,\"unit\":\"chunk\",\"chunk\":41}",
+        {&model, "{\"method\":\"chunkkv\",\"tokens\":40,\"unit\":\"chunk\",\"chunk\":41}",
          "retention.chunk is 41: more than the budget of 40 tokens"},
-        {&by_layer, "{\"method\":\"chunkkv\",\"ratio\":0.5,\"rows\":0}", "\"rows\" is 0"},
-        {&by_layer, "{\"method\":\"chunkkv\",\"ratio\":0.5,\"rows\":513}",
+        {&model, "{\"method\":\"chunkkv\",\"ratio\":0.5,\"rows\":0}", "\"rows\" is 0"},
+        {&model, "{\"method\":\"chunkkv\",\"ratio\":0.5,\"rows\":513}",
          "retention.rows is 513: more than the prefill chunk of 512 tokens"},
-        {&by_layer, "{\"method\":\"tova\",\"ratio\":0.5,\"rows\":4}",
+        {&model, "{\"method\":\"tova\",\"ratio\":0.5,\"rows\":4}",
          "retention.rows: needs a score of the last rows"},
-        {&by_layer, "{\"method\":\"chunkkv\",\"ratio\":0.5,\"beta\":4}",
+        {&model, "{\"method\":\"chunkkv\",\"ratio\":0.5,\"beta\":4}",
          "retention.beta: needs allocator 'pyramid'"},
-        {&by_head, "{\"method\":\"pyramidkv\",\"ratio\":0.5,\"beta\":0.5}", "\"beta\" is 0.5"},
-        {&by_head, "{\"method\":\"pyramidkv\",\"ratio\":0.5,\"beta\":1e300}", "\"beta\" is 1e+300"},
-        {&by_head, "{\"method\":\"pyramidkv\",\"ratio\":0.5,\"floor\":0.1}",
+        {&model, "{\"method\":\"pyramidkv\",\"ratio\":0.5,\"beta\":0.5}", "\"beta\" is 0.5"},
+        {&model, "{\"method\":\"pyramidkv\",\"ratio\":0.5,\"beta\":1e300}", "\"beta\" is 1e+300"},
+        {&model, "{\"method\":\"pyramidkv\",\"ratio\":0.5,\"floor\":0.1}",
          "retention.floor: needs allocator 'adaptive'"},
-        {&by_head, "{\"method\":\"adakv\",\"ratio\":0.5,\"floor\":1.5}", "\"floor\" is 1.5"},
-        {&by_head, "{\"method\":\"adakv\",\"ratio\":0.5,\"floor\":\"much\"}",
+        {&model, "{\"method\":\"adakv\",\"ratio\":0.5,\"floor\":1.5}", "\"floor\" is 1.5"},
+        {&model, "{\"method\":\"adakv\",\"ratio\":0.5,\"floor\":\"much\"}",
          "\"floor\" must be a number"},
-        {&by_layer,
+        {&model,
          "{\"method\":\"adakv\",\"ratio\":0.5,\"allocator\":\"pyramid-adaptive\","
          "\"scope\":\"layer\"}",
          "retention.scope: 'layer' does not go with allocator 'pyramid-adaptive' (have: head)"},
-        {&by_layer, "{\"method\":\"streaming\",\"ratio\":0.5,\"positions\":\"mine\"}",
+        {&model, "{\"method\":\"streaming\",\"ratio\":0.5,\"positions\":\"mine\"}",
          "retention.positions: 'mine' must be 'original' or 'cache'"},
-        {&by_layer, "{\"method\":\"streaming\",\"ratio\":0.5,\"positions\":3}",
+        {&model, "{\"method\":\"streaming\",\"ratio\":0.5,\"positions\":3}",
          "\"positions\" must be a string"},
-        {&by_head,
+        {&model,
          "{\"method\":\"snapkv\",\"ratio\":0.5,\"positions\":\"cache\",\"allocator\":"
          "\"pyramid\"}",
          "retention.allocator: 'pyramid' does not go with positions 'cache' (have: uniform)"},
-        {&by_layer,
+        {&model,
          "{\"method\":\"chunkkv\",\"ratio\":0.5,\"positions\":\"cache\",\"unit\":"
          "\"chunk\"}",
          "retention.unit: 'chunk' does not go with positions 'cache' (have: page, token)"},
         {&windows, "{\"method\":\"streaming\",\"ratio\":0.5,\"positions\":\"cache\"}",
          "retention.method 'streaming' gives kept tokens positions anew"},
-        {&by_head, "{\"method\":\"scope-slide\",\"decode\":{\"score\":\"accumulated\"}}",
+        {&model, "{\"method\":\"scope-slide\",\"decode\":{\"score\":\"accumulated\"}}",
          "retention.decode.score: 'accumulated' is not available for method 'scope-slide'"},
-        {&by_head, "{\"method\":\"scope-slide\",\"decode\":{\"score\":1}}",
+        {&model, "{\"method\":\"scope-slide\",\"decode\":{\"score\":1}}",
          "\"score\" must be a string"},
-        {&by_layer, "{\"method\":\"chunkkv\",\"ratio\":0.5,\"pool\":7}",
+        {&model, "{\"method\":\"chunkkv\",\"ratio\":0.5,\"pool\":7}",
          "retention.pool: must be an object"},
-        {&by_layer, "{\"method\":\"chunkkv\",\"ratio\":0.5,\"pool\":{}}",
+        {&model, "{\"method\":\"chunkkv\",\"ratio\":0.5,\"pool\":{}}",
          "retention.pool.kind: must be given"},
-        {&by_layer, "{\"method\":\"chunkkv\",\"ratio\":0.5,\"pool\":{\"kind\":\"min\"}}",
+        {&model, "{\"method\":\"chunkkv\",\"ratio\":0.5,\"pool\":{\"kind\":\"min\"}}",
          "retention.pool.kind: 'min' is unknown (have: none, max, avg)"},
-        {&by_layer,
-         "{\"method\":\"chunkkv\",\"ratio\":0.5,\"pool\":{\"kind\":\"max\",\"kernel\":4}}",
+        {&model, "{\"method\":\"chunkkv\",\"ratio\":0.5,\"pool\":{\"kind\":\"max\",\"kernel\":4}}",
          "retention.pool.kernel is 4: must be odd"},
-        {&by_layer,
+        {&model,
          "{\"method\":\"chunkkv\",\"ratio\":0.5,\"pool\":{\"kind\":\"max\",\"kernel\":257}}",
          "\"kernel\" is 257"},
-        {&by_layer, "{\"method\":\"chunkkv\",\"ratio\":0.5,\"pool\":{\"kind\":\"max\",\"size\":3}}",
+        {&model, "{\"method\":\"chunkkv\",\"ratio\":0.5,\"pool\":{\"kind\":\"max\",\"size\":3}}",
          "retention.pool.size: unknown key"},
-        {&by_layer, "{\"method\":\"streaming\",\"ratio\":0.5,\"pool\":{\"kind\":\"max\"}}",
+        {&model, "{\"method\":\"streaming\",\"ratio\":0.5,\"pool\":{\"kind\":\"max\"}}",
          "retention.pool: needs a score that is measured"},
-        {&by_layer, "{\"method\":\"snapkv\",\"ratio\":0.5,\"bias\":1}",
+        {&model, "{\"method\":\"snapkv\",\"ratio\":0.5,\"bias\":1}",
          "retention.bias: needs score 'projection'"},
-        {&by_layer, "{\"method\":\"andpro\",\"ratio\":0.5,\"score\":\"window\",\"theta\":2}",
+        {&model, "{\"method\":\"andpro\",\"ratio\":0.5,\"score\":\"window\",\"theta\":2}",
          "retention.theta: needs score 'projection'"},
-        {&by_layer, "{\"method\":\"andpro\",\"ratio\":0.5,\"theta\":0}", "\"theta\" is 0"},
-        {&by_layer, "{\"method\":\"andpro\",\"ratio\":0.5,\"bias\":1e7}", "\"bias\" is 1e+07"},
-        {&by_layer, "{\"method\":\"andpro\",\"ratio\":0.5,\"bias\":\"much\"}", "\"bias\""},
-        {&by_layer, "{\"method\":\"truncate\",\"ratio\":0.5,\"schedule\":\"prompt\"}",
+        {&model, "{\"method\":\"andpro\",\"ratio\":0.5,\"theta\":0}", "\"theta\" is 0"},
+        {&model, "{\"method\":\"andpro\",\"ratio\":0.5,\"bias\":1e7}", "\"bias\" is 1e+07"},
+        {&model, "{\"method\":\"andpro\",\"ratio\":0.5,\"bias\":\"much\"}", "\"bias\""},
+        {&model, "{\"method\":\"truncate\",\"ratio\":0.5,\"schedule\":\"prompt\"}",
          "retention.schedule is not available for method 'truncate'"},
-        {&by_layer, "{\"method\":\"truncate\",\"ratio\":0.5,\"window\":4}",
+        {&model, "{\"method\":\"truncate\",\"ratio\":0.5,\"window\":4}",
          "retention.window is not available for method 'truncate'"},
-        {&by_layer, "{\"method\":\"truncate\",\"tokens\":5,\"sinks\":6}",
+        {&model, "{\"method\":\"truncate\",\"tokens\":5,\"sinks\":6}",
          "retention.tokens is 5: below the 6 protected tokens (sinks 6, window 0)"},
-        {&by_layer, "{\"method\":\"snapkv\",\"ratio\":0.5,\"schedule\":\"input\"}",
+        {&model, "{\"method\":\"snapkv\",\"ratio\":0.5,\"schedule\":\"input\"}",
          "retention.schedule: 'input' is not available for method 'snapkv' (have: prompt, chunk, "
          "decode)"},
-        {&by_layer, "{\"method\":\"chunkkv\",\"ratio\":0.5,\"variant\":\"alg1\"}",
+        {&model, "{\"method\":\"chunkkv\",\"ratio\":0.5,\"variant\":\"alg1\"}",
          "retention.score: 'window' does not go with variant 'alg1' (have: projection)"},
-        {&by_layer, "{\"method\":\"chunkkv\",\"ratio\":0.5,\"variant\":\"odd\"}",
+        {&model, "{\"method\":\"chunkkv\",\"ratio\":0.5,\"variant\":\"odd\"}",
          "retention.variant: 'odd' is not available for method 'chunkkv' (have: plain, raw, mean, "
          "alg1, code, alg3)"},
-        {&by_layer,
-         "{\"method\":\"chunkkv\",\"ratio\":0.5,\"variant\":\"mean\",\"unit\":\"token\"}",
+        {&model, "{\"method\":\"chunkkv\",\"ratio\":0.5,\"variant\":\"mean\",\"unit\":\"token\"}",
          "retention.unit: 'token' does not go with variant 'mean' (have: page, chunk)"},
-        {&by_layer,
+        {&model,
          "{\"method\":\"chunkkv\",\"ratio\":0.5,\"variant\":\"raw\",\"schedule\":\"decode\"}",
          "retention.schedule: 'decode' does not go with variant 'raw' (have: prompt)"},
-        {&by_head, "{\"method\":\"chunkkv\",\"ratio\":0.5,\"variant\":\"mean\",\"scope\":\"head\"}",
+        {&model, "{\"method\":\"chunkkv\",\"ratio\":0.5,\"variant\":\"mean\",\"scope\":\"head\"}",
          "retention.scope: 'head' does not go with variant 'mean'"},
-        {&by_layer, "{\"method\":\"chunkkv\",\"ratio\":0.5,\"interval\":4}",
+        {&model, "{\"method\":\"chunkkv\",\"ratio\":0.5,\"interval\":4}",
          "retention.interval: needs schedule 'decode'"},
-        {&by_layer, "{\"method\":\"chunkkv\",\"ratio\":0.5,\"schedule\":\"decode\",\"interval\":0}",
+        {&model, "{\"method\":\"chunkkv\",\"ratio\":0.5,\"schedule\":\"decode\",\"interval\":0}",
          "\"interval\" is 0"},
-        {&by_layer, "{\"method\":\"chunkkv\",\"ratio\":0.5,\"recurrent_chunk\":4}",
+        {&model, "{\"method\":\"chunkkv\",\"ratio\":0.5,\"recurrent_chunk\":4}",
          "retention.recurrent_chunk: needs schedule 'chunk'"},
-        {&by_layer,
+        {&model,
          "{\"method\":\"chunkkv\",\"ratio\":0.5,\"schedule\":\"chunk\",\"recurrent_chunk\":0}",
          "\"recurrent_chunk\" is 0"},
-        {&by_layer, "{\"method\":\"chunkkv\",\"ratio\":0.5,\"pressure\":3}",
-         "\"pressure\" must be"},
-        {&by_layer, "{\"method\":\"chunkkv\",\"ratio\":0.5,\"prefill\":{}}",
+        {&model, "{\"method\":\"chunkkv\",\"ratio\":0.5,\"pressure\":3}", "\"pressure\" must be"},
+        {&model, "{\"method\":\"chunkkv\",\"ratio\":0.5,\"prefill\":{}}",
          "retention.prefill is not available for method 'chunkkv'"},
-        {&by_layer, "{\"method\":\"chunkkv\",\"ratio\":0.5,\"decode\":{}}",
+        {&model, "{\"method\":\"chunkkv\",\"ratio\":0.5,\"decode\":{}}",
          "retention.decode is not available for method 'chunkkv'"},
-        {&by_layer, "{\"method\":\"chunkkv\",\"ratio\":0.5,\"unit\":\"block\"}",
+        {&model, "{\"method\":\"chunkkv\",\"ratio\":0.5,\"unit\":\"block\"}",
          "retention.unit: 'block' is not available for method 'chunkkv' (have: page, chunk, "
          "token)"},
-        {&by_layer, "{\"method\":\"chunkkv\",\"ratio\":0.5,\"score\":\"none\"}",
+        {&model, "{\"method\":\"chunkkv\",\"ratio\":0.5,\"score\":\"none\"}",
          "retention.score: 'none' is not available for method 'chunkkv' (have: "},
-        {&by_layer, "{\"method\":\"chunkkv\",\"ratio\":0.5,\"schedule\":\"never\"}",
+        {&model, "{\"method\":\"chunkkv\",\"ratio\":0.5,\"schedule\":\"never\"}",
          "(have: prompt, chunk, decode)"},
-        {&by_layer, "{\"method\":\"chunkkv\",\"ratio\":0.5,\"schedule\":3}",
+        {&model, "{\"method\":\"chunkkv\",\"ratio\":0.5,\"schedule\":3}",
          "\"schedule\" must be a string"},
-        {&by_layer, "{\"method\":\"chunkkv\",\"ratio\":0.5,\"scope\":\"head\"}",
-         "retention.scope 'head' does not fit 3 KV heads in one page table (--kv-group-heads 3): "
-         "ask for \"scope\":\"layer\", or start with --kv-group-heads 1"},
-        {&by_layer, "{\"method\":\"chunkkv\",\"ratio\":0.5,\"allocator\":\"adaptive\"}",
+        {&model, "{\"method\":\"chunkkv\",\"ratio\":0.5,\"allocator\":\"adaptive\"}",
          "retention.scope: 'layer' does not go with allocator 'adaptive' (have: head)"},
-        {&by_layer, "{\"method\":\"chunkkv\",\"ratio\":0.5,\"allocator\":\"hybrid\"}",
+        {&model, "{\"method\":\"chunkkv\",\"ratio\":0.5,\"allocator\":\"hybrid\"}",
          "retention.unit: 'page' does not go with allocator 'hybrid' (have: chunk)"},
-        {&by_layer,
+        {&model,
          "{\"method\":\"chunkkv\",\"ratio\":0.5,\"allocator\":\"hybrid\",\"unit\":\"chunk\","
          "\"score\":\"last\"}",
          "retention.allocator: 'hybrid' does not go with score 'last' (have: uniform, pyramid, "
          "adaptive, pyramid-adaptive)"},
-        {&by_layer, "{\"method\":\"chunkkv\",\"ratio\":0.5,\"score\":\"critical\"}",
+        {&model, "{\"method\":\"chunkkv\",\"ratio\":0.5,\"score\":\"critical\"}",
          "retention.unit: 'page' does not go with score 'critical' (have: token)"},
-        {&by_layer,
-         "{\"method\":\"chunkkv\",\"ratio\":0.5,\"score\":\"recency\",\"unit\":\"chunk\"}",
+        {&model, "{\"method\":\"chunkkv\",\"ratio\":0.5,\"score\":\"recency\",\"unit\":\"chunk\"}",
          "retention.unit: 'chunk' does not go with score 'recency' (have: page, token)"},
-        {&by_head, "{\"method\":\"criticalkv\",\"ratio\":0.5,\"schedule\":\"decode\"}",
+        {&model, "{\"method\":\"criticalkv\",\"ratio\":0.5,\"schedule\":\"decode\"}",
          "retention.schedule: 'decode' does not go with score 'critical' (have: prompt, chunk)"},
-        {&by_layer, "{\"method\":\"h2o-recurrent\",\"allocator\":\"pyramid\"}",
+        {&model, "{\"method\":\"h2o-recurrent\",\"allocator\":\"pyramid\"}",
          "retention.allocator: 'pyramid' is not available for method 'h2o-recurrent' (have: "
          "uniform)"},
-        {&by_layer, "{\"method\":\"h2o-recurrent\",\"unit\":\"chunk\"}",
+        {&model, "{\"method\":\"h2o-recurrent\",\"unit\":\"chunk\"}",
          "retention.unit: 'chunk' is not available for method 'h2o-recurrent' (have: page, token)"},
-        {&by_layer, "{\"method\":\"h2o-recurrent\",\"schedule\":\"prompt\"}", "(have: chunk)"},
-        {&by_layer, "{\"method\":\"chunkkv\",\"ratio\":0.5,\"report\":\"all\"}",
+        {&model, "{\"method\":\"h2o-recurrent\",\"schedule\":\"prompt\"}", "(have: chunk)"},
+        {&model, "{\"method\":\"chunkkv\",\"ratio\":0.5,\"report\":\"all\"}",
          "retention.report: 'all'"},
-        {&by_layer, "{\"method\":\"chunkkv\",\"ratio\":0.5,\"window\":0}",
+        {&model, "{\"method\":\"chunkkv\",\"ratio\":0.5,\"window\":0}",
          "retention.window is 0: score 'window' measures its rows"},
-        {&by_layer, "{\"method\":\"chunkkv\",\"ratio\":0.5,\"window\":513}",
+        {&model, "{\"method\":\"chunkkv\",\"ratio\":0.5,\"window\":513}",
          "retention.window is 513: more than the prefill chunk of 512"},
-        {&by_layer, "{\"method\":\"chunkkv\",\"ratio\":0.5,\"window\":2147483647}",
+        {&model, "{\"method\":\"chunkkv\",\"ratio\":0.5,\"window\":2147483647}",
          "retention.window is 2147483647: more than the prefill chunk of 512"},
-        {&by_head, "{\"method\":\"h2o\",\"ratio\":0.5,\"score\":\"window\"}",
+        {&model, "{\"method\":\"h2o\",\"ratio\":0.5,\"score\":\"window\"}",
          "retention.window is half of the budget: score 'window' measures its rows"},
-        {&by_layer, "{\"method\":\"chunkkv\",\"ratio\":0.5,\"sinks\":-1}", "\"sinks\" is -1"},
-        {&by_layer, "{\"method\":\"chunkkv\",\"tokens\":31}",
+        {&model, "{\"method\":\"chunkkv\",\"ratio\":0.5,\"sinks\":-1}", "\"sinks\" is -1"},
+        {&model, "{\"method\":\"chunkkv\",\"tokens\":31}",
          "retention.tokens is 31: below the 2 protected pages"},
-        {&by_head, "{\"method\":\"snapkv\",\"tokens\":33,\"sinks\":2}",
+        {&model, "{\"method\":\"snapkv\",\"tokens\":33,\"sinks\":2}",
          "retention.tokens is 33: below the 34 protected tokens (sinks 2, window 32)"},
-        {&by_layer, "{\"method\":\"streaming-recurrent\",\"tokens\":511}",
+        {&model, "{\"method\":\"streaming-recurrent\",\"tokens\":511}",
          "retention.tokens is 511: below the 512 protected tokens"},
-        {&by_layer, "{\"method\":\"chunkkv\",\"ratio\":0.5,\"reuse_layers\":0}",
+        {&model, "{\"method\":\"chunkkv\",\"ratio\":0.5,\"reuse_layers\":0}",
          "\"reuse_layers\" is 0"},
-        {&by_layer, "{\"method\":\"chunkkv\",\"ratio\":0.5,\"reuse_layers\":8}",
+        {&model, "{\"method\":\"chunkkv\",\"ratio\":0.5,\"reuse_layers\":8}",
          "retention.reuse_layers is 8: the model has 7 layers"},
-        {&pairs, "{\"method\":\"chunkkv\",\"ratio\":0.5,\"reuse_layers\":1}",
-         "retention.reuse_layers is 1: must be a multiple of the 2 layers that share a page table"},
-        {&pairs, "{\"method\":\"chunkkv\",\"ratio\":0.5,\"reuse_layers\":3}",
-         "--kv-group-layers 2"},
-        {&by_head, "{\"method\":\"scope-slide\",\"ratio\":0.5}",
+        {&model, "{\"method\":\"scope-slide\",\"ratio\":0.5}",
          "retention.ratio is not available for method 'scope-slide': it goes into "
          "retention.prefill"},
-        {&by_head, "{\"method\":\"scope-slide\",\"prefill\":{}}",
+        {&model, "{\"method\":\"scope-slide\",\"prefill\":{}}",
          "retention.prefill.method: must be given"},
-        {&by_head, "{\"method\":\"scope-slide\",\"prefill\":[]}",
+        {&model, "{\"method\":\"scope-slide\",\"prefill\":[]}",
          "retention.prefill: must be an object"},
-        {&by_head, "{\"method\":\"scope-slide\",\"prefill\":{\"method\":\"snapkv\"}}",
+        {&model, "{\"method\":\"scope-slide\",\"prefill\":{\"method\":\"snapkv\"}}",
          "retention.prefill.ratio or retention.prefill.tokens: method 'snapkv' needs"},
-        {&by_head,
+        {&model,
          "{\"method\":\"scope-slide\",\"prefill\":{\"method\":\"snapkv\",\"ratio\":0.5,\"report\":"
          "\"counts\"}}",
          "retention.prefill.report: unknown key"},
-        {&by_head,
+        {&model,
          "{\"method\":\"scope-slide\",\"prefill\":{\"method\":\"snapkv\",\"ratio\":0.5,\"window\":"
          "600}}",
          "retention.prefill.window is 600"},
-        {&by_head, "{\"method\":\"scope-slide\",\"prefill\":{\"method\":\"scope-slide\"}}",
+        {&model, "{\"method\":\"scope-slide\",\"prefill\":{\"method\":\"scope-slide\"}}",
          "retention.prefill.method: 'scope-slide' cannot be the prefill of 'scope-slide'"},
-        {&by_head, "{\"method\":\"scope-slide\",\"prefill\":{\"method\":\"tova-recurrent\"}}",
+        {&model, "{\"method\":\"scope-slide\",\"prefill\":{\"method\":\"tova-recurrent\"}}",
          "retention.prefill.method: 'tova-recurrent' cannot be the prefill"},
-        {&by_head,
+        {&model,
          "{\"method\":\"scope-slide\",\"prefill\":{\"method\":\"snapkv\",\"ratio\":0.5},\"decode\":"
          "{\"scope\":\"layer\"}}",
          "retention.decode.scope: 'layer' cannot follow a prefill whose heads"},
-        {&by_head, "{\"method\":\"scope-slide\",\"decode\":3}",
+        {&model, "{\"method\":\"scope-slide\",\"decode\":3}",
          "retention.decode: must be an object"},
-        {&by_head, "{\"method\":\"scope-slide\",\"decode\":{\"beta3\":1}}",
+        {&model, "{\"method\":\"scope-slide\",\"decode\":{\"beta3\":1}}",
          "retention.decode.beta3: unknown key (have: beta1, beta2, horizon, scope, score)"},
-        {&by_head, "{\"method\":\"scope-slide\",\"decode\":{\"beta1\":0}}", "\"beta1\" is 0"},
-        {&by_head, "{\"method\":\"scope-slide\",\"decode\":{\"beta2\":9,\"horizon\":9}}",
+        {&model, "{\"method\":\"scope-slide\",\"decode\":{\"beta1\":0}}", "\"beta1\" is 0"},
+        {&model, "{\"method\":\"scope-slide\",\"decode\":{\"beta2\":9,\"horizon\":9}}",
          "retention.decode.horizon is 9: must be above beta2, which is 9"},
-        {&by_head, "{\"method\":\"scope-slide\",\"decode\":{\"scope\":\"page\"}}",
+        {&model, "{\"method\":\"scope-slide\",\"decode\":{\"scope\":\"page\"}}",
          "retention.decode.scope: 'page'"},
-        {&by_layer, "{\"method\":\"scope-slide\"}",
-         "retention.decode.scope 'head' does not fit 3 KV heads in one page table"},
     };
     for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
         error err = {""};
@@ -569,14 +540,9 @@ static void requests_are_refused_by_name(void **state)
         if (!strstr(err.text, cases[i].says)) fail_msg("%s: %s", cases[i].text, err.text);
         assert_int_equal(p.window, 77); /* a refusal changes nothing */
     }
-    /* The union of all groups covers everything, even when the last group is short. */
-    retention_policy p;
-    assert_true(status_ok(
-        parse("{\"method\":\"chunkkv\",\"ratio\":0.5,\"reuse_layers\":7}", &pairs, &p, NULL)));
-    assert_true(status_ok(
-        parse("{\"method\":\"chunkkv\",\"ratio\":0.5,\"reuse_layers\":4}", &pairs, &p, NULL)));
     /* The rows that a preset fixes have to fit too. */
-    retention_limits limits = {.geometry = by_head, .max_window = 255};
+    retention_policy p;
+    retention_limits limits = {.geometry = model, .max_window = 255};
     json_t *json = parse_json("{\"method\":\"expected-attention\",\"ratio\":0.5}");
     error err;
     assert_int_equal(retention_parse(json, &limits, &p, &err).code, STATUS_INVALID);

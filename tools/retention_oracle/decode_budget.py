@@ -75,7 +75,7 @@ def check_octavo(octavo):
         d = {"beta1": 20, "beta2": 10, "horizon": 300}
         lines = [json.dumps({"id": str(n), "prompt_token_ids": ids, "max_tokens": n, "ignore_eos": True,
                              "retention": {"method": kind, "decode": d, "report": "positions"}}) for n in lengths]
-        done = subprocess.run([octavo, "run", "--model", ROOT / "models/demo", "--dtype", "f32", "--threads", "1", "--kv-memory", "64M", "--kv-group-heads", "1",
+        done = subprocess.run([octavo, "run", "--model", ROOT / "models/demo", "--dtype", "f32", "--threads", "1", "--kv-memory", "64M",
                                "--prompts", "-"], input="\n".join(lines), text=True, capture_output=True)
         answers = list(map(json.loads, done.stdout.splitlines()))
         assert len(answers) == len(lengths), done.stderr + done.stdout

@@ -112,7 +112,7 @@ def through_octavo(octavo, folder, requests):
         shutil.copy(ROOT / "models/demo" / name, folder)
     lines = [json.dumps({"id": str(i), "prompt_token_ids": ids, "max_tokens": 1, "retention": r | {"report": "positions"}})
              for i, (ids, r) in enumerate(requests)]
-    done = subprocess.run([octavo, "run", "--model", folder, "--dtype", "f32", "--threads", "1", "--kv-memory", "64M", "--kv-group-heads", "1",
+    done = subprocess.run([octavo, "run", "--model", folder, "--dtype", "f32", "--threads", "1", "--kv-memory", "64M",
                            "--prompts", "-"], input="\n".join(lines), text=True, capture_output=True)
     out = {}
     for x in map(json.loads, done.stdout.splitlines()):

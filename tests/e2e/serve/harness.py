@@ -28,6 +28,7 @@ LIGHT = "OCTAVO_TESTS_LIGHT" in os.environ and "OCTAVO_SOAK" not in os.environ
 SLOW_LAYERS = 4 if LIGHT else 32
 SLOW = ["--model", MODEL, "--kv-memory", "512M", "--load-format", "dummy", "--override",
         f"num_hidden_layers={SLOW_LAYERS}", "--threads", "1"]
+KV_HEADS = 4
 VOCAB = 1024
 PAGE = 16
 CONTEXT = 4096

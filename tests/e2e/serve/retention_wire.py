@@ -4,8 +4,11 @@ hits of other requests. usage: retention_wire.py OCTAVO [unittest arguments]"""
 
 import http.client
 import json
+import subprocess
 
-from harness import PAGE, PATIENCE, SLOW, SLOW_LAYERS, ServeTest, eventually, main, need, sse, stubs, tokens
+from harness import (KV_HEADS, OCTAVO, PAGE, PATIENCE, SLOW, SLOW_LAYERS, ServeTest, eventually, main, need, sse,
+                     stubs, tokens)
+from storm_clients import methods
 
 grpc = need("grpc")
 pb, rpc = stubs("octavo")
@@ -57,7 +60,7 @@ class Wire(ServeTest):
     def running(self, surface, ids, retention):
         """Pages in use and pages free for others while the request runs, in pages of the pool."""
         end = surface(ids, {"retention": retention} if retention else {})
-        whole = (N // PAGE + 1) * self.layers
+        whole = (N // PAGE + 1) * self.layers * KV_HEADS
         loads = eventually("its prompt is done", lambda: self.settled(whole, retention))
         page = self.server.metrics() # one read, since the request goes on
         metrics = {stem: self.server.metric(stem, page) for stem in
@@ -85,7 +88,7 @@ class Wire(ServeTest):
                 self.assertLess(metrics["kept_tokens"], metrics["logical_tokens"] * 0.7)
                 self.assertGreaterEqual(metrics["logical_tokens"], N)
                 # Dropped pages are free for new work, but can still be hit.
-                self.assertGreater(part.cached_pages, 40 * self.layers)
+                self.assertGreater(part.cached_pages, 40 * self.layers * KV_HEADS)
                 self.assertGreater(self.server.metric("pages_dropped_total", method="chunkkv"), 0)
 
                 # Other requests hit the whole prefix, with the answers of a cold cache.
@@ -193,6 +196,34 @@ class Wire(ServeTest):
                                                          "stream": True, "retention": RETENTION}))
         self.assertEqual(len(sse(c.getresponse().read().decode())), 20)
         c.close()
+
+
+class EveryMethod(ServeTest):
+    """A server with no flag but the model answers every method that `octavo methods` lists."""
+
+    MODEL = SLOW[:2]
+
+    def answer(self, ids, retention):
+        (choice,) = self.server.post("/v1/completions", {"prompt": ids, "max_tokens": 12, "ignore_eos": True,
+                                                         "retention": retention})["choices"]
+        return choice["retention"]
+
+    def test_answers(self):
+        listed = json.loads(subprocess.run([OCTAVO, "methods", "--json"], capture_output=True, check=True).stdout)
+        small = {spec["method"]: spec for spec in methods() if spec}
+        self.assertEqual([row["method"] for row in listed], list(small))
+        for i, row in enumerate(listed):
+            with self.subTest(row["method"]):
+                least = {"method": row["method"], **({"ratio": 0.5} if row["needs_budget"] else {})}
+                self.answer(tokens(40, 200 + i), least)
+                report = self.answer(tokens(300, 100 + i), small[row["method"]])
+                self.assertEqual(report["method"], row["method"])
+                if row["method"] == "full":
+                    self.assertEqual(report["kept_tokens"], report["logical_tokens"])
+                    continue
+                self.assertLess(report["kept_tokens"], 0.8 * report["logical_tokens"])
+                if row["method"] != "truncate": # its tokens never had pages
+                    self.assertGreater(report["pages_dropped"], 0)
 
 
 if __name__ == "__main__":

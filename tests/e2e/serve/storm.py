@@ -64,7 +64,7 @@ class Storm(unittest.TestCase):
     def setUp(self):
         folder = tempfile.TemporaryDirectory()
         self.addCleanup(folder.cleanup)
-        self.flags = ["--kv-group-heads", "1", "--session-ttl", str(TTL), "--max-sessions", "64"]
+        self.flags = ["--session-ttl", str(TTL), "--max-sessions", "64"]
         for kind, names in (("api", ("alice", "bob")), ("admin", ("root",))):
             path = os.path.join(folder.name, kind)
             with open(path, "w", encoding="utf-8") as f:
