@@ -380,14 +380,14 @@ static uint32_t count_before(const kv_store *s)
     return s->residual_pages ? s->residual_pages + 1 : 0;
 }
 
-/* Tiles for the last page and those kept before it, in each table that can run and as many that
- * wait; and for the pages that a layer's rows fill. */
+/* Tiles for the last page and those kept before it, in each of this rank's tables that can run and
+ * as many that wait; and for the pages that a layer's rows fill. */
 static uint32_t count_tiles(const kv_store *s, uint32_t max_rows, uint32_t max_seqs)
 {
     size_t filled = max_rows / s->shape.page_tokens + 2 * (size_t)max_seqs;
-    size_t of_table = 1 + (size_t)count_before(s);
-    return (uint32_t)(2 * (size_t)max_seqs * of_table * pkv_groups(&s->geometry) +
-                      filled * (s->n_heads / s->heads_in_page));
+    size_t of_table = 1 + (size_t)count_before(s), of_layer = s->n_heads / s->heads_in_page;
+    return (uint32_t)(2 * (size_t)max_seqs * of_table * pkv_layer_groups(&s->geometry) * of_layer +
+                      filled * of_layer);
 }
 
 size_t kv_filling_size(const kv_store *s, uint32_t max_rows, uint32_t max_seqs)
