@@ -85,6 +85,17 @@ static uint32_t whole_pages(uint64_t bytes, uint64_t page_bytes)
     return n > PKV_PAGES_MOST ? PKV_PAGES_MOST : (uint32_t)n;
 }
 
+status sizes_check_pool(const backend_options *o, uint64_t page_bytes, error *err)
+{
+    if (o->kv_bytes / page_bytes <= PKV_PAGES_MOST) return STATUS_IS_OK;
+    return error_set(err, STATUS_INVALID,
+                     "kv-memory: %llu bytes are %llu pages of %llu bytes, and a pool has at most "
+                     "%d; page-tokens makes them larger",
+                     (unsigned long long)o->kv_bytes,
+                     (unsigned long long)(o->kv_bytes / page_bytes), (unsigned long long)page_bytes,
+                     PKV_PAGES_MOST);
+}
+
 status sizes_pool_pages(const pkv_geometry *g, uint64_t bytes, uint64_t page_bytes, uint32_t *n,
                         error *err)
 {
@@ -134,6 +145,7 @@ status backend_cpu_measure(const backend_options *o, uint32_t n_ranks, uint64_t 
     store.residual_pages = o->kv_residual / m.geometry.page_tokens;
     uint64_t left = m.fits ? memory - slice.bytes * n_ranks : 0;
     uint64_t page_bytes = (uint64_t)store.page_bytes * n_ranks;
+    RETURN_IF_ERROR(sizes_check_pool(o, page_bytes, err));
     uint64_t pool = o->kv_bytes ? o->kv_bytes : sizes_default_pool(left, share);
     m.page_bytes = store.page_bytes;
     m.sums_of_page = store.page_sums * sizeof *store.sums;

@@ -28,7 +28,9 @@ static inline uint64_t sizes_default_pool(uint64_t left, double share)
     return (uint64_t)((double)left * share);
 }
 
-/* page_bytes is all ranks' slices of a page together. The error names kv-memory. */
+/* Refuses a --kv-memory of more pages than have numbers; a default pool has as many as do.
+ * page_bytes, here and below, is all ranks' slices of a page together. Errors name kv-memory. */
+status sizes_check_pool(const backend_options *o, uint64_t page_bytes, error *err);
 status sizes_pool_pages(const pkv_geometry *g, uint64_t bytes, uint64_t page_bytes, uint32_t *n,
                         error *err);
 

@@ -346,6 +346,7 @@ static status make_pool(backend_cpu *b, const backend_options *o, error *err)
     }
     /* Every rank has a slice of every page. */
     size_t page_bytes = b->store.page_bytes * (size_t)comm_size(o->group);
+    RETURN_IF_ERROR(sizes_check_pool(o, page_bytes, err));
     RETURN_IF_ERROR(sizes_pool_pages(&b->info.geometry, bytes, page_bytes, &b->store.n_pages, err));
     b->store.n_cells = pkv_cell_count(&b->info.geometry, b->store.n_pages - 1);
     b->store_bytes = (size_t)b->store.n_cells * b->store.page_bytes;

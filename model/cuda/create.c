@@ -134,9 +134,9 @@ static uint64_t default_pool_bytes(const backend_cuda *b, const backend_options 
 static status make_pool(backend_cuda *b, const backend_options *o, error *err)
 {
     uint64_t bytes = o->kv_bytes ? o->kv_bytes : default_pool_bytes(b, o);
-    RETURN_IF_ERROR(sizes_pool_pages(&b->info.geometry, bytes,
-                                     b->pages.page_bytes * (uint64_t)comm_size(o->group),
-                                     &b->info.n_pages, err));
+    uint64_t page_bytes = b->pages.page_bytes * (uint64_t)comm_size(o->group);
+    RETURN_IF_ERROR(sizes_check_pool(o, page_bytes, err));
+    RETURN_IF_ERROR(sizes_pool_pages(&b->info.geometry, bytes, page_bytes, &b->info.n_pages, err));
     status s = cuda_smallest(&b->device, &b->info.n_pages);
     if (!status_ok(s)) return error_set(err, s.code, "kv-memory: %s", status_text(s.code));
     b->n_cells = pkv_cell_count(&b->info.geometry, b->info.n_pages - 1);

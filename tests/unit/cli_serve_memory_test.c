@@ -122,6 +122,22 @@ static void a_server_that_fits_is_taken(void **state)
     assert_true(room.bodies == 0);
 }
 
+static void a_pool_of_more_pages_than_have_numbers_is_refused(void **state)
+{
+    (void)state;
+    error err = {{0}};
+    serve_room room;
+    model_flags f = demo;
+    f.page_tokens = 256;
+    f.kv_memory = (UINT64_C(1) << 45) + 32768;
+    assert_int_equal(serve_check_memory(&f, mib, &room, &err).code, STATUS_INVALID);
+    assert_string_equal(
+        err.text, "kv-memory: 35184372121600 bytes are 1073741825 pages of 32768 bytes, and a "
+                  "pool has at most 1073741824; page-tokens makes them larger");
+    f.kv_memory -= 32768;
+    assert_int_equal(serve_check_memory(&f, mib, &room, &err).code, STATUS_NO_MEMORY);
+}
+
 static void a_pool_without_room_for_a_block_is_refused(void **state)
 {
     (void)state;
@@ -172,6 +188,7 @@ int main(void)
         cmocka_unit_test(needs_are_those_of_the_backend),
         cmocka_unit_test(filling_tiles_are_counted),
         cmocka_unit_test(a_server_that_fits_is_taken),
+        cmocka_unit_test(a_pool_of_more_pages_than_have_numbers_is_refused),
         cmocka_unit_test(a_pool_without_room_for_a_block_is_refused),
         cmocka_unit_test(retention_is_checked_without_weights),
     };
