@@ -171,7 +171,7 @@ static json_t *answer_json(const planning *p, bool fits, const char *verdict)
     const plan_question *q = &p->question;
     const plan_answer *a = &p->full;
     const backend_measures *m = &a->measures;
-    json_int_t ranks = p->model.n_ranks, page = (json_int_t)m->page_bytes * ranks;
+    json_int_t ranks = p->model.n_ranks, page = (json_int_t)backend_page_bytes(m, p->model.n_ranks);
     json_t *all = json_pack(
         "{s:s, s:s, s:I, s:I, s:{s:i, s:I}, s:{s:s, s:I, s:I}}", "model", p->model_flags.dir,
         "architecture", p->model.config.architecture, "parameters", (json_int_t)m->parameters,
@@ -185,8 +185,8 @@ static json_t *answer_json(const planning *p, bool fits, const char *verdict)
         "rank_page_bytes", (json_int_t)m->page_bytes, "pages", (json_int_t)a->pages, "tokens",
         (json_int_t)a->tokens, "pool_bytes", (json_int_t)a->rank_pool * ranks, "filling_bytes",
         (json_int_t)m->filling_bytes * ranks, "host_pages", (json_int_t)m->n_host_pages,
-        "swap_bytes", (json_int_t)(backend_host_bytes(m) / m->page_bytes * page), "sums_bytes",
-        (json_int_t)m->n_pages * (json_int_t)m->sums_of_page * ranks);
+        "swap_bytes", (json_int_t)backend_host_bytes(m) * ranks, "sums_bytes",
+        (json_int_t)(backend_rank_pages(m, m->n_pages) * m->sums_of_page) * ranks);
     json_t *asked = json_pack("{s:i, s:i, s:i}", "context", (int)q->context, "output",
                               (int)q->output, "concurrency", (int)q->sequences);
     json_object_set_new(all, "kv", kv);

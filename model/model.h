@@ -198,8 +198,9 @@ status model_probe_create(const backend *b, const backend_options *made_with, ui
 #define MODEL_POOL_SHARE 0.6
 
 /* The geometry of the pages of a backend that these options would make: theirs, with the model's
- * layers, heads and windows. Checks it, and that it suits the type of the pages. Reads no file. */
-status model_geometry(const backend_options *options, pkv_geometry *out, error *err);
+ * layers, heads and windows, and with shares for n_ranks ranks. Checks it, and that it suits the type of the pages. Reads no file. */
+status model_geometry(const backend_options *options, uint32_t n_ranks, pkv_geometry *out,
+                      error *err);
 
 /* Sizes of the backends that these options would make on n_ranks ranks that share `memory` bytes,
  * by the same arithmetic as when they are made. Only the files' headers are read, or with `dummy`
@@ -209,7 +210,8 @@ typedef struct backend_measures {
     uint64_t parameters; // in the whole model
     /* The next five are one rank's; all ranks have equal slices. */
     uint64_t weight_bytes;  // packed
-    uint64_t page_bytes;    // its slice of a page
+    uint64_t page_bytes;    // what it stores of a page
+    uint32_t rank_shares;   // shares of the pages that it stores, of pkv_shares
     uint64_t sums_of_page;  // running sums beside a page, once a method uses them
     uint64_t filling_bytes; // as in backend_facts
     uint64_t step_bytes;    // a GPU's buffers for the longest step
@@ -218,10 +220,21 @@ typedef struct backend_measures {
     uint32_t n_host_pages;
 } backend_measures;
 
+/* How many of n pages one rank stores. */
+static inline uint64_t backend_rank_pages(const backend_measures *m, uint64_t n)
+{
+    return n / pkv_shares(&m->geometry) * m->rank_shares;
+}
+/* Bytes that a page takes over all ranks. */
+static inline uint64_t backend_page_bytes(const backend_measures *m, uint32_t n_ranks)
+{
+    return m->page_bytes * n_ranks * m->rank_shares / pkv_shares(&m->geometry);
+}
 /* Bytes of one rank's host tier. */
 static inline uint64_t backend_host_bytes(const backend_measures *m)
 {
-    return m->n_host_pages ? pkv_cell_count(&m->geometry, m->n_host_pages) * m->page_bytes : 0;
+    if (m->n_host_pages == 0) return 0;
+    return backend_rank_pages(m, pkv_cell_count(&m->geometry, m->n_host_pages)) * m->page_bytes;
 }
 
 status backend_cpu_measure(const backend_options *options, uint32_t n_ranks, uint64_t memory,

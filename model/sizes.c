@@ -44,12 +44,14 @@ static status check_format(const backend_options *o, error *err)
                      group, kern_kv_name(o->kv_type));
 }
 
-status model_geometry(const backend_options *o, pkv_geometry *out, error *err)
+status model_geometry(const backend_options *o, uint32_t n_ranks, pkv_geometry *out, error *err)
 {
     *out = o->geometry;
     out->n_layers = o->config->n_layers;
     out->n_kv_heads = o->config->n_kv_heads;
     set_windows(o->config, out);
+    if (out->heads_per_group > 0 && out->heads_per_group <= out->n_kv_heads)
+        out->n_shares = pkv_shares_for(out, n_ranks);
     RETURN_IF_ERROR(pkv_geometry_check(out, err));
     return check_format(o, err);
 }
@@ -132,7 +134,7 @@ status backend_cpu_measure(const backend_options *o, uint32_t n_ranks, uint64_t 
     backend_measures m = {0};
     weights_measures slice, whole;
     RETURN_IF_ERROR(model_ranks_check(o->config, n_ranks, err));
-    RETURN_IF_ERROR(model_geometry(o, &m.geometry, err));
+    RETURN_IF_ERROR(model_geometry(o, n_ranks, &m.geometry, err));
     RETURN_IF_ERROR(measure_weights(o, 0, 1, &whole, err));
     RETURN_IF_ERROR(measure_weights(o, 0, (int)n_ranks, &slice, err));
     m.parameters = whole.elements;
@@ -144,10 +146,11 @@ status backend_cpu_measure(const backend_options *o, uint32_t n_ranks, uint64_t 
                     slice.slice.n_kv_heads);
     store.residual_pages = o->kv_residual / m.geometry.page_tokens;
     uint64_t left = m.fits ? memory - slice.bytes * n_ranks : 0;
-    uint64_t page_bytes = (uint64_t)store.page_bytes * n_ranks;
+    uint64_t page_bytes = sizes_of_page(&m.geometry, store.page_bytes, store.n_heads, n_ranks);
     RETURN_IF_ERROR(sizes_check_pool(o, page_bytes, err));
     uint64_t pool = o->kv_bytes ? o->kv_bytes : sizes_default_pool(left, share);
     m.page_bytes = store.page_bytes;
+    m.rank_shares = pkv_shares_of(&m.geometry, store.n_heads);
     m.sums_of_page = store.page_sums * sizeof *store.sums;
     if (kern_kv_has_grids(o->kv_type))
         m.filling_bytes = kv_filling_size(&store, o->max_rows, o->max_seqs);
@@ -167,13 +170,13 @@ status backend_cpu_need(const backend_options *o, uint32_t n_ranks, uint64_t lef
     uint32_t n_pages;
     RETURN_IF_ERROR(backend_cpu_measure(o, n_ranks, left, MODEL_POOL_SHARE, &m, err));
     if (o->kv_bytes)
-        RETURN_IF_ERROR(
-            sizes_pool_pages(&m.geometry, o->kv_bytes, m.page_bytes * n_ranks, &n_pages, err));
+        RETURN_IF_ERROR(sizes_pool_pages(&m.geometry, o->kv_bytes, backend_page_bytes(&m, n_ranks),
+                                         &n_pages, err));
     RETURN_IF_ERROR(tensor_slice_of(o->config, 0, (int)n_ranks, &slice, err));
     uint64_t logits = (uint64_t)o->max_seqs * o->config->vocab_size * sizeof(float);
     uint64_t rows = forward_bytes(o->config, &slice, slice.n_tokens, o->max_rows, n_ranks);
     *out = (backend_cpu_needs){.weights = m.weight_bytes * n_ranks,
-                               .pool = m.page_bytes * m.n_pages * n_ranks,
+                               .pool = backend_page_bytes(&m, n_ranks) * m.n_pages,
                                .buffers = (rows + logits + m.filling_bytes) * n_ranks,
                                .swap = backend_host_bytes(&m) * n_ranks};
     return STATUS_IS_OK;

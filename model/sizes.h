@@ -28,6 +28,15 @@ static inline uint64_t sizes_default_pool(uint64_t left, double share)
     return (uint64_t)((double)left * share);
 }
 
+/* Bytes that a page takes over all ranks, where page_bytes is what a rank stores of one. Ranks with
+ * heads of their own store other pages; those with the same heads, or with some heads of every page,
+ * store the same ones. */
+static inline uint64_t sizes_of_page(const pkv_geometry *g, uint64_t page_bytes, uint32_t n_heads,
+                                     uint32_t n_ranks)
+{
+    return page_bytes * n_ranks * pkv_shares_of(g, n_heads) / pkv_shares(g);
+}
+
 /* Refuses a --kv-memory of more pages than have numbers; a default pool has as many as do.
  * page_bytes, here and below, is all ranks' slices of a page together. Errors name kv-memory. */
 status sizes_check_pool(const backend_options *o, uint64_t page_bytes, error *err);

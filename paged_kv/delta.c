@@ -92,15 +92,17 @@ uint32_t pkv_move_cells(const pkv_geometry *g, const pkv_move *m)
     return m->grain == PKV_HEAD ? 1 : m->grain == PKV_LAYER ? pkv_head_groups(g) : pkv_groups(g);
 }
 
-pkv_move pkv_move_cell(const pkv_geometry *g, const pkv_move *m, uint32_t i, uint32_t pool_stride,
-                       uint32_t host_stride)
+pkv_move pkv_move_cell(const pkv_geometry *g, const pkv_move *m, uint32_t i, uint32_t pool_usable,
+                       uint32_t host_usable)
 {
     uint32_t heads = pkv_head_groups(g), layer = i / heads, head = i % heads;
+    uint32_t src = m->kind == PKV_MOVE_IN ? host_usable : pool_usable;
+    uint32_t dst = m->kind == PKV_MOVE_OUT ? host_usable : pool_usable;
     pkv_move cell = *m;
     cell.grain = PKV_HEAD;
     cell.group = (m->grain == PKV_LAYER ? m->group * heads : m->group) + i;
-    cell.src_page += layer * (m->kind == PKV_MOVE_IN ? host_stride : pool_stride) + head;
-    cell.dst_page += layer * (m->kind == PKV_MOVE_OUT ? host_stride : pool_stride) + head;
+    cell.src_page += pkv_cell_offset(g, src, m->grain, layer, head);
+    cell.dst_page += pkv_cell_offset(g, dst, m->grain, layer, head);
     return cell;
 }
 

@@ -31,8 +31,7 @@ static bool is_set(const pkv_tree *t, uint32_t node)
 static bool is_reserved(const pkv_tree *t, uint32_t node)
 {
     if (node >= t->n_cells || node_above(t, node_above(t, node)) != tree_whole_at(t)) return false;
-    uint32_t layer = node / t->n_heads / t->n_whole;
-    return layer * t->n_heads + node % t->n_heads < t->n_reserved;
+    return cell_layer(t, node) * t->n_heads + cell_head(t, node) < t->n_reserved;
 }
 
 /* Checks that no two slots share a position. `seen` has a 0 byte for each position, and is left
@@ -69,6 +68,8 @@ static const char *check_table(const pkv *p, const pkv_seq *s, uint32_t group, b
         REQUIRE(page >= 1 && page < p->pool.n_cells, "a table holds no page");
         uint32_t node = node_of(&p->pool, s->grain, page);
         REQUIRE(page_of(&p->pool, node) == page, "a table holds a page that begins no run");
+        REQUIRE(s->grain != PKV_HEAD || cell_share(&p->pool, page) == table_share(&p->pool, group),
+                "a table holds a cell of another share");
         const pkv_node *g = &p->pool.nodes[node];
         REQUIRE(is_set(&p->pool, node) && g->refs > 0, "a table holds a page without references");
         holder *h = &holders[node];
@@ -177,12 +178,14 @@ static const char *check_layer_run(const pkv_tree *t, uint32_t layer, uint32_t *
         sums[k] += n;
         busy[k] += n > 0;
     }
-    if (!is_set(t, layer)) return NULL;
-    bool broken = run_at(t, layer)->below[COVER_TAKEN] > 0 &&
-                  !has_property(t, layer, COVER_TAKEN) &&
-                  !has_property(t, node_above(t, layer), COVER_TAKEN);
-    uint32_t free_cells = broken ? t->n_heads - run_at(t, layer)->below[COVER_TAKEN] : 0;
-    REQUIRE(run_at(t, layer)->listed == free_cells, "a layer run is in a wrong list");
+    for (uint32_t s = 0; is_set(t, layer) && s < t->n_shares; s++) {
+        uint32_t free_cells = 0;
+        for (uint32_t i = 0; tree_layer_is_broken(t, layer) && i < t->in_share; i++)
+            free_cells += !has_property(t, node_part(t, layer, s * t->in_share + i), COVER_TAKEN);
+        REQUIRE(t->layer_lists[s].links[(size_t)(layer - t->n_cells) * t->n_shares].listed ==
+                    free_cells,
+                "a layer run is in a wrong list");
+    }
     return NULL;
 }
 
@@ -202,8 +205,21 @@ static const char *check_whole_run(const pkv_tree *t, uint32_t whole, tree_sums 
     all->unused_wholes += !used && busy[COVER_USED] == 0;
     all->unused_layers += used ? 0 : t->n_layers - busy[COVER_USED];
     uint32_t free_parts = has_property(t, whole, COVER_TAKEN) ? 0 : t->n_layers - busy[COVER_TAKEN];
-    REQUIRE(run->listed == free_parts, "a whole run is in a wrong list");
+    REQUIRE(t->whole_lists.links[whole - tree_whole_at(t)].listed == free_parts,
+            "a whole run is in a wrong list");
     return NULL;
+}
+
+/* The used cells of a share. */
+static uint32_t count_used(const pkv_tree *t, uint32_t share)
+{
+    uint32_t n = 0, size = t->n_cells / t->n_shares;
+    for (uint32_t cell = share * size; cell < (share + 1) * size; cell++) {
+        uint32_t layer = node_above(t, cell);
+        n += has_property(t, cell, COVER_USED) || has_property(t, layer, COVER_USED) ||
+             has_property(t, node_above(t, layer), COVER_USED);
+    }
+    return n;
 }
 
 static const char *check_lists(const pkv_tree *t, const run_lists *l)
@@ -211,11 +227,12 @@ static const char *check_lists(const pkv_tree *t, const run_lists *l)
     uint32_t n = 0;
     for (uint32_t parts = 1; parts <= l->most; parts++) {
         REQUIRE(l->heads[parts] == 0 || parts >= l->lowest, "a list of runs is forgotten");
-        for (uint32_t run = l->heads[parts], last = 0; run != 0;
-             last = run, run = run_at(t, run)->next) {
-            REQUIRE(n++ <= t->n_cells && run_at(t, run)->listed == parts &&
-                        run_at(t, run)->prev == last,
+        for (uint32_t run = l->heads[parts], last = 0; run != 0;) {
+            const run_link *link = &l->links[(size_t)(run - 1) * l->stride];
+            REQUIRE(n++ <= t->n_cells && link->listed == parts && link->prev == last,
                     "a list of runs is broken");
+            last = run;
+            run = link->next;
         }
     }
     return NULL;
@@ -234,8 +251,13 @@ static const char *check_tree(const pkv_tree *t, uint32_t usable)
     REQUIRE(sums.unused_wholes == t->unused_wholes && sums.unused_layers == t->unused_layers,
             "unused runs are miscounted");
     REQUIRE(t->n_cells - t->n_reserved == usable, "cells are lost");
-    const char *wrong = check_lists(t, &t->whole_lists);
-    return wrong ? wrong : check_lists(t, &t->layer_lists);
+    for (uint32_t s = 0; s < t->n_shares; s++) {
+        const char *wrong = check_lists(t, &t->layer_lists[s]);
+        if (wrong) return wrong;
+        REQUIRE(count_used(t, s) == t->n_cells / t->n_shares - tree_available_in(t, s),
+                "a share miscounts its cells");
+    }
+    return check_lists(t, &t->whole_lists);
 }
 
 static const char *check_pages(const pkv *p, const holder *holders)

@@ -135,6 +135,7 @@ struct pkv {
     uint32_t n_swaps, cap_swaps;
     delta_log log;
     uint32_t *cursors; // [groups] of a walk over a sequence's tables
+    int64_t *in_share; // [shares] of a walk over a sequence's tables (shares_even)
     void *scratch;     // for pkv_seq_keep: a list of slots, or bits of pages
     size_t scratch_bytes;
 
@@ -158,6 +159,11 @@ static inline uint32_t groups_at(const pkv *p, pkv_grain grain)
 static inline uint32_t layer_of(const pkv *p, pkv_grain grain, uint32_t group)
 {
     return grain == PKV_HEAD ? group / p->pool.n_heads : group;
+}
+/* The share that the cells of a table of the finest grain come from. */
+static inline uint32_t table_share(const pkv_tree *t, uint32_t table)
+{
+    return head_share(t, table % t->n_heads);
 }
 static inline uint32_t *seq_pages(const pkv_seq *s, uint32_t group)
 {
@@ -193,14 +199,27 @@ static inline uint32_t host_used(const pkv *p) { return p->n_host_pages ? tree_u
 static inline bool keep_bit(const uint64_t *keep, uint32_t i) { return keep[i / 64] >> i % 64 & 1; }
 
 /* ---- pool.c ---- */
-/* Whether n pages of the grain can be taken, of free and of cached cells. */
-bool tier_has(const pkv_tree *tier, pkv_grain grain, uint64_t n);
-static inline bool pool_has(const pkv *p, pkv_grain grain, uint64_t n)
+/* Whether n pages can be taken for a table of the grain, of free and of cached cells. */
+bool tier_has(const pkv_tree *tier, pkv_grain grain, uint32_t table, uint64_t n);
+static inline bool pool_has(const pkv *p, pkv_grain grain, uint32_t table, uint64_t n)
 {
-    return tier_has(&p->pool, grain, n);
+    return tier_has(&p->pool, grain, table, n);
 }
-/* Takes a page with one reference; pool_has said that there is one. */
-uint32_t pool_take(pkv *p, pkv_grain grain);
+/* Takes a page for a table with one reference; pool_has said that there is one. */
+uint32_t pool_take(pkv *p, pkv_grain grain, uint32_t table);
+
+/* Cells that a walk over a sequence's tables counts. At the finest grain they come from the shares
+ * of their heads, so as many must be available as if each share had to give what the one that
+ * gives most does: shares_even is the sum of that. */
+static inline void shares_clear(const pkv *p)
+{
+    memset(p->in_share, 0, p->pool.n_shares * sizeof *p->in_share);
+}
+static inline void shares_add(const pkv *p, uint32_t table, int64_t n)
+{
+    p->in_share[table_share(&p->pool, table)] += n;
+}
+uint64_t shares_even(const pkv *p);
 /* Adds a reference to a node of the pool or the host tier, of a parked sequence or another, and
  * gives one up. Cells without any become cached when they are hashed, else free. */
 void tier_ref(pkv *p, pkv_tree *tier, uint32_t node, bool parked);
@@ -269,6 +288,8 @@ void log_drop(pkv *p, uint32_t seq, uint32_t group, const uint64_t *keep);
 status seq_reserve(pkv *p, pkv_seq *s, uint32_t row);
 /* Gives a closed sequence the tables of a grain, with lists of at least `row` pages. */
 status seq_shape(pkv *p, pkv_seq *s, pkv_grain grain, uint32_t row);
+/* The cells of a sequence, as many in each share as in the one with most. */
+uint64_t seq_held_evenly(const pkv *p, const pkv_seq *s);
 /* Length of a list, in pages, that will hold that many tokens. */
 uint32_t row_for(const pkv *p, uint32_t expect_tokens);
 /* Enters a sequence into checksum and reserve. */
@@ -308,8 +329,8 @@ status table_gather(pkv *p, uint32_t seq, uint32_t group, const uint32_t *keep, 
                     bool rotated);
 
 /* ---- swap.c ---- */
-/* Takes a page of the host tier; tier_has said that there is one. */
-uint32_t host_take(pkv *p, pkv_grain grain);
+/* Takes a page of the host tier for a table; tier_has said that there is one. */
+uint32_t host_take(pkv *p, pkv_grain grain, uint32_t table);
 status host_create(pkv *p);
 void host_destroy(pkv *p);
 

@@ -68,7 +68,7 @@ static uint32_t replace_pages(pkv *p, uint32_t id, uint32_t group, size_t count_
     uint64_t key = checksum_key(id, group);
     uint32_t *word = p->log.words + count_at, n = *word++;
     for (uint32_t i = 0; i < n; i++, word += 2) {
-        uint32_t index = word[0], old = pages[index], fresh = pool_take(p, s->grain);
+        uint32_t index = word[0], old = pages[index], fresh = pool_take(p, s->grain, group);
         uint32_t fill = t->kept - index * size;
         word[1] = pages[index] = fresh;
         p->checksum += checksum_page(key, index, fresh) - checksum_page(key, index, old);
@@ -87,13 +87,18 @@ static void unref_sources(pkv *p, const pkv_seq *s, size_t first_move, uint32_t 
     while (n-- > 0) pool_unref(p, s->grain, p->log.moves[first_move + n].src_page);
 }
 
-static uint32_t count_common(const pkv *p, const pkv_seq *s)
+/* Counts the pages that others hold too; *cells are theirs, as many from each share. */
+static uint32_t count_common(const pkv *p, const pkv_seq *s, uint64_t *cells)
 {
     uint32_t n = 0;
+    shares_clear(p);
     for (uint32_t g = 0; g < s->groups; g++) {
+        uint32_t before = n;
         for (uint32_t i = 0; i < s->tables[g].n_pages; i++)
             n += is_common(p, s->grain, seq_pages(s, g)[i]);
+        if (s->grain == PKV_HEAD) shares_add(p, g, n - before);
     }
+    *cells = s->grain == PKV_HEAD ? shares_even(p) : (uint64_t)n * cells_of(p, s);
     return n;
 }
 
@@ -101,10 +106,11 @@ status pkv_seq_unshare(pkv *p, uint32_t id)
 {
     assert(id < p->max_seqs && p->seqs[id].open);
     pkv_seq *s = &p->seqs[id];
-    uint32_t n = count_common(p, s);
-    if ((uint64_t)n * cells_of(p, s) > pkv_available(p)) return status_make(STATUS_NO_PAGES, NULL);
+    uint64_t cells;
+    uint32_t n = count_common(p, s, &cells);
+    if (cells > pkv_available(p)) return status_make(STATUS_NO_PAGES, NULL);
     RETURN_IF_ERROR(pkv_seq_split(p, id, s->grain, n * cells_of(p, s)));
-    n = count_common(p, s);
+    n = count_common(p, s, &cells);
     RETURN_IF_ERROR(log_room(p, (size_t)s->groups * DELTA_TRIM_HEAD + (size_t)2 * n, n, 0));
     for (uint32_t g = 0; g < s->groups; g++) {
         pkv_table *t = &s->tables[g];
@@ -193,7 +199,7 @@ static status fill_holes(pkv *p, uint32_t id, uint32_t group, const uint64_t *ke
     uint32_t written[PAGE_TOKENS_MOST + 1];
     find_holes(keep, t->kept, left, &holes);
     uint32_t n_written = list_written(p, s->grain, pages, &holes, left, written);
-    if (!pool_has(p, s->grain, n_written)) return status_make(STATUS_NO_PAGES, NULL);
+    if (!pool_has(p, s->grain, group, n_written)) return status_make(STATUS_NO_PAGES, NULL);
     RETURN_IF_ERROR(table_reserve_slots(p, t, n_new));
     RETURN_IF_ERROR(
         log_room(p, DELTA_TRIM_HEAD + (size_t)2 * n_written, (size_t)n_written + holes.n, 0));

@@ -57,8 +57,7 @@ pkv_table_view pkv_mirror_table(const pkv_mirror *m, uint32_t seq, uint32_t grou
         .pages = s->pages + (size_t)table * s->row,
         .n_pages = s->tables[table].n_pages,
         .kept_tokens = s->tables[table].kept,
-        .offset = (s->grain == PKV_ALL ? layer * m->tier.n_whole * m->tier.n_heads : 0) +
-                  (s->grain == PKV_HEAD ? 0 : head),
+        .offset = tree_offset(&m->tier, s->grain, layer, head),
     };
 }
 
@@ -66,8 +65,8 @@ pkv_table_view pkv_mirror_table(const pkv_mirror *m, uint32_t seq, uint32_t grou
 static uint32_t group_inside(const pkv_mirror *m, uint32_t run, uint32_t cell)
 {
     if (run < m->tier.n_cells) return 0;
-    uint32_t heads = m->tier.n_heads, layer = cell / heads / m->tier.n_whole;
-    return cell % heads + (run < tree_whole_at(&m->tier) ? 0 : layer * heads);
+    uint32_t layer = run < tree_whole_at(&m->tier) ? 0 : cell_layer(&m->tier, cell);
+    return layer * m->tier.n_heads + cell_head(&m->tier, cell);
 }
 
 pkv_mirror_extent pkv_mirror_extent_of(const pkv_mirror *m, uint32_t seq)

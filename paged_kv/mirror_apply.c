@@ -42,18 +42,19 @@ static mirror_seq *open_seq(const pkv_mirror *m, uint32_t seq)
     return seq < m->max_seqs && m->seqs[seq].open ? &m->seqs[seq] : NULL;
 }
 
-/* Whether a table of the sequence may hold that page: it is the first cell of a run. */
-static bool is_page(const pkv_mirror *m, const mirror_seq *s, uint32_t page)
+/* Whether a table of the sequence may hold that page: it is the first cell of a run, or of the
+ * share of the table's head. */
+static bool is_page(const pkv_mirror *m, const mirror_seq *s, uint32_t table, uint32_t page)
 {
-    if (page < 1 || page >= m->tier.n_cells) return false;
-    if (s->grain != PKV_HEAD && page % m->tier.n_heads != 0) return false;
-    return s->grain != PKV_ALL || page < m->tier.n_whole * m->tier.n_heads;
+    if (page == 0 || !tree_is_page(&m->tier, s->grain, page)) return false;
+    return s->grain != PKV_HEAD ||
+           cell_share(&m->tier, page) == head_share(&m->tier, table % m->tier.n_heads);
 }
 
 /* Whether no table holds the page, a part of it or a run around it. */
-static bool is_fresh(const pkv_mirror *m, const mirror_seq *s, uint32_t page)
+static bool is_fresh(const pkv_mirror *m, const mirror_seq *s, uint32_t table, uint32_t page)
 {
-    if (!is_page(m, s, page)) return false;
+    if (!is_page(m, s, table, page)) return false;
     uint32_t node = node_of(&m->tier, s->grain, page);
     if (m->pool[node].below > 0) return false;
     while (m->pool[node].refs == 0 && node < tree_whole_at(&m->tier))
@@ -204,7 +205,8 @@ static status apply_open(pkv_mirror *m, reader *r)
     size_t n = (size_t)f[3] * s->groups;
     if ((size_t)(r->end - r->next) < n) return corrupt("delta log: OPEN is cut off");
     for (size_t i = 0; i < n; i++) {
-        if (!is_page(m, s, r->next[i])) return corrupt("delta log: OPEN has no such page");
+        if (!is_page(m, s, (uint32_t)(i / f[3]), r->next[i]))
+            return corrupt("delta log: OPEN has no such page");
     }
     RETURN_IF_ERROR(reserve_lists(m, s, f[2] > f[3] ? f[2] : f[3] > 0 ? f[3] : 1));
     enter_open(m, s);
@@ -287,7 +289,8 @@ static status apply_append(pkv_mirror *m, reader *r)
         mirror_table *t = &s->tables[g];
         for (uint32_t more = pages_needed(m, t, f[1]); more > 0; more--) {
             uint32_t page = *r->next++;
-            if (!is_fresh(m, s, page)) return corrupt("delta log: APPEND of a page that is taken");
+            if (!is_fresh(m, s, g, page))
+                return corrupt("delta log: APPEND of a page that is taken");
             put_fresh(m, s, g, t->n_pages++, page);
         }
         t->kept += f[1];
@@ -303,7 +306,7 @@ static status apply_replace(pkv_mirror *m, reader *r)
     mirror_seq *s = open_seq(m, f[0]);
     if (!s || f[1] >= s->groups) return corrupt("delta log: REPLACE in no table");
     uint32_t n = s->tables[f[1]].n_pages;
-    if (n == 0 || !is_fresh(m, s, f[2]))
+    if (n == 0 || !is_fresh(m, s, f[1], f[2]))
         return corrupt("delta log: REPLACE by a page that is taken");
     clear_page(m, s, f[1], n - 1);
     put_fresh(m, s, f[1], n - 1, f[2]);
@@ -325,12 +328,12 @@ static status apply_trim(pkv_mirror *m, reader *r)
         uint32_t index = r->next[2 * i];
         if (index >= left || (i > 0 && index <= r->next[2 * i - 2]))
             return corrupt("delta log: TRIM of pages out of order");
-        if (!is_fresh(m, s, r->next[2 * i + 1]))
+        if (!is_fresh(m, s, f[1], r->next[2 * i + 1]))
             return corrupt("delta log: TRIM by a page that is taken");
     }
     for (uint32_t i = 0; i < n; i++) clear_page(m, s, f[1], r->next[2 * i]);
     for (uint32_t i = 0; i < n; i++, r->next += 2) {
-        if (!is_fresh(m, s, r->next[1])) return corrupt("delta log: TRIM by one page twice");
+        if (!is_fresh(m, s, f[1], r->next[1])) return corrupt("delta log: TRIM by one page twice");
         put_fresh(m, s, f[1], r->next[0], r->next[1]);
     }
     for (uint32_t i = left; i < t->n_pages; i++) clear_page(m, s, f[1], i);
@@ -380,13 +383,14 @@ static status apply_compact(pkv_mirror *m, reader *r)
     if ((size_t)(r->end - r->next) < n) return corrupt("delta log: COMPACT is cut off");
     /* Checked while the old pages still hold their references: moves read them. */
     for (uint32_t i = 0; i < n; i++) {
-        if (!is_fresh(m, s, r->next[i]))
+        if (!is_fresh(m, s, f[1], r->next[i]))
             return corrupt("delta log: COMPACT into a page that is taken");
     }
     for (uint32_t i = 0; i < t->n_pages; i++) clear_page(m, s, f[1], i);
     t->n_pages = 0;
     for (; t->n_pages < n; t->n_pages++) {
-        if (!is_fresh(m, s, *r->next)) return corrupt("delta log: COMPACT into one page twice");
+        if (!is_fresh(m, s, f[1], *r->next))
+            return corrupt("delta log: COMPACT into one page twice");
         put_fresh(m, s, f[1], t->n_pages, *r->next++);
     }
     set_kept(m, s, f[1], f[2]);
@@ -439,7 +443,7 @@ static status apply_return(pkv_mirror *m, reader *r)
             return corrupt("delta log: RETURN holds too many pages");
         if ((size_t)(r->end - at) < n) return corrupt("delta log: RETURN is cut off");
         for (uint32_t i = 0; i < n; i++) {
-            if (!is_page(m, s, *at++)) return corrupt("delta log: RETURN has no such page");
+            if (!is_page(m, s, g, *at++)) return corrupt("delta log: RETURN has no such page");
         }
         if (n > row) row = n;
     }

@@ -15,7 +15,8 @@
  * head_group. A *cell* is a page of one KV group. A sequence's *grain* says whether its tables are
  * one for all groups, one for each layer group or one for each group, and a page of such a table is
  * a run of as many cells. A *block* is page_tokens consecutive tokens from a multiple of
- * page_tokens on, across all groups. *Used* cells are referenced, *cached* ones are unreferenced
+ * page_tokens on, across all groups. A *share* is some of the head groups, with cells of their own
+ * for the rank that stores them. *Used* cells are referenced, *cached* ones are unreferenced
  * but hashed, and free + used + cached == n_pages - 1 (cell 0 is never handed out). */
 #ifndef PAGED_KV_PAGED_KV_H
 #define PAGED_KV_PAGED_KV_H
@@ -34,6 +35,9 @@ typedef struct pkv_geometry {
     uint32_t n_kv_heads;       // KV heads of the whole model
     uint32_t layers_per_group; // the last group may be short
     uint32_t heads_per_group;  // divides n_kv_heads
+    /* Parts of the head groups with cells of their own, because different ranks store them; divides
+     * the number of head groups. 0 = 1. */
+    uint32_t n_shares;
     /* Layers whose bit is set (bit i = layer i) read the last `window` positions alone. Layers that
      * share a table have equal bits. 0 = every layer reads all. */
     uint32_t window;
@@ -57,6 +61,17 @@ static inline uint32_t pkv_group_of(const pkv_geometry *g, uint32_t layer, uint3
     return layer / g->layers_per_group * pkv_head_groups(g) + kv_head / g->heads_per_group;
 }
 
+static inline uint32_t pkv_shares(const pkv_geometry *g) { return g->n_shares ? g->n_shares : 1; }
+/* How many shares hold the cells of n_heads KV heads that follow one another: those of a rank. */
+static inline uint32_t pkv_shares_of(const pkv_geometry *g, uint32_t n_heads)
+{
+    uint32_t n = (uint32_t)((uint64_t)n_heads * pkv_shares(g) / g->n_kv_heads);
+    return n > 0 ? n : 1;
+}
+/* The shares that suit tensor parallelism over n_ranks: one for each rank with heads of its own,
+ * or one where a cell holds heads of several ranks. */
+uint32_t pkv_shares_for(const pkv_geometry *g, uint32_t n_ranks);
+
 /* The number of last positions that a layer reads; 0 = all. */
 static inline uint32_t pkv_window_of(const pkv_geometry *g, uint32_t layer)
 {
@@ -77,9 +92,21 @@ pkv_geometry pkv_geometry_at(const pkv_geometry *g, pkv_grain grain);
 /* Numbers of cells of a tier with `usable` pages of the finest grain: n_pages - 1 of the pool, or
  * n_host_pages. A backend has memory for that many. */
 uint32_t pkv_cell_count(const pkv_geometry *g, uint32_t usable);
-/* A page of a table is a run of cells, named by its first. The cells of one layer group follow one
- * another, head group by head group; the next layer group's begin this many numbers further. */
-uint32_t pkv_layer_stride(const pkv_geometry *g, uint32_t usable);
+/* A page of a table is a run of cells, named by its first. This many numbers behind it is the cell
+ * of a layer group and a head group, in a table that has both. The cells of share i of n are the
+ * i-th n-th of all numbers. */
+uint32_t pkv_cell_offset(const pkv_geometry *g, uint32_t usable, pkv_grain grain,
+                         uint32_t layer_group, uint32_t head_group);
+/* The cells of the shares that hold n_heads KV heads from first_head on: those that a rank with
+ * these heads stores. */
+typedef struct pkv_cells {
+    uint32_t first, n;
+} pkv_cells;
+pkv_cells pkv_cells_of(const pkv_geometry *g, uint32_t usable, uint32_t first_head,
+                       uint32_t n_heads);
+static inline bool pkv_has_cell(pkv_cells r, uint32_t cell) { return cell - r.first < r.n; }
+/* Whether a table of the grain may hold the page: it is the first cell of a run. */
+bool pkv_is_page(const pkv_geometry *g, uint32_t usable, pkv_grain grain, uint32_t page);
 
 status pkv_geometry_check(const pkv_geometry *g, error *err);
 
@@ -140,7 +167,8 @@ typedef struct pkv_counts {
 pkv_counts pkv_count(const pkv *p);
 /* Adds every counter of `more` to `sum`; current values stay. */
 void pkv_add_counters(pkv_counts *sum, const pkv_counts *more);
-/* Pages available to new work: free + cached. */
+/* Pages available to new work: free + cached. Where shares have different numbers, as many of each
+ * as the one with least. */
 uint32_t pkv_available(const pkv *p);
 
 /* ---- prefix cache ---------------------------------------------------------------------------- */
@@ -238,6 +266,8 @@ uint32_t pkv_seq_length(const pkv *p, uint32_t seq); /* logical length: tokens a
 uint32_t pkv_seq_next_position(const pkv *p, uint32_t seq);
 bool pkv_seq_has_dropped(const pkv *p, uint32_t seq);
 uint32_t pkv_seq_pages_held(const pkv *p, uint32_t seq); /* over all groups, shared pages too */
+/* The cells that copies of all its pages need, as many from each share. */
+uint64_t pkv_seq_copy_cost(const pkv *p, uint32_t seq);
 /* What the tables of a sequence keep: tokens x layers x KV heads. A whole number, so that sums over
  * sequences are exact; pkv_full_tokens turns one into tokens. */
 uint64_t pkv_seq_kept(const pkv *p, uint32_t seq);
@@ -305,6 +335,7 @@ typedef struct pkv_swap_cost {
     uint32_t fresh;        // held pages that must be copied in
     uint32_t cached_pages; // other held pages: unreferenced ones
     uint32_t parked_pages; // other held pages: referenced by parked sequences alone
+    uint32_t uneven;       // more than fresh and cached ones, to have as many from each share
 } pkv_swap_cost;
 
 /* The pages that pkv_swap_in would take, with the same tokens. Changes nothing. */
@@ -355,11 +386,11 @@ typedef struct pkv_move {
 } pkv_move;
 
 /* A move at a coarser grain moves the same slots of every cell of its two runs. Move i of its
- * pkv_move_cells is the one of a cell, at the finest grain. Strides are pkv_layer_stride of the
- * pool and of the host tier. */
+ * pkv_move_cells is the one of a cell, at the finest grain; the pool and the host tier have that
+ * many usable cells. */
 uint32_t pkv_move_cells(const pkv_geometry *g, const pkv_move *m);
-pkv_move pkv_move_cell(const pkv_geometry *g, const pkv_move *m, uint32_t i, uint32_t pool_stride,
-                       uint32_t host_stride);
+pkv_move pkv_move_cell(const pkv_geometry *g, const pkv_move *m, uint32_t i, uint32_t pool_usable,
+                       uint32_t host_usable);
 
 typedef struct pkv_deltas {
     const uint32_t *words;

@@ -130,7 +130,7 @@ void pkv_parked_discard(pkv *p, uint32_t parked)
 status pkv_parked_swap_out(pkv *p, uint32_t parked, uint32_t *swap)
 {
     pkv_seq *s = parked_at(p, parked);
-    if (s->held == 0 || s->held > p->n_host_pages - host_used(p)) {
+    if (s->held == 0 || seq_held_evenly(p, s) > tree_available(&p->host)) {
         return status_make(STATUS_NO_PAGES, NULL);
     }
     pkv_grain grain = tier_grain(p, &p->host, s->grain, s->held);
@@ -140,7 +140,7 @@ status pkv_parked_swap_out(pkv *p, uint32_t parked, uint32_t *swap)
     unref_pages(p, s);
     for (uint32_t g = 0; g < s->groups; g++) {
         for (uint32_t i = 0; i < s->tables[g].n_pages; i++) {
-            uint32_t *page = &seq_pages(s, g)[i], host = host_take(p, s->grain);
+            uint32_t *page = &seq_pages(s, g)[i], host = host_take(p, s->grain, g);
             log_move(p, (pkv_move){.kind = PKV_MOVE_OUT,
                                    .grain = s->grain,
                                    .group = g,

@@ -29,6 +29,10 @@ status pkv_geometry_check(const pkv_geometry *g, error *err)
     if ((uint64_t)pkv_layer_groups(g) * pkv_head_groups(g) > GROUPS_MAX) {
         return error_set(err, STATUS_LIMIT, "more than %d KV groups", GROUPS_MAX);
     }
+    if (pkv_head_groups(g) % pkv_shares(g) != 0) {
+        return error_set(err, STATUS_INVALID, "n_shares is %u: must divide %u groups of KV heads",
+                         g->n_shares, pkv_head_groups(g));
+    }
     for (uint32_t l = 1; l < g->n_layers; l++) {
         if (l % g->layers_per_group == 0 || pkv_window_of(g, l) == pkv_window_of(g, l - 1))
             continue;
@@ -38,6 +42,13 @@ status pkv_geometry_check(const pkv_geometry *g, error *err)
                          g->layers_per_group, l - 1, l);
     }
     return STATUS_IS_OK;
+}
+
+uint32_t pkv_shares_for(const pkv_geometry *g, uint32_t n_ranks)
+{
+    uint32_t heads = pkv_head_groups(g);
+    if (n_ranks >= heads) return n_ranks % heads == 0 ? heads : 1;
+    return heads % n_ranks == 0 ? n_ranks : 1;
 }
 
 pkv_grain pkv_grain_fit(const pkv_geometry *g, pkv_grain grain)
@@ -51,6 +62,7 @@ pkv_geometry pkv_geometry_at(const pkv_geometry *g, pkv_grain grain)
 {
     pkv_geometry at = *g;
     if (grain != PKV_HEAD) at.heads_per_group = at.n_kv_heads;
+    if (grain != PKV_HEAD) at.n_shares = 1;
     if (grain == PKV_ALL) at.layers_per_group = at.n_layers;
     return at;
 }
@@ -84,7 +96,8 @@ status pkv_create(const pkv_options *options, pkv **out)
     p->log.epoch = 1;
     p->seqs = alloc_zeroed(a, p->max_seqs, sizeof *p->seqs);
     p->cursors = alloc_resize(a, NULL, p->groups, sizeof *p->cursors);
-    if (!p->seqs || !p->cursors ||
+    p->in_share = alloc_zeroed(a, pkv_shares(&p->geometry), sizeof *p->in_share);
+    if (!p->seqs || !p->cursors || !p->in_share ||
         !status_ok(tree_create(&p->pool, a, &p->geometry, p->n_pages - 1)) ||
         (p->prefix_cache && !status_ok(prefix_create(p))) || !status_ok(host_create(p))) {
         pkv_destroy(p);
@@ -103,6 +116,7 @@ void pkv_destroy(pkv *p)
     alloc_free(&p->alloc, p->seqs);
     tree_destroy(&p->pool, &p->alloc);
     alloc_free(&p->alloc, p->cursors);
+    alloc_free(&p->alloc, p->in_share);
     alloc_free(&p->alloc, p->log.words);
     alloc_free(&p->alloc, p->log.moves);
     alloc_free(&p->alloc, p->scratch);
@@ -137,13 +151,21 @@ void pkv_add_counters(pkv_counts *sum, const pkv_counts *more)
 #undef ADD
 }
 
-uint32_t pkv_available(const pkv *p) { return p->pool.n_cells - p->pool.covered[COVER_USED]; }
+uint32_t pkv_available(const pkv *p) { return tree_available(&p->pool); }
 uint32_t pkv_parked_alone(const pkv *p)
 {
     return p->pool.covered[COVER_USED] - p->pool.covered[COVER_OPEN];
 }
 
 uint64_t pkv_checksum(const pkv *p) { return p->checksum; }
+
+uint64_t shares_even(const pkv *p)
+{
+    int64_t most = 0;
+    for (uint32_t s = 0; s < p->pool.n_shares; s++)
+        if (p->in_share[s] > most) most = p->in_share[s];
+    return (uint64_t)most * p->pool.n_shares;
+}
 
 /* ---- the ring of cached nodes ---------------------------------------------------------------- */
 
@@ -193,16 +215,17 @@ static void change_end(pkv *p, pkv_tree *tier, uint32_t node)
 
 /* ---- pages: free <-> used <-> cached --------------------------------------------------------- */
 
-bool tier_has(const pkv_tree *tier, pkv_grain grain, uint64_t n)
+bool tier_has(const pkv_tree *tier, pkv_grain grain, uint32_t table, uint64_t n)
 {
-    if (grain == PKV_HEAD) return n <= tier->n_cells - tier->covered[COVER_USED];
+    if (grain == PKV_HEAD) return n <= tree_available_in(tier, table_share(tier, table));
     return n <= (grain == PKV_LAYER ? tier->unused_layers : tier->unused_wholes);
 }
 
-/* Whether a run of the grain, around the node or inside it, has no used cell. */
-static bool is_of_unused(const pkv_tree *t, pkv_grain grain, uint32_t node)
+/* Whether a run of the grain, around the node or inside it, has no used cell; or, for a cell, if
+ * some of the node is in the share. */
+static bool is_of_unused(const pkv_tree *t, pkv_grain grain, uint32_t share, uint32_t node)
 {
-    if (grain == PKV_HEAD) return true;
+    if (grain == PKV_HEAD) return node >= t->n_cells || cell_share(t, node) == share;
     uint32_t run = node < t->n_cells ? node_above(t, node) : node;
     if (grain == PKV_ALL && run < tree_whole_at(t)) run = node_above(t, run);
     if (grain == PKV_LAYER && run >= tree_whole_at(t))
@@ -211,18 +234,19 @@ static bool is_of_unused(const pkv_tree *t, pkv_grain grain, uint32_t node)
 }
 
 /* The oldest cached node whose leaving may free a run of the grain. */
-static uint32_t oldest_cached(const pkv *p, pkv_grain grain)
+static uint32_t oldest_cached(const pkv *p, pkv_grain grain, uint32_t share)
 {
     uint32_t node = p->ring_head;
-    while (node != 0 && !is_of_unused(&p->pool, grain, node)) node = p->pool.nodes[node].next;
+    while (node != 0 && !is_of_unused(&p->pool, grain, share, node))
+        node = p->pool.nodes[node].next;
     return node;
 }
 
-uint32_t pool_take(pkv *p, pkv_grain grain)
+uint32_t pool_take(pkv *p, pkv_grain grain, uint32_t table)
 {
-    uint32_t node;
-    while ((node = tree_find_free(&p->pool, grain)) == 0) {
-        uint32_t oldest = oldest_cached(p, grain);
+    uint32_t node, share = grain == PKV_HEAD ? table_share(&p->pool, table) : 0;
+    while ((node = tree_find_free(&p->pool, grain, share)) == 0) {
+        uint32_t oldest = oldest_cached(p, grain, share);
         assert(oldest != 0);
         prefix_remove(p, p->pool.nodes[oldest].block);
     }

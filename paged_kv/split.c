@@ -91,7 +91,7 @@ pkv_grain tier_grain(const pkv *p, const pkv_tree *tier, pkv_grain grain, uint64
 {
     for (; grain != PKV_HEAD; grain++) {
         uint32_t in_run = cells_in(tier, grain);
-        if (tier_has(tier, grain, (cells + in_run - 1) / in_run)) break;
+        if (tier_has(tier, grain, 0, (cells + in_run - 1) / in_run)) break;
     }
     return pkv_grain_fit(&p->geometry, grain);
 }

@@ -15,9 +15,9 @@ void host_destroy(pkv *p)
     tree_destroy(&p->host, &p->alloc);
 }
 
-uint32_t host_take(pkv *p, pkv_grain grain)
+uint32_t host_take(pkv *p, pkv_grain grain, uint32_t table)
 {
-    uint32_t node = tree_find_free(&p->host, grain);
+    uint32_t node = tree_find_free(&p->host, grain, table_share(&p->host, table));
     assert(node != 0);
     tier_ref(p, &p->host, node, false);
     return page_of(&p->host, node);
@@ -75,7 +75,7 @@ static void copy_out(pkv *p, pkv_seq *to, const pkv_seq *from, uint32_t group)
 {
     const pkv_table *t = &from->tables[group];
     for (uint32_t i = 0; i < t->n_pages; i++) {
-        uint32_t host = host_take(p, from->grain);
+        uint32_t host = host_take(p, from->grain, group);
         seq_pages(to, group)[i] = host;
         seq_bases(to, group)[i] = seq_bases(from, group)[i];
         log_move(p, (pkv_move){.kind = PKV_MOVE_OUT,
@@ -94,7 +94,7 @@ status pkv_seq_swap_out(pkv *p, uint32_t id, uint32_t *swap)
 {
     assert(id < p->max_seqs && p->seqs[id].open);
     const pkv_seq *s = &p->seqs[id];
-    if (s->held == 0 || s->held > p->n_host_pages - host_used(p)) {
+    if (s->held == 0 || seq_held_evenly(p, s) > tree_available(&p->host)) {
         return status_make(STATUS_NO_PAGES, NULL);
     }
     uint32_t number = record_find(p);
@@ -157,12 +157,13 @@ static void each_resident(pkv *p, const pkv_seq *s, uint32_t last, uint32_t n_bl
 
 static void count_resident(pkv *p, void *ctx, uint32_t group, uint32_t index, uint32_t node)
 {
-    (void)group;
     (void)index;
     pkv_swap_cost *cost = ctx;
     uint32_t cells = cells_in(&p->pool, node_grain(&p->pool, node));
+    uint32_t cached = cells - cells_with(&p->pool, node, COVER_USED);
     cost->fresh -= cells;
-    cost->cached_pages += cells - cells_with(&p->pool, node, COVER_USED);
+    cost->cached_pages += cached;
+    if (node < p->pool.n_cells) shares_add(p, group, (int64_t)cached - 1);
     cost->parked_pages += cells_parked(p, node);
 }
 
@@ -170,7 +171,12 @@ static void count_resident(pkv *p, void *ctx, uint32_t group, uint32_t index, ui
 static pkv_swap_cost cost_beside(pkv *p, const pkv_seq *s, uint32_t last, uint32_t n)
 {
     pkv_swap_cost cost = {.held = s->held, .fresh = s->held};
+    shares_clear(p);
+    for (uint32_t g = 0; s->grain == PKV_HEAD && g < s->groups; g++)
+        shares_add(p, g, s->tables[g].n_pages);
     each_resident(p, s, last, n, count_resident, &cost);
+    if (s->grain == PKV_HEAD)
+        cost.uneven = (uint32_t)(shares_even(p) - cost.fresh - cost.cached_pages);
     return cost;
 }
 
@@ -209,7 +215,7 @@ static void copy_in(pkv *p, uint32_t id, const pkv_seq *from, uint32_t group)
     for (uint32_t i = 0; i < t->n_pages; i++) {
         uint32_t page = seq_pages(to, group)[i], host = seq_pages(from, group)[i];
         if (page == 0) {
-            page = pool_take(p, from->grain);
+            page = pool_take(p, from->grain, group);
             p->counts.pages_swapped_in += cells_of(p, from);
             log_move(p, (pkv_move){.kind = PKV_MOVE_IN,
                                    .grain = from->grain,
@@ -232,7 +238,7 @@ status pkv_swap_in(pkv *p, uint32_t swap, uint32_t id, const uint32_t *tokens,
     pkv_seq *from = swapped(p, swap);
     pkv_seq *s = &p->seqs[id];
     pkv_swap_cost cost = pkv_swap_in_cost(p, swap, tokens);
-    if ((uint64_t)cost.fresh + cost.cached_pages > pkv_available(p)) {
+    if ((uint64_t)cost.fresh + cost.cached_pages + cost.uneven > pkv_available(p)) {
         return status_make(STATUS_NO_PAGES, NULL);
     }
     /* Cached pages that are taken back are no longer free runs either. */

@@ -252,6 +252,7 @@ static bool must_replace(const pkv *p, const pkv_seq *s, uint32_t group)
 
 typedef struct append_needs {
     uint64_t fresh;    // fresh pages, replacements included
+    uint64_t cells;    // of them, as many from each share
     uint32_t replaced; // tables whose last page is replaced
     uint32_t row;      // pages of the longest table after the append
 } append_needs;
@@ -259,21 +260,24 @@ typedef struct append_needs {
 static append_needs needs_of(const pkv *p, const pkv_seq *s, uint32_t n)
 {
     append_needs needs = {0};
+    shares_clear(p);
     for (uint32_t g = 0; n > 0 && g < s->groups; g++) {
         const pkv_table *t = &s->tables[g];
         uint32_t room = table_room(p, t), more = n > room ? pages_for(p, n - room) : 0;
-        needs.fresh += more;
-        needs.replaced += must_replace(p, s, g);
+        bool replaced = must_replace(p, s, g);
+        needs.fresh += more + replaced;
+        needs.replaced += replaced;
+        if (s->grain == PKV_HEAD) shares_add(p, g, more + replaced);
         if (t->n_pages + more > needs.row) needs.row = t->n_pages + more;
     }
-    needs.fresh += needs.replaced;
+    needs.cells = s->grain == PKV_HEAD ? shares_even(p) : needs.fresh * cells_of(p, s);
     return needs;
 }
 
 uint32_t pkv_append_cost(const pkv *p, uint32_t id, uint32_t n)
 {
     const pkv_seq *s = seq_opened(p, id);
-    uint64_t cells = needs_of(p, s, n).fresh * cells_of(p, s);
+    uint64_t cells = needs_of(p, s, n).cells;
     return cells < UINT32_MAX ? (uint32_t)cells : UINT32_MAX;
 }
 
@@ -302,7 +306,7 @@ static void replace_last(pkv *p, uint32_t id, uint32_t group)
     pkv_seq *s = &p->seqs[id];
     pkv_table *t = &s->tables[group];
     uint32_t index = t->n_pages - 1, *pages = seq_pages(s, group), old = pages[index];
-    uint32_t fresh = pool_take(p, s->grain);
+    uint32_t fresh = pool_take(p, s->grain, group);
     uint64_t key = checksum_key(id, group);
     p->checksum += checksum_page(key, index, fresh) - checksum_page(key, index, old);
     pages[index] = fresh;
@@ -331,7 +335,7 @@ static void append_table(pkv *p, uint32_t id, uint32_t group, uint32_t n)
         for (uint32_t i = 0; i < filled; i++) t->slots[t->kept + i] = s->length + i;
     }
     for (uint32_t at = filled; at < n; at += size) {
-        uint32_t page = pool_take(p, s->grain);
+        uint32_t page = pool_take(p, s->grain, group);
         table_push(p, id, group, page, s->length + at);
         log_word(p, page);
     }
@@ -346,8 +350,8 @@ status pkv_seq_append(pkv *p, uint32_t id, uint32_t n)
     assert(keeps_evenly(s));
     assert(n <= UINT32_MAX - p->geometry.page_tokens - s->length);
     append_needs needs = needs_of(p, s, n);
-    if (needs.fresh * cells_of(p, s) > pkv_available(p)) return status_make(STATUS_NO_PAGES, NULL);
-    if (!pool_has(p, s->grain, needs.fresh)) {
+    if (needs.cells > pkv_available(p)) return status_make(STATUS_NO_PAGES, NULL);
+    if (s->grain != PKV_HEAD && !pool_has(p, s->grain, 0, needs.fresh)) {
         RETURN_IF_ERROR(pkv_seq_split(p, id, s->grain, (uint32_t)needs.fresh * cells_of(p, s)));
         needs = needs_of(p, s, n);
     }
@@ -539,6 +543,19 @@ const pkv_geometry *pkv_seq_geometry(const pkv *p, uint32_t id)
 }
 pkv_grain pkv_seq_grain(const pkv *p, uint32_t id) { return seq_opened(p, id)->grain; }
 uint32_t pkv_seq_pages_held(const pkv *p, uint32_t id) { return seq_opened(p, id)->held; }
+
+uint64_t seq_held_evenly(const pkv *p, const pkv_seq *s)
+{
+    if (s->grain != PKV_HEAD || p->pool.n_shares == 1) return s->held;
+    shares_clear(p);
+    for (uint32_t g = 0; g < s->groups; g++) shares_add(p, g, s->tables[g].n_pages);
+    return shares_even(p);
+}
+
+uint64_t pkv_seq_copy_cost(const pkv *p, uint32_t id)
+{
+    return seq_held_evenly(p, seq_opened(p, id));
+}
 
 uint64_t seq_kept(const pkv *p, const pkv_seq *s)
 {

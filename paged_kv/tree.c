@@ -8,9 +8,27 @@ uint32_t pkv_cell_count(const pkv_geometry *g, uint32_t usable)
     return (usable / groups + 1) * groups;
 }
 
-uint32_t pkv_layer_stride(const pkv_geometry *g, uint32_t usable)
+uint32_t pkv_cell_offset(const pkv_geometry *g, uint32_t usable, pkv_grain grain, uint32_t layer,
+                         uint32_t head)
 {
-    return pkv_cell_count(g, usable) / pkv_layer_groups(g);
+    pkv_tree t;
+    tree_set_sizes(&t, g, usable);
+    return tree_offset(&t, grain, layer, head);
+}
+
+pkv_cells pkv_cells_of(const pkv_geometry *g, uint32_t usable, uint32_t first_head,
+                       uint32_t n_heads)
+{
+    uint32_t of_share = pkv_cell_count(g, usable) / pkv_shares(g);
+    uint32_t share = (uint32_t)((uint64_t)first_head * pkv_shares(g) / g->n_kv_heads);
+    return (pkv_cells){share * of_share, pkv_shares_of(g, n_heads) * of_share};
+}
+
+bool pkv_is_page(const pkv_geometry *g, uint32_t usable, pkv_grain grain, uint32_t page)
+{
+    pkv_tree t;
+    tree_set_sizes(&t, g, usable);
+    return tree_is_page(&t, grain, page);
 }
 
 static bool has(const pkv_node *n, cover k)
@@ -23,50 +41,70 @@ static bool node_has(const pkv_tree *t, uint32_t node, cover k) { return has(&t-
 
 /* ---- lists of runs by their free parts ------------------------------------------------------- */
 
-static void list_remove(const pkv_tree *t, run_lists *l, uint32_t run)
+static run_link *link_at(const run_lists *l, uint32_t name)
 {
-    pkv_run *r = run_at(t, run);
-    if (r->prev != 0) run_at(t, r->prev)->next = r->next;
+    return &l->links[(size_t)(name - 1) * l->stride];
+}
+
+static void list_remove(const run_lists *l, uint32_t name)
+{
+    run_link *r = link_at(l, name);
+    if (r->prev != 0) link_at(l, r->prev)->next = r->next;
     else l->heads[r->listed] = r->next;
-    if (r->next != 0) run_at(t, r->next)->prev = r->prev;
+    if (r->next != 0) link_at(l, r->next)->prev = r->prev;
     r->listed = 0;
 }
 
-static void list_move(const pkv_tree *t, run_lists *l, uint32_t run, uint32_t free_parts)
+/* Lists run `index` by its free parts, or takes it out of its list. */
+static void list_move(run_lists *l, uint32_t index, uint32_t free_parts)
 {
-    pkv_run *r = run_at(t, run);
+    uint32_t name = index + 1;
+    run_link *r = link_at(l, name);
     if (r->listed == free_parts) return;
-    if (r->listed != 0) list_remove(t, l, run);
+    if (r->listed != 0) list_remove(l, name);
     if (free_parts == 0) return;
-    r->listed = free_parts;
-    r->prev = 0;
-    r->next = l->heads[free_parts];
-    if (r->next != 0) run_at(t, r->next)->prev = run;
-    l->heads[free_parts] = run;
+    *r = (run_link){.listed = free_parts, .next = l->heads[free_parts]};
+    if (r->next != 0) link_at(l, r->next)->prev = name;
+    l->heads[free_parts] = name;
     if (free_parts < l->lowest) l->lowest = free_parts;
 }
 
-/* The run with the fewest free parts; 0 = none is listed. */
+/* The name of the run with the fewest free parts; 0 = none is listed. */
 static uint32_t list_fullest(run_lists *l)
 {
     while (l->lowest <= l->most && l->heads[l->lowest] == 0) l->lowest++;
     return l->lowest <= l->most ? l->heads[l->lowest] : 0;
 }
 
+bool tree_layer_is_broken(const pkv_tree *t, uint32_t layer)
+{
+    return run_at(t, layer)->below[COVER_TAKEN] > 0 && !node_has(t, layer, COVER_TAKEN) &&
+           !node_has(t, node_above(t, layer), COVER_TAKEN);
+}
+
+/* Free cells of a broken layer run in a share. */
+static uint32_t free_in_share(const pkv_tree *t, uint32_t layer, uint32_t share)
+{
+    if (t->n_shares == 1) return t->n_heads - run_at(t, layer)->below[COVER_TAKEN];
+    uint32_t n = 0, first = node_part(t, layer, share * t->in_share);
+    for (uint32_t i = 0; i < t->in_share; i++) n += !node_has(t, first + i, COVER_TAKEN);
+    return n;
+}
+
 /* A layer run is listed by its free cells while it is broken and the run around it is not taken. */
 static void list_layer(pkv_tree *t, uint32_t layer)
 {
-    const pkv_run *r = run_at(t, layer);
-    bool broken = r->below[COVER_TAKEN] > 0 && !node_has(t, layer, COVER_TAKEN) &&
-                  !node_has(t, node_above(t, layer), COVER_TAKEN);
-    list_move(t, &t->layer_lists, layer, broken ? t->n_heads - r->below[COVER_TAKEN] : 0);
+    bool broken = tree_layer_is_broken(t, layer);
+    for (uint32_t s = 0; s < t->n_shares; s++)
+        list_move(&t->layer_lists[s], layer - t->n_cells, broken ? free_in_share(t, layer, s) : 0);
 }
 
 /* A whole run is listed by its free layer runs while it is not taken; a free one has all. */
 static void list_whole(pkv_tree *t, uint32_t whole)
 {
     uint32_t free_parts = t->n_layers - run_at(t, whole)->busy[COVER_TAKEN];
-    list_move(t, &t->whole_lists, whole, node_has(t, whole, COVER_TAKEN) ? 0 : free_parts);
+    list_move(&t->whole_lists, whole - tree_whole_at(t),
+              node_has(t, whole, COVER_TAKEN) ? 0 : free_parts);
 }
 
 /* ---- counting -------------------------------------------------------------------------------- */
@@ -99,6 +137,53 @@ static void count_whole(pkv_tree *t, uint32_t whole, uint32_t sign)
     t->unused_layers += sign * (t->n_layers - r->busy[COVER_USED]);
 }
 
+/* ---- used cells of each share ---------------------------------------------------------------- */
+
+static void count_loose_cell(pkv_tree *t, uint32_t cell, uint32_t sign)
+{
+    t->loose[cell_share(t, cell)] += sign * node_has(t, cell, COVER_USED);
+}
+
+static void count_loose_layer(pkv_tree *t, uint32_t layer, uint32_t sign)
+{
+    if (node_has(t, layer, COVER_USED) || run_at(t, layer)->below[COVER_USED] == 0) return;
+    for (uint32_t h = 0; h < t->n_heads; h++) count_loose_cell(t, node_part(t, layer, h), sign);
+}
+
+/* Adds (sign 1) or takes away (sign -1) the loose cells that a change of the node concerns. */
+static void count_loose(pkv_tree *t, uint32_t node, uint32_t layer, uint32_t whole, uint32_t sign)
+{
+    if (t->n_shares == 1 || node_has(t, whole, COVER_USED)) return;
+    if (node == whole) {
+        for (uint32_t l = 0; run_at(t, whole)->busy[COVER_USED] > 0 && l < t->n_layers; l++)
+            count_loose_layer(t, node_part(t, whole, l), sign);
+    } else if (node == layer) {
+        count_loose_layer(t, layer, sign);
+    } else if (!node_has(t, layer, COVER_USED)) {
+        count_loose_cell(t, node, sign);
+    }
+}
+
+uint32_t tree_available_in(const pkv_tree *t, uint32_t share)
+{
+    if (t->n_shares == 1) return t->n_cells - t->covered[COVER_USED];
+    uint32_t even = t->covered[COVER_USED];
+    for (uint32_t s = 0; s < t->n_shares; s++) even -= t->loose[s];
+    return (t->n_cells - even) / t->n_shares - t->loose[share];
+}
+
+uint32_t tree_available(const pkv_tree *t)
+{
+    uint32_t least = UINT32_MAX;
+    for (uint32_t s = 0; s < t->n_shares; s++) {
+        uint32_t n = tree_available_in(t, s);
+        if (n < least) least = n;
+    }
+    return least * t->n_shares;
+}
+
+/* ---- changes --------------------------------------------------------------------------------- */
+
 /* Sets the records of a run's parts: those that no part was ever taken of are unset. */
 static void set_parts(pkv_tree *t, uint32_t run)
 {
@@ -106,7 +191,10 @@ static void set_parts(pkv_tree *t, uint32_t run)
     for (uint32_t i = 0, n = whole ? t->n_layers : t->n_heads; i < n; i++) {
         uint32_t part = node_part(t, run, i);
         t->nodes[part] = (pkv_node){0};
-        if (whole) *run_at(t, part) = (pkv_run){0};
+        if (!whole) continue;
+        *run_at(t, part) = (pkv_run){0};
+        for (uint32_t s = 0; s < t->n_shares; s++)
+            t->layer_lists[s].links[(size_t)(part - t->n_cells) * t->n_shares] = (run_link){0};
     }
 }
 
@@ -128,6 +216,7 @@ void tree_change_begin(pkv_tree *t, uint32_t node)
     tree_set_path(t, node);
     uint32_t layer = node < t->n_cells ? node_above(t, node) : node;
     uint32_t whole = layer < tree_whole_at(t) ? node_above(t, layer) : layer;
+    count_loose(t, node, layer, whole, (uint32_t)-1);
     count_whole(t, whole, (uint32_t)-1);
     if (layer != whole) count_layer(t, layer, (uint32_t)-1);
     if (node != layer) count_cell(t, node, (uint32_t)-1);
@@ -140,6 +229,7 @@ void tree_change_end(pkv_tree *t, uint32_t node)
     if (node != layer) count_cell(t, node, 1);
     if (layer != whole) count_layer(t, layer, 1);
     count_whole(t, whole, 1);
+    count_loose(t, node, layer, whole, 1);
     list_whole(t, whole);
     if (layer != whole) {
         list_layer(t, layer);
@@ -204,49 +294,65 @@ uint32_t node_inside(const pkv_tree *t, uint32_t node, pkv_grain grain, uint32_t
 static uint32_t touch_whole(pkv_tree *t)
 {
     if (t->touched == t->n_whole) return 0;
+    t->whole_lists.links[t->touched] = (run_link){0};
     uint32_t whole = tree_whole_at(t) + t->touched++;
     t->nodes[whole] = (pkv_node){0};
     *run_at(t, whole) = (pkv_run){0};
     return whole;
 }
 
-static uint32_t find_free_part(const pkv_tree *t, uint32_t run)
+/* The first free part of a run from part `from` on; there is one. */
+static uint32_t find_free_part(const pkv_tree *t, uint32_t run, uint32_t from)
 {
     bool whole = run >= tree_whole_at(t);
     if ((whole ? run_at(t, run)->busy[COVER_TAKEN] : run_at(t, run)->below[COVER_TAKEN]) == 0)
-        return node_part(t, run, 0);
-    for (uint32_t i = 0;; i++) {
+        return node_part(t, run, from);
+    for (uint32_t i = from;; i++) {
         uint32_t part = node_part(t, run, i);
         if (node_has(t, part, COVER_TAKEN)) continue;
         if (!whole || run_at(t, part)->below[COVER_TAKEN] == 0) return part;
     }
 }
 
-uint32_t tree_find_free(pkv_tree *t, pkv_grain grain)
+uint32_t tree_find_free(pkv_tree *t, pkv_grain grain, uint32_t share)
 {
+    uint32_t first = share * t->in_share, name;
     if (grain == PKV_ALL) {
-        uint32_t whole = t->whole_lists.heads[t->n_layers];
-        return whole != 0 ? whole : touch_whole(t);
+        name = t->whole_lists.heads[t->n_layers];
+        return name != 0 ? tree_whole_at(t) + name - 1 : touch_whole(t);
     }
-    if (grain == PKV_HEAD) {
-        uint32_t layer = list_fullest(&t->layer_lists);
-        if (layer != 0) return find_free_part(t, layer);
-    }
-    uint32_t whole = list_fullest(&t->whole_lists);
-    if (whole == 0) whole = touch_whole(t);
+    if (grain == PKV_HEAD && (name = list_fullest(&t->layer_lists[share])) != 0)
+        return find_free_part(t, t->n_cells + name - 1, first);
+    name = list_fullest(&t->whole_lists);
+    uint32_t whole = name != 0 ? tree_whole_at(t) + name - 1 : touch_whole(t);
     if (whole == 0) return 0;
-    uint32_t layer = find_free_part(t, whole);
-    return grain == PKV_LAYER ? layer : node_part(t, layer, 0);
+    uint32_t layer = find_free_part(t, whole, 0);
+    return grain == PKV_LAYER ? layer : node_part(t, layer, first);
 }
 
 /* ---- create ---------------------------------------------------------------------------------- */
 
-static status lists_create(run_lists *l, const allocator *a, uint32_t most)
+static bool lists_create(run_lists *l, const allocator *a, run_link *links, uint32_t stride,
+                         uint32_t most)
 {
-    l->most = most;
-    l->lowest = most + 1;
+    *l = (run_lists){.links = links, .stride = stride, .most = most, .lowest = most + 1};
     l->heads = alloc_zeroed(a, (size_t)most + 1, sizeof *l->heads);
-    return l->heads ? STATUS_IS_OK : status_make(STATUS_NO_MEMORY, NULL);
+    return l->heads;
+}
+
+static status make_lists(pkv_tree *t, const allocator *a)
+{
+    /* Like nodes and runs, the links are set as runs are handed out. */
+    size_t n_links = t->n_whole + (size_t)tree_layer_runs(t) * t->n_shares;
+    t->loose = alloc_zeroed(a, t->n_shares, sizeof *t->loose);
+    t->layer_lists = alloc_zeroed(a, t->n_shares, sizeof *t->layer_lists);
+    t->links = alloc_resize(a, NULL, n_links, sizeof *t->links);
+    bool ok = t->loose && t->layer_lists && t->links &&
+              lists_create(&t->whole_lists, a, t->links, 1, t->n_layers);
+    for (uint32_t s = 0; ok && s < t->n_shares; s++)
+        ok = lists_create(&t->layer_lists[s], a, t->links + t->n_whole + s, t->n_shares,
+                          t->in_share);
+    return ok ? STATUS_IS_OK : status_make(STATUS_NO_MEMORY, NULL);
 }
 
 /* Cell 0 is never handed out; nor are, of whole run 0, those that are more than asked for. */
@@ -265,7 +371,9 @@ static void reserve_cells(pkv_tree *t, uint32_t usable)
 void tree_set_sizes(pkv_tree *t, const pkv_geometry *g, uint32_t usable)
 {
     uint32_t groups = pkv_groups(g);
-    *t = (pkv_tree){.n_layers = pkv_layer_groups(g), .n_heads = pkv_head_groups(g)};
+    *t = (pkv_tree){
+        .n_layers = pkv_layer_groups(g), .n_heads = pkv_head_groups(g), .n_shares = pkv_shares(g)};
+    t->in_share = t->n_heads / t->n_shares;
     t->n_cells = pkv_cell_count(g, usable);
     t->n_whole = t->n_cells / groups;
 }
@@ -274,15 +382,14 @@ status tree_create(pkv_tree *t, const allocator *a, const pkv_geometry *g, uint3
 {
     tree_set_sizes(t, g, usable);
     t->unused_wholes = t->n_whole;
-    t->unused_layers = t->n_whole * t->n_layers;
+    t->unused_layers = tree_layer_runs(t);
     size_t n_runs = (size_t)t->n_whole * (t->n_layers + 1);
     /* Not zeroed: records are set as nodes are handed out, so the memory of a large idle pool stays
      * untouched. */
     t->nodes = alloc_resize(a, NULL, tree_node_count(t), sizeof *t->nodes);
     t->runs = alloc_resize(a, NULL, n_runs, sizeof *t->runs);
-    bool ok = t->nodes && t->runs && status_ok(lists_create(&t->whole_lists, a, t->n_layers)) &&
-              status_ok(lists_create(&t->layer_lists, a, t->n_heads));
-    if (!ok) return status_make(STATUS_NO_MEMORY, NULL);
+    if (!t->nodes || !t->runs) return status_make(STATUS_NO_MEMORY, NULL);
+    RETURN_IF_ERROR(make_lists(t, a));
     reserve_cells(t, usable);
     return STATUS_IS_OK;
 }
@@ -292,5 +399,9 @@ void tree_destroy(pkv_tree *t, const allocator *a)
     alloc_free(a, t->nodes);
     alloc_free(a, t->runs);
     alloc_free(a, t->whole_lists.heads);
-    alloc_free(a, t->layer_lists.heads);
+    for (uint32_t s = 0; t->layer_lists && s < t->n_shares; s++)
+        alloc_free(a, t->layer_lists[s].heads);
+    alloc_free(a, t->layer_lists);
+    alloc_free(a, t->links);
+    alloc_free(a, t->loose);
 }

@@ -3,10 +3,14 @@
  * A cell is a page of one KV group of the finest grain. The cells of a tier are cut into *runs*:
  * a whole run has a cell for each of these groups, a layer run those of one layer group.
  *
- * Numbers. Cell (r, l, h) of whole run r, layer l and head h has the number
- * (l * n_whole + r) * n_heads + h. A run's number, which tables hold, is that of its first cell,
- * and offset (l * n_whole) * n_heads + h leads from there to the cell of (l, h). So the cells that
- * one layer reads in whole runs lie in one part of the memory. Cell 0 is never handed out.
+ * Shares. The head groups are cut into n_shares equal parts, because a rank of tensor parallelism
+ * stores those of its own heads alone: the cells of a head come from its share, and a share's cells
+ * have numbers that follow one another.
+ *
+ * Numbers. Cell (r, l, h) of whole run r, layer l and head h = s * in_share + i of share s has the
+ * number ((s * n_layers + l) * n_whole + r) * in_share + i. A run's number, which tables hold, is
+ * that of its first cell, and pkv_cell_offset leads from there to the cell of (l, h). So the cells
+ * that one layer reads in whole runs lie in one part of the memory. Cell 0 is never handed out.
  *
  * Nodes. Runs and cells have one record each, at an index of their own: cells come first, then
  * layer runs, then whole runs. A node is *taken* while tables or a block hold it, and *used* while
@@ -15,7 +19,8 @@
  * that went over to a finer grain shares its cells with one that did not.
  *
  * A run that is not taken but has taken parts is broken. Free parts are handed out from the broken
- * run that has the fewest, so that other runs drain and become whole again. */
+ * run that has the fewest, so that other runs drain and become whole again. A layer run is listed
+ * once for each share. */
 #ifndef PAGED_KV_TREE_H
 #define PAGED_KV_TREE_H
 
@@ -37,12 +42,18 @@ typedef struct pkv_node {
 typedef struct pkv_run {
     uint32_t below[N_COVERS]; // its cells that have the property by its parts
     uint32_t busy[N_COVERS];  // whole runs: layer runs with such a cell
-    uint32_t listed;          // free parts, where it is listed by them; 0 = in no list
-    uint32_t prev, next;      // in that list
 } pkv_run;
+
+/* A run in a list, by its index + 1. */
+typedef struct run_link {
+    uint32_t listed; // its free parts; 0 = it is in no list
+    uint32_t prev, next;
+} run_link;
 
 /* Broken runs by their number of free parts. */
 typedef struct run_lists {
+    run_link *links; // of run i at i * stride
+    uint32_t stride;
     uint32_t *heads; // [most + 1]
     uint32_t most;
     uint32_t lowest; // no run has fewer
@@ -50,6 +61,7 @@ typedef struct run_lists {
 
 typedef struct pkv_tree {
     uint32_t n_layers, n_heads, n_whole; // layer groups, head groups, whole runs
+    uint32_t n_shares, in_share;         // shares, head groups of each
     uint32_t n_cells;                    // numbers of cells: n_whole * n_layers * n_heads
     uint32_t n_reserved;                 // cells that are never handed out
     uint32_t touched;                    // whole runs from here on were never handed out
@@ -58,7 +70,12 @@ typedef struct pkv_tree {
     uint32_t covered[N_COVERS];          // cells, reserved ones too
     uint32_t unused_wholes;              // whole runs without a used cell
     uint32_t unused_layers;              // layer runs without a used cell
-    run_lists whole_lists, layer_lists;
+    /* Used cells of each share that no used run around them holds: the others are as many in each
+     * share. */
+    uint32_t *loose; // [n_shares]
+    run_link *links; // of whole runs, then of each layer run in each share
+    run_lists whole_lists;
+    run_lists *layer_lists; // [n_shares]
 } pkv_tree;
 
 /* Sets the sizes alone, by which numbers of cells and nodes are computed. */
@@ -70,8 +87,9 @@ static inline size_t tree_node_count(const pkv_tree *t)
 /* A tree with `usable` cells to hand out, which is above 0. */
 status tree_create(pkv_tree *t, const allocator *a, const pkv_geometry *g, uint32_t usable);
 void tree_destroy(pkv_tree *t, const allocator *a);
-/* A free node of the grain, which the caller takes before it asks again; 0 when there is none. */
-uint32_t tree_find_free(pkv_tree *t, pkv_grain grain);
+/* A free node of the grain, which the caller takes before it asks again; 0 when there is none. A
+ * cell is one of the share. */
+uint32_t tree_find_free(pkv_tree *t, pkv_grain grain, uint32_t share);
 
 /* Sets the record of a node, and of those around it, that are taken for the first time. */
 void tree_set_path(pkv_tree *t, uint32_t node);
@@ -86,10 +104,20 @@ static inline uint32_t tree_used(const pkv_tree *t)
     return t->covered[COVER_USED] - t->n_reserved;
 }
 
+static inline uint32_t tree_layer_runs(const pkv_tree *t) { return t->n_whole * t->n_layers; }
 static inline uint32_t tree_whole_at(const pkv_tree *t) // node index of whole run 0
 {
-    return t->n_cells + t->n_whole * t->n_layers;
+    return t->n_cells + tree_layer_runs(t);
 }
+static inline uint32_t cell_share(const pkv_tree *t, uint32_t cell)
+{
+    return cell / (t->n_cells / t->n_shares);
+}
+static inline uint32_t head_share(const pkv_tree *t, uint32_t head) { return head / t->in_share; }
+/* Cells of a share that are free or cached. */
+uint32_t tree_available_in(const pkv_tree *t, uint32_t share);
+/* Cells that are free or cached, if every share is asked for as many. */
+uint32_t tree_available(const pkv_tree *t);
 static inline pkv_grain node_grain(const pkv_tree *t, uint32_t node)
 {
     return node < t->n_cells ? PKV_HEAD : node < tree_whole_at(t) ? PKV_LAYER : PKV_ALL;
@@ -98,24 +126,47 @@ static inline pkv_grain node_grain(const pkv_tree *t, uint32_t node)
 static inline uint32_t node_of(const pkv_tree *t, pkv_grain grain, uint32_t page)
 {
     if (grain == PKV_HEAD) return page;
-    return page / t->n_heads + (grain == PKV_LAYER ? t->n_cells : tree_whole_at(t));
+    return page / t->in_share + (grain == PKV_LAYER ? t->n_cells : tree_whole_at(t));
 }
 static inline uint32_t page_of(const pkv_tree *t, uint32_t node)
 {
     if (node < t->n_cells) return node;
-    return (node - (node < tree_whole_at(t) ? t->n_cells : tree_whole_at(t))) * t->n_heads;
+    return (node - (node < tree_whole_at(t) ? t->n_cells : tree_whole_at(t))) * t->in_share;
+}
+/* Whether a table of the grain may hold the page: it is the first cell of a run. */
+static inline bool tree_is_page(const pkv_tree *t, pkv_grain grain, uint32_t page)
+{
+    uint32_t n = grain == PKV_LAYER ? tree_layer_runs(t) : t->n_whole;
+    return grain == PKV_HEAD ? page < t->n_cells
+                             : page % t->in_share == 0 && page / t->in_share < n;
 }
 /* The run around a cell or layer run. */
 static inline uint32_t node_above(const pkv_tree *t, uint32_t node)
 {
-    return node < t->n_cells ? t->n_cells + node / t->n_heads
+    return node < t->n_cells ? t->n_cells + node / t->in_share % tree_layer_runs(t)
                              : tree_whole_at(t) + (node - t->n_cells) % t->n_whole;
 }
 /* Part i of a run: layer i of a whole run, head i of a layer run. */
 static inline uint32_t node_part(const pkv_tree *t, uint32_t run, uint32_t i)
 {
-    return run < tree_whole_at(t) ? (run - t->n_cells) * t->n_heads + i
-                                  : t->n_cells + i * t->n_whole + (run - tree_whole_at(t));
+    if (run >= tree_whole_at(t)) return t->n_cells + i * t->n_whole + (run - tree_whole_at(t));
+    uint32_t place = head_share(t, i) * tree_layer_runs(t) + (run - t->n_cells);
+    return place * t->in_share + i % t->in_share;
+}
+static inline uint32_t cell_head(const pkv_tree *t, uint32_t cell)
+{
+    return cell_share(t, cell) * t->in_share + cell % t->in_share;
+}
+static inline uint32_t cell_layer(const pkv_tree *t, uint32_t cell)
+{
+    return cell / t->in_share % tree_layer_runs(t) / t->n_whole;
+}
+/* pkv_cell_offset. */
+static inline uint32_t tree_offset(const pkv_tree *t, pkv_grain grain, uint32_t layer,
+                                   uint32_t head)
+{
+    if (grain == PKV_HEAD) return 0;
+    return node_part(t, t->n_cells + (grain == PKV_ALL ? layer * t->n_whole : 0), head);
 }
 static inline pkv_run *run_at(const pkv_tree *t, uint32_t node)
 {
@@ -128,6 +179,8 @@ static inline uint32_t cells_in(const pkv_tree *t, pkv_grain grain)
 /* The node of (layer, head) of a finer grain inside a node, or the node itself. */
 uint32_t node_inside(const pkv_tree *t, uint32_t node, pkv_grain grain, uint32_t layer,
                      uint32_t head);
+/* Whether the layer run has taken cells and is not taken itself, nor the run around it. */
+bool tree_layer_is_broken(const pkv_tree *t, uint32_t layer);
 /* Cells of the node that have the property, by whatever holds them. */
 uint32_t cells_with(const pkv_tree *t, uint32_t node, cover k);
 /* Whether anything but one reference of a table holds some cell of the node. */

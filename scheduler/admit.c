@@ -193,13 +193,13 @@ static beginning beginning_of(sched *s, const sched_seq *q)
     pool_view view = view_of(s, q);
     if (q->swap) {
         pkv_swap_cost cost = view.cost;
-        uint64_t taken = (uint64_t)cost.fresh + cost.cached_pages;
+        uint64_t own = (uint64_t)cost.fresh + cost.cached_pages, taken = own + cost.uneven;
         return (beginning){.computed = q->computed,
                            .held = cost.held,
                            .taken = taken,
-                           .shared = cost.held - taken,
+                           .shared = cost.held - own,
                            .taken_alone = taken + cost.parked_pages,
-                           .shared_alone = cost.held - taken - cost.parked_pages};
+                           .shared_alone = cost.held - own - cost.parked_pages};
     }
     if (q->parked) {
         pkv_parked_pages pages = view.pages;

@@ -64,11 +64,18 @@ static uint64_t growth_after(const sched *s, bool aligned, uint32_t from, uint32
     return growth(s, aligned, from, to) + (aligned || from == to ? 0 : s->groups);
 }
 
+uint64_t sched_copies_of(const sched *s, const retention_policy *policy, uint64_t pages)
+{
+    const pkv_geometry *g = &s->options.geometry;
+    return retention_grain(policy, g) == PKV_HEAD ? pages * pkv_shares(g) : pages;
+}
+
 uint32_t sched_cells_of(const sched *s, const retention_policy *policy)
 {
     const pkv_geometry *g = &s->options.geometry;
-    pkv_geometry at = pkv_geometry_at(g, retention_grain(policy, g));
-    return s->groups / pkv_groups(&at);
+    pkv_grain grain = retention_grain(policy, g);
+    pkv_geometry at = pkv_geometry_at(g, grain);
+    return grain == PKV_HEAD ? pkv_shares(g) : s->groups / pkv_groups(&at);
 }
 
 static void raise(sched_peak *peak, uint64_t pages)
@@ -97,7 +104,7 @@ static void walk_turn(const sched *s, const sched_turn *turn, uint64_t first_gro
     }
     peak->held = bound.pages + growth_after(s, whole, run->last, to);
     raise(peak, peak->held);
-    peak->after = bound.pages;
+    peak->after = sched_copies_of(s, p, bound.pages);
     if (!whole) peak->passing = larger(peak->passing, longest * sched_cells_of(s, p));
 }
 

@@ -112,7 +112,7 @@ static void copy_line(sched_seq *to, const sched_seq *from)
 static status fork_tables(sched *s, const sched_seq *parent, const sched_seq *child, uint32_t slot)
 {
     bool unshares = child->entry->has_sums && child->entry->max_new_tokens > 1;
-    uint64_t need = pkv_seq_pages_held(s->kv, parent->slot) + s->lasting + s->passing;
+    uint64_t need = pkv_seq_copy_cost(s->kv, parent->slot) + s->lasting + s->passing;
     if (unshares && s->n_in_flight > 0 && need > pkv_available(s->kv))
         return status_make(STATUS_NO_PAGES, NULL);
     RETURN_IF_ERROR(pkv_seq_fork(s->kv, parent->slot, slot, rows_of(child->entry) + 1));

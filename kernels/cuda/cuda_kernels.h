@@ -28,7 +28,7 @@ extern "C" {
 #endif
 
 /* Rises with every change below: a plugin of another version is refused. */
-enum { GPU_API_VERSION = 7 };
+enum { GPU_API_VERSION = 8 };
 
 typedef enum gpu_status { GPU_OK, GPU_NO_MEMORY, GPU_UNSUPPORTED, GPU_LOST } gpu_status;
 
@@ -140,6 +140,7 @@ typedef struct gpu_pages {
     uint32_t page_tokens, head_dim, n_tiles; /* n_tiles: tiles of a cell */
     gpu_kv_format format;
     uint32_t layer_groups, head_groups; /* of the whole model */
+    uint32_t run_heads;    /* head groups whose cells are stored here, in order, in a layer's run */
     uint32_t layer_stride; /* in a run of all groups, cells between those of two layer groups */
     /* Running sums of retention, which move with their slots: [cell, tile, page_tokens], or NULL
      * where none are kept. */
@@ -147,10 +148,10 @@ typedef struct gpu_pages {
 } gpu_pages;
 
 /* Which tables a sequence has, and which cells a page of them is: cell (l, h) of layer group l and
- * head group h lies this many cells behind the first one. */
+ * head group h, the i-th of a run's run_heads, lies this many cells behind the first one. */
 typedef enum gpu_grain {
-    GPU_GRAIN_ALL,   /* one table: l * layer_stride + h */
-    GPU_GRAIN_LAYER, /* a table for each layer group: h */
+    GPU_GRAIN_ALL,   /* one table: l * layer_stride + i */
+    GPU_GRAIN_LAYER, /* a table for each layer group: i */
     GPU_GRAIN_HEAD,  /* a table for each KV group: a page is one cell */
 } gpu_grain;
 

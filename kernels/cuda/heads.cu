@@ -222,7 +222,7 @@ gpu_status gpu_moves(gpu *g, const gpu_pages *pages, gpu_grain grain, const gpu_
                      const gpu_chain *chains, uint32_t n_chains, const float *rope_shifts)
 {
     uint32_t layers = grain == GPU_GRAIN_ALL ? pages->layer_groups : 1;
-    uint32_t heads = grain == GPU_GRAIN_HEAD ? 1 : pages->head_groups;
+    uint32_t heads = grain == GPU_GRAIN_HEAD ? 1 : pages->run_heads;
     for (uint32_t first = 0; first < n_chains; first += GRID_MOST) {
         uint32_t n = n_chains - first < GRID_MOST ? n_chains - first : (uint32_t)GRID_MOST;
 #define MOVE(KV)                                                                                   \

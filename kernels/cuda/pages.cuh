@@ -17,7 +17,7 @@ static DEVICE table_view view_table(const gpu_pages &p, const gpu_tables &t, con
 {
     uint32_t head_group = l.first_head_group + head / l.heads_per_group, table = 0;
     table_view v;
-    v.cell = head_group;
+    v.cell = head_group % p.run_heads;
     if (s.grain == GPU_GRAIN_ALL) v.cell += l.layer_group * p.layer_stride;
     else if (s.grain == GPU_GRAIN_LAYER) table = l.layer_group;
     else {

@@ -49,9 +49,9 @@ typedef struct backend_cpu {
     bool gives_scores; /* rank 0, whose scores stand for all ranks */
 } backend_cpu;
 
-static size_t sums_bytes(const kv_store *s, uint32_t n_cells)
+static size_t sums_bytes(const kv_store *s, pkv_cells cells)
 {
-    return n_cells * s->page_sums * sizeof *s->sums;
+    return cells.n * s->page_sums * sizeof *s->sums;
 }
 
 /* ---- before compute: tables, moves, samplers ------------------------------------------------- */
@@ -62,9 +62,9 @@ static status copy_page(backend_cpu *b, const pkv_move *m)
     const kv_store *s = &b->store;
     bool out = m->kind == PKV_MOVE_OUT;
     uint32_t page = out ? m->src_page : m->dst_page, host = out ? m->dst_page : m->src_page;
-    if (page >= s->n_cells || host >= s->n_host_cells)
+    if (!pkv_has_cell(s->cells, page) || !pkv_has_cell(s->host_cells, host))
         return status_make(STATUS_INVALID, "plan: a copy outside the pool or the host tier");
-    uint8_t *here = s->data + page * s->page_bytes, *there = s->host + host * s->page_bytes;
+    uint8_t *here = kv_store_page(s, page), *there = kv_store_host_page(s, host);
     if (s->filling) RETURN_IF_ERROR(kv_filling_copy(s->filling, m));
     else memcpy(out ? there : here, out ? here : there, s->page_bytes);
     kv_store_move_sums(s, m);
@@ -76,7 +76,7 @@ static status move_slots(backend_cpu *b, const pkv_move *m)
 {
     const kv_store *s = &b->store;
     uint32_t tiles = s->geometry.layers_per_group * s->heads_in_page;
-    if (m->src_page >= s->n_cells || m->dst_page >= s->n_cells ||
+    if (!pkv_has_cell(s->cells, m->src_page) || !pkv_has_cell(s->cells, m->dst_page) ||
         m->n_slots > s->shape.page_tokens || m->src_slot > s->shape.page_tokens - m->n_slots ||
         m->dst_slot > s->shape.page_tokens - m->n_slots)
         return status_make(STATUS_INVALID, "plan: a move outside the pool");
@@ -87,8 +87,8 @@ static status move_slots(backend_cpu *b, const pkv_move *m)
     } else if (m->rotate != 0) {
         kv_move_rotated(s, b->kernels, &b->config.rope, m);
     } else {
-        uint8_t *dst = s->data + m->dst_page * s->page_bytes;
-        const uint8_t *src = s->data + m->src_page * s->page_bytes;
+        uint8_t *dst = kv_store_page(s, m->dst_page);
+        const uint8_t *src = kv_store_page(s, m->src_page);
         for (uint32_t t = 0; t < tiles; t++)
             kern_kv_move(&s->shape, dst + t * s->tile_bytes, m->dst_slot, src + t * s->tile_bytes,
                          m->src_slot, m->n_slots);
@@ -97,14 +97,13 @@ static status move_slots(backend_cpu *b, const pkv_move *m)
     return STATUS_IS_OK;
 }
 
-/* Makes the move for each cell of its two runs. */
+/* Makes the move for each cell of its two runs that is stored here. */
 static status make_move(backend_cpu *b, const pkv_move *m)
 {
     const pkv_geometry *g = &b->store.geometry;
-    uint32_t pool_stride = pkv_layer_stride(g, b->store.n_pages - 1);
-    uint32_t host_stride = pkv_layer_stride(g, b->info.n_host_pages);
     for (uint32_t i = 0, n = pkv_move_cells(g, m); i < n; i++) {
-        pkv_move cell = pkv_move_cell(g, m, i, pool_stride, host_stride);
+        pkv_move cell = pkv_move_cell(g, m, i, b->store.n_pages - 1, b->info.n_host_pages);
+        if (!kv_store_is_ours(&b->store, cell.group)) continue;
         RETURN_IF_ERROR(m->kind == PKV_MOVE_SLOTS ? move_slots(b, &cell) : copy_page(b, &cell));
     }
     return STATUS_IS_OK;
@@ -280,8 +279,8 @@ static void cpu_destroy(void *ctx)
     pkv_mirror_destroy(b->mirror);
     alloc_pages_free(b->store.data, b->store_bytes);
     alloc_pages_free(b->store.host, b->host_bytes);
-    alloc_pages_free(b->store.sums, sums_bytes(&b->store, b->store.n_cells));
-    alloc_pages_free(b->store.host_sums, sums_bytes(&b->store, b->store.n_host_cells));
+    alloc_pages_free(b->store.sums, sums_bytes(&b->store, b->store.cells));
+    alloc_pages_free(b->store.host_sums, sums_bytes(&b->store, b->store.host_cells));
     weights_destroy(&b->weights);
     kern_destroy(b->kernels);
     thread_pool_destroy(b->pool);
@@ -344,14 +343,15 @@ static status make_pool(backend_cpu *b, const backend_options *o, error *err)
         status s = default_pool_bytes(o, &bytes);
         if (!status_ok(s)) return error_set(err, s.code, "kv-memory: %s", s.message);
     }
-    /* Every rank has a slice of every page. */
-    size_t page_bytes = b->store.page_bytes * (size_t)comm_size(o->group);
+    uint32_t n_pages, n_ranks = (uint32_t)comm_size(o->group);
+    uint64_t page_bytes =
+        sizes_of_page(&b->info.geometry, b->store.page_bytes, b->store.n_heads, n_ranks);
     RETURN_IF_ERROR(sizes_check_pool(o, page_bytes, err));
-    RETURN_IF_ERROR(sizes_pool_pages(&b->info.geometry, bytes, page_bytes, &b->store.n_pages, err));
-    b->store.n_cells = pkv_cell_count(&b->info.geometry, b->store.n_pages - 1);
-    b->store_bytes = (size_t)b->store.n_cells * b->store.page_bytes;
+    RETURN_IF_ERROR(sizes_pool_pages(&b->info.geometry, bytes, page_bytes, &n_pages, err));
+    kv_store_set_pool(&b->store, n_pages);
+    b->store_bytes = (size_t)b->store.cells.n * b->store.page_bytes;
     b->store.data = alloc_pages(b->store_bytes);
-    b->store.sums = alloc_pages(sums_bytes(&b->store, b->store.n_cells));
+    b->store.sums = alloc_pages(sums_bytes(&b->store, b->store.cells));
     if (!b->store.data || !b->store.sums)
         return error_set(err, STATUS_NO_MEMORY, "kv-memory: cannot reserve %zu bytes",
                          b->store_bytes);
@@ -364,17 +364,19 @@ static status make_pool(backend_cpu *b, const backend_options *o, error *err)
 static status make_host_tier(backend_cpu *b, const backend_options *o, error *err)
 {
     uint64_t ranks = sizes_ranks_here(o), all = (uint64_t)comm_size(o->group);
-    uint64_t n = sizes_host_pages(&b->info.geometry, sizes_for_ranks(o->swap_bytes, all, ranks),
-                                  memory_available_bytes(), b->store_bytes * ranks,
-                                  b->store.page_bytes * ranks);
+    uint64_t page_bytes =
+        sizes_of_page(&b->info.geometry, b->store.page_bytes, b->store.n_heads, (uint32_t)all);
+    uint64_t n = sizes_host_pages(&b->info.geometry, o->swap_bytes,
+                                  sizes_for_ranks(memory_available_bytes(), ranks, all),
+                                  b->store_bytes * all, page_bytes);
     status s = comm_broadcast(o->group, &n, sizeof n, 0);
     if (!status_ok(s)) return error_set(err, s.code, "swap-memory: %s", s.message);
     if (n == 0) return STATUS_IS_OK;
     b->info.n_host_pages = (uint32_t)n;
-    b->store.n_host_cells = pkv_cell_count(&b->info.geometry, b->info.n_host_pages);
-    b->host_bytes = (size_t)b->store.n_host_cells * b->store.page_bytes;
+    kv_store_set_host(&b->store, b->info.n_host_pages);
+    b->host_bytes = (size_t)b->store.host_cells.n * b->store.page_bytes;
     b->store.host = alloc_pages(b->host_bytes);
-    b->store.host_sums = alloc_pages(sums_bytes(&b->store, b->store.n_host_cells));
+    b->store.host_sums = alloc_pages(sums_bytes(&b->store, b->store.host_cells));
     if (!b->store.host || !b->store.host_sums)
         return error_set(err, STATUS_NO_MEMORY, "swap-memory: cannot reserve %zu bytes",
                          b->host_bytes);
@@ -457,7 +459,7 @@ status backend_cpu_create(const backend_options *options, backend *out, error *e
     b->config = *options->config;
     if (options->max_model_len) b->config.rope.length = options->max_model_len;
     b->group = options->group;
-    status s = model_geometry(options, &b->info.geometry, err);
+    status s = model_geometry(options, (uint32_t)comm_size(options->group), &b->info.geometry, err);
     if (status_ok(s)) s = load_weights(b, options, err);
     if (status_ok(s)) s = make_pool(b, options, err);
     if (status_ok(s)) s = make_host_tier(b, options, err);

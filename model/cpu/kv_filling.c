@@ -62,8 +62,7 @@ static uint8_t *tile_data(const kv_filling *f, uint32_t tile)
 static uint8_t *stored_page(const kv_filling *f, uint32_t id)
 {
     const kv_store *s = f->o.store;
-    return id < s->n_cells ? s->data + id * s->page_bytes
-                           : s->host + (id - s->n_cells) * s->page_bytes;
+    return id < s->n_cells ? kv_store_page(s, id) : kv_store_host_page(s, id - s->n_cells);
 }
 
 static uint32_t host_id(const kv_filling *f, uint32_t host) { return f->o.store->n_cells + host; }
@@ -106,20 +105,12 @@ static void pad_page(kv_filling *f, uint8_t *wide, uint32_t fill)
                          fill - 1, 1);
 }
 
-/* Whether this rank has heads of the group. Pages of other groups are only numbers here. */
-static bool is_ours(const kv_store *s, uint32_t group)
-{
-    uint32_t first = group % pkv_head_groups(&s->geometry) * s->geometry.heads_per_group;
-    return first < s->first_head + s->n_heads &&
-           s->first_head < first + s->geometry.heads_per_group;
-}
-
 /* Whether the page is in an open table with heads of this rank. */
 static bool is_running(const kv_filling *f, uint32_t id)
 {
     if (id >= f->o.store->n_cells) return false;
     pkv_mirror_page page = pkv_mirror_page_at(f->o.mirror, id);
-    return page.held && is_ours(f->o.store, page.group);
+    return page.held && kv_store_is_ours(f->o.store, page.group);
 }
 
 /* The first page of a table that keeps its tile while a row is in `slot`. */
@@ -137,7 +128,7 @@ static void mark_wanted(kv_filling *f, const forward_seq *seqs, uint32_t n_seqs)
     for (uint32_t i = 1; i <= f->n_tiles; i++) f->tiles[i].wanted = false;
     for (uint32_t seq = 0; seq < f->o.max_seqs; seq++)
         for (uint32_t g = 0; g < pkv_groups(&f->o.store->geometry); g++) {
-            if (!is_ours(f->o.store, g)) continue;
+            if (!kv_store_is_ours(f->o.store, g)) continue;
             pkv_table_view table = pkv_mirror_table(f->o.mirror, seq, g);
             uint32_t first = first_kept(f, table.kept_tokens - f->rows[seq]);
             for (uint32_t p = first; p < table.n_pages; p++)
@@ -238,7 +229,7 @@ status kv_filling_move(kv_filling *f, const rope_config *rope, const pkv_move *m
     const kv_store *s = f->o.store;
     uint32_t end = m->dst_slot + m->n_slots, page_tokens = s->shape.page_tokens;
     bool whole = m->n_slots == page_tokens && m->rotate == 0;
-    if (!is_ours(s, m->group)) return STATUS_IS_OK;
+    if (!kv_store_is_ours(s, m->group)) return STATUS_IS_OK;
     if (m->fresh && whole && (!find_tile(f, m->src_page) || has_both(f, m->src_page)))
         return copy_page(f, m->src_page, m->dst_page);
     uint8_t *dst = find_tile(f, m->dst_page);
@@ -267,7 +258,7 @@ status kv_filling_copy(kv_filling *f, const pkv_move *m)
     bool out = m->kind == PKV_MOVE_OUT;
     uint32_t src = out ? m->src_page : host_id(f, m->src_page);
     uint32_t dst = out ? host_id(f, m->dst_page) : m->dst_page;
-    if (!is_ours(f->o.store, m->group)) return STATUS_IS_OK;
+    if (!kv_store_is_ours(f->o.store, m->group)) return STATUS_IS_OK;
     RETURN_IF_ERROR(copy_page(f, src, dst));
     if (!out) drop_tile(f, src); /* the host tier's page is free now */
     return STATUS_IS_OK;

@@ -51,7 +51,7 @@ void kv_move_slots(kern_context *kc, const rope_config *rope, const pkv_move *m,
 void kv_move_rotated(const kv_store *s, kern_context *kc, const rope_config *rope,
                      const pkv_move *m)
 {
-    kv_place to = {&s->shape, s->data + m->dst_page * s->page_bytes, s->tile_bytes};
-    kv_place from = {&s->shape, s->data + m->src_page * s->page_bytes, s->tile_bytes};
+    kv_place to = {&s->shape, kv_store_page(s, m->dst_page), s->tile_bytes};
+    kv_place from = {&s->shape, kv_store_page(s, m->src_page), s->tile_bytes};
     kv_move_slots(kc, rope, m, s->geometry.layers_per_group * s->heads_in_page, to, from);
 }

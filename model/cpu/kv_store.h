@@ -1,6 +1,7 @@
 /* The bytes behind page numbers (private to model/): one block of equal pages, each its group's
  * tiles layer by layer, head by head (kernels.h says what a tile is). With tensor parallelism a
- * rank stores its own heads' slice of every page. */
+ * rank stores its own heads' slice of every page, or, where the cells of its heads are a share of
+ * all, the pages of that share. */
 #ifndef MODEL_CPU_KV_STORE_H
 #define MODEL_CPU_KV_STORE_H
 
@@ -17,18 +18,20 @@ typedef struct kv_store {
     uint32_t heads_in_page; // this rank's heads in one page
     size_t tile_bytes;
     size_t page_bytes;
-    uint32_t n_pages;           // page 0 included
-    uint32_t n_cells;           // numbers of cells of the pool, at least n_pages
-    uint32_t n_host_cells;      // and of the host tier
-    uint8_t *data;              // [n_cells, page_bytes]
-    uint8_t *host;              // [n_host_cells, page_bytes]: the tier of swapped sequences
+    uint32_t n_pages;      // page 0 included
+    uint32_t n_cells;      // numbers of cells of the pool, at least n_pages
+    uint32_t n_host_cells; // and of the host tier
+    pkv_cells cells;       // those of the pool that are stored here
+    pkv_cells host_cells;
+    uint8_t *data;              // [cells.n, page_bytes]
+    uint8_t *host;              // [host_cells.n, page_bytes]: the tier of swapped sequences
     struct kv_filling *filling; // formats with grids: pages read as bf16 (kv_filling.h)
     uint32_t residual_pages;    // full pages before its own that a row reads as bf16
     /* Running sums of retention, one f32 for each slot of each tile, beside K and V. They move with
      * their slots. They are only reserved addresses until a measure asks for them. */
     size_t page_sums; // floats of a page
-    float *sums;      // [n_cells, page_sums]
-    float *host_sums; // [n_host_cells, page_sums]
+    float *sums;      // [cells.n, page_sums]
+    float *host_sums; // [host_cells.n, page_sums]
     bool has_sums;    // a plan has asked for sums: until then all are 0 and need no moves
 } kv_store;
 
@@ -43,6 +46,30 @@ static inline void kv_store_layout(kv_store *s, kern_kv_format format, const pkv
     s->tile_bytes = kern_kv_tile_bytes(&s->shape);
     s->page_bytes = s->tile_bytes * geometry->layers_per_group * s->heads_in_page;
     s->page_sums = (size_t)geometry->layers_per_group * s->heads_in_page * s->shape.page_tokens;
+}
+
+/* Sets how many cells the pool has. */
+static inline void kv_store_set_pool(kv_store *s, uint32_t n_pages)
+{
+    s->n_pages = n_pages;
+    s->n_cells = pkv_cell_count(&s->geometry, n_pages - 1);
+    s->cells = pkv_cells_of(&s->geometry, n_pages - 1, s->first_head, s->n_heads);
+}
+
+static inline void kv_store_set_host(kv_store *s, uint32_t n_host_pages)
+{
+    s->n_host_cells = pkv_cell_count(&s->geometry, n_host_pages);
+    s->host_cells = pkv_cells_of(&s->geometry, n_host_pages, s->first_head, s->n_heads);
+}
+
+/* A page that is stored here. */
+static inline uint8_t *kv_store_page(const kv_store *s, uint32_t cell)
+{
+    return s->data + (size_t)(cell - s->cells.first) * s->page_bytes;
+}
+static inline uint8_t *kv_store_host_page(const kv_store *s, uint32_t cell)
+{
+    return s->host + (size_t)(cell - s->host_cells.first) * s->page_bytes;
 }
 
 /* The index in a page of the tile of (layer, rank-local head). */
@@ -60,18 +87,22 @@ static inline uint32_t kv_store_first_wide(const kv_store *s, uint32_t slot)
 }
 
 /* The tile of (layer, head) that a table with this offset (pkv_table_view) has in page 0; the tile
- * in its page p is p * page_bytes further. */
+ * in its page p is p * page_bytes further. Page 0 itself need not be stored here. */
 static inline uint8_t *kv_store_tiles(const kv_store *s, uint32_t layer, uint32_t head,
                                       uint32_t offset)
 {
-    return s->data + offset * s->page_bytes + kv_store_tile(s, layer, head) * s->tile_bytes;
+    ptrdiff_t cells = (ptrdiff_t)offset - (ptrdiff_t)s->cells.first;
+    return s->data + cells * (ptrdiff_t)s->page_bytes +
+           kv_store_tile(s, layer, head) * s->tile_bytes;
 }
 
 /* Running sums [page_tokens], likewise; page p's are p * page_sums further. */
 static inline float *kv_store_sums(const kv_store *s, uint32_t layer, uint32_t head,
                                    uint32_t offset)
 {
-    return s->sums + offset * s->page_sums + kv_store_tile(s, layer, head) * s->shape.page_tokens;
+    ptrdiff_t cells = (ptrdiff_t)offset - (ptrdiff_t)s->cells.first;
+    return s->sums + cells * (ptrdiff_t)s->page_sums +
+           kv_store_tile(s, layer, head) * s->shape.page_tokens;
 }
 
 /* Moves the running sums of a move's slots. The code that moves K and V calls it, and has checked
@@ -79,16 +110,25 @@ static inline float *kv_store_sums(const kv_store *s, uint32_t layer, uint32_t h
 static inline void kv_store_move_sums(const kv_store *s, const pkv_move *m)
 {
     if (!s->has_sums) return;
-    const float *src = m->kind == PKV_MOVE_IN ? s->host_sums : s->sums;
-    float *dst = m->kind == PKV_MOVE_OUT ? s->host_sums : s->sums;
-    src += m->src_page * s->page_sums;
-    dst += m->dst_page * s->page_sums;
+    bool in = m->kind == PKV_MOVE_IN, out = m->kind == PKV_MOVE_OUT;
+    const float *src = in ? s->host_sums : s->sums;
+    float *dst = out ? s->host_sums : s->sums;
+    src += (m->src_page - (in ? s->host_cells : s->cells).first) * s->page_sums;
+    dst += (m->dst_page - (out ? s->host_cells : s->cells).first) * s->page_sums;
     if (m->kind != PKV_MOVE_SLOTS) {
         memcpy(dst, src, s->page_sums * sizeof *dst);
         return;
     }
     for (size_t tile = 0; tile < s->page_sums; tile += s->shape.page_tokens)
         memmove(dst + tile + m->dst_slot, src + tile + m->src_slot, m->n_slots * sizeof *dst);
+}
+
+/* Whether the rank has heads of the group. Pages of other groups are only numbers here. */
+static inline bool kv_store_is_ours(const kv_store *s, uint32_t group)
+{
+    uint32_t first = group % pkv_head_groups(&s->geometry) * s->geometry.heads_per_group;
+    return first < s->first_head + s->n_heads &&
+           s->first_head < first + s->geometry.heads_per_group;
 }
 
 static inline uint32_t kv_store_group(const kv_store *s, uint32_t layer, uint32_t head)

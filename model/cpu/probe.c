@@ -38,8 +38,8 @@ static status make_pages(model_probe *p, error *err)
 {
     pkv_geometry g = p->store.geometry;
     pkv_options options = {.geometry = g, .n_pages = p->store.n_pages, .max_seqs = 1};
-    p->store.n_cells = pkv_cell_count(&g, p->store.n_pages - 1);
-    p->store_bytes = (size_t)p->store.n_cells * p->store.page_bytes;
+    kv_store_set_pool(&p->store, p->store.n_pages);
+    p->store_bytes = (size_t)p->store.cells.n * p->store.page_bytes;
     p->store.data = alloc_pages(p->store_bytes);
     status s = p->store.data ? pkv_create(&options, &p->kv)
                              : status_make(STATUS_NO_MEMORY, "pages of a probe");

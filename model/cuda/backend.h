@@ -9,7 +9,7 @@
 
 /* Scratch of a step's moves, and where they lie on the device. */
 typedef struct cuda_moves {
-    uint32_t *last;      /* [n_cells] 1 + the last move of the batch that touches the page */
+    uint32_t *last;      /* [cells.n] 1 + the last move of the batch that touches the page */
     gpu_move *batch;     /* [capacity] the slot moves of one launch */
     uint32_t *root, *at; /* [capacity] of each move in a batch: its chain's first move, and index */
     uint32_t *chains;    /* [capacity] how many chains each batch has */
@@ -55,9 +55,9 @@ typedef struct backend_cuda {
     thread_pool *pool;
     cuda_weights weights;
     gpu_pages pages;
-    uint32_t n_cells, n_host_cells; /* of the pool, and of the host tier */
+    pkv_cells cells, host_cells; /* of the pool and the host tier: those stored here */
     uint64_t pool_bytes, weight_bytes;
-    uint8_t *host; /* [n_host_cells, page_bytes] pinned: the host tier */
+    uint8_t *host; /* [host_cells.n, page_bytes] pinned: the host tier */
     pkv_mirror *mirror;
     cuda_tables tables;
     cuda_forward *forward;

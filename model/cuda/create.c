@@ -92,7 +92,8 @@ static void lay_out_pages(backend_cuda *b, const backend_cuda_options *o)
                            .n_tiles = g->layers_per_group * heads,
                            .format = o->kv,
                            .layer_groups = pkv_layer_groups(g),
-                           .head_groups = pkv_head_groups(g)};
+                           .head_groups = pkv_head_groups(g),
+                           .run_heads = pkv_head_groups(g) / pkv_shares(g)};
 }
 
 static status make_forward(backend_cuda *b, const backend_options *o, error *err)
@@ -113,7 +114,8 @@ static status make_forward(backend_cuda *b, const backend_options *o, error *err
         s = cuda_alloc(&b->device, (size_t)CUDA_LOGIT_ROWS * b->config.vocab_size * sizeof(float),
                        &b->draw_scratch);
     if (status_ok(s))
-        s = cuda_tables_create(&b->device, &b->info.geometry, o->max_seqs, row, &b->tables);
+        s = cuda_tables_create(&b->device, &b->info.geometry, &b->slice, o->max_seqs, row,
+                               &b->tables);
     if (status_ok(s)) return s;
     return error_set(err, s.code, "device cuda: %u rows, %u sequences and %u positions: %s",
                      o->max_rows, o->max_seqs, b->info.max_positions,
@@ -130,18 +132,25 @@ static uint64_t default_pool_bytes(const backend_cuda *b, const backend_options 
     return sizes_default_pool(free_bytes, MODEL_GPU_POOL_SHARE) * ranks;
 }
 
+static uint64_t cuda_page_bytes(const backend_cuda *b, uint32_t n_ranks)
+{
+    return sizes_of_page(&b->info.geometry, b->pages.page_bytes, b->slice.n_kv_heads, n_ranks);
+}
+
 /* Page numbers mean the same on every rank, so the rank with least memory decides. */
 static status make_pool(backend_cuda *b, const backend_options *o, error *err)
 {
     uint64_t bytes = o->kv_bytes ? o->kv_bytes : default_pool_bytes(b, o);
-    uint64_t page_bytes = b->pages.page_bytes * (uint64_t)comm_size(o->group);
+    uint64_t page_bytes = cuda_page_bytes(b, (uint32_t)comm_size(o->group));
     RETURN_IF_ERROR(sizes_check_pool(o, page_bytes, err));
     RETURN_IF_ERROR(sizes_pool_pages(&b->info.geometry, bytes, page_bytes, &b->info.n_pages, err));
     status s = cuda_smallest(&b->device, &b->info.n_pages);
     if (!status_ok(s)) return error_set(err, s.code, "kv-memory: %s", status_text(s.code));
-    b->n_cells = pkv_cell_count(&b->info.geometry, b->info.n_pages - 1);
-    b->pages.layer_stride = pkv_layer_stride(&b->info.geometry, b->info.n_pages - 1);
-    b->pool_bytes = (uint64_t)b->n_cells * b->pages.page_bytes;
+    b->cells = pkv_cells_of(&b->info.geometry, b->info.n_pages - 1, b->slice.first_kv_head,
+                            b->slice.n_kv_heads);
+    b->tables.first_cell = b->cells.first;
+    b->pages.layer_stride = b->cells.n / b->pages.layer_groups;
+    b->pool_bytes = (uint64_t)b->cells.n * b->pages.page_bytes;
     if (!status_ok(cuda_alloc(&b->device, b->pool_bytes, &b->pages.data)))
         return error_set(err, STATUS_NO_MEMORY, "kv-memory: cannot reserve %llu bytes: %s",
                          (unsigned long long)b->pool_bytes, b->device.api->why(b->device.g));
@@ -151,14 +160,15 @@ static status make_pool(backend_cuda *b, const backend_options *o, error *err)
 static status make_host_tier(backend_cuda *b, const backend_options *o, error *err)
 {
     uint64_t ranks = sizes_ranks_here(o), all = (uint64_t)comm_size(o->group);
-    uint32_t n = sizes_host_pages(&b->info.geometry, sizes_for_ranks(o->swap_bytes, all, ranks),
-                                  memory_available_bytes(), 0, b->pages.page_bytes * ranks);
+    uint32_t n = sizes_host_pages(&b->info.geometry, o->swap_bytes,
+                                  sizes_for_ranks(memory_available_bytes(), ranks, all), 0,
+                                  cuda_page_bytes(b, (uint32_t)all));
     status s = cuda_smallest(&b->device, &n);
     if (!status_ok(s)) return error_set(err, s.code, "swap-memory: %s", status_text(s.code));
     if (n == 0) return STATUS_IS_OK;
     void *host;
-    b->n_host_cells = pkv_cell_count(&b->info.geometry, n);
-    if (b->device.api->alloc_host(b->device.g, b->n_host_cells * b->pages.page_bytes, &host) !=
+    b->host_cells = pkv_cells_of(&b->info.geometry, n, b->slice.first_kv_head, b->slice.n_kv_heads);
+    if (b->device.api->alloc_host(b->device.g, b->host_cells.n * b->pages.page_bytes, &host) !=
         GPU_OK)
         return error_set(err, STATUS_NO_MEMORY, "swap-memory: %s", b->device.api->why(b->device.g));
     b->host = host;
@@ -219,7 +229,7 @@ status cuda_make_parts(backend_cuda *b, const backend_cuda_options *options, cud
     if (o->max_model_len) b->config.rope.length = o->max_model_len;
     fill_info(b, o);
     RETURN_IF_ERROR(check_kernels(&b->config, err));
-    RETURN_IF_ERROR(model_geometry(o, &b->info.geometry, err));
+    RETURN_IF_ERROR(model_geometry(o, (uint32_t)comm_size(o->group), &b->info.geometry, err));
     RETURN_IF_ERROR(
         tensor_slice_of(&b->config, comm_rank(o->group), comm_size(o->group), &b->slice, err));
     b->local = b->config;
@@ -271,7 +281,7 @@ status backend_cuda_create(const backend_cuda_options *options, backend *out, er
     b->facts.weight_bytes = b->weight_bytes;
     b->facts.page_bytes = b->pages.page_bytes;
     b->facts.pool_bytes = b->pool_bytes;
-    b->facts.swap_bytes = b->n_host_cells * b->pages.page_bytes;
+    b->facts.swap_bytes = b->host_cells.n * b->pages.page_bytes;
     *out = (backend){&cuda_ops, b};
     return STATUS_IS_OK;
 }

@@ -105,16 +105,19 @@ typedef struct cuda_tables {
     gpu_tables device;
     pkv_geometry geometry;
     uint32_t head_groups, counts[PKV_HEAD + 1]; /* counts: tables of a sequence of each grain */
-    uint32_t max_seqs; /* behind them is a table of page 0, for padding rows */
-    uint32_t *sent;    /* [max_seqs, groups] */
-    uint8_t *touched;  /* [max_seqs] this step's words changed the sequence */
+    uint32_t first_head, n_heads; /* head groups of this rank: other tables are not sent */
+    uint32_t first_cell; /* of those stored here: tables of cells hold numbers from there on */
+    uint32_t max_seqs;   /* behind them is a table of page 0, for padding rows */
+    uint32_t *sent;      /* [max_seqs, groups] */
+    uint8_t *touched;    /* [max_seqs] this step's words changed the sequence */
     gpu_patch *patches;
     uint32_t *values;
     size_t n_patches, n_values, patches_capacity, values_capacity;
 } cuda_tables;
 
-status cuda_tables_create(cuda_device *d, const pkv_geometry *geometry, uint32_t max_seqs,
-                          uint32_t row, cuda_tables *out);
+/* A rank with these heads. The caller sets first_cell once there is a pool. */
+status cuda_tables_create(cuda_device *d, const pkv_geometry *geometry, const tensor_slice *slice,
+                          uint32_t max_seqs, uint32_t row, cuda_tables *out);
 void cuda_tables_destroy(cuda_device *d, cuda_tables *t);
 /* A table of a sequence of this grain, numbered as the grain numbers them. */
 pkv_table_view cuda_tables_view(const cuda_tables *t, const pkv_mirror *mirror, uint32_t seq,

@@ -100,6 +100,7 @@ static status measure_memory(backend_cuda *b, const backend_cuda_options *o, uin
     out->weight_bytes = b->weight_bytes;
     out->step_bytes = b->device.allocated - b->weight_bytes;
     out->page_bytes = b->pages.page_bytes;
+    out->rank_shares = pkv_shares_of(&out->geometry, b->slice.n_kv_heads);
     out->sums_of_page = cuda_sums_of_page(b);
     out->fits = out->weight_bytes * n_ranks <= memory;
     status s = cuda_make_pages(b, &o->common, &why);
@@ -149,7 +150,7 @@ status backend_cuda_measure(const backend_cuda_options *options, uint32_t n_rank
     if (status_ok(s)) s = measure_memory(b, &o, n_ranks, out, err);
     if (status_ok(s) && out->n_pages)
         out->n_host_pages = sizes_host_pages(&out->geometry, options->common.swap_bytes, UINT64_MAX,
-                                             0, out->page_bytes * n_ranks);
+                                             0, backend_page_bytes(out, n_ranks));
     if (b) cuda_ops.destroy(b);
     if (rank) comm_destroy(rank);
     comm_group_destroy(group);

@@ -10,13 +10,36 @@
 
 /* ---- checks ---------------------------------------------------------------------------------- */
 
-/* Whether a table of the grain may hold that page, in a tier of n cells: the page is the first cell
- * of a run. */
-static bool is_page(const backend_cuda *b, pkv_grain grain, uint32_t page, uint32_t n_cells)
+/* Whether a table of the grain may hold that page, in a tier of that many usable cells of which
+ * `cells` are stored here. */
+static bool is_page(const backend_cuda *b, pkv_grain grain, uint32_t page, uint32_t usable,
+                    pkv_cells cells)
 {
-    if (grain > PKV_HEAD || page >= n_cells) return false;
-    if (grain != PKV_HEAD && page % b->pages.head_groups != 0) return false;
-    return grain != PKV_ALL || page < n_cells / b->pages.layer_groups;
+    if (grain > PKV_HEAD || !pkv_is_page(&b->info.geometry, usable, grain, page)) return false;
+    return grain != PKV_HEAD || pkv_has_cell(cells, page);
+}
+
+static bool is_pool_page(const backend_cuda *b, pkv_grain grain, uint32_t page)
+{
+    return is_page(b, grain, page, b->info.n_pages - 1, b->cells);
+}
+
+static bool is_host_page(const backend_cuda *b, pkv_grain grain, uint32_t page)
+{
+    return b->info.n_host_pages > 0 && is_page(b, grain, page, b->info.n_host_pages, b->host_cells);
+}
+
+/* Whether this rank stores something of the move's pages. */
+static bool is_ours(const backend_cuda *b, const pkv_move *m)
+{
+    const cuda_tables *t = &b->tables;
+    return m->grain != PKV_HEAD || m->group % t->head_groups - t->first_head < t->n_heads;
+}
+
+/* The place of a page's first cell among those stored here. */
+static uint32_t place_of(pkv_grain grain, uint32_t page, pkv_cells cells)
+{
+    return grain == PKV_HEAD ? page - cells.first : page;
 }
 
 /* Copies a whole page to the host tier or back: the cells of one layer group at a time, which
@@ -25,10 +48,13 @@ static status copy_page(backend_cuda *b, const pkv_move *m)
 {
     bool out = m->kind == PKV_MOVE_OUT;
     uint32_t page = out ? m->src_page : m->dst_page, host = out ? m->dst_page : m->src_page;
-    if (!is_page(b, m->grain, page, b->n_cells) || !is_page(b, m->grain, host, b->n_host_cells))
+    if (!is_ours(b, m)) return STATUS_IS_OK;
+    if (!is_pool_page(b, m->grain, page) || !is_host_page(b, m->grain, host))
         return status_make(STATUS_INVALID, "plan: a copy outside the pool or the host tier");
+    page = place_of(m->grain, page, b->cells);
+    host = place_of(m->grain, host, b->host_cells);
     uint32_t layers = m->grain == PKV_ALL ? b->pages.layer_groups : 1;
-    uint32_t n = m->grain == PKV_HEAD ? 1 : b->pages.head_groups;
+    uint32_t n = m->grain == PKV_HEAD ? 1 : b->pages.run_heads;
     const gpu_api *api = b->device.api;
     for (uint32_t l = 0; l < layers; l++) {
         uint8_t *here = b->pages.data + page * b->pages.page_bytes;
@@ -38,7 +64,7 @@ static status copy_page(backend_cuda *b, const pkv_move *m)
                                 : api->copy_in(b->device.g, here, there, bytes));
         RETURN_IF_ERROR(cuda_sums_copy(b, out, page, host, n));
         page += b->pages.layer_stride;
-        host += b->n_host_cells / b->pages.layer_groups;
+        host += b->host_cells.n / b->pages.layer_groups;
     }
     return STATUS_IS_OK;
 }
@@ -46,9 +72,8 @@ static status copy_page(backend_cuda *b, const pkv_move *m)
 static status check_move(const backend_cuda *b, const pkv_move *m)
 {
     uint32_t slots = b->pages.page_tokens;
-    if (!is_page(b, m->grain, m->src_page, b->n_cells) ||
-        !is_page(b, m->grain, m->dst_page, b->n_cells) || m->n_slots > slots ||
-        m->src_slot > slots - m->n_slots || m->dst_slot > slots - m->n_slots)
+    if (!is_pool_page(b, m->grain, m->src_page) || !is_pool_page(b, m->grain, m->dst_page) ||
+        m->n_slots > slots || m->src_slot > slots - m->n_slots || m->dst_slot > slots - m->n_slots)
         return status_make(STATUS_INVALID, "plan: a move outside the pool");
     if (llabs(m->rotate) >= b->info.max_positions)
         return status_make(STATUS_INVALID, "plan: a move that rotates keys too far");
@@ -79,7 +104,7 @@ static size_t count_rope_shifts(const pkv_deltas *d)
 static bool reserve_chains(backend_cuda *b, size_t n)
 {
     cuda_moves *m = &b->moves;
-    if (!m->last) m->last = calloc(b->n_cells, sizeof *m->last);
+    if (!m->last) m->last = calloc(b->cells.n, sizeof *m->last);
     if (!m->last) return false;
     if (n <= m->capacity) return true;
     cuda_moves grown = {.last = m->last, .capacity = n + n / 2};
@@ -185,18 +210,24 @@ status cuda_moves_pack(backend_cuda *b, const pkv_deltas *d)
     for (size_t i = 0; i < d->n_moves;) {
         size_t end = batch_end(d, i);
         uint32_t n = 0;
-        if (end == i) i++; /* a page copy */
+        if (end == i) { /* a page copy */
+            i++;
+            continue;
+        }
         for (; i < end; i++) {
             const pkv_move *move = &d->moves[i];
+            if (!is_ours(b, move)) continue;
             RETURN_IF_ERROR(check_move(b, move));
             if (move->rotate)
                 make_rope_shift(b, move->rotate,
                                 rope_shifts + (size_t)n_rope_shifts * b->config.head_dim);
-            m->batch[n++] =
-                (gpu_move){move->src_page, move->dst_page, move->src_slot,
-                           move->dst_slot, move->n_slots,  move->rotate ? ++n_rope_shifts : 0};
+            m->batch[n++] = (gpu_move){place_of(move->grain, move->src_page, b->cells),
+                                       place_of(move->grain, move->dst_page, b->cells),
+                                       move->src_slot,
+                                       move->dst_slot,
+                                       move->n_slots,
+                                       move->rotate ? ++n_rope_shifts : 0};
         }
-        if (n == 0) continue;
         m->chains[n_batches] = sort_batch(m, n, total, moves, chains + n_chains);
         n_chains += m->chains[n_batches++];
         total += n;
@@ -215,10 +246,11 @@ status cuda_moves_apply(backend_cuda *b, const pkv_deltas *d)
             RETURN_IF_ERROR(copy_page(b, &d->moves[i++]));
             continue;
         }
-        uint32_t n = m->chains[n_batches++];
-        RETURN_IF_GPU_ERROR(b->device.api->move(b->device.g, &b->pages,
-                                                cuda_grain(d->moves[i].grain), m->d_moves, chains,
-                                                n, m->d_rope_shifts));
+        uint32_t n = m->chains[n_batches++]; /* 0: none of the moves is of this rank's pages */
+        if (n > 0)
+            RETURN_IF_GPU_ERROR(b->device.api->move(b->device.g, &b->pages,
+                                                    cuda_grain(d->moves[i].grain), m->d_moves,
+                                                    chains, n, m->d_rope_shifts));
         chains += n;
         i = end;
     }

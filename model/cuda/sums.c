@@ -17,12 +17,12 @@ status cuda_sums_create(backend_cuda *b)
     cuda_device *d = &b->device;
     size_t bytes = cuda_sums_of_page(b);
     void *host;
-    RETURN_IF_ERROR(cuda_alloc(d, b->n_cells * bytes, &b->pages.sums));
+    RETURN_IF_ERROR(cuda_alloc(d, b->cells.n * bytes, &b->pages.sums));
     if (b->info.n_host_pages == 0) return STATUS_IS_OK;
-    RETURN_IF_GPU_ERROR(d->api->alloc_host(d->g, b->n_host_cells * bytes, &host));
+    RETURN_IF_GPU_ERROR(d->api->alloc_host(d->g, b->host_cells.n * bytes, &host));
     b->host_sums = host;
     /* Pages may leave for the host tier before a plan asks for sums: their sums are 0. */
-    memset(host, 0, b->n_host_cells * bytes);
+    memset(host, 0, b->host_cells.n * bytes);
     return STATUS_IS_OK;
 }
 

@@ -4,13 +4,15 @@
 #include <stdlib.h>
 #include <string.h>
 
-status cuda_tables_create(cuda_device *d, const pkv_geometry *geometry, uint32_t max_seqs,
-                          uint32_t row, cuda_tables *out)
+status cuda_tables_create(cuda_device *d, const pkv_geometry *geometry, const tensor_slice *slice,
+                          uint32_t max_seqs, uint32_t row, cuda_tables *out)
 {
     uint32_t groups = pkv_groups(geometry);
     *out =
         (cuda_tables){.device = {NULL, groups, row}, .geometry = *geometry, .max_seqs = max_seqs};
     out->head_groups = pkv_head_groups(geometry);
+    out->first_head = slice->first_kv_head / geometry->heads_per_group;
+    out->n_heads = (slice->n_kv_heads + geometry->heads_per_group - 1) / geometry->heads_per_group;
     out->counts[PKV_ALL] = 1;
     out->counts[PKV_LAYER] = pkv_layer_groups(geometry);
     out->counts[PKV_HEAD] = groups;
@@ -59,7 +61,8 @@ static bool grow_array(void **array, size_t *capacity, size_t need, size_t size)
     return true;
 }
 
-static status patch_table(cuda_tables *t, uint32_t seq, uint32_t number, pkv_table_view view)
+static status patch_table(cuda_tables *t, uint32_t seq, pkv_grain grain, uint32_t number,
+                          pkv_table_view view)
 {
     size_t table = (size_t)seq * t->device.groups + number;
     uint32_t first = t->sent[table];
@@ -75,8 +78,8 @@ static status patch_table(cuda_tables *t, uint32_t seq, uint32_t number, pkv_tab
     if (!ok) return status_make(STATUS_NO_MEMORY, "page tables");
     t->patches[t->n_patches++] =
         (gpu_patch){table * t->device.row + first, (uint32_t)t->n_values, n};
-    memcpy(t->values + t->n_values, view.pages + first, n * sizeof *t->values);
-    t->n_values += n;
+    uint32_t less = grain == PKV_HEAD ? t->first_cell : 0;
+    for (uint32_t i = 0; i < n; i++) t->values[t->n_values++] = view.pages[first + i] - less;
     t->sent[table] = view.n_pages;
     return STATUS_IS_OK;
 }
@@ -94,8 +97,11 @@ status cuda_tables_update(cuda_tables *t, const pkv_mirror *mirror, const uint32
     }
     for (uint32_t seq = 0; seq < t->max_seqs; seq++) {
         pkv_grain grain = pkv_mirror_grain(mirror, seq);
-        for (uint32_t i = 0; t->touched[seq] && i < t->counts[grain]; i++)
-            RETURN_IF_ERROR(patch_table(t, seq, i, cuda_tables_view(t, mirror, seq, grain, i)));
+        for (uint32_t i = 0; t->touched[seq] && i < t->counts[grain]; i++) {
+            if (grain == PKV_HEAD && i % t->head_groups - t->first_head >= t->n_heads) continue;
+            RETURN_IF_ERROR(
+                patch_table(t, seq, grain, i, cuda_tables_view(t, mirror, seq, grain, i)));
+        }
     }
     return STATUS_IS_OK;
 }

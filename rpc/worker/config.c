@@ -59,6 +59,7 @@ static status pack_geometry(const pkv_geometry *g, arena *a, geometry_message **
     m->n_kv_heads = g->n_kv_heads;
     m->layers_per_group = g->layers_per_group;
     m->heads_per_group = g->heads_per_group;
+    m->n_shares = g->n_shares;
     m->window = g->window;
     memcpy(layers, g->window_layers, sizeof g->window_layers);
     m->window_layers = layers;
@@ -79,6 +80,7 @@ static status unpack_geometry(const geometry_message *m, pkv_geometry *out, erro
         .n_kv_heads = m->n_kv_heads,
         .layers_per_group = m->layers_per_group,
         .heads_per_group = m->heads_per_group,
+        .n_shares = m->n_shares,
         .window = m->window,
     };
     if (m->n_window_layers)

@@ -95,8 +95,7 @@ static status check_end(const char *name, uint32_t page, bool in_host, const pkv
     if (page >= pkv_cell_count(g, usable))
         return error_set(err, STATUS_INVALID, "%s: %u, there are %u", name, page,
                          pkv_cell_count(g, usable));
-    bool begins = m->grain == PKV_HEAD || page % pkv_head_groups(g) == 0;
-    if (!begins || (m->grain == PKV_ALL && page >= pkv_layer_stride(g, usable)))
+    if (!pkv_is_page(g, usable, m->grain, page))
         return error_set(err, STATUS_INVALID, "%s: %u begins no page of grain %u", name, page,
                          m->grain);
     return STATUS_IS_OK;

@@ -93,6 +93,7 @@ static void make_pages(check *c, world *w)
                            .format = s->format,
                            .layer_groups = LAYERS,
                            .head_groups = w->head_groups,
+                           .run_heads = w->head_groups,
                            .layer_stride = w->n_cells / LAYERS};
     size_t bytes = w->n_cells * w->pages.page_bytes;
     uint8_t *junk = check_memory(bytes, 1); /* NaNs, to show reads of unwritten memory */

@@ -39,8 +39,7 @@ static void check_cells(pkv_grain grain, uint32_t page, bool in_host)
     const pkv_geometry *g = &info.geometry;
     uint32_t usable = in_host ? info.n_host_pages : info.n_pages - 1;
     uint64_t last = page;
-    if (grain != PKV_HEAD) last += pkv_head_groups(g) - 1;
-    if (grain == PKV_ALL) last += (uint64_t)(pkv_layer_groups(g) - 1) * pkv_layer_stride(g, usable);
+    last += pkv_cell_offset(g, usable, grain, pkv_layer_groups(g) - 1, pkv_head_groups(g) - 1);
     FUZZ_CHECK(last < pkv_cell_count(g, usable));
 }
 

@@ -172,11 +172,10 @@ static void move_slots(sim_backend *b, const pkv_move *m)
 static void do_moves(sim_backend *b, const pkv_move *moves, size_t n)
 {
     const pkv_geometry *g = &b->options.geometry;
-    uint32_t stride = pkv_layer_stride(g, b->options.n_pages - 1);
-    uint32_t host_stride = pkv_layer_stride(g, b->options.n_host_pages);
+    uint32_t usable = b->options.n_pages - 1, host = b->options.n_host_pages;
     for (size_t i = 0; i < n; i++) {
         for (uint32_t c = 0; c < pkv_move_cells(g, &moves[i]); c++) {
-            pkv_move cell = pkv_move_cell(g, &moves[i], c, stride, host_stride);
+            pkv_move cell = pkv_move_cell(g, &moves[i], c, usable, host);
             if (cell.kind == PKV_MOVE_SLOTS) move_slots(b, &cell);
             else copy_page(b, &cell);
         }

@@ -23,6 +23,8 @@ static pkv_geometry random_geometry(world *w)
                       .n_kv_heads = one[2],
                       .layers_per_group = 1,
                       .heads_per_group = 1};
+    rng shares = rng_seed(w->seed + 4000037); /* some worlds have ranks, with shares of the cells */
+    g.n_shares = pkv_shares_for(&g, 1 << rng_below(&shares, 3));
     rng windows = rng_seed(w->seed + 1000003); /* some worlds have sliding windows in some layers */
     if (rng_below(&windows, 4) > 0) return g;
     g.window = 1 + rng_below(&windows, 150);

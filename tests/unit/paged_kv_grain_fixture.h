@@ -30,10 +30,10 @@ typedef struct grain_fixture {
     cell_slot memory[CELLS_MOST][P], host[CELLS_MOST][P];
 } grain_fixture;
 
-static inline void begin(grain_fixture *f, uint32_t layers, uint32_t heads, uint32_t n_pages,
-                         uint32_t n_host_pages)
+static inline void begin_in_shares(grain_fixture *f, uint32_t layers, uint32_t heads,
+                                   uint32_t n_shares, uint32_t n_pages, uint32_t n_host_pages)
 {
-    *f = (grain_fixture){.geometry = {P, layers, heads, 1, 1},
+    *f = (grain_fixture){.geometry = {P, layers, heads, 1, 1, n_shares},
                          .groups = layers * heads,
                          .heads = heads,
                          .n_pages = n_pages,
@@ -50,6 +50,12 @@ static inline void begin(grain_fixture *f, uint32_t layers, uint32_t heads, uint
     };
     assert_true(status_ok(pkv_create(&options, &f->kv)));
     assert_true(status_ok(pkv_mirror_create(&options.geometry, n_pages, SEQS, NULL, &f->mirror)));
+}
+
+static inline void begin(grain_fixture *f, uint32_t layers, uint32_t heads, uint32_t n_pages,
+                         uint32_t n_host_pages)
+{
+    begin_in_shares(f, layers, heads, 1, n_pages, n_host_pages);
 }
 
 static inline const uint32_t *text(void)
@@ -70,9 +76,7 @@ static inline uint32_t table_of(const grain_fixture *f, pkv_grain grain, uint32_
 static inline uint32_t offset_of(const grain_fixture *f, pkv_grain grain, uint32_t group,
                                  uint32_t usable)
 {
-    uint32_t layer = group / f->heads, head = group % f->heads;
-    uint32_t stride = pkv_layer_stride(&f->geometry, usable);
-    return grain == PKV_ALL ? layer * stride + head : grain == PKV_LAYER ? head : 0;
+    return pkv_cell_offset(&f->geometry, usable, grain, group / f->heads, group % f->heads);
 }
 
 static inline uint32_t pool_offset(const grain_fixture *f, pkv_grain grain, uint32_t group)
@@ -154,14 +158,12 @@ static inline void run_move(grain_fixture *f, const pkv_move *m)
 {
     bool out = m->kind == PKV_MOVE_OUT, in = m->kind == PKV_MOVE_IN;
     uint32_t pool = f->n_pages - 1, host = f->n_host_pages, n = 0;
-    uint32_t pool_stride = pkv_layer_stride(&f->geometry, pool);
-    uint32_t host_stride = pkv_layer_stride(&f->geometry, host);
     assert_true(m->grain == pkv_grain_fit(&f->geometry, m->grain));
     for (uint32_t g = 0; g < f->groups; g++) {
         if (table_of(f, m->grain, g) != m->group) continue;
         uint32_t src = m->src_page + offset_of(f, m->grain, g, in ? host : pool);
         uint32_t dst = m->dst_page + offset_of(f, m->grain, g, out ? host : pool);
-        pkv_move cell = pkv_move_cell(&f->geometry, m, n++, pool_stride, host_stride);
+        pkv_move cell = pkv_move_cell(&f->geometry, m, n++, pool, host);
         assert_true(cell.grain == PKV_HEAD && cell.group == g);
         assert_true(cell.src_page == src && cell.dst_page == dst && cell.n_slots == m->n_slots);
         memmove((out ? f->host : f->memory)[dst] + m->dst_slot,

@@ -406,7 +406,7 @@ static void cached_blocks_of_mixed_grains_are_reclaimed(void **state)
 
 static uint32_t take_node(pkv_tree *t, pkv_grain grain)
 {
-    uint32_t node = tree_find_free(t, grain);
+    uint32_t node = tree_find_free(t, grain, 0);
     assert_int_not_equal(node, 0);
     tree_change_begin(t, node);
     t->nodes[node].refs = 1;
@@ -457,7 +457,7 @@ static void parts_come_from_the_fullest_run(void **state)
         assert_int_equal(whole_of(&t, take_node(&t, PKV_LAYER)), whole[1]);
     give_node(&t, layer[11]); /* the third run has drained */
     for (uint32_t i = 0; i < 6 - 2; i++) take_node(&t, PKV_ALL);
-    assert_int_equal(tree_find_free(&t, PKV_ALL), 0);
+    assert_int_equal(tree_find_free(&t, PKV_ALL, 0), 0);
     assert_int_equal(t.nodes[whole[2]].refs, 1);
     tree_destroy(&t, &allocator_default);
 }

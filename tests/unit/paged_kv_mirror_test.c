@@ -291,7 +291,7 @@ static void tables_of_every_grain_lead_to_the_cells(void **state)
     };
     static const uint32_t to_layer[] = {DELTA_SPLIT, 0, PKV_LAYER};
     static const uint32_t to_head[] = {DELTA_SPLIT, 0, PKV_HEAD, DELTA_SPLIT, 1, PKV_HEAD};
-    assert_int_equal(pkv_layer_stride(&g, USABLE), STRIDE);
+    assert_int_equal(pkv_cell_offset(&g, USABLE, PKV_ALL, 1, 0), STRIDE);
     pkv_mirror *m;
     assert_true(status_ok(pkv_mirror_create(&g, USABLE + 1, 4, NULL, &m)));
     assert_true(status_ok(pkv_mirror_apply(m, open, sizeof open / sizeof *open)));
@@ -304,6 +304,39 @@ static void tables_of_every_grain_lead_to_the_cells(void **state)
         assert_int_equal(pkv_mirror_table(m, 0, 5).kept_tokens, 32);
         assert_int_equal(pkv_mirror_table(m, 0, 6).n_pages, 0); /* no such group */
     }
+    pkv_mirror_destroy(m);
+}
+
+/* Two shares of one head each: cells from 8 on are those of head 1. */
+static void a_table_of_one_head_holds_cells_of_its_share_alone(void **state)
+{
+    (void)state;
+    static const pkv_geometry g = {.page_tokens = 16,
+                                   .n_layers = 2,
+                                   .n_kv_heads = 2,
+                                   .layers_per_group = 1,
+                                   .heads_per_group = 1,
+                                   .n_shares = 2};
+    enum { USABLE = 12 };
+    static const uint32_t whole[] = {DELTA_OPEN, 0, PKV_ALL, 1, 1, 3, DELTA_SPLIT, 0, PKV_HEAD};
+    static const uint32_t cells[] = {DELTA_OPEN, 1, PKV_HEAD, 1, 1, 1, 9, 2, 10};
+    static const uint32_t open_apart[] = {DELTA_OPEN, 2, PKV_HEAD, 1, 1, 5, 6, 13, 14};
+    static const uint32_t append_apart[] = {DELTA_APPEND, 1, 1, 4, 5, 6, 13, 14};
+    static const uint32_t due[] = {3, 11, 7, 15};
+    pkv_mirror *m;
+    assert_true(status_ok(pkv_mirror_create(&g, USABLE + 1, 4, NULL, &m)));
+    assert_true(status_ok(pkv_mirror_apply(m, whole, sizeof whole / sizeof *whole)));
+    for (uint32_t i = 0; i < 4; i++) {
+        pkv_table_view view = pkv_mirror_table(m, 0, i);
+        assert_int_equal(view.pages[0] + view.offset, due[i]);
+        assert_true(pkv_has_cell(pkv_cells_of(&g, USABLE, i % 2, 1), due[i]));
+    }
+    assert_true(status_ok(pkv_mirror_apply(m, cells, sizeof cells / sizeof *cells)));
+    assert_int_equal(
+        pkv_mirror_apply(m, append_apart, sizeof append_apart / sizeof *append_apart).code,
+        STATUS_CORRUPT);
+    assert_int_equal(pkv_mirror_apply(m, open_apart, sizeof open_apart / sizeof *open_apart).code,
+                     STATUS_CORRUPT);
     pkv_mirror_destroy(m);
 }
 
@@ -480,6 +513,7 @@ int main(void)
         cmocka_unit_test(mirror_refuses_a_grain_that_does_not_fit),
         cmocka_unit_test(mirror_refuses_absurd_sizes),
         cmocka_unit_test(tables_of_every_grain_lead_to_the_cells),
+        cmocka_unit_test(a_table_of_one_head_holds_cells_of_its_share_alone),
         cmocka_unit_test(mirror_knows_the_holders_of_a_run),
         cmocka_unit_test(mirror_forgets_parked_parts_of_a_fresh_run),
         cmocka_unit_test(mirror_knows_the_holders_of_a_page),

@@ -58,7 +58,7 @@ static uint32_t random_page(rng *r, pkv_grain grain, bool in_host)
     uint32_t usable = in_host ? info.n_host_pages : PAGES - 1,
              heads = pkv_head_groups(&info.geometry);
     if (grain == PKV_HEAD) return rng_below(r, pkv_cell_count(&info.geometry, usable));
-    uint32_t cells = grain == PKV_ALL ? pkv_layer_stride(&info.geometry, usable)
+    uint32_t cells = grain == PKV_ALL ? pkv_cell_offset(&info.geometry, usable, PKV_ALL, 1, 0)
                                       : pkv_cell_count(&info.geometry, usable);
     return rng_below(r, cells / heads) * heads;
 }
