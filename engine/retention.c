@@ -73,7 +73,9 @@ status retention_rules_make(const engine_options *o, const pkv_geometry *geometr
     if (!out->has_pressure) return STATUS_IS_OK;
     RETURN_IF_ERROR(read_policy("--pressure-retention", o->pressure_retention, &out->limits,
                                 &out->pressure, err));
-    return sched_check_pressure(&out->pressure, err);
+    s = sched_check_pressure(&out->pressure, err);
+    if (!status_ok(s)) error_prefix(err, "--pressure-retention");
+    return s;
 }
 
 status engine_check_retention(const engine_options *options, const pkv_geometry *geometry,

@@ -7,8 +7,8 @@ status sched_check_pressure(const retention_policy *p, error *err)
         return STATUS_IS_OK;
     return error_set(
         err, STATUS_INVALID,
-        "pressure_retention: %s cannot be used: it has to drop whole pages by what one "
-        "row attends to, as chunkkv does by default",
+        "%s cannot be used under pressure: it has to drop whole pages by what one row attends to, "
+        "as chunkkv does by default",
         p->preset->name);
 }
 

@@ -165,9 +165,9 @@ static void retention_is_checked_without_weights(void **state)
         {{.allow = "full,nope"}, "--retention-allow: 'nope'"},
         {{.standard = "{\"method\":\"chunkkv\",\"ratio\":0.5}", .allow = "snapkv"},
          "--retention: retention.method: 'chunkkv' is not allowed"},
-        {{.pressure = "snapkv:0.5"}, "pressure_retention: snapkv cannot be used"},
+        {{.pressure = "snapkv:0.5"}, "--pressure-retention: snapkv cannot be used"},
         {{.pressure = "{\"method\":\"tova\",\"scope\":\"layer\",\"ratio\":0.5}"},
-         "pressure_retention: tova cannot be used"},
+         "--pressure-retention: tova cannot be used"},
     };
     for (size_t i = 0; i < sizeof rows / sizeof rows[0]; i++) {
         retention_flags r = rows[i].r;

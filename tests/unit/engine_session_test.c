@@ -198,7 +198,7 @@ static void bad_rules_make_no_engine(void **state)
          "--pressure-retention: retention"},
         {{.pressure_retention =
               json_pack("{s:s, s:s, s:f}", "method", "tova", "scope", "layer", "ratio", 0.5)},
-         "pressure_retention: tova cannot be used"},
+         "--pressure-retention: tova cannot be used under pressure"},
         {{.retention_allow = unknown, .n_retention_allow = 2}, "--retention-allow: 'nobody'"},
     };
     for (size_t i = 0; i < sizeof bad / sizeof bad[0]; i++) {
