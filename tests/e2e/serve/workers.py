@@ -35,7 +35,7 @@ if "--rounds" in sys.argv: # after need, which may start Python again
 CAP = 120
 RANKS = 2
 # Requests of so many tokens do not end before a rank is lost.
-LONG_MODEL = ["--model", MODEL, "--kv-memory", "256M", "--override", "max_position_embeddings=32768", "--threads", "1"]
+LONG_MODEL = [*POOL, "--override", "max_position_embeddings=32768", "--threads", "1"]
 LONG = 30000
 
 
