@@ -130,7 +130,8 @@ size_t pkv_delta_touch(const pkv_geometry *geometry, const uint32_t *words, pkv_
     case DELTA_HOLD: out->appends = true; return DELTA_CLOSE_WORDS;
     case DELTA_APPEND: out->appends = true; return DELTA_APPEND_HEAD + (size_t)words[3];
     case DELTA_FORK: out->seq = words[2]; return DELTA_FORK_WORDS;
-    case DELTA_RETURN: break;
+    case DELTA_RETURN:
+    case DELTA_UNPARK: break;
     default: out->group = words[2];
     }
     switch (words[0]) {
@@ -138,7 +139,7 @@ size_t pkv_delta_touch(const pkv_geometry *geometry, const uint32_t *words, pkv_
     case DELTA_TRIM: return DELTA_TRIM_HEAD + 2 * (size_t)words[4];
     case DELTA_DROP: return DELTA_DROP_HEAD + (size_t)delta_bit_words(words[3]);
     case DELTA_COMPACT: return DELTA_COMPACT_HEAD + pages_of(geometry, words[3]);
-    default: break; /* RETURN: each table has its length */
+    default: break; /* RETURN, UNPARK: each table has its length */
     }
     size_t n = DELTA_RETURN_HEAD;
     for (uint32_t g = 0, groups = tables_of(geometry, words[2]); g < groups; g++)

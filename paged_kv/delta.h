@@ -24,8 +24,10 @@
  *                                                pages
  *   FORK    parent child capacity                child becomes a copy of parent
  *   SPLIT   seq grain                            every page of its tables gives way to its parts
- *   RETURN  seq grain capacity, then for each    a sequence comes back from the host tier or was
- *           kept pages[ceil(kept / P)]           parked (it was closed when it went)
+ *   RETURN  seq grain capacity, then for each    a sequence comes back from the host tier; a page
+ *           kept pages[ceil(kept / P)]           that is fresh has DELTA_FRESH added to it
+ *   UNPARK  as RETURN                            a parked sequence comes back (the sequence was
+ *                                                closed when it went)
  *
  * A fresh page is one that no table holds. `capacity` says how many pages a table will probably
  * grow to, so that later appends allocate nothing; a hint. */
@@ -47,7 +49,10 @@ typedef enum delta_op {
     DELTA_PARK,
     DELTA_HOLD,
     DELTA_SPLIT,
+    DELTA_UNPARK,
 } delta_op;
+
+#define DELTA_FRESH UINT32_C(0x80000000) /* above every page number */
 
 enum {
     DELTA_CLOSE_WORDS = 2, /* and of PARK, HOLD */
@@ -58,7 +63,7 @@ enum {
     DELTA_TRIM_HEAD = 5,
     DELTA_DROP_HEAD = 4,
     DELTA_COMPACT_HEAD = 4,
-    DELTA_RETURN_HEAD = 4,
+    DELTA_RETURN_HEAD = 4, /* and of UNPARK */
     DELTA_SPLIT_WORDS = 3,
 };
 

@@ -423,18 +423,18 @@ static status apply_fork(pkv_mirror *m, reader *r)
     return STATUS_IS_OK;
 }
 
-/* The pages may be shared: blocks that were still resident. Pages of a parked sequence are parked
- * once less. Pages of a swapped one are fresh: sequences parked in them earlier have gone, so what
- * their count still holds is stale. */
-static status apply_return(pkv_mirror *m, reader *r)
+/* A page may stay for a sequence that returns: it is one that the sequence may hold, and fresh where
+ * the words say so. */
+static bool can_return(const pkv_mirror *m, const mirror_seq *s, uint32_t table, uint32_t word)
 {
-    uint32_t f[3], row = 1; // seq, grain, capacity
-    if (!take_fields(r, f, 3)) return corrupt("delta log: RETURN is cut off");
-    if (f[0] >= m->max_seqs || m->seqs[f[0]].open)
-        return corrupt("delta log: RETURN of an open sequence");
-    if (!is_grain(m, f[1])) return corrupt("delta log: RETURN at no grain");
-    mirror_seq *s = &m->seqs[f[0]];
-    RETURN_IF_ERROR(shape_seq(m, s, (pkv_grain)f[1]));
+    return word & DELTA_FRESH ? is_fresh(m, s, table, word & ~DELTA_FRESH)
+                              : is_page(m, s, table, word);
+}
+
+/* Checks the tables of RETURN or UNPARK, and finds the longest one's pages. */
+static status check_returned(const pkv_mirror *m, const mirror_seq *s, const reader *r,
+                             uint32_t *longest)
+{
     const uint32_t *at = r->next;
     for (uint32_t g = 0; g < s->groups; g++) {
         if (at == r->end) return corrupt("delta log: RETURN is cut off");
@@ -443,19 +443,36 @@ static status apply_return(pkv_mirror *m, reader *r)
             return corrupt("delta log: RETURN holds too many pages");
         if ((size_t)(r->end - at) < n) return corrupt("delta log: RETURN is cut off");
         for (uint32_t i = 0; i < n; i++) {
-            if (!is_page(m, s, g, *at++)) return corrupt("delta log: RETURN has no such page");
+            if (!can_return(m, s, g, *at++)) return corrupt("delta log: RETURN has no such page");
         }
-        if (n > row) row = n;
+        if (n > *longest) *longest = n;
     }
+    return STATUS_IS_OK;
+}
+
+/* Pages that are not fresh may be shared: those of a parked sequence, which are parked once less
+ * now, and blocks that were still resident when a swapped one came back, which others may have
+ * parked. */
+static status apply_return(pkv_mirror *m, reader *r, bool parked)
+{
+    uint32_t f[3], row = 1; // seq, grain, capacity
+    if (!take_fields(r, f, 3)) return corrupt("delta log: RETURN is cut off");
+    if (f[0] >= m->max_seqs || m->seqs[f[0]].open)
+        return corrupt("delta log: RETURN of an open sequence");
+    if (!is_grain(m, f[1])) return corrupt("delta log: RETURN at no grain");
+    mirror_seq *s = &m->seqs[f[0]];
+    RETURN_IF_ERROR(shape_seq(m, s, (pkv_grain)f[1]));
+    RETURN_IF_ERROR(check_returned(m, s, r, &row));
     RETURN_IF_ERROR(reserve_lists(m, s, f[2] > row ? f[2] : row));
     enter_open(m, s);
     for (uint32_t g = 0; g < s->groups; g++) {
         uint32_t kept = *r->next++, n = pages_for(m, kept);
         for (uint32_t i = 0; i < n; i++) {
-            uint32_t page = *r->next++;
-            put_page(m, s, g, i, page);
+            uint32_t word = *r->next++, page = word & ~DELTA_FRESH;
+            if (!can_return(m, s, g, word)) return corrupt("delta log: RETURN to one page twice");
+            (word & DELTA_FRESH ? put_fresh : put_page)(m, s, g, i, page);
             page_state *was = &m->pool[node_of(&m->tier, s->grain, page)];
-            if (was->parked > 0) was->parked--;
+            if (parked && was->parked > 0) was->parked--;
         }
         s->tables[g].n_pages = n;
         set_kept(m, s, g, kept);
@@ -531,7 +548,8 @@ status pkv_mirror_apply(pkv_mirror *m, const uint32_t *words, size_t n_words)
         case DELTA_COMPACT: RETURN_IF_ERROR(apply_compact(m, &r)); break;
         case DELTA_FORK: RETURN_IF_ERROR(apply_fork(m, &r)); break;
         case DELTA_SPLIT: RETURN_IF_ERROR(apply_split(m, &r)); break;
-        case DELTA_RETURN: RETURN_IF_ERROR(apply_return(m, &r)); break;
+        case DELTA_RETURN: RETURN_IF_ERROR(apply_return(m, &r, false)); break;
+        case DELTA_UNPARK: RETURN_IF_ERROR(apply_return(m, &r, true)); break;
         default: return corrupt("delta log: unknown operation");
         }
     }

@@ -95,7 +95,7 @@ status pkv_unpark(pkv *p, uint32_t parked, uint32_t id, uint32_t expect_tokens)
     s->forked = from->forked;
     s->held = 0;
     each_page(p, from, pool_unpark);
-    log_word(p, DELTA_RETURN);
+    log_word(p, DELTA_UNPARK);
     log_word(p, id);
     log_word(p, s->grain);
     log_word(p, s->row);

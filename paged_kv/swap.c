@@ -213,9 +213,10 @@ static void copy_in(pkv *p, uint32_t id, const pkv_seq *from, uint32_t group)
     const pkv_table *t = &from->tables[group];
     log_word(p, t->kept);
     for (uint32_t i = 0; i < t->n_pages; i++) {
-        uint32_t page = seq_pages(to, group)[i], host = seq_pages(from, group)[i];
+        uint32_t page = seq_pages(to, group)[i], host = seq_pages(from, group)[i], mark = 0;
         if (page == 0) {
             page = pool_take(p, from->grain, group);
+            mark = DELTA_FRESH;
             p->counts.pages_swapped_in += cells_of(p, from);
             log_move(p, (pkv_move){.kind = PKV_MOVE_IN,
                                    .grain = from->grain,
@@ -225,7 +226,7 @@ static void copy_in(pkv *p, uint32_t id, const pkv_seq *from, uint32_t group)
                                    .n_slots = p->geometry.page_tokens});
         }
         table_push(p, id, group, page, seq_bases(from, group)[i]);
-        log_word(p, page);
+        log_word(p, page | mark);
     }
     table_set_kept(p, id, group, t->kept);
     table_copy_slots(p, &to->tables[group], t);

@@ -4,7 +4,7 @@
 #ifndef TESTS_UNIT_PAGED_KV_GRAIN_FIXTURE_H
 #define TESTS_UNIT_PAGED_KV_GRAIN_FIXTURE_H
 
-#include "paged_kv/paged_kv.h"
+#include "paged_kv/internal.h"
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stdlib.h>
@@ -127,6 +127,19 @@ static inline void check_group(const grain_fixture *f, uint32_t seq, uint32_t gr
     }
 }
 
+/* Checks that the mirror calls every cell parked that a parked sequence holds. */
+static inline void check_parked(const grain_fixture *f)
+{
+    for (uint32_t i = 1; i <= f->kv->n_swaps; i++) {
+        const pkv_seq *s = &f->kv->swaps[i].seq;
+        for (uint32_t g = 0; s->open && f->kv->swaps[i].parked && g < f->groups; g++) {
+            uint32_t table = table_of(f, s->grain, g), offset = pool_offset(f, s->grain, g);
+            for (uint32_t k = 0; k < s->tables[table].n_pages; k++)
+                assert_true(pkv_mirror_page_at(f->mirror, seq_pages(s, table)[k] + offset).parked);
+        }
+    }
+}
+
 /* Counts the tables of open sequences that hold each cell, and checks the mirror's answer. */
 static inline void check_cells(const grain_fixture *f)
 {
@@ -186,6 +199,7 @@ static inline void check(grain_fixture *f)
     take(f);
     assert_true(pkv_checksum(f->kv) == pkv_mirror_checksum(f->mirror));
     check_cells(f);
+    check_parked(f);
     for (uint32_t seq = 0; seq < SEQS; seq++)
         for (uint32_t g = 0; pkv_seq_is_open(f->kv, seq) && g < f->groups; g++)
             check_group(f, seq, g);

@@ -6,7 +6,7 @@
 /* Two layer groups of two head groups: six whole runs of four cells. */
 enum { RUNS = 6, PAGES = 1 + 4 * RUNS };
 
-static void cells_of(const grain_fixture *f, uint32_t seq, uint32_t *cells, uint32_t n_pages)
+static void list_cells(const grain_fixture *f, uint32_t seq, uint32_t *cells, uint32_t n_pages)
 {
     for (uint32_t g = 0; g < f->groups; g++)
         for (uint32_t i = 0; i < n_pages; i++) cells[g * n_pages + i] = cell_at(f, seq, g, i);
@@ -31,10 +31,10 @@ static void a_sequence_is_cut_finer_in_place(void **state)
     fill(&f, 0, PKV_ALL, 1, 40);
     publish(&f, 0);
     assert_int_equal(pkv_seq_pages_held(f.kv, 0), 12);
-    cells_of(&f, 0, before, 3);
+    list_cells(&f, 0, before, 3);
 
     split(&f, 0, PKV_LAYER);
-    cells_of(&f, 0, after, 3);
+    list_cells(&f, 0, after, 3);
     assert_memory_equal(before, after, sizeof before);
     assert_true(status_ok(pkv_seq_split(f.kv, 0, PKV_ALL, 0))); /* finer already */
     drop(&f, 0, 1, 6);

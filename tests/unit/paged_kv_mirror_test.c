@@ -155,6 +155,7 @@ static void mirror_refuses_lies_about_grains(void **state)
         K = DELTA_PARK,
         B = DELTA_RETURN,
         S = DELTA_SPLIT,
+        U = DELTA_UNPARK,
         W = PKV_ALL,
         L = PKV_LAYER,
         G = PKV_HEAD
@@ -192,6 +193,15 @@ static void mirror_refuses_lies_about_grains(void **state)
         {{B, 0, W, 1, 16, 10}, 6, false}, /* not the first cell */
         {{B, 0, L, 1, 16, 3, 16, 10}, 8, false},
         {{B, 0, L, 1, 16, 2}, 6, false}, /* one table of two */
+        {{B, 0, L, 1, 16, DELTA_FRESH + 2, 16, DELTA_FRESH + 10}, 8, true},
+        {{B, 0, W, 1, 16, DELTA_FRESH + 10}, 6, false}, /* not the first cell */
+        {{B, 0, L, 1, 16, DELTA_FRESH + 2, 16, DELTA_FRESH + 2},
+         8,
+         false}, /* one fresh page twice */
+        {{O, 0, L, 1, 1, 2, 10, B, 1, L, 1, 16, DELTA_FRESH + 4, 16, DELTA_FRESH + 10},
+         15,
+         false}, /* it is held */
+        {{U, 0, W, 1, 16, 10}, 6, false},
         {{S, 0, G}, 3, false},           /* closed */
         {{S, 0xffffffffu, G}, 3, false}, /* no such sequence */
         {{O, 0, W, 1, 1, 2, C, 0, S, 0, G}, 11, false},
@@ -390,8 +400,8 @@ static void mirror_knows_what_came_back(void **state)
     (void)state;
     static const uint32_t park[] = {DELTA_OPEN, 0,          PKV_HEAD, 1,          1, 5,
                                     6,          DELTA_HOLD, 0,        DELTA_PARK, 0};
-    static const uint32_t first[] = {DELTA_RETURN, 1, PKV_HEAD, 1, 2, 5, 2, 6};
-    static const uint32_t second[] = {DELTA_RETURN, 2, PKV_HEAD, 1, 2, 5, 2, 6};
+    static const uint32_t first[] = {DELTA_UNPARK, 1, PKV_HEAD, 1, 2, 5, 2, 6};
+    static const uint32_t second[] = {DELTA_UNPARK, 2, PKV_HEAD, 1, 2, 5, 2, 6};
     pkv_mirror *m;
     assert_true(status_ok(pkv_mirror_create(&two_groups, 20, 4, NULL, &m)));
     assert_true(status_ok(pkv_mirror_apply(m, park, sizeof park / sizeof *park)));
@@ -402,6 +412,22 @@ static void mirror_knows_what_came_back(void **state)
     assert_true(status_ok(pkv_mirror_apply(m, second, sizeof second / sizeof *second)));
     expect_page(m, 5, true, false, 0);
     assert_true(pkv_mirror_page_at(m, 5).shared);
+    pkv_mirror_destroy(m);
+}
+
+/* A sequence that is swapped in takes back a page that another one has parked: it stays parked. A
+ * page that it takes afresh was given up by all who had parked it. */
+static void mirror_knows_what_was_taken_back(void **state)
+{
+    (void)state;
+    static const uint32_t park[] = {DELTA_OPEN, 0, PKV_HEAD, 1, 1, 5, 6, DELTA_PARK, 0};
+    static const uint32_t back[] = {DELTA_RETURN, 1, PKV_HEAD, 1, 2, 5, 2, DELTA_FRESH + 6};
+    pkv_mirror *m;
+    assert_true(status_ok(pkv_mirror_create(&two_groups, 20, 4, NULL, &m)));
+    assert_true(status_ok(pkv_mirror_apply(m, park, sizeof park / sizeof *park)));
+    assert_true(status_ok(pkv_mirror_apply(m, back, sizeof back / sizeof *back)));
+    expect_page(m, 5, true, true, 0);
+    expect_page(m, 6, true, false, 1);
     pkv_mirror_destroy(m);
 }
 
@@ -519,6 +545,7 @@ int main(void)
         cmocka_unit_test(mirror_knows_the_holders_of_a_page),
         cmocka_unit_test(mirror_knows_what_a_parked_copy_holds),
         cmocka_unit_test(mirror_knows_what_came_back),
+        cmocka_unit_test(mirror_knows_what_was_taken_back),
         cmocka_unit_test(mirror_survives_failing_allocations),
         cmocka_unit_test(checksums_differ_by_table),
     };
