@@ -74,8 +74,19 @@ static void take_share(engine *e, engine_stream *s, const step_seq *share,
     if (!s->failed) pause_if_full(e, s, n_due);
 }
 
+/* The step behind one that failed may fail only because it takes draws from there. Requests that it
+ * has alone are not at fault: the scheduler computes their rows again. Returns whether `result` is
+ * that step's, and notes the step behind this one. */
+static bool fails_behind(engine *e, const step_result *result)
+{
+    bool behind = result->step == e->behind_failed;
+    e->behind_failed = !status_ok(result->status) && e->n_in_flight > 0 ? result->step + 1 : 0;
+    return behind;
+}
+
 static void take_result(engine *e, const step_plan *plan, const step_result *result)
 {
+    bool behind = fails_behind(e, result);
     e->now_us = clock_now_us();
     e->steps++;
     e->compute_us += result->compute_us;
@@ -85,7 +96,7 @@ static void take_result(engine *e, const step_plan *plan, const step_result *res
         const step_seq *share = &plan->seqs[i];
         engine_stream *s = slots_find(e, share->request);
         if (!status_ok(result->status)) {
-            if (s) slots_fail_stream(e, s, result->status);
+            if (s && !behind) slots_fail_stream(e, s, result->status);
             continue;
         }
         if (s) take_share(e, s, share, &result->seqs[i]);

@@ -110,7 +110,9 @@ static status scripted_collect(void *ctx, const step_result **out)
                 .values = b->masses, .n_layers = 2, .n_kv_heads = 2, .stride = 2048 / 16};
     }
     b->result.checksum += step == atomic_load(&b->lie_at);
-    if (step == atomic_load(&b->fail_at)) {
+    uint32_t fail_at = atomic_load(&b->fail_at);
+    bool behind = fail_at > 0 && step == fail_at + 1 && atomic_load(&b->fail_behind);
+    if (step == fail_at || behind) {
         b->result.status = b->failure;
         b->result.n_seqs = 0;
     }

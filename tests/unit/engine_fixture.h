@@ -22,6 +22,7 @@ typedef struct scripted {
     uint32_t n_script;
     _Atomic uint32_t steps;
     _Atomic uint32_t fail_at; /* this step fails; 0 = none */
+    _Atomic bool fail_behind; /* and the step after it */
     status failure;
     _Atomic bool refuse;      /* steps are refused while another is in flight */
     _Atomic uint32_t refused; /* number of the last step that was refused */

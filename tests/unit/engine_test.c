@@ -1,5 +1,6 @@
 /* The engine around a scripted backend: the demo tokenizer is real, the test writes the model's
  * answers. */
+#include "engine/internal.h"
 #include "tests/unit/engine_fixture.h"
 
 #include <pthread.h>
@@ -348,6 +349,33 @@ static void a_failed_step_ends_its_requests_alone(void **state)
     assert_string_equal(r.text, "some words to say here");
 }
 
+/* With two steps in flight a request is admitted into the step behind one that fails. That step
+ * fails, too, and the request is none the worse for it. With one, it is in the step that fails. */
+static void a_failed_step_spares_who_came_behind_it(void **state)
+{
+    fixture *f = *state;
+    answer(f, "some words to say here");
+    f->model.failure = status_make(STATUS_IO, "the step before has failed");
+    uint32_t prepared = atomic_load(&f->engine->n_prepared);
+    atomic_store(&f->model.hold_at, 3);
+    engine_stream *first = submit(f, "{\"prompt\": \"a\", \"ignore_eos\": true}");
+    while (!atomic_load(&f->model.hold)) nap();
+    engine_stream *behind = submit(f, "{\"prompt\": \"b\"}");
+    while (atomic_load(&f->engine->n_prepared) < prepared + 2) nap();
+    atomic_store(&f->model.fail_behind, true);
+    atomic_store(&f->model.fail_at, 4);
+    atomic_store(&f->model.hold_at, 0);
+    atomic_store(&f->model.hold, false);
+    assert_int_equal(read_all(first).finish, ENGINE_FINISH_ERROR);
+    reading r = read_all(behind);
+    if (fixture_in_flight < 2) {
+        assert_int_equal(r.finish, ENGINE_FINISH_ERROR);
+        return;
+    }
+    assert_int_equal(r.finish, ENGINE_FINISH_STOP);
+    assert_string_equal(r.text, "some words to say here");
+}
+
 static void a_request_without_memory_fails_alone(void **state)
 {
     fixture *f = *state;
@@ -481,6 +509,7 @@ int main(void)
         CASE(readers_are_told_between_submit_and_collect),
         CASE(a_short_answer_awaits_no_reader),
         CASE(a_failed_step_ends_its_requests_alone),
+        CASE(a_failed_step_spares_who_came_behind_it),
         CASE(a_request_without_memory_fails_alone),
         CASE(whichever_allocation_fails_a_request_ends),
         CASE(ids_without_a_token_have_no_text),

@@ -1,6 +1,6 @@
 /* Two steps in flight over emulated GPUs, which execute nothing until they are waited for: the
  * tokens and logprobs equal those with one step in flight, for all sampling parameters, prompts in
- * chunks, measures and scores; and refused plans. */
+ * chunks, measures and scores, and after a step that failed; and refused plans. */
 #include "tests/unit/model_pass.h"
 
 #include "kernels/cuda/cuda_kernels.h"
@@ -29,6 +29,8 @@ typedef struct heard {
     uint32_t n[REQUESTS][CHOICES];
     sched_stats stats;
     uint32_t measured; // steps with measures that come back, behind which one was submitted
+    uint32_t failed;   // steps
+    uint32_t spared;   // requests of the second of these that the first one did not have
 } heard;
 
 typedef struct house {
@@ -42,6 +44,9 @@ typedef struct house {
     uint32_t n_plans, depth;
     sched_event events[64];
     size_t n_events;
+    uint64_t breaks; // this step is refused; 0 = none
+    step_plan broken;
+    uint32_t tokens[ROWS];
 } house;
 
 /* The policy of a request: its first steps have silent measures, its prompt's end measures that
@@ -156,6 +161,35 @@ static void take_result(house *h, const step_plan *plan, const step_result *r, h
         }
 }
 
+static bool has_request(const step_plan *plan, uint64_t id)
+{
+    for (uint32_t i = 0; i < plan->n_seqs; i++)
+        if (plan->seqs[i].request == id) return true;
+    return false;
+}
+
+static void take_failure(house *h, const step_plan *plan, const step_result *r, heard *out)
+{
+    post(h, (sched_event){.kind = SCHED_RESULT, .result = r});
+    for (uint32_t i = 0; out->failed > 0 && i < plan->n_seqs; i++)
+        out->spared += !has_request(&h->broken, plan->seqs[i].request);
+    out->failed++;
+}
+
+/* Submits the plan; in place of the step that is to fail, one with a token that does not exist. */
+static void submit(house *h, const step_plan *plan)
+{
+    h->plans[h->n_plans++] = plan;
+    if (plan->step == h->breaks) {
+        h->broken = *plan;
+        memcpy(h->tokens, plan->tokens, plan->n_tokens * sizeof *h->tokens);
+        h->tokens[plan->n_tokens - 1] = h->config.vocab_size;
+        h->broken.tokens = h->tokens;
+        plan = &h->broken;
+    }
+    assert_true(status_ok(h->backend.ops->submit(h->backend.ctx, plan)));
+}
+
 static bool measures(const step_plan *plan)
 {
     for (uint32_t i = 0; i < plan->n_seqs; i++) {
@@ -179,13 +213,13 @@ static heard listen(house *h)
         h->n_events = 0;
         if (is_new) {
             out.measured += h->n_plans > 0 && measures(h->plans[0]);
-            h->plans[h->n_plans++] = plan;
-            assert_true(status_ok(h->backend.ops->submit(h->backend.ctx, plan)));
+            submit(h, plan);
         }
         if (h->n_plans == 0 && added == REQUESTS) break;
         if (h->n_plans == 0 || (is_new && h->n_plans < h->depth)) continue;
         assert_true(status_ok(h->backend.ops->collect(h->backend.ctx, &r)));
-        take_result(h, h->plans[0], r, &out);
+        bool fails = h->breaks > 0 && !status_ok(r->status);
+        (fails ? take_failure : take_result)(h, h->plans[0], r, &out);
         h->plans[0] = h->plans[--h->n_plans];
     }
     assert_null(sched_check_integrity(h->s));
@@ -194,10 +228,11 @@ static heard listen(house *h)
     return out;
 }
 
-static heard hear(const pass *p, uint32_t depth, bool greedy)
+static heard hear(const pass *p, uint32_t depth, bool greedy, uint64_t breaks)
 {
     house *h = malloc(sizeof *h);
     open_house(h, p, depth, greedy);
+    h->breaks = breaks;
     heard out = listen(h);
     close_house(h);
     free(h);
@@ -223,13 +258,23 @@ static void expect_same(const heard *a, const heard *b)
         }
 }
 
+/* The step behind one that is refused takes draws from there, so it fails, too. All its requests are
+ * computed again and draw what they would have drawn, those that were admitted into it included. */
+static void expect_recovery(const pass *p, const heard *one, bool greedy)
+{
+    heard two = hear(p, 2, greedy, 4);
+    assert_int_equal(two.failed, 2);
+    assert_true(two.spared > 0);
+    expect_same(one, &two);
+}
+
 static void two_are_as_one(bool greedy)
 {
     pass p = wide;
     p.gpu = octavo_cuda_api(GPU_API_VERSION);
-    heard one = hear(&p, 1, greedy);
+    heard one = hear(&p, 1, greedy, 0);
     simt_be_late(1);
-    heard late = hear(&p, 1, greedy), two = hear(&p, 2, greedy);
+    heard late = hear(&p, 1, greedy, 0), two = hear(&p, 2, greedy, 0);
     simt_be_late(0);
     assert_int_equal(one.stats.steps_ahead, 0);
     /* Steps with h2o's rows are awaited, because a selection follows each of them. */
@@ -240,6 +285,7 @@ static void two_are_as_one(bool greedy)
     uint32_t early = 0; /* some choices stop early: their extra row was discarded */
     for (uint32_t i = 0; i < REQUESTS; i++) early += one.n[i][0] < OUTPUTS - i;
     assert_true(greedy || early > 0);
+    if (greedy) expect_recovery(&p, &one, greedy);
 }
 
 static void the_same_draws(void **state)
