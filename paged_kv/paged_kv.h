@@ -313,7 +313,10 @@ typedef struct pkv_parked_pages {
     uint32_t held;
     uint32_t shared;  // those also held by other sequences, open or parked
     uint32_t filling; // shared and not full: replaced by copies at the next token
-    uint32_t alone;   // held by parked sequences alone
+    /* Those of the shared and of the filling ones that open sequences hold too, if only in part:
+     * what is left when every other parked sequence is given up. */
+    uint32_t shared_open, filling_open;
+    uint32_t alone; // held by parked sequences alone
 } pkv_parked_pages;
 
 pkv_parked_pages pkv_parked_look(const pkv *p, uint32_t parked);

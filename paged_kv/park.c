@@ -169,9 +169,12 @@ pkv_parked_pages pkv_parked_look(const pkv *p, uint32_t parked)
             uint32_t node = node_of(&p->pool, s->grain, seq_pages(s, g)[i]);
             bool fills = s->forked && i + 1 == t->n_pages && table_room(p, t) > 0;
             bool shared = node_is_shared(&p->pool, node);
+            uint32_t alone = cells_parked(p, node);
             n.shared += shared ? size : 0;
             n.filling += shared && fills ? size : 0;
-            n.alone += cells_parked(p, node);
+            n.shared_open += alone < size ? size : 0;
+            n.filling_open += alone < size && fills ? size : 0;
+            n.alone += alone;
         }
     }
     return n;

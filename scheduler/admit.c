@@ -203,13 +203,12 @@ static beginning beginning_of(sched *s, const sched_seq *q)
     }
     if (q->parked) {
         pkv_parked_pages pages = view.pages;
-        uint32_t with_open = pages.held - pages.alone;
         return (beginning){.computed = q->computed,
                            .held = pages.held,
                            .taken = pages.filling,
                            .shared = pages.shared,
-                           .taken_alone = pages.filling < with_open ? pages.filling : with_open,
-                           .shared_alone = with_open,
+                           .taken_alone = pages.filling_open,
+                           .shared_alone = pages.shared_open,
                            .alone = pages.alone};
     }
     pkv_hit hit = view.hit;

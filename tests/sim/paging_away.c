@@ -132,10 +132,13 @@ static void check_parked(sim *s, const model_parked *away)
     for (uint32_t g = 0; g < s->groups; g++) {
         for (uint32_t i = 0; i < away->n_pages[g]; i++) {
             bool shared = model_holders(s, g, away->pages[g][i]) > 1;
-            bool last = i + 1 == away->n_pages[g];
+            bool alone = model_is_alone(s, g, away->pages[g][i]);
+            bool fills = i + 1 == away->n_pages[g] && away->seq.n_kept[g] % s->page_tokens != 0;
             want.shared += shared;
-            want.filling += shared && last && away->seq.n_kept[g] % s->page_tokens != 0;
-            want.alone += model_is_alone(s, g, away->pages[g][i]);
+            want.filling += shared && fills;
+            want.shared_open += !alone;
+            want.filling_open += !alone && fills;
+            want.alone += alone;
         }
     }
     CHECK(s, pkv_parked_length(s->kv, away->number) == away->seq.length);

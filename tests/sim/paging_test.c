@@ -296,7 +296,8 @@ static bool same_cost(pkv_swap_cost a, pkv_swap_cost b)
 
 static bool same_pages(pkv_parked_pages a, pkv_parked_pages b)
 {
-    return a.held == b.held && a.shared == b.shared && a.filling == b.filling && a.alone == b.alone;
+    return a.held == b.held && a.shared == b.shared && a.filling == b.filling &&
+           a.shared_open == b.shared_open && a.filling_open == b.filling_open && a.alone == b.alone;
 }
 
 /* Asks again after a few other operations: the answer is a fresh one. */

@@ -352,6 +352,31 @@ static void sequences_of_each_grain_park(void **state)
     }
 }
 
+/* Of a run that a parked sequence fills, an open one holds a single cell: the next token still
+ * copies the run as a whole. */
+static void a_filling_run_is_copied_as_a_whole(void **state)
+{
+    (void)state;
+    static const uint32_t cells[] = {[PKV_ALL] = 4, [PKV_LAYER] = 2, [PKV_HEAD] = 1};
+    for (pkv_grain grain = PKV_ALL; grain <= PKV_HEAD; grain++) {
+        grain_fixture f;
+        uint32_t parked;
+        begin(&f, 2, 2, PAGES, 0);
+        fill(&f, 0, grain, 1, 20);
+        assert_true(status_ok(pkv_seq_fork_parked(f.kv, 0, &parked)));
+        split(&f, 0, PKV_HEAD);
+        for (uint32_t g = 0; g < 4; g++) drop(&f, 0, g, g < 3 ? 0 : 2);
+        pkv_parked_pages pages = pkv_parked_look(f.kv, parked);
+        assert_int_equal(pages.alone, 7);
+        assert_int_equal(pages.shared_open, cells[grain]);
+        assert_int_equal(pages.filling_open, cells[grain]);
+        assert_true(status_ok(pkv_unpark(f.kv, parked, 3, 0)));
+        f.salt[3] = 1;
+        assert_int_equal(pkv_append_cost(f.kv, 3, 1), pages.filling_open);
+        end(&f);
+    }
+}
+
 static void a_parked_sequence_is_cut_for_a_broken_host_tier(void **state)
 {
     (void)state;
@@ -478,6 +503,7 @@ int main(void)
         cmocka_unit_test(a_host_tier_of_broken_runs_takes_finer_pages),
         cmocka_unit_test(coming_back_takes_finer_pages_of_broken_runs),
         cmocka_unit_test(sequences_of_each_grain_park),
+        cmocka_unit_test(a_filling_run_is_copied_as_a_whole),
         cmocka_unit_test(a_parked_sequence_is_cut_for_a_broken_host_tier),
         cmocka_unit_test(cached_blocks_of_mixed_grains_are_reclaimed),
         cmocka_unit_test(parts_come_from_the_fullest_run),
