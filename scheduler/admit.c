@@ -105,11 +105,10 @@ static uint32_t hit_cap(const sched_seq *q)
 /* The pages set aside for running sequences before a new one starts: those they may yet take for
  * good, and those one of their selections takes for a moment. */
 typedef struct pages_owed {
-    uint64_t lasting;
-    uint32_t passing;
+    uint64_t lasting, passing;
 } pages_owed;
 
-static void owe(pages_owed *sum, uint64_t lasting, uint32_t passing)
+static void owe(pages_owed *sum, uint64_t lasting, uint64_t passing)
 {
     sum->lasting += lasting;
     if (sum->passing < passing) sum->passing = passing;

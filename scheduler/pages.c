@@ -105,7 +105,8 @@ static void walk_turn(const sched *s, const sched_turn *turn, uint64_t first_gro
     peak->held = bound.pages + growth_after(s, whole, run->last, to);
     raise(peak, peak->held);
     peak->after = sched_copies_of(s, p, bound.pages);
-    if (!whole) peak->passing = larger(peak->passing, longest * sched_cells_of(s, p));
+    uint64_t passing = (uint64_t)longest * sched_cells_of(s, p);
+    if (!whole && peak->passing < passing) peak->passing = passing;
 }
 
 sched_peak sched_peak_of(const sched *s, const sched_turn *turns, uint32_t n_turns, uint32_t from,

@@ -169,8 +169,7 @@ static void give_tokens(sched *s)
 /* Pages that the selection after a share takes. Copies of pages that others hold too last; the
  * pages that the gathered slots of one table fill are needed only for a moment. */
 typedef struct selection_pages {
-    uint64_t lasting;
-    uint32_t passing;
+    uint64_t lasting, passing;
 } selection_pages;
 
 static selection_pages pages_to_select(const sched *s, const sched_seq *q)
@@ -186,7 +185,7 @@ static selection_pages pages_to_select(const sched *s, const sched_seq *q)
     pages.lasting = q->entry->has_sums ? 0 : pkv_seq_pages_shared(s->kv, q->slot);
     uint64_t copies = sched_copies_of(s, &turn->policy, bound.pages);
     if (pages.lasting > copies) pages.lasting = copies;
-    pages.passing = bound.longest_pages * sched_cells_of(s, &turn->policy);
+    pages.passing = (uint64_t)bound.longest_pages * sched_cells_of(s, &turn->policy);
     return pages;
 }
 

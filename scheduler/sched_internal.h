@@ -218,7 +218,7 @@ struct sched {
     bool is_starved;          // memory was out for the lists of `starved` in this step
     uint64_t starved;         // request id
     uint64_t lasting;         // pages that this step's selections may take for good
-    uint32_t passing;         // pages that one selection may take for a moment
+    uint64_t passing;         // pages that one selection may take for a moment
     uint32_t budget;          // plain rows that this step may still compute
     uint32_t logit_row_cost;  // in this step, in hundredths of a plain row
     uint32_t logit_rows;      // rows of logits that this step may still ask for
@@ -339,7 +339,7 @@ typedef struct sched_peak {
     uint64_t most;    // pages at any moment
     uint64_t held;    // at the end
     uint64_t after;   // copies that the last selection on the way takes at most; 0 without one
-    uint32_t passing; // fresh pages that one selection takes for a moment
+    uint64_t passing; // fresh pages that one selection takes for a moment
 } sched_peak;
 
 /* The peak while a sequence that holds `held` pages grows from logical length `from` to `to`. */

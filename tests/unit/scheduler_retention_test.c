@@ -18,6 +18,25 @@ static sched_options pool_of(uint32_t blocks)
     return o;
 }
 
+/* ---- sizes ----------------------------------------------------------------------------------- */
+
+/* What a selection takes for a moment may be above 2^32 cells. */
+static void a_selection_may_take_more_than_32_bits_of_pages(void **state)
+{
+    (void)state;
+    static const pkv_geometry g = {.page_tokens = 16,
+                                   .n_layers = 80,
+                                   .n_kv_heads = 64,
+                                   .layers_per_group = 1,
+                                   .heads_per_group = 1};
+    fixture *f = begin(small_options());
+    sched_request r = with_policy(f, 1, 0, 20, 1, "{\"method\": \"streaming\", \"tokens\": 64}");
+    r.policy.tokens = 1u << 30;
+    sched_need need = sched_need_of(&g, &r.policy, INT32_MAX - 16, 16);
+    assert_true(need.most >= need.kept + (uint64_t)(1 << 30) / 16 * 64);
+    finish(f);
+}
+
 /* ---- points ---------------------------------------------------------------------------------- */
 
 static void a_prompt_may_be_longer_than_the_pool(void **state)
@@ -368,6 +387,7 @@ static void bad_pressure_is_refused(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
+        cmocka_unit_test(a_selection_may_take_more_than_32_bits_of_pages),
         cmocka_unit_test(a_prompt_may_be_longer_than_the_pool),
         cmocka_unit_test(an_answer_may_be_longer_than_the_pool),
         cmocka_unit_test(every_token_may_be_a_point),
