@@ -102,10 +102,11 @@ static uint32_t hit_cap(const sched_seq *q)
     return cap;
 }
 
-/* The pages set aside for running sequences before a new one starts: those they may yet take for
- * good, and those one of their selections takes for a moment. */
+/* The pages set aside for running sequences before a new one starts: those they take to compute
+ * their known tokens, those they may grow by beyond, and those one of their selections takes for a
+ * moment. */
 typedef struct pages_owed {
-    uint64_t lasting, passing;
+    uint64_t lasting, growth, passing;
 } pages_owed;
 
 static void owe(pages_owed *sum, uint64_t lasting, uint64_t passing)
@@ -114,24 +115,36 @@ static void owe(pages_owed *sum, uint64_t lasting, uint64_t passing)
     if (sum->passing < passing) sum->passing = passing;
 }
 
-/* Adds what a running sequence is owed: the pages to compute all its known tokens and to begin one
- * block more, and one block for each choice that will be forked from it into a slot. Without that
- * margin a newly admitted sequence would be preempted by the next page that is needed. */
+/* Adds what a running sequence is owed: the pages to compute all its known tokens and, as growth,
+ * to begin one block more, and a block for each choice that will be forked from it into a slot. */
 static void owe_running(const sched *s, const sched_seq *q, pages_owed *sum)
 {
     const sched_entry *e = q->entry;
     uint32_t last = rows_of(e);
     uint32_t known = seq_known(q);
     uint32_t target = known + s->page_tokens < last ? known + s->page_tokens : last;
-    uint64_t held = pkv_seq_pages_held(s->kv, q->slot);
+    uint64_t held = pkv_seq_pages_held(s->kv, q->slot), most = held;
     uint32_t length = pkv_seq_length(s->kv, q->slot);
     sched_peak peak = sched_peak_of(s, e->turns, e->n_turns, length, held, target);
-    uint64_t owed = peak.most - held;
+    if (length < known) most = sched_peak_of(s, e->turns, e->n_turns, length, held, known).most;
+    sum->growth += peak.most - most;
     if (seq_is_parent(q)) {
         uint32_t forks = e->live - 1 < s->n_free_slots ? e->live - 1 : s->n_free_slots;
-        owed += (uint64_t)s->groups * forks;
+        sum->growth += (uint64_t)s->groups * forks;
     }
-    owe(sum, owed, peak.passing);
+    owe(sum, most - held, peak.passing);
+}
+
+/* Without room to grow a newly admitted sequence would be preempted by the next page that is
+ * needed. The running ones do not all need their next block at once, and meanwhile others end: a
+ * small share of the pool, or one block, is enough for all of them. */
+enum { GROWTH_PERCENT = 4 };
+
+static uint64_t room_to_grow(const sched *s, const pages_owed *owed)
+{
+    uint64_t share = (uint64_t)s->options.n_pages * GROWTH_PERCENT / 100;
+    uint64_t most = share > s->groups ? share : s->groups;
+    return owed->growth < most ? owed->growth : most;
 }
 
 /* The state that a waiting sequence starts from: a prefix hit, the session it continues, or its
@@ -254,7 +267,7 @@ static uint64_t pages_needed(const sched *s, const sched_seq *q, const beginning
 {
     const sched_entry *e = q->entry;
     sched_peak peak = sched_peak_of(s, e->turns, e->n_turns, b->computed, b->held, q->n_tokens);
-    uint64_t need = peak.most - b->held + taken + owed->lasting;
+    uint64_t need = peak.most - b->held + taken + owed->lasting + room_to_grow(s, owed);
     need += peak.passing > owed->passing ? peak.passing : owed->passing;
     if (peak.passing > 0) need += shared < peak.after ? shared : peak.after;
     return need;
