@@ -1,7 +1,9 @@
 /* paging: the reference model that paging_test.c compares paged_kv with.
  *
- * What     random operations; for each slot of each page a hash of all that its K and V depend on;
- *          sequences and hashed blocks as simple lists.
+ * What     random operations on sequences of every grain; for each slot of each cell a hash of all
+ *          that its K and V depend on; sequences and hashed blocks as simple lists. The model knows
+ *          cells and KV groups alone: a table of a coarser grain is the same operation on several
+ *          groups, and a page of it several cells.
  * Owner    a sim owns everything in it.
  * Threads  one. */
 #ifndef TESTS_SIM_PAGING_H
@@ -19,12 +21,12 @@ enum {
     LEN_MAX = 400,
     SEQS = 7,
     GROUPS_MAX = 8,
-    PAGES_MAX = 200,
+    PAGES_MAX = 248,
     PAGE_TOKENS_MAX = 48,
     PAGES_OF_TABLE = LEN_MAX / 16 + 1,
     SWAPS = 5,
     PARKS = 4,
-    HOST_MAX = 120,
+    HOST_MAX = 128,
 };
 
 /* ---- an allocator that counts, and fails on request ------------------------------------------ */
@@ -63,7 +65,8 @@ typedef struct model_block {
     bool live;
     uint64_t hash, parent;
     uint32_t index;
-    uint32_t pages[GROUPS_MAX];
+    uint32_t cells[GROUPS_MAX];
+    pkv_grain grain;
     uint64_t context[PAGE_TOKENS_MAX];
 } model_block;
 
@@ -82,6 +85,8 @@ typedef enum done_kind {
     DONE_KEEP_CONTIGUOUS,
     DONE_UNSHARE,
     DONE_FORK,
+    DONE_SPLIT,
+    DONE_FINER, // tables became finer because the pool lacked runs
     DONE_CLOSE,
     DONE_FLUSH,
     DONE_SWAP_OUT,
@@ -93,11 +98,13 @@ typedef enum done_kind {
     DONE_PARKED_OUT,
     DONE_PARKED_DISCARD,
     DONE_HIT,
+    DONE_HIT_MIXED, // on blocks of several grains
     DONE_HIT_AGAIN,
     DONE_COST_AGAIN,
     DONE_SIGHT_AGAIN,
     DONE_REMOVED, // blocks removed
     DONE_NO_PAGES,
+    DONE_NO_RUNS, // refused although there were cells
     DONE_NO_ROOM,
     DONE_RETAKEN,
     N_DONE,
@@ -106,21 +113,22 @@ typedef enum done_kind {
 typedef struct model_parked {
     uint32_t number; // 0 = none
     uint32_t held;
+    pkv_grain grain;
     uint32_t n_pages[GROUPS_MAX];
-    uint32_t pages[GROUPS_MAX][PAGES_OF_TABLE];
+    uint32_t cells[GROUPS_MAX][PAGES_OF_TABLE];
     model_seq seq;
 } model_parked;
 
-/* A slot of a page: the hash of what its K and V depend on, and by how many positions K is
+/* A slot of a cell: the hash of what its K and V depend on, and by how many positions K is
  * rotated. */
 typedef struct model_slot {
     uint64_t value;
     int64_t rotation;
 } model_slot;
 
-/* A copy of a table made by applying delta words blindly, as a GPU does. */
+/* A copy of a KV group's cells made by applying delta words blindly, as a GPU does. */
 typedef struct model_copy {
-    uint32_t sent, pages[PAGES_OF_TABLE];
+    uint32_t sent, cells[PAGES_OF_TABLE];
 } model_copy;
 
 typedef struct sim {
@@ -128,7 +136,7 @@ typedef struct sim {
     long op; // number of the operation, in messages
     rng random;
     pkv_geometry geometry;
-    uint32_t groups, page_tokens, n_pages;
+    uint32_t groups, heads, page_tokens, n_pages; // heads: KV groups of a layer group
     test_heap heap;
     pkv *kv;
     pkv_mirror *mirror;
@@ -136,6 +144,7 @@ typedef struct sim {
     struct {
         uint32_t number; // 0 = none
         uint32_t held;
+        pkv_grain grain; // or finer
         model_seq seq;
     } swapped[SWAPS];
     model_parked parked[PARKS];
@@ -155,6 +164,7 @@ typedef struct sim {
     model_slot memory[PAGES_MAX][PAGE_TOKENS_MAX];
     uint64_t taint;
     uint64_t slots_moved, pages_dropped;
+    uint32_t grains; // sum over open sequences, after the last operation
     long done[N_DONE];
     long no_memory;
 } sim;
@@ -186,20 +196,42 @@ static inline uint32_t document_token(uint32_t document, uint32_t position)
 
 /* pkv_options.on_block; ctx is the sim. */
 void on_block(void *ctx, const pkv_block_event *event);
+/* ---- tables and cells ------------------------------------------------------------------------ */
+
+/* The number of the table of a KV group, and how many KV groups share that table. */
+uint32_t table_of(const sim *s, pkv_grain grain, uint32_t group);
+uint32_t groups_in(const sim *s, pkv_grain grain);
+/* The first KV group of a sequence's table. */
+uint32_t first_group(const sim *s, pkv_grain grain, uint32_t table);
+uint32_t n_tables(const sim *s, pkv_grain grain);
+/* The table that a KV group reads, with the offset to its cells. */
+pkv_table_view view_of(const sim *s, uint32_t id, uint32_t group);
+static inline uint32_t cell_at(const pkv_table_view *v, uint32_t i)
+{
+    return v->pages[i] + v->offset;
+}
+uint32_t grains_of(const sim *s);
+/* Pages of a grain that the pool can give: runs of which no table holds a cell. */
+uint32_t model_runs(const sim *s, pkv_grain grain);
+
 /* The prefix hit that the model expects for these tokens. */
-pkv_hit model_hit(sim *s, const uint32_t *tokens, uint32_t max_tokens, uint64_t salt);
+pkv_hit model_hit(sim *s, const uint32_t *tokens, uint32_t max_tokens, uint64_t salt,
+                  bool *is_mixed);
 uint32_t model_append_cost(const sim *s, uint32_t id, uint32_t n);
-/* Number of tables that hold the page, including those of parked sequences. */
-uint32_t model_holders(const sim *s, uint32_t group, uint32_t page);
-/* True when only parked sequences hold the page. */
-bool model_is_alone(const sim *s, uint32_t group, uint32_t page);
-/* True when several sequences hold the page, or it is a cached block. */
-bool model_is_common(const sim *s, uint32_t group, uint32_t page);
-/* The cost that the model expects for swapping in the `held` pages of m. */
-pkv_swap_cost model_swap_cost(const sim *s, const model_seq *m, uint32_t held);
+/* Number of tables that hold the cell, including those of parked sequences. */
+uint32_t model_holders(const sim *s, uint32_t group, uint32_t cell);
+/* True when only parked sequences hold the cell. */
+bool model_is_alone(const sim *s, uint32_t group, uint32_t cell);
+/* True when several sequences hold a cell of this page of a sequence's table. */
+bool model_is_shared(const sim *s, uint32_t id, uint32_t group, uint32_t index);
+/* True when that is so, or a cell of the page is of a cached block. */
+bool model_is_common(const sim *s, uint32_t id, uint32_t group, uint32_t index);
+/* The cost that the model expects for swapping in the `held` cells of m at a grain. */
+pkv_swap_cost model_swap_cost(const sim *s, const model_seq *m, pkv_grain grain, uint32_t held);
 
 /* True when the operation succeeded. Checks that it was refused for lack of pages exactly when
- * pages were short, and that a refusal changed nothing. */
+ * pages were short, and that a refusal changed nothing, except that tables may have become finer
+ * before memory ran out. */
 bool went(sim *s, status result, bool enough_pages, uint64_t checksum_before);
 
 /* ---- paging_keep.c: selections and drops; each call may do nothing -------------------------- */
