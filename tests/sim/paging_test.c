@@ -7,8 +7,8 @@
  * contents of every hashed page. After each batch of deltas: every slot of every table, and the
  * mirror's tables and checksum.
  *
- *   paging_test [seed]      one seed; OCTAVO_SOAK=SEED runs 10^6 operations over 20 seeds, starting
- *                           with that one */
+ *   paging_test [seed]      one seed; OCTAVO_SOAK=SEED runs 10^6 operations for each of 20 seeds,
+ *                           starting with that one */
 #include "tests/sim/paging.h"
 #include <stdio.h>
 
@@ -547,7 +547,7 @@ static void random_operations(void **state)
     long counts[N_DONE] = {0};
     printf("  %d seeds from %llu on\n", n_seeds, (unsigned long long)first);
     for (int i = 0; i < n_seeds; i++)
-        run_seed(first + (uint64_t)i, only || soak ? 50000 : 20000, counts);
+        run_seed(first + (uint64_t)i, soak ? 1000000 : only ? 50000 : 20000, counts);
     for (int i = 0; i < N_DONE; i++) {
         printf("  %s %ld\n", done_names[i], counts[i]);
         assert_true(only || counts[i] > 10);
