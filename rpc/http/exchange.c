@@ -40,7 +40,7 @@ void *exchange_begin(void *cls, const char *uri, struct MHD_Connection *mhd)
     e->target_ok = head_is_target(uri, e->target_bytes);
     join_arguments(uri);
     e->x = (http_exchange){.service = h->service, .path = "", .rest = "", .id = e->id, .body = ""};
-    wake_init(&e->wake, mhd);
+    wake_init(&e->wake, c->worker, mhd);
     watch_began(&h->watch, c, &e->wake);
     return e;
 }

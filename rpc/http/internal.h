@@ -4,7 +4,7 @@
  * exchange.c  one request: head, body, answer     head.c     checks of a request's head
  * pump.c      a generation's outputs to a client  watch.c    clients that vanish, trickle or stall
  * routes.c    the table of paths                  tls.c      certificates
- * work.c      large bodies, which a pool of threads reads */
+ * work.c      large bodies, which a pool reads    wake.c     suspended connections, woken */
 #ifndef RPC_HTTP_INTERNAL_H
 #define RPC_HTTP_INTERNAL_H
 
@@ -25,23 +25,39 @@ enum {
 
 /* ---- waking a suspended connection ----------------------------------------------------------- */
 
+typedef struct http_wake http_wake;
+
+/* A thread of libmicrohttpd, and its connections that were woken and are still suspended. */
+typedef struct http_worker {
+    pthread_t thread;
+    bool is_known;              // a connection has been opened on the thread
+    _Atomic(http_wake *) woken; // the last one first
+} http_worker;
+
+/* Returns once none of w's connections is woken and still suspended. */
+void worker_wait(http_worker *w);
+
 /* News for a connection from other threads. libmicrohttpd runs a connection on one thread only, so
- * another thread sets the flags here and resumes the connection if it is suspended. */
-typedef struct http_wake {
+ * another thread sets the flags here and has the connection resumed if it is suspended. */
+struct http_wake {
     pthread_mutex_t lock;
+    http_worker *worker;
     struct MHD_Connection *mhd;
+    http_wake *next_woken;
     bool pending;    // news since the last wake_begin
-    bool suspended;  // the connection is suspended
+    bool suspended;  // the connection is suspended, and nothing has woken it
+    bool leads;      // it was resumed as the first of the worker's woken connections
     bool held;       // another thread works on the request: nothing else resumes it
     bool sending;    // a stream whose frames go out to the client
     bool abort;      // the server stops: end the generation, tell the client
     bool cut;        // the client is gone: close without an answer
-    int64_t last_us; // when the connection last asked for more, or was resumed
-} http_wake;
+    int64_t last_us; // when the connection last asked for more, or was woken
+};
 
 typedef enum http_news { NEWS_NONE, NEWS_ABORT, NEWS_CUT } http_news;
 
-void wake_init(http_wake *w, struct MHD_Connection *mhd);
+void wake_init(http_wake *w, http_worker *worker, struct MHD_Connection *mhd);
+/* The connection's thread calls this when the connection is not suspended. */
 void wake_destroy(http_wake *w);
 /* For engine_notify: an output can be read. */
 void wake_notify(void *wake);
@@ -55,6 +71,8 @@ bool wake_sleep(http_wake *w);
 void wake_hold(http_wake *w);
 void wake_release(http_wake *w);
 bool wake_is_cut(http_wake *w);
+/* The client of a stream has taken nothing since then. */
+bool wake_is_stalled(http_wake *w, int64_t since_us);
 
 /* ---- connections and the thread that watches them -------------------------------------------- */
 
@@ -62,6 +80,7 @@ typedef struct http_connection {
     int fd;
     bool surplus; // beyond max_connections: its requests get 503, and must come soon
     bool lingers; // it ends with an answer that did not wait for the request's body
+    http_worker *worker;
     gnutls_typed_vdata_st purpose;
     /* The watch's lock guards the fields below. */
     struct http_connection *prev, *next;
@@ -144,6 +163,8 @@ void tls_require_client(http_connection *c, gnutls_session_t session);
 struct http_server {
     service *service;
     struct MHD_Daemon *daemon;
+    http_worker workers[HTTP_THREADS];
+    pthread_mutex_t workers_lock;   // for their threads
     struct MHD_Response *no_memory; // answer to requests when memory is out
     int listen_fd;                  // -1 = none
     uint16_t port;

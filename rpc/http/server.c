@@ -27,6 +27,18 @@ static enum MHD_Result accept_connection(void *cls, const struct sockaddr *addre
     return atomic_load(&h->closing) ? MHD_NO : MHD_YES;
 }
 
+/* The worker that is this thread. */
+static http_worker *find_worker(http_server *h)
+{
+    http_worker *w = h->workers;
+    pthread_mutex_lock(&h->workers_lock);
+    while (w->is_known && !pthread_equal(w->thread, pthread_self())) w++;
+    w->thread = pthread_self();
+    w->is_known = true;
+    pthread_mutex_unlock(&h->workers_lock);
+    return w;
+}
+
 static void connection_opened(http_server *h, struct MHD_Connection *mhd, void **state)
 {
     const union MHD_ConnectionInfo *fd =
@@ -34,6 +46,7 @@ static void connection_opened(http_server *h, struct MHD_Connection *mhd, void *
     http_connection *c = watch_opened(&h->watch, fd->connect_fd);
     *state = c;
     if (!c) return; // its requests are answered by no_memory
+    c->worker = find_worker(h);
     if (!h->tls.client_ca) return;
     const union MHD_ConnectionInfo *session =
         MHD_get_connection_info(mhd, MHD_CONNECTION_INFO_GNUTLS_SESSION);
@@ -155,6 +168,7 @@ status http_server_create(service *s, http_server **out, error *err)
     if (!h) return error_set(err, STATUS_NO_MEMORY, "http: out of memory");
     h->service = s;
     h->listen_fd = -1;
+    pthread_mutex_init(&h->workers_lock, NULL);
     status st = start_http(h, err);
     if (!status_ok(st)) {
         http_server_destroy(h);
@@ -178,6 +192,7 @@ void http_server_destroy(http_server *h)
         /* No connection may be suspended when libmicrohttpd stops, so the pool stops first;
          * libmicrohttpd's threads may still call work_pool_put. */
         work_pool_stop(&h->work);
+        for (int i = 0; i < HTTP_THREADS; i++) worker_wait(&h->workers[i]);
         MHD_stop_daemon(h->daemon);
     }
     work_pool_destroy(&h->work);
@@ -185,5 +200,6 @@ void http_server_destroy(http_server *h)
     if (h->no_memory) MHD_destroy_response(h->no_memory);
     if (h->listen_fd >= 0) close(h->listen_fd);
     tls_destroy(&h->tls);
+    pthread_mutex_destroy(&h->workers_lock);
     free(h);
 }
