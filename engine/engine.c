@@ -74,6 +74,7 @@ status engine_create(const engine_options *options, engine **out, error *err)
     if (e->o.max_model_len == 0 || e->o.max_model_len > e->info.max_positions)
         e->o.max_model_len = e->info.max_positions;
     e->bytes_per_token = e->o.tokenizer ? tok_bytes_per_token(e->o.tokenizer) : 0;
+    e->text_room = e->o.tokenizer ? tok_stream_room(e->o.tokenizer) : 0;
     metrics_init(&e->counting);
     init_locks(e);
     atomic_store(&e->next_seed, hash_mix64((uint64_t)clock_now_ns()));

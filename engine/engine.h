@@ -8,9 +8,10 @@
  * Owner    the engine borrows backend, tokenizer and template (they must outlive it); a stream
  *          belongs to the submitter of the request and is released exactly once.
  * Threads  engine_submit, engine_tokenize, engine_flush_cache, engine_get_*: any thread. A stream
- *          is read by one thread at a time; engine_stream_abort may be called by any. `notify` is
- *          called from the engine's threads, under the stream's lock: it must not block or call
- *          back into the stream, and is not called after the release.
+ *          is read by one thread at a time, which makes the text of what it reads unless the
+ *          request has stop strings; engine_stream_abort may be called by any. `notify` is called
+ *          from the engine's threads, under the stream's lock: it must not block or call back into
+ *          the stream, and is not called after the release.
  * Units    microseconds of the monotonic clock; bytes of UTF-8.
  * Errors   a bad request is refused by engine_submit (STATUS_INVALID, STATUS_UNSUPPORTED, or
  *          STATUS_QUEUE_FULL at once when the bounded queue is full). A request that fails later

@@ -76,8 +76,9 @@ void choice_destroy(choice_state *c);
  * not, unless a stop string does. */
 engine_finish choice_take(choice_state *c, const engine_request *r, const uint32_t *stop_ids,
                           uint32_t n_stop_ids, uint32_t max_new_tokens, uint32_t token);
-/* Appends the text that is certain with the token that choice_take took last. *finish: what
- * choice_take returned; it becomes STOP where a stop string ends the choice. */
+/* For requests with stop strings: appends the text that is certain with the token that choice_take
+ * took last. *finish: what choice_take returned; it becomes STOP where a stop string ends the
+ * choice. */
 status choice_text(choice_state *c, const engine_request *r, uint32_t token, engine_finish *finish,
                    strbuf *text);
 
@@ -94,6 +95,7 @@ typedef struct ring_item {
     uint32_t rank;
     uint32_t n_top;
     uint32_t text_bytes;
+    engine_finish finish; /* how the token ends its choice; NONE: it does not */
     bool held; /* a last token: hidden from the reader until its choice's end is attached */
 } ring_item;
 
@@ -189,6 +191,9 @@ struct engine_stream {
     /* The last output's text, which belongs to the reader, and a buffer for a longer one: one of
      * the two has room for the text of every queued item, so reading needs no memory. */
     strbuf read_text, spare_text;
+    /* Where no stop string may end a choice, its reader makes the text of a token: the engine
+     * thread does not read it. NULL: the engine thread makes the texts (choice_text). */
+    tok_stream *texts; /* [n] */
 };
 
 status stream_create(engine *e, const engine_request *r, engine_stream **out);
@@ -329,6 +334,7 @@ struct engine {
     retention_rules retention;
     uint32_t *stop_ids;
     size_t bytes_per_token; /* from tok_bytes_per_token; 0 = no bound */
+    size_t text_room;       /* from tok_stream_room */
     pthread_t thread;
     bool thread_started;
     pthread_t *workers;

@@ -5,11 +5,25 @@
 #include <string.h>
 
 enum {
-    ITEM_TEXT_BYTES = 16, // text bytes of a token for which a ring makes room
+    ITEM_TEXT_BYTES = 16, // text bytes of a token for which a ring makes room, if it has texts
     FIRST_ITEMS = 32,     // first capacity: enough for a reader that keeps up
 };
 
 /* ---- life ------------------------------------------------------------------------------------ */
+
+/* Prepares the reader for making texts, unless stop strings need them before. */
+static bool prepare_texts(engine_stream *s)
+{
+    const engine_request *r = &s->request;
+    if (r->n_stop > 0) return true;
+    s->texts = calloc(r->n, sizeof *s->texts);
+    if (!s->texts || !strbuf_reserve(&s->read_text, s->engine->text_room)) return false;
+    for (uint32_t i = 0; i < r->n; i++) {
+        tok_stream_init(&s->texts[i], s->engine->o.tokenizer, r->skip_special_tokens);
+        tok_stream_resume(&s->texts[i]); /* the text continues where the prompt ends */
+    }
+    return true;
+}
 
 status stream_create(engine *e, const engine_request *r, engine_stream **out)
 {
@@ -22,7 +36,8 @@ status stream_create(engine *e, const engine_request *r, engine_stream **out)
     status st = engine_request_copy(r, &s->request);
     s->choices = calloc(r->n, sizeof *s->choices);
     s->ends = calloc(r->n, sizeof *s->ends);
-    if (status_ok(st) && (!s->choices || !s->ends)) st = status_make(STATUS_NO_MEMORY, "stream");
+    if (status_ok(st) && (!s->choices || !s->ends || !prepare_texts(s)))
+        st = status_make(STATUS_NO_MEMORY, "stream");
     /* Room for an error of every choice, before the number of outputs is known. */
     if (status_ok(st)) st = stream_make_ring(s, r->n);
     if (!status_ok(st)) {
@@ -49,6 +64,7 @@ void stream_unref(engine_stream *s)
     strbuf_destroy(&s->blob);
     strbuf_destroy(&s->read_text);
     strbuf_destroy(&s->spare_text);
+    free(s->texts);
     free(s->tokens);
     free(s->stop_ids);
     free(s->choices);
@@ -64,7 +80,8 @@ static bool ring_resize(engine_stream *s, uint32_t capacity)
 {
     ring_item *ring = calloc(capacity, sizeof *ring);
     size_t n_top = s->request.logprobs > 0 ? (size_t)s->request.logprobs : 0;
-    size_t bytes = capacity * (ITEM_TEXT_BYTES + n_top * (sizeof(uint32_t) + sizeof(float)));
+    size_t text = s->texts ? 0 : ITEM_TEXT_BYTES;
+    size_t bytes = capacity * (text + n_top * (sizeof(uint32_t) + sizeof(float)));
     if (!ring || !strbuf_reserve(&s->blob, bytes > s->blob.size ? bytes - s->blob.size : 0)) {
         free(ring);
         return false;
@@ -228,6 +245,16 @@ static void take_text(engine_stream *s, const char *text, size_t n)
     strbuf_append(&s->read_text, text, n);
 }
 
+/* Makes a token's text in read_text, which has room for it. */
+static void make_text(engine_stream *s, const ring_item *item)
+{
+    tok_stream *t = &s->texts[item->choice];
+    /* Weights may be padded to more ids than the tokenizer has: the extra ids have no text. */
+    if (item->finish != ENGINE_FINISH_STOP && item->token < tok_vocab_size(t->t))
+        (void)tok_stream_push(t, item->token, &s->read_text);
+    if (item->finish != ENGINE_FINISH_NONE) tok_stream_finish(t, &s->read_text);
+}
+
 static void take_output(engine_stream *s, engine_output *out)
 {
     ring_item item = s->ring[s->head];
@@ -240,7 +267,8 @@ static void take_output(engine_stream *s, engine_output *out)
     if (item.has_token) {
         const char *at = s->blob.data + s->blob_read;
         size_t tops = item.n_top * sizeof(uint32_t);
-        take_text(s, at, item.text_bytes);
+        if (s->texts) make_text(s, &item);
+        else take_text(s, at, item.text_bytes);
         memcpy(out->sample.top_ids, at + item.text_bytes, tops);
         memcpy(out->sample.top_logprobs, at + item.text_bytes + tops, tops);
         s->blob_read += item.text_bytes + 2 * tops;

@@ -1,5 +1,5 @@
-/* What readers are told after the next step was submitted: tokens become text and go to the rings,
- * then the choices that ended get their ends, and the numbers are published. */
+/* What readers are told after the next step was submitted: tokens go to the rings, then the choices
+ * that ended get their ends, and the numbers are published. */
 #include "engine/internal.h"
 
 #include <stdlib.h>
@@ -27,8 +27,9 @@ void tell_token(engine *e, untold_token *token)
     engine_stream *s = token->stream;
     choice_state *c = &s->choices[token->choice];
     const step_sample *sample = &token->sample;
+    status st = STATUS_IS_OK;
     strbuf_clear(&e->text);
-    status st = choice_text(c, &s->request, sample->token, &token->finish, &e->text);
+    if (!s->texts) st = choice_text(c, &s->request, sample->token, &token->finish, &e->text);
     if (!status_ok(st)) {
         strbuf_destroy(&e->text); /* the buffer serves all streams: the next token makes it anew */
         slots_fail_stream(e, s, st);
@@ -37,6 +38,7 @@ void tell_token(engine *e, untold_token *token)
     clock_token(e, s, c);
     ring_item item = {.choice = token->choice,
                       .has_token = true,
+                      .finish = token->finish,
                       .held = token->finish != ENGINE_FINISH_NONE,
                       .token = sample->token,
                       .logprob = sample->logprob,

@@ -77,5 +77,8 @@ void tok_stream_resume(tok_stream *s);
 status tok_stream_push(tok_stream *s, uint32_t id, strbuf *out);
 /* Ends the stream: appends U+FFFD for an incomplete character. */
 void tok_stream_finish(tok_stream *s, strbuf *out);
+/* The most bytes that tok_stream_push and a tok_stream_finish after it append. With so much room
+ * reserved in `out` they need no memory. Looks at every token. */
+size_t tok_stream_room(const tokenizer *t);
 
 #endif

@@ -59,10 +59,12 @@ static bool round_trip(const tokenizer *t, const char *text, size_t n, bool spec
     FUZZ_CHECK(utf8_valid((const uint8_t *)whole->data, whole->size));
     strbuf streamed = {0};
     tok_stream stream;
+    size_t room = tok_stream_room(t);
     tok_stream_init(&stream, t, special);
     for (size_t i = 0; i < ids.n; i++) {
         size_t before = streamed.size;
         FUZZ_CHECK(status_ok(tok_stream_push(&stream, ids.ids[i], &streamed)));
+        FUZZ_CHECK(streamed.size - before <= room);
         if (streamed.size > before)
             FUZZ_CHECK(utf8_valid((uint8_t *)streamed.data + before, streamed.size - before));
     }

@@ -53,6 +53,52 @@ static void stop_strings_cut_across_tokens(void **state)
     assert_int_equal(r.stop_token, f->eos);
 }
 
+/* Lists the texts of a stream's outputs. */
+static void list_texts(fixture *f, const char *json, strbuf *out)
+{
+    engine_output o;
+    engine_stream *s = submit(f, json);
+    strbuf_clear(out);
+    while (engine_stream_wait(s, &o))
+        strbuf_printf(out, "%u:%.*s|", o.choice, (int)o.text_bytes, o.text);
+    engine_stream_release(s);
+    assert_false(out->failed);
+}
+
+/* Whether the texts are the same with and without a stop string, and hold U+FFFD. */
+static bool have_broken_text(fixture *f, const char *end)
+{
+    static const char *const stops[] = {"", ", \"stop\": \"\\u0001\""};
+    strbuf texts[2] = {{0}, {0}};
+    for (int k = 0; k < 2; k++) {
+        char json[128];
+        snprintf(json, sizeof json, "{\"prompt\": \"x\", \"n\": 2, %s%s}", end, stops[k]);
+        list_texts(f, json, &texts[k]);
+    }
+    assert_string_equal(texts[0].data, texts[1].data);
+    bool broken = strstr(texts[0].data, "\xef\xbf\xbd") != NULL;
+    strbuf_destroy(&texts[0]);
+    strbuf_destroy(&texts[1]);
+    return broken;
+}
+
+/* The engine thread makes the texts that it searches for stop strings, the reader makes all others.
+ * Lengths and stop tokens end the answer within its characters, too. */
+static void texts_are_the_same_whoever_makes_them(void **state)
+{
+    fixture *f = *state;
+    uint32_t n_cut = 0, n_stopped = 0;
+    answer(f, "wörld \xf0\x9f\x8c\x8d\xf0\x9f\x8c\x8d!");
+    for (uint32_t i = 0; i < f->model.n_script; i++) {
+        char end[64];
+        snprintf(end, sizeof end, "\"max_tokens\": %u", i + 1);
+        n_cut += have_broken_text(f, end);
+        snprintf(end, sizeof end, "\"stop_token_ids\": [%u]", f->model.script[i]);
+        n_stopped += have_broken_text(f, end);
+    }
+    assert_true(n_cut > 0 && n_stopped > 0);
+}
+
 static void lengths_and_min_tokens(void **state)
 {
     fixture *f = *state;
@@ -460,13 +506,17 @@ static void *reader_thread(void *arg)
 {
     fixture *f = arg;
     for (int i = 0; i < 20; i++) {
-        engine_stream *s = submit(f, "{\"prompt\": \"many of us\", \"n\": 2, \"stop\": \"four\"}");
+        bool stops = i & 1;
+        engine_stream *s =
+            submit(f, stops ? "{\"prompt\": \"many of us\", \"n\": 2, \"stop\": \"four\"}"
+                            : "{\"prompt\": \"many of us\", \"n\": 2}");
         if (i % 5 == 4) {
             engine_stream_release(s);
             continue;
         }
         reading r = read_all(s);
-        if (r.finish != ENGINE_FINISH_STOP || strcmp(r.text, "one two three ") != 0) return arg;
+        const char *due = stops ? "one two three " : "one two three four five";
+        if (r.finish != ENGINE_FINISH_STOP || strcmp(r.text, due) != 0) return arg;
     }
     return NULL;
 }
@@ -495,6 +545,7 @@ int main(void)
     const struct CMUnitTest tests[] = {
         CASE(eos_ends_and_is_not_shown),
         CASE(stop_strings_cut_across_tokens),
+        CASE(texts_are_the_same_whoever_makes_them),
         CASE(lengths_and_min_tokens),
         CASE(every_choice_ends_once),
         CASE(messages_go_through_the_template),

@@ -120,10 +120,11 @@ static bool stream_decode(const tokenizer *t, const tok_ids *ids, bool skip, str
 {
     tok_stream stream;
     tok_stream_init(&stream, t, skip);
-    for (size_t i = 0; i < ids->n; i++) {
+    for (size_t i = 0, room = tok_stream_room(t); i < ids->n; i++) {
         size_t before = out->size;
         assert_true(status_ok(tok_stream_push(&stream, ids->ids[i], out)));
         size_t n = out->size - before;
+        assert_in_range(n, 0, room);
         if (n > 0 && !utf8_valid((const uint8_t *)out->data + before, n)) return false;
     }
     tok_stream_finish(&stream, out);

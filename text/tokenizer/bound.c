@@ -1,11 +1,13 @@
 /* Bounds the text that one token can stand for, so that a text far too long is refused without
- * encoding it. */
+ * encoding it, and the text that one token becomes. */
 #include "text/tokenizer/internal.h"
 
 enum {
     NFC_SHRINKS = 4,       /* at most three: nine bytes of Hangul become three */
     METASPACE_SHRINKS = 3, /* a space of a token may be U+2581 in the text: three bytes */
     ANY_CHARACTER = 4,     /* most bytes that become one unknown token */
+    REPAIR_GROWS = 3,      /* a byte may become U+FFFD */
+    PENDING = 3,           /* bytes of an incomplete character */
 };
 
 /* The factor by which a normalizer shortens a text at most; 0 = it may leave nothing. */
@@ -45,4 +47,14 @@ size_t tok_bytes_per_token(const tokenizer *t)
         if (__builtin_mul_overflow(most, factor, &most)) return 0;
     }
     return most;
+}
+
+size_t tok_stream_room(const tokenizer *t)
+{
+    size_t most = 0;
+    for (uint32_t i = 0; i < t->n_ids; i++) {
+        if (t->entries[i].length > most) most = t->entries[i].length;
+        if (t->firsts && t->firsts[i].length > most) most = t->firsts[i].length;
+    }
+    return REPAIR_GROWS * (PENDING + most + PENDING);
 }

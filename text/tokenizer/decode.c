@@ -39,27 +39,44 @@ static size_t broken_length(const uint8_t *s, size_t n)
     return length;
 }
 
+/* The length of the character at s, or of the bytes (at most three) that one U+FFFD replaces. */
+static size_t next_length(const uint8_t *s, size_t n, bool *broken)
+{
+    uint32_t cp;
+    size_t length = utf8_decode(s, n, &cp);
+    *broken = cp == UINT32_MAX;
+    return *broken ? broken_length(s, n) : length;
+}
+
+/* How many bytes longer the text is once it is repaired. */
+static size_t repair_growth(const uint8_t *s, size_t n)
+{
+    size_t growth = 0;
+    bool broken;
+    for (size_t i = 0, length; i < n; i += length) {
+        length = next_length(s + i, n - i, &broken);
+        if (broken) growth += 3 - length;
+    }
+    return growth;
+}
+
+/* Works in place: the text moves up by its growth, and no byte is overwritten before it is read. */
 void tok_repair(strbuf *b, size_t from)
 {
     size_t n = b->size - from;
     if (b->failed || n == 0 || utf8_valid((const uint8_t *)b->data + from, n)) return;
-    strbuf fixed = {0};
-    const uint8_t *s = (const uint8_t *)b->data + from;
-    for (size_t i = 0; i < n;) {
-        uint32_t cp;
-        size_t length = utf8_decode(s + i, n - i, &cp);
-        if (cp == UINT32_MAX) {
-            length = broken_length(s + i, n - i);
-            strbuf_append(&fixed, replacement, 3);
-        } else {
-            strbuf_append(&fixed, s + i, length);
-        }
-        i += length;
+    size_t growth = repair_growth((const uint8_t *)b->data + from, n);
+    if (!strbuf_reserve(b, growth)) return;
+    uint8_t *to = (uint8_t *)b->data + from, *s = to + growth;
+    memmove(s, to, n);
+    bool broken;
+    for (size_t i = 0, length; i < n; i += length) {
+        length = next_length(s + i, n - i, &broken);
+        memmove(to, broken ? (const uint8_t *)replacement : s + i, broken ? 3 : length);
+        to += broken ? 3 : length;
     }
-    b->size = from;
-    strbuf_append(b, fixed.data, fixed.size);
-    b->failed = b->failed || fixed.failed;
-    strbuf_destroy(&fixed);
+    b->size += growth;
+    b->data[b->size] = 0;
 }
 
 static status finish_text(const strbuf *out)
