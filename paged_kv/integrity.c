@@ -210,16 +210,17 @@ static const char *check_whole_run(const pkv_tree *t, uint32_t whole, tree_sums 
     return NULL;
 }
 
-/* The used cells of a share. */
-static uint32_t count_used(const pkv_tree *t, uint32_t share)
+/* Checks what a share counts: its cells with a property that no run around them has. */
+static const char *check_share(const pkv_tree *t, uint32_t share, cover k)
 {
     uint32_t n = 0, size = t->n_cells / t->n_shares;
     for (uint32_t cell = share * size; cell < (share + 1) * size; cell++) {
         uint32_t layer = node_above(t, cell);
-        n += has_property(t, cell, COVER_USED) || has_property(t, layer, COVER_USED) ||
-             has_property(t, node_above(t, layer), COVER_USED);
+        n += has_property(t, cell, k) && !has_property(t, layer, k) &&
+             !has_property(t, node_above(t, layer), k);
     }
-    return n;
+    REQUIRE(t->n_shares == 1 || n == t->loose[k][share], "a share miscounts its cells");
+    return NULL;
 }
 
 static const char *check_lists(const pkv_tree *t, const run_lists *l)
@@ -254,8 +255,8 @@ static const char *check_tree(const pkv_tree *t, uint32_t usable)
     for (uint32_t s = 0; s < t->n_shares; s++) {
         const char *wrong = check_lists(t, &t->layer_lists[s]);
         if (wrong) return wrong;
-        REQUIRE(count_used(t, s) == t->n_cells / t->n_shares - tree_available_in(t, s),
-                "a share miscounts its cells");
+        for (cover k = COVER_USED; !wrong && k < N_COVERS; k++) wrong = check_share(t, s, k);
+        if (wrong) return wrong;
     }
     return check_lists(t, &t->whole_lists);
 }

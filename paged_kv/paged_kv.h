@@ -148,7 +148,7 @@ const pkv_geometry *pkv_get_geometry(const pkv *p);
     X(queried_tokens, "prefix_cache_queries_total",                                                \
       "Prompt tokens looked up in the prefix cache.")                                              \
     X(hit_tokens, "prefix_cache_hits_total", "Prompt tokens found in the prefix cache.")           \
-    X(pages_dropped, NULL, "References to cells given up by retention.")                                    \
+    X(pages_dropped, NULL, "References to cells given up by retention.")                           \
     X(slots_moved, NULL, "K/V slots copied on write and by compaction, over all groups.")          \
     X(pages_swapped_out, NULL, "Pages copied to the host tier.")                                   \
     X(pages_swapped_in, NULL, "Pages copied back from the host tier.")                             \
@@ -316,14 +316,17 @@ typedef struct pkv_parked_pages {
     /* Those of the shared and of the filling ones that open sequences hold too, if only in part:
      * what is left when every other parked sequence is given up. */
     uint32_t shared_open, filling_open;
-    uint32_t alone; // held by parked sequences alone
+    uint32_t alone;      // held by parked sequences alone
+    uint32_t alone_even; // likewise, as many in each share as in the one with most
 } pkv_parked_pages;
 
 pkv_parked_pages pkv_parked_look(const pkv *p, uint32_t parked);
 /* As pkv_parked_look, remembering the answer until references of some parked page change. */
 pkv_parked_pages pkv_parked_look_again(pkv *p, uint32_t parked);
-/* Pages that would become available if every parked sequence were discarded or swapped out. */
+/* Pages that parked sequences alone hold. */
 uint32_t pkv_parked_alone(const pkv *p);
+/* Pages that would be available if every parked sequence were discarded or swapped out. */
+uint32_t pkv_available_unparked(const pkv *p);
 
 /* ---- the host tier --------------------------------------------------------------------------- */
 

@@ -130,7 +130,7 @@ void pkv_parked_discard(pkv *p, uint32_t parked)
 status pkv_parked_swap_out(pkv *p, uint32_t parked, uint32_t *swap)
 {
     pkv_seq *s = parked_at(p, parked);
-    if (s->held == 0 || seq_held_evenly(p, s) > tree_available(&p->host)) {
+    if (s->held == 0 || seq_held_evenly(p, s) > tree_without(&p->host, COVER_USED)) {
         return status_make(STATUS_NO_PAGES, NULL);
     }
     pkv_grain grain = tier_grain(p, &p->host, s->grain, s->held);
@@ -163,6 +163,8 @@ pkv_parked_pages pkv_parked_look(const pkv *p, uint32_t parked)
     const pkv_seq *s = parked_at(p, parked);
     pkv_parked_pages n = {.held = s->held};
     uint32_t size = cells_of(p, s);
+    bool uneven = s->grain == PKV_HEAD && p->pool.n_shares > 1;
+    shares_clear(p);
     for (uint32_t g = 0; g < s->groups; g++) {
         const pkv_table *t = &s->tables[g];
         for (uint32_t i = 0; i < t->n_pages; i++) {
@@ -175,8 +177,12 @@ pkv_parked_pages pkv_parked_look(const pkv *p, uint32_t parked)
             n.shared_open += alone < size ? size : 0;
             n.filling_open += alone < size && fills ? size : 0;
             n.alone += alone;
+            if (uneven) shares_add(p, g, alone);
         }
     }
+    n.alone_even = uneven ? (uint32_t)shares_even(p) : n.alone;
+    if (uneven && n.filling > 0) n.filling = s->groups; /* each table has one such page at most */
+    if (uneven && n.filling_open > 0) n.filling_open = s->groups;
     return n;
 }
 

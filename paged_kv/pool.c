@@ -151,7 +151,9 @@ void pkv_add_counters(pkv_counts *sum, const pkv_counts *more)
 #undef ADD
 }
 
-uint32_t pkv_available(const pkv *p) { return tree_available(&p->pool); }
+uint32_t pkv_available(const pkv *p) { return tree_without(&p->pool, COVER_USED); }
+uint32_t pkv_available_unparked(const pkv *p) { return tree_without(&p->pool, COVER_OPEN); }
+
 uint32_t pkv_parked_alone(const pkv *p)
 {
     return p->pool.covered[COVER_USED] - p->pool.covered[COVER_OPEN];

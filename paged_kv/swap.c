@@ -94,7 +94,7 @@ status pkv_seq_swap_out(pkv *p, uint32_t id, uint32_t *swap)
 {
     assert(id < p->max_seqs && p->seqs[id].open);
     const pkv_seq *s = &p->seqs[id];
-    if (s->held == 0 || seq_held_evenly(p, s) > tree_available(&p->host)) {
+    if (s->held == 0 || seq_held_evenly(p, s) > tree_without(&p->host, COVER_USED)) {
         return status_make(STATUS_NO_PAGES, NULL);
     }
     uint32_t number = record_find(p);

@@ -137,46 +137,54 @@ static void count_whole(pkv_tree *t, uint32_t whole, uint32_t sign)
     t->unused_layers += sign * (t->n_layers - r->busy[COVER_USED]);
 }
 
-/* ---- used cells of each share ---------------------------------------------------------------- */
+/* ---- cells of each share --------------------------------------------------------------------- */
 
-static void count_loose_cell(pkv_tree *t, uint32_t cell, uint32_t sign)
+static void count_loose_cell(pkv_tree *t, uint32_t cell, cover k, uint32_t sign)
 {
-    t->loose[cell_share(t, cell)] += sign * node_has(t, cell, COVER_USED);
+    t->loose[k][cell_share(t, cell)] += sign * node_has(t, cell, k);
 }
 
-static void count_loose_layer(pkv_tree *t, uint32_t layer, uint32_t sign)
+static void count_loose_layer(pkv_tree *t, uint32_t layer, cover k, uint32_t sign)
 {
-    if (node_has(t, layer, COVER_USED) || run_at(t, layer)->below[COVER_USED] == 0) return;
-    for (uint32_t h = 0; h < t->n_heads; h++) count_loose_cell(t, node_part(t, layer, h), sign);
+    if (node_has(t, layer, k) || run_at(t, layer)->below[k] == 0) return;
+    for (uint32_t h = 0; h < t->n_heads; h++) count_loose_cell(t, node_part(t, layer, h), k, sign);
 }
 
 /* Adds (sign 1) or takes away (sign -1) the loose cells that a change of the node concerns. */
 static void count_loose(pkv_tree *t, uint32_t node, uint32_t layer, uint32_t whole, uint32_t sign)
 {
-    if (t->n_shares == 1 || node_has(t, whole, COVER_USED)) return;
-    if (node == whole) {
-        for (uint32_t l = 0; run_at(t, whole)->busy[COVER_USED] > 0 && l < t->n_layers; l++)
-            count_loose_layer(t, node_part(t, whole, l), sign);
-    } else if (node == layer) {
-        count_loose_layer(t, layer, sign);
-    } else if (!node_has(t, layer, COVER_USED)) {
-        count_loose_cell(t, node, sign);
+    for (cover k = COVER_USED; k < N_COVERS && t->n_shares > 1; k++) {
+        if (node_has(t, whole, k)) continue;
+        if (node == whole) {
+            for (uint32_t l = 0; run_at(t, whole)->busy[k] > 0 && l < t->n_layers; l++)
+                count_loose_layer(t, node_part(t, whole, l), k, sign);
+        } else if (node == layer) {
+            count_loose_layer(t, layer, k, sign);
+        } else if (!node_has(t, layer, k)) {
+            count_loose_cell(t, node, k, sign);
+        }
     }
+}
+
+/* Cells of a share without the property. */
+static uint32_t without_in(const pkv_tree *t, cover k, uint32_t share)
+{
+    if (t->n_shares == 1) return t->n_cells - t->covered[k];
+    uint32_t even = t->covered[k];
+    for (uint32_t s = 0; s < t->n_shares; s++) even -= t->loose[k][s];
+    return (t->n_cells - even) / t->n_shares - t->loose[k][share];
 }
 
 uint32_t tree_available_in(const pkv_tree *t, uint32_t share)
 {
-    if (t->n_shares == 1) return t->n_cells - t->covered[COVER_USED];
-    uint32_t even = t->covered[COVER_USED];
-    for (uint32_t s = 0; s < t->n_shares; s++) even -= t->loose[s];
-    return (t->n_cells - even) / t->n_shares - t->loose[share];
+    return without_in(t, COVER_USED, share);
 }
 
-uint32_t tree_available(const pkv_tree *t)
+uint32_t tree_without(const pkv_tree *t, cover k)
 {
     uint32_t least = UINT32_MAX;
     for (uint32_t s = 0; s < t->n_shares; s++) {
-        uint32_t n = tree_available_in(t, s);
+        uint32_t n = without_in(t, k, s);
         if (n < least) least = n;
     }
     return least * t->n_shares;
@@ -344,11 +352,13 @@ static status make_lists(pkv_tree *t, const allocator *a)
 {
     /* Like nodes and runs, the links are set as runs are handed out. */
     size_t n_links = t->n_whole + (size_t)tree_layer_runs(t) * t->n_shares;
-    t->loose = alloc_zeroed(a, t->n_shares, sizeof *t->loose);
+    bool ok = true;
+    for (cover k = COVER_USED; k < N_COVERS; k++)
+        ok &= (t->loose[k] = alloc_zeroed(a, t->n_shares, sizeof *t->loose[k])) != NULL;
     t->layer_lists = alloc_zeroed(a, t->n_shares, sizeof *t->layer_lists);
     t->links = alloc_resize(a, NULL, n_links, sizeof *t->links);
-    bool ok = t->loose && t->layer_lists && t->links &&
-              lists_create(&t->whole_lists, a, t->links, 1, t->n_layers);
+    ok = ok && t->layer_lists && t->links &&
+         lists_create(&t->whole_lists, a, t->links, 1, t->n_layers);
     for (uint32_t s = 0; ok && s < t->n_shares; s++)
         ok = lists_create(&t->layer_lists[s], a, t->links + t->n_whole + s, t->n_shares,
                           t->in_share);
@@ -403,5 +413,5 @@ void tree_destroy(pkv_tree *t, const allocator *a)
         alloc_free(a, t->layer_lists[s].heads);
     alloc_free(a, t->layer_lists);
     alloc_free(a, t->links);
-    alloc_free(a, t->loose);
+    for (cover k = COVER_USED; k < N_COVERS; k++) alloc_free(a, t->loose[k]);
 }

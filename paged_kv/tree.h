@@ -70,10 +70,10 @@ typedef struct pkv_tree {
     uint32_t covered[N_COVERS];          // cells, reserved ones too
     uint32_t unused_wholes;              // whole runs without a used cell
     uint32_t unused_layers;              // layer runs without a used cell
-    /* Used cells of each share that no used run around them holds: the others are as many in each
-     * share. */
-    uint32_t *loose; // [n_shares]
-    run_link *links; // of whole runs, then of each layer run in each share
+    /* Cells of each share that have the property, but no run around them has: the others are as many
+     * in each share. */
+    uint32_t *loose[N_COVERS]; // [n_shares]
+    run_link *links;           // of whole runs, then of each layer run in each share
     run_lists whole_lists;
     run_lists *layer_lists; // [n_shares]
 } pkv_tree;
@@ -116,8 +116,8 @@ static inline uint32_t cell_share(const pkv_tree *t, uint32_t cell)
 static inline uint32_t head_share(const pkv_tree *t, uint32_t head) { return head / t->in_share; }
 /* Cells of a share that are free or cached. */
 uint32_t tree_available_in(const pkv_tree *t, uint32_t share);
-/* Cells that are free or cached, if every share is asked for as many. */
-uint32_t tree_available(const pkv_tree *t);
+/* Cells without the property, if every share is asked for as many. */
+uint32_t tree_without(const pkv_tree *t, cover k);
 static inline pkv_grain node_grain(const pkv_tree *t, uint32_t node)
 {
     return node < t->n_cells ? PKV_HEAD : node < tree_whole_at(t) ? PKV_LAYER : PKV_ALL;

@@ -221,7 +221,7 @@ static beginning beginning_of(sched *s, const sched_seq *q)
                            .shared = pages.shared,
                            .taken_alone = pages.filling_open,
                            .shared_alone = pages.shared_open,
-                           .alone = pages.alone};
+                           .alone = pages.alone_even};
     }
     pkv_hit hit = view.hit;
     uint64_t held = (uint64_t)s->groups * (hit.tokens / s->page_tokens);
@@ -282,8 +282,8 @@ static bool has_pages(sched *s, const sched_seq *q, beginning *b, const pages_ow
         *b = beginning_of(s, q);
         uint64_t available = pkv_available(s->kv);
         if (pages_needed(s, q, b, b->taken, b->shared, owed) <= available) return true;
-        uint64_t freed = pkv_parked_alone(s->kv) - b->alone;
-        if (pages_needed(s, q, b, b->taken_alone, b->shared_alone, owed) > available + freed)
+        uint64_t most = pkv_available_unparked(s->kv);
+        if (pages_needed(s, q, b, b->taken_alone, b->shared_alone, owed) + b->alone > most)
             return false;
         if (!sched_parked_give_way(s, q)) return false;
     }
@@ -323,9 +323,10 @@ static bool try_start(sched *s, sched_seq *q, const pages_owed *owed)
     sched_list_remove(&s->waiting, q);
     sched_seq_start(s, q);
     st = sched_append(s, q, chunk);
-    assert(st.code != STATUS_NO_PAGES); /* they were counted */
+    /* They were counted, but not where the cached cells of a hit lie in the shares. */
+    assert(st.code != STATUS_NO_PAGES || pkv_shares(&s->options.geometry) > 1);
     if (!status_ok(st)) {
-        sched_starve(s, q);
+        if (st.code == STATUS_NO_MEMORY) sched_starve(s, q);
         sched_replay(s, q);
         return false;
     }

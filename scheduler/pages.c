@@ -64,18 +64,18 @@ static uint64_t growth_after(const sched *s, bool aligned, uint32_t from, uint32
     return growth(s, aligned, from, to) + (aligned || from == to ? 0 : s->groups);
 }
 
-uint64_t sched_copies_of(const sched *s, const retention_policy *policy, uint64_t pages)
-{
-    const pkv_geometry *g = &s->options.geometry;
-    return retention_grain(policy, g) == PKV_HEAD ? pages * pkv_shares(g) : pages;
-}
-
 uint32_t sched_cells_of(const sched *s, const retention_policy *policy)
 {
     const pkv_geometry *g = &s->options.geometry;
-    pkv_grain grain = retention_grain(policy, g);
-    pkv_geometry at = pkv_geometry_at(g, grain);
-    return grain == PKV_HEAD ? pkv_shares(g) : s->groups / pkv_groups(&at);
+    pkv_geometry at = pkv_geometry_at(g, retention_grain(policy, g));
+    return s->groups / pkv_groups(&at);
+}
+
+uint64_t sched_passing_of(const sched *s, const retention_policy *policy, uint64_t pages)
+{
+    const pkv_geometry *g = &s->options.geometry;
+    uint32_t shares = retention_grain(policy, g) == PKV_HEAD ? pkv_shares(g) : 1;
+    return pages * sched_cells_of(s, policy) * shares;
 }
 
 static void raise(sched_peak *peak, uint64_t pages)
@@ -90,29 +90,32 @@ static void walk_turn(const sched *s, const sched_turn *turn, uint64_t first_gro
     const retention_policy *p = &turn->policy;
     bool whole = sched_keeps_pages(p);
     peak->held += first_growth;
-    raise(peak, peak->held);
+    peak->even += first_growth;
+    raise(peak, peak->even);
     if (run->first > to) return;
 
     retention_bound bound = retention_bound_at(p, g, turn->n_prompt, run->first);
     uint32_t longest = bound.longest_pages, next = run->second < to ? run->second : to;
-    raise(peak, bound.pages + growth_after(s, whole, run->first, next));
+    raise(peak, bound.even_pages + growth_after(s, whole, run->first, next));
     if (run->last > run->first) {
         bound = retention_bound_at(p, g, turn->n_prompt, run->last);
         longest = larger(longest, bound.longest_pages);
         uint32_t gap = (run->third < to ? run->third : to) - run->second;
-        raise(peak, bound.pages + (uint64_t)s->groups * (pages_of(s, gap) + !whole));
+        raise(peak, bound.even_pages + (uint64_t)s->groups * (pages_of(s, gap) + !whole));
     }
-    peak->held = bound.pages + growth_after(s, whole, run->last, to);
-    raise(peak, peak->held);
-    peak->after = sched_copies_of(s, p, bound.pages);
-    uint64_t passing = (uint64_t)longest * sched_cells_of(s, p);
+    uint64_t grown = growth_after(s, whole, run->last, to);
+    peak->held = bound.pages + grown;
+    peak->even = bound.even_pages + grown;
+    raise(peak, peak->even);
+    peak->after = bound.even_pages;
+    uint64_t passing = sched_passing_of(s, p, longest);
     if (!whole && peak->passing < passing) peak->passing = passing;
 }
 
 sched_peak sched_peak_of(const sched *s, const sched_turn *turns, uint32_t n_turns, uint32_t from,
                          uint64_t held, uint32_t to)
 {
-    sched_peak peak = {.most = held, .held = held};
+    sched_peak peak = {.most = held, .held = held, .even = held};
     bool aligned = true;
     uint32_t start = 0;
     for (uint32_t i = 0; i < n_turns && start < to; start = turns[i++].end) {
@@ -143,7 +146,7 @@ static uint64_t with_tails(const sched *s, const sched_turn *turn, const sched_p
     uint64_t size = s->page_tokens, fill = aligned ? turn->n_prompt % size : 0;
     uint64_t tail = (fill + max_new_tokens - 1 + size - 1) / size + !aligned;
     uint64_t tails = max_new_tokens > 1 ? n * tail : tail;
-    return prompt->held + (tails - (fill > 0)) * s->groups;
+    return prompt->even + (tails - (fill > 0)) * s->groups;
 }
 
 uint64_t sched_peak_alone(const sched *s, const sched_turn *turns, uint32_t n_turns,

@@ -183,9 +183,8 @@ static selection_pages pages_to_select(const sched *s, const sched_seq *q)
     retention_bound bound =
         retention_bound_at(&turn->policy, &s->options.geometry, turn->n_prompt, stop.at);
     pages.lasting = q->entry->has_sums ? 0 : pkv_seq_pages_shared(s->kv, q->slot);
-    uint64_t copies = sched_copies_of(s, &turn->policy, bound.pages);
-    if (pages.lasting > copies) pages.lasting = copies;
-    pages.passing = (uint64_t)bound.longest_pages * sched_cells_of(s, &turn->policy);
+    if (pages.lasting > bound.even_pages) pages.lasting = bound.even_pages;
+    pages.passing = sched_passing_of(s, &turn->policy, bound.longest_pages);
     return pages;
 }
 

@@ -336,8 +336,9 @@ const char *sched_blocked_check(const sched *s);
 /* ---- pages.c ---- */
 /* An upper bound of the pages that a sequence holds while it grows, whatever is measured. */
 typedef struct sched_peak {
-    uint64_t most;    // pages at any moment
+    uint64_t most;    // pages at any moment, as many in each share as in the one with most
     uint64_t held;    // at the end
+    uint64_t even;    // at the end, as `most` counts
     uint64_t after;   // copies that the last selection on the way takes at most; 0 without one
     uint64_t passing; // fresh pages that one selection takes for a moment
 } sched_peak;
@@ -348,10 +349,10 @@ sched_peak sched_peak_of(const sched *s, const sched_turn *turns, uint32_t n_tur
 /* The most pages that a request holds at any moment when it has the pool for itself. */
 uint64_t sched_peak_alone(const sched *s, const sched_turn *turns, uint32_t n_turns,
                           uint32_t max_new_tokens, uint32_t n);
-/* The pages that copies of as many kept ones take at most: the heads of one share may keep all. */
-uint64_t sched_copies_of(const sched *s, const retention_policy *policy, uint64_t pages);
-/* Cells of a page of the tables that the policy selects in, as many from each share. */
+/* Cells of a page of the tables that the policy selects in. */
 uint32_t sched_cells_of(const sched *s, const retention_policy *policy);
+/* Cells that must be available where one of these tables takes so many pages. */
+uint64_t sched_passing_of(const sched *s, const retention_policy *policy, uint64_t pages);
 /* Whether every page of a table holds consecutive tokens, because selections drop whole pages. */
 bool sched_keeps_pages(const retention_policy *policy);
 const sched_turn *sched_turn_at(const sched_turn *turns, uint32_t length);

@@ -81,13 +81,18 @@ retention_bound retention_bound_at(const retention_policy *policy, const pkv_geo
         uint32_t layers = smaller(step, n_layers - i * step);
         uint64_t tables = pages_most(tokens, joint, grown, full, size, longest);
         uint64_t longest_pages = pages_of(longest, size);
-        bound.pages += tables * (head_groups / joint) * runs_of(layers, g->layers_per_group);
+        uint32_t times = head_groups / joint * runs_of(layers, g->layers_per_group);
+        bound.pages += tables * times;
+        /* Heads that compete for pages may leave them all to those of one share. */
+        uint64_t of_share = least_of(tables, head_groups / pkv_shares(g) * longest_pages);
+        bound.even_pages += (joint == 1 ? tables : of_share * pkv_shares(g)) * times;
         bound.longest_pages = larger(bound.longest_pages, (uint32_t)longest_pages);
     }
     for (uint32_t l = 0; l < g->n_layers; l += g->layers_per_group) {
         if (pkv_window_of(g, l) == 0) continue;
         uint64_t pages = window_pages(pkv_window_of(g, l), point, size);
         bound.pages += pages * head_groups;
+        bound.even_pages += pages * head_groups;
         bound.longest_pages = larger(bound.longest_pages, (uint32_t)pages);
     }
     return bound;

@@ -279,6 +279,7 @@ bool retention_wants_novelty(const retention_policy *policy);
  * policy has selected. Used by admission. */
 typedef struct retention_bound {
     uint64_t pages;         // at most, over all tables
+    uint64_t even_pages;    // likewise, as many in each share as in the one with most
     uint32_t longest_pages; // at most, of one table: fresh pages that the selection may take
 } retention_bound;
 
@@ -320,7 +321,7 @@ status retention_select(const retention_policy *policy, const pkv *kv, uint32_t 
 typedef struct retention_report {
     const char *method;
     uint32_t logical_tokens;
-    double kept_tokens; // kept bytes / bytes of one full token (pkv_full_tokens)
+    double kept_tokens;     // kept bytes / bytes of one full token (pkv_full_tokens)
     uint64_t pages_dropped; // of tables as fine as the method needs (retention_grain)
     bool budget_raised;
     double scoring_ms; // measuring and selecting

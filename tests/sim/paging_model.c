@@ -77,11 +77,17 @@ uint32_t first_group(const sim *s, pkv_grain grain, uint32_t table)
 
 uint32_t n_tables(const sim *s, pkv_grain grain) { return s->groups / groups_in(s, grain); }
 
+/* Numbers from a cell of a whole run to that of the next layer. */
+static uint32_t layer_stride(const sim *s)
+{
+    return pkv_cell_offset(&s->geometry, s->n_pages - 1, PKV_ALL, 1, 0);
+}
+
 pkv_table_view view_of(const sim *s, uint32_t id, uint32_t group)
 {
     pkv_grain grain = pkv_seq_grain(s->kv, id);
     pkv_table_view view = pkv_seq_table(s->kv, id, table_of(s, grain, group));
-    uint32_t stride = pkv_layer_stride(&s->geometry, s->n_pages - 1);
+    uint32_t stride = layer_stride(s);
     if (grain == PKV_ALL) view.offset = group / s->heads * stride;
     if (grain != PKV_HEAD) view.offset += group % s->heads;
     return view;
@@ -98,7 +104,7 @@ uint32_t grains_of(const sim *s)
 /* Cells that tables hold, and those that are never handed out: the first ones of whole run 0. */
 static void mark_held(const sim *s, bool *held)
 {
-    uint32_t usable = s->n_pages - 1, stride = pkv_layer_stride(&s->geometry, usable);
+    uint32_t usable = s->n_pages - 1, stride = layer_stride(s);
     for (uint32_t i = 0; i < pkv_cell_count(&s->geometry, usable) - usable; i++)
         held[i / s->heads * stride + i % s->heads] = true;
     for (uint32_t g = 0; g < s->groups; g++) {
@@ -119,7 +125,7 @@ uint32_t model_runs(const sim *s, pkv_grain grain)
 {
     bool held[PAGES_MAX] = {false};
     mark_held(s, held);
-    uint32_t stride = pkv_layer_stride(&s->geometry, s->n_pages - 1), n = 0;
+    uint32_t stride = layer_stride(s), n = 0;
     for (uint32_t first = 0; first < stride; first += s->heads) { /* of a whole run */
         uint32_t free[GROUPS_MAX] = {0}, of_table = groups_in(s, grain);
         for (uint32_t g = 0; g < s->groups; g++)

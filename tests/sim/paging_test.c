@@ -149,11 +149,9 @@ static void move_cell(sim *s, const pkv_move *m)
 
 static void move(sim *s, const pkv_move *m)
 {
-    uint32_t stride = pkv_layer_stride(&s->geometry, s->n_pages - 1);
-    uint32_t host_stride = pkv_layer_stride(&s->geometry, s->n_host);
     CHECK(s, pkv_move_cells(&s->geometry, m) == groups_in(s, m->grain));
     for (uint32_t i = 0; i < groups_in(s, m->grain); i++) {
-        pkv_move cell = pkv_move_cell(&s->geometry, m, i, stride, host_stride);
+        pkv_move cell = pkv_move_cell(&s->geometry, m, i, s->n_pages - 1, s->n_host);
         CHECK(s, cell.group == first_group(s, m->grain, m->group) + i);
         move_cell(s, &cell);
     }
@@ -339,13 +337,14 @@ static void op_flush(sim *s)
 static bool same_cost(pkv_swap_cost a, pkv_swap_cost b)
 {
     return a.held == b.held && a.fresh == b.fresh && a.cached_pages == b.cached_pages &&
-           a.parked_pages == b.parked_pages;
+           a.parked_pages == b.parked_pages && a.uneven == b.uneven;
 }
 
 static bool same_pages(pkv_parked_pages a, pkv_parked_pages b)
 {
     return a.held == b.held && a.shared == b.shared && a.filling == b.filling &&
-           a.shared_open == b.shared_open && a.filling_open == b.filling_open && a.alone == b.alone;
+           a.shared_open == b.shared_open && a.filling_open == b.filling_open &&
+           a.alone == b.alone && a.alone_even == b.alone_even;
 }
 
 /* Asks again after a few other operations: the answer is a fresh one. */
