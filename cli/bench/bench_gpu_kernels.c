@@ -179,9 +179,12 @@ static void place_pages(bench_gpu *b, const crowd *c, gpu_kv_format format, atte
                            .page_tokens = PAGE,
                            .head_dim = DIM,
                            .n_tiles = KV_HEADS,
+                           .run_heads = 1,
                            .format = format};
     a->tables =
-        (gpu_tables){bench_gpu_send(b, pages, k->copies * k->of_copy * sizeof *pages), 1, row};
+        (gpu_tables){.pages = bench_gpu_send(b, pages, k->copies * k->of_copy * sizeof *pages),
+                     .row = row,
+                     .head_groups = 1};
     a->layer = (gpu_layer){.heads_per_group = KV_HEADS};
     a->seqs = bench_gpu_send(b, seqs, c->n * sizeof *seqs);
     a->lengths = bench_gpu_send(b, lengths, c->n * sizeof *lengths);

@@ -28,7 +28,7 @@ extern "C" {
 #endif
 
 /* Rises with every change below: a plugin of another version is refused. */
-enum { GPU_API_VERSION = 8 };
+enum { GPU_API_VERSION = 9 };
 
 typedef enum gpu_status { GPU_OK, GPU_NO_MEMORY, GPU_UNSUPPORTED, GPU_LOST } gpu_status;
 
@@ -139,7 +139,7 @@ typedef struct gpu_pages {
     size_t page_bytes, tile_bytes;           /* of a cell, and of a tile */
     uint32_t page_tokens, head_dim, n_tiles; /* n_tiles: tiles of a cell */
     gpu_kv_format format;
-    uint32_t layer_groups, head_groups; /* of the whole model */
+    uint32_t layer_groups;
     uint32_t run_heads;    /* head groups whose cells are stored here, in order, in a layer's run */
     uint32_t layer_stride; /* in a run of all groups, cells between those of two layer groups */
     /* Running sums of retention, which move with their slots: [cell, tile, page_tokens], or NULL
@@ -155,11 +155,12 @@ typedef enum gpu_grain {
     GPU_GRAIN_HEAD,  /* a table for each KV group: a page is one cell */
 } gpu_grain;
 
-/* The page tables: the page numbers of (sequence number, table) begin at pages + (number * groups +
- * table) * row. Sequences of a coarse grain leave the later tables unused. */
+/* The page tables: the page numbers of a table begin at pages + table * row. The tables of a
+ * sequence follow one another; where each KV group has one, they are those of some head groups of
+ * each layer group. */
 typedef struct gpu_tables {
     uint32_t *pages;
-    uint32_t groups, row; /* groups: KV groups, the most tables of a sequence */
+    uint32_t row, first_head_group, head_groups;
 } gpu_tables;
 
 /* One layer. KV head h is in head group first_head_group + h / heads_per_group and tile first_tile
@@ -169,10 +170,10 @@ typedef struct gpu_layer {
     uint32_t window; /* 0: sees all slots */
 } gpu_layer;
 
-/* The rows of one sequence in a step. Its kept tokens stand in the array of lengths from index
- * `lengths` on, one for each of its tables. */
+/* The rows of one sequence in a step. Its first table is `table`. Its kept tokens stand in the
+ * array of lengths from index `lengths` on, one for each of its tables. */
 typedef struct gpu_seq {
-    uint32_t number, first_row, n_rows, lengths;
+    uint32_t table, first_row, n_rows, lengths;
     gpu_grain grain;
 } gpu_seq;
 

@@ -21,10 +21,10 @@ static DEVICE table_view view_table(const gpu_pages &p, const gpu_tables &t, con
     if (s.grain == GPU_GRAIN_ALL) v.cell += l.layer_group * p.layer_stride;
     else if (s.grain == GPU_GRAIN_LAYER) table = l.layer_group;
     else {
-        table = l.layer_group * p.head_groups + head_group;
+        table = l.layer_group * t.head_groups + head_group - t.first_head_group;
         v.cell = 0;
     }
-    v.pages = t.pages + ((size_t)s.number * t.groups + table) * t.row;
+    v.pages = t.pages + ((size_t)s.table + table) * t.row;
     v.tiles =
         p.data + v.cell * p.page_bytes + (l.first_tile + head % l.heads_per_group) * p.tile_bytes;
     v.length = lengths[s.lengths + table];

@@ -156,8 +156,8 @@ static status begin_step(backend_cuda *b, const step_plan *plan)
     f->result.checksum = pkv_mirror_checksum(b->mirror);
     if (f->result.checksum != plan->checksum)
         return status_make(STATUS_INTERNAL, "page tables differ from the coordinator's");
-    RETURN_IF_ERROR(
-        fatal(cuda_tables_update(&b->tables, b->mirror, plan->deltas.words, plan->deltas.n_words)));
+    RETURN_IF_ERROR(fatal(cuda_tables_update(&b->device, &b->tables, b->mirror, plan->deltas.words,
+                                             plan->deltas.n_words)));
     /* A refused plan still makes its moves, because later plans rely on the pages. */
     status checked = plan_check(&b->info, b->mirror, plan);
     if (status_ok(checked)) checked = check_ahead(b, plan);

@@ -92,7 +92,6 @@ static void lay_out_pages(backend_cuda *b, const backend_cuda_options *o)
                            .n_tiles = g->layers_per_group * heads,
                            .format = o->kv,
                            .layer_groups = pkv_layer_groups(g),
-                           .head_groups = pkv_head_groups(g),
                            .run_heads = pkv_head_groups(g) / pkv_shares(g)};
 }
 

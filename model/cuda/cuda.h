@@ -100,16 +100,23 @@ void cuda_pack_destroy(cuda_device *d, cuda_pack *p);
 /* ---- tables ---------------------------------------------------------------------------------- */
 
 /* The page tables on the device, each sequence's at its own grain, and how many first pages of each
- * have been sent. */
+ * have been sent. A sequence with one table always has room for it; the room of finer ones grows
+ * with the number of sequences that have them at once. */
 typedef struct cuda_tables {
     gpu_tables device;
     pkv_geometry geometry;
-    uint32_t head_groups, counts[PKV_HEAD + 1]; /* counts: tables of a sequence of each grain */
-    uint32_t first_head, n_heads; /* head groups of this rank: other tables are not sent */
+    uint32_t counts[PKV_HEAD + 1]; /* tables here of a sequence of each grain */
     uint32_t first_cell; /* of those stored here: tables of cells hold numbers from there on */
-    uint32_t max_seqs;   /* behind them is a table of page 0, for padding rows */
-    uint32_t *sent;      /* [max_seqs, groups] */
-    uint8_t *touched;    /* [max_seqs] this step's words changed the sequence */
+    uint32_t max_seqs;   /* tables from there on are those of padding rows, of page 0 */
+    struct cuda_place {
+        uint32_t first; /* table */
+        pkv_grain grain;
+    } * places;                    /* [max_seqs] */
+    uint32_t *spare[PKV_HEAD + 1]; /* [max_seqs] first tables of places that no sequence has */
+    uint32_t n_spare[PKV_HEAD + 1];
+    uint32_t n_placed, capacity; /* tables that have places, and that there is memory for */
+    uint32_t *sent;              /* [capacity] */
+    uint8_t *touched;            /* [max_seqs] this step's words changed the sequence */
     gpu_patch *patches;
     uint32_t *values;
     size_t n_patches, n_values, patches_capacity, values_capacity;
@@ -119,12 +126,15 @@ typedef struct cuda_tables {
 status cuda_tables_create(cuda_device *d, const pkv_geometry *geometry, const tensor_slice *slice,
                           uint32_t max_seqs, uint32_t row, cuda_tables *out);
 void cuda_tables_destroy(cuda_device *d, cuda_tables *t);
-/* A table of a sequence of this grain, numbered as the grain numbers them. */
+/* Whether this rank has heads of a KV group. */
+bool cuda_tables_has(const cuda_tables *t, uint32_t group);
+/* A table of a sequence of this grain, of those that are here. */
 pkv_table_view cuda_tables_view(const cuda_tables *t, const pkv_mirror *mirror, uint32_t seq,
                                 pkv_grain grain, uint32_t table);
-/* Makes patches and values of the delta words' changes; the mirror has applied the words. */
-status cuda_tables_update(cuda_tables *t, const pkv_mirror *mirror, const uint32_t *words,
-                          size_t n_words);
+/* Makes patches and values of the delta words' changes; the mirror has applied the words. May move
+ * all tables to other memory, once steps in flight have ended. */
+status cuda_tables_update(cuda_device *d, cuda_tables *t, const pkv_mirror *mirror,
+                          const uint32_t *words, size_t n_words);
 
 /* ---- the forward pass ------------------------------------------------------------------------ */
 

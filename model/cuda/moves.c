@@ -32,8 +32,7 @@ static bool is_host_page(const backend_cuda *b, pkv_grain grain, uint32_t page)
 /* Whether this rank stores something of the move's pages. */
 static bool is_ours(const backend_cuda *b, const pkv_move *m)
 {
-    const cuda_tables *t = &b->tables;
-    return m->grain != PKV_HEAD || m->group % t->head_groups - t->first_head < t->n_heads;
+    return m->grain != PKV_HEAD || cuda_tables_has(&b->tables, m->group);
 }
 
 /* The place of a page's first cell among those stored here. */

@@ -210,7 +210,7 @@ static cuda_batch shape_of(const backend_cuda *b, const step_plan *plan)
 static size_t pack_bytes(const backend_cuda *b, const step_plan *plan, const cuda_batch *batch,
                          const pkv_deltas *deltas)
 {
-    size_t rows = batch->n_rows, seqs = batch->n_seqs, groups = b->tables.device.groups;
+    size_t rows = batch->n_rows, seqs = batch->n_seqs, groups = b->tables.counts[PKV_HEAD];
     size_t q_heads = b->local.n_heads / b->local.n_kv_heads;
     size_t prefill = rows * q_heads / GPU_PREFILL_ROWS + seqs;
     return 4 * rows * sizeof(uint32_t) + seqs * sizeof(gpu_seq) +
@@ -266,8 +266,8 @@ static uint32_t pack_rows(backend_cuda *b, const step_plan *plan, cuda_batch *ba
     for (uint32_t i = 0; i < plan->n_seqs; i++) {
         const step_seq *s = &plan->seqs[i];
         pkv_grain grain = pkv_mirror_grain(b->mirror, s->seq);
-        a.seqs[i] = b->seqs[i] =
-            (gpu_seq){s->seq, s->first_token, s->n_tokens, lengths, cuda_grain(grain)};
+        a.seqs[i] = b->seqs[i] = (gpu_seq){b->tables.places[s->seq].first, s->first_token,
+                                           s->n_tokens, lengths, cuda_grain(grain)};
         lengths += b->tables.counts[grain];
         for (uint32_t j = 0; j < s->n_tokens; j++) {
             a.draws[s->first_token + j] = cuda_draw_before(b, s);
@@ -285,7 +285,7 @@ static uint32_t pack_rows(backend_cuda *b, const step_plan *plan, cuda_batch *ba
 static void pack_lengths(backend_cuda *b, const step_plan *plan, uint32_t n, cuda_batch *batch)
 {
     const cuda_tables *t = &b->tables;
-    uint32_t n_padding = batch->n_seqs > plan->n_seqs ? t->device.groups : 0;
+    uint32_t n_padding = batch->n_seqs > plan->n_seqs ? t->counts[PKV_HEAD] : 0;
     uint32_t *at = cuda_pack_take(&b->step, ((size_t)n + n_padding) * sizeof *at, &batch->lengths);
     for (uint32_t i = 0; i < plan->n_seqs; i++) {
         uint32_t seq = plan->seqs[i].seq;

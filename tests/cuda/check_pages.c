@@ -49,9 +49,9 @@ static void make_tables(check *c, world *w)
     for (uint32_t i = 0; i < n_runs; i++) runs[i] = i + 1;
     shuffle(c, runs, n_runs);
     for (uint32_t i = 0; i < w->s->n_seqs; i++) {
-        uint32_t number = w->seqs[i].number;
+        uint32_t number = w->seqs[i].table / w->groups;
         fill_tables(c, w, runs + number * w->pages_of_seq, w->seqs[i].grain,
-                    w->tables + (size_t)number * w->groups * w->pages_of_seq);
+                    w->tables + (size_t)w->seqs[i].table * w->pages_of_seq);
     }
     free(runs);
 }
@@ -67,7 +67,7 @@ static void lay_out(check *c, const shape *s, uint32_t first, world *w)
     w->layer = (gpu_layer){
         .layer_group = 1, .heads_per_group = s->kv_heads / w->head_groups, .window = s->window};
     for (uint32_t i = 0; i < s->n_seqs; i++) {
-        w->seqs[i] = (gpu_seq){.number = s->n_seqs - 1 - i,
+        w->seqs[i] = (gpu_seq){.table = (s->n_seqs - 1 - i) * w->groups,
                                .first_row = w->total,
                                .n_rows = s->lengths[i],
                                .lengths = i * w->groups,
@@ -92,7 +92,6 @@ static void make_pages(check *c, world *w)
                            .n_tiles = w->layer.heads_per_group,
                            .format = s->format,
                            .layer_groups = LAYERS,
-                           .head_groups = w->head_groups,
                            .run_heads = w->head_groups,
                            .layer_stride = w->n_cells / LAYERS};
     size_t bytes = w->n_cells * w->pages.page_bytes;
@@ -114,7 +113,9 @@ static void make_pages(check *c, world *w)
         patches[2 * i + 1] = (gpu_patch){at, (uint32_t)at, half};
     }
     size_t table_bytes = (size_t)rows * w->pages_of_seq * 4;
-    w->gpu_tables = (gpu_tables){check_device(c, NULL, table_bytes), w->groups, w->pages_of_seq};
+    w->gpu_tables = (gpu_tables){.pages = check_device(c, NULL, table_bytes),
+                                 .row = w->pages_of_seq,
+                                 .head_groups = w->head_groups};
     void *d_patches = check_device(c, patches, 2 * rows * sizeof *patches);
     void *d_values = check_device(c, w->tables, table_bytes);
     check_ok(c, c->api->patch(c->g, w->gpu_tables.pages, d_patches, 2 * rows, d_values));

@@ -49,7 +49,7 @@ static inline const uint32_t *table_of(const world *w, uint32_t seq, uint32_t he
                    : grain == GPU_GRAIN_LAYER
                        ? layer
                        : layer * w->head_groups + head / w->layer.heads_per_group;
-    return w->tables + (w->seqs[seq].number * w->groups + table) * w->pages_of_seq;
+    return w->tables + (w->seqs[seq].table + table) * w->pages_of_seq;
 }
 
 /* From a page of that table to the cell of the layer and head. */
