@@ -118,7 +118,7 @@ static void put_gauges(page *p, service *s, const engine_stats *e)
          atomic_load(&s->in_flight)},
         {"kv_cache_usage_perc", "Referenced KV pages / all KV pages, 0 to 1.",
          total > 0 ? pages->used / total : 0},
-        {"kv_pages_total", "KV pages of the pool.", total},
+        {"kv_pages_total", "KV pages of the pool, of a layer and a KV head each.", total},
         {"kv_pages_used", "KV pages referenced, each once: new work can have total - used.",
          pages->used},
         {"host_pages_used", "KV pages in the host tier.", pages->host_used},

@@ -58,8 +58,8 @@ typedef struct rpc_model {
     int64_t bos_id; // -1 = none
     uint32_t vocab_size, max_model_len;
     uint32_t page_tokens;
-    uint32_t n_pages;  // pages that sequences can have
-    uint32_t n_blocks; // of page_tokens tokens each, with a page in every group of layers and heads
+    uint32_t n_pages;  // pages that sequences can have, of a layer and a KV head each
+    uint32_t n_blocks; // of page_tokens tokens each, with a page of every layer and KV head
     uint32_t max_batch, max_requests;
     const char *weight_dtype, *kv_dtype, *isa;
 } rpc_model;

@@ -90,9 +90,8 @@ static void get_server_info(rpc_call *c, const ProtobufCMessage *message)
     call_reply(c, &m.base);
 }
 
-static int32_t tokens_of(uint64_t pages, uint32_t page_tokens)
+static int32_t clamped(uint64_t tokens)
 {
-    uint64_t tokens = pages * page_tokens;
     return tokens < INT32_MAX ? (int32_t)tokens : INT32_MAX;
 }
 
@@ -103,14 +102,15 @@ static void fill_load(service *s, Vllm__Grpc__Engine__SchedulerLoad *m)
     engine_stats stats = engine_get_stats(s->o.engine);
     const sched_stats *now = &stats.sched;
     const pkv_counts *pages = &now->pages;
-    uint32_t page_tokens = s->o.model.page_tokens;
+    uint32_t all = pages->n_pages > 1 ? pages->n_pages - 1 : 1;
+    uint64_t room = (uint64_t)s->o.model.n_blocks * s->o.model.page_tokens;
     double seconds = (double)(clock_now_us() - s->start_us) / 1e6;
     m->num_running_reqs = (int32_t)now->running;
     m->num_waiting_reqs = (int32_t)now->waiting;
     m->num_total_reqs = (int32_t)stats.n_live;
-    m->num_used_tokens = tokens_of(pages->used, page_tokens);
-    m->max_total_num_tokens = tokens_of(pages->n_pages ? pages->n_pages - 1 : 0, page_tokens);
-    m->token_usage = share(m->num_used_tokens, m->max_total_num_tokens);
+    m->num_used_tokens = clamped((room * pages->used + all - 1) / all);
+    m->max_total_num_tokens = clamped(room);
+    m->token_usage = share(pages->used, all);
     m->gen_throughput = share((double)now->generated_tokens, seconds);
     m->cache_hit_rate = share((double)pages->hit_tokens, (double)pages->queried_tokens);
     m->max_running_requests = (int32_t)s->o.model.max_batch;

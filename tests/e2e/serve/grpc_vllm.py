@@ -6,6 +6,7 @@ usage: grpc_vllm.py OCTAVO [unittest arguments]"""
 import hashlib
 import io
 import json
+import re
 import struct
 import zipfile
 
@@ -339,7 +340,12 @@ class Ending(VllmTest):
             call = self.stub.Generate(self.request(sampling={"max_tokens": 4000}, request_id="r"))
             next(call)
             self.assertGreaterEqual(self.stub.GetServerInfo(pb.GetServerInfoRequest()).active_requests, 1)
-            self.assertGreater(self.stub.GetLoads(pb.GetLoadsRequest()).loads[0].num_used_tokens, 0)
+            load = self.stub.GetLoads(pb.GetLoadsRequest()).loads[0]
+            page = self.server.metrics()
+            labels = dict(re.findall(r'(\w+)="(\d+)"', next(k for k in page if "cache_config_info" in k)))
+            self.assertEqual(load.max_total_num_tokens, int(labels["block_size"]) * int(labels["num_gpu_blocks"]))
+            self.assertTrue(0 < load.num_used_tokens <= self.server.metric("logical_tokens", page) + PAGE, load)
+            self.assertAlmostEqual(load.token_usage, load.num_used_tokens / load.max_total_num_tokens, places=2)
             if by_id:
                 self.stub.Abort(pb.AbortRequest(request_ids=["r"]))
                 self.assertEqual(list(call)[-1].complete.finish_reason, "abort")
