@@ -11,7 +11,7 @@
 const char bench_serve_name[] = "octavo bench serve";
 
 typedef struct serve_flags {
-    const char *url, *endpoint, *model, *api_key, *extra;
+    const char *url, *protocol, *endpoint, *model, *api_key, *extra;
     const char *workload, *text, *trace, *form, *range_ratio;
     uint32_t input_len, output_len, prefixes, prefix_len, distinct, vocab, trace_scale,
         block_tokens;
@@ -22,19 +22,24 @@ typedef struct serve_flags {
     const char *percentiles, *goodput, *json, *requests;
 } serve_flags;
 
+static const char *const protocols[] = {"http", "grpc", NULL};
 static const char *const endpoints[] = {"completions", "chat", NULL};
 static const char *const workloads[] = {"random", "prefix", "text", "trace", NULL};
 static const char *const forms[] = {"ids", "text", NULL};
 
 static const arg_flag server_table[] = {
     ARG_ROW("url", "URL", ARG_TEXT, serve_flags, url, "the server: http://HOST:PORT"),
+    ARG_ROW(
+        "protocol", "NAME", ARG_OPTION, serve_flags, protocol,
+        "what the server is asked by: OpenAI's API over HTTP, or octavo.v1's Generate over gRPC",
+        .initial = "http", .options = protocols),
     ARG_ROW("endpoint", "NAME", ARG_OPTION, serve_flags, endpoint, "what is called",
             .initial = "completions", .options = endpoints),
     ARG_ROW("model", "NAME", ARG_TEXT, serve_flags, model,
-            "the model's name (default: the first of /v1/models)"),
+            "the model's name (default: the first of /v1/models; gRPC: the served one)"),
     ARG_ROW("api-key", "KEY", ARG_TEXT, serve_flags, api_key, "sent as a bearer key"),
     ARG_ROW("extra", "JSON", ARG_TEXT, serve_flags, extra,
-            "an object whose members go into each request, such as a retention"),
+            "an object whose members go into each request, such as a retention; HTTP alone"),
 };
 
 static const arg_flag work_table[] = {
@@ -222,7 +227,8 @@ static status read_options(const serve_flags *f, serve_options *o, work_options 
                            serve_report_options *r, error *err)
 {
     bool chat = strcmp(f->endpoint, "chat") == 0, trace = strcmp(f->workload, "trace") == 0;
-    *o = (serve_options){.chat = chat,
+    *o = (serve_options){.grpc = strcmp(f->protocol, "grpc") == 0,
+                         .chat = chat,
                          .model = f->model,
                          .api_key = f->api_key,
                          .n_prompts = f->n_prompts,
@@ -246,6 +252,10 @@ static status read_options(const serve_flags *f, serve_options *o, work_options 
                         .seed = f->seed};
     *r = (serve_report_options){.json = f->json, .requests = f->requests};
     RETURN_IF_ERROR(read_url(f->url, o, err));
+    if (o->grpc && *o->path)
+        return error_set(err, STATUS_INVALID, "--url: gRPC has no path: it must end with the port");
+    if (o->grpc && f->extra)
+        return error_set(err, STATUS_UNSUPPORTED, "--extra: needs --protocol http");
     RETURN_IF_ERROR(read_times(f, o, w, err));
     if (o->trace_speed > 0 && !trace)
         return error_set(err, STATUS_INVALID, "--trace-speed: needs --workload trace");
@@ -260,7 +270,7 @@ static status bench(serve_options *o, const work *w, const serve_report_options 
                     error *err)
 {
     char *model = NULL;
-    if (!o->model) RETURN_IF_ERROR(serve_first_model(o, &model, err));
+    if (!o->model && !o->grpc) RETURN_IF_ERROR(serve_first_model(o, &model, err));
     if (model) o->model = model;
     uint64_t lines = work_count(w);
     if (o->n_prompts == 0 && lines) o->n_prompts = lines;
@@ -309,11 +319,13 @@ int cli_bench_serve(int argc, char **argv)
         .name = bench_serve_name,
         .usage = "--url http://HOST:PORT [flags]",
         .about =
-            "Load on a server that speaks OpenAI's API: greedy, streamed requests, each checked to "
-            "be\nwhole ([DONE], finish_reason, usage, as many tokens as asked for). Requests start "
-            "by a rate\n(Poisson or gamma), as fast as --max-concurrency lets them, or at a "
-            "trace's own times.\nA chunk with choices counts as one token. Exit status 1 when a "
-            "request failed or was rejected.",
+            "Load on a server that speaks OpenAI's API, or octavo.v1: greedy, streamed requests, "
+            "each "
+            "checked\nto be whole ([DONE] or status OK, finish_reason, usage, as many tokens as "
+            "asked for). Requests\nstart by a rate (Poisson or gamma), as fast as "
+            "--max-concurrency lets them, or at a trace's own\ntimes. A chunk with choices counts "
+            "as one token; over gRPC each token id does. Exit status 1 when\na request failed or "
+            "was rejected.",
         .groups = groups,
         .n_groups = sizeof groups / sizeof groups[0],
     };

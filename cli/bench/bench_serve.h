@@ -11,13 +11,13 @@ extern const char bench_serve_name[]; // for messages
 /* How a request ended: the name in the report, and the text for people. */
 #define SERVE_ENDS(X)                                                                              \
     X(OK, "ok")                                                                                    \
-    X(REJECTED, "rejected: 503 or 429")                                                            \
+    X(REJECTED, "rejected: 503 or 429; gRPC: UNAVAILABLE or RESOURCE_EXHAUSTED")                   \
     X(VANISHED, "left in mid-stream, by --vanish")                                                 \
     X(CONNECT, "no connection")                                                                    \
     X(CLOSED, "closed before its end")                                                             \
     X(TIMEOUT, "too slow")                                                                         \
-    X(STATUS, "another HTTP status than 200")                                                      \
-    X(MALFORMED, "not HTTP, SSE or JSON")                                                          \
+    X(STATUS, "another status than 200; gRPC: than OK")                                            \
+    X(MALFORMED, "not HTTP, SSE or JSON; gRPC: not a GenerateResponse")                            \
     X(STREAM_ERROR, "an error in the stream")                                                      \
     X(NO_DONE, "no [DONE]")                                                                        \
     X(NO_FINISH, "no finish_reason")                                                               \
@@ -35,9 +35,10 @@ typedef enum serve_end {
 
 typedef struct serve_options {
     char host[256], port[8], path[256]; // path: the part before "/v1"
+    bool grpc;                          // octavo.v1 instead of HTTP
     bool chat;
-    const char *model, *api_key;
-    char *extra; // members of a JSON object, without braces; NULL = none
+    const char *model, *api_key; // NULL = none; HTTP needs a model
+    char *extra;                 // members of a JSON object, without braces; NULL = none
     uint64_t n_prompts;
     double duration_s; // 0 = until n_prompts are sent
     double rate;       // requests a second; 0 = without limit
@@ -57,7 +58,7 @@ typedef struct serve_options {
 typedef struct serve_call {
     uint64_t index;
     serve_end end;
-    unsigned status;  // HTTP status, 0 = none
+    unsigned status;  // HTTP status, 0 = none; with gRPC its code, 0 = OK
     double start_s;   // since the run's beginning
     double ttft_s;    // -1 = no token came
     double latency_s; // to the last token; of a refused one to the end of its answer

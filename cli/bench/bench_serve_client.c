@@ -15,7 +15,6 @@ enum {
     READ_BYTES = 64 << 10,
     BODY_MAX_BYTES = 64 << 10,
     STALLED_BUFFER = 4096, /* receive buffer of a stream that is never read */
-    SECONDS_MAX = 1 << 20,
 };
 
 /* ---- the address ----------------------------------------------------------------------------- */
@@ -43,121 +42,12 @@ status serve_target_find(const serve_options *o, serve_target *out, int *fd, err
     return error_set(err, STATUS_IO, "--url: %s:%s: %s", o->host, o->port, strerror(why));
 }
 
-/* ---- records --------------------------------------------------------------------------------- */
-
-static void note_example(client *c, serve_end end, const char *text)
-{
-    if (c->run->example[end][0] == '\0')
-        snprintf(c->run->example[end], sizeof c->run->example[end], "%s", text);
-}
-
-static bool record_call(client *c, const serve_call *call)
-{
-    serve_run *run = c->run;
-    if (run->n_calls == run->capacity) {
-        size_t capacity = run->capacity ? run->capacity * 2 : 256;
-        serve_call *grown = alloc_resize(NULL, run->calls, capacity, sizeof *grown);
-        if (!grown) return false;
-        run->calls = grown;
-        run->capacity = capacity;
-    }
-    run->calls[run->n_calls++] = *call;
-    return true;
-}
-
-static void count_token(client *c)
-{
-    serve_run *run = c->run;
-    size_t second = (size_t)((c->now_us - c->start_us) / 1000000);
-    c->n_tokens++;
-    if (second >= SECONDS_MAX) return;
-    if (second >= run->n_seconds) {
-        size_t n = second + 64;
-        uint32_t *grown = alloc_resize(NULL, run->tokens_by_second, n, sizeof *grown);
-        if (!grown) {
-            c->no_memory = true;
-            return;
-        }
-        memset(grown + run->n_seconds, 0, (n - run->n_seconds) * sizeof *grown);
-        run->tokens_by_second = grown;
-        run->n_seconds = n;
-    }
-    run->tokens_by_second[second]++;
-}
-
-static void add_itl(client *c, serve_call *call, double seconds)
-{
-    uint32_t n = call->n_itls;
-    if ((n & (n - 1)) == 0) { /* full: 0 or a power of two */
-        float *grown = alloc_resize(NULL, call->itls, n ? n * 2 : 1, sizeof *grown);
-        if (!grown) {
-            c->no_memory = true;
-            return;
-        }
-        call->itls = grown;
-    }
-    call->itls[call->n_itls++] = (float)seconds;
-}
-
-/* ---- equal requests, equal texts ------------------------------------------------------------- */
-
-static text_check *seen_slot(text_check *table, size_t capacity, uint64_t body)
-{
-    size_t i = body & (capacity - 1);
-    while (table[i].body && table[i].body != body) i = (i + 1) & (capacity - 1);
-    return &table[i];
-}
-
-static bool grow_seen(client *c)
-{
-    size_t capacity = c->seen_capacity ? c->seen_capacity * 2 : 1024;
-    text_check *table = alloc_zeroed(NULL, capacity, sizeof *table);
-    if (!table) return false;
-    for (size_t i = 0; i < c->seen_capacity; i++)
-        if (c->seen[i].body) *seen_slot(table, capacity, c->seen[i].body) = c->seen[i];
-    alloc_free(NULL, c->seen);
-    c->seen = table;
-    c->seen_capacity = capacity;
-    return true;
-}
-
-static bool text_is_as_before(client *c, const conn *k)
-{
-    if (c->n_seen * 2 >= c->seen_capacity && !grow_seen(c)) {
-        c->no_memory = true;
-        return true;
-    }
-    text_check *slot = seen_slot(c->seen, c->seen_capacity, k->body_hash);
-    if (slot->body) return slot->text == k->call.text_hash;
-    *slot = (text_check){k->body_hash, k->call.text_hash};
-    c->n_seen++;
-    return true;
-}
-
 /* ---- events of a stream ---------------------------------------------------------------------- */
-
-/* FNV-1a, byte by byte: the hash does not depend on where the pieces of a text were cut. */
-static void hash_text(conn *k, const char *text)
-{
-    uint64_t h = k->call.text_hash;
-    for (; *text; text++) h = (h ^ (uint8_t)*text) * 0x100000001b3ull;
-    k->call.text_hash = h;
-}
 
 static uint32_t whole_at(const json_t *object, const char *key)
 {
     json_int_t v = json_integer_value(json_object_get(object, key));
     return v < 0 || v > UINT32_MAX ? 0 : (uint32_t)v;
-}
-
-static void take_token(client *c, conn *k)
-{
-    k->call.events++;
-    double since = (double)(c->now_us - k->last_us) / 1e6;
-    if (k->call.events == 1) k->call.ttft_s = (double)(c->now_us - k->start_us) / 1e6;
-    else add_itl(c, &k->call, since);
-    k->last_us = c->now_us;
-    count_token(c);
 }
 
 /* Some servers send the finish reason in an event of its own. Once all tokens are there, that event
@@ -171,30 +61,30 @@ static void take_choice(client *c, conn *k, const json_t *choice)
     }
     bool finished = json_is_string(json_object_get(choice, "finish_reason"));
     bool empty = !text || !*text;
-    if (!(finished && empty && k->call.events == k->want)) take_token(c, k);
-    if (text) hash_text(k, text);
-    if (finished) k->finished = true;
+    if (!(finished && empty && k->r.call.events == k->r.want)) track_token(c->t, &k->r);
+    if (text) track_text(&k->r, text, strlen(text));
+    if (finished) k->r.finished = true;
 }
 
 static void take_usage(conn *k, const json_t *usage)
 {
-    k->has_usage = true;
-    k->call.prompt_tokens = whole_at(usage, "prompt_tokens");
-    k->call.output_tokens = whole_at(usage, "completion_tokens");
-    k->call.cached_tokens =
+    k->r.has_usage = true;
+    k->r.call.prompt_tokens = whole_at(usage, "prompt_tokens");
+    k->r.call.output_tokens = whole_at(usage, "completion_tokens");
+    k->r.call.cached_tokens =
         whole_at(json_object_get(usage, "prompt_tokens_details"), "cached_tokens");
 }
 
 static void note_error(client *c, serve_end end, const conn *k, const char *json, size_t n)
 {
-    if (c->run->example[end][0]) return;
+    if (c->t->run->example[end][0]) return;
     json_t *tree = json_loadb(json, n, 0, NULL);
     const char *message =
         json_string_value(json_object_get(json_object_get(tree, "error"), "message"));
     char text[160];
-    snprintf(text, sizeof text, "HTTP %u: %.130s", k->call.status,
+    snprintf(text, sizeof text, "HTTP %u: %.130s", k->r.call.status,
              message ? message : "without a message");
-    note_example(c, end, text);
+    track_example(c->t, end, text);
     json_decref(tree);
 }
 
@@ -215,7 +105,7 @@ static void take_event(void *ctx, const char *data, size_t n)
     json_t *tree = json_loadb(data, n, JSON_ALLOW_NUL, NULL); /* a token may contain a NUL */
     if (!json_is_object(tree)) {
         k->bad_json = true;
-        note_example(c, SERVE_MALFORMED, "an event that is no JSON object");
+        track_example(c->t, SERVE_MALFORMED, "an event that is no JSON object");
     } else if (json_object_get(tree, "error")) {
         k->stream_error = true;
         note_error(c, SERVE_STREAM_ERROR, k, data, n);
@@ -272,42 +162,22 @@ static void forget_idle(client *c, conn *k)
 
 static serve_end judge_answer(client *c, const conn *k)
 {
-    const serve_call *r = &k->call;
+    const serve_call *r = &k->r.call;
     if (r->status == 503 || r->status == 429) return SERVE_REJECTED;
     if (r->status != 200) return SERVE_STATUS;
     if (k->stream_error) return SERVE_STREAM_ERROR;
     if (!k->http.is_event_stream || k->sse.failed || k->bad_json) return SERVE_MALFORMED;
     if (!k->done) return SERVE_NO_DONE;
-    if (!k->finished) return SERVE_NO_FINISH;
-    if (!k->has_usage) return SERVE_NO_USAGE;
-    if (r->events != r->output_tokens) return SERVE_COUNT;
-    if (!c->o->keep_eos && r->output_tokens != k->want) return SERVE_SHORT;
-    if (c->o->check && !text_is_as_before(c, k)) return SERVE_DIFFERS;
-    return SERVE_OK;
+    return track_judge(c->t, &k->r);
 }
 
 /* Ends the request; its connection is kept when `keep` is set. */
 static void end_call(client *c, conn *k, serve_end end, bool keep)
 {
-    if (k->never_read) {
-        c->run->never_read_closed++;
-        conn_destroy(c, k);
-        return;
-    }
-    k->call.end = end;
-    int64_t until = k->call.events ? k->last_us : c->now_us;
-    k->call.latency_s = (double)(until - k->start_us) / 1e6;
-    if (end == SERVE_STATUS || end == SERVE_REJECTED)
+    if (!k->r.never_read && (end == SERVE_STATUS || end == SERVE_REJECTED))
         note_error(c, end, k, k->body.data ? k->body.data : "", k->body.size);
-    if (!record_call(c, &k->call)) {
-        c->no_memory = true;
-        free(k->call.itls);
-    }
-    k->call.itls = NULL;
-    c->running--;
-    c->n_done++;
-    if (end != SERVE_OK && end != SERVE_VANISHED) c->n_bad++;
-    if (!keep) {
+    track_end(c->t, &k->r, end);
+    if (!keep || k->r.never_read) {
         conn_destroy(c, k);
         return;
     }
@@ -318,7 +188,7 @@ static void end_call(client *c, conn *k, serve_end end, bool keep)
 
 static void end_by_errno(client *c, conn *k, serve_end end, int code)
 {
-    note_example(c, end, code ? strerror(code) : "closed by the server");
+    track_example(c->t, end, code ? strerror(code) : "closed by the server");
     end_call(c, k, end, false);
 }
 
@@ -329,11 +199,11 @@ static bool conn_open(client *c, conn *k)
     k->fd = socket(c->target.address.ss_family, SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0);
     if (k->fd >= 0) {
         setsockopt(k->fd, IPPROTO_TCP, TCP_NODELAY, &one, sizeof one);
-        if (k->never_read) setsockopt(k->fd, SOL_SOCKET, SO_RCVBUF, &small, sizeof small);
+        if (k->r.never_read) setsockopt(k->fd, SOL_SOCKET, SO_RCVBUF, &small, sizeof small);
         k->state = CONN_CONNECTING;
         k->watched = EPOLLIN | EPOLLOUT;
         struct epoll_event e = {.events = k->watched, .data.ptr = k};
-        c->run->connections++;
+        c->t->run->connections++;
         if ((connect(k->fd, (struct sockaddr *)&c->target.address, c->target.size) == 0 ||
              errno == EINPROGRESS) &&
             epoll_ctl(c->epoll, EPOLL_CTL_ADD, k->fd, &e) == 0)
@@ -354,7 +224,7 @@ static void end_broken(client *c, conn *k, int code)
     close(k->fd);
     k->reused = false;
     k->sent = 0;
-    c->run->retried++;
+    c->t->run->retried++;
     conn_open(c, k);
 }
 
@@ -367,8 +237,8 @@ static void send_some(client *c, conn *k)
     }
     if (n > 0) k->sent += (size_t)n;
     bool all = k->sent == k->out.size;
-    k->state = !all ? CONN_SENDING : k->never_read ? CONN_STALLED : CONN_READING;
-    watch_socket(c, k, !all ? EPOLLIN | EPOLLOUT : k->never_read ? 0 : EPOLLIN);
+    k->state = !all ? CONN_SENDING : k->r.never_read ? CONN_STALLED : CONN_READING;
+    watch_socket(c, k, !all ? EPOLLIN | EPOLLOUT : k->r.never_read ? 0 : EPOLLIN);
 }
 
 /* False: k has ended or is idle. */
@@ -377,13 +247,13 @@ static bool take_bytes(client *c, conn *k, const char *bytes, size_t n)
     client_and_conn both = {c, k};
     size_t used;
     http_outcome got = http_response_feed(&k->http, bytes, n, &used, take_body, &both);
-    k->call.status = k->http.status;
-    if (k->vanish_after && k->call.events >= k->vanish_after) {
+    k->r.call.status = k->http.status;
+    if (k->r.vanish_after && k->r.call.events >= k->r.vanish_after) {
         end_call(c, k, SERVE_VANISHED, false);
         return false;
     }
     if (got == HTTP_MORE) return true;
-    if (got == HTTP_BAD) note_example(c, SERVE_MALFORMED, k->http.wrong);
+    if (got == HTTP_BAD) track_example(c->t, SERVE_MALFORMED, k->http.wrong);
     bool keep = got == HTTP_WHOLE && used == n && k->http.keep_alive && k->state == CONN_READING;
     end_call(c, k, got == HTTP_BAD ? SERVE_MALFORMED : judge_answer(c, k), keep);
     return false;
@@ -430,18 +300,12 @@ conn *client_take(client *c)
 
 void client_send(client *c, conn *k)
 {
-    k->got_bytes = k->done = k->finished = k->has_usage = k->stream_error = k->bad_json = false;
+    k->got_bytes = k->done = k->stream_error = k->bad_json = false;
     k->sent = 0;
     http_response_reset(&k->http);
     sse_reset(&k->sse);
     strbuf_clear(&k->body);
-    k->start_us = k->last_us = c->now_us;
-    k->call.start_s = (double)(c->now_us - c->start_us) / 1e6;
-    k->call.ttft_s = -1;
-    k->call.text_hash = 0xcbf29ce484222325ull;
-    if (k->never_read) c->run->never_read_open++;
-    else c->running++;
-    if (c->running > c->run->peak_running) c->run->peak_running = c->running;
+    track_start(c->t, &k->r);
     k->reused = k->fd >= 0;
     if (k->reused) send_some(c, k);
     else conn_open(c, k);
@@ -477,10 +341,10 @@ void client_event(client *c, conn *k, uint32_t events)
 
 void client_sweep(client *c)
 {
-    int64_t oldest = c->now_us - (int64_t)(c->o->timeout_s * 1e6);
+    int64_t oldest = c->t->now_us - (int64_t)(c->t->o->timeout_s * 1e6);
     for (size_t i = c->n_conns; i-- > 0;) {
         conn *k = c->conns[i];
-        if (k->never_read || k->state == CONN_IDLE || k->start_us > oldest) continue;
+        if (k->r.never_read || k->state == CONN_IDLE || k->r.start_us > oldest) continue;
         end_call(c, k, SERVE_TIMEOUT, false);
     }
 }
@@ -489,9 +353,8 @@ void client_close_all(client *c)
 {
     while (c->n_conns) {
         conn *k = c->conns[c->n_conns - 1];
-        free(k->call.itls);
+        free(k->r.call.itls);
         conn_destroy(c, k);
     }
     free(c->conns);
-    alloc_free(NULL, c->seen);
 }

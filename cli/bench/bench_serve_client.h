@@ -3,8 +3,8 @@
 #ifndef CLI_BENCH_BENCH_SERVE_CLIENT_H
 #define CLI_BENCH_BENCH_SERVE_CLIENT_H
 
-#include "cli/bench/bench_serve.h"
 #include "cli/bench/bench_serve_http.h"
+#include "cli/bench/bench_serve_track.h"
 
 #include <sys/socket.h>
 
@@ -29,15 +29,10 @@ typedef enum conn_state {
 typedef struct conn {
     int fd;
     conn_state state;
-    uint32_t watched; // epoll's mask
-    bool never_read;
+    uint32_t watched;       // epoll's mask
     bool reused, got_bytes; // this request uses a kept connection; bytes of its answer came
-    bool done, finished, has_usage, stream_error, bad_json;
-    uint32_t want;         // tokens asked for
-    uint32_t vanish_after; // tokens after which this client leaves; 0 = it stays to the end
-    uint64_t body_hash;
-    int64_t start_us, last_us; // when it was sent; when the last token came
-    serve_call call;
+    bool done, stream_error, bad_json;
+    serve_request r;
     strbuf out; // the request
     size_t sent;
     http_response http;
@@ -47,24 +42,13 @@ typedef struct conn {
     struct conn *next_idle;
 } conn;
 
-typedef struct text_check {
-    uint64_t body, text;
-} text_check;
-
 typedef struct client {
-    const serve_options *o;
-    serve_run *run;
+    serve_tracker *t;
     serve_target target;
     int epoll;
     conn **conns; // all, including idle ones
     size_t n_conns, conns_capacity;
     conn *idle;
-    uint32_t running;
-    int64_t start_us, now_us;
-    uint64_t n_tokens, n_done, n_bad; // since the run began, for progress lines
-    text_check *seen;                 // open addressing; body 0 = empty
-    size_t n_seen, seen_capacity;     // a power of two
-    bool no_memory;
 } client;
 
 /* Takes an idle connection, or makes one; its `out` is empty. NULL when memory is out. */

@@ -1,5 +1,6 @@
 /* Decides when requests start, and runs the loop that waits for their answers. */
 #include "cli/bench/bench_serve_client.h"
+#include "cli/bench/bench_serve_grpc.h"
 
 #include <errno.h>
 #include <stdio.h>
@@ -20,7 +21,9 @@ enum {
 };
 
 typedef struct load {
+    serve_tracker t;
     client c;
+    serve_grpc *grpc; // NULL: HTTP, by c
     const work *work;
     uint64_t next; // index of the request that is due next
     double due_s;  // when it is due
@@ -43,7 +46,7 @@ static void put_head(const serve_options *o, const char *method, const char *wha
 
 static work_item put_body(load *l, uint64_t i, strbuf *out)
 {
-    const serve_options *o = l->c.o;
+    const serve_options *o = l->t.o;
     strbuf_puts(out, "{\"model\":");
     strbuf_json_string(out, o->model, strlen(o->model));
     strbuf_puts(out, o->chat ? ",\"messages\":[{\"role\":\"user\",\"content\":" : ",\"prompt\":");
@@ -64,56 +67,75 @@ static uint32_t vanish_after(load *l, uint32_t want)
 {
     float chance = rng_unit(&l->chances);
     uint32_t after = 1 + rng_below(&l->chances, want > 2 ? want / 2 : 1);
-    return chance < l->c.o->vanish ? after : 0;
+    return chance < l->t.o->vanish ? after : 0;
+}
+
+static serve_request make_request(load *l, uint64_t i, bool never_read, work_item item)
+{
+    return (serve_request){.call = {.index = i, .prompt_tokens = item.input_len},
+                           .want = item.output_len,
+                           .vanish_after = never_read ? 0 : vanish_after(l, item.output_len),
+                           .never_read = never_read,
+                           .body_hash = hash_bytes(l->body.data, l->body.size, 1) | 1};
+}
+
+static void send_http(load *l, uint64_t i, bool never_read, const char *id)
+{
+    const serve_options *o = l->t.o;
+    conn *k = client_take(&l->c);
+    if (!k) {
+        l->t.no_memory = true;
+        return;
+    }
+    k->r = make_request(l, i, never_read, put_body(l, i, &l->body));
+    put_head(o, "POST", o->chat ? "/v1/chat/completions" : "/v1/completions", &k->out);
+    strbuf_printf(&k->out,
+                  "content-type: application/json\r\nx-request-id: %s\r\n"
+                  "content-length: %zu\r\n\r\n",
+                  id, l->body.size);
+    strbuf_append(&k->out, l->body.data, l->body.size);
+    if (l->body.failed || k->out.failed) l->t.no_memory = true;
+    l->t.now_us = clock_now_us();
+    client_send(&l->c, k);
 }
 
 static void start_request(load *l, uint64_t i, bool never_read)
 {
-    client *c = &l->c;
-    conn *k = client_take(c);
-    if (!k) {
-        c->no_memory = true;
+    char id[64];
+    snprintf(id, sizeof id, "bench-%ld-%s%llu", (long)getpid(), never_read ? "unread-" : "",
+             (unsigned long long)i);
+    strbuf_clear(&l->body);
+    if (!l->grpc) {
+        send_http(l, i, never_read, id);
         return;
     }
-    strbuf_clear(&l->body);
-    work_item item = put_body(l, i, &l->body);
-    put_head(c->o, "POST", c->o->chat ? "/v1/chat/completions" : "/v1/completions", &k->out);
-    strbuf_printf(&k->out,
-                  "content-type: application/json\r\nx-request-id: bench-%ld-%s%llu\r\n"
-                  "content-length: %zu\r\n\r\n",
-                  (long)getpid(), never_read ? "unread-" : "", (unsigned long long)i, l->body.size);
-    strbuf_append(&k->out, l->body.data, l->body.size);
-    k->call = (serve_call){.index = i, .prompt_tokens = item.input_len};
-    k->want = item.output_len;
-    k->never_read = never_read;
-    k->vanish_after = never_read ? 0 : vanish_after(l, item.output_len);
-    k->body_hash = hash_bytes(l->body.data, l->body.size, 1) | 1;
-    if (l->body.failed || k->out.failed) c->no_memory = true;
-    c->now_us = clock_now_us();
-    client_send(c, k);
+    work_item item = work_prompt(l->work, i, &l->body);
+    serve_request r = make_request(l, i, never_read, item);
+    if (l->body.failed) l->t.no_memory = true;
+    else serve_grpc_send(l->grpc, &r, id, &l->body);
 }
 
 /* ---- when ------------------------------------------------------------------------------------ */
 
-static double now_s(const load *l) { return (double)(l->c.now_us - l->c.start_us) / 1e6; }
+static double now_s(const load *l) { return (double)(l->t.now_us - l->t.start_us) / 1e6; }
 
 static bool has_next(const load *l)
 {
-    const serve_options *o = l->c.o;
-    if (l->c.no_memory) return false;
+    const serve_options *o = l->t.o;
+    if (l->t.no_memory) return false;
     if (o->duration_s > 0 && (now_s(l) >= o->duration_s || l->due_s >= o->duration_s)) return false;
     return o->n_prompts == 0 || l->next < o->n_prompts;
 }
 
 static bool has_room(const load *l)
 {
-    uint32_t most = l->c.o->max_concurrency;
-    return most == 0 || l->c.running < most;
+    uint32_t most = l->t.o->max_concurrency;
+    return most == 0 || l->t.running < most;
 }
 
 static void plan_next(load *l)
 {
-    const serve_options *o = l->c.o;
+    const serve_options *o = l->t.o;
     if (o->trace_speed > 0) l->due_s = work_arrival_s(l->work, l->next) / o->trace_speed;
     else if (o->rate > 0) l->due_s += arrival_gap(&l->gaps, o->rate, o->burstiness);
 }
@@ -133,53 +155,60 @@ static void start_due(load *l)
 
 static void log_progress(load *l, bool last)
 {
-    client *c = &l->c;
-    int64_t since = c->now_us - l->logged_us;
+    serve_tracker *t = &l->t;
+    int64_t since = t->now_us - l->logged_us;
     if (!last && since < (l->tty ? PROGRESS_TTY_US : PROGRESS_LOG_US)) return;
     fprintf(stderr, "%s%.1f s: %llu done (%llu failed), %u running, %.0f tokens/s%s",
-            l->tty ? "\r\033[K" : "", now_s(l), (unsigned long long)c->n_done,
-            (unsigned long long)c->n_bad, c->running,
-            since > 0 ? (double)(c->n_tokens - l->logged_tokens) * 1e6 / (double)since : 0,
+            l->tty ? "\r\033[K" : "", now_s(l), (unsigned long long)t->n_done,
+            (unsigned long long)t->n_bad, t->running,
+            since > 0 ? (double)(t->n_tokens - l->logged_tokens) * 1e6 / (double)since : 0,
             !l->tty || last ? "\n" : "");
-    l->logged_us = c->now_us;
-    l->logged_tokens = c->n_tokens;
+    l->logged_us = t->now_us;
+    l->logged_tokens = t->n_tokens;
+}
+
+static void wait_http(load *l, int64_t us)
+{
+    serve_tracker *t = &l->t;
+    struct epoll_event events[EVENTS_AT_ONCE];
+    struct timespec timeout = {.tv_sec = us / 1000000, .tv_nsec = us % 1000000 * 1000};
+    int n = epoll_pwait2(l->c.epoll, events, EVENTS_AT_ONCE, &timeout, NULL);
+    t->now_us = clock_now_us();
+    for (int i = 0; i < n; i++) {
+        client_event(&l->c, events[i].data.ptr, events[i].events);
+        t->now_us = clock_now_us();
+    }
 }
 
 static void wait_events(load *l, bool may_start)
 {
-    client *c = &l->c;
-    struct epoll_event events[EVENTS_AT_ONCE];
     int64_t us = SWEEP_US;
     if (may_start) {
         double until = (l->due_s - now_s(l)) * 1e6;
         us = until <= 0 ? 0 : until < SWEEP_US ? (int64_t)until : SWEEP_US;
     }
-    struct timespec timeout = {.tv_sec = us / 1000000, .tv_nsec = us % 1000000 * 1000};
-    int n = epoll_pwait2(c->epoll, events, EVENTS_AT_ONCE, &timeout, NULL);
-    c->now_us = clock_now_us();
-    for (int i = 0; i < n; i++) {
-        client_event(c, events[i].data.ptr, events[i].events);
-        c->now_us = clock_now_us();
-    }
-    if (c->now_us - l->swept_us >= SWEEP_US) {
-        client_sweep(c);
-        l->swept_us = c->now_us;
+    if (l->grpc) serve_grpc_wait(l->grpc, us);
+    else wait_http(l, us);
+    if (l->t.now_us - l->swept_us >= SWEEP_US) {
+        if (l->grpc) serve_grpc_sweep(l->grpc);
+        else client_sweep(&l->c);
+        l->swept_us = l->t.now_us;
     }
     log_progress(l, false);
 }
 
 static void hold_unread(load *l)
 {
-    int64_t until = l->c.now_us + (int64_t)(l->c.o->hold_s * 1e6);
-    l->due_s = (double)(until - l->c.start_us) / 1e6;
-    while (l->c.now_us < until) wait_events(l, true);
+    int64_t until = l->t.now_us + (int64_t)(l->t.o->hold_s * 1e6);
+    l->due_s = (double)(until - l->t.start_us) / 1e6;
+    while (l->t.now_us < until) wait_events(l, true);
 }
 
 static void run_all(load *l)
 {
-    client *c = &l->c;
-    c->start_us = c->now_us = l->swept_us = l->logged_us = clock_now_us();
-    for (uint32_t i = 0; i < c->o->never_read && !c->no_memory; i++) {
+    serve_tracker *t = &l->t;
+    t->start_us = t->now_us = l->swept_us = l->logged_us = clock_now_us();
+    for (uint32_t i = 0; i < t->o->never_read && !t->no_memory; i++) {
         uint64_t beyond = (uint64_t)1 << 40; /* their prompts differ from all others */
         start_request(l, beyond + i, true);
     }
@@ -187,12 +216,12 @@ static void run_all(load *l)
     for (;;) {
         start_due(l);
         bool more = has_next(l);
-        if (!more && c->running == 0) break;
+        if (!more && t->running == 0) break;
         wait_events(l, more && has_room(l));
     }
-    c->run->duration_s = now_s(l);
+    t->run->duration_s = now_s(l);
     log_progress(l, true);
-    if (c->o->never_read && c->o->hold_s > 0) hold_unread(l);
+    if (t->o->never_read && t->o->hold_s > 0) hold_unread(l);
 }
 
 static void allow_many_files(void)
@@ -203,25 +232,37 @@ static void allow_many_files(void)
     setrlimit(RLIMIT_NOFILE, &files);
 }
 
+static status open_http(load *l, error *err)
+{
+    int probe;
+    RETURN_IF_ERROR(serve_target_find(l->t.o, &l->c.target, &probe, err));
+    close(probe);
+    l->c.t = &l->t;
+    l->c.epoll = epoll_create1(EPOLL_CLOEXEC);
+    if (l->c.epoll < 0) return error_set(err, STATUS_INTERNAL, "epoll: %s", strerror(errno));
+    return STATUS_IS_OK;
+}
+
 status serve_load(const serve_options *o, const work *w, serve_run *run, error *err)
 {
     *run = (serve_run){.o = o, .work = w};
-    load l = {.c = {.o = o, .run = run},
+    load l = {.t = {.o = o, .run = run},
               .work = w,
               .gaps = rng_seed(hash_mix64(o->seed + 1)),
               .chances = rng_seed(hash_mix64(o->seed + 2)),
               .tty = isatty(STDERR_FILENO)};
-    int probe;
-    RETURN_IF_ERROR(serve_target_find(o, &l.c.target, &probe, err));
-    close(probe);
     allow_many_files();
-    l.c.epoll = epoll_create1(EPOLL_CLOEXEC);
-    if (l.c.epoll < 0) return error_set(err, STATUS_INTERNAL, "epoll: %s", strerror(errno));
+    RETURN_IF_ERROR(o->grpc ? serve_grpc_create(&l.t, &l.grpc, err) : open_http(&l, err));
     run_all(&l);
-    client_close_all(&l.c);
-    close(l.c.epoll);
+    if (l.grpc) {
+        serve_grpc_destroy(l.grpc);
+    } else {
+        client_close_all(&l.c);
+        close(l.c.epoll);
+    }
+    track_destroy(&l.t);
     strbuf_destroy(&l.body);
-    if (!l.c.no_memory) return STATUS_IS_OK;
+    if (!l.t.no_memory) return STATUS_IS_OK;
     serve_run_destroy(run);
     return error_set(err, STATUS_NO_MEMORY, "out of memory");
 }
