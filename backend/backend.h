@@ -6,7 +6,8 @@
  * Owner    plans belong to the scheduler and stay valid until their result was collected. Where
  *          max_in_flight is 2, the deltas of a plan are valid only until submit returns, because
  *          the next plan is made then. Results belong to the backend and stay valid until the next
- *          submit, whatever else is in flight.
+ *          submit, whatever else is in flight; measures for as long as they are held
+ *          (measure_result.holders).
  * Threads  one thread calls submit and collect; at most backend_info.max_in_flight steps are
  *          submitted and not yet collected.
  * Order    steps run one after the other and are collected in the order of submission. A second
@@ -157,7 +158,8 @@ typedef struct backend_ops {
     /* Asks the steps in flight to stop soon. collect then returns STATUS_INTERNAL, and the backend
      * can only be destroyed. Any thread. */
     void (*interrupt)(void *ctx);
-    /* After a step that failed for good, others may still be in flight when this is called. */
+    /* After a step that failed for good, others may still be in flight when this is called. No
+     * measures are held. */
     void (*destroy)(void *ctx);
 } backend_ops;
 

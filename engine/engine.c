@@ -16,6 +16,10 @@ static bool allocate(engine *e)
     e->untold = alloc_zeroed(o->alloc, step_most_draws(e->info.max_seqs), sizeof *e->untold);
     e->measured = alloc_zeroed(o->alloc, e->info.max_seqs, sizeof *e->measured);
     e->workers = alloc_zeroed(o->alloc, o->tokenizer_threads, sizeof *e->workers);
+    e->selecting.waiting = alloc_zeroed(o->alloc, e->info.max_seqs, sizeof *e->selecting.waiting);
+    e->inbox.selected = alloc_zeroed(o->alloc, e->info.max_seqs, sizeof *e->inbox.selected);
+    e->selected = alloc_zeroed(o->alloc, e->info.max_seqs, sizeof *e->selected);
+    if (!e->selecting.waiting || !e->inbox.selected || !e->selected) return false;
     if (!e->stop_ids || !e->slots || !e->free_slots || !e->untold || !e->measured || !e->workers)
         return false;
     if (o->n_stop_ids) memcpy(e->stop_ids, o->stop_ids, o->n_stop_ids * sizeof *e->stop_ids);
@@ -26,6 +30,7 @@ static bool allocate(engine *e)
 
 static bool start_threads(engine *e)
 {
+    if (!status_ok(select_start(e))) return false;
     if (pthread_create(&e->thread, NULL, engine_loop, e)) return false;
     e->thread_started = true;
     if (!status_ok(watch_start(e))) return false;
@@ -43,6 +48,9 @@ static void init_locks(engine *e)
     pthread_cond_init(&e->inbox.arrived, &monotonic);
     pthread_mutex_init(&e->prepare.lock, NULL);
     pthread_cond_init(&e->prepare.arrived, NULL);
+    pthread_mutex_init(&e->selecting.lock, NULL);
+    pthread_cond_init(&e->selecting.arrived, NULL);
+    pthread_cond_init(&e->selecting.done, NULL);
     pthread_mutex_init(&e->stats_lock, NULL);
     pthread_rwlock_init(&e->sched_lock, NULL);
     pthread_mutex_init(&e->watch.lock, NULL);
@@ -56,6 +64,9 @@ static void destroy_locks(engine *e)
     pthread_mutex_destroy(&e->watch.lock);
     pthread_rwlock_destroy(&e->sched_lock);
     pthread_mutex_destroy(&e->stats_lock);
+    pthread_cond_destroy(&e->selecting.done);
+    pthread_cond_destroy(&e->selecting.arrived);
+    pthread_mutex_destroy(&e->selecting.lock);
     pthread_cond_destroy(&e->prepare.arrived);
     pthread_mutex_destroy(&e->prepare.lock);
     pthread_cond_destroy(&e->inbox.arrived);
@@ -108,6 +119,7 @@ void engine_destroy(engine *e)
     for (uint32_t i = 0; i < e->n_workers; i++) pthread_join(e->workers[i], NULL);
     stop_flag(&e->inbox.lock, &e->inbox.arrived, &e->inbox.stop);
     if (e->thread_started) pthread_join(e->thread, NULL);
+    select_stop(e);
     watch_stop(e); /* last: only the watchdog ends a stuck step */
     sched_destroy(e->sched);
     const allocator *a = e->o.alloc;
@@ -119,6 +131,9 @@ void engine_destroy(engine *e)
     alloc_free(a, e->free_slots);
     alloc_free(a, e->stop_ids);
     alloc_free(a, e->workers);
+    alloc_free(a, e->selecting.waiting);
+    alloc_free(a, e->inbox.selected);
+    alloc_free(a, e->selected);
     strbuf_destroy(&e->text);
     destroy_locks(e);
     alloc_free(a, e);

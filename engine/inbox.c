@@ -2,6 +2,8 @@
  * memory and cannot fail. */
 #include "engine/internal.h"
 
+#include <string.h>
+
 void inbox_put(engine *e, unsigned what, engine_stream *s)
 {
     inbox *in = &e->inbox;
@@ -22,7 +24,17 @@ void inbox_put(engine *e, unsigned what, engine_stream *s)
 
 static bool is_empty(const inbox *in)
 {
-    return !in->added.first && !in->other.first && !in->flush && !in->lost && !in->stop;
+    return !in->added.first && !in->other.first && !in->flush && !in->lost && !in->stop &&
+           in->n_selected == 0;
+}
+
+void inbox_put_selected(engine *e, made_selection made)
+{
+    inbox *in = &e->inbox;
+    pthread_mutex_lock(&in->lock);
+    in->selected[in->n_selected++] = made;
+    pthread_cond_signal(&in->arrived);
+    pthread_mutex_unlock(&in->lock);
 }
 
 /* Waits for news. The lock is held. */
@@ -63,6 +75,9 @@ static inbox_batch drain(engine *e, int64_t wait_us, bool all)
         if (!all && n > 0 && (n == SCHED_ADDS_MOST || n_tokens > SCHED_ADD_TOKENS_MOST)) break;
         link = take_first(&in->added, link);
     }
+    batch.n_selected = in->n_selected;
+    if (in->n_selected > 0) memcpy(e->selected, in->selected, in->n_selected * sizeof *e->selected);
+    in->n_selected = 0;
     in->flush = in->lost = false;
     pthread_mutex_unlock(&in->lock);
     return batch;

@@ -3,6 +3,7 @@
  *   any thread         engine_submit: checks, copies, counts; the stream goes to the tokenizers
  *   tokenizer threads  prepare.c: template, tokens, sched_check; then the inbox
  *   engine thread      loop.c: inbox -> events -> sched_step -> backend -> choices; tell.c: streams
+ *   select threads     select.c: selections of retention that are long
  *   watchdog thread    watch.c: sleeps, unless a step is stuck
  *   reader             stream.c: reads the ring
  *
@@ -241,6 +242,12 @@ typedef struct stream_list {
     engine_stream *first, *last;
 } stream_list;
 
+/* A selection that a select thread has run, and how long that took. */
+typedef struct made_selection {
+    sched_selection *selection;
+    int64_t us;
+} made_selection;
+
 /* News for the engine thread. Streams are linked through their own fields, so that adding one needs
  * no memory. */
 typedef struct inbox {
@@ -252,15 +259,19 @@ typedef struct inbox {
     bool lost;  /* the backend was reported lost */
     bool stop;
     char lost_why[512];
+    made_selection *selected; /* [max_seqs] selections that were run */
+    uint32_t n_selected;
 } inbox;
 
 /* Puts the stream with one of INBOX_* into the inbox. */
 void inbox_put(engine *e, unsigned what, engine_stream *s);
+void inbox_put_selected(engine *e, made_selection made);
 
 /* News that inbox_drain took out. */
 typedef struct inbox_batch {
     engine_stream *first; /* linked by taken_next; each holds a reference */
     bool flush, lost, stop;
+    uint32_t n_selected; /* in e->selected */
 } inbox_batch;
 
 /* Takes all news except that added streams beyond SCHED_ADDS_MOST and SCHED_ADD_TOKENS_MOST stay
@@ -291,6 +302,32 @@ void prepare_put(engine *e, engine_stream *s);
 bool prepare_take_back(engine *e, engine_stream *s);
 /* Waits for a stream; NULL when the engine stops. The caller gets the queue's reference. */
 engine_stream *prepare_next(engine *e);
+
+/* ---- selections of retention (select.c) ------------------------------------------------------ */
+
+enum { SELECT_THREADS = 2 };
+
+/* Selections for the select threads. A sequence has at most one, so max_seqs is room enough. */
+typedef struct select_queue {
+    pthread_mutex_t lock;
+    pthread_cond_t arrived, done;
+    pthread_t threads[SELECT_THREADS];
+    uint32_t n_threads;
+    sched_selection **waiting; /* [max_seqs] a ring */
+    uint32_t first, n_waiting, n_running;
+    bool stop;
+} select_queue;
+
+status select_start(engine *e);
+/* No selection is under way. */
+void select_stop(engine *e);
+/* Gives the selections that the last sched_step call made to the select threads. */
+void select_hand_out(engine *e);
+/* Tells the scheduler which selections are made, and charges their time to their streams. */
+void select_take_back(engine *e, uint32_t n_selected);
+/* Before the scheduler or the backend goes: cancels all selections and waits until no thread has
+ * one. The scheduler is not told. */
+void select_cancel(engine *e);
 
 /* ---- the engine ------------------------------------------------------------------------------ */
 
@@ -341,6 +378,7 @@ struct engine {
     uint32_t n_workers;
     inbox inbox;
     prepare_queue prepare;
+    select_queue selecting;
     step_watch watch;
 
     _Atomic int state;           /* engine_state */
@@ -363,6 +401,7 @@ struct engine {
     size_t n_choices; /* choices of the streams in `slots`, for which slots_make_room made room */
     sched_event *events;
     size_t n_events, events_capacity;
+    made_selection *selected; /* [max_seqs] of the last inbox_drain */
     /* Choices whose END is in `events`; the scheduler has taken the ENDs of the first n_ended. */
     ending_choice *ending;
     size_t n_ending, n_ended, ending_capacity;

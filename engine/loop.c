@@ -103,8 +103,8 @@ static void take_result(engine *e, const step_plan *plan, const step_result *res
     }
 }
 
-/* Selections happen inside sched_step, which has no clock: the time of a step with selections is
- * divided among the streams they were made for. */
+/* Short selections happen inside sched_step, which has no clock: the time of a step with selections
+ * is divided among the streams they were made for. */
 static void charge_selection(engine *e, int64_t us)
 {
     for (uint32_t i = 0; i < e->n_measured; i++) e->measured[i]->selecting_us += us / e->n_measured;
@@ -144,6 +144,7 @@ static const step_plan *plan_step(engine *e)
     const step_plan *plan = sched_step(e->sched, start, e->events, e->n_events);
     int64_t schedule_us = clock_now_us() - start;
     e->schedule_us += schedule_us;
+    select_hand_out(e);
     take_added(e);
     e->n_ended = e->n_ending;
     charge_selection(e, schedule_us);
@@ -157,6 +158,7 @@ static bool loop_once(engine *e, const inbox_batch *batch, const step_result **r
 {
     if (*result) take_result(e, e->collected, *result);
     slots_take_inbox(e, batch);
+    select_take_back(e, batch->n_selected);
     e->lost |= batch->lost;
     *result = NULL;
     if (atomic_load(&e->state) == ENGINE_BROKEN) {
@@ -200,6 +202,7 @@ void *engine_loop(void *arg)
         busy = loop_once(e, &batch, &result);
     }
     watch_drain(e);
+    select_cancel(e);
     slots_fail_all(e, STATUS_ABORTED, "the engine stops");
     return NULL;
 }

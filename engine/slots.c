@@ -22,8 +22,8 @@ bool slots_make_room(engine *e, size_t n_more)
     /* Between two steps a choice ends at most once, and its request is added, paused and resumed at
      * most once. */
     enum { OF_A_CHOICE = 4, OF_ALL = 2 /* RESULT, FLUSH */ };
-    size_t n = e->n_choices + n_more;
-    return reserve_items((void **)&e->events, &e->events_capacity, OF_A_CHOICE * n + OF_ALL,
+    size_t n = e->n_choices + n_more, others = OF_ALL + (size_t)e->info.max_seqs; /* SELECTED */
+    return reserve_items((void **)&e->events, &e->events_capacity, OF_A_CHOICE * n + others,
                          sizeof *e->events) &&
            reserve_items((void **)&e->ending, &e->ending_capacity, n, sizeof *e->ending);
 }

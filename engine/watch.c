@@ -191,6 +191,7 @@ static status make_backend(engine *e, bool was_lost, error *err)
 static status make_anew(engine *e, bool was_lost, error *err)
 {
     sched *fresh = NULL;
+    select_cancel(e); /* selections read the backend's measures */
     RETURN_IF_ERROR(make_backend(e, was_lost, err));
     RETURN_IF_ERROR(engine_make_scheduler(e, &fresh, err));
     sched_stats last = sched_get_stats(e->sched);

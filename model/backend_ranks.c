@@ -3,6 +3,7 @@
 #include "model/model.h"
 
 #include "model/load/tensors.h"
+#include "model/measured.h"
 #include "model/measures.h"
 
 #include <assert.h>
@@ -44,9 +45,8 @@ typedef struct backend_ranks {
     const step_plan *plan; /* submitted, not yet collected */
     step_result result;
     step_seq_result *seq_results; /* [max_seqs] */
-    float *measures;
-    size_t measures_capacity; /* floats */
-    char trouble[256];        /* result.status.message */
+    measured measures;
+    char trouble[256]; /* result.status.message */
 } backend_ranks;
 
 /* ---- a rank's thread ------------------------------------------------------------------------- */
@@ -271,19 +271,15 @@ static status join_seqs(backend_ranks *all)
     for (uint32_t i = 0; i < first->n_seqs; i++)
         floats += measures_arrays(&all->plan->seqs[i].measure) *
                   joined_floats(all, &first->seqs[i].measure);
-    if (floats > all->measures_capacity) {
-        float *grown = alloc_resize(NULL, all->measures, floats, sizeof *grown);
-        if (!grown) return status_make(STATUS_NO_MEMORY, "measures of all ranks");
-        all->measures = grown;
-        all->measures_capacity = floats;
-    }
-    float *at = all->measures;
+    if (floats > 0) RETURN_IF_ERROR(measured_reserve(&all->measures, floats));
+    float *at = floats > 0 ? all->measures.first->values : NULL;
     for (uint32_t i = 0; i < first->n_seqs; i++) {
         step_seq_result *s = &all->seq_results[i];
         *s = first->seqs[i];
         if (!s->measure.values) continue;
         const measure_spec *spec = &all->plan->seqs[i].measure;
         s->measure.values = at;
+        s->measure.holders = &all->measures.first->holders;
         for (uint32_t array = 0; array < measures_arrays(spec); array++) {
             join_array(all, i, array, array == 0 ? spec->kind : spec->second, at);
             at += joined_floats(all, &s->measure);
@@ -377,7 +373,7 @@ static void ranks_destroy(void *ctx)
     pthread_cond_destroy(&all->done);
     pthread_cond_destroy(&all->ordered);
     pthread_mutex_destroy(&all->lock);
-    free(all->measures);
+    measured_destroy(&all->measures);
     free(all->seq_results);
     free(all->ranks);
     free(all);

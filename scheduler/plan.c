@@ -144,7 +144,10 @@ static bool runs_alone(const sched *s)
     return n < 2;
 }
 
-static bool can_go_on(const sched_seq *q) { return !q->awaited && !sched_seq_is_idle(q); }
+static bool can_go_on(const sched_seq *q)
+{
+    return !q->awaited && !q->selecting && !sched_seq_is_idle(q);
+}
 
 /* Decodes go first. A row with logits costs more, so it is no decode even where it is the last. */
 static void give_tokens(sched *s)
@@ -218,9 +221,10 @@ static bool take_share(sched *s, sched_seq *q)
 
 /* When pages are short, idle sessions give way first. Then a sequence that agreed to pressure
  * retention gives up pages: its selection needs this step to measure, and meanwhile sequences that
- * lack pages wait. Only then is a sequence preempted. While a step is in flight, its rows need
- * their pages: a sequence that lacks some waits for the next step, which is then planned with none
- * in flight. */
+ * lack pages wait. Only then is a sequence preempted, though not while a selection reads its
+ * tables: it is about to give up pages, and can be preempted afterwards. While a step is in flight,
+ * its rows need their pages: a sequence that lacks some waits for the next step, which is then
+ * planned with none in flight. */
 static void take_pages(sched *s)
 {
     uint32_t i = 0;
@@ -234,11 +238,18 @@ static void take_pages(sched *s)
             q->planned = 0;
             s->lacks_pages = true;
             i++;
-        } else if (!q->drop_planned && (s->n_drops_planned > 0 || sched_plan_pressure_drop(s))) {
+        } else if (!q->drop_planned &&
+                   (s->n_drops_planned + s->n_pressing > 0 || sched_plan_pressure_drop(s))) {
             q->planned = 0;
             i++;
         } else {
             uint32_t victim = sched_pick_victim(s);
+            if (seq_is_read(s->running.seqs[victim])) {
+                q->planned = 0;
+                s->lacks_pages = true;
+                i++;
+                continue;
+            }
             sched_preempt(s, s->running.seqs[victim]);
             if (victim < i) i--; /* the victim is an idle one of better rank: q has moved up */
         }
@@ -328,8 +339,8 @@ static void add_share(sched *s, sched_work *w, sched_seq *q, int64_t now_us)
     if (e->first_planned_us < 0) e->first_planned_us = now_us;
 }
 
-/* Empties the next work and what a step counts. Selections that follow the step in flight have
- * their pages set aside again, because others may have come to share them. */
+/* Empties the next work and what a step counts. Selections under way, and those that follow the
+ * step in flight, have their pages set aside again, because others may have come to share them. */
 static void begin_plan(sched *s)
 {
     sched_work *w = next_work(s);
@@ -343,10 +354,12 @@ static void begin_plan(sched *s)
     s->budget = s->options.prefill_chunk + s->options.max_seqs;
     s->logit_row_cost = runs_alone(s) ? PLAIN_ROW_COST : s->options.logit_row_cost;
     bool awaits = w->ahead && oldest_work(s)->n_awaited > 0;
-    for (uint32_t i = 0; awaits && i < s->running.n; i++) {
-        if (!s->running.seqs[i]->awaited) continue;
-        s->running.seqs[i]->left_out = true;
-        sched_reserve(s, s->running.seqs[i]);
+    for (uint32_t i = 0; (awaits || s->n_selecting > 0) && i < s->running.n; i++) {
+        sched_seq *q = s->running.seqs[i];
+        if (q->selecting) sched_select_reserve(s, q);
+        if (!awaits || !q->awaited) continue;
+        q->left_out = true;
+        sched_reserve(s, q);
     }
 }
 
@@ -356,7 +369,8 @@ void sched_plan_step(sched *s, int64_t now_us)
     begin_plan(s);
     give_tokens(s);
     take_pages(s);
-    if (s->n_preempted + s->n_drops_planned == 0 && !s->lacks_pages) sched_admit(s, now_us);
+    if (s->n_preempted + s->n_drops_planned + s->n_pressing == 0 && !s->lacks_pages)
+        sched_admit(s, now_us);
     bool has_chunks = false;
     for (uint32_t i = 0; i < s->running.n; i++) {
         sched_seq *q = s->running.seqs[i];

@@ -90,7 +90,8 @@ static bool sleeps(const sched_seq *q, int64_t now_us)
 uint32_t sched_pick_victim(const sched *s)
 {
     for (uint32_t i = s->running.n; i-- > 0;) {
-        if (sched_seq_is_idle(s->running.seqs[i])) return i;
+        const sched_seq *q = s->running.seqs[i];
+        if (sched_seq_is_idle(q) && !seq_is_read(q)) return i;
     }
     return s->running.n - 1;
 }
@@ -99,7 +100,7 @@ bool sched_preempt_idle(sched *s, bool all, int64_t now_us)
 {
     for (uint32_t i = s->running.n; i-- > 0;) {
         sched_seq *q = s->running.seqs[i];
-        if (q->listed > 0) continue; /* it has rows in flight */
+        if (seq_is_read(q)) continue;
         if (!sched_seq_is_idle(q) || !(all || sleeps(q, now_us))) continue;
         sched_preempt(s, q);
         return true;

@@ -393,7 +393,10 @@ static void end_choice(sched *s, sched_seq *q, bool finished)
 {
     if (q->ended) return;
     sched_entry *e = q->entry;
+    /* The report and the session of a choice that finished say what is kept. */
+    if (finished) sched_select_settle(s, e->forked ? q : e->seqs);
     sched_seq *holder = e->forked ? q : e->seqs; /* has list place and pages for q */
+    finished = finished && !holder->selecting;
     bool is_last = e->forked || e->live == 1;
     bool whole = !is_last || sched_forget_ahead(s, holder);
     sched_describe_seq(s, q, &q->final);
@@ -401,6 +404,7 @@ static void end_choice(sched *s, sched_seq *q, bool finished)
     sched_describe_session(e, &q->final);
     q->ended = true;
     e->live--;
+    if (seq_is_over(holder)) sched_select_drop(s, holder);
     if (seq_is_over(holder) && holder->state == SEQ_WAITING) {
         give_up_pages(s, holder);
         sched_list_remove(&s->waiting, holder);

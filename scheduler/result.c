@@ -1,76 +1,8 @@
-/* Takes a step's result: appends its tokens, and makes the retention selections that its measures
- * allow. */
+/* Takes a step's result: appends its tokens, and begins the retention selections that its measures
+ * allow (select.c). */
 #include "scheduler/sched_internal.h"
 
-static uint32_t longest_table(const sched *s, const sched_seq *q, uint32_t groups)
-{
-    uint32_t longest = 0;
-    for (uint32_t g = 0; g < groups; g++) {
-        uint32_t n = pkv_seq_table(s->kv, q->slot, g).kept_tokens;
-        if (n > longest) longest = n;
-    }
-    return longest;
-}
-
-/* Applies a selection made in `groups` tables. Where the pool has cells for what one of them
- * gathers, but no longer in runs, the sequence goes over to the finest grain, and its tables that
- * are not done yet to a table for each part, each with the selection of the whole. */
-static status keep_slots(sched *s, const sched_seq *q, const retention_selection *selected,
-                         uint32_t groups, bool contiguous)
-{
-    for (uint32_t g = 0, parts = 1; g < groups * parts;) {
-        const uint64_t *keep = selected->keep + (size_t)(g / parts) * selected->words;
-        status st = pkv_seq_keep(s->kv, q->slot, g, keep, contiguous);
-        if (st.code == STATUS_NO_PAGES && parts == 1 && groups < s->groups) {
-            RETURN_IF_ERROR(pkv_seq_split(s->kv, q->slot, PKV_HEAD, 0));
-            parts = s->groups / groups;
-            g *= parts;
-            continue;
-        }
-        assert(st.code != STATUS_NO_PAGES);
-        RETURN_IF_ERROR(st);
-        g++;
-    }
-    return STATUS_IS_OK;
-}
-
-static status give_up(sched *s, sched_seq *q, const retention_selection *selected, uint32_t groups,
-                      bool contiguous)
-{
-    status st = keep_slots(s, q, selected, groups, contiguous);
-    sched_recount(s, q);
-    return st;
-}
-
-/* Selects what stays and gives up the rest. If this fails, some tables may have changed, and the
- * sequence must be computed again. Its pages were set aside, so only memory can be short. */
-static status select_kept(sched *s, sched_seq *q, const retention_policy *policy, uint32_t n_prompt,
-                          const measure_result *measures)
-{
-    const pkv_geometry *geometry = &s->options.geometry;
-    RETURN_IF_ERROR(pkv_seq_split(s->kv, q->slot, retention_grain(policy, geometry), 0));
-    uint32_t groups = pkv_groups(pkv_seq_geometry(s->kv, q->slot));
-    retention_selection out = {.keep = s->keep,
-                               .words = longest_table(s, q, groups) / 64 + 1,
-                               .scratch = s->scratch,
-                               .n_scratch = s->n_scratch};
-    assert((size_t)out.words * groups <= s->n_keep);
-    measure_result given = *measures;
-    given.novelty = q->novelty;
-    /* retention_select fails on a budget that sched_check refuses, so not here, and on a backend
-     * that measured something else: keeping everything is right then. */
-    if (!status_ok(retention_select(policy, s->kv, q->slot, n_prompt, &given, &out, NULL)))
-        return STATUS_IS_OK;
-    uint32_t held = pkv_seq_pages_held(s->kv, q->slot);
-    if (out.gives_up) RETURN_IF_ERROR(give_up(s, q, &out, groups, policy->contiguous));
-    if (q->computed <= q->selected) return STATUS_IS_OK; /* counted before the replay */
-    q->selected = q->computed;
-    q->pages_dropped += (held - pkv_seq_pages_held(s->kv, q->slot)) / sched_cells_of(s, policy);
-    q->budget_raised |= out.budget_raised;
-    return STATUS_IS_OK;
-}
-
-/* Makes the selection that the rows up to q->computed allow, if any. */
+/* Begins the selection that the rows up to q->computed allow, if any. */
 static status select_at(sched *s, sched_seq *q, const sched_stop *stop,
                         const measure_result *measures)
 {
@@ -81,8 +13,8 @@ static status select_at(sched *s, sched_seq *q, const sched_stop *stop,
         return STATUS_IS_OK;
     }
     if (q->drop_planned || stop->kind == STOP_PRESSURE_DROP)
-        return select_kept(s, q, &s->pressure, q->computed, measures);
-    return select_kept(s, q, &stop->turn->policy, stop->turn->n_prompt, measures);
+        return sched_select(s, q, &s->pressure, q->computed, measures);
+    return sched_select(s, q, &stop->turn->policy, stop->turn->n_prompt, measures);
 }
 
 static void add_token(sched_seq *q, uint32_t token)
@@ -154,10 +86,16 @@ static void fork_child(sched *s, const sched_seq *parent, sched_seq *child, bool
     sched_list_insert(&s->waiting, child);
 }
 
-/* The parent's prompt is done and its selections are made: every choice goes on alone from its
- * first token, at once where there is a slot for it, else as a waiting sequence of the request's
- * rank. If choice 0 has ended, the first living choice succeeds to the parent's slot. */
-static void fork_choices(sched *s, sched_seq *parent, const step_sample *samples, bool invalid)
+/* The draws of the choices lie behind their copies of the prompt, which they get when they are
+ * forked: perhaps later, after the selection that the draws came with. */
+static void keep_draws(const sched_entry *e, const step_sample *samples)
+{
+    for (uint32_t i = 0; i < e->n; i++)
+        if (!e->seqs[i].ended) e->seqs[i].tokens[e->n_prompt] = samples[i].token;
+}
+
+/* If choice 0 has ended, the first living choice succeeds to the parent's slot. */
+void sched_fork(sched *s, sched_seq *parent, bool invalid)
 {
     sched_entry *e = parent->entry;
     sched_seq *successor = NULL;
@@ -186,7 +124,7 @@ static void fork_choices(sched *s, sched_seq *parent, const step_sample *samples
             q->inherited_pages = successor->pages_dropped;
             q->inherited_us = successor->scoring_us;
         }
-        add_token(q, samples[i].token);
+        q->n_tokens++;
         s->stats.generated_tokens++;
     }
     s->stats.prompt_tokens += e->n_prompt;
@@ -202,7 +140,7 @@ static void note_novelty(sched_seq *q, uint32_t from, uint32_t n_rows, const flo
         q->novelty[from + i + 1] = novelty[i];
 }
 
-/* Takes the computed rows and makes the selection after them, if any. False when the selection
+/* Takes the computed rows and begins the selection after them, if any. False when the selection
  * failed. */
 static bool take_rows(sched *s, sched_seq *q, const step_seq *share, const step_seq_result *result,
                       int64_t measure_us)
@@ -234,7 +172,9 @@ static void take_samples(sched *s, sched_seq *q, const step_seq *share,
 {
     if (share->n_samples > 0) assert(result->n_samples == share->n_samples);
     if (share->n_samples > 0 && seq_is_parent(q)) {
-        fork_choices(s, q, result->samples, invalid);
+        keep_draws(q->entry, result->samples);
+        if (q->selecting && q->entry->n > 1) sched_select_then_fork(q);
+        else sched_fork(s, q, invalid);
         return;
     }
     if (share->n_samples > 0) {

@@ -45,15 +45,18 @@ struct sched_seq {
     bool needs_open;   // the backend must be told how this sequence samples
     bool stores;       // ended, and its pages become a session
     bool drop_planned; // pressure retention selects after this step, because pages are short
-    uint32_t slot;     // while running
-    uint32_t swap;     // while waiting: its pages in the host tier; 0 = none there
-    uint32_t parked;   // while waiting: its parked pages, from its session or its parent; 0 = none
-    uint64_t kept;     // pkv_seq_kept of its tables, wherever their pages are; 0 without any
-    uint32_t planned;  // rows in the step that is being planned; 0 between two plans
-    uint32_t flying;   // rows in steps in flight, without those that will be discarded
-    bool awaited;      // what follows its last row in flight depends on the result of that row
+    sched_selection *selecting; // it waits for this selection, and has no share of a step
+    uint32_t slot;              // while running
+    uint32_t swap;              // while waiting: its pages in the host tier; 0 = none there
+    uint32_t parked;  // while waiting: its parked pages, from its session or its parent; 0 = none
+    uint64_t kept;    // pkv_seq_kept of its tables, wherever their pages are; 0 without any
+    uint32_t planned; // rows in the step that is being planned; 0 between two plans
+    uint32_t flying;  // rows in steps in flight, without those that will be discarded
+    bool awaited;     // what follows its last row in flight depends on the result of that row
     bool left_out; // a step planned ahead left it out, and no row without such a result came since
-    uint32_t listed;          // steps in flight with a share of it, even one that will be discarded
+    /* Steps in flight with a share of it, even one that will be discarded, and selections of it on
+     * other threads, even one that was dropped. */
+    uint32_t listed;
     uint32_t share;           // index of its share in the last of those steps
     uint32_t n_tokens;        // known tokens: the prompt and the sampled ones
     uint32_t computed;        // tokens whose K and V are computed
@@ -225,7 +228,9 @@ struct sched {
     uint32_t draws;           // draws for choices yet to be forked that this step may still make
     row_fate *fates;          // [max_seqs], one for each share of the step whose result is taken
 
-    uint64_t *keep; // buffers of a selection, sized as requests are taken in
+    sched_selection *first_selection, *last_selection; // the oldest, the newest
+    uint32_t n_selecting, n_pressing; // sequences that wait for one; for one under pressure
+    uint64_t *keep;                   // buffers of a selection, sized as requests are taken in
     float *scratch;
     size_t n_keep, n_scratch;
 
@@ -256,6 +261,9 @@ static inline bool seq_is_over(const sched_seq *q)
 {
     return seq_is_parent(q) ? q->entry->live == 0 : q->ended;
 }
+/* Its pages stay as they are: rows of it are in flight, or a selection, of which it may have been
+ * dropped, reads its tables or is being applied to them. */
+static inline bool seq_is_read(const sched_seq *q) { return q->listed > 0 || q->selecting; }
 /* -1, 0 or 1 when a ranks before, equal to or behind b. */
 int sched_seq_compare(const sched_seq *a, const sched_seq *b);
 static inline bool sched_arrived_before(const sched_entry *a, const sched_entry *b)
@@ -461,6 +469,30 @@ const char *sched_idle_check(const sched *s);
 
 /* ---- result.c ---- */
 void sched_take_result(sched *s, const step_result *r);
+/* The parent's prompt is done and selected in: every choice goes on alone from its first token, at
+ * once where there is a slot for it, else as a waiting sequence of the request's rank. invalid: its
+ * pages are, so that all are replayed. */
+void sched_fork(sched *s, sched_seq *parent, bool invalid);
+
+/* ---- select.c: selections of retention, here or on other threads ---- */
+/* Selects what stays of the sequence by its measures and gives up the rest, or makes a selection to
+ * hand out, for which the sequence waits (q->selecting). If it fails, the sequence must be computed
+ * again; only memory can be short, because pages were set aside. */
+status sched_select(sched *s, sched_seq *q, const retention_policy *policy, uint32_t n_prompt,
+                    const measure_result *measures);
+/* Sets aside the pages that applying the sequence's selection takes. */
+void sched_select_reserve(sched *s, const sched_seq *q);
+/* The request's choices are forked once its selection is applied. */
+void sched_select_then_fork(sched_seq *parent);
+/* Makes the selection of the sequence, if it has one that was not handed out. */
+void sched_select_settle(sched *s, sched_seq *q);
+/* The sequence is over, so its selection will not be applied. */
+void sched_select_drop(sched *s, sched_seq *q);
+void sched_take_selection(sched *s, sched_selection *x);
+/* Changes tables as selections say that were handed back: some in each call. */
+void sched_apply_selections(sched *s);
+void sched_selections_destroy(sched *s);
+const char *sched_select_check(const sched *s);
 
 /* ---- query.c ---- */
 void sched_describe_seq(const sched *s, const sched_seq *q, sched_choice_info *out);

@@ -124,6 +124,7 @@ status sched_create(const sched_options *options, sched **out, error *err)
 void sched_destroy(sched *s)
 {
     if (!s) return;
+    sched_selections_destroy(s);
     sched_entries_destroy(s);
     sched_sessions_destroy(s);
     pkv_destroy(s->kv);
@@ -156,6 +157,7 @@ static void take_event(sched *s, const sched_event *event, int64_t now_us)
         e = sched_entry_find(s, event->request);
         if (e) sched_entry_end(s, e, event->choice, event->finished);
         return;
+    case SCHED_SELECTED: sched_take_selection(s, event->selection); return;
     case SCHED_FLUSH: pkv_flush(s->kv); return;
     case SCHED_PAUSE:
     case SCHED_RESUME:
@@ -165,8 +167,8 @@ static void take_event(sched *s, const sched_event *event, int64_t now_us)
     }
 }
 
-/* A step: forgets what ended before the last call, takes the events in order, gives up what has
- * ended, and plans, also behind a step in flight (ahead.c). */
+/* A step: forgets what ended before the last call, takes the events in order, applies selections,
+ * gives up what has ended, and plans, also behind a step in flight (ahead.c). */
 const step_plan *sched_step(sched *s, int64_t now_us, const sched_event *events, size_t n_events)
 {
     /* Where two steps may be in flight, the backend is done with a plan's deltas before the next
@@ -179,6 +181,7 @@ const step_plan *sched_step(sched *s, int64_t now_us, const sched_event *events,
     if (may_touch) sched_sessions_expire(s);
     for (size_t i = 0; i < n_events; i++) take_event(s, &events[i], now_us);
     if (s->n_in_flight == s->depth) return &s->idle_plan;
+    sched_apply_selections(s);
     sched_reap(s);
     sched_sessions_expire(s);
     if (s->n_in_flight > 0 && !sched_may_plan_ahead(s)) return &s->idle_plan;

@@ -16,6 +16,8 @@
 #include "backend/backend.h"
 
 typedef struct sched sched;
+/* What is to stay of one sequence, to be found out on any thread. */
+typedef struct sched_selection sched_selection;
 
 /* The order in which requests start. */
 typedef enum sched_policy {
@@ -45,6 +47,9 @@ typedef struct sched_options {
      * whose prompt has waited longest, that request goes before all others. So a request with p
      * older ones before it is passed at most (p + 1) * max_passes times. 0 = 8. */
     uint32_t max_passes;
+    /* A selection of retention among at least so many slots, over all tables, is handed out
+     * (sched_next_selection) where the backend lets its measures be held; 0 = none. */
+    uint64_t hand_out_slots; // below 2^60
     bool prefix_cache;
     uint64_t salt;                    // backend_info.identity
     uint32_t max_sessions;            // idle sessions kept at once; 0 = sessions are ignored
@@ -121,13 +126,15 @@ typedef struct sched_event {
                       // Unknown ids are ignored
         SCHED_PAUSE,  // its reader is slow: the choice stays but is not planned
         SCHED_RESUME,
-        SCHED_FLUSH, // forget every cached block (pkv_flush), at any moment
+        SCHED_SELECTED, // a selection that was handed out has been run
+        SCHED_FLUSH,    // forget every cached block (pkv_flush), at any moment
     } kind;
-    uint64_t request;          // END, PAUSE, RESUME
-    uint32_t choice;           // or SCHED_ALL_CHOICES
-    bool finished;             // END: the choice was not aborted, so its session may be kept
-    const sched_request *add;  // ADD; valid during the call
-    const step_result *result; // RESULT
+    uint64_t request;           // END, PAUSE, RESUME
+    uint32_t choice;            // or SCHED_ALL_CHOICES
+    bool finished;              // END: the choice was not aborted, so its session may be kept
+    const sched_request *add;   // ADD; valid during the call
+    const step_result *result;  // RESULT
+    sched_selection *selection; // SELECTED
 } sched_event;
 
 /* Takes events in order, then plans. While a step is in flight (its RESULT not yet given) the plan
@@ -139,6 +146,20 @@ static inline bool sched_plan_empty(const step_plan *p)
 {
     return p->n_seqs == 0 && p->deltas.n_words == 0 && p->n_opens == 0;
 }
+
+/* The next selection that the last sched_step call made and leaves to its caller; NULL = no more.
+ * It is fetched after every call, before the next submit to the backend, is run once, on any
+ * thread, and comes back with an event SELECTED, also when its sequence has ended; so do all before
+ * sched_destroy. Meanwhile the sequence has no share of a step. Its results do not depend on when
+ * the event comes. An END for it aborts, whatever `finished` says. */
+sched_selection *sched_next_selection(sched *s);
+uint64_t sched_selection_request(const sched_selection *x); /* request id */
+/* Selects. Reads the measures and the sequence's tables, which no call of sched_step changes
+ * before the event. */
+void sched_selection_run(sched_selection *x);
+/* Lets every selection that is handed out run to its end at once, with no result: before
+ * sched_destroy. */
+void sched_cancel_selections(sched *s);
 
 /* The request that the last sched_step call would have planned if there had been memory for its
  * lists; NULL = none. The scheduler tries again in the next step, but when the plan is empty, there
@@ -158,6 +179,8 @@ typedef struct sched_choice_info {
     retention_report
         report;        // kept_json malloc'd when the policy asks for positions: the caller frees it
     bool lacks_kept;   // memory was out for kept_json
+    bool selecting;    // its selection is under way: the report is of the tables before it, or of
+                       // those that it has changed so far
     int64_t queued_us; // arrival to first planned
     /* The part of the report from before the request's choices were forked, which the report of the
      * first choice holds too. */
@@ -190,7 +213,9 @@ status sched_describe(const sched *s, uint64_t request, uint32_t choice, sched_c
     X(sessions_ignored, "sessions_ignored_total",                                                  \
       "Requests that named a session and could not go on from it.")                                \
     X(sessions_expired, "sessions_expired_total", "Sessions forgotten by time, or to make room.")  \
-    X(pressure_drops, "pressure_drops_total", "Choices of retention made because pages were short.")
+    X(pressure_drops, "pressure_drops_total",                                                      \
+      "Choices of retention made because pages were short.")                                       \
+    X(selections_handed_out, NULL, "Selections of retention made on other threads.")
 
 #define SCHED_COUNTER_FIELD(field, metric, help) uint64_t field;
 typedef struct sched_stats {

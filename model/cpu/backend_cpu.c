@@ -3,6 +3,7 @@
 #include "model/cpu/kv_filling.h"
 #include "model/cpu/kv_moves.h"
 #include "model/cpu/scores.h"
+#include "model/measured.h"
 #include "model/measures.h"
 #include "model/plan.h"
 #include "model/sampler.h"
@@ -40,11 +41,10 @@ typedef struct backend_cpu {
     step_sample *samples;         /* [step_most_draws] */
     sampler_draw *draws;          /* [step_most_draws] */
     uint32_t *logit_rows;         /* [max_rows + max_seqs] */
-    /* The next two grow when a plan needs more; steady decoding does not grow them. */
+    /* Both grow when a plan needs more; steady decoding does not grow them. */
     float *logits;
     size_t logits_capacity; /* floats */
-    float *measures;
-    size_t measures_capacity; /* floats */
+    measured measures;
     row_scores scores;
     bool gives_scores; /* rank 0, whose scores stand for all ranks */
 } backend_cpu;
@@ -166,8 +166,9 @@ static status lay_out(backend_cpu *b, const step_plan *plan)
         lay_out_measure(b, s, &b->seqs[i], &b->seq_results[i].measure);
         floats += measures_arrays(&s->measure) * plan_measure_floats(&b->seq_results[i].measure);
     }
-    RETURN_IF_ERROR(grow_buffer(&b->measures, &b->measures_capacity, floats));
-    float *at = b->measures;
+    if (floats == 0) return STATUS_IS_OK;
+    RETURN_IF_ERROR(measured_reserve(&b->measures, floats));
+    float *at = b->measures.first->values;
     const pkv_geometry *g = &b->info.geometry;
     bool selects = retention_selecting_layers(g, g->n_layers) > 0;
     for (uint32_t i = 0; i < plan->n_seqs; i++) {
@@ -176,6 +177,7 @@ static status lay_out(backend_cpu *b, const step_plan *plan)
         if (arrays == 0) continue;
         b->seqs[i].values = at;
         m->values = at;
+        m->holders = &b->measures.first->holders;
         if (!selects) memset(at, 0, arrays * plan_measure_floats(m) * sizeof *at);
         at += arrays * plan_measure_floats(m);
     }
@@ -290,7 +292,7 @@ static void cpu_destroy(void *ctx)
     free(b->draws);
     free(b->logit_rows);
     free(b->logits);
-    free(b->measures);
+    measured_destroy(&b->measures);
     row_scores_free(&b->scores);
     free(b);
 }

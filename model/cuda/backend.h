@@ -5,6 +5,7 @@
 
 #include "model/cuda/cuda.h"
 #include "model/load/tensors.h"
+#include "model/measured.h"
 #include "model/sampler.h"
 
 /* Scratch of a step's moves, and where they lie on the device. */
@@ -38,8 +39,7 @@ typedef struct cuda_flight {
     bool largest;            /* drawn and host have tokens only, those of largest logits */
     gpu_drawn *drawn, *host; /* [step_most_draws] on the device, and pinned */
     uint32_t *drawn_at;      /* [max_seqs] where drawn has the first draw of each share */
-    float *measured;         /* pinned: results of measures */
-    size_t measured_bytes;
+    measured measured;       /* pinned: results of measures */
 } cuda_flight;
 
 enum { CUDA_FLIGHTS = 2 };

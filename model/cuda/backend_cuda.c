@@ -308,7 +308,7 @@ static void cuda_destroy(void *ctx)
         for (int i = 0; i < CUDA_FLIGHTS; i++) {
             if (b->flights[i].drawn) d->api->release(d->g, b->flights[i].drawn);
             if (b->flights[i].host) d->api->release_host(d->g, b->flights[i].host);
-            if (b->flights[i].measured) d->api->release_host(d->g, b->flights[i].measured);
+            measured_destroy(&b->flights[i].measured);
         }
         if (b->pages.data) d->api->release(d->g, b->pages.data);
         if (b->draw_scratch) d->api->release(d->g, b->draw_scratch);

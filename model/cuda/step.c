@@ -45,22 +45,29 @@ static status reserve(backend_cuda *b, uint8_t **memory, size_t *capacity, size_
     return STATUS_IS_OK;
 }
 
+static float *alloc_pinned(void *ctx, size_t n)
+{
+    cuda_device *d = ctx;
+    void *host;
+    return d->api->alloc_host(d->g, n * sizeof(float), &host) == GPU_OK ? host : NULL;
+}
+
+static void release_pinned(void *ctx, float *values)
+{
+    cuda_device *d = ctx;
+    d->api->release_host(d->g, values);
+}
+
 /* Makes room for results of measures: of the flight's own on the host, where they stay until its
  * next step, and of any step's on the device, which they leave before the next step's kernels. */
-static status reserve_results(backend_cuda *b, size_t bytes)
+static status reserve_results(backend_cuda *b, size_t floats)
 {
-    cuda_device *d = &b->device;
-    cuda_flight *f = b->flight;
-    RETURN_IF_ERROR(reserve(b, &b->measures, &b->measures_bytes, bytes));
-    if (bytes <= f->measured_bytes) return STATUS_IS_OK;
-    if (f->measured) d->api->release_host(d->g, f->measured);
-    f->measured = NULL;
-    f->measured_bytes = 0;
-    void *host;
-    RETURN_IF_GPU_ERROR(d->api->alloc_host(d->g, bytes, &host));
-    f->measured = host;
-    f->measured_bytes = bytes;
-    return STATUS_IS_OK;
+    measured *host = &b->flight->measured;
+    RETURN_IF_ERROR(reserve(b, &b->measures, &b->measures_bytes, floats * sizeof(float)));
+    host->alloc = alloc_pinned;
+    host->release = release_pinned;
+    host->ctx = &b->device;
+    return measured_reserve(host, floats);
 }
 
 /* Results start as zeros on the host, because layers without measures write nothing. */
@@ -83,13 +90,15 @@ status cuda_lay_out_measures(backend_cuda *b, const step_plan *plan)
         floats += measures_arrays(&s->measure) * plan_measure_floats(m);
     }
     if (floats == 0) return STATUS_IS_OK;
-    RETURN_IF_ERROR(reserve_results(b, floats * sizeof(float)));
-    memset(b->flight->measured, 0, floats * sizeof(float));
-    const float *at = b->flight->measured;
+    RETURN_IF_ERROR(reserve_results(b, floats));
+    measured_block *block = b->flight->measured.first;
+    memset(block->values, 0, floats * sizeof(float));
+    const float *at = block->values;
     for (uint32_t i = 0; i < plan->n_seqs; i++) {
         uint32_t arrays = measures_arrays(&plan->seqs[i].measure);
         if (arrays == 0) continue;
         b->seq_results[i].measure.values = at;
+        b->seq_results[i].measure.holders = &block->holders;
         at += arrays * plan_measure_floats(&b->seq_results[i].measure);
     }
     return STATUS_IS_OK;
@@ -110,7 +119,7 @@ static status measure_one(backend_cuda *b, uint32_t seq, measure_kind kind, size
     m->by_page = NULL;
     m->scratch = b->scratch + slots;
     if (!r->values) return cuda_status(b->device.api->measure(b->device.g, m));
-    size_t at = (size_t)(r->values - b->flight->measured) + first;
+    size_t at = (size_t)(r->values - b->flight->measured.first->values) + first;
     float *device = (float *)(void *)b->measures + at;
     if (spec->by_slot) {
         m->slots = device;
@@ -119,7 +128,8 @@ static status measure_one(backend_cuda *b, uint32_t seq, measure_kind kind, size
     m->by_page = spec->by_slot ? NULL : device;
     m->page_stride = r->stride;
     RETURN_IF_GPU_ERROR(b->device.api->measure(b->device.g, m));
-    return cuda_status(b->device.api->copy_out(b->device.g, b->flight->measured + at, device,
+    return cuda_status(b->device.api->copy_out(b->device.g, b->flight->measured.first->values + at,
+                                               device,
                                                (size_t)r->n_kv_heads * r->stride * sizeof(float)));
 }
 

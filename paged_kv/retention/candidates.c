@@ -48,7 +48,7 @@ static bool page_is_protected(const selector *c, const contest *t, uint32_t page
 
 void contest_open(const selector *c, contest *t)
 {
-    t->n = pkv_seq_table(c->kv, c->seq, t->group).kept_tokens;
+    t->n = table_kept(c, t->group);
     t->positions = t->n == c->len ? NULL : c->positions;
     t->size = t->unit == RETENTION_UNIT_PAGE    ? c->geometry->page_tokens
               : t->unit == RETENTION_UNIT_CHUNK ? c->policy->chunk
@@ -87,7 +87,7 @@ void contest_order(selector *c, contest *t)
     t->order = NULL;
     if (!t->positions) return;
     for (uint32_t i = 0; i < t->n; i++) {
-        c->positions[i] = pkv_seq_position(c->kv, c->seq, t->group, i);
+        c->positions[i] = table_position(c, t->group, i);
         ascending &= i == 0 || c->positions[i] > c->positions[i - 1];
     }
     if (ascending) return;

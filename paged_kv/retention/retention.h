@@ -15,6 +15,8 @@
 
 #include "paged_kv/paged_kv.h"
 
+#include <stdatomic.h>
+
 /* ---- the parts a method is composed of (docs/retention.md says what each means) -------------- */
 
 /* Index of a score. The scores are the files paged_kv/retention/score_*.c; code outside retention
@@ -247,8 +249,12 @@ typedef struct measure_result {
     const float *values;
     uint32_t n_layers;
     uint32_t n_kv_heads;
-    uint32_t stride;      // slots or pages of the longest table
-    uint32_t q_heads;     // query heads for each KV head
+    uint32_t stride;  // slots or pages of the longest table
+    uint32_t q_heads; // query heads for each KV head
+    /* A caller that needs the values beyond the next submit adds 1 here, and takes it off on any
+     * thread. While it is above 0, the backend keeps them and is not destroyed. NULL: they cannot
+     * be held. */
+    _Atomic uint32_t *holders;
     const float *novelty; // [n_prompt] - log p of each prompt token, kept by the scheduler
 } measure_result;
 
@@ -298,20 +304,26 @@ status retention_check_budget(const retention_policy *policy, const pkv_geometry
 /* A selection at a retention point, for every group of a sequence, whatever its tables hold.
  *   keep     [groups][words] bit i of a group's row = slot i of its table stays
  *   scratch  retention_scratch_floats
+ *   grain    whose tables are selected in, where the sequence's are coarser: the groups are its
+ *            tables then, each with the slots of the table that it lies in
  * Allocates nothing. Tables that share a selection get the row of their first table. The length is
  * not checked to be a retention point: a policy that ever selects does so now. */
 typedef struct retention_selection {
     uint64_t *keep; // caller-owned, zeroed by the callee
     uint32_t words; // >= ceil(slots of the longest table / 64)
     float *scratch;
-    size_t n_scratch;   // floats
-    bool gives_up;      // some slot of some table is given up
-    bool budget_raised; // protected slots and one unit more exceed the budget
+    size_t n_scratch; // floats
+    pkv_grain grain;
+    const _Atomic bool *cancelled; // NULL, or what ends the selection early once it is true
+    bool gives_up;                 // some slot of some table is given up
+    bool budget_raised;            // protected slots and one unit more exceed the budget
 } retention_selection;
 
 size_t retention_scratch_floats(const pkv_geometry *geometry, uint32_t max_slots);
-/* STATUS_INTERNAL when measures or arrays do not fit the sequence. STATUS_INVALID when tables that
- * would share a selection hold different tokens, as another policy may have left them. */
+/* Reads of the kv only what the sequence's tables keep, so another thread may change other
+ * sequences meanwhile. STATUS_ABORTED when it was cancelled. STATUS_INTERNAL when measures or
+ * arrays do not fit the sequence. STATUS_INVALID when tables that would share a selection hold
+ * different tokens, as another policy may have left them. */
 status retention_select(const retention_policy *policy, const pkv *kv, uint32_t seq,
                         uint32_t n_prompt, const measure_result *measures, retention_selection *out,
                         error *err);

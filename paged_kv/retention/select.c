@@ -129,11 +129,11 @@ static void select_jointly(selector *c, const contest *first)
 
 static bool same_slots(const selector *c, uint32_t group, uint32_t leader)
 {
-    uint32_t n = pkv_seq_table(c->kv, c->seq, leader).kept_tokens;
-    if (pkv_seq_table(c->kv, c->seq, group).kept_tokens != n) return false;
+    uint32_t n = table_kept(c, leader);
+    if (group / c->parts == leader / c->parts) return true;
+    if (table_kept(c, group) != n) return false;
     for (uint32_t i = 0; n != c->len && i < n; i++) {
-        if (pkv_seq_position(c->kv, c->seq, group, i) != pkv_seq_position(c->kv, c->seq, leader, i))
-            return false;
+        if (table_position(c, group, i) != table_position(c, leader, i)) return false;
     }
     return true;
 }
@@ -180,7 +180,7 @@ static void add_prompt_slots(const selector *c, contest *t)
 {
     t->budget = retention_growths[c->policy->growth].allowance(c->policy, c->len - c->n_prompt);
     for (uint32_t i = 0; i < t->n; i++) {
-        uint32_t at = t->positions ? pkv_seq_position(c->kv, c->seq, t->group, i) : i;
+        uint32_t at = t->positions ? table_position(c, t->group, i) : i;
         t->budget += at < c->n_prompt;
     }
 }
@@ -240,7 +240,7 @@ static void keep_windows(const selector *c, uint32_t layer)
     const pkv_geometry *g = c->geometry;
     uint32_t from = pkv_group_of(g, layer, 0);
     for (uint32_t group = from; group < from + pkv_head_groups(g); group++) {
-        uint32_t n = pkv_seq_table(c->kv, c->seq, group).kept_tokens;
+        uint32_t n = table_kept(c, group);
         uint32_t first = n - smaller(n, pkv_window_of(g, layer));
         keep_range(c->out->keep + (size_t)group * c->out->words, first - first % g->page_tokens, n);
     }
@@ -271,25 +271,27 @@ static status select_run(selector *c, uint32_t index, uint32_t n_scopes, error *
  * for it. */
 static bool has_room(const pkv *kv, uint32_t seq, const retention_selection *out, uint32_t *longest)
 {
-    const pkv_geometry *g = pkv_seq_geometry(kv, seq);
+    const pkv_geometry *g = pkv_get_geometry(kv);
     *longest = 0;
-    for (uint32_t i = 0; i < pkv_groups(g); i++)
+    for (uint32_t i = 0; i < pkv_groups(pkv_seq_geometry(kv, seq)); i++)
         *longest = larger(*longest, pkv_seq_table(kv, seq, i).kept_tokens);
     return (uint64_t)out->words * 64 >= *longest &&
            out->n_scratch >= retention_scratch_floats(g, *longest);
 }
 
-static selector selector_of(const retention_policy *policy, const pkv *kv, uint32_t seq,
-                            uint32_t n_prompt, const measure_result *measures,
-                            retention_selection *out, uint32_t longest)
+static selector selector_of(const retention_policy *policy, const pkv_geometry *geometry,
+                            const pkv *kv, uint32_t seq, uint32_t n_prompt,
+                            const measure_result *measures, retention_selection *out,
+                            uint32_t longest)
 {
     uint32_t len = pkv_seq_length(kv, seq);
     float *at = out->scratch;
     selector c = {
         .policy = policy,
-        .geometry = pkv_seq_geometry(kv, seq),
+        .geometry = geometry,
         .kv = kv,
         .seq = seq,
+        .parts = pkv_groups(geometry) / pkv_groups(pkv_seq_geometry(kv, seq)),
         .n_prompt = n_prompt,
         .len = len,
         .phase = retention_phase_at(policy, n_prompt, len),
@@ -319,22 +321,28 @@ status retention_select(const retention_policy *policy, const pkv *kv, uint32_t 
                         uint32_t n_prompt, const measure_result *measures, retention_selection *out,
                         error *err)
 {
-    const pkv_geometry *g = pkv_seq_geometry(kv, seq);
+    pkv_grain own = pkv_seq_grain(kv, seq);
+    const pkv_geometry at =
+        pkv_geometry_at(pkv_get_geometry(kv), own > out->grain ? own : out->grain);
+    const pkv_geometry *g = &at;
     uint32_t groups = pkv_groups(g), longest;
     out->gives_up = out->budget_raised = false;
     if (!has_room(kv, seq, out, &longest))
         return error_set(err, STATUS_INTERNAL, "retention: no room for tables of %u slots",
                          longest);
     memset(out->keep, 0, (size_t)groups * out->words * sizeof *out->keep);
-    selector c = selector_of(policy, kv, seq, n_prompt, measures, out, longest);
+    selector c = selector_of(policy, g, kv, seq, n_prompt, measures, out, longest);
     bool selects = c.phase.growth || retention_selects(policy);
     uint32_t n_scopes = runs_of(retention_selecting_layers(g, g->n_layers), policy->reuse_layers);
     for (uint32_t l = 0; selects && l < g->n_layers; l += g->layers_per_group)
         if (pkv_window_of(g, l) > 0) keep_windows(&c, l);
-    for (uint32_t i = 0; selects && i < n_scopes; i++)
+    for (uint32_t i = 0; selects && i < n_scopes; i++) {
+        if (out->cancelled && atomic_load(out->cancelled))
+            return error_set(err, STATUS_ABORTED, "retention: the selection was cancelled");
         RETURN_IF_ERROR(select_run(&c, i, n_scopes, err));
+    }
     for (uint32_t i = 0; i < groups; i++) {
-        uint32_t n = pkv_seq_table(kv, seq, i).kept_tokens, kept = 0;
+        uint32_t n = table_kept(&c, i), kept = 0;
         uint64_t *row = out->keep + (size_t)i * out->words;
         if (!selects) keep_range(row, 0, n);
         for (uint32_t w = 0; w < out->words; w++) kept += (uint32_t)__builtin_popcountll(row[w]);

@@ -11,9 +11,10 @@
 
 typedef struct selector {
     const retention_policy *policy;
-    const pkv_geometry *geometry;
+    const pkv_geometry *geometry; // its groups are the tables that are selected in
     const pkv *kv;
     uint32_t seq;
+    uint32_t parts; // of them that lie in one table of the sequence
     uint32_t n_prompt, len;
     retention_phase phase;
     uint32_t sinks, window_from; // positions below and from here on are protected
@@ -45,6 +46,15 @@ typedef struct contest {
     uint32_t *keys;   // [n_units]
     uint64_t *keep;   // a bit for each slot
 } contest;
+
+static inline uint32_t table_kept(const selector *c, uint32_t group)
+{
+    return pkv_seq_table(c->kv, c->seq, group / c->parts).kept_tokens;
+}
+static inline uint32_t table_position(const selector *c, uint32_t group, uint32_t slot)
+{
+    return pkv_seq_position(c->kv, c->seq, group / c->parts, slot);
+}
 
 enum { KEY_NONE = 0, KEY_SELECTED = UINT32_MAX }; // not a candidate; already selected
 

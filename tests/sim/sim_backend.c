@@ -16,6 +16,13 @@ typedef struct sim_slot {
     uint64_t history; // fold of the tokens that penalties count
 } sim_slot;
 
+/* Values of a step's measures; the scheduler may hold them for longer than the step. */
+typedef struct sim_measured {
+    float *values; // [max_seqs, sim_measure_floats of the longest table]
+    _Atomic uint32_t holders;
+    struct sim_measured *next; // among those that were left to a holder
+} sim_measured;
+
 /* A step: the plan until it has run, then the result. */
 typedef struct sim_step {
     const step_plan *plan;
@@ -27,7 +34,7 @@ typedef struct sim_step {
     float *logits;       // [max_rows]
     float *novelty;      // [max_rows]
     step_sample *scores; // [max_rows] logprob: the row's only logit
-    float *measures;     // [max_seqs, sim_measure_floats of the longest table]
+    sim_measured *measured;
     size_t n_measures;
 } sim_step;
 
@@ -51,6 +58,7 @@ struct sim_backend {
     uint64_t delays; // its bits decide which steps run only when their result is collected
     const char *wrong;
     sim_step steps[SIM_STEPS], *step; // step: the one that is running
+    sim_measured *left;               // to holders
     uint32_t first, n_in_flight;
 };
 
@@ -64,6 +72,42 @@ static void *need(size_t n, size_t size)
     void *p = calloc(n, size);
     if (!p) abort();
     return p;
+}
+
+static size_t measured_floats(const sim_options *o)
+{
+    return o->max_seqs * sim_measure_floats(&o->geometry, o->max_model_len);
+}
+
+static sim_measured *make_measured(const sim_options *options)
+{
+    sim_measured *m = need(1, sizeof *m);
+    m->values = need(measured_floats(options), sizeof *m->values);
+    return m;
+}
+
+/* Values that are held are left to the holder. Others are overwritten: a late reader sees this
+ * pattern. */
+static void renew_measured(sim_backend *b, sim_step *step)
+{
+    if (atomic_load(&step->measured->holders) > 0) {
+        sim_measured **link = &b->left, *free_one;
+        while (*link && atomic_load(&(*link)->holders) > 0) link = &(*link)->next;
+        free_one = *link;
+        if (free_one) *link = free_one->next;
+        step->measured->next = b->left;
+        b->left = step->measured;
+        step->measured = free_one ? free_one : make_measured(&b->options);
+    }
+    memset(step->measured->values, 0xee, step->n_measures * sizeof *step->measured->values);
+    step->n_measures = 0;
+}
+
+static void free_measured(sim_backend *b, sim_measured *m)
+{
+    if (atomic_load(&m->holders) > 0) b->wrong = "measures are held for ever";
+    free(m->values);
+    free(m);
 }
 
 sim_backend *sim_backend_create(const sim_options *options)
@@ -98,7 +142,6 @@ sim_backend *sim_backend_create(const sim_options *options)
     b->gather_sums =
         need((size_t)b->groups * options->max_model_len * b->sums_of, sizeof *b->gather_sums);
     b->slots = need(options->max_seqs, sizeof *b->slots);
-    size_t measures = (size_t)options->max_seqs * sim_measure_floats(g, options->max_model_len);
     for (uint32_t i = 0; i < options->max_in_flight; i++) {
         sim_step *step = &b->steps[i];
         step->seqs = need(options->max_seqs, sizeof *step->seqs);
@@ -106,7 +149,7 @@ sim_backend *sim_backend_create(const sim_options *options)
         step->logits = need(options->max_rows, sizeof *step->logits);
         step->novelty = need(options->max_rows, sizeof *step->novelty);
         step->scores = need(options->max_rows, sizeof *step->scores);
-        step->measures = need(measures, sizeof *step->measures);
+        step->measured = make_measured(options);
     }
     return b;
 }
@@ -236,7 +279,8 @@ static void measure(sim_backend *b, const step_seq *q, const pkv_table_view *vie
         copy_sums(b, &views[g], sums, false);
     }
     const char *wrong = sim_measure(geo, &q->measure, q->n_tokens, tables,
-                                    b->step->measures + b->step->n_measures, out);
+                                    b->step->measured->values + b->step->n_measures, out);
+    out->holders = &b->step->measured->holders;
     if (wrong) b->wrong = wrong;
     for (uint32_t g = 0; g < b->groups; g++) copy_sums(b, &views[g], tables[g].sums, true);
     b->step->n_measures += sim_measure_floats(geo, most);
@@ -402,7 +446,7 @@ static status sim_submit(void *ctx, const step_plan *plan)
     b->fail_next = false;
     step->result = (step_result){.step = plan->step, .seqs = step->seqs, .logits = step->logits};
     step->n_samples = 0;
-    step->n_measures = 0;
+    renew_measured(b, step);
     /* A late reader of the result before last sees this pattern. */
     memset(step->samples, 0xee, step_most_draws(b->options.max_seqs) * sizeof *step->samples);
     if (!status_ok(pkv_mirror_apply(b->mirror, plan->deltas.words, plan->deltas.n_words))) {
@@ -451,8 +495,13 @@ static void sim_destroy(void *ctx)
         free(b->steps[i].novelty);
         free(b->steps[i].scores);
         free(b->steps[i].logits);
-        free(b->steps[i].measures);
+        free_measured(b, b->steps[i].measured);
     }
+    for (sim_measured *m = b->left, *next; m; m = next) {
+        next = m->next;
+        free_measured(b, m);
+    }
+    if (b->wrong) abort();
     free(b);
 }
 

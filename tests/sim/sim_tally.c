@@ -71,6 +71,8 @@ bool tally_print(const tally *t, uint32_t n_requests)
     need(&ok, "requests started ahead", t->ahead_starts, 2500);
     need(&ok, "sequences left out of a step ahead", t->left_out, 150);
     need(&ok, "shares that outlived a failed step", t->outlived, 10);
+    need(&ok, "selections handed out", t->handed_out, 500);
+    need(&ok, "selections whose request ended first", t->dropped, 10);
     for (size_t i = 0; i < n; i++) need(&ok, presets[i].name, t->by_preset[i], 50);
     return ok;
 }

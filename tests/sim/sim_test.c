@@ -51,6 +51,8 @@ static void world_create(world *w, uint64_t seed, uint32_t depth, uint32_t n_req
     o->policy = rng_below(&policies, 4) ? SCHED_PRIORITY : SCHED_FCFS;
     o->max_passes = rng_below(&policies, 2) ? NEVER_AGED : 1 + rng_below(&policies, 8);
     o->max_in_flight = depth;
+    rng selections = rng_seed(w->seed + 4000037);
+    o->hand_out_slots = rng_below(&selections, 2) ? 1 + rng_below(&selections, 3000) : 0;
     w->median_prompt = between(w, 20, 120);
     w->median_output = between(w, 2, 30);
     /* The pool's size ranges from too small for two longest sequences to enough for all. */
@@ -115,12 +117,6 @@ static void world_destroy(world *w)
 }
 
 /* ---- requests -------------------------------------------------------------------------------- */
-
-static void add_event(world *w, sched_event event)
-{
-    if (w->n_events == EVENTS_MAX) FAIL(w, "the test has too many events");
-    w->events[w->n_events++] = event;
-}
 
 static void arrive(world *w)
 {
@@ -201,7 +197,7 @@ static void touch_choice(world *w, world_request *r, uint32_t c)
 {
     world_choice *q = &r->choices[c];
     uint64_t id = r->request.id;
-    if (q->done && w->turn >= q->end_at) {
+    if (q->done && w->turn >= q->end_at && !r->selecting) {
         end_choice(w, r, c);
     } else if (q->paused && w->turn >= q->resume_at) {
         q->paused = false;
@@ -435,16 +431,17 @@ static void check_progress(world *w, const step_plan *plan)
             if (q->ended || q->paused || q->n_tokens == r->request.max_new_tokens) continue;
             /* The choice's last token is being drawn. */
             if (q->n_tokens + draws_in_flight(w, r, c) == r->request.max_new_tokens) continue;
-            could_run = true;
+            could_run |= !r->selecting;
             bool due = q->due;
             q->due = false;
+            if (r->selecting) continue;
             /* Other prompts with logits may take all rows of logits, many steps long. */
             bool waits = wants_rows(r) && logit_rows_of(plan) == w->options.max_logit_rows;
             if (in_plan(plan, r, c)) {
                 q->passed_over = 0;
             } else if (!waits && worst && ranks_before(r, c, worst, worst_choice)) {
                 /* A step ahead leaves out sequences that wait for the result in flight. */
-                bool whole = w->n_plans == 0 && !w->options.pressure;
+                bool whole = w->n_plans == 0 && !w->options.pressure && !some_select(w);
                 if (due && whole && w->options.max_passes == NEVER_AGED)
                     FAIL(w, "request %u, choice %u was preempted before a worse one", i, c);
                 if (++q->passed_over > w->max_passed_over) w->max_passed_over = q->passed_over;
@@ -455,7 +452,9 @@ static void check_progress(world *w, const step_plan *plan)
     uint64_t bound = (2 + w->fails) * w->options.max_model_len;
     if (w->max_passed_over > bound)
         FAIL(w, "starvation: passed over %llu times", (unsigned long long)bound);
-    if (could_run && plan->n_seqs == 0) FAIL(w, "nothing runs, although a request could");
+    /* Sequences may wait for pages that a selection is about to give up. */
+    if (could_run && plan->n_seqs == 0 && !some_select(w))
+        FAIL(w, "nothing runs, although a request could");
 }
 
 /* Chunks must not pass a retention point nor split a window. Skipped for contiguous policies, whose
@@ -565,12 +564,14 @@ static void check_report(world *w, const sched_event *event)
         FAIL(w, "a choice that just ended is unknown");
     uint32_t last = r->request.n_prompt + info.output_tokens - 1;
     uint64_t expected = r->answer.dropped[(size_t)event->choice * rows + last];
+    /* An abort does not wait for a selection. */
+    bool selected = event->finished || w->options.hand_out_slots == 0;
     if (info.prompt_tokens != r->given.n_prompt ||
-        (info.output_tokens > 0 && info.report.pages_dropped != expected))
+        (selected && info.output_tokens > 0 && info.report.pages_dropped != expected))
         FAIL(w, "request %llu: %llu pages dropped, the reference dropped %llu",
              (unsigned long long)event->request, (unsigned long long)info.report.pages_dropped,
              (unsigned long long)expected);
-    check_kept(w, r, event->choice, &info);
+    if (selected) check_kept(w, r, event->choice, &info);
     check_session(w, r, event, &info);
     free(info.report.kept_json);
 }
@@ -593,10 +594,12 @@ static void turn(world *w)
     if (chance(w, 1, 2)) make_events(w);
     bool result_first = w->n_plans > 0 && !chance(w, 1, 6);
     if (result_first) deliver(w);
+    give_selections(w);
     if (chance(w, 1, 2)) make_events(w);
     if (chance(w, w->flush_permille, 1000)) add_event(w, (sched_event){.kind = SCHED_FLUSH});
 
     const step_plan *plan = sched_step(w->s, w->now_us, w->events, w->n_events);
+    take_selections(w);
     for (uint32_t i = 0; i < w->n_events; i++) {
         if (w->events[i].kind == SCHED_ADD) check_added(w, &w->events[i]);
         if (w->events[i].kind == SCHED_END && w->events[i].choice != SCHED_ALL_CHOICES)
@@ -629,7 +632,7 @@ static void run_world(uint64_t seed, uint32_t depth, uint32_t n_requests, bool v
     if (!w) abort();
     world_create(w, seed, depth, n_requests, t);
     int64_t most = 4000 + 2000 * (int64_t)n_requests;
-    while (w->n_arrived < w->n_requests || w->n_live > 0 || w->n_plans > 0) {
+    while (w->n_arrived < w->n_requests || w->n_live > 0 || w->n_plans > 0 || w->n_selections > 0) {
         if (w->turn > most)
             FAIL(w, "does not come to an end: %u of %u live", w->n_live, w->n_arrived);
         turn(w);
@@ -638,7 +641,7 @@ static void run_world(uint64_t seed, uint32_t depth, uint32_t n_requests, bool v
     w->now_us += w->options.session_ttl_us;
     int64_t last = w->turn;
     do turn(w);
-    while (w->n_plans > 0 || w->turn < last + 2);
+    while (w->n_plans > 0 || w->n_selections > 0 || w->turn < last + 2);
     sched_stats stats = sched_get_stats(w->s);
     const char *wrong = sched_check_integrity(w->s);
     if (wrong) FAIL(w, "%s", wrong);

@@ -42,6 +42,7 @@ typedef struct world_request {
     uint32_t logit_rows;
     int64_t abort_at; // loop iteration, INT64_MAX = never
     uint32_t book;    // index of its session, BOOKS = none
+    bool selecting;   // as after the last sched_step
     world_choice choices[CHOICES_MAX];
 } world_request;
 
@@ -69,11 +70,21 @@ typedef struct tally {
     uint64_t ahead_chunks, ahead_starts, left_out;
     uint64_t outlived; // shares that count although the step before theirs failed
     uint64_t passed;
-    uint64_t costly;      // steps of several requests with rows that cost more than others
-    uint64_t cuts;        // prompts that lost tokens before prefill
-    uint64_t joined_late; // choices that waited for a slot and then computed one row
+    uint64_t costly;              // steps of several requests with rows that cost more than others
+    uint64_t cuts;                // prompts that lost tokens before prefill
+    uint64_t handed_out, dropped; // selections; of these, their choice ended first
+    uint64_t joined_late;         // choices that waited for a slot and then computed one row
     uint64_t by_preset[64];
 } tally;
+
+/* A selection that runs on what would be another thread. */
+typedef struct world_selection {
+    sched_selection *selection;
+    bool has_run;
+    int64_t back_at; // loop iteration
+} world_selection;
+
+enum { SELECTIONS_MAX = 64 };
 
 typedef struct world {
     uint64_t seed;
@@ -101,6 +112,8 @@ typedef struct world {
                              // sequences do not count
     sched_event events[EVENTS_MAX];
     uint32_t n_events;
+    world_selection selections[SELECTIONS_MAX]; // handed out
+    uint32_t n_selections;
     int64_t turn, now_us;
 
     uint64_t tokens, max_passed_over, fails, n_retained, n_aborted;
@@ -137,6 +150,14 @@ void tally_ahead(world *w, const step_plan *plan);
 void tally_add(tally *t, const sched_stats *stats);
 /* Prints the counts; false when one of them is below its minimum. */
 bool tally_print(const tally *t, uint32_t n_requests);
+/* ---- sim_select.c ---- */
+void add_event(world *w, sched_event event); // for the next sched_step
+/* Takes the selections that the last sched_step made, and looks which requests wait for theirs. */
+void take_selections(world *w);
+/* Gives those back whose time has come. */
+void give_selections(world *w);
+/* Whether some sequence waits for a selection, or has ended while one is out. */
+bool some_select(const world *w);
 /* A log-normal length around the median, within [1, most]. */
 uint32_t length(world *w, uint32_t median, uint32_t most);
 

@@ -106,8 +106,11 @@ static status scripted_collect(void *ctx, const step_result **out)
         assert_false(s->want_logits); /* no whole rows: the backend scores them itself */
         if (s->want_scores) b->seqs[i].scores = give_scores(b, s);
         if (s->measure.kind != MEASURE_NONE)
-            b->seqs[i].measure = (measure_result){
-                .values = b->masses, .n_layers = 2, .n_kv_heads = 2, .stride = 2048 / 16};
+            b->seqs[i].measure = (measure_result){.values = b->masses,
+                                                  .n_layers = b->info.geometry.n_layers,
+                                                  .n_kv_heads = 2,
+                                                  .stride = 2048 / 16,
+                                                  .holders = &b->holders};
     }
     b->result.checksum += step == atomic_load(&b->lie_at);
     uint32_t fail_at = atomic_load(&b->fail_at);

@@ -13,7 +13,13 @@
 
 #include <cmocka.h>
 
-enum { MAX_SEQS = 8, MAX_ROWS = 128, SCRIPT_MAX = 4096, VOCAB = 1024 + 16 /* padded */ };
+enum {
+    MAX_SEQS = 8,
+    MAX_ROWS = 128,
+    LAYERS_MAX = 64,
+    SCRIPT_MAX = 4096,
+    VOCAB = 1024 + 16 /* padded */
+};
 
 typedef struct scripted {
     backend_info info;
@@ -42,7 +48,8 @@ typedef struct scripted {
     step_sample samples[2 * MAX_SEQS]; /* step_most_draws */
     float logits[VOCAB];               /* of a scored row */
     step_sample scores[MAX_ROWS];
-    float masses[2 * 2 * (2048 / 16)]; /* zero: every page scores the same */
+    float masses[LAYERS_MAX * 2 * (2048 / 16)]; /* zero: every page scores the same */
+    _Atomic uint32_t holders;                   /* of masses */
 } scripted;
 
 /* The logit of token `next` after `token` at `position`. */

@@ -150,7 +150,8 @@ void answer(fixture *f, status st)
                                                   .n_layers = 2,
                                                   .n_kv_heads = 1,
                                                   .stride = FIXTURE_SLOTS,
-                                                  .q_heads = 1};
+                                                  .q_heads = 1,
+                                                  .holders = &f->holders};
     }
     f->result = (step_result){.step = f->plan->step,
                               .status = st,

@@ -30,6 +30,7 @@ typedef struct fixture {
     step_seq_result seqs[FIXTURE_SEQS];
     step_sample samples[2 * FIXTURE_SEQS]; // step_most_draws
     float measures[2 * FIXTURE_SLOTS];
+    _Atomic uint32_t holders; // of measures
     char trace[2048];
     uint32_t prompts[FIXTURE_PROMPTS][2048];
 } fixture;
