@@ -224,6 +224,9 @@ uint64_t shares_even(const pkv *p);
  * gives one up. Cells without any become cached when they are hashed, else free. */
 void tier_ref(pkv *p, pkv_tree *tier, uint32_t node, bool parked);
 void tier_unref(pkv *p, pkv_tree *tier, uint32_t node, bool parked);
+/* tree_split_refs */
+void tier_split(pkv *p, pkv_tree *tier, const uint32_t *runs, uint32_t n, pkv_grain grain,
+                bool parked);
 static inline void pool_ref(pkv *p, pkv_grain grain, uint32_t page)
 {
     tier_ref(p, &p->pool, node_of(&p->pool, grain, page), false);

@@ -281,6 +281,37 @@ void tier_unref(pkv *p, pkv_tree *tier, uint32_t node, bool parked)
     if (tier == &p->pool) watch_count(p, node, 1);
 }
 
+/* Parts whose block alone held them are held by a table too from now on. */
+static void settle_parts(pkv *p, uint32_t run, pkv_grain grain)
+{
+    const pkv_tree *t = &p->pool;
+    uint32_t n = run < tree_whole_at(t) ? t->n_heads : t->n_layers;
+    for (uint32_t i = 0; i < n; i++) {
+        uint32_t part = node_part(t, run, i);
+        if (node_grain(t, part) != grain) settle_parts(p, part, grain);
+        if (t->nodes[part].ringed || t->nodes[part].block != 0) ring_settle(p, part);
+    }
+}
+
+void tier_split(pkv *p, pkv_tree *tier, const uint32_t *runs, uint32_t n, pkv_grain grain,
+                bool parked)
+{
+    bool is_pool = tier == &p->pool;
+    for (uint32_t i = 0; is_pool && i < n; i++) watch_count(p, runs[i], UINT32_MAX);
+    bool had_parts = false; /* some part was taken before, and may be of a block */
+    for (uint32_t i = 0; i < n; i++) had_parts |= run_at(tier, runs[i])->below[COVER_TAKEN] > 0;
+    tree_split_refs(tier, runs, n, grain, parked);
+    if (!is_pool) return; /* the host tier has no blocks */
+    for (uint32_t i = 0; i < n; i++) {
+        if (had_parts) settle_parts(p, runs[i], grain);
+        for (uint32_t node = runs[i];; node = node_above(tier, node)) {
+            ring_settle(p, node);
+            if (node >= tree_whole_at(tier)) break;
+        }
+        watch_count(p, runs[i], 1);
+    }
+}
+
 void pool_park(pkv *p, pkv_grain grain, uint32_t page)
 {
     uint32_t node = node_of(&p->pool, grain, page);

@@ -54,18 +54,18 @@ static void fill_table(const pkv *p, const pkv_tree *tier, const pkv_seq *s, pkv
     table_copy_slots(p, &l->tables[group], t);
 }
 
-/* The parts take over the references of their runs. A part is taken before its run is given up, so
- * that no cell is free meanwhile. */
-static void move_refs(pkv *p, pkv_tree *tier, const pkv_seq *s, pkv_grain grain,
-                      const finer_lists *l, bool parked)
+enum { SPLIT_TOGETHER = 256 };
+
+/* The parts take over the references of their runs. */
+static void move_refs(pkv *p, pkv_tree *tier, const pkv_seq *s, pkv_grain grain, bool parked)
 {
-    for (uint32_t g = 0; g < l->groups; g++) {
-        for (uint32_t i = 0; i < l->tables[g].n_pages; i++)
-            tier_ref(p, tier, node_of(tier, grain, l->pages[(size_t)g * s->row + i]), parked);
-    }
+    uint32_t runs[SPLIT_TOGETHER], most = s->grain == PKV_ALL ? SPLIT_TOGETHER : 1;
     for (uint32_t g = 0; g < s->groups; g++) {
-        for (uint32_t i = 0; i < s->tables[g].n_pages; i++)
-            tier_unref(p, tier, node_of(tier, s->grain, seq_pages(s, g)[i]), parked);
+        for (uint32_t i = 0, n; i < s->tables[g].n_pages; i += n) {
+            for (n = 0; n < most && i + n < s->tables[g].n_pages; n++)
+                runs[n] = node_of(tier, s->grain, seq_pages(s, g)[i + n]);
+            tier_split(p, tier, runs, n, grain, parked);
+        }
     }
 }
 
@@ -74,7 +74,7 @@ status seq_split(pkv *p, pkv_tree *tier, pkv_seq *s, pkv_grain grain, bool parke
     finer_lists l;
     RETURN_IF_ERROR(make_lists(p, s, grain, &l));
     for (uint32_t g = 0; g < l.groups; g++) fill_table(p, tier, s, grain, &l, g);
-    move_refs(p, tier, s, grain, &l, parked);
+    move_refs(p, tier, s, grain, parked);
     finer_lists old = {s->tables, s->pages, s->bases, s->cap_tables};
     s->tables = l.tables;
     s->pages = l.pages;

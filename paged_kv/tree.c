@@ -247,6 +247,52 @@ void tree_change_end(pkv_tree *t, uint32_t node)
         list_layer(t, node_part(t, whole, i));
 }
 
+static void move_ref(pkv_tree *t, uint32_t node, uint32_t by, bool parked)
+{
+    t->nodes[node].refs += by;
+    t->nodes[node].parked += parked ? by : 0;
+}
+
+static void ref_cells(pkv_tree *t, uint32_t layer, bool parked)
+{
+    if (run_at(t, layer)->below[COVER_TAKEN] == 0) set_parts(t, layer);
+    for (uint32_t i = 0; i < t->n_heads; i++) {
+        uint32_t cell = node_part(t, layer, i);
+        count_cell(t, cell, (uint32_t)-1);
+        move_ref(t, cell, 1, parked);
+        count_cell(t, cell, 1);
+    }
+}
+
+/* Layer by layer, because the records of one layer's runs lie together. */
+void tree_split_refs(pkv_tree *t, const uint32_t *runs, uint32_t n, pkv_grain grain, bool parked)
+{
+    bool are_whole = n > 0 && runs[0] >= tree_whole_at(t);
+    for (uint32_t i = 0; i < n; i++) {
+        uint32_t whole = are_whole ? runs[i] : node_above(t, runs[i]);
+        if (are_whole && run_at(t, whole)->busy[COVER_TAKEN] == 0) set_parts(t, whole);
+        count_whole(t, whole, (uint32_t)-1);
+    }
+    for (uint32_t l = 0; l < (are_whole ? t->n_layers : 1); l++) {
+        for (uint32_t i = 0; i < n; i++) {
+            uint32_t layer = are_whole ? node_part(t, runs[i], l) : runs[i];
+            count_layer(t, layer, (uint32_t)-1);
+            if (grain == PKV_HEAD) ref_cells(t, layer, parked);
+            else move_ref(t, layer, 1, parked);
+            if (!are_whole) move_ref(t, layer, (uint32_t)-1, parked);
+            count_layer(t, layer, 1);
+        }
+    }
+    for (uint32_t i = 0; i < n; i++) {
+        uint32_t whole = are_whole ? runs[i] : node_above(t, runs[i]);
+        if (are_whole) move_ref(t, whole, (uint32_t)-1, parked);
+        count_whole(t, whole, 1);
+        list_whole(t, whole);
+        for (uint32_t l = 0; l < (are_whole ? t->n_layers : 1); l++)
+            list_layer(t, are_whole ? node_part(t, whole, l) : runs[i]);
+    }
+}
+
 /* From the whole run down, because the records of parts are unset while no part was ever taken. */
 uint32_t cells_with(const pkv_tree *t, uint32_t node, cover k)
 {
