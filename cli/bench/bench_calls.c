@@ -287,6 +287,8 @@ status bench_calls(const bench_calls_options *options, double *us, error *err)
     if (o.rounds > ROUNDS_MAX) o.rounds = ROUNDS_MAX;
     RETURN_IF_ERROR(time_decodes(&o, us, err));
     RETURN_IF_ERROR(bench_arrivals(&o, &us[BENCH_CALL_ARRIVALS], err));
+    RETURN_IF_ERROR(bench_select(&o, "chunkkv", &us[BENCH_CALL_SELECT_LAYERS], err));
+    RETURN_IF_ERROR(bench_select(&o, "snapkv", &us[BENCH_CALL_SELECT_HEADS], err));
     RETURN_IF_ERROR(time_sessions(&o, us, err));
     uint32_t *tokens = make_prompts(0, 1, o.long_tokens + 1);
     if (!tokens) return error_set(err, STATUS_NO_MEMORY, "out of memory");

@@ -26,7 +26,11 @@ typedef struct bench_calls_options {
     X(OPEN_HIT, "open_hit", "open with a hit of N tokens", long_tokens)                            \
     X(SWAP_OUT, "swap_out", "swap out of N tokens", long_tokens)                                   \
     X(SWAP_IN, "swap_in", "swap in of N tokens", long_tokens)                                      \
-    X(BLOCKED, "blocked_head", "sched_step, a blocked head of line hits N tokens", long_tokens)
+    X(BLOCKED, "blocked_head", "sched_step, a blocked head of line hits N tokens", long_tokens)    \
+    X(SELECT_LAYERS, "select_chunkkv",                                                             \
+      "the engine thread's longest turn, chunkkv selects among N", long_tokens)                    \
+    X(SELECT_HEADS, "select_snapkv", "the engine thread's longest turn, snapkv selects among N",   \
+      long_tokens)
 
 typedef enum bench_call {
 #define BENCH_CALL_ID(id, json, name, option) BENCH_CALL_##id,
@@ -38,6 +42,9 @@ typedef enum bench_call {
 /* The longest time in which the engine thread leaves the backend alone while it takes the requests
  * that arrived during one step: running sequences wait for it. */
 status bench_arrivals(const bench_calls_options *options, double *us, error *err);
+
+/* The same while a sequence of long_tokens is selected in, beside a few that decode. */
+status bench_select(const bench_calls_options *options, const char *method, double *us, error *err);
 
 /* us [BENCH_CALL_KINDS]: microseconds of one call. */
 status bench_calls(const bench_calls_options *options, double *us, error *err);

@@ -25,6 +25,9 @@ typedef struct null_backend {
     step_seq_result *seqs; // [max_seqs]
     step_sample *samples;  // [step_most_draws]
     step_result result;
+    float *measures; // invented once, [n_measures]
+    size_t n_measures;
+    _Atomic uint32_t holders;            // of them
     null_step in_flight[MOST_IN_FLIGHT]; // oldest first
     uint32_t n_in_flight;
     int64_t last_end_ns;  // of the newest step
@@ -43,15 +46,43 @@ static int64_t thread_time_ns(void)
     return (int64_t)t.tv_sec * 1000000000 + t.tv_nsec;
 }
 
-/* Rows and draws alone are answered. */
-static status check_plan(const step_plan *plan)
+/* What the measure of a share returns; invented values, the same for all. */
+static measure_result measure(null_backend *b, const step_seq *s)
+{
+    const measure_spec *spec = &s->measure;
+    if (spec->kind == MEASURE_NONE || spec->silent) return (measure_result){0};
+    pkv_mirror_extent extent = pkv_mirror_extent_of(b->mirror.tables, s->seq);
+    return (measure_result){.values = b->measures,
+                            .n_layers = measure_layers(&b->info.geometry, spec->layer_step),
+                            .n_kv_heads = b->info.geometry.n_kv_heads,
+                            .stride = spec->by_slot ? extent.most_kept : extent.most_pages,
+                            .q_heads = 1,
+                            .holders = &b->holders};
+}
+
+/* Rows, draws, and measures of one kind are answered. */
+static status check_plan(null_backend *b, const step_plan *plan)
 {
     for (uint32_t i = 0; i < plan->n_seqs; i++) {
         const step_seq *s = &plan->seqs[i];
-        if (s->want_logits || s->want_scores || s->measure.kind != MEASURE_NONE)
-            return status_make(STATUS_UNSUPPORTED,
-                               "the null backend computes and measures nothing");
+        measure_result m = measure(b, s);
+        if (s->want_logits || s->want_scores || s->measure.novelty || s->measure.second)
+            return status_make(STATUS_UNSUPPORTED, "the null backend computes nothing");
+        if ((size_t)m.n_layers * m.n_kv_heads * m.stride > b->n_measures)
+            return status_make(STATUS_UNSUPPORTED, "the null backend has too few measures");
     }
+    return STATUS_IS_OK;
+}
+
+static status make_measures(null_backend *b, uint32_t tokens)
+{
+    const pkv_geometry *g = &b->info.geometry;
+    b->n_measures = (size_t)g->n_layers * g->n_kv_heads * tokens;
+    if (tokens == 0) return STATUS_IS_OK;
+    b->measures = alloc_resize(NULL, NULL, b->n_measures, sizeof *b->measures);
+    if (!b->measures) return status_make(STATUS_NO_MEMORY, NULL);
+    for (size_t i = 0; i < b->n_measures; i++)
+        b->measures[i] = (float)(hash_mix64(i) >> 40) * 0x1p-24f;
     return STATUS_IS_OK;
 }
 
@@ -89,7 +120,7 @@ static status null_submit(void *ctx, const step_plan *plan)
     if (!in_time) b->last_end_ns = now;
     if (plan->n_seqs > 0) b->last_end_ns += b->step_ns;
     b->in_flight[b->n_in_flight++] =
-        (null_step){.plan = plan, .status = check_plan(plan), .end_ns = b->last_end_ns};
+        (null_step){.plan = plan, .status = check_plan(b, plan), .end_ns = b->last_end_ns};
     if (plan->n_seqs > 0) count_step(b, plan, in_time, now - start);
     b->last_call_ns = clock_now_ns();
     return STATUS_IS_OK;
@@ -113,7 +144,9 @@ static void answer(null_backend *b, const null_step *step)
                               .compute_us = plan->n_seqs > 0 ? b->step_ns / 1000 : 0};
     for (uint32_t i = 0; i < b->result.n_seqs; i++) {
         uint32_t n_samples = plan->seqs[i].n_samples;
-        b->seqs[i] = (step_seq_result){.samples = &b->samples[n], .n_samples = n_samples};
+        b->seqs[i] = (step_seq_result){.samples = &b->samples[n],
+                                       .n_samples = n_samples,
+                                       .measure = measure(b, &plan->seqs[i])};
         for (uint32_t j = 0; j < n_samples; j++, n++) {
             step_sample *out = &b->samples[n];
             out->token = (uint32_t)(hash_mix64(plan->step << 20 ^ n) % b->info.vocab_size);
@@ -153,6 +186,7 @@ static void null_destroy(void *ctx)
     pthread_mutex_destroy(&b->lock);
     free(b->seqs);
     free(b->samples);
+    free(b->measures);
     free(b);
 }
 
@@ -175,13 +209,14 @@ status null_backend_create(const null_options *o, backend *out, error *err)
                              .max_positions = o->max_positions,
                              .max_rows = o->max_rows,
                              .max_seqs = o->max_seqs,
-                             .lacks = UINT32_MAX,
+                             .lacks = o->measured_tokens ? 0 : UINT32_MAX,
                              .n_pages = o->n_pages,
                              .max_in_flight = MOST_IN_FLIGHT,
                              .geometry = o->geometry};
     b->seqs = calloc(o->max_seqs, sizeof *b->seqs);
     b->samples = calloc(step_most_draws(o->max_seqs), sizeof *b->samples);
     status st = b->seqs && b->samples ? STATUS_IS_OK : status_make(STATUS_NO_MEMORY, NULL);
+    if (status_ok(st)) st = make_measures(b, o->measured_tokens);
     if (status_ok(st)) st = bench_mirror_create(&o->geometry, o->n_pages, o->max_seqs, &b->mirror);
     if (!status_ok(st)) {
         null_destroy(b);

@@ -11,6 +11,8 @@ typedef struct null_options {
     uint32_t n_pages, max_seqs, max_rows;
     uint32_t vocab_size, max_positions;
     int64_t step_us; // 0 = a step is over when it was submitted
+    /* Measures are invented for sequences of up to this many tokens; 0 = nothing is measured. */
+    uint32_t measured_tokens;
 } null_options;
 
 /* Sums since null_backend_create. */

@@ -20,16 +20,19 @@ static status make_tokenizer(tokenizer **out, error *err)
 
 static status make_backend(const null_engine_options *o, backend *out, error *err)
 {
-    uint64_t pages = (uint64_t)(o->tokens / o->geometry.page_tokens + 2) * pkv_groups(&o->geometry);
+    uint32_t groups = pkv_groups(&o->geometry), size = o->geometry.page_tokens;
+    uint64_t pages = (uint64_t)(o->tokens / size + 2) * groups;
     pages += pages / 4; /* what ended requests left in the prefix cache */
-    if (pages * o->running >= PKV_PAGES_MOST)
+    pages = pages * o->running + (uint64_t)(o->long_tokens / size + 2) * groups * 5 / 4;
+    if (pages >= PKV_PAGES_MOST)
         return error_set(err, STATUS_LIMIT, "the requests would take more than 2^30 pages");
     null_options n = {.geometry = o->geometry,
-                      .n_pages = (uint32_t)pages * o->running + 1,
+                      .n_pages = (uint32_t)pages + 1,
                       .max_seqs = o->running,
                       .max_rows = o->prefill_chunk + o->running,
                       .vocab_size = NULL_VOCAB,
-                      .max_positions = o->tokens,
+                      .max_positions = o->tokens > o->long_tokens ? o->tokens : o->long_tokens,
+                      .measured_tokens = o->long_tokens,
                       .step_us = o->step_us};
     return null_backend_create(&n, out, err);
 }

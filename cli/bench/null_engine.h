@@ -12,6 +12,8 @@ typedef struct null_engine_options {
     uint32_t running;      // sequences at once
     uint32_t tokens;       // of prompt and output of a request, together
     uint32_t max_requests; // waiting and running
+    /* One of the requests may have this many tokens, and methods of retention may measure. */
+    uint32_t long_tokens;
     uint32_t prefill_chunk, step_us;
     uint32_t ring_capacity; // 0 = the engine's default
     bool prefix_cache;
