@@ -480,20 +480,56 @@ static status apply_return(pkv_mirror *m, reader *r, bool parked)
     return STATUS_IS_OK;
 }
 
-/* What the sequence's tables add to the checksum; `sign` -1 takes it away. Their pages get as many
- * references more. */
-static void count_tables(pkv_mirror *m, const mirror_seq *s, uint32_t sign)
+/* What the sequence's tables add to the checksum. */
+static uint64_t checksum_tables(const pkv_mirror *m, const mirror_seq *s)
 {
+    uint64_t sum = 0;
     for (uint32_t g = 0; g < s->groups; g++) {
-        uint64_t key = key_of(m, s, g), sum = checksum_kept(key, s->tables[g].kept);
-        for (uint32_t i = 0; i < s->tables[g].n_pages; i++) {
-            uint32_t page = list_of(s, g)[i];
-            uint32_t node = node_of(&m->tier, s->grain, page);
-            count_ref(m, node, sign);
-            if (sign == 1) m->pool[node].group = first_group(m, s, g);
-            sum += checksum_page(key, i, page);
+        uint64_t key = key_of(m, s, g);
+        sum += checksum_kept(key, s->tables[g].kept);
+        for (uint32_t i = 0; i < s->tables[g].n_pages; i++)
+            sum += checksum_page(key, i, list_of(s, g)[i]);
+    }
+    return sum;
+}
+
+/* Counts a reference to each cell of a layer run, which are of the KV groups from `group` on. */
+static void count_cells(pkv_mirror *m, uint32_t layer, uint32_t group)
+{
+    uint32_t n = m->tier.n_heads;
+    m->pool[layer].below += n;
+    for (uint32_t h = 0; h < n; h++) {
+        page_state *cell = &m->pool[node_part(&m->tier, layer, h)];
+        cell->refs++;
+        cell->group = group + h;
+    }
+}
+
+/* The parts of a table's pages take over their references. Layer by layer, because the records of
+ * one layer's runs lie together. */
+static void split_refs(pkv_mirror *m, const mirror_seq *s, uint32_t table, pkv_grain grain)
+{
+    const pkv_tree *tier = &m->tier;
+    const uint32_t *pages = list_of(s, table);
+    uint32_t n = s->tables[table].n_pages, n_layers = s->grain == PKV_ALL ? tier->n_layers : 1;
+    uint32_t parts = grain == PKV_HEAD ? n_layers * tier->n_heads : n_layers;
+    for (uint32_t i = 0; i < n; i++) {
+        uint32_t run = node_of(tier, s->grain, pages[i]);
+        count_ref(m, run, (uint32_t)-1);
+        m->pool[run < tree_whole_at(tier) ? node_above(tier, run) : run].below += parts;
+    }
+    for (uint32_t l = 0; l < n_layers; l++) {
+        for (uint32_t i = 0; i < n; i++) {
+            uint32_t run = node_of(tier, s->grain, pages[i]);
+            uint32_t layer = s->grain == PKV_ALL ? node_part(tier, run, l) : run;
+            uint32_t group = (s->grain == PKV_ALL ? l : table) * tier->n_heads;
+            if (grain == PKV_HEAD) {
+                count_cells(m, layer, group);
+            } else {
+                m->pool[layer].refs++;
+                m->pool[layer].group = group;
+            }
         }
-        m->checksum += sign == 1 ? sum : 0 - sum;
     }
 }
 
@@ -522,11 +558,12 @@ static status apply_split(pkv_mirror *m, reader *r)
         }
         finer.tables[g] = *from;
     }
-    count_tables(m, s, (uint32_t)-1);
+    m->checksum -= checksum_tables(m, s);
+    for (uint32_t g = 0; g < s->groups; g++) split_refs(m, s, g, finer.grain);
     *s = finer;
     s->open = true;
     for (uint32_t g = 0; g < s->groups; g++) s->weight += checksum_weight(key_of(m, s, g));
-    count_tables(m, s, 1);
+    m->checksum += checksum_tables(m, s);
     alloc_free(&m->alloc, old.pages);
     alloc_free(&m->alloc, old.tables);
     return STATUS_IS_OK;
