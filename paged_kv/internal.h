@@ -126,7 +126,8 @@ struct pkv {
     prefix_watch watch;
     parked_sight sight;
 
-    pkv_seq *seqs; // [max_seqs]
+    pkv_seq *seqs;                                 // [max_seqs]
+    uint32_t gather_at, gather_table, gather_page; // the page that pkv_gather looks at next
     uint64_t checksum;
 
     uint32_t n_host_pages;
@@ -282,6 +283,8 @@ static inline void log_word(pkv *p, uint32_t word)
     p->log.words[p->log.n_words++] = word;
 }
 void log_move(pkv *p, pkv_move move);
+/* Logs a TRIM without pages; returns the index of its count of pages. */
+size_t log_trim(pkv *p, uint32_t seq, uint32_t group, uint32_t kept);
 /* Logs a drop; keep has bits over the table's n_pages before the drop. */
 void log_drop(pkv *p, uint32_t seq, uint32_t group, const uint64_t *keep);
 

@@ -40,8 +40,7 @@ static void *scratch_room(pkv *p, size_t bytes)
 
 /* ---- pages replaced by copies ---------------------------------------------------------------- */
 
-/* Logs a TRIM without pages, to which log_replaced adds; returns the index of its count. */
-static size_t log_trim(pkv *p, uint32_t id, uint32_t group, uint32_t kept)
+size_t log_trim(pkv *p, uint32_t id, uint32_t group, uint32_t kept)
 {
     log_word(p, DELTA_TRIM);
     log_word(p, id);

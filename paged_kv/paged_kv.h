@@ -149,7 +149,9 @@ const pkv_geometry *pkv_get_geometry(const pkv *p);
       "Prompt tokens looked up in the prefix cache.")                                              \
     X(hit_tokens, "prefix_cache_hits_total", "Prompt tokens found in the prefix cache.")           \
     X(pages_dropped, NULL, "References to cells given up by retention.")                           \
-    X(slots_moved, NULL, "K/V slots copied on write and by compaction, over all groups.")          \
+    X(slots_moved, NULL,                                                                           \
+      "K/V slots copied on write, by compaction and by gathering, over all groups.")               \
+    X(pages_gathered, NULL, "Pages moved out of broken runs.")                                     \
     X(pages_swapped_out, NULL, "Pages copied to the host tier.")                                   \
     X(pages_swapped_in, NULL, "Pages copied back from the host tier.")                             \
     X(pages_retaken, NULL, "Pages still resident when their swapped sequence came back.")
@@ -255,6 +257,12 @@ status pkv_seq_keep(pkv *p, uint32_t seq, uint32_t group, const uint64_t *keep, 
 status pkv_seq_unshare(pkv *p, uint32_t seq);
 /* Makes `child` (closed before) a copy of `parent` that shares every page. */
 status pkv_seq_fork(pkv *p, uint32_t parent, uint32_t child, uint32_t expect_tokens);
+/* Where most of what is available lies in broken runs, moves pages of open sequences, a bounded
+ * number, out of their runs into fuller ones. Called again and again it makes runs whole. It moves
+ * no shared page and none of a sequence at PKV_ALL, and it evicts no cached one. Slots and
+ * positions are as before. K and V of all tokens must have been computed in earlier steps.
+ * STATUS_NO_MEMORY changes nothing. */
+status pkv_gather(pkv *p);
 /* Closes a sequence: gives up every reference, the last blocks first, so that a block is reclaimed
  * before its parent. */
 void pkv_seq_close(pkv *p, uint32_t seq);

@@ -271,6 +271,7 @@ void tree_split_refs(pkv_tree *t, const uint32_t *runs, uint32_t n, pkv_grain gr
     for (uint32_t i = 0; i < n; i++) {
         uint32_t whole = are_whole ? runs[i] : node_above(t, runs[i]);
         if (are_whole && run_at(t, whole)->busy[COVER_TAKEN] == 0) set_parts(t, whole);
+        count_loose(t, runs[i], runs[i], whole, (uint32_t)-1);
         count_whole(t, whole, (uint32_t)-1);
     }
     for (uint32_t l = 0; l < (are_whole ? t->n_layers : 1); l++) {
@@ -287,6 +288,7 @@ void tree_split_refs(pkv_tree *t, const uint32_t *runs, uint32_t n, pkv_grain gr
         uint32_t whole = are_whole ? runs[i] : node_above(t, runs[i]);
         if (are_whole) move_ref(t, whole, (uint32_t)-1, parked);
         count_whole(t, whole, 1);
+        count_loose(t, runs[i], runs[i], whole, 1);
         list_whole(t, whole);
         for (uint32_t l = 0; l < (are_whole ? t->n_layers : 1); l++)
             list_layer(t, are_whole ? node_part(t, whole, l) : runs[i]);

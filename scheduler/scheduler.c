@@ -185,6 +185,7 @@ const step_plan *sched_step(sched *s, int64_t now_us, const sched_event *events,
     sched_reap(s);
     sched_sessions_expire(s);
     if (s->n_in_flight > 0 && !sched_may_plan_ahead(s)) return &s->idle_plan;
+    if (s->running.n > 0) (void)pkv_gather(s->kv); /* it only saves time */
     sched_plan_step(s, now_us);
     if (s->n_in_flight > 0 && next_work(s)->plan.n_seqs == 0)
         return &s->idle_plan; /* the deltas go with the next plan */

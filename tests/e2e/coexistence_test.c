@@ -277,7 +277,7 @@ static void all_methods_coexist(void **state)
     rng random = rng_seed(2026);
     pairs met = {0};
     static answers alone[2][2][2][3]; // by rank, heads, page, format
-    uint64_t swapped = 0, replayed = 0;
+    uint64_t swapped = 0, replayed = 0, gathered = 0;
     uint32_t n_runs = 0;
     for (run r = draw(&random, &met); count_new(&met, &r) > 0; r = draw(&random, &met), n_runs++) {
         answers *a = &alone[r.level[RANKS]][r.level[HEADS]][r.level[PAGE]][r.level[FORMAT]];
@@ -285,11 +285,15 @@ static void all_methods_coexist(void **state)
         sched_stats stats = answer_in_a_crowd(&r, a);
         if (value(&r, POOL) == SWAPS) swapped += stats.swaps_in;
         else replayed += stats.replayed_tokens;
+        gathered += stats.pages.pages_gathered;
         meet(&met, &r);
     }
-    print_message("%u runs, %llu sequences back from the host tier, %llu tokens computed again\n",
-                  n_runs, (unsigned long long)swapped, (unsigned long long)replayed);
-    assert_true(n_runs >= 6 && swapped > 0 && replayed > 0);
+    print_message(
+        "%u runs, %llu sequences back from the host tier, %llu tokens computed again, %llu "
+        "pages moved to fuller runs\n",
+        n_runs, (unsigned long long)swapped, (unsigned long long)replayed,
+        (unsigned long long)gathered);
+    assert_true(n_runs >= 6 && swapped > 0 && replayed > 0 && gathered > 0);
 }
 
 int main(void)

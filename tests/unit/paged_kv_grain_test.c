@@ -171,6 +171,71 @@ static void too_few_cells_change_nothing(void **state)
     end(&f);
 }
 
+/* Gathers until nothing moves any more; returns how many cells moved. */
+static uint64_t gather(grain_fixture *f)
+{
+    uint64_t first = pkv_count(f->kv).pages_gathered, before;
+    do {
+        before = pkv_count(f->kv).pages_gathered;
+        assert_true(status_ok(pkv_gather(f->kv)));
+        check(f);
+    } while (pkv_count(f->kv).pages_gathered > before);
+    return before - first;
+}
+
+/* Each of the six runs keeps one page of one table. */
+static void pages_left_alone_are_gathered(void **state)
+{
+    (void)state;
+    for (pkv_grain grain = PKV_LAYER; grain <= PKV_HEAD; grain++) {
+        uint32_t tables = grain == PKV_LAYER ? 2 : 4;
+        for (uint32_t gathers = 0; gathers < 2; gathers++) {
+            grain_fixture f;
+            begin(&f, 2, 2, PAGES, 0);
+            fill(&f, 0, grain, 1, RUNS * P - 3);
+            for (uint32_t t = 0; t < tables; t++)
+                drop(&f, 0, t, (tables == 2 ? 0x15u : 0x11u) << t);
+            if (gathers) assert_in_range(gather(&f), 3, 6);
+            fill(&f, 1, PKV_ALL, 2, 2 * P);
+            assert_int_equal(pkv_seq_grain(f.kv, 1), gathers ? PKV_ALL : PKV_LAYER);
+            grow(&f, 0, 3);
+            end(&f);
+        }
+    }
+}
+
+/* A shared page would have to move in every table that holds it; one that the cache holds stays
+ * there and is copied. */
+static void shared_pages_are_not_gathered(void **state)
+{
+    (void)state;
+    grain_fixture f;
+    begin(&f, 2, 2, PAGES, 0);
+    fill(&f, 0, PKV_LAYER, 1, RUNS * P);
+    for (uint32_t t = 0; t < 2; t++) drop(&f, 0, t, 0x15u << t);
+    fork_seq(&f, 0, 1);
+    assert_int_equal(gather(&f), 0);
+    close_seq(&f, 1);
+    assert_true(gather(&f) > 0);
+    end(&f);
+}
+
+/* The words of the first drops stand before those of the moves, so that the last drop, in the same
+ * step, has words of its own. */
+static void a_table_drops_before_and_after_it_is_gathered(void **state)
+{
+    (void)state;
+    grain_fixture f;
+    begin(&f, 2, 2, PAGES, 0);
+    fill(&f, 0, PKV_LAYER, 1, RUNS * P);
+    const uint64_t first[] = {0x15, 0x2a}, last = 0x5;
+    for (uint32_t t = 0; t < 2; t++) pkv_seq_drop(f.kv, 0, t, &first[t]);
+    assert_true(status_ok(pkv_gather(f.kv)));
+    assert_true(pkv_count(f.kv).pages_gathered > 0);
+    for (uint32_t t = 0; t < 2; t++) pkv_seq_drop(f.kv, 0, t, &last);
+    end(&f);
+}
+
 static void drained_runs_are_whole_again(void **state)
 {
     (void)state;
@@ -496,6 +561,9 @@ int main(void)
         cmocka_unit_test(a_hit_takes_blocks_of_any_grain),
         cmocka_unit_test(only_broken_runs_give_finer_tables),
         cmocka_unit_test(too_few_cells_change_nothing),
+        cmocka_unit_test(pages_left_alone_are_gathered),
+        cmocka_unit_test(shared_pages_are_not_gathered),
+        cmocka_unit_test(a_table_drops_before_and_after_it_is_gathered),
         cmocka_unit_test(drained_runs_are_whole_again),
         cmocka_unit_test(sequences_of_each_grain_swap),
         cmocka_unit_test(blocks_of_another_grain_are_taken_back),
