@@ -12,11 +12,11 @@ static uint32_t run_length(const uint32_t *keep, uint32_t n_keep, uint32_t i, ui
     return n;
 }
 
-status table_gather(pkv *p, uint32_t id, uint32_t group, const uint32_t *keep, uint32_t n_keep,
+status table_gather(pkv *p, uint32_t id, uint32_t table, const uint32_t *keep, uint32_t n_keep,
                     bool rotated)
 {
     pkv_seq *s = &p->seqs[id];
-    pkv_table *t = &s->tables[group];
+    pkv_table *t = &s->tables[table];
     uint32_t size = p->geometry.page_tokens, n_fresh = pages_for(p, n_keep), n_old = t->n_pages;
     size_t n_moves = 0;
     for (uint32_t i = 0; i < n_keep; i += run_length(keep, n_keep, i, size)) n_moves++;
@@ -26,15 +26,15 @@ status table_gather(pkv *p, uint32_t id, uint32_t group, const uint32_t *keep, u
 
     log_word(p, DELTA_COMPACT);
     log_word(p, id);
-    log_word(p, group);
+    log_word(p, table);
     log_word(p, n_keep);
     const uint32_t *fresh = p->log.words + p->log.n_words;
-    for (uint32_t i = 0; i < n_fresh; i++) log_word(p, pool_take(p, s->grain, group));
-    uint32_t *pages = seq_pages(s, group);
+    for (uint32_t i = 0; i < n_fresh; i++) log_word(p, pool_take(p, s->grain, table));
+    uint32_t *pages = seq_pages(s, table);
     for (uint32_t i = 0, n; i < n_keep; i += n) {
         n = run_length(keep, n_keep, i, size);
         log_move(p, (pkv_move){.grain = s->grain,
-                               .group = group,
+                               .group = table,
                                .src_page = pages[keep[i] / size],
                                .src_slot = keep[i] % size,
                                .dst_page = fresh[i / size],
@@ -45,9 +45,9 @@ status table_gather(pkv *p, uint32_t id, uint32_t group, const uint32_t *keep, u
     }
     /* In place: keep ascends, so keep[i] >= i, and each position is read before its slot is
      * written. */
-    for (uint32_t i = 0; i < n_keep; i++) t->slots[i] = table_position(p, s, group, keep[i]);
+    for (uint32_t i = 0; i < n_keep; i++) t->slots[i] = table_position(p, s, table, keep[i]);
 
-    uint64_t key = checksum_key(id, group);
+    uint64_t key = checksum_key(id, table);
     for (uint32_t i = n_old; i-- > 0;) {
         p->checksum -= checksum_page(key, i, pages[i]);
         pool_unref(p, s->grain, pages[i]);
@@ -58,15 +58,15 @@ status table_gather(pkv *p, uint32_t id, uint32_t group, const uint32_t *keep, u
     }
     t->n_pages = t->slot_pages = n_fresh;
     t->drop_epoch = 0;
-    table_set_kept(p, id, group, n_keep);
+    table_set_kept(p, id, table, n_keep);
     s->held -= (n_old - n_fresh) * cells_of(p, s);
     s->dropped = true;
     p->counts.pages_dropped += (n_old - n_fresh) * (uint64_t)cells_of(p, s);
     return STATUS_IS_OK;
 }
 
-status pkv_seq_compact(pkv *p, uint32_t id, uint32_t group, const uint32_t *keep, uint32_t n_keep)
+status pkv_seq_compact(pkv *p, uint32_t id, uint32_t table, const uint32_t *keep, uint32_t n_keep)
 {
-    assert(id < p->max_seqs && p->seqs[id].open && group < p->seqs[id].groups);
-    return table_gather(p, id, group, keep, n_keep, false);
+    assert(id < p->max_seqs && p->seqs[id].open && table < p->seqs[id].groups);
+    return table_gather(p, id, table, keep, n_keep, false);
 }

@@ -51,9 +51,9 @@ static void merge_drop(uint32_t *first, uint32_t n_bits, const uint64_t *second)
     }
 }
 
-void log_drop(pkv *p, uint32_t seq_id, uint32_t group, const uint64_t *keep)
+void log_drop(pkv *p, uint32_t seq_id, uint32_t table, const uint64_t *keep)
 {
-    pkv_table *t = &p->seqs[seq_id].tables[group];
+    pkv_table *t = &p->seqs[seq_id].tables[table];
     if (t->drop_epoch == p->log.epoch) {
         uint32_t *words = p->log.words + t->drop_at;
         merge_drop(words + DELTA_DROP_HEAD, words[3], keep);
@@ -63,7 +63,7 @@ void log_drop(pkv *p, uint32_t seq_id, uint32_t group, const uint64_t *keep)
     t->drop_at = p->log.n_words;
     log_word(p, DELTA_DROP);
     log_word(p, seq_id);
-    log_word(p, group);
+    log_word(p, table);
     log_word(p, t->n_pages);
     for (uint32_t i = 0; i < t->n_pages; i += 32) {
         uint32_t bits = (uint32_t)(keep[i / 64] >> i % 64);

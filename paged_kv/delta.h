@@ -2,7 +2,7 @@
  * paged_kv; a wire carries the words as they are (little-endian u32).
  *
  * Each operation is its code and its fields, one word each. P = page_tokens; pages are
- * listed group by group. G is the number of tables of the sequence's grain.
+ * listed table by table. G is the number of tables of the sequence's grain.
  *
  *   OPEN    seq grain capacity n pages[G * n]    a sequence whose tables hold n full pages each (a
  *                                                prefix hit)
@@ -12,15 +12,15 @@
  *                                                even when the sequence gives them up
  *   APPEND  seq n n_fresh pages[n_fresh]         n tokens more in every table; the fresh pages it
  *                                                takes
- *   REPLACE seq group page                       the last page of a table gives way to a fresh one
- *   TRIM    seq group kept n (index page)[n]     the table's first `kept` tokens stay and its pages
+ *   REPLACE seq table page                       the last page of a table gives way to a fresh one
+ *   TRIM    seq table kept n (index page)[n]     the table's first `kept` tokens stay and its pages
  *                                                from ceil(kept / P) on are given up; before that
  *                                                the pages at n indices, ascending, gave way to
  *                                                fresh ones
- *   DROP    seq group n keep[ceil(n / 32)]       of the table's n pages those with bit 0 are given
+ *   DROP    seq table n keep[ceil(n / 32)]       of the table's n pages those with bit 0 are given
  *                                                up; bit i is bit i % 32 of word i / 32, bits from
  *                                                n on are 0
- *   COMPACT seq group kept pages[ceil(kept / P)] the table's kept tokens were gathered into fresh
+ *   COMPACT seq table kept pages[ceil(kept / P)] the table's kept tokens were gathered into fresh
  *                                                pages
  *   FORK    parent child capacity                child becomes a copy of parent
  *   SPLIT   seq grain                            every page of its tables gives way to its parts
@@ -73,9 +73,9 @@ static inline uint32_t delta_bit_words(uint32_t n) { return n / 32 + (n % 32 != 
  * table's length and each page at its index. So a change costs only what it touches, and the order
  * of changes does not matter. A length's term is linear (times an odd number), so appending to all
  * tables of a sequence costs one multiplication by the sum of their weights. */
-static inline uint64_t checksum_key(uint32_t seq, uint32_t group)
+static inline uint64_t checksum_key(uint32_t seq, uint32_t table)
 {
-    return hash_mix64(((uint64_t)seq << 32 | group) + 0x9e3779b97f4a7c15ull);
+    return hash_mix64(((uint64_t)seq << 32 | table) + 0x9e3779b97f4a7c15ull);
 }
 static inline uint64_t checksum_seq(uint32_t seq) { return ~checksum_key(seq, UINT32_MAX); }
 static inline uint64_t checksum_weight(uint64_t key) { return key | 1; }

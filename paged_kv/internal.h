@@ -3,7 +3,7 @@
  *   pages    one record each; lists run through them by number, 0 ends a list (page 0 is never
  *            handed out)
  *   blocks   the prefix cache: a tree of blocks under block 0, and a hash table over it
- *   seqs     for each sequence one page list, one base list and one table record for each group
+ *   seqs     for each sequence one page list, one base list and one record for each table
  *   swaps    the same for each sequence without a number: a swapped one has pages of the host tier,
  *            a parked one pages of the pool
  *   log      words and moves since the last pkv_take_deltas */
@@ -157,22 +157,22 @@ static inline uint32_t groups_at(const pkv *p, pkv_grain grain)
     return grain == PKV_ALL ? 1 : grain == PKV_LAYER ? p->pool.n_layers : p->groups;
 }
 /* The layer group of a table. */
-static inline uint32_t layer_of(const pkv *p, pkv_grain grain, uint32_t group)
+static inline uint32_t layer_of(const pkv *p, pkv_grain grain, uint32_t table)
 {
-    return grain == PKV_HEAD ? group / p->pool.n_heads : group;
+    return grain == PKV_HEAD ? table / p->pool.n_heads : table;
 }
 /* The share that the cells of a table of the finest grain come from. */
 static inline uint32_t table_share(const pkv_tree *t, uint32_t table)
 {
     return head_share(t, table % t->n_heads);
 }
-static inline uint32_t *seq_pages(const pkv_seq *s, uint32_t group)
+static inline uint32_t *seq_pages(const pkv_seq *s, uint32_t table)
 {
-    return s->pages + (size_t)group * s->row;
+    return s->pages + (size_t)table * s->row;
 }
-static inline uint32_t *seq_bases(const pkv_seq *s, uint32_t group)
+static inline uint32_t *seq_bases(const pkv_seq *s, uint32_t table)
 {
-    return s->bases + (size_t)group * s->row;
+    return s->bases + (size_t)table * s->row;
 }
 static inline uint32_t *block_tokens(const pkv *p, uint32_t b)
 {
@@ -284,9 +284,9 @@ static inline void log_word(pkv *p, uint32_t word)
 }
 void log_move(pkv *p, pkv_move move);
 /* Logs a TRIM without pages; returns the index of its count of pages. */
-size_t log_trim(pkv *p, uint32_t seq, uint32_t group, uint32_t kept);
+size_t log_trim(pkv *p, uint32_t seq, uint32_t table, uint32_t kept);
 /* Logs a drop; keep has bits over the table's n_pages before the drop. */
-void log_drop(pkv *p, uint32_t seq, uint32_t group, const uint64_t *keep);
+void log_drop(pkv *p, uint32_t seq, uint32_t table, const uint64_t *keep);
 
 /* ---- table.c ---- */
 /* Makes every list of an open sequence hold at least `row` pages; they grow by more, so that
@@ -313,15 +313,15 @@ void seq_free_lists(pkv *p, pkv_seq *s);
 uint64_t seq_kept(const pkv *p, const pkv_seq *s);
 void table_clear(pkv_table *t);
 /* Adds a page at a table's end; the list has room. */
-void table_push(pkv *p, uint32_t seq, uint32_t group, uint32_t page, uint32_t base);
+void table_push(pkv *p, uint32_t seq, uint32_t table, uint32_t page, uint32_t base);
 /* Copies the positions of the compacted pages; `to` has room for them. */
 void table_copy_slots(const pkv *p, pkv_table *to, const pkv_table *from);
 /* Makes room for the position of each slot of that many compacted pages, including the last page's
  * free slots, which later tokens fill. */
 status table_reserve_slots(pkv *p, pkv_table *t, uint32_t slot_pages);
-void table_set_kept(pkv *p, uint32_t seq, uint32_t group, uint32_t kept);
+void table_set_kept(pkv *p, uint32_t seq, uint32_t table, uint32_t kept);
 /* The logical index of a slot. */
-uint32_t table_position(const pkv *p, const pkv_seq *s, uint32_t group, uint32_t slot);
+uint32_t table_position(const pkv *p, const pkv_seq *s, uint32_t table, uint32_t slot);
 
 /* ---- split.c ---- */
 /* Replaces the tables by those of a finer grain, on the same cells of that tier. */
@@ -331,7 +331,7 @@ pkv_grain tier_grain(const pkv *p, const pkv_tree *tier, pkv_grain grain, uint64
 
 /* ---- compact.c ---- */
 /* pkv_seq_compact; `rotated` rotates moved keys to the positions of their new slots. */
-status table_gather(pkv *p, uint32_t seq, uint32_t group, const uint32_t *keep, uint32_t n_keep,
+status table_gather(pkv *p, uint32_t seq, uint32_t table, const uint32_t *keep, uint32_t n_keep,
                     bool rotated);
 
 /* ---- swap.c ---- */

@@ -40,11 +40,11 @@ static void *scratch_room(pkv *p, size_t bytes)
 
 /* ---- pages replaced by copies ---------------------------------------------------------------- */
 
-size_t log_trim(pkv *p, uint32_t id, uint32_t group, uint32_t kept)
+size_t log_trim(pkv *p, uint32_t id, uint32_t table, uint32_t kept)
 {
     log_word(p, DELTA_TRIM);
     log_word(p, id);
-    log_word(p, group);
+    log_word(p, table);
     log_word(p, kept);
     log_word(p, 0);
     return p->log.n_words - 1;
@@ -59,12 +59,12 @@ static void log_replaced(pkv *p, size_t count_at, uint32_t index)
 
 /* Replaces the pages listed in a TRIM by copies and returns their number. The copies are the last
  * moves of the log. The old pages keep their references. */
-static uint32_t replace_pages(pkv *p, uint32_t id, uint32_t group, size_t count_at)
+static uint32_t replace_pages(pkv *p, uint32_t id, uint32_t table, size_t count_at)
 {
     const pkv_seq *s = &p->seqs[id];
-    const pkv_table *t = &s->tables[group];
-    uint32_t *pages = seq_pages(s, group), size = p->geometry.page_tokens;
-    uint64_t key = checksum_key(id, group);
+    const pkv_table *t = &s->tables[table];
+    uint32_t *pages = seq_pages(s, table), size = p->geometry.page_tokens;
+    uint64_t key = checksum_key(id, table);
     uint32_t *word = p->log.words + count_at, n = *word++;
     for (uint32_t i = 0; i < n; i++, word += 2) {
         uint32_t index = word[0], old = pages[index], fresh = pool_take(p, s->grain, group);
@@ -72,7 +72,7 @@ static uint32_t replace_pages(pkv *p, uint32_t id, uint32_t group, size_t count_
         word[1] = pages[index] = fresh;
         p->checksum += checksum_page(key, index, fresh) - checksum_page(key, index, old);
         log_move(p, (pkv_move){.grain = s->grain,
-                               .group = group,
+                               .group = table,
                                .src_page = old,
                                .dst_page = fresh,
                                .n_slots = fill < size ? fill : size,
@@ -177,22 +177,22 @@ static uint32_t list_written(const pkv *p, pkv_grain grain, const uint32_t *page
 }
 
 /* Writes the positions of the first n pages to `slots`, which has room for them. */
-static void list_positions(const pkv *p, const pkv_seq *s, uint32_t group, uint32_t n)
+static void list_positions(const pkv *p, const pkv_seq *s, uint32_t table, uint32_t n)
 {
-    pkv_table *t = &s->tables[group];
+    pkv_table *t = &s->tables[table];
     uint32_t size = p->geometry.page_tokens;
     for (; t->slot_pages < n; t->slot_pages++) {
-        uint32_t base = seq_bases(s, group)[t->slot_pages];
+        uint32_t base = seq_bases(s, table)[t->slot_pages];
         uint32_t *slots = t->slots + (size_t)t->slot_pages * size;
         for (uint32_t i = 0; i < size; i++) slots[i] = base + i;
     }
 }
 
-static status fill_holes(pkv *p, uint32_t id, uint32_t group, const uint64_t *keep, uint32_t left)
+static status fill_holes(pkv *p, uint32_t id, uint32_t table, const uint64_t *keep, uint32_t left)
 {
     pkv_seq *s = &p->seqs[id];
-    pkv_table *t = &s->tables[group];
-    uint32_t *pages = seq_pages(s, group), size = p->geometry.page_tokens;
+    pkv_table *t = &s->tables[table];
+    uint32_t *pages = seq_pages(s, table), size = p->geometry.page_tokens;
     uint32_t n_old = t->n_pages, n_new = pages_for(p, left);
     hole_list holes;
     uint32_t written[PAGE_TOKENS_MOST + 1];
@@ -203,26 +203,26 @@ static status fill_holes(pkv *p, uint32_t id, uint32_t group, const uint64_t *ke
     RETURN_IF_ERROR(
         log_room(p, DELTA_TRIM_HEAD + (size_t)2 * n_written, (size_t)n_written + holes.n, 0));
 
-    size_t count_at = log_trim(p, id, group, left), first_move = p->log.n_moves;
+    size_t count_at = log_trim(p, id, table, left), first_move = p->log.n_moves;
     for (uint32_t i = 0; i < n_written; i++) log_replaced(p, count_at, written[i]);
-    replace_pages(p, id, group, count_at);
+    replace_pages(p, id, table, count_at);
     for (uint32_t i = 0, n; i < holes.n; i += n) {
         n = run_of(&holes, i, size);
         log_move(p, (pkv_move){.grain = s->grain,
-                               .group = group,
+                               .group = table,
                                .src_page = pages[holes.from[i] / size],
                                .src_slot = holes.from[i] % size,
                                .dst_page = pages[holes.to[i] / size],
                                .dst_slot = holes.to[i] % size,
                                .n_slots = n});
     }
-    list_positions(p, s, group, n_new);
+    list_positions(p, s, table, n_new);
     for (uint32_t i = 0; i < holes.n; i++) {
-        t->slots[holes.to[i]] = table_position(p, s, group, holes.from[i]);
+        t->slots[holes.to[i]] = table_position(p, s, table, holes.from[i]);
     }
     t->slot_pages = n_new;
 
-    uint64_t key = checksum_key(id, group);
+    uint64_t key = checksum_key(id, table);
     for (uint32_t i = n_old; i-- > n_new;) {
         p->checksum -= checksum_page(key, i, pages[i]);
         pool_unref(p, s->grain, pages[i]);
@@ -230,7 +230,7 @@ static status fill_holes(pkv *p, uint32_t id, uint32_t group, const uint64_t *ke
     unref_sources(p, s, first_move, n_written);
     t->n_pages = n_new;
     t->drop_epoch = 0;
-    table_set_kept(p, id, group, left);
+    table_set_kept(p, id, table, left);
     s->held -= (n_old - n_new) * cells_of(p, s);
     s->dropped = true;
     p->counts.pages_dropped += (n_old - n_new) * (uint64_t)cells_of(p, s);
@@ -253,40 +253,40 @@ static bool whole_pages(const pkv *p, const pkv_table *t, const uint64_t *keep, 
     return true;
 }
 
-static status gather_slots(pkv *p, uint32_t id, uint32_t group, const uint64_t *keep, uint32_t left,
+static status gather_slots(pkv *p, uint32_t id, uint32_t table, const uint64_t *keep, uint32_t left,
                            bool contiguous)
 {
-    uint32_t kept = p->seqs[id].tables[group].kept, n = 0;
+    uint32_t kept = p->seqs[id].tables[table].kept, n = 0;
     uint32_t *list = scratch_room(p, ((size_t)left + 1) * sizeof *list);
     if (!list) return status_make(STATUS_NO_MEMORY, NULL);
     for (uint32_t i = find_bit(keep, 0, kept, true); i < kept;
          i = find_bit(keep, (size_t)i + 1, kept, true)) {
         list[n++] = i;
     }
-    RETURN_IF_ERROR(table_gather(p, id, group, list, left, contiguous));
+    RETURN_IF_ERROR(table_gather(p, id, table, list, left, contiguous));
     p->seqs[id].contiguous = contiguous;
     return STATUS_IS_OK;
 }
 
-status pkv_seq_keep(pkv *p, uint32_t id, uint32_t group, const uint64_t *keep, bool contiguous)
+status pkv_seq_keep(pkv *p, uint32_t id, uint32_t table, const uint64_t *keep, bool contiguous)
 {
-    assert(id < p->max_seqs && p->seqs[id].open && group < p->seqs[id].groups);
-    const pkv_table *t = &p->seqs[id].tables[group];
+    assert(id < p->max_seqs && p->seqs[id].open && table < p->seqs[id].groups);
+    const pkv_table *t = &p->seqs[id].tables[table];
     uint32_t size = p->geometry.page_tokens, left = count_bits(keep, t->kept);
     uint32_t given_up = t->kept - left;
     if (given_up == 0) return STATUS_IS_OK;
     assert(contiguous == p->seqs[id].contiguous || !p->seqs[id].dropped);
-    if (contiguous) return gather_slots(p, id, group, keep, left, true);
+    if (contiguous) return gather_slots(p, id, table, keep, left, true);
     /* Dropping whole pages gives up a multiple of the page, except for a last page that is not
      * full. */
     if (given_up % size == 0 || given_up % size == t->kept % size) {
         uint64_t *page_keep = scratch_room(p, ((size_t)t->n_pages + 63) / 64 * sizeof *page_keep);
         if (!page_keep) return status_make(STATUS_NO_MEMORY, NULL);
         if (whole_pages(p, t, keep, page_keep)) {
-            pkv_seq_drop(p, id, group, page_keep);
+            pkv_seq_drop(p, id, table, page_keep);
             return STATUS_IS_OK;
         }
     }
-    if (given_up <= size) return fill_holes(p, id, group, keep, left);
-    return gather_slots(p, id, group, keep, left, false);
+    if (given_up <= size) return fill_holes(p, id, table, keep, left);
+    return gather_slots(p, id, table, keep, left, false);
 }

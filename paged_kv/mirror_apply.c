@@ -24,9 +24,9 @@ static uint32_t pages_needed(const pkv_mirror *m, const mirror_table *t, uint32_
     return n > room ? pages_for(m, n - room) : 0;
 }
 
-static uint32_t *list_of(const mirror_seq *s, uint32_t group)
+static uint32_t *list_of(const mirror_seq *s, uint32_t table)
 {
-    return s->pages + (size_t)group * s->row;
+    return s->pages + (size_t)table * s->row;
 }
 
 static bool take_fields(reader *r, uint32_t *fields, size_t n)
@@ -103,16 +103,16 @@ static status shape_seq(pkv_mirror *m, mirror_seq *s, pkv_grain grain)
     return STATUS_IS_OK;
 }
 
-static uint64_t key_of(const pkv_mirror *m, const mirror_seq *s, uint32_t group)
+static uint64_t key_of(const pkv_mirror *m, const mirror_seq *s, uint32_t table)
 {
-    return checksum_key((uint32_t)(s - m->seqs), group);
+    return checksum_key((uint32_t)(s - m->seqs), table);
 }
 
-static void set_kept(pkv_mirror *m, mirror_seq *s, uint32_t group, uint32_t kept)
+static void set_kept(pkv_mirror *m, mirror_seq *s, uint32_t table, uint32_t kept)
 {
-    uint64_t key = key_of(m, s, group);
-    m->checksum += checksum_kept(key, kept) - checksum_kept(key, s->tables[group].kept);
-    s->tables[group].kept = kept;
+    uint64_t key = key_of(m, s, table);
+    m->checksum += checksum_kept(key, kept) - checksum_kept(key, s->tables[table].kept);
+    s->tables[table].kept = kept;
 }
 
 /* The KV group of a page's first cell. */
@@ -131,13 +131,13 @@ static void count_ref(pkv_mirror *m, uint32_t node, uint32_t sign)
     }
 }
 
-static void put_page(pkv_mirror *m, mirror_seq *s, uint32_t group, uint32_t index, uint32_t page)
+static void put_page(pkv_mirror *m, mirror_seq *s, uint32_t table, uint32_t index, uint32_t page)
 {
-    list_of(s, group)[index] = page;
+    list_of(s, table)[index] = page;
     uint32_t node = node_of(&m->tier, s->grain, page);
     count_ref(m, node, 1);
-    m->pool[node].group = first_group(m, s, group);
-    m->checksum += checksum_page(key_of(m, s, group), index, page);
+    m->pool[node].group = first_group(m, s, table);
+    m->checksum += checksum_page(key_of(m, s, table), index, page);
 }
 
 /* No part of the node is parked any more. */
@@ -155,9 +155,9 @@ static void clear_parts(pkv_mirror *m, uint32_t node)
 }
 
 /* put_page for a fresh page: no table holds it, a part of it or a run around it. */
-static void put_fresh(pkv_mirror *m, mirror_seq *s, uint32_t group, uint32_t index, uint32_t page)
+static void put_fresh(pkv_mirror *m, mirror_seq *s, uint32_t table, uint32_t index, uint32_t page)
 {
-    put_page(m, s, group, index, page);
+    put_page(m, s, table, index, page);
     uint32_t node = node_of(&m->tier, s->grain, page);
     if (node >= m->tier.n_cells) clear_parts(m, node);
     for (;; node = node_above(&m->tier, node)) {
@@ -166,11 +166,11 @@ static void put_fresh(pkv_mirror *m, mirror_seq *s, uint32_t group, uint32_t ind
     }
 }
 
-static void clear_page(pkv_mirror *m, mirror_seq *s, uint32_t group, uint32_t index)
+static void clear_page(pkv_mirror *m, mirror_seq *s, uint32_t table, uint32_t index)
 {
-    uint32_t page = list_of(s, group)[index];
+    uint32_t page = list_of(s, table)[index];
     count_ref(m, node_of(&m->tier, s->grain, page), (uint32_t)-1);
-    m->checksum -= checksum_page(key_of(m, s, group), index, page);
+    m->checksum -= checksum_page(key_of(m, s, table), index, page);
 }
 
 static void enter_open(pkv_mirror *m, mirror_seq *s)
@@ -301,7 +301,7 @@ static status apply_append(pkv_mirror *m, reader *r)
 
 static status apply_replace(pkv_mirror *m, reader *r)
 {
-    uint32_t f[3]; // seq, group, page
+    uint32_t f[3]; // seq, table, page
     if (!take_fields(r, f, 3)) return corrupt("delta log: REPLACE is cut off");
     mirror_seq *s = open_seq(m, f[0]);
     if (!s || f[1] >= s->groups) return corrupt("delta log: REPLACE in no table");
@@ -315,7 +315,7 @@ static status apply_replace(pkv_mirror *m, reader *r)
 
 static status apply_trim(pkv_mirror *m, reader *r)
 {
-    uint32_t f[4]; // seq, group, kept, n
+    uint32_t f[4]; // seq, table, kept, n
     if (!take_fields(r, f, 4)) return corrupt("delta log: TRIM is cut off");
     mirror_seq *s = open_seq(m, f[0]);
     if (!s || f[1] >= s->groups) return corrupt("delta log: TRIM of no table");
@@ -344,7 +344,7 @@ static status apply_trim(pkv_mirror *m, reader *r)
 
 static status apply_drop(pkv_mirror *m, reader *r)
 {
-    uint32_t f[3]; // seq, group, n
+    uint32_t f[3]; // seq, table, n
     if (!take_fields(r, f, 3)) return corrupt("delta log: DROP is cut off");
     mirror_seq *s = open_seq(m, f[0]);
     if (!s || f[1] >= s->groups) return corrupt("delta log: DROP in no table");
@@ -373,7 +373,7 @@ static status apply_drop(pkv_mirror *m, reader *r)
 
 static status apply_compact(pkv_mirror *m, reader *r)
 {
-    uint32_t f[3]; // seq, group, kept
+    uint32_t f[3]; // seq, table, kept
     if (!take_fields(r, f, 3)) return corrupt("delta log: COMPACT is cut off");
     mirror_seq *s = open_seq(m, f[0]);
     if (!s || f[1] >= s->groups) return corrupt("delta log: COMPACT of no table");

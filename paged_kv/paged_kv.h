@@ -231,10 +231,10 @@ status pkv_seq_cut(pkv *p, uint32_t seq, uint32_t n);
 void pkv_seq_publish(pkv *p, uint32_t seq, const uint32_t *tokens, uint32_t n);
 /* Drops the pages of one table whose bit in `keep` (bit i = page index i) is 0. Copies nothing and
  * cannot fail. */
-void pkv_seq_drop(pkv *p, uint32_t seq, uint32_t group, const uint64_t *keep);
+void pkv_seq_drop(pkv *p, uint32_t seq, uint32_t table, const uint64_t *keep);
 /* Gathers the slots keep[0 .. n_keep) (ascending) of one table into fresh pages: the slow path, for
  * methods that keep single tokens. All or nothing, as pkv_seq_append. */
-status pkv_seq_compact(pkv *p, uint32_t seq, uint32_t group, const uint32_t *keep, uint32_t n_keep);
+status pkv_seq_compact(pkv *p, uint32_t seq, uint32_t table, const uint32_t *keep, uint32_t n_keep);
 /* Applies a selection of retention to one table: gives up the slots whose bit in `keep` (bit i =
  * slot i) is 0, by the cheapest means. The means depends on the bits alone, not on which pages are
  * shared, so that a replay ends in the same order of slots:
@@ -250,7 +250,7 @@ status pkv_seq_compact(pkv *p, uint32_t seq, uint32_t group, const uint32_t *kee
  * STATUS_NO_PAGES changes nothing; it takes at most ceil(kept / page_tokens) fresh pages before it
  * gives any up. At a coarser grain than PKV_HEAD it is also the answer where cells are available
  * but not in runs. */
-status pkv_seq_keep(pkv *p, uint32_t seq, uint32_t group, const uint64_t *keep, bool contiguous);
+status pkv_seq_keep(pkv *p, uint32_t seq, uint32_t table, const uint64_t *keep, bool contiguous);
 /* Replaces every shared or hashed page by a copy of the sequence's own, because running scores,
  * which lie beside K and V, cannot be shared. pkv_swap_in then takes no cached block in their
  * place. Pages published or forked later are shared again. All or nothing, as pkv_seq_append. */
@@ -273,7 +273,7 @@ uint32_t pkv_seq_length(const pkv *p, uint32_t seq); /* logical length: tokens a
  * contiguous. */
 uint32_t pkv_seq_next_position(const pkv *p, uint32_t seq);
 bool pkv_seq_has_dropped(const pkv *p, uint32_t seq);
-uint32_t pkv_seq_pages_held(const pkv *p, uint32_t seq); /* over all groups, shared pages too */
+uint32_t pkv_seq_pages_held(const pkv *p, uint32_t seq); /* over all tables, shared pages too */
 /* The cells that copies of all its pages need, as many from each share. */
 uint64_t pkv_seq_copy_cost(const pkv *p, uint32_t seq);
 /* What the tables of a sequence keep: tokens x layers x KV heads. A whole number, so that sums over
@@ -293,10 +293,10 @@ typedef struct pkv_table_view {
     uint32_t offset;
 } pkv_table_view;
 
-pkv_table_view pkv_seq_table(const pkv *p, uint32_t seq, uint32_t group);
+pkv_table_view pkv_seq_table(const pkv *p, uint32_t seq, uint32_t table);
 /* The logical index of the token in a slot (slot < kept_tokens). Indices ascend with the slots
  * until pkv_seq_keep fills holes. */
-uint32_t pkv_seq_position(const pkv *p, uint32_t seq, uint32_t group, uint32_t slot);
+uint32_t pkv_seq_position(const pkv *p, uint32_t seq, uint32_t table, uint32_t slot);
 
 /* ---- parked: a sequence without a number ----------------------------------------------------- */
 
@@ -316,7 +316,7 @@ status pkv_parked_swap_out(pkv *p, uint32_t parked, uint32_t *swap);
 uint32_t pkv_parked_length(const pkv *p, uint32_t parked); /* logical */
 uint64_t pkv_parked_kept(const pkv *p, uint32_t parked);   /* as pkv_seq_kept */
 
-/* Pages of a parked sequence, over all groups. */
+/* Pages of a parked sequence, over all tables. */
 typedef struct pkv_parked_pages {
     uint32_t held;
     uint32_t shared;  // those also held by other sequences, open or parked

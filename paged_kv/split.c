@@ -38,20 +38,20 @@ static status make_lists(pkv *p, const pkv_seq *s, pkv_grain grain, finer_lists 
 
 /* The table of a finer grain: the same tokens, on the parts of (layer, head). */
 static void fill_table(const pkv *p, const pkv_tree *tier, const pkv_seq *s, pkv_grain grain,
-                       finer_lists *l, uint32_t group)
+                       finer_lists *l, uint32_t table)
 {
-    uint32_t parts = l->groups / s->groups, from = group / parts;
+    uint32_t parts = l->groups / s->groups, from = table / parts;
     const pkv_table *t = &s->tables[from];
-    uint32_t layer = layer_of(p, grain, group), head = group % p->pool.n_heads;
+    uint32_t layer = layer_of(p, grain, table), head = table % p->pool.n_heads;
     for (uint32_t i = 0; i < t->n_pages; i++) {
-        size_t at = (size_t)group * s->row + i;
+        size_t at = (size_t)table * s->row + i;
         uint32_t node = node_of(tier, s->grain, seq_pages(s, from)[i]);
         l->pages[at] = page_of(tier, node_inside(tier, node, grain, layer, head));
         l->bases[at] = seq_bases(s, from)[i];
     }
-    l->tables[group].n_pages = t->n_pages;
-    l->tables[group].kept = t->kept;
-    table_copy_slots(p, &l->tables[group], t);
+    l->tables[table].n_pages = t->n_pages;
+    l->tables[table].kept = t->kept;
+    table_copy_slots(p, &l->tables[table], t);
 }
 
 enum { SPLIT_TOGETHER = 256 };

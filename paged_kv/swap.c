@@ -71,23 +71,23 @@ static pkv_seq *swapped(const pkv *p, uint32_t swap)
 
 /* ---- out ------------------------------------------------------------------------------------- */
 
-static void copy_out(pkv *p, pkv_seq *to, const pkv_seq *from, uint32_t group)
+static void copy_out(pkv *p, pkv_seq *to, const pkv_seq *from, uint32_t table)
 {
-    const pkv_table *t = &from->tables[group];
+    const pkv_table *t = &from->tables[table];
     for (uint32_t i = 0; i < t->n_pages; i++) {
-        uint32_t host = host_take(p, from->grain, group);
-        seq_pages(to, group)[i] = host;
-        seq_bases(to, group)[i] = seq_bases(from, group)[i];
+        uint32_t host = host_take(p, from->grain, table);
+        seq_pages(to, table)[i] = host;
+        seq_bases(to, table)[i] = seq_bases(from, table)[i];
         log_move(p, (pkv_move){.kind = PKV_MOVE_OUT,
                                .grain = from->grain,
-                               .group = group,
-                               .src_page = seq_pages(from, group)[i],
+                               .group = table,
+                               .src_page = seq_pages(from, table)[i],
                                .dst_page = host,
                                .n_slots = p->geometry.page_tokens});
     }
-    to->tables[group].n_pages = t->n_pages;
-    to->tables[group].kept = t->kept;
-    table_copy_slots(p, &to->tables[group], t);
+    to->tables[table].n_pages = t->n_pages;
+    to->tables[table].kept = t->kept;
+    table_copy_slots(p, &to->tables[table], t);
 }
 
 status pkv_seq_swap_out(pkv *p, uint32_t id, uint32_t *swap)
@@ -127,7 +127,7 @@ static uint32_t resident_blocks(const pkv *p, const pkv_seq *s, const uint32_t *
 }
 
 /* A page of a swapped sequence that is still resident: page `index` of a table lies in `node`. */
-typedef void resident_fn(pkv *p, void *ctx, uint32_t group, uint32_t index, uint32_t node);
+typedef void resident_fn(pkv *p, void *ctx, uint32_t table, uint32_t index, uint32_t node);
 
 /* Calls `fn` for those pages of the tables that a block of the chain holds. A block of a finer
  * grain than the tables' cannot be one of their pages. */
@@ -137,25 +137,25 @@ static void each_resident(pkv *p, const pkv_seq *s, uint32_t last, uint32_t n_bl
     uint32_t size = p->geometry.page_tokens, *next = p->cursors;
     for (uint32_t g = 0; g < s->groups; g++) next[g] = s->tables[g].n_pages;
     for (uint32_t b = last; b != 0; b = p->blocks[b].parent) {
-        uint32_t base = --n_blocks * size, group = 0;
+        uint32_t base = --n_blocks * size, table = 0;
         if (p->blocks[b].grain > s->grain) continue;
         uint32_t parts = s->groups / groups_at(p, p->blocks[b].grain);
         for (uint32_t node = p->blocks[b].first_node; node != 0;
              node = p->pool.nodes[node].block_next) {
-            for (uint32_t end = group + parts; group < end; group++) {
-                const uint32_t *bases = seq_bases(s, group);
-                uint32_t *at = &next[group], first = s->tables[group].slot_pages;
+            for (uint32_t end = table + parts; table < end; table++) {
+                const uint32_t *bases = seq_bases(s, table);
+                uint32_t *at = &next[table], first = s->tables[table].slot_pages;
                 while (*at > first && bases[*at - 1] > base) --*at;
                 if (*at == first || bases[*at - 1] != base) continue;
-                fn(p, ctx, group, --*at,
-                   node_inside(&p->pool, node, s->grain, layer_of(p, s->grain, group),
-                               group % p->pool.n_heads));
+                fn(p, ctx, table, --*at,
+                   node_inside(&p->pool, node, s->grain, layer_of(p, s->grain, table),
+                               table % p->pool.n_heads));
             }
         }
     }
 }
 
-static void count_resident(pkv *p, void *ctx, uint32_t group, uint32_t index, uint32_t node)
+static void count_resident(pkv *p, void *ctx, uint32_t table, uint32_t index, uint32_t node)
 {
     (void)index;
     pkv_swap_cost *cost = ctx;
@@ -199,37 +199,37 @@ pkv_swap_cost pkv_swap_in_cost_again(pkv *p, uint64_t key, uint32_t swap, const 
 }
 
 /* Lists a resident page and takes a reference to it, so that it is not reclaimed for another. */
-static void take_back(pkv *p, void *ctx, uint32_t group, uint32_t index, uint32_t node)
+static void take_back(pkv *p, void *ctx, uint32_t table, uint32_t index, uint32_t node)
 {
     pkv_seq *s = ctx;
     tier_ref(p, &p->pool, node, false);
     p->counts.pages_retaken += cells_of(p, s);
-    seq_pages(s, group)[index] = page_of(&p->pool, node);
+    seq_pages(s, table)[index] = page_of(&p->pool, node);
 }
 
-static void copy_in(pkv *p, uint32_t id, const pkv_seq *from, uint32_t group)
+static void copy_in(pkv *p, uint32_t id, const pkv_seq *from, uint32_t table)
 {
     pkv_seq *to = &p->seqs[id];
-    const pkv_table *t = &from->tables[group];
+    const pkv_table *t = &from->tables[table];
     log_word(p, t->kept);
     for (uint32_t i = 0; i < t->n_pages; i++) {
-        uint32_t page = seq_pages(to, group)[i], host = seq_pages(from, group)[i], mark = 0;
+        uint32_t page = seq_pages(to, table)[i], host = seq_pages(from, table)[i], mark = 0;
         if (page == 0) {
             page = pool_take(p, from->grain, group);
             mark = DELTA_FRESH;
             p->counts.pages_swapped_in += cells_of(p, from);
             log_move(p, (pkv_move){.kind = PKV_MOVE_IN,
                                    .grain = from->grain,
-                                   .group = group,
+                                   .group = table,
                                    .src_page = host,
                                    .dst_page = page,
                                    .n_slots = p->geometry.page_tokens});
         }
-        table_push(p, id, group, page, seq_bases(from, group)[i]);
+        table_push(p, id, table, page, seq_bases(from, table)[i]);
         log_word(p, page | mark);
     }
-    table_set_kept(p, id, group, t->kept);
-    table_copy_slots(p, &to->tables[group], t);
+    table_set_kept(p, id, table, t->kept);
+    table_copy_slots(p, &to->tables[table], t);
 }
 
 status pkv_swap_in(pkv *p, uint32_t swap, uint32_t id, const uint32_t *tokens,
