@@ -12,9 +12,9 @@
 typedef struct holder {
     uint32_t refs;
     uint32_t parked; // references of parked sequences, counted in refs too
-    uint32_t group;  // the table
-    uint32_t fill;   // tokens in it
-    uint32_t first;  // position of its first token
+    uint32_t table;
+    uint32_t fill;  // tokens in it
+    uint32_t first; // position of its first token
 } holder;
 
 /* Whether a node's record is set: a part's is not while its run has no taken part. */
@@ -36,25 +36,25 @@ static bool is_reserved(const pkv_tree *t, uint32_t node)
 
 /* Checks that no two slots share a position. `seen` has a 0 byte for each position, and is left
  * so. */
-static const char *check_positions(const pkv *p, const pkv_seq *s, uint32_t group, uint8_t *seen)
+static const char *check_positions(const pkv *p, const pkv_seq *s, uint32_t table, uint8_t *seen)
 {
-    uint32_t kept = s->tables[group].kept;
+    uint32_t kept = s->tables[table].kept;
     for (uint32_t slot = 0; slot < kept; slot++) {
-        uint32_t position = table_position(p, s, group, slot);
+        uint32_t position = table_position(p, s, table, slot);
         REQUIRE(position < s->length, "a position is past its sequence's end");
         REQUIRE(!seen[position]++, "two slots have one position");
         REQUIRE(s->dropped || position == slot, "a whole sequence has a position out of place");
-        REQUIRE(!s->contiguous || slot == 0 || position > table_position(p, s, group, slot - 1),
+        REQUIRE(!s->contiguous || slot == 0 || position > table_position(p, s, table, slot - 1),
                 "positions of a contiguous sequence do not ascend");
     }
-    for (uint32_t slot = 0; slot < kept; slot++) seen[table_position(p, s, group, slot)] = 0;
+    for (uint32_t slot = 0; slot < kept; slot++) seen[table_position(p, s, table, slot)] = 0;
     return NULL;
 }
 
-static const char *check_table(const pkv *p, const pkv_seq *s, uint32_t group, bool parked,
+static const char *check_table(const pkv *p, const pkv_seq *s, uint32_t table, bool parked,
                                holder *holders)
 {
-    const pkv_table *t = &s->tables[group];
+    const pkv_table *t = &s->tables[table];
     uint32_t size = p->geometry.page_tokens;
     REQUIRE(t->n_pages == pages_for(p, t->kept), "a table has pages that its tokens do not fill");
     REQUIRE(t->n_pages <= s->row, "a table is longer than its list");
@@ -64,7 +64,7 @@ static const char *check_table(const pkv *p, const pkv_seq *s, uint32_t group, b
     REQUIRE(s->dropped || t->kept == s->length, "a whole sequence lacks tokens");
     REQUIRE(s->dropped || t->slot_pages == 0, "a whole sequence has compacted pages");
     for (uint32_t i = 0; i < t->n_pages; i++) {
-        uint32_t page = seq_pages(s, group)[i];
+        uint32_t page = seq_pages(s, table)[i];
         REQUIRE(page >= 1 && page < p->pool.n_cells, "a table holds no page");
         uint32_t node = node_of(&p->pool, s->grain, page);
         REQUIRE(page_of(&p->pool, node) == page, "a table holds a page that begins no run");
@@ -73,11 +73,11 @@ static const char *check_table(const pkv *p, const pkv_seq *s, uint32_t group, b
         const pkv_node *g = &p->pool.nodes[node];
         REQUIRE(is_set(&p->pool, node) && g->refs > 0, "a table holds a page without references");
         holder *h = &holders[node];
-        holder now = {.group = group,
+        holder now = {.table = table,
                       .fill = t->kept - i * size < size ? t->kept - i * size : size,
-                      .first = table_position(p, s, group, i * size)};
+                      .first = table_position(p, s, table, i * size)};
         REQUIRE(h->refs == 0 ||
-                    (h->group == now.group && h->fill == now.fill && h->first == now.first),
+                    (h->table == now.table && h->fill == now.fill && h->first == now.first),
                 "the holders of a page disagree about it");
         bool hashed = node_is_hashed(&p->pool, node);
         REQUIRE(!hashed || now.fill == size, "a page that is being filled is hashed");

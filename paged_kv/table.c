@@ -141,21 +141,21 @@ void seq_enter(pkv *p, pkv_seq *s, uint32_t id)
     for (uint32_t g = 0; g < s->groups; g++) s->weight += checksum_weight(checksum_key(id, g));
 }
 
-void table_set_kept(pkv *p, uint32_t id, uint32_t group, uint32_t kept)
+void table_set_kept(pkv *p, uint32_t id, uint32_t table, uint32_t kept)
 {
-    pkv_table *t = &p->seqs[id].tables[group];
-    uint64_t key = checksum_key(id, group);
+    pkv_table *t = &p->seqs[id].tables[table];
+    uint64_t key = checksum_key(id, table);
     p->checksum += checksum_kept(key, kept) - checksum_kept(key, t->kept);
     t->kept = kept;
 }
 
-void table_push(pkv *p, uint32_t id, uint32_t group, uint32_t page, uint32_t base)
+void table_push(pkv *p, uint32_t id, uint32_t table, uint32_t page, uint32_t base)
 {
     pkv_seq *s = &p->seqs[id];
-    pkv_table *t = &s->tables[group];
-    seq_pages(s, group)[t->n_pages] = page;
-    seq_bases(s, group)[t->n_pages] = base;
-    p->checksum += checksum_page(checksum_key(id, group), t->n_pages, page);
+    pkv_table *t = &s->tables[table];
+    seq_pages(s, table)[t->n_pages] = page;
+    seq_bases(s, table)[t->n_pages] = base;
+    p->checksum += checksum_page(checksum_key(id, table), t->n_pages, page);
     t->n_pages++;
     s->held += cells_of(p, s);
 }
@@ -178,15 +178,15 @@ static pkv_grain finest_of(const pkv *p, uint32_t last, pkv_grain grain)
 /* Enters the nodes of a block into the tables of a grain that is as fine or finer. */
 static void take_block(pkv *p, pkv_seq *s, uint32_t b, uint32_t index)
 {
-    uint32_t heads = p->pool.n_heads, group = 0, node = p->blocks[b].first_node;
+    uint32_t heads = p->pool.n_heads, table = 0, node = p->blocks[b].first_node;
     uint32_t parts = s->groups / groups_at(p, p->blocks[b].grain);
     for (; node != 0; node = p->pool.nodes[node].block_next) {
-        for (uint32_t i = 0; i < parts; i++, group++) {
+        for (uint32_t i = 0; i < parts; i++, table++) {
             uint32_t part =
-                node_inside(&p->pool, node, s->grain, layer_of(p, s->grain, group), group % heads);
-            seq_pages(s, group)[index] = page_of(&p->pool, part);
-            seq_bases(s, group)[index] = index * p->geometry.page_tokens;
-            pool_ref(p, s->grain, seq_pages(s, group)[index]);
+                node_inside(&p->pool, node, s->grain, layer_of(p, s->grain, table), table % heads);
+            seq_pages(s, table)[index] = page_of(&p->pool, part);
+            seq_bases(s, table)[index] = index * p->geometry.page_tokens;
+            pool_ref(p, s->grain, seq_pages(s, table)[index]);
         }
     }
 }
@@ -242,12 +242,12 @@ status pkv_seq_open(pkv *p, uint32_t id, pkv_grain grain, const uint32_t *tokens
 
 /* Whether the next token of a table would be written into a page that others read. Only forks
  * share pages that are being filled. */
-static bool must_replace(const pkv *p, const pkv_seq *s, uint32_t group)
+static bool must_replace(const pkv *p, const pkv_seq *s, uint32_t table)
 {
-    const pkv_table *t = &s->tables[group];
+    const pkv_table *t = &s->tables[table];
     return s->forked && table_room(p, t) > 0 &&
            node_is_shared(&p->pool,
-                          node_of(&p->pool, s->grain, seq_pages(s, group)[t->n_pages - 1]));
+                          node_of(&p->pool, s->grain, seq_pages(s, table)[t->n_pages - 1]));
 }
 
 typedef struct append_needs {
@@ -301,22 +301,22 @@ void table_copy_slots(const pkv *p, pkv_table *to, const pkv_table *from)
     to->slot_pages = from->slot_pages;
 }
 
-static void replace_last(pkv *p, uint32_t id, uint32_t group)
+static void replace_last(pkv *p, uint32_t id, uint32_t table)
 {
     pkv_seq *s = &p->seqs[id];
-    pkv_table *t = &s->tables[group];
-    uint32_t index = t->n_pages - 1, *pages = seq_pages(s, group), old = pages[index];
-    uint32_t fresh = pool_take(p, s->grain, group);
-    uint64_t key = checksum_key(id, group);
+    pkv_table *t = &s->tables[table];
+    uint32_t index = t->n_pages - 1, *pages = seq_pages(s, table), old = pages[index];
+    uint32_t fresh = pool_take(p, s->grain, table);
+    uint64_t key = checksum_key(id, table);
     p->checksum += checksum_page(key, index, fresh) - checksum_page(key, index, old);
     pages[index] = fresh;
     pool_unref(p, s->grain, old);
     log_word(p, DELTA_REPLACE);
     log_word(p, id);
-    log_word(p, group);
+    log_word(p, table);
     log_word(p, fresh);
     log_move(p, (pkv_move){.grain = s->grain,
-                           .group = group,
+                           .group = table,
                            .src_page = old,
                            .dst_page = fresh,
                            .n_slots = t->kept % p->geometry.page_tokens,
@@ -325,18 +325,18 @@ static void replace_last(pkv *p, uint32_t id, uint32_t group)
 
 /* Appends to one table whose last page may be written. Slots of a compacted last page are filled
  * first. */
-static void append_table(pkv *p, uint32_t id, uint32_t group, uint32_t n)
+static void append_table(pkv *p, uint32_t id, uint32_t table, uint32_t n)
 {
     pkv_seq *s = &p->seqs[id];
-    pkv_table *t = &s->tables[group];
+    pkv_table *t = &s->tables[table];
     uint32_t size = p->geometry.page_tokens;
     uint32_t room = table_room(p, t), filled = room < n ? room : n;
     if (filled > 0 && t->slot_pages == t->n_pages) {
         for (uint32_t i = 0; i < filled; i++) t->slots[t->kept + i] = s->length + i;
     }
     for (uint32_t at = filled; at < n; at += size) {
-        uint32_t page = pool_take(p, s->grain, group);
-        table_push(p, id, group, page, s->length + at);
+        uint32_t page = pool_take(p, s->grain, table);
+        table_push(p, id, table, page, s->length + at);
         log_word(p, page);
     }
     t->kept += n;
@@ -374,26 +374,26 @@ status pkv_seq_append(pkv *p, uint32_t id, uint32_t n)
 }
 
 /* Gives up the pages behind those that `kept` tokens take. */
-static void cut_table(pkv *p, uint32_t id, uint32_t group, uint32_t kept)
+static void cut_table(pkv *p, uint32_t id, uint32_t table, uint32_t kept)
 {
     pkv_seq *s = &p->seqs[id];
-    pkv_table *t = &s->tables[group];
+    pkv_table *t = &s->tables[table];
     uint32_t left = pages_for(p, kept);
-    uint64_t key = checksum_key(id, group);
+    uint64_t key = checksum_key(id, table);
     log_word(p, DELTA_TRIM);
     log_word(p, id);
-    log_word(p, group);
+    log_word(p, table);
     log_word(p, kept);
     log_word(p, 0);
     s->held -= (t->n_pages - left) * cells_of(p, s);
     while (t->n_pages > left) {
-        uint32_t page = seq_pages(s, group)[--t->n_pages];
+        uint32_t page = seq_pages(s, table)[--t->n_pages];
         p->checksum -= checksum_page(key, t->n_pages, page);
         pool_unref(p, s->grain, page);
     }
     if (t->slot_pages > left) t->slot_pages = left;
     t->drop_epoch = 0;
-    table_set_kept(p, id, group, kept);
+    table_set_kept(p, id, table, kept);
 }
 
 status pkv_seq_cut(pkv *p, uint32_t id, uint32_t n)
@@ -425,19 +425,19 @@ static uint32_t drop_slots(const pkv *p, pkv_table *t, const uint64_t *keep)
     return left;
 }
 
-void pkv_seq_drop(pkv *p, uint32_t id, uint32_t group, const uint64_t *keep)
+void pkv_seq_drop(pkv *p, uint32_t id, uint32_t table, const uint64_t *keep)
 {
     pkv_seq *s = seq_opened(p, id);
-    assert(group < s->groups);
-    pkv_table *t = &s->tables[group];
-    uint32_t *pages = seq_pages(s, group), *bases = seq_bases(s, group);
+    assert(table < s->groups);
+    pkv_table *t = &s->tables[table];
+    uint32_t *pages = seq_pages(s, table), *bases = seq_bases(s, table);
     uint32_t n_drop = 0, n = t->n_pages, size = p->geometry.page_tokens;
     for (uint32_t i = 0; i < n; i++) n_drop += !keep_bit(keep, i);
     if (n_drop == 0) return;
     uint32_t unfilled = keep_bit(keep, n - 1) ? 0 : table_room(p, t);
 
-    log_drop(p, id, group, keep);
-    uint64_t key = checksum_key(id, group);
+    log_drop(p, id, table, keep);
+    uint64_t key = checksum_key(id, table);
     /* The last pages first, so that they are reclaimed before the blocks of earlier pages. */
     for (uint32_t i = n; i-- > 0;) {
         if (!keep_bit(keep, i)) pool_unref(p, s->grain, pages[i]);
@@ -453,7 +453,7 @@ void pkv_seq_drop(pkv *p, uint32_t id, uint32_t group, const uint64_t *keep)
         left++;
     }
     t->n_pages = left;
-    table_set_kept(p, id, group, t->kept + unfilled - n_drop * size);
+    table_set_kept(p, id, table, t->kept + unfilled - n_drop * size);
     s->held -= n_drop * cells_of(p, s);
     s->dropped = true;
     p->counts.pages_dropped += (uint64_t)n_drop * cells_of(p, s);
@@ -584,26 +584,26 @@ uint32_t pkv_seq_pages_shared(const pkv *p, uint32_t id)
     return n * cells_of(p, s);
 }
 
-pkv_table_view pkv_seq_table(const pkv *p, uint32_t id, uint32_t group)
+pkv_table_view pkv_seq_table(const pkv *p, uint32_t id, uint32_t table)
 {
     const pkv_seq *s = seq_opened(p, id);
-    assert(group < s->groups);
+    assert(table < s->groups);
     return (pkv_table_view){
-        .pages = seq_pages(s, group),
-        .n_pages = s->tables[group].n_pages,
-        .kept_tokens = s->tables[group].kept,
+        .pages = seq_pages(s, table),
+        .n_pages = s->tables[table].n_pages,
+        .kept_tokens = s->tables[table].kept,
     };
 }
 
-uint32_t table_position(const pkv *p, const pkv_seq *s, uint32_t group, uint32_t slot)
+uint32_t table_position(const pkv *p, const pkv_seq *s, uint32_t table, uint32_t slot)
 {
-    const pkv_table *t = &s->tables[group];
+    const pkv_table *t = &s->tables[table];
     assert(slot < t->kept);
     uint32_t size = p->geometry.page_tokens, index = slot / size;
-    return index < t->slot_pages ? t->slots[slot] : seq_bases(s, group)[index] + slot % size;
+    return index < t->slot_pages ? t->slots[slot] : seq_bases(s, table)[index] + slot % size;
 }
 
-uint32_t pkv_seq_position(const pkv *p, uint32_t id, uint32_t group, uint32_t slot)
+uint32_t pkv_seq_position(const pkv *p, uint32_t id, uint32_t table, uint32_t slot)
 {
-    return table_position(p, seq_opened(p, id), group, slot);
+    return table_position(p, seq_opened(p, id), table, slot);
 }
