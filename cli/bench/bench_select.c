@@ -9,7 +9,8 @@
 enum {
     RUNNING = 64,
     PROMPT_TOKENS = 128,
-    OUTPUT_TOKENS = 1024, /* of the requests that run meanwhile: five seconds of steps */
+    OUTPUT_TOKENS = 2048, /* of the requests that run meanwhile: ten seconds of steps */
+    LONG_ONES = 2,        /* one after the other */
     LONG_OUTPUT_TOKENS = 4,
     STEP_US = 5000,
     CHUNK = 8192,
@@ -17,7 +18,7 @@ enum {
 
 typedef struct selecting {
     null_engine null;
-    engine_stream *streams[RUNNING + 1]; // the last one is the long one
+    engine_stream *streams[RUNNING + LONG_ONES]; // the last ones are long
     uint32_t n_streams;
     uint32_t *prompt; // [long_tokens]
 } selecting;
@@ -48,7 +49,8 @@ static status read_to_the_end(engine_stream *s, error *err)
     return STATUS_IS_OK;
 }
 
-/* The numbers count from the moment when the short requests decode. */
+/* The last long request counts: with the first one, memory of tables is touched that a server
+ * touches once in its life. */
 static status run(selecting *b, const bench_calls_options *o, json_t *retention, double *us,
                   error *err)
 {
@@ -56,10 +58,12 @@ static status run(selecting *b, const bench_calls_options *o, json_t *retention,
     for (uint32_t i = 0; i < RUNNING; i++)
         RETURN_IF_ERROR(submit(b, PROMPT_TOKENS, OUTPUT_TOKENS, NULL, err));
     for (uint32_t i = 0; i < RUNNING; i++) (void)engine_stream_wait(b->streams[i], &out);
-    null_backend_hold(&b->null.backend, false);
-    RETURN_IF_ERROR(
-        submit(b, o->long_tokens - LONG_OUTPUT_TOKENS, LONG_OUTPUT_TOKENS, retention, err));
-    RETURN_IF_ERROR(read_to_the_end(b->streams[RUNNING], err));
+    for (uint32_t i = 0; i < LONG_ONES; i++) {
+        null_backend_hold(&b->null.backend, false); /* longest_turn_ns begins again */
+        RETURN_IF_ERROR(
+            submit(b, o->long_tokens - LONG_OUTPUT_TOKENS, LONG_OUTPUT_TOKENS, retention, err));
+        RETURN_IF_ERROR(read_to_the_end(b->streams[RUNNING + i], err));
+    }
     *us = (double)null_backend_numbers(&b->null.backend).longest_turn_ns / 1e3;
     return STATUS_IS_OK;
 }
@@ -71,7 +75,7 @@ status bench_select(const bench_calls_options *options, const char *method, doub
                              .running = RUNNING + 1,
                              .tokens = PROMPT_TOKENS + OUTPUT_TOKENS,
                              .long_tokens = options->long_tokens,
-                             .max_requests = RUNNING + 1,
+                             .max_requests = RUNNING + LONG_ONES,
                              .prefill_chunk = CHUNK,
                              .step_us = STEP_US,
                              .ring_capacity = OUTPUT_TOKENS, /* nobody reads the others */
