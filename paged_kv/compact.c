@@ -20,7 +20,7 @@ status table_gather(pkv *p, uint32_t id, uint32_t table, const uint32_t *keep, u
     uint32_t size = p->geometry.page_tokens, n_fresh = pages_for(p, n_keep), n_old = t->n_pages;
     size_t n_moves = 0;
     for (uint32_t i = 0; i < n_keep; i += run_length(keep, n_keep, i, size)) n_moves++;
-    if (!pool_has(p, s->grain, group, n_fresh)) return status_make(STATUS_NO_PAGES, NULL);
+    if (!pool_has(p, s->grain, table, n_fresh)) return status_make(STATUS_NO_PAGES, NULL);
     RETURN_IF_ERROR(table_reserve_slots(p, t, n_fresh));
     RETURN_IF_ERROR(log_room(p, DELTA_COMPACT_HEAD + (size_t)n_fresh, n_moves, 0));
 

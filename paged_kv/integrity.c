@@ -68,7 +68,7 @@ static const char *check_table(const pkv *p, const pkv_seq *s, uint32_t table, b
         REQUIRE(page >= 1 && page < p->pool.n_cells, "a table holds no page");
         uint32_t node = node_of(&p->pool, s->grain, page);
         REQUIRE(page_of(&p->pool, node) == page, "a table holds a page that begins no run");
-        REQUIRE(s->grain != PKV_HEAD || cell_share(&p->pool, page) == table_share(&p->pool, group),
+        REQUIRE(s->grain != PKV_HEAD || cell_share(&p->pool, page) == table_share(&p->pool, table),
                 "a table holds a cell of another share");
         const pkv_node *g = &p->pool.nodes[node];
         REQUIRE(is_set(&p->pool, node) && g->refs > 0, "a table holds a page without references");

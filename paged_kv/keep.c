@@ -67,7 +67,7 @@ static uint32_t replace_pages(pkv *p, uint32_t id, uint32_t table, size_t count_
     uint64_t key = checksum_key(id, table);
     uint32_t *word = p->log.words + count_at, n = *word++;
     for (uint32_t i = 0; i < n; i++, word += 2) {
-        uint32_t index = word[0], old = pages[index], fresh = pool_take(p, s->grain, group);
+        uint32_t index = word[0], old = pages[index], fresh = pool_take(p, s->grain, table);
         uint32_t fill = t->kept - index * size;
         word[1] = pages[index] = fresh;
         p->checksum += checksum_page(key, index, fresh) - checksum_page(key, index, old);
@@ -198,7 +198,7 @@ static status fill_holes(pkv *p, uint32_t id, uint32_t table, const uint64_t *ke
     uint32_t written[PAGE_TOKENS_MOST + 1];
     find_holes(keep, t->kept, left, &holes);
     uint32_t n_written = list_written(p, s->grain, pages, &holes, left, written);
-    if (!pool_has(p, s->grain, group, n_written)) return status_make(STATUS_NO_PAGES, NULL);
+    if (!pool_has(p, s->grain, table, n_written)) return status_make(STATUS_NO_PAGES, NULL);
     RETURN_IF_ERROR(table_reserve_slots(p, t, n_new));
     RETURN_IF_ERROR(
         log_room(p, DELTA_TRIM_HEAD + (size_t)2 * n_written, (size_t)n_written + holes.n, 0));

@@ -163,7 +163,7 @@ static void count_resident(pkv *p, void *ctx, uint32_t table, uint32_t index, ui
     uint32_t cached = cells - cells_with(&p->pool, node, COVER_USED);
     cost->fresh -= cells;
     cost->cached_pages += cached;
-    if (node < p->pool.n_cells) shares_add(p, group, (int64_t)cached - 1);
+    if (node < p->pool.n_cells) shares_add(p, table, (int64_t)cached - 1);
     cost->parked_pages += cells_parked(p, node);
 }
 
@@ -215,7 +215,7 @@ static void copy_in(pkv *p, uint32_t id, const pkv_seq *from, uint32_t table)
     for (uint32_t i = 0; i < t->n_pages; i++) {
         uint32_t page = seq_pages(to, table)[i], host = seq_pages(from, table)[i], mark = 0;
         if (page == 0) {
-            page = pool_take(p, from->grain, group);
+            page = pool_take(p, from->grain, table);
             mark = DELTA_FRESH;
             p->counts.pages_swapped_in += cells_of(p, from);
             log_move(p, (pkv_move){.kind = PKV_MOVE_IN,
