@@ -1,0 +1,249 @@
+/* Reads the "retrieval" object of a request: a field is a row, with the name that KTransformers'
+ * configuration files give it. */
+#include "paged_kv/retention/retention.h" // retention_selecting_layers
+#include "paged_kv/retrieval/retrieval.h"
+
+#include <stdio.h>
+#include <string.h>
+
+typedef struct parsing {
+    const json_t *json;
+    const retrieval_preset *preset;
+    const pkv_geometry *geometry;
+} parsing;
+
+static const json_t *member(const json_t *json, const char *key)
+{
+    const json_t *value = json_object_get(json, key);
+    return json_is_null(value) ? NULL : value;
+}
+
+/* ---- readers: `name` is the one that the request used ---------------------------------------- */
+
+static status read_count(const parsing *p, const char *name, int64_t min, int64_t max,
+                         uint32_t *out, error *err)
+{
+    int64_t value;
+    RETURN_IF_ERROR(json_get_int(p->json, "retrieval", name, min, max, *out, &value, err));
+    *out = (uint32_t)value;
+    return STATUS_IS_OK;
+}
+
+/* A reader of a count. */
+#define READ_COUNT(member_, min, max)                                                              \
+    static status read_##member_(const parsing *p, const char *name, retrieval_spec *spec,         \
+                                 error *err)                                                       \
+    {                                                                                              \
+        return read_count(p, name, min, max, &spec->member_, err);                                 \
+    }
+READ_COUNT(block_tokens, 16, RETRIEVAL_BLOCK_MOST)
+READ_COUNT(initial_tokens, 0, INT32_MAX)
+READ_COUNT(local_tokens, 1, INT32_MAX)
+READ_COUNT(top_blocks, 1, INT32_MAX)
+READ_COUNT(dense_layers, 0, INT32_MAX)
+READ_COUNT(layer_step, 1, INT32_MAX)
+READ_COUNT(token_step, 1, INT32_MAX)
+READ_COUNT(group_heads, 1, INT32_MAX)
+READ_COUNT(representative_num, 1, RETRIEVAL_BLOCK_MOST)
+
+static status refuse_option(retrieval_part part, const char *name, const char *value, error *err)
+{
+    char have[128] = "";
+    size_t used = 0;
+    for (size_t i = 0; i < retrieval_part_size(part) && used < sizeof have; i++)
+        used += (size_t)snprintf(have + used, sizeof have - used, "%s%s", i > 0 ? ", " : "",
+                                 retrieval_part_option(part, i).name);
+    return error_set(err, STATUS_INVALID, "retrieval.%s: '%.40s' is unknown (have: %s)", name,
+                     value, have);
+}
+
+static status read_option(const parsing *p, const char *name, retrieval_part part, size_t *index,
+                          error *err)
+{
+    const char *value;
+    RETURN_IF_ERROR(json_get_string(p->json, "retrieval", name, &value, err));
+    for (*index = 0; *index < retrieval_part_size(part); (*index)++) {
+        retrieval_option o = retrieval_part_option(part, *index);
+        if (strcmp(o.name, value) == 0 || (o.alias && strcmp(o.alias, value) == 0))
+            return STATUS_IS_OK;
+    }
+    return refuse_option(part, name, value, err);
+}
+
+static status read_representative(const parsing *p, const char *name, retrieval_spec *spec,
+                                  error *err)
+{
+    size_t i;
+    RETURN_IF_ERROR(read_option(p, name, RETRIEVAL_PART_REPRESENTATIVE, &i, err));
+    spec->representative = (retrieval_representative)i;
+    return STATUS_IS_OK;
+}
+
+static status read_heads(const parsing *p, const char *name, retrieval_spec *spec, error *err)
+{
+    size_t i;
+    RETURN_IF_ERROR(read_option(p, name, RETRIEVAL_PART_HEADS, &i, err));
+    spec->heads = (retrieval_heads)i;
+    return STATUS_IS_OK;
+}
+
+static bool takes_several(const retrieval_spec *spec)
+{
+    return spec->representative == RETRIEVAL_FIX || spec->representative == RETRIEVAL_DYNAMIC;
+}
+static bool takes_groups(const retrieval_spec *spec) { return spec->heads == RETRIEVAL_GROUP; }
+
+/* Every field that the object may have besides `method`. */
+static const struct {
+    const char *name;
+    const char *alias; // in KTransformers' configuration files; NULL: the same
+    status (*read)(const parsing *p, const char *name, retrieval_spec *spec, error *err);
+    bool (*used)(const retrieval_spec *spec); // whether it has an effect; NULL = always
+    const char *only;                         // what the effect needs
+} keys[] = {
+    {"block_tokens", "block_size", read_block_tokens, NULL, NULL},
+    {"initial_tokens", NULL, read_initial_tokens, NULL, NULL},
+    {"local_windows_len", NULL, read_local_tokens, NULL, NULL},
+    {"second_block_count", "second_select_num", read_top_blocks, NULL, NULL},
+    {"dense_layer_num", NULL, read_dense_layers, NULL, NULL},
+    {"layer_step", NULL, read_layer_step, NULL, NULL},
+    {"token_step", NULL, read_token_step, NULL, NULL},
+    {"head_select_mode", NULL, read_heads, NULL, NULL},
+    {"group_heads", NULL, read_group_heads, takes_groups, "head_select_mode 'GROUP'"},
+    {"representative_type", "anchor_type", read_representative, NULL, NULL},
+    {"representative_num", "anchor_num", read_representative_num, takes_several,
+     "representative_type 'FIX' or 'DYNAMIC'"},
+};
+enum { N_KEYS = sizeof keys / sizeof keys[0], METHOD = N_KEYS };
+
+/* The row of a name, N_KEYS for `method`, N_KEYS + 1 for none. */
+static size_t find_key(const char *name)
+{
+    if (strcmp(name, "method") == 0) return METHOD;
+    for (size_t k = 0; k < N_KEYS; k++)
+        if (strcmp(keys[k].name, name) == 0 || (keys[k].alias && strcmp(keys[k].alias, name) == 0))
+            return k;
+    return N_KEYS + 1;
+}
+
+/* The name under which the request has a field; NULL: it does not have it. */
+static const char *given_as(const json_t *json, size_t k)
+{
+    if (member(json, keys[k].name)) return keys[k].name;
+    return keys[k].alias && member(json, keys[k].alias) ? keys[k].alias : NULL;
+}
+
+static status check_names(const json_t *json, error *err)
+{
+    const char *name;
+    json_t *value;
+    json_object_foreach((json_t *)json, name, value)
+    {
+        size_t k = find_key(name);
+        if (k > METHOD) return error_set(err, STATUS_INVALID, "retrieval.%.40s: unknown key", name);
+        if (k < METHOD && keys[k].alias && member(json, keys[k].name) &&
+            member(json, keys[k].alias))
+            return error_set(err, STATUS_INVALID,
+                             "retrieval.%s and retrieval.%s: two names of one field, of which only "
+                             "one can be given",
+                             keys[k].name, keys[k].alias);
+    }
+    return STATUS_IS_OK;
+}
+
+static status find_method(parsing *p, error *err)
+{
+    const char *name;
+    RETURN_IF_ERROR(json_get_string(p->json, "retrieval", "method", &name, err));
+    if (!name) return error_set(err, STATUS_INVALID, "retrieval.method: must be given");
+    p->preset = retrieval_find(name);
+    if (p->preset) return STATUS_IS_OK;
+    char have[128] = "";
+    size_t n, used = 0;
+    const retrieval_preset *presets = retrieval_presets(&n);
+    for (size_t i = 0; i < n && used < sizeof have; i++)
+        used += (size_t)snprintf(have + used, sizeof have - used, "%s%s", i > 0 ? ", " : "",
+                                 presets[i].name);
+    return error_set(err, STATUS_INVALID, "retrieval.method: '%.40s' is unknown (have: %s)", name,
+                     have);
+}
+
+/* ---- what the model and the pages allow ------------------------------------------------------ */
+
+static status check_blocks(const parsing *p, const retrieval_spec *spec, error *err)
+{
+    uint32_t page = p->geometry->page_tokens;
+    if (spec->block_tokens % page != 0)
+        return error_set(err, STATUS_INVALID,
+                         "retrieval.block_tokens is %u: must be a multiple of the server's pages "
+                         "of %u tokens",
+                         spec->block_tokens, page);
+    if (spec->representative_num > spec->block_tokens)
+        return error_set(err, STATUS_INVALID,
+                         "retrieval.representative_num is %u: a block has %u tokens",
+                         spec->representative_num, spec->block_tokens);
+    return STATUS_IS_OK;
+}
+
+static status check_layers(const parsing *p, const retrieval_spec *spec, error *err)
+{
+    uint32_t layers = retention_selecting_layers(p->geometry, p->geometry->n_layers);
+    if (layers == 0)
+        return error_set(err, STATUS_INVALID,
+                         "retrieval: every layer of this model has a sliding window, which is all "
+                         "that it reads");
+    if (spec->dense_layers >= layers)
+        return error_set(err, STATUS_INVALID,
+                         "retrieval.dense_layer_num is %u: the model has %u layers that can read "
+                         "less, and one of them must",
+                         spec->dense_layers, layers);
+    if (spec->layer_step > layers - spec->dense_layers)
+        return error_set(err, STATUS_INVALID,
+                         "retrieval.layer_step is %u: only %u layers read less", spec->layer_step,
+                         layers - spec->dense_layers);
+    return STATUS_IS_OK;
+}
+
+static status check_heads(const parsing *p, const retrieval_spec *spec, error *err)
+{
+    if (p->geometry->n_kv_heads % spec->group_heads == 0) return STATUS_IS_OK;
+    return error_set(err, STATUS_INVALID,
+                     "retrieval.group_heads is %u: must divide the model's %u KV heads",
+                     spec->group_heads, p->geometry->n_kv_heads);
+}
+
+static status read_object(parsing *p, retrieval_spec *spec, error *err)
+{
+    RETURN_IF_ERROR(find_method(p, err));
+    RETURN_IF_ERROR(check_names(p->json, err));
+    *spec = p->preset->defaults;
+    for (size_t k = 0; k < N_KEYS; k++) {
+        const char *name = given_as(p->json, k);
+        if (name) RETURN_IF_ERROR(keys[k].read(p, name, spec, err));
+    }
+    for (size_t k = 0; k < N_KEYS; k++) {
+        const char *name = given_as(p->json, k);
+        if (!name || !keys[k].used || keys[k].used(spec)) continue;
+        return error_set(err, STATUS_INVALID, "retrieval.%s: needs %s", name, keys[k].only);
+    }
+    /* FIX takes 5 keys where the request does not say how many. */
+    if (spec->representative == RETRIEVAL_FIX && !member(p->json, "representative_num") &&
+        !member(p->json, "anchor_num"))
+        spec->representative_num = 5;
+    return STATUS_IS_OK;
+}
+
+status retrieval_parse(const json_t *json, const pkv_geometry *geometry, retrieval_spec *out,
+                       error *err)
+{
+    retrieval_spec spec = {0};
+    if (json && !json_is_null(json)) {
+        parsing p = {.json = json, .geometry = geometry};
+        RETURN_IF_ERROR(read_object(&p, &spec, err));
+        RETURN_IF_ERROR(check_blocks(&p, &spec, err));
+        RETURN_IF_ERROR(check_layers(&p, &spec, err));
+        RETURN_IF_ERROR(check_heads(&p, &spec, err));
+    }
+    *out = spec;
+    return STATUS_IS_OK;
+}

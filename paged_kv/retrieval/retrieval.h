@@ -1,0 +1,186 @@
+/* retrieval: which blocks of its context a generated token reads.
+ *
+ * What     Retention gives tokens up; retrieval keeps all of them and reads few at each step. Here
+ *          are the table of methods (presets), the request's JSON, which layers and tokens select,
+ *          and the selection itself: one pure function of queries, representatives and spec.
+ *          It owns no pages and reads no keys: a backend makes the representatives.
+ * Owner    a retrieval_spec is a plain value without pointers; lists go to the caller's arrays.
+ * Threads  pure functions.
+ * Units    tokens, blocks of `block_tokens` slots of one table, pages of that table.
+ * Shapes   row-major f32, given beside each argument; head_dim is a multiple of 16 up to 256.
+ * Errors   an unknown key, an impossible value: STATUS_INVALID with the field's name.
+ * Source   docs/retrieval.md fixes every meaning. */
+#ifndef PAGED_KV_RETRIEVAL_RETRIEVAL_H
+#define PAGED_KV_RETRIEVAL_RETRIEVAL_H
+
+#include "paged_kv/paged_kv.h"
+
+/* ---- the parts of a method, as tables: an option's index is its enum value ------------------- */
+
+/* What stands for a block's keys when a query is compared with the block. */
+typedef enum retrieval_representative {
+    RETRIEVAL_MEAN,    // all keys
+    RETRIEVAL_MAX,     // the largest value of each dim
+    RETRIEVAL_QUEST,   // the box of the smallest and the largest value of each dim
+    RETRIEVAL_FIX,     // evenly spread keys
+    RETRIEVAL_DYNAMIC, // the keys that the end of the prompt attended to most
+    RETRIEVAL_REPRESENTATIVES,
+} retrieval_representative;
+
+/* Which KV heads of a layer share a selection. */
+typedef enum retrieval_heads {
+    RETRIEVAL_SHARED,   // all
+    RETRIEVAL_SEPARATE, // none: each selects for itself
+    RETRIEVAL_GROUP,    // runs of `group_heads`
+    RETRIEVAL_HEAD_MODES,
+} retrieval_heads;
+
+typedef enum retrieval_part {
+    RETRIEVAL_PART_REPRESENTATIVE,
+    RETRIEVAL_PART_HEADS,
+    RETRIEVAL_PARTS,
+} retrieval_part;
+
+typedef struct retrieval_option {
+    const char *name;    // "MEAN": what the request's field says
+    const char *alias;   // the same in KTransformers' code, or NULL
+    const char *summary; // one line for help and docs
+} retrieval_option;
+
+const char *retrieval_part_name(retrieval_part part); // the request's field
+size_t retrieval_part_size(retrieval_part part);
+retrieval_option retrieval_part_option(retrieval_part part, size_t index);
+
+/* ---- requests -------------------------------------------------------------------------------- */
+
+enum {
+    RETRIEVAL_BLOCK_MOST = 4096, // tokens of a block
+    RETRIEVAL_BLOCK_PAGES = RETRIEVAL_BLOCK_MOST / 16,
+};
+
+typedef struct retrieval_spec {
+    uint32_t block_tokens; // a multiple of the page's tokens; 0 = everything is read
+    retrieval_representative representative;
+    uint32_t representative_num; // keys of a block: FIX, DYNAMIC; else 1
+    retrieval_heads heads;
+    uint32_t group_heads;    // heads GROUP; else 1
+    uint32_t initial_tokens; // first tokens that are always read, rounded up to blocks
+    uint32_t local_tokens;   // last tokens that are always read, rounded up to blocks; > 0
+    uint32_t top_blocks;     // blocks read of those between, > 0
+    uint32_t dense_layers;   // the first layers that read everything
+    uint32_t layer_step;     // of the others every layer_step-th selects, and others follow it
+    uint32_t token_step;     // of the generated tokens every token_step-th selects, likewise
+} retrieval_spec;
+
+typedef struct retrieval_preset {
+    const char *name;    // "quest"
+    const char *summary; // one line for help and docs
+    const char *source;
+    retrieval_spec defaults;
+} retrieval_preset;
+
+const retrieval_preset *retrieval_presets(size_t *n);
+const retrieval_preset *retrieval_find(const char *name);
+
+/* Reads the "retrieval" object of a request. NULL and JSON null read everything. Errors name the
+ * field; they leave *out unchanged. */
+status retrieval_parse(const json_t *json, const pkv_geometry *geometry, retrieval_spec *out,
+                       error *err);
+
+/* ---- which layers and tokens select ---------------------------------------------------------- */
+
+enum { RETRIEVAL_ALL = UINT32_MAX };
+
+/* The layer whose selection a layer reads by, perhaps itself. RETRIEVAL_ALL: the layer reads
+ * everything, because it is one of the dense layers or has a sliding window. */
+uint32_t retrieval_layer_leader(const retrieval_spec *spec, const pkv_geometry *geometry,
+                                uint32_t layer);
+/* The generated token whose selection generated token i (0, 1, …) reads by, perhaps itself. */
+static inline uint32_t retrieval_token_leader(const retrieval_spec *spec, uint32_t i)
+{
+    return i - i % spec->token_step;
+}
+/* How many KV heads in a row share a selection. */
+uint32_t retrieval_heads_together(const retrieval_spec *spec, const pkv_geometry *geometry);
+
+/* ---- one selection --------------------------------------------------------------------------- */
+
+/* The blocks of a table of n_slots slots; the row that reads is in the last one. */
+typedef struct retrieval_extent {
+    uint32_t n_blocks;   // the last may be partial
+    uint32_t first, end; // blocks [first, end) are candidates, all of them full; others are read
+    uint32_t top;        // candidates that are read; end - first: the row reads everything
+} retrieval_extent;
+
+retrieval_extent retrieval_extent_of(const retrieval_spec *spec, uint32_t n_slots);
+static inline bool retrieval_reads_all(const retrieval_extent *e)
+{
+    return e->top == e->end - e->first;
+}
+/* The most blocks that a list has: of a row that selects, or of the last row that follows it. */
+uint32_t retrieval_most_blocks(const retrieval_spec *spec);
+
+/* A representative is stored for each page, so that pages may be shared by sequences whose blocks
+ * differ, and a block's is made of those of its pages: sums are added (MEAN, FIX, DYNAMIC), maxima
+ * and boxes are merged. So a page has
+ *     QUEST   [2, head_dim]  the largest, then the smallest value of each dim
+ *     MAX     [head_dim]     the largest value of each dim
+ *     else    [head_dim]     the sum of the page's representative keys
+ */
+static inline uint32_t retrieval_vectors(retrieval_representative r)
+{
+    return r == RETRIEVAL_QUEST ? 2 : 1;
+}
+
+/* Marks the slots of a page whose keys a FIX representative sums: bit i = slot i of the page that
+ * is the page_index-th of its block. Key j of n is at slot floor((2j + 1) block_tokens / 2n). */
+void retrieval_fixed_slots(const retrieval_spec *spec, uint32_t page_tokens, uint32_t page_index,
+                           uint64_t slots[4]);
+/* Marks the slots of a block whose keys a DYNAMIC representative sums, those with the greatest mass
+ * [block_tokens]: descending, then slot ascending; NaN is below everything. bit i = slot i, in
+ * ceil(block_tokens / 64) words. */
+void retrieval_dynamic_slots(const retrieval_spec *spec, const float *mass, uint64_t *slots);
+
+/* A KV head as a row sees it. */
+typedef struct retrieval_head {
+    const float *q;               // [q_heads, head_dim] its query heads, after RoPE
+    const uint32_t *pages;        // [pages of all full blocks] of its table
+    const float *representatives; // [vectors, head_dim] of page p at p * stride
+} retrieval_head;
+
+typedef struct retrieval_query {
+    uint32_t n_slots; // that the row sees, its own included
+    uint32_t page_tokens, head_dim, q_heads;
+    size_t stride;               // floats
+    const retrieval_head *heads; // [n_heads] the KV heads that share the selection
+    uint32_t n_heads;
+} retrieval_query;
+
+/* What a selection works in; the caller's. Candidates: end - first of the extent. */
+typedef struct retrieval_scratch {
+    float *folded;  // [2, head_dim]
+    float *scores;  // [candidates]
+    uint32_t *keys; // [candidates]
+} retrieval_scratch;
+
+/* Sets blocks to those that the row reads, ascending, at most retrieval_most_blocks, and returns
+ * their number. A candidate's score is the sum over heads of the sum over query heads of
+ *     QUEST   sum over dims of the greater of q * largest and q * smallest: no key of the block has
+ *             a greater product with q
+ *     else    q . representative
+ * and the `top` candidates of the highest scores are read, of equal ones the first; NaN is below
+ * everything. */
+uint32_t retrieval_select(const retrieval_spec *spec, const retrieval_query *query,
+                          const retrieval_scratch *scratch, uint32_t *blocks);
+/* Makes a list of n blocks, which a row of a table of `before` slots read, that of a following row
+ * in a table of n_slots: what was born since is read. Returns the new number. */
+uint32_t retrieval_follow(const retrieval_spec *spec, uint32_t before, uint32_t n_slots,
+                          uint32_t *blocks, uint32_t n);
+/* The table's pages in the listed blocks, in order: a list for the attention kernel, whose slots
+ * are those read. Returns the number of slots; the last one is the row's. Every listed block but
+ * the last is full. out [n_blocks * block_tokens / page_tokens]. */
+uint32_t retrieval_gather(const retrieval_spec *spec, uint32_t page_tokens, uint32_t n_slots,
+                          const uint32_t *pages, const uint32_t *blocks, uint32_t n_blocks,
+                          uint32_t *out);
+
+#endif

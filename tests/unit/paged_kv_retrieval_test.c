@@ -1,0 +1,460 @@
+/* Retrieval: requests and their refusals, and the blocks, layers and tokens of the oracle
+ * (tools/retrieval_oracle.py). */
+#include "paged_kv/retrieval/retrieval.h"
+
+#include <math.h>
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include <cmocka.h>
+
+#define GOLDEN "tests/golden/retrieval.json"
+
+enum { HEADS_MOST = 8, DIM_MOST = 64, BLOCKS_MOST = 1024 };
+
+static pkv_geometry geometry_of(uint32_t page_tokens, uint32_t n_layers, uint32_t n_kv_heads)
+{
+    return (pkv_geometry){.page_tokens = page_tokens,
+                          .n_layers = n_layers,
+                          .n_kv_heads = n_kv_heads,
+                          .layers_per_group = 1,
+                          .heads_per_group = 1};
+}
+
+static json_t *read_golden(const char *list)
+{
+    json_t *all;
+    error err;
+    if (!status_ok(json_read_file(GOLDEN, 1 << 20, &all, &err))) fail_msg("%s", err.text);
+    json_t *rows = json_incref(json_object_get(all, list));
+    json_decref(all);
+    assert_true(json_array_size(rows) > 0);
+    return rows;
+}
+
+static uint32_t number(const json_t *row, const char *key)
+{
+    return (uint32_t)json_integer_value(json_object_get(row, key));
+}
+
+static retrieval_spec spec_of(const json_t *row, const pkv_geometry *g)
+{
+    retrieval_spec spec;
+    error err;
+    if (!status_ok(retrieval_parse(json_object_get(row, "retrieval"), g, &spec, &err)))
+        fail_msg("%s", err.text);
+    return spec;
+}
+
+static void assert_list(const json_t *want, const uint32_t *have, uint32_t n)
+{
+    assert_int_equal(json_array_size(want), n);
+    for (uint32_t i = 0; i < n; i++)
+        assert_int_equal(json_integer_value(json_array_get(want, i)), have[i]);
+}
+
+/* ---- requests -------------------------------------------------------------------------------- */
+
+static status parse_text(const char *text, const pkv_geometry *g, retrieval_spec *out, error *err)
+{
+    json_t *json;
+    assert_true(status_ok(json_read_text("test", text, strlen(text), &json, NULL)));
+    status s = retrieval_parse(json, g, out, err);
+    json_decref(json);
+    return s;
+}
+
+static void every_row_of_the_tables_can_be_asked_for(void **state)
+{
+    (void)state;
+    const pkv_geometry g = geometry_of(16, 4, 4);
+    size_t n;
+    const retrieval_preset *presets = retrieval_presets(&n);
+    for (size_t i = 0; i < n; i++) {
+        char text[256];
+        retrieval_spec spec;
+        error err;
+        assert_ptr_equal(retrieval_find(presets[i].name), &presets[i]);
+        assert_true(presets[i].summary[0] && presets[i].source[0]);
+        snprintf(text, sizeof text, "{\"method\":\"%s\"}", presets[i].name);
+        if (!status_ok(parse_text(text, &g, &spec, &err))) fail_msg("%s", err.text);
+        assert_memory_equal(&spec, &presets[i].defaults, sizeof spec);
+    }
+    assert_null(retrieval_find("no-such-method"));
+    for (retrieval_part part = 0; part < RETRIEVAL_PARTS; part++) {
+        for (size_t i = 0; i < retrieval_part_size(part); i++) {
+            retrieval_option o = retrieval_part_option(part, i);
+            const char *const names[] = {o.name, o.alias ? o.alias : o.name};
+            assert_true(o.summary[0]);
+            for (int a = 0; a < 2; a++) {
+                char text[256];
+                retrieval_spec spec;
+                snprintf(text, sizeof text, "{\"method\":\"quest\",\"%s\":\"%s\"}",
+                         retrieval_part_name(part), names[a]);
+                assert_true(status_ok(parse_text(text, &g, &spec, NULL)));
+                assert_int_equal(part == RETRIEVAL_PART_HEADS ? (size_t)spec.heads
+                                                              : (size_t)spec.representative,
+                                 i);
+            }
+        }
+    }
+}
+
+static void fields_have_ktransformers_names_too(void **state)
+{
+    (void)state;
+    const pkv_geometry g = geometry_of(16, 8, 4);
+    retrieval_spec own, theirs;
+    assert_true(status_ok(parse_text(
+        "{\"method\":\"ktransformers\",\"block_tokens\":64,\"second_block_count\":9,"
+        "\"representative_type\":\"FIX\",\"representative_num\":3,\"token_step\":4,"
+        "\"layer_step\":2,\"dense_layer_num\":1,\"initial_tokens\":70,\"local_windows_len\":512,"
+        "\"head_select_mode\":\"GROUP\",\"group_heads\":2}",
+        &g, &own, NULL)));
+    const retrieval_spec want = {.block_tokens = 64,
+                                 .representative = RETRIEVAL_FIX,
+                                 .representative_num = 3,
+                                 .heads = RETRIEVAL_GROUP,
+                                 .group_heads = 2,
+                                 .initial_tokens = 70,
+                                 .local_tokens = 512,
+                                 .top_blocks = 9,
+                                 .dense_layers = 1,
+                                 .layer_step = 2,
+                                 .token_step = 4};
+    assert_memory_equal(&own, &want, sizeof want);
+    assert_true(status_ok(parse_text(
+        "{\"method\":\"ktransformers\",\"block_size\":64,\"second_select_num\":9,\"anchor_type\":"
+        "\"FIXED\",\"anchor_num\":3,\"token_step\":4,\"layer_step\":2,\"dense_layer_num\":1,"
+        "\"initial_tokens\":70,\"local_windows_len\":512,\"head_select_mode\":\"GROUP\","
+        "\"group_heads\":2,\"block_tokens\":null}",
+        &g, &theirs, NULL)));
+    assert_memory_equal(&theirs, &want, sizeof want);
+    assert_true(status_ok(parse_text("null", &g, &own, NULL)));
+    assert_int_equal(own.block_tokens, 0);
+    assert_true(
+        status_ok(parse_text("{\"method\":\"quest\",\"anchor_type\":\"FIX\"}", &g, &own, NULL)));
+    assert_int_equal(own.representative_num, 5);
+}
+
+static void refusals_name_the_field(void **state)
+{
+    (void)state;
+    static const char *const cases[][2] = {
+        {"[]", "retrieval: must be an object, not an array"},
+        {"{}", "retrieval.method: must be given"},
+        {"{\"method\":\"infllm\"}",
+         "retrieval.method: 'infllm' is unknown (have: ktransformers, quest, dynamic)"},
+        {"{\"method\":\"quest\",\"threads_num\":64}", "retrieval.threads_num: unknown key"},
+        {"{\"method\":\"quest\",\"block_size\":64,\"block_tokens\":64}",
+         "retrieval.block_tokens and retrieval.block_size: two names of one field, of which only "
+         "one can be given"},
+        {"{\"method\":\"quest\",\"block_size\":72}",
+         "retrieval.block_tokens is 72: must be a multiple of the server's pages of 16 tokens"},
+        {"{\"method\":\"quest\",\"block_size\":8}",
+         "retrieval: \"block_size\" is 8, must be between 16 and 4096"},
+        {"{\"method\":\"quest\",\"local_windows_len\":0}",
+         "retrieval: \"local_windows_len\" is 0, must be between 1 and 2147483647"},
+        {"{\"method\":\"quest\",\"second_select_num\":0}",
+         "retrieval: \"second_select_num\" is 0, must be between 1 and 2147483647"},
+        {"{\"method\":\"quest\",\"dense_layer_num\":5}",
+         "retrieval.dense_layer_num is 5: the model has 5 layers that can read less, and one of "
+         "them must"},
+        {"{\"method\":\"quest\",\"layer_step\":4}",
+         "retrieval.layer_step is 4: only 3 layers read less"},
+        {"{\"method\":\"quest\",\"group_heads\":2}",
+         "retrieval.group_heads: needs head_select_mode 'GROUP'"},
+        {"{\"method\":\"quest\",\"head_select_mode\":\"GROUP\",\"group_heads\":3}",
+         "retrieval.group_heads is 3: must divide the model's 4 KV heads"},
+        {"{\"method\":\"quest\",\"head_select_mode\":\"QHEAD\"}",
+         "retrieval.head_select_mode: 'QHEAD' is unknown (have: SHARED, SEPARATE, GROUP)"},
+        {"{\"method\":\"quest\",\"anchor_type\":\"LSH\"}",
+         "retrieval.anchor_type: 'LSH' is unknown (have: MEAN, MAX, QUEST, FIX, DYNAMIC)"},
+        {"{\"method\":\"quest\",\"anchor_num\":2}",
+         "retrieval.anchor_num: needs representative_type 'FIX' or 'DYNAMIC'"},
+        {"{\"method\":\"dynamic\",\"block_size\":16,\"anchor_num\":17}",
+         "retrieval.representative_num is 17: a block has 16 tokens"},
+    };
+    pkv_geometry g = geometry_of(16, 6, 4);
+    g.window = 32;
+    g.window_layers[0] = 2;
+    for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
+        retrieval_spec spec = {.block_tokens = 7};
+        error err;
+        status s = parse_text(cases[i][0], &g, &spec, &err);
+        assert_int_equal(s.code, STATUS_INVALID);
+        assert_string_equal(err.text, cases[i][1]);
+        assert_int_equal(spec.block_tokens, 7);
+    }
+    g.window_layers[0] = 63;
+    retrieval_spec spec;
+    assert_int_equal(parse_text("{\"method\":\"quest\"}", &g, &spec, NULL).code, STATUS_INVALID);
+}
+
+/* ---- a table of the oracle ------------------------------------------------------------------- */
+
+/* The oracle's generator: -2, -1.75, … 2. */
+static float value_at(uint64_t seed, uint64_t what, uint64_t i)
+{
+    return (float)((int)(hash_mix64(seed << 48 | what << 40 | i) % 17) - 8) / 4;
+}
+
+typedef struct tables {
+    uint32_t n_slots, n_heads, page_tokens, n_pages;
+    retrieval_query query; // of all heads
+    retrieval_head heads[HEADS_MOST];
+    float *q, *representatives; // [heads, q_heads, dim], [pages of all heads, 2, dim]
+    uint32_t *pages;            // [heads, n_pages]
+    retrieval_scratch scratch;
+} tables;
+
+/* The slots of a page whose keys a representative sums. */
+static void summed_slots(const retrieval_spec *spec, uint64_t seed, uint32_t head, uint32_t page,
+                         const tables *t, uint64_t slots[4])
+{
+    uint32_t in_block = spec->block_tokens / t->page_tokens;
+    memset(slots, 0xff, 4 * sizeof *slots);
+    if (spec->representative == RETRIEVAL_FIX)
+        retrieval_fixed_slots(spec, t->page_tokens, page % in_block, slots);
+    if (spec->representative != RETRIEVAL_DYNAMIC) return;
+    float mass[RETRIEVAL_BLOCK_MOST];
+    uint64_t best[RETRIEVAL_BLOCK_MOST / 64];
+    uint32_t first = page / in_block * spec->block_tokens;
+    for (uint32_t i = 0; i < spec->block_tokens; i++)
+        mass[i] = value_at(seed, 3, (uint64_t)head * t->n_slots + first + i);
+    retrieval_dynamic_slots(spec, mass, best);
+    memset(slots, 0, 4 * sizeof *slots);
+    for (uint32_t i = 0; i < t->page_tokens; i++) {
+        uint32_t at = page % in_block * t->page_tokens + i;
+        if (best[at / 64] >> at % 64 & 1) slots[i / 64] |= UINT64_C(1) << i % 64;
+    }
+}
+
+/* Makes a page's representative of its keys, one dim after the other. */
+static void represent(const retrieval_spec *spec, uint64_t seed, uint32_t head, uint32_t page,
+                      const tables *t, float *out)
+{
+    uint64_t slots[4];
+    uint32_t dim = t->query.head_dim;
+    summed_slots(spec, seed, head, page, t, slots);
+    for (uint32_t d = 0; d < dim; d++) {
+        float sum = 0, largest = -INFINITY, smallest = INFINITY;
+        for (uint32_t i = 0; i < t->page_tokens; i++) {
+            uint64_t slot = (uint64_t)head * t->n_slots + page * t->page_tokens + i;
+            float k = value_at(seed, 2, slot * dim + d);
+            if (slots[i / 64] >> i % 64 & 1) sum += k;
+            largest = fmaxf(largest, k);
+            smallest = fminf(smallest, k);
+        }
+        bool bounds =
+            spec->representative == RETRIEVAL_QUEST || spec->representative == RETRIEVAL_MAX;
+        out[d] = bounds ? largest : sum;
+        if (spec->representative == RETRIEVAL_QUEST) out[dim + d] = smallest;
+    }
+}
+
+/* Page numbers of different heads are mixed, so that a wrong page is another head's. */
+static tables make_tables(const json_t *row, const retrieval_spec *spec)
+{
+    uint64_t seed = number(row, "seed");
+    tables t = {.n_slots = number(row, "n_slots"),
+                .n_heads = number(row, "n_kv_heads"),
+                .page_tokens = number(row, "page_tokens")};
+    uint32_t dim = number(row, "head_dim"), q_heads = number(row, "q_heads");
+    t.n_pages = t.n_slots / t.page_tokens;
+    t.query = (retrieval_query){.n_slots = t.n_slots,
+                                .page_tokens = t.page_tokens,
+                                .head_dim = dim,
+                                .q_heads = q_heads,
+                                .stride = (size_t)2 * dim + 16,
+                                .heads = t.heads,
+                                .n_heads = t.n_heads};
+    assert_true(t.n_heads <= HEADS_MOST && dim <= DIM_MOST);
+    t.q = calloc((size_t)t.n_heads * q_heads * dim, sizeof *t.q);
+    t.pages = calloc((size_t)t.n_heads * t.n_pages + 1, sizeof *t.pages);
+    t.representatives = calloc((t.n_heads * t.n_pages + 1) * t.query.stride, sizeof(float));
+    t.scratch = (retrieval_scratch){calloc((size_t)2 * dim, sizeof(float)),
+                                    calloc(BLOCKS_MOST, sizeof(float)),
+                                    calloc(BLOCKS_MOST, sizeof(uint32_t))};
+    for (uint32_t i = 0; i < t.n_heads * q_heads * dim; i++) t.q[i] = value_at(seed, 1, i);
+    for (uint32_t h = 0; h < t.n_heads; h++)
+        for (uint32_t p = 0; p < t.n_pages; p++) {
+            uint32_t page = 1 + (t.n_pages - 1 - p) * t.n_heads + h;
+            t.pages[h * t.n_pages + p] = page;
+            represent(spec, seed, h, p, &t, t.representatives + page * t.query.stride);
+        }
+    return t;
+}
+
+static void point_to_heads(tables *t)
+{
+    for (uint32_t h = 0; h < t->n_heads; h++)
+        t->heads[h] = (retrieval_head){
+            .q = t->q + (size_t)h * t->query.q_heads * t->query.head_dim,
+            .pages = t->pages + (size_t)h * t->n_pages,
+            .representatives = t->representatives,
+        };
+    t->query.heads = t->heads;
+}
+
+static void free_tables(tables *t)
+{
+    free(t->q);
+    free(t->pages);
+    free(t->representatives);
+    free(t->scratch.folded);
+    free(t->scratch.scores);
+    free(t->scratch.keys);
+}
+
+static void selections_are_the_oracles(void **state)
+{
+    (void)state;
+    json_t *rows = read_golden("selections"), *row;
+    size_t i;
+    json_array_foreach(rows, i, row)
+    {
+        pkv_geometry g = geometry_of(number(row, "page_tokens"), 4, number(row, "n_kv_heads"));
+        retrieval_spec spec = spec_of(row, &g);
+        tables t = make_tables(row, &spec);
+        point_to_heads(&t);
+        uint32_t step = retrieval_heads_together(&spec, &g), blocks[BLOCKS_MOST];
+        const json_t *want = json_object_get(row, "blocks");
+        assert_int_equal(json_array_size(want), t.n_heads / step);
+        for (uint32_t h = 0; h < t.n_heads; h += step) {
+            retrieval_query query = t.query;
+            query.heads = &t.heads[h];
+            query.n_heads = step;
+            uint32_t n = retrieval_select(&spec, &query, &t.scratch, blocks);
+            assert_list(json_array_get(want, h / step), blocks, n);
+            assert_true(n <= retrieval_most_blocks(&spec));
+        }
+        free_tables(&t);
+    }
+    json_decref(rows);
+}
+
+static void layers_follow_as_the_oracle_says(void **state)
+{
+    (void)state;
+    json_t *rows = read_golden("layers"), *row;
+    size_t i;
+    json_array_foreach(rows, i, row)
+    {
+        const char *windows = json_string_value(json_object_get(row, "windows"));
+        pkv_geometry g = geometry_of(16, (uint32_t)strlen(windows), 2);
+        g.window = 48;
+        for (uint32_t l = 0; l < g.n_layers; l++)
+            g.window_layers[0] |= (uint64_t)(windows[l] == '1') << l;
+        retrieval_spec spec = spec_of(row, &g);
+        const json_t *want = json_object_get(row, "leaders");
+        for (uint32_t l = 0; l < g.n_layers; l++) {
+            const json_t *leader = json_array_get(want, l);
+            assert_int_equal(retrieval_layer_leader(&spec, &g, l),
+                             json_is_null(leader) ? RETRIEVAL_ALL : json_integer_value(leader));
+        }
+    }
+    json_decref(rows);
+}
+
+/* Scores are all equal, so a selection takes the first candidates. */
+static void tokens_follow_as_the_oracle_says(void **state)
+{
+    (void)state;
+    static const float zeros[2 * DIM_MOST];
+    static const uint32_t pages[BLOCKS_MOST];
+    const pkv_geometry g = geometry_of(16, 4, 1);
+    float folded[2 * DIM_MOST], scores[BLOCKS_MOST];
+    uint32_t keys[BLOCKS_MOST], blocks[BLOCKS_MOST], n = 0, before = 0;
+    const retrieval_scratch scratch = {folded, scores, keys};
+    const retrieval_head head = {zeros, pages, zeros};
+    json_t *rows = read_golden("tokens"), *row;
+    size_t i;
+    json_array_foreach(rows, i, row)
+    {
+        retrieval_spec spec = spec_of(row, &g);
+        const json_t *want = json_object_get(row, "blocks");
+        for (uint32_t t = 0; t < json_array_size(want); t++) {
+            uint32_t n_slots = number(row, "n_prompt") + t + 1;
+            const retrieval_query query = {.n_slots = n_slots,
+                                           .page_tokens = 16,
+                                           .head_dim = 16,
+                                           .q_heads = 1,
+                                           .heads = &head,
+                                           .n_heads = 1};
+            if (retrieval_token_leader(&spec, t) == t)
+                n = retrieval_select(&spec, &query, &scratch, blocks);
+            else n = retrieval_follow(&spec, before, n_slots, blocks, n);
+            before = n_slots;
+            assert_list(json_array_get(want, t), blocks, n);
+            assert_true(n <= retrieval_most_blocks(&spec));
+        }
+    }
+    json_decref(rows);
+}
+
+/* ---- what the oracle does not show ----------------------------------------------------------- */
+
+static void blocks_that_are_no_number_come_last(void **state)
+{
+    (void)state;
+    const retrieval_spec spec = {.block_tokens = 16,
+                                 .representative_num = 1,
+                                 .group_heads = 1,
+                                 .local_tokens = 16,
+                                 .top_blocks = 2,
+                                 .layer_step = 1,
+                                 .token_step = 1};
+    float q[16] = {1}, representatives[5][16] = {{NAN}, {-INFINITY}, {-3}, {NAN}, {9}};
+    const uint32_t pages[] = {0, 1, 2, 3, 4};
+    const retrieval_head head = {q, pages, representatives[0]};
+    const retrieval_query query = {.n_slots = 80,
+                                   .page_tokens = 16,
+                                   .head_dim = 16,
+                                   .q_heads = 1,
+                                   .stride = 16,
+                                   .heads = &head,
+                                   .n_heads = 1};
+    float folded[32], scores[5];
+    uint32_t keys[5], blocks[5];
+    const retrieval_scratch scratch = {folded, scores, keys};
+    assert_int_equal(retrieval_select(&spec, &query, &scratch, blocks), 3);
+    assert_int_equal(blocks[0], 1);
+    assert_int_equal(blocks[1], 2);
+    assert_int_equal(blocks[2], 4);
+}
+
+static void gathered_pages_are_those_of_the_blocks(void **state)
+{
+    (void)state;
+    const retrieval_spec spec = {.block_tokens = 48};
+    uint32_t pages[20], out[20];
+    for (uint32_t i = 0; i < 20; i++) pages[i] = 100 + i;
+    const uint32_t some[] = {0, 2, 4}, all[] = {0, 1, 2, 3, 4};
+    /* 200 slots: four full blocks, then 8 slots of page 12. */
+    assert_int_equal(retrieval_gather(&spec, 16, 200, pages, some, 3, out), 104);
+    const uint32_t want[] = {100, 101, 102, 106, 107, 108, 112};
+    assert_memory_equal(out, want, sizeof want);
+    assert_int_equal(retrieval_gather(&spec, 16, 200, pages, all, 5, out), 200);
+    assert_memory_equal(out, pages, 13 * sizeof *pages);
+    assert_int_equal(retrieval_gather(&spec, 16, 240, pages, all, 5, out), 240);
+    assert_memory_equal(out, pages, 15 * sizeof *pages);
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(every_row_of_the_tables_can_be_asked_for),
+        cmocka_unit_test(fields_have_ktransformers_names_too),
+        cmocka_unit_test(refusals_name_the_field),
+        cmocka_unit_test(selections_are_the_oracles),
+        cmocka_unit_test(layers_follow_as_the_oracle_says),
+        cmocka_unit_test(tokens_follow_as_the_oracle_says),
+        cmocka_unit_test(blocks_that_are_no_number_come_last),
+        cmocka_unit_test(gathered_pages_are_those_of_the_blocks),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
