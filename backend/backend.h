@@ -24,6 +24,7 @@
 #define BACKEND_BACKEND_H
 
 #include "paged_kv/retention/retention.h"
+#include "paged_kv/retrieval/retrieval.h"
 
 /* How the next token is drawn from logits, in vLLM's order: min_tokens, logit_bias, penalties,
  * greedy when temperature < 1e-5, else / temperature, min_p, top_k, top_p, Gumbel-max by Philox. */
@@ -60,6 +61,8 @@ typedef struct step_open {
     uint32_t n_most; // tokens it will ever know: room for its history is made now
 } step_open;
 
+enum { STEP_SPARSE_ROWS = 32 };
+
 /* One sequence's share of a step. Its tokens already have slots: the deltas of this plan appended
  * them. */
 typedef struct step_seq {
@@ -82,7 +85,13 @@ typedef struct step_seq {
      * entry in tokens[] is 0 then. If the step before fails, the results of all shares of its
      * sequences are discarded. */
     uint32_t token_from;
-    measure_spec measure;
+    measure_spec measure; // kind NONE where rows read by retrieval
+    /* Rows from the share's dense_rows-th on, which are those of generated tokens, read the blocks
+     * that they select by `retrieval`; block_tokens 0: all rows read everything. Every table of
+     * such a sequence has a slot for each of its tokens. At most STEP_SPARSE_ROWS rows of a share
+     * read so, because each has lists of its own. */
+    retrieval_spec retrieval;
+    uint32_t dense_rows;
 } step_seq;
 
 typedef struct step_plan {
@@ -143,6 +152,7 @@ typedef struct backend_info {
     uint32_t max_logit_rows; // most rows with want_logits or want_scores in a plan; 0 = all
     uint32_t logit_row_cost; // of a row with its logits, in hundredths of a row without; 0 = 100
     uint32_t lacks;          // bits of retention_measures that the backend cannot compute
+    uint32_t retrieves;      // bits of retrieval_needs that the backend has; 0 = no retrieval
     uint32_t n_pages;
     uint32_t n_host_pages;  // of the host tier, each as large as a pool page; 0 = no host tier
     uint32_t max_in_flight; // 2 = the next step is submitted while one runs; else 1

@@ -2,6 +2,22 @@
 
 #include "model/measures.h"
 
+/* What is wrong with a share's retrieval, or NULL. */
+static const char *wrong_retrieval(const backend_info *info, const step_seq *s,
+                                   const pkv_mirror_extent *extent)
+{
+    const retrieval_spec *spec = &s->retrieval;
+    if (spec->block_tokens == 0) return NULL;
+    if (retrieval_needs(spec) & ~info->retrieves) return "plan: a retrieval that is not to be had";
+    if (s->dense_rows > s->n_tokens) return "plan: more rows than a share has read everything";
+    if (s->n_tokens - s->dense_rows > STEP_SPARSE_ROWS)
+        return "plan: more rows that read by retrieval than a share may have";
+    if (s->measure.kind != MEASURE_NONE) return "plan: a measure of rows that read by retrieval";
+    if (extent->least_kept != extent->most_kept)
+        return "plan: a retrieval in tables of different lengths";
+    return NULL;
+}
+
 status plan_check(const backend_info *info, const pkv_mirror *mirror, const step_plan *plan)
 {
     if (plan->n_seqs > info->max_seqs || plan->n_tokens > info->max_rows)
@@ -24,8 +40,11 @@ status plan_check(const backend_info *info, const pkv_mirror *mirror, const step
             return status_make(STATUS_INVALID, "plan: scores of more tokens than a sample has");
         const char *wrong = measures_check(&s->measure);
         if (wrong) return status_make(STATUS_INVALID, wrong);
-        if (pkv_mirror_extent_of(mirror, s->seq).least_kept < s->n_tokens)
+        pkv_mirror_extent extent = pkv_mirror_extent_of(mirror, s->seq);
+        if (extent.least_kept < s->n_tokens)
             return status_make(STATUS_INVALID, "plan: a table without slots for its tokens");
+        wrong = wrong_retrieval(info, s, &extent);
+        if (wrong) return status_make(STATUS_INVALID, wrong);
     }
     if (next != plan->n_tokens)
         return status_make(STATUS_INVALID, "plan: sequences do not tile the tokens");

@@ -2,6 +2,7 @@
 #include "model/cpu/forward.h"
 #include "model/cpu/kv_filling.h"
 #include "model/cpu/kv_moves.h"
+#include "model/cpu/retrieve.h"
 #include "model/cpu/scores.h"
 #include "model/measured.h"
 #include "model/measures.h"
@@ -52,6 +53,16 @@ typedef struct backend_cpu {
 static size_t sums_bytes(const kv_store *s, pkv_cells cells)
 {
     return cells.n * s->page_sums * sizeof *s->sums;
+}
+
+static size_t representatives_bytes(const kv_store *s)
+{
+    return s->cells.n * s->page_representatives * sizeof *s->representatives;
+}
+
+static size_t marks_bytes(const kv_store *s)
+{
+    return s->cells.n * s->page_tiles * sizeof *s->marks;
 }
 
 /* ---- before compute: tables, moves, samplers ------------------------------------------------- */
@@ -105,6 +116,7 @@ static status make_move(backend_cpu *b, const pkv_move *m)
         pkv_move cell = pkv_move_cell(g, m, i, b->store.n_pages - 1, b->info.n_host_pages);
         if (!kv_store_is_ours(&b->store, cell.group)) continue;
         RETURN_IF_ERROR(m->kind == PKV_MOVE_SLOTS ? move_slots(b, &cell) : copy_page(b, &cell));
+        if (m->kind != PKV_MOVE_OUT) kv_store_forget(&b->store, cell.dst_page);
     }
     return STATUS_IS_OK;
 }
@@ -160,7 +172,10 @@ static status lay_out(backend_cpu *b, const step_plan *plan)
         b->seqs[i] = (forward_seq){.seq = s->seq,
                                    .first_row = s->first_token,
                                    .n_rows = s->n_tokens,
-                                   .position = s->position};
+                                   .position = s->position,
+                                   .retrieval = s->retrieval,
+                                   .dense_rows = s->dense_rows};
+        if (s->retrieval.block_tokens) b->store.has_marks = true;
         b->seq_results[i] = (step_seq_result){0};
         if (s->measure.kind == MEASURE_NONE) continue;
         lay_out_measure(b, s, &b->seqs[i], &b->seq_results[i].measure);
@@ -283,6 +298,8 @@ static void cpu_destroy(void *ctx)
     alloc_pages_free(b->store.host, b->host_bytes);
     alloc_pages_free(b->store.sums, sums_bytes(&b->store, b->store.cells));
     alloc_pages_free(b->store.host_sums, sums_bytes(&b->store, b->store.host_cells));
+    alloc_pages_free(b->store.representatives, representatives_bytes(&b->store));
+    alloc_pages_free(b->store.marks, marks_bytes(&b->store));
     weights_destroy(&b->weights);
     kern_destroy(b->kernels);
     thread_pool_destroy(b->pool);
@@ -332,6 +349,16 @@ static status default_pool_bytes(const backend_options *o, uint64_t *bytes)
     *bytes = sizes_for_ranks(sizes_default_pool(memory_available_bytes(), MODEL_POOL_SHARE),
                              sizes_ranks_here(o), (uint64_t)comm_size(o->group));
     return comm_broadcast(o->group, bytes, sizeof *bytes, 0);
+}
+
+/* Ranks have no representatives: KV heads that select together may lie on several of them. */
+static status make_representatives(backend_cpu *b)
+{
+    if (comm_size(b->group) > 1) return STATUS_IS_OK;
+    b->store.representatives = alloc_pages(representatives_bytes(&b->store));
+    b->store.marks = alloc_pages(marks_bytes(&b->store));
+    bool ok = b->store.representatives && b->store.marks;
+    return ok ? STATUS_IS_OK : status_make(STATUS_NO_MEMORY, "representatives of pages");
 }
 
 static status make_pool(backend_cpu *b, const backend_options *o, error *err)
@@ -406,6 +433,7 @@ static status make_step_buffers(backend_cpu *b, const backend_options *o)
     RETURN_IF_ERROR(
         pkv_mirror_create(&b->info.geometry, b->store.n_pages, o->max_seqs, NULL, &b->mirror));
     if (kern_kv_has_grids(o->kv_type)) RETURN_IF_ERROR(make_filling(b, o));
+    RETURN_IF_ERROR(make_representatives(b));
     RETURN_IF_ERROR(sampler_create(o->max_seqs, b->config.vocab_size, b->pool, &b->sampler));
     forward_options pass = {
         .config = &b->config,
@@ -442,6 +470,7 @@ static void fill_info(backend_cpu *b, const backend_options *o)
     size_t rows = LOGITS_BYTES / (b->config.vocab_size * sizeof(float));
     b->info.max_logit_rows = rows < 16 ? 16 : rows > o->max_rows ? o->max_rows : (uint32_t)rows;
     b->info.logit_row_cost = sizes_logit_row_cost(&b->config, comm_size(o->group));
+    b->info.retrieves = b->store.marks ? RETRIEVE_CAN : 0;
     b->info.n_pages = b->store.n_pages;
     b->info.max_in_flight = 1;
     b->info.identity = b->weights.identity;

@@ -2,6 +2,7 @@
 
 #include "model/cpu/experts.h"
 #include "model/cpu/kv_filling.h"
+#include "model/cpu/retrieve.h"
 #include "model/measures.h"
 #include "model/rope.h"
 
@@ -35,8 +36,10 @@ struct forward {
     float *x, *normed, *delta, *angles, *local, *wide, *act; /* local may be NULL */
     float *part, *gathered;                                  /* NULL with one rank */
     float *inv_freq;       /* [head_dim / 2], then as many for local RoPE */
-    kern_attn_item *items; /* [max_seqs, kv_heads] */
+    kern_attn_item *items; /* [max_seqs, kv_heads] and more */
+    size_t items_capacity;
     measures *measures;
+    retrieve *retrieve;
     experts *experts; /* NULL without sparse layers */
     float *memory;
     size_t memory_bytes;
@@ -90,7 +93,8 @@ status forward_create(const forward_options *options, forward **out)
     assert(f->qkv_width + f->attn_width <= wide);
     f->memory_bytes = forward_bytes(c, slice, head_rows, options->max_rows, (uint32_t)ranks);
     f->memory = alloc_pages(f->memory_bytes);
-    f->items = calloc((size_t)options->max_seqs * f->kv_heads, sizeof *f->items);
+    f->items_capacity = (size_t)options->max_seqs * f->kv_heads;
+    f->items = calloc(f->items_capacity, sizeof *f->items);
     if (!f->memory || !f->items) {
         forward_destroy(f);
         return status_make(STATUS_NO_MEMORY, "forward pass");
@@ -111,6 +115,8 @@ status forward_create(const forward_options *options, forward **out)
     rope_frequencies(&c->rope, c->head_dim, f->inv_freq);
     if (f->local) rope_frequencies(&c->local_rope, c->head_dim, f->inv_freq + c->head_dim / 2);
     status s = measures_create(&f->o, f->inv_freq, &f->measures);
+    if (status_ok(s))
+        s = retrieve_create(&f->o, f->heads / f->kv_heads, f->qkv_width, &f->retrieve);
     if (status_ok(s) && c->n_experts) s = experts_create(&f->o, &f->experts);
     if (status_ok(s)) *out = f;
     else forward_destroy(f);
@@ -121,6 +127,7 @@ void forward_destroy(forward *f)
 {
     if (!f) return;
     measures_destroy(f->measures);
+    retrieve_destroy(f->retrieve);
     experts_destroy(f->experts);
     alloc_pages_free(f->memory, f->memory_bytes);
     free(f->items);
@@ -223,11 +230,28 @@ static void kv_write_range(void *ctx, size_t from, size_t to, unsigned thread)
     }
 }
 
+/* Pages that rows are written to lose the layer's representatives. */
+static void forget_written(const kv_write_job *job)
+{
+    const kv_store *store = job->f->o.store;
+    for (uint32_t i = 0; i < job->n_seqs; i++)
+        for (uint32_t head = 0; head < job->f->kv_heads; head++) {
+            const forward_seq *s = &job->seqs[i];
+            pkv_table_view table =
+                pkv_mirror_table(job->f->o.mirror, s->seq, kv_store_group(store, job->layer, head));
+            uint32_t *marks = kv_store_marks(store, job->layer, head, table.offset);
+            uint32_t first = (table.kept_tokens - s->n_rows) / store->shape.page_tokens;
+            for (uint32_t page = first; page < table.n_pages; page++)
+                marks[table.pages[page] * store->page_tiles] = 0;
+        }
+}
+
 static status write_rows(forward *f, uint32_t layer, uint32_t n_rows, const forward_seq *seqs,
                          uint32_t n_seqs)
 {
     kv_filling *filling = f->o.store->filling;
     kv_write_job job = {f, seqs, n_seqs, layer};
+    if (f->o.store->has_marks) forget_written(&job);
     if (filling) RETURN_IF_ERROR(kv_filling_begin(filling, layer, seqs, n_seqs));
     thread_pool_for(f->o.pool, n_rows, 16, kv_write_range, &job);
     if (filling) kv_filling_store(filling);
@@ -245,46 +269,84 @@ static float *mass_of(const forward *f, const forward_seq *s, uint32_t layer, ui
     return s->values + ((size_t)row * f->kv_heads + head) * s->stride;
 }
 
-static status attend_layer(forward *f, uint32_t layer, const forward_seq *seqs, uint32_t n_seqs,
-                           float *out)
+/* Rows [from, from + n) of a sequence for one head, which read everything. */
+static kern_attn_item item_of(const forward *f, uint32_t layer, const forward_seq *seqs,
+                              uint32_t index, uint32_t head, uint32_t from, uint32_t n)
 {
     const kv_store *store = f->o.store;
+    const forward_seq *seq = &seqs[index];
     const model_config *c = f->o.config;
-    uint32_t head_dim = store->shape.head_dim, q_heads = f->heads / f->kv_heads;
-    uint32_t window = c->layers[layer] & LAYER_WINDOW ? c->window : 0;
-    size_t n_items = 0;
-    for (uint32_t s = 0; s < n_seqs; s++) {
-        const forward_seq *seq = &seqs[s];
-        for (uint32_t head = 0; head < f->kv_heads; head++) {
-            pkv_table_view table =
-                pkv_mirror_table(f->o.mirror, seq->seq, kv_store_group(store, layer, head));
-            size_t column = (size_t)head * q_heads * head_dim;
-            float *mass = mass_of(f, seq, layer, head);
-            f->items[n_items++] = (kern_attn_item){
-                .pages = table.pages,
-                .tiles = kv_store_tiles(store, layer, head, table.offset),
-                .filling = store->filling ? kv_filling_tiles(store->filling, s, head) : NULL,
-                .first_filling = kv_store_first_wide(store, table.kept_tokens - seq->n_rows),
-                .residual_pages = store->residual_pages,
-                .first_slot = table.kept_tokens - seq->n_rows,
-                .n_rows = seq->n_rows,
-                .window = window,
-                .q = f->wide + (size_t)seq->first_row * f->qkv_width + column,
-                .out = out + (size_t)seq->first_row * f->attn_width + column,
-                .mass = mass,
-                .mass_rows = mass ? seq->measure.rows : 0,
-            };
+    pkv_table_view table =
+        pkv_mirror_table(f->o.mirror, seq->seq, kv_store_group(store, layer, head));
+    size_t column = (size_t)head * (f->heads / f->kv_heads) * store->shape.head_dim;
+    uint32_t first_slot = table.kept_tokens - seq->n_rows;
+    float *attn = f->wide + (size_t)f->o.max_rows * f->qkv_width;
+    float *mass = mass_of(f, seq, layer, head);
+    return (kern_attn_item){
+        .pages = table.pages,
+        .tiles = kv_store_tiles(store, layer, head, table.offset),
+        .filling = store->filling ? kv_filling_tiles(store->filling, index, head) : NULL,
+        .first_filling = kv_store_first_wide(store, first_slot),
+        .residual_pages = store->residual_pages,
+        .first_slot = first_slot + from,
+        .n_rows = n,
+        .window = c->layers[layer] & LAYER_WINDOW ? c->window : 0,
+        .q = f->wide + (size_t)(seq->first_row + from) * f->qkv_width + column,
+        .out = attn + (size_t)(seq->first_row + from) * f->attn_width + column,
+        .mass = mass,
+        .mass_rows = mass ? seq->measure.rows : 0,
+    };
+}
+
+/* Makes the items of one sequence: one for each head, or, where the last rows read few blocks, one
+ * for the rows before and one for each of those. nth: the first of those among the step's. */
+static kern_attn_item *add_items(forward *f, uint32_t layer, const forward_seq *seqs,
+                                 uint32_t index, uint32_t nth, kern_attn_item *out)
+{
+    const forward_seq *seq = &seqs[index];
+    bool few = retrieve_reads_few(f->retrieve, seq, layer);
+    uint32_t dense = few ? seq->dense_rows : seq->n_rows;
+    for (uint32_t head = 0; head < f->kv_heads; head++) {
+        if (dense > 0) *out++ = item_of(f, layer, seqs, index, head, 0, dense);
+        for (uint32_t i = dense; i < seq->n_rows; i++) {
+            *out = item_of(f, layer, seqs, index, head, i, 1);
+            retrieve_narrow(f->retrieve, nth + i - dense, head, out++);
         }
+    }
+    return out;
+}
+
+/* Makes room for the items of a layer. */
+static status reserve_items(forward *f, uint32_t n_seqs)
+{
+    size_t n = ((size_t)n_seqs + retrieve_rows(f->retrieve)) * f->kv_heads;
+    if (n <= f->items_capacity) return STATUS_IS_OK;
+    kern_attn_item *grown = alloc_resize(NULL, f->items, n, sizeof *grown);
+    if (!grown) return status_make(STATUS_NO_MEMORY, "attention's items");
+    f->items = grown;
+    f->items_capacity = n;
+    return STATUS_IS_OK;
+}
+
+static status attend_layer(forward *f, uint32_t layer, const forward_seq *seqs, uint32_t n_seqs)
+{
+    const kv_store *store = f->o.store;
+    uint32_t head_dim = store->shape.head_dim, nth = 0;
+    kern_attn_item *end = f->items;
+    RETURN_IF_ERROR(retrieve_layer(f->retrieve, layer, f->wide));
+    for (uint32_t s = 0; s < n_seqs; s++) {
+        end = add_items(f, layer, seqs, s, nth, end);
+        if (seqs[s].retrieval.block_tokens) nth += seqs[s].n_rows - seqs[s].dense_rows;
     }
     kern_attn_batch batch = {
         .shape = store->shape,
         .page_stride = store->page_bytes,
-        .q_heads = q_heads,
+        .q_heads = f->heads / f->kv_heads,
         .scale = 1.0f / sqrtf((float)head_dim),
         .q_stride = f->qkv_width,
         .out_stride = f->attn_width,
         .items = f->items,
-        .n_items = n_items,
+        .n_items = (size_t)(end - f->items),
     };
     return kern_attention(f->o.kernels, &batch);
 }
@@ -321,7 +383,7 @@ static status attention_block(forward *f, uint32_t layer, uint32_t n_rows, const
     kern_rope(kc, qkv, f->qkv_width, angles, n_rows, f->heads + f->kv_heads, head_dim);
     if (f->o.watch) f->o.watch(f->o.watch_ctx, layer, n_rows, qkv);
     RETURN_IF_ERROR(write_rows(f, layer, n_rows, seqs, n_seqs));
-    RETURN_IF_ERROR(attend_layer(f, layer, seqs, n_seqs, attn));
+    RETURN_IF_ERROR(attend_layer(f, layer, seqs, n_seqs));
     RETURN_IF_ERROR(measures_layer(f->measures, layer, seqs, n_seqs, qkv, attn));
     if (f->o.store->filling) kv_filling_end(f->o.store->filling, layer);
     kern_matmul(kc, &w->o, NULL, attn, f->attn_width, n_rows, f->delta, hidden);
@@ -366,6 +428,8 @@ status forward_run(forward *f, const uint32_t *tokens, uint32_t n_rows, const fo
     kern_context *kc = f->o.kernels;
 
     RETURN_IF_ERROR(measures_start(f->measures, seqs, n_seqs));
+    RETURN_IF_ERROR(retrieve_start(f->retrieve, seqs, n_seqs));
+    RETURN_IF_ERROR(reserve_items(f, n_seqs));
     RETURN_IF_ERROR(embed_tokens(f, tokens, n_rows));
     fill_angles(f, seqs, n_seqs);
     kern_rmsnorm(kc, f->x, layers[0].attn_norm, c->rms_eps, n_rows, c->hidden, f->normed);

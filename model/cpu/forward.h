@@ -11,6 +11,7 @@
 #include "model/cpu/kv_store.h"
 #include "model/load/weights.h"
 #include "paged_kv/retention/retention.h"
+#include "paged_kv/retrieval/retrieval.h"
 
 /* One sequence's rows. The last n_rows slots of its table in every group are theirs already. */
 typedef struct forward_seq {
@@ -21,6 +22,8 @@ typedef struct forward_seq {
     measure_spec measure; // at most n_rows rows
     uint32_t stride;      // pages or slots of its longest table
     float *values;        // [kinds, measured layers, kv heads of this rank, stride], or NULL
+    retrieval_spec retrieval;
+    uint32_t dense_rows; // the first rows, which read everything; the others go by `retrieval`
 } forward_seq;
 
 typedef struct forward_options {

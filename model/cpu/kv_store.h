@@ -33,6 +33,14 @@ typedef struct kv_store {
     float *sums;      // [cells.n, page_sums]
     float *host_sums; // [host_cells.n, page_sums]
     bool has_sums;    // a plan has asked for sums: until then all are 0 and need no moves
+    /* Representatives of pages (retrieve.h), beside K and V: the largest has two vectors. A mark
+     * says what a tile's representative is made of; 0: the tile has none. They are only reserved
+     * addresses until a plan asks for retrieval, and NULL where no plan may. */
+    size_t page_tiles;
+    size_t page_representatives; // floats of a page
+    float *representatives;      // [cells.n, page_representatives]
+    uint32_t *marks;             // [cells.n, page_tiles]
+    bool has_marks;              // a plan has asked for retrieval: until then all marks are 0
 } kv_store;
 
 static inline void kv_store_layout(kv_store *s, kern_kv_format format, const pkv_geometry *geometry,
@@ -45,7 +53,9 @@ static inline void kv_store_layout(kv_store *s, kern_kv_format format, const pkv
     s->heads_in_page = n_heads < geometry->heads_per_group ? n_heads : geometry->heads_per_group;
     s->tile_bytes = kern_kv_tile_bytes(&s->shape);
     s->page_bytes = s->tile_bytes * geometry->layers_per_group * s->heads_in_page;
-    s->page_sums = (size_t)geometry->layers_per_group * s->heads_in_page * s->shape.page_tokens;
+    s->page_tiles = (size_t)geometry->layers_per_group * s->heads_in_page;
+    s->page_sums = s->page_tiles * s->shape.page_tokens;
+    s->page_representatives = s->page_tiles * 2 * head_dim;
 }
 
 /* Sets how many cells the pool has. */
@@ -129,6 +139,30 @@ static inline bool kv_store_is_ours(const kv_store *s, uint32_t group)
     uint32_t first = group % pkv_head_groups(&s->geometry) * s->geometry.heads_per_group;
     return first < s->first_head + s->n_heads &&
            s->first_head < first + s->geometry.heads_per_group;
+}
+
+/* Representatives [2, head_dim] and marks, likewise; page p's are p * page_representatives and
+ * p * page_tiles further. */
+static inline float *kv_store_representatives(const kv_store *s, uint32_t layer, uint32_t head,
+                                              uint32_t offset)
+{
+    ptrdiff_t cells = (ptrdiff_t)offset - (ptrdiff_t)s->cells.first;
+    return s->representatives + cells * (ptrdiff_t)s->page_representatives +
+           kv_store_tile(s, layer, head) * 2 * s->shape.head_dim;
+}
+static inline uint32_t *kv_store_marks(const kv_store *s, uint32_t layer, uint32_t head,
+                                       uint32_t offset)
+{
+    ptrdiff_t cells = (ptrdiff_t)offset - (ptrdiff_t)s->cells.first;
+    return s->marks + cells * (ptrdiff_t)s->page_tiles + kv_store_tile(s, layer, head);
+}
+
+/* The keys of a page change: its representatives are those of other keys. */
+static inline void kv_store_forget(const kv_store *s, uint32_t page)
+{
+    if (!s->has_marks) return;
+    size_t at = (size_t)(page - s->cells.first) * s->page_tiles;
+    memset(s->marks + at, 0, s->page_tiles * sizeof *s->marks);
 }
 
 static inline uint32_t kv_store_group(const kv_store *s, uint32_t layer, uint32_t head)

@@ -37,6 +37,13 @@ retrieval_option retrieval_part_option(retrieval_part part, size_t index)
     return parts[part].options[index];
 }
 
+uint32_t retrieval_needs(const retrieval_spec *spec)
+{
+    if (spec->block_tokens == 0) return 0;
+    return UINT32_C(1) << spec->representative |
+           (spec->token_step > 1 ? (uint32_t)RETRIEVAL_NEEDS_HISTORY : 0);
+}
+
 /* KTransformers' base configuration: at 128 tokens a block, a step reads 16,512 tokens. */
 #define COMMON                                                                                     \
     .block_tokens = 128, .representative_num = 1, .group_heads = 1, .initial_tokens = 1,           \

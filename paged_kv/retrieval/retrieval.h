@@ -87,6 +87,10 @@ const retrieval_preset *retrieval_find(const char *name);
 status retrieval_parse(const json_t *json, const pkv_geometry *geometry, retrieval_spec *out,
                        error *err);
 
+/* What a backend must be able to do for a spec: bit 1 << representative, and the bit below. */
+enum { RETRIEVAL_NEEDS_HISTORY = 1 << 30 }; // token_step > 1: tokens follow earlier selections
+uint32_t retrieval_needs(const retrieval_spec *spec);
+
 /* ---- which layers and tokens select ---------------------------------------------------------- */
 
 enum { RETRIEVAL_ALL = UINT32_MAX };

@@ -8,7 +8,15 @@
 #include "tests/unit/measure_naive.h"
 #include "tests/unit/model_pass.h"
 
+struct dense;
+/* Clears seen[j] for each slot j <= t that row t does not read, of the KV head's n_slots. */
+typedef void (*dense_reads_fn)(const struct dense *m, uint32_t layer, uint32_t kv_head, uint32_t t,
+                               bool *seen);
+
 typedef struct dense {
+    const pass *pass;
+    dense_reads_fn reads; /* NULL: every row reads everything */
+    double *out;          /* [n, hidden] of the last layer */
     model_config config;
     thread_pool *pool;
     kern_context *kernels;
@@ -92,6 +100,19 @@ static inline void dense_keep(dense *m, uint32_t layer, const double *qkv)
     }
 }
 
+/* Leaves the attention a [t + 1] to the slots that the row reads. */
+static inline void dense_mask(const dense *m, uint32_t layer, uint32_t kv_head, uint32_t t,
+                              double *a)
+{
+    bool *seen = malloc(m->n);
+    double sum = 0;
+    memset(seen, true, m->n);
+    m->reads(m, layer, kv_head, t, seen);
+    for (uint32_t j = 0; j <= t; j++) sum += a[j] *= seen[j];
+    for (uint32_t j = 0; j <= t; j++) a[j] /= sum;
+    free(seen);
+}
+
 static inline void dense_attend(const dense *m, uint32_t layer, double *out)
 {
     const model_config *c = &m->config;
@@ -102,6 +123,7 @@ static inline void dense_attend(const dense *m, uint32_t layer, double *out)
         for (uint32_t t = 0; t < m->n; t++) {
             double *o = out + ((size_t)t * c->n_heads + h) * dim;
             attention_row(s, s->q + ((size_t)t * group + h % group) * dim, t + 1, 1, a);
+            if (m->reads) dense_mask(m, layer, h / group, t, a);
             memset(o, 0, dim * sizeof *o);
             for (uint32_t j = 0; j <= t; j++)
                 for (uint32_t d = 0; d < dim; d++) o[d] += a[j] * s->v[(size_t)j * dim + d];
@@ -141,9 +163,10 @@ static inline void dense_layer(dense *m, uint32_t layer, double *x)
     free(act);
 }
 
-static inline dense dense_run(const pass *p, const uint32_t *tokens, uint32_t n, uint32_t position)
+static inline dense dense_run_reading(const pass *p, const uint32_t *tokens, uint32_t n,
+                                      uint32_t position, dense_reads_fn reads)
 {
-    dense m = {.n = n, .position = position};
+    dense m = {.pass = p, .reads = reads, .n = n, .position = position};
     error err = {{0}};
     assert_true(
         status_ok(model_config_load(p->dir, &p->override, p->override != NULL, &m.config, &err)));
@@ -170,8 +193,24 @@ static inline dense dense_run(const pass *p, const uint32_t *tokens, uint32_t n,
     }
     for (uint32_t l = 0; l < m.config.n_layers; l++) dense_layer(&m, l, x);
     free(row);
-    free(x);
+    m.out = x;
     return m;
+}
+
+static inline dense dense_run(const pass *p, const uint32_t *tokens, uint32_t n, uint32_t position)
+{
+    return dense_run_reading(p, tokens, n, position, NULL);
+}
+
+/* Logits [n, vocab_size] of all rows; malloc'd. */
+static inline double *dense_logits(const dense *m)
+{
+    size_t n = m->n;
+    double *normed = doubles(n * m->config.hidden), *logits = doubles(n * m->weights.head.n);
+    dense_norm(m, m->out, m->weights.norm, normed);
+    dense_product(m, &m->weights.head, normed, n, logits);
+    free(normed);
+    return logits;
 }
 
 static inline void dense_free(dense *m)
@@ -180,6 +219,7 @@ static inline void dense_free(dense *m)
         free_sequence(&m->heads[i]);
         free(m->unrotated[i]);
     }
+    free(m->out);
     free(m->heads);
     free(m->unrotated);
     free(m->inv_freq);

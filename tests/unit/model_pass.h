@@ -36,10 +36,12 @@ typedef struct pass {
     uint32_t mass_rows, layer_step;                          /* rows measured in the last step */
     uint32_t want_scores;                                    /* scores of every row: step_seq's */
     uint64_t swap_bytes;
-    uint32_t max_model_len;    /* 0 = the model's */
-    uint32_t max_seqs;         /* 0 = 2 */
-    bool batch_invariant;      /* of a GPU backend */
-    const char *cache_dir;     /* of packed weights */
+    uint32_t max_model_len;   /* 0 = the model's */
+    uint32_t max_seqs;        /* 0 = 2 */
+    bool batch_invariant;     /* of a GPU backend */
+    const char *cache_dir;    /* of packed weights */
+    retrieval_spec retrieval; /* of rows from n_prompt on */
+    uint32_t n_prompt;
     const struct gpu_api *gpu; /* NULL = the CPU */
     uint8_t gpu_kv;            /* gpu_kv_format of the GPU's pages */
     /* Used instead of backend_cuda_ranks_create; NULL = not. */
@@ -103,6 +105,13 @@ static inline void keep_mass(const measure_result *m, pass_result *out)
     memcpy(out->mass, m->values, out->mass_floats * sizeof(float));
 }
 
+/* How many of the rows [done, done + n) are the prompt's. */
+static inline uint32_t dense_rows_of(const pass *p, uint32_t done, uint32_t n)
+{
+    uint32_t left = p->n_prompt > done ? p->n_prompt - done : 0;
+    return left < n ? left : n;
+}
+
 static inline pass_result run(const pass *p, const uint32_t *tokens, uint32_t n)
 {
     pass_result out = {0};
@@ -129,6 +138,8 @@ static inline pass_result run(const pass *p, const uint32_t *tokens, uint32_t n)
                         .position = done,
                         .want_logits = true,
                         .want_scores = p->want_scores,
+                        .retrieval = p->retrieval,
+                        .dense_rows = dense_rows_of(p, done, some),
                         .next_token = done + some < n ? tokens[done + some] : 0};
         if (done + some == n && p->mass_rows)
             seq.measure = (measure_spec){

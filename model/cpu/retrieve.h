@@ -1,0 +1,37 @@
+/* Reading few blocks of a table (private to model/; docs/retrieval.md): the representatives of
+ * pages, which lie beside them in kv_store, and the blocks that the rows of a step read.
+ *
+ * A representative is made when a row first selects among pages that have none, from the keys as
+ * they are stored. What writes a page or moves slots to it forgets it (kv_store_forget). */
+#ifndef MODEL_CPU_RETRIEVE_H
+#define MODEL_CPU_RETRIEVE_H
+
+#include "model/cpu/forward.h"
+
+typedef struct retrieve retrieve;
+
+/* What of retrieval a CPU backend of one rank can do (backend_info.retrieves). */
+enum {
+    RETRIEVE_CAN =
+        1 << RETRIEVAL_MEAN | 1 << RETRIEVAL_MAX | 1 << RETRIEVAL_QUEST | 1 << RETRIEVAL_FIX
+};
+
+/* qkv_width: floats of a row of q, k and v. The options' objects are borrowed. */
+status retrieve_create(const forward_options *options, uint32_t q_heads, uint32_t qkv_width,
+                       retrieve **out);
+void retrieve_destroy(retrieve *r);
+
+/* Lists the step's rows that read by retrieval. The sequences must live until the step is over. */
+status retrieve_start(retrieve *r, const forward_seq *seqs, uint32_t n_seqs);
+/* How many rows that are. */
+uint32_t retrieve_rows(const retrieve *r);
+/* Whether the sequence's last rows read by retrieval in this layer. */
+bool retrieve_reads_few(const retrieve *r, const forward_seq *seq, uint32_t layer);
+/* Lets the rows select that select in this layer. qkv [rows of the step, qkv_width], with K and V
+ * of these rows in their pages. */
+status retrieve_layer(retrieve *r, uint32_t layer, const float *qkv);
+/* Makes an item of one row, which reads everything up to the row, one that reads the row's blocks.
+ * `nth` is the row's number among the step's rows that read by retrieval. */
+void retrieve_narrow(retrieve *r, uint32_t nth, uint32_t head, kern_attn_item *item);
+
+#endif

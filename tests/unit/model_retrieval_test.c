@@ -1,0 +1,246 @@
+/* Rows that read few blocks on the CPU backend: against a forward pass in float64 that scores
+ * blocks by single keys, and bit by bit between ways of running the same rows. */
+#include "tests/unit/model_dense.h"
+
+enum { TOKENS = 203, PROMPT = 187 };
+
+/* Dummy weights: 3 layers, 4 KV heads of 2 query heads. */
+static const pass shape = {
+    .dir = "tests/golden/models/gqa4_tied_f32",
+    .override = "num_key_value_heads=4",
+    .kv_type = KERN_KV_F32,
+    .precision = KERN_PRECISION_HIGH,
+    .page_tokens = 16,
+    .layers_per_group = 1,
+    .heads_per_group = 1,
+    .chunk = TOKENS,
+    .n_threads = 2,
+    .n_prompt = PROMPT,
+};
+
+static const retrieval_spec spec = {.block_tokens = 16,
+                                    .representative_num = 1,
+                                    .group_heads = 1,
+                                    .initial_tokens = 1,
+                                    .local_tokens = 20,
+                                    .top_blocks = 2,
+                                    .layer_step = 1,
+                                    .token_step = 1};
+
+static void get_tokens(const pass *p, uint32_t *tokens)
+{
+    error err;
+    model_config config;
+    assert_true(
+        status_ok(model_config_load(p->dir, &p->override, p->override != NULL, &config, &err)));
+    random_tokens(tokens, TOKENS, config.vocab_size);
+}
+
+static pass with(const retrieval_spec *s)
+{
+    pass p = shape;
+    p.retrieval = *s;
+    return p;
+}
+
+/* ---- the oracle ------------------------------------------------------------------------------ */
+
+static double product(const dense *m, const float *q, const float *k)
+{
+    double sum = 0;
+    for (uint32_t d = 0; d < m->config.head_dim; d++) sum += (double)q[d] * (double)k[d];
+    return sum;
+}
+
+/* The score of one block for one query, by docs/retrieval.md. */
+static double score_block(const dense *m, const float *q, const float *keys)
+{
+    const retrieval_spec *s = &m->pass->retrieval;
+    uint32_t dim = m->config.head_dim, size = s->block_tokens, n = s->representative_num;
+    double sum = 0;
+    for (uint32_t i = 0; s->representative == RETRIEVAL_MEAN && i < size; i++)
+        sum += product(m, q, keys + (size_t)i * dim);
+    for (uint32_t j = 0; s->representative == RETRIEVAL_FIX && j < n; j++)
+        sum += product(m, q, keys + (size_t)((2 * j + 1) * size / (2 * n)) * dim);
+    if (s->representative != RETRIEVAL_MAX && s->representative != RETRIEVAL_QUEST) return sum;
+    for (uint32_t d = 0; d < dim; d++) {
+        double largest = -INFINITY, smallest = INFINITY, x = (double)q[d];
+        for (uint32_t i = 0; i < size; i++) {
+            largest = fmax(largest, (double)keys[(size_t)i * dim + d]);
+            smallest = fmin(smallest, (double)keys[(size_t)i * dim + d]);
+        }
+        sum += s->representative == RETRIEVAL_MAX ? x * largest : fmax(x * largest, x * smallest);
+    }
+    return sum;
+}
+
+static double score_of(const dense *m, uint32_t layer, uint32_t kv_head, uint32_t t, uint32_t block)
+{
+    const retrieval_spec *s = &m->pass->retrieval;
+    uint32_t together = s->heads == RETRIEVAL_SHARED ? m->config.n_kv_heads : s->group_heads;
+    uint32_t first = kv_head / together * together, dim = m->config.head_dim;
+    double sum = 0;
+    for (uint32_t h = first; h < first + together; h++) {
+        const sequence *of = &m->heads[dense_index(m, layer, h)];
+        const float *keys = of->k + (size_t)block * s->block_tokens * dim;
+        for (uint32_t g = 0; g < of->q_heads; g++)
+            sum += score_block(m, of->q + ((size_t)t * of->q_heads + g) * dim, keys);
+    }
+    return sum;
+}
+
+static void read_few(const dense *m, uint32_t layer, uint32_t kv_head, uint32_t t, bool *seen)
+{
+    const retrieval_spec *s = &m->pass->retrieval;
+    uint32_t size = s->block_tokens, full = (t + 1) / size;
+    uint32_t first = (s->initial_tokens + size - 1) / size;
+    uint32_t local = (s->local_tokens + size - 1) / size;
+    if (t < m->pass->n_prompt || layer < s->dense_layers || full < first + local + s->top_blocks)
+        return;
+    uint32_t end = full - local;
+    layer -= (layer - s->dense_layers) % s->layer_step;
+    double scores[TOKENS];
+    for (uint32_t b = first; b < end; b++) scores[b] = score_of(m, layer, kv_head, t, b);
+    memset(seen + (size_t)first * size, false, (size_t)(end - first) * size);
+    for (uint32_t n = 0; n < s->top_blocks; n++) {
+        uint32_t best = first;
+        for (uint32_t b = first; b < end; b++)
+            if (scores[b] > scores[best]) best = b;
+        scores[best] = -INFINITY;
+        memset(seen + (size_t)best * size, true, size);
+    }
+}
+
+static void check_against_oracle(const retrieval_spec *s)
+{
+    uint32_t tokens[TOKENS];
+    pass p = with(s);
+    get_tokens(&p, tokens);
+    pass_result got = run(&p, tokens, TOKENS);
+    dense m = dense_run_reading(&p, tokens, TOKENS, 0, read_few);
+    double *want = dense_logits(&m), errors = 0, sum = 0;
+    for (size_t i = 0; i < (size_t)TOKENS * m.config.vocab_size; i++) {
+        errors += pow((double)got.logits[i] - want[i], 2);
+        sum += want[i] * want[i];
+    }
+    if (!(errors / sum < 1e-9)) fail_msg("NMSE %g", errors / sum);
+    free(want);
+    dense_free(&m);
+    result_free(&got);
+}
+
+static void rows_read_what_the_oracle_reads(void **state)
+{
+    (void)state;
+    for (retrieval_representative r = RETRIEVAL_MEAN; r <= RETRIEVAL_FIX; r++) {
+        retrieval_spec s = spec;
+        s.representative = r;
+        s.representative_num = r == RETRIEVAL_FIX ? 5 : 1;
+        s.heads = (retrieval_heads)(r % RETRIEVAL_HEAD_MODES);
+        s.group_heads = s.heads == RETRIEVAL_GROUP ? 2 : 1;
+        check_against_oracle(&s);
+        s.block_tokens = 32; /* two pages */
+        s.dense_layers = 1;
+        s.layer_step = 1 + r % 2;
+        s.heads = (retrieval_heads)((r + 1) % RETRIEVAL_HEAD_MODES);
+        s.group_heads = s.heads == RETRIEVAL_GROUP ? 2 : 1;
+        check_against_oracle(&s);
+    }
+}
+
+/* ---- bits ------------------------------------------------------------------------------------ */
+
+static void assert_same_bits(const pass *a, const pass *b, bool same)
+{
+    uint32_t tokens[TOKENS];
+    get_tokens(a, tokens);
+    pass_result x = run(a, tokens, TOKENS), y = run(b, tokens, TOKENS);
+    size_t bytes = (size_t)TOKENS * x.config.vocab_size * sizeof(float);
+    assert_int_equal(memcmp(x.logits, y.logits, bytes) == 0, same);
+    result_free(&x);
+    result_free(&y);
+}
+
+static const kern_kv_format formats[] = {KERN_KV_F32, KERN_KV_BF16, KERN_KV_INT8, KERN_KV_INT4};
+enum { FORMATS = sizeof formats / sizeof formats[0] };
+
+static pass of_format(kern_kv_format format, const retrieval_spec *s)
+{
+    pass p = with(s);
+    p.kv_type = format;
+    p.precision = KERN_PRECISION_STANDARD;
+    if (format == KERN_KV_INT4) p.page_tokens = 32;
+    p.retrieval.block_tokens = 32;
+    return p;
+}
+
+static void all_blocks_are_full_attention(void **state)
+{
+    (void)state;
+    const retrieval_spec nothing = {0};
+    for (size_t f = 0; f < FORMATS; f++) {
+        pass few = of_format(formats[f], &spec), full = few;
+        few.retrieval.top_blocks = 1;
+        full.retrieval = nothing;
+        assert_same_bits(&few, &full, false);
+        few.retrieval.top_blocks = 4; /* of 7 blocks 1 is initial, 1 local, 1 not full */
+        few.kv_residual = full.kv_residual = formats[f] == KERN_KV_INT4 ? 96 : 0;
+        assert_same_bits(&few, &full, true);
+        few.retrieval.top_blocks = 1;
+        few.retrieval.dense_layers = 2;
+        full.retrieval = few.retrieval;
+        full.retrieval.dense_layers = 1;
+        assert_same_bits(&few, &full, false);
+    }
+}
+
+/* Generated tokens are computed one by one, and many at once when they are computed again. */
+static void bits_do_not_depend_on_the_cut(void **state)
+{
+    (void)state;
+    for (size_t f = 0; f < FORMATS; f++) {
+        pass whole = of_format(formats[f], &spec);
+        whole.retrieval.top_blocks = 1;
+        whole.retrieval.representative = (retrieval_representative)f;
+        whole.retrieval.representative_num = f == RETRIEVAL_FIX ? 3 : 1;
+        whole.retrieval.heads = (retrieval_heads)(f % 2);
+        whole.retrieval.layer_step = 1 + (f & 1);
+        whole.kv_residual = formats[f] == KERN_KV_INT4 ? 64 : 0;
+        pass cut = whole;
+        cut.chunk = 37;
+        cut.n_threads = 1;
+        assert_same_bits(&whole, &cut, true);
+        cut.chunk = 1;
+        if (!SLOW) assert_same_bits(&whole, &cut, true);
+    }
+}
+
+/* Layers with a sliding window read their window: they neither select nor count. */
+static void windows_are_read_as_they_are(void **state)
+{
+    (void)state;
+    const retrieval_spec nothing = {0};
+    pass few = of_format(KERN_KV_BF16, &spec);
+    few.dir = "tests/golden/models/gemma3_f32";
+    few.override = NULL;
+    few.retrieval.top_blocks = 1;
+    few.retrieval.layer_step = 2;
+    pass cut = few, full = few;
+    cut.chunk = 29;
+    assert_same_bits(&few, &cut, true);
+    full.retrieval = nothing;
+    assert_same_bits(&few, &full, false);
+    few.retrieval.top_blocks = 4;
+    assert_same_bits(&few, &full, true);
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(rows_read_what_the_oracle_reads),
+        cmocka_unit_test(all_blocks_are_full_attention),
+        cmocka_unit_test(bits_do_not_depend_on_the_cut),
+        cmocka_unit_test(windows_are_read_as_they_are),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
