@@ -1,5 +1,7 @@
-/* `octavo methods`: the retention methods, read from the tables by which requests are parsed. */
+/* `octavo methods`: the retention and retrieval methods, read from the tables by which requests are
+ * parsed. */
 #include "cli/cli.h"
+#include "cli/methods_retrieval.h"
 #include "paged_kv/retention/retention.h"
 
 #include <stdio.h>
@@ -308,7 +310,8 @@ typedef struct methods_flags {
 } methods_flags;
 
 static const arg_flag flags_table[] = {
-    ARG_ROW("json", NULL, ARG_SWITCH, methods_flags, json, "print a JSON array of objects"),
+    ARG_ROW("json", NULL, ARG_SWITCH, methods_flags, json,
+            "print a JSON array of objects: the retention methods, or NAME"),
 };
 
 int cli_methods(int argc, char **argv)
@@ -319,8 +322,8 @@ int cli_methods(int argc, char **argv)
     const arg_command command = {
         .name = methods_name,
         .usage = "[NAME] [--json]",
-        .about = "The retention methods that a request may name, with their defaults; one of them "
-                 "in full.",
+        .about = "The retention and retrieval methods that a request may name, with their "
+                 "defaults; one of them in full.",
         .groups = &group,
         .n_groups = 1,
         .operand = "NAME",
@@ -330,11 +333,15 @@ int cli_methods(int argc, char **argv)
     if (!cli_parse(&command, argc, argv, &name, &result)) return result;
     size_t n = 1;
     const retention_preset *rows = name ? retention_find(name) : retention_presets(&n);
-    if (!rows) return cli_complain(methods_name, CLI_USAGE, "there is no method of this name");
+    const retrieval_preset *reading = name ? retrieval_find(name) : NULL;
+    if (!rows && !reading)
+        return cli_complain(methods_name, CLI_USAGE, "there is no method of this name");
     strbuf out = {0};
-    if (f.json) print_json(&out, rows, n);
+    if (reading) methods_put_retrieval(&out, reading, f.json);
+    else if (f.json) print_json(&out, rows, n);
     else if (name) print_one(&out, rows);
     else print_table(&out, rows, n);
+    if (!name && !f.json) methods_put_retrievals(&out);
     result = CLI_OK;
     if (out.failed) result = cli_complain(methods_name, CLI_FAILED, "out of memory");
     else fwrite(out.data, 1, out.size, stdout);

@@ -179,14 +179,15 @@ static json_t *answer_json(const planning *p, bool fits, const char *verdict)
         (json_int_t)q->memory, "weights", "type", weights_type(&p->model.options), "bytes",
         (json_int_t)m->weight_bytes * ranks, "rank_bytes", (json_int_t)m->weight_bytes);
     json_t *kv = json_pack(
-        "{s:s, s:i, s:i, s:f, s:I, s:I, s:I, s:I, s:I, s:I, s:I, s:I, s:I}", "type",
+        "{s:s, s:i, s:i, s:f, s:I, s:I, s:I, s:I, s:I, s:I, s:I, s:I, s:I, s:I}", "type",
         p->model.kv_name, "page_tokens", (int)m->geometry.page_tokens, "groups",
         (int)pkv_groups(&m->geometry), "token_bytes", a->token_bytes, "page_bytes", page,
         "rank_page_bytes", (json_int_t)m->page_bytes, "pages", (json_int_t)a->pages, "tokens",
         (json_int_t)a->tokens, "pool_bytes", (json_int_t)a->rank_pool * ranks, "filling_bytes",
         (json_int_t)m->filling_bytes * ranks, "host_pages", (json_int_t)m->n_host_pages,
         "swap_bytes", (json_int_t)backend_host_bytes(m) * ranks, "sums_bytes",
-        (json_int_t)(backend_rank_pages(m, m->n_pages) * m->sums_of_page) * ranks);
+        (json_int_t)(backend_rank_pages(m, m->n_pages) * m->sums_of_page) * ranks,
+        "representatives_bytes", (json_int_t)m->n_pages * (json_int_t)m->representatives_of_page);
     json_t *asked = json_pack("{s:i, s:i, s:i}", "context", (int)q->context, "output",
                               (int)q->output, "concurrency", (int)q->sequences);
     json_object_set_new(all, "kv", kv);

@@ -145,8 +145,10 @@ status engine_submit(engine *e, const engine_request *r, engine_notify notify, v
                      engine_stream **out, error *err)
 {
     retention_policy policy;
+    retrieval_spec retrieval;
     RETURN_IF_ERROR(engine_request_check(r, &e->info, e->o.chat != NULL, err));
     RETURN_IF_ERROR(retention_rules_apply(&e->retention, r, &policy, err));
+    RETURN_IF_ERROR(retrieval_parse(r->retrieval, &e->info.geometry, &retrieval, err));
     RETURN_IF_ERROR(engine_check_state(e, err));
     /* Counting first keeps every later queue within max_requests. */
     if (atomic_fetch_add(&e->n_live, 1) >= e->o.max_requests) {
@@ -161,6 +163,7 @@ status engine_submit(engine *e, const engine_request *r, engine_notify notify, v
         return error_set(err, st.code, "request: out of memory");
     }
     s->policy = policy;
+    s->retrieval = retrieval;
     s->has_report = r->retention || r->session || e->retention.reports_standard;
     s->notify = notify;
     s->notify_ctx = ctx;

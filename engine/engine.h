@@ -117,6 +117,7 @@ typedef struct engine_request {
     uint32_t n_bias;
     char *cache_salt;  // NULL = none; requests with different salts share no prefixes
     json_t *retention; // NULL = the engine's default
+    json_t *retrieval; // NULL = every token reads everything
     /* The request continues from the pages that the last request of this session left, and leaves
      * its own. NULL = no session. A session belongs to (identity, cache_salt, session): no identity
      * reaches another's. */

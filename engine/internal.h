@@ -155,6 +155,7 @@ struct engine_stream {
     uint32_t *tokens;
     uint32_t n_tokens;
     retention_policy policy;
+    retrieval_spec retrieval;
     bool has_report; /* its choices have retention reports */
     uint32_t max_new_tokens;
     uint32_t *stop_ids; /* EOS unless ignored, and the request's own: sorted */

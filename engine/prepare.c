@@ -192,6 +192,7 @@ static void fill_sched_request(engine *e, engine_stream *s)
         .prompt = s->tokens,
         .n_prompt = s->n_tokens,
         .n = r->n,
+        .retrieval = s->retrieval,
         .salt = session_salt(r, e->o.identities_apart),
         .params =
             {

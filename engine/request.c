@@ -27,6 +27,7 @@ void engine_request_destroy(engine_request *r)
     free(r->session);
     free(r->identity);
     json_decref(r->retention);
+    json_decref(r->retrieval);
     *r = (engine_request){0};
 }
 
@@ -73,6 +74,7 @@ status engine_request_copy(const engine_request *from, engine_request *to)
     to->session = copy_text(from->session, &ok);
     to->identity = copy_text(from->identity, &ok);
     to->retention = copy_json(from->retention, &ok);
+    to->retrieval = copy_json(from->retrieval, &ok);
     if (ok) return STATUS_IS_OK;
     engine_request_destroy(to);
     return status_make(STATUS_NO_MEMORY, "request");
@@ -96,6 +98,8 @@ static status check_source(const engine_request *r, const backend_info *info, bo
         return error_set(err, STATUS_INVALID, "tools: must be a list of tools");
     if (r->retention && !json_is_object(r->retention))
         return error_set(err, STATUS_INVALID, "retention: must be an object");
+    if (r->retrieval && !json_is_object(r->retrieval))
+        return error_set(err, STATUS_INVALID, "retrieval: must be an object");
     if (r->prompt_token_ids && r->n_prompt_token_ids == 0)
         return error_set(err, STATUS_INVALID, "prompt_token_ids: has no tokens");
     for (uint32_t i = 0; i < r->n_prompt_token_ids; i++)

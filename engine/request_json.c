@@ -212,6 +212,7 @@ static status keep_tree(const field_place *at, json_t **slot, bool right_type, c
 READER(messages,
        keep_tree(at, &r->messages, json_is_array(at->value), "must be a list of messages", err))
 READER(tools, keep_tree(at, &r->tools, json_is_array(at->value), "must be a list of tools", err))
+READER(retrieval, keep_tree(at, &r->retrieval, json_is_object(at->value), "must be an object", err))
 READER(retention, keep_tree(at, &r->retention, json_is_object(at->value), "must be an object", err))
 
 /* ---- a whole request ------------------------------------------------------------------------- */

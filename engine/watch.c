@@ -111,7 +111,8 @@ static bool is_alike(const backend_info *a, const backend_info *b)
 {
     return a->vocab_size == b->vocab_size && a->max_positions == b->max_positions &&
            a->max_rows == b->max_rows && a->max_seqs == b->max_seqs && a->lacks == b->lacks &&
-           a->max_in_flight == b->max_in_flight && a->identity == b->identity &&
+           a->retrieves == b->retrieves && a->max_in_flight == b->max_in_flight &&
+           a->identity == b->identity &&
            memcmp(&a->geometry, &b->geometry, sizeof a->geometry) == 0;
 }
 

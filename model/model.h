@@ -208,15 +208,16 @@ status model_geometry(const backend_options *options, uint32_t n_ranks, pkv_geom
 typedef struct backend_measures {
     pkv_geometry geometry;
     uint64_t parameters; // in the whole model
-    /* The next five are one rank's; all ranks have equal slices. */
-    uint64_t weight_bytes;  // packed
-    uint64_t page_bytes;    // what it stores of a page
-    uint32_t rank_shares;   // shares of the pages that it stores, of pkv_shares
-    uint64_t sums_of_page;  // running sums beside a page, once a method uses them
-    uint64_t filling_bytes; // as in backend_facts
-    uint64_t step_bytes;    // a GPU's buffers for the longest step
-    bool fits;              // the weights of all ranks fit into `memory`
-    uint32_t n_pages;       // page 0 included; 0: the pool would not hold one block
+    /* The next seven are one rank's; all ranks have equal slices. */
+    uint64_t weight_bytes;            // packed
+    uint64_t page_bytes;              // what it stores of a page
+    uint32_t rank_shares;             // shares of the pages that it stores, of pkv_shares
+    uint64_t sums_of_page;            // running sums beside a page, once a method uses them
+    uint64_t representatives_of_page; // and what retrieval keeps beside it, once requests use it
+    uint64_t filling_bytes;           // as in backend_facts
+    uint64_t step_bytes;              // a GPU's buffers for the longest step
+    bool fits;                        // the weights of all ranks fit into `memory`
+    uint32_t n_pages;                 // page 0 included; 0: the pool would not hold one block
     uint32_t n_host_pages;
 } backend_measures;
 

@@ -19,6 +19,24 @@ static const char *grouped(char out[27], uint64_t n)
     return out;
 }
 
+/* Whether generated tokens can read as the request asks, in tables that keep everything. */
+static status check_retrieval(const sched *s, const sched_request *r, error *err)
+{
+    if (r->retrieval.block_tokens == 0) return STATUS_IS_OK;
+    RETURN_IF_ERROR(retrieval_check(&r->retrieval, s->options.retrieves, err));
+    if (r->policy.schedule != RETENTION_SCHEDULE_NEVER ||
+        r->policy.growth != RETENTION_GROWTH_JOINT)
+        return error_set(err, STATUS_INVALID,
+                         "retrieval: reads tables that keep everything, so it cannot go with "
+                         "retention method '%s'",
+                         r->policy.preset ? r->policy.preset->name : "?");
+    if (r->policy.pressure && s->pressure.preset)
+        return error_set(err, STATUS_INVALID,
+                         "retrieval: reads tables that keep everything, so it cannot go with "
+                         "retention.pressure");
+    return STATUS_IS_OK;
+}
+
 status sched_check(const sched *s, const sched_request *r, error *err)
 {
     char a[27], b[27];
@@ -43,6 +61,7 @@ status sched_check(const sched *s, const sched_request *r, error *err)
                          "(--scheduling-policy fcfs)",
                          r->priority);
     }
+    RETURN_IF_ERROR(check_retrieval(s, r, err));
     sched_turn turn = sched_turn_of(r);
     uint32_t point = retention_next_point(&turn.policy, n_prompt, 0), together = 0;
     if (point <= n_prompt) together = retention_rows_together(&turn.policy, n_prompt, point);
@@ -88,7 +107,7 @@ status sched_check(const sched *s, const sched_request *r, error *err)
 
 /* The most tokens of the sequence that may come from the prefix cache. At least one token is
  * computed, for its logits. The rows that a selection measures are computed too, and all rows that
- * depend on a selection. */
+ * depend on a selection. Rows that read by retrieval are not what others would have computed. */
 static uint32_t hit_cap(const sched_seq *q)
 {
     const sched_entry *e = q->entry;
@@ -99,6 +118,7 @@ static uint32_t hit_cap(const sched_seq *q)
     }
     if (q->n_pressure_drops > 0 && q->pressure_drops[0] - 1 < cap) cap = q->pressure_drops[0] - 1;
     if (e->want_logits && cap > e->logits_sent) cap = e->logits_sent;
+    if (e->retrieval.block_tokens && cap > e->n_prompt) cap = e->n_prompt;
     return cap;
 }
 

@@ -111,6 +111,10 @@ static uint32_t chunk_of(const sched *s, const sched_seq *q)
     if (to > stop.at) to = stop.at;
     /* A chunk of a replay ends where the rows end whose logits the caller already has. */
     if (e->want_logits && from < e->logits_sent && to > e->logits_sent) to = e->logits_sent;
+    if (e->retrieval.block_tokens) {
+        uint32_t sparse = from > e->n_prompt ? from : e->n_prompt;
+        if (to > sparse + STEP_SPARSE_ROWS) to = sparse + STEP_SPARSE_ROWS;
+    }
     uint32_t most = most_rows(s, q);
     if (to - from <= most) return to - from;
     to = from + most;
@@ -309,6 +313,13 @@ static void append_share(sched_work *w, sched_seq *q, const step_seq *share)
     q->entry->listed++;
 }
 
+/* How many of n rows from `from` on are the prompt's, which read everything. */
+static uint32_t dense_rows_of(const sched_entry *e, uint32_t from, uint32_t n)
+{
+    uint32_t left = from < e->n_prompt ? e->n_prompt - from : 0;
+    return left < n ? left : n;
+}
+
 static void add_share(sched *s, sched_work *w, sched_seq *q, int64_t now_us)
 {
     sched_entry *e = q->entry;
@@ -335,6 +346,8 @@ static void add_share(sched *s, sched_work *w, sched_seq *q, int64_t now_us)
                      .next_token = to < q->n_tokens ? q->tokens[to] : 0,
                      .token_from = is_drawn_now ? 1 + q->share : 0,
                      .measure = measure_of(s, q, &stop, to),
+                     .retrieval = e->retrieval,
+                     .dense_rows = dense_rows_of(e, from, q->planned),
                  });
     if (e->first_planned_us < 0) e->first_planned_us = now_us;
 }

@@ -233,6 +233,7 @@ sched_entry *sched_entry_create(sched *s, const sched_request *r, int64_t now_us
         .params = r->params,
         .n_turns = n_turns,
         .has_sums = retention_has_sums(&turn.policy),
+        .retrieval = r->retrieval,
         .session = {r->session[0], r->session[1]},
         .owner = r->owner,
         .claims = claims,

@@ -140,6 +140,21 @@ static void note_novelty(sched_seq *q, uint32_t from, uint32_t n_rows, const flo
         q->novelty[from + i + 1] = novelty[i];
 }
 
+/* How many of the first n tokens other requests may read. K and V of rows that read by retrieval
+ * are not those of full attention. */
+static uint32_t publishable(const sched_entry *e, uint32_t n)
+{
+    return e->retrieval.block_tokens && n > e->n_prompt ? e->n_prompt : n;
+}
+
+static void count_reading(sched *s, const sched_entry *e, uint32_t from, uint32_t to)
+{
+    for (uint32_t i = from > e->n_prompt ? from : e->n_prompt; i < to; i++) {
+        s->stats.retrieval_seen_tokens += i + 1;
+        s->stats.retrieval_read_tokens += retrieval_tokens_read(&e->retrieval, i + 1);
+    }
+}
+
 /* Takes the computed rows and begins the selection after them, if any. False when the selection
  * failed. */
 static bool take_rows(sched *s, sched_seq *q, const step_seq *share, const step_seq_result *result,
@@ -161,7 +176,8 @@ static bool take_rows(sched *s, sched_seq *q, const step_seq *share, const step_
     if (share->measure.novelty) note_novelty(q, from, share->n_tokens, result->novelty);
 
     /* Before the selection: these blocks were computed with everything kept. */
-    if (!e->has_sums) pkv_seq_publish(s->kv, q->slot, q->tokens, to);
+    if (!e->has_sums) pkv_seq_publish(s->kv, q->slot, q->tokens, publishable(e, to));
+    if (e->retrieval.block_tokens) count_reading(s, e, from, to);
     status st = select_at(s, q, &stop, &result->measure);
     q->drop_planned = false;
     return status_ok(st);

@@ -100,6 +100,7 @@ struct sched_entry {
     sched_turn *turns; // [n_turns]; the last one is the request's own
     uint32_t n_turns;
     bool has_sums; // some policy of its turns keeps running sums
+    retrieval_spec retrieval;
     uint64_t session[2], owner;
     bool claims;                          // whether its last pages are stored as this session
     const char *session_note;             // what the report says of its session; NULL = nothing

@@ -41,6 +41,7 @@ typedef struct sched_options {
      * divided. */
     uint32_t logit_row_cost;
     uint32_t lacks;         // measures that the backend cannot compute (backend_info)
+    uint32_t retrieves;     // what the backend can do of retrieval (backend_info)
     uint32_t max_in_flight; // from backend_info; 0 means 1, more than 2 means 2
     sched_policy policy;
     /* Ageing under SCHED_PRIORITY: once this many later requests have started before the request
@@ -78,6 +79,9 @@ typedef struct sched_request {
     bool hidden;             // on_block does not get the tokens of its blocks
     sample_params params;    // arrays copied
     retention_policy policy;
+    /* How rows of generated tokens read; block_tokens 0: everything. What they compute is
+     * published to no other request, and such a request has no session. */
+    retrieval_spec retrieval;
     bool want_logits; // every prompt row's logits; such a request takes no prefix hit
     /* Without want_logits: scores of every prompt row, as step_seq asks for them. Such a request
      * takes no prefix hit either. */
@@ -215,7 +219,11 @@ status sched_describe(const sched *s, uint64_t request, uint32_t choice, sched_c
     X(sessions_expired, "sessions_expired_total", "Sessions forgotten by time, or to make room.")  \
     X(pressure_drops, "pressure_drops_total",                                                      \
       "Choices of retention made because pages were short.")                                       \
-    X(selections_handed_out, NULL, "Selections of retention made on other threads.")
+    X(selections_handed_out, NULL, "Selections of retention made on other threads.")               \
+    X(retrieval_seen_tokens, "retrieval_context_tokens_total",                                     \
+      "Context tokens before the rows that read by retrieval.")                                    \
+    X(retrieval_read_tokens, "retrieval_read_tokens_total",                                        \
+      "Those of them that the rows read in a layer that selects.")
 
 #define SCHED_COUNTER_FIELD(field, metric, help) uint64_t field;
 typedef struct sched_stats {

@@ -82,6 +82,7 @@ sched_session *sched_session_for(const sched *s, const sched_request *r, bool *c
     sched_session *session = sched_idle_find(s, r->session);
     if (s->options.max_sessions == 0) *session_note = "ignored: sessions are off";
     else if (r->n > 1) *session_note = "ignored: n is above 1";
+    else if (r->retrieval.block_tokens) *session_note = "ignored: the answer reads by retrieval";
     else if (input_of(r) < r->n_prompt) *session_note = "ignored: the method cuts the prompt";
     else if (sched_idle_is_claimed(s, r->session)) *session_note = "ignored: busy";
     else if (session) *session_note = why_not(s, session, r);

@@ -11,9 +11,10 @@ FIELD_NOTES = {
 # Where octavo.v1 and VllmEngine have an engine field under another name.
 OTHER_NAMES = {
     "octavo": {"messages": "chat", "tools": "chat.tools_json", "prompt_token_ids": "token_ids",
-               "retention": "retention_json"},
+               "retention": "retention_json", "retrieval": "retrieval_json"},
     "vllm": {"prompt": "text", "prompt_token_ids": "tokenized.input_ids",
-             "retention": "metadata octavo-retention", "session": "metadata octavo-session"},
+             "retention": "metadata octavo-retention", "retrieval": "metadata octavo-retrieval",
+             "session": "metadata octavo-session"},
 }
 # Engine fields that KServe refuses, because its prompt is a tensor and no tensor has logprobs.
 NOT_KSERVE = {"prompt", "messages", "tools", "prompt_token_ids", "logprobs", "top_logprobs", "prompt_logprobs"}

@@ -233,6 +233,22 @@ static status read_object(parsing *p, retrieval_spec *spec, error *err)
     return STATUS_IS_OK;
 }
 
+status retrieval_check(const retrieval_spec *spec, uint32_t retrieves, error *err)
+{
+    uint32_t lacking = retrieval_needs(spec) & ~retrieves;
+    if (!lacking) return STATUS_IS_OK;
+    if (!retrieves)
+        return error_set(err, STATUS_INVALID,
+                         "retrieval: only a CPU backend of one rank reads a part of the context");
+    if (lacking & RETRIEVAL_NEEDS_HISTORY)
+        return error_set(err, STATUS_INVALID,
+                         "retrieval.token_step is %u: this backend selects for every token",
+                         spec->token_step);
+    return error_set(
+        err, STATUS_INVALID, "retrieval.representative_type: this backend does not make '%s'",
+        retrieval_part_option(RETRIEVAL_PART_REPRESENTATIVE, spec->representative).name);
+}
+
 status retrieval_parse(const json_t *json, const pkv_geometry *geometry, retrieval_spec *out,
                        error *err)
 {

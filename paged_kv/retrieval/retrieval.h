@@ -90,6 +90,8 @@ status retrieval_parse(const json_t *json, const pkv_geometry *geometry, retriev
 /* What a backend must be able to do for a spec: bit 1 << representative, and the bit below. */
 enum { RETRIEVAL_NEEDS_HISTORY = 1 << 30 }; // token_step > 1: tokens follow earlier selections
 uint32_t retrieval_needs(const retrieval_spec *spec);
+/* STATUS_INVALID names the field that needs more than `retrieves` has, bits of retrieval_needs. */
+status retrieval_check(const retrieval_spec *spec, uint32_t retrieves, error *err);
 
 /* ---- which layers and tokens select ---------------------------------------------------------- */
 
@@ -121,6 +123,8 @@ static inline bool retrieval_reads_all(const retrieval_extent *e)
 {
     return e->top == e->end - e->first;
 }
+/* The tokens that such a row reads. */
+uint32_t retrieval_tokens_read(const retrieval_spec *spec, uint32_t n_slots);
 /* The most blocks that a list has: of a row that selects, or of the last row that follows it. */
 uint32_t retrieval_most_blocks(const retrieval_spec *spec);
 

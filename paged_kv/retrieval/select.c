@@ -40,6 +40,12 @@ retrieval_extent retrieval_extent_of(const retrieval_spec *spec, uint32_t n_slot
     return e;
 }
 
+uint32_t retrieval_tokens_read(const retrieval_spec *spec, uint32_t n_slots)
+{
+    retrieval_extent e = retrieval_extent_of(spec, n_slots);
+    return n_slots - (e.end - e.first - e.top) * spec->block_tokens;
+}
+
 uint32_t retrieval_most_blocks(const retrieval_spec *spec)
 {
     uint32_t size = spec->block_tokens;

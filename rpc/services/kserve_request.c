@@ -211,7 +211,7 @@ static bool has_value(const Inference__InferParameter *p)
 static status read_parameter(const char *key, const Inference__InferParameter *p, json_t **out,
                              error *err)
 {
-    static const char retention[] = "parameters: retention";
+    static const char retention[] = "parameters: retention", retrieval[] = "parameters: retrieval";
     bool text =
         p && p->parameter_choice_case == INFERENCE__INFER_PARAMETER__PARAMETER_CHOICE_STRING_PARAM;
     *out = NULL;
@@ -219,6 +219,8 @@ static status read_parameter(const char *key, const Inference__InferParameter *p
     if (strcmp(key, "triton_enable_empty_final_response") == 0) return STATUS_IS_OK;
     if (strcmp(key, "retention") == 0 && text)
         return field_json(retention, p->string_param, JSON_OBJECT, out, err);
+    if (strcmp(key, "retrieval") == 0 && text)
+        return field_json(retrieval, p->string_param, JSON_OBJECT, out, err);
     if (!has_value(p))
         return error_set(err, STATUS_INVALID, "parameters: %.64s: has no value that can be used",
                          key);

@@ -126,7 +126,9 @@ status octavo_v1_request_of(const service *s, const Octavo__V1__GenerateRequest 
     }
     RETURN_IF_ERROR(field_rows("", &m->base, out, err));
     RETURN_IF_ERROR(read_salt(m, out, err));
-    return field_json("retention_json", m->retention_json, JSON_OBJECT, &out->retention, err);
+    RETURN_IF_ERROR(
+        field_json("retention_json", m->retention_json, JSON_OBJECT, &out->retention, err));
+    return field_json("retrieval_json", m->retrieval_json, JSON_OBJECT, &out->retrieval, err);
 }
 
 status octavo_v1_tokenize_of(const service *s, const Octavo__V1__TokenizeRequest *m,

@@ -368,6 +368,13 @@ class Text(unittest.TestCase):
             # No method needs a flag of the server; these two let it do more.
             self.assertLessEqual(set(re.findall(r"--[a-z-]+", one)), {"--swap-memory", "--pressure-retention"})
             self.assertEqual(json.loads(octavo("methods", "--json", row["method"])[0]), [row])
+        for name in ("ktransformers", "quest", "dynamic"):
+            self.assertRegex(table, rf"(?m)^{name} +[A-Z]+ +[A-Z]+ +128 ")
+            row = json.loads(octavo("methods", "--json", name)[0])[0]
+            self.assertEqual((row["method"], row["second_block_count"]), (name, 96))
+            one = octavo("methods", name)[0]
+            self.assertTrue(one.startswith(f"{name}: {row['summary']}\n{row['source']}\n"))
+            self.assertRegex(one, rf"representative_type +{row['representative_type']}\n")
         self.assertIn("there is no method", octavo("methods", "nothing", code=2)[1])
 
 

@@ -289,6 +289,7 @@ static const refusal completions[] = {
     {"{" P "'response_format': {'type': 'json_object'}}", "response_format", "only"},
     {"{" P "'use_beam_search': true}", "use_beam_search", "only [false]"},
     {"{" P "'retention': 'chunkkv'}", "retention", "object"},
+    {"{" P "'retrieval': ['quest']}", "retrieval", "object"},
     {"{" P "'return_token_ids': 'x'}", "return_token_ids", "true or false"},
 };
 

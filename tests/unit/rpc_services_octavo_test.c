@@ -65,6 +65,7 @@ static void test_defaults(void **state)
     assert_true(r.skip_special_tokens && r.add_special_tokens && !r.has_seed && !r.score_only);
     assert_null(r.cache_salt);
     assert_null(r.retention);
+    assert_null(r.retrieval);
     engine_request_destroy(&r);
 }
 
@@ -86,6 +87,7 @@ static void test_fields(void **state)
     m.priority = -3;
     m.cache_salt = text("pepper");
     m.retention_json = text("{\"method\": \"full\"}");
+    m.retrieval_json = text("{\"method\": \"quest\"}");
 #define SET(field, value)                                                                          \
     p.field##_opt_case = tag_of(&p.base, #field);                                                  \
     p.field = value
@@ -138,6 +140,7 @@ static void test_fields(void **state)
     assert_int_equal(r.priority, -3);
     assert_string_equal(r.cache_salt, "pepper");
     assert_string_equal(json_string_value(json_object_get(r.retention, "method")), "full");
+    assert_string_equal(json_string_value(json_object_get(r.retrieval, "method")), "quest");
     engine_request_destroy(&r);
 }
 
@@ -219,6 +222,7 @@ DAMAGE(session_bytes, m->session = text("\xff"))
 DAMAGE(not_utf8, m->prompt = text("\xff"))
 DAMAGE(salt_nul, m->cache_salt = call_bytes("a\0b", 3))
 DAMAGE(retention_list, m->retention_json = text("[]"))
+DAMAGE(retrieval_list, m->retrieval_json = text("[]"))
 DAMAGE(retention_broken, m->retention_json = text("{"))
 DAMAGE(empty_stop, (many_stops[0] = text(""), p->n_stop = 1, p->stop = many_stops))
 DAMAGE(nul_stop, (many_stops[0] = call_bytes("a\0", 2), p->n_stop = 1, p->stop = many_stops))
@@ -264,6 +268,7 @@ static const struct {
     {not_utf8, STATUS_INVALID, "prompt: is not UTF-8"},
     {salt_nul, STATUS_INVALID, "cache_salt: holds a NUL byte"},
     {retention_list, STATUS_INVALID, "retention_json: must be a JSON object"},
+    {retrieval_list, STATUS_INVALID, "retrieval_json: must be a JSON object"},
     {retention_broken, STATUS_INVALID, "retention_json: line 1"},
     {large_retention, STATUS_LIMIT, "retention_json: more than 262144 bytes of JSON"},
     {large_tools, STATUS_LIMIT, "chat: more than 262144 bytes of JSON in tools_json"},

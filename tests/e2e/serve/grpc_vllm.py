@@ -194,6 +194,20 @@ class Generate(VllmTest):
                 self.generate(metadata=[("octavo-retention", value)])
             self.assertEqual(caught.exception.code(), grpc.StatusCode.INVALID_ARGUMENT)
 
+    def test_retrieval(self):
+        few = '{"method":"quest","block_size":%d,"local_windows_len":%d,"second_select_num":%d}'
+        answers = []
+        for metadata in (None, (PAGE, PAGE, 1), (PAGE, PAGE, 999)):
+            (m,) = self.generate(tokens(1000, 2), stream=False, sampling={"max_tokens": 40},
+                                 metadata=metadata and [("octavo-retrieval", few % metadata)])
+            answers.append(list(m.complete.output_ids))
+        self.assertEqual(answers[0], answers[2])  # every block
+        self.assertNotEqual(answers[0], answers[1])
+        for value in ("{", '{"method":"bananas"}', "[]", few % (PAGE, 0, 1)):
+            with self.assertRaises(grpc.RpcError) as caught:
+                self.generate(metadata=[("octavo-retrieval", value)])
+            self.assertEqual(caught.exception.code(), grpc.StatusCode.INVALID_ARGUMENT)
+
     def test_abort(self):
         self.assertTrue(self.stub.Abort(pb.AbortRequest(request_ids=["nobody"])) is not None)
 

@@ -1,0 +1,331 @@
+/* Answers of the demo model that read few blocks: the same tokens and logprobs alone, batched, and
+ * in a pool so small that they are swapped or computed again; none of what they compute is given to
+ * a request that reads everything. */
+#include "tests/e2e/house.h"
+
+enum { REQUESTS = 8, PROMPT = 200, OUTPUTS = 60, CHOICES = 2, BLOCK = 17408 };
+
+typedef struct answer {
+    uint32_t n[CHOICES], cached;
+    uint32_t tokens[CHOICES][OUTPUTS];
+    float logprobs[CHOICES][OUTPUTS];
+} answer;
+
+/* Every row selects 3 of about 12 blocks, and reads one before and two or three behind them. */
+#define FEW "\"block_size\": 16, \"local_windows_len\": 32, \"second_select_num\": 3"
+static const char *const asked[REQUESTS] = {
+    "{\"method\": \"ktransformers\", " FEW "}",
+    "{\"method\": \"quest\", " FEW "}",
+    "{\"method\": \"ktransformers\", \"anchor_type\": \"BLOCK_MAX\", \"layer_step\": 3, " FEW "}",
+    "{\"method\": \"quest\", \"head_select_mode\": \"GROUP\", \"group_heads\": 2, "
+    "\"dense_layer_num\": 0, " FEW "}",
+    "{\"method\": \"ktransformers\", \"anchor_type\": \"FIXED\", " FEW "}",
+    "{\"method\": \"quest\", \"anchor_type\": \"FIXED\", \"block_size\": 32, "
+    "\"local_windows_len\": 32, \"second_select_num\": 1}",
+    NULL,
+    "{\"method\": \"quest\", \"block_size\": 32, \"local_windows_len\": 32, "
+    "\"second_select_num\": 1}",
+};
+
+static const setting usual = {.kv_type = KERN_KV_INT8,
+                              .prefill_chunk = 128,
+                              .layers_per_group = 1,
+                              .heads_per_group = 1,
+                              .page_tokens = 16,
+                              .max_model_len = 1024,
+                              .kv_bytes = 2000 * (uint64_t)BLOCK};
+
+static engine_request request_of(uint32_t *tokens, uint32_t n, const char *retrieval)
+{
+    static const engine_defaults defaults = {.top_p = 1, .repetition_penalty = 1};
+    engine_request r;
+    error err = {{0}};
+    engine_request_init(&r, &defaults);
+    r.prompt_token_ids = tokens;
+    r.n_prompt_token_ids = n;
+    r.max_tokens = OUTPUTS;
+    r.ignore_eos = true;
+    r.logprobs = 1;
+    if (retrieval &&
+        !status_ok(json_read_text("test", retrieval, strlen(retrieval), &r.retrieval, &err)))
+        fail_msg("%s", err.text);
+    return r;
+}
+
+/* Takes the request. The tokens stay the test's. */
+static status try_submit(house *h, engine_request *r, engine_stream **out, error *err)
+{
+    status s = engine_submit(h->engine, r, NULL, NULL, out, err);
+    r->prompt_token_ids = NULL;
+    engine_request_destroy(r);
+    return s;
+}
+
+static engine_stream *submit(house *h, engine_request *r)
+{
+    engine_stream *s;
+    error err = {{0}};
+    if (!status_ok(try_submit(h, r, &s, &err))) fail_msg("%s", err.text);
+    return s;
+}
+
+/* Random ids; requests 0 and 1, 2 and 3, … have one prompt, for the prefix cache. */
+static engine_stream *submit_nth(house *h, uint32_t i, bool few)
+{
+    uint32_t tokens[PROMPT];
+    rng random = rng_seed(40 + i / 2);
+    for (uint32_t t = 0; t < PROMPT; t++) tokens[t] = rng_below(&random, 1000);
+    engine_request r = request_of(tokens, PROMPT - i % 2 * 7, few ? asked[i] : NULL);
+    r.n = i == 5 ? CHOICES : 1;
+    if (i % 2) {
+        r.temperature = 0.9f;
+        r.has_seed = true;
+        r.seed = i;
+    }
+    return submit(h, &r);
+}
+
+static void read_answer(engine_stream *s, answer *a)
+{
+    engine_output out;
+    memset(a, 0, sizeof *a);
+    while (engine_stream_wait(s, &out)) {
+        if (out.finish == ENGINE_FINISH_ERROR) fail_msg("%s", out.error_text);
+        uint32_t c = out.choice;
+        if (out.has_token) {
+            a->tokens[c][a->n[c]] = out.sample.token;
+            a->logprobs[c][a->n[c]++] = out.sample.logprob;
+        }
+        if (out.finish != ENGINE_FINISH_NONE) a->cached = out.usage.cached_tokens;
+    }
+    engine_stream_release(s);
+}
+
+static bool same_answers(const answer *a, const answer *b)
+{
+    return memcmp(a->n, b->n, sizeof a->n) == 0 &&
+           memcmp(a->tokens, b->tokens, sizeof a->tokens) == 0 &&
+           memcmp(a->logprobs, b->logprobs, sizeof a->logprobs) == 0;
+}
+
+/* Each request alone, in a backend that has computed nothing else. */
+static int setup(void **state)
+{
+    answer *alone = calloc(REQUESTS, sizeof *alone), full;
+    uint32_t differ = 0;
+    for (uint32_t i = 0; i < REQUESTS; i++) {
+        house h = open_house(&usual);
+        read_answer(submit_nth(&h, i, true), &alone[i]);
+        assert_int_equal(alone[i].n[0], OUTPUTS);
+        sched_stats stats = engine_get_stats(h.engine).sched;
+        assert_int_equal(stats.retrieval_seen_tokens > 0, asked[i] != NULL);
+        if (asked[i]) assert_true(stats.retrieval_read_tokens < stats.retrieval_seen_tokens / 2);
+        read_answer(submit_nth(&h, i, false), &full);
+        differ += !same_answers(&full, &alone[i]);
+        close_house(&h);
+    }
+    assert_int_equal(differ, REQUESTS - 1); /* one reads everything */
+    *state = alone;
+    return 0;
+}
+
+static int teardown(void **state)
+{
+    free(*state);
+    return 0;
+}
+
+/* A prompt takes 13 blocks, an answer 4 more. */
+static sched_stats run(const answer *alone, uint32_t blocks, uint32_t swap_blocks,
+                       bool prefix_cache)
+{
+    setting s = usual;
+    s.kv_bytes = blocks * (uint64_t)BLOCK;
+    s.swap_bytes = swap_blocks * (uint64_t)BLOCK;
+    s.prefix_cache = prefix_cache;
+    house h = open_house(&s);
+    engine_stream *streams[REQUESTS];
+    answer got;
+    shut_gate(&h);
+    for (uint32_t i = 0; i < REQUESTS; i++) streams[i] = submit_nth(&h, i, true);
+    open_gate(&h);
+    for (uint32_t i = 0; i < REQUESTS; i++) {
+        read_answer(streams[i], &got);
+        if (!same_answers(&got, &alone[i]))
+            fail_msg("%u blocks, %u to swap%s: request %u has other tokens or logprobs", blocks,
+                     swap_blocks, prefix_cache ? ", prefix cache" : "", i);
+    }
+    sched_stats stats = engine_get_stats(h.engine).sched;
+    close_house(&h);
+    print_message(
+        "%u blocks%s: %llu preemptions, %llu swapped, %llu back, %llu refused, %llu tokens "
+        "computed again\n",
+        blocks, prefix_cache ? ", prefix cache" : "", (unsigned long long)stats.preemptions,
+        (unsigned long long)stats.swaps_out, (unsigned long long)stats.swaps_in,
+        (unsigned long long)stats.swaps_refused, (unsigned long long)stats.replayed_tokens);
+    return stats;
+}
+
+static void in_a_batch(void **state)
+{
+    for (int cache = 0; cache < 2; cache++)
+        assert_int_equal(run(*state, 2000, 0, cache).preemptions, 0);
+}
+
+static void swapped_to_the_host_tier(void **state)
+{
+    sched_stats stats = run(*state, 44, 200, true);
+    assert_true(stats.swaps_in > 0);
+}
+
+static void computed_again(void **state)
+{
+    for (int cache = 0; cache < 2; cache++)
+        assert_true(run(*state, 44, 0, cache).replayed_tokens > 0);
+}
+
+/* A request that reads everything has the answer of one that reads few as part of its prompt, and
+ * holds these blocks while the other is preempted. Computed again, the other takes none of them. */
+static void computed_again_beside_its_own_text(void **state)
+{
+    const answer *few = *state;
+    uint32_t tokens[PROMPT + OUTPUTS], others[PROMPT] = {0};
+    rng random = rng_seed(40);
+    for (uint32_t t = 0; t < PROMPT; t++) tokens[t] = rng_below(&random, 1000);
+    memcpy(tokens + PROMPT, few->tokens[0], sizeof few->tokens[0]);
+    setting s = usual;
+    s.prefix_cache = true;
+    s.kv_bytes = 40 * (uint64_t)BLOCK;
+    house h = open_house(&s);
+    engine_stream *streams[3];
+    answer got[3];
+    shut_gate(&h);
+    engine_request r = request_of(tokens, PROMPT + OUTPUTS, NULL);
+    streams[0] = submit(&h, &r);
+    r = request_of(others, PROMPT, NULL);
+    streams[1] = submit(&h, &r);
+    streams[2] = submit_nth(&h, 0, true);
+    open_gate(&h);
+    for (uint32_t i = 0; i < 3; i++) read_answer(streams[i], &got[i]);
+    sched_stats stats = engine_get_stats(h.engine).sched;
+    assert_true(stats.replayed_tokens > 0);
+    assert_true(same_answers(&got[2], few));
+    close_house(&h);
+}
+
+/* One after another through few pages, which are used again and again. */
+static void on_pages_of_others(void **state)
+{
+    const answer *alone = *state;
+    setting s = usual;
+    s.kv_bytes = 36 * (uint64_t)BLOCK; /* two choices */
+    house h = open_house(&s);
+    for (uint32_t i = 0; i < 2 * REQUESTS; i++) {
+        answer got;
+        read_answer(submit_nth(&h, i % REQUESTS, true), &got);
+        if (!same_answers(&got, &alone[i % REQUESTS])) fail_msg("request %u", i);
+    }
+    close_house(&h);
+}
+
+/* A request that reads everything finds no block of what others computed by reading few, and one
+ * that reads few finds none of its own answer computed by reading everything. */
+static void what_few_blocks_gave_is_not_shared(void **state)
+{
+    (void)state;
+    uint32_t tokens[PROMPT + OUTPUTS];
+    answer few, first, again, fresh;
+    setting s = usual;
+    s.prefix_cache = true;
+    rng random = rng_seed(7);
+    for (uint32_t t = 0; t < PROMPT; t++) tokens[t] = rng_below(&random, 1000);
+    house h = open_house(&s);
+    engine_request r = request_of(tokens, PROMPT, asked[0]);
+    read_answer(submit(&h, &r), &few);
+    memcpy(tokens + PROMPT, few.tokens[0], sizeof few.tokens[0]);
+    r = request_of(tokens, PROMPT + OUTPUTS, NULL);
+    read_answer(submit(&h, &r), &first);
+    assert_in_range(first.cached, 1, PROMPT);
+    r = request_of(tokens, PROMPT, asked[0]);
+    read_answer(submit(&h, &r), &again);
+    assert_true(same_answers(&again, &few));
+    close_house(&h);
+    h = open_house(&usual);
+    r = request_of(tokens, PROMPT + OUTPUTS, NULL);
+    read_answer(submit(&h, &r), &fresh);
+    assert_true(same_answers(&fresh, &first));
+    close_house(&h);
+}
+
+static void every_block_is_full_attention(void **state)
+{
+    (void)state;
+    uint32_t tokens[PROMPT];
+    answer all, full;
+    rng random = rng_seed(8);
+    for (uint32_t t = 0; t < PROMPT; t++) tokens[t] = rng_below(&random, 1000);
+    house h = open_house(&usual);
+    engine_request r = request_of(tokens, PROMPT,
+                                  "{\"method\": \"quest\", \"block_size\": 16, "
+                                  "\"local_windows_len\": 16}");
+    read_answer(submit(&h, &r), &all);
+    r = request_of(tokens, PROMPT, NULL);
+    read_answer(submit(&h, &r), &full);
+    assert_true(same_answers(&all, &full));
+    close_house(&h);
+}
+
+/* The message of a request that is refused when it is submitted or before it runs. */
+static void assert_refused(house *h, engine_request *r, const char *why)
+{
+    engine_stream *s;
+    engine_output out;
+    error err = {{0}};
+    char got[512] = "";
+    if (status_ok(try_submit(h, r, &s, &err))) {
+        while (engine_stream_wait(s, &out))
+            if (out.finish == ENGINE_FINISH_ERROR) snprintf(got, sizeof got, "%s", out.error_text);
+        engine_stream_release(s);
+        assert_string_equal(got, why);
+    } else {
+        assert_string_equal(err.text, why);
+    }
+}
+
+static void what_cannot_be_had_is_refused(void **state)
+{
+    (void)state;
+    uint32_t tokens[PROMPT] = {0};
+    house h = open_house(&usual);
+    engine_request r = request_of(tokens, PROMPT, "{\"method\": \"dynamic\"}");
+    assert_refused(&h, &r, "retrieval.representative_type: this backend does not make 'DYNAMIC'");
+    r = request_of(tokens, PROMPT, "{\"method\": \"quest\", \"token_step\": 4}");
+    assert_refused(&h, &r, "retrieval.token_step is 4: this backend selects for every token");
+    r = request_of(tokens, PROMPT, asked[0]);
+    r.retention = json_pack("{s:s, s:f}", "method", "chunkkv", "ratio", 0.5);
+    assert_refused(&h, &r,
+                   "retrieval: reads tables that keep everything, so it cannot go with retention "
+                   "method 'chunkkv'");
+    close_house(&h);
+    setting s = usual;
+    s.n_ranks = 2;
+    h = open_house(&s);
+    r = request_of(tokens, PROMPT, asked[0]);
+    assert_refused(&h, &r, "retrieval: only a CPU backend of one rank reads a part of the context");
+    close_house(&h);
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(in_a_batch),
+        cmocka_unit_test(swapped_to_the_host_tier),
+        cmocka_unit_test(computed_again),
+        cmocka_unit_test(computed_again_beside_its_own_text),
+        cmocka_unit_test(on_pages_of_others),
+        cmocka_unit_test(what_few_blocks_gave_is_not_shared),
+        cmocka_unit_test(every_block_is_full_attention),
+        cmocka_unit_test(what_cannot_be_had_is_refused),
+    };
+    return cmocka_run_group_tests_name("retrieval", tests, setup, teardown);
+}
