@@ -134,7 +134,8 @@ static status add_requests(depth *d, const bench_method *m, uint32_t most, uint3
                            .max_new_tokens = NEW_TOKENS,
                            .n = 1,
                            .params = {.top_p = 1, .repetition_penalty = 1, .n_logprobs = -1},
-                           .policy = m->policy};
+                           .policy = m->policy,
+                           .retrieval = m->retrieval};
         sched_event add = {.kind = SCHED_ADD, .add = &r};
         st = sched_check(d->sched, &r, err);
         if (status_ok(st)) st = run_event_step(d, &add, err);
@@ -150,7 +151,7 @@ typedef struct depth_row {
     double kept, tokens_s, predicted_tokens_s;
 } depth_row;
 
-static status time_decodes(depth *d, depth_row *row, error *err)
+static status time_decodes(depth *d, const retrieval_spec *retrieval, depth_row *row, error *err)
 {
     double tokens_s[BENCH_ROUNDS_MAX], predicted[BENCH_ROUNDS_MAX];
     d->compute = true;
@@ -158,6 +159,7 @@ static status time_decodes(depth *d, depth_row *row, error *err)
     sched_stats stats = sched_get_stats(d->sched);
     row->running = stats.running;
     row->kept = stats.kept_tokens / (stats.running ? stats.running : 1);
+    if (retrieval->block_tokens) row->kept = retrieval_tokens_read(retrieval, d->context);
     for (uint32_t r = 0; r < d->b->rounds; r++) {
         d->decoded = 0;
         int64_t start = clock_now_ns();
@@ -186,6 +188,7 @@ static status run_method(bench *b, uint32_t context, uint32_t n_pages, uint32_t 
         .max_model_len = context + NEW_TOKENS,
         .max_requests = max_seqs,
         .salt = 1,
+        .retrieves = b->seqs.info->retrieves,
     };
     status st = sched_create(&o, &d.sched, err);
     d.shares = calloc(max_seqs, sizeof *d.shares);
@@ -196,7 +199,7 @@ static status run_method(bench *b, uint32_t context, uint32_t n_pages, uint32_t 
         st = error_set(err, STATUS_NO_MEMORY, "out of memory");
     uint32_t n = 0;
     if (status_ok(st)) st = add_requests(&d, m, most < max_seqs ? most : max_seqs, &n, err);
-    if (status_ok(st)) st = time_decodes(&d, row, err);
+    if (status_ok(st)) st = time_decodes(&d, &m->retrieval, row, err);
     d.compute = false;
     for (uint32_t id = 1; d.sched && id <= n; id++) {
         sched_event end = {.kind = SCHED_END, .request = id, .choice = SCHED_ALL_CHOICES};
@@ -251,18 +254,22 @@ status bench_depth(bench *b, uint32_t context, uint32_t n_full, const bench_meth
     RETURN_IF_ERROR(bench_seqs_fill_pool(&b->seqs, err));
     if (!b->as_json)
         printf("\n%-28s %7s %8s %8s %9s %9s %8s %11s %10s\n", "method (fixed pool)", "context",
-               "seqs", "of full", "kept", "tokens/s", "speed", "predicted", "reached");
+               "seqs", "of full", "read", "tokens/s", "speed", "predicted", "reached");
     depth_row whole = {0}, row;
     RETURN_IF_ERROR(run_method(b, context, (uint32_t)pages, UINT32_MAX, &full, &whole, err));
     print_row(b, context, "full", &whole, &whole);
     for (size_t i = 0; i < n; i++) {
         char name[160];
-        RETURN_IF_ERROR(
-            run_method(b, context, (uint32_t)pages, UINT32_MAX, &methods[i], &row, err));
-        print_row(b, context, methods[i].text, &row, &whole);
+        bool retrieves = methods[i].retrieval.block_tokens > 0;
+        if (!retrieves) {
+            RETURN_IF_ERROR(
+                run_method(b, context, (uint32_t)pages, UINT32_MAX, &methods[i], &row, err));
+            print_row(b, context, methods[i].text, &row, &whole);
+        }
         RETURN_IF_ERROR(
             run_method(b, context, (uint32_t)pages, whole.running, &methods[i], &row, err));
-        snprintf(name, sizeof name, "%.120s, as many as full", methods[i].text);
+        snprintf(name, sizeof name, retrieves ? "%.120s" : "%.120s, as many as full",
+                 methods[i].text);
         print_row(b, context, name, &row, &whole);
     }
     return STATUS_IS_OK;

@@ -11,7 +11,7 @@ static const char name[] = "octavo bench retention";
 
 typedef struct retention_flags {
     const char *shape, *tokens, *context, *ratio, *out;
-    arg_list methods;
+    arg_list methods, retrievals;
     uint32_t full, rounds;
     bool json;
 } retention_flags;
@@ -20,7 +20,10 @@ static const arg_flag flags_table[] = {
     ARG_ROW("shape", "NAME", ARG_OPTION, retention_flags, shape,
             "instead of --model: random bf16 weights of a known shape", .options = bench_shapes),
     ARG_ROW("method", "NAME[={JSON}]", ARG_LIST, retention_flags, methods,
-            "a method, with overrides; may be repeated (chunkkv, and chunkkv with reuse_layers 2)"),
+            "a method, with overrides; may be repeated (chunkkv, and chunkkv with reuse_layers 2, "
+            "unless --retrieval is given)"),
+    ARG_ROW("retrieval", "NAME[={JSON}]", ARG_LIST, retention_flags, retrievals,
+            "a retrieval method, with overrides, to decode by at depth; may be repeated"),
     ARG_ROW("ratio", "R", ARG_TEXT, retention_flags, ratio,
             "share kept, for methods given without a budget", .initial = "0.1"),
     ARG_ROW("tokens", "LIST", ARG_TEXT, retention_flags, tokens,
@@ -39,22 +42,50 @@ static const arg_flag flags_table[] = {
 
 enum { METHODS_MAX = 32, SEQS_FOR_FULL = 16 };
 
-/* Reads "chunkkv" or "chunkkv={\"window\":16}". */
-static status read_method(const char *text, double ratio, const retention_limits *limits,
-                          retention_policy *out, error *err)
+/* Reads "chunkkv" or "chunkkv={\"window\":16}" as the object of a request. */
+static status read_object(const char *flag, const char *text, json_t **out, error *err)
 {
     const char *parts = strchr(text, '=');
     size_t n = parts ? (size_t)(parts - text) : strlen(text);
+    if (parts) RETURN_IF_ERROR(json_read_text(flag, parts + 1, strlen(parts + 1), out, err));
+    else *out = json_object();
+    json_object_set_new(*out, "method", json_stringn(text, n));
+    return STATUS_IS_OK;
+}
+
+static status read_method(const char *text, double ratio, const retention_limits *limits,
+                          retention_policy *out, error *err)
+{
     json_t *json = NULL;
-    if (parts)
-        RETURN_IF_ERROR(json_read_text("--method", parts + 1, strlen(parts + 1), &json, err));
-    else json = json_object();
-    json_object_set_new(json, "method", json_stringn(text, n));
+    RETURN_IF_ERROR(read_object("--method", text, &json, err));
     if (!json_object_get(json, "ratio") && !json_object_get(json, "tokens"))
         json_object_set_new(json, "ratio", json_real(ratio));
     status st = retention_parse(json, limits, out, err);
     json_decref(json);
     return st;
+}
+
+static status read_retrieval(const char *text, const retention_limits *limits, bench_method *out,
+                             error *err)
+{
+    json_t *json = NULL;
+    out->text = text;
+    RETURN_IF_ERROR(retention_parse(NULL, limits, &out->policy, err));
+    RETURN_IF_ERROR(read_object("--retrieval", text, &json, err));
+    status st = retrieval_parse(json, &limits->geometry, &out->retrieval, err);
+    json_decref(json);
+    return st;
+}
+
+static status read_retrievals(const retention_flags *f, const bench *b, bench_method *out,
+                              error *err)
+{
+    retention_limits limits = {b->seqs.info->geometry, b->model.prefill_chunk};
+    if (f->retrievals.n > METHODS_MAX)
+        return error_set(err, STATUS_INVALID, "--retrieval: at most %d of them", METHODS_MAX);
+    for (size_t i = 0; i < f->retrievals.n; i++)
+        RETURN_IF_ERROR(read_retrieval(f->retrievals.items[i], &limits, &out[i], err));
+    return STATUS_IS_OK;
 }
 
 static status read_methods(const retention_flags *f, const bench *b, bench_method *out, size_t *n,
@@ -63,7 +94,7 @@ static status read_methods(const retention_flags *f, const bench *b, bench_metho
     static const char *const usual[] = {"chunkkv", "chunkkv={\"reuse_layers\":2}"};
     retention_limits limits = {b->seqs.info->geometry, b->model.prefill_chunk};
     double ratio = strtod(f->ratio, NULL);
-    *n = f->methods.n ? f->methods.n : sizeof usual / sizeof usual[0];
+    *n = f->methods.n ? f->methods.n : f->retrievals.n ? 0 : sizeof usual / sizeof usual[0];
     if (*n > METHODS_MAX)
         return error_set(err, STATUS_INVALID, "--method: at most %d of them", METHODS_MAX);
     for (size_t i = 0; i < *n; i++) {
@@ -79,13 +110,15 @@ typedef struct lists {
 
 static status run_all(bench *b, const retention_flags *f, const lists *l, error *err)
 {
-    bench_method methods[METHODS_MAX];
+    bench_method methods[2 * METHODS_MAX] = {0};
     size_t n;
     RETURN_IF_ERROR(read_methods(f, b, methods, &n, err));
+    RETURN_IF_ERROR(read_retrievals(f, b, methods + n, err));
     for (size_t i = 0; i < l->tokens.n; i++)
         RETURN_IF_ERROR(bench_cost(b, l->tokens.values[i], methods, n, err));
     for (size_t i = 0; i < l->contexts.n; i++)
-        RETURN_IF_ERROR(bench_depth(b, l->contexts.values[i], f->full, methods, n, err));
+        RETURN_IF_ERROR(
+            bench_depth(b, l->contexts.values[i], f->full, methods, n + f->retrievals.n, err));
     return bench_write(b, err);
 }
 
@@ -148,6 +181,7 @@ int cli_bench_retention(int argc, char **argv)
         else if (!cli_finish_output(name)) result = CLI_FAILED;
     }
     free(flags.methods.items);
+    free(flags.retrievals.items);
     model_flags_destroy(&model);
     return result;
 }

@@ -8,6 +8,7 @@
 typedef struct bench_method {
     const char *text;
     retention_policy policy;
+    retrieval_spec retrieval; // block_tokens 0: generated tokens read all that the policy keeps
 } bench_method;
 
 /* bench_retention_cost.c: what measuring, selecting and giving up pages add to a prefill of
@@ -24,7 +25,7 @@ status bench_mass_time(bench_mass *m, const measure_spec *spec, double *ms, erro
 
 /* bench_depth.c: how many sequences of `context` tokens fit under a method into a pool that holds
  * `n_full` of them whole, and how fast all of them decode, beside what bytes and operations
- * predict. */
+ * predict. A retrieval keeps everything, so it is timed with as many as fit whole. */
 status bench_depth(bench *b, uint32_t context, uint32_t n_full, const bench_method *methods,
                    size_t n, error *err);
 
