@@ -36,6 +36,10 @@
 
 #include "paged_kv/paged_kv.h"
 
+/* Lists of a closed sequence are kept for the next one where they have room for no more pages: a
+ * long sequence with a table for each head has lists of tens of megabytes. */
+enum { PKV_LISTS_KEPT = 1 << 20 };
+
 typedef enum delta_op {
     DELTA_OPEN = 1,
     DELTA_CLOSE,

@@ -310,6 +310,8 @@ void seq_leave(pkv *p, uint32_t seq, uint32_t op);
 /* Gives up every reference, the last pages first. */
 void seq_unref_pages(pkv *p, const pkv_seq *s);
 void seq_free_lists(pkv *p, pkv_seq *s);
+/* A sequence that was closed keeps its lists for the next one, unless they are very long. */
+void seq_free_long_lists(pkv *p, pkv_seq *s);
 uint64_t seq_kept(const pkv *p, const pkv_seq *s);
 void table_clear(pkv_table *t);
 /* Adds a page at a table's end; the list has room. */

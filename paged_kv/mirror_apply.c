@@ -230,6 +230,10 @@ static status apply_close(pkv_mirror *m, reader *r)
     }
     m->checksum -= checksum_seq(seq);
     s->open = false;
+    if (s->cap_list <= PKV_LISTS_KEPT) return STATUS_IS_OK;
+    alloc_free(&m->alloc, s->pages);
+    s->pages = NULL;
+    s->cap_list = s->row = 0;
     return STATUS_IS_OK;
 }
 

@@ -58,6 +58,7 @@ void record_free(pkv *p, uint32_t number)
     pkv_swap *r = &p->swaps[number];
     for (uint32_t g = 0; g < r->seq.groups; g++) table_clear(&r->seq.tables[g]);
     r->seq.open = false;
+    seq_free_long_lists(p, &r->seq);
     r->next = p->swaps[0].next;
     p->swaps[0].next = number;
 }

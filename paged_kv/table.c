@@ -125,6 +125,15 @@ void seq_free_lists(pkv *p, pkv_seq *s)
     alloc_free(&p->alloc, s->bases);
 }
 
+void seq_free_long_lists(pkv *p, pkv_seq *s)
+{
+    if (s->cap_list <= PKV_LISTS_KEPT) return;
+    seq_free_lists(p, s);
+    s->tables = NULL;
+    s->pages = s->bases = NULL;
+    s->cap_list = s->cap_tables = s->row = 0;
+}
+
 /* A list never holds more pages than the pool has, however many tokens are expected. */
 uint32_t row_for(const pkv *p, uint32_t expect_tokens)
 {
@@ -506,6 +515,7 @@ void seq_leave(pkv *p, uint32_t id, uint32_t op)
     p->log.reserve -= log_reserve_of(s->groups, s->row);
     s->open = false;
     s->held = s->length = 0;
+    seq_free_long_lists(p, s);
 }
 
 void seq_unref_pages(pkv *p, const pkv_seq *s)

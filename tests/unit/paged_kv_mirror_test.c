@@ -504,6 +504,42 @@ static void mirror_survives_failing_allocations(void **state)
     assert_true(f.fail_at > 6);
 }
 
+/* The lists of a closed sequence stay, but very long ones are given back. */
+static void long_lists_are_given_back(void **state)
+{
+    (void)state;
+    static const pkv_geometry g = {.page_tokens = 16,
+                                   .n_layers = 64,
+                                   .n_kv_heads = 16,
+                                   .layers_per_group = 1,
+                                   .heads_per_group = 1};
+    heap f = {.fail_at = -1}, of_mirror = {.fail_at = -1};
+    allocator alloc = {counting_resize, &f}, mirrors = {counting_resize, &of_mirror};
+    pkv_options o = {.geometry = g, .n_pages = 4096, .max_seqs = 1, .alloc = &alloc};
+    pkv *kv;
+    pkv_mirror *m;
+    assert_true(status_ok(pkv_create(&o, &kv)));
+    assert_true(status_ok(pkv_mirror_create(&g, 4096, 1, &mirrors, &m)));
+    for (int i = 0; i < 4; i++) { /* the first time grows the log */
+        uint32_t hit, tokens = i % 2 ? 16 * 1100 : 16;
+        pkv_deltas d = pkv_take_deltas(kv);
+        assert_true(status_ok(pkv_mirror_apply(m, d.words, d.n_words)));
+        long before = f.live, mirrored = of_mirror.live;
+        assert_true(status_ok(pkv_seq_open(kv, 0, PKV_HEAD, NULL, 0, 0, tokens, &hit)));
+        assert_true(status_ok(pkv_seq_append(kv, 0, 16)));
+        pkv_seq_park(kv, 0, &hit);
+        pkv_parked_discard(kv, hit);
+        d = pkv_take_deltas(kv);
+        assert_true(status_ok(pkv_mirror_apply(m, d.words, d.n_words)));
+        if (i == 3) assert_int_equal(f.live, before - 3); /* those of the sequence before, too */
+        if (i == 3) assert_int_equal(of_mirror.live, mirrored - 1);
+        assert_null(pkv_check_integrity(kv));
+    }
+    pkv_mirror_destroy(m);
+    pkv_destroy(kv);
+    assert_true(f.live == 0 && of_mirror.live == 0);
+}
+
 /* Two different states with the same checksum would hide a difference. */
 static void checksums_differ_by_table(void **state)
 {
@@ -548,6 +584,7 @@ int main(void)
         cmocka_unit_test(mirror_knows_what_was_taken_back),
         cmocka_unit_test(mirror_survives_failing_allocations),
         cmocka_unit_test(checksums_differ_by_table),
+        cmocka_unit_test(long_lists_are_given_back),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
