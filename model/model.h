@@ -198,7 +198,8 @@ status model_probe_create(const backend *b, const backend_options *made_with, ui
 #define MODEL_POOL_SHARE 0.6
 
 /* The geometry of the pages of a backend that these options would make: theirs, with the model's
- * layers, heads and windows, and with shares for n_ranks ranks. Checks it, and that it suits the type of the pages. Reads no file. */
+ * layers, heads and windows, and with shares for n_ranks ranks. Checks it, and that it suits the
+ * type of the pages. Reads no file. */
 status model_geometry(const backend_options *options, uint32_t n_ranks, pkv_geometry *out,
                       error *err);
 

@@ -29,8 +29,8 @@ static inline uint64_t sizes_default_pool(uint64_t left, double share)
 }
 
 /* Bytes that a page takes over all ranks, where page_bytes is what a rank stores of one. Ranks with
- * heads of their own store other pages; those with the same heads, or with some heads of every page,
- * store the same ones. */
+ * heads of their own store other pages; those with the same heads, or with some heads of every
+ * page, store the same ones. */
 static inline uint64_t sizes_of_page(const pkv_geometry *g, uint64_t page_bytes, uint32_t n_heads,
                                      uint32_t n_ranks)
 {

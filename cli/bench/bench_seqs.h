@@ -15,7 +15,7 @@ typedef struct bench_seqs {
     uint32_t n_open;   // sequences 0 .. n_open - 1
     uint32_t *sources; // [n_sources] pages that contexts are copied from
     uint32_t n_sources;
-    pkv_grain grain; // of sources and contexts: the coarsest
+    pkv_grain grain;  // of sources and contexts: the coarsest
     uint32_t *tokens; // [max_rows]
     uint32_t *none;   // [max_seqs] zeros, given where the step in flight draws the tokens
     step_seq *shares; // [2 * max_seqs] for the last two steps

@@ -90,10 +90,7 @@ static void get_server_info(rpc_call *c, const ProtobufCMessage *message)
     call_reply(c, &m.base);
 }
 
-static int32_t clamped(uint64_t tokens)
-{
-    return tokens < INT32_MAX ? (int32_t)tokens : INT32_MAX;
-}
+static int32_t clamped(uint64_t tokens) { return tokens < INT32_MAX ? (int32_t)tokens : INT32_MAX; }
 
 static double share(double part, double whole) { return whole > 0 ? part / whole : 0; }
 
