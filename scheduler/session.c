@@ -64,6 +64,8 @@ static const char *why_not(const sched *s, const sched_session *session, const s
     uint64_t salt = sched_salt_of(s, r);
     if (!extends(session, r, salt)) return "ignored: the prompt does not extend the session";
     if (!same_composition(last, &r->policy)) return "ignored: made with another retention";
+    /* Heads may have given up a new sink or not, and would keep unequal numbers of tokens. */
+    if (last->contiguous && r->policy.sinks > last->sinks) return "ignored: made with fewer sinks";
     if (measures_end(last)) return "ignored: the method measures from the first token on";
     if (scopes_differ(last))
         return "ignored: the answer was kept by another scope than prompts are";

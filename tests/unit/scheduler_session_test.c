@@ -177,6 +177,36 @@ static void sums_begin_with_the_session(void **state)
     }
 }
 
+/* A head that gave up a position which is now a sink would keep one token less than another head,
+ * and tables of positions in the cache keep equally many. */
+static void sinks_of_a_recurrent_session_do_not_grow(void **state)
+{
+    (void)state;
+    static const struct {
+        uint32_t before, after;
+        const char *note;
+    } cases[] = {
+        {4, 4, "continued"}, {4, 2, "continued"}, {4, 5, "ignored: made with fewer sinks"}};
+    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+        char policies[2][160];
+        for (int turn = 0; turn < 2; turn++)
+            snprintf(policies[turn], sizeof policies[turn],
+                     "{\"method\": \"tova-recurrent\", \"tokens\": 48, \"window\": 8, "
+                     "\"recurrent_chunk\": 32, \"scope\": \"layer\", \"sinks\": %u}",
+                     turn ? cases[i].after : cases[i].before);
+        fixture *f = begin(with_sessions(40, 4));
+        sched_request a = of_session(with_policy(f, 1, 0, 90, 4, policies[0]), 7);
+        add(f, &a);
+        run_to_end(f, 1, 4);
+        sched_request b = of_session(next_turn(f, 2, 0, 90, 3, 20), 7);
+        b.policy = with_policy(f, 3, 0, 9, 1, policies[1]).policy;
+        add(f, &b);
+        step(f);
+        assert_string_equal(describe(f, 2, 0).report.session, cases[i].note);
+        finish(f);
+    }
+}
+
 /* The session holds all its tokens: none is left to compute. */
 static void one_token_must_be_new(void **state)
 {
@@ -633,6 +663,7 @@ int main(void)
         cmocka_unit_test(retention_goes_on),
         cmocka_unit_test(reasons_are_given),
         cmocka_unit_test(sums_begin_with_the_session),
+        cmocka_unit_test(sinks_of_a_recurrent_session_do_not_grow),
         cmocka_unit_test(one_token_must_be_new),
         cmocka_unit_test(one_request_at_a_time),
         cmocka_unit_test(off_means_off),
