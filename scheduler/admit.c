@@ -158,7 +158,7 @@ static void owe_running(const sched *s, const sched_seq *q, pages_owed *sum)
 /* Without room to grow a newly admitted sequence would be preempted by the next page that is
  * needed. The running ones do not all need their next block at once, and meanwhile others end: a
  * small share of the pool, or one block, is enough for all of them. */
-enum { GROWTH_PERCENT = 4 };
+enum { GROWTH_PERCENT = 3 };
 
 static uint64_t room_to_grow(const sched *s, const pages_owed *owed)
 {
@@ -281,7 +281,8 @@ static status open_tables(sched *s, sched_seq *q, const beginning *b, uint32_t s
 }
 
 /* The pages, with those owed, that a sequence needs to compute its known tokens. A retention
- * selection copies pages that other sequences hold too. */
+ * selection copies pages that other sequences hold too: its own, and those of this step when the
+ * sequence comes to share what they keep. */
 static uint64_t pages_needed(const sched *s, const sched_seq *q, const beginning *b, uint64_t taken,
                              uint64_t shared, const pages_owed *owed)
 {
@@ -290,7 +291,7 @@ static uint64_t pages_needed(const sched *s, const sched_seq *q, const beginning
     uint64_t need = peak.most - b->held + taken + owed->lasting + room_to_grow(s, owed);
     need += peak.passing > owed->passing ? peak.passing : owed->passing;
     if (peak.passing > 0) need += shared < peak.after ? shared : peak.after;
-    return need;
+    return need + (shared < s->if_shared ? shared : s->if_shared);
 }
 
 /* Whether the sequence can have its pages beside those owed. Parked pages are given up for it where
@@ -356,6 +357,16 @@ static bool try_start(sched *s, sched_seq *q, const pages_owed *owed)
     return true;
 }
 
+/* The pages that a sequence has just come to share may be those of a selection of this step. */
+static void note_shared(sched *s, const sched_seq *q)
+{
+    if (s->if_shared == 0) return;
+    uint64_t shared = pkv_seq_pages_shared(s->kv, q->slot);
+    if (shared > s->if_shared) shared = s->if_shared;
+    s->if_shared -= shared;
+    s->lasting += shared;
+}
+
 /* ---- ageing ---------------------------------------------------------------------------------- */
 
 /* Whether a sequence of the request waits that only better-ranked requests keep from starting or
@@ -412,6 +423,7 @@ void sched_admit(sched *s, int64_t now_us)
             i++;
         } else if (try_start(s, q, &owed)) {
             uint64_t before = s->lasting;
+            note_shared(s, q);
             sched_reserve(s, q);
             owe(&owed, s->lasting - before, s->passing);
             owe_running(s, q, &owed);

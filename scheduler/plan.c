@@ -173,10 +173,11 @@ static void give_tokens(sched *s)
 
 /* ---- pages ----------------------------------------------------------------------------------- */
 
-/* Pages that the selection after a share takes. Copies of pages that others hold too last; the
- * pages that the gathered slots of one table fill are needed only for a moment. */
+/* Pages that the selection after a share takes. Copies of pages that others hold too last, and
+ * requests that start in this step may yet hit the others; the pages that the gathered slots of one
+ * table fill are needed only for a moment. */
 typedef struct selection_pages {
-    uint64_t lasting, passing;
+    uint64_t lasting, if_shared, passing;
 } selection_pages;
 
 static selection_pages pages_to_select(const sched *s, const sched_seq *q)
@@ -189,8 +190,11 @@ static selection_pages pages_to_select(const sched *s, const sched_seq *q)
     if (sched_keeps_pages(&turn->policy)) return pages; /* pressure drops keep whole pages too */
     retention_bound bound =
         retention_bound_at(&turn->policy, &s->options.geometry, turn->n_prompt, stop.at);
-    pages.lasting = q->entry->has_sums ? 0 : pkv_seq_pages_shared(s->kv, q->slot);
-    if (pages.lasting > bound.even_pages) pages.lasting = bound.even_pages;
+    if (!q->entry->has_sums) {
+        uint64_t shared = pkv_seq_pages_shared(s->kv, q->slot);
+        pages.lasting = shared < bound.even_pages ? shared : bound.even_pages;
+        pages.if_shared = bound.even_pages - pages.lasting;
+    }
     pages.passing = sched_passing_of(s, &turn->policy, bound.longest_pages);
     return pages;
 }
@@ -198,6 +202,7 @@ static selection_pages pages_to_select(const sched *s, const sched_seq *q)
 static void reserve_pages(sched *s, const selection_pages *pages)
 {
     s->lasting += pages->lasting;
+    s->if_shared += pages->if_shared;
     if (s->passing < pages->passing) s->passing = pages->passing;
 }
 
@@ -361,7 +366,7 @@ static void begin_plan(sched *s)
     w->ahead = s->n_in_flight > 0;
     w->has_logits = s->lacks_pages = false;
     w->n_awaited = 0;
-    s->lasting = s->passing = 0;
+    s->lasting = s->if_shared = s->passing = 0;
     s->draws = s->options.max_seqs;
     s->logit_rows = s->options.max_logit_rows ? s->options.max_logit_rows : UINT32_MAX;
     s->budget = s->options.prefill_chunk + s->options.max_seqs;

@@ -222,6 +222,7 @@ struct sched {
     bool is_starved;          // memory was out for the lists of `starved` in this step
     uint64_t starved;         // request id
     uint64_t lasting;         // pages that this step's selections may take for good
+    uint64_t if_shared;       // more of them, if other sequences come to share what they keep
     uint64_t passing;         // pages that one selection may take for a moment
     uint32_t budget;          // plain rows that this step may still compute
     uint32_t logit_row_cost;  // in this step, in hundredths of a plain row
