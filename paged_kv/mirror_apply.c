@@ -555,11 +555,9 @@ static status apply_split(pkv_mirror *m, reader *r)
     for (uint32_t g = 0; g < finer.groups; g++) {
         uint32_t layer = finer.grain == PKV_HEAD ? g / m->tier.n_heads : g;
         const mirror_table *from = &s->tables[g / parts];
-        for (uint32_t i = 0; i < from->n_pages; i++) {
-            uint32_t node = node_of(&m->tier, s->grain, list_of(s, g / parts)[i]);
-            list_of(&finer, g)[i] = page_of(
-                &m->tier, node_inside(&m->tier, node, finer.grain, layer, g % m->tier.n_heads));
-        }
+        uint32_t offset = tree_inside(&m->tier, s->grain, finer.grain, layer, g % m->tier.n_heads);
+        for (uint32_t i = 0; i < from->n_pages; i++)
+            list_of(&finer, g)[i] = list_of(s, g / parts)[i] + offset;
         finer.tables[g] = *from;
     }
     m->checksum -= checksum_tables(m, s);

@@ -43,12 +43,10 @@ static void fill_table(const pkv *p, const pkv_tree *tier, const pkv_seq *s, pkv
     uint32_t parts = l->groups / s->groups, from = table / parts;
     const pkv_table *t = &s->tables[from];
     uint32_t layer = layer_of(p, grain, table), head = table % p->pool.n_heads;
-    for (uint32_t i = 0; i < t->n_pages; i++) {
-        size_t at = (size_t)table * s->row + i;
-        uint32_t node = node_of(tier, s->grain, seq_pages(s, from)[i]);
-        l->pages[at] = page_of(tier, node_inside(tier, node, grain, layer, head));
-        l->bases[at] = seq_bases(s, from)[i];
-    }
+    size_t at = (size_t)table * s->row;
+    uint32_t offset = tree_inside(tier, s->grain, grain, layer, head);
+    for (uint32_t i = 0; i < t->n_pages; i++) l->pages[at + i] = seq_pages(s, from)[i] + offset;
+    memcpy(l->bases + at, seq_bases(s, from), t->n_pages * sizeof *l->bases);
     l->tables[table].n_pages = t->n_pages;
     l->tables[table].kept = t->kept;
     table_copy_slots(p, &l->tables[table], t);

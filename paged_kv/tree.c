@@ -253,9 +253,22 @@ static void move_ref(pkv_tree *t, uint32_t node, uint32_t by, bool parked)
     t->nodes[node].parked += parked ? by : 0;
 }
 
+/* Most layer runs have no part that was taken: their records are unset. */
+static void ref_unset_cells(pkv_tree *t, uint32_t layer, bool parked)
+{
+    pkv_run *up = run_at(t, layer);
+    for (uint32_t i = 0; i < t->n_heads; i++)
+        t->nodes[node_part(t, layer, i)] = (pkv_node){.refs = 1, .parked = parked};
+    up->below[COVER_TAKEN] = up->below[COVER_USED] = t->n_heads;
+    up->below[COVER_OPEN] = parked ? 0 : t->n_heads;
+}
+
 static void ref_cells(pkv_tree *t, uint32_t layer, bool parked)
 {
-    if (run_at(t, layer)->below[COVER_TAKEN] == 0) set_parts(t, layer);
+    if (run_at(t, layer)->below[COVER_TAKEN] == 0) {
+        ref_unset_cells(t, layer, parked);
+        return;
+    }
     for (uint32_t i = 0; i < t->n_heads; i++) {
         uint32_t cell = node_part(t, layer, i);
         count_cell(t, cell, (uint32_t)-1);
@@ -293,6 +306,12 @@ void tree_split_refs(pkv_tree *t, const uint32_t *runs, uint32_t n, pkv_grain gr
         for (uint32_t l = 0; l < (are_whole ? t->n_layers : 1); l++)
             list_layer(t, are_whole ? node_part(t, whole, l) : runs[i]);
     }
+}
+
+uint32_t tree_inside(const pkv_tree *t, pkv_grain from, pkv_grain to, uint32_t layer, uint32_t head)
+{
+    if (to == PKV_HEAD) return tree_offset(t, from, layer, head);
+    return from == PKV_ALL && to == PKV_LAYER ? layer * t->n_whole * t->in_share : 0;
 }
 
 /* From the whole run down, because the records of parts are unset while no part was ever taken. */

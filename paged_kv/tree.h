@@ -184,6 +184,9 @@ static inline uint32_t cells_in(const pkv_tree *t, pkv_grain grain)
 /* The node of (layer, head) of a finer grain inside a node, or the node itself. */
 uint32_t node_inside(const pkv_tree *t, uint32_t node, pkv_grain grain, uint32_t layer,
                      uint32_t head);
+/* From a page of grain `from` to the page of grain `to` inside it that is of (layer, head). */
+uint32_t tree_inside(const pkv_tree *t, pkv_grain from, pkv_grain to, uint32_t layer,
+                     uint32_t head);
 /* Whether the layer run has taken cells and is not taken itself, nor the run around it. */
 bool tree_layer_is_broken(const pkv_tree *t, uint32_t layer);
 /* Cells of the node that have the property, by whatever holds them. */
