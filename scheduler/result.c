@@ -200,10 +200,12 @@ static void take_samples(sched *s, sched_seq *q, const step_seq *share,
     if (invalid) sched_replay(s, q);
 }
 
-/* An ended sequence's pages are invalid after a failed step, so it leaves no session. */
-static void forget_session(sched_seq *q)
+/* An ended sequence's pages are invalid after a failed step, so it leaves no session. It may have
+ * rows in the next step too, and stays until then without a claim. */
+static void forget_session(sched *s, sched_seq *q)
 {
     q->stores = false;
+    sched_session_unclaim(s, q->entry);
     q->entry->session_note = NULL;
     sched_describe_session(q->entry, &q->final);
 }
@@ -252,7 +254,7 @@ void sched_take_result(sched *s, const step_result *r)
         bool invalid = s->fates[i] == ROWS_LOST;
         if (s->fates[i] == ROWS_DISCARDED) continue;
         if (seq_is_over(q)) {
-            if (invalid) forget_session(q);
+            if (invalid) forget_session(s, q);
         } else if (ok) {
             take_samples(s, q, &w->seqs[i], &r->seqs[i], invalid);
         } else {
