@@ -83,6 +83,32 @@ static void an_answer_may_be_longer_than_the_pool(void **state)
     finish(f);
 }
 
+/* The second request starts in the step whose rows decide what the first one keeps, and hits its
+ * blocks: the selection then copies what it keeps, while the old pages stay with the second
+ * request. */
+static void a_hit_leaves_pages_to_the_selection(void **state)
+{
+    (void)state;
+    const char *policy = "{\"method\": \"snapkv\", \"scope\": \"layer\", \"tokens\": 120, "
+                         "\"window\": 16}";
+    uint32_t hits = 0;
+    for (uint32_t blocks = 18; blocks < 40; blocks++) {
+        sched_options o = pool_of(blocks);
+        o.prefix_cache = true;
+        fixture *f = begin(o);
+        sched_request a = with_policy(f, 1, 0, 160, 8, policy), b = request(f, 2, 0, 140, 8);
+        add(f, &a);
+        step(f);
+        add(f, &b);
+        step(f);
+        hits += describe(f, 2, 0).cached_tokens > 0;
+        for (int i = 0; i < 4; i++) step(f);
+        assert_int_equal(sched_get_stats(f->s).preemptions, 0);
+        finish(f);
+    }
+    assert_true(hits > 0);
+}
+
 /* One token in and one out, into the dropped token's slot; without allocations, however long. */
 static void every_token_may_be_a_point(void **state)
 {
@@ -390,6 +416,7 @@ int main(void)
         cmocka_unit_test(a_selection_may_take_more_than_32_bits_of_pages),
         cmocka_unit_test(a_prompt_may_be_longer_than_the_pool),
         cmocka_unit_test(an_answer_may_be_longer_than_the_pool),
+        cmocka_unit_test(a_hit_leaves_pages_to_the_selection),
         cmocka_unit_test(every_token_may_be_a_point),
         cmocka_unit_test(measures_end_where_points_are),
         cmocka_unit_test(sums_share_nothing),
