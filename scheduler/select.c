@@ -34,7 +34,7 @@ struct sched_selection {
     uint32_t groups;
     _Atomic bool cancelled;
     status status;
-    /* Pages that applying it may take: at most `bound` of those that are shared, and for a moment. */
+    /* Pages that applying it may take: at most `bound` of shared ones, and some for a moment. */
     uint64_t bound, lasting, passing;
     bool pressing; // under pressure retention
     bool forks;    // the request's choices are forked once it is applied

@@ -258,8 +258,8 @@ static void expect_same(const heard *a, const heard *b)
         }
 }
 
-/* The step behind one that is refused takes draws from there, so it fails, too. All its requests are
- * computed again and draw what they would have drawn, those that were admitted into it included. */
+/* The step behind one that is refused takes draws from there, so it fails, too. All its requests
+ * are computed again and draw what they would have drawn, even those that were admitted into it. */
 static void expect_recovery(const pass *p, const heard *one, bool greedy)
 {
     heard two = hear(p, 2, greedy, 4);

@@ -417,7 +417,7 @@ static void sequences_of_each_grain_park(void **state)
     }
 }
 
-/* Of a run that a parked sequence fills, an open one holds a single cell: the next token still
+/* A parked sequence fills a run, and an open one holds a single cell of it: the next token still
  * copies the run as a whole. */
 static void a_filling_run_is_copied_as_a_whole(void **state)
 {
