@@ -538,7 +538,8 @@ class Bench(unittest.TestCase):
         calls, loops = report["rows"][:-2], report["rows"][-2:]
         self.assertEqual([row["what"] for row in calls],
                          ["sched_step", "mirror", "sched_get_stats", "arrivals", "sched_step_sessions",
-                          "sched_get_stats_sessions", "close", "open_hit", "swap_out", "swap_in", "blocked_head"])
+                          "sched_get_stats_sessions", "close", "open_hit", "swap_out", "swap_in", "blocked_head",
+                          "select_chunkkv", "select_snapkv"])
         self.assertTrue(all(row["us"] > 0 for row in calls), calls)
         self.assertEqual([row["running"] for row in loops], [2, 5])
         for row in loops:
