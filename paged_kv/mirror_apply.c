@@ -427,8 +427,8 @@ static status apply_fork(pkv_mirror *m, reader *r)
     return STATUS_IS_OK;
 }
 
-/* A page may stay for a sequence that returns: it is one that the sequence may hold, and fresh where
- * the words say so. */
+/* A page may stay for a sequence that returns: it is one that the sequence may hold, and fresh
+ * where the words say so. */
 static bool can_return(const pkv_mirror *m, const mirror_seq *s, uint32_t table, uint32_t word)
 {
     return word & DELTA_FRESH ? is_fresh(m, s, table, word & ~DELTA_FRESH)

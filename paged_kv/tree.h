@@ -70,8 +70,8 @@ typedef struct pkv_tree {
     uint32_t covered[N_COVERS];          // cells, reserved ones too
     uint32_t unused_wholes;              // whole runs without a used cell
     uint32_t unused_layers;              // layer runs without a used cell
-    /* Cells of each share that have the property, but no run around them has: the others are as many
-     * in each share. */
+    /* Cells of each share that have the property where no run around them has it: the others are as
+     * many in each share. */
     uint32_t *loose[N_COVERS]; // [n_shares]
     run_link *links;           // of whole runs, then of each layer run in each share
     run_lists whole_lists;
