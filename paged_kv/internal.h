@@ -130,13 +130,13 @@ struct pkv {
     uint32_t gather_at, gather_table, gather_page; // the page that pkv_gather looks at next
     uint64_t checksum;
 
-    uint32_t n_host_pages;
+    uint32_t n_host_pages, host_most;
     pkv_tree host;   // when n_host_pages > 0
     pkv_swap *swaps; // [cap_swaps], numbered from 1; [0] heads the free list
     uint32_t n_swaps, cap_swaps;
     delta_log log;
     uint32_t *cursors; // [groups] of a walk over a sequence's tables
-    int64_t *in_share; // [shares] of a walk over a sequence's tables (shares_even)
+    int64_t *in_share; // [SUMS_MOST, shares] of a walk over a sequence's tables (shares_even)
     void *scratch;     // for pkv_seq_keep: a list of slots, or bits of pages
     size_t scratch_bytes;
 
@@ -212,15 +212,21 @@ uint32_t pool_take(pkv *p, pkv_grain grain, uint32_t table);
 /* Cells that a walk over a sequence's tables counts. At the finest grain they come from the shares
  * of their heads, so as many must be available as if each share had to give what the one that
  * gives most does: shares_even is the sum of that. */
+enum { SUMS_MOST = 5 }; // of one walk
 static inline void shares_clear(const pkv *p)
 {
-    memset(p->in_share, 0, p->pool.n_shares * sizeof *p->in_share);
+    memset(p->in_share, 0, (size_t)SUMS_MOST * p->pool.n_shares * sizeof *p->in_share);
 }
-static inline void shares_add(const pkv *p, uint32_t table, int64_t n)
+static inline void shares_add(const pkv *p, uint32_t sum, uint32_t table, int64_t n)
 {
-    p->in_share[table_share(&p->pool, table)] += n;
+    p->in_share[sum * p->pool.n_shares + table_share(&p->pool, table)] += n;
 }
-uint64_t shares_even(const pkv *p);
+/* Adds to a sum n cells of each share. */
+static inline void shares_add_all(const pkv *p, uint32_t sum, int64_t n)
+{
+    for (uint32_t s = 0; s < p->pool.n_shares; s++) p->in_share[sum * p->pool.n_shares + s] += n;
+}
+uint64_t shares_even(const pkv *p, uint32_t sum);
 /* Adds a reference to a node of the pool or the host tier, of a parked sequence or another, and
  * gives one up. Cells without any become cached when they are hashed, else free. */
 void tier_ref(pkv *p, pkv_tree *tier, uint32_t node, bool parked);

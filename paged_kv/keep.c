@@ -95,9 +95,9 @@ static uint32_t count_common(const pkv *p, const pkv_seq *s, uint64_t *cells)
         uint32_t before = n;
         for (uint32_t i = 0; i < s->tables[g].n_pages; i++)
             n += is_common(p, s->grain, seq_pages(s, g)[i]);
-        if (s->grain == PKV_HEAD) shares_add(p, g, n - before);
+        if (s->grain == PKV_HEAD) shares_add(p, 0, g, n - before);
     }
-    *cells = s->grain == PKV_HEAD ? shares_even(p) : (uint64_t)n * cells_of(p, s);
+    *cells = s->grain == PKV_HEAD ? shares_even(p, 0) : (uint64_t)n * cells_of(p, s);
     return n;
 }
 

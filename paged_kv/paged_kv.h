@@ -316,16 +316,16 @@ status pkv_parked_swap_out(pkv *p, uint32_t parked, uint32_t *swap);
 uint32_t pkv_parked_length(const pkv *p, uint32_t parked); /* logical */
 uint64_t pkv_parked_kept(const pkv *p, uint32_t parked);   /* as pkv_seq_kept */
 
-/* Pages of a parked sequence, over all tables. */
+/* Pages of a parked sequence, over all tables; except for held and alone, as many in each share as
+ * in the one with most. */
 typedef struct pkv_parked_pages {
-    uint32_t held;
+    uint32_t held, held_even;
     uint32_t shared;  // those also held by other sequences, open or parked
     uint32_t filling; // shared and not full: replaced by copies at the next token
     /* Those of the shared and of the filling ones that open sequences hold too, if only in part:
      * what is left when every other parked sequence is given up. */
     uint32_t shared_open, filling_open;
-    uint32_t alone;      // held by parked sequences alone
-    uint32_t alone_even; // likewise, as many in each share as in the one with most
+    uint32_t alone, alone_even; // held by parked sequences alone
 } pkv_parked_pages;
 
 pkv_parked_pages pkv_parked_look(const pkv *p, uint32_t parked);
@@ -344,12 +344,17 @@ uint32_t pkv_available_unparked(const pkv *p);
  * in earlier steps. */
 status pkv_seq_swap_out(pkv *p, uint32_t seq, uint32_t *swap);
 
+/* The most pages, as pkv_seq_copy_cost counts them, of a sequence that the host tier can take. */
+uint32_t pkv_host_most(const pkv *p);
+
 typedef struct pkv_swap_cost {
     uint32_t held;         // pages that the sequence will hold
     uint32_t fresh;        // held pages that must be copied in
     uint32_t cached_pages; // other held pages: unreferenced ones
     uint32_t parked_pages; // other held pages: referenced by parked sequences alone
-    uint32_t uneven;       // more than fresh and cached ones, to have as many from each share
+    /* With as many in each share as in the one with most: what fresh and cached ones are more by, the
+     * held ones, and the held ones that other tables hold. */
+    uint32_t uneven, held_even, shared_even;
 } pkv_swap_cost;
 
 /* The pages that pkv_swap_in would take, with the same tokens. Changes nothing. */
@@ -369,7 +374,8 @@ uint32_t pkv_swap_length(const pkv *p, uint32_t swap); /* logical */
 /* Number of first tokens whose pages are hashed and held by other sequences too. They will probably
  * stay resident when this sequence closes. */
 uint32_t pkv_seq_shared_tokens(const pkv *p, uint32_t seq);
-/* Pages that other tables hold too: rewriting them all would take as many pages for good. */
+/* Pages that other tables hold too, as many from each share as from the one with most: rewriting them
+ * all would take as many pages for good. */
 uint32_t pkv_seq_pages_shared(const pkv *p, uint32_t seq);
 
 /* Checks that free + used + cached == total, that reference counts match the tables, and that

@@ -161,7 +161,7 @@ uint32_t pkv_parked_length(const pkv *p, uint32_t parked) { return parked_at(p, 
 pkv_parked_pages pkv_parked_look(const pkv *p, uint32_t parked)
 {
     const pkv_seq *s = parked_at(p, parked);
-    pkv_parked_pages n = {.held = s->held};
+    pkv_parked_pages n = {.held = s->held, .held_even = (uint32_t)seq_held_evenly(p, s)};
     uint32_t size = cells_of(p, s);
     bool uneven = s->grain == PKV_HEAD && p->pool.n_shares > 1;
     shares_clear(p);
@@ -177,12 +177,21 @@ pkv_parked_pages pkv_parked_look(const pkv *p, uint32_t parked)
             n.shared_open += alone < size ? size : 0;
             n.filling_open += alone < size && fills ? size : 0;
             n.alone += alone;
-            if (uneven) shares_add(p, g, alone);
+            if (!uneven) continue;
+            shares_add(p, 0, g, shared);
+            shares_add(p, 1, g, shared && fills);
+            shares_add(p, 2, g, alone < size);
+            shares_add(p, 3, g, alone < size && fills);
+            shares_add(p, 4, g, alone);
         }
     }
-    n.alone_even = uneven ? (uint32_t)shares_even(p) : n.alone;
-    if (uneven && n.filling > 0) n.filling = s->groups; /* each table has one such page at most */
-    if (uneven && n.filling_open > 0) n.filling_open = s->groups;
+    n.alone_even = n.alone;
+    if (!uneven) return n;
+    n.shared = (uint32_t)shares_even(p, 0);
+    n.filling = (uint32_t)shares_even(p, 1);
+    n.shared_open = (uint32_t)shares_even(p, 2);
+    n.filling_open = (uint32_t)shares_even(p, 3);
+    n.alone_even = (uint32_t)shares_even(p, 4);
     return n;
 }
 

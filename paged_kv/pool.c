@@ -96,7 +96,8 @@ status pkv_create(const pkv_options *options, pkv **out)
     p->log.epoch = 1;
     p->seqs = alloc_zeroed(a, p->max_seqs, sizeof *p->seqs);
     p->cursors = alloc_resize(a, NULL, p->groups, sizeof *p->cursors);
-    p->in_share = alloc_zeroed(a, pkv_shares(&p->geometry), sizeof *p->in_share);
+    p->in_share =
+        alloc_zeroed(a, (size_t)SUMS_MOST * pkv_shares(&p->geometry), sizeof *p->in_share);
     if (!p->seqs || !p->cursors || !p->in_share ||
         !status_ok(tree_create(&p->pool, a, &p->geometry, p->n_pages - 1)) ||
         (p->prefix_cache && !status_ok(prefix_create(p))) || !status_ok(host_create(p))) {
@@ -161,11 +162,12 @@ uint32_t pkv_parked_alone(const pkv *p)
 
 uint64_t pkv_checksum(const pkv *p) { return p->checksum; }
 
-uint64_t shares_even(const pkv *p)
+uint64_t shares_even(const pkv *p, uint32_t sum)
 {
+    const int64_t *in_share = p->in_share + sum * p->pool.n_shares;
     int64_t most = 0;
     for (uint32_t s = 0; s < p->pool.n_shares; s++)
-        if (p->in_share[s] > most) most = p->in_share[s];
+        if (in_share[s] > most) most = in_share[s];
     return (uint64_t)most * p->pool.n_shares;
 }
 

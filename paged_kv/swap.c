@@ -5,8 +5,12 @@
 status host_create(pkv *p)
 {
     if (p->n_host_pages == 0) return STATUS_IS_OK;
-    return tree_create(&p->host, &p->alloc, &p->geometry, p->n_host_pages);
+    RETURN_IF_ERROR(tree_create(&p->host, &p->alloc, &p->geometry, p->n_host_pages));
+    p->host_most = tree_without(&p->host, COVER_USED);
+    return STATUS_IS_OK;
 }
+
+uint32_t pkv_host_most(const pkv *p) { return p->host_most; }
 
 void host_destroy(pkv *p)
 {
@@ -156,6 +160,31 @@ static void each_resident(pkv *p, const pkv_seq *s, uint32_t last, uint32_t n_bl
     }
 }
 
+/* Sums of a swapped sequence's cells over shares: those that it would take, those in use already. */
+enum { TAKEN, IN_USE };
+
+/* The used cells of a resident page are not taken. */
+static void add_used(pkv *p, uint32_t table, uint32_t node)
+{
+    const pkv_tree *t = &p->pool;
+    pkv_grain grain = node_grain(t, node);
+    uint32_t cells = cells_in(t, grain), used = cells_with(t, node, COVER_USED);
+    if (used == cells && grain != PKV_HEAD) {
+        shares_add_all(p, TAKEN, -(int64_t)(cells / t->n_shares));
+        shares_add_all(p, IN_USE, cells / t->n_shares);
+        return;
+    }
+    uint32_t layers = grain == PKV_ALL ? t->n_layers : 1,
+             heads = grain == PKV_HEAD ? 1 : t->n_heads;
+    for (uint32_t i = 0; used > 0 && i < layers * heads; i++) {
+        uint32_t head = grain == PKV_HEAD ? table % t->n_heads : i % heads;
+        bool in_use =
+            cells_with(t, node_inside(t, node, PKV_HEAD, i / heads, head), COVER_USED) > 0;
+        shares_add(p, TAKEN, head, -(int64_t)in_use);
+        shares_add(p, IN_USE, head, in_use);
+    }
+}
+
 static void count_resident(pkv *p, void *ctx, uint32_t table, uint32_t index, uint32_t node)
 {
     (void)index;
@@ -164,7 +193,7 @@ static void count_resident(pkv *p, void *ctx, uint32_t table, uint32_t index, ui
     uint32_t cached = cells - cells_with(&p->pool, node, COVER_USED);
     cost->fresh -= cells;
     cost->cached_pages += cached;
-    if (node < p->pool.n_cells) shares_add(p, table, (int64_t)cached - 1);
+    add_used(p, table, node);
     cost->parked_pages += cells_parked(p, node);
 }
 
@@ -172,12 +201,16 @@ static void count_resident(pkv *p, void *ctx, uint32_t table, uint32_t index, ui
 static pkv_swap_cost cost_beside(pkv *p, const pkv_seq *s, uint32_t last, uint32_t n)
 {
     pkv_swap_cost cost = {.held = s->held, .fresh = s->held};
+    cost.held_even = (uint32_t)seq_held_evenly(p, s);
     shares_clear(p);
-    for (uint32_t g = 0; s->grain == PKV_HEAD && g < s->groups; g++)
-        shares_add(p, g, s->tables[g].n_pages);
+    for (uint32_t g = 0; g < s->groups; g++) {
+        uint32_t n_pages = s->tables[g].n_pages;
+        if (s->grain == PKV_HEAD) shares_add(p, TAKEN, g, n_pages);
+        else shares_add_all(p, TAKEN, (int64_t)n_pages * (cells_of(p, s) / p->pool.n_shares));
+    }
     each_resident(p, s, last, n, count_resident, &cost);
-    if (s->grain == PKV_HEAD)
-        cost.uneven = (uint32_t)(shares_even(p) - cost.fresh - cost.cached_pages);
+    cost.uneven = (uint32_t)(shares_even(p, TAKEN) - cost.fresh - cost.cached_pages);
+    cost.shared_even = (uint32_t)shares_even(p, IN_USE);
     return cost;
 }
 
@@ -250,6 +283,8 @@ status pkv_swap_in(pkv *p, uint32_t swap, uint32_t id, const uint32_t *tokens,
         RETURN_IF_ERROR(seq_split(p, &p->host, from, grain, false));
         p->watch.has_cost = false;
         cost = pkv_swap_in_cost(p, swap, tokens);
+        uint64_t taken = (uint64_t)cost.fresh + cost.cached_pages + cost.uneven;
+        if (taken > pkv_available(p)) return status_make(STATUS_NO_PAGES, NULL);
     }
     RETURN_IF_ERROR(seq_shape_like(p, s, from, row_for(p, expect_tokens)));
     uint32_t size = cells_of(p, s);

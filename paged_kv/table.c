@@ -276,10 +276,10 @@ static append_needs needs_of(const pkv *p, const pkv_seq *s, uint32_t n)
         bool replaced = must_replace(p, s, g);
         needs.fresh += more + replaced;
         needs.replaced += replaced;
-        if (s->grain == PKV_HEAD) shares_add(p, g, more + replaced);
+        if (s->grain == PKV_HEAD) shares_add(p, 0, g, more + replaced);
         if (t->n_pages + more > needs.row) needs.row = t->n_pages + more;
     }
-    needs.cells = s->grain == PKV_HEAD ? shares_even(p) : needs.fresh * cells_of(p, s);
+    needs.cells = s->grain == PKV_HEAD ? shares_even(p, 0) : needs.fresh * cells_of(p, s);
     return needs;
 }
 
@@ -558,8 +558,8 @@ uint64_t seq_held_evenly(const pkv *p, const pkv_seq *s)
 {
     if (s->grain != PKV_HEAD || p->pool.n_shares == 1) return s->held;
     shares_clear(p);
-    for (uint32_t g = 0; g < s->groups; g++) shares_add(p, g, s->tables[g].n_pages);
-    return shares_even(p);
+    for (uint32_t g = 0; g < s->groups; g++) shares_add(p, 0, g, s->tables[g].n_pages);
+    return shares_even(p, 0);
 }
 
 uint64_t pkv_seq_copy_cost(const pkv *p, uint32_t id)
@@ -586,12 +586,15 @@ uint32_t pkv_seq_pages_shared(const pkv *p, uint32_t id)
 {
     const pkv_seq *s = seq_opened(p, id);
     uint32_t n = 0;
+    shares_clear(p);
     for (uint32_t g = 0; g < s->groups; g++) {
         const uint32_t *pages = seq_pages(s, g);
+        uint32_t before = n;
         for (uint32_t i = 0; i < s->tables[g].n_pages; i++)
             n += node_is_shared(&p->pool, node_of(&p->pool, s->grain, pages[i]));
+        if (s->grain == PKV_HEAD) shares_add(p, 0, g, n - before);
     }
-    return n * cells_of(p, s);
+    return s->grain == PKV_HEAD ? (uint32_t)shares_even(p, 0) : n * cells_of(p, s);
 }
 
 pkv_table_view pkv_seq_table(const pkv *p, uint32_t id, uint32_t table)

@@ -143,7 +143,7 @@ static void owe_running(const sched *s, const sched_seq *q, pages_owed *sum)
     uint32_t last = rows_of(e);
     uint32_t known = seq_known(q);
     uint32_t target = known + s->page_tokens < last ? known + s->page_tokens : last;
-    uint64_t held = pkv_seq_pages_held(s->kv, q->slot), most = held;
+    uint64_t held = pkv_seq_copy_cost(s->kv, q->slot), most = held;
     uint32_t length = pkv_seq_length(s->kv, q->slot);
     sched_peak peak = sched_peak_of(s, e->turns, e->n_turns, length, held, target);
     if (length < known) most = sched_peak_of(s, e->turns, e->n_turns, length, held, known).most;
@@ -173,7 +173,7 @@ typedef struct beginning {
     uint32_t computed;
     uint32_t hit; // tokens of `computed` that the prefix cache has
     uint32_t max_hit;
-    uint64_t held;   // pages of its tables
+    uint64_t held;   // pages of its tables, like all of these as many in each share
     uint64_t taken;  // pages that it takes at once from those available to new work
     uint64_t shared; // pages of its tables that others hold too
     /* `taken` and `shared` if everything else that is parked is given up. */
@@ -227,16 +227,16 @@ static beginning beginning_of(sched *s, const sched_seq *q)
         pkv_swap_cost cost = view.cost;
         uint64_t own = (uint64_t)cost.fresh + cost.cached_pages, taken = own + cost.uneven;
         return (beginning){.computed = q->computed,
-                           .held = cost.held,
+                           .held = cost.held_even,
                            .taken = taken,
-                           .shared = cost.held - own,
-                           .taken_alone = taken + cost.parked_pages,
+                           .shared = cost.shared_even,
+                           .taken_alone = own + cost.parked_pages,
                            .shared_alone = cost.held - own - cost.parked_pages};
     }
     if (q->parked) {
         pkv_parked_pages pages = view.pages;
         return (beginning){.computed = q->computed,
-                           .held = pages.held,
+                           .held = pages.held_even,
                            .taken = pages.filling,
                            .shared = pages.shared,
                            .taken_alone = pages.filling_open,
@@ -339,16 +339,19 @@ static bool try_start(sched *s, sched_seq *q, const pages_owed *owed)
     if (!status_ok(st)) { /* no tokens left in this step, or no memory for the lists */
         if (st.code == STATUS_NO_MEMORY) sched_starve(s, q);
         q->computed = computed;
+        if (chunk > 0 && st.code == STATUS_NO_PAGES) (void)sched_parked_give_way(s, q);
         return false;
     }
     sched_list_remove(&s->waiting, q);
     sched_seq_start(s, q);
     st = sched_append(s, q, chunk);
-    /* They were counted, but not where the cached cells of a hit lie in the shares. */
+    /* They were counted, but not where the cached cells of a hit lie in the shares. They lie unevenly
+     * only while others hold the rest, so idle sessions give way. */
     assert(st.code != STATUS_NO_PAGES || pkv_shares(&s->options.geometry) > 1);
     if (!status_ok(st)) {
         if (st.code == STATUS_NO_MEMORY) sched_starve(s, q);
         sched_replay(s, q);
+        if (st.code == STATUS_NO_PAGES) (void)sched_parked_give_way(s, q);
         return false;
     }
     sched_seq_plan(s, q, chunk);

@@ -42,7 +42,7 @@ static bool is_worth_swapping(const sched *s, const sched_seq *q)
 static status swap_out(sched *s, sched_seq *q)
 {
     status st;
-    bool fits = pkv_seq_pages_held(s->kv, q->slot) <= s->options.n_host_pages;
+    bool fits = pkv_seq_copy_cost(s->kv, q->slot) <= pkv_host_most(s->kv);
     do st = pkv_seq_swap_out(s->kv, q->slot, &q->swap);
     while (st.code == STATUS_NO_PAGES && fits && sched_sessions_leave_tier(s));
     return st;

@@ -45,7 +45,7 @@ static status fork_tables(sched *s, const sched_seq *parent, const sched_seq *ch
 {
     bool unshares = child->entry->has_sums && child->entry->max_new_tokens > 1;
     uint64_t need = pkv_seq_copy_cost(s->kv, parent->slot) + s->lasting + s->passing;
-    if (unshares && s->n_in_flight > 0 && need > pkv_available(s->kv))
+    if (unshares && (s->n_in_flight > 0 || s->n_selecting > 0) && need > pkv_available(s->kv))
         return status_make(STATUS_NO_PAGES, NULL);
     RETURN_IF_ERROR(pkv_seq_fork(s->kv, parent->slot, slot, rows_of(child->entry) + 1));
     if (!unshares) return STATUS_IS_OK;

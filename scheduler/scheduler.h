@@ -221,7 +221,7 @@ status sched_describe(const sched *s, uint64_t request, uint32_t choice, sched_c
       "Choices of retention made because pages were short.")                                       \
     X(selections_handed_out, NULL, "Selections of retention made on other threads.")               \
     X(retrieval_seen_tokens, "retrieval_context_tokens_total",                                     \
-      "Context tokens before the rows that read by retrieval.")                                    \
+      "Context tokens of rows that read by retrieval, the rows' own among them.")                  \
     X(retrieval_read_tokens, "retrieval_read_tokens_total",                                        \
       "Those of them that the rows read in a layer that selects.")
 

@@ -273,8 +273,7 @@ void sched_select_reserve(sched *s, const sched_seq *q)
 {
     sched_selection *x = q->selecting;
     if (!x->begun) note_shared(s, q, x); /* others may have come to share some */
-    uint64_t tables = (uint64_t)x->groups * x->parts, left = tables - x->table;
-    s->lasting += (x->lasting * left + tables - 1) / tables;
+    s->lasting += x->lasting;            /* the tables that are left may need all of them */
     if (s->passing < x->passing) s->passing = x->passing;
 }
 

@@ -44,7 +44,7 @@ READ_COUNT(dense_layers, 0, INT32_MAX)
 READ_COUNT(layer_step, 1, INT32_MAX)
 READ_COUNT(token_step, 1, INT32_MAX)
 READ_COUNT(group_heads, 1, INT32_MAX)
-READ_COUNT(representative_num, 1, RETRIEVAL_BLOCK_MOST)
+READ_COUNT(representative_num, 1, RETRIEVAL_KEYS_MOST)
 
 static status refuse_option(retrieval_part part, const char *name, const char *value, error *err)
 {
@@ -212,11 +212,18 @@ static status check_heads(const parsing *p, const retrieval_spec *spec, error *e
                      spec->group_heads, p->geometry->n_kv_heads);
 }
 
+/* A preset's block, which must suit pages of every size. */
+static uint32_t whole_pages(uint32_t tokens, uint32_t page)
+{
+    return (tokens + page - 1) / page * page;
+}
+
 static status read_object(parsing *p, retrieval_spec *spec, error *err)
 {
     RETURN_IF_ERROR(find_method(p, err));
     RETURN_IF_ERROR(check_names(p->json, err));
     *spec = p->preset->defaults;
+    spec->block_tokens = whole_pages(spec->block_tokens, p->geometry->page_tokens);
     for (size_t k = 0; k < N_KEYS; k++) {
         const char *name = given_as(p->json, k);
         if (name) RETURN_IF_ERROR(keys[k].read(p, name, spec, err));

@@ -56,6 +56,7 @@ retrieval_option retrieval_part_option(retrieval_part part, size_t index);
 enum {
     RETRIEVAL_BLOCK_MOST = 4096, // tokens of a block
     RETRIEVAL_BLOCK_PAGES = RETRIEVAL_BLOCK_MOST / 16,
+    RETRIEVAL_KEYS_MOST = 64, // representative_num
 };
 
 typedef struct retrieval_spec {
@@ -82,8 +83,9 @@ typedef struct retrieval_preset {
 const retrieval_preset *retrieval_presets(size_t *n);
 const retrieval_preset *retrieval_find(const char *name);
 
-/* Reads the "retrieval" object of a request. NULL and JSON null read everything. Errors name the
- * field; they leave *out unchanged. */
+/* Reads the "retrieval" object of a request. NULL and JSON null read everything. A block size that
+ * is the preset's is rounded up to whole pages, a given one must have them. Errors name the field;
+ * they leave *out unchanged. */
 status retrieval_parse(const json_t *json, const pkv_geometry *geometry, retrieval_spec *out,
                        error *err);
 

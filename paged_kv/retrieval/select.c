@@ -60,12 +60,13 @@ uint32_t retrieval_most_blocks(const retrieval_spec *spec)
 void retrieval_fixed_slots(const retrieval_spec *spec, uint32_t page_tokens, uint32_t page_index,
                            uint64_t slots[4])
 {
-    uint64_t n = spec->representative_num;
+    uint32_t n = spec->representative_num, from = page_index * page_tokens;
     memset(slots, 0, 4 * sizeof *slots);
-    for (uint64_t j = 0; j < n; j++) {
-        uint32_t slot = (uint32_t)((2 * j + 1) * spec->block_tokens / (2 * n));
-        if (slot / page_tokens == page_index)
-            slots[slot % page_tokens / 64] |= UINT64_C(1) << slot % page_tokens % 64;
+    /* Key j lies at `from` or after it when 2j + 1 is at least 2n * from / block_tokens. */
+    for (uint32_t j = ceil_div(2 * n * from, spec->block_tokens) / 2; j < n; j++) {
+        uint32_t slot = (2 * j + 1) * spec->block_tokens / (2 * n) - from;
+        if (slot >= page_tokens) return;
+        slots[slot / 64] |= UINT64_C(1) << slot % 64;
     }
 }
 

@@ -175,7 +175,8 @@ static void check_parked(sim *s, const model_parked *away)
         }
     }
     CHECK(s, pkv_parked_length(s->kv, away->number) == away->seq.length);
-    want.alone_even = want.alone; /* there is one share */
+    want.held_even = want.held; /* there is one share */
+    want.alone_even = want.alone;
     CHECK(s, memcmp(&want, &seen, sizeof want) == 0);
 }
 

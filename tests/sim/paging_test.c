@@ -337,14 +337,15 @@ static void op_flush(sim *s)
 static bool same_cost(pkv_swap_cost a, pkv_swap_cost b)
 {
     return a.held == b.held && a.fresh == b.fresh && a.cached_pages == b.cached_pages &&
-           a.parked_pages == b.parked_pages && a.uneven == b.uneven;
+           a.parked_pages == b.parked_pages && a.uneven == b.uneven && a.held_even == b.held_even &&
+           a.shared_even == b.shared_even;
 }
 
 static bool same_pages(pkv_parked_pages a, pkv_parked_pages b)
 {
-    return a.held == b.held && a.shared == b.shared && a.filling == b.filling &&
-           a.shared_open == b.shared_open && a.filling_open == b.filling_open &&
-           a.alone == b.alone && a.alone_even == b.alone_even;
+    return a.held == b.held && a.held_even == b.held_even && a.shared == b.shared &&
+           a.filling == b.filling && a.shared_open == b.shared_open &&
+           a.filling_open == b.filling_open && a.alone == b.alone && a.alone_even == b.alone_even;
 }
 
 /* Asks again after a few other operations: the answer is a fresh one. */

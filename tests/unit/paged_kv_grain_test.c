@@ -220,6 +220,20 @@ static void shared_pages_are_not_gathered(void **state)
     end(&f);
 }
 
+/* A page whose own run has the only free place stays where it is. */
+static void a_page_does_not_move_within_its_run(void **state)
+{
+    (void)state;
+    grain_fixture f;
+    begin(&f, 2, 2, PAGES, 0);
+    fill(&f, 0, PKV_ALL, 1, (RUNS - 1) * P);
+    fill(&f, 1, PKV_LAYER, 2, P);
+    drop(&f, 1, 1, 0);
+    assert_int_equal(n_free(&f), 2);
+    assert_int_equal(gather(&f), 0);
+    end(&f);
+}
+
 /* The words of the first drops stand before those of the moves, so that the last drop, in the same
  * step, has words of its own. */
 static void a_table_drops_before_and_after_it_is_gathered(void **state)
@@ -563,6 +577,7 @@ int main(void)
         cmocka_unit_test(too_few_cells_change_nothing),
         cmocka_unit_test(pages_left_alone_are_gathered),
         cmocka_unit_test(shared_pages_are_not_gathered),
+        cmocka_unit_test(a_page_does_not_move_within_its_run),
         cmocka_unit_test(a_table_drops_before_and_after_it_is_gathered),
         cmocka_unit_test(drained_runs_are_whole_again),
         cmocka_unit_test(sequences_of_each_grain_swap),
