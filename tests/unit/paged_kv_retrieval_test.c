@@ -175,6 +175,8 @@ static void refusals_name_the_field(void **state)
          "retrieval.anchor_type: 'LSH' is unknown (have: MEAN, MAX, QUEST, FIX, DYNAMIC)"},
         {"{\"method\":\"quest\",\"anchor_num\":2}",
          "retrieval.anchor_num: needs representative_type 'FIX' or 'DYNAMIC'"},
+        {"{\"method\":\"dynamic\",\"anchor_num\":65}",
+         "retrieval: \"anchor_num\" is 65, must be between 1 and 64"},
         {"{\"method\":\"dynamic\",\"block_size\":16,\"anchor_num\":17}",
          "retrieval.representative_num is 17: a block has 16 tokens"},
     };
@@ -398,6 +400,42 @@ static void tokens_follow_as_the_oracle_says(void **state)
 
 /* ---- what the oracle does not show ----------------------------------------------------------- */
 
+static void preset_blocks_are_whole_pages(void **state)
+{
+    (void)state;
+    static const uint32_t sizes[][2] = {{16, 128}, {48, 144}, {96, 192}, {128, 128}, {256, 256}};
+    for (size_t i = 0; i < sizeof sizes / sizeof sizes[0]; i++) {
+        const pkv_geometry g = geometry_of(sizes[i][0], 4, 4);
+        retrieval_spec spec;
+        error err;
+        if (!status_ok(parse_text("{\"method\":\"quest\"}", &g, &spec, &err)))
+            fail_msg("%s", err.text);
+        assert_int_equal(spec.block_tokens, sizes[i][1]);
+    }
+}
+
+/* The keys of all pages of a block are those of the formula, each in its page. */
+static void pages_have_their_part_of_the_fixed_keys(void **state)
+{
+    (void)state;
+    static const uint32_t sizes[][2] = {{16, 16}, {16, 128}, {48, 144}, {256, 256}, {80, 4080}};
+    for (size_t i = 0; i < sizeof sizes / sizeof sizes[0]; i++) {
+        uint32_t page_tokens = sizes[i][0], size = sizes[i][1];
+        for (uint32_t n = 1; n <= RETRIEVAL_KEYS_MOST && n <= size; n++) {
+            const retrieval_spec spec = {.block_tokens = size, .representative_num = n};
+            bool want[RETRIEVAL_BLOCK_MOST] = {0};
+            for (uint32_t j = 0; j < n; j++) want[(2 * j + 1) * size / (2 * n)] = true;
+            for (uint32_t page = 0; page < size / page_tokens; page++) {
+                uint64_t slots[4];
+                retrieval_fixed_slots(&spec, page_tokens, page, slots);
+                for (uint32_t s = 0; s < 256; s++)
+                    assert_int_equal(slots[s / 64] >> s % 64 & 1,
+                                     s < page_tokens && want[page * page_tokens + s]);
+            }
+        }
+    }
+}
+
 static void blocks_that_are_no_number_come_last(void **state)
 {
     (void)state;
@@ -453,6 +491,8 @@ int main(void)
         cmocka_unit_test(selections_are_the_oracles),
         cmocka_unit_test(layers_follow_as_the_oracle_says),
         cmocka_unit_test(tokens_follow_as_the_oracle_says),
+        cmocka_unit_test(preset_blocks_are_whole_pages),
+        cmocka_unit_test(pages_have_their_part_of_the_fixed_keys),
         cmocka_unit_test(blocks_that_are_no_number_come_last),
         cmocka_unit_test(gathered_pages_are_those_of_the_blocks),
     };
