@@ -40,6 +40,7 @@ struct retrieve {
     uint32_t n_rows, n_lists;
     /* What a layer selects. */
     room items; /* kern_represent_item: pages without a representative */
+    room marks; /* uint32_t *: their marks */
     uint32_t n_items;
     room scratch; /* thread_bytes for each thread */
     size_t thread_bytes;
@@ -83,6 +84,7 @@ void retrieve_destroy(retrieve *r)
     free(r->pages.data);
     free(r->tiles.data);
     free(r->items.data);
+    free(r->marks.data);
     free(r->scratch.data);
     free(r);
 }
@@ -183,7 +185,7 @@ static uint32_t mark_of(const retrieval_spec *spec, uint32_t in_block)
     if (spec->representative != RETRIEVAL_FIX) return mark;
     return mark | spec->representative_num << 3 | in_block << 16;
 }
-_Static_assert(RETRIEVAL_REPRESENTATIVES < 8 && RETRIEVAL_BLOCK_MOST < 1 << 13 &&
+_Static_assert(RETRIEVAL_REPRESENTATIVES < 8 && RETRIEVAL_KEYS_MOST < 1 << 13 &&
                    RETRIEVAL_BLOCK_PAGES < 1 << 16,
                "the fields of a mark");
 
@@ -198,20 +200,24 @@ static void set_item(const retrieve *r, const retrieval_spec *spec, uint32_t pla
     else memset(item->slots, 0xff, sizeof item->slots);
 }
 
-/* Lists the candidate pages of one head that have no such representative, and marks them. */
-static status list_pages(retrieve *r, const sparse_row *row, uint32_t head)
+static bool reserve_items(retrieve *r, size_t n)
+{
+    return reserve(&r->items, n, sizeof(kern_represent_item)) &&
+           reserve(&r->marks, n, sizeof(uint32_t *));
+}
+
+/* Lists the candidate pages of one head that have no such representative. */
+static status list_pages(retrieve *r, const sparse_row *row, uint32_t head, uint32_t wanted)
 {
     const kv_store *store = r->o.store;
     const retrieval_spec *spec = &row->seq->retrieval;
     pkv_table_view table = table_of(r, row->seq, r->layer, head);
     retrieval_extent e = retrieval_extent_of(spec, row->n_slots);
     uint32_t in_block = spec->block_tokens / store->shape.page_tokens;
-    uint32_t wanted = mark_of(spec, in_block);
     if (retrieval_reads_all(&e)) return STATUS_IS_OK;
-    if (!reserve(&r->items, r->n_items + (size_t)(e.end - e.first) * in_block,
-                 sizeof(kern_represent_item)))
-        return no_memory();
+    if (!reserve_items(r, r->n_items + (size_t)(e.end - e.first) * in_block)) return no_memory();
     kern_represent_item *items = r->items.data;
+    uint32_t **listed = r->marks.data;
     uint32_t *marks = kv_store_marks(store, r->layer, head, table.offset);
     float *representatives = kv_store_representatives(store, r->layer, head, table.offset);
     const uint8_t *tiles = kv_store_tiles(store, r->layer, head, table.offset);
@@ -219,7 +225,7 @@ static status list_pages(retrieve *r, const sparse_row *row, uint32_t head)
         uint32_t page = table.pages[i];
         uint32_t *mark = marks + page * store->page_tiles;
         if (*mark == wanted) continue;
-        *mark = wanted;
+        listed[r->n_items] = mark;
         set_item(r, spec, i % in_block, tiles + page * store->page_bytes,
                  representatives + page * store->page_representatives, &items[r->n_items++]);
     }
@@ -227,14 +233,21 @@ static status list_pages(retrieve *r, const sparse_row *row, uint32_t head)
 }
 
 /* A page that two rows want in different ways would be listed twice: rows that select differently
- * go one after the other. */
+ * go one after the other. Pages are marked at the end, because they may be the prefix cache's: a
+ * mark that a failure left would let other requests score by what was never computed. */
 static status make_representatives(retrieve *r, const sparse_row *row)
 {
+    const kv_store *store = r->o.store;
+    const retrieval_spec *spec = &row->seq->retrieval;
+    uint32_t wanted = mark_of(spec, spec->block_tokens / store->shape.page_tokens);
     r->n_items = 0;
-    for (uint32_t head = 0; head < r->o.store->n_heads; head++)
-        RETURN_IF_ERROR(list_pages(r, row, head));
+    for (uint32_t head = 0; head < store->n_heads; head++)
+        RETURN_IF_ERROR(list_pages(r, row, head, wanted));
     if (r->n_items == 0) return STATUS_IS_OK;
-    return kern_represent(r->o.kernels, &r->o.store->shape, r->items.data, r->n_items);
+    RETURN_IF_ERROR(kern_represent(r->o.kernels, &store->shape, r->items.data, r->n_items));
+    uint32_t **marks = r->marks.data;
+    for (uint32_t i = 0; i < r->n_items; i++) *marks[i] = wanted;
+    return STATUS_IS_OK;
 }
 
 /* ---- selections ------------------------------------------------------------------------------ */

@@ -42,6 +42,7 @@ typedef struct pass {
     const char *cache_dir;    /* of packed weights */
     retrieval_spec retrieval; /* of rows from n_prompt on */
     uint32_t n_prompt;
+    bool repeats;              /* a step that fails is taken once more */
     const struct gpu_api *gpu; /* NULL = the CPU */
     uint8_t gpu_kv;            /* gpu_kv_format of the GPU's pages */
     /* Used instead of backend_cuda_ranks_create; NULL = not. */
@@ -156,6 +157,13 @@ static inline pass_result run(const pass *p, const uint32_t *tokens, uint32_t n)
         const step_result *r;
         assert_true(status_ok(b.ops->submit(b.ctx, &plan)));
         assert_true(status_ok(b.ops->collect(b.ctx, &r)));
+        if (p->repeats && !status_ok(r->status)) {
+            plan.step = ++step;
+            plan.deltas = pkv_take_deltas(kv); /* none */
+            plan.n_opens = 0;
+            assert_true(status_ok(b.ops->submit(b.ctx, &plan)));
+            assert_true(status_ok(b.ops->collect(b.ctx, &r)));
+        }
         if (!status_ok(r->status)) fail_msg("step %u: %s", step, r->status.message);
         assert_int_equal(r->n_logit_rows, some);
         memcpy(out.logits + (size_t)done * info->vocab_size, r->logits,

@@ -1,5 +1,6 @@
 /* Rows that read few blocks on the CPU backend: against a forward pass in float64 that scores
  * blocks by single keys, and bit by bit between ways of running the same rows. */
+#include "kernels/represent.h"
 #include "tests/unit/model_dense.h"
 
 enum { TOKENS = 203, PROMPT = 187 };
@@ -234,6 +235,42 @@ static void windows_are_read_as_they_are(void **state)
     assert_same_bits(&few, &full, true);
 }
 
+/* The call of kern_represent that finds no memory, 1 = the next; 0: none does. */
+static unsigned fails_at;
+
+status __real_kern_represent(kern_context *kc, const kern_kv_shape *kv,
+                             const kern_represent_item *items, size_t n_items);
+status __wrap_kern_represent(kern_context *kc, const kern_kv_shape *kv,
+                             const kern_represent_item *items, size_t n_items);
+status __wrap_kern_represent(kern_context *kc, const kern_kv_shape *kv,
+                             const kern_represent_item *items, size_t n_items)
+{
+    if (fails_at > 0 && --fails_at == 0) return status_make(STATUS_NO_MEMORY, "test");
+    return __real_kern_represent(kc, kv, items, n_items);
+}
+
+/* Pages outlive the step that failed: those of the prompt may be the prefix cache's. */
+static void a_failure_leaves_no_marks(void **state)
+{
+    (void)state;
+    pass whole = of_format(KERN_KV_BF16, &spec);
+    whole.retrieval.top_blocks = 1;
+    whole.chunk = PROMPT;
+    whole.repeats = true;
+    uint32_t tokens[TOKENS];
+    get_tokens(&whole, tokens);
+    pass_result want = run(&whole, tokens, TOKENS);
+    for (unsigned call = 1; call <= 3; call++) { /* each layer's first */
+        fails_at = call;
+        pass_result got = run(&whole, tokens, TOKENS);
+        assert_int_equal(fails_at, 0);
+        assert_memory_equal(got.logits, want.logits,
+                            (size_t)TOKENS * want.config.vocab_size * sizeof(float));
+        result_free(&got);
+    }
+    result_free(&want);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -241,6 +278,7 @@ int main(void)
         cmocka_unit_test(all_blocks_are_full_attention),
         cmocka_unit_test(bits_do_not_depend_on_the_cut),
         cmocka_unit_test(windows_are_read_as_they_are),
+        cmocka_unit_test(a_failure_leaves_no_marks),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
