@@ -36,11 +36,12 @@ void methods_put_retrievals(strbuf *out)
 static void put_fields(strbuf *out, const retrieval_spec *s, const char *row)
 {
     static const char *const names[] = {
-        "block_tokens",    "initial_tokens", "local_windows_len", "second_block_count",
-        "dense_layer_num", "layer_step",     "token_step",        "representative_num"};
-    const uint32_t values[] = {s->block_tokens, s->initial_tokens,    s->local_tokens,
-                               s->top_blocks,   s->dense_layers,      s->layer_step,
-                               s->token_step,   s->representative_num};
+        "block_tokens",       "initial_tokens",     "local_windows_len",
+        "second_block_count", "dense_layer_num",    "layer_step",
+        "token_step",         "representative_num", "group_heads"};
+    const uint32_t values[] = {s->block_tokens, s->initial_tokens,     s->local_tokens,
+                               s->top_blocks,   s->dense_layers,       s->layer_step,
+                               s->token_step,   s->representative_num, s->group_heads};
     for (size_t i = 0; i < sizeof names / sizeof names[0]; i++)
         strbuf_printf(out, row, names[i], values[i]);
 }
@@ -50,7 +51,9 @@ static void put_options(strbuf *out, retrieval_part part)
     strbuf_printf(out, "  \"%s\"\n", retrieval_part_name(part));
     for (size_t i = 0; i < retrieval_part_size(part); i++) {
         retrieval_option o = retrieval_part_option(part, i);
-        strbuf_printf(out, "    %-14s  %s\n", o.name, o.summary);
+        bool made = part != RETRIEVAL_PART_REPRESENTATIVE || i != RETRIEVAL_DYNAMIC;
+        strbuf_printf(out, "    %-14s  %s%s\n", o.name, o.summary,
+                      made ? "" : "; no backend makes it yet");
     }
 }
 
@@ -76,11 +79,20 @@ void methods_put_retrieval(strbuf *out, const retrieval_preset *preset, bool jso
         put_json(out, preset);
         return;
     }
-    strbuf_printf(out, "%s: %s\n%s\n\nDefaults\n", preset->name, preset->summary, preset->source);
+    strbuf_printf(out, "%s: %s\n%s\n", preset->name, preset->summary, preset->source);
+    if (s->representative == RETRIEVAL_DYNAMIC)
+        strbuf_puts(out, "No backend makes DYNAMIC representatives yet: a request must override "
+                         "representative_type.\n");
+    strbuf_puts(out, "\nDefaults\n");
     strbuf_printf(out, "  %-19s  %s\n", "representative_type", representative_of(s));
     strbuf_printf(out, "  %-19s  %s\n", "head_select_mode", heads_of(s));
     put_fields(out, s, "  %-19s  %u\n");
     strbuf_puts(out, "\nA request may override\n");
     for (retrieval_part part = 0; part < RETRIEVAL_PARTS; part++) put_options(out, part);
-    strbuf_puts(out, "  and every number above\n");
+    strbuf_printf(out,
+                  "  and the numbers above, of which\n"
+                  "    token_step must be 1: no backend reads by an earlier token's selection yet\n"
+                  "    representative_num needs FIX (then 5 if not given) or DYNAMIC, at most %d\n"
+                  "    group_heads needs GROUP, and divides the model's KV heads\n",
+                  RETRIEVAL_KEYS_MOST);
 }
