@@ -34,7 +34,9 @@ typedef struct http_worker {
     _Atomic(http_wake *) woken; // the last one first
 } http_worker;
 
-/* Returns once none of w's connections is woken and still suspended. */
+/* Returns once no connection is listed in w->woken. Those that the worker took from the list may
+ * still be suspended; libmicrohttpd can be stopped all the same, because the worker ends the loop
+ * that resumes each of them before it looks at libmicrohttpd's shutdown. */
 void worker_wait(http_worker *w);
 
 /* News for a connection from other threads. libmicrohttpd runs a connection on one thread only, so

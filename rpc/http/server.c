@@ -1,6 +1,7 @@
 /* The libmicrohttpd daemon with octavo's socket, limits and callbacks. */
 #include "rpc/http/internal.h"
 
+#include <assert.h>
 #include <errno.h>
 #include <fcntl.h>
 #include <stdlib.h>
@@ -32,7 +33,10 @@ static http_worker *find_worker(http_server *h)
 {
     http_worker *w = h->workers;
     pthread_mutex_lock(&h->workers_lock);
-    while (w->is_known && !pthread_equal(w->thread, pthread_self())) w++;
+    while (w->is_known && !pthread_equal(w->thread, pthread_self())) {
+        w++;
+        assert(w < h->workers + HTTP_THREADS);
+    }
     w->thread = pthread_self();
     w->is_known = true;
     pthread_mutex_unlock(&h->workers_lock);
