@@ -415,10 +415,9 @@ struct engine {
     const step_plan *in_flight[2]; /* oldest first */
     uint32_t n_in_flight;
     const step_plan *collected; /* the plan of the last result */
-    uint64_t
-        behind_failed; /* step that was in flight behind the last result, which failed; else 0 */
-    int64_t now_us;    /* when that result arrived */
-    bool lost;         /* the backend was reported lost; handled when nothing is in flight */
+    uint64_t behind_failed;     /* step in flight behind the last result, if that failed; else 0 */
+    int64_t now_us;             /* when that result arrived */
+    bool lost;                  /* the backend was reported lost: handled with no step in flight */
     engine_metrics counting;
     uint64_t steps;
     int64_t compute_us, schedule_us, tell_us;
