@@ -352,8 +352,8 @@ typedef struct pkv_swap_cost {
     uint32_t fresh;        // held pages that must be copied in
     uint32_t cached_pages; // other held pages: unreferenced ones
     uint32_t parked_pages; // other held pages: referenced by parked sequences alone
-    /* With as many in each share as in the one with most: what fresh and cached ones are more by, the
-     * held ones, and the held ones that other tables hold. */
+    /* With as many in each share as in the one with most: what fresh and cached ones are more by,
+     * the held ones, and the held ones that other tables hold. */
     uint32_t uneven, held_even, shared_even;
 } pkv_swap_cost;
 
@@ -374,8 +374,8 @@ uint32_t pkv_swap_length(const pkv *p, uint32_t swap); /* logical */
 /* Number of first tokens whose pages are hashed and held by other sequences too. They will probably
  * stay resident when this sequence closes. */
 uint32_t pkv_seq_shared_tokens(const pkv *p, uint32_t seq);
-/* Pages that other tables hold too, as many from each share as from the one with most: rewriting them
- * all would take as many pages for good. */
+/* Pages that other tables hold too, as many from each share as from the one with most: rewriting
+ * them all would take as many pages for good. */
 uint32_t pkv_seq_pages_shared(const pkv *p, uint32_t seq);
 
 /* Checks that free + used + cached == total, that reference counts match the tables, and that

@@ -160,7 +160,7 @@ static void each_resident(pkv *p, const pkv_seq *s, uint32_t last, uint32_t n_bl
     }
 }
 
-/* Sums of a swapped sequence's cells over shares: those that it would take, those in use already. */
+/* Sums of a swapped sequence's cells: those that it would take, and those in use already. */
 enum { TAKEN, IN_USE };
 
 /* The used cells of a resident page are not taken. */

@@ -345,8 +345,8 @@ static bool try_start(sched *s, sched_seq *q, const pages_owed *owed)
     sched_list_remove(&s->waiting, q);
     sched_seq_start(s, q);
     st = sched_append(s, q, chunk);
-    /* They were counted, but not where the cached cells of a hit lie in the shares. They lie unevenly
-     * only while others hold the rest, so idle sessions give way. */
+    /* They were counted, but not where the cached cells of a hit lie in the shares. They lie
+     * unevenly only while others hold the rest, so idle sessions give way. */
     assert(st.code != STATUS_NO_PAGES || pkv_shares(&s->options.geometry) > 1);
     if (!status_ok(st)) {
         if (st.code == STATUS_NO_MEMORY) sched_starve(s, q);
