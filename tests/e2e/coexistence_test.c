@@ -279,7 +279,11 @@ static void all_methods_coexist(void **state)
     static answers alone[2][2][2][3]; // by rank, heads, page, format
     uint64_t swapped = 0, replayed = 0, gathered = 0;
     uint32_t n_runs = 0;
-    for (run r = draw(&random, &met); count_new(&met, &r) > 0; r = draw(&random, &met), n_runs++) {
+    /* Under a sanitizer the first runs, which meet most pairs. */
+    bool light = getenv("OCTAVO_TESTS_LIGHT") && !getenv("OCTAVO_SOAK");
+    uint32_t most = light ? 6 : UINT32_MAX;
+    for (run r = draw(&random, &met); count_new(&met, &r) > 0 && n_runs < most;
+         r = draw(&random, &met), n_runs++) {
         answers *a = &alone[r.level[RANKS]][r.level[HEADS]][r.level[PAGE]][r.level[FORMAT]];
         if (a->n == 0) answer_alone(&r, a);
         sched_stats stats = answer_in_a_crowd(&r, a);
