@@ -125,9 +125,9 @@ uint32_t service_abort(service *s, const char *identity, const char *id, size_t 
     pthread_mutex_lock(&s->lock);
     for (generation *g = *bucket_of(s, id, n); g; g = g->next) {
         if (!is_named(g, identity, id, n)) continue;
+        aborted += !g->aborted; /* one that was aborted before may not have been released yet */
         g->aborted = true;
         abort_streams(g, g->n_streams);
-        aborted++;
     }
     pthread_mutex_unlock(&s->lock);
     return aborted;
