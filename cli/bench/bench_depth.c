@@ -27,14 +27,17 @@ typedef struct depth {
     float *measures;
     size_t n_measures;
     step_result result;
+    uint32_t filler;  /* tokens so far of the request that fills the rest of the pool */
     bool compute;     /* else only page tables change */
     bool has_prompts; /* the last plan has a prompt chunk */
     uint64_t decoded; /* tokens drawn by decodes that were computed */
 } depth;
 
+enum { FILLER = 1 << 30 }; // the id of a request that is no method's
+
 static bool is_computed(const depth *d, const step_seq *s)
 {
-    return d->compute && s->n_tokens == 1;
+    return d->compute && s->n_tokens == 1 && s->request != FILLER;
 }
 
 /* Gives seeded random numbers in place of what attention would have measured. */
@@ -100,6 +103,7 @@ static status run_event_step(depth *d, const sched_event *event, error *err)
     uint32_t at = 0;
     for (uint32_t i = 0; i < d->plan->n_seqs; i++) {
         const step_seq *s = &d->plan->seqs[i];
+        if (s->request == FILLER) d->filler += s->n_tokens;
         if (is_computed(d, s)) {
             d->decoded++;
             d->seqs[i] = decodes->seqs[at++];
@@ -118,6 +122,27 @@ static status run_event_step(depth *d, const sched_event *event, error *err)
 }
 
 /* ---- one method ------------------------------------------------------------------------------ */
+
+/* Fills what the backend's pool has beyond the fixed one with the first request, which is never
+ * computed: numbers of cells depend on the size of a pool, so the scheduler has the backend's. */
+static status fill_rest(depth *d, uint32_t n_tokens, const retention_policy *full, error *err)
+{
+    if (n_tokens == 0) return STATUS_IS_OK;
+    uint32_t *prompt = calloc(n_tokens, sizeof *prompt);
+    if (!prompt) return error_set(err, STATUS_NO_MEMORY, "out of memory");
+    sched_request r = {.id = FILLER,
+                       .prompt = prompt,
+                       .n_prompt = n_tokens,
+                       .max_new_tokens = NEW_TOKENS,
+                       .n = 1,
+                       .params = {.top_p = 1, .repetition_penalty = 1, .n_logprobs = -1},
+                       .policy = *full};
+    sched_event add = {.kind = SCHED_ADD, .add = &r};
+    status st = sched_check(d->sched, &r, err);
+    if (status_ok(st)) st = run_event_step(d, &add, err);
+    free(prompt);
+    return st;
+}
 
 /* Adds requests one after the other until one cannot start; each prompt is one step. */
 static status add_requests(depth *d, const bench_method *m, uint32_t most, uint32_t *n_added,
@@ -157,8 +182,8 @@ static status time_decodes(depth *d, const retrieval_spec *retrieval, depth_row 
     d->compute = true;
     for (int i = 0; i < SETTLE_STEPS; i++) RETURN_IF_ERROR(run_event_step(d, NULL, err));
     sched_stats stats = sched_get_stats(d->sched);
-    row->running = stats.running;
-    row->kept = stats.kept_tokens / (stats.running ? stats.running : 1);
+    row->running = stats.running - (d->filler > 0);
+    row->kept = (stats.kept_tokens - d->filler) / (row->running ? row->running : 1);
     if (retrieval->block_tokens) row->kept = retrieval_tokens_read(retrieval, d->context);
     for (uint32_t r = 0; r < d->b->rounds; r++) {
         d->decoded = 0;
@@ -176,16 +201,23 @@ static status time_decodes(depth *d, const retrieval_spec *retrieval, depth_row 
 }
 
 static status run_method(bench *b, uint32_t context, uint32_t n_pages, uint32_t most,
-                         const bench_method *m, depth_row *row, error *err)
+                         const bench_method *m, const retention_policy *full, depth_row *row,
+                         error *err)
 {
     uint32_t max_seqs = b->model.max_batch;
     depth d = {.b = b, .context = context};
+    const backend_info *info = b->seqs.info;
+    uint32_t size = info->geometry.page_tokens;
+    uint32_t rest = (info->n_pages - n_pages) / pkv_groups(&info->geometry);
+    uint32_t grows = (NEW_TOKENS + size - 1) / size + 1; /* blocks that the filler's answer takes */
+    uint32_t filler = rest > grows ? (rest - grows) * size : 0,
+             longest = filler > context ? filler : context;
     sched_options o = {
         .geometry = b->seqs.info->geometry,
-        .n_pages = n_pages,
+        .n_pages = info->n_pages,
         .max_seqs = max_seqs,
-        .prefill_chunk = context,
-        .max_model_len = context + NEW_TOKENS,
+        .prefill_chunk = longest,
+        .max_model_len = longest + NEW_TOKENS,
         .max_requests = max_seqs,
         .salt = 1,
         .retrieves = b->seqs.info->retrieves,
@@ -198,11 +230,14 @@ static status run_method(bench *b, uint32_t context, uint32_t n_pages, uint32_t 
     if (status_ok(st) && (!d.shares || !d.seqs || !d.tokens || !d.samples))
         st = error_set(err, STATUS_NO_MEMORY, "out of memory");
     uint32_t n = 0;
-    if (status_ok(st)) st = add_requests(&d, m, most < max_seqs ? most : max_seqs, &n, err);
+    if (status_ok(st)) st = fill_rest(&d, filler, full, err);
+    uint32_t room = filler > 0 ? max_seqs - 1 : max_seqs;
+    if (status_ok(st)) st = add_requests(&d, m, most < room ? most : room, &n, err);
     if (status_ok(st)) st = time_decodes(&d, &m->retrieval, row, err);
     d.compute = false;
-    for (uint32_t id = 1; d.sched && id <= n; id++) {
-        sched_event end = {.kind = SCHED_END, .request = id, .choice = SCHED_ALL_CHOICES};
+    for (uint32_t id = d.filler > 0 ? 0 : 1; d.sched && id <= n; id++) {
+        sched_event end = {
+            .kind = SCHED_END, .request = id ? id : FILLER, .choice = SCHED_ALL_CHOICES};
         if (status_ok(st)) st = run_event_step(&d, &end, err);
     }
     while (status_ok(st) && d.result.step) st = run_event_step(&d, NULL, err);
@@ -256,18 +291,19 @@ status bench_depth(bench *b, uint32_t context, uint32_t n_full, const bench_meth
         printf("\n%-28s %7s %8s %8s %9s %9s %8s %11s %10s\n", "method (fixed pool)", "context",
                "seqs", "of full", "read", "tokens/s", "speed", "predicted", "reached");
     depth_row whole = {0}, row;
-    RETURN_IF_ERROR(run_method(b, context, (uint32_t)pages, UINT32_MAX, &full, &whole, err));
+    RETURN_IF_ERROR(
+        run_method(b, context, (uint32_t)pages, UINT32_MAX, &full, &full.policy, &whole, err));
     print_row(b, context, "full", &whole, &whole);
     for (size_t i = 0; i < n; i++) {
         char name[160];
         bool retrieves = methods[i].retrieval.block_tokens > 0;
         if (!retrieves) {
-            RETURN_IF_ERROR(
-                run_method(b, context, (uint32_t)pages, UINT32_MAX, &methods[i], &row, err));
+            RETURN_IF_ERROR(run_method(b, context, (uint32_t)pages, UINT32_MAX, &methods[i],
+                                       &full.policy, &row, err));
             print_row(b, context, methods[i].text, &row, &whole);
         }
-        RETURN_IF_ERROR(
-            run_method(b, context, (uint32_t)pages, whole.running, &methods[i], &row, err));
+        RETURN_IF_ERROR(run_method(b, context, (uint32_t)pages, whole.running, &methods[i],
+                                   &full.policy, &row, err));
         snprintf(name, sizeof name, retrieves ? "%.120s" : "%.120s, as many as full",
                  methods[i].text);
         print_row(b, context, name, &row, &whole);

@@ -525,6 +525,16 @@ class Bench(unittest.TestCase):
         self.assertIn(rows[-1]["steady_heap_bytes"], (0, -1))
         self.assertEqual(rows[-1]["pool"], 64 << 20)
 
+    def test_retention_at_depth(self):
+        """A pool with room for two whole contexts holds more of those that keep a tenth, by pages
+        of a layer and by slots of a head."""
+        rows = json.loads(octavo("bench", "retention", *POOL, "--tokens", "0", "--context", "512", "--full", "2",
+                                 "--method", "chunkkv", "--method", "snapkv", "--rounds", "1", "--json")[0])["rows"]
+        depth = {row["method"]: row for row in rows if row["what"] == "depth"}
+        for method in ("chunkkv", "snapkv"):
+            self.assertGreater(depth[method]["sequences"], 2 * depth["full"]["sequences"], rows)
+            self.assertLess(depth[method]["kept_tokens"], depth["full"]["kept_tokens"] / 4, rows)
+
     def test_null_backend(self):
         """Every call is timed and every closed loop answers; how fast is not checked here."""
         with tempfile.TemporaryDirectory() as folder:
