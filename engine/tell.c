@@ -1,4 +1,4 @@
-/* What readers are told after the next step was submitted: tokens go to the rings, then the choices
+/* Tells the readers, after the next step was submitted: tokens go to the rings, then the choices
  * that ended get their ends, and the numbers are published. */
 #include "engine/internal.h"
 

@@ -19,7 +19,7 @@ static void remove_block(const measured *m, measured_block **link)
     free(block);
 }
 
-/* Takes one block that nobody holds off the list, and frees the others. */
+/* Takes one block without holders off the list, and frees the other such blocks. */
 static measured_block *take_free(measured *m)
 {
     measured_block *found = NULL;

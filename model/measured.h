@@ -21,10 +21,10 @@ typedef struct measured {
     void *ctx;
 } measured;
 
-/* Makes a block that nobody holds, of at least n floats (n > 0), the first. Other such blocks are
- * freed. Values are not kept. STATUS_NO_MEMORY leaves `m` usable. */
+/* Makes a block without holders, of at least n floats (n > 0), the first. Other blocks without
+ * holders are freed. Values are not kept. STATUS_NO_MEMORY leaves `m` usable. */
 status measured_reserve(measured *m, size_t n);
-/* Nobody holds any. */
+/* Frees the blocks, none of which has a holder. */
 void measured_destroy(measured *m);
 
 #endif

@@ -2,7 +2,7 @@
 
 #include "model/measures.h"
 
-/* What is wrong with a share's retrieval, or NULL. */
+/* Says why a share's retrieval cannot be made, or returns NULL. */
 static const char *wrong_retrieval(const backend_info *info, const step_seq *s,
                                    const pkv_mirror_extent *extent)
 {

@@ -7,18 +7,18 @@
  * backend copies. */
 enum { LOOKS = 1024, MOVES = 64 };
 
-/* What a call may still do. */
+/* The budget that is left to one call, and the place for its next move. */
 typedef struct gathering {
     uint32_t looks, moves;
     uint32_t place; // node that is taken for the next page that moves; 0 = none
-    uint32_t run;   // the whole run around it
-    uint32_t used;  // cells that tables hold there, without its own
+    uint32_t used;  // cells that tables hold in the whole run around it, without its own
 } gathering;
 
-static uint32_t whole_around(const pkv *p, uint32_t node)
+/* Cells that tables hold in the whole run around a node. */
+static uint32_t used_around(const pkv *p, uint32_t node)
 {
     while (node < tree_whole_at(&p->pool)) node = node_above(&p->pool, node);
-    return node;
+    return cells_with(&p->pool, node, COVER_USED);
 }
 
 static void give_back(pkv *p, gathering *left)
@@ -34,8 +34,7 @@ static bool has_place(pkv *p, pkv_grain grain, uint32_t table, gathering *left)
     if (left->place != 0) return true;
     left->place = tree_find_free(&p->pool, grain, table_share(&p->pool, table));
     if (left->place == 0) return false;
-    left->run = whole_around(p, left->place);
-    left->used = cells_with(&p->pool, left->run, COVER_USED);
+    left->used = used_around(p, left->place);
     tier_ref(p, &p->pool, left->place, false);
     return true;
 }
@@ -62,14 +61,14 @@ static void move_page(pkv *p, uint32_t id, uint32_t table, uint32_t index, gathe
     left->moves--;
 }
 
-/* Whether a page moves: others do not hold it, and in the run of the place, another one, as many
- * cells are in use as in its own, so that the move makes the difference larger. */
+/* Whether a page moves: others do not hold it, and in the run of the place as many cells are in use
+ * as in its own, so that the move makes the difference larger. Its own run is never the one: there
+ * the place is in use, too. */
 static bool should_move(pkv *p, pkv_grain grain, uint32_t table, uint32_t page, gathering *left)
 {
     uint32_t node = node_of(&p->pool, grain, page);
-    if (node_is_shared(&p->pool, node) || !has_place(p, grain, table, left)) return false;
-    uint32_t run = whole_around(p, node);
-    return run != left->run && left->used >= cells_with(&p->pool, run, COVER_USED);
+    return !node_is_shared(&p->pool, node) && has_place(p, grain, table, left) &&
+           left->used >= used_around(p, node);
 }
 
 /* Looks at a table from the page where the last call stopped. */

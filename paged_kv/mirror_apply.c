@@ -484,7 +484,7 @@ static status apply_return(pkv_mirror *m, reader *r, bool parked)
     return STATUS_IS_OK;
 }
 
-/* What the sequence's tables add to the checksum. */
+/* The part of the checksum that is of the sequence's tables. */
 static uint64_t checksum_tables(const pkv_mirror *m, const mirror_seq *s)
 {
     uint64_t sum = 0;

@@ -322,8 +322,8 @@ typedef struct pkv_parked_pages {
     uint32_t held, held_even;
     uint32_t shared;  // those also held by other sequences, open or parked
     uint32_t filling; // shared and not full: replaced by copies at the next token
-    /* Those of the shared and of the filling ones that open sequences hold too, if only in part:
-     * what is left when every other parked sequence is given up. */
+    /* Shared and filling pages that open sequences hold too, if only in part. These counts are left
+     * when every other parked sequence is given up. */
     uint32_t shared_open, filling_open;
     uint32_t alone, alone_even; // held by parked sequences alone
 } pkv_parked_pages;

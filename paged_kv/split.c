@@ -94,7 +94,7 @@ pkv_grain tier_grain(const pkv *p, const pkv_tree *tier, pkv_grain grain, uint64
     return pkv_grain_fit(&p->geometry, grain);
 }
 
-/* What the tables of a sequence add to the checksum. */
+/* The part of the checksum that is of a sequence's tables. */
 static uint64_t checksum_tables(const pkv_seq *s, uint32_t id)
 {
     uint64_t sum = 0;

@@ -119,7 +119,7 @@ typedef struct sched_idle_queue {
     uint32_t at; // its index in the heap of its place, unless it is empty
 } sched_idle_queue;
 
-/* Whose idle sessions there are, and how many. */
+/* An owner of idle sessions, and how many it has. */
 typedef struct sched_owner {
     uint64_t id; // sched_request.owner
     uint32_t n;  // >= 1

@@ -78,9 +78,8 @@ status bench_select(const bench_calls_options *options, const char *method, doub
                              .max_requests = RUNNING + LONG_ONES,
                              .prefill_chunk = CHUNK,
                              .step_us = STEP_US,
-                             .ring_capacity = OUTPUT_TOKENS, /* nobody reads the others */
+                             .ring_capacity = OUTPUT_TOKENS, /* the other streams are not read */
                              .prefix_cache = true};
-    o.geometry.layers_per_group = o.geometry.heads_per_group = 1; /* for every method */
     json_t *retention = json_pack("{s:s, s:f}", "method", method, "ratio", 0.1);
     b.prompt = calloc(options->long_tokens, sizeof *b.prompt);
     status st = b.prompt && retention ? null_engine_create(&o, &b.null, err)

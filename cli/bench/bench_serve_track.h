@@ -1,5 +1,5 @@
-/* What the clients of `octavo bench serve` keep of their requests, whatever they speak (private to
- * it). One thread. */
+/* The records of requests that both clients of `octavo bench serve`, HTTP and gRPC, keep (private
+ * to it). One thread. */
 #ifndef CLI_BENCH_BENCH_SERVE_TRACK_H
 #define CLI_BENCH_BENCH_SERVE_TRACK_H
 

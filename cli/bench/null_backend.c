@@ -46,7 +46,7 @@ static int64_t thread_time_ns(void)
     return (int64_t)t.tv_sec * 1000000000 + t.tv_nsec;
 }
 
-/* What the measure of a share returns; invented values, the same for all. */
+/* The result of a share's measure: invented values, the same for all shares. */
 static measure_result measure(null_backend *b, const step_seq *s)
 {
     const measure_spec *spec = &s->measure;

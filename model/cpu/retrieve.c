@@ -35,10 +35,10 @@ struct retrieve {
     forward_options o;
     uint32_t q_heads, qkv_width;
     unsigned n_threads;
-    /* What a step reads. */
+    /* The rows of a step and the blocks they read. */
     room rows, lists, blocks, pages, tiles;
     uint32_t n_rows, n_lists;
-    /* What a layer selects. */
+    /* Scratch of a layer's selection. */
     room items; /* kern_represent_item: pages without a representative */
     room marks; /* uint32_t *: their marks */
     uint32_t n_items;

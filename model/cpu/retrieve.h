@@ -10,7 +10,7 @@
 
 typedef struct retrieve retrieve;
 
-/* What of retrieval a CPU backend of one rank can do (backend_info.retrieves). */
+/* The kinds of retrieval that a CPU backend of one rank makes (backend_info.retrieves). */
 enum {
     RETRIEVE_CAN =
         1 << RETRIEVAL_MEAN | 1 << RETRIEVAL_MAX | 1 << RETRIEVAL_QUEST | 1 << RETRIEVAL_FIX

@@ -17,7 +17,7 @@
 
 /* ---- the parts of a method, as tables: an option's index is its enum value ------------------- */
 
-/* What stands for a block's keys when a query is compared with the block. */
+/* A representative stands for a block's keys when a query is compared with the block. */
 typedef enum retrieval_representative {
     RETRIEVAL_MEAN,    // all keys
     RETRIEVAL_MAX,     // the largest value of each dim
@@ -89,7 +89,7 @@ const retrieval_preset *retrieval_find(const char *name);
 status retrieval_parse(const json_t *json, const pkv_geometry *geometry, retrieval_spec *out,
                        error *err);
 
-/* What a backend must be able to do for a spec: bit 1 << representative, and the bit below. */
+/* The abilities that a backend needs for a spec: bit 1 << representative, and the bit below. */
 enum { RETRIEVAL_NEEDS_HISTORY = 1 << 30 }; // token_step > 1: tokens follow earlier selections
 uint32_t retrieval_needs(const retrieval_spec *spec);
 /* STATUS_INVALID names the field that needs more than `retrieves` has, bits of retrieval_needs. */

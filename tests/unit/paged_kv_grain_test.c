@@ -220,6 +220,32 @@ static void shared_pages_are_not_gathered(void **state)
     end(&f);
 }
 
+/* One share gives three cells to a parked sequence, the other one: available are as many cells as
+ * both shares can give, with the sequence and without it. */
+static void an_uneven_sequence_is_counted_in_each_share(void **state)
+{
+    (void)state;
+    grain_fixture f;
+    begin_in_shares(&f, 1, 2, 2, 1 + 2 * 8, 0);
+    fill(&f, 0, PKV_HEAD, 1, 3 * P);
+    drop(&f, 0, 1, 0x1);
+    uint32_t parked, all = pkv_available_unparked(f.kv) + 6;
+    assert_int_equal(pkv_available(f.kv), all - 6);
+    assert_int_equal(pkv_seq_pages_held(f.kv, 0), 4);
+    assert_int_equal(pkv_seq_copy_cost(f.kv, 0), 6);
+    assert_true(status_ok(pkv_seq_park(f.kv, 0, &parked)));
+    pkv_parked_pages n = pkv_parked_look(f.kv, parked);
+    assert_int_equal(n.held, 4);
+    assert_int_equal(n.held_even, 6);
+    assert_int_equal(n.alone, 4);
+    assert_int_equal(n.alone_even, 6);
+    assert_int_equal(pkv_available(f.kv), all - 6);
+    assert_int_equal(pkv_available_unparked(f.kv), all);
+    pkv_parked_discard(f.kv, parked);
+    assert_int_equal(pkv_available(f.kv), all);
+    end(&f);
+}
+
 /* A page whose own run has the only free place stays where it is. */
 static void a_page_does_not_move_within_its_run(void **state)
 {
@@ -578,6 +604,7 @@ int main(void)
         cmocka_unit_test(pages_left_alone_are_gathered),
         cmocka_unit_test(shared_pages_are_not_gathered),
         cmocka_unit_test(a_page_does_not_move_within_its_run),
+        cmocka_unit_test(an_uneven_sequence_is_counted_in_each_share),
         cmocka_unit_test(a_table_drops_before_and_after_it_is_gathered),
         cmocka_unit_test(drained_runs_are_whole_again),
         cmocka_unit_test(sequences_of_each_grain_swap),
