@@ -167,8 +167,10 @@ static void do_calls(group *g)
         if (c->what == BROADCAST) copy(c->out, g->calls[c->root].in, bytes);
         for (int from = 0; c->what == GATHER && from < g->size; from++)
             copy((char *)c->out + (size_t)from * bytes, g->calls[from].in, bytes);
-        c->stream->n_done++;
     }
+    /* A rank may reuse its buffer as soon as its stream is done, so no stream is done before every
+     * rank has read what it needs of the others. */
+    for (int r = 0; r < g->size; r++) g->calls[r].stream->n_done++;
     g->n_called = 0;
 }
 
