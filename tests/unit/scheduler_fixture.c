@@ -138,7 +138,8 @@ void finish_choice(fixture *f, uint64_t id)
 void answer(fixture *f, status st)
 {
     uint32_t n_samples = 0;
-    for (uint32_t i = 0; i < 2 * FIXTURE_SLOTS; i++) f->measures[i] = (float)(i % FIXTURE_SLOTS);
+    for (uint32_t i = 0; i < 2 * FIXTURE_SLOTS; i++)
+        f->measures[i] = (float)(i % FIXTURE_SLOTS) + (i < FIXTURE_SLOTS ? 0 : f->second_more);
     for (uint32_t i = 0; i < f->plan->n_seqs; i++) {
         const step_seq *q = &f->plan->seqs[i];
         f->seqs[i] =
@@ -147,8 +148,8 @@ void answer(fixture *f, status st)
             f->samples[n_samples++].token = 500 + q->choice + j;
         if (q->measure.kind != MEASURE_NONE && !q->measure.silent)
             f->seqs[i].measure = (measure_result){.values = f->measures,
-                                                  .n_layers = 2,
-                                                  .n_kv_heads = 1,
+                                                  .n_layers = f->geometry.n_layers,
+                                                  .n_kv_heads = f->geometry.n_kv_heads,
                                                   .stride = FIXTURE_SLOTS,
                                                   .q_heads = 1,
                                                   .holders = &f->holders};
