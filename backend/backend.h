@@ -61,7 +61,7 @@ typedef struct step_open {
     uint32_t n_most; // tokens it will ever know: room for its history is made now
 } step_open;
 
-enum { STEP_SPARSE_ROWS = 32 };
+enum { STEP_SPARSE_ROWS = 32, STEP_NOTES_MOST = 1 << 20 };
 
 /* One sequence's share of a step. Its tokens already have slots: the deltas of this plan appended
  * them. */
@@ -86,12 +86,16 @@ typedef struct step_seq {
      * sequences are discarded. */
     uint32_t token_from;
     measure_spec measure; // kind NONE where rows read by retrieval
-    /* Rows from the share's dense_rows-th on, which are those of generated tokens, read the blocks
-     * that they select by `retrieval`; block_tokens 0: all rows read everything. Every table of
-     * such a sequence has a slot for each of its tokens. At most STEP_SPARSE_ROWS rows of a share
-     * read so, because each has lists of its own. */
+    /* Rows of generated tokens, which lie behind the n_prompt slots of the prompt, read the blocks
+     * that `retrieval` says; block_tokens 0: all rows read everything. Every table of such a
+     * sequence has a slot for each of its tokens. At most STEP_SPARSE_ROWS rows of a share read so,
+     * because each has lists of its own. */
     retrieval_spec retrieval;
-    uint32_t dense_rows;
+    uint32_t n_prompt;
+    /* Where retrieval_keeps says so: the request's number, of which the backend keeps what later
+     * rows of the request's choices read by, on the device or not. A number that is used again
+     * belongs to another request from then on, whose rows are computed from the first one on. */
+    uint32_t note;
 } step_seq;
 
 typedef struct step_plan {

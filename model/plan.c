@@ -2,6 +2,19 @@
 
 #include "model/measures.h"
 
+static uint32_t dense_rows(const step_seq *s, const pkv_mirror_extent *extent)
+{
+    uint32_t from = extent->least_kept - s->n_tokens;
+    uint32_t left = from < s->n_prompt ? s->n_prompt - from : 0;
+    return s->retrieval.block_tokens && left < s->n_tokens ? left : s->n_tokens;
+}
+
+uint32_t plan_dense_rows(const pkv_mirror *mirror, const step_seq *s)
+{
+    pkv_mirror_extent extent = pkv_mirror_extent_of(mirror, s->seq);
+    return dense_rows(s, &extent);
+}
+
 /* Says why a share's retrieval cannot be made, or returns NULL. */
 static const char *wrong_retrieval(const backend_info *info, const step_seq *s,
                                    const pkv_mirror_extent *extent)
@@ -9,12 +22,13 @@ static const char *wrong_retrieval(const backend_info *info, const step_seq *s,
     const retrieval_spec *spec = &s->retrieval;
     if (spec->block_tokens == 0) return NULL;
     if (retrieval_needs(spec) & ~info->retrieves) return "plan: a retrieval that is not to be had";
-    if (s->dense_rows > s->n_tokens) return "plan: more rows than a share has read everything";
-    if (s->n_tokens - s->dense_rows > STEP_SPARSE_ROWS)
+    if (s->n_tokens - dense_rows(s, extent) > STEP_SPARSE_ROWS)
         return "plan: more rows that read by retrieval than a share may have";
     if (s->measure.kind != MEASURE_NONE) return "plan: a measure of rows that read by retrieval";
     if (extent->least_kept != extent->most_kept)
         return "plan: a retrieval in tables of different lengths";
+    if (retrieval_keeps(spec) && (s->note >= STEP_NOTES_MOST || s->choice >= info->max_seqs))
+        return "plan: a retrieval that keeps more than the backend has room for";
     return NULL;
 }
 

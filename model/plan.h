@@ -8,6 +8,8 @@
 /* Called once the mirror has applied the plan's deltas. info is the backend's own. */
 status plan_check(const backend_info *info, const pkv_mirror *mirror, const step_plan *plan);
 
+/* How many rows of the share, the first ones, read everything. */
+uint32_t plan_dense_rows(const pkv_mirror *mirror, const step_seq *s);
 /* Slots or pages of a sequence's longest table: the stride of the sequence's measures. */
 uint32_t plan_longest_table(const pkv_mirror *mirror, uint32_t seq, bool slots);
 /* Floats in one of the measure's arrays of values. */

@@ -318,13 +318,6 @@ static void append_share(sched_work *w, sched_seq *q, const step_seq *share)
     q->entry->listed++;
 }
 
-/* How many of n rows from `from` on are the prompt's, which read everything. */
-static uint32_t dense_rows_of(const sched_entry *e, uint32_t from, uint32_t n)
-{
-    uint32_t left = from < e->n_prompt ? e->n_prompt - from : 0;
-    return left < n ? left : n;
-}
-
 static void add_share(sched *s, sched_work *w, sched_seq *q, int64_t now_us)
 {
     sched_entry *e = q->entry;
@@ -352,7 +345,8 @@ static void add_share(sched *s, sched_work *w, sched_seq *q, int64_t now_us)
                      .token_from = is_drawn_now ? 1 + q->share : 0,
                      .measure = measure_of(s, q, &stop, to),
                      .retrieval = e->retrieval,
-                     .dense_rows = dense_rows_of(e, from, q->planned),
+                     .n_prompt = e->n_prompt,
+                     .note = e->note,
                  });
     if (e->first_planned_us < 0) e->first_planned_us = now_us;
 }

@@ -169,6 +169,17 @@ static bool waiting_reserve(sched *s, uint64_t n)
     return true;
 }
 
+/* Makes one number more where all have a request. */
+static bool notes_reserve(sched *s)
+{
+    if (s->n_free_notes > 0) return true;
+    uint32_t *grown = alloc_resize(&s->alloc, s->free_notes, (size_t)s->n_notes + 1, sizeof *grown);
+    if (!grown) return false;
+    s->free_notes = grown;
+    s->free_notes[s->n_free_notes++] = ++s->n_notes;
+    return true;
+}
+
 uint64_t sched_salt_of(const sched *s, const sched_request *r)
 {
     return hash_mix64(r->salt + 0x9e3779b97f4a7c15ull) ^ s->options.salt;
@@ -208,6 +219,7 @@ sched_entry *sched_entry_create(sched *s, const sched_request *r, int64_t now_us
     uint32_t n_turns = before ? before->n_turns + 1 : 1;
     uint32_t max_pressure_drops = max_pressure_drops_of(s, r, before);
     if (!scratch_reserve(s, r, &turn)) return NULL;
+    if (!notes_reserve(s)) return NULL;
     /* Not zeroed: memory for an answer that may never grow so long stays untouched. */
     char *at = alloc_resize(&s->alloc, NULL, bytes_of(r, n_turns, max_pressure_drops), 1);
     if (!at) return NULL;
@@ -234,6 +246,7 @@ sched_entry *sched_entry_create(sched *s, const sched_request *r, int64_t now_us
         .n_turns = n_turns,
         .has_sums = retention_has_sums(&turn.policy),
         .retrieval = r->retrieval,
+        .note = retrieval_keeps(&r->retrieval) ? s->free_notes[--s->n_free_notes] : 0,
         .session = {r->session[0], r->session[1]},
         .owner = r->owner,
         .claims = claims,
@@ -261,6 +274,7 @@ sched_entry *sched_entry_create(sched *s, const sched_request *r, int64_t now_us
 static void entry_destroy(sched *s, sched_entry *e)
 {
     for (uint32_t i = 0; i < e->n; i++) free(e->seqs[i].final.report.kept_json);
+    if (e->note) s->free_notes[s->n_free_notes++] = e->note;
     alloc_free(&s->alloc, e);
 }
 

@@ -151,7 +151,7 @@ static void count_reading(sched *s, const sched_entry *e, uint32_t from, uint32_
 {
     for (uint32_t i = from > e->n_prompt ? from : e->n_prompt; i < to; i++) {
         s->stats.retrieval_seen_tokens += i + 1;
-        s->stats.retrieval_read_tokens += retrieval_tokens_read(&e->retrieval, i + 1);
+        s->stats.retrieval_read_tokens += retrieval_tokens_read(&e->retrieval, e->n_prompt, i + 1);
     }
 }
 

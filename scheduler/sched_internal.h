@@ -101,6 +101,7 @@ struct sched_entry {
     uint32_t n_turns;
     bool has_sums; // some policy of its turns keeps running sums
     retrieval_spec retrieval;
+    uint32_t note; // what the backend keeps for its choices (step_seq); 0 = nothing
     uint64_t session[2], owner;
     bool claims;                          // whether its last pages are stored as this session
     const char *session_note;             // what the report says of its session; NULL = nothing
@@ -204,6 +205,8 @@ struct sched {
     sched_idle idle;
 
     sched_list running, waiting;
+    uint32_t *free_notes; // [n_notes], the first n_free_notes: step_seq.note without a request
+    uint32_t n_notes, n_free_notes;
     uint32_t *free_slots; // [max_seqs], the first n_free_slots
     uint32_t n_free_slots;
     bool has_ended;    // some running sequence is over and can perhaps be reaped

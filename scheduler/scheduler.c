@@ -132,6 +132,7 @@ void sched_destroy(sched *s)
     alloc_free(&a, s->map);
     alloc_free(&a, s->running.seqs);
     alloc_free(&a, s->waiting.seqs);
+    alloc_free(&a, s->free_notes);
     alloc_free(&a, s->free_slots);
     alloc_free(&a, s->fates);
     alloc_free(&a, s->keep);

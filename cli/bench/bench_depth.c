@@ -184,7 +184,7 @@ static status time_decodes(depth *d, const retrieval_spec *retrieval, depth_row 
     sched_stats stats = sched_get_stats(d->sched);
     row->running = stats.running - (d->filler > 0);
     row->kept = (stats.kept_tokens - d->filler) / (row->running ? row->running : 1);
-    if (retrieval->block_tokens) row->kept = retrieval_tokens_read(retrieval, d->context);
+    if (retrieval->block_tokens) row->kept = retrieval_tokens_read(retrieval, d->context - 1, d->context);
     for (uint32_t r = 0; r < d->b->rounds; r++) {
         d->decoded = 0;
         int64_t start = clock_now_ns();

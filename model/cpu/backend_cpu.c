@@ -174,7 +174,10 @@ static status lay_out(backend_cpu *b, const step_plan *plan)
                                    .n_rows = s->n_tokens,
                                    .position = s->position,
                                    .retrieval = s->retrieval,
-                                   .dense_rows = s->dense_rows};
+                                   .dense_rows = plan_dense_rows(b->mirror, s),
+                                   .n_prompt = s->n_prompt,
+                                   .note = s->note,
+                                   .choice = s->choice};
         if (s->retrieval.block_tokens) b->store.has_marks = true;
         b->seq_results[i] = (step_seq_result){0};
         if (s->measure.kind == MEASURE_NONE) continue;

@@ -23,7 +23,9 @@ typedef struct forward_seq {
     uint32_t stride;      // pages or slots of its longest table
     float *values;        // [kinds, measured layers, kv heads of this rank, stride], or NULL
     retrieval_spec retrieval;
-    uint32_t dense_rows; // the first rows, which read everything; the others go by `retrieval`
+    uint32_t dense_rows;   // the first rows, which read everything; the others go by `retrieval`
+    uint32_t n_prompt;     // slots before those of generated tokens
+    uint32_t note, choice; // what is kept of it between steps (retrieve_notes.h)
 } forward_seq;
 
 typedef struct forward_options {

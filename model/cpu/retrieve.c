@@ -1,6 +1,7 @@
 #include "model/cpu/retrieve.h"
 
 #include "kernels/represent.h"
+#include "model/cpu/retrieve_notes.h"
 
 #include <assert.h>
 #include <stdlib.h>
@@ -17,6 +18,9 @@ typedef struct sparse_row {
     uint32_t most_blocks; /* of one list */
     size_t first_page;    /* its gathered pages in `pages`, most_pages for each KV head */
     uint32_t most_pages;
+    uint32_t
+        behind; /* rows of the sequence since the one whose selection it reads by: 0 = it selects */
+    uint32_t in_step; /* sparse rows of the share before it */
 } sparse_row;
 
 typedef struct block_list {
@@ -46,6 +50,7 @@ struct retrieve {
     size_t thread_bytes;
     uint32_t layer;
     const float *qkv;
+    retrieve_notes *notes;
 };
 
 static bool reserve(room *r, size_t n, size_t size)
@@ -71,8 +76,10 @@ status retrieve_create(const forward_options *options, uint32_t q_heads, uint32_
     r->q_heads = q_heads;
     r->qkv_width = qkv_width;
     r->n_threads = thread_pool_size(options->pool);
-    *out = r;
-    return STATUS_IS_OK;
+    status s = retrieve_notes_create(options->config->n_layers, &r->notes);
+    if (status_ok(s)) *out = r;
+    else retrieve_destroy(r);
+    return s;
 }
 
 void retrieve_destroy(retrieve *r)
@@ -86,6 +93,7 @@ void retrieve_destroy(retrieve *r)
     free(r->items.data);
     free(r->marks.data);
     free(r->scratch.data);
+    retrieve_notes_destroy(r->notes);
     free(r);
 }
 
@@ -118,6 +126,9 @@ static void add_row(retrieve *r, const forward_seq *s, uint32_t i, size_t *block
                         .first_list = r->n_lists,
                         .first_block = *blocks,
                         .first_page = *pages};
+    uint32_t generated = row->n_slots - 1 - s->n_prompt;
+    row->behind = generated - retrieval_token_leader(spec, generated);
+    row->in_step = i - s->dense_rows;
     uint32_t all = (row->n_slots + spec->block_tokens - 1) / spec->block_tokens;
     uint32_t most = retrieval_most_blocks(spec);
     row->most_blocks = all < most ? all : most;
@@ -168,10 +179,21 @@ bool retrieve_reads_few(const retrieve *r, const forward_seq *seq, uint32_t laye
            retrieval_layer_leader(&seq->retrieval, &r->o.store->geometry, layer) != RETRIEVAL_ALL;
 }
 
-static bool selects_in(const retrieve *r, const sparse_row *row)
+/* Whether the layer's blocks are not those of an earlier layer. */
+static bool is_selecting(const retrieve *r, const sparse_row *row)
 {
     return retrieval_layer_leader(&row->seq->retrieval, &r->o.store->geometry, r->layer) ==
            r->layer;
+}
+
+static bool selects_in(const retrieve *r, const sparse_row *row)
+{
+    return row->behind == 0 && is_selecting(r, row);
+}
+
+static uint32_t *blocks_of(const retrieve *r, const sparse_row *row, uint32_t list)
+{
+    return (uint32_t *)r->blocks.data + row->first_block + (size_t)list * row->most_blocks;
 }
 
 /* ---- representatives ------------------------------------------------------------------------- */
@@ -305,6 +327,64 @@ static void select_range(void *ctx, size_t from, size_t to, unsigned thread)
     for (size_t i = from; i < to; i++) select_list(job->r, &lists[i], scratch);
 }
 
+/* ---- rows that follow an earlier one ------------------------------------------------------- */
+
+static retrieve_note note_of(const retrieve *r, const sparse_row *row, uint32_t list)
+{
+    const retrieval_spec *spec = &row->seq->retrieval;
+    uint32_t most = retrieval_most_blocks(spec);
+    uint32_t all = (model_max_length(r->o.config) + spec->block_tokens - 1) / spec->block_tokens;
+    return (retrieve_note){.note = row->seq->note,
+                           .choice = row->seq->choice,
+                           .layer = r->layer,
+                           .list = list,
+                           .n_lists = r->o.store->n_heads / row->together,
+                           .room = most < all ? most : all};
+}
+
+/* Sets the row's list to that of the row that it follows, in this step or in an earlier one, and
+ * the blocks that were begun since. */
+static status follow_row(retrieve *r, const sparse_row *row, uint32_t i)
+{
+    uint32_t n, selected_at = row->n_slots - row->behind, *blocks = blocks_of(r, row, i);
+    block_list *lists = r->lists.data;
+    const uint32_t *from;
+    if (row->behind <= row->in_step) {
+        const sparse_row *leader = row - row->behind;
+        from = blocks_of(r, leader, i);
+        n = lists[leader->first_list + i].n;
+    } else {
+        retrieve_note note = note_of(r, row, i);
+        from = retrieve_notes_find(r->notes, &note, selected_at, &n);
+        if (!from)
+            return status_make(STATUS_INVALID, "plan: a row that follows no selection of the past");
+    }
+    memcpy(blocks, from, n * sizeof *blocks);
+    n = retrieval_follow(&row->seq->retrieval, selected_at, row->n_slots, blocks, n);
+    lists[row->first_list + i].n = n;
+    return STATUS_IS_OK;
+}
+
+static status keep_row(retrieve *r, const sparse_row *row, uint32_t i)
+{
+    const block_list *list = (const block_list *)r->lists.data + row->first_list + i;
+    retrieve_note note = note_of(r, row, i);
+    return retrieve_notes_keep(r->notes, &note, row->n_slots, blocks_of(r, row, i), list->n);
+}
+
+/* Once all rows that select in the layer have: hands their lists to rows that follow them, in this
+ * step or later. A row's predecessors come before it. */
+static status follow_rows(retrieve *r)
+{
+    for (uint32_t i = 0; i < r->n_rows; i++) {
+        const sparse_row *row = (const sparse_row *)r->rows.data + i;
+        if (row->seq->retrieval.token_step == 1 || !is_selecting(r, row)) continue;
+        for (uint32_t list = 0; list < r->o.store->n_heads / row->together; list++)
+            RETURN_IF_ERROR(row->behind ? follow_row(r, row, list) : keep_row(r, row, list));
+    }
+    return STATUS_IS_OK;
+}
+
 status retrieve_layer(retrieve *r, uint32_t layer, const float *qkv)
 {
     const sparse_row *rows = r->rows.data;
@@ -316,7 +396,7 @@ status retrieve_layer(retrieve *r, uint32_t layer, const float *qkv)
         select_job job = {r, rows[i].first_list};
         thread_pool_for(r->o.pool, r->o.store->n_heads / rows[i].together, 1, select_range, &job);
     }
-    return STATUS_IS_OK;
+    return follow_rows(r);
 }
 
 /* Formats with grids: of the pages that the row reads as bf16, those in its blocks are the last of

@@ -95,6 +95,12 @@ uint32_t retrieval_needs(const retrieval_spec *spec);
 /* STATUS_INVALID names the field that needs more than `retrieves` has, bits of retrieval_needs. */
 status retrieval_check(const retrieval_spec *spec, uint32_t retrieves, error *err);
 
+/* Whether a backend keeps something of the request between steps beside its pages. */
+static inline bool retrieval_keeps(const retrieval_spec *spec)
+{
+    return (retrieval_needs(spec) & RETRIEVAL_NEEDS_HISTORY) != 0;
+}
+
 /* ---- which layers and tokens select ---------------------------------------------------------- */
 
 enum { RETRIEVAL_ALL = UINT32_MAX };
@@ -125,8 +131,8 @@ static inline bool retrieval_reads_all(const retrieval_extent *e)
 {
     return e->top == e->end - e->first;
 }
-/* The tokens that such a row reads. */
-uint32_t retrieval_tokens_read(const retrieval_spec *spec, uint32_t n_slots);
+/* The tokens that a row behind a prompt reads, of the n_slots that it sees. */
+uint32_t retrieval_tokens_read(const retrieval_spec *spec, uint32_t n_prompt, uint32_t n_slots);
 /* The most blocks that a list has: of a row that selects, or of the last row that follows it. */
 uint32_t retrieval_most_blocks(const retrieval_spec *spec);
 

@@ -40,9 +40,10 @@ retrieval_extent retrieval_extent_of(const retrieval_spec *spec, uint32_t n_slot
     return e;
 }
 
-uint32_t retrieval_tokens_read(const retrieval_spec *spec, uint32_t n_slots)
+uint32_t retrieval_tokens_read(const retrieval_spec *spec, uint32_t n_prompt, uint32_t n_slots)
 {
-    retrieval_extent e = retrieval_extent_of(spec, n_slots);
+    uint32_t i = n_slots - n_prompt - 1, since = i - retrieval_token_leader(spec, i);
+    retrieval_extent e = retrieval_extent_of(spec, n_slots - since);
     return n_slots - (e.end - e.first - e.top) * spec->block_tokens;
 }
 

@@ -106,13 +106,6 @@ static inline void keep_mass(const measure_result *m, pass_result *out)
     memcpy(out->mass, m->values, out->mass_floats * sizeof(float));
 }
 
-/* How many of the rows [done, done + n) are the prompt's. */
-static inline uint32_t dense_rows_of(const pass *p, uint32_t done, uint32_t n)
-{
-    uint32_t left = p->n_prompt > done ? p->n_prompt - done : 0;
-    return left < n ? left : n;
-}
-
 static inline pass_result run(const pass *p, const uint32_t *tokens, uint32_t n)
 {
     pass_result out = {0};
@@ -140,7 +133,7 @@ static inline pass_result run(const pass *p, const uint32_t *tokens, uint32_t n)
                         .want_logits = true,
                         .want_scores = p->want_scores,
                         .retrieval = p->retrieval,
-                        .dense_rows = dense_rows_of(p, done, some),
+                        .n_prompt = p->n_prompt,
                         .next_token = done + some < n ? tokens[done + some] : 0};
         if (done + some == n && p->mass_rows)
             seq.measure = (measure_spec){

@@ -93,11 +93,12 @@ static double score_of(const dense *m, uint32_t layer, uint32_t kv_head, uint32_
 static void read_few(const dense *m, uint32_t layer, uint32_t kv_head, uint32_t t, bool *seen)
 {
     const retrieval_spec *s = &m->pass->retrieval;
+    if (t < m->pass->n_prompt) return;
+    t -= (t - m->pass->n_prompt) % s->token_step;
     uint32_t size = s->block_tokens, full = (t + 1) / size;
     uint32_t first = (s->initial_tokens + size - 1) / size;
     uint32_t local = (s->local_tokens + size - 1) / size;
-    if (t < m->pass->n_prompt || layer < s->dense_layers || full < first + local + s->top_blocks)
-        return;
+    if (layer < s->dense_layers || full < first + local + s->top_blocks) return;
     uint32_t end = full - local;
     layer -= (layer - s->dense_layers) % s->layer_step;
     double scores[TOKENS];
@@ -143,6 +144,7 @@ static void rows_read_what_the_oracle_reads(void **state)
         s.block_tokens = 32; /* two pages */
         s.dense_layers = 1;
         s.layer_step = 1 + r % 2;
+        s.token_step = 2 + 3 * r;
         s.heads = (retrieval_heads)((r + 1) % RETRIEVAL_HEAD_MODES);
         s.group_heads = s.heads == RETRIEVAL_GROUP ? 2 : 1;
         check_against_oracle(&s);
@@ -206,11 +208,14 @@ static void bits_do_not_depend_on_the_cut(void **state)
         whole.retrieval.representative_num = f == RETRIEVAL_FIX ? 3 : 1;
         whole.retrieval.heads = (retrieval_heads)(f % 2);
         whole.retrieval.layer_step = 1 + (f & 1);
+        whole.retrieval.token_step = 1 + 2 * (uint32_t)f;
         whole.kv_residual = formats[f] == KERN_KV_INT4 ? 64 : 0;
         pass cut = whole;
         cut.chunk = 37;
         cut.n_threads = 1;
         assert_same_bits(&whole, &cut, true);
+        cut.chunk = 3;
+        if (!SLOW) assert_same_bits(&whole, &cut, true);
         cut.chunk = 1;
         if (!SLOW) assert_same_bits(&whole, &cut, true);
     }

@@ -393,6 +393,8 @@ static void tokens_follow_as_the_oracle_says(void **state)
             before = n_slots;
             assert_list(json_array_get(want, t), blocks, n);
             assert_true(n <= retrieval_most_blocks(&spec));
+            assert_int_equal(retrieval_tokens_read(&spec, number(row, "n_prompt"), n_slots),
+                             (n - 1) * spec.block_tokens + (n_slots - 1) % spec.block_tokens + 1);
         }
     }
     json_decref(rows);
