@@ -91,6 +91,9 @@ void methods_put_retrieval(strbuf *out, const retrieval_preset *preset, bool jso
     for (retrieval_part part = 0; part < RETRIEVAL_PARTS; part++) put_options(out, part);
     strbuf_printf(out,
                   "  and the numbers above, of which\n"
+                  "    preselect_block (true or false): selections are limited to the\n"
+                  "    preselect_block_count (96 if not given) blocks that the end of the prompt "
+                  "attends to most\n"
                   "    representative_num needs FIX (then 5 if not given) or DYNAMIC, at most %d\n"
                   "    group_heads needs GROUP, and divides the model's KV heads\n",
                   RETRIEVAL_KEYS_MOST);

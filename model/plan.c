@@ -24,6 +24,11 @@ static const char *wrong_retrieval(const backend_info *info, const step_seq *s,
     if (retrieval_needs(spec) & ~info->retrieves) return "plan: a retrieval that is not to be had";
     if (s->n_tokens - dense_rows(s, extent) > STEP_SPARSE_ROWS)
         return "plan: more rows that read by retrieval than a share may have";
+    uint32_t observed = retrieval_observed_rows(spec, s->n_prompt);
+    uint32_t to = extent->least_kept, from = to - s->n_tokens;
+    if (observed > 0 && from < s->n_prompt && to >= s->n_prompt &&
+        (to > s->n_prompt || s->n_tokens < observed))
+        return "plan: the last rows of a prompt that are not together, and alone, in a share";
     if (s->measure.kind != MEASURE_NONE) return "plan: a measure of rows that read by retrieval";
     if (extent->least_kept != extent->most_kept)
         return "plan: a retrieval in tables of different lengths";

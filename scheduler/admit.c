@@ -65,6 +65,13 @@ status sched_check(const sched *s, const sched_request *r, error *err)
     sched_turn turn = sched_turn_of(r);
     uint32_t point = retention_next_point(&turn.policy, n_prompt, 0), together = 0;
     if (point <= n_prompt) together = retention_rows_together(&turn.policy, n_prompt, point);
+    uint32_t observed = retrieval_observed_rows(&r->retrieval, n_prompt);
+    if (observed > s->options.prefill_chunk) {
+        return error_set(err, STATUS_INVALID,
+                         "retrieval: the prompt's last %" PRIu32
+                         " rows are measured, which do not fit in a prefill chunk of %" PRIu32,
+                         observed, s->options.prefill_chunk);
+    }
     if (together > s->options.prefill_chunk) {
         return error_set(err, STATUS_INVALID,
                          "retention.window: %" PRIu32
@@ -83,6 +90,12 @@ status sched_check(const sched *s, const sched_request *r, error *err)
                          "prompt_logprobs: a step gives the logits of %" PRIu32
                          " rows, retention.window measures %" PRIu32 " at once",
                          rows, together);
+    }
+    if ((r->want_logits || r->want_scores) && rows && observed > rows) {
+        return error_set(err, STATUS_INVALID,
+                         "prompt_logprobs: a step gives the logits of %" PRIu32
+                         " rows, retrieval measures the prompt's last %" PRIu32 " at once",
+                         rows, observed);
     }
     uint32_t lacking = retention_measures(&turn.policy, n_prompt) & s->options.lacks;
     if (lacking) {
@@ -106,7 +119,7 @@ status sched_check(const sched *s, const sched_request *r, error *err)
 /* ---- what may start now ---------------------------------------------------------------------- */
 
 /* The most tokens of the sequence that may come from the prefix cache. At least one token is
- * computed, for its logits. The rows that a selection measures are computed too, and all rows that
+ * computed, for its logits. The rows that are measured are computed too, and all rows that
  * depend on a selection. Rows that read by retrieval are not what others would have computed. */
 static uint32_t hit_cap(const sched_seq *q)
 {
@@ -118,7 +131,9 @@ static uint32_t hit_cap(const sched_seq *q)
     }
     if (q->n_pressure_drops > 0 && q->pressure_drops[0] - 1 < cap) cap = q->pressure_drops[0] - 1;
     if (e->want_logits && cap > e->logits_sent) cap = e->logits_sent;
-    if (e->retrieval.block_tokens && cap > e->n_prompt) cap = e->n_prompt;
+    if (e->retrieval.block_tokens == 0) return cap;
+    uint32_t limit = e->n_prompt - retrieval_observed_rows(&e->retrieval, e->n_prompt);
+    if (cap > limit) cap = limit;
     return cap;
 }
 

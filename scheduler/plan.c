@@ -103,6 +103,13 @@ static bool may_overdraw(const sched *s, const sched_seq *q, uint32_t n)
            !(wants_logits(q) && n > s->logit_rows);
 }
 
+/* How many of the prompt's last rows are measured for retrieval, while they are not computed. */
+static uint32_t observed_rows(const sched_seq *q)
+{
+    const sched_entry *e = q->entry;
+    return seq_from(q) < e->n_prompt ? retrieval_observed_rows(&e->retrieval, e->n_prompt) : 0;
+}
+
 static uint32_t chunk_of(const sched *s, const sched_seq *q)
 {
     const sched_entry *e = q->entry;
@@ -114,19 +121,21 @@ static uint32_t chunk_of(const sched *s, const sched_seq *q)
     if (e->retrieval.block_tokens) {
         uint32_t sparse = from > e->n_prompt ? from : e->n_prompt;
         if (to > sparse + STEP_SPARSE_ROWS) to = sparse + STEP_SPARSE_ROWS;
+        if (observed_rows(q) > 0 && to > e->n_prompt) to = e->n_prompt;
     }
     uint32_t most = most_rows(s, q);
     if (to - from <= most) return to - from;
     to = from + most;
-    if (stop.kind != STOP_POINT || stop.at > known) return to - from;
-    /* All rows of the measured window must be in one step, so the chunk before it ends where the
-     * window begins. */
-    const sched_turn *turn = stop.turn;
-    uint32_t rows = retention_rows_together(&turn->policy, turn->n_prompt, stop.at);
-    uint32_t window = stop.at > rows ? stop.at - rows : 0;
+    /* All rows that are measured must be in one step, so the chunk before them ends where they
+     * begin. */
+    uint32_t end = stop.at, rows = observed_rows(q);
+    if (rows > 0) end = e->n_prompt;
+    else if (stop.kind != STOP_POINT || stop.at > known) return to - from;
+    else rows = retention_rows_together(&stop.turn->policy, stop.turn->n_prompt, stop.at);
+    uint32_t window = end > rows ? end - rows : 0;
     if (to > window) to = window;
     if (to > from) return to - from;
-    return from == window && may_overdraw(s, q, stop.at - from) ? stop.at - from : 0;
+    return from == window && may_overdraw(s, q, end - from) ? end - from : 0;
 }
 
 /* A prompt waits for the next step if the draws left are too few for all its choices. The

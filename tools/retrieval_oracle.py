@@ -16,14 +16,14 @@ import sys
 GOLDEN = pathlib.Path(__file__).resolve().parents[1] / "tests/golden/retrieval.json"
 MASK = (1 << 64) - 1
 DEFAULTS = dict(block_tokens=128, representative_num=1, group_heads=1, initial_tokens=1, local_windows_len=4096,
-                second_block_count=96, dense_layer_num=0, layer_step=1, token_step=1)
+                second_block_count=96, preselect_block=False, preselect_block_count=96, dense_layer_num=0, layer_step=1, token_step=1)
 PRESETS = {
     "ktransformers": dict(DEFAULTS, representative_type="MEAN", head_select_mode="SHARED"),
     "quest": dict(DEFAULTS, representative_type="QUEST", head_select_mode="SEPARATE", dense_layer_num=2),
     "dynamic": dict(DEFAULTS, representative_type="DYNAMIC", head_select_mode="SHARED"),
 }
 ALIASES = {"block_size": "block_tokens", "second_select_num": "second_block_count", "anchor_type": "representative_type",
-           "anchor_num": "representative_num", "BLOCK_MEAN": "MEAN", "BLOCK_MAX": "MAX", "FIXED": "FIX"}
+           "anchor_num": "representative_num", "preselect": "preselect_block", "BLOCK_MEAN": "MEAN", "BLOCK_MAX": "MAX", "FIXED": "FIX"}
 
 
 def resolve(request):
@@ -51,6 +51,7 @@ class Tables:
     """Queries [KV head, query head, dim], keys [KV head, slot, dim] and masses [KV head, slot]."""
 
     def __init__(self, c):
+        self.n_prompt = c["n_prompt"]
         self.n, self.heads, self.g, self.dim = c["n_slots"], c["n_kv_heads"], c["q_heads"], c["head_dim"]
         seed, n, g, dim = c["seed"], self.n, self.g, self.dim
         self.q = [[[value(seed, 1, (h * g + i) * dim + d) for d in range(dim)] for i in range(g)] for h in range(self.heads)]
@@ -80,14 +81,34 @@ def score(spec, tables, head, block):
     return sum(sum(dot(q, k) for k in keys) for q in tables.q[head])
 
 
+def blocks_between(spec, n_slots):
+    size = spec["block_tokens"]
+    full = n_slots // size
+    initial, local = -(-spec["initial_tokens"] // size), -(-spec["local_windows_len"] // size)
+    return list(range(min(initial, full), max(full - local, 0)))
+
+
+def left_out(spec, tables, heads):
+    """The blocks of the prompt that no later row may select."""
+    size, n = spec["block_tokens"], tables.n_prompt
+    if not spec["preselect_block"]:
+        return set()
+
+    def mass(block):
+        slots = range(max(block * size - size // 4, 0), min((block + 1) * size + size // 4, n))
+        return sum(tables.mass[h][s] for h in heads for s in slots)
+
+    between = blocks_between(spec, n)
+    return set(sorted(between, key=lambda b: (-mass(b), b))[spec["preselect_block_count"]:])
+
+
 def select(spec, tables, heads, n_slots):
     """The blocks that the KV heads read together, ascending."""
-    size = spec["block_tokens"]
-    blocks, full = -(-n_slots // size), n_slots // size
-    initial, local = -(-spec["initial_tokens"] // size), -(-spec["local_windows_len"] // size)
-    between = list(range(min(initial, full), max(full - local, 0)))
-    scores = {b: sum(score(spec, tables, h, b) for h in heads) for b in between} if len(between) > spec["second_block_count"] else {}
-    best = sorted(between, key=lambda b: (-scores.get(b, 0), b))[:spec["second_block_count"]]
+    blocks = -(-n_slots // spec["block_tokens"])
+    between = blocks_between(spec, n_slots)
+    candidates = [b for b in between if b not in left_out(spec, tables, heads)]
+    scores = {b: sum(score(spec, tables, h, b) for h in heads) for b in candidates} if len(candidates) > spec["second_block_count"] else {}
+    best = sorted(candidates, key=lambda b: (-scores.get(b, 0), b))[:spec["second_block_count"]]
     return sorted((set(range(blocks)) - set(between)) | set(best))
 
 
@@ -153,7 +174,16 @@ def selections():
              retrieval=dict(method="quest", block_size=128, initial_tokens=64, local_windows_len=256, second_select_num=4)),
         dict(dict(shape, n_kv_heads=2, page_tokens=32), n_slots=4900, seed=110, retrieval=dict(method="ktransformers", second_select_num=2)),
     ]
+    preselect = dict(method="ktransformers", preselect_block=True, preselect_block_count=6, **small)
+    rows += [
+        dict(shape, retrieval=preselect, n_slots=640, n_prompt=600, seed=111),
+        dict(shape, retrieval=dict(preselect, representative_type="QUEST", head_select_mode="SEPARATE"), n_slots=700, n_prompt=577, seed=112),
+        dict(shape, retrieval=dict(preselect, head_select_mode="GROUP", group_heads=2, second_block_count=7), n_slots=650, n_prompt=640, seed=113),
+        dict(shape, retrieval=dict(preselect, second_block_count=99, block_tokens=48, initial_tokens=0), n_slots=900, n_prompt=500, seed=114),
+        dict(shape, retrieval=dict(preselect, preselect_block_count=99), n_slots=600, n_prompt=590, seed=115),
+    ]
     for c in rows:
+        c.setdefault("n_prompt", c["n_slots"] - 1)
         spec, tables = resolve(c["retrieval"]), Tables(c)
         step = together(spec, c["n_kv_heads"])
         c["blocks"] = [select(spec, tables, range(h, h + step), c["n_slots"]) for h in range(0, c["n_kv_heads"], step)]

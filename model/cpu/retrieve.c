@@ -1,7 +1,7 @@
 #include "model/cpu/retrieve.h"
 
 #include "kernels/represent.h"
-#include "model/cpu/retrieve_notes.h"
+#include "model/cpu/retrieve_observe.h"
 
 #include <assert.h>
 #include <stdlib.h>
@@ -50,6 +50,9 @@ struct retrieve {
     size_t thread_bytes;
     uint32_t layer;
     const float *qkv;
+    const forward_seq *seqs; /* the step's [n_seqs] */
+    uint32_t n_seqs;
+    retrieve_observer observer;
     retrieve_notes *notes;
 };
 
@@ -93,6 +96,7 @@ void retrieve_destroy(retrieve *r)
     free(r->items.data);
     free(r->marks.data);
     free(r->scratch.data);
+    retrieve_observe_free(&r->observer);
     retrieve_notes_destroy(r->notes);
     free(r);
 }
@@ -156,6 +160,8 @@ status retrieve_start(retrieve *r, const forward_seq *seqs, uint32_t n_seqs)
     uint32_t heads = r->o.store->n_heads;
     size_t rows = 0, blocks = 0, pages = 0, longest = 0;
     r->n_rows = r->n_lists = 0;
+    r->seqs = seqs;
+    r->n_seqs = n_seqs;
     for (uint32_t i = 0; i < n_seqs; i++) rows += sparse_rows_of(&seqs[i]);
     if (rows == 0) return STATUS_IS_OK;
     if (!reserve(&r->rows, rows, sizeof(sparse_row)) ||
@@ -228,24 +234,38 @@ static bool reserve_items(retrieve *r, size_t n)
            reserve(&r->marks, n, sizeof(uint32_t *));
 }
 
+/* The blocks that a run of KV heads leaves out; NULL where it leaves out none. */
+static const uint64_t *left_out_of(const retrieve *r, const sparse_row *row, uint32_t run)
+{
+    const forward_seq *s = row->seq;
+    if (retrieval_left_out(&s->retrieval, s->n_prompt) == 0) return NULL;
+    retrieve_bits at = retrieve_left_out_at(s, r->layer, run, r->o.store->n_heads / row->together);
+    return retrieve_notes_read(r->notes, &at);
+}
+
 /* Lists the candidate pages of one head that have no such representative. */
 static status list_pages(retrieve *r, const sparse_row *row, uint32_t head, uint32_t wanted)
 {
     const kv_store *store = r->o.store;
     const retrieval_spec *spec = &row->seq->retrieval;
     pkv_table_view table = table_of(r, row->seq, r->layer, head);
-    retrieval_extent e = retrieval_extent_of(spec, row->n_slots);
+    const uint64_t *left_out = left_out_of(r, row, head / row->together);
+    retrieval_extent e = retrieval_extent_of(spec, row->seq->n_prompt, row->n_slots);
     uint32_t in_block = spec->block_tokens / store->shape.page_tokens;
     if (retrieval_reads_all(&e)) return STATUS_IS_OK;
+    if (!left_out && retrieval_left_out(spec, row->seq->n_prompt) > 0)
+        return status_make(STATUS_INVALID, "plan: a row behind a prompt that was not preselected");
     if (!reserve_items(r, r->n_items + (size_t)(e.end - e.first) * in_block)) return no_memory();
     kern_represent_item *items = r->items.data;
     uint32_t **listed = r->marks.data;
     uint32_t *marks = kv_store_marks(store, r->layer, head, table.offset);
     float *representatives = kv_store_representatives(store, r->layer, head, table.offset);
     const uint8_t *tiles = kv_store_tiles(store, r->layer, head, table.offset);
+    uint32_t n_known = row->seq->n_prompt / spec->block_tokens;
     for (uint32_t i = e.first * in_block; i < e.end * in_block; i++) {
         uint32_t page = table.pages[i];
-        uint32_t *mark = marks + page * store->page_tiles;
+        uint32_t *mark = marks + page * store->page_tiles, block = i / in_block;
+        if (left_out && block < n_known && left_out[block / 64] >> block % 64 & 1) continue;
         if (*mark == wanted) continue;
         listed[r->n_items] = mark;
         set_item(r, spec, i % in_block, tiles + page * store->page_bytes,
@@ -302,6 +322,8 @@ static void select_list(const retrieve *r, block_list *list, uint8_t *scratch)
     s.keys = (uint32_t *)(at + (r->thread_bytes - (size_t)(at - scratch)) / 2);
     set_heads(r, row, list->first, heads);
     const retrieval_query query = {.n_slots = row->n_slots,
+                                   .n_prompt = row->seq->n_prompt,
+                                   .left_out = left_out_of(r, row, list->first / row->together),
                                    .page_tokens = shape->page_tokens,
                                    .head_dim = shape->head_dim,
                                    .q_heads = r->q_heads,
@@ -390,6 +412,8 @@ status retrieve_layer(retrieve *r, uint32_t layer, const float *qkv)
     const sparse_row *rows = r->rows.data;
     r->layer = layer;
     r->qkv = qkv;
+    RETURN_IF_ERROR(retrieve_observe(&r->observer, &r->o, r->q_heads, r->qkv_width, layer, qkv,
+                                     r->seqs, r->n_seqs, r->notes));
     for (uint32_t i = 0; i < r->n_rows; i++) {
         if (!selects_in(r, &rows[i])) continue;
         RETURN_IF_ERROR(make_representatives(r, &rows[i]));

@@ -13,9 +13,17 @@ typedef struct choice_lists {
     uint32_t *values;
 } choice_lists;
 
+/* [layers, n_rows, n_words] */
+typedef struct bit_rows {
+    uint32_t n_rows;
+    size_t n_words;
+    uint64_t *words;
+} bit_rows;
+
 typedef struct request_note {
     choice_lists *choices;
     uint32_t n_choices;
+    bit_rows bits[RETRIEVE_BITS_KINDS];
 } request_note;
 
 struct retrieve_notes {
@@ -44,6 +52,8 @@ void retrieve_notes_destroy(retrieve_notes *notes)
         for (uint32_t c = 0; c < notes->requests[i].n_choices; c++)
             free(notes->requests[i].choices[c].values);
         free(notes->requests[i].choices);
+        for (int kind = 0; kind < RETRIEVE_BITS_KINDS; kind++)
+            free(notes->requests[i].bits[kind].words);
     }
     free(notes->requests);
     free(notes);
@@ -79,13 +89,17 @@ static bool fit(const retrieve_notes *notes, const retrieve_note *at, choice_lis
     return lists->values != NULL;
 }
 
+static bool reach_request(retrieve_notes *notes, uint32_t note)
+{
+    return reach((void **)&notes->requests, &notes->n_requests, note, sizeof *notes->requests);
+}
+
 status retrieve_notes_keep(retrieve_notes *notes, const retrieve_note *at, uint32_t n_slots,
                            const uint32_t *blocks, uint32_t n)
 {
     assert(at->layer < notes->n_layers && at->list < at->n_lists);
     if (n > at->room) return status_make(STATUS_INVALID, "plan: a row beyond the longest sequence");
-    if (!reach((void **)&notes->requests, &notes->n_requests, at->note, sizeof *notes->requests))
-        return no_memory();
+    if (!reach_request(notes, at->note)) return no_memory();
     request_note *request = &notes->requests[at->note];
     if (!reach((void **)&request->choices, &request->n_choices, at->choice,
                sizeof *request->choices))
@@ -110,4 +124,31 @@ const uint32_t *retrieve_notes_find(const retrieve_notes *notes, const retrieve_
     const uint32_t *list = lists->values + list_at(at);
     *n = list[1];
     return list[0] == n_slots ? list + HEAD : NULL;
+}
+
+static size_t bits_at(const retrieve_bits *at)
+{
+    return ((size_t)at->layer * at->n_rows + at->row) * at->n_words;
+}
+
+uint64_t *retrieve_notes_write(retrieve_notes *notes, const retrieve_bits *at)
+{
+    if (!reach_request(notes, at->note)) return NULL;
+    bit_rows *bits = &notes->requests[at->note].bits[at->kind];
+    if (!bits->words || bits->n_rows != at->n_rows || bits->n_words != at->n_words) {
+        free(bits->words);
+        size_t rows = (size_t)notes->n_layers * at->n_rows;
+        *bits =
+            (bit_rows){at->n_rows, at->n_words, calloc(rows, at->n_words * sizeof *bits->words)};
+        if (!bits->words) return NULL;
+    }
+    return bits->words + bits_at(at);
+}
+
+const uint64_t *retrieve_notes_read(const retrieve_notes *notes, const retrieve_bits *at)
+{
+    if (at->note >= notes->n_requests) return NULL;
+    const bit_rows *bits = &notes->requests[at->note].bits[at->kind];
+    if (!bits->words || bits->n_rows != at->n_rows || bits->n_words != at->n_words) return NULL;
+    return bits->words + bits_at(at);
 }

@@ -1,10 +1,12 @@
 /* What the rows of a request read by that was decided in an earlier step (private to model/): the
- * blocks of the row that selected last, where other rows follow it (token_step).
+ * blocks of the row that selected last, where other rows follow it (token_step), and what the
+ * prompt's end attended to.
  *
- * It belongs to a request's number in plans (step_seq.note) and a choice of it, not to a sequence
- * in the pool: so it is there when the sequence comes back from the host tier. Choices part at the
- * prompt's end, before any of them selects. A number that goes to another request keeps its memory,
- * whose content is written anew before it is read. */
+ * It belongs to a request's number in plans (step_seq.note), not to a sequence in the pool: so it
+ * is there when the sequence comes back from the host tier, and for every choice that is forked.
+ * Only the lists are a choice's own: choices part at the prompt's end, before any of them selects.
+ * A number that goes to another request keeps its memory, whose content is written anew before it
+ * is read. */
 #ifndef MODEL_CPU_RETRIEVE_NOTES_H
 #define MODEL_CPU_RETRIEVE_NOTES_H
 
@@ -33,5 +35,24 @@ status retrieve_notes_keep(retrieve_notes *notes, const retrieve_note *at, uint3
 /* The list that was kept, if it is that of a row that saw n_slots; else NULL. */
 const uint32_t *retrieve_notes_find(const retrieve_notes *notes, const retrieve_note *at,
                                     uint32_t n_slots, uint32_t *n);
+
+/* Bits that a layer's rows have from the prompt's end. */
+typedef enum retrieve_bits_kind {
+    RETRIEVE_LEFT_OUT, // blocks that are no candidates: a row is a run of KV heads
+    RETRIEVE_BITS_KINDS,
+} retrieve_bits_kind;
+
+typedef struct retrieve_bits {
+    retrieve_bits_kind kind;
+    uint32_t note, layer;
+    uint32_t row, n_rows; // in a layer
+    size_t n_words;       // of a row
+} retrieve_bits;
+
+/* Makes room for a row, which the caller writes; the bits are unknown. The first row with other
+ * n_rows or n_words makes the others unknown too. NULL: memory is out. */
+uint64_t *retrieve_notes_write(retrieve_notes *notes, const retrieve_bits *at);
+/* NULL: such a row was never written. */
+const uint64_t *retrieve_notes_read(const retrieve_notes *notes, const retrieve_bits *at);
 
 #endif

@@ -12,6 +12,8 @@ typedef struct parsing {
     const pkv_geometry *geometry;
 } parsing;
 
+enum { PRESELECTED = 96 }; // preselect_block_count, where the request does not say it
+
 static const json_t *member(const json_t *json, const char *key)
 {
     const json_t *value = json_object_get(json, key);
@@ -87,6 +89,25 @@ static status read_heads(const parsing *p, const char *name, retrieval_spec *spe
     return STATUS_IS_OK;
 }
 
+/* preselect_block_count comes after it. */
+static status read_preselect(const parsing *p, const char *name, retrieval_spec *spec, error *err)
+{
+    bool preselects;
+    RETURN_IF_ERROR(json_get_bool(p->json, "retrieval", name, false, &preselects, err));
+    spec->preselect_blocks = preselects ? PRESELECTED : 0;
+    return STATUS_IS_OK;
+}
+
+static status read_preselect_blocks(const parsing *p, const char *name, retrieval_spec *spec,
+                                    error *err)
+{
+    uint32_t blocks = PRESELECTED;
+    RETURN_IF_ERROR(read_count(p, name, 1, INT32_MAX, &blocks, err));
+    if (spec->preselect_blocks) spec->preselect_blocks = blocks;
+    return STATUS_IS_OK;
+}
+
+static bool preselects(const retrieval_spec *spec) { return spec->preselect_blocks > 0; }
 static bool takes_several(const retrieval_spec *spec)
 {
     return spec->representative == RETRIEVAL_FIX || spec->representative == RETRIEVAL_DYNAMIC;
@@ -105,6 +126,8 @@ static const struct {
     {"initial_tokens", NULL, read_initial_tokens, NULL, NULL},
     {"local_windows_len", NULL, read_local_tokens, NULL, NULL},
     {"second_block_count", "second_select_num", read_top_blocks, NULL, NULL},
+    {"preselect_block", "preselect", read_preselect, NULL, NULL},
+    {"preselect_block_count", NULL, read_preselect_blocks, preselects, "preselect_block"},
     {"dense_layer_num", NULL, read_dense_layers, NULL, NULL},
     {"layer_step", NULL, read_layer_step, NULL, NULL},
     {"token_step", NULL, read_token_step, NULL, NULL},
@@ -251,6 +274,9 @@ status retrieval_check(const retrieval_spec *spec, uint32_t retrieves, error *er
         return error_set(err, STATUS_INVALID,
                          "retrieval.token_step is %u: this backend selects for every token",
                          spec->token_step);
+    if (lacking & RETRIEVAL_NEEDS_PRESELECTION)
+        return error_set(err, STATUS_INVALID,
+                         "retrieval.preselect_block: this backend selects among all blocks");
     return error_set(
         err, STATUS_INVALID, "retrieval.representative_type: this backend does not make '%s'",
         retrieval_part_option(RETRIEVAL_PART_REPRESENTATIVE, spec->representative).name);

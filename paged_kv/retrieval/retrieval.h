@@ -57,6 +57,7 @@ enum {
     RETRIEVAL_BLOCK_MOST = 4096, // tokens of a block
     RETRIEVAL_BLOCK_PAGES = RETRIEVAL_BLOCK_MOST / 16,
     RETRIEVAL_KEYS_MOST = 64, // representative_num
+    RETRIEVAL_OBSERVED = 128, // last rows of the prompt, whose attention is measured
 };
 
 typedef struct retrieval_spec {
@@ -64,13 +65,14 @@ typedef struct retrieval_spec {
     retrieval_representative representative;
     uint32_t representative_num; // keys of a block: FIX, DYNAMIC; else 1
     retrieval_heads heads;
-    uint32_t group_heads;    // heads GROUP; else 1
-    uint32_t initial_tokens; // first tokens that are always read, rounded up to blocks
-    uint32_t local_tokens;   // last tokens that are always read, rounded up to blocks; > 0
-    uint32_t top_blocks;     // blocks read of those between, > 0
-    uint32_t dense_layers;   // the first layers that read everything
-    uint32_t layer_step;     // of the others every layer_step-th selects, and others follow it
-    uint32_t token_step;     // of the generated tokens every token_step-th selects, likewise
+    uint32_t group_heads;      // heads GROUP; else 1
+    uint32_t initial_tokens;   // first tokens that are always read, rounded up to blocks
+    uint32_t local_tokens;     // last tokens that are always read, rounded up to blocks; > 0
+    uint32_t top_blocks;       // blocks read of those between, > 0
+    uint32_t preselect_blocks; // of the prompt's, to which selections are limited; 0: to no part
+    uint32_t dense_layers;     // the first layers that read everything
+    uint32_t layer_step;       // of the others every layer_step-th selects, and others follow it
+    uint32_t token_step;       // of the generated tokens every token_step-th selects, likewise
 } retrieval_spec;
 
 typedef struct retrieval_preset {
@@ -89,8 +91,13 @@ const retrieval_preset *retrieval_find(const char *name);
 status retrieval_parse(const json_t *json, const pkv_geometry *geometry, retrieval_spec *out,
                        error *err);
 
-/* The abilities that a backend needs for a spec: bit 1 << representative, and the bit below. */
-enum { RETRIEVAL_NEEDS_HISTORY = 1 << 30 }; // token_step > 1: tokens follow earlier selections
+/* The abilities that a backend needs for a spec: bit 1 << representative, and the bits below. */
+enum {
+    RETRIEVAL_NEEDS_HISTORY = 1 << 30,      // token_step > 1: tokens follow earlier selections
+    RETRIEVAL_NEEDS_PRESELECTION = 1 << 29, // preselect_blocks
+    /* For these the backend measures the attention of the prompt's last rows. */
+    RETRIEVAL_OBSERVES = RETRIEVAL_NEEDS_PRESELECTION | 1 << RETRIEVAL_DYNAMIC,
+};
 uint32_t retrieval_needs(const retrieval_spec *spec);
 /* STATUS_INVALID names the field that needs more than `retrieves` has, bits of retrieval_needs. */
 status retrieval_check(const retrieval_spec *spec, uint32_t retrieves, error *err);
@@ -98,7 +105,7 @@ status retrieval_check(const retrieval_spec *spec, uint32_t retrieves, error *er
 /* Whether a backend keeps something of the request between steps beside its pages. */
 static inline bool retrieval_keeps(const retrieval_spec *spec)
 {
-    return (retrieval_needs(spec) & RETRIEVAL_NEEDS_HISTORY) != 0;
+    return (retrieval_needs(spec) & (RETRIEVAL_NEEDS_HISTORY | RETRIEVAL_OBSERVES)) != 0;
 }
 
 /* ---- which layers and tokens select ---------------------------------------------------------- */
@@ -119,14 +126,16 @@ uint32_t retrieval_heads_together(const retrieval_spec *spec, const pkv_geometry
 
 /* ---- one selection --------------------------------------------------------------------------- */
 
-/* The blocks of a table of n_slots slots; the row that reads is in the last one. */
+/* The blocks of a table of n_slots slots, the first n_prompt of them the prompt's; the row that
+ * reads is in the last one. */
 typedef struct retrieval_extent {
     uint32_t n_blocks;   // the last may be partial
-    uint32_t first, end; // blocks [first, end) are candidates, all of them full; others are read
-    uint32_t top;        // candidates that are read; end - first: the row reads everything
+    uint32_t first, end; // blocks [first, end) are all full; others are read
+    uint32_t top;        // those of them that are read; end - first: the row reads everything
 } retrieval_extent;
 
-retrieval_extent retrieval_extent_of(const retrieval_spec *spec, uint32_t n_slots);
+retrieval_extent retrieval_extent_of(const retrieval_spec *spec, uint32_t n_prompt,
+                                     uint32_t n_slots);
 static inline bool retrieval_reads_all(const retrieval_extent *e)
 {
     return e->top == e->end - e->first;
@@ -135,6 +144,24 @@ static inline bool retrieval_reads_all(const retrieval_extent *e)
 uint32_t retrieval_tokens_read(const retrieval_spec *spec, uint32_t n_prompt, uint32_t n_slots);
 /* The most blocks that a list has: of a row that selects, or of the last row that follows it. */
 uint32_t retrieval_most_blocks(const retrieval_spec *spec);
+
+/* ---- what the prompt's end attends to -------------------------------------------------------- */
+
+/* How many of the prompt's last rows are measured, which are computed in one step: 0 where none
+ * are. */
+uint32_t retrieval_observed_rows(const retrieval_spec *spec, uint32_t n_prompt);
+/* How many blocks the preselection leaves out, in every layer and head. */
+uint32_t retrieval_left_out(const retrieval_spec *spec, uint32_t n_prompt);
+/* Marks the blocks that are left out, of the floor(n_prompt / block_tokens) full ones of the
+ * prompt: bit b = block b. mass [n_heads, n_prompt] is the attention that the slots have from the
+ * observed rows in the KV heads that select together. A candidate at the prompt's end stays if it
+ * is among the preselect_blocks with the greatest mass, the first of equal ones; a block's is that
+ * of its slots and of block_tokens / 4 slots on each side, summed by slot and then over heads, both
+ * ascending. keys: scratch, one for each block. */
+void retrieval_preselect(const retrieval_spec *spec, uint32_t n_prompt, const float *mass,
+                         uint32_t n_heads, uint32_t *keys, uint64_t *left_out);
+
+/* ---- representatives ------------------------------------------------------------------------- */
 
 /* A representative is stored for each page, so that pages may be shared by sequences whose blocks
  * differ, and a block's is made of those of its pages: sums are added (MEAN, FIX, DYNAMIC), maxima
@@ -166,6 +193,9 @@ typedef struct retrieval_head {
 
 typedef struct retrieval_query {
     uint32_t n_slots; // that the row sees, its own included
+    uint32_t n_prompt;
+    const uint64_t *left_out; // blocks of the prompt that are not read (retrieval_preselect); NULL:
+                              // every candidate may be
     uint32_t page_tokens, head_dim, q_heads;
     size_t stride;               // floats
     const retrieval_head *heads; // [n_heads] the KV heads that share the selection
@@ -180,7 +210,8 @@ typedef struct retrieval_scratch {
 } retrieval_scratch;
 
 /* Sets blocks to those that the row reads, ascending, at most retrieval_most_blocks, and returns
- * their number. A candidate's score is the sum over heads of the sum over query heads of
+ * their number. Blocks [first, end) that are not left out are candidates. A candidate's score is
+ * the sum over heads of the sum over query heads of
  *     QUEST   sum over dims of the greater of q * largest and q * smallest: no key of the block has
  *             a greater product with q
  *     else    q . representative

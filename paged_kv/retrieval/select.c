@@ -28,7 +28,8 @@ uint32_t retrieval_heads_together(const retrieval_spec *spec, const pkv_geometry
 
 /* ---- blocks ---------------------------------------------------------------------------------- */
 
-retrieval_extent retrieval_extent_of(const retrieval_spec *spec, uint32_t n_slots)
+retrieval_extent retrieval_extent_of(const retrieval_spec *spec, uint32_t n_prompt,
+                                     uint32_t n_slots)
 {
     uint32_t size = spec->block_tokens, full = n_slots / size;
     uint32_t initial = ceil_div(spec->initial_tokens, size);
@@ -36,14 +37,14 @@ retrieval_extent retrieval_extent_of(const retrieval_spec *spec, uint32_t n_slot
     retrieval_extent e = {.n_blocks = ceil_div(n_slots, size)};
     e.first = smaller(initial, full);
     e.end = full > local && full - local > e.first ? full - local : e.first;
-    e.top = smaller(spec->top_blocks, e.end - e.first);
+    e.top = smaller(spec->top_blocks, e.end - e.first - retrieval_left_out(spec, n_prompt));
     return e;
 }
 
 uint32_t retrieval_tokens_read(const retrieval_spec *spec, uint32_t n_prompt, uint32_t n_slots)
 {
     uint32_t i = n_slots - n_prompt - 1, since = i - retrieval_token_leader(spec, i);
-    retrieval_extent e = retrieval_extent_of(spec, n_slots - since);
+    retrieval_extent e = retrieval_extent_of(spec, n_prompt, n_slots - since);
     return n_slots - (e.end - e.first - e.top) * spec->block_tokens;
 }
 
@@ -191,6 +192,12 @@ static void add_scores(const retrieval_spec *spec, const retrieval_query *query,
             query, head, head->pages + (size_t)b * pages, pages, folded);
 }
 
+static bool is_left_out(const retrieval_spec *spec, const retrieval_query *query, uint32_t block)
+{
+    return query->left_out && block < query->n_prompt / spec->block_tokens &&
+           query->left_out[block / 64] >> block % 64 & 1;
+}
+
 /* Marks the candidates to read as KEY_SELECTED in scratch->keys. */
 static void rank_candidates(const retrieval_spec *spec, const retrieval_query *query,
                             const retrieval_extent *e, const retrieval_scratch *scratch)
@@ -199,14 +206,16 @@ static void rank_candidates(const retrieval_spec *spec, const retrieval_query *q
     memset(scratch->scores, 0, n * sizeof *scratch->scores);
     for (uint32_t h = 0; h < query->n_heads; h++)
         add_scores(spec, query, e, &query->heads[h], scratch->folded, scratch->scores);
-    for (uint32_t i = 0; i < n; i++) scratch->keys[i] = rank_key(scratch->scores[i]);
+    for (uint32_t i = 0; i < n; i++)
+        scratch->keys[i] = is_left_out(spec, query, e->first + i) ? (uint32_t)KEY_NONE
+                                                                  : rank_key(scratch->scores[i]);
     rank_select(scratch->keys, n, e->top);
 }
 
 uint32_t retrieval_select(const retrieval_spec *spec, const retrieval_query *query,
                           const retrieval_scratch *scratch, uint32_t *blocks)
 {
-    retrieval_extent e = retrieval_extent_of(spec, query->n_slots);
+    retrieval_extent e = retrieval_extent_of(spec, query->n_prompt, query->n_slots);
     bool all = retrieval_reads_all(&e);
     uint32_t n = 0;
     if (!all) rank_candidates(spec, query, &e, scratch);

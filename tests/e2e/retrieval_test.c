@@ -19,10 +19,11 @@ static const char *const asked[REQUESTS] = {
     "{\"method\": \"ktransformers\", \"anchor_type\": \"BLOCK_MAX\", \"layer_step\": 3, "
     "\"token_step\": 7, " FEW "}",
     "{\"method\": \"quest\", \"head_select_mode\": \"GROUP\", \"group_heads\": 2, "
-    "\"dense_layer_num\": 0, " FEW "}",
+    "\"dense_layer_num\": 0, \"preselect_block\": true, \"preselect_block_count\": 5, " FEW "}",
     "{\"method\": \"ktransformers\", \"anchor_type\": \"FIXED\", " FEW "}",
     "{\"method\": \"quest\", \"anchor_type\": \"FIXED\", \"block_size\": 32, "
-    "\"local_windows_len\": 32, \"second_select_num\": 1, \"token_step\": 33}",
+    "\"local_windows_len\": 32, \"second_select_num\": 1, \"token_step\": 33, "
+    "\"preselect_block\": true, \"preselect_block_count\": 2}",
     NULL,
     "{\"method\": \"quest\", \"block_size\": 32, \"local_windows_len\": 32, "
     "\"second_select_num\": 1}",
@@ -308,6 +309,14 @@ static void what_cannot_be_had_is_refused(void **state)
                    "method 'chunkkv'");
     close_house(&h);
     setting s = usual;
+    s.prefill_chunk = 64;
+    h = open_house(&s);
+    r = request_of(tokens, PROMPT, asked[3]);
+    assert_refused(&h, &r,
+                   "retrieval: the prompt's last 128 rows are measured, which do not fit in a "
+                   "prefill chunk of 64");
+    close_house(&h);
+    s = usual;
     s.n_ranks = 2;
     h = open_house(&s);
     r = request_of(tokens, PROMPT, asked[0]);

@@ -54,10 +54,10 @@ static void fill(uint8_t seed)
     for (uint32_t i = 0; i < PAGES; i++) pages[i] = i ^ (seed & 7);
 }
 
-static void check_list(const retrieval_spec *spec, uint32_t n_slots, const uint32_t *blocks,
-                       uint32_t n)
+static void check_list(const retrieval_spec *spec, uint32_t n_prompt, uint32_t n_slots,
+                       const uint32_t *blocks, uint32_t n)
 {
-    retrieval_extent e = retrieval_extent_of(spec, n_slots);
+    retrieval_extent e = retrieval_extent_of(spec, n_prompt, n_slots);
     uint32_t between = 0;
     FUZZ_CHECK(e.first <= e.end && e.end <= e.n_blocks && e.top <= e.end - e.first);
     FUZZ_CHECK((e.end < e.n_blocks || e.first == e.end) && e.end <= n_slots / spec->block_tokens);
@@ -80,16 +80,36 @@ static void check_gathered(const retrieval_spec *spec, uint32_t page_tokens, uin
         FUZZ_CHECK(out[i * (size / page_tokens)] == pages[blocks[i] * (size / page_tokens)]);
 }
 
+/* By masses that may be infinite or no numbers. */
+static void preselect(const retrieval_spec *spec, uint32_t n_prompt, uint32_t n_heads,
+                      uint64_t *left_out)
+{
+    static float mass[HEADS * SLOTS_MOST];
+    static uint32_t keys[PAGES];
+    uint32_t n = 0;
+    for (uint32_t i = 0; i < n_heads * n_prompt; i++)
+        mass[i] = (&representatives[0][0][0])[i % (PAGES * 2 * DIM)];
+    retrieval_preselect(spec, n_prompt, mass, n_heads, keys, left_out);
+    for (uint32_t b = 0; b < n_prompt / spec->block_tokens; b++)
+        n += left_out[b / 64] >> b % 64 & 1;
+    FUZZ_CHECK(n == retrieval_left_out(spec, n_prompt));
+}
+
 static void select_for(const retrieval_spec *spec, const pkv_geometry *g, uint32_t n_slots,
                        uint32_t head, uint32_t n_heads)
 {
     static float folded[2 * DIM], scores[PAGES];
     static uint32_t keys[PAGES], blocks[LIST], again[LIST];
+    static uint64_t left_out[PAGES / 64 + 1];
+    uint32_t n_prompt = n_slots - 1 - n_slots / 7;
     retrieval_head heads[HEADS];
     for (uint32_t h = 0; h < n_heads; h++)
         heads[h] = (retrieval_head){q[head + h][0], pages, representatives[0][0]};
     const retrieval_scratch scratch = {folded, scores, keys};
+    if (spec->preselect_blocks) preselect(spec, n_prompt, n_heads, left_out);
     const retrieval_query query = {.n_slots = n_slots,
+                                   .n_prompt = n_prompt,
+                                   .left_out = spec->preselect_blocks ? left_out : NULL,
                                    .page_tokens = g->page_tokens,
                                    .head_dim = DIM,
                                    .q_heads = Q_HEADS,
@@ -97,7 +117,7 @@ static void select_for(const retrieval_spec *spec, const pkv_geometry *g, uint32
                                    .heads = heads,
                                    .n_heads = n_heads};
     uint32_t n = retrieval_select(spec, &query, &scratch, blocks);
-    check_list(spec, n_slots, blocks, n);
+    check_list(spec, n_prompt, n_slots, blocks, n);
     memset(keys, 0xff, sizeof keys);
     FUZZ_CHECK(retrieval_select(spec, &query, &scratch, again) == n);
     FUZZ_CHECK(memcmp(blocks, again, n * sizeof *blocks) == 0);

@@ -106,6 +106,17 @@ static inline void keep_mass(const measure_result *m, pass_result *out)
     memcpy(out->mass, m->values, out->mass_floats * sizeof(float));
 }
 
+/* How many rows the step after `done` has. Those that are measured are in one, which ends with
+ * them. */
+static inline uint32_t rows_of_step(const pass *p, uint32_t done, uint32_t n)
+{
+    uint32_t to = n - done < p->chunk ? n : done + p->chunk;
+    uint32_t observed = retrieval_observed_rows(&p->retrieval, p->n_prompt);
+    if (observed == 0 || done >= p->n_prompt) return to - done;
+    if (to >= p->n_prompt) return p->n_prompt - done;
+    return (to < p->n_prompt - observed ? to : p->n_prompt - observed) - done;
+}
+
 static inline pass_result run(const pass *p, const uint32_t *tokens, uint32_t n)
 {
     pass_result out = {0};
@@ -125,7 +136,7 @@ static inline pass_result run(const pass *p, const uint32_t *tokens, uint32_t n)
     sample_params greedy = {.top_p = 1, .repetition_penalty = 1, .n_logprobs = -1};
     step_open open = {.seq = 1, .params = &greedy};
     for (uint32_t done = 0, step = 1; done < n; step++) {
-        uint32_t some = n - done < p->chunk ? n - done : p->chunk;
+        uint32_t some = rows_of_step(p, done, n);
         assert_true(status_ok(pkv_seq_append(kv, 1, some)));
         step_seq seq = {.seq = 1,
                         .n_tokens = some,

@@ -90,6 +90,58 @@ static double score_of(const dense *m, uint32_t layer, uint32_t kv_head, uint32_
     return sum;
 }
 
+/* The attention that a KV head's slots have from the prompt's last 128 rows, kept for the pass. */
+typedef struct observed {
+    bool known;
+    double mass[PROMPT];
+} observed;
+
+static observed seen_masses[16]; /* by layer and KV head */
+
+static const double *masses(const dense *m, uint32_t layer, uint32_t kv_head)
+{
+    const sequence *of = &m->heads[dense_index(m, layer, kv_head)];
+    observed *o = &seen_masses[dense_index(m, layer, kv_head)];
+    uint32_t dim = m->config.head_dim;
+    double a[PROMPT];
+    for (uint32_t row = (PROMPT - 128) * of->q_heads; !o->known && row < PROMPT * of->q_heads;
+         row++) {
+        uint32_t t = row / of->q_heads;
+        double sum = 0;
+        for (uint32_t j = 0; j <= t; j++) {
+            a[j] = exp(product(m, of->q + (size_t)row * dim, of->k + (size_t)j * dim) / sqrt(dim));
+            sum += a[j];
+        }
+        for (uint32_t j = 0; j <= t; j++) o->mass[j] += a[j] / sum;
+    }
+    o->known = true;
+    return o->mass;
+}
+
+/* The mass of a block and a quarter of one on each side, in the heads that select together. */
+static double pooled(const dense *m, uint32_t layer, uint32_t kv_head, uint32_t block)
+{
+    const retrieval_spec *s = &m->pass->retrieval;
+    uint32_t together = s->heads == RETRIEVAL_SHARED ? m->config.n_kv_heads : s->group_heads;
+    uint32_t size = s->block_tokens, from = block * size - size / 4, to = from + size + size / 2;
+    double sum = 0;
+    for (uint32_t h = kv_head / together * together, n = 0; n < together; n++)
+        for (uint32_t j = from; j < to; j++) sum += masses(m, layer, h + n)[j];
+    return sum;
+}
+
+/* Whether fewer than preselect_blocks of the prompt's candidates have more mass. */
+static bool is_preselected(const dense *m, uint32_t layer, uint32_t kv_head, uint32_t block)
+{
+    const retrieval_spec *s = &m->pass->retrieval;
+    uint32_t local = (s->local_tokens + s->block_tokens - 1) / s->block_tokens;
+    uint32_t end = PROMPT / s->block_tokens - local, better = 0;
+    if (s->preselect_blocks == 0 || block >= end) return true;
+    for (uint32_t b = 1; b < end; b++)
+        better += pooled(m, layer, kv_head, b) > pooled(m, layer, kv_head, block);
+    return better < s->preselect_blocks;
+}
+
 static void read_few(const dense *m, uint32_t layer, uint32_t kv_head, uint32_t t, bool *seen)
 {
     const retrieval_spec *s = &m->pass->retrieval;
@@ -102,7 +154,9 @@ static void read_few(const dense *m, uint32_t layer, uint32_t kv_head, uint32_t 
     uint32_t end = full - local;
     layer -= (layer - s->dense_layers) % s->layer_step;
     double scores[TOKENS];
-    for (uint32_t b = first; b < end; b++) scores[b] = score_of(m, layer, kv_head, t, b);
+    for (uint32_t b = first; b < end; b++)
+        scores[b] =
+            is_preselected(m, layer, kv_head, b) ? score_of(m, layer, kv_head, t, b) : -INFINITY;
     memset(seen + (size_t)first * size, false, (size_t)(end - first) * size);
     for (uint32_t n = 0; n < s->top_blocks; n++) {
         uint32_t best = first;
@@ -119,6 +173,7 @@ static void check_against_oracle(const retrieval_spec *s)
     pass p = with(s);
     get_tokens(&p, tokens);
     pass_result got = run(&p, tokens, TOKENS);
+    memset(seen_masses, 0, sizeof seen_masses);
     dense m = dense_run_reading(&p, tokens, TOKENS, 0, read_few);
     double *want = dense_logits(&m), errors = 0, sum = 0;
     for (size_t i = 0; i < (size_t)TOKENS * m.config.vocab_size; i++) {
@@ -145,6 +200,7 @@ static void rows_read_what_the_oracle_reads(void **state)
         s.dense_layers = 1;
         s.layer_step = 1 + r % 2;
         s.token_step = 2 + 3 * r;
+        if (r != RETRIEVAL_MEAN) s.preselect_blocks = 3;
         s.heads = (retrieval_heads)((r + 1) % RETRIEVAL_HEAD_MODES);
         s.group_heads = s.heads == RETRIEVAL_GROUP ? 2 : 1;
         check_against_oracle(&s);
@@ -221,6 +277,27 @@ static void bits_do_not_depend_on_the_cut(void **state)
     }
 }
 
+/* Prompts are measured once all their rows are there, however many steps that took. */
+static void bits_do_not_depend_on_the_cut_of_what_is_measured(void **state)
+{
+    (void)state;
+    for (size_t f = 0; f < FORMATS; f++) {
+        pass whole = of_format(formats[f], &spec);
+        whole.retrieval.top_blocks = 1;
+        whole.retrieval.preselect_blocks = 2;
+        whole.retrieval.heads = (retrieval_heads)(f % 2);
+        whole.retrieval.layer_step = 1 + (f & 1);
+        whole.retrieval.token_step = 1 + 2 * (uint32_t)f;
+        whole.kv_residual = formats[f] == KERN_KV_INT4 ? 64 : 0;
+        pass cut = whole;
+        cut.chunk = 130;
+        cut.n_threads = 1;
+        assert_same_bits(&whole, &cut, true);
+        cut.retrieval.preselect_blocks = 0;
+        assert_same_bits(&whole, &cut, false);
+    }
+}
+
 /* Layers with a sliding window read their window: they neither select nor count. */
 static void windows_are_read_as_they_are(void **state)
 {
@@ -282,6 +359,7 @@ int main(void)
         cmocka_unit_test(rows_read_what_the_oracle_reads),
         cmocka_unit_test(all_blocks_are_full_attention),
         cmocka_unit_test(bits_do_not_depend_on_the_cut),
+        cmocka_unit_test(bits_do_not_depend_on_the_cut_of_what_is_measured),
         cmocka_unit_test(windows_are_read_as_they_are),
         cmocka_unit_test(a_failure_leaves_no_marks),
     };

@@ -112,7 +112,7 @@ static void fields_have_ktransformers_names_too(void **state)
         "{\"method\":\"ktransformers\",\"block_tokens\":64,\"second_block_count\":9,"
         "\"representative_type\":\"FIX\",\"representative_num\":3,\"token_step\":4,"
         "\"layer_step\":2,\"dense_layer_num\":1,\"initial_tokens\":70,\"local_windows_len\":512,"
-        "\"head_select_mode\":\"GROUP\",\"group_heads\":2}",
+        "\"head_select_mode\":\"GROUP\",\"group_heads\":2,\"preselect_block\":true}",
         &g, &own, NULL)));
     const retrieval_spec want = {.block_tokens = 64,
                                  .representative = RETRIEVAL_FIX,
@@ -122,6 +122,7 @@ static void fields_have_ktransformers_names_too(void **state)
                                  .initial_tokens = 70,
                                  .local_tokens = 512,
                                  .top_blocks = 9,
+                                 .preselect_blocks = 96,
                                  .dense_layers = 1,
                                  .layer_step = 2,
                                  .token_step = 4};
@@ -130,7 +131,7 @@ static void fields_have_ktransformers_names_too(void **state)
         "{\"method\":\"ktransformers\",\"block_size\":64,\"second_select_num\":9,\"anchor_type\":"
         "\"FIXED\",\"anchor_num\":3,\"token_step\":4,\"layer_step\":2,\"dense_layer_num\":1,"
         "\"initial_tokens\":70,\"local_windows_len\":512,\"head_select_mode\":\"GROUP\","
-        "\"group_heads\":2,\"block_tokens\":null}",
+        "\"group_heads\":2,\"block_tokens\":null,\"preselect_block_count\":96,\"preselect\":true}",
         &g, &theirs, NULL)));
     assert_memory_equal(&theirs, &want, sizeof want);
     assert_true(status_ok(parse_text("null", &g, &own, NULL)));
@@ -175,6 +176,12 @@ static void refusals_name_the_field(void **state)
          "retrieval.anchor_type: 'LSH' is unknown (have: MEAN, MAX, QUEST, FIX, DYNAMIC)"},
         {"{\"method\":\"quest\",\"anchor_num\":2}",
          "retrieval.anchor_num: needs representative_type 'FIX' or 'DYNAMIC'"},
+        {"{\"method\":\"quest\",\"preselect_block_count\":8}",
+         "retrieval.preselect_block_count: needs preselect_block"},
+        {"{\"method\":\"quest\",\"preselect_block\":false,\"preselect_block_count\":8}",
+         "retrieval.preselect_block_count: needs preselect_block"},
+        {"{\"method\":\"quest\",\"preselect_block\":true,\"preselect_block_count\":0}",
+         "retrieval: \"preselect_block_count\" is 0, must be between 1 and 2147483647"},
         {"{\"method\":\"dynamic\",\"anchor_num\":65}",
          "retrieval: \"anchor_num\" is 65, must be between 1 and 64"},
         {"{\"method\":\"dynamic\",\"block_size\":16,\"anchor_num\":17}",
@@ -268,6 +275,7 @@ static tables make_tables(const json_t *row, const retrieval_spec *spec)
     uint32_t dim = number(row, "head_dim"), q_heads = number(row, "q_heads");
     t.n_pages = t.n_slots / t.page_tokens;
     t.query = (retrieval_query){.n_slots = t.n_slots,
+                                .n_prompt = number(row, "n_prompt"),
                                 .page_tokens = t.page_tokens,
                                 .head_dim = dim,
                                 .q_heads = q_heads,
@@ -312,6 +320,25 @@ static void free_tables(tables *t)
     free(t->scratch.keys);
 }
 
+/* The blocks that heads [first, first + n) leave out, by their masses. */
+static uint64_t *preselect(const retrieval_spec *spec, uint64_t seed, const tables *t,
+                           uint32_t first, uint32_t n)
+{
+    uint32_t n_prompt = t->query.n_prompt, keys[BLOCKS_MOST], left_out = 0;
+    float *mass = calloc((size_t)n * n_prompt, sizeof *mass);
+    uint64_t *bits = malloc(BLOCKS_MOST / 8);
+    for (uint32_t h = 0; h < n; h++)
+        for (uint32_t s = 0; s < n_prompt; s++)
+            mass[h * n_prompt + s] = value_at(seed, 3, (uint64_t)(first + h) * t->n_slots + s);
+    memset(bits, 0xff, BLOCKS_MOST / 8);
+    retrieval_preselect(spec, n_prompt, mass, n, keys, bits);
+    for (uint32_t b = 0; b < n_prompt / spec->block_tokens; b++)
+        left_out += bits[b / 64] >> b % 64 & 1;
+    assert_int_equal(left_out, retrieval_left_out(spec, n_prompt));
+    free(mass);
+    return bits;
+}
+
 static void selections_are_the_oracles(void **state)
 {
     (void)state;
@@ -330,9 +357,16 @@ static void selections_are_the_oracles(void **state)
             retrieval_query query = t.query;
             query.heads = &t.heads[h];
             query.n_heads = step;
+            uint64_t *left_out = NULL;
+            if (spec.preselect_blocks)
+                left_out = preselect(&spec, number(row, "seed"), &t, h, step);
+            query.left_out = left_out;
             uint32_t n = retrieval_select(&spec, &query, &t.scratch, blocks);
+            free(left_out);
             assert_list(json_array_get(want, h / step), blocks, n);
             assert_true(n <= retrieval_most_blocks(&spec));
+            assert_int_equal(retrieval_tokens_read(&spec, query.n_prompt, t.n_slots),
+                             (n - 1) * spec.block_tokens + (t.n_slots - 1) % spec.block_tokens + 1);
         }
         free_tables(&t);
     }
@@ -382,6 +416,7 @@ static void tokens_follow_as_the_oracle_says(void **state)
         for (uint32_t t = 0; t < json_array_size(want); t++) {
             uint32_t n_slots = number(row, "n_prompt") + t + 1;
             const retrieval_query query = {.n_slots = n_slots,
+                                           .n_prompt = number(row, "n_prompt"),
                                            .page_tokens = 16,
                                            .head_dim = 16,
                                            .q_heads = 1,

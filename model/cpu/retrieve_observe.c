@@ -1,0 +1,146 @@
+#include "model/cpu/retrieve_observe.h"
+
+#include "model/cpu/kv_filling.h"
+
+#include <math.h>
+#include <stdlib.h>
+#include <string.h>
+
+/* A sequence whose prompt ends in this step. */
+typedef struct ending {
+    const forward_options *o;
+    const forward_seq *seq;
+    uint32_t index; /* of the sequence in the step */
+    uint32_t layer, rows, together;
+    uint32_t q_heads, qkv_width;
+    const float *qkv;
+} ending;
+
+void retrieve_observe_free(retrieve_observer *w)
+{
+    free(w->mass);
+    free(w->keys);
+    free(w->items);
+    *w = (retrieve_observer){0};
+}
+
+static bool reserve(void **array, size_t *have, size_t n, size_t size)
+{
+    if (n <= *have) return true;
+    void *grown = alloc_resize(NULL, *array, n, size);
+    if (!grown) return false;
+    *array = grown;
+    *have = n;
+    return true;
+}
+
+static bool reserve_all(retrieve_observer *w, const ending *e)
+{
+    uint32_t heads = e->o->store->n_heads, n_prompt = e->seq->n_prompt;
+    return reserve((void **)&w->mass, &w->n_mass, (size_t)heads * n_prompt, sizeof *w->mass) &&
+           reserve((void **)&w->keys, &w->n_keys, n_prompt, sizeof *w->keys) &&
+           reserve((void **)&w->items, &w->n_items, heads, sizeof *w->items);
+}
+
+retrieve_bits retrieve_left_out_at(const forward_seq *seq, uint32_t layer, uint32_t run,
+                                   uint32_t n_runs)
+{
+    uint32_t blocks = seq->n_prompt / seq->retrieval.block_tokens;
+    return (retrieve_bits){.kind = RETRIEVE_LEFT_OUT,
+                           .note = seq->note,
+                           .layer = layer,
+                           .row = run,
+                           .n_rows = n_runs,
+                           .n_words = (blocks + 63) / 64};
+}
+
+/* Attention of the rows by slot, as docs/retention.md defines the mass. */
+static kern_rows_item item_of(const ending *e, uint32_t head, float *mass)
+{
+    const kv_store *store = e->o->store;
+    const forward_seq *s = e->seq;
+    pkv_table_view table =
+        pkv_mirror_table(e->o->mirror, s->seq, kv_store_group(store, e->layer, head));
+    size_t row = s->first_row + s->n_rows - e->rows;
+    kern_rows_item item = {.table = {.pages = table.pages,
+                                     .tiles = kv_store_tiles(store, e->layer, head, table.offset),
+                                     .n_slots = table.kept_tokens},
+                           .kind = KERN_MEASURE_MASS,
+                           .n_rows = e->rows,
+                           .q = e->qkv + row * e->qkv_width +
+                                (size_t)head * e->q_heads * store->shape.head_dim,
+                           .out = mass + (size_t)head * s->n_prompt};
+    if (store->filling) {
+        item.table.filling = kv_filling_tiles(store->filling, e->index, head);
+        item.table.first_filling = kv_store_first_wide(store, table.kept_tokens - s->n_rows);
+        item.table.residual_pages = store->residual_pages;
+    }
+    return item;
+}
+
+static status measure(retrieve_observer *w, const ending *e)
+{
+    const kv_store *store = e->o->store;
+    for (uint32_t head = 0; head < store->n_heads; head++)
+        w->items[head] = item_of(e, head, w->mass);
+    kern_rows_batch batch = {.shape = store->shape,
+                             .page_stride = store->page_bytes,
+                             .q_heads = e->q_heads,
+                             .scale = 1.0f / sqrtf((float)store->shape.head_dim),
+                             .q_stride = e->qkv_width,
+                             .items = w->items,
+                             .n_items = store->n_heads};
+    return kern_measure_rows(e->o->kernels, &batch);
+}
+
+static status preselect(retrieve_observer *w, const ending *e, retrieve_notes *notes)
+{
+    const forward_seq *s = e->seq;
+    uint32_t n_runs = e->o->store->n_heads / e->together;
+    for (uint32_t run = 0; run < n_runs; run++) {
+        retrieve_bits at = retrieve_left_out_at(s, e->layer, run, n_runs);
+        uint64_t *left_out = retrieve_notes_write(notes, &at);
+        if (!left_out) return status_make(STATUS_NO_MEMORY, "preselected blocks");
+        retrieval_preselect(&s->retrieval, s->n_prompt,
+                            w->mass + (size_t)run * e->together * s->n_prompt, e->together, w->keys,
+                            left_out);
+    }
+    return STATUS_IS_OK;
+}
+
+static status observe(retrieve_observer *w, const ending *e, retrieve_notes *notes)
+{
+    if (retrieval_left_out(&e->seq->retrieval, e->seq->n_prompt) == 0) return STATUS_IS_OK;
+    if (!reserve_all(w, e)) return status_make(STATUS_NO_MEMORY, "attention of the prompt's end");
+    RETURN_IF_ERROR(measure(w, e));
+    return preselect(w, e, notes);
+}
+
+/* plan_check has seen that the rows are there. */
+status retrieve_observe(retrieve_observer *w, const forward_options *o, uint32_t q_heads,
+                        uint32_t qkv_width, uint32_t layer, const float *qkv,
+                        const forward_seq *seqs, uint32_t n_seqs, retrieve_notes *notes)
+{
+    const pkv_geometry *g = &o->store->geometry;
+    for (uint32_t i = 0; i < n_seqs; i++) {
+        const forward_seq *s = &seqs[i];
+        if (s->retrieval.block_tokens == 0) continue;
+        uint32_t rows = retrieval_observed_rows(&s->retrieval, s->n_prompt);
+        pkv_table_view table =
+            pkv_mirror_table(o->mirror, s->seq, kv_store_group(o->store, layer, 0));
+        if (rows == 0 || table.kept_tokens != s->n_prompt ||
+            retrieval_layer_leader(&s->retrieval, g, layer) != layer)
+            continue;
+        const ending e = {.o = o,
+                          .seq = s,
+                          .index = i,
+                          .layer = layer,
+                          .rows = rows,
+                          .together = retrieval_heads_together(&s->retrieval, g),
+                          .q_heads = q_heads,
+                          .qkv_width = qkv_width,
+                          .qkv = qkv};
+        RETURN_IF_ERROR(observe(w, &e, notes));
+    }
+    return STATUS_IS_OK;
+}

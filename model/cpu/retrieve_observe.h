@@ -1,0 +1,28 @@
+/* What the prompt's last rows attend to (private to model/; docs/retrieval.md, section 4): measured
+ * once the prompt is done, for the preselection of blocks, and kept for the request. */
+#ifndef MODEL_CPU_RETRIEVE_OBSERVE_H
+#define MODEL_CPU_RETRIEVE_OBSERVE_H
+
+#include "kernels/measure.h"
+#include "model/cpu/forward.h"
+#include "model/cpu/retrieve_notes.h"
+
+/* Zeroed at first; freed by retrieve_observe_free. */
+typedef struct retrieve_observer {
+    float *mass; // [KV heads, slots]
+    uint32_t *keys;
+    kern_rows_item *items; // [KV heads]
+    size_t n_mass, n_keys, n_items;
+} retrieve_observer;
+
+void retrieve_observe_free(retrieve_observer *w);
+/* Measures what rows of the step that end a prompt attend to in a layer that selects. qkv is that
+ * of retrieve_layer, q_heads the query heads of a KV head. */
+status retrieve_observe(retrieve_observer *w, const forward_options *o, uint32_t q_heads,
+                        uint32_t qkv_width, uint32_t layer, const float *qkv,
+                        const forward_seq *seqs, uint32_t n_seqs, retrieve_notes *notes);
+/* Where the blocks that a run of KV heads leaves out in the layer are noted. */
+retrieve_bits retrieve_left_out_at(const forward_seq *seq, uint32_t layer, uint32_t run,
+                                   uint32_t n_runs);
+
+#endif
