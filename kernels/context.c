@@ -65,21 +65,22 @@ static bool is_amd(void) { return false; }
 static const struct isa_row {
     const char *name;
     bool (*runs)(void);
-    fill_fn fill[7];
+    fill_fn fill[8];
 } isa_rows[] = {
     {"ref",
      runs_always,
      {kern_matmul_fill_ref, kern_quant_fill_ref, kern_rows_fill_ref, kern_attention_fill_ref,
-      kern_kv_grids_fill_ref}},
+      kern_kv_grids_fill_ref, kern_block_scores_fill_ref}},
 #if defined(__x86_64__)
     {"avx2",
      runs_avx2,
      {kern_matmul_fill_avx2, kern_quant_fill_avx2, kern_rows_fill_avx2, kern_attention_fill_avx2,
-      kern_kv_fill_avx2, kern_kv_grids_fill_avx2, kern_burst_fill_avx2}},
+      kern_kv_fill_avx2, kern_kv_grids_fill_avx2, kern_block_scores_fill_avx2,
+      kern_burst_fill_avx2}},
     {"avx512",
      runs_avx512,
      {kern_matmul_fill_avx512, kern_rows_fill_avx512, kern_attention_fill_avx512,
-      kern_burst_fill_avx512}},
+      kern_block_scores_fill_avx512, kern_burst_fill_avx512}},
     {"avx512vnni",
      runs_vnni,
      {kern_quant_fill_vnni, kern_attention_fill_vnni, kern_burst_fill_vnni}},

@@ -118,6 +118,14 @@ typedef struct kern_attn_dots {
                         uint8_t *out);
 } kern_attn_dots;
 
+/* Where vectors of blocks lie, in bf16 [head_dim]: those of block i at page pages[i * step], with
+ * `stride` elements from page to page. */
+typedef struct kern_vectors {
+    const uint16_t *first, *second; /* second may be NULL */
+    size_t stride;
+    uint32_t head_dim, step;
+} kern_vectors;
+
 typedef struct kern_isa {
     const char *name;
     kern_precision precision; /* set before the fill functions run, which read it */
@@ -194,6 +202,11 @@ typedef struct kern_isa {
                             const kern_attn_row *rows, uint32_t n, uint32_t head_dim, float *o);
     const kern_attn_dots *attn_dots; /* NULL: bf16 pages go through the functions above */
 
+    /* ---- retrieval: out [n] = folded [1 or 2 vectors] . vectors of each block, summed as
+     * kern_score_blocks says ---- */
+    void (*block_scores)(const kern_vectors *v, const uint32_t *pages, size_t n,
+                         const float *folded, float *out);
+
     /* ---- limits: `rounds` rounds of independent instructions in registers. Each returns the
      * operations done, two for a product and its sum; *sink keeps the compiler from dropping
      * them. ---- */
@@ -223,6 +236,7 @@ void kern_quant_fill_ref(kern_isa *isa);
 void kern_rows_fill_ref(kern_isa *isa);
 void kern_attention_fill_ref(kern_isa *isa);
 void kern_kv_grids_fill_ref(kern_isa *isa);
+void kern_block_scores_fill_ref(kern_isa *isa);
 #if defined(__x86_64__)
 void kern_matmul_fill_avx2(kern_isa *isa);
 void kern_matmul_fill_avx512(kern_isa *isa);
@@ -234,6 +248,8 @@ void kern_quant_fill_amx(kern_isa *isa);
 void kern_rows_fill_avx2(kern_isa *isa);
 void kern_kv_fill_avx2(kern_isa *isa);
 void kern_kv_grids_fill_avx2(kern_isa *isa);
+void kern_block_scores_fill_avx2(kern_isa *isa);
+void kern_block_scores_fill_avx512(kern_isa *isa);
 void kern_rows_fill_avx512(kern_isa *isa);
 void kern_attention_fill_avx2(kern_isa *isa);
 void kern_attention_int8_fill_avx2(kern_isa *isa);

@@ -1,6 +1,7 @@
-/* Representatives of pages. One thread computes an item. */
+/* Representatives of blocks. One thread computes an item. */
 #include "kernels/represent.h"
 
+#include "base/half.h"
 #include "kernels/context.h"
 #include "kernels/strips.h"
 
@@ -9,8 +10,7 @@
 
 typedef struct represent_job {
     const kern_context *kc;
-    const kern_kv_shape *shape;
-    const kern_represent_item *items;
+    const kern_represent_batch *batch;
     size_t thread_bytes;
 } represent_job;
 
@@ -62,13 +62,15 @@ static void widen_box(const float *keys, size_t n, float *largest, float *smalle
     }
 }
 
-/* Takes in a strip, the strip-th of the page. */
-static void take_strip(const kern_represent_item *it, const float *keys, uint32_t head_dim,
+/* Takes in a strip, the strip-th of the block. */
+static void take_strip(const represent_job *job, const kern_represent_item *it, const float *keys,
                        size_t strip, const represent_state *s)
 {
+    uint32_t head_dim = job->batch->shape.head_dim;
     size_t lanes = (size_t)head_dim * KERN_STRIP, slot = strip * KERN_STRIP;
-    if (it->kind == KERN_REPRESENT_SUM) {
-        add_strip(keys, head_dim, it->slots[slot / 64] >> slot % 64 & 0xffff, s->largest);
+    if (job->batch->kind == KERN_REPRESENT_SUM) {
+        uint64_t marks = it->slots ? it->slots[slot / 64] >> slot % 64 : UINT64_MAX;
+        add_strip(keys, head_dim, marks & 0xffff, s->largest);
     } else if (strip == 0) {
         memcpy(s->largest, keys, lanes * sizeof *keys);
         memcpy(s->smallest, keys, lanes * sizeof *keys);
@@ -77,8 +79,20 @@ static void take_strip(const kern_represent_item *it, const float *keys, uint32_
     }
 }
 
+/* The least bf16 that is not below x; where `up` is not set, the greatest one that is not above
+ * x. Infinities and NaN stay what they are. */
+static uint16_t round_outwards(float x, bool up)
+{
+    uint32_t bits;
+    memcpy(&bits, &x, sizeof bits);
+    if (x != x) return (uint16_t)(bits >> 16 | 0x40);
+    bool away = (bits >> 31 == 0) == up; /* from 0 */
+    return (uint16_t)((bits >> 16) + (away && (bits & 0xffff) != 0));
+}
+
 /* Joins the lanes of each dim, ascending. */
-static void join_lanes(const kern_represent_item *it, uint32_t head_dim, const represent_state *s)
+static void join_lanes(kern_represent_kind kind, const kern_represent_item *it, uint32_t head_dim,
+                       const represent_state *s)
 {
     for (uint32_t d = 0; d < head_dim; d++) {
         const float *l = s->largest + d * KERN_STRIP, *m = s->smallest + d * KERN_STRIP;
@@ -88,45 +102,46 @@ static void join_lanes(const kern_represent_item *it, uint32_t head_dim, const r
             largest = l[i] > largest ? l[i] : largest;
             smallest = m[i] < smallest ? m[i] : smallest;
         }
-        it->out[d] = it->kind == KERN_REPRESENT_SUM ? sum : largest;
-        if (it->kind == KERN_REPRESENT_BOX) it->out[head_dim + d] = smallest;
+        it->out[d] =
+            kind == KERN_REPRESENT_SUM ? bf16_from_f32(sum) : round_outwards(largest, true);
+        if (kind == KERN_REPRESENT_BOX) it->smallest[d] = round_outwards(smallest, false);
     }
 }
 
-static void represent_page(const represent_job *job, const kern_represent_item *it,
-                           const represent_state *s)
+static void represent_block(const represent_job *job, const kern_represent_item *it,
+                            const represent_state *s)
 {
-    static const uint32_t page = 0;
-    const kern_kv_shape *shape = job->shape, read_as = kern_kv_wide(shape);
-    const kern_pages pages = {&page, it->tile, 0, NULL, 0, SIZE_MAX};
+    const kern_kv_shape *shape = &job->batch->shape, read_as = kern_kv_wide(shape);
+    const kern_pages pages = {it->pages, it->tiles, job->batch->page_stride, NULL, 0, SIZE_MAX};
     size_t lanes = (size_t)shape->head_dim * KERN_STRIP;
-    if (it->kind == KERN_REPRESENT_SUM) memset(s->largest, 0, lanes * sizeof *s->largest);
-    for (size_t block = 0; block < kern_blocks_of(shape->page_tokens); block++) {
-        kern_block b =
-            kern_block_of(&job->kc->isa, shape, &pages, block, shape->page_tokens, s->wide);
+    size_t n_slots = (size_t)job->batch->n_pages * shape->page_tokens;
+    memset(s->largest, 0, lanes * sizeof *s->largest);
+    memset(s->smallest, 0, lanes * sizeof *s->smallest);
+    for (size_t block = 0; block < kern_blocks_of(n_slots); block++) {
+        kern_block b = kern_block_of(&job->kc->isa, shape, &pages, block, n_slots, s->wide);
         kern_block_keys(&job->kc->isa, &read_as, &b, s->keys);
         for (size_t t = 0; t < b.n_strips; t++)
-            take_strip(it, s->keys + t * lanes, shape->head_dim, block * KERN_BLOCK_STRIPS + t, s);
+            take_strip(job, it, s->keys + t * lanes, block * KERN_BLOCK_STRIPS + t, s);
     }
-    join_lanes(it, shape->head_dim, s);
+    join_lanes(job->batch->kind, it, shape->head_dim, s);
 }
 
 static void represent_range(void *ctx, size_t from, size_t to, unsigned thread)
 {
     const represent_job *job = ctx;
     uint8_t *scratch = (uint8_t *)job->kc->measure.threads.data + thread * job->thread_bytes;
-    represent_state s = state_at(job->shape, scratch);
-    for (size_t i = from; i < to; i++) represent_page(job, &job->items[i], &s);
+    represent_state s = state_at(&job->batch->shape, scratch);
+    for (size_t i = from; i < to; i++) represent_block(job, &job->batch->items[i], &s);
 }
 
-status kern_represent(kern_context *kc, const kern_kv_shape *shape,
-                      const kern_represent_item *items, size_t n_items)
+status kern_represent(kern_context *kc, const kern_represent_batch *batch)
 {
-    represent_job job = {kc, shape, items, state_bytes(shape)};
-    assert(shape->page_tokens % KERN_STRIP == 0 && shape->page_tokens <= 256);
+    const kern_kv_shape *shape = &batch->shape;
+    represent_job job = {kc, batch, state_bytes(shape)};
+    assert(shape->page_tokens % KERN_STRIP == 0 && batch->n_pages > 0);
     assert(shape->head_dim % KERN_STRIP == 0 && shape->head_dim <= KERN_HEAD_DIM_MAX);
     if (!kern_reserve(&kc->measure.threads, job.thread_bytes * kc->n_threads))
         return status_make(STATUS_NO_MEMORY, "scratch for representatives");
-    thread_pool_for(kc->pool, n_items, 4, represent_range, &job);
+    thread_pool_for(kc->pool, batch->n_items, 4, represent_range, &job);
     return STATUS_IS_OK;
 }

@@ -152,9 +152,7 @@ status backend_cpu_measure(const backend_options *o, uint32_t n_ranks, uint64_t 
     m.page_bytes = store.page_bytes;
     m.rank_shares = pkv_shares_of(&m.geometry, store.n_heads);
     m.sums_of_page = store.page_sums * sizeof *store.sums;
-    if (n_ranks == 1)
-        m.representatives_of_page = store.page_representatives * sizeof *store.representatives +
-                                    store.page_tiles * sizeof *store.marks;
+    if (n_ranks == 1) m.representatives_of_page = kv_store_retrieval_bytes(&store);
     if (kern_kv_has_grids(o->kv_type))
         m.filling_bytes = kv_filling_size(&store, o->max_rows, o->max_seqs);
     if (m.fits && !status_ok(sizes_pool_pages(&m.geometry, pool, page_bytes, &m.n_pages, NULL)))

@@ -1,15 +1,17 @@
 #!/usr/bin/env python3
 """Writes tests/golden/retrieval.json: which blocks a row reads, by an implementation of
-docs/retrieval.md that shares nothing with the C code. It scores blocks by their keys, one by one,
-knows no pages and no folded queries, and sorts.
+docs/retrieval.md that shares nothing with the C code. It represents blocks by their keys, one dim
+after the other, knows no pages and no folded queries, and sorts.
 
     python3 tools/retrieval_oracle.py [--check]
 
-Queries, keys and masses are small multiples of 1/4, made by a generator that the test has too, so
-that every score is exact in f32 and equal scores are equal everywhere. --check compares the file
-with what would be written.
+Queries and masses are small multiples of 1/4, made by a generator that the test has too; keys are
+multiples of 1/4 or, in "fine" cases, of 1/512, which bf16 does not hold. So every sum of keys and
+every score is exact in f32, and equal scores are equal everywhere. --check compares the file with
+what would be written.
 """
 import json
+import math
 import pathlib
 import sys
 
@@ -47,6 +49,19 @@ def value(seed, what, i):
     return (mix(seed << 48 | what << 40 | i) % 17 - 8) / 4
 
 
+def fine_value(seed, what, i):
+    """A number in -2, -2 + 1/512, ... 2."""
+    return (mix(seed << 48 | what << 40 | i) % 2049 - 1024) / 512
+
+
+def bf16(x, rounding):
+    """x as the nearest of the numbers with 8 bits: `rounding` of the last bit."""
+    if x == 0:
+        return 0.0
+    unit = 2.0 ** (math.frexp(x)[1] - 8)
+    return rounding(x / unit) * unit
+
+
 class Tables:
     """Queries [KV head, query head, dim], keys [KV head, slot, dim] and masses [KV head, slot]."""
 
@@ -55,7 +70,8 @@ class Tables:
         self.n, self.heads, self.g, self.dim = c["n_slots"], c["n_kv_heads"], c["q_heads"], c["head_dim"]
         seed, n, g, dim = c["seed"], self.n, self.g, self.dim
         self.q = [[[value(seed, 1, (h * g + i) * dim + d) for d in range(dim)] for i in range(g)] for h in range(self.heads)]
-        self.k = [[[value(seed, 2, (h * n + s) * dim + d) for d in range(dim)] for s in range(n)] for h in range(self.heads)]
+        key = fine_value if c.get("fine") else value
+        self.k = [[[key(seed, 2, (h * n + s) * dim + d) for d in range(dim)] for s in range(n)] for h in range(self.heads)]
         self.mass = [[value(seed, 3, h * n + s) for s in range(n)] for h in range(self.heads)]
 
 
@@ -69,16 +85,17 @@ def score(spec, tables, head, block):
     slots = range(block * size, (block + 1) * size)
     keys = [tables.k[head][s] for s in slots]
     columns = list(zip(*keys))
-    if kind == "QUEST":
-        return sum(sum(max(x * max(c), x * min(c)) for x, c in zip(q, columns)) for q in tables.q[head])
-    if kind == "MAX":
-        return sum(dot(q, [max(c) for c in columns]) for q in tables.q[head])
+    if kind in ("QUEST", "MAX"):
+        most = [bf16(max(c), math.ceil) for c in columns]
+        least = [bf16(min(c), math.floor) for c in columns] if kind == "QUEST" else most
+        return sum(sum(max(x * m, x * l) for x, m, l in zip(q, most, least)) for q in tables.q[head])
     if kind == "FIX":
         keys = [keys[(2 * j + 1) * size // (2 * n)] for j in range(n)]
     elif kind == "DYNAMIC":
         best = sorted(range(size), key=lambda i: (-tables.mass[head][slots[i]], i))[:n]
         keys = [keys[i] for i in best]
-    return sum(sum(dot(q, k) for k in keys) for q in tables.q[head])
+    sums = [bf16(sum(c), round) for c in zip(*keys)]
+    return sum(dot(q, sums) for q in tables.q[head])
 
 
 def blocks_between(spec, n_slots):
@@ -172,6 +189,9 @@ def selections():
              n_slots=320, seed=108),
         dict(dict(shape, n_kv_heads=1, q_heads=8, head_dim=48, page_tokens=64), n_slots=1500, seed=109,
              retrieval=dict(method="quest", block_size=128, initial_tokens=64, local_windows_len=256, second_select_num=4)),
+        dict(shape, fine=True, n_slots=700, seed=111, retrieval=dict(quest, block_size=32)),
+        dict(shape, fine=True, n_slots=700, seed=112, retrieval=dict(method="ktransformers", anchor_type="BLOCK_MAX", **small)),
+        dict(shape, fine=True, n_slots=700, seed=113, retrieval=dict(method="ktransformers", **small)),
         dict(dict(shape, n_kv_heads=2, page_tokens=32), n_slots=4900, seed=110, retrieval=dict(method="ktransformers", second_select_num=2)),
     ]
     preselect = dict(method="ktransformers", preselect_block=True, preselect_block_count=6, **small)

@@ -55,9 +55,9 @@ static size_t sums_bytes(const kv_store *s, pkv_cells cells)
     return cells.n * s->page_sums * sizeof *s->sums;
 }
 
-static size_t representatives_bytes(const kv_store *s)
+static size_t vectors_bytes(const kv_store *s)
 {
-    return s->cells.n * s->page_representatives * sizeof *s->representatives;
+    return s->cells.n * s->page_vectors * sizeof *s->vectors;
 }
 
 static size_t marks_bytes(const kv_store *s)
@@ -301,7 +301,8 @@ static void cpu_destroy(void *ctx)
     alloc_pages_free(b->store.host, b->host_bytes);
     alloc_pages_free(b->store.sums, sums_bytes(&b->store, b->store.cells));
     alloc_pages_free(b->store.host_sums, sums_bytes(&b->store, b->store.host_cells));
-    alloc_pages_free(b->store.representatives, representatives_bytes(&b->store));
+    alloc_pages_free(b->store.vectors, vectors_bytes(&b->store));
+    alloc_pages_free(b->store.smallest, vectors_bytes(&b->store));
     alloc_pages_free(b->store.marks, marks_bytes(&b->store));
     weights_destroy(&b->weights);
     kern_destroy(b->kernels);
@@ -358,10 +359,11 @@ static status default_pool_bytes(const backend_options *o, uint64_t *bytes)
 static status make_representatives(backend_cpu *b)
 {
     if (comm_size(b->group) > 1) return STATUS_IS_OK;
-    b->store.representatives = alloc_pages(representatives_bytes(&b->store));
+    b->store.vectors = alloc_pages(vectors_bytes(&b->store));
+    b->store.smallest = alloc_pages(vectors_bytes(&b->store));
     b->store.marks = alloc_pages(marks_bytes(&b->store));
-    bool ok = b->store.representatives && b->store.marks;
-    return ok ? STATUS_IS_OK : status_make(STATUS_NO_MEMORY, "representatives of pages");
+    bool ok = b->store.vectors && b->store.smallest && b->store.marks;
+    return ok ? STATUS_IS_OK : status_make(STATUS_NO_MEMORY, "representatives of blocks");
 }
 
 static status make_pool(backend_cpu *b, const backend_options *o, error *err)

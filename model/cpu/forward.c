@@ -230,7 +230,7 @@ static void kv_write_range(void *ctx, size_t from, size_t to, unsigned thread)
     }
 }
 
-/* Pages that rows are written to lose the layer's representatives. */
+/* Pages that rows are written to are a part of no representative of the layer any more. */
 static void forget_written(const kv_write_job *job)
 {
     const kv_store *store = job->f->o.store;
@@ -239,7 +239,7 @@ static void forget_written(const kv_write_job *job)
             const forward_seq *s = &job->seqs[i];
             pkv_table_view table =
                 pkv_mirror_table(job->f->o.mirror, s->seq, kv_store_group(store, job->layer, head));
-            uint32_t *marks = kv_store_marks(store, job->layer, head, table.offset);
+            uint64_t *marks = kv_store_marks(store, job->layer, head, table.offset);
             uint32_t first = (table.kept_tokens - s->n_rows) / store->shape.page_tokens;
             for (uint32_t page = first; page < table.n_pages; page++)
                 marks[table.pages[page] * store->page_tiles] = 0;

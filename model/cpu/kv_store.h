@@ -33,14 +33,16 @@ typedef struct kv_store {
     float *sums;      // [cells.n, page_sums]
     float *host_sums; // [host_cells.n, page_sums]
     bool has_sums;    // a plan has asked for sums: until then all are 0 and need no moves
-    /* Representatives of pages (retrieve.h), beside K and V: the largest has two vectors. A mark
-     * says what a tile's representative is made of; 0: the tile has none. They are only reserved
+    /* Representatives of blocks (retrieve.h), beside the K and V of the block's first page. A mark
+     * says of which block's representative a tile is a part; 0: of none. They are only reserved
      * addresses until a plan asks for retrieval, and NULL where no plan may. */
     size_t page_tiles;
-    size_t page_representatives; // floats of a page
-    float *representatives;      // [cells.n, page_representatives]
-    uint32_t *marks;             // [cells.n, page_tiles]
-    bool has_marks;              // a plan has asked for retrieval: until then all marks are 0
+    size_t page_vectors;      // elements of one vector for each tile of a page
+    uint16_t *vectors;        // [cells.n, page_vectors] sums or largest values, bf16
+    uint16_t *smallest;       // [cells.n, page_vectors] smallest values, where blocks have boxes
+    uint64_t *marks;          // [cells.n, page_tiles]
+    uint64_t representatives; // made so far: each has a number
+    bool has_marks;           // a plan has asked for retrieval: until then all marks are 0
 } kv_store;
 
 static inline void kv_store_layout(kv_store *s, kern_kv_format format, const pkv_geometry *geometry,
@@ -55,7 +57,7 @@ static inline void kv_store_layout(kv_store *s, kern_kv_format format, const pkv
     s->page_bytes = s->tile_bytes * geometry->layers_per_group * s->heads_in_page;
     s->page_tiles = (size_t)geometry->layers_per_group * s->heads_in_page;
     s->page_sums = s->page_tiles * s->shape.page_tokens;
-    s->page_representatives = s->page_tiles * 2 * head_dim;
+    s->page_vectors = s->page_tiles * head_dim;
 }
 
 /* Sets how many cells the pool has. */
@@ -141,16 +143,22 @@ static inline bool kv_store_is_ours(const kv_store *s, uint32_t group)
            s->first_head < first + s->geometry.heads_per_group;
 }
 
-/* Representatives [2, head_dim] and marks, likewise; page p's are p * page_representatives and
- * p * page_tiles further. */
-static inline float *kv_store_representatives(const kv_store *s, uint32_t layer, uint32_t head,
-                                              uint32_t offset)
+/* Bytes beside a page that retrieval may write: two vectors and a mark for each tile. */
+static inline size_t kv_store_retrieval_bytes(const kv_store *s)
+{
+    return 2 * s->page_vectors * sizeof *s->vectors + s->page_tiles * sizeof *s->marks;
+}
+
+/* One of the arrays of vectors, [head_dim] a tile, and marks, likewise; page p's are
+ * p * page_vectors and p * page_tiles further. */
+static inline uint16_t *kv_store_vectors(const kv_store *s, uint16_t *vectors, uint32_t layer,
+                                         uint32_t head, uint32_t offset)
 {
     ptrdiff_t cells = (ptrdiff_t)offset - (ptrdiff_t)s->cells.first;
-    return s->representatives + cells * (ptrdiff_t)s->page_representatives +
-           kv_store_tile(s, layer, head) * 2 * s->shape.head_dim;
+    return vectors + cells * (ptrdiff_t)s->page_vectors +
+           kv_store_tile(s, layer, head) * s->shape.head_dim;
 }
-static inline uint32_t *kv_store_marks(const kv_store *s, uint32_t layer, uint32_t head,
+static inline uint64_t *kv_store_marks(const kv_store *s, uint32_t layer, uint32_t head,
                                        uint32_t offset)
 {
     ptrdiff_t cells = (ptrdiff_t)offset - (ptrdiff_t)s->cells.first;

@@ -18,16 +18,24 @@ typedef struct sparse_row {
     uint32_t most_blocks; /* of one list */
     size_t first_page;    /* its gathered pages in `pages`, most_pages for each KV head */
     uint32_t most_pages;
-    uint32_t
-        behind; /* rows of the sequence since the one whose selection it reads by: 0 = it selects */
+    uint32_t behind;  /* rows since the one whose selection it reads by: 0 = it selects */
     uint32_t in_step; /* sparse rows of the share before it */
 } sparse_row;
 
 typedef struct block_list {
-    uint32_t row;   /* index of the sparse row */
     uint32_t first; /* KV head */
     uint32_t n;     /* blocks that the row reads, in the layer that selected last */
 } block_list;
+
+/* The candidates of the row in hand, in one layer and head. */
+typedef struct candidates {
+    const uint32_t *pages; /* [n blocks, pages of a block] */
+    const uint8_t *tiles;
+    uint64_t *marks;
+    uint16_t *vectors, *smallest; /* smallest: NULL where blocks have no boxes */
+    const uint64_t *left_out;     /* bits of the prompt's blocks; NULL: none is left out */
+    uint32_t n_missing;           /* blocks without the row's representative */
+} candidates;
 
 /* Memory that grows to the largest need seen. */
 typedef struct room {
@@ -38,16 +46,19 @@ typedef struct room {
 struct retrieve {
     forward_options o;
     uint32_t q_heads, qkv_width;
-    unsigned n_threads;
     /* The rows of a step and the blocks they read. */
     room rows, lists, blocks, pages, tiles;
     uint32_t n_rows, n_lists;
-    /* Scratch of a layer's selection. */
-    room items; /* kern_represent_item: pages without a representative */
-    room marks; /* uint32_t *: their marks */
-    uint32_t n_items;
-    room scratch; /* thread_bytes for each thread */
-    size_t thread_bytes;
+    /* Scratch of a selection: the row in hand has n_blocks candidates in each head. */
+    room candidates;    /* candidates [n_heads] */
+    room score_items;   /* kern_score_item [n_heads] */
+    room scores, keys;  /* [n_heads, n_blocks] f32, [lists, n_blocks] uint32_t */
+    room head_scores;   /* const float * [n_heads]: where a head's scores are */
+    room items, listed; /* kern_represent_item, block_at: blocks without a representative */
+    uint32_t n_items, n_blocks, block_pages;
+    uint32_t first_block, n_known; /* number of the first candidate, of the prompt's blocks */
+    uint64_t wanted;               /* the row's mark without its number */
+    uint64_t fixed_slots[RETRIEVAL_BLOCK_MOST / 64];
     uint32_t layer;
     const float *qkv;
     const forward_seq *seqs; /* the step's [n_seqs] */
@@ -68,8 +79,6 @@ static bool reserve(room *r, size_t n, size_t size)
 
 static status no_memory(void) { return status_make(STATUS_NO_MEMORY, "retrieval"); }
 
-static size_t align64(size_t n) { return (n + 63) & ~(size_t)63; }
-
 status retrieve_create(const forward_options *options, uint32_t q_heads, uint32_t qkv_width,
                        retrieve **out)
 {
@@ -78,7 +87,6 @@ status retrieve_create(const forward_options *options, uint32_t q_heads, uint32_
     r->o = *options;
     r->q_heads = q_heads;
     r->qkv_width = qkv_width;
-    r->n_threads = thread_pool_size(options->pool);
     status s = retrieve_notes_create(options->config->n_layers, &r->notes);
     if (status_ok(s)) *out = r;
     else retrieve_destroy(r);
@@ -93,9 +101,13 @@ void retrieve_destroy(retrieve *r)
     free(r->blocks.data);
     free(r->pages.data);
     free(r->tiles.data);
+    free(r->candidates.data);
+    free(r->score_items.data);
+    free(r->scores.data);
+    free(r->keys.data);
+    free(r->head_scores.data);
     free(r->items.data);
-    free(r->marks.data);
-    free(r->scratch.data);
+    free(r->listed.data);
     retrieve_observe_free(&r->observer);
     retrieve_notes_destroy(r->notes);
     free(r);
@@ -142,17 +154,8 @@ static void add_row(retrieve *r, const forward_seq *s, uint32_t i, size_t *block
     if (all > *longest) *longest = all;
     block_list *lists = r->lists.data;
     for (uint32_t head = 0; head < store->n_heads; head += row->together)
-        lists[r->n_lists++] = (block_list){.row = r->n_rows, .first = head};
+        lists[r->n_lists++] = (block_list){.first = head};
     r->n_rows++;
-}
-
-/* A thread's scratch: the heads of a query, the folded query, scores and keys. */
-static size_t scratch_bytes(const retrieve *r, size_t longest)
-{
-    const kv_store *store = r->o.store;
-    return align64(store->n_heads * sizeof(retrieval_head)) +
-           align64((size_t)2 * store->shape.head_dim * sizeof(float)) +
-           2 * align64(longest * sizeof(float));
 }
 
 status retrieve_start(retrieve *r, const forward_seq *seqs, uint32_t n_seqs)
@@ -171,11 +174,14 @@ status retrieve_start(retrieve *r, const forward_seq *seqs, uint32_t n_seqs)
         for (uint32_t n = seqs[i].n_rows - sparse_rows_of(&seqs[i]); n < seqs[i].n_rows; n++)
             add_row(r, &seqs[i], n, &blocks, &pages, &longest);
     size_t tiles = r->o.store->filling ? rows * heads * (r->o.store->residual_pages + 1) : 0;
-    r->thread_bytes = scratch_bytes(r, longest);
     bool ok = reserve(&r->blocks, blocks, sizeof(uint32_t)) &&
               reserve(&r->pages, pages, sizeof(uint32_t)) &&
               reserve(&r->tiles, tiles, sizeof(uint8_t *)) &&
-              reserve(&r->scratch, r->thread_bytes * r->n_threads, 1);
+              reserve(&r->candidates, heads, sizeof(candidates)) &&
+              reserve(&r->score_items, heads, sizeof(kern_score_item)) &&
+              reserve(&r->scores, heads * longest, sizeof(float)) &&
+              reserve(&r->head_scores, heads, sizeof(const float *)) &&
+              reserve(&r->keys, heads * longest, sizeof(uint32_t));
     return ok ? STATUS_IS_OK : no_memory();
 }
 
@@ -204,35 +210,18 @@ static uint32_t *blocks_of(const retrieve *r, const sparse_row *row, uint32_t li
 
 /* ---- representatives ------------------------------------------------------------------------- */
 
-/* Names what a page's representative is made of; never 0, which marks a page without one. Only FIX
- * depends on more than the page: on its place in its block, which follows from its place in the
- * table and the block's pages. */
-static uint32_t mark_of(const retrieval_spec *spec, uint32_t in_block)
+/* What a representative is made of. All tiles of its block have one mark: that and, from bit
+ * MARK_SPEC_BITS on, the representative's number, so that a block whose pages are not all those of
+ * the representative has different marks. */
+enum { MARK_SPEC_BITS = 20 };
+static uint64_t mark_of(const retrieval_spec *spec, uint32_t block_pages)
 {
-    uint32_t mark = 1 + (uint32_t)spec->representative;
-    if (spec->representative != RETRIEVAL_FIX) return mark;
-    return mark | spec->representative_num << 3 | in_block << 16;
+    return 1 + (uint32_t)spec->representative + (spec->representative_num << 3) +
+           (block_pages << 10);
 }
-_Static_assert(RETRIEVAL_REPRESENTATIVES < 8 && RETRIEVAL_KEYS_MOST < 1 << 13 &&
-                   RETRIEVAL_BLOCK_PAGES < 1 << 16,
+_Static_assert(1 + RETRIEVAL_REPRESENTATIVES <= 1 << 3 && RETRIEVAL_KEYS_MOST < 1 << 7 &&
+                   RETRIEVAL_BLOCK_PAGES < 1 << (MARK_SPEC_BITS - 10),
                "the fields of a mark");
-
-static void set_item(const retrieve *r, const retrieval_spec *spec, uint32_t place,
-                     const uint8_t *tile, float *out, kern_represent_item *item)
-{
-    *item = (kern_represent_item){.tile = tile, .out = out};
-    if (spec->representative == RETRIEVAL_QUEST) item->kind = KERN_REPRESENT_BOX;
-    else if (spec->representative == RETRIEVAL_MAX) item->kind = KERN_REPRESENT_MAX;
-    else if (spec->representative == RETRIEVAL_FIX)
-        retrieval_fixed_slots(spec, r->o.store->shape.page_tokens, place, item->slots);
-    else memset(item->slots, 0xff, sizeof item->slots);
-}
-
-static bool reserve_items(retrieve *r, size_t n)
-{
-    return reserve(&r->items, n, sizeof(kern_represent_item)) &&
-           reserve(&r->marks, n, sizeof(uint32_t *));
-}
 
 /* The blocks that a run of KV heads leaves out; NULL where it leaves out none. */
 static const uint64_t *left_out_of(const retrieve *r, const sparse_row *row, uint32_t run)
@@ -243,110 +232,197 @@ static const uint64_t *left_out_of(const retrieve *r, const sparse_row *row, uin
     return retrieve_notes_read(r->notes, &at);
 }
 
-/* Lists the candidate pages of one head that have no such representative. */
-static status list_pages(retrieve *r, const sparse_row *row, uint32_t head, uint32_t wanted)
+/* Sets the row in hand and its candidates. */
+static status take_row(retrieve *r, const sparse_row *row)
 {
     const kv_store *store = r->o.store;
     const retrieval_spec *spec = &row->seq->retrieval;
-    pkv_table_view table = table_of(r, row->seq, r->layer, head);
-    const uint64_t *left_out = left_out_of(r, row, head / row->together);
-    retrieval_extent e = retrieval_extent_of(spec, row->seq->n_prompt, row->n_slots);
-    uint32_t in_block = spec->block_tokens / store->shape.page_tokens;
-    if (retrieval_reads_all(&e)) return STATUS_IS_OK;
-    if (!left_out && retrieval_left_out(spec, row->seq->n_prompt) > 0)
-        return status_make(STATUS_INVALID, "plan: a row behind a prompt that was not preselected");
-    if (!reserve_items(r, r->n_items + (size_t)(e.end - e.first) * in_block)) return no_memory();
-    kern_represent_item *items = r->items.data;
-    uint32_t **listed = r->marks.data;
-    uint32_t *marks = kv_store_marks(store, r->layer, head, table.offset);
-    float *representatives = kv_store_representatives(store, r->layer, head, table.offset);
-    const uint8_t *tiles = kv_store_tiles(store, r->layer, head, table.offset);
-    uint32_t n_known = row->seq->n_prompt / spec->block_tokens;
-    for (uint32_t i = e.first * in_block; i < e.end * in_block; i++) {
-        uint32_t page = table.pages[i];
-        uint32_t *mark = marks + page * store->page_tiles, block = i / in_block;
-        if (left_out && block < n_known && left_out[block / 64] >> block % 64 & 1) continue;
-        if (*mark == wanted) continue;
-        listed[r->n_items] = mark;
-        set_item(r, spec, i % in_block, tiles + page * store->page_bytes,
-                 representatives + page * store->page_representatives, &items[r->n_items++]);
+    uint32_t n_prompt = row->seq->n_prompt;
+    retrieval_extent e = retrieval_extent_of(spec, n_prompt, row->n_slots);
+    bool boxes = spec->representative == RETRIEVAL_QUEST;
+    candidates *all = r->candidates.data;
+    r->block_pages = spec->block_tokens / store->shape.page_tokens;
+    r->n_blocks = retrieval_reads_all(&e) ? 0 : e.end - e.first;
+    r->first_block = e.first;
+    r->n_known = n_prompt / spec->block_tokens;
+    r->wanted = mark_of(spec, r->block_pages);
+    for (uint32_t h = 0; h < store->n_heads; h++) {
+        pkv_table_view table = table_of(r, row->seq, r->layer, h);
+        all[h] = (candidates){
+            .pages = table.pages + (size_t)e.first * r->block_pages,
+            .tiles = kv_store_tiles(store, r->layer, h, table.offset),
+            .marks = kv_store_marks(store, r->layer, h, table.offset),
+            .vectors = kv_store_vectors(store, store->vectors, r->layer, h, table.offset),
+            .smallest =
+                boxes ? kv_store_vectors(store, store->smallest, r->layer, h, table.offset) : NULL,
+            .left_out = left_out_of(r, row, h / row->together),
+        };
+        if (r->n_blocks > 0 && !all[h].left_out && retrieval_left_out(spec, n_prompt) > 0)
+            return status_make(STATUS_INVALID,
+                               "plan: a row behind a prompt that was not preselected");
     }
     return STATUS_IS_OK;
 }
 
-/* A page that two rows want in different ways would be listed twice: rows that select differently
- * go one after the other. Pages are marked at the end, because they may be the prefix cache's: a
- * mark that a failure left would let other requests score by what was never computed. */
+/* Blocks that are left out need no representative. */
+static bool is_missing(const retrieve *r, const candidates *c, uint32_t block)
+{
+    uint32_t number = r->first_block + block;
+    if (c->left_out && number < r->n_known && c->left_out[number / 64] >> number % 64 & 1)
+        return false;
+    const uint32_t *pages = c->pages + (size_t)block * r->block_pages;
+    const size_t tiles = r->o.store->page_tiles;
+    uint64_t mark = c->marks[pages[0] * tiles], differ = 0;
+    for (uint32_t p = 1; p < r->block_pages; p++) differ |= c->marks[pages[p] * tiles] ^ mark;
+    return differ || (mark & ((UINT64_C(1) << MARK_SPEC_BITS) - 1)) != r->wanted;
+}
+
+static void count_range(void *ctx, size_t from, size_t to, unsigned thread)
+{
+    (void)thread;
+    const retrieve *r = ctx;
+    for (size_t h = from; h < to; h++) {
+        candidates *c = (candidates *)r->candidates.data + h;
+        for (uint32_t b = 0; b < r->n_blocks; b++) c->n_missing += is_missing(r, c, b);
+    }
+}
+
+/* A listed block: its tile's marks in page 0, and its pages. */
+typedef struct block_at {
+    uint64_t *marks;
+    const uint32_t *pages;
+} block_at;
+
+static void list_missing(retrieve *r, const candidates *c, const uint64_t *slots)
+{
+    const kv_store *store = r->o.store;
+    kern_represent_item *items = r->items.data;
+    block_at *listed = r->listed.data;
+    for (uint32_t b = 0; c->n_missing > 0 && b < r->n_blocks; b++) {
+        if (!is_missing(r, c, b)) continue;
+        const uint32_t *pages = c->pages + (size_t)b * r->block_pages;
+        size_t at = pages[0] * store->page_vectors;
+        listed[r->n_items] = (block_at){c->marks, pages};
+        items[r->n_items++] =
+            (kern_represent_item){.pages = pages,
+                                  .tiles = c->tiles,
+                                  .slots = slots,
+                                  .out = c->vectors + at,
+                                  .smallest = c->smallest ? c->smallest + at : NULL};
+    }
+}
+
+static kern_represent_kind kind_of(const retrieval_spec *spec)
+{
+    if (spec->representative == RETRIEVAL_QUEST) return KERN_REPRESENT_BOX;
+    return spec->representative == RETRIEVAL_MAX ? KERN_REPRESENT_MAX : KERN_REPRESENT_SUM;
+}
+
+/* Computes the listed blocks' representatives. Blocks are marked at the end, because their pages
+ * may be the prefix cache's: a mark that a failure left would let other requests score by what was
+ * never computed. */
+static status make_listed(retrieve *r, const retrieval_spec *spec)
+{
+    kv_store *store = r->o.store;
+    const kern_represent_batch batch = {.shape = store->shape,
+                                        .kind = kind_of(spec),
+                                        .page_stride = store->page_bytes,
+                                        .n_pages = r->block_pages,
+                                        .items = r->items.data,
+                                        .n_items = r->n_items};
+    RETURN_IF_ERROR(kern_represent(r->o.kernels, &batch));
+    const block_at *listed = r->listed.data;
+    for (uint32_t i = 0; i < r->n_items; i++) {
+        uint64_t mark = r->wanted | ++store->representatives << MARK_SPEC_BITS;
+        for (uint32_t p = 0; p < r->block_pages; p++)
+            listed[i].marks[listed[i].pages[p] * store->page_tiles] = mark;
+    }
+    return STATUS_IS_OK;
+}
+
+/* A page that two rows want in different ways would be listed twice: rows that select go one after
+ * the other. */
 static status make_representatives(retrieve *r, const sparse_row *row)
 {
     const kv_store *store = r->o.store;
     const retrieval_spec *spec = &row->seq->retrieval;
-    uint32_t wanted = mark_of(spec, spec->block_tokens / store->shape.page_tokens);
+    const candidates *all = r->candidates.data;
+    bool fixed = spec->representative == RETRIEVAL_FIX;
+    size_t n_missing = 0;
+    thread_pool_for(r->o.pool, store->n_heads, 1, count_range, r);
+    for (uint32_t h = 0; h < store->n_heads; h++) n_missing += all[h].n_missing;
+    if (n_missing == 0) return STATUS_IS_OK;
+    if (!reserve(&r->items, n_missing, sizeof(kern_represent_item)) ||
+        !reserve(&r->listed, n_missing, sizeof(block_at)))
+        return no_memory();
     r->n_items = 0;
-    for (uint32_t head = 0; head < store->n_heads; head++)
-        RETURN_IF_ERROR(list_pages(r, row, head, wanted));
-    if (r->n_items == 0) return STATUS_IS_OK;
-    RETURN_IF_ERROR(kern_represent(r->o.kernels, &store->shape, r->items.data, r->n_items));
-    uint32_t **marks = r->marks.data;
-    for (uint32_t i = 0; i < r->n_items; i++) *marks[i] = wanted;
-    return STATUS_IS_OK;
+    if (fixed) retrieval_fixed_slots(spec, r->fixed_slots);
+    for (uint32_t h = 0; h < store->n_heads; h++)
+        list_missing(r, &all[h], fixed ? r->fixed_slots : NULL);
+    return make_listed(r, spec);
 }
 
 /* ---- selections ------------------------------------------------------------------------------ */
 
-static void set_heads(const retrieve *r, const sparse_row *row, uint32_t first,
-                      retrieval_head *heads)
+static void score_row(retrieve *r, const sparse_row *row)
 {
     const kv_store *store = r->o.store;
-    const float *q = r->qkv + (size_t)row->row * r->qkv_width;
-    for (uint32_t h = 0; h < row->together; h++) {
-        pkv_table_view table = table_of(r, row->seq, r->layer, first + h);
-        heads[h] = (retrieval_head){
-            .q = q + (size_t)(first + h) * r->q_heads * store->shape.head_dim,
-            .pages = table.pages,
-            .representatives = kv_store_representatives(store, r->layer, first + h, table.offset),
-        };
+    const candidates *all = r->candidates.data;
+    const float *q = r->qkv + (size_t)row->row * r->qkv_width, **scores = r->head_scores.data;
+    kern_score_item *items = r->score_items.data;
+    for (uint32_t h = 0; h < store->n_heads; h++) {
+        items[h] = (kern_score_item){.q = q + (size_t)h * r->q_heads * store->shape.head_dim,
+                                     .pages = all[h].pages,
+                                     .vectors = all[h].vectors,
+                                     .smallest = all[h].smallest,
+                                     .scores = (float *)r->scores.data + (size_t)h * r->n_blocks};
+        scores[h] = items[h].scores;
     }
-}
-
-static void select_list(const retrieve *r, block_list *list, uint8_t *scratch)
-{
-    const sparse_row *row = (const sparse_row *)r->rows.data + list->row;
-    const kern_kv_shape *shape = &r->o.store->shape;
-    const retrieval_spec *spec = &row->seq->retrieval;
-    retrieval_head *heads = (retrieval_head *)scratch;
-    retrieval_scratch s;
-    uint8_t *at = scratch + align64(r->o.store->n_heads * sizeof *heads);
-    s.folded = (float *)at;
-    s.scores = (float *)(at += align64((size_t)2 * shape->head_dim * sizeof(float)));
-    s.keys = (uint32_t *)(at + (r->thread_bytes - (size_t)(at - scratch)) / 2);
-    set_heads(r, row, list->first, heads);
-    const retrieval_query query = {.n_slots = row->n_slots,
-                                   .n_prompt = row->seq->n_prompt,
-                                   .left_out = left_out_of(r, row, list->first / row->together),
-                                   .page_tokens = shape->page_tokens,
-                                   .head_dim = shape->head_dim,
-                                   .q_heads = r->q_heads,
-                                   .stride = r->o.store->page_representatives,
-                                   .heads = heads,
-                                   .n_heads = row->together};
-    uint32_t *blocks = (uint32_t *)r->blocks.data + row->first_block +
-                       (size_t)(list->first / row->together) * row->most_blocks;
-    list->n = retrieval_select(spec, &query, &s, blocks);
-    assert(list->n <= row->most_blocks);
+    const kern_score_batch batch = {.head_dim = store->shape.head_dim,
+                                    .q_heads = r->q_heads,
+                                    .block_pages = r->block_pages,
+                                    .n_blocks = r->n_blocks,
+                                    .stride = store->page_vectors,
+                                    .items = items,
+                                    .n_items = store->n_heads};
+    kern_score_blocks(r->o.kernels, &batch);
 }
 
 typedef struct select_job {
     retrieve *r;
-    uint32_t first_list;
+    const sparse_row *row;
 } select_job;
 
 static void select_range(void *ctx, size_t from, size_t to, unsigned thread)
 {
+    (void)thread;
     const select_job *job = ctx;
-    uint8_t *scratch = (uint8_t *)job->r->scratch.data + thread * job->r->thread_bytes;
-    block_list *lists = (block_list *)job->r->lists.data + job->first_list;
-    for (size_t i = from; i < to; i++) select_list(job->r, &lists[i], scratch);
+    const retrieve *r = job->r;
+    const sparse_row *row = job->row;
+    for (size_t i = from; i < to; i++) {
+        block_list *list = (block_list *)r->lists.data + row->first_list + i;
+        const retrieval_query query = {.n_slots = row->n_slots,
+                                       .n_prompt = row->seq->n_prompt,
+                                       .left_out = left_out_of(r, row, (uint32_t)i),
+                                       .scores = (const float **)r->head_scores.data + list->first,
+                                       .n_heads = row->together};
+        list->n = retrieval_select(&row->seq->retrieval, &query,
+                                   (uint32_t *)r->keys.data + i * r->n_blocks,
+                                   blocks_of(r, row, (uint32_t)i));
+        assert(list->n <= row->most_blocks);
+    }
+}
+
+static status select_row(retrieve *r, const sparse_row *row)
+{
+    select_job job = {r, row};
+    RETURN_IF_ERROR(take_row(r, row));
+    if (r->n_blocks > 0) {
+        RETURN_IF_ERROR(make_representatives(r, row));
+        score_row(r, row);
+    }
+    thread_pool_for(r->o.pool, r->o.store->n_heads / row->together, 1, select_range, &job);
+    return STATUS_IS_OK;
 }
 
 /* ---- rows that follow an earlier one ------------------------------------------------------- */
@@ -414,12 +490,8 @@ status retrieve_layer(retrieve *r, uint32_t layer, const float *qkv)
     r->qkv = qkv;
     RETURN_IF_ERROR(retrieve_observe(&r->observer, &r->o, r->q_heads, r->qkv_width, layer, qkv,
                                      r->seqs, r->n_seqs, r->notes));
-    for (uint32_t i = 0; i < r->n_rows; i++) {
-        if (!selects_in(r, &rows[i])) continue;
-        RETURN_IF_ERROR(make_representatives(r, &rows[i]));
-        select_job job = {r, rows[i].first_list};
-        thread_pool_for(r->o.pool, r->o.store->n_heads / rows[i].together, 1, select_range, &job);
-    }
+    for (uint32_t i = 0; i < r->n_rows; i++)
+        if (selects_in(r, &rows[i])) RETURN_IF_ERROR(select_row(r, &rows[i]));
     return follow_rows(r);
 }
 

@@ -1,8 +1,9 @@
 /* Reading few blocks of a table (private to model/; docs/retrieval.md): the representatives of
- * pages, which lie beside them in kv_store, and the blocks that the rows of a step read.
+ * blocks, which lie beside their pages in kv_store, and the blocks that the rows of a step read.
  *
- * A representative is made when a row first selects among pages that have none, from the keys as
- * they are stored. What writes a page or moves slots to it forgets it (kv_store_forget). */
+ * A representative is made when a row first selects among blocks that have none, from the keys as
+ * they are stored. What writes a page or moves slots to it clears its mark (kv_store_forget), and a
+ * block whose pages do not all have the mark of one representative has none. */
 #ifndef MODEL_CPU_RETRIEVE_H
 #define MODEL_CPU_RETRIEVE_H
 

@@ -2,12 +2,12 @@
  *
  * What     Retention gives tokens up; retrieval keeps all of them and reads few at each step. Here
  *          are the table of methods (presets), the request's JSON, which layers and tokens select,
- *          and the selection itself: one pure function of queries, representatives and spec.
- *          It owns no pages and reads no keys: a backend makes the representatives.
+ *          and the selection itself: one pure function of the blocks' scores and the spec.
+ *          It owns no pages and reads no keys: a backend makes representatives and scores.
  * Owner    a retrieval_spec is a plain value without pointers; lists go to the caller's arrays.
  * Threads  pure functions.
  * Units    tokens, blocks of `block_tokens` slots of one table, pages of that table.
- * Shapes   row-major f32, given beside each argument; head_dim is a multiple of 16 up to 256.
+ * Shapes   row-major f32, given beside each argument.
  * Errors   an unknown key, an impossible value: STATUS_INVALID with the field's name.
  * Source   docs/retrieval.md fixes every meaning. */
 #ifndef PAGED_KV_RETRIEVAL_RETRIEVAL_H
@@ -163,62 +163,31 @@ void retrieval_preselect(const retrieval_spec *spec, uint32_t n_prompt, const fl
 
 /* ---- representatives ------------------------------------------------------------------------- */
 
-/* A representative is stored for each page, so that pages may be shared by sequences whose blocks
- * differ, and a block's is made of those of its pages: sums are added (MEAN, FIX, DYNAMIC), maxima
- * and boxes are merged. So a page has
- *     QUEST   [2, head_dim]  the largest, then the smallest value of each dim
- *     MAX     [head_dim]     the largest value of each dim
- *     else    [head_dim]     the sum of the page's representative keys
- */
-static inline uint32_t retrieval_vectors(retrieval_representative r)
-{
-    return r == RETRIEVAL_QUEST ? 2 : 1;
-}
-
-/* Marks the slots of a page whose keys a FIX representative sums: bit i = slot i of the page that
- * is the page_index-th of its block. Key j of n is at slot floor((2j + 1) block_tokens / 2n). */
-void retrieval_fixed_slots(const retrieval_spec *spec, uint32_t page_tokens, uint32_t page_index,
-                           uint64_t slots[4]);
+/* Marks the slots of a block whose keys a FIX representative sums: bit i = slot i, in
+ * ceil(block_tokens / 64) words. Key j of n is at slot floor((2j + 1) block_tokens / 2n). */
+void retrieval_fixed_slots(const retrieval_spec *spec, uint64_t *slots);
 /* Marks the slots of a block whose keys a DYNAMIC representative sums, those with the greatest mass
  * [block_tokens]: descending, then slot ascending; NaN is below everything. bit i = slot i, in
  * ceil(block_tokens / 64) words. */
 void retrieval_dynamic_slots(const retrieval_spec *spec, const float *mass, uint64_t *slots);
 
-/* A KV head as a row sees it. */
-typedef struct retrieval_head {
-    const float *q;               // [q_heads, head_dim] its query heads, after RoPE
-    const uint32_t *pages;        // [pages of all full blocks] of its table
-    const float *representatives; // [vectors, head_dim] of page p at p * stride
-} retrieval_head;
-
+/* What a row selects by. */
 typedef struct retrieval_query {
     uint32_t n_slots; // that the row sees, its own included
     uint32_t n_prompt;
     const uint64_t *left_out; // blocks of the prompt that are not read (retrieval_preselect); NULL:
                               // every candidate may be
-    uint32_t page_tokens, head_dim, q_heads;
-    size_t stride;               // floats
-    const retrieval_head *heads; // [n_heads] the KV heads that share the selection
+    const float *const *scores; // [n_heads][end - first] of each KV head that shares the selection
     uint32_t n_heads;
 } retrieval_query;
 
-/* What a selection works in; the caller's. Candidates: end - first of the extent. */
-typedef struct retrieval_scratch {
-    float *folded;  // [2, head_dim]
-    float *scores;  // [candidates]
-    uint32_t *keys; // [candidates]
-} retrieval_scratch;
-
 /* Sets blocks to those that the row reads, ascending, at most retrieval_most_blocks, and returns
  * their number. Blocks [first, end) that are not left out are candidates. A candidate's score is
- * the sum over heads of the sum over query heads of
- *     QUEST   sum over dims of the greater of q * largest and q * smallest: no key of the block has
- *             a greater product with q
- *     else    q . representative
- * and the `top` candidates of the highest scores are read, of equal ones the first; NaN is below
- * everything. */
-uint32_t retrieval_select(const retrieval_spec *spec, const retrieval_query *query,
-                          const retrieval_scratch *scratch, uint32_t *blocks);
+ * the sum of its scores over heads, ascending, and the `top` candidates of the highest scores are
+ * read, of equal ones the first; NaN is below everything. keys [end - first] is scratch. Where the
+ * row reads everything, neither scores nor keys are used. */
+uint32_t retrieval_select(const retrieval_spec *spec, const retrieval_query *query, uint32_t *keys,
+                          uint32_t *blocks);
 /* Makes a list of n blocks, which a row of a table of `before` slots read, that of a following row
  * in a table of n_slots: what was born since is read. Returns the new number. */
 uint32_t retrieval_follow(const retrieval_spec *spec, uint32_t before, uint32_t n_slots,

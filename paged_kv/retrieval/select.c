@@ -59,15 +59,12 @@ uint32_t retrieval_most_blocks(const retrieval_spec *spec)
 
 /* ---- representatives ------------------------------------------------------------------------- */
 
-void retrieval_fixed_slots(const retrieval_spec *spec, uint32_t page_tokens, uint32_t page_index,
-                           uint64_t slots[4])
+void retrieval_fixed_slots(const retrieval_spec *spec, uint64_t *slots)
 {
-    uint32_t n = spec->representative_num, from = page_index * page_tokens;
-    memset(slots, 0, 4 * sizeof *slots);
-    /* Key j lies at `from` or after it when 2j + 1 is at least 2n * from / block_tokens. */
-    for (uint32_t j = ceil_div(2 * n * from, spec->block_tokens) / 2; j < n; j++) {
-        uint32_t slot = (2 * j + 1) * spec->block_tokens / (2 * n) - from;
-        if (slot >= page_tokens) return;
+    uint32_t n = spec->representative_num, size = spec->block_tokens;
+    memset(slots, 0, ceil_div(size, 64) * sizeof *slots);
+    for (uint32_t j = 0; j < n; j++) {
+        uint32_t slot = (2 * j + 1) * size / (2 * n);
         slots[slot / 64] |= UINT64_C(1) << slot % 64;
     }
 }
@@ -83,114 +80,7 @@ void retrieval_dynamic_slots(const retrieval_spec *spec, const float *mass, uint
         if (keys[i] == KEY_SELECTED) slots[i / 64] |= UINT64_C(1) << i % 64;
 }
 
-/* ---- scores ---------------------------------------------------------------------------------- */
-
-/* A head's queries as one vector to multiply with a block's representative. A product with the
- * greater of q * largest and q * smallest is one with `largest` where q > 0 and with `smallest`
- * where q < 0, so even QUEST's sum over query heads needs one product for each block. Positive and
- * negative parts are summed apart, the others together. */
-static void fold_queries(const retrieval_query *query, const retrieval_head *head, bool apart,
-                         float *folded)
-{
-    size_t dim = query->head_dim;
-    memset(folded, 0, (apart ? 2 : 1) * dim * sizeof *folded);
-    for (uint32_t h = 0; h < query->q_heads; h++) {
-        const float *q = head->q + h * dim;
-        for (size_t d = 0; d < dim; d++) folded[(apart && !(q[d] >= 0) ? dim : 0) + d] += q[d];
-    }
-}
-
-enum { LANES = 16, DIM_MOST = 256 };
-
-/* Adds x . y to the lanes, each lane ascending. */
-static void add_product(const float *x, const float *y, size_t n, float *lanes)
-{
-    for (size_t i = 0; i < n; i += LANES)
-        for (size_t l = 0; l < LANES; l++) lanes[l] += x[i + l] * y[i + l];
-}
-
-static float sum_lanes(const float *lanes)
-{
-    float sum = 0;
-    for (int l = 0; l < LANES; l++) sum += lanes[l];
-    return sum;
-}
-
-static const float *representative_of(const retrieval_query *query, const retrieval_head *head,
-                                      uint32_t page)
-{
-    return head->representatives + page * query->stride;
-}
-
-static float score_sums(const retrieval_query *query, const retrieval_head *head,
-                        const uint32_t *pages, uint32_t n_pages, const float *folded)
-{
-    float lanes[LANES] = {0};
-    for (uint32_t p = 0; p < n_pages; p++)
-        add_product(folded, representative_of(query, head, pages[p]), query->head_dim, lanes);
-    return sum_lanes(lanes);
-}
-
-static void merge_largest(const float *page, size_t dim, float *largest)
-{
-    for (size_t d = 0; d < dim; d++) largest[d] = page[d] > largest[d] ? page[d] : largest[d];
-}
-
-static void merge_smallest(const float *page, size_t dim, float *smallest)
-{
-    for (size_t d = 0; d < dim; d++) smallest[d] = page[d] < smallest[d] ? page[d] : smallest[d];
-}
-
-static float score_largest(const retrieval_query *query, const retrieval_head *head,
-                           const uint32_t *pages, uint32_t n_pages, const float *folded)
-{
-    float lanes[LANES] = {0}, largest[DIM_MOST];
-    size_t dim = query->head_dim;
-    memcpy(largest, representative_of(query, head, pages[0]), dim * sizeof *largest);
-    for (uint32_t p = 1; p < n_pages; p++)
-        merge_largest(representative_of(query, head, pages[p]), dim, largest);
-    add_product(folded, largest, dim, lanes);
-    return sum_lanes(lanes);
-}
-
-static float score_box(const retrieval_query *query, const retrieval_head *head,
-                       const uint32_t *pages, uint32_t n_pages, const float *folded)
-{
-    float lanes[LANES] = {0}, box[2 * DIM_MOST];
-    size_t dim = query->head_dim;
-    memcpy(box, representative_of(query, head, pages[0]), 2 * dim * sizeof *box);
-    for (uint32_t p = 1; p < n_pages; p++) {
-        const float *page = representative_of(query, head, pages[p]);
-        merge_largest(page, dim, box);
-        merge_smallest(page + dim, dim, box + dim);
-    }
-    add_product(folded, box, 2 * dim, lanes);
-    return sum_lanes(lanes);
-}
-
-typedef float (*score_fn)(const retrieval_query *query, const retrieval_head *head,
-                          const uint32_t *pages, uint32_t n_pages, const float *folded);
-
-static const score_fn score_fns[RETRIEVAL_REPRESENTATIVES] = {[RETRIEVAL_MEAN] = score_sums,
-                                                              [RETRIEVAL_MAX] = score_largest,
-                                                              [RETRIEVAL_QUEST] = score_box,
-                                                              [RETRIEVAL_FIX] = score_sums,
-                                                              [RETRIEVAL_DYNAMIC] = score_sums};
-
 /* ---- one selection --------------------------------------------------------------------------- */
-
-/* Adds one head's scores of the candidates to scores [end - first]. */
-static void add_scores(const retrieval_spec *spec, const retrieval_query *query,
-                       const retrieval_extent *e, const retrieval_head *head, float *folded,
-                       float *scores)
-{
-    uint32_t pages = spec->block_tokens / query->page_tokens;
-    assert(query->head_dim <= DIM_MOST && query->head_dim % LANES == 0);
-    fold_queries(query, head, spec->representative == RETRIEVAL_QUEST, folded);
-    for (uint32_t b = e->first; b < e->end; b++)
-        scores[b - e->first] += score_fns[spec->representative](
-            query, head, head->pages + (size_t)b * pages, pages, folded);
-}
 
 static bool is_left_out(const retrieval_spec *spec, const retrieval_query *query, uint32_t block)
 {
@@ -198,30 +88,29 @@ static bool is_left_out(const retrieval_spec *spec, const retrieval_query *query
            query->left_out[block / 64] >> block % 64 & 1;
 }
 
-/* Marks the candidates to read as KEY_SELECTED in scratch->keys. */
+/* Marks the candidates to read as KEY_SELECTED in keys. */
 static void rank_candidates(const retrieval_spec *spec, const retrieval_query *query,
-                            const retrieval_extent *e, const retrieval_scratch *scratch)
+                            const retrieval_extent *e, uint32_t *keys)
 {
     uint32_t n = e->end - e->first;
-    memset(scratch->scores, 0, n * sizeof *scratch->scores);
-    for (uint32_t h = 0; h < query->n_heads; h++)
-        add_scores(spec, query, e, &query->heads[h], scratch->folded, scratch->scores);
-    for (uint32_t i = 0; i < n; i++)
-        scratch->keys[i] = is_left_out(spec, query, e->first + i) ? (uint32_t)KEY_NONE
-                                                                  : rank_key(scratch->scores[i]);
-    rank_select(scratch->keys, n, e->top);
+    for (uint32_t i = 0; i < n; i++) {
+        float sum = query->scores[0][i];
+        for (uint32_t h = 1; h < query->n_heads; h++) sum += query->scores[h][i];
+        keys[i] = is_left_out(spec, query, e->first + i) ? (uint32_t)KEY_NONE : rank_key(sum);
+    }
+    rank_select(keys, n, e->top);
 }
 
-uint32_t retrieval_select(const retrieval_spec *spec, const retrieval_query *query,
-                          const retrieval_scratch *scratch, uint32_t *blocks)
+uint32_t retrieval_select(const retrieval_spec *spec, const retrieval_query *query, uint32_t *keys,
+                          uint32_t *blocks)
 {
     retrieval_extent e = retrieval_extent_of(spec, query->n_prompt, query->n_slots);
     bool all = retrieval_reads_all(&e);
     uint32_t n = 0;
-    if (!all) rank_candidates(spec, query, &e, scratch);
+    if (!all) rank_candidates(spec, query, &e, keys);
     for (uint32_t b = 0; b < e.n_blocks; b++) {
         bool candidate = !all && b >= e.first && b < e.end;
-        if (!candidate || scratch->keys[b - e.first] == KEY_SELECTED) blocks[n++] = b;
+        if (!candidate || keys[b - e.first] == KEY_SELECTED) blocks[n++] = b;
     }
     return n;
 }

@@ -86,8 +86,8 @@ class Figures(unittest.TestCase):
     def test_count_what_retrieval_keeps(self):
         demo = ["--model", "models/demo", "--memory", "2G", "--kv-dtype", "bf16"]
         one, two = planned(*demo)[1]["kv"], planned(*demo, "--tp", "2")[1]["kv"]
-        # 16 tokens of 32 dims, K and V; beside them two f32 vectors and a mark.
-        self.assertAlmostEqual(one["representatives_bytes"] / one["pool_bytes"], 260 / 2048, 3)
+        # 16 tokens of 32 dims, K and V; beside them two bf16 vectors and a mark.
+        self.assertAlmostEqual(one["representatives_bytes"] / one["pool_bytes"], 136 / 2048, 3)
         self.assertEqual(two["representatives_bytes"], 0)
 
     def test_are_those_of_a_server(self):

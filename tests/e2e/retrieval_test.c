@@ -260,6 +260,48 @@ static void what_few_blocks_gave_is_not_shared(void **state)
     close_house(&h);
 }
 
+/* Two prompts end differently in the middle of a block, whose first pages they share. */
+static engine_request half_of_a_block(uint32_t which, uint32_t *tokens)
+{
+    enum { SHARED = 96 };
+    rng common = rng_seed(70), own = rng_seed(71 + which);
+    for (uint32_t t = 0; t < PROMPT; t++) tokens[t] = rng_below(t < SHARED ? &common : &own, 1000);
+    return request_of(tokens, PROMPT,
+                      "{\"method\": \"quest\", \"block_size\": 64, \"initial_tokens\": 0, "
+                      "\"local_windows_len\": 64, \"second_select_num\": 1}");
+}
+
+static void blocks_that_share_some_pages(void **state)
+{
+    (void)state;
+    uint32_t tokens[2][PROMPT];
+    answer alone[2], got[2];
+    engine_stream *streams[2];
+    setting s = usual;
+    for (uint32_t i = 0; i < 2; i++) {
+        house h = open_house(&usual);
+        engine_request r = half_of_a_block(i, tokens[i]);
+        read_answer(submit(&h, &r), &alone[i]);
+        close_house(&h);
+    }
+    s.prefix_cache = true;
+    house h = open_house(&s);
+    engine_request r = half_of_a_block(0, tokens[0]);
+    read_answer(submit(&h, &r), &got[0]);
+    shut_gate(&h);
+    for (uint32_t i = 0; i < 2; i++) {
+        r = half_of_a_block(i, tokens[i]);
+        streams[i] = submit(&h, &r);
+    }
+    open_gate(&h);
+    for (uint32_t i = 0; i < 2; i++) {
+        read_answer(streams[i], &got[i]);
+        assert_in_range(got[i].cached, 96, PROMPT);
+        assert_true(same_answers(&got[i], &alone[i]));
+    }
+    close_house(&h);
+}
+
 static void every_block_is_full_attention(void **state)
 {
     (void)state;
@@ -333,6 +375,7 @@ int main(void)
         cmocka_unit_test(computed_again_beside_its_own_text),
         cmocka_unit_test(on_pages_of_others),
         cmocka_unit_test(what_few_blocks_gave_is_not_shared),
+        cmocka_unit_test(blocks_that_share_some_pages),
         cmocka_unit_test(every_block_is_full_attention),
         cmocka_unit_test(what_cannot_be_had_is_refused),
     };

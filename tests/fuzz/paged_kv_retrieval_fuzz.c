@@ -1,8 +1,8 @@
 /* Property: for any document, retrieval_parse accepts it or refuses it with one line about
- * "retrieval". For what it accepts and tables of any length with any numbers in their
- * representatives: a selection is ascending, within the table and within the spec's bound; it holds
- * the first, the last and exactly `top` of the other blocks; it is twice the same; a following
- * row's list holds it; the gathered pages have the slots that were promised.
+ * "retrieval". For what it accepts and tables of any length with any scores: a
+ * selection is ascending, within the table and within the spec's bound; it holds the first, the
+ * last and exactly `top` of the other blocks; it is twice the same; a following row's list holds
+ * it; the gathered pages have the slots that were promised.
  *
  * Input: two bytes of slots, one that picks a geometry, one that seeds the numbers; then JSON. */
 #include "paged_kv/retrieval/retrieval.h"
@@ -10,7 +10,7 @@
 
 #include <string.h>
 
-enum { DIM = 16, Q_HEADS = 2, HEADS = 4, PAGES = 256, SLOTS_MOST = PAGES * 16, LIST = PAGES + 8 };
+enum { HEADS = 4, PAGES = 256, SLOTS_MOST = PAGES * 16, LIST = PAGES + 8 };
 
 static const pkv_geometry geometries[] = {
     {.page_tokens = 16,
@@ -39,18 +39,16 @@ static const pkv_geometry geometries[] = {
 enum { N_GEOMETRIES = sizeof geometries / sizeof geometries[0] };
 
 /* A fuzz target runs one input at a time. */
-static float q[HEADS][Q_HEADS][DIM], representatives[PAGES][2][DIM];
+static float scores[HEADS][PAGES];
 static uint32_t pages[PAGES];
 
 static void fill(uint8_t seed)
 {
     static const float values[] = {
         0, 1, -1, 0.5f, 3, 2, -0.0f, 1e30f, __builtin_inff(), __builtin_nanf("")};
-    uint32_t n = 0, some = seed % 10 + 1u;
-    for (uint32_t i = 0; i < HEADS * Q_HEADS * DIM; i++)
-        (&q[0][0][0])[i] = values[hash_mix64(seed * 7919u + n++) % some];
-    for (uint32_t i = 0; i < PAGES * 2 * DIM; i++)
-        (&representatives[0][0][0])[i] = values[hash_mix64(seed * 7919u + n++) % some];
+    uint32_t some = seed % 10 + 1u;
+    for (uint32_t i = 0; i < HEADS * PAGES; i++)
+        (&scores[0][0])[i] = values[hash_mix64(seed * 7919u + i) % some];
     for (uint32_t i = 0; i < PAGES; i++) pages[i] = i ^ (seed & 7);
 }
 
@@ -88,7 +86,7 @@ static void preselect(const retrieval_spec *spec, uint32_t n_prompt, uint32_t n_
     static uint32_t keys[PAGES];
     uint32_t n = 0;
     for (uint32_t i = 0; i < n_heads * n_prompt; i++)
-        mass[i] = (&representatives[0][0][0])[i % (PAGES * 2 * DIM)];
+        mass[i] = (&scores[0][0])[i % (HEADS * PAGES)];
     retrieval_preselect(spec, n_prompt, mass, n_heads, keys, left_out);
     for (uint32_t b = 0; b < n_prompt / spec->block_tokens; b++)
         n += left_out[b / 64] >> b % 64 & 1;
@@ -98,28 +96,18 @@ static void preselect(const retrieval_spec *spec, uint32_t n_prompt, uint32_t n_
 static void select_for(const retrieval_spec *spec, const pkv_geometry *g, uint32_t n_slots,
                        uint32_t head, uint32_t n_heads)
 {
-    static float folded[2 * DIM], scores[PAGES];
     static uint32_t keys[PAGES], blocks[LIST], again[LIST];
     static uint64_t left_out[PAGES / 64 + 1];
     uint32_t n_prompt = n_slots - 1 - n_slots / 7;
-    retrieval_head heads[HEADS];
-    for (uint32_t h = 0; h < n_heads; h++)
-        heads[h] = (retrieval_head){q[head + h][0], pages, representatives[0][0]};
-    const retrieval_scratch scratch = {folded, scores, keys};
+    const float *heads[HEADS];
+    for (uint32_t h = 0; h < n_heads; h++) heads[h] = scores[head + h];
     if (spec->preselect_blocks) preselect(spec, n_prompt, n_heads, left_out);
-    const retrieval_query query = {.n_slots = n_slots,
-                                   .n_prompt = n_prompt,
-                                   .left_out = spec->preselect_blocks ? left_out : NULL,
-                                   .page_tokens = g->page_tokens,
-                                   .head_dim = DIM,
-                                   .q_heads = Q_HEADS,
-                                   .stride = 2 * DIM,
-                                   .heads = heads,
-                                   .n_heads = n_heads};
-    uint32_t n = retrieval_select(spec, &query, &scratch, blocks);
+    const retrieval_query query = {n_slots, n_prompt, spec->preselect_blocks ? left_out : NULL,
+                                   heads, n_heads};
+    uint32_t n = retrieval_select(spec, &query, keys, blocks);
     check_list(spec, n_prompt, n_slots, blocks, n);
     memset(keys, 0xff, sizeof keys);
-    FUZZ_CHECK(retrieval_select(spec, &query, &scratch, again) == n);
+    FUZZ_CHECK(retrieval_select(spec, &query, keys, again) == n);
     FUZZ_CHECK(memcmp(blocks, again, n * sizeof *blocks) == 0);
     check_gathered(spec, g->page_tokens, n_slots, blocks, n);
     uint32_t later = retrieval_follow(spec, n_slots, n_slots + 5, again, n);

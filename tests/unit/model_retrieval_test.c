@@ -1,5 +1,6 @@
-/* Rows that read few blocks on the CPU backend: against a forward pass in float64 that scores
- * blocks by single keys, and bit by bit between ways of running the same rows. */
+/* Rows that read few blocks on the CPU backend: against a forward pass in float64, and bit by bit
+ * between ways of running the same rows. */
+#include "base/half.h"
 #include "kernels/represent.h"
 #include "tests/unit/model_dense.h"
 
@@ -46,33 +47,38 @@ static pass with(const retrieval_spec *s)
 
 /* ---- the oracle ------------------------------------------------------------------------------ */
 
-static double product(const dense *m, const float *q, const float *k)
+/* x as bf16, not below it or not above it. */
+static double round_up(double x)
 {
-    double sum = 0;
-    for (uint32_t d = 0; d < m->config.head_dim; d++) sum += (double)q[d] * (double)k[d];
-    return sum;
+    float near = bf16_to_f32(bf16_from_f32((float)x));
+    return (double)near >= x ? (double)near : (double)near + ldexp(1, ilogb(x) - 7);
 }
+
+static double round_down(double x) { return -round_up(-x); }
 
 /* The score of one block for one query, by docs/retrieval.md. */
 static double score_block(const dense *m, const float *q, const float *keys)
 {
     const retrieval_spec *s = &m->pass->retrieval;
     uint32_t dim = m->config.head_dim, size = s->block_tokens, n = s->representative_num;
-    double sum = 0;
-    for (uint32_t i = 0; s->representative == RETRIEVAL_MEAN && i < size; i++)
-        sum += product(m, q, keys + (size_t)i * dim);
-    for (uint32_t j = 0; s->representative == RETRIEVAL_FIX && j < n; j++)
-        sum += product(m, q, keys + (size_t)((2 * j + 1) * size / (2 * n)) * dim);
-    if (s->representative != RETRIEVAL_MAX && s->representative != RETRIEVAL_QUEST) return sum;
+    double score = 0;
     for (uint32_t d = 0; d < dim; d++) {
-        double largest = -INFINITY, smallest = INFINITY, x = (double)q[d];
+        double largest = -INFINITY, smallest = INFINITY, sum = 0, x = (double)q[d];
         for (uint32_t i = 0; i < size; i++) {
-            largest = fmax(largest, (double)keys[(size_t)i * dim + d]);
-            smallest = fmin(smallest, (double)keys[(size_t)i * dim + d]);
+            double k = (double)keys[(size_t)i * dim + d];
+            largest = fmax(largest, k);
+            smallest = fmin(smallest, k);
+            if (s->representative == RETRIEVAL_MEAN) sum += k;
         }
-        sum += s->representative == RETRIEVAL_MAX ? x * largest : fmax(x * largest, x * smallest);
+        for (uint32_t j = 0; s->representative == RETRIEVAL_FIX && j < n; j++)
+            sum += (double)keys[(size_t)((2 * j + 1) * size / (2 * n)) * dim + d];
+        largest = round_up(largest);
+        smallest = s->representative == RETRIEVAL_MAX ? largest : round_down(smallest);
+        if (s->representative == RETRIEVAL_MEAN || s->representative == RETRIEVAL_FIX)
+            score += x * (double)bf16_to_f32(bf16_from_f32((float)sum));
+        else score += fmax(x * largest, x * smallest);
     }
-    return sum;
+    return score;
 }
 
 static double score_of(const dense *m, uint32_t layer, uint32_t kv_head, uint32_t t, uint32_t block)
@@ -320,15 +326,12 @@ static void windows_are_read_as_they_are(void **state)
 /* The call of kern_represent that finds no memory, 1 = the next; 0: none does. */
 static unsigned fails_at;
 
-status __real_kern_represent(kern_context *kc, const kern_kv_shape *kv,
-                             const kern_represent_item *items, size_t n_items);
-status __wrap_kern_represent(kern_context *kc, const kern_kv_shape *kv,
-                             const kern_represent_item *items, size_t n_items);
-status __wrap_kern_represent(kern_context *kc, const kern_kv_shape *kv,
-                             const kern_represent_item *items, size_t n_items)
+status __real_kern_represent(kern_context *kc, const kern_represent_batch *batch);
+status __wrap_kern_represent(kern_context *kc, const kern_represent_batch *batch);
+status __wrap_kern_represent(kern_context *kc, const kern_represent_batch *batch)
 {
     if (fails_at > 0 && --fails_at == 0) return status_make(STATUS_NO_MEMORY, "test");
-    return __real_kern_represent(kc, kv, items, n_items);
+    return __real_kern_represent(kc, batch);
 }
 
 /* Pages outlive the step that failed: those of the prompt may be the prefix cache's. */

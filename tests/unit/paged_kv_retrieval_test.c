@@ -1,5 +1,7 @@
 /* Retrieval: requests and their refusals, and the blocks, layers and tokens of the oracle
  * (tools/retrieval_oracle.py). */
+#include "base/half.h"
+#include "kernels/represent.h"
 #include "paged_kv/retrieval/retrieval.h"
 
 #include <math.h>
@@ -205,131 +207,148 @@ static void refusals_name_the_field(void **state)
 
 /* ---- a table of the oracle ------------------------------------------------------------------- */
 
-/* The oracle's generator: -2, -1.75, … 2. */
+/* The oracle's generators: -2, -1.75, … 2, and, for the keys of "fine" cases, -2 to 2 by 1/512. */
 static float value_at(uint64_t seed, uint64_t what, uint64_t i)
 {
     return (float)((int)(hash_mix64(seed << 48 | what << 40 | i) % 17) - 8) / 4;
 }
 
-typedef struct tables {
-    uint32_t n_slots, n_heads, page_tokens, n_pages;
-    retrieval_query query; // of all heads
-    retrieval_head heads[HEADS_MOST];
-    float *q, *representatives; // [heads, q_heads, dim], [pages of all heads, 2, dim]
-    uint32_t *pages;            // [heads, n_pages]
-    retrieval_scratch scratch;
-} tables;
-
-/* The slots of a page whose keys a representative sums. */
-static void summed_slots(const retrieval_spec *spec, uint64_t seed, uint32_t head, uint32_t page,
-                         const tables *t, uint64_t slots[4])
+static float fine_at(uint64_t seed, uint64_t what, uint64_t i)
 {
-    uint32_t in_block = spec->block_tokens / t->page_tokens;
-    memset(slots, 0xff, 4 * sizeof *slots);
-    if (spec->representative == RETRIEVAL_FIX)
-        retrieval_fixed_slots(spec, t->page_tokens, page % in_block, slots);
-    if (spec->representative != RETRIEVAL_DYNAMIC) return;
-    float mass[RETRIEVAL_BLOCK_MOST];
-    uint64_t best[RETRIEVAL_BLOCK_MOST / 64];
-    uint32_t first = page / in_block * spec->block_tokens;
-    for (uint32_t i = 0; i < spec->block_tokens; i++)
-        mass[i] = value_at(seed, 3, (uint64_t)head * t->n_slots + first + i);
-    retrieval_dynamic_slots(spec, mass, best);
-    memset(slots, 0, 4 * sizeof *slots);
-    for (uint32_t i = 0; i < t->page_tokens; i++) {
-        uint32_t at = page % in_block * t->page_tokens + i;
-        if (best[at / 64] >> at % 64 & 1) slots[i / 64] |= UINT64_C(1) << i % 64;
-    }
+    return (float)((int)(hash_mix64(seed << 48 | what << 40 | i) % 2049) - 1024) / 512;
 }
 
-/* Makes a page's representative of its keys, one dim after the other. */
-static void represent(const retrieval_spec *spec, uint64_t seed, uint32_t head, uint32_t page,
-                      const tables *t, float *out)
+typedef struct tables {
+    uint64_t seed;
+    uint32_t n_slots, n_prompt, n_heads, q_heads, dim, n_blocks, size;
+    bool fine;
+    thread_pool *pool;
+    kern_context *kc;
+    float *q;                     // [heads, q_heads, dim]
+    uint16_t *vectors, *smallest; // [blocks of all heads, dim]
+    uint32_t *pages;              // [heads, n_blocks] where a block's vectors lie
+    float scores[HEADS_MOST][BLOCKS_MOST];
+    uint32_t keys[BLOCKS_MOST];
+} tables;
+
+/* The slots of a block whose keys a representative sums. */
+static void summed_slots(const retrieval_spec *spec, const tables *t, uint32_t head, uint32_t block,
+                         uint64_t *slots)
 {
-    uint64_t slots[4];
-    uint32_t dim = t->query.head_dim;
-    summed_slots(spec, seed, head, page, t, slots);
-    for (uint32_t d = 0; d < dim; d++) {
+    memset(slots, 0xff, RETRIEVAL_BLOCK_MOST / 8);
+    if (spec->representative == RETRIEVAL_FIX) retrieval_fixed_slots(spec, slots);
+    if (spec->representative != RETRIEVAL_DYNAMIC) return;
+    float mass[RETRIEVAL_BLOCK_MOST];
+    for (uint32_t i = 0; i < t->size; i++)
+        mass[i] = value_at(t->seed, 3, (uint64_t)head * t->n_slots + block * t->size + i);
+    retrieval_dynamic_slots(spec, mass, slots);
+}
+
+/* The bf16 next to x, which is not huge, towards `up` or down. */
+static uint16_t bf16_beside(float x, bool up)
+{
+    float above = ldexpf(1, ilogbf(x == 0 ? 1 : x) - 7);
+    float steps = x / above; /* a bf16 has 8 bits */
+    return bf16_from_f32((up ? ceilf(steps) : floorf(steps)) * above);
+}
+
+/* Makes a block's representative of its keys, one dim after the other. */
+static void represent(const retrieval_spec *spec, const tables *t, uint32_t head, uint32_t block,
+                      size_t at)
+{
+    uint64_t slots[RETRIEVAL_BLOCK_MOST / 64];
+    bool bounds = spec->representative == RETRIEVAL_QUEST || spec->representative == RETRIEVAL_MAX;
+    summed_slots(spec, t, head, block, slots);
+    for (uint32_t d = 0; d < t->dim; d++) {
         float sum = 0, largest = -INFINITY, smallest = INFINITY;
-        for (uint32_t i = 0; i < t->page_tokens; i++) {
-            uint64_t slot = (uint64_t)head * t->n_slots + page * t->page_tokens + i;
-            float k = value_at(seed, 2, slot * dim + d);
+        for (uint32_t i = 0; i < t->size; i++) {
+            uint64_t slot = (uint64_t)head * t->n_slots + block * t->size + i;
+            float k = (t->fine ? fine_at : value_at)(t->seed, 2, slot * t->dim + d);
             if (slots[i / 64] >> i % 64 & 1) sum += k;
             largest = fmaxf(largest, k);
             smallest = fminf(smallest, k);
         }
-        bool bounds =
-            spec->representative == RETRIEVAL_QUEST || spec->representative == RETRIEVAL_MAX;
-        out[d] = bounds ? largest : sum;
-        if (spec->representative == RETRIEVAL_QUEST) out[dim + d] = smallest;
+        t->vectors[at + d] = bounds ? bf16_beside(largest, true) : bf16_from_f32(sum);
+        t->smallest[at + d] = bf16_beside(smallest, false);
     }
 }
 
-/* Page numbers of different heads are mixed, so that a wrong page is another head's. */
-static tables make_tables(const json_t *row, const retrieval_spec *spec)
+/* Blocks of different heads are mixed, so that a wrong place is another head's. */
+static tables *make_tables(const json_t *row, const retrieval_spec *spec)
 {
-    uint64_t seed = number(row, "seed");
-    tables t = {.n_slots = number(row, "n_slots"),
-                .n_heads = number(row, "n_kv_heads"),
-                .page_tokens = number(row, "page_tokens")};
-    uint32_t dim = number(row, "head_dim"), q_heads = number(row, "q_heads");
-    t.n_pages = t.n_slots / t.page_tokens;
-    t.query = (retrieval_query){.n_slots = t.n_slots,
-                                .n_prompt = number(row, "n_prompt"),
-                                .page_tokens = t.page_tokens,
-                                .head_dim = dim,
-                                .q_heads = q_heads,
-                                .stride = (size_t)2 * dim + 16,
-                                .heads = t.heads,
-                                .n_heads = t.n_heads};
-    assert_true(t.n_heads <= HEADS_MOST && dim <= DIM_MOST);
-    t.q = calloc((size_t)t.n_heads * q_heads * dim, sizeof *t.q);
-    t.pages = calloc((size_t)t.n_heads * t.n_pages + 1, sizeof *t.pages);
-    t.representatives = calloc((t.n_heads * t.n_pages + 1) * t.query.stride, sizeof(float));
-    t.scratch = (retrieval_scratch){calloc((size_t)2 * dim, sizeof(float)),
-                                    calloc(BLOCKS_MOST, sizeof(float)),
-                                    calloc(BLOCKS_MOST, sizeof(uint32_t))};
-    for (uint32_t i = 0; i < t.n_heads * q_heads * dim; i++) t.q[i] = value_at(seed, 1, i);
-    for (uint32_t h = 0; h < t.n_heads; h++)
-        for (uint32_t p = 0; p < t.n_pages; p++) {
-            uint32_t page = 1 + (t.n_pages - 1 - p) * t.n_heads + h;
-            t.pages[h * t.n_pages + p] = page;
-            represent(spec, seed, h, p, &t, t.representatives + page * t.query.stride);
+    tables *t = calloc(1, sizeof *t);
+    error err;
+    t->seed = number(row, "seed");
+    t->fine = json_is_true(json_object_get(row, "fine"));
+    t->n_slots = number(row, "n_slots");
+    t->n_prompt = number(row, "n_prompt");
+    t->n_heads = number(row, "n_kv_heads");
+    t->q_heads = number(row, "q_heads");
+    t->dim = number(row, "head_dim");
+    t->size = spec->block_tokens;
+    t->n_blocks = t->n_slots / t->size;
+    assert_true(t->n_heads <= HEADS_MOST && t->dim <= DIM_MOST && t->n_blocks <= BLOCKS_MOST);
+    assert_true(status_ok(thread_pool_create(&(thread_pool_options){.n_threads = 1}, &t->pool)));
+    if (!status_ok(kern_create(&(kern_options){.pool = t->pool}, &t->kc, &err)))
+        fail_msg("%s", err.text);
+    size_t q = (size_t)t->n_heads * t->q_heads * t->dim, n = (size_t)t->n_heads * t->n_blocks + 1;
+    t->q = calloc(q, sizeof *t->q);
+    t->pages = calloc(n, sizeof *t->pages);
+    t->vectors = calloc(n * t->dim, sizeof *t->vectors);
+    t->smallest = calloc(n * t->dim, sizeof *t->smallest);
+    for (size_t i = 0; i < q; i++) t->q[i] = value_at(t->seed, 1, i);
+    for (uint32_t h = 0; h < t->n_heads; h++)
+        for (uint32_t b = 0; b < t->n_blocks; b++) {
+            uint32_t at = 1 + (t->n_blocks - 1 - b) * t->n_heads + h;
+            t->pages[h * t->n_blocks + b] = at;
+            represent(spec, t, h, b, (size_t)at * t->dim);
         }
     return t;
 }
 
-static void point_to_heads(tables *t)
+/* Scores the candidates for every head. */
+static void score_tables(tables *t, const retrieval_spec *spec)
 {
+    retrieval_extent e = retrieval_extent_of(spec, t->n_prompt, t->n_slots);
+    kern_score_item items[HEADS_MOST];
     for (uint32_t h = 0; h < t->n_heads; h++)
-        t->heads[h] = (retrieval_head){
-            .q = t->q + (size_t)h * t->query.q_heads * t->query.head_dim,
-            .pages = t->pages + (size_t)h * t->n_pages,
-            .representatives = t->representatives,
+        items[h] = (kern_score_item){
+            .q = t->q + (size_t)h * t->q_heads * t->dim,
+            .pages = t->pages + (size_t)h * t->n_blocks + e.first,
+            .vectors = t->vectors,
+            .smallest = spec->representative == RETRIEVAL_QUEST ? t->smallest : NULL,
+            .scores = t->scores[h],
         };
-    t->query.heads = t->heads;
+    const kern_score_batch batch = {.head_dim = t->dim,
+                                    .q_heads = t->q_heads,
+                                    .block_pages = 1,
+                                    .n_blocks = e.end - e.first,
+                                    .stride = t->dim,
+                                    .items = items,
+                                    .n_items = t->n_heads};
+    kern_score_blocks(t->kc, &batch);
 }
 
 static void free_tables(tables *t)
 {
+    kern_destroy(t->kc);
+    thread_pool_destroy(t->pool);
     free(t->q);
     free(t->pages);
-    free(t->representatives);
-    free(t->scratch.folded);
-    free(t->scratch.scores);
-    free(t->scratch.keys);
+    free(t->vectors);
+    free(t->smallest);
+    free(t);
 }
 
 /* The blocks that heads [first, first + n) leave out, by their masses. */
-static uint64_t *preselect(const retrieval_spec *spec, uint64_t seed, const tables *t,
-                           uint32_t first, uint32_t n)
+static uint64_t *preselect(const retrieval_spec *spec, const tables *t, uint32_t first, uint32_t n)
 {
-    uint32_t n_prompt = t->query.n_prompt, keys[BLOCKS_MOST], left_out = 0;
+    uint32_t n_prompt = t->n_prompt, keys[BLOCKS_MOST], left_out = 0;
     float *mass = calloc((size_t)n * n_prompt, sizeof *mass);
     uint64_t *bits = malloc(BLOCKS_MOST / 8);
     for (uint32_t h = 0; h < n; h++)
         for (uint32_t s = 0; s < n_prompt; s++)
-            mass[h * n_prompt + s] = value_at(seed, 3, (uint64_t)(first + h) * t->n_slots + s);
+            mass[h * n_prompt + s] = value_at(t->seed, 3, (uint64_t)(first + h) * t->n_slots + s);
     memset(bits, 0xff, BLOCKS_MOST / 8);
     retrieval_preselect(spec, n_prompt, mass, n, keys, bits);
     for (uint32_t b = 0; b < n_prompt / spec->block_tokens; b++)
@@ -348,27 +367,26 @@ static void selections_are_the_oracles(void **state)
     {
         pkv_geometry g = geometry_of(number(row, "page_tokens"), 4, number(row, "n_kv_heads"));
         retrieval_spec spec = spec_of(row, &g);
-        tables t = make_tables(row, &spec);
-        point_to_heads(&t);
+        tables *t = make_tables(row, &spec);
+        score_tables(t, &spec);
         uint32_t step = retrieval_heads_together(&spec, &g), blocks[BLOCKS_MOST];
         const json_t *want = json_object_get(row, "blocks");
-        assert_int_equal(json_array_size(want), t.n_heads / step);
-        for (uint32_t h = 0; h < t.n_heads; h += step) {
-            retrieval_query query = t.query;
-            query.heads = &t.heads[h];
-            query.n_heads = step;
+        assert_int_equal(json_array_size(want), t->n_heads / step);
+        for (uint32_t h = 0; h < t->n_heads; h += step) {
+            const float *scores[HEADS_MOST];
+            for (uint32_t j = 0; j < step; j++) scores[j] = t->scores[h + j];
             uint64_t *left_out = NULL;
-            if (spec.preselect_blocks)
-                left_out = preselect(&spec, number(row, "seed"), &t, h, step);
-            query.left_out = left_out;
-            uint32_t n = retrieval_select(&spec, &query, &t.scratch, blocks);
+            if (spec.preselect_blocks) left_out = preselect(&spec, t, h, step);
+            const retrieval_query query = {t->n_slots, t->n_prompt, left_out, scores, step};
+            uint32_t n = retrieval_select(&spec, &query, t->keys, blocks);
             free(left_out);
             assert_list(json_array_get(want, h / step), blocks, n);
             assert_true(n <= retrieval_most_blocks(&spec));
-            assert_int_equal(retrieval_tokens_read(&spec, query.n_prompt, t.n_slots),
-                             (n - 1) * spec.block_tokens + (t.n_slots - 1) % spec.block_tokens + 1);
+            assert_int_equal(retrieval_tokens_read(&spec, t->n_prompt, t->n_slots),
+                             (n - 1) * spec.block_tokens + (t->n_slots - 1) % spec.block_tokens +
+                                 1);
         }
-        free_tables(&t);
+        free_tables(t);
     }
     json_decref(rows);
 }
@@ -400,13 +418,10 @@ static void layers_follow_as_the_oracle_says(void **state)
 static void tokens_follow_as_the_oracle_says(void **state)
 {
     (void)state;
-    static const float zeros[2 * DIM_MOST];
-    static const uint32_t pages[BLOCKS_MOST];
+    static const float zeros[BLOCKS_MOST];
     const pkv_geometry g = geometry_of(16, 4, 1);
-    float folded[2 * DIM_MOST], scores[BLOCKS_MOST];
+    const float *scores = zeros;
     uint32_t keys[BLOCKS_MOST], blocks[BLOCKS_MOST], n = 0, before = 0;
-    const retrieval_scratch scratch = {folded, scores, keys};
-    const retrieval_head head = {zeros, pages, zeros};
     json_t *rows = read_golden("tokens"), *row;
     size_t i;
     json_array_foreach(rows, i, row)
@@ -415,15 +430,9 @@ static void tokens_follow_as_the_oracle_says(void **state)
         const json_t *want = json_object_get(row, "blocks");
         for (uint32_t t = 0; t < json_array_size(want); t++) {
             uint32_t n_slots = number(row, "n_prompt") + t + 1;
-            const retrieval_query query = {.n_slots = n_slots,
-                                           .n_prompt = number(row, "n_prompt"),
-                                           .page_tokens = 16,
-                                           .head_dim = 16,
-                                           .q_heads = 1,
-                                           .heads = &head,
-                                           .n_heads = 1};
+            const retrieval_query query = {n_slots, number(row, "n_prompt"), NULL, &scores, 1};
             if (retrieval_token_leader(&spec, t) == t)
-                n = retrieval_select(&spec, &query, &scratch, blocks);
+                n = retrieval_select(&spec, &query, keys, blocks);
             else n = retrieval_follow(&spec, before, n_slots, blocks, n);
             before = n_slots;
             assert_list(json_array_get(want, t), blocks, n);
@@ -451,24 +460,20 @@ static void preset_blocks_are_whole_pages(void **state)
     }
 }
 
-/* The keys of all pages of a block are those of the formula, each in its page. */
-static void pages_have_their_part_of_the_fixed_keys(void **state)
+static void fixed_keys_are_those_of_the_formula(void **state)
 {
     (void)state;
-    static const uint32_t sizes[][2] = {{16, 16}, {16, 128}, {48, 144}, {256, 256}, {80, 4080}};
+    static const uint32_t sizes[] = {16, 128, 144, 256, 4080, RETRIEVAL_BLOCK_MOST};
     for (size_t i = 0; i < sizeof sizes / sizeof sizes[0]; i++) {
-        uint32_t page_tokens = sizes[i][0], size = sizes[i][1];
+        uint32_t size = sizes[i];
         for (uint32_t n = 1; n <= RETRIEVAL_KEYS_MOST && n <= size; n++) {
             const retrieval_spec spec = {.block_tokens = size, .representative_num = n};
             bool want[RETRIEVAL_BLOCK_MOST] = {0};
+            uint64_t slots[RETRIEVAL_BLOCK_MOST / 64];
             for (uint32_t j = 0; j < n; j++) want[(2 * j + 1) * size / (2 * n)] = true;
-            for (uint32_t page = 0; page < size / page_tokens; page++) {
-                uint64_t slots[4];
-                retrieval_fixed_slots(&spec, page_tokens, page, slots);
-                for (uint32_t s = 0; s < 256; s++)
-                    assert_int_equal(slots[s / 64] >> s % 64 & 1,
-                                     s < page_tokens && want[page * page_tokens + s]);
-            }
+            retrieval_fixed_slots(&spec, slots);
+            for (uint32_t s = 0; s < (size + 63) / 64 * 64; s++)
+                assert_int_equal(slots[s / 64] >> s % 64 & 1, s < size && want[s]);
         }
     }
 }
@@ -483,20 +488,11 @@ static void blocks_that_are_no_number_come_last(void **state)
                                  .top_blocks = 2,
                                  .layer_step = 1,
                                  .token_step = 1};
-    float q[16] = {1}, representatives[5][16] = {{NAN}, {-INFINITY}, {-3}, {NAN}, {9}};
-    const uint32_t pages[] = {0, 1, 2, 3, 4};
-    const retrieval_head head = {q, pages, representatives[0]};
-    const retrieval_query query = {.n_slots = 80,
-                                   .page_tokens = 16,
-                                   .head_dim = 16,
-                                   .q_heads = 1,
-                                   .stride = 16,
-                                   .heads = &head,
-                                   .n_heads = 1};
-    float folded[32], scores[5];
+    const float some[] = {NAN, -INFINITY, -3, NAN, 9}, more[] = {1, -1, 1, 1, 1};
+    const float *const scores[] = {some, more};
     uint32_t keys[5], blocks[5];
-    const retrieval_scratch scratch = {folded, scores, keys};
-    assert_int_equal(retrieval_select(&spec, &query, &scratch, blocks), 3);
+    const retrieval_query query = {80, 79, NULL, scores, 2};
+    assert_int_equal(retrieval_select(&spec, &query, keys, blocks), 3);
     assert_int_equal(blocks[0], 1);
     assert_int_equal(blocks[1], 2);
     assert_int_equal(blocks[2], 4);
@@ -529,7 +525,7 @@ int main(void)
         cmocka_unit_test(layers_follow_as_the_oracle_says),
         cmocka_unit_test(tokens_follow_as_the_oracle_says),
         cmocka_unit_test(preset_blocks_are_whole_pages),
-        cmocka_unit_test(pages_have_their_part_of_the_fixed_keys),
+        cmocka_unit_test(fixed_keys_are_those_of_the_formula),
         cmocka_unit_test(blocks_that_are_no_number_come_last),
         cmocka_unit_test(gathered_pages_are_those_of_the_blocks),
     };
