@@ -186,6 +186,15 @@ typedef struct backend_facts {
 status backend_cpu_create(const backend_options *options, backend *out, error *err);
 backend_facts backend_cpu_describe(const backend *b);
 
+/* Time that a backend's steps have taken so far in all layers, for benches. */
+typedef struct backend_times {
+    int64_t attention_ns; // attention with the selections of retrieval
+    int64_t selection_ns; // the selections alone
+} backend_times;
+
+/* False for all backends but a CPU backend that runs the whole model alone. */
+bool backend_cpu_times(const backend *b, backend_times *out);
+
 /* Makes a probe (model/probe.h) over the weights of b, which must outlive the probe. made_with are
  * the options that made b: threads, ISA and precision are the same. max_tokens limits one run.
  * STATUS_UNSUPPORTED unless b is a CPU backend that runs the whole model alone. */

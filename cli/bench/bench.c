@@ -15,6 +15,8 @@ static const struct {
      "prefill and decode of a whole model; what the engine thread costs"},
     {"retention", cli_bench_retention,
      "what methods cost a prefill; concurrency and decoding at depth"},
+    {"retrieval", cli_bench_retrieval,
+     "decoding over long contexts that reads few blocks, beside full attention"},
     {"comm", cli_bench_comm, "sums over ranks, as processes and as threads"},
 #ifdef OCTAVO_RPC
     {"workers", cli_bench_workers, "ranks in other processes beside ranks in threads"},
@@ -35,7 +37,7 @@ int cli_bench(int argc, char **argv)
     fputs("usage: octavo bench WHAT [flags]      octavo bench WHAT --help\n\n", out);
     for (size_t i = 0; i < N_BENCHES; i++)
         fprintf(out, "  %-10s %s\n", benches[i].name, benches[i].about);
-    fputs("\nThe first three print the share of this machine's limits, measured in the same run.\n",
+    fputs("\nThe first four print the share of this machine's limits, measured in the same run.\n",
           out);
     return help ? CLI_OK : CLI_USAGE;
 }

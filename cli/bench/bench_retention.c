@@ -42,8 +42,7 @@ static const arg_flag flags_table[] = {
 
 enum { METHODS_MAX = 32, SEQS_FOR_FULL = 16 };
 
-/* Reads "chunkkv" or "chunkkv={\"window\":16}" as the object of a request. */
-static status read_object(const char *flag, const char *text, json_t **out, error *err)
+status bench_read_object(const char *flag, const char *text, json_t **out, error *err)
 {
     const char *parts = strchr(text, '=');
     size_t n = parts ? (size_t)(parts - text) : strlen(text);
@@ -57,7 +56,7 @@ static status read_method(const char *text, double ratio, const retention_limits
                           retention_policy *out, error *err)
 {
     json_t *json = NULL;
-    RETURN_IF_ERROR(read_object("--method", text, &json, err));
+    RETURN_IF_ERROR(bench_read_object("--method", text, &json, err));
     if (!json_object_get(json, "ratio") && !json_object_get(json, "tokens"))
         json_object_set_new(json, "ratio", json_real(ratio));
     status st = retention_parse(json, limits, out, err);
@@ -71,7 +70,7 @@ static status read_retrieval(const char *text, const retention_limits *limits, b
     json_t *json = NULL;
     out->text = text;
     RETURN_IF_ERROR(retention_parse(NULL, limits, &out->policy, err));
-    RETURN_IF_ERROR(read_object("--retrieval", text, &json, err));
+    RETURN_IF_ERROR(bench_read_object("--retrieval", text, &json, err));
     status st = retrieval_parse(json, &limits->geometry, &out->retrieval, err);
     json_decref(json);
     return st;

@@ -1,4 +1,4 @@
-/* The parts of `octavo bench retention` (private to it). */
+/* The parts of `octavo bench retention` (private to it and to `octavo bench retrieval`). */
 #ifndef CLI_BENCH_BENCH_RETENTION_H
 #define CLI_BENCH_BENCH_RETENTION_H
 
@@ -10,6 +10,10 @@ typedef struct bench_method {
     retention_policy policy;
     retrieval_spec retrieval; // block_tokens 0: generated tokens read all that the policy keeps
 } bench_method;
+
+/* bench_retention.c: reads "chunkkv" or "chunkkv={\"window\":16}", given by `flag`, as the object
+ * of a request. */
+status bench_read_object(const char *flag, const char *text, json_t **out, error *err);
 
 /* bench_retention_cost.c: what measuring, selecting and giving up pages add to a prefill of
  * `tokens`, for each method. */

@@ -210,6 +210,10 @@ static status make_plan(bench_seqs *b, uint32_t n_tokens, bool draw, const measu
                                .n_samples = draw ? 1 : 0,
                                .token_from = ahead ? 1 + s : 0};
         if (measure) shares[s].measure = *measure;
+        if (n_tokens == 1) {
+            shares[s].retrieval = b->retrieval;
+            shares[s].n_prompt = b->n_prompt;
+        }
         rows += n_tokens;
     }
     *plan = (step_plan){.deltas = pkv_take_deltas(b->kv),

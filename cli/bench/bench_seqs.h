@@ -20,6 +20,9 @@ typedef struct bench_seqs {
     uint32_t *none;   // [max_seqs] zeros, given where the step in flight draws the tokens
     step_seq *shares; // [2 * max_seqs] for the last two steps
     step_plan plans[2];
+    retrieval_spec
+        retrieval;        // that steps of one token read by; block_tokens 0: they read everything
+    uint32_t n_prompt;    // tokens before those that do
     uint32_t n_in_flight; // steps of bench_seqs_decode not yet collected
     step_open *opens;     // [max_seqs]
     pkv_move *moves;

@@ -518,6 +518,14 @@ backend_facts backend_cpu_describe(const backend *b)
     return ((const backend_cpu *)b->ctx)->facts;
 }
 
+bool backend_cpu_times(const backend *b, backend_times *out)
+{
+    if (b->ops != &cpu_ops) return false;
+    const backend_cpu *cpu = b->ctx;
+    *out = forward_times(cpu->forward);
+    return comm_size(cpu->group) == 1;
+}
+
 bool backend_cpu_pass(const backend *of, forward_options *out)
 {
     if (of->ops != &cpu_ops) return false;

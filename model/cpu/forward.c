@@ -41,6 +41,7 @@ struct forward {
     measures *measures;
     retrieve *retrieve;
     experts *experts; /* NULL without sparse layers */
+    backend_times times;
     float *memory;
     size_t memory_bytes;
 };
@@ -333,7 +334,9 @@ static status attend_layer(forward *f, uint32_t layer, const forward_seq *seqs, 
     const kv_store *store = f->o.store;
     uint32_t head_dim = store->shape.head_dim, nth = 0;
     kern_attn_item *end = f->items;
+    int64_t start = clock_now_ns();
     RETURN_IF_ERROR(retrieve_layer(f->retrieve, layer, f->wide));
+    int64_t selected = clock_now_ns();
     for (uint32_t s = 0; s < n_seqs; s++) {
         end = add_items(f, layer, seqs, s, nth, end);
         if (seqs[s].retrieval.block_tokens) nth += seqs[s].n_rows - seqs[s].dense_rows;
@@ -348,7 +351,10 @@ static status attend_layer(forward *f, uint32_t layer, const forward_seq *seqs, 
         .items = f->items,
         .n_items = (size_t)(end - f->items),
     };
-    return kern_attention(f->o.kernels, &batch);
+    RETURN_IF_ERROR(kern_attention(f->o.kernels, &batch));
+    f->times.selection_ns += selected - start;
+    f->times.attention_ns += clock_now_ns() - start;
+    return STATUS_IS_OK;
 }
 
 /* ---- layers ---------------------------------------------------------------------------------- */
@@ -446,6 +452,8 @@ status forward_run(forward *f, const uint32_t *tokens, uint32_t n_rows, const fo
     }
     return STATUS_IS_OK;
 }
+
+backend_times forward_times(const forward *f) { return f->times; }
 
 int64_t forward_measure_us(const forward *f) { return measures_us(f->measures); }
 

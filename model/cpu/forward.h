@@ -10,6 +10,7 @@
 #include "comm/comm.h"
 #include "model/cpu/kv_store.h"
 #include "model/load/weights.h"
+#include "model/model.h"
 #include "paged_kv/retention/retention.h"
 #include "paged_kv/retrieval/retrieval.h"
 
@@ -59,6 +60,8 @@ status forward_run(forward *f, const uint32_t *tokens, uint32_t n_rows, const fo
                    uint32_t n_seqs);
 /* Microseconds that the last run spent on measures; the mass of pages is not counted. */
 int64_t forward_measure_us(const forward *f);
+/* Time that all runs spent on attention, and on selections alone. */
+backend_times forward_times(const forward *f);
 /* Computes logits [n, vocab_size] of the named rows of the last run. n may exceed max_seqs. */
 status forward_logits(forward *f, const uint32_t *rows, uint32_t n, float *logits);
 
