@@ -77,8 +77,8 @@ static const arg_flag flags_table[] = {
         "prefill (default: high with --dtype f32, else standard)",
         .options = precisions),
     ARG_ROW("kv-memory", "BYTES", ARG_BYTES, model_flags, kv_memory,
-            "size of the KV page pool, such as 512M or 4G (default: 60 % of what the cgroup leaves "
-            "after the weights)",
+            "size of the KV page pool, such as 512M or 4G (default: with what retrieval may write "
+            "beside it, 60 % of what the cgroup leaves after the weights)",
             .min = 1, .max = 0x1p62),
     ARG_ROW("swap-memory", "BYTES", ARG_BYTES, model_flags, swap_memory,
             "host memory for the pages of preempted sequences, taken as it fills and at most half "

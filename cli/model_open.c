@@ -361,7 +361,7 @@ void model_log(const loaded_model *m, const char *dir)
         dir, m->config.architecture, weights, bits, pool,
         !m->default_pool ? ""
         : m->on_gpu      ? " (85 % of what the GPU has left)"
-                         : " (60 % of what the cgroup leaves after the weights)",
+                    : " (with representatives, 60 % of what the cgroup leaves after the weights)",
         filling, pages, m->kv_name, (unsigned long long)blocks * info->geometry.page_tokens, swap,
         m->facts.isa, ranks, m->facts.n_threads, m->facts.n_threads == 1 ? "" : "s",
         m->facts.from_cache ? "from the cache" : "packed", (double)m->facts.load_us / 1e6,

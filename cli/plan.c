@@ -187,7 +187,7 @@ static json_t *answer_json(const planning *p, bool fits, const char *verdict)
         (json_int_t)m->filling_bytes * ranks, "host_pages", (json_int_t)m->n_host_pages,
         "swap_bytes", (json_int_t)backend_host_bytes(m) * ranks, "sums_bytes",
         (json_int_t)(backend_rank_pages(m, m->n_pages) * m->sums_of_page) * ranks,
-        "representatives_bytes", (json_int_t)m->n_pages * (json_int_t)m->representatives_of_page);
+        "representatives_bytes", (json_int_t)a->rank_representatives * ranks);
     json_t *asked = json_pack("{s:i, s:i, s:i}", "context", (int)q->context, "output",
                               (int)q->output, "concurrency", (int)q->sequences);
     json_object_set_new(all, "kv", kv);
@@ -229,13 +229,34 @@ static void print_left(const planning *p, const char *each)
     printf("left       %s%s for arrays that grow with steps, and other processes\n", left, each);
 }
 
+static const char *share_of_pool(const planning *p)
+{
+    if (p->model_flags.kv_memory) return "";
+    if (p->model.on_gpu) return " (85 % of what weights and step buffers leave)";
+    return p->full.rank_representatives ? " (with the next line 60 % of what the weights leave)"
+                                        : " (60 % of what the weights leave)";
+}
+
+static void print_pool(const planning *p, const char *each)
+{
+    const plan_answer *a = &p->full;
+    char one[32], pages[32], tokens[32];
+    format_bytes(one, sizeof one, a->rank_pool);
+    printf("KV pool    %s%s%s: %s %s pages of %u tokens, room for %s tokens\n", one, each,
+           share_of_pool(p), plan_number(a->pages, pages), p->model.kv_name,
+           a->measures.geometry.page_tokens, plan_number(a->tokens, tokens));
+    if (a->rank_representatives == 0) return;
+    format_bytes(one, sizeof one, a->rank_representatives);
+    printf("           and up to %s%s of representatives, by which retrieval selects\n", one, each);
+}
+
 static void print_memory(const planning *p)
 {
     const plan_question *q = &p->question;
     const plan_answer *a = &p->full;
     const backend_measures *m = &a->measures;
     uint32_t ranks = p->model.n_ranks;
-    char one[32], all[32], pages[32], tokens[32];
+    char one[32], all[32];
     const char *each = ranks > 1 ? " a rank" : "";
 
     format_bytes(one, sizeof one, q->memory);
@@ -250,13 +271,7 @@ static void print_memory(const planning *p)
     if (ranks > 1) printf(": %s on each of %u ranks", one, ranks);
     putchar('\n');
     if (!m->fits) return;
-    format_bytes(one, sizeof one, a->rank_pool);
-    printf("KV pool    %s%s%s: %s %s pages of %u tokens, room for %s tokens\n", one, each,
-           p->model_flags.kv_memory ? ""
-           : p->model.on_gpu        ? " (85 % of what weights and step buffers leave)"
-                                    : " (60 % of what the weights leave)",
-           plan_number(a->pages, pages), p->model.kv_name, m->geometry.page_tokens,
-           plan_number(a->tokens, tokens));
+    print_pool(p, each);
     if (m->filling_bytes) {
         format_bytes(one, sizeof one, m->filling_bytes);
         printf("           and up to %s%s of bf16 for the newest pages\n", one, each);

@@ -38,8 +38,9 @@ status plan_measure(const plan_question *q, plan_answer *out, error *err)
     uint32_t groups = pkv_groups(g);
     out->rank_pool = backend_rank_pages(is, is->n_pages) * is->page_bytes;
     if (m->on_gpu) out->rank_sums = backend_rank_pages(is, is->n_pages) * is->sums_of_page;
-    uint64_t takes =
-        is->weight_bytes + is->step_bytes + out->rank_pool + out->rank_sums + is->filling_bytes;
+    out->rank_representatives = backend_representatives_bytes(is);
+    uint64_t takes = is->weight_bytes + is->step_bytes + out->rank_pool + out->rank_sums +
+                     out->rank_representatives + is->filling_bytes;
     if (takes <= out->rank_memory) out->rank_left = out->rank_memory - takes;
     else out->short_of = takes - out->rank_memory;
     out->token_bytes = (double)backend_page_bytes(is, m->n_ranks) * groups / g->page_tokens;
@@ -88,7 +89,9 @@ bool plan_verdict(const plan_question *q, const plan_answer *a, char *out, size_
         snprintf(out, size, "does not fit: the weights leave no room for a page of each table");
     } else if (a->short_of) {
         format_bytes(some, sizeof some, a->short_of);
-        snprintf(out, size, "does not fit: weights and KV pool are %s%s too much", some, rank);
+        snprintf(out, size,
+                 "does not fit: weights, KV pool and what lies beside it are %s%s too much", some,
+                 rank);
     } else if (a->room.fit == 0) {
         plan_number(a->room.need.peak, some);
         plan_number(a->pages, all);

@@ -32,6 +32,7 @@ typedef struct plan_answer {
     backend_measures measures;
     uint64_t rank_memory;          // of a rank; for a GPU without the driver's part
     uint64_t rank_pool, rank_sums; // pages; page sums beside a GPU's pages
+    uint64_t rank_representatives; // most that retrieval writes beside the pages
     uint64_t rank_left;            // for other uses
     uint64_t short_of;             // bytes that a rank lacks; 0 = it has enough
     double token_bytes;            // of K and V, on all ranks

@@ -9,26 +9,29 @@ static status refuse_needs(const backend_cpu_needs *needs, uint64_t body, uint64
                            const memory_bound *bound, error *err)
 {
     enum { TEXT = 32 };
-    char all[TEXT], has[TEXT], weights[TEXT], pool[TEXT], buffers[TEXT], largest[TEXT], own[TEXT];
+    char all[TEXT], has[TEXT], weights[TEXT], pool[TEXT], beside[TEXT], buffers[TEXT];
+    char largest[TEXT], own[TEXT];
     format_bytes(all, sizeof all, sum);
     format_bytes(has, sizeof has, bound->bytes);
     format_bytes(weights, sizeof weights, needs->weights);
     format_bytes(pool, sizeof pool, needs->pool);
+    format_bytes(beside, sizeof beside, needs->representatives);
     format_bytes(buffers, sizeof buffers, needs->buffers);
     format_bytes(largest, sizeof largest, body);
     format_bytes(own, sizeof own, SERVE_OWN_BYTES);
     return error_set(err, STATUS_NO_MEMORY,
-                     "memory: this server needs %s (weights %s, KV pages %s, step buffers %s, a "
-                     "request of --max-body %s, the rest %s), and %s allows %s; --kv-memory, "
-                     "--max-batch and --max-body make it smaller",
-                     all, weights, pool, buffers, largest, own, bound->what, has);
+                     "memory: this server needs %s (weights %s, KV pages %s, representatives for "
+                     "retrieval %s, step buffers %s, a request of --max-body %s, the rest %s), and "
+                     "%s allows %s; --kv-memory, --max-batch and --max-body make it smaller",
+                     all, weights, pool, beside, buffers, largest, own, bound->what, has);
 }
 
 status serve_check_needs(const backend_cpu_needs *needs, uint64_t max_body,
                          const memory_bound *bound, serve_room *out, error *err)
 {
     uint64_t body = max_body * RPC_BODY_FACTOR;
-    uint64_t sum = needs->weights + needs->pool + needs->buffers + SERVE_OWN_BYTES + body;
+    uint64_t sum = needs->weights + needs->pool + needs->representatives + needs->buffers +
+                   SERVE_OWN_BYTES + body;
     if (sum > bound->bytes) return refuse_needs(needs, body, sum, bound, err);
     uint64_t left = bound->bytes - sum;
     out->swap = needs->swap < left ? needs->swap : left;

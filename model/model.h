@@ -202,8 +202,8 @@ struct model_probe;
 status model_probe_create(const backend *b, const backend_options *made_with, uint32_t max_tokens,
                           struct model_probe **out, error *err);
 
-/* The pool's share of the memory that the weights leave, when kv_bytes is 0. The rest is for other
- * programs on the machine. */
+/* The share of the memory that the weights leave which the pool takes, with the representatives of
+ * its blocks, when kv_bytes is 0. The rest is for other programs on the machine. */
 #define MODEL_POOL_SHARE 0.6
 
 /* The geometry of the pages of a backend that these options would make: theirs, with the model's
@@ -241,6 +241,11 @@ static inline uint64_t backend_page_bytes(const backend_measures *m, uint32_t n_
 {
     return m->page_bytes * n_ranks * m->rank_shares / pkv_shares(&m->geometry);
 }
+/* Most bytes of one rank that retrieval writes beside its pool. */
+static inline uint64_t backend_representatives_bytes(const backend_measures *m)
+{
+    return backend_rank_pages(m, m->n_pages) * m->representatives_of_page;
+}
 /* Bytes of one rank's host tier. */
 static inline uint64_t backend_host_bytes(const backend_measures *m)
 {
@@ -256,8 +261,9 @@ status backend_cpu_measure(const backend_options *options, uint32_t n_ranks, uin
  * before the weights are loaded. */
 typedef struct backend_cpu_needs {
     uint64_t weights, pool;
-    uint64_t buffers; // activations and logits of a step, bf16 tiles of int4 and int2 pages
-    uint64_t swap;    // most that the host tier would take of what is left
+    uint64_t representatives; // most that retrieval writes beside the pool
+    uint64_t buffers;         // activations and logits of a step, bf16 tiles of int4 and int2 pages
+    uint64_t swap;            // most that the host tier would take of what is left
 } backend_cpu_needs;
 
 /* STATUS_INVALID when kv_bytes does not hold a block. */

@@ -148,17 +148,20 @@ status backend_cpu_measure(const backend_options *o, uint32_t n_ranks, uint64_t 
     uint64_t left = m.fits ? memory - slice.bytes * n_ranks : 0;
     uint64_t page_bytes = sizes_of_page(&m.geometry, store.page_bytes, store.n_heads, n_ranks);
     RETURN_IF_ERROR(sizes_check_pool(o, page_bytes, err));
-    uint64_t pool = o->kv_bytes ? o->kv_bytes : sizes_default_pool(left, share);
+    if (n_ranks == 1) m.representatives_of_page = kv_store_retrieval_bytes(&store);
+    uint64_t beside = sizes_of_page(&m.geometry, m.representatives_of_page, store.n_heads, n_ranks);
+    uint64_t pool = o->kv_bytes ? o->kv_bytes
+                                : sizes_pages_part(sizes_default_pool(left, share),
+                                                   store.page_bytes, m.representatives_of_page);
     m.page_bytes = store.page_bytes;
     m.rank_shares = pkv_shares_of(&m.geometry, store.n_heads);
     m.sums_of_page = store.page_sums * sizeof *store.sums;
-    if (n_ranks == 1) m.representatives_of_page = kv_store_retrieval_bytes(&store);
     if (kern_kv_has_grids(o->kv_type))
         m.filling_bytes = kv_filling_size(&store, o->max_rows, o->max_seqs);
     if (m.fits && !status_ok(sizes_pool_pages(&m.geometry, pool, page_bytes, &m.n_pages, NULL)))
         m.n_pages = 0;
     m.n_host_pages = sizes_host_pages(&m.geometry, o->swap_bytes, left,
-                                      (uint64_t)m.n_pages * page_bytes, page_bytes);
+                                      (uint64_t)m.n_pages * (page_bytes + beside), page_bytes);
     *out = m;
     return STATUS_IS_OK;
 }
@@ -178,6 +181,7 @@ status backend_cpu_need(const backend_options *o, uint32_t n_ranks, uint64_t lef
     uint64_t rows = forward_bytes(o->config, &slice, slice.n_tokens, o->max_rows, n_ranks);
     *out = (backend_cpu_needs){.weights = m.weight_bytes * n_ranks,
                                .pool = backend_page_bytes(&m, n_ranks) * m.n_pages,
+                               .representatives = backend_representatives_bytes(&m) * n_ranks,
                                .buffers = (rows + logits + m.filling_bytes) * n_ranks,
                                .swap = backend_host_bytes(&m) * n_ranks};
     return STATUS_IS_OK;

@@ -28,6 +28,13 @@ static inline uint64_t sizes_default_pool(uint64_t left, double share)
     return (uint64_t)((double)left * share);
 }
 
+/* What a default pool of `bytes` leaves to its pages: retrieval may write `beside` bytes beside
+ * each page. */
+static inline uint64_t sizes_pages_part(uint64_t bytes, uint64_t page_bytes, uint64_t beside)
+{
+    return bytes / (page_bytes + beside) * page_bytes;
+}
+
 /* Bytes that a page takes over all ranks, where page_bytes is what a rank stores of one. Ranks with
  * heads of their own store other pages; those with the same heads, or with some heads of every
  * page, store the same ones. */
@@ -43,7 +50,8 @@ status sizes_check_pool(const backend_options *o, uint64_t page_bytes, error *er
 status sizes_pool_pages(const pkv_geometry *g, uint64_t bytes, uint64_t page_bytes, uint32_t *n,
                         error *err);
 
-/* Pages of the host tier. The weights leave `left` bytes, of which the pool takes pool_bytes. The
+/* Pages of the host tier. The weights leave `left` bytes, of which the pool takes pool_bytes, with
+ * what retrieval writes beside it. The
  * tier takes at most `bytes` and half of the rest, and nothing where that is less than a block. */
 uint32_t sizes_host_pages(const pkv_geometry *g, uint64_t bytes, uint64_t left, uint64_t pool_bytes,
                           uint64_t page_bytes);

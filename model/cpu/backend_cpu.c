@@ -355,7 +355,13 @@ static status default_pool_bytes(const backend_options *o, uint64_t *bytes)
     return comm_broadcast(o->group, bytes, sizeof *bytes, 0);
 }
 
-/* Ranks have no representatives: KV heads that select together may lie on several of them. */
+/* Bytes that retrieval may write beside a page. Ranks have no representatives: KV heads that select
+ * together may lie on several of them. */
+static size_t beside_page(const backend_cpu *b)
+{
+    return comm_size(b->group) > 1 ? 0 : kv_store_retrieval_bytes(&b->store);
+}
+
 static status make_representatives(backend_cpu *b)
 {
     if (comm_size(b->group) > 1) return STATUS_IS_OK;
@@ -376,6 +382,7 @@ static status make_pool(backend_cpu *b, const backend_options *o, error *err)
     if (bytes == 0) {
         status s = default_pool_bytes(o, &bytes);
         if (!status_ok(s)) return error_set(err, s.code, "kv-memory: %s", s.message);
+        bytes = sizes_pages_part(bytes, b->store.page_bytes, beside_page(b));
     }
     uint32_t n_pages, n_ranks = (uint32_t)comm_size(o->group);
     uint64_t page_bytes =
@@ -400,9 +407,9 @@ static status make_host_tier(backend_cpu *b, const backend_options *o, error *er
     uint64_t ranks = sizes_ranks_here(o), all = (uint64_t)comm_size(o->group);
     uint64_t page_bytes =
         sizes_of_page(&b->info.geometry, b->store.page_bytes, b->store.n_heads, (uint32_t)all);
-    uint64_t n = sizes_host_pages(&b->info.geometry, o->swap_bytes,
-                                  sizes_for_ranks(memory_available_bytes(), ranks, all),
-                                  b->store_bytes * all, page_bytes);
+    uint64_t n = sizes_host_pages(
+        &b->info.geometry, o->swap_bytes, sizes_for_ranks(memory_available_bytes(), ranks, all),
+        (b->store_bytes + b->store.cells.n * beside_page(b)) * all, page_bytes);
     status s = comm_broadcast(o->group, &n, sizeof n, 0);
     if (!status_ok(s)) return error_set(err, s.code, "swap-memory: %s", s.message);
     if (n == 0) return STATUS_IS_OK;

@@ -29,8 +29,11 @@ static const model_flags demo = {.dir = "models/demo",
 static void needs_are_compared_with_the_bound(void **state)
 {
     (void)state;
-    const backend_cpu_needs needs = {
-        .weights = 6 * mib, .pool = 5 * mib + mib / 2, .buffers = 3 * mib, .swap = 4 * mib};
+    const backend_cpu_needs needs = {.weights = 6 * mib,
+                                     .pool = 5 * mib,
+                                     .representatives = mib / 2,
+                                     .buffers = 3 * mib,
+                                     .swap = 4 * mib};
     const uint64_t body = mib * RPC_BODY_FACTOR;
     const uint64_t all = 14 * mib + mib / 2 + SERVE_OWN_BYTES + body;
     memory_bound bound = {all, "the memory cgroup"};
@@ -49,9 +52,10 @@ static void needs_are_compared_with_the_bound(void **state)
     bound.bytes = 24 * mib;
     assert_int_equal(serve_check_needs(&needs, mib, &bound, &room, &err).code, STATUS_NO_MEMORY);
     assert_string_equal(err.text,
-                        "memory: this server needs 62.5 MiB (weights 6.0 MiB, KV pages 5.5 MiB, "
-                        "step buffers 3.0 MiB, a request of --max-body 32.0 MiB, the rest 16.0 "
-                        "MiB), and the memory cgroup allows 24.0 MiB; --kv-memory, --max-batch and "
+                        "memory: this server needs 62.5 MiB (weights 6.0 MiB, KV pages 5.0 MiB, "
+                        "representatives for retrieval 512 KiB, step buffers 3.0 MiB, a request "
+                        "of --max-body 32.0 MiB, the rest 16.0 MiB), and the memory cgroup allows "
+                        "24.0 MiB; --kv-memory, --max-batch and "
                         "--max-body make it smaller");
 }
 
@@ -70,6 +74,9 @@ static void needs_are_those_of_the_backend(void **state)
         if (!status_ok(model_open(&f, false, &opened, &err))) fail_msg("%s", err.text);
         assert_true(needs.weights == opened.facts.weight_bytes);
         assert_true(needs.pool == opened.facts.pool_bytes);
+        /* Two bf16 vectors and a mark beside each page, which is one head's in one layer. */
+        uint64_t beside = ranks == 1 ? 4 * opened.config.head_dim + 8 : 0;
+        assert_true(needs.representatives == needs.pool / opened.facts.page_bytes * beside);
         /* The least that a step needs: rows of the residual stream, of its norm and of what is
          * added to it. */
         uint64_t rows = demo.prefill_chunk + demo.max_batch;
