@@ -47,6 +47,13 @@ static pass with(const retrieval_spec *s)
 
 /* ---- the oracle ------------------------------------------------------------------------------ */
 
+static double product(const dense *m, const float *q, const float *k)
+{
+    double sum = 0;
+    for (uint32_t d = 0; d < m->config.head_dim; d++) sum += (double)q[d] * (double)k[d];
+    return sum;
+}
+
 /* x as bf16, not below it or not above it. */
 static double round_up(double x)
 {
