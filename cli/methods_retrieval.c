@@ -28,8 +28,7 @@ void methods_put_retrievals(strbuf *out)
                      "Retrieval keeps everything: each generated token reads the initial and local "
                      "tokens and the blocks that\n"
                      "its query fits best. A request names a method by\n"
-                     "  \"retrieval\": {\"method\": \"quest\", \"second_block_count\": 32}\n"
-                     "No backend makes DYNAMIC representatives yet.\n");
+                     "  \"retrieval\": {\"method\": \"quest\", \"second_block_count\": 32}\n");
 }
 
 /* The fields of a request that would ask for the same. */
@@ -51,9 +50,7 @@ static void put_options(strbuf *out, retrieval_part part)
     strbuf_printf(out, "  \"%s\"\n", retrieval_part_name(part));
     for (size_t i = 0; i < retrieval_part_size(part); i++) {
         retrieval_option o = retrieval_part_option(part, i);
-        bool made = part != RETRIEVAL_PART_REPRESENTATIVE || i != RETRIEVAL_DYNAMIC;
-        strbuf_printf(out, "    %-14s  %s%s\n", o.name, o.summary,
-                      made ? "" : "; no backend makes it yet");
+        strbuf_printf(out, "    %-14s  %s\n", o.name, o.summary);
     }
 }
 
@@ -80,9 +77,6 @@ void methods_put_retrieval(strbuf *out, const retrieval_preset *preset, bool jso
         return;
     }
     strbuf_printf(out, "%s: %s\n%s\n", preset->name, preset->summary, preset->source);
-    if (s->representative == RETRIEVAL_DYNAMIC)
-        strbuf_puts(out, "No backend makes DYNAMIC representatives yet: a request must override "
-                         "representative_type.\n");
     strbuf_puts(out, "\nDefaults\n");
     strbuf_printf(out, "  %-19s  %s\n", "representative_type", representative_of(s));
     strbuf_printf(out, "  %-19s  %s\n", "head_select_mode", heads_of(s));

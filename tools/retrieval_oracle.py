@@ -91,11 +91,12 @@ def score(spec, tables, head, block):
         return sum(sum(max(x * m, x * l) for x, m, l in zip(q, most, least)) for q in tables.q[head])
     if kind == "FIX":
         keys = [keys[(2 * j + 1) * size // (2 * n)] for j in range(n)]
-    elif kind == "DYNAMIC":
+    is_late = (block + 1) * size > tables.n_prompt
+    if kind == "DYNAMIC" and not is_late:
         best = sorted(range(size), key=lambda i: (-tables.mass[head][slots[i]], i))[:n]
         keys = [keys[i] for i in best]
     sums = [bf16(sum(c), round) for c in zip(*keys)]
-    return sum(dot(q, sums) for q in tables.q[head])
+    return sum(dot(q, sums) for q in tables.q[head]) * (n / size if kind == "DYNAMIC" and is_late else 1)
 
 
 def blocks_between(spec, n_slots):
@@ -201,6 +202,8 @@ def selections():
         dict(shape, retrieval=dict(preselect, head_select_mode="GROUP", group_heads=2, second_block_count=7), n_slots=650, n_prompt=640, seed=113),
         dict(shape, retrieval=dict(preselect, second_block_count=99, block_tokens=48, initial_tokens=0), n_slots=900, n_prompt=500, seed=114),
         dict(shape, retrieval=dict(preselect, preselect_block_count=99), n_slots=600, n_prompt=590, seed=115),
+        dict(shape, retrieval=dict(method="dynamic", anchor_num=2, **small), n_slots=640, n_prompt=390, seed=116),
+        dict(shape, retrieval=dict(preselect, method="dynamic", head_select_mode="SEPARATE"), n_slots=800, n_prompt=513, seed=117),
     ]
     for c in rows:
         c.setdefault("n_prompt", c["n_slots"] - 1)

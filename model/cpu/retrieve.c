@@ -34,6 +34,7 @@ typedef struct candidates {
     uint64_t *marks;
     uint16_t *vectors, *smallest; /* smallest: NULL where blocks have no boxes */
     const uint64_t *left_out;     /* bits of the prompt's blocks; NULL: none is left out */
+    const uint64_t *slots;        /* DYNAMIC: those chosen in the prompt's blocks; else NULL */
     uint32_t n_missing;           /* blocks without the row's representative */
 } candidates;
 
@@ -58,6 +59,7 @@ struct retrieve {
     uint32_t n_items, n_blocks, block_pages;
     uint32_t first_block, n_known; /* number of the first candidate, of the prompt's blocks */
     uint64_t wanted;               /* the row's mark without its number */
+    uint64_t dynamic;              /* the mark of the prompt's blocks with DYNAMIC; else 0 */
     uint64_t fixed_slots[RETRIEVAL_BLOCK_MOST / 64];
     uint32_t layer;
     const float *qkv;
@@ -214,10 +216,9 @@ static uint32_t *blocks_of(const retrieve *r, const sparse_row *row, uint32_t li
  * MARK_SPEC_BITS on, the representative's number, so that a block whose pages are not all those of
  * the representative has different marks. */
 enum { MARK_SPEC_BITS = 20 };
-static uint64_t mark_of(const retrieval_spec *spec, uint32_t block_pages)
+static uint64_t mark_of(retrieval_representative made, uint32_t n_keys, uint32_t block_pages)
 {
-    return 1 + (uint32_t)spec->representative + (spec->representative_num << 3) +
-           (block_pages << 10);
+    return 1 + (uint32_t)made + (n_keys << 3) + (block_pages << 10);
 }
 _Static_assert(1 + RETRIEVAL_REPRESENTATIVES <= 1 << 3 && RETRIEVAL_KEYS_MOST < 1 << 7 &&
                    RETRIEVAL_BLOCK_PAGES < 1 << (MARK_SPEC_BITS - 10),
@@ -230,6 +231,26 @@ static const uint64_t *left_out_of(const retrieve *r, const sparse_row *row, uin
     if (retrieval_left_out(&s->retrieval, s->n_prompt) == 0) return NULL;
     retrieve_bits at = retrieve_left_out_at(s, r->layer, run, r->o.store->n_heads / row->together);
     return retrieve_notes_read(r->notes, &at);
+}
+
+/* The slots of the KV head whose keys stand for the prompt's blocks; NULL where none do. */
+static const uint64_t *slots_of(const retrieve *r, const sparse_row *row, uint32_t head)
+{
+    if (row->seq->retrieval.representative != RETRIEVAL_DYNAMIC) return NULL;
+    retrieve_bits at = retrieve_slots_at(row->seq, r->layer, head, r->o.store->n_heads);
+    return retrieve_notes_read(r->notes, &at);
+}
+
+/* DYNAMIC's representatives are known by the request's tag instead of a number of their own: of one
+ * request a page is in one block, at one place. Its later blocks have MEAN's. */
+static void set_marks(retrieve *r, const sparse_row *row)
+{
+    const retrieval_spec *spec = &row->seq->retrieval;
+    bool dynamic = spec->representative == RETRIEVAL_DYNAMIC;
+    uint64_t mark = mark_of(spec->representative, spec->representative_num, r->block_pages);
+    uint64_t tag = retrieve_notes_tag_of(r->notes, row->seq->note);
+    r->wanted = dynamic ? mark_of(RETRIEVAL_MEAN, 1, r->block_pages) : mark;
+    r->dynamic = dynamic ? mark | tag << MARK_SPEC_BITS : 0;
 }
 
 /* Sets the row in hand and its candidates. */
@@ -245,7 +266,7 @@ static status take_row(retrieve *r, const sparse_row *row)
     r->n_blocks = retrieval_reads_all(&e) ? 0 : e.end - e.first;
     r->first_block = e.first;
     r->n_known = n_prompt / spec->block_tokens;
-    r->wanted = mark_of(spec, r->block_pages);
+    set_marks(r, row);
     for (uint32_t h = 0; h < store->n_heads; h++) {
         pkv_table_view table = table_of(r, row->seq, r->layer, h);
         all[h] = (candidates){
@@ -256,12 +277,21 @@ static status take_row(retrieve *r, const sparse_row *row)
             .smallest =
                 boxes ? kv_store_vectors(store, store->smallest, r->layer, h, table.offset) : NULL,
             .left_out = left_out_of(r, row, h / row->together),
+            .slots = slots_of(r, row, h),
         };
+        if (r->n_blocks > 0 && r->n_known > 0 && !all[h].slots && r->dynamic)
+            return status_make(STATUS_INVALID, "plan: a row behind a prompt that was not measured");
         if (r->n_blocks > 0 && !all[h].left_out && retrieval_left_out(spec, n_prompt) > 0)
             return status_make(STATUS_INVALID,
                                "plan: a row behind a prompt that was not preselected");
     }
     return STATUS_IS_OK;
+}
+
+/* Whether keys of the candidate were chosen at the prompt's end. */
+static bool is_dynamic(const retrieve *r, uint32_t block)
+{
+    return r->dynamic && r->first_block + block < r->n_known;
 }
 
 /* Blocks that are left out need no representative. */
@@ -274,6 +304,7 @@ static bool is_missing(const retrieve *r, const candidates *c, uint32_t block)
     const size_t tiles = r->o.store->page_tiles;
     uint64_t mark = c->marks[pages[0] * tiles], differ = 0;
     for (uint32_t p = 1; p < r->block_pages; p++) differ |= c->marks[pages[p] * tiles] ^ mark;
+    if (is_dynamic(r, block)) return differ || mark != r->dynamic;
     return differ || (mark & ((UINT64_C(1) << MARK_SPEC_BITS) - 1)) != r->wanted;
 }
 
@@ -287,13 +318,22 @@ static void count_range(void *ctx, size_t from, size_t to, unsigned thread)
     }
 }
 
-/* A listed block: its tile's marks in page 0, and its pages. */
+/* A listed block: its tile's marks in page 0, its pages, and its mark; 0: a mark with a number. */
 typedef struct block_at {
-    uint64_t *marks;
+    uint64_t *marks, mark;
     const uint32_t *pages;
 } block_at;
 
-static void list_missing(retrieve *r, const candidates *c, const uint64_t *slots)
+/* The slots of a candidate that its representative sums; NULL: all. */
+static const uint64_t *summed_slots(const retrieve *r, const sparse_row *row, const candidates *c,
+                                    uint32_t block)
+{
+    if (row->seq->retrieval.representative == RETRIEVAL_FIX) return r->fixed_slots;
+    if (!is_dynamic(r, block)) return NULL;
+    return c->slots + (r->first_block + block) * retrieve_block_words(row->seq);
+}
+
+static void list_missing(retrieve *r, const sparse_row *row, const candidates *c)
 {
     const kv_store *store = r->o.store;
     kern_represent_item *items = r->items.data;
@@ -302,11 +342,11 @@ static void list_missing(retrieve *r, const candidates *c, const uint64_t *slots
         if (!is_missing(r, c, b)) continue;
         const uint32_t *pages = c->pages + (size_t)b * r->block_pages;
         size_t at = pages[0] * store->page_vectors;
-        listed[r->n_items] = (block_at){c->marks, pages};
+        listed[r->n_items] = (block_at){c->marks, is_dynamic(r, b) ? r->dynamic : 0, pages};
         items[r->n_items++] =
             (kern_represent_item){.pages = pages,
                                   .tiles = c->tiles,
-                                  .slots = slots,
+                                  .slots = summed_slots(r, row, c, b),
                                   .out = c->vectors + at,
                                   .smallest = c->smallest ? c->smallest + at : NULL};
     }
@@ -333,7 +373,8 @@ static status make_listed(retrieve *r, const retrieval_spec *spec)
     RETURN_IF_ERROR(kern_represent(r->o.kernels, &batch));
     const block_at *listed = r->listed.data;
     for (uint32_t i = 0; i < r->n_items; i++) {
-        uint64_t mark = r->wanted | ++store->representatives << MARK_SPEC_BITS;
+        uint64_t mark = listed[i].mark;
+        if (!mark) mark = r->wanted | ++store->representatives << MARK_SPEC_BITS;
         for (uint32_t p = 0; p < r->block_pages; p++)
             listed[i].marks[listed[i].pages[p] * store->page_tiles] = mark;
     }
@@ -347,7 +388,6 @@ static status make_representatives(retrieve *r, const sparse_row *row)
     const kv_store *store = r->o.store;
     const retrieval_spec *spec = &row->seq->retrieval;
     const candidates *all = r->candidates.data;
-    bool fixed = spec->representative == RETRIEVAL_FIX;
     size_t n_missing = 0;
     thread_pool_for(r->o.pool, store->n_heads, 1, count_range, r);
     for (uint32_t h = 0; h < store->n_heads; h++) n_missing += all[h].n_missing;
@@ -356,9 +396,8 @@ static status make_representatives(retrieve *r, const sparse_row *row)
         !reserve(&r->listed, n_missing, sizeof(block_at)))
         return no_memory();
     r->n_items = 0;
-    if (fixed) retrieval_fixed_slots(spec, r->fixed_slots);
-    for (uint32_t h = 0; h < store->n_heads; h++)
-        list_missing(r, &all[h], fixed ? r->fixed_slots : NULL);
+    if (spec->representative == RETRIEVAL_FIX) retrieval_fixed_slots(spec, r->fixed_slots);
+    for (uint32_t h = 0; h < store->n_heads; h++) list_missing(r, row, &all[h]);
     return make_listed(r, spec);
 }
 

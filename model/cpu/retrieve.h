@@ -14,7 +14,8 @@ typedef struct retrieve retrieve;
 /* The kinds of retrieval that a CPU backend of one rank makes (backend_info.retrieves). */
 enum {
     RETRIEVE_CAN = 1 << RETRIEVAL_MEAN | 1 << RETRIEVAL_MAX | 1 << RETRIEVAL_QUEST |
-                   1 << RETRIEVAL_FIX | RETRIEVAL_NEEDS_HISTORY | RETRIEVAL_NEEDS_PRESELECTION
+                   1 << RETRIEVAL_FIX | 1 << RETRIEVAL_DYNAMIC | RETRIEVAL_NEEDS_HISTORY |
+                   RETRIEVAL_NEEDS_PRESELECTION
 };
 
 /* qkv_width: floats of a row of q, k and v. The options' objects are borrowed. */

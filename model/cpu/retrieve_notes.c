@@ -24,6 +24,7 @@ typedef struct request_note {
     choice_lists *choices;
     uint32_t n_choices;
     bit_rows bits[RETRIEVE_BITS_KINDS];
+    uint64_t tag;
 } request_note;
 
 struct retrieve_notes {
@@ -151,4 +152,15 @@ const uint64_t *retrieve_notes_read(const retrieve_notes *notes, const retrieve_
     const bit_rows *bits = &notes->requests[at->note].bits[at->kind];
     if (!bits->words || bits->n_rows != at->n_rows || bits->n_words != at->n_words) return NULL;
     return bits->words + bits_at(at);
+}
+
+void retrieve_notes_tag(retrieve_notes *notes, uint32_t note, uint64_t tag)
+{
+    assert(note < notes->n_requests);
+    notes->requests[note].tag = tag;
+}
+
+uint64_t retrieve_notes_tag_of(const retrieve_notes *notes, uint32_t note)
+{
+    return note < notes->n_requests ? notes->requests[note].tag : 0;
 }

@@ -39,6 +39,8 @@ const uint32_t *retrieve_notes_find(const retrieve_notes *notes, const retrieve_
 /* Bits that a layer's rows have from the prompt's end. */
 typedef enum retrieve_bits_kind {
     RETRIEVE_LEFT_OUT, // blocks that are no candidates: a row is a run of KV heads
+    RETRIEVE_SLOTS, // slots whose keys stand for their blocks: a row is a KV head, a block begins
+                    // with a word
     RETRIEVE_BITS_KINDS,
 } retrieve_bits_kind;
 
@@ -52,6 +54,10 @@ typedef struct retrieve_bits {
 /* Makes room for a row, which the caller writes; the bits are unknown. The first row with other
  * n_rows or n_words makes the others unknown too. NULL: memory is out. */
 uint64_t *retrieve_notes_write(retrieve_notes *notes, const retrieve_bits *at);
+/* Gives the request's slots a tag, by which representatives that were made of them are known. Some
+ * of its rows were written before. */
+void retrieve_notes_tag(retrieve_notes *notes, uint32_t note, uint64_t tag);
+uint64_t retrieve_notes_tag_of(const retrieve_notes *notes, uint32_t note);
 /* NULL: such a row was never written. */
 const uint64_t *retrieve_notes_read(const retrieve_notes *notes, const retrieve_bits *at);
 

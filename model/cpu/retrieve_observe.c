@@ -54,6 +54,18 @@ retrieve_bits retrieve_left_out_at(const forward_seq *seq, uint32_t layer, uint3
                            .n_words = (blocks + 63) / 64};
 }
 
+retrieve_bits retrieve_slots_at(const forward_seq *seq, uint32_t layer, uint32_t head,
+                                uint32_t n_heads)
+{
+    return (retrieve_bits){.kind = RETRIEVE_SLOTS,
+                           .note = seq->note,
+                           .layer = layer,
+                           .row = head,
+                           .n_rows = n_heads,
+                           .n_words = seq->n_prompt / seq->retrieval.block_tokens *
+                                      retrieve_block_words(seq)};
+}
+
 /* Attention of the rows by slot, as docs/retention.md defines the mass. */
 static kern_rows_item item_of(const ending *e, uint32_t head, float *mass)
 {
@@ -108,12 +120,38 @@ static status preselect(retrieve_observer *w, const ending *e, retrieve_notes *n
     return STATUS_IS_OK;
 }
 
+/* The tag is new with the first layer that selects: those of later layers are written before a row
+ * reads them. */
+static status choose_keys(retrieve_observer *w, const ending *e, retrieve_notes *notes)
+{
+    const forward_seq *s = e->seq;
+    kv_store *store = e->o->store;
+    uint32_t size = s->retrieval.block_tokens, n_blocks = s->n_prompt / size;
+    if (n_blocks == 0) return STATUS_IS_OK;
+    for (uint32_t head = 0; head < store->n_heads; head++) {
+        retrieve_bits at = retrieve_slots_at(s, e->layer, head, store->n_heads);
+        uint64_t *slots = retrieve_notes_write(notes, &at);
+        if (!slots) return status_make(STATUS_NO_MEMORY, "keys that stand for blocks");
+        const float *mass = w->mass + (size_t)head * s->n_prompt;
+        for (uint32_t b = 0; b < n_blocks; b++)
+            retrieval_dynamic_slots(&s->retrieval, mass + (size_t)b * size,
+                                    slots + b * retrieve_block_words(s));
+    }
+    if (e->layer == retrieval_first_leader(&s->retrieval, &store->geometry))
+        retrieve_notes_tag(notes, s->note, ++store->representatives);
+    return STATUS_IS_OK;
+}
+
 static status observe(retrieve_observer *w, const ending *e, retrieve_notes *notes)
 {
-    if (retrieval_left_out(&e->seq->retrieval, e->seq->n_prompt) == 0) return STATUS_IS_OK;
+    const retrieval_spec *spec = &e->seq->retrieval;
+    bool chooses = spec->representative == RETRIEVAL_DYNAMIC;
+    bool preselects = retrieval_left_out(spec, e->seq->n_prompt) > 0;
+    if (!chooses && !preselects) return STATUS_IS_OK;
     if (!reserve_all(w, e)) return status_make(STATUS_NO_MEMORY, "attention of the prompt's end");
     RETURN_IF_ERROR(measure(w, e));
-    return preselect(w, e, notes);
+    if (chooses) RETURN_IF_ERROR(choose_keys(w, e, notes));
+    return preselects ? preselect(w, e, notes) : STATUS_IS_OK;
 }
 
 /* plan_check has seen that the rows are there. */

@@ -1,5 +1,6 @@
 /* What the prompt's last rows attend to (private to model/; docs/retrieval.md, section 4): measured
- * once the prompt is done, for the preselection of blocks, and kept for the request. */
+ * once the prompt is done, for the preselection of blocks and for the keys that stand for a block
+ * (DYNAMIC), and kept for the request. */
 #ifndef MODEL_CPU_RETRIEVE_OBSERVE_H
 #define MODEL_CPU_RETRIEVE_OBSERVE_H
 
@@ -21,6 +22,14 @@ void retrieve_observe_free(retrieve_observer *w);
 status retrieve_observe(retrieve_observer *w, const forward_options *o, uint32_t q_heads,
                         uint32_t qkv_width, uint32_t layer, const float *qkv,
                         const forward_seq *seqs, uint32_t n_seqs, retrieve_notes *notes);
+/* Words of a block's slots. */
+static inline size_t retrieve_block_words(const forward_seq *seq)
+{
+    return (seq->retrieval.block_tokens + 63) / 64;
+}
+/* Where the slots are noted whose keys stand for the prompt's blocks in a KV head. */
+retrieve_bits retrieve_slots_at(const forward_seq *seq, uint32_t layer, uint32_t head,
+                                uint32_t n_heads);
 /* Where the blocks that a run of KV heads leaves out in the layer are noted. */
 retrieve_bits retrieve_left_out_at(const forward_seq *seq, uint32_t layer, uint32_t run,
                                    uint32_t n_runs);

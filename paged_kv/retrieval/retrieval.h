@@ -116,6 +116,8 @@ enum { RETRIEVAL_ALL = UINT32_MAX };
  * everything, because it is one of the dense layers or has a sliding window. */
 uint32_t retrieval_layer_leader(const retrieval_spec *spec, const pkv_geometry *geometry,
                                 uint32_t layer);
+/* The first layer that selects. */
+uint32_t retrieval_first_leader(const retrieval_spec *spec, const pkv_geometry *geometry);
 /* The generated token whose selection generated token i (0, 1, …) reads by, perhaps itself. */
 static inline uint32_t retrieval_token_leader(const retrieval_spec *spec, uint32_t i)
 {
@@ -173,8 +175,8 @@ void retrieval_dynamic_slots(const retrieval_spec *spec, const float *mass, uint
 
 /* What a row selects by. */
 typedef struct retrieval_query {
-    uint32_t n_slots; // that the row sees, its own included
-    uint32_t n_prompt;
+    uint32_t n_slots;         // that the row sees, its own included
+    uint32_t n_prompt;        // blocks behind it have MEAN's representatives instead of DYNAMIC's
     const uint64_t *left_out; // blocks of the prompt that are not read (retrieval_preselect); NULL:
                               // every candidate may be
     const float *const *scores; // [n_heads][end - first] of each KV head that shares the selection

@@ -21,6 +21,13 @@ uint32_t retrieval_layer_leader(const retrieval_spec *spec, const pkv_geometry *
     return layer;
 }
 
+uint32_t retrieval_first_leader(const retrieval_spec *spec, const pkv_geometry *geometry)
+{
+    uint32_t layer = 0;
+    while (retrieval_layer_leader(spec, geometry, layer) != layer) layer++;
+    return layer;
+}
+
 uint32_t retrieval_heads_together(const retrieval_spec *spec, const pkv_geometry *geometry)
 {
     return spec->heads == RETRIEVAL_SHARED ? geometry->n_kv_heads : spec->group_heads;
@@ -88,6 +95,14 @@ static bool is_left_out(const retrieval_spec *spec, const retrieval_query *query
            query->left_out[block / 64] >> block % 64 & 1;
 }
 
+/* Where others have the sum of n keys, a block of which no keys were chosen has that of all. */
+static float weight_of(const retrieval_spec *spec, const retrieval_query *query, uint32_t block)
+{
+    bool is_late = block >= query->n_prompt / spec->block_tokens;
+    if (spec->representative != RETRIEVAL_DYNAMIC || !is_late) return 1;
+    return (float)spec->representative_num / (float)spec->block_tokens;
+}
+
 /* Marks the candidates to read as KEY_SELECTED in keys. */
 static void rank_candidates(const retrieval_spec *spec, const retrieval_query *query,
                             const retrieval_extent *e, uint32_t *keys)
@@ -96,6 +111,7 @@ static void rank_candidates(const retrieval_spec *spec, const retrieval_query *q
     for (uint32_t i = 0; i < n; i++) {
         float sum = query->scores[0][i];
         for (uint32_t h = 1; h < query->n_heads; h++) sum += query->scores[h][i];
+        sum *= weight_of(spec, query, e->first + i);
         keys[i] = is_left_out(spec, query, e->first + i) ? (uint32_t)KEY_NONE : rank_key(sum);
     }
     rank_select(keys, n, e->top);

@@ -20,7 +20,7 @@ static const char *const asked[REQUESTS] = {
     "\"token_step\": 7, " FEW "}",
     "{\"method\": \"quest\", \"head_select_mode\": \"GROUP\", \"group_heads\": 2, "
     "\"dense_layer_num\": 0, \"preselect_block\": true, \"preselect_block_count\": 5, " FEW "}",
-    "{\"method\": \"ktransformers\", \"anchor_type\": \"FIXED\", " FEW "}",
+    "{\"method\": \"dynamic\", \"anchor_num\": 2, " FEW "}",
     "{\"method\": \"quest\", \"anchor_type\": \"FIXED\", \"block_size\": 32, "
     "\"local_windows_len\": 32, \"second_select_num\": 1, \"token_step\": 33, "
     "\"preselect_block\": true, \"preselect_block_count\": 2}",
@@ -342,9 +342,7 @@ static void what_cannot_be_had_is_refused(void **state)
     (void)state;
     uint32_t tokens[PROMPT] = {0};
     house h = open_house(&usual);
-    engine_request r = request_of(tokens, PROMPT, "{\"method\": \"dynamic\"}");
-    assert_refused(&h, &r, "retrieval.representative_type: this backend does not make 'DYNAMIC'");
-    r = request_of(tokens, PROMPT, asked[0]);
+    engine_request r = request_of(tokens, PROMPT, asked[0]);
     r.retention = json_pack("{s:s, s:f}", "method", "chunkkv", "ratio", 0.5);
     assert_refused(&h, &r,
                    "retrieval: reads tables that keep everything, so it cannot go with retention "

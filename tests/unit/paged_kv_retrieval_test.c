@@ -237,7 +237,8 @@ static void summed_slots(const retrieval_spec *spec, const tables *t, uint32_t h
 {
     memset(slots, 0xff, RETRIEVAL_BLOCK_MOST / 8);
     if (spec->representative == RETRIEVAL_FIX) retrieval_fixed_slots(spec, slots);
-    if (spec->representative != RETRIEVAL_DYNAMIC) return;
+    bool is_late = (block + 1) * t->size > t->n_prompt;
+    if (spec->representative != RETRIEVAL_DYNAMIC || is_late) return;
     float mass[RETRIEVAL_BLOCK_MOST];
     for (uint32_t i = 0; i < t->size; i++)
         mass[i] = value_at(t->seed, 3, (uint64_t)head * t->n_slots + block * t->size + i);
