@@ -24,7 +24,7 @@
 #define BACKEND_BACKEND_H
 
 #include "paged_kv/retention/retention.h"
-#include "paged_kv/retrieval/retrieval.h"
+#include "paged_kv/retrieval/reading.h"
 
 /* How the next token is drawn from logits, in vLLM's order: min_tokens, logit_bias, penalties,
  * greedy when temperature < 1e-5, else / temperature, min_p, top_k, top_p, Gumbel-max by Philox. */
@@ -133,6 +133,8 @@ typedef struct step_seq_result {
     measure_result measure;    // values NULL when not asked for
     const float *novelty;      // [n_tokens], for the token after each row; NULL when not asked for
     const step_sample *scores; // [n_tokens], for the token after each row
+    // One of each row that reads by retrieval; NULL: they were not counted
+    const retrieval_reading *readings;
 } step_seq_result;
 
 typedef struct step_result {

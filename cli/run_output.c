@@ -132,6 +132,10 @@ void run_line(strbuf *line, const json_t *id, const run_choice *c, const engine_
         strbuf_puts(line, ",\"retention\":");
         retention_report_json(last->report, line);
     }
+    if (last->reading) {
+        strbuf_puts(line, ",\"retrieval\":");
+        retrieval_report_json(last->reading, line);
+    }
     strbuf_printf(line, ",\"timings\":{\"queue_ms\":%.3f,\"ttft_ms\":%.3f,\"total_ms\":%.3f}}\n",
                   ms(last->timings.queue_us), ms(last->timings.ttft_us),
                   ms(last->timings.total_us));
@@ -149,4 +153,16 @@ void run_report_text(strbuf *out, const retention_report *report)
         (unsigned long long)report->pages_dropped,
         report->budget_raised ? ", budget raised to what is protected" : "", report->scoring_ms);
     if (*report->session) strbuf_printf(out, "; session %s", report->session);
+}
+
+void run_reading_text(strbuf *out, const retrieval_totals *reading)
+{
+    double rows = reading->rows ? (double)reading->rows : 1;
+    strbuf_printf(out, "retrieval: %llu tokens read %.0f of %.0f tokens each, in %.1f blocks",
+                  (unsigned long long)reading->rows, reading->tokens / rows,
+                  (double)reading->context / rows, reading->blocks / rows);
+    if (reading->audited)
+        strbuf_printf(out, "; recall %.4f on average, %.4f at least, in %llu audited rows",
+                      reading->recall_sum / (double)reading->audits, reading->least_recall,
+                      (unsigned long long)reading->audited);
 }

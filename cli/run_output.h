@@ -27,7 +27,8 @@ void run_line(strbuf *line, const json_t *id, const run_choice *c, const engine_
 /* Writes {"id", "error": {"message", "line"}}; line_number 0 = there is no file. */
 void run_error_line(strbuf *line, const json_t *id, const char *message, uint64_t line_number);
 
-/* Writes a short summary of a retention report for people, one line. */
+/* Write a short summary of a report for people, one line. */
 void run_report_text(strbuf *out, const retention_report *report);
+void run_reading_text(strbuf *out, const retrieval_totals *reading);
 
 #endif

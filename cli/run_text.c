@@ -36,11 +36,18 @@ static void print_end(answer *a, const engine_output *out)
         if (c->text.size) put_text(a, c->text.data, c->text.size);
     }
     end_with_newline(a, c);
-    if (!out->report) return;
+    if (!out->report && !out->reading) return;
     fflush(stdout);
     strbuf text = {0};
-    run_report_text(&text, out->report);
-    fprintf(stderr, "%s\n", text.data ? text.data : "");
+    if (out->report) {
+        run_report_text(&text, out->report);
+        strbuf_putc(&text, '\n');
+    }
+    if (out->reading) {
+        run_reading_text(&text, out->reading);
+        strbuf_putc(&text, '\n');
+    }
+    fputs(text.data ? text.data : "", stderr);
     strbuf_destroy(&text);
 }
 

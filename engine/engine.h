@@ -188,6 +188,7 @@ typedef struct engine_output {
     /* NULL when neither the request, nor its session, nor a default other than "full" asked for
      * retention. */
     const retention_report *report;
+    const retrieval_totals *reading; // of the choice's rows; NULL when it reads everything
     status_code error_code; // ENGINE_FINISH_ERROR: the kind of fault, and one line that says why
     const char *error_text;
 } engine_output;

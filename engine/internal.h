@@ -109,6 +109,8 @@ typedef struct choice_end {
     engine_timings timings;
     retention_report report;
     bool has_report;
+    retrieval_totals reading;
+    bool has_reading;
     status_code error_code;
 } choice_end;
 

@@ -228,6 +228,7 @@ static void fill_end(engine_stream *s, const ring_item *item, engine_output *out
     out->usage = end->usage;
     out->timings = end->timings;
     out->report = end->has_report ? &end->report : NULL;
+    out->reading = end->has_reading ? &end->reading : NULL;
     out->error_code = end->error_code;
     out->error_text = end->finish == ENGINE_FINISH_ERROR ? s->failure.text : NULL;
     s->n_unread_ends--;

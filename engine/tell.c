@@ -81,6 +81,8 @@ static choice_end make_end(const engine_stream *s, uint32_t choice, const sched_
     end.has_report = s->has_report;
     end.report = info->report;
     end.report.scoring_ms += (double)s->selecting_us / 1000.0;
+    end.has_reading = s->retrieval.block_tokens > 0;
+    end.reading = info->reading;
     return end;
 }
 

@@ -8,10 +8,10 @@
 
 /* Facts about one request for its log line, gathered while its outputs are read. */
 typedef struct request_log {
-    strbuf prompt, output;     // empty unless the log shows prompts
-    strbuf finishes, reports;  // JSON values with commas between them
-    uint32_t n_ends, n_tokens; // choices that ended, tokens read
-    engine_usage usage;        // completion tokens summed over choices that ended
+    strbuf prompt, output;              // empty unless the log shows prompts
+    strbuf finishes, reports, readings; // JSON values with commas between them
+    uint32_t n_ends, n_tokens;          // choices that ended, tokens read
+    engine_usage usage;                 // completion tokens summed over choices that ended
     int64_t queue_us, ttft_us, total_us;
     double decode_us; // from a choice's first token to its end, summed over choices
     uint32_t n_decoded;

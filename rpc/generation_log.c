@@ -40,6 +40,7 @@ void generation_log_destroy(request_log *log)
     strbuf_destroy(&log->output);
     strbuf_destroy(&log->finishes);
     strbuf_destroy(&log->reports);
+    strbuf_destroy(&log->readings);
 }
 
 /* ---- gathering while the request runs -------------------------------------------------------- */
@@ -70,6 +71,10 @@ static void take_end(request_log *log, const engine_output *out)
     log->usage.completion_tokens += out->usage.completion_tokens;
     log->n_ends++;
     if (out->report) take_report(log, out->report);
+    if (out->reading) {
+        if (log->readings.size) strbuf_putc(&log->readings, ',');
+        retrieval_report_json(out->reading, &log->readings);
+    }
     if (out->error_text && !log->error[0]) {
         log->error_code = out->error_code;
         snprintf(log->error, sizeof log->error, "%s", out->error_text);
@@ -142,6 +147,7 @@ void generation_log_end(const generation *g, generation_request *r)
     rpc_log_ms(&line, "total_ms", (double)log->total_us);
     put_list(&line, "finish_reason", &log->finishes, g->n_choices == 1);
     put_list(&line, "retention", &log->reports, g->n_choices == 1);
+    put_list(&line, "retrieval", &log->readings, g->n_choices == 1);
     if (log->error[0]) rpc_log_text(&line, "error", log->error, strlen(log->error));
     put_text(&line, "prompt", &log->prompt);
     put_text(&line, "output", &log->output);

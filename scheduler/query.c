@@ -19,6 +19,7 @@ void sched_describe_seq(const sched *s, const sched_seq *q, sched_choice_info *o
         .report.scoring_ms = (double)line->scoring_us / 1e3,
         .inherited_pages = line == q ? q->inherited_pages : line->pages_dropped,
         .inherited_us = line == q ? q->inherited_us : line->scoring_us,
+        .reading = line->reading,
         .selecting = line->selecting != NULL,
         .queued_us = e->first_planned_us < 0 ? -1 : e->first_planned_us - e->arrival_us,
     };

@@ -36,6 +36,7 @@ static void copy_line(sched_seq *to, const sched_seq *from)
     to->pages_dropped = from->pages_dropped;
     to->budget_raised = from->budget_raised;
     to->scoring_us = from->scoring_us;
+    to->reading = from->reading;
 }
 
 /* A child with running sums needs pages of its own: its sums part from its parent's, unless its
@@ -147,11 +148,19 @@ static uint32_t publishable(const sched_entry *e, uint32_t n)
     return e->retrieval.block_tokens && n > e->n_prompt ? e->n_prompt : n;
 }
 
-static void count_reading(sched *s, const sched_entry *e, uint32_t from, uint32_t to)
+/* Counts the share's rows that read by retrieval, those of a replay for the server alone. */
+static void count_readings(sched *s, sched_seq *q, const step_seq *share,
+                           const step_seq_result *result)
 {
-    for (uint32_t i = from > e->n_prompt ? from : e->n_prompt; i < to; i++) {
-        s->stats.retrieval_seen_tokens += i + 1;
-        s->stats.retrieval_read_tokens += retrieval_tokens_read(&e->retrieval, e->n_prompt, i + 1);
+    uint32_t from = q->computed, to = from + share->n_tokens;
+    if (from < share->n_prompt) from = share->n_prompt;
+    for (uint32_t i = from; result->readings && i < to; i++) {
+        const retrieval_reading *row = &result->readings[i - from];
+        s->stats.retrieval_seen_tokens += row->context;
+        s->stats.retrieval_read_tokens += (uint64_t)(retrieval_mean_tokens(row) + 0.5);
+        s->stats.retrieval_audits += row->audits;
+        s->stats.retrieval_missed += (uint64_t)((row->audits - row->recall_sum) * 1e6 + 0.5);
+        if (i >= q->furthest) retrieval_add_reading(&q->reading, row);
     }
 }
 
@@ -163,6 +172,7 @@ static bool take_rows(sched *s, sched_seq *q, const step_seq *share, const step_
     sched_entry *e = q->entry;
     uint32_t from = q->computed, to = from + share->n_tokens;
     sched_stop stop = sched_next_stop(q, from);
+    if (e->retrieval.block_tokens) count_readings(s, q, share, result);
     q->computed = to;
     q->flying -= share->n_tokens;
     q->awaited = q->awaited && q->flying > 0;
@@ -177,7 +187,6 @@ static bool take_rows(sched *s, sched_seq *q, const step_seq *share, const step_
 
     /* Before the selection: these blocks were computed with everything kept. */
     if (!e->has_sums) pkv_seq_publish(s->kv, q->slot, q->tokens, publishable(e, to));
-    if (e->retrieval.block_tokens) count_reading(s, e, from, to);
     status st = select_at(s, q, &stop, &result->measure);
     q->drop_planned = false;
     return status_ok(st);

@@ -72,7 +72,8 @@ struct sched_seq {
     int64_t scoring_us;
     uint64_t inherited_pages; // part of pages_dropped that another choice counts
     int64_t inherited_us;
-    sched_choice_info final; // its state when it ended
+    retrieval_totals reading; // of the rows up to `furthest`
+    sched_choice_info final;  // its state when it ended
 };
 
 /* The rank of a request that was passed too often: better than any priority. */

@@ -190,6 +190,8 @@ typedef struct sched_choice_info {
      * first choice holds too. */
     uint64_t inherited_pages;
     int64_t inherited_us; // scoring time
+    /* What its rows read by retrieval, each counted once however often it was computed. */
+    retrieval_totals reading;
 } sched_choice_info;
 
 /* STATUS_NO_MEMORY: only kept_json is missing. STATUS_NOT_FOUND: *out is untouched. */
@@ -223,7 +225,11 @@ status sched_describe(const sched *s, uint64_t request, uint32_t choice, sched_c
     X(retrieval_seen_tokens, "retrieval_context_tokens_total",                                     \
       "Context tokens of rows that read by retrieval, the rows' own among them.")                  \
     X(retrieval_read_tokens, "retrieval_read_tokens_total",                                        \
-      "Those of them that the rows read in a layer that selects.")
+      "Those of them that the rows read in a layer that selects, on average over its heads.")      \
+    X(retrieval_audits, "retrieval_audits_total",                                                  \
+      "Recalls computed by audits of retrieval, one for each layer and query head of a row.")      \
+    X(retrieval_missed, "retrieval_missed_millionths_total",                                       \
+      "Softmax mass that the audited blocks did not hold, in millionths, summed over recalls.")
 
 #define SCHED_COUNTER_FIELD(field, metric, help) uint64_t field;
 typedef struct sched_stats {

@@ -64,6 +64,7 @@ HTTP_ANSWER = {
     "finish_reason": "`stop`, `length` or `abort`; null while the choice goes on.",
     "stop_reason": "The stop string or stop token id of the request that ended the choice, else null.",
     "retention": "The [report](#report) of the choice's retention, in the event or item that ends it.",
+    "retrieval": "The [report](#report) of the choice's retrieval, likewise.",
     "token_ids": "With `return_token_ids`: the choice's tokens.",
     "prompt_token_ids": "With `return_token_ids`: the prompt's tokens.",
     "prompt_logprobs": "With `prompt_logprobs`: a list with an item for each token of the prompt, null for the first.",
@@ -132,6 +133,7 @@ RUN_LINE = {
     "finish_reason": "`stop`, `length` or `abort`.",
     "usage": "`prompt_tokens`, `completion_tokens`, and `cached_tokens` in `prompt_tokens_details`.",
     "retention": "The report, where the request or a flag asked for retention.",
+    "retrieval": "The report, where the request asked for retrieval.",
     "timings": "`queue_ms`, `ttft_ms` and `total_ms` since the request was submitted.",
     "error": "Instead of all others but `id`, in a line that could not be run: `message`, and `line`, its number.",
 }
@@ -152,6 +154,19 @@ REPORT = {
     "layers": "first and last layer of the table.",
     "heads": "first and last KV head of the table.",
     "ranges": "list of [from, to): the token positions that were kept.",
+}
+RETRIEVAL_REPORT = {
+    "rows": "integer; tokens of the choice that were computed by reading a part of the context.",
+    "context_tokens": "number; tokens that each of them could have read, its own included, on average.",
+    "read_tokens": "number; tokens that each of them read in a layer that reads by retrieval, averaged over these layers and their "
+                   "heads.",
+    "read_blocks": "number; the blocks that these tokens are in, likewise.",
+    "selections": "integer; how often blocks were selected: once for each layer that selects and each run of heads that select "
+                  "together.",
+    "audited_rows": "integer; rows whose recall was computed (`audit`).",
+    "recall": "number; with audited rows: the share of the softmax mass of full attention that the blocks hold, averaged over these "
+              "rows, their layers and query heads.",
+    "least_recall": "number; the least of these shares.",
 }
 
 # Keys of a retention object: type and range where the source has none, and what the key does.

@@ -167,6 +167,10 @@ def put_retention(page, root):
               "octavo.v1 as `retention_json`, VllmEngine and KServe as an array in the trailing metadata "
               "`octavo-report`.")
     put_keys(page, root, "paged_kv/retention/report.c", words.REPORT)
+    page.text("A request with `retrieval` has a report too: `retrieval` of the choice or the line, octavo.v1's "
+              "`retrieval_json`, an array in the trailing metadata `octavo-retrieval-report`. Rows that were "
+              "computed again after a preemption count once.")
+    put_keys(page, root, "paged_kv/retrieval/reading.c", words.RETRIEVAL_REPORT)
 
 
 # ---- HTTP ----------------------------------------------------------------------------------------

@@ -42,6 +42,7 @@ typedef struct backend_cpu {
     step_sample *samples;         /* [step_most_draws] */
     sampler_draw *draws;          /* [step_most_draws] */
     uint32_t *logit_rows;         /* [max_rows + max_seqs] */
+    retrieval_reading *readings;  /* [max_rows] a row's lies at its index in the step */
     /* Both grow when a plan needs more; steady decoding does not grow them. */
     float *logits;
     size_t logits_capacity; /* floats */
@@ -178,8 +179,12 @@ static status lay_out(backend_cpu *b, const step_plan *plan)
                                    .n_prompt = s->n_prompt,
                                    .note = s->note,
                                    .choice = s->choice};
-        if (s->retrieval.block_tokens) b->store.has_marks = true;
         b->seq_results[i] = (step_seq_result){0};
+        if (s->retrieval.block_tokens) {
+            b->store.has_marks = true;
+            b->seqs[i].readings = b->readings + s->first_token + b->seqs[i].dense_rows;
+            b->seq_results[i].readings = b->seqs[i].readings;
+        }
         if (s->measure.kind == MEASURE_NONE) continue;
         lay_out_measure(b, s, &b->seqs[i], &b->seq_results[i].measure);
         floats += measures_arrays(&s->measure) * plan_measure_floats(&b->seq_results[i].measure);
@@ -312,6 +317,7 @@ static void cpu_destroy(void *ctx)
     free(b->samples);
     free(b->draws);
     free(b->logit_rows);
+    free(b->readings);
     free(b->logits);
     measured_destroy(&b->measures);
     row_scores_free(&b->scores);
@@ -465,9 +471,11 @@ static status make_step_buffers(backend_cpu *b, const backend_options *o)
     b->samples = calloc(step_most_draws(o->max_seqs), sizeof *b->samples);
     b->draws = calloc(step_most_draws(o->max_seqs), sizeof *b->draws);
     b->logit_rows = calloc((size_t)o->max_rows + o->max_seqs, sizeof *b->logit_rows);
+    b->readings = calloc(o->max_rows, sizeof *b->readings);
     b->logits_capacity = (size_t)o->max_seqs * b->config.vocab_size;
     b->logits = malloc(b->logits_capacity * sizeof *b->logits);
-    bool ok = b->seq_results && b->seqs && b->samples && b->draws && b->logit_rows && b->logits;
+    bool ok = b->seq_results && b->seqs && b->samples && b->draws && b->logit_rows && b->readings &&
+              b->logits;
     return ok ? STATUS_IS_OK : status_make(STATUS_NO_MEMORY, "step buffers");
 }
 

@@ -2,7 +2,7 @@
 
 #include "model/cpu/experts.h"
 #include "model/cpu/kv_filling.h"
-#include "model/cpu/retrieve.h"
+#include "model/cpu/readings.h"
 #include "model/measures.h"
 #include "model/rope.h"
 
@@ -40,6 +40,7 @@ struct forward {
     size_t items_capacity;
     measures *measures;
     retrieve *retrieve;
+    readings *readings;
     experts *experts; /* NULL without sparse layers */
     backend_times times;
     float *memory;
@@ -118,6 +119,8 @@ status forward_create(const forward_options *options, forward **out)
     status s = measures_create(&f->o, f->inv_freq, &f->measures);
     if (status_ok(s))
         s = retrieve_create(&f->o, f->heads / f->kv_heads, f->qkv_width, &f->retrieve);
+    if (status_ok(s))
+        s = readings_create(&f->o, f->heads / f->kv_heads, f->qkv_width, f->retrieve, &f->readings);
     if (status_ok(s) && c->n_experts) s = experts_create(&f->o, &f->experts);
     if (status_ok(s)) *out = f;
     else forward_destroy(f);
@@ -128,6 +131,7 @@ void forward_destroy(forward *f)
 {
     if (!f) return;
     measures_destroy(f->measures);
+    readings_destroy(f->readings);
     retrieve_destroy(f->retrieve);
     experts_destroy(f->experts);
     alloc_pages_free(f->memory, f->memory_bytes);
@@ -337,6 +341,7 @@ static status attend_layer(forward *f, uint32_t layer, const forward_seq *seqs, 
     int64_t start = clock_now_ns();
     RETURN_IF_ERROR(retrieve_layer(f->retrieve, layer, f->wide));
     int64_t selected = clock_now_ns();
+    RETURN_IF_ERROR(readings_layer(f->readings, layer, seqs, n_seqs, f->wide));
     for (uint32_t s = 0; s < n_seqs; s++) {
         end = add_items(f, layer, seqs, s, nth, end);
         if (seqs[s].retrieval.block_tokens) nth += seqs[s].n_rows - seqs[s].dense_rows;
@@ -345,7 +350,7 @@ static status attend_layer(forward *f, uint32_t layer, const forward_seq *seqs, 
         .shape = store->shape,
         .page_stride = store->page_bytes,
         .q_heads = f->heads / f->kv_heads,
-        .scale = 1.0f / sqrtf((float)head_dim),
+        .scale = forward_scale(head_dim),
         .q_stride = f->qkv_width,
         .out_stride = f->attn_width,
         .items = f->items,
@@ -435,6 +440,7 @@ status forward_run(forward *f, const uint32_t *tokens, uint32_t n_rows, const fo
 
     RETURN_IF_ERROR(measures_start(f->measures, seqs, n_seqs));
     RETURN_IF_ERROR(retrieve_start(f->retrieve, seqs, n_seqs));
+    readings_start(seqs, n_seqs, f->retrieve);
     RETURN_IF_ERROR(reserve_items(f, n_seqs));
     RETURN_IF_ERROR(embed_tokens(f, tokens, n_rows));
     fill_angles(f, seqs, n_seqs);

@@ -12,7 +12,9 @@
 #include "model/load/weights.h"
 #include "model/model.h"
 #include "paged_kv/retention/retention.h"
-#include "paged_kv/retrieval/retrieval.h"
+#include "paged_kv/retrieval/reading.h"
+
+#include <math.h>
 
 /* One sequence's rows. The last n_rows slots of its table in every group are theirs already. */
 typedef struct forward_seq {
@@ -27,7 +29,11 @@ typedef struct forward_seq {
     uint32_t dense_rows;   // the first rows, which read everything; the others go by `retrieval`
     uint32_t n_prompt;     // slots before those of generated tokens
     uint32_t note, choice; // what is kept of it between steps (retrieve_notes.h)
+    retrieval_reading *readings; // [n_rows - dense_rows] set by the pass, where there is retrieval
 } forward_seq;
+
+/* By which attention multiplies scores. */
+static inline float forward_scale(uint32_t head_dim) { return 1.0f / sqrtf((float)head_dim); }
 
 typedef struct forward_options {
     const model_config *config;

@@ -117,6 +117,11 @@ void retrieve_destroy(retrieve *r)
 
 uint32_t retrieve_rows(const retrieve *r) { return r->n_rows; }
 
+uint32_t retrieve_slots(const retrieve *r, uint32_t nth)
+{
+    return ((const sparse_row *)r->rows.data)[nth].n_slots;
+}
+
 static pkv_table_view table_of(const retrieve *r, const forward_seq *seq, uint32_t layer,
                                uint32_t head)
 {
@@ -555,18 +560,28 @@ static void narrow_filling(retrieve *r, uint32_t nth, uint32_t head, const uint3
     item->residual_pages = n - 1;
 }
 
+retrieve_list retrieve_list_of(const retrieve *r, uint32_t nth, uint32_t head)
+{
+    const sparse_row *row = (const sparse_row *)r->rows.data + nth;
+    uint32_t index = head / row->together;
+    const block_list *list = (const block_list *)r->lists.data + row->first_list + index;
+    return (retrieve_list){.blocks = (const uint32_t *)r->blocks.data + row->first_block +
+                                     (size_t)index * row->most_blocks,
+                           .n = list->n,
+                           .together = row->together,
+                           .selected = selects_in(r, row)};
+}
+
 void retrieve_narrow(retrieve *r, uint32_t nth, uint32_t head, kern_attn_item *item)
 {
     const sparse_row *row = (const sparse_row *)r->rows.data + nth;
-    uint32_t page_tokens = r->o.store->shape.page_tokens, index = head / row->together;
-    const block_list *list = (const block_list *)r->lists.data + row->first_list + index;
-    const uint32_t *blocks =
-        (const uint32_t *)r->blocks.data + row->first_block + (size_t)index * row->most_blocks;
+    uint32_t page_tokens = r->o.store->shape.page_tokens;
+    const retrieve_list list = retrieve_list_of(r, nth, head);
     uint32_t *pages = (uint32_t *)r->pages.data + row->first_page + (size_t)head * row->most_pages;
     assert(item->first_slot + 1 == row->n_slots && item->n_rows == 1);
     item->first_slot = retrieval_gather(&row->seq->retrieval, page_tokens, row->n_slots,
-                                        item->pages, blocks, list->n, pages) -
+                                        item->pages, list.blocks, list.n, pages) -
                        1;
     item->pages = pages;
-    if (item->filling) narrow_filling(r, nth, head, blocks, list->n, item);
+    if (item->filling) narrow_filling(r, nth, head, list.blocks, list.n, item);
 }

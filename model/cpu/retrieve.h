@@ -32,6 +32,18 @@ bool retrieve_reads_few(const retrieve *r, const forward_seq *seq, uint32_t laye
 /* Lets the rows select that select in this layer. qkv [rows of the step, qkv_width], with K and V
  * of these rows in their pages. */
 status retrieve_layer(retrieve *r, uint32_t layer, const float *qkv);
+/* The slots that the nth of these rows sees in every table. */
+uint32_t retrieve_slots(const retrieve *r, uint32_t nth);
+
+/* What a KV head of the nth row reads, in the layer of the last retrieve_layer. */
+typedef struct retrieve_list {
+    const uint32_t *blocks; // [n] ascending
+    uint32_t n;
+    uint32_t together; // KV heads that share the list, from a multiple of `together` on
+    bool selected;     // in this layer, by this row
+} retrieve_list;
+
+retrieve_list retrieve_list_of(const retrieve *r, uint32_t nth, uint32_t head);
 /* Makes an item of one row, which reads everything up to the row, one that reads the row's blocks.
  * `nth` is the row's number among the step's rows that read by retrieval. */
 void retrieve_narrow(retrieve *r, uint32_t nth, uint32_t head, kern_attn_item *item);

@@ -45,6 +45,7 @@ READ_COUNT(top_blocks, 1, INT32_MAX)
 READ_COUNT(dense_layers, 0, INT32_MAX)
 READ_COUNT(layer_step, 1, INT32_MAX)
 READ_COUNT(token_step, 1, INT32_MAX)
+READ_COUNT(audit, 1, INT32_MAX)
 READ_COUNT(group_heads, 1, INT32_MAX)
 READ_COUNT(representative_num, 1, RETRIEVAL_KEYS_MOST)
 
@@ -131,6 +132,7 @@ static const struct {
     {"dense_layer_num", NULL, read_dense_layers, NULL, NULL},
     {"layer_step", NULL, read_layer_step, NULL, NULL},
     {"token_step", NULL, read_token_step, NULL, NULL},
+    {"audit", NULL, read_audit, NULL, NULL},
     {"head_select_mode", NULL, read_heads, NULL, NULL},
     {"group_heads", NULL, read_group_heads, takes_groups, "head_select_mode 'GROUP'"},
     {"representative_type", "anchor_type", read_representative, NULL, NULL},

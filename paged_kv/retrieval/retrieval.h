@@ -73,6 +73,7 @@ typedef struct retrieval_spec {
     uint32_t dense_layers;     // the first layers that read everything
     uint32_t layer_step;       // of the others every layer_step-th selects, and others follow it
     uint32_t token_step;       // of the generated tokens every token_step-th selects, likewise
+    uint32_t audit;            // rows whose table has a multiple of this many slots; 0 = none
 } retrieval_spec;
 
 typedef struct retrieval_preset {
@@ -122,6 +123,11 @@ uint32_t retrieval_first_leader(const retrieval_spec *spec, const pkv_geometry *
 static inline uint32_t retrieval_token_leader(const retrieval_spec *spec, uint32_t i)
 {
     return i - i % spec->token_step;
+}
+/* Whether the recall is computed of a row that sees n_slots slots. */
+static inline bool retrieval_is_audited(const retrieval_spec *spec, uint32_t n_slots)
+{
+    return spec->audit > 0 && n_slots % spec->audit == 0;
 }
 /* How many KV heads in a row share a selection. */
 uint32_t retrieval_heads_together(const retrieval_spec *spec, const pkv_geometry *geometry);

@@ -212,9 +212,14 @@ static void put_finish(const openai_answer *a, const generation_output *o, strbu
     strbuf_puts(out, engine_finish_name(o->out.finish));
     strbuf_puts(out, "\",\"stop_reason\":");
     put_stop_reason(request_of(a, o), &o->out, out);
-    if (!o->out.report) return;
-    strbuf_puts(out, ",\"retention\":");
-    retention_report_json(o->out.report, out);
+    if (o->out.report) {
+        strbuf_puts(out, ",\"retention\":");
+        retention_report_json(o->out.report, out);
+    }
+    if (o->out.reading) {
+        strbuf_puts(out, ",\"retrieval\":");
+        retrieval_report_json(o->out.reading, out);
+    }
 }
 
 static void put_logprobs(const openai_answer *a, choice *c, strbuf *out)

@@ -77,7 +77,7 @@ bool kserve_choice_take(kserve_choice *choice, const generation_output *o);
 void kserve_choice_clear(kserve_choice *choice); // memory is kept
 void kserve_choice_destroy(kserve_choice *choice);
 
-enum { KSERVE_PARAMETERS = 2 };
+enum { KSERVE_PARAMETERS = 3 };
 
 /* A response with everything that it points to. A call uses it for all its responses. */
 typedef struct kserve_response {

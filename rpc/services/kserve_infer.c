@@ -104,19 +104,35 @@ static bool is_answered(const infer *s)
     return generation_ended(s->generation) && batch_is_empty(&s->batch);
 }
 
+/* The reports of a response, which points to them. */
+typedef struct report_texts {
+    strbuf reports, readings;
+} report_texts;
+
+static void free_texts(report_texts *t)
+{
+    strbuf_destroy(&t->reports);
+    strbuf_destroy(&t->readings);
+}
+
 /* Builds a response of n choices: all of the request, or new tokens of one choice of a stream that
  * sends each token. */
 static bool build_response(infer *s, const kserve_choice *choices, uint32_t n, bool is_stream,
-                           strbuf *text)
+                           report_texts *texts)
 {
     bool last = is_answered(s);
     kserve_response_begin(&s->response, s->model, s->facts.id);
     if (is_stream) kserve_response_set_bool(&s->response, "triton_final_response", last);
     if (last && s->reports.n_given) {
-        reports_json(&s->reports, SIZE_MAX, text);
-        kserve_response_set_text(&s->response, "retention", text);
+        reports_json(&s->reports, SIZE_MAX, &texts->reports);
+        kserve_response_set_text(&s->response, "retention", &texts->reports);
     }
-    return kserve_response_fill(&s->response, choices, n, s->facts.outputs) && !text->failed;
+    if (last && s->reports.n_readings) {
+        reports_readings_json(&s->reports, SIZE_MAX, &texts->readings);
+        kserve_response_set_text(&s->response, "retrieval", &texts->readings);
+    }
+    return kserve_response_fill(&s->response, choices, n, s->facts.outputs) &&
+           !texts->reports.failed && !texts->readings.failed;
 }
 
 static void fail_request(infer *s, status_code code, const char *text)
@@ -126,7 +142,7 @@ static void fail_request(infer *s, status_code code, const char *text)
 
 static void take_infer_output(infer *s, const generation_output *o, kserve_choice *choice)
 {
-    bool ok = kserve_choice_take(choice, o) && reports_keep(&s->reports, o->index, o->out.report);
+    bool ok = kserve_choice_take(choice, o) && reports_keep(&s->reports, o->index, &o->out);
     if (o->out.finish == ENGINE_FINISH_ERROR) fail_request(s, o->out.error_code, o->out.error_text);
     else if (!ok) fail_request(s, STATUS_NO_MEMORY, "request: out of memory");
 }
@@ -186,14 +202,14 @@ void kserve_infer_writable(rpc_call *c)
     if (!s || s->over) return;
     take_all(s);
     if (!s->failed && !is_answered(s)) return;
-    strbuf text = {0};
+    report_texts texts = {0};
     s->over = true;
     if (!s->failed &&
-        (!build_response(s, s->choices, s->n, false, &text) || !reports_send(c, &s->reports)))
+        (!build_response(s, s->choices, s->n, false, &texts) || !reports_send(c, &s->reports)))
         fail_request(s, STATUS_NO_MEMORY, "request: out of memory");
     if (s->failed) call_fail(c, status_make(s->failed, NULL), &s->failure);
     else call_reply(c, &s->response.message.base);
-    strbuf_destroy(&text);
+    free_texts(&texts);
 }
 
 /* ---- ModelStreamInfer ------------------------------------------------------------------------ */
@@ -252,8 +268,8 @@ static bool send_next(rpc_call *c, infer *s)
         due = is_answered(s);
     }
     if (s->failed || !due) return s->failed;
-    strbuf text = {0};
-    if (build_response(s, s->choices, each_token ? 1 : s->n, true, &text)) {
+    report_texts texts = {0};
+    if (build_response(s, s->choices, each_token ? 1 : s->n, true, &texts)) {
         Inference__ModelStreamInferResponse m = INFERENCE__MODEL_STREAM_INFER_RESPONSE__INIT;
         m.infer_response = &s->response.message;
         call_send(c, &m.base);
@@ -261,7 +277,7 @@ static bool send_next(rpc_call *c, infer *s)
     } else {
         fail_request(s, STATUS_NO_MEMORY, "request: out of memory");
     }
-    strbuf_destroy(&text);
+    free_texts(&texts);
     return true;
 }
 

@@ -25,7 +25,7 @@ typedef struct octavo_v1_response {
 } octavo_v1_response;
 
 /* Fills *out, which points into itself, the run, *report and `memory`, for the tokens of a run.
- * report: receives the text of the retention report. False when memory is out. */
+ * report: receives the texts of the choice's reports. False when memory is out. */
 bool octavo_v1_response_of(const tokenizer *t, const char *id, const output_run *run, bool logprobs,
                            strbuf *report, arena *memory, octavo_v1_response *out);
 

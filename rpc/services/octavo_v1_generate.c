@@ -119,10 +119,13 @@ static void fill_end(const engine_output *o, strbuf *report, octavo_v1_response 
     out->timings.ttft_ms = (double)o->timings.ttft_us / 1000;
     out->timings.total_ms = (double)o->timings.total_us / 1000;
     m->timings = &out->timings;
-    if (!o->report) return;
     strbuf_clear(report);
-    retention_report_json(o->report, report);
-    m->retention_json = call_bytes(report->data, report->size);
+    if (o->report) retention_report_json(o->report, report);
+    size_t kept = report->size;
+    if (o->reading) retrieval_report_json(o->reading, report);
+    if (report->failed) return;
+    if (o->report) m->retention_json = call_bytes(report->data, kept);
+    if (o->reading) m->retrieval_json = call_bytes(report->data + kept, report->size - kept);
 }
 
 bool octavo_v1_response_of(const tokenizer *t, const char *id, const output_run *run, bool logprobs,

@@ -124,7 +124,7 @@ static bool send_complete(rpc_call *c, generate *s, arena *memory)
 static bool take_run(generate *s)
 {
     vllm_choice *choice = &s->choices[run_last(&s->run)->index];
-    bool ok = reports_keep(&s->reports, run_last(&s->run)->index, run_last(&s->run)->out.report);
+    bool ok = reports_keep(&s->reports, run_last(&s->run)->index, &run_last(&s->run)->out);
     uint32_t had = choice->n;
     for (uint32_t i = 0; i < s->run.n && ok; i++)
         if (s->run.outputs[i]->out.has_token)

@@ -3,21 +3,24 @@
  * a request that reads everything. */
 #include "tests/e2e/house.h"
 
+#include <math.h>
+
 enum { REQUESTS = 8, PROMPT = 200, OUTPUTS = 60, CHOICES = 2, BLOCK = 17408 };
 
 typedef struct answer {
     uint32_t n[CHOICES], cached;
     uint32_t tokens[CHOICES][OUTPUTS];
     float logprobs[CHOICES][OUTPUTS];
+    retrieval_totals reading[CHOICES];
 } answer;
 
 /* Every row selects 3 of about 12 blocks, and reads one before and two or three behind them. */
 #define FEW "\"block_size\": 16, \"local_windows_len\": 32, \"second_select_num\": 3"
 static const char *const asked[REQUESTS] = {
     "{\"method\": \"ktransformers\", " FEW "}",
-    "{\"method\": \"quest\", \"token_step\": 4, " FEW "}",
+    "{\"method\": \"quest\", \"token_step\": 4, \"audit\": 4, " FEW "}",
     "{\"method\": \"ktransformers\", \"anchor_type\": \"BLOCK_MAX\", \"layer_step\": 3, "
-    "\"token_step\": 7, " FEW "}",
+    "\"token_step\": 7, \"audit\": 1, " FEW "}",
     "{\"method\": \"quest\", \"head_select_mode\": \"GROUP\", \"group_heads\": 2, "
     "\"dense_layer_num\": 0, \"preselect_block\": true, \"preselect_block_count\": 5, " FEW "}",
     "{\"method\": \"dynamic\", \"anchor_num\": 2, " FEW "}",
@@ -98,7 +101,9 @@ static void read_answer(engine_stream *s, answer *a)
             a->tokens[c][a->n[c]] = out.sample.token;
             a->logprobs[c][a->n[c]++] = out.sample.logprob;
         }
-        if (out.finish != ENGINE_FINISH_NONE) a->cached = out.usage.cached_tokens;
+        if (out.finish == ENGINE_FINISH_NONE) continue;
+        a->cached = out.usage.cached_tokens;
+        if (out.reading) a->reading[c] = *out.reading;
     }
     engine_stream_release(s);
 }
@@ -108,6 +113,28 @@ static bool same_answers(const answer *a, const answer *b)
     return memcmp(a->n, b->n, sizeof a->n) == 0 &&
            memcmp(a->tokens, b->tokens, sizeof a->tokens) == 0 &&
            memcmp(a->logprobs, b->logprobs, sizeof a->logprobs) == 0;
+}
+
+/* What the report says, which is what the server counted. */
+static void check_report(const answer *a, const sched_stats *stats, uint32_t i)
+{
+    uint64_t rows = 0, context = 0, audits = 0;
+    double recall = 0;
+    for (uint32_t c = 0; c < CHOICES; c++) {
+        const retrieval_totals *t = &a->reading[c];
+        rows += t->rows;
+        context += t->context;
+        audits += t->audits;
+        recall += t->recall_sum;
+        if (t->audits) assert_true(t->least_recall > 0 && t->least_recall < 1);
+    }
+    /* The last token is never computed. */
+    assert_int_equal(rows, asked[i] ? (i == 5 ? CHOICES : 1) * (OUTPUTS - 1) : 0);
+    assert_int_equal(context, stats->retrieval_seen_tokens);
+    assert_int_equal(audits, stats->retrieval_audits);
+    assert_int_equal(audits > 0, i == 1 || i == 2);
+    double missed = (double)audits - recall, counted = (double)stats->retrieval_missed / 1e6;
+    assert_true(fabs(missed - counted) < 1e-6 * (double)rows + 1e-9);
 }
 
 /* Each request alone, in a backend that has computed nothing else. */
@@ -123,6 +150,7 @@ static int setup(void **state)
         assert_int_equal(stats.retrieval_seen_tokens > 0, asked[i] != NULL);
         if (asked[i])
             assert_true(stats.retrieval_read_tokens < stats.retrieval_seen_tokens / 3 * 2);
+        check_report(&alone[i], &stats, i);
         read_answer(submit_nth(&h, i, false), &full);
         differ += !same_answers(&full, &alone[i]);
         close_house(&h);
@@ -157,6 +185,9 @@ static sched_stats run(const answer *alone, uint32_t blocks, uint32_t swap_block
         if (!same_answers(&got, &alone[i]))
             fail_msg("%u blocks, %u to swap%s: request %u has other tokens or logprobs", blocks,
                      swap_blocks, prefix_cache ? ", prefix cache" : "", i);
+        if (memcmp(got.reading, alone[i].reading, sizeof got.reading) != 0)
+            fail_msg("%u blocks, %u to swap%s: request %u has another report", blocks, swap_blocks,
+                     prefix_cache ? ", prefix cache" : "", i);
     }
     sched_stats stats = engine_get_stats(h.engine).sched;
     close_house(&h);

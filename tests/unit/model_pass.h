@@ -54,7 +54,8 @@ typedef struct pass_result {
     float *logits; /* [n, vocab] */
     float *mass;   /* [layers, kv heads, pages] */
     size_t mass_floats;
-    step_sample *scores; /* [n] score of the token after each row, 0 after the last */
+    step_sample *scores;         /* [n] score of the token after each row, 0 after the last */
+    retrieval_reading *readings; /* [n] of rows that read by retrieval; else zeros */
 } pass_result;
 
 static inline backend open_backend(const pass *p, comm *group, model_config *config)
@@ -132,6 +133,7 @@ static inline pass_result run(const pass *p, const uint32_t *tokens, uint32_t n)
     assert_true(status_ok(pkv_seq_open(kv, 1, PKV_HEAD, tokens, 0, 0, n, &hit)));
     out.logits = malloc((size_t)n * info->vocab_size * sizeof(float));
     out.scores = calloc(n, sizeof *out.scores);
+    out.readings = calloc(n, sizeof *out.readings);
 
     sample_params greedy = {.top_p = 1, .repetition_penalty = 1, .n_logprobs = -1};
     step_open open = {.seq = 1, .params = &greedy};
@@ -175,6 +177,10 @@ static inline pass_result run(const pass *p, const uint32_t *tokens, uint32_t n)
         assert_int_equal(r->seqs[0].scores != NULL, p->want_scores != 0);
         if (p->want_scores) memcpy(out.scores + done, r->seqs[0].scores, some * sizeof *out.scores);
         if (seq.measure.kind == MEASURE_MASS) keep_mass(&r->seqs[0].measure, &out);
+        assert_int_equal(r->seqs[0].readings != NULL, p->retrieval.block_tokens > 0);
+        uint32_t first = done < p->n_prompt ? p->n_prompt : done; /* of those that read few */
+        for (uint32_t i = first; p->retrieval.block_tokens && i < done + some; i++)
+            out.readings[i] = r->seqs[0].readings[i - first];
         done += some;
     }
     pkv_destroy(kv);
@@ -188,6 +194,7 @@ static inline void result_free(pass_result *r)
     free(r->logits);
     free(r->mass);
     free(r->scores);
+    free(r->readings);
 }
 
 static inline double nmse(const float *ours, const float *golden, size_t n)

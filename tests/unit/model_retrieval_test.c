@@ -27,7 +27,8 @@ static const retrieval_spec spec = {.block_tokens = 16,
                                     .local_tokens = 20,
                                     .top_blocks = 2,
                                     .layer_step = 1,
-                                    .token_step = 1};
+                                    .token_step = 1,
+                                    .audit = 4};
 
 static void get_tokens(const pass *p, uint32_t *tokens)
 {
@@ -202,6 +203,66 @@ static void read_few(const dense *m, uint32_t layer, uint32_t kv_head, uint32_t 
     }
 }
 
+/* The reading of an audited row, by the float64 softmax over all of its keys. */
+static retrieval_reading read_row(const dense *m, uint32_t t)
+{
+    const retrieval_spec *s = &m->pass->retrieval;
+    uint32_t dim = m->config.head_dim, heads = m->config.n_kv_heads;
+    uint32_t together = s->heads == RETRIEVAL_SHARED ? heads : s->group_heads;
+    retrieval_reading r = {.context = t + 1, .least_recall = 1};
+    for (uint32_t i = s->dense_layers * heads; i < m->config.n_layers * heads; i++) {
+        bool seen[TOKENS], first = i % heads % together == 0;
+        memset(seen, true, sizeof seen);
+        read_few(m, i / heads, i % heads, t, seen);
+        r.lists += first;
+        r.selections += first && (i / heads - s->dense_layers) % s->layer_step == 0 &&
+                        (t - PROMPT) % s->token_step == 0;
+        for (uint32_t j = 0; j <= t && first; j++) {
+            r.tokens += seen[j];
+            r.blocks += seen[j] && j % s->block_tokens == 0;
+        }
+        const sequence *of = &m->heads[i];
+        for (uint32_t g = 0; g < of->q_heads; g++) {
+            double all = 0, read = 0;
+            for (uint32_t j = 0; j <= t; j++) {
+                const float *q = of->q + ((size_t)t * of->q_heads + g) * dim;
+                double p = exp(product(m, q, of->k + (size_t)j * dim) / sqrt(dim));
+                all += p;
+                read += seen[j] ? p : 0;
+            }
+            r.audits++;
+            r.recall_sum += read / all;
+            r.least_recall = fmin(r.least_recall, read / all);
+        }
+    }
+    return r;
+}
+
+static void check_readings(const dense *m, const retrieval_reading *got)
+{
+    uint32_t audited = 0;
+    for (uint32_t t = 0; t < TOKENS; t++) {
+        if (t < PROMPT) {
+            assert_int_equal(got[t].context, 0);
+            continue;
+        }
+        bool is_audited = (t + 1) % m->pass->retrieval.audit == 0;
+        retrieval_reading want = read_row(m, t);
+        assert_int_equal(got[t].context, want.context);
+        assert_int_equal(got[t].lists, want.lists);
+        assert_int_equal(got[t].selections, want.selections);
+        assert_int_equal(got[t].tokens, want.tokens);
+        assert_int_equal(got[t].blocks, want.blocks);
+        assert_int_equal(got[t].audits, is_audited ? want.audits : 0);
+        if (!is_audited) continue;
+        audited++;
+        assert_true(want.least_recall < 0.9); /* of a row that reads everything it is 1 */
+        assert_true(fabs(got[t].recall_sum - want.recall_sum) < 1e-4 * want.audits);
+        assert_true(fabs(got[t].least_recall - want.least_recall) < 1e-4);
+    }
+    assert_true(audited > 2);
+}
+
 static void check_against_oracle(const retrieval_spec *s)
 {
     uint32_t tokens[TOKENS];
@@ -216,6 +277,7 @@ static void check_against_oracle(const retrieval_spec *s)
         sum += want[i] * want[i];
     }
     if (!(errors / sum < 1e-9)) fail_msg("NMSE %g", errors / sum);
+    check_readings(&m, got.readings);
     free(want);
     dense_free(&m);
     result_free(&got);
@@ -251,6 +313,8 @@ static void assert_same_bits(const pass *a, const pass *b, bool same)
     pass_result x = run(a, tokens, TOKENS), y = run(b, tokens, TOKENS);
     size_t bytes = (size_t)TOKENS * x.config.vocab_size * sizeof(float);
     assert_int_equal(memcmp(x.logits, y.logits, bytes) == 0, same);
+    if (same && a->retrieval.audit == b->retrieval.audit)
+        assert_memory_equal(x.readings, y.readings, TOKENS * sizeof *x.readings);
     result_free(&x);
     result_free(&y);
 }
@@ -339,6 +403,18 @@ static void bits_do_not_depend_on_the_cut_of_what_is_measured(void **state)
     }
 }
 
+static void audits_change_nothing(void **state)
+{
+    (void)state;
+    for (size_t f = 0; f < FORMATS; f++) {
+        pass few = of_format(formats[f], &spec), audited = few;
+        few.retrieval.audit = 0;
+        audited.retrieval.audit = 1;
+        few.kv_residual = audited.kv_residual = formats[f] == KERN_KV_INT4 ? 64 : 0;
+        assert_same_bits(&few, &audited, true);
+    }
+}
+
 /* Layers with a sliding window read their window: they neither select nor count. */
 static void windows_are_read_as_they_are(void **state)
 {
@@ -398,6 +474,7 @@ int main(void)
         cmocka_unit_test(all_blocks_are_full_attention),
         cmocka_unit_test(bits_do_not_depend_on_the_cut),
         cmocka_unit_test(bits_do_not_depend_on_the_cut_of_what_is_measured),
+        cmocka_unit_test(audits_change_nothing),
         cmocka_unit_test(windows_are_read_as_they_are),
         cmocka_unit_test(a_failure_leaves_no_marks),
     };

@@ -29,11 +29,13 @@ static void test_reports_in_order(void **state)
     reports r;
     retention_report report = {.method = "chunkkv", .logical_tokens = 1};
     assert_true(reports_init(&r, 3));
-    assert_true(reports_keep(&r, 2, &report));
+    const engine_output given = {.report = &report}, none = {0};
+    assert_true(reports_keep(&r, 2, &given));
     report.logical_tokens = 2;
-    assert_true(reports_keep(&r, 0, &report));
-    assert_true(reports_keep(&r, 1, NULL));
+    assert_true(reports_keep(&r, 0, &given));
+    assert_true(reports_keep(&r, 1, &none));
     assert_int_equal(r.n_given, 2);
+    assert_int_equal(r.n_readings, 0);
     json_t *array = array_of(&r, REPORTS_BYTES_MAX);
     assert_int_equal(
         json_integer_value(json_object_get(json_array_get(array, 0), "logical_tokens")), 2);
@@ -60,7 +62,8 @@ static void test_reports_too_large(void **state)
     strbuf_destroy(&long_list);
     retention_report report = {.method = "chunkkv", .kept_json = positions};
     assert_true(reports_init(&r, N));
-    for (uint32_t i = 0; i < N; i++) assert_true(reports_keep(&r, i, &report));
+    const engine_output given = {.report = &report};
+    for (uint32_t i = 0; i < N; i++) assert_true(reports_keep(&r, i, &given));
     json_t *array = array_of(&r, REPORTS_BYTES_MAX);
     assert_true(json_is_array(json_object_get(json_array_get(array, 0), "kept")));
     const json_t *second = json_array_get(array, 2);
@@ -70,6 +73,35 @@ static void test_reports_too_large(void **state)
     array = array_of(&r, SIZE_MAX);
     assert_true(json_is_array(json_object_get(json_array_get(array, N - 1), "kept")));
     json_decref(array);
+    reports_destroy(&r);
+}
+
+/* Reports of retrieval are an array of their own, and whole ones are left out. */
+static void test_readings(void **state)
+{
+    (void)state;
+    enum { N = 100 };
+    reports r;
+    json_t *array = NULL;
+    strbuf text = {0};
+    retrieval_totals reading = {.rows = 4, .context = 800, .tokens = 200, .blocks = 6};
+    const engine_output given = {.reading = &reading}, none = {0};
+    assert_true(reports_init(&r, N));
+    for (uint32_t i = 0; i < N; i++) assert_true(reports_keep(&r, i, i == 1 ? &none : &given));
+    assert_int_equal(r.n_given, 0);
+    assert_int_equal(r.n_readings, N - 1);
+    reports_readings_json(&r, READINGS_BYTES_MAX, &text);
+    assert_true(text.size <= READINGS_BYTES_MAX);
+    assert_true(status_ok(json_read_text("readings", text.data, text.size, &array, NULL)));
+    assert_int_equal(json_array_size(array), N);
+    const json_t *first = json_array_get(array, 0);
+    assert_true(json_number_value(json_object_get(first, "context_tokens")) == 200);
+    assert_true(json_number_value(json_object_get(first, "read_tokens")) == 50);
+    assert_null(json_object_get(first, "recall"));
+    assert_true(json_is_null(json_array_get(array, 1)));
+    assert_true(json_is_null(json_array_get(array, N - 1)));
+    json_decref(array);
+    strbuf_destroy(&text);
     reports_destroy(&r);
 }
 
@@ -126,6 +158,7 @@ int main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_reports_in_order),
         cmocka_unit_test(test_reports_too_large),
+        cmocka_unit_test(test_readings),
         cmocka_unit_test(test_zip),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);

@@ -198,9 +198,14 @@ class Generate(VllmTest):
         few = '{"method":"quest","block_size":%d,"local_windows_len":%d,"second_select_num":%d}'
         answers = []
         for metadata in (None, (PAGE, PAGE, 1), (PAGE, PAGE, 999)):
-            (m,) = self.generate(tokens(1000, 2), stream=False, sampling={"max_tokens": 40},
-                                 metadata=metadata and [("octavo-retrieval", few % metadata)])
+            call = self.stub.Generate(self.request(tokens(1000, 2), stream=False, sampling={"max_tokens": 40}),
+                                      timeout=PATIENCE, metadata=metadata and [("octavo-retrieval", few % metadata)])
+            (m,) = list(call)
             answers.append(list(m.complete.output_ids))
+            self.assertNotIn("octavo-report", trailers(call))
+            self.assertEqual("octavo-retrieval-report" in trailers(call), metadata is not None)
+        (report,) = json.loads(trailers(call)["octavo-retrieval-report"])
+        self.assertEqual((report["rows"], report["read_tokens"]), (39, report["context_tokens"]))
         self.assertEqual(answers[0], answers[2])  # every block
         self.assertNotEqual(answers[0], answers[1])
         for value in ("{", '{"method":"bananas"}', "[]", few % (PAGE, 0, 1)):

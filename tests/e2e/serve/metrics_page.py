@@ -15,7 +15,7 @@ GAUGES = ["num_requests_running", "num_requests_waiting", "num_requests_waiting_
           "workers_up"]
 COUNTERS = ["prefix_cache_queries", "prefix_cache_hits", "num_preemptions", "prompt_tokens", "generation_tokens",
             "request_success", "admission_rejections", "pages_dropped", "retention_seconds", "sessions_stored",
-            "sessions_continued", "sessions_ignored", "sessions_expired", "pressure_drops", "workers_lost",
+            "sessions_continued", "sessions_ignored", "sessions_expired", "pressure_drops", "retrieval_audits", "workers_lost",
             "http_requests", "grpc_requests"]
 HISTOGRAMS = ["time_to_first_token_seconds", "inter_token_latency_seconds", "request_time_per_output_token_seconds",
               "e2e_request_latency_seconds", "request_queue_time_seconds", "request_prefill_time_seconds",

@@ -105,6 +105,32 @@ class Wire(ServeTest):
         return self.server.post("/v1/completions", {"prompt": ids, "max_tokens": 4, "ignore_eos": True,
                                                     "return_token_ids": True, **fields})
 
+    def test_retrieval_reports(self):
+        ids = tokens(N, 9)
+        few = {"method": "quest", "block_size": PAGE, "local_windows_len": PAGE, "second_select_num": 2,
+               "dense_layer_num": 0, "audit": 1}
+        reports = [self.short(ids, retrieval=few)["choices"][0]["retrieval"]]
+        (choice,) = [e["choices"][0] for e in self.server.stream("/v1/completions", {
+            "prompt": ids, "max_tokens": 4, "ignore_eos": True, "retrieval": few})
+            if "retrieval" in e["choices"][0]]
+        reports.append(choice["retrieval"])
+        messages = list(self.stub.Generate(pb.GenerateRequest(
+            token_ids=pb.TokenIds(ids=ids), sampling=pb.SamplingParams(max_tokens=4, ignore_eos=True),
+            retrieval_json=json.dumps(few))))
+        self.assertFalse(any(m.retrieval_json for m in messages[:-1]))
+        self.assertFalse(messages[-1].retention_json)
+        reports.append(json.loads(messages[-1].retrieval_json))
+        for report in reports:
+            self.assertEqual((report["rows"], report["context_tokens"], report["audited_rows"]), (3, N + 2, 3))
+            # The first block, two selected ones, the last full one, and the one with 10 tokens.
+            self.assertEqual((report["read_blocks"], report["read_tokens"]), (5, 4 * PAGE + 10))
+            self.assertEqual(report["selections"], 3 * self.layers * KV_HEADS)
+            self.assertGreater(report["recall"], report["least_recall"])
+            self.assertLess(0, report["least_recall"])
+            self.assertLess(report["recall"], 1)
+            self.assertEqual(report, reports[0])
+        self.assertNotIn("retrieval", self.short(ids)["choices"][0])
+
     def test_reports(self):
         ids = tokens(N, 8)
         reports = [self.short(ids, retention=RETENTION)["choices"][0]["retention"]]
