@@ -28,7 +28,9 @@ void methods_put_retrievals(strbuf *out)
                      "Retrieval keeps everything: each generated token reads the initial and local "
                      "tokens and the blocks that\n"
                      "its query fits best. A request names a method by\n"
-                     "  \"retrieval\": {\"method\": \"quest\", \"second_block_count\": 32}\n");
+                     "  \"retrieval\": {\"method\": \"quest\", \"second_block_count\": 32}\n"
+                     "or, to read what a bound on the missed attention needs,\n"
+                     "  \"retrieval\": {\"method\": \"quest\", \"epsilon\": 0.02}\n");
 }
 
 /* The fields of a request that would ask for the same. */

@@ -167,6 +167,8 @@ RETRIEVAL_REPORT = {
     "recall": "number; with audited rows: the share of the softmax mass of full attention that the blocks hold, averaged over these "
               "rows, their layers and query heads.",
     "least_recall": "number; the least of these shares.",
+    "missed_at_most": "number; with `epsilon`: the greatest bound on the share of the softmax mass that a query head missed.",
+    "above_epsilon": "integer; selections whose bound is above `epsilon`, because `second_block_count` ended them.",
 }
 
 # Keys of a retention object: type and range where the source has none, and what the key does.

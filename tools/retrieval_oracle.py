@@ -213,6 +213,71 @@ def selections():
     return rows
 
 
+class Clusters(Tables):
+    """Tables whose keys lie around a point of their block, so that boxes are small."""
+
+    def __init__(self, c, size):
+        super().__init__(c)
+        seed, n, dim, blocks = c["seed"], self.n, self.dim, -(-c["n_slots"] // size)
+        self.k = [[[value(seed, 4, (h * blocks + s // size) * dim + d) + value(seed, 2, (h * n + s) * dim + d) / 16
+                    for d in range(dim)] for s in range(n)] for h in range(self.heads)]
+
+
+def examine(spec, tables, heads, c):
+    """The blocks that the KV heads read together, and the bound on what a query head misses."""
+    size, n, scale = spec["block_tokens"], c["n_slots"], c["scale"]
+    blocks, full = -(-n // size), n // size
+    initial, local = -(-spec["initial_tokens"] // size), -(-spec["local_windows_len"] // size)
+    between = [b for b in range(min(initial, full), max(full - local, 0)) if b < c["sure"]]
+    queries = [(h, q) for h in heads for q in tables.q[h]]
+
+    def mass(head, q, block):
+        slots = range(block * size, min((block + 1) * size, n))
+        return math.fsum(math.exp(scale * dot(q, tables.k[head][s])) for s in slots)
+
+    def most(head, q, block):
+        columns = zip(*[tables.k[head][s] for s in range(block * size, (block + 1) * size)])
+        return size * math.exp(scale * sum(max(x * max(c), x * min(c)) for x, c in zip(q, columns)))
+
+    read = [b for b in range(blocks) if b not in between]
+    held = [math.fsum(mass(h, q, b) for b in read) for h, q in queries]
+    bounds = {b: [most(h, q, b) for h, q in queries] for b in between}
+    order = sorted(between, key=lambda b: (-max(x / y for x, y in zip(bounds[b], held)), b))
+
+    def missed():
+        rest = [math.fsum(bounds[b][i] for b in order) for i in range(len(queries))]
+        return max(r / (r + z) for r, z in zip(rest, held))
+
+    limit = spec["second_block_count"] if "limit" in c else len(order)
+    while missed() > spec["epsilon"] * (1 - 1 / 128) and order and limit > 0:
+        block = order.pop(0)
+        limit -= 1
+        read.append(block)
+        held = [z + mass(h, q, block) for z, (h, q) in zip(held, queries)]
+    return sorted(read), missed()
+
+
+def exam_cases():
+    shape = dict(page_tokens=16, n_kv_heads=4, q_heads=2, head_dim=16)
+    small = dict(method="quest", block_tokens=32, initial_tokens=1, local_windows_len=64)
+    rows = []
+    for i, (mode, epsilon, scale) in enumerate([("SEPARATE", 0.02, 0.5), ("SEPARATE", 0.3, 0.25), ("SHARED", 0.02, 1), ("SHARED", 0.5, 0.25),
+                                                ("GROUP", 0.1, 0.5), ("GROUP", 0.001, 1)]):
+        request = dict(small, head_select_mode=mode, epsilon=epsilon)
+        if mode == "GROUP":
+            request["group_heads"] = 2
+        rows.append(dict(shape, retrieval=request, n_slots=700 + 41 * i, seed=200 + i, scale=scale, sure=10000))
+    rows.append(dict(shape, retrieval=dict(small, epsilon=0.02, second_block_count=2), limit=True, n_slots=640, seed=210, scale=0.5, sure=10000))
+    rows.append(dict(shape, retrieval=dict(small, epsilon=0.1), n_slots=650, seed=211, scale=0.5, sure=9))
+    rows.append(dict(shape, retrieval=dict(small, epsilon=0.1), n_slots=650, seed=212, scale=0.5, sure=0))
+    for c in rows:
+        spec = resolve(c["retrieval"])
+        tables, step = Clusters(c, spec["block_tokens"]), together(spec, c["n_kv_heads"])
+        found = [examine(spec, tables, range(h, h + step), c) for h in range(0, c["n_kv_heads"], step)]
+        c["blocks"], c["missed"] = [blocks for blocks, _ in found], [missed for _, missed in found]
+    return rows
+
+
 def layer_cases():
     rows = []
     for windows in ("000000", "101010", "110110", "0001000"):
@@ -233,7 +298,7 @@ def token_cases():
 
 
 def main():
-    golden = dict(selections=selections(), layers=layer_cases(), tokens=token_cases())
+    golden = dict(selections=selections(), exams=exam_cases(), layers=layer_cases(), tokens=token_cases())
     lists = ",\n".join(f'"{name}": [\n' + ",\n".join(json.dumps(row) for row in rows) + "\n]" for name, rows in golden.items())
     text = "{\n" + lists + "\n}\n"
     if "--check" not in sys.argv[1:]:

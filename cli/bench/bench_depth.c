@@ -180,11 +180,15 @@ static status time_decodes(depth *d, const retrieval_spec *retrieval, depth_row 
 {
     double tokens_s[BENCH_ROUNDS_MAX], predicted[BENCH_ROUNDS_MAX];
     d->compute = true;
+    sched_stats before = sched_get_stats(d->sched);
     for (int i = 0; i < SETTLE_STEPS; i++) RETURN_IF_ERROR(run_event_step(d, NULL, err));
     sched_stats stats = sched_get_stats(d->sched);
     row->running = stats.running - (d->filler > 0);
     row->kept = (stats.kept_tokens - d->filler) / (row->running ? row->running : 1);
-    if (retrieval->block_tokens) row->kept = retrieval_tokens_read(retrieval, d->context - 1, d->context);
+    if (retrieval->block_tokens)
+        row->kept = (double)d->context *
+                    (double)(stats.retrieval_read_tokens - before.retrieval_read_tokens) /
+                    (double)(stats.retrieval_seen_tokens - before.retrieval_seen_tokens);
     for (uint32_t r = 0; r < d->b->rounds; r++) {
         d->decoded = 0;
         int64_t start = clock_now_ns();

@@ -158,6 +158,11 @@ static status count_row(readings *r, const forward_seq *seqs, uint32_t index, ui
         retrieve_list list = retrieve_list_of(r->lists, nth, head);
         reading->lists++;
         reading->selections += list.selected;
+        if (seq->retrieval.epsilon > 0) {
+            reading->exams++;
+            reading->failed += list.missed > (double)seq->retrieval.epsilon;
+            if (list.missed > reading->most_missed) reading->most_missed = list.missed;
+        }
         reading->blocks += list.n;
         reading->tokens += (uint64_t)(list.n - 1) * size + (n_slots - 1) % size + 1;
         head += list.together;

@@ -1,6 +1,7 @@
 #include "model/cpu/retrieve.h"
 
 #include "kernels/represent.h"
+#include "model/cpu/exam.h"
 #include "model/cpu/retrieve_observe.h"
 
 #include <assert.h>
@@ -25,6 +26,7 @@ typedef struct sparse_row {
 typedef struct block_list {
     uint32_t first; /* KV head */
     uint32_t n;     /* blocks that the row reads, in the layer that selected last */
+    double missed;  /* of a selection with an exam */
 } block_list;
 
 /* The candidates of the row in hand, in one layer and head. */
@@ -52,9 +54,9 @@ struct retrieve {
     uint32_t n_rows, n_lists;
     /* Scratch of a selection: the row in hand has n_blocks candidates in each head. */
     room candidates;    /* candidates [n_heads] */
-    room score_items;   /* kern_score_item [n_heads] */
-    room scores, keys;  /* [n_heads, n_blocks] f32, [lists, n_blocks] uint32_t */
-    room head_scores;   /* const float * [n_heads]: where a head's scores are */
+    room score_items;   /* kern_score_item [scored heads]: KV heads; for an exam query heads */
+    room scores, keys;  /* [scored heads, n_blocks] f32, [lists, n_blocks] uint32_t */
+    room head_scores;   /* const float * [scored heads]: where a head's scores are */
     room items, listed; /* kern_represent_item, block_at: blocks without a representative */
     uint32_t n_items, n_blocks, block_pages;
     uint32_t first_block, n_known; /* number of the first candidate, of the prompt's blocks */
@@ -67,6 +69,7 @@ struct retrieve {
     uint32_t n_seqs;
     retrieve_observer observer;
     retrieve_notes *notes;
+    exam *exam;
 };
 
 static bool reserve(room *r, size_t n, size_t size)
@@ -90,6 +93,7 @@ status retrieve_create(const forward_options *options, uint32_t q_heads, uint32_
     r->q_heads = q_heads;
     r->qkv_width = qkv_width;
     status s = retrieve_notes_create(options->config->n_layers, &r->notes);
+    if (status_ok(s)) s = exam_create(options, q_heads, &r->exam);
     if (status_ok(s)) *out = r;
     else retrieve_destroy(r);
     return s;
@@ -112,6 +116,7 @@ void retrieve_destroy(retrieve *r)
     free(r->listed.data);
     retrieve_observe_free(&r->observer);
     retrieve_notes_destroy(r->notes);
+    exam_destroy(r->exam);
     free(r);
 }
 
@@ -180,14 +185,15 @@ status retrieve_start(retrieve *r, const forward_seq *seqs, uint32_t n_seqs)
     for (uint32_t i = 0; i < n_seqs; i++)
         for (uint32_t n = seqs[i].n_rows - sparse_rows_of(&seqs[i]); n < seqs[i].n_rows; n++)
             add_row(r, &seqs[i], n, &blocks, &pages, &longest);
+    size_t scored = (size_t)heads * r->q_heads; /* an exam has scores of each query head */
     size_t tiles = r->o.store->filling ? rows * heads * (r->o.store->residual_pages + 1) : 0;
     bool ok = reserve(&r->blocks, blocks, sizeof(uint32_t)) &&
               reserve(&r->pages, pages, sizeof(uint32_t)) &&
               reserve(&r->tiles, tiles, sizeof(uint8_t *)) &&
               reserve(&r->candidates, heads, sizeof(candidates)) &&
-              reserve(&r->score_items, heads, sizeof(kern_score_item)) &&
-              reserve(&r->scores, heads * longest, sizeof(float)) &&
-              reserve(&r->head_scores, heads, sizeof(const float *)) &&
+              reserve(&r->score_items, scored, sizeof(kern_score_item)) &&
+              reserve(&r->scores, scored * longest, sizeof(float)) &&
+              reserve(&r->head_scores, scored, sizeof(const float *)) &&
               reserve(&r->keys, heads * longest, sizeof(uint32_t));
     return ok ? STATUS_IS_OK : no_memory();
 }
@@ -414,21 +420,24 @@ static void score_row(retrieve *r, const sparse_row *row)
     const candidates *all = r->candidates.data;
     const float *q = r->qkv + (size_t)row->row * r->qkv_width, **scores = r->head_scores.data;
     kern_score_item *items = r->score_items.data;
-    for (uint32_t h = 0; h < store->n_heads; h++) {
-        items[h] = (kern_score_item){.q = q + (size_t)h * r->q_heads * store->shape.head_dim,
-                                     .pages = all[h].pages,
-                                     .vectors = all[h].vectors,
-                                     .smallest = all[h].smallest,
-                                     .scores = (float *)r->scores.data + (size_t)h * r->n_blocks};
-        scores[h] = items[h].scores;
+    uint32_t apart = row->seq->retrieval.epsilon > 0 ? r->q_heads : 1;
+    for (uint32_t i = 0; i < store->n_heads * apart; i++) {
+        const candidates *c = &all[i / apart];
+        items[i] =
+            (kern_score_item){.q = q + (size_t)i * (r->q_heads / apart) * store->shape.head_dim,
+                              .pages = c->pages,
+                              .vectors = c->vectors,
+                              .smallest = c->smallest,
+                              .scores = (float *)r->scores.data + (size_t)i * r->n_blocks};
+        scores[i] = items[i].scores;
     }
     const kern_score_batch batch = {.head_dim = store->shape.head_dim,
-                                    .q_heads = r->q_heads,
+                                    .q_heads = r->q_heads / apart,
                                     .block_pages = r->block_pages,
                                     .n_blocks = r->n_blocks,
                                     .stride = store->page_vectors,
                                     .items = items,
-                                    .n_items = store->n_heads};
+                                    .n_items = (size_t)store->n_heads * apart};
     kern_score_blocks(r->o.kernels, &batch);
 }
 
@@ -457,6 +466,28 @@ static void select_range(void *ctx, size_t from, size_t to, unsigned thread)
     }
 }
 
+/* Lets an exam select the lists of a row. */
+static status examine_row(retrieve *r, const sparse_row *row)
+{
+    const exam_row of = {.seq = row->seq,
+                         .index = (uint32_t)(row->seq - r->seqs),
+                         .layer = r->layer,
+                         .n_slots = row->n_slots,
+                         .together = row->together,
+                         .q = r->qkv + (size_t)row->row * r->qkv_width,
+                         .bounds = (const float *const *)r->head_scores.data,
+                         .blocks = blocks_of(r, row, 0),
+                         .stride = row->most_blocks};
+    RETURN_IF_ERROR(exam_run(r->exam, &of));
+    block_list *lists = (block_list *)r->lists.data + row->first_list;
+    for (uint32_t i = 0; i < r->o.store->n_heads / row->together; i++) {
+        exam_list list = exam_list_of(r->exam, i);
+        lists[i].n = list.n;
+        lists[i].missed = list.missed;
+    }
+    return STATUS_IS_OK;
+}
+
 static status select_row(retrieve *r, const sparse_row *row)
 {
     select_job job = {r, row};
@@ -465,6 +496,7 @@ static status select_row(retrieve *r, const sparse_row *row)
         RETURN_IF_ERROR(make_representatives(r, row));
         score_row(r, row);
     }
+    if (row->seq->retrieval.epsilon > 0) return examine_row(r, row);
     thread_pool_for(r->o.pool, r->o.store->n_heads / row->together, 1, select_range, &job);
     return STATUS_IS_OK;
 }
@@ -569,7 +601,8 @@ retrieve_list retrieve_list_of(const retrieve *r, uint32_t nth, uint32_t head)
                                      (size_t)index * row->most_blocks,
                            .n = list->n,
                            .together = row->together,
-                           .selected = selects_in(r, row)};
+                           .selected = selects_in(r, row),
+                           .missed = list->missed};
 }
 
 void retrieve_narrow(retrieve *r, uint32_t nth, uint32_t head, kern_attn_item *item)

@@ -15,7 +15,7 @@ typedef struct retrieve retrieve;
 enum {
     RETRIEVE_CAN = 1 << RETRIEVAL_MEAN | 1 << RETRIEVAL_MAX | 1 << RETRIEVAL_QUEST |
                    1 << RETRIEVAL_FIX | 1 << RETRIEVAL_DYNAMIC | RETRIEVAL_NEEDS_HISTORY |
-                   RETRIEVAL_NEEDS_PRESELECTION
+                   RETRIEVAL_NEEDS_PRESELECTION | RETRIEVAL_NEEDS_EXAM
 };
 
 /* qkv_width: floats of a row of q, k and v. The options' objects are borrowed. */
@@ -41,6 +41,7 @@ typedef struct retrieve_list {
     uint32_t n;
     uint32_t together; // KV heads that share the list, from a multiple of `together` on
     bool selected;     // in this layer, by this row
+    double missed;     // epsilon: a bound on the share of the mass that is not read
 } retrieve_list;
 
 retrieve_list retrieve_list_of(const retrieve *r, uint32_t nth, uint32_t head);

@@ -49,6 +49,14 @@ READ_COUNT(audit, 1, INT32_MAX)
 READ_COUNT(group_heads, 1, INT32_MAX)
 READ_COUNT(representative_num, 1, RETRIEVAL_KEYS_MOST)
 
+static status read_epsilon(const parsing *p, const char *name, retrieval_spec *spec, error *err)
+{
+    double value;
+    RETURN_IF_ERROR(json_get_double(p->json, "retrieval", name, 1e-6, 0.999, 0, &value, err));
+    spec->epsilon = (float)value;
+    return STATUS_IS_OK;
+}
+
 static status refuse_option(retrieval_part part, const char *name, const char *value, error *err)
 {
     char have[128] = "";
@@ -113,6 +121,11 @@ static bool takes_several(const retrieval_spec *spec)
 {
     return spec->representative == RETRIEVAL_FIX || spec->representative == RETRIEVAL_DYNAMIC;
 }
+static bool takes_epsilon(const retrieval_spec *spec)
+{
+    return spec->representative == RETRIEVAL_QUEST && spec->layer_step == 1 &&
+           spec->token_step == 1 && spec->preselect_blocks == 0;
+}
 static bool takes_groups(const retrieval_spec *spec) { return spec->heads == RETRIEVAL_GROUP; }
 
 /* Every field that the object may have besides `method`. */
@@ -138,6 +151,8 @@ static const struct {
     {"representative_type", "anchor_type", read_representative, NULL, NULL},
     {"representative_num", "anchor_num", read_representative_num, takes_several,
      "representative_type 'FIX' or 'DYNAMIC'"},
+    {"epsilon", NULL, read_epsilon, takes_epsilon,
+     "representative_type 'QUEST', layer_step 1, token_step 1 and no preselection"},
 };
 enum { N_KEYS = sizeof keys / sizeof keys[0], METHOD = N_KEYS };
 
@@ -262,6 +277,10 @@ static status read_object(parsing *p, retrieval_spec *spec, error *err)
     if (spec->representative == RETRIEVAL_FIX && !member(p->json, "representative_num") &&
         !member(p->json, "anchor_num"))
         spec->representative_num = 5;
+    /* With epsilon a preset's number of blocks is no limit. */
+    if (spec->epsilon > 0 && !member(p->json, "second_block_count") &&
+        !member(p->json, "second_select_num"))
+        spec->top_blocks = INT32_MAX;
     return STATUS_IS_OK;
 }
 
@@ -279,6 +298,9 @@ status retrieval_check(const retrieval_spec *spec, uint32_t retrieves, error *er
     if (lacking & RETRIEVAL_NEEDS_PRESELECTION)
         return error_set(err, STATUS_INVALID,
                          "retrieval.preselect_block: this backend selects among all blocks");
+    if (lacking == RETRIEVAL_NEEDS_EXAM)
+        return error_set(err, STATUS_INVALID,
+                         "retrieval.epsilon: this backend does not bound what a selection misses");
     return error_set(
         err, STATUS_INVALID, "retrieval.representative_type: this backend does not make '%s'",
         retrieval_part_option(RETRIEVAL_PART_REPRESENTATIVE, spec->representative).name);

@@ -42,7 +42,8 @@ uint32_t retrieval_needs(const retrieval_spec *spec)
     if (spec->block_tokens == 0) return 0;
     return UINT32_C(1) << spec->representative |
            (spec->token_step > 1 ? (uint32_t)RETRIEVAL_NEEDS_HISTORY : 0) |
-           (spec->preselect_blocks > 0 ? (uint32_t)RETRIEVAL_NEEDS_PRESELECTION : 0);
+           (spec->preselect_blocks > 0 ? (uint32_t)RETRIEVAL_NEEDS_PRESELECTION : 0) |
+           (spec->epsilon > 0 ? (uint32_t)RETRIEVAL_NEEDS_EXAM : 0);
 }
 
 /* KTransformers' base configuration: at 128 tokens a block, a step reads 16,512 tokens. */

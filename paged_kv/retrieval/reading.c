@@ -12,6 +12,9 @@ void retrieval_add_reading(retrieval_totals *totals, const retrieval_reading *ro
     totals->selections += row->selections;
     totals->tokens += retrieval_mean_tokens(row);
     totals->blocks += row->lists ? (double)row->blocks / row->lists : 0;
+    totals->exams += row->exams;
+    totals->failed += row->failed;
+    if (row->most_missed > totals->most_missed) totals->most_missed = row->most_missed;
     if (row->audits == 0) return;
     if (totals->audits == 0 || row->least_recall < totals->least_recall)
         totals->least_recall = row->least_recall;
@@ -33,5 +36,8 @@ void retrieval_report_json(const retrieval_totals *totals, strbuf *out)
     if (totals->audited > 0)
         strbuf_printf(out, ", \"recall\": %.10g, \"least_recall\": %.10g",
                       mean(totals->recall_sum, totals->audits), totals->least_recall);
+    if (totals->exams > 0)
+        strbuf_printf(out, ", \"missed_at_most\": %.10g, \"above_epsilon\": %llu",
+                      totals->most_missed, (unsigned long long)totals->failed);
     strbuf_putc(out, '}');
 }

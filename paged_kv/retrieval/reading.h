@@ -23,6 +23,9 @@ typedef struct retrieval_reading {
     uint32_t audits;     // recalls computed, one for each list's query head; 0: none
     double recall_sum;   // of these
     double least_recall; // of these
+    uint32_t exams;      // selections that an exam made (certify.h)
+    uint32_t failed;     // those of them that may miss more than epsilon
+    double most_missed;  // greatest bound on the share of the mass that one of them misses
 } retrieval_reading;
 
 /* Readings added up, in the order of the rows. */
@@ -33,6 +36,8 @@ typedef struct retrieval_totals {
     double tokens, blocks;    // sums over rows of the mean over the row's lists
     uint64_t audited, audits; // rows, recalls
     double recall_sum, least_recall;
+    uint64_t exams, failed;
+    double most_missed;
 } retrieval_totals;
 
 /* The tokens that a row reads in a layer on average over its lists, all where it has none. */

@@ -74,6 +74,10 @@ typedef struct retrieval_spec {
     uint32_t layer_step;       // of the others every layer_step-th selects, and others follow it
     uint32_t token_step;       // of the generated tokens every token_step-th selects, likewise
     uint32_t audit;            // rows whose table has a multiple of this many slots; 0 = none
+    /* > 0: as many blocks are read as certify.h needs to miss at most this share of the softmax
+     * mass; top_blocks is the most of them. Needs QUEST and
+     * selections by each row in each layer, among all blocks. */
+    float epsilon;
 } retrieval_spec;
 
 typedef struct retrieval_preset {
@@ -96,6 +100,7 @@ status retrieval_parse(const json_t *json, const pkv_geometry *geometry, retriev
 enum {
     RETRIEVAL_NEEDS_HISTORY = 1 << 30,      // token_step > 1: tokens follow earlier selections
     RETRIEVAL_NEEDS_PRESELECTION = 1 << 29, // preselect_blocks
+    RETRIEVAL_NEEDS_EXAM = 1 << 28,         // epsilon: selections read keys
     /* For these the backend measures the attention of the prompt's last rows. */
     RETRIEVAL_OBSERVES = RETRIEVAL_NEEDS_PRESELECTION | 1 << RETRIEVAL_DYNAMIC,
 };
@@ -140,15 +145,16 @@ typedef struct retrieval_extent {
     uint32_t n_blocks;   // the last may be partial
     uint32_t first, end; // blocks [first, end) are all full; others are read
     uint32_t top;        // those of them that are read; end - first: the row reads everything
+    bool exam;           // as many of `top` are read as their exam needs
 } retrieval_extent;
 
 retrieval_extent retrieval_extent_of(const retrieval_spec *spec, uint32_t n_prompt,
                                      uint32_t n_slots);
 static inline bool retrieval_reads_all(const retrieval_extent *e)
 {
-    return e->top == e->end - e->first;
+    return e->first == e->end || (!e->exam && e->top == e->end - e->first);
 }
-/* The tokens that a row behind a prompt reads, of the n_slots that it sees. */
+/* The tokens that a row behind a prompt reads, of the n_slots that it sees; with epsilon at most. */
 uint32_t retrieval_tokens_read(const retrieval_spec *spec, uint32_t n_prompt, uint32_t n_slots);
 /* The most blocks that a list has: of a row that selects, or of the last row that follows it. */
 uint32_t retrieval_most_blocks(const retrieval_spec *spec);

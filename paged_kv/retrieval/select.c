@@ -45,6 +45,7 @@ retrieval_extent retrieval_extent_of(const retrieval_spec *spec, uint32_t n_prom
     e.first = smaller(initial, full);
     e.end = full > local && full - local > e.first ? full - local : e.first;
     e.top = smaller(spec->top_blocks, e.end - e.first - retrieval_left_out(spec, n_prompt));
+    e.exam = spec->epsilon > 0;
     return e;
 }
 
@@ -58,6 +59,7 @@ uint32_t retrieval_tokens_read(const retrieval_spec *spec, uint32_t n_prompt, ui
 uint32_t retrieval_most_blocks(const retrieval_spec *spec)
 {
     uint32_t size = spec->block_tokens;
+    if (spec->epsilon > 0) return UINT32_MAX;
     uint64_t most = (uint64_t)ceil_div(spec->initial_tokens, size) +
                     ceil_div(spec->local_tokens, size) + spec->top_blocks + 1 +
                     ceil_div(spec->token_step - 1, size);

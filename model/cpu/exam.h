@@ -1,0 +1,36 @@
+/* Selections of retrieval that read as many blocks as their bound needs (private to model/;
+ * paged_kv/retrieval/certify.h), which takes the softmax sums of blocks. */
+#ifndef MODEL_CPU_EXAM_H
+#define MODEL_CPU_EXAM_H
+
+#include "model/cpu/forward.h"
+
+typedef struct exam exam;
+
+status exam_create(const forward_options *options, uint32_t q_heads, exam **out);
+void exam_destroy(exam *x);
+
+/* A row of a step in one layer, whose candidates have QUEST representatives. */
+typedef struct exam_row {
+    const forward_seq *seq;
+    uint32_t index; // of the sequence in the step
+    uint32_t layer;
+    uint32_t n_slots;  // that it sees
+    uint32_t together; // KV heads that share a selection
+    const float *q;    // [KV heads, q_heads, head_dim] after RoPE
+    /* [KV heads, q_heads][candidates] QUEST's scores of single query heads */
+    const float *const *bounds;
+    uint32_t *blocks; // receives the blocks of list i at i * stride
+    uint32_t stride;
+} exam_row;
+
+typedef struct exam_list {
+    uint32_t n;    // blocks
+    double missed; // a bound on the share of the mass that a query head misses
+} exam_list;
+
+status exam_run(exam *x, const exam_row *row);
+/* List i of the row. */
+exam_list exam_list_of(const exam *x, uint32_t i);
+
+#endif

@@ -1,0 +1,38 @@
+/* certify: a selection that reads as many blocks as its bound on the missed mass needs.
+ *
+ * What     Given for each candidate a bound on its keys' products with each query head (QUEST's
+ *          score), and on demand the softmax sums of single blocks, reads candidates in descending
+ *          order of bound until the share of the softmax mass that is not read is at most
+ *          spec->epsilon for every query head.
+ * Owner    everything is the caller's.
+ * Threads  pure functions, as far as `sums` is one.
+ * Units    sums are log2 of the sum over a block's slots of 2^(product * scale * log2(e)).
+ * Source   docs/retrieval.md, section 7. */
+#ifndef PAGED_KV_RETRIEVAL_CERTIFY_H
+#define PAGED_KV_RETRIEVAL_CERTIFY_H
+
+#include "paged_kv/retrieval/retrieval.h"
+
+typedef struct retrieval_exam {
+    uint32_t n_slots; // that the row sees, its own included
+    uint32_t n_prompt;
+    uint32_t n_heads; // query heads of the KV heads that share the selection
+    double scale;     // by which attention multiplies products
+    /* [n_heads][candidates of the extent] at least the greatest product of the head's query with a
+     * key of the block. */
+    const float *const *bounds;
+    uint32_t sure; // blocks from here on are read without an exam; n_blocks: none of the candidates
+    /* Sets out [n_heads] for the slots of a block that the row sees. */
+    void (*sums)(void *ctx, uint32_t block, double *out);
+    void *ctx;
+} retrieval_exam;
+
+/* Bytes of scratch, aligned to 8. */
+size_t retrieval_certify_bytes(uint32_t n_candidates, uint32_t n_heads);
+/* Sets blocks to those that the row reads, ascending, and returns their number. *missed is a bound
+ * on the share of the mass that any query head misses; it is above spec->epsilon only where
+ * spec->top_blocks candidates were read and are too few. */
+uint32_t retrieval_certify(const retrieval_spec *spec, const retrieval_exam *exam, void *scratch,
+                           uint32_t *blocks, double *missed);
+
+#endif
