@@ -64,13 +64,6 @@ static double round_up(double x)
 
 static double round_down(double x) { return -round_up(-x); }
 
-static double product(const dense *m, const float *q, const float *k)
-{
-    double sum = 0;
-    for (uint32_t d = 0; d < m->config.head_dim; d++) sum += (double)q[d] * (double)k[d];
-    return sum;
-}
-
 /* The attention that a KV head's slots have from the prompt's last 128 rows, kept for the pass. */
 typedef struct observed {
     bool known;
