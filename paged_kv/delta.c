@@ -39,6 +39,16 @@ void log_move(pkv *p, pkv_move move)
     p->counts.slots_moved += (uint64_t)move.n_slots * cells_in(&p->pool, move.grain);
 }
 
+size_t log_trim(pkv *p, uint32_t id, uint32_t table, uint32_t kept)
+{
+    log_word(p, DELTA_TRIM);
+    log_word(p, id);
+    log_word(p, table);
+    log_word(p, kept);
+    log_word(p, 0);
+    return p->log.n_words - 1;
+}
+
 /* `first` has bits over the pages before a first drop; clears the bit of each page that the
  * second drop, whose bits are over the pages left by the first, gives up. */
 static void merge_drop(uint32_t *first, uint32_t n_bits, const uint64_t *second)

@@ -143,6 +143,11 @@ struct pkv {
     pkv_counts counts; // PKV_COUNTERS; pkv_count fills the current values
 };
 
+static inline pkv_seq *seq_opened(const pkv *p, uint32_t id)
+{
+    assert(id < p->max_seqs && p->seqs[id].open);
+    return &p->seqs[id];
+}
 static inline uint32_t pages_for(const pkv *p, uint32_t tokens)
 {
     return tokens / p->geometry.page_tokens + (tokens % p->geometry.page_tokens != 0);

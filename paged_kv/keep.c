@@ -40,16 +40,6 @@ static void *scratch_room(pkv *p, size_t bytes)
 
 /* ---- pages replaced by copies ---------------------------------------------------------------- */
 
-size_t log_trim(pkv *p, uint32_t id, uint32_t table, uint32_t kept)
-{
-    log_word(p, DELTA_TRIM);
-    log_word(p, id);
-    log_word(p, table);
-    log_word(p, kept);
-    log_word(p, 0);
-    return p->log.n_words - 1;
-}
-
 static void log_replaced(pkv *p, size_t count_at, uint32_t index)
 {
     log_word(p, index);
