@@ -86,8 +86,8 @@ static void append_table(pkv *p, uint32_t id, uint32_t table, uint32_t n)
 
 status pkv_seq_append(pkv *p, uint32_t id, uint32_t n)
 {
-    pkv_seq *s = seq_opened(p, id);
     if (n == 0) return STATUS_IS_OK;
+    pkv_seq *s = seq_changing(p, id);
     assert(keeps_evenly(s));
     assert(n <= UINT32_MAX - p->geometry.page_tokens - s->length);
     append_needs needs = needs_of(p, s, n);
@@ -114,8 +114,7 @@ status pkv_seq_append(pkv *p, uint32_t id, uint32_t n)
     return STATUS_IS_OK;
 }
 
-/* Gives up the pages behind those that `kept` tokens take. */
-static void cut_table(pkv *p, uint32_t id, uint32_t table, uint32_t kept)
+void table_cut(pkv *p, uint32_t id, uint32_t table, uint32_t kept)
 {
     pkv_seq *s = &p->seqs[id];
     pkv_table *t = &s->tables[table];
@@ -125,6 +124,8 @@ static void cut_table(pkv *p, uint32_t id, uint32_t table, uint32_t kept)
     s->held -= (t->n_pages - left) * cells_of(p, s);
     while (t->n_pages > left) {
         uint32_t page = seq_pages(s, table)[--t->n_pages];
+        if (t->n_pages >= POOL_AHEAD)
+            pool_expect(p, s->grain, seq_pages(s, table)[t->n_pages - POOL_AHEAD]);
         p->checksum -= checksum_page(key, t->n_pages, page);
         pool_unref(p, s->grain, page);
     }
@@ -135,13 +136,13 @@ static void cut_table(pkv *p, uint32_t id, uint32_t table, uint32_t kept)
 
 status pkv_seq_cut(pkv *p, uint32_t id, uint32_t n)
 {
-    pkv_seq *s = seq_opened(p, id);
     if (n == 0) return STATUS_IS_OK;
+    pkv_seq *s = seq_changing(p, id);
     assert(n <= s->length && s->length - n >= s->published * p->geometry.page_tokens);
     RETURN_IF_ERROR(log_room(p, (size_t)s->groups * DELTA_TRIM_HEAD, 0, 0));
     for (uint32_t g = 0; g < s->groups; g++) {
         assert(n <= s->tables[g].kept);
-        cut_table(p, id, g, s->tables[g].kept - n);
+        table_cut(p, id, g, s->tables[g].kept - n);
     }
     s->length -= n;
     return STATUS_IS_OK;

@@ -49,6 +49,7 @@ status table_gather(pkv *p, uint32_t id, uint32_t table, const uint32_t *keep, u
 
     uint64_t key = checksum_key(id, table);
     for (uint32_t i = n_old; i-- > 0;) {
+        if (i >= POOL_AHEAD) pool_expect(p, s->grain, pages[i - POOL_AHEAD]);
         p->checksum -= checksum_page(key, i, pages[i]);
         pool_unref(p, s->grain, pages[i]);
     }
@@ -67,6 +68,6 @@ status table_gather(pkv *p, uint32_t id, uint32_t table, const uint32_t *keep, u
 
 status pkv_seq_compact(pkv *p, uint32_t id, uint32_t table, const uint32_t *keep, uint32_t n_keep)
 {
-    assert(id < p->max_seqs && p->seqs[id].open && table < p->seqs[id].groups);
+    assert(table < seq_changing(p, id)->groups);
     return table_gather(p, id, table, keep, n_keep, false);
 }

@@ -23,7 +23,11 @@
  *   COMPACT seq table kept pages[ceil(kept / P)] the table's kept tokens were gathered into fresh
  *                                                pages
  *   FORK    parent child capacity                child becomes a copy of parent
- *   SPLIT   seq grain                            every page of its tables gives way to its parts
+ *   SPLIT   seq grain                            every page of its tables, or every one that is
+ *                                                left, gives way to its parts
+ *   PART    seq grain n                          the next n pages of its tables, table by table, do
+ *                                                so, and some are left. The tables are as before
+ *                                                until SPLIT, which comes before any other change
  *   RETURN  seq grain capacity, then for each    a sequence comes back from the host tier; a page
  *           kept pages[ceil(kept / P)]           that is fresh has DELTA_FRESH added to it
  *   UNPARK  as RETURN                            a parked sequence comes back (the sequence was
@@ -54,6 +58,7 @@ typedef enum delta_op {
     DELTA_HOLD,
     DELTA_SPLIT,
     DELTA_UNPARK,
+    DELTA_PART,
 } delta_op;
 
 #define DELTA_FRESH UINT32_C(0x80000000) /* above every page number */
@@ -69,6 +74,7 @@ enum {
     DELTA_COMPACT_HEAD = 4,
     DELTA_RETURN_HEAD = 4, /* and of UNPARK */
     DELTA_SPLIT_WORDS = 3,
+    DELTA_PART_WORDS = 4,
 };
 
 static inline uint32_t delta_bit_words(uint32_t n) { return n / 32 + (n % 32 != 0); }

@@ -97,7 +97,7 @@ static void gather_table(pkv *p, uint32_t id, uint32_t table, gathering *left)
 static bool gather_seq(pkv *p, uint32_t id, gathering *left)
 {
     const pkv_seq *s = &p->seqs[id];
-    while (s->open && s->grain != PKV_ALL && p->gather_table < s->groups) {
+    while (s->open && !s->splitting && s->grain != PKV_ALL && p->gather_table < s->groups) {
         if (left->looks == 0 || left->moves == 0) return false;
         gather_table(p, id, p->gather_table, left);
     }

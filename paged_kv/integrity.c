@@ -34,6 +34,61 @@ static bool is_reserved(const pkv_tree *t, uint32_t node)
     return cell_layer(t, node) * t->n_heads + cell_head(t, node) < t->n_reserved;
 }
 
+/* A page of a table, and what a holder of it says. */
+static const char *check_page(const pkv *p, const pkv_seq *s, pkv_grain grain, uint32_t page,
+                              const holder *now, holder *holders)
+{
+    REQUIRE(page >= 1 && page < p->pool.n_cells, "a table holds no page");
+    uint32_t node = node_of(&p->pool, grain, page);
+    REQUIRE(page_of(&p->pool, node) == page, "a table holds a page that begins no run");
+    REQUIRE(grain != PKV_HEAD || cell_share(&p->pool, page) == table_share(&p->pool, now->table),
+            "a table holds a cell of another share");
+    REQUIRE(is_set(&p->pool, node) && p->pool.nodes[node].refs > 0,
+            "a table holds a page without references");
+    holder *h = &holders[node];
+    REQUIRE(h->refs == 0 ||
+                (h->table == now->table && h->fill == now->fill && h->first == now->first),
+            "the holders of a page disagree about it");
+    bool hashed = node_is_hashed(&p->pool, node), full = now->fill == p->geometry.page_tokens;
+    REQUIRE(!hashed || full, "a page that is being filled is hashed");
+    REQUIRE(!hashed || !s->sealed, "a page from before a flush is hashed");
+    REQUIRE(!node_is_shared(&p->pool, node) || full || s->forked,
+            "a page that is being filled is shared unnoticed");
+    holder with = *now;
+    with.refs = h->refs + 1;
+    with.parked += h->parked;
+    *h = with;
+    return NULL;
+}
+
+/* A page whose references its parts have, in a sequence that is being split. */
+static const char *check_split_page(const pkv *p, const pkv_seq *s, uint32_t table, uint32_t index,
+                                    const holder *now, holder *holders)
+{
+    const pkv_splitting *x = s->splitting;
+    uint32_t parts = x->groups / s->groups,
+             node = node_of(&p->pool, s->grain, seq_pages(s, table)[index]);
+    for (uint32_t g = table * parts; g < (table + 1) * parts; g++) {
+        uint32_t page = x->pages[(size_t)g * s->row + index];
+        uint32_t part =
+            node_inside(&p->pool, node, x->grain, layer_of(p, x->grain, g), g % p->pool.n_heads);
+        REQUIRE(part == node_of(&p->pool, x->grain, page), "a page is split into other parts");
+        REQUIRE(x->bases[(size_t)g * s->row + index] == seq_bases(s, table)[index],
+                "a part has another base than its page");
+        holder of_part = *now;
+        of_part.table = g;
+        const char *wrong = check_page(p, s, x->grain, page, &of_part, holders);
+        if (wrong) return wrong;
+    }
+    return NULL;
+}
+
+static bool is_split(const pkv_seq *s, uint32_t table, uint32_t index)
+{
+    const pkv_splitting *x = s->splitting;
+    return x && (table < x->table || (table == x->table && index < x->page));
+}
+
 /* Checks that no two slots share a position. `seen` has a 0 byte for each position, and is left
  * so. */
 static const char *check_positions(const pkv *p, const pkv_seq *s, uint32_t table, uint8_t *seen)
@@ -64,29 +119,14 @@ static const char *check_table(const pkv *p, const pkv_seq *s, uint32_t table, b
     REQUIRE(s->dropped || t->kept == s->length, "a whole sequence lacks tokens");
     REQUIRE(s->dropped || t->slot_pages == 0, "a whole sequence has compacted pages");
     for (uint32_t i = 0; i < t->n_pages; i++) {
-        uint32_t page = seq_pages(s, table)[i];
-        REQUIRE(page >= 1 && page < p->pool.n_cells, "a table holds no page");
-        uint32_t node = node_of(&p->pool, s->grain, page);
-        REQUIRE(page_of(&p->pool, node) == page, "a table holds a page that begins no run");
-        REQUIRE(s->grain != PKV_HEAD || cell_share(&p->pool, page) == table_share(&p->pool, table),
-                "a table holds a cell of another share");
-        const pkv_node *g = &p->pool.nodes[node];
-        REQUIRE(is_set(&p->pool, node) && g->refs > 0, "a table holds a page without references");
-        holder *h = &holders[node];
         holder now = {.table = table,
+                      .parked = parked,
                       .fill = t->kept - i * size < size ? t->kept - i * size : size,
                       .first = table_position(p, s, table, i * size)};
-        REQUIRE(h->refs == 0 ||
-                    (h->table == now.table && h->fill == now.fill && h->first == now.first),
-                "the holders of a page disagree about it");
-        bool hashed = node_is_hashed(&p->pool, node);
-        REQUIRE(!hashed || now.fill == size, "a page that is being filled is hashed");
-        REQUIRE(!hashed || !s->sealed, "a page from before a flush is hashed");
-        REQUIRE(!node_is_shared(&p->pool, node) || now.fill == size || s->forked,
-                "a page that is being filled is shared unnoticed");
-        now.refs = h->refs + 1;
-        now.parked = h->parked + parked;
-        *h = now;
+        const char *wrong = is_split(s, table, i)
+                                ? check_split_page(p, s, table, i, &now, holders)
+                                : check_page(p, s, s->grain, seq_pages(s, table)[i], &now, holders);
+        if (wrong) return wrong;
     }
     return NULL;
 }
@@ -126,7 +166,7 @@ static const char *check_seqs(const pkv *p, holder *holders)
         const char *wrong = check_seq(p, s, false, holders);
         if (wrong) return wrong;
         checksum += checksum_seq(id);
-        reserve += log_reserve_of(s->groups, s->row);
+        reserve += s->splitting ? splitting_reserve(s) : log_reserve_of(s->groups, s->row);
         for (uint32_t g = 0; g < s->groups; g++) {
             const pkv_table *t = &s->tables[g];
             drops +=

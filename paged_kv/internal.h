@@ -57,24 +57,36 @@ typedef struct pkv_table {
     size_t drop_at;
 } pkv_table;
 
+/* A sequence that goes over to a finer grain in portions. Its tables are as before until all pages
+ * are split; the parts of those before the next one have their references already. */
+typedef struct pkv_splitting {
+    pkv_grain grain;
+    uint32_t groups;
+    pkv_table *tables; // [groups], pages and bases: what takes the place of the sequence's own
+    uint32_t *pages, *bases;
+    uint32_t table, page; // of the sequence's tables: the next page to split
+    uint64_t checksum;    // terms of the pages of `tables`
+} pkv_splitting;
+
 typedef struct pkv_seq {
     bool open;
     pkv_grain grain;
-    uint32_t groups;     // tables of this grain
-    uint32_t cap_tables; // records of tables; more than groups after a finer sequence
-    size_t cap_list;     // capacity of `pages` and of `bases`
-    bool dropped;        // dropped or compacted: publishes nothing more
-    bool sealed;         // the cache was flushed since it was opened: publishes nothing more
-    bool contiguous;     // keys are rotated to their slots as positions
-    bool unshared;       // its pages hold running sums: takes no block from the cache
-    uint32_t length;     // logical
-    uint32_t held;       // cells over all tables
-    uint32_t row;        // capacity of each list
-    uint32_t *pages;     // [groups, row]
-    uint32_t *bases;     // [groups, row] logical index of each page's first token
-    pkv_table *tables;   // [groups]
-    uint64_t weight;     // weight of its tables' lengths in the checksum
-    bool forked;         // forked since its last append: filling pages may be shared
+    uint32_t groups;          // tables of this grain
+    uint32_t cap_tables;      // records of tables; more than groups after a finer sequence
+    size_t cap_list;          // capacity of `pages` and of `bases`
+    bool dropped;             // dropped or compacted: publishes nothing more
+    bool sealed;              // the cache was flushed since it was opened: publishes nothing more
+    bool contiguous;          // keys are rotated to their slots as positions
+    bool unshared;            // its pages hold running sums: takes no block from the cache
+    uint32_t length;          // logical
+    uint32_t held;            // cells over all tables
+    uint32_t row;             // capacity of each list
+    uint32_t *pages;          // [groups, row]
+    uint32_t *bases;          // [groups, row] logical index of each page's first token
+    pkv_table *tables;        // [groups]
+    uint64_t weight;          // weight of its tables' lengths in the checksum
+    pkv_splitting *splitting; // NULL = none of its pages is split
+    bool forked;              // forked since its last append: filling pages may be shared
     uint64_t salt;
     bool hidden;        // events omit the tokens of its blocks
     uint32_t published; // published blocks
@@ -146,6 +158,12 @@ struct pkv {
 static inline pkv_seq *seq_opened(const pkv *p, uint32_t id)
 {
     assert(id < p->max_seqs && p->seqs[id].open);
+    return &p->seqs[id];
+}
+/* An open sequence whose tables are about to change, which they may not while they are split. */
+static inline pkv_seq *seq_changing(const pkv *p, uint32_t id)
+{
+    assert(!seq_opened(p, id)->splitting);
     return &p->seqs[id];
 }
 static inline uint32_t pages_for(const pkv *p, uint32_t tokens)
@@ -247,6 +265,21 @@ static inline void pool_unref(pkv *p, pkv_grain grain, uint32_t page)
 {
     tier_unref(p, &p->pool, node_of(&p->pool, grain, page), false);
 }
+/* Fetches what pool_unref of a page changes: the pages of a long table lie far apart. Always inline,
+ * because GCC drops calls of a function that only fetches. */
+__attribute__((always_inline)) static inline void pool_expect(const pkv *p, pkv_grain grain,
+                                                              uint32_t page)
+{
+    const pkv_tree *t = &p->pool;
+    uint32_t node = node_of(t, grain, page);
+    __builtin_prefetch(&t->nodes[node].refs, 1);
+    __builtin_prefetch(&t->nodes[node].watched, 1); /* perhaps in the next cache line */
+    if (node < t->n_cells) node = node_above(t, node);
+    __builtin_prefetch(run_at(t, node), 1);
+    if (node >= tree_whole_at(t)) return;
+    __builtin_prefetch(&t->links[t->n_whole + (size_t)(node - t->n_cells) * t->n_shares], 1);
+}
+enum { POOL_AHEAD = 12 }; // pages that are fetched ahead
 /* Makes a reference a parked sequence's, and an open sequence's again. */
 void pool_park(pkv *p, pkv_grain grain, uint32_t page);
 void pool_unpark(pkv *p, pkv_grain grain, uint32_t page);
@@ -333,12 +366,20 @@ void table_copy_slots(const pkv *p, pkv_table *to, const pkv_table *from);
  * free slots, which later tokens fill. */
 status table_reserve_slots(pkv *p, pkv_table *t, uint32_t slot_pages);
 void table_set_kept(pkv *p, uint32_t seq, uint32_t table, uint32_t kept);
+/* Gives up the pages behind those that `kept` tokens take; the log has room for a TRIM. */
+void table_cut(pkv *p, uint32_t seq, uint32_t table, uint32_t kept);
 /* The logical index of a slot. */
 uint32_t table_position(const pkv *p, const pkv_seq *s, uint32_t table, uint32_t slot);
 
 /* ---- split.c ---- */
-/* Replaces the tables by those of a finer grain, on the same cells of that tier. */
+/* Replaces the tables of a record by those of a finer grain, on the same cells of that tier. */
 status seq_split(pkv *p, pkv_tree *tier, pkv_seq *s, pkv_grain grain, bool parked);
+/* Splits what is left of a sequence that is being split; cannot fail. */
+void seq_finish_split(pkv *p, uint32_t seq);
+void splitting_free(pkv *p, pkv_seq *s);
+/* Words that the log reserves for an open sequence that is being split: of its coming tables, and
+ * for the end of the split. */
+size_t splitting_reserve(const pkv_seq *s);
 /* The coarsest grain, from `grain` on, of which the tier can give that many cells. */
 pkv_grain tier_grain(const pkv *p, const pkv_tree *tier, pkv_grain grain, uint64_t cells);
 

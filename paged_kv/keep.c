@@ -93,8 +93,7 @@ static uint32_t count_common(const pkv *p, const pkv_seq *s, uint64_t *cells)
 
 status pkv_seq_unshare(pkv *p, uint32_t id)
 {
-    assert(id < p->max_seqs && p->seqs[id].open);
-    pkv_seq *s = &p->seqs[id];
+    pkv_seq *s = seq_changing(p, id);
     uint64_t cells;
     uint32_t n = count_common(p, s, &cells);
     if (cells > pkv_available(p)) return status_make(STATUS_NO_PAGES, NULL);
@@ -260,12 +259,13 @@ static status gather_slots(pkv *p, uint32_t id, uint32_t table, const uint64_t *
 
 status pkv_seq_keep(pkv *p, uint32_t id, uint32_t table, const uint64_t *keep, bool contiguous)
 {
-    assert(id < p->max_seqs && p->seqs[id].open && table < p->seqs[id].groups);
-    const pkv_table *t = &p->seqs[id].tables[table];
+    const pkv_seq *s = seq_changing(p, id);
+    assert(table < s->groups);
+    const pkv_table *t = &s->tables[table];
     uint32_t size = p->geometry.page_tokens, left = count_bits(keep, t->kept);
     uint32_t given_up = t->kept - left;
     if (given_up == 0) return STATUS_IS_OK;
-    assert(contiguous == p->seqs[id].contiguous || !p->seqs[id].dropped);
+    assert(contiguous == s->contiguous || !s->dropped);
     if (contiguous) return gather_slots(p, id, table, keep, left, true);
     /* Dropping whole pages gives up a multiple of the page, except for a last page that is not
      * full. */

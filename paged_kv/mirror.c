@@ -30,6 +30,7 @@ void pkv_mirror_destroy(pkv_mirror *m)
 {
     if (!m) return;
     for (uint32_t i = 0; m->seqs && i < m->max_seqs; i++) {
+        mirror_splitting_free(m, &m->seqs[i]);
         alloc_free(&m->alloc, m->seqs[i].pages);
         alloc_free(&m->alloc, m->seqs[i].tables);
     }

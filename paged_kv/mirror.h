@@ -1,4 +1,4 @@
-/* The state of a mirror, private to mirror.c and mirror_apply.c. */
+/* The state of a mirror, private to its files. */
 #ifndef PAGED_KV_MIRROR_H
 #define PAGED_KV_MIRROR_H
 
@@ -12,14 +12,23 @@ typedef struct mirror_table {
 typedef struct mirror_seq {
     bool open;
     pkv_grain grain;
-    uint32_t groups;      // tables of this grain
-    uint32_t row;         // capacity of each list
-    size_t cap_list;      // capacity of `pages`
-    uint32_t cap_tables;  // capacity of `tables`
-    uint32_t *pages;      // [groups, row]
-    mirror_table *tables; // [groups]
-    uint64_t weight;      // weight of its tables' lengths in the checksum
+    uint32_t groups;                    // tables of this grain
+    uint32_t row;                       // capacity of each list
+    size_t cap_list;                    // capacity of `pages`
+    uint32_t cap_tables;                // capacity of `tables`
+    uint32_t *pages;                    // [groups, row]
+    mirror_table *tables;               // [groups]
+    uint64_t weight;                    // weight of its tables' lengths in the checksum
+    struct mirror_splitting *splitting; // NULL = none of its pages is split
 } mirror_seq;
+
+/* A sequence that goes over to a finer grain in portions. Its tables are as before until all pages
+ * are split; the parts of those before the next one have their references already. */
+typedef struct mirror_splitting {
+    mirror_seq to;
+    uint32_t table, page; // of the sequence's tables: the next page to split
+    uint64_t checksum;    // terms of the pages of `to`
+} mirror_splitting;
 
 typedef struct page_state {
     uint32_t refs;             // references in tables; a fresh page has none
@@ -38,5 +47,34 @@ struct pkv_mirror {
     page_state *pool; // by node
     uint64_t checksum;
 };
+
+static inline uint32_t *mirror_list(const mirror_seq *s, uint32_t table)
+{
+    return s->pages + (size_t)table * s->row;
+}
+static inline uint64_t mirror_key(const pkv_mirror *m, const mirror_seq *s, uint32_t table)
+{
+    return checksum_key((uint32_t)(s - m->seqs), table);
+}
+/* Counts one reference of a page more, or one less (`sign` -1). */
+static inline void mirror_count_ref(pkv_mirror *m, uint32_t node, uint32_t sign)
+{
+    m->pool[node].refs += sign;
+    while (node < tree_whole_at(&m->tier)) {
+        node = node_above(&m->tier, node);
+        m->pool[node].below += sign;
+    }
+}
+/* Gives a closed sequence the tables of a grain. */
+status mirror_shape(pkv_mirror *m, mirror_seq *s, pkv_grain grain);
+/* Makes every list hold at least `row` pages. A list never needs more than the pool has. */
+status mirror_reserve(pkv_mirror *m, mirror_seq *s, uint32_t row);
+
+/* ---- mirror_split.c ---- */
+/* SPLIT to a finer grain than the sequence has, or than it is being split to. */
+status mirror_split(pkv_mirror *m, mirror_seq *s, pkv_grain grain);
+/* PART to a finer grain, the same one each time. */
+status mirror_split_some(pkv_mirror *m, mirror_seq *s, pkv_grain grain, uint32_t n);
+void mirror_splitting_free(pkv_mirror *m, mirror_seq *s);
 
 #endif

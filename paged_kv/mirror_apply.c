@@ -24,11 +24,6 @@ static uint32_t pages_needed(const pkv_mirror *m, const mirror_table *t, uint32_
     return n > room ? pages_for(m, n - room) : 0;
 }
 
-static uint32_t *list_of(const mirror_seq *s, uint32_t table)
-{
-    return s->pages + (size_t)table * s->row;
-}
-
 static bool take_fields(reader *r, uint32_t *fields, size_t n)
 {
     if ((size_t)(r->end - r->next) < n) return false;
@@ -62,8 +57,7 @@ static bool is_fresh(const pkv_mirror *m, const mirror_seq *s, uint32_t table, u
     return m->pool[node].refs == 0;
 }
 
-/* Makes every list hold at least `row` pages. A list never needs more than the pool has. */
-static status reserve_lists(pkv_mirror *m, mirror_seq *s, uint32_t row)
+status mirror_reserve(pkv_mirror *m, mirror_seq *s, uint32_t row)
 {
     if (row >= m->tier.n_cells) row = m->tier.n_cells - 1;
     uint32_t half_more = s->open ? s->row + s->row / 2 : 0;
@@ -78,7 +72,7 @@ static status reserve_lists(pkv_mirror *m, mirror_seq *s, uint32_t row)
     uint32_t *pages = alloc_resize(&m->alloc, NULL, n, sizeof *pages);
     if (!pages) return status_make(STATUS_NO_MEMORY, NULL);
     for (uint32_t g = 0; s->open && g < s->groups; g++) {
-        memcpy(pages + (size_t)g * row, list_of(s, g), s->tables[g].n_pages * sizeof *pages);
+        memcpy(pages + (size_t)g * row, mirror_list(s, g), s->tables[g].n_pages * sizeof *pages);
     }
     alloc_free(&m->alloc, s->pages);
     s->pages = pages;
@@ -87,8 +81,7 @@ static status reserve_lists(pkv_mirror *m, mirror_seq *s, uint32_t row)
     return STATUS_IS_OK;
 }
 
-/* Gives a closed sequence the tables of a grain. */
-static status shape_seq(pkv_mirror *m, mirror_seq *s, pkv_grain grain)
+status mirror_shape(pkv_mirror *m, mirror_seq *s, pkv_grain grain)
 {
     const pkv_geometry at = pkv_geometry_at(&m->geometry, grain);
     uint32_t groups = pkv_groups(&at);
@@ -103,14 +96,9 @@ static status shape_seq(pkv_mirror *m, mirror_seq *s, pkv_grain grain)
     return STATUS_IS_OK;
 }
 
-static uint64_t key_of(const pkv_mirror *m, const mirror_seq *s, uint32_t table)
-{
-    return checksum_key((uint32_t)(s - m->seqs), table);
-}
-
 static void set_kept(pkv_mirror *m, mirror_seq *s, uint32_t table, uint32_t kept)
 {
-    uint64_t key = key_of(m, s, table);
+    uint64_t key = mirror_key(m, s, table);
     m->checksum += checksum_kept(key, kept) - checksum_kept(key, s->tables[table].kept);
     s->tables[table].kept = kept;
 }
@@ -121,23 +109,13 @@ static uint32_t first_group(const pkv_mirror *m, const mirror_seq *s, uint32_t t
     return s->grain == PKV_LAYER ? table * m->tier.n_heads : table;
 }
 
-/* Counts one reference of a page more, or one less (`sign` -1). */
-static void count_ref(pkv_mirror *m, uint32_t node, uint32_t sign)
-{
-    m->pool[node].refs += sign;
-    while (node < tree_whole_at(&m->tier)) {
-        node = node_above(&m->tier, node);
-        m->pool[node].below += sign;
-    }
-}
-
 static void put_page(pkv_mirror *m, mirror_seq *s, uint32_t table, uint32_t index, uint32_t page)
 {
-    list_of(s, table)[index] = page;
+    mirror_list(s, table)[index] = page;
     uint32_t node = node_of(&m->tier, s->grain, page);
-    count_ref(m, node, 1);
+    mirror_count_ref(m, node, 1);
     m->pool[node].group = first_group(m, s, table);
-    m->checksum += checksum_page(key_of(m, s, table), index, page);
+    m->checksum += checksum_page(mirror_key(m, s, table), index, page);
 }
 
 /* No part of the node is parked any more. */
@@ -168,9 +146,9 @@ static void put_fresh(pkv_mirror *m, mirror_seq *s, uint32_t table, uint32_t ind
 
 static void clear_page(pkv_mirror *m, mirror_seq *s, uint32_t table, uint32_t index)
 {
-    uint32_t page = list_of(s, table)[index];
-    count_ref(m, node_of(&m->tier, s->grain, page), (uint32_t)-1);
-    m->checksum -= checksum_page(key_of(m, s, table), index, page);
+    uint32_t page = mirror_list(s, table)[index];
+    mirror_count_ref(m, node_of(&m->tier, s->grain, page), (uint32_t)-1);
+    m->checksum -= checksum_page(mirror_key(m, s, table), index, page);
 }
 
 static void enter_open(pkv_mirror *m, mirror_seq *s)
@@ -180,7 +158,7 @@ static void enter_open(pkv_mirror *m, mirror_seq *s)
     s->weight = 0;
     for (uint32_t g = 0; g < s->groups; g++) {
         s->tables[g] = (mirror_table){0};
-        s->weight += checksum_weight(key_of(m, s, g));
+        s->weight += checksum_weight(mirror_key(m, s, g));
     }
 }
 
@@ -201,14 +179,14 @@ static status apply_open(pkv_mirror *m, reader *r)
     if (f[3] >= m->tier.n_whole || f[3] > UINT32_MAX / m->page_tokens)
         return corrupt("delta log: OPEN holds too many pages");
     mirror_seq *s = &m->seqs[f[0]];
-    RETURN_IF_ERROR(shape_seq(m, s, (pkv_grain)f[1]));
+    RETURN_IF_ERROR(mirror_shape(m, s, (pkv_grain)f[1]));
     size_t n = (size_t)f[3] * s->groups;
     if ((size_t)(r->end - r->next) < n) return corrupt("delta log: OPEN is cut off");
     for (size_t i = 0; i < n; i++) {
         if (!is_page(m, s, (uint32_t)(i / f[3]), r->next[i]))
             return corrupt("delta log: OPEN has no such page");
     }
-    RETURN_IF_ERROR(reserve_lists(m, s, f[2] > f[3] ? f[2] : f[3] > 0 ? f[3] : 1));
+    RETURN_IF_ERROR(mirror_reserve(m, s, f[2] > f[3] ? f[2] : f[3] > 0 ? f[3] : 1));
     enter_open(m, s);
     for (uint32_t g = 0; g < s->groups; g++) {
         for (uint32_t i = 0; i < f[3]; i++) put_page(m, s, g, i, *r->next++);
@@ -226,7 +204,7 @@ static status apply_close(pkv_mirror *m, reader *r)
     if (!s) return corrupt("delta log: CLOSE of a closed sequence");
     for (uint32_t g = 0; g < s->groups; g++) {
         for (uint32_t i = 0; i < s->tables[g].n_pages; i++) clear_page(m, s, g, i);
-        m->checksum -= checksum_kept(key_of(m, s, g), s->tables[g].kept);
+        m->checksum -= checksum_kept(mirror_key(m, s, g), s->tables[g].kept);
     }
     m->checksum -= checksum_seq(seq);
     s->open = false;
@@ -241,7 +219,7 @@ static void mark_parked(const pkv_mirror *m, const mirror_seq *s)
 {
     for (uint32_t g = 0; g < s->groups; g++) {
         for (uint32_t i = 0; i < s->tables[g].n_pages; i++) {
-            uint32_t node = node_of(&m->tier, s->grain, list_of(s, g)[i]);
+            uint32_t node = node_of(&m->tier, s->grain, mirror_list(s, g)[i]);
             m->pool[node].parked++;
             while (node < tree_whole_at(&m->tier)) {
                 node = node_above(&m->tier, node);
@@ -288,7 +266,7 @@ static status apply_append(pkv_mirror *m, reader *r)
     }
     if (fresh != f[2]) return corrupt("delta log: APPEND with a wrong number of pages");
     if (longest >= m->tier.n_cells) return corrupt("delta log: APPEND past the pool");
-    RETURN_IF_ERROR(reserve_lists(m, s, longest));
+    RETURN_IF_ERROR(mirror_reserve(m, s, longest));
     for (uint32_t g = 0; g < s->groups; g++) {
         mirror_table *t = &s->tables[g];
         for (uint32_t more = pages_needed(m, t, f[1]); more > 0; more--) {
@@ -364,7 +342,7 @@ static status apply_drop(pkv_mirror *m, reader *r)
     /* A last page that is not full takes fewer tokens with it. */
     uint32_t unfilled = n * m->page_tokens - t->kept;
     if (n == 0 || keep[(n - 1) / 32] >> (n - 1) % 32 & 1) unfilled = 0;
-    uint32_t *pages = list_of(s, f[1]);
+    uint32_t *pages = mirror_list(s, f[1]);
     for (uint32_t i = 0; i < n; i++) {
         uint32_t page = pages[i];
         clear_page(m, s, f[1], i);
@@ -414,13 +392,13 @@ static status apply_fork(pkv_mirror *m, reader *r)
     for (uint32_t g = 0; g < parent->groups; g++) {
         if (parent->tables[g].n_pages > row) row = parent->tables[g].n_pages;
     }
-    RETURN_IF_ERROR(shape_seq(m, child, parent->grain));
-    RETURN_IF_ERROR(reserve_lists(m, child, row));
+    RETURN_IF_ERROR(mirror_shape(m, child, parent->grain));
+    RETURN_IF_ERROR(mirror_reserve(m, child, row));
     enter_open(m, child);
     for (uint32_t g = 0; g < child->groups; g++) {
         const mirror_table *from = &parent->tables[g];
         for (uint32_t i = 0; i < from->n_pages; i++)
-            put_page(m, child, g, i, list_of(parent, g)[i]);
+            put_page(m, child, g, i, mirror_list(parent, g)[i]);
         child->tables[g].n_pages = from->n_pages;
         set_kept(m, child, g, from->kept);
     }
@@ -465,9 +443,9 @@ static status apply_return(pkv_mirror *m, reader *r, bool parked)
         return corrupt("delta log: RETURN of an open sequence");
     if (!is_grain(m, f[1])) return corrupt("delta log: RETURN at no grain");
     mirror_seq *s = &m->seqs[f[0]];
-    RETURN_IF_ERROR(shape_seq(m, s, (pkv_grain)f[1]));
+    RETURN_IF_ERROR(mirror_shape(m, s, (pkv_grain)f[1]));
     RETURN_IF_ERROR(check_returned(m, s, r, &row));
-    RETURN_IF_ERROR(reserve_lists(m, s, f[2] > row ? f[2] : row));
+    RETURN_IF_ERROR(mirror_reserve(m, s, f[2] > row ? f[2] : row));
     enter_open(m, s);
     for (uint32_t g = 0; g < s->groups; g++) {
         uint32_t kept = *r->next++, n = pages_for(m, kept);
@@ -484,98 +462,47 @@ static status apply_return(pkv_mirror *m, reader *r, bool parked)
     return STATUS_IS_OK;
 }
 
-/* The part of the checksum that is of the sequence's tables. */
-static uint64_t checksum_tables(const pkv_mirror *m, const mirror_seq *s)
+/* The fields of SPLIT and PART: a sequence, and a grain that it can go over to. */
+static mirror_seq *seq_to_split(pkv_mirror *m, const uint32_t f[2])
 {
-    uint64_t sum = 0;
-    for (uint32_t g = 0; g < s->groups; g++) {
-        uint64_t key = key_of(m, s, g);
-        sum += checksum_kept(key, s->tables[g].kept);
-        for (uint32_t i = 0; i < s->tables[g].n_pages; i++)
-            sum += checksum_page(key, i, list_of(s, g)[i]);
-    }
-    return sum;
-}
-
-/* Counts a reference to each cell of a layer run, which are of the KV groups from `group` on. */
-static void count_cells(pkv_mirror *m, uint32_t layer, uint32_t group)
-{
-    uint32_t n = m->tier.n_heads;
-    m->pool[layer].below += n;
-    for (uint32_t h = 0; h < n; h++) {
-        page_state *cell = &m->pool[node_part(&m->tier, layer, h)];
-        cell->refs++;
-        cell->group = group + h;
-    }
-}
-
-/* The parts of a table's pages take over their references. Layer by layer, because the records of
- * one layer's runs lie together. */
-static void split_refs(pkv_mirror *m, const mirror_seq *s, uint32_t table, pkv_grain grain)
-{
-    const pkv_tree *tier = &m->tier;
-    const uint32_t *pages = list_of(s, table);
-    uint32_t n = s->tables[table].n_pages, n_layers = s->grain == PKV_ALL ? tier->n_layers : 1;
-    uint32_t parts = grain == PKV_HEAD ? n_layers * tier->n_heads : n_layers;
-    for (uint32_t i = 0; i < n; i++) {
-        uint32_t run = node_of(tier, s->grain, pages[i]);
-        count_ref(m, run, (uint32_t)-1);
-        m->pool[run < tree_whole_at(tier) ? node_above(tier, run) : run].below += parts;
-    }
-    for (uint32_t l = 0; l < n_layers; l++) {
-        for (uint32_t i = 0; i < n; i++) {
-            uint32_t run = node_of(tier, s->grain, pages[i]);
-            uint32_t layer = s->grain == PKV_ALL ? node_part(tier, run, l) : run;
-            uint32_t group = (s->grain == PKV_ALL ? l : table) * tier->n_heads;
-            if (grain == PKV_HEAD) {
-                count_cells(m, layer, group);
-            } else {
-                m->pool[layer].refs++;
-                m->pool[layer].group = group;
-            }
-        }
-    }
+    mirror_seq *s = open_seq(m, f[0]);
+    bool ok = s && is_grain(m, f[1]) && f[1] > s->grain;
+    return ok && (!s->splitting || f[1] >= s->splitting->to.grain) ? s : NULL;
 }
 
 static status apply_split(pkv_mirror *m, reader *r)
 {
     uint32_t f[2]; // seq, grain
     if (!take_fields(r, f, 2)) return corrupt("delta log: SPLIT is cut off");
-    mirror_seq *s = open_seq(m, f[0]);
-    if (!s || !is_grain(m, f[1]) || f[1] <= s->grain)
-        return corrupt("delta log: SPLIT to no finer grain");
-    mirror_seq finer = {0}, old = *s;
-    status st = shape_seq(m, &finer, (pkv_grain)f[1]);
-    if (status_ok(st)) st = reserve_lists(m, &finer, s->row);
-    if (!status_ok(st)) {
-        alloc_free(&m->alloc, finer.tables);
-        return st;
-    }
-    uint32_t parts = finer.groups / s->groups;
-    for (uint32_t g = 0; g < finer.groups; g++) {
-        uint32_t layer = finer.grain == PKV_HEAD ? g / m->tier.n_heads : g;
-        const mirror_table *from = &s->tables[g / parts];
-        uint32_t offset = tree_inside(&m->tier, s->grain, finer.grain, layer, g % m->tier.n_heads);
-        for (uint32_t i = 0; i < from->n_pages; i++)
-            list_of(&finer, g)[i] = list_of(s, g / parts)[i] + offset;
-        finer.tables[g] = *from;
-    }
-    m->checksum -= checksum_tables(m, s);
-    for (uint32_t g = 0; g < s->groups; g++) split_refs(m, s, g, finer.grain);
-    *s = finer;
-    s->open = true;
-    for (uint32_t g = 0; g < s->groups; g++) s->weight += checksum_weight(key_of(m, s, g));
-    m->checksum += checksum_tables(m, s);
-    alloc_free(&m->alloc, old.pages);
-    alloc_free(&m->alloc, old.tables);
-    return STATUS_IS_OK;
+    mirror_seq *s = seq_to_split(m, f);
+    return s ? mirror_split(m, s, (pkv_grain)f[1]) : corrupt("delta log: SPLIT to no finer grain");
+}
+
+static status apply_part(pkv_mirror *m, reader *r)
+{
+    uint32_t f[3]; // seq, grain, n
+    if (!take_fields(r, f, 3)) return corrupt("delta log: PART is cut off");
+    mirror_seq *s = seq_to_split(m, f);
+    if (!s || (s->splitting && f[1] != s->splitting->to.grain))
+        return corrupt("delta log: PART to no finer grain");
+    return mirror_split_some(m, s, (pkv_grain)f[1], f[2]);
+}
+
+/* Whether the first field of an operation is a sequence that is being split. */
+static bool is_being_split(const pkv_mirror *m, const reader *r)
+{
+    const mirror_seq *s = r->next < r->end ? open_seq(m, *r->next) : NULL;
+    return s && s->splitting;
 }
 
 status pkv_mirror_apply(pkv_mirror *m, const uint32_t *words, size_t n_words)
 {
     reader r = {words, words + n_words};
     while (r.next < r.end) {
-        switch (*r.next++) {
+        uint32_t op = *r.next++;
+        if (op != DELTA_SPLIT && op != DELTA_PART && is_being_split(m, &r))
+            return corrupt("delta log: a change of a sequence that is being split");
+        switch (op) {
         case DELTA_OPEN: RETURN_IF_ERROR(apply_open(m, &r)); break;
         case DELTA_CLOSE: RETURN_IF_ERROR(apply_close(m, &r)); break;
         case DELTA_PARK: RETURN_IF_ERROR(apply_park(m, &r)); break;
@@ -587,6 +514,7 @@ status pkv_mirror_apply(pkv_mirror *m, const uint32_t *words, size_t n_words)
         case DELTA_COMPACT: RETURN_IF_ERROR(apply_compact(m, &r)); break;
         case DELTA_FORK: RETURN_IF_ERROR(apply_fork(m, &r)); break;
         case DELTA_SPLIT: RETURN_IF_ERROR(apply_split(m, &r)); break;
+        case DELTA_PART: RETURN_IF_ERROR(apply_part(m, &r)); break;
         case DELTA_RETURN: RETURN_IF_ERROR(apply_return(m, &r, false)); break;
         case DELTA_UNPARK: RETURN_IF_ERROR(apply_return(m, &r, true)); break;
         default: return corrupt("delta log: unknown operation");

@@ -210,6 +210,11 @@ status pkv_seq_open(pkv *p, uint32_t seq, pkv_grain grain, const uint32_t *token
  * runs of that grain; tables that are as fine already stay. The cells stay where they are, so
  * nothing is copied. STATUS_NO_MEMORY changes nothing. */
 status pkv_seq_split(pkv *p, uint32_t seq, pkv_grain grain, uint32_t fresh);
+/* As pkv_seq_split to that grain, in portions: each call splits at most *pages (at least 1) more
+ * pages of the tables, and *pages says how many those were. Until all are split, when the sequence
+ * is of the grain, it reads as before, and of all changes it may only be split further, by either
+ * function, or closed, which first splits the rest. STATUS_NO_MEMORY changes nothing. */
+status pkv_seq_split_some(pkv *p, uint32_t seq, pkv_grain grain, uint32_t *pages);
 pkv_grain pkv_seq_grain(const pkv *p, uint32_t seq);
 /* The geometry whose groups are the sequence's tables, until it is split. */
 const pkv_geometry *pkv_seq_geometry(const pkv *p, uint32_t seq);
@@ -263,6 +268,10 @@ status pkv_seq_fork(pkv *p, uint32_t parent, uint32_t child, uint32_t expect_tok
  * positions are as before. K and V of all tokens must have been computed in earlier steps.
  * STATUS_NO_MEMORY changes nothing. */
 status pkv_gather(pkv *p);
+/* Gives up whole tables of a sequence that will only be closed: of at most `most` pages together,
+ * though at least one table, unless all have at most that many. True once those that are left have
+ * at most that many, so that closing it costs no more; also when memory is out. */
+bool pkv_seq_shed(pkv *p, uint32_t seq, uint32_t most);
 /* Closes a sequence: gives up every reference, the last blocks first, so that a block is reclaimed
  * before its parent. */
 void pkv_seq_close(pkv *p, uint32_t seq);

@@ -51,8 +51,7 @@ static void each_page(pkv *p, const pkv_seq *s,
 
 status pkv_seq_park(pkv *p, uint32_t id, uint32_t *parked)
 {
-    assert(id < p->max_seqs && p->seqs[id].open);
-    const pkv_seq *s = &p->seqs[id];
+    const pkv_seq *s = seq_changing(p, id);
     uint32_t number = record_for(p, s);
     if (number == 0) return status_make(STATUS_NO_MEMORY, NULL);
     copy_to_record(p, number, s);
@@ -64,8 +63,7 @@ status pkv_seq_park(pkv *p, uint32_t id, uint32_t *parked)
 
 status pkv_seq_fork_parked(pkv *p, uint32_t id, uint32_t *parked)
 {
-    assert(id < p->max_seqs && p->seqs[id].open);
-    pkv_seq *s = &p->seqs[id];
+    pkv_seq *s = seq_changing(p, id);
     uint32_t number = record_for(p, s);
     if (number == 0) return status_make(STATUS_NO_MEMORY, NULL);
     RETURN_IF_ERROR(log_room(p, DELTA_CLOSE_WORDS, 0, 0));

@@ -148,8 +148,8 @@ void pkv_seq_hide(pkv *p, uint32_t seq) { p->seqs[seq].hidden = true; }
 
 void pkv_seq_publish(pkv *p, uint32_t seq_id, const uint32_t *tokens, uint32_t n)
 {
-    pkv_seq *s = &p->seqs[seq_id];
-    assert(s->open && n <= s->length);
+    pkv_seq *s = seq_changing(p, seq_id);
+    assert(n <= s->length);
     if (!p->prefix_cache || s->dropped || s->sealed) return;
     uint32_t size = p->geometry.page_tokens, n_full = n / size;
     if (n_full <= s->published) return;

@@ -97,8 +97,7 @@ static void copy_out(pkv *p, pkv_seq *to, const pkv_seq *from, uint32_t table)
 
 status pkv_seq_swap_out(pkv *p, uint32_t id, uint32_t *swap)
 {
-    assert(id < p->max_seqs && p->seqs[id].open);
-    const pkv_seq *s = &p->seqs[id];
+    const pkv_seq *s = seq_changing(p, id);
     if (s->held == 0 || seq_held_evenly(p, s) > tree_without(&p->host, COVER_USED)) {
         return status_make(STATUS_NO_PAGES, NULL);
     }
@@ -323,8 +322,7 @@ uint32_t pkv_swap_length(const pkv *p, uint32_t swap) { return swapped(p, swap)-
 
 uint32_t pkv_seq_shared_tokens(const pkv *p, uint32_t id)
 {
-    assert(id < p->max_seqs && p->seqs[id].open);
-    const pkv_seq *s = &p->seqs[id];
+    const pkv_seq *s = seq_opened(p, id);
     uint32_t n = s->dropped ? 0 : s->length / p->geometry.page_tokens;
     for (uint32_t g = 0; g < s->groups; g++) {
         uint32_t i = 0;

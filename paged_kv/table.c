@@ -110,6 +110,7 @@ void seq_copy_state(pkv_seq *to, const pkv_seq *from)
 
 void seq_free_lists(pkv *p, pkv_seq *s)
 {
+    splitting_free(p, s);
     for (uint32_t g = 0; g < s->cap_tables; g++) {
         alloc_free(&p->alloc, s->tables[g].slots);
     }
@@ -277,7 +278,7 @@ static uint32_t drop_slots(const pkv *p, pkv_table *t, const uint64_t *keep)
 
 void pkv_seq_drop(pkv *p, uint32_t id, uint32_t table, const uint64_t *keep)
 {
-    pkv_seq *s = seq_opened(p, id);
+    pkv_seq *s = seq_changing(p, id);
     assert(table < s->groups);
     pkv_table *t = &s->tables[table];
     uint32_t *pages = seq_pages(s, table), *bases = seq_bases(s, table);
@@ -290,6 +291,7 @@ void pkv_seq_drop(pkv *p, uint32_t id, uint32_t table, const uint64_t *keep)
     uint64_t key = checksum_key(id, table);
     /* The last pages first, so that they are reclaimed before the blocks of earlier pages. */
     for (uint32_t i = n; i-- > 0;) {
+        if (i >= POOL_AHEAD) pool_expect(p, s->grain, pages[i - POOL_AHEAD]);
         if (!keep_bit(keep, i)) pool_unref(p, s->grain, pages[i]);
     }
     t->slot_pages = drop_slots(p, t, keep);
@@ -311,7 +313,7 @@ void pkv_seq_drop(pkv *p, uint32_t id, uint32_t table, const uint64_t *keep)
 
 status pkv_seq_fork(pkv *p, uint32_t parent_id, uint32_t child_id, uint32_t expect_tokens)
 {
-    pkv_seq *parent = seq_opened(p, parent_id), *child = seq_at(p, child_id);
+    pkv_seq *parent = seq_changing(p, parent_id), *child = seq_at(p, child_id);
     assert(!child->open);
     RETURN_IF_ERROR(seq_shape_like(p, child, parent, row_for(p, expect_tokens)));
     RETURN_IF_ERROR(log_room(p, DELTA_FORK_WORDS, 0, log_reserve_of(child->groups, child->row)));
@@ -372,9 +374,31 @@ void seq_unref_pages(pkv *p, const pkv_seq *s)
     }
 }
 
+bool pkv_seq_shed(pkv *p, uint32_t id, uint32_t most)
+{
+    pkv_seq *s = seq_opened(p, id);
+    seq_finish_split(p, id);
+    if (s->held / cells_of(p, s) <= most ||
+        !status_ok(log_room(p, (size_t)s->groups * DELTA_TRIM_HEAD, 0, 0)))
+        return true;
+    s->dropped = true;
+    s->contiguous = false; /* its tables keep unequally many from now on */
+    uint32_t shed = 0;
+    for (uint32_t g = s->groups; g-- > 0;) {
+        uint32_t n = s->tables[g].n_pages;
+        if (n == 0) continue;
+        if (shed > 0 && shed + n > most) break;
+        table_cut(p, id, g, 0);
+        shed += n;
+    }
+    return s->held / cells_of(p, s) <= most;
+}
+
 void pkv_seq_close(pkv *p, uint32_t id)
 {
-    seq_unref_pages(p, seq_opened(p, id));
+    const pkv_seq *s = seq_opened(p, id);
+    seq_finish_split(p, id);
+    seq_unref_pages(p, s);
     seq_leave(p, id, DELTA_CLOSE);
 }
 

@@ -431,6 +431,7 @@ void sched_admit(sched *s, int64_t now_us)
     pages_owed owed = {.lasting = s->lasting, .passing = s->passing};
     uint32_t n_active = 0, i = 0;
     for (uint32_t r = 0; s->waiting.n > 0 && r < s->running.n; r++) {
+        n_active += seq_is_over(s->running.seqs[r]); /* it gives up its pages */
         if (sched_seq_is_idle(s->running.seqs[r])) continue;
         owe_running(s, s->running.seqs[r], &owed);
         n_active++;

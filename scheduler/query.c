@@ -95,7 +95,7 @@ static const char *check_seq(const sched *s, const sched_seq *q, bool running)
         return "a listed sequence has another state";
     if (!e->forked && q != e->seqs) return "a choice is listed before its fork";
     if (!running && seq_is_over(q)) return "a sequence that is over waits";
-    if (seq_is_over(q) && !s->has_ended && !(q->listed > 0 && s->ended_listed))
+    if (seq_is_over(q) && !s->has_ended && !q->selecting && !(q->listed > 0 && s->ended_listed))
         return "a sequence that is over was forgotten";
     if (!seq_is_over(q) && (e->live == 0 || sched_entry_find(s, e->id) != e))
         return "a live request is lost";
@@ -103,7 +103,8 @@ static const char *check_seq(const sched *s, const sched_seq *q, bool running)
         return "a sequence has too many or too few tokens";
     if (q->n_pressure_drops > e->max_pressure_drops) return "too many choices under pressure";
     if (q->planned > 0) return "tokens are planned that no step has";
-    if (q->flying > 0 && q->listed == 0) return "rows are in flight, but no step has them";
+    if (q->flying > 0 && q->listed == 0 && !seq_is_over(q))
+        return "rows are in flight, but no step has them";
     if (!running) {
         if (!q->swap && !q->parked && q->computed != 0)
             return "a waiting sequence has computed tokens";

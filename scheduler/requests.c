@@ -452,24 +452,37 @@ void sched_entry_pause(sched_entry *e, uint32_t choice, bool paused, int64_t now
     }
 }
 
-static void reap_seq(sched *s, sched_seq *q)
+/* One sched_step gives up at most one page for so many of options.hand_out_slots of a sequence that
+ * is over. A long sequence with a table for each head has more than a step should wait for. */
+enum { SLOTS_OF_PAGE = 4 };
+
+/* Gives up the sequence's pages and its slot, or only some pages of many. Whether it is gone. */
+static bool reap_seq(sched *s, sched_seq *q)
 {
     sched_entry *e = q->entry;
+    uint64_t most = s->options.hand_out_slots / SLOTS_OF_PAGE;
+    if (s->options.hand_out_slots == 0 || most > UINT32_MAX) most = UINT32_MAX;
+    if (!q->stores && !pkv_seq_shed(s->kv, q->slot, (uint32_t)most)) {
+        sched_recount(s, q);
+        return false;
+    }
     if (q->stores && !sched_session_store(s, q)) {
         e->session_note = NULL;
         sched_describe_session(e, &q->final);
     }
     if (e->claims) sched_session_unclaim(s, e);
     sched_seq_stop(s, q, SEQ_GONE);
+    return true;
 }
 
 void sched_reap(sched *s)
 {
+    bool is_left = false;
     for (uint32_t i = s->running.n; s->has_ended && i-- > 0;) {
         sched_seq *q = s->running.seqs[i];
-        if (!seq_is_over(q)) continue;
+        if (!seq_is_over(q) || q->selecting) continue;
         if (q->listed > 0) s->ended_listed = true;
-        else reap_seq(s, q);
+        else is_left |= !reap_seq(s, q);
     }
-    s->has_ended = false;
+    s->has_ended = is_left;
 }

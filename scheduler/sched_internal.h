@@ -267,9 +267,13 @@ static inline bool seq_is_over(const sched_seq *q)
 {
     return seq_is_parent(q) ? q->entry->live == 0 : q->ended;
 }
-/* Its pages stay as they are: rows of it are in flight, or a selection, of which it may have been
- * dropped, reads its tables or is being applied to them. */
-static inline bool seq_is_read(const sched_seq *q) { return q->listed > 0 || q->selecting; }
+/* Its pages stay as they are, or are being given up already: rows of it are in flight, a selection,
+ * of which it may have been dropped, reads its tables or is being applied to them, or it is
+ * over. */
+static inline bool seq_is_read(const sched_seq *q)
+{
+    return q->listed > 0 || q->selecting || seq_is_over(q);
+}
 /* -1, 0 or 1 when a ranks before, equal to or behind b. */
 int sched_seq_compare(const sched_seq *a, const sched_seq *b);
 static inline bool sched_arrived_before(const sched_entry *a, const sched_entry *b)

@@ -7,14 +7,16 @@
  *   new       made with a result; handed out after that sched_step. An END of the same call that
  *             wants the result (the choice finished) makes it at once.
  *   out       on another thread
- *   applied   selected: the tables change, a portion in each sched_step
+ *   applied   selected: the tables are split as finely as they were selected in, then each of them
+ *             changes, a portion in each sched_step
  *
  * Kept bits are the same wherever they are computed; only the steps differ in which they apply. */
 #include "scheduler/sched_internal.h"
 
-/* One sched_step changes tables of at most this many times options.hand_out_slots for selections
- * that were handed out, though always one table, so that long ones do not hold up a step either. */
-enum { APPLIED_AT_ONCE = 4 };
+/* One sched_step splits pages and changes tables of at most this many times options.hand_out_slots
+ * for selections that were handed out, though always one page or table, so that long ones do not
+ * hold up a step either. */
+enum { APPLIED_AT_ONCE = 8 };
 
 typedef enum selection_state { SELECTION_NEW, SELECTION_OUT, SELECTION_APPLIED } selection_state;
 
@@ -39,7 +41,7 @@ struct sched_selection {
     bool pressing; // under pressure retention
     bool forks;    // the request's choices are forked once it is applied
     /* Applying it. */
-    bool begun;
+    bool begun, is_split;
     uint32_t held;  // pages before
     uint32_t table; // the next one to change
     uint32_t parts; // tables of the sequence for each that was selected in
@@ -57,14 +59,21 @@ static uint32_t longest_table(const sched *s, const sched_seq *q)
 
 /* ---- applying it ----------------------------------------------------------------------------- */
 
-/* Splits the sequence's tables as finely as they were selected in. */
-static status begin_applying(sched *s, const sched_seq *q, sched_selection *x)
+/* A page's part takes as long as so many slots of a table that changes: a cell, a layer's run. */
+enum { CELL_SLOTS = 4, RUN_SLOTS = 8 };
+
+/* Splits pages of the sequence until its tables are as fine as they were selected in, or the budget
+ * of slots is used up. */
+static status split_some(sched *s, const sched_seq *q, sched_selection *x, uint64_t *slots)
 {
-    x->begun = true;
-    x->held = pkv_seq_pages_held(s->kv, q->slot);
-    if (!x->out.gives_up) return STATUS_IS_OK;
-    RETURN_IF_ERROR(pkv_seq_split(s->kv, q->slot, x->out.grain, 0));
-    x->parts = pkv_groups(pkv_seq_geometry(s->kv, q->slot)) / x->groups;
+    uint32_t parts = x->groups / pkv_groups(pkv_seq_geometry(s->kv, q->slot));
+    uint64_t of_part = x->out.grain == PKV_HEAD ? CELL_SLOTS : RUN_SLOTS;
+    uint64_t of_page = of_part * parts, n = *slots / of_page;
+    uint32_t pages = n == 0 ? 1 : n < UINT32_MAX ? (uint32_t)n : UINT32_MAX;
+    RETURN_IF_ERROR(pkv_seq_split_some(s->kv, q->slot, x->out.grain, &pages));
+    x->is_split = pkv_seq_grain(s->kv, q->slot) >= x->out.grain;
+    if (x->is_split) x->parts = pkv_groups(pkv_seq_geometry(s->kv, q->slot)) / x->groups;
+    *slots -= pages * of_page < *slots ? pages * of_page : *slots;
     return STATUS_IS_OK;
 }
 
@@ -91,15 +100,13 @@ static status keep_table(sched *s, const sched_seq *q, sched_selection *x)
  * short only where others came to share some while a long selection was applied. Tables of a
  * contiguous sequence change together, since they have one next position. A table that keeps
  * everything costs nothing, so that whenever some are left, others have changed. */
-static status apply_some(sched *s, sched_seq *q, sched_selection *x, uint64_t *slots)
+static status change_some(sched *s, sched_seq *q, sched_selection *x, uint64_t *slots)
 {
     status st = STATUS_IS_OK;
-    uint32_t n = x->out.gives_up ? x->groups * x->parts : 0;
-    while (x->table < n && (*slots > 0 || x->policy->contiguous)) {
+    while (x->table < x->groups * x->parts && (*slots > 0 || x->policy->contiguous)) {
         uint32_t kept = pkv_seq_table(s->kv, q->slot, x->table).kept_tokens;
         st = keep_table(s, q, x);
         if (!status_ok(st)) break;
-        n = x->groups * x->parts;
         if (pkv_seq_table(s->kv, q->slot, x->table - 1).kept_tokens == kept) continue;
         *slots -= kept < *slots ? kept : *slots;
     }
@@ -108,9 +115,25 @@ static status apply_some(sched *s, sched_seq *q, sched_selection *x, uint64_t *s
     return st;
 }
 
+/* Applies a part of the selection. */
+static status apply_some(sched *s, sched_seq *q, sched_selection *x, uint64_t *slots)
+{
+    if (!x->begun) x->held = pkv_seq_pages_held(s->kv, q->slot);
+    x->begun = true;
+    if (!x->out.gives_up) return STATUS_IS_OK;
+    if (!x->is_split) RETURN_IF_ERROR(split_some(s, q, x, slots));
+    return x->is_split && *slots > 0 ? change_some(s, q, x, slots) : STATUS_IS_OK;
+}
+
 static bool is_applied(const sched_selection *x)
 {
-    return !x->out.gives_up || x->table == x->groups * x->parts;
+    return !x->out.gives_up || (x->is_split && x->table == x->groups * x->parts);
+}
+
+/* Tables that are being split are not closed: what is left would be split at once. */
+static bool is_being_split(const sched_selection *x)
+{
+    return x->begun && x->out.gives_up && !x->is_split;
 }
 
 static void count_selection(sched *s, sched_seq *q, const sched_selection *x)
@@ -128,7 +151,6 @@ static status apply_all(sched *s, sched_seq *q, sched_selection *x)
 {
     uint64_t slots = UINT64_MAX;
     if (!status_ok(x->status)) return STATUS_IS_OK;
-    RETURN_IF_ERROR(begin_applying(s, q, x));
     RETURN_IF_ERROR(apply_some(s, q, x, &slots));
     count_selection(s, q, x);
     return STATUS_IS_OK;
@@ -285,7 +307,8 @@ static void finish_selection(sched *s, sched_seq *q, sched_selection *x, bool in
     bool forks = x->forks;
     detach(s, x);
     free_selection(s, x);
-    if (forks) sched_fork(s, q, invalid);
+    if (seq_is_over(q)) s->has_ended = true; /* it waited for its tables to be split */
+    else if (forks) sched_fork(s, q, invalid);
     else if (invalid) sched_replay(s, q);
 }
 
@@ -300,7 +323,7 @@ void sched_select_settle(sched *s, sched_seq *q)
 void sched_select_drop(sched *s, sched_seq *q)
 {
     sched_selection *x = q->selecting;
-    if (!x) return;
+    if (!x || is_being_split(x)) return;
     detach(s, x);
     if (x->state == SELECTION_OUT) atomic_store(&x->cancelled, true);
     else free_selection(s, x);
@@ -348,9 +371,9 @@ void sched_apply_selections(sched *s)
         sched_seq *q = x->seq;
         status st = STATUS_IS_OK;
         if (status_ok(x->status)) {
-            if (!x->begun) st = begin_applying(s, q, x);
-            if (status_ok(st)) st = apply_some(s, q, x, &slots);
-            if (status_ok(st) && !is_applied(x)) continue;
+            bool over = seq_is_over(q); /* it keeps nothing, but is closed once it is split */
+            st = over ? split_some(s, q, x, &slots) : apply_some(s, q, x, &slots);
+            if (status_ok(st) && (over ? is_being_split(x) : !is_applied(x))) continue;
             if (status_ok(st)) count_selection(s, q, x);
         }
         finish_selection(s, q, x, !status_ok(st));
@@ -373,7 +396,8 @@ const char *sched_select_check(const sched *s)
         const sched_seq *q = x->seq;
         n_selecting++;
         n_pressing += x->pressing;
-        if (q->selecting != x || q->state != SEQ_RUNNING || q->flying > 0 || seq_is_over(q))
+        if (q->selecting != x || q->state != SEQ_RUNNING || q->flying > 0 ||
+            (seq_is_over(q) && !is_being_split(x)))
             return "a selection is not of a sequence that waits for it";
     }
     return n_selecting == s->n_selecting && n_pressing == s->n_pressing

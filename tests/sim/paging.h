@@ -46,7 +46,8 @@ typedef struct model_seq {
     bool repositions; // all its selections are contiguous ones
     bool contiguous;  // it is repositioned, and has made a contiguous selection
     bool unshared;
-    bool sealed; // the sequence was open when the cache was flushed
+    bool sealed;         // the sequence was open when the cache was flushed
+    pkv_grain splitting; // some of its pages are split to this grain; PKV_ALL = none
     bool compacted[GROUPS_MAX];
     uint32_t published;        // tokens published before any drop
     bool arriving;             // swapped in or unshared since the last batch: pages await copies
@@ -86,7 +87,9 @@ typedef enum done_kind {
     DONE_UNSHARE,
     DONE_FORK,
     DONE_SPLIT,
-    DONE_FINER, // tables became finer because the pool lacked runs
+    DONE_SPLIT_SOME, // and some pages were left
+    DONE_SHED,       // tables given up before a close
+    DONE_FINER,      // tables became finer because the pool lacked runs
     DONE_CLOSE,
     DONE_FLUSH,
     DONE_SWAP_OUT,

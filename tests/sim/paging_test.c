@@ -307,17 +307,44 @@ static void op_split(sim *s, uint32_t id)
 {
     if (!s->seqs[id].open) return;
     pkv_grain grain = (pkv_grain)rng_below(&s->random, PKV_HEAD + 1);
+    if (s->seqs[id].splitting) grain = s->seqs[id].splitting;
     grain = pkv_grain_fit(&s->geometry, grain);
     pkv_grain old = pkv_seq_grain(s->kv, id), want = grain > old ? grain : old;
     uint64_t before = pkv_checksum(s->kv);
     if (!went(s, pkv_seq_split(s->kv, id, grain, 0), true, before)) return;
     CHECK(s, pkv_seq_grain(s->kv, id) == want);
+    s->seqs[id].splitting = PKV_ALL;
     s->done[DONE_SPLIT] += want > old;
+}
+
+/* Some pages of the sequence are split; until all are, it is only split or closed. */
+static void op_split_some(sim *s, uint32_t id)
+{
+    model_seq *m = &s->seqs[id];
+    if (!m->open) return;
+    pkv_grain old = pkv_seq_grain(s->kv, id);
+    pkv_grain grain = pkv_grain_fit(&s->geometry, (pkv_grain)rng_below(&s->random, PKV_HEAD + 1));
+    if (m->splitting) grain = m->splitting;
+    uint64_t before = pkv_checksum(s->kv);
+    uint32_t most = 1 + rng_below(&s->random, 5), pages = most;
+    if (!went(s, pkv_seq_split_some(s->kv, id, grain, &pages), true, before)) return;
+    pkv_grain now = pkv_seq_grain(s->kv, id);
+    CHECK(s, pages <= most && (now == old ? grain <= old || pages == most : now == grain));
+    m->splitting = now < grain ? grain : PKV_ALL;
+    s->done[DONE_SPLIT_SOME] += m->splitting != 0;
+}
+
+/* Gives up tables before the sequence is closed. */
+static void shed(sim *s, uint32_t id)
+{
+    uint32_t most = 1 + rng_below(&s->random, 20);
+    while (!pkv_seq_shed(s->kv, id, most)) s->done[DONE_SHED]++;
 }
 
 static void op_close(sim *s, uint32_t id)
 {
     if (!s->seqs[id].open) return;
+    if (rng_below(&s->random, 2)) shed(s, id);
     pkv_seq_close(s->kv, id);
     s->seqs[id].open = false;
     s->done[DONE_CLOSE]++;
@@ -380,6 +407,15 @@ static void op_look_again(sim *s)
     }
 }
 
+/* A sequence of which some pages are split is split further, or closed. */
+static void go_on_splitting(sim *s, uint32_t id)
+{
+    uint32_t kind = rng_below(&s->random, 20);
+    if (kind == 0) op_close(s, id);
+    else if (kind == 1) op_split(s, id);
+    else op_split_some(s, id);
+}
+
 static void run_operation(sim *s)
 {
     /* Often the sequence of the operation before, so that one batch holds several changes of a
@@ -387,12 +423,14 @@ static void run_operation(sim *s)
     if (rng_below(&s->random, 2)) s->current = rng_below(&s->random, SEQS);
     uint32_t id = s->current, kind = rng_below(&s->random, 100);
     uint32_t away = kind < 92 ? rng_below(&s->random, 12) : 2;
-    if (away == 0) op_swap(s, id);
+    if (s->seqs[id].open && s->seqs[id].splitting) go_on_splitting(s, id);
+    else if (away == 0) op_swap(s, id);
     else if (away == 1) op_park(s, id);
     else if (kind < 12) op_open(s, id);
     else if (kind < 43) op_append(s, id);
-    else if (kind < 46) op_split(s, id);
-    else if (kind < 50) op_cut(s, id);
+    else if (kind < 45) op_split(s, id);
+    else if (kind < 49) op_split_some(s, id);
+    else if (kind < 52) op_cut(s, id);
     else if (kind < 65) op_publish(s, id);
     else if (kind < 70) op_drop(s, id);
     else if (kind < 74) op_compact(s, id);
@@ -504,6 +542,8 @@ static const char *const done_names[N_DONE] = {
     [DONE_UNSHARE] = "unshare",
     [DONE_FORK] = "fork",
     [DONE_SPLIT] = "split",
+    [DONE_SPLIT_SOME] = "split in portions",
+    [DONE_SHED] = "tables given up before a close",
     [DONE_FINER] = "split for lack of runs",
     [DONE_CLOSE] = "close",
     [DONE_FLUSH] = "flush",

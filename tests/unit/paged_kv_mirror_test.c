@@ -155,6 +155,7 @@ static void mirror_refuses_lies_about_grains(void **state)
         K = DELTA_PARK,
         B = DELTA_RETURN,
         S = DELTA_SPLIT,
+        P = DELTA_PART,
         U = DELTA_UNPARK,
         W = PKV_ALL,
         L = PKV_LAYER,
@@ -213,6 +214,25 @@ static void mirror_refuses_lies_about_grains(void **state)
         {{O, 0, W, 0, 0, S, 0, 3}, 8, false}, /* no such grain */
         {{O, 0, W, 0, 0, S, 0}, 7, false},    /* cut off */
         {{O, 0, W, 0, 0, S}, 6, false},
+        /* In portions: the pages of one table, of several, to a grain that is split again. */
+        {{O, 0, W, 2, 2, 2, 4, P, 0, G, 1, S, 0, G, D, 0, 3, 2, 1}, 19, true},
+        {{O, 0, L, 1, 1, 2, 10, P, 0, G, 1, S, 0, G, D, 0, 3, 1, 0}, 19, true},
+        {{O, 0, W, 2, 2, 2, 4, P, 0, L, 1, S, 0, G}, 14, true},
+        {{O, 0, W, 2, 2, 2, 4, F, 0, 1, 0, P, 1, G, 1, C, 0, S, 1, G, C, 1}, 22, true},
+        {{P, 0, G, 1}, 4, false},                       /* closed */
+        {{O, 0, W, 2, 2, 2, 4, P, 0, G}, 10, false},    /* cut off */
+        {{O, 0, W, 2, 2, 2, 4, P, 0, W, 1}, 11, false}, /* as fine already */
+        {{O, 0, W, 2, 2, 2, 4, P, 0, 3, 1}, 11, false}, /* no such grain */
+        {{O, 0, W, 2, 2, 2, 4, P, 0, G, 0}, 11, false}, /* no page */
+        {{O, 0, W, 2, 2, 2, 4, P, 0, G, 2}, 11, false}, /* none is left */
+        {{O, 0, W, 2, 2, 2, 4, P, 0, G, 1, P, 0, G, 1}, 15, false},
+        {{O, 0, W, 2, 2, 2, 4, P, 0, G, 0xffffffffu}, 11, false},
+        {{O, 0, W, 3, 3, 2, 4, 6, P, 0, G, 1, P, 0, L, 1}, 16, false}, /* to another grain */
+        {{O, 0, W, 2, 2, 2, 4, P, 0, G, 1, S, 0, L}, 14, false},
+        {{O, 0, W, 2, 2, 2, 4, P, 0, G, 1, C, 0}, 13, false}, /* another change */
+        {{O, 0, W, 2, 2, 2, 4, P, 0, G, 1, F, 0, 1, 0}, 15, false},
+        {{O, 0, W, 2, 2, 2, 4, P, 0, G, 1, T, 0, 0, 0, 0}, 16, false},
+        {{O, 0, W, 2, 2, 2, 4, P, 0, G, 1, O, 1, G, 0, 0, A, 1, 1, 4, 2, 6, 7, 14}, 24, false},
         /* A page that is held as a whole is taken as a part, and the other way round. */
         {{O, 0, W, 1, 1, 2, O, 1, G, 0, 0, A, 1, 1, 4, 4, 5, 6, 11}, 19, false},
         {{O, 0, W, 1, 1, 2, O, 1, L, 0, 0, A, 1, 1, 2, 4, 10}, 17, false},

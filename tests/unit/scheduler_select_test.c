@@ -6,7 +6,7 @@
 
 #include <cmocka.h>
 
-/* Every selection is handed out; one step applies tables of 8 * `slots`. */
+/* Every selection is handed out; one step changes tables of 8 * `slots` slots. */
 static fixture *begin_handing_out(uint64_t slots)
 {
     sched_options o = small_options();
@@ -38,6 +38,16 @@ static sched_selection *select_in_one(fixture *f, sched_request *a, uint32_t n)
     sched_selection *x = take_only(f);
     assert_int_equal(sched_selection_request(x), 1);
     return x;
+}
+
+/* The selection is back, and the three pages of the prompt are split, one in each step. */
+static void split_pages(fixture *f)
+{
+    for (int i = 0; i < 3; i++) {
+        step(f);
+        assert_true(describe(f, 1, 0).selecting);
+        assert_true(describe(f, 1, 0).report.kept_tokens == 40);
+    }
 }
 
 static void others_go_on(void **state)
@@ -155,6 +165,7 @@ static void choices_are_forked_afterwards(void **state)
     assert_int_equal(sched_get_stats(f->s).running, 1);
     sched_selection_run(x);
     give_back(f, x);
+    split_pages(f);
     assert_string_equal(step(f), ""); /* its second table follows */
     assert_string_equal(step(f), "1@40+1* 1.1@40+1*");
     assert_int_equal(sched_get_stats(f->s).generated_tokens, 2);
@@ -172,6 +183,7 @@ static void a_choice_may_end_before_the_fork(void **state)
     step(f);
     sched_selection_run(x);
     give_back(f, x);
+    split_pages(f);
     step(f);
     assert_string_equal(step(f), "1.1@40+1*");
     end(f, 1, 1);
@@ -181,7 +193,8 @@ static void a_choice_may_end_before_the_fork(void **state)
     finish(f);
 }
 
-/* A long selection is applied in portions: here a table in each step. */
+/* A long selection is applied in portions: here a page is split, later a table changed, in each
+ * step. */
 static void it_is_applied_in_portions(void **state)
 {
     (void)state;
@@ -192,28 +205,40 @@ static void it_is_applied_in_portions(void **state)
     assert_string_equal(step(f), "2@0+8*");
     sched_selection_run(x);
     give_back(f, x);
-    assert_string_equal(step(f), "2@8+1*");
+    split_pages(f);
+    assert_string_equal(step(f), "2@11+1*");
     assert_true(describe(f, 1, 0).selecting);
     assert_true(describe(f, 1, 0).report.kept_tokens < 40);
-    assert_string_equal(step(f), "1@40+1* 2@9+1*");
+    assert_string_equal(step(f), "1@40+1* 2@12+1*");
     assert_false(describe(f, 1, 0).selecting);
     finish(f);
 }
 
+/* Tables of which some pages are split are given up once all are, one at a time. Before a request is
+ * taken in, too. */
 static void an_abort_between_portions(void **state)
 {
     (void)state;
-    fixture *f = begin_handing_out(1);
-    sched_request a;
-    sched_selection *x = select_in_one(f, &a, 1);
-    sched_selection_run(x);
-    give_back(f, x);
-    step(f);
-    assert_true(describe(f, 1, 0).selecting);
-    end(f, 1, 0);
-    step(f);
-    assert_int_equal(used_pages(f), 0);
-    finish(f);
+    for (int n = 1; n <= 4; n++) { /* 3 pages, then a table */
+        fixture *f = begin_handing_out(1);
+        sched_request a, b = request(f, 2, 100, 8, 20);
+        sched_selection *x = select_in_one(f, &a, 1);
+        sched_selection_run(x);
+        give_back(f, x);
+        for (int i = 0; i < n; i++) assert_string_equal(step(f), "");
+        assert_true(describe(f, 1, 0).selecting);
+        end(f, 1, 0);
+        add(f, &b);
+        assert_string_equal(step(f), "2@0+8*");
+        int more = 0;
+        for (; used_pages(f) > 2; more++) step(f);
+        assert_int_equal(more, n < 3 ? 3 - n : 0);
+        finish_choice(f, 2);
+        step(f);
+        step(f);
+        assert_int_equal(used_pages(f), 0);
+        finish(f);
+    }
 }
 
 /* 2 tables of 6 pages: 3 of each are of the sequence that is selected in, which ranks last. */
@@ -239,6 +264,7 @@ static void others_wait_for_the_pages_it_gives_up(void **state)
     assert_int_equal(sched_get_stats(f->s).preemptions, 0);
     sched_selection_run(x);
     give_back(f, x);
+    split_pages(f);
     step(f); /* each table gives up pages in a step of its own */
     assert_non_null(strstr(step(f), "2@48+1*"));
     assert_int_equal(sched_get_stats(f->s).preemptions, 0);
@@ -273,7 +299,7 @@ static void without_memory_to_apply_it_the_sequence_is_replayed(void **state)
         step(f);
         assert_int_equal(describe(f, 1, 0).preemptions, 1);
         f->heap.fail_at = -1;
-        while (describe(f, 1, 0).output_tokens < 3) {
+        while (describe(f, 1, 0).output_tokens < 3 || describe(f, 1, n - 1).output_tokens < 3) {
             step(f);
             if ((x = sched_next_selection(f->s)) == NULL) continue;
             sched_selection_run(x);
@@ -298,8 +324,9 @@ static void a_failed_step_of_others_leaves_it(void **state)
     assert_string_equal(step(f), "2@0+8*");
     sched_selection_run(x);
     give_back(f, x);
+    split_pages(f);
     step(f);
-    assert_string_equal(step(f), "1@40+1* 2@9+1*");
+    assert_string_equal(step(f), "1@40+1* 2@12+1*");
     assert_int_equal(describe(f, 1, 0).preemptions, 0);
     finish(f);
 }
@@ -342,11 +369,17 @@ static void steps_are_planned_ahead_meanwhile(void **state)
     give_back(f, x);
     assert_string_equal(plan(f), ""); /* two in flight, so that no table may change */
     assert_true(describe(f, 2, 0).report.kept_tokens == 36);
+    static const char *const splitting[] = {"1@10+1*<1", "1@11+1*<1", "1@12+1*<1"};
+    for (int i = 0; i < 3; i++) {
+        fine(f);
+        assert_string_equal(plan(f), splitting[i]);
+        assert_true(describe(f, 2, 0).report.kept_tokens == 36);
+    }
     fine(f);
-    assert_string_equal(plan(f), "1@10+1*<1");
+    assert_string_equal(plan(f), "1@13+1*<1");
     assert_true(describe(f, 2, 0).report.kept_tokens < 36);
     fine(f);
-    assert_string_equal(plan(f), "1@11+1*<1 2@36+1*");
+    assert_string_equal(plan(f), "1@14+1*<1 2@36+1*");
     drain(f);
     finish(f);
 }
