@@ -265,8 +265,8 @@ static inline void pool_unref(pkv *p, pkv_grain grain, uint32_t page)
 {
     tier_unref(p, &p->pool, node_of(&p->pool, grain, page), false);
 }
-/* Fetches what pool_unref of a page changes: the pages of a long table lie far apart. Always inline,
- * because GCC drops calls of a function that only fetches. */
+/* Fetches what pool_unref of a page changes: the pages of a long table lie far apart. It is always
+ * inline, because GCC drops calls of a function that only fetches. */
 __attribute__((always_inline)) static inline void pool_expect(const pkv *p, pkv_grain grain,
                                                               uint32_t page)
 {

@@ -214,8 +214,8 @@ static void it_is_applied_in_portions(void **state)
     finish(f);
 }
 
-/* Tables of which some pages are split are given up once all are, one at a time. Before a request is
- * taken in, too. */
+/* Tables of which some pages are split are given up once all are, one at a time, also before a
+ * request is taken in. */
 static void an_abort_between_portions(void **state)
 {
     (void)state;
