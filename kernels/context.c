@@ -1,4 +1,5 @@
 #include "kernels/context.h"
+#include "kernels/choose.h"
 
 #include <string.h>
 #if defined(__x86_64__)
@@ -39,12 +40,6 @@ static bool runs_bf16(void)
     return runs_vnni() && __builtin_cpu_supports("avx512bf16");
 }
 
-static bool is_amd(void)
-{
-    __builtin_cpu_init();
-    return __builtin_cpu_is("amd");
-}
-
 /* Whether AMX runs. Tile registers are 8 KiB more state for each thread, which Linux saves only for
  * processes that asked. The permission holds for all threads of the process, running ones
  * included. */
@@ -57,8 +52,6 @@ static bool runs_amx(void)
     if (!runs_bf16() || !__get_cpuid_count(LEAF, 0, &a, &b, &c, &d)) return false;
     return (d & all) == all && syscall(SYS_arch_prctl, REQUEST_PERMISSION, TILE_DATA) == 0;
 }
-#else
-static bool is_amd(void) { return false; }
 #endif
 
 /* Slow to fast. A context of row i runs the fill functions of rows 0 to i. */
@@ -94,6 +87,7 @@ static const struct isa_row {
 };
 
 enum { ISA_ROWS = sizeof isa_rows / sizeof isa_rows[0] };
+_Static_assert(ISA_ROWS <= (int)KERN_ISAS_MOST, "choose.c has room for every row");
 
 size_t kern_isa_count(void) { return ISA_ROWS; }
 
@@ -103,27 +97,21 @@ const char *kern_isa_at(size_t i, bool *available)
     return isa_rows[i].name;
 }
 
-/* Whether an ISA is never a default on this CPU. On AMD's CPUs that have vdpbf16ps (Zen 4 and
- * later) it has twice the rate of f32 FMA (500 GFLOP/s on a core of Zen 5 at 3.9 GHz, where FMA
- * does 250). On Intel's Sapphire Rapids, whose fast bf16 is AMX, it has a third of the rate (64
- * where FMA does 195). So "avx512bf16" is a default on AMD's CPUs alone; on others it must be
- * named. */
-static bool is_slow(size_t row)
-{
-    return strcmp(isa_rows[row].name, "avx512bf16") == 0 && !is_amd();
-}
-
 static status choose_isa(const char *name, size_t *out, error *err)
 {
-    for (size_t i = ISA_ROWS; i-- > 0;) {
-        if (name ? strcmp(name, isa_rows[i].name) != 0 : is_slow(i)) continue;
-        if (isa_rows[i].runs()) {
-            *out = i;
-            return STATUS_IS_OK;
-        }
-        if (name) return error_set(err, STATUS_UNSUPPORTED, "isa %s: this CPU lacks it", name);
+    if (!name) {
+        const kern_cpu here = kern_cpu_here();
+        status s = kern_isa_choose(&here, out);
+        return status_ok(s) ? s : error_set(err, s.code, "the default isa: %s", s.message);
     }
-    return error_set(err, STATUS_INVALID, "isa %s: no such instruction set", name ? name : "");
+    for (size_t i = ISA_ROWS; i-- > 0;) {
+        if (strcmp(name, isa_rows[i].name) != 0) continue;
+        *out = i;
+        return isa_rows[i].runs()
+                   ? STATUS_IS_OK
+                   : error_set(err, STATUS_UNSUPPORTED, "isa %s: this CPU lacks it", name);
+    }
+    return error_set(err, STATUS_INVALID, "isa %s: no such instruction set", name);
 }
 
 static void fill_isa(size_t row, kern_isa *isa)
