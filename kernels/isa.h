@@ -144,9 +144,9 @@ typedef struct kern_isa {
     const kern_dot_ops *quant_block[KERN_QUANTS]; /* NULL: products go by tiles */
     unsigned quant_rows; /* like tile_rows; quant_panels like tile_panels */
     uint8_t quant_panels[KERN_TILE_ROWS + 1];
-    /* For a product of several tiles. A tile has at most quant_many_rows rows, unless some tile
-     * would then have less than quant_many_least; it takes quant_many panels, which is 1 or the
-     * value of quant_panels for that many rows. */
+    /* For a product of several tiles. A tile has at most quant_many_rows rows, in wider groups than
+     * the smallest at most quant_rows, unless some tile would then have less than quant_many_least;
+     * it takes quant_many panels, which is 1 or the value of quant_panels for that many rows. */
     uint8_t quant_many, quant_many_rows, quant_many_least;
     /* Bytes ahead that a lone tile prefetches, over all its streams. */
     unsigned quant_ahead;

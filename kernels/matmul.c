@@ -357,7 +357,7 @@ static void set_units(const kern_isa *isa, product *p)
     p->k_block = QUANT_K_BLOCK;
     p->tile_rows = isa->quant_rows;
     p->tile_panels = isa->quant_panels;
-    p->many_rows = isa->quant_many_rows;
+    p->many_rows = w->quant.group > KERN_GROUP_MIN ? isa->quant_rows : isa->quant_many_rows;
     p->many_least = isa->quant_many_least;
     p->many_panels = isa->quant_many;
     p->ahead = isa->quant_ahead;
