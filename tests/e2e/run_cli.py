@@ -521,6 +521,8 @@ class Bench(unittest.TestCase):
                                 ("tokens_s", "step_ms", "gb_s", "gflop_s", "read_limit_gb_s", "fma_limit_gflop_s",
                                  "int_limit_gop_s", "read_share", "fma_share", "int_share", "limit_tokens_s")), row)
             self.assertAlmostEqual(row["read_share"] * row["read_limit_gb_s"], row["gb_s"], delta=0.01 * row["gb_s"])
+            # Not 1: a round's steps read more and more.
+            self.assertGreaterEqual(row["best_read_share"], 0.9 * row["read_share"])
         # Steady steps allocate nothing; -1 where allocations are not counted (sanitizers).
         self.assertIn(rows[-1]["steady_heap_bytes"], (0, -1))
         self.assertEqual(rows[-1]["pool"], 64 << 20)
