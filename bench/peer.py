@@ -13,6 +13,7 @@ the first time, pip's index.
 
   prefill   a prompt of 512 tokens
   decode    1, 8, 16 and 32 sequences at 128 tokens
+  long      a prompt of 16384 tokens, int8; not llama.cpp, which takes minutes for it
   depth     1 sequence at 4096 and 16384 tokens; Octavo and llama.cpp fill their caches with copies
             of a prompt's
   server    8 and 32 clients at once, 256 + 64 tokens, no shared prefix; not OpenVINO GenAI, which
@@ -21,7 +22,7 @@ the first time, pip's index.
 
 --out FILE.md also writes FILE.json, with every sample. Results that the file holds already stay in
 the table: those of other sections, and those of other formats and clients from the same commit with
-as many rounds.
+as many rounds and the same groups.
 """
 
 import argparse
@@ -50,11 +51,14 @@ LLAMA, OPENVINO = "llama.cpp", "openvino"
 PAIRS = {"bf16": "BF16", "int8": "Q8_0", "int4": "Q4_0"}
 KINDS = {LLAMA: PAIRS, OPENVINO: {f: f for f in PAIRS}}
 PREFILL, CONTEXT, BATCHES, DEPTHS, CLIENTS = 512, 128, (1, 8, 16, 32), (4096, 16384), (8, 32)
+LONG = 16384
 INPUT, OUTPUT = 256, 64
 PEER_STEPS, DEPTH_STEPS = 16, 16  # tokens that a peer decodes for one sample
 OUR_ROUNDS = 3                    # Octavo's sample: the median of these rounds of at least 0.3 s
 POOL = "1G"
 PATIENCE = 600
+FASTEST = "read in the fastest step"
+LIMITS = ("read", "rate", FASTEST)
 
 
 # ---- samples -------------------------------------------------------------------------------------
@@ -99,6 +103,7 @@ class Setting:
         self.threads, self.rounds = args.threads, args.rounds
         self.formats = args.formats.split(",")
         self.clients = [int(n) for n in args.clients.split(",")]
+        self.group = args.quantize_group
         wrong = [f for f in self.formats if f not in PAIRS]
         if wrong:
             raise Failed(f"--formats: {wrong[0]} is none of {', '.join(PAIRS)}")
@@ -138,12 +143,12 @@ class Setting:
         return runs
 
 
-def quantize(ours):
-    return [] if ours == "bf16" else ["--quantize", ours]
+def quantize(s, ours):
+    return [] if ours == "bf16" else ["--quantize", ours, "--quantize-group", str(s.group)]
 
 
 def our_rows(s, ours, prefill, batches, contexts, rounds):
-    out = command(s.octavo, "bench", "engine", "--shape", "1.1b", *quantize(ours), "--threads", s.threads,
+    out = command(s.octavo, "bench", "engine", "--shape", "1.1b", *quantize(s, ours), "--threads", s.threads,
                   "--kv-memory", POOL, "--prefill", prefill, "--batch", ",".join(map(str, batches)),
                   "--context", ",".join(map(str, contexts)), "--rounds", rounds, "--json")
     return json.loads(out)["rows"]
@@ -152,7 +157,10 @@ def our_rows(s, ours, prefill, batches, contexts, rounds):
 def shares(metric, row, ours):
     """A rate, with its shares of the limits that were measured beside it as "metric|limit"."""
     rate = "fma" if ours == "bf16" else "int"
-    return {metric: row["tokens_s"], f"{metric}|read": row["read_share"], f"{metric}|rate": row[f"{rate}_share"]}
+    out = {metric: row["tokens_s"], f"{metric}|read": row["read_share"], f"{metric}|rate": row[f"{rate}_share"]}
+    if row["what"] == "decode":
+        out[f"{metric}|{FASTEST}"] = row["best_read_share"]
+    return out
 
 
 # ---- prefill, decode, depth ----------------------------------------------------------------------
@@ -170,6 +178,22 @@ def prefill_section(s):
 
     return interleave(s.rounds, s.alternate(
         ours, theirs, lambda pipeline: {f"prefill {PREFILL}": pipeline.start(1, PREFILL)}))
+
+
+def long_section(s):
+    def ours(f):
+        (row,) = [r for r in our_rows(s, f, LONG, [1], [16], 1) if r["what"] == "prefill"]
+        return shares(f"prefill {LONG}", row, f)
+
+    if not s.openvino:
+        raise Failed("the section needs --peer openvino")
+    with s.openvino.run("int8", s.threads) as pipeline:
+        def theirs():
+            rate = pipeline.start(1, LONG)
+            pipeline.stop()
+            return {f"prefill {LONG}": rate}
+
+        return interleave(s.rounds, [("octavo int8", lambda: ours("int8")), (f"{OPENVINO} int8", theirs)])
 
 
 def decode_section(s):
@@ -320,7 +344,7 @@ class PeerServer:
 
 
 def our_server(s, ours, batch):
-    return Server(s.octavo, *quantize(ours), "--threads", str(s.threads), "--kv-memory", POOL,
+    return Server(s.octavo, *quantize(s, ours), "--threads", str(s.threads), "--kv-memory", POOL,
                   "--max-batch", str(batch), "--max-requests", str(2 * batch),
                   model=["--model", peer_models.folder(s.peer.work)])
 
@@ -378,7 +402,7 @@ def load_section(s):
     return interleave(s.rounds, s.alternate(ours, theirs))
 
 
-SECTIONS = {"prefill": prefill_section, "decode": decode_section, "depth": depth_section,
+SECTIONS = {"prefill": prefill_section, "long": long_section, "decode": decode_section, "depth": depth_section,
             "server": server_section, "load": load_section}
 
 
@@ -404,6 +428,7 @@ COMPARED = [
     ("prefill", f"prefill {PREFILL}", ALL, Bar((1.8, 1.3, 1.3), "rate", (None, 0.7, 0.55))),
     ("prefill", f"prefill {PREFILL}", ["bf16"], Bar((1.5, 1.25, 1.25), "rate", (None, 0.7, 0.55))),
     *(("prefill", f"prefill {PREFILL}", [f], Bar()) for f in ("int8", "int4")),
+    ("long", f"prefill {LONG}", ["int8"], Bar((1.5, 1.3, 1.3))),
     *(("decode", "decode 1", [f], Bar((low, 1.0, 1.0), "read", (None, 0.88, 0.88)))
       for f, low in (("bf16", 1.3), ("int8", 1.4), ("int4", 1.5))),
     *(("decode", f"decode {n}", [f], Bar((1.9, 1.3, 1.5))) for n in (8, 16, 32) for f in ALL),
@@ -441,7 +466,6 @@ def spread(values):
     return f"{number(statistics.median(values))} ({number(min(values))} to {number(max(values))})"
 
 
-LIMITS = ("read", "rate")
 
 
 def shares_of(samples, ours, metric):
@@ -531,11 +555,11 @@ def markdown(results):
         text.append(wrapped(
             f"- {section}: {facts['date']}, commit {facts['commit']}, {facts['cpu']}, {facts['cores']} cores, "
             f"{facts['threads']} threads, {part['rounds']} rounds, load average before "
-            f"{facts['load_before']:.1f}; {facts['peer']}", "  "))
+            f"{facts['load_before']:.1f}; our integers in groups of {facts.get('group', 32)}; {facts['peer']}", "  "))
     text.append("\n" + wrapped(
         "Runs take turns, ours and the peers'. Medians (ranges); the ratio is the median of the rounds' ratios to "
         "the best peer. Shares: of this machine's read bandwidth and of the rate at which the fastest instruction "
-        "for the type multiplies from registers alone, measured beside each of our runs. "
+        "for the type multiplies from registers alone, the best of many short measurements beside each of our runs. "
         f"Bars: {CLASSES[cpu]}.") + "\n")
     text.append(markdown_table(["what", "formats", "octavo", "best peer", "ratio", "bar", "met", "octavo's shares"],
                                [*compared_rows(results, cpu), *load_rows(results)]))
@@ -565,7 +589,7 @@ def run_sections(s, names, results, out):
     for name in names:
         print(f"{name}:", flush=True)
         facts = {**serve_server.facts(s.octavo), "date": time.strftime("%Y-%m-%d"), "threads": s.threads,
-                 "peer": s.describe()}
+                 "peer": s.describe(), "group": s.group}
         start = time.monotonic()
         try:
             samples = SECTIONS[name](s)
@@ -575,7 +599,8 @@ def run_sections(s, names, results, out):
             continue
         print(f"  {time.monotonic() - start:.0f} s", flush=True)
         known = results.get(name)
-        if not known or known["facts"]["commit"] != facts["commit"] or known["rounds"] != s.rounds:
+        if not known or known["rounds"] != s.rounds or any(known["facts"].get(k) != facts[k] for k in
+                                                           ("commit", "group")):
             known = results[name] = {"facts": facts, "rounds": s.rounds, "samples": {}}
         known["samples"].update(samples)
         if out:
@@ -591,6 +616,9 @@ def main():
     parser.add_argument("--work", default=default_work(), help="where the peers and the weights are (%(default)s)")
     parser.add_argument("--only", default=",".join(SECTIONS), help="sections, with commas between (%(default)s)")
     parser.add_argument("--formats", default=",".join(PAIRS), help="ours; each beside the peers' of as many bits")
+    parser.add_argument("--quantize-group", type=int, choices=[32, 64, 128], default=32,
+                        help="columns that share a scale in our int8 and int4: llama.cpp has 32, OpenVINO 64 in int4 "
+                             "and a row in int8 (%(default)s)")
     parser.add_argument("--clients", default=",".join(map(str, CLIENTS)), help="of the server section (%(default)s)")
     parser.add_argument("--rounds", type=int, default=5, help="runs of each (%(default)s)")
     parser.add_argument("--threads", type=int, default=2, help="of each (%(default)s)")
