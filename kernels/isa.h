@@ -203,8 +203,9 @@ typedef struct kern_isa {
     const kern_attn_dots *attn_dots; /* NULL: bf16 pages go through the functions above */
 
     /* ---- retrieval: out [n] = folded [1 or 2 vectors] . vectors of each block, summed as
-     * kern_score_blocks says ---- */
-    void (*block_scores)(const kern_vectors *v, const uint32_t *pages, size_t n,
+     * kern_score_blocks says. pages has n_known blocks, at least n; the others are for
+     * prefetching ---- */
+    void (*block_scores)(const kern_vectors *v, const uint32_t *pages, size_t n, size_t n_known,
                          const float *folded, float *out);
 
     /* ---- limits: `rounds` rounds of independent instructions in registers. Each returns the

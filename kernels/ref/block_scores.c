@@ -12,9 +12,10 @@ static void add_products(const float *x, const uint16_t *v, size_t n, float *lan
         lanes[d % LANES] = fmaf(x[d], bf16_to_f32(v[d]), lanes[d % LANES]);
 }
 
-static void block_scores(const kern_vectors *v, const uint32_t *pages, size_t n,
+static void block_scores(const kern_vectors *v, const uint32_t *pages, size_t n, size_t n_known,
                          const float *folded, float *out)
 {
+    (void)n_known;
     for (size_t i = 0; i < n; i++) {
         size_t at = pages[i * v->step] * v->stride;
         float lanes[LANES] = {0};

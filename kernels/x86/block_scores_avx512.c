@@ -31,12 +31,12 @@ static inline void prefetch(const uint16_t *v, size_t n)
     for (size_t b = 0; b < n * sizeof *v; b += LINE) _mm_prefetch((const char *)v + b, _MM_HINT_T0);
 }
 
-static void block_scores(const kern_vectors *v, const uint32_t *pages, size_t n,
+static void block_scores(const kern_vectors *v, const uint32_t *pages, size_t n, size_t n_known,
                          const float *folded, float *out)
 {
     for (size_t i = 0; i < n; i++) {
         size_t at = pages[i * v->step] * v->stride;
-        size_t next = pages[(i + AHEAD < n ? i + AHEAD : i) * v->step] * v->stride;
+        size_t next = pages[(i + AHEAD < n_known ? i + AHEAD : i) * v->step] * v->stride;
         __m512 lanes = _mm512_setzero_ps();
         prefetch(v->first + next, v->head_dim);
         if (v->second) prefetch(v->second + next, v->head_dim);
