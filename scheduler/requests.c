@@ -408,8 +408,9 @@ static void end_choice(sched *s, sched_seq *q, bool finished)
 {
     if (q->ended) return;
     sched_entry *e = q->entry;
-    /* The report and the session of a choice that finished say what is kept. */
-    if (finished) sched_select_settle(s, e->forked ? q : e->seqs);
+    /* A session has what is kept. Without one, a choice that ends before its selection, which is
+     * long, has no use for it, and reports that it kept everything. */
+    if (finished && e->claims) sched_select_settle(s, e->forked ? q : e->seqs);
     sched_seq *holder = e->forked ? q : e->seqs; /* has list place and pages for q */
     finished = finished && !holder->selecting;
     bool is_last = e->forked || e->live == 1;

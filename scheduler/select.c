@@ -4,8 +4,8 @@
  * gives up nor takes a page, so its tables can be read. If it ends, its pages stay until the
  * selection is handed back, as they would for rows in flight.
  *
- *   new       made with a result; handed out after that sched_step. An END of the same call that
- *             wants the result (the choice finished) makes it at once.
+ *   new       made with a result; handed out after that sched_step. If the choice finishes in the
+ *             same call and leaves a session, it is made at once.
  *   out       on another thread
  *   applied   selected: the tables are split as finely as they were selected in, then each of them
  *             changes, a portion in each sched_step

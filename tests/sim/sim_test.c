@@ -566,8 +566,8 @@ static void check_report(world *w, const sched_event *event)
         FAIL(w, "a choice that just ended is unknown");
     uint32_t last = r->request.n_prompt + info.output_tokens - 1;
     uint64_t expected = r->answer.dropped[(size_t)event->choice * rows + last];
-    /* An abort does not wait for a selection. */
-    bool selected = event->finished || w->options.hand_out_slots == 0;
+    /* An end does not wait for a selection, except for that of a session. */
+    bool selected = (event->finished && !info.selecting) || w->options.hand_out_slots == 0;
     if (info.prompt_tokens != r->given.n_prompt ||
         (selected && info.output_tokens > 0 && info.report.pages_dropped != expected))
         FAIL(w, "request %llu: %llu pages dropped, the reference dropped %llu",

@@ -133,8 +133,27 @@ static void an_abort_of_the_same_call_hands_nothing_out(void **state)
     finish(f);
 }
 
+/* Its first token is its last one. */
+static void a_finished_choice_needs_no_selection(void **state)
+{
+    (void)state;
+    fixture *f = begin_handing_out(1);
+    sched_request a = retained(f, 1, 0, 40, 1, 8, 24);
+    add(f, &a);
+    step(f);
+    finish_choice(f, 1);
+    step(f);
+    assert_null(sched_next_selection(f->s));
+    assert_int_equal(f->holders, 0);
+    assert_int_equal(describe(f, 1, 0).report.pages_dropped, 0);
+    assert_true(describe(f, 1, 0).report.kept_tokens == 40);
+    assert_int_equal(sched_get_stats(f->s).selections_handed_out, 0);
+    assert_int_equal(used_pages(f), 0);
+    finish(f);
+}
+
 /* The report and the session of a choice that came to its end say what it keeps. */
-static void a_finished_choice_is_selected_in_at_once(void **state)
+static void a_finished_choice_is_selected_in_for_its_session(void **state)
 {
     (void)state;
     sched_options o = small_options();
@@ -391,7 +410,8 @@ int main(void)
         cmocka_unit_test(short_ones_stay),
         cmocka_unit_test(an_abort_does_not_wait),
         cmocka_unit_test(an_abort_of_the_same_call_hands_nothing_out),
-        cmocka_unit_test(a_finished_choice_is_selected_in_at_once),
+        cmocka_unit_test(a_finished_choice_needs_no_selection),
+        cmocka_unit_test(a_finished_choice_is_selected_in_for_its_session),
         cmocka_unit_test(choices_are_forked_afterwards),
         cmocka_unit_test(a_choice_may_end_before_the_fork),
         cmocka_unit_test(it_is_applied_in_portions),
