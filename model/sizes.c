@@ -148,7 +148,7 @@ status backend_cpu_measure(const backend_options *o, uint32_t n_ranks, uint64_t 
     uint64_t left = m.fits ? memory - slice.bytes * n_ranks : 0;
     uint64_t page_bytes = sizes_of_page(&m.geometry, store.page_bytes, store.n_heads, n_ranks);
     RETURN_IF_ERROR(sizes_check_pool(o, page_bytes, err));
-    if (n_ranks == 1) m.representatives_of_page = kv_store_retrieval_bytes(&store);
+    m.representatives_of_page = kv_store_retrieval_bytes(&store);
     uint64_t beside = sizes_of_page(&m.geometry, m.representatives_of_page, store.n_heads, n_ranks);
     uint64_t pool = o->kv_bytes ? o->kv_bytes
                                 : sizes_pages_part(sizes_default_pool(left, share),

@@ -361,16 +361,8 @@ static status default_pool_bytes(const backend_options *o, uint64_t *bytes)
     return comm_broadcast(o->group, bytes, sizeof *bytes, 0);
 }
 
-/* Bytes that retrieval may write beside a page. Ranks have no representatives: KV heads that select
- * together may lie on several of them. */
-static size_t beside_page(const backend_cpu *b)
-{
-    return comm_size(b->group) > 1 ? 0 : kv_store_retrieval_bytes(&b->store);
-}
-
 static status make_representatives(backend_cpu *b)
 {
-    if (comm_size(b->group) > 1) return STATUS_IS_OK;
     b->store.vectors = alloc_pages(vectors_bytes(&b->store));
     b->store.smallest = alloc_pages(vectors_bytes(&b->store));
     b->store.marks = alloc_pages(marks_bytes(&b->store));
@@ -388,7 +380,7 @@ static status make_pool(backend_cpu *b, const backend_options *o, error *err)
     if (bytes == 0) {
         status s = default_pool_bytes(o, &bytes);
         if (!status_ok(s)) return error_set(err, s.code, "kv-memory: %s", s.message);
-        bytes = sizes_pages_part(bytes, b->store.page_bytes, beside_page(b));
+        bytes = sizes_pages_part(bytes, b->store.page_bytes, kv_store_retrieval_bytes(&b->store));
     }
     uint32_t n_pages, n_ranks = (uint32_t)comm_size(o->group);
     uint64_t page_bytes =
@@ -415,7 +407,8 @@ static status make_host_tier(backend_cpu *b, const backend_options *o, error *er
         sizes_of_page(&b->info.geometry, b->store.page_bytes, b->store.n_heads, (uint32_t)all);
     uint64_t n = sizes_host_pages(
         &b->info.geometry, o->swap_bytes, sizes_for_ranks(memory_available_bytes(), ranks, all),
-        (b->store_bytes + b->store.cells.n * beside_page(b)) * all, page_bytes);
+        (b->store_bytes + b->store.cells.n * kv_store_retrieval_bytes(&b->store)) * all,
+        page_bytes);
     status s = comm_broadcast(o->group, &n, sizeof n, 0);
     if (!status_ok(s)) return error_set(err, s.code, "swap-memory: %s", s.message);
     if (n == 0) return STATUS_IS_OK;
@@ -490,7 +483,8 @@ static void fill_info(backend_cpu *b, const backend_options *o)
     size_t rows = LOGITS_BYTES / (b->config.vocab_size * sizeof(float));
     b->info.max_logit_rows = rows < 16 ? 16 : rows > o->max_rows ? o->max_rows : (uint32_t)rows;
     b->info.logit_row_cost = sizes_logit_row_cost(&b->config, comm_size(o->group));
-    b->info.retrieves = b->store.marks ? RETRIEVE_CAN : 0;
+    bool alone = comm_size(o->group) == 1;
+    b->info.retrieves = alone ? RETRIEVE_CAN : RETRIEVE_CAN & ~RETRIEVE_ALONE;
     b->info.n_pages = b->store.n_pages;
     b->info.max_in_flight = 1;
     b->info.identity = b->weights.identity;

@@ -3,6 +3,7 @@
 #include "kernels/represent.h"
 #include "model/cpu/exam.h"
 #include "model/cpu/retrieve_observe.h"
+#include "model/cpu/retrieve_ranks.h"
 
 #include <assert.h>
 #include <stdlib.h>
@@ -13,18 +14,21 @@ typedef struct sparse_row {
     const forward_seq *seq;
     uint32_t row;         /* of the step */
     uint32_t n_slots;     /* that it sees in every table */
-    uint32_t together;    /* KV heads that share a selection */
+    uint32_t together;    /* KV heads that share a selection, of all ranks */
     uint32_t first_list;  /* its lists, one for each run of `together` heads */
+    uint32_t n_lists;     /* runs of which this rank has a head */
     size_t first_block;   /* where they begin in `blocks`, most_blocks each */
     uint32_t most_blocks; /* of one list */
     size_t first_page;    /* its gathered pages in `pages`, most_pages for each KV head */
     uint32_t most_pages;
-    uint32_t behind;  /* rows since the one whose selection it reads by: 0 = it selects */
-    uint32_t in_step; /* sparse rows of the share before it */
+    uint32_t behind;    /* rows since the one whose selection it reads by: 0 = it selects */
+    uint32_t in_step;   /* sparse rows of the share before it */
+    uint32_t query;     /* its number among the rows that select in the layer */
+    size_t first_score; /* its scores [heads of this rank, candidates] among those gathered */
 } sparse_row;
 
 typedef struct block_list {
-    uint32_t first; /* KV head */
+    uint32_t first; /* KV head of the model */
     uint32_t n;     /* blocks that the row reads, in the layer that selected last */
     double missed;  /* of a selection with an exam */
 } block_list;
@@ -56,7 +60,7 @@ struct retrieve {
     room candidates;    /* candidates [n_heads] */
     room score_items;   /* kern_score_item [scored heads]: KV heads; for an exam query heads */
     room scores, keys;  /* [scored heads, n_blocks] f32, [lists, n_blocks] uint32_t */
-    room head_scores;   /* const float * [scored heads]: where a head's scores are */
+    room head_scores;   /* const float * [scored heads, at least the model's KV heads]: theirs */
     room items, listed; /* kern_represent_item, block_at: blocks without a representative */
     uint32_t n_items, n_blocks, block_pages;
     uint32_t first_block, n_known; /* number of the first candidate, of the prompt's blocks */
@@ -70,6 +74,8 @@ struct retrieve {
     retrieve_observer observer;
     retrieve_notes *notes;
     exam *exam;
+    retrieve_ranks ranks;
+    room selecting; /* uint32_t: the rows of the step that select in the layer */
 };
 
 static bool reserve(room *r, size_t n, size_t size)
@@ -92,6 +98,7 @@ status retrieve_create(const forward_options *options, uint32_t q_heads, uint32_
     r->o = *options;
     r->q_heads = q_heads;
     r->qkv_width = qkv_width;
+    r->ranks = retrieve_ranks_of(options->group, options->store, q_heads);
     status s = retrieve_notes_create(options->config->n_layers, &r->notes);
     if (status_ok(s)) s = exam_create(options, q_heads, &r->exam);
     if (status_ok(s)) *out = r;
@@ -114,6 +121,8 @@ void retrieve_destroy(retrieve *r)
     free(r->head_scores.data);
     free(r->items.data);
     free(r->listed.data);
+    free(r->selecting.data);
+    retrieve_ranks_free(&r->ranks);
     retrieve_observe_free(&r->observer);
     retrieve_notes_destroy(r->notes);
     exam_destroy(r->exam);
@@ -140,6 +149,19 @@ static uint32_t sparse_rows_of(const forward_seq *s)
     return s->retrieval.block_tokens ? s->n_rows - s->dense_rows : 0;
 }
 
+/* Whether KV heads that select together lie on several ranks. */
+static bool crosses_ranks(const retrieve *r, const sparse_row *row)
+{
+    return r->o.store->n_heads % row->together != 0;
+}
+
+/* The number, among the row's lists, of the one that a KV head of this rank reads by. */
+static uint32_t list_of_head(const retrieve *r, const sparse_row *row, uint32_t head)
+{
+    uint32_t first = r->o.store->first_head;
+    return (first + head) / row->together - first / row->together;
+}
+
 /* All tables of such a sequence have as many slots as the sequence has tokens. */
 static void add_row(retrieve *r, const forward_seq *s, uint32_t i, size_t *blocks, size_t *pages,
                     size_t *longest)
@@ -161,11 +183,13 @@ static void add_row(retrieve *r, const forward_seq *s, uint32_t i, size_t *block
     uint32_t most = retrieval_most_blocks(spec);
     row->most_blocks = all < most ? all : most;
     row->most_pages = row->most_blocks * (spec->block_tokens / store->shape.page_tokens);
-    *blocks += (size_t)row->most_blocks * (store->n_heads / row->together);
+    row->n_lists = list_of_head(r, row, store->n_heads - 1) + 1;
+    *blocks += (size_t)row->most_blocks * row->n_lists;
     *pages += (size_t)row->most_pages * store->n_heads;
     if (all > *longest) *longest = all;
     block_list *lists = r->lists.data;
-    for (uint32_t head = 0; head < store->n_heads; head += row->together)
+    uint32_t head = store->first_head / row->together * row->together;
+    for (uint32_t n = 0; n < row->n_lists; n++, head += row->together)
         lists[r->n_lists++] = (block_list){.first = head};
     r->n_rows++;
 }
@@ -187,14 +211,15 @@ status retrieve_start(retrieve *r, const forward_seq *seqs, uint32_t n_seqs)
             add_row(r, &seqs[i], n, &blocks, &pages, &longest);
     size_t scored = (size_t)heads * r->q_heads; /* an exam has scores of each query head */
     size_t tiles = r->o.store->filling ? rows * heads * (r->o.store->residual_pages + 1) : 0;
-    bool ok = reserve(&r->blocks, blocks, sizeof(uint32_t)) &&
-              reserve(&r->pages, pages, sizeof(uint32_t)) &&
-              reserve(&r->tiles, tiles, sizeof(uint8_t *)) &&
-              reserve(&r->candidates, heads, sizeof(candidates)) &&
-              reserve(&r->score_items, scored, sizeof(kern_score_item)) &&
-              reserve(&r->scores, scored * longest, sizeof(float)) &&
-              reserve(&r->head_scores, scored, sizeof(const float *)) &&
-              reserve(&r->keys, heads * longest, sizeof(uint32_t));
+    bool ok =
+        reserve(&r->blocks, blocks, sizeof(uint32_t)) &&
+        reserve(&r->pages, pages, sizeof(uint32_t)) &&
+        reserve(&r->tiles, tiles, sizeof(uint8_t *)) &&
+        reserve(&r->candidates, heads, sizeof(candidates)) &&
+        reserve(&r->score_items, scored, sizeof(kern_score_item)) &&
+        reserve(&r->scores, scored * longest, sizeof(float)) &&
+        reserve(&r->head_scores, scored + r->o.store->geometry.n_kv_heads, sizeof(const float *)) &&
+        reserve(&r->keys, heads * longest, sizeof(uint32_t));
     return ok ? STATUS_IS_OK : no_memory();
 }
 
@@ -240,7 +265,7 @@ static const uint64_t *left_out_of(const retrieve *r, const sparse_row *row, uin
 {
     const forward_seq *s = row->seq;
     if (retrieval_left_out(&s->retrieval, s->n_prompt) == 0) return NULL;
-    retrieve_bits at = retrieve_left_out_at(s, r->layer, run, r->o.store->n_heads / row->together);
+    retrieve_bits at = retrieve_left_out_at(s, r->layer, run, row->n_lists);
     return retrieve_notes_read(r->notes, &at);
 }
 
@@ -287,7 +312,7 @@ static status take_row(retrieve *r, const sparse_row *row)
             .vectors = kv_store_vectors(store, store->vectors, r->layer, h, table.offset),
             .smallest =
                 boxes ? kv_store_vectors(store, store->smallest, r->layer, h, table.offset) : NULL,
-            .left_out = left_out_of(r, row, h / row->together),
+            .left_out = left_out_of(r, row, list_of_head(r, row, h)),
             .slots = slots_of(r, row, h),
         };
         if (r->n_blocks > 0 && r->n_known > 0 && !all[h].slots && r->dynamic)
@@ -414,25 +439,30 @@ static status make_representatives(retrieve *r, const sparse_row *row)
 
 /* ---- selections ------------------------------------------------------------------------------ */
 
+/* Scores the row in hand by each KV head of this rank. */
 static void score_row(retrieve *r, const sparse_row *row)
 {
     const kv_store *store = r->o.store;
     const candidates *all = r->candidates.data;
-    const float *q = r->qkv + (size_t)row->row * r->qkv_width, **scores = r->head_scores.data;
+    const float **scores = (const float **)r->head_scores.data + store->first_head;
     kern_score_item *items = r->score_items.data;
     uint32_t apart = row->seq->retrieval.epsilon > 0 ? r->q_heads : 1;
+    uint32_t q_heads = r->q_heads * r->ranks.copies / apart;
+    float *out = crosses_ranks(r, row) ? retrieve_ranks_own(&r->ranks) + row->first_score
+                                       : (float *)r->scores.data;
+    const float *q = r->ranks.copies > 1 ? retrieve_ranks_query(&r->ranks, row->query)
+                                         : r->qkv + (size_t)row->row * r->qkv_width;
     for (uint32_t i = 0; i < store->n_heads * apart; i++) {
         const candidates *c = &all[i / apart];
-        items[i] =
-            (kern_score_item){.q = q + (size_t)i * (r->q_heads / apart) * store->shape.head_dim,
-                              .pages = c->pages,
-                              .vectors = c->vectors,
-                              .smallest = c->smallest,
-                              .scores = (float *)r->scores.data + (size_t)i * r->n_blocks};
+        items[i] = (kern_score_item){.q = q + (size_t)i * q_heads * store->shape.head_dim,
+                                     .pages = c->pages,
+                                     .vectors = c->vectors,
+                                     .smallest = c->smallest,
+                                     .scores = out + (size_t)i * r->n_blocks};
         scores[i] = items[i].scores;
     }
     const kern_score_batch batch = {.head_dim = store->shape.head_dim,
-                                    .q_heads = r->q_heads / apart,
+                                    .q_heads = q_heads,
                                     .block_pages = r->block_pages,
                                     .n_blocks = r->n_blocks,
                                     .stride = store->page_vectors,
@@ -466,7 +496,7 @@ static void select_range(void *ctx, size_t from, size_t to, unsigned thread)
     }
 }
 
-/* Lets an exam select the lists of a row. */
+/* Lets an exam select the lists of a row. A backend of several ranks makes none. */
 static status examine_row(retrieve *r, const sparse_row *row)
 {
     const exam_row of = {.seq = row->seq,
@@ -480,7 +510,7 @@ static status examine_row(retrieve *r, const sparse_row *row)
                          .stride = row->most_blocks};
     RETURN_IF_ERROR(exam_run(r->exam, &of));
     block_list *lists = (block_list *)r->lists.data + row->first_list;
-    for (uint32_t i = 0; i < r->o.store->n_heads / row->together; i++) {
+    for (uint32_t i = 0; i < row->n_lists; i++) {
         exam_list list = exam_list_of(r->exam, i);
         lists[i].n = list.n;
         lists[i].missed = list.missed;
@@ -488,16 +518,64 @@ static status examine_row(retrieve *r, const sparse_row *row)
     return STATUS_IS_OK;
 }
 
-static status select_row(retrieve *r, const sparse_row *row)
+static void list_blocks(retrieve *r, const sparse_row *row)
 {
     select_job job = {r, row};
+    thread_pool_for(r->o.pool, row->n_lists, 1, select_range, &job);
+}
+
+/* Blocks of KV heads that lie on several ranks are listed once the scores of all rows are there. */
+static status select_row(retrieve *r, const sparse_row *row)
+{
     RETURN_IF_ERROR(take_row(r, row));
     if (r->n_blocks > 0) {
         RETURN_IF_ERROR(make_representatives(r, row));
         score_row(r, row);
     }
     if (row->seq->retrieval.epsilon > 0) return examine_row(r, row);
-    thread_pool_for(r->o.pool, r->o.store->n_heads / row->together, 1, select_range, &job);
+    if (!crosses_ranks(r, row)) list_blocks(r, row);
+    return STATUS_IS_OK;
+}
+
+static uint32_t candidates_of(const sparse_row *row)
+{
+    const forward_seq *s = row->seq;
+    retrieval_extent e = retrieval_extent_of(&s->retrieval, s->n_prompt, row->n_slots);
+    return retrieval_reads_all(&e) ? 0 : e.end - e.first;
+}
+
+/* Numbers the rows that select in the layer, and gathers what they need before they score. */
+static status begin_layer(retrieve *r)
+{
+    uint32_t n = 0;
+    size_t n_scores = 0;
+    if (!reserve(&r->selecting, r->n_rows, sizeof(uint32_t))) return no_memory();
+    for (uint32_t i = 0; i < r->n_rows; i++) {
+        sparse_row *row = (sparse_row *)r->rows.data + i;
+        if (!selects_in(r, row)) continue;
+        row->query = n;
+        row->first_score = n_scores;
+        if (crosses_ranks(r, row)) n_scores += (size_t)candidates_of(row) * r->o.store->n_heads;
+        ((uint32_t *)r->selecting.data)[n++] = row->row;
+    }
+    RETURN_IF_ERROR(retrieve_ranks_reserve(&r->ranks, n_scores));
+    if (n == 0 || r->ranks.copies == 1) return STATUS_IS_OK;
+    return retrieve_ranks_queries(&r->ranks, r->qkv, r->qkv_width, r->selecting.data, n);
+}
+
+/* Lists the blocks of rows whose selections cross ranks. */
+static status end_layer(retrieve *r)
+{
+    RETURN_IF_ERROR(retrieve_ranks_gather(&r->ranks));
+    for (uint32_t i = 0; i < r->n_rows; i++) {
+        const sparse_row *row = (const sparse_row *)r->rows.data + i;
+        if (!selects_in(r, row) || !crosses_ranks(r, row)) continue;
+        r->n_blocks = candidates_of(row);
+        for (uint32_t h = 0; h < r->o.store->geometry.n_kv_heads; h++)
+            ((const float **)r->head_scores.data)[h] =
+                retrieve_ranks_scores(&r->ranks, h, row->first_score, r->n_blocks);
+        list_blocks(r, row);
+    }
     return STATUS_IS_OK;
 }
 
@@ -512,7 +590,7 @@ static retrieve_note note_of(const retrieve *r, const sparse_row *row, uint32_t 
                            .choice = row->seq->choice,
                            .layer = r->layer,
                            .list = list,
-                           .n_lists = r->o.store->n_heads / row->together,
+                           .n_lists = row->n_lists,
                            .room = most < all ? most : all};
 }
 
@@ -553,7 +631,7 @@ static status follow_rows(retrieve *r)
     for (uint32_t i = 0; i < r->n_rows; i++) {
         const sparse_row *row = (const sparse_row *)r->rows.data + i;
         if (row->seq->retrieval.token_step == 1 || !is_selecting(r, row)) continue;
-        for (uint32_t list = 0; list < r->o.store->n_heads / row->together; list++)
+        for (uint32_t list = 0; list < row->n_lists; list++)
             RETURN_IF_ERROR(row->behind ? follow_row(r, row, list) : keep_row(r, row, list));
     }
     return STATUS_IS_OK;
@@ -566,8 +644,10 @@ status retrieve_layer(retrieve *r, uint32_t layer, const float *qkv)
     r->qkv = qkv;
     RETURN_IF_ERROR(retrieve_observe(&r->observer, &r->o, r->q_heads, r->qkv_width, layer, qkv,
                                      r->seqs, r->n_seqs, r->notes));
+    RETURN_IF_ERROR(begin_layer(r));
     for (uint32_t i = 0; i < r->n_rows; i++)
         if (selects_in(r, &rows[i])) RETURN_IF_ERROR(select_row(r, &rows[i]));
+    RETURN_IF_ERROR(end_layer(r));
     return follow_rows(r);
 }
 
@@ -595,7 +675,7 @@ static void narrow_filling(retrieve *r, uint32_t nth, uint32_t head, const uint3
 retrieve_list retrieve_list_of(const retrieve *r, uint32_t nth, uint32_t head)
 {
     const sparse_row *row = (const sparse_row *)r->rows.data + nth;
-    uint32_t index = head / row->together;
+    uint32_t index = list_of_head(r, row, head);
     const block_list *list = (const block_list *)r->lists.data + row->first_list + index;
     return (retrieve_list){.blocks = (const uint32_t *)r->blocks.data + row->first_block +
                                      (size_t)index * row->most_blocks,

@@ -11,11 +11,13 @@
 
 typedef struct retrieve retrieve;
 
-/* The kinds of retrieval that a CPU backend of one rank makes (backend_info.retrieves). */
+/* The kinds of retrieval that a CPU backend makes (backend_info.retrieves), and those of them that
+ * need all KV heads of a layer on one rank: they measure attention, which ranks do not gather. */
 enum {
     RETRIEVE_CAN = 1 << RETRIEVAL_MEAN | 1 << RETRIEVAL_MAX | 1 << RETRIEVAL_QUEST |
                    1 << RETRIEVAL_FIX | 1 << RETRIEVAL_DYNAMIC | RETRIEVAL_NEEDS_HISTORY |
-                   RETRIEVAL_NEEDS_PRESELECTION | RETRIEVAL_NEEDS_EXAM
+                   RETRIEVAL_NEEDS_PRESELECTION | RETRIEVAL_NEEDS_EXAM,
+    RETRIEVE_ALONE = RETRIEVAL_OBSERVES | RETRIEVAL_NEEDS_EXAM
 };
 
 /* qkv_width: floats of a row of q, k and v. The options' objects are borrowed. */

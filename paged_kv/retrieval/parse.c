@@ -290,7 +290,7 @@ status retrieval_check(const retrieval_spec *spec, uint32_t retrieves, error *er
     if (!lacking) return STATUS_IS_OK;
     if (!retrieves)
         return error_set(err, STATUS_INVALID,
-                         "retrieval: only a CPU backend of one rank reads a part of the context");
+                         "retrieval: only CPU ranks of one process read a part of the context");
     if (lacking & RETRIEVAL_NEEDS_HISTORY)
         return error_set(err, STATUS_INVALID,
                          "retrieval.token_step is %u: this backend selects for every token",

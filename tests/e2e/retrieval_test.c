@@ -443,8 +443,8 @@ static void what_cannot_be_had_is_refused(void **state)
     s = usual;
     s.n_ranks = 2;
     h = open_house(&s);
-    r = request_of(tokens, PROMPT, asked[0]);
-    assert_refused(&h, &r, "retrieval: only a CPU backend of one rank reads a part of the context");
+    r = request_of(tokens, PROMPT, asked[3]);
+    assert_refused(&h, &r, "retrieval.preselect_block: this backend selects among all blocks");
     close_house(&h);
 }
 

@@ -427,6 +427,70 @@ static void windows_are_read_as_they_are(void **state)
     assert_same_bits(&few, &full, true);
 }
 
+/* ---- ranks ----------------------------------------------------------------------------------- */
+
+/* 4 KV heads of 2 query heads, on 2 and 4 ranks, and on 8 with each KV head twice. A block that is
+ * not the one that a single rank selects would show: errors of f32 sums are far smaller. */
+static void expect_near_one_rank(const retrieval_spec *s)
+{
+    const retrieval_spec nothing = {0};
+    uint32_t tokens[TOKENS];
+    pass p = with(s);
+    p.dir = "models/demo";
+    p.override = NULL;
+    get_tokens(&p, tokens);
+    pass_result alone = run(&p, tokens, TOKENS);
+    size_t n = (size_t)TOKENS * alone.config.vocab_size;
+    for (p.n_ranks = 2; p.n_ranks <= 8; p.n_ranks *= 2) {
+        pass_result ranks = run(&p, tokens, TOKENS);
+        double e = nmse(ranks.logits, alone.logits, n);
+        if (!(e < 1e-9)) fail_msg("%u ranks: NMSE %g", p.n_ranks, e);
+        result_free(&ranks);
+    }
+    p.n_ranks = 2;
+    p.retrieval = nothing;
+    pass_result full = run(&p, tokens, TOKENS);
+    assert_true(nmse(full.logits, alone.logits, n) > 1e-6);
+    result_free(&full);
+    result_free(&alone);
+}
+
+static void ranks_read_what_one_reads(void **state)
+{
+    (void)state;
+    for (retrieval_representative r = RETRIEVAL_MEAN; r <= RETRIEVAL_FIX; r++) {
+        retrieval_spec s = spec;
+        if (SLOW && r != RETRIEVAL_MAX) continue;
+        s.representative = r;
+        s.representative_num = r == RETRIEVAL_FIX ? 3 : 1;
+        s.heads = (retrieval_heads)((r + 2) % RETRIEVAL_HEAD_MODES);
+        s.group_heads = s.heads == RETRIEVAL_GROUP ? 2 : 1;
+        s.block_tokens = r == RETRIEVAL_MAX ? 32 : 16;
+        s.layer_step = r == RETRIEVAL_QUEST ? 2 : 1;
+        expect_near_one_rank(&s);
+    }
+}
+
+/* Bits of ranks, whatever the cut of the work and of the pages. */
+static void ranks_read_the_same_whatever_the_cut(void **state)
+{
+    (void)state;
+    pass whole = of_format(KERN_KV_INT8, &spec);
+    whole.dir = "models/demo";
+    whole.override = NULL;
+    whole.n_ranks = 4;
+    whole.retrieval.top_blocks = 1;
+    pass cut = whole;
+    cut.chunk = 37;
+    cut.layers_per_group = 2;
+    cut.heads_per_group = 0;
+    assert_same_bits(&whole, &cut, true);
+    if (SLOW) return;
+    whole.retrieval.heads = cut.retrieval.heads = RETRIEVAL_SEPARATE;
+    whole.n_ranks = cut.n_ranks = 8;
+    assert_same_bits(&whole, &cut, true);
+}
+
 /* The call of kern_represent that finds no memory, 1 = the next; 0: none does. */
 static unsigned fails_at;
 
@@ -469,6 +533,8 @@ int main(void)
         cmocka_unit_test(bits_do_not_depend_on_the_cut_of_what_is_measured),
         cmocka_unit_test(audits_change_nothing),
         cmocka_unit_test(windows_are_read_as_they_are),
+        cmocka_unit_test(ranks_read_what_one_reads),
+        cmocka_unit_test(ranks_read_the_same_whatever_the_cut),
         cmocka_unit_test(a_failure_leaves_no_marks),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
