@@ -354,7 +354,7 @@ static void add_share(sched *s, sched_work *w, sched_seq *q, int64_t now_us)
                      .token_from = is_drawn_now ? 1 + q->share : 0,
                      .measure = measure_of(s, q, &stop, to),
                      .retrieval = e->retrieval,
-                     .n_prompt = e->n_prompt,
+                     .n_prompt = e->retrieval.block_tokens ? e->n_prompt : 0,
                      .note = e->note,
                  });
     if (e->first_planned_us < 0) e->first_planned_us = now_us;

@@ -31,23 +31,27 @@ static status read_count(const parsing *p, const char *name, int64_t min, int64_
     return STATUS_IS_OK;
 }
 
-/* A reader of a count. */
-#define READ_COUNT(member_, min, max)                                                              \
+/* The fields that are counts, with their ranges and the names that requests give them. */
+#define COUNTS(COUNT)                                                                              \
+    COUNT(block_tokens, "block_tokens", 16, RETRIEVAL_BLOCK_MOST)                                  \
+    COUNT(initial_tokens, "initial_tokens", 0, INT32_MAX)                                          \
+    COUNT(local_tokens, "local_windows_len", 1, INT32_MAX)                                         \
+    COUNT(top_blocks, "second_block_count", 1, INT32_MAX)                                          \
+    COUNT(dense_layers, "dense_layer_num", 0, INT32_MAX)                                           \
+    COUNT(layer_step, "layer_step", 1, INT32_MAX)                                                  \
+    COUNT(token_step, "token_step", 1, INT32_MAX)                                                  \
+    COUNT(group_heads, "group_heads", 1, INT32_MAX)                                                \
+    COUNT(representative_num, "representative_num", 1, RETRIEVAL_KEYS_MOST)
+
+/* A reader of each. */
+#define READ_COUNT(member_, field, min, max)                                                       \
     static status read_##member_(const parsing *p, const char *name, retrieval_spec *spec,         \
                                  error *err)                                                       \
     {                                                                                              \
         return read_count(p, name, min, max, &spec->member_, err);                                 \
     }
-READ_COUNT(block_tokens, 16, RETRIEVAL_BLOCK_MOST)
-READ_COUNT(initial_tokens, 0, INT32_MAX)
-READ_COUNT(local_tokens, 1, INT32_MAX)
-READ_COUNT(top_blocks, 1, INT32_MAX)
-READ_COUNT(dense_layers, 0, INT32_MAX)
-READ_COUNT(layer_step, 1, INT32_MAX)
-READ_COUNT(token_step, 1, INT32_MAX)
-READ_COUNT(audit, 1, INT32_MAX)
-READ_COUNT(group_heads, 1, INT32_MAX)
-READ_COUNT(representative_num, 1, RETRIEVAL_KEYS_MOST)
+COUNTS(READ_COUNT)
+READ_COUNT(audit, "audit", 1, INT32_MAX)
 
 static status read_epsilon(const parsing *p, const char *name, retrieval_spec *spec, error *err)
 {
@@ -210,9 +214,9 @@ static status find_method(parsing *p, error *err)
 
 /* ---- what the model and the pages allow ------------------------------------------------------ */
 
-static status check_blocks(const parsing *p, const retrieval_spec *spec, error *err)
+static status check_blocks(const retrieval_spec *spec, const pkv_geometry *g, error *err)
 {
-    uint32_t page = p->geometry->page_tokens;
+    uint32_t page = g->page_tokens;
     if (spec->block_tokens % page != 0)
         return error_set(err, STATUS_INVALID,
                          "retrieval.block_tokens is %u: must be a multiple of the server's pages "
@@ -225,9 +229,9 @@ static status check_blocks(const parsing *p, const retrieval_spec *spec, error *
     return STATUS_IS_OK;
 }
 
-static status check_layers(const parsing *p, const retrieval_spec *spec, error *err)
+static status check_layers(const retrieval_spec *spec, const pkv_geometry *g, error *err)
 {
-    uint32_t layers = retention_selecting_layers(p->geometry, p->geometry->n_layers);
+    uint32_t layers = retention_selecting_layers(g, g->n_layers);
     if (layers == 0)
         return error_set(err, STATUS_INVALID,
                          "retrieval: every layer of this model has a sliding window, which is all "
@@ -244,12 +248,45 @@ static status check_layers(const parsing *p, const retrieval_spec *spec, error *
     return STATUS_IS_OK;
 }
 
-static status check_heads(const parsing *p, const retrieval_spec *spec, error *err)
+static status check_heads(const retrieval_spec *spec, const pkv_geometry *g, error *err)
 {
-    if (p->geometry->n_kv_heads % spec->group_heads == 0) return STATUS_IS_OK;
+    if (g->n_kv_heads % spec->group_heads == 0) return STATUS_IS_OK;
     return error_set(err, STATUS_INVALID,
                      "retrieval.group_heads is %u: must divide the model's %u KV heads",
-                     spec->group_heads, p->geometry->n_kv_heads);
+                     spec->group_heads, g->n_kv_heads);
+}
+
+static status check_geometry(const retrieval_spec *spec, const pkv_geometry *g, error *err)
+{
+    RETURN_IF_ERROR(check_blocks(spec, g, err));
+    RETURN_IF_ERROR(check_layers(spec, g, err));
+    return check_heads(spec, g, err);
+}
+
+static status check_count(const char *field, int64_t value, int64_t min, int64_t max, error *err)
+{
+    if (value >= min && value <= max) return STATUS_IS_OK;
+    return error_set(err, STATUS_INVALID, "retrieval.%s is %lld, must be between %lld and %lld",
+                     field, (long long)value, (long long)min, (long long)max);
+}
+
+status retrieval_spec_check(const retrieval_spec *spec, const pkv_geometry *geometry, error *err)
+{
+#define CHECK_COUNT(member_, field, min, max)                                                      \
+    RETURN_IF_ERROR(check_count(field, spec->member_, min, max, err));
+    COUNTS(CHECK_COUNT)
+    if ((uint32_t)spec->representative >= RETRIEVAL_REPRESENTATIVES ||
+        (uint32_t)spec->heads >= RETRIEVAL_HEAD_MODES)
+        return error_set(err, STATUS_INVALID,
+                         "retrieval: representative_type %u or head_select_mode %u is unknown",
+                         (unsigned)spec->representative, (unsigned)spec->heads);
+    bool bounded = spec->epsilon >= 1e-6f && spec->epsilon <= 0.999f && takes_epsilon(spec);
+    if (spec->epsilon != 0 && !bounded)
+        return error_set(err, STATUS_INVALID,
+                         "retrieval.epsilon is %g: must be between 1e-6 and 0.999, with QUEST, "
+                         "layer_step 1, token_step 1 and no preselection",
+                         (double)spec->epsilon);
+    return check_geometry(spec, geometry, err);
 }
 
 /* A preset's block, which must suit pages of every size. */
@@ -290,7 +327,7 @@ status retrieval_check(const retrieval_spec *spec, uint32_t retrieves, error *er
     if (!lacking) return STATUS_IS_OK;
     if (!retrieves)
         return error_set(err, STATUS_INVALID,
-                         "retrieval: only CPU ranks of one process read a part of the context");
+                         "retrieval: only a CPU backend reads a part of the context");
     if (lacking & RETRIEVAL_NEEDS_HISTORY)
         return error_set(err, STATUS_INVALID,
                          "retrieval.token_step is %u: this backend selects for every token",
@@ -313,9 +350,7 @@ status retrieval_parse(const json_t *json, const pkv_geometry *geometry, retriev
     if (json && !json_is_null(json)) {
         parsing p = {.json = json, .geometry = geometry};
         RETURN_IF_ERROR(read_object(&p, &spec, err));
-        RETURN_IF_ERROR(check_blocks(&p, &spec, err));
-        RETURN_IF_ERROR(check_layers(&p, &spec, err));
-        RETURN_IF_ERROR(check_heads(&p, &spec, err));
+        RETURN_IF_ERROR(check_geometry(&spec, geometry, err));
     }
     *out = spec;
     return STATUS_IS_OK;

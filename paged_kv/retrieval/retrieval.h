@@ -96,6 +96,10 @@ const retrieval_preset *retrieval_find(const char *name);
 status retrieval_parse(const json_t *json, const pkv_geometry *geometry, retrieval_spec *out,
                        error *err);
 
+/* Whether a spec that was not parsed here can be computed with such pages: it has the ranges that
+ * retrieval_parse gives it. STATUS_INVALID names the request's field. */
+status retrieval_spec_check(const retrieval_spec *spec, const pkv_geometry *geometry, error *err);
+
 /* The abilities that a backend needs for a spec: bit 1 << representative, and the bits below. */
 enum {
     RETRIEVAL_NEEDS_HISTORY = 1 << 30,      // token_step > 1: tokens follow earlier selections

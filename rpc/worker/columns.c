@@ -11,6 +11,7 @@
 #field, type, offsetof(step_seq, at), LIST(field), usual, most, false                      \
     }
 #define MEASURE(field, type, most) SEQ(measure_##field, type, measure.field, 0, most)
+#define RETRIEVAL(field, most)     SEQ(retrieval_##field, COLUMN_U32, retrieval.field, 0, most)
 
 static const column seq_columns[] = {
     {"seq", COLUMN_U32, offsetof(step_seq, seq), LIST(seq), 0, UINT32_MAX, true},
@@ -35,7 +36,24 @@ static const column seq_columns[] = {
     MEASURE(chunk, COLUMN_U32, UINT32_MAX),
     MEASURE(bias, COLUMN_U32, UINT32_MAX), /* bias, theta: the bits of a float */
     MEASURE(theta, COLUMN_U32, UINT32_MAX),
+    RETRIEVAL(block_tokens, RETRIEVAL_BLOCK_MOST),
+    RETRIEVAL(representative, RETRIEVAL_REPRESENTATIVES - 1),
+    RETRIEVAL(representative_num, RETRIEVAL_KEYS_MOST),
+    RETRIEVAL(heads, RETRIEVAL_HEAD_MODES - 1),
+    RETRIEVAL(group_heads, INT32_MAX),
+    RETRIEVAL(initial_tokens, INT32_MAX),
+    RETRIEVAL(local_tokens, INT32_MAX),
+    RETRIEVAL(top_blocks, INT32_MAX),
+    RETRIEVAL(preselect_blocks, INT32_MAX),
+    RETRIEVAL(dense_layers, INT32_MAX),
+    RETRIEVAL(layer_step, INT32_MAX),
+    RETRIEVAL(token_step, INT32_MAX),
+    RETRIEVAL(audit, INT32_MAX),
+    RETRIEVAL(epsilon, UINT32_MAX), /* the bits of a float */
+    SEQ(n_prompt, COLUMN_U32, n_prompt, 0, INT32_MAX),
+    SEQ(note, COLUMN_U32, note, 0, STEP_NOTES_MOST - 1),
 };
+_Static_assert(sizeof(retrieval_spec) == 14 * sizeof(uint32_t), "each field has a column");
 
 #define MOVE_USUALLY(field, type, usual, most)                                                     \
     {                                                                                              \
@@ -57,7 +75,8 @@ static const column move_columns[] = {
 };
 
 _Static_assert(sizeof(measure_kind) == 4 && sizeof(measure_sum) == 4 &&
-                   sizeof(pkv_move_kind) == 4 && sizeof(pkv_grain) == 4,
+                   sizeof(pkv_move_kind) == 4 && sizeof(pkv_grain) == 4 &&
+                   sizeof(retrieval_representative) == 4 && sizeof(retrieval_heads) == 4,
                "an enum is read as a u32");
 
 const column_table plan_seq_columns = {seq_columns, sizeof seq_columns / sizeof *seq_columns,

@@ -248,6 +248,7 @@ status load_pack(const backend_info *info, const worker_facts *facts, arena *a, 
     m->max_logit_rows = info->max_logit_rows;
     m->logit_row_cost = info->logit_row_cost;
     m->lacks = info->lacks;
+    m->retrieves = info->retrieves;
     m->n_pages = info->n_pages;
     m->n_host_pages = info->n_host_pages;
     m->identity = info->identity;
@@ -312,6 +313,7 @@ status load_unpack(const load_message *m, const worker_config *config, rank_fact
         .max_logit_rows = m->max_logit_rows,
         .logit_row_cost = m->logit_row_cost,
         .lacks = m->lacks,
+        .retrieves = m->retrieves,
         .n_pages = m->n_pages,
         .n_host_pages = m->n_host_pages,
         .max_in_flight = 1,

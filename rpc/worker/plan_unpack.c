@@ -130,6 +130,14 @@ static status unpack_moves(const plan_message *m, const backend_info *info, aren
 
 /* ---- sequences ------------------------------------------------------------------------------- */
 
+/* The backend checks what depends on the tables and on other fields of the share. */
+static status check_retrieval(const step_seq *s, const backend_info *info, error *err)
+{
+    if (s->retrieval.block_tokens == 0) return STATUS_IS_OK;
+    RETURN_IF_ERROR(retrieval_spec_check(&s->retrieval, &info->geometry, err));
+    return retrieval_check(&s->retrieval, info->retrieves, err);
+}
+
 static status check_seq(const step_seq *s, const backend_info *info, error *err)
 {
     if (s->seq >= info->max_seqs)
@@ -140,7 +148,7 @@ static status check_seq(const step_seq *s, const backend_info *info, error *err)
     if ((s->measure.novelty || s->want_scores) && s->next_token >= info->vocab_size)
         return error_set(err, STATUS_INVALID, "next_token: %u is not in the vocabulary",
                          s->next_token);
-    return STATUS_IS_OK;
+    return check_retrieval(s, info, err);
 }
 
 /* Checks that the sequences' rows tile the tokens, and that the plan asks for no more draws and

@@ -15,6 +15,7 @@ static const backend_info info = {
     .max_seqs = 8,
     .n_pages = 50,
     .n_host_pages = 20,
+    .retrieves = 1 << RETRIEVAL_MEAN | 1 << RETRIEVAL_QUEST | 1 << RETRIEVAL_FIX,
     .geometry = {.page_tokens = 16,
                  .n_layers = 6,
                  .n_kv_heads = 4,
@@ -43,6 +44,26 @@ static void check_cells(pkv_grain grain, uint32_t page, bool in_host)
     FUZZ_CHECK(last < pkv_cell_count(g, usable));
 }
 
+/* No division by zero, list without an end or block of half a page is left to the backend. */
+static void check_retrieval(const retrieval_spec *s)
+{
+    const pkv_geometry *g = &info.geometry;
+    if (s->block_tokens == 0) return;
+    FUZZ_CHECK((retrieval_needs(s) & ~info.retrieves) == 0);
+    FUZZ_CHECK(s->block_tokens % g->page_tokens == 0 && s->block_tokens <= RETRIEVAL_BLOCK_MOST);
+    FUZZ_CHECK(s->representative_num > 0 && s->representative_num <= s->block_tokens);
+    FUZZ_CHECK(g->n_kv_heads % retrieval_heads_together(s, g) == 0);
+    for (uint32_t n = 1; n < 2 * info.max_positions; n += 37) {
+        retrieval_extent e = retrieval_extent_of(s, n / 2, n);
+        FUZZ_CHECK(e.first <= e.end && e.end <= e.n_blocks && e.top <= e.end - e.first);
+        FUZZ_CHECK(e.n_blocks - (e.end - e.first - e.top) <= retrieval_most_blocks(s));
+    }
+    for (uint32_t l = 0; l < g->n_layers; l++) {
+        uint32_t leader = retrieval_layer_leader(s, g, l);
+        FUZZ_CHECK(leader == RETRIEVAL_ALL || leader <= l);
+    }
+}
+
 static void check_ranges(const step_plan *p)
 {
     uint32_t rows = 0, draws = 0;
@@ -51,6 +72,7 @@ static void check_ranges(const step_plan *p)
         FUZZ_CHECK(s->seq < info.max_seqs && s->first_token == rows && s->n_tokens > 0);
         FUZZ_CHECK((uint64_t)s->position + s->n_tokens <= info.max_positions);
         FUZZ_CHECK(s->measure.kind < MEASURE_KINDS && s->measure.sum <= MEASURE_SUM_ADD);
+        check_retrieval(&s->retrieval);
         rows += s->n_tokens;
         draws += s->n_samples;
     }

@@ -134,6 +134,83 @@ static void wrong_plans_are_refused_by_field(void **state)
     WRONG_PLAN(p.m.n_opens = SEQS + 1, "opens: 17");
 }
 
+/* Gives the plan's second sequence a sound retrieval; the first has none. */
+typedef struct sound_retrieval {
+    uint32_t block_tokens[2], representative[2], representative_num[2], heads[2], group_heads[2],
+        initial_tokens[2], local_tokens[2], top_blocks[2], dense_layers[2], layer_step[2],
+        token_step[2], epsilon[2], note[2];
+} sound_retrieval;
+
+static void make_reading(sound_plan *p, sound_retrieval *r)
+{
+    *r = (sound_retrieval){.block_tokens = {0, 32},
+                           .representative = {0, RETRIEVAL_FIX},
+                           .representative_num = {0, 5},
+                           .heads = {0, RETRIEVAL_GROUP},
+                           .group_heads = {0, 2},
+                           .local_tokens = {0, 1},
+                           .top_blocks = {0, 1},
+                           .layer_step = {0, 1},
+                           .token_step = {0, 1}};
+    make_sound(p);
+#define GIVE(field) p->m.retrieval_##field = r->field, p->m.n_retrieval_##field = 2
+    GIVE(block_tokens), GIVE(representative), GIVE(representative_num), GIVE(heads);
+    GIVE(group_heads), GIVE(initial_tokens), GIVE(local_tokens), GIVE(top_blocks);
+    GIVE(dense_layers), GIVE(layer_step), GIVE(token_step), GIVE(epsilon);
+#undef GIVE
+    p->m.note = r->note;
+    p->m.n_note = 2;
+}
+
+static void wrong_retrievals_are_refused_by_field(void **state)
+{
+    (void)state;
+    sound_plan p;
+    sound_retrieval r;
+    error err = {{0}};
+    make_reading(&p, &r);
+    if (!is_taken(&p, &err)) fail_msg("%s", err.text);
+#define WRONG(change, word)                                                                        \
+    do {                                                                                           \
+        err = (error){{0}};                                                                        \
+        make_reading(&p, &r);                                                                      \
+        change;                                                                                    \
+        if (is_taken(&p, &err)) fail_msg("%s: taken", #change);                                    \
+        if (!strstr(err.text, word)) fail_msg("%s: \"%s\"", #change, err.text);                    \
+    } while (0)
+    WRONG(r.block_tokens[1] = 40, "retrieval.block_tokens is 40: must be a multiple");
+    WRONG(r.block_tokens[1] = 1 << 13, "retrieval_block_tokens: 8192 is above 4096");
+    WRONG(r.block_tokens[1] = 8, "retrieval.block_tokens is 8, must be between 16 and 4096");
+    WRONG(r.representative[1] = RETRIEVAL_REPRESENTATIVES, "retrieval_representative: 5");
+    WRONG(r.representative_num[1] = 0, "retrieval.representative_num is 0");
+    WRONG(r.representative_num[1] = 33, "retrieval.representative_num is 33: a block has 32");
+    WRONG(r.representative_num[1] = 65, "retrieval_representative_num: 65 is above 64");
+    WRONG(r.heads[1] = RETRIEVAL_HEAD_MODES, "retrieval_heads: 3");
+    WRONG(r.group_heads[1] = 0, "retrieval.group_heads is 0");
+    WRONG(r.group_heads[1] = 3, "retrieval.group_heads is 3: must divide");
+    WRONG(r.local_tokens[1] = 0, "retrieval.local_windows_len is 0");
+    WRONG(r.initial_tokens[1] = UINT32_MAX, "retrieval_initial_tokens: 4294967295");
+    WRONG(r.top_blocks[1] = 0, "retrieval.second_block_count is 0");
+    WRONG(r.dense_layers[1] = LAYERS, "retrieval.dense_layer_num is 6");
+    WRONG(r.layer_step[1] = 0, "retrieval.layer_step is 0");
+    WRONG(r.layer_step[1] = LAYERS + 1, "retrieval.layer_step is 7: only 6");
+    WRONG(r.token_step[1] = 0, "retrieval.token_step is 0");
+    WRONG(r.epsilon[1] = 0x7fc00000, "retrieval.epsilon is nan");
+    WRONG(r.epsilon[1] = 0x3f000000, "retrieval.epsilon is 0.5: must be");
+    WRONG(p.m.n_retrieval_heads = 1, "retrieval_heads: 1 values");
+    WRONG(r.note[0] = STEP_NOTES_MOST, "note: 1048576 is above 1048575");
+#undef WRONG
+    backend_info none = info;
+    none.retrieves = 0;
+    make_reading(&p, &r);
+    assert_false(is_taken_by(&none, &p, &err));
+    assert_non_null(strstr(err.text, "retrieval: only a CPU backend"));
+    none.retrieves = 1 << RETRIEVAL_FIX;
+    r.token_step[1] = 4;
+    assert_false(is_taken_by(&none, &p, &err));
+    assert_non_null(strstr(err.text, "retrieval.token_step is 4: this backend"));
+}
+
 static void moves_to_no_host_tier_are_refused(void **state)
 {
     (void)state;
@@ -475,6 +552,7 @@ int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(wrong_plans_are_refused_by_field),
+        cmocka_unit_test(wrong_retrievals_are_refused_by_field),
         cmocka_unit_test(moves_to_no_host_tier_are_refused),
         cmocka_unit_test(wrong_results_are_refused_by_field),
         cmocka_unit_test(a_draw_without_a_logprob_is_taken),

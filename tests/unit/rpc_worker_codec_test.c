@@ -95,6 +95,27 @@ static measure_spec random_measure(rng *r)
     return m;
 }
 
+static retrieval_spec random_retrieval(rng *r)
+{
+    bool boxes = coin(r);
+    return (retrieval_spec){
+        .block_tokens = 16 * (1 + rng_below(r, RETRIEVAL_BLOCK_MOST / 16)),
+        .representative = boxes ? RETRIEVAL_QUEST : rng_below(r, RETRIEVAL_REPRESENTATIVES),
+        .epsilon = boxes ? 0.02f : 0.0f,
+        .audit = rng_below(r, 3),
+        .representative_num = 1 + rng_below(r, 16),
+        .heads = rng_below(r, RETRIEVAL_HEAD_MODES),
+        .group_heads = 1u << rng_below(r, 3),
+        .initial_tokens = rng_below(r, 1000),
+        .local_tokens = 1 + rng_below(r, 5000),
+        .top_blocks = 1 + rng_below(r, INT32_MAX),
+        .preselect_blocks = boxes ? 0 : rng_below(r, 100),
+        .dense_layers = rng_below(r, LAYERS / 2),
+        .layer_step = boxes ? 1 : 1 + rng_below(r, LAYERS / 2),
+        .token_step = boxes ? 1 : 1 + rng_below(r, 16),
+    };
+}
+
 /* decode: every sequence as in most steps. */
 static void make_plan(rng *r, random_plan *p, bool decode)
 {
@@ -129,6 +150,9 @@ static void make_plan(rng *r, random_plan *p, bool decode)
             s->want_scores = coin(r) ? rng_below(r, 2 + SAMPLE_LOGPROBS_MAX) : 0;
             s->next_token = rng_below(r, VOCAB);
             s->measure = random_measure(r);
+            if (coin(r)) s->retrieval = random_retrieval(r);
+            s->n_prompt = rng_below(r, 500);
+            s->note = rng_below(r, STEP_NOTES_MOST);
         }
         plan->n_tokens += s->n_tokens;
     }

@@ -3,7 +3,7 @@
 #include <time.h>
 #include <unistd.h>
 
-enum { PROMPT = 40, STEPS = 6, PATIENCE = 60000 };
+enum { PROMPT = 60, STEPS = 6, PATIENCE = 60000 };
 
 void site_nap(void) { nanosleep(&(struct timespec){0, 1000000}, NULL); }
 
@@ -394,7 +394,12 @@ const step_plan *pass_plan(site_pass *p)
                         .want_scores = 1 + SCORE_TOPS,
                         .next_token = 7,
                         .measure = {.kind = MEASURE_MASS, .rows = 2, .layer_step = 1}};
-    if (p->step % 2 == 1) {
+    if (p->step > 0 && p->retrieval.block_tokens) {
+        p->seq.retrieval = p->retrieval;
+        p->seq.n_prompt = PROMPT;
+        p->seq.note = 1;
+        p->seq.measure = (measure_spec){0};
+    } else if (p->step % 2 == 1) {
         p->seq.measure.by_slot = true;
         p->seq.measure.second = MEASURE_VALUE_NORM;
     }
@@ -427,7 +432,7 @@ void pass_take(site_pass *p, const step_result *r, uint32_t vocab, strbuf *out)
     strbuf_append(out, s->samples[0].top_ids, 3 * sizeof(uint32_t));
     strbuf_append(out, s->samples[0].top_logprobs, 3 * sizeof(float));
     strbuf_append(out, r->logits, (size_t)r->n_logit_rows * vocab * sizeof(float));
-    strbuf_append(out, m->values, floats * sizeof(float));
+    if (floats > 0) strbuf_append(out, m->values, floats * sizeof(float));
     for (uint32_t i = 0; i < p->plan.n_tokens; i++) {
         const step_sample *score = &s->scores[i];
         assert_int_equal(score->n_top, SCORE_TOPS);
@@ -441,10 +446,11 @@ void pass_take(site_pass *p, const step_result *r, uint32_t vocab, strbuf *out)
 
 void pass_end(site_pass *p) { pkv_destroy(p->kv); }
 
-void pass_run(const backend *b, strbuf *out)
+void pass_run(const backend *b, const retrieval_spec *retrieval, strbuf *out)
 {
     site_pass p;
     pass_begin(&p, b);
+    if (retrieval) p.retrieval = *retrieval;
     for (int i = 0; i < STEPS; i++) {
         const step_result *r = NULL;
         const step_plan *plan = pass_plan(&p);

@@ -102,6 +102,7 @@ typedef struct site_pass {
     sample_params params;
     step_open open;
     step_plan plan;
+    retrieval_spec retrieval; // by which the generated tokens read
 } site_pass;
 
 void pass_begin(site_pass *p, const backend *b);
@@ -109,7 +110,7 @@ void pass_begin(site_pass *p, const backend *b);
 const step_plan *pass_plan(site_pass *p);
 void pass_take(site_pass *p, const step_result *r, uint32_t vocab, strbuf *out);
 void pass_end(site_pass *p);
-/* Runs every step. Fails the test when a step fails. */
-void pass_run(const backend *b, strbuf *out);
+/* Runs every step. Fails the test when a step fails. retrieval: NULL = all rows read everything. */
+void pass_run(const backend *b, const retrieval_spec *retrieval, strbuf *out);
 
 #endif

@@ -101,8 +101,8 @@ static void expect_same_bits(site *s)
 {
     strbuf there = {0}, here = {0};
     backend b = site_make_sure(s), local = site_local(s);
-    pass_run(&b, &there);
-    pass_run(&local, &here);
+    pass_run(&b, NULL, &there);
+    pass_run(&local, NULL, &here);
     assert_int_equal(there.size, here.size);
     assert_memory_equal(there.data, here.data, here.size);
     b.ops->destroy(b.ctx);

@@ -103,7 +103,7 @@ static void a_rank_is_cut_off_from_its_peer(void **state)
     report_wait(&s->ranks[1], (comm_wait){.peer = -1}, 0);
     strbuf out = {0};
     b = site_make_sure(s);
-    pass_run(&b, &out);
+    pass_run(&b, NULL, &out);
     b.ops->destroy(b.ctx);
     strbuf_destroy(&out);
 }
@@ -180,7 +180,7 @@ static void what_is_made_goes_on(void **state)
     strbuf out = {0};
     backend b = site_make_sure(s);
     worker_group_give_up(s->group);
-    pass_run(&b, &out);
+    pass_run(&b, NULL, &out);
     b.ops->destroy(b.ctx);
     strbuf_destroy(&out);
 }

@@ -39,7 +39,7 @@ static void expect_served(site *s)
 {
     strbuf out = {0};
     backend b = site_make_sure(s);
-    pass_run(&b, &out);
+    pass_run(&b, NULL, &out);
     b.ops->destroy(b.ctx);
     strbuf_destroy(&out);
 }

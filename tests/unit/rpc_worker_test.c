@@ -20,12 +20,12 @@ static site *site_of(void **state, uint32_t n)
     return *state;
 }
 
-static void expect_same_bits(site *s)
+static void expect_same_bits_reading(site *s, const retrieval_spec *retrieval)
 {
     strbuf there = {0}, here = {0};
     backend b = site_make_sure(s), local = site_local(s);
-    pass_run(&b, &there);
-    pass_run(&local, &here);
+    pass_run(&b, retrieval, &there);
+    pass_run(&local, retrieval, &here);
     assert_int_equal(there.size, here.size);
     assert_memory_equal(there.data, here.data, here.size);
     b.ops->destroy(b.ctx);
@@ -33,6 +33,8 @@ static void expect_same_bits(site *s)
     strbuf_destroy(&there);
     strbuf_destroy(&here);
 }
+
+static void expect_same_bits(site *s) { expect_same_bits_reading(s, NULL); }
 
 static void expect_contains(const char *text, const char *word)
 {
@@ -54,6 +56,35 @@ static void two_ranks_give_the_same_bits_again_and_again(void **state)
     expect_same_bits(s);
     assert_int_equal(atomic_load(&s->ranks[1].sessions), 2);
     expect_contains(worker_group_facts(s->group, 1)->device, "cpu, ");
+}
+
+/* KV heads that select together lie at two workers. */
+static void two_ranks_read_the_same_few_blocks(void **state)
+{
+    const retrieval_spec few = {.block_tokens = 16,
+                                .representative = RETRIEVAL_QUEST,
+                                .representative_num = 1,
+                                .group_heads = 1,
+                                .local_tokens = 16,
+                                .top_blocks = 1,
+                                .layer_step = 1,
+                                .token_step = 2};
+    retrieval_spec all = few;
+    all.top_blocks = 99;
+    strbuf one = {0}, every = {0};
+    site *s = site_of(state, 2);
+    site_start(s, false);
+    expect_same_bits_reading(s, &few);
+    backend local = site_local(s);
+    pass_run(&local, &few, &one);
+    local.ops->destroy(local.ctx);
+    local = site_local(s);
+    pass_run(&local, &all, &every);
+    local.ops->destroy(local.ctx);
+    assert_int_equal(one.size, every.size);
+    assert_memory_not_equal(one.data, every.data, one.size);
+    strbuf_destroy(&one);
+    strbuf_destroy(&every);
 }
 
 /* ---- lost, silent, hung ---------------------------------------------------------------------- */
@@ -342,6 +373,7 @@ int main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test_teardown(one_rank_gives_the_same_bits, teardown),
         cmocka_unit_test_teardown(two_ranks_give_the_same_bits_again_and_again, teardown),
+        cmocka_unit_test_teardown(two_ranks_read_the_same_few_blocks, teardown),
         cmocka_unit_test_teardown(a_lost_worker_is_named_and_its_group_made_again, teardown),
         cmocka_unit_test_teardown(an_interrupt_ends_a_stuck_step, teardown),
         cmocka_unit_test_teardown(a_rank_that_fails_frees_the_others, teardown),

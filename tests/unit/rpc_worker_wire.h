@@ -23,6 +23,8 @@ static const backend_info info = {
     .max_seqs = SEQS,
     .max_logit_rows = 0,
     .logit_row_cost = 260,
+    .retrieves = ((1 << RETRIEVAL_REPRESENTATIVES) - 1) | RETRIEVAL_NEEDS_HISTORY |
+                 RETRIEVAL_NEEDS_PRESELECTION | RETRIEVAL_NEEDS_EXAM,
     .n_pages = PAGES,
     .n_host_pages = 20,
     .max_in_flight = 1,

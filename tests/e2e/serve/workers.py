@@ -305,14 +305,14 @@ def answer_of(server, i=7, n=8):
 
 
 class Same(unittest.TestCase):
-    REQUESTS = [{"id": str(i), "prompt_token_ids": tokens(20 + 30 * i, i), "max_tokens": 12, "ignore_eos": True,
-                 "logprobs": 2, **({"retention": {"method": "chunkkv", "tokens": 64}} if i > 2 else {})}
-                for i in range(6)]
+    FEW = {"method": "ktransformers", "block_tokens": 16, "local_windows_len": 16, "second_block_count": 2}
+    MORE = 3 * [{}] + 3 * [{"retention": {"method": "chunkkv", "tokens": 64}}] + [{"retrieval": FEW}]
+    REQUESTS = [{"id": str(i), "prompt_token_ids": tokens(20 + 30 * i, i), "max_tokens": 12, "ignore_eos": True, "logprobs": 2,
+                 **more} for i, more in enumerate(MORE)]
 
     def lines(self, *flags):
         found = run_offline(self.REQUESTS, "--dtype", "f32", "--tp", str(RANKS), "--threads", "2", *flags)
-        return {key: (line["token_ids"], line["logprobs"], line.get("retention", {}).get("kept_tokens"))
-                for key, line in found.items()}
+        return {key: (line["token_ids"], line["logprobs"], line.get("retention", {}).get("kept_tokens")) for key, line in found.items()}
 
     def test_everywhere(self):
         threads = self.lines("--workers", "threads")
