@@ -86,9 +86,9 @@ typedef struct step_seq {
      * sequences are discarded. */
     uint32_t token_from;
     measure_spec measure; // kind NONE where rows read by retrieval
-    /* Rows of generated tokens, which lie behind the n_prompt slots of the prompt, read the blocks
-     * that `retrieval` says; block_tokens 0: all rows read everything. Every table of such a
-     * sequence has a slot for each of its tokens. At most STEP_SPARSE_ROWS rows of a share read so,
+    /* Rows of generated tokens, which lie behind the n_prompt slots that are left of the prompt,
+     * read the blocks that `retrieval` says; block_tokens 0: all rows read everything. All tables
+     * of such a sequence have equally many slots. At most STEP_SPARSE_ROWS rows of a share read so,
      * because each has lists of its own. */
     retrieval_spec retrieval;
     uint32_t n_prompt;

@@ -29,7 +29,8 @@ static const char *wrong_retrieval(const backend_info *info, const step_seq *s,
     if (observed > 0 && from < s->n_prompt && to >= s->n_prompt &&
         (to > s->n_prompt || s->n_tokens < observed))
         return "plan: the last rows of a prompt that are not together, and alone, in a share";
-    if (s->measure.kind != MEASURE_NONE) return "plan: a measure of rows that read by retrieval";
+    if (s->measure.kind != MEASURE_NONE && dense_rows(s, extent) < s->n_tokens)
+        return "plan: a measure of rows that read by retrieval";
     if (extent->least_kept != extent->most_kept)
         return "plan: a retrieval in tables of different lengths";
     if (retrieval_keeps(spec) && (s->note >= STEP_NOTES_MOST || s->choice >= info->max_seqs))

@@ -19,21 +19,27 @@ static const char *grouped(char out[27], uint64_t n)
     return out;
 }
 
-/* Whether generated tokens can read as the request asks, in tables that keep everything. */
+/* Whether generated tokens can read as the request asks: the blocks of tables of one length, from
+ * which nothing is taken meanwhile. */
 static status check_retrieval(const sched *s, const sched_request *r, error *err)
 {
     if (r->retrieval.block_tokens == 0) return STATUS_IS_OK;
     RETURN_IF_ERROR(retrieval_check(&r->retrieval, s->options.retrieves, err));
-    if (r->policy.schedule != RETENTION_SCHEDULE_NEVER ||
-        r->policy.growth != RETENTION_GROWTH_JOINT)
+    if (!retention_suits_retrieval(&r->policy, &s->options.geometry))
         return error_set(err, STATUS_INVALID,
-                         "retrieval: reads tables that keep everything, so it cannot go with "
-                         "retention method '%s'",
+                         "retrieval: needs KV heads that keep equally many tokens once the prompt "
+                         "is over, so it cannot go with retention method '%s' as it is asked for",
+                         r->policy.preset ? r->policy.preset->name : "?");
+    if (retention_selects(&r->policy) && (retrieval_needs(&r->retrieval) & RETRIEVAL_OBSERVES))
+        return error_set(err, STATUS_INVALID,
+                         "retrieval: what the prompt's end attends to is measured before retention "
+                         "selects, so DYNAMIC and preselect_block cannot go with retention method "
+                         "'%s'",
                          r->policy.preset ? r->policy.preset->name : "?");
     if (r->policy.pressure && s->pressure.preset)
         return error_set(err, STATUS_INVALID,
-                         "retrieval: reads tables that keep everything, so it cannot go with "
-                         "retention.pressure");
+                         "retrieval: nothing may be given up while tokens are generated, so it "
+                         "cannot go with retention.pressure");
     return STATUS_IS_OK;
 }
 

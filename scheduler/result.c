@@ -153,7 +153,7 @@ static void count_readings(sched *s, sched_seq *q, const step_seq *share,
                            const step_seq_result *result)
 {
     uint32_t from = q->computed, to = from + share->n_tokens;
-    if (from < share->n_prompt) from = share->n_prompt;
+    if (from < q->entry->n_prompt) from = q->entry->n_prompt;
     for (uint32_t i = from; result->readings && i < to; i++) {
         const retrieval_reading *row = &result->readings[i - from];
         s->stats.retrieval_seen_tokens += row->context;

@@ -251,6 +251,11 @@ static inline void sched_starve(sched *s, const sched_seq *q)
 }
 /* Tokens whose K and V are computed once all steps in flight are. */
 static inline uint32_t seq_from(const sched_seq *q) { return q->computed + q->flying; }
+/* How many of a sequence's n tokens with slots its tables have given up, equally many in each. */
+static inline uint32_t sched_given_up(const sched *s, const sched_seq *q, uint32_t n)
+{
+    return n - pkv_seq_table(s->kv, q->slot, 0).kept_tokens;
+}
 /* Tokens that are known once the step in flight has run, while at most one is: a share of the last
  * known token draws the next one. */
 static inline uint32_t seq_known(const sched_seq *q)

@@ -162,7 +162,7 @@ static uint32_t list_of_head(const retrieve *r, const sparse_row *row, uint32_t 
     return (first + head) / row->together - first / row->together;
 }
 
-/* All tables of such a sequence have as many slots as the sequence has tokens. */
+/* All tables of such a sequence have equally many slots. */
 static void add_row(retrieve *r, const forward_seq *s, uint32_t i, size_t *blocks, size_t *pages,
                     size_t *longest)
 {

@@ -202,6 +202,18 @@ bool retention_has_sums(const retention_policy *policy)
     return retention_phase_at(policy, any_prompt, any_prompt + 1).summed;
 }
 
+/* A chunk may be short, so tables that keep as many chunks may differ. Layers with a sliding window
+ * take part in no selection. */
+bool retention_suits_retrieval(const retention_policy *policy, const pkv_geometry *geometry)
+{
+    if (policy->growth != RETENTION_GROWTH_JOINT) return false;
+    if (!retention_selects(policy)) return true;
+    return policy->schedule != RETENTION_SCHEDULE_DECODE &&
+           policy->allocator == RETENTION_ALLOCATOR_UNIFORM &&
+           policy->unit != RETENTION_UNIT_CHUNK && !retention_has_sums(policy) &&
+           retention_selecting_layers(geometry, geometry->n_layers) == geometry->n_layers;
+}
+
 bool retention_wants_novelty(const retention_policy *policy)
 {
     return retention_scores[policy->score]->novelty;

@@ -278,6 +278,9 @@ uint32_t retention_hit_limit(const retention_policy *policy, uint32_t n_prompt);
 /* Whether the policy keeps running sums. They make the sequence's pages private: it takes no hit
  * and publishes nothing. */
 bool retention_has_sums(const retention_policy *policy);
+/* Whether all tables of a sequence always have equally many slots, and nothing is given up or
+ * measured behind the prompt's end: then generated tokens may read them by retrieval. */
+bool retention_suits_retrieval(const retention_policy *policy, const pkv_geometry *geometry);
 /* Whether the policy needs - log p of each prompt token. Such a sequence takes no hit. */
 bool retention_wants_novelty(const retention_policy *policy);
 

@@ -5,7 +5,7 @@
 
 #include <math.h>
 
-enum { REQUESTS = 8, PROMPT = 200, OUTPUTS = 60, CHOICES = 2, BLOCK = 17408 };
+enum { REQUESTS = 10, PROMPT = 200, OUTPUTS = 60, CHOICES = 2, BLOCK = 17408 };
 
 typedef struct answer {
     uint32_t n[CHOICES], cached;
@@ -30,6 +30,16 @@ static const char *const asked[REQUESTS] = {
     NULL,
     "{\"method\": \"quest\", \"block_size\": 32, \"local_windows_len\": 32, "
     "\"second_select_num\": 1, \"epsilon\": 0.5}",
+    "{\"method\": \"quest\", \"block_size\": 16, \"local_windows_len\": 16, "
+    "\"second_select_num\": 1}",
+    "{\"method\": \"ktransformers\", \"block_size\": 16, \"local_windows_len\": 16, "
+    "\"second_select_num\": 1, \"token_step\": 5}",
+};
+
+/* What the prompt keeps: everything where it is NULL. */
+static const char *const kept[REQUESTS] = {
+    [8] = "{\"method\": \"snapkv\", \"ratio\": 0.5}",
+    [9] = "{\"method\": \"chunkkv\", \"tokens\": 112}",
 };
 
 static const setting usual = {.kv_type = KERN_KV_INT8,
@@ -40,20 +50,26 @@ static const setting usual = {.kv_type = KERN_KV_INT8,
                               .max_model_len = 1024,
                               .kv_bytes = 2000 * (uint64_t)BLOCK};
 
+static json_t *object_of(const char *text)
+{
+    json_t *out;
+    error err = {{0}};
+    if (!status_ok(json_read_text("test", text, strlen(text), &out, &err)))
+        fail_msg("%s", err.text);
+    return out;
+}
+
 static engine_request request_of(uint32_t *tokens, uint32_t n, const char *retrieval)
 {
     static const engine_defaults defaults = {.top_p = 1, .repetition_penalty = 1};
     engine_request r;
-    error err = {{0}};
     engine_request_init(&r, &defaults);
     r.prompt_token_ids = tokens;
     r.n_prompt_token_ids = n;
     r.max_tokens = OUTPUTS;
     r.ignore_eos = true;
     r.logprobs = 1;
-    if (retrieval &&
-        !status_ok(json_read_text("test", retrieval, strlen(retrieval), &r.retrieval, &err)))
-        fail_msg("%s", err.text);
+    if (retrieval) r.retrieval = object_of(retrieval);
     return r;
 }
 
@@ -81,6 +97,7 @@ static engine_stream *submit_nth(house *h, uint32_t i, bool few)
     rng random = rng_seed(40 + i / 2);
     for (uint32_t t = 0; t < PROMPT; t++) tokens[t] = rng_below(&random, 1000);
     engine_request r = request_of(tokens, PROMPT - i % 2 * 7, few ? asked[i] : NULL);
+    if (kept[i]) r.retention = object_of(kept[i]);
     r.n = i == 5 ? CHOICES : 1;
     if (i % 2) {
         r.temperature = 0.9f;
@@ -148,8 +165,10 @@ static int setup(void **state)
         assert_int_equal(alone[i].n[0], OUTPUTS);
         sched_stats stats = engine_get_stats(h.engine).sched;
         assert_int_equal(stats.retrieval_seen_tokens > 0, asked[i] != NULL);
+        uint64_t least =
+            kept[i] ? stats.retrieval_seen_tokens / 10 : stats.retrieval_seen_tokens / 3;
         if (asked[i])
-            assert_true(stats.retrieval_read_tokens < stats.retrieval_seen_tokens / 3 * 2);
+            assert_true(stats.retrieval_read_tokens < stats.retrieval_seen_tokens - least);
         check_report(&alone[i], &stats, i);
         read_answer(submit_nth(&h, i, false), &full);
         differ += !same_answers(&full, &alone[i]);
@@ -427,10 +446,16 @@ static void what_cannot_be_had_is_refused(void **state)
     uint32_t tokens[PROMPT] = {0};
     house h = open_house(&usual);
     engine_request r = request_of(tokens, PROMPT, asked[0]);
-    r.retention = json_pack("{s:s, s:f}", "method", "chunkkv", "ratio", 0.5);
+    r.retention = object_of("{\"method\": \"adakv\", \"ratio\": 0.5}");
     assert_refused(&h, &r,
-                   "retrieval: reads tables that keep everything, so it cannot go with retention "
-                   "method 'chunkkv'");
+                   "retrieval: needs KV heads that keep equally many tokens once the prompt is "
+                   "over, so it cannot go with retention method 'adakv' as it is asked for");
+    r = request_of(tokens, PROMPT, asked[3]);
+    r.retention = object_of(kept[8]);
+    assert_refused(&h, &r,
+                   "retrieval: what the prompt's end attends to is measured before retention "
+                   "selects, so DYNAMIC and preselect_block cannot go with retention method "
+                   "'snapkv'");
     close_house(&h);
     setting s = usual;
     s.prefill_chunk = 64;
@@ -448,6 +473,57 @@ static void what_cannot_be_had_is_refused(void **state)
     close_house(&h);
 }
 
+/* The method, with a budget that the prompt exceeds. */
+static json_t *small_budget(const retention_preset *preset)
+{
+    json_t *r = json_pack("{s:s}", "method", preset->name);
+    if (preset->fields & RETENTION_FIELD_BUDGET) json_object_set_new(r, "tokens", json_integer(64));
+    if (preset->defaults.contiguous) {
+        json_object_set_new(r, "recurrent_chunk", json_integer(48));
+        json_object_set_new(r, "sinks", json_integer(4));
+        json_object_set_new(r, "window", json_integer(8));
+    }
+    return r;
+}
+
+/* Each retention method goes with retrieval or is refused by name: none fails a step. */
+static void prompts_may_keep_a_part(void **state)
+{
+    (void)state;
+    size_t n, n_taken = 0;
+    const retention_preset *presets = retention_presets(&n);
+    setting wide = usual;
+    wide.prefill_chunk = 256;
+    house h = open_house(&wide);
+    for (size_t i = 0; i < n; i++) {
+        uint32_t tokens[PROMPT], n_tokens = 0;
+        rng random = rng_seed(9);
+        for (uint32_t t = 0; t < PROMPT; t++) tokens[t] = rng_below(&random, 1000);
+        engine_request r = request_of(tokens, PROMPT, asked[8]);
+        r.max_tokens = 4;
+        r.retention = small_budget(&presets[i]);
+        engine_stream *s;
+        engine_output out;
+        error err = {{0}};
+        const char *why = err.text;
+        bool refused = !status_ok(try_submit(&h, &r, &s, &err));
+        while (!refused && engine_stream_wait(s, &out)) {
+            n_tokens += out.has_token;
+            if (out.finish != ENGINE_FINISH_ERROR) continue;
+            snprintf(err.text, sizeof err.text, "%s", out.error_text);
+        }
+        if (!refused) engine_stream_release(s);
+        if (why[0] ? !strstr(why, "needs KV heads that keep equally many tokens") : n_tokens != 4)
+            fail_msg("%s: %u tokens; %s", presets[i].name, n_tokens, why);
+        n_taken += !why[0];
+    }
+    assert_int_equal(n_taken, 13);
+    sched_stats stats = engine_get_stats(h.engine).sched;
+    assert_true(stats.retrieval_seen_tokens < n_taken * 3 * (PROMPT / 2 + 4));
+    assert_true(stats.retrieval_read_tokens < stats.retrieval_seen_tokens);
+    close_house(&h);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -460,6 +536,7 @@ int main(void)
         cmocka_unit_test(blocks_that_share_some_pages),
         cmocka_unit_test(every_block_is_full_attention),
         cmocka_unit_test(no_head_misses_more_than_epsilon),
+        cmocka_unit_test(prompts_may_keep_a_part),
         cmocka_unit_test(what_cannot_be_had_is_refused),
     };
     return cmocka_run_group_tests_name("retrieval", tests, setup, teardown);
