@@ -1,0 +1,244 @@
+/* The files of a store: their format, and every call of the system. */
+#include "disk/internal.h"
+
+#include <errno.h>
+#include <fcntl.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/file.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+/* The first bytes of the index. Numbers are in the order of this machine's bytes: another's files
+ * have another version or checksum, and are emptied. */
+typedef struct file_header {
+    char magic[8];
+    uint64_t version, identity, block_bytes, slot_bytes;
+    uint64_t checksum; // of the fields before it
+} file_header;
+
+/* Slot i's record is at DISK_ALIGN + i * sizeof. A record that is all zero is an empty slot's. */
+typedef struct file_record {
+    disk_key key;
+    uint64_t checksum, stamp;
+    uint64_t own; // checksum of the fields before it
+} file_record;
+
+_Static_assert(sizeof(file_record) == 40, "records have no padding");
+
+static const char magic[8] = "octavoKV";
+
+static ssize_t system_read(void *ctx, int fd, void *to, size_t n, off_t at)
+{
+    (void)ctx;
+    return pread(fd, to, n, at);
+}
+
+static ssize_t system_write(void *ctx, int fd, const void *from, size_t n, off_t at)
+{
+    (void)ctx;
+    return pwrite(fd, from, n, at);
+}
+
+/* ---- reading and writing --------------------------------------------------------------------- */
+
+static int read_all(const disk_files *f, int fd, void *to, size_t n, off_t at)
+{
+    for (size_t done = 0; done < n;) {
+        ssize_t got = f->io.read(f->io.ctx, fd, (char *)to + done, n - done, at + (off_t)done);
+        if (got < 0 && errno == EINTR) continue;
+        if (got < 0) return errno;
+        done += (size_t)got;
+        /* The end of a file that was cut short; O_DIRECT refuses to go on from an odd place. */
+        if (got == 0 || (fd == f->blocks && done % DISK_ALIGN != 0)) {
+            memset((char *)to + done, 0, n - done);
+            return 0;
+        }
+    }
+    return 0;
+}
+
+static int write_all(const disk_files *f, int fd, const void *from, size_t n, off_t at)
+{
+    for (size_t done = 0; done < n;) {
+        ssize_t put =
+            f->io.write(f->io.ctx, fd, (const char *)from + done, n - done, at + (off_t)done);
+        if (put < 0 && errno == EINTR) continue;
+        if (put < 0) return errno;
+        if (put == 0) return ENOSPC;
+        done += (size_t)put;
+    }
+    return 0;
+}
+
+static off_t slot_place(const disk_files *f, uint32_t slot)
+{
+    return (off_t)((uint64_t)slot * f->slot_bytes);
+}
+
+static off_t record_place(uint32_t slot)
+{
+    return (off_t)(DISK_ALIGN + (uint64_t)slot * sizeof(file_record));
+}
+
+int files_read_block(disk_files *f, uint32_t slot, uint8_t *buffer)
+{
+    return read_all(f, f->blocks, buffer, f->slot_bytes, slot_place(f, slot));
+}
+
+int files_write_block(disk_files *f, uint32_t slot, const uint8_t *buffer)
+{
+    return write_all(f, f->blocks, buffer, f->slot_bytes, slot_place(f, slot));
+}
+
+/* A block's checksum depends on its key and the identity, so that no block passes for another. */
+uint64_t files_checksum(const disk_files *f, const disk_key *key, const uint8_t *block)
+{
+    return hash_bytes(block, f->block_bytes, hash_bytes(key, sizeof *key, f->identity));
+}
+
+/* A record depends on its place too. */
+static uint64_t own_checksum(const disk_files *f, uint32_t slot, const file_record *r)
+{
+    return hash_bytes(r, offsetof(file_record, own), f->identity + hash_mix64(slot + 1ull));
+}
+
+int files_write_record(disk_files *f, uint32_t slot, const disk_key *key, uint64_t checksum,
+                       uint64_t stamp)
+{
+    file_record r = {.key = *key, .checksum = checksum, .stamp = stamp};
+    r.own = own_checksum(f, slot, &r);
+    return write_all(f, f->index, &r, sizeof r, record_place(slot));
+}
+
+int files_clear(disk_files *f) { return ftruncate(f->index, DISK_ALIGN) == 0 ? 0 : errno; }
+
+int files_exist(const disk_files *f)
+{
+    struct stat index, blocks;
+    if (fstat(f->index, &index) != 0 || fstat(f->blocks, &blocks) != 0) return errno;
+    return index.st_nlink > 0 && blocks.st_nlink > 0 ? 0 : ENOENT;
+}
+
+status files_scan(disk_files *f,
+                  void (*found)(void *ctx, uint32_t slot, const disk_key *key, uint64_t checksum,
+                                uint64_t stamp),
+                  void *ctx, error *err)
+{
+    enum { AT_ONCE = 1024 };
+    static const file_record empty;
+    file_record records[AT_ONCE];
+    for (uint32_t first = 0; first < f->n_slots; first += AT_ONCE) {
+        uint32_t n = f->n_slots - first < AT_ONCE ? f->n_slots - first : AT_ONCE;
+        int why = read_all(f, f->index, records, n * sizeof *records, record_place(first));
+        if (why) return error_set(err, STATUS_IO, "index: %s", strerror(why));
+        for (uint32_t i = 0; i < n; i++) {
+            const file_record *r = &records[i];
+            if (memcmp(r, &empty, sizeof *r) == 0) continue;
+            if (r->own != own_checksum(f, first + i, r)) continue;
+            found(ctx, first + i, &r->key, r->checksum, r->stamp);
+        }
+    }
+    return STATUS_IS_OK;
+}
+
+/* ---- opening --------------------------------------------------------------------------------- */
+
+static status open_file(const disk_files *f, const char *dir, const char *name, int flags, int *fd,
+                        error *err)
+{
+    *fd = openat(f->dir, name, O_RDWR | O_CREAT | O_CLOEXEC | O_NOFOLLOW | flags, 0600);
+    if (*fd >= 0) return STATUS_IS_OK;
+    return error_set(err, STATUS_IO, "%s/%s: %s", dir, name, strerror(errno));
+}
+
+static status open_dir(disk_files *f, const char *dir, error *err)
+{
+    if (mkdir(dir, 0700) != 0 && errno != EEXIST)
+        return error_set(err, STATUS_IO, "%s: cannot be made: %s", dir, strerror(errno));
+    f->dir = open(dir, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
+    if (f->dir < 0) return error_set(err, STATUS_IO, "%s: %s", dir, strerror(errno));
+    RETURN_IF_ERROR(open_file(f, dir, "lock", 0, &f->lock, err));
+    if (flock(f->lock, LOCK_EX | LOCK_NB) == 0) return STATUS_IS_OK;
+    if (errno == EWOULDBLOCK)
+        return error_set(err, STATUS_UNAVAILABLE, "%s: another process uses this directory", dir);
+    return error_set(err, STATUS_IO, "%s/lock: %s", dir, strerror(errno));
+}
+
+/* Reads past the page cache where the file system can, so that the cache of blocks does not fill
+ * memory a second time. */
+static status open_blocks(disk_files *f, const char *dir, error *err)
+{
+    f->blocks =
+        openat(f->dir, "blocks", O_RDWR | O_CREAT | O_CLOEXEC | O_NOFOLLOW | O_DIRECT, 0600);
+    if (f->blocks >= 0) return STATUS_IS_OK;
+    return open_file(f, dir, "blocks", 0, &f->blocks, err);
+}
+
+static file_header header_of(const disk_files *f)
+{
+    file_header h = {.version = DISK_VERSION,
+                     .identity = f->identity,
+                     .block_bytes = f->block_bytes,
+                     .slot_bytes = f->slot_bytes};
+    memcpy(h.magic, magic, sizeof magic);
+    h.checksum = hash_bytes(&h, offsetof(file_header, checksum), 0);
+    return h;
+}
+
+/* Empties the files unless their header is that of this store. */
+static status check_header(disk_files *f, const char *dir, bool *was_foreign, error *err)
+{
+    static const file_header none;
+    file_header want = header_of(f), have;
+    int why = read_all(f, f->index, &have, sizeof have, 0);
+    *was_foreign =
+        !why && memcmp(&have, &none, sizeof have) != 0 && memcmp(&have, &want, sizeof have) != 0;
+    bool fits = !why && memcmp(&have, &want, sizeof have) == 0;
+    if (!why && !fits && (ftruncate(f->index, 0) != 0 || ftruncate(f->blocks, 0) != 0)) why = errno;
+    if (!why && !fits) why = write_all(f, f->index, &want, sizeof want, 0);
+    if (why) return error_set(err, STATUS_IO, "%s/index: %s", dir, strerror(why));
+    return STATUS_IS_OK;
+}
+
+/* Cuts the files to the store's size, which may have become smaller, so that a slot that is out of
+ * use now is empty when the store grows again. */
+static status cut_files(disk_files *f, const char *dir, error *err)
+{
+    if (ftruncate(f->index, record_place(f->n_slots)) == 0 &&
+        ftruncate(f->blocks, slot_place(f, f->n_slots)) == 0)
+        return STATUS_IS_OK;
+    return error_set(err, STATUS_IO, "%s: %s", dir, strerror(errno));
+}
+
+status files_open(disk_files *f, const disk_options *o, bool *was_foreign, error *err)
+{
+    static const disk_io calls = {system_read, system_write, NULL};
+    *f = (disk_files){.dir = -1,
+                      .lock = -1,
+                      .index = -1,
+                      .blocks = -1,
+                      .block_bytes = o->block_bytes,
+                      .identity = o->identity,
+                      .io = o->io ? *o->io : calls};
+    f->slot_bytes = (o->block_bytes + DISK_ALIGN - 1) / DISK_ALIGN * DISK_ALIGN;
+    uint64_t n =
+        o->bytes > DISK_ALIGN ? (o->bytes - DISK_ALIGN) / (f->slot_bytes + sizeof(file_record)) : 0;
+    if (n == 0)
+        return error_set(err, STATUS_INVALID,
+                         "%llu bytes are less than a block, which has %zu bytes here",
+                         (unsigned long long)o->bytes, f->slot_bytes);
+    f->n_slots = n < DISK_SLOTS_MOST ? (uint32_t)n : DISK_SLOTS_MOST;
+    RETURN_IF_ERROR(open_dir(f, o->dir, err));
+    RETURN_IF_ERROR(open_file(f, o->dir, "index", 0, &f->index, err));
+    RETURN_IF_ERROR(open_blocks(f, o->dir, err));
+    RETURN_IF_ERROR(check_header(f, o->dir, was_foreign, err));
+    return cut_files(f, o->dir, err);
+}
+
+void files_close(disk_files *f)
+{
+    const int fds[] = {f->blocks, f->index, f->lock, f->dir};
+    for (size_t i = 0; i < sizeof fds / sizeof *fds; i++)
+        if (fds[i] >= 0) close(fds[i]);
+}
