@@ -41,6 +41,14 @@ typedef struct prefix_watch {
     pkv_swap_cost cost;
 } prefix_watch;
 
+/* Keys of blocks, and a ring of those that left. Nothing is allocated where `most` is 0. */
+typedef struct lost_blocks {
+    uint32_t most, first, n;
+    pkv_key *block_keys; // [max_blocks + 1]
+    pkv_key *keys;       // [2 * most]: the ring, then room to put it in order
+    uint32_t *cells;     // [2 * most, groups]
+} lost_blocks;
+
 /* What pkv_parked_look_again has seen. */
 typedef struct parked_sight {
     uint32_t parked; // 0 = none, or a page that a parked sequence holds has changed
@@ -135,6 +143,7 @@ struct pkv {
     uint32_t max_blocks, n_blocks;
     uint32_t blocks_touched; // blocks from here on were never used
     uint32_t free_block;
+    lost_blocks lost;
     prefix_watch watch;
     parked_sight sight;
 
@@ -304,6 +313,14 @@ uint32_t prefix_walk(const pkv *p, const uint32_t *tokens, uint32_t max_tokens, 
                      uint32_t *n_blocks);
 /* Takes a block and all its descendants out of the cache; their unreferenced pages become free. */
 void prefix_remove(pkv *p, uint32_t b);
+
+/* ---- lost.c ---- */
+status lost_create(pkv *p, uint32_t most);
+void lost_destroy(pkv *p);
+/* A block of these tokens enters the cache. */
+void lost_enter(pkv *p, uint32_t b, uint64_t salt, const uint32_t *tokens);
+/* The block leaves because its pages are wanted; it still has its nodes. */
+void lost_add(pkv *p, uint32_t b);
 
 /* ---- watch.c ---- */
 /* References of a node of the pool change between two calls, of which the first has UINT32_MAX for

@@ -130,8 +130,10 @@ typedef struct pkv_options {
     uint32_t n_pages;  // page 0 included, at most 2^30
     uint32_t max_seqs; // sequences are numbered 0 .. max_seqs - 1 by the caller
     bool prefix_cache;
-    uint32_t n_host_pages;                                     // at most 2^30
-    const allocator *alloc;                                    // NULL = default
+    uint32_t n_host_pages;  // at most 2^30
+    const allocator *alloc; // NULL = default
+    /* Blocks that pkv_take_lost tells of at most; 0 = they have no keys, and none is told of. */
+    uint32_t lost_most;
     void (*on_block)(void *ctx, const pkv_block_event *event); // NULL = no events
     void *on_block_ctx;
 } pkv_options;
@@ -196,6 +198,35 @@ pkv_hit pkv_lookup_again(pkv *p, uint64_t key, const uint32_t *tokens, uint32_t 
  * their tables but publish nothing more, and neither do their forks, because they began before the
  * flush. Emits one event, PKV_CLEARED. */
 void pkv_flush(pkv *p);
+
+/* ---- blocks that leave memory ---------------------------------------------------------------- */
+
+/* Names a block beyond this pool and its process: a digest of the salt and of all tokens up to its
+ * end. Equal keys mean equal tokens and salts. */
+typedef struct pkv_key {
+    uint8_t bytes[16];
+} pkv_key;
+
+/* The key of the block of tokens[0 .. page_tokens) behind the block with the key *key, which it
+ * replaces. A first block is behind pkv_key_root. */
+void pkv_key_next(const pkv *p, pkv_key *key, const uint32_t *tokens);
+pkv_key pkv_key_root(uint64_t salt);
+
+/* Blocks that left the prefix cache because their pages were wanted: the last ones, in the order in
+ * which they left, children before their parent. */
+typedef struct pkv_lost {
+    const pkv_key *keys;   // [n]
+    const uint32_t *cells; // [n, pkv_groups]: the cells of each block, by KV group
+    uint32_t n;
+} pkv_lost;
+
+/* Those of the time since the last call; valid until the pool changes. Their K and V are in their
+ * cells until the moves of the next deltas, and the rows computed behind them, write those. */
+pkv_lost pkv_take_lost(pkv *p);
+/* The key of the last block that an open sequence has published or hit, or the root. */
+pkv_key pkv_seq_key(const pkv *p, uint32_t seq);
+/* The cells, by KV group, of block `index` of an open sequence that has dropped nothing. */
+void pkv_seq_cells(const pkv *p, uint32_t seq, uint32_t index, uint32_t *cells);
 
 /* ---- sequences ------------------------------------------------------------------------------- */
 

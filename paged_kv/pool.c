@@ -100,7 +100,8 @@ status pkv_create(const pkv_options *options, pkv **out)
         alloc_zeroed(a, (size_t)SUMS_MOST * pkv_shares(&p->geometry), sizeof *p->in_share);
     if (!p->seqs || !p->cursors || !p->in_share ||
         !status_ok(tree_create(&p->pool, a, &p->geometry, p->n_pages - 1)) ||
-        (p->prefix_cache && !status_ok(prefix_create(p))) || !status_ok(host_create(p))) {
+        (p->prefix_cache && !status_ok(prefix_create(p))) ||
+        (p->prefix_cache && !status_ok(lost_create(p, options->lost_most))) || !status_ok(host_create(p))) {
         pkv_destroy(p);
         return status_make(STATUS_NO_MEMORY, NULL);
     }
@@ -114,6 +115,7 @@ void pkv_destroy(pkv *p)
     for (uint32_t i = 0; p->seqs && i < p->max_seqs; i++) seq_free_lists(p, &p->seqs[i]);
     host_destroy(p);
     prefix_destroy(p);
+    lost_destroy(p);
     alloc_free(&p->alloc, p->seqs);
     tree_destroy(&p->pool, &p->alloc);
     alloc_free(&p->alloc, p->cursors);

@@ -140,6 +140,7 @@ static uint32_t insert_block(pkv *p, const pkv_seq *s, uint32_t index, uint32_t 
         link = &p->pool.nodes[node].block_next;
     }
     *link = 0;
+    lost_enter(p, b, s->salt, tokens);
     emit(p, b, true, s->hidden ? NULL : block_tokens(p, b));
     return b;
 }
@@ -179,11 +180,12 @@ static void release_nodes(pkv *p, uint32_t b)
     }
 }
 
-/* Removes one block without children. */
+/* Removes one block without children, whose pages are wanted. */
 static void remove_leaf(pkv *p, uint32_t b)
 {
     pkv_block *k = &p->blocks[b];
     emit(p, b, false, NULL);
+    lost_add(p, b);
     uint32_t *link = &p->buckets[k->hash & p->bucket_mask];
     while (*link != b) link = &p->blocks[*link].next_in_bucket;
     *link = k->next_in_bucket;
@@ -215,6 +217,7 @@ void prefix_remove(pkv *p, uint32_t top)
 void pkv_flush(pkv *p)
 {
     if (!p->prefix_cache) return;
+    p->lost.n = 0;
     for (uint32_t i = 0; i < p->max_seqs; i++) p->seqs[i].sealed = p->seqs[i].open;
     for (uint32_t i = 1; i <= p->n_swaps; i++) p->swaps[i].seq.sealed = true;
     p->free_block = 0;

@@ -192,11 +192,11 @@ static uint64_t room_to_grow(const sched *s, const pages_owed *owed)
  * pages in the host tier. */
 typedef struct beginning {
     uint32_t computed;
-    uint32_t hit; // tokens of `computed` that the prefix cache has
-    uint32_t max_hit;
-    uint64_t held;   // pages of its tables, like all of these as many in each share
-    uint64_t taken;  // pages that it takes at once from those available to new work
-    uint64_t shared; // pages of its tables that others hold too
+    uint32_t hit;     // tokens of `computed` that the prefix cache has
+    uint32_t max_hit; // 0 where its pages are those of a session or in the host tier
+    uint64_t held;    // pages of its tables, like all of these as many in each share
+    uint64_t taken;   // pages that it takes at once from those available to new work
+    uint64_t shared;  // pages of its tables that others hold too
     /* `taken` and `shared` if everything else that is parked is given up. */
     uint64_t taken_alone, shared_alone;
     uint64_t alone; // its own pages, if only parked sequences hold them
@@ -343,6 +343,18 @@ const char *sched_blocked_check(const sched *s)
     return NULL;
 }
 
+/* Gives a sequence that has started its pages for blocks that are loaded, else for a chunk that is
+ * computed. */
+static status begin_rows(sched *s, sched_seq *q, uint32_t chunk, uint32_t max_hit)
+{
+    bool loads;
+    RETURN_IF_ERROR(sched_load_begin(s, q, max_hit, &loads));
+    if (loads) return STATUS_IS_OK;
+    RETURN_IF_ERROR(sched_append(s, q, chunk));
+    sched_seq_plan(s, q, chunk);
+    return STATUS_IS_OK;
+}
+
 /* Starts the sequence when a slot, enough pages beside those owed, and enough tokens are there. */
 static bool try_start(sched *s, sched_seq *q, const pages_owed *owed)
 {
@@ -365,7 +377,7 @@ static bool try_start(sched *s, sched_seq *q, const pages_owed *owed)
     }
     sched_list_remove(&s->waiting, q);
     sched_seq_start(s, q);
-    st = sched_append(s, q, chunk);
+    st = begin_rows(s, q, chunk, b.max_hit);
     /* They were counted, but not where the cached cells of a hit lie in the shares. They lie
      * unevenly only while others hold the rest, so idle sessions give way. */
     assert(st.code != STATUS_NO_PAGES || pkv_shares(&s->options.geometry) > 1);
@@ -375,7 +387,6 @@ static bool try_start(sched *s, sched_seq *q, const pages_owed *owed)
         if (st.code == STATUS_NO_PAGES) (void)sched_parked_give_way(s, q);
         return false;
     }
-    sched_seq_plan(s, q, chunk);
     if (e->first_planned_us < 0) e->cached_tokens = b.hit;
     if (q->furthest < b.computed) q->furthest = b.computed;
     return true;

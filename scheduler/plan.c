@@ -159,7 +159,7 @@ static bool runs_alone(const sched *s)
 
 static bool can_go_on(const sched_seq *q)
 {
-    return !q->awaited && !q->selecting && !sched_seq_is_idle(q);
+    return !q->awaited && !q->selecting && !q->loading && !sched_seq_is_idle(q);
 }
 
 /* Decodes go first. A row with logits costs more, so it is no decode even where it is the last. */

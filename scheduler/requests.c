@@ -412,7 +412,7 @@ static void end_choice(sched *s, sched_seq *q, bool finished)
      * long, has no use for it, and reports that it kept everything. */
     if (finished && e->claims) sched_select_settle(s, e->forked ? q : e->seqs);
     sched_seq *holder = e->forked ? q : e->seqs; /* has list place and pages for q */
-    finished = finished && !holder->selecting;
+    finished = finished && !holder->selecting && !holder->loading;
     bool is_last = e->forked || e->live == 1;
     bool whole = !is_last || sched_forget_ahead(s, holder);
     sched_describe_seq(s, q, &q->final);
@@ -421,6 +421,7 @@ static void end_choice(sched *s, sched_seq *q, bool finished)
     q->ended = true;
     e->live--;
     if (seq_is_over(holder)) sched_select_drop(s, holder);
+    if (seq_is_over(holder)) sched_load_drop(s, holder);
     if (seq_is_over(holder) && holder->state == SEQ_WAITING) {
         give_up_pages(s, holder);
         sched_list_remove(&s->waiting, holder);

@@ -22,6 +22,7 @@
 
 typedef struct sched_seq sched_seq;
 typedef struct sched_entry sched_entry;
+typedef struct sched_loading sched_loading;
 
 /* The retention policy under which a sequence grows to length `end`. A request has one turn. If it
  * continues a session, it also has the session's earlier turns, and a replay goes through them all:
@@ -46,6 +47,7 @@ struct sched_seq {
     bool stores;       // ended, and its pages become a session
     bool drop_planned; // pressure retention selects after this step, because pages are short
     sched_selection *selecting; // it waits for this selection, and has no share of a step
+    sched_loading *loading;     // it waits for these blocks, and has no share of a step
     uint32_t slot;              // while running
     uint32_t swap;              // while waiting: its pages in the host tier; 0 = none there
     uint32_t parked;  // while waiting: its parked pages, from its session or its parent; 0 = none
@@ -54,8 +56,8 @@ struct sched_seq {
     uint32_t flying;  // rows in steps in flight, without those that will be discarded
     bool awaited;     // what follows its last row in flight depends on the result of that row
     bool left_out; // a step planned ahead left it out, and no row without such a result came since
-    /* Steps in flight with a share of it, even one that will be discarded, and selections of it on
-     * other threads, even one that was dropped. */
+    /* Steps in flight with a share of it, even one that will be discarded, and selections and loads
+     * of it on other threads, even one that was dropped. */
     uint32_t listed;
     uint32_t share;           // index of its share in the last of those steps
     uint32_t n_tokens;        // known tokens: the prompt and the sampled ones
@@ -235,6 +237,7 @@ struct sched {
     row_fate *fates;          // [max_seqs], one for each share of the step whose result is taken
 
     sched_selection *first_selection, *last_selection; // the oldest, the newest
+    sched_loading *first_load, *last_load;
     uint32_t n_selecting, n_pressing; // sequences that wait for one; for one under pressure
     uint64_t *keep;                   // buffers of a selection, sized as requests are taken in
     float *scratch;
@@ -272,12 +275,12 @@ static inline bool seq_is_over(const sched_seq *q)
 {
     return seq_is_parent(q) ? q->entry->live == 0 : q->ended;
 }
-/* Its pages stay as they are, or are being given up already: rows of it are in flight, a selection,
- * of which it may have been dropped, reads its tables or is being applied to them, or it is
- * over. */
+/* Its pages stay as they are, or are being given up already: rows of it are in flight, they are
+ * being loaded, a selection, of which it may have been dropped, reads its tables or is being applied to
+ * them, or it is over. */
 static inline bool seq_is_read(const sched_seq *q)
 {
-    return q->listed > 0 || q->selecting || seq_is_over(q);
+    return q->listed > 0 || q->selecting || q->loading || seq_is_over(q);
 }
 /* -1, 0 or 1 when a ranks before, equal to or behind b. */
 int sched_seq_compare(const sched_seq *a, const sched_seq *b);
@@ -508,6 +511,19 @@ void sched_take_selection(sched *s, sched_selection *x);
 void sched_apply_selections(sched *s);
 void sched_selections_destroy(sched *s);
 const char *sched_select_check(const sched *s);
+
+/* ---- load.c: blocks that are loaded instead of computed ---- */
+/* Begins to load the blocks behind the hit of a sequence that has just been opened, up to its token
+ * `to`, as far as they can be had. *began: the sequence has the pages and waits. STATUS_NO_MEMORY:
+ * it must be computed again. */
+status sched_load_begin(sched *s, sched_seq *q, uint32_t to, bool *began);
+/* The sequence is over, so it waits no longer. */
+void sched_load_drop(sched *s, sched_seq *q);
+void sched_take_load(sched *s, const sched_load *load, uint32_t n_loaded);
+/* Goes on with the sequences whose loads have ended. */
+void sched_apply_loads(sched *s);
+void sched_loads_destroy(sched *s);
+const char *sched_load_check(const sched *s);
 
 /* ---- query.c ---- */
 void sched_describe_seq(const sched *s, const sched_seq *q, sched_choice_info *out);

@@ -84,6 +84,7 @@ status sched_create(const sched_options *options, sched **out, error *err)
     if (options->pressure) s->pressure = *options->pressure;
     s->options.pressure = NULL;
     s->options.logit_row_cost = usable_cost(options);
+    if (!options->prefix_cache || options->lost_most == 0) s->options.has_block = NULL;
     s->alloc = *a;
     s->groups = pkv_groups(&options->geometry);
     s->page_tokens = options->geometry.page_tokens;
@@ -104,6 +105,7 @@ status sched_create(const sched_options *options, sched **out, error *err)
                                           .n_host_pages = options->n_host_pages,
                                           .max_seqs = options->max_seqs,
                                           .prefix_cache = options->prefix_cache,
+                                          .lost_most = options->lost_most,
                                           .alloc = a,
                                           .on_block = options->on_block,
                                           .on_block_ctx = options->on_block_ctx},
@@ -125,6 +127,7 @@ void sched_destroy(sched *s)
 {
     if (!s) return;
     sched_selections_destroy(s);
+    sched_loads_destroy(s);
     sched_entries_destroy(s);
     sched_sessions_destroy(s);
     pkv_destroy(s->kv);
@@ -159,6 +162,7 @@ static void take_event(sched *s, const sched_event *event, int64_t now_us)
         if (e) sched_entry_end(s, e, event->choice, event->finished);
         return;
     case SCHED_SELECTED: sched_take_selection(s, event->selection); return;
+    case SCHED_LOADED: sched_take_load(s, event->load, event->n_loaded); return;
     case SCHED_FLUSH: pkv_flush(s->kv); return;
     case SCHED_PAUSE:
     case SCHED_RESUME:
@@ -183,6 +187,7 @@ const step_plan *sched_step(sched *s, int64_t now_us, const sched_event *events,
     for (size_t i = 0; i < n_events; i++) take_event(s, &events[i], now_us);
     if (s->n_in_flight == s->depth) return &s->idle_plan;
     sched_apply_selections(s);
+    sched_apply_loads(s);
     sched_reap(s);
     sched_sessions_expire(s);
     if (s->n_in_flight > 0 && !sched_may_plan_ahead(s)) return &s->idle_plan;
@@ -192,3 +197,5 @@ const step_plan *sched_step(sched *s, int64_t now_us, const sched_event *events,
         return &s->idle_plan; /* the deltas go with the next plan */
     return sched_close_plan(s);
 }
+
+pkv_lost sched_take_lost(sched *s) { return pkv_take_lost(s->kv); }

@@ -60,6 +60,12 @@ typedef struct sched_options {
     const allocator *alloc;
     void (*on_block)(void *ctx, const pkv_block_event *event);
     void *on_block_ctx;
+    /* Whether somebody has the block's K and V outside of the pool, such as a disk, from where they
+     * may be loaded (sched_next_load). It answers at once. NULL = nothing is outside. Read where
+     * prefix_cache is set and lost_most is not 0. */
+    bool (*has_block)(void *ctx, const pkv_key *key);
+    void *has_block_ctx;
+    uint32_t lost_most; // blocks that sched_take_lost tells of at most
 } sched_options;
 
 /* Checks that sched_options.pressure may be this policy. */
@@ -110,6 +116,13 @@ typedef struct sched_need {
 sched_need sched_need_of(const pkv_geometry *geometry, const retention_policy *policy,
                          uint32_t n_prompt, uint32_t max_new_tokens);
 
+/* Blocks of one sequence, one behind the other, that are to be loaded into its pages. */
+typedef struct sched_load {
+    const pkv_key *keys;   // [n_blocks]
+    const uint32_t *cells; // [n_blocks, pkv_groups]: the cells that they are loaded into
+    uint32_t n_blocks;
+} sched_load;
+
 /* ---- what happened --------------------------------------------------------------------------- */
 
 enum { SCHED_ALL_CHOICES = UINT32_MAX };
@@ -131,6 +144,7 @@ typedef struct sched_event {
         SCHED_PAUSE,  // its reader is slow: the choice stays but is not planned
         SCHED_RESUME,
         SCHED_SELECTED, // a selection that was handed out has been run
+        SCHED_LOADED,   // a load that was handed out has ended
         SCHED_FLUSH,    // forget every cached block (pkv_flush), at any moment
     } kind;
     uint64_t request;           // END, PAUSE, RESUME
@@ -139,6 +153,8 @@ typedef struct sched_event {
     const sched_request *add;   // ADD; valid during the call
     const step_result *result;  // RESULT
     sched_selection *selection; // SELECTED
+    const sched_load *load;     // LOADED
+    uint32_t n_loaded;          // LOADED: its first blocks that are in their cells
 } sched_event;
 
 /* Takes events in order, then plans. While a step is in flight (its RESULT not yet given) the plan
@@ -164,6 +180,14 @@ void sched_selection_run(sched_selection *x);
 /* Lets every selection that is handed out run to its end at once, with no result: before
  * sched_destroy. */
 void sched_cancel_selections(sched *s);
+
+/* The next load; NULL = no more. Its cells may be written once the moves of the last plan are made,
+ * and until its event LOADED is given, which every load that was fetched gets, also when its
+ * sequence has ended. Meanwhile the sequence has no share of a step. */
+const sched_load *sched_next_load(sched *s);
+/* Blocks that left the prefix cache in the last sched_step call (pkv_take_lost): to be read before
+ * its plan is submitted. */
+pkv_lost sched_take_lost(sched *s);
 
 /* The request that the last sched_step call would have planned if there had been memory for its
  * lists; NULL = none. The scheduler tries again in the next step, but when the plan is empty, there
@@ -221,6 +245,8 @@ status sched_describe(const sched *s, uint64_t request, uint32_t choice, sched_c
     X(sessions_expired, "sessions_expired_total", "Sessions forgotten by time, or to make room.")  \
     X(pressure_drops, "pressure_drops_total",                                                      \
       "Choices of retention made because pages were short.")                                       \
+    X(loaded_tokens, "disk_cache_hits_total",                                                      \
+      "Prompt tokens found in the disk cache, beside those found in memory.")                      \
     X(selections_handed_out, NULL, "Selections of retention made on other threads.")               \
     X(retrieval_seen_tokens, "retrieval_context_tokens_total",                                     \
       "Context tokens of rows that read by retrieval, the rows' own among them.")                  \

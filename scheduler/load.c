@@ -1,0 +1,173 @@
+/* Blocks that the prefix cache lost and that somebody outside still has. A sequence that starts
+ * takes pages for them, as for a chunk, and waits while they are filled; then they count as
+ * computed. So decodes go on meanwhile, and a block that cannot be had is computed. */
+#include "scheduler/sched_internal.h"
+
+typedef enum load_state { LOAD_NEW, LOAD_OUT, LOAD_BACK } load_state;
+
+struct sched_loading {
+    sched_load load; // what the caller sees
+    load_state state;
+    sched_seq *seq;    // that waits for it; NULL once it is over
+    sched_seq *holder; // while the caller has the load: its sequence, even one that is over
+    uint32_t to;       // tokens of the sequence that may be loaded, those behind this load too
+    uint32_t n_good;
+    sched_loading *earlier, *later;
+    pkv_key *keys;   // [n_blocks]
+    uint32_t *cells; // [n_blocks, groups]
+};
+
+/* How many tokens of an open sequence behind those computed, whole blocks up to `to`, can be loaded
+ * at once; `key` is that of the block before them. Their pages may be those of as many blocks that
+ * leave memory and are to find room where they go: hence no more than half of what is told of. */
+static uint32_t loadable(const sched *s, const sched_seq *q, pkv_key key, uint32_t to)
+{
+    uint32_t size = s->page_tokens, from = q->computed, at = from;
+    uint32_t most = (s->options.lost_most + 1) / 2 * size;
+    for (; at + size <= to && at - from < most; at += size) {
+        pkv_key_next(s->kv, &key, q->tokens + at);
+        if (!s->options.has_block(s->options.has_block_ctx, &key)) break;
+    }
+    return at - from;
+}
+
+/* Writes the key and the cells of each block. */
+static void describe_blocks(const sched *s, const sched_seq *q, pkv_key key, sched_loading *l)
+{
+    for (uint32_t i = 0; i < l->load.n_blocks; i++) {
+        pkv_key_next(s->kv, &key, q->tokens + q->computed + (size_t)i * s->page_tokens);
+        l->keys[i] = key;
+        pkv_seq_cells(s->kv, q->slot, q->computed / s->page_tokens + i,
+                      l->cells + (size_t)i * s->groups);
+    }
+}
+
+/* The sequence's tables end with the pages of n blocks. NULL when memory is out, or when the pages
+ * may be moved meanwhile, as gathering does with those of a finer grain. */
+static sched_loading *make_load(sched *s, sched_seq *q, pkv_key key, uint32_t n)
+{
+    if (pkv_seq_grain(s->kv, q->slot) != pkv_grain_fit(&s->options.geometry, PKV_ALL)) return NULL;
+    size_t cells = (size_t)n * s->groups;
+    sched_loading *l = alloc_resize(&s->alloc, NULL,
+                                    sizeof *l + n * sizeof *l->keys + cells * sizeof *l->cells, 1);
+    if (!l) return NULL;
+    *l = (sched_loading){.seq = q, .keys = (pkv_key *)(l + 1), .earlier = s->last_load};
+    l->cells = (uint32_t *)(l->keys + n);
+    l->load = (sched_load){.keys = l->keys, .cells = l->cells, .n_blocks = n};
+    describe_blocks(s, q, key, l);
+    *(l->earlier ? &l->earlier->later : &s->first_load) = l;
+    s->last_load = l;
+    return l;
+}
+
+/* *began: the sequence waits for a load. STATUS_NO_MEMORY: it must be computed again. */
+static status begin_load(sched *s, sched_seq *q, pkv_key key, uint32_t to, bool *began)
+{
+    uint32_t n_tokens = loadable(s, q, key, to);
+    *began = false;
+    if (n_tokens == 0 || !status_ok(sched_append(s, q, n_tokens))) return STATUS_IS_OK;
+    sched_loading *l = make_load(s, q, key, n_tokens / s->page_tokens);
+    if (!l) return sched_cut(s, q, n_tokens);
+    l->to = to;
+    q->loading = l;
+    *began = true;
+    return STATUS_IS_OK;
+}
+
+status sched_load_begin(sched *s, sched_seq *q, uint32_t to, bool *began)
+{
+    *began = false;
+    if (!s->options.has_block) return STATUS_IS_OK;
+    return begin_load(s, q, pkv_seq_key(s->kv, q->slot), to, began);
+}
+
+static void free_load(sched *s, sched_loading *l)
+{
+    if (l->seq) l->seq->loading = NULL;
+    *(l->earlier ? &l->earlier->later : &s->first_load) = l->later;
+    *(l->later ? &l->later->earlier : &s->last_load) = l->earlier;
+    alloc_free(&s->alloc, l);
+}
+
+void sched_load_drop(sched *s, sched_seq *q)
+{
+    sched_loading *l = q->loading;
+    if (!l) return;
+    l->seq = NULL;
+    q->loading = NULL;
+    if (l->state != LOAD_OUT) free_load(s, l);
+}
+
+const sched_load *sched_next_load(sched *s)
+{
+    sched_loading *l = s->first_load;
+    while (l && l->state != LOAD_NEW) l = l->later;
+    if (!l) return NULL;
+    l->state = LOAD_OUT;
+    l->holder = l->seq;
+    l->holder->listed++;
+    l->holder->entry->listed++;
+    return &l->load;
+}
+
+void sched_take_load(sched *s, const sched_load *load, uint32_t n_loaded)
+{
+    sched_loading *l = s->first_load;
+    while (&l->load != load) l = l->later;
+    assert(l->state == LOAD_OUT && n_loaded <= load->n_blocks);
+    l->holder->listed--;
+    l->holder->entry->listed--;
+    s->has_ended |= s->ended_listed;
+    s->ended_listed = false;
+    l->state = LOAD_BACK;
+    l->n_good = n_loaded;
+    if (!l->seq) free_load(s, l);
+}
+
+/* The blocks that were filled are computed; the pages of the others are given back. Behind a load
+ * that succeeded there may be more. */
+static status finish_load(sched *s, sched_seq *q, const sched_loading *l)
+{
+    bool whole = l->n_good == l->load.n_blocks, began;
+    uint32_t good = l->n_good * s->page_tokens;
+    RETURN_IF_ERROR(sched_cut(s, q, l->load.n_blocks * s->page_tokens - good));
+    q->computed += good;
+    if (q->furthest < q->computed) q->furthest = q->computed;
+    if (q->entry->first_planned_us < 0) q->entry->cached_tokens += good;
+    s->stats.loaded_tokens += good;
+    pkv_seq_publish(s->kv, q->slot, q->tokens, q->computed);
+    return whole ? begin_load(s, q, l->keys[l->load.n_blocks - 1], l->to, &began) : STATUS_IS_OK;
+}
+
+void sched_apply_loads(sched *s)
+{
+    for (sched_loading *l = s->first_load, *later; l; l = later) {
+        later = l->later;
+        if (l->state != LOAD_BACK) continue;
+        sched_seq *q = l->seq;
+        q->loading = NULL;
+        l->seq = NULL;
+        if (!status_ok(finish_load(s, q, l))) sched_replay(s, q);
+        free_load(s, l);
+    }
+}
+
+void sched_loads_destroy(sched *s)
+{
+    while (s->first_load) free_load(s, s->first_load);
+}
+
+const char *sched_load_check(const sched *s)
+{
+    for (const sched_loading *l = s->first_load; l; l = l->later) {
+        const sched_seq *q = l->seq;
+        if (!q) continue;
+        if (q->loading != l || q->state != SEQ_RUNNING || q->flying > 0 || q->selecting ||
+            seq_is_over(q))
+            return "a load is not of a sequence that waits for it";
+        if (pkv_seq_length(s->kv, q->slot) !=
+            q->computed + l->load.n_blocks * s->options.geometry.page_tokens)
+            return "a load's pages are not those behind its sequence's computed tokens";
+    }
+    return NULL;
+}

@@ -1,0 +1,332 @@
+/* Blocks that the prefix cache lost and that are loaded: what their sequence and others do
+ * meanwhile. Plans are read as traces. */
+#include "tests/unit/scheduler_fixture.h"
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include <cmocka.h>
+
+enum { GROUPS = 2, BLOCK = 16, KEYS_MOST = 256 };
+
+/* The keys that are outside. */
+typedef struct outside {
+    pkv_key keys[KEYS_MOST];
+    uint32_t n;
+    bool all;
+} outside;
+
+static bool has_block(void *ctx, const pkv_key *key)
+{
+    const outside *o = ctx;
+    if (o->all) return true;
+    for (uint32_t i = 0; i < o->n; i++)
+        if (memcmp(&o->keys[i], key, sizeof *key) == 0) return true;
+    return false;
+}
+
+static fixture *begin_with(outside *o, uint32_t blocks)
+{
+    *o = (outside){0};
+    sched_options options = small_options();
+    options.prefill_chunk = 100;
+    options.n_pages = 1 + GROUPS * blocks;
+    options.prefix_cache = true;
+    options.has_block = has_block;
+    options.has_block_ctx = o;
+    options.lost_most = 64;
+    return begin(options);
+}
+
+/* All that left the cache is outside now. */
+static uint32_t keep_lost(fixture *f, outside *o)
+{
+    pkv_lost lost = sched_take_lost(f->s);
+    assert_true(o->n + lost.n <= KEYS_MOST);
+    memcpy(o->keys + o->n, lost.keys, lost.n * sizeof *lost.keys);
+    o->n += lost.n;
+    return lost.n;
+}
+
+/* Runs a request of that many prompt tokens and one token to its end. */
+static void run(fixture *f, outside *o, uint64_t id, uint32_t first, uint32_t n_prompt)
+{
+    sched_request r = request(f, id, first, n_prompt, 1);
+    add(f, &r);
+    step(f);
+    keep_lost(f, o);
+    assert_null(sched_next_load(f->s));
+    finish_choice(f, id);
+    step(f);
+}
+
+/* The blocks of tokens [0, 64) have left memory for those of another request, in a pool of 8. */
+static fixture *begin_lost(outside *o)
+{
+    fixture *f = begin_with(o, 8);
+    run(f, o, 1, 0, 64);
+    run(f, o, 2, 300, 100);
+    run(f, o, 3, 600, 100);
+    assert_true(o->n >= 4);
+    return f;
+}
+
+static void give_back(fixture *f, const sched_load *load, uint32_t n)
+{
+    post(f, (sched_event){.kind = SCHED_LOADED, .load = load, .n_loaded = n});
+}
+
+static const sched_load *take_only(fixture *f)
+{
+    const sched_load *load = sched_next_load(f->s);
+    assert_non_null(load);
+    assert_null(sched_next_load(f->s));
+    return load;
+}
+
+static void is_loaded_instead_of_computed(void **state)
+{
+    (void)state;
+    outside o;
+    fixture *f = begin_lost(&o);
+    sched_request r = request(f, 4, 0, 70, 5);
+    add(f, &r);
+    assert_string_equal(step(f), ""); /* deltas alone */
+    assert_non_null(f->plan);
+    const sched_load *load = take_only(f);
+    assert_int_equal(load->n_blocks, 4);
+    for (uint32_t i = 0; i < 4 * GROUPS; i++) { /* pages of its own */
+        assert_in_range(load->cells[i], 1, 8 * GROUPS + 1);
+        for (uint32_t j = 0; j < i; j++) assert_int_not_equal(load->cells[i], load->cells[j]);
+    }
+    assert_string_equal(step(f), "");
+    assert_null(sched_next_load(f->s));
+    give_back(f, load, 4);
+    assert_string_equal(step(f), "4@64+6*");
+    assert_int_equal(describe(f, 4, 0).cached_tokens, 64);
+    assert_int_equal(sched_get_stats(f->s).loaded_tokens, 64);
+    assert_string_equal(step(f), "4@70+1*");
+    /* Another request hits them in memory. */
+    sched_request again = request(f, 5, 0, 65, 5);
+    add(f, &again);
+    assert_string_equal(step(f), "4@71+1* 5@64+1*");
+    end(f, 4, 0);
+    end(f, 5, 0);
+    step(f);
+    finish(f);
+}
+
+static void the_rest_is_computed(void **state)
+{
+    (void)state;
+    for (uint32_t good = 0; good < 4; good++) {
+        outside o;
+        char want[32];
+        fixture *f = begin_lost(&o);
+        sched_request r = request(f, 4, 0, 70, 5);
+        add(f, &r);
+        step(f);
+        give_back(f, take_only(f), good);
+        snprintf(want, sizeof want, "4@%u+%u*", good * BLOCK, 70 - good * BLOCK);
+        assert_string_equal(step(f), want);
+        assert_int_equal(describe(f, 4, 0).cached_tokens, good * BLOCK);
+        end(f, 4, 0);
+        step(f);
+        finish(f);
+    }
+}
+
+/* At least one token of a prompt is computed, and a chain ends where a block is missing. */
+static void only_a_chain_from_the_hit_on(void **state)
+{
+    (void)state;
+    outside o;
+    fixture *f = begin_lost(&o);
+    sched_request r = request(f, 4, 0, 64, 5);
+    add(f, &r);
+    step(f);
+    const sched_load *load = take_only(f);
+    assert_int_equal(load->n_blocks, 3);
+    pkv_key second = load->keys[1];
+    give_back(f, load, 3);
+    assert_string_equal(step(f), "4@48+16*");
+    end(f, 4, 0);
+    step(f);
+    run(f, &o, 5, 1000, 100);
+    run(f, &o, 6, 1300, 100);
+    for (uint32_t i = 0; i < o.n; i++)
+        if (memcmp(&o.keys[i], &second, sizeof second) == 0) o.keys[i] = (pkv_key){{0}};
+    sched_request again = request(f, 7, 0, 70, 5), salted = request(f, 8, 0, 70, 5);
+    add(f, &again);
+    step(f);
+    load = take_only(f);
+    assert_int_equal(load->n_blocks, 1);
+    give_back(f, load, 1);
+    assert_string_equal(step(f), "7@16+54*");
+    end(f, 7, 0);
+    step(f);
+    salted.salt = 5;
+    add(f, &salted);
+    assert_string_equal(step(f), "8@0+70*");
+    assert_null(sched_next_load(f->s));
+    end(f, 8, 0);
+    step(f);
+    finish(f);
+}
+
+static void others_go_on(void **state)
+{
+    (void)state;
+    outside o;
+    fixture *f = begin_lost(&o);
+    sched_request a = request(f, 4, 900, 10, 8), b = request(f, 5, 0, 70, 5);
+    add(f, &a);
+    assert_string_equal(step(f), "4@0+10*");
+    add(f, &b);
+    assert_string_equal(step(f), "4@10+1*");
+    const sched_load *load = take_only(f);
+    assert_string_equal(step(f), "4@11+1*");
+    assert_string_equal(step(f), "4@12+1*");
+    give_back(f, load, 4);
+    assert_string_equal(step(f), "4@13+1* 5@64+6*");
+    end(f, 4, 0);
+    end(f, 5, 0);
+    step(f);
+    finish(f);
+}
+
+/* The pages of a request that is given up are not used by others while they are written. */
+static void pages_stay_until_the_end(void **state)
+{
+    (void)state;
+    outside o;
+    fixture *f = begin_lost(&o);
+    sched_request r = request(f, 4, 0, 70, 5);
+    add(f, &r);
+    step(f);
+    const sched_load *load = take_only(f);
+    end(f, 4, SCHED_ALL_CHOICES);
+    step(f);
+    assert_int_equal(used_pages(f), 4 * GROUPS);
+    step(f);
+    assert_int_equal(used_pages(f), 4 * GROUPS);
+    give_back(f, load, 4);
+    step(f);
+    assert_int_equal(used_pages(f), 0);
+    finish(f);
+}
+
+/* Long chains come in portions, half of the blocks that the pool tells of at once. A flush between
+ * two of them changes no name: the request goes on, for itself. */
+static void comes_in_portions(void **state)
+{
+    (void)state;
+    pkv_key keys[2][12];
+    for (int flushes = 0; flushes < 2; flushes++) {
+        const uint32_t want[] = {5, 5, 2};
+        uint32_t n = 0;
+        outside o = {.all = true};
+        sched_options options = small_options();
+        options.has_block = has_block;
+        options.has_block_ctx = &o;
+        options.lost_most = 9;
+        fixture *f = begin(options);
+        sched_request r = request(f, 4, 0, 200, 5);
+        add(f, &r);
+        for (int i = 0; i < 3; i++) {
+            assert_string_equal(step(f), "");
+            const sched_load *load = take_only(f);
+            assert_int_equal(load->n_blocks, want[i]);
+            memcpy(keys[flushes] + n, load->keys, want[i] * sizeof keys[0][0]);
+            n += want[i];
+            if (flushes && i == 0) post(f, (sched_event){.kind = SCHED_FLUSH});
+            give_back(f, load, want[i]);
+        }
+        assert_string_equal(step(f), "4@192+8*");
+        assert_int_equal(describe(f, 4, 0).cached_tokens, 192);
+        end(f, 4, 0);
+        step(f);
+        finish(f);
+    }
+    assert_memory_equal(keys[0], keys[1], sizeof keys[0]);
+}
+
+/* A request that ends before its load was fetched leaves none. */
+static void is_dropped(void **state)
+{
+    (void)state;
+    outside o;
+    fixture *f = begin_lost(&o);
+    sched_request r = request(f, 4, 0, 70, 5);
+    add(f, &r);
+    step(f);
+    end(f, 4, 0);
+    step(f);
+    assert_null(sched_next_load(f->s));
+    assert_int_equal(used_pages(f), 0);
+    finish(f);
+}
+
+/* What was loaded before a flush is hit by nobody afterwards. */
+static void a_flush_meanwhile(void **state)
+{
+    (void)state;
+    outside o;
+    fixture *f = begin_lost(&o);
+    sched_request r = request(f, 4, 0, 70, 5), b = request(f, 5, 0, 70, 5);
+    add(f, &r);
+    step(f);
+    const sched_load *load = take_only(f);
+    o.n = 0;
+    post(f, (sched_event){.kind = SCHED_FLUSH});
+    give_back(f, load, 4);
+    assert_string_equal(step(f), "4@64+6*");
+    end(f, 4, 0);
+    step(f);
+    add(f, &b);
+    assert_string_equal(step(f), "5@0+70*");
+    end(f, 5, 0);
+    step(f);
+    finish(f);
+}
+
+/* Memory fails at any allocation: the tokens are computed, or the request waits. */
+static void memory_fails(void **state)
+{
+    (void)state;
+    for (long at = 0; at < 12; at++) {
+        outside o;
+        fixture *f = begin_lost(&o);
+        sched_request r = request(f, 4, 0, 70, 5);
+        step(f);
+        f->heap.fail_at = f->heap.calls + at;
+        add(f, &r);
+        step(f);
+        f->heap.fail_at = -1;
+        const sched_load *load = sched_next_load(f->s);
+        if (load) give_back(f, load, 2);
+        step(f);
+        end(f, 4, 0);
+        step(f);
+        step(f);
+        assert_int_equal(used_pages(f), 0);
+        finish(f);
+    }
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(is_loaded_instead_of_computed),
+        cmocka_unit_test(the_rest_is_computed),
+        cmocka_unit_test(only_a_chain_from_the_hit_on),
+        cmocka_unit_test(others_go_on),
+        cmocka_unit_test(pages_stay_until_the_end),
+        cmocka_unit_test(comes_in_portions),
+        cmocka_unit_test(is_dropped),
+        cmocka_unit_test(a_flush_meanwhile),
+        cmocka_unit_test(memory_fails),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
