@@ -164,6 +164,10 @@ typedef struct backend_info {
     uint32_t max_in_flight; // 2 = the next step is submitted while one runs; else 1
     pkv_geometry geometry;
     uint64_t identity; // digest of weights and RoPE base: part of the prefix salt
+    /* Bytes of K and V of a block, over all KV groups; 0 = read_block and write_block are not to be
+     * called. */
+    size_t block_bytes;
+    uint64_t block_identity; // digest of all that they depend on beside tokens
 } backend_info;
 
 typedef struct backend_ops {
@@ -174,6 +178,10 @@ typedef struct backend_ops {
     /* Asks the steps in flight to stop soon. collect then returns STATUS_INTERNAL, and the backend
      * can only be destroyed. Any thread. */
     void (*interrupt)(void *ctx);
+    /* Copy K and V of a block [block_bytes] from the cells of its KV groups, and into them. Any
+     * thread, also while steps run that neither read nor write these cells. May be NULL. */
+    void (*read_block)(void *ctx, const uint32_t *cells, uint8_t *to);
+    void (*write_block)(void *ctx, const uint32_t *cells, const uint8_t *from);
     /* After a step that failed for good, others may still be in flight when this is called. No
      * measures are held. */
     void (*destroy)(void *ctx);

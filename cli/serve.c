@@ -32,6 +32,7 @@ typedef struct serving {
     uint32_t grpc_descriptors; // for gRPC's connections
     rpc_log *log;
     rpc_events *events;
+    disk_cache *disk;
     engine *engine;
     rpc_server *server;
 } serving;
@@ -57,6 +58,8 @@ static status check_flags(const serve_flags *f, error *err)
         return error_set(err, STATUS_INVALID, "--tls-cert and --tls-key belong together");
     if (f->tls_client_ca && !f->tls_cert)
         return error_set(err, STATUS_INVALID, "--tls-client-ca needs --tls-cert");
+    if (f->disk_cache && !*f->disk_cache)
+        return error_set(err, STATUS_INVALID, "--disk-cache: names no folder");
     for (size_t i = 0; i < f->names.n; i++) {
         const char *name = f->names.items[i];
         if (!*name || !utf8_valid((const uint8_t *)name, strlen(name)))
@@ -220,6 +223,40 @@ static void count_workers(void *ctx, rpc_workers *out)
 
 static void on_trouble(void *log, const char *text) { rpc_log_note(log, "error", "backend", text); }
 
+static void on_disk_trouble(void *log, const char *text)
+{
+    rpc_log_note(log, "warning", "disk", text);
+}
+
+/* Another server's folder is refused. With a folder that cannot be used otherwise, such as one on a
+ * disk that has become read-only, the server starts without. */
+static status open_disk(serving *s, error *err)
+{
+    char text[sizeof err->text + 64];
+    const backend_info *info = s->model.backend.ops->info(s->model.backend.ctx);
+    if (!s->flags.disk_cache) return STATUS_IS_OK;
+    if (s->model_flags.no_prefix_cache)
+        return error_set(err, STATUS_INVALID,
+                         "--disk-cache: --no-prefix-cache leaves nothing to keep");
+    if (info->block_bytes == 0)
+        return error_set(err, STATUS_UNSUPPORTED,
+                         "--disk-cache: needs one rank on the CPU (no --tp, --device or workers), "
+                         "and --kv-dtype other than int4 and int2");
+    const disk_options o = {
+        .dir = s->flags.disk_cache,
+        .bytes = s->flags.disk_size,
+        .block_bytes = info->block_bytes,
+        .identity = hash_bytes(OCTAVO_VERSION, sizeof OCTAVO_VERSION, info->block_identity),
+        .on_trouble = on_disk_trouble,
+        .on_trouble_ctx = s->log};
+    status st = disk_open(&o, &s->disk, err);
+    if (!status_ok(st)) error_prefix(err, "--disk-cache");
+    if (st.code != STATUS_IO) return st;
+    snprintf(text, sizeof text, "%s; the prefix cache goes on without disk", err->text);
+    on_disk_trouble(s->log, text);
+    return STATUS_IS_OK;
+}
+
 static status start_engine(serving *s, error *err)
 {
     uint32_t page_tokens = s->model.options.geometry.page_tokens;
@@ -231,6 +268,7 @@ static status start_engine(serving *s, error *err)
     o.identities_apart = !s->flags.share_prefixes && s->flags.keys.n + s->flags.admin_keys.n > 1;
     o.on_block = rpc_events_on_block;
     o.on_block_ctx = s->events;
+    o.disk = s->disk;
     o.step_timeout_us = step_timeout_us(s);
     o.restart = model_restart;
     o.restart_ctx = &s->model;
@@ -333,6 +371,7 @@ static status start_serving(serving *s, error *err)
     RETURN_IF_ERROR(model_open(&s->model_flags, true, &s->model, err));
     RETURN_IF_ERROR(name_model(s, err));
     model_log(&s->model, s->model_flags.dir);
+    RETURN_IF_ERROR(open_disk(s, err));
     RETURN_IF_ERROR(start_engine(s, err));
     return start_server(s, err);
 }
@@ -427,6 +466,7 @@ static void close_all(serving *s)
     if (s->model.workers) workers_on_loss(s->model.workers, NULL, NULL);
     model_give_up(&s->model);
     engine_destroy(s->engine);
+    disk_close(s->disk);
     rpc_events_destroy(s->events);
     model_close(&s->model);
     rpc_log_destroy(s->log);

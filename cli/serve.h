@@ -23,6 +23,8 @@ typedef struct serve_flags {
     uint32_t stall_timeout_s, keepalive_timeout_s, drain_timeout_s, step_timeout_s;
     bool log_prompts;
     const char *log_file;
+    const char *disk_cache; // NULL, or a folder
+    uint64_t disk_size;
 } serve_flags;
 
 arg_group serve_flags_group(serve_flags *target);

@@ -19,7 +19,10 @@ static bool allocate(engine *e)
     e->selecting.waiting = alloc_zeroed(o->alloc, e->info.max_seqs, sizeof *e->selecting.waiting);
     e->inbox.selected = alloc_zeroed(o->alloc, e->info.max_seqs, sizeof *e->inbox.selected);
     e->selected = alloc_zeroed(o->alloc, e->info.max_seqs, sizeof *e->selected);
+    e->inbox.loaded = alloc_zeroed(o->alloc, e->info.max_seqs, sizeof *e->inbox.loaded);
+    e->loaded = alloc_zeroed(o->alloc, e->info.max_seqs, sizeof *e->loaded);
     if (!e->selecting.waiting || !e->inbox.selected || !e->selected) return false;
+    if (!e->inbox.loaded || !e->loaded) return false;
     if (!e->stop_ids || !e->slots || !e->free_slots || !e->untold || !e->measured || !e->workers)
         return false;
     if (o->n_stop_ids) memcpy(e->stop_ids, o->stop_ids, o->n_stop_ids * sizeof *e->stop_ids);
@@ -93,6 +96,7 @@ status engine_create(const engine_options *options, engine **out, error *err)
     status s = allocate(e) && slots_make_room(e, 0)
                    ? retention_rules_make(&e->o, &e->info.geometry, &e->retention, err)
                    : error_set(err, STATUS_NO_MEMORY, "engine: out of memory");
+    if (status_ok(s)) s = disk_check(e, err);
     if (status_ok(s)) s = engine_make_scheduler(e, &e->sched, err);
     if (status_ok(s) && !start_threads(e))
         s = error_set(err, STATUS_NO_MEMORY, "engine: cannot start its threads");
@@ -134,6 +138,8 @@ void engine_destroy(engine *e)
     alloc_free(a, e->selecting.waiting);
     alloc_free(a, e->inbox.selected);
     alloc_free(a, e->selected);
+    alloc_free(a, e->inbox.loaded);
+    alloc_free(a, e->loaded);
     strbuf_destroy(&e->text);
     destroy_locks(e);
     alloc_free(a, e);
@@ -181,6 +187,7 @@ engine_stats engine_get_stats(engine *e)
     engine_stats stats = e->stats;
     pthread_mutex_unlock(&e->stats_lock);
     stats.state = (engine_state)atomic_load(&e->state);
+    if (e->o.disk) stats.disk = disk_count(e->o.disk);
     stats.n_live = atomic_load(&e->n_live);
     stats.requests_prepared = atomic_load(&e->n_prepared);
     return stats;

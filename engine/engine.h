@@ -23,6 +23,7 @@
 
 #include "backend/backend.h"
 #include "base/base.h"
+#include "disk/disk.h"
 #include "engine/metrics.h"
 #include "engine/request_fields.h"
 #include "scheduler/scheduler.h"
@@ -60,6 +61,9 @@ typedef struct engine_options {
      * kept apart. May be NULL. */
     void (*on_block)(void *ctx, const pkv_block_event *event);
     void *on_block_ctx;
+    /* Where blocks go that leave the prefix cache (borrowed), and where they come from when they
+     * are wanted again; NULL = nowhere. It has the backend's block_bytes and block_identity. */
+    disk_cache *disk;
     /* The watchdog: a step that takes longer than this is stuck. It is reported, its requests fail,
      * the backend is asked to stop (backend_ops.interrupt) and is then made again. 0 = no
      * watchdog. */
@@ -246,6 +250,7 @@ typedef struct engine_stats {
      * streams and of publishing these numbers. */
     int64_t compute_us, schedule_us, tell_us;
     uint64_t requests_finished, requests_aborted, requests_failed;
+    disk_counts disk; // all 0 without one
 } engine_stats;
 
 engine_stats engine_get_stats(engine *e);

@@ -25,7 +25,7 @@ void inbox_put(engine *e, unsigned what, engine_stream *s)
 static bool is_empty(const inbox *in)
 {
     return !in->added.first && !in->other.first && !in->flush && !in->lost && !in->stop &&
-           in->n_selected == 0;
+           in->n_selected + in->n_loaded == 0;
 }
 
 void inbox_put_selected(engine *e, made_selection made)
@@ -33,6 +33,15 @@ void inbox_put_selected(engine *e, made_selection made)
     inbox *in = &e->inbox;
     pthread_mutex_lock(&in->lock);
     in->selected[in->n_selected++] = made;
+    pthread_cond_signal(&in->arrived);
+    pthread_mutex_unlock(&in->lock);
+}
+
+void inbox_put_loaded(engine *e, ended_load ended)
+{
+    inbox *in = &e->inbox;
+    pthread_mutex_lock(&in->lock);
+    in->loaded[in->n_loaded++] = ended;
     pthread_cond_signal(&in->arrived);
     pthread_mutex_unlock(&in->lock);
 }
@@ -77,7 +86,9 @@ static inbox_batch drain(engine *e, int64_t wait_us, bool all)
     }
     batch.n_selected = in->n_selected;
     if (in->n_selected > 0) memcpy(e->selected, in->selected, in->n_selected * sizeof *e->selected);
-    in->n_selected = 0;
+    batch.n_loaded = in->n_loaded;
+    if (in->n_loaded > 0) memcpy(e->loaded, in->loaded, in->n_loaded * sizeof *e->loaded);
+    in->n_selected = in->n_loaded = 0;
     in->flush = in->lost = false;
     pthread_mutex_unlock(&in->lock);
     return batch;

@@ -251,6 +251,12 @@ typedef struct made_selection {
     int64_t us;
 } made_selection;
 
+/* A load whose first n_good blocks are in their pages. */
+typedef struct ended_load {
+    const sched_load *load;
+    uint32_t n_good;
+} ended_load;
+
 /* News for the engine thread. Streams are linked through their own fields, so that adding one needs
  * no memory. */
 typedef struct inbox {
@@ -264,17 +270,21 @@ typedef struct inbox {
     char lost_why[512];
     made_selection *selected; /* [max_seqs] selections that were run */
     uint32_t n_selected;
+    ended_load *loaded; /* [max_seqs] loads that have ended */
+    uint32_t n_loaded;
 } inbox;
 
 /* Puts the stream with one of INBOX_* into the inbox. */
 void inbox_put(engine *e, unsigned what, engine_stream *s);
 void inbox_put_selected(engine *e, made_selection made);
+void inbox_put_loaded(engine *e, ended_load ended);
 
 /* News that inbox_drain took out. */
 typedef struct inbox_batch {
     engine_stream *first; /* linked by taken_next; each holds a reference */
     bool flush, lost, stop;
     uint32_t n_selected; /* in e->selected */
+    uint32_t n_loaded;   /* in e->loaded */
 } inbox_batch;
 
 /* Takes all news except that added streams beyond SCHED_ADDS_MOST and SCHED_ADD_TOKENS_MOST stay
@@ -331,6 +341,23 @@ void select_take_back(engine *e, uint32_t n_selected);
 /* Before the scheduler or the backend goes: cancels all selections and waits until no thread has
  * one. The scheduler is not told. */
 void select_cancel(engine *e);
+
+/* ---- the prefix cache on disk (disk.c; all do nothing without one) --------------------------- */
+
+/* Whether the engine can have the disk that its options give. */
+status disk_check(const engine *e, error *err);
+/* sched_options.has_block */
+bool disk_has_block(void *disk, const pkv_key *key);
+/* Before the plan of the last sched_step call is submitted: stores the blocks that it takes the
+ * pages of. */
+void disk_save_lost(engine *e);
+/* Begins the loads that the scheduler has made, when the moves of its plans are done. */
+void disk_begin_loads(engine *e);
+/* Tells the scheduler which loads have ended. */
+void disk_take_back(engine *e, uint32_t n_loaded);
+/* Before the scheduler or the backend goes: ends all loads and waits until no thread has one. The
+ * scheduler is not told. */
+void disk_cancel(engine *e);
 
 /* ---- the engine ------------------------------------------------------------------------------ */
 
@@ -405,6 +432,7 @@ struct engine {
     sched_event *events;
     size_t n_events, events_capacity;
     made_selection *selected; /* [max_seqs] of the last inbox_drain */
+    ended_load *loaded;       /* [max_seqs] likewise */
     /* Choices whose END is in `events`; the scheduler has taken the ENDs of the first n_ended. */
     ending_choice *ending;
     size_t n_ending, n_ended, ending_capacity;

@@ -145,6 +145,7 @@ static const step_plan *plan_step(engine *e)
     int64_t schedule_us = clock_now_us() - start;
     e->schedule_us += schedule_us;
     select_hand_out(e);
+    disk_save_lost(e);
     take_added(e);
     e->n_ended = e->n_ending;
     charge_selection(e, schedule_us);
@@ -159,6 +160,7 @@ static bool loop_once(engine *e, const inbox_batch *batch, const step_result **r
     if (*result) take_result(e, e->collected, *result);
     slots_take_inbox(e, batch);
     select_take_back(e, batch->n_selected);
+    disk_take_back(e, batch->n_loaded);
     e->lost |= batch->lost;
     *result = NULL;
     if (atomic_load(&e->state) == ENGINE_BROKEN) {
@@ -167,11 +169,14 @@ static bool loop_once(engine *e, const inbox_batch *batch, const step_result **r
     }
     const step_plan *plan = plan_step(e);
     bool is_new = !sched_plan_empty(plan);
+    bool moves = plan->deltas.n_moves > 0;
     if (is_new && !watch_submit(e, plan)) return false;
+    if (!moves) disk_begin_loads(e);
     tell_all(e);
     if (e->n_in_flight == (is_new ? engine_in_flight(e) : 1)) *result = watch_collect(e);
     else if (!is_new && e->lost) watch_lost(e);
     else if (!is_new) fail_starved(e);
+    if (e->n_in_flight == 0) disk_begin_loads(e);
     return *result || e->n_in_flight > 0 || e->n_events > 0;
 }
 
@@ -203,6 +208,7 @@ void *engine_loop(void *arg)
     }
     watch_drain(e);
     select_cancel(e);
+    disk_cancel(e);
     slots_fail_all(e, STATUS_ABORTED, "the engine stops");
     return NULL;
 }

@@ -22,7 +22,8 @@ bool slots_make_room(engine *e, size_t n_more)
     /* Between two steps a choice ends at most once, and its request is added, paused and resumed at
      * most once. */
     enum { OF_A_CHOICE = 4, OF_ALL = 2 /* RESULT, FLUSH */ };
-    size_t n = e->n_choices + n_more, others = OF_ALL + (size_t)e->info.max_seqs; /* SELECTED */
+    size_t n = e->n_choices + n_more;
+    size_t others = OF_ALL + 2 * (size_t)e->info.max_seqs; /* SELECTED, LOADED */
     return reserve_items((void **)&e->events, &e->events_capacity, OF_A_CHOICE * n + others,
                          sizeof *e->events) &&
            reserve_items((void **)&e->ending, &e->ending_capacity, n, sizeof *e->ending);
@@ -156,6 +157,7 @@ static void resume_stream(engine *e, engine_stream *s)
 void slots_take_inbox(engine *e, const inbox_batch *batch)
 {
     if (batch->flush) slots_add_event(e, (sched_event){.kind = SCHED_FLUSH});
+    if (batch->flush && e->o.disk) disk_flush(e->o.disk);
     for (engine_stream *s = batch->first, *next; s; s = next) {
         next = s->taken_next;
         if (s->taken & INBOX_ADD) admit_stream(e, s);

@@ -33,6 +33,9 @@ status engine_make_scheduler(engine *e, sched **out, error *err)
         .alloc = e->o.alloc,
         .on_block = e->o.on_block,
         .on_block_ctx = e->o.on_block_ctx,
+        .has_block = e->o.disk ? disk_has_block : NULL,
+        .has_block_ctx = e->o.disk,
+        .lost_most = e->o.disk ? disk_buffers(e->o.disk) : 0,
     };
     return sched_create(&so, out, err);
 }

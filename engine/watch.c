@@ -112,7 +112,8 @@ static bool is_alike(const backend_info *a, const backend_info *b)
     return a->vocab_size == b->vocab_size && a->max_positions == b->max_positions &&
            a->max_rows == b->max_rows && a->max_seqs == b->max_seqs && a->lacks == b->lacks &&
            a->retrieves == b->retrieves && a->max_in_flight == b->max_in_flight &&
-           a->identity == b->identity &&
+           a->identity == b->identity && a->block_bytes == b->block_bytes &&
+           a->block_identity == b->block_identity &&
            memcmp(&a->geometry, &b->geometry, sizeof a->geometry) == 0;
 }
 
@@ -193,6 +194,7 @@ static status make_anew(engine *e, bool was_lost, error *err)
 {
     sched *fresh = NULL;
     select_cancel(e); /* selections read the backend's measures */
+    disk_cancel(e);   /* loads write its pages */
     RETURN_IF_ERROR(make_backend(e, was_lost, err));
     RETURN_IF_ERROR(engine_make_scheduler(e, &fresh, err));
     sched_stats last = sched_get_stats(e->sched);

@@ -156,6 +156,23 @@ static void put_counters(page *p, const engine_stats *e, const engine_metrics *m
     put_rows(p, "counter", rows, sizeof rows / sizeof rows[0]);
 }
 
+/* Writes zeros where there is no disk cache. */
+static void put_disk(page *p, const disk_counts *d)
+{
+#define DISK_ROW(field, metric, help) {metric, help, (double)d->field},
+    const metric gauges[] = {
+        {"disk_cache_works", "1 while there is a disk cache that has not failed.", d->works},
+        {"disk_cache_blocks", "Blocks of the prefix cache that are on disk.", (double)d->blocks},
+        {"disk_cache_blocks_waiting", "Blocks of the prefix cache that wait to be written to disk.",
+         d->waiting},
+        {"disk_cache_bytes", "Bytes of the blocks that are on disk.", (double)d->bytes},
+    };
+    const metric counters[] = {DISK_COUNTERS(DISK_ROW)};
+#undef DISK_ROW
+    put_rows(p, "gauge", gauges, sizeof gauges / sizeof gauges[0]);
+    put_rows(p, "counter", counters, sizeof counters / sizeof counters[0]);
+}
+
 /* Writes zeros where no rank is in another process. */
 static void put_workers(page *p, service *s)
 {
@@ -319,6 +336,7 @@ void metrics_text(service *s, strbuf *out)
     put_gauges(&p, s, &stats);
     put_counters(&p, &stats, &metrics);
     put_by_label(&p, s, &stats, &metrics);
+    put_disk(&p, &stats.disk);
     put_workers(&p, s);
     put_sessions(&p, &stats.sched);
     put_methods(&p, &metrics);

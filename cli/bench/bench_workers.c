@@ -91,8 +91,13 @@ static status null_collect(void *ctx, const step_result **out)
 static void null_interrupt(void *ctx) { (void)ctx; }
 static void null_destroy(void *ctx) { free(ctx); }
 
-static const backend_ops null_ops = {null_get_info, null_submit, null_collect, null_interrupt,
-                                     null_destroy};
+static const backend_ops null_ops = {
+    .info = null_get_info,
+    .submit = null_submit,
+    .collect = null_collect,
+    .interrupt = null_interrupt,
+    .destroy = null_destroy,
+};
 
 static status null_make(void *ctx, comm *group, backend *out, error *err)
 {

@@ -324,11 +324,23 @@ static void cpu_destroy(void *ctx)
     free(b);
 }
 
+static void cpu_read_block(void *ctx, const uint32_t *cells, uint8_t *to)
+{
+    kv_read_block(&((backend_cpu *)ctx)->store, cells, to);
+}
+
+static void cpu_write_block(void *ctx, const uint32_t *cells, const uint8_t *from)
+{
+    kv_write_block(&((backend_cpu *)ctx)->store, cells, from);
+}
+
 static const backend_ops cpu_ops = {
     .info = cpu_info,
     .submit = cpu_submit,
     .collect = cpu_collect,
     .interrupt = cpu_interrupt,
+    .read_block = cpu_read_block,
+    .write_block = cpu_write_block,
     .destroy = cpu_destroy,
 };
 
@@ -472,6 +484,19 @@ static status make_step_buffers(backend_cpu *b, const backend_options *o)
     return ok ? STATUS_IS_OK : status_make(STATUS_NO_MEMORY, "step buffers");
 }
 
+/* Stands for all that K and V of given tokens depend on, to the last bit: the weights' identity has
+ * what the model's configuration says, RoPE among it. */
+static uint64_t block_identity(const backend_cpu *b, const backend_options *o)
+{
+    const char *isa = kern_isa_name(b->kernels);
+    const uint64_t numbers[] = {
+        b->weights.identity, b->store.shape.format, b->store.shape.page_tokens,
+        o->weight_type,      o->quant_bits,         (uint64_t)o->quant_attention,
+        o->quant_group,      o->precision,
+    };
+    return hash_bytes(isa, strlen(isa), hash_bytes(numbers, sizeof numbers, 0));
+}
+
 static void fill_info(backend_cpu *b, const backend_options *o)
 {
     b->gives_scores = comm_rank(o->group) == 0;
@@ -488,6 +513,10 @@ static void fill_info(backend_cpu *b, const backend_options *o)
     b->info.n_pages = b->store.n_pages;
     b->info.max_in_flight = 1;
     b->info.identity = b->weights.identity;
+    /* A rank has a part of a block, and pages of formats with grids may be filling. */
+    if (comm_size(o->group) == 1 && !b->store.filling)
+        b->info.block_bytes = kv_block_bytes(&b->store);
+    b->info.block_identity = block_identity(b, o);
     b->facts.isa = kern_isa_name(b->kernels);
     b->facts.n_threads = thread_pool_size(b->pool);
     b->facts.weight_bytes = b->weights.bytes;

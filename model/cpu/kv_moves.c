@@ -55,3 +55,20 @@ void kv_move_rotated(const kv_store *s, kern_context *kc, const rope_config *rop
     kv_place from = {&s->shape, kv_store_page(s, m->src_page), s->tile_bytes};
     kv_move_slots(kc, rope, m, s->geometry.layers_per_group * s->heads_in_page, to, from);
 }
+
+size_t kv_block_bytes(const kv_store *s) { return pkv_groups(&s->geometry) * s->page_bytes; }
+
+void kv_read_block(const kv_store *s, const uint32_t *cells, uint8_t *to)
+{
+    for (uint32_t g = 0, n = pkv_groups(&s->geometry); g < n; g++)
+        memcpy(to + g * s->page_bytes, kv_store_page(s, cells[g]), s->page_bytes);
+}
+
+void kv_write_block(const kv_store *s, const uint32_t *cells, const uint8_t *from)
+{
+    for (uint32_t g = 0, n = pkv_groups(&s->geometry); g < n; g++) {
+        memcpy(kv_store_page(s, cells[g]), from + g * s->page_bytes, s->page_bytes);
+        /* Whether any page has marks is for the thread of the steps to know. */
+        if (s->marks) memset(kv_store_page_marks(s, cells[g]), 0, s->page_tiles * sizeof *s->marks);
+    }
+}

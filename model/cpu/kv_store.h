@@ -165,12 +165,17 @@ static inline uint64_t *kv_store_marks(const kv_store *s, uint32_t layer, uint32
     return s->marks + cells * (ptrdiff_t)s->page_tiles + kv_store_tile(s, layer, head);
 }
 
+/* The marks [page_tiles] of a page that is stored here. */
+static inline uint64_t *kv_store_page_marks(const kv_store *s, uint32_t page)
+{
+    return s->marks + (size_t)(page - s->cells.first) * s->page_tiles;
+}
+
 /* The keys of a page change: its representatives are those of other keys. */
 static inline void kv_store_forget(const kv_store *s, uint32_t page)
 {
     if (!s->has_marks) return;
-    size_t at = (size_t)(page - s->cells.first) * s->page_tiles;
-    memset(s->marks + at, 0, s->page_tiles * sizeof *s->marks);
+    memset(kv_store_page_marks(s, page), 0, s->page_tiles * sizeof *s->marks);
 }
 
 static inline uint32_t kv_store_group(const kv_store *s, uint32_t layer, uint32_t head)

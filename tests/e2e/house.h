@@ -98,8 +98,13 @@ static inline void gate_destroy(void *ctx)
 
 static inline backend gate_create(backend inner)
 {
-    static const backend_ops ops = {gate_info, gate_submit, gate_collect, gate_interrupt,
-                                    gate_destroy};
+    static const backend_ops ops = {
+        .info = gate_info,
+        .submit = gate_submit,
+        .collect = gate_collect,
+        .interrupt = gate_interrupt,
+        .destroy = gate_destroy,
+    };
     gate *g = calloc(1, sizeof *g);
     g->inner = inner;
     pthread_mutex_init(&g->lock, NULL);

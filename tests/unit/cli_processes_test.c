@@ -117,8 +117,13 @@ static void scribe_destroy(void *ctx)
 
 static backend scribe_create(backend inner, record *r)
 {
-    static const backend_ops ops = {scribe_info, scribe_submit, scribe_collect, scribe_interrupt,
-                                    scribe_destroy};
+    static const backend_ops ops = {
+        .info = scribe_info,
+        .submit = scribe_submit,
+        .collect = scribe_collect,
+        .interrupt = scribe_interrupt,
+        .destroy = scribe_destroy,
+    };
     scribe *s = calloc(1, sizeof *s);
     assert_non_null(s);
     s->inner = inner;

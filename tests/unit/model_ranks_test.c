@@ -241,8 +241,13 @@ static void shim_destroy(void *ctx)
     free(s);
 }
 
-static const backend_ops shim_ops = {shim_info, shim_submit, shim_collect, shim_interrupt,
-                                     shim_destroy};
+static const backend_ops shim_ops = {
+    .info = shim_info,
+    .submit = shim_submit,
+    .collect = shim_collect,
+    .interrupt = shim_interrupt,
+    .destroy = shim_destroy,
+};
 
 enum { FAULTY_RANK = 2, RANKS = 4 };
 

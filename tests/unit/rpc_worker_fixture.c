@@ -62,8 +62,13 @@ static void rank_destroy(void *ctx)
     r->inner.ops->destroy(r->inner.ctx);
 }
 
-static const backend_ops rank_ops = {rank_info, rank_submit, rank_collect, rank_interrupt,
-                                     rank_destroy};
+static const backend_ops rank_ops = {
+    .info = rank_info,
+    .submit = rank_submit,
+    .collect = rank_collect,
+    .interrupt = rank_interrupt,
+    .destroy = rank_destroy,
+};
 
 /* ---- a worker's host ------------------------------------------------------------------------- */
 
@@ -306,8 +311,13 @@ static void made_destroy(void *ctx)
     *b = (backend){0};
 }
 
-static const backend_ops made_ops = {made_info, made_submit, made_collect, made_interrupt,
-                                     made_destroy};
+static const backend_ops made_ops = {
+    .info = made_info,
+    .submit = made_submit,
+    .collect = made_collect,
+    .interrupt = made_interrupt,
+    .destroy = made_destroy,
+};
 
 status site_make(site *s, backend *out, error *err)
 {

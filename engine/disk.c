@@ -1,0 +1,119 @@
+/* The prefix cache on disk: blocks that leave memory are put into the store before the step that
+ * takes their pages, and threads of the store read blocks into the pages of sequences that wait for
+ * them. */
+#include "engine/internal.h"
+
+#include <assert.h>
+#include <string.h>
+
+_Static_assert(sizeof(pkv_key) == sizeof(disk_key), "the store compares keys of blocks");
+
+static disk_key key_of(const pkv_key *key)
+{
+    disk_key k;
+    memcpy(&k, key, sizeof k);
+    return k;
+}
+
+bool disk_has_block(void *ctx, const pkv_key *key)
+{
+    disk_key k = key_of(key);
+    return disk_has(ctx, &k);
+}
+
+status disk_check(const engine *e, error *err)
+{
+    if (!e->o.disk) return STATUS_IS_OK;
+    if (!e->o.prefix_cache)
+        return error_set(err, STATUS_INVALID, "disk-cache: there is no prefix cache");
+    if (e->info.block_bytes == 0 || engine_in_flight(e) > 1)
+        return error_set(err, STATUS_UNSUPPORTED,
+                         "disk-cache: the backend '%s' cannot copy blocks to disk", e->info.name);
+    return STATUS_IS_OK;
+}
+
+/* Where buffers are few, the blocks that left last get them, because they are nearest to the
+ * beginning of their chains. All are put in the order in which they left, so that the store forgets
+ * children before their parent. */
+void disk_save_lost(engine *e)
+{
+    if (!e->o.disk) return;
+    uint8_t *buffers[DISK_BUFFERS_MOST];
+    pkv_lost lost = sched_take_lost(e->sched);
+    size_t groups = pkv_groups(&e->info.geometry);
+    assert(lost.n <= DISK_BUFFERS_MOST);
+    for (uint32_t i = lost.n; i-- > 0;) {
+        disk_key key = key_of(&lost.keys[i]);
+        buffers[i] = disk_put_begin(e->o.disk, &key);
+        if (buffers[i])
+            e->backend.ops->read_block(e->backend.ctx, lost.cells + i * groups, buffers[i]);
+    }
+    for (uint32_t i = 0; i < lost.n; i++) {
+        disk_key key = key_of(&lost.keys[i]);
+        if (buffers[i]) disk_put_end(e->o.disk, buffers[i]);
+        else disk_touch(e->o.disk, &key);
+    }
+}
+
+/* ---- loads ----------------------------------------------------------------------------------- */
+
+typedef struct load_job {
+    disk_read read;
+    engine *engine;
+    const sched_load *load;
+    disk_key keys[]; // [load->n_blocks]
+} load_job;
+
+static void take_block(void *ctx, uint32_t i, const uint8_t *bytes)
+{
+    const load_job *j = ctx;
+    const engine *e = j->engine;
+    size_t groups = pkv_groups(&e->info.geometry);
+    e->backend.ops->write_block(e->backend.ctx, j->load->cells + i * groups, bytes);
+}
+
+static void end_job(void *ctx, uint32_t n_good)
+{
+    load_job *j = ctx;
+    engine *e = j->engine;
+    const sched_load *load = j->load;
+    alloc_free(e->o.alloc, j);
+    inbox_put_loaded(e, (ended_load){load, n_good});
+}
+
+static void begin_load(engine *e, const sched_load *load)
+{
+    load_job *j = alloc_resize(e->o.alloc, NULL, sizeof *j + load->n_blocks * sizeof *j->keys, 1);
+    if (!j) {
+        inbox_put_loaded(e, (ended_load){load, 0});
+        return;
+    }
+    *j = (load_job){.engine = e, .load = load};
+    for (uint32_t i = 0; i < load->n_blocks; i++) j->keys[i] = key_of(&load->keys[i]);
+    j->read = (disk_read){
+        .keys = j->keys, .n = load->n_blocks, .take = take_block, .done = end_job, .ctx = j};
+    disk_read_begin(e->o.disk, &j->read);
+}
+
+void disk_begin_loads(engine *e)
+{
+    if (!e->o.disk) return;
+    for (const sched_load *load; (load = sched_next_load(e->sched)) != NULL;) begin_load(e, load);
+}
+
+void disk_take_back(engine *e, uint32_t n_loaded)
+{
+    for (uint32_t i = 0; i < n_loaded; i++)
+        slots_add_event(e, (sched_event){.kind = SCHED_LOADED,
+                                         .load = e->loaded[i].load,
+                                         .n_loaded = e->loaded[i].n_good});
+}
+
+void disk_cancel(engine *e)
+{
+    if (!e->o.disk) return;
+    disk_drain(e->o.disk);
+    pthread_mutex_lock(&e->inbox.lock);
+    e->inbox.n_loaded = 0;
+    pthread_mutex_unlock(&e->inbox.lock);
+}
