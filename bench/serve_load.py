@@ -12,6 +12,7 @@
   overload      ten times the capacity: how fast requests are refused, and how the others fare
   throughput    tokens/s of the server and of the offline engine, 1.1B shape
   trace         hit rates of the prefix cache against an LRU simulation
+  disk          TTFT of a prompt whose blocks are on disk, beside computing it, 1.1B shape
   grpc_streams  memory of idle gRPC streams
 """
 
@@ -27,6 +28,7 @@ import tempfile
 import time
 
 import serve_server
+from serve_disk import disk_bench
 from serve_server import Client, ENGINE_THREADS, Failed, ROOT, RssSampler, Server, cpu_by_name, load
 from serve_trace import trace_bench
 
@@ -363,6 +365,7 @@ BENCHES = {
     "overload": overload_bench,
     "throughput": throughput_bench,
     "trace": trace_bench,
+    "disk": lambda octavo, args: disk_bench(octavo, args, SHAPE_1_1B),
     "grpc_streams": grpc_streams_bench,
 }
 
@@ -377,6 +380,7 @@ def main():
     parser.add_argument("--trace-requests", type=int, default=0, help="only its first ones")
     parser.add_argument("--trace-output", type=int, default=2, help="tokens of an answer in the trace")
     parser.add_argument("--trace-sample", type=int, default=1000, help="answers compared without prefix cache")
+    parser.add_argument("--disk", help="a folder on the disk to measure (default: that of temporary files)")
     args = parser.parse_args()
     octavo = os.path.abspath(args.octavo)
     if args.trace:
