@@ -39,7 +39,8 @@ static void hear(loop *l, const step_plan *plan)
     for (uint32_t i = 0; i < plan->n_seqs; i++) {
         const step_seq *q = &plan->seqs[i];
         uint32_t client = q->request % LOOP_MOST;
-        l->results[i] = (step_seq_result){&l->samples[n_samples], q->n_samples, {0}, NULL, NULL};
+        l->results[i] =
+            (step_seq_result){.samples = &l->samples[n_samples], .n_samples = q->n_samples};
         n_samples += q->n_samples;
         bool stale = q->request != l->requests[client].id;
         if (stale || q->n_samples == 0 || ++l->n_tokens[client] < LOOP_OUTPUT) continue;
