@@ -158,8 +158,7 @@ static inline bool retrieval_reads_all(const retrieval_extent *e)
 {
     return e->first == e->end || (!e->exam && e->top == e->end - e->first);
 }
-/* The tokens that a row behind a prompt reads, of the n_slots that it sees; with epsilon the
- * most. */
+/* The tokens that a row behind a prompt reads of the n_slots that it sees; with epsilon at most. */
 uint32_t retrieval_tokens_read(const retrieval_spec *spec, uint32_t n_prompt, uint32_t n_slots);
 /* The most blocks that a list has: of a row that selects, or of the last row that follows it. */
 uint32_t retrieval_most_blocks(const retrieval_spec *spec);
