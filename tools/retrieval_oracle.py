@@ -217,7 +217,7 @@ class Clusters(Tables):
     """Tables whose keys lie around a point of their block, so that boxes are small."""
 
     def __init__(self, c, size):
-        super().__init__(c)
+        super().__init__(dict(c, n_prompt=0))
         seed, n, dim, blocks = c["seed"], self.n, self.dim, -(-c["n_slots"] // size)
         self.k = [[[value(seed, 4, (h * blocks + s // size) * dim + d) + value(seed, 2, (h * n + s) * dim + d) / 16
                     for d in range(dim)] for s in range(n)] for h in range(self.heads)]
