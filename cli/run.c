@@ -51,7 +51,7 @@ static const char about[] =
     "line goes to stdout when it ends:\n"
     "  {\"id\", \"index\", \"text\", \"token_ids\", \"logprobs\", \"prompt_logprobs\", "
     "\"finish_reason\", \"usage\",\n"
-    "  \"retention\", \"timings\"}\n"
+    "  \"retention\", \"retrieval\", \"timings\"}\n"
     "A line that cannot be run gives {\"id\", \"error\": {\"message\", \"line\"}}; the others go "
     "on, and the exit\n"
     "status is 1.";

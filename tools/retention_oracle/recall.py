@@ -4,7 +4,7 @@ layer, against the number of blocks read.
     python3 tools/retention_oracle/recall.py --tokens TOKENS.jsonl --out bench/results/NAME
         [--model models/demo] [--block 16] [--local 32] [--epsilon 0.02]
 
-Lines of TOKENS: {"id", "prompt_token_ids", "token_ids"}. The model reads prompt and answer in full;
+Lines of TOKENS: {"prompt_token_ids", "token_ids"}. The model reads prompt and answer in full;
 the rows of the answer's tokens select. For each row, layer and query head the recall is the softmax
 mass of the blocks that the query head's KV head reads. Writes NAME.svg and prints
 the numbers; with --epsilon also how many candidates the bound needs, and how many a fixed number
@@ -16,21 +16,24 @@ import math
 
 import numpy as np
 
-from model import Llama
+from model import Llama, attention
 
-KINDS = ["MEAN", "MAX", "QUEST", "FIX"]
-MODES = ["SHARED", "SEPARATE"]
-FIXED = 5
-COLOURS = {"MEAN": "#1f77b4", "MAX": "#d62728", "QUEST": "#2ca02c", "FIX": "#9467bd"}
+KINDS = ["MEAN", "MAX", "QUEST", "FIX", "DYNAMIC"]
+MODES = {"SHARED": None, "GROUP of 2": 2, "SEPARATE": 1}
+FIXED, OBSERVED = 5, 128
+COLOURS = {"MEAN": "#1f77b4", "MAX": "#d62728", "QUEST": "#2ca02c", "FIX": "#9467bd", "DYNAMIC": "#ff7f0e"}
 
 
-def block_scores(kind, q, keys):
-    """Scores [blocks, query heads] of q [query heads, dim] for keys [blocks, B, dim]."""
+def block_scores(kind, q, keys, seen=None):
+    """Scores [blocks, query heads] of q [query heads, dim] for keys [blocks, B, dim]. seen
+    [blocks, B]: the attention of the prompt's end."""
     size = keys.shape[1]
     if kind == "MEAN":
         return keys.sum(1) @ q.T
     if kind == "FIX":
         return keys[:, [(2 * j + 1) * size // (2 * FIXED) for j in range(FIXED)]].sum(1) @ q.T
+    if kind == "DYNAMIC":
+        return keys[np.arange(len(keys)), seen.argmax(1)] @ q.T
     if kind == "MAX":
         return keys.max(1) @ q.T
     up, down = np.maximum(q, 0), np.minimum(q, 0)
@@ -40,7 +43,7 @@ def block_scores(kind, q, keys):
 class Row:
     """One query row of one layer: scores and masses of its candidates."""
 
-    def __init__(self, a, q, tables, n):
+    def __init__(self, a, q, tables, seen, n):
         size, self.kv = a.block, len(tables)
         self.group = len(q) // self.kv
         full, blocks = n // size, -(-n // size)
@@ -55,15 +58,17 @@ class Row:
             p = np.exp(s - top)
             share = np.add.reduceat(p, np.arange(0, n, size), 1)  # [group, blocks]
             keys = table.k[self.between[0] * size:(self.between[-1] + 1) * size].reshape(len(self.between), size, -1)
+            observed = seen[h][self.between[0] * size:(self.between[-1] + 1) * size].reshape(len(self.between), size)
             for kind in KINDS:
-                self.scores.setdefault(kind, []).append(block_scores(kind, mine, keys))
+                self.scores.setdefault(kind, []).append(block_scores(kind, mine, keys, observed))
             self.bound.append(size * np.exp(block_scores("QUEST", mine, keys).T * scale - top))
             self.mass.append(share[:, self.between])
             self.always.append(share.sum(1) - share[:, self.between].sum(1))
         assert blocks >= full
 
     def heads(self, mode):
-        return [range(self.kv)] if mode == "SHARED" else [[h] for h in range(self.kv)]
+        together = MODES[mode] or self.kv
+        return [range(h, h + together) for h in range(0, self.kv, together)]
 
     def recalls(self, kind, mode):
         """[query heads, candidates + 1] recall when the first k candidates are read."""
@@ -80,7 +85,8 @@ class Row:
         read, recall = [], []
         for h in range(self.kv):
             bound, mass, base = self.bound[h], self.mass[h], self.always[h]
-            order = np.argsort(-(bound / base[:, None]).max(0), kind="stable")
+            with np.errstate(divide="ignore"):  # of a mass that is 0 in f64
+                order = np.argsort(-(bound / base[:, None]).max(0), kind="stable")
             held = np.cumsum(np.concatenate((base[:, None], mass[:, order]), 1), 1)
             rest = np.concatenate((np.cumsum(bound[:, order[::-1]], 1)[:, ::-1], np.zeros((len(base), 1))), 1)
             fine = (rest / (rest + held) <= epsilon * (1 - 1 / 128)).all(0)
@@ -98,9 +104,13 @@ def collect(a):
         at, tables = np.arange(len(ids)), model.new_sequence()
         _, layers = model.forward(ids, at, at, tables)
         rows = rows or [[] for _ in layers]
-        for t in range(len(line["prompt_token_ids"]), len(ids)):
-            for i, layer in enumerate(layers):
-                rows[i].append(Row(a, layer.q[t], tables[i], t + 1))
+        n_prompt = len(line["prompt_token_ids"])
+        last = np.arange(max(n_prompt - OBSERVED, 0), n_prompt)
+        for i, layer in enumerate(layers):
+            seen = [attention(layer.q[last][:, h * model.group:(h + 1) * model.group], last, table).sum((0, 1))
+                    for h, table in enumerate(tables[i])]
+            for t in range(n_prompt, len(ids)):
+                rows[i].append(Row(a, layer.q[t], tables[i], seen, t + 1))
     return rows
 
 
@@ -135,7 +145,7 @@ def draw(curves, n_layers, title):
             for kind in KINDS:
                 points = " ".join(f"{x + s * wide:.1f},{y + high * (1 - c):.1f}" for s, c in zip(SHARES, curves[mode][kind][layer]))
                 out.append(f'<polyline points="{points}" fill="none" stroke="{COLOURS[kind]}" stroke-width="1.5"/>')
-    total, y = left + n_layers * (wide + 30), top + 2 * (high + 60)
+    total, y = left + n_layers * (wide + 30), top + len(MODES) * (high + 60)
     for i, kind in enumerate(KINDS):
         out.append(f'<line x1="{left + i * 110}" y1="{y}" x2="{left + i * 110 + 24}" y2="{y}" stroke="{COLOURS[kind]}" stroke-width="2"/>')
         out.append(text(left + i * 110 + 30, y + 4, kind))
