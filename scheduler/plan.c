@@ -327,6 +327,13 @@ static void append_share(sched_work *w, sched_seq *q, const step_seq *share)
     q->entry->listed++;
 }
 
+/* Slots before those of generated tokens, of a share up to `to`, where they read by retrieval. */
+static uint32_t prompt_slots(const sched *s, const sched_seq *q, uint32_t to)
+{
+    const sched_entry *e = q->entry;
+    return e->retrieval.block_tokens ? e->n_prompt - sched_given_up(s, q, to) : 0;
+}
+
 static void add_share(sched *s, sched_work *w, sched_seq *q, int64_t now_us)
 {
     sched_entry *e = q->entry;
@@ -338,26 +345,25 @@ static void add_share(sched *s, sched_work *w, sched_seq *q, int64_t now_us)
     else memcpy(tokens, q->tokens + from, q->planned * sizeof *tokens);
     q->awaited = is_awaited(q, &stop, to);
     q->left_out = q->left_out && q->awaited;
-    append_share(
-        w, q,
-        &(step_seq){
-            .seq = q->slot,
-            .request = e->id,
-            .choice = q->choice,
-            .first_token = w->plan.n_tokens,
-            .n_tokens = q->planned,
-            .position = pkv_seq_next_position(s->kv, q->slot) - q->planned,
-            .n_samples = to == known ? draws_of(q) : 0,
-            .sample_index = known - e->n_prompt,
-            .want_logits = wants_logits(q) && !e->want_scores,
-            .want_scores = wants_logits(q) ? e->want_scores : 0,
-            .next_token = to < q->n_tokens ? q->tokens[to] : 0,
-            .token_from = is_drawn_now ? 1 + q->share : 0,
-            .measure = measure_of(s, q, &stop, to),
-            .retrieval = e->retrieval,
-            .n_prompt = e->retrieval.block_tokens ? e->n_prompt - sched_given_up(s, q, to) : 0,
-            .note = e->note,
-        });
+    append_share(w, q,
+                 &(step_seq){
+                     .seq = q->slot,
+                     .request = e->id,
+                     .choice = q->choice,
+                     .first_token = w->plan.n_tokens,
+                     .n_tokens = q->planned,
+                     .position = pkv_seq_next_position(s->kv, q->slot) - q->planned,
+                     .n_samples = to == known ? draws_of(q) : 0,
+                     .sample_index = known - e->n_prompt,
+                     .want_logits = wants_logits(q) && !e->want_scores,
+                     .want_scores = wants_logits(q) ? e->want_scores : 0,
+                     .next_token = to < q->n_tokens ? q->tokens[to] : 0,
+                     .token_from = is_drawn_now ? 1 + q->share : 0,
+                     .measure = measure_of(s, q, &stop, to),
+                     .retrieval = e->retrieval,
+                     .n_prompt = prompt_slots(s, q, to),
+                     .note = e->note,
+                 });
     if (e->first_planned_us < 0) e->first_planned_us = now_us;
 }
 
