@@ -101,7 +101,8 @@ status pkv_create(const pkv_options *options, pkv **out)
     if (!p->seqs || !p->cursors || !p->in_share ||
         !status_ok(tree_create(&p->pool, a, &p->geometry, p->n_pages - 1)) ||
         (p->prefix_cache && !status_ok(prefix_create(p))) ||
-        (p->prefix_cache && !status_ok(lost_create(p, options->lost_most))) || !status_ok(host_create(p))) {
+        (p->prefix_cache && !status_ok(lost_create(p, options->lost_most))) ||
+        !status_ok(host_create(p))) {
         pkv_destroy(p);
         return status_make(STATUS_NO_MEMORY, NULL);
     }

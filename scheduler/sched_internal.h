@@ -276,8 +276,8 @@ static inline bool seq_is_over(const sched_seq *q)
     return seq_is_parent(q) ? q->entry->live == 0 : q->ended;
 }
 /* Its pages stay as they are, or are being given up already: rows of it are in flight, they are
- * being loaded, a selection, of which it may have been dropped, reads its tables or is being applied to
- * them, or it is over. */
+ * being loaded, a selection, of which it may have been dropped, reads its tables or is being
+ * applied to them, or it is over. */
 static inline bool seq_is_read(const sched_seq *q)
 {
     return q->listed > 0 || q->selecting || q->loading || seq_is_over(q);
