@@ -74,9 +74,9 @@ static void needs_are_those_of_the_backend(void **state)
         if (!status_ok(model_open(&f, false, &opened, &err))) fail_msg("%s", err.text);
         assert_true(needs.weights == opened.facts.weight_bytes);
         assert_true(needs.pool == opened.facts.pool_bytes);
-        /* Two bf16 vectors and a mark beside each page, which is one head's in one layer. */
-        uint64_t beside = ranks == 1 ? 4 * opened.config.head_dim + 8 : 0;
-        assert_true(needs.representatives == needs.pool / opened.facts.page_bytes * beside);
+        /* Two bf16 vectors and a mark beside K and V of 16 tokens, of a head in a layer. */
+        uint64_t dim = opened.config.head_dim, tile = (uint64_t)16 * 2 * dim * 2;
+        assert_true(needs.representatives == needs.pool / tile * (4 * dim + 8));
         /* The least that a step needs: rows of the residual stream, of its norm and of what is
          * added to it. */
         uint64_t rows = demo.prefill_chunk + demo.max_batch;
