@@ -240,7 +240,7 @@ class AddressSpace(unittest.TestCase):
             stdin=subprocess.DEVNULL, capture_output=True, cwd=ROOT, text=True, timeout=PATIENCE,
             preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_AS, (400 << 20, 400 << 20)))
         self.assertEqual(p.returncode, 1)
-        self.assertRegex(p.stderr, r"needs 7\d\d MiB .*KV pages 500 MiB.* and RLIMIT_AS allows 400 MiB")
+        self.assertRegex(p.stderr, r"needs 8\d\d MiB .*KV pages 500 MiB.* and RLIMIT_AS allows 400 MiB")
 
     def test_sweep(self):
         n_served = 0
