@@ -169,15 +169,25 @@ static bool waiting_reserve(sched *s, uint64_t n)
     return true;
 }
 
-/* Makes one number more where all have a request. */
+/* Room for all numbers there are, and for one of each live request and the next. */
 static bool notes_reserve(sched *s)
 {
-    if (s->n_free_notes > 0) return true;
-    uint32_t *grown = alloc_resize(&s->alloc, s->free_notes, (size_t)s->n_notes + 1, sizeof *grown);
+    uint32_t n = s->n_notes + s->n_live + 1;
+    if (n <= s->notes_capacity) return true;
+    if (n < 2 * s->notes_capacity) n = 2 * s->notes_capacity;
+    uint32_t *grown = alloc_resize(&s->alloc, s->free_notes, n, sizeof *grown);
     if (!grown) return false;
     s->free_notes = grown;
-    s->free_notes[s->n_free_notes++] = ++s->n_notes;
+    s->notes_capacity = n;
     return true;
+}
+
+/* A request has its number from its first start to its end: so there are no more numbers, for which
+ * a backend keeps memory, than requests that have run at once. */
+static void take_note(sched *s, sched_entry *e)
+{
+    if (e->note || !retrieval_keeps(&e->retrieval)) return;
+    e->note = s->n_free_notes > 0 ? s->free_notes[--s->n_free_notes] : ++s->n_notes;
 }
 
 uint64_t sched_salt_of(const sched *s, const sched_request *r)
@@ -246,7 +256,6 @@ sched_entry *sched_entry_create(sched *s, const sched_request *r, int64_t now_us
         .n_turns = n_turns,
         .has_sums = retention_has_sums(&turn.policy),
         .retrieval = r->retrieval,
-        .note = retrieval_keeps(&r->retrieval) ? s->free_notes[--s->n_free_notes] : 0,
         .session = {r->session[0], r->session[1]},
         .owner = r->owner,
         .claims = claims,
@@ -345,6 +354,7 @@ void sched_seq_start(sched *s, sched_seq *q)
     q->state = SEQ_RUNNING;
     q->needs_open = true;
     q->entry->held++;
+    take_note(s, q->entry);
     sched_list_insert(&s->running, q);
 }
 

@@ -208,8 +208,8 @@ struct sched {
     sched_idle idle;
 
     sched_list running, waiting;
-    uint32_t *free_notes; // [n_notes], the first n_free_notes: step_seq.note without a request
-    uint32_t n_notes, n_free_notes;
+    uint32_t *free_notes; // [notes_capacity], the first n_free_notes: step_seq.note not in use
+    uint32_t n_notes, n_free_notes, notes_capacity;
     uint32_t *free_slots; // [max_seqs], the first n_free_slots
     uint32_t n_free_slots;
     bool has_ended;    // some running sequence is over and can perhaps be reaped

@@ -254,7 +254,7 @@ def examine(spec, tables, heads, c):
         limit -= 1
         read.append(block)
         held = [z + mass(h, q, block) for z, (h, q) in zip(held, queries)]
-    return sorted(read), missed()
+    return sorted(read), min(1.0, missed() / (1 - 1 / 128))
 
 
 def exam_cases():

@@ -183,6 +183,7 @@ static void take_audits(const readings *r)
         retrieval_reading *reading = &a->seq->readings[a->row - a->seq->dense_rows];
         for (uint32_t h = 0; h < r->q_heads; h++) {
             double recall = 1 - r->missed[i * r->q_heads + h];
+            if (!(recall >= 0)) recall = 0; /* NaN: keys or queries that are no numbers */
             if (reading->audits == 0 || recall < reading->least_recall)
                 reading->least_recall = recall;
             reading->audits++;

@@ -583,15 +583,12 @@ static status end_layer(retrieve *r)
 
 static retrieve_note note_of(const retrieve *r, const sparse_row *row, uint32_t list)
 {
-    const retrieval_spec *spec = &row->seq->retrieval;
-    uint32_t most = retrieval_most_blocks(spec);
-    uint32_t all = (model_max_length(r->o.config) + spec->block_tokens - 1) / spec->block_tokens;
     return (retrieve_note){.note = row->seq->note,
                            .choice = row->seq->choice,
                            .layer = r->layer,
                            .list = list,
                            .n_lists = row->n_lists,
-                           .room = most < all ? most : all};
+                           .spec = &row->seq->retrieval};
 }
 
 /* Sets the row's list to that of the row that it follows, in this step or in an earlier one, and

@@ -6,15 +6,22 @@
 #include <stdlib.h>
 #include <string.h>
 
-/* The lists of one choice: [layers, n_lists] times the slots that the row saw, the number of blocks
- * and the blocks. 0 slots: no list. */
+typedef struct kept_list {
+    uint32_t n_slots; /* that the row saw; 0: no list */
+    uint32_t n, room;
+    uint32_t *blocks; /* [room], the first n */
+} kept_list;
+
+/* The lists of one choice, [layers, n_lists]. */
 typedef struct choice_lists {
-    uint32_t n_lists, room;
-    uint32_t *values;
+    retrieval_spec spec;
+    uint32_t n_lists;
+    kept_list *lists;
 } choice_lists;
 
 /* [layers, n_rows, n_words] */
 typedef struct bit_rows {
+    retrieval_spec spec;
     uint32_t n_rows;
     size_t n_words;
     uint64_t *words;
@@ -33,7 +40,13 @@ struct retrieve_notes {
     uint32_t n_requests;
 };
 
-enum { HEAD = 2 };
+/* Specs are compared by their bytes. */
+_Static_assert(sizeof(retrieval_spec) == 14 * sizeof(uint32_t), "a spec has no padding");
+
+static bool same_spec(const retrieval_spec *a, const retrieval_spec *b)
+{
+    return memcmp(a, b, sizeof *a) == 0;
+}
 
 static status no_memory(void) { return status_make(STATUS_NO_MEMORY, "blocks of earlier rows"); }
 
@@ -46,12 +59,20 @@ status retrieve_notes_create(uint32_t n_layers, retrieve_notes **out)
     return STATUS_IS_OK;
 }
 
+static void free_lists(const retrieve_notes *notes, choice_lists *choice)
+{
+    size_t n = choice->lists ? (size_t)notes->n_layers * choice->n_lists : 0;
+    for (size_t i = 0; i < n; i++) free(choice->lists[i].blocks);
+    free(choice->lists);
+    choice->lists = NULL;
+}
+
 void retrieve_notes_destroy(retrieve_notes *notes)
 {
     if (!notes) return;
     for (uint32_t i = 0; i < notes->n_requests; i++) {
         for (uint32_t c = 0; c < notes->requests[i].n_choices; c++)
-            free(notes->requests[i].choices[c].values);
+            free_lists(notes, &notes->requests[i].choices[c]);
         free(notes->requests[i].choices);
         for (int kind = 0; kind < RETRIEVE_BITS_KINDS; kind++)
             free(notes->requests[i].bits[kind].words);
@@ -73,21 +94,35 @@ static bool reach(void **array, uint32_t *n, uint32_t index, size_t size)
     return true;
 }
 
-static size_t list_at(const retrieve_note *at)
+static bool is_fit(const choice_lists *choice, const retrieve_note *at)
 {
-    return ((size_t)at->layer * at->n_lists + at->list) * (HEAD + (size_t)at->room);
+    return choice->lists && choice->n_lists == at->n_lists && same_spec(&choice->spec, at->spec);
 }
 
-/* Much of a long list's room is never touched, and then takes no memory. */
-static bool fit(const retrieve_notes *notes, const retrieve_note *at, choice_lists *lists)
+static kept_list *list_of(const choice_lists *choice, const retrieve_note *at)
 {
-    if (lists->values && lists->n_lists == at->n_lists && lists->room == at->room) return true;
-    free(lists->values);
-    lists->values =
-        calloc((size_t)notes->n_layers * at->n_lists, (HEAD + (size_t)at->room) * sizeof(uint32_t));
-    lists->n_lists = at->n_lists;
-    lists->room = at->room;
-    return lists->values != NULL;
+    return choice->lists + (size_t)at->layer * at->n_lists + at->list;
+}
+
+static bool fit(const retrieve_notes *notes, const retrieve_note *at, choice_lists *choice)
+{
+    if (is_fit(choice, at)) return true;
+    free_lists(notes, choice);
+    choice->lists = calloc((size_t)notes->n_layers * at->n_lists, sizeof *choice->lists);
+    choice->spec = *at->spec;
+    choice->n_lists = at->n_lists;
+    return choice->lists != NULL;
+}
+
+/* Room for n blocks, and for no more than a few times as many. */
+static bool fit_list(kept_list *list, uint32_t n)
+{
+    if (n <= list->room && list->room / 4 <= n) return true;
+    uint32_t *blocks = alloc_resize(NULL, list->blocks, n, sizeof *blocks);
+    if (!blocks) return false;
+    list->blocks = blocks;
+    list->room = n;
+    return true;
 }
 
 static bool reach_request(retrieve_notes *notes, uint32_t note)
@@ -98,19 +133,19 @@ static bool reach_request(retrieve_notes *notes, uint32_t note)
 status retrieve_notes_keep(retrieve_notes *notes, const retrieve_note *at, uint32_t n_slots,
                            const uint32_t *blocks, uint32_t n)
 {
-    assert(at->layer < notes->n_layers && at->list < at->n_lists);
-    if (n > at->room) return status_make(STATUS_INVALID, "plan: a row beyond the longest sequence");
+    assert(at->layer < notes->n_layers && at->list < at->n_lists && n > 0);
     if (!reach_request(notes, at->note)) return no_memory();
     request_note *request = &notes->requests[at->note];
     if (!reach((void **)&request->choices, &request->n_choices, at->choice,
                sizeof *request->choices))
         return no_memory();
-    choice_lists *lists = &request->choices[at->choice];
-    if (!fit(notes, at, lists)) return no_memory();
-    uint32_t *list = lists->values + list_at(at);
-    list[0] = n_slots;
-    list[1] = n;
-    memcpy(list + HEAD, blocks, n * sizeof *blocks);
+    choice_lists *choice = &request->choices[at->choice];
+    if (!fit(notes, at, choice)) return no_memory();
+    kept_list *list = list_of(choice, at);
+    if (!fit_list(list, n)) return no_memory();
+    memcpy(list->blocks, blocks, n * sizeof *blocks);
+    list->n_slots = n_slots;
+    list->n = n;
     return STATUS_IS_OK;
 }
 
@@ -119,12 +154,16 @@ const uint32_t *retrieve_notes_find(const retrieve_notes *notes, const retrieve_
 {
     if (at->note >= notes->n_requests) return NULL;
     const request_note *request = &notes->requests[at->note];
-    if (at->choice >= request->n_choices) return NULL;
-    const choice_lists *lists = &request->choices[at->choice];
-    if (!lists->values || lists->n_lists != at->n_lists || lists->room != at->room) return NULL;
-    const uint32_t *list = lists->values + list_at(at);
-    *n = list[1];
-    return list[0] == n_slots ? list + HEAD : NULL;
+    if (at->choice >= request->n_choices || !is_fit(&request->choices[at->choice], at)) return NULL;
+    const kept_list *list = list_of(&request->choices[at->choice], at);
+    *n = list->n;
+    return list->n_slots == n_slots ? list->blocks : NULL;
+}
+
+static bool bits_fit(const bit_rows *bits, const retrieve_bits *at)
+{
+    return bits->words && bits->n_rows == at->n_rows && bits->n_words == at->n_words &&
+           same_spec(&bits->spec, at->spec);
 }
 
 static size_t bits_at(const retrieve_bits *at)
@@ -136,11 +175,13 @@ uint64_t *retrieve_notes_write(retrieve_notes *notes, const retrieve_bits *at)
 {
     if (!reach_request(notes, at->note)) return NULL;
     bit_rows *bits = &notes->requests[at->note].bits[at->kind];
-    if (!bits->words || bits->n_rows != at->n_rows || bits->n_words != at->n_words) {
+    if (!bits_fit(bits, at)) {
         free(bits->words);
         size_t rows = (size_t)notes->n_layers * at->n_rows;
-        *bits =
-            (bit_rows){at->n_rows, at->n_words, calloc(rows, at->n_words * sizeof *bits->words)};
+        *bits = (bit_rows){.spec = *at->spec,
+                           .n_rows = at->n_rows,
+                           .n_words = at->n_words,
+                           .words = calloc(rows, at->n_words * sizeof *bits->words)};
         if (!bits->words) return NULL;
     }
     return bits->words + bits_at(at);
@@ -150,8 +191,7 @@ const uint64_t *retrieve_notes_read(const retrieve_notes *notes, const retrieve_
 {
     if (at->note >= notes->n_requests) return NULL;
     const bit_rows *bits = &notes->requests[at->note].bits[at->kind];
-    if (!bits->words || bits->n_rows != at->n_rows || bits->n_words != at->n_words) return NULL;
-    return bits->words + bits_at(at);
+    return bits_fit(bits, at) ? bits->words + bits_at(at) : NULL;
 }
 
 void retrieve_notes_tag(retrieve_notes *notes, uint32_t note, uint64_t tag)

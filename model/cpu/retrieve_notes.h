@@ -6,11 +6,12 @@
  * is there when the sequence comes back from the host tier, and for every choice that is forked.
  * Only the lists are a choice's own: choices part at the prompt's end, before any of them selects.
  * A number that goes to another request keeps its memory, whose content is written anew before it
- * is read. */
+ * is read. A plan that changes a number's spec in between finds nothing. */
 #ifndef MODEL_CPU_RETRIEVE_NOTES_H
 #define MODEL_CPU_RETRIEVE_NOTES_H
 
 #include "base/status.h"
+#include "paged_kv/retrieval/retrieval.h"
 
 #include <stddef.h>
 #include <stdint.h>
@@ -22,17 +23,18 @@ typedef struct retrieve_note {
     uint32_t note, choice;
     uint32_t layer, list;
     uint32_t n_lists; // in a layer
-    uint32_t room;    // the most blocks that any such list may have
+    const retrieval_spec *spec;
 } retrieve_note;
 
 status retrieve_notes_create(uint32_t n_layers, retrieve_notes **out);
 void retrieve_notes_destroy(retrieve_notes *notes);
 
-/* Keeps the n blocks of a row that selected, which saw n_slots. Replaces the list before.
- * The first list of a layer with other n_lists or room makes the choice's other lists unknown. */
+/* Keeps the n > 0 blocks of a row that selected, which saw n_slots. Replaces the list before. The
+ * first list with another spec or n_lists makes the choice's other lists unknown. */
 status retrieve_notes_keep(retrieve_notes *notes, const retrieve_note *at, uint32_t n_slots,
                            const uint32_t *blocks, uint32_t n);
-/* The list that was kept, if it is that of a row that saw n_slots; else NULL. */
+/* The list that was kept, if it is that of a row that saw n_slots and selected by the same spec;
+ * else NULL. */
 const uint32_t *retrieve_notes_find(const retrieve_notes *notes, const retrieve_note *at,
                                     uint32_t n_slots, uint32_t *n);
 
@@ -49,10 +51,11 @@ typedef struct retrieve_bits {
     uint32_t note, layer;
     uint32_t row, n_rows; // in a layer
     size_t n_words;       // of a row
+    const retrieval_spec *spec;
 } retrieve_bits;
 
-/* Makes room for a row, which the caller writes; the bits are unknown. The first row with other
- * n_rows or n_words makes the others unknown too. NULL: memory is out. */
+/* Makes room for a row, which the caller writes; the bits are unknown. The first row with another
+ * spec, n_rows or n_words makes the others unknown too. NULL: memory is out. */
 uint64_t *retrieve_notes_write(retrieve_notes *notes, const retrieve_bits *at);
 /* Gives the request's slots a tag, by which representatives that were made of them are known. Some
  * of its rows were written before. */

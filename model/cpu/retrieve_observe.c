@@ -51,7 +51,8 @@ retrieve_bits retrieve_left_out_at(const forward_seq *seq, uint32_t layer, uint3
                            .layer = layer,
                            .row = run,
                            .n_rows = n_runs,
-                           .n_words = (blocks + 63) / 64};
+                           .n_words = (blocks + 63) / 64,
+                           .spec = &seq->retrieval};
 }
 
 retrieve_bits retrieve_slots_at(const forward_seq *seq, uint32_t layer, uint32_t head,
@@ -63,7 +64,8 @@ retrieve_bits retrieve_slots_at(const forward_seq *seq, uint32_t layer, uint32_t
                            .row = head,
                            .n_rows = n_heads,
                            .n_words = seq->n_prompt / seq->retrieval.block_tokens *
-                                      retrieve_block_words(seq)};
+                                      retrieve_block_words(seq),
+                           .spec = &seq->retrieval};
 }
 
 /* Attention of the rows by slot, as docs/retention.md defines the mass. */

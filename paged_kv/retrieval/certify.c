@@ -115,7 +115,7 @@ uint32_t retrieval_certify(const retrieval_spec *spec, const retrieval_exam *exa
     read_sure(exam, e.n_blocks, &s);
     rank_blocks(spec, exam, &s);
     memset(s.chosen, 0, s.n * sizeof *s.chosen);
-    while ((*missed = missed_share(exam, &s, n_read)) > (double)spec->epsilon * SPENT &&
+    while ((*missed = fmin(missed_share(exam, &s, n_read) / SPENT, 1)) > (double)spec->epsilon &&
            n_read < s.n && n_read < spec->top_blocks) {
         uint32_t block = s.order[n_read++].block;
         s.chosen[block - s.first] = true;

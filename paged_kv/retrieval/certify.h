@@ -7,7 +7,7 @@
  * Owner    everything is the caller's.
  * Threads  pure functions, as far as `sums` is one.
  * Units    sums are log2 of the sum over a block's slots of 2^(product * scale * log2(e)).
- * Source   docs/retrieval.md, section 7. */
+ * Source   docs/retrieval.md, section 8. */
 #ifndef PAGED_KV_RETRIEVAL_CERTIFY_H
 #define PAGED_KV_RETRIEVAL_CERTIFY_H
 

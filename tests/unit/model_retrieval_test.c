@@ -299,6 +299,14 @@ static void rows_read_what_the_oracle_reads(void **state)
 
 /* ---- bits ------------------------------------------------------------------------------------ */
 
+static bool same_reading(const retrieval_reading *x, const retrieval_reading *y)
+{
+    return x->context == y->context && x->lists == y->lists && x->selections == y->selections &&
+           x->tokens == y->tokens && x->blocks == y->blocks && x->audits == y->audits &&
+           x->recall_sum == y->recall_sum && x->least_recall == y->least_recall &&
+           x->exams == y->exams && x->failed == y->failed && x->most_missed == y->most_missed;
+}
+
 static void assert_same_bits(const pass *a, const pass *b, bool same)
 {
     uint32_t tokens[TOKENS];
@@ -307,7 +315,8 @@ static void assert_same_bits(const pass *a, const pass *b, bool same)
     size_t bytes = (size_t)TOKENS * x.config.vocab_size * sizeof(float);
     assert_int_equal(memcmp(x.logits, y.logits, bytes) == 0, same);
     if (same && a->retrieval.audit == b->retrieval.audit)
-        assert_memory_equal(x.readings, y.readings, TOKENS * sizeof *x.readings);
+        for (uint32_t i = 0; i < TOKENS; i++)
+            assert_true(same_reading(&x.readings[i], &y.readings[i]));
     result_free(&x);
     result_free(&y);
 }
@@ -409,6 +418,34 @@ static void audits_change_nothing(void **state)
 }
 
 /* Layers with a sliding window read their window: they neither select nor count. */
+/* In each row: the worst of one row says nothing about another. */
+static void exams_bound_what_each_row_misses(void **state)
+{
+    (void)state;
+    static const float shares[] = {0.02f, 0.3f, 0.9f, 0.999f};
+    bool reads_few = false;
+    for (uint32_t i = 0; i < FORMATS * 4; i++) {
+        pass p = of_format(formats[i % FORMATS], &spec);
+        p.retrieval.representative = RETRIEVAL_QUEST;
+        p.retrieval.heads = i & 1 ? RETRIEVAL_SEPARATE : RETRIEVAL_SHARED;
+        p.retrieval.top_blocks = i & 2 ? 1000 : 1;
+        p.retrieval.audit = 1;
+        p.retrieval.epsilon = shares[i / FORMATS];
+        uint32_t tokens[TOKENS];
+        get_tokens(&p, tokens);
+        pass_result got = run(&p, tokens, TOKENS);
+        for (uint32_t t = PROMPT; t < TOKENS; t++) {
+            const retrieval_reading *r = &got.readings[t];
+            assert_true(r->exams > 0 && r->audits > 0);
+            assert_true(1 - r->least_recall <= r->most_missed * (1 + 1e-4) + 1e-9);
+            assert_true((r->failed > 0) == (r->most_missed > (double)p.retrieval.epsilon));
+            reads_few = reads_few || r->tokens < (uint64_t)r->lists * r->context;
+        }
+        result_free(&got);
+    }
+    assert_true(reads_few);
+}
+
 static void windows_are_read_as_they_are(void **state)
 {
     (void)state;
@@ -532,6 +569,7 @@ int main(void)
         cmocka_unit_test(bits_do_not_depend_on_the_cut),
         cmocka_unit_test(bits_do_not_depend_on_the_cut_of_what_is_measured),
         cmocka_unit_test(audits_change_nothing),
+        cmocka_unit_test(exams_bound_what_each_row_misses),
         cmocka_unit_test(windows_are_read_as_they_are),
         cmocka_unit_test(ranks_read_what_one_reads),
         cmocka_unit_test(ranks_read_the_same_whatever_the_cut),
