@@ -1,0 +1,163 @@
+/* model/plan.c: a plan that may come from another process is refused where a backend would index
+ * out of bounds, and the message says what is wrong. Each row changes one field of a good plan. */
+#include "model/plan.h"
+#include "paged_kv/delta.h"
+#include "paged_kv/mirror.h"
+
+#include <setjmp.h>
+#include <stdarg.h>
+
+#include <cmocka.h>
+
+enum { PROMPT = 300, SEQ = 1 };
+
+static const pkv_geometry geometry = {
+    .page_tokens = 16, .n_layers = 2, .n_kv_heads = 2, .layers_per_group = 1, .heads_per_group = 1};
+static const backend_info info = {
+    .max_seqs = 4,
+    .max_rows = 512,
+    .max_in_flight = 2,
+    .vocab_size = 50,
+    .retrieves = (1 << RETRIEVAL_MEAN) | (1 << RETRIEVAL_DYNAMIC) | RETRIEVAL_NEEDS_HISTORY,
+};
+static uint32_t tokens[512];
+
+/* A share that computes the slots from .. to - 1 of a prompt of PROMPT tokens. */
+typedef struct trial {
+    step_seq seq;
+    step_plan plan;
+    uint32_t to;
+    bool uneven; /* one table has a page less */
+} trial;
+
+static trial good(uint32_t from, uint32_t to)
+{
+    trial t = {.seq = {.seq = SEQ,
+                       .n_tokens = to - from,
+                       .retrieval = {.block_tokens = 16,
+                                     .representative_num = 1,
+                                     .group_heads = 1,
+                                     .local_tokens = 16,
+                                     .top_blocks = 2,
+                                     .layer_step = 1,
+                                     .token_step = 1},
+                       .n_prompt = PROMPT},
+               .plan = {.n_seqs = 1, .n_tokens = to - from, .tokens = tokens},
+               .to = to};
+    return t;
+}
+
+static status check(trial *t)
+{
+    pkv *kv;
+    pkv_mirror *m;
+    uint32_t hit;
+    const pkv_options options = {.geometry = geometry, .n_pages = 512, .max_seqs = 4};
+    assert_true(status_ok(pkv_create(&options, &kv)));
+    assert_true(status_ok(pkv_mirror_create(&geometry, 512, 4, NULL, &m)));
+    assert_true(status_ok(pkv_seq_open(kv, SEQ, PKV_HEAD, tokens, 0, 0, t->to, &hit)));
+    assert_true(status_ok(pkv_seq_append(kv, SEQ, t->to)));
+    if (t->uneven) {
+        uint64_t all_but_first = ~(uint64_t)1;
+        pkv_seq_drop(kv, SEQ, 0, &all_but_first);
+    }
+    pkv_deltas deltas = pkv_take_deltas(kv);
+    assert_true(status_ok(pkv_mirror_apply(m, deltas.words, deltas.n_words)));
+    t->plan.seqs = &t->seq;
+    status s = plan_check(&info, m, &t->plan);
+    pkv_mirror_destroy(m);
+    pkv_destroy(kv);
+    return s;
+}
+
+static void refused(trial t, status_code code, const char *why)
+{
+    status s = check(&t);
+    assert_int_equal(s.code, code);
+    assert_string_equal(s.message, why);
+}
+
+static void good_plans_pass(void **state)
+{
+    (void)state;
+    static const uint32_t cuts[][2] = {{0, 100}, {100, PROMPT}, {PROMPT, PROMPT + 32}, {290, 332}};
+    for (size_t i = 0; i < sizeof cuts / sizeof *cuts; i++) {
+        trial t = good(cuts[i][0], cuts[i][1]);
+        assert_true(status_ok(check(&t)));
+    }
+    trial whole = good(PROMPT - 128, PROMPT);
+    whole.seq.retrieval.representative = RETRIEVAL_DYNAMIC;
+    assert_true(status_ok(check(&whole)));
+}
+
+static void shares_that_do_not_fit(void **state)
+{
+    (void)state;
+    static const char tiles[] = "plan: sequences do not tile the tokens";
+    trial t = good(0, 100);
+    t.plan.n_seqs = 5;
+    refused(t, STATUS_LIMIT, "plan: more sequences or tokens than the backend takes");
+    t = good(0, 100);
+    t.seq.seq = 4;
+    refused(t, STATUS_INVALID, tiles);
+    t = good(0, 100);
+    t.seq.first_token = 1;
+    refused(t, STATUS_INVALID, tiles);
+    t = good(0, 100);
+    t.plan.n_tokens = 101;
+    refused(t, STATUS_INVALID, tiles);
+    t = good(0, 100);
+    t.to = 99;
+    refused(t, STATUS_INVALID, "plan: a table without slots for its tokens");
+    t = good(0, 100);
+    t.seq.want_scores = 1;
+    t.seq.next_token = 50;
+    refused(t, STATUS_INVALID, "plan: a next token outside the vocabulary");
+    t = good(0, 100);
+    tokens[99] = 50;
+    refused(t, STATUS_INVALID, "plan: a token outside the vocabulary");
+    tokens[99] = 0;
+}
+
+static void retrievals_that_cannot_be_made(void **state)
+{
+    (void)state;
+    trial t = good(PROMPT, PROMPT + 33);
+    refused(t, STATUS_INVALID, "plan: more rows that read by retrieval than a share may have");
+    t = good(PROMPT, PROMPT + 1);
+    t.seq.retrieval.representative = RETRIEVAL_QUEST;
+    refused(t, STATUS_INVALID, "plan: a retrieval that is not to be had");
+    t = good(PROMPT, PROMPT + 1);
+    t.seq.measure = (measure_spec){.kind = MEASURE_MASS, .rows = 1, .layer_step = 1};
+    refused(t, STATUS_INVALID, "plan: a measure of rows that read by retrieval");
+    t = good(PROMPT - 1, PROMPT);
+    t.uneven = true;
+    refused(t, STATUS_INVALID, "plan: a retrieval in tables of different lengths");
+
+    static const char apart[] =
+        "plan: the last rows of a prompt that are not together, and alone, in a share";
+    static const uint32_t cuts[][2] = {{PROMPT - 127, PROMPT}, {PROMPT - 128, PROMPT + 1}};
+    for (size_t i = 0; i < 2; i++) {
+        t = good(cuts[i][0], cuts[i][1]);
+        t.seq.retrieval.representative = RETRIEVAL_DYNAMIC;
+        refused(t, STATUS_INVALID, apart);
+    }
+    static const char room[] = "plan: a retrieval that keeps more than the backend has room for";
+    t = good(PROMPT, PROMPT + 1);
+    t.seq.retrieval.token_step = 2;
+    t.seq.note = STEP_NOTES_MOST;
+    refused(t, STATUS_INVALID, room);
+    t.seq.note = 1;
+    t.seq.choice = 4;
+    refused(t, STATUS_INVALID, room);
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(good_plans_pass),
+        cmocka_unit_test(shares_that_do_not_fit),
+        cmocka_unit_test(retrievals_that_cannot_be_made),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
