@@ -35,7 +35,8 @@ typedef struct kv_store {
     bool has_sums;    // a plan has asked for sums: until then all are 0 and need no moves
     /* Representatives of blocks (retrieve.h), beside the K and V of the block's first page. A mark
      * says of which block's representative a tile is a part; 0: of none. They are only reserved
-     * addresses until a plan asks for retrieval, and NULL where no plan may. */
+     * addresses until a plan asks for retrieval or a block comes from disk, and NULL where no plan
+     * may. */
     size_t page_tiles;
     size_t page_vectors;      // elements of one vector for each tile of a page
     uint16_t *vectors;        // [cells.n, page_vectors] sums or largest values, bf16
