@@ -98,6 +98,13 @@ void sched_load_drop(sched *s, sched_seq *q)
     if (l->state != LOAD_OUT) free_load(s, l);
 }
 
+bool sched_load_fills(const sched *s, const sched_seq *q)
+{
+    for (const sched_loading *l = s->first_load; l; l = l->later)
+        if (l->seq == q || (l->state == LOAD_OUT && l->holder == q)) return true;
+    return false;
+}
+
 const sched_load *sched_next_load(sched *s)
 {
     sched_loading *l = s->first_load;

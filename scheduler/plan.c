@@ -240,9 +240,9 @@ static bool take_share(sched *s, sched_seq *q)
 /* When pages are short, idle sessions give way first. Then a sequence that agreed to pressure
  * retention gives up pages: its selection needs this step to measure, and meanwhile sequences that
  * lack pages wait. Only then is a sequence preempted, though not while a selection reads its
- * tables: it is about to give up pages, and can be preempted afterwards. While a step is in flight,
- * its rows need their pages: a sequence that lacks some waits for the next step, which is then
- * planned with none in flight. */
+ * tables: it is about to give up pages, and can be preempted afterwards. One that waits for a load
+ * is passed over. While a step is in flight, its rows need their pages: a sequence that lacks some
+ * waits for the next step, which is then planned with none in flight. */
 static void take_pages(sched *s)
 {
     uint32_t i = 0;
@@ -261,8 +261,8 @@ static void take_pages(sched *s)
             q->planned = 0;
             i++;
         } else {
-            uint32_t victim = sched_pick_victim(s);
-            if (seq_is_read(s->running.seqs[victim])) {
+            uint32_t victim = sched_pick_victim(s, i);
+            if (victim == s->running.n) {
                 q->planned = 0;
                 s->lacks_pages = true;
                 i++;

@@ -86,14 +86,19 @@ static bool sleeps(const sched_seq *q, int64_t now_us)
 
 /* An idle sequence does not use its pages now, and will not while its reader sleeps: idle ones are
  * victims first, whatever their rank. Then rank decides, so that the best sequence always makes
- * progress. */
-uint32_t sched_pick_victim(const sched *s)
+ * progress. A sequence whose pages are loaded cannot give them up before the load ends, which takes
+ * as long as the disk does: the next in rank goes instead. Where none but the lacking sequence is
+ * left, it keeps what it has, since its pages would help nobody. */
+uint32_t sched_pick_victim(const sched *s, uint32_t lacking)
 {
-    for (uint32_t i = s->running.n; i-- > 0;) {
+    uint32_t none = s->running.n, last = none - 1;
+    for (uint32_t i = none; i-- > 0;) {
         const sched_seq *q = s->running.seqs[i];
         if (sched_seq_is_idle(q) && !seq_is_read(q)) return i;
     }
-    return s->running.n - 1;
+    while (last > lacking && sched_load_fills(s, s->running.seqs[last])) last--;
+    bool spares = last == lacking && lacking + 1 < none;
+    return spares || seq_is_read(s->running.seqs[last]) ? none : last;
 }
 
 bool sched_preempt_idle(sched *s, bool all, int64_t now_us)

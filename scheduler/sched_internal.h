@@ -426,8 +426,9 @@ void sched_preempt(sched *s, sched_seq *q);
 void sched_replay(sched *s, sched_seq *q);
 /* The sequence's tables have been copied back from the host tier, or are no longer needed. */
 void sched_left_tier(sched *s, sched_seq *q);
-/* Index in `running` of the sequence to preempt next. */
-uint32_t sched_pick_victim(const sched *s);
+/* Index in `running` of the sequence to preempt for the one at index `lacking`, which lacks pages,
+ * or that one's own. running.n: none can go now. */
+uint32_t sched_pick_victim(const sched *s, uint32_t lacking);
 /* Preempts the idle sequence of the worst rank, among all idle ones or among those whose reader
  * sleeps. False when there is none. */
 bool sched_preempt_idle(sched *s, bool all, int64_t now_us);
@@ -519,6 +520,8 @@ const char *sched_select_check(const sched *s);
 status sched_load_begin(sched *s, sched_seq *q, uint32_t to, bool *began);
 /* The sequence is over, so it waits no longer. */
 void sched_load_drop(sched *s, sched_seq *q);
+/* Pages of the sequence are being filled by a load, for it or, once it is over, for nobody. */
+bool sched_load_fills(const sched *s, const sched_seq *q);
 void sched_take_load(sched *s, const sched_load *load, uint32_t n_loaded);
 /* Goes on with the sequences whose loads have ended. */
 void sched_apply_loads(sched *s);

@@ -196,6 +196,73 @@ static void others_go_on(void **state)
     finish(f);
 }
 
+/* Requests 4 and 5 decode and 6, the last in rank, waits for a load of 4 of the 8 blocks, or has
+ * been given up meanwhile. Pages run short: 5 gives way, so that 4 goes on until its end. Then 5
+ * takes pages again, still before the load ends. */
+static void pages_run_short_during_a_load(void **state)
+{
+    (void)state;
+    for (int given_up = 0; given_up < 2; given_up++) {
+        outside o;
+        fixture *f = begin_lost(&o);
+        sched_request a = request(f, 4, 900, 8, 60), b = request(f, 5, 2000, 8, 60),
+                      c = request(f, 6, 0, 70, 5);
+        add(f, &a);
+        add(f, &b);
+        assert_string_equal(step(f), "4@0+8* 5@0+8*");
+        add(f, &c);
+        assert_string_equal(step(f), "4@8+1* 5@8+1*");
+        const sched_load *load = take_only(f);
+        assert_int_equal(load->n_blocks, 4);
+        if (given_up) end(f, 6, 0);
+        for (uint32_t at = 9; at < 64; at++) {
+            char alone[32], both[32];
+            snprintf(alone, sizeof alone, "4@%u+1*", at);
+            snprintf(both, sizeof both, "4@%u+1* 5@%u+1*", at, at);
+            assert_string_equal(step(f), at < 32 ? both : alone);
+        }
+        assert_int_equal(describe(f, 4, 0).preemptions, 0);
+        assert_int_equal(describe(f, 5, 0).preemptions, 1);
+        end(f, 4, 0);
+        step(f);
+        assert_true(f->plan->n_seqs > 0);
+        assert_int_equal(f->plan->seqs[0].request, 5);
+        end(f, 5, 0);
+        give_back(f, load, 4);
+        if (!given_up) end(f, 6, 0);
+        step(f);
+        step(f);
+        assert_int_equal(used_pages(f), 0);
+        finish(f);
+    }
+}
+
+/* The one sequence beside the load keeps its pages while it lacks one, as nobody could use them,
+ * and goes on as soon as the load ends. */
+static void the_only_one_waits_with_its_pages(void **state)
+{
+    (void)state;
+    outside o;
+    fixture *f = begin_lost(&o);
+    sched_request a = request(f, 4, 900, 30, 60), b = request(f, 5, 0, 70, 5);
+    add(f, &a);
+    assert_string_equal(step(f), "4@0+30*");
+    add(f, &b);
+    assert_string_equal(step(f), "4@30+1*");
+    const sched_load *load = take_only(f);
+    assert_int_equal(load->n_blocks, 4);
+    for (uint32_t at = 31; at < 64; at++) assert_true(*step(f));
+    for (int i = 0; i < 3; i++) assert_string_equal(step(f), "");
+    assert_int_equal(describe(f, 4, 0).preemptions, 0);
+    give_back(f, load, 4);
+    assert_string_equal(step(f), "4@64+1*");
+    assert_int_equal(describe(f, 5, 0).preemptions, 1);
+    end(f, 4, 0);
+    end(f, 5, 0);
+    step(f);
+    finish(f);
+}
+
 /* The pages of a request that is given up are not used by others while they are written. */
 static void pages_stay_until_the_end(void **state)
 {
@@ -322,6 +389,8 @@ int main(void)
         cmocka_unit_test(the_rest_is_computed),
         cmocka_unit_test(only_a_chain_from_the_hit_on),
         cmocka_unit_test(others_go_on),
+        cmocka_unit_test(pages_run_short_during_a_load),
+        cmocka_unit_test(the_only_one_waits_with_its_pages),
         cmocka_unit_test(pages_stay_until_the_end),
         cmocka_unit_test(comes_in_portions),
         cmocka_unit_test(is_dropped),
