@@ -60,12 +60,19 @@ static sched_loading *make_load(sched *s, sched_seq *q, pkv_key key, uint32_t n)
     return l;
 }
 
+/* Takes the pages of n more tokens if they are available beside those that are set aside. */
+static bool take_pages(sched *s, sched_seq *q, uint32_t n)
+{
+    uint64_t need = pkv_append_cost(s->kv, q->slot, n) + s->lasting + s->passing;
+    return need <= pkv_available(s->kv) && status_ok(sched_append(s, q, n));
+}
+
 /* *began: the sequence waits for a load. STATUS_NO_MEMORY: it must be computed again. */
 static status begin_load(sched *s, sched_seq *q, pkv_key key, uint32_t to, bool *began)
 {
     uint32_t n_tokens = loadable(s, q, key, to);
     *began = false;
-    if (n_tokens == 0 || !status_ok(sched_append(s, q, n_tokens))) return STATUS_IS_OK;
+    if (n_tokens == 0 || !take_pages(s, q, n_tokens)) return STATUS_IS_OK;
     sched_loading *l = make_load(s, q, key, n_tokens / s->page_tokens);
     if (!l) return sched_cut(s, q, n_tokens);
     l->to = to;
@@ -132,7 +139,7 @@ void sched_take_load(sched *s, const sched_load *load, uint32_t n_loaded)
 }
 
 /* The blocks that were filled are computed; the pages of the others are given back. Behind a load
- * that succeeded there may be more. */
+ * that succeeded there may be more, whose pages are taken outside of a plan. */
 static status finish_load(sched *s, sched_seq *q, const sched_loading *l)
 {
     bool whole = l->n_good == l->load.n_blocks, began;
@@ -143,7 +150,9 @@ static status finish_load(sched *s, sched_seq *q, const sched_loading *l)
     if (q->entry->first_planned_us < 0) q->entry->cached_tokens += good;
     s->stats.loaded_tokens += good;
     pkv_seq_publish(s->kv, q->slot, q->tokens, q->computed);
-    return whole ? begin_load(s, q, l->keys[l->load.n_blocks - 1], l->to, &began) : STATUS_IS_OK;
+    if (!whole) return STATUS_IS_OK;
+    sched_set_aside(s);
+    return begin_load(s, q, l->keys[l->load.n_blocks - 1], l->to, &began);
 }
 
 void sched_apply_loads(sched *s)

@@ -367,8 +367,21 @@ static void add_share(sched *s, sched_work *w, sched_seq *q, int64_t now_us)
     if (e->first_planned_us < 0) e->first_planned_us = now_us;
 }
 
-/* Empties the next work and what a step counts. Selections under way, and those that follow the
- * step in flight, have their pages set aside again, because others may have come to share them. */
+/* Whether a selection or a fork follows the result of a step in flight. */
+static bool awaits_result(sched *s) { return s->n_in_flight > 0 && oldest_work(s)->n_awaited > 0; }
+
+void sched_set_aside(sched *s)
+{
+    bool awaits = awaits_result(s);
+    s->lasting = s->if_shared = s->passing = 0;
+    for (uint32_t i = 0; (awaits || s->n_selecting > 0) && i < s->running.n; i++) {
+        sched_seq *q = s->running.seqs[i];
+        if (q->selecting) sched_select_reserve(s, q);
+        if (awaits && q->awaited) sched_reserve(s, q);
+    }
+}
+
+/* Empties the next work and what a step counts. */
 static void begin_plan(sched *s)
 {
     sched_work *w = next_work(s);
@@ -376,18 +389,14 @@ static void begin_plan(sched *s)
     w->ahead = s->n_in_flight > 0;
     w->has_logits = s->lacks_pages = false;
     w->n_awaited = 0;
-    s->lasting = s->if_shared = s->passing = 0;
+    sched_set_aside(s);
     s->draws = s->options.max_seqs;
     s->logit_rows = s->options.max_logit_rows ? s->options.max_logit_rows : UINT32_MAX;
     s->budget = s->options.prefill_chunk + s->options.max_seqs;
     s->logit_row_cost = runs_alone(s) ? PLAIN_ROW_COST : s->options.logit_row_cost;
-    bool awaits = w->ahead && oldest_work(s)->n_awaited > 0;
-    for (uint32_t i = 0; (awaits || s->n_selecting > 0) && i < s->running.n; i++) {
+    for (uint32_t i = 0; awaits_result(s) && i < s->running.n; i++) {
         sched_seq *q = s->running.seqs[i];
-        if (q->selecting) sched_select_reserve(s, q);
-        if (!awaits || !q->awaited) continue;
-        q->left_out = true;
-        sched_reserve(s, q);
+        q->left_out |= q->awaited;
     }
 }
 

@@ -406,6 +406,9 @@ void sched_seq_plan(sched *s, sched_seq *q, uint32_t n);
 /* Sets aside the pages that the sequence's last share, planned or in flight, takes if a selection
  * follows it. */
 void sched_reserve(sched *s, const sched_seq *q);
+/* Sets aside pages anew: those of selections under way, and of those that follow the step in
+ * flight, because others may have come to share what these keep. */
+void sched_set_aside(sched *s);
 /* Fills the next work, behind the step in flight if there is one. */
 void sched_plan_step(sched *s, int64_t now_us);
 /* Completes the next work with the deltas. It is in flight from now on, unless it is empty. */

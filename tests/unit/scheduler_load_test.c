@@ -319,6 +319,50 @@ static void comes_in_portions(void **state)
     assert_memory_equal(keys[0], keys[1], sizeof keys[0]);
 }
 
+/* Request 1 grows while a selection of request 2 is made on another thread, and 3 waits for 5 of
+ * its 12 blocks. The pool then has room for 5 more of them or for the selection, not for both: the
+ * selection has its pages, and nothing of 2 is computed again. */
+static void leaves_what_is_set_aside(void **state)
+{
+    (void)state;
+    outside o = {0};
+    sched_options options = small_options();
+    options.prefill_chunk = 200;
+    options.n_pages = 1 + GROUPS * 23;
+    options.has_block = has_block;
+    options.has_block_ctx = &o;
+    options.lost_most = 9;
+    options.hand_out_slots = 1;
+    fixture *f = begin(options);
+    const char *policy = "{\"method\": \"snapkv\", \"tokens\": 40, \"window\": 16}";
+    sched_request a = request(f, 1, 900, 16, 116), c = request(f, 3, 0, 200, 5),
+                  b = with_policy(f, 2, 2000, 64, 20, policy);
+    add(f, &a);
+    step(f);
+    add(f, &b);
+    step(f);
+    step(f);
+    sched_selection *selection = sched_next_selection(f->s);
+    assert_non_null(selection);
+    o.all = true;
+    add(f, &c);
+    step(f);
+    const sched_load *load = take_only(f);
+    assert_int_equal(load->n_blocks, 5);
+    for (int i = 0; i < 96; i++) step(f);
+    give_back(f, load, 5);
+    step(f);
+    assert_null(sched_next_load(f->s));
+    sched_selection_run(selection);
+    post(f, (sched_event){.kind = SCHED_SELECTED, .selection = selection});
+    for (int i = 0; i < 12; i++) step(f);
+    assert_int_equal(describe(f, 2, 0).preemptions, 0);
+    for (uint64_t id = 1; id <= 3; id++) end(f, id, 0);
+    step(f);
+    step(f);
+    finish(f);
+}
+
 /* A request that ends before its load was fetched leaves none. */
 static void is_dropped(void **state)
 {
@@ -393,6 +437,7 @@ int main(void)
         cmocka_unit_test(the_only_one_waits_with_its_pages),
         cmocka_unit_test(pages_stay_until_the_end),
         cmocka_unit_test(comes_in_portions),
+        cmocka_unit_test(leaves_what_is_set_aside),
         cmocka_unit_test(is_dropped),
         cmocka_unit_test(a_flush_meanwhile),
         cmocka_unit_test(memory_fails),
