@@ -143,12 +143,13 @@ void sched_take_load(sched *s, const sched_load *load, uint32_t n_loaded)
 static status finish_load(sched *s, sched_seq *q, const sched_loading *l)
 {
     bool whole = l->n_good == l->load.n_blocks, began;
-    uint32_t good = l->n_good * s->page_tokens;
+    uint32_t good = l->n_good * s->page_tokens, n_prompt = q->entry->n_prompt;
+    uint32_t rest = n_prompt > q->computed ? n_prompt - q->computed : 0;
     RETURN_IF_ERROR(sched_cut(s, q, l->load.n_blocks * s->page_tokens - good));
     q->computed += good;
     if (q->furthest < q->computed) q->furthest = q->computed;
     if (q->entry->first_planned_us < 0) q->entry->cached_tokens += good;
-    s->stats.loaded_tokens += good;
+    s->stats.loaded_tokens += good < rest ? good : rest; /* a replay has generated tokens too */
     pkv_seq_publish(s->kv, q->slot, q->tokens, q->computed);
     if (!whole) return STATUS_IS_OK;
     sched_set_aside(s);

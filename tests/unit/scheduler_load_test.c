@@ -363,6 +363,35 @@ static void leaves_what_is_set_aside(void **state)
     finish(f);
 }
 
+/* A request that starts again loads what it has generated too, but these are no prompt tokens. */
+static void counts_prompt_tokens(void **state)
+{
+    (void)state;
+    outside o = {0};
+    sched_options options = small_options();
+    options.has_block = has_block;
+    options.has_block_ctx = &o;
+    options.lost_most = 64;
+    fixture *f = begin(options);
+    sched_request r = request(f, 4, 0, 40, 60);
+    add(f, &r);
+    for (int i = 0; i < 30; i++) step(f);
+    assert_string_equal(step(f), "4@69+1*");
+    o.all = true;
+    post(f, (sched_event){.kind = SCHED_FLUSH});
+    answer(f, status_make(STATUS_IO, NULL));
+    post(f, (sched_event){.kind = SCHED_RESULT, .result = &f->result});
+    assert_string_equal(step(f), "");
+    const sched_load *load = take_only(f);
+    assert_int_equal(load->n_blocks, 4);
+    give_back(f, load, 4);
+    assert_string_equal(step(f), "4@64+6*");
+    assert_int_equal(sched_get_stats(f->s).loaded_tokens, 40);
+    end(f, 4, 0);
+    step(f);
+    finish(f);
+}
+
 /* A request that ends before its load was fetched leaves none. */
 static void is_dropped(void **state)
 {
@@ -438,6 +467,7 @@ int main(void)
         cmocka_unit_test(pages_stay_until_the_end),
         cmocka_unit_test(comes_in_portions),
         cmocka_unit_test(leaves_what_is_set_aside),
+        cmocka_unit_test(counts_prompt_tokens),
         cmocka_unit_test(is_dropped),
         cmocka_unit_test(a_flush_meanwhile),
         cmocka_unit_test(memory_fails),
