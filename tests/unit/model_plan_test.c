@@ -1,8 +1,6 @@
 /* model/plan.c: a plan that may come from another process is refused where a backend would index
  * out of bounds, and the message says what is wrong. Each row changes one field of a good plan. */
 #include "model/plan.h"
-#include "paged_kv/delta.h"
-#include "paged_kv/mirror.h"
 
 #include <setjmp.h>
 #include <stdarg.h>
