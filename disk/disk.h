@@ -37,7 +37,9 @@ typedef struct disk_io {
 enum { DISK_BUFFERS_MOST = 256 }; // blocks that wait to be written, at most
 
 typedef struct disk_options {
-    const char *dir;    // made with mode 0700 if it is missing; its parent exists
+    /* Made with mode 0700 if it is missing; its parent exists. It belongs to the user of this
+     * process, and no other user may write into it. */
+    const char *dir;
     uint64_t bytes;     // size of all files, at most
     size_t block_bytes; // of every block
     /* Stands for all that the bytes of a block depend on beside its key. Blocks that were stored
@@ -49,7 +51,8 @@ typedef struct disk_options {
     const disk_io *io; // NULL = pread and pwrite
 } disk_options;
 
-/* STATUS_UNAVAILABLE: another process holds the directory. STATUS_IO: it cannot be used.
+/* STATUS_UNAVAILABLE: another process holds the directory. STATUS_IO: it cannot be used,
+ * or files in it are not a store's (links, another user's, other contents): they stay as they are.
  * STATUS_INVALID: `bytes` are less than a block. */
 status disk_open(const disk_options *options, disk_cache **out, error *err);
 /* Writes what was put, then ends the threads. No read is under way. NULL is allowed. */

@@ -144,12 +144,39 @@ status files_scan(disk_files *f,
 
 /* ---- opening --------------------------------------------------------------------------------- */
 
+/* A name in the directory may lead to a file that others wrote, or that has another use too. */
+static status check_file(const char *dir, const char *name, int fd, error *err)
+{
+    const char *why = NULL;
+    struct stat st;
+    if (fstat(fd, &st) != 0) why = strerror(errno);
+    else if (!S_ISREG(st.st_mode)) why = "it is not a regular file";
+    else if (st.st_uid != geteuid()) why = "the file belongs to another user";
+    else if (st.st_nlink != 1) why = "the file has other names too (hard links)";
+    return why ? error_set(err, STATUS_IO, "%s/%s: %s", dir, name, why) : STATUS_IS_OK;
+}
+
 static status open_file(const disk_files *f, const char *dir, const char *name, int flags, int *fd,
                         error *err)
 {
-    *fd = openat(f->dir, name, O_RDWR | O_CREAT | O_CLOEXEC | O_NOFOLLOW | flags, 0600);
-    if (*fd >= 0) return STATUS_IS_OK;
+    const int always = O_RDWR | O_CREAT | O_CLOEXEC | O_NOFOLLOW;
+    *fd = openat(f->dir, name, always | flags, 0600);
+    if (*fd < 0 && flags) *fd = openat(f->dir, name, always, 0600);
+    if (*fd >= 0) return check_file(dir, name, *fd, err);
     return error_set(err, STATUS_IO, "%s/%s: %s", dir, name, strerror(errno));
+}
+
+/* Who can write into the directory can replace its files. */
+static status check_dir(const disk_files *f, const char *dir, error *err)
+{
+    struct stat st;
+    if (fstat(f->dir, &st) != 0) return error_set(err, STATUS_IO, "%s: %s", dir, strerror(errno));
+    if (st.st_uid != geteuid())
+        return error_set(err, STATUS_IO, "%s: the directory belongs to another user", dir);
+    if (st.st_mode & (S_IWGRP | S_IWOTH))
+        return error_set(err, STATUS_IO, "%s: other users may write into the directory (mode %04o)",
+                         dir, (unsigned)(st.st_mode & 07777));
+    return STATUS_IS_OK;
 }
 
 static status open_dir(disk_files *f, const char *dir, error *err)
@@ -158,6 +185,7 @@ static status open_dir(disk_files *f, const char *dir, error *err)
         return error_set(err, STATUS_IO, "%s: cannot be made: %s", dir, strerror(errno));
     f->dir = open(dir, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
     if (f->dir < 0) return error_set(err, STATUS_IO, "%s: %s", dir, strerror(errno));
+    RETURN_IF_ERROR(check_dir(f, dir, err));
     RETURN_IF_ERROR(open_file(f, dir, "lock", 0, &f->lock, err));
     if (flock(f->lock, LOCK_EX | LOCK_NB) == 0) return STATUS_IS_OK;
     if (errno == EWOULDBLOCK)
@@ -165,14 +193,36 @@ static status open_dir(disk_files *f, const char *dir, error *err)
     return error_set(err, STATUS_IO, "%s/lock: %s", dir, strerror(errno));
 }
 
-/* Reads past the page cache where the file system can, so that the cache of blocks does not fill
- * memory a second time. */
-static status open_blocks(disk_files *f, const char *dir, error *err)
+/* Files that happen to have the names of the store's are not the store's to empty. */
+static status check_contents(const disk_files *f, const char *dir, error *err)
 {
-    f->blocks =
-        openat(f->dir, "blocks", O_RDWR | O_CREAT | O_CLOEXEC | O_NOFOLLOW | O_DIRECT, 0600);
-    if (f->blocks >= 0) return STATUS_IS_OK;
-    return open_file(f, dir, "blocks", 0, &f->blocks, err);
+    struct stat index, blocks;
+    char begin[sizeof magic];
+    if (fstat(f->index, &index) != 0 || fstat(f->blocks, &blocks) != 0)
+        return error_set(err, STATUS_IO, "%s: %s", dir, strerror(errno));
+    if (index.st_size == 0 && blocks.st_size > 0)
+        return error_set(err, STATUS_IO,
+                         "%s/blocks: the file is not a disk cache's: its index is "
+                         "empty; name another directory, or remove it",
+                         dir);
+    if (index.st_size == 0) return STATUS_IS_OK;
+    int why = read_all(f, f->index, begin, sizeof begin, 0);
+    if (why) return error_set(err, STATUS_IO, "%s/index: %s", dir, strerror(why));
+    if (memcmp(begin, magic, sizeof magic) == 0) return STATUS_IS_OK;
+    return error_set(err, STATUS_IO,
+                     "%s/index: the file is not a disk cache's; name another "
+                     "directory, or remove it",
+                     dir);
+}
+
+static status restrict_modes(const disk_files *f, const char *dir, error *err)
+{
+    const int fds[] = {f->lock, f->index, f->blocks};
+    for (size_t i = 0; i < sizeof fds / sizeof *fds; i++)
+        if (fchmod(fds[i], 0600) != 0)
+            return error_set(err, STATUS_IO, "%s: the files cannot be given the mode 0600: %s", dir,
+                             strerror(errno));
+    return STATUS_IS_OK;
 }
 
 static file_header header_of(const disk_files *f)
@@ -186,17 +236,26 @@ static file_header header_of(const disk_files *f)
     return h;
 }
 
+/* Empties the files, and makes them this store's. The index has a header at every moment, and on
+ * the disk before there are blocks, so that a sudden end leaves files that are the store's. */
+static int make_ours(const disk_files *f, const file_header *header, bool is_new)
+{
+    if (ftruncate(f->blocks, 0) != 0) return errno;
+    if (!is_new && ftruncate(f->index, DISK_ALIGN) != 0) return errno;
+    int why = write_all(f, f->index, header, sizeof *header, 0);
+    return why ? why : fsync(f->index) != 0 ? errno : 0;
+}
+
 /* Empties the files unless their header is that of this store. */
 static status check_header(disk_files *f, const char *dir, bool *was_foreign, error *err)
 {
     static const file_header none;
-    file_header want = header_of(f), have;
+    file_header want = header_of(f), have = none;
     int why = read_all(f, f->index, &have, sizeof have, 0);
-    *was_foreign =
-        !why && memcmp(&have, &none, sizeof have) != 0 && memcmp(&have, &want, sizeof have) != 0;
-    bool fits = !why && memcmp(&have, &want, sizeof have) == 0;
-    if (!why && !fits && (ftruncate(f->index, 0) != 0 || ftruncate(f->blocks, 0) != 0)) why = errno;
-    if (!why && !fits) why = write_all(f, f->index, &want, sizeof want, 0);
+    bool is_new = memcmp(&have, &none, sizeof have) == 0;
+    bool fits = memcmp(&have, &want, sizeof have) == 0;
+    *was_foreign = !why && !is_new && !fits;
+    if (!why && !fits) why = make_ours(f, &want, is_new);
     if (why) return error_set(err, STATUS_IO, "%s/index: %s", dir, strerror(why));
     return STATUS_IS_OK;
 }
@@ -231,7 +290,11 @@ status files_open(disk_files *f, const disk_options *o, bool *was_foreign, error
     f->n_slots = n < DISK_SLOTS_MOST ? (uint32_t)n : DISK_SLOTS_MOST;
     RETURN_IF_ERROR(open_dir(f, o->dir, err));
     RETURN_IF_ERROR(open_file(f, o->dir, "index", 0, &f->index, err));
-    RETURN_IF_ERROR(open_blocks(f, o->dir, err));
+    /* Reads past the page cache where the file system can, so that the cache of blocks does not
+     * fill memory a second time. */
+    RETURN_IF_ERROR(open_file(f, o->dir, "blocks", O_DIRECT, &f->blocks, err));
+    RETURN_IF_ERROR(check_contents(f, o->dir, err));
+    RETURN_IF_ERROR(restrict_modes(f, o->dir, err));
     RETURN_IF_ERROR(check_header(f, o->dir, was_foreign, err));
     return cut_files(f, o->dir, err);
 }

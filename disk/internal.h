@@ -70,7 +70,8 @@ typedef struct disk_files {
     disk_io io;
 } disk_files;
 
-/* Opens the files and locks the directory. Files of another identity are emptied (*was_foreign). */
+/* Opens the files and locks the directory. Files of another identity are emptied (*was_foreign);
+ * files that another user or another program wrote are refused and stay as they are. */
 status files_open(disk_files *f, const disk_options *o, bool *was_foreign, error *err);
 void files_close(disk_files *f);
 /* Calls `found` for each record that is whole. */

@@ -440,6 +440,107 @@ static void test_bad_folders(void **state)
     assert_int_equal(disk_open(&o, &second, &err).code, STATUS_IO);
 }
 
+static void write_text(const fixture *f, const char *name, const char *text)
+{
+    char path[128];
+    path_of(f, name, path);
+    FILE *file = fopen(path, "w");
+    assert_non_null(file);
+    fputs(text, file);
+    fclose(file);
+}
+
+static void check_text(const fixture *f, const char *name, const char *text)
+{
+    char path[128], have[64] = "";
+    path_of(f, name, path);
+    FILE *file = fopen(path, "r");
+    assert_non_null(file);
+    (void)!fread(have, 1, sizeof have - 1, file);
+    fclose(file);
+    assert_string_equal(have, text);
+}
+
+static void refuse(fixture *f, const char *why)
+{
+    error err = {{0}};
+    assert_int_equal(disk_open(&f->options, &f->d, &err).code, STATUS_IO);
+    assert_null(f->d);
+    if (!strstr(err.text, why)) fail_msg("'%s' does not say '%s'", err.text, why);
+}
+
+/* Files that have the names of the store's, but were written by others, stay as they are. */
+static void test_other_contents(void **state)
+{
+    fixture *f = *state;
+    disk_close(f->d);
+    remove_files(f);
+    write_text(f, "index", "chapter one, page 1\n");
+    refuse(f, "index: the file is not a disk cache's");
+    check_text(f, "index", "chapter one, page 1\n");
+    remove_files(f);
+    write_text(f, "blocks", "wood, stone\n");
+    refuse(f, "blocks: the file is not a disk cache's");
+    check_text(f, "blocks", "wood, stone\n");
+    remove_files(f);
+    open_store(f);
+}
+
+static void test_links(void **state)
+{
+    fixture *f = *state;
+    char target[128], path[128];
+    disk_close(f->d);
+    path_of(f, "target", target);
+    write_text(f, "target", "");
+    for (int i = 0; i < 3; i++) {
+        const char *name = (const char *[]){"lock", "index", "blocks"}[i];
+        remove_files(f);
+        path_of(f, name, path);
+        assert_int_equal(link(target, path), 0);
+        refuse(f, "hard links");
+        unlink(path);
+        assert_int_equal(symlink(target, path), 0);
+        refuse(f, name);
+        unlink(path);
+        assert_int_equal(mkfifo(path, 0600), 0);
+        refuse(f, "not a regular file");
+    }
+    check_text(f, "target", "");
+    remove_files(f);
+    unlink(target);
+    open_store(f);
+}
+
+/* Other users may neither write into the directory nor own it or its files. */
+static void test_other_users(void **state)
+{
+    fixture *f = *state;
+    char path[128];
+    struct stat st;
+    put_blocks(f, 0, 3);
+    disk_close(f->d);
+    for (int bit = 0; bit < 2; bit++) {
+        assert_int_equal(chmod(f->dir, bit ? 0702 : 0720), 0);
+        refuse(f, "other users may write");
+    }
+    assert_int_equal(chmod(f->dir, 0755), 0);
+    path_of(f, "blocks", path);
+    assert_int_equal(chmod(path, 0666), 0);
+    if (geteuid() == 0) {
+        assert_int_equal(chown(path, 1, 1), 0);
+        refuse(f, "blocks: the file belongs to another user");
+        assert_int_equal(chown(path, 0, 0), 0);
+        assert_int_equal(chown(f->dir, 1, 1), 0);
+        refuse(f, "the directory belongs to another user");
+        assert_int_equal(chown(f->dir, 0, 0), 0);
+    }
+    open_store(f);
+    assert_int_equal(stat(path, &st), 0);
+    assert_int_equal(st.st_mode & 07777, 0600);
+    assert_int_equal(read_blocks(f, 0, 3), 3);
+}
+
 static void test_modes(void **state)
 {
     fixture *f = *state;
@@ -574,16 +675,18 @@ int main(void)
 {
 #define TEST(name) cmocka_unit_test_setup_teardown(name, setup, teardown)
     const struct CMUnitTest tests[] = {
-        TEST(test_gives_back),      TEST(test_restart),
-        TEST(test_evicts),          TEST(test_forgets_ends_first),
-        TEST(test_damage),          TEST(test_damaged_index),
-        TEST(test_torn_write),      TEST(test_truncated),
-        TEST(test_foreign),         TEST(test_size_changes),
-        TEST(test_full_disk),       TEST(test_failing_reads),
-        TEST(test_deleted),         TEST(test_bad_folders),
-        TEST(test_modes),           TEST(test_flush),
-        TEST(test_buffers_run_out), TEST(test_drain),
-        TEST(test_threads),         TEST(test_killed),
+        TEST(test_gives_back),     TEST(test_restart),
+        TEST(test_evicts),         TEST(test_forgets_ends_first),
+        TEST(test_damage),         TEST(test_damaged_index),
+        TEST(test_torn_write),     TEST(test_truncated),
+        TEST(test_foreign),        TEST(test_size_changes),
+        TEST(test_full_disk),      TEST(test_failing_reads),
+        TEST(test_deleted),        TEST(test_bad_folders),
+        TEST(test_other_contents), TEST(test_links),
+        TEST(test_other_users),    TEST(test_modes),
+        TEST(test_flush),          TEST(test_buffers_run_out),
+        TEST(test_drain),          TEST(test_threads),
+        TEST(test_killed),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
