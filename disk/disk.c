@@ -24,6 +24,9 @@ struct disk_cache {
     pthread_t threads[DISK_THREADS];
     uint32_t n_threads;
 
+    /* Held while a record is written and entered, and during a flush, so that no record is written
+     * behind one. It is taken before `lock`, under which nothing waits for the disk or the log. */
+    pthread_mutex_t record_lock;
     pthread_mutex_t lock; // of all that follows
     pthread_cond_t work, idle;
     disk_index index;
@@ -43,7 +46,8 @@ static void report(const disk_cache *d, const char *text)
     if (d->on_trouble) d->on_trouble(d->on_trouble_ctx, text);
 }
 
-/* A call of the system failed: from now on the store has nothing. The lock is held. */
+/* A call of the system failed: from now on the store has nothing. The lock is held, but not during
+ * the report. */
 static void turn_off(disk_cache *d, const char *what, int why)
 {
     char text[160];
@@ -52,43 +56,68 @@ static void turn_off(disk_cache *d, const char *what, int why)
     d->off = true;
     snprintf(text, sizeof text, "disk cache: %s: %s; the prefix cache goes on without disk", what,
              strerror(why));
+    pthread_mutex_unlock(&d->lock);
     report(d, text);
+    pthread_mutex_lock(&d->lock);
 }
 
-/* The lock is held. */
+/* The lock is held, but not during the report. */
 static void note_damage(disk_cache *d, uint32_t slot)
 {
-    if (d->counts.damaged++ == 0)
-        report(d, "disk cache: a block was torn or damaged and is computed again; further ones are "
-                  "only counted");
     index_forget(&d->index, slot);
+    if (d->counts.damaged++ > 0) return;
+    pthread_mutex_unlock(&d->lock);
+    report(d, "disk cache: a block was torn or damaged and is computed again; further ones are "
+              "only counted");
+    pthread_mutex_lock(&d->lock);
 }
 
 /* ---- writing --------------------------------------------------------------------------------- */
+
+/* The store still wants the block. The lock is held. */
+static bool is_wanted(const disk_cache *d, const put_buffer *b)
+{
+    return !d->off && b->flushes == d->flushes && index_find(&d->index, &b->key) == DISK_NONE;
+}
+
+/* Writes the record of a block that is in its slot, and enters it. Returns 0 or an errno, and holds
+ * the lock then. */
+static int enter_put(disk_cache *d, const put_buffer *b, uint32_t slot, uint64_t checksum)
+{
+    int why = 0;
+    pthread_mutex_lock(&d->record_lock);
+    pthread_mutex_lock(&d->lock);
+    bool wanted = is_wanted(d, b);
+    uint64_t stamp = ++d->stamp;
+    pthread_mutex_unlock(&d->lock);
+    if (wanted) why = files_write_record(&d->files, slot, &b->key, checksum, stamp);
+    pthread_mutex_lock(&d->lock);
+    if (wanted && !why) {
+        index_put(&d->index, slot, &b->key, checksum, stamp);
+        d->counts.written++;
+    } else {
+        index_give_back(&d->index, slot);
+    }
+    pthread_mutex_unlock(&d->record_lock);
+    return why;
+}
 
 /* The lock is held, also when it returns. A block that is there already, or was put before a flush,
  * is not written. */
 static void write_put(disk_cache *d, put_buffer *b)
 {
     bool evicted = false;
-    uint32_t slot = DISK_NONE;
-    if (!d->off && b->flushes == d->flushes && index_find(&d->index, &b->key) == DISK_NONE)
-        slot = index_take(&d->index, &evicted);
+    uint32_t slot = is_wanted(d, b) ? index_take(&d->index, &evicted) : DISK_NONE;
     if (slot == DISK_NONE) return;
     d->counts.evicted += evicted;
     pthread_mutex_unlock(&d->lock);
     uint64_t checksum = files_checksum(&d->files, &b->key, b->bytes);
     int why = files_exist(&d->files);
     if (!why) why = files_write_block(&d->files, slot, b->bytes);
-    pthread_mutex_lock(&d->lock);
-    bool wanted =
-        !d->off && b->flushes == d->flushes && index_find(&d->index, &b->key) == DISK_NONE;
-    /* Under the lock, so that no record is written behind a flush. */
-    if (!why && wanted) why = files_write_record(&d->files, slot, &b->key, checksum, ++d->stamp);
-    if (!why && wanted) {
-        index_put(&d->index, slot, &b->key, checksum, d->stamp);
-        d->counts.written++;
+    if (!why) {
+        why = enter_put(d, b, slot, checksum);
     } else {
+        pthread_mutex_lock(&d->lock);
         index_give_back(&d->index, slot);
     }
     if (why) turn_off(d, "a block cannot be written", why);
@@ -276,11 +305,16 @@ static void *disk_loop(void *arg)
 
 void disk_flush(disk_cache *d)
 {
+    pthread_mutex_lock(&d->record_lock);
     pthread_mutex_lock(&d->lock);
     d->flushes++;
     while (d->index.oldest != DISK_NONE) index_forget(&d->index, d->index.oldest);
+    pthread_mutex_unlock(&d->lock);
     int why = files_clear(&d->files); /* also when it is off: the next process reads them */
-    if (why) turn_off(d, "it cannot be emptied", why);
+    pthread_mutex_unlock(&d->record_lock);
+    if (!why) return;
+    pthread_mutex_lock(&d->lock);
+    turn_off(d, "it cannot be emptied", why);
     pthread_mutex_unlock(&d->lock);
 }
 
@@ -379,6 +413,7 @@ status disk_open(const disk_options *options, disk_cache **out, error *err)
     if (!d) return error_set(err, STATUS_NO_MEMORY, "out of memory");
     d->on_trouble = options->on_trouble;
     d->on_trouble_ctx = options->on_trouble_ctx;
+    pthread_mutex_init(&d->record_lock, NULL);
     pthread_mutex_init(&d->lock, NULL);
     pthread_cond_init(&d->work, NULL);
     pthread_cond_init(&d->idle, NULL);
@@ -407,5 +442,6 @@ void disk_close(disk_cache *d)
     pthread_cond_destroy(&d->idle);
     pthread_cond_destroy(&d->work);
     pthread_mutex_destroy(&d->lock);
+    pthread_mutex_destroy(&d->record_lock);
     free(d);
 }

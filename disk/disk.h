@@ -45,7 +45,8 @@ typedef struct disk_options {
     /* Stands for all that the bytes of a block depend on beside its key. Blocks that were stored
      * under another identity, or with another size, are deleted by disk_open. */
     uint64_t identity;
-    /* Gets one line about trouble, for a log. Called by disk_open and by the store's threads. */
+    /* Gets one line about trouble, for a log. Called by disk_open, disk_flush and the store's
+     * threads; the other functions do not wait for it. */
     void (*on_trouble)(void *ctx, const char *text);
     void *on_trouble_ctx;
     const disk_io *io; // NULL = pread and pwrite

@@ -15,7 +15,7 @@
 
 #include <cmocka.h>
 
-enum { BLOCK = 5000, SLOT = 8192, BLOCKS = 12 };
+enum { BLOCK = 5000, SLOT = 8192, RECORD = 40, BLOCKS = 12 };
 
 typedef struct fixture {
     char dir[64];
@@ -26,7 +26,21 @@ typedef struct fixture {
     /* Calls of the system: they fail with this errno, from the n-th block or record on. */
     _Atomic int read_errno, write_errno;
     _Atomic long good_writes;
+    /* While `gate` is GATE_ARMED, the next write of a record, or the next report, waits until it is
+     * GATE_OPEN: for 20 seconds at most (`waited_long`). */
+    _Atomic int gate;
+    _Atomic bool waited_long;
 } fixture;
+
+enum { GATE_OPEN, GATE_ARMED, GATE_REACHED };
+
+static void pass_gate(fixture *f)
+{
+    int armed = GATE_ARMED;
+    if (!atomic_compare_exchange_strong(&f->gate, &armed, GATE_REACHED)) return;
+    for (int i = 0; f->gate != GATE_OPEN && i < 20000; i++) usleep(1000);
+    f->waited_long = f->gate != GATE_OPEN;
+}
 
 /* ---- calls of the system that fail ----------------------------------------------------------- */
 
@@ -40,6 +54,7 @@ static ssize_t faulty_read(void *ctx, int fd, void *to, size_t n, off_t at)
 static ssize_t faulty_write(void *ctx, int fd, const void *from, size_t n, off_t at)
 {
     fixture *f = ctx;
+    if (n == RECORD) pass_gate(f);
     errno = f->write_errno;
     return errno && f->good_writes-- <= 0 ? -1 : pwrite(fd, from, n, at);
 }
@@ -47,6 +62,7 @@ static ssize_t faulty_write(void *ctx, int fd, const void *from, size_t n, off_t
 static void on_trouble(void *ctx, const char *text)
 {
     fixture *f = ctx;
+    pass_gate(f);
     f->troubles++;
     snprintf(f->trouble, sizeof f->trouble, "%s", text);
 }
@@ -89,7 +105,7 @@ static int setup(void **state)
     static disk_io io = {faulty_read, faulty_write, NULL};
     io.ctx = f;
     f->options = (disk_options){.dir = f->dir,
-                                .bytes = 4096 + BLOCKS * (SLOT + 40),
+                                .bytes = 4096 + BLOCKS * (SLOT + RECORD),
                                 .block_bytes = BLOCK,
                                 .identity = 7,
                                 .on_trouble = on_trouble,
@@ -361,7 +377,7 @@ static void test_size_changes(void **state)
     fixture *f = *state;
     uint64_t size = f->options.bytes;
     put_blocks(f, 0, BLOCKS);
-    f->options.bytes = 4096 + 5 * (SLOT + 40);
+    f->options.bytes = 4096 + 5 * (SLOT + RECORD);
     reopen(f);
     assert_int_equal(disk_count(f->d).blocks, 5);
     assert_int_equal(read_blocks(f, 0, 5), 5);
@@ -579,6 +595,76 @@ static void test_flush(void **state)
     assert_int_equal(read_blocks(f, 20, 2), 2);
 }
 
+/* What the engine calls does not wait for a disk that is slow to write a record, or for a log that is
+ * slow to take a line. */
+static void call_while_held(fixture *f)
+{
+    while (f->gate != GATE_REACHED) usleep(100);
+    disk_key k = key(60);
+    reader r;
+    (void)has(f, 60);
+    disk_touch(f->d, &k);
+    (void)put(f, 60);
+    (void)disk_count(f->d);
+    begin_read(f, &r, 61, 1);
+    while (!r.done) usleep(100);
+    assert_false(f->waited_long);
+}
+
+static void test_waits_for_nobody(void **state)
+{
+    fixture *f = *state;
+    f->gate = GATE_ARMED;
+    put(f, 0);
+    call_while_held(f);
+    f->gate = GATE_OPEN;
+    settle(f);
+    assert_true(has(f, 0) && has(f, 60));
+
+    damage(f, "blocks", 100, 1);
+    f->gate = GATE_ARMED;
+    reader r;
+    begin_read(f, &r, 0, 1); /* is reported as damaged */
+    call_while_held(f);
+    f->gate = GATE_OPEN;
+    while (!r.done) usleep(100);
+    assert_int_equal(r.n_good, 0);
+
+    f->gate = GATE_ARMED;
+    f->read_errno = EIO;
+    begin_read(f, &r, 60, 1); /* turns the store off */
+    call_while_held(f);
+    f->gate = GATE_OPEN;
+    while (!r.done) usleep(100);
+    assert_int_equal(f->troubles, 2);
+}
+
+static void *flush(void *arg)
+{
+    fixture *f = arg;
+    disk_flush(f->d);
+    return NULL;
+}
+
+/* A flush that comes while a record is being written forgets that one too. */
+static void test_flush_meets_record(void **state)
+{
+    fixture *f = *state;
+    pthread_t other;
+    put_blocks(f, 0, 2);
+    f->gate = GATE_ARMED;
+    put(f, 2);
+    while (f->gate != GATE_REACHED) usleep(100);
+    assert_int_equal(pthread_create(&other, NULL, flush, f), 0);
+    usleep(5000);
+    f->gate = GATE_OPEN;
+    pthread_join(other, NULL);
+    settle(f);
+    assert_int_equal(disk_count(f->d).blocks, 0);
+    reopen(f);
+    assert_int_equal(disk_count(f->d).blocks, 0);
+}
+
 /* Buffers are bounded: what does not fit is left out and counted. */
 static void test_buffers_run_out(void **state)
 {
@@ -675,17 +761,30 @@ int main(void)
 {
 #define TEST(name) cmocka_unit_test_setup_teardown(name, setup, teardown)
     const struct CMUnitTest tests[] = {
-        TEST(test_gives_back),     TEST(test_restart),
-        TEST(test_evicts),         TEST(test_forgets_ends_first),
-        TEST(test_damage),         TEST(test_damaged_index),
-        TEST(test_torn_write),     TEST(test_truncated),
-        TEST(test_foreign),        TEST(test_size_changes),
-        TEST(test_full_disk),      TEST(test_failing_reads),
-        TEST(test_deleted),        TEST(test_bad_folders),
-        TEST(test_other_contents), TEST(test_links),
-        TEST(test_other_users),    TEST(test_modes),
-        TEST(test_flush),          TEST(test_buffers_run_out),
-        TEST(test_drain),          TEST(test_threads),
+        TEST(test_gives_back),
+        TEST(test_restart),
+        TEST(test_evicts),
+        TEST(test_forgets_ends_first),
+        TEST(test_damage),
+        TEST(test_damaged_index),
+        TEST(test_torn_write),
+        TEST(test_truncated),
+        TEST(test_foreign),
+        TEST(test_size_changes),
+        TEST(test_full_disk),
+        TEST(test_failing_reads),
+        TEST(test_deleted),
+        TEST(test_bad_folders),
+        TEST(test_other_contents),
+        TEST(test_links),
+        TEST(test_other_users),
+        TEST(test_modes),
+        TEST(test_flush),
+        TEST(test_waits_for_nobody),
+        TEST(test_flush_meets_record),
+        TEST(test_buffers_run_out),
+        TEST(test_drain),
+        TEST(test_threads),
         TEST(test_killed),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
