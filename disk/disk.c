@@ -356,6 +356,7 @@ static void enter_record(void *ctx, uint32_t slot, const disk_key *key, uint64_t
     if (other != DISK_NONE && d->index.slots[other].stamp > stamp) return;
     if (other != DISK_NONE) index_forget(&d->index, other);
     index_put(&d->index, slot, key, checksum, stamp);
+    d->index.n_touched = slot + 1;
     if (stamp > d->stamp) d->stamp = stamp;
 }
 
@@ -374,13 +375,12 @@ static int by_stamp(const void *a, const void *b)
 static status read_index(disk_cache *d, error *err)
 {
     disk_index *x = &d->index;
-    x->n_touched = x->n; /* no slot is handed out unseen */
     RETURN_IF_ERROR(files_scan(&d->files, enter_record, d, err));
     stamped *all = malloc(((size_t)x->n_stored + 1) * sizeof *all);
     if (!all) return error_set(err, STATUS_NO_MEMORY, "out of memory");
     uint32_t n = 0;
-    x->free = DISK_NONE;
-    for (uint32_t i = x->n; i-- > 0;) {
+    x->free = 0;
+    for (uint32_t i = x->n_touched; i-- > 0;) {
         if (x->slots[i].stored) all[n++] = (stamped){x->slots[i].stamp, i};
         else index_give_back(x, i);
     }

@@ -128,7 +128,11 @@ status files_scan(disk_files *f,
     enum { AT_ONCE = 1024 };
     static const file_record empty;
     file_record records[AT_ONCE];
-    for (uint32_t first = 0; first < f->n_slots; first += AT_ONCE) {
+    struct stat st;
+    if (fstat(f->index, &st) != 0) return error_set(err, STATUS_IO, "index: %s", strerror(errno));
+    /* The file is at most n_slots records long, and no slot behind its end was ever used. */
+    for (uint32_t first = 0; first < f->n_slots && record_place(first) < st.st_size;
+         first += AT_ONCE) {
         uint32_t n = f->n_slots - first < AT_ONCE ? f->n_slots - first : AT_ONCE;
         int why = read_all(f, f->index, records, n * sizeof *records, record_place(first));
         if (why) return error_set(err, STATUS_IO, "index: %s", strerror(why));
@@ -260,12 +264,18 @@ static status check_header(disk_files *f, const char *dir, bool *was_foreign, er
     return STATUS_IS_OK;
 }
 
-/* Cuts the files to the store's size, which may have become smaller, so that a slot that is out of
- * use now is empty when the store grows again. */
+static bool cut_file(int fd, off_t size)
+{
+    struct stat st;
+    return fstat(fd, &st) == 0 && (st.st_size <= size || ftruncate(fd, size) == 0);
+}
+
+/* Cuts files that are longer than the store's size, which may have become smaller, so that a slot
+ * that is out of use now is empty when the store grows again. */
 static status cut_files(disk_files *f, const char *dir, error *err)
 {
-    if (ftruncate(f->index, record_place(f->n_slots)) == 0 &&
-        ftruncate(f->blocks, slot_place(f, f->n_slots)) == 0)
+    if (cut_file(f->index, record_place(f->n_slots)) &&
+        cut_file(f->blocks, slot_place(f, f->n_slots)))
         return STATUS_IS_OK;
     return error_set(err, STATUS_IO, "%s: %s", dir, strerror(errno));
 }

@@ -8,16 +8,11 @@ bool index_create(disk_index *x, uint32_t n_slots)
 {
     uint32_t n_buckets = 16;
     while (n_buckets < n_slots) n_buckets *= 2;
-    *x = (disk_index){.n = n_slots,
-                      .mask = n_buckets - 1,
-                      .free = DISK_NONE,
-                      .oldest = DISK_NONE,
-                      .newest = DISK_NONE};
+    *x =
+        (disk_index){.n = n_slots, .mask = n_buckets - 1, .oldest = DISK_NONE, .newest = DISK_NONE};
     x->slots = calloc(n_slots, sizeof *x->slots);
-    x->buckets = malloc((size_t)n_buckets * sizeof *x->buckets);
-    if (!x->slots || !x->buckets) return false;
-    memset(x->buckets, 0xff, (size_t)n_buckets * sizeof *x->buckets);
-    return true;
+    x->buckets = calloc(n_buckets, sizeof *x->buckets);
+    return x->slots && x->buckets;
 }
 
 void index_destroy(disk_index *x)
@@ -36,10 +31,10 @@ static uint32_t *bucket_of(const disk_index *x, const disk_key *key)
 
 uint32_t index_find(const disk_index *x, const disk_key *key)
 {
-    uint32_t slot = *bucket_of(x, key);
-    while (slot != DISK_NONE && memcmp(&x->slots[slot].key, key, sizeof *key) != 0)
-        slot = x->slots[slot].next;
-    return slot;
+    uint32_t link = *bucket_of(x, key);
+    while (link != 0 && memcmp(&x->slots[link - 1].key, key, sizeof *key) != 0)
+        link = x->slots[link - 1].next;
+    return link != 0 ? link - 1 : DISK_NONE;
 }
 
 static void order_remove(disk_index *x, uint32_t slot)
@@ -68,7 +63,7 @@ void index_touch(disk_index *x, uint32_t slot)
 static void push_free(disk_index *x, uint32_t slot)
 {
     x->slots[slot].next = x->free;
-    x->free = slot;
+    x->free = slot + 1;
 }
 
 void index_give_back(disk_index *x, uint32_t slot) { push_free(x, slot); }
@@ -78,7 +73,7 @@ void index_forget(disk_index *x, uint32_t slot)
     disk_slot *s = &x->slots[slot];
     if (!s->stored) return;
     uint32_t *link = bucket_of(x, &s->key);
-    while (*link != slot) link = &x->slots[*link].next;
+    while (*link != slot + 1) link = &x->slots[*link - 1].next;
     *link = s->next;
     order_remove(x, slot);
     s->stored = false;
@@ -97,15 +92,15 @@ void index_read_end(disk_index *x, uint32_t slot)
 uint32_t index_take(disk_index *x, bool *evicted)
 {
     *evicted = false;
-    if (x->free == DISK_NONE && x->n_touched < x->n) return x->n_touched++;
-    if (x->free == DISK_NONE) {
+    if (x->free == 0 && x->n_touched < x->n) return x->n_touched++;
+    if (x->free == 0) {
         uint32_t slot = x->oldest;
         while (slot != DISK_NONE && x->slots[slot].readers > 0) slot = x->slots[slot].newer;
         if (slot == DISK_NONE) return DISK_NONE;
         index_forget(x, slot);
         *evicted = true;
     }
-    uint32_t slot = x->free;
+    uint32_t slot = x->free - 1;
     x->free = x->slots[slot].next;
     return slot;
 }
@@ -116,7 +111,7 @@ void index_put(disk_index *x, uint32_t slot, const disk_key *key, uint64_t check
     uint32_t *bucket = bucket_of(x, key);
     *s = (disk_slot){
         .key = *key, .checksum = checksum, .stamp = stamp, .next = *bucket, .stored = true};
-    *bucket = slot;
+    *bucket = slot + 1;
     order_insert(x, slot, x->newest);
     x->n_stored++;
 }

@@ -24,18 +24,21 @@ typedef struct disk_slot {
     disk_key key;
     uint64_t checksum;
     uint64_t stamp;        // when it was put: larger is later
-    uint32_t next;         // in its bucket, or in the free list; UINT32_MAX ends it
+    uint32_t next;         // link to the next in its bucket or in the free list
     uint32_t older, newer; // in the order of use
     uint32_t readers;
     bool stored; // it is in its bucket and in the order of use
 } disk_slot;
 
+/* A link is a slot + 1, and 0 ends a list, so that zeros are an empty index: memory is taken for the
+ * slots and buckets that were used, not for all. */
 typedef struct disk_index {
     disk_slot *slots; // [n]
-    uint32_t n, n_stored, n_touched;
-    uint32_t *buckets; // [mask + 1]
+    uint32_t n, n_stored;
+    uint32_t n_touched; // the slots from here on are free, and not in the free list
+    uint32_t *buckets;  // [mask + 1], links
     uint32_t mask;
-    uint32_t free; // first free slot; UINT32_MAX = none. Slots from n_touched on are free too
+    uint32_t free; // link to the first of the free list
     uint32_t oldest, newest;
 } disk_index;
 
@@ -74,7 +77,7 @@ typedef struct disk_files {
  * files that another user or another program wrote are refused and stay as they are. */
 status files_open(disk_files *f, const disk_options *o, bool *was_foreign, error *err);
 void files_close(disk_files *f);
-/* Calls `found` for each record that is whole. */
+/* Calls `found` for each record that is whole, in the order of slots. */
 status files_scan(disk_files *f,
                   void (*found)(void *ctx, uint32_t slot, const disk_key *key, uint64_t checksum,
                                 uint64_t stamp),

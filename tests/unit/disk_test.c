@@ -26,6 +26,7 @@ typedef struct fixture {
     /* Calls of the system: they fail with this errno, from the n-th block or record on. */
     _Atomic int read_errno, write_errno;
     _Atomic long good_writes;
+    _Atomic uint64_t bytes_read;
     /* While `gate` is GATE_ARMED, the next write of a record, or the next report, waits until it is
      * GATE_OPEN: for 20 seconds at most (`waited_long`). */
     _Atomic int gate;
@@ -47,6 +48,7 @@ static void pass_gate(fixture *f)
 static ssize_t faulty_read(void *ctx, int fd, void *to, size_t n, off_t at)
 {
     fixture *f = ctx;
+    f->bytes_read += n;
     errno = f->read_errno;
     return errno ? -1 : pread(fd, to, n, at);
 }
@@ -391,6 +393,39 @@ static void test_size_changes(void **state)
     disk_close(f->d);
     assert_int_equal(disk_open(&f->options, &f->d, &err).code, STATUS_INVALID);
     assert_non_null(strstr(err.text, "less than a block"));
+}
+
+static size_t resident_bytes(void)
+{
+    size_t total = 0, resident = 0;
+    FILE *file = fopen("/proc/self/statm", "r");
+    assert_non_null(file);
+    assert_int_equal(fscanf(file, "%zu %zu", &total, &resident), 2);
+    fclose(file);
+    return resident * (size_t)sysconf(_SC_PAGESIZE);
+}
+
+/* A large store that holds little opens at the cost of what it holds. */
+static void test_large_store(void **state)
+{
+    fixture *f = *state;
+    put_blocks(f, 0, 3);
+    disk_close(f->d);
+    f->options.bytes = 4096 + (1ull << 20) * (SLOT + RECORD);
+    f->bytes_read = 0;
+    size_t before = resident_bytes();
+    open_store(f);
+    size_t after = resident_bytes();
+    assert_true(f->bytes_read < 1 << 20);
+#if !defined(__SANITIZE_ADDRESS__) &&                                                              \
+    !defined(__SANITIZE_THREAD__)             /* these have memory of their own */
+    assert_true(after < before + (24 << 20)); /* all slots have 56 MiB, all records 40 MiB */
+#endif
+    assert_true(after > 0 && before > 0);
+    put_blocks(f, 3, 2 * BLOCKS);
+    reopen(f);
+    assert_int_equal(disk_count(f->d).blocks, 3 + 2 * BLOCKS);
+    assert_int_equal(read_blocks(f, 0, 3 + 2 * BLOCKS), 3 + 2 * BLOCKS);
 }
 
 /* A call that fails turns the store off, and says so once. */
@@ -771,6 +806,7 @@ int main(void)
         TEST(test_truncated),
         TEST(test_foreign),
         TEST(test_size_changes),
+        TEST(test_large_store),
         TEST(test_full_disk),
         TEST(test_failing_reads),
         TEST(test_deleted),
