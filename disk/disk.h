@@ -7,7 +7,8 @@
  * Owner    the store owns its threads, buffers and files. A disk_read belongs to the caller, who
  *          keeps it in place until its `done` was called.
  * Threads  any thread may call every function but disk_open and disk_close. None of them waits for
- *          the disk, except disk_flush, which cuts a file short, and disk_drain.
+ *          the disk, except disk_flush, which cuts a file short and syncs it, and
+ *          disk_drain.
  * Units    bytes.
  * Errors   a call of the system that fails turns the store off for good: it reports that once, and
  *          from then on has nothing and takes nothing. No error reaches who asks.
@@ -31,6 +32,7 @@ typedef struct disk_key {
 typedef struct disk_io {
     ssize_t (*read)(void *ctx, int fd, void *to, size_t n, off_t at);
     ssize_t (*write)(void *ctx, int fd, const void *from, size_t n, off_t at);
+    int (*sync)(void *ctx, int fd);
     void *ctx;
 } disk_io;
 
@@ -49,7 +51,7 @@ typedef struct disk_options {
      * threads; the other functions do not wait for it. */
     void (*on_trouble)(void *ctx, const char *text);
     void *on_trouble_ctx;
-    const disk_io *io; // NULL = pread and pwrite
+    const disk_io *io; // NULL = pread, pwrite and fsync
 } disk_options;
 
 /* STATUS_UNAVAILABLE: another process holds the directory. STATUS_IO: it cannot be used,
@@ -89,7 +91,8 @@ typedef struct disk_read {
 void disk_read_begin(disk_cache *d, disk_read *r);
 /* Ends all reads after the blocks that are being read now, and waits for that. */
 void disk_drain(disk_cache *d);
-/* Forgets all blocks, those that are being written too. */
+/* Forgets all blocks, those that are being written too. A sudden end of the machine does not bring
+ * them back. */
 void disk_flush(disk_cache *d);
 
 /* X(field, metric, help), as PKV_COUNTERS: numbers since disk_open. */

@@ -40,6 +40,12 @@ static ssize_t system_write(void *ctx, int fd, const void *from, size_t n, off_t
     return pwrite(fd, from, n, at);
 }
 
+static int system_sync(void *ctx, int fd)
+{
+    (void)ctx;
+    return fsync(fd);
+}
+
 /* ---- reading and writing --------------------------------------------------------------------- */
 
 static int read_all(const disk_files *f, int fd, void *to, size_t n, off_t at)
@@ -69,6 +75,11 @@ static int write_all(const disk_files *f, int fd, const void *from, size_t n, of
         done += (size_t)put;
     }
     return 0;
+}
+
+static int sync_file(const disk_files *f, int fd)
+{
+    return f->io.sync(f->io.ctx, fd) == 0 ? 0 : errno;
 }
 
 static off_t slot_place(const disk_files *f, uint32_t slot)
@@ -111,7 +122,11 @@ int files_write_record(disk_files *f, uint32_t slot, const disk_key *key, uint64
     return write_all(f, f->index, &r, sizeof r, record_place(slot));
 }
 
-int files_clear(disk_files *f) { return ftruncate(f->index, DISK_ALIGN) == 0 ? 0 : errno; }
+int files_clear(disk_files *f)
+{
+    if (ftruncate(f->index, DISK_ALIGN) != 0) return errno;
+    return sync_file(f, f->index);
+}
 
 int files_exist(const disk_files *f)
 {
@@ -247,7 +262,7 @@ static int make_ours(const disk_files *f, const file_header *header, bool is_new
     if (ftruncate(f->blocks, 0) != 0) return errno;
     if (!is_new && ftruncate(f->index, DISK_ALIGN) != 0) return errno;
     int why = write_all(f, f->index, header, sizeof *header, 0);
-    return why ? why : fsync(f->index) != 0 ? errno : 0;
+    return why ? why : sync_file(f, f->index);
 }
 
 /* Empties the files unless their header is that of this store. */
@@ -282,7 +297,7 @@ static status cut_files(disk_files *f, const char *dir, error *err)
 
 status files_open(disk_files *f, const disk_options *o, bool *was_foreign, error *err)
 {
-    static const disk_io calls = {system_read, system_write, NULL};
+    static const disk_io calls = {system_read, system_write, system_sync, NULL};
     *f = (disk_files){.dir = -1,
                       .lock = -1,
                       .index = -1,

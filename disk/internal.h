@@ -88,7 +88,7 @@ int files_read_block(disk_files *f, uint32_t slot, uint8_t *buffer);
 int files_write_block(disk_files *f, uint32_t slot, const uint8_t *buffer);
 int files_write_record(disk_files *f, uint32_t slot, const disk_key *key, uint64_t checksum,
                        uint64_t stamp);
-/* Empties the index file. */
+/* Empties the index file, also on the disk. */
 int files_clear(disk_files *f);
 /* 0, or ENOENT where the files have been deleted. */
 int files_exist(const disk_files *f);

@@ -24,9 +24,10 @@ typedef struct fixture {
     _Atomic int troubles;
     char trouble[256];
     /* Calls of the system: they fail with this errno, from the n-th block or record on. */
-    _Atomic int read_errno, write_errno;
+    _Atomic int read_errno, write_errno, sync_errno;
     _Atomic long good_writes;
     _Atomic uint64_t bytes_read;
+    _Atomic off_t synced_bytes; // of the file that was synced last
     /* While `gate` is GATE_ARMED, the next write of a record, or the next report, waits until it is
      * GATE_OPEN: for 20 seconds at most (`waited_long`). */
     _Atomic int gate;
@@ -59,6 +60,16 @@ static ssize_t faulty_write(void *ctx, int fd, const void *from, size_t n, off_t
     if (n == RECORD) pass_gate(f);
     errno = f->write_errno;
     return errno && f->good_writes-- <= 0 ? -1 : pwrite(fd, from, n, at);
+}
+
+static int faulty_sync(void *ctx, int fd)
+{
+    fixture *f = ctx;
+    struct stat st;
+    assert_int_equal(fstat(fd, &st), 0);
+    f->synced_bytes = st.st_size;
+    errno = f->sync_errno;
+    return errno ? -1 : fsync(fd);
 }
 
 static void on_trouble(void *ctx, const char *text)
@@ -104,7 +115,7 @@ static int setup(void **state)
     const char *tmp = getenv("TMPDIR");
     snprintf(f->dir, sizeof f->dir, "%.36s/octavo-disk-XXXXXX", tmp ? tmp : "/tmp");
     assert_non_null(mkdtemp(f->dir));
-    static disk_io io = {faulty_read, faulty_write, NULL};
+    static disk_io io = {faulty_read, faulty_write, faulty_sync, NULL};
     io.ctx = f;
     f->options = (disk_options){.dir = f->dir,
                                 .bytes = 4096 + BLOCKS * (SLOT + RECORD),
@@ -681,6 +692,21 @@ static void *flush(void *arg)
     return NULL;
 }
 
+/* The index is emptied on the disk too, so that no power failure brings its blocks back. */
+static void test_flush_syncs(void **state)
+{
+    fixture *f = *state;
+    put_blocks(f, 0, 3);
+    f->synced_bytes = -1;
+    disk_flush(f->d);
+    assert_int_equal(f->synced_bytes, 4096);
+    put_blocks(f, 0, 3);
+    f->sync_errno = EIO;
+    disk_flush(f->d);
+    check_off(f, "cannot be emptied");
+    f->sync_errno = 0;
+}
+
 /* A flush that comes while a record is being written forgets that one too. */
 static void test_flush_meets_record(void **state)
 {
@@ -818,6 +844,7 @@ int main(void)
         TEST(test_flush),
         TEST(test_waits_for_nobody),
         TEST(test_flush_meets_record),
+        TEST(test_flush_syncs),
         TEST(test_buffers_run_out),
         TEST(test_drain),
         TEST(test_threads),
