@@ -323,7 +323,7 @@ disk_counts disk_count(disk_cache *d)
     pthread_mutex_lock(&d->lock);
     disk_counts c = d->counts;
     c.works = !d->off;
-    c.blocks = d->index.n_stored;
+    c.blocks = d->off ? 0 : d->index.n_stored;
     c.waiting = d->n_buffers - d->n_free;
     c.bytes = c.blocks * d->files.slot_bytes;
     pthread_mutex_unlock(&d->lock);

@@ -108,7 +108,7 @@ void disk_flush(disk_cache *d);
 
 #define DISK_COUNTER_FIELD(field, metric, help) uint64_t field;
 typedef struct disk_counts {
-    uint64_t blocks, bytes; // stored now
+    uint64_t blocks, bytes; // stored now; 0 once the store is off
     uint32_t waiting;       // blocks that wait to be written, or are being filled or written
     bool works;             // the store is not turned off
     DISK_COUNTERS(DISK_COUNTER_FIELD)

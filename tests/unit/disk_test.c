@@ -444,6 +444,8 @@ static void check_off(fixture *f, const char *why)
 {
     disk_counts c = disk_count(f->d);
     assert_false(c.works);
+    assert_int_equal(c.blocks, 0);
+    assert_int_equal(c.bytes, 0);
     assert_true(c.errors >= 1);
     assert_int_equal(f->troubles, 1);
     if (!strstr(f->trouble, why)) fail_msg("'%s' does not say '%s'", f->trouble, why);
