@@ -40,7 +40,9 @@ typedef struct scripted {
     _Atomic bool hanging;     /* a step hangs */
     _Atomic bool collecting;  /* a step is being collected, or hangs */
     _Atomic uint32_t interrupts;
-    const step_plan *plans[2]; /* in flight, the oldest first */
+    _Atomic bool gone;                    /* the test's restart lost the backend for good */
+    _Atomic uint32_t writes, late_writes; /* blocks written, before and after that */
+    const step_plan *plans[2];            /* in flight, the oldest first */
     uint32_t n_plans, most_plans;
     const step_plan *plan; /* being collected */
     step_result result;

@@ -1,0 +1,136 @@
+/* The engine's prefix cache on disk: blocks that leave memory come back, and none is loaded into a
+ * backend that is gone. */
+#include "engine/internal.h"
+#include "tests/unit/engine_fixture.h"
+
+#include <fcntl.h>
+#include <stdio.h>
+#include <unistd.h>
+
+enum { PROMPT = 40, PROMPT_BLOCKS = 2, POOL_BLOCKS = 12, BLOCK_BYTES = 256 };
+
+typedef struct stored {
+    fixture f; /* the first member, since the fixture's teardown is used */
+    char dir[64];
+    disk_cache *disk;
+} stored;
+
+static status fail_restart(void *ctx, backend *out, error *err)
+{
+    stored *s = ctx;
+    (void)out;
+    atomic_store(&s->f.model.gone, true);
+    return error_set(err, STATUS_IO, "no weights any more");
+}
+
+static int setup(void **state)
+{
+    fixture *plain = fixture_create();
+    stored *s = calloc(1, sizeof *s);
+    s->f = *plain;
+    free(plain);
+    fixture *f = &s->f;
+    error err = {{0}};
+    snprintf(s->dir, sizeof s->dir, "%s/octavo-engine-disk-XXXXXX", P_tmpdir);
+    if (!mkdtemp(s->dir)) return -1;
+    const disk_options d = {.dir = s->dir, .bytes = 1 << 20, .block_bytes = BLOCK_BYTES};
+    if (!status_ok(disk_open(&d, &s->disk, &err))) fail_msg("%s", err.text);
+    f->model.info.block_bytes = BLOCK_BYTES;
+    f->model.info.n_pages = 1 + POOL_BLOCKS * pkv_groups(&f->model.info.geometry);
+    f->backend.ctx = &f->model;
+    f->alloc.ctx = f;
+    f->options.backend = &f->backend;
+    f->options.stop_ids = &f->eos;
+    f->options.alloc = &f->alloc;
+    f->options.disk = s->disk;
+    f->options.restart = fail_restart;
+    f->options.restart_ctx = s;
+    *state = s;
+    answer(f, "some words");
+    fixture_start(f);
+    return 0;
+}
+
+static int teardown(void **state)
+{
+    static const char *const names[] = {"lock", "index", "blocks"};
+    stored *s = *state;
+    char dir[sizeof s->dir];
+    memcpy(dir, s->dir, sizeof dir);
+    engine_destroy(s->f.engine);
+    s->f.engine = NULL;
+    disk_close(s->disk);
+    fixture_teardown(state);
+    int at = open(dir, O_RDONLY | O_DIRECTORY);
+    for (size_t i = 0; i < sizeof names / sizeof *names; i++) unlinkat(at, names[i], 0);
+    close(at);
+    return rmdir(dir);
+}
+
+/* A request for n tokens from `first` on. */
+static const char *ask(uint32_t first, uint32_t n, const char *more)
+{
+    static char list[8192], json[10240];
+    size_t at = 0;
+    for (uint32_t i = 0; i < n; i++)
+        at += (size_t)snprintf(list + at, sizeof list - at, i ? ",%u" : "%u", first + i);
+    snprintf(json, sizeof json, "{\"prompt_token_ids\": [%s], \"max_tokens\": 4%s}", list, more);
+    return json;
+}
+
+/* Asks for PROMPT tokens from 100 on, and has others take their pages. */
+static void store_prompt(stored *s)
+{
+    read_all(submit(&s->f, ask(100, PROMPT, "")));
+    read_all(submit(&s->f, ask(400, (POOL_BLOCKS - 1) * 16, "")));
+    while (disk_count(s->disk).waiting > 0) nap();
+    assert_true(disk_count(s->disk).blocks >= PROMPT_BLOCKS);
+}
+
+static void blocks_come_back(void **state)
+{
+    stored *s = *state;
+    store_prompt(s);
+    reading r = read_all(submit(&s->f, ask(100, PROMPT, "")));
+    assert_string_equal(r.text, "some words");
+    assert_int_equal(r.usage.cached_tokens, PROMPT_BLOCKS * 16);
+    assert_int_equal(atomic_load(&s->f.model.writes), PROMPT_BLOCKS);
+}
+
+/* The step before which pages are moved fails, so that a load which waits for the end of that step
+ * finds no backend. */
+static void no_load_begins_without_a_backend(void **state)
+{
+    stored *s = *state;
+    fixture *f = &s->f;
+    store_prompt(s);
+    atomic_store(&f->model.hold, true);
+    engine_stream *moved =
+        submit(f, ask(700, 64, ", \"retention\": {\"method\": \"streaming\", \"ratio\": 0.5}"));
+    while (!atomic_load(&f->model.collecting)) nap();
+    engine_stream *loaded = submit(f, ask(100, PROMPT, ""));
+    for (bool waits = false; !waits; nap()) { /* until the request has been prepared */
+        pthread_mutex_lock(&f->engine->inbox.lock);
+        waits = f->engine->inbox.added.first != NULL;
+        pthread_mutex_unlock(&f->engine->inbox.lock);
+    }
+    f->model.failure = status_make(STATUS_INTERNAL, "it broke");
+    atomic_store(&f->model.fail_at, atomic_load(&f->model.steps) + 2);
+    atomic_store(&f->model.hold, false);
+    assert_int_equal(read_all(moved).finish, ENGINE_FINISH_ERROR);
+    assert_int_equal(read_all(loaded).finish, ENGINE_FINISH_ERROR);
+    while (engine_get_stats(f->engine).state != ENGINE_BROKEN) nap();
+    for (int i = 0; i < 100; i++) nap(); /* a load that had begun would write */
+    assert_int_equal(atomic_load(&f->model.writes), 0);
+    assert_int_equal(atomic_load(&f->model.late_writes), 0);
+}
+
+int main(void)
+{
+#define CASE(name) cmocka_unit_test_setup_teardown(name, setup, teardown)
+    const struct CMUnitTest tests[] = {
+        CASE(blocks_come_back),
+        CASE(no_load_begins_without_a_backend),
+    };
+    return cmocka_run_group_tests_name("engine with a disk", tests, NULL, NULL);
+}
