@@ -167,7 +167,8 @@ typedef struct backend_info {
     /* Bytes of K and V of a block, over all KV groups; 0 = read_block and write_block are not to be
      * called. */
     size_t block_bytes;
-    uint64_t block_identity; // digest of all that they depend on beside tokens
+    /* Digest of all that they depend on beside tokens, the state of the weights' files among it. */
+    uint64_t block_identity;
 } backend_info;
 
 typedef struct backend_ops {

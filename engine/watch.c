@@ -105,15 +105,15 @@ void watch_stop(engine *e)
 
 /* ---- another backend ------------------------------------------------------------------------- */
 
-/* Whether the new backend suits the requests in the queues, which were checked against the old one.
- * Its pool may differ. */
-static bool is_alike(const backend_info *a, const backend_info *b)
+/* Whether the new backend suits the requests in the queues, which were checked against the old one,
+ * and the blocks on disk, if there are any. Its pool may differ. */
+static bool is_alike(const backend_info *a, const backend_info *b, bool has_disk)
 {
+    if (has_disk && a->block_identity != b->block_identity) return false;
     return a->vocab_size == b->vocab_size && a->max_positions == b->max_positions &&
            a->max_rows == b->max_rows && a->max_seqs == b->max_seqs && a->lacks == b->lacks &&
            a->retrieves == b->retrieves && a->max_in_flight == b->max_in_flight &&
            a->identity == b->identity && a->block_bytes == b->block_bytes &&
-           a->block_identity == b->block_identity &&
            memcmp(&a->geometry, &b->geometry, sizeof a->geometry) == 0;
 }
 
@@ -182,7 +182,7 @@ static status make_backend(engine *e, bool was_lost, error *err)
     backend fresh = {0};
     RETURN_IF_ERROR(restart_when_possible(e, &fresh, err));
     const backend_info *info = fresh.ops->info(fresh.ctx);
-    if (!is_alike(&e->info, info))
+    if (!is_alike(&e->info, info, e->o.disk))
         return error_set(err, STATUS_INTERNAL, "the new backend differs from the old one");
     e->backend = fresh;
     e->info.n_pages = info->n_pages;

@@ -485,14 +485,16 @@ static status make_step_buffers(backend_cpu *b, const backend_options *o)
 }
 
 /* Stands for all that K and V of given tokens depend on, to the last bit: the weights' identity has
- * what the model's configuration says, RoPE among it. */
+ * what the model's configuration says, RoPE among it. That identity samples the tensors, which
+ * blocks that outlive the process may not rely on: a change of few weights may be in no sample, so
+ * the files' sizes and times count too. */
 static uint64_t block_identity(const backend_cpu *b, const backend_options *o)
 {
     const char *isa = kern_isa_name(b->kernels);
     const uint64_t numbers[] = {
-        b->weights.identity, b->store.shape.format, b->store.shape.page_tokens,
-        o->weight_type,      o->quant_bits,         (uint64_t)o->quant_attention,
-        o->quant_group,      o->precision,
+        b->weights.identity,          b->weights.files, b->store.shape.format,
+        b->store.shape.page_tokens,   o->weight_type,   o->quant_bits,
+        (uint64_t)o->quant_attention, o->quant_group,   o->precision,
     };
     return hash_bytes(isa, strlen(isa), hash_bytes(numbers, sizeof numbers, 0));
 }

@@ -429,6 +429,13 @@ static uint64_t hash_part(const loader *ld, const tensor_part *p, uint64_t h)
     return quantized_hash(s->quantized, h);
 }
 
+static uint64_t hash_files(const loader *ld, uint64_t h)
+{
+    safetensors_file one = {.path = ld->one_file.path};
+    safetensors alone = {.files = &one, .n_files = 1};
+    return weights_cache_key(one.path ? &alone : &ld->files, h);
+}
+
 /* ---- loading --------------------------------------------------------------------------------- */
 
 /* Refuses slices that cut a quantised group: their weights would differ from the whole's. */
@@ -541,9 +548,7 @@ static uint64_t cache_key(const loader *ld, const char *kind)
             p->n_cols, p->source.rotary, p->source.blocks ? p->source.blocks->id : 0};
         h = hash_real(hash_bytes(cut, sizeof cut, h), (double)p->times);
     }
-    safetensors_file one = {.path = ld->one_file.path};
-    safetensors alone = {.files = &one, .n_files = 1};
-    return weights_cache_key(one.path ? &alone : &ld->files, h);
+    return hash_files(ld, h);
 }
 
 static void keep_in_cache(const loader *ld, const weights_image *image)
@@ -676,6 +681,7 @@ status weights_load(const weights_options *options, model_weights *out, error *e
     if (status_ok(result)) result = take_memory(&ld, err);
     if (status_ok(result)) {
         ld.w.identity = hash_parts(&ld, hash_config(options));
+        ld.w.files = hash_files(&ld, options->dummy ? 0 : weights_place(options->dir));
         result = options->cache_dir ? load_cached(&ld, err) : load_tensors(&ld, err);
         if (options->config->tied_embeddings && !head_is_copy(options)) ld.w.head = ld.w.embed;
         ld.w.embed_scale = embed_scale(options);

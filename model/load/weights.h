@@ -56,6 +56,7 @@ typedef struct model_weights {
     size_t bytes;
     uint64_t identity; // hash of config, names, shapes and samples of the data, the same on every
                        // rank: the prefix salt
+    uint64_t files;    // hash of the files' place, names, sizes and times before they were read
     bool from_cache;   // the weights came packed from the cache
 } model_weights;
 

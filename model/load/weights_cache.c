@@ -68,6 +68,14 @@ uint64_t weights_cache_key(const safetensors *files, uint64_t seed)
     return h;
 }
 
+uint64_t weights_place(const char *model_dir)
+{
+    char *whole = realpath(model_dir, NULL);
+    uint64_t h = whole ? hash_bytes(whole, strlen(whole), 0) : 0;
+    free(whole);
+    return h;
+}
+
 /* Sets out to the last part of a path, in characters that any file system takes. */
 static void plain_name(const char *path, char out[NAME_MAX_BYTES])
 {

@@ -33,6 +33,9 @@ typedef struct weights_image {
 /* Hashes the files' names, sizes and times, starting from seed. */
 uint64_t weights_cache_key(const safetensors *files, uint64_t seed);
 
+/* Hashes the whole path of the model; 0 when there is no such file. */
+uint64_t weights_place(const char *model_dir);
+
 enum { WEIGHTS_CACHE_PATH_MAX = 1024 };
 
 /* The image's file: one for each model folder, kind and version. */

@@ -13,17 +13,23 @@ typedef struct stored {
     fixture f; /* the first member, since the fixture's teardown is used */
     char dir[64];
     disk_cache *disk;
+    bool restarts; /* the backend can be made again, from files that have changed */
 } stored;
 
-static status fail_restart(void *ctx, backend *out, error *err)
+static status restart(void *ctx, backend *out, error *err)
 {
     stored *s = ctx;
-    (void)out;
+    if (s->restarts) {
+        s->f.model.info.block_identity++;
+        s->f.model.n_plans = 0; /* plans in flight went with the old backend */
+        *out = s->f.backend;
+        return STATUS_IS_OK;
+    }
     atomic_store(&s->f.model.gone, true);
     return error_set(err, STATUS_IO, "no weights any more");
 }
 
-static int setup(void **state)
+static int setup_bare(void **state)
 {
     fixture *plain = fixture_create();
     stored *s = calloc(1, sizeof *s);
@@ -42,12 +48,19 @@ static int setup(void **state)
     f->options.backend = &f->backend;
     f->options.stop_ids = &f->eos;
     f->options.alloc = &f->alloc;
-    f->options.disk = s->disk;
-    f->options.restart = fail_restart;
+    f->options.restart = restart;
     f->options.restart_ctx = s;
     *state = s;
     answer(f, "some words");
-    fixture_start(f);
+    return 0;
+}
+
+static int setup(void **state)
+{
+    if (setup_bare(state)) return -1;
+    stored *s = *state;
+    s->f.options.disk = s->disk;
+    fixture_start(&s->f);
     return 0;
 }
 
@@ -125,12 +138,41 @@ static void no_load_begins_without_a_backend(void **state)
     assert_int_equal(atomic_load(&f->model.late_writes), 0);
 }
 
+static void fail_step(stored *s)
+{
+    s->restarts = true;
+    s->f.model.failure = status_make(STATUS_INTERNAL, "it broke");
+    atomic_store(&s->f.model.fail_at, atomic_load(&s->f.model.steps) + 1);
+    assert_int_equal(read_all(submit(&s->f, ask(100, PROMPT, ""))).finish, ENGINE_FINISH_ERROR);
+    while (engine_get_stats(s->f.engine).state == ENGINE_RESTARTING) nap();
+}
+
+/* Blocks in the store are those of the files that the first backend was made from. */
+static void changed_files_are_no_replacement_with_a_disk(void **state)
+{
+    stored *s = *state;
+    fail_step(s);
+    assert_int_equal(engine_get_stats(s->f.engine).state, ENGINE_BROKEN);
+}
+
+static void changed_files_do_not_matter_without_a_disk(void **state)
+{
+    stored *s = *state;
+    fixture_start(&s->f);
+    fail_step(s);
+    assert_int_equal(engine_get_stats(s->f.engine).state, ENGINE_WORKING);
+    assert_string_equal(read_all(submit(&s->f, ask(100, PROMPT, ""))).text, "some words");
+}
+
 int main(void)
 {
 #define CASE(name) cmocka_unit_test_setup_teardown(name, setup, teardown)
     const struct CMUnitTest tests[] = {
         CASE(blocks_come_back),
         CASE(no_load_begins_without_a_backend),
+        CASE(changed_files_are_no_replacement_with_a_disk),
+        cmocka_unit_test_setup_teardown(changed_files_do_not_matter_without_a_disk, setup_bare,
+                                        teardown),
     };
     return cmocka_run_group_tests_name("engine with a disk", tests, NULL, NULL);
 }

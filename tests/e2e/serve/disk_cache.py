@@ -4,9 +4,11 @@ tokens, and computes again what was damaged, torn, written for another model or 
 soak (OCTAVO_SOAK) makes 100 rounds of it. usage: disk_cache.py OCTAVO [unittest arguments]"""
 
 import concurrent.futures
+import json
 import os
 import random
 import shutil
+import struct
 import subprocess
 import tempfile
 import unittest
@@ -167,6 +169,27 @@ class DiskCache(unittest.TestCase):
         self.fill(server)
         server.stop()
         with self.start("--kv-dtype", "int8") as server:
+            self.assertEqual(server.metric("disk_cache_blocks"), 0)
+            self.assertEqual(self.ask(server, PROMPTS[0])[1], 0)
+            self.assertIn("another model", str(self.trouble(server)))
+
+    @unittest.skipIf(LIGHT, "about files, not threads")
+    def test_changed_weights_start_empty(self):
+        """One bit of the embeddings changes, which is in no sample of the tensor."""
+        folder = os.path.join(self.dir, "model")
+        shutil.copytree(MODEL, folder)
+        model = ["--model", folder, *POOL[2:]]
+        server = self.start(model=model)
+        answers = self.fill(server)
+        server.stop()
+        with self.start(model=model) as server:
+            self.assertEqual(self.ask(server, PROMPTS[0]), (answers[0], HIT))
+        path = os.path.join(folder, "model.safetensors")
+        with open(path, "rb") as f:
+            (n,) = struct.unpack("<Q", f.read(8))
+            at, _ = json.loads(f.read(n))["model.embed_tokens.weight"]["data_offsets"]
+        flip(path, 8 + n + at + 100)
+        with self.start(model=model) as server:
             self.assertEqual(server.metric("disk_cache_blocks"), 0)
             self.assertEqual(self.ask(server, PROMPTS[0])[1], 0)
             self.assertIn("another model", str(self.trouble(server)))
