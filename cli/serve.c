@@ -228,6 +228,31 @@ static void on_disk_trouble(void *log, const char *text)
     rpc_log_note(log, "warning", "disk", text);
 }
 
+/* Who may hit whose prefixes. */
+typedef enum prefix_sharing {
+    PREFIXES_OPEN,   // there are no keys
+    PREFIXES_JOINED, // all keys hit the same prefixes
+    PREFIXES_APART,  // a key hits its own
+} prefix_sharing;
+
+/* Blocks on disk outlive the process, and the next one may have another key. So a key that is alone
+ * keeps to its own prefixes, too, where there is a disk. */
+static prefix_sharing sharing_of(const serve_flags *f)
+{
+    size_t n_keys = f->keys.n + f->admin_keys.n;
+    if (n_keys == 0) return PREFIXES_OPEN;
+    if (f->share_prefixes) return PREFIXES_JOINED;
+    return n_keys > 1 || f->disk_cache ? PREFIXES_APART : PREFIXES_JOINED;
+}
+
+/* A server that shares prefixes in another way starts with no blocks: those that were asked without a
+ * key are not for keys, nor those of all keys for a single one, nor the reverse. */
+static uint64_t disk_identity(const serving *s, const backend_info *info)
+{
+    const uint64_t parts[] = {info->block_identity, sharing_of(&s->flags)};
+    return hash_bytes(OCTAVO_VERSION, sizeof OCTAVO_VERSION, hash_bytes(parts, sizeof parts, 0));
+}
+
 /* Another server's folder is refused. With a folder that cannot be used otherwise, such as one on a
  * disk that has become read-only, the server starts without. */
 static status open_disk(serving *s, error *err)
@@ -242,13 +267,12 @@ static status open_disk(serving *s, error *err)
         return error_set(err, STATUS_UNSUPPORTED,
                          "--disk-cache: needs one rank on the CPU (no --tp, --device or workers), "
                          "and --kv-dtype other than int4 and int2");
-    const disk_options o = {
-        .dir = s->flags.disk_cache,
-        .bytes = s->flags.disk_size,
-        .block_bytes = info->block_bytes,
-        .identity = hash_bytes(OCTAVO_VERSION, sizeof OCTAVO_VERSION, info->block_identity),
-        .on_trouble = on_disk_trouble,
-        .on_trouble_ctx = s->log};
+    const disk_options o = {.dir = s->flags.disk_cache,
+                            .bytes = s->flags.disk_size,
+                            .block_bytes = info->block_bytes,
+                            .identity = disk_identity(s, info),
+                            .on_trouble = on_disk_trouble,
+                            .on_trouble_ctx = s->log};
     status st = disk_open(&o, &s->disk, err);
     if (!status_ok(st)) error_prefix(err, "--disk-cache");
     if (st.code != STATUS_IO) return st;
@@ -265,7 +289,7 @@ static status start_engine(serving *s, error *err)
     engine_options o = model_engine_options(&s->model, s->flags.max_requests);
     retention_flags_apply(&s->retention, &o);
     o.tokenizer_threads = s->flags.tokenizer_threads;
-    o.identities_apart = !s->flags.share_prefixes && s->flags.keys.n + s->flags.admin_keys.n > 1;
+    o.identities_apart = sharing_of(&s->flags) == PREFIXES_APART;
     o.on_block = rpc_events_on_block;
     o.on_block_ctx = s->events;
     o.disk = s->disk;

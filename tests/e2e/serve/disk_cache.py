@@ -45,11 +45,11 @@ class DiskCache(unittest.TestCase):
     def start(self, *flags, model=POOL):
         return Server(*FLAGS, "--disk-cache", self.folder, "--disk-size", "64M", *flags, model=model)
 
-    def ask(self, server, prompt, **fields):
+    def ask(self, server, prompt, headers=None, **fields):
         """(token ids of the answer, tokens of the prompt that came from the cache)"""
         answer = server.post("/v1/completions", {
             "prompt": prompt, "max_tokens": ANSWER, "ignore_eos": True, "temperature": 0,
-            "return_token_ids": True, **fields})
+            "return_token_ids": True, **fields}, headers=headers)
         return answer["choices"][0]["token_ids"], answer["usage"]["prompt_tokens_details"]["cached_tokens"]
 
     def written(self, server):
@@ -193,6 +193,25 @@ class DiskCache(unittest.TestCase):
             self.assertEqual(server.metric("disk_cache_blocks"), 0)
             self.assertEqual(self.ask(server, PROMPTS[0])[1], 0)
             self.assertIn("another model", str(self.trouble(server)))
+
+    @unittest.skipIf(LIGHT, "about files, not threads")
+    def test_keys_over_a_restart(self):
+        """No key hits what was asked by another, by nobody, or by keys that share."""
+        a, b = ("--api-key", "alice-key"), ("--api-key", "bob-key")
+        steps = [ # flags of a server, who asks, and whether blocks are there at its start
+            ((), None, False), (a, "alice-key", False), (b, "bob-key", True),
+            ((*a, *b), "bob-key", True), ((*b, "--share-prefixes"), "bob-key", False),
+            ((*a, "--share-prefixes"), "alice-key", True), (b, "bob-key", False), ((), None, False)]
+        hits = []
+        for flags, key, has_blocks in steps:
+            headers = {"Authorization": f"Bearer {key}"} if key else None
+            with self.subTest(flags=flags), self.start(*flags) as server:
+                self.assertEqual(server.metric("disk_cache_blocks") > 0, has_blocks)
+                hits.append(self.ask(server, PROMPTS[0], headers=headers)[1])
+                for prompt in PROMPTS[1:4]:  # they take its pages
+                    self.ask(server, prompt, headers=headers)
+                self.assertGreaterEqual(self.written(server), HIT // PAGE)
+        self.assertEqual(hits, [0, 0, 0, HIT, 0, HIT, 0, 0])
 
     @unittest.skipIf(LIGHT, "about files, not threads")
     def test_without_its_files(self):
