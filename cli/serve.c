@@ -245,8 +245,8 @@ static prefix_sharing sharing_of(const serve_flags *f)
     return n_keys > 1 || f->disk_cache ? PREFIXES_APART : PREFIXES_JOINED;
 }
 
-/* A server that shares prefixes in another way starts with no blocks: those that were asked without a
- * key are not for keys, nor those of all keys for a single one, nor the reverse. */
+/* A server that shares prefixes in another way starts with no blocks: those that were asked without
+ * a key are not for keys, nor those of all keys for a single one, nor the reverse. */
 static uint64_t disk_identity(const serving *s, const backend_info *info)
 {
     const uint64_t parts[] = {info->block_identity, sharing_of(&s->flags)};
@@ -388,7 +388,9 @@ static status start_serving(serving *s, error *err)
     raise_descriptors(s);
     RETURN_IF_ERROR(check_server(s, err));
     RETURN_IF_ERROR(serve_check_retention(&s->model_flags, &s->retention, err));
-    RETURN_IF_ERROR(serve_check_memory(&s->model_flags, s->flags.max_body, &s->room, err));
+    RETURN_IF_ERROR(serve_check_memory(&s->model_flags, s->flags.max_body,
+                                       s->flags.disk_cache ? s->flags.disk_size : 0, &s->room,
+                                       err));
     if (s->room.bodies && s->room.swap < s->model_flags.swap_memory)
         s->model_flags.swap_memory = s->room.swap;
     serve_make_arenas();

@@ -46,9 +46,9 @@ typedef struct serve_room {
 } serve_room;
 
 /* Shares the bound's memory: the host tier may have what the largest request leaves, and bodies the
- * rest. Refuses needs that exceed the bound, with figures, because the kernel would end such a
- * server under load. STATUS_NO_MEMORY. */
-status serve_check_needs(const backend_cpu_needs *needs, uint64_t max_body,
+ * rest. disk_size: of the prefix cache on disk; 0 = none. Refuses needs that exceed the bound, with
+ * figures, because the kernel would end such a server under load. STATUS_NO_MEMORY. */
+status serve_check_needs(const backend_cpu_needs *needs, uint64_t max_body, uint64_t disk_size,
                          const memory_bound *bound, serve_room *out, error *err);
 /* Checks retention policies and names of methods against the geometry of the model that the flags
  * choose. Reads the model's configuration, and no weights. */
@@ -56,7 +56,8 @@ status serve_check_retention(const model_flags *flags, const retention_flags *re
                              error *err);
 /* Checks the needs of the model that the flags choose against the memory of this process, when the
  * model is to run on the CPUs of this machine. Reads no weights. */
-status serve_check_memory(const model_flags *flags, uint64_t max_body, serve_room *out, error *err);
+status serve_check_memory(const model_flags *flags, uint64_t max_body, uint64_t disk_size,
+                          serve_room *out, error *err);
 
 /* Makes the allocator's arenas now, so that no thread's first allocation has to
  * (serve_arenas.c). */

@@ -2,15 +2,16 @@
  * retention policies. */
 #include "cli/serve.h"
 
+#include <stdio.h>
 #include <string.h>
 #include <sys/resource.h>
 
-static status refuse_needs(const backend_cpu_needs *needs, uint64_t body, uint64_t sum,
-                           const memory_bound *bound, error *err)
+static status refuse_needs(const backend_cpu_needs *needs, uint64_t body, uint64_t disk,
+                           uint64_t sum, const memory_bound *bound, error *err)
 {
     enum { TEXT = 32 };
     char all[TEXT], has[TEXT], weights[TEXT], pool[TEXT], beside[TEXT], buffers[TEXT];
-    char largest[TEXT], own[TEXT];
+    char largest[TEXT], own[TEXT], stored[TEXT], cache[3 * TEXT] = "";
     format_bytes(all, sizeof all, sum);
     format_bytes(has, sizeof has, bound->bytes);
     format_bytes(weights, sizeof weights, needs->weights);
@@ -19,20 +20,24 @@ static status refuse_needs(const backend_cpu_needs *needs, uint64_t body, uint64
     format_bytes(buffers, sizeof buffers, needs->buffers);
     format_bytes(largest, sizeof largest, body);
     format_bytes(own, sizeof own, SERVE_OWN_BYTES);
+    format_bytes(stored, sizeof stored, disk);
+    if (disk) snprintf(cache, sizeof cache, "buffers and index of the disk cache %s, ", stored);
     return error_set(err, STATUS_NO_MEMORY,
                      "memory: this server needs %s (weights %s, KV pages %s, representatives for "
-                     "retrieval %s, step buffers %s, a request of --max-body %s, the rest %s), and "
-                     "%s allows %s; --kv-memory, --max-batch and --max-body make it smaller",
-                     all, weights, pool, beside, buffers, largest, own, bound->what, has);
+                     "retrieval %s, step buffers %s, %sa request of --max-body %s, the rest %s), "
+                     "and %s allows %s; --kv-memory, --max-batch%s and --max-body make it smaller",
+                     all, weights, pool, beside, buffers, cache, largest, own, bound->what, has,
+                     disk ? ", --disk-size" : "");
 }
 
-status serve_check_needs(const backend_cpu_needs *needs, uint64_t max_body,
+status serve_check_needs(const backend_cpu_needs *needs, uint64_t max_body, uint64_t disk_size,
                          const memory_bound *bound, serve_room *out, error *err)
 {
     uint64_t body = max_body * RPC_BODY_FACTOR;
+    uint64_t disk = disk_size ? disk_memory(disk_size, needs->block_bytes) : 0;
     uint64_t sum = needs->weights + needs->pool + needs->representatives + needs->buffers +
-                   SERVE_OWN_BYTES + body;
-    if (sum > bound->bytes) return refuse_needs(needs, body, sum, bound, err);
+                   SERVE_OWN_BYTES + body + disk;
+    if (sum > bound->bytes) return refuse_needs(needs, body, disk, sum, bound, err);
     uint64_t left = bound->bytes - sum;
     out->swap = needs->swap < left ? needs->swap : left;
     out->bodies = left - out->swap + body;
@@ -52,7 +57,8 @@ static bool computes_here(const model_flags *f, const char *where)
     return is_same_text(f->device, "cpu");
 }
 
-status serve_check_memory(const model_flags *flags, uint64_t max_body, serve_room *out, error *err)
+status serve_check_memory(const model_flags *flags, uint64_t max_body, uint64_t disk_size,
+                          serve_room *out, error *err)
 {
     loaded_model m;
     backend_cpu_needs needs;
@@ -72,7 +78,7 @@ status serve_check_memory(const model_flags *flags, uint64_t max_body, serve_roo
     if (is_one && getrlimit(RLIMIT_AS, &space) == 0 && space.rlim_cur != RLIM_INFINITY)
         most = space.rlim_cur;
     memory_bound bound = memory_bound_of("", most);
-    return serve_check_needs(&needs, max_body, &bound, out, err);
+    return serve_check_needs(&needs, max_body, disk_size, &bound, out, err);
 }
 
 status serve_check_retention(const model_flags *flags, const retention_flags *retention, error *err)

@@ -61,6 +61,9 @@ status disk_open(const disk_options *options, disk_cache **out, error *err);
 /* Writes what was put, then ends the threads. No read is under way. NULL is allowed. */
 void disk_close(disk_cache *d);
 
+/* Most memory that a store of `bytes` takes: buffers, and the index once every slot is in use. */
+uint64_t disk_memory(uint64_t bytes, size_t block_bytes);
+
 bool disk_has(disk_cache *d, const disk_key *key);
 /* How many blocks can wait to be written: at most 64 MiB of them, but at least 4. */
 uint32_t disk_buffers(const disk_cache *d);

@@ -264,6 +264,7 @@ typedef struct backend_cpu_needs {
     uint64_t representatives; // most that retrieval writes beside the pool
     uint64_t buffers;         // activations and logits of a step, bf16 tiles of int4 and int2 pages
     uint64_t swap;            // most that the host tier would take of what is left
+    size_t block_bytes;       // K and V of a block, over all KV groups and ranks
 } backend_cpu_needs;
 
 /* STATUS_INVALID when kv_bytes does not hold a block. */

@@ -183,7 +183,9 @@ status backend_cpu_need(const backend_options *o, uint32_t n_ranks, uint64_t lef
                                .pool = backend_page_bytes(&m, n_ranks) * m.n_pages,
                                .representatives = backend_representatives_bytes(&m) * n_ranks,
                                .buffers = (rows + logits + m.filling_bytes) * n_ranks,
-                               .swap = backend_host_bytes(&m) * n_ranks};
+                               .swap = backend_host_bytes(&m) * n_ranks,
+                               .block_bytes =
+                                   backend_page_bytes(&m, n_ranks) * pkv_groups(&m.geometry)};
     return STATUS_IS_OK;
 }
 

@@ -39,24 +39,47 @@ static void needs_are_compared_with_the_bound(void **state)
     memory_bound bound = {all, "the memory cgroup"};
     serve_room room;
     error err = {{0}};
-    assert_true(status_ok(serve_check_needs(&needs, mib, &bound, &room, &err)));
+    assert_true(status_ok(serve_check_needs(&needs, mib, 0, &bound, &room, &err)));
     assert_true(room.swap == 0 && room.bodies == body); /* one request of --max-body */
     bound.bytes = all + 3 * mib;
-    assert_true(status_ok(serve_check_needs(&needs, mib, &bound, &room, &err)));
+    assert_true(status_ok(serve_check_needs(&needs, mib, 0, &bound, &room, &err)));
     assert_true(room.swap == 3 * mib && room.bodies == body);
     bound.bytes = all + 10 * mib;
-    assert_true(status_ok(serve_check_needs(&needs, mib, &bound, &room, &err)));
+    assert_true(status_ok(serve_check_needs(&needs, mib, 0, &bound, &room, &err)));
     assert_true(room.swap == 4 * mib && room.bodies == body + 6 * mib);
     bound.bytes = all - 1;
-    assert_int_equal(serve_check_needs(&needs, mib, &bound, &room, &err).code, STATUS_NO_MEMORY);
+    assert_int_equal(serve_check_needs(&needs, mib, 0, &bound, &room, &err).code, STATUS_NO_MEMORY);
     bound.bytes = 24 * mib;
-    assert_int_equal(serve_check_needs(&needs, mib, &bound, &room, &err).code, STATUS_NO_MEMORY);
+    assert_int_equal(serve_check_needs(&needs, mib, 0, &bound, &room, &err).code, STATUS_NO_MEMORY);
     assert_string_equal(err.text,
                         "memory: this server needs 62.5 MiB (weights 6.0 MiB, KV pages 5.0 MiB, "
                         "representatives for retrieval 512 KiB, step buffers 3.0 MiB, a request "
                         "of --max-body 32.0 MiB, the rest 16.0 MiB), and the memory cgroup allows "
                         "24.0 MiB; --kv-memory, --max-batch and "
                         "--max-body make it smaller");
+}
+
+/* Buffers and index of the prefix cache on disk: 256 buffers and four threads' blocks of 8 KiB, and
+ * 2^17 slots. Large blocks have as many buffers as 64 MiB hold, but four. */
+static void the_disk_cache_is_counted(void **state)
+{
+    (void)state;
+    const backend_cpu_needs needs = {.weights = mib, .pool = mib, .block_bytes = 5000};
+    const uint64_t size = UINT64_C(1) << 30, disk = disk_memory(size, 5000);
+    memory_bound bound = {2 * mib + SERVE_OWN_BYTES + mib * RPC_BODY_FACTOR + disk, "RLIMIT_AS"};
+    serve_room room;
+    error err = {{0}};
+    assert_true(disk >= (256 + 4) * 8192 + (1 << 17) * (48 + 4) && disk < 16 * mib);
+    assert_true(disk_memory(size, 1 << 20) > 68 * mib && disk_memory(size, 1 << 20) < 69 * mib);
+    assert_true(disk_memory(size, 32 << 20) >= 256 * mib);
+    if (!status_ok(serve_check_needs(&needs, mib, size, &bound, &room, &err)))
+        fail_msg("%s", err.text);
+    bound.bytes--;
+    assert_int_equal(serve_check_needs(&needs, mib, size, &bound, &room, &err).code,
+                     STATUS_NO_MEMORY);
+    assert_non_null(strstr(err.text, "buffers and index of the disk cache "));
+    assert_non_null(strstr(err.text, "--max-batch, --disk-size and --max-body"));
+    assert_true(status_ok(serve_check_needs(&needs, mib, 0, &bound, &room, &err)));
 }
 
 /* The predicted size is what the backend takes. */
@@ -74,6 +97,8 @@ static void needs_are_those_of_the_backend(void **state)
         if (!status_ok(model_open(&f, false, &opened, &err))) fail_msg("%s", err.text);
         assert_true(needs.weights == opened.facts.weight_bytes);
         assert_true(needs.pool == opened.facts.pool_bytes);
+        const backend_info *info = opened.backend.ops->info(opened.backend.ctx);
+        if (ranks == 1) assert_true(needs.block_bytes == info->block_bytes);
         /* Two bf16 vectors and a mark beside K and V of 16 tokens, of a head in a layer. */
         uint64_t dim = opened.config.head_dim, tile = (uint64_t)16 * 2 * dim * 2;
         assert_true(needs.representatives == needs.pool / tile * (4 * dim + 8));
@@ -117,15 +142,15 @@ static void a_server_that_fits_is_taken(void **state)
     error err = {{0}};
     serve_room room;
     model_flags f = demo;
-    if (!status_ok(serve_check_memory(&f, mib, &room, &err))) fail_msg("%s", err.text);
+    if (!status_ok(serve_check_memory(&f, mib, 0, &room, &err))) fail_msg("%s", err.text);
     f.page_tokens = 256;
     f.kv_memory = UINT64_C(1) << 44; /* more than any machine has */
-    assert_int_equal(serve_check_memory(&f, mib, &room, &err).code, STATUS_NO_MEMORY);
+    assert_int_equal(serve_check_memory(&f, mib, 0, &room, &err).code, STATUS_NO_MEMORY);
     assert_non_null(strstr(err.text, "KV pages 16.0 TiB"));
     f.workers.where = "auto";
-    assert_int_equal(serve_check_memory(&f, mib, &room, &err).code, STATUS_NO_MEMORY);
+    assert_int_equal(serve_check_memory(&f, mib, 0, &room, &err).code, STATUS_NO_MEMORY);
     f.workers.where = "127.0.0.1:1"; /* the ranks use memory of other hosts */
-    assert_true(status_ok(serve_check_memory(&f, mib, &room, &err)));
+    assert_true(status_ok(serve_check_memory(&f, mib, 0, &room, &err)));
     assert_true(room.bodies == 0);
 }
 
@@ -137,12 +162,12 @@ static void a_pool_of_more_pages_than_have_numbers_is_refused(void **state)
     model_flags f = demo;
     f.page_tokens = 256;
     f.kv_memory = (UINT64_C(1) << 45) + 32768;
-    assert_int_equal(serve_check_memory(&f, mib, &room, &err).code, STATUS_INVALID);
+    assert_int_equal(serve_check_memory(&f, mib, 0, &room, &err).code, STATUS_INVALID);
     assert_string_equal(
         err.text, "kv-memory: 35184372121600 bytes are 1073741825 pages of 32768 bytes, and a "
                   "pool has at most 1073741824; page-tokens makes them larger");
     f.kv_memory -= 32768;
-    assert_int_equal(serve_check_memory(&f, mib, &room, &err).code, STATUS_NO_MEMORY);
+    assert_int_equal(serve_check_memory(&f, mib, 0, &room, &err).code, STATUS_NO_MEMORY);
 }
 
 static void a_pool_without_room_for_a_block_is_refused(void **state)
@@ -152,7 +177,7 @@ static void a_pool_without_room_for_a_block_is_refused(void **state)
     serve_room room;
     model_flags f = demo;
     f.kv_memory = 1024;
-    assert_int_equal(serve_check_memory(&f, mib, &room, &err).code, STATUS_INVALID);
+    assert_int_equal(serve_check_memory(&f, mib, 0, &room, &err).code, STATUS_INVALID);
     assert_non_null(strstr(err.text, "kv-memory: 1024 bytes hold 0 pages"));
 }
 
@@ -192,6 +217,7 @@ int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(needs_are_compared_with_the_bound),
+        cmocka_unit_test(the_disk_cache_is_counted),
         cmocka_unit_test(needs_are_those_of_the_backend),
         cmocka_unit_test(filling_tiles_are_counted),
         cmocka_unit_test(a_server_that_fits_is_taken),
