@@ -30,8 +30,8 @@ typedef struct disk_slot {
     bool stored; // it is in its bucket and in the order of use
 } disk_slot;
 
-/* A link is a slot + 1, and 0 ends a list, so that zeros are an empty index: memory is taken for the
- * slots and buckets that were used, not for all. */
+/* A link is a slot + 1, and 0 ends a list, so that zeros are an empty index: memory is taken for
+ * the slots and buckets that were used, not for all. */
 typedef struct disk_index {
     disk_slot *slots; // [n]
     uint32_t n, n_stored;
