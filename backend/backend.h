@@ -92,9 +92,9 @@ typedef struct step_seq {
      * because each has lists of its own. */
     retrieval_spec retrieval;
     uint32_t n_prompt;
-    /* Where retrieval_keeps says so: the request's number, of which the backend keeps what later
-     * rows of the request's choices read by, on the device or not. A number that is used again
-     * belongs to another request from then on, whose rows are computed from the first one on. */
+    /* The request's number, where retrieval_keeps says that it has one. Under it the backend keeps
+     * what later rows of the request's choices read by, on the device or not. A number that is used
+     * again belongs to another request from then on, whose rows are all computed anew. */
     uint32_t note;
 } step_seq;
 

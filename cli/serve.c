@@ -228,7 +228,7 @@ static void on_disk_trouble(void *log, const char *text)
     rpc_log_note(log, "warning", "disk", text);
 }
 
-/* Who may hit whose prefixes. */
+/* How API keys share cached prefixes. */
 typedef enum prefix_sharing {
     PREFIXES_OPEN,   // there are no keys
     PREFIXES_JOINED, // all keys hit the same prefixes

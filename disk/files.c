@@ -185,7 +185,7 @@ static status open_file(const disk_files *f, const char *dir, const char *name, 
     return error_set(err, STATUS_IO, "%s/%s: %s", dir, name, strerror(errno));
 }
 
-/* Who can write into the directory can replace its files. */
+/* A user who can write into the directory can replace its files, so only its owner may. */
 static status check_dir(const disk_files *f, const char *dir, error *err)
 {
     struct stat st;

@@ -1,4 +1,4 @@
-/* What a store takes of memory, known before it is opened. */
+/* The memory that a store takes, computed before it is opened. */
 #include "disk/internal.h"
 
 static uint64_t least(uint64_t a, uint64_t b) { return a < b ? a : b; }

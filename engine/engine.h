@@ -61,8 +61,9 @@ typedef struct engine_options {
      * kept apart. May be NULL. */
     void (*on_block)(void *ctx, const pkv_block_event *event);
     void *on_block_ctx;
-    /* Where blocks go that leave the prefix cache (borrowed), and where they come from when they
-     * are wanted again; NULL = nowhere. It has the backend's block_bytes and block_identity. */
+    /* The store that takes blocks which leave the prefix cache, and gives them back when they are
+     * wanted again (borrowed); NULL: there is none. It has the backend's block_bytes and
+     * block_identity. */
     disk_cache *disk;
     /* The watchdog: a step that takes longer than this is stuck. It is reported, its requests fail,
      * the backend is asked to stop (backend_ops.interrupt) and is then made again. 0 = no

@@ -176,7 +176,7 @@ static bool loop_once(engine *e, const inbox_batch *batch, const step_result **r
     if (e->n_in_flight == (is_new ? engine_in_flight(e) : 1)) *result = watch_collect(e);
     else if (!is_new && e->lost) watch_lost(e);
     else if (!is_new) fail_starved(e);
-    /* Where the backend could not be made again, there is none whose pages a load could write. */
+    /* A load writes pages of the backend, and there is none if it could not be made again. */
     bool broken = atomic_load(&e->state) == ENGINE_BROKEN;
     if (e->n_in_flight == 0 && !broken) disk_begin_loads(e);
     return *result || e->n_in_flight > 0 || e->n_events > 0;

@@ -78,7 +78,7 @@ size_t kern_isa_fastest(const kern_isa_times *times, size_t n)
 
 enum { TYPES = 2 };
 
-/* What the timed products read and write: one block of memory, on a pool of one thread. */
+/* The operands of the timed products: one block of memory, on a pool of one thread. */
 typedef struct operands {
     thread_pool *pool;
     kern_matrix w[TYPES];

@@ -118,8 +118,8 @@ typedef struct kern_attn_dots {
                         uint8_t *out);
 } kern_attn_dots;
 
-/* Where vectors of blocks lie, in bf16 [head_dim]: those of block i at page pages[i * step], with
- * `stride` elements from page to page. */
+/* The places of blocks' vectors, in bf16 [head_dim]: block i has its vectors at page
+ * pages[i * step], with `stride` elements from page to page. */
 typedef struct kern_vectors {
     const uint16_t *first, *second; /* second may be NULL */
     size_t stride;

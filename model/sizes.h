@@ -28,8 +28,8 @@ static inline uint64_t sizes_default_pool(uint64_t left, double share)
     return (uint64_t)((double)left * share);
 }
 
-/* What a default pool of `bytes` leaves to its pages: retrieval may write `beside` bytes beside
- * each page. */
+/* The part of a default pool of `bytes` that its pages have: retrieval may write `beside` bytes
+ * beside each page. */
 static inline uint64_t sizes_pages_part(uint64_t bytes, uint64_t page_bytes, uint64_t beside)
 {
     return bytes / (page_bytes + beside) * page_bytes;

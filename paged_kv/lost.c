@@ -1,5 +1,5 @@
-/* Blocks that leave the prefix cache because their pages are wanted, so that somebody may keep
- * their K and V elsewhere; and the keys under which they are found there. */
+/* Blocks that leave the prefix cache because their pages are wanted, told so that the engine can
+ * keep their K and V elsewhere, and the keys under which they are found there. */
 #include "paged_kv/internal.h"
 
 #include "base/sha256.h"
@@ -93,7 +93,7 @@ void pkv_seq_cells(const pkv *p, uint32_t seq, uint32_t index, uint32_t *cells)
     }
 }
 
-/* Where the ring is full, the one that left first makes room: children leave before their parent,
+/* When the ring is full, the block that left first makes room: children leave before their parent,
  * and are of no use without it. */
 void lost_add(pkv *p, uint32_t b)
 {

@@ -220,8 +220,8 @@ typedef struct pkv_lost {
     uint32_t n;
 } pkv_lost;
 
-/* Those of the time since the last call; valid until the pool changes. Their K and V are in their
- * cells until the moves of the next deltas, and the rows computed behind them, write those. */
+/* The blocks that were lost since the last call; valid until the pool changes. Their K and V are in
+ * their cells until the moves of the next deltas, and rows computed behind them, write those. */
 pkv_lost pkv_take_lost(pkv *p);
 /* The key of the last block that an open sequence has published or hit, or the root. */
 pkv_key pkv_seq_key(const pkv *p, uint32_t seq);
@@ -241,9 +241,9 @@ status pkv_seq_open(pkv *p, uint32_t seq, pkv_grain grain, const uint32_t *token
  * runs of that grain; tables that are as fine already stay. The cells stay where they are, so
  * nothing is copied. STATUS_NO_MEMORY changes nothing. */
 status pkv_seq_split(pkv *p, uint32_t seq, pkv_grain grain, uint32_t fresh);
-/* As pkv_seq_split to that grain, in portions: each call splits at most *pages (at least 1) more
- * pages of the tables, and *pages says how many those were. Until all are split, when the sequence
- * is of the grain, it reads as before, and of all changes it may only be split further, by either
+/* Splits as pkv_seq_split does, in portions: each call splits at most *pages (at least 1) more
+ * pages of the tables, and *pages says how many it has split. The sequence reads as before until
+ * all are split, when it is of the grain. Until then it may only be split further, by either
  * function, or closed, which first splits the rest. STATUS_NO_MEMORY changes nothing. */
 status pkv_seq_split_some(pkv *p, uint32_t seq, pkv_grain grain, uint32_t *pages);
 pkv_grain pkv_seq_grain(const pkv *p, uint32_t seq);

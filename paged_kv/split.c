@@ -168,7 +168,7 @@ static status begin_open_split(pkv *p, pkv_seq *s, pkv_grain grain)
     return STATUS_IS_OK;
 }
 
-/* As split_pages, and counts the pages of the coming tables into their checksum. */
+/* Splits pages as split_pages does, and counts those of the coming tables into the checksum. */
 static uint32_t split_open_pages(pkv *p, uint32_t id, uint32_t most)
 {
     pkv_seq *s = &p->seqs[id];

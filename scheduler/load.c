@@ -1,4 +1,4 @@
-/* Blocks that the prefix cache lost and that somebody outside still has. A sequence that starts
+/* Loads blocks that the prefix cache lost and a store still has. A sequence that starts
  * takes pages for them, as for a chunk, and waits while they are filled; then they count as
  * computed. So decodes go on meanwhile, and a block that cannot be had is computed. */
 #include "scheduler/sched_internal.h"

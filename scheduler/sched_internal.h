@@ -523,7 +523,7 @@ const char *sched_select_check(const sched *s);
 status sched_load_begin(sched *s, sched_seq *q, uint32_t to, bool *began);
 /* The sequence is over, so it waits no longer. */
 void sched_load_drop(sched *s, sched_seq *q);
-/* Pages of the sequence are being filled by a load, for it or, once it is over, for nobody. */
+/* Whether a load is filling pages of the sequence, which may have ended since the load began. */
 bool sched_load_fills(const sched *s, const sched_seq *q);
 void sched_take_load(sched *s, const sched_load *load, uint32_t n_loaded);
 /* Goes on with the sequences whose loads have ended. */

@@ -60,8 +60,8 @@ typedef struct sched_options {
     const allocator *alloc;
     void (*on_block)(void *ctx, const pkv_block_event *event);
     void *on_block_ctx;
-    /* Whether somebody has the block's K and V outside of the pool, such as a disk, from where they
-     * may be loaded (sched_next_load). It answers at once. NULL = nothing is outside. Read where
+    /* Whether a store outside of the pool, such as a disk, has the block's K and V, so that they
+     * may be loaded (sched_next_load). It answers at once. NULL: there is no store. Used if
      * prefix_cache is set and lost_most is not 0. */
     bool (*has_block)(void *ctx, const pkv_key *key);
     void *has_block_ctx;
@@ -214,7 +214,7 @@ typedef struct sched_choice_info {
      * first choice holds too. */
     uint64_t inherited_pages;
     int64_t inherited_us; // scoring time
-    /* What its rows read by retrieval, each counted once however often it was computed. */
+    /* The reading of its rows by retrieval; a row counts once, however often it was computed. */
     retrieval_totals reading;
 } sched_choice_info;
 

@@ -46,7 +46,7 @@ exam_list exam_list_of(const exam *x, uint32_t i) { return x->lists[i]; }
 
 /* ---- lists ----------------------------------------------------------------------------------- */
 
-/* What a list's exam reads keys with. */
+/* The state by which the exam of one list reads keys. */
 typedef struct reader {
     const exam *x;
     uint32_t first; /* KV head */

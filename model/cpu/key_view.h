@@ -1,4 +1,4 @@
-/* Where a row finds the keys of one KV head's pages (private to model/). In formats with grids its
+/* The keys of one KV head as a row reads them (private to model/). In formats with grids the row's
  * own page and the residual before it are read as bf16. */
 #ifndef MODEL_CPU_KEY_VIEW_H
 #define MODEL_CPU_KEY_VIEW_H

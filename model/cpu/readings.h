@@ -1,5 +1,5 @@
-/* What rows that read by retrieval read (private to model/; docs/retrieval.md, section 7): counted
- * in each layer, and for audited rows compared with all that they could have read. */
+/* Counts what rows read by retrieval (private to model/; docs/retrieval.md, section 7), in each
+ * layer, and compares it for audited rows with all that they could have read. */
 #ifndef MODEL_CPU_READINGS_H
 #define MODEL_CPU_READINGS_H
 

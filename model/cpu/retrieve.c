@@ -248,9 +248,9 @@ static uint32_t *blocks_of(const retrieve *r, const sparse_row *row, uint32_t li
 
 /* ---- representatives ------------------------------------------------------------------------- */
 
-/* What a representative is made of. All tiles of its block have one mark: that and, from bit
- * MARK_SPEC_BITS on, the representative's number, so that a block whose pages are not all those of
- * the representative has different marks. */
+/* A mark says what a representative is made of and, from bit MARK_SPEC_BITS on, its number. All
+ * tiles of its block have the same mark; a block whose pages are not all those of the
+ * representative has different marks. */
 enum { MARK_SPEC_BITS = 20 };
 static uint64_t mark_of(retrieval_representative made, uint32_t n_keys, uint32_t block_pages)
 {

@@ -37,7 +37,7 @@ status retrieve_layer(retrieve *r, uint32_t layer, const float *qkv);
 /* The slots that the nth of these rows sees in every table. */
 uint32_t retrieve_slots(const retrieve *r, uint32_t nth);
 
-/* What a KV head of the nth row reads, in the layer of the last retrieve_layer. */
+/* The blocks that a KV head of the nth row reads, in the layer of the last retrieve_layer. */
 typedef struct retrieve_list {
     const uint32_t *blocks; // [n] ascending
     uint32_t n;

@@ -1,9 +1,9 @@
-/* What the rows of a request read by that was decided in an earlier step (private to model/): the
- * blocks of the row that selected last, where other rows follow it (token_step), and what the
- * prompt's end attended to.
+/* Keeps what an earlier step decided for the rows of a request (private to model/): the blocks of
+ * the row that selected last, where other rows follow it (token_step), and what the prompt's end
+ * attended to.
  *
- * It belongs to a request's number in plans (step_seq.note), not to a sequence in the pool: so it
- * is there when the sequence comes back from the host tier, and for every choice that is forked.
+ * A note belongs to a request's number in plans (step_seq.note), not to a sequence in the pool: so
+ * it is there when the sequence comes back from the host tier, and for every choice that is forked.
  * Only the lists are a choice's own: choices part at the prompt's end, before any of them selects.
  * A number that goes to another request keeps its memory, whose content is written anew before it
  * is read. A plan that changes a number's spec in between finds nothing. */
@@ -18,7 +18,7 @@
 
 typedef struct retrieve_notes retrieve_notes;
 
-/* Which list: one for each layer and each run of KV heads that select together. */
+/* Names a list: there is one for each layer and each run of KV heads that select together. */
 typedef struct retrieve_note {
     uint32_t note, choice;
     uint32_t layer, list;

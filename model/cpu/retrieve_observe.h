@@ -1,6 +1,6 @@
-/* What the prompt's last rows attend to (private to model/; docs/retrieval.md, section 4): measured
+/* Measures what the prompt's last rows attend to (private to model/; docs/retrieval.md, section 4),
  * once the prompt is done, for the preselection of blocks and for the keys that stand for a block
- * (DYNAMIC), and kept for the request. */
+ * (DYNAMIC), and keeps it for the request. */
 #ifndef MODEL_CPU_RETRIEVE_OBSERVE_H
 #define MODEL_CPU_RETRIEVE_OBSERVE_H
 
@@ -27,10 +27,10 @@ static inline size_t retrieve_block_words(const forward_seq *seq)
 {
     return (seq->retrieval.block_tokens + 63) / 64;
 }
-/* Where the slots are noted whose keys stand for the prompt's blocks in a KV head. */
+/* The place of the note that says which slots' keys stand for the prompt's blocks in a KV head. */
 retrieve_bits retrieve_slots_at(const forward_seq *seq, uint32_t layer, uint32_t head,
                                 uint32_t n_heads);
-/* Where the blocks that a run of KV heads leaves out in the layer are noted. */
+/* The place of the note that says which blocks a run of KV heads leaves out in the layer. */
 retrieve_bits retrieve_left_out_at(const forward_seq *seq, uint32_t layer, uint32_t run,
                                    uint32_t n_runs);
 

@@ -1,5 +1,5 @@
-/* What selections need of other ranks (private to model/cpu/): the scores of KV heads that share a
- * selection and lie on several ranks, and the query heads of a KV head that several ranks copy.
+/* Gathers what selections need of other ranks (private to model/cpu/): the scores of KV heads that
+ * share a selection and lie on several ranks, and query heads of a KV head that several ranks copy.
  *
  * All ranks gather at the same places of a pass, as many numbers each: which rows select, and among
  * how many blocks, follows from the plan alone. Scores are gathered by KV head and added by the

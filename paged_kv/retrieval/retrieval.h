@@ -189,7 +189,7 @@ void retrieval_fixed_slots(const retrieval_spec *spec, uint64_t *slots);
  * ceil(block_tokens / 64) words. */
 void retrieval_dynamic_slots(const retrieval_spec *spec, const float *mass, uint64_t *slots);
 
-/* What a row selects by. */
+/* The queries and tables by which a row selects. */
 typedef struct retrieval_query {
     uint32_t n_slots;         // that the row sees, its own included
     uint32_t n_prompt;        // blocks behind it have MEAN's representatives instead of DYNAMIC's

@@ -97,7 +97,7 @@ static bool is_left_out(const retrieval_spec *spec, const retrieval_query *query
            query->left_out[block / 64] >> block % 64 & 1;
 }
 
-/* Where others have the sum of n keys, a block of which no keys were chosen has that of all. */
+/* A block of which no keys were chosen has the sum of all its keys, the others have that of n. */
 static float weight_of(const retrieval_spec *spec, const retrieval_query *query, uint32_t block)
 {
     bool is_late = block >= query->n_prompt / spec->block_tokens;

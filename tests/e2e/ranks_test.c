@@ -18,7 +18,7 @@ typedef struct answer {
     char kept[4096]; /* positions of the report */
 } answer;
 
-/* What generated tokens read; every other request keeps everything. */
+/* The requests' fields `retrieval`; the requests without one read everything. */
 static const char *const few[REQUESTS] = {
     "{\"method\":\"ktransformers\",\"block_size\":16,\"local_windows_len\":16,"
     "\"second_select_num\":2}",

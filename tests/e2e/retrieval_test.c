@@ -36,7 +36,7 @@ static const char *const asked[REQUESTS] = {
     "\"second_select_num\": 1, \"token_step\": 5}",
 };
 
-/* What the prompt keeps: everything where it is NULL. */
+/* The requests' fields `retention`; the requests without one keep everything. */
 static const char *const kept[REQUESTS] = {
     [8] = "{\"method\": \"snapkv\", \"ratio\": 0.5}",
     [9] = "{\"method\": \"chunkkv\", \"tokens\": 112}",
@@ -132,7 +132,7 @@ static bool same_answers(const answer *a, const answer *b)
            memcmp(a->logprobs, b->logprobs, sizeof a->logprobs) == 0;
 }
 
-/* What the report says, which is what the server counted. */
+/* The report says what the server counted. */
 static void check_report(const answer *a, const sched_stats *stats, uint32_t i)
 {
     uint64_t rows = 0, context = 0, audits = 0;
@@ -372,7 +372,7 @@ static void every_block_is_full_attention(void **state)
 
 /* ---- epsilon --------------------------------------------------------------------------------- */
 
-/* What one choice's rows missed, and how much of their context they read. */
+/* Runs one request and returns what its rows missed and how much of their context they read. */
 static retrieval_totals examine(house *h, uint64_t seed, const char *retrieval)
 {
     uint32_t tokens[PROMPT];

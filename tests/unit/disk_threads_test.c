@@ -20,8 +20,8 @@ static void test_flush(void **state)
     assert_int_equal(read_blocks(f, 20, 2), 2);
 }
 
-/* What the engine calls does not wait for a disk that is slow to write a record, or for a log that
- * is slow to take a line. */
+/* The calls that the engine makes do not wait for a disk that is slow to write a record, or for a
+ * log that is slow to take a line. */
 static void call_while_held(fixture *f)
 {
     while (f->gate != GATE_REACHED) usleep(100);

@@ -42,7 +42,7 @@ static void test_fastest_of_timings(void **state)
     assert_int_equal(kern_isa_fastest(equal, ROWS), AVX512);
     equal[AVX512].bf16_ns = 300;
     assert_int_equal(kern_isa_fastest(equal, ROWS), AVX2);
-    /* What does not run is never taken. */
+    /* An instruction set that does not run is never taken. */
     kern_isa_times none[ROWS] = {0};
     assert_int_equal(kern_isa_fastest(none, ROWS), ROWS);
 }

@@ -485,7 +485,7 @@ static float *measured(const pass *p, measure_spec spec, bool running, size_t *f
     return out;
 }
 
-/* Where passes are slow, each spec is measured by 2 or by 4 ranks. */
+/* Each spec is measured by 2 or by 4 ranks where passes are slow. */
 static void ranks_measure_what_one_does(void **state)
 {
     (void)state;

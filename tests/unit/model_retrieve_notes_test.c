@@ -1,5 +1,5 @@
-/* What a backend keeps of requests that read by retrieval: a list or bits are found again by the
- * request, choice, layer and spec that wrote them alone. */
+/* The notes that a backend keeps of requests that read by retrieval: a list or bits are found again
+ * by the request, choice, layer and spec that wrote them alone. */
 #include "model/cpu/retrieve_notes.h"
 
 #include <setjmp.h>

@@ -177,7 +177,7 @@ static void exams_are_the_oracles(void **state)
     json_decref(all);
 }
 
-/* What a query head really misses of the softmax mass. */
+/* The share of the softmax mass that a query head really misses. */
 static double missed_by(const world *w, uint32_t head, const uint32_t *blocks, uint32_t n)
 {
     double all = 0, unread = 0;

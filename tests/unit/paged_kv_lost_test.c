@@ -123,7 +123,7 @@ static void cells_of_a_sequence(void **state)
     }
 }
 
-/* Where more leave than are told of, those nearest to the root are. */
+/* If more blocks leave than are told of, the told ones are those nearest to the root. */
 static void the_last_ones_are_told(void **state)
 {
     (void)state;

@@ -408,7 +408,7 @@ static void is_dropped(void **state)
     finish(f);
 }
 
-/* What was loaded before a flush is hit by nobody afterwards. */
+/* No request hits after a flush what was loaded before it. */
 static void a_flush_meanwhile(void **state)
 {
     (void)state;

@@ -196,7 +196,7 @@ class DiskCache(unittest.TestCase):
 
     @unittest.skipIf(LIGHT, "about files, not threads")
     def test_keys_over_a_restart(self):
-        """No key hits what was asked by another, by nobody, or by keys that share."""
+        """No key hits what was asked by another key, without a key, or by keys that share."""
         a, b = ("--api-key", "alice-key"), ("--api-key", "bob-key")
         steps = [ # flags of a server, who asks, and whether blocks are there at its start
             ((), None, False), (a, "alice-key", False), (b, "bob-key", True),
