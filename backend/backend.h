@@ -63,6 +63,18 @@ typedef struct step_open {
 
 enum { STEP_SPARSE_ROWS = 32, STEP_NOTES_MOST = 1 << 20 };
 
+/* A head whose vector is a part of each row's embedding (docs/reform.md). Its number is among the
+ * query heads of the model for EMBED_Q, otherwise among its KV heads. */
+typedef enum embed_kind { EMBED_Q, EMBED_K, EMBED_V, EMBED_KINDS } embed_kind;
+typedef struct embed_head {
+    uint32_t layer;
+    embed_kind kind;
+    uint32_t head;
+} embed_head;
+
+/* The most heads of a share, and the most bytes of a step's embeddings. */
+enum { EMBED_HEADS_MOST = 4096, EMBED_BYTES_MOST = 256 << 20 };
+
 /* One sequence's share of a step. Its tokens already have slots: the deltas of this plan appended
  * them. */
 typedef struct step_seq {
@@ -96,6 +108,18 @@ typedef struct step_seq {
      * what later rows of the request's choices read by, on the device or not. A number that is used
      * again belongs to another request from then on, whose rows are all computed anew. */
     uint32_t note;
+    /* The result has an embedding of each row: the vectors of these heads, in this order. They
+     * belong to the scheduler, as the plan does. n_embeds 0: none. */
+    const embed_head *embeds; // [n_embeds]
+    uint32_t n_embeds;
+    /* 0, or the rows leave early: only the first n_layers layers are run for them, and K and V of
+     * only these layers are written. Tables that have none of these layers need no slots for the
+     * rows. Such a share has no samples, logits, scores, novelty or retrieval, and a measure has
+     * zeros for the layers that are not run. It may embed heads of layer n_layers too, because the
+     * layer's projections need nothing but the layers before. Rows that leave early and others may
+     * be in one plan, in any order. A row that runs a layer reads what the layer's table has:
+     * after a share that left early, the layers behind it have gaps, so they are not to be run. */
+    uint32_t n_layers;
 } step_seq;
 
 typedef struct step_plan {
@@ -135,6 +159,11 @@ typedef struct step_seq_result {
     const step_sample *scores; // [n_tokens], for the token after each row
     // One of each row that reads by retrieval; NULL: they were not counted
     const retrieval_reading *readings;
+    /* f16 [n_tokens, n_embeds, head_dim]; NULL when not asked for. Each vector is the output of the
+     * layer's projection, bias included, before norms and RoPE, divided by its L2 norm; one whose
+     * norm is 0 or no finite number is all zeros. A rank of several gives the heads of embed_rank
+     * alone, in the same order. */
+    const uint16_t *embeddings;
 } step_seq_result;
 
 typedef struct step_result {
@@ -159,6 +188,8 @@ typedef struct backend_info {
     uint32_t logit_row_cost; // of a row with its logits, in hundredths of a row without; 0 = 100
     uint32_t lacks;          // bits of retention_measures that the backend cannot compute
     uint32_t retrieves;      // bits of retrieval_needs that the backend has; 0 = no retrieval
+    uint32_t n_heads;        // query heads of the model; 0 = neither embeddings nor early exit
+    uint32_t head_dim;       // of a query or KV head, where n_heads is not 0
     uint32_t n_pages;
     uint32_t n_host_pages;  // of the host tier, each as large as a pool page; 0 = no host tier
     uint32_t max_in_flight; // 2 = the next step is submitted while one runs; else 1
@@ -170,6 +201,23 @@ typedef struct backend_info {
     /* Digest of all that they depend on beside tokens, the state of the weights' files among it. */
     uint64_t block_identity;
 } backend_info;
+
+/* The rank of `ranks` that gives a head's vectors: the first that has the head. info: of any rank,
+ * which all have equal n_heads and geometry. */
+static inline uint32_t embed_rank(const backend_info *info, const embed_head *h, uint32_t ranks)
+{
+    uint32_t n = h->kind == EMBED_Q ? info->n_heads : info->geometry.n_kv_heads;
+    return (uint32_t)((uint64_t)h->head * ranks / n);
+}
+
+/* How many of a share's heads the rank gives. */
+static inline uint32_t embed_heads_of(const backend_info *info, const step_seq *s, uint32_t rank,
+                                      uint32_t ranks)
+{
+    uint32_t n = 0;
+    for (uint32_t i = 0; i < s->n_embeds; i++) n += embed_rank(info, &s->embeds[i], ranks) == rank;
+    return n;
+}
 
 typedef struct backend_ops {
     const backend_info *(*info)(void *ctx);

@@ -9,9 +9,15 @@ static uint32_t dense_rows(const step_seq *s, const pkv_mirror_extent *extent)
     return s->retrieval.block_tokens && left < s->n_tokens ? left : s->n_tokens;
 }
 
+/* The lengths of the tables that the share's rows are in. */
+static pkv_mirror_extent extent_of(const pkv_mirror *mirror, const step_seq *s)
+{
+    return pkv_mirror_extent_of(mirror, s->seq, s->n_layers ? s->n_layers : UINT32_MAX);
+}
+
 uint32_t plan_dense_rows(const pkv_mirror *mirror, const step_seq *s)
 {
-    pkv_mirror_extent extent = pkv_mirror_extent_of(mirror, s->seq);
+    pkv_mirror_extent extent = extent_of(mirror, s);
     return dense_rows(s, &extent);
 }
 
@@ -38,11 +44,43 @@ static const char *wrong_retrieval(const backend_info *info, const step_seq *s,
     return NULL;
 }
 
+/* Says why a share's rows cannot be embedded, or returns NULL. */
+static const char *wrong_embeds(const backend_info *info, const step_seq *s)
+{
+    uint32_t n_layers = info->geometry.n_layers;
+    uint32_t layers = s->n_layers && s->n_layers < n_layers ? s->n_layers + 1 : n_layers;
+    if (s->n_embeds > EMBED_HEADS_MOST)
+        return "plan: embeddings of more heads than a share may have";
+    for (uint32_t i = 0; i < s->n_embeds; i++) {
+        const embed_head *h = &s->embeds[i];
+        if ((unsigned)h->kind >= EMBED_KINDS) return "plan: an embedding of an unknown kind";
+        if (h->layer >= layers) return "plan: an embedding of a layer that is not run";
+        if (h->head >= (h->kind == EMBED_Q ? info->n_heads : info->geometry.n_kv_heads))
+            return "plan: an embedding of a head that the model does not have";
+    }
+    return NULL;
+}
+
+/* Says why a share's rows cannot leave early or be embedded, or returns NULL. */
+static const char *wrong_layers(const backend_info *info, const step_seq *s)
+{
+    if (s->n_embeds == 0 && s->n_layers == 0) return NULL;
+    if (info->n_heads == 0)
+        return "plan: embeddings or early exit, which this backend does not have";
+    if (s->n_layers > info->geometry.n_layers)
+        return "plan: rows that run more layers than the model has";
+    if (s->n_layers && (s->n_samples || s->want_logits || s->want_scores || s->measure.novelty ||
+                        s->retrieval.block_tokens || s->token_from))
+        return "plan: rows that leave early and ask for what comes behind all layers";
+    return wrong_embeds(info, s);
+}
+
 status plan_check(const backend_info *info, const pkv_mirror *mirror, const step_plan *plan)
 {
     if (plan->n_seqs > info->max_seqs || plan->n_tokens > info->max_rows)
         return status_make(STATUS_LIMIT, "plan: more sequences or tokens than the backend takes");
     uint32_t next = 0, draws = 0;
+    uint64_t embed_bytes = 0;
     for (uint32_t i = 0; i < plan->n_seqs; i++) {
         const step_seq *s = &plan->seqs[i];
         if (s->seq >= info->max_seqs || s->n_tokens == 0 || s->first_token != next ||
@@ -60,7 +98,10 @@ status plan_check(const backend_info *info, const pkv_mirror *mirror, const step
             return status_make(STATUS_INVALID, "plan: scores of more tokens than a sample has");
         const char *wrong = measures_check(&s->measure);
         if (wrong) return status_make(STATUS_INVALID, wrong);
-        pkv_mirror_extent extent = pkv_mirror_extent_of(mirror, s->seq);
+        wrong = wrong_layers(info, s);
+        if (wrong) return status_make(STATUS_INVALID, wrong);
+        embed_bytes += (uint64_t)s->n_tokens * s->n_embeds * info->head_dim * sizeof(uint16_t);
+        pkv_mirror_extent extent = extent_of(mirror, s);
         if (extent.least_kept < s->n_tokens)
             return status_make(STATUS_INVALID, "plan: a table without slots for its tokens");
         wrong = wrong_retrieval(info, s, &extent);
@@ -68,6 +109,8 @@ status plan_check(const backend_info *info, const pkv_mirror *mirror, const step
     }
     if (next != plan->n_tokens)
         return status_make(STATUS_INVALID, "plan: sequences do not tile the tokens");
+    if (embed_bytes > EMBED_BYTES_MOST)
+        return status_make(STATUS_LIMIT, "plan: more bytes of embeddings than a step may have");
     for (uint32_t i = 0; i < plan->n_tokens; i++)
         if (plan->tokens[i] >= info->vocab_size)
             return status_make(STATUS_INVALID, "plan: a token outside the vocabulary");
@@ -76,7 +119,7 @@ status plan_check(const backend_info *info, const pkv_mirror *mirror, const step
 
 uint32_t plan_longest_table(const pkv_mirror *mirror, uint32_t seq, bool slots)
 {
-    pkv_mirror_extent extent = pkv_mirror_extent_of(mirror, seq);
+    pkv_mirror_extent extent = pkv_mirror_extent_of(mirror, seq, UINT32_MAX);
     return slots ? extent.most_kept : extent.most_pages;
 }
 

@@ -70,12 +70,17 @@ static uint32_t group_inside(const pkv_mirror *m, uint32_t run, uint32_t cell)
     return layer * m->tier.n_heads + cell_head(&m->tier, cell);
 }
 
-pkv_mirror_extent pkv_mirror_extent_of(const pkv_mirror *m, uint32_t seq)
+pkv_mirror_extent pkv_mirror_extent_of(const pkv_mirror *m, uint32_t seq, uint32_t n_layers)
 {
-    if (seq >= m->max_seqs || !m->seqs[seq].open) return (pkv_mirror_extent){0};
+    if (seq >= m->max_seqs || !m->seqs[seq].open || n_layers == 0) return (pkv_mirror_extent){0};
     const mirror_seq *s = &m->seqs[seq];
+    uint32_t layers = (n_layers - 1) / m->geometry.layers_per_group + 1;
+    if (layers > m->tier.n_layers) layers = m->tier.n_layers;
+    uint32_t n = s->grain == PKV_ALL     ? 1
+                 : s->grain == PKV_LAYER ? layers
+                                         : layers * m->tier.n_heads;
     pkv_mirror_extent e = {.least_kept = UINT32_MAX};
-    for (uint32_t g = 0; g < s->groups; g++) {
+    for (uint32_t g = 0; g < n && g < s->groups; g++) {
         const mirror_table *t = &s->tables[g];
         if (t->kept < e.least_kept) e.least_kept = t->kept;
         if (t->kept > e.most_kept) e.most_kept = t->kept;

@@ -473,13 +473,14 @@ status pkv_mirror_apply(pkv_mirror *m, const uint32_t *words, size_t n_words);
 /* The table that holds a KV group of the finest grain: its pages and the offset from each of them
  * to the cell of that group. */
 pkv_table_view pkv_mirror_table(const pkv_mirror *m, uint32_t seq, uint32_t group);
-/* The lengths of a sequence's tables; all 0 when it is closed. */
+/* The lengths of a sequence's tables that have one of the first n_layers layers; all 0 when it is
+ * closed. */
 typedef struct pkv_mirror_extent {
     uint32_t least_kept, most_kept; // tokens
     uint32_t most_pages;
 } pkv_mirror_extent;
 
-pkv_mirror_extent pkv_mirror_extent_of(const pkv_mirror *m, uint32_t seq);
+pkv_mirror_extent pkv_mirror_extent_of(const pkv_mirror *m, uint32_t seq, uint32_t n_layers);
 /* Which tables may read a cell again, as far as a mirror knows. held: tables of open sequences, of
  * `group` (shared: more than one). parked: perhaps parked sequences; the mirror never learns when
  * those give pages up. Neither: no table, once the moves that came with the words are done. */
