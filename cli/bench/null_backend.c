@@ -51,7 +51,7 @@ static measure_result measure(null_backend *b, const step_seq *s)
 {
     const measure_spec *spec = &s->measure;
     if (spec->kind == MEASURE_NONE || spec->silent) return (measure_result){0};
-    pkv_mirror_extent extent = pkv_mirror_extent_of(b->mirror.tables, s->seq);
+    pkv_mirror_extent extent = pkv_mirror_extent_of(b->mirror.tables, s->seq, UINT32_MAX);
     return (measure_result){.values = b->measures,
                             .n_layers = measure_layers(&b->info.geometry, spec->layer_step),
                             .n_kv_heads = b->info.geometry.n_kv_heads,

@@ -277,7 +277,7 @@ static void arrive(run *r)
 static measure_result measure(const run *r, const step_seq *q)
 {
     const pkv_geometry *g = &r->load->shape->geometry;
-    pkv_mirror_extent extent = pkv_mirror_extent_of(r->mirror, q->seq);
+    pkv_mirror_extent extent = pkv_mirror_extent_of(r->mirror, q->seq, UINT32_MAX);
     size_t at = hash_mix64(q->request) % noise_floats(r->load);
     return (measure_result){.values = r->noise + at,
                             .n_layers = measure_layers(g, q->measure.layer_step),
