@@ -202,20 +202,21 @@ typedef struct backend_info {
     uint64_t block_identity;
 } backend_info;
 
-/* The rank of `ranks` that gives a head's vectors: the first that has the head. info: of any rank,
- * which all have equal n_heads and geometry. */
-static inline uint32_t embed_rank(const backend_info *info, const embed_head *h, uint32_t ranks)
+/* The rank of `ranks` that gives a head's vectors: the first that has the head. n_heads and
+ * n_kv_heads are the model's. */
+static inline uint32_t embed_rank(uint32_t n_heads, uint32_t n_kv_heads, const embed_head *h,
+                                  uint32_t ranks)
 {
-    uint32_t n = h->kind == EMBED_Q ? info->n_heads : info->geometry.n_kv_heads;
-    return (uint32_t)((uint64_t)h->head * ranks / n);
+    return (uint32_t)((uint64_t)h->head * ranks / (h->kind == EMBED_Q ? n_heads : n_kv_heads));
 }
 
-/* How many of a share's heads the rank gives. */
+/* How many of a share's heads the rank gives; 0 where backends give none. info: of any rank. */
 static inline uint32_t embed_heads_of(const backend_info *info, const step_seq *s, uint32_t rank,
                                       uint32_t ranks)
 {
-    uint32_t n = 0;
-    for (uint32_t i = 0; i < s->n_embeds; i++) n += embed_rank(info, &s->embeds[i], ranks) == rank;
+    uint32_t n = 0, n_kv_heads = info->geometry.n_kv_heads;
+    for (uint32_t i = 0; info->n_heads && i < s->n_embeds; i++)
+        n += embed_rank(info->n_heads, n_kv_heads, &s->embeds[i], ranks) == rank;
     return n;
 }
 

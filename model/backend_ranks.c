@@ -2,6 +2,7 @@
  * the caller drives it where it computes elsewhere (model.h). */
 #include "model/model.h"
 
+#include "model/embed_room.h"
 #include "model/load/tensors.h"
 #include "model/measured.h"
 #include "model/measures.h"
@@ -46,6 +47,7 @@ typedef struct backend_ranks {
     step_result result;
     step_seq_result *seq_results; /* [max_seqs] */
     measured measures;
+    embed_room embeddings;
     char trouble[256]; /* result.status.message */
 } backend_ranks;
 
@@ -212,6 +214,16 @@ static bool same_samples(const step_result *a, const step_result *b)
     return true;
 }
 
+/* Whether a rank has given its parts of all embeddings. */
+static bool has_embeddings(const backend_ranks *all, const rank *r)
+{
+    for (uint32_t i = 0; i < all->plan->n_seqs; i++) {
+        uint32_t heads = embed_heads_of(&all->info, &all->plan->seqs[i], r->index, all->n_ranks);
+        if (heads > 0 && !r->result->seqs[i].embeddings) return false;
+    }
+    return true;
+}
+
 /* Checks that all ranks have done the same step on the same tables. */
 static status check_ranks(backend_ranks *all)
 {
@@ -225,6 +237,7 @@ static status check_ranks(backend_ranks *all)
             return trouble(all, r, "samples differ from rank 0's");
         if (!same_measures(all->ranks[0].result, r->result))
             return trouble(all, r, "measures have another shape than rank 0's");
+        if (!has_embeddings(all, r)) return trouble(all, r, "embeddings are missing");
     }
     return STATUS_IS_OK;
 }
@@ -264,6 +277,43 @@ static size_t joined_floats(const backend_ranks *all, const measure_result *m)
     return m->values ? (size_t)m->n_layers * all->info.geometry.n_kv_heads * m->stride : 0;
 }
 
+/* Joins the ranks' parts of one share's embeddings into out [n_tokens, n_embeds, head_dim]: each
+ * rank's heads come in the order of the share's list. */
+static void join_share(const backend_ranks *all, uint32_t seq, uint16_t *out)
+{
+    const step_seq *s = &all->plan->seqs[seq];
+    uint32_t dim = all->info.head_dim;
+    for (uint32_t r = 0; r < all->n_ranks; r++) {
+        uint32_t heads = embed_heads_of(&all->info, s, r, all->n_ranks), part = 0;
+        const uint16_t *from = heads ? all->ranks[r].result->seqs[seq].embeddings : NULL;
+        for (uint32_t i = 0; from && i < s->n_embeds; i++) {
+            if (embed_rank(all->info.n_heads, all->info.geometry.n_kv_heads, &s->embeds[i],
+                           all->n_ranks) != r)
+                continue;
+            for (size_t t = 0; t < s->n_tokens; t++)
+                memcpy(out + (t * s->n_embeds + i) * dim, from + (t * heads + part) * dim,
+                       dim * sizeof *out);
+            part++;
+        }
+    }
+}
+
+static status join_embeddings(backend_ranks *all)
+{
+    size_t n = 0, at = 0;
+    for (uint32_t i = 0; i < all->plan->n_seqs; i++)
+        n += (size_t)all->plan->seqs[i].n_tokens * all->plan->seqs[i].n_embeds * all->info.head_dim;
+    if (n == 0) return STATUS_IS_OK;
+    RETURN_IF_ERROR(embed_room_reserve(&all->embeddings, n));
+    for (uint32_t i = 0; i < all->plan->n_seqs; i++) {
+        const step_seq *s = &all->plan->seqs[i];
+        all->seq_results[i].embeddings = s->n_embeds ? all->embeddings.values + at : NULL;
+        if (s->n_embeds) join_share(all, i, all->embeddings.values + at);
+        at += (size_t)s->n_tokens * s->n_embeds * all->info.head_dim;
+    }
+    return STATUS_IS_OK;
+}
+
 static status join_seqs(backend_ranks *all)
 {
     const step_result *first = all->ranks[0].result;
@@ -273,9 +323,10 @@ static status join_seqs(backend_ranks *all)
                   joined_floats(all, &first->seqs[i].measure);
     if (floats > 0) RETURN_IF_ERROR(measured_reserve(&all->measures, floats));
     float *at = floats > 0 ? all->measures.first->values : NULL;
+    for (uint32_t i = 0; i < first->n_seqs; i++) all->seq_results[i] = first->seqs[i];
+    RETURN_IF_ERROR(join_embeddings(all));
     for (uint32_t i = 0; i < first->n_seqs; i++) {
         step_seq_result *s = &all->seq_results[i];
-        *s = first->seqs[i];
         if (!s->measure.values) continue;
         const measure_spec *spec = &all->plan->seqs[i].measure;
         s->measure.values = at;
@@ -374,6 +425,7 @@ static void ranks_destroy(void *ctx)
     pthread_cond_destroy(&all->ordered);
     pthread_mutex_destroy(&all->lock);
     measured_destroy(&all->measures);
+    free(all->embeddings.values);
     free(all->seq_results);
     free(all->ranks);
     free(all);
@@ -438,7 +490,8 @@ static status compare_infos(backend_ranks *all, error *err)
             info->vocab_size != all->info.vocab_size ||
             info->max_positions != all->info.max_positions ||
             info->max_logit_rows != all->info.max_logit_rows || info->lacks != all->info.lacks ||
-            info->retrieves != all->info.retrieves ||
+            info->retrieves != all->info.retrieves || info->n_heads != all->info.n_heads ||
+            info->head_dim != all->info.head_dim ||
             memcmp(&info->geometry, &all->info.geometry, sizeof info->geometry) != 0)
             return error_set(err, STATUS_INTERNAL, "rank %u: is not like rank 0", i);
     }

@@ -1,8 +1,10 @@
 /* The CPU backend: a step plan in, tokens and measures out (backend/backend.h). */
+#include "model/cpu/embeds.h"
 #include "model/cpu/forward.h"
 #include "model/cpu/kv_filling.h"
 #include "model/cpu/kv_moves.h"
 #include "model/cpu/retrieve.h"
+#include "model/cpu/row_order.h"
 #include "model/cpu/scores.h"
 #include "model/measured.h"
 #include "model/measures.h"
@@ -38,15 +40,17 @@ typedef struct backend_cpu {
     const step_plan *plan; /* submitted, not yet collected */
     step_result result;
     step_seq_result *seq_results; /* [max_seqs] */
-    forward_seq *seqs;            /* [max_seqs] */
-    step_sample *samples;         /* [step_most_draws] */
-    sampler_draw *draws;          /* [step_most_draws] */
-    uint32_t *logit_rows;         /* [max_rows + max_seqs] */
-    retrieval_reading *readings;  /* [max_rows] a row's lies at its index in the step */
+    forward_seq *seqs;            /* [max_seqs] in the order of the pass */
+    row_order order;
+    step_sample *samples;        /* [step_most_draws] */
+    sampler_draw *draws;         /* [step_most_draws] */
+    uint32_t *logit_rows;        /* [max_rows + max_seqs] */
+    retrieval_reading *readings; /* [max_rows] a row's lies at its index in the step */
     /* Both grow when a plan needs more; steady decoding does not grow them. */
     float *logits;
     size_t logits_capacity; /* floats */
     measured measures;
+    embed_room embeddings;
     row_scores scores;
     bool gives_scores; /* rank 0, whose scores stand for all ranks */
 } backend_cpu;
@@ -164,31 +168,47 @@ static void lay_out_measure(backend_cpu *b, const step_seq *s, forward_seq *f, m
     m->q_heads = b->config.n_heads / b->config.n_kv_heads;
 }
 
-/* Lays out this step's sequences and their measures. */
+static forward_seq *seq_of(backend_cpu *b, uint32_t share)
+{
+    return &b->seqs[b->order.place[share]];
+}
+
+/* Lays out one share; adds the floats of its measure. */
+static void lay_out_share(backend_cpu *b, const step_seq *s, uint32_t share, size_t *floats)
+{
+    forward_seq *f = seq_of(b, share);
+    step_seq_result *r = &b->seq_results[share];
+    *f = (forward_seq){.seq = s->seq,
+                       .first_row = b->order.first_row[share],
+                       .n_rows = s->n_tokens,
+                       .position = s->position,
+                       .retrieval = s->retrieval,
+                       .dense_rows = plan_dense_rows(b->mirror, s),
+                       .n_prompt = s->n_prompt,
+                       .note = s->note,
+                       .choice = s->choice,
+                       .embeds = s->embeds,
+                       .n_embeds = s->n_embeds,
+                       .n_layers = s->n_layers};
+    *r = (step_seq_result){0};
+    if (s->retrieval.block_tokens) {
+        b->store.has_marks = true;
+        f->readings = b->readings + s->first_token + f->dense_rows;
+        r->readings = f->readings;
+    }
+    if (s->measure.kind == MEASURE_NONE) return;
+    lay_out_measure(b, s, f, &r->measure);
+    *floats += measures_arrays(&s->measure) * plan_measure_floats(&r->measure);
+}
+
+/* Lays out this step's sequences, their embeddings and their measures. */
 static status lay_out(backend_cpu *b, const step_plan *plan)
 {
     size_t floats = 0;
-    for (uint32_t i = 0; i < plan->n_seqs; i++) {
-        const step_seq *s = &plan->seqs[i];
-        b->seqs[i] = (forward_seq){.seq = s->seq,
-                                   .first_row = s->first_token,
-                                   .n_rows = s->n_tokens,
-                                   .position = s->position,
-                                   .retrieval = s->retrieval,
-                                   .dense_rows = plan_dense_rows(b->mirror, s),
-                                   .n_prompt = s->n_prompt,
-                                   .note = s->note,
-                                   .choice = s->choice};
-        b->seq_results[i] = (step_seq_result){0};
-        if (s->retrieval.block_tokens) {
-            b->store.has_marks = true;
-            b->seqs[i].readings = b->readings + s->first_token + b->seqs[i].dense_rows;
-            b->seq_results[i].readings = b->seqs[i].readings;
-        }
-        if (s->measure.kind == MEASURE_NONE) continue;
-        lay_out_measure(b, s, &b->seqs[i], &b->seq_results[i].measure);
-        floats += measures_arrays(&s->measure) * plan_measure_floats(&b->seq_results[i].measure);
-    }
+    row_order_set(&b->order, plan);
+    for (uint32_t i = 0; i < plan->n_seqs; i++) lay_out_share(b, &plan->seqs[i], i, &floats);
+    RETURN_IF_ERROR(embeds_lay_out(&b->embeddings, &b->info, b->group, plan, b->order.place,
+                                   b->seqs, b->seq_results));
     if (floats == 0) return STATUS_IS_OK;
     RETURN_IF_ERROR(measured_reserve(&b->measures, floats));
     float *at = b->measures.first->values;
@@ -198,10 +218,11 @@ static status lay_out(backend_cpu *b, const step_plan *plan)
         measure_result *m = &b->seq_results[i].measure;
         uint32_t arrays = measures_arrays(&plan->seqs[i].measure);
         if (arrays == 0) continue;
-        b->seqs[i].values = at;
+        seq_of(b, i)->values = at;
         m->values = at;
         m->holders = &b->measures.first->holders;
-        if (!selects) memset(at, 0, arrays * plan_measure_floats(m) * sizeof *at);
+        if (!selects || plan->seqs[i].n_layers)
+            memset(at, 0, arrays * plan_measure_floats(m) * sizeof *at);
         at += arrays * plan_measure_floats(m);
     }
     return STATUS_IS_OK;
@@ -216,11 +237,11 @@ static status sample_rows(backend_cpu *b, const step_plan *plan)
     uint32_t n_asked = 0, n_rows, n_draws = 0;
     for (uint32_t i = 0; i < plan->n_seqs; i++)
         for (uint32_t t = 0; plan->seqs[i].want_logits && t < plan->seqs[i].n_tokens; t++)
-            b->logit_rows[n_asked++] = plan->seqs[i].first_token + t;
+            b->logit_rows[n_asked++] = b->order.first_row[i] + t;
     n_rows = n_asked;
     for (uint32_t i = 0; i < plan->n_seqs; i++)
         if (plan->seqs[i].n_samples)
-            b->logit_rows[n_rows++] = plan->seqs[i].first_token + plan->seqs[i].n_tokens - 1;
+            b->logit_rows[n_rows++] = b->order.first_row[i] + plan->seqs[i].n_tokens - 1;
 
     size_t vocab = b->config.vocab_size;
     RETURN_IF_ERROR(grow_buffer(&b->logits, &b->logits_capacity, n_rows * vocab));
@@ -268,10 +289,11 @@ static status run_step(backend_cpu *b, const step_plan *plan)
     RETURN_IF_ERROR(prepare_step(b, plan));
     if (plan->n_seqs == 0) return STATUS_IS_OK;
     RETURN_IF_ERROR(lay_out(b, plan));
-    RETURN_IF_ERROR(forward_run(b->forward, plan->tokens, plan->n_tokens, b->seqs, plan->n_seqs));
+    RETURN_IF_ERROR(
+        forward_run(b->forward, b->order.tokens, plan->n_tokens, b->seqs, plan->n_seqs));
     b->result.measure_us = forward_measure_us(b->forward);
     RETURN_IF_ERROR(row_scores_run(&b->scores, b->forward, b->pool, b->config.vocab_size,
-                                   b->gives_scores, plan, b->seq_results));
+                                   b->gives_scores, plan, b->order.first_row, b->seq_results));
     return sample_rows(b, plan);
 }
 
@@ -314,6 +336,8 @@ static void cpu_destroy(void *ctx)
     thread_pool_destroy(b->pool);
     free(b->seq_results);
     free(b->seqs);
+    row_order_free(&b->order);
+    free(b->embeddings.values);
     free(b->samples);
     free(b->draws);
     free(b->logit_rows);
@@ -471,6 +495,7 @@ static status make_step_buffers(backend_cpu *b, const backend_options *o)
         .interrupted = &b->interrupted,
     };
     RETURN_IF_ERROR(forward_create(&pass, &b->forward));
+    RETURN_IF_ERROR(row_order_create(&b->order, o->max_seqs, o->max_rows));
     b->seq_results = calloc(o->max_seqs, sizeof *b->seq_results);
     b->seqs = calloc(o->max_seqs, sizeof *b->seqs);
     b->samples = calloc(step_most_draws(o->max_seqs), sizeof *b->samples);
@@ -512,6 +537,8 @@ static void fill_info(backend_cpu *b, const backend_options *o)
     b->info.logit_row_cost = sizes_logit_row_cost(&b->config, comm_size(o->group));
     bool alone = comm_size(o->group) == 1;
     b->info.retrieves = alone ? RETRIEVE_CAN : RETRIEVE_CAN & ~RETRIEVE_ALONE;
+    b->info.n_heads = b->config.n_heads;
+    b->info.head_dim = b->config.head_dim;
     b->info.n_pages = b->store.n_pages;
     b->info.max_in_flight = 1;
     b->info.identity = b->weights.identity;

@@ -1,5 +1,6 @@
 #include "model/cpu/forward.h"
 
+#include "model/cpu/embeds.h"
 #include "model/cpu/experts.h"
 #include "model/cpu/kv_filling.h"
 #include "model/cpu/readings.h"
@@ -41,6 +42,7 @@ struct forward {
     measures *measures;
     retrieve *retrieve;
     readings *readings;
+    embeds *embeds;
     experts *experts; /* NULL without sparse layers */
     backend_times times;
     float *memory;
@@ -121,6 +123,7 @@ status forward_create(const forward_options *options, forward **out)
         s = retrieve_create(&f->o, f->heads / f->kv_heads, f->qkv_width, &f->retrieve);
     if (status_ok(s))
         s = readings_create(&f->o, f->heads / f->kv_heads, f->qkv_width, f->retrieve, &f->readings);
+    if (status_ok(s)) s = embeds_create(&f->o, f->heads, f->kv_heads, &f->embeds);
     if (status_ok(s) && c->n_experts) s = experts_create(&f->o, &f->experts);
     if (status_ok(s)) *out = f;
     else forward_destroy(f);
@@ -133,6 +136,7 @@ void forward_destroy(forward *f)
     measures_destroy(f->measures);
     readings_destroy(f->readings);
     retrieve_destroy(f->retrieve);
+    embeds_destroy(f->embeds);
     experts_destroy(f->experts);
     alloc_pages_free(f->memory, f->memory_bytes);
     free(f->items);
@@ -384,6 +388,7 @@ static status attention_block(forward *f, uint32_t layer, uint32_t n_rows, const
     float *qkv = f->wide, *attn = f->wide + (size_t)f->o.max_rows * f->qkv_width;
 
     kern_matmul(kc, &w->qkv, w->qkv_bias, f->normed, hidden, n_rows, qkv, f->qkv_width);
+    RETURN_IF_ERROR(embeds_layer(f->embeds, layer, seqs, n_seqs, qkv));
     if (w->q_norm) {
         float eps = f->o.config->rms_eps, *k = qkv + f->attn_width;
         kern_rmsnorm_heads(kc, qkv, f->qkv_width, w->q_norm, eps, n_rows, f->heads, head_dim);
@@ -431,6 +436,25 @@ static status go_on(const forward *f)
                : STATUS_IS_OK;
 }
 
+/* Takes the sequences that leave before `layer` off the pass. Where they embed heads of that layer,
+ * it is projected for their rows, which needs only what came before. */
+static status leave(forward *f, uint32_t layer, const forward_seq *seqs, uint32_t *n_rows,
+                    uint32_t *n_seqs)
+{
+    uint32_t stay = *n_seqs;
+    while (stay > 0 && layer > 0 && seqs[stay - 1].n_layers == layer) stay--;
+    if (stay == *n_seqs) return STATUS_IS_OK;
+    uint32_t first = seqs[stay].first_row, rows = *n_rows - first, gone = *n_seqs - stay;
+    *n_rows = first;
+    *n_seqs = stay;
+    if (!embeds_wanted(f->embeds, layer, seqs + stay, gone)) return STATUS_IS_OK;
+    const layer_weights *w = &f->o.weights->layers[layer];
+    size_t hidden = f->o.config->hidden;
+    kern_matmul(f->o.kernels, &w->qkv, w->qkv_bias, f->normed + first * hidden, hidden, rows,
+                f->wide + (size_t)first * f->qkv_width, f->qkv_width);
+    return embeds_layer(f->embeds, layer, seqs + stay, gone, f->wide);
+}
+
 status forward_run(forward *f, const uint32_t *tokens, uint32_t n_rows, const forward_seq *seqs,
                    uint32_t n_seqs)
 {
@@ -447,6 +471,8 @@ status forward_run(forward *f, const uint32_t *tokens, uint32_t n_rows, const fo
     kern_rmsnorm(kc, f->x, layers[0].attn_norm, c->rms_eps, n_rows, c->hidden, f->normed);
     for (uint32_t l = 0; l < c->n_layers; l++) {
         RETURN_IF_ERROR(go_on(f));
+        RETURN_IF_ERROR(leave(f, l, seqs, &n_rows, &n_seqs));
+        if (n_seqs == 0) return STATUS_IS_OK;
         RETURN_IF_ERROR(attention_block(f, l, n_rows, seqs, n_seqs));
         kern_add_rmsnorm(kc, f->x, f->delta, layers[l].ffn_norm, c->rms_eps, n_rows, c->hidden,
                          f->normed);

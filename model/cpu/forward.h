@@ -30,6 +30,10 @@ typedef struct forward_seq {
     uint32_t n_prompt;     // slots before those of generated tokens
     uint32_t note, choice; // what is kept of it between steps (retrieve_notes.h)
     retrieval_reading *readings; // [n_rows - dense_rows] set by the pass, where there is retrieval
+    const embed_head *embeds;    // [n_embeds]
+    uint32_t n_embeds;
+    uint16_t *embeddings; // f16 [n_rows, heads of `embeds` that this rank gives, head_dim]
+    uint32_t n_layers;    // layers that its rows run; 0 = all
 } forward_seq;
 
 /* By which attention multiplies scores. */
@@ -61,7 +65,8 @@ size_t forward_bytes(const model_config *c, const tensor_slice *slice, size_t he
 status forward_create(const forward_options *options, forward **out);
 void forward_destroy(forward *f);
 
-/* Runs all layers over tokens [n_rows]. */
+/* Runs the layers over tokens [n_rows]. Sequences that leave early come last, those of fewer layers
+ * behind those of more (row_order.h). */
 status forward_run(forward *f, const uint32_t *tokens, uint32_t n_rows, const forward_seq *seqs,
                    uint32_t n_seqs);
 /* Microseconds that the last run spent on measures; the mass of pages is not counted. */

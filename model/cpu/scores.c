@@ -33,6 +33,7 @@ static status make_room(row_scores *r, uint32_t vocab_size, size_t n_samples, si
 typedef struct score_job {
     const step_plan *plan;
     const step_seq *share;
+    uint32_t first_row; /* of the share in the pass */
     const float *logits;
     uint32_t from, vocab_size;
     step_sample *samples; /* the share's samples, or NULL */
@@ -66,7 +67,7 @@ static status run_share(row_scores *r, forward *f, thread_pool *pool, score_job 
     const step_seq *s = job->share;
     for (job->from = 0; job->from < s->n_tokens; job->from += BLOCK) {
         uint32_t rows[BLOCK], left = s->n_tokens - job->from, some = left < BLOCK ? left : BLOCK;
-        for (uint32_t i = 0; i < some; i++) rows[i] = s->first_token + job->from + i;
+        for (uint32_t i = 0; i < some; i++) rows[i] = job->first_row + job->from + i;
         RETURN_IF_ERROR(forward_logits(f, rows, some, r->logits));
         if (job->samples || job->novelty) thread_pool_for(pool, some, 1, score_rows, job);
     }
@@ -74,7 +75,8 @@ static status run_share(row_scores *r, forward *f, thread_pool *pool, score_job 
 }
 
 status row_scores_run(row_scores *r, forward *f, thread_pool *pool, uint32_t vocab_size,
-                      bool with_scores, const step_plan *plan, step_seq_result *results)
+                      bool with_scores, const step_plan *plan, const uint32_t *first_rows,
+                      step_seq_result *results)
 {
     size_t n_scored = 0, n_novel = 0;
     for (uint32_t i = 0; i < plan->n_seqs; i++) {
@@ -89,7 +91,11 @@ status row_scores_run(row_scores *r, forward *f, thread_pool *pool, uint32_t voc
     for (uint32_t i = 0; i < plan->n_seqs; i++) {
         const step_seq *s = &plan->seqs[i];
         if (!s->want_scores && !s->measure.novelty) continue;
-        score_job job = {.plan = plan, .share = s, .logits = r->logits, .vocab_size = vocab_size};
+        score_job job = {.plan = plan,
+                         .share = s,
+                         .first_row = first_rows[i],
+                         .logits = r->logits,
+                         .vocab_size = vocab_size};
         if (s->want_scores && with_scores) {
             results[i].scores = job.samples = samples;
             samples += s->n_tokens;
