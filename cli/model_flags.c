@@ -94,6 +94,10 @@ static const arg_flag flags_table[] = {
     ARG_ROW("max-model-len", "N", ARG_COUNT, model_flags, max_model_len,
             "most tokens of prompt and output together (default: the model's)", .min = 1,
             .max = 0x1p31),
+    ARG_ROW("max-logical-len", "N", ARG_COUNT, model_flags, max_logical_len,
+            "most tokens of prompt and output together where a retention method closes up the "
+            "positions of what it keeps, which alone count for --max-model-len (default: 4194304)",
+            .min = 1, .max = 0x1p31 - 1),
     ARG_ROW("scheduling-policy", "WHAT", ARG_OPTION, model_flags, scheduling_policy,
             "order in which requests start: fcfs: by arrival; priority: the lowest value first, "
             "but after 8 later requests have started, the request that has waited longest",

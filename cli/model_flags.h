@@ -30,6 +30,7 @@ typedef struct model_flags {
     uint32_t max_batch;
     uint32_t prefill_chunk;
     uint32_t max_model_len;        // 0 = the model's own
+    uint32_t max_logical_len;      // 0 = 4,194,304 or max_model_len, the larger
     const char *scheduling_policy; // "fcfs", "priority"
     bool no_prefix_cache;
     workers_flags workers; // have a group of flags of their own

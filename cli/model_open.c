@@ -37,6 +37,9 @@ static status open_text(const char *dir, loaded_model *m, error *err)
     return STATUS_IS_OK;
 }
 
+/* Most tokens of a request whose positions close up, unless a flag says otherwise. */
+enum { LOGICAL_LEN = 4 << 20 };
+
 static status check_shape(const model_flags *f, loaded_model *m, error *err)
 {
     m->max_model_len = f->max_model_len ? f->max_model_len : m->config.max_positions;
@@ -45,6 +48,12 @@ static status check_shape(const model_flags *f, loaded_model *m, error *err)
         return error_set(err, STATUS_INVALID,
                          "--max-model-len: %u is more than the model's %u positions",
                          f->max_model_len, most);
+    uint32_t usual = m->max_model_len > LOGICAL_LEN ? m->max_model_len : LOGICAL_LEN;
+    m->max_logical_len = f->max_logical_len ? f->max_logical_len : usual;
+    if (m->max_logical_len < m->max_model_len)
+        return error_set(err, STATUS_INVALID,
+                         "--max-logical-len: %u is less than the context of %u", m->max_logical_len,
+                         m->max_model_len);
     if (f->quantize_group & (f->quantize_group - 1))
         return error_set(err, STATUS_INVALID, "--quantize-group: %u is not 32, 64 or 128",
                          f->quantize_group);
@@ -379,6 +388,7 @@ engine_options model_engine_options(loaded_model *m, uint32_t max_requests)
         .eos = m->eos.data ? m->eos.data : "",
         .prefill_chunk = m->prefill_chunk,
         .max_model_len = m->max_model_len,
+        .max_logical_len = m->max_logical_len,
         .max_requests = max_requests,
         .policy = m->policy,
         .prefix_cache = m->prefix_cache,

@@ -17,7 +17,7 @@ typedef struct loaded_model {
     chat_template *chat;  // NULL when the model has none
     strbuf bos, eos;      // texts for the template
     kern_kv_format kv_type;
-    uint32_t max_model_len, max_batch, prefill_chunk;
+    uint32_t max_model_len, max_logical_len, max_batch, prefill_chunk;
     sched_policy policy;
     bool prefix_cache;
     bool default_pool; // --kv-memory was not given

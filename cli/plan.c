@@ -97,16 +97,32 @@ static status read_lengths(planning *p, error *err)
 {
     const plan_flags *f = &p->flags;
     plan_question *q = &p->question;
-    uint32_t longest = p->model.max_model_len;
-    q->context = f->context ? f->context : longest;
-    if (q->context > longest)
-        return error_set(err, STATUS_INVALID, "--context: %u is more than the model's %u positions",
-                         q->context, longest);
+    q->context = f->context ? f->context : p->model.max_model_len;
     uint32_t usual = OUTPUT_TOKENS < q->context / 2 ? OUTPUT_TOKENS : q->context / 2;
     q->output = f->output ? f->output : usual;
     if (q->output < q->context && q->context > 1) return STATUS_IS_OK;
     return error_set(err, STATUS_INVALID, "--output: %u of %u tokens leave none for the prompt",
                      q->output, q->context);
+}
+
+/* Whether the model has positions for such a sequence. */
+static status check_context(const planning *p, const retention_policy *policy, const plan_answer *a,
+                            error *err)
+{
+    const plan_question *q = &p->question;
+    uint32_t longest = p->model.max_model_len, logical = p->model.max_logical_len;
+    if (!policy->contiguous && q->context > longest)
+        return error_set(err, STATUS_INVALID, "--context: %u is more than the model's %u positions",
+                         q->context, longest);
+    if (q->context > logical)
+        return error_set(err, STATUS_INVALID, "--context: %u is more than --max-logical-len %u",
+                         q->context, logical);
+    if (a->room.need.positions > longest)
+        return error_set(err, STATUS_INVALID,
+                         "--context: %u tokens take %u positions under retention method '%s', the "
+                         "model has %u",
+                         q->context, a->room.need.positions, policy->preset->name, longest);
+    return STATUS_IS_OK;
 }
 
 /* Without weight files beside config.json, the sizes are computed from the config alone. */
@@ -143,11 +159,14 @@ static status work_out(planning *p, error *err)
     retention_policy policy;
     RETURN_IF_ERROR(retention_parse(NULL, &limits, &policy, err));
     RETURN_IF_ERROR(plan_fill(q, &policy, &p->full, err));
-    if (!p->flags.retention) return STATUS_IS_OK;
+    if (!p->flags.retention) return check_context(p, &policy, &p->full, err);
     RETURN_IF_ERROR(retention_flag_read("--retention", p->flags.retention, &p->retention, err));
     RETURN_IF_ERROR(retention_parse(p->retention, &limits, &policy, err));
     p->kept = p->full;
-    return plan_fill(q, &policy, &p->kept, err);
+    RETURN_IF_ERROR(plan_fill(q, &policy, &p->kept, err));
+    /* With all its tokens such a sequence never runs, whatever the pool. */
+    if (q->context > p->model.max_model_len) p->full.room.fit = p->full.room.in_prefill = 0;
+    return check_context(p, &policy, &p->kept, err);
 }
 
 /* ---- the answer ------------------------------------------------------------------------------ */

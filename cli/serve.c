@@ -323,6 +323,7 @@ static rpc_model facts_of(const serving *s)
         .bos_id = m->config.bos_id,
         .vocab_size = m->config.vocab_size,
         .max_model_len = m->max_model_len,
+        .max_logical_len = m->max_logical_len,
         .page_tokens = m->options.geometry.page_tokens,
         .n_pages = n_pages,
         .n_blocks = n_pages / pkv_groups(&info->geometry),

@@ -87,6 +87,7 @@ status engine_create(const engine_options *options, engine **out, error *err)
     if (e->o.tokenizer_threads == 0) e->o.tokenizer_threads = 2;
     if (e->o.max_model_len == 0 || e->o.max_model_len > e->info.max_positions)
         e->o.max_model_len = e->info.max_positions;
+    if (e->o.max_logical_len < e->o.max_model_len) e->o.max_logical_len = e->o.max_model_len;
     e->bytes_per_token = e->o.tokenizer ? tok_bytes_per_token(e->o.tokenizer) : 0;
     e->text_room = e->o.tokenizer ? tok_stream_room(e->o.tokenizer) : 0;
     metrics_init(&e->counting);

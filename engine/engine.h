@@ -40,7 +40,8 @@ typedef struct engine_options {
     const char *bos, *eos;     // texts for the template; "" = none
     uint32_t prefill_chunk;
     uint32_t max_model_len;
-    uint32_t max_requests; // waiting and running; one more is refused with QUEUE_FULL
+    uint32_t max_logical_len; // sched_options; 0 = max_model_len
+    uint32_t max_requests;    // waiting and running; one more is refused with QUEUE_FULL
     sched_policy policy;
     bool prefix_cache;
     bool identities_apart;    // a request takes no prefix hit from another identity

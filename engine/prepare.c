@@ -74,29 +74,42 @@ static status render(engine *e, engine_request *r, strbuf *out, error *err)
     return s;
 }
 
-/* Refuses a text whose byte count alone exceeds the context, because encoding megabytes takes a
- * second. */
-static status check_bytes(const engine *e, size_t n, error *err)
+/* The most tokens of prompt and output together. */
+static uint32_t longest_of(const engine *e, const retention_policy *policy)
 {
-    size_t most = e->bytes_per_token;
-    if (!most || n / most < e->o.max_model_len) return STATUS_IS_OK;
-    return error_set(err, STATUS_LIMIT,
-                     "prompt: %zu bytes make at least %zu tokens; the maximum context length is %u",
-                     n, n / most, e->o.max_model_len);
+    return policy->contiguous ? e->o.max_logical_len : e->o.max_model_len;
 }
 
-/* must_fit: refuses a text that exceeds the context before it is encoded, if its byte count shows
- * that. A text that will be cut need not fit. */
-static status encode_prompt(engine *e, engine_request *r, bool must_fit, tok_ids *ids, error *err)
+/* What a number of tokens is compared with, for messages. */
+static const char *limit_name(const retention_policy *policy)
+{
+    return policy->contiguous ? "with this retention method --max-logical-len"
+                              : "the maximum context length";
+}
+
+/* Refuses a text whose byte count alone exceeds what the policy may be given, because encoding
+ * megabytes takes a second. */
+static status check_bytes(const engine *e, const retention_policy *policy, size_t n, error *err)
+{
+    size_t most = e->bytes_per_token;
+    if (!most || n / most < longest_of(e, policy)) return STATUS_IS_OK;
+    return error_set(err, STATUS_LIMIT, "prompt: %zu bytes make at least %zu tokens; %s is %u", n,
+                     n / most, limit_name(policy), longest_of(e, policy));
+}
+
+/* must_fit: refuses a text that is too long for this policy before it is encoded, if its byte count
+ * shows that; NULL for a text that need not fit. */
+static status encode_prompt(engine *e, engine_request *r, const retention_policy *must_fit,
+                            tok_ids *ids, error *err)
 {
     if (r->prompt) {
-        if (must_fit) RETURN_IF_ERROR(check_bytes(e, r->prompt_bytes, err));
+        if (must_fit) RETURN_IF_ERROR(check_bytes(e, must_fit, r->prompt_bytes, err));
         return tok_encode(e->o.tokenizer, r->prompt, r->prompt_bytes, r->add_special_tokens, ids,
                           err);
     }
     strbuf text = {0};
     status s = render(e, r, &text, err);
-    if (status_ok(s) && must_fit) s = check_bytes(e, text.size, err);
+    if (status_ok(s) && must_fit) s = check_bytes(e, must_fit, text.size, err);
     /* The template writes its own BOS. */
     if (status_ok(s))
         s = tok_encode(e->o.tokenizer, text.data ? text.data : "", text.size, false, ids, err);
@@ -122,7 +135,7 @@ status engine_tokenize(engine *e, const engine_request *r, tok_ids *out, error *
     /* A copy, because rendering changes the messages. */
     status s = engine_request_copy(r, &copy);
     if (!status_ok(s)) return error_set(err, s.code, "request: out of memory");
-    s = encode_prompt(e, &copy, false, out, err);
+    s = encode_prompt(e, &copy, NULL, out, err);
     engine_request_destroy(&copy);
     return s;
 }
@@ -137,8 +150,8 @@ static status make_tokens(engine *e, engine_stream *s, error *err)
         r->n_prompt_token_ids = 0;
     } else {
         tok_ids ids = {0};
-        bool must_fit = s->policy.schedule != RETENTION_SCHEDULE_INPUT;
-        status st = encode_prompt(e, r, must_fit, &ids, err);
+        bool is_cut = s->policy.schedule == RETENTION_SCHEDULE_INPUT;
+        status st = encode_prompt(e, r, is_cut ? NULL : &s->policy, &ids, err);
         s->tokens = ids.ids;
         s->n_tokens = (uint32_t)ids.n;
         RETURN_IF_ERROR(st);
@@ -151,13 +164,12 @@ static status make_tokens(engine *e, engine_stream *s, error *err)
                              "prompt: token %u is outside the model's vocabulary (%u)",
                              s->tokens[i], e->info.vocab_size);
     uint32_t n = retention_input_tokens(&s->policy, s->n_tokens);
-    if (n >= e->o.max_model_len)
+    if (n >= longest_of(e, &s->policy))
         return error_set(err, STATUS_LIMIT,
-                         "prompt: %u tokens and max_tokens %u make %llu; the maximum context "
-                         "length is %u",
-                         n, r->max_tokens ? r->max_tokens : 1,
+                         "prompt: %u tokens and max_tokens %u make %llu; %s is %u", n,
+                         r->max_tokens ? r->max_tokens : 1,
                          (unsigned long long)n + (r->max_tokens ? r->max_tokens : 1),
-                         e->o.max_model_len);
+                         limit_name(&s->policy), longest_of(e, &s->policy));
     return STATUS_IS_OK;
 }
 
@@ -225,11 +237,13 @@ static void set_length(engine_stream *s, uint32_t max_new_tokens)
     retention_policy_resolve(&s->sched_request.policy, max_new_tokens);
 }
 
-/* For max_tokens left open: as many as the context and the pool have room for. */
+/* For max_tokens left open: as many as the context and the pool have room for. A method whose
+ * positions close up could go on for very much longer than the context, so that is the end. */
 static uint32_t most_new_tokens(engine *e, engine_stream *s)
 {
     uint32_t computed = retention_input_tokens(&s->policy, s->n_tokens);
-    uint32_t lowest = 1, highest = e->o.max_model_len - computed;
+    uint32_t lowest = 1, highest = longest_of(e, &s->policy) - computed;
+    if (highest > e->o.max_model_len) highest = e->o.max_model_len;
     while (lowest < highest) {
         uint32_t middle = lowest + (highest - lowest + 1) / 2;
         set_length(s, middle);

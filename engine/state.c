@@ -17,6 +17,7 @@ status engine_make_scheduler(engine *e, sched **out, error *err)
         .max_seqs = e->info.max_seqs,
         .prefill_chunk = e->o.prefill_chunk,
         .max_model_len = e->o.max_model_len,
+        .max_logical_len = e->o.max_logical_len,
         .max_requests = e->o.max_requests,
         .max_logit_rows = e->info.max_logit_rows,
         .logit_row_cost = e->info.logit_row_cost,

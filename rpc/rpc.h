@@ -56,7 +56,7 @@ typedef struct rpc_model {
     const uint32_t *eos_ids;
     uint32_t n_eos_ids;
     int64_t bos_id; // -1 = none
-    uint32_t vocab_size, max_model_len;
+    uint32_t vocab_size, max_model_len, max_logical_len;
     uint32_t page_tokens;
     uint32_t n_pages;  // pages that sequences can have, of a layer and a KV head each
     uint32_t n_blocks; // of page_tokens tokens each, with a page of every layer and KV head

@@ -50,13 +50,6 @@ status sched_check(const sched *s, const sched_request *r, error *err)
     if (r->max_new_tokens == 0)
         return error_set(err, STATUS_INVALID, "max_tokens: must be at least 1");
     uint32_t n_prompt = input_of(r);
-    if ((uint64_t)n_prompt + r->max_new_tokens > s->options.max_model_len) {
-        return error_set(err, STATUS_LIMIT,
-                         "prompt: %" PRIu32 " tokens and max_tokens %" PRIu32 " make %" PRIu64
-                         "; the maximum context length is %" PRIu32,
-                         n_prompt, r->max_new_tokens, (uint64_t)n_prompt + r->max_new_tokens,
-                         s->options.max_model_len);
-    }
     if (r->n == 0 || r->n > s->options.max_seqs) {
         return error_set(err, STATUS_INVALID, "n: %" PRIu32 " is not in [1, %" PRIu32 "]", r->n,
                          s->options.max_seqs);
@@ -67,8 +60,9 @@ status sched_check(const sched *s, const sched_request *r, error *err)
                          "(--scheduling-policy fcfs)",
                          r->priority);
     }
-    RETURN_IF_ERROR(check_retrieval(s, r, err));
     sched_turn turn = sched_turn_of(r);
+    RETURN_IF_ERROR(sched_check_length(s, r, &turn, err));
+    RETURN_IF_ERROR(check_retrieval(s, r, err));
     uint32_t point = retention_next_point(&turn.policy, n_prompt, 0), together = 0;
     if (point <= n_prompt) together = retention_rows_together(&turn.policy, n_prompt, point);
     uint32_t observed = retrieval_observed_rows(&r->retrieval, n_prompt);
@@ -279,7 +273,7 @@ static beginning beginning_of(sched *s, const sched_seq *q)
 static status open_tables(sched *s, sched_seq *q, const beginning *b, uint32_t slot)
 {
     const sched_entry *e = q->entry;
-    uint32_t expect = rows_of(e) + 1, hit_tokens;
+    uint32_t expect = e->n_positions, hit_tokens;
     if (q->swap) {
         RETURN_IF_ERROR(pkv_swap_in(s->kv, q->swap, slot, q->tokens, expect));
         sched_hold(s, q->computed, q->kept);

@@ -204,6 +204,12 @@ sched_session *sched_idle_find(const sched *s, const uint64_t key[2])
     return session;
 }
 
+uint64_t sched_idle_most_tokens(const sched *s)
+{
+    uint64_t most = (uint64_t)s->options.max_sessions * s->options.max_model_len;
+    return most > s->options.max_logical_len ? most : s->options.max_logical_len;
+}
+
 void sched_idle_add(sched *s, sched_session *session)
 {
     sched_idle *i = &s->idle;
@@ -215,6 +221,7 @@ void sched_idle_add(sched *s, sched_session *session)
     *(i->newest ? &i->newest->newer : &i->oldest) = session;
     i->newest = session;
     i->n++;
+    i->n_tokens += session->n_tokens;
     enqueue(s, session);
 }
 
@@ -225,6 +232,7 @@ void sched_idle_remove(sched *s, sched_session *session)
     *(session->older ? &session->older->newer : &i->oldest) = session->newer;
     *(session->newer ? &session->newer->older : &i->newest) = session->older;
     i->n--;
+    i->n_tokens -= session->n_tokens;
     sched_session **link = &i->sessions[home_of(session->key[0], i->mask)];
     while (*link != session) link = &(*link)->next_in_bucket;
     *link = session->next_in_bucket;
@@ -328,8 +336,10 @@ const char *sched_idle_check(const sched *s)
     if (s->options.max_sessions == 0) return s->idle.n == 0 ? NULL : "sessions are off";
     if (s->idle.n > s->options.max_sessions) return "there are too many sessions";
     uint32_t n = 0;
+    uint64_t n_tokens = 0;
     const sched_session *last = NULL;
     for (const sched_session *x = s->idle.oldest; x; last = x, x = x->newer, n++) {
+        n_tokens += x->n_tokens;
         if (!x->parked == !x->swap) return "a session has no pages, or two places";
         uint32_t length =
             x->parked ? pkv_parked_length(s->kv, x->parked) : pkv_swap_length(s->kv, x->swap);
@@ -340,6 +350,7 @@ const char *sched_idle_check(const sched *s)
             return "sessions are out of order";
     }
     if (n != s->idle.n || s->idle.newest != last) return "sessions are miscounted";
+    if (n_tokens != s->idle.n_tokens) return "tokens of sessions are miscounted";
     const char *wrong = check_owners(s);
     return wrong ? wrong : check_claims(s);
 }

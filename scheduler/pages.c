@@ -26,16 +26,11 @@ sched_turn sched_turn_of(const sched_request *r)
 
 static uint32_t larger(uint32_t a, uint32_t b) { return a > b ? a : b; }
 
-/* Retention points in (from, to]: the first three and the last. */
-typedef struct point_run {
-    uint32_t first, second, third, last;
-} point_run;
-
-static point_run points_in(const sched_turn *turn, uint32_t from, uint32_t to)
+sched_points sched_points_in(const sched_turn *turn, uint32_t from, uint32_t to)
 {
     const retention_policy *p = &turn->policy;
     uint32_t n = turn->n_prompt;
-    point_run run = {.first = retention_next_point(p, n, from)};
+    sched_points run = {.first = retention_next_point(p, n, from)};
     run.last = run.second = run.third = run.first;
     if (run.first > to) return run;
     run.second = retention_next_point(p, n, run.first);
@@ -84,7 +79,7 @@ static void raise(sched_peak *peak, uint64_t pages)
 }
 
 static void walk_turn(const sched *s, const sched_turn *turn, uint64_t first_growth, uint32_t to,
-                      const point_run *run, sched_peak *peak)
+                      const sched_points *run, sched_peak *peak)
 {
     const pkv_geometry *g = &s->options.geometry;
     const retention_policy *p = &turn->policy;
@@ -123,7 +118,7 @@ sched_peak sched_peak_of(const sched *s, const sched_turn *turns, uint32_t n_tur
         bool whole = sched_keeps_pages(&turn->policy);
         if (turn->end > from) {
             uint32_t end = turn->end < to ? turn->end : to, at = start > from ? start : from;
-            point_run run = points_in(turn, at, end);
+            sched_points run = sched_points_in(turn, at, end);
             uint32_t first = run.first < end ? run.first : end;
             if (!whole && retention_next_point(&turn->policy, turn->n_prompt, start) <= at)
                 aligned = false;
@@ -179,5 +174,6 @@ sched_need sched_need_of(const pkv_geometry *geometry, const retention_policy *p
     sched_peak rest = sched_peak_of(&s, &turn, 1, n_prompt, prompt.held, rows);
     return (sched_need){.peak = sched_peak_alone(&s, &turn, 1, max_new_tokens, 1),
                         .kept = prompt.held,
-                        .most = rest.most + rest.passing};
+                        .most = rest.most + rest.passing,
+                        .positions = sched_positions_of(&s, &turn, 1, rows + 1)};
 }

@@ -90,13 +90,15 @@ static bool scratch_grow(const sched *s, void **scratch, size_t *n, size_t need,
     return true;
 }
 
-/* Makes room for the selections of a request. No table is ever longer than the pool. */
+/* Makes room for the selections of a request. No table is ever longer than the pool, or than the
+ * context. */
 static bool scratch_reserve(sched *s, const sched_request *r, const sched_turn *turn)
 {
     uint32_t slots = turn->n_prompt + r->max_new_tokens - 1;
     bool selects = retention_next_point(&turn->policy, turn->n_prompt, 0) <= slots;
     if (!selects && !(s->pressure.preset && r->policy.pressure)) return true;
     uint64_t most = (uint64_t)(s->options.n_pages - 1) * s->page_tokens;
+    if (most > s->options.max_model_len) most = s->options.max_model_len;
     if (slots > most) slots = (uint32_t)most;
     void *keep = s->keep, *scratch = s->scratch;
     bool ok =
@@ -271,6 +273,7 @@ sched_entry *sched_entry_create(sched *s, const sched_request *r, int64_t now_us
     s->stats.sessions_ignored += session_note && !claims;
     if (session) sched_session_take(s, session, e);
     if (claims) sched_idle_claim(s, e);
+    e->n_positions = sched_positions_of(s, e->turns, e->n_turns, rows_of(e) + 1);
 
     s->map[map_slot(s, r->id)] = e;
     s->n_mapped++;

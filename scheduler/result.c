@@ -48,7 +48,7 @@ static status fork_tables(sched *s, const sched_seq *parent, const sched_seq *ch
     uint64_t need = pkv_seq_copy_cost(s->kv, parent->slot) + s->lasting + s->passing;
     if (unshares && (s->n_in_flight > 0 || s->n_selecting > 0) && need > pkv_available(s->kv))
         return status_make(STATUS_NO_PAGES, NULL);
-    RETURN_IF_ERROR(pkv_seq_fork(s->kv, parent->slot, slot, rows_of(child->entry) + 1));
+    RETURN_IF_ERROR(pkv_seq_fork(s->kv, parent->slot, slot, child->entry->n_positions));
     if (!unshares) return STATUS_IS_OK;
     status st = pkv_seq_unshare(s->kv, slot);
     if (!status_ok(st)) pkv_seq_close(s->kv, slot);

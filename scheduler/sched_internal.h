@@ -90,10 +90,11 @@ struct sched_entry {
     uint64_t salt;
     bool hidden;
     uint32_t n_prompt, max_new_tokens, n, max_pressure_drops;
-    uint32_t cut;    // tokens of the client's prompt that its method cut: not in n_prompt
-    uint32_t live;   // choices that have not ended yet
-    uint32_t held;   // its running sequences
-    uint32_t listed; // sum of `listed` over its sequences
+    uint32_t n_positions; // what a sequence of it takes at most: the room of its tables
+    uint32_t cut;         // tokens of the client's prompt that its method cut: not in n_prompt
+    uint32_t live;        // choices that have not ended yet
+    uint32_t held;        // its running sequences
+    uint32_t listed;      // sum of `listed` over its sequences
     bool forked;
     bool want_logits, has_penalties; // want_logits is also set for scores
     uint32_t want_scores;
@@ -162,6 +163,7 @@ typedef struct sched_idle {
     sched_entry **claims;                       // [claim_mask + 1] buckets by key
     uint32_t mask, claim_mask, n;
     uint64_t n_stored;
+    uint64_t n_tokens; // known of all idle sessions, each a word of host memory
     sched_idle_heap heaps[SCHED_PLACES];
 } sched_idle;
 
@@ -381,9 +383,22 @@ uint32_t sched_cells_of(const sched *s, const retention_policy *policy);
 uint64_t sched_passing_of(const sched *s, const retention_policy *policy, uint64_t pages);
 /* Whether every page of a table holds consecutive tokens, because selections drop whole pages. */
 bool sched_keeps_pages(const retention_policy *policy);
+/* Retention points in (from, to]: the first three and the last; UINT32_MAX where there is none. */
+typedef struct sched_points {
+    uint32_t first, second, third, last;
+} sched_points;
+sched_points sched_points_in(const sched_turn *turn, uint32_t from, uint32_t to);
 const sched_turn *sched_turn_at(const sched_turn *turns, uint32_t length);
 /* The request's own turn, with the fields of its policy that depend on the request filled in. */
 sched_turn sched_turn_of(const sched_request *r);
+
+/* ---- positions.c ---- */
+/* How many positions a sequence takes while it grows to length `to`, at most: one more than its
+ * largest. */
+uint32_t sched_positions_of(const sched *s, const sched_turn *turns, uint32_t n_turns, uint32_t to);
+/* Whether prompt and output are short enough for the policy, and the positions for the model. */
+status sched_check_length(const sched *s, const sched_request *r, const sched_turn *turn,
+                          error *err);
 
 /* ---- plan.c ---- */
 /* Where the sequence's next chunk must end, and why. */
@@ -469,6 +484,9 @@ bool sched_idle_create(sched *s);
 /* Frees the tables; no session is left. */
 void sched_idle_destroy(sched *s);
 sched_session *sched_idle_find(const sched *s, const uint64_t key[2]);
+/* Known tokens that idle sessions may have together: as many as max_sessions of the context's
+ * length, or one session of the greatest logical length. */
+uint64_t sched_idle_most_tokens(const sched *s);
 /* Lists a session that has its key, its owner and its pages; takes it off all lists. */
 void sched_idle_add(sched *s, sched_session *session);
 void sched_idle_remove(sched *s, sched_session *session);

@@ -19,8 +19,8 @@ static bool options_valid(const sched_options *o, error *err)
                   "max_seqs, prefill_chunk and max_requests must be at least 1, max_model_len 2");
         return false;
     }
-    if (o->max_model_len > INT32_MAX || o->prefill_chunk > INT32_MAX || o->max_seqs > 1u << 16 ||
-        o->max_requests > 1u << 24) {
+    if (o->max_model_len > INT32_MAX || o->max_logical_len > INT32_MAX ||
+        o->prefill_chunk > INT32_MAX || o->max_seqs > 1u << 16 || o->max_requests > 1u << 24) {
         error_set(err, STATUS_LIMIT,
                   "at most 65,536 sequences, 16,777,216 requests and 2^31 - 1 tokens");
         return false;
@@ -84,6 +84,8 @@ status sched_create(const sched_options *options, sched **out, error *err)
     if (options->pressure) s->pressure = *options->pressure;
     s->options.pressure = NULL;
     s->options.logit_row_cost = usable_cost(options);
+    if (options->max_logical_len < options->max_model_len)
+        s->options.max_logical_len = options->max_model_len;
     if (!options->prefix_cache || options->lost_most == 0) s->options.has_block = NULL;
     s->alloc = *a;
     s->groups = pkv_groups(&options->geometry);

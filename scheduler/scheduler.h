@@ -27,11 +27,15 @@ typedef enum sched_policy {
 
 typedef struct sched_options {
     pkv_geometry geometry;
-    uint32_t n_pages;        // page 0 included
-    uint32_t n_host_pages;   // of the host tier (backend_info); 0 = every preemption is a replay
-    uint32_t max_seqs;       // sequences running at once (--max-batch)
-    uint32_t prefill_chunk;  // tokens of one prompt in one step; a step's budget is this + max_seqs
-    uint32_t max_model_len;  // prompt + output
+    uint32_t n_pages;       // page 0 included
+    uint32_t n_host_pages;  // of the host tier (backend_info); 0 = every preemption is a replay
+    uint32_t max_seqs;      // sequences running at once (--max-batch)
+    uint32_t prefill_chunk; // tokens of one prompt in one step; a step's budget is this + max_seqs
+    uint32_t max_model_len; // positions of a sequence; prompt + output where it takes one for each
+    /* Prompt and output, over the choices of a request, where the positions that a selection leaves
+     * close up, so that a sequence takes fewer than it has tokens. Less than max_model_len means
+     * max_model_len. */
+    uint32_t max_logical_len;
     uint32_t max_requests;   // waiting and running: the queue's limit
     uint32_t max_logit_rows; // most rows with logits or scores in a step (backend_info); 0 = all
     /* What a prompt row costs whose logits are computed, in hundredths of a plain row
@@ -108,9 +112,10 @@ status sched_check(const sched *s, const sched_request *r, error *err);
 
 /* Pages of all tables that a request takes when it runs alone, as sched_check counts them. */
 typedef struct sched_need {
-    uint64_t peak; // most at any moment: the least pool in which it can run
-    uint64_t kept; // after its prompt's selection
-    uint64_t most; // from then on
+    uint64_t peak;      // most at any moment: the least pool in which it can run
+    uint64_t kept;      // after its prompt's selection
+    uint64_t most;      // from then on
+    uint32_t positions; // that its tokens take, at most: one more than the largest
 } sched_need;
 
 sched_need sched_need_of(const pkv_geometry *geometry, const retention_policy *policy,

@@ -42,14 +42,31 @@ static bool scopes_differ(const retention_policy *p)
            p->scope != p->decode_scope;
 }
 
+/* The session's turns, then the request's own; returns their number. */
+static uint32_t turns_with(const sched_session *session, const sched_request *r,
+                           sched_turn turns[SCHED_MAX_TURNS + 1])
+{
+    memcpy(turns, session->turns, session->n_turns * sizeof *turns);
+    turns[session->n_turns] = sched_turn_of(r);
+    return session->n_turns + 1;
+}
+
 /* Whether the request could be computed again from the session's first token, turn by turn. */
 static bool session_fits(const sched *s, const sched_session *session, const sched_request *r)
 {
     sched_turn turns[SCHED_MAX_TURNS + 1];
-    memcpy(turns, session->turns, session->n_turns * sizeof *turns);
-    turns[session->n_turns] = sched_turn_of(r);
-    return sched_peak_alone(s, turns, session->n_turns + 1, r->max_new_tokens, 1) <
-           s->options.n_pages;
+    uint32_t n = turns_with(session, r, turns);
+    return sched_peak_alone(s, turns, n, r->max_new_tokens, 1) < s->options.n_pages;
+}
+
+/* Whether the request's positions exceed the context when it goes on from the session, whose tables
+ * also keep the answer. */
+static bool outgrows(const sched *s, const sched_session *session, const sched_request *r)
+{
+    sched_turn turns[SCHED_MAX_TURNS + 1];
+    uint32_t n = turns_with(session, r, turns);
+    uint32_t to = turns[n - 1].n_prompt + r->max_new_tokens;
+    return sched_positions_of(s, turns, n, to) > s->options.max_model_len;
 }
 
 static bool extends(const sched_session *session, const sched_request *r, uint64_t salt)
@@ -92,6 +109,8 @@ sched_session *sched_session_for(const sched *s, const sched_request *r, bool *c
     if (!*claims || !session) return NULL;
     if (session->n_turns == SCHED_MAX_TURNS)
         *session_note = "restarted: the session has had 64 turns";
+    else if (outgrows(s, session, r))
+        *session_note = "restarted: its positions would exceed the context";
     return session;
 }
 
@@ -193,7 +212,9 @@ bool sched_session_store(sched *s, sched_seq *q)
         session_free(s, session);
         return false;
     }
-    while (s->idle.n >= s->options.max_sessions) drop_session(s, sched_idle_first_of_all(s));
+    while (s->idle.n >= s->options.max_sessions ||
+           (s->idle.n > 0 && s->idle.n_tokens + session->n_tokens > sched_idle_most_tokens(s)))
+        drop_session(s, sched_idle_first_of_all(s));
     sched_idle_add(s, session);
     s->stats.sessions_stored++;
     return true;

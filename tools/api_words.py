@@ -90,6 +90,7 @@ SMALL_ANSWERS = {
     "tokens": "/tokenize: the token ids.",
     "count": "/tokenize: how many there are.",
     "max_model_len": "/tokenize, /v1/models: the context of prompt and output together, in tokens.",
+    "max_logical_len": "/v1/models: the same with a retention method whose positions are contiguous.",
     "token_strs": "/tokenize: always null.",
     "prompt": "/detokenize: the text.",
     "version": "/version: the server's version.",

@@ -87,6 +87,7 @@ retention_bound retention_bound_at(const retention_policy *policy, const pkv_geo
         uint64_t of_share = least_of(tables, head_groups / pkv_shares(g) * longest_pages);
         bound.even_pages += (joint == 1 ? tables : of_share * pkv_shares(g)) * times;
         bound.longest_pages = larger(bound.longest_pages, (uint32_t)longest_pages);
+        bound.longest = larger(bound.longest, (uint32_t)longest);
     }
     for (uint32_t l = 0; l < g->n_layers; l += g->layers_per_group) {
         if (pkv_window_of(g, l) == 0) continue;
@@ -94,6 +95,7 @@ retention_bound retention_bound_at(const retention_policy *policy, const pkv_geo
         bound.pages += pages * head_groups;
         bound.even_pages += pages * head_groups;
         bound.longest_pages = larger(bound.longest_pages, (uint32_t)pages);
+        bound.longest = larger(bound.longest, smaller(pkv_window_of(g, l), point));
     }
     return bound;
 }

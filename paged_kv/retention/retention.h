@@ -290,6 +290,7 @@ typedef struct retention_bound {
     uint64_t pages;         // at most, over all tables
     uint64_t even_pages;    // likewise, as many in each share as in the one with most
     uint32_t longest_pages; // at most, of one table: fresh pages that the selection may take
+    uint32_t longest;       // tokens, at most, of one table
 } retention_bound;
 
 retention_bound retention_bound_at(const retention_policy *policy, const pkv_geometry *geometry,

@@ -241,6 +241,8 @@ static void judge_head(exchange *e, const http_head *head, const http_framing *f
         refuse_plain(e, 400, "the request has no body");
 }
 
+#define TOO_LARGE "the request's body is too large (--max-body)"
+
 /* Checks that must be answered at once: the rest of the connection cannot be trusted, or is too
  * large to read. */
 static http_verdict check_head(exchange *e, const http_head *head, http_framing *framing)
@@ -249,7 +251,7 @@ static http_verdict check_head(exchange *e, const http_head *head, http_framing 
     http_verdict v = head_check(head, framing);
     if (v.status) return v;
     if (!head_is_plain(head)) return (http_verdict){400, "a header field is malformed"};
-    if (framing->length > most) return (http_verdict){413, "the request's body is too large"};
+    if (framing->length > most) return (http_verdict){413, TOO_LARGE};
     return v;
 }
 
@@ -326,7 +328,7 @@ static bool take_body(exchange *e, const char *data, size_t n)
     e->body_received += n;
     if (e->body_received > 2 * most) return false;
     if (e->body_received > most) {
-        refuse_plain(e, 413, "the request's body is too large");
+        refuse_plain(e, 413, TOO_LARGE);
         e->close = true;
         forget_body(e);
     }

@@ -144,7 +144,8 @@ static void put_model(const service *s, const char *name, strbuf *out)
     strbuf_printf(out, ",\"object\":\"model\",\"created\":%lld,\"owned_by\":\"octavo\",\"root\":",
                   (long long)s->start_time);
     put_string(out, s->o.model.dir);
-    strbuf_printf(out, ",\"parent\":null,\"max_model_len\":%u}", s->o.model.max_model_len);
+    strbuf_printf(out, ",\"parent\":null,\"max_model_len\":%u,\"max_logical_len\":%u}",
+                  s->o.model.max_model_len, s->o.model.max_logical_len);
 }
 
 void openai_models(service *s, strbuf *out)

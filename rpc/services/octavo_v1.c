@@ -71,6 +71,7 @@ static void model_info(rpc_call *c, const ProtobufCMessage *message)
     reply.architecture = field_of(model->architecture);
     reply.vocab_size = model->vocab_size;
     reply.max_model_len = model->max_model_len;
+    reply.max_logical_len = model->max_logical_len;
     reply.n_eos_token_ids = model->n_eos_ids;
     reply.eos_token_ids = (uint32_t *)(uintptr_t)model->eos_ids;
     reply.has_chat_template = model->chat != NULL;

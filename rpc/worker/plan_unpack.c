@@ -20,11 +20,8 @@ static status check_open(const open_message *m, const backend_info *info, error 
     if (m->bias.len != m->n_bias_ids * sizeof(float))
         return error_set(err, STATUS_INVALID, "opens.bias: %zu bytes for %zu ids", m->bias.len,
                          m->n_bias_ids);
-    if (m->n_stop_ids > UINT32_MAX || m->n_bias_ids > UINT32_MAX)
+    if (m->n_stop_ids > UINT32_MAX || m->n_bias_ids > UINT32_MAX || m->n_history > UINT32_MAX)
         return error_set(err, STATUS_LIMIT, "opens: too many ids");
-    if (m->n_history > info->max_positions)
-        return error_set(err, STATUS_INVALID, "opens.history: %zu tokens, the model takes %u",
-                         m->n_history, info->max_positions);
     for (size_t i = 0; i < m->n_history; i++)
         if (m->history[i] >= info->vocab_size)
             return error_set(err, STATUS_INVALID, "opens.history: %u is not in the vocabulary",
@@ -130,37 +127,6 @@ static status unpack_moves(const plan_message *m, const backend_info *info, aren
 
 /* ---- sequences ------------------------------------------------------------------------------- */
 
-/* Gives each share its part of the joined lists of heads. */
-static status unpack_embeds(const plan_message *m, arena *a, step_seq *seqs, size_t n, error *err)
-{
-    size_t total = 0;
-    for (size_t i = 0; i < n; i++) total += seqs[i].n_embeds;
-    const struct {
-        const char *name;
-        size_t n;
-    } lists[] = {{"embed_layer", m->n_embed_layer},
-                 {"embed_kind", m->n_embed_kind},
-                 {"embed_head", m->n_embed_head}};
-    for (size_t i = 0; i < 3; i++)
-        if (lists[i].n != total)
-            return error_set(err, STATUS_INVALID, "%s: %zu values, n_embeds are %zu", lists[i].name,
-                             lists[i].n, total);
-    if (total == 0) return STATUS_IS_OK;
-    embed_head *heads = arena_alloc_array(a, total, sizeof *heads);
-    if (!heads) return out_of_memory(err);
-    for (size_t i = 0; i < total; i++) {
-        if (m->embed_kind[i] >= EMBED_KINDS)
-            return error_set(err, STATUS_INVALID, "embed_kind: %u, there are %d", m->embed_kind[i],
-                             EMBED_KINDS);
-        heads[i] = (embed_head){m->embed_layer[i], (embed_kind)m->embed_kind[i], m->embed_head[i]};
-    }
-    for (size_t i = 0; i < n; i++) {
-        seqs[i].embeds = heads;
-        heads += seqs[i].n_embeds;
-    }
-    return STATUS_IS_OK;
-}
-
 /* The backend checks what depends on the tables and on other fields of the share. */
 static status check_retrieval(const step_seq *s, const backend_info *info, error *err)
 {
@@ -242,7 +208,6 @@ static status unpack_seqs(const plan_message *m, const backend_info *info, arena
     step_seq *seqs = arena_alloc_array(a, n, sizeof *seqs);
     if (!seqs) return out_of_memory(err);
     RETURN_IF_ERROR(columns_unpack(&plan_seq_columns, m, seqs, n, err));
-    RETURN_IF_ERROR(unpack_embeds(m, a, seqs, n, err));
     RETURN_IF_ERROR(check_seqs(seqs, n, m->n_tokens, info, err));
     RETURN_IF_ERROR(check_once(seqs, n, info, a, err));
     out->seqs = seqs;

@@ -115,6 +115,11 @@ class Refusals(unittest.TestCase):
             self.assertIn("--memory is missing", self.refused(2, *demo[:2], *gpu))
         self.assertIn("8 devices for --tp 4", self.refused(2, *demo[:2], "--memory", "8x1G", "--tp", "4"))
         self.assertIn("--context", self.refused(2, *demo, "--context", "5000"))
+        recurrent = ["--retention", '{"method": "h2o-recurrent", "tokens": 1024, "recurrent_chunk": 1024}']
+        self.assertIn("--max-logical-len", self.refused(2, *demo, *recurrent, "--context", "5000000"))
+        self.assertIn("take 5120 positions", self.refused(
+            2, *demo, "--retention", '{"method": "h2o-recurrent", "tokens": 1024, "recurrent_chunk": 4096}',
+            "--context", "65536"))
         self.assertIn("--output", self.refused(2, *demo, "--context", "100", "--output", "100"))
         self.assertIn("--retention", self.refused(2, *demo, "--retention", "chunkkv"))
         self.assertIn("banana", self.refused(2, *demo, "--retention", "banana:0.5"))

@@ -335,6 +335,10 @@ static void run_seq(sim_backend *b, const step_plan *plan, const step_seq *q, st
             return;
         }
     }
+    if (q->position + q->n_tokens > b->options.max_model_len) {
+        b->wrong = "a position beyond the model's";
+        return;
+    }
     *out = (step_seq_result){0};
     uint64_t x = 0;
     for (uint32_t i = 0; i < q->n_tokens; i++) {

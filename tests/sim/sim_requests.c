@@ -142,9 +142,9 @@ retention_policy random_pressure(world *w)
 
 /* ---- prompts --------------------------------------------------------------------------------- */
 
-static uint32_t *new_tokens(world *w)
+static uint32_t *new_tokens(void)
 {
-    uint32_t *tokens = calloc(w->options.max_model_len, sizeof *tokens);
+    uint32_t *tokens = calloc(LONGEST, sizeof *tokens);
     if (!tokens) abort();
     return tokens;
 }
@@ -158,16 +158,34 @@ static void make_prompt(world *w, world_request *r, uint32_t id)
             &w->requests[id - 1 - rng_below(&w->random, id < 20 ? id : 20)];
         from = other->prompt;
         shared = chance(w, 1, 2) ? other->request.n_prompt : between(w, 1, other->request.n_prompt);
+        if (shared > CONTEXT - 1) shared = CONTEXT - 1;
         if (chance(w, 1, 2)) n = shared;
     } else if (chance(w, 1, 2)) {
         from = w->prefixes[rng_below(&w->random, PREFIXES)];
         shared = between(w, 1, n);
     }
     if (shared > n) shared = n;
-    r->prompt = new_tokens(w);
+    r->prompt = new_tokens();
     for (uint32_t i = 0; i < n; i++)
         r->prompt[i] = i < shared ? from[i] : between(w, 0, SIM_VOCAB - 1);
     r->request.n_prompt = n;
+}
+
+/* The most tokens of prompt and output. */
+static uint32_t longest_of(const sched_request *q)
+{
+    return q->policy.contiguous ? LONGEST : CONTEXT;
+}
+
+/* Makes half of the prompts whose positions close up longer than they are, many of them longer than
+ * the context. */
+static void lengthen(world *w, world_request *r)
+{
+    if (!r->request.policy.contiguous || rng_below(&w->lengths, 2)) return;
+    uint32_t n = r->request.n_prompt, more = rng_below(&w->lengths, 2 * CONTEXT);
+    if (more >= LONGEST - n) return;
+    for (uint32_t i = n; i < n + more; i++) r->prompt[i] = rng_below(&w->lengths, SIM_VOCAB);
+    r->request.n_prompt += more;
 }
 
 /* Mostly continues a conversation that left a session. */
@@ -179,7 +197,8 @@ static void make_turn(world *w, world_request *r)
     r->request.session[1] = w->seed;
     r->request.n = chance(w, 1, 12) && w->options.max_seqs > 1 ? 2 : 1;
     if (book->n_turns == 0 || book->n_turns == SIM_TURNS_MAX - 1 || chance(w, 1, 8)) return;
-    uint32_t least = book->n_tokens + 1, most = w->options.max_model_len - 1;
+    uint32_t least = book->n_tokens + 1;
+    uint32_t most = (book->asked.contiguous ? LONGEST : CONTEXT) - 1;
     if (least > most) return;
     uint32_t n = least + length(w, 15, 100) - 1;
     r->request.n_prompt = n < most ? n : most;
@@ -194,7 +213,7 @@ static void make_turn(world *w, world_request *r)
 }
 
 /* Applies truncate: keeps the first `sinks` tokens and the last ones, within the budget. */
-static void cut_prompt(world *w, world_request *r)
+static void cut_prompt(world_request *r)
 {
     const retention_policy *p = &r->request.policy;
     uint32_t n = r->request.n_prompt, budget = p->tokens;
@@ -202,7 +221,7 @@ static void cut_prompt(world *w, world_request *r)
     uint32_t left = budget > p->sinks ? budget : p->sinks + 1;
     r->given = r->request;
     if (p->schedule != RETENTION_SCHEDULE_INPUT || left >= n) return;
-    r->whole = new_tokens(w);
+    r->whole = new_tokens();
     memcpy(r->whole, r->prompt, n * sizeof *r->whole);
     for (uint32_t i = p->sinks; i < left; i++) r->prompt[i] = r->whole[n - left + i];
     r->given.prompt = r->whole;
@@ -236,8 +255,10 @@ void make_request(world *w, world_request *r, uint32_t id)
         q->salt = 0;
         make_turn(w, r);
     }
+    lengthen(w, r);
     q->prompt = r->prompt;
-    q->max_new_tokens = length(w, w->median_output, w->options.max_model_len - q->n_prompt);
+    uint32_t room = longest_of(q) > q->n_prompt ? longest_of(q) - q->n_prompt : 1;
+    q->max_new_tokens = length(w, w->median_output, room);
     r->live = q->n;
     r->abort_at = chance(w, w->abort_percent, 100)
                       ? w->turn + length(w, 10 + w->median_output, 1000)
@@ -246,7 +267,7 @@ void make_request(world *w, world_request *r, uint32_t id)
         r->choices[c].stop_at =
             chance(w, 1, 3) ? between(w, 1, q->max_new_tokens) : q->max_new_tokens;
     }
-    cut_prompt(w, r);
+    cut_prompt(r);
 }
 
 /* ---- what the world expects ----------------------------------------------------------------- */
@@ -273,7 +294,7 @@ void make_answer(world *w, world_request *r, const char *note)
         memcpy(story->turns, book->turns, sizeof story->turns);
         story->n_turns = book->n_turns;
         for (uint32_t i = 0; i < book->n_pressure_drops; i++) {
-            if (!r->choices[0].pressure_drops) r->choices[0].pressure_drops = new_tokens(w);
+            if (!r->choices[0].pressure_drops) r->choices[0].pressure_drops = new_tokens();
             r->choices[0].pressure_drops[i] = book->pressure_drops[i];
         }
         r->choices[0].n_pressure_drops = book->n_pressure_drops;
@@ -293,7 +314,7 @@ void note_pressure_drop(world *w, world_request *r, uint32_t choice, uint32_t at
     for (uint32_t i = 0; i < c->n_pressure_drops; i++) {
         if (c->pressure_drops[i] == at) return; /* made again by a replay */
     }
-    if (!c->pressure_drops) c->pressure_drops = new_tokens(w);
+    if (!c->pressure_drops) c->pressure_drops = new_tokens();
     c->pressure_drops[c->n_pressure_drops++] = at;
     w->t->pressure_drops++;
     update_answer(w, r);
@@ -305,8 +326,8 @@ void note_session(world *w, const world_request *r, uint32_t n_tokens)
     book->n_turns = 0;
     if (n_tokens == 0 || r->story.n_turns == 0) return;
     if (!book->tokens) {
-        book->tokens = new_tokens(w);
-        book->pressure_drops = new_tokens(w);
+        book->tokens = new_tokens();
+        book->pressure_drops = new_tokens();
     }
     memcpy(book->turns, r->story.turns, sizeof book->turns);
     book->n_turns = r->story.n_turns;

@@ -35,6 +35,17 @@ void tally_ahead(world *w, const step_plan *plan)
     }
 }
 
+void tally_joined(world *w, const step_plan *plan, const step_seq *q)
+{
+    world_request *r = &w->requests[q->request];
+    world_choice *c = &r->choices[q->choice];
+    if (q->n_samples > 1) r->fork_step = plan->step;
+    if (!r->forked || c->joined || r->request.n == 1) return;
+    c->joined = true;
+    w->t->joined_late +=
+        plan->step > r->fork_step + 1 && q->n_tokens == 1 && q->position >= r->request.n_prompt;
+}
+
 static void need(bool *ok, const char *what, uint64_t n, uint64_t least)
 {
     printf("sim: %s: %llu\n", what, (unsigned long long)n);
@@ -62,6 +73,8 @@ bool tally_print(const tally *t, uint32_t n_requests)
     need(&ok, "times a request was passed", t->passed, 1000);
     need(&ok, "steps with costly logits", t->costly, 1000);
     need(&ok, "choices that waited for a slot", t->joined_late, 50);
+    need(&ok, "prompts longer than the context", t->beyond, 100);
+    need(&ok, "of these, choices preempted", t->beyond_preempted, 20);
     need(&ok, "prompts that were cut", t->cuts, 50);
     need(&ok, "kept sets compared", t->kept_compared, 200);
     need(&ok, "steps planned ahead", t->ahead, 40000);

@@ -36,9 +36,11 @@ static pkv_geometry random_geometry(world *w)
 static void world_create(world *w, uint64_t seed, uint32_t depth, uint32_t n_requests, tally *t)
 {
     *w = (world){.seed = seed, .random = rng_seed(seed), .n_requests = n_requests, .t = t};
+    w->lengths = rng_seed(seed + 5000011);
     sched_options *o = &w->options;
     o->geometry = random_geometry(w);
-    o->max_model_len = 640;
+    o->max_model_len = CONTEXT;
+    o->max_logical_len = CHOICES_MAX * LONGEST;
     o->max_seqs = between(w, 1, 16);
     o->prefill_chunk = chance(w, 1, 3) ? 16 : chance(w, 1, 2) ? between(w, 17, 64) : 512;
     o->max_requests = 64;
@@ -449,7 +451,7 @@ static void check_progress(world *w, const step_plan *plan)
         }
     }
     /* A failed step sets sequences back by as many steps as they have tokens, at most. */
-    uint64_t bound = (2 + w->fails) * w->options.max_model_len;
+    uint64_t bound = (2 + w->fails) * LONGEST;
     if (w->max_passed_over > bound)
         FAIL(w, "starvation: passed over %llu times", (unsigned long long)bound);
     /* Sequences may wait for pages that a selection is about to give up, or one that is over: the
@@ -475,17 +477,6 @@ static void check_points(world *w, const world_request *r, const step_seq *q)
     uint32_t rows = retention_rows_together(&turn->policy, n, point);
     uint32_t window = point > rows ? point - rows : 0;
     if (to > window && to > start) FAIL(w, "a window is split");
-}
-
-static void note_joined(world *w, const step_plan *plan, const step_seq *q)
-{
-    world_request *r = &w->requests[q->request];
-    world_choice *c = &r->choices[q->choice];
-    if (q->n_samples > 1) r->fork_step = plan->step;
-    if (!r->forked || c->joined || r->request.n == 1) return;
-    c->joined = true;
-    w->t->joined_late +=
-        plan->step > r->fork_step + 1 && q->n_tokens == 1 && q->position >= r->request.n_prompt;
 }
 
 /* Checks that rows with logits count for what they cost beside other requests. A measured window is
@@ -520,7 +511,7 @@ static void check_plan(world *w, const step_plan *plan)
         prefills |= q->n_tokens > 1;
         tokens += q->n_tokens;
         if (q->n_samples > 0 && r->live == 0) FAIL(w, "a dead request samples");
-        note_joined(w, plan, q);
+        tally_joined(w, plan, q);
         check_points(w, r, q);
     }
     if (w->options.max_logit_rows && logit_rows_of(plan) > w->options.max_logit_rows)
@@ -574,6 +565,7 @@ static void check_report(world *w, const sched_event *event)
              (unsigned long long)event->request, (unsigned long long)info.report.pages_dropped,
              (unsigned long long)expected);
     if (selected) check_kept(w, r, event->choice, &info);
+    w->t->beyond_preempted += info.preemptions > 0 && r->request.n_prompt > CONTEXT;
     check_session(w, r, event, &info);
     free(info.report.kept_json);
 }
@@ -584,6 +576,7 @@ static void check_added(world *w, const sched_event *event)
     if (!status_ok(sched_describe(w->s, event->add->id, 0, &info)))
         FAIL(w, "a request that was just added is unknown");
     make_answer(w, &w->requests[event->add->id], info.report.session);
+    w->t->beyond += event->add->n_prompt > CONTEXT && event->add->policy.contiguous;
     free(info.report.kept_json);
 }
 

@@ -12,6 +12,8 @@
 #include <string.h>
 
 enum { PREFIXES = 4, EVENTS_MAX = 512, CHOICES_MAX = SIM_CHOICES_MAX, BOOKS = 12 };
+/* The model's context, and the most tokens of a request whose positions close up. */
+enum { CONTEXT = 640, LONGEST = 3 * CONTEXT };
 
 typedef struct world_choice {
     bool ended, done; // done: all tokens came, its END event is still to come
@@ -24,7 +26,7 @@ typedef struct world_choice {
     int64_t resume_at;    // loop iteration
     uint32_t passed_over; // steps that ran a sequence of worse rank instead
     bool joined;          // one of its rows was planned since its request was forked into choices
-    uint32_t *pressure_drops; // [max_model_len / 16 + 1] lengths at which choices were compressed
+    uint32_t *pressure_drops; // [LONGEST / 16 + 1] lengths at which choices were compressed
     uint32_t n_pressure_drops;
 } world_choice;
 
@@ -50,7 +52,7 @@ typedef struct world_request {
 typedef struct world_book {
     uint32_t n_turns; // 0 = no turn yet
     sim_turn turns[SIM_TURNS_MAX];
-    uint32_t *tokens; // [max_model_len]
+    uint32_t *tokens; // [LONGEST]
     uint32_t n_tokens;
     uint32_t *pressure_drops;
     uint32_t n_pressure_drops;
@@ -71,6 +73,8 @@ typedef struct tally {
     uint64_t outlived; // shares that count although the step before theirs failed
     uint64_t passed;
     uint64_t costly;              // steps of several requests with rows that cost more than others
+    uint64_t beyond;              // prompts longer than the context, whose positions close up
+    uint64_t beyond_preempted;    // choices of these that were preempted
     uint64_t cuts;                // prompts that lost tokens before prefill
     uint64_t handed_out, dropped; // selections; of these, their choice ended first
     uint64_t joined_late;         // choices that waited for a slot and then computed one row
@@ -88,7 +92,7 @@ enum { SELECTIONS_MAX = 64 };
 
 typedef struct world {
     uint64_t seed;
-    rng random;
+    rng random, lengths;
     sched_options options;
     retention_policy pressure;
     uint32_t n_requests;
@@ -146,6 +150,8 @@ static inline bool wants_rows(const world_request *r)
 bool has_seq_of(const step_plan *plan, const step_seq *share);
 /* Counts what a step planned ahead has, and what it leaves out of the one in flight. */
 void tally_ahead(world *w, const step_plan *plan);
+/* Notes that a choice of a forked request has a share, and counts those that waited for a slot. */
+void tally_joined(world *w, const step_plan *plan, const step_seq *q);
 /* Adds the counters of a world's scheduler. */
 void tally_add(tally *t, const sched_stats *stats);
 /* Prints the counts; false when one of them is below its minimum. */

@@ -107,6 +107,65 @@ static void a_slot_is_as_if_computed_there(void **state)
     thread_pool_destroy(pool);
 }
 
+/* The distance of two keys in the plane of dimensions d and d + DIM / 2, by the first one's length
+ * there. */
+static double off_in_plane(const float *key, const float *got, uint32_t d)
+{
+    uint32_t e = d + DIM / 2;
+    return hypot(got[d] - key[d], got[e] - key[e]) / hypot(key[d], key[e]);
+}
+
+/* A key that a recurrent method keeps is rotated once for each chunk that follows, and rounded to
+ * bf16 each time. A rounding moves it by at most 2^-8 of its length, and rotations keep lengths: so
+ * after n of them it is within n + 1 roundings of the key computed at its last position. (They may
+ * all point the same way: where a plane turns by less than a rounding, the key stays as it is.) */
+static void errors_of_many_rotations_only_add_up(void **state)
+{
+    (void)state;
+    enum { ROTATIONS = 64, AT = 4000 };
+    static const pkv_geometry geometry = {.page_tokens = P,
+                                          .n_layers = 1,
+                                          .n_kv_heads = 1,
+                                          .layers_per_group = 1,
+                                          .heads_per_group = 1};
+    const double rounding = 0x1p-8, angles = 1e-3; /* f32 angles of positions in the thousands */
+    thread_pool *pool;
+    kern_context *kc;
+    assert_true(status_ok(thread_pool_create(&(thread_pool_options){.n_threads = 1}, &pool)));
+    assert_true(status_ok(kern_create(&(kern_options){.pool = pool}, &kc, NULL)));
+    kv_store s;
+    float k[DIM], v[DIM], got_k[DIM], got_v[DIM];
+    kv_store_layout(&s, KERN_KV_BF16, &geometry, DIM, 0, 1);
+    s.n_pages = s.n_cells = 3;
+    s.data = malloc(s.n_pages * s.page_bytes);
+    for (size_t r = 0; r < 2; r++) {
+        uint32_t position = AT, page = 1;
+        rng steps = rng_seed(r);
+        for (uint32_t i = 0; i < P; i++) {
+            make_slot(kc, &ropes[r], 0, i, position, k, v);
+            kern_kv_write(kc, &s.shape, s.data + page * s.page_bytes, i, k, v);
+        }
+        for (uint32_t n = 1; n <= ROTATIONS; n++, page = 3 - page) {
+            int32_t by = -(int32_t)rng_below(&steps, 62); /* 0 too: a key in a table's sinks */
+            pkv_move m = {PKV_MOVE_SLOTS, PKV_HEAD, 0, page, 0, 3 - page, 0, P, by, 1};
+            kv_move_rotated(&s, kc, &ropes[r], &m);
+            position += (uint32_t)by;
+            for (uint32_t i = 0; i < P; i++) {
+                make_slot(kc, &ropes[r], 0, i, position, k, v);
+                kern_kv_read(kc, &s.shape, s.data + (3 - page) * s.page_bytes, i, got_k, got_v);
+                for (uint32_t d = 0; d < DIM / 2; d++) {
+                    double off = off_in_plane(k, got_k, d);
+                    if (off > pow(1 + rounding, n + 1) - 1 + angles)
+                        fail_msg("%u rotations: %g of the key's length", n, off);
+                }
+            }
+        }
+    }
+    free(s.data);
+    kern_destroy(kc);
+    thread_pool_destroy(pool);
+}
+
 /* ---- the backend ----------------------------------------------------------------------------- */
 
 enum { TOKENS = 90, FIRST = 80, GIVEN_UP = 20, ROWS = TOKENS - FIRST };
@@ -247,6 +306,7 @@ int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(a_slot_is_as_if_computed_there),
+        cmocka_unit_test(errors_of_many_rotations_only_add_up),
         cmocka_unit_test(all_positions_may_shift),
         cmocka_unit_test(lies_are_refused),
     };

@@ -572,7 +572,8 @@ static void models_and_version(void **state)
     f->service.start_time = 1700000000.5;
 #define DEMO(name)                                                                                 \
     "{\"id\":\"" name "\",\"object\":\"model\",\"created\":1700000000,\"owned_by\":\"octavo\","    \
-    "\"root\":\"models/demo\",\"parent\":null,\"max_model_len\":2048}"
+    "\"root\":\"models/demo\",\"parent\":null,\"max_model_len\":2048,"                             \
+    "\"max_logical_len\":4194304}"
     openai_models(&f->service, &out);
     assert_string_equal(out.data,
                         "{\"object\":\"list\",\"data\":[" DEMO("demo") "," DEMO("also/demo") "]}");
