@@ -33,6 +33,8 @@ typedef struct quality_options {
     const char *setup;     // the types and geometry, in words: a resumed run must have the same
     pkv_geometry geometry; // of the KV cache
     uint32_t max_tokens;   // of prompt and answer: the model's limit, or less
+    uint32_t max_length;   // the same of generated prompts, also those that only methods can be
+                           // asked whose positions close up; 0 = max_tokens
     uint32_t in_flight;    // requests kept in the engine
     bool sessions;         // the engine keeps sessions
     const char *const *methods; // NAME, NAME={…}, LABEL={"method":…}, "rag-bm25" or "all"

@@ -24,7 +24,8 @@ static const arg_flag what_flags[] = {
     ARG_ROW("tasks", "LIST", ARG_TEXT, quality_flags, tasks,
             "generated tasks, such as demo_niah,vt (all are listed above)"),
     ARG_ROW("lengths", "LIST", ARG_TEXT, quality_flags, lengths,
-            "tokens of prompt and answer that generated tasks are fitted to",
+            "tokens of prompt and answer that generated tasks are fitted to; beyond the context "
+            "only methods whose positions close up, and rag-bm25, can be asked",
             .initial = "1024,2048,4096"),
     ARG_ROW("haystack", "FILE", ARG_TEXT, quality_flags, haystack,
             "a text for tasks that hide their needles in one (default: noise)"),
@@ -133,6 +134,7 @@ static status run_quality(bench_quality *b, const model_flags *m, const quality_
         .setup = setup,
         .geometry = info->geometry,
         .max_tokens = b->model.max_model_len,
+        .max_length = b->model.max_logical_len,
         .in_flight = in_flight,
         .sessions = f->turns > 1,
         .methods = f->methods.items,

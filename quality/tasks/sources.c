@@ -31,7 +31,7 @@ static status read_lengths(const char *text, uint32_t most, length_list *out, er
         unsigned long value = strtoul(text, &end, 10);
         if (end == text || (*end && *end != ',') || value == 0 || value > most)
             return error_set(err, STATUS_INVALID,
-                             "--lengths: '%.40s': numbers of tokens from 1 to the model's %u", text,
+                             "--lengths: '%.40s': numbers of tokens from 1 to %u", text,
                              most);
         if (out->n == LENGTHS_MAX)
             return error_set(err, STATUS_LIMIT, "--lengths: more than %d", LENGTHS_MAX);
@@ -61,7 +61,8 @@ static status add_task(source_list *out, const task *t, const length_list *lengt
 static status add_tasks(const quality_options *o, source_list *out, error *err)
 {
     length_list lengths = {0};
-    RETURN_IF_ERROR(read_lengths(o->lengths, o->max_tokens, &lengths, err));
+    uint32_t most = o->max_length ? o->max_length : o->max_tokens;
+    RETURN_IF_ERROR(read_lengths(o->lengths, most, &lengths, err));
     for (const char *text = o->tasks; text && *text;) {
         size_t n = strcspn(text, ",");
         const task *t = task_find(text, n);

@@ -112,7 +112,7 @@ def main():
         refused(octavo, "--out is missing", *RECALL, "--tasks", "recall")
         refused(octavo, "must be given", *RECALL, *out)
         refused(octavo, "'reca' is unknown", *RECALL, "--tasks", "reca", *out)
-        refused(octavo, "--lengths", *RECALL, "--tasks", "recall", "--lengths", "9999", *out)
+        refused(octavo, "--lengths", *RECALL, "--tasks", "recall", "--lengths", "9999999", *out)
         refused(octavo, "'nonesuch' is unknown", *RECALL, "--tasks", "recall", "--method", "nonesuch", *out)
         refused(octavo, "--budgets", *RECALL, "--tasks", "recall", "--budgets", "2.5", *out)
         refused(octavo, "is not there", *RECALL, "--tasks", "recall", "--report", *out)
