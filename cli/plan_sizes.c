@@ -55,9 +55,10 @@ status plan_fill(const plan_question *q, const retention_policy *policy, plan_an
     const pkv_geometry *g = &a->measures.geometry;
     RETURN_IF_ERROR(retention_check_budget(policy, g, n_prompt, err));
     sched_need need = sched_need_of(g, policy, n_prompt, q->output);
-    a->room = (plan_room){.need = need, .in_prefill = a->pages / need.peak};
-    if (a->pages < need.peak) return STATUS_IS_OK;
-    a->room.fit = (a->pages - need.peak) / (need.most ? need.most : 1) + 1;
+    uint64_t pages = a->pages ? pkv_even_pages(g, (uint32_t)a->pages) : 0;
+    a->room = (plan_room){.need = need, .in_prefill = pages / need.peak};
+    if (pages < need.peak) return STATUS_IS_OK;
+    a->room.fit = (pages - need.peak) / (need.most ? need.most : 1) + 1;
     return STATUS_IS_OK;
 }
 
@@ -94,7 +95,7 @@ bool plan_verdict(const plan_question *q, const plan_answer *a, char *out, size_
                  rank);
     } else if (a->room.fit == 0) {
         plan_number(a->room.need.peak, some);
-        plan_number(a->pages, all);
+        plan_number(pkv_even_pages(&m->geometry, (uint32_t)a->pages), all);
         snprintf(out, size, "does not fit: a sequence of %s tokens takes %s pages, of %s", context,
                  some, all);
     } else if (a->room.fit < q->sequences) {

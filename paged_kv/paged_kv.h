@@ -104,6 +104,9 @@ typedef struct pkv_cells {
 } pkv_cells;
 pkv_cells pkv_cells_of(const pkv_geometry *g, uint32_t usable, uint32_t first_head,
                        uint32_t n_heads);
+/* How many of the usable pages one sequence can have, as many from each share: what pkv_available
+ * says of an empty pool. Fewer than all, where the pool does not end with a whole run. */
+uint32_t pkv_even_pages(const pkv_geometry *g, uint32_t usable);
 static inline bool pkv_has_cell(pkv_cells r, uint32_t cell) { return cell - r.first < r.n; }
 /* Whether a table of the grain may hold the page: it is the first cell of a run. */
 bool pkv_is_page(const pkv_geometry *g, uint32_t usable, pkv_grain grain, uint32_t page);

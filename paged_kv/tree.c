@@ -24,6 +24,15 @@ pkv_cells pkv_cells_of(const pkv_geometry *g, uint32_t usable, uint32_t first_he
     return (pkv_cells){share * of_share, pkv_shares_of(g, n_heads) * of_share};
 }
 
+/* Only the first run lacks cells, and most of them lie in the first share (reserve_cells). */
+uint32_t pkv_even_pages(const pkv_geometry *g, uint32_t usable)
+{
+    uint32_t cells = pkv_cell_count(g, usable), shares = pkv_shares(g), reserved = cells - usable;
+    uint32_t heads = pkv_head_groups(g), in_share = heads / shares, rest = reserved % heads;
+    uint32_t lacking = reserved / heads * in_share + (rest < in_share ? rest : in_share);
+    return (cells / shares - lacking) * shares;
+}
+
 bool pkv_is_page(const pkv_geometry *g, uint32_t usable, pkv_grain grain, uint32_t page)
 {
     pkv_tree t;

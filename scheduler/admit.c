@@ -105,13 +105,12 @@ status sched_check(const sched *s, const sched_request *r, error *err)
     }
     RETURN_IF_ERROR(retention_check_budget(&turn.policy, &s->options.geometry, n_prompt, err));
     uint64_t peak = sched_peak_alone(s, &turn, 1, r->max_new_tokens, r->n);
-    if (peak >= s->options.n_pages) {
+    if (peak > s->even_pages) {
         return error_set(err, STATUS_LIMIT,
                          "prompt: %" PRIu32 " tokens and max_tokens %" PRIu32
                          " need %s KV pages, the pool has %s: shorten them, or give the KV cache "
                          "more memory",
-                         n_prompt, r->max_new_tokens, grouped(a, peak),
-                         grouped(b, s->options.n_pages - 1));
+                         n_prompt, r->max_new_tokens, grouped(a, peak), grouped(b, s->even_pages));
     }
     return STATUS_IS_OK;
 }

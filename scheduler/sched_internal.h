@@ -197,6 +197,7 @@ struct sched {
     uint32_t groups, page_tokens;
     uint64_t held_kept;  // sum of `kept` over sequences and sessions whose pages are in the pool
     uint64_t token_kept; // `kept` of one token in every table
+    uint32_t even_pages; // of the whole pool, as many from each share: what peaks are counted in
 
     sched_entry **map; // [map_mask + 1] open addressing by id
     uint32_t map_mask, n_mapped;

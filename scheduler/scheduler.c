@@ -120,6 +120,7 @@ status sched_create(const sched_options *options, sched **out, error *err)
         sched_destroy(s);
         return error_set(err, st.code, "scheduler: %s", status_text(st.code));
     }
+    s->even_pages = pkv_even_pages(&options->geometry, options->n_pages - 1);
     for (uint32_t i = 0; i < options->max_seqs; i++) s->free_slots[i] = options->max_seqs - 1 - i;
     *out = s;
     return STATUS_IS_OK;

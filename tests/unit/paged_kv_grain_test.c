@@ -246,6 +246,19 @@ static void an_uneven_sequence_is_counted_in_each_share(void **state)
     end(&f);
 }
 
+/* An empty pool gives as many pages from each share, whether or not it ends with a whole run. */
+static void an_empty_pool_gives_even_pages(void **state)
+{
+    (void)state;
+    for (uint32_t shares = 1; shares <= 4; shares *= 2)
+        for (uint32_t n = 2; n < 40; n++) {
+            grain_fixture f;
+            begin_in_shares(&f, 2, 4, shares, n, 0);
+            assert_int_equal(pkv_available(f.kv), pkv_even_pages(&f.geometry, n - 1));
+            end(&f);
+        }
+}
+
 /* A page whose own run has the only free place stays where it is. */
 static void a_page_does_not_move_within_its_run(void **state)
 {
@@ -605,6 +618,7 @@ int main(void)
         cmocka_unit_test(shared_pages_are_not_gathered),
         cmocka_unit_test(a_page_does_not_move_within_its_run),
         cmocka_unit_test(an_uneven_sequence_is_counted_in_each_share),
+        cmocka_unit_test(an_empty_pool_gives_even_pages),
         cmocka_unit_test(a_table_drops_before_and_after_it_is_gathered),
         cmocka_unit_test(drained_runs_are_whole_again),
         cmocka_unit_test(sequences_of_each_grain_swap),

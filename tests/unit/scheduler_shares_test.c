@@ -3,6 +3,7 @@
 #include "tests/unit/scheduler_fixture.h"
 #include <setjmp.h>
 #include <stdarg.h>
+#include <stdio.h>
 
 #include <cmocka.h>
 
@@ -82,9 +83,53 @@ static void a_session_goes_on_from_what_its_largest_share_holds(void **state)
     finish(f);
 }
 
+/* The pool of 8 * n + 2 cells has only 8 * n that lie evenly, and a request that may need more than
+ * those is refused. If it were accepted, it would wait for ever, and all others behind it. */
+static void a_request_must_fit_into_each_share(void **state)
+{
+    (void)state;
+    uint32_t tried = 0;
+    for (uint32_t tokens = 20; tokens < 100; tokens++) {
+        char policy[80];
+        sched_options o = small_options();
+        o.geometry = (pkv_geometry){.page_tokens = 16,
+                                    .n_layers = 2,
+                                    .n_kv_heads = 4,
+                                    .layers_per_group = 1,
+                                    .heads_per_group = 1,
+                                    .n_shares = 2};
+        snprintf(policy, sizeof policy, "{\"method\": \"adakv\", \"tokens\": %u, \"window\": 8}",
+                 tokens);
+        fixture *f = begin(o);
+        sched_request r = with_policy(f, 1, 0, PROMPT, 8, policy);
+        uint32_t peak = (uint32_t)sched_need_of(&o.geometry, &r.policy, PROMPT, 8).peak;
+        finish(f);
+        if (peak % 8 != 2) continue;
+        for (uint32_t more = 0; more <= 6; more += 6) {
+            error err = {{0}};
+            o.n_pages = 1 + peak + more;
+            f = begin(o);
+            r = with_policy(f, 1, 0, PROMPT, 8, policy);
+            assert_int_equal(pkv_even_pages(&o.geometry, o.n_pages - 1),
+                             more ? peak + 6 : peak - 2);
+            assert_int_equal(sched_check(f->s, &r, &err).code, more ? STATUS_OK : STATUS_LIMIT);
+            if (more) {
+                add(f, &r);
+                assert_string_equal(step(f), "1@0+40");
+                end(f, 1, 0);
+                step(f);
+            }
+            finish(f);
+        }
+        tried++;
+    }
+    assert_true(tried > 0);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
+        cmocka_unit_test(a_request_must_fit_into_each_share),
         cmocka_unit_test(a_session_gives_way_where_each_share_has_enough_then),
         cmocka_unit_test(a_session_goes_on_from_what_its_largest_share_holds),
     };
