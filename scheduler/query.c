@@ -21,6 +21,7 @@ void sched_describe_seq(const sched *s, const sched_seq *q, sched_choice_info *o
         .inherited_us = line == q ? q->inherited_us : line->scoring_us,
         .reading = line->reading,
         .selecting = line->selecting != NULL,
+        .loading = line->loading != NULL,
         .queued_us = e->first_planned_us < 0 ? -1 : e->first_planned_us - e->arrival_us,
     };
     sched_describe_session(e, out);

@@ -214,6 +214,7 @@ typedef struct sched_choice_info {
     bool lacks_kept;   // memory was out for kept_json
     bool selecting;    // its selection is under way: the report is of the tables before it, or of
                        // those that it has changed so far
+    bool loading;      // it waits for blocks that are being loaded, which count as tokens already
     int64_t queued_us; // arrival to first planned
     /* The part of the report from before the request's choices were forked, which the report of the
      * first choice holds too. */

@@ -86,6 +86,11 @@ bool tally_print(const tally *t, uint32_t n_requests)
     need(&ok, "shares that outlived a failed step", t->outlived, 10);
     need(&ok, "selections handed out", t->handed_out, 500);
     need(&ok, "selections whose request ended first", t->dropped, 10);
+    need(&ok, "blocks saved to disk", t->saved, 5000);
+    need(&ok, "blocks loaded", t->loaded, 150);
+    need(&ok, "loads that ended short", t->short_loads, 40);
+    need(&ok, "loads whose request ended first", t->orphan_loads, 3);
+    need(&ok, "steps beside loads", t->beside_loads, 500);
     for (size_t i = 0; i < n; i++) need(&ok, presets[i].name, t->by_preset[i], 50);
     return ok;
 }

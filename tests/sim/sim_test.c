@@ -1,15 +1,16 @@
 /* The scheduler and paged_kv in a simulated world: random arrivals, lengths, shared prefixes,
  * priorities, n, aborts at any moment, pauses, failing steps, page shortage, a host tier that is
  * absent, soon full or large, every method of retention with random fields, sessions of several
- * turns, and compression under pressure, over geometries, page sizes and prefill chunks. Every
- * token, and what is kept, is compared with the one-at-a-time reference.
+ * turns, compression under pressure, and a disk for blocks that left memory, over geometries, page
+ * sizes and prefill chunks. Every token, and what is kept, is compared with the one-at-a-time
+ * reference.
  *
  *   sim_test [seed]      one world, verbosely, with one step in flight and with two;
  *                        OCTAVO_SOAK=SEED runs 10^5 requests with each instead of 10^4, in
  *                        worlds from that seed on */
 #include "tests/sim/sim_world.h"
 
-enum { REQUESTS_PER_WORLD = 500, NEVER_AGED = 1 << 30 };
+enum { REQUESTS_PER_WORLD = 500 };
 
 /* ---- the world ------------------------------------------------------------------------------- */
 
@@ -81,6 +82,7 @@ static void world_create(world *w, uint64_t seed, uint32_t depth, uint32_t n_req
         w->pressure = random_pressure(w);
         o->pressure = &w->pressure;
     }
+    disk_choose(w);
     error err;
     if (!status_ok(sched_create(o, &w->s, &err))) FAIL(w, "sched_create: %s", err.text);
     w->sim = sim_backend_create(&(sim_options){.geometry = o->geometry,
@@ -91,6 +93,7 @@ static void world_create(world *w, uint64_t seed, uint32_t depth, uint32_t n_req
                                                .max_model_len = o->max_model_len,
                                                .max_in_flight = depth});
     w->b = sim_backend_as_backend(w->sim);
+    disk_create(w);
     w->requests = calloc(n_requests, sizeof *w->requests);
     for (uint32_t p = 0; p < PREFIXES; p++) {
         w->prefixes[p] = calloc(o->max_model_len, sizeof **w->prefixes);
@@ -116,6 +119,7 @@ static void world_destroy(world *w)
     }
     sched_destroy(w->s);
     w->b.ops->destroy(w->b.ctx);
+    disk_destroy(w);
 }
 
 /* ---- requests -------------------------------------------------------------------------------- */
@@ -139,27 +143,6 @@ static void arrive(world *w)
     r->older = w->n_live + 3;
     w->n_live++;
     add_event(w, (sched_event){.kind = SCHED_ADD, .add = &r->given});
-}
-
-static bool in_plan(const step_plan *plan, const world_request *r, uint32_t c)
-{
-    for (uint32_t i = 0; i < plan->n_seqs; i++) {
-        if (plan->seqs[i].request == r->request.id && (plan->seqs[i].choice == c || !r->forked))
-            return true;
-    }
-    return false;
-}
-
-/* Number of draws in flight for the choice. */
-static uint32_t draws_in_flight(const world *w, const world_request *r, uint32_t c)
-{
-    uint32_t n = 0;
-    for (uint32_t i = 0; i < w->n_plans; i++)
-        for (uint32_t j = 0; j < w->plans[i]->n_seqs; j++) {
-            const step_seq *q = &w->plans[i]->seqs[j];
-            n += q->request == r->request.id && q->choice <= c && c < q->choice + q->n_samples;
-        }
-    return n;
 }
 
 /* Rows of the choice that were planned ahead are discarded. */
@@ -312,6 +295,7 @@ static void deliver(world *w)
 {
     const step_result *result = collect(w);
     const step_plan *plan = w->plans[0];
+    if (w->n_plans == 1) disk_begin_loads(w); /* those that were not begun behind its moves */
     const float *logits = result->logits;
     add_event(w, (sched_event){.kind = SCHED_RESULT, .result = result});
     w->plans[0] = w->plans[--w->n_plans];
@@ -345,181 +329,7 @@ static void deliver(world *w)
     }
 }
 
-/* ---- conditions on every step ---------------------------------------------------------------- */
-
-static bool ranks_before(const world_request *a, uint32_t choice_a, const world_request *b,
-                         uint32_t choice_b)
-{
-    if (a->request.priority != b->request.priority)
-        return a->request.priority < b->request.priority;
-    if (a->request.arrival != b->request.arrival) return a->request.arrival < b->request.arrival;
-    if (a != b) return a < b; /* floats are added in order */
-    return choice_a < choice_b;
-}
-
-static uint32_t logit_rows_of(const step_plan *plan)
-{
-    uint32_t n = 0;
-    for (uint32_t i = 0; i < plan->n_seqs; i++)
-        if (plan->seqs[i].want_logits || plan->seqs[i].want_scores) n += plan->seqs[i].n_tokens;
-    return n;
-}
-
-static bool can_run(const world_request *r)
-{
-    for (uint32_t c = 0; r->live > 0 && c < r->request.n; c++) {
-        if (!r->choices[c].ended && !r->choices[c].paused) return true;
-    }
-    return false;
-}
-
-static bool came_before(const world_request *a, const world_request *b)
-{
-    if (a->request.arrival != b->request.arrival) return a->request.arrival < b->request.arrival;
-    return a < b;
-}
-
-/* Counts how often requests that came before the started one were passed, and bounds it. */
-static void note_start(world *w, const world_request *started)
-{
-    for (uint32_t i = w->first_live; i < w->n_arrived; i++) {
-        world_request *r = &w->requests[i];
-        if (r->started || wants_rows(r) || !can_run(r) || !came_before(r, started)) continue;
-        uint64_t bound = (uint64_t)w->options.max_passes * (r->older + 1);
-        if (++r->passed > bound) FAIL(w, "request %u is passed too often", i);
-        w->t->passed++;
-    }
-}
-
-/* Checks that no request starts before a runnable one of better rank. With ageing the order is not
- * known here; note_start bounds how often it is broken. */
-static void check_order(world *w, const step_plan *plan)
-{
-    const world_request *worst = NULL;
-    for (uint32_t i = 0; i < plan->n_seqs; i++) {
-        world_request *r = &w->requests[plan->seqs[i].request];
-        if (r->started) continue;
-        r->started = true;
-        note_start(w, r);
-        if (!worst || ranks_before(worst, 0, r, 0)) worst = r;
-    }
-    if (w->options.max_passes < NEVER_AGED) return;
-    for (uint32_t i = w->first_live; worst && i < w->n_arrived; i++) {
-        const world_request *r = &w->requests[i];
-        bool waits = wants_rows(r) && logit_rows_of(plan) == w->options.max_logit_rows;
-        if (!r->started && can_run(r) && ranks_before(r, 0, worst, 0) && !waits)
-            FAIL(w, "request %llu starts before %u", (unsigned long long)worst->request.id, i);
-    }
-}
-
-/* Checks for starvation: a sequence is not passed over for long by sequences of worse rank, since a
- * waiting sequence blocks worse ones from starting and the running ones use up their tokens. Also
- * checks that some sequence runs when one could. */
-static void check_progress(world *w, const step_plan *plan)
-{
-    const world_request *worst = NULL;
-    uint32_t worst_choice = 0;
-    for (uint32_t i = 0; i < plan->n_seqs; i++) {
-        const world_request *r = &w->requests[plan->seqs[i].request];
-        if (worst && ranks_before(r, plan->seqs[i].choice, worst, worst_choice)) continue;
-        worst = r;
-        worst_choice = plan->seqs[i].choice;
-    }
-    bool could_run = false;
-    for (uint32_t i = w->first_live; i < w->n_arrived; i++) {
-        world_request *r = &w->requests[i];
-        for (uint32_t c = 0; r->live > 0 && c < r->request.n; c++) {
-            world_choice *q = &r->choices[c];
-            if (q->ended || q->paused || q->n_tokens == r->request.max_new_tokens) continue;
-            /* The choice's last token is being drawn. */
-            if (q->n_tokens + draws_in_flight(w, r, c) == r->request.max_new_tokens) continue;
-            could_run |= !r->selecting;
-            bool due = q->due;
-            q->due = false;
-            if (r->selecting) continue;
-            /* Other prompts with logits may take all rows of logits, many steps long. */
-            bool waits = wants_rows(r) && logit_rows_of(plan) == w->options.max_logit_rows;
-            if (in_plan(plan, r, c)) {
-                q->passed_over = 0;
-            } else if (!waits && worst && ranks_before(r, c, worst, worst_choice)) {
-                /* A step ahead leaves out sequences that wait for the result in flight. */
-                bool whole = w->n_plans == 0 && !w->options.pressure && !some_select(w);
-                if (due && whole && w->options.max_passes == NEVER_AGED)
-                    FAIL(w, "request %u, choice %u was preempted before a worse one", i, c);
-                if (++q->passed_over > w->max_passed_over) w->max_passed_over = q->passed_over;
-            }
-        }
-    }
-    /* A failed step sets sequences back by as many steps as they have tokens, at most. */
-    uint64_t bound = (2 + w->fails) * LONGEST;
-    if (w->max_passed_over > bound)
-        FAIL(w, "starvation: passed over %llu times", (unsigned long long)bound);
-    /* Sequences may wait for pages that a selection is about to give up, or one that is over: the
-     * plan has the tables that it gave up now. */
-    bool sheds = w->options.hand_out_slots > 0 && plan->deltas.n_words > 0;
-    if (could_run && plan->n_seqs == 0 && !some_select(w) && !sheds)
-        FAIL(w, "nothing runs, although a request could");
-}
-
-/* Chunks must not pass a retention point nor split a window. Skipped for contiguous policies, whose
- * positions are not logical. */
-static void check_points(world *w, const world_request *r, const step_seq *q)
-{
-    const sim_story *story = &r->story;
-    const sim_turn *turn = &story->turns[0];
-    if (turn->policy.contiguous || story->n_turns == 0) return;
-    while (turn->end <= q->position) turn++;
-    uint32_t n = turn->n_prompt, to = q->position + q->n_tokens;
-    uint32_t start = turn == story->turns ? 0 : turn[-1].end;
-    uint32_t point = retention_next_point(&turn->policy, n, q->position);
-    if (to > point || to > turn->end) FAIL(w, "a chunk passes a retention point");
-    if (point > turn->end || to == point) return;
-    uint32_t rows = retention_rows_together(&turn->policy, n, point);
-    uint32_t window = point > rows ? point - rows : 0;
-    if (to > window && to > start) FAIL(w, "a window is split");
-}
-
-/* Checks that rows with logits count for what they cost beside other requests. A measured window is
- * computed whole, whatever it costs. */
-static void check_cost(world *w, const step_plan *plan)
-{
-    uint64_t cost = 0, most = (uint64_t)w->options.prefill_chunk * 100;
-    uint64_t row = w->options.logit_row_cost < most ? w->options.logit_row_cost : most;
-    for (uint32_t i = 0; i < plan->n_seqs; i++) {
-        const step_seq *q = &plan->seqs[i];
-        bool costly = q->want_logits || q->want_scores || q->measure.novelty;
-        if (costly && q->measure.kind != MEASURE_NONE) return;
-        cost += (costly && row > 100 ? row : 100) * q->n_tokens;
-    }
-    w->t->costly += plan->n_seqs > 1 && cost > 100 * plan->n_tokens;
-    if (plan->n_seqs > 1 && cost > most + 100 * w->options.max_seqs)
-        FAIL(w, "the plan's rows with logits are over its budget");
-}
-
-static void check_plan(world *w, const step_plan *plan)
-{
-    uint32_t tokens = 0;
-    bool prefills = false;
-    for (uint32_t i = 0; i < plan->n_seqs; i++) {
-        const step_seq *q = &plan->seqs[i];
-        const world_request *r = &w->requests[q->request];
-        if (q->n_tokens == 0 || q->first_token != tokens)
-            FAIL(w, "tokens of the plan are out of order");
-        if (q->n_tokens > w->options.prefill_chunk && q->n_tokens > 1)
-            FAIL(w, "a chunk is too long");
-        if (prefills && q->n_tokens == 1) FAIL(w, "a decode comes after a chunk");
-        prefills |= q->n_tokens > 1;
-        tokens += q->n_tokens;
-        if (q->n_samples > 0 && r->live == 0) FAIL(w, "a dead request samples");
-        tally_joined(w, plan, q);
-        check_points(w, r, q);
-    }
-    if (w->options.max_logit_rows && logit_rows_of(plan) > w->options.max_logit_rows)
-        FAIL(w, "the plan wants too many logits");
-    if (tokens != plan->n_tokens || tokens > w->options.prefill_chunk + w->options.max_seqs)
-        FAIL(w, "the plan's tokens are over its budget");
-    check_cost(w, plan);
-}
+/* ---- reports -------------------------------------------------------------------------------- */
 
 /* Checks what is kept at the choice's end, if it was running and none of its rows was in flight. */
 static void check_kept(world *w, const world_request *r, uint32_t c, const sched_choice_info *info)
@@ -580,6 +390,20 @@ static void check_added(world *w, const sched_event *event)
     free(info.report.kept_json);
 }
 
+static void submit(world *w, const step_plan *plan)
+{
+    if (w->n_plans > 0) tally_ahead(w, plan);
+    check_plan(w, plan);
+    if (chance(w, w->fail_permille, 1000)) {
+        sim_backend_fail_next(w->sim);
+        w->fails++;
+    }
+    if (!status_ok(w->b.ops->submit(w->b.ctx, plan)) || sim_backend_wrong(w->sim))
+        FAIL(w, "%s", sim_backend_wrong(w->sim));
+    w->ahead[w->n_plans] = w->n_plans > 0;
+    w->plans[w->n_plans++] = plan;
+}
+
 static void turn(world *w)
 {
     w->turn++;
@@ -590,11 +414,16 @@ static void turn(world *w)
     bool result_first = w->n_plans > 0 && !chance(w, 1, 6);
     if (result_first) deliver(w);
     give_selections(w);
+    disk_give_loads(w);
     if (chance(w, 1, 2)) make_events(w);
-    if (chance(w, w->flush_permille, 1000)) add_event(w, (sched_event){.kind = SCHED_FLUSH});
+    if (chance(w, w->flush_permille, 1000)) {
+        add_event(w, (sched_event){.kind = SCHED_FLUSH});
+        disk_flush(w);
+    }
 
     const step_plan *plan = sched_step(w->s, w->now_us, w->events, w->n_events);
     take_selections(w);
+    disk_look(w);
     for (uint32_t i = 0; i < w->n_events; i++) {
         if (w->events[i].kind == SCHED_ADD) check_added(w, &w->events[i]);
         if (w->events[i].kind == SCHED_END && w->events[i].choice != SCHED_ALL_CHOICES)
@@ -608,17 +437,9 @@ static void turn(world *w)
     if (w->n_plans == w->options.max_in_flight) FAIL(w, "a plan while steps are in flight");
     check_progress(w, plan);
     check_order(w, plan);
-    if (sched_plan_empty(plan)) return;
-    if (w->n_plans > 0) tally_ahead(w, plan);
-    check_plan(w, plan);
-    if (chance(w, w->fail_permille, 1000)) {
-        sim_backend_fail_next(w->sim);
-        w->fails++;
-    }
-    if (!status_ok(w->b.ops->submit(w->b.ctx, plan)) || sim_backend_wrong(w->sim))
-        FAIL(w, "%s", sim_backend_wrong(w->sim));
-    w->ahead[w->n_plans] = w->n_plans > 0;
-    w->plans[w->n_plans++] = plan;
+    bool moves = plan->deltas.n_moves > 0;
+    if (!sched_plan_empty(plan)) submit(w, plan);
+    if (!moves || w->n_plans == 0) disk_begin_loads(w);
 }
 
 static void run_world(uint64_t seed, uint32_t depth, uint32_t n_requests, bool verbose, tally *t)
@@ -627,7 +448,8 @@ static void run_world(uint64_t seed, uint32_t depth, uint32_t n_requests, bool v
     if (!w) abort();
     world_create(w, seed, depth, n_requests, t);
     int64_t most = 4000 + 2000 * (int64_t)n_requests;
-    while (w->n_arrived < w->n_requests || w->n_live > 0 || w->n_plans > 0 || w->n_selections > 0) {
+    while (w->n_arrived < w->n_requests || w->n_live > 0 || w->n_plans > 0 ||
+           w->n_selections + w->disk.n_loads > 0) {
         if (w->turn > most)
             FAIL(w, "does not come to an end: %u of %u live", w->n_live, w->n_arrived);
         turn(w);
@@ -636,7 +458,7 @@ static void run_world(uint64_t seed, uint32_t depth, uint32_t n_requests, bool v
     w->now_us += w->options.session_ttl_us;
     int64_t last = w->turn;
     do turn(w);
-    while (w->n_plans > 0 || w->n_selections > 0 || w->turn < last + 2);
+    while (w->n_plans > 0 || w->n_selections + w->disk.n_loads > 0 || w->turn < last + 2);
     sched_stats stats = sched_get_stats(w->s);
     const char *wrong = sched_check_integrity(w->s);
     if (wrong) FAIL(w, "%s", wrong);

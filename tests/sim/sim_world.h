@@ -1,6 +1,7 @@
 /* The simulated world: a scheduler over a sim backend, and random requests made from a seed.
  *
- * What     shared by sim_test.c (events, steps, checks) and sim_requests.c (making requests).
+ * What     shared by sim_test.c (events, steps, reports), sim_check.c (conditions on every step),
+ *          sim_requests.c (making requests), sim_select.c and sim_disk.c.
  * Owner    a world owns everything in it.
  * Threads  one. */
 #ifndef TESTS_SIM_SIM_WORLD_H
@@ -14,6 +15,7 @@
 enum { PREFIXES = 4, EVENTS_MAX = 512, CHOICES_MAX = SIM_CHOICES_MAX, BOOKS = 12 };
 /* The model's context, and the most tokens of a request whose positions close up. */
 enum { CONTEXT = 640, LONGEST = 3 * CONTEXT };
+enum { NEVER_AGED = 1 << 30 }; // sched_options.max_passes
 
 typedef struct world_choice {
     bool ended, done; // done: all tokens came, its END event is still to come
@@ -45,6 +47,7 @@ typedef struct world_request {
     int64_t abort_at; // loop iteration, INT64_MAX = never
     uint32_t book;    // index of its session, BOOKS = none
     bool selecting;   // as after the last sched_step
+    uint32_t loading; // choices that wait for a load, as after the last sched_step
     world_choice choices[CHOICES_MAX];
 } world_request;
 
@@ -78,6 +81,10 @@ typedef struct tally {
     uint64_t cuts;                // prompts that lost tokens before prefill
     uint64_t handed_out, dropped; // selections; of these, their choice ended first
     uint64_t joined_late;         // choices that waited for a slot and then computed one row
+    uint64_t saved, loaded;       // blocks
+    uint64_t short_loads;         // loads that lacked some of their blocks
+    uint64_t orphan_loads;        // loads that came back when their request had ended
+    uint64_t beside_loads;        // steps while loads were out
     uint64_t by_preset[64];
 } tally;
 
@@ -88,7 +95,28 @@ typedef struct world_selection {
     int64_t back_at; // loop iteration
 } world_selection;
 
-enum { SELECTIONS_MAX = 64 };
+/* A load that is out. Its first n_good blocks will be in their cells, and others hold anything. */
+typedef struct world_load {
+    const sched_load *load;
+    uint8_t *blocks; // [load->n_blocks]
+    uint32_t n_good;
+    bool written;
+    int64_t back_at; // loop iteration
+} world_load;
+
+enum { SELECTIONS_MAX = 64, LOADS_MAX = 64 };
+
+/* What a disk has: blocks that left memory, and that may go at any time. */
+typedef struct world_disk {
+    rng random;
+    bool is_on;
+    size_t block_bytes;
+    pkv_key *keys;   // [most]
+    uint8_t *blocks; // [most]
+    uint32_t n, most;
+    world_load loads[LOADS_MAX];
+    uint32_t n_loads;
+} world_disk;
 
 typedef struct world {
     uint64_t seed;
@@ -118,6 +146,7 @@ typedef struct world {
     uint32_t n_events;
     world_selection selections[SELECTIONS_MAX]; // handed out
     uint32_t n_selections;
+    world_disk disk;
     int64_t turn, now_us;
 
     uint64_t tokens, max_passed_over, fails, n_retained, n_aborted;
@@ -156,6 +185,14 @@ void tally_joined(world *w, const step_plan *plan, const step_seq *q);
 void tally_add(tally *t, const sched_stats *stats);
 /* Prints the counts; false when one of them is below its minimum. */
 bool tally_print(const tally *t, uint32_t n_requests);
+/* ---- sim_check.c ---- */
+/* Whether the plan has a share of the choice, or of the parent before its fork. */
+bool in_plan(const step_plan *plan, const world_request *r, uint32_t c);
+/* Checks of the plan that sched_step returned: that nobody starves, that requests start in order,
+ * and, where it is submitted, that its shares are as they may be. */
+void check_progress(world *w, const step_plan *plan);
+void check_order(world *w, const step_plan *plan);
+void check_plan(world *w, const step_plan *plan);
 /* ---- sim_select.c ---- */
 void add_event(world *w, sched_event event); // for the next sched_step
 /* Takes the selections that the last sched_step made, and looks which requests wait for theirs. */
@@ -164,6 +201,22 @@ void take_selections(world *w);
 void give_selections(world *w);
 /* Whether some sequence waits for a selection, or has ended while one is out. */
 bool some_select(const world *w);
+/* ---- sim_disk.c ---- */
+/* Some worlds with one step in flight have a disk, which an engine too has with such backends
+ * alone: sets it in the options, and makes it ready once there is a backend. */
+void disk_choose(world *w);
+void disk_create(world *w);
+void disk_destroy(world *w);
+/* After a sched_step and before its submit: takes blocks that left memory, and looks which requests
+ * wait for loads. */
+void disk_look(world *w);
+/* Begins the loads that the scheduler made. */
+void disk_begin_loads(world *w);
+/* Gives those back whose time has come. */
+void disk_give_loads(world *w);
+/* Forgets all blocks. */
+void disk_flush(world *w);
+bool some_load(const world *w);
 /* A log-normal length around the median, within [1, most]. */
 uint32_t length(world *w, uint32_t median, uint32_t most);
 
