@@ -100,8 +100,12 @@ void lost_add(pkv *p, uint32_t b)
     lost_blocks *l = &p->lost;
     if (l->most == 0) return;
     uint32_t at = (l->first + l->n) % l->most, table = 0;
-    if (l->n == l->most) l->first = (l->first + 1) % l->most;
-    else l->n++;
+    if (l->n == l->most) {
+        l->first = (l->first + 1) % l->most;
+        p->counts.blocks_untold++;
+    } else {
+        l->n++;
+    }
     l->keys[at] = l->block_keys[b];
     for (uint32_t node = p->blocks[b].first_node; node != 0; node = p->pool.nodes[node].block_next)
         put_cells(p, p->blocks[b].grain, table++, node, l->cells + (size_t)at * p->groups);

@@ -159,7 +159,9 @@ const pkv_geometry *pkv_get_geometry(const pkv *p);
     X(pages_gathered, NULL, "Pages moved out of broken runs.")                                     \
     X(pages_swapped_out, NULL, "Pages copied to the host tier.")                                   \
     X(pages_swapped_in, NULL, "Pages copied back from the host tier.")                             \
-    X(pages_retaken, NULL, "Pages still resident when their swapped sequence came back.")
+    X(pages_retaken, NULL, "Pages still resident when their swapped sequence came back.")          \
+    X(blocks_untold, "disk_cache_blocks_untold_total",                                             \
+      "Blocks that left memory and not to disk, because too many left in one step.")
 
 #define PKV_COUNTER_FIELD(field, metric, help) uint64_t field;
 typedef struct pkv_counts {

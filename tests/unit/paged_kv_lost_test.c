@@ -123,7 +123,8 @@ static void cells_of_a_sequence(void **state)
     }
 }
 
-/* If more blocks leave than are told of, the told ones are those nearest to the root. */
+/* If more blocks leave than are told of, the told ones are those nearest to the root. The others
+ * are counted. */
 static void the_last_ones_are_told(void **state)
 {
     (void)state;
@@ -133,11 +134,16 @@ static void the_last_ones_are_told(void **state)
     fill(kv, 1, PKV_ALL, other, 6);
     pkv_lost lost = pkv_take_lost(kv);
     assert_int_equal(lost.n, MOST);
+    assert_int_equal(pkv_count(kv).blocks_untold, 6 - MOST);
     pkv_key key = pkv_key_root(5);
     for (uint32_t i = 0; i < MOST; i++) {
         pkv_key_next(kv, &key, text + i * P);
         assert_true(equal(&lost.keys[MOST - 1 - i], &key));
     }
+    pkv_seq_close(kv, 1);
+    fill(kv, 0, PKV_ALL, text, MOST); /* as many leave now as are told of */
+    assert_int_equal(pkv_take_lost(kv).n, MOST);
+    assert_int_equal(pkv_count(kv).blocks_untold, 6 - MOST);
     pkv_destroy(kv);
 }
 
@@ -150,10 +156,12 @@ static void a_flush_loses_nothing(void **state)
     pkv_flush(kv);
     fill(kv, 1, PKV_ALL, other, 6);
     assert_int_equal(pkv_take_lost(kv).n, 0);
+    assert_int_equal(pkv_count(kv).blocks_untold, 0);
     fill(silent, 0, PKV_ALL, text, 6);
     pkv_seq_close(silent, 0);
     fill(silent, 1, PKV_ALL, other, 6);
     assert_int_equal(pkv_take_lost(silent).n, 0);
+    assert_int_equal(pkv_count(silent).blocks_untold, 0);
     pkv_destroy(silent);
     pkv_destroy(kv);
 }
