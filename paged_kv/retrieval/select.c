@@ -97,7 +97,9 @@ static bool is_left_out(const retrieval_spec *spec, const retrieval_query *query
            query->left_out[block / 64] >> block % 64 & 1;
 }
 
-/* A block of which no keys were chosen has the sum of all its keys, the others have that of n. */
+/* With DYNAMIC a block of the prompt is scored by the sum of its n chosen keys, and a later block,
+ * in which no keys were chosen, by the sum of all its keys. That sum is scaled by n / block_tokens,
+ * so that it counts as n of the keys do. */
 static float weight_of(const retrieval_spec *spec, const retrieval_query *query, uint32_t block)
 {
     bool is_late = block >= query->n_prompt / spec->block_tokens;
