@@ -535,8 +535,7 @@ static void fill_info(backend_cpu *b, const backend_options *o)
     size_t rows = LOGITS_BYTES / (b->config.vocab_size * sizeof(float));
     b->info.max_logit_rows = rows < 16 ? 16 : rows > o->max_rows ? o->max_rows : (uint32_t)rows;
     b->info.logit_row_cost = sizes_logit_row_cost(&b->config, comm_size(o->group));
-    bool alone = comm_size(o->group) == 1;
-    b->info.retrieves = alone ? RETRIEVE_CAN : RETRIEVE_CAN & ~RETRIEVE_ALONE;
+    b->info.retrieves = RETRIEVE_CAN;
     b->info.n_heads = b->config.n_heads;
     b->info.head_dim = b->config.head_dim;
     b->info.n_pages = b->store.n_pages;

@@ -154,8 +154,9 @@ static status count_row(readings *r, const forward_seq *seqs, uint32_t index, ui
     uint32_t heads = r->o.store->n_heads, n_slots = retrieve_slots(r->lists, nth);
     uint32_t size = seq->retrieval.block_tokens;
     retrieval_reading *reading = &seq->readings[i - seq->dense_rows];
-    for (uint32_t head = 0; head < heads;) {
+    for (uint32_t head = 0; head < heads; head++) {
         retrieve_list list = retrieve_list_of(r->lists, nth, head);
+        if (!list.counts) continue;
         reading->lists++;
         reading->selections += list.selected;
         if (seq->retrieval.epsilon > 0) {
@@ -165,7 +166,6 @@ static status count_row(readings *r, const forward_seq *seqs, uint32_t index, ui
         }
         reading->blocks += list.n;
         reading->tokens += (uint64_t)(list.n - 1) * size + (n_slots - 1) % size + 1;
-        head += list.together;
     }
     if (!retrieval_is_audited(&seq->retrieval, n_slots)) return STATUS_IS_OK;
     if (!reserve_audits(r, heads)) return no_memory();

@@ -1,5 +1,6 @@
 /* Counts what rows read by retrieval (private to model/; docs/retrieval.md, section 7), in each
- * layer, and compares it for audited rows with all that they could have read. */
+ * layer, and compares it for audited rows with all that they could have read. Of several ranks each
+ * counts its part: a list where its first KV head is, a recall where its query head is. */
 #ifndef MODEL_CPU_READINGS_H
 #define MODEL_CPU_READINGS_H
 

@@ -58,9 +58,11 @@ struct retrieve {
     uint32_t n_rows, n_lists;
     /* Scratch of a selection: the row in hand has n_blocks candidates in each head. */
     room candidates;    /* candidates [n_heads] */
+    uint32_t all_heads; /* query heads of a KV head, of all ranks that copy it */
     room score_items;   /* kern_score_item [scored heads]: KV heads; for an exam query heads */
     room scores, keys;  /* [scored heads, n_blocks] f32, [lists, n_blocks] uint32_t */
-    room head_scores;   /* const float * [scored heads, at least the model's KV heads]: theirs */
+    room head_scores;   /* const float *, of each KV head of the model; for an exam of each query
+                           head of this rank's KV heads, or of the model's where lists cross ranks */
     room items, listed; /* kern_represent_item, block_at: blocks without a representative */
     uint32_t n_items, n_blocks, block_pages;
     uint32_t first_block, n_known; /* number of the first candidate, of the prompt's blocks */
@@ -75,7 +77,8 @@ struct retrieve {
     retrieve_notes *notes;
     exam *exam;
     retrieve_ranks ranks;
-    room selecting; /* uint32_t: the rows of the step that select in the layer */
+    retrieve_gather gathered; /* scores, where selections cross ranks */
+    room selecting;           /* uint32_t: the rows of the step that select in the layer */
 };
 
 static bool reserve(room *r, size_t n, size_t size)
@@ -100,7 +103,8 @@ status retrieve_create(const forward_options *options, uint32_t q_heads, uint32_
     r->qkv_width = qkv_width;
     r->ranks = retrieve_ranks_of(options->group, options->store, q_heads);
     status s = retrieve_notes_create(options->config->n_layers, &r->notes);
-    if (status_ok(s)) s = exam_create(options, q_heads, &r->exam);
+    r->all_heads = q_heads * r->ranks.copies;
+    if (status_ok(s)) s = exam_create(options, &r->ranks, r->all_heads, &r->exam);
     if (status_ok(s)) *out = r;
     else retrieve_destroy(r);
     return s;
@@ -123,6 +127,7 @@ void retrieve_destroy(retrieve *r)
     free(r->listed.data);
     free(r->selecting.data);
     retrieve_ranks_free(&r->ranks);
+    retrieve_gather_free(&r->gathered);
     retrieve_observe_free(&r->observer);
     retrieve_notes_destroy(r->notes);
     exam_destroy(r->exam);
@@ -152,7 +157,7 @@ static uint32_t sparse_rows_of(const forward_seq *s)
 /* Whether KV heads that select together lie on several ranks. */
 static bool crosses_ranks(const retrieve *r, const sparse_row *row)
 {
-    return r->o.store->n_heads % row->together != 0;
+    return retrieve_ranks_cross(&r->ranks, row->together);
 }
 
 /* The number, among the row's lists, of the one that a KV head of this rank reads by. */
@@ -209,17 +214,17 @@ status retrieve_start(retrieve *r, const forward_seq *seqs, uint32_t n_seqs)
     for (uint32_t i = 0; i < n_seqs; i++)
         for (uint32_t n = seqs[i].n_rows - sparse_rows_of(&seqs[i]); n < seqs[i].n_rows; n++)
             add_row(r, &seqs[i], n, &blocks, &pages, &longest);
-    size_t scored = (size_t)heads * r->q_heads; /* an exam has scores of each query head */
+    size_t scored = (size_t)heads * r->all_heads; /* an exam has scores of each query head */
+    size_t all_scored = (size_t)r->o.store->geometry.n_kv_heads * r->all_heads;
     size_t tiles = r->o.store->filling ? rows * heads * (r->o.store->residual_pages + 1) : 0;
-    bool ok =
-        reserve(&r->blocks, blocks, sizeof(uint32_t)) &&
-        reserve(&r->pages, pages, sizeof(uint32_t)) &&
-        reserve(&r->tiles, tiles, sizeof(uint8_t *)) &&
-        reserve(&r->candidates, heads, sizeof(candidates)) &&
-        reserve(&r->score_items, scored, sizeof(kern_score_item)) &&
-        reserve(&r->scores, scored * longest, sizeof(float)) &&
-        reserve(&r->head_scores, scored + r->o.store->geometry.n_kv_heads, sizeof(const float *)) &&
-        reserve(&r->keys, heads * longest, sizeof(uint32_t));
+    bool ok = reserve(&r->blocks, blocks, sizeof(uint32_t)) &&
+              reserve(&r->pages, pages, sizeof(uint32_t)) &&
+              reserve(&r->tiles, tiles, sizeof(uint8_t *)) &&
+              reserve(&r->candidates, heads, sizeof(candidates)) &&
+              reserve(&r->score_items, scored, sizeof(kern_score_item)) &&
+              reserve(&r->scores, scored * longest, sizeof(float)) &&
+              reserve(&r->head_scores, all_scored, sizeof(const float *)) &&
+              reserve(&r->keys, heads * longest, sizeof(uint32_t));
     return ok ? STATUS_IS_OK : no_memory();
 }
 
@@ -439,19 +444,32 @@ static status make_representatives(retrieve *r, const sparse_row *row)
 
 /* ---- selections ------------------------------------------------------------------------------ */
 
+/* How many query heads of a KV head have scores of their own. */
+static uint32_t scores_apart(const retrieve *r, const sparse_row *row)
+{
+    return row->seq->retrieval.epsilon > 0 ? r->all_heads : 1;
+}
+
+/* All query heads of this rank's KV heads. */
+static const float *queries_of(const retrieve *r, const sparse_row *row)
+{
+    return r->ranks.copies > 1 ? retrieve_ranks_query(&r->ranks, row->query)
+                               : r->qkv + (size_t)row->row * r->qkv_width;
+}
+
 /* Scores the row in hand by each KV head of this rank. */
 static void score_row(retrieve *r, const sparse_row *row)
 {
     const kv_store *store = r->o.store;
     const candidates *all = r->candidates.data;
-    const float **scores = (const float **)r->head_scores.data + store->first_head;
+    bool examined = row->seq->retrieval.epsilon > 0;
+    const float **scores = (const float **)r->head_scores.data + (examined ? 0 : store->first_head);
     kern_score_item *items = r->score_items.data;
-    uint32_t apart = row->seq->retrieval.epsilon > 0 ? r->q_heads : 1;
-    uint32_t q_heads = r->q_heads * r->ranks.copies / apart;
-    float *out = crosses_ranks(r, row) ? retrieve_ranks_own(&r->ranks) + row->first_score
-                                       : (float *)r->scores.data;
-    const float *q = r->ranks.copies > 1 ? retrieve_ranks_query(&r->ranks, row->query)
-                                         : r->qkv + (size_t)row->row * r->qkv_width;
+    uint32_t apart = scores_apart(r, row), q_heads = r->all_heads / apart;
+    float *out = crosses_ranks(r, row)
+                     ? retrieve_gather_own(&r->gathered, &r->ranks) + row->first_score
+                     : (float *)r->scores.data;
+    const float *q = queries_of(r, row);
     for (uint32_t i = 0; i < store->n_heads * apart; i++) {
         const candidates *c = &all[i / apart];
         items[i] = (kern_score_item){.q = q + (size_t)i * q_heads * store->shape.head_dim,
@@ -496,7 +514,7 @@ static void select_range(void *ctx, size_t from, size_t to, unsigned thread)
     }
 }
 
-/* Lets an exam select the lists of a row. A backend of several ranks makes none. */
+/* Lets an exam select the lists of a row. */
 static status examine_row(retrieve *r, const sparse_row *row)
 {
     const exam_row of = {.seq = row->seq,
@@ -504,9 +522,10 @@ static status examine_row(retrieve *r, const sparse_row *row)
                          .layer = r->layer,
                          .n_slots = row->n_slots,
                          .together = row->together,
-                         .q = r->qkv + (size_t)row->row * r->qkv_width,
+                         .q = queries_of(r, row),
                          .bounds = (const float *const *)r->head_scores.data,
                          .blocks = blocks_of(r, row, 0),
+                         .n_lists = row->n_lists,
                          .stride = row->most_blocks};
     RETURN_IF_ERROR(exam_run(r->exam, &of));
     block_list *lists = (block_list *)r->lists.data + row->first_list;
@@ -524,6 +543,14 @@ static void list_blocks(retrieve *r, const sparse_row *row)
     thread_pool_for(r->o.pool, row->n_lists, 1, select_range, &job);
 }
 
+/* Lists the blocks of a row by its scores. */
+static status list_row(retrieve *r, const sparse_row *row)
+{
+    if (row->seq->retrieval.epsilon > 0) return examine_row(r, row);
+    list_blocks(r, row);
+    return STATUS_IS_OK;
+}
+
 /* Blocks of KV heads that lie on several ranks are listed once the scores of all rows are there. */
 static status select_row(retrieve *r, const sparse_row *row)
 {
@@ -532,9 +559,7 @@ static status select_row(retrieve *r, const sparse_row *row)
         RETURN_IF_ERROR(make_representatives(r, row));
         score_row(r, row);
     }
-    if (row->seq->retrieval.epsilon > 0) return examine_row(r, row);
-    if (!crosses_ranks(r, row)) list_blocks(r, row);
-    return STATUS_IS_OK;
+    return crosses_ranks(r, row) ? STATUS_IS_OK : list_row(r, row);
 }
 
 static uint32_t candidates_of(const sparse_row *row)
@@ -555,26 +580,37 @@ static status begin_layer(retrieve *r)
         if (!selects_in(r, row)) continue;
         row->query = n;
         row->first_score = n_scores;
-        if (crosses_ranks(r, row)) n_scores += (size_t)candidates_of(row) * r->o.store->n_heads;
+        if (crosses_ranks(r, row))
+            n_scores += (size_t)candidates_of(row) * r->o.store->n_heads * scores_apart(r, row);
         ((uint32_t *)r->selecting.data)[n++] = row->row;
     }
-    RETURN_IF_ERROR(retrieve_ranks_reserve(&r->ranks, n_scores));
+    RETURN_IF_ERROR(retrieve_gather_reserve(&r->gathered, &r->ranks, n_scores));
     if (n == 0 || r->ranks.copies == 1) return STATUS_IS_OK;
     return retrieve_ranks_queries(&r->ranks, r->qkv, r->qkv_width, r->selecting.data, n);
+}
+
+/* Points head_scores to what all ranks gathered of the row. */
+static void take_gathered(retrieve *r, const sparse_row *row)
+{
+    const float **scores = r->head_scores.data;
+    uint32_t apart = scores_apart(r, row);
+    size_t n = r->n_blocks = candidates_of(row);
+    for (uint32_t h = 0; h < r->o.store->geometry.n_kv_heads; h++) {
+        const float *of =
+            retrieve_gather_head(&r->gathered, &r->ranks, h, row->first_score, apart * n);
+        for (uint32_t i = 0; i < apart; i++) *scores++ = of + i * n;
+    }
 }
 
 /* Lists the blocks of rows whose selections cross ranks. */
 static status end_layer(retrieve *r)
 {
-    RETURN_IF_ERROR(retrieve_ranks_gather(&r->ranks));
+    RETURN_IF_ERROR(retrieve_gather_run(&r->gathered, &r->ranks));
     for (uint32_t i = 0; i < r->n_rows; i++) {
         const sparse_row *row = (const sparse_row *)r->rows.data + i;
         if (!selects_in(r, row) || !crosses_ranks(r, row)) continue;
-        r->n_blocks = candidates_of(row);
-        for (uint32_t h = 0; h < r->o.store->geometry.n_kv_heads; h++)
-            ((const float **)r->head_scores.data)[h] =
-                retrieve_ranks_scores(&r->ranks, h, row->first_score, r->n_blocks);
-        list_blocks(r, row);
+        take_gathered(r, row);
+        RETURN_IF_ERROR(list_row(r, row));
     }
     return STATUS_IS_OK;
 }
@@ -639,8 +675,8 @@ status retrieve_layer(retrieve *r, uint32_t layer, const float *qkv)
     const sparse_row *rows = r->rows.data;
     r->layer = layer;
     r->qkv = qkv;
-    RETURN_IF_ERROR(retrieve_observe(&r->observer, &r->o, r->q_heads, r->qkv_width, layer, qkv,
-                                     r->seqs, r->n_seqs, r->notes));
+    RETURN_IF_ERROR(retrieve_observe(&r->observer, &r->o, &r->ranks, r->q_heads, r->qkv_width,
+                                     layer, qkv, r->seqs, r->n_seqs, r->notes));
     RETURN_IF_ERROR(begin_layer(r));
     for (uint32_t i = 0; i < r->n_rows; i++)
         if (selects_in(r, &rows[i])) RETURN_IF_ERROR(select_row(r, &rows[i]));
@@ -674,10 +710,11 @@ retrieve_list retrieve_list_of(const retrieve *r, uint32_t nth, uint32_t head)
     const sparse_row *row = (const sparse_row *)r->rows.data + nth;
     uint32_t index = list_of_head(r, row, head);
     const block_list *list = (const block_list *)r->lists.data + row->first_list + index;
+    bool is_first_copy = (uint32_t)comm_rank(r->o.group) % r->ranks.copies == 0;
     return (retrieve_list){.blocks = (const uint32_t *)r->blocks.data + row->first_block +
                                      (size_t)index * row->most_blocks,
                            .n = list->n,
-                           .together = row->together,
+                           .counts = is_first_copy && r->o.store->first_head + head == list->first,
                            .selected = selects_in(r, row),
                            .missed = list->missed};
 }

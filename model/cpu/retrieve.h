@@ -11,13 +11,11 @@
 
 typedef struct retrieve retrieve;
 
-/* The kinds of retrieval that a CPU backend makes (backend_info.retrieves), and those of them that
- * need all KV heads of a layer on one rank: they measure attention, which ranks do not gather. */
+/* The kinds of retrieval that a CPU backend makes (backend_info.retrieves). */
 enum {
     RETRIEVE_CAN = 1 << RETRIEVAL_MEAN | 1 << RETRIEVAL_MAX | 1 << RETRIEVAL_QUEST |
                    1 << RETRIEVAL_FIX | 1 << RETRIEVAL_DYNAMIC | RETRIEVAL_NEEDS_HISTORY |
-                   RETRIEVAL_NEEDS_PRESELECTION | RETRIEVAL_NEEDS_EXAM,
-    RETRIEVE_ALONE = RETRIEVAL_OBSERVES | RETRIEVAL_NEEDS_EXAM
+                   RETRIEVAL_NEEDS_PRESELECTION | RETRIEVAL_NEEDS_EXAM
 };
 
 /* qkv_width: floats of a row of q, k and v. The options' objects are borrowed. */
@@ -41,9 +39,9 @@ uint32_t retrieve_slots(const retrieve *r, uint32_t nth);
 typedef struct retrieve_list {
     const uint32_t *blocks; // [n] ascending
     uint32_t n;
-    uint32_t together; // KV heads that share the list, from a multiple of `together` on
-    bool selected;     // in this layer, by this row
-    double missed;     // epsilon: a bound on the share of the mass that is not read
+    bool counts;   // once among all KV heads of all ranks that read by the list
+    bool selected; // in this layer, by this row
+    double missed; // epsilon: a bound on the share of the mass that is not read
 } retrieve_list;
 
 retrieve_list retrieve_list_of(const retrieve *r, uint32_t nth, uint32_t head);

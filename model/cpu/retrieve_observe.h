@@ -1,26 +1,30 @@
 /* Measures what the prompt's last rows attend to (private to model/; docs/retrieval.md, section 4),
  * once the prompt is done, for the preselection of blocks and for the keys that stand for a block
- * (DYNAMIC), and keeps it for the request. */
+ * (DYNAMIC), and keeps it for the request. Ranks that copy a KV head measure all its query heads;
+ * masses of blocks are gathered where KV heads that select together lie on several ranks. */
 #ifndef MODEL_CPU_RETRIEVE_OBSERVE_H
 #define MODEL_CPU_RETRIEVE_OBSERVE_H
 
 #include "kernels/measure.h"
 #include "model/cpu/forward.h"
 #include "model/cpu/retrieve_notes.h"
+#include "model/cpu/retrieve_ranks.h"
 
 /* Zeroed at first; freed by retrieve_observe_free. */
 typedef struct retrieve_observer {
     float *mass; // [KV heads, slots]
-    uint32_t *keys;
+    uint32_t *keys, *rows;
     kern_rows_item *items; // [KV heads]
-    size_t n_mass, n_keys, n_items;
+    const float **heads;   // [KV heads of the model] their blocks' masses
+    size_t n_mass, n_keys, n_rows, n_items, n_heads;
+    retrieve_gather pooled; // [KV heads, blocks]
 } retrieve_observer;
 
 void retrieve_observe_free(retrieve_observer *w);
 /* Measures what rows of the step that end a prompt attend to in a layer that selects. qkv is that
- * of retrieve_layer, q_heads the query heads of a KV head. */
-status retrieve_observe(retrieve_observer *w, const forward_options *o, uint32_t q_heads,
-                        uint32_t qkv_width, uint32_t layer, const float *qkv,
+ * of retrieve_layer, q_heads the query heads of a KV head that this rank has. */
+status retrieve_observe(retrieve_observer *w, const forward_options *o, retrieve_ranks *ranks,
+                        uint32_t q_heads, uint32_t qkv_width, uint32_t layer, const float *qkv,
                         const forward_seq *seqs, uint32_t n_seqs, retrieve_notes *notes);
 /* Words of a block's slots. */
 static inline size_t retrieve_block_words(const forward_seq *seq)

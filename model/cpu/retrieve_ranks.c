@@ -14,7 +14,6 @@ retrieve_ranks retrieve_ranks_of(comm *group, const kv_store *store, uint32_t q_
 
 void retrieve_ranks_free(retrieve_ranks *rr)
 {
-    free(rr->scores);
     free(rr->parts);
     free(rr->queries);
 }
@@ -54,28 +53,30 @@ const float *retrieve_ranks_query(const retrieve_ranks *rr, uint32_t i)
     return rr->queries + i * rr->copies * rr->row_floats;
 }
 
-/* ---- scores ---------------------------------------------------------------------------------- */
+/* ---- numbers of KV heads --------------------------------------------------------------------- */
 
-status retrieve_ranks_reserve(retrieve_ranks *rr, size_t n)
+void retrieve_gather_free(retrieve_gather *g) { free(g->data); }
+
+status retrieve_gather_reserve(retrieve_gather *g, const retrieve_ranks *rr, size_t n)
 {
-    rr->scores_of_rank = n;
-    return reserve(&rr->scores, &rr->scores_bytes, rr->ranks * n);
+    g->n = n;
+    return reserve(&g->data, &g->bytes, rr->ranks * n);
 }
 
-float *retrieve_ranks_own(const retrieve_ranks *rr)
+float *retrieve_gather_own(const retrieve_gather *g, const retrieve_ranks *rr)
 {
-    return rr->scores + (size_t)comm_rank(rr->group) * rr->scores_of_rank;
+    return g->data + (size_t)comm_rank(rr->group) * g->n;
 }
 
-status retrieve_ranks_gather(retrieve_ranks *rr)
+status retrieve_gather_run(retrieve_gather *g, const retrieve_ranks *rr)
 {
-    if (rr->scores_of_rank == 0) return STATUS_IS_OK;
-    return comm_all_gather(rr->group, retrieve_ranks_own(rr), rr->scores_of_rank, rr->scores);
+    if (g->n == 0) return STATUS_IS_OK;
+    return comm_all_gather(rr->group, retrieve_gather_own(g, rr), g->n, g->data);
 }
 
-const float *retrieve_ranks_scores(const retrieve_ranks *rr, uint32_t kv_head, size_t first,
-                                   size_t n)
+const float *retrieve_gather_head(const retrieve_gather *g, const retrieve_ranks *rr,
+                                  uint32_t kv_head, size_t first, size_t n)
 {
     uint32_t n_heads = rr->store->n_heads, rank = kv_head / n_heads * rr->copies;
-    return rr->scores + rank * rr->scores_of_rank + first + kv_head % n_heads * n;
+    return g->data + rank * g->n + first + kv_head % n_heads * n;
 }

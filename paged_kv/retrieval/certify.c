@@ -14,19 +14,22 @@ typedef struct ranked {
 } ranked;
 
 typedef struct exam_state {
-    ranked *order;               /* [n] candidates in the order in which they are read */
-    double *base, *read, *block; /* [heads] log2 of what is read anyway; sum of what is read,
-                                    relative to it; a block's sums */
-    double *rest;                /* [n + 1, heads] bounds of candidate i of the order and of all
-                                    after it, relative to base */
-    bool *chosen;                /* [n] */
-    uint32_t first, n;           /* candidates: blocks [first, first + n) */
+    ranked *order;       /* [n] candidates in the order in which they are read */
+    double *base, *read; /* [heads] log2 of what is read anyway; sum of what is read, relative to
+                            it */
+    double *sums;        /* [RETRIEVAL_SUMS_MOST, heads] */
+    double *rest;        /* [n + 1, heads] bounds of candidate i of the order and of all after it,
+                            relative to base */
+    uint32_t *asked;     /* [RETRIEVAL_SUMS_MOST] blocks */
+    bool *chosen;        /* [n] */
+    uint32_t first, n;   /* candidates: blocks [first, first + n) */
 } exam_state;
 
 size_t retrieval_certify_bytes(uint32_t n_candidates, uint32_t n_heads)
 {
     return n_candidates * (sizeof(ranked) + sizeof(bool)) +
-           ((size_t)n_candidates + 4) * n_heads * sizeof(double);
+           ((size_t)n_candidates + 3 + RETRIEVAL_SUMS_MOST) * n_heads * sizeof(double) +
+           RETRIEVAL_SUMS_MOST * sizeof(uint32_t);
 }
 
 static exam_state lay_out(const retrieval_exam *exam, const retrieval_extent *e, void *scratch)
@@ -36,9 +39,10 @@ static exam_state lay_out(const retrieval_exam *exam, const retrieval_extent *e,
     s.order = scratch;
     s.base = (double *)(s.order + s.n);
     s.read = s.base + exam->n_heads;
-    s.block = s.read + exam->n_heads;
-    s.rest = s.block + exam->n_heads;
-    s.chosen = (bool *)(s.rest + ((size_t)s.n + 1) * exam->n_heads);
+    s.sums = s.read + exam->n_heads;
+    s.rest = s.sums + (size_t)RETRIEVAL_SUMS_MOST * exam->n_heads;
+    s.asked = (uint32_t *)(s.rest + ((size_t)s.n + 1) * exam->n_heads);
+    s.chosen = (bool *)(s.asked + RETRIEVAL_SUMS_MOST);
     return s;
 }
 
@@ -49,16 +53,31 @@ static double add_logs(double a, double b)
     return a > b ? a + log2(1 + exp2(b - a)) : b + log2(1 + exp2(a - b));
 }
 
-/* Sums up the blocks that are read anyway. */
-static void read_sure(const retrieval_exam *exam, uint32_t n_blocks, const exam_state *s)
+/* Adds up the blocks asked for, which are read anyway. */
+static status add_sure(const retrieval_exam *exam, uint32_t n, const exam_state *s)
 {
-    for (uint32_t h = 0; h < exam->n_heads; h++) s->base[h] = -INFINITY;
+    RETURN_IF_ERROR(exam->sums(exam->ctx, s->asked, n, s->sums));
+    for (uint32_t i = 0; i < n; i++)
+        for (uint32_t h = 0; h < exam->n_heads; h++)
+            s->base[h] = add_logs(s->base[h], s->sums[(size_t)i * exam->n_heads + h]);
+    return STATUS_IS_OK;
+}
+
+static status read_sure(const retrieval_exam *exam, uint32_t n_blocks, const exam_state *s)
+{
+    uint32_t n = 0;
+    for (uint32_t h = 0; h < exam->n_heads; h++) {
+        s->base[h] = -INFINITY;
+        s->read[h] = 1;
+    }
     for (uint32_t b = 0; b < n_blocks; b++) {
         if (b >= s->first && b < s->first + s->n) continue;
-        exam->sums(exam->ctx, b, s->block);
-        for (uint32_t h = 0; h < exam->n_heads; h++) s->base[h] = add_logs(s->base[h], s->block[h]);
+        s->asked[n++] = b;
+        if (n < RETRIEVAL_SUMS_MOST) continue;
+        RETURN_IF_ERROR(add_sure(exam, n, s));
+        n = 0;
     }
-    for (uint32_t h = 0; h < exam->n_heads; h++) s->read[h] = 1;
+    return n > 0 ? add_sure(exam, n, s) : STATUS_IS_OK;
 }
 
 static int compare_ranked(const void *x, const void *y)
@@ -106,23 +125,55 @@ static double missed_share(const retrieval_exam *exam, const exam_state *s, uint
     return most;
 }
 
-uint32_t retrieval_certify(const retrieval_spec *spec, const retrieval_exam *exam, void *scratch,
-                           uint32_t *blocks, double *missed)
+/* Whether a query head would miss too much with `to` candidates read, even if those from `from` on
+ * had all the mass that their bounds allow. */
+static bool surely_misses(const retrieval_spec *spec, const retrieval_exam *exam,
+                          const exam_state *s, uint32_t from, uint32_t to)
+{
+    const double *rest = s->rest + (size_t)to * exam->n_heads;
+    const double *all = s->rest + (size_t)from * exam->n_heads;
+    for (uint32_t h = 0; h < exam->n_heads; h++)
+        if (rest[h] > SPENT * (double)spec->epsilon * (s->read[h] + all[h])) return true;
+    return false;
+}
+
+/* Asks for the sums of candidate `from` of the order, and of those after it, below `most`, that
+ * will be read whatever these sums are. *n: how many. */
+static status ask_sums(const retrieval_spec *spec, const retrieval_exam *exam, const exam_state *s,
+                       uint32_t from, uint32_t most, uint32_t *n)
+{
+    uint32_t some = 0;
+    do {
+        s->asked[some] = s->order[from + some].block;
+        some++;
+    } while (from + some < most && some < RETRIEVAL_SUMS_MOST &&
+             surely_misses(spec, exam, s, from, from + some));
+    *n = some;
+    return exam->sums(exam->ctx, s->asked, some, s->sums);
+}
+
+status retrieval_certify(const retrieval_spec *spec, const retrieval_exam *exam, void *scratch,
+                         uint32_t *blocks, uint32_t *n, double *missed)
 {
     retrieval_extent e = retrieval_extent_of(spec, exam->n_prompt, exam->n_slots);
     exam_state s = lay_out(exam, &e, scratch);
-    uint32_t n_read = 0, n = 0;
-    read_sure(exam, e.n_blocks, &s);
+    uint32_t most = s.n < spec->top_blocks ? s.n : spec->top_blocks, first = 0, n_asked = 0;
+    RETURN_IF_ERROR(read_sure(exam, e.n_blocks, &s));
     rank_blocks(spec, exam, &s);
     memset(s.chosen, 0, s.n * sizeof *s.chosen);
-    while ((*missed = fmin(missed_share(exam, &s, n_read) / SPENT, 1)) > (double)spec->epsilon &&
-           n_read < s.n && n_read < spec->top_blocks) {
-        uint32_t block = s.order[n_read++].block;
-        s.chosen[block - s.first] = true;
-        exam->sums(exam->ctx, block, s.block);
-        for (uint32_t h = 0; h < exam->n_heads; h++) s.read[h] += exp2(s.block[h] - s.base[h]);
+    for (uint32_t i = 0;; i++) {
+        *missed = fmin(missed_share(exam, &s, i) / SPENT, 1);
+        if (!(*missed > (double)spec->epsilon) || i == most) break;
+        if (i == first + n_asked) {
+            first = i;
+            RETURN_IF_ERROR(ask_sums(spec, exam, &s, first, most, &n_asked));
+        }
+        const double *sums = s.sums + (size_t)(i - first) * exam->n_heads;
+        s.chosen[s.order[i].block - s.first] = true;
+        for (uint32_t h = 0; h < exam->n_heads; h++) s.read[h] += exp2(sums[h] - s.base[h]);
     }
+    *n = 0;
     for (uint32_t b = 0; b < e.n_blocks; b++)
-        if (b < s.first || b >= s.first + s.n || s.chosen[b - s.first]) blocks[n++] = b;
-    return n;
+        if (b < s.first || b >= s.first + s.n || s.chosen[b - s.first]) blocks[(*n)++] = b;
+    return STATUS_IS_OK;
 }

@@ -27,20 +27,21 @@ uint32_t retrieval_left_out(const retrieval_spec *spec, uint32_t n_prompt)
     return n > spec->preselect_blocks ? n - spec->preselect_blocks : 0;
 }
 
-/* The mass of a block's slots and of a quarter of a block on each side. */
-static float pooled_mass(const retrieval_spec *spec, uint32_t n_prompt, const float *mass,
-                         uint32_t block)
+void retrieval_pool_mass(const retrieval_spec *spec, uint32_t n_prompt, const float *mass,
+                         float *out)
 {
     uint32_t size = spec->block_tokens, more = size / 4;
-    uint32_t from = block * size, to = from + size;
-    from -= smaller(from, more);
-    to += smaller(n_prompt - to, more);
-    float sum = 0;
-    for (uint32_t slot = from; slot < to; slot++) sum += mass[slot];
-    return sum;
+    for (uint32_t b = 0; b < n_prompt / size; b++) {
+        uint32_t from = b * size, to = from + size;
+        from -= smaller(from, more);
+        to += smaller(n_prompt - to, more);
+        float sum = 0;
+        for (uint32_t slot = from; slot < to; slot++) sum += mass[slot];
+        out[b] = sum;
+    }
 }
 
-void retrieval_preselect(const retrieval_spec *spec, uint32_t n_prompt, const float *mass,
+void retrieval_preselect(const retrieval_spec *spec, uint32_t n_prompt, const float *const *pooled,
                          uint32_t n_heads, uint32_t *keys, uint64_t *left_out)
 {
     uint32_t blocks = n_prompt / spec->block_tokens;
@@ -48,8 +49,7 @@ void retrieval_preselect(const retrieval_spec *spec, uint32_t n_prompt, const fl
     memset(left_out, 0, (blocks + 63) / 64 * sizeof *left_out);
     for (uint32_t b = e.first; b < e.end; b++) {
         float sum = 0;
-        for (uint32_t h = 0; h < n_heads; h++)
-            sum += pooled_mass(spec, n_prompt, mass + (size_t)h * n_prompt, b);
+        for (uint32_t h = 0; h < n_heads; h++) sum += pooled[h][b];
         keys[b - e.first] = rank_key(sum);
     }
     rank_select(keys, e.end - e.first, spec->preselect_blocks);

@@ -170,13 +170,16 @@ uint32_t retrieval_most_blocks(const retrieval_spec *spec);
 uint32_t retrieval_observed_rows(const retrieval_spec *spec, uint32_t n_prompt);
 /* How many blocks the preselection leaves out, in every layer and head. */
 uint32_t retrieval_left_out(const retrieval_spec *spec, uint32_t n_prompt);
-/* Marks the blocks that are left out, of the floor(n_prompt / block_tokens) full ones of the
- * prompt: bit b = block b. mass [n_heads, n_prompt] is the attention that the slots have from the
- * observed rows in the KV heads that select together. A candidate at the prompt's end stays if it
- * is among the preselect_blocks with the greatest mass, the first of equal ones; a block's is that
- * of its slots and of block_tokens / 4 slots on each side, summed by slot and then over heads, both
- * ascending. keys: scratch, one for each block. */
-void retrieval_preselect(const retrieval_spec *spec, uint32_t n_prompt, const float *mass,
+/* Sets out [floor(n_prompt / block_tokens)] to the mass of each full block of the prompt in one KV
+ * head, whose slots have mass [n_prompt] from the observed rows: that of the block's slots and of
+ * block_tokens / 4 slots on each side, ascending. */
+void retrieval_pool_mass(const retrieval_spec *spec, uint32_t n_prompt, const float *mass,
+                         float *out);
+/* Marks the full blocks of the prompt that are left out: bit b = block b. pooled [n_heads][blocks]
+ * are those masses in the KV heads that select together. A candidate at the prompt's end stays if
+ * it is among the preselect_blocks with the greatest mass, summed over heads in their order, the
+ * first of equal ones. keys: scratch, one for each block. */
+void retrieval_preselect(const retrieval_spec *spec, uint32_t n_prompt, const float *const *pooled,
                          uint32_t n_heads, uint32_t *keys, uint64_t *left_out);
 
 /* ---- representatives ------------------------------------------------------------------------- */

@@ -3,7 +3,7 @@
  * ThreadSanitizer; longer tests are in retention_golden_test and invariance_test. */
 #include "tests/e2e/house.h"
 
-enum { REQUESTS = 6, CHOICES = 2, OUTPUTS = 6, PROMPT = 150 };
+enum { REQUESTS = 9, CHOICES = 2, OUTPUTS = 6, PROMPT = 150 };
 
 /* ThreadSanitizer sees the same code in any number of ranks. */
 #if defined(__SANITIZE_THREAD__)
@@ -31,6 +31,12 @@ static const char *const few[REQUESTS] = {
     "\"local_windows_len\":32,\"second_select_num\":1}",
     "{\"method\":\"ktransformers\",\"anchor_type\":\"MAX\",\"token_step\":3,\"block_size\":16,"
     "\"local_windows_len\":16,\"second_select_num\":1}",
+    "{\"method\":\"dynamic\",\"anchor_num\":2,\"block_size\":16,\"local_windows_len\":16,"
+    "\"second_select_num\":2,\"audit\":2}",
+    "{\"method\":\"ktransformers\",\"preselect_block\":true,\"preselect_block_count\":3,"
+    "\"block_size\":16,\"local_windows_len\":16,\"second_select_num\":1,\"audit\":1}",
+    "{\"method\":\"quest\",\"head_select_mode\":\"SHARED\",\"dense_layer_num\":0,"
+    "\"block_size\":16,\"local_windows_len\":16,\"epsilon\":0.4,\"audit\":1}",
 };
 
 static json_t *object_of(const char *text)
@@ -90,7 +96,7 @@ static void answer_all(uint32_t n_ranks, uint32_t heads_per_group, bool reads_fe
 {
     setting s = {.kv_type = KERN_KV_F32,
                  .precision = KERN_PRECISION_HIGH,
-                 .prefill_chunk = 64,
+                 .prefill_chunk = reads_few ? 128 : 64, /* retrieval measures 128 rows at once */
                  .layers_per_group = 1,
                  .heads_per_group = heads_per_group,
                  .page_tokens = 16,

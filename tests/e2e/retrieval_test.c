@@ -465,12 +465,6 @@ static void what_cannot_be_had_is_refused(void **state)
                    "retrieval: the prompt's last 128 rows are measured, which do not fit in a "
                    "prefill chunk of 64");
     close_house(&h);
-    s = usual;
-    s.n_ranks = 2;
-    h = open_house(&s);
-    r = request_of(tokens, PROMPT, asked[3]);
-    assert_refused(&h, &r, "retrieval.preselect_block: this backend selects among all blocks");
-    close_house(&h);
 }
 
 /* The method, with a budget that the prompt exceeds. */

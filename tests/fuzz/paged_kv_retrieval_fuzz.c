@@ -82,12 +82,17 @@ static void check_gathered(const retrieval_spec *spec, uint32_t page_tokens, uin
 static void preselect(const retrieval_spec *spec, uint32_t n_prompt, uint32_t n_heads,
                       uint64_t *left_out)
 {
-    static float mass[HEADS * SLOTS_MOST];
+    static float mass[HEADS * SLOTS_MOST], pooled[HEADS][PAGES];
     static uint32_t keys[PAGES];
+    const float *heads[HEADS];
     uint32_t n = 0;
     for (uint32_t i = 0; i < n_heads * n_prompt; i++)
         mass[i] = (&scores[0][0])[i % (HEADS * PAGES)];
-    retrieval_preselect(spec, n_prompt, mass, n_heads, keys, left_out);
+    for (uint32_t h = 0; h < n_heads; h++) {
+        retrieval_pool_mass(spec, n_prompt, mass + (size_t)h * n_prompt, pooled[h]);
+        heads[h] = pooled[h];
+    }
+    retrieval_preselect(spec, n_prompt, heads, n_heads, keys, left_out);
     for (uint32_t b = 0; b < n_prompt / spec->block_tokens; b++)
         n += left_out[b / 64] >> b % 64 & 1;
     FUZZ_CHECK(n == retrieval_left_out(spec, n_prompt));

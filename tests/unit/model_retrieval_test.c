@@ -468,13 +468,10 @@ static void windows_are_read_as_they_are(void **state)
 
 /* 4 KV heads of 2 query heads, on 2 and 4 ranks, and on 8 with each KV head twice. A block that is
  * not the one that a single rank selects would show: errors of f32 sums are far smaller. */
-static void expect_near_one_rank(const retrieval_spec *s)
+static void expect_near_one_rank(pass p)
 {
     const retrieval_spec nothing = {0};
     uint32_t tokens[TOKENS];
-    pass p = with(s);
-    p.dir = "models/demo";
-    p.override = NULL;
     get_tokens(&p, tokens);
     pass_result alone = run(&p, tokens, TOKENS);
     size_t n = (size_t)TOKENS * alone.config.vocab_size;
@@ -492,19 +489,63 @@ static void expect_near_one_rank(const retrieval_spec *s)
     result_free(&alone);
 }
 
+static pass demo_with(const retrieval_spec *s)
+{
+    pass p = with(s);
+    p.dir = "models/demo";
+    p.override = NULL;
+    return p;
+}
+
 static void ranks_read_what_one_reads(void **state)
 {
     (void)state;
-    for (retrieval_representative r = RETRIEVAL_MEAN; r <= RETRIEVAL_FIX; r++) {
+    for (retrieval_representative r = RETRIEVAL_MEAN; r < RETRIEVAL_REPRESENTATIVES; r++) {
         retrieval_spec s = spec;
         if (SLOW && r != RETRIEVAL_MAX) continue;
         s.representative = r;
-        s.representative_num = r == RETRIEVAL_FIX ? 3 : 1;
+        s.representative_num = r == RETRIEVAL_FIX ? 3 : r == RETRIEVAL_DYNAMIC ? 2 : 1;
         s.heads = (retrieval_heads)((r + 2) % RETRIEVAL_HEAD_MODES);
         s.group_heads = s.heads == RETRIEVAL_GROUP ? 2 : 1;
         s.block_tokens = r == RETRIEVAL_MAX ? 32 : 16;
         s.layer_step = r == RETRIEVAL_QUEST ? 2 : 1;
-        expect_near_one_rank(&s);
+        expect_near_one_rank(demo_with(&s));
+    }
+}
+
+/* The masses of all heads decide which blocks are left out, and which keys stand for a block. */
+static void ranks_preselect_what_one_does(void **state)
+{
+    (void)state;
+    for (retrieval_heads heads = RETRIEVAL_SHARED; heads < RETRIEVAL_HEAD_MODES; heads++) {
+        retrieval_spec s = spec;
+        if (SLOW && heads != RETRIEVAL_SHARED) continue;
+        s.heads = heads;
+        s.group_heads = heads == RETRIEVAL_GROUP ? 2 : 1;
+        s.top_blocks = 1;
+        s.preselect_blocks = 3;
+        s.representative = heads == RETRIEVAL_SEPARATE ? RETRIEVAL_MEAN : RETRIEVAL_DYNAMIC;
+        s.representative_num = heads == RETRIEVAL_SEPARATE ? 1 : 3;
+        s.token_step = 1 + heads;
+        expect_near_one_rank(demo_with(&s));
+    }
+}
+
+/* The bounds and sums of all heads decide how many blocks are read. */
+static void ranks_examine_what_one_does(void **state)
+{
+    (void)state;
+    for (retrieval_heads heads = RETRIEVAL_SHARED; heads < RETRIEVAL_HEAD_MODES; heads++) {
+        retrieval_spec s = spec;
+        if (SLOW && heads != RETRIEVAL_SHARED) continue;
+        s.heads = heads;
+        s.group_heads = heads == RETRIEVAL_GROUP ? 2 : 1;
+        s.representative = RETRIEVAL_QUEST;
+        s.top_blocks = heads == RETRIEVAL_GROUP ? 3 : 1000;
+        s.epsilon = 0.99f;
+        pass p = with(&s); /* dummy weights attend to many blocks alike */
+        p.dir = "tests/golden/models/qwen3_layers_bf16";
+        expect_near_one_rank(p);
     }
 }
 
@@ -525,6 +566,19 @@ static void ranks_read_the_same_whatever_the_cut(void **state)
     if (SLOW) return;
     whole.retrieval.heads = cut.retrieval.heads = RETRIEVAL_SEPARATE;
     whole.n_ranks = cut.n_ranks = 8;
+    assert_same_bits(&whole, &cut, true);
+    whole.retrieval.heads = RETRIEVAL_SHARED;
+    whole.retrieval.representative = RETRIEVAL_DYNAMIC;
+    whole.retrieval.preselect_blocks = 2;
+    cut.retrieval = whole.retrieval;
+    cut.chunk = 130; /* the rows that are measured are in one step */
+    assert_same_bits(&whole, &cut, true);
+    whole.retrieval.representative = RETRIEVAL_QUEST;
+    whole.retrieval.preselect_blocks = 0;
+    whole.retrieval.epsilon = 0.3f;
+    whole.retrieval.top_blocks = 1000;
+    cut.retrieval = whole.retrieval;
+    cut.n_threads = 16;
     assert_same_bits(&whole, &cut, true);
 }
 
@@ -572,6 +626,8 @@ int main(void)
         cmocka_unit_test(exams_bound_what_each_row_misses),
         cmocka_unit_test(windows_are_read_as_they_are),
         cmocka_unit_test(ranks_read_what_one_reads),
+        cmocka_unit_test(ranks_preselect_what_one_does),
+        cmocka_unit_test(ranks_examine_what_one_does),
         cmocka_unit_test(ranks_read_the_same_whatever_the_cut),
         cmocka_unit_test(a_failure_leaves_no_marks),
     };

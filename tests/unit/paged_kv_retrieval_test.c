@@ -362,13 +362,17 @@ static void free_tables(tables *t)
 static uint64_t *preselect(const retrieval_spec *spec, const tables *t, uint32_t first, uint32_t n)
 {
     uint32_t n_prompt = t->n_prompt, keys[BLOCKS_MOST], left_out = 0;
-    float *mass = calloc((size_t)n * n_prompt, sizeof *mass);
+    float *mass = calloc(n_prompt, sizeof *mass), pooled[HEADS_MOST][BLOCKS_MOST];
+    const float *heads[HEADS_MOST];
     uint64_t *bits = malloc(BLOCKS_MOST / 8);
-    for (uint32_t h = 0; h < n; h++)
+    for (uint32_t h = 0; h < n; h++) {
         for (uint32_t s = 0; s < n_prompt; s++)
-            mass[h * n_prompt + s] = value_at(t->seed, 3, (uint64_t)(first + h) * t->n_slots + s);
+            mass[s] = value_at(t->seed, 3, (uint64_t)(first + h) * t->n_slots + s);
+        retrieval_pool_mass(spec, n_prompt, mass, pooled[h]);
+        heads[h] = pooled[h];
+    }
     memset(bits, 0xff, BLOCKS_MOST / 8);
-    retrieval_preselect(spec, n_prompt, mass, n, keys, bits);
+    retrieval_preselect(spec, n_prompt, heads, n, keys, bits);
     for (uint32_t b = 0; b < n_prompt / spec->block_tokens; b++)
         left_out += bits[b / 64] >> b % 64 & 1;
     assert_int_equal(left_out, retrieval_left_out(spec, n_prompt));
