@@ -157,8 +157,8 @@ typedef struct step_seq_result {
     measure_result measure;    // values NULL when not asked for
     const float *novelty;      // [n_tokens], for the token after each row; NULL when not asked for
     const step_sample *scores; // [n_tokens], for the token after each row
-    // One of each row that reads by retrieval; NULL: they were not counted
-    const retrieval_reading *readings;
+    const retrieval_reading *readings; // [n_readings], one of each row that reads by retrieval
+    uint32_t n_readings;               // 0: they were not counted
     /* f16 [n_tokens, n_embeds, head_dim]; NULL when not asked for. Each vector is the output of the
      * layer's projection, bias included, before norms and RoPE, divided by its L2 norm; one whose
      * norm is 0 or no finite number is all zeros. A rank of several gives the heads of embed_rank

@@ -46,6 +46,7 @@ typedef struct backend_ranks {
     const step_plan *plan; /* submitted, not yet collected */
     step_result result;
     step_seq_result *seq_results; /* [max_seqs] */
+    retrieval_reading *readings;  /* [max_rows] */
     measured measures;
     embed_room embeddings;
     char trouble[256]; /* result.status.message */
@@ -224,6 +225,18 @@ static bool has_embeddings(const backend_ranks *all, const rank *r)
     return true;
 }
 
+/* Whether two ranks counted what the same rows read. */
+static bool same_readings(const step_result *a, const step_result *b)
+{
+    for (uint32_t i = 0; i < a->n_seqs; i++) {
+        const step_seq_result *x = &a->seqs[i], *y = &b->seqs[i];
+        if (x->n_readings != y->n_readings) return false;
+        for (uint32_t j = 0; j < x->n_readings; j++)
+            if (x->readings[j].context != y->readings[j].context) return false;
+    }
+    return true;
+}
+
 /* Checks that all ranks have done the same step on the same tables. */
 static status check_ranks(backend_ranks *all)
 {
@@ -238,6 +251,8 @@ static status check_ranks(backend_ranks *all)
         if (!same_measures(all->ranks[0].result, r->result))
             return trouble(all, r, "measures have another shape than rank 0's");
         if (!has_embeddings(all, r)) return trouble(all, r, "embeddings are missing");
+        if (!same_readings(all->ranks[0].result, r->result))
+            return trouble(all, r, "it counts what other rows read than rank 0");
     }
     return STATUS_IS_OK;
 }
@@ -314,6 +329,19 @@ static status join_embeddings(backend_ranks *all)
     return STATUS_IS_OK;
 }
 
+/* Adds up what each rank counted of a sequence's rows, in rank order. */
+static const retrieval_reading *join_readings(const backend_ranks *all, uint32_t seq)
+{
+    const step_seq_result *first = &all->ranks[0].result->seqs[seq];
+    retrieval_reading *out = all->readings + all->plan->seqs[seq].first_token;
+    for (uint32_t i = 0; i < first->n_readings; i++) {
+        out[i] = first->readings[i];
+        for (uint32_t r = 1; r < all->n_ranks; r++)
+            retrieval_join_reading(&out[i], &all->ranks[r].result->seqs[seq].readings[i]);
+    }
+    return first->n_readings ? out : NULL;
+}
+
 static status join_seqs(backend_ranks *all)
 {
     const step_result *first = all->ranks[0].result;
@@ -327,6 +355,7 @@ static status join_seqs(backend_ranks *all)
     RETURN_IF_ERROR(join_embeddings(all));
     for (uint32_t i = 0; i < first->n_seqs; i++) {
         step_seq_result *s = &all->seq_results[i];
+        s->readings = join_readings(all, i);
         if (!s->measure.values) continue;
         const measure_spec *spec = &all->plan->seqs[i].measure;
         s->measure.values = at;
@@ -427,6 +456,7 @@ static void ranks_destroy(void *ctx)
     measured_destroy(&all->measures);
     free(all->embeddings.values);
     free(all->seq_results);
+    free(all->readings);
     free(all->ranks);
     free(all);
 }
@@ -511,7 +541,9 @@ static status make_ranks(backend_ranks *all, error *err)
     }
     RETURN_IF_ERROR(compare_infos(all, err));
     all->seq_results = calloc(all->info.max_seqs, sizeof *all->seq_results);
-    if (!all->seq_results) return error_set(err, STATUS_NO_MEMORY, "backend: out of memory");
+    all->readings = calloc(all->info.max_rows, sizeof *all->readings);
+    if (!all->seq_results || !all->readings)
+        return error_set(err, STATUS_NO_MEMORY, "backend: out of memory");
     return STATUS_IS_OK;
 }
 

@@ -154,7 +154,7 @@ static void count_readings(sched *s, sched_seq *q, const step_seq *share,
 {
     uint32_t from = q->computed, to = from + share->n_tokens;
     if (from < q->entry->n_prompt) from = q->entry->n_prompt;
-    for (uint32_t i = from; result->readings && i < to; i++) {
+    for (uint32_t i = from; i < to && i - from < result->n_readings; i++) {
         const retrieval_reading *row = &result->readings[i - from];
         s->stats.retrieval_seen_tokens += row->context;
         s->stats.retrieval_read_tokens += (uint64_t)(retrieval_mean_tokens(row) + 0.5);

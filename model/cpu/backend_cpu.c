@@ -195,6 +195,7 @@ static void lay_out_share(backend_cpu *b, const step_seq *s, uint32_t share, siz
         b->store.has_marks = true;
         f->readings = b->readings + s->first_token + f->dense_rows;
         r->readings = f->readings;
+        r->n_readings = s->n_tokens - f->dense_rows;
     }
     if (s->measure.kind == MEASURE_NONE) return;
     lay_out_measure(b, s, f, &r->measure);

@@ -1,5 +1,20 @@
 #include "paged_kv/retrieval/reading.h"
 
+void retrieval_join_reading(retrieval_reading *row, const retrieval_reading *part)
+{
+    row->lists += part->lists;
+    row->selections += part->selections;
+    row->tokens += part->tokens;
+    row->blocks += part->blocks;
+    row->exams += part->exams;
+    row->failed += part->failed;
+    if (part->most_missed > row->most_missed) row->most_missed = part->most_missed;
+    if (part->audits > 0 && (row->audits == 0 || part->least_recall < row->least_recall))
+        row->least_recall = part->least_recall;
+    row->audits += part->audits;
+    row->recall_sum += part->recall_sum;
+}
+
 double retrieval_mean_tokens(const retrieval_reading *row)
 {
     return row->lists ? (double)row->tokens / row->lists : row->context;

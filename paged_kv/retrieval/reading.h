@@ -13,7 +13,8 @@
 
 #include "paged_kv/retrieval/retrieval.h"
 
-/* One row. Layers that read everything for another reason than its lists are not counted. */
+/* One row, or the part of it that one of several ranks counts: each list and each recall is counted
+ * by one rank. Layers that read everything for another reason than its lists are not counted. */
 typedef struct retrieval_reading {
     uint32_t context;    // tokens that the row could read, its own included
     uint32_t lists;      // lists that it read by, in all layers
@@ -40,6 +41,8 @@ typedef struct retrieval_totals {
     double most_missed;
 } retrieval_totals;
 
+/* Adds the part of a row's reading that another rank counted. */
+void retrieval_join_reading(retrieval_reading *row, const retrieval_reading *part);
 /* The tokens that a row reads in a layer on average over its lists, all where it has none. */
 double retrieval_mean_tokens(const retrieval_reading *row);
 void retrieval_add_reading(retrieval_totals *totals, const retrieval_reading *row);

@@ -73,8 +73,9 @@ typedef struct column_table {
     size_t struct_bytes;
 } column_table;
 
-extern const column_table plan_seq_columns;  // step_seq in plan_message
-extern const column_table plan_move_columns; // pkv_move in plan_message
+extern const column_table plan_seq_columns;       // step_seq in plan_message
+extern const column_table plan_move_columns;      // pkv_move in plan_message
+extern const column_table result_reading_columns; // retrieval_reading in result_message
 
 /* Fills the message's lists, which lie in `a`. STATUS_NO_MEMORY: memory is out. */
 status columns_pack(const column_table *t, const void *structs, size_t n, void *message, arena *a);
@@ -118,6 +119,12 @@ typedef struct result_store {
 
 status result_unpack(const result_message *m, const result_source *source, arena *a,
                      result_store *out, error *err);
+
+/* The part of a result that says what rows read by retrieval: with an item for each row. */
+status readings_pack(const step_plan *plan, const step_result *result, arena *a,
+                     result_message *out);
+status readings_unpack(const result_message *m, const result_source *source, arena *a,
+                       step_seq_result *seqs, error *err);
 
 /* ---- configurations and facts of ranks ------------------------------------------------------- */
 

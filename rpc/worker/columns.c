@@ -74,6 +74,24 @@ static const column move_columns[] = {
     MOVE(fresh, COLUMN_U32, 1),
 };
 
+#define READING(field)                                                                             \
+    {                                                                                              \
+        "reading_" #field, COLUMN_U32, offsetof(retrieval_reading, field),                         \
+            offsetof(result_message, n_reading_##field),                                           \
+            offsetof(result_message, reading_##field), 0, UINT32_MAX, false                        \
+    }
+
+static const column reading_columns[] = {
+    {"reading_context", COLUMN_U32, offsetof(retrieval_reading, context),
+     offsetof(result_message, n_reading_context), offsetof(result_message, reading_context), 0,
+     UINT32_MAX, true},
+    READING(lists),
+    READING(selections),
+    READING(audits),
+    READING(exams),
+    READING(failed),
+};
+
 _Static_assert(sizeof(measure_kind) == 4 && sizeof(measure_sum) == 4 &&
                    sizeof(pkv_move_kind) == 4 && sizeof(pkv_grain) == 4 &&
                    sizeof(retrieval_representative) == 4 && sizeof(retrieval_heads) == 4,
@@ -83,6 +101,8 @@ const column_table plan_seq_columns = {seq_columns, sizeof seq_columns / sizeof 
                                        sizeof(step_seq)};
 const column_table plan_move_columns = {move_columns, sizeof move_columns / sizeof *move_columns,
                                         sizeof(pkv_move)};
+const column_table result_reading_columns = {
+    reading_columns, sizeof reading_columns / sizeof *reading_columns, sizeof(retrieval_reading)};
 
 /* ---- a value --------------------------------------------------------------------------------- */
 

@@ -187,6 +187,7 @@ status result_pack(const step_plan *plan, const step_result *result, const backe
     RETURN_IF_ERROR(pack_draws(result, a, out));
     RETURN_IF_ERROR(pack_measures(plan, result, a, out));
     RETURN_IF_ERROR(pack_novelty(plan, result, a, out));
+    RETURN_IF_ERROR(readings_pack(plan, result, a, out));
     if (!with_rows) return STATUS_IS_OK;
     out->logits = borrow(result->logits, logit_floats(result, info->vocab_size) * sizeof(float));
     return pack_scores(plan, result, info, a, out);

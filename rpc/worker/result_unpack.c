@@ -262,6 +262,7 @@ static status unpack_seqs(const result_message *m, const result_source *source, 
     RETURN_IF_ERROR(unpack_draws(m, source, a, seqs, err));
     RETURN_IF_ERROR(unpack_measures(m, source, seqs, err));
     RETURN_IF_ERROR(unpack_novelty(m, source->plan, seqs, err));
+    RETURN_IF_ERROR(readings_unpack(m, source, a, seqs, err));
     RETURN_IF_ERROR(unpack_logits(m, source, out, err));
     RETURN_IF_ERROR(unpack_scores(m, source, a, seqs, err));
     out->seqs = seqs;

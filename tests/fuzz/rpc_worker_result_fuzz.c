@@ -41,6 +41,13 @@ static const step_seq scored = {.n_tokens = 2, .want_scores = 1 + 3, .next_token
 static const step_plan scored_plan = {
     .step = 1, .seqs = &scored, .n_seqs = 1, .tokens = scored_tokens, .n_tokens = 2};
 
+/* A plan whose sequences read by retrieval, one of them together with its prompt's last rows. */
+static const step_seq few[] = {
+    {.n_tokens = 3, .n_samples = 1, .retrieval = {.block_tokens = 32}},
+    {.seq = 1, .first_token = 3, .n_tokens = 1, .retrieval = {.block_tokens = 16}},
+};
+static const step_plan few_plan = {.step = 1, .seqs = few, .n_seqs = 2, .n_tokens = 4};
+
 /* Reads every float, so that one outside its message is found. */
 static void read_floats(const float *values, size_t n)
 {
@@ -81,6 +88,26 @@ static void check_scores(const step_result *r)
     }
 }
 
+/* What is added up and divided stays in range, also when all ranks say the same. */
+static void check_readings(const step_result *r)
+{
+    if (!status_ok(r->status)) return;
+    for (uint32_t i = 0; i < few_plan.n_seqs; i++) {
+        const step_seq_result *s = &r->seqs[i];
+        retrieval_totals totals = {0};
+        FUZZ_CHECK(s->n_readings <= few[i].n_tokens && !s->readings == (s->n_readings == 0));
+        for (uint32_t k = 0; k < s->n_readings; k++) {
+            retrieval_reading row = s->readings[k];
+            retrieval_join_reading(&row, &s->readings[k]);
+            retrieval_add_reading(&totals, &row);
+            FUZZ_CHECK(row.context > 0 && retrieval_mean_tokens(&row) <= row.context);
+            FUZZ_CHECK(row.recall_sum >= 0 && row.recall_sum <= row.audits);
+        }
+        FUZZ_CHECK(totals.tokens <= (double)totals.context && totals.failed <= totals.exams);
+        FUZZ_CHECK(totals.most_missed >= 0 && totals.most_missed <= 1);
+    }
+}
+
 static void fuzz_result(const uint8_t *data, size_t size, const step_plan *asked, uint32_t rank)
 {
     arena a;
@@ -93,6 +120,7 @@ static void fuzz_result(const uint8_t *data, size_t size, const step_plan *asked
     if (status_ok(s)) s = result_unpack((const result_message *)m, &source, &a, &out, &err);
     FUZZ_CHECK(status_ok(s) || err.text[0]);
     if (status_ok(s) && asked == &plan) check_result(&out.result);
+    else if (status_ok(s) && asked == &few_plan) check_readings(&out.result);
     else if (status_ok(s)) check_scores(&out.result);
     arena_destroy(&a);
 }
@@ -118,6 +146,7 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
 {
     if (size < 1) return 0;
     if (data[0] % 3 == 2) fuzz_facts(data + 1, size - 1);
+    else if (data[0] >= 192) fuzz_result(data + 1, size - 1, &few_plan, data[0] % 3);
     else if (data[0] >= 128) fuzz_result(data + 1, size - 1, &scored_plan, 0);
     else fuzz_result(data + 1, size - 1, &plan, data[0] % 3);
     return 0;

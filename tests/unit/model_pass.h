@@ -177,9 +177,11 @@ static inline pass_result run(const pass *p, const uint32_t *tokens, uint32_t n)
         assert_int_equal(r->seqs[0].scores != NULL, p->want_scores != 0);
         if (p->want_scores) memcpy(out.scores + done, r->seqs[0].scores, some * sizeof *out.scores);
         if (seq.measure.kind == MEASURE_MASS) keep_mass(&r->seqs[0].measure, &out);
-        assert_int_equal(r->seqs[0].readings != NULL, p->retrieval.block_tokens > 0);
         uint32_t first = done < p->n_prompt ? p->n_prompt : done; /* of those that read few */
-        for (uint32_t i = first; p->retrieval.block_tokens && i < done + some; i++)
+        uint32_t sparse =
+            p->retrieval.block_tokens && done + some > first ? done + some - first : 0;
+        assert_int_equal(r->seqs[0].n_readings, sparse);
+        for (uint32_t i = first; i < first + sparse; i++)
             out.readings[i] = r->seqs[0].readings[i - first];
         done += some;
     }

@@ -155,6 +155,7 @@ typedef enum fault {
     DROPS_ANOTHER_PAGE,
     SENDS_ANOTHER_CHECKSUM,
     DRAWS_ANOTHER_TOKEN,
+    COUNTS_ANOTHER_ROW,
     FAILS,
     IS_STUCK,
 } fault;
@@ -170,6 +171,7 @@ typedef struct shim {
     step_result result;
     step_seq_result seq;
     step_sample sample;
+    retrieval_reading reading;
     pthread_mutex_t lock;
     pthread_cond_t released;
     bool interrupted;
@@ -216,6 +218,12 @@ static status shim_collect(void *ctx, const step_result **out)
         s->sample = s->seq.samples[0];
         s->sample.token ^= 1;
         s->seq.samples = &s->sample;
+        s->result.seqs = &s->seq;
+    }
+    if (s->faulty_now && s->fault == COUNTS_ANOTHER_ROW) {
+        s->seq = r->seqs[0];
+        s->seq.readings = &s->reading;
+        s->seq.n_readings = 1;
         s->result.seqs = &s->seq;
     }
     *out = &s->result;
@@ -376,6 +384,7 @@ static void a_rank_that_differs_is_named(void **state)
     check_fault(DROPS_ANOTHER_PAGE, "rank 2: page tables differ from the coordinator's");
     check_fault(SENDS_ANOTHER_CHECKSUM, "rank 2: page tables differ from the coordinator's");
     check_fault(DRAWS_ANOTHER_TOKEN, "rank 2: samples differ from rank 0's");
+    check_fault(COUNTS_ANOTHER_ROW, "rank 2: it counts what other rows read than rank 0");
     check_fault(FAILS, "rank 2: a full house");
 }
 

@@ -466,6 +466,25 @@ static void windows_are_read_as_they_are(void **state)
 
 /* ---- ranks ----------------------------------------------------------------------------------- */
 
+/* Ranks count what one rank counts, each list and each recall once. */
+static void expect_near_readings(const retrieval_reading *want, const retrieval_reading *got)
+{
+    for (uint32_t t = 0; t < TOKENS; t++) {
+        const retrieval_reading *x = &want[t], *y = &got[t];
+        assert_int_equal(x->context, y->context);
+        assert_int_equal(x->lists, y->lists);
+        assert_int_equal(x->selections, y->selections);
+        assert_int_equal(x->tokens, y->tokens);
+        assert_int_equal(x->blocks, y->blocks);
+        assert_int_equal(x->audits, y->audits);
+        assert_int_equal(x->exams, y->exams);
+        assert_int_equal(x->failed, y->failed);
+        assert_true(fabs(x->recall_sum - y->recall_sum) <= 1e-4 * x->audits);
+        assert_true(fabs(x->least_recall - y->least_recall) < 1e-4);
+        assert_true(fabs(x->most_missed - y->most_missed) < 1e-4);
+    }
+}
+
 /* 4 KV heads of 2 query heads, on 2 and 4 ranks, and on 8 with each KV head twice. A block that is
  * not the one that a single rank selects would show: errors of f32 sums are far smaller. */
 static void expect_near_one_rank(pass p)
@@ -479,6 +498,7 @@ static void expect_near_one_rank(pass p)
         pass_result ranks = run(&p, tokens, TOKENS);
         double e = nmse(ranks.logits, alone.logits, n);
         if (!(e < 1e-9)) fail_msg("%u ranks: NMSE %g", p.n_ranks, e);
+        expect_near_readings(alone.readings, ranks.readings);
         result_free(&ranks);
     }
     p.n_ranks = 2;

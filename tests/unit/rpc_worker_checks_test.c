@@ -234,6 +234,9 @@ typedef struct sound_result {
     uint32_t token, rank, n_top, top_id, stride, q_heads, score_rank, score_tops[2];
     float floats[LAYERS * 2 * 4 + VOCAB], wrong[2];
     uint32_t rank_index;
+    uint32_t reading_rows, context[2], lists[2], selections[2], audits[2], exams[2], failed[2];
+    uint64_t tokens[2], blocks[2];
+    double shares[2][3];
     result_message m;
 } sound_result;
 
@@ -348,6 +351,99 @@ static void wrong_results_are_refused_by_field(void **state)
                  "score_top_logprob: inf");
     WRONG_RESULT(s.rank_index = 1, "logits: "); /* only rank 0 sends logits, */
     WRONG_RESULT((s.rank_index = 1, s.m.logits.len = 0), "score_logprob: "); /* and scores */
+}
+
+/* Gives the result the readings of two rows, one audited and one with an exam. */
+static void make_readings(sound_result *s)
+{
+    make_sound_result(s);
+    result_message *m = &s->m;
+    s->seq.n_tokens = s->plan.n_tokens = 2;
+    s->seq.want_logits = false;
+    s->seq.want_scores = 0;
+    s->seq.measure = (measure_spec){0};
+    s->seq.retrieval = (retrieval_spec){.block_tokens = 32};
+    m->n_measure_stride = m->n_measure_q_heads = 0;
+    m->n_score_rank = m->n_score_top_id = 0;
+    m->novelty.len = m->measures.len = m->logits.len = 0;
+    m->score_logprob.len = m->score_top_logprob.len = 0;
+    s->reading_rows = 2;
+    m->reading_rows = &s->reading_rows;
+    m->n_reading_rows = 1;
+    for (uint32_t i = 0; i < 2; i++) {
+        s->context[i] = 100 + i;
+        s->lists[i] = LAYERS * KV_HEADS / 2;
+        s->selections[i] = 3;
+        s->tokens[i] = s->lists[i] * 100;
+        s->blocks[i] = s->lists[i] * 4;
+    }
+    s->audits[0] = 8;
+    s->shares[0][0] = 7.5;
+    s->shares[0][1] = 0.5;
+    s->exams[1] = 3;
+    s->failed[1] = 1;
+    s->shares[1][2] = 0.25;
+#define GIVE(field) m->reading_##field = s->field, m->n_reading_##field = 2
+    GIVE(context), GIVE(lists), GIVE(selections), GIVE(audits), GIVE(exams), GIVE(failed);
+    GIVE(tokens), GIVE(blocks);
+#undef GIVE
+    m->reading_shares = (ProtobufCBinaryData){sizeof s->shares, (uint8_t *)s->shares};
+}
+
+/* The scheduler adds these numbers up and divides them, and reads as many rows as there are. */
+static void wrong_readings_are_refused_by_field(void **state)
+{
+    (void)state;
+    sound_result s;
+    error err = {{0}};
+    make_readings(&s);
+    if (!result_is_taken(&s, &err)) fail_msg("%s", err.text);
+    s.m.n_reading_audits = s.m.n_reading_exams = s.m.n_reading_failed = 0; /* all 0 */
+    s.m.reading_shares.len = 0;
+    if (!result_is_taken(&s, &err)) fail_msg("%s", err.text);
+    make_readings(&s);
+    s.reading_rows = 1; /* rows of the prompt are not counted */
+    s.m.n_reading_context = s.m.n_reading_lists = s.m.n_reading_selections = 1;
+    s.m.n_reading_tokens = s.m.n_reading_blocks = s.m.n_reading_audits = 1;
+    s.m.n_reading_exams = s.m.n_reading_failed = 1;
+    s.m.reading_shares.len = sizeof s.shares[0];
+    if (!result_is_taken(&s, &err)) fail_msg("%s", err.text);
+#define WRONG(change, word)                                                                        \
+    do {                                                                                           \
+        err = (error){{0}};                                                                        \
+        make_readings(&s);                                                                         \
+        change;                                                                                    \
+        if (result_is_taken(&s, &err)) fail_msg("%s: taken", #change);                             \
+        if (!strstr(err.text, word)) fail_msg("%s: \"%s\"", #change, err.text);                    \
+    } while (0)
+    WRONG(s.m.n_reading_rows = 0, "reading_rows: 0 values, 1 sequences read so");
+    WRONG(s.seq.retrieval.block_tokens = 0, "reading_rows: 1 values, 0 sequences");
+    WRONG(s.reading_rows = 3, "reading_rows: 3 is above 2");
+    WRONG(s.reading_rows = 1, "there should be 1");
+    WRONG(s.reading_rows = 0, "there should be 0");
+    WRONG(s.m.n_reading_context = 1, "reading_context: 1 values");
+    WRONG(s.m.n_reading_context = 0, "reading_context: 0");
+    WRONG(s.m.n_reading_lists = 3, "reading_lists: 3 values");
+    WRONG(s.m.n_reading_tokens = 1, "reading_tokens, reading_blocks: 1 and 2 values");
+    WRONG(s.m.n_reading_blocks = 0, "reading_tokens, reading_blocks: 2 and 0 values");
+    WRONG(s.m.reading_shares.len -= 8, "reading_shares: 40 bytes of 2 rows");
+    WRONG(s.context[1] = 513, "reading_context: 513 is above 512");
+    WRONG(s.lists[1] = LAYERS * KV_HEADS / 2 + 1, "reading_lists: 13 is above 12");
+    WRONG(s.lists[0] = UINT32_MAX, "reading_lists: 4294967295");
+    WRONG(s.selections[0] = 13, "reading_selections: 13 is above 12");
+    WRONG(s.tokens[0] = 12 * 100 + 1, "reading_tokens: 1201 is above 1200");
+    WRONG(s.tokens[1] = UINT64_MAX, "reading_tokens: ");
+    WRONG(s.blocks[0] = 12 * 4 + 1, "reading_blocks: 49 is above 48");
+    WRONG(s.audits[0] = UINT32_MAX, "reading_audits: 4294967295");
+    WRONG(s.exams[1] = 13, "reading_exams: 13 is above 12");
+    WRONG(s.failed[0] = 1, "reading_failed: 1 is above 0");
+    WRONG(s.shares[0][0] = 8.5, "reading_shares: recall: 8.5 is not 0 to 8");
+    WRONG(s.shares[1][0] = 0.5, "reading_shares: recall: 0.5 is not 0 to 0");
+    WRONG(s.shares[0][0] = NAN, "reading_shares: recall: ");
+    WRONG(s.shares[0][1] = -0.5, "reading_shares: least recall: -0.5");
+    WRONG(s.shares[0][1] = NAN, "reading_shares: least recall: ");
+    WRONG(s.shares[1][2] = INFINITY, "reading_shares: missed: inf is not 0 to 1");
+#undef WRONG
 }
 
 /* A sequence without logprobs is accepted beside sequences that have some. */
@@ -554,6 +650,7 @@ int main(void)
         cmocka_unit_test(wrong_retrievals_are_refused_by_field),
         cmocka_unit_test(moves_to_no_host_tier_are_refused),
         cmocka_unit_test(wrong_results_are_refused_by_field),
+        cmocka_unit_test(wrong_readings_are_refused_by_field),
         cmocka_unit_test(a_draw_without_a_logprob_is_taken),
         cmocka_unit_test(configs_come_out_as_they_went_in),
         cmocka_unit_test(absurd_numbers_are_refused),

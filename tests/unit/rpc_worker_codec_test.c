@@ -239,6 +239,7 @@ typedef struct random_result {
     step_seq_result seqs[SEQS];
     step_sample samples[SEQS * 2];
     step_sample scores[SEQS * 8];
+    retrieval_reading readings[ROWS];
     float *floats[SEQS * 2];
     size_t n_floats;
     float *logits;
@@ -277,6 +278,30 @@ static void random_scores(rng *r, const step_plan *plan, const step_seq *s, step
     }
 }
 
+/* What a rank of two may have counted of a row that reads by retrieval. */
+static retrieval_reading random_reading(rng *r, const retrieval_spec *spec)
+{
+    retrieval_reading out = {.context = 1 + rng_below(r, info.max_positions),
+                             .lists = rng_below(r, 1 + LAYERS * KV_HEADS / 2)};
+    uint64_t blocks = (out.context - 1) / spec->block_tokens + 1;
+    out.selections = rng_below(r, 1 + out.lists);
+    out.tokens = rng_below(r, 1 + out.lists * out.context);
+    out.blocks = rng_below(r, 1 + out.lists * (uint32_t)blocks);
+    if (coin(r)) {
+        out.audits = rng_below(r, 100);
+        out.recall_sum = out.audits / (1.0 + rng_below(r, 9));
+        out.least_recall = 1.0 / (1 + rng_below(r, 9));
+    }
+    if (coin(r)) {
+        out.exams = rng_below(r, 1 + out.lists);
+        out.failed = rng_below(r, 1 + out.exams);
+        out.most_missed = 1.0 / (1 + rng_below(r, 9));
+    }
+    if (out.audits == 0) out.recall_sum = out.least_recall = 0;
+    if (out.exams == 0) out.most_missed = 0;
+    return out;
+}
+
 /* A random result that such a plan may have, of a rank of two. */
 static void make_result(rng *r, const step_plan *plan, random_result *out)
 {
@@ -289,6 +314,7 @@ static void make_result(rng *r, const step_plan *plan, random_result *out)
                             .compute_us = rng_below(r, 1000000),
                             .measure_us = rng_below(r, 1000)};
     step_sample *sample = out->samples, *score = out->scores;
+    retrieval_reading *reading = out->readings;
     bool logprobs = coin(r);
     for (uint32_t i = 0; i < plan->n_seqs; i++) {
         const step_seq *s = &plan->seqs[i];
@@ -306,6 +332,12 @@ static void make_result(rng *r, const step_plan *plan, random_result *out)
             m->values = floats(r, out, n * measured_arrays(&s->measure));
         }
         if (s->measure.novelty) q->novelty = floats(r, out, s->n_tokens);
+        if (s->retrieval.block_tokens) {
+            q->readings = reading;
+            q->n_readings = rng_below(r, 1 + s->n_tokens);
+            for (uint32_t k = 0; k < q->n_readings; k++)
+                *reading++ = random_reading(r, &s->retrieval);
+        }
         if (s->want_logits) result->n_logit_rows += s->n_tokens;
         if (!s->want_scores) continue;
         random_scores(r, plan, s, score);
@@ -335,6 +367,15 @@ static void expect_same_samples(const step_sample *a, const step_sample *b, uint
     }
 }
 
+static void expect_same_reading(const retrieval_reading *x, const retrieval_reading *y)
+{
+    assert_true(x->context == y->context && x->lists == y->lists && x->tokens == y->tokens);
+    assert_true(x->selections == y->selections && x->blocks == y->blocks);
+    assert_true(x->audits == y->audits && x->exams == y->exams && x->failed == y->failed);
+    assert_true(x->recall_sum == y->recall_sum && x->least_recall == y->least_recall);
+    assert_true(x->most_missed == y->most_missed);
+}
+
 static void expect_same_result(const step_plan *plan, const step_result *a, const step_result *b,
                                bool with_rows)
 {
@@ -354,6 +395,9 @@ static void expect_same_result(const step_plan *plan, const step_result *a, cons
         if (m->values)
             assert_memory_equal(m->values, y->measure.values,
                                 n * measured_arrays(&plan->seqs[i].measure) * sizeof(float));
+        assert_int_equal(x->n_readings, y->n_readings);
+        for (uint32_t k = 0; k < x->n_readings; k++)
+            expect_same_reading(&x->readings[k], &y->readings[k]);
         assert_int_equal(!x->novelty, !y->novelty);
         if (x->novelty)
             assert_memory_equal(x->novelty, y->novelty, plan->seqs[i].n_tokens * sizeof(float));

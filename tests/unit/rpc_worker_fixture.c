@@ -404,11 +404,11 @@ const step_plan *pass_plan(site_pass *p)
                         .want_scores = 1 + SCORE_TOPS,
                         .next_token = 7,
                         .measure = {.kind = MEASURE_MASS, .rows = 2, .layer_step = 1}};
-    if (p->step > 0 && p->retrieval.block_tokens) {
+    if (p->retrieval.block_tokens) {
         p->seq.retrieval = p->retrieval;
         p->seq.n_prompt = PROMPT;
         p->seq.note = 1;
-        p->seq.measure = (measure_spec){0};
+        if (p->step > 0) p->seq.measure = (measure_spec){0};
     } else if (p->step % 2 == 1) {
         p->seq.measure.by_slot = true;
         p->seq.measure.second = MEASURE_VALUE_NORM;
@@ -427,6 +427,13 @@ const step_plan *pass_plan(site_pass *p)
     return &p->plan;
 }
 
+static void take_reading(const retrieval_reading *r, strbuf *out)
+{
+    strbuf_printf(out, "%u %u %u %llu %llu %u %a %a %u %u %a", r->context, r->lists, r->selections,
+                  (unsigned long long)r->tokens, (unsigned long long)r->blocks, r->audits,
+                  r->recall_sum, r->least_recall, r->exams, r->failed, r->most_missed);
+}
+
 void pass_take(site_pass *p, const step_result *r, uint32_t vocab, strbuf *out)
 {
     if (!status_ok(r->status)) fail_msg("step %u: %s", p->step, r->status.message);
@@ -443,6 +450,9 @@ void pass_take(site_pass *p, const step_result *r, uint32_t vocab, strbuf *out)
     strbuf_append(out, s->samples[0].top_logprobs, 3 * sizeof(float));
     strbuf_append(out, r->logits, (size_t)r->n_logit_rows * vocab * sizeof(float));
     if (floats > 0) strbuf_append(out, m->values, floats * sizeof(float));
+    bool reads_few = p->retrieval.block_tokens && p->step > 1;
+    assert_int_equal(s->n_readings, reads_few ? p->plan.n_tokens : 0);
+    for (uint32_t i = 0; i < s->n_readings; i++) take_reading(&s->readings[i], out);
     for (uint32_t i = 0; i < p->plan.n_tokens; i++) {
         const step_sample *score = &s->scores[i];
         assert_int_equal(score->n_top, SCORE_TOPS);

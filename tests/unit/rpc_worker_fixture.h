@@ -93,7 +93,7 @@ void site_await(site_rank *r, const char *line);
 void site_await_held(site_rank *r);
 void site_nap(void);
 
-/* The bytes of a few steps, prefill and decode: tokens, logprobs, logits, measures. */
+/* The bytes of a few steps, prefill and decode: tokens, logprobs, logits, measures, readings. */
 typedef struct site_pass {
     pkv *kv;
     uint32_t step, length, token;

@@ -69,22 +69,29 @@ static void two_ranks_read_the_same_few_blocks(void **state)
                                 .top_blocks = 1,
                                 .layer_step = 1,
                                 .token_step = 2};
-    retrieval_spec all = few;
-    all.top_blocks = 99;
-    strbuf one = {0}, every = {0};
+    retrieval_spec specs[] = {few, few, few, few};
+    specs[1].representative =
+        RETRIEVAL_DYNAMIC; /* of what all heads of the prompt's end attend to */
+    specs[1].preselect_blocks = 1;
+    specs[1].audit = 2;
+    specs[2].top_blocks = 99; /* as many as the bounds of all heads need */
+    specs[2].token_step = 1;
+    specs[2].epsilon = 0.3f;
+    specs[2].audit = 1;
+    specs[3].top_blocks = 99; /* all */
+    strbuf got[4] = {{0}};
     site *s = site_of(state, 2);
     site_start(s, false);
-    expect_same_bits_reading(s, &few);
-    backend local = site_local(s);
-    pass_run(&local, &few, &one);
-    local.ops->destroy(local.ctx);
-    local = site_local(s);
-    pass_run(&local, &all, &every);
-    local.ops->destroy(local.ctx);
-    assert_int_equal(one.size, every.size);
-    assert_memory_not_equal(one.data, every.data, one.size);
-    strbuf_destroy(&one);
-    strbuf_destroy(&every);
+    for (int i = 0; i < 4; i++) {
+        if (i < 3) expect_same_bits_reading(s, &specs[i]);
+        backend local = site_local(s);
+        pass_run(&local, &specs[i], &got[i]);
+        local.ops->destroy(local.ctx);
+        for (int j = 0; j < i; j++) /* what they read makes a difference */
+            assert_true(got[j].size != got[i].size ||
+                        memcmp(got[j].data, got[i].data, got[i].size) != 0);
+    }
+    for (int i = 0; i < 4; i++) strbuf_destroy(&got[i]);
 }
 
 /* ---- lost, silent, hung ---------------------------------------------------------------------- */

@@ -306,17 +306,25 @@ def answer_of(server, i=7, n=8):
 
 class Same(unittest.TestCase):
     FEW = {"method": "ktransformers", "block_tokens": 16, "local_windows_len": 16, "second_block_count": 2}
-    MORE = 3 * [{}] + 3 * [{"retention": {"method": "chunkkv", "tokens": 64}}] + [{"retrieval": FEW}]
+    MEASURED = {**FEW, "method": "dynamic", "preselect_block": True, "preselect_block_count": 4, "audit": 2}
+    BOUNDED = {**FEW, "method": "quest", "head_select_mode": "SHARED", "dense_layer_num": 0, "epsilon": 0.4, "audit": 1}
+    MORE = 3 * [{}] + 3 * [{"retention": {"method": "chunkkv", "tokens": 64}}] + [{"retrieval": m} for m in (FEW, MEASURED, BOUNDED)]
     REQUESTS = [{"id": str(i), "prompt_token_ids": tokens(20 + 30 * i, i), "max_tokens": 12, "ignore_eos": True, "logprobs": 2,
                  **more} for i, more in enumerate(MORE)]
 
     def lines(self, *flags):
         found = run_offline(self.REQUESTS, "--dtype", "f32", "--tp", str(RANKS), "--threads", "2", *flags)
-        return {key: (line["token_ids"], line["logprobs"], line.get("retention", {}).get("kept_tokens")) for key, line in found.items()}
+        return {key: (line["token_ids"], line["logprobs"], line.get("retention", {}).get("kept_tokens"), line.get("retrieval"))
+                for key, line in found.items()}
 
     def test_everywhere(self):
         threads = self.lines("--workers", "threads")
         self.assertEqual(len(threads), len(self.REQUESTS))
+        reports = [threads[str(6 + i), 0][3] for i in range(3)]
+        self.assertEqual([r["rows"] for r in reports], 3 * [11], reports)
+        self.assertTrue(all(r["read_tokens"] < r["context_tokens"] for r in reports), reports)
+        self.assertTrue(all(0 <= r["least_recall"] < r["recall"] < 1 for r in reports[1:]), reports)
+        self.assertGreater(reports[2]["above_epsilon"], 0) # two blocks are too few
         self.assertEqual(self.lines("--workers", "local"), threads)
         workers = [Worker() for _ in range(RANKS)]
         try:
