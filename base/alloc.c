@@ -76,3 +76,16 @@ void alloc_pages_free(void *ptr, size_t bytes)
 {
     if (ptr) munmap(ptr, round_to_pages(bytes));
 }
+
+void *alloc_reserve(size_t bytes)
+{
+    size_t size = round_to_pages(bytes);
+    if (size == 0) return NULL;
+    void *map = mmap(NULL, size, PROT_READ | PROT_WRITE,
+                     MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+    if (map == MAP_FAILED) return NULL;
+    madvise(map, size, MADV_NOHUGEPAGE); /* a huge page would come back whole with its first byte */
+    return map;
+}
+
+void alloc_reserve_drop(void *ptr, size_t bytes) { madvise(ptr, bytes, MADV_DONTNEED); }

@@ -25,4 +25,11 @@ void alloc_free(const allocator *a, void *ptr);
 void *alloc_pages(size_t bytes);
 void alloc_pages_free(void *ptr, size_t bytes);
 
+/* Addresses for memory that is given back piece by piece: like alloc_pages, but in small pages, and
+ * not counted against memory until it is written. Freed by alloc_pages_free. */
+void *alloc_reserve(size_t bytes);
+/* Gives back the memory of whole small pages of a reservation: they are zeros when they are read
+ * next. */
+void alloc_reserve_drop(void *ptr, size_t bytes);
+
 #endif

@@ -28,24 +28,6 @@ _Static_assert(sizeof(file_record) == 40, "records have no padding");
 
 static const char magic[8] = "octavoKV";
 
-static ssize_t system_read(void *ctx, int fd, void *to, size_t n, off_t at)
-{
-    (void)ctx;
-    return pread(fd, to, n, at);
-}
-
-static ssize_t system_write(void *ctx, int fd, const void *from, size_t n, off_t at)
-{
-    (void)ctx;
-    return pwrite(fd, from, n, at);
-}
-
-static int system_sync(void *ctx, int fd)
-{
-    (void)ctx;
-    return fsync(fd);
-}
-
 /* ---- reading and writing --------------------------------------------------------------------- */
 
 static int read_all(const disk_files *f, int fd, void *to, size_t n, off_t at)
@@ -297,14 +279,13 @@ static status cut_files(disk_files *f, const char *dir, error *err)
 
 status files_open(disk_files *f, const disk_options *o, bool *was_foreign, error *err)
 {
-    static const disk_io calls = {system_read, system_write, system_sync, NULL};
     *f = (disk_files){.dir = -1,
                       .lock = -1,
                       .index = -1,
                       .blocks = -1,
                       .block_bytes = o->block_bytes,
                       .identity = o->identity,
-                      .io = o->io ? *o->io : calls};
+                      .io = o->io ? *o->io : calls_system};
     f->slot_bytes = (o->block_bytes + DISK_ALIGN - 1) / DISK_ALIGN * DISK_ALIGN;
     uint64_t n =
         o->bytes > DISK_ALIGN ? (o->bytes - DISK_ALIGN) / (f->slot_bytes + sizeof(file_record)) : 0;

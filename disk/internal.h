@@ -18,6 +18,10 @@ enum {
     DISK_VERSION = 1,
 };
 
+/* ---- calls.c: pread, pwrite and fsync -------------------------------------------------------- */
+
+extern const disk_io calls_system;
+
 /* ---- index.c: slots in memory; no I/O, no lock ----------------------------------------------- */
 
 typedef struct disk_slot {
