@@ -166,6 +166,30 @@ typedef struct step_seq_result {
     const uint16_t *embeddings;
 } step_seq_result;
 
+/* X(field, metric, help): what a step moved between memory and the disk below it, where the pool is
+ * larger than memory. */
+#define BACKEND_TIER_COUNTERS(X)                                                                   \
+    X(hits, "kv_disk_hits_total", "Pages of K and V that a step used and memory held.")            \
+    X(reads, "kv_disk_reads_total", "Pages of K and V read from disk.")                            \
+    X(ahead, "kv_disk_reads_ahead_total", "Pages of K and V read before their layer began.")       \
+    X(writes, "kv_disk_writes_total", "Pages of K and V written to disk.")                         \
+    X(read_bytes, "kv_disk_read_bytes_total", "Bytes of K and V read from disk.")                  \
+    X(written_bytes, "kv_disk_written_bytes_total", "Bytes of K and V written to disk.")           \
+    X(wait_us, "kv_disk_wait_microseconds_total", "Microseconds that steps waited for the disk.")
+
+#define BACKEND_TIER_FIELD(field, metric, help) uint64_t field;
+typedef struct backend_tier {
+    BACKEND_TIER_COUNTERS(BACKEND_TIER_FIELD)
+} backend_tier;
+#undef BACKEND_TIER_FIELD
+
+static inline void backend_tier_add(backend_tier *to, const backend_tier *more)
+{
+#define BACKEND_TIER_ADD(field, metric, help) to->field += more->field;
+    BACKEND_TIER_COUNTERS(BACKEND_TIER_ADD)
+#undef BACKEND_TIER_ADD
+}
+
 typedef struct step_result {
     uint64_t step;
     status status;
@@ -176,6 +200,7 @@ typedef struct step_result {
     uint64_t checksum; // of the backend's mirror: must equal the plan's
     int64_t compute_us;
     int64_t measure_us; // part of compute_us spent on measures, as far as it can be told apart
+    backend_tier tier;  // also of a step that failed
 } step_result;
 
 typedef struct backend_info {

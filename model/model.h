@@ -154,7 +154,12 @@ typedef struct backend_options {
     uint64_t kv_bytes;        // pool of all ranks; 0 = 60 % of what the cgroup leaves beside the
                               // weights on each machine, assuming all are like rank 0's
     uint64_t swap_bytes;      // limit of the host tier, of all ranks; 0 = none
-    uint32_t max_rows;        // tokens in one plan
+    /* NULL, or a directory: the pool has kv_disk_bytes and lies in a file there, and kv_bytes of it
+     * are in memory at once, at least one layer's. For one rank, and pages without grids. */
+    const char *kv_disk;
+    uint64_t kv_disk_bytes;
+    const struct disk_io *kv_disk_io; // NULL = the system's
+    uint32_t max_rows;                // tokens in one plan
     uint32_t max_seqs;
     uint32_t max_model_len; // sizes the RoPE range and attention scratch
     const char *cache_dir;  // NULL, or the folder of the cache of packed weights; unused with dummy
@@ -174,7 +179,8 @@ typedef struct backend_facts {
     uint32_t n_threads;
     uint64_t weight_bytes; // packed
     uint64_t page_bytes;
-    uint64_t pool_bytes;
+    uint64_t pool_bytes;    // in memory
+    uint64_t disk_bytes;    // of the pool's file; 0 = the whole pool is in memory
     uint64_t filling_bytes; // limit of pages in bf16 beside the pool: int4 and int2
     uint64_t swap_bytes;    // size of the host tier, committed as it fills
     int64_t load_us;        // reading and packing the weights
@@ -228,6 +234,8 @@ typedef struct backend_measures {
     uint64_t step_bytes;              // a GPU's buffers for the longest step
     bool fits;                        // the weights of all ranks fit into `memory`
     uint32_t n_pages;                 // page 0 included; 0: the pool would not hold one block
+    uint32_t n_frames;                // pages that memory holds of a pool on disk; 0 = all
+    uint64_t tier_bytes;              // tables of a pool on disk
     uint32_t n_host_pages;
 } backend_measures;
 
@@ -240,6 +248,11 @@ static inline uint64_t backend_rank_pages(const backend_measures *m, uint64_t n)
 static inline uint64_t backend_page_bytes(const backend_measures *m, uint32_t n_ranks)
 {
     return m->page_bytes * n_ranks * m->rank_shares / pkv_shares(&m->geometry);
+}
+/* Bytes of one rank's pool that are in memory. */
+static inline uint64_t backend_pool_bytes(const backend_measures *m)
+{
+    return (m->n_frames ? m->n_frames : backend_rank_pages(m, m->n_pages)) * m->page_bytes;
 }
 /* Most bytes of one rank that retrieval writes beside its pool. */
 static inline uint64_t backend_representatives_bytes(const backend_measures *m)
@@ -260,9 +273,10 @@ status backend_cpu_measure(const backend_options *options, uint32_t n_ranks, uin
  * Arrays that grow with steps come on top. left is the memory that is free
  * before the weights are loaded. */
 typedef struct backend_cpu_needs {
-    uint64_t weights, pool;
+    uint64_t weights, pool;   // of a pool on disk: what memory holds of it
     uint64_t representatives; // most that retrieval writes beside the pool
-    uint64_t buffers;         // activations and logits of a step, bf16 tiles of int4 and int2 pages
+    uint64_t buffers;         // activations and logits of a step, bf16 tiles of int4 and int2
+                              // pages, tables of a pool on disk
     uint64_t swap;            // most that the host tier would take of what is left
     size_t block_bytes;       // K and V of a block, over all KV groups and ranks
 } backend_cpu_needs;

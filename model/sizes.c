@@ -2,6 +2,7 @@
 
 #include "model/cpu/forward.h"
 #include "model/cpu/kv_filling.h"
+#include "model/cpu/kv_tier.h"
 
 #include <string.h>
 
@@ -53,7 +54,22 @@ status model_geometry(const backend_options *o, uint32_t n_ranks, pkv_geometry *
     if (out->heads_per_group > 0 && out->heads_per_group <= out->n_kv_heads)
         out->n_shares = pkv_shares_for(out, n_ranks);
     RETURN_IF_ERROR(pkv_geometry_check(out, err));
+    RETURN_IF_ERROR(sizes_check_disk(o, n_ranks, err));
     return check_format(o, err);
+}
+
+status sizes_check_disk(const backend_options *o, uint32_t n_ranks, error *err)
+{
+    if (!o->kv_disk) return STATUS_IS_OK;
+    if (n_ranks > 1)
+        return error_set(err, STATUS_UNSUPPORTED,
+                         "kv-disk: a pool on disk needs one rank, and these are %u", n_ranks);
+    if (kern_kv_has_grids(o->kv_type))
+        return error_set(err, STATUS_UNSUPPORTED,
+                         "kv-disk: pages of %s cannot lie on disk: f32, bf16, f16 or int8",
+                         kern_kv_name(o->kv_type));
+    if (o->kv_disk_bytes > 0) return STATUS_IS_OK;
+    return error_set(err, STATUS_INVALID, "kv-disk: kv-disk-size is missing");
 }
 
 weights_options sizes_weights(const backend_options *o, const model_config *config, int rank,
@@ -87,27 +103,79 @@ static uint32_t whole_pages(uint64_t bytes, uint64_t page_bytes)
     return n > PKV_PAGES_MOST ? PKV_PAGES_MOST : (uint32_t)n;
 }
 
-status sizes_check_pool(const backend_options *o, uint64_t page_bytes, error *err)
+static status check_pages(const char *flag, uint64_t bytes, uint64_t page_bytes, error *err)
 {
-    if (o->kv_bytes / page_bytes <= PKV_PAGES_MOST) return STATUS_IS_OK;
+    if (bytes / page_bytes <= PKV_PAGES_MOST) return STATUS_IS_OK;
     return error_set(err, STATUS_INVALID,
-                     "kv-memory: %llu bytes are %llu pages of %llu bytes, and a pool has at most "
+                     "%s: %llu bytes are %llu pages of %llu bytes, and a pool has at most "
                      "%d; page-tokens makes them larger",
-                     (unsigned long long)o->kv_bytes,
-                     (unsigned long long)(o->kv_bytes / page_bytes), (unsigned long long)page_bytes,
-                     PKV_PAGES_MOST);
+                     flag, (unsigned long long)bytes, (unsigned long long)(bytes / page_bytes),
+                     (unsigned long long)page_bytes, PKV_PAGES_MOST);
 }
 
-status sizes_pool_pages(const pkv_geometry *g, uint64_t bytes, uint64_t page_bytes, uint32_t *n,
-                        error *err)
+status sizes_check_pool(const backend_options *o, uint64_t page_bytes, error *err)
+{
+    if (o->kv_disk) return check_pages("kv-disk-size", o->kv_disk_bytes, page_bytes, err);
+    return check_pages("kv-memory", o->kv_bytes, page_bytes, err);
+}
+
+static status count_pages(const char *flag, const pkv_geometry *g, uint64_t bytes,
+                          uint64_t page_bytes, uint32_t *n, error *err)
 {
     *n = whole_pages(bytes, page_bytes);
     *n -= *n % pkv_groups(g); /* whole runs: no memory for numbers that are not handed out */
     if (*n > pkv_groups(g)) return STATUS_IS_OK;
     return error_set(err, STATUS_INVALID,
-                     "kv-memory: %llu bytes hold %u pages of %llu bytes; one block needs %u and "
+                     "%s: %llu bytes hold %u pages of %llu bytes; one block needs %u and "
                      "one is spare",
-                     (unsigned long long)bytes, *n, (unsigned long long)page_bytes, pkv_groups(g));
+                     flag, (unsigned long long)bytes, *n, (unsigned long long)page_bytes,
+                     pkv_groups(g));
+}
+
+status sizes_pool_pages(const pkv_geometry *g, uint64_t bytes, uint64_t page_bytes, uint32_t *n,
+                        error *err)
+{
+    return count_pages("kv-memory", g, bytes, page_bytes, n, err);
+}
+
+/* Memory holds all that a layer of a step can read, and both runs of a move. */
+static uint32_t least_frames(const pkv_geometry *g, uint32_t n_cells)
+{
+    uint32_t layers = pkv_layer_groups(g), of_layer = (n_cells + layers - 1) / layers;
+    uint32_t of_move = 2 * pkv_groups(g);
+    return of_layer > of_move ? of_layer : of_move;
+}
+
+static status pool_on_disk(const backend_options *o, const kv_store *s, uint64_t share,
+                           sizes_pool *out, error *err)
+{
+    const pkv_geometry *g = &s->geometry;
+    RETURN_IF_ERROR(
+        count_pages("kv-disk-size", g, o->kv_disk_bytes, s->page_bytes, &out->n_pages, err));
+    uint32_t n_cells = pkv_cell_count(g, out->n_pages - 1), least = least_frames(g, n_cells);
+    uint64_t beside = n_cells * kv_store_retrieval_bytes(s);
+    uint64_t bytes = o->kv_bytes ? o->kv_bytes : share > beside ? share - beside : 0;
+    uint64_t n = bytes / s->page_bytes;
+    out->n_frames = n < n_cells ? (uint32_t)n : n_cells;
+    if (out->n_frames >= least || out->n_frames == n_cells) return STATUS_IS_OK;
+    return error_set(err, STATUS_INVALID,
+                     "kv-memory: %llu bytes hold %u pages; a layer of a pool of this kv-disk-size "
+                     "has %u, which take %llu bytes",
+                     (unsigned long long)bytes, out->n_frames, least,
+                     (unsigned long long)(least * (uint64_t)s->page_bytes));
+}
+
+status sizes_of_pool(const backend_options *o, const kv_store *s, uint32_t n_ranks, uint64_t share,
+                     sizes_pool *out, error *err)
+{
+    *out = (sizes_pool){0};
+    uint64_t page_bytes = sizes_of_page(&s->geometry, s->page_bytes, s->n_heads, n_ranks);
+    RETURN_IF_ERROR(sizes_check_pool(o, page_bytes, err));
+    if (o->kv_disk) return pool_on_disk(o, s, share, out, err);
+    uint64_t bytes = o->kv_bytes
+                         ? o->kv_bytes
+                         : sizes_pages_part(share, s->page_bytes, kv_store_retrieval_bytes(s));
+    return sizes_pool_pages(&s->geometry, bytes, page_bytes, &out->n_pages, err);
 }
 
 uint32_t sizes_host_pages(const pkv_geometry *g, uint64_t bytes, uint64_t left, uint64_t pool_bytes,
@@ -128,6 +196,15 @@ static status measure_weights(const backend_options *o, int rank, int size, weig
     return weights_measure(&wanted, out, err);
 }
 
+static void lay_out_store(const backend_options *o, const pkv_geometry *g,
+                          const tensor_slice *slice, kv_store *store)
+{
+    kv_store_layout(store, o->kv_type, g, o->config->head_dim, slice->first_kv_head,
+                    slice->n_kv_heads);
+    if (o->kv_disk) kv_store_align(store, SPILL_ALIGN);
+    store->residual_pages = o->kv_residual / g->page_tokens;
+}
+
 status backend_cpu_measure(const backend_options *o, uint32_t n_ranks, uint64_t memory,
                            double share, backend_measures *out, error *err)
 {
@@ -142,26 +219,28 @@ status backend_cpu_measure(const backend_options *o, uint32_t n_ranks, uint64_t 
     m.fits = slice.bytes * n_ranks <= memory;
 
     kv_store store;
-    kv_store_layout(&store, o->kv_type, &m.geometry, o->config->head_dim, slice.slice.first_kv_head,
-                    slice.slice.n_kv_heads);
-    store.residual_pages = o->kv_residual / m.geometry.page_tokens;
+    lay_out_store(o, &m.geometry, &slice.slice, &store);
     uint64_t left = m.fits ? memory - slice.bytes * n_ranks : 0;
     uint64_t page_bytes = sizes_of_page(&m.geometry, store.page_bytes, store.n_heads, n_ranks);
     RETURN_IF_ERROR(sizes_check_pool(o, page_bytes, err));
     m.representatives_of_page = kv_store_retrieval_bytes(&store);
     uint64_t beside = sizes_of_page(&m.geometry, m.representatives_of_page, store.n_heads, n_ranks);
-    uint64_t pool = o->kv_bytes ? o->kv_bytes
-                                : sizes_pages_part(sizes_default_pool(left, share),
-                                                   store.page_bytes, m.representatives_of_page);
     m.page_bytes = store.page_bytes;
     m.rank_shares = pkv_shares_of(&m.geometry, store.n_heads);
     m.sums_of_page = store.page_sums * sizeof *store.sums;
     if (kern_kv_has_grids(o->kv_type))
         m.filling_bytes = kv_filling_size(&store, o->max_rows, o->max_seqs);
-    if (m.fits && !status_ok(sizes_pool_pages(&m.geometry, pool, page_bytes, &m.n_pages, NULL)))
-        m.n_pages = 0;
+    sizes_pool pool = {0};
+    uint64_t usual = sizes_default_pool(left, share);
+    if (m.fits && o->kv_disk) RETURN_IF_ERROR(sizes_of_pool(o, &store, n_ranks, usual, &pool, err));
+    else if (m.fits && !status_ok(sizes_of_pool(o, &store, n_ranks, usual, &pool, NULL)))
+        pool = (sizes_pool){0};
+    m.n_pages = pool.n_pages;
+    m.n_frames = pool.n_frames;
+    if (m.n_frames) m.tier_bytes = kv_tier_bytes(m.n_pages, m.n_frames);
+    uint64_t held = m.n_frames ? m.n_frames : m.n_pages;
     m.n_host_pages = sizes_host_pages(&m.geometry, o->swap_bytes, left,
-                                      (uint64_t)m.n_pages * (page_bytes + beside), page_bytes);
+                                      held * page_bytes + (uint64_t)m.n_pages * beside, page_bytes);
     *out = m;
     return STATUS_IS_OK;
 }
@@ -171,21 +250,23 @@ status backend_cpu_need(const backend_options *o, uint32_t n_ranks, uint64_t lef
 {
     backend_measures m;
     tensor_slice slice;
-    uint32_t n_pages;
     RETURN_IF_ERROR(backend_cpu_measure(o, n_ranks, left, MODEL_POOL_SHARE, &m, err));
-    if (o->kv_bytes)
-        RETURN_IF_ERROR(sizes_pool_pages(&m.geometry, o->kv_bytes, backend_page_bytes(&m, n_ranks),
-                                         &n_pages, err));
     RETURN_IF_ERROR(tensor_slice_of(o->config, 0, (int)n_ranks, &slice, err));
+    if (m.n_pages == 0 && o->kv_bytes) {
+        kv_store store;
+        sizes_pool pool;
+        lay_out_store(o, &m.geometry, &slice, &store);
+        RETURN_IF_ERROR(sizes_of_pool(o, &store, n_ranks, 0, &pool, err));
+    }
     uint64_t logits = (uint64_t)o->max_seqs * o->config->vocab_size * sizeof(float);
     uint64_t rows = forward_bytes(o->config, &slice, slice.n_tokens, o->max_rows, n_ranks);
-    *out = (backend_cpu_needs){.weights = m.weight_bytes * n_ranks,
-                               .pool = backend_page_bytes(&m, n_ranks) * m.n_pages,
-                               .representatives = backend_representatives_bytes(&m) * n_ranks,
-                               .buffers = (rows + logits + m.filling_bytes) * n_ranks,
-                               .swap = backend_host_bytes(&m) * n_ranks,
-                               .block_bytes =
-                                   backend_page_bytes(&m, n_ranks) * pkv_groups(&m.geometry)};
+    *out = (backend_cpu_needs){
+        .weights = m.weight_bytes * n_ranks,
+        .pool = m.n_frames ? backend_pool_bytes(&m) : backend_page_bytes(&m, n_ranks) * m.n_pages,
+        .representatives = backend_representatives_bytes(&m) * n_ranks,
+        .buffers = (rows + logits + m.filling_bytes + m.tier_bytes) * n_ranks,
+        .swap = backend_host_bytes(&m) * n_ranks,
+        .block_bytes = backend_page_bytes(&m, n_ranks) * pkv_groups(&m.geometry)};
     return STATUS_IS_OK;
 }
 

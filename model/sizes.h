@@ -3,6 +3,7 @@
 #ifndef MODEL_SIZES_H
 #define MODEL_SIZES_H
 
+#include "model/cpu/kv_store.h"
 #include "model/load/weights.h"
 #include "model/model.h"
 
@@ -44,11 +45,24 @@ static inline uint64_t sizes_of_page(const pkv_geometry *g, uint64_t page_bytes,
     return page_bytes * n_ranks * pkv_shares_of(g, n_heads) / pkv_shares(g);
 }
 
+/* Refuses what a pool on disk does not go with. Errors name kv-disk. */
+status sizes_check_disk(const backend_options *o, uint32_t n_ranks, error *err);
+
 /* Refuses a --kv-memory of more pages than have numbers; a default pool has as many as do.
  * page_bytes, here and below, is all ranks' slices of a page together. Errors name kv-memory. */
 status sizes_check_pool(const backend_options *o, uint64_t page_bytes, error *err);
 status sizes_pool_pages(const pkv_geometry *g, uint64_t bytes, uint64_t page_bytes, uint32_t *n,
                         error *err);
+
+/* A CPU pool: its pages, and how many of them memory holds at once where it lies on disk (else 0).
+ * store has its layout. share: the part of memory that a pool of the default size takes, with what
+ * retrieval writes beside it. Errors name kv-memory, kv-disk or kv-disk-size. */
+typedef struct sizes_pool {
+    uint32_t n_pages, n_frames;
+} sizes_pool;
+
+status sizes_of_pool(const backend_options *o, const kv_store *store, uint32_t n_ranks,
+                     uint64_t share, sizes_pool *out, error *err);
 
 /* Pages of the host tier. The weights leave `left` bytes, of which the pool takes pool_bytes, with
  * what retrieval writes beside it. The

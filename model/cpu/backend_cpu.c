@@ -2,7 +2,10 @@
 #include "model/cpu/embeds.h"
 #include "model/cpu/forward.h"
 #include "model/cpu/kv_filling.h"
+#include "model/cpu/kv_hold.h"
 #include "model/cpu/kv_moves.h"
+#include "model/cpu/kv_pool.h"
+#include "model/cpu/kv_tier.h"
 #include "model/cpu/retrieve.h"
 #include "model/cpu/row_order.h"
 #include "model/cpu/scores.h"
@@ -30,8 +33,6 @@ typedef struct backend_cpu {
     kern_context *kernels;
     model_weights weights;
     kv_store store;
-    size_t store_bytes;
-    size_t host_bytes; /* size of the host tier */
     pkv_mirror *mirror;
     forward *forward;
     sampler *sampler;
@@ -55,19 +56,10 @@ typedef struct backend_cpu {
     bool gives_scores; /* rank 0, whose scores stand for all ranks */
 } backend_cpu;
 
-static size_t sums_bytes(const kv_store *s, pkv_cells cells)
+/* Ends the use of pages that something outside layers, or a step that failed, still holds. */
+static void release_pages(backend_cpu *b)
 {
-    return cells.n * s->page_sums * sizeof *s->sums;
-}
-
-static size_t vectors_bytes(const kv_store *s)
-{
-    return s->cells.n * s->page_vectors * sizeof *s->vectors;
-}
-
-static size_t marks_bytes(const kv_store *s)
-{
-    return s->cells.n * s->page_tiles * sizeof *s->marks;
+    if (b->store.tier) kv_tier_release(b->store.tier, b->info.geometry.n_layers);
 }
 
 /* ---- before compute: tables, moves, samplers ------------------------------------------------- */
@@ -113,16 +105,20 @@ static status move_slots(backend_cpu *b, const pkv_move *m)
     return STATUS_IS_OK;
 }
 
-/* Makes the move for each cell of its two runs that is stored here. */
+/* Makes the move for each cell of its two runs that is stored here. The scheduler counts on all
+ * moves, so a page that cannot be read ends the backend. */
 static status make_move(backend_cpu *b, const pkv_move *m)
 {
     const pkv_geometry *g = &b->store.geometry;
+    status held = kv_hold_move(&b->store, m, b->info.n_host_pages);
+    if (!status_ok(held)) return status_make(STATUS_INTERNAL, held.message);
     for (uint32_t i = 0, n = pkv_move_cells(g, m); i < n; i++) {
         pkv_move cell = pkv_move_cell(g, m, i, b->store.n_pages - 1, b->info.n_host_pages);
         if (!kv_store_is_ours(&b->store, cell.group)) continue;
         RETURN_IF_ERROR(m->kind == PKV_MOVE_SLOTS ? move_slots(b, &cell) : copy_page(b, &cell));
         if (m->kind != PKV_MOVE_OUT) kv_store_forget(&b->store, cell.dst_page);
     }
+    release_pages(b);
     return STATUS_IS_OK;
 }
 
@@ -307,6 +303,8 @@ static status cpu_collect(void *ctx, const step_result **out)
     b->result = (step_result){.step = b->plan->step, .seqs = b->seq_results};
     b->result.status = run_step(b, b->plan);
     if (status_ok(b->result.status)) b->result.n_seqs = b->plan->n_seqs;
+    release_pages(b);
+    if (b->store.tier) b->result.tier = kv_tier_count(b->store.tier);
     b->result.checksum = pkv_mirror_checksum(b->mirror);
     b->result.compute_us = clock_now_us() - start;
     b->plan = NULL;
@@ -325,13 +323,7 @@ static void cpu_destroy(void *ctx)
     forward_destroy(b->forward);
     kv_filling_destroy(b->store.filling);
     pkv_mirror_destroy(b->mirror);
-    alloc_pages_free(b->store.data, b->store_bytes);
-    alloc_pages_free(b->store.host, b->host_bytes);
-    alloc_pages_free(b->store.sums, sums_bytes(&b->store, b->store.cells));
-    alloc_pages_free(b->store.host_sums, sums_bytes(&b->store, b->store.host_cells));
-    alloc_pages_free(b->store.vectors, vectors_bytes(&b->store));
-    alloc_pages_free(b->store.smallest, vectors_bytes(&b->store));
-    alloc_pages_free(b->store.marks, marks_bytes(&b->store));
+    kv_pool_destroy(&b->store);
     weights_destroy(&b->weights);
     kern_destroy(b->kernels);
     thread_pool_destroy(b->pool);
@@ -398,40 +390,24 @@ static status default_pool_bytes(const backend_options *o, uint64_t *bytes)
     return comm_broadcast(o->group, bytes, sizeof *bytes, 0);
 }
 
-static status make_representatives(backend_cpu *b)
-{
-    b->store.vectors = alloc_pages(vectors_bytes(&b->store));
-    b->store.smallest = alloc_pages(vectors_bytes(&b->store));
-    b->store.marks = alloc_pages(marks_bytes(&b->store));
-    bool ok = b->store.vectors && b->store.smallest && b->store.marks;
-    return ok ? STATUS_IS_OK : status_make(STATUS_NO_MEMORY, "representatives of blocks");
-}
-
 static status make_pool(backend_cpu *b, const backend_options *o, error *err)
 {
+    uint32_t n_ranks = (uint32_t)comm_size(o->group);
+    RETURN_IF_ERROR(sizes_check_disk(o, n_ranks, err));
     kv_store_layout(&b->store, o->kv_type, &b->info.geometry, b->config.head_dim,
                     b->weights.slice.first_kv_head, b->weights.slice.n_kv_heads);
+    if (o->kv_disk) kv_store_align(&b->store, SPILL_ALIGN);
     b->store.residual_pages = o->kv_residual / b->info.geometry.page_tokens;
 
-    uint64_t bytes = o->kv_bytes;
-    if (bytes == 0) {
-        status s = default_pool_bytes(o, &bytes);
+    uint64_t left = 0;
+    if (o->kv_bytes == 0) {
+        status s = default_pool_bytes(o, &left);
         if (!status_ok(s)) return error_set(err, s.code, "kv-memory: %s", s.message);
-        bytes = sizes_pages_part(bytes, b->store.page_bytes, kv_store_retrieval_bytes(&b->store));
     }
-    uint32_t n_pages, n_ranks = (uint32_t)comm_size(o->group);
-    uint64_t page_bytes =
-        sizes_of_page(&b->info.geometry, b->store.page_bytes, b->store.n_heads, n_ranks);
-    RETURN_IF_ERROR(sizes_check_pool(o, page_bytes, err));
-    RETURN_IF_ERROR(sizes_pool_pages(&b->info.geometry, bytes, page_bytes, &n_pages, err));
-    kv_store_set_pool(&b->store, n_pages);
-    b->store_bytes = (size_t)b->store.cells.n * b->store.page_bytes;
-    b->store.data = alloc_pages(b->store_bytes);
-    b->store.sums = alloc_pages(sums_bytes(&b->store, b->store.cells));
-    if (!b->store.data || !b->store.sums)
-        return error_set(err, STATUS_NO_MEMORY, "kv-memory: cannot reserve %zu bytes",
-                         b->store_bytes);
-    return STATUS_IS_OK;
+    sizes_pool pool;
+    RETURN_IF_ERROR(sizes_of_pool(o, &b->store, n_ranks, left, &pool, err));
+    kv_store_set_pool(&b->store, pool.n_pages);
+    return kv_pool_create(&b->store, o, pool.n_frames, err);
 }
 
 /* Reserves addresses for swapped sequences; memory is committed as pages are written. The tier
@@ -444,20 +420,14 @@ static status make_host_tier(backend_cpu *b, const backend_options *o, error *er
         sizes_of_page(&b->info.geometry, b->store.page_bytes, b->store.n_heads, (uint32_t)all);
     uint64_t n = sizes_host_pages(
         &b->info.geometry, o->swap_bytes, sizes_for_ranks(memory_available_bytes(), ranks, all),
-        (b->store_bytes + b->store.cells.n * kv_store_retrieval_bytes(&b->store)) * all,
+        (kv_pool_memory(&b->store) + b->store.cells.n * kv_store_retrieval_bytes(&b->store)) * all,
         page_bytes);
     status s = comm_broadcast(o->group, &n, sizeof n, 0);
     if (!status_ok(s)) return error_set(err, s.code, "swap-memory: %s", s.message);
     if (n == 0) return STATUS_IS_OK;
     b->info.n_host_pages = (uint32_t)n;
     kv_store_set_host(&b->store, b->info.n_host_pages);
-    b->host_bytes = (size_t)b->store.host_cells.n * b->store.page_bytes;
-    b->store.host = alloc_pages(b->host_bytes);
-    b->store.host_sums = alloc_pages(sums_bytes(&b->store, b->store.host_cells));
-    if (!b->store.host || !b->store.host_sums)
-        return error_set(err, STATUS_NO_MEMORY, "swap-memory: cannot reserve %zu bytes",
-                         b->host_bytes);
-    return STATUS_IS_OK;
+    return kv_pool_create_host(&b->store, err);
 }
 
 static status make_filling(backend_cpu *b, const backend_options *o)
@@ -481,7 +451,7 @@ static status make_step_buffers(backend_cpu *b, const backend_options *o)
     RETURN_IF_ERROR(
         pkv_mirror_create(&b->info.geometry, b->store.n_pages, o->max_seqs, NULL, &b->mirror));
     if (kern_kv_has_grids(o->kv_type)) RETURN_IF_ERROR(make_filling(b, o));
-    RETURN_IF_ERROR(make_representatives(b));
+    RETURN_IF_ERROR(kv_pool_create_representatives(&b->store));
     RETURN_IF_ERROR(sampler_create(o->max_seqs, b->config.vocab_size, b->pool, &b->sampler));
     forward_options pass = {
         .config = &b->config,
@@ -542,8 +512,9 @@ static void fill_info(backend_cpu *b, const backend_options *o)
     b->info.n_pages = b->store.n_pages;
     b->info.max_in_flight = 1;
     b->info.identity = b->weights.identity;
-    /* A rank has a part of a block, and pages of formats with grids may be filling. */
-    if (comm_size(o->group) == 1 && !b->store.filling)
+    /* A rank has a part of a block, pages of formats with grids may be filling, and pages may be
+     * out of memory. */
+    if (comm_size(o->group) == 1 && !b->store.filling && !b->store.tier)
         b->info.block_bytes = kv_block_bytes(&b->store);
     b->info.block_identity = block_identity(b, o);
     b->facts.isa = kern_isa_name(b->kernels);
@@ -551,8 +522,9 @@ static void fill_info(backend_cpu *b, const backend_options *o)
     b->facts.weight_bytes = b->weights.bytes;
     b->facts.from_cache = b->weights.from_cache;
     b->facts.page_bytes = b->store.page_bytes;
-    b->facts.pool_bytes = b->store_bytes;
-    b->facts.swap_bytes = b->host_bytes;
+    b->facts.pool_bytes = kv_pool_memory(&b->store);
+    b->facts.disk_bytes = b->store.tier ? kv_pool_bytes(&b->store) : 0;
+    b->facts.swap_bytes = kv_pool_host_bytes(&b->store);
 }
 
 status backend_cpu_create(const backend_options *options, backend *out, error *err)

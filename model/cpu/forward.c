@@ -3,6 +3,7 @@
 #include "model/cpu/embeds.h"
 #include "model/cpu/experts.h"
 #include "model/cpu/kv_filling.h"
+#include "model/cpu/kv_hold.h"
 #include "model/cpu/readings.h"
 #include "model/measures.h"
 #include "model/rope.h"
@@ -344,6 +345,7 @@ static status attend_layer(forward *f, uint32_t layer, const forward_seq *seqs, 
     kern_attn_item *end = f->items;
     int64_t start = clock_now_ns();
     RETURN_IF_ERROR(retrieve_layer(f->retrieve, layer, f->wide));
+    RETURN_IF_ERROR(kv_hold_rows(&f->o, f->retrieve, layer, seqs, n_seqs));
     int64_t selected = clock_now_ns();
     RETURN_IF_ERROR(readings_layer(f->readings, layer, seqs, n_seqs, f->wide));
     for (uint32_t s = 0; s < n_seqs; s++) {
@@ -398,10 +400,12 @@ static status attention_block(forward *f, uint32_t layer, uint32_t n_rows, const
     const float *angles = f->o.config->layers[layer] & LAYER_LOCAL ? f->local : f->angles;
     kern_rope(kc, qkv, f->qkv_width, angles, n_rows, f->heads + f->kv_heads, head_dim);
     if (f->o.watch) f->o.watch(f->o.watch_ctx, layer, n_rows, qkv);
+    RETURN_IF_ERROR(kv_hold_layer(&f->o, f->retrieve, layer, seqs, n_seqs));
     RETURN_IF_ERROR(write_rows(f, layer, n_rows, seqs, n_seqs));
     RETURN_IF_ERROR(attend_layer(f, layer, seqs, n_seqs));
     RETURN_IF_ERROR(measures_layer(f->measures, layer, seqs, n_seqs, qkv, attn));
     if (f->o.store->filling) kv_filling_end(f->o.store->filling, layer);
+    kv_hold_end(&f->o, layer);
     kern_matmul(kc, &w->o, NULL, attn, f->attn_width, n_rows, f->delta, hidden);
     return sum_ranks(f, w->attn_post_norm, n_rows);
 }

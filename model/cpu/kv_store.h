@@ -26,6 +26,8 @@ typedef struct kv_store {
     uint8_t *data;              // [cells.n, page_bytes]
     uint8_t *host;              // [host_cells.n, page_bytes]: the tier of swapped sequences
     struct kv_filling *filling; // formats with grids: pages read as bf16 (kv_filling.h)
+    struct kv_tier *tier;       // pools larger than memory (kv_tier.h); NULL: all is in memory
+    uint32_t n_frames;          // pages that the tier has in memory at once
     uint32_t residual_pages;    // full pages before its own that a row reads as bf16
     /* Running sums of retention, one f32 for each slot of each tile, beside K and V. They move with
      * their slots. They are only reserved addresses until a measure asks for them. */
@@ -59,6 +61,13 @@ static inline void kv_store_layout(kv_store *s, kern_kv_format format, const pkv
     s->page_tiles = (size_t)geometry->layers_per_group * s->heads_in_page;
     s->page_sums = s->page_tiles * s->shape.page_tokens;
     s->page_vectors = s->page_tiles * head_dim;
+}
+
+/* Makes pages multiples of what a file is read in: there may be bytes behind the last tile. Comes
+ * before kv_store_set_pool. */
+static inline void kv_store_align(kv_store *s, size_t bytes)
+{
+    s->page_bytes = (s->page_bytes + bytes - 1) / bytes * bytes;
 }
 
 /* Sets how many cells the pool has. */

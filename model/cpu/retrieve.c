@@ -2,6 +2,7 @@
 
 #include "kernels/represent.h"
 #include "model/cpu/exam.h"
+#include "model/cpu/kv_hold.h"
 #include "model/cpu/retrieve_observe.h"
 #include "model/cpu/retrieve_ranks.h"
 
@@ -383,6 +384,7 @@ static void list_missing(retrieve *r, const sparse_row *row, const candidates *c
         if (!is_missing(r, c, b)) continue;
         const uint32_t *pages = c->pages + (size_t)b * r->block_pages;
         size_t at = pages[0] * store->page_vectors;
+        kv_hold_block(store, c->marks, pages, r->block_pages);
         listed[r->n_items] = (block_at){c->marks, is_dynamic(r, b) ? r->dynamic : 0, pages};
         items[r->n_items++] =
             (kern_represent_item){.pages = pages,
@@ -411,6 +413,7 @@ static status make_listed(retrieve *r, const retrieval_spec *spec)
                                         .n_pages = r->block_pages,
                                         .items = r->items.data,
                                         .n_items = r->n_items};
+    RETURN_IF_ERROR(kv_hold_blocks(store));
     RETURN_IF_ERROR(kern_represent(r->o.kernels, &batch));
     const block_at *listed = r->listed.data;
     for (uint32_t i = 0; i < r->n_items; i++) {

@@ -2,6 +2,7 @@
 #ifndef TESTS_UNIT_MODEL_PASS_H
 #define TESTS_UNIT_MODEL_PASS_H
 
+#include "disk/disk.h"
 #include "kernels/kernels.h"
 #include "model/model.h"
 
@@ -36,13 +37,17 @@ typedef struct pass {
     uint32_t mass_rows, layer_step;                          /* rows measured in the last step */
     uint32_t want_scores;                                    /* scores of every row: step_seq's */
     uint64_t swap_bytes;
+    uint64_t kv_bytes;   /* 0 = 32 MB */
+    const char *kv_disk; /* a folder; the pool has 4 times kv_bytes there */
+    const disk_io *kv_disk_io;
     uint32_t max_model_len;   /* 0 = the model's */
     uint32_t max_seqs;        /* 0 = 2 */
     bool batch_invariant;     /* of a GPU backend */
     const char *cache_dir;    /* of packed weights */
     retrieval_spec retrieval; /* of rows from n_prompt on */
     uint32_t n_prompt;
-    bool repeats;              /* a step that fails is taken once more */
+    bool repeats; /* a step that fails is taken once more */
+    bool may_fail;
     const struct gpu_api *gpu; /* NULL = the CPU */
     uint8_t gpu_kv;            /* gpu_kv_format of the GPU's pages */
     /* Used instead of backend_cuda_ranks_create; NULL = not. */
@@ -56,6 +61,9 @@ typedef struct pass_result {
     size_t mass_floats;
     step_sample *scores;         /* [n] score of the token after each row, 0 after the last */
     retrieval_reading *readings; /* [n] of rows that read by retrieval; else zeros */
+    backend_tier tier;           /* summed over the steps */
+    status failure;              /* of a step that failed, if the pass may fail; it is the last */
+    uint32_t n_done;             /* tokens whose logits there are */
 } pass_result;
 
 static inline backend open_backend(const pass *p, comm *group, model_config *config)
@@ -81,7 +89,10 @@ static inline backend open_backend(const pass *p, comm *group, model_config *con
                      .layers_per_group = p->layers_per_group,
                      .heads_per_group =
                          p->heads_per_group ? p->heads_per_group : config->n_kv_heads},
-        .kv_bytes = 32 << 20,
+        .kv_bytes = p->kv_bytes ? p->kv_bytes : 32 << 20,
+        .kv_disk = p->kv_disk,
+        .kv_disk_bytes = 4 * p->kv_bytes,
+        .kv_disk_io = p->kv_disk_io,
         .swap_bytes = p->swap_bytes,
         .max_rows = p->chunk,
         .max_seqs = p->max_seqs ? p->max_seqs : 2,
@@ -170,6 +181,11 @@ static inline pass_result run(const pass *p, const uint32_t *tokens, uint32_t n)
             assert_true(status_ok(b.ops->submit(b.ctx, &plan)));
             assert_true(status_ok(b.ops->collect(b.ctx, &r)));
         }
+        backend_tier_add(&out.tier, &r->tier);
+        if (p->may_fail && !status_ok(r->status)) {
+            out.failure = r->status;
+            break;
+        }
         if (!status_ok(r->status)) fail_msg("step %u: %s", step, r->status.message);
         assert_int_equal(r->n_logit_rows, some);
         memcpy(out.logits + (size_t)done * info->vocab_size, r->logits,
@@ -183,7 +199,7 @@ static inline pass_result run(const pass *p, const uint32_t *tokens, uint32_t n)
         assert_int_equal(r->seqs[0].n_readings, sparse);
         for (uint32_t i = first; i < first + sparse; i++)
             out.readings[i] = r->seqs[0].readings[i - first];
-        done += some;
+        out.n_done = done += some;
     }
     pkv_destroy(kv);
     b.ops->destroy(b.ctx);
