@@ -80,6 +80,12 @@ static const arg_flag flags_table[] = {
             "size of the KV page pool, such as 512M or 4G (default: with what retrieval may write "
             "beside it, 60 % of what the cgroup leaves after the weights)",
             .min = 1, .max = 0x1p62),
+    ARG_ROW("kv-disk", "DIR", ARG_TEXT, model_flags, kv_disk,
+            "let KV pages that no step needs lie in a file in this folder, which goes when the "
+            "process ends: the pool has --kv-disk-size, and --kv-memory of it are in memory"),
+    ARG_ROW("kv-disk-size", "BYTES", ARG_BYTES, model_flags, kv_disk_size,
+            "size of the KV page pool with --kv-disk; all of it is taken at the start", .min = 1,
+            .max = 0x1p62),
     ARG_ROW("swap-memory", "BYTES", ARG_BYTES, model_flags, swap_memory,
             "host memory for the pages of preempted sequences, taken as it fills and at most half "
             "of what the KV pool leaves; 0 computes them again",

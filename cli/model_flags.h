@@ -25,6 +25,8 @@ typedef struct model_flags {
     const char *isa;           // NULL = best
     const char *precision;     // "standard", "high"; NULL = by dtype
     uint64_t kv_memory;        // 0 = the default share of memory
+    const char *kv_disk;       // NULL, or a folder
+    uint64_t kv_disk_size;
     uint64_t swap_memory;
     uint32_t page_tokens; // 0 = the fewest that the type of KV pages allows
     uint32_t max_batch;

@@ -77,6 +77,17 @@ static status check_residual(const model_flags *f, error *err)
                      "add --no-prefix-cache");
 }
 
+/* A pool on disk lies under the memory of this process's CPU. on_gpu and workers are known once
+ * they are asked for or found. */
+static status check_kv_disk(const model_flags *f, const loaded_model *m, error *err)
+{
+    if (f->kv_disk_size && !f->kv_disk)
+        return error_set(err, STATUS_INVALID, "--kv-disk-size: --kv-disk is missing");
+    if (!f->kv_disk || (m->n_ranks == 1 && !m->workers && !m->on_gpu)) return STATUS_IS_OK;
+    return error_set(err, STATUS_UNSUPPORTED,
+                     "--kv-disk: needs one rank on the CPU (no --tp, --device or workers)");
+}
+
 static uint32_t wanted_page(const model_flags *f, kern_kv_format kv_type)
 {
     uint32_t group = kern_kv_facts_of(kv_type).group;
@@ -258,6 +269,8 @@ static status read_options(const model_flags *f, loaded_model *m, error *err)
                      .heads_per_group = 1},
         .kv_bytes = f->kv_memory,
         .swap_bytes = f->swap_memory,
+        .kv_disk = f->kv_disk,
+        .kv_disk_bytes = f->kv_disk_size,
         .max_rows = f->prefill_chunk + f->max_batch,
         .max_seqs = f->max_batch,
         .max_model_len = m->max_model_len,
@@ -275,6 +288,7 @@ status model_describe(const model_flags *flags, loaded_model *out, error *err)
     *out = unopened(flags);
     RETURN_IF_ERROR(read_options(flags, out, err));
     RETURN_IF_ERROR(read_device(flags, out, err));
+    RETURN_IF_ERROR(check_kv_disk(flags, out, err));
     return check_fp8(out, err);
 }
 
@@ -290,6 +304,7 @@ static status open_parts(const model_flags *f, bool with_text, loaded_model *m, 
     RETURN_IF_ERROR(workers_create(&f->workers, &device, &m->n_ranks, &m->workers, err));
     RETURN_IF_ERROR(model_ranks_check(&m->config, m->n_ranks, err));
     RETURN_IF_ERROR(find_device(f, m, err));
+    RETURN_IF_ERROR(check_kv_disk(f, m, err));
     return make_first(f, m, err);
 }
 
@@ -348,7 +363,7 @@ void format_bytes(char *out, size_t size, uint64_t bytes)
 void model_log(const loaded_model *m, const char *dir)
 {
     char weights[32], pool[32], tier[32], ranks[32] = "", swap[64] = "", bits[16] = "",
-                                          filling[80] = "";
+                                          filling[80] = "", disk[80] = "";
     if (m->options.quant_attention) snprintf(bits, sizeof bits, "mixed ");
     else if (m->options.quant_bits) snprintf(bits, sizeof bits, "int%u ", m->options.quant_bits);
     if (m->n_ranks > 1) snprintf(ranks, sizeof ranks, "%u ranks, ", m->n_ranks);
@@ -358,6 +373,8 @@ void model_log(const loaded_model *m, const char *dir)
         format_bytes(tier, sizeof tier, m->facts.filling_bytes);
         snprintf(filling, sizeof filling, " and up to %s of bf16 for the newest pages", tier);
     }
+    format_bytes(tier, sizeof tier, m->facts.disk_bytes);
+    if (m->facts.disk_bytes) snprintf(disk, sizeof disk, " in memory, of %s on disk", tier);
     format_bytes(tier, sizeof tier, m->facts.swap_bytes);
     if (m->facts.swap_bytes) snprintf(swap, sizeof swap, ", %s of host memory to swap", tier);
     const backend_info *info = m->backend.ops->info(m->backend.ctx);
@@ -365,14 +382,15 @@ void model_log(const loaded_model *m, const char *dir)
     uint32_t blocks = pages / pkv_groups(&info->geometry);
     fprintf(
         stderr,
-        "octavo: %s: %s, %s of %sweights; KV pool %s%s%s: %u %s pages, room for %llu tokens%s; %s, "
+        "octavo: %s: %s, %s of %sweights; KV pool %s%s%s%s: %u %s pages, room for %llu tokens%s; "
+        "%s, "
         "%s%u thread%s; weights %s in %.2f s, ready in %.2f s\n",
         dir, m->config.architecture, weights, bits, pool,
         !m->default_pool ? ""
         : m->on_gpu      ? " (85 % of what the GPU has left)"
                     : " (with representatives, 60 % of what the cgroup leaves after the weights)",
-        filling, pages, m->kv_name, (unsigned long long)blocks * info->geometry.page_tokens, swap,
-        m->facts.isa, ranks, m->facts.n_threads, m->facts.n_threads == 1 ? "" : "s",
+        filling, disk, pages, m->kv_name, (unsigned long long)blocks * info->geometry.page_tokens,
+        swap, m->facts.isa, ranks, m->facts.n_threads, m->facts.n_threads == 1 ? "" : "s",
         m->facts.from_cache ? "from the cache" : "packed", (double)m->facts.load_us / 1e6,
         (double)m->open_us / 1e6);
     if (m->workers) workers_log(m->workers);

@@ -198,7 +198,7 @@ static json_t *answer_json(const planning *p, bool fits, const char *verdict)
         (json_int_t)q->memory, "weights", "type", weights_type(&p->model.options), "bytes",
         (json_int_t)m->weight_bytes * ranks, "rank_bytes", (json_int_t)m->weight_bytes);
     json_t *kv = json_pack(
-        "{s:s, s:i, s:i, s:f, s:I, s:I, s:I, s:I, s:I, s:I, s:I, s:I, s:I, s:I}", "type",
+        "{s:s, s:i, s:i, s:f, s:I, s:I, s:I, s:I, s:I, s:I, s:I, s:I, s:I, s:I, s:I}", "type",
         p->model.kv_name, "page_tokens", (int)m->geometry.page_tokens, "groups",
         (int)pkv_groups(&m->geometry), "token_bytes", a->token_bytes, "page_bytes", page,
         "rank_page_bytes", (json_int_t)m->page_bytes, "pages", (json_int_t)a->pages, "tokens",
@@ -206,7 +206,8 @@ static json_t *answer_json(const planning *p, bool fits, const char *verdict)
         (json_int_t)m->filling_bytes * ranks, "host_pages", (json_int_t)m->n_host_pages,
         "swap_bytes", (json_int_t)backend_host_bytes(m) * ranks, "sums_bytes",
         (json_int_t)(backend_rank_pages(m, m->n_pages) * m->sums_of_page) * ranks,
-        "representatives_bytes", (json_int_t)a->rank_representatives * ranks);
+        "representatives_bytes", (json_int_t)a->rank_representatives * ranks, "disk_bytes",
+        (json_int_t)(m->n_frames ? m->n_pages * m->page_bytes : 0));
     json_t *asked = json_pack("{s:i, s:i, s:i}", "context", (int)q->context, "output",
                               (int)q->output, "concurrency", (int)q->sequences);
     json_object_set_new(all, "kv", kv);
@@ -259,14 +260,19 @@ static const char *share_of_pool(const planning *p)
 static void print_pool(const planning *p, const char *each)
 {
     const plan_answer *a = &p->full;
-    char one[32], pages[32], tokens[32];
+    char one[32], disk[32], pages[32], tokens[32];
     format_bytes(one, sizeof one, a->rank_pool);
-    printf("KV pool    %s%s%s: %s %s pages of %u tokens, room for %s tokens\n", one, each,
-           share_of_pool(p), plan_number(a->pages, pages), p->model.kv_name,
+    format_bytes(disk, sizeof disk, (uint64_t)a->measures.n_pages * a->measures.page_bytes);
+    printf("KV pool    %s%s%s%s%s: %s %s pages of %u tokens, room for %s tokens\n", one, each,
+           share_of_pool(p), a->measures.n_frames ? " in memory, of " : "",
+           a->measures.n_frames ? disk : "", plan_number(a->pages, pages), p->model.kv_name,
            a->measures.geometry.page_tokens, plan_number(a->tokens, tokens));
     if (a->rank_representatives == 0) return;
     format_bytes(one, sizeof one, a->rank_representatives);
     printf("           and up to %s%s of representatives, by which retrieval selects\n", one, each);
+    if (a->measures.n_frames == 0) return;
+    format_bytes(one, sizeof one, a->measures.tier_bytes);
+    printf("           and up to %s of tables of what lies on disk\n", one);
 }
 
 static void print_memory(const planning *p)

@@ -252,7 +252,8 @@ typedef struct engine_stats {
      * streams and of publishing these numbers. */
     int64_t compute_us, schedule_us, tell_us;
     uint64_t requests_finished, requests_aborted, requests_failed;
-    disk_counts disk; // all 0 without one
+    disk_counts disk;  // all 0 without one
+    backend_tier tier; // summed over steps
 } engine_stats;
 
 engine_stats engine_get_stats(engine *e);

@@ -90,6 +90,7 @@ static void take_result(engine *e, const step_plan *plan, const step_result *res
     e->now_us = clock_now_us();
     e->steps++;
     e->compute_us += result->compute_us;
+    backend_tier_add(&e->tier, &result->tier);
     if (plan->n_tokens > 0) metrics_observe(&e->counting, ENGINE_ITERATION_TOKENS, plan->n_tokens);
     slots_add_event(e, (sched_event){.kind = SCHED_RESULT, .result = result});
     for (uint32_t i = 0; i < plan->n_seqs; i++) {

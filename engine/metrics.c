@@ -124,6 +124,7 @@ void metrics_publish(engine *e)
     e->stats.steps = e->steps;
     e->stats.schedule_us = e->schedule_us;
     e->stats.compute_us = e->compute_us;
+    e->stats.tier = e->tier;
     e->stats.tell_us = e->tell_us;
     e->metrics = e->counting;
     pthread_mutex_unlock(&e->stats_lock);

@@ -173,6 +173,15 @@ static void put_disk(page *p, const disk_counts *d)
     put_rows(p, "counter", counters, sizeof counters / sizeof counters[0]);
 }
 
+/* Writes zeros where all pages are in memory. */
+static void put_tier(page *p, const backend_tier *t)
+{
+#define TIER_ROW(field, metric, help) {metric, help, (double)t->field},
+    const metric counters[] = {BACKEND_TIER_COUNTERS(TIER_ROW)};
+#undef TIER_ROW
+    put_rows(p, "counter", counters, sizeof counters / sizeof counters[0]);
+}
+
 /* Writes zeros where no rank is in another process. */
 static void put_workers(page *p, service *s)
 {
@@ -337,6 +346,7 @@ void metrics_text(service *s, strbuf *out)
     put_counters(&p, &stats, &metrics);
     put_by_label(&p, s, &stats, &metrics);
     put_disk(&p, &stats.disk);
+    put_tier(&p, &stats.tier);
     put_workers(&p, s);
     put_sessions(&p, &stats.sched);
     put_methods(&p, &metrics);

@@ -30,6 +30,8 @@ typedef struct setting {
     uint32_t prefill_chunk, layers_per_group, heads_per_group, page_tokens;
     uint32_t max_model_len;
     uint64_t kv_bytes, swap_bytes;
+    const char *kv_disk; // NULL, or a folder: the pool has kv_disk_bytes, and kv_bytes in memory
+    uint64_t kv_disk_bytes;
     bool prefix_cache;
     uint32_t n_ranks; // 0 = no group
     /* Makes the backend of n_ranks; NULL = ranks are threads. */
@@ -186,6 +188,8 @@ static inline house open_house(const setting *s)
                      .heads_per_group = s->heads_per_group},
         .kv_bytes = s->kv_bytes,
         .swap_bytes = s->swap_bytes,
+        .kv_disk = s->kv_disk,
+        .kv_disk_bytes = s->kv_disk_bytes,
         .max_rows = s->prefill_chunk + HOUSE_SEQS,
         .max_seqs = HOUSE_SEQS,
         .max_model_len = s->max_model_len,

@@ -94,6 +94,8 @@ class Figures(unittest.TestCase):
         if "serve" not in octavo("--help")[1].split():
             self.skipTest("built without servers")
         self.compare("--kv-memory", "8M", "--swap-memory", "1M")
+        with tempfile.TemporaryDirectory() as folder:
+            self.compare("--kv-memory", "8M", "--kv-disk", folder, "--kv-disk-size", "20M")
         self.compare("--kv-memory", "8M", "--kv-dtype", "int4", "--tp", "2", "--quantize", "int8",
                      "--workers", "threads")
 

@@ -1,11 +1,19 @@
-/* Answers of the demo model that read few blocks: the same tokens and logprobs alone, batched, and
- * in a pool so small that they are swapped or computed again; none of what they compute is given to
- * a request that reads everything. */
+/* Answers of the demo model that read few blocks: the same tokens and logprobs alone, batched, in a
+ * pool so small that they are swapped or computed again, and in one that lies on disk; none of what
+ * they compute is given to a request that reads everything. */
 #include "tests/e2e/house.h"
 
 #include <math.h>
+#include <unistd.h>
 
-enum { REQUESTS = 10, PROMPT = 200, OUTPUTS = 60, CHOICES = 2, BLOCK = 17408 };
+enum {
+    REQUESTS = 10,
+    PROMPT = 200,
+    OUTPUTS = 60,
+    CHOICES = 2,
+    BLOCK = 17408,
+    BLOCK_ON_DISK = 65536
+};
 
 typedef struct answer {
     uint32_t n[CHOICES], cached;
@@ -185,15 +193,10 @@ static int teardown(void **state)
     return 0;
 }
 
-/* A prompt takes 13 blocks, an answer 4 more. */
-static sched_stats run(const answer *alone, uint32_t blocks, uint32_t swap_blocks,
-                       bool prefix_cache)
+static sched_stats run_in(const answer *alone, const setting *s, uint32_t blocks,
+                          uint32_t swap_blocks, bool prefix_cache)
 {
-    setting s = usual;
-    s.kv_bytes = blocks * (uint64_t)BLOCK;
-    s.swap_bytes = swap_blocks * (uint64_t)BLOCK;
-    s.prefix_cache = prefix_cache;
-    house h = open_house(&s);
+    house h = open_house(s);
     engine_stream *streams[REQUESTS];
     answer got;
     shut_gate(&h);
@@ -208,6 +211,8 @@ static sched_stats run(const answer *alone, uint32_t blocks, uint32_t swap_block
             fail_msg("%u blocks, %u to swap%s: request %u has another report", blocks, swap_blocks,
                      prefix_cache ? ", prefix cache" : "", i);
     }
+    backend_tier tier = engine_get_stats(h.engine).tier;
+    assert_int_equal(tier.reads > 0 && tier.writes > 0, s->kv_disk != NULL);
     sched_stats stats = engine_get_stats(h.engine).sched;
     close_house(&h);
     print_message(
@@ -216,6 +221,36 @@ static sched_stats run(const answer *alone, uint32_t blocks, uint32_t swap_block
         blocks, prefix_cache ? ", prefix cache" : "", (unsigned long long)stats.preemptions,
         (unsigned long long)stats.swaps_out, (unsigned long long)stats.swaps_in,
         (unsigned long long)stats.swaps_refused, (unsigned long long)stats.replayed_tokens);
+    return stats;
+}
+
+/* A prompt takes 13 blocks, an answer 4 more. */
+static sched_stats run(const answer *alone, uint32_t blocks, uint32_t swap_blocks,
+                       bool prefix_cache)
+{
+    setting s = usual;
+    s.kv_bytes = blocks * (uint64_t)BLOCK;
+    s.swap_bytes = swap_blocks * (uint64_t)BLOCK;
+    s.prefix_cache = prefix_cache;
+    return run_in(alone, &s, blocks, swap_blocks, prefix_cache);
+}
+
+/* The same with a quarter of these blocks in memory. */
+static sched_stats run_on_disk(const answer *alone, uint32_t blocks, uint32_t swap_blocks,
+                               bool prefix_cache)
+{
+    char folder[64];
+    setting s = usual;
+    const char *tmp = getenv("TMPDIR");
+    snprintf(folder, sizeof folder, "%.36s/octavo-retrieval-XXXXXX", tmp ? tmp : "/tmp");
+    assert_non_null(mkdtemp(folder));
+    s.kv_disk = folder;
+    s.kv_disk_bytes = blocks * (uint64_t)BLOCK_ON_DISK;
+    s.kv_bytes = s.kv_disk_bytes / 4;
+    s.swap_bytes = swap_blocks * (uint64_t)BLOCK_ON_DISK;
+    s.prefix_cache = prefix_cache;
+    sched_stats stats = run_in(alone, &s, blocks, swap_blocks, prefix_cache);
+    assert_int_equal(rmdir(folder), 0);
     return stats;
 }
 
@@ -235,6 +270,14 @@ static void computed_again(void **state)
 {
     for (int cache = 0; cache < 2; cache++)
         assert_true(run(*state, 44, 0, cache).replayed_tokens > 0);
+}
+
+/* Shared prefixes, choices and retention are among the requests. */
+static void on_disk(void **state)
+{
+    assert_int_equal(run_on_disk(*state, 200, 0, true).preemptions, 0);
+    assert_true(run_on_disk(*state, 44, 200, true).swaps_in > 0);
+    assert_true(run_on_disk(*state, 44, 0, false).replayed_tokens > 0);
 }
 
 /* A request that reads everything has the answer of one that reads few as part of its prompt, and
@@ -524,6 +567,7 @@ int main(void)
         cmocka_unit_test(in_a_batch),
         cmocka_unit_test(swapped_to_the_host_tier),
         cmocka_unit_test(computed_again),
+        cmocka_unit_test(on_disk),
         cmocka_unit_test(computed_again_beside_its_own_text),
         cmocka_unit_test(on_pages_of_others),
         cmocka_unit_test(what_few_blocks_gave_is_not_shared),
