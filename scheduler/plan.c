@@ -263,6 +263,7 @@ static void take_pages(sched *s)
         } else {
             uint32_t victim = sched_pick_victim(s, i);
             if (victim == s->running.n) {
+                sched_forget_pressure_drop(s, q);
                 q->planned = 0;
                 s->lacks_pages = true;
                 i++;

@@ -127,8 +127,9 @@ static bool tables_agree(const retention_policy *own, const retention_policy *pr
 }
 
 /* Whether the sequence's next row can be measured for a selection under pressure: the sequence
- * decodes, its row needs no new page, no selection of its own needs the measures of that row, it
- * has grown by a page of tokens since its last pressure drop, and it would give something up. */
+ * decodes, its row needs no new page and runs beside what is set aside for selections, no selection
+ * of its own needs the measures of that row, it has grown by a page of tokens since its last
+ * pressure drop, and it would give something up. */
 static bool can_drop_under_pressure(const sched *s, const sched_seq *q)
 {
     const sched_entry *e = q->entry;
@@ -139,13 +140,21 @@ static bool can_drop_under_pressure(const sched *s, const sched_seq *q)
         !e->forked || length - q->computed != 1 || length - last < s->page_tokens ||
         q->n_pressure_drops == e->max_pressure_drops)
         return false;
-    if (pkv_seq_length(s->kv, q->slot) < length && pkv_append_cost(s->kv, q->slot, 1) > 0)
+    bool has_page = pkv_seq_length(s->kv, q->slot) >= length;
+    if (!has_page &&
+        (pkv_append_cost(s->kv, q->slot, 1) > 0 || s->lasting + s->passing > pkv_available(s->kv)))
         return false;
     if (retention_measure_rows(own, e->n_prompt, length - 1, length).kind != MEASURE_NONE ||
         sched_next_stop(q, q->computed).at == length)
         return false;
     retention_bound bound = retention_bound_at(&s->pressure, &s->options.geometry, length, length);
     return bound.pages < pkv_seq_pages_held(s->kv, q->slot);
+}
+
+void sched_forget_pressure_drop(sched *s, sched_seq *q)
+{
+    s->n_drops_planned -= q->drop_planned;
+    q->drop_planned = false;
 }
 
 bool sched_plan_pressure_drop(sched *s)

@@ -454,6 +454,8 @@ bool sched_preempt_idle(sched *s, bool all, int64_t now_us);
 /* Pages are short: makes one sequence select under pressure retention after this step. False when
  * none can. */
 bool sched_plan_pressure_drop(sched *s);
+/* The sequence has no row in this step after all. */
+void sched_forget_pressure_drop(sched *s, sched_seq *q);
 
 /* ---- session.c ---- */
 /* The session that a request continues, or NULL. *session_note tells why a session that the request
