@@ -12,6 +12,7 @@
   overload      ten times the capacity: how fast requests are refused, and how the others fare
   throughput    tokens/s of the server and of the offline engine, 1.1B shape
   trace         hit rates of the prefix cache against an LRU simulation
+  tiers         the same with a disk below memory
   disk          TTFT of a prompt whose blocks are on disk, beside computing it, 1.1B shape
   grpc_streams  memory of idle gRPC streams
 """
@@ -30,7 +31,7 @@ import time
 import serve_server
 from serve_disk import disk_bench
 from serve_server import Client, ENGINE_THREADS, Failed, ROOT, RssSampler, Server, cpu_by_name, load
-from serve_trace import trace_bench
+from serve_trace import tiers_bench, trace_bench
 
 SHAPE_1_1B = ["--load-format", "dummy"] + [
     word for item in ("hidden_size=2048", "intermediate_size=5632", "num_hidden_layers=22",
@@ -365,6 +366,7 @@ BENCHES = {
     "overload": overload_bench,
     "throughput": throughput_bench,
     "trace": trace_bench,
+    "tiers": tiers_bench,
     "disk": lambda octavo, args: disk_bench(octavo, args, SHAPE_1_1B),
     "grpc_streams": grpc_streams_bench,
 }

@@ -9,8 +9,8 @@ static const arg_flag shared_flags[] = {
             "API key that has most makes room, 0 keeps none",
             .max = 65536, .initial = "256"),
     ARG_ROW("session-ttl", "SECONDS", ARG_COUNT, retention_flags, session_ttl_s,
-            "an idle session is dropped after so long", .min = 1, .max = 86400 * 30,
-            .initial = "600"),
+            "an idle session is dropped after so long; 0: only when it makes room for others",
+            .max = 86400 * 30, .initial = "600"),
     ARG_ROW("pressure-retention", "METHOD:RATIO", ARG_TEXT, retention_flags, pressure,
             "when pages are short, requests with \"pressure\": true in their retention drop whole "
             "pages by this method, such as chunkkv:0.3, before any sequence is preempted; a JSON "

@@ -33,6 +33,7 @@ typedef struct serving {
     rpc_log *log;
     rpc_events *events;
     disk_cache *disk;
+    disk_records *sessions; // NULL: none are kept on disk
     engine *engine;
     rpc_server *server;
 } serving;
@@ -281,6 +282,33 @@ static status open_disk(serving *s, error *err)
     return STATUS_IS_OK;
 }
 
+/* A session that pages were taken from under pressure is made again under the same policy only. */
+static uint64_t sessions_identity(const serving *s)
+{
+    const backend_info *info = s->model.backend.ops->info(s->model.backend.ctx);
+    const char *pressure = s->retention.pressure ? s->retention.pressure : "";
+    return hash_bytes(pressure, strlen(pressure), disk_identity(s, info));
+}
+
+/* Sessions lie beside the blocks that they are made of. */
+static status open_sessions(serving *s, error *err)
+{
+    char text[sizeof err->text + 64];
+    if (!s->disk || s->retention.max_sessions == 0) return STATUS_IS_OK;
+    const disk_records_options o = {.dir = s->flags.disk_cache,
+                                    .identity = sessions_identity(s),
+                                    .most = s->retention.max_sessions,
+                                    .ttl_us = (int64_t)s->retention.session_ttl_s * 1000000,
+                                    .on_trouble = on_disk_trouble,
+                                    .on_trouble_ctx = s->log};
+    status st = disk_records_open(&o, &s->sessions, err);
+    if (!status_ok(st)) error_prefix(err, "--disk-cache");
+    if (st.code != STATUS_IO) return st;
+    snprintf(text, sizeof text, "%s; sessions are kept in memory alone", err->text);
+    on_disk_trouble(s->log, text);
+    return STATUS_IS_OK;
+}
+
 static status start_engine(serving *s, error *err)
 {
     uint32_t page_tokens = s->model.options.geometry.page_tokens;
@@ -293,6 +321,7 @@ static status start_engine(serving *s, error *err)
     o.on_block = rpc_events_on_block;
     o.on_block_ctx = s->events;
     o.disk = s->disk;
+    o.sessions = s->sessions;
     o.step_timeout_us = step_timeout_us(s);
     o.restart = model_restart;
     o.restart_ctx = &s->model;
@@ -399,6 +428,7 @@ static status start_serving(serving *s, error *err)
     RETURN_IF_ERROR(name_model(s, err));
     model_log(&s->model, s->model_flags.dir);
     RETURN_IF_ERROR(open_disk(s, err));
+    RETURN_IF_ERROR(open_sessions(s, err));
     RETURN_IF_ERROR(start_engine(s, err));
     return start_server(s, err);
 }
@@ -469,6 +499,7 @@ static void drain_server(serving *s)
     uint32_t left = rpc_server_in_flight(s->server);
     snprintf(text, sizeof text, "%u requests were aborted", left);
     rpc_log_note(s->log, left ? "warning" : "info", "stop", text);
+    engine_save_at_end(s->engine, until_us);
 }
 
 static int go(serving *s)
@@ -493,6 +524,7 @@ static void close_all(serving *s)
     if (s->model.workers) workers_on_loss(s->model.workers, NULL, NULL);
     model_give_up(&s->model);
     engine_destroy(s->engine);
+    disk_records_close(s->sessions);
     disk_close(s->disk);
     rpc_events_destroy(s->events);
     model_close(&s->model);

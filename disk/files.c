@@ -46,24 +46,6 @@ static int read_all(const disk_files *f, int fd, void *to, size_t n, off_t at)
     return 0;
 }
 
-static int write_all(const disk_files *f, int fd, const void *from, size_t n, off_t at)
-{
-    for (size_t done = 0; done < n;) {
-        ssize_t put =
-            f->io.write(f->io.ctx, fd, (const char *)from + done, n - done, at + (off_t)done);
-        if (put < 0 && errno == EINTR) continue;
-        if (put < 0) return errno;
-        if (put == 0) return ENOSPC;
-        done += (size_t)put;
-    }
-    return 0;
-}
-
-static int sync_file(const disk_files *f, int fd)
-{
-    return f->io.sync(f->io.ctx, fd) == 0 ? 0 : errno;
-}
-
 static off_t slot_place(const disk_files *f, uint32_t slot)
 {
     return (off_t)((uint64_t)slot * f->slot_bytes);
@@ -81,7 +63,7 @@ int files_read_block(disk_files *f, uint32_t slot, uint8_t *buffer)
 
 int files_write_block(disk_files *f, uint32_t slot, const uint8_t *buffer)
 {
-    return write_all(f, f->blocks, buffer, f->slot_bytes, slot_place(f, slot));
+    return calls_write(&f->io, f->blocks, buffer, f->slot_bytes, slot_place(f, slot));
 }
 
 /* A block's checksum depends on its key and the identity, so that no block passes for another. */
@@ -101,13 +83,13 @@ int files_write_record(disk_files *f, uint32_t slot, const disk_key *key, uint64
 {
     file_record r = {.key = *key, .checksum = checksum, .stamp = stamp};
     r.own = own_checksum(f, slot, &r);
-    return write_all(f, f->index, &r, sizeof r, record_place(slot));
+    return calls_write(&f->io, f->index, &r, sizeof r, record_place(slot));
 }
 
 int files_clear(disk_files *f)
 {
     if (ftruncate(f->index, DISK_ALIGN) != 0) return errno;
-    return sync_file(f, f->index);
+    return calls_sync(&f->io, f->index);
 }
 
 int files_exist(const disk_files *f)
@@ -243,8 +225,8 @@ static int make_ours(const disk_files *f, const file_header *header, bool is_new
 {
     if (ftruncate(f->blocks, 0) != 0) return errno;
     if (!is_new && ftruncate(f->index, DISK_ALIGN) != 0) return errno;
-    int why = write_all(f, f->index, header, sizeof *header, 0);
-    return why ? why : sync_file(f, f->index);
+    int why = calls_write(&f->io, f->index, header, sizeof *header, 0);
+    return why ? why : calls_sync(&f->io, f->index);
 }
 
 /* Empties the files unless their header is that of this store. */

@@ -21,6 +21,9 @@ enum {
 /* ---- calls.c: pread, pwrite and fsync -------------------------------------------------------- */
 
 extern const disk_io calls_system;
+/* They return 0 or an errno. */
+int calls_write(const disk_io *io, int fd, const void *from, size_t n, off_t at);
+int calls_sync(const disk_io *io, int fd);
 
 /* ---- index.c: slots in memory; no I/O, no lock ----------------------------------------------- */
 

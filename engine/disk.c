@@ -5,6 +5,7 @@
 
 #include <assert.h>
 #include <string.h>
+#include <time.h>
 
 _Static_assert(sizeof(pkv_key) == sizeof(disk_key), "the store compares keys of blocks");
 
@@ -52,6 +53,44 @@ void disk_save_lost(engine *e)
         disk_key key = key_of(&lost.keys[i]);
         if (buffers[i]) disk_put_end(e->o.disk, buffers[i]);
         else disk_touch(e->o.disk, &key);
+    }
+}
+
+/* ---- at the end ------------------------------------------------------------------------------ */
+
+/* A buffer for a block that the store lacks, once there is one. False: there is no time left. */
+static bool await_buffer(engine *e, const disk_key *key, int64_t until_us, uint8_t **buffer)
+{
+    const struct timespec nap = {.tv_nsec = 500000};
+    for (;;) {
+        disk_counts now = disk_count(e->o.disk);
+        if (!now.works || clock_now_us() >= until_us) return false;
+        *buffer = NULL;
+        if (disk_has(e->o.disk, key)) return true;
+        if (now.waiting < disk_buffers(e->o.disk)) *buffer = disk_put_begin(e->o.disk, key);
+        if (*buffer) return true;
+        nanosleep(&nap, NULL);
+    }
+}
+
+/* Pages of parked sequences hold blocks too, so this keeps what idle sessions are made of. */
+void disk_save_cached(engine *e, int64_t until_us)
+{
+    if (!e->o.disk || until_us == 0 || atomic_load(&e->state) != ENGINE_WORKING) return;
+    size_t groups = pkv_groups(&e->info.geometry);
+    uint32_t cursor = 0;
+    for (pkv_lost some; (some = sched_tell_cached(e->sched, &cursor)).n > 0;) {
+        for (uint32_t i = 0; i < some.n; i++) {
+            disk_key key = key_of(&some.keys[i]);
+            uint8_t *buffer;
+            if (!await_buffer(e, &key, until_us, &buffer)) return;
+            if (!buffer) {
+                disk_touch(e->o.disk, &key);
+                continue;
+            }
+            e->backend.ops->read_block(e->backend.ctx, some.cells + i * groups, buffer);
+            disk_put_end(e->o.disk, buffer);
+        }
     }
 }
 

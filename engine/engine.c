@@ -33,6 +33,7 @@ static bool allocate(engine *e)
 
 static bool start_threads(engine *e)
 {
+    session_watch(e);
     if (!status_ok(select_start(e))) return false;
     if (pthread_create(&e->thread, NULL, engine_loop, e)) return false;
     e->thread_started = true;
@@ -124,12 +125,14 @@ void engine_destroy(engine *e)
     for (uint32_t i = 0; i < e->n_workers; i++) pthread_join(e->workers[i], NULL);
     stop_flag(&e->inbox.lock, &e->inbox.arrived, &e->inbox.stop);
     if (e->thread_started) pthread_join(e->thread, NULL);
+    session_unwatch(e);
     select_stop(e);
     watch_stop(e); /* last: only the watchdog ends a stuck step */
     sched_destroy(e->sched);
     const allocator *a = e->o.alloc;
     alloc_free(NULL, e->events);
     alloc_free(NULL, e->ending);
+    alloc_free(NULL, e->late);
     alloc_free(a, e->untold);
     alloc_free(a, e->measured);
     alloc_free(a, e->slots);
@@ -189,6 +192,7 @@ engine_stats engine_get_stats(engine *e)
     pthread_mutex_unlock(&e->stats_lock);
     stats.state = (engine_state)atomic_load(&e->state);
     if (e->o.disk) stats.disk = disk_count(e->o.disk);
+    if (e->o.sessions) stats.records = disk_record_count(e->o.sessions);
     stats.n_live = atomic_load(&e->n_live);
     stats.requests_prepared = atomic_load(&e->n_prepared);
     return stats;
@@ -214,6 +218,19 @@ status engine_flush_cache(engine *e)
     pthread_mutex_unlock(&e->inbox.lock);
     return STATUS_IS_OK;
 }
+
+status engine_forget_session(engine *e, const engine_request *r)
+{
+    inbox *in = &e->inbox;
+    pthread_mutex_lock(&in->lock);
+    bool has_room = in->n_forgotten < FORGETS_MOST;
+    if (has_room) session_key(r, in->forgotten[in->n_forgotten++].key);
+    pthread_cond_signal(&in->arrived);
+    pthread_mutex_unlock(&in->lock);
+    return has_room ? STATUS_IS_OK : status_make(STATUS_QUEUE_FULL, NULL);
+}
+
+void engine_save_at_end(engine *e, int64_t until_us) { atomic_store(&e->save_until_us, until_us); }
 
 void engine_backend_lost(engine *e, const char *why)
 {

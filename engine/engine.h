@@ -24,6 +24,7 @@
 #include "backend/backend.h"
 #include "base/base.h"
 #include "disk/disk.h"
+#include "disk/records.h"
 #include "engine/metrics.h"
 #include "engine/request_fields.h"
 #include "scheduler/scheduler.h"
@@ -56,7 +57,10 @@ typedef struct engine_options {
     const char *const *retention_allow;
     uint32_t n_retention_allow; // methods that requests may name; 0 = all
     uint32_t max_sessions;      // idle sessions kept at once; 0 = sessions are ignored
-    int64_t session_ttl_us;
+    int64_t session_ttl_us;     // 0 = an idle session stays until it makes room
+    /* Keeps what sessions are made of again when they are in memory no more (borrowed); NULL: they
+     * are forgotten then. Its `most` is max_sessions, its ttl_us session_ttl_us. */
+    disk_records *sessions;
     /* Called on the engine thread when a block enters or leaves the prefix cache. It gets no tokens
      * of blocks that were computed for a session, with a cache_salt, or for an identity that is
      * kept apart. May be NULL. */
@@ -229,6 +233,13 @@ void engine_stream_release(engine_stream *s);
  * Sessions are no cache and stay. Unreferenced pages are free at once, referenced ones when their
  * sequences end. */
 status engine_flush_cache(engine *e);
+/* Forgets the session of (identity, cache_salt, session), which requests name likewise, in memory
+ * and on disk: requests submitted after this call do not find it. Says nothing of whether there is
+ * one. STATUS_QUEUE_FULL: too many sessions are being forgotten. */
+status engine_forget_session(engine *e, const engine_request *r);
+/* engine_destroy will write the blocks of the prefix cache that only memory has into the store, as
+ * far as that is done at this time of the monotonic clock. Any thread; does nothing without one. */
+void engine_save_at_end(engine *e, int64_t until_us);
 /* Reports that the backend can make no step any more, so that it is made again now and not only
  * when the next request needs it. The report is about the backend that `restart` made last; reports
  * from before a call of restart are about the backend before. Any thread. */
@@ -252,8 +263,9 @@ typedef struct engine_stats {
      * streams and of publishing these numbers. */
     int64_t compute_us, schedule_us, tell_us;
     uint64_t requests_finished, requests_aborted, requests_failed;
-    disk_counts disk;  // all 0 without one
-    backend_tier tier; // summed over steps
+    disk_counts disk;           // all 0 without one
+    disk_record_counts records; // all 0 without engine_options.sessions
+    backend_tier tier;          // summed over steps
 } engine_stats;
 
 engine_stats engine_get_stats(engine *e);

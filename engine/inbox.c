@@ -25,7 +25,7 @@ void inbox_put(engine *e, unsigned what, engine_stream *s)
 static bool is_empty(const inbox *in)
 {
     return !in->added.first && !in->other.first && !in->flush && !in->lost && !in->stop &&
-           in->n_selected + in->n_loaded == 0;
+           !in->written && in->n_selected + in->n_loaded + in->n_forgotten == 0;
 }
 
 void inbox_put_selected(engine *e, made_selection made)
@@ -42,6 +42,15 @@ void inbox_put_loaded(engine *e, ended_load ended)
     inbox *in = &e->inbox;
     pthread_mutex_lock(&in->lock);
     in->loaded[in->n_loaded++] = ended;
+    pthread_cond_signal(&in->arrived);
+    pthread_mutex_unlock(&in->lock);
+}
+
+void inbox_put_written(engine *e)
+{
+    inbox *in = &e->inbox;
+    pthread_mutex_lock(&in->lock);
+    in->written = true;
     pthread_cond_signal(&in->arrived);
     pthread_mutex_unlock(&in->lock);
 }
@@ -88,8 +97,10 @@ static inbox_batch drain(engine *e, int64_t wait_us, bool all)
     if (in->n_selected > 0) memcpy(e->selected, in->selected, in->n_selected * sizeof *e->selected);
     batch.n_loaded = in->n_loaded;
     if (in->n_loaded > 0) memcpy(e->loaded, in->loaded, in->n_loaded * sizeof *e->loaded);
-    in->n_selected = in->n_loaded = 0;
-    in->flush = in->lost = false;
+    batch.n_forgotten = in->n_forgotten;
+    memcpy(batch.forgotten, in->forgotten, in->n_forgotten * sizeof *in->forgotten);
+    in->n_selected = in->n_loaded = in->n_forgotten = 0;
+    in->flush = in->lost = in->written = false;
     pthread_mutex_unlock(&in->lock);
     return batch;
 }

@@ -8,7 +8,7 @@
  *   reader             stream.c: reads the ring
  *
  * retention.c resolves a request's retention policy, its own or the engine's default; session.c
- * makes the key of the session that it continues.
+ * makes the key of the session that it continues, recall.c keeps sessions on disk.
  *
  * The engine thread owns each stream that the scheduler knows, except during its calls into the
  * backend. Then the holder of watch.lock owns the stream: the watchdog, to fail it, or the engine
@@ -57,6 +57,34 @@ uint64_t session_owner(const engine_request *r);
 /* The salt of a request's prefixes: a digest of its cache_salt and, when `apart`, of its identity.
  * 0 stands for the prefixes that all requests share. */
 uint64_t session_salt(const engine_request *r, bool apart);
+
+/* What was kept of a request's session (engine_options.sessions). All zero: nothing. */
+typedef struct recalled_session {
+    sched_saved saved;
+    uint8_t *bytes;    /* what it was read from, where drops and tokens are */
+    sched_turn *turns; /* [saved.n_turns] */
+    uint64_t version;  /* of the record; 0 = there is none */
+} recalled_session;
+
+/* sched_options.on_session: writes the session to disk. */
+void session_keep(void *engine, const sched_saved *saved);
+/* Fills s->recalled from disk and gives it to s->sched_request; nothing if there is none. */
+void session_recall(engine *e, engine_stream *s);
+/* Recalls again what was put or removed since, nothing of a session that this turn forgets. Engine
+ * thread. */
+void session_refresh(engine *e, engine_stream *s);
+void session_release(engine_stream *s);
+/* After sched_step: deletes what is kept of the sessions that it has forgotten. */
+void session_delete_forgotten(engine *e);
+/* Whether what the request's session left has been written, or never will be. */
+bool session_is_kept(const engine *e, const engine_stream *s);
+/* Calls inbox_put_written for each session that has been written; ends that. */
+void session_watch(engine *e);
+void session_unwatch(engine *e);
+/* The bytes of a session, and back: false where they are not those of a session, or are those of
+ * tokens that are not below `vocab_size`. */
+bool session_encode(const sched_saved *saved, strbuf *out);
+bool session_decode(const uint8_t *bytes, size_t n, uint32_t vocab_size, recalled_session *out);
 
 /* ---- one choice: tokens to text, and when to stop (choice.c; engine thread only) ------------- */
 
@@ -164,6 +192,7 @@ struct engine_stream {
     uint32_t n_stop_ids;
     uint32_t made_for; /* n_backends when sched_check accepted it */
     sched_request sched_request;
+    recalled_session recalled; /* until the scheduler has seen it */
 
     /* Engine thread only. */
     unsigned taken; /* INBOX_* bits of the last drain */
@@ -257,6 +286,12 @@ typedef struct ended_load {
     uint32_t n_good;
 } ended_load;
 
+enum { FORGETS_MOST = 64 }; /* sessions that wait to be forgotten */
+
+typedef struct forgotten_session {
+    uint64_t key[2];
+} forgotten_session;
+
 /* News for the engine thread. Streams are linked through their own fields, so that adding one needs
  * no memory. */
 typedef struct inbox {
@@ -264,20 +299,24 @@ typedef struct inbox {
     pthread_cond_t arrived;
     stream_list added; // queued for INBOX_ADD first, in the order of being added
     stream_list other;
-    bool flush; /* flush the prefix cache before the streams added in this batch start */
-    bool lost;  /* the backend was reported lost */
+    bool flush;   /* flush the prefix cache before the streams added in this batch start */
+    bool lost;    /* the backend was reported lost */
+    bool written; /* a session has been written to disk */
     bool stop;
     char lost_why[512];
     made_selection *selected; /* [max_seqs] selections that were run */
     uint32_t n_selected;
     ended_load *loaded; /* [max_seqs] loads that have ended */
     uint32_t n_loaded;
+    forgotten_session forgotten[FORGETS_MOST]; /* before the streams added in this batch start */
+    uint32_t n_forgotten;
 } inbox;
 
 /* Puts the stream with one of INBOX_* into the inbox. */
 void inbox_put(engine *e, unsigned what, engine_stream *s);
 void inbox_put_selected(engine *e, made_selection made);
 void inbox_put_loaded(engine *e, ended_load ended);
+void inbox_put_written(engine *e);
 
 /* News that inbox_drain took out. */
 typedef struct inbox_batch {
@@ -285,6 +324,8 @@ typedef struct inbox_batch {
     bool flush, lost, stop;
     uint32_t n_selected; /* in e->selected */
     uint32_t n_loaded;   /* in e->loaded */
+    forgotten_session forgotten[FORGETS_MOST];
+    uint32_t n_forgotten;
 } inbox_batch;
 
 /* Takes all news except that added streams beyond SCHED_ADDS_MOST and SCHED_ADD_TOKENS_MOST stay
@@ -355,6 +396,8 @@ void disk_save_lost(engine *e);
 void disk_begin_loads(engine *e);
 /* Tells the scheduler which loads have ended. */
 void disk_take_back(engine *e, uint32_t n_loaded);
+/* Stores the blocks that only memory has, until this time. No step is in flight. */
+void disk_save_cached(engine *e, int64_t until_us);
 /* Before the scheduler or the backend goes: ends all loads and waits until no thread has one. The
  * scheduler is not told. */
 void disk_cancel(engine *e);
@@ -416,6 +459,7 @@ struct engine {
     _Atomic uint64_t n_prepared; /* passed to the engine thread; under the inbox's lock */
     _Atomic uint64_t next_seed;
     _Atomic uint64_t n_submitted;
+    _Atomic int64_t save_until_us; /* engine_save_at_end */
 
     /* Held for reading by the prepare threads, which call sched_check, and for writing by the
      * engine thread when it replaces the scheduler. */
@@ -436,6 +480,8 @@ struct engine {
     /* Choices whose END is in `events`; the scheduler has taken the ENDs of the first n_ended. */
     ending_choice *ending;
     size_t n_ending, n_ended, ending_capacity;
+    ending_choice *late; /* ends that are told once their sessions have been written */
+    size_t n_late, late_capacity;
     untold_token *untold; /* [step_most_draws] of the last result */
     uint32_t n_untold;
     strbuf text;
@@ -515,6 +561,8 @@ void slots_refuse_added(engine *e, int64_t wait_us);
 void tell_token(engine *e, untold_token *token);
 /* Gives readers all tokens and ends that they have not been told, and publishes the numbers. */
 void tell_all(engine *e);
+/* Gives readers the ends that waited for their sessions to be written, or all that still do. */
+void tell_late(engine *e, bool all);
 
 /* ---- the backend under watch (watch.c) ------------------------------------------------------- */
 

@@ -126,6 +126,7 @@ static void take_added(engine *e)
         if (sched_describe(e->sched, s->id, 0, &info).code == STATUS_NOT_FOUND)
             slots_fail_stream(e, s, status_make(STATUS_NO_MEMORY, "request: out of memory"));
         free(info.report.kept_json);
+        session_release(s);
     }
     e->n_events = 0;
 }
@@ -147,6 +148,7 @@ static const step_plan *plan_step(engine *e)
     e->schedule_us += schedule_us;
     select_hand_out(e);
     disk_save_lost(e);
+    session_delete_forgotten(e);
     take_added(e);
     e->n_ended = e->n_ending;
     charge_selection(e, schedule_us);
@@ -165,6 +167,7 @@ static bool loop_once(engine *e, const inbox_batch *batch, const step_result **r
     e->lost |= batch->lost;
     *result = NULL;
     if (atomic_load(&e->state) == ENGINE_BROKEN) {
+        session_delete_forgotten(e);
         e->n_events = 0;
         return false;
     }
@@ -189,8 +192,8 @@ static int64_t longest_wait(const engine *e)
 {
     enum { LOOK_US = 1000000 };
     const sched_stats *now = &e->stats.sched;
-    if (now->sessions_idle + now->sessions_swapped == 0) return -1;
-    return e->o.session_ttl_us > 0 && e->o.session_ttl_us < LOOK_US ? e->o.session_ttl_us : LOOK_US;
+    if (now->sessions_idle + now->sessions_swapped == 0 || e->o.session_ttl_us <= 0) return -1;
+    return e->o.session_ttl_us < LOOK_US ? e->o.session_ttl_us : LOOK_US;
 }
 
 void *engine_loop(void *arg)
@@ -212,6 +215,7 @@ void *engine_loop(void *arg)
     watch_drain(e);
     select_cancel(e);
     disk_cancel(e);
+    disk_save_cached(e, atomic_load(&e->save_until_us));
     slots_fail_all(e, STATUS_ABORTED, "the engine stops");
     return NULL;
 }

@@ -274,6 +274,7 @@ static status prepare_stream(engine *e, engine_stream *s, error *err)
     s->max_new_tokens = s->request.score_only ? 1 : s->request.max_tokens;
     fill_sched_request(e, s);
     RETURN_IF_ERROR(check_fit(e, s, err));
+    session_recall(e, s);
 
     /* A ring of `most` items has room for all outputs, so no choice ever waits for its reader
      * (pause_if_full). A smaller ring needs room for a token and an end of each choice in every

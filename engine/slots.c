@@ -23,10 +23,12 @@ bool slots_make_room(engine *e, size_t n_more)
      * most once. */
     enum { OF_A_CHOICE = 4, OF_ALL = 2 /* RESULT, FLUSH */ };
     size_t n = e->n_choices + n_more;
-    size_t others = OF_ALL + 2 * (size_t)e->info.max_seqs; /* SELECTED, LOADED */
+    size_t others =
+        OF_ALL + FORGETS_MOST + 2 * (size_t)e->info.max_seqs; /* FORGET; SELECTED, LOADED */
     return reserve_items((void **)&e->events, &e->events_capacity, OF_A_CHOICE * n + others,
                          sizeof *e->events) &&
-           reserve_items((void **)&e->ending, &e->ending_capacity, n, sizeof *e->ending);
+           reserve_items((void **)&e->ending, &e->ending_capacity, n, sizeof *e->ending) &&
+           reserve_items((void **)&e->late, &e->late_capacity, n, sizeof *e->late);
 }
 
 void slots_add_event(engine *e, sched_event event)
@@ -85,6 +87,7 @@ void slots_fail_stream(engine *e, engine_stream *s, status st)
 void slots_fail_all(engine *e, status_code code, const char *text)
 {
     tell_all(e);
+    tell_late(e, true);
     for (uint32_t i = 0; i < e->o.max_requests; i++) {
         engine_stream *s = e->slots[i];
         if (!s) continue;
@@ -143,6 +146,7 @@ static void admit_stream(engine *e, engine_stream *s)
     e->slots[slot] = s;
     s->added_us = clock_now_us();
     s->sched_request.id = s->id;
+    session_refresh(e, s);
     slots_add_event(e, (sched_event){.kind = SCHED_ADD, .add = &s->sched_request});
 }
 
@@ -158,6 +162,10 @@ void slots_take_inbox(engine *e, const inbox_batch *batch)
 {
     if (batch->flush) slots_add_event(e, (sched_event){.kind = SCHED_FLUSH});
     if (batch->flush && e->o.disk) disk_flush(e->o.disk);
+    for (uint32_t i = 0; i < batch->n_forgotten; i++) {
+        const uint64_t *key = batch->forgotten[i].key;
+        slots_add_event(e, (sched_event){.kind = SCHED_FORGET, .session = {key[0], key[1]}});
+    }
     for (engine_stream *s = batch->first, *next; s; s = next) {
         next = s->taken_next;
         if (s->taken & INBOX_ADD) admit_stream(e, s);
@@ -171,5 +179,6 @@ void slots_refuse_added(engine *e, int64_t wait_us)
 {
     inbox_batch batch = inbox_drain_all(e, wait_us);
     slots_take_inbox(e, &batch);
-    e->n_events = 0; /* only a flush can be here, and the next scheduler has nothing cached */
+    session_delete_forgotten(e);
+    e->n_events = 0; /* flushes, and sessions, of which the next scheduler has none */
 }

@@ -30,6 +30,8 @@ status engine_make_scheduler(engine *e, sched **out, error *err)
         .salt = e->info.identity,
         .max_sessions = e->o.max_sessions,
         .session_ttl_us = e->o.session_ttl_us,
+        .on_session = e->o.sessions ? session_keep : NULL,
+        .on_session_ctx = e,
         .pressure = e->retention.has_pressure ? &e->retention.pressure : NULL,
         .alloc = e->o.alloc,
         .on_block = e->o.on_block,

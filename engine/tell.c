@@ -110,6 +110,24 @@ static void count_end(engine *e, ending_choice *ending)
         engine_count_out(e, s->failed ? ENGINE_FINISH_ERROR : s->choices[0].finish);
 }
 
+static void give_end(engine *e, ending_choice *ending)
+{
+    engine_stream *s = ending->stream;
+    if (!s->failed) stream_push_end(s, ending->choice, &ending->end);
+    if (--s->n_untold == 0) slots_forget(e, s);
+}
+
+/* Who is told that a session was stored finds it after a sudden end, too. */
+void tell_late(engine *e, bool all)
+{
+    size_t n = e->n_late;
+    e->n_late = 0;
+    for (size_t i = 0; i < n; i++) {
+        if (all || session_is_kept(e, e->late[i].stream)) give_end(e, &e->late[i]);
+        else e->late[e->n_late++] = e->late[i];
+    }
+}
+
 /* Collects what the scheduler says about the choices whose ENDs it has taken. Everything is counted
  * before a reader gets its end, because the reader may ask for the numbers next. */
 static void tell_ends(engine *e)
@@ -118,9 +136,8 @@ static void tell_ends(engine *e)
     for (size_t i = 0; i < n; i++) count_end(e, &e->ending[i]);
     metrics_publish(e);
     for (size_t i = 0; i < n; i++) {
-        engine_stream *s = e->ending[i].stream;
-        if (!s->failed) stream_push_end(s, e->ending[i].choice, &e->ending[i].end);
-        if (--s->n_untold == 0) slots_forget(e, s);
+        if (session_is_kept(e, e->ending[i].stream)) give_end(e, &e->ending[i]);
+        else e->late[e->n_late++] = e->ending[i];
     }
     /* Streams that failed while they were told have their ENDs in the next step's events. */
     e->n_ending -= n;
@@ -132,6 +149,7 @@ void tell_all(engine *e)
 {
     int64_t begun = clock_now_us();
     tell_tokens(e);
+    tell_late(e, false);
     tell_ends(e);
     e->tell_us += clock_now_us() - begun;
 }

@@ -93,22 +93,57 @@ void pkv_seq_cells(const pkv *p, uint32_t seq, uint32_t index, uint32_t *cells)
     }
 }
 
+/* Writes the key and the cells of a block to entry `at` of the lists. */
+static void describe(pkv *p, uint32_t b, uint32_t at)
+{
+    lost_blocks *l = &p->lost;
+    uint32_t table = 0;
+    l->keys[at] = l->block_keys[b];
+    for (uint32_t node = p->blocks[b].first_node; node != 0; node = p->pool.nodes[node].block_next)
+        put_cells(p, p->blocks[b].grain, table++, node, l->cells + (size_t)at * p->groups);
+}
+
 /* When the ring is full, the block that left first makes room: children leave before their parent,
  * and are of no use without it. */
 void lost_add(pkv *p, uint32_t b)
 {
     lost_blocks *l = &p->lost;
     if (l->most == 0) return;
-    uint32_t at = (l->first + l->n) % l->most, table = 0;
+    uint32_t at = (l->first + l->n) % l->most;
     if (l->n == l->most) {
         l->first = (l->first + 1) % l->most;
         p->counts.blocks_untold++;
     } else {
         l->n++;
     }
-    l->keys[at] = l->block_keys[b];
-    for (uint32_t node = p->blocks[b].first_node; node != 0; node = p->pool.nodes[node].block_next)
-        put_cells(p, p->blocks[b].grain, table++, node, l->cells + (size_t)at * p->groups);
+    describe(p, b, at);
+}
+
+static uint32_t first_leaf(const pkv *p, uint32_t b)
+{
+    while (p->blocks[b].first_child != 0) b = p->blocks[b].first_child;
+    return b;
+}
+
+/* The block behind `b` where children come before their parent; 0 behind the last. */
+static uint32_t next_block(const pkv *p, uint32_t b)
+{
+    uint32_t sibling = p->blocks[b].next_sibling;
+    return sibling != 0 ? first_leaf(p, sibling) : p->blocks[b].parent;
+}
+
+/* The room behind the ring serves, as it does for pkv_take_lost. */
+pkv_lost pkv_tell_cached(pkv *p, uint32_t *cursor)
+{
+    lost_blocks *l = &p->lost;
+    pkv_lost out = {.keys = l->keys + l->most, .cells = l->cells + (size_t)l->most * p->groups};
+    if (l->most == 0) return (pkv_lost){.n = 0};
+    uint32_t b = *cursor;
+    if (b == UINT32_MAX) return out;
+    if (b == 0) b = first_leaf(p, 0);
+    for (; b != 0 && out.n < l->most; b = next_block(p, b)) describe(p, b, l->most + out.n++);
+    *cursor = b != 0 ? b : UINT32_MAX;
+    return out;
 }
 
 pkv_lost pkv_take_lost(pkv *p)

@@ -228,6 +228,10 @@ typedef struct pkv_lost {
 /* The blocks that were lost since the last call; valid until the pool changes. Their K and V are in
  * their cells until the moves of the next deltas, and rows computed behind them, write those. */
 pkv_lost pkv_take_lost(pkv *p);
+/* Blocks that are in the prefix cache and stay there, some with each call, children before their
+ * parent: all of them, if the cache does not change and *cursor was 0 before the first call. n is 0
+ * behind the last. Where lost_most is 0, none is told of. */
+pkv_lost pkv_tell_cached(pkv *p, uint32_t *cursor);
 /* The key of the last block that an open sequence has published or hit, or the root. */
 pkv_key pkv_seq_key(const pkv *p, uint32_t seq);
 /* The cells, by KV group, of block `index` of an open sequence that has dropped nothing. */

@@ -182,6 +182,21 @@ static void put_tier(page *p, const backend_tier *t)
     put_rows(p, "counter", counters, sizeof counters / sizeof counters[0]);
 }
 
+/* Writes zeros where sessions are kept in memory alone. */
+static void put_sessions_on_disk(page *p, const disk_record_counts *d)
+{
+#define DISK_ROW(field, metric, help) {metric, help, (double)d->field},
+    const metric gauges[] = {
+        {"disk_sessions", "Sessions that are on disk, or wait to be written there.", d->records},
+        {"disk_sessions_waiting", "Sessions that wait to be written to disk, or deleted there.",
+         d->waiting},
+    };
+    const metric counters[] = {DISK_RECORD_COUNTERS(DISK_ROW)};
+#undef DISK_ROW
+    put_rows(p, "gauge", gauges, sizeof gauges / sizeof gauges[0]);
+    put_rows(p, "counter", counters, sizeof counters / sizeof counters[0]);
+}
+
 /* Writes zeros where no rank is in another process. */
 static void put_workers(page *p, service *s)
 {
@@ -347,6 +362,7 @@ void metrics_text(service *s, strbuf *out)
     put_by_label(&p, s, &stats, &metrics);
     put_disk(&p, &stats.disk);
     put_tier(&p, &stats.tier);
+    put_sessions_on_disk(&p, &stats.records);
     put_workers(&p, s);
     put_sessions(&p, &stats.sched);
     put_methods(&p, &metrics);

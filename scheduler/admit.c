@@ -43,6 +43,33 @@ static status check_retrieval(const sched *s, const sched_request *r, error *err
     return STATUS_IS_OK;
 }
 
+/* Rows that the turn's first selection measures in one step. */
+static uint32_t rows_together(const sched_turn *turn)
+{
+    uint32_t point = retention_next_point(&turn->policy, turn->n_prompt, 0);
+    if (point > turn->n_prompt) return 0;
+    return retention_rows_together(&turn->policy, turn->n_prompt, point);
+}
+
+status sched_check_turn(const sched *s, const sched_turn *turn, error *err)
+{
+    uint32_t n_prompt = turn->n_prompt, together = rows_together(turn);
+    if (together > s->options.prefill_chunk) {
+        return error_set(err, STATUS_INVALID,
+                         "retention.window: %" PRIu32
+                         " rows do not fit in a prefill chunk of %" PRIu32,
+                         together, s->options.prefill_chunk);
+    }
+    uint32_t lacking = retention_measures(&turn->policy, n_prompt) & s->options.lacks;
+    if (lacking) {
+        return error_set(err, STATUS_INVALID,
+                         "retention.method: %s needs %s, which this device cannot measure",
+                         turn->policy.preset ? turn->policy.preset->name : "it",
+                         retention_measure_name(lacking));
+    }
+    return retention_check_budget(&turn->policy, &s->options.geometry, n_prompt, err);
+}
+
 status sched_check(const sched *s, const sched_request *r, error *err)
 {
     char a[27], b[27];
@@ -63,8 +90,7 @@ status sched_check(const sched *s, const sched_request *r, error *err)
     sched_turn turn = sched_turn_of(r);
     RETURN_IF_ERROR(sched_check_length(s, r, &turn, err));
     RETURN_IF_ERROR(check_retrieval(s, r, err));
-    uint32_t point = retention_next_point(&turn.policy, n_prompt, 0), together = 0;
-    if (point <= n_prompt) together = retention_rows_together(&turn.policy, n_prompt, point);
+    uint32_t together = rows_together(&turn);
     uint32_t observed = retrieval_observed_rows(&r->retrieval, n_prompt);
     if (observed > s->options.prefill_chunk) {
         return error_set(err, STATUS_INVALID,
@@ -72,12 +98,7 @@ status sched_check(const sched *s, const sched_request *r, error *err)
                          " rows are measured, which do not fit in a prefill chunk of %" PRIu32,
                          observed, s->options.prefill_chunk);
     }
-    if (together > s->options.prefill_chunk) {
-        return error_set(err, STATUS_INVALID,
-                         "retention.window: %" PRIu32
-                         " rows do not fit in a prefill chunk of %" PRIu32,
-                         together, s->options.prefill_chunk);
-    }
+    RETURN_IF_ERROR(sched_check_turn(s, &turn, err));
     if ((r->want_logits || r->want_scores) && n_prompt < r->n_prompt) {
         return error_set(err, STATUS_INVALID,
                          "prompt_logprobs: retention method '%s' cuts %" PRIu32
@@ -97,13 +118,6 @@ status sched_check(const sched *s, const sched_request *r, error *err)
                          " rows, retrieval measures the prompt's last %" PRIu32 " at once",
                          rows, observed);
     }
-    uint32_t lacking = retention_measures(&turn.policy, n_prompt) & s->options.lacks;
-    if (lacking) {
-        return error_set(
-            err, STATUS_INVALID, "retention.method: %s needs %s, which this device cannot measure",
-            turn.policy.preset ? turn.policy.preset->name : "it", retention_measure_name(lacking));
-    }
-    RETURN_IF_ERROR(retention_check_budget(&turn.policy, &s->options.geometry, n_prompt, err));
     uint64_t peak = sched_peak_alone(s, &turn, 1, r->max_new_tokens, r->n);
     if (peak > s->even_pages) {
         return error_set(err, STATUS_LIMIT,

@@ -57,11 +57,16 @@ void sched_idle_destroy(sched *s)
 
 /* ---- claims ---------------------------------------------------------------------------------- */
 
+sched_entry *sched_idle_claimant(const sched *s, const uint64_t key[2])
+{
+    sched_entry *e = s->idle.claims[home_of(key[0], s->idle.claim_mask)];
+    while (e && !same_key(e->session, key)) e = e->next_claim;
+    return e;
+}
+
 bool sched_idle_is_claimed(const sched *s, const uint64_t key[2])
 {
-    const sched_entry *e = s->idle.claims[home_of(key[0], s->idle.claim_mask)];
-    while (e && !same_key(e->session, key)) e = e->next_claim;
-    return e != NULL;
+    return sched_idle_claimant(s, key) != NULL;
 }
 
 void sched_idle_claim(sched *s, sched_entry *e)

@@ -226,7 +226,8 @@ sched_entry *sched_entry_create(sched *s, const sched_request *r, int64_t now_us
     sched_turn turn = sched_turn_of(r);
     bool claims;
     const char *session_note;
-    sched_session *session = sched_session_for(s, r, &claims, &session_note);
+    sched_session from_saved,
+        *session = sched_session_for(s, r, &from_saved, &claims, &session_note);
     const sched_session *before = session_note ? NULL : session;
     uint32_t n_turns = before ? before->n_turns + 1 : 1;
     uint32_t max_pressure_drops = max_pressure_drops_of(s, r, before);

@@ -24,16 +24,7 @@ typedef struct sched_seq sched_seq;
 typedef struct sched_entry sched_entry;
 typedef struct sched_loading sched_loading;
 
-/* The retention policy under which a sequence grows to length `end`. A request has one turn. If it
- * continues a session, it also has the session's earlier turns, and a replay goes through them all:
- * measures depend on the tokens alone, so every selection comes out as it did. */
-typedef struct sched_turn {
-    uint32_t n_prompt;
-    uint32_t end; // logical length where the next turn began; UINT32_MAX for the last turn
-    retention_policy policy;
-} sched_turn;
-
-enum { SCHED_MAX_TURNS = 64, SCHED_MAX_PASSES = 8, PLAIN_ROW_COST = 100 };
+enum { SCHED_MAX_PASSES = 8, PLAIN_ROW_COST = 100 };
 
 typedef enum seq_state { SEQ_UNFORKED, SEQ_WAITING, SEQ_RUNNING, SEQ_GONE } seq_state;
 
@@ -132,7 +123,8 @@ typedef struct sched_owner {
     struct sched_owner *next; // in its bucket
 } sched_owner;
 
-/* An idle session: the pages and tokens that a request left behind. One block of memory. */
+/* An idle session: the pages and tokens that a request left behind. One block of memory. A session
+ * that was kept elsewhere has no pages and is in no list. */
 struct sched_session {
     uint64_t key[2];
     uint64_t number; // sessions stored before it
@@ -144,8 +136,8 @@ struct sched_session {
     int64_t idle_us;       // since when
     uint32_t parked, swap; // where its pages are: one of them is 0
     uint64_t kept;         // as sched_seq.kept
-    sched_turn *turns;
-    uint32_t *pressure_drops, *tokens;
+    const sched_turn *turns;
+    const uint32_t *pressure_drops, *tokens;
     uint32_t n_turns, n_pressure_drops, n_tokens;
 };
 
@@ -357,6 +349,8 @@ void sched_close_tables(sched *s, sched_seq *q);
 const char *sched_held_check(const sched *s);
 
 /* ---- admit.c ---- */
+/* Whether the rows that a turn's selection measures can be computed in one step, and measured. */
+status sched_check_turn(const sched *s, const sched_turn *turn, error *err);
 /* Gives waiting sequences slots, pages and the rest of the token budget, best rank first. */
 void sched_admit(sched *s, int64_t now_us);
 /* Compares what is remembered of a blocked sequence with a fresh look. */
@@ -458,16 +452,19 @@ bool sched_plan_pressure_drop(sched *s);
 void sched_forget_pressure_drop(sched *s, sched_seq *q);
 
 /* ---- session.c ---- */
-/* The session that a request continues, or NULL. *session_note tells why a session that the request
+/* The session that a request continues, or NULL: an idle one, or *from_saved, which is filled from
+ * what the request brings of it. *session_note tells why a session that the request
  * named is not continued. *claims: the request will store its pages under the key. With both a
  * session and *session_note, that session has reached its limit of turns, and the request begins
  * another in its place. */
-sched_session *sched_session_for(const sched *s, const sched_request *r, bool *claims,
-                                 const char **session_note);
-/* Moves the session's pages to the request, unless it begins another session. The session is gone
- * afterwards. */
+sched_session *sched_session_for(const sched *s, const sched_request *r, sched_session *from_saved,
+                                 bool *claims, const char **session_note);
+/* Moves the session's pages to the request, unless it begins another session. An idle session is
+ * gone afterwards. */
 void sched_session_take(sched *s, sched_session *session, sched_entry *e);
 void sched_session_unclaim(sched *s, sched_entry *e);
+/* The session is gone, and a request that claims its key leaves none. */
+void sched_session_forget(sched *s, const uint64_t key[2]);
 /* Turns the pages of a sequence that ended, on the device or in the tier, into an idle session.
  * False when that is impossible. */
 bool sched_session_store(sched *s, sched_seq *q);
@@ -506,6 +503,7 @@ sched_session *sched_idle_first_that(const sched *s, sched_place place,
                                      bool (*can_go)(const sched *s, const sched_session *session));
 /* Keys that live requests claim. */
 bool sched_idle_is_claimed(const sched *s, const uint64_t key[2]);
+sched_entry *sched_idle_claimant(const sched *s, const uint64_t key[2]); // NULL: nobody
 void sched_idle_claim(sched *s, sched_entry *e);
 void sched_idle_unclaim(sched *s, sched_entry *e);
 const char *sched_idle_check(const sched *s);

@@ -167,6 +167,7 @@ static void take_event(sched *s, const sched_event *event, int64_t now_us)
     case SCHED_SELECTED: sched_take_selection(s, event->selection); return;
     case SCHED_LOADED: sched_take_load(s, event->load, event->n_loaded); return;
     case SCHED_FLUSH: pkv_flush(s->kv); return;
+    case SCHED_FORGET: sched_session_forget(s, event->session); return;
     case SCHED_PAUSE:
     case SCHED_RESUME:
         e = sched_entry_find(s, event->request);
@@ -202,3 +203,4 @@ const step_plan *sched_step(sched *s, int64_t now_us, const sched_event *events,
 }
 
 pkv_lost sched_take_lost(sched *s) { return pkv_take_lost(s->kv); }
+pkv_lost sched_tell_cached(sched *s, uint32_t *cursor) { return pkv_tell_cached(s->kv, cursor); }

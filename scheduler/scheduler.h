@@ -19,6 +19,27 @@ typedef struct sched sched;
 /* What is to stay of one sequence, to be found out on any thread. */
 typedef struct sched_selection sched_selection;
 
+/* The retention policy under which a sequence grows to length `end`. A request has one turn. If it
+ * continues a session, it also has the session's earlier turns, and a replay goes through them all:
+ * measures depend on the tokens alone, so every selection comes out as it did. */
+typedef struct sched_turn {
+    uint32_t n_prompt;
+    uint32_t end; // logical length where the next turn began; UINT32_MAX for the last turn
+    retention_policy policy;
+} sched_turn;
+
+enum { SCHED_MAX_TURNS = 64 };
+
+/* What a session's state is made of again, without its pages. */
+typedef struct sched_saved {
+    uint64_t key[2], owner; // as sched_request has them
+    uint64_t salt;          // the request's, mixed with sched_options.salt
+    const sched_turn *turns;
+    const uint32_t *pressure_drops; // lengths at which pressure retention selected, ascending
+    const uint32_t *tokens;
+    uint32_t n_turns, n_pressure_drops, n_tokens;
+} sched_saved;
+
 /* The order in which requests start. */
 typedef enum sched_policy {
     SCHED_FCFS,     // by arrival; sched_check refuses priorities other than 0
@@ -56,9 +77,13 @@ typedef struct sched_options {
      * (sched_next_selection) where the backend lets its measures be held; 0 = none. */
     uint64_t hand_out_slots; // below 2^60
     bool prefix_cache;
-    uint64_t salt;                    // backend_info.identity
-    uint32_t max_sessions;            // idle sessions kept at once; 0 = sessions are ignored
-    int64_t session_ttl_us;           // an idle session is forgotten after this time
+    uint64_t salt;          // backend_info.identity
+    uint32_t max_sessions;  // idle sessions kept at once; 0 = sessions are ignored
+    int64_t session_ttl_us; // an idle session is forgotten after this time; 0 = none is
+    /* A session was stored: what to keep of it elsewhere, if it is to outlive the scheduler. Valid
+     * during the call. NULL: nothing is kept. */
+    void (*on_session)(void *ctx, const sched_saved *saved);
+    void *on_session_ctx;
     const retention_policy *pressure; // compress before preempt (copied): must drop whole pages and
                                       // have no running sums; NULL = off
     const allocator *alloc;
@@ -99,6 +124,10 @@ typedef struct sched_request {
     /* The session that the request continues and stores its pages under: stands for (API key, cache
      * salt, id). {0, 0} = none. */
     uint64_t session[2];
+    /* What was kept of that session (on_session), for when the scheduler has it no more: the request
+     * goes on from its tokens, whose K and V the prefix cache or a store has, or which are computed
+     * again. NULL = nothing. Valid while the event is taken. */
+    const sched_saved *saved;
     /* Stands for the API key. Room is made by the longest idle session of the owner that has most,
      * so that no owner pushes out the few of another. */
     uint64_t owner;
@@ -151,8 +180,10 @@ typedef struct sched_event {
         SCHED_SELECTED, // a selection that was handed out has been run
         SCHED_LOADED,   // a load that was handed out has ended
         SCHED_FLUSH,    // forget every cached block (pkv_flush), at any moment
+        SCHED_FORGET,   // forget a session; a request that has it goes on and leaves none
     } kind;
     uint64_t request;           // END, PAUSE, RESUME
+    uint64_t session[2];        // FORGET
     uint32_t choice;            // or SCHED_ALL_CHOICES
     bool finished;              // END: the choice was not aborted, so its session may be kept
     const sched_request *add;   // ADD; valid during the call
@@ -193,6 +224,9 @@ const sched_load *sched_next_load(sched *s);
 /* Blocks that left the prefix cache in the last sched_step call (pkv_take_lost): to be read before
  * its plan is submitted. */
 pkv_lost sched_take_lost(sched *s);
+/* Blocks that are in the prefix cache, some with each call (pkv_tell_cached). No step is in
+ * flight. */
+pkv_lost sched_tell_cached(sched *s, uint32_t *cursor);
 
 /* The request that the last sched_step call would have planned if there had been memory for its
  * lists; NULL = none. The scheduler tries again in the next step, but when the plan is empty, there
@@ -246,9 +280,12 @@ status sched_describe(const sched *s, uint64_t request, uint32_t choice, sched_c
     X(swaps_refused, NULL, "Replays because the host tier had no room or was none.")               \
     X(sessions_stored, "sessions_stored_total", "Sessions that a request left behind.")            \
     X(sessions_continued, "sessions_continued_total", "Requests that went on from a session.")     \
+    X(sessions_recalled, "sessions_recalled_total",                                                \
+      "Those of them whose session was no longer in memory, but kept on disk.")                    \
     X(sessions_ignored, "sessions_ignored_total",                                                  \
       "Requests that named a session and could not go on from it.")                                \
-    X(sessions_expired, "sessions_expired_total", "Sessions forgotten by time, or to make room.")  \
+    X(sessions_expired, "sessions_expired_total",                                                  \
+      "Sessions forgotten by time, to make room, or because they were deleted.")                   \
     X(pressure_drops, "pressure_drops_total",                                                      \
       "Choices of retention made because pages were short.")                                       \
     X(loaded_tokens, "disk_cache_hits_total",                                                      \

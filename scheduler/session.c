@@ -92,19 +92,51 @@ static const char *why_not(const sched *s, const sched_session *session, const s
     return NULL;
 }
 
-sched_session *sched_session_for(const sched *s, const sched_request *r, bool *claims,
-                                 const char **session_note)
+static bool has_pages(const sched_session *session) { return session->parked || session->swap; }
+
+/* A session that was kept elsewhere may come from a server with other limits. */
+static const char *why_not_saved(const sched *s, const sched_session *session)
+{
+    for (uint32_t i = 0; i < session->n_turns; i++)
+        if (!status_ok(sched_check_turn(s, &session->turns[i], NULL)))
+            return "ignored: its turns do not suit this server's limits";
+    return session->n_pressure_drops > 0 && !s->pressure.preset
+               ? "ignored: it was made under --pressure-retention"
+               : NULL;
+}
+
+static sched_session session_of(const sched_saved *saved)
+{
+    return (sched_session){
+        .key = {saved->key[0], saved->key[1]},
+        .salt = saved->salt,
+        .turns = saved->turns,
+        .n_turns = saved->n_turns,
+        .pressure_drops = saved->pressure_drops,
+        .n_pressure_drops = saved->n_pressure_drops,
+        .tokens = saved->tokens,
+        .n_tokens = saved->n_tokens,
+    };
+}
+
+sched_session *sched_session_for(const sched *s, const sched_request *r, sched_session *from_saved,
+                                 bool *claims, const char **session_note)
 {
     *claims = false;
     *session_note = NULL;
     if (r->session[0] == 0 && r->session[1] == 0) return NULL;
     sched_session *session = sched_idle_find(s, r->session);
+    if (!session && r->saved) {
+        *from_saved = session_of(r->saved);
+        session = from_saved;
+    }
     if (s->options.max_sessions == 0) *session_note = "ignored: sessions are off";
     else if (r->n > 1) *session_note = "ignored: n is above 1";
     else if (r->retrieval.block_tokens) *session_note = "ignored: the answer reads by retrieval";
     else if (input_of(r) < r->n_prompt) *session_note = "ignored: the method cuts the prompt";
     else if (sched_idle_is_claimed(s, r->session)) *session_note = "ignored: busy";
     else if (session) *session_note = why_not(s, session, r);
+    if (session && !*session_note && !has_pages(session)) *session_note = why_not_saved(s, session);
     *claims = !*session_note;
     if (!*claims || !session) return NULL;
     if (session->n_turns == SCHED_MAX_TURNS)
@@ -139,8 +171,9 @@ static void drop_session(sched *s, sched_session *session)
 
 void sched_session_take(sched *s, sched_session *session, sched_entry *e)
 {
+    bool is_idle = has_pages(session);
     if (e->session_note) { /* the request begins another session */
-        drop_session(s, session);
+        if (is_idle) drop_session(s, session);
         return;
     }
     sched_seq *q = e->seqs;
@@ -148,14 +181,19 @@ void sched_session_take(sched *s, sched_session *session, sched_entry *e)
     memcpy(q->pressure_drops, session->pressure_drops,
            session->n_pressure_drops * sizeof *q->pressure_drops);
     q->n_pressure_drops = session->n_pressure_drops;
-    q->computed = q->selected = session->n_tokens;
+    q->selected = session->n_tokens;
+    e->session_note = "continued";
+    s->stats.sessions_continued++;
+    if (!is_idle) { /* its tokens are computed again, or their blocks are found */
+        s->stats.sessions_recalled++;
+        return;
+    }
+    q->computed = session->n_tokens;
     q->parked = session->parked;
     q->swap = session->swap;
     q->kept = session->kept;
-    e->session_note = "continued";
     sched_idle_remove(s, session);
     session_free(s, session);
-    s->stats.sessions_continued++;
 }
 
 void sched_session_unclaim(sched *s, sched_entry *e)
@@ -163,6 +201,18 @@ void sched_session_unclaim(sched *s, sched_entry *e)
     if (!e->claims) return;
     e->claims = false;
     sched_idle_unclaim(s, e);
+}
+
+void sched_session_forget(sched *s, const uint64_t key[2])
+{
+    if (s->options.max_sessions == 0) return;
+    sched_session *session = sched_idle_find(s, key);
+    sched_entry *e = sched_idle_claimant(s, key);
+    if (session) drop_session(s, session);
+    if (!e) return;
+    e->seqs[0].stores = false; /* a request that claims a key has one choice */
+    sched_session_unclaim(s, e);
+    e->session_note = "ended: it was deleted";
 }
 
 /* ---- leaving one ----------------------------------------------------------------------------- */
@@ -175,6 +225,9 @@ static sched_session *session_create(sched *s, const sched_seq *q)
     char *at = alloc_zeroed(&s->alloc, 1, sizeof(sched_session) + turns + words * sizeof(uint32_t));
     if (!at) return NULL;
     sched_session *session = (sched_session *)at;
+    sched_turn *to_turns = (sched_turn *)(session + 1);
+    uint32_t *to_drops = (uint32_t *)(to_turns + e->n_turns);
+    uint32_t *to_tokens = to_drops + q->n_pressure_drops;
     sched_owner *owner = sched_idle_owner(s, e->owner);
     if (!owner) {
         alloc_free(&s->alloc, at);
@@ -185,20 +238,36 @@ static sched_session *session_create(sched *s, const sched_seq *q)
         .owner = owner,
         .salt = e->salt,
         .idle_us = s->now_us,
-        .turns = (sched_turn *)(session + 1),
+        .turns = to_turns,
+        .pressure_drops = to_drops,
+        .tokens = to_tokens,
         .n_turns = e->n_turns,
         .n_pressure_drops = q->n_pressure_drops,
         .n_tokens = q->computed,
         .kept = q->kept,
     };
-    session->pressure_drops = (uint32_t *)(session->turns + e->n_turns);
-    session->tokens = session->pressure_drops + q->n_pressure_drops;
-    memcpy(session->turns, e->turns, turns);
-    session->turns[e->n_turns - 1].end = q->computed;
-    memcpy(session->pressure_drops, q->pressure_drops,
-           q->n_pressure_drops * sizeof *q->pressure_drops);
-    memcpy(session->tokens, q->tokens, q->computed * sizeof *q->tokens);
+    memcpy(to_turns, e->turns, turns);
+    to_turns[e->n_turns - 1].end = q->computed;
+    memcpy(to_drops, q->pressure_drops, q->n_pressure_drops * sizeof *to_drops);
+    memcpy(to_tokens, q->tokens, q->computed * sizeof *to_tokens);
     return session;
+}
+
+static void tell_saved(const sched *s, const sched_session *session)
+{
+    if (!s->options.on_session) return;
+    sched_saved saved = {
+        .key = {session->key[0], session->key[1]},
+        .owner = session->owner->id,
+        .salt = session->salt,
+        .turns = session->turns,
+        .n_turns = session->n_turns,
+        .pressure_drops = session->pressure_drops,
+        .n_pressure_drops = session->n_pressure_drops,
+        .tokens = session->tokens,
+        .n_tokens = session->n_tokens,
+    };
+    s->options.on_session(s->options.on_session_ctx, &saved);
 }
 
 bool sched_session_store(sched *s, sched_seq *q)
@@ -217,6 +286,7 @@ bool sched_session_store(sched *s, sched_seq *q)
         drop_session(s, sched_idle_first_of_all(s));
     sched_idle_add(s, session);
     s->stats.sessions_stored++;
+    tell_saved(s, session);
     return true;
 }
 
@@ -224,7 +294,8 @@ bool sched_session_store(sched *s, sched_seq *q)
 
 void sched_sessions_expire(sched *s)
 {
-    while (s->idle.oldest && s->now_us - s->idle.oldest->idle_us >= s->options.session_ttl_us)
+    int64_t ttl_us = s->options.session_ttl_us;
+    while (ttl_us > 0 && s->idle.oldest && s->now_us - s->idle.oldest->idle_us >= ttl_us)
         drop_session(s, s->idle.oldest);
 }
 

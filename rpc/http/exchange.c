@@ -152,6 +152,11 @@ static void gather_head(exchange *e, const char *method, const char *version, ht
     MHD_get_connection_values_n(e->mhd, MHD_HEADER_KIND, add_field, out);
 }
 
+const char *http_header(const http_exchange *x, const char *name)
+{
+    return MHD_lookup_connection_value(((const exchange *)x)->mhd, MHD_HEADER_KIND, name);
+}
+
 /* Takes the client's x-request-id if it can be sent back in a header; otherwise makes an id. */
 static void choose_id(exchange *e, const http_head *head)
 {

@@ -40,8 +40,11 @@ void http_reply_error(http_exchange *x, const openai_error *e);
  * first output is answered as a plain error with its own status. */
 void http_generate(http_exchange *x, openai_call *call);
 
+/* A header of the request, as its client sent it; NULL without one. */
+const char *http_header(const http_exchange *x, const char *name);
+
 typedef struct http_route {
-    const char *method; // "GET", "POST"
+    const char *method; // "GET", "POST", "DELETE"
     const char *path;   // a path that ends in "/" matches everything below it
     bool needs_key;
     bool has_body;

@@ -160,8 +160,7 @@ static status start_answer(exchange *e, const openai_call *call, error *err)
 {
     service *s = e->server->service;
     char identity[SERVICE_IDENTITY_BYTES];
-    service_identity(s, MHD_lookup_connection_value(e->mhd, MHD_HEADER_KIND, "authorization"),
-                     identity);
+    service_identity(s, http_header(&e->x, "authorization"), identity);
     generation_options o = {.id = e->id,
                             .surface = "http",
                             .notify = wake_notify,

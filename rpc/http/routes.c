@@ -67,6 +67,18 @@ static void route_model(http_exchange *x)
     reply(x, ok, &body, &err);
 }
 
+/* The answer is the same whether there is such a session or not. */
+static void route_delete_session(http_exchange *x)
+{
+    strbuf body = {0};
+    openai_error why;
+    char identity[SERVICE_IDENTITY_BYTES];
+    service_identity(x->service, http_header(x, "authorization"), identity);
+    bool ok = openai_delete_session(x->service, identity, http_header(x, "octavo-cache-salt"),
+                                    x->rest, &body, &why);
+    reply(x, ok, &body, &why);
+}
+
 static void route_version(http_exchange *x)
 {
     strbuf body = {0};
@@ -107,6 +119,7 @@ static const http_route routes[] = {
     {"POST", "/v1/chat/completions", true, true, route_chat_completions},
     {"GET", "/v1/models", true, false, route_models},
     {"GET", "/v1/models/", true, false, route_model},
+    {"DELETE", "/v1/sessions/", true, false, route_delete_session},
     {"POST", "/tokenize", true, true, route_tokenize},
     {"POST", "/detokenize", true, true, route_detokenize},
     {"GET", "/health", false, false, route_health},

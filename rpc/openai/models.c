@@ -1,4 +1,4 @@
-/* The small endpoints: tokenize, detokenize, models, version. */
+/* The small endpoints: tokenize, detokenize, models, sessions, version. */
 #include "rpc/openai/internal.h"
 
 #include <stdlib.h>
@@ -167,6 +167,28 @@ bool openai_model(service *s, const char *name, strbuf *out, openai_error *err)
     error text;
     status st = error_set(&text, STATUS_NOT_FOUND, "The model `%.128s` does not exist.", name);
     openai_body_error(s, st, &text, err);
+    return false;
+}
+
+bool openai_delete_session(service *s, const char *identity, const char *salt, const char *id,
+                           strbuf *out, openai_error *err)
+{
+    error text;
+    const engine_request r = {.identity = (char *)(uintptr_t)identity,
+                              .cache_salt = (char *)(uintptr_t)salt,
+                              .session = (char *)(uintptr_t)id};
+    bool fits = strlen(id) <= ENGINE_SESSION_BYTES_MAX;
+    status st = fits ? engine_forget_session(s->o.engine, &r)
+                     : error_set(&text, STATUS_INVALID, "session: must have 1 to %d bytes",
+                                 ENGINE_SESSION_BYTES_MAX);
+    if (status_ok(st)) {
+        strbuf_puts(out, "{\"id\":");
+        put_string(out, id);
+        strbuf_puts(out, ",\"object\":\"session\",\"deleted\":true}");
+        return true;
+    }
+    if (fits) st = error_set(&text, st.code, "session: too many are being deleted at once");
+    openai_error_from(s, st, &text, err);
     return false;
 }
 

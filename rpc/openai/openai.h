@@ -74,6 +74,9 @@ bool openai_detokenize(service *s, const char *body, size_t n, strbuf *out, open
 void openai_models(service *s, strbuf *out);
 /* GET /v1/models/NAME */
 bool openai_model(service *s, const char *name, strbuf *out, openai_error *err);
+/* DELETE /v1/sessions/ID, of this identity and salt (NULL = none). */
+bool openai_delete_session(service *s, const char *identity, const char *salt, const char *id,
+                           strbuf *out, openai_error *err);
 void openai_version(service *s, strbuf *out);
 
 #endif

@@ -632,7 +632,7 @@ class Refusals(unittest.TestCase):
             [[*run, "--prompt", "x", "--retention", '{"method":"chunkkv"}'], "ratio", "tokens"],
             [[*run, "--prompt", "x", "--retention", '{"method":"chunkkv","ratio":0}'], "ratio"],
             [[*run, "--prompt", "x", "--session", ""], "session: must have 1 to 256 bytes"],
-            [[*run, "--prompt", "x", "--session-ttl", "0"], "--session-ttl: '0'"],
+            [[*run, "--prompt", "x", "--session-ttl", "-1"], "--session-ttl: '-1'"],
             [[*run, "--prompt", "x", "--pressure-retention", "chunkkv"], "--pressure-retention: ", "METHOD:RATIO"],
             [[*run, "--prompt", "x", "--pressure-retention", "chunkkv:2"], "--pressure-retention: ", "METHOD:RATIO"],
             [[*run, "--prompt", "x", "--pressure-retention", "[]"], "--pressure-retention: ", "METHOD:RATIO"],

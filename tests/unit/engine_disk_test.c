@@ -138,6 +138,27 @@ static void no_load_begins_without_a_backend(void **state)
     assert_int_equal(atomic_load(&f->model.late_writes), 0);
 }
 
+/* What only memory has is written when the engine ends, if there is time. */
+static void the_end_writes_what_memory_has(void **state)
+{
+    stored *s = *state;
+    for (int has_time = 0; has_time < 2; has_time++) {
+        read_all(submit(&s->f, ask(100, PROMPT, "")));
+        assert_int_equal(disk_count(s->disk).blocks, 0);
+        if (has_time) engine_save_at_end(s->f.engine, clock_now_us() + 60000000);
+        engine_destroy(s->f.engine);
+        s->f.engine = NULL;
+        while (disk_count(s->disk).waiting > 0) nap();
+        /* The prompt's blocks, and none that is not full. */
+        assert_int_equal(disk_count(s->disk).blocks, has_time ? PROMPT_BLOCKS : 0);
+        fixture_start(&s->f);
+    }
+    reading r = read_all(submit(&s->f, ask(100, PROMPT, "")));
+    assert_string_equal(r.text, "some words");
+    assert_int_equal(r.usage.cached_tokens, PROMPT_BLOCKS * 16);
+    assert_int_equal(atomic_load(&s->f.model.writes), PROMPT_BLOCKS);
+}
+
 static void fail_step(stored *s)
 {
     s->restarts = true;
@@ -169,6 +190,7 @@ int main(void)
 #define CASE(name) cmocka_unit_test_setup_teardown(name, setup, teardown)
     const struct CMUnitTest tests[] = {
         CASE(blocks_come_back),
+        CASE(the_end_writes_what_memory_has),
         CASE(no_load_begins_without_a_backend),
         CASE(changed_files_are_no_replacement_with_a_disk),
         cmocka_unit_test_setup_teardown(changed_files_do_not_matter_without_a_disk, setup_bare,

@@ -166,12 +166,62 @@ static void a_flush_loses_nothing(void **state)
     pkv_destroy(kv);
 }
 
+/* Two chains with one beginning, one of which is in use: each block is told once, behind its
+ * children, and stays. */
+static void all_are_told_in_portions(void **state)
+{
+    (void)state;
+    enum { N = 5 };
+    for (pkv_grain grain = PKV_ALL; grain <= PKV_HEAD; grain++) {
+        pkv *kv = make(MOST);
+        uint32_t branch[3 * P], cells[N][GROUPS], cursor = 0, n = 0;
+        memcpy(branch, text, P * sizeof *text);
+        memcpy(branch + P, other, 2 * P * sizeof *other);
+        fill(kv, 0, grain, text, 3);
+        for (uint32_t i = 0; i < 3; i++) pkv_seq_cells(kv, 0, i, cells[i]);
+        pkv_seq_close(kv, 0);
+        fill(kv, 1, grain, branch, 3);
+        for (uint32_t i = 1; i < 3; i++) pkv_seq_cells(kv, 1, i, cells[2 + i]);
+        pkv_key want[N];
+        for (uint32_t i = 0; i < N; i++) {
+            want[i] = i == 0 ? pkv_key_root(5) : want[i == 3 ? 0 : i - 1];
+            pkv_key_next(kv, &want[i], i < 3 ? text + i * P : branch + (i - 2) * P);
+        }
+        bool told[N] = {false};
+        for (pkv_lost some; (some = pkv_tell_cached(kv, &cursor)).n > 0;) {
+            assert_true(some.n <= MOST);
+            for (uint32_t i = 0; i < some.n; i++, n++) {
+                uint32_t at = 0;
+                while (at < N && !equal(&some.keys[i], &want[at])) at++;
+                assert_true(at < N && !told[at]);
+                assert_memory_equal(some.cells + i * GROUPS, cells[at], sizeof cells[at]);
+                told[at] = true;
+                bool whole = at == 0 ? told[1] && told[3] : at == 1 ? told[2] : at != 3 || told[4];
+                assert_true(whole);
+            }
+        }
+        assert_int_equal(n, N);
+        assert_int_equal(pkv_tell_cached(kv, &cursor).n, 0);
+        assert_int_equal(pkv_take_lost(kv).n, 0);
+        assert_null(pkv_check_integrity(kv));
+        pkv_destroy(kv);
+    }
+    pkv *empty = make(MOST), *silent = make(0);
+    uint32_t cursor = 0;
+    assert_int_equal(pkv_tell_cached(empty, &cursor).n, 0);
+    fill(silent, 0, PKV_ALL, text, 2);
+    cursor = 0;
+    assert_int_equal(pkv_tell_cached(silent, &cursor).n, 0);
+    pkv_destroy(empty);
+    pkv_destroy(silent);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(keys_are_digests),      cmocka_unit_test(are_told_with_their_cells),
         cmocka_unit_test(cells_of_a_sequence),   cmocka_unit_test(the_last_ones_are_told),
-        cmocka_unit_test(a_flush_loses_nothing),
+        cmocka_unit_test(a_flush_loses_nothing), cmocka_unit_test(all_are_told_in_portions),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -1,0 +1,77 @@
+/* Records beside a store of blocks: bytes of any length under keys, each in a file of its own.
+ *
+ * What     a store for what cannot be computed again from nothing, such as the tokens of a session.
+ *          It gives back the bytes that were put last and whole, or nothing: a file has a checksum
+ *          and replaces the one before it by rename, so a sudden end leaves either of the two.
+ * Owner    the store owns its thread and files.
+ * Threads  any thread may call every function but disk_records_open and disk_records_close. A
+ *          thread of the store writes and deletes; disk_record_get alone reads a file, in the
+ *          thread that calls it.
+ * Units    bytes; microseconds, of the clock that goes on while no process runs.
+ * Errors   a record that cannot be written leaves the one before it, and one that cannot be read
+ *          counts as missing. The first of either is reported, all are counted.
+ * Files    `sessions/` in the directory of the blocks, 0700; a file for each record, 0600, whose
+ *          name is the key in hexadecimal, and `new`, which is being written. Files of other names
+ *          stay as they are. Keys are compared alone. */
+#ifndef DISK_RECORDS_H
+#define DISK_RECORDS_H
+
+#include "disk/disk.h"
+
+typedef struct disk_records disk_records;
+
+enum { DISK_RECORD_BYTES_MOST = 1 << 30 }; // of one record
+
+typedef struct disk_records_options {
+    const char *dir; // that of a disk_cache which is open, whose lock holds for records too
+    /* Stands for all that the bytes depend on. Records of another identity are deleted. */
+    uint64_t identity;
+    uint32_t most;  // records; one more makes the oldest of the owner that has most go
+    int64_t ttl_us; // a record that was put so long ago is deleted; 0 = none is
+    void (*on_trouble)(void *ctx, const char *text); // as disk_options.on_trouble
+    void *on_trouble_ctx;
+    const disk_io *io; // NULL = pread, pwrite and fsync
+} disk_records_options;
+
+/* STATUS_IO: the directory cannot be used. */
+status disk_records_open(const disk_records_options *options, disk_records **out, error *err);
+/* Writes what was put, then ends the thread. NULL is allowed. */
+void disk_records_close(disk_records *d);
+
+/* From now on the store's thread calls this when it has written or deleted a record, or given it up;
+ * NULL = nobody. The call may not call the store. When this returns, no earlier one is running. */
+void disk_records_on_written(disk_records *d, void (*call)(void *ctx), void *ctx);
+
+/* Copies the bytes, which replace those of the key. False: memory is out, or they are too many;
+ * the key keeps what it had. */
+bool disk_record_put(disk_records *d, const disk_key *key, uint64_t owner, const void *bytes,
+                     size_t n);
+/* The bytes of a key (malloc'd: the caller frees them) and their version; NULL = none. */
+uint8_t *disk_record_get(disk_records *d, const disk_key *key, size_t *n, uint64_t *version);
+/* Another number with each put; 0 = the key has no record. Does not read the file. */
+uint64_t disk_record_version(disk_records *d, const disk_key *key);
+/* Whether what was put last waits to be written: else a sudden end leaves it, unless it could not be
+ * written. */
+bool disk_record_waits(disk_records *d, const disk_key *key);
+void disk_record_remove(disk_records *d, const disk_key *key);
+
+/* X(field, metric, help), as DISK_COUNTERS. */
+#define DISK_RECORD_COUNTERS(X)                                                                    \
+    X(written, "disk_sessions_written_total", "Sessions written to disk.")                         \
+    X(read, "disk_sessions_read_total", "Sessions read back from disk.")                           \
+    X(removed, "disk_sessions_removed_total",                                                      \
+      "Sessions deleted from disk because they were old, made room, or were asked to go.")         \
+    X(damaged, "disk_sessions_damaged_total", "Sessions on disk that were damaged, and deleted.")  \
+    X(errors, "disk_sessions_errors_total", "Sessions that could not be written, read or deleted.")
+
+#define DISK_COUNTER_FIELD(field, metric, help) uint64_t field;
+typedef struct disk_record_counts {
+    uint32_t records; // that can be read, or wait to be written
+    uint32_t waiting; // that wait to be written or deleted
+    DISK_RECORD_COUNTERS(DISK_COUNTER_FIELD)
+} disk_record_counts;
+#undef DISK_COUNTER_FIELD
+
+disk_record_counts disk_record_count(disk_records *d);
+
+#endif
