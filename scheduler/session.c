@@ -217,17 +217,34 @@ void sched_session_forget(sched *s, const uint64_t key[2])
 
 /* ---- leaving one ----------------------------------------------------------------------------- */
 
+/* How many of the sequence's turns, or of its pressure drops, lie within its computed tokens. A
+ * choice may end while its tokens are computed again, before it is back where it was. */
+static uint32_t turns_within(const sched_seq *q)
+{
+    uint32_t n = 1;
+    while (n < q->entry->n_turns && q->entry->turns[n - 1].end < q->computed) n++;
+    return n;
+}
+
+static uint32_t drops_within(const sched_seq *q)
+{
+    uint32_t n = q->n_pressure_drops;
+    while (n > 0 && q->pressure_drops[n - 1] > q->computed) n--;
+    return n;
+}
+
 static sched_session *session_create(sched *s, const sched_seq *q)
 {
     const sched_entry *e = q->entry;
-    size_t turns = e->n_turns * sizeof(sched_turn);
-    size_t words = (size_t)q->n_pressure_drops + q->computed;
+    uint32_t n_turns = turns_within(q), n_drops = drops_within(q);
+    size_t turns = n_turns * sizeof(sched_turn);
+    size_t words = (size_t)n_drops + q->computed;
     char *at = alloc_zeroed(&s->alloc, 1, sizeof(sched_session) + turns + words * sizeof(uint32_t));
     if (!at) return NULL;
     sched_session *session = (sched_session *)at;
     sched_turn *to_turns = (sched_turn *)(session + 1);
-    uint32_t *to_drops = (uint32_t *)(to_turns + e->n_turns);
-    uint32_t *to_tokens = to_drops + q->n_pressure_drops;
+    uint32_t *to_drops = (uint32_t *)(to_turns + n_turns);
+    uint32_t *to_tokens = to_drops + n_drops;
     sched_owner *owner = sched_idle_owner(s, e->owner);
     if (!owner) {
         alloc_free(&s->alloc, at);
@@ -241,14 +258,14 @@ static sched_session *session_create(sched *s, const sched_seq *q)
         .turns = to_turns,
         .pressure_drops = to_drops,
         .tokens = to_tokens,
-        .n_turns = e->n_turns,
-        .n_pressure_drops = q->n_pressure_drops,
+        .n_turns = n_turns,
+        .n_pressure_drops = n_drops,
         .n_tokens = q->computed,
         .kept = q->kept,
     };
     memcpy(to_turns, e->turns, turns);
-    to_turns[e->n_turns - 1].end = q->computed;
-    memcpy(to_drops, q->pressure_drops, q->n_pressure_drops * sizeof *to_drops);
+    to_turns[n_turns - 1].end = q->computed;
+    memcpy(to_drops, q->pressure_drops, n_drops * sizeof *to_drops);
     memcpy(to_tokens, q->tokens, q->computed * sizeof *to_tokens);
     return session;
 }

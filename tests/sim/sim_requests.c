@@ -330,7 +330,10 @@ void note_session(world *w, const world_request *r, uint32_t n_tokens)
         book->pressure_drops = new_tokens();
     }
     memcpy(book->turns, r->story.turns, sizeof book->turns);
-    book->n_turns = r->story.n_turns;
+    /* Its last turns are not in it where it ended while it was computed again. */
+    book->n_turns = 1;
+    while (book->n_turns < r->story.n_turns && book->turns[book->n_turns - 1].end < n_tokens)
+        book->n_turns++;
     book->turns[book->n_turns - 1].end = n_tokens;
     book->asked = r->request.policy;
     book->n_tokens = n_tokens;
@@ -338,8 +341,9 @@ void note_session(world *w, const world_request *r, uint32_t n_tokens)
         uint32_t n = r->request.n_prompt;
         book->tokens[i] = i < n ? r->prompt[i] : r->answer.tokens[i - n];
     }
-    book->n_pressure_drops = r->choices[0].n_pressure_drops;
-    if (book->n_pressure_drops > 0)
-        memcpy(book->pressure_drops, r->choices[0].pressure_drops,
-               book->n_pressure_drops * sizeof *book->pressure_drops);
+    const world_choice *c = &r->choices[0];
+    book->n_pressure_drops = 0;
+    for (uint32_t i = 0; i < c->n_pressure_drops; i++)
+        if (c->pressure_drops[i] <= n_tokens)
+            book->pressure_drops[book->n_pressure_drops++] = c->pressure_drops[i];
 }
