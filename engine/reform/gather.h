@@ -1,4 +1,4 @@
-/* gather: which tokens of a long text are read again for a question (private to engine/).
+/* gather: which tokens of a long text are read again for a question.
  *
  * What     compares the embedding of each context token with those of the question's tokens, and
  *          returns the tokens to recompute (docs/reform.md, section 3). A token's score is its

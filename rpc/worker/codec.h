@@ -96,11 +96,15 @@ status plan_unpack(const plan_message *m, const backend_info *info, arena *a, st
 
 /* ---- results --------------------------------------------------------------------------------- */
 
+/* The rank that packs a result, of `size` ranks. */
+typedef struct result_rank {
+    uint32_t rank, size;
+} result_rank;
+
 /* Packs a result. For a failed step the message has the status, checksum and times only. Floats
- * that are not contiguous are copied into `a`. with_rows: the message gets logits and scores, too,
- * which rank 0 sends. */
+ * that are not contiguous are copied into `a`. Rank 0 sends logits and scores, too. */
 status result_pack(const step_plan *plan, const step_result *result, const backend_info *info,
-                   bool with_rows, arena *a, result_message *out);
+                   result_rank who, arena *a, result_message *out);
 
 /* The plan and the rank that a result belongs to. */
 typedef struct result_source {

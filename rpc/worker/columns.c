@@ -52,6 +52,8 @@ static const column seq_columns[] = {
     RETRIEVAL(epsilon, UINT32_MAX), /* the bits of a float */
     SEQ(n_prompt, COLUMN_U32, n_prompt, 0, INT32_MAX),
     SEQ(note, COLUMN_U32, note, 0, STEP_NOTES_MOST - 1),
+    SEQ(n_layers, COLUMN_U32, n_layers, 0, INT32_MAX),
+    SEQ(n_embeds, COLUMN_U32, n_embeds, 0, EMBED_HEADS_MOST),
 };
 _Static_assert(sizeof(retrieval_spec) == 14 * sizeof(uint32_t), "each field has a column");
 

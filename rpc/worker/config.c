@@ -9,6 +9,7 @@ enum {
     OVERRIDES_MAX = 1024,
     LAYERS_MAX = 64 * PKV_WINDOW_WORDS,
     HEADS_MAX = 4096,
+    HEAD_DIM_MAX = 4096,
     SEQS_MAX = 1 << 16,
     VOCAB_MAX = 1 << 24,
     THREADS_MAX = 1024,
@@ -249,6 +250,8 @@ status load_pack(const backend_info *info, const worker_facts *facts, arena *a, 
     m->logit_row_cost = info->logit_row_cost;
     m->lacks = info->lacks;
     m->retrieves = info->retrieves;
+    m->n_heads = info->n_heads;
+    m->head_dim = info->head_dim;
     m->n_pages = info->n_pages;
     m->n_host_pages = info->n_host_pages;
     m->identity = info->identity;
@@ -296,6 +299,8 @@ static status check_info(const backend_info *i, const worker_config *config, err
     RETURN_IF_ERROR(check_range("max_rows", i->max_rows, config->max_rows, config->max_rows, err));
     RETURN_IF_ERROR(check_range("max_seqs", i->max_seqs, config->max_seqs, config->max_seqs, err));
     RETURN_IF_ERROR(check_range("max_logit_rows", i->max_logit_rows, 0, INT32_MAX, err));
+    RETURN_IF_ERROR(check_range("n_heads", i->n_heads, 0, HEADS_MAX, err));
+    RETURN_IF_ERROR(check_range("head_dim", i->head_dim, i->n_heads ? 1 : 0, HEAD_DIM_MAX, err));
     RETURN_IF_ERROR(check_range("n_pages", i->n_pages, 2, PKV_PAGES_MOST, err));
     RETURN_IF_ERROR(check_range("n_host_pages", i->n_host_pages, 0, PKV_PAGES_MOST, err));
     return check_rank_geometry(&i->geometry, config, err);
@@ -314,6 +319,8 @@ status load_unpack(const load_message *m, const worker_config *config, rank_fact
         .logit_row_cost = m->logit_row_cost,
         .lacks = m->lacks,
         .retrieves = m->retrieves,
+        .n_heads = m->n_heads,
+        .head_dim = m->head_dim,
         .n_pages = m->n_pages,
         .n_host_pages = m->n_host_pages,
         .max_in_flight = 1,

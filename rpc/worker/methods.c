@@ -293,13 +293,13 @@ static void send_result(worker_server *s, rpc_call *c)
     result_message m;
     arena memory;
     arena_init(&memory, MEMORY_BLOCK, 0);
-    bool with_rows = s->config.rank == 0;
-    status st = result_pack(&s->plan, s->result, &s->facts.info, with_rows, &memory, &m);
+    const result_rank who = {s->config.rank, s->config.size};
+    status st = result_pack(&s->plan, s->result, &s->facts.info, who, &memory, &m);
     size_t n = status_ok(st) ? protobuf_c_message_get_packed_size(&m.base) : 0;
     if (n > server_part_bytes(s)) st = cut_result(s, &m, n);
     if (!status_ok(st)) {
         step_result failed = {.step = s->plan.step, .status = st};
-        (void)result_pack(&s->plan, &failed, &s->facts.info, false, &memory, &m);
+        (void)result_pack(&s->plan, &failed, &s->facts.info, who, &memory, &m);
     }
     if (s->result_bytes) send_part(s, c);
     else call_send(c, &m.base);

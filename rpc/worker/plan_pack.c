@@ -44,6 +44,30 @@ static status pack_opens(const step_plan *plan, arena *a, plan_message *out)
     return STATUS_IS_OK;
 }
 
+/* Joins the lists of heads of all shares that embed. */
+static status pack_embeds(const step_plan *plan, arena *a, plan_message *out)
+{
+    size_t n = 0;
+    for (uint32_t i = 0; i < plan->n_seqs; i++) n += plan->seqs[i].n_embeds;
+    if (n == 0) return STATUS_IS_OK;
+    uint32_t *layers = arena_alloc_array(a, n, sizeof *layers);
+    uint32_t *kinds = arena_alloc_array(a, n, sizeof *kinds);
+    uint32_t *heads = arena_alloc_array(a, n, sizeof *heads);
+    if (!layers || !kinds || !heads) return status_make(STATUS_NO_MEMORY, "a message's embeds");
+    out->embed_layer = layers;
+    out->embed_kind = kinds;
+    out->embed_head = heads;
+    out->n_embed_layer = out->n_embed_kind = out->n_embed_head = n;
+    for (uint32_t i = 0; i < plan->n_seqs; i++)
+        for (uint32_t j = 0; j < plan->seqs[i].n_embeds; j++) {
+            const embed_head *h = &plan->seqs[i].embeds[j];
+            *layers++ = h->layer;
+            *kinds++ = h->kind;
+            *heads++ = h->head;
+        }
+    return STATUS_IS_OK;
+}
+
 status plan_pack(const step_plan *plan, uint64_t session, arena *a, plan_message *out)
 {
     for (uint32_t i = 0; i < plan->n_seqs; i++)
@@ -60,5 +84,6 @@ status plan_pack(const step_plan *plan, uint64_t session, arena *a, plan_message
     RETURN_IF_ERROR(pack_opens(plan, a, out));
     RETURN_IF_ERROR(
         columns_pack(&plan_move_columns, plan->deltas.moves, plan->deltas.n_moves, out, a));
+    RETURN_IF_ERROR(pack_embeds(plan, a, out));
     return columns_pack(&plan_seq_columns, plan->seqs, plan->n_seqs, out, a);
 }

@@ -127,6 +127,37 @@ static status unpack_moves(const plan_message *m, const backend_info *info, aren
 
 /* ---- sequences ------------------------------------------------------------------------------- */
 
+/* Gives each share its part of the joined lists of heads. */
+static status unpack_embeds(const plan_message *m, arena *a, step_seq *seqs, size_t n, error *err)
+{
+    size_t total = 0;
+    for (size_t i = 0; i < n; i++) total += seqs[i].n_embeds;
+    const struct {
+        const char *name;
+        size_t n;
+    } lists[] = {{"embed_layer", m->n_embed_layer},
+                 {"embed_kind", m->n_embed_kind},
+                 {"embed_head", m->n_embed_head}};
+    for (size_t i = 0; i < 3; i++)
+        if (lists[i].n != total)
+            return error_set(err, STATUS_INVALID, "%s: %zu values, n_embeds are %zu", lists[i].name,
+                             lists[i].n, total);
+    if (total == 0) return STATUS_IS_OK;
+    embed_head *heads = arena_alloc_array(a, total, sizeof *heads);
+    if (!heads) return out_of_memory(err);
+    for (size_t i = 0; i < total; i++) {
+        if (m->embed_kind[i] >= EMBED_KINDS)
+            return error_set(err, STATUS_INVALID, "embed_kind: %u, there are %d", m->embed_kind[i],
+                             EMBED_KINDS);
+        heads[i] = (embed_head){m->embed_layer[i], (embed_kind)m->embed_kind[i], m->embed_head[i]};
+    }
+    for (size_t i = 0; i < n; i++) {
+        seqs[i].embeds = heads;
+        heads += seqs[i].n_embeds;
+    }
+    return STATUS_IS_OK;
+}
+
 /* The backend checks what depends on the tables and on other fields of the share. */
 static status check_retrieval(const step_seq *s, const backend_info *info, error *err)
 {
@@ -208,6 +239,7 @@ static status unpack_seqs(const plan_message *m, const backend_info *info, arena
     step_seq *seqs = arena_alloc_array(a, n, sizeof *seqs);
     if (!seqs) return out_of_memory(err);
     RETURN_IF_ERROR(columns_unpack(&plan_seq_columns, m, seqs, n, err));
+    RETURN_IF_ERROR(unpack_embeds(m, a, seqs, n, err));
     RETURN_IF_ERROR(check_seqs(seqs, n, m->n_tokens, info, err));
     RETURN_IF_ERROR(check_once(seqs, n, info, a, err));
     out->seqs = seqs;

@@ -123,6 +123,31 @@ static status pack_novelty(const step_plan *plan, const step_result *r, arena *a
     return STATUS_IS_OK;
 }
 
+/* ---- embeddings ------------------------------------------------------------------------------ */
+
+/* Elements of the embeddings that a rank gives of a share. */
+static size_t embedding_values(const step_seq *s, const backend_info *info, result_rank who)
+{
+    return (size_t)s->n_tokens * embed_heads_of(info, s, who.rank, who.size) * info->head_dim;
+}
+
+static status pack_embeddings(const step_plan *plan, const step_result *r, const backend_info *info,
+                              result_rank who, arena *a, result_message *out)
+{
+    size_t n = 0;
+    for (uint32_t i = 0; i < r->n_seqs; i++) n += embedding_values(&plan->seqs[i], info, who);
+    if (n == 0) return STATUS_IS_OK;
+    uint16_t *values = arena_alloc_array(a, n, sizeof *values);
+    if (!values) return status_make(STATUS_NO_MEMORY, "embeddings");
+    out->embeddings = borrow(values, n * sizeof *values);
+    for (uint32_t i = 0; i < r->n_seqs; i++) {
+        size_t some = embedding_values(&plan->seqs[i], info, who);
+        if (some) memcpy(values, r->seqs[i].embeddings, some * sizeof *values);
+        values += some;
+    }
+    return STATUS_IS_OK;
+}
+
 /* ---- rows ------------------------------------------------------------------------------------ */
 
 static status pack_scores(const step_plan *plan, const step_result *r, const backend_info *info,
@@ -170,7 +195,7 @@ static size_t logit_floats(const step_result *r, uint32_t vocab_size)
 }
 
 status result_pack(const step_plan *plan, const step_result *result, const backend_info *info,
-                   bool with_rows, arena *a, result_message *out)
+                   result_rank who, arena *a, result_message *out)
 {
     *out = (result_message)OCTAVO__WORKER__V1__STEP_RESULT__INIT;
     out->step = result->step;
@@ -188,7 +213,8 @@ status result_pack(const step_plan *plan, const step_result *result, const backe
     RETURN_IF_ERROR(pack_measures(plan, result, a, out));
     RETURN_IF_ERROR(pack_novelty(plan, result, a, out));
     RETURN_IF_ERROR(readings_pack(plan, result, a, out));
-    if (!with_rows) return STATUS_IS_OK;
+    RETURN_IF_ERROR(pack_embeddings(plan, result, info, who, a, out));
+    if (who.rank != 0) return STATUS_IS_OK;
     out->logits = borrow(result->logits, logit_floats(result, info->vocab_size) * sizeof(float));
     return pack_scores(plan, result, info, a, out);
 }

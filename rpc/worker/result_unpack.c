@@ -167,6 +167,32 @@ static status unpack_novelty(const result_message *m, const step_plan *plan, ste
     return STATUS_IS_OK;
 }
 
+/* Elements of the embeddings that the rank gives of a share: its rows are at most max_rows, so that
+ * the sums of a plan fit 64 bits. */
+static uint64_t embedding_values(const result_source *source, const step_seq *s)
+{
+    uint64_t heads = embed_heads_of(source->info, s, source->rank, source->size);
+    return s->n_tokens * heads * source->info->head_dim;
+}
+
+static status unpack_embeddings(const result_message *m, const result_source *source,
+                                step_seq_result *seqs, error *err)
+{
+    const step_plan *plan = source->plan;
+    const uint16_t *values = (const uint16_t *)(const void *)m->embeddings.data;
+    uint64_t n = 0;
+    for (uint32_t i = 0; i < plan->n_seqs; i++) n += embedding_values(source, &plan->seqs[i]);
+    if (m->embeddings.len % sizeof *values != 0 || m->embeddings.len / sizeof *values != n)
+        return error_set(err, STATUS_INVALID, "embeddings: %zu bytes, there should be %llu values",
+                         m->embeddings.len, (unsigned long long)n);
+    for (uint32_t i = 0; i < plan->n_seqs; i++) {
+        uint64_t some = embedding_values(source, &plan->seqs[i]);
+        if (some > 0) seqs[i].embeddings = values;
+        values += some;
+    }
+    return STATUS_IS_OK;
+}
+
 static status unpack_logits(const result_message *m, const result_source *source, step_result *out,
                             error *err)
 {
@@ -263,6 +289,7 @@ static status unpack_seqs(const result_message *m, const result_source *source, 
     RETURN_IF_ERROR(unpack_measures(m, source, seqs, err));
     RETURN_IF_ERROR(unpack_novelty(m, source->plan, seqs, err));
     RETURN_IF_ERROR(readings_unpack(m, source, a, seqs, err));
+    RETURN_IF_ERROR(unpack_embeddings(m, source, seqs, err));
     RETURN_IF_ERROR(unpack_logits(m, source, out, err));
     RETURN_IF_ERROR(unpack_scores(m, source, a, seqs, err));
     out->seqs = seqs;

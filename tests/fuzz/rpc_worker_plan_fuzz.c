@@ -15,6 +15,8 @@ static const backend_info info = {
     .max_seqs = 8,
     .n_pages = 50,
     .n_host_pages = 20,
+    .n_heads = 8,
+    .head_dim = 4,
     .retrieves = 1 << RETRIEVAL_MEAN | 1 << RETRIEVAL_QUEST | 1 << RETRIEVAL_FIX,
     .geometry = {.page_tokens = 16,
                  .n_layers = 6,
@@ -95,6 +97,16 @@ static void check_ranges(const step_plan *p)
     }
 }
 
+/* Every list of heads is readable, and equal when it was packed again. */
+static void check_embeds(const step_seq *a, const step_seq *b)
+{
+    FUZZ_CHECK(a->n_embeds <= EMBED_HEADS_MOST);
+    for (uint32_t i = 0; i < a->n_embeds; i++) {
+        FUZZ_CHECK(a->embeds[i].kind < EMBED_KINDS);
+        FUZZ_CHECK(memcmp(&a->embeds[i], &b->embeds[i], sizeof *a->embeds) == 0);
+    }
+}
+
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
 {
     arena first, packing, second;
@@ -109,8 +121,12 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
         FUZZ_CHECK(bytes && protobuf_c_message_pack(&m.base, bytes) == n);
         FUZZ_CHECK(status_ok(read_plan(bytes, n, &second, &again)));
         FUZZ_CHECK(again.n_seqs == plan.n_seqs && again.n_tokens == plan.n_tokens);
-        for (uint32_t i = 0; i < plan.n_seqs; i++)
-            FUZZ_CHECK(memcmp(&again.seqs[i], &plan.seqs[i], sizeof *plan.seqs) == 0);
+        for (uint32_t i = 0; i < plan.n_seqs; i++) {
+            step_seq there = again.seqs[i];
+            check_embeds(&there, &plan.seqs[i]);
+            there.embeds = plan.seqs[i].embeds;
+            FUZZ_CHECK(memcmp(&there, &plan.seqs[i], sizeof there) == 0);
+        }
         FUZZ_CHECK(again.deltas.n_moves == plan.deltas.n_moves);
         for (size_t i = 0; i < plan.deltas.n_moves; i++)
             FUZZ_CHECK(memcmp(&again.deltas.moves[i], &plan.deltas.moves[i],

@@ -4,7 +4,7 @@
 #include "rpc/worker/codec.h"
 #include "tests/fuzz/fuzz.h"
 
-enum { LIMIT = 1 << 22, LAYERS = 6, VOCAB = 64, SEQS = 3 };
+enum { LIMIT = 1 << 22, LAYERS = 6, VOCAB = 64, SEQS = 3, HEAD_DIM = 4 };
 
 static const backend_info info = {
     .vocab_size = VOCAB,
@@ -12,6 +12,8 @@ static const backend_info info = {
     .max_rows = 64,
     .max_seqs = 8,
     .n_pages = 50,
+    .n_heads = 8,
+    .head_dim = HEAD_DIM,
     .geometry = {.page_tokens = 16,
                  .n_layers = LAYERS,
                  .n_kv_heads = 4,
@@ -47,6 +49,12 @@ static const step_seq few[] = {
     {.seq = 1, .first_token = 3, .n_tokens = 1, .retrieval = {.block_tokens = 16}},
 };
 static const step_plan few_plan = {.step = 1, .seqs = few, .n_seqs = 2, .n_tokens = 4};
+
+/* A plan that asks for embeddings only: of two ranks the first gives two query heads. */
+static const embed_head embeds[] = {{2, EMBED_Q, 1}, {3, EMBED_V, 3}, {0, EMBED_Q, 0}};
+static const step_seq embedded = {.n_tokens = 2, .embeds = embeds, .n_embeds = 3, .n_layers = 3};
+static const step_plan embedded_plan = {
+    .step = 1, .seqs = &embedded, .n_seqs = 1, .tokens = scored_tokens, .n_tokens = 2};
 
 /* Reads every float, so that one outside its message is found. */
 static void read_floats(const float *values, size_t n)
@@ -108,6 +116,13 @@ static void check_readings(const step_result *r)
     }
 }
 
+static void check_embeddings(const step_result *r)
+{
+    if (!status_ok(r->status)) return;
+    for (uint32_t i = 0; i < 2 * 2 * HEAD_DIM; i++)
+        (void)*(const volatile uint16_t *)&r->seqs[0].embeddings[i];
+}
+
 static void fuzz_result(const uint8_t *data, size_t size, const step_plan *asked, uint32_t rank)
 {
     arena a;
@@ -121,7 +136,8 @@ static void fuzz_result(const uint8_t *data, size_t size, const step_plan *asked
     FUZZ_CHECK(status_ok(s) || err.text[0]);
     if (status_ok(s) && asked == &plan) check_result(&out.result);
     else if (status_ok(s) && asked == &few_plan) check_readings(&out.result);
-    else if (status_ok(s)) check_scores(&out.result);
+    else if (status_ok(s) && asked == &scored_plan) check_scores(&out.result);
+    else if (status_ok(s)) check_embeddings(&out.result);
     arena_destroy(&a);
 }
 
@@ -146,6 +162,7 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
 {
     if (size < 1) return 0;
     if (data[0] % 3 == 2) fuzz_facts(data + 1, size - 1);
+    else if (data[0] >= 224) fuzz_result(data + 1, size - 1, &embedded_plan, 0);
     else if (data[0] >= 192) fuzz_result(data + 1, size - 1, &few_plan, data[0] % 3);
     else if (data[0] >= 128) fuzz_result(data + 1, size - 1, &scored_plan, 0);
     else fuzz_result(data + 1, size - 1, &plan, data[0] % 3);

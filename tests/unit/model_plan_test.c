@@ -16,6 +16,13 @@ static const backend_info info = {
     .max_rows = 512,
     .max_in_flight = 2,
     .vocab_size = 50,
+    .n_heads = 4,
+    .head_dim = 8,
+    .geometry = {.page_tokens = 16,
+                 .n_layers = 2,
+                 .n_kv_heads = 2,
+                 .layers_per_group = 1,
+                 .heads_per_group = 1},
     .retrieves = (1 << RETRIEVAL_MEAN) | (1 << RETRIEVAL_DYNAMIC) | RETRIEVAL_NEEDS_HISTORY,
 };
 static uint32_t tokens[512];
@@ -25,7 +32,9 @@ typedef struct trial {
     step_seq seq;
     step_plan plan;
     uint32_t to;
-    bool uneven; /* one table has a page less */
+    bool uneven; /* this table has a page less */
+    uint32_t table;
+    const backend_info *info;
 } trial;
 
 static trial good(uint32_t from, uint32_t to)
@@ -41,7 +50,8 @@ static trial good(uint32_t from, uint32_t to)
                                      .token_step = 1},
                        .n_prompt = PROMPT},
                .plan = {.n_seqs = 1, .n_tokens = to - from, .tokens = tokens},
-               .to = to};
+               .to = to,
+               .info = &info};
     return t;
 }
 
@@ -57,12 +67,12 @@ static status check(trial *t)
     assert_true(status_ok(pkv_seq_append(kv, SEQ, t->to)));
     if (t->uneven) {
         uint64_t all_but_first = ~(uint64_t)1;
-        pkv_seq_drop(kv, SEQ, 0, &all_but_first);
+        pkv_seq_drop(kv, SEQ, t->table, &all_but_first);
     }
     pkv_deltas deltas = pkv_take_deltas(kv);
     assert_true(status_ok(pkv_mirror_apply(m, deltas.words, deltas.n_words)));
     t->plan.seqs = &t->seq;
-    status s = plan_check(&info, m, &t->plan);
+    status s = plan_check(t->info, m, &t->plan);
     pkv_mirror_destroy(m);
     pkv_destroy(kv);
     return s;
@@ -150,12 +160,110 @@ static void retrievals_that_cannot_be_made(void **state)
     refused(t, STATUS_INVALID, room);
 }
 
+/* A share that leaves after a layer, with every head that it may embed. */
+static trial leaving(void)
+{
+    static const embed_head heads[] = {{0, EMBED_Q, 3}, {1, EMBED_K, 1}, {1, EMBED_V, 0}};
+    trial t = good(0, 100);
+    t.seq.retrieval = (retrieval_spec){0};
+    t.seq.n_layers = 1;
+    t.seq.embeds = heads;
+    t.seq.n_embeds = 3;
+    return t;
+}
+
+static void rows_that_cannot_leave_early(void **state)
+{
+    (void)state;
+    trial t = leaving();
+    assert_true(status_ok(check(&t)));
+    t.seq.n_layers = 3;
+    refused(t, STATUS_INVALID, "plan: rows that run more layers than the model has");
+    static const char behind[] =
+        "plan: rows that leave early and ask for what comes behind all layers";
+    t = leaving();
+    t.seq.n_samples = 1;
+    refused(t, STATUS_INVALID, behind);
+    t = leaving();
+    t.seq.want_logits = true;
+    refused(t, STATUS_INVALID, behind);
+    t = leaving();
+    t.seq.want_scores = 1;
+    refused(t, STATUS_INVALID, behind);
+    t = leaving();
+    t.seq.measure.novelty = true;
+    refused(t, STATUS_INVALID, behind);
+    t = leaving();
+    t.seq.retrieval = good(0, 100).seq.retrieval;
+    refused(t, STATUS_INVALID, behind);
+}
+
+/* Only tables of the layers that run need slots for the rows. */
+static void tables_behind_the_exit_may_be_short(void **state)
+{
+    (void)state;
+    static const char slots[] = "plan: a table without slots for its tokens";
+    trial t = leaving();
+    t.uneven = true;
+    t.table = 2; /* of the second layer */
+    assert_true(status_ok(check(&t)));
+    t.seq.n_layers = 2;
+    refused(t, STATUS_INVALID, slots);
+    t.seq.n_layers = 0;
+    refused(t, STATUS_INVALID, slots);
+    t = leaving();
+    t.uneven = true;
+    t.table = 1;
+    refused(t, STATUS_INVALID, slots);
+}
+
+static void embeddings_that_cannot_be_made(void **state)
+{
+    (void)state;
+    static const struct {
+        embed_head head;
+        const char *why;
+    } rows[] = {
+        {{2, EMBED_Q, 0}, "plan: an embedding of a layer that is not run"},
+        {{UINT32_MAX, EMBED_Q, 0}, "plan: an embedding of a layer that is not run"},
+        {{0, EMBED_Q, 4}, "plan: an embedding of a head that the model does not have"},
+        {{0, EMBED_K, 2}, "plan: an embedding of a head that the model does not have"},
+        {{0, EMBED_V, UINT32_MAX}, "plan: an embedding of a head that the model does not have"},
+        {{0, EMBED_KINDS, 0}, "plan: an embedding of an unknown kind"},
+    };
+    for (size_t i = 0; i < sizeof rows / sizeof *rows; i++) {
+        trial t = leaving();
+        t.seq.embeds = &rows[i].head;
+        t.seq.n_embeds = 1;
+        t.seq.n_layers = i % 2;
+        refused(t, STATUS_INVALID, rows[i].why);
+    }
+    trial t = leaving();
+    t.seq.n_embeds = EMBED_HEADS_MOST + 1;
+    refused(t, STATUS_INVALID, "plan: embeddings of more heads than a share may have");
+    static embed_head many[EMBED_HEADS_MOST];
+    backend_info wide = info, none = info;
+    wide.head_dim = 512;
+    t = leaving();
+    t.info = &wide;
+    t.seq.embeds = many;
+    t.seq.n_embeds = EMBED_HEADS_MOST;
+    refused(t, STATUS_LIMIT, "plan: more bytes of embeddings than a step may have");
+    none.n_heads = 0;
+    t = leaving();
+    t.info = &none;
+    refused(t, STATUS_INVALID, "plan: embeddings or early exit, which this backend does not have");
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(good_plans_pass),
         cmocka_unit_test(shares_that_do_not_fit),
         cmocka_unit_test(retrievals_that_cannot_be_made),
+        cmocka_unit_test(rows_that_cannot_leave_early),
+        cmocka_unit_test(tables_behind_the_exit_may_be_short),
+        cmocka_unit_test(embeddings_that_cannot_be_made),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

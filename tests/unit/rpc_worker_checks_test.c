@@ -210,6 +210,45 @@ static void wrong_retrievals_are_refused_by_field(void **state)
     assert_non_null(strstr(err.text, "retrieval.token_step is 4: this backend"));
 }
 
+/* The lists of heads are joined: n_embeds says where each sequence's begins. What the model has is
+ * left to the backend (model/plan.c). */
+static void wrong_embeds_are_refused_by_field(void **state)
+{
+    (void)state;
+    sound_plan p;
+    error err = {{0}};
+    uint32_t counts[2], lists[3];
+#define TRY(change)                                                                                \
+    do {                                                                                           \
+        make_sound(&p);                                                                            \
+        err = (error){{0}};                                                                        \
+        counts[0] = 1, counts[1] = 2, lists[0] = lists[1] = lists[2] = 0;                          \
+        p.m.n_embeds = counts, p.m.n_n_embeds = 2;                                                 \
+        p.m.embed_layer = p.m.embed_kind = p.m.embed_head = lists;                                 \
+        p.m.n_embed_layer = p.m.n_embed_kind = p.m.n_embed_head = 3;                               \
+        change;                                                                                    \
+    } while (0)
+#define WRONG(change, word)                                                                        \
+    do {                                                                                           \
+        TRY(change);                                                                               \
+        if (is_taken(&p, &err)) fail_msg("%s: taken", #change);                                    \
+        if (!strstr(err.text, word)) fail_msg("%s: \"%s\"", #change, err.text);                    \
+    } while (0)
+    TRY((void)0);
+    if (!is_taken(&p, &err)) fail_msg("%s", err.text);
+    WRONG(p.m.n_embed_layer = 2, "embed_layer: 2 values, n_embeds are 3");
+    WRONG(p.m.n_embed_kind = 4, "embed_kind: 4 values, n_embeds are 3");
+    WRONG(p.m.n_embed_head = 0, "embed_head: 0 values, n_embeds are 3");
+    WRONG(counts[1] = 1, "embed_layer: 3 values, n_embeds are 2");
+    WRONG(counts[0] = EMBED_HEADS_MOST + 1, "n_embeds: 4097 is above 4096");
+    WRONG(p.m.n_n_embeds = 0, "embed_layer: 3 values, n_embeds are 0");
+    WRONG(lists[1] = EMBED_KINDS, "embed_kind: 3, there are 3");
+    WRONG((p.m.n_layers = counts, p.m.n_n_layers = 1), "n_layers: 1 values");
+    WRONG((counts[0] = UINT32_MAX, p.m.n_layers = counts, p.m.n_n_layers = 2), "n_layers: 42949");
+#undef WRONG
+#undef TRY
+}
+
 static void moves_to_no_host_tier_are_refused(void **state)
 {
     (void)state;
@@ -314,6 +353,11 @@ static void wrong_results_are_refused_by_field(void **state)
     make_sound_result(&sound);
     if (!result_is_taken(&sound, &none)) fail_msg("%s", none.text);
     WRONG_RESULT(s.m.step = 5, "step: 5");
+    WRONG_RESULT(s.m.embeddings = some_floats(&s, 1), "embeddings: 4 bytes, there should be 0");
+    const embed_head of_rank_1 = {.layer = 1, .kind = EMBED_K, .head = KV_HEADS - 1};
+    WRONG_RESULT((s.seq.embeds = &of_rank_1, s.seq.n_embeds = 1, s.rank_index = 1,
+                  s.m.logits.len = 0, s.m.embeddings.len = 2),
+                 "embeddings: 2 bytes, there should be 4 values");
     WRONG_RESULT(s.m.status = STATUS_INTERNAL + 1, "status: ");
     WRONG_RESULT(s.m.compute_us = UINT64_MAX, "compute_us");
     WRONG_RESULT(s.m.n_sample_token = 0, "sample_token: 0 values");
@@ -634,6 +678,8 @@ static void results_of_a_rank_are_checked(void **state)
     WRONG_RANK(vocab_size, 0, "vocab_size: 0");
     WRONG_RANK(max_rows, 65, "max_rows: 65");
     WRONG_RANK(max_seqs, 15, "max_seqs: 15");
+    WRONG_RANK(n_heads, 4097, "n_heads: 4097");
+    WRONG_RANK(head_dim, 0, "head_dim: 0");
     WRONG_RANK(n_pages, 1, "n_pages: 1");
     WRONG_RANK(geometry, NULL, "geometry: it is missing");
     WRONG_RANK(geometry->n_layers, 0, "geometry.n_layers: 0");
@@ -648,6 +694,7 @@ int main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(wrong_plans_are_refused_by_field),
         cmocka_unit_test(wrong_retrievals_are_refused_by_field),
+        cmocka_unit_test(wrong_embeds_are_refused_by_field),
         cmocka_unit_test(moves_to_no_host_tier_are_refused),
         cmocka_unit_test(wrong_results_are_refused_by_field),
         cmocka_unit_test(wrong_readings_are_refused_by_field),

@@ -4,7 +4,7 @@
 
 #include <math.h>
 
-enum { ROUNDS = 300 };
+enum { ROUNDS = 300, EMBEDS = 5 };
 
 /* ---- plans ----------------------------------------------------------------------------------- */
 
@@ -16,6 +16,7 @@ typedef struct random_plan {
     step_open opens[5];
     sample_params params[5];
     step_seq seqs[SEQS];
+    embed_head embeds[SEQS][EMBEDS];
 } random_plan;
 
 static bool coin(rng *r) { return rng_below(r, 2) == 0; }
@@ -117,6 +118,16 @@ static retrieval_spec random_retrieval(rng *r)
 }
 
 /* decode: every sequence as in most steps. */
+static void random_embeds(rng *r, random_plan *p, step_seq *s)
+{
+    s->n_embeds = rng_below(r, EMBEDS + 1);
+    s->embeds = p->embeds[s - p->seqs];
+    for (uint32_t i = 0; i < s->n_embeds; i++)
+        p->embeds[s - p->seqs][i] = (embed_head){.layer = rng_below(r, LAYERS),
+                                                 .kind = (embed_kind)rng_below(r, EMBED_KINDS),
+                                                 .head = rng_below(r, KV_HEADS)};
+}
+
 static void make_plan(rng *r, random_plan *p, bool decode)
 {
     memset(p, 0, sizeof *p);
@@ -153,6 +164,8 @@ static void make_plan(rng *r, random_plan *p, bool decode)
             if (coin(r)) s->retrieval = random_retrieval(r);
             s->n_prompt = rng_below(r, 500);
             s->note = rng_below(r, STEP_NOTES_MOST);
+            s->n_layers = coin(r) ? rng_below(r, LAYERS + 1) : 0;
+            if (coin(r)) random_embeds(r, p, s);
         }
         plan->n_tokens += s->n_tokens;
     }
@@ -180,8 +193,14 @@ static void expect_same_plan(const step_plan *a, const step_plan *b)
     assert_int_equal(a->n_tokens, b->n_tokens);
     assert_memory_equal(a->tokens, b->tokens, a->n_tokens * sizeof(uint32_t));
     assert_int_equal(a->n_seqs, b->n_seqs);
-    for (uint32_t i = 0; i < a->n_seqs; i++)
-        assert_memory_equal(&a->seqs[i], &b->seqs[i], sizeof a->seqs[i]);
+    for (uint32_t i = 0; i < a->n_seqs; i++) {
+        step_seq there;
+        memcpy(&there, &b->seqs[i], sizeof there);
+        for (uint32_t k = 0; k < there.n_embeds && k < a->seqs[i].n_embeds; k++)
+            assert_memory_equal(&a->seqs[i].embeds[k], &there.embeds[k], sizeof *there.embeds);
+        there.embeds = a->seqs[i].embeds;
+        assert_memory_equal(&a->seqs[i], &there, sizeof there);
+    }
     assert_int_equal(a->n_opens, b->n_opens);
     for (uint32_t i = 0; i < a->n_opens; i++) {
         const step_open *x = &a->opens[i], *y = &b->opens[i];
@@ -240,6 +259,7 @@ typedef struct random_result {
     step_sample samples[SEQS * 2];
     step_sample scores[SEQS * 8];
     retrieval_reading readings[ROWS];
+    uint16_t embeddings[SEQS][8 * EMBEDS * HEAD_DIM];
     float *floats[SEQS * 2];
     size_t n_floats;
     float *logits;
@@ -303,7 +323,7 @@ static retrieval_reading random_reading(rng *r, const retrieval_spec *spec)
 }
 
 /* A random result that such a plan may have, of a rank of two. */
-static void make_result(rng *r, const step_plan *plan, random_result *out)
+static void make_result(rng *r, const step_plan *plan, result_rank who, random_result *out)
 {
     memset(out, 0, sizeof *out);
     step_result *result = &out->result;
@@ -338,6 +358,9 @@ static void make_result(rng *r, const step_plan *plan, random_result *out)
             for (uint32_t k = 0; k < q->n_readings; k++)
                 *reading++ = random_reading(r, &s->retrieval);
         }
+        size_t values = (size_t)s->n_tokens * HEAD_DIM * embed_heads_of(&info, s, who.rank, 2);
+        q->embeddings = values ? out->embeddings[i] : NULL;
+        for (size_t k = 0; k < values; k++) out->embeddings[i][k] = (uint16_t)rng_below(r, 1 << 16);
         if (s->want_logits) result->n_logit_rows += s->n_tokens;
         if (!s->want_scores) continue;
         random_scores(r, plan, s, score);
@@ -401,6 +424,11 @@ static void expect_same_result(const step_plan *plan, const step_result *a, cons
         assert_int_equal(!x->novelty, !y->novelty);
         if (x->novelty)
             assert_memory_equal(x->novelty, y->novelty, plan->seqs[i].n_tokens * sizeof(float));
+        assert_int_equal(!x->embeddings, !y->embeddings);
+        if (x->embeddings)
+            assert_memory_equal(x->embeddings, y->embeddings,
+                                plan->seqs[i].n_tokens * HEAD_DIM * sizeof *x->embeddings *
+                                    embed_heads_of(&info, &plan->seqs[i], with_rows ? 0 : 1, 2));
     }
     assert_int_equal(b->n_logit_rows, with_rows ? a->n_logit_rows : 0);
     assert_memory_equal(a->logits, b->logits, (size_t)b->n_logit_rows * VOCAB * sizeof(float));
@@ -425,7 +453,7 @@ static void scores_are_small(void **state)
     arena packing;
     result_message m;
     arena_init(&packing, 4096, 0);
-    assert_true(status_ok(result_pack(&plan, &result, &large, true, &packing, &m)));
+    assert_true(status_ok(result_pack(&plan, &result, &large, (result_rank){0, 1}, &packing, &m)));
     assert_in_range(protobuf_c_message_get_packed_size(&m.base), 1, CHUNK * 200);
     arena_destroy(&packing);
 }
@@ -442,12 +470,13 @@ static void results_come_out_as_they_went_in(void **state)
         result_store out;
         error err = {{0}};
         bool first = coin(&r);
+        const result_rank who = {first ? 0 : 1, 2};
         make_plan(&r, p, i % 3 == 0);
-        make_result(&r, &p->plan, &result);
+        make_result(&r, &p->plan, who, &result);
         arena_init(&packing, 4096, 0);
-        assert_true(status_ok(result_pack(&p->plan, &result.result, &info, first, &packing, &m)));
+        assert_true(status_ok(result_pack(&p->plan, &result.result, &info, who, &packing, &m)));
         const result_message *there = (const result_message *)travel(&m.base, &message);
-        result_source source = {&p->plan, &info, first ? 0 : 1, 2};
+        result_source source = {&p->plan, &info, who.rank, who.size};
         if (!status_ok(result_unpack(there, &source, &message, &out, &err)))
             fail_msg("%s", err.text);
         expect_same_result(&p->plan, &result.result, &out.result, first);
@@ -469,7 +498,7 @@ static void a_failed_step_gives_its_reason(void **state)
     step_result failed = {
         .step = 3, .status = status_make(STATUS_NO_MEMORY, "a full\nhouse"), .checksum = 11};
     arena_init(&a, 4096, 0);
-    assert_true(status_ok(result_pack(&plan, &failed, &info, true, &a, &m)));
+    assert_true(status_ok(result_pack(&plan, &failed, &info, (result_rank){0, 2}, &a, &m)));
     result_source source = {&plan, &info, 0, 2};
     assert_true(status_ok(result_unpack(&m, &source, &a, &out, &err)));
     assert_int_equal(out.result.status.code, STATUS_NO_MEMORY);
@@ -531,7 +560,7 @@ static void a_running_sequence_takes_few_bytes(void **state)
         result_message m;
         arena_init(&a, 4096, 0);
         assert_true(status_ok(plan_pack(&plan, UINT64_MAX, &a, &p)));
-        assert_true(status_ok(result_pack(&plan, &result, &info, false, &a, &m)));
+        assert_true(status_ok(result_pack(&plan, &result, &info, (result_rank){1, 2}, &a, &m)));
         plan_bytes += protobuf_c_message_get_packed_size(&p.base);
         result_bytes += protobuf_c_message_get_packed_size(&m.base);
         arena_destroy(&a);

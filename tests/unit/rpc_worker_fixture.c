@@ -389,6 +389,11 @@ void pass_begin(site_pass *p, const backend *b)
     assert_true(status_ok(pkv_seq_open(p->kv, 2, PKV_HEAD, p->tokens, 0, 0, 100, &hit)));
     for (uint32_t i = 0; i < PROMPT; i++) p->tokens[i] = rng_below(&r, info->vocab_size);
     p->open = (step_open){.seq = 2, .params = &p->params};
+    /* Ranks give the last heads and the first ones; they are joined in this order. */
+    p->embeds[0] = (embed_head){1, EMBED_V, info->geometry.n_kv_heads - 1};
+    p->embeds[1] = (embed_head){0, EMBED_Q, 0};
+    p->embeds[2] = (embed_head){1, EMBED_Q, info->n_heads - 1};
+    p->head_dim = info->head_dim;
 }
 
 const step_plan *pass_plan(site_pass *p)
@@ -403,6 +408,8 @@ const step_plan *pass_plan(site_pass *p)
                         .want_logits = true,
                         .want_scores = 1 + SCORE_TOPS,
                         .next_token = 7,
+                        .embeds = p->embeds,
+                        .n_embeds = 3,
                         .measure = {.kind = MEASURE_MASS, .rows = 2, .layer_step = 1}};
     if (p->retrieval.block_tokens) {
         p->seq.retrieval = p->retrieval;
@@ -453,6 +460,8 @@ void pass_take(site_pass *p, const step_result *r, uint32_t vocab, strbuf *out)
     bool reads_few = p->retrieval.block_tokens && p->step > 1;
     assert_int_equal(s->n_readings, reads_few ? p->plan.n_tokens : 0);
     for (uint32_t i = 0; i < s->n_readings; i++) take_reading(&s->readings[i], out);
+    strbuf_append(out, s->embeddings,
+                  (size_t)p->plan.n_tokens * p->seq.n_embeds * p->head_dim * sizeof(uint16_t));
     for (uint32_t i = 0; i < p->plan.n_tokens; i++) {
         const step_sample *score = &s->scores[i];
         assert_int_equal(score->n_top, SCORE_TOPS);

@@ -93,7 +93,8 @@ void site_await(site_rank *r, const char *line);
 void site_await_held(site_rank *r);
 void site_nap(void);
 
-/* The bytes of a few steps, prefill and decode: tokens, logprobs, logits, measures, readings. */
+/* The bytes of a few steps, prefill and decode: tokens, logprobs, logits, measures, readings,
+ * embeddings. */
 typedef struct site_pass {
     pkv *kv;
     uint32_t step, length, token;
@@ -103,6 +104,8 @@ typedef struct site_pass {
     step_open open;
     step_plan plan;
     retrieval_spec retrieval; // by which the generated tokens read
+    embed_head embeds[3];     // of every row
+    uint32_t head_dim;
 } site_pass;
 
 void pass_begin(site_pass *p, const backend *b);

@@ -13,7 +13,16 @@
 
 #include <cmocka.h>
 
-enum { SEQS = 16, ROWS = 64, VOCAB = 1000, LAYERS = 6, KV_HEADS = 4, PAGES = 50 };
+enum {
+    SEQS = 16,
+    ROWS = 64,
+    VOCAB = 1000,
+    LAYERS = 6,
+    KV_HEADS = 4,
+    PAGES = 50,
+    HEADS = 8,
+    HEAD_DIM = 4
+};
 
 static const backend_info info = {
     .name = "test",
@@ -25,6 +34,8 @@ static const backend_info info = {
     .logit_row_cost = 260,
     .retrieves = ((1 << RETRIEVAL_REPRESENTATIVES) - 1) | RETRIEVAL_NEEDS_HISTORY |
                  RETRIEVAL_NEEDS_PRESELECTION | RETRIEVAL_NEEDS_EXAM,
+    .n_heads = HEADS,
+    .head_dim = HEAD_DIM,
     .n_pages = PAGES,
     .n_host_pages = 20,
     .max_in_flight = 1,
