@@ -16,6 +16,7 @@ int cli_serve(int argc, char **argv);  // only when the servers are built
 int cli_worker(int argc, char **argv); // only when the servers are built
 int cli_run(int argc, char **argv);
 int cli_score(int argc, char **argv);
+int cli_heads(int argc, char **argv);
 int cli_tokenize(int argc, char **argv);
 int cli_detokenize(int argc, char **argv);
 int cli_inspect(int argc, char **argv);

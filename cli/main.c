@@ -20,6 +20,7 @@ static const struct {
     {"detokenize", cli_detokenize, "token ids in, JSON strings out, one a line"},
     {"inspect", cli_inspect, "what a model folder holds, and whether it can be run"},
     {"plan", cli_plan, "the memory that a model needs, and how many sequences fit"},
+    {"heads", cli_heads, "the heads of a model that find what a question needs (REFORM)"},
     {"methods", cli_methods, "the retention methods: which pages of the KV cache stay"},
     {"bench", cli_bench, "kernels or the whole engine, beside the limits of this machine"},
 };
