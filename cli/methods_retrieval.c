@@ -37,12 +37,13 @@ void methods_put_retrievals(strbuf *out)
 static void put_fields(strbuf *out, const retrieval_spec *s, const char *row)
 {
     static const char *const names[] = {
-        "block_tokens",       "initial_tokens",     "local_windows_len",
-        "second_block_count", "dense_layer_num",    "layer_step",
-        "token_step",         "representative_num", "group_heads"};
+        "block_tokens",    "initial_tokens", "local_windows_len", "second_block_count",
+        "dense_layer_num", "layer_step",     "token_step",        "representative_num",
+        "group_heads",     "observed_rows"};
     const uint32_t values[] = {s->block_tokens, s->initial_tokens,     s->local_tokens,
                                s->top_blocks,   s->dense_layers,       s->layer_step,
-                               s->token_step,   s->representative_num, s->group_heads};
+                               s->token_step,   s->representative_num, s->group_heads,
+                               s->observed_rows};
     for (size_t i = 0; i < sizeof names / sizeof names[0]; i++)
         strbuf_printf(out, row, names[i], values[i]);
 }
@@ -85,12 +86,15 @@ void methods_put_retrieval(strbuf *out, const retrieval_preset *preset, bool jso
     put_fields(out, s, "  %-19s  %u\n");
     strbuf_puts(out, "\nA request may override\n");
     for (retrieval_part part = 0; part < RETRIEVAL_PARTS; part++) put_options(out, part);
-    strbuf_printf(out,
-                  "  and the numbers above, of which\n"
-                  "    preselect_block (true or false): selections are limited to the\n"
-                  "    preselect_block_count (96 if not given) blocks that the end of the prompt "
-                  "attends to most\n"
-                  "    representative_num needs FIX (then 5 if not given) or DYNAMIC, at most %d\n"
-                  "    group_heads needs GROUP, and divides the model's KV heads\n",
-                  RETRIEVAL_KEYS_MOST);
+    strbuf_printf(
+        out,
+        "  and the numbers above, of which\n"
+        "    preselect_block (true or false): selections are limited to the\n"
+        "    preselect_block_count (96 if not given) blocks that the end of the prompt "
+        "attends to most\n"
+        "    observed_rows needs preselect_block (then 8 if not given) or DYNAMIC: how many "
+        "of its rows that is, at most %d\n"
+        "    representative_num needs FIX (then 5 if not given) or DYNAMIC, at most %d\n"
+        "    group_heads needs GROUP, and divides the model's KV heads\n",
+        RETRIEVAL_OBSERVED, RETRIEVAL_KEYS_MOST);
 }

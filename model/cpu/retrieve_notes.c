@@ -41,7 +41,7 @@ struct retrieve_notes {
 };
 
 /* Specs are compared by their bytes. */
-_Static_assert(sizeof(retrieval_spec) == 14 * sizeof(uint32_t), "a spec has no padding");
+_Static_assert(sizeof(retrieval_spec) == 15 * sizeof(uint32_t), "a spec has no padding");
 
 static bool same_spec(const retrieval_spec *a, const retrieval_spec *b)
 {

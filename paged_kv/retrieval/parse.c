@@ -12,7 +12,9 @@ typedef struct parsing {
     const pkv_geometry *geometry;
 } parsing;
 
-enum { PRESELECTED = 96 }; // preselect_block_count, where the request does not say it
+/* preselect_block_count and observed_rows, where the request does not say them. The rows are those of
+ * the question's end: rows before it attend to other blocks, which would take the places. */
+enum { PRESELECTED = 96, PRESELECTING = 8 };
 
 static const json_t *member(const json_t *json, const char *key)
 {
@@ -37,6 +39,7 @@ static status read_count(const parsing *p, const char *name, int64_t min, int64_
     COUNT(initial_tokens, "initial_tokens", 0, INT32_MAX)                                          \
     COUNT(local_tokens, "local_windows_len", 1, INT32_MAX)                                         \
     COUNT(top_blocks, "second_block_count", 1, INT32_MAX)                                          \
+    COUNT(observed_rows, "observed_rows", 1, RETRIEVAL_OBSERVED)                                   \
     COUNT(dense_layers, "dense_layer_num", 0, INT32_MAX)                                           \
     COUNT(layer_step, "layer_step", 1, INT32_MAX)                                                  \
     COUNT(token_step, "token_step", 1, INT32_MAX)                                                  \
@@ -102,12 +105,13 @@ static status read_heads(const parsing *p, const char *name, retrieval_spec *spe
     return STATUS_IS_OK;
 }
 
-/* preselect_block_count comes after it. */
+/* preselect_block_count and observed_rows come after it. */
 static status read_preselect(const parsing *p, const char *name, retrieval_spec *spec, error *err)
 {
     bool preselects;
     RETURN_IF_ERROR(json_get_bool(p->json, "retrieval", name, false, &preselects, err));
     spec->preselect_blocks = preselects ? PRESELECTED : 0;
+    if (preselects) spec->observed_rows = PRESELECTING;
     return STATUS_IS_OK;
 }
 
@@ -121,6 +125,10 @@ static status read_preselect_blocks(const parsing *p, const char *name, retrieva
 }
 
 static bool preselects(const retrieval_spec *spec) { return spec->preselect_blocks > 0; }
+static bool observes(const retrieval_spec *spec)
+{
+    return preselects(spec) || spec->representative == RETRIEVAL_DYNAMIC;
+}
 static bool takes_several(const retrieval_spec *spec)
 {
     return spec->representative == RETRIEVAL_FIX || spec->representative == RETRIEVAL_DYNAMIC;
@@ -146,6 +154,8 @@ static const struct {
     {"second_block_count", "second_select_num", read_top_blocks, NULL, NULL},
     {"preselect_block", "preselect", read_preselect, NULL, NULL},
     {"preselect_block_count", NULL, read_preselect_blocks, preselects, "preselect_block"},
+    {"observed_rows", NULL, read_observed_rows, observes,
+     "preselect_block or representative_type 'DYNAMIC'"},
     {"dense_layer_num", NULL, read_dense_layers, NULL, NULL},
     {"layer_step", NULL, read_layer_step, NULL, NULL},
     {"token_step", NULL, read_token_step, NULL, NULL},

@@ -8,7 +8,7 @@
 uint32_t retrieval_observed_rows(const retrieval_spec *spec, uint32_t n_prompt)
 {
     if (!(retrieval_needs(spec) & RETRIEVAL_OBSERVES)) return 0;
-    return smaller(n_prompt, RETRIEVAL_OBSERVED);
+    return smaller(n_prompt, spec->observed_rows);
 }
 
 /* The candidates that a row at the prompt's end would have. */

@@ -9,9 +9,10 @@ static const retrieval_option representatives[RETRIEVAL_REPRESENTATIVES] = {
                          "the smallest and the largest value of each dim: no key of the block can "
                          "have a greater product with the query than its score"},
     [RETRIEVAL_FIX] = {"FIX", "FIXED", "representative_num keys, evenly spread over the block"},
-    [RETRIEVAL_DYNAMIC] = {"DYNAMIC", NULL,
-                           "the representative_num keys of the block that the prompt's last 128 "
-                           "queries attended to most"},
+    [RETRIEVAL_DYNAMIC] =
+        {"DYNAMIC", NULL,
+         "the representative_num keys of the block that the prompt's last observed_rows "
+         "queries attended to most"},
 };
 
 static const retrieval_option head_modes[RETRIEVAL_HEAD_MODES] = {
@@ -49,7 +50,8 @@ uint32_t retrieval_needs(const retrieval_spec *spec)
 /* KTransformers' base configuration: at 128 tokens a block, a step reads 16,512 tokens. */
 #define COMMON                                                                                     \
     .block_tokens = 128, .representative_num = 1, .group_heads = 1, .initial_tokens = 1,           \
-    .local_tokens = 4096, .top_blocks = 96, .layer_step = 1, .token_step = 1
+    .local_tokens = 4096, .top_blocks = 96, .observed_rows = RETRIEVAL_OBSERVED, .layer_step = 1,  \
+    .token_step = 1
 
 static const retrieval_preset presets[] = {
     {.name = "ktransformers",

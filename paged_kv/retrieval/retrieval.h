@@ -57,7 +57,7 @@ enum {
     RETRIEVAL_BLOCK_MOST = 4096, // tokens of a block
     RETRIEVAL_BLOCK_PAGES = RETRIEVAL_BLOCK_MOST / 16,
     RETRIEVAL_KEYS_MOST = 64, // representative_num
-    RETRIEVAL_OBSERVED = 128, // last rows of the prompt, whose attention is measured
+    RETRIEVAL_OBSERVED = 128, // most of the prompt's last rows whose attention is measured
 };
 
 typedef struct retrieval_spec {
@@ -70,10 +70,11 @@ typedef struct retrieval_spec {
     uint32_t local_tokens;     // last tokens that are always read, rounded up to blocks; > 0
     uint32_t top_blocks;       // blocks read of those between, > 0
     uint32_t preselect_blocks; // of the prompt's, to which selections are limited; 0: to no part
-    uint32_t dense_layers;     // the first layers that read everything
-    uint32_t layer_step;       // of the others every layer_step-th selects, and others follow it
-    uint32_t token_step;       // of the generated tokens every token_step-th selects, likewise
-    uint32_t audit;            // rows whose table has a multiple of this many slots; 0 = none
+    uint32_t observed_rows; // last rows of the prompt whose attention preselects, or DYNAMIC sees
+    uint32_t dense_layers;  // the first layers that read everything
+    uint32_t layer_step;    // of the others every layer_step-th selects, and others follow it
+    uint32_t token_step;    // of the generated tokens every token_step-th selects, likewise
+    uint32_t audit;         // rows whose table has a multiple of this many slots; 0 = none
     /* > 0: as many blocks are read as certify.h needs to miss at most this share of the softmax
      * mass; top_blocks is the most of them. Needs QUEST and
      * selections by each row in each layer, among all blocks. */

@@ -45,6 +45,7 @@ static const column seq_columns[] = {
     RETRIEVAL(local_tokens, INT32_MAX),
     RETRIEVAL(top_blocks, INT32_MAX),
     RETRIEVAL(preselect_blocks, INT32_MAX),
+    RETRIEVAL(observed_rows, RETRIEVAL_OBSERVED),
     RETRIEVAL(dense_layers, INT32_MAX),
     RETRIEVAL(layer_step, INT32_MAX),
     RETRIEVAL(token_step, INT32_MAX),
@@ -55,7 +56,7 @@ static const column seq_columns[] = {
     SEQ(n_layers, COLUMN_U32, n_layers, 0, INT32_MAX),
     SEQ(n_embeds, COLUMN_U32, n_embeds, 0, EMBED_HEADS_MOST),
 };
-_Static_assert(sizeof(retrieval_spec) == 14 * sizeof(uint32_t), "each field has a column");
+_Static_assert(sizeof(retrieval_spec) == 15 * sizeof(uint32_t), "each field has a column");
 
 #define MOVE_USUALLY(field, type, usual, most)                                                     \
     {                                                                                              \

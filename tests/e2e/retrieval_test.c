@@ -31,7 +31,7 @@ static const char *const asked[REQUESTS] = {
     "\"token_step\": 7, \"audit\": 1, " FEW "}",
     "{\"method\": \"quest\", \"head_select_mode\": \"GROUP\", \"group_heads\": 2, "
     "\"dense_layer_num\": 0, \"preselect_block\": true, \"preselect_block_count\": 5, " FEW "}",
-    "{\"method\": \"dynamic\", \"anchor_num\": 2, " FEW "}",
+    "{\"method\": \"dynamic\", \"anchor_num\": 2, \"observed_rows\": 31, " FEW "}",
     "{\"method\": \"quest\", \"anchor_type\": \"FIXED\", \"block_size\": 32, "
     "\"local_windows_len\": 32, \"second_select_num\": 1, \"token_step\": 33, "
     "\"preselect_block\": true, \"preselect_block_count\": 2}",
@@ -503,9 +503,9 @@ static void what_cannot_be_had_is_refused(void **state)
     setting s = usual;
     s.prefill_chunk = 64;
     h = open_house(&s);
-    r = request_of(tokens, PROMPT, asked[3]);
+    r = request_of(tokens, PROMPT, "{\"method\": \"dynamic\", \"observed_rows\": 65, " FEW "}");
     assert_refused(&h, &r,
-                   "retrieval: the prompt's last 128 rows are measured, which do not fit in a "
+                   "retrieval: the prompt's last 65 rows are measured, which do not fit in a "
                    "prefill chunk of 64");
     close_house(&h);
 }

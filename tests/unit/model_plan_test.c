@@ -46,6 +46,7 @@ static trial good(uint32_t from, uint32_t to)
                                      .group_heads = 1,
                                      .local_tokens = 16,
                                      .top_blocks = 2,
+                                     .observed_rows = 128,
                                      .layer_step = 1,
                                      .token_step = 1},
                        .n_prompt = PROMPT},

@@ -26,6 +26,7 @@ static const retrieval_spec spec = {.block_tokens = 16,
                                     .initial_tokens = 1,
                                     .local_tokens = 20,
                                     .top_blocks = 2,
+                                    .observed_rows = 128,
                                     .layer_step = 1,
                                     .token_step = 1,
                                     .audit = 4};
@@ -64,7 +65,7 @@ static double round_up(double x)
 
 static double round_down(double x) { return -round_up(-x); }
 
-/* The attention that a KV head's slots have from the prompt's last 128 rows, kept for the pass. */
+/* The attention that a KV head's slots have from the prompt's last rows, kept for the pass. */
 typedef struct observed {
     bool known;
     double mass[PROMPT];
@@ -78,8 +79,8 @@ static const double *masses(const dense *m, uint32_t layer, uint32_t kv_head)
     observed *o = &seen_masses[dense_index(m, layer, kv_head)];
     uint32_t dim = m->config.head_dim;
     double a[PROMPT];
-    for (uint32_t row = (PROMPT - 128) * of->q_heads; !o->known && row < PROMPT * of->q_heads;
-         row++) {
+    uint32_t first = PROMPT - m->pass->retrieval.observed_rows;
+    for (uint32_t row = first * of->q_heads; !o->known && row < PROMPT * of->q_heads; row++) {
         uint32_t t = row / of->q_heads;
         double sum = 0;
         for (uint32_t j = 0; j <= t; j++) {
@@ -291,6 +292,7 @@ static void rows_read_what_the_oracle_reads(void **state)
         s.layer_step = 1 + r % 2;
         s.token_step = r == RETRIEVAL_DYNAMIC ? 1 : 2 + 3 * r;
         if (r != RETRIEVAL_MEAN) s.preselect_blocks = 3;
+        s.observed_rows = r == RETRIEVAL_FIX ? 1 : 8 * r + 4;
         s.heads = (retrieval_heads)((r + 1) % RETRIEVAL_HEAD_MODES);
         s.group_heads = s.heads == RETRIEVAL_GROUP ? 2 : 1;
         check_against_oracle(&s);

@@ -14,6 +14,7 @@ static const retrieval_spec spec = {.block_tokens = 16,
                                     .group_heads = 1,
                                     .local_tokens = 16,
                                     .top_blocks = 100000,
+                                    .observed_rows = 128,
                                     .layer_step = 1,
                                     .token_step = 2};
 

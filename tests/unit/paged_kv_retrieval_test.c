@@ -125,6 +125,7 @@ static void fields_have_ktransformers_names_too(void **state)
                                  .local_tokens = 512,
                                  .top_blocks = 9,
                                  .preselect_blocks = 96,
+                                 .observed_rows = 8,
                                  .dense_layers = 1,
                                  .layer_step = 2,
                                  .token_step = 4};
@@ -189,6 +190,10 @@ static void refusals_name_the_field(void **state)
          "retrieval.preselect_block_count: needs preselect_block"},
         {"{\"method\":\"quest\",\"preselect_block\":false,\"preselect_block_count\":8}",
          "retrieval.preselect_block_count: needs preselect_block"},
+        {"{\"method\":\"quest\",\"observed_rows\":8}",
+         "retrieval.observed_rows: needs preselect_block or representative_type 'DYNAMIC'"},
+        {"{\"method\":\"dynamic\",\"observed_rows\":129}",
+         "retrieval: \"observed_rows\" is 129, must be between 1 and 128"},
         {"{\"method\":\"quest\",\"preselect_block\":true,\"preselect_block_count\":0}",
          "retrieval: \"preselect_block_count\" is 0, must be between 1 and 2147483647"},
         {"{\"method\":\"dynamic\",\"anchor_num\":65}",
@@ -506,6 +511,7 @@ static void blocks_that_are_no_number_come_last(void **state)
                                  .group_heads = 1,
                                  .local_tokens = 16,
                                  .top_blocks = 2,
+                                 .observed_rows = 128,
                                  .layer_step = 1,
                                  .token_step = 1};
     const float some[] = {NAN, -INFINITY, -3, NAN, 9}, more[] = {1, -1, 1, 1, 1};

@@ -136,8 +136,8 @@ static void wrong_plans_are_refused_by_field(void **state)
 /* Gives the plan's second sequence a sound retrieval; the first has none. */
 typedef struct sound_retrieval {
     uint32_t block_tokens[2], representative[2], representative_num[2], heads[2], group_heads[2],
-        initial_tokens[2], local_tokens[2], top_blocks[2], dense_layers[2], layer_step[2],
-        token_step[2], epsilon[2], note[2];
+        initial_tokens[2], local_tokens[2], top_blocks[2], observed_rows[2], dense_layers[2],
+        layer_step[2], token_step[2], epsilon[2], note[2];
 } sound_retrieval;
 
 static void make_reading(sound_plan *p, sound_retrieval *r)
@@ -149,13 +149,14 @@ static void make_reading(sound_plan *p, sound_retrieval *r)
                            .group_heads = {0, 2},
                            .local_tokens = {0, 1},
                            .top_blocks = {0, 1},
+                           .observed_rows = {0, 8},
                            .layer_step = {0, 1},
                            .token_step = {0, 1}};
     make_sound(p);
 #define GIVE(field) p->m.retrieval_##field = r->field, p->m.n_retrieval_##field = 2
     GIVE(block_tokens), GIVE(representative), GIVE(representative_num), GIVE(heads);
     GIVE(group_heads), GIVE(initial_tokens), GIVE(local_tokens), GIVE(top_blocks);
-    GIVE(dense_layers), GIVE(layer_step), GIVE(token_step), GIVE(epsilon);
+    GIVE(observed_rows), GIVE(dense_layers), GIVE(layer_step), GIVE(token_step), GIVE(epsilon);
 #undef GIVE
     p->m.note = r->note;
     p->m.n_note = 2;
@@ -190,6 +191,8 @@ static void wrong_retrievals_are_refused_by_field(void **state)
     WRONG(r.local_tokens[1] = 0, "retrieval.local_windows_len is 0");
     WRONG(r.initial_tokens[1] = UINT32_MAX, "retrieval_initial_tokens: 4294967295");
     WRONG(r.top_blocks[1] = 0, "retrieval.second_block_count is 0");
+    WRONG(r.observed_rows[1] = 0, "retrieval.observed_rows is 0");
+    WRONG(r.observed_rows[1] = 129, "retrieval_observed_rows: 129 is above 128");
     WRONG(r.dense_layers[1] = LAYERS, "retrieval.dense_layer_num is 6");
     WRONG(r.layer_step[1] = 0, "retrieval.layer_step is 0");
     WRONG(r.layer_step[1] = LAYERS + 1, "retrieval.layer_step is 7: only 6");

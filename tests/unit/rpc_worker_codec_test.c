@@ -111,6 +111,7 @@ static retrieval_spec random_retrieval(rng *r)
         .local_tokens = 1 + rng_below(r, 5000),
         .top_blocks = 1 + rng_below(r, INT32_MAX),
         .preselect_blocks = boxes ? 0 : rng_below(r, 100),
+        .observed_rows = 1 + rng_below(r, RETRIEVAL_OBSERVED),
         .dense_layers = rng_below(r, LAYERS / 2),
         .layer_step = boxes ? 1 : 1 + rng_below(r, LAYERS / 2),
         .token_step = boxes ? 1 : 1 + rng_below(r, 16),

@@ -67,6 +67,7 @@ static void two_ranks_read_the_same_few_blocks(void **state)
                                 .group_heads = 1,
                                 .local_tokens = 16,
                                 .top_blocks = 1,
+                                .observed_rows = 128,
                                 .layer_step = 1,
                                 .token_step = 2};
     retrieval_spec specs[] = {few, few, few, few};
