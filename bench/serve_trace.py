@@ -11,7 +11,7 @@ from collections import OrderedDict
 from serve_server import Client, Failed, Server
 
 PAGE_TOKENS = 16
-# Of a block of the demo model in bf16: a cell for each of 4 layers and 4 KV heads.
+# A block of the demo model in bf16 has a cell for each of 4 layers and 4 KV heads.
 CELLS, CELL_BYTES = 16, PAGE_TOKENS * 32 * 2 * 2
 SCALE = 512 // PAGE_TOKENS
 CONTEXT = 4096
@@ -76,9 +76,9 @@ class Disk:
 
 
 def simulate_tiers(trace, capacity, disk_capacity):
-    """As simulate, with a disk of disk_capacity blocks below memory: a block that memory evicts goes
-    there, and the blocks behind a hit in memory that are there are hit too. Returns the blocks that
-    each request hits, and how many of all are hit on disk."""
+    """As simulate, with a disk of disk_capacity blocks below memory: a block that memory evicts
+    goes there, and the blocks behind a hit in memory that are there are hit too. Returns the
+    blocks that each request hits, and how many of all are hit on disk."""
     cached, disk = OrderedDict(), Disk(disk_capacity)
     free = capacity
     hits, from_disk = [], 0
@@ -110,7 +110,8 @@ def simulate_tiers(trace, capacity, disk_capacity):
 
 def run_pool(octavo, args, blocks, *flags):
     """Runs the trace through a server with a pool of `blocks` blocks."""
-    cells = (blocks + 1) * CELLS  # the first is never handed out, so the others of its run make no block
+    # The first cell is never handed out, so the others of its run make no block.
+    cells = (blocks + 1) * CELLS
     with Server(octavo, "--kv-memory", str(cells * CELL_BYTES), "--max-batch", "4", *flags) as server:
         before = server.metrics()
         if before["kv_pages_total"] != cells - 1:
@@ -194,7 +195,7 @@ def trace_bench(octavo, args):
     return out, rows
 
 
-# ---- memory and disk ------------------------------------------------------------------------------
+# ---- memory and disk ---------------------------------------------------------------------------
 
 # Slots of the disk's file and records of its index, for blocks of the demo model.
 SLOT_BYTES = CELLS * CELL_BYTES + 40

@@ -48,8 +48,8 @@ typedef struct heads_choice {
     uint32_t n;
 } heads_choice;
 
-/* The two best heads of each task, no head twice. Those of the pattern task are in layers below 70 %
- * of the depth, so that few layers are run. Among equals the earlier one of scores. */
+/* The two best heads of each task, no head twice. Those of the pattern task are in layers below
+ * 70 % of the depth, so that few layers are run. Among equals the earlier one of scores. */
 heads_choice heads_choose(const heads_score *scores, uint32_t n, uint32_t n_layers);
 
 #endif

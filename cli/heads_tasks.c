@@ -40,8 +40,9 @@ static void random_key(rng *r, char out[KEY_LETTERS + 1])
 /* A name of four syllables: two of these are hardly ever equal. */
 static void random_name(rng *r, char out[NAME_BYTES])
 {
-    out[0] = 0;
-    for (int i = 0; i < 4; i++) strcat(out, pick(r, syllables));
+    int n = 0;
+    for (int i = 0; i < 4; i++)
+        n += snprintf(out + n, (size_t)(NAME_BYTES - n), "%s", pick(r, syllables));
     out[0] = (char)(out[0] - 'a' + 'A');
 }
 

@@ -38,8 +38,9 @@ status disk_records_open(const disk_records_options *options, disk_records **out
 /* Writes what was put, then ends the thread. NULL is allowed. */
 void disk_records_close(disk_records *d);
 
-/* From now on the store's thread calls this when it has written or deleted a record, or given it up;
- * NULL = nobody. The call may not call the store. When this returns, no earlier one is running. */
+/* From now on the store's thread calls this when it has written or deleted a record, or given it
+ * up; NULL = nobody. The call may not call the store. When this returns, no earlier one is
+ * running. */
 void disk_records_on_written(disk_records *d, void (*call)(void *ctx), void *ctx);
 
 /* Copies the bytes, which replace those of the key. False: memory is out, or they are too many;
@@ -50,8 +51,8 @@ bool disk_record_put(disk_records *d, const disk_key *key, uint64_t owner, const
 uint8_t *disk_record_get(disk_records *d, const disk_key *key, size_t *n, uint64_t *version);
 /* Another number with each put; 0 = the key has no record. Does not read the file. */
 uint64_t disk_record_version(disk_records *d, const disk_key *key);
-/* Whether what was put last waits to be written: else a sudden end leaves it, unless it could not be
- * written. */
+/* Whether what was put last waits to be written: else a sudden end leaves it, unless it could not
+ * be written. */
 bool disk_record_waits(disk_records *d, const disk_key *key);
 void disk_record_remove(disk_records *d, const disk_key *key);
 

@@ -7,14 +7,14 @@
 #include <string.h>
 
 /* Every field of a policy but `preset`, which is kept by its name. */
-#define POLICY_FIELDS(X)                                                                           \
-    X(score)                                                                                       \
-    X(variant)                                                                                     \
-    X(unit) X(chunk) X(scope) X(allocator) X(beta) X(floor) X(pool) X(kernel) X(schedule)          \
-        X(interval) X(recurrent_chunk) X(contiguous) X(ratio) X(tokens) X(sinks) X(window) X(bias) \
-            X(theta) X(window_half) X(rows) X(reuse_layers) X(growth) X(decode_score)              \
-                X(decode_unit) X(decode_scope) X(beta1) X(beta2) X(horizon) X(pressure)            \
-                    X(report_positions) X(page_tokens)
+/* clang-format off */
+#define POLICY_FIELDS(X) \
+    X(score) X(variant) X(unit) X(chunk) X(scope) X(allocator) X(beta) X(floor) X(pool) \
+    X(kernel) X(schedule) X(interval) X(recurrent_chunk) X(contiguous) X(ratio) X(tokens) \
+    X(sinks) X(window) X(bias) X(theta) X(window_half) X(rows) X(reuse_layers) X(growth) \
+    X(decode_score) X(decode_unit) X(decode_scope) X(beta1) X(beta2) X(horizon) X(pressure) \
+    X(report_positions) X(page_tokens)
+/* clang-format on */
 
 _Static_assert(sizeof(retention_policy) == 144, "POLICY_FIELDS has every field of a policy");
 

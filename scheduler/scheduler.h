@@ -124,9 +124,9 @@ typedef struct sched_request {
     /* The session that the request continues and stores its pages under: stands for (API key, cache
      * salt, id). {0, 0} = none. */
     uint64_t session[2];
-    /* What was kept of that session (on_session), for when the scheduler has it no more: the request
-     * goes on from its tokens, whose K and V the prefix cache or a store has, or which are computed
-     * again. NULL = nothing. Valid while the event is taken. */
+    /* What was kept of that session (on_session), for when the scheduler has it no more: the
+     * request goes on from its tokens, whose K and V the prefix cache or a store has, or which are
+     * computed again. NULL = nothing. Valid while the event is taken. */
     const sched_saved *saved;
     /* Stands for the API key. Room is made by the longest idle session of the owner that has most,
      * so that no owner pushes out the few of another. */

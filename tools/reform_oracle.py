@@ -106,7 +106,7 @@ def ranges(ids):
 
 
 def gather_case(seed, index):
-    """A case of a seed. Each 5th row of context repeats an earlier one, so that scores are equal."""
+    """A case of a seed. Each 5th row of context repeats an earlier one, to make scores equal."""
     pick = lambda i, low, high: low + int((numbers(seed * 977 + i, 3)[2] + 1) / 2 * (high - low))
     n, m, dim = pick(1, 1, 700), pick(2, 1, 40), pick(3, 1, 24)
     first, last, window = pick(4, 0, 30), pick(5, 0, 30), 2 * pick(6, 0, 40) + 1

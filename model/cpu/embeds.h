@@ -1,5 +1,5 @@
-/* Embeddings of rows (private to model/; docs/reform.md, section 1): vectors of query, key and value
- * heads as the projections gave them, each divided by its L2 norm, in f16. */
+/* Embeddings of rows (private to model/; docs/reform.md, section 1): vectors of query, key and
+ * value heads as the projections gave them, each divided by its L2 norm, in f16. */
 #ifndef MODEL_CPU_EMBEDS_H
 #define MODEL_CPU_EMBEDS_H
 
@@ -20,8 +20,8 @@ bool embeds_wanted(const embeds *e, uint32_t layer, const forward_seq *seqs, uin
 status embeds_layer(embeds *e, uint32_t layer, const forward_seq *seqs, uint32_t n_seqs,
                     const float *qkv);
 
-/* Lays out the embeddings of a plan's shares one after the other, of the heads that this rank gives:
- * sets results [n_seqs], and seqs by place [n_seqs]. STATUS_NO_MEMORY. */
+/* Lays out the embeddings of a plan's shares one after the other, of the heads that this rank
+ * gives: sets results [n_seqs], and seqs by place [n_seqs]. STATUS_NO_MEMORY. */
 status embeds_lay_out(embed_room *room, const backend_info *info, const comm *group,
                       const step_plan *plan, const uint32_t *place, forward_seq *seqs,
                       step_seq_result *results);

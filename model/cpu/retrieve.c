@@ -1,104 +1,17 @@
 #include "model/cpu/retrieve.h"
 
-#include "kernels/represent.h"
-#include "model/cpu/exam.h"
 #include "model/cpu/kv_hold.h"
-#include "model/cpu/retrieve_observe.h"
-#include "model/cpu/retrieve_ranks.h"
+#include "model/cpu/retrieve_state.h"
 
 #include <assert.h>
 #include <stdlib.h>
 #include <string.h>
 
-/* A row that reads by retrieval. */
-typedef struct sparse_row {
-    const forward_seq *seq;
-    uint32_t row;         /* of the step */
-    uint32_t n_slots;     /* that it sees in every table */
-    uint32_t together;    /* KV heads that share a selection, of all ranks */
-    uint32_t first_list;  /* its lists, one for each run of `together` heads */
-    uint32_t n_lists;     /* runs of which this rank has a head */
-    size_t first_block;   /* where they begin in `blocks`, most_blocks each */
-    uint32_t most_blocks; /* of one list */
-    size_t first_page;    /* its gathered pages in `pages`, most_pages for each KV head */
-    uint32_t most_pages;
-    uint32_t behind;    /* rows since the one whose selection it reads by: 0 = it selects */
-    uint32_t in_step;   /* sparse rows of the share before it */
-    uint32_t query;     /* its number among the rows that select in the layer */
-    size_t first_score; /* its scores [heads of this rank, candidates] among those gathered */
-} sparse_row;
-
-typedef struct block_list {
-    uint32_t first; /* KV head of the model */
-    uint32_t n;     /* blocks that the row reads, in the layer that selected last */
-    double missed;  /* of a selection with an exam */
-} block_list;
-
-/* The candidates of the row in hand, in one layer and head. */
-typedef struct candidates {
-    const uint32_t *pages; /* [n blocks, pages of a block] */
-    const uint8_t *tiles;
-    uint64_t *marks;
-    uint16_t *vectors, *smallest; /* smallest: NULL where blocks have no boxes */
-    const uint64_t *left_out;     /* bits of the prompt's blocks; NULL: none is left out */
-    const uint64_t *slots;        /* DYNAMIC: those chosen in the prompt's blocks; else NULL */
-    uint32_t n_missing;           /* blocks without the row's representative */
-} candidates;
-
-/* Memory that grows to the largest need seen. */
-typedef struct room {
-    void *data;
-    size_t bytes;
-} room;
-
-struct retrieve {
-    forward_options o;
-    uint32_t q_heads, qkv_width;
-    /* The rows of a step and the blocks they read. */
-    room rows, lists, blocks, pages, tiles;
-    uint32_t n_rows, n_lists;
-    /* Scratch of a selection: the row in hand has n_blocks candidates in each head. */
-    room candidates;    /* candidates [n_heads] */
-    uint32_t all_heads; /* query heads of a KV head, of all ranks that copy it */
-    room score_items;   /* kern_score_item [scored heads]: KV heads; for an exam query heads */
-    room scores, keys;  /* [scored heads, n_blocks] f32, [lists, n_blocks] uint32_t */
-    room head_scores;   /* const float *, of each KV head of the model; for an exam of each query
-                           head of this rank's KV heads, or of the model's where lists cross ranks */
-    room items, listed; /* kern_represent_item, block_at: blocks without a representative */
-    uint32_t n_items, n_blocks, block_pages;
-    uint32_t first_block, n_known; /* number of the first candidate, of the prompt's blocks */
-    uint64_t wanted;               /* the row's mark without its number */
-    uint64_t dynamic;              /* the mark of the prompt's blocks with DYNAMIC; else 0 */
-    uint64_t fixed_slots[RETRIEVAL_BLOCK_MOST / 64];
-    uint32_t layer;
-    const float *qkv;
-    const forward_seq *seqs; /* the step's [n_seqs] */
-    uint32_t n_seqs;
-    retrieve_observer observer;
-    retrieve_notes *notes;
-    exam *exam;
-    retrieve_ranks ranks;
-    retrieve_gather gathered; /* scores, where selections cross ranks */
-    room selecting;           /* uint32_t: the rows of the step that select in the layer */
-};
-
-static bool reserve(room *r, size_t n, size_t size)
-{
-    if (n <= r->bytes / size) return true;
-    void *grown = alloc_resize(NULL, r->data, n, size);
-    if (!grown) return false;
-    r->data = grown;
-    r->bytes = n * size;
-    return true;
-}
-
-static status no_memory(void) { return status_make(STATUS_NO_MEMORY, "retrieval"); }
-
 status retrieve_create(const forward_options *options, uint32_t q_heads, uint32_t qkv_width,
                        retrieve **out)
 {
     retrieve *r = calloc(1, sizeof *r);
-    if (!r) return no_memory();
+    if (!r) return retrieve_no_memory();
     r->o = *options;
     r->q_heads = q_heads;
     r->qkv_width = qkv_width;
@@ -142,12 +55,6 @@ uint32_t retrieve_slots(const retrieve *r, uint32_t nth)
     return ((const sparse_row *)r->rows.data)[nth].n_slots;
 }
 
-static pkv_table_view table_of(const retrieve *r, const forward_seq *seq, uint32_t layer,
-                               uint32_t head)
-{
-    return pkv_mirror_table(r->o.mirror, seq->seq, kv_store_group(r->o.store, layer, head));
-}
-
 /* ---- the rows of a step ---------------------------------------------------------------------- */
 
 static uint32_t sparse_rows_of(const forward_seq *s)
@@ -161,13 +68,6 @@ static bool crosses_ranks(const retrieve *r, const sparse_row *row)
     return retrieve_ranks_cross(&r->ranks, row->together);
 }
 
-/* The number, among the row's lists, of the one that a KV head of this rank reads by. */
-static uint32_t list_of_head(const retrieve *r, const sparse_row *row, uint32_t head)
-{
-    uint32_t first = r->o.store->first_head;
-    return (first + head) / row->together - first / row->together;
-}
-
 /* All tables of such a sequence have equally many slots. */
 static void add_row(retrieve *r, const forward_seq *s, uint32_t i, size_t *blocks, size_t *pages,
                     size_t *longest)
@@ -177,7 +77,7 @@ static void add_row(retrieve *r, const forward_seq *s, uint32_t i, size_t *block
     sparse_row *row = (sparse_row *)r->rows.data + r->n_rows;
     *row = (sparse_row){.seq = s,
                         .row = s->first_row + i,
-                        .n_slots = table_of(r, s, 0, 0).kept_tokens - s->n_rows + i + 1,
+                        .n_slots = retrieve_table(r, s, 0, 0).kept_tokens - s->n_rows + i + 1,
                         .together = retrieval_heads_together(spec, &store->geometry),
                         .first_list = r->n_lists,
                         .first_block = *blocks,
@@ -189,7 +89,7 @@ static void add_row(retrieve *r, const forward_seq *s, uint32_t i, size_t *block
     uint32_t most = retrieval_most_blocks(spec);
     row->most_blocks = all < most ? all : most;
     row->most_pages = row->most_blocks * (spec->block_tokens / store->shape.page_tokens);
-    row->n_lists = list_of_head(r, row, store->n_heads - 1) + 1;
+    row->n_lists = retrieve_list_of_head(r, row, store->n_heads - 1) + 1;
     *blocks += (size_t)row->most_blocks * row->n_lists;
     *pages += (size_t)row->most_pages * store->n_heads;
     if (all > *longest) *longest = all;
@@ -209,24 +109,24 @@ status retrieve_start(retrieve *r, const forward_seq *seqs, uint32_t n_seqs)
     r->n_seqs = n_seqs;
     for (uint32_t i = 0; i < n_seqs; i++) rows += sparse_rows_of(&seqs[i]);
     if (rows == 0) return STATUS_IS_OK;
-    if (!reserve(&r->rows, rows, sizeof(sparse_row)) ||
-        !reserve(&r->lists, rows * heads, sizeof(block_list)))
-        return no_memory();
+    if (!room_reserve(&r->rows, rows, sizeof(sparse_row)) ||
+        !room_reserve(&r->lists, rows * heads, sizeof(block_list)))
+        return retrieve_no_memory();
     for (uint32_t i = 0; i < n_seqs; i++)
         for (uint32_t n = seqs[i].n_rows - sparse_rows_of(&seqs[i]); n < seqs[i].n_rows; n++)
             add_row(r, &seqs[i], n, &blocks, &pages, &longest);
     size_t scored = (size_t)heads * r->all_heads; /* an exam has scores of each query head */
     size_t all_scored = (size_t)r->o.store->geometry.n_kv_heads * r->all_heads;
     size_t tiles = r->o.store->filling ? rows * heads * (r->o.store->residual_pages + 1) : 0;
-    bool ok = reserve(&r->blocks, blocks, sizeof(uint32_t)) &&
-              reserve(&r->pages, pages, sizeof(uint32_t)) &&
-              reserve(&r->tiles, tiles, sizeof(uint8_t *)) &&
-              reserve(&r->candidates, heads, sizeof(candidates)) &&
-              reserve(&r->score_items, scored, sizeof(kern_score_item)) &&
-              reserve(&r->scores, scored * longest, sizeof(float)) &&
-              reserve(&r->head_scores, all_scored, sizeof(const float *)) &&
-              reserve(&r->keys, heads * longest, sizeof(uint32_t));
-    return ok ? STATUS_IS_OK : no_memory();
+    bool ok = room_reserve(&r->blocks, blocks, sizeof(uint32_t)) &&
+              room_reserve(&r->pages, pages, sizeof(uint32_t)) &&
+              room_reserve(&r->tiles, tiles, sizeof(uint8_t *)) &&
+              room_reserve(&r->candidates, heads, sizeof(candidates)) &&
+              room_reserve(&r->score_items, scored, sizeof(kern_score_item)) &&
+              room_reserve(&r->scores, scored * longest, sizeof(float)) &&
+              room_reserve(&r->head_scores, all_scored, sizeof(const float *)) &&
+              room_reserve(&r->keys, heads * longest, sizeof(uint32_t));
+    return ok ? STATUS_IS_OK : retrieve_no_memory();
 }
 
 bool retrieve_reads_few(const retrieve *r, const forward_seq *seq, uint32_t layer)
@@ -250,199 +150,6 @@ static bool selects_in(const retrieve *r, const sparse_row *row)
 static uint32_t *blocks_of(const retrieve *r, const sparse_row *row, uint32_t list)
 {
     return (uint32_t *)r->blocks.data + row->first_block + (size_t)list * row->most_blocks;
-}
-
-/* ---- representatives ------------------------------------------------------------------------- */
-
-/* A mark says what a representative is made of and, from bit MARK_SPEC_BITS on, its number. All
- * tiles of its block have the same mark; a block whose pages are not all those of the
- * representative has different marks. */
-enum { MARK_SPEC_BITS = 20 };
-static uint64_t mark_of(retrieval_representative made, uint32_t n_keys, uint32_t block_pages)
-{
-    return 1 + (uint32_t)made + (n_keys << 3) + (block_pages << 10);
-}
-_Static_assert(1 + RETRIEVAL_REPRESENTATIVES <= 1 << 3 && RETRIEVAL_KEYS_MOST < 1 << 7 &&
-                   RETRIEVAL_BLOCK_PAGES < 1 << (MARK_SPEC_BITS - 10),
-               "the fields of a mark");
-
-/* The blocks that a run of KV heads leaves out; NULL where it leaves out none. */
-static const uint64_t *left_out_of(const retrieve *r, const sparse_row *row, uint32_t run)
-{
-    const forward_seq *s = row->seq;
-    if (retrieval_left_out(&s->retrieval, s->n_prompt) == 0) return NULL;
-    retrieve_bits at = retrieve_left_out_at(s, r->layer, run, row->n_lists);
-    return retrieve_notes_read(r->notes, &at);
-}
-
-/* The slots of the KV head whose keys stand for the prompt's blocks; NULL where none do. */
-static const uint64_t *slots_of(const retrieve *r, const sparse_row *row, uint32_t head)
-{
-    if (row->seq->retrieval.representative != RETRIEVAL_DYNAMIC) return NULL;
-    retrieve_bits at = retrieve_slots_at(row->seq, r->layer, head, r->o.store->n_heads);
-    return retrieve_notes_read(r->notes, &at);
-}
-
-/* DYNAMIC's representatives are known by the request's tag instead of a number of their own: of one
- * request a page is in one block, at one place. Its later blocks have MEAN's. */
-static void set_marks(retrieve *r, const sparse_row *row)
-{
-    const retrieval_spec *spec = &row->seq->retrieval;
-    bool dynamic = spec->representative == RETRIEVAL_DYNAMIC;
-    uint64_t mark = mark_of(spec->representative, spec->representative_num, r->block_pages);
-    uint64_t tag = retrieve_notes_tag_of(r->notes, row->seq->note);
-    r->wanted = dynamic ? mark_of(RETRIEVAL_MEAN, 1, r->block_pages) : mark;
-    r->dynamic = dynamic ? mark | tag << MARK_SPEC_BITS : 0;
-}
-
-/* Sets the row in hand and its candidates. */
-static status take_row(retrieve *r, const sparse_row *row)
-{
-    const kv_store *store = r->o.store;
-    const retrieval_spec *spec = &row->seq->retrieval;
-    uint32_t n_prompt = row->seq->n_prompt;
-    retrieval_extent e = retrieval_extent_of(spec, n_prompt, row->n_slots);
-    bool boxes = spec->representative == RETRIEVAL_QUEST;
-    candidates *all = r->candidates.data;
-    r->block_pages = spec->block_tokens / store->shape.page_tokens;
-    r->n_blocks = retrieval_reads_all(&e) ? 0 : e.end - e.first;
-    r->first_block = e.first;
-    r->n_known = n_prompt / spec->block_tokens;
-    set_marks(r, row);
-    for (uint32_t h = 0; h < store->n_heads; h++) {
-        pkv_table_view table = table_of(r, row->seq, r->layer, h);
-        all[h] = (candidates){
-            .pages = table.pages + (size_t)e.first * r->block_pages,
-            .tiles = kv_store_tiles(store, r->layer, h, table.offset),
-            .marks = kv_store_marks(store, r->layer, h, table.offset),
-            .vectors = kv_store_vectors(store, store->vectors, r->layer, h, table.offset),
-            .smallest =
-                boxes ? kv_store_vectors(store, store->smallest, r->layer, h, table.offset) : NULL,
-            .left_out = left_out_of(r, row, list_of_head(r, row, h)),
-            .slots = slots_of(r, row, h),
-        };
-        if (r->n_blocks > 0 && r->n_known > 0 && !all[h].slots && r->dynamic)
-            return status_make(STATUS_INVALID, "plan: a row behind a prompt that was not measured");
-        if (r->n_blocks > 0 && !all[h].left_out && retrieval_left_out(spec, n_prompt) > 0)
-            return status_make(STATUS_INVALID,
-                               "plan: a row behind a prompt that was not preselected");
-    }
-    return STATUS_IS_OK;
-}
-
-/* Whether keys of the candidate were chosen at the prompt's end. */
-static bool is_dynamic(const retrieve *r, uint32_t block)
-{
-    return r->dynamic && r->first_block + block < r->n_known;
-}
-
-/* Blocks that are left out need no representative. */
-static bool is_missing(const retrieve *r, const candidates *c, uint32_t block)
-{
-    uint32_t number = r->first_block + block;
-    if (c->left_out && number < r->n_known && c->left_out[number / 64] >> number % 64 & 1)
-        return false;
-    const uint32_t *pages = c->pages + (size_t)block * r->block_pages;
-    const size_t tiles = r->o.store->page_tiles;
-    uint64_t mark = c->marks[pages[0] * tiles], differ = 0;
-    for (uint32_t p = 1; p < r->block_pages; p++) differ |= c->marks[pages[p] * tiles] ^ mark;
-    if (is_dynamic(r, block)) return differ || mark != r->dynamic;
-    return differ || (mark & ((UINT64_C(1) << MARK_SPEC_BITS) - 1)) != r->wanted;
-}
-
-static void count_range(void *ctx, size_t from, size_t to, unsigned thread)
-{
-    (void)thread;
-    const retrieve *r = ctx;
-    for (size_t h = from; h < to; h++) {
-        candidates *c = (candidates *)r->candidates.data + h;
-        for (uint32_t b = 0; b < r->n_blocks; b++) c->n_missing += is_missing(r, c, b);
-    }
-}
-
-/* A listed block: its tile's marks in page 0, its pages, and its mark; 0: a mark with a number. */
-typedef struct block_at {
-    uint64_t *marks, mark;
-    const uint32_t *pages;
-} block_at;
-
-/* The slots of a candidate that its representative sums; NULL: all. */
-static const uint64_t *summed_slots(const retrieve *r, const sparse_row *row, const candidates *c,
-                                    uint32_t block)
-{
-    if (row->seq->retrieval.representative == RETRIEVAL_FIX) return r->fixed_slots;
-    if (!is_dynamic(r, block)) return NULL;
-    return c->slots + (r->first_block + block) * retrieve_block_words(row->seq);
-}
-
-static void list_missing(retrieve *r, const sparse_row *row, const candidates *c)
-{
-    const kv_store *store = r->o.store;
-    kern_represent_item *items = r->items.data;
-    block_at *listed = r->listed.data;
-    for (uint32_t b = 0; c->n_missing > 0 && b < r->n_blocks; b++) {
-        if (!is_missing(r, c, b)) continue;
-        const uint32_t *pages = c->pages + (size_t)b * r->block_pages;
-        size_t at = pages[0] * store->page_vectors;
-        kv_hold_block(store, c->marks, pages, r->block_pages);
-        listed[r->n_items] = (block_at){c->marks, is_dynamic(r, b) ? r->dynamic : 0, pages};
-        items[r->n_items++] =
-            (kern_represent_item){.pages = pages,
-                                  .tiles = c->tiles,
-                                  .slots = summed_slots(r, row, c, b),
-                                  .out = c->vectors + at,
-                                  .smallest = c->smallest ? c->smallest + at : NULL};
-    }
-}
-
-static kern_represent_kind kind_of(const retrieval_spec *spec)
-{
-    if (spec->representative == RETRIEVAL_QUEST) return KERN_REPRESENT_BOX;
-    return spec->representative == RETRIEVAL_MAX ? KERN_REPRESENT_MAX : KERN_REPRESENT_SUM;
-}
-
-/* Computes the listed blocks' representatives. Blocks are marked at the end, because their pages
- * may be the prefix cache's: a mark that a failure left would let other requests score by what was
- * never computed. */
-static status make_listed(retrieve *r, const retrieval_spec *spec)
-{
-    kv_store *store = r->o.store;
-    const kern_represent_batch batch = {.shape = store->shape,
-                                        .kind = kind_of(spec),
-                                        .page_stride = store->page_bytes,
-                                        .n_pages = r->block_pages,
-                                        .items = r->items.data,
-                                        .n_items = r->n_items};
-    RETURN_IF_ERROR(kv_hold_blocks(store));
-    RETURN_IF_ERROR(kern_represent(r->o.kernels, &batch));
-    const block_at *listed = r->listed.data;
-    for (uint32_t i = 0; i < r->n_items; i++) {
-        uint64_t mark = listed[i].mark;
-        if (!mark) mark = r->wanted | ++store->representatives << MARK_SPEC_BITS;
-        for (uint32_t p = 0; p < r->block_pages; p++)
-            listed[i].marks[listed[i].pages[p] * store->page_tiles] = mark;
-    }
-    return STATUS_IS_OK;
-}
-
-/* A page that two rows want in different ways would be listed twice: rows that select go one after
- * the other. */
-static status make_representatives(retrieve *r, const sparse_row *row)
-{
-    const kv_store *store = r->o.store;
-    const retrieval_spec *spec = &row->seq->retrieval;
-    const candidates *all = r->candidates.data;
-    size_t n_missing = 0;
-    thread_pool_for(r->o.pool, store->n_heads, 1, count_range, r);
-    for (uint32_t h = 0; h < store->n_heads; h++) n_missing += all[h].n_missing;
-    if (n_missing == 0) return STATUS_IS_OK;
-    if (!reserve(&r->items, n_missing, sizeof(kern_represent_item)) ||
-        !reserve(&r->listed, n_missing, sizeof(block_at)))
-        return no_memory();
-    r->n_items = 0;
-    if (spec->representative == RETRIEVAL_FIX) retrieval_fixed_slots(spec, r->fixed_slots);
-    for (uint32_t h = 0; h < store->n_heads; h++) list_missing(r, row, &all[h]);
-    return make_listed(r, spec);
 }
 
 /* ---- selections ------------------------------------------------------------------------------ */
@@ -507,7 +214,7 @@ static void select_range(void *ctx, size_t from, size_t to, unsigned thread)
         block_list *list = (block_list *)r->lists.data + row->first_list + i;
         const retrieval_query query = {.n_slots = row->n_slots,
                                        .n_prompt = row->seq->n_prompt,
-                                       .left_out = left_out_of(r, row, (uint32_t)i),
+                                       .left_out = retrieve_left_out(r, row, (uint32_t)i),
                                        .scores = (const float **)r->head_scores.data + list->first,
                                        .n_heads = row->together};
         list->n = retrieval_select(&row->seq->retrieval, &query,
@@ -557,9 +264,9 @@ static status list_row(retrieve *r, const sparse_row *row)
 /* Blocks of KV heads that lie on several ranks are listed once the scores of all rows are there. */
 static status select_row(retrieve *r, const sparse_row *row)
 {
-    RETURN_IF_ERROR(take_row(r, row));
+    RETURN_IF_ERROR(retrieve_take_row(r, row));
     if (r->n_blocks > 0) {
-        RETURN_IF_ERROR(make_representatives(r, row));
+        RETURN_IF_ERROR(retrieve_make(r, row));
         score_row(r, row);
     }
     return crosses_ranks(r, row) ? STATUS_IS_OK : list_row(r, row);
@@ -577,7 +284,7 @@ static status begin_layer(retrieve *r)
 {
     uint32_t n = 0;
     size_t n_scores = 0;
-    if (!reserve(&r->selecting, r->n_rows, sizeof(uint32_t))) return no_memory();
+    if (!room_reserve(&r->selecting, r->n_rows, sizeof(uint32_t))) return retrieve_no_memory();
     for (uint32_t i = 0; i < r->n_rows; i++) {
         sparse_row *row = (sparse_row *)r->rows.data + i;
         if (!selects_in(r, row)) continue;
@@ -711,7 +418,7 @@ static void narrow_filling(retrieve *r, uint32_t nth, uint32_t head, const uint3
 retrieve_list retrieve_list_of(const retrieve *r, uint32_t nth, uint32_t head)
 {
     const sparse_row *row = (const sparse_row *)r->rows.data + nth;
-    uint32_t index = list_of_head(r, row, head);
+    uint32_t index = retrieve_list_of_head(r, row, head);
     const block_list *list = (const block_list *)r->lists.data + row->first_list + index;
     bool is_first_copy = (uint32_t)comm_rank(r->o.group) % r->ranks.copies == 0;
     return (retrieve_list){.blocks = (const uint32_t *)r->blocks.data + row->first_block +

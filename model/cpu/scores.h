@@ -15,7 +15,8 @@ typedef struct row_scores {
 } row_scores;
 
 /* Sets the results' scores and novelty, which are valid until the next call. It is called after the
- * forward pass, where share i has the rows from first_rows[i] on. Ranks compute logits together, so a rank without scores calls it too. */
+ * forward pass, where share i has the rows from first_rows[i] on. Ranks compute logits
+ * together, so a rank without scores calls it too. */
 status row_scores_run(row_scores *r, forward *f, thread_pool *pool, uint32_t vocab_size,
                       bool with_scores, const step_plan *plan, const uint32_t *first_rows,
                       step_seq_result *results);

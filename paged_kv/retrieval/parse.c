@@ -12,8 +12,8 @@ typedef struct parsing {
     const pkv_geometry *geometry;
 } parsing;
 
-/* preselect_block_count and observed_rows, where the request does not say them. The rows are those of
- * the question's end: rows before it attend to other blocks, which would take the places. */
+/* preselect_block_count and observed_rows, where the request does not say them. The rows are those
+ * of the question's end: rows before it attend to other blocks, which would take the places. */
 enum { PRESELECTED = 96, PRESELECTING = 8 };
 
 static const json_t *member(const json_t *json, const char *key)

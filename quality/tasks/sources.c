@@ -31,8 +31,7 @@ static status read_lengths(const char *text, uint32_t most, length_list *out, er
         unsigned long value = strtoul(text, &end, 10);
         if (end == text || (*end && *end != ',') || value == 0 || value > most)
             return error_set(err, STATUS_INVALID,
-                             "--lengths: '%.40s': numbers of tokens from 1 to %u", text,
-                             most);
+                             "--lengths: '%.40s': numbers of tokens from 1 to %u", text, most);
         if (out->n == LENGTHS_MAX)
             return error_set(err, STATUS_LIMIT, "--lengths: more than %d", LENGTHS_MAX);
         out->items[out->n++] = (uint32_t)value;

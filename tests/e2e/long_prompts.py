@@ -13,8 +13,8 @@ KEPT = {"method": "h2o-recurrent", "tokens": 512, "recurrent_chunk": 512, "sinks
 
 
 class LongPrompts(unittest.TestCase):
-    def request(self, n, **fields):
-        return {"prompt_token_ids": tokens(n, 30), "max_tokens": 4, **fields}
+    def request(self, length, **fields):
+        return {"prompt_token_ids": tokens(length, 30), "max_tokens": 4, **fields}
 
     def error(self, *flags, **fields):
         (line,) = run_lines([self.request(6000, **fields)], *flags, code=1)

@@ -23,7 +23,6 @@ POOL = ["--model", MODEL, "--kv-memory", "64M"]
 VOCAB = 1024
 PAGE = 16
 LAYERS = 4
-# Set under sanitizers, which arithmetic and benchmarks teach nothing new: they run in part.
 LIGHT = "OCTAVO_TESTS_LIGHT" in os.environ and "OCTAVO_SOAK" not in os.environ
 TIMEOUT = 600 # seconds after which a command hangs: sanitizers on a busy machine are slow
 
@@ -464,8 +463,7 @@ class Score(unittest.TestCase):
         score = ["score", *POOL, "--text", self.path("text"), "--window", "1024"]
         exact = json.loads(octavo(*score)[0])["perplexity"]
         self.assertLess(exact, 10)
-        for flags, limit in ((["--quantize", "int8"], 0.01),
-                             (["--quantize", "int4"], 0.06), (["--kv-dtype", "int8"], 0.01)):
+        for flags, limit in ((["--quantize", "int8"], 0.01), (["--quantize", "int4"], 0.06), (["--kv-dtype", "int8"], 0.01)):
             change = json.loads(octavo(*score, *flags)[0])["perplexity"] / exact - 1
             print(f"perplexity {exact:.4f}, {' '.join(flags)}: {change:+.2%}")
             self.assertLess(abs(change), limit, flags)
@@ -514,10 +512,8 @@ class Ranks(unittest.TestCase):
 class Bench(unittest.TestCase):
     def test_engine(self):
         """Every part of the benchmark runs and reports; speed is not checked here."""
-        out = octavo("bench", "engine", *POOL, "--batch", "1,2", "--context", "64", "--prefill", "100",
-                     "--rounds", "1", "--json")[0]
-        report = json.loads(out)
-        rows = report["rows"]
+        rows = json.loads(octavo("bench", "engine", *POOL, "--batch", "1,2", "--context", "64", "--prefill", "100",
+                                 "--rounds", "1", "--json")[0])["rows"]
         self.assertEqual([row["what"] for row in rows],
                          ["prefill", "decode", "decode", "scheduler", "memory"])
         for row in rows[:3]:

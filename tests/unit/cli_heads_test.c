@@ -112,7 +112,7 @@ static void ranks_are_the_definitions(void **state)
 static void pattern_heads_are_not_deep(void **state)
 {
     (void)state;
-    /* Of ten layers those from 7 on are too deep. */
+    /* Ten layers: those from 7 on are too deep. */
     const heads_score scores[] = {
         {{9, EMBED_Q, 0}, {0.01, 0.04}}, {{6, EMBED_V, 0}, {0.3, 0.05}},
         {{7, EMBED_K, 1}, {0.02, 0.4}},  {{1, EMBED_Q, 3}, {0.2, 0.01}},

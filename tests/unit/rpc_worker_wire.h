@@ -48,7 +48,7 @@ static const backend_info info = {
 };
 
 /* Packs and unpacks a message; the copy is in the arena. */
-static const ProtobufCMessage *travel(const ProtobufCMessage *m, arena *a)
+static inline const ProtobufCMessage *travel(const ProtobufCMessage *m, arena *a)
 {
     size_t n = protobuf_c_message_get_packed_size(m);
     uint8_t *bytes = malloc(n + 1);

@@ -164,7 +164,7 @@ ROUTES = {
     ("POST", "/v1/chat/completions"): Row(OWN, generates=(by_chat, of_http)),
     ("GET", "/v1/models"): Row(OWN, ("/v1/models", None)),
     ("GET", "/v1/models/"): Row(OWN, ("/v1/models/demo", None)),
-    ("DELETE", "/v1/sessions/"): Row(OWN, ("/v1/sessions/POST-/v1/completions", None)), # one of Alice's
+    ("DELETE", "/v1/sessions/"): Row(OWN, ("/v1/sessions/POST-/v1/completions", None)), # Alice's
     ("POST", "/tokenize"): Row(OWN, ("/tokenize", {"prompt": "x"})),
     ("POST", "/detokenize"): Row(OWN, ("/detokenize", {"tokens": [1, 2]})),
     ("GET", "/health"): Row(OPEN, ("/health", None)),

@@ -38,7 +38,7 @@ class DiskSessions(unittest.TestCase):
 
     @staticmethod
     def ask(server, prompt, session=None, who="alice", **fields):
-        """(token ids of the answer, what the report says of the session, tokens found in the cache)"""
+        """(the answer's token ids, what the report says of the session, tokens in the cache)"""
         answer = server.post("/v1/completions", {
             "prompt": prompt, "max_tokens": ANSWER, "ignore_eos": True, "temperature": 0, "return_token_ids": True,
             **({"session": session} if session else {}), **fields}, headers={"Authorization": f"Bearer {KEYS[who]}"})
@@ -51,8 +51,8 @@ class DiskSessions(unittest.TestCase):
         return sorted(os.path.join(folder, name) for name in os.listdir(folder) if len(name) == 32)
 
     def conversation(self, server, session, n_turns, seed, between=lambda server: server, **fields):
-        """Asks turn after turn, each on what `between` returns. Returns the prompt of the next turn, the answers
-        and the server."""
+        """Asks turn after turn, each on what `between` returns. Returns the prompt of the next
+        turn, the answers and the server."""
         prompt, answers = tokens(PROMPT, seed), []
         for turn in range(n_turns):
             if turn:
@@ -72,7 +72,7 @@ class DiskSessions(unittest.TestCase):
         return self.start()
 
     def test_goes_on_after_a_kill(self):
-        """At once after the answer, in three ways of keeping: the tokens are those without a kill."""
+        """At once after the answer, in three ways of keeping: the tokens are as without a kill."""
         server = self.start()
         ways = {"full": {}, "pages": {"retention": CHUNKKV},
                 "tokens": {"retention": {"method": "snapkv", "ratio": 0.4, "window": 16}}}
@@ -182,8 +182,8 @@ class DiskSessions(unittest.TestCase):
 
     @unittest.skipIf(LIGHT, "about files, not threads")
     def test_rounds_of_damage(self):
-        """Kills, flips bits, tears. A session that was told to be stored goes on unless its own file was damaged;
-        the tokens are right either way."""
+        """Kills, flips bits, tears. A session that was told to be stored goes on unless its
+        own file was damaged; the tokens are right either way."""
         r = random.Random(11)
         server = self.start()
         expected = {}

@@ -20,6 +20,7 @@ import time
 import unittest
 
 from harness import MODEL, OCTAVO, PATIENCE, POOL, ROOT, Server, certificates, eventually, main, need, run_offline, stubs, tokens
+from processes import children_of, exists, listens_at, n_files, n_threads, ranks_of
 
 grpc = need("grpc")
 pb, rpc = stubs("octavo")
@@ -158,69 +159,6 @@ class Network:
                             self._drop(s)
 
 
-def children_of(pid):
-    """The process and all its descendants, as process ids."""
-    found = []
-    for task in os.listdir(f"/proc/{pid}/task"):
-        try:
-            with open(f"/proc/{pid}/task/{task}/children", encoding="ascii") as f:
-                for child in map(int, f.read().split()):
-                    found += [child, *children_of(child)]
-        except FileNotFoundError:
-            pass
-    return found
-
-
-def ranks_of(server):
-    """Process ids of local workers in rank order, found by the sockets where they listen."""
-    with open("/proc/net/unix", encoding="utf-8") as f:
-        lines = [line.split() for line in f]
-    listeners = {int(line[6]): line[7] for line in lines[1:] if len(line) == 8 and int(line[3], 16) & 0x10000}
-    found = {}
-    for pid in children_of(server.process.pid):
-        for fd in os.listdir(f"/proc/{pid}/fd"):
-            try:
-                inode = re.match(r"socket:\[(\d+)\]", os.readlink(f"/proc/{pid}/fd/{fd}"))
-            except FileNotFoundError:
-                continue
-            path = inode and re.search(r"/octavo-\w+/(\d+)$", listeners.get(int(inode.group(1)), ""))
-            if path:
-                found[int(path.group(1))] = pid
-    return [found[i] for i in range(RANKS)]
-
-
-def listens_at(pid):
-    """The IPv4 addresses, as the kernel writes them, at which a process listens."""
-    with open(f"/proc/{pid}/net/tcp", encoding="ascii") as f:
-        lines = [line.split() for line in f][1:]
-    listeners = {line[9]: line[1].split(":")[0] for line in lines if line[3] == "0A"}
-    found = set()
-    for fd in os.listdir(f"/proc/{pid}/fd"):
-        try:
-            inode = re.match(r"socket:\[(\d+)\]", os.readlink(f"/proc/{pid}/fd/{fd}"))
-        except FileNotFoundError:
-            continue
-        if inode and inode.group(1) in listeners:
-            found.add(listeners[inode.group(1)])
-    return found
-
-
-def exists(pid):
-    try:
-        with open(f"/proc/{pid}/stat", encoding="ascii") as f:
-            return f.read().rsplit(")", 1)[1].split()[0] != "Z"
-    except (FileNotFoundError, ProcessLookupError):
-        return False
-
-
-def n_files(pid):
-    return len(os.listdir(f"/proc/{pid}/fd"))
-
-
-def n_threads(pid):
-    return len(os.listdir(f"/proc/{pid}/task"))
-
-
 # ---- requests ------------------------------------------------------------------------------------
 
 
@@ -285,9 +223,8 @@ class Asked:
         return "done", ""
 
     def results(self):
-        got = [self.ended.get(timeout=PATIENCE) for _ in range(self.n)]
-        self.channel.close()
-        return got
+        with self.channel:
+            return [self.ended.get(timeout=PATIENCE) for _ in range(self.n)]
 
 
 def answer_of(server, i=7, n=8):
@@ -386,7 +323,7 @@ class Local(unittest.TestCase):
                 server = Server(*self.FLAGS, env={"TMPDIR": folder})
                 pids = children_of(server.process.pid)
                 if stopped: # a worker that cannot run
-                    os.kill(ranks_of(server)[0], signal.SIGSTOP)
+                    os.kill(ranks_of(server, RANKS)[0], signal.SIGSTOP)
                 server.process.kill()
                 server.wait()
                 for pid in pids:
@@ -395,10 +332,10 @@ class Local(unittest.TestCase):
 
     def test_stopped_rank_is_replaced(self):
         with Server(*self.FLAGS) as server:
-            expected, before = answer_of(server), ranks_of(server)
+            expected, before = answer_of(server), ranks_of(server, RANKS)
             os.kill(before[1], signal.SIGSTOP)
             self.assertEqual(eventually("serving again", lambda: answer_of(server)), expected)
-            self.assertEqual((ranks_of(server)[0], exists(before[1])), (before[0], False))
+            self.assertEqual((ranks_of(server, RANKS)[0], exists(before[1])), (before[0], False))
 
     def test_supervisor_lost(self):
         """The supervisor of the local workers ends, or stops with them, and is started again."""
@@ -433,7 +370,7 @@ class Cluster:
         self.server = Server("--tp", str(RANKS), *flags, model=LONG_MODEL)
 
     def pid(self, rank):
-        return ranks_of(self.server)[rank] if self.kind == "local" else self.workers[rank].process.pid
+        return ranks_of(self.server, RANKS)[rank] if self.kind == "local" else self.workers[rank].process.pid
 
     def hurt(self, fault, rank):
         """Returns a function that repairs the damage."""
@@ -608,15 +545,18 @@ class Refusals(unittest.TestCase):
             self.assertEqual(p.returncode, 2, p.stderr)
             self.assertIn(word, p.stderr)
 
-    def test_no_worker_there(self):
+    @staticmethod
+    def free_port():
         with socket.create_server(("127.0.0.1", 0)) as s:
-            port = s.getsockname()[1]
+            return s.getsockname()[1]
+
+    def test_no_worker_there(self):
+        port = self.free_port()
         self.refused(1, "--workers", f"127.0.0.1:{port}", says=["rank 0", f"127.0.0.1:{port}"])
 
     def test_waits_for_them(self):
         """The coordinator may start first."""
-        with socket.create_server(("127.0.0.1", 0)) as s:
-            port = s.getsockname()[1]
+        port = self.free_port()
         p = subprocess.Popen([OCTAVO, "run", *POOL, "--prompt", "x", "--max-tokens", "1", "--workers",
                               f"127.0.0.1:{port}", "--workers-wait", "600"], stderr=subprocess.PIPE,
                              stdout=subprocess.DEVNULL, cwd=ROOT, env=clean_env())
@@ -629,8 +569,8 @@ class Refusals(unittest.TestCase):
 
     def test_address_taken(self):
         address = self.worker.address
-        p = subprocess.run([OCTAVO, "worker", "--listen", address, "--model", MODEL], capture_output=True, text=True,
-                           timeout=PATIENCE, cwd=ROOT)
+        p = subprocess.run([OCTAVO, "worker", "--listen", address, "--model", MODEL],
+                           capture_output=True, text=True, timeout=PATIENCE, cwd=ROOT)
         self.assertEqual(p.returncode, 1)
         self.assertIn(address, p.stderr)
 
