@@ -32,6 +32,14 @@ INLINE __m512bh broadcast_pair(const uint16_t *x)
 /* Few rows take more vectors at once: 8 chains or more hide the latency of a dot product. */
 INLINE unsigned width(unsigned n) { return n <= 6 ? 4 : 2; }
 
+/* Prefetches a line of the next block beside a tile of n rows. A tile with fewer rows than those of
+ * prefill waits for memory: its lines go to the first-level cache. */
+INLINE void prefetch_beside(unsigned n, const uint8_t *line)
+{
+    if (n < ROWS_MAX) _mm_prefetch((const char *)line, _MM_HINT_T0);
+    else _mm_prefetch((const char *)line, _MM_HINT_T1);
+}
+
 static void pack_query(const float *q, float scale, uint32_t head_dim, uint16_t *out)
 {
     const __m512 factor = _mm512_set1_ps(scale);
@@ -59,7 +67,7 @@ INLINE void scores_tile(unsigned n, unsigned strips, const kern_attn_strips *k, 
         __m512bh a[4];
         for (unsigned i = 0; i < strips; i++) {
             a[i] = load_pairs(k->at[first + i] + off);
-            _mm_prefetch((const char *)k->next[group * strips + i] + ahead, _MM_HINT_T1);
+            prefetch_beside(n, k->next[group * strips + i] + ahead);
         }
         group = (group + 1) % n_groups;
         if (group == 0) ahead += k->step;
@@ -211,7 +219,7 @@ INLINE void values_tile(unsigned n, unsigned vectors, const kern_attn_strips *v,
             __m512bh a[4];
             for (unsigned i = 0; i < vectors; i++) {
                 a[i] = load_pairs(at + i * 64);
-                _mm_prefetch((const char *)next + i * 64, _MM_HINT_T1);
+                prefetch_beside(n, next + i * 64);
             }
             for (unsigned r = 0; r < n; r++) {
                 __m512bh x = broadcast_pair(p + r * P_STRIDE + j);
