@@ -264,6 +264,9 @@ static status open_disk(serving *s, error *err)
     if (s->model_flags.no_prefix_cache)
         return error_set(err, STATUS_INVALID,
                          "--disk-cache: --no-prefix-cache leaves nothing to keep");
+    if (s->model_flags.kv_disk)
+        return error_set(err, STATUS_UNSUPPORTED,
+                         "--disk-cache: cannot go with --kv-disk, whose pages are on disk already");
     if (info->block_bytes == 0)
         return error_set(err, STATUS_UNSUPPORTED,
                          "--disk-cache: needs one rank on the CPU (no --tp, --device or workers), "

@@ -242,6 +242,8 @@ class DiskCache(unittest.TestCase):
         for flags in (["--tp", "2"], ["--kv-dtype", "int4"], ["--no-prefix-cache"], ["--disk-size", "1M"]):
             with self.subTest(flags=flags):
                 self.assertIn("--disk-cache: ", self.refusal(*flags, *BIG if "1M" in flags else []))
+        self.assertIn("--disk-cache: cannot go with --kv-disk",
+                      self.refusal("--kv-disk", self.folder, "--kv-disk-size", "4M"))
         with self.start():
             self.assertIn("another process uses this directory", self.refusal())
 
