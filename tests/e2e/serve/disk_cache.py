@@ -243,7 +243,7 @@ class DiskCache(unittest.TestCase):
             with self.subTest(flags=flags):
                 self.assertIn("--disk-cache: ", self.refusal(*flags, *BIG if "1M" in flags else []))
         self.assertIn("--disk-cache: cannot go with --kv-disk",
-                      self.refusal("--kv-disk", self.folder, "--kv-disk-size", "4M"))
+                      self.refusal("--kv-disk", os.path.dirname(self.folder), "--kv-disk-size", "4M"))
         with self.start():
             self.assertIn("another process uses this directory", self.refusal())
 
