@@ -14,14 +14,14 @@ static void run_to_end(fixture *f, uint64_t id)
     step(f);
 }
 
-/* Turn `id` of a conversation whose answers are at 20 and 100. */
-static void add_turn(fixture *f, uint64_t id, uint32_t n_prompt)
+/* Turn `id` of a conversation whose answers are at 20 and 100. *r is read by the next step. */
+static void add_turn(fixture *f, sched_request *r, uint64_t id, uint32_t n_prompt)
 {
     const char *policy = "{\"method\": \"snapkv\", \"tokens\": 64, \"window\": 8}";
-    sched_request r = of_session(with_policy(f, id, 0, n_prompt, 4, policy), 7);
+    *r = of_session(with_policy(f, id, 0, n_prompt, 4, policy), 7);
     for (uint32_t t = 0; t < 4; t++)
-        ((uint32_t *)r.prompt)[20 + t] = ((uint32_t *)r.prompt)[100 + t] = 500;
-    add(f, &r);
+        ((uint32_t *)r->prompt)[20 + t] = ((uint32_t *)r->prompt)[100 + t] = 500;
+    add(f, r);
 }
 
 /* The third turn ends after a failed step, when 83 of its tokens are computed again: in the middle
@@ -36,11 +36,12 @@ static void a_turn_that_ends_in_a_replay_leaves_what_is_computed(void **state)
     o.session_ttl_us = 1000000;
     o.prefix_cache = false;
     fixture *f = begin(o);
-    add_turn(f, 1, 20);
+    sched_request r;
+    add_turn(f, &r, 1, 20);
     run_to_end(f, 1);
-    add_turn(f, 2, 100);
+    add_turn(f, &r, 2, 100);
     run_to_end(f, 2);
-    add_turn(f, 3, 120);
+    add_turn(f, &r, 3, 120);
     assert_string_equal(step(f), "3@103+17*m8");
     assert_string_equal(step(f), "3@120+1*");
     answer(f, status_make(STATUS_IO, NULL));
@@ -50,7 +51,7 @@ static void a_turn_that_ends_in_a_replay_leaves_what_is_computed(void **state)
     finish_choice(f, 3);
     step(f);
     assert_string_equal(describe(f, 3, 0).report.session, "continued");
-    add_turn(f, 4, 96);
+    add_turn(f, &r, 4, 96);
     assert_string_equal(step(f), "4@83+13*m8");
     assert_string_equal(describe(f, 4, 0).report.session, "continued");
     end(f, 4, 0);
