@@ -187,7 +187,8 @@ static status unpack_embeddings(const result_message *m, const result_source *so
                          m->embeddings.len, (unsigned long long)n);
     for (uint32_t i = 0; i < plan->n_seqs; i++) {
         uint64_t some = embedding_values(source, &plan->seqs[i]);
-        if (some > 0) seqs[i].embeddings = values;
+        if (some == 0) continue; /* there may be no bytes at all */
+        seqs[i].embeddings = values;
         values += some;
     }
     return STATUS_IS_OK;
