@@ -83,6 +83,8 @@ static status check_kv_disk(const model_flags *f, const loaded_model *m, error *
 {
     if (f->kv_disk_size && !f->kv_disk)
         return error_set(err, STATUS_INVALID, "--kv-disk-size: --kv-disk is missing");
+    if (f->kv_disk && !*f->kv_disk)
+        return error_set(err, STATUS_INVALID, "--kv-disk: the name of a folder is missing");
     if (!f->kv_disk || (m->n_ranks == 1 && !m->workers && !m->on_gpu)) return STATUS_IS_OK;
     return error_set(err, STATUS_UNSUPPORTED,
                      "--kv-disk: needs one rank on the CPU (no --tp, --device or workers)");

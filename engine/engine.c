@@ -222,9 +222,14 @@ status engine_flush_cache(engine *e)
 status engine_forget_session(engine *e, const engine_request *r)
 {
     inbox *in = &e->inbox;
+    forgotten_session it;
+    session_key(r, it.key);
     pthread_mutex_lock(&in->lock);
-    bool has_room = in->n_forgotten < FORGETS_MOST;
-    if (has_room) session_key(r, in->forgotten[in->n_forgotten++].key);
+    bool waits = false;
+    for (uint32_t i = 0; i < in->n_forgotten; i++)
+        waits |= memcmp(in->forgotten[i].key, it.key, sizeof it.key) == 0;
+    bool has_room = waits || in->n_forgotten < FORGETS_MOST;
+    if (has_room && !waits) in->forgotten[in->n_forgotten++] = it;
     pthread_cond_signal(&in->arrived);
     pthread_mutex_unlock(&in->lock);
     return has_room ? STATUS_IS_OK : status_make(STATUS_QUEUE_FULL, NULL);

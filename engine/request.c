@@ -198,12 +198,18 @@ static status check_bias(const engine_request *r, const backend_info *info, erro
     return STATUS_IS_OK;
 }
 
+/* An id stands in the path that deletes it, where control characters are refused. */
 static status check_session(const engine_request *r, error *err)
 {
     size_t n = r->session ? strnlen(r->session, ENGINE_SESSION_BYTES_MAX + 1) : 1;
-    if (n >= 1 && n <= ENGINE_SESSION_BYTES_MAX) return STATUS_IS_OK;
-    return error_set(err, STATUS_INVALID, "session: must have 1 to %d bytes",
-                     ENGINE_SESSION_BYTES_MAX);
+    if (n < 1 || n > ENGINE_SESSION_BYTES_MAX)
+        return error_set(err, STATUS_INVALID, "session: must have 1 to %d bytes",
+                         ENGINE_SESSION_BYTES_MAX);
+    for (const char *c = r->session; c && *c; c++)
+        if ((unsigned char)*c < 0x20 || *c == 0x7f)
+            return error_set(err, STATUS_INVALID, "session: holds a control character, 0x%02x",
+                             (unsigned)*c);
+    return STATUS_IS_OK;
 }
 
 status engine_request_check(const engine_request *r, const backend_info *info, bool has_template,

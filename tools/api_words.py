@@ -37,7 +37,7 @@ ROUTES = {
     "POST /v1/chat/completions": "Answers a conversation.",
     "GET /v1/models": "Lists the names that the model is served by.",
     "GET /v1/models/": "Describes one of them: the name follows the path.",
-    "DELETE /v1/sessions/": "Forgets the session whose id follows the path, in memory and on disk, if the caller's key "
+    "DELETE /v1/sessions/": "Forgets the session whose id follows the path, in memory at once and on disk within moments, if the caller's key "
                             "has one; that of a `cache_salt` is named by the header `octavo-cache-salt` too.",
     "POST /tokenize": "Gives the token ids of a text or a conversation. The body has at most $TOKENIZE_BYTES_MAX bytes.",
     "POST /detokenize": "Gives the text of token ids.",

@@ -223,7 +223,8 @@ static void a_forgotten_session_is_not_recalled(void **state)
     atomic_store(&k->f.model.hold, true);
     assert_true(status_ok(engine_submit(k->f.engine, &other, NULL, NULL, &busy, NULL)));
     while (!atomic_load(&k->f.model.collecting)) nap();
-    assert_true(status_ok(engine_forget_session(k->f.engine, &r)));
+    for (int i = 0; i < FORGETS_MOST + 1; i++) /* one of them waits */
+        assert_true(status_ok(engine_forget_session(k->f.engine, &r)));
     assert_true(status_ok(engine_submit(k->f.engine, &r, NULL, NULL, &stream, NULL)));
     while (!has_added(k->f.engine)) nap();
     atomic_store(&k->f.model.hold, false);

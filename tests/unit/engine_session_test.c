@@ -103,6 +103,11 @@ static void a_session_is_a_short_text(void **state)
         if (status_ok(st)) read_all(s);
         else assert_string_equal(err.text, "session: must have 1 to 256 bytes");
     }
+    engine_request r = request("{\"prompt\": \"a\", \"max_tokens\": 1, \"session\": \"tab\\t\"}");
+    error err = {{0}};
+    assert_int_equal(engine_submit(f->engine, &r, NULL, NULL, NULL, &err).code, STATUS_INVALID);
+    assert_string_equal(err.text, "session: holds a control character, 0x09");
+    engine_request_destroy(&r);
 }
 
 /* ---- the engine's rules of retention --------------------------------------------------------- */
