@@ -29,7 +29,7 @@ typedef struct record {
     uint64_t version;
     int64_t put_us;
     payload *waits;               // its bytes, until they are written; NULL: they are in its file
-    bool stored;                  // it has a file
+    bool stored;                  // it may have a file
     bool busy;                    // the thread writes or deletes its file
     bool due;                     // it is in the list of those to be written or deleted
     struct record *older, *newer; // in the order of `put_us`, of those that are not gone
@@ -228,12 +228,16 @@ static void write_record(disk_records *d, record *r)
     pthread_mutex_lock(&d->lock);
     if (why) note_trouble(d, "written", why);
     d->counts.written += !why;
-    r->stored |= !why;
+    bool had_file = r->stored;
+    r->stored = true; /* a file whose folder could not be synced is there all the same */
     drop_payload(p);
     if (!r->owner || r->version != version) return; /* it was put again, or is gone */
     drop_payload(r->waits);
     r->waits = NULL;
-    if (!r->stored) leave(d, r);
+    if (why && !had_file) {
+        leave(d, r);
+        make_due(d, r);
+    }
 }
 
 static void delete_record(disk_records *d, record *r)
@@ -244,7 +248,7 @@ static void delete_record(disk_records *d, record *r)
     int why = record_files_delete(&d->files, &key);
     pthread_mutex_lock(&d->lock);
     if (why) note_trouble(d, "deleted", why);
-    r->stored = false;
+    r->stored = why != 0;
 }
 
 static void run_due(disk_records *d)
@@ -260,12 +264,12 @@ static void run_due(disk_records *d)
     else if (!r->owner) delete_record(d, r);
     r->busy = false;
     d->n_busy--;
-    if (!r->owner && !r->due) free_record(d, r);
+    if (!r->owner && !r->due && !r->stored) free_record(d, r);
     if (d->on_written) d->on_written(d->on_written_ctx);
 }
 
-/* As sessions in memory do: the oldest record of the owner that has most, so that no owner pushes
- * out the few of another. */
+/* The record that makes room, by the rule of sessions in memory: the oldest one of the owner that
+ * has most, so that no owner pushes out the few of another. */
 static record *first_to_go(const disk_records *d)
 {
     record *found = d->oldest;
@@ -556,11 +560,13 @@ status disk_records_open(const disk_records_options *options, disk_records **out
     return STATUS_IS_OK;
 }
 
+/* Files that could not be deleted are tried once more. */
 static void free_all(disk_records *d)
 {
     for (uint32_t i = 0; d->buckets && i <= d->mask; i++) {
         for (record *r = d->buckets[i], *next; r; r = next) {
             next = r->next;
+            if (d->has_thread && !r->owner && r->stored) record_files_delete(&d->files, &r->key);
             drop_payload(r->waits);
             free(r);
         }

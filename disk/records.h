@@ -39,7 +39,7 @@ status disk_records_open(const disk_records_options *options, disk_records **out
 void disk_records_close(disk_records *d);
 
 /* From now on the store's thread calls this when it has written or deleted a record, or given it
- * up; NULL = nobody. The call may not call the store. When this returns, no earlier one is
+ * up. NULL ends that. The call may not call the store. When this returns, no earlier one is
  * running. */
 void disk_records_on_written(disk_records *d, void (*call)(void *ctx), void *ctx);
 

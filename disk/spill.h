@@ -37,7 +37,7 @@ void spill_close(disk_spill *s);
 
 typedef struct spill_leave {
     uint32_t piece;
-    bool write; // false: its bytes in the file are the same, or nobody wants them
+    bool write; // false: the file has the same bytes, or they are not needed again
 } spill_leave;
 
 typedef enum spill_fault {

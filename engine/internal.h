@@ -58,7 +58,7 @@ uint64_t session_owner(const engine_request *r);
  * 0 stands for the prefixes that all requests share. */
 uint64_t session_salt(const engine_request *r, bool apart);
 
-/* What was kept of a request's session (engine_options.sessions). All zero: nothing. */
+/* The record of a request's session (engine_options.sessions). All zero where there is none. */
 typedef struct recalled_session {
     sched_saved saved;
     uint8_t *bytes;    /* what it was read from, where drops and tokens are */

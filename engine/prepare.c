@@ -80,7 +80,7 @@ static uint32_t longest_of(const engine *e, const retention_policy *policy)
     return policy->contiguous ? e->o.max_logical_len : e->o.max_model_len;
 }
 
-/* What a number of tokens is compared with, for messages. */
+/* The name of the limit that a number of tokens is compared with, for messages. */
 static const char *limit_name(const retention_policy *policy)
 {
     return policy->contiguous ? "with this retention method --max-logical-len"

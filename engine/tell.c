@@ -117,7 +117,8 @@ static void give_end(engine *e, ending_choice *ending)
     if (--s->n_untold == 0) slots_forget(e, s);
 }
 
-/* Who is told that a session was stored finds it after a sudden end, too. */
+/* An end is told once its session is written, so that a client which was told of a stored session
+ * finds it after a sudden end too. */
 void tell_late(engine *e, bool all)
 {
     size_t n = e->n_late;

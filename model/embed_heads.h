@@ -15,7 +15,7 @@ enum { EMBED_CHOICE_MOST = 8, EMBED_PATH_BYTES = 4096 };
 
 typedef struct embed_choice {
     embed_head heads[EMBED_CHOICE_MOST];
-    uint32_t n;        // 0: nobody has found heads for the model
+    uint32_t n;        // 0: no heads are known for the model
     const char *paper; // the model of the paper that they were found for; NULL: they are the file's
 } embed_choice;
 

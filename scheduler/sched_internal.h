@@ -503,7 +503,7 @@ sched_session *sched_idle_first_that(const sched *s, sched_place place,
                                      bool (*can_go)(const sched *s, const sched_session *session));
 /* Keys that live requests claim. */
 bool sched_idle_is_claimed(const sched *s, const uint64_t key[2]);
-sched_entry *sched_idle_claimant(const sched *s, const uint64_t key[2]); // NULL: nobody
+sched_entry *sched_idle_claimant(const sched *s, const uint64_t key[2]); // NULL: none
 void sched_idle_claim(sched *s, sched_entry *e);
 void sched_idle_unclaim(sched *s, sched_entry *e);
 const char *sched_idle_check(const sched *s);

@@ -30,7 +30,7 @@ typedef struct sched_turn {
 
 enum { SCHED_MAX_TURNS = 64 };
 
-/* What a session's state is made of again, without its pages. */
+/* A session without its pages: all that its state is made of again. */
 typedef struct sched_saved {
     uint64_t key[2], owner; // as sched_request has them
     uint64_t salt;          // the request's, mixed with sched_options.salt
@@ -124,7 +124,7 @@ typedef struct sched_request {
     /* The session that the request continues and stores its pages under: stands for (API key, cache
      * salt, id). {0, 0} = none. */
     uint64_t session[2];
-    /* What was kept of that session (on_session), for when the scheduler has it no more: the
+    /* The record of that session (on_session), for when the scheduler has it no more: the
      * request goes on from its tokens, whose K and V the prefix cache or a store has, or which are
      * computed again. NULL = nothing. Valid while the event is taken. */
     const sched_saved *saved;

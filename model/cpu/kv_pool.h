@@ -16,7 +16,7 @@ status kv_pool_create_representatives(kv_store *s);
 void kv_pool_destroy(kv_store *s);
 
 static inline size_t kv_pool_bytes(const kv_store *s) { return s->cells.n * s->page_bytes; }
-/* What of it is in memory at once. */
+/* The bytes of the pool that are in memory at once. */
 static inline size_t kv_pool_memory(const kv_store *s)
 {
     return s->tier ? s->n_frames * s->page_bytes : kv_pool_bytes(s);

@@ -7,7 +7,7 @@
 enum { RUN_BYTES = 256 << 10 };
 
 typedef struct frame {
-    uint32_t before, after; // in a list, while the cell is in memory and nobody uses it
+    uint32_t before, after; // neighbours in a list, while the cell is in memory and not in use
     bool resident;
     bool stored; // its place in the file has its bytes, unless it is dirty
     bool dirty;
@@ -39,7 +39,7 @@ struct kv_tier {
     spill_job *jobs;      // [n_frames]
     uint32_t *entering;   // [n_frames + 1] where in `missing` the cells of each job begin
     uint32_t n_jobs, n_leaving, run_most;
-    /* What each layer used. */
+    /* The cells that each layer used in the last step. */
     struct used {
         uint32_t *cells;
         uint32_t n, capacity;

@@ -35,7 +35,7 @@ typedef enum kv_use {
     KV_SCAN,  // it is read because everything is read
     KV_READ,  // it was selected
     KV_WRITE, // it is read and written
-    KV_FRESH, // it is written from slot 0 on, and nobody reads what it held
+    KV_FRESH, // it is written from slot 0 on, and what it held is not read
 } kv_use;
 
 /* The cell, counted from the first that is stored here, is used until kv_tier_release. */

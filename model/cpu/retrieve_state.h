@@ -1,5 +1,5 @@
-/* What retrieve.c and retrieve_make.c share: the rows of a step that read by retrieval, and the
- * scratch of their selections (private to these two). */
+/* State that retrieve.c and retrieve_make.c share: the rows of a step that read by retrieval, and
+ * the scratch of their selections (private to these two). */
 #ifndef MODEL_CPU_RETRIEVE_STATE_H
 #define MODEL_CPU_RETRIEVE_STATE_H
 

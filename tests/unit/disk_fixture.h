@@ -29,6 +29,7 @@ typedef struct fixture {
     char trouble[256];
     /* Calls of the system: they fail with this errno, from the n-th block or record on. */
     _Atomic int read_errno, write_errno, sync_errno;
+    _Atomic long good_syncs; // of records: these calls work although sync_errno is set
     _Atomic long good_writes;
     _Atomic uint64_t bytes_read;
     _Atomic off_t synced_bytes; // of the file that was synced last
