@@ -1,5 +1,6 @@
 /* base: UTF-8, string building and JSON. */
 #include "base/base.h"
+#include "base/bytes.h"
 
 #include <setjmp.h>
 #include <stdarg.h>
@@ -9,6 +10,46 @@
 #include <math.h>
 #include <stdlib.h>
 #include <string.h>
+
+/* ---- bytes ---- */
+
+static void expect_last(const char *text, const char *part, int64_t place)
+{
+    const char *at;
+    assert_true(status_ok(bytes_find_last(text, strlen(text), part, strlen(part), &at)));
+    if (place < 0) assert_null(at);
+    else assert_ptr_equal(at, text + place);
+}
+
+static void test_find_last(void **state)
+{
+    (void)state;
+    expect_last("one two one", "one", 8);
+    expect_last("ababa", "aba", 2);
+    expect_last("aaab", "b", 3);
+    expect_last("aaab", "aaab", 0);
+    expect_last("aaab", "ab ", -1);
+    expect_last("b", "aaab", -1);
+    expect_last("", "a", -1);
+
+    /* Texts of one letter, for which a plain search would take hours. */
+    enum { BYTES = 4 * 1000 * 1000 };
+    const char *at;
+    char *text = malloc(BYTES), *part = malloc(BYTES / 2);
+    memset(text, 'a', BYTES);
+    memset(part, 'a', BYTES / 2);
+    assert_true(status_ok(bytes_find_last(text, BYTES, part, BYTES / 2, &at)));
+    assert_ptr_equal(at, text + BYTES / 2);
+    part[BYTES / 2 - 1] = 'b';
+    assert_true(status_ok(bytes_find_last(text, BYTES, part, BYTES / 2, &at)));
+    assert_null(at);
+    part[BYTES / 2 - 1] = 'a';
+    part[0] = 'b';
+    assert_true(status_ok(bytes_find_last(text, BYTES, part, BYTES / 2, &at)));
+    assert_null(at);
+    free(text);
+    free(part);
+}
 
 /* ---- text ---- */
 
@@ -207,6 +248,7 @@ int main(void)
         cmocka_unit_test(test_utf8_all),     cmocka_unit_test(test_utf8_invalid),
         cmocka_unit_test(test_strbuf),       cmocka_unit_test(test_strbuf_float),
         cmocka_unit_test(test_json_refuses), cmocka_unit_test(test_json_getters),
+        cmocka_unit_test(test_find_last),
     };
     return cmocka_run_group_tests_name("base_text", tests, NULL, NULL);
 }
