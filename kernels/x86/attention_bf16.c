@@ -18,6 +18,7 @@ enum {
     P_STRIDE = KERN_BLOCK * 2,            /* a row of p overwrites its f32 scores */
     Q_STRIDE = KERN_ATTN_Q_STRIDE * 2,    /* a row of q lies in the space of its floats */
     PAIR_VECTORS = KERN_BLOCK_STRIPS / 2, /* vectors of 32 bf16 that a block's p fill */
+    APART_BYTES = 256, /* from pair to pair of dims: pages of 64 tokens or more */
 };
 
 INLINE __m512bh load_pairs(const uint8_t *p) { return (__m512bh)_mm512_loadu_si512(p); }
@@ -59,18 +60,23 @@ INLINE void scores_tile(unsigned n, unsigned strips, const kern_attn_strips *k, 
     for (unsigned r = 0; r < n; r++)
         for (unsigned i = 0; i < strips; i++) sums[r][i] = _mm512_setzero_ps();
     /* The calls for one block prefetch the next block together, a line of each of its strips in
-     * turn, because memory answers four streams faster than two. */
-    const unsigned n_groups = KERN_BLOCK_STRIPS / strips;
-    size_t off = 0, ahead = first / strips * (head_dim / 2 / n_groups) * k->step;
+     * turn, because memory answers four streams faster than two. In large pages a strip's lines lie
+     * apart, and for few rows it is faster that each call prefetches its own strips. */
+    const bool own = n < ROWS_MAX && k->step >= APART_BYTES;
+    const unsigned n_groups = own ? 1 : KERN_BLOCK_STRIPS / strips;
+    const uint8_t *const *next = k->next + (own ? first : 0);
+    size_t off = 0, ahead = own ? 0 : first / strips * (head_dim / 2 / n_groups) * k->step;
     unsigned group = 0;
     for (uint32_t d = 0; d < head_dim; d += 2, q += 2, off += k->step) {
         __m512bh a[4];
         for (unsigned i = 0; i < strips; i++) {
             a[i] = load_pairs(k->at[first + i] + off);
-            prefetch_beside(n, k->next[group * strips + i] + ahead);
+            prefetch_beside(n, next[group * strips + i] + ahead);
         }
-        group = (group + 1) % n_groups;
-        if (group == 0) ahead += k->step;
+        if (++group == n_groups) {
+            group = 0;
+            ahead += k->step;
+        }
         for (unsigned r = 0; r < n; r++) {
             __m512bh x = broadcast_pair(q + r * Q_STRIDE);
             for (unsigned i = 0; i < strips; i++)
@@ -193,10 +199,20 @@ static void softmax(kern_attn_row *rows, uint32_t n, float *s)
 
 /* ---- p . v: n rows x `vectors` of 16 dims ---------------------------------------------------- */
 
-/* The line of the next block to prefetch beside slots j and j + 1: one of each strip in turn. */
-INLINE const uint8_t *next_values(const kern_attn_strips *v, uint32_t j)
+/* The line of V to prefetch while slots j and j + 1 are attended to: the next block's strips take
+ * turns. */
+INLINE const uint8_t *next_values(const kern_attn_strips *v, uint32_t j, size_t dim)
 {
-    return v->next[j / 2 % KERN_BLOCK_STRIPS] + j / (2 * KERN_BLOCK_STRIPS) * v->step;
+    return v->next[j / 2 % KERN_BLOCK_STRIPS] + j / (2 * KERN_BLOCK_STRIPS) * v->step + dim * 4;
+}
+
+/* Strips whose V one call for few rows prefetches in turn, each from its beginning to its end: the
+ * calls for one block share them. 0: the calls do not divide the strips. */
+INLINE unsigned strips_in_turn(unsigned n, unsigned vectors, uint32_t head_dim)
+{
+    const uint32_t calls = head_dim / (vectors * 16);
+    return n < ROWS_MAX && calls > 0 && KERN_BLOCK_STRIPS % calls == 0 ? KERN_BLOCK_STRIPS / calls
+                                                                       : 0;
 }
 
 /* Adds slots [from, to), both even. */
@@ -209,13 +225,18 @@ INLINE void values_tile(unsigned n, unsigned vectors, const kern_attn_strips *v,
         for (unsigned i = 0; i < vectors; i++)
             sums[r][i] = _mm512_mul_ps(_mm512_loadu_ps(o + r * head_dim + dim + i * 16),
                                        _mm512_set1_ps(rows[r].fix));
+    const unsigned turn = strips_in_turn(n, vectors, head_dim);
+    const unsigned shift = turn / 2; /* log2 of 1, 2, 4 */
+    const size_t strip0 = dim / (vectors * 16) * turn;
     for (uint32_t j = from; j < to;) {
         uint32_t strip = j / KERN_STRIP, stop = (strip + 1) * KERN_STRIP;
         if (stop > to) stop = to;
         size_t off = j % KERN_STRIP / 2 * v->step + dim * 4;
         const uint8_t *at = v->at[strip] + off;
         for (; j < stop; j += 2, at += v->step) {
-            const uint8_t *next = next_values(v, j) + dim * 4;
+            const uint8_t *next =
+                turn ? v->next[strip0 + (j / 2 & (turn - 1))] + (j / 2 >> shift) * vectors * 64
+                     : next_values(v, j, dim);
             __m512bh a[4];
             for (unsigned i = 0; i < vectors; i++) {
                 a[i] = load_pairs(at + i * 64);

@@ -41,6 +41,14 @@ INLINE __m512 load_scales(const uint8_t *scales)
     return _mm512_castsi512_ps(_mm512_slli_epi32(w, 16));
 }
 
+/* Prefetches a line of the next block beside a tile of n rows. A tile with fewer rows than those of
+ * prefill waits for memory: its lines go to the first-level cache. */
+INLINE void prefetch_beside(unsigned n, const uint8_t *line)
+{
+    if (n < ROWS_MAX) _mm_prefetch((const char *)line, _MM_HINT_T0);
+    else _mm_prefetch((const char *)line, _MM_HINT_T1);
+}
+
 /* ---- q . k ----------------------------------------------------------------------------------- */
 
 INLINE void scores_tile(unsigned n, unsigned strips, const kern_attn_strips *k, uint32_t strip,
@@ -58,7 +66,7 @@ INLINE void scores_tile(unsigned n, unsigned strips, const kern_attn_strips *k, 
         __m512i a[2];
         for (unsigned i = 0; i < strips; i++) {
             a[i] = load_pairs(k->at[strip + i] + off);
-            _mm_prefetch((const char *)k->next[group * strips + i] + ahead, _MM_HINT_T1);
+            prefetch_beside(n, k->next[group * strips + i] + ahead);
         }
         group = (group + 1) % n_groups;
         if (group == 0) ahead += k->step;
@@ -97,25 +105,25 @@ typedef struct weights {
     float scale[ROWS_MAX];
 } weights;
 
-/* The lanes of strip i that lie in [lo, hi). */
-INLINE __mmask16 seen(uint32_t lo, uint32_t hi, unsigned i)
+/* Bit j: the row sees slot j of the block. */
+INLINE uint64_t seen(const kern_attn_row *row)
 {
-    uint64_t bits = (hi < 64 ? (UINT64_C(1) << hi) - 1 : ~UINT64_C(0)) & (~UINT64_C(0) << lo);
-    return (__mmask16)(bits >> (i * KERN_STRIP));
+    uint64_t under = row->hi < 64 ? (UINT64_C(1) << row->hi) - 1 : ~UINT64_C(0);
+    return under & (~UINT64_C(0) << row->lo);
 }
 
-/* Quantises p of one row. The largest is found among bits as integers, where a NaN is above all
- * numbers. */
-INLINE void quantize_row(const kern_attn_row *row, const float *p, const __m512 *scales, int16_t *q,
-                         float *scale)
+/* Quantises p of one row. `all`: the row sees the whole block. The largest is found among bits as
+ * integers, where a NaN is above all numbers. */
+INLINE void quantize_row(const kern_attn_row *row, const float *p, const __m512 *scales, bool all,
+                         int16_t *q, float *scale)
 {
+    const uint64_t mask = all ? ~UINT64_C(0) : seen(row);
     __m512 w[KERN_BLOCK_STRIPS];
     const __m512i low = _mm512_set1_epi32(0x7fffffff); /* all bits but the sign's */
     __m512i top = _mm512_setzero_si512();
     for (unsigned i = 0; i < KERN_BLOCK_STRIPS; i++) {
-        __mmask16 mask = seen(row->lo, row->hi, i);
-        w[i] = _mm512_maskz_mov_ps(mask,
-                                   _mm512_mul_ps(_mm512_loadu_ps(p + i * KERN_STRIP), scales[i]));
+        w[i] = _mm512_mul_ps(_mm512_loadu_ps(p + i * KERN_STRIP), scales[i]);
+        if (!all) w[i] = _mm512_maskz_mov_ps((__mmask16)(mask >> i * KERN_STRIP), w[i]);
         __m512i magnitude = _mm512_and_si512(_mm512_castps_si512(w[i]), low);
         top = _mm512_max_epi32(top, magnitude);
     }
@@ -143,7 +151,7 @@ INLINE void values_tile(unsigned n, unsigned vectors, const kern_attn_strips *v,
         size_t off = j % KERN_STRIP / 2 * v->step + dim * 2;
         __m512i a[2];
         const uint8_t *next = v->next[j / 2 % KERN_BLOCK_STRIPS] + dim * 2;
-        _mm_prefetch((const char *)next + j / (2 * KERN_BLOCK_STRIPS) * v->step, _MM_HINT_T1);
+        prefetch_beside(n, next + j / (2 * KERN_BLOCK_STRIPS) * v->step);
         for (unsigned i = 0; i < vectors; i++)
             a[i] = load_pairs(v->at[j / KERN_STRIP] + off + i * 32);
         for (unsigned r = 0; r < n; r++) {
@@ -175,8 +183,11 @@ static void values(const kern_attn_strips *v, uint32_t from, uint32_t to, const 
     weights w;
     __m512 scales[KERN_BLOCK_STRIPS];
     for (unsigned i = 0; i < KERN_BLOCK_STRIPS; i++) scales[i] = load_scales(v->scales[i]);
-    for (uint32_t r = 0; r < n; r++)
-        quantize_row(rows + r, p + r * KERN_BLOCK, scales, w.q[r], &w.scale[r]);
+    for (uint32_t r = 0; r < n; r++, p += KERN_BLOCK) {
+        if (rows[r].lo == 0 && rows[r].hi == KERN_BLOCK)
+            quantize_row(rows + r, p, scales, true, w.q[r], &w.scale[r]);
+        else quantize_row(rows + r, p, scales, false, w.q[r], &w.scale[r]);
+    }
     from &= ~1u;
     to = (to + 1) & ~1u;
 #define ROWS(N)                                                                                    \
