@@ -58,22 +58,22 @@ static bool runs_amx(void)
 static const struct isa_row {
     const char *name;
     bool (*runs)(void);
-    fill_fn fill[8];
+    fill_fn fill[9];
 } isa_rows[] = {
     {"ref",
      runs_always,
      {kern_matmul_fill_ref, kern_quant_fill_ref, kern_rows_fill_ref, kern_attention_fill_ref,
-      kern_kv_grids_fill_ref, kern_block_scores_fill_ref}},
+      kern_kv_grids_fill_ref, kern_block_scores_fill_ref, kern_cosines_fill_ref}},
 #if defined(__x86_64__)
     {"avx2",
      runs_avx2,
      {kern_matmul_fill_avx2, kern_quant_fill_avx2, kern_rows_fill_avx2, kern_attention_fill_avx2,
       kern_kv_fill_avx2, kern_kv_grids_fill_avx2, kern_block_scores_fill_avx2,
-      kern_burst_fill_avx2}},
+      kern_cosines_fill_avx2, kern_burst_fill_avx2}},
     {"avx512",
      runs_avx512,
      {kern_matmul_fill_avx512, kern_rows_fill_avx512, kern_attention_fill_avx512,
-      kern_block_scores_fill_avx512, kern_burst_fill_avx512}},
+      kern_block_scores_fill_avx512, kern_cosines_fill_avx512, kern_burst_fill_avx512}},
     {"avx512vnni",
      runs_vnni,
      {kern_quant_fill_vnni, kern_attention_fill_vnni, kern_burst_fill_vnni}},
@@ -122,16 +122,23 @@ static void fill_isa(size_t row, kern_isa *isa)
     isa->name = isa_rows[row].name;
 }
 
+status kern_isa_find(const char *name, kern_isa *out, error *err)
+{
+    size_t row = 0;
+    RETURN_IF_ERROR(choose_isa(name, &row, err));
+    fill_isa(row, out);
+    return STATUS_IS_OK;
+}
+
 status kern_create(const kern_options *options, kern_context **out, error *err)
 {
     *out = NULL;
-    size_t row = 0;
-    RETURN_IF_ERROR(choose_isa(options->isa, &row, err));
+    kern_isa isa = {.precision = options->precision};
+    RETURN_IF_ERROR(kern_isa_find(options->isa, &isa, err));
 
     kern_context *kc = alloc_zeroed(NULL, 1, sizeof *kc);
     if (!kc) return error_set(err, STATUS_NO_MEMORY, "kernel context");
-    kc->isa.precision = options->precision;
-    fill_isa(row, &kc->isa);
+    kc->isa = isa;
     kc->pool = options->pool;
     kc->n_threads = thread_pool_size(options->pool);
     kc->threads = alloc_zeroed(NULL, kc->n_threads, sizeof *kc->threads);

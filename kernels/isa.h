@@ -15,8 +15,9 @@
 
 enum {
     KERN_DTYPES = 3,
-    KERN_QUANTS = 2,     /* 8 bits, 4 bits: arrays of two are indexed by kern_quant_index */
-    KERN_TILE_ROWS = 24, /* most rows that any ISA's matmul tile takes */
+    KERN_QUANTS = 2,       /* 8 bits, 4 bits: arrays of two are indexed by kern_quant_index */
+    KERN_TILE_ROWS = 24,   /* most rows that any ISA's matmul tile takes */
+    KERN_COSINE_ROWS = 32, /* rows that are f32 at a time */
 };
 
 static inline unsigned kern_quant_index(kern_quant q) { return q.bits == 4; }
@@ -208,6 +209,15 @@ typedef struct kern_isa {
     void (*block_scores)(const kern_vectors *v, const uint32_t *pages, size_t n, size_t n_known,
                          const float *folded, float *out);
 
+    /* ---- cosines: n <= KERN_COSINE_ROWS rows ---- */
+    /* out [n, stride] = rows [n, dim] of f16, padded with zeros to stride, the next multiple of 16;
+     * squares [n] = the sum of each row's squares. */
+    void (*widen_rows)(const uint16_t *rows, size_t n, size_t dim, size_t stride, float *out,
+                       float *squares);
+    /* out [n] = the largest product of each row with a column of question [n_blocks][dim][16]. */
+    void (*largest_products)(const float *rows, size_t stride, size_t n, const float *question,
+                             size_t n_blocks, size_t dim, float *out);
+
     /* ---- limits: `rounds` rounds of independent instructions in registers. Each returns the
      * operations done, two for a product and its sum; *sink keeps the compiler from dropping
      * them. ---- */
@@ -231,6 +241,9 @@ static inline kern_attn_way kern_attention_way(const kern_isa *isa, kern_kv_form
     return bf16 && isa->attn_dots ? KERN_ATTN_BY_DOTS : KERN_ATTN_BY_FMA;
 }
 
+/* Fills the table of an ISA, by its name or NULL for the fastest here. */
+status kern_isa_find(const char *name, kern_isa *out, error *err);
+
 /* One function for each operation and ISA; the list in context.c calls them slow to fast. */
 void kern_matmul_fill_ref(kern_isa *isa);
 void kern_quant_fill_ref(kern_isa *isa);
@@ -238,6 +251,7 @@ void kern_rows_fill_ref(kern_isa *isa);
 void kern_attention_fill_ref(kern_isa *isa);
 void kern_kv_grids_fill_ref(kern_isa *isa);
 void kern_block_scores_fill_ref(kern_isa *isa);
+void kern_cosines_fill_ref(kern_isa *isa);
 #if defined(__x86_64__)
 void kern_matmul_fill_avx2(kern_isa *isa);
 void kern_matmul_fill_avx512(kern_isa *isa);
@@ -251,6 +265,8 @@ void kern_kv_fill_avx2(kern_isa *isa);
 void kern_kv_grids_fill_avx2(kern_isa *isa);
 void kern_block_scores_fill_avx2(kern_isa *isa);
 void kern_block_scores_fill_avx512(kern_isa *isa);
+void kern_cosines_fill_avx2(kern_isa *isa);
+void kern_cosines_fill_avx512(kern_isa *isa);
 void kern_rows_fill_avx512(kern_isa *isa);
 void kern_attention_fill_avx2(kern_isa *isa);
 void kern_attention_int8_fill_avx2(kern_isa *isa);

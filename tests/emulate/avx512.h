@@ -187,6 +187,14 @@ EMULATED __m512 _mm512_maskz_loadu_ps(__mmask16 mask, const void *from)
     return _mm512_mask_loadu_ps(_mm512_setzero_ps(), mask, from);
 }
 
+EMULATED __m256i _mm256_maskz_loadu_epi16(__mmask16 mask, const void *from)
+{
+    emulated_512 x = {.si = _mm512_setzero_si512()};
+    for (int i = 0; i < 16; i++)
+        if (mask >> i & 1) memcpy(&x.i16[i], (const char *)from + 2 * i, 2);
+    return x.half[0];
+}
+
 EMULATED void _mm512_mask_storeu_ps(void *to, __mmask16 mask, __m512 v)
 {
     emulated_512 x = {.ps = v};
