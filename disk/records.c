@@ -1,6 +1,7 @@
 /* Records: an index of them in memory, and a thread that writes and deletes their files. */
 #include "disk/records.h"
 #include "disk/record_files.h"
+#include "disk/record_order.h"
 
 #include <assert.h>
 #include <errno.h>
@@ -16,23 +17,16 @@ typedef struct payload {
     uint8_t bytes[];
 } payload;
 
-typedef struct record_owner {
-    uint64_t id;
-    uint32_t n; // records that it has
-    struct record_owner *next;
-} record_owner;
-
 /* A record that is gone stays until its file is deleted. */
 typedef struct record {
+    record_place place; // its owner is NULL where it is gone
     disk_key key;
-    record_owner *owner; // NULL: it is gone
     uint64_t version;
     int64_t put_us;
-    payload *waits;               // its bytes, until they are written; NULL: they are in its file
-    bool stored;                  // it may have a file
-    bool busy;                    // the thread writes or deletes its file
-    bool due;                     // it is in the list of those to be written or deleted
-    struct record *older, *newer; // in the order of `put_us`, of those that are not gone
+    payload *waits; // its bytes, until they are written; NULL: they are in its file
+    bool stored;    // it may have a file
+    bool busy;      // the thread writes or deletes its file
+    bool due;       // it is in the list of those to be written or deleted
     struct record *next_due;
     struct record *next; // in its bucket
 } record;
@@ -51,8 +45,9 @@ struct disk_records {
     record **buckets; // [mask + 1]
     uint32_t mask, n; // n: records that are not gone
     uint32_t n_due, n_busy;
-    record_owner *owners;
-    record *oldest, *newest, *first_due, *last_due;
+    uint32_t n_entries; // in the buckets
+    record_order order; // by `put_us`, of those that are not gone
+    record *first_due, *last_due;
     uint64_t version;
     bool stop, has_reported;
     void (*on_written)(void *ctx);
@@ -84,13 +79,40 @@ static record *find(const disk_records *d, const disk_key *key)
     return r;
 }
 
+static record *record_of(record_place *p)
+{
+    _Static_assert(offsetof(record, place) == 0, "a place is the beginning of its record");
+    return (record *)(void *)p;
+}
+
+/* The folder may have had more records than there may be. Without memory chains grow longer. */
+static void grow_buckets(disk_records *d)
+{
+    uint32_t n = 2 * (d->mask + 1);
+    record **old = d->buckets, **buckets = calloc(n, sizeof(record *));
+    if (!buckets) return;
+    uint32_t n_old = d->mask + 1;
+    d->buckets = buckets;
+    d->mask = n - 1;
+    for (uint32_t i = 0; i < n_old; i++)
+        for (record *r = old[i], *next; r; r = next) {
+            record **bucket = bucket_of(d, &r->key);
+            next = r->next;
+            r->next = *bucket;
+            *bucket = r;
+        }
+    free(old);
+}
+
 /* The record of a key, gone if it is new. NULL: memory is out. */
 static record *find_or_make(disk_records *d, const disk_key *key)
 {
     record *r = find(d, key);
     if (r) return r;
+    if (d->n_entries > d->mask && d->mask < UINT32_MAX / 2) grow_buckets(d);
     r = calloc(1, sizeof *r);
     if (!r) return NULL;
+    d->n_entries++;
     r->key = *key;
     record **bucket = bucket_of(d, key);
     r->next = *bucket;
@@ -98,49 +120,15 @@ static record *find_or_make(disk_records *d, const disk_key *key)
     return r;
 }
 
-static record_owner *owner_of(disk_records *d, uint64_t id)
+/* False: memory is out, and all is as before. */
+static bool enter(disk_records *d, record *r, uint64_t owner, int64_t put_us)
 {
-    record_owner *o = d->owners;
-    while (o && o->id != id) o = o->next;
-    if (o) return o;
-    o = calloc(1, sizeof *o);
-    if (!o) return NULL;
-    *o = (record_owner){.id = id, .next = d->owners};
-    d->owners = o;
-    return o;
-}
-
-static void owner_leave(disk_records *d, record_owner *o)
-{
-    if (--o->n > 0) return;
-    record_owner **link = &d->owners;
-    while (*link != o) link = &(*link)->next;
-    *link = o->next;
-    free(o);
-}
-
-static void enter_order(disk_records *d, record *r)
-{
-    r->older = d->newest;
-    r->newer = NULL;
-    *(d->newest ? &d->newest->newer : &d->oldest) = r;
-    d->newest = r;
-}
-
-static void leave_order(disk_records *d, record *r)
-{
-    *(r->older ? &r->older->newer : &d->oldest) = r->newer;
-    *(r->newer ? &r->newer->older : &d->newest) = r->older;
-}
-
-static void enter(disk_records *d, record *r, record_owner *owner, int64_t put_us)
-{
-    owner->n++;
-    r->owner = owner;
+    bool is_new = !r->place.owner;
+    if (!record_order_enter(&d->order, &r->place, owner)) return false;
     r->put_us = put_us;
     r->version = ++d->version;
-    enter_order(d, r);
-    d->n++;
+    d->n += is_new;
+    return true;
 }
 
 static void drop_payload(payload *p)
@@ -150,9 +138,7 @@ static void drop_payload(payload *p)
 
 static void leave(disk_records *d, record *r)
 {
-    leave_order(d, r);
-    owner_leave(d, r->owner);
-    r->owner = NULL;
+    record_order_leave(&d->order, &r->place);
     drop_payload(r->waits);
     r->waits = NULL;
     d->n--;
@@ -174,13 +160,14 @@ static void free_record(disk_records *d, record *r)
     record **link = bucket_of(d, &r->key);
     while (*link != r) link = &(*link)->next;
     *link = r->next;
+    d->n_entries--;
     free(r);
 }
 
 /* Nothing is known of it any more once its file is deleted. */
 static void remove_record(disk_records *d, record *r)
 {
-    if (!r->owner) return;
+    if (!r->place.owner) return;
     leave(d, r);
     make_due(d, r);
     d->counts.removed++;
@@ -219,8 +206,10 @@ static void note_damage(disk_records *d)
 static void write_record(disk_records *d, record *r)
 {
     payload *p = r->waits;
-    record_facts facts = {
-        .key = r->key, .owner = r->owner->id, .put_us = r->put_us, .n_bytes = p->n};
+    record_facts facts = {.key = r->key,
+                          .owner = record_owner_id(r->place.owner),
+                          .put_us = r->put_us,
+                          .n_bytes = p->n};
     uint64_t version = r->version;
     p->references++;
     pthread_mutex_unlock(&d->lock);
@@ -231,7 +220,7 @@ static void write_record(disk_records *d, record *r)
     bool had_file = r->stored;
     r->stored = true; /* a file whose folder could not be synced is there all the same */
     drop_payload(p);
-    if (!r->owner || r->version != version) return; /* it was put again, or is gone */
+    if (!r->place.owner || r->version != version) return; /* it was put again, or is gone */
     drop_payload(r->waits);
     r->waits = NULL;
     if (why && !had_file) {
@@ -261,21 +250,11 @@ static void run_due(disk_records *d)
     r->busy = true;
     d->n_busy++;
     if (r->waits) write_record(d, r);
-    else if (!r->owner) delete_record(d, r);
+    else if (!r->place.owner) delete_record(d, r);
     r->busy = false;
     d->n_busy--;
-    if (!r->owner && !r->due && !r->stored) free_record(d, r);
+    if (!r->place.owner && !r->due && !r->stored) free_record(d, r);
     if (d->on_written) d->on_written(d->on_written_ctx);
-}
-
-/* The record that makes room, by the rule of sessions in memory: the oldest one of the owner that
- * has most, so that no owner pushes out the few of another. */
-static record *first_to_go(const disk_records *d)
-{
-    record *found = d->oldest;
-    for (record *r = d->oldest; r; r = r->newer)
-        if (r->owner->n > found->owner->n) found = r;
-    return found;
 }
 
 static bool is_old(const disk_records *d, const record *r, int64_t now_us)
@@ -283,18 +262,20 @@ static bool is_old(const disk_records *d, const record *r, int64_t now_us)
     return d->ttl_us > 0 && now_us - r->put_us >= d->ttl_us;
 }
 
+/* Records go by the rule of sessions in memory, so that no owner pushes out the few of another. */
 static void make_room(disk_records *d)
 {
     int64_t now = wall_us();
-    while (d->oldest && is_old(d, d->oldest, now)) remove_record(d, d->oldest);
-    while (d->n > d->most) remove_record(d, first_to_go(d));
+    record_place **oldest = &d->order.oldest;
+    while (*oldest && is_old(d, record_of(*oldest), now)) remove_record(d, record_of(*oldest));
+    while (d->n > d->most) remove_record(d, record_of(record_order_first(&d->order)));
 }
 
 /* Sleeps until there is work, or the oldest record may be due to go. */
 static void await_work(disk_records *d)
 {
     struct timespec until;
-    if (d->ttl_us == 0 || !d->oldest) {
+    if (d->ttl_us == 0 || !d->order.oldest) {
         pthread_cond_wait(&d->work, &d->lock);
         return;
     }
@@ -340,15 +321,12 @@ static payload *copy_payload(const void *bytes, size_t n)
 static bool put_payload(disk_records *d, const disk_key *key, uint64_t owner_id, payload *p)
 {
     record *r = find_or_make(d, key);
-    record_owner *owner = r ? owner_of(d, owner_id) : NULL;
-    if (!owner) {
-        if (r && !r->owner && !r->due && !r->busy) free_record(d, r);
+    if (!r) return false;
+    if (!enter(d, r, owner_id, wall_us())) {
+        if (!r->place.owner && !r->due && !r->busy) free_record(d, r);
         return false;
     }
-    owner->n++; /* holds it while the record leaves */
-    if (r->owner) leave(d, r);
-    owner->n--;
-    enter(d, r, owner, wall_us());
+    drop_payload(r->waits);
     r->waits = p;
     make_due(d, r);
     return true;
@@ -369,7 +347,7 @@ bool disk_record_put(disk_records *d, const disk_key *key, uint64_t owner, const
 static record *find_live(const disk_records *d, const disk_key *key)
 {
     record *r = find(d, key);
-    return r && r->owner && !is_old(d, r, wall_us()) ? r : NULL;
+    return r && r->place.owner && !is_old(d, r, wall_us()) ? r : NULL;
 }
 
 uint64_t disk_record_version(disk_records *d, const disk_key *key)
@@ -473,15 +451,14 @@ static void enter_file(void *ctx, const disk_key *key, record_kind kind, const r
     scan *x = ctx;
     disk_records *d = x->records;
     record *r = find_or_make(d, key);
-    record_owner *owner = r && kind == RECORD_GOOD ? owner_of(d, facts->owner) : NULL;
-    if (!r || (!owner && kind == RECORD_GOOD)) {
+    if (!r) {
         x->lacks_memory = true;
         return;
     }
     r->stored = true;
-    if (owner) {
+    if (kind == RECORD_GOOD) {
         int64_t now = wall_us();
-        enter(d, r, owner, facts->put_us < now ? facts->put_us : now);
+        x->lacks_memory |= !enter(d, r, facts->owner, facts->put_us < now ? facts->put_us : now);
         return;
     }
     x->n_foreign += kind == RECORD_FOREIGN;
@@ -501,10 +478,9 @@ static bool sort_records(disk_records *d)
     record **all = malloc(((size_t)d->n + 1) * sizeof(record *));
     if (!all) return false;
     uint32_t n = 0;
-    for (record *r = d->oldest; r; r = r->newer) all[n++] = r;
+    for (record_place *p = d->order.oldest; p; p = p->newer) all[n++] = record_of(p);
     qsort(all, n, sizeof *all, by_age);
-    d->oldest = d->newest = NULL;
-    for (uint32_t i = 0; i < n; i++) enter_order(d, all[i]);
+    for (uint32_t i = 0; i < n; i++) record_order_renew(&d->order, &all[i]->place);
     free(all);
     return true;
 }
@@ -566,15 +542,13 @@ static void free_all(disk_records *d)
     for (uint32_t i = 0; d->buckets && i <= d->mask; i++) {
         for (record *r = d->buckets[i], *next; r; r = next) {
             next = r->next;
-            if (d->has_thread && !r->owner && r->stored) record_files_delete(&d->files, &r->key);
+            if (d->has_thread && !r->place.owner && r->stored)
+                record_files_delete(&d->files, &r->key);
             drop_payload(r->waits);
             free(r);
         }
     }
-    for (record_owner *o = d->owners, *next; o; o = next) {
-        next = o->next;
-        free(o);
-    }
+    record_order_free(&d->order);
     free(d->buckets);
 }
 
