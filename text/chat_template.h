@@ -31,6 +31,11 @@ void tmpl_destroy(chat_template *t);
 status tmpl_render(const chat_template *t, const json_t *vars, int64_t now_unix,
                    const tmpl_limits *limits, strbuf *out, error *err);
 
+/* True when the template reads a variable of this name anywhere, such as "tools". */
+bool tmpl_uses(const chat_template *t, const char *name);
+/* True when these words stand in the template's source. */
+bool tmpl_mentions(const chat_template *t, const char *words);
+
 /* Loads the template of a model folder: chat_template.jinja, else tokenizer_config.json's
  * `chat_template` (a string, or a list of {name, template} of which "default" is taken). When the
  * folder has none, *out is NULL and the status ok. bos and eos (each may stay empty) receive the

@@ -321,12 +321,41 @@ static void test_safe(void **state)
     }
 }
 
+static void test_what_a_template_uses(void **state)
+{
+    (void)state;
+    static const struct {
+        const char *source;
+        bool uses, mentions;
+    } rows[] = {
+        {"{{ tools }}", true, true},
+        {"{% for m in messages %}{{ 'tools' }}{{ m.tools }}{% endfor %}", false, true},
+        {"{% if x %}{% elif y %}{% else %}{{ f(a, k=tools | tojson) }}{% endif %}", true, true},
+        {"{% macro m(a=tools[0].name) %}{% endmacro %}", true, true},
+        {"{%- set x = y if not tools is none else z %}", true, true},
+        {"{{ messages }}", false, false},
+    };
+    for (size_t i = 0; i < sizeof rows / sizeof *rows; i++) {
+        error err;
+        chat_template *t;
+        if (!status_ok(tmpl_compile(rows[i].source, strlen(rows[i].source), &t, &err)))
+            fail_msg("%s: %s", rows[i].source, err.text);
+        if (tmpl_uses(t, "tools") != rows[i].uses) fail_msg("%s", rows[i].source);
+        assert_int_equal(tmpl_mentions(t, "tools"), rows[i].mentions);
+        tmpl_destroy(t);
+    }
+}
+
 int main(int argc, char **argv)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_goldens),     cmocka_unit_test(test_limits),
-        cmocka_unit_test(test_deep_source), cmocka_unit_test(test_errors_name_the_line),
-        cmocka_unit_test(test_load),        cmocka_unit_test(test_safe),
+        cmocka_unit_test(test_goldens),
+        cmocka_unit_test(test_limits),
+        cmocka_unit_test(test_deep_source),
+        cmocka_unit_test(test_errors_name_the_line),
+        cmocka_unit_test(test_load),
+        cmocka_unit_test(test_safe),
+        cmocka_unit_test(test_what_a_template_uses),
     };
     if (argc == 1) return cmocka_run_group_tests(tests, NULL, NULL);
     tally t = {0};

@@ -99,6 +99,7 @@ struct node {
 struct chat_template {
     arena mem;
     node *body;
+    text source; /* with its line ends normalised */
 };
 
 /* ---- lexer.c ---- */

@@ -20,6 +20,7 @@ status tmpl_compile(const char *source, size_t n, chat_template **out, error *er
     arena_init(&t->mem, 64 << 10, COMPILE_MEMORY);
     parser p = {.mem = &t->mem, .err = err};
     status s = lex_init(&p.lex, &t->mem, source, n, err);
+    t->source = (text){p.lex.s, p.lex.n};
     if (status_ok(s)) s = parse_template(&p, &t->body);
     if (!status_ok(s)) {
         tmpl_destroy(t);
