@@ -61,7 +61,7 @@ typedef struct step_open {
     uint32_t n_most; // tokens it will ever know: room for its history is made now
 } step_open;
 
-enum { STEP_SPARSE_ROWS = 32, STEP_NOTES_MOST = 1 << 20 };
+enum { STEP_SPARSE_ROWS = 32, STEP_NOTES_MOST = 1 << 20, STEP_ENDED_NOTES = 64 };
 
 /* A head whose vector is a part of each row's embedding (docs/reform.md). Its number is among the
  * query heads of the model for EMBED_Q, otherwise among its KV heads. */
@@ -101,12 +101,13 @@ typedef struct step_seq {
     /* Rows of generated tokens, which lie behind the n_prompt slots that are left of the prompt,
      * read the blocks that `retrieval` says; block_tokens 0: all rows read everything. All tables
      * of such a sequence have equally many slots. At most STEP_SPARSE_ROWS rows of a share read so,
-     * because each has lists of its own. */
+     * and step_most_sparse_rows of a plan, because each has lists of its own. */
     retrieval_spec retrieval;
     uint32_t n_prompt;
     /* The request's number, where retrieval_keeps says that it has one. Under it the backend keeps
-     * what later rows of the request's choices read by, on the device or not. A number that is used
-     * again belongs to another request from then on, whose rows are all computed anew. */
+     * what later rows of the request's choices read by, on the device or not, until a plan has it
+     * among its ended_notes. All that are not ended keep at most backend_info.note_bytes together,
+     * as retrieval_kept_bytes counts them. */
     uint32_t note;
     /* The result has an embedding of each row: the vectors of these heads, in this order. They
      * belong to the scheduler, as the plan does. n_embeds 0: none. */
@@ -134,12 +135,22 @@ typedef struct step_plan {
     uint32_t n_seqs;
     const uint32_t *tokens;
     uint32_t n_tokens; // sum over seqs
+    /* Numbers of requests that are over (step_seq.note): what is kept under them is given up before
+     * the step is computed, and they may be those of other requests in this plan. */
+    const uint32_t *ended_notes; // [n_ended_notes], at most STEP_ENDED_NOTES
+    uint32_t n_ended_notes;
     uint64_t checksum; // of the coordinator's tables after the deltas
 } step_plan;
 
 /* The most draws in one plan for a backend of max_seqs sequences: one for each sequence, and those
  * for choices that are forked at a prompt's end, which need no sequence to be drawn. */
 static inline uint32_t step_most_draws(uint32_t max_seqs) { return 2 * max_seqs; }
+
+/* The most rows in one plan that read by retrieval: one for each sequence, and a replay's. */
+static inline uint32_t step_most_sparse_rows(uint32_t max_seqs)
+{
+    return max_seqs + STEP_SPARSE_ROWS;
+}
 
 /* A sampled token, or the score of a token that was given. */
 typedef struct step_sample {
@@ -213,6 +224,7 @@ typedef struct backend_info {
     uint32_t logit_row_cost; // of a row with its logits, in hundredths of a row without; 0 = 100
     uint32_t lacks;          // bits of retention_measures that the backend cannot compute
     uint32_t retrieves;      // bits of retrieval_needs that the backend has; 0 = no retrieval
+    uint64_t note_bytes;     // most that it keeps for requests beside pages; 0 = without limit
     uint32_t n_heads;        // query heads of the model; 0 = neither embeddings nor early exit
     uint32_t head_dim;       // of a query or KV head, where n_heads is not 0
     uint32_t n_pages;

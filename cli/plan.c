@@ -198,8 +198,8 @@ static json_t *answer_json(const planning *p, bool fits, const char *verdict)
         (json_int_t)q->memory, "weights", "type", weights_type(&p->model.options), "bytes",
         (json_int_t)m->weight_bytes * ranks, "rank_bytes", (json_int_t)m->weight_bytes);
     json_t *kv = json_pack(
-        "{s:s, s:i, s:i, s:f, s:I, s:I, s:I, s:I, s:I, s:I, s:I, s:I, s:I, s:I, s:I}", "type",
-        p->model.kv_name, "page_tokens", (int)m->geometry.page_tokens, "groups",
+        "{s:s, s:i, s:i, s:f, s:I, s:I, s:I, s:I, s:I, s:I, s:I, s:I, s:I, s:I, s:I, s:I, s:I}",
+        "type", p->model.kv_name, "page_tokens", (int)m->geometry.page_tokens, "groups",
         (int)pkv_groups(&m->geometry), "token_bytes", a->token_bytes, "page_bytes", page,
         "rank_page_bytes", (json_int_t)m->page_bytes, "pages", (json_int_t)a->pages, "tokens",
         (json_int_t)a->tokens, "pool_bytes", (json_int_t)a->rank_pool * ranks, "filling_bytes",
@@ -207,7 +207,9 @@ static json_t *answer_json(const planning *p, bool fits, const char *verdict)
         "swap_bytes", (json_int_t)backend_host_bytes(m) * ranks, "sums_bytes",
         (json_int_t)(backend_rank_pages(m, m->n_pages) * m->sums_of_page) * ranks,
         "representatives_bytes", (json_int_t)a->rank_representatives * ranks, "disk_bytes",
-        (json_int_t)(m->n_frames ? m->n_pages * m->page_bytes : 0));
+        (json_int_t)(m->n_frames ? m->n_pages * m->page_bytes : 0), "retrieval_note_bytes",
+        (json_int_t)m->note_bytes * ranks, "retrieval_list_bytes",
+        (json_int_t)m->scratch_bytes * ranks);
     json_t *asked = json_pack("{s:i, s:i, s:i}", "context", (int)q->context, "output",
                               (int)q->output, "concurrency", (int)q->sequences);
     json_object_set_new(all, "kv", kv);
@@ -270,6 +272,10 @@ static void print_pool(const planning *p, const char *each)
     if (a->rank_representatives == 0) return;
     format_bytes(one, sizeof one, a->rank_representatives);
     printf("           and up to %s%s of representatives, by which retrieval selects\n", one, each);
+    format_bytes(one, sizeof one, a->measures.scratch_bytes);
+    format_bytes(disk, sizeof disk, a->measures.note_bytes);
+    printf("           and up to %s%s of lists of what it reads, %s kept between steps\n", one,
+           each, disk);
     if (a->measures.n_frames == 0) return;
     format_bytes(one, sizeof one, a->measures.tier_bytes);
     printf("           and up to %s of tables of what lies on disk\n", one);

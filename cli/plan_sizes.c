@@ -40,7 +40,8 @@ status plan_measure(const plan_question *q, plan_answer *out, error *err)
     if (m->on_gpu) out->rank_sums = backend_rank_pages(is, is->n_pages) * is->sums_of_page;
     out->rank_representatives = backend_representatives_bytes(is);
     uint64_t takes = is->weight_bytes + is->step_bytes + out->rank_pool + out->rank_sums +
-                     out->rank_representatives + is->filling_bytes + is->tier_bytes;
+                     out->rank_representatives + is->note_bytes + is->scratch_bytes +
+                     is->filling_bytes + is->tier_bytes;
     if (takes <= out->rank_memory) out->rank_left = out->rank_memory - takes;
     else out->short_of = takes - out->rank_memory;
     out->token_bytes = (double)backend_page_bytes(is, m->n_ranks) * groups / g->page_tokens;

@@ -16,18 +16,19 @@ static status refuse_needs(const backend_cpu_needs *needs, uint64_t body, uint64
     format_bytes(has, sizeof has, bound->bytes);
     format_bytes(weights, sizeof weights, needs->weights);
     format_bytes(pool, sizeof pool, needs->pool);
-    format_bytes(beside, sizeof beside, needs->representatives);
+    format_bytes(beside, sizeof beside, needs->representatives + needs->retrieval);
     format_bytes(buffers, sizeof buffers, needs->buffers);
     format_bytes(largest, sizeof largest, body);
     format_bytes(own, sizeof own, SERVE_OWN_BYTES);
     format_bytes(stored, sizeof stored, disk);
     if (disk) snprintf(cache, sizeof cache, "buffers and index of the disk cache %s, ", stored);
-    return error_set(err, STATUS_NO_MEMORY,
-                     "memory: this server needs %s (weights %s, KV pages %s, representatives for "
-                     "retrieval %s, step buffers %s, %sa request of --max-body %s, the rest %s), "
-                     "and %s allows %s; --kv-memory, --max-batch%s and --max-body make it smaller",
-                     all, weights, pool, beside, buffers, cache, largest, own, bound->what, has,
-                     disk ? ", --disk-size" : "");
+    return error_set(
+        err, STATUS_NO_MEMORY,
+        "memory: this server needs %s (weights %s, KV pages %s, representatives and "
+        "lists of retrieval %s, step buffers %s, %sa request of --max-body %s, the rest %s), "
+        "and %s allows %s; --kv-memory, --max-batch%s and --max-body make it smaller",
+        all, weights, pool, beside, buffers, cache, largest, own, bound->what, has,
+        disk ? ", --disk-size" : "");
 }
 
 status serve_check_needs(const backend_cpu_needs *needs, uint64_t max_body, uint64_t disk_size,
@@ -35,8 +36,8 @@ status serve_check_needs(const backend_cpu_needs *needs, uint64_t max_body, uint
 {
     uint64_t body = max_body * RPC_BODY_FACTOR;
     uint64_t disk = disk_size ? disk_memory(disk_size, needs->block_bytes) : 0;
-    uint64_t sum = needs->weights + needs->pool + needs->representatives + needs->buffers +
-                   SERVE_OWN_BYTES + body + disk;
+    uint64_t sum = needs->weights + needs->pool + needs->representatives + needs->retrieval +
+                   needs->buffers + SERVE_OWN_BYTES + body + disk;
     if (sum > bound->bytes) return refuse_needs(needs, body, disk, sum, bound, err);
     uint64_t left = bound->bytes - sum;
     out->swap = needs->swap < left ? needs->swap : left;

@@ -23,6 +23,7 @@ status engine_make_scheduler(engine *e, sched **out, error *err)
         .logit_row_cost = e->info.logit_row_cost,
         .lacks = e->info.lacks,
         .retrieves = e->info.retrieves,
+        .note_bytes = e->info.note_bytes,
         .max_in_flight = engine_in_flight(e),
         .hand_out_slots = HAND_OUT_SLOTS,
         .policy = e->o.policy,

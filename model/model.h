@@ -224,12 +224,14 @@ status model_geometry(const backend_options *options, uint32_t n_ranks, pkv_geom
 typedef struct backend_measures {
     pkv_geometry geometry;
     uint64_t parameters; // in the whole model
-    /* The next seven are one rank's; all ranks have equal slices. */
+    /* The next nine are one rank's; all ranks have equal slices. */
     uint64_t weight_bytes;            // packed
     uint64_t page_bytes;              // what it stores of a page
     uint32_t rank_shares;             // shares of the pages that it stores, of pkv_shares
     uint64_t sums_of_page;            // running sums beside a page, once a method uses them
     uint64_t representatives_of_page; // and what retrieval keeps beside it, once requests use it
+    uint64_t note_bytes;              // most that retrieval keeps for requests (backend_info)
+    uint64_t scratch_bytes;           // most that a step's rows list of what they read by it
     uint64_t filling_bytes;           // as in backend_facts
     uint64_t step_bytes;              // a GPU's buffers for the longest step
     bool fits;                        // the weights of all ranks fit into `memory`
@@ -275,6 +277,7 @@ status backend_cpu_measure(const backend_options *options, uint32_t n_ranks, uin
 typedef struct backend_cpu_needs {
     uint64_t weights, pool;   // of a pool on disk: what memory holds of it
     uint64_t representatives; // most that retrieval writes beside the pool
+    uint64_t retrieval;       // most that retrieval keeps for requests and lists in a step
     uint64_t buffers;         // activations and logits of a step, bf16 tiles of int4 and int2
                               // pages, tables of a pool on disk
     uint64_t swap;            // most that the host tier would take of what is left

@@ -79,7 +79,7 @@ status plan_check(const backend_info *info, const pkv_mirror *mirror, const step
 {
     if (plan->n_seqs > info->max_seqs || plan->n_tokens > info->max_rows)
         return status_make(STATUS_LIMIT, "plan: more sequences or tokens than the backend takes");
-    uint32_t next = 0, draws = 0;
+    uint32_t next = 0, draws = 0, sparse_rows = 0;
     uint64_t embed_bytes = 0;
     for (uint32_t i = 0; i < plan->n_seqs; i++) {
         const step_seq *s = &plan->seqs[i];
@@ -106,9 +106,12 @@ status plan_check(const backend_info *info, const pkv_mirror *mirror, const step
             return status_make(STATUS_INVALID, "plan: a table without slots for its tokens");
         wrong = wrong_retrieval(info, s, &extent);
         if (wrong) return status_make(STATUS_INVALID, wrong);
+        if (s->retrieval.block_tokens) sparse_rows += s->n_tokens - dense_rows(s, &extent);
     }
     if (next != plan->n_tokens)
         return status_make(STATUS_INVALID, "plan: sequences do not tile the tokens");
+    if (sparse_rows > step_most_sparse_rows(info->max_seqs))
+        return status_make(STATUS_LIMIT, "plan: more rows that read by retrieval than it may have");
     if (embed_bytes > EMBED_BYTES_MOST)
         return status_make(STATUS_LIMIT, "plan: more bytes of embeddings than a step may have");
     for (uint32_t i = 0; i < plan->n_tokens; i++)

@@ -3,6 +3,7 @@
 #include "model/cpu/forward.h"
 #include "model/cpu/kv_filling.h"
 #include "model/cpu/kv_tier.h"
+#include "model/cpu/retrieve.h"
 
 #include <string.h>
 
@@ -97,6 +98,13 @@ weights_options sizes_weights(const backend_options *o, const model_config *conf
 
 /* ---- what a backend takes -------------------------------------------------------------------- */
 
+/* The part of a pool that what retrieval keeps for requests may take. With token_step a choice that
+ * reads 132 blocks keeps 46 KB in 22 layers of 4 KV heads; one that lists all its blocks of 16
+ * tokens keeps a 1,024th of their K and V in bf16, as any other choice that shares these does. */
+enum { NOTES_PART = 128, NOTES_LEAST = 1 << 20 };
+/* Threads that read keys for exams over ranks, where the options leave their number open. */
+enum { THREADS_ASSUMED = 128 };
+
 static uint32_t whole_pages(uint64_t bytes, uint64_t page_bytes)
 {
     uint64_t n = bytes / page_bytes;
@@ -187,6 +195,13 @@ uint32_t sizes_host_pages(const pkv_geometry *g, uint64_t bytes, uint64_t left, 
     return n < 2 * groups ? 0 : n - n % groups - 1;
 }
 
+uint64_t sizes_note_bytes(const kv_store *s, uint32_t n_pages, uint32_t n_ranks)
+{
+    uint64_t page = sizes_of_page(&s->geometry, s->page_bytes, s->n_heads, n_ranks) / n_ranks;
+    uint64_t bytes = n_pages * page / NOTES_PART;
+    return bytes > NOTES_LEAST ? bytes : NOTES_LEAST;
+}
+
 /* ---- predictions before a backend is made ---------------------------------------------------- */
 
 static status measure_weights(const backend_options *o, int rank, int size, weights_measures *out,
@@ -203,6 +218,20 @@ static void lay_out_store(const backend_options *o, const pkv_geometry *g,
                     slice->n_kv_heads);
     if (o->kv_disk) kv_store_align(store, SPILL_ALIGN);
     store->residual_pages = o->kv_residual / g->page_tokens;
+}
+
+static uint64_t scratch_bytes(const backend_options *o, const kv_store *store, uint32_t n_ranks,
+                              uint32_t n_pages)
+{
+    const model_config *c = o->config;
+    uint32_t q_heads = c->n_heads / n_ranks / store->n_heads;
+    const retrieve_limits limits = {.q_heads = q_heads ? q_heads : 1,
+                                    .max_rows = o->max_rows,
+                                    .max_seqs = o->max_seqs,
+                                    .n_slots = retrieve_longest_table(c, &store->geometry, n_pages),
+                                    .n_ranks = n_ranks,
+                                    .n_threads = o->n_threads ? o->n_threads : THREADS_ASSUMED};
+    return retrieve_scratch_bytes(store, &limits);
 }
 
 status backend_cpu_measure(const backend_options *o, uint32_t n_ranks, uint64_t memory,
@@ -239,6 +268,8 @@ status backend_cpu_measure(const backend_options *o, uint32_t n_ranks, uint64_t 
     m.n_frames = pool.n_frames;
     if (m.n_frames) m.tier_bytes = kv_tier_bytes(m.n_pages, m.n_frames);
     uint64_t held = m.n_frames ? m.n_frames : m.n_pages;
+    m.note_bytes = sizes_note_bytes(&store, m.n_pages, n_ranks);
+    m.scratch_bytes = scratch_bytes(o, &store, n_ranks, m.n_pages);
     m.n_host_pages = sizes_host_pages(&m.geometry, o->swap_bytes, left,
                                       held * page_bytes + (uint64_t)m.n_pages * beside, page_bytes);
     *out = m;
@@ -264,6 +295,7 @@ status backend_cpu_need(const backend_options *o, uint32_t n_ranks, uint64_t lef
         .weights = m.weight_bytes * n_ranks,
         .pool = m.n_frames ? backend_pool_bytes(&m) : backend_page_bytes(&m, n_ranks) * m.n_pages,
         .representatives = backend_representatives_bytes(&m) * n_ranks,
+        .retrieval = (m.note_bytes + m.scratch_bytes) * n_ranks,
         .buffers = (rows + logits + m.filling_bytes + m.tier_bytes) * n_ranks,
         .swap = backend_host_bytes(&m) * n_ranks,
         .block_bytes = backend_page_bytes(&m, n_ranks) * pkv_groups(&m.geometry)};

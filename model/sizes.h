@@ -70,6 +70,10 @@ status sizes_of_pool(const backend_options *o, const kv_store *store, uint32_t n
 uint32_t sizes_host_pages(const pkv_geometry *g, uint64_t bytes, uint64_t left, uint64_t pool_bytes,
                           uint64_t page_bytes);
 
+/* Most bytes that one rank keeps for requests which read by retrieval, beside a pool of n_pages
+ * pages: a 128th of its K and V, at least 1 MiB. */
+uint64_t sizes_note_bytes(const kv_store *store, uint32_t n_pages, uint32_t n_ranks);
+
 /* What a prompt row costs whose logits are computed and scored, in hundredths of a row that only
  * goes through the layers (backend_info). Ranks share the products, but rank 0 alone scores. */
 uint32_t sizes_logit_row_cost(const model_config *config, int n_ranks);

@@ -90,6 +90,7 @@ status sched_check(const sched *s, const sched_request *r, error *err)
     sched_turn turn = sched_turn_of(r);
     RETURN_IF_ERROR(sched_check_length(s, r, &turn, err));
     RETURN_IF_ERROR(check_retrieval(s, r, err));
+    RETURN_IF_ERROR(sched_note_check(s, &r->retrieval, n_prompt, r->max_new_tokens, r->n, err));
     uint32_t together = rows_together(&turn);
     uint32_t observed = retrieval_observed_rows(&r->retrieval, n_prompt);
     if (observed > s->options.prefill_chunk) {
@@ -447,13 +448,15 @@ static bool note_pass(sched *s, const sched_entry *started)
 }
 
 /* Admits strictly in order: a blocked request blocks those behind it, unless it only lacks logit
- * rows, because prompts that want logits are computed slowly. Idle sequences hold slots and pages
- * without using them: they are preempted when their readers sleep, or when no other sequence would
- * make room. */
+ * rows, because prompts that want logits are computed slowly, or room for what the backend keeps
+ * for it, which one behind it may hold: then it blocks those that need such room too. Idle
+ * sequences hold slots and pages without using them: they are preempted when their readers sleep,
+ * or when no other sequence would make room. */
 void sched_admit(sched *s, int64_t now_us)
 {
     pages_owed owed = {.lasting = s->lasting, .passing = s->passing};
     uint32_t n_active = 0, i = 0;
+    bool lacks_notes = false;
     for (uint32_t r = 0; s->waiting.n > 0 && r < s->running.n; r++) {
         n_active += seq_is_over(s->running.seqs[r]); /* it gives up its pages */
         if (sched_seq_is_idle(s->running.seqs[r])) continue;
@@ -462,7 +465,11 @@ void sched_admit(sched *s, int64_t now_us)
     }
     while (i < s->waiting.n && s->budget > 0) {
         sched_seq *q = s->waiting.seqs[i];
+        bool lacks_note = sched_note_lacks(s, q->entry, lacks_notes);
         if (sched_seq_is_idle(q) || sched_seq_lacks_logits(s, q)) {
+            i++;
+        } else if (lacks_note) {
+            lacks_notes = true;
             i++;
         } else if (try_start(s, q, &owed)) {
             uint64_t before = s->lasting;

@@ -77,6 +77,15 @@ static uint64_t cost_of(const sched *s, const sched_seq *q, uint32_t n)
     return ((uint64_t)n * s->logit_row_cost + PLAIN_ROW_COST - 1) / PLAIN_ROW_COST;
 }
 
+/* How many of the sequence's next n rows read by retrieval. */
+static uint32_t sparse_rows_of(const sched_seq *q, uint32_t n)
+{
+    const sched_entry *e = q->entry;
+    uint32_t from = seq_from(q), to = from + n;
+    if (e->retrieval.block_tokens == 0 || to <= e->n_prompt) return 0;
+    return from > e->n_prompt ? n : to - e->n_prompt;
+}
+
 void sched_seq_plan(sched *s, sched_seq *q, uint32_t n)
 {
     uint64_t cost = cost_of(s, q, n);
@@ -84,6 +93,7 @@ void sched_seq_plan(sched *s, sched_seq *q, uint32_t n)
     q->planned = n;
     s->draws -= draws_at(q, seq_from(q) + n);
     if (wants_logits(q)) s->logit_rows -= n;
+    s->sparse_rows -= sparse_rows_of(q, n);
 }
 
 /* The most rows that the budget and the ration of logits leave for a sequence. */
@@ -120,7 +130,8 @@ static uint32_t chunk_of(const sched *s, const sched_seq *q)
     if (e->want_logits && from < e->logits_sent && to > e->logits_sent) to = e->logits_sent;
     if (e->retrieval.block_tokens) {
         uint32_t sparse = from > e->n_prompt ? from : e->n_prompt;
-        if (to > sparse + STEP_SPARSE_ROWS) to = sparse + STEP_SPARSE_ROWS;
+        uint32_t rows = s->sparse_rows < STEP_SPARSE_ROWS ? s->sparse_rows : STEP_SPARSE_ROWS;
+        if (to > sparse + rows) to = sparse + rows;
         if (observed_rows(q) > 0 && to > e->n_prompt) to = e->n_prompt;
     }
     uint32_t most = most_rows(s, q);
@@ -387,11 +398,13 @@ static void begin_plan(sched *s)
 {
     sched_work *w = next_work(s);
     w->plan.n_seqs = w->plan.n_opens = w->plan.n_tokens = s->n_preempted = s->n_drops_planned = 0;
+    sched_notes_tell(s, w);
     w->ahead = s->n_in_flight > 0;
     w->has_logits = s->lacks_pages = false;
     w->n_awaited = 0;
     sched_set_aside(s);
     s->draws = s->options.max_seqs;
+    s->sparse_rows = step_most_sparse_rows(s->options.max_seqs);
     s->logit_rows = s->options.max_logit_rows ? s->options.max_logit_rows : UINT32_MAX;
     s->budget = s->options.prefill_chunk + s->options.max_seqs;
     s->logit_row_cost = runs_alone(s) ? PLAIN_ROW_COST : s->options.logit_row_cost;
@@ -430,6 +443,7 @@ const step_plan *sched_close_plan(sched *s)
     w->plan.checksum = pkv_checksum(s->kv);
     if (sched_plan_empty(&w->plan)) return &w->plan;
     w->plan.step = ++s->last_step;
+    w->told = true;
     s->n_in_flight++;
     s->stats.steps++;
     s->stats.steps_ahead += w->ahead;

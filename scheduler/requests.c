@@ -172,26 +172,6 @@ static bool waiting_reserve(sched *s, uint64_t n)
 }
 
 /* Room for all numbers there are, and for one of each live request and the next. */
-static bool notes_reserve(sched *s)
-{
-    uint32_t n = s->n_notes + s->n_live + 1;
-    if (n <= s->notes_capacity) return true;
-    if (n < 2 * s->notes_capacity) n = 2 * s->notes_capacity;
-    uint32_t *grown = alloc_resize(&s->alloc, s->free_notes, n, sizeof *grown);
-    if (!grown) return false;
-    s->free_notes = grown;
-    s->notes_capacity = n;
-    return true;
-}
-
-/* A request has its number from its first start to its end: so there are no more numbers, for which
- * a backend keeps memory, than requests that have run at once. */
-static void take_note(sched *s, sched_entry *e)
-{
-    if (e->note || !retrieval_keeps(&e->retrieval)) return;
-    e->note = s->n_free_notes > 0 ? s->free_notes[--s->n_free_notes] : ++s->n_notes;
-}
-
 uint64_t sched_salt_of(const sched *s, const sched_request *r)
 {
     return hash_mix64(r->salt + 0x9e3779b97f4a7c15ull) ^ s->options.salt;
@@ -232,7 +212,7 @@ sched_entry *sched_entry_create(sched *s, const sched_request *r, int64_t now_us
     uint32_t n_turns = before ? before->n_turns + 1 : 1;
     uint32_t max_pressure_drops = max_pressure_drops_of(s, r, before);
     if (!scratch_reserve(s, r, &turn)) return NULL;
-    if (!notes_reserve(s)) return NULL;
+    if (!sched_notes_reserve(s)) return NULL;
     /* Not zeroed: memory for an answer that may never grow so long stays untouched. */
     char *at = alloc_resize(&s->alloc, NULL, bytes_of(r, n_turns, max_pressure_drops), 1);
     if (!at) return NULL;
@@ -259,6 +239,7 @@ sched_entry *sched_entry_create(sched *s, const sched_request *r, int64_t now_us
         .n_turns = n_turns,
         .has_sums = retention_has_sums(&turn.policy),
         .retrieval = r->retrieval,
+        .note_bytes = sched_note_bytes(s, &r->retrieval, turn.n_prompt, r->max_new_tokens, r->n),
         .session = {r->session[0], r->session[1]},
         .owner = r->owner,
         .claims = claims,
@@ -287,7 +268,7 @@ sched_entry *sched_entry_create(sched *s, const sched_request *r, int64_t now_us
 static void entry_destroy(sched *s, sched_entry *e)
 {
     for (uint32_t i = 0; i < e->n; i++) free(e->seqs[i].final.report.kept_json);
-    if (e->note) s->free_notes[s->n_free_notes++] = e->note;
+    sched_note_end(s, e);
     alloc_free(&s->alloc, e);
 }
 
@@ -358,7 +339,7 @@ void sched_seq_start(sched *s, sched_seq *q)
     q->state = SEQ_RUNNING;
     q->needs_open = true;
     q->entry->held++;
-    take_note(s, q->entry);
+    sched_note_take(s, q->entry);
     sched_list_insert(&s->running, q);
 }
 

@@ -96,7 +96,10 @@ struct sched_entry {
     uint32_t n_turns;
     bool has_sums; // some policy of its turns keeps running sums
     retrieval_spec retrieval;
-    uint32_t note; // what the backend keeps for its choices (step_seq); 0 = nothing
+    /* What the backend keeps for its choices: the number (step_seq.note), from its first start to
+     * its end, and the most bytes; 0 = nothing. */
+    uint32_t note;
+    uint64_t note_bytes;
     uint64_t session[2], owner;
     bool claims;                          // whether its last pages are stored as this session
     const char *session_note;             // what the report says of its session; NULL = nothing
@@ -166,12 +169,19 @@ typedef struct sched_work {
     sched_seq **planned; // [max_seqs]: seqs[i] is the share of planned[i]
     step_open *opens;    // [max_seqs]
     uint32_t *tokens;    // [prefill_chunk + max_seqs]
-    bool ahead;          // planned while the step before was in flight
-    bool has_logits;     // some share wants the logits, scores or novelty of its rows
-    uint32_t n_awaited;  // shares of sequences that are `awaited`
+    uint32_t ended_notes[STEP_ENDED_NOTES];
+    bool told;          // the backend got the plan with its ended_notes
+    bool ahead;         // planned while the step before was in flight
+    bool has_logits;    // some share wants the logits, scores or novelty of its rows
+    uint32_t n_awaited; // shares of sequences that are `awaited`
 } sched_work;
 
 enum { SCHED_MOST_IN_FLIGHT = 2 };
+
+typedef struct sched_note {
+    uint32_t number;
+    uint64_t bytes;
+} sched_note;
 
 /* The outcome of a share's rows: discarded, because their sequence ended meanwhile; committed, as
  * the tables say; or lost, because the step or the selection after the rows failed. */
@@ -203,8 +213,10 @@ struct sched {
     sched_idle idle;
 
     sched_list running, waiting;
-    uint32_t *free_notes; // [notes_capacity], the first n_free_notes: step_seq.note not in use
-    uint32_t n_notes, n_free_notes, notes_capacity;
+    uint32_t *free_notes;    // [notes_capacity], the first n_free_notes: step_seq.note not in use
+    sched_note *ended_notes; // [notes_capacity], the first n_ended_notes: not told the backend yet
+    uint32_t n_notes, n_free_notes, n_ended_notes, notes_capacity;
+    uint64_t note_bytes;  // of the numbers that are in use, or that it was not told are not
     uint32_t *free_slots; // [max_seqs], the first n_free_slots
     uint32_t n_free_slots;
     bool has_ended;    // some running sequence is over and can perhaps be reaped
@@ -229,6 +241,7 @@ struct sched {
     uint32_t logit_row_cost;  // in this step, in hundredths of a plain row
     uint32_t logit_rows;      // rows of logits that this step may still ask for
     uint32_t draws;           // draws for choices yet to be forked that this step may still make
+    uint32_t sparse_rows;     // rows that read by retrieval which this step may still compute
     row_fate *fates;          // [max_seqs], one for each share of the step whose result is taken
 
     sched_selection *first_selection, *last_selection; // the oldest, the newest
@@ -309,6 +322,22 @@ static inline uint32_t pages_of(const sched *s, uint32_t tokens)
 {
     return tokens / s->page_tokens + (tokens % s->page_tokens != 0);
 }
+
+/* ---- notes.c: what the backend keeps for requests beside pages ---- */
+/* The most bytes for a request of n choices; 0 = nothing is kept. */
+uint64_t sched_note_bytes(const sched *s, const retrieval_spec *spec, uint32_t n_prompt,
+                          uint32_t max_new_tokens, uint32_t n);
+/* STATUS_LIMIT: they are more than the backend keeps of all requests. */
+status sched_note_check(const sched *s, const retrieval_spec *spec, uint32_t n_prompt,
+                        uint32_t max_new_tokens, uint32_t n, error *err);
+/* Makes room for the numbers of one more live request. false: memory is out. */
+bool sched_notes_reserve(sched *s);
+/* Whether the request must wait for room: others_lack says that one before it does. */
+bool sched_note_lacks(const sched *s, const sched_entry *e, bool others_lack);
+void sched_note_take(sched *s, sched_entry *e);
+void sched_note_end(sched *s, sched_entry *e);
+/* Lets the plan say which numbers have ended: from then on others may have them. */
+void sched_notes_tell(sched *s, sched_work *w);
 
 /* ---- requests.c: memory of requests, lists, slots ---- */
 /* The salt of the request mixed with that of the options. */

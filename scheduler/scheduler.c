@@ -44,7 +44,8 @@ static bool work_create(const sched *s, sched_work *w)
     w->planned = alloc_zeroed(&s->alloc, o->max_seqs, sizeof *w->planned);
     w->opens = alloc_zeroed(&s->alloc, o->max_seqs, sizeof *w->opens);
     w->tokens = alloc_zeroed(&s->alloc, (size_t)o->max_seqs + o->prefill_chunk, sizeof *w->tokens);
-    w->plan = (step_plan){.seqs = w->seqs, .opens = w->opens, .tokens = w->tokens};
+    w->plan = (step_plan){
+        .seqs = w->seqs, .opens = w->opens, .tokens = w->tokens, .ended_notes = w->ended_notes};
     return w->seqs && w->planned && w->opens && w->tokens;
 }
 
@@ -139,6 +140,7 @@ void sched_destroy(sched *s)
     alloc_free(&a, s->running.seqs);
     alloc_free(&a, s->waiting.seqs);
     alloc_free(&a, s->free_notes);
+    alloc_free(&a, s->ended_notes);
     alloc_free(&a, s->free_slots);
     alloc_free(&a, s->fates);
     alloc_free(&a, s->keep);

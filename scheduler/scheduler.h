@@ -67,6 +67,7 @@ typedef struct sched_options {
     uint32_t logit_row_cost;
     uint32_t lacks;         // measures that the backend cannot compute (backend_info)
     uint32_t retrieves;     // what the backend can do of retrieval (backend_info)
+    uint64_t note_bytes;    // most that it keeps for requests beside pages (backend_info)
     uint32_t max_in_flight; // from backend_info; 0 means 1, more than 2 means 2
     sched_policy policy;
     /* Ageing under SCHED_PRIORITY: once this many later requests have started before the request

@@ -130,6 +130,7 @@ static status apply_moves(backend_cpu *b, const pkv_move *moves, size_t n)
 
 static status prepare_step(backend_cpu *b, const step_plan *plan)
 {
+    forward_end_notes(b->forward, plan->ended_notes, plan->n_ended_notes);
     RETURN_IF_ERROR(pkv_mirror_apply(b->mirror, plan->deltas.words, plan->deltas.n_words));
     if (pkv_mirror_checksum(b->mirror) != plan->checksum)
         return status_make(STATUS_INTERNAL, "page tables differ from the coordinator's");
@@ -452,6 +453,8 @@ static status make_step_buffers(backend_cpu *b, const backend_options *o)
         pkv_mirror_create(&b->info.geometry, b->store.n_pages, o->max_seqs, NULL, &b->mirror));
     if (kern_kv_has_grids(o->kv_type)) RETURN_IF_ERROR(make_filling(b, o));
     RETURN_IF_ERROR(kv_pool_create_representatives(&b->store));
+    b->info.note_bytes =
+        sizes_note_bytes(&b->store, b->store.n_pages, (uint32_t)comm_size(o->group));
     RETURN_IF_ERROR(sampler_create(o->max_seqs, b->config.vocab_size, b->pool, &b->sampler));
     forward_options pass = {
         .config = &b->config,
@@ -463,6 +466,7 @@ static status make_step_buffers(backend_cpu *b, const backend_options *o)
         .mirror = b->mirror,
         .max_rows = o->max_rows,
         .max_seqs = o->max_seqs,
+        .note_bytes = b->info.note_bytes,
         .interrupted = &b->interrupted,
     };
     RETURN_IF_ERROR(forward_create(&pass, &b->forward));

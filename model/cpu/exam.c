@@ -16,7 +16,7 @@ struct exam {
     exam_list *lists; /* [KV heads] */
     uint8_t *scratch; /* aligned to 64: of the exams of a row */
     size_t capacity;
-    size_t reader_bytes, exam_bytes; /* of a thread's keys, of one exam */
+    size_t reader_bytes, exam_bytes; /* of keys that are read, of one exam */
     const exam_row *row;             /* in hand */
     retrieve_gather sums; /* [blocks, KV heads, q_heads] doubles, where lists cross ranks */
 };
@@ -50,6 +50,8 @@ void exam_destroy(exam *x)
 }
 
 exam_list exam_list_of(const exam *x, uint32_t i) { return x->lists[i]; }
+
+size_t exam_scratch_bytes(const exam *x) { return x->capacity + x->sums.bytes; }
 
 /* ---- sums of blocks -------------------------------------------------------------------------- */
 
@@ -156,8 +158,9 @@ static void select_range(void *ctx, size_t from, size_t to, unsigned thread)
 {
     const exam *x = ctx;
     const exam_row *row = x->row;
-    uint8_t *scratch = x->scratch + thread * (x->reader_bytes + x->exam_bytes);
+    (void)thread;
     for (size_t i = from; i < to; i++) {
+        uint8_t *scratch = x->scratch + i * (x->reader_bytes + x->exam_bytes);
         uint32_t first = (uint32_t)i * row->together;
         reader r = begin_reader(x, first, row->together, scratch);
         retrieval_exam of = exam_of(x, first);
@@ -269,7 +272,8 @@ static bool make_room(exam *x, const exam_row *row, bool crosses, uint32_t n_can
     size_t threads = thread_pool_size(x->o.pool);
     x->reader_bytes = reader_bytes(x, crosses ? x->o.store->n_heads : row->together);
     x->exam_bytes = align64(retrieval_certify_bytes(n_candidates, row->together * x->q_heads));
-    size_t all = threads * x->reader_bytes + (crosses ? 1 : threads) * x->exam_bytes;
+    size_t all = crosses ? threads * x->reader_bytes + x->exam_bytes
+                         : row->n_lists * (x->reader_bytes + x->exam_bytes);
     if (all <= x->capacity) return true;
     free(x->scratch);
     x->scratch = aligned_alloc(64, all);

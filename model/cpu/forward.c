@@ -131,6 +131,11 @@ status forward_create(const forward_options *options, forward **out)
     return s;
 }
 
+void forward_end_notes(forward *f, const uint32_t *notes, uint32_t n)
+{
+    retrieve_end_notes(f->retrieve, notes, n);
+}
+
 void forward_destroy(forward *f)
 {
     if (!f) return;

@@ -49,6 +49,7 @@ typedef struct forward_options {
     const pkv_mirror *mirror;
     uint32_t max_rows;
     uint32_t max_seqs;
+    uint64_t note_bytes; // most that retrieval keeps for requests (backend_info); 0 = without limit
     const _Atomic bool *interrupted; // set by another thread: the pass ends with STATUS_INTERNAL
     /* Called in each layer once q and k are rotated, with qkv [n_rows, this rank's q, k and v]; may
      * be NULL. The probe (model/probe.h) sets it, a backend's own pass does not. */
@@ -64,6 +65,8 @@ size_t forward_bytes(const model_config *c, const tensor_slice *slice, size_t he
                      uint32_t max_rows, uint32_t ranks);
 status forward_create(const forward_options *options, forward **out);
 void forward_destroy(forward *f);
+/* Gives up what retrieval keeps for requests that are over (step_plan.ended_notes). */
+void forward_end_notes(forward *f, const uint32_t *notes, uint32_t n);
 
 /* Runs the layers over tokens [n_rows]. Sequences that leave early come last, those of fewer layers
  * behind those of more (row_order.h). */

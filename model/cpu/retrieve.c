@@ -16,8 +16,17 @@ status retrieve_create(const forward_options *options, uint32_t q_heads, uint32_
     r->q_heads = q_heads;
     r->qkv_width = qkv_width;
     r->ranks = retrieve_ranks_of(options->group, options->store, q_heads);
-    status s = retrieve_notes_create(options->config->n_layers, &r->notes);
+    status s = retrieve_notes_create(options->config->n_layers, options->note_bytes, &r->notes);
     r->all_heads = q_heads * r->ranks.copies;
+    r->most_scratch = retrieve_scratch_bytes(
+        options->store,
+        &(retrieve_limits){.q_heads = q_heads,
+                           .max_rows = options->max_rows,
+                           .max_seqs = options->max_seqs,
+                           .n_slots = retrieve_longest_table(
+                               options->config, &options->store->geometry, options->store->n_pages),
+                           .n_ranks = (uint32_t)comm_size(options->group),
+                           .n_threads = thread_pool_size(options->pool)});
     if (status_ok(s)) s = exam_create(options, &r->ranks, r->all_heads, &r->exam);
     if (status_ok(s)) *out = r;
     else retrieve_destroy(r);
@@ -47,6 +56,13 @@ void retrieve_destroy(retrieve *r)
     exam_destroy(r->exam);
     free(r);
 }
+
+void retrieve_end_notes(retrieve *r, const uint32_t *notes, uint32_t n)
+{
+    for (uint32_t i = 0; i < n; i++) retrieve_notes_end(r->notes, notes[i]);
+}
+
+uint64_t retrieve_note_bytes(const retrieve *r) { return retrieve_notes_bytes(r->notes); }
 
 uint32_t retrieve_rows(const retrieve *r) { return r->n_rows; }
 
@@ -88,7 +104,10 @@ static void add_row(retrieve *r, const forward_seq *s, uint32_t i, size_t *block
     uint32_t all = (row->n_slots + spec->block_tokens - 1) / spec->block_tokens;
     uint32_t most = retrieval_most_blocks(spec);
     row->most_blocks = all < most ? all : most;
-    row->most_pages = row->most_blocks * (spec->block_tokens / store->shape.page_tokens);
+    uint32_t page_tokens = store->shape.page_tokens;
+    uint64_t most_pages = (uint64_t)row->most_blocks * (spec->block_tokens / page_tokens);
+    uint32_t all_pages = (row->n_slots + page_tokens - 1) / page_tokens;
+    row->most_pages = most_pages < all_pages ? (uint32_t)most_pages : all_pages;
     row->n_lists = retrieve_list_of_head(r, row, store->n_heads - 1) + 1;
     *blocks += (size_t)row->most_blocks * row->n_lists;
     *pages += (size_t)row->most_pages * store->n_heads;
@@ -391,6 +410,7 @@ status retrieve_layer(retrieve *r, uint32_t layer, const float *qkv)
     for (uint32_t i = 0; i < r->n_rows; i++)
         if (selects_in(r, &rows[i])) RETURN_IF_ERROR(select_row(r, &rows[i]));
     RETURN_IF_ERROR(end_layer(r));
+    assert(retrieve_scratch_taken(r) <= r->most_scratch);
     return follow_rows(r);
 }
 

@@ -18,10 +18,31 @@ enum {
                    RETRIEVAL_NEEDS_PRESELECTION | RETRIEVAL_NEEDS_EXAM
 };
 
+/* The longest table of a pool of n_pages pages, in slots. */
+uint32_t retrieve_longest_table(const model_config *config, const pkv_geometry *geometry,
+                                uint32_t n_pages);
+
+typedef struct retrieve_limits {
+    uint32_t q_heads; // query heads that this rank has of a KV head
+    uint32_t max_rows, max_seqs;
+    uint32_t n_slots; // of the longest table
+    uint32_t n_ranks, n_threads;
+} retrieve_limits;
+
+/* The most bytes that a step's lists and the scratch of its selections take on one rank, whatever
+ * its requests ask for. Audits come on top: a few hundred bytes a row and KV head. */
+size_t retrieve_scratch_bytes(const kv_store *store, const retrieve_limits *limits);
+
 /* qkv_width: floats of a row of q, k and v. The options' objects are borrowed. */
 status retrieve_create(const forward_options *options, uint32_t q_heads, uint32_t qkv_width,
                        retrieve **out);
 void retrieve_destroy(retrieve *r);
+/* Gives up what is kept for requests under these numbers (step_plan.ended_notes). */
+void retrieve_end_notes(retrieve *r, const uint32_t *notes, uint32_t n);
+/* What is kept for requests. */
+uint64_t retrieve_note_bytes(const retrieve *r);
+/* What lists and scratch take now. */
+size_t retrieve_scratch_taken(const retrieve *r);
 
 /* Lists the step's rows that read by retrieval. The sequences must live until the step is over. */
 status retrieve_start(retrieve *r, const forward_seq *seqs, uint32_t n_seqs);

@@ -108,12 +108,6 @@ static void count_range(void *ctx, size_t from, size_t to, unsigned thread)
     }
 }
 
-/* A listed block: its tile's marks in page 0, its pages, and its mark; 0: a mark with a number. */
-typedef struct block_at {
-    uint64_t *marks, mark;
-    const uint32_t *pages;
-} block_at;
-
 /* The slots of a candidate that its representative sums; NULL: all. */
 static const uint64_t *summed_slots(const retrieve *r, const sparse_row *row, const candidates *c,
                                     uint32_t block)

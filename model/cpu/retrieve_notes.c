@@ -36,7 +36,8 @@ typedef struct request_note {
 
 struct retrieve_notes {
     uint32_t n_layers;
-    request_note *requests; /* [n_requests], by number */
+    uint64_t most_bytes, bytes;
+    request_note **requests; /* [n_requests], by number; NULL: nothing is kept */
     uint32_t n_requests;
 };
 
@@ -48,51 +49,111 @@ static bool same_spec(const retrieval_spec *a, const retrieval_spec *b)
     return memcmp(a, b, sizeof *a) == 0;
 }
 
-static status no_memory(void) { return status_make(STATUS_NO_MEMORY, "blocks of earlier rows"); }
-
-status retrieve_notes_create(uint32_t n_layers, retrieve_notes **out)
+status retrieve_notes_create(uint32_t n_layers, uint64_t most_bytes, retrieve_notes **out)
 {
     retrieve_notes *notes = calloc(1, sizeof *notes);
-    if (!notes) return no_memory();
+    if (!notes) return status_make(STATUS_NO_MEMORY, "notes of retrieval");
     notes->n_layers = n_layers;
+    notes->most_bytes = most_bytes;
     *out = notes;
     return STATUS_IS_OK;
 }
 
-static void free_lists(const retrieve_notes *notes, choice_lists *choice)
+uint64_t retrieve_notes_bytes(const retrieve_notes *notes) { return notes->bytes; }
+
+/* ---- memory that is counted ------------------------------------------------------------------ */
+
+/* Makes an array of `from` elements one of `to`, the new ones zeroed. */
+static status resize(retrieve_notes *notes, void **array, size_t from, size_t to, size_t size)
 {
-    size_t n = choice->lists ? (size_t)notes->n_layers * choice->n_lists : 0;
-    for (size_t i = 0; i < n; i++) free(choice->lists[i].blocks);
-    free(choice->lists);
-    choice->lists = NULL;
+    uint64_t bytes = notes->bytes - from * size + to * size;
+    if (to > from && notes->most_bytes && bytes > notes->most_bytes)
+        return status_make(STATUS_LIMIT, "retrieval: a plan keeps more than the backend's share");
+    uint8_t *grown = alloc_resize(NULL, *array, to, size);
+    if (!grown) return status_make(STATUS_NO_MEMORY, "what retrieval keeps for later rows");
+    if (to > from) memset(grown + from * size, 0, (to - from) * size);
+    *array = grown;
+    notes->bytes = bytes;
+    return STATUS_IS_OK;
+}
+
+static void give_up(retrieve_notes *notes, void **array, size_t n, size_t size)
+{
+    if (!*array) return;
+    free(*array);
+    *array = NULL;
+    notes->bytes -= n * size;
+}
+
+static size_t lists_of(const retrieve_notes *notes, const choice_lists *choice)
+{
+    return (size_t)notes->n_layers * choice->n_lists;
+}
+
+static size_t words_of(const retrieve_notes *notes, const bit_rows *bits)
+{
+    return (size_t)notes->n_layers * bits->n_rows * bits->n_words;
+}
+
+static void free_lists(retrieve_notes *notes, choice_lists *choice)
+{
+    size_t n = choice->lists ? lists_of(notes, choice) : 0;
+    for (size_t i = 0; i < n; i++) {
+        kept_list *list = &choice->lists[i];
+        give_up(notes, (void **)&list->blocks, list->room, sizeof *list->blocks);
+    }
+    give_up(notes, (void **)&choice->lists, n, sizeof *choice->lists);
+}
+
+void retrieve_notes_end(retrieve_notes *notes, uint32_t note)
+{
+    if (note >= notes->n_requests || !notes->requests[note]) return;
+    request_note *r = notes->requests[note];
+    for (uint32_t i = 0; i < r->n_choices; i++) free_lists(notes, &r->choices[i]);
+    give_up(notes, (void **)&r->choices, r->n_choices, sizeof *r->choices);
+    for (int kind = 0; kind < RETRIEVE_BITS_KINDS; kind++) {
+        bit_rows *bits = &r->bits[kind];
+        give_up(notes, (void **)&bits->words, words_of(notes, bits), sizeof *bits->words);
+    }
+    give_up(notes, (void **)&notes->requests[note], 1, sizeof *r);
 }
 
 void retrieve_notes_destroy(retrieve_notes *notes)
 {
     if (!notes) return;
-    for (uint32_t i = 0; i < notes->n_requests; i++) {
-        for (uint32_t c = 0; c < notes->requests[i].n_choices; c++)
-            free_lists(notes, &notes->requests[i].choices[c]);
-        free(notes->requests[i].choices);
-        for (int kind = 0; kind < RETRIEVE_BITS_KINDS; kind++)
-            free(notes->requests[i].bits[kind].words);
-    }
+    for (uint32_t i = 0; i < notes->n_requests; i++) retrieve_notes_end(notes, i);
     free(notes->requests);
     free(notes);
 }
 
-/* Makes an array of zeroed elements long enough for the index. */
-static bool reach(void **array, uint32_t *n, uint32_t index, size_t size)
+/* The index's element exists from now on. Numbers are small, so the array of pointers is not among
+ * the counted bytes. */
+static status reach_request(retrieve_notes *notes, uint32_t note, request_note **out)
 {
-    if (index < *n) return true;
-    uint32_t more = index + 1 > 2 * *n ? index + 1 : 2 * *n;
-    uint8_t *grown = alloc_resize(NULL, *array, more, size);
-    if (!grown) return false;
-    memset(grown + *n * size, 0, (more - *n) * size);
-    *array = grown;
-    *n = more;
-    return true;
+    if (note >= notes->n_requests) {
+        uint32_t n = note + 1 > 2 * notes->n_requests ? note + 1 : 2 * notes->n_requests;
+        request_note **grown = alloc_resize(NULL, notes->requests, n, sizeof *grown);
+        if (!grown) return status_make(STATUS_NO_MEMORY, "notes of retrieval");
+        for (uint32_t i = notes->n_requests; i < n; i++) grown[i] = NULL;
+        notes->requests = grown;
+        notes->n_requests = n;
+    }
+    request_note **at = &notes->requests[note];
+    if (!*at) RETURN_IF_ERROR(resize(notes, (void **)at, 0, 1, sizeof **at));
+    *out = *at;
+    return STATUS_IS_OK;
 }
+
+static status reach_choice(retrieve_notes *notes, request_note *r, uint32_t index)
+{
+    if (index < r->n_choices) return STATUS_IS_OK;
+    RETURN_IF_ERROR(
+        resize(notes, (void **)&r->choices, r->n_choices, index + 1, sizeof *r->choices));
+    r->n_choices = index + 1;
+    return STATUS_IS_OK;
+}
+
+/* ---- lists ----------------------------------------------------------------------------------- */
 
 static bool is_fit(const choice_lists *choice, const retrieve_note *at)
 {
@@ -104,61 +165,59 @@ static kept_list *list_of(const choice_lists *choice, const retrieve_note *at)
     return choice->lists + (size_t)at->layer * at->n_lists + at->list;
 }
 
-static bool fit(const retrieve_notes *notes, const retrieve_note *at, choice_lists *choice)
+static status fit(retrieve_notes *notes, const retrieve_note *at, choice_lists *choice)
 {
-    if (is_fit(choice, at)) return true;
+    if (is_fit(choice, at)) return STATUS_IS_OK;
     free_lists(notes, choice);
-    choice->lists = calloc((size_t)notes->n_layers * at->n_lists, sizeof *choice->lists);
     choice->spec = *at->spec;
     choice->n_lists = at->n_lists;
-    return choice->lists != NULL;
+    return resize(notes, (void **)&choice->lists, 0, lists_of(notes, choice),
+                  sizeof *choice->lists);
 }
 
 /* Room for n blocks, and for no more than a few times as many. */
-static bool fit_list(kept_list *list, uint32_t n)
+static status fit_list(retrieve_notes *notes, kept_list *list, uint32_t n)
 {
-    if (n <= list->room && list->room / 4 <= n) return true;
-    uint32_t *blocks = alloc_resize(NULL, list->blocks, n, sizeof *blocks);
-    if (!blocks) return false;
-    list->blocks = blocks;
+    if (n <= list->room && list->room / 4 <= n) return STATUS_IS_OK;
+    RETURN_IF_ERROR(resize(notes, (void **)&list->blocks, list->room, n, sizeof *list->blocks));
     list->room = n;
-    return true;
-}
-
-static bool reach_request(retrieve_notes *notes, uint32_t note)
-{
-    return reach((void **)&notes->requests, &notes->n_requests, note, sizeof *notes->requests);
+    return STATUS_IS_OK;
 }
 
 status retrieve_notes_keep(retrieve_notes *notes, const retrieve_note *at, uint32_t n_slots,
                            const uint32_t *blocks, uint32_t n)
 {
     assert(at->layer < notes->n_layers && at->list < at->n_lists && n > 0);
-    if (!reach_request(notes, at->note)) return no_memory();
-    request_note *request = &notes->requests[at->note];
-    if (!reach((void **)&request->choices, &request->n_choices, at->choice,
-               sizeof *request->choices))
-        return no_memory();
+    request_note *request;
+    RETURN_IF_ERROR(reach_request(notes, at->note, &request));
+    RETURN_IF_ERROR(reach_choice(notes, request, at->choice));
     choice_lists *choice = &request->choices[at->choice];
-    if (!fit(notes, at, choice)) return no_memory();
+    RETURN_IF_ERROR(fit(notes, at, choice));
     kept_list *list = list_of(choice, at);
-    if (!fit_list(list, n)) return no_memory();
+    RETURN_IF_ERROR(fit_list(notes, list, n));
     memcpy(list->blocks, blocks, n * sizeof *blocks);
     list->n_slots = n_slots;
     list->n = n;
     return STATUS_IS_OK;
 }
 
+static const request_note *request_of(const retrieve_notes *notes, uint32_t note)
+{
+    return note < notes->n_requests ? notes->requests[note] : NULL;
+}
+
 const uint32_t *retrieve_notes_find(const retrieve_notes *notes, const retrieve_note *at,
                                     uint32_t n_slots, uint32_t *n)
 {
-    if (at->note >= notes->n_requests) return NULL;
-    const request_note *request = &notes->requests[at->note];
-    if (at->choice >= request->n_choices || !is_fit(&request->choices[at->choice], at)) return NULL;
+    const request_note *request = request_of(notes, at->note);
+    if (!request || at->choice >= request->n_choices || !is_fit(&request->choices[at->choice], at))
+        return NULL;
     const kept_list *list = list_of(&request->choices[at->choice], at);
     *n = list->n;
     return list->n_slots == n_slots ? list->blocks : NULL;
 }
+
+/* ---- bits ------------------------------------------------------------------------------------ */
 
 static bool bits_fit(const bit_rows *bits, const retrieve_bits *at)
 {
@@ -171,36 +230,37 @@ static size_t bits_at(const retrieve_bits *at)
     return ((size_t)at->layer * at->n_rows + at->row) * at->n_words;
 }
 
-uint64_t *retrieve_notes_write(retrieve_notes *notes, const retrieve_bits *at)
+status retrieve_notes_write(retrieve_notes *notes, const retrieve_bits *at, uint64_t **out)
 {
-    if (!reach_request(notes, at->note)) return NULL;
-    bit_rows *bits = &notes->requests[at->note].bits[at->kind];
+    request_note *request;
+    RETURN_IF_ERROR(reach_request(notes, at->note, &request));
+    bit_rows *bits = &request->bits[at->kind];
     if (!bits_fit(bits, at)) {
-        free(bits->words);
-        size_t rows = (size_t)notes->n_layers * at->n_rows;
-        *bits = (bit_rows){.spec = *at->spec,
-                           .n_rows = at->n_rows,
-                           .n_words = at->n_words,
-                           .words = calloc(rows, at->n_words * sizeof *bits->words)};
-        if (!bits->words) return NULL;
+        give_up(notes, (void **)&bits->words, words_of(notes, bits), sizeof *bits->words);
+        *bits = (bit_rows){.spec = *at->spec, .n_rows = at->n_rows, .n_words = at->n_words};
+        RETURN_IF_ERROR(
+            resize(notes, (void **)&bits->words, 0, words_of(notes, bits), sizeof *bits->words));
     }
-    return bits->words + bits_at(at);
+    *out = bits->words + bits_at(at);
+    return STATUS_IS_OK;
 }
 
 const uint64_t *retrieve_notes_read(const retrieve_notes *notes, const retrieve_bits *at)
 {
-    if (at->note >= notes->n_requests) return NULL;
-    const bit_rows *bits = &notes->requests[at->note].bits[at->kind];
+    const request_note *request = request_of(notes, at->note);
+    if (!request) return NULL;
+    const bit_rows *bits = &request->bits[at->kind];
     return bits_fit(bits, at) ? bits->words + bits_at(at) : NULL;
 }
 
 void retrieve_notes_tag(retrieve_notes *notes, uint32_t note, uint64_t tag)
 {
-    assert(note < notes->n_requests);
-    notes->requests[note].tag = tag;
+    assert(request_of(notes, note));
+    notes->requests[note]->tag = tag;
 }
 
 uint64_t retrieve_notes_tag_of(const retrieve_notes *notes, uint32_t note)
 {
-    return note < notes->n_requests ? notes->requests[note].tag : 0;
+    const request_note *request = request_of(notes, note);
+    return request ? request->tag : 0;
 }

@@ -5,8 +5,11 @@
  * A note belongs to a request's number in plans (step_seq.note), not to a sequence in the pool: so
  * it is there when the sequence comes back from the host tier, and for every choice that is forked.
  * Only the lists are a choice's own: choices part at the prompt's end, before any of them selects.
- * A number that goes to another request keeps its memory, whose content is written anew before it
- * is read. A plan that changes a number's spec in between finds nothing. */
+ * A plan that changes a number's spec in between finds nothing.
+ *
+ * All notes together take at most as many bytes as were said when they were created: what would be
+ * more is STATUS_LIMIT. Those of a request are at most retrieval_kept_bytes, so that a scheduler
+ * which adds these up never gets there. */
 #ifndef MODEL_CPU_RETRIEVE_NOTES_H
 #define MODEL_CPU_RETRIEVE_NOTES_H
 
@@ -26,8 +29,14 @@ typedef struct retrieve_note {
     const retrieval_spec *spec;
 } retrieve_note;
 
-status retrieve_notes_create(uint32_t n_layers, retrieve_notes **out);
+/* most_bytes: 0 = without limit. */
+status retrieve_notes_create(uint32_t n_layers, uint64_t most_bytes, retrieve_notes **out);
 void retrieve_notes_destroy(retrieve_notes *notes);
+
+/* Gives up what is kept under a number, if anything is. */
+void retrieve_notes_end(retrieve_notes *notes, uint32_t note);
+/* What all of them take. */
+uint64_t retrieve_notes_bytes(const retrieve_notes *notes);
 
 /* Keeps the n > 0 blocks of a row that selected, which saw n_slots. Replaces the list before. The
  * first list with another spec or n_lists makes the choice's other lists unknown. */
@@ -54,9 +63,9 @@ typedef struct retrieve_bits {
     const retrieval_spec *spec;
 } retrieve_bits;
 
-/* Makes room for a row, which the caller writes; the bits are unknown. The first row with another
- * spec, n_rows or n_words makes the others unknown too. NULL: memory is out. */
-uint64_t *retrieve_notes_write(retrieve_notes *notes, const retrieve_bits *at);
+/* Makes room for a row, which the caller writes to *out; the bits are unknown. The first row with
+ * another spec, n_rows or n_words makes the others unknown too. */
+status retrieve_notes_write(retrieve_notes *notes, const retrieve_bits *at, uint64_t **out);
 /* Gives the request's slots a tag, by which representatives that were made of them are known. Some
  * of its rows were written before. */
 void retrieve_notes_tag(retrieve_notes *notes, uint32_t note, uint64_t tag);

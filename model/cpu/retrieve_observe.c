@@ -155,8 +155,8 @@ static status preselect(retrieve_observer *w, const ending *e, retrieve_notes *n
     RETURN_IF_ERROR(pool(w, e));
     for (uint32_t run = 0; run < n_runs; run++) {
         retrieve_bits at = retrieve_left_out_at(s, e->layer, run, n_runs);
-        uint64_t *left_out = retrieve_notes_write(notes, &at);
-        if (!left_out) return status_make(STATUS_NO_MEMORY, "preselected blocks");
+        uint64_t *left_out;
+        RETURN_IF_ERROR(retrieve_notes_write(notes, &at, &left_out));
         retrieval_preselect(&s->retrieval, s->n_prompt, w->heads + (first + run) * e->together,
                             e->together, w->keys, left_out);
     }
@@ -173,8 +173,8 @@ static status choose_keys(retrieve_observer *w, const ending *e, retrieve_notes 
     if (n_blocks == 0) return STATUS_IS_OK;
     for (uint32_t head = 0; head < store->n_heads; head++) {
         retrieve_bits at = retrieve_slots_at(s, e->layer, head, store->n_heads);
-        uint64_t *slots = retrieve_notes_write(notes, &at);
-        if (!slots) return status_make(STATUS_NO_MEMORY, "keys that stand for blocks");
+        uint64_t *slots;
+        RETURN_IF_ERROR(retrieve_notes_write(notes, &at, &slots));
         const float *mass = w->mass + (size_t)head * s->n_prompt;
         for (uint32_t b = 0; b < n_blocks; b++)
             retrieval_dynamic_slots(&s->retrieval, mass + (size_t)b * size,

@@ -21,6 +21,12 @@ typedef struct retrieve_observer {
 } retrieve_observer;
 
 void retrieve_observe_free(retrieve_observer *w);
+/* What it takes now. */
+static inline size_t retrieve_observer_bytes(const retrieve_observer *w)
+{
+    return w->n_mass * sizeof *w->mass + w->n_keys * sizeof *w->keys + w->n_rows * sizeof *w->rows +
+           w->n_items * sizeof *w->items + w->n_heads * sizeof *w->heads + w->pooled.bytes;
+}
 /* Measures what rows of the step that end a prompt attend to in a layer that selects. qkv is that
  * of retrieve_layer, q_heads the query heads of a KV head that this rank has. */
 status retrieve_observe(retrieve_observer *w, const forward_options *o, retrieve_ranks *ranks,

@@ -44,6 +44,12 @@ typedef struct candidates {
     uint32_t n_missing;           /* blocks without the row's representative */
 } candidates;
 
+/* A listed block: its tile's marks in page 0, its pages, and its mark; 0: a mark with a number. */
+typedef struct block_at {
+    uint64_t *marks, mark;
+    const uint32_t *pages;
+} block_at;
+
 /* Memory that grows to the largest need seen. */
 typedef struct room {
     void *data;
@@ -79,6 +85,7 @@ struct retrieve {
     retrieve_ranks ranks;
     retrieve_gather gathered; /* scores, where selections cross ranks */
     room selecting;           /* uint32_t: the rows of the step that select in the layer */
+    size_t most_scratch;      /* retrieve_scratch_bytes */
 };
 
 static inline bool room_reserve(room *r, size_t n, size_t size)

@@ -119,6 +119,13 @@ static inline bool retrieval_keeps(const retrieval_spec *spec)
     return (retrieval_needs(spec) & (RETRIEVAL_NEEDS_HISTORY | RETRIEVAL_OBSERVES)) != 0;
 }
 
+/* The most bytes that a backend keeps so, on a rank with any of the KV heads, for a request whose
+ * prompt has n_prompt tokens and whose n_choices choices have at most n_most with it: by token_step
+ * each choice's lists, for each layer and run of KV heads that select together; the prompt's bits
+ * once. 0 where it keeps nothing. */
+uint64_t retrieval_kept_bytes(const retrieval_spec *spec, const pkv_geometry *geometry,
+                              uint32_t n_prompt, uint32_t n_most, uint32_t n_choices);
+
 /* ---- which layers and tokens select ---------------------------------------------------------- */
 
 enum { RETRIEVAL_ALL = UINT32_MAX };

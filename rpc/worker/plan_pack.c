@@ -81,6 +81,8 @@ status plan_pack(const step_plan *plan, uint64_t session, arena *a, plan_message
     out->n_words = plan->deltas.n_words;
     out->tokens = borrow(plan->tokens);
     out->n_tokens = plan->n_tokens;
+    out->ended_notes = borrow(plan->ended_notes);
+    out->n_ended_notes = plan->n_ended_notes;
     RETURN_IF_ERROR(pack_opens(plan, a, out));
     RETURN_IF_ERROR(
         columns_pack(&plan_move_columns, plan->deltas.moves, plan->deltas.n_moves, out, a));

@@ -256,7 +256,12 @@ status plan_unpack(const plan_message *m, const backend_info *info, arena *a, st
         .step = m->step,
         .deltas = {.words = m->words, .n_words = m->n_words},
         .checksum = m->checksum,
+        .ended_notes = m->ended_notes,
+        .n_ended_notes = (uint32_t)m->n_ended_notes,
     };
+    if (m->n_ended_notes > STEP_ENDED_NOTES)
+        return error_set(err, STATUS_INVALID, "ended_notes: %zu, at most %d", m->n_ended_notes,
+                         STEP_ENDED_NOTES);
     RETURN_IF_ERROR(unpack_opens(m, info, a, out, err));
     RETURN_IF_ERROR(unpack_moves(m, info, a, out, err));
     return unpack_seqs(m, info, a, out, err);

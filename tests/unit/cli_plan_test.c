@@ -231,7 +231,9 @@ static void shares_of_memory(void **state)
     assert_true(a.rank_pool == (uint64_t)((double)left * 0.6) / (block + beside) * block);
     assert_true(a.measures.n_host_pages ==
                 (left - a.rank_pool - a.rank_representatives) / 2 / block * groups - 1);
-    assert_true(a.rank_left == left - a.rank_pool - a.rank_representatives);
+    assert_true(a.measures.note_bytes == 1 << 20 && a.measures.scratch_bytes > 100 << 10);
+    assert_true(a.rank_left == left - a.rank_pool - a.rank_representatives - a.measures.note_bytes -
+                                   a.measures.scratch_bytes);
     q.memory = a.measures.weight_bytes - 1;
     a = answer_of(&q);
     assert_false(a.measures.fits);
@@ -343,7 +345,7 @@ static void verdicts(void **state)
         {4 << 20, 0, 1, "does not fit: the weights take 6.1 MiB, of 4.0 MiB"},
         {6500000, 0, 1, "does not fit: the weights leave no room for a page of each table"},
         {16 << 20, 12 << 20, 1,
-         "does not fit: weights, KV pool and what lies beside it are 2.9 MiB too much"},
+         "does not fit: weights, KV pool and what lies beside it are 4.7 MiB too much"},
         {16 << 20, 4 << 20, 1,
          "does not fit: a sequence of 2,048 tokens takes 2,048 pages, of 2,047"},
         {32 << 20, 9 << 20, 3, "2 of 3 sequences of 2,048 tokens fit at once, the others wait"},

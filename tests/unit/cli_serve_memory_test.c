@@ -31,7 +31,8 @@ static void needs_are_compared_with_the_bound(void **state)
     (void)state;
     const backend_cpu_needs needs = {.weights = 6 * mib,
                                      .pool = 5 * mib,
-                                     .representatives = mib / 2,
+                                     .representatives = mib / 4,
+                                     .retrieval = mib / 4,
                                      .buffers = 3 * mib,
                                      .swap = 4 * mib};
     const uint64_t body = mib * RPC_BODY_FACTOR;
@@ -53,9 +54,9 @@ static void needs_are_compared_with_the_bound(void **state)
     assert_int_equal(serve_check_needs(&needs, mib, 0, &bound, &room, &err).code, STATUS_NO_MEMORY);
     assert_string_equal(err.text,
                         "memory: this server needs 62.5 MiB (weights 6.0 MiB, KV pages 5.0 MiB, "
-                        "representatives for retrieval 512 KiB, step buffers 3.0 MiB, a request "
-                        "of --max-body 32.0 MiB, the rest 16.0 MiB), and the memory cgroup allows "
-                        "24.0 MiB; --kv-memory, --max-batch and "
+                        "representatives and lists of retrieval 512 KiB, step buffers 3.0 MiB, "
+                        "a request of --max-body 32.0 MiB, the rest 16.0 MiB), and the memory "
+                        "cgroup allows 24.0 MiB; --kv-memory, --max-batch and "
                         "--max-body make it smaller");
 }
 

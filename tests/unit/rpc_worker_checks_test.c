@@ -244,6 +244,7 @@ static void wrong_embeds_are_refused_by_field(void **state)
     WRONG(p.m.n_embed_head = 0, "embed_head: 0 values, n_embeds are 3");
     WRONG(counts[1] = 1, "embed_layer: 3 values, n_embeds are 2");
     WRONG(counts[0] = EMBED_HEADS_MOST + 1, "n_embeds: 4097 is above 4096");
+    WRONG(p.m.n_ended_notes = 65, "ended_notes: 65, at most 64");
     WRONG(p.m.n_n_embeds = 0, "embed_layer: 3 values, n_embeds are 0");
     WRONG(lists[1] = EMBED_KINDS, "embed_kind: 3, there are 3");
     WRONG((p.m.n_layers = counts, p.m.n_n_layers = 1), "n_layers: 1 values");

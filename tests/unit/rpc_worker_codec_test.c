@@ -148,6 +148,8 @@ static void make_plan(rng *r, random_plan *p, bool decode)
     plan->seqs = p->seqs;
     plan->n_seqs = rng_below(r, 9);
     plan->tokens = p->tokens;
+    plan->ended_notes = p->words;
+    plan->n_ended_notes = decode ? 0 : rng_below(r, 41);
     for (uint32_t i = 0; i < plan->n_seqs; i++) {
         step_seq *s = &p->seqs[i];
         *s = (step_seq){.seq = SEQS - 1 - i, .first_token = plan->n_tokens, .n_tokens = 1};
@@ -193,6 +195,8 @@ static void expect_same_plan(const step_plan *a, const step_plan *b)
     assert_memory_equal(a->deltas.moves, b->deltas.moves, a->deltas.n_moves * sizeof(pkv_move));
     assert_int_equal(a->n_tokens, b->n_tokens);
     assert_memory_equal(a->tokens, b->tokens, a->n_tokens * sizeof(uint32_t));
+    assert_int_equal(a->n_ended_notes, b->n_ended_notes);
+    assert_memory_equal(a->ended_notes, b->ended_notes, a->n_ended_notes * sizeof(uint32_t));
     assert_int_equal(a->n_seqs, b->n_seqs);
     for (uint32_t i = 0; i < a->n_seqs; i++) {
         step_seq there;
