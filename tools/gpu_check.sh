@@ -168,7 +168,7 @@ stage device 20 nvidia-smi --query-gpu=name,driver_version,memory.total,clocks.s
     finish
 
 # A lost device ends its process, so each group has one of its own.
-for group in rows products pages sample; do start "kernels_$group" 45 "$check" "$plugin" "$group"; done
+for group in rows products pages sample retrieve; do start "kernels_$group" 45 "$check" "$plugin" "$group"; done
 settle
 stage bench_kernels 40 "$octavo" bench kernels --device cuda
 stage bench_engine 170 "$octavo" bench engine "${speeds[@]}" --out "$logs/engine.json"

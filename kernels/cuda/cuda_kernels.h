@@ -4,8 +4,8 @@
  *          memory, copies, and one function for each family of kernels. Plain C, no CUDA header.
  * Owner    memory and graphs are the caller's, freed before the gpu; a gpu owns its stream and
  *          scratch.
- * Threads  any thread, one at a time for each gpu. Everything goes to one stream, in order; only
- *          `wait`, `await`, `open` and `close` wait for it.
+ * Threads  any thread, one at a time for each gpu. Everything goes to one stream, in order, except
+ *          what names another lane; only `wait`, `await`, `open` and `close` wait for the stream.
  * Units    bytes; elements for strides. Pointers are the device's unless said otherwise.
  * Errors   gpu_status; `why` has the text. GPU_LOST is sticky: the gpu can only be closed, and a
  *          process whose device is lost may have to end. Arguments are the caller's duty. */
@@ -28,7 +28,7 @@ extern "C" {
 #endif
 
 /* Rises with every change below: a plugin of another version is refused. */
-enum { GPU_API_VERSION = 9 };
+enum { GPU_API_VERSION = 11 };
 
 typedef enum gpu_status { GPU_OK, GPU_NO_MEMORY, GPU_UNSUPPORTED, GPU_LOST } gpu_status;
 
@@ -42,8 +42,15 @@ typedef enum gpu_kv_format {
     GPU_KV_FORMATS,
 } gpu_kv_format;
 
+/* Work of one lane runs in order. Lanes run at the same time, except where `order` says otherwise:
+ * kernels and all other copies on the first, which is the stream, copies of pages up to the device
+ * on the second and down to the host on the third. */
+typedef enum gpu_lane { GPU_LANE_STREAM, GPU_LANE_UP, GPU_LANE_DOWN, GPU_LANES } gpu_lane;
+
 typedef struct gpu gpu;
-typedef struct gpu_graph gpu_graph; /* captured launches and copies */
+typedef struct gpu_graph gpu_graph;         /* captured launches and copies */
+typedef struct gpu_retrieval gpu_retrieval; /* cuda_retrieval.h, as the next one */
+typedef struct gpu_observed gpu_observed;
 
 typedef struct gpu_facts {
     char name[128];
@@ -134,6 +141,11 @@ static inline size_t gpu_expert_words(size_t n_rows, size_t of_row, size_t n_exp
  * row by row, then V the same. fp8 e4m3 has no scale and saturates at 448. int8 is quantised as
  * kernels.h says; the bf16 scales of K [page_tokens] and of V lie behind both. page_tokens is a
  * multiple of 16. */
+/* What the representative is made of, and from bit GPU_MARK_BITS on its number; 0: there is none.
+ * All tiles of its block have the same mark. */
+typedef unsigned long long gpu_tile_mark;
+enum { GPU_MARK_BITS = 20 };
+
 typedef struct gpu_pages {
     uint8_t *data;
     size_t page_bytes, tile_bytes;           /* of a cell, and of a tile */
@@ -145,6 +157,11 @@ typedef struct gpu_pages {
     /* Running sums of retention, which move with their slots: [cell, tile, page_tokens], or NULL
      * where none are kept. */
     float *sums;
+    /* Retrieval: a mark of each tile [cell, tile], and the representative of the block that begins
+     * with it: two vectors of bf16 [cell, tile, 2, head_dim]. Writes and moves clear marks. NULL
+     * where none are kept. */
+    gpu_tile_mark *marks;
+    uint16_t *vectors;
 } gpu_pages;
 
 /* Which tables a sequence has, and which cells a page of them is: cell (l, h) of layer group l and
@@ -153,6 +170,7 @@ typedef enum gpu_grain {
     GPU_GRAIN_ALL,   /* one table: l * layer_stride + i */
     GPU_GRAIN_LAYER, /* a table for each layer group: i */
     GPU_GRAIN_HEAD,  /* a table for each KV group: a page is one cell */
+    GPU_GRAIN_LIST,  /* attention alone: a table for each KV head of the layer, likewise */
 } gpu_grain;
 
 /* The page tables: the page numbers of a table begin at pages + table * row. The tables of a
@@ -457,6 +475,11 @@ typedef struct gpu_api {
     /* Host memory should be pinned; it must not change until a wait has passed the copy. */
     gpu_status (*copy_in)(gpu *g, void *device, const void *host, size_t bytes);
     gpu_status (*copy_out)(gpu *g, void *host, const void *device, size_t bytes);
+    gpu_status (*copy_up)(gpu *g, void *device, const void *host, size_t bytes);   /* lane UP */
+    gpu_status (*copy_down)(gpu *g, void *host, const void *device, size_t bytes); /* lane DOWN */
+    /* What enters the lane `then` from now on begins when all that has entered `first` has ended. A
+     * capture cannot contain it, nor copies up and down. */
+    gpu_status (*order)(gpu *g, gpu_lane first, gpu_lane then);
     gpu_status (*wait)(gpu *g);
     /* `await` waits for everything before the last note of that number, 0 or 1, and for nothing
      * after it. */
@@ -510,6 +533,15 @@ typedef struct gpu_api {
                        const gpu_chain *chains, uint32_t n_chains, const float *rope_shifts);
     gpu_status (*patch)(gpu *g, uint32_t *pages, const gpu_patch *patches, uint32_t n,
                         const uint32_t *values);
+    /* Makes the selections of the rows where r->selects, and the tables of pages of all rows where
+     * r->gathers. A layer has a call for each run of rows that select together, which bounds the
+     * scratch, then one that gathers. */
+    gpu_status (*retrieve)(gpu *g, const gpu_retrieval *r);
+    /* Chooses blocks and keys by what the end of a prompt attended to. */
+    gpu_status (*observe)(gpu *g, const gpu_observed *o);
+    /* Clears the marks of the pages that the last rows of these sequences lie in. */
+    gpu_status (*unmark)(gpu *g, const gpu_pages *pages, const gpu_tables *tables,
+                         const gpu_seq *seqs, uint32_t n, const uint32_t *lengths);
 
     /* Between capture and captured, launches and copies are recorded with their arguments instead
      * of run. replay runs them all, any number of times, on what their pointers point to by then. A

@@ -29,6 +29,8 @@ struct gpu {
     void *workspace;
     cudaEvent_t events[2]; /* of gpu_mark and gpu_elapsed */
     cudaEvent_t notes[2];
+    cudaStream_t copies[2];         /* the lanes UP and DOWN */
+    cudaEvent_t reached[GPU_LANES]; /* of gpu_order: how far a lane has come */
     bool invariant;
     char why[256];
     algorithm algorithms[ALGORITHMS];
@@ -82,6 +84,10 @@ static void gpu_close(gpu *g)
         if (g->events[i]) cudaEventDestroy(g->events[i]);
         if (g->notes[i]) cudaEventDestroy(g->notes[i]);
     }
+    for (int i = 0; i < GPU_LANES; i++)
+        if (g->reached[i]) cudaEventDestroy(g->reached[i]);
+    for (int i = 0; i < 2; i++)
+        if (g->copies[i]) cudaStreamDestroy(g->copies[i]);
     if (g->stream) cudaStreamDestroy(g->stream);
     free(g);
 }
@@ -103,6 +109,10 @@ static gpu_status set_up(gpu *g, uint32_t ordinal, gpu_facts *facts)
         s = fail(g, "stream", cudaStreamCreateWithFlags(&g->stream, cudaStreamNonBlocking));
     for (int i = 0; s == GPU_OK && i < 2; i++)
         s = fail(g, "event", cudaEventCreateWithFlags(&g->notes[i], cudaEventDisableTiming));
+    for (int i = 0; s == GPU_OK && i < 2; i++)
+        s = fail(g, "stream", cudaStreamCreateWithFlags(&g->copies[i], cudaStreamNonBlocking));
+    for (int i = 0; s == GPU_OK && i < GPU_LANES; i++)
+        s = fail(g, "event", cudaEventCreateWithFlags(&g->reached[i], cudaEventDisableTiming));
     if (s == GPU_OK) s = fail(g, "workspace", cudaMalloc(&g->workspace, WORKSPACE_BYTES));
     if (s == GPU_OK) s = fail(g, "cudaMemGetInfo", cudaMemGetInfo(&free_bytes, &bytes));
     if (s != GPU_OK) return s;
@@ -186,6 +196,33 @@ static gpu_status gpu_copy_out(gpu *g, void *host, const void *device, size_t by
     if (bytes == 0) return GPU_OK;
     return fail(g, "copy to the host",
                 cudaMemcpyAsync(host, device, bytes, cudaMemcpyDeviceToHost, g->stream));
+}
+
+static cudaStream_t lane_of(const gpu *g, gpu_lane lane)
+{
+    return lane == GPU_LANE_STREAM ? g->stream : g->copies[lane - GPU_LANE_UP];
+}
+
+static gpu_status gpu_copy_up(gpu *g, void *device, const void *host, size_t bytes)
+{
+    return fail(
+        g, "copy of pages to the device",
+        cudaMemcpyAsync(device, host, bytes, cudaMemcpyHostToDevice, lane_of(g, GPU_LANE_UP)));
+}
+
+static gpu_status gpu_copy_down(gpu *g, void *host, const void *device, size_t bytes)
+{
+    return fail(
+        g, "copy of pages to the host",
+        cudaMemcpyAsync(host, device, bytes, cudaMemcpyDeviceToHost, lane_of(g, GPU_LANE_DOWN)));
+}
+
+static gpu_status gpu_order(gpu *g, gpu_lane first, gpu_lane then)
+{
+    enter(g);
+    gpu_status s = fail(g, "order", cudaEventRecord(g->reached[first], lane_of(g, first)));
+    if (s != GPU_OK) return s;
+    return fail(g, "order", cudaStreamWaitEvent(lane_of(g, then), g->reached[first], 0));
 }
 
 static gpu_status gpu_wait(gpu *g) { return fail(g, "wait", cudaStreamSynchronize(g->stream)); }

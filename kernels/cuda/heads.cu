@@ -1,68 +1,15 @@
 /* Between the qkv product and attention: bias, head norms, rotation, K and V to their pages. Also
  * changes of pages outside a forward pass: moves of slots, patches of tables. */
+#include "kernels/cuda/heads.cuh"
 #include "kernels/cuda/pages.cuh"
 
 #include <type_traits>
 
 enum {
     HEAD_THREADS = 128,
-    PAIRS = 4,         /* pairs of a lane: head_dim <= 256 */
     GRID_MOST = 65535, /* most blocks along y */
     HEAD_WAVES = 8,    /* blocks for each multiprocessor; fewer rows: several blocks a row */
 };
-
-/* Both halves of a lane's pairs: elements i and i + half, for i = lane, lane + WARP, ... */
-struct head_pairs {
-    float a[PAIRS], b[PAIRS];
-};
-
-static DEVICE head_pairs load_head(const float *x, const float *bias, uint32_t half, unsigned lane)
-{
-    head_pairs v;
-    for (int j = 0; j < PAIRS; j++) {
-        uint32_t i = lane + j * WARP;
-        bool in = i < half;
-        v.a[j] = in ? x[i] + (bias ? bias[i] : 0.0f) : 0.0f;
-        v.b[j] = in ? x[half + i] + (bias ? bias[half + i] : 0.0f) : 0.0f;
-    }
-    return v;
-}
-
-static DEVICE void norm_head(head_pairs *v, const float *weight, float eps, uint32_t half,
-                             unsigned lane)
-{
-    float sum = 0.0f;
-    for (int j = 0; j < PAIRS; j++) sum += v->a[j] * v->a[j] + v->b[j] * v->b[j];
-    float scale = 1.0f / sqrtf(warp_sum(sum) / (float)(2 * half) + eps);
-    for (int j = 0; j < PAIRS; j++) {
-        uint32_t i = lane + j * WARP;
-        if (i >= half) continue;
-        v->a[j] *= scale * weight[i];
-        v->b[j] *= scale * weight[half + i];
-    }
-}
-
-static DEVICE void rotate_head(head_pairs *v, const float *angles, uint32_t half, unsigned lane)
-{
-    for (int j = 0; j < PAIRS; j++) {
-        uint32_t i = lane + j * WARP;
-        if (i >= half) continue;
-        float a = v->a[j], b = v->b[j], c = angles[i], s = angles[half + i];
-        v->a[j] = a * c - b * s;
-        v->b[j] = b * c + a * s;
-    }
-}
-
-template <class T>
-static DEVICE void store_head(const head_pairs &v, T *out, uint32_t half, unsigned lane)
-{
-    for (int j = 0; j < PAIRS; j++) {
-        uint32_t i = lane + j * WARP;
-        if (i >= half) continue;
-        out[i] = from_float<T>(v.a[j]);
-        out[half + i] = from_float<T>(v.b[j]);
-    }
-}
 
 /* Stores a head's K or V in its slot; int8 gives the bits of quant_kv_8 (quant_groups.h). */
 template <class KV>
@@ -175,6 +122,7 @@ static __global__ void move_kernel(gpu_pages p, uint32_t heads, const gpu_move *
         uint32_t src_cell = m.src_page + behind, dst_cell = m.dst_page + behind;
         uint8_t *src = p.data + src_cell * p.page_bytes + tile * p.tile_bytes;
         uint8_t *dst = p.data + dst_cell * p.page_bytes + tile * p.tile_bytes;
+        if (p.marks && threadIdx.x == 0) p.marks[(size_t)dst_cell * p.n_tiles + tile] = 0;
         const float *src_sums = p.sums + sums_at(p, src_cell, tile);
         float *dst_sums = p.sums + sums_at(p, dst_cell, tile);
         for (uint32_t from = 0; from < m.n_slots; from += warps) {

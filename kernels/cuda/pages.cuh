@@ -22,6 +22,7 @@ static DEVICE table_view view_table(const gpu_pages &p, const gpu_tables &t, con
     else if (s.grain == GPU_GRAIN_LAYER) table = l.layer_group;
     else {
         table = l.layer_group * t.head_groups + head_group - t.first_head_group;
+        if (s.grain == GPU_GRAIN_LIST) table = head;
         v.cell = 0;
     }
     v.pages = t.pages + ((size_t)s.table + table) * t.row;

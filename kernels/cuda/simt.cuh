@@ -299,6 +299,12 @@ gpu_status gpu_moves(gpu *g, const gpu_pages *pages, gpu_grain grain, const gpu_
                      const gpu_chain *chains, uint32_t n_chains, const float *rope_shifts);
 gpu_status gpu_patches(gpu *g, uint32_t *pages, const gpu_patch *patches, uint32_t n,
                        const uint32_t *values);
+/* observe.cu */
+gpu_status gpu_observe(gpu *g, const gpu_observed *o);
+/* retrieve.cu */
+gpu_status gpu_retrieve(gpu *g, const gpu_retrieval *r);
+gpu_status gpu_unmark(gpu *g, const gpu_pages *pages, const gpu_tables *tables, const gpu_seq *seqs,
+                      uint32_t n, const uint32_t *lengths);
 /* attention.cu, measure.cu */
 gpu_status gpu_attend(gpu *g, const gpu_attention *a);
 gpu_status gpu_measures(gpu *g, const gpu_measure *m);

@@ -50,5 +50,6 @@ void check_rows(check *c);
 void check_products(check *c);
 void check_pages(check *c);
 void check_sample(check *c);
+void check_retrieve(check *c);
 
 #endif

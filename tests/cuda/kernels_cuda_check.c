@@ -1,8 +1,8 @@
 /* Every GPU kernel against the CPU's reference, over seeded shapes: kernels_cuda_check PLUGIN
- * [--small] [rows|products|pages|sample]. Prints a row for each, PASS or FAIL; the exit status is 0
- * when all pass. A lost device ends the process, so run one group to find the cause. Built with
- * OCTAVO_SIMT it needs neither plugin nor GPU (tests/simt/), and its shapes are small unless
- * OCTAVO_SOAK is set. */
+ * [--small] [rows|products|pages|sample|retrieve]. Prints a row for each, PASS or FAIL; the exit
+ * status is 0 when all pass. A lost device ends the process, so run one group to find the cause.
+ * Built with OCTAVO_SIMT it needs neither plugin nor GPU (tests/simt/), and its shapes are small
+ * unless OCTAVO_SOAK is set. */
 #include "tests/cuda/check.h"
 
 #include <dlfcn.h>
@@ -127,10 +127,8 @@ static const struct {
     const char *name;
     void (*check)(check *c);
 } groups[] = {
-    {"rows", check_rows},
-    {"products", check_products},
-    {"pages", check_pages},
-    {"sample", check_sample},
+    {"rows", check_rows},     {"products", check_products}, {"pages", check_pages},
+    {"sample", check_sample}, {"retrieve", check_retrieve},
 };
 enum { GROUPS = sizeof groups / sizeof groups[0] };
 

@@ -5,6 +5,7 @@
 #include "tests/simt/strict.h"
 
 #include <atomic>
+#include <deque>
 #include <stdio.h>
 #include <stdlib.h>
 #include <time.h>
@@ -15,10 +16,13 @@ struct gpu {
     char why[256];
     bool lost, invariant;
     timespec marked;
-    std::vector<std::function<void()>> queue; /* queued work */
-    uint64_t n_done, noted[2];                /* counts of queued work */
-    gpu_graph *capture;                       /* the capture in progress */
-    bool broken;                              /* the capture failed */
+    struct lane {
+        std::deque<std::function<void()>> queue; /* queued work */
+        uint64_t n_done;
+    } lanes[GPU_LANES];
+    uint64_t noted[2];  /* counts of work on the stream */
+    gpu_graph *capture; /* the capture in progress */
+    bool broken;        /* the capture failed */
 };
 
 struct gpu_graph {
@@ -28,13 +32,14 @@ struct gpu_graph {
 static int left_to_fail = -1;               /* launches until the device is lost; -1: never */
 static std::atomic<uint64_t> n_allocations; /* atomic, since ranks are threads */
 static uint64_t n_replays;
-static int refuse_captures, is_late;
+static int refuse_captures, is_late, is_eager;
 static size_t shared_bytes = 163 << 10;
 
 void simt_fail_after(int launches) { left_to_fail = launches; }
 void simt_refuse_captures(int refuse) { refuse_captures = refuse; }
 void simt_have_shared(size_t bytes) { shared_bytes = bytes; }
 void simt_be_late(int late) { is_late = late; }
+void simt_copy_early(int early) { is_eager = early; }
 uint64_t simt_replays(void) { return n_replays; }
 uint64_t simt_allocations(void) { return n_allocations; }
 
@@ -56,20 +61,36 @@ gpu_status gpu_launched(gpu *g, const char *what)
 void simt_submit(gpu *g, const std::function<void()> &work)
 {
     if (g->capture) g->capture->work.push_back(work);
-    else if (is_late) g->queue.push_back(work);
+    else if (is_late) g->lanes[GPU_LANE_STREAM].queue.push_back(work);
     else work();
 }
 
-/* Does queued work until the total done is `until`. */
-static void do_queued(gpu *g, uint64_t until)
+/* The total that a lane will have done once its queue is empty. */
+static uint64_t lane_end(const gpu *g, gpu_lane lane)
 {
-    size_t n = until > g->n_done ? (size_t)(until - g->n_done) : 0;
-    for (size_t i = 0; i < n; i++) g->queue[i]();
-    g->queue.erase(g->queue.begin(), g->queue.begin() + (long)n);
-    g->n_done += n;
+    return g->lanes[lane].n_done + g->lanes[lane].queue.size();
 }
 
-static void catch_up(gpu *g) { do_queued(g, g->n_done + g->queue.size()); }
+/* Does queued work of a lane until the total done is `until`. Work that waits for another lane does
+ * that lane's first. */
+static void do_queued(gpu *g, gpu_lane lane, uint64_t until)
+{
+    while (g->lanes[lane].n_done < until) {
+        std::function<void()> work = g->lanes[lane].queue.front();
+        work();
+        g->lanes[lane].queue.pop_front();
+        g->lanes[lane].n_done++;
+    }
+}
+
+/* Only what the stream waits for is done on other lanes. */
+static void catch_up(gpu *g) { do_queued(g, GPU_LANE_STREAM, lane_end(g, GPU_LANE_STREAM)); }
+
+static void catch_up_all(gpu *g)
+{
+    for (int lane = 0; lane < GPU_LANES; lane++)
+        do_queued(g, (gpu_lane)lane, lane_end(g, (gpu_lane)lane));
+}
 
 /* Refuses a call that a graph cannot contain. */
 static gpu_status check_alone(gpu *g)
@@ -112,7 +133,7 @@ static gpu_status gpu_alloc(gpu *g, size_t bytes, void **out)
 }
 static void gpu_release(gpu *g, void *device)
 {
-    catch_up(g);
+    catch_up_all(g);
     if (device) n_allocations--;
     simt_free(device);
 }
@@ -128,7 +149,7 @@ static gpu_status gpu_alloc_host(gpu *g, size_t bytes, void **out)
 }
 static void gpu_release_host(gpu *g, void *host)
 {
-    catch_up(g);
+    catch_up_all(g);
     if (host) n_allocations--;
     free(host);
 }
@@ -143,17 +164,39 @@ static gpu_status gpu_copy_out(gpu *g, void *host, const void *device, size_t by
     if (bytes) simt_submit(g, [=]() { memcpy(host, device, bytes); });
     return check(g);
 }
+/* A lane of copies is late as the stream is, or early: as soon as what it waits for allows. */
+static gpu_status enter_lane(gpu *g, gpu_lane lane, const std::function<void()> &work)
+{
+    if (g->capture) return check_alone(g);
+    if (!is_late) work();
+    else g->lanes[lane].queue.push_back(work);
+    if (is_eager && lane != GPU_LANE_STREAM) do_queued(g, lane, lane_end(g, lane));
+    return check(g);
+}
+static gpu_status gpu_copy_up(gpu *g, void *device, const void *host, size_t bytes)
+{
+    return enter_lane(g, GPU_LANE_UP, [=]() { memcpy(device, host, bytes); });
+}
+static gpu_status gpu_copy_down(gpu *g, void *host, const void *device, size_t bytes)
+{
+    return enter_lane(g, GPU_LANE_DOWN, [=]() { memcpy(host, device, bytes); });
+}
+static gpu_status gpu_order(gpu *g, gpu_lane first, gpu_lane then)
+{
+    uint64_t until = lane_end(g, first);
+    return enter_lane(g, then, [=]() { do_queued(g, first, until); });
+}
 static gpu_status gpu_wait(gpu *g) { return check_alone(g); }
 static gpu_status gpu_note(gpu *g, uint32_t number)
 {
     if (g->capture) return check_alone(g);
-    g->noted[number] = g->n_done + g->queue.size();
+    g->noted[number] = lane_end(g, GPU_LANE_STREAM);
     return check(g);
 }
 static gpu_status gpu_await(gpu *g, uint32_t number)
 {
     if (g->capture) return check_alone(g);
-    do_queued(g, g->noted[number]);
+    do_queued(g, GPU_LANE_STREAM, g->noted[number]);
     return check(g);
 }
 static gpu_status gpu_poll(gpu *g, bool *idle)

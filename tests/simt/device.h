@@ -16,6 +16,9 @@ void simt_have_shared(size_t bytes);
 /* Whether launches and copies are done only when they are waited for, which shows pinned memory
  * that the host writes or reads too early. Not with a library that adds up at once. */
 void simt_be_late(int late);
+/* Where launches are late: whether copies on lanes of their own are done as soon as what they wait
+ * for allows, instead of when the stream waits for them. */
+void simt_copy_early(int early);
 /* Whether captures fail from now on, and the number of graphs that were replayed. */
 void simt_refuse_captures(int refuse);
 uint64_t simt_replays(void);

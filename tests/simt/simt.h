@@ -230,6 +230,13 @@ template <class T> SIMT_RAW inline T atomicAdd(T *at, T v)
     *at = old + v;
     return old;
 }
+template <class T> SIMT_RAW inline T atomicMax(T *at, T v)
+{
+    simt_touch(at, sizeof *at, SIMT_ATOMIC);
+    T old = *at;
+    if (v > old) *at = v;
+    return old;
+}
 
 inline void copy_async(void *shared, const void *global, bool there)
 {
