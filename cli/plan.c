@@ -254,7 +254,10 @@ static void print_left(const planning *p, const char *each)
 static const char *share_of_pool(const planning *p)
 {
     if (p->model_flags.kv_memory) return "";
-    if (p->model.on_gpu) return " (85 % of what weights and step buffers leave)";
+    if (p->model.on_gpu)
+        return p->full.rank_representatives
+                   ? " (with the next line 85 % of what weights and step buffers leave)"
+                   : " (85 % of what weights and step buffers leave)";
     return p->full.rank_representatives ? " (with the next line 60 % of what the weights leave)"
                                         : " (60 % of what the weights leave)";
 }

@@ -15,7 +15,7 @@ typedef struct retrieve retrieve;
 enum {
     RETRIEVE_CAN = 1 << RETRIEVAL_MEAN | 1 << RETRIEVAL_MAX | 1 << RETRIEVAL_QUEST |
                    1 << RETRIEVAL_FIX | 1 << RETRIEVAL_DYNAMIC | RETRIEVAL_NEEDS_HISTORY |
-                   RETRIEVAL_NEEDS_PRESELECTION | RETRIEVAL_NEEDS_EXAM
+                   RETRIEVAL_NEEDS_PRESELECTION | RETRIEVAL_NEEDS_EXAM | RETRIEVAL_NEEDS_AUDIT
 };
 
 /* The longest table of a pool of n_pages pages, in slots. */

@@ -21,6 +21,7 @@ typedef struct cuda_moves {
 } cuda_moves;
 
 typedef struct cuda_graphs cuda_graphs;
+typedef struct cuda_retrieve cuda_retrieve;
 
 /* A step between submit and collect, and its result. */
 typedef struct cuda_flight {
@@ -62,6 +63,7 @@ typedef struct backend_cuda {
     cuda_tables tables;
     cuda_forward *forward;
     cuda_graphs *graphs;
+    cuda_retrieve *retrieve; /* NULL without retrieval */
     sampler *sampler;
     bool *is_greedy; /* [max_seqs] the sequence wants the largest logit's token alone */
 
@@ -122,6 +124,10 @@ status cuda_measure_layer(void *ctx, uint32_t layer, gpu_measure *m);
 /* Sends everything that the step reads in one copy, then brings tables and pages up to date. Rows
  * are sent only if the step `computes`. */
 status cuda_send(backend_cuda *b, const step_plan *plan, bool computes, cuda_batch *batch);
+/* Whether so many rows of a sequence are cut by parts of their table, not by rows. */
+bool cuda_goes_by_parts(const backend_cuda *b, uint32_t n_rows);
+/* The slots of a part where sequences cut so have `slots` slots together. rounds: cuda_batch's. */
+uint32_t cuda_part_slots(const backend_cuda *b, uint64_t slots, uint32_t longest, bool rounds);
 
 /* ---- sums.c ---------------------------------------------------------------------------------- */
 

@@ -1,6 +1,7 @@
 /* The CUDA backend: a step plan in, tokens and measures out (backend/backend.h). cuda/create.c
  * refuses models that it has no kernels for. */
 #include "model/cuda/backend.h"
+#include "model/cuda/retrieve.h"
 #include "model/plan.h"
 
 #include <assert.h>
@@ -152,6 +153,7 @@ static status check_ahead(const backend_cuda *b, const step_plan *plan)
 static status begin_step(backend_cuda *b, const step_plan *plan)
 {
     cuda_flight *f = b->flight;
+    RETURN_IF_ERROR(fatal(cuda_retrieve_end_notes(b, plan)));
     RETURN_IF_ERROR(pkv_mirror_apply(b->mirror, plan->deltas.words, plan->deltas.n_words));
     f->result.checksum = pkv_mirror_checksum(b->mirror);
     if (f->result.checksum != plan->checksum)
@@ -167,7 +169,9 @@ static status begin_step(backend_cuda *b, const step_plan *plan)
         RETURN_IF_ERROR(sampler_open(b->sampler, &plan->opens[i]));
         b->is_greedy[plan->opens[i].seq] = is_plain_greedy(plan->opens[i].params);
     }
-    return computes ? cuda_lay_out_measures(b, plan) : checked;
+    if (!computes) return checked;
+    RETURN_IF_ERROR(cuda_lay_out_measures(b, plan));
+    return cuda_retrieve_lay_out(b, plan, &f->batch);
 }
 
 static status run_rows(backend_cuda *b)
@@ -316,6 +320,7 @@ static void cuda_destroy(void *ctx)
         if (b->measures) d->api->release(d->g, b->measures);
         if (b->scratch) d->api->release(d->g, b->scratch);
         cuda_sums_destroy(b);
+        cuda_retrieve_destroy(b);
         if (!d->borrowed) d->api->close(d->g);
     }
     thread_pool_destroy(b->pool);

@@ -1,5 +1,6 @@
 /* Makes a CUDA backend: device, weights, buffers, pages, in this order. */
 #include "model/cuda/backend.h"
+#include "model/cuda/retrieve.h"
 #include "model/sizes.h"
 
 #include <assert.h>
@@ -128,7 +129,8 @@ static uint64_t default_pool_bytes(const backend_cuda *b, const backend_options 
     uint64_t share = comm_on_device(o->group) ? 1 : ranks;
     free_bytes /= share;
     free_bytes -= b->device.allocated < free_bytes ? b->device.allocated : free_bytes;
-    return sizes_default_pool(free_bytes, MODEL_GPU_POOL_SHARE) * ranks;
+    free_bytes = sizes_default_pool(free_bytes, MODEL_GPU_POOL_SHARE);
+    return sizes_pages_part(free_bytes, b->pages.page_bytes, cuda_retrieve_of_page(b)) * ranks;
 }
 
 static uint64_t cuda_page_bytes(const backend_cuda *b, uint32_t n_ranks)
@@ -218,6 +220,8 @@ static void fill_info(backend_cuda *b, const backend_options *o)
     /* Several ranks take one step at a time: they meet at every layer, on the host unless their
      * comm is on the device, and draw on the host. */
     b->info.max_in_flight = comm_size(o->group) == 1 ? CUDA_FLIGHTS : 1;
+    /* Selections do not cross GPUs yet. */
+    b->info.retrieves = comm_size(o->group) == 1 ? CUDA_RETRIEVES : 0;
 }
 
 status cuda_make_parts(backend_cuda *b, const backend_cuda_options *options, cuda_load *load,
@@ -251,8 +255,11 @@ status cuda_make_pages(backend_cuda *b, const backend_options *o, error *err)
 {
     RETURN_IF_ERROR(make_pool(b, o, err));
     RETURN_IF_ERROR(make_host_tier(b, o, err));
-    if (status_ok(cuda_sums_create(b))) return STATUS_IS_OK;
-    return error_set(err, STATUS_NO_MEMORY, "kv-memory: no room for running sums: %s",
+    status s = cuda_sums_create(b);
+    if (status_ok(s)) s = cuda_retrieve_create(b);
+    if (status_ok(s)) return s;
+    return error_set(err, STATUS_NO_MEMORY,
+                     "kv-memory: no room for running sums and representatives: %s",
                      b->device.api->why(b->device.g));
 }
 

@@ -156,10 +156,13 @@ typedef struct cuda_batch {
     const gpu_seq *seqs;
     const gpu_tile *decode, *prefill;
     gpu_tables tables;
+    bool rounds;    /* rows and parts of tables are rounded up, as in each step that only decodes */
     bool repeats;   /* many steps have these rows and tiles (cuda_graphs_run) */
     bool wants_lse; /* something is measured */
     /* Called after each layer's attention when something is measured; else NULL. */
     status (*measure)(void *ctx, uint32_t layer, gpu_measure *m);
+    /* Called instead of the layer's attention when rows read by retrieval; else NULL. */
+    status (*attend)(void *ctx, uint32_t layer, const gpu_heads *h, const gpu_attention *a);
     void *ctx;
 } cuda_batch;
 

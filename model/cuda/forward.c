@@ -222,7 +222,8 @@ static status attention_block(cuda_forward *f, const cuda_batch *b, uint32_t lay
     RETURN_IF_GPU_ERROR(
         api->product(g, &w->qkv, f->normed, b->n_rows, f->qkv, GPU_F32, f->scratch));
     RETURN_IF_GPU_ERROR(api->heads(g, &heads));
-    RETURN_IF_GPU_ERROR(api->attention(g, &attention));
+    RETURN_IF_ERROR(b->attend ? b->attend(b->ctx, layer, &heads, &attention)
+                              : cuda_status(api->attention(g, &attention)));
     RETURN_IF_ERROR(measure_layer(f, b, &attention, layer));
     RETURN_IF_GPU_ERROR(api->product(g, &w->o, f->attn, b->n_rows, f->delta, GPU_F32, f->scratch));
     RETURN_IF_ERROR(cuda_sum(f->o.device, f->delta, (size_t)b->n_rows * c->hidden));

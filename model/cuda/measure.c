@@ -1,6 +1,7 @@
 /* Measures the memory that a CUDA backend would take: create.c makes one on a device without memory
  * where every call succeeds. */
 #include "model/cuda/backend.h"
+#include "model/cuda/retrieve.h"
 #include "model/sizes.h"
 
 #include <stdlib.h>
@@ -102,11 +103,14 @@ static status measure_memory(backend_cuda *b, const backend_cuda_options *o, uin
     out->page_bytes = b->pages.page_bytes;
     out->rank_shares = pkv_shares_of(&out->geometry, b->slice.n_kv_heads);
     out->sums_of_page = cuda_sums_of_page(b);
+    out->representatives_of_page = cuda_retrieve_of_page(b);
+    out->scratch_bytes = cuda_retrieve_of_step(b);
     out->fits = out->weight_bytes * n_ranks <= memory;
     status s = cuda_make_pages(b, &o->common, &why);
     if (s.code == STATUS_INVALID) return STATUS_IS_OK; /* no room for a page of each table */
     if (!status_ok(s)) return error_set(err, s.code, "%s", why.text);
     out->n_pages = b->info.n_pages;
+    out->note_bytes = b->info.note_bytes;
     return STATUS_IS_OK;
 }
 

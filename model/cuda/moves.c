@@ -3,6 +3,7 @@
  * or have none in common. Moves of a batch that share a page are a chain and go one after the
  * other; chains go at the same time. */
 #include "model/cuda/backend.h"
+#include "model/cuda/retrieve.h"
 #include "model/rope.h"
 
 #include <stdlib.h>
@@ -62,6 +63,7 @@ static status copy_page(backend_cuda *b, const pkv_move *m)
         RETURN_IF_GPU_ERROR(out ? api->copy_out(b->device.g, there, here, bytes)
                                 : api->copy_in(b->device.g, here, there, bytes));
         RETURN_IF_ERROR(cuda_sums_copy(b, out, page, host, n));
+        if (!out) RETURN_IF_ERROR(cuda_retrieve_forget(b, page, n));
         page += b->pages.layer_stride;
         host += b->host_cells.n / b->pages.layer_groups;
     }

@@ -196,7 +196,7 @@ static void pack_mean_ropes(backend_cuda *b, const step_plan *plan)
  * steps have one shape. Only steps that decode alone qualify. With several ranks, sums happen
  * between launches, and a step that measures has launches of its own: neither is captured. Moves,
  * patches and logits lie outside the captured part. */
-static bool repeats(const backend_cuda *b, const step_plan *plan)
+static bool only_decodes(const backend_cuda *b, const step_plan *plan)
 {
     bool one = plan->n_seqs > 0 && comm_size(b->device.group) == 1;
     for (uint32_t i = 0; one && i < plan->n_seqs; i++)
@@ -204,13 +204,23 @@ static bool repeats(const backend_cuda *b, const step_plan *plan)
     return one;
 }
 
+/* A step whose rows read by retrieval has launches of its own too, but its rows and tiles are
+ * rounded all the same: what it computes has the bits of a step that reads everything. */
+static bool retrieves(const step_plan *plan)
+{
+    for (uint32_t i = 0; i < plan->n_seqs; i++)
+        if (plan->seqs[i].retrieval.block_tokens) return true;
+    return false;
+}
+
 static cuda_batch shape_of(const backend_cuda *b, const step_plan *plan)
 {
     cuda_batch batch = {.n_rows = plan->n_tokens,
                         .n_seqs = plan->n_seqs,
                         .tables = b->tables.device,
-                        .repeats = repeats(b, plan)};
-    if (!batch.repeats) return batch;
+                        .rounds = only_decodes(b, plan)};
+    batch.repeats = batch.rounds && !retrieves(plan);
+    if (!batch.rounds) return batch;
     uint32_t n = cuda_graphs_round(plan->n_seqs, CUDA_SHAPE_STEPS);
     batch.n_rows = batch.n_seqs = n < b->info.max_rows ? n : b->info.max_rows;
     return batch;
@@ -311,18 +321,25 @@ static void pack_lengths(backend_cuda *b, const step_plan *plan, uint32_t n, cud
 /* How a step's attention is cut into tiles. */
 typedef struct tiling {
     uint32_t q_heads, part, n_prefill, longest;
-    bool decodes; /* sequences with few rows are cut by parts of their tables */
 } tiling;
 
-static bool goes_by_parts(const tiling *t, uint32_t n_tokens)
+bool cuda_goes_by_parts(const backend_cuda *b, uint32_t n_rows)
 {
-    return t->decodes && n_tokens * t->q_heads <= GPU_DECODE_ROWS;
+    return !b->invariant && n_rows * (b->local.n_heads / b->local.n_kv_heads) <= GPU_DECODE_ROWS;
 }
 
-static uint32_t prefill_tiles(const tiling *t, uint32_t n_tokens)
+uint32_t cuda_part_slots(const backend_cuda *b, uint64_t slots, uint32_t longest, bool rounds)
 {
-    if (goes_by_parts(t, n_tokens)) return 0;
-    return (n_tokens * t->q_heads + GPU_PREFILL_ROWS - 1) / GPU_PREFILL_ROWS;
+    uint32_t part = cuda_forward_part(b->forward, slots, longest);
+    if (!rounds) return part;
+    if (part < GPU_PART_MIN) part = GPU_PART_MIN;
+    return cuda_graphs_round(part / GPU_KV_STEP, CUDA_SHAPE_STEPS) * GPU_KV_STEP;
+}
+
+static uint32_t prefill_tiles(const backend_cuda *b, uint32_t q_heads, uint32_t n_tokens)
+{
+    if (cuda_goes_by_parts(b, n_tokens)) return 0;
+    return (n_tokens * q_heads + GPU_PREFILL_ROWS - 1) / GPU_PREFILL_ROWS;
 }
 
 static uint32_t slots_of(const backend_cuda *b, const step_seq *s)
@@ -332,28 +349,25 @@ static uint32_t slots_of(const backend_cuda *b, const step_seq *s)
 
 static tiling plan_tiles(const backend_cuda *b, const step_plan *plan, const cuda_batch *batch)
 {
-    tiling t = {.q_heads = b->local.n_heads / b->local.n_kv_heads, .decodes = !b->invariant};
+    tiling t = {.q_heads = b->local.n_heads / b->local.n_kv_heads};
     uint64_t slots = 0;
     for (uint32_t i = 0; i < plan->n_seqs; i++) {
-        t.n_prefill += prefill_tiles(&t, plan->seqs[i].n_tokens);
-        if (!goes_by_parts(&t, plan->seqs[i].n_tokens)) continue;
+        t.n_prefill += prefill_tiles(b, t.q_heads, plan->seqs[i].n_tokens);
+        if (!cuda_goes_by_parts(b, plan->seqs[i].n_tokens)) continue;
         uint32_t n = slots_of(b, &plan->seqs[i]);
         slots += n;
         if (n > t.longest) t.longest = n;
     }
-    t.n_prefill += (batch->n_seqs - plan->n_seqs) * prefill_tiles(&t, 1);
-    t.part = cuda_forward_part(b->forward, slots, t.longest);
-    if (!batch->repeats) return t;
-    if (t.part < GPU_PART_MIN) t.part = GPU_PART_MIN;
-    t.part = cuda_graphs_round(t.part / GPU_KV_STEP, CUDA_SHAPE_STEPS) * GPU_KV_STEP;
+    t.n_prefill += (batch->n_seqs - plan->n_seqs) * prefill_tiles(b, t.q_heads, 1);
+    t.part = cuda_part_slots(b, slots, t.longest, batch->rounds);
     return t;
 }
 
-static void add_tiles(const tiling *t, uint32_t seq, uint32_t n_tokens, uint32_t length,
-                      gpu_tile *decode, gpu_tile *prefill, cuda_batch *batch)
+static void add_tiles(const backend_cuda *b, const tiling *t, uint32_t seq, uint32_t n_tokens,
+                      uint32_t length, gpu_tile *decode, gpu_tile *prefill, cuda_batch *batch)
 {
     uint32_t parts = (length + t->part - 1) / t->part, first = batch->n_decode;
-    bool by_parts = goes_by_parts(t, n_tokens);
+    bool by_parts = cuda_goes_by_parts(b, n_tokens);
     for (uint32_t p = 0; by_parts && p < parts; p++)
         decode[batch->n_decode++] = (gpu_tile){seq, p * t->part, parts, first};
     for (uint32_t r = 0; !by_parts && r < n_tokens * t->q_heads; r += GPU_PREFILL_ROWS)
@@ -368,10 +382,10 @@ static void pack_tiles(backend_cuda *b, const step_plan *plan, cuda_batch *batch
     gpu_tile *decode = cuda_pack_take(&b->step, most * sizeof *decode, &batch->decode);
     gpu_tile *prefill = cuda_pack_take(&b->step, t.n_prefill * sizeof *prefill, &batch->prefill);
     for (uint32_t i = 0; i < plan->n_seqs; i++)
-        add_tiles(&t, i, plan->seqs[i].n_tokens, slots_of(b, &plan->seqs[i]), decode, prefill,
+        add_tiles(b, &t, i, plan->seqs[i].n_tokens, slots_of(b, &plan->seqs[i]), decode, prefill,
                   batch);
     for (uint32_t i = plan->n_seqs; i < batch->n_seqs; i++)
-        add_tiles(&t, i, 1, 1, decode, prefill, batch);
+        add_tiles(b, &t, i, 1, 1, decode, prefill, batch);
     /* Padding tiles lie behind every table: they see no slot, and no sequence counts them. */
     uint32_t n = batch->repeats ? cuda_graphs_round(batch->n_decode, CUDA_SHAPE_STEPS) : 0;
     uint32_t beyond = (t.longest / GPU_KV_STEP + 1) * GPU_KV_STEP;

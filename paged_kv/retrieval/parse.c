@@ -337,7 +337,7 @@ status retrieval_check(const retrieval_spec *spec, uint32_t retrieves, error *er
     if (!lacking) return STATUS_IS_OK;
     if (!retrieves)
         return error_set(err, STATUS_INVALID,
-                         "retrieval: only a CPU backend reads a part of the context");
+                         "retrieval: this backend reads the whole context, as several GPUs do");
     if (lacking & RETRIEVAL_NEEDS_HISTORY)
         return error_set(err, STATUS_INVALID,
                          "retrieval.token_step is %u: this backend selects for every token",
@@ -345,6 +345,9 @@ status retrieval_check(const retrieval_spec *spec, uint32_t retrieves, error *er
     if (lacking & RETRIEVAL_NEEDS_PRESELECTION)
         return error_set(err, STATUS_INVALID,
                          "retrieval.preselect_block: this backend selects among all blocks");
+    if (lacking & RETRIEVAL_NEEDS_AUDIT)
+        return error_set(err, STATUS_INVALID,
+                         "retrieval.audit: this backend does not compute recalls");
     if (lacking == RETRIEVAL_NEEDS_EXAM)
         return error_set(err, STATUS_INVALID,
                          "retrieval.epsilon: this backend does not bound what a selection misses");

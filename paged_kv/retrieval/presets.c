@@ -44,7 +44,8 @@ uint32_t retrieval_needs(const retrieval_spec *spec)
     return UINT32_C(1) << spec->representative |
            (spec->token_step > 1 ? (uint32_t)RETRIEVAL_NEEDS_HISTORY : 0) |
            (spec->preselect_blocks > 0 ? (uint32_t)RETRIEVAL_NEEDS_PRESELECTION : 0) |
-           (spec->epsilon > 0 ? (uint32_t)RETRIEVAL_NEEDS_EXAM : 0);
+           (spec->epsilon > 0 ? (uint32_t)RETRIEVAL_NEEDS_EXAM : 0) |
+           (spec->audit > 0 ? (uint32_t)RETRIEVAL_NEEDS_AUDIT : 0);
 }
 
 /* KTransformers' base configuration: at 128 tokens a block, a step reads 16,512 tokens. */

@@ -106,6 +106,7 @@ enum {
     RETRIEVAL_NEEDS_HISTORY = 1 << 30,      // token_step > 1: tokens follow earlier selections
     RETRIEVAL_NEEDS_PRESELECTION = 1 << 29, // preselect_blocks
     RETRIEVAL_NEEDS_EXAM = 1 << 28,         // epsilon: selections read keys
+    RETRIEVAL_NEEDS_AUDIT = 1 << 27,        // audit: some rows read everything besides
     /* For these the backend measures the attention of the prompt's last rows. */
     RETRIEVAL_OBSERVES = RETRIEVAL_NEEDS_PRESELECTION | 1 << RETRIEVAL_DYNAMIC,
 };

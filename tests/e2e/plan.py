@@ -148,9 +148,10 @@ class Gpu(unittest.TestCase):
             self.assertEqual(plan["kv"]["token_bytes"] * 128, wide["kv"]["token_bytes"] * part)
         self.assertEqual(wide, planned(*demo, "--device", "cuda:2")[1])
         self.assertGreater(wide["rank_step_bytes"], 0)
-        self.assertGreater(wide["kv"]["sums_bytes"], 0)
-        taken = wide["weights"]["rank_bytes"] + wide["rank_step_bytes"] + wide["kv"]["pool_bytes"] + \
-            wide["kv"]["sums_bytes"] + wide["rank_left_bytes"]
+        taken = wide["weights"]["rank_bytes"] + wide["rank_step_bytes"] + wide["rank_left_bytes"]
+        for part in ("pool", "sums", "representatives", "retrieval_note", "retrieval_list"):
+            self.assertGreater(wide["kv"][f"{part}_bytes"], 0)
+            taken += wide["kv"][f"{part}_bytes"]
         self.assertEqual(taken, (2 << 30) - (640 << 20))
 
 

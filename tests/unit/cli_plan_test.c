@@ -72,16 +72,19 @@ static void published_sizes(void **state)
             /* Every rank has f32 norms. */
             uint64_t stored = 2 * models[i].parameters, all = a.measures.weight_bytes * f.tp;
             assert_true(all > stored && all < stored + stored / 2000);
-            /* The pool is its share, short of it by less than a page of each group; there is one
-             * sum for 256 values. */
+            /* The pool and representatives are its share, short of it by less than a page of each
+             * group; there is one sum for 256 values. One GPU alone has representatives. */
             uint64_t taken = a.measures.weight_bytes + a.measures.step_bytes;
             uint64_t memory = 200 * GIB - PLAN_GPU_DRIVER_BYTES;
             assert_true(a.measures.step_bytes > 1 << 20 && a.measures.step_bytes < GIB);
-            double pool = (double)a.rank_pool;
+            double pool = (double)(a.rank_pool + a.rank_representatives);
             double share = (double)(memory - taken) * MODEL_GPU_POOL_SHARE;
             double block = (double)a.measures.page_bytes * groups;
+            block += (double)a.measures.representatives_of_page * groups;
             assert_true(pool <= share && pool > share - block);
+            assert_true((a.rank_representatives > 0) == (f.tp == 1));
             assert_true(a.rank_memory == memory && a.rank_sums * 128 == a.rank_pool);
+            taken += a.rank_representatives + a.measures.note_bytes + a.measures.scratch_bytes;
             assert_true(a.rank_left == memory - taken - a.rank_pool - a.rank_sums);
             model_close(&m);
         }

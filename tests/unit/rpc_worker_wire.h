@@ -33,7 +33,7 @@ static const backend_info info = {
     .max_logit_rows = 0,
     .logit_row_cost = 260,
     .retrieves = ((1 << RETRIEVAL_REPRESENTATIVES) - 1) | RETRIEVAL_NEEDS_HISTORY |
-                 RETRIEVAL_NEEDS_PRESELECTION | RETRIEVAL_NEEDS_EXAM,
+                 RETRIEVAL_NEEDS_PRESELECTION | RETRIEVAL_NEEDS_EXAM | RETRIEVAL_NEEDS_AUDIT,
     .n_heads = HEADS,
     .head_dim = HEAD_DIM,
     .n_pages = PAGES,
