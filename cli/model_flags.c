@@ -86,6 +86,11 @@ static const arg_flag flags_table[] = {
     ARG_ROW("kv-disk-size", "BYTES", ARG_BYTES, model_flags, kv_disk_size,
             "size of the KV page pool with --kv-disk; all of it is taken at the start", .min = 1,
             .max = 0x1p62),
+    ARG_ROW("kv-host", "BYTES", ARG_BYTES, model_flags, kv_host,
+            "on a GPU: host memory for KV pages beyond the device's, all of it taken and pinned at "
+            "the start; each step then moves what it reads of them, layer by layer, so "
+            "--prefill-chunk 4096 suits it",
+            .min = 1, .max = 0x1p62),
     ARG_ROW("swap-memory", "BYTES", ARG_BYTES, model_flags, swap_memory,
             "host memory for the pages of preempted sequences, taken as it fills and at most half "
             "of what the KV pool leaves; 0 computes them again",

@@ -90,6 +90,14 @@ static status check_kv_disk(const model_flags *f, const loaded_model *m, error *
                      "--kv-disk: needs one rank on the CPU (no --tp, --device or workers)");
 }
 
+/* Only the pool of one GPU, in this process and without ranks, can have pages in host memory. */
+static status check_kv_host(const model_flags *f, const loaded_model *m, error *err)
+{
+    if (!f->kv_host || (m->n_ranks == 1 && !m->workers && m->on_gpu)) return STATUS_IS_OK;
+    return error_set(err, STATUS_UNSUPPORTED,
+                     "--kv-host: needs one rank on a GPU (--device cuda, no --tp or workers)");
+}
+
 static uint32_t wanted_page(const model_flags *f, kern_kv_format kv_type)
 {
     uint32_t group = kern_kv_facts_of(kv_type).group;
@@ -273,6 +281,7 @@ static status read_options(const model_flags *f, loaded_model *m, error *err)
         .swap_bytes = f->swap_memory,
         .kv_disk = f->kv_disk,
         .kv_disk_bytes = f->kv_disk_size,
+        .kv_host_bytes = f->kv_host,
         .max_rows = f->prefill_chunk + f->max_batch,
         .max_seqs = f->max_batch,
         .max_model_len = m->max_model_len,
@@ -291,6 +300,7 @@ status model_describe(const model_flags *flags, loaded_model *out, error *err)
     RETURN_IF_ERROR(read_options(flags, out, err));
     RETURN_IF_ERROR(read_device(flags, out, err));
     RETURN_IF_ERROR(check_kv_disk(flags, out, err));
+    RETURN_IF_ERROR(check_kv_host(flags, out, err));
     return check_fp8(out, err);
 }
 
@@ -307,6 +317,7 @@ static status open_parts(const model_flags *f, bool with_text, loaded_model *m, 
     RETURN_IF_ERROR(model_ranks_check(&m->config, m->n_ranks, err));
     RETURN_IF_ERROR(find_device(f, m, err));
     RETURN_IF_ERROR(check_kv_disk(f, m, err));
+    RETURN_IF_ERROR(check_kv_host(f, m, err));
     return make_first(f, m, err);
 }
 
@@ -377,6 +388,9 @@ void model_log(const loaded_model *m, const char *dir)
     }
     format_bytes(tier, sizeof tier, m->facts.disk_bytes);
     if (m->facts.disk_bytes) snprintf(disk, sizeof disk, " in memory, of %s on disk", tier);
+    format_bytes(tier, sizeof tier, m->facts.host_bytes);
+    if (m->facts.host_bytes)
+        snprintf(disk, sizeof disk, " on the device and %s in host memory", tier);
     format_bytes(tier, sizeof tier, m->facts.swap_bytes);
     if (m->facts.swap_bytes) snprintf(swap, sizeof swap, ", %s of host memory to swap", tier);
     const backend_info *info = m->backend.ops->info(m->backend.ctx);

@@ -147,6 +147,7 @@ static status work_out(planning *p, error *err)
     model_flags *f = &p->model_flags;
     if (p->flags.gpu && strncmp(f->device, "cuda", 4) != 0) f->device = "cuda";
     RETURN_IF_ERROR(read_memory(p, err));
+    q->chunk = f->prefill_chunk;
     q->sequences = p->flags.sequences ? p->flags.sequences : f->max_batch;
     if (f->max_batch < q->sequences) f->max_batch = q->sequences;
     RETURN_IF_ERROR(model_describe(f, &p->model, err));
@@ -207,12 +208,19 @@ static json_t *answer_json(const planning *p, bool fits, const char *verdict)
         "swap_bytes", (json_int_t)backend_host_bytes(m) * ranks, "sums_bytes",
         (json_int_t)(backend_rank_pages(m, m->n_pages) * m->sums_of_page) * ranks,
         "representatives_bytes", (json_int_t)a->rank_representatives * ranks, "disk_bytes",
-        (json_int_t)(m->n_frames ? m->n_pages * m->page_bytes : 0), "retrieval_note_bytes",
-        (json_int_t)m->note_bytes * ranks, "retrieval_list_bytes",
+        (json_int_t)(m->n_frames && !p->model.on_gpu ? m->n_pages * m->page_bytes : 0),
+        "retrieval_note_bytes", (json_int_t)m->note_bytes * ranks, "retrieval_list_bytes",
         (json_int_t)m->scratch_bytes * ranks);
     json_t *asked = json_pack("{s:i, s:i, s:i}", "context", (int)q->context, "output",
                               (int)q->output, "concurrency", (int)q->sequences);
     json_object_set_new(all, "kv", kv);
+    if (a->chunk)
+        json_object_set_new(
+            all, "kv_host",
+            json_pack("{s:I, s:I, s:I, s:I, s:I, s:I}", "host_bytes", (json_int_t)a->host_pool,
+                      "window_bytes", (json_int_t)a->windows, "chunk", (json_int_t)a->chunk,
+                      "chunk_up_bytes", (json_int_t)a->chunk_up, "chunk_down_bytes",
+                      (json_int_t)a->chunk_down, "prompt_up_bytes", (json_int_t)a->prompt_up));
     json_object_set_new(all, "rank_step_bytes", json_integer((json_int_t)m->step_bytes));
     json_object_set_new(all, "rank_left_bytes", json_integer((json_int_t)a->rank_left));
     json_object_set_new(all, "asked", asked);
@@ -262,16 +270,49 @@ static const char *share_of_pool(const planning *p)
                                         : " (60 % of what the weights leave)";
 }
 
+/* Rates that copies of pinned memory reach over 16 lanes. */
+static const struct {
+    const char *name;
+    double gb_s;
+} buses[] = {{"PCIe 4.0", 25}, {"PCIe 5.0", 50}};
+
+/* What prefill copies between host memory and the device, and for how long. Copies up and down and
+ * kernels run at the same time. */
+static void print_chunks(const planning *p)
+{
+    const plan_answer *a = &p->full;
+    char up[32], down[32], chunk[32], before[32], windows[32];
+    if (a->chunk == 0) return;
+    format_bytes(windows, sizeof windows, a->windows);
+    printf("           the device's part has %s for two layers of what is in host memory\n",
+           windows);
+    format_bytes(up, sizeof up, (uint64_t)a->chunk_up);
+    format_bytes(down, sizeof down, (uint64_t)a->chunk_down);
+    plan_number(a->chunk, chunk);
+    plan_number(p->question.context - p->question.output - a->chunk, before);
+    printf("chunk      %s tokens after %s others copy %s up and %s down:", chunk, before, up, down);
+    for (size_t i = 0; i < sizeof buses / sizeof *buses; i++)
+        printf("%s %.2f s over %s", i ? "," : "", a->chunk_up / buses[i].gb_s / 1e9, buses[i].name);
+    format_bytes(up, sizeof up, (uint64_t)a->prompt_up);
+    printf("\nprompt     all its chunks copy %s up:", up);
+    for (size_t i = 0; i < sizeof buses / sizeof *buses; i++)
+        printf("%s %.1f s over %s", i ? "," : "", a->prompt_up / buses[i].gb_s / 1e9,
+               buses[i].name);
+    printf(" (16 lanes)\n");
+}
+
 static void print_pool(const planning *p, const char *each)
 {
     const plan_answer *a = &p->full;
     char one[32], disk[32], pages[32], tokens[32];
     format_bytes(one, sizeof one, a->rank_pool);
-    format_bytes(disk, sizeof disk, (uint64_t)a->measures.n_pages * a->measures.page_bytes);
+    uint64_t all = (uint64_t)a->measures.n_pages * a->measures.page_bytes;
+    format_bytes(disk, sizeof disk, a->chunk ? a->host_pool : all);
+    const char *beside = a->chunk ? " and in host memory " : " in memory, of ";
     printf("KV pool    %s%s%s%s%s: %s %s pages of %u tokens, room for %s tokens\n", one, each,
-           share_of_pool(p), a->measures.n_frames ? " in memory, of " : "",
-           a->measures.n_frames ? disk : "", plan_number(a->pages, pages), p->model.kv_name,
-           a->measures.geometry.page_tokens, plan_number(a->tokens, tokens));
+           share_of_pool(p), a->measures.n_frames ? beside : "", a->measures.n_frames ? disk : "",
+           plan_number(a->pages, pages), p->model.kv_name, a->measures.geometry.page_tokens,
+           plan_number(a->tokens, tokens));
     if (a->rank_representatives == 0) return;
     format_bytes(one, sizeof one, a->rank_representatives);
     printf("           and up to %s%s of representatives, by which retrieval selects\n", one, each);
@@ -312,6 +353,7 @@ static void print_memory(const planning *p)
     }
     format_bytes(one, sizeof one, backend_host_bytes(m) * ranks);
     if (m->n_host_pages) printf("           and %s of host memory to swap\n", one);
+    print_chunks(p);
     print_left(p, each);
 }
 

@@ -28,6 +28,23 @@ static status measure_model(const plan_question *q, backend_measures *out, error
     return backend_cuda_measure(&o, m->n_ranks, out, err);
 }
 
+/* A chunk reads all K and V before it and its own, and writes its own. What lies on the device is
+ * not copied. */
+static void count_copies(const plan_question *q, plan_answer *a)
+{
+    const backend_measures *m = &a->measures;
+    if (m->n_here == 0) return;
+    uint32_t prompt = q->context > q->output ? q->context - q->output : 1;
+    a->host_pool = (uint64_t)(m->n_pages - m->n_here) * m->page_bytes;
+    a->windows = (uint64_t)(m->n_frames - m->n_here) * m->page_bytes;
+    a->chunk = q->chunk < prompt ? q->chunk : prompt;
+    double token = a->token_bytes * (m->n_pages - m->n_here) / m->n_pages;
+    uint64_t chunks = (prompt + a->chunk - 1) / a->chunk, full = chunks * (chunks - 1) / 2;
+    a->chunk_up = (prompt - a->chunk) * token;
+    a->chunk_down = a->chunk * token;
+    a->prompt_up = (double)full * a->chunk * token;
+}
+
 status plan_measure(const plan_question *q, plan_answer *out, error *err)
 {
     const loaded_model *m = q->model;
@@ -47,6 +64,7 @@ status plan_measure(const plan_question *q, plan_answer *out, error *err)
     out->token_bytes = (double)backend_page_bytes(is, m->n_ranks) * groups / g->page_tokens;
     out->pages = is->n_pages ? is->n_pages - 1 : 0;
     out->tokens = out->pages / groups * g->page_tokens;
+    count_copies(q, out);
     return STATUS_IS_OK;
 }
 

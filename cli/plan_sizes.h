@@ -18,6 +18,7 @@ typedef struct plan_question {
     uint64_t memory;           // of one device, before the driver takes its part
     uint32_t context;          // tokens of a sequence, prompt and output
     uint32_t output;           // of these, how many are output
+    uint32_t chunk;            // tokens of a prompt in one step
     uint32_t sequences;        // at once
 } plan_question;
 
@@ -33,11 +34,17 @@ typedef struct plan_answer {
     uint64_t rank_memory;          // of a rank; for a GPU without the driver's part
     uint64_t rank_pool, rank_sums; // pages; page sums beside a GPU's pages
     uint64_t rank_representatives; // most that retrieval writes beside the pages
-    uint64_t rank_left;            // for other uses
-    uint64_t short_of;             // bytes that a rank lacks; 0 = it has enough
-    double token_bytes;            // of K and V, on all ranks
-    uint64_t pages;                // usable by sequences
-    uint64_t tokens;               // that the pages hold
+    /* With --kv-host: bytes of the pool in host memory; bytes of rank_pool that hold two layers of
+     * them while these compute; the tokens of a chunk; bytes that the prompt's last chunk copies up
+     * to the device and down from it, and that all its chunks copy up. */
+    uint64_t host_pool, windows;
+    uint32_t chunk;
+    double chunk_up, chunk_down, prompt_up;
+    uint64_t rank_left; // for other uses
+    uint64_t short_of;  // bytes that a rank lacks; 0 = it has enough
+    double token_bytes; // of K and V, on all ranks
+    uint64_t pages;     // usable by sequences
+    uint64_t tokens;    // that the pages hold
     plan_room room;
 } plan_answer;
 

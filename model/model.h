@@ -159,7 +159,11 @@ typedef struct backend_options {
     const char *kv_disk;
     uint64_t kv_disk_bytes;
     const struct disk_io *kv_disk_io; // NULL = the system's
-    uint32_t max_rows;                // tokens in one plan
+    /* Bytes of host memory that a GPU's pool has beyond kv_bytes; 0 = none. The kv_bytes on the
+     * device then hold the pool's first pages and two layers' of the others (model/cuda/window.h).
+     * For one rank alone. */
+    uint64_t kv_host_bytes;
+    uint32_t max_rows; // tokens in one plan
     uint32_t max_seqs;
     uint32_t max_model_len; // sizes the RoPE range and attention scratch
     const char *cache_dir;  // NULL, or the folder of the cache of packed weights; unused with dummy
@@ -179,8 +183,9 @@ typedef struct backend_facts {
     uint32_t n_threads;
     uint64_t weight_bytes; // packed
     uint64_t page_bytes;
-    uint64_t pool_bytes;    // in memory
+    uint64_t pool_bytes;    // of the pool in memory; a GPU's: in its own memory
     uint64_t disk_bytes;    // of the pool's file; 0 = the whole pool is in memory
+    uint64_t host_bytes;    // of a GPU's pool in host memory; 0 = the whole pool is on the GPU
     uint64_t filling_bytes; // limit of pages in bf16 beside the pool: int4 and int2
     uint64_t swap_bytes;    // size of the host tier, committed as it fills
     int64_t load_us;        // reading and packing the weights
@@ -236,7 +241,10 @@ typedef struct backend_measures {
     uint64_t step_bytes;              // a GPU's buffers for the longest step
     bool fits;                        // the weights of all ranks fit into `memory`
     uint32_t n_pages;                 // page 0 included; 0: the pool would not hold one block
-    uint32_t n_frames;                // pages that memory holds of a pool on disk; 0 = all
+    uint32_t n_frames;                // pages that memory holds of a pool on disk, or the device of
+                                      // one with kv_host_bytes; 0 = all
+    uint32_t n_here;                  // of n_frames, those that are always on the device; the
+                                      // others are two layers' of the rest
     uint64_t tier_bytes;              // tables of a pool on disk
     uint32_t n_host_pages;
 } backend_measures;

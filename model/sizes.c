@@ -73,6 +73,15 @@ status sizes_check_disk(const backend_options *o, uint32_t n_ranks, error *err)
     return error_set(err, STATUS_INVALID, "kv-disk: kv-disk-size is missing");
 }
 
+status sizes_check_host(const backend_options *o, bool has_device, uint32_t n_ranks, error *err)
+{
+    if (!o->kv_host_bytes || (has_device && n_ranks == 1)) return STATUS_IS_OK;
+    if (!has_device)
+        return error_set(err, STATUS_UNSUPPORTED,
+                         "kv-host: only a GPU's pool can have pages in host memory");
+    return error_set(err, STATUS_UNSUPPORTED, "kv-host: needs one rank, and there are %u", n_ranks);
+}
+
 weights_options sizes_weights(const backend_options *o, const model_config *config, int rank,
                               int size)
 {
@@ -240,6 +249,7 @@ status backend_cpu_measure(const backend_options *o, uint32_t n_ranks, uint64_t 
     backend_measures m = {0};
     weights_measures slice, whole;
     RETURN_IF_ERROR(model_ranks_check(o->config, n_ranks, err));
+    RETURN_IF_ERROR(sizes_check_host(o, false, n_ranks, err));
     RETURN_IF_ERROR(model_geometry(o, n_ranks, &m.geometry, err));
     RETURN_IF_ERROR(measure_weights(o, 0, 1, &whole, err));
     RETURN_IF_ERROR(measure_weights(o, 0, (int)n_ranks, &slice, err));

@@ -47,6 +47,8 @@ static inline uint64_t sizes_of_page(const pkv_geometry *g, uint64_t page_bytes,
 
 /* Refuses what a pool on disk does not go with. Errors name kv-disk. */
 status sizes_check_disk(const backend_options *o, uint32_t n_ranks, error *err);
+/* Refuses a pool beyond a device where there is none, or several ranks. The error names kv-host. */
+status sizes_check_host(const backend_options *o, bool has_device, uint32_t n_ranks, error *err);
 
 /* Refuses a --kv-memory of more pages than have numbers; a default pool has as many as do.
  * page_bytes, here and below, is all ranks' slices of a page together. Errors name kv-memory. */

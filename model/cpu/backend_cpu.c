@@ -395,6 +395,7 @@ static status make_pool(backend_cpu *b, const backend_options *o, error *err)
 {
     uint32_t n_ranks = (uint32_t)comm_size(o->group);
     RETURN_IF_ERROR(sizes_check_disk(o, n_ranks, err));
+    RETURN_IF_ERROR(sizes_check_host(o, false, n_ranks, err));
     kv_store_layout(&b->store, o->kv_type, &b->info.geometry, b->config.head_dim,
                     b->weights.slice.first_kv_head, b->weights.slice.n_kv_heads);
     if (o->kv_disk) kv_store_align(&b->store, SPILL_ALIGN);

@@ -3,7 +3,7 @@
 #ifndef MODEL_CUDA_BACKEND_H
 #define MODEL_CUDA_BACKEND_H
 
-#include "model/cuda/cuda.h"
+#include "model/cuda/far.h"
 #include "model/load/tensors.h"
 #include "model/measured.h"
 #include "model/sampler.h"
@@ -58,7 +58,9 @@ typedef struct backend_cuda {
     gpu_pages pages;
     pkv_cells cells, host_cells; /* of the pool and the host tier: those stored here */
     uint64_t pool_bytes, weight_bytes;
-    uint8_t *host; /* [host_cells.n, page_bytes] pinned: the host tier */
+    uint8_t *host;       /* [host_cells.n, page_bytes] pinned: the host tier */
+    cuda_window *window; /* NULL: the whole pool is on the device */
+    cuda_far *far;       /* with a window */
     pkv_mirror *mirror;
     cuda_tables tables;
     cuda_forward *forward;
@@ -79,6 +81,7 @@ typedef struct backend_cuda {
     uint32_t *logit_rows; /* [max_rows + max_seqs] */
     cuda_moves moves;
     cuda_pack step;    /* arrays that go to the device */
+    cuda_pack moved;   /* moves of a pool with a window */
     bool is_measuring; /* this step has a measure */
     uint8_t *measures; /* on the device: what kernels measure, until it is copied out */
     uint8_t *scratch;  /* scratch of measures */
@@ -177,6 +180,22 @@ status cuda_moves_pack(backend_cuda *b, const pkv_deltas *d);
 /* Executes the moves in plan order, after the pack was sent. */
 status cuda_moves_apply(backend_cuda *b, const pkv_deltas *d);
 void cuda_moves_destroy(cuda_moves *m);
+/* Refuses a page copy or a move of slots with numbers outside the pool or the host tier. */
+status cuda_moves_check(const backend_cuda *b, const pkv_move *m);
+/* Sets cos_sin [head_dim] to the rotation by `by` positions, backwards when negative. */
+void cuda_moves_rope_shift(const backend_cuda *b, int32_t by, float *cos_sin);
+/* Makes room for batches of n moves between pages with numbers below n_pages. */
+bool cuda_moves_reserve(cuda_moves *m, size_t n_pages, size_t n);
+/* Writes the first n moves of m->batch chain by chain from moves[first] on; at least the cells of
+ * both ends of a move are a chain's own. Returns the number of chains. */
+uint32_t cuda_moves_sort(cuda_moves *m, uint32_t n, uint32_t first, gpu_move *moves,
+                         gpu_chain *chains);
+
+/* ---- window_moves.c -------------------------------------------------------------------------- */
+
+/* Executes the moves of a pool with a window in plan order, and waits for those that touch pages in
+ * host memory. */
+status cuda_window_moves(backend_cuda *b, const pkv_deltas *d);
 
 /* ---- backend_cuda.c -------------------------------------------------------------------------- */
 

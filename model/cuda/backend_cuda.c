@@ -149,6 +149,18 @@ static status check_ahead(const backend_cuda *b, const step_plan *plan)
     return STATUS_IS_OK;
 }
 
+/* Pages in host memory come to the device in a step with a chunk of a prompt or a measure, whose
+ * rows share the copy; single rows leave them to the CPU. The two differ by rounding. */
+static status plan_window(backend_cuda *b, const step_plan *plan)
+{
+    bool leaves = !b->invariant;
+    for (uint32_t i = 0; leaves && i < plan->n_seqs; i++)
+        leaves = plan->seqs[i].n_tokens == 1 && plan->seqs[i].measure.kind == MEASURE_NONE;
+    b->flight->batch.far = leaves ? b->far : NULL;
+    cuda_far_start(b->far, plan);
+    return cuda_window_plan(b->window, b->mirror, plan, leaves);
+}
+
 /* Applies a plan's deltas and sends the device what the step reads. */
 static status begin_step(backend_cuda *b, const step_plan *plan)
 {
@@ -158,8 +170,9 @@ static status begin_step(backend_cuda *b, const step_plan *plan)
     f->result.checksum = pkv_mirror_checksum(b->mirror);
     if (f->result.checksum != plan->checksum)
         return status_make(STATUS_INTERNAL, "page tables differ from the coordinator's");
-    RETURN_IF_ERROR(fatal(cuda_tables_update(&b->device, &b->tables, b->mirror, plan->deltas.words,
-                                             plan->deltas.n_words)));
+    if (!b->window)
+        RETURN_IF_ERROR(fatal(cuda_tables_update(&b->device, &b->tables, b->mirror,
+                                                 plan->deltas.words, plan->deltas.n_words)));
     /* A refused plan still makes its moves, because later plans rely on the pages. */
     status checked = plan_check(&b->info, b->mirror, plan);
     if (status_ok(checked)) checked = check_ahead(b, plan);
@@ -170,6 +183,7 @@ static status begin_step(backend_cuda *b, const step_plan *plan)
         b->is_greedy[plan->opens[i].seq] = is_plain_greedy(plan->opens[i].params);
     }
     if (!computes) return checked;
+    if (b->window) RETURN_IF_ERROR(plan_window(b, plan));
     RETURN_IF_ERROR(cuda_lay_out_measures(b, plan));
     return cuda_retrieve_lay_out(b, plan, &f->batch);
 }
@@ -217,6 +231,7 @@ static void log_failure(backend_cuda *b, status s)
     bool of_plan = s.code == STATUS_INVALID || s.code == STATUS_LIMIT; /* all ranks refuse it */
     if (!of_plan && comm_on_device(b->device.group))
         comm_abort(b->device.group); /* else other ranks wait */
+    if (b->window) (void)cuda_window_settle(b->window);
     (void)api->wait(b->device.g);
     /* `why` may be old, such as a failed capture's, unless this status is the device's own. */
     if (s.code == STATUS_INTERNAL && s.message && strncmp(s.message, "cuda:", 5) == 0)
@@ -306,7 +321,10 @@ static void cuda_destroy(void *ctx)
         cuda_forward_destroy(b->forward);
         cuda_tables_destroy(d, &b->tables);
         cuda_weights_destroy(d, &b->weights);
+        cuda_far_destroy(b->far);
+        cuda_window_destroy(b->window);
         cuda_pack_destroy(d, &b->step);
+        cuda_pack_destroy(d, &b->moved);
         cuda_pack_destroy(d, &b->logits);
         cuda_pack_destroy(d, &d->stage);
         for (int i = 0; i < CUDA_FLIGHTS; i++) {

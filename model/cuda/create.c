@@ -107,7 +107,9 @@ static status make_forward(backend_cuda *b, const backend_options *o, error *err
                                  .max_rows = o->max_rows,
                                  .max_seqs = cuda_graphs_round(o->max_seqs, CUDA_SHAPE_STEPS)};
     uint32_t page_tokens = b->pages.page_tokens;
-    uint32_t row = (b->info.max_positions + page_tokens - 1) / page_tokens + 1;
+    /* With a window, steps bring their tables along. */
+    uint32_t row =
+        o->kv_host_bytes ? 1 : (b->info.max_positions + page_tokens - 1) / page_tokens + 1;
     status s = cuda_forward_create(&pass, &b->forward);
     if (status_ok(s)) s = cuda_graphs_create(&b->device, &b->graphs);
     if (status_ok(s))
@@ -138,20 +140,55 @@ static uint64_t cuda_page_bytes(const backend_cuda *b, uint32_t n_ranks)
     return sizes_of_page(&b->info.geometry, b->pages.page_bytes, b->slice.n_kv_heads, n_ranks);
 }
 
+/* How many pages a pool has whose device takes `bytes` of it. */
+static status count_pages(backend_cuda *b, const backend_options *o, uint64_t bytes,
+                          uint64_t page_bytes, error *err)
+{
+    const pkv_geometry *g = &b->info.geometry;
+    uint64_t room = bytes / page_bytes, on_host = o->kv_host_bytes / page_bytes;
+    if (!o->kv_host_bytes) return sizes_pool_pages(g, bytes, page_bytes, &b->info.n_pages, err);
+    uint64_t n = cuda_window_cells(g, room, on_host);
+    if (n == 0)
+        return error_set(err, STATUS_INVALID,
+                         "kv-memory: %llu bytes on the device hold %llu pages; two layers of a "
+                         "pool with kv-host %llu have more",
+                         (unsigned long long)bytes, (unsigned long long)room,
+                         (unsigned long long)o->kv_host_bytes);
+    return sizes_pool_pages(g, n * page_bytes, page_bytes, &b->info.n_pages, err);
+}
+
+/* Makes the window and says how many pages the device has memory for. */
+static status make_window(backend_cuda *b, uint64_t room, uint32_t *pages_here, error *err)
+{
+    cuda_window_options w = {
+        .device = &b->device, .pages = &b->pages, .geometry = b->info.geometry, .cells = b->cells};
+    /* A pool of fewer cells than were counted, because it has whole blocks, fits too. */
+    if (!cuda_window_fit(&w.geometry, w.cells.n, room, &w.sizes))
+        return error_set(err, STATUS_INTERNAL, "kv-host: no window fits");
+    *pages_here = w.sizes.n_here + 2 * w.sizes.n_frames;
+    status s = cuda_window_create(&w, &b->window);
+    if (status_ok(s)) return s;
+    return error_set(err, STATUS_NO_MEMORY, "kv-host: cannot reserve %llu bytes of host memory: %s",
+                     (unsigned long long)(w.cells.n - w.sizes.n_here) * b->pages.page_bytes,
+                     b->device.api->why(b->device.g));
+}
+
 /* Page numbers mean the same on every rank, so the rank with least memory decides. */
 static status make_pool(backend_cuda *b, const backend_options *o, error *err)
 {
     uint64_t bytes = o->kv_bytes ? o->kv_bytes : default_pool_bytes(b, o);
     uint64_t page_bytes = cuda_page_bytes(b, (uint32_t)comm_size(o->group));
     RETURN_IF_ERROR(sizes_check_pool(o, page_bytes, err));
-    RETURN_IF_ERROR(sizes_pool_pages(&b->info.geometry, bytes, page_bytes, &b->info.n_pages, err));
+    RETURN_IF_ERROR(count_pages(b, o, bytes, page_bytes, err));
     status s = cuda_smallest(&b->device, &b->info.n_pages);
     if (!status_ok(s)) return error_set(err, s.code, "kv-memory: %s", status_text(s.code));
     b->cells = pkv_cells_of(&b->info.geometry, b->info.n_pages - 1, b->slice.first_kv_head,
                             b->slice.n_kv_heads);
     b->tables.first_cell = b->cells.first;
     b->pages.layer_stride = b->cells.n / b->pages.layer_groups;
-    b->pool_bytes = (uint64_t)b->cells.n * b->pages.page_bytes;
+    uint32_t here = b->cells.n;
+    if (o->kv_host_bytes) RETURN_IF_ERROR(make_window(b, bytes / page_bytes, &here, err));
+    b->pool_bytes = (uint64_t)here * b->pages.page_bytes;
     if (!status_ok(cuda_alloc(&b->device, b->pool_bytes, &b->pages.data)))
         return error_set(err, STATUS_NO_MEMORY, "kv-memory: cannot reserve %llu bytes: %s",
                          (unsigned long long)b->pool_bytes, b->device.api->why(b->device.g));
@@ -222,6 +259,12 @@ static void fill_info(backend_cuda *b, const backend_options *o)
     b->info.max_in_flight = comm_size(o->group) == 1 ? CUDA_FLIGHTS : 1;
     /* Selections do not cross GPUs yet. */
     b->info.retrieves = comm_size(o->group) == 1 ? CUDA_RETRIEVES : 0;
+    if (!o->kv_host_bytes) return;
+    /* A step's pages in host memory must have come down before the next one reads them there, and
+     * running sums and representatives do not travel. */
+    b->info.max_in_flight = 1;
+    b->info.lacks = MEASURES_SUMS;
+    b->info.retrieves = 0;
 }
 
 status cuda_make_parts(backend_cuda *b, const backend_cuda_options *options, cuda_load *load,
@@ -231,6 +274,7 @@ status cuda_make_parts(backend_cuda *b, const backend_cuda_options *options, cud
     b->config = *o->config;
     if (o->max_model_len) b->config.rope.length = o->max_model_len;
     fill_info(b, o);
+    RETURN_IF_ERROR(sizes_check_host(o, true, (uint32_t)comm_size(o->group), err));
     RETURN_IF_ERROR(check_kernels(&b->config, err));
     RETURN_IF_ERROR(model_geometry(o, (uint32_t)comm_size(o->group), &b->info.geometry, err));
     RETURN_IF_ERROR(
@@ -263,12 +307,26 @@ status cuda_make_pages(backend_cuda *b, const backend_options *o, error *err)
                      b->device.api->why(b->device.g));
 }
 
+static status make_far(backend_cuda *b, const backend_options *o, error *err)
+{
+    cuda_far_options far = {.device = &b->device,
+                            .window = b->window,
+                            .pages = &b->pages,
+                            .config = &b->config,
+                            .pool = b->pool,
+                            .isa = o->isa,
+                            .geometry = b->info.geometry,
+                            .max_seqs = o->max_seqs};
+    return cuda_far_create(&far, &b->far, err);
+}
+
 static status make_cuda_backend(backend_cuda *b, const backend_cuda_options *options, error *err)
 {
     const backend_options *o = &options->common;
     b->device.group = o->group;
     RETURN_IF_ERROR(cuda_make_parts(b, options, load_weights, err));
     RETURN_IF_ERROR(cuda_make_pages(b, o, err));
+    if (b->window) RETURN_IF_ERROR(make_far(b, o, err));
     status s = make_step_buffers(b, o);
     return status_ok(s) ? s : error_set(err, s.code, "backend: %s", status_text(s.code));
 }
@@ -287,6 +345,7 @@ status backend_cuda_create(const backend_cuda_options *options, backend *out, er
     b->facts.weight_bytes = b->weight_bytes;
     b->facts.page_bytes = b->pages.page_bytes;
     b->facts.pool_bytes = b->pool_bytes;
+    b->facts.host_bytes = b->window ? cuda_window_host_bytes(b->window) : 0;
     b->facts.swap_bytes = b->host_cells.n * b->pages.page_bytes;
     *out = (backend){&cuda_ops, b};
     return STATUS_IS_OK;

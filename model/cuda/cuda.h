@@ -148,6 +148,17 @@ typedef struct cuda_forward_options {
     uint32_t max_rows, max_seqs;
 } cuda_forward_options;
 
+struct cuda_window;
+struct cuda_far;
+
+/* The pages of a layer and the tables by which its kernels find them. */
+typedef struct cuda_layer_kv {
+    gpu_pages pages;
+    gpu_tables tables;
+    gpu_layer layer;
+    const uint32_t *lengths;
+} cuda_layer_kv;
+
 /* One step's rows, its arrays on the device. */
 typedef struct cuda_batch {
     uint32_t n_rows, n_seqs, n_decode, n_prefill, part_slots; /* padding included */
@@ -159,6 +170,8 @@ typedef struct cuda_batch {
     bool rounds;    /* rows and parts of tables are rounded up, as in each step that only decodes */
     bool repeats;   /* many steps have these rows and tiles (cuda_graphs_run) */
     bool wants_lse; /* something is measured */
+    struct cuda_window *window; /* has the tables and lengths of each layer; NULL: those above */
+    struct cuda_far *far;       /* attends to what the window leaves in host memory; or NULL */
     /* Called after each layer's attention when something is measured; else NULL. */
     status (*measure)(void *ctx, uint32_t layer, gpu_measure *m);
     /* Called instead of the layer's attention when rows read by retrieval; else NULL. */

@@ -1,5 +1,6 @@
 /* The forward pass on a GPU: the steps of model/cpu/forward.c as kernels on one stream. */
 #include "model/cuda/experts.h"
+#include "model/cuda/far.h"
 
 #include "model/rope.h"
 
@@ -137,16 +138,22 @@ static gpu_layer place_of(const cuda_forward *f, uint32_t layer)
     };
 }
 
-static gpu_heads heads_of(const cuda_forward *f, const cuda_batch *b, uint32_t layer)
+static cuda_layer_kv kv_of(const cuda_forward *f, const cuda_batch *b, uint32_t layer)
+{
+    return (cuda_layer_kv){*f->o.pages, b->tables, place_of(f, layer), b->lengths};
+}
+
+static gpu_heads heads_of(const cuda_forward *f, const cuda_batch *b, const cuda_layer_kv *kv,
+                          uint32_t layer)
 {
     const model_config *c = f->o.config;
     const cuda_layer *w = &f->o.weights->layers[layer];
     return (gpu_heads){
-        .pages = *f->o.pages,
-        .tables = b->tables,
-        .layer = place_of(f, layer),
+        .pages = kv->pages,
+        .tables = kv->tables,
+        .layer = kv->layer,
         .seqs = b->seqs,
-        .lengths = b->lengths,
+        .lengths = kv->lengths,
         .row_seqs = b->row_seqs,
         .n_rows = b->n_rows,
         .kv_heads = c->n_kv_heads,
@@ -161,15 +168,16 @@ static gpu_heads heads_of(const cuda_forward *f, const cuda_batch *b, uint32_t l
     };
 }
 
-static gpu_attention attention_of(const cuda_forward *f, const cuda_batch *b, uint32_t layer)
+static gpu_attention attention_of(const cuda_forward *f, const cuda_batch *b,
+                                  const cuda_layer_kv *kv, uint32_t layer)
 {
     const model_config *c = f->o.config;
     return (gpu_attention){
-        .pages = *f->o.pages,
-        .tables = b->tables,
-        .layer = place_of(f, layer),
+        .pages = kv->pages,
+        .tables = kv->tables,
+        .layer = kv->layer,
         .seqs = b->seqs,
-        .lengths = b->lengths,
+        .lengths = kv->lengths,
         .decode = b->decode,
         .prefill = b->prefill,
         .n_decode = b->n_decode,
@@ -217,14 +225,21 @@ static status attention_block(cuda_forward *f, const cuda_batch *b, uint32_t lay
     gpu *g = f->o.device->g;
     const cuda_layer *w = &f->o.weights->layers[layer];
     const model_config *c = f->o.config;
-    gpu_heads heads = heads_of(f, b, layer);
-    gpu_attention attention = attention_of(f, b, layer);
+    cuda_layer_kv kv = kv_of(f, b, layer);
     RETURN_IF_GPU_ERROR(
         api->product(g, &w->qkv, f->normed, b->n_rows, f->qkv, GPU_F32, f->scratch));
+    if (b->window) RETURN_IF_ERROR(cuda_window_begin(b->window, layer, &kv));
+    gpu_heads heads = heads_of(f, b, &kv, layer);
+    gpu_attention attention = attention_of(f, b, &kv, layer);
+    bool has_far = b->far && cuda_far_has(b->far, layer);
+    if (has_far) attention.lse = f->lse;
     RETURN_IF_GPU_ERROR(api->heads(g, &heads));
+    if (has_far) RETURN_IF_ERROR(cuda_far_begin(b->far, f->q));
     RETURN_IF_ERROR(b->attend ? b->attend(b->ctx, layer, &heads, &attention)
                               : cuda_status(api->attention(g, &attention)));
+    if (has_far) RETURN_IF_ERROR(cuda_far_add(b->far, layer, &attention));
     RETURN_IF_ERROR(measure_layer(f, b, &attention, layer));
+    if (b->window) RETURN_IF_ERROR(cuda_window_end(b->window, layer));
     RETURN_IF_GPU_ERROR(api->product(g, &w->o, f->attn, b->n_rows, f->delta, GPU_F32, f->scratch));
     RETURN_IF_ERROR(cuda_sum(f->o.device, f->delta, (size_t)b->n_rows * c->hidden));
     if (!w->attn_post_norm) return STATUS_IS_OK;

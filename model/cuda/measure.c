@@ -65,6 +65,8 @@ static const gpu_api counting = {
     .set_invariant = nothing_to_set,
     .alloc = no_memory_needed,
     .release = nothing_to_release,
+    .alloc_host = no_memory_needed,
+    .release_host = nothing_to_release,
     .copy_in = nothing_to_copy,
     .wait = nothing_to_wait_for,
     .unpack = nothing_to_unpack,
@@ -111,6 +113,11 @@ static status measure_memory(backend_cuda *b, const backend_cuda_options *o, uin
     if (!status_ok(s)) return error_set(err, s.code, "%s", why.text);
     out->n_pages = b->info.n_pages;
     out->note_bytes = b->info.note_bytes;
+    if (!b->window) return STATUS_IS_OK;
+    cuda_window_sizes sizes = cuda_window_sizes_of(b->window);
+    out->n_frames = sizes.n_here + 2 * sizes.n_frames;
+    out->n_here = sizes.n_here;
+    out->sums_of_page = 0;
     return STATUS_IS_OK;
 }
 

@@ -42,6 +42,24 @@ static uint32_t place_of(pkv_grain grain, uint32_t page, pkv_cells cells)
     return grain == PKV_HEAD ? page - cells.first : page;
 }
 
+status cuda_moves_check(const backend_cuda *b, const pkv_move *m)
+{
+    uint32_t slots = b->pages.page_tokens;
+    if (m->kind != PKV_MOVE_SLOTS) {
+        bool out = m->kind == PKV_MOVE_OUT;
+        bool ok = is_pool_page(b, m->grain, out ? m->src_page : m->dst_page) &&
+                  is_host_page(b, m->grain, out ? m->dst_page : m->src_page);
+        return ok ? STATUS_IS_OK
+                  : status_make(STATUS_INVALID, "plan: a copy outside the pool or the host tier");
+    }
+    if (!is_pool_page(b, m->grain, m->src_page) || !is_pool_page(b, m->grain, m->dst_page) ||
+        m->n_slots > slots || m->src_slot > slots - m->n_slots || m->dst_slot > slots - m->n_slots)
+        return status_make(STATUS_INVALID, "plan: a move outside the pool");
+    if (llabs(m->rotate) >= b->info.max_positions)
+        return status_make(STATUS_INVALID, "plan: a move that rotates keys too far");
+    return STATUS_IS_OK;
+}
+
 /* Copies a whole page to the host tier or back: the cells of one layer group at a time, which
  * follow one another in both. */
 static status copy_page(backend_cuda *b, const pkv_move *m)
@@ -49,8 +67,7 @@ static status copy_page(backend_cuda *b, const pkv_move *m)
     bool out = m->kind == PKV_MOVE_OUT;
     uint32_t page = out ? m->src_page : m->dst_page, host = out ? m->dst_page : m->src_page;
     if (!is_ours(b, m)) return STATUS_IS_OK;
-    if (!is_pool_page(b, m->grain, page) || !is_host_page(b, m->grain, host))
-        return status_make(STATUS_INVALID, "plan: a copy outside the pool or the host tier");
+    RETURN_IF_ERROR(cuda_moves_check(b, m));
     page = place_of(m->grain, page, b->cells);
     host = place_of(m->grain, host, b->host_cells);
     uint32_t layers = m->grain == PKV_ALL ? b->pages.layer_groups : 1;
@@ -70,21 +87,9 @@ static status copy_page(backend_cuda *b, const pkv_move *m)
     return STATUS_IS_OK;
 }
 
-static status check_move(const backend_cuda *b, const pkv_move *m)
-{
-    uint32_t slots = b->pages.page_tokens;
-    if (!is_pool_page(b, m->grain, m->src_page) || !is_pool_page(b, m->grain, m->dst_page) ||
-        m->n_slots > slots || m->src_slot > slots - m->n_slots || m->dst_slot > slots - m->n_slots)
-        return status_make(STATUS_INVALID, "plan: a move outside the pool");
-    if (llabs(m->rotate) >= b->info.max_positions)
-        return status_make(STATUS_INVALID, "plan: a move that rotates keys too far");
-    return STATUS_IS_OK;
-}
-
 /* ---- rope shifts ----------------------------------------------------------------------------- */
 
-/* Sets cos_sin to the rotation by `by` positions, backwards when negative. */
-static void make_rope_shift(const backend_cuda *b, int32_t by, float *cos_sin)
+void cuda_moves_rope_shift(const backend_cuda *b, int32_t by, float *cos_sin)
 {
     float inv_freq[MODEL_HEAD_DIM_MAX / 2];
     uint32_t dim = b->config.head_dim;
@@ -102,10 +107,9 @@ static size_t count_rope_shifts(const pkv_deltas *d)
 
 /* ---- chains ---------------------------------------------------------------------------------- */
 
-static bool reserve_chains(backend_cuda *b, size_t n)
+bool cuda_moves_reserve(cuda_moves *m, size_t n_pages, size_t n)
 {
-    cuda_moves *m = &b->moves;
-    if (!m->last) m->last = calloc(b->cells.n, sizeof *m->last);
+    if (!m->last) m->last = calloc(n_pages, sizeof *m->last);
     if (!m->last) return false;
     if (n <= m->capacity) return true;
     cuda_moves grown = {.last = m->last, .capacity = n + n / 2};
@@ -156,9 +160,8 @@ static void link_moves(cuda_moves *m, uint32_t n)
         m->last[m->batch[i].src_page] = m->last[m->batch[i].dst_page] = 0;
 }
 
-/* Writes a batch's moves chain by chain from moves[first] on. Returns the number of chains. */
-static uint32_t sort_batch(cuda_moves *m, uint32_t n, uint32_t first, gpu_move *moves,
-                           gpu_chain *chains)
+uint32_t cuda_moves_sort(cuda_moves *m, uint32_t n, uint32_t first, gpu_move *moves,
+                         gpu_chain *chains)
 {
     uint32_t n_chains = 0;
     link_moves(m, n);
@@ -183,6 +186,7 @@ static uint32_t sort_batch(cuda_moves *m, uint32_t n, uint32_t first, gpu_move *
 
 size_t cuda_moves_bytes(const backend_cuda *b, const pkv_deltas *d)
 {
+    if (b->window) return 0; /* they have a pack of their own */
     return d->n_moves * (sizeof(gpu_move) + sizeof(gpu_chain)) +
            count_rope_shifts(d) * b->config.head_dim * sizeof(float);
 }
@@ -201,8 +205,9 @@ status cuda_moves_pack(backend_cuda *b, const pkv_deltas *d)
 {
     cuda_moves *m = &b->moves;
     uint32_t total = 0, n_chains = 0, n_rope_shifts = 0, n_batches = 0;
-    if (d->n_moves == 0) return STATUS_IS_OK;
-    if (!reserve_chains(b, d->n_moves)) return status_make(STATUS_NO_MEMORY, "step buffers");
+    if (d->n_moves == 0 || b->window) return STATUS_IS_OK;
+    if (!cuda_moves_reserve(m, b->cells.n, d->n_moves))
+        return status_make(STATUS_NO_MEMORY, "step buffers");
     gpu_move *moves = cuda_pack_take(&b->step, d->n_moves * sizeof *moves, &m->d_moves);
     gpu_chain *chains = cuda_pack_take(&b->step, d->n_moves * sizeof *chains, &m->d_chains);
     float *rope_shifts =
@@ -218,10 +223,10 @@ status cuda_moves_pack(backend_cuda *b, const pkv_deltas *d)
         for (; i < end; i++) {
             const pkv_move *move = &d->moves[i];
             if (!is_ours(b, move)) continue;
-            RETURN_IF_ERROR(check_move(b, move));
+            RETURN_IF_ERROR(cuda_moves_check(b, move));
             if (move->rotate)
-                make_rope_shift(b, move->rotate,
-                                rope_shifts + (size_t)n_rope_shifts * b->config.head_dim);
+                cuda_moves_rope_shift(b, move->rotate,
+                                      rope_shifts + (size_t)n_rope_shifts * b->config.head_dim);
             m->batch[n++] = (gpu_move){place_of(move->grain, move->src_page, b->cells),
                                        place_of(move->grain, move->dst_page, b->cells),
                                        move->src_slot,
@@ -229,7 +234,7 @@ status cuda_moves_pack(backend_cuda *b, const pkv_deltas *d)
                                        move->n_slots,
                                        move->rotate ? ++n_rope_shifts : 0};
         }
-        m->chains[n_batches] = sort_batch(m, n, total, moves, chains + n_chains);
+        m->chains[n_batches] = cuda_moves_sort(m, n, total, moves, chains + n_chains);
         n_chains += m->chains[n_batches++];
         total += n;
     }
@@ -241,6 +246,7 @@ status cuda_moves_apply(backend_cuda *b, const pkv_deltas *d)
     const cuda_moves *m = &b->moves;
     const gpu_chain *chains = m->d_chains;
     uint32_t n_batches = 0;
+    if (b->window) return cuda_window_moves(b, d);
     for (size_t i = 0; i < d->n_moves;) {
         size_t end = batch_end(d, i);
         if (end == i) {

@@ -194,11 +194,11 @@ static void pack_mean_ropes(backend_cuda *b, const step_plan *plan)
 
 /* Whether the step can run as a graph: its rows and attention tiles are then padded, so that many
  * steps have one shape. Only steps that decode alone qualify. With several ranks, sums happen
- * between launches, and a step that measures has launches of its own: neither is captured. Moves,
- * patches and logits lie outside the captured part. */
+ * between launches, a window has copies there, and a step that measures has launches of its own:
+ * none is captured. Moves, patches and logits lie outside the captured part. */
 static bool only_decodes(const backend_cuda *b, const step_plan *plan)
 {
-    bool one = plan->n_seqs > 0 && comm_size(b->device.group) == 1;
+    bool one = plan->n_seqs > 0 && comm_size(b->device.group) == 1 && !b->window;
     for (uint32_t i = 0; one && i < plan->n_seqs; i++)
         one = plan->seqs[i].n_tokens == 1 && plan->seqs[i].measure.kind == MEASURE_NONE;
     return one;
@@ -218,6 +218,7 @@ static cuda_batch shape_of(const backend_cuda *b, const step_plan *plan)
     cuda_batch batch = {.n_rows = plan->n_tokens,
                         .n_seqs = plan->n_seqs,
                         .tables = b->tables.device,
+                        .window = b->window,
                         .rounds = only_decodes(b, plan)};
     batch.repeats = batch.rounds && !retrieves(plan);
     if (!batch.rounds) return batch;
@@ -286,8 +287,10 @@ static uint32_t pack_rows(backend_cuda *b, const step_plan *plan, cuda_batch *ba
     for (uint32_t i = 0; i < plan->n_seqs; i++) {
         const step_seq *s = &plan->seqs[i];
         pkv_grain grain = pkv_mirror_grain(b->mirror, s->seq);
-        a.seqs[i] = b->seqs[i] = (gpu_seq){b->tables.places[s->seq].first, s->first_token,
-                                           s->n_tokens, lengths, cuda_grain(grain)};
+        a.seqs[i] = b->seqs[i] = b->window
+                                     ? cuda_window_seq(b->window, i, s)
+                                     : (gpu_seq){b->tables.places[s->seq].first, s->first_token,
+                                                 s->n_tokens, lengths, cuda_grain(grain)};
         lengths += b->tables.counts[grain];
         for (uint32_t j = 0; j < s->n_tokens; j++) {
             a.draws[s->first_token + j] = cuda_draw_before(b, s);

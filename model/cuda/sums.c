@@ -17,6 +17,7 @@ status cuda_sums_create(backend_cuda *b)
     cuda_device *d = &b->device;
     size_t bytes = cuda_sums_of_page(b);
     void *host;
+    if (b->window) return STATUS_IS_OK; /* info.lacks says that there are none */
     RETURN_IF_ERROR(cuda_alloc(d, b->cells.n * bytes, &b->pages.sums));
     if (b->info.n_host_pages == 0) return STATUS_IS_OK;
     RETURN_IF_GPU_ERROR(d->api->alloc_host(d->g, b->host_cells.n * bytes, &host));

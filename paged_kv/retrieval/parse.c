@@ -336,8 +336,10 @@ status retrieval_check(const retrieval_spec *spec, uint32_t retrieves, error *er
     uint32_t lacking = retrieval_needs(spec) & ~retrieves;
     if (!lacking) return STATUS_IS_OK;
     if (!retrieves)
-        return error_set(err, STATUS_INVALID,
-                         "retrieval: this backend reads the whole context, as several GPUs do");
+        return error_set(
+            err, STATUS_INVALID,
+            "retrieval: this backend reads the whole context, as several GPUs do, and one "
+            "with --kv-host");
     if (lacking & RETRIEVAL_NEEDS_HISTORY)
         return error_set(err, STATUS_INVALID,
                          "retrieval.token_step is %u: this backend selects for every token",

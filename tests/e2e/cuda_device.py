@@ -126,6 +126,33 @@ def plans():
         assert words in told, (words, told)
 
 
+def beyond_the_device():
+    """Tokens and their probabilities are those of a pool that is all on the device, and the plan is
+    that of the backend that is made."""
+    # Steps that are not planned ahead have other batches.
+    alike = ["--prefill-chunk", "32", "--batch-invariant"]
+    flags = ["--kv-memory", "600K", "--kv-host", "900K", *alike]
+    here_all = answers(here, "cuda", True, 4, alike, CROWD[8:])
+    there = answers(here, "cuda", True, 4, flags, CROWD[8:])
+    for key, answer in here_all.items():
+        for part in ("token_ids", "logprobs"):
+            assert answer[part] == there[key][part], (key, part, answer[part], there[key][part])
+    flags = ["--model", "models/demo", "--device", "cuda", "--swap-memory", "0", *flags]
+    told = octavo_with_device("run", "--max-tokens", "1", *prompt("x"), *flags).stderr
+    plan = json.loads(octavo_with_device("plan", "--memory", "8G", "--context", "96", "--output", "1", "--concurrency",
+                                         "1", "--json", *flags).stdout)
+    words = f'{plan["kv"]["pages"]} {plan["kv"]["type"]} pages, room for {plan["kv"]["tokens"]} tokens'
+    assert words in told and " KiB in host memory: " in told, (words, told)
+    far, chunk = plan["kv_host"], 32 * plan["kv"]["token_bytes"]
+    share = far["host_bytes"] / (plan["kv"]["pages"] + 1) / plan["kv"]["page_bytes"]
+    assert abs(far["chunk_down_bytes"] - share * chunk) < 2 and abs(far["chunk_up_bytes"] - share * chunk * 63 / 32) < 2
+    assert abs(far["prompt_up_bytes"] - share * chunk * 3) < 2, far  # after 0, 32 and 64 tokens
+    refused(run("--device", "cuda", "--kv-host", "1M", "--tp", "2", "--workers", "threads", *prompt("x"), driver=True),
+            "--kv-host", "one rank")
+    refused(run("--device", "cpu", "--kv-host", "1M", *prompt("x"), driver=True), "--kv-host", "GPU")
+    refused(run("--device", "cuda", "--kv-host", "1G", *prompt("x"), driver=True), "kv-memory", "two layers")
+
+
 def benches():
     """Shapes are a 64th where a device has few multiprocessors."""
     lines = octavo_with_device("bench", "kernels", "--device", "cuda", "--dtype", "int8", "--kv-dtype", "fp8", "--rows",
@@ -177,6 +204,7 @@ def main():
 
     compare(answers(here, "cpu", True, 6), answers(here, "cuda", True, 6))
     plans()
+    beyond_the_device()
     benches()
     print("ok")
 

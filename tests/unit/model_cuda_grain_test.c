@@ -53,13 +53,14 @@ typedef struct house {
     pkv *kv;
     const pkv_geometry *geometry;
     bool mixed; /* else all tables are of the finest grain */
+    bool sums;  /* running sums are asked for */
     uint32_t step, length[SEQS];
     account *out;
 } house;
 
 static house open_house(const pass *p, bool mixed)
 {
-    house h = {.mixed = mixed, .out = calloc(1, sizeof *h.out)};
+    house h = {.mixed = mixed, .sums = p->kv_host == 0, .out = calloc(1, sizeof *h.out)};
     pass device = *p;
     device.gpu = octavo_cuda_api(GPU_API_VERSION);
     comm_options self = {.kind = "self", .size = 1};
@@ -98,6 +99,7 @@ static void take_step(house *h, uint32_t mask, uint32_t n, measure_sum sum)
     uint32_t tokens[ROWS], ids[SEQS], n_tokens = 0, n_seqs = 0;
     step_seq seqs[SEQS];
     step_open opens[SEQS];
+    if (!h->sums) sum = MEASURE_SUM_STEP;
     for (uint32_t s = 0; s < SEQS; s++) {
         if (!(mask >> s & 1)) continue;
         uint32_t some = n ? n : opened[s].prompt;
@@ -254,6 +256,48 @@ static void other_formats_and_geometries(void **state)
     p.gpu_kv = GPU_KV_E4M3;
     p.heads_per_group = 2;
     check(&p);
+}
+
+static account *live_far(bool invariant, bool early)
+{
+    enum { CELL = 2048, CELLS = 512, ROOM = 2 * CELLS / 4 + 40 };
+    uint64_t replays;
+    pass p = cells;
+    p.batch_invariant = invariant;
+    p.kv_bytes = (uint64_t)ROOM * CELL;
+    p.kv_host = (uint64_t)(CELLS - ROOM) * CELL;
+    simt_copy_early(early);
+    account *out = live(&p, true, &replays);
+    simt_copy_early(false);
+    assert_int_equal(replays, 0);
+    return out;
+}
+
+/* Most pages lie in host memory, and the device has room for two layers of them: the bits of the
+ * same steps with all pages on the device, however late or early copies come. Where single rows
+ * leave their full pages to the CPU, the same logits but for rounding. */
+static void pages_in_host_memory(void **state)
+{
+    (void)state;
+    uint64_t replays;
+    pass p = cells;
+    p.batch_invariant = true;
+    account *here = live(&p, true, &replays), *there;
+    for (int early = 0; early < 2; early++) {
+        there = live_far(true, early);
+        for (uint32_t t = 0; t < STEPS; t++)
+            for (uint32_t s = 0; s < SEQS; s++)
+                if (memcmp(here->logits[t][s], there->logits[t][s], sizeof there->logits[t][s]))
+                    fail_msg("step %u: logits of sequence %u differ", t, s);
+        free(there);
+    }
+    there = live_far(false, false);
+    size_t floats = sizeof here->logits / sizeof(float);
+    double e = nmse(&there->logits[0][0][0], &here->logits[0][0][0], floats);
+    print_message("NMSE of logits %.1e\n", e);
+    assert_true(e > 0 && e < 1e-4);
+    free(there);
+    free(here);
 }
 
 /* Each rank has one of the two KV heads. */
@@ -418,6 +462,7 @@ int main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(mixed_grains_give_the_bits_of_the_finest),
         cmocka_unit_test(other_formats_and_geometries),
+        cmocka_unit_test(pages_in_host_memory),
         cmocka_unit_test(ranks),
         cmocka_unit_test(steps_in_flight),
         cmocka_unit_test(lies_are_refused),

@@ -40,6 +40,7 @@ typedef struct pass {
     uint64_t kv_bytes;   /* 0 = 32 MB */
     const char *kv_disk; /* a folder; the pool has 4 times kv_bytes there */
     const disk_io *kv_disk_io;
+    uint64_t kv_host;         /* bytes of a GPU's pool beyond the device */
     uint32_t max_model_len;   /* 0 = the model's */
     uint32_t max_seqs;        /* 0 = 2 */
     bool batch_invariant;     /* of a GPU backend */
@@ -93,6 +94,7 @@ static inline backend open_backend(const pass *p, comm *group, model_config *con
         .kv_disk = p->kv_disk,
         .kv_disk_bytes = 4 * p->kv_bytes,
         .kv_disk_io = p->kv_disk_io,
+        .kv_host_bytes = p->kv_host,
         .swap_bytes = p->swap_bytes,
         .max_rows = p->chunk,
         .max_seqs = p->max_seqs ? p->max_seqs : 2,
