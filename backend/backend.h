@@ -121,7 +121,15 @@ typedef struct step_seq {
      * be in one plan, in any order. A row that runs a layer reads what the layer's table has:
      * after a share that left early, the layers behind it have gaps, so they are not to be run. */
     uint32_t n_layers;
+    /* The tokens that its draws may give: bit t % 32 of word t / 32 stands for token t. 0 words:
+     * all. Other logits are -inf before anything else, as in vLLM, so that logprobs are those of
+     * the tokens that are left, and min_tokens bans nothing. The tokens before a masked draw are
+     * known: the share has no token_from. */
+    const uint32_t *mask;  // [n_mask_words]
+    uint32_t n_mask_words; // 0, or step_mask_words of the backend's vocabulary
 } step_seq;
+
+static inline uint32_t step_mask_words(uint32_t vocab_size) { return (vocab_size + 31) / 32; }
 
 typedef struct step_plan {
     uint64_t step; // 1, 2, 3, …
@@ -224,6 +232,7 @@ typedef struct backend_info {
     uint32_t logit_row_cost; // of a row with its logits, in hundredths of a row without; 0 = 100
     uint32_t lacks;          // bits of retention_measures that the backend cannot compute
     uint32_t retrieves;      // bits of retrieval_needs that the backend has; 0 = no retrieval
+    bool masks;              // draws follow step_seq.mask
     uint64_t note_bytes;     // most that it keeps for requests beside pages; 0 = without limit
     uint32_t n_heads;        // query heads of the model; 0 = neither embeddings nor early exit
     uint32_t head_dim;       // of a query or KV head, where n_heads is not 0

@@ -520,7 +520,7 @@ static status compare_infos(backend_ranks *all, error *err)
             info->vocab_size != all->info.vocab_size ||
             info->max_positions != all->info.max_positions ||
             info->max_logit_rows != all->info.max_logit_rows || info->lacks != all->info.lacks ||
-            info->retrieves != all->info.retrieves ||
+            info->retrieves != all->info.retrieves || info->masks != all->info.masks ||
             info->note_bytes != all->info.note_bytes || info->n_heads != all->info.n_heads ||
             info->head_dim != all->info.head_dim ||
             memcmp(&info->geometry, &all->info.geometry, sizeof info->geometry) != 0)

@@ -61,6 +61,17 @@ static const char *wrong_embeds(const backend_info *info, const step_seq *s)
     return NULL;
 }
 
+/* Says why a share's draws cannot be masked, or returns NULL. */
+static const char *wrong_mask(const backend_info *info, const step_seq *s)
+{
+    if (s->n_mask_words == 0) return NULL;
+    if (!info->masks) return "plan: a mask of tokens, which this backend does not support";
+    if (s->n_mask_words != step_mask_words(info->vocab_size) || s->token_from)
+        return "plan: a mask of another size than the vocabulary, or behind a token that is not "
+               "drawn yet";
+    return NULL;
+}
+
 /* Says why a share's rows cannot leave early or be embedded, or returns NULL. */
 static const char *wrong_layers(const backend_info *info, const step_seq *s)
 {
@@ -99,6 +110,7 @@ status plan_check(const backend_info *info, const pkv_mirror *mirror, const step
         const char *wrong = measures_check(&s->measure);
         if (wrong) return status_make(STATUS_INVALID, wrong);
         wrong = wrong_layers(info, s);
+        if (!wrong) wrong = wrong_mask(info, s);
         if (wrong) return status_make(STATUS_INVALID, wrong);
         embed_bytes += (uint64_t)s->n_tokens * s->n_embeds * info->head_dim * sizeof(uint16_t);
         pkv_mirror_extent extent = extent_of(mirror, s);

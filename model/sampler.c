@@ -180,11 +180,13 @@ static void apply_penalties(const sampler_seq *q, float *logits)
     }
 }
 
-static void apply_edits(const sampler_seq *q, uint32_t sample_index, uint32_t vocab_size,
+/* With a mask min_tokens bans nothing: the mask says whether a stop token may come, and it may be
+ * the only token that may. */
+static void apply_edits(const sampler_seq *q, const sampler_draw *d, uint32_t vocab_size,
                         float *logits)
 {
     const sample_params *p = &q->params;
-    if (sample_index < p->min_tokens)
+    if (d->sample_index < p->min_tokens && !d->mask)
         for (uint32_t i = 0; i < p->n_stop_ids; i++)
             if (p->stop_ids[i] < vocab_size) logits[p->stop_ids[i]] = -INFINITY;
     for (uint32_t i = 0; i < p->n_bias; i++)
@@ -308,14 +310,27 @@ static void fill_logprobs(const float *logits, uint32_t n, uint32_t n_top, step_
     out->n_top = s.n_top;
 }
 
+/* Copies the logits; those of tokens that are not in the mask become -inf. */
+static void copy_masked(const sampler_draw *d, uint32_t n, float *to)
+{
+    memcpy(to, d->logits, n * sizeof *to);
+    for (uint32_t i = 0; d->mask && i < n; i += 32) {
+        uint32_t banned = ~d->mask[i / 32];
+        for (; banned; banned &= banned - 1) {
+            uint32_t token = i + (uint32_t)__builtin_ctz(banned);
+            if (token < n) to[token] = -INFINITY;
+        }
+    }
+}
+
 static void draw_one(const sampler *s, const sampler_draw *d, sampler_scratch *scratch)
 {
     const sampler_seq *q = &s->seqs[d->seq];
     const sample_params *p = &q->params;
     uint32_t n = s->vocab_size;
     float *logits = scratch->logits;
-    memcpy(logits, d->logits, n * sizeof *logits);
-    apply_edits(q, d->sample_index, n, logits);
+    copy_masked(d, n, logits);
+    apply_edits(q, d, n, logits);
     if (p->temperature < GREEDY_BELOW) {
         d->out->token = logits_argmax(logits, n);
     } else {
@@ -330,7 +345,9 @@ static void draw_one(const sampler *s, const sampler_draw *d, sampler_scratch *s
     d->out->logprob = NAN;
     d->out->rank = 0;
     d->out->n_top = 0;
-    if (p->n_logprobs >= 0) fill_logprobs(d->logits, n, (uint32_t)p->n_logprobs, d->out);
+    if (p->n_logprobs < 0) return;
+    if (d->mask) copy_masked(d, n, logits);
+    fill_logprobs(d->mask ? logits : d->logits, n, (uint32_t)p->n_logprobs, d->out);
 }
 
 typedef struct sampler_job {

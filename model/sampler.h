@@ -1,10 +1,10 @@
 /* sampler: logits to tokens (private to model/).
  *
- * The order is vLLM's: raw logprobs are taken first, then min_tokens, logit_bias and penalties are
- * applied. Below temperature 1e-5 the largest logit wins; else temperature, min_p, top_k and top_p
- * follow, and a Gumbel-max draw whose noise is Philox(key = (seed, choice), counter = (sample
- * index, token id)), so that a draw depends on its own request alone. Among equal logits the lowest
- * id wins. */
+ * The order is vLLM's: logits of tokens outside the mask become -inf, raw logprobs are taken, then
+ * min_tokens, logit_bias and penalties are applied. Below temperature 1e-5 the largest logit wins;
+ * else temperature, min_p, top_k and top_p follow, and a Gumbel-max draw whose noise is
+ * Philox(key = (seed, choice), counter = (sample index, token id)), so that a draw depends on its
+ * own request alone. Among equal logits the lowest id wins. */
 #ifndef MODEL_SAMPLER_H
 #define MODEL_SAMPLER_H
 
@@ -23,8 +23,9 @@ typedef struct sampler_draw {
     uint32_t seq;
     uint32_t choice; // key of the random draw; differs from the sequence's own when n > 1
     uint32_t sample_index;
-    bool own;            // the token joins the sequence's history
-    const float *logits; // [vocab_size], left unchanged
+    bool own;             // the token joins the sequence's history
+    const float *logits;  // [vocab_size], left unchanged
+    const uint32_t *mask; // step_seq.mask; NULL: all tokens
     step_sample *out;
 } sampler_draw;
 

@@ -436,6 +436,13 @@ void sched_plan_step(sched *s, int64_t now_us)
     }
 }
 
+void sched_set_mask(sched *s, uint32_t share, const uint32_t *mask, uint32_t n_words)
+{
+    sched_work *w = &s->works[(s->first + s->n_in_flight + s->depth - 1) % s->depth];
+    w->seqs[share].mask = mask;
+    w->seqs[share].n_mask_words = n_words;
+}
+
 const step_plan *sched_close_plan(sched *s)
 {
     sched_work *w = next_work(s);

@@ -204,6 +204,10 @@ static inline bool sched_plan_empty(const step_plan *p)
     return p->n_seqs == 0 && p->deltas.n_words == 0 && p->n_opens == 0;
 }
 
+/* Gives a share of the plan that the last sched_step call returned a mask for its draws; it is
+ * borrowed until the plan's result was given. */
+void sched_set_mask(sched *s, uint32_t share, const uint32_t *mask, uint32_t n_words);
+
 /* The next selection that the last sched_step call made and leaves to its caller; NULL = no more.
  * It is fetched after every call, before the next submit to the backend, is run once, on any
  * thread, and comes back with an event SELECTED, also when its sequence has ended; so do all before

@@ -259,6 +259,7 @@ static status sample_rows(backend_cpu *b, const step_plan *plan)
                                                .sample_index = s->sample_index,
                                                .own = j == 0,
                                                .logits = row,
+                                               .mask = s->n_mask_words ? s->mask : NULL,
                                                .out = &b->samples[n_draws]};
         row += vocab;
     }
@@ -512,6 +513,7 @@ static void fill_info(backend_cpu *b, const backend_options *o)
     b->info.max_logit_rows = rows < 16 ? 16 : rows > o->max_rows ? o->max_rows : (uint32_t)rows;
     b->info.logit_row_cost = sizes_logit_row_cost(&b->config, comm_size(o->group));
     b->info.retrieves = RETRIEVE_CAN;
+    b->info.masks = true;
     b->info.n_heads = b->config.n_heads;
     b->info.head_dim = b->config.head_dim;
     b->info.n_pages = b->store.n_pages;

@@ -250,6 +250,7 @@ status load_pack(const backend_info *info, const worker_facts *facts, arena *a, 
     m->logit_row_cost = info->logit_row_cost;
     m->lacks = info->lacks;
     m->retrieves = info->retrieves;
+    m->masks = info->masks;
     m->note_bytes = info->note_bytes;
     m->n_heads = info->n_heads;
     m->head_dim = info->head_dim;
@@ -320,6 +321,7 @@ status load_unpack(const load_message *m, const worker_config *config, rank_fact
         .logit_row_cost = m->logit_row_cost,
         .lacks = m->lacks,
         .retrieves = m->retrieves,
+        .masks = m->masks,
         .note_bytes = m->note_bytes,
         .n_heads = m->n_heads,
         .head_dim = m->head_dim,

@@ -1,5 +1,7 @@
 #include "rpc/worker/codec.h"
 
+#include <string.h>
+
 /* Drops const for protobuf-c, which does not change what it packs. */
 static void *borrow(const void *p) { return (void *)(uintptr_t)p; }
 
@@ -68,6 +70,23 @@ static status pack_embeds(const step_plan *plan, arena *a, plan_message *out)
     return STATUS_IS_OK;
 }
 
+/* Joins the masks of all shares that have one. */
+static status pack_masks(const step_plan *plan, arena *a, plan_message *out)
+{
+    size_t n = 0;
+    for (uint32_t i = 0; i < plan->n_seqs; i++) n += plan->seqs[i].n_mask_words;
+    if (n == 0) return STATUS_IS_OK;
+    uint32_t *words = arena_alloc_array(a, n, sizeof *words);
+    if (!words) return status_make(STATUS_NO_MEMORY, "a message's masks");
+    out->masks = (ProtobufCBinaryData){n * sizeof *words, (uint8_t *)words};
+    for (uint32_t i = 0; i < plan->n_seqs; i++) {
+        const step_seq *s = &plan->seqs[i];
+        if (s->n_mask_words) memcpy(words, s->mask, s->n_mask_words * sizeof *words);
+        words += s->n_mask_words;
+    }
+    return STATUS_IS_OK;
+}
+
 status plan_pack(const step_plan *plan, uint64_t session, arena *a, plan_message *out)
 {
     for (uint32_t i = 0; i < plan->n_seqs; i++)
@@ -87,5 +106,6 @@ status plan_pack(const step_plan *plan, uint64_t session, arena *a, plan_message
     RETURN_IF_ERROR(
         columns_pack(&plan_move_columns, plan->deltas.moves, plan->deltas.n_moves, out, a));
     RETURN_IF_ERROR(pack_embeds(plan, a, out));
+    RETURN_IF_ERROR(pack_masks(plan, a, out));
     return columns_pack(&plan_seq_columns, plan->seqs, plan->n_seqs, out, a);
 }

@@ -158,6 +158,29 @@ static status unpack_embeds(const plan_message *m, arena *a, step_seq *seqs, siz
     return STATUS_IS_OK;
 }
 
+/* Gives each share its part of the joined masks, which stay in the message. */
+static status unpack_masks(const plan_message *m, const backend_info *info, step_seq *seqs,
+                           size_t n, error *err)
+{
+    const uint32_t *words = (const uint32_t *)(const void *)m->masks.data;
+    size_t total = 0;
+    for (size_t i = 0; i < n; i++) {
+        if (seqs[i].n_mask_words && seqs[i].n_mask_words != step_mask_words(info->vocab_size))
+            return error_set(err, STATUS_INVALID, "n_mask_words: %u, the vocabulary takes %u",
+                             seqs[i].n_mask_words, step_mask_words(info->vocab_size));
+        total += seqs[i].n_mask_words;
+    }
+    if (m->masks.len != total * sizeof *words)
+        return error_set(err, STATUS_INVALID, "masks: %zu bytes, n_mask_words are %zu",
+                         m->masks.len, total);
+    for (size_t i = 0; i < n; i++) {
+        if (seqs[i].n_mask_words == 0) continue; // there may be no masks at all
+        seqs[i].mask = words;
+        words += seqs[i].n_mask_words;
+    }
+    return STATUS_IS_OK;
+}
+
 /* The backend checks what depends on the tables and on other fields of the share. */
 static status check_retrieval(const step_seq *s, const backend_info *info, error *err)
 {
@@ -240,6 +263,7 @@ static status unpack_seqs(const plan_message *m, const backend_info *info, arena
     if (!seqs) return out_of_memory(err);
     RETURN_IF_ERROR(columns_unpack(&plan_seq_columns, m, seqs, n, err));
     RETURN_IF_ERROR(unpack_embeds(m, a, seqs, n, err));
+    RETURN_IF_ERROR(unpack_masks(m, info, seqs, n, err));
     RETURN_IF_ERROR(check_seqs(seqs, n, m->n_tokens, info, err));
     RETURN_IF_ERROR(check_once(seqs, n, info, a, err));
     out->seqs = seqs;

@@ -252,6 +252,36 @@ static void min_tokens_masks_stops_and_bias_moves_logits(void **state)
     assert_int_equal(draw(f, &p, 2).token, 9);
 }
 
+/* A mask leaves its tokens alone, before penalties and minimum; logprobs are those of what is left,
+ * as in vLLM. */
+static void a_mask_bans_all_other_tokens(void **state)
+{
+    fixture *f = *state;
+    uint32_t mask[VOCAB / 32] = {0};
+    uint32_t bias_ids[] = {4};
+    float bias[] = {100};
+    sample_params p = neutral;
+    p.n_logprobs = 3;
+    p.bias_ids = bias_ids;
+    p.bias = bias;
+    p.n_bias = 1;
+    mask[0] = 1u << 7 | 1u << 31;
+    mask[3] = 1u << 2; // token 98
+    f->logits[7] = f->logits[31] = f->logits[98] = -9;
+    open_seq(f, 0, &p, NULL, 0, 0);
+    bool seen[VOCAB] = {false};
+    for (uint32_t i = 0; i < 60; i++) {
+        step_sample out;
+        sampler_draw d = {.sample_index = i, .logits = f->logits, .mask = mask, .out = &out};
+        sampler_run(f->sampler, &d, 1);
+        assert_true(out.token == 7 || out.token == 31 || out.token == 98);
+        seen[out.token] = true;
+        assert_float_equal(out.logprob, -logf(3), 1e-5f);
+        assert_true(out.n_top == 3 && out.top_ids[0] == 7 && out.top_ids[2] == 98);
+    }
+    assert_true(seen[7] && seen[31] && seen[98]);
+}
+
 /* ---- logprobs -------------------------------------------------------------------------------- */
 
 static void logprobs_are_of_the_raw_logits(void **state)
@@ -346,6 +376,7 @@ int main(void)
         CASE(top_p_always_keeps_the_most_likely),
         CASE(penalties_follow_their_formulas),
         CASE(min_tokens_masks_stops_and_bias_moves_logits),
+        CASE(a_mask_bans_all_other_tokens),
         CASE(logprobs_are_of_the_raw_logits),
         CASE(a_draw_depends_on_its_own_request_alone),
         CASE(a_long_history_counts_every_token),

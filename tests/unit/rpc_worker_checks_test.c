@@ -253,6 +253,28 @@ static void wrong_embeds_are_refused_by_field(void **state)
 #undef TRY
 }
 
+static void wrong_masks_are_refused_by_field(void **state)
+{
+    (void)state;
+    uint32_t words = step_mask_words(VOCAB), counts[2] = {words, 0};
+    uint32_t *mask = calloc(words, sizeof *mask);
+    sound_plan p;
+    error err = {{0}};
+    for (unsigned i = 0; i < 4; i++) {
+        static const char *const expected[] = {NULL, "masks: 0 bytes", "n_mask_words: 1, the",
+                                               "n_mask_words: 1 values"};
+        make_sound(&p);
+        err = (error){{0}};
+        counts[0] = i == 2 ? 1 : words;
+        p.m.n_mask_words = counts;
+        p.m.n_n_mask_words = i == 3 ? 1 : 2;
+        p.m.masks = (ProtobufCBinaryData){i == 1 ? 0 : words * sizeof *mask, (uint8_t *)mask};
+        assert_int_equal(is_taken(&p, &err), !expected[i]);
+        if (expected[i] && !strstr(err.text, expected[i])) fail_msg("\"%s\"", err.text);
+    }
+    free(mask);
+}
+
 static void moves_to_no_host_tier_are_refused(void **state)
 {
     (void)state;
@@ -518,6 +540,7 @@ int main(void)
         cmocka_unit_test(wrong_plans_are_refused_by_field),
         cmocka_unit_test(wrong_retrievals_are_refused_by_field),
         cmocka_unit_test(wrong_embeds_are_refused_by_field),
+        cmocka_unit_test(wrong_masks_are_refused_by_field),
         cmocka_unit_test(moves_to_no_host_tier_are_refused),
         cmocka_unit_test(wrong_results_are_refused_by_field),
         cmocka_unit_test(wrong_readings_are_refused_by_field),

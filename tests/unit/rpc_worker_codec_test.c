@@ -17,6 +17,7 @@ typedef struct random_plan {
     sample_params params[5];
     step_seq seqs[SEQS];
     embed_head embeds[SEQS][EMBEDS];
+    uint32_t masks[SEQS][(VOCAB + 31) / 32];
 } random_plan;
 
 static bool coin(rng *r) { return rng_below(r, 2) == 0; }
@@ -170,6 +171,11 @@ static void make_plan(rng *r, random_plan *p, bool decode)
             s->n_layers = coin(r) ? rng_below(r, LAYERS + 1) : 0;
             if (coin(r)) random_embeds(r, p, s);
         }
+        if (coin(r)) {
+            s->n_mask_words = step_mask_words(VOCAB);
+            s->mask = p->masks[i];
+            for (uint32_t k = 0; k < s->n_mask_words; k++) p->masks[i][k] = rng_u32(r);
+        }
         plan->n_tokens += s->n_tokens;
     }
     for (uint32_t i = 0; i < plan->n_tokens; i++) p->tokens[i] = rng_below(r, VOCAB);
@@ -204,6 +210,10 @@ static void expect_same_plan(const step_plan *a, const step_plan *b)
         for (uint32_t k = 0; k < there.n_embeds && k < a->seqs[i].n_embeds; k++)
             assert_memory_equal(&a->seqs[i].embeds[k], &there.embeds[k], sizeof *there.embeds);
         there.embeds = a->seqs[i].embeds;
+        assert_int_equal(there.n_mask_words, a->seqs[i].n_mask_words);
+        if (there.n_mask_words)
+            assert_memory_equal(a->seqs[i].mask, there.mask, there.n_mask_words * sizeof(uint32_t));
+        there.mask = a->seqs[i].mask;
         assert_memory_equal(&a->seqs[i], &there, sizeof there);
     }
     assert_int_equal(a->n_opens, b->n_opens);
