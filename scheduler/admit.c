@@ -70,9 +70,21 @@ status sched_check_turn(const sched *s, const sched_turn *turn, error *err)
     return retention_check_budget(&turn->policy, &s->options.geometry, n_prompt, err);
 }
 
+/* Whether a reading has only what a reading may have. The engine refuses such fields of a client's
+ * request by name before, so here they are a mistake of the caller. */
+static bool is_plain_reading(const sched_request *r)
+{
+    return r->n == 1 && !r->want_logits && !r->want_scores && !r->retrieval.block_tokens &&
+           !r->session[0] && !r->session[1] && !retention_wants_novelty(&r->policy);
+}
+
 status sched_check(const sched *s, const sched_request *r, error *err)
 {
     char a[27], b[27];
+    if (r->n_embeds && !is_plain_reading(r))
+        return error_set(err, STATUS_INVALID,
+                         "a request for embeddings has one choice, and neither logits, scores, "
+                         "novelty, retrieval nor a session");
     if (r->n_prompt == 0) return error_set(err, STATUS_INVALID, "prompt: has no tokens");
     if (r->max_new_tokens == 0)
         return error_set(err, STATUS_INVALID, "max_tokens: must be at least 1");
@@ -134,17 +146,18 @@ status sched_check(const sched *s, const sched_request *r, error *err)
 
 /* The most tokens of the sequence that may come from the prefix cache. At least one token is
  * computed, for its logits. The rows that are measured are computed too, and all rows that
- * depend on a selection. Rows that read by retrieval are not what others would have computed. */
+ * depend on a selection. Rows that read by retrieval are not what others would have computed. A
+ * reading runs every row itself. */
 static uint32_t hit_cap(const sched_seq *q)
 {
     const sched_entry *e = q->entry;
-    uint32_t cap = e->has_sums ? 0 : q->n_tokens - 1;
+    uint32_t cap = e->has_sums || e->n_embeds ? 0 : q->n_tokens - 1;
     for (uint32_t i = 0; i < e->n_turns; i++) {
         uint32_t limit = retention_hit_limit(&e->turns[i].policy, e->turns[i].n_prompt);
         if (limit < cap) cap = limit;
     }
     if (q->n_pressure_drops > 0 && q->pressure_drops[0] - 1 < cap) cap = q->pressure_drops[0] - 1;
-    if (e->want_logits && cap > e->logits_sent) cap = e->logits_sent;
+    if (e->want_logits && cap > e->rows_sent) cap = e->rows_sent;
     if (e->retrieval.block_tokens == 0) return cap;
     uint32_t limit = e->n_prompt - retrieval_observed_rows(&e->retrieval, e->n_prompt);
     if (cap > limit) cap = limit;

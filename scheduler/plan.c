@@ -34,9 +34,10 @@ sched_stop sched_next_stop(const sched_seq *q, uint32_t from)
     return stop;
 }
 
-/* A parent draws for all choices up to the last one that has not ended. */
+/* A parent draws for all choices up to the last one that has not ended, a reading for none. */
 static uint32_t draws_of(const sched_seq *q)
 {
+    if (q->entry->n_embeds) return 0;
     if (!seq_is_parent(q)) return 1;
     uint32_t n = q->entry->n;
     while (q->entry->seqs[n - 1].ended) n--;
@@ -48,7 +49,13 @@ static bool wants_logits(const sched_seq *q)
 {
     const sched_entry *e = q->entry;
     uint32_t from = seq_from(q);
-    return e->want_logits && from >= e->logits_sent && from < e->n_prompt;
+    return e->want_logits && from >= e->rows_sent && from < e->n_prompt;
+}
+
+/* Whether the caller gets the next row's embedding: it has not had it. */
+static bool wants_embeds(const sched_seq *q)
+{
+    return q->entry->n_embeds > 0 && seq_from(q) >= q->entry->rows_sent;
 }
 
 bool sched_seq_lacks_logits(const sched *s, const sched_seq *q)
@@ -126,8 +133,9 @@ static uint32_t chunk_of(const sched *s, const sched_seq *q)
     uint32_t from = seq_from(q), known = seq_known(q), to = known;
     sched_stop stop = sched_next_stop(q, from);
     if (to > stop.at) to = stop.at;
-    /* A chunk of a replay ends where the rows end whose logits the caller already has. */
-    if (e->want_logits && from < e->logits_sent && to > e->logits_sent) to = e->logits_sent;
+    /* A chunk of a replay ends where the rows end that the caller already has the results of. */
+    bool gives_rows = e->want_logits || e->n_embeds > 0;
+    if (gives_rows && from < e->rows_sent && to > e->rows_sent) to = e->rows_sent;
     if (e->retrieval.block_tokens) {
         uint32_t sparse = from > e->n_prompt ? from : e->n_prompt;
         uint32_t rows = s->sparse_rows < STEP_SPARSE_ROWS ? s->sparse_rows : STEP_SPARSE_ROWS;
@@ -375,6 +383,9 @@ static void add_share(sched *s, sched_work *w, sched_seq *q, int64_t now_us)
                      .retrieval = e->retrieval,
                      .n_prompt = prompt_slots(s, q, to),
                      .note = e->note,
+                     .embeds = wants_embeds(q) ? e->embeds : NULL,
+                     .n_embeds = wants_embeds(q) ? e->n_embeds : 0,
+                     .n_layers = e->n_layers,
                  });
     if (e->first_planned_us < 0) e->first_planned_us = now_us;
 }

@@ -14,6 +14,7 @@ bool sched_seq_is_idle(const sched_seq *q)
 {
     const sched_entry *e = q->entry;
     if (seq_known(q) == e->n_prompt + e->max_new_tokens) return true;
+    if (e->n_embeds && seq_from(q) == e->n_prompt) return true;
     if (!seq_is_parent(q)) return q->paused || q->ended;
     for (uint32_t i = 0; i < e->n; i++) {
         if (!e->seqs[i].ended && !e->seqs[i].paused) return false;
@@ -234,6 +235,9 @@ sched_entry *sched_entry_create(sched *s, const sched_request *r, int64_t now_us
         .live = r->n,
         .want_logits = r->want_logits || r->want_scores,
         .want_scores = r->want_scores,
+        .embeds = r->embeds,
+        .n_embeds = r->n_embeds,
+        .n_layers = r->n_layers,
         .has_penalties = params_have_penalties(&r->params),
         .params = r->params,
         .n_turns = n_turns,

@@ -142,9 +142,10 @@ static void note_novelty(sched_seq *q, uint32_t from, uint32_t n_rows, const flo
 }
 
 /* How many of the first n tokens other requests may read. K and V of rows that read by retrieval
- * are not those of full attention. */
+ * are not those of full attention, and a reading has none of some layers. */
 static uint32_t publishable(const sched_entry *e, uint32_t n)
 {
+    if (e->n_embeds) return 0;
     return e->retrieval.block_tokens && n > e->n_prompt ? e->n_prompt : n;
 }
 
@@ -179,8 +180,8 @@ static bool take_rows(sched *s, sched_seq *q, const step_seq *share, const step_
     if (from < q->furthest)
         s->stats.replayed_tokens += (to < q->furthest ? to : q->furthest) - from;
     if (to > q->furthest) q->furthest = to;
-    if (share->want_logits || share->want_scores)
-        e->logits_sent = to < e->n_prompt ? to : e->n_prompt;
+    if (share->want_logits || share->want_scores || share->n_embeds)
+        e->rows_sent = to < e->n_prompt ? to : e->n_prompt;
     if (share->measure.kind != MEASURE_NONE) q->scoring_us += measure_us;
 
     if (share->measure.novelty) note_novelty(q, from, share->n_tokens, result->novelty);

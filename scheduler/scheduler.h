@@ -129,6 +129,13 @@ typedef struct sched_request {
      * request goes on from its tokens, whose K and V the prefix cache or a store has, or which are
      * computed again. NULL = nothing. Valid while the event is taken. */
     const sched_saved *saved;
+    /* A reading (n_embeds > 0): the result has an embedding of each prompt row, once and in order,
+     * as step_seq.embeds and n_layers say, and nothing is drawn. Behind its last row the request
+     * waits for its END. The prefix cache gives it nothing and gets nothing of it. It has n 1 and
+     * neither logits, scores, retrieval nor a session. */
+    const embed_head *embeds; // [n_embeds], borrowed until the request is forgotten
+    uint32_t n_embeds;
+    uint32_t n_layers;
     /* Stands for the API key. Room is made by the longest idle session of the owner that has most,
      * so that no owner pushes out the few of another. */
     uint64_t owner;

@@ -229,6 +229,18 @@ static void cut_prompt(world_request *r)
     r->story.cut = n - left;
 }
 
+/* Some requests that could be readings are: they end when they have their rows' embeddings. */
+static void make_reading(sched_request *q, uint32_t id)
+{
+    static const embed_head head = {0, EMBED_V, 0};
+    bool can =
+        q->n == 1 && !q->want_logits && !q->want_scores && !retention_wants_novelty(&q->policy);
+    if (!can || id % 7) return;
+    q->embeds = &head;
+    q->n_embeds = 1;
+    q->max_new_tokens = 1;
+}
+
 void make_request(world *w, world_request *r, uint32_t id)
 {
     make_prompt(w, r, id);
@@ -259,6 +271,7 @@ void make_request(world *w, world_request *r, uint32_t id)
     q->prompt = r->prompt;
     uint32_t room = longest_of(q) > q->n_prompt ? longest_of(q) - q->n_prompt : 1;
     q->max_new_tokens = length(w, w->median_output, room);
+    if (r->book == BOOKS) make_reading(q, id);
     r->live = q->n;
     r->abort_at = chance(w, w->abort_percent, 100)
                       ? w->turn + length(w, 10 + w->median_output, 1000)

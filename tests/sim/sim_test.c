@@ -267,6 +267,21 @@ static void take_scores(world *w, world_request *r, const step_seq *share,
     }
 }
 
+/* The sim backend reports a row's logit in place of an embedding. The engine ends a reading with
+ * its last row. */
+static void take_embeddings(world *w, world_request *r, const step_seq *share,
+                            const uint16_t *embeddings)
+{
+    float logit;
+    for (uint32_t i = 0; i < share->n_tokens; i++, embeddings += 2) {
+        memcpy(&logit, embeddings, sizeof logit);
+        take_row(w, r, logit);
+    }
+    if (r->logit_rows < r->request.n_prompt) return;
+    w->t->readings++;
+    end_choice(w, r, 0);
+}
+
 /* When rows are measured that the request's own policy would not measure, the choice is being
  * compressed because pages are short. Positions are logical then. */
 static void find_pressure_drop(world *w, world_request *r, const step_seq *share)
@@ -318,6 +333,8 @@ static void deliver(world *w)
             for (uint32_t j = 0; r->live > 0 && j < share->n_tokens; j++) take_row(w, r, logits[j]);
             logits += share->n_tokens;
         }
+        if (share->n_embeds && r->live > 0)
+            take_embeddings(w, r, share, result->seqs[i].embeddings);
         if (share->want_scores && r->live > 0) take_scores(w, r, share, result->seqs[i].scores);
         for (uint32_t j = 0; j < share->n_samples; j++) {
             uint32_t c = share->choice + j;

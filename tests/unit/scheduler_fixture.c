@@ -177,6 +177,8 @@ const char *trace_of(fixture *f, const step_plan *plan)
         if (q->measure.kind != MEASURE_NONE)
             at += snprintf(at, (size_t)(stop - at), "m%u", q->measure.rows);
         if (q->want_logits) at += snprintf(at, (size_t)(stop - at), "L");
+        if (q->n_embeds) at += snprintf(at, (size_t)(stop - at), "e%u", q->n_embeds);
+        if (q->n_layers) at += snprintf(at, (size_t)(stop - at), "/%u", q->n_layers);
         if (q->token_from) at += snprintf(at, (size_t)(stop - at), "<%u", q->token_from);
     }
     return f->trace;

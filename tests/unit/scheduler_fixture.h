@@ -2,7 +2,8 @@
  *
  *   "1@0+16 2.1@40+1*"    request 1 computes 16 tokens from position 0; choice 1 of request 2
  * computes one token at 40 and samples. *3 = draws three times, m32 = measures the last 32 rows,
- * L = logits, <2 = its token is the one that the second share of the step before draws. */
+ * L = logits, e4 = embeddings of four heads, /1 = runs one layer, <2 = its token is the one that
+ * the second share of the step before draws. */
 #ifndef TESTS_UNIT_SCHEDULER_FIXTURE_H
 #define TESTS_UNIT_SCHEDULER_FIXTURE_H
 
