@@ -1,5 +1,5 @@
 /* `octavo heads`: finds the heads whose vectors find what a question needs, for the embeddings of
- * REFORM (docs/reform.md, section 4). */
+ * REFORM (docs/reform.md, section 5). */
 #include "cli/cli.h"
 #include "cli/heads_search.h"
 

@@ -1,4 +1,4 @@
-/* How well each head finds the facts of samples (docs/reform.md, section 4). */
+/* How well each head finds the facts of samples (docs/reform.md, section 5). */
 #ifndef CLI_HEADS_SEARCH_H
 #define CLI_HEADS_SEARCH_H
 

@@ -1,4 +1,4 @@
-/* The synthetic retrieval tasks of `octavo heads` (docs/reform.md, section 4). */
+/* The synthetic retrieval tasks of `octavo heads` (docs/reform.md, section 5). */
 #ifndef CLI_HEADS_TASKS_H
 #define CLI_HEADS_TASKS_H
 

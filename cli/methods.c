@@ -219,6 +219,13 @@ static void print_overrides(strbuf *out, const retention_preset *preset)
          "(default: h2o with 2048 tokens, window 8)"},
         {RETENTION_FIELD_PHASES, "\"decode\": {\"beta1\", \"beta2\", \"horizon\", \"scope\", "
                                  "\"score\"}, of the generated tokens"},
+        {RETENTION_FIELD_GATHER,
+         "\"gather_tokens\": tokens that are computed again, the question among them (default: "
+         "8192); \"gather_window\": of the max-pool of their scores (129)"},
+        {RETENTION_FIELD_GATHER,
+         "\"query_tokens\": of the question, at the end of the last user message (default: all of "
+         "it) or of a prompt; \"exit_layer\": layers that reading runs (default: what the "
+         "embeddings need)"},
         {ALWAYS, "\"pressure\": true lets the server drop pages by --pressure-retention"},
         {ALWAYS, "\"report\": \"positions\" lists the kept tokens"},
     };

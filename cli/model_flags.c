@@ -95,6 +95,10 @@ static const arg_flag flags_table[] = {
             "host memory for the pages of preempted sequences, taken as it fills and at most half "
             "of what the KV pool leaves; 0 computes them again",
             .max = 0x1p62, .initial = "1G"),
+    ARG_ROW("embed-memory", "BYTES", ARG_BYTES, model_flags, embed_memory,
+            "host memory for the embeddings of tokens that retention method reform reads by, over "
+            "all requests and sessions; taken as it fills",
+            .min = 1, .max = 0x1p62, .initial = "1G"),
     ARG_ROW("page-tokens", "N", ARG_COUNT, model_flags, page_tokens,
             "tokens in a page, a multiple of 16, of 32 with int4 and int2 (default: the smallest)",
             .min = 16, .max = 256),

@@ -29,6 +29,7 @@ typedef struct model_flags {
     uint64_t kv_disk_size;
     uint64_t kv_host;
     uint64_t swap_memory;
+    uint64_t embed_memory;
     uint32_t page_tokens; // 0 = the fewest that the type of KV pages allows
     uint32_t max_batch;
     uint32_t prefill_chunk;

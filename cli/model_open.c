@@ -253,6 +253,8 @@ static status read_options(const model_flags *f, loaded_model *m, error *err)
 {
     RETURN_IF_ERROR(model_config_load(f->dir, f->overrides.items, f->overrides.n, &m->config, err));
     RETURN_IF_ERROR(check_shape(f, m, err));
+    RETURN_IF_ERROR(embed_heads_load(f->dir, &m->config, &m->embeds, err));
+    m->embed_memory = f->embed_memory;
     RETURN_IF_ERROR(check_residual(f, err));
     dtype type = wanted_type(f->dtype, m->config.stored);
     m->kv_type = kern_kv_named(f->kv_dtype);
@@ -426,6 +428,9 @@ engine_options model_engine_options(loaded_model *m, uint32_t max_requests)
         .max_requests = max_requests,
         .policy = m->policy,
         .prefix_cache = m->prefix_cache,
+        .embed_heads = m->embeds.heads,
+        .n_embed_heads = m->embeds.n,
+        .embed_memory = m->embed_memory,
         .stop_ids = m->config.stop_ids,
         .n_stop_ids = m->config.n_stop_ids,
     };

@@ -4,6 +4,7 @@
 
 #include "cli/model_flags.h"
 #include "engine/engine.h"
+#include "model/embed_heads.h"
 
 typedef struct loaded_model {
     model_config config;
@@ -32,6 +33,8 @@ typedef struct loaded_model {
     uint32_t gpu_ordinal;
     uint8_t gpu_kv;      // gpu_kv_format
     const char *kv_name; // of the pages' format
+    embed_choice embeds; // the heads of retention method reform, if any are known
+    uint64_t embed_memory;
 } loaded_model;
 
 /* Opens everything; the tokenizer and template only when with_text is set. On failure nothing is

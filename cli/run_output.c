@@ -152,6 +152,13 @@ void run_report_text(strbuf *out, const retention_report *report)
         report->method, report->kept_tokens, report->logical_tokens, share,
         (unsigned long long)report->pages_dropped,
         report->budget_raised ? ", budget raised to what is protected" : "", report->scoring_ms);
+    const retention_gathering *g = &report->gathering;
+    if (report->has_gathering)
+        strbuf_printf(out,
+                      "; read %u tokens in %.0f ms through %u layers, had %u, gathered %u in %.0f "
+                      "ms, computed %u again in %.0f ms",
+                      g->read, g->read_ms, g->layers, g->reused, g->gathered, g->gather_ms,
+                      g->recomputed, g->recompute_ms);
     if (*report->session) strbuf_printf(out, "; session %s", report->session);
 }
 

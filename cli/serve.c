@@ -426,6 +426,8 @@ static status start_serving(serving *s, error *err)
                                        err));
     if (s->room.bodies && s->room.swap < s->model_flags.swap_memory)
         s->model_flags.swap_memory = s->room.swap;
+    if (s->room.bodies && s->room.embeds < s->model_flags.embed_memory)
+        s->model_flags.embed_memory = s->room.embeds;
     serve_make_arenas();
     RETURN_IF_ERROR(model_open(&s->model_flags, true, &s->model, err));
     RETURN_IF_ERROR(name_model(s, err));

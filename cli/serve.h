@@ -42,13 +42,21 @@ enum { SERVE_OWN_BYTES = 16 << 20 };
 /* How a server shares the memory that its model leaves. */
 typedef struct serve_room {
     uint64_t swap;   // the host tier
+    uint64_t embeds; // embeddings of method reform
     uint64_t bodies; // rpc_options.body_memory_bytes; 0 = not known, the model runs elsewhere
 } serve_room;
 
-/* Shares the bound's memory: the host tier may have what the largest request leaves, and bodies the
- * rest. disk_size: of the prefix cache on disk; 0 = none. Refuses needs that exceed the bound, with
+/* What a server wants beside its model. */
+typedef struct serve_wants {
+    uint64_t max_body;
+    uint64_t disk_size; // of the prefix cache on disk; 0 = none
+    uint64_t embeds;    // --embed-memory; 0 where the model has no heads for method reform
+} serve_wants;
+
+/* Shares the bound's memory: the host tier may have what the largest request leaves, embeddings
+ * half of what is left then, and bodies the rest. Refuses needs that exceed the bound, with
  * figures, because the kernel would end such a server under load. STATUS_NO_MEMORY. */
-status serve_check_needs(const backend_cpu_needs *needs, uint64_t max_body, uint64_t disk_size,
+status serve_check_needs(const backend_cpu_needs *needs, const serve_wants *wants,
                          const memory_bound *bound, serve_room *out, error *err);
 /* Checks retention policies and names of methods against the geometry of the model that the flags
  * choose. Reads the model's configuration, and no weights. */

@@ -31,17 +31,19 @@ static status refuse_needs(const backend_cpu_needs *needs, uint64_t body, uint64
         disk ? ", --disk-size" : "");
 }
 
-status serve_check_needs(const backend_cpu_needs *needs, uint64_t max_body, uint64_t disk_size,
+status serve_check_needs(const backend_cpu_needs *needs, const serve_wants *wants,
                          const memory_bound *bound, serve_room *out, error *err)
 {
-    uint64_t body = max_body * RPC_BODY_FACTOR;
-    uint64_t disk = disk_size ? disk_memory(disk_size, needs->block_bytes) : 0;
+    uint64_t body = wants->max_body * RPC_BODY_FACTOR;
+    uint64_t disk = wants->disk_size ? disk_memory(wants->disk_size, needs->block_bytes) : 0;
     uint64_t sum = needs->weights + needs->pool + needs->representatives + needs->retrieval +
                    needs->buffers + SERVE_OWN_BYTES + body + disk;
     if (sum > bound->bytes) return refuse_needs(needs, body, disk, sum, bound, err);
     uint64_t left = bound->bytes - sum;
     out->swap = needs->swap < left ? needs->swap : left;
-    out->bodies = left - out->swap + body;
+    left -= out->swap;
+    out->embeds = wants->embeds < left / 2 ? wants->embeds : left / 2;
+    out->bodies = left - out->embeds + body;
     return STATUS_IS_OK;
 }
 
@@ -71,6 +73,9 @@ status serve_check_memory(const model_flags *flags, uint64_t max_body, uint64_t 
     status s = model_describe(flags, &m, err);
     if (status_ok(s))
         s = backend_cpu_need(&m.options, m.n_ranks, memory_available_bytes(), &needs, err);
+    serve_wants wants = {.max_body = max_body,
+                         .disk_size = disk_size,
+                         .embeds = m.embeds.n > 0 ? m.embed_memory : 0};
     model_close(&m);
     RETURN_IF_ERROR(s);
     /* Ranks that are processes have an address space each, so its limit binds only a single
@@ -79,7 +84,7 @@ status serve_check_memory(const model_flags *flags, uint64_t max_body, uint64_t 
     if (is_one && getrlimit(RLIMIT_AS, &space) == 0 && space.rlim_cur != RLIM_INFINITY)
         most = space.rlim_cur;
     memory_bound bound = memory_bound_of("", most);
-    return serve_check_needs(&needs, max_body, disk_size, &bound, out, err);
+    return serve_check_needs(&needs, &wants, &bound, out, err);
 }
 
 status serve_check_retention(const model_flags *flags, const retention_flags *retention, error *err)

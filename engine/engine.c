@@ -17,12 +17,13 @@ static bool allocate(engine *e)
     e->measured = alloc_zeroed(o->alloc, e->info.max_seqs, sizeof *e->measured);
     e->workers = alloc_zeroed(o->alloc, o->tokenizer_threads, sizeof *e->workers);
     e->selecting.waiting = alloc_zeroed(o->alloc, e->info.max_seqs, sizeof *e->selecting.waiting);
+    e->readings = alloc_zeroed(o->alloc, e->info.max_seqs, sizeof *e->readings);
     e->inbox.selected = alloc_zeroed(o->alloc, e->info.max_seqs, sizeof *e->inbox.selected);
     e->selected = alloc_zeroed(o->alloc, e->info.max_seqs, sizeof *e->selected);
     e->inbox.loaded = alloc_zeroed(o->alloc, e->info.max_seqs, sizeof *e->inbox.loaded);
     e->loaded = alloc_zeroed(o->alloc, e->info.max_seqs, sizeof *e->loaded);
     if (!e->selecting.waiting || !e->inbox.selected || !e->selected) return false;
-    if (!e->inbox.loaded || !e->loaded) return false;
+    if (!e->inbox.loaded || !e->loaded || !e->readings) return false;
     if (!e->stop_ids || !e->slots || !e->free_slots || !e->untold || !e->measured || !e->workers)
         return false;
     if (o->n_stop_ids) memcpy(e->stop_ids, o->stop_ids, o->n_stop_ids * sizeof *e->stop_ids);
@@ -98,6 +99,7 @@ status engine_create(const engine_options *options, engine **out, error *err)
     status s = allocate(e) && slots_make_room(e, 0)
                    ? retention_rules_make(&e->o, &e->info.geometry, &e->retention, err)
                    : error_set(err, STATUS_NO_MEMORY, "engine: out of memory");
+    if (status_ok(s)) s = reform_start(e, err);
     if (status_ok(s)) s = disk_check(e, err);
     if (status_ok(s)) s = engine_make_scheduler(e, &e->sched, err);
     if (status_ok(s) && !start_threads(e))
@@ -118,6 +120,16 @@ static void stop_flag(pthread_mutex_t *lock, pthread_cond_t *arrived, bool *stop
     pthread_mutex_unlock(lock);
 }
 
+/* A stream may come back from a select thread when the engine thread takes nothing in any more. */
+static void drop_inbox(engine *e)
+{
+    inbox_batch batch = inbox_drain_all(e, 0);
+    for (engine_stream *s = batch.first, *next; s; s = next) {
+        next = s->taken_next;
+        stream_unref(s);
+    }
+}
+
 void engine_destroy(engine *e)
 {
     if (!e) return;
@@ -127,14 +139,17 @@ void engine_destroy(engine *e)
     if (e->thread_started) pthread_join(e->thread, NULL);
     session_unwatch(e);
     select_stop(e);
+    drop_inbox(e);
     watch_stop(e); /* last: only the watchdog ends a stuck step */
     sched_destroy(e->sched);
+    reform_stop(e);
     const allocator *a = e->o.alloc;
     alloc_free(NULL, e->events);
     alloc_free(NULL, e->ending);
     alloc_free(NULL, e->late);
     alloc_free(a, e->untold);
     alloc_free(a, e->measured);
+    alloc_free(a, e->readings);
     alloc_free(a, e->slots);
     alloc_free(a, e->free_slots);
     alloc_free(a, e->stop_ids);
@@ -158,6 +173,7 @@ status engine_submit(engine *e, const engine_request *r, engine_notify notify, v
     retrieval_spec retrieval;
     RETURN_IF_ERROR(engine_request_check(r, &e->info, e->o.chat != NULL, err));
     RETURN_IF_ERROR(retention_rules_apply(&e->retention, r, &policy, err));
+    RETURN_IF_ERROR(reform_check(e, r, &policy, err));
     RETURN_IF_ERROR(retrieval_parse(r->retrieval, &e->info.geometry, &retrieval, err));
     RETURN_IF_ERROR(engine_check_state(e, err));
     /* Counting first keeps every later queue within max_requests. */
@@ -168,11 +184,15 @@ status engine_submit(engine *e, const engine_request *r, engine_notify notify, v
     }
     engine_stream *s = NULL;
     status st = stream_create(e, r, &s);
+    if (status_ok(st)) {
+        s->policy = policy;
+        st = reform_create(e, s);
+    }
     if (!status_ok(st)) {
+        stream_unref(s);
         atomic_fetch_sub(&e->n_live, 1);
         return error_set(err, st.code, "request: out of memory");
     }
-    s->policy = policy;
     s->retrieval = retrieval;
     s->has_report = r->retention || r->session || e->retention.reports_standard;
     s->notify = notify;
@@ -193,6 +213,7 @@ engine_stats engine_get_stats(engine *e)
     stats.state = (engine_state)atomic_load(&e->state);
     if (e->o.disk) stats.disk = disk_count(e->o.disk);
     if (e->o.sessions) stats.records = disk_record_count(e->o.sessions);
+    stats.embed_bytes = reform_store_used(&e->embeddings);
     stats.n_live = atomic_load(&e->n_live);
     stats.requests_prepared = atomic_load(&e->n_prepared);
     return stats;
@@ -224,6 +245,7 @@ status engine_forget_session(engine *e, const engine_request *r)
     inbox *in = &e->inbox;
     forgotten_session it;
     session_key(r, it.key);
+    reform_store_forget(&e->embeddings, it.key);
     pthread_mutex_lock(&in->lock);
     bool waits = false;
     for (uint32_t i = 0; i < in->n_forgotten; i++)

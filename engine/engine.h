@@ -54,6 +54,11 @@ typedef struct engine_options {
      * Error texts begin with the name of the flag. */
     const json_t *retention;          // for requests without one; NULL = full
     const json_t *pressure_retention; // compress before preempt; NULL = never
+    /* The heads that the method `reform` embeds tokens by (copied), and the most bytes of
+     * embeddings over requests and sessions. Without heads requests of that method are refused. */
+    const embed_head *embed_heads;
+    uint32_t n_embed_heads;
+    size_t embed_memory;
     const char *const *retention_allow;
     uint32_t n_retention_allow; // methods that requests may name; 0 = all
     uint32_t max_sessions;      // idle sessions kept at once; 0 = sessions are ignored
@@ -266,6 +271,7 @@ typedef struct engine_stats {
     disk_counts disk;           // all 0 without one
     disk_record_counts records; // all 0 without engine_options.sessions
     backend_tier tier;          // summed over steps
+    size_t embed_bytes;         // of engine_options.embed_memory, taken by requests and sessions
 } engine_stats;
 
 engine_stats engine_get_stats(engine *e);

@@ -7,6 +7,8 @@
  *   watchdog thread    watch.c: sleeps, unless a step is stuck
  *   reader             stream.c: reads the ring
  *
+ * reform/ makes two requests of the scheduler of a stream of method `reform`: reading and answer.
+ *
  * retention.c resolves a request's retention policy, its own or the engine's default; session.c
  * makes the key of the session that it continues, recall.c keeps sessions on disk.
  *
@@ -21,6 +23,7 @@
 #define ENGINE_INTERNAL_H
 
 #include "engine/engine.h"
+#include "engine/reform/reform.h"
 
 #include <pthread.h>
 #include <stdatomic.h>
@@ -42,7 +45,8 @@ typedef struct retention_rules {
     bool reports_standard;     /* it is not "full": requests without a policy get a report too */
     retention_policy pressure;
     bool has_pressure;
-    uint64_t allowed; /* bit i = requests may name preset i */
+    uint64_t allowed;       /* bit i = requests may name preset i */
+    uint32_t max_model_len; /* 0 = not known */
 } retention_rules;
 
 status retention_rules_make(const engine_options *o, const pkv_geometry *geometry,
@@ -143,7 +147,7 @@ typedef struct choice_end {
 } choice_end;
 
 /* Bits of news about a stream that other threads give to the engine thread. */
-enum { INBOX_ADD = 1, INBOX_ABORT = 2, INBOX_RESUME = 4 };
+enum { INBOX_ADD = 1, INBOX_ABORT = 2, INBOX_RESUME = 4, INBOX_GATHERED = 8 };
 
 /* The prompt's logprobs, one row for each token; the first token has none. */
 typedef struct prompt_scores {
@@ -193,6 +197,7 @@ struct engine_stream {
     uint32_t made_for; /* n_backends when sched_check accepted it */
     sched_request sched_request;
     recalled_session recalled; /* until the scheduler has seen it */
+    reform_run *reform;        /* of a request of method `reform`; NULL for others */
 
     /* Engine thread only. */
     unsigned taken; /* INBOX_* bits of the last drain */
@@ -361,7 +366,8 @@ engine_stream *prepare_next(engine *e);
 
 enum { SELECT_THREADS = 2 };
 
-/* Selections for the select threads. A sequence has at most one, so max_seqs is room enough. */
+/* Work for the select threads. A sequence has at most one selection, so max_seqs is room enough;
+ * streams for which tokens are gathered are linked through their runs, and each is referenced. */
 typedef struct select_queue {
     pthread_mutex_t lock;
     pthread_cond_t arrived, done;
@@ -369,12 +375,15 @@ typedef struct select_queue {
     uint32_t n_threads;
     sched_selection **waiting; /* [max_seqs] a ring */
     uint32_t first, n_waiting, n_running;
+    engine_stream *first_gathering, *last_gathering;
     bool stop;
 } select_queue;
 
 status select_start(engine *e);
-/* No selection is under way. */
+/* No selection is under way. Gatherings that wait are dropped. */
 void select_stop(engine *e);
+/* Has a select thread run reform_gather for the stream, which comes back by INBOX_GATHERED. */
+void select_gather(engine *e, engine_stream *s);
 /* Gives the selections that the last sched_step call made to the select threads. */
 void select_hand_out(engine *e);
 /* Tells the scheduler which selections are made, and charges their time to their streams. */
@@ -452,6 +461,9 @@ struct engine {
     inbox inbox;
     prepare_queue prepare;
     select_queue selecting;
+    reform_store embeddings;
+    embed_head *embed_heads; /* [o.n_embed_heads] */
+    uint32_t embed_layers;   /* that must run for them */
     step_watch watch;
 
     _Atomic int state;           /* engine_state */
@@ -488,6 +500,8 @@ struct engine {
     engine_stream *
         *measured; /* [max_seqs]: streams whose measures the next sched_step selects by */
     uint32_t n_measured;
+    engine_stream **readings; /* [max_seqs]: streams whose reading the next sched_step ends */
+    uint32_t n_readings;
     const step_plan *in_flight[2]; /* oldest first */
     uint32_t n_in_flight;
     const step_plan *collected; /* the plan of the last result */

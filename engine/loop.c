@@ -66,6 +66,7 @@ static void take_share(engine *e, engine_stream *s, const step_seq *share,
         else if (!prompt_take_scores(s, share->n_tokens, got->scores))
             slots_fail_stream(e, s, status_make(STATUS_NO_MEMORY, "prompt logprobs"));
     }
+    if (share->n_embeds && !s->failed) reform_take_rows(e, s, share, got);
     if (share->measure.kind != MEASURE_NONE && !share->measure.silent)
         e->measured[e->n_measured++] = s;
     uint32_t n_due = 0;
@@ -150,6 +151,7 @@ static const step_plan *plan_step(engine *e)
     disk_save_lost(e);
     session_delete_forgotten(e);
     take_added(e);
+    reform_end_readings(e);
     e->n_ended = e->n_ending;
     charge_selection(e, schedule_us);
     return plan;
@@ -188,11 +190,13 @@ static bool loop_once(engine *e, const inbox_batch *batch, const step_result **r
 
 /* How long to wait for news. An idle session expires by the clock, which the scheduler sees only
  * when it is called. */
-static int64_t longest_wait(const engine *e)
+static int64_t longest_wait(engine *e)
 {
     enum { LOOK_US = 1000000 };
     const sched_stats *now = &e->stats.sched;
-    if (now->sessions_idle + now->sessions_swapped == 0 || e->o.session_ttl_us <= 0) return -1;
+    bool embeds = reform_store_expire(&e->embeddings, clock_now_us());
+    bool none = !embeds && now->sessions_idle + now->sessions_swapped == 0;
+    if (none || e->o.session_ttl_us <= 0) return -1;
     return e->o.session_ttl_us < LOOK_US ? e->o.session_ttl_us : LOOK_US;
 }
 

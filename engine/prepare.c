@@ -98,9 +98,10 @@ static status check_bytes(const engine *e, const retention_policy *policy, size_
 }
 
 /* must_fit: refuses a text that is too long for this policy before it is encoded, if its byte count
- * shows that; NULL for a text that need not fit. */
+ * shows that; NULL for a text that need not fit. question: where the last user message is in it;
+ * may be NULL. */
 static status encode_prompt(engine *e, engine_request *r, const retention_policy *must_fit,
-                            tok_ids *ids, error *err)
+                            question_place *question, tok_ids *ids, error *err)
 {
     if (r->prompt) {
         if (must_fit) RETURN_IF_ERROR(check_bytes(e, must_fit, r->prompt_bytes, err));
@@ -110,6 +111,8 @@ static status encode_prompt(engine *e, engine_request *r, const retention_policy
     strbuf text = {0};
     status s = render(e, r, &text, err);
     if (status_ok(s) && must_fit) s = check_bytes(e, must_fit, text.size, err);
+    if (status_ok(s) && question)
+        s = reform_find_message(r->messages, text.data ? text.data : "", text.size, question, err);
     /* The template writes its own BOS. */
     if (status_ok(s))
         s = tok_encode(e->o.tokenizer, text.data ? text.data : "", text.size, false, ids, err);
@@ -135,12 +138,12 @@ status engine_tokenize(engine *e, const engine_request *r, tok_ids *out, error *
     /* A copy, because rendering changes the messages. */
     status s = engine_request_copy(r, &copy);
     if (!status_ok(s)) return error_set(err, s.code, "request: out of memory");
-    s = encode_prompt(e, &copy, NULL, out, err);
+    s = encode_prompt(e, &copy, NULL, NULL, out, err);
     engine_request_destroy(&copy);
     return s;
 }
 
-static status make_tokens(engine *e, engine_stream *s, error *err)
+static status make_tokens(engine *e, engine_stream *s, question_place *question, error *err)
 {
     engine_request *r = &s->request;
     if (r->prompt_token_ids) {
@@ -151,7 +154,7 @@ static status make_tokens(engine *e, engine_stream *s, error *err)
     } else {
         tok_ids ids = {0};
         bool is_cut = s->policy.schedule == RETENTION_SCHEDULE_INPUT;
-        status st = encode_prompt(e, r, is_cut ? NULL : &s->policy, &ids, err);
+        status st = encode_prompt(e, r, is_cut ? NULL : &s->policy, question, &ids, err);
         s->tokens = ids.ids;
         s->n_tokens = (uint32_t)ids.n;
         RETURN_IF_ERROR(st);
@@ -241,7 +244,7 @@ static void set_length(engine_stream *s, uint32_t max_new_tokens)
  * positions close up could go on for very much longer than the context, so that is the end. */
 static uint32_t most_new_tokens(engine *e, engine_stream *s)
 {
-    uint32_t computed = retention_input_tokens(&s->policy, s->n_tokens);
+    uint32_t computed = retention_input_tokens(&s->policy, s->sched_request.n_prompt);
     uint32_t lowest = 1, highest = longest_of(e, &s->policy) - computed;
     if (highest > e->o.max_model_len) highest = e->o.max_model_len;
     while (lowest < highest) {
@@ -260,21 +263,26 @@ static status check_fit(engine *e, engine_stream *s, error *err)
     if (s->max_new_tokens == 0) s->max_new_tokens = most_new_tokens(e, s);
     set_length(s, s->max_new_tokens);
     s->made_for = e->n_backends;
-    status st = sched_check(e->sched, &s->sched_request, err);
+    status st =
+        s->reform ? reform_check_fit(e, s, err) : sched_check(e->sched, &s->sched_request, err);
     pthread_rwlock_unlock(&e->sched_lock);
     return st;
 }
 
 static status prepare_stream(engine *e, engine_stream *s, error *err)
 {
-    RETURN_IF_ERROR(make_tokens(e, s, err));
+    question_place question = {.known = false};
+    bool gathers = s->policy.gather_tokens > 0;
+    RETURN_IF_ERROR(make_tokens(e, s, gathers ? &question : NULL, err));
+    if (gathers) RETURN_IF_ERROR(reform_prepare(e, s, &question, err));
     status st = make_stops(e, s);
     if (!status_ok(st)) return error_set(err, st.code, "request: out of memory");
     /* Scoring ends with the first draw, which is not returned. */
     s->max_new_tokens = s->request.score_only ? 1 : s->request.max_tokens;
     fill_sched_request(e, s);
+    if (s->reform) reform_fill(e, s);
     RETURN_IF_ERROR(check_fit(e, s, err));
-    session_recall(e, s);
+    if (!s->reform) session_recall(e, s);
 
     /* A ring of `most` items has room for all outputs, so no choice ever waits for its reader
      * (pause_if_full). A smaller ring needs room for a token and an end of each choice in every

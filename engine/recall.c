@@ -13,10 +13,10 @@
     X(kernel) X(schedule) X(interval) X(recurrent_chunk) X(contiguous) X(ratio) X(tokens) \
     X(sinks) X(window) X(bias) X(theta) X(window_half) X(rows) X(reuse_layers) X(growth) \
     X(decode_score) X(decode_unit) X(decode_scope) X(beta1) X(beta2) X(horizon) X(pressure) \
-    X(report_positions) X(page_tokens)
+    X(gather_tokens) X(gather_window) X(query_tokens) X(exit_layer) X(report_positions) X(page_tokens)
 /* clang-format on */
 
-_Static_assert(sizeof(retention_policy) == 144, "POLICY_FIELDS has every field of a policy");
+_Static_assert(sizeof(retention_policy) == 160, "POLICY_FIELDS has every field of a policy");
 
 #define FIELD_NAME(field)  #field " "
 #define FIELD_BYTES(field) +sizeof((retention_policy *)0)->field
@@ -195,7 +195,7 @@ void session_unwatch(engine *e)
 
 bool session_is_kept(const engine *e, const engine_stream *s)
 {
-    if (!e->o.sessions || !s->request.session) return true;
+    if (!e->o.sessions || !s->request.session || s->reform) return true;
     disk_key key = key_of(s->sched_request.session);
     return !disk_record_waits(e->o.sessions, &key);
 }

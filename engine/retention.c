@@ -48,11 +48,24 @@ static status check_standard(uint64_t allowed, const json_t *standard, error *er
     return s;
 }
 
+/* Where a request of `reform` does not say how many tokens are computed again, they are at most
+ * half of the context. */
+static status parse_policy(const retention_rules *rules, const json_t *json, retention_policy *out,
+                           error *err)
+{
+    RETURN_IF_ERROR(retention_parse(json, &rules->limits, out, err));
+    const json_t *given = json_object_get(json, "gather_tokens");
+    uint32_t most = rules->max_model_len / 2;
+    if (most > 0 && out->gather_tokens > most && (!given || json_is_null(given)))
+        out->gather_tokens = most;
+    return STATUS_IS_OK;
+}
+
 /* Reads a policy of the engine's options. */
-static status read_policy(const char *flag, const json_t *json, const retention_limits *limits,
+static status read_policy(const char *flag, const json_t *json, const retention_rules *rules,
                           retention_policy *out, error *err)
 {
-    status s = retention_parse(json, limits, out, err);
+    status s = parse_policy(rules, json, out, err);
     if (!status_ok(s)) error_prefix(err, "%s", flag);
     return s;
 }
@@ -61,18 +74,19 @@ status retention_rules_make(const engine_options *o, const pkv_geometry *geometr
                             retention_rules *out, error *err)
 {
     *out = (retention_rules){.limits = {*geometry, o->prefill_chunk},
+                             .max_model_len = o->max_model_len,
                              .has_pressure = o->pressure_retention != NULL};
     status s = read_allowed(o, &out->allowed, err);
     if (!status_ok(s)) {
         error_prefix(err, "--retention-allow");
         return s;
     }
-    RETURN_IF_ERROR(read_policy("--retention", o->retention, &out->limits, &out->standard, err));
+    RETURN_IF_ERROR(read_policy("--retention", o->retention, out, &out->standard, err));
     RETURN_IF_ERROR(check_standard(out->allowed, o->retention, err));
     out->reports_standard = out->standard.preset != retention_find("full");
     if (!out->has_pressure) return STATUS_IS_OK;
-    RETURN_IF_ERROR(read_policy("--pressure-retention", o->pressure_retention, &out->limits,
-                                &out->pressure, err));
+    RETURN_IF_ERROR(
+        read_policy("--pressure-retention", o->pressure_retention, out, &out->pressure, err));
     s = sched_check_pressure(&out->pressure, err);
     if (!status_ok(s)) error_prefix(err, "--pressure-retention");
     return s;
@@ -91,5 +105,5 @@ status retention_rules_apply(const retention_rules *rules, const engine_request 
     *out = rules->standard;
     if (!r->retention) return STATUS_IS_OK;
     RETURN_IF_ERROR(check_names(rules->allowed, r->retention, err));
-    return retention_parse(r->retention, &rules->limits, out, err);
+    return parse_policy(rules, r->retention, out, err);
 }

@@ -1,25 +1,36 @@
-/* Selections of retention that are long work are made by threads of their own, so that the engine
- * thread goes on with the steps of other sequences. They read the measures, which the backend holds
- * for them, and the sequence's page tables, which the scheduler leaves alone meanwhile. */
+/* Selections of retention that are long work, and the gathering of tokens by their embeddings, are
+ * made by threads of their own, so that the engine thread goes on with the steps of other
+ * sequences. Selections read the measures, which the backend holds for them, and the sequence's
+ * page tables, which the scheduler leaves alone meanwhile. */
 #include "engine/internal.h"
 
 #include <assert.h>
 
-/* NULL when the engine stops. */
-static sched_selection *next_waiting(engine *e)
+/* A selection or a stream whose tokens are gathered; neither: the engine stops. */
+typedef struct select_job {
+    sched_selection *selection;
+    engine_stream *gathers;
+} select_job;
+
+/* Selections come first: their sequences hold pages while they wait. */
+static select_job next_waiting(engine *e)
 {
     select_queue *q = &e->selecting;
+    select_job job = {NULL, NULL};
     pthread_mutex_lock(&q->lock);
-    while (q->n_waiting == 0 && !q->stop) pthread_cond_wait(&q->arrived, &q->lock);
-    sched_selection *x = NULL;
+    while (q->n_waiting == 0 && !q->first_gathering && !q->stop)
+        pthread_cond_wait(&q->arrived, &q->lock);
     if (q->n_waiting > 0) {
-        x = q->waiting[q->first];
+        job.selection = q->waiting[q->first];
         q->first = (q->first + 1) % e->info.max_seqs;
         q->n_waiting--;
         q->n_running++;
+    } else if (q->first_gathering && !q->stop) {
+        job.gathers = q->first_gathering;
+        q->first_gathering = job.gathers->reform->next;
     }
     pthread_mutex_unlock(&q->lock);
-    return x;
+    return job;
 }
 
 static void note_done(select_queue *q)
@@ -30,17 +41,31 @@ static void note_done(select_queue *q)
     pthread_mutex_unlock(&q->lock);
 }
 
+static void run_selection(engine *e, sched_selection *x)
+{
+    int64_t start = clock_now_us();
+    sched_selection_run(x);
+    inbox_put_selected(e, (made_selection){x, clock_now_us() - start});
+    note_done(&e->selecting);
+}
+
+static void run_gathering(engine *e, engine_stream *s)
+{
+    if (!atomic_load(&s->aborted)) reform_gather(s);
+    inbox_put(e, INBOX_GATHERED, s);
+    stream_unref(s);
+}
+
 static void *select_loop(void *arg)
 {
     engine *e = arg;
     thread_set_name("oct-select");
-    for (sched_selection *x; (x = next_waiting(e)) != NULL;) {
-        int64_t start = clock_now_us();
-        sched_selection_run(x);
-        inbox_put_selected(e, (made_selection){x, clock_now_us() - start});
-        note_done(&e->selecting);
+    for (;;) {
+        select_job job = next_waiting(e);
+        if (job.selection) run_selection(e, job.selection);
+        else if (job.gathers) run_gathering(e, job.gathers);
+        else return NULL;
     }
-    return NULL;
 }
 
 status select_start(engine *e)
@@ -60,6 +85,10 @@ void select_stop(engine *e)
     pthread_cond_broadcast(&q->arrived);
     pthread_mutex_unlock(&q->lock);
     for (uint32_t i = 0; i < q->n_threads; i++) pthread_join(q->threads[i], NULL);
+    for (engine_stream *s = q->first_gathering, *next; s; s = next) {
+        next = s->reform->next;
+        stream_unref(s);
+    }
 }
 
 void select_hand_out(engine *e)
@@ -72,6 +101,19 @@ void select_hand_out(engine *e)
         pthread_cond_signal(&q->arrived);
         pthread_mutex_unlock(&q->lock);
     }
+}
+
+void select_gather(engine *e, engine_stream *s)
+{
+    select_queue *q = &e->selecting;
+    atomic_fetch_add(&s->references, 1);
+    s->reform->next = NULL;
+    pthread_mutex_lock(&q->lock);
+    if (q->first_gathering) q->last_gathering->reform->next = s;
+    else q->first_gathering = s;
+    q->last_gathering = s;
+    pthread_cond_signal(&q->arrived);
+    pthread_mutex_unlock(&q->lock);
 }
 
 void select_take_back(engine *e, uint32_t n_selected)

@@ -20,8 +20,8 @@ static bool reserve_items(void **items, size_t *capacity, size_t n, size_t size)
 bool slots_make_room(engine *e, size_t n_more)
 {
     /* Between two steps a choice ends at most once, and its request is added, paused and resumed at
-     * most once. */
-    enum { OF_A_CHOICE = 4, OF_ALL = 2 /* RESULT, FLUSH */ };
+     * most once. A request of method `reform` ends once more, behind its reading. */
+    enum { OF_A_CHOICE = 5, OF_ALL = 2 /* RESULT, FLUSH */ };
     size_t n = e->n_choices + n_more;
     size_t others =
         OF_ALL + FORGETS_MOST + 2 * (size_t)e->info.max_seqs; /* FORGET; SELECTED, LOADED */
@@ -55,6 +55,7 @@ void slots_forget(engine *e, engine_stream *s)
     e->slots[(uint32_t)s->id] = NULL;
     e->free_slots[e->n_free_slots++] = (uint32_t)s->id;
     e->n_choices -= s->request.n;
+    reform_forget(s);
     stream_unref(s);
 }
 
@@ -96,7 +97,7 @@ void slots_fail_all(engine *e, status_code code, const char *text)
         stream_fail(s, code, text);
         slots_forget(e, s);
     }
-    e->n_events = e->n_ending = 0; /* about streams that are forgotten now */
+    e->n_events = e->n_ending = e->n_readings = 0; /* about streams that are forgotten now */
     pthread_mutex_lock(&e->stats_lock);
     e->stats.sched.running = e->stats.sched.waiting = 0;
     pthread_mutex_unlock(&e->stats_lock);
@@ -129,7 +130,8 @@ static void admit_stream(engine *e, engine_stream *s)
     }
     /* The request was checked against an earlier backend, which may have had more pages. */
     if (s->made_for != e->n_backends) {
-        status st = sched_check(e->sched, &s->sched_request, &err);
+        status st = s->reform ? reform_check_fit(e, s, &err)
+                              : sched_check(e->sched, &s->sched_request, &err);
         if (!status_ok(st)) {
             refuse_stream(e, s, st.code, err.text);
             return;
@@ -145,6 +147,10 @@ static void admit_stream(engine *e, engine_stream *s)
     atomic_fetch_add(&s->references, 1);
     e->slots[slot] = s;
     s->added_us = clock_now_us();
+    if (s->reform) {
+        reform_begin(e, s);
+        return;
+    }
     s->sched_request.id = s->id;
     session_refresh(e, s);
     slots_add_event(e, (sched_event){.kind = SCHED_ADD, .add = &s->sched_request});
@@ -171,6 +177,7 @@ void slots_take_inbox(engine *e, const inbox_batch *batch)
         if (s->taken & INBOX_ADD) admit_stream(e, s);
         if ((s->taken & INBOX_ABORT) && is_known(e, s)) slots_end_stream(e, s, ENGINE_FINISH_ABORT);
         if (s->taken & INBOX_RESUME) resume_stream(e, s);
+        if (s->taken & INBOX_GATHERED) reform_answer(e, s, is_known(e, s));
         stream_unref(s);
     }
 }

@@ -59,6 +59,7 @@ void stream_unref(engine_stream *s)
     for (uint32_t i = 0; s->choices && i < s->request.n; i++) choice_destroy(&s->choices[i]);
     for (uint32_t i = 0; s->ends && i < s->request.n; i++) free(s->ends[i].report.kept_json);
     session_release(s);
+    reform_release(s);
     engine_request_destroy(&s->request);
     pthread_cond_destroy(&s->readable);
     pthread_mutex_destroy(&s->lock);

@@ -90,8 +90,9 @@ static void count_end(engine *e, ending_choice *ending)
 {
     engine_stream *s = ending->stream;
     sched_choice_info info = {0};
-    status described = sched_describe(e->sched, s->id, ending->choice, &info);
-    bool lacks_report = described.code == STATUS_NO_MEMORY && !s->failed;
+    (void)sched_describe(e->sched, s->id, ending->choice, &info);
+    if (s->reform) reform_describe(e, s, &info);
+    bool lacks_report = info.lacks_kept && !s->failed;
     /* The request fails, because half a report would look like the whole one. */
     if (lacks_report) {
         s->choices[ending->choice].finish = ENGINE_FINISH_ERROR;

@@ -1,4 +1,4 @@
-/* embed_heads: the heads whose vectors make up a model's embeddings (docs/reform.md, section 4).
+/* embed_heads: the heads whose vectors make up a model's embeddings (docs/reform.md, section 5).
  *
  * What     reads and writes the file that `octavo heads` puts beside a model, and has the table of
  *          heads that the paper found for its models.

@@ -128,6 +128,8 @@ static void put_gauges(page *p, service *s, const engine_stats *e)
          (double)st->logical_tokens},
         {"kept_tokens", "Tokens that attention still reads, summed over sequences that hold pages.",
          st->kept_tokens},
+        {"embedding_bytes", "Bytes of the embeddings of requests and sessions of method reform.",
+         (double)e->embed_bytes},
         {"serving", "1 when new requests are accepted.", service_is_serving(s)},
         {"uptime_seconds", "Seconds since the server started.",
          (double)(clock_now_us() - s->start_us) / 1e6},

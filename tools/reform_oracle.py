@@ -6,8 +6,9 @@ It uses none of Octavo's code (docs/reform.md says what is computed). "embedding
 tokens of a model the vectors of some heads, as hexadecimal f16, computed by the forward pass of
 tools/retention_oracle. Models whose family is not that pass's appear with heads of layer 0, which
 needs no attention. "gather" has 100 prompts: a seed makes the numbers of context and question by
-the generator below, which tests/unit/engine_gather_test.c has too. --check compares the file with
-what would be written.
+the generator below, which tests/unit/engine_gather_test.c has too. "answers" has 100 prompts of the
+demo model: what is computed again of each, and the answer, by the passes of tools/retention_oracle
+with the selections of h2o-recurrent. --check compares the file with what would be written.
 """
 import argparse
 import json
@@ -18,10 +19,14 @@ import numpy as np
 
 ROOT = pathlib.Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT / "tools/retention_oracle"))
+from generate import Request  # noqa: E402
 from model import Llama  # noqa: E402
 
 MODELS = ROOT / "tests/golden/models"
 OUT = ROOT / "tests/golden/reform.json"
+HEADS = [(0, "k", 0), (1, "v", 0)]  # of tests/e2e/house.h
+READING = {"method": "h2o-recurrent", "tokens": 48, "recurrent_chunk": 64, "rows": 16, "sinks": 8, "window": 8}
+FIELDS = {"gather_tokens": 64, "gather_window": 9, "query_tokens": 6}
 MARGIN = 2e-5  # between the last gathered score and the next one, so that f32 gathers alike
 
 
@@ -131,12 +136,66 @@ def gather_cases():
     return out
 
 
+# ---- answers -------------------------------------------------------------------------------------
+
+class Reading(Request):
+    """A prompt read with selections, and the embedding of each row."""
+
+    def __init__(self, model, ids):
+        super().__init__(model, ids, READING)
+        self.parts = []
+
+    def feed(self, ids):
+        out = super().feed(ids)
+        stored = {"q": lambda l, h: self.rows[l].raw[-len(ids):, h], "k": lambda l, h: self.tables[l][h].raw[-len(ids):],
+                  "v": lambda l, h: self.tables[l][h].v[-len(ids):]}
+        self.parts.append(np.concatenate([unit(stored[kind](l, h)) for l, kind, h in HEADS], 1))
+        return out
+
+    def embeddings(self):
+        return np.concatenate(self.parts).astype("<f2").astype(float)
+
+
+def prompt_of(seed):
+    """Random tokens; the last ones, which ask, stand somewhere before, too."""
+    ids, x = [], seed
+    for _ in range(180 + seed % 90):
+        x = (x * 1664525 + 1013904223) % (1 << 32)
+        ids.append((x >> 16) % 1000)
+    m, at = FIELDS["query_tokens"], 20 + (seed * 7) % 120
+    ids[-m:] = ids[at:at + m]
+    return ids
+
+
+def answer_case(model, seed):
+    ids, m = prompt_of(seed), FIELDS["query_tokens"]
+    reading = Reading(model, ids).run()
+    e, n = reading.embeddings(), len(ids) - m
+    last = max(0, READING["window"] - m)
+    kept, margin = gather(scores(e[:n], e[n:]), FIELDS["gather_tokens"] - m, FIELDS["gather_window"], READING["sinks"], last)
+    kept += range(n, len(ids))
+    answer = Request(model, [ids[i] for i in kept], {"method": "full"}, max_tokens=4).run()
+    fine = margin > 3e-4 and reading.margins.least > 1e-4 and answer.logit_gap > 0.02
+    return {"seed": seed, "kept": ranges(kept), "answer": answer.out} if fine else None
+
+
+def answer_cases():
+    model, out, seed = Llama(ROOT / "models/demo"), [], 1
+    while len(out) < 100:
+        case = answer_case(model, seed)
+        seed += 1
+        if case:
+            out.append(case)
+    return out
+
+
 def main():
     ap = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     ap.add_argument("--check", action="store_true")
     a = ap.parse_args()
     lines = lambda rows: ",\n".join(json.dumps(r) for r in rows)
-    text = '{"embeddings": [\n%s],\n"gather": [\n%s]}\n' % (lines(embedding_cases()), lines(gather_cases()))
+    text = '{"embeddings": [\n%s],\n"gather": [\n%s],\n"answers": [\n%s]}\n' % (
+        lines(embedding_cases()), lines(gather_cases()), lines(answer_cases()))
     if a.check:
         sys.exit(OUT.read_text() != text and f"{OUT}: other numbers")
     OUT.write_text(text)

@@ -159,6 +159,20 @@ static status check_model(const parsing *p, const retention_policy *policy, erro
     return check_windows(p, policy, g, err);
 }
 
+/* What always stays of the text, and a question of one token. */
+static status check_gather(const parsing *p, const retention_policy *policy, error *err)
+{
+    uint64_t least = (uint64_t)policy->sinks + policy->window + 1;
+    if (policy->gather_tokens == 0) return STATUS_IS_OK;
+    if (policy->gather_tokens < least)
+        return error_set(err, STATUS_INVALID,
+                         "%s.gather_tokens is %u: must be above sinks %u and window %u together",
+                         p->where, policy->gather_tokens, policy->sinks, policy->window);
+    if (policy->exit_layer <= p->limits->geometry.n_layers) return STATUS_IS_OK;
+    return error_set(err, STATUS_INVALID, "%s.exit_layer is %u: the model has %u layers", p->where,
+                     policy->exit_layer, p->limits->geometry.n_layers);
+}
+
 status check_composition(const parsing *p, const retention_policy *policy, error *err)
 {
     if (policy->schedule == RETENTION_SCHEDULE_NEVER) return STATUS_IS_OK;
@@ -167,6 +181,7 @@ status check_composition(const parsing *p, const retention_policy *policy, error
     RETURN_IF_ERROR(check_parts(p, policy, err));
     RETURN_IF_ERROR(check_budget(p, policy, err));
     RETURN_IF_ERROR(check_rows(p, policy, err));
+    RETURN_IF_ERROR(check_gather(p, policy, err));
     return check_model(p, policy, err);
 }
 

@@ -52,9 +52,21 @@ READ_COUNT(chunk, 1)
 READ_COUNT(interval, 1)
 READ_COUNT(recurrent_chunk, 1)
 READ_COUNT(rows, 1)
+READ_COUNT(gather_tokens, 1)
+READ_COUNT(query_tokens, 1)
+READ_COUNT(exit_layer, 1)
 READ_COUNT(beta1, 1)
 READ_COUNT(beta2, 1)
 READ_COUNT(horizon, 1)
+
+static status read_gather_window(const parsing *p, const char *name, retention_policy *policy,
+                                 error *err)
+{
+    RETURN_IF_ERROR(read_count(p, name, 1, &policy->gather_window, err));
+    if (policy->gather_window % 2) return STATUS_IS_OK;
+    return error_set(err, STATUS_INVALID, "%s.gather_window is %u: must be odd", p->where,
+                     policy->gather_window);
+}
 
 static status read_number(const parsing *p, const char *name, double min, double max, float *out,
                           error *err)
@@ -327,6 +339,10 @@ static const struct {
     {.name = "positions", .field = RETENTION_FIELD_PARTS, .read = read_positions},
     {.name = "sinks", .field = RETENTION_FIELD_PARTS | RETENTION_FIELD_INPUT, .read = read_sinks},
     {.name = "window", .field = RETENTION_FIELD_PARTS, .read = read_window},
+    {.name = "gather_tokens", .field = RETENTION_FIELD_GATHER, .read = read_gather_tokens},
+    {.name = "gather_window", .field = RETENTION_FIELD_GATHER, .read = read_gather_window},
+    {.name = "query_tokens", .field = RETENTION_FIELD_GATHER, .read = read_query_tokens},
+    {.name = "exit_layer", .field = RETENTION_FIELD_GATHER, .read = read_exit_layer},
     {.name = "pressure", .read = read_pressure, .of_request = true},
     {.name = "report", .read = read_report, .of_request = true},
     {.name = "prefill", .field = RETENTION_FIELD_PHASES, .read = parse_prefill, .of_request = true},

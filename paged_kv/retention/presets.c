@@ -27,6 +27,16 @@
         [RETENTION_PART_SCHEDULE] = ONLY(RETENTION_SCHEDULE_CHUNK),                                \
         [RETENTION_PART_VARIANT] = ONLY(RETENTION_VARIANT_PLAIN),                                  \
     }
+/* The same for rows that may leave before the last layer, and so have no logits. */
+#define READING_OPTION                                                                             \
+    {                                                                                              \
+        [RETENTION_PART_SCORE] = ANY_SCORE & ~ONLY(RETENTION_SCORE_NOVELTY),                       \
+        [RETENTION_PART_UNIT] = ONLY(RETENTION_UNIT_PAGE) | ONLY(RETENTION_UNIT_TOKEN),            \
+        [RETENTION_PART_SCOPE] = FROM(RETENTION_SCOPE_LAYER, RETENTION_SCOPE_HEAD),                \
+        [RETENTION_PART_ALLOCATOR] = ONLY(RETENTION_ALLOCATOR_UNIFORM),                            \
+        [RETENTION_PART_SCHEDULE] = ONLY(RETENTION_SCHEDULE_CHUNK),                                \
+        [RETENTION_PART_VARIANT] = ONLY(RETENTION_VARIANT_PLAIN),                                  \
+    }
 /* The row selects nothing itself. */
 #define NO_OPTION                                                                                  \
     {                                                                                              \
@@ -203,6 +213,12 @@ static const retention_preset presets[] = {
      .source = "TOVA, arXiv 2401.06104, as a baseline of REFORM, arXiv 2506.01215",
      .fields = ANY_FIELD, .options = RECURRENT_OPTION,
      .defaults = {COMMON, .score = RETENTION_SCORE_LAST, RECURRENT}},
+    {.name = "reform",
+     .summary = "reads as h2o-recurrent, finds what the question needs and computes only that again",
+     .source = "REFORM, arXiv 2506.01215; docs/reform.md",
+     .fields = ANY_FIELD | RETENTION_FIELD_GATHER, .options = READING_OPTION,
+     .defaults = {COMMON, .score = RETENTION_SCORE_WINDOW, RECURRENT, .rows = 128,
+                  .scope = RETENTION_SCOPE_HEAD, .gather_tokens = 8192, .gather_window = 129}},
     {.name = "keydiff",
      .summary = "keeps the keys least like the others; ignores the query",
      .source = "KeyDiff, arXiv 2504.15364, section 3, as kvpress computes it",

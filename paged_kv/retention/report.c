@@ -72,6 +72,29 @@ void retention_kept_json(const pkv *kv, uint32_t seq, uint32_t cut_at, uint32_t 
     free(bits);
 }
 
+void retention_same_json(const pkv_geometry *geometry, const uint32_t *tokens, uint32_t n,
+                         strbuf *out)
+{
+    strbuf_printf(out, "[{\"layers\": [0, %u], \"heads\": [0, %u], \"ranges\": [",
+                  geometry->n_layers - 1, geometry->n_kv_heads - 1);
+    for (uint32_t i = 0, to; i < n; i = to) {
+        for (to = i + 1; to < n && tokens[to] == tokens[to - 1] + 1; to++) continue;
+        strbuf_printf(out, "%s[%u, %u]", i ? ", " : "", tokens[i], tokens[to - 1] + 1);
+    }
+    strbuf_puts(out, "]}]");
+}
+
+static void put_gathering(const retention_gathering *g, strbuf *out)
+{
+    strbuf_printf(out,
+                  ", \"reform\": {\"layers_run\": %u, \"read_tokens\": %u, \"reused_tokens\": %u, "
+                  "\"reading_kept_tokens\": %.10g, \"gathered_tokens\": %u, "
+                  "\"recomputed_tokens\": %u, ",
+                  g->layers, g->read, g->reused, g->kept, g->gathered, g->recomputed);
+    strbuf_printf(out, "\"read_ms\": %.3f, \"gather_ms\": %.3f, \"recompute_ms\": %.3f}",
+                  g->read_ms, g->gather_ms, g->recompute_ms);
+}
+
 void retention_report_json(const retention_report *report, strbuf *out)
 {
     strbuf_puts(out, "{\"method\": ");
@@ -81,6 +104,7 @@ void retention_report_json(const retention_report *report, strbuf *out)
                   (unsigned long long)report->pages_dropped);
     strbuf_printf(out, ", \"budget_raised\": %s, \"scoring_ms\": %.3f",
                   report->budget_raised ? "true" : "false", report->scoring_ms);
+    if (report->has_gathering) put_gathering(&report->gathering, out);
     if (report->session[0]) {
         strbuf_puts(out, ", \"session\": ");
         strbuf_json_string(out, report->session, strlen(report->session));

@@ -99,6 +99,7 @@ typedef enum retention_field {
     RETENTION_FIELD_PARTS = 1 << 1,  // the parts and their settings
     RETENTION_FIELD_PHASES = 1 << 2, // prefill, decode
     RETENTION_FIELD_INPUT = 1 << 3,  // sinks, of the prompt's tokens
+    RETENTION_FIELD_GATHER = 1 << 4, // gather_tokens, gather_window, query_tokens, exit_layer
 } retention_field;
 
 /* A resolved request: the preset's row with the request's overrides. A plain value. */
@@ -132,7 +133,13 @@ typedef struct retention_policy {
     retention_unit decode_unit;
     retention_scope decode_scope;
     uint32_t beta1, beta2, horizon; // growth other than joint; horizon 0 = max_tokens
-    bool pressure;                  // may be compressed before a sequence is preempted
+    /* REFORM (docs/reform.md): 0, or the policy is that of a reading, and the answer is decoded
+     * behind so many of its tokens, the question's among them. */
+    uint32_t gather_tokens;
+    uint32_t gather_window; // of the max-pool of their scores, odd
+    uint32_t query_tokens;  // at the end of the question's message; 0 = the whole message
+    uint32_t exit_layer;    // layers that the reading runs; 0 = as many as its embeddings need
+    bool pressure;          // may be compressed before a sequence is preempted
     bool report_positions;
     uint32_t page_tokens; // the engine's page size; 0 = not known
 } retention_policy;
@@ -334,6 +341,17 @@ status retention_select(const retention_policy *policy, const pkv *kv, uint32_t 
 
 /* ---- the report of what was kept, as responses carry it -------------------------------------- */
 
+/* What a request of REFORM read, and what it read again (docs/reform.md). */
+typedef struct retention_gathering {
+    uint32_t layers;     // that the reading ran; 0: nothing was read, all tokens were computed
+    uint32_t read;       // tokens of the prompt whose embeddings were computed
+    uint32_t reused;     // tokens whose embeddings its session had
+    uint32_t gathered;   // tokens before the question that were taken
+    uint32_t recomputed; // all that were computed with all layers: gathered ones and the question
+    double kept;         // tokens in the reading's cache at its end
+    double read_ms, gather_ms, recompute_ms; // recompute: until the first token
+} retention_gathering;
+
 typedef struct retention_report {
     const char *method;
     uint32_t logical_tokens;
@@ -343,12 +361,17 @@ typedef struct retention_report {
     double scoring_ms; // measuring and selecting
     char session[96];  // "continued", "stored", "restarted: …", "ignored: …"; "" = absent
     char *kept_json;   // malloc'd "kept" array when positions were requested, else NULL
+    bool has_gathering;
+    retention_gathering gathering;
 } retention_report;
 
 /* The "kept" array of a sequence as it is now. Each layer group is listed alone, with one entry
  * where all heads keep the same tokens, else with one for each head group. Ranges count the tokens
  * that the client sent: `cut` tokens are missing from the sequence before its position `cut_at`. */
 void retention_kept_json(const pkv *kv, uint32_t seq, uint32_t cut_at, uint32_t cut, strbuf *out);
+/* The "kept" array of a sequence that has the same n tokens, ascending, in all layers and heads. */
+void retention_same_json(const pkv_geometry *geometry, const uint32_t *tokens, uint32_t n,
+                         strbuf *out);
 /* Appends the report as a JSON object. */
 void retention_report_json(const retention_report *report, strbuf *out);
 

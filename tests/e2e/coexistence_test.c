@@ -110,6 +110,10 @@ static json_t *retention_of(const retention_preset *p, uint32_t heads_per_group)
         return json_pack("{s:s, s:{s:s, s:f}, s:{s:s, s:i, s:i}}", "method", p->name, "prefill",
                          "method", "chunkkv", "ratio", 0.4, "decode", "scope",
                          apart ? "head" : "layer", "beta1", 8, "beta2", 6);
+    if (d->gather_tokens)
+        return json_pack("{s:s, s:s, s:i, s:i, s:i, s:i, s:i, s:i}", "method", p->name, "scope",
+                         apart ? "head" : "layer", "tokens", 64, "sinks", 8, "window", 8,
+                         "recurrent_chunk", 64, "gather_tokens", 80, "query_tokens", 6);
     if (d->contiguous)
         return json_pack("{s:s, s:s, s:i, s:i, s:i, s:i}", "method", p->name, "scope",
                          apart && d->scope == RETENTION_SCOPE_HEAD ? "head" : "layer", "tokens", 64,

@@ -199,6 +199,7 @@ static inline house open_house(const setting *s)
                                 : backend_cpu_create(&bo, &h.backend, &err);
     if (!status_ok(made)) fail_msg("%s", err.text);
     h.backend = gate_create(h.backend);
+    static const embed_head heads[] = {{0, EMBED_K, 0}, {1, EMBED_V, 0}};
     engine_options eo = {
         .backend = &h.backend,
         .tokenizer = h.tokenizer,
@@ -207,6 +208,9 @@ static inline house open_house(const setting *s)
         .prefill_chunk = s->prefill_chunk,
         .max_model_len = s->max_model_len,
         .max_requests = 64,
+        .embed_heads = heads,
+        .n_embed_heads = sizeof heads / sizeof *heads,
+        .embed_memory = 64 << 20,
         .prefix_cache = s->prefix_cache,
         .stop_ids = config.stop_ids,
         .n_stop_ids = config.n_stop_ids,

@@ -134,12 +134,13 @@ static backend scribe_create(backend inner, record *r)
 /* ---- requests -------------------------------------------------------------------------------- */
 
 /* The nth preset, with values for these prompts; with windows in some layers positions stay. NULL:
- * nothing is dropped. */
+ * nothing is dropped. Answers of reform have other prompts (tests/e2e/reform_test.c). */
 static json_t *retention_of(uint32_t nth, bool windows)
 {
     size_t n;
     const retention_preset *presets = retention_presets(&n), *p = &presets[nth % (n + 1)];
     if (nth % (n + 1) == n || (windows && p->defaults.contiguous)) return NULL;
+    if (p->defaults.gather_tokens) return NULL;
     json_t *r = json_pack("{s:s, s:s}", "method", p->name, "report", "positions");
     if (p->defaults.growth != RETENTION_GROWTH_JOINT) {
         json_object_set_new(r, "prefill",

@@ -36,28 +36,35 @@ static void needs_are_compared_with_the_bound(void **state)
                                      .buffers = 3 * mib,
                                      .swap = 4 * mib};
     const uint64_t body = mib * RPC_BODY_FACTOR;
+    serve_wants wants = {.max_body = mib};
     const uint64_t all = 14 * mib + mib / 2 + SERVE_OWN_BYTES + body;
     memory_bound bound = {all, "the memory cgroup"};
     serve_room room;
     error err = {{0}};
-    assert_true(status_ok(serve_check_needs(&needs, mib, 0, &bound, &room, &err)));
+    assert_true(status_ok(serve_check_needs(&needs, &wants, &bound, &room, &err)));
     assert_true(room.swap == 0 && room.bodies == body); /* one request of --max-body */
     bound.bytes = all + 3 * mib;
-    assert_true(status_ok(serve_check_needs(&needs, mib, 0, &bound, &room, &err)));
+    assert_true(status_ok(serve_check_needs(&needs, &wants, &bound, &room, &err)));
     assert_true(room.swap == 3 * mib && room.bodies == body);
     bound.bytes = all + 10 * mib;
-    assert_true(status_ok(serve_check_needs(&needs, mib, 0, &bound, &room, &err)));
-    assert_true(room.swap == 4 * mib && room.bodies == body + 6 * mib);
+    assert_true(status_ok(serve_check_needs(&needs, &wants, &bound, &room, &err)));
+    assert_true(room.swap == 4 * mib && room.embeds == 0 && room.bodies == body + 6 * mib);
+    wants.embeds = 2 * mib;
+    assert_true(status_ok(serve_check_needs(&needs, &wants, &bound, &room, &err)));
+    assert_true(room.embeds == 2 * mib && room.bodies == body + 4 * mib);
+    wants.embeds = UINT64_C(1) << 30; /* half of what is left */
+    assert_true(status_ok(serve_check_needs(&needs, &wants, &bound, &room, &err)));
+    assert_true(room.embeds == 3 * mib && room.bodies == body + 3 * mib);
     bound.bytes = all - 1;
-    assert_int_equal(serve_check_needs(&needs, mib, 0, &bound, &room, &err).code, STATUS_NO_MEMORY);
+    assert_int_equal(serve_check_needs(&needs, &wants, &bound, &room, &err).code, STATUS_NO_MEMORY);
     bound.bytes = 24 * mib;
-    assert_int_equal(serve_check_needs(&needs, mib, 0, &bound, &room, &err).code, STATUS_NO_MEMORY);
-    assert_string_equal(err.text,
-                        "memory: this server needs 62.5 MiB (weights 6.0 MiB, KV pages 5.0 MiB, "
-                        "representatives and lists of retrieval 512 KiB, step buffers 3.0 MiB, "
-                        "a request of --max-body 32.0 MiB, the rest 16.0 MiB), and the memory "
-                        "cgroup allows 24.0 MiB; --kv-memory, --max-batch and "
-                        "--max-body make it smaller");
+    assert_int_equal(serve_check_needs(&needs, &wants, &bound, &room, &err).code, STATUS_NO_MEMORY);
+    assert_string_equal(
+        err.text, "memory: this server needs 62.5 MiB (weights 6.0 MiB, KV pages 5.0 MiB, "
+                  "representatives and lists of retrieval 512 KiB, step buffers 3.0 MiB, a request "
+                  "of --max-body 32.0 MiB, the rest 16.0 MiB), and the memory cgroup allows "
+                  "24.0 MiB; --kv-memory, --max-batch and "
+                  "--max-body make it smaller");
 }
 
 /* Buffers and index of the prefix cache on disk: 256 buffers and four threads' blocks of 8 KiB, and
@@ -67,20 +74,21 @@ static void the_disk_cache_is_counted(void **state)
     (void)state;
     const backend_cpu_needs needs = {.weights = mib, .pool = mib, .block_bytes = 5000};
     const uint64_t size = UINT64_C(1) << 30, disk = disk_memory(size, 5000);
+    const serve_wants wants = {.max_body = mib}, stores = {.max_body = mib, .disk_size = size};
     memory_bound bound = {2 * mib + SERVE_OWN_BYTES + mib * RPC_BODY_FACTOR + disk, "RLIMIT_AS"};
     serve_room room;
     error err = {{0}};
     assert_true(disk >= (256 + 4) * 8192 + (1 << 17) * (48 + 4) && disk < 16 * mib);
     assert_true(disk_memory(size, 1 << 20) > 68 * mib && disk_memory(size, 1 << 20) < 69 * mib);
     assert_true(disk_memory(size, 32 << 20) >= 256 * mib);
-    if (!status_ok(serve_check_needs(&needs, mib, size, &bound, &room, &err)))
+    if (!status_ok(serve_check_needs(&needs, &stores, &bound, &room, &err)))
         fail_msg("%s", err.text);
     bound.bytes--;
-    assert_int_equal(serve_check_needs(&needs, mib, size, &bound, &room, &err).code,
+    assert_int_equal(serve_check_needs(&needs, &stores, &bound, &room, &err).code,
                      STATUS_NO_MEMORY);
     assert_non_null(strstr(err.text, "buffers and index of the disk cache "));
     assert_non_null(strstr(err.text, "--max-batch, --disk-size and --max-body"));
-    assert_true(status_ok(serve_check_needs(&needs, mib, 0, &bound, &room, &err)));
+    assert_true(status_ok(serve_check_needs(&needs, &wants, &bound, &room, &err)));
 }
 
 /* The predicted size is what the backend takes. */
@@ -143,7 +151,9 @@ static void a_server_that_fits_is_taken(void **state)
     error err = {{0}};
     serve_room room;
     model_flags f = demo;
+    f.embed_memory = mib;
     if (!status_ok(serve_check_memory(&f, mib, 0, &room, &err))) fail_msg("%s", err.text);
+    assert_true(room.embeds == mib); /* the demo model has heads */
     f.page_tokens = 256;
     f.kv_memory = UINT64_C(1) << 44; /* more than any machine has */
     assert_int_equal(serve_check_memory(&f, mib, 0, &room, &err).code, STATUS_NO_MEMORY);

@@ -67,6 +67,32 @@ static const step_sample *give_scores(scripted *b, const step_seq *s)
     return scores;
 }
 
+void scripted_embed(uint32_t token, uint16_t *out)
+{
+    enum { ONE = 0x3c00 };
+    memset(out, 0, 2 * EMBED_DIM * sizeof *out);
+    out[token % EMBED_DIM] = out[EMBED_DIM + token % EMBED_DIM] = ONE;
+}
+
+static const uint16_t *give_embeddings(scripted *b, const step_seq *s, uint32_t *n)
+{
+    uint16_t *from = b->embeddings + (size_t)*n * 2 * EMBED_DIM;
+    for (uint32_t i = 0; i < s->n_tokens; i++)
+        scripted_embed(b->plan->tokens[s->first_token + i], from + (size_t)i * 2 * EMBED_DIM);
+    *n += s->n_tokens;
+    atomic_fetch_add(&b->embedded, s->n_tokens);
+    return from;
+}
+
+/* Keeps what a prompt was, over its steps. */
+static void note_prompt(scripted *b, const step_seq *s)
+{
+    if (s->n_embeds || s->n_layers || s->sample_index) return;
+    if (s->position == 0) b->n_drawn = 0;
+    for (uint32_t i = 0; i < s->n_tokens && b->n_drawn < SCRIPT_MAX; i++)
+        b->drawn[b->n_drawn++] = b->plan->tokens[s->first_token + i];
+}
+
 static void give_samples(scripted *b, const step_seq *s, step_seq_result *out, uint32_t *n)
 {
     *out = (step_seq_result){.samples = &b->samples[*n], .n_samples = s->n_samples};
@@ -95,7 +121,7 @@ static status scripted_collect(void *ctx, const step_result **out)
     while (atomic_load(&b->hold)) nap();
     atomic_store(&b->hanging, false);
     atomic_store(&b->collecting, false);
-    uint32_t step = atomic_fetch_add(&b->steps, 1) + 1, n = 0;
+    uint32_t step = atomic_fetch_add(&b->steps, 1) + 1, n = 0, n_embedded = 0;
     b->result = (step_result){.step = b->plan->step,
                               .seqs = b->seqs,
                               .n_seqs = b->plan->n_seqs,
@@ -104,6 +130,8 @@ static status scripted_collect(void *ctx, const step_result **out)
         const step_seq *s = &b->plan->seqs[i];
         give_samples(b, s, &b->seqs[i], &n);
         assert_false(s->want_logits); /* no whole rows: the backend scores them itself */
+        note_prompt(b, s);
+        if (s->n_embeds) b->seqs[i].embeddings = give_embeddings(b, s, &n_embedded);
         if (s->want_scores) b->seqs[i].scores = give_scores(b, s);
         if (s->measure.kind != MEASURE_NONE)
             b->seqs[i].measure = (measure_result){.values = b->masses,
@@ -178,6 +206,8 @@ fixture *fixture_create(void)
                                    .max_seqs = MAX_SEQS,
                                    .n_pages = 1000,
                                    .max_in_flight = fixture_in_flight,
+                                   .n_heads = 4,
+                                   .head_dim = EMBED_DIM,
                                    .geometry = {.page_tokens = 16,
                                                 .n_layers = 2,
                                                 .n_kv_heads = 2,

@@ -18,6 +18,7 @@ enum {
     MAX_ROWS = 128,
     LAYERS_MAX = 64,
     SCRIPT_MAX = 4096,
+    EMBED_DIM = 8,
     VOCAB = 1024 + 16 /* padded */
 };
 
@@ -50,10 +51,16 @@ typedef struct scripted {
     step_sample samples[2 * MAX_SEQS]; /* step_most_draws */
     float logits[VOCAB];               /* of a scored row */
     step_sample scores[MAX_ROWS];
-    float masses[LAYERS_MAX * 2 * (2048 / 16)]; /* zero: every page scores the same */
-    _Atomic uint32_t holders;                   /* of masses */
+    uint16_t embeddings[MAX_ROWS * 2 * EMBED_DIM]; /* see scripted_embed */
+    _Atomic uint32_t embedded;                     /* rows */
+    uint32_t drawn[SCRIPT_MAX], n_drawn;           /* tokens of the shares that drew last */
+    float masses[LAYERS_MAX * 2 * (2048 / 16)];    /* zero: every page scores the same */
+    _Atomic uint32_t holders;                      /* of masses */
 } scripted;
 
+/* A row's embedding [2 heads, EMBED_DIM]: each part is the unit vector of number token % EMBED_DIM.
+ * So tokens of equal remainder are alike, and others are not at all. */
+void scripted_embed(uint32_t token, uint16_t *out);
 /* The logit of token `next` after `token` at `position`. */
 float scripted_logit(uint32_t token, uint32_t position, uint32_t next);
 

@@ -525,9 +525,13 @@ static void select_on_both(const char *name, two_lanes *t, const retention_polic
 static const struct {
     const char *preset, *parts;
 } shorter[] = {
-    {"streaming-recurrent", CHUNKS},    {"h2o-recurrent", CHUNKS},
-    {"tova-recurrent", CHUNKS},         {"infinipot", CHUNKS},
-    {"scope-slide", GENERATED},         {"scope-adaptive", GENERATED},
+    {"streaming-recurrent", CHUNKS},
+    {"h2o-recurrent", CHUNKS},
+    {"tova-recurrent", CHUNKS},
+    {"infinipot", CHUNKS},
+    {"reform", CHUNKS}, // of its reading
+    {"scope-slide", GENERATED},
+    {"scope-adaptive", GENERATED},
     {"scope-discontinuous", GENERATED},
 };
 

@@ -5,12 +5,14 @@ usage: equality.py OCTAVO [unittest arguments]"""
 import json
 import threading
 
-from harness import LIGHT, PATIENCE, ServeTest, main, need, run_offline, stubs, tokens
+from harness import LIGHT, PATIENCE, ServeTest, eventually, main, need, run_offline, stubs, tokens
 
 grpc = need("grpc")
 octavo, octavo_rpc, vllm, vllm_rpc, kserve, kserve_rpc = stubs("octavo", "vllm_engine", "kserve")
 
 RETENTION = {"method": "chunkkv", "ratio": 0.3}
+REFORM = {"method": "reform", "gather_tokens": 256, "query_tokens": 8, "sinks": 16, "window": 16, "tokens": 256,
+          "recurrent_chunk": 128}
 TEXTS = ["O Romeo, Romeo, wherefore art thou", "caf\u00e9 \U0001f600 \u4f60\u597d", " leading space\n\n", "The king",
          "Romeo and Juliet. " * 50]
 IDS = [tokens(1, 1), tokens(16, 2), tokens(31, 3), tokens(500, 4), tokens(1500, 5)]
@@ -118,6 +120,37 @@ class Equality(ServeTest):
                 self.assertEqual(self.by_vllm(prompt, fields, retention), expected, "VllmEngine")
                 if isinstance(prompt, str):
                     self.assertEqual(self.by_kserve(prompt, fields, retention), texts, "KServe")
+
+    def test_reform(self):
+        """Every surface gives the same answers to method reform, and continues its sessions."""
+        text = " ".join(f"Line {i}: Romeo and Juliet." for i in range(100)) + " Where is Romeo?"
+        for way in ("greedy", "three"):
+            fields = WAYS[way]
+            expected = self.by_http(text, fields, REFORM)
+            self.assertEqual(len(expected), fields.get("n", 1))
+            self.assertEqual(self.by_http_stream(text, fields, REFORM), expected, "HTTP streaming")
+            self.assertEqual(self.by_octavo(text, fields, REFORM), expected, "octavo.v1")
+            self.assertEqual(self.by_vllm(text, fields, REFORM), expected, "VllmEngine")
+            self.assertEqual(self.by_kserve(text, fields, REFORM), self.texts, "KServe")
+        with self.assertRaises(grpc.RpcError) as caught:
+            self.by_octavo(text, GREEDY, {**REFORM, "query_tokens": None})
+        self.assertEqual(caught.exception.code(), grpc.StatusCode.INVALID_ARGUMENT)
+        self.assertIn("retention.query_tokens: must be given", caught.exception.details())
+
+        body = {"prompt": text, **GREEDY, "retention": REFORM, "session": "s"}
+        first = self.server.post("/v1/completions", body)["choices"][0]["retention"]
+        self.assertEqual(first["session"], "stored")
+        r = octavo.GenerateRequest(prompt=text, sampling=octavo.SamplingParams(**GREEDY),
+                                   retention_json=json.dumps(REFORM), session="s")
+        *_, last = self.octavo.Generate(r, timeout=PATIENCE)
+        again = json.loads(last.retention_json)
+        self.assertEqual((again["session"], again["reform"]["read_tokens"]), ("continued", 0))
+        self.assertEqual(again["reform"]["reused_tokens"], first["reform"]["read_tokens"])
+        self.assertEqual(again["reform"]["recomputed_tokens"], 256)
+        eventually("the embeddings are the session's alone",
+                   lambda: self.server.metric("embedding_bytes") == first["reform"]["read_tokens"] * (256 + 4))
+        self.server.request("DELETE", "/v1/sessions/s")
+        self.assertEqual(self.server.metric("embedding_bytes"), 0)
 
     def test_same_tokens_at_once(self):
         """All surfaces at once, so that requests share batches."""

@@ -41,6 +41,8 @@ def methods():
                           "decode": {"beta1": 4, "beta2": 4}})
         elif "32768 tokens" in line:
             specs.append({"method": name, "tokens": 96, "recurrent_chunk": 128, "sinks": 16, "window": 16})
+            if name == "reform":
+                specs[-1].update(gather_tokens=150, query_tokens=8)
         else:
             specs.append({"method": name, "ratio": 0.3, "window": 16} if name != "truncate" else
                          {"method": name, "ratio": 0.3})
@@ -49,7 +51,7 @@ def methods():
 
 def cuts_prompt(spec):
     """Whether prompt logprobs are refused with this policy: tokens that are cut have none."""
-    return bool(spec) and spec["method"] == "truncate"
+    return bool(spec) and spec["method"] in ("truncate", "reform")
 
 
 class Tally:
