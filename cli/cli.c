@@ -31,6 +31,20 @@ bool cli_parse(const arg_command *command, int argc, char **argv, const char **o
     return false;
 }
 
+static const char start_of_line[] = "\r\033[K";
+
+void cli_draw_bar(const char *what, uint64_t done, uint64_t total)
+{
+    enum { WIDTH = 30 };
+    char bar[WIDTH + 1] = {0};
+    double share = (double)done / (double)total;
+    memset(bar, '-', WIDTH);
+    memset(bar, '#', (size_t)(share * WIDTH));
+    fprintf(stderr, "%s%s [%s] %.0f %%", start_of_line, what, bar, 100 * share);
+}
+
+void cli_clear_bar(void) { fputs(start_of_line, stderr); }
+
 bool cli_finish_output(const char *command)
 {
     errno = 0;

@@ -42,4 +42,8 @@ int cli_complain(const char *command, int exit_status, const char *text);
  * was written arrived. */
 bool cli_finish_output(const char *command);
 
+/* Draws a bar on the terminal of stderr, in place of the line that it has. total > 0. */
+void cli_draw_bar(const char *what, uint64_t done, uint64_t total);
+void cli_clear_bar(void);
+
 #endif

@@ -1,6 +1,7 @@
 /* Opens a model as flags describe it. */
 #include "cli/model_open.h"
 
+#include "cli/cli.h"
 #include "kernels/cuda/cuda_kernels.h"
 
 #include <math.h>
@@ -213,13 +214,13 @@ static void log_cache(void *ctx, const char *line)
 /* Clears the progress bar of loading from the terminal. */
 static void clear_bar(loaded_model *m)
 {
-    if (m->bar_us) fputs("\r\033[K", stderr);
+    if (m->bar_us) cli_clear_bar();
     m->bar_us = 0;
 }
 
 static void draw_bar(void *ctx, uint64_t done, uint64_t total)
 {
-    enum { WIDTH = 30, PAUSE_US = 100 * 1000 };
+    enum { PAUSE_US = 100 * 1000 };
     loaded_model *m = ctx;
     int64_t now = clock_now_us();
     if (done >= total) {
@@ -228,11 +229,7 @@ static void draw_bar(void *ctx, uint64_t done, uint64_t total)
     }
     if (m->bar_us && now - m->bar_us < PAUSE_US) return;
     m->bar_us = now;
-    char bar[WIDTH + 1] = {0};
-    memset(bar, '-', WIDTH);
-    memset(bar, '#', (size_t)((double)done / (double)total * WIDTH));
-    fprintf(stderr, "\r\033[Kloading weights [%s] %.0f %%", bar,
-            100.0 * (double)done / (double)total);
+    cli_draw_bar("loading weights", done, total);
 }
 
 static loaded_model unopened(const model_flags *flags)

@@ -14,6 +14,7 @@ typedef struct answer {
     uint32_t n, n_ended;
     bool want_logprobs;
     bool failed, output_failed;
+    bool has_bar;   // a terminal shows how far the prompt is
     bool *too_long; // where not NULL: set, instead of a complaint, when the prompt does not fit
 } answer;
 
@@ -75,6 +76,19 @@ static void end_choice(const run_session *s, answer *a, const json_t *id,
     a->failed |= c->failed;
 }
 
+/* Shows how far the prompt is, or, with the first output that has no progress, clears that. */
+static void show_progress(answer *a, const engine_progress *p)
+{
+    if (p->phase) {
+        char what[64];
+        snprintf(what, sizeof what, "%s of %u tokens", p->phase, p->total_tokens);
+        cli_draw_bar(what, p->computed_tokens, p->total_tokens);
+    } else if (a->has_bar) {
+        cli_clear_bar();
+    }
+    a->has_bar = p->phase != NULL;
+}
+
 /* Reads the stream to its end, printing as it goes. */
 static void follow_stream(run_session *s, answer *a, const json_t *id, engine_stream *stream)
 {
@@ -90,6 +104,8 @@ static void follow_stream(run_session *s, answer *a, const json_t *id, engine_st
             waiter_wait(s->waiter, -1, -1);
             continue;
         }
+        show_progress(a, &out.progress);
+        if (out.progress.phase) continue;
         run_choice_take(&a->choices[out.choice], &out, s->model.tokenizer, a->want_logprobs);
         if (streaming) put_text(a, out.text, out.text_bytes);
         if (out.finish != ENGINE_FINISH_NONE) end_choice(s, a, id, stream, &out);
@@ -103,6 +119,7 @@ static int run_request(run_session *s, engine_request *r, const json_t *id, strb
     error err = {{0}};
     answer *a = calloc(1, sizeof *a);
     engine_stream *stream = NULL;
+    r->progress = isatty(STDERR_FILENO) == 1;
     status st = a ? engine_submit(s->engine, r, waiter_notify, s->waiter, &stream, &err)
                   : error_set(&err, STATUS_NO_MEMORY, "out of memory");
     if (!status_ok(st)) {

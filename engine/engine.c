@@ -15,6 +15,7 @@ static bool allocate(engine *e)
     e->free_slots = alloc_zeroed(o->alloc, o->max_requests, sizeof *e->free_slots);
     e->untold = alloc_zeroed(o->alloc, step_most_draws(e->info.max_seqs), sizeof *e->untold);
     e->measured = alloc_zeroed(o->alloc, e->info.max_seqs, sizeof *e->measured);
+    e->prefilled = alloc_zeroed(o->alloc, e->info.max_seqs, sizeof *e->prefilled);
     e->workers = alloc_zeroed(o->alloc, o->tokenizer_threads, sizeof *e->workers);
     e->selecting.waiting = alloc_zeroed(o->alloc, e->info.max_seqs, sizeof *e->selecting.waiting);
     e->readings = alloc_zeroed(o->alloc, e->info.max_seqs, sizeof *e->readings);
@@ -24,7 +25,8 @@ static bool allocate(engine *e)
     e->loaded = alloc_zeroed(o->alloc, e->info.max_seqs, sizeof *e->loaded);
     if (!e->selecting.waiting || !e->inbox.selected || !e->selected) return false;
     if (!e->inbox.loaded || !e->loaded || !e->readings) return false;
-    if (!e->stop_ids || !e->slots || !e->free_slots || !e->untold || !e->measured || !e->workers)
+    if (!e->stop_ids || !e->slots || !e->free_slots || !e->untold || !e->measured ||
+        !e->prefilled || !e->workers)
         return false;
     if (o->n_stop_ids) memcpy(e->stop_ids, o->stop_ids, o->n_stop_ids * sizeof *e->stop_ids);
     for (uint32_t i = 0; i < o->max_requests; i++) e->free_slots[i] = o->max_requests - 1 - i;
@@ -149,6 +151,7 @@ void engine_destroy(engine *e)
     alloc_free(NULL, e->late);
     alloc_free(a, e->untold);
     alloc_free(a, e->measured);
+    alloc_free(a, e->prefilled);
     alloc_free(a, e->readings);
     alloc_free(a, e->slots);
     alloc_free(a, e->free_slots);

@@ -121,6 +121,7 @@ typedef struct engine_request {
     /* The scalar fields: temperature, n, max_tokens (0 = as many as fit), … */
 #define FIELD(kind, name, ...) ENGINE_TYPE_##kind name;
 #include "engine/request_fields.inc"
+    bool progress;            // the reader is told how far the prompt is (engine_output.progress)
     bool score_only; // max_tokens was given as 0: generates nothing, requires prompt_logprobs
     bool has_seed;
     char *stop[ENGINE_STOPS_MAX];
@@ -186,8 +187,16 @@ typedef struct engine_timings {
     int64_t queue_us, ttft_us, total_us;
 } engine_timings;
 
-/* One token of one choice, or its end. `text` is valid until the next read of this stream, the
- * other pointers until its release. */
+/* How much of a prompt that takes several steps has been computed. */
+typedef struct engine_progress {
+    /* "prefill", or, of method reform, "read", "gather" and "recompute"; NULL = the output is a
+     * token or an end. */
+    const char *phase;
+    uint32_t computed_tokens, total_tokens;
+} engine_progress;
+
+/* One token of one choice, its end, or progress. `text` is valid until the next read of this
+ * stream, the other pointers until its release. */
 typedef struct engine_output {
     uint32_t choice;
     bool has_token;
@@ -206,6 +215,9 @@ typedef struct engine_output {
     const retrieval_totals *reading; // of the choice's rows; NULL when it reads everything
     status_code error_code; // ENGINE_FINISH_ERROR: the kind of fault, and one line that says why
     const char *error_text;
+    /* Given where a request asks for it, before its first token and at most ten times a second. A
+     * slow reader gets the latest alone. Such an output is of choice 0 and has nothing else. */
+    engine_progress progress;
 } engine_output;
 
 /* Reads without waiting. False when nothing can be read now. */

@@ -211,6 +211,7 @@ struct engine_stream {
     int64_t added_us;
     int64_t first_token_us, last_token_us; /* of any choice */
     int64_t selecting_us;
+    int64_t progress_us;  /* when the reader was last told of progress */
     prompt_scores scores; /* belongs to the reader from the first output on */
 
     /* Under `lock`: shared by engine thread and reader. */
@@ -221,10 +222,11 @@ struct engine_stream {
     uint32_t limit; /* largest capacity */
     strbuf blob;    /* texts and logprobs of the items; the first blob_read bytes have been read */
     size_t blob_read;
-    choice_end *ends;       /* [n] */
-    uint32_t n_unread_ends; /* choices whose last item is unread */
-    bool resume_wanted;     /* the engine thread paused this stream until there is room */
-    error failure;          /* text of ENGINE_FINISH_ERROR */
+    engine_progress progress; /* unread; phase NULL = none */
+    choice_end *ends;         /* [n] */
+    uint32_t n_unread_ends;   /* choices whose last item is unread */
+    bool resume_wanted;       /* the engine thread paused this stream until there is room */
+    error failure;            /* text of ENGINE_FINISH_ERROR */
 
     /* The last output's text, which belongs to the reader, and a buffer for a longer one: one of
      * the two has room for the text of every queued item, so reading needs no memory. */
@@ -244,6 +246,8 @@ status stream_make_ring(engine_stream *s, uint32_t limit);
 bool stream_push(engine_stream *s, const ring_item *item, const step_sample *tops,
                  const char *text);
 void stream_notify(engine_stream *s);
+/* Gives the reader this progress in place of what it has not read. */
+void stream_push_progress(engine_stream *s, engine_progress progress);
 /* Pushes the end of a choice and notifies the reader; takes over end->report.kept_json. */
 void stream_push_end(engine_stream *s, uint32_t choice, const choice_end *end);
 /* Sets the error text (copied) of choices that end by ENGINE_FINISH_ERROR. With STATUS_NO_MEMORY
@@ -500,6 +504,9 @@ struct engine {
     engine_stream *
         *measured; /* [max_seqs]: streams whose measures the next sched_step selects by */
     uint32_t n_measured;
+    engine_stream *
+        *prefilled; /* [max_seqs]: with rows in the last result, which ask for progress */
+    uint32_t n_prefilled;
     engine_stream **readings; /* [max_seqs]: streams whose reading the next sched_step ends */
     uint32_t n_readings;
     const step_plan *in_flight[2]; /* oldest first */
@@ -575,6 +582,8 @@ void slots_refuse_added(engine *e, int64_t wait_us);
 void tell_token(engine *e, untold_token *token);
 /* Gives readers all tokens and ends that they have not been told, and publishes the numbers. */
 void tell_all(engine *e);
+/* After sched_step: tells readers that ask for it how far their prompts are. */
+void tell_progress(engine *e);
 /* Gives readers the ends that waited for their sessions to be written, or all that still do. */
 void tell_late(engine *e, bool all);
 

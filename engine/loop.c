@@ -69,6 +69,7 @@ static void take_share(engine *e, engine_stream *s, const step_seq *share,
     if (share->n_embeds && !s->failed) reform_take_rows(e, s, share, got);
     if (share->measure.kind != MEASURE_NONE && !share->measure.silent)
         e->measured[e->n_measured++] = s;
+    if (s->request.progress && s->first_token_us == 0) e->prefilled[e->n_prefilled++] = s;
     uint32_t n_due = 0;
     for (uint32_t j = 0; j < got->n_samples; j++)
         n_due += take_token(e, s, share->choice + j, &got->samples[j]);
@@ -154,6 +155,7 @@ static const step_plan *plan_step(engine *e)
     reform_end_readings(e);
     e->n_ended = e->n_ending;
     charge_selection(e, schedule_us);
+    tell_progress(e);
     return plan;
 }
 

@@ -171,6 +171,14 @@ void stream_notify(engine_stream *s)
     pthread_mutex_unlock(&s->lock);
 }
 
+void stream_push_progress(engine_stream *s, engine_progress progress)
+{
+    pthread_mutex_lock(&s->lock);
+    s->progress = progress;
+    notify_reader(s);
+    pthread_mutex_unlock(&s->lock);
+}
+
 /* Attaches a choice's end to its last token if that is unread, as clients expect. */
 static void attach_end(engine_stream *s, uint32_t choice)
 {
@@ -295,11 +303,23 @@ static void unlock_and_resume(engine_stream *s)
 
 static bool can_read(const engine_stream *s) { return s->count > 0 && !s->ring[s->head].held; }
 
+/* Takes a token or an end if there is one, and drops unread progress, which is then out of date;
+ * otherwise takes the progress. */
+static bool take_any(engine_stream *s, engine_output *out)
+{
+    engine_progress progress = s->progress;
+    s->progress.phase = NULL;
+    if (can_read(s)) take_output(s, out);
+    else if (progress.phase)
+        *out = (engine_output){.progress = progress, .text = "", .stop_token = -1};
+    else return false;
+    return true;
+}
+
 bool engine_stream_read(engine_stream *s, engine_output *out)
 {
     pthread_mutex_lock(&s->lock);
-    bool got = can_read(s);
-    if (got) take_output(s, out);
+    bool got = take_any(s, out);
     unlock_and_resume(s);
     return got;
 }
@@ -307,9 +327,9 @@ bool engine_stream_read(engine_stream *s, engine_output *out)
 bool engine_stream_wait(engine_stream *s, engine_output *out)
 {
     pthread_mutex_lock(&s->lock);
-    while (!can_read(s) && s->n_unread_ends > 0) pthread_cond_wait(&s->readable, &s->lock);
-    bool got = can_read(s);
-    if (got) take_output(s, out);
+    while (!can_read(s) && !s->progress.phase && s->n_unread_ends > 0)
+        pthread_cond_wait(&s->readable, &s->lock);
+    bool got = take_any(s, out);
     unlock_and_resume(s);
     return got;
 }

@@ -64,6 +64,22 @@ static void tell_tokens(engine *e)
     e->n_untold = 0;
 }
 
+/* ---- progress -------------------------------------------------------------------------------- */
+
+void tell_progress(engine *e)
+{
+    enum { PAUSE_US = 100000 };
+    for (uint32_t i = 0; i < e->n_prefilled; i++) {
+        engine_stream *s = e->prefilled[i];
+        engine_progress p = {.phase = s->reform ? reform_phase_name(s->reform) : "prefill"};
+        if (s->failed || e->now_us - s->progress_us < PAUSE_US) continue;
+        if (!sched_prompt_progress(e->sched, s->id, &p.computed_tokens, &p.total_tokens)) continue;
+        s->progress_us = e->now_us;
+        stream_push_progress(s, p);
+    }
+    e->n_prefilled = 0;
+}
+
 /* ---- ends ------------------------------------------------------------------------------------ */
 
 static choice_end make_end(const engine_stream *s, uint32_t choice, const sched_choice_info *info)

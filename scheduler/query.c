@@ -42,6 +42,15 @@ void sched_describe_session(const sched_entry *e, sched_choice_info *out)
     text[n] = '\0';
 }
 
+bool sched_prompt_progress(const sched *s, uint64_t request, uint32_t *computed, uint32_t *n_prompt)
+{
+    const sched_entry *e = sched_entry_find(s, request);
+    if (!e || e->forked || e->live == 0) return false;
+    *computed = e->seqs[0].furthest;
+    *n_prompt = e->n_prompt;
+    return *computed < *n_prompt;
+}
+
 status sched_describe(const sched *s, uint64_t request, uint32_t choice, sched_choice_info *out)
 {
     const sched_entry *e = sched_entry_find(s, request);

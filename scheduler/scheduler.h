@@ -270,6 +270,10 @@ typedef struct sched_choice_info {
     retrieval_totals reading;
 } sched_choice_info;
 
+/* How many of a request's prompt tokens are computed. It never falls: a replay does not count.
+ * False when all of them are, or the request is unknown. */
+bool sched_prompt_progress(const sched *s, uint64_t request, uint32_t *computed,
+                           uint32_t *n_prompt);
 /* STATUS_NO_MEMORY: only kept_json is missing. STATUS_NOT_FOUND: *out is untouched. */
 status sched_describe(const sched *s, uint64_t request, uint32_t choice, sched_choice_info *out);
 

@@ -27,6 +27,9 @@ HTTP_FIELDS = {
                        "`include_usage` adds an event with the usage at the end, `continuous_usage_stats` adds the "
                        "usage so far to every event."),
     "return_token_ids": ("boolean", "", "false", "Adds `token_ids` to each choice, and `prompt_token_ids`."),
+    "progress": ("boolean", "needs stream", "false",
+                 "Events named `octavo.progress` tell how far a prompt that takes several steps is, at most ten times a "
+                 "second."),
     "echo": ("boolean", "", "false", "Puts the prompt before the text of each choice."),
     "tool_choice": ("string", "auto or none", "auto", "`none` does not pass the tools to the chat template."),
     "tokens": ("list of integers", "ids; at most $DETOKENIZE_MAX or the context", "", "The tokens to make text of."),
@@ -70,10 +73,14 @@ HTTP_ANSWER = {
     "token_ids": "With `return_token_ids`: the choice's tokens.",
     "prompt_token_ids": "With `return_token_ids`: the prompt's tokens.",
     "prompt_logprobs": "With `prompt_logprobs`: a list with an item for each token of the prompt, null for the first.",
+    "progress": "With `progress`, in an event of its own, which has no choices: the `index` of the prompt's first "
+                "choice and the three keys below. A slow reader gets the latest such event alone.",
+    "phase": "What is being computed: `prefill`, or of method `reform` `read`, `gather` and `recompute`.",
+    "computed_tokens": "Tokens of the phase that have been computed; it never falls.",
     "usage": "The counts below, over all choices.",
     "prompt_tokens": "Tokens of the prompts.",
     "completion_tokens": "Tokens generated.",
-    "total_tokens": "The sum of both.",
+    "total_tokens": "The sum of both. In `progress`: the tokens of the phase.",
     "prompt_tokens_details": "An object with `cached_tokens`.",
     "cached_tokens": "Prompt tokens found in the prefix cache.",
 }

@@ -121,6 +121,9 @@ typedef struct reform_run {
     struct engine_stream *next; // in the queue of the select threads
 } reform_run;
 
+/* What the run's steps do, for engine_progress. */
+const char *reform_phase_name(const reform_run *run);
+
 /* The question in the text that the prompt was made of. */
 typedef struct question_place {
     bool known;

@@ -212,8 +212,18 @@ status reform_check_fit(engine *e, engine_stream *s, error *err)
 
 /* ---- the engine thread: reading -------------------------------------------------------------- */
 
+const char *reform_phase_name(const reform_run *run)
+{
+    if (run->phase == REFORM_READ) return "read";
+    if (run->phase == REFORM_GATHER) return "gather"; // a select thread may be writing run->kept
+    return run->kept ? "recompute" : "prefill";
+}
+
 static void begin_gathering(engine *e, engine_stream *s)
 {
+    if (s->request.progress)
+        stream_push_progress(s, (engine_progress){"gather", 0, s->reform->question});
+    s->progress_us = 0; /* the next phase's first step is told */
     s->reform->phase = REFORM_GATHER;
     s->reform->gather_us = clock_now_us();
     s->reform->selecting = true;

@@ -380,6 +380,18 @@ static void put_frame(openai_answer *a, choice *c, const generation_output *o, b
     strbuf_puts(out, "}\n\n");
 }
 
+/* An event with a name, which a client that knows only OpenAI's events may pass over. It has a
+ * chunk's members, so that OpenAI's own client, which reads it, finds a chunk without choices. */
+static void put_progress(const openai_answer *a, const generation_output *o, strbuf *out)
+{
+    const engine_progress *p = &o->out.progress;
+    strbuf_puts(out, "event: octavo.progress\n");
+    strbuf_append(out, a->head.data, a->head.size);
+    strbuf_printf(out, "],\"progress\":{\"index\":%u,\"phase\":\"%s\",", o->index, p->phase);
+    strbuf_printf(out, "\"computed_tokens\":%u,\"total_tokens\":%u}}\n\n", p->computed_tokens,
+                  p->total_tokens);
+}
+
 static void take_whole(const openai_answer *a, choice *c, const generation_output *o)
 {
     strbuf_append(&c->text, o->out.text, o->out.text_bytes);
@@ -391,6 +403,10 @@ void openai_answer_take(openai_answer *a, const generation *g, const generation_
 {
     static const char too_much[] = "the answer is too long: ask for fewer choices or logprobs";
     if (a->error.status || o->index >= a->n) return;
+    if (o->out.progress.phase) {
+        put_progress(a, o, out);
+        return;
+    }
     choice *c = &a->choices[o->index];
     bool first = !c->begun;
     if (o->out.finish == ENGINE_FINISH_ERROR) {

@@ -32,6 +32,7 @@ static const field_row rows[] = {
     {"stream", GENERATES, FIELD_HERE, NULL},
     {"stream_options", GENERATES, FIELD_HERE, NULL},
     {"return_token_ids", GENERATES, FIELD_HERE, NULL},
+    {"progress", GENERATES, FIELD_HERE, NULL},
     {"prompt", FOR_COMPLETION, FIELD_HERE, NULL},
     {"echo", FOR_COMPLETION, FIELD_HERE, NULL},
     {"tools", FOR_CHAT, FIELD_HERE, NULL},

@@ -250,6 +250,17 @@ static status read_chat(const reading *in, error *err)
     return read_tools(in, c->requests, err);
 }
 
+/* A body that comes whole has no place for progress. */
+static status read_progress(const reading *in, error *err)
+{
+    bool progress = false;
+    RETURN_IF_ERROR(openai_read_bool(in->body, "progress", &progress, err));
+    if (progress && !in->call->stream)
+        return refuse_body(err, "progress: can only be true when stream is");
+    for (uint32_t i = 0; i < in->call->n_requests; i++) in->call->requests[i].progress = progress;
+    return STATUS_IS_OK;
+}
+
 static status read_call(reading *in, const char *body, size_t n, error *err)
 {
     openai_call *c = in->call;
@@ -260,6 +271,7 @@ static status read_call(reading *in, const char *body, size_t n, error *err)
     RETURN_IF_ERROR(read_logprobs(in, err));
     RETURN_IF_ERROR(openai_read_bool(in->body, "return_token_ids", &c->return_token_ids, err));
     RETURN_IF_ERROR(c->chat ? read_chat(in, err) : read_completion(in, err));
+    RETURN_IF_ERROR(read_progress(in, err));
     c->n_choices = c->requests[0].n;
     return STATUS_IS_OK;
 }

@@ -5,6 +5,9 @@ enum { BLOCK_BYTES = 4096 };
 
 static bool is_error(const generation_output *o) { return o->out.finish == ENGINE_FINISH_ERROR; }
 
+/* Whether an output must have a message of its own. */
+static bool is_alone(const generation_output *o) { return is_error(o) || o->out.progress.phase; }
+
 /* Errors go last: an error ends the whole call, and tokens that came before it are still sent. */
 static bool goes_before(const generation_output *a, const generation_output *b)
 {
@@ -49,7 +52,7 @@ status batch_next(output_batch *b, generation *g, output_run *out)
     }
     uint32_t from = b->at++;
     const generation_output *first = b->outputs[from];
-    while (b->at < b->n && !is_error(first) && !goes_before(first, b->outputs[b->at])) b->at++;
+    while (b->at < b->n && !is_alone(first) && !goes_before(first, b->outputs[b->at])) b->at++;
     *out = (output_run){b->outputs + from, b->at - from};
     return STATUS_IS_OK;
 }

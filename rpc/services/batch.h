@@ -25,7 +25,7 @@ typedef struct output_batch {
 } output_batch;
 
 /* Outputs of one choice in order. Only the last can be the choice's end, and an output that ends
- * its choice by an error is alone. */
+ * its choice by an error is alone, and so is progress. */
 typedef struct output_run {
     const generation_output *const *outputs; // [n]
     uint32_t n;                              // 0 = no output is ready

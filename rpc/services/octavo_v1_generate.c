@@ -201,6 +201,22 @@ static void fail_octavo_generate(rpc_call *c, generate *s, status_code code, con
     call_fail(c, st, &err);
 }
 
+/* The prompt comes with the first token, because its logprobs are not all there before. */
+static void send_progress(rpc_call *c, generate *s)
+{
+    const generation_output *o = run_last(&s->run);
+    Octavo__V1__GenerateResponse m = OCTAVO__V1__GENERATE_RESPONSE__INIT;
+    Octavo__V1__Progress progress = OCTAVO__V1__PROGRESS__INIT;
+    m.request_id = field_of(generation_id(s->generation));
+    m.index = o->index;
+    progress.phase = field_of(o->out.progress.phase);
+    progress.computed_tokens = o->out.progress.computed_tokens;
+    progress.total_tokens = o->out.progress.total_tokens;
+    m.progress = &progress;
+    s->run.n = 0;
+    call_send(c, &m.base);
+}
+
 /* Fills a message with the next piece of the prompt, while there is one, and with the run unless
  * more pieces follow. False when memory is out. */
 static bool fill_message(rpc_call *c, generate *s, arena *memory, Octavo__V1__Prompt *piece,
@@ -253,8 +269,9 @@ void octavo_v1_generate_writable(rpc_call *c)
 {
     generate *s = call_state(c);
     while (s && !s->over && call_can_send(c))
-        if (s->run.n > 0 || next_run(c, s)) send_run(c, s);
-        else break;
+        if (s->run.n == 0 && !next_run(c, s)) break;
+        else if (run_last(&s->run)->out.progress.phase) send_progress(c, s);
+        else send_run(c, s);
 }
 
 static status start_octavo_generate(rpc_call *c, const Octavo__V1__GenerateRequest *m, generate *s,

@@ -125,6 +125,7 @@ status octavo_v1_request_of(const service *s, const Octavo__V1__GenerateRequest 
         RETURN_IF_ERROR(read_bias(m->sampling, out, err));
     }
     RETURN_IF_ERROR(field_rows("", &m->base, out, err));
+    out->progress = m->progress;
     RETURN_IF_ERROR(read_salt(m, out, err));
     RETURN_IF_ERROR(
         field_json("retention_json", m->retention_json, JSON_OBJECT, &out->retention, err));

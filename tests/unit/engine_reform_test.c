@@ -630,6 +630,43 @@ static void a_model_without_heads_or_embeddings_is_refused(void **state)
     expect_refused(f, asked(NEEDLE_ID, ""), "the scripted backend does not compute");
 }
 
+static engine_stream *submit_telling(fixture *f)
+{
+    engine_stream *s = NULL;
+    error err = {{0}};
+    engine_request r = request(asked(NEEDLE_ID, ""));
+    r.progress = true;
+    if (!status_ok(engine_submit(f->engine, &r, NULL, NULL, &s, &err))) fail_msg("%s", err.text);
+    engine_request_destroy(&r);
+    return s;
+}
+
+/* Which phase a slow reader sees is chance, but never an earlier one than before. */
+static void progress_names_the_phases(void **state)
+{
+    static const char *const phases[] = {"read", "gather", "recompute"};
+    fixture *f = *state;
+    engine_output o;
+    size_t phase = 0, seen = 0;
+    atomic_store(&f->model.hold_at, 3);
+    fixture_start(f);
+    engine_stream *s = submit_telling(f);
+    while (!atomic_load(&f->model.hold)) nap(); /* the first steps have been told */
+    while (engine_stream_wait(s, &o)) {
+        atomic_store(&f->model.hold, false);
+        if (!o.progress.phase) continue;
+        while (phase < 3 && strcmp(phases[phase], o.progress.phase) != 0) phase++;
+        if (seen++ == 0) assert_int_equal(phase, 0);
+        assert_in_range(phase, 0, 2);
+        assert_int_equal(o.progress.total_tokens, phase == 0   ? TOKENS
+                                                  : phase == 1 ? TOKENS - 1
+                                                               : 24);
+        assert_true(o.progress.computed_tokens < o.progress.total_tokens);
+    }
+    assert_true(seen > 0);
+    engine_stream_release(s);
+}
+
 static int run_all(uint32_t in_flight)
 {
     fixture_in_flight = in_flight;
@@ -657,6 +694,7 @@ static int run_all(uint32_t in_flight)
         PHASED(turns_of_a_session_leave_its_bytes_as_they_were),
         PHASED(a_shorter_reading_of_the_same_text_replaces_nothing),
         PHASED(a_model_without_heads_or_embeddings_is_refused),
+        PHASED(progress_names_the_phases),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -346,6 +346,21 @@ static void token_ids_and_retention(void **state)
     strbuf_destroy(&text);
 }
 
+/* Progress has events of its own, which begin no choice. */
+static void progress_comes_before_the_tokens(void **state)
+{
+    answer_fixture *x = *state;
+    const generation_output far = {.out = {.progress = {"prefill", 512, 9000}, .text = ""}};
+    begin(x, false, "{\"prompt\":\"the cat\",\"progress\":true,\"stream\":true,\"echo\":true}");
+    take(x, far);
+    take(x, with_end(token(0, 39, "H"), ENGINE_FINISH_LENGTH, 1));
+    end(x, "event: octavo.progress\n" CHUNK
+           "],\"progress\":{\"index\":0,\"phase\":\"prefill\",\"computed_tokens\":512,"
+           "\"total_tokens\":9000}}\n\n" CHUNK
+           "{\"index\":0,\"text\":\"the catH\",\"logprobs\":null,\"finish_reason\":\"length\","
+           "\"stop_reason\":null}]}\n\n" DONE);
+}
+
 /* ---- chat ------------------------------------------------------------------------------------ */
 
 static void a_whole_chat(void **state)
@@ -542,6 +557,7 @@ int main(void)
         cmocka_unit_test(a_scored_prompt),
         cmocka_unit_test(prompt_logprobs_by_their_own_name),
         cmocka_unit_test(token_ids_and_retention),
+        cmocka_unit_test(progress_comes_before_the_tokens),
         cmocka_unit_test(a_whole_chat),
         cmocka_unit_test(a_streamed_chat),
         cmocka_unit_test(an_end_of_its_own),

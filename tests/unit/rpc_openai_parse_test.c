@@ -196,6 +196,8 @@ static void harmless_values_are_taken(void **state)
         "\"logit_bias\": {\"5\": -100}",
         "\"stop\": null, \"n\": null, \"seed\": null, \"max_tokens\": null",
         "\"return_token_ids\": true",
+        "\"progress\": false",
+        "\"stream\": true, \"progress\": true",
         "\"prompt_cache_retention\": \"24h\"",
         "\"suffix\": null, \"tools\": null, \"nobody_knows\": null",
     };
@@ -291,6 +293,8 @@ static const refusal completions[] = {
     {"{" P "'retention': 'chunkkv'}", "retention", "object"},
     {"{" P "'retrieval': ['quest']}", "retrieval", "object"},
     {"{" P "'return_token_ids': 'x'}", "return_token_ids", "true or false"},
+    {"{" P "'stream': true, 'progress': 1}", "progress", "true or false"},
+    {"{" P "'progress': true}", "progress", "when stream is"},
 };
 
 #define M "'messages': [{'role': 'user', 'content': 'x'}], "

@@ -124,6 +124,23 @@ class Generate(OctavoTest):
         self.refuses(grpc.StatusCode.INVALID_ARGUMENT, lambda: self.stub.Generate(
             self.request(sampling={"max_tokens": 0})), "max_tokens")
 
+    def test_progress(self):
+        for seed in range(50):  # a prompt that is done before the stream is read has no progress
+            ids = tokens(3000, 200 + seed)
+            messages = self.generate(ids, {"max_tokens": 3, "ignore_eos": True, "prompt_logprobs": 0}, progress=True)
+            told = [m.progress for m in messages if m.HasField("progress")]
+            if told:
+                break
+        self.assertTrue(all((p.phase, p.total_tokens) == ("prefill", 3000) for p in told))
+        computed = [p.computed_tokens for p in told]
+        self.assertEqual(computed, sorted(set(computed)))
+        self.assertTrue(0 < computed[0] and computed[-1] < 3000, computed)
+        self.assertTrue(all(m.HasField("progress") and not m.HasField("prompt") and not m.token_ids
+                            for m in messages[:len(told)]))
+        self.assertEqual([i for m in messages for i in m.prompt.token_ids], ids)
+        self.assertEqual(sum(len(m.token_ids) for m in messages), 3)
+        self.assertFalse(any(m.HasField("progress") for m in self.generate(tokens(3000, 199))))
+
     def test_cached(self):
         ids = tokens(100, 2)
         for expected in (0, 96):

@@ -3,6 +3,7 @@
 usage: http_openai.py OCTAVO [unittest arguments]"""
 
 import asyncio
+import json
 import math
 
 from harness import CONTEXT, PAGE, PATIENCE, ServeTest, main, need, tokens
@@ -310,6 +311,46 @@ class Completions(OpenAITest):
             self.assertIn(str(len(fields["prompt"])), body["message"])
         fits = self.complete(prompt=tokens(CONTEXT - 8, 6), max_tokens=8, ignore_eos=True)
         self.assertEqual(fits.usage.total_tokens, CONTEXT)
+
+
+class Progress(OpenAITest):
+    def told(self, ask):
+        """What ask(prompt) gives and how many tokens the prompt has, once its progress is told. A
+        prompt whose steps are over before the server looks at the stream has none to tell."""
+        for seed in range(50):
+            prompt = tokens(3000, 100 + seed)
+            answer = ask(prompt)
+            if any("octavo.progress" in str(part) or getattr(part, "progress", None) for part in answer):
+                return answer, len(prompt)
+        self.fail("no prompt of 3,000 tokens had progress")
+
+    def check(self, told, n):
+        self.assertTrue(all(p["phase"] == "prefill" and p["total_tokens"] == n and p["index"] == 0 for p in told))
+        computed = [p["computed_tokens"] for p in told]
+        self.assertEqual(computed, sorted(set(computed)))
+        self.assertTrue(0 < computed[0] and computed[-1] < n, computed)
+
+    def test_client(self):
+        chunks, n = self.told(lambda prompt: self.chunks(prompt=prompt, max_tokens=3, ignore_eos=True, progress=True))
+        told = [c.progress for c in chunks if getattr(c, "progress", None)]
+        self.check(told, n)
+        self.assertTrue(all(c.choices == [] for c in chunks[:len(told)]))
+        self.assertEqual(len([c for c in chunks[len(told):] if c.choices]), 3)
+
+    def test_events(self):
+        def ask(prompt):
+            body = {"prompt": prompt, "max_tokens": 3, "ignore_eos": True, "stream": True, "progress": True}
+            return self.server.request("POST", "/v1/completions", body)[2].split("\n\n")
+
+        frames, n = self.told(ask)
+        named = [f for f in frames if f.startswith("event: octavo.progress\ndata: ")]
+        self.check([json.loads(f.split("data: ", 1)[1])["progress"] for f in named], n)
+        self.assertEqual(frames[:len(named)], named)
+        self.assertEqual(sum(f.startswith("data: {") for f in frames), 3)
+
+    def test_not_asked_for(self):
+        self.assertFalse(any(getattr(c, "progress", None) for c in self.chunks(prompt=tokens(3000, 7))))
+        self.refuses("progress", progress=True)
 
 
 class Async(OpenAITest):
