@@ -122,6 +122,7 @@ typedef struct engine_request {
 #define FIELD(kind, name, ...) ENGINE_TYPE_##kind name;
 #include "engine/request_fields.inc"
     bool progress;            // the reader is told how far the prompt is (engine_output.progress)
+    uint32_t open_max_tokens; // the most tokens where max_tokens is 0; 0 = as many as fit
     bool score_only; // max_tokens was given as 0: generates nothing, requires prompt_logprobs
     bool has_seed;
     char *stop[ENGINE_STOPS_MAX];

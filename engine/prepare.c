@@ -168,10 +168,7 @@ static status make_tokens(engine *e, engine_stream *s, question_place *question,
                              s->tokens[i], e->info.vocab_size);
     uint32_t n = retention_input_tokens(&s->policy, s->n_tokens);
     if (n >= longest_of(e, &s->policy))
-        return error_set(err, STATUS_LIMIT,
-                         "prompt: %u tokens and max_tokens %u make %llu; %s is %u", n,
-                         r->max_tokens ? r->max_tokens : 1,
-                         (unsigned long long)n + (r->max_tokens ? r->max_tokens : 1),
+        return error_set(err, STATUS_LIMIT, "prompt: %u tokens; %s is %u", n,
                          limit_name(&s->policy), longest_of(e, &s->policy));
     return STATUS_IS_OK;
 }
@@ -247,6 +244,8 @@ static uint32_t most_new_tokens(engine *e, engine_stream *s)
     uint32_t computed = retention_input_tokens(&s->policy, s->sched_request.n_prompt);
     uint32_t lowest = 1, highest = longest_of(e, &s->policy) - computed;
     if (highest > e->o.max_model_len) highest = e->o.max_model_len;
+    if (s->request.open_max_tokens && highest > s->request.open_max_tokens)
+        highest = s->request.open_max_tokens;
     while (lowest < highest) {
         uint32_t middle = lowest + (highest - lowest + 1) / 2;
         set_length(s, middle);
@@ -260,6 +259,7 @@ static uint32_t most_new_tokens(engine *e, engine_stream *s)
 static status check_fit(engine *e, engine_stream *s, error *err)
 {
     pthread_rwlock_rdlock(&e->sched_lock);
+    s->sched_request.open_length = s->request.max_tokens == 0;
     if (s->max_new_tokens == 0) s->max_new_tokens = most_new_tokens(e, s);
     set_length(s, s->max_new_tokens);
     s->made_for = e->n_backends;

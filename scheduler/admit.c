@@ -80,7 +80,7 @@ static bool is_plain_reading(const sched_request *r)
 
 status sched_check(const sched *s, const sched_request *r, error *err)
 {
-    char a[27], b[27];
+    char a[27], b[27], words[SCHED_WORDS_BYTES];
     if (r->n_embeds && !is_plain_reading(r))
         return error_set(err, STATUS_INVALID,
                          "a request for embeddings has one choice, and neither logits, scores, "
@@ -133,11 +133,12 @@ status sched_check(const sched *s, const sched_request *r, error *err)
     }
     uint64_t peak = sched_peak_alone(s, &turn, 1, r->max_new_tokens, r->n);
     if (peak > s->even_pages) {
-        return error_set(err, STATUS_LIMIT,
-                         "prompt: %" PRIu32 " tokens and max_tokens %" PRIu32
-                         " need %s KV pages, the pool has %s: shorten them, or give the KV cache "
-                         "more memory",
-                         n_prompt, r->max_new_tokens, grouped(a, peak), grouped(b, s->even_pages));
+        return error_set(
+            err, STATUS_LIMIT,
+            "prompt: %" PRIu32
+            " tokens%s need %s KV pages, the pool has %s: shorten them, or give the KV cache "
+            "more memory",
+            n_prompt, sched_length_words(r, words), grouped(a, peak), grouped(b, s->even_pages));
     }
     return STATUS_IS_OK;
 }

@@ -4,6 +4,7 @@
  * tokens it has seen. */
 #include "scheduler/sched_internal.h"
 #include <inttypes.h>
+#include <stdio.h>
 
 static const char *name_of(const retention_policy *p) { return p->preset ? p->preset->name : "?"; }
 
@@ -64,18 +65,26 @@ static status check_tokens(const sched *s, const sched_request *r, uint32_t n_pr
                      s->options.max_logical_len);
 }
 
+const char *sched_length_words(const sched_request *r, char out[SCHED_WORDS_BYTES])
+{
+    snprintf(out, SCHED_WORDS_BYTES, " and max_tokens %" PRIu32, r->max_new_tokens);
+    return r->open_length ? "" : out;
+}
+
 status sched_check_length(const sched *s, const sched_request *r, const sched_turn *turn,
                           error *err)
 {
+    char words[SCHED_WORDS_BYTES];
     uint32_t n_prompt = turn->n_prompt, most = s->options.max_model_len;
     RETURN_IF_ERROR(check_tokens(s, r, n_prompt, err));
     uint32_t positions = sched_positions_of(s, turn, 1, n_prompt + r->max_new_tokens);
     if (positions > most)
         return error_set(err, STATUS_LIMIT,
-                         "prompt: %" PRIu32 " tokens and max_tokens %" PRIu32 " take %" PRIu32
+                         "prompt: %" PRIu32 " tokens%s take %" PRIu32
                          " positions under retention method '%s'; the maximum context length is "
                          "%" PRIu32 ": lower retention.tokens, recurrent_chunk or max_tokens",
-                         n_prompt, r->max_new_tokens, positions, name_of(&turn->policy), most);
+                         n_prompt, sched_length_words(r, words), positions, name_of(&turn->policy),
+                         most);
     if ((r->want_logits || r->want_scores) && n_prompt > most)
         return error_set(err, STATUS_LIMIT,
                          "prompt_logprobs: the prompt has %" PRIu32

@@ -422,6 +422,9 @@ sched_turn sched_turn_of(const sched_request *r);
 /* How many positions a sequence takes while it grows to length `to`, at most: one more than its
  * largest. */
 uint32_t sched_positions_of(const sched *s, const sched_turn *turns, uint32_t n_turns, uint32_t to);
+/* " and max_tokens N" for a message, or "" where the client gave none. */
+enum { SCHED_WORDS_BYTES = 32 };
+const char *sched_length_words(const sched_request *r, char out[SCHED_WORDS_BYTES]);
 /* Whether prompt and output are short enough for the policy, and the positions for the model. */
 status sched_check_length(const sched *s, const sched_request *r, const sched_turn *turn,
                           error *err);

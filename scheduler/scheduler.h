@@ -110,6 +110,7 @@ typedef struct sched_request {
     const uint32_t *prompt;  // copied, without what the policy cuts off
     uint32_t n_prompt;       // >= 1
     uint32_t max_new_tokens; // >= 1
+    bool open_length;        // the client gave none: messages do not name it
     uint32_t n;              // choices, 1 .. max_seqs
     uint64_t salt;           // cache_salt of the caller; mixed with the options' salt
     bool hidden;             // on_block does not get the tokens of its blocks

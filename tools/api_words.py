@@ -117,7 +117,7 @@ ERROR_KEYS = {
     "message": "What is wrong, and where.",
     "type": "The kind of error, as in the table below.",
     "param": "The field that is wrong, or null.",
-    "code": "The HTTP status.",
+    "code": "The HTTP status; `context_length_exceeded` where the prompt, or it and `max_tokens`, exceed the context.",
 }
 # The engine's status codes, as a client meets them.
 STATUSES = {

@@ -75,6 +75,21 @@ static bool is_too_long(status_code code, const char *text)
     return code == STATUS_LIMIT && begins_with(text, "prompt: ");
 }
 
+/* Tells that the context is exceeded in the words by which LiteLLM and LangChain know it. */
+static bool tell_overflow(const char *text, openai_error *out)
+{
+    static const char limit[] = "; the maximum context length is ";
+    const char *at = strstr(text, limit);
+    if (!at) return false;
+    const char *number = at + sizeof limit - 1;
+    int digits = (int)strspn(number, "0123456789");
+    snprintf(out->message, sizeof out->message,
+             "This model's maximum context length is %.*s tokens; %.*s%s", digits, number,
+             (int)(at - text), text, number + digits);
+    out->code = "context_length_exceeded";
+    return true;
+}
+
 /* Replaces line ends and other control characters, which a client's field names may hold. */
 static void make_one_line(char *text)
 {
@@ -94,7 +109,8 @@ void openai_error_from(service *s, status why, const error *err, openai_error *o
     if (begins_with(text, "request: ")) text += strlen("request: ");
     if (too_long) set_param(out, "input_tokens", strlen("input_tokens"));
     else if (row->status == 400) find_param(text, out);
-    snprintf(out->message, sizeof out->message, "%s", text);
+    if (!too_long || !tell_overflow(text, out))
+        snprintf(out->message, sizeof out->message, "%s", text);
     make_one_line(out->message);
     make_one_line(out->param);
 }
@@ -114,7 +130,8 @@ void openai_error_json(const openai_error *e, strbuf *out)
     strbuf_printf(out, ",\"type\":\"%s\",\"param\":", e->type);
     if (e->param[0]) strbuf_json_string(out, e->param, strlen(e->param));
     else strbuf_puts(out, "null");
-    strbuf_printf(out, ",\"code\":%u}}", e->status);
+    if (e->code) strbuf_printf(out, ",\"code\":\"%s\"}}", e->code);
+    else strbuf_printf(out, ",\"code\":%u}}", e->status);
 }
 
 void openai_stream_error(const openai_error *e, strbuf *out)

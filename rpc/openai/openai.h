@@ -11,6 +11,7 @@
 typedef struct openai_error {
     unsigned status;        // HTTP status; 0 = no error
     const char *type;       // "BadRequestError", "NotFoundError", …; static
+    const char *code;       // NULL = the status; static
     char param[64];         // the field that is wrong, or ""
     char message[512];      // one line
     uint32_t retry_after_s; // 0 = no Retry-After header

@@ -108,8 +108,10 @@ static status settle_scoring(const reading *in, engine_request *r, error *err)
 static status read_request(const reading *in, engine_request *r, error *err)
 {
     engine_request_init(r, &in->s->o.model.defaults);
-    if (!in->call->chat) r->max_tokens = COMPLETION_MAX_TOKENS;
+    if (!in->call->chat) r->open_max_tokens = COMPLETION_MAX_TOKENS;
     RETURN_IF_ERROR(engine_request_parse(in->body, "request", in->also, r, err));
+    if (r->open_max_tokens && r->open_max_tokens < r->min_tokens)
+        r->open_max_tokens = r->min_tokens;
     return settle_scoring(in, r, err);
 }
 

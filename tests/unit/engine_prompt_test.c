@@ -181,8 +181,9 @@ static void a_prompt_too_long_is_refused_in_numbers(void **state)
                                       "maximum context length is 2048");
     r = read_all(submit_ids(f, 1, 2048, ", \"max_tokens\": 16"));
     assert_int_equal(r.error_code, STATUS_LIMIT);
-    assert_string_equal(r.error_text, "prompt: 2048 tokens and max_tokens 16 make 2064; the "
-                                      "maximum context length is 2048");
+    assert_string_equal(r.error_text, "prompt: 2048 tokens; the maximum context length is 2048");
+    r = read_all(submit_ids(f, 1, 400, "")); /* names no max_tokens */
+    assert_non_null(strstr(r.error_text, "prompt: 400 tokens need "));
     r = read_all(submit_ids(f, 1, 300, ", \"max_tokens\": 16"));
     assert_int_equal(r.error_code, STATUS_LIMIT);
     assert_non_null(strstr(r.error_text, "prompt: 300 tokens and max_tokens 16 need 40 KV pages, "

@@ -55,7 +55,8 @@ static void prompts_of_each_form(void **state)
     assert_string_equal(c.model, "demo");
     assert_int_equal(c.requests[0].prompt_bytes, 3);
     assert_memory_equal(c.requests[0].prompt, "a\0b", 4);
-    assert_int_equal(c.requests[0].max_tokens, 16);
+    assert_int_equal(c.requests[0].max_tokens, 0);
+    assert_int_equal(c.requests[0].open_max_tokens, 16);
     openai_call_destroy(&c);
 
     c = parse(state, false, "{\"prompt\": [\"one\", \"two\"], \"n\": 3, \"max_tokens\": 7}");
@@ -431,8 +432,8 @@ static void errors_have_a_status_a_type_and_a_field(void **state)
          "retention.ratio", "retention: \"ratio\" is 2, must be"},
         {STATUS_INVALID, 400, "retention.pool: \"kind\" must be a", "BadRequestError",
          "retention.pool.kind", "retention.pool: \"kind\" must be a"},
-        {STATUS_LIMIT, 400, "prompt: 9 tokens; the maximum", "BadRequestError", "input_tokens",
-         "prompt: 9 tokens; the maximum"},
+        {STATUS_LIMIT, 400, "prompt: 9 tokens; the maximum context length is 8", "BadRequestError",
+         "input_tokens", "This model's maximum context length is 8 tokens; prompt: 9 tokens"},
         {STATUS_LIMIT, 400, "request: prompt: a list has at most 8", "BadRequestError", "prompt",
          "prompt: a list has at most 8"},
         {STATUS_INVALID, 400, "prompt: has no tokens", "BadRequestError", "prompt",
@@ -456,6 +457,8 @@ static void errors_have_a_status_a_type_and_a_field(void **state)
         assert_string_equal(e.type, rows[i].type);
         assert_string_equal(e.param, rows[i].param);
         assert_string_equal(e.message, rows[i].message);
+        bool overflow = strstr(e.message, "maximum context length") != NULL;
+        assert_string_equal(e.code ? e.code : "", overflow ? "context_length_exceeded" : "");
         assert_int_equal(e.retry_after_s > 0, rows[i].status == 503);
     }
 }

@@ -37,7 +37,7 @@ class OpenAITest(ServeTest):
             self.complete(**fields)
         body = caught.exception.body
         self.assertEqual(sorted(body), ["code", "message", "param", "type"])
-        self.assertEqual(body["code"], caught.exception.status_code)
+        self.assertIn(body["code"], (caught.exception.status_code, "context_length_exceeded"))
         self.assertIn(word, body["message"])
         self.assertNotIn("\n", body["message"])
         return body
@@ -307,7 +307,8 @@ class Completions(OpenAITest):
         for fields in ({"prompt": tokens(CONTEXT + 1, 6)}, {"prompt": tokens(CONTEXT, 6)},
                        {"prompt": tokens(100, 6), "max_tokens": CONTEXT}):
             body = self.refuses(str(CONTEXT), **fields)
-            self.assertEqual((body["type"], body["param"], body["code"]), ("BadRequestError", "input_tokens", 400))
+            self.assertEqual((body["type"], body["param"], body["code"]), ("BadRequestError", "input_tokens", "context_length_exceeded"))
+            self.assertEqual("max_tokens" in body["message"], "max_tokens" in fields)
             self.assertIn(str(len(fields["prompt"])), body["message"])
         fits = self.complete(prompt=tokens(CONTEXT - 8, 6), max_tokens=8, ignore_eos=True)
         self.assertEqual(fits.usage.total_tokens, CONTEXT)

@@ -360,7 +360,8 @@ class Large(RawTest):
     def test_hopeless_prompts(self):
         """The number of bytes alone shows that the prompt cannot fit."""
         error = self.ask(json.dumps({"prompt": "O Romeo, Romeo! " * 400000, "max_tokens": 1}).encode(), 400)["error"]
-        self.assertRegex(error["message"], r"^prompt: 6400000 bytes make at least \d+ tokens; the maximum context")
+        self.assertRegex(error["message"], r"^This model's maximum context length is \d+ tokens; prompt: 6400000 "
+                         r"bytes make at least \d+ tokens$")
         self.assertEqual(error["param"], "input_tokens")
 
     def test_many_keys(self):
