@@ -389,6 +389,7 @@ static rpc_options options_of(const serving *s)
         .max_grpc_descriptors = s->grpc_descriptors,
         .max_streams = f->max_streams,
         .grpc_threads = f->grpc_threads,
+        .request_templates = f->request_templates,
         .stall_timeout_us = (int64_t)f->stall_timeout_s * 1000000,
         .keepalive_timeout_us = (int64_t)f->keepalive_timeout_s * 1000000,
     };

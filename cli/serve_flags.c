@@ -66,6 +66,8 @@ static const arg_flag flags_table[] = {
         "a step that takes longer is stuck: its requests fail and the backend is restarted; 0 is "
         "never (default: 60 s; without a GPU also what a very slow CPU needs for the largest step)",
         .max = 86400),
+    ARG_ROW("trust-request-chat-template", NULL, ARG_SWITCH, serve_flags, request_templates,
+            "requests may bring a chat template of their own"),
     ARG_ROW("log-prompts", NULL, ARG_SWITCH, serve_flags, log_prompts,
             "write prompts and outputs into the log"),
     ARG_ROW("log-file", "FILE", ARG_TEXT, serve_flags, log_file,

@@ -174,7 +174,7 @@ status engine_submit(engine *e, const engine_request *r, engine_notify notify, v
 {
     retention_policy policy;
     retrieval_spec retrieval;
-    RETURN_IF_ERROR(engine_request_check(r, &e->info, e->o.chat != NULL, err));
+    RETURN_IF_ERROR(engine_request_check(r, &e->info, e->o.chat, err));
     RETURN_IF_ERROR(retention_rules_apply(&e->retention, r, &policy, err));
     RETURN_IF_ERROR(reform_check(e, r, &policy, err));
     RETURN_IF_ERROR(retrieval_parse(r->retrieval, &e->info.geometry, &retrieval, err));

@@ -116,8 +116,11 @@ typedef struct engine_request {
     size_t prompt_bytes;
     json_t *messages; // an array of {role, content}; content a string or a list of text parts
     json_t *tools;    // optional, for the template
+    json_t *chat_template_kwargs; // variables for the template, an object; NULL = none
+    char *chat_template;          // Jinja in place of the model's own; NULL = none
     uint32_t *prompt_token_ids;
     uint32_t n_prompt_token_ids;
+    int32_t truncate_prompt_tokens; // 0 = all of them are taken, -1 = as many as fit
     /* The scalar fields: temperature, n, max_tokens (0 = as many as fit), … */
 #define FIELD(kind, name, ...) ENGINE_TYPE_##kind name;
 #include "engine/request_fields.inc"

@@ -33,8 +33,25 @@
 /* Makes a copy that shares nothing with the original. */
 status engine_request_copy(const engine_request *from, engine_request *to);
 /* Checks the range of every field; errors name the field. */
-status engine_request_check(const engine_request *r, const backend_info *info, bool has_template,
-                            error *err);
+status engine_request_check(const engine_request *r, const backend_info *info,
+                            const chat_template *chat, error *err);
+
+/* Refuses tools that the template does not read. */
+status engine_check_tools(const engine_request *r, const chat_template *chat, error *err);
+
+/* ---- the chat template (render.c) ------------------------------------------------------------ */
+
+/* Appends the text of r's messages, which are normalised. */
+status engine_render(const engine *e, const engine_request *r, strbuf *out, error *err);
+
+/* ---- messages (messages.c) ------------------------------------------------------------------- */
+
+/* Checks roles and contents. A list of text parts becomes one string; an assistant's content that
+ * is null or absent becomes "". Changes the messages. */
+status messages_normalise(json_t *messages, error *err);
+/* Sets *out to the messages with the arguments of their tool calls as objects, which clients send
+ * as strings: the same messages, with a reference more, where there are none to decode. */
+status messages_with_objects(json_t *messages, json_t **out, error *err);
 
 /* ---- retention (retention.c), sessions (session.c) ------------------------------------------- */
 

@@ -4,75 +4,6 @@
 
 #include <stdlib.h>
 #include <string.h>
-#include <time.h>
-
-/* Joins a list of {"type": "text", "text": …} parts with newlines, because templates expect content
- * to be a string. */
-static status join_parts(const json_t *parts, size_t message, strbuf *out, error *err)
-{
-    size_t i;
-    json_t *part;
-    json_array_foreach(parts, i, part)
-    {
-        const char *type = json_string_value(json_object_get(part, "type"));
-        const json_t *text = json_object_get(part, "text");
-        if (!type || strcmp(type, "text") != 0 || !json_is_string(text))
-            return error_set(err, STATUS_UNSUPPORTED,
-                             "messages[%zu].content[%zu]: only {\"type\":\"text\",\"text\":…} "
-                             "parts are supported",
-                             message, i);
-        if (i) strbuf_putc(out, '\n');
-        strbuf_append(out, json_string_value(text), json_string_length(text));
-    }
-    return STATUS_IS_OK;
-}
-
-/* Checks roles and contents. Replaces lists of parts by one string (in the stream's own copy). */
-static status normalise_messages(json_t *messages, error *err)
-{
-    size_t i;
-    json_t *message;
-    if (json_array_size(messages) == 0)
-        return error_set(err, STATUS_INVALID, "messages: must be a non-empty array");
-    json_array_foreach(messages, i, message)
-    {
-        if (!json_is_object(message) || !json_is_string(json_object_get(message, "role")))
-            return error_set(err, STATUS_INVALID,
-                             "messages[%zu]: must be an object with a string role", i);
-        json_t *content = json_object_get(message, "content");
-        if (!json_is_array(content)) {
-            if (content && !json_is_string(content) && !json_is_null(content))
-                return error_set(err, STATUS_INVALID,
-                                 "messages[%zu].content: must be a string or a list", i);
-            continue;
-        }
-        strbuf joined = {0};
-        status s = join_parts(content, i, &joined, err);
-        if (status_ok(s) &&
-            (joined.failed ||
-             json_object_set_new(message, "content",
-                                 json_stringn(joined.data ? joined.data : "", joined.size))))
-            s = error_set(err, STATUS_NO_MEMORY, "messages[%zu]: out of memory", i);
-        strbuf_destroy(&joined);
-        RETURN_IF_ERROR(s);
-    }
-    return STATUS_IS_OK;
-}
-
-static status render(engine *e, engine_request *r, strbuf *out, error *err)
-{
-    RETURN_IF_ERROR(normalise_messages(r->messages, err));
-    json_t *vars =
-        json_pack("{s:O, s:b, s:s, s:s}", "messages", r->messages, "add_generation_prompt", 1,
-                  "bos_token", e->o.bos, "eos_token", e->o.eos);
-    if (!vars || (r->tools && json_object_set(vars, "tools", r->tools))) {
-        json_decref(vars);
-        return error_set(err, STATUS_NO_MEMORY, "chat template: out of memory");
-    }
-    status s = tmpl_render(e->o.chat, vars, (int64_t)time(NULL), NULL, out, err);
-    json_decref(vars);
-    return s;
-}
 
 /* The most tokens of prompt and output together. */
 static uint32_t longest_of(const engine *e, const retention_policy *policy)
@@ -109,7 +40,7 @@ static status encode_prompt(engine *e, engine_request *r, const retention_policy
                           err);
     }
     strbuf text = {0};
-    status s = render(e, r, &text, err);
+    status s = engine_render(e, r, &text, err);
     if (status_ok(s) && must_fit) s = check_bytes(e, must_fit, text.size, err);
     if (status_ok(s) && question)
         s = reform_find_message(r->messages, text.data ? text.data : "", text.size, question, err);
@@ -133,7 +64,7 @@ static status copy_ids(const engine_request *r, tok_ids *out, error *err)
 status engine_tokenize(engine *e, const engine_request *r, tok_ids *out, error *err)
 {
     engine_request copy;
-    RETURN_IF_ERROR(engine_request_check(r, &e->info, e->o.chat != NULL, err));
+    RETURN_IF_ERROR(engine_request_check(r, &e->info, e->o.chat, err));
     if (r->prompt_token_ids) return copy_ids(r, out, err);
     /* A copy, because rendering changes the messages. */
     status s = engine_request_copy(r, &copy);
@@ -141,6 +72,23 @@ status engine_tokenize(engine *e, const engine_request *r, tok_ids *out, error *
     s = encode_prompt(e, &copy, NULL, NULL, out, err);
     engine_request_destroy(&copy);
     return s;
+}
+
+/* truncate_prompt_tokens: drops the first tokens of the prompt. */
+static void truncate_prompt(const engine *e, engine_stream *s)
+{
+    const engine_request *r = &s->request;
+    uint32_t longest = longest_of(e, &s->policy), keep = (uint32_t)r->truncate_prompt_tokens;
+    if (r->truncate_prompt_tokens == 0) return;
+    if (r->truncate_prompt_tokens < 0) {
+        uint32_t answer = r->max_tokens ? r->max_tokens : r->open_max_tokens;
+        if (answer == 0) answer = r->min_tokens ? r->min_tokens : 1;
+        keep = longest > answer ? longest - answer : 1;
+        if (retention_input_tokens(&s->policy, s->n_tokens) <= keep) return;
+    }
+    if (s->n_tokens <= keep) return;
+    memmove(s->tokens, s->tokens + (s->n_tokens - keep), keep * sizeof *s->tokens);
+    s->n_tokens = keep;
 }
 
 static status make_tokens(engine *e, engine_stream *s, question_place *question, error *err)
@@ -153,7 +101,8 @@ static status make_tokens(engine *e, engine_stream *s, question_place *question,
         r->n_prompt_token_ids = 0;
     } else {
         tok_ids ids = {0};
-        bool is_cut = s->policy.schedule == RETENTION_SCHEDULE_INPUT;
+        bool is_cut =
+            s->policy.schedule == RETENTION_SCHEDULE_INPUT || r->truncate_prompt_tokens != 0;
         status st = encode_prompt(e, r, is_cut ? NULL : &s->policy, question, &ids, err);
         s->tokens = ids.ids;
         s->n_tokens = (uint32_t)ids.n;
@@ -166,6 +115,7 @@ static status make_tokens(engine *e, engine_stream *s, question_place *question,
             return error_set(err, STATUS_INVALID,
                              "prompt: token %u is outside the model's vocabulary (%u)",
                              s->tokens[i], e->info.vocab_size);
+    truncate_prompt(e, s);
     uint32_t n = retention_input_tokens(&s->policy, s->n_tokens);
     if (n >= longest_of(e, &s->policy))
         return error_set(err, STATUS_LIMIT, "prompt: %u tokens; %s is %u", n,

@@ -18,6 +18,8 @@ void engine_request_destroy(engine_request *r)
     free(r->prompt);
     json_decref(r->messages);
     json_decref(r->tools);
+    json_decref(r->chat_template_kwargs);
+    free(r->chat_template);
     free(r->prompt_token_ids);
     for (uint32_t i = 0; i < r->n_stop; i++) free(r->stop[i]);
     free(r->stop_token_ids);
@@ -63,6 +65,8 @@ status engine_request_copy(const engine_request *from, engine_request *to)
     to->prompt = from->prompt ? copy_bytes(from->prompt, from->prompt_bytes + 1, &ok) : NULL;
     to->messages = copy_json(from->messages, &ok);
     to->tools = copy_json(from->tools, &ok);
+    to->chat_template_kwargs = copy_json(from->chat_template_kwargs, &ok);
+    to->chat_template = copy_text(from->chat_template, &ok);
     to->prompt_token_ids =
         copy_bytes(from->prompt_token_ids, from->n_prompt_token_ids * sizeof(uint32_t), &ok);
     for (uint32_t i = 0; i < from->n_stop; i++) to->stop[i] = copy_text(from->stop[i], &ok);
@@ -82,20 +86,42 @@ status engine_request_copy(const engine_request *from, engine_request *to)
 
 /* ---- what no front end may let through, by field --------------------------------------------- */
 
-static status check_source(const engine_request *r, const backend_info *info, bool has_template,
-                           error *err)
+status engine_check_tools(const engine_request *r, const chat_template *chat, error *err)
+{
+    if (json_array_size(r->tools) == 0 || tmpl_uses(chat, "tools")) return STATUS_IS_OK;
+    return error_set(err, STATUS_UNSUPPORTED,
+                     "tools: this model's chat template does not show them to the model");
+}
+
+static status check_template_fields(const engine_request *r, error *err)
+{
+    const char *field = r->chat_template            ? "chat_template"
+                        : r->chat_template_kwargs   ? "chat_template_kwargs"
+                        : r->continue_final_message ? "continue_final_message"
+                        : !r->add_generation_prompt ? "add_generation_prompt"
+                                                    : NULL;
+    if (r->chat_template_kwargs && !json_is_object(r->chat_template_kwargs))
+        return error_set(err, STATUS_INVALID, "chat_template_kwargs: must be an object");
+    if (r->messages || !field) return STATUS_IS_OK;
+    return error_set(err, STATUS_INVALID, "%s: is for requests with messages", field);
+}
+
+static status check_source(const engine_request *r, const backend_info *info,
+                           const chat_template *chat, error *err)
 {
     int sources = (r->prompt != NULL) + (r->messages != NULL) + (r->prompt_token_ids != NULL);
     if (sources != 1)
         return error_set(err, STATUS_INVALID,
                          "one of prompt, messages and prompt_token_ids must be given (%d are)",
                          sources);
-    if (r->messages && !has_template)
+    if (r->messages && !chat && !r->chat_template)
         return error_set(err, STATUS_UNSUPPORTED, "messages: this model has no chat template");
     if (r->messages && !json_is_array(r->messages))
         return error_set(err, STATUS_INVALID, "messages: must be a list of messages");
     if (r->tools && !json_is_array(r->tools))
         return error_set(err, STATUS_INVALID, "tools: must be a list of tools");
+    if (r->messages && !r->chat_template) RETURN_IF_ERROR(engine_check_tools(r, chat, err));
+    RETURN_IF_ERROR(check_template_fields(r, err));
     if (r->retention && !json_is_object(r->retention))
         return error_set(err, STATUS_INVALID, "retention: must be an object");
     if (r->retrieval && !json_is_object(r->retrieval))
@@ -150,6 +176,8 @@ static status check_lengths(const engine_request *r, const backend_info *info, e
     if (r->n < 1 || r->n > ENGINE_N_MAX || r->n > info->max_seqs)
         return error_set(err, STATUS_INVALID, "n: %u is not in 1 .. %u", r->n,
                          info->max_seqs < ENGINE_N_MAX ? info->max_seqs : ENGINE_N_MAX);
+    if (r->truncate_prompt_tokens < -1)
+        return error_set(err, STATUS_INVALID, "truncate_prompt_tokens: must be 1 or more, or -1");
     if (r->max_tokens && r->min_tokens > r->max_tokens)
         return error_set(err, STATUS_INVALID, "min_tokens: %u is more than max_tokens %u",
                          r->min_tokens, r->max_tokens);
@@ -212,10 +240,10 @@ static status check_session(const engine_request *r, error *err)
     return STATUS_IS_OK;
 }
 
-status engine_request_check(const engine_request *r, const backend_info *info, bool has_template,
-                            error *err)
+status engine_request_check(const engine_request *r, const backend_info *info,
+                            const chat_template *chat, error *err)
 {
-    RETURN_IF_ERROR(check_source(r, info, has_template, err));
+    RETURN_IF_ERROR(check_source(r, info, chat, err));
     RETURN_IF_ERROR(check_lengths(r, info, err));
     RETURN_IF_ERROR(check_ranges(r, err));
     RETURN_IF_ERROR(check_stops(r, info, err));

@@ -172,6 +172,15 @@ static status read_ids(const field_place *at, uint32_t **ids, uint32_t *n, error
 READER(prompt_token_ids, read_ids(at, &r->prompt_token_ids, &r->n_prompt_token_ids, err))
 READER(stop_token_ids, read_ids(at, &r->stop_token_ids, &r->n_stop_token_ids, err))
 
+static status read_truncate_prompt_tokens(const field_place *at, engine_request *r, error *err)
+{
+    json_int_t v = json_integer_value(at->value);
+    if (!json_is_integer(at->value) || v < -1 || v == 0 || v > INT32_MAX)
+        return refuse_field(at, err, "must be an integer, 1 or more, or -1");
+    r->truncate_prompt_tokens = (int32_t)v;
+    return STATUS_IS_OK;
+}
+
 static status read_logit_bias(const field_place *at, engine_request *r, error *err)
 {
     if (!json_is_object(at->value))
@@ -212,6 +221,9 @@ static status keep_tree(const field_place *at, json_t **slot, bool right_type, c
 READER(messages,
        keep_tree(at, &r->messages, json_is_array(at->value), "must be a list of messages", err))
 READER(tools, keep_tree(at, &r->tools, json_is_array(at->value), "must be a list of tools", err))
+READER(chat_template_kwargs,
+       keep_tree(at, &r->chat_template_kwargs, json_is_object(at->value), "must be an object", err))
+READER(chat_template, read_word(at, &r->chat_template, err))
 READER(retrieval, keep_tree(at, &r->retrieval, json_is_object(at->value), "must be an object", err))
 READER(retention, keep_tree(at, &r->retention, json_is_object(at->value), "must be an object", err))
 

@@ -17,7 +17,8 @@ OTHER_NAMES = {
              "session": "metadata octavo-session"},
 }
 # Engine fields that KServe refuses, because its prompt is a tensor and no tensor has logprobs.
-NOT_KSERVE = {"prompt", "messages", "tools", "prompt_token_ids", "logprobs", "top_logprobs", "prompt_logprobs"}
+NOT_KSERVE = {"prompt", "messages", "tools", "chat_template", "chat_template_kwargs", "add_generation_prompt",
+              "continue_final_message", "prompt_token_ids", "logprobs", "top_logprobs", "prompt_logprobs"}
 
 # Fields of HTTP bodies that are read by the HTTP endpoints themselves.
 HTTP_FIELDS = {
@@ -32,6 +33,9 @@ HTTP_FIELDS = {
                  "second."),
     "echo": ("boolean", "", "false", "Puts the prompt before the text of each choice."),
     "tool_choice": ("string", "auto or none", "auto", "`none` does not pass the tools to the chat template."),
+    "reasoning_effort": ("string", "", "none", "The template's variable of this name. Refused where the template does "
+                         "not read it, except `none`."),
+    "documents": ("list of objects", "", "none", "The template's variable of this name; likewise."),
     "tokens": ("list of integers", "ids; at most $DETOKENIZE_MAX or the context", "", "The tokens to make text of."),
 }
 

@@ -128,7 +128,7 @@ def put_body_fields(page, root):
     page.table(["field", "endpoints", "type", "range", "default", "what it does"],
                [(f"`{n}`", ", ".join(sorted(who)), *words.HTTP_FIELDS[n])
                 for n, who, _, _ in ours])
-    page.text("/tokenize takes `prompt` or `messages`, `tools` and `add_special_tokens`.")
+    page.text("/tokenize takes `prompt` or `messages`, what goes to the chat template, and `add_special_tokens`.")
     page.title(3, "Fields that change no answer")
     page.text("Clients of OpenAI and vLLM send these. Any other value than those listed is refused.")
     kinds = {"STRING": "any string", "OBJECT": "any object"}

@@ -59,6 +59,9 @@ status reform_check(const engine *e, const engine_request *r, const retention_po
         return error_set(err, STATUS_UNSUPPORTED,
                          "prompt_logprobs: method 'reform' has none: it computes few of the "
                          "prompt's tokens with all layers");
+    if (r->truncate_prompt_tokens != 0)
+        return error_set(err, STATUS_UNSUPPORTED,
+                         "truncate_prompt_tokens: method 'reform' gathers from the whole prompt");
     if (policy->exit_layer && policy->exit_layer < e->embed_layers)
         return error_set(err, STATUS_INVALID,
                          "retention.exit_layer is %u: the embeddings need %u layers",

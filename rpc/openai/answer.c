@@ -85,8 +85,11 @@ static void forget_inputs(openai_call *c)
         }
         json_decref(r->messages);
         json_decref(r->tools);
+        json_decref(r->chat_template_kwargs);
+        free(r->chat_template);
         free(r->prompt_token_ids);
-        r->messages = r->tools = NULL;
+        r->messages = r->tools = r->chat_template_kwargs = NULL;
+        r->chat_template = NULL;
         r->prompt_token_ids = NULL;
         r->n_prompt_token_ids = 0;
     }

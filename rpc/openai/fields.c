@@ -41,11 +41,21 @@ static const field_row rows[] = {
     {"messages", FOR_TOKENIZE, FIELD_ENGINE, NULL},
     {"tools", FOR_TOKENIZE, FIELD_ENGINE, NULL},
     {"add_special_tokens", FOR_TOKENIZE, FIELD_ENGINE, NULL},
+    {"add_generation_prompt", FOR_TOKENIZE, FIELD_ENGINE, NULL},
+    {"continue_final_message", FOR_TOKENIZE, FIELD_ENGINE, NULL},
+    {"chat_template_kwargs", FOR_TOKENIZE, FIELD_ENGINE, NULL},
+    {"chat_template", FOR_TOKENIZE, FIELD_ENGINE, NULL},
+    {"reasoning_effort", HAS_MESSAGES, FIELD_HERE, NULL},
+    {"documents", HAS_MESSAGES, FIELD_HERE, NULL},
     {"tokens", FOR_DETOKENIZE, FIELD_HERE, NULL},
 
     /* Fields of other endpoints. */
     {"messages", FOR_COMPLETION, FIELD_UNKNOWN, NULL},
     {"tools", FOR_COMPLETION, FIELD_UNKNOWN, NULL},
+    {"add_generation_prompt", FOR_COMPLETION, FIELD_UNKNOWN, NULL},
+    {"continue_final_message", FOR_COMPLETION, FIELD_UNKNOWN, NULL},
+    {"chat_template_kwargs", FOR_COMPLETION, FIELD_UNKNOWN, NULL},
+    {"chat_template", FOR_COMPLETION, FIELD_UNKNOWN, NULL},
     {"top_logprobs", FOR_COMPLETION, FIELD_UNKNOWN, NULL},
     {"max_completion_tokens", FOR_COMPLETION, FIELD_UNKNOWN, NULL},
     {"prompt", FOR_CHAT, FIELD_UNKNOWN, NULL},
@@ -67,10 +77,6 @@ static const field_row rows[] = {
     {"parallel_tool_calls", FOR_CHAT, FIELD_VALUES, "[true]"},
     {"function_call", FOR_CHAT, FIELD_VALUES, "[\"none\"]"},
     {"functions", FOR_CHAT, FIELD_VALUES, "[[]]"},
-    {"add_generation_prompt", HAS_MESSAGES, FIELD_VALUES, "[true]"},
-    {"continue_final_message", HAS_MESSAGES, FIELD_VALUES, "[false]"},
-    {"chat_template_kwargs", HAS_MESSAGES, FIELD_VALUES, "[{}]"},
-    {"documents", FOR_CHAT, FIELD_VALUES, "[[]]"},
     {"add_special_tokens", FOR_CHAT, FIELD_VALUES, "[false]"},
     {"use_beam_search", GENERATES, FIELD_VALUES, "[false]"},
     {"early_stopping", GENERATES, FIELD_VALUES, "[false]"},
@@ -82,14 +88,11 @@ static const field_row rows[] = {
     {"bad_words", GENERATES, FIELD_VALUES, "[[]]"},
 
     /* Fields of OpenAI or vLLM that are not supported. */
-    {"truncate_prompt_tokens", GENERATES, FIELD_REFUSED, "is not supported: nothing is cut off"},
     {"allowed_token_ids", GENERATES, FIELD_REFUSED, "is not supported"},
     {"logits_processors", GENERATES, FIELD_REFUSED, "is not supported"},
-    {"chat_template", HAS_MESSAGES, FIELD_REFUSED, "is not supported: the model's own is used"},
     {"audio", FOR_CHAT, FIELD_REFUSED, "is not supported"},
     {"prediction", FOR_CHAT, FIELD_REFUSED, "is not supported"},
     {"web_search_options", FOR_CHAT, FIELD_REFUSED, "is not supported"},
-    {"reasoning_effort", FOR_CHAT, FIELD_VALUES, "[\"none\"]"},
     {"verbosity", FOR_CHAT, FIELD_REFUSED, "is not supported"},
     {"mm_processor_kwargs", GENERATES, FIELD_REFUSED, "is not supported"},
     {"kv_transfer_params", GENERATES, FIELD_REFUSED, "is not supported"},
@@ -219,6 +222,41 @@ status openai_read_bool(const json_t *body, const char *key, bool *out, error *e
     if (!json_is_boolean(v))
         return error_set(err, STATUS_INVALID, "request: %s: must be true or false", key);
     *out = json_is_true(v);
+    return STATUS_IS_OK;
+}
+
+/* Adds a variable to the template's, which may be shared with the body. */
+static status add_variable(engine_request *r, const char *key, const json_t *value, error *err)
+{
+    json_t *vars = r->chat_template_kwargs ? json_copy(r->chat_template_kwargs) : json_object();
+    json_decref(r->chat_template_kwargs);
+    r->chat_template_kwargs = vars;
+    if (vars && json_object_set(vars, key, (json_t *)value) == 0) return STATUS_IS_OK;
+    return error_set(err, STATUS_NO_MEMORY, "request: out of memory");
+}
+
+status openai_read_template(service *s, const json_t *body, engine_request *r, error *err)
+{
+    const json_t *effort = json_object_get(body, "reasoning_effort"),
+                 *documents = json_object_get(body, "documents");
+    if (r->chat_template && !s->o.request_templates)
+        return error_set(err, STATUS_UNSUPPORTED,
+                         "request: chat_template: the server was started without "
+                         "--trust-request-chat-template");
+    if (effort && !json_is_string(effort))
+        return error_set(err, STATUS_INVALID, "request: reasoning_effort: must be a string");
+    if (documents && !json_is_array(documents))
+        return error_set(err, STATUS_INVALID, "request: documents: must be a list");
+    const chat_template *t = r->chat_template ? NULL : s->o.model.chat;
+    bool unread = effort && t && !tmpl_uses(t, "reasoning_effort");
+    if (unread && strcmp(json_string_value(effort), "none") != 0)
+        return error_set(err, STATUS_UNSUPPORTED,
+                         "request: reasoning_effort: the chat template has no such variable");
+    if (json_array_size(documents) && t && !tmpl_uses(t, "documents"))
+        return error_set(err, STATUS_UNSUPPORTED,
+                         "request: documents: the chat template has no such variable");
+    if (effort && !unread) RETURN_IF_ERROR(add_variable(r, "reasoning_effort", effort, err));
+    if (json_array_size(documents)) RETURN_IF_ERROR(add_variable(r, "documents", documents, err));
     return STATUS_IS_OK;
 }
 

@@ -26,6 +26,9 @@ status openai_read_body(const char *body, size_t n, unsigned endpoint, json_t **
 status openai_read_model(service *s, const json_t *body, char **out, error *err);
 /* Reads a boolean field; when it is absent or null, *out stays as it is. */
 status openai_read_bool(const json_t *body, const char *key, bool *out, error *err);
+/* Reads the fields that are variables of the chat template into r, whose other fields have been
+ * read, and checks that r may bring a template of its own. */
+status openai_read_template(service *s, const json_t *body, engine_request *r, error *err);
 /* Fills *out for an error in a body. */
 void openai_body_error(service *s, status why, const error *err, openai_error *out);
 

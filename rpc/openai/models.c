@@ -24,6 +24,7 @@ static status read_tokenize(service *s, const json_t *body, const char *const *a
         return error_set(err, STATUS_INVALID,
                          "request: prompt: one of prompt and messages must be given");
     if (r->messages) RETURN_IF_ERROR(openai_read_bool(body, "add_special_tokens", &special, err));
+    if (r->messages) RETURN_IF_ERROR(openai_read_template(s, body, r, err));
     if (special)
         return error_set(err, STATUS_UNSUPPORTED,
                          "request: add_special_tokens: the chat template writes its own");

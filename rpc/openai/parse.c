@@ -90,6 +90,8 @@ static int32_t larger(int32_t a, int32_t b) { return a > b ? a : b; }
 static status settle_scoring(const reading *in, engine_request *r, error *err)
 {
     openai_call *c = in->call;
+    if (c->echo && r->truncate_prompt_tokens)
+        return refuse_body(err, "truncate_prompt_tokens: cannot be combined with echo");
     if (!c->logprobs) r->logprobs = -1;
     c->prompt_logprobs = r->prompt_logprobs;
     if (c->stream && r->prompt_logprobs >= 0)
@@ -249,6 +251,7 @@ static status read_chat(const reading *in, error *err)
     c->n_requests = 1;
     RETURN_IF_ERROR(read_request(in, c->requests, err));
     RETURN_IF_ERROR(check_amount(c->requests, 1, err));
+    RETURN_IF_ERROR(openai_read_template(in->s, in->body, c->requests, err));
     return read_tools(in, c->requests, err);
 }
 

@@ -217,6 +217,52 @@ static void expect_invalid(fixture *f, const engine_request *r, const char *word
     assert_false(status_ok(engine_tokenize(f->engine, r, &ids, &other)));
 }
 
+/* The prompt's last tokens: its ids, or those of a text that is too long as a whole. */
+static void a_prompt_is_truncated(void **state)
+{
+    static const struct {
+        const char *members;
+        uint32_t n, kept;
+    } cases[] = {
+        {", \"max_tokens\": 2, \"truncate_prompt_tokens\": 40", 300, 40},
+        {", \"max_tokens\": 2, \"truncate_prompt_tokens\": 300", 300, 300},
+        {", \"max_tokens\": 2, \"truncate_prompt_tokens\": 1", 300, 1},
+        {", \"max_tokens\": 48, \"truncate_prompt_tokens\": -1", 2040, 2000},
+        {", \"max_tokens\": 48, \"truncate_prompt_tokens\": -1", 2001, 2000},
+        {", \"max_tokens\": 48, \"truncate_prompt_tokens\": -1", 2000, 2000},
+        {", \"max_tokens\": 48, \"truncate_prompt_tokens\": -1", 7, 7},
+        {", \"truncate_prompt_tokens\": -1", 2100, 2047},
+        {", \"min_tokens\": 8, \"truncate_prompt_tokens\": -1", 2100, 2040},
+    };
+    fixture *f = *state;
+    fixture_start(f);
+    for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
+        engine_stream *s = submit_ids(f, 1, cases[i].n, cases[i].members);
+        reading r = read_stream(s);
+        assert_int_not_equal(r.finish, ENGINE_FINISH_ERROR);
+        assert_int_equal(r.usage.prompt_tokens, cases[i].kept);
+        engine_prompt p = engine_stream_prompt(s);
+        assert_int_equal(p.n_tokens, cases[i].kept);
+        for (uint32_t k = 0; k < p.n_tokens; k++)
+            assert_int_equal(p.tokens[k], token_of(1, cases[i].n - cases[i].kept + k));
+        engine_stream_release(s);
+    }
+    engine_request by_hand = request("{\"prompt\": \"a\"}");
+    by_hand.truncate_prompt_tokens = -2;
+    expect_invalid(f, &by_hand, "truncate_prompt_tokens");
+    engine_request_destroy(&by_hand);
+    /* So much text is refused by its bytes alone where it is not truncated. */
+    size_t size = 200000;
+    char *json = malloc(size);
+    int at =
+        snprintf(json, size, "{\"truncate_prompt_tokens\": 5, \"max_tokens\": 2, \"prompt\": \"");
+    memset(json + at, 'x', size - (size_t)at);
+    memcpy(json + size - 3, "\"}", 3);
+    reading r = read_all(submit(f, json));
+    free(json);
+    assert_int_equal(r.usage.prompt_tokens, 5);
+}
+
 /* Fields that a front end fills in itself are checked like those of JSON. */
 static void fields_filled_by_hand_are_checked(void **state)
 {
@@ -457,6 +503,7 @@ int main(void)
         CASE(scores_do_not_depend_on_positions),
         CASE(an_aborted_prompt_has_no_scores),
         CASE(a_prompt_too_long_is_refused_in_numbers),
+        CASE(a_prompt_is_truncated),
         CASE(scoring_is_asked_for_in_full),
         CASE(fields_filled_by_hand_are_checked),
         CASE(tokenizing_is_what_a_request_would_see),

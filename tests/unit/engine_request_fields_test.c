@@ -46,7 +46,7 @@ static status try_value(const engine_field *f, json_t *value, error *err)
     engine_request r = make_request();
     status st = parse(f->name, value, &r, err);
     if (status_ok(st) && r.score_only) r.prompt_logprobs = 0;
-    return status_ok(st) ? engine_request_check(&r, &info, false, err) : st;
+    return status_ok(st) ? engine_request_check(&r, &info, NULL, err) : st;
 }
 
 static void expect_taken(const engine_field *f, double v)
@@ -105,7 +105,7 @@ static void test_bad_floats(void **state)
         if (f->kind != ENGINE_FIELD_FLOAT) continue;
         engine_request r = make_request();
         engine_field_set_float(f, NAN, &r);
-        assert_int_equal(engine_request_check(&r, &info, false, &err).code, STATUS_INVALID);
+        assert_int_equal(engine_request_check(&r, &info, NULL, &err).code, STATUS_INVALID);
         assert_memory_equal(err.text, f->name, strlen(f->name));
     }
 }

@@ -2,6 +2,7 @@
 """Tools through /v1/chat/completions: the model's prompt is exactly what transformers renders.
 usage: http_tools.py OCTAVO [unittest arguments]"""
 
+import copy
 import json
 import os
 import tempfile
@@ -17,6 +18,14 @@ FIELDS = {"messages", "tools", "bos_token", "eos_token", "add_generation_prompt"
 def group(name):
     with open(GOLDENS, encoding="utf-8") as f:
         return next(g for g in json.load(f)["groups"] if g["name"] == name)
+
+
+def as_clients_send(messages):
+    """The same messages with the arguments of tool calls as strings."""
+    messages = copy.deepcopy(messages)
+    for call in (c for m in messages for c in m.get("tool_calls") or []):
+        call["function"]["arguments"] = json.dumps(call["function"]["arguments"])
+    return messages
 
 
 class Tools(unittest.TestCase):
@@ -50,7 +59,9 @@ class Tools(unittest.TestCase):
                 self.assertEqual(server.post("/tokenize", {k: body[k] for k in ("messages", "tools")})["tokens"], ids)
                 hidden = server.post("/tokenize", {"messages": body["messages"]})["tokens"]
                 self.assertNotEqual(hidden, ids)
-                calls += any("tool_calls" in m for m in given["messages"])
+                texts = as_clients_send(given["messages"])
+                calls += texts != given["messages"]
+                self.assertEqual(server.post("/tokenize", {"messages": texts, "tools": body["tools"]})["tokens"], ids)
                 none = server.post("/v1/chat/completions", {**body, "tool_choice": "none"})
                 self.assertEqual(none["usage"]["prompt_tokens"], len(hidden))
         self.assertGreater(calls, 0)
@@ -60,6 +71,18 @@ class Tools(unittest.TestCase):
 
     def test_mistral(self):
         self.prompts_equal_goldens("mistral_v3")
+
+    def test_a_template_that_ignores_tools_is_refused(self):
+        tools = [{"type": "function", "function": {"name": "f", "parameters": {"type": "object"}}}]
+        with Server() as server:
+            body = {"messages": [{"role": "user", "content": "x"}, {"role": "assistant", "content": None}],
+                    "max_tokens": 1}
+            server.post("/v1/chat/completions", body)
+            for path in ("/v1/chat/completions", "/tokenize"):
+                error = server.refused(path, {"messages": body["messages"], "tools": tools})
+                self.assertEqual(error["param"], "tools")
+                self.assertIn("chat template does not show them", error["message"])
+            server.post("/v1/chat/completions", {**body, "tools": tools, "tool_choice": "none"})
 
 
 if __name__ == "__main__":
