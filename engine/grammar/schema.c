@@ -1,0 +1,368 @@
+/* JSON Schema (draft 2020-12) to rules. Members that only describe are ignored, and so are words
+ * that are none of JSON Schema's; a word that restricts and is not kept is refused by name. */
+#include "engine/grammar/schema.h"
+
+#include <stdarg.h>
+#include <stdio.h>
+#include <string.h>
+
+enum { DEPTH_MAX = 400 };
+
+/* ---- places ---------------------------------------------------------------------------------- */
+
+void schema_fail(schema_reader *r, status_code code, const char *key, const char *fmt, ...)
+{
+    char what[256];
+    va_list args;
+    va_start(args, fmt);
+    vsnprintf(what, sizeof what, fmt, args);
+    va_end(args);
+    build_fail(r->b, code, "\"%.160s%s%.60s\": %s", r->path.data ? r->path.data : "",
+               key ? "/" : "", key ? key : "", what);
+}
+
+void schema_unsupported(schema_reader *r, const char *key)
+{
+    schema_fail(r, STATUS_UNSUPPORTED, key, "`%.60s` is not supported", key);
+}
+
+size_t schema_enter(schema_reader *r, const char *key)
+{
+    size_t before = r->path.size;
+    strbuf_putc(&r->path, '/');
+    for (; *key; key++) {
+        if (*key == '~') strbuf_puts(&r->path, "~0");
+        else if (*key == '/') strbuf_puts(&r->path, "~1");
+        else strbuf_putc(&r->path, (uint8_t)*key < 0x20 ? '?' : *key);
+    }
+    if (r->path.failed) build_fail(r->b, STATUS_NO_MEMORY, "out of memory");
+    return before;
+}
+
+void schema_leave(schema_reader *r, size_t size)
+{
+    if (r->path.data) r->path.data[size] = '\0';
+    r->path.size = size;
+}
+
+expr schema_member(schema_reader *r, const json_t *schema, const char *key, int64_t index)
+{
+    char number[24];
+    size_t path = schema_enter(r, key);
+    snprintf(number, sizeof number, "%lld", (long long)index);
+    if (index >= 0) schema_enter(r, number);
+    expr e = schema_expr(r, schema);
+    schema_leave(r, path);
+    return e;
+}
+
+/* ---- words ----------------------------------------------------------------------------------- */
+
+bool schema_describes(const char *key)
+{
+    static const char *const words[] = {
+        "title",    "description", "default",   "examples",         "example",         "$schema",
+        "$id",      "$comment",    "$defs",     "definitions",      "deprecated",      "readOnly",
+        "$anchor",  "$vocabulary", "writeOnly", "contentMediaType", "contentEncoding", "id",
+        "nullable", "strict"};
+    for (size_t i = 0; i < sizeof words / sizeof *words; i++)
+        if (strcmp(key, words[i]) == 0) return true;
+    return false;
+}
+
+static void refuse_unsupported(schema_reader *r, const json_t *s)
+{
+    static const char *const words[] = {"not",
+                                        "if",
+                                        "then",
+                                        "else",
+                                        "dependentSchemas",
+                                        "dependentRequired",
+                                        "dependencies",
+                                        "contains",
+                                        "minContains",
+                                        "maxContains",
+                                        "$dynamicRef",
+                                        "$recursiveRef"};
+    bool conditional = json_object_get(s, "if") != NULL;
+    for (size_t i = 0; i < sizeof words / sizeof *words; i++) {
+        const json_t *value = json_object_get(s, words[i]);
+        bool follows = strcmp(words[i], "then") == 0 || strcmp(words[i], "else") == 0;
+        bool empty = json_is_object(value) && json_object_size(value) == 0 && words[i][0] == 'd';
+        if (value && !empty && (!follows || conditional)) schema_unsupported(r, words[i]);
+    }
+    if (json_is_true(json_object_get(s, "uniqueItems"))) schema_unsupported(r, "uniqueItems");
+}
+
+/* ---- types ----------------------------------------------------------------------------------- */
+
+typedef enum type_bit {
+    TYPE_STRING = 1,
+    TYPE_NUMBER = 2,
+    TYPE_INTEGER = 4,
+    TYPE_OBJECT = 8,
+    TYPE_ARRAY = 16,
+    TYPE_BOOLEAN = 32,
+    TYPE_NULL = 64,
+    TYPE_ALL = 127 - TYPE_INTEGER,
+} type_bit;
+
+static const struct {
+    const char *name;
+    unsigned bit;
+} type_names[] = {{"string", TYPE_STRING}, {"number", TYPE_NUMBER}, {"integer", TYPE_INTEGER},
+                  {"object", TYPE_OBJECT}, {"array", TYPE_ARRAY},   {"boolean", TYPE_BOOLEAN},
+                  {"null", TYPE_NULL}};
+
+static unsigned type_of_name(schema_reader *r, const json_t *name)
+{
+    const char *text = json_string_value(name);
+    for (size_t i = 0; text && i < sizeof type_names / sizeof *type_names; i++)
+        if (strcmp(text, type_names[i].name) == 0) return type_names[i].bit;
+    schema_fail(r, STATUS_INVALID, "type", "must name types of JSON");
+    return 0;
+}
+
+/* Words that say which type is meant where "type" is missing, as xgrammar reads them. */
+static unsigned implied_types(const json_t *s)
+{
+    static const struct {
+        const char *word;
+        unsigned type;
+    } words[] = {{"properties", TYPE_OBJECT},
+                 {"required", TYPE_OBJECT},
+                 {"additionalProperties", TYPE_OBJECT},
+                 {"unevaluatedProperties", TYPE_OBJECT},
+                 {"patternProperties", TYPE_OBJECT},
+                 {"propertyNames", TYPE_OBJECT},
+                 {"minProperties", TYPE_OBJECT},
+                 {"maxProperties", TYPE_OBJECT},
+                 {"items", TYPE_ARRAY},
+                 {"prefixItems", TYPE_ARRAY},
+                 {"additionalItems", TYPE_ARRAY},
+                 {"minItems", TYPE_ARRAY},
+                 {"maxItems", TYPE_ARRAY},
+                 {"pattern", TYPE_STRING},
+                 {"minLength", TYPE_STRING},
+                 {"maxLength", TYPE_STRING},
+                 {"format", TYPE_STRING},
+                 {"minimum", TYPE_NUMBER},
+                 {"maximum", TYPE_NUMBER},
+                 {"exclusiveMinimum", TYPE_NUMBER},
+                 {"exclusiveMaximum", TYPE_NUMBER},
+                 {"multipleOf", TYPE_NUMBER}};
+    unsigned types = 0;
+    for (size_t i = 0; i < sizeof words / sizeof *words; i++)
+        if (json_object_get(s, words[i].word)) types |= words[i].type;
+    return types ? types : TYPE_ALL;
+}
+
+static unsigned types_of(schema_reader *r, const json_t *s)
+{
+    const json_t *type = json_object_get(s, "type"), *name;
+    unsigned types = 0;
+    size_t i;
+    if (!type) return implied_types(s);
+    if (!json_is_array(type)) types = type_of_name(r, type);
+    else json_array_foreach(type, i, name) types |= type_of_name(r, name);
+    if (json_is_true(json_object_get(s, "nullable"))) types |= TYPE_NULL;
+    return types;
+}
+
+static unsigned type_of_value(const json_t *v)
+{
+    switch (json_typeof(v)) {
+    case JSON_OBJECT: return TYPE_OBJECT;
+    case JSON_ARRAY: return TYPE_ARRAY;
+    case JSON_STRING: return TYPE_STRING;
+    case JSON_INTEGER: return TYPE_NUMBER | TYPE_INTEGER;
+    case JSON_REAL: return TYPE_NUMBER;
+    case JSON_NULL: return TYPE_NULL;
+    default: return TYPE_BOOLEAN;
+    }
+}
+
+static expr expr_of_type(schema_reader *r, const json_t *s, unsigned type)
+{
+    build *b = r->b;
+    switch (type) {
+    case TYPE_STRING: return schema_string(r, s);
+    case TYPE_NUMBER: return schema_number(r, s, false);
+    case TYPE_INTEGER: return schema_number(r, s, true);
+    case TYPE_OBJECT: return schema_object(r, s);
+    case TYPE_ARRAY: return schema_array(r, s);
+    case TYPE_BOOLEAN: return expr_or(b, expr_words(b, "true"), expr_words(b, "false"));
+    default: return expr_words(b, "null");
+    }
+}
+
+/* Whether nothing in the schema restricts. */
+static bool unrestricted(const json_t *s)
+{
+    const char *key;
+    json_t *value;
+    json_object_foreach((json_t *)(uintptr_t)s, key,
+                        value) if (!schema_describes(key)) return false;
+    return true;
+}
+
+static expr expr_of_types(schema_reader *r, const json_t *s)
+{
+    expr_list all = {0};
+    unsigned types = types_of(r, s);
+    if (types & TYPE_NUMBER) types &= ~(unsigned)TYPE_INTEGER;
+    for (unsigned bit = 1; bit <= TYPE_NULL && build_ok(r->b); bit *= 2)
+        if (types & bit) expr_list_add(r->b, &all, expr_of_type(r, s, bit));
+    return build_ok(r->b) ? expr_alt(r->b, all.items, all.n) : 0;
+}
+
+/* ---- "enum" and "const" ---------------------------------------------------------------------- */
+
+/* Whether a string or number of a list is one that the other words of the schema allow. */
+static bool value_fits(schema_reader *r, const json_t *s, const json_t *v, const language *text)
+{
+    if (json_object_get(s, "type") && !(types_of(r, s) & type_of_value(v))) return false;
+    if (json_is_string(v) && text)
+        return language_has(text, json_string_value(v), json_string_length(v));
+    if (!json_is_number(v)) return true;
+    double x = json_number_value(v);
+    const json_t *min = json_object_get(s, "minimum"), *max = json_object_get(s, "maximum");
+    return !(json_is_number(min) && x < json_number_value(min)) &&
+           !(json_is_number(max) && x > json_number_value(max));
+}
+
+/* A list as one language: its texts stand side by side in `text`. */
+typedef struct value_list {
+    expr_list nested; // objects and arrays
+    strbuf text;
+    text_span *spans; // s is the offset while the text grows
+    uint32_t n, room;
+} value_list;
+
+static void add_value(schema_reader *r, value_list *l, const json_t *v)
+{
+    size_t before = l->text.size;
+    if (json_is_object(v) || json_is_array(v)) {
+        expr_list_add(r->b, &l->nested, json_literal(r->b, v));
+        return;
+    }
+    json_literal_text(r->b, v, &l->text);
+    if (!build_room(r->b, &l->spans, l->n, 1, &l->room, sizeof *l->spans)) return;
+    l->spans[l->n++] = (text_span){NULL, l->text.size - before};
+}
+
+static expr expr_of_values(schema_reader *r, const json_t *s, const json_t *list)
+{
+    const language *text = schema_text(r, s);
+    value_list l = {0};
+    size_t i;
+    const json_t *v;
+    if (!json_is_array(list)) {
+        schema_fail(r, STATUS_INVALID, "enum", "must be an array");
+        return 0;
+    }
+    json_array_foreach(list, i, v)
+    {
+        if (!build_work(r->b, 1)) break;
+        if (value_fits(r, s, v, text)) add_value(r, &l, v);
+    }
+    size_t at = 0;
+    for (uint32_t k = 0; build_ok(r->b) && k < l.n; at += l.spans[k++].n)
+        l.spans[k].s = l.text.data + at;
+    if (build_ok(r->b) && l.n > 0) expr_list_add(r->b, &l.nested, expr_texts(r->b, l.spans, l.n));
+    strbuf_destroy(&l.text);
+    return build_ok(r->b) ? expr_alt(r->b, l.nested.items, l.nested.n) : 0;
+}
+
+/* ---- alternatives, references ---------------------------------------------------------------- */
+
+static expr expr_of_alternatives(schema_reader *r, const json_t *s, const char *key)
+{
+    const json_t *list = json_object_get(s, key), *one;
+    const json_t *rest = schema_without(r, s, key);
+    expr_list all = {0};
+    size_t i;
+    if (!json_is_array(list) || json_array_size(list) == 0) {
+        schema_fail(r, STATUS_INVALID, key, "must be an array of schemas, not empty");
+        return 0;
+    }
+    bool alone = rest && unrestricted(rest);
+    json_array_foreach(list, i, one)
+    {
+        if (!build_ok(r->b)) return 0;
+        const json_t *both = alone ? one : schema_merge(r, rest, one);
+        if (build_ok(r->b)) expr_list_add(r->b, &all, schema_member(r, both, key, (int64_t)i));
+    }
+    return build_ok(r->b) ? expr_alt(r->b, all.items, all.n) : 0;
+}
+
+/* A schema that a reference names becomes a rule, once, so that schemas may contain themselves. */
+static expr expr_of_reference(schema_reader *r, const char *reference)
+{
+    const json_t *target = schema_resolve(r, reference);
+    if (!target || !build_ok(r->b)) return 0;
+    uint32_t fresh = r->b->n_rules;
+    uint32_t rule = key_map_put(r->b, &r->rules, (uint64_t)(uintptr_t)target, fresh);
+    if (rule != fresh || !build_ok(r->b)) return expr_rule(r->b, rule);
+    rule_create(r->b, NULL);
+    if (build_room(r->b, &r->pending, r->n_pending, 1, &r->pending_room, sizeof *r->pending))
+        r->pending[r->n_pending++] = (schema_pending){rule, target, reference};
+    return expr_rule(r->b, rule);
+}
+
+static void read_pending(schema_reader *r)
+{
+    while (r->n_pending > 0 && build_ok(r->b)) {
+        schema_pending p = r->pending[--r->n_pending];
+        schema_leave(r, 0);
+        strbuf_puts(&r->path, p.reference[0] == '#' ? p.reference + 1 : p.reference);
+        expr body = schema_expr(r, p.schema);
+        rule_define(r->b, p.rule, body);
+    }
+}
+
+static expr expr_of_object(schema_reader *r, const json_t *s)
+{
+    const char *reference = json_string_value(json_object_get(s, "$ref"));
+    if (reference && unrestricted(schema_without(r, s, "$ref")))
+        return expr_of_reference(r, reference);
+    s = schema_flat(r, s);
+    if (!build_ok(r->b)) return 0;
+    if (!json_is_object(s)) return schema_expr(r, s);
+    refuse_unsupported(r, s);
+    if (json_object_get(s, "anyOf")) return expr_of_alternatives(r, s, "anyOf");
+    if (json_object_get(s, "oneOf")) return expr_of_alternatives(r, s, "oneOf");
+    if (unrestricted(s)) return json_expr(r->b, RULE_VALUE);
+    if (json_object_get(s, "const")) return json_literal(r->b, json_object_get(s, "const"));
+    if (json_object_get(s, "enum")) return expr_of_values(r, s, json_object_get(s, "enum"));
+    return expr_of_types(r, s);
+}
+
+expr schema_expr(schema_reader *r, const json_t *schema)
+{
+    if (!build_work(r->b, 1)) return 0;
+    if (json_is_true(schema)) return json_expr(r->b, RULE_VALUE);
+    if (json_is_false(schema)) return expr_never(r->b);
+    if (!json_is_object(schema)) {
+        schema_fail(r, STATUS_INVALID, NULL, "a schema must be an object, true or false");
+        return 0;
+    }
+    if (++r->depth > DEPTH_MAX)
+        schema_fail(r, STATUS_LIMIT, NULL, "schemas are nested more than %d deep", DEPTH_MAX);
+    expr e = build_ok(r->b) ? expr_of_object(r, schema) : 0;
+    r->depth--;
+    return e;
+}
+
+uint32_t front_schema(build *b, const json_t *schema)
+{
+    schema_reader r = {.b = b, .root = schema, .made = json_array()};
+    if (!r.made) build_fail(b, STATUS_NO_MEMORY, "out of memory");
+    uint32_t root = rule_create(b, "root");
+    expr e = build_ok(b) ? schema_expr(&r, schema) : 0;
+    rule_define(b, root, e);
+    read_pending(&r);
+    strbuf_destroy(&r.path);
+    json_decref(r.made);
+    return root;
+}

@@ -1,0 +1,69 @@
+/* schema: what the files of the JSON Schema front end share. */
+#ifndef ENGINE_GRAMMAR_SCHEMA_H
+#define ENGINE_GRAMMAR_SCHEMA_H
+
+#include "engine/grammar/internal.h"
+
+enum { FORMATS_MOST = 24 };
+
+typedef struct schema_pending {
+    uint32_t rule;
+    const json_t *schema;
+    const char *reference;
+} schema_pending;
+
+typedef struct schema_reader {
+    build *b;
+    const json_t *root;
+    strbuf path; // the JSON pointer of the schema that is read
+    unsigned depth;
+    key_map rules;           // a schema's address -> its rule
+    schema_pending *pending; // schemas that references name, to be read
+    uint32_t n_pending, pending_room;
+    json_t *made; // array of merged schemas, which live as long as the reader
+    uint32_t n_merged;
+    language *any_text;              // all strings
+    language *formats[FORMATS_MOST]; // by the number of the format, once it was asked for
+} schema_reader;
+
+/* Fails with the pointer of the member `key` (NULL: of the schema itself). */
+void schema_fail(schema_reader *r, status_code code, const char *key, const char *fmt, ...)
+    __attribute__((format(printf, 4, 5)));
+void schema_unsupported(schema_reader *r, const char *key);
+/* Adds a key to the path and returns the path's size before. */
+size_t schema_enter(schema_reader *r, const char *key);
+void schema_leave(schema_reader *r, size_t size);
+
+/* The texts that a schema allows. */
+expr schema_expr(schema_reader *r, const json_t *schema);
+/* The same, from the member `key` of the schema that is read; `index` >= 0: its element. */
+expr schema_member(schema_reader *r, const json_t *schema, const char *key, int64_t index);
+
+expr schema_object(schema_reader *r, const json_t *schema);
+expr schema_array(schema_reader *r, const json_t *schema);
+expr schema_string(schema_reader *r, const json_t *schema);
+expr schema_number(schema_reader *r, const json_t *schema, bool integer);
+
+/* The strings that a schema of strings allows, without quotes and escapes; NULL: all of them. */
+language *schema_text(schema_reader *r, const json_t *schema);
+/* The same for "propertyNames", lists of values included. */
+language *schema_names(schema_reader *r, const json_t *schema);
+language *schema_any_text(schema_reader *r);
+/* The language of a named format; NULL and `known` false: no format that JSON Schema names. */
+language *format_language(schema_reader *r, const char *name, bool *known);
+/* A member that is a bound >= 0, or `fallback`. */
+uint32_t schema_bound(schema_reader *r, const json_t *schema, const char *key, uint32_t fallback);
+
+/* A schema without "$ref" and "allOf" that allows what this one allows. Borrowed: it lives as long
+ * as the reader. NULL when the build failed. */
+const json_t *schema_flat(schema_reader *r, const json_t *schema);
+/* What both schemas allow. */
+const json_t *schema_merge(schema_reader *r, const json_t *a, const json_t *b);
+/* The schema that a reference names. */
+const json_t *schema_resolve(schema_reader *r, const char *reference);
+/* The schema without one member. */
+const json_t *schema_without(schema_reader *r, const json_t *schema, const char *key);
+/* Whether a keyword only describes. */
+bool schema_describes(const char *key);
+
+#endif

@@ -1,0 +1,276 @@
+/* Schemas together: references, "allOf", and what stands beside "anyOf". */
+#include "engine/grammar/schema.h"
+
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+enum { MERGED_MAX = 20000, DEPTH_MAX = 200 };
+
+/* Keeps a value that was made until the reader ends. */
+static const json_t *keep(schema_reader *r, json_t *value)
+{
+    if (!value || json_array_append_new(r->made, value) != 0)
+        build_fail(r->b, STATUS_NO_MEMORY, "out of memory");
+    return build_ok(r->b) ? value : NULL;
+}
+
+static void set(schema_reader *r, json_t *object, const char *key, const json_t *value)
+{
+    if (!value || json_object_set(object, key, (json_t *)(uintptr_t)value) != 0)
+        build_fail(r->b, STATUS_NO_MEMORY, "out of memory");
+}
+
+const json_t *schema_without(schema_reader *r, const json_t *schema, const char *key)
+{
+    json_t *copy = json_copy((json_t *)(uintptr_t)schema);
+    if (copy) json_object_del(copy, key);
+    return keep(r, copy);
+}
+
+/* ---- references ------------------------------------------------------------------------------ */
+
+/* The member or element of a pointer's next part, which is cut off. */
+static const json_t *step_into(const json_t *at, const char **pointer)
+{
+    char name[512];
+    size_t n = 0;
+    const char *p = *pointer + 1;
+    for (; *p && *p != '/' && n + 1 < sizeof name; p++) {
+        unsigned byte;
+        if (p[0] == '~' && (p[1] == '0' || p[1] == '1')) name[n++] = *++p == '0' ? '~' : '/';
+        else if (p[0] == '%' && sscanf(p + 1, "%2x", &byte) == 1 && p[1] && p[2]) {
+            name[n++] = (char)byte;
+            p += 2;
+        } else name[n++] = *p;
+    }
+    name[n] = '\0';
+    *pointer = p;
+    if (json_is_array(at)) return json_array_get(at, strtoul(name, NULL, 10));
+    return json_object_get(at, name);
+}
+
+/* The schema with an "$anchor" or "$id" of this name. */
+static const json_t *find_named(schema_reader *r, const json_t *at, const char *key,
+                                const char *name, unsigned depth)
+{
+    const char *member;
+    json_t *value;
+    size_t i;
+    const json_t *found = NULL;
+    if (depth > DEPTH_MAX || !build_work(r->b, 1)) return NULL;
+    const char *own = json_string_value(json_object_get(at, key));
+    if (own && strcmp(own, name) == 0) return at;
+    json_object_foreach((json_t *)(uintptr_t)at, member, value) if (!found) found =
+        find_named(r, value, key, name, depth + 1);
+    json_array_foreach(at, i, value) if (!found) found = find_named(r, value, key, name, depth + 1);
+    return found;
+}
+
+const json_t *schema_resolve(schema_reader *r, const char *reference)
+{
+    const json_t *at = r->root;
+    const char *own = json_string_value(json_object_get(at, "$id")), *p = strchr(reference, '#');
+    size_t before = p ? (size_t)(p - reference) : strlen(reference);
+    if (before && !(own && strncmp(own, reference, before) == 0))
+        at = p ? NULL : find_named(r, r->root, "$id", reference, 0);
+    if (at && p && p[1] && p[1] != '/') at = find_named(r, r->root, "$anchor", p + 1, 0);
+    else if (p) p++;
+    while (at && p && *p == '/') at = step_into(at, &p);
+    if (!at)
+        schema_fail(r, STATUS_UNSUPPORTED, "$ref", "no schema here is named '%.100s'", reference);
+    return at;
+}
+
+/* ---- two schemas ----------------------------------------------------------------------------- */
+
+/* True for words whose larger (or smaller) bound decides. */
+static int bound_direction(const char *key)
+{
+    static const char *const lower[] = {"minimum", "exclusiveMinimum", "minLength", "minItems",
+                                        "minProperties"};
+    static const char *const upper[] = {"maximum", "exclusiveMaximum", "maxLength", "maxItems",
+                                        "maxProperties"};
+    for (size_t i = 0; i < 5; i++) {
+        if (strcmp(key, lower[i]) == 0) return 1;
+        if (strcmp(key, upper[i]) == 0) return -1;
+    }
+    return 0;
+}
+
+/* The names of types in both members. */
+static const json_t *common_types(schema_reader *r, const json_t *a, const json_t *b)
+{
+    json_t *out = json_array();
+    for (size_t i = 0; i < (json_is_array(a) ? json_array_size(a) : 1); i++) {
+        const char *x = json_string_value(json_is_array(a) ? json_array_get(a, i) : a);
+        for (size_t k = 0; x && k < (json_is_array(b) ? json_array_size(b) : 1); k++) {
+            const char *y = json_string_value(json_is_array(b) ? json_array_get(b, k) : b);
+            if (!y) continue;
+            const char *both = strcmp(x, y) == 0 ? x : NULL;
+            if (!both && strcmp(x, "number") == 0 && strcmp(y, "integer") == 0) both = y;
+            if (!both && strcmp(y, "number") == 0 && strcmp(x, "integer") == 0) both = x;
+            if (both) json_array_append_new(out, json_string(both));
+        }
+    }
+    return keep(r, out);
+}
+
+static const json_t *common_values(schema_reader *r, const json_t *a, const json_t *b)
+{
+    json_t *out = json_array(), *x, *y;
+    size_t i, k;
+    json_array_foreach(a, i, x)
+    {
+        if (!build_work(r->b, json_array_size(b))) break;
+        json_array_foreach(b, k, y)
+        {
+            if (!json_equal(x, y)) continue;
+            json_array_append(out, x);
+            break;
+        }
+    }
+    return keep(r, out);
+}
+
+/* The elements of both arrays. */
+static const json_t *joined(schema_reader *r, const json_t *a, const json_t *b)
+{
+    json_t *out = json_is_array(a) ? json_copy((json_t *)(uintptr_t)a) : json_array();
+    if (!json_is_array(a) && out) json_array_append(out, (json_t *)(uintptr_t)a);
+    if (out && json_is_array(b)) json_array_extend(out, (json_t *)(uintptr_t)b);
+    else if (out) json_array_append(out, (json_t *)(uintptr_t)b);
+    return keep(r, out);
+}
+
+/* Each alternative of a with each of b. */
+static const json_t *crossed(schema_reader *r, const json_t *a, const json_t *b)
+{
+    json_t *out = json_array(), *x, *y;
+    size_t i, k;
+    if (!keep(r, out)) return NULL;
+    json_array_foreach(a, i, x) json_array_foreach(b, k, y)
+    {
+        const json_t *both = schema_merge(r, x, y);
+        if (!build_ok(r->b)) return NULL;
+        json_array_append(out, (json_t *)(uintptr_t)both);
+    }
+    return out;
+}
+
+/* What one schema says of a property that it does not name. */
+static const json_t *unnamed_property(schema_reader *r, const json_t *s)
+{
+    if (json_object_get(s, "patternProperties")) schema_unsupported(r, "allOf");
+    return json_object_get(s, "additionalProperties");
+}
+
+static const json_t *merge_properties(schema_reader *r, const json_t *a, const json_t *b)
+{
+    const json_t *x = json_object_get(a, "properties"), *y = json_object_get(b, "properties");
+    const json_t *others[2] = {unnamed_property(r, b), unnamed_property(r, a)};
+    const json_t *sides[2] = {x, y};
+    json_t *out = json_object(), *value;
+    const char *key;
+    if (!keep(r, out)) return NULL;
+    for (unsigned side = 0; side < 2 && build_ok(r->b); side++) {
+        json_object_foreach((json_t *)(uintptr_t)sides[side], key, value)
+        {
+            const json_t *twin = json_object_get(sides[1 - side], key);
+            if (side == 1 && twin) continue;
+            if (!twin) twin = others[side];
+            const json_t *both = twin ? schema_merge(r, value, twin) : value;
+            if (!build_ok(r->b)) return NULL;
+            set(r, out, key, both);
+        }
+    }
+    return out;
+}
+
+/* What both members with this key mean together. */
+static const json_t *merge_member(schema_reader *r, const char *key, const json_t *x,
+                                  const json_t *y)
+{
+    int direction = bound_direction(key);
+    if (json_equal((json_t *)(uintptr_t)x, (json_t *)(uintptr_t)y) || schema_describes(key))
+        return x;
+    if (direction && json_is_number(x) && json_is_number(y))
+        return (json_number_value(x) < json_number_value(y)) == (direction > 0) ? y : x;
+    if (strcmp(key, "type") == 0) return common_types(r, x, y);
+    if (strcmp(key, "enum") == 0) return common_values(r, x, y);
+    if (strcmp(key, "const") == 0) return keep(r, json_false());
+    if (strcmp(key, "required") == 0 || strcmp(key, "pattern") == 0) return joined(r, x, y);
+    if (strcmp(key, "anyOf") == 0 || strcmp(key, "oneOf") == 0) return crossed(r, x, y);
+    if (strcmp(key, "additionalProperties") == 0 || strcmp(key, "unevaluatedProperties") == 0 ||
+        strcmp(key, "propertyNames") == 0 ||
+        (strcmp(key, "items") == 0 && !json_is_array(x) && !json_is_array(y)))
+        return schema_merge(r, x, y);
+    schema_fail(r, STATUS_UNSUPPORTED, "allOf", "two different values of `%.60s`", key);
+    return NULL;
+}
+
+static const json_t *merge_objects(schema_reader *r, const json_t *a, const json_t *b)
+{
+    json_t *out = json_copy((json_t *)(uintptr_t)a), *value;
+    const char *key;
+    if (!keep(r, out)) return NULL;
+    json_object_foreach((json_t *)(uintptr_t)b, key, value)
+    {
+        if (!build_work(r->b, 1)) return NULL;
+        const json_t *own = json_object_get(a, key);
+        if (strcmp(key, "properties") == 0) continue;
+        const json_t *both = own ? merge_member(r, key, own, value) : value;
+        if (!build_ok(r->b)) return NULL;
+        if (strcmp(key, "const") == 0 && own && both != own) return keep(r, json_false());
+        set(r, out, key, both);
+    }
+    if (json_object_get(a, "properties") || json_object_get(b, "properties")) {
+        const json_t *properties = merge_properties(r, a, b);
+        if (build_ok(r->b)) set(r, out, "properties", properties);
+    }
+    return build_ok(r->b) ? out : NULL;
+}
+
+const json_t *schema_merge(schema_reader *r, const json_t *a, const json_t *b)
+{
+    if (!build_work(r->b, 1)) return NULL;
+    if (json_is_false(a) || json_is_true(b)) return a;
+    if (json_is_false(b) || json_is_true(a)) return b;
+    if (++r->n_merged > MERGED_MAX)
+        schema_fail(r, STATUS_LIMIT, NULL, "more than %d schemas to join", MERGED_MAX);
+    if (++r->depth > 2 * DEPTH_MAX)
+        schema_fail(r, STATUS_LIMIT, NULL, "schemas are joined with themselves");
+    a = build_ok(r->b) ? schema_flat(r, a) : NULL;
+    b = build_ok(r->b) ? schema_flat(r, b) : NULL;
+    const json_t *out = NULL;
+    if (build_ok(r->b)) {
+        bool plain = json_is_object(a) && json_is_object(b);
+        if (!plain && (json_is_boolean(a) || json_is_boolean(b))) out = schema_merge(r, a, b);
+        else if (plain) out = merge_objects(r, a, b);
+        else schema_fail(r, STATUS_INVALID, NULL, "a schema must be an object, true or false");
+    }
+    r->depth--;
+    return out;
+}
+
+const json_t *schema_flat(schema_reader *r, const json_t *schema)
+{
+    const json_t *list = json_object_get(schema, "allOf"), *one;
+    const char *reference = json_string_value(json_object_get(schema, "$ref"));
+    size_t i;
+    if (!json_is_object(schema) || (!list && !reference) || !build_ok(r->b)) return schema;
+    if (++r->depth > 2 * DEPTH_MAX)
+        schema_fail(r, STATUS_LIMIT, NULL, "schemas are joined with themselves");
+    const json_t *out = schema_without(r, schema, reference ? "$ref" : "allOf");
+    if (reference) {
+        const json_t *target = build_ok(r->b) ? schema_resolve(r, reference) : NULL;
+        if (build_ok(r->b)) out = schema_merge(r, target, out);
+    } else if (!json_is_array(list)) {
+        schema_fail(r, STATUS_INVALID, "allOf", "must be an array of schemas");
+    } else {
+        json_array_foreach(list, i, one) if (build_ok(r->b)) out = schema_merge(r, out, one);
+    }
+    if (build_ok(r->b)) out = schema_flat(r, out);
+    r->depth--;
+    return out;
+}

@@ -1,0 +1,241 @@
+/* Numbers: bounds and multiples, as languages of digits. */
+#include "engine/grammar/schema.h"
+
+#include <math.h>
+#include <stdio.h>
+#include <string.h>
+
+/* A decimal number: sign, digits before and behind the point, without needless zeros. */
+typedef struct decimal {
+    bool negative;
+    char whole[360], part[360];
+} decimal;
+
+static void trim(decimal *d)
+{
+    size_t n = strlen(d->part);
+    while (n > 0 && d->part[n - 1] == '0') d->part[--n] = '\0';
+    if (strcmp(d->whole, "0") == 0 && n == 0) d->negative = false;
+}
+
+static decimal decimal_of(const json_t *v)
+{
+    char text[760];
+    decimal d = {0};
+    if (json_is_integer(v)) {
+        snprintf(text, sizeof text, "%lld", (long long)json_integer_value(v));
+    } else {
+        double x = json_real_value(v), back = 0;
+        for (int places = 0; places <= 330; places++) {
+            snprintf(text, sizeof text, "%.*f", places, x);
+            if (sscanf(text, "%lf", &back) == 1 && back == x) break;
+        }
+    }
+    const char *at = text;
+    if (*at == '-') {
+        d.negative = true;
+        at++;
+    }
+    size_t n = strcspn(at, ".");
+    memcpy(d.whole, at, n);
+    if (at[n]) snprintf(d.part, sizeof d.part, "%s", at + n + 1);
+    trim(&d);
+    return d;
+}
+
+/* ---- digits ---------------------------------------------------------------------------------- */
+
+static expr digit(build *b, char lo, char hi)
+{
+    return lo > hi ? expr_never(b) : expr_range(b, (uint8_t)lo, (uint8_t)hi);
+}
+
+static expr digits(build *b, uint32_t min, uint32_t max)
+{
+    return expr_repeat(b, digit(b, '0', '9'), min, max);
+}
+
+/* Digits that differ from s first at place i, where they are larger (or smaller), with `rest`
+ * behind. */
+static expr differ(build *b, const char *s, size_t i, bool larger, expr rest)
+{
+    expr other = larger ? digit(b, (char)(s[i] + 1), '9') : digit(b, '0', (char)(s[i] - 1));
+    return expr_seq(b, (expr[]){expr_text(b, s, i), other, rest}, 3);
+}
+
+/* Whole numbers beyond s, which may begin with zeros where they are shorter. */
+static expr whole_beyond(build *b, const char *s, bool larger)
+{
+    expr_list all = {0};
+    uint32_t n = (uint32_t)strlen(s);
+    for (uint32_t i = 0; i < n; i++)
+        expr_list_add(b, &all, differ(b, s, i, larger, digits(b, n - i - 1, n - i - 1)));
+    if (larger) expr_list_add(b, &all, digits(b, n + 1, REPEAT_MANY));
+    else if (n > 1) expr_list_add(b, &all, digits(b, 1, n - 1));
+    return build_ok(b) ? expr_alt(b, all.items, all.n) : 0;
+}
+
+/* What may stand behind a whole part that equals the bound's: nothing, or a point and digits. */
+static expr part_within(build *b, const char *f, bool larger, bool open)
+{
+    expr_list all = {0};
+    size_t n = strlen(f);
+    expr zeros = expr_repeat(b, expr_words(b, "0"), 0, REPEAT_MANY);
+    expr point = expr_words(b, "."), any = digits(b, 0, REPEAT_MANY);
+    for (size_t i = 0; i < n; i++)
+        expr_list_add(b, &all, expr_then(b, point, differ(b, f, i, larger, any)));
+    expr same = n ? expr_seq(b, (expr[]){point, expr_text(b, f, n), zeros}, 3)
+                  : expr_optional(b, expr_seq(b, (expr[]){point, expr_words(b, "0"), zeros}, 3));
+    if (!open) expr_list_add(b, &all, same);
+    expr nonzero = expr_seq(b, (expr[]){zeros, digit(b, '1', '9'), any}, 3);
+    if (larger)
+        expr_list_add(b, &all, expr_seq(b, (expr[]){point, expr_text(b, f, n), nonzero}, 3));
+    for (size_t i = 0; i < n && !larger; i++) // fewer digits, and then zeros
+        expr_list_add(b, &all,
+                      i == 0 ? expr_empty(b)
+                             : expr_seq(b, (expr[]){point, expr_text(b, f, i), zeros}, 3));
+    return build_ok(b) ? expr_alt(b, all.items, all.n) : 0;
+}
+
+/* Numbers without a sign that are at least (or at most) a bound; `open`: not the bound itself. */
+static expr beyond(build *b, const decimal *d, bool larger, bool open)
+{
+    expr fraction = expr_then(b, expr_words(b, "."), digits(b, 1, REPEAT_MANY));
+    expr far = expr_then(b, whole_beyond(b, d->whole, larger), expr_optional(b, fraction));
+    expr near = expr_then(b, expr_words(b, d->whole), part_within(b, d->part, larger, open));
+    return expr_or(b, far, near);
+}
+
+/* Numbers without sign and needless zeros. */
+static language *plain_numbers(build *b, bool integer)
+{
+    expr whole =
+        expr_or(b, expr_words(b, "0"), expr_then(b, digit(b, '1', '9'), digits(b, 0, REPEAT_MANY)));
+    expr fraction = expr_then(b, expr_words(b, "."), digits(b, 1, REPEAT_MANY));
+    return language_of(b, integer ? whole : expr_then(b, whole, expr_optional(b, fraction)));
+}
+
+/* ---- multiples ------------------------------------------------------------------------------- */
+
+/* Numbers without sign that are multiples of m / 10^places: the state is the remainder of the
+ * digits so far, and how many of them stand behind the point. */
+static language *multiples(schema_reader *r, uint64_t m, uint32_t places)
+{
+    build *b = r->b;
+    language_writer w = {.b = b};
+    uint64_t phases = (uint64_t)places + 2; // before the point, behind 0 .. places digits
+    if (m == 0 || m * phases > LANGUAGE_STATES_MAX) {
+        schema_fail(r, STATUS_UNSUPPORTED, "multipleOf", "this factor is not supported");
+        return NULL;
+    }
+    for (uint32_t phase = 0; phase < phases; phase++) {
+        // What is left to multiply by: 10^places before the point.
+        uint32_t left = phase == 0 ? places : places - (phase - 1);
+        uint64_t power = 1;
+        for (uint32_t i = 0; i < left; i++) power = power * 10 % m;
+        for (uint64_t rest = 0; rest < m && build_work(b, 10); rest++) {
+            bool last = phase == phases - 1;
+            uint32_t next = phase == 0 ? 0 : last ? phase : phase + 1;
+            writer_state(&w, rest * power % m == 0);
+            if (phase == 0)
+                writer_edge(&w, '.', '.', (uint32_t)(m + rest)); // sorted: '.' is below '0'
+            for (uint32_t c = 0; c < (last ? 1u : 10u); c++) {
+                uint64_t to = last ? rest : (rest * 10 + c) % m;
+                writer_edge(&w, '0' + c, '0' + c, (uint32_t)(next * m + to));
+            }
+        }
+    }
+    return writer_finish(&w);
+}
+
+static language *with_multiple(schema_reader *r, language *l, const json_t *factor)
+{
+    decimal d = {0};
+    uint64_t m = 0;
+    if (json_is_number(factor)) d = decimal_of(factor);
+    if (d.negative || !json_is_number(factor) || json_number_value(factor) <= 0) {
+        schema_fail(r, STATUS_INVALID, "multipleOf", "must be a number above 0");
+        return l;
+    }
+    for (const char *c = d.whole; *c && m < 1000000; c++) m = m * 10 + (uint64_t)(*c - '0');
+    for (const char *c = d.part; *c && m < 1000000; c++) m = m * 10 + (uint64_t)(*c - '0');
+    language *all = multiples(r, m, (uint32_t)strlen(d.part));
+    return all ? language_and(r->b, l, all) : l;
+}
+
+/* ---- the two sides of zero ------------------------------------------------------------------- */
+
+typedef struct bounds {
+    bool has_low, has_high, low_open, high_open;
+    decimal low, high;
+} bounds;
+
+/* Numbers of one sign. Their distance from zero is at least `near` and at most `far`. */
+static language *one_side(schema_reader *r, const json_t *s, bool integer, const bounds *b,
+                          bool negative)
+{
+    const decimal *near = negative ? &b->high : &b->low, *far = negative ? &b->low : &b->high;
+    bool has_near = negative ? b->has_high : b->has_low,
+         has_far = negative ? b->has_low : b->has_high;
+    bool near_open = negative ? b->high_open : b->low_open;
+    bool far_open = negative ? b->low_open : b->high_open;
+    decimal zero = {.whole = "0"};
+    language *l = plain_numbers(r->b, integer);
+    bool far_zero = strcmp(far->whole, "0") == 0 && !far->part[0];
+    if (has_far && (far->negative != negative) && (negative || far->negative)) return NULL;
+    if (has_far && far_zero && negative) return NULL;
+    if (negative && (!has_near || !near->negative)) { // -0 is written as 0
+        near = &zero;
+        has_near = near_open = true;
+    }
+    if ((has_near && near->negative == negative) || near == &zero)
+        l = language_and(r->b, l, language_of(r->b, beyond(r->b, near, true, near_open)));
+    if (has_far && build_ok(r->b))
+        l = language_and(r->b, l, language_of(r->b, beyond(r->b, far, false, far_open)));
+    const json_t *factor = json_object_get(s, "multipleOf");
+    return factor && build_ok(r->b) ? with_multiple(r, l, factor) : l;
+}
+
+static int compare(const json_t *a, const json_t *b)
+{
+    double x = json_number_value(a), y = json_number_value(b);
+    return (x > y) - (x < y);
+}
+
+/* Reads "minimum" and "exclusiveMinimum", or the other two; draft 4 has a boolean beside it. */
+static void read_bound(schema_reader *r, const json_t *s, const char *closed, const char *open,
+                       int direction, decimal *out, bool *has, bool *is_open)
+{
+    const json_t *c = json_object_get(s, closed), *o = json_object_get(s, open), *v = c;
+    if (c && !json_is_number(c)) schema_fail(r, STATUS_INVALID, closed, "must be a number");
+    if (o && !json_is_number(o) && !json_is_boolean(o))
+        schema_fail(r, STATUS_INVALID, open, "must be a number");
+    *is_open = json_is_true(o);
+    if (json_is_number(o) && (!c || compare(o, c) * direction >= 0)) {
+        v = o;
+        *is_open = true;
+    }
+    *has = json_is_number(v);
+    if (*has) *out = decimal_of(v);
+}
+
+expr schema_number(schema_reader *r, const json_t *schema, bool integer)
+{
+    build *b = r->b;
+    bounds limits = {.low = {.whole = "0"}, .high = {.whole = "0"}};
+    read_bound(r, schema, "minimum", "exclusiveMinimum", 1, &limits.low, &limits.has_low,
+               &limits.low_open);
+    read_bound(r, schema, "maximum", "exclusiveMaximum", -1, &limits.high, &limits.has_high,
+               &limits.high_open);
+    if (!build_ok(b)) return 0;
+    if (!limits.has_low && !limits.has_high && !json_object_get(schema, "multipleOf"))
+        return json_expr(b, integer ? RULE_INTEGER : RULE_NUMBER);
+    language *above = one_side(r, schema, integer, &limits, false);
+    language *below = one_side(r, schema, integer, &limits, true);
+    if (!build_ok(b)) return 0;
+    expr up = above ? expr_language(b, above) : expr_never(b);
+    expr down = below ? expr_then(b, expr_words(b, "-"), expr_language(b, below)) : expr_never(b);
+    uint32_t rule = rule_create(b, NULL);
+    rule_define(b, rule, expr_or(b, up, down));
+    return expr_rule(b, rule);
+}

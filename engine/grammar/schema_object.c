@@ -1,0 +1,316 @@
+/* Objects and arrays. An object's members come in the order of the schema's "properties"; those
+ * that it does not name come last. */
+#include "engine/grammar/schema.h"
+
+#include <string.h>
+
+enum { NODES_MAX = 60000 };
+
+typedef struct property {
+    const char *name;
+    expr pair;
+    bool required, possible;
+} property;
+
+typedef struct object_reader {
+    schema_reader *r;
+    const json_t *schema;
+    property *items;
+    uint32_t n, room, n_required;
+    language *names;  // of "propertyNames", or NULL
+    language *others; // names that are not declared and match no pattern
+    expr_list extra;  // pairs of other names
+    uint32_t min, max;
+} object_reader;
+
+static expr quoted_language(build *b, const language *l)
+{
+    expr inside = expr_language(b, language_json(b, l));
+    uint32_t rule = rule_create(b, NULL);
+    rule_define(b, rule,
+                expr_seq(b, (expr[]){expr_words(b, "\""), inside, expr_words(b, "\"")}, 3));
+    return expr_rule(b, rule);
+}
+
+static expr pair_of(build *b, expr key, expr value)
+{
+    return expr_seq(b, (expr[]){key, json_colon(b), value}, 3);
+}
+
+/* ---- declared properties --------------------------------------------------------------------- */
+
+/* What the patterns that a name matches say together with `own` (NULL: nothing yet). */
+static const json_t *with_patterns(object_reader *o, const char *name, const json_t *own)
+{
+    const json_t *patterns = json_object_get(o->schema, "patternProperties");
+    const char *pattern;
+    json_t *value;
+    json_object_foreach((json_t *)(uintptr_t)patterns, pattern, value)
+    {
+        language *l = regex_language(o->r->b, pattern, strlen(pattern), false);
+        if (!build_ok(o->r->b)) return own;
+        if (language_has(l, name, strlen(name))) own = own ? schema_merge(o->r, own, value) : value;
+    }
+    return own;
+}
+
+static const json_t *additional(const json_t *schema)
+{
+    const json_t *own = json_object_get(schema, "additionalProperties");
+    return own ? own : json_object_get(schema, "unevaluatedProperties");
+}
+
+static void add_property(object_reader *o, const char *name, const json_t *value, bool declared)
+{
+    build *b = o->r->b;
+    if (!build_room(b, &o->items, o->n, 1, &o->room, sizeof *o->items)) return;
+    property *p = &o->items[o->n++];
+    *p = (property){.name = name};
+    value = with_patterns(o, name, value);
+    if (!value) value = additional(o->schema);
+    p->possible = build_ok(b) && !json_is_false(value) &&
+                  !(o->names && !language_has(o->names, name, strlen(name)));
+    if (!p->possible) return;
+    json_t *text = json_string(name);
+    if (!text) build_fail(b, STATUS_NO_MEMORY, "out of memory");
+    expr key = build_ok(b) ? json_literal(b, text) : 0;
+    json_decref(text);
+    size_t path = schema_enter(o->r, declared ? "properties" : "required");
+    expr e = value ? schema_member(o->r, value, name, -1) : json_expr(b, RULE_VALUE);
+    schema_leave(o->r, path);
+    if (build_ok(b)) o->items[o->n - 1].pair = pair_of(b, key, e); // the array may have moved
+}
+
+static void read_properties(object_reader *o)
+{
+    build *b = o->r->b;
+    const json_t *properties = json_object_get(o->schema, "properties"), *name;
+    const json_t *required = json_object_get(o->schema, "required");
+    key_map places = {0};
+    const char *key;
+    json_t *value;
+    size_t i;
+    if (properties && !json_is_object(properties))
+        schema_fail(o->r, STATUS_INVALID, "properties", "must be an object");
+    if (required && !json_is_array(required) && !json_is_boolean(required))
+        schema_fail(o->r, STATUS_INVALID, "required", "must be an array");
+    json_object_foreach((json_t *)(uintptr_t)properties, key, value)
+    {
+        if (!build_ok(b)) return;
+        key_map_put(b, &places, hash_bytes(key, strlen(key), 3), o->n);
+        add_property(o, key, value, true);
+    }
+    json_array_foreach(required, i, name)
+    {
+        key = json_string_value(name);
+        if (!key) schema_fail(o->r, STATUS_INVALID, "required", "must have strings alone");
+        if (!build_ok(b)) return;
+        uint32_t at = key_map_put(b, &places, hash_bytes(key, strlen(key), 3), o->n);
+        if (at == o->n) add_property(o, key, NULL, false);
+        if (!build_ok(b) || o->items[at].required) continue;
+        o->items[at].required = true;
+        o->n_required++;
+    }
+}
+
+/* ---- other names ----------------------------------------------------------------------------- */
+
+static void read_patterns(object_reader *o)
+{
+    build *b = o->r->b;
+    const json_t *patterns = json_object_get(o->schema, "patternProperties");
+    const char *pattern;
+    json_t *value;
+    language *seen = NULL;
+    json_object_foreach((json_t *)(uintptr_t)patterns, pattern, value)
+    {
+        size_t path = schema_enter(o->r, "patternProperties");
+        language *own = regex_language(b, pattern, strlen(pattern), false);
+        if (build_ok(b) && seen && !language_empty(language_and(b, own, seen)))
+            schema_fail(o->r, STATUS_UNSUPPORTED, NULL, "two patterns match the same names");
+        language *names = build_ok(b) ? language_and(b, own, o->others) : NULL;
+        if (build_ok(b) && !json_is_false(value) && !language_empty(names))
+            expr_list_add(
+                b, &o->extra,
+                pair_of(b, quoted_language(b, names), schema_member(o->r, value, pattern, -1)));
+        schema_leave(o->r, path);
+        if (!build_ok(b)) return;
+        seen = own;
+        o->others = language_without(b, o->others, own);
+    }
+}
+
+static void read_others(object_reader *o)
+{
+    build *b = o->r->b;
+    const json_t *more = additional(o->schema);
+    const json_t *patterns = json_object_get(o->schema, "patternProperties");
+    bool any = o->n == 0 && !patterns && !o->names;
+    if (json_is_false(more) && !patterns) return;
+    if (!any) {
+        expr_list declared = {0};
+        for (uint32_t i = 0; i < o->n; i++)
+            expr_list_add(b, &declared, expr_words(b, o->items[i].name));
+        if (!build_ok(b)) return;
+        language *own = language_of(b, expr_alt(b, declared.items, declared.n));
+        language *base = o->names ? o->names : schema_any_text(o->r);
+        o->others = own ? language_without(b, base, own) : NULL;
+    }
+    if (patterns && build_ok(b)) read_patterns(o);
+    if (json_is_false(more) || !build_ok(b) || (!any && language_empty(o->others))) return;
+    expr key = any ? json_expr(b, RULE_STRING) : quoted_language(b, o->others);
+    expr value =
+        more ? schema_member(o->r, more, "additionalProperties", -1) : json_expr(b, RULE_VALUE);
+    expr_list_add(b, &o->extra, pair_of(b, key, value));
+}
+
+/* ---- the graph of members -------------------------------------------------------------------- */
+
+/* Node numbers: 0 the start, 1 the end; then for each place i of the declared properties and count
+ * c of members so far: one before a member of place i or later, and one behind a member. */
+static uint32_t before_node(const object_reader *o, uint32_t levels, uint32_t i, uint32_t c)
+{
+    (void)o;
+    return 2 + 2 * (i * levels + c);
+}
+
+static expr closing(build *b) { return expr_then(b, json_space(b), expr_words(b, "}")); }
+
+static void add_arcs(object_reader *o, arc_list *arcs, uint32_t levels, uint32_t i, uint32_t c,
+                     expr extra, bool may_end)
+{
+    build *b = o->r->b;
+    bool bounded = o->max != REPEAT_MANY, full = bounded && c >= o->max;
+    uint32_t more = c + 1 < levels ? c + 1 : c, before = before_node(o, levels, i, c);
+    if (i < o->n) {
+        const property *p = &o->items[i];
+        if (p->possible && !full)
+            arc_list_add(b, arcs, before, before_node(o, levels, i + 1, more) + 1, p->pair);
+        if (!p->required)
+            arc_list_add(b, arcs, before, before_node(o, levels, i + 1, c), expr_empty(b));
+    } else if (o->extra.n > 0 && !full) {
+        arc_list_add(b, arcs, before, before_node(o, levels, i, more) + 1, extra);
+    }
+    if (!full) arc_list_add(b, arcs, before + 1, before, json_comma(b));
+    if (may_end && c >= o->min) arc_list_add(b, arcs, before + 1, 1, closing(b));
+}
+
+static expr graph_of(object_reader *o)
+{
+    build *b = o->r->b;
+    arc_list arcs = {0};
+    uint32_t possible = 0, last = 0; // last: behind the last required property
+    for (uint32_t i = 0; i < o->n; i++) {
+        possible += o->items[i].possible;
+        if (o->items[i].required) last = i + 1;
+    }
+    if (o->min <= o->n_required) o->min = 0;
+    if (o->extra.n == 0 && o->max >= possible) o->max = REPEAT_MANY;
+    uint64_t top = o->max != REPEAT_MANY ? o->max : o->min;
+    if ((top + 1) * (o->n + 1) > NODES_MAX) {
+        schema_fail(o->r, STATUS_UNSUPPORTED,
+                    o->max != REPEAT_MANY ? "maxProperties" : "minProperties", "too large");
+        return 0;
+    }
+    uint32_t levels = (uint32_t)top + 1;
+    expr open = expr_then(b, expr_words(b, "{"), json_space(b));
+    expr extra = expr_alt(b, o->extra.items, o->extra.n);
+    arc_list_add(b, &arcs, 0, before_node(o, levels, 0, 0), open);
+    if (last == 0 && o->min == 0)
+        arc_list_add(b, &arcs, 0, 1, expr_then(b, open, expr_words(b, "}")));
+    for (uint32_t i = 0; i <= o->n && build_ok(b); i++)
+        for (uint32_t c = 0; c < levels && build_ok(b); c++)
+            add_arcs(o, &arcs, levels, i, c, extra, i >= last);
+    return build_ok(b) ? expr_graph(b, arcs.items, arcs.n, 2 + 2 * (o->n + 1) * levels) : 0;
+}
+
+expr schema_object(schema_reader *r, const json_t *schema)
+{
+    object_reader o = {.r = r, .schema = schema};
+    const json_t *names = json_object_get(schema, "propertyNames");
+    if (names) o.names = schema_names(r, names);
+    o.min = schema_bound(r, schema, "minProperties", 0);
+    o.max = schema_bound(r, schema, "maxProperties", REPEAT_MANY);
+    if (build_ok(r->b)) read_properties(&o);
+    if (build_ok(r->b)) read_others(&o);
+    if (!build_ok(r->b)) return 0;
+    if (o.n == 0 && o.extra.n == 1 && !additional(schema) && !names && o.min == 0 &&
+        o.max == REPEAT_MANY && !json_object_get(schema, "patternProperties"))
+        return json_expr(r->b, RULE_OBJECT);
+    uint32_t rule = rule_create(r->b, NULL);
+    rule_define(r->b, rule, graph_of(&o));
+    return expr_rule(r->b, rule);
+}
+
+/* ---- arrays ---------------------------------------------------------------------------------- */
+
+typedef struct array_reader {
+    expr_list fixed; // of "prefixItems"
+    bool more;       // elements behind them
+    expr item;
+    uint32_t min, max;
+} array_reader;
+
+static bool read_items(schema_reader *r, const json_t *s, array_reader *a)
+{
+    const json_t *fixed = json_object_get(s, "prefixItems"), *items = json_object_get(s, "items");
+    const char *word = "prefixItems", *rest = "items";
+    const json_t *one;
+    size_t i;
+    if (json_is_array(items)) { // before draft 2020-12
+        fixed = items;
+        items = json_object_get(s, "additionalItems");
+        word = "items";
+        rest = "additionalItems";
+    }
+    if (fixed && !json_is_array(fixed)) schema_fail(r, STATUS_INVALID, word, "must be an array");
+    json_array_foreach(fixed, i, one) if (build_ok(r->b))
+        expr_list_add(r->b, &a->fixed, schema_member(r, one, word, (int64_t)i));
+    a->more = !json_is_false(items);
+    if (a->more && build_ok(r->b))
+        a->item = items ? schema_member(r, items, rest, -1) : json_expr(r->b, RULE_VALUE);
+    if (json_object_get(s, "unevaluatedItems")) schema_unsupported(r, "unevaluatedItems");
+    a->min = schema_bound(r, s, "minItems", 0);
+    a->max = schema_bound(r, s, "maxItems", REPEAT_MANY);
+    if (!a->more && a->max > a->fixed.n) a->max = a->fixed.n;
+    return build_ok(r->b);
+}
+
+/* Elements from number i on; `first`: no comma before it. */
+static expr elements_behind(build *b, const array_reader *a, uint32_t i)
+{
+    uint32_t min = a->min > i ? a->min - i : 0;
+    uint32_t max = a->max == REPEAT_MANY ? REPEAT_MANY : a->max > i ? a->max - i : 0;
+    expr more = expr_then(b, json_comma(b), a->item);
+    return a->more && max > 0 ? expr_count(b, more, min, max) : expr_empty(b);
+}
+
+static expr elements(build *b, const array_reader *a)
+{
+    uint32_t n = a->fixed.n < a->max ? a->fixed.n : a->max;
+    if (a->max == 0) return expr_empty(b);
+    if (n == 0) {
+        expr some = expr_then(b, a->item, elements_behind(b, a, 1));
+        return a->min > 0 ? some : expr_optional(b, some);
+    }
+    expr tail = elements_behind(b, a, n);
+    for (uint32_t i = n; i-- > 0 && build_ok(b);) {
+        expr one = i > 0 ? expr_then(b, json_comma(b), a->fixed.items[i]) : a->fixed.items[i];
+        tail = expr_then(b, one, tail);
+        if (a->min <= i) tail = expr_optional(b, tail);
+    }
+    return tail;
+}
+
+expr schema_array(schema_reader *r, const json_t *schema)
+{
+    array_reader a = {0};
+    build *b = r->b;
+    if (!read_items(r, schema, &a)) return 0;
+    if (a.max < a.min) return expr_never(b);
+    uint32_t rule = rule_create(b, NULL);
+    expr inside = elements(b, &a);
+    expr parts[] = {expr_words(b, "["), json_space(b), inside, json_space(b), expr_words(b, "]")};
+    rule_define(b, rule, expr_seq(b, parts, 5));
+    return expr_rule(b, rule);
+}

@@ -1,0 +1,396 @@
+/* Grammars of each kind allow the texts that they describe and no others; sources that are wrong,
+ * unsupported or too large are refused with their place; a matcher goes back, is copied, and knows
+ * what is forced. */
+#include "engine/grammar/grammar.h"
+
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include <cmocka.h>
+
+static grammar *make(grammar_kind kind, const char *text)
+{
+    grammar_source source = {.kind = kind, .text = text, .n = strlen(text)};
+    grammar *g = NULL;
+    error err = {{0}};
+    status s = grammar_create(&source, NULL, &g, &err);
+    if (!status_ok(s)) print_error("%s\n  %s\n", text, err.text);
+    assert_true(status_ok(s));
+    return g;
+}
+
+static bool allows(grammar *g, const char *text)
+{
+    grammar_matcher *m = grammar_matcher_create(g);
+    assert_non_null(m);
+    bool ok = status_ok(grammar_accept_bytes(m, text, strlen(text))) && grammar_may_end(m);
+    grammar_matcher_destroy(m);
+    return ok;
+}
+
+/* Texts that are allowed, NULL, texts that are not, NULL. */
+static void check(grammar_kind kind, const char *source, const char *const *texts)
+{
+    grammar *g = make(kind, source);
+    for (bool allowed = true;; texts++) {
+        if (!*texts && !allowed) break;
+        if (!*texts) allowed = false;
+        else if (allows(g, *texts) != allowed)
+            fail_msg("%s\n  %s %s", source, allowed ? "refuses" : "allows", *texts);
+    }
+    grammar_release(g);
+}
+#define CHECK(kind, source, ...) check(GRAMMAR_##kind, source, (const char *const[]){__VA_ARGS__})
+#define SCHEMA(source, ...)      CHECK(JSON_SCHEMA, source, __VA_ARGS__)
+
+static void refuses(grammar_kind kind, const char *source, status_code code, const char *message)
+{
+    grammar_source s = {.kind = kind, .text = source, .n = strlen(source)};
+    grammar *g = NULL;
+    error err = {{0}};
+    assert_int_equal(grammar_create(&s, NULL, &g, &err).code, code);
+    assert_null(g);
+    if (!strstr(err.text, message)) fail_msg("'%s' has no '%s'", err.text, message);
+}
+
+/* ---- kinds ----------------------------------------------------------------------------------- */
+
+static void test_json_object(void **state)
+{
+    (void)state;
+    CHECK(JSON_OBJECT, "", "{}", "{\"a\":1}", "{ \"a\" : [1, -2.5e+3,\n{\"x\":null}] ,\"b\":true}",
+          "{\"\\u12fF\\ud83d\\ude00\":\"\xc3\xa9\"}", NULL, "[]", "{\"a\":01}", "{\"a\"}",
+          "{\"a\":1,}", "{\"\\ud800\":1}", " {}", "{} ", "{\"\xff\":1}", NULL);
+}
+
+static void test_regex(void **state)
+{
+    (void)state;
+    CHECK(REGEX, "a{2,4}b?|x+", "aa", "aaaab", "xxx", NULL, "a", "aaaaa", "", "ax", NULL);
+    CHECK(REGEX, "^[^a-y\\d]+$", "z", "\xc3\xa9", NULL, "a", "5", NULL);
+    CHECK(REGEX, "(?:\\w+@\\w+\\.(com|org))", "me@there.org", NULL, "me@there.net", NULL);
+    CHECK(REGEX, "\\u00e9|\\x41|[\\]\\-]", "\xc3\xa9", "A", "]", "-", NULL, "e", NULL);
+    refuses(GRAMMAR_REGEX, "a(b", STATUS_INVALID, "at byte 3: ')'");
+    refuses(GRAMMAR_REGEX, "a(?=b)", STATUS_UNSUPPORTED, "at byte 3");
+    refuses(GRAMMAR_REGEX, "(a)\\1", STATUS_UNSUPPORTED, "references to groups");
+    refuses(GRAMMAR_REGEX, "\\bword", STATUS_UNSUPPORTED, "word boundaries");
+    refuses(GRAMMAR_REGEX, "a{3,2}", STATUS_INVALID, "out of order");
+    refuses(GRAMMAR_REGEX, "(a|b)*a(a|b){40}", STATUS_LIMIT, "too large");
+}
+
+static void test_choice(void **state)
+{
+    (void)state;
+    CHECK(CHOICE, "[\"yes\",\"no\",\"not now\"]", "yes", "no", "not now", NULL, "n", "not", NULL);
+    refuses(GRAMMAR_CHOICE, "[]", STATUS_INVALID, "not empty");
+    refuses(GRAMMAR_CHOICE, "[\"a\",1]", STATUS_INVALID, "element 1");
+}
+
+static void test_gbnf(void **state)
+{
+    (void)state;
+    CHECK(GBNF,
+          "root ::= expr\nexpr ::= expr \"+\" term | term # left recursion\n"
+          "term ::= [0-9]+ | \"(\" expr \")\"",
+          "1", "1+2+3", "((1)+2)", NULL, "1+", "(1", "", NULL);
+    CHECK(GBNF, "root ::= item root | item\nitem ::= \"- \" [^\\n]+ \"\\n\"", "- a\n", "- a\n- b\n",
+          NULL, "- \n", "- a", NULL);
+    CHECK(GBNF, "root ::= (\"a\" | empty){3,70} \"b\"\nempty ::= \"\"", "b", "aaab", NULL, "a",
+          NULL);
+    CHECK(GBNF, "root ::= \"a\"{3,70} \"\\x62\"", "aaab", NULL, "aab", "aaa", NULL);
+    CHECK(GBNF, "root ::= s s s\ns ::= \"\" | \"x\" s", "", "xxxxxxxx", NULL, "y", NULL);
+    refuses(GRAMMAR_GBNF, "root ::= a\nb ::= \"x\"", STATUS_INVALID, "no rule is named `a`");
+    refuses(GRAMMAR_GBNF, "a ::= \"x\"", STATUS_INVALID, "`root`");
+    refuses(GRAMMAR_GBNF, "root ::= \"a\"\n  \"b", STATUS_INVALID, "line 2");
+    refuses(GRAMMAR_GBNF, "root ::= root", STATUS_INVALID, "no text can satisfy it");
+}
+
+/* Each schema's references stay within that schema. */
+static void test_tagged(void **state)
+{
+    (void)state;
+#define VALUES                                                                                     \
+    "\"values\":[{\"begin\":\"<a>\",\"end\":\"</a>\",\"schema\":{\"$ref\":\"#/$defs/"              \
+    "x\",\"$defs\":"                                                                               \
+    "{\"x\":{\"type\":\"integer\"}}}},{\"begin\":\"b=\",\"schema\":{\"$ref\":\"#/$defs/x\","       \
+    "\"$defs\":{\"x\":{\"type\":\"null\"}}}}]"
+    CHECK(TAGGED, "{" VALUES "}", "<a>-12</a>", "b=null", NULL, "<a>null</a>", "b=1", "<a>1",
+          "<a>1</a>b=null", "", "1", NULL);
+    CHECK(TAGGED, "{" VALUES ",\"many\":true,\"begin\":\"[\",\"end\":\"]\",\"separator\":\", \"}",
+          "[b=null]", "[<a>1</a>, b=null, <a>2</a>]", NULL, "b=null", "[]", "[b=null,b=null]",
+          "[b=null, ]", NULL);
+    CHECK(TAGGED, "{" VALUES ",\"many\":true}", "b=null<a>1</a>", "b=null", NULL, "", NULL);
+    refuses(GRAMMAR_TAGGED, "[]", STATUS_INVALID, "\"values\" must be an array, not empty");
+    refuses(GRAMMAR_TAGGED, "{\"values\":[{}]}", STATUS_INVALID, "values[0]");
+    refuses(GRAMMAR_TAGGED, "{\"values\":[{\"begin\":1}]}", STATUS_INVALID, "\"begin\" must be");
+    refuses(GRAMMAR_TAGGED,
+            "{\"values\":[{\"name\":\"f\",\"schema\":{\"items\":{\"uniqueItems\":true}}}]}",
+            STATUS_UNSUPPORTED, "f: \"/items");
+    refuses(GRAMMAR_TAGGED, "{", STATUS_CORRUPT, "line 1");
+}
+
+/* ---- JSON Schema ----------------------------------------------------------------------------- */
+
+static void test_objects(void **state)
+{
+    (void)state;
+    const char *closed = "{\"type\":\"object\",\"properties\":{\"a\":{\"type\":\"integer\"},"
+                         "\"b\":{\"type\":\"string\"}},\"required\":[\"b\"],"
+                         "\"additionalProperties\":false}";
+    SCHEMA(closed, "{\"b\":\"\"}", "{\"a\":1,\"b\":\"x\"}", "{ \"a\" : -1 ,\n\"b\" : \"x\" }", NULL,
+           "{}", "{\"a\":1}", "{\"b\":\"\",\"a\":1}", "{\"b\":\"\",\"c\":1}", NULL);
+    SCHEMA("{\"properties\":{\"a\":{\"type\":\"integer\"}}}", "{}", "{\"aa\":[1]}",
+           "{\"a\":1,\"\":2}", NULL, "{\"a\":\"x\"}", "{\"c\":1,\"a\":\"x\"}",
+           "{\"\\u0061\":\"x\"}", NULL);
+    SCHEMA("{\"type\":\"object\",\"additionalProperties\":{\"type\":\"null\"},\"minProperties\":2,"
+           "\"maxProperties\":3}",
+           "{\"a\":null,\"b\":null}", NULL, "{\"a\":null}", "{}",
+           "{\"a\":null,\"b\":null,\"c\":null,\"d\":null}", NULL);
+    SCHEMA(
+        "{\"patternProperties\":{\"^x-\":{\"type\":\"integer\"}},\"additionalProperties\":false}",
+        "{}", "{\"x-a\":1}", NULL, "{\"y\":1}", "{\"x-a\":\"\"}", NULL);
+    SCHEMA("{\"propertyNames\":{\"pattern\":\"^[a-z]+$\"},\"required\":[\"a\"]}",
+           "{\"a\":1,\"b\":2}", NULL, "{\"a\":1,\"B\":2}", NULL);
+}
+
+static void test_arrays(void **state)
+{
+    (void)state;
+    SCHEMA("{\"type\":\"array\",\"items\":{\"type\":\"integer\"},\"minItems\":2,\"maxItems\":7}",
+           "[1,2]", "[1, 2 ,3,4,5,6,7]", NULL, "[]", "[1]", "[1,2,3,4,5,6,7,8]", "[1,]", NULL);
+    SCHEMA("{\"prefixItems\":[{\"const\":\"a\"},{\"type\":\"integer\"}],\"items\":false,"
+           "\"minItems\":1}",
+           "[\"a\"]", "[\"a\",1]", NULL, "[]", "[1]", "[\"a\",1,2]", NULL);
+    SCHEMA("{\"type\":\"array\",\"maxItems\":0}", "[]", NULL, "[1]", NULL);
+}
+
+static void test_strings(void **state)
+{
+    (void)state;
+    SCHEMA("{\"type\":\"string\",\"minLength\":2,\"maxLength\":8}", "\"ab\"",
+           "\"\xc3\xa9\xf0\x9f\x98\x80\"", "\"abcdefgh\"", "\"\\n\\u0041\"", NULL, "\"a\"",
+           "\"abcdefghi\"", "\"\\u0041\"", NULL);
+    SCHEMA("{\"pattern\":\"^\\\"\\\\\\\\\\n$\"}", "\"\\\"\\\\\\n\"", NULL, "\"\"", NULL);
+    SCHEMA("{\"pattern\":\"b\"}", "\"abc\"", "\"b\"", NULL, "\"aa\"", NULL);
+    SCHEMA("{\"pattern\":\"^a|b$\",\"maxLength\":3}", "\"axx\"", "\"xb\"", NULL, "\"xa\"",
+           "\"axxx\"", NULL);
+    SCHEMA("{\"format\":\"date\"}", "\"2024-02-29\"", NULL, "\"2023-02-29\"", "\"2024-13-01\"",
+           NULL);
+    SCHEMA("{\"format\":\"date-time\"}", "\"2024-01-31T23:59:59.5+01:00\"", NULL, "\"2024-01-31\"",
+           NULL);
+    SCHEMA("{\"format\":\"uuid\"}", "\"123e4567-e89b-12d3-a456-426614174000\"", NULL, "\"123\"",
+           NULL);
+    SCHEMA("{\"format\":\"email\"}", "\"a.b@c.de\"", NULL, "\"a@\"", NULL);
+    SCHEMA("{\"format\":\"ipv4\"}", "\"10.0.0.255\"", NULL, "\"1.2.3.256\"", NULL);
+    SCHEMA("{\"format\":\"ipv6\"}", "\"::1\"", "\"fe80::1:2\"", NULL, "\"1::2::3\"", NULL);
+    SCHEMA("{\"format\":\"uri\"}", "\"http://a.b/c?d#e\"", "\"urn:x:y\"", NULL, "\"a b\"", NULL);
+    refuses(GRAMMAR_JSON_SCHEMA, "{\"format\":\"iri\"}", STATUS_UNSUPPORTED, "\"/format\"");
+}
+
+static void test_numbers(void **state)
+{
+    (void)state;
+    SCHEMA("{\"type\":\"integer\",\"minimum\":5,\"maximum\":120}", "5", "9", "77", "99", "120",
+           NULL, "4", "121", "-6", "05", "1", "200", NULL);
+    SCHEMA("{\"type\":\"integer\",\"minimum\":-15,\"exclusiveMaximum\":3}", "-15", "-1", "0", "2",
+           NULL, "3", "-16", "-0", "-20", NULL);
+    SCHEMA("{\"minimum\":-1.5,\"maximum\":2.25}", "-1.5", "-1.50", "2.25", "2.2", "2", "0", "-0.1",
+           "1.99", NULL, "2.26", "2.251", "-1.51", "3", "-2", NULL);
+    SCHEMA("{\"type\":\"number\",\"exclusiveMinimum\":0}", "0.1", "1", "0.001", NULL, "0", "0.0",
+           "-1", NULL);
+    SCHEMA("{\"type\":\"integer\",\"multipleOf\":7,\"maximum\":50}", "7", "0", "-14", "49", NULL,
+           "8", "56", NULL);
+    SCHEMA("{\"multipleOf\":0.05}", "0.05", "1.1", "3", "0.100", NULL, "0.01", "0.051", NULL);
+}
+
+static void test_combinations(void **state)
+{
+    (void)state;
+    SCHEMA("{\"enum\":[\"a\",1,null,{\"x\":[1,2]}]}", "\"a\"", "1", "null", "{ \"x\" : [1,2] }",
+           NULL, "2", "\"b\"", NULL);
+    SCHEMA("{\"type\":[\"string\",\"null\"]}", "null", "\"x\"", NULL, "1", NULL);
+    SCHEMA("{\"allOf\":[{\"properties\":{\"a\":{\"type\":\"integer\"}},\"required\":[\"a\"]},"
+           "{\"properties\":{\"a\":{\"maximum\":5}},\"required\":[\"b\"]}]}",
+           "{\"a\":1,\"b\":2}", NULL, "{\"a\":1}", "{\"a\":6,\"b\":2}", NULL);
+    SCHEMA("{\"type\":\"object\",\"properties\":{\"a\":{\"type\":\"integer\"},\"b\":{\"type\":"
+           "\"null\"}},\"anyOf\":[{\"required\":[\"a\"]},{\"required\":[\"b\"]}],"
+           "\"additionalProperties\":false}",
+           "{\"a\":1}", "{\"b\":null}", "{\"a\":1,\"b\":null}", NULL, "{}", NULL);
+    SCHEMA("{\"$ref\":\"#/$defs/n\",\"$defs\":{\"n\":{\"properties\":{\"v\":{\"type\":\"integer\"},"
+           "\"next\":{\"oneOf\":[{\"$ref\":\"#/$defs/n\"},{\"type\":\"null\"}]}},"
+           "\"required\":[\"v\",\"next\"],\"additionalProperties\":false}}}",
+           "{\"v\":1,\"next\":{\"v\":2,\"next\":null}}", NULL, "{\"v\":1}", NULL);
+    SCHEMA("true", "[1,{\"a\":null}]", NULL, "", NULL);
+}
+
+static void test_refused_schemas(void **state)
+{
+    (void)state;
+    static const struct {
+        const char *schema;
+        status_code code;
+        const char *message;
+    } cases[] = {
+        {"{\"properties\":{\"a/b\":{\"uniqueItems\":true}}}", STATUS_UNSUPPORTED,
+         "\"/properties/a~1b/uniqueItems\""},
+        {"{\"not\":{\"type\":\"string\"}}", STATUS_UNSUPPORTED, "\"/not\""},
+        {"{\"items\":{\"anyOf\":[{\"if\":{},\"then\":{}}]}}", STATUS_UNSUPPORTED,
+         "\"/items/anyOf/0/if\""},
+        {"{\"properties\":{\"a\":{\"pattern\":\"(?=x)\"}}}", STATUS_UNSUPPORTED,
+         "\"/properties/a/pattern\": at byte 2"},
+        {"{\"$ref\":\"#/$defs/missing\"}", STATUS_UNSUPPORTED, "#/$defs/missing"},
+        {"{\"$ref\":\"https://example.com/schema\"}", STATUS_UNSUPPORTED, "\"/$ref\""},
+        {"{\"allOf\":[{\"$ref\":\"#\"}]}", STATUS_LIMIT, "joined with themselves"},
+        {"{\"$ref\":\"#\"}", STATUS_INVALID, "no text can satisfy it"},
+        {"{\"type\":\"float\"}", STATUS_INVALID, "\"/type\""},
+        {"{\"minLength\":-1}", STATUS_INVALID, "\"/minLength\""},
+        {"{\"type\":\"string\",\"enum\":[1]}", STATUS_INVALID, "no text can satisfy it"},
+        {"[]", STATUS_INVALID, "a schema must be an object"},
+        {"{", STATUS_CORRUPT, "schema"},
+    };
+    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++)
+        refuses(GRAMMAR_JSON_SCHEMA, cases[i].schema, cases[i].code, cases[i].message);
+}
+
+/* Schemas that grow while they are compiled end with an error, or compile, in bounded time. */
+static void test_hostile_schemas(void **state)
+{
+    (void)state;
+    strbuf s = {0};
+    strbuf_puts(&s, "{\"allOf\":[");
+    for (int i = 0; i < 40; i++) // 2^40 alternatives
+        strbuf_printf(&s, "%s{\"anyOf\":[{\"minimum\":%d},{\"maximum\":%d}]}", i ? "," : "", i, i);
+    strbuf_puts(&s, "]}");
+    refuses(GRAMMAR_JSON_SCHEMA, s.data, STATUS_LIMIT, "schemas to join");
+    strbuf_clear(&s);
+    for (int i = 0; i < 1000; i++) strbuf_puts(&s, "{\"items\":");
+    strbuf_puts(&s, "{}");
+    for (int i = 0; i < 1000; i++) strbuf_puts(&s, "}");
+    refuses(GRAMMAR_JSON_SCHEMA, s.data, STATUS_LIMIT, "nested more than");
+    strbuf_clear(&s);
+    strbuf_puts(&s, "{\"enum\":[");
+    for (int i = 0; i < 100000; i++) strbuf_printf(&s, "%s\"value %d\"", i ? "," : "", i * 7919);
+    strbuf_puts(&s, "]}");
+    SCHEMA(s.data, "\"value 7919\"", NULL, "\"value 7920\"", NULL);
+    strbuf_clear(&s);
+    strbuf_puts(&s, "{\"type\":\"object\",\"properties\":{");
+    for (int i = 0; i < 400; i++)
+        strbuf_printf(&s, "%s\"p%d\":{\"type\":\"integer\"}", i ? "," : "", i);
+    strbuf_puts(&s, "}}");
+    SCHEMA(s.data, "{\"p7\":1,\"p399\":2}", NULL, "{\"p7\":1,\"p1\":2}", NULL);
+    strbuf_destroy(&s);
+}
+
+/* ---- the matcher ----------------------------------------------------------------------------- */
+
+static void test_back_and_copy(void **state)
+{
+    (void)state;
+    grammar *g = make(GRAMMAR_JSON_SCHEMA, "{\"properties\":{\"a\":{\"type\":\"integer\"}},"
+                                           "\"required\":[\"a\"],\"additionalProperties\":false}");
+    grammar_matcher *m = grammar_matcher_create(g);
+    grammar_release(g); // the matcher holds it
+    assert_true(status_ok(grammar_accept_bytes(m, "{\"a\"", 4)));
+    assert_true(status_ok(grammar_accept_bytes(m, ":1", 2)));
+    assert_int_equal(grammar_accept_bytes(m, "2x", 2).code, STATUS_INVALID);
+    assert_int_equal(grammar_accepted(m), 2);
+    grammar_matcher *copy = grammar_matcher_copy(m);
+    assert_true(status_ok(grammar_accept_bytes(copy, "}", 1)));
+    assert_true(grammar_may_end(copy) && grammar_must_end(copy) && !grammar_may_end(m));
+    grammar_rollback(m, 1);
+    assert_int_equal(grammar_accepted(m), 1);
+    assert_true(status_ok(grammar_accept_bytes(m, " : -3 }", 7)));
+    assert_true(grammar_may_end(m));
+    grammar_rollback(m, 0);
+    assert_true(status_ok(grammar_accept_bytes(m, "{\"a\":1}", 7)));
+    grammar_matcher_destroy(copy);
+    grammar_matcher_destroy(m);
+}
+
+static void test_forced(void **state)
+{
+    (void)state;
+    grammar *g = make(GRAMMAR_REGEX, "name: (red|rose)(, end)?");
+    grammar_matcher *m = grammar_matcher_create(g);
+    strbuf out = {0};
+    assert_true(status_ok(grammar_forced(m, 100, &out)));
+    assert_string_equal(out.data, "name: r");
+    strbuf_clear(&out);
+    assert_true(status_ok(grammar_forced(m, 3, &out)));
+    assert_string_equal(out.data, "nam");
+    assert_true(status_ok(grammar_accept_bytes(m, "name: red", 9)));
+    strbuf_clear(&out);
+    assert_true(status_ok(grammar_forced(m, 100, &out)));
+    assert_int_equal(out.size, 0); // the answer may end here
+    strbuf_destroy(&out);
+    grammar_matcher_destroy(m);
+    grammar_release(g);
+}
+
+/* A text that a grammar reads in a growing number of ways ends the matcher with an error. */
+static void test_too_many_readings(void **state)
+{
+    (void)state;
+    grammar *g = make(GRAMMAR_GBNF, "root ::= (a | \"aa\" | root){0,90000}\na ::= \"a\" | a \"a\"");
+    grammar_matcher *m = grammar_matcher_create(g);
+    status s = STATUS_IS_OK;
+    for (int i = 0; i < 2000 && status_ok(s); i++) s = grammar_accept_bytes(m, "a", 1);
+    assert_int_equal(s.code, STATUS_LIMIT);
+    grammar_rollback(m, 1);
+    assert_true(status_ok(grammar_accept_bytes(m, "a", 1)));
+    grammar_matcher_destroy(m);
+    grammar_release(g);
+}
+
+/* A rule that calls itself at its end, as lists in GBNF do, has one reading at any length. */
+static void test_long_lists(void **state)
+{
+    static const char *const sources[] = {
+        "root ::= [a-z ] root | \"\"",
+        "root ::= item | item \",\" root\nitem ::= [a-z]{1,9}",
+        "root ::= \"<\" list \">\"\nlist ::= one | two\n"
+        "one ::= \"a,\" list?\ntwo ::= \"b,\" one | \"c\"",
+    };
+    static const char *const texts[] = {"ab c", "item,", "a,"};
+    (void)state;
+    for (unsigned i = 0; i < 3; i++) {
+        grammar *g = make(GRAMMAR_GBNF, sources[i]);
+        grammar_matcher *m = grammar_matcher_create(g);
+        if (i == 2) assert_true(status_ok(grammar_accept_bytes(m, "<", 1)));
+        for (int k = 0; k < 5000; k++)
+            assert_true(status_ok(grammar_accept_bytes(m, texts[i], strlen(texts[i]))));
+        assert_int_equal(grammar_may_end(m), i == 0);
+        const char *rest = i == 2 ? "b,a,c>" : "end";
+        assert_true(status_ok(grammar_accept_bytes(m, rest, strlen(rest))));
+        assert_true(grammar_may_end(m));
+        assert_int_equal(grammar_must_end(m), i == 2);
+        grammar_matcher_destroy(m);
+        grammar_release(g);
+    }
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_json_object),
+        cmocka_unit_test(test_regex),
+        cmocka_unit_test(test_choice),
+        cmocka_unit_test(test_gbnf),
+        cmocka_unit_test(test_tagged),
+        cmocka_unit_test(test_objects),
+        cmocka_unit_test(test_arrays),
+        cmocka_unit_test(test_strings),
+        cmocka_unit_test(test_numbers),
+        cmocka_unit_test(test_combinations),
+        cmocka_unit_test(test_refused_schemas),
+        cmocka_unit_test(test_hostile_schemas),
+        cmocka_unit_test(test_back_and_copy),
+        cmocka_unit_test(test_forced),
+        cmocka_unit_test(test_too_many_readings),
+        cmocka_unit_test(test_long_lists),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
