@@ -10,7 +10,11 @@ void choice_init(choice_state *c, const tokenizer *t, bool skip_special)
     tok_stream_resume(&c->detokeniser); /* the text continues where the prompt ends */
 }
 
-void choice_destroy(choice_state *c) { strbuf_destroy(&c->held); }
+void choice_destroy(choice_state *c)
+{
+    strbuf_destroy(&c->held);
+    grammar_matcher_destroy(c->matcher);
+}
 
 /* Whether id is among the n sorted ids. */
 static bool contains(const uint32_t *ids, uint32_t n, uint32_t id)

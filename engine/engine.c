@@ -56,6 +56,7 @@ static void init_locks(engine *e)
     pthread_mutex_init(&e->prepare.lock, NULL);
     pthread_cond_init(&e->prepare.arrived, NULL);
     pthread_mutex_init(&e->selecting.lock, NULL);
+    pthread_mutex_init(&e->forms.lock, NULL);
     pthread_cond_init(&e->selecting.arrived, NULL);
     pthread_cond_init(&e->selecting.done, NULL);
     pthread_mutex_init(&e->stats_lock, NULL);
@@ -74,6 +75,7 @@ static void destroy_locks(engine *e)
     pthread_cond_destroy(&e->selecting.done);
     pthread_cond_destroy(&e->selecting.arrived);
     pthread_mutex_destroy(&e->selecting.lock);
+    pthread_mutex_destroy(&e->forms.lock);
     pthread_cond_destroy(&e->prepare.arrived);
     pthread_mutex_destroy(&e->prepare.lock);
     pthread_cond_destroy(&e->inbox.arrived);
@@ -163,6 +165,7 @@ void engine_destroy(engine *e)
     alloc_free(a, e->inbox.loaded);
     alloc_free(a, e->loaded);
     strbuf_destroy(&e->text);
+    form_cache_destroy(&e->forms);
     destroy_locks(e);
     alloc_free(a, e);
 }

@@ -25,6 +25,7 @@
 #include "base/base.h"
 #include "disk/disk.h"
 #include "disk/records.h"
+#include "engine/grammar/grammar.h"
 #include "engine/metrics.h"
 #include "engine/request_fields.h"
 #include "scheduler/scheduler.h"
@@ -109,6 +110,16 @@ enum {
     ENGINE_SESSION_BYTES_MAX = 256,
 };
 
+/* What the answer is held to (docs/structured.md). */
+typedef struct engine_form {
+    bool given;
+    bool compact;
+    grammar_kind kind;
+    char *text; // the source, with a NUL behind it
+    size_t n;
+    char field[24]; // of the request, for messages
+} engine_form;
+
 /* One request, with OpenAI's field names. Fill it by engine_request_init, then by hand or by
  * engine_request_parse. Exactly one of prompt, messages and prompt_token_ids is given. */
 typedef struct engine_request {
@@ -135,6 +146,9 @@ typedef struct engine_request {
     uint32_t *bias_ids; // logit_bias
     float *bias;
     uint32_t n_bias;
+    uint32_t *allowed_token_ids; // the tokens that may be drawn; NULL = all
+    uint32_t n_allowed_token_ids;
+    engine_form form;
     char *cache_salt;  // NULL = none; requests with different salts share no prefixes
     json_t *retention; // NULL = the engine's default
     json_t *retrieval; // NULL = every token reads everything
@@ -160,6 +174,14 @@ void engine_request_destroy(engine_request *r);
  * "stream"). */
 status engine_request_parse(const json_t *json, const char *where, const char *const *also,
                             engine_request *r, error *err);
+/* Two ways for front ends to hold the answer to a form that another `field` of theirs gives, which
+ * messages name (its first 23 bytes). A request that has a form of another field refuses it.
+ *   read_form  reads an object as `structured_outputs` has it
+ *   set_form   copies a grammar's source: n bytes of UTF-8, not empty but for "any JSON object" */
+status engine_request_read_form(engine_request *r, const char *field, const json_t *value,
+                                error *err);
+status engine_request_set_form(engine_request *r, const char *field, grammar_kind kind,
+                               const char *text, size_t n, error *err);
 
 /* The request's prompt (text, messages or ids) as token ids, as engine_submit would see it. Any
  * thread. */

@@ -23,6 +23,7 @@
 #define ENGINE_INTERNAL_H
 
 #include "engine/engine.h"
+#include "engine/form.h"
 #include "engine/reform/reform.h"
 
 #include <pthread.h>
@@ -114,9 +115,10 @@ typedef struct choice_state {
     strbuf held;       /* text held back: it may begin a stop string */
     uint32_t n_tokens; /* sampled so far */
     engine_finish finish;
-    int64_t stop_token;  /* -1 = none */
-    int32_t stop_string; /* index into the request's `stop`, -1 = none */
-    bool end_sent;       /* the scheduler was told that the choice ended */
+    int64_t stop_token;       /* -1 = none */
+    int32_t stop_string;      /* index into the request's `stop`, -1 = none */
+    bool end_sent;            /* the scheduler was told that the choice ended */
+    grammar_matcher *matcher; /* of the request's form; NULL = none */
     int64_t first_token_us, last_token_us;
 } choice_state;
 
@@ -485,6 +487,7 @@ struct engine {
     reform_store embeddings;
     embed_head *embed_heads; /* [o.n_embed_heads] */
     uint32_t embed_layers;   /* that must run for them */
+    form_cache forms;
     step_watch watch;
 
     _Atomic int state;           /* engine_state */

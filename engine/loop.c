@@ -52,6 +52,7 @@ static bool take_token(engine *e, engine_stream *s, uint32_t choice, const step_
     untold_token *u = keep_token(e, s, choice, sample);
     u->finish =
         choice_take(c, &s->request, s->stop_ids, s->n_stop_ids, s->max_new_tokens, sample->token);
+    u->finish = form_take(e, s, choice, sample->token, u->finish);
     if (s->request.n_stop > 0) tell_token(e, u);
     if (u->finish != ENGINE_FINISH_NONE && !s->failed) slots_end_choice(e, s, choice, u->finish);
     return !u->in_ring;
@@ -154,6 +155,7 @@ static const step_plan *plan_step(engine *e)
     take_added(e);
     reform_end_readings(e);
     e->n_ended = e->n_ending;
+    form_mask_plan(e, plan); // may end streams, which the scheduler is told with the next step
     charge_selection(e, schedule_us);
     tell_progress(e);
     return plan;

@@ -225,6 +225,7 @@ static status prepare_stream(engine *e, engine_stream *s, error *err)
     bool gathers = s->policy.gather_tokens > 0;
     RETURN_IF_ERROR(make_tokens(e, s, gathers ? &question : NULL, err));
     if (gathers) RETURN_IF_ERROR(reform_prepare(e, s, &question, err));
+    RETURN_IF_ERROR(form_prepare(e, s, err));
     status st = make_stops(e, s);
     if (!status_ok(st)) return error_set(err, st.code, "request: out of memory");
     /* Scoring ends with the first draw, which is not returned. */

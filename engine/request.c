@@ -25,6 +25,8 @@ void engine_request_destroy(engine_request *r)
     free(r->stop_token_ids);
     free(r->bias_ids);
     free(r->bias);
+    free(r->allowed_token_ids);
+    form_destroy(&r->form);
     free(r->cache_salt);
     free(r->session);
     free(r->identity);
@@ -74,6 +76,9 @@ status engine_request_copy(const engine_request *from, engine_request *to)
         copy_bytes(from->stop_token_ids, from->n_stop_token_ids * sizeof(uint32_t), &ok);
     to->bias_ids = copy_bytes(from->bias_ids, from->n_bias * sizeof(uint32_t), &ok);
     to->bias = copy_bytes(from->bias, from->n_bias * sizeof(float), &ok);
+    to->allowed_token_ids =
+        copy_bytes(from->allowed_token_ids, from->n_allowed_token_ids * sizeof(uint32_t), &ok);
+    ok = form_copy(&from->form, &to->form) && ok;
     to->cache_salt = copy_text(from->cache_salt, &ok);
     to->session = copy_text(from->session, &ok);
     to->identity = copy_text(from->identity, &ok);
@@ -226,6 +231,29 @@ static status check_bias(const engine_request *r, const backend_info *info, erro
     return STATUS_IS_OK;
 }
 
+/* Which tokens may be drawn: a form, or a list. */
+static status check_masks(const engine_request *r, const backend_info *info, error *err)
+{
+    const char *field = r->form.given ? r->form.field : "allowed_token_ids";
+    if (!r->form.given && !r->allowed_token_ids) return STATUS_IS_OK;
+    if (r->form.given && r->allowed_token_ids)
+        return error_set(err, STATUS_UNSUPPORTED, "allowed_token_ids: cannot be combined with %s",
+                         field);
+    if (!info->masks)
+        return error_set(err, STATUS_UNSUPPORTED,
+                         "%s: the backend '%s' cannot hold an answer to a form", field, info->name);
+    if (!r->allowed_token_ids) return STATUS_IS_OK;
+    if (r->n_allowed_token_ids < 1 || r->n_allowed_token_ids > info->vocab_size)
+        return error_set(err, STATUS_INVALID, "allowed_token_ids: must have 1 to %u ids",
+                         info->vocab_size);
+    for (uint32_t i = 0; i < r->n_allowed_token_ids; i++)
+        if (r->allowed_token_ids[i] >= info->vocab_size)
+            return error_set(err, STATUS_INVALID,
+                             "allowed_token_ids[%u]: %u is outside the vocabulary (%u)", i,
+                             r->allowed_token_ids[i], info->vocab_size);
+    return STATUS_IS_OK;
+}
+
 /* An id stands in the path that deletes it, where control characters are refused. */
 static status check_session(const engine_request *r, error *err)
 {
@@ -248,5 +276,6 @@ status engine_request_check(const engine_request *r, const backend_info *info,
     RETURN_IF_ERROR(check_ranges(r, err));
     RETURN_IF_ERROR(check_stops(r, info, err));
     RETURN_IF_ERROR(check_session(r, err));
+    RETURN_IF_ERROR(check_masks(r, info, err));
     return check_bias(r, info, err);
 }

@@ -170,6 +170,7 @@ static status read_ids(const field_place *at, uint32_t **ids, uint32_t *n, error
 }
 
 READER(prompt_token_ids, read_ids(at, &r->prompt_token_ids, &r->n_prompt_token_ids, err))
+READER(allowed_token_ids, read_ids(at, &r->allowed_token_ids, &r->n_allowed_token_ids, err))
 READER(stop_token_ids, read_ids(at, &r->stop_token_ids, &r->n_stop_token_ids, err))
 
 static status read_truncate_prompt_tokens(const field_place *at, engine_request *r, error *err)
@@ -226,6 +227,16 @@ READER(chat_template_kwargs,
 READER(chat_template, read_word(at, &r->chat_template, err))
 READER(retrieval, keep_tree(at, &r->retrieval, json_is_object(at->value), "must be an object", err))
 READER(retention, keep_tree(at, &r->retention, json_is_object(at->value), "must be an object", err))
+
+#define FORM_READER(name) READER(name, form_read(at->where, at->key, at->value, &r->form, err))
+FORM_READER(response_format)
+FORM_READER(structured_outputs)
+FORM_READER(guided_json)
+FORM_READER(guided_regex)
+FORM_READER(guided_choice)
+FORM_READER(guided_grammar)
+FORM_READER(grammar)
+FORM_READER(json_schema)
 
 /* ---- a whole request ------------------------------------------------------------------------- */
 

@@ -24,8 +24,6 @@ typedef struct field_row {
 
 enum { GENERATES = FOR_COMPLETION | FOR_CHAT, HAS_MESSAGES = FOR_CHAT | FOR_TOKENIZE };
 
-static const char structured[] = "structured output is not supported";
-
 static const field_row rows[] = {
     /* Fields of the endpoints. */
     {"model", FOR_ANY, FIELD_HERE, NULL},
@@ -72,7 +70,6 @@ static const field_row rows[] = {
     {"best_of", GENERATES, FIELD_VALUES, "[1]"},
     {"suffix", FOR_COMPLETION, FIELD_VALUES, "[\"\"]"},
     {"echo", FOR_CHAT, FIELD_VALUES, "[false]"},
-    {"response_format", GENERATES, FIELD_VALUES, "[{\"type\":\"text\"}]"},
     {"modalities", FOR_CHAT, FIELD_VALUES, "[[\"text\"]]"},
     {"parallel_tool_calls", FOR_CHAT, FIELD_VALUES, "[true]"},
     {"function_call", FOR_CHAT, FIELD_VALUES, "[\"none\"]"},
@@ -88,7 +85,6 @@ static const field_row rows[] = {
     {"bad_words", GENERATES, FIELD_VALUES, "[[]]"},
 
     /* Fields of OpenAI or vLLM that are not supported. */
-    {"allowed_token_ids", GENERATES, FIELD_REFUSED, "is not supported"},
     {"logits_processors", GENERATES, FIELD_REFUSED, "is not supported"},
     {"audio", FOR_CHAT, FIELD_REFUSED, "is not supported"},
     {"prediction", FOR_CHAT, FIELD_REFUSED, "is not supported"},
@@ -96,13 +92,8 @@ static const field_row rows[] = {
     {"verbosity", FOR_CHAT, FIELD_REFUSED, "is not supported"},
     {"mm_processor_kwargs", GENERATES, FIELD_REFUSED, "is not supported"},
     {"kv_transfer_params", GENERATES, FIELD_REFUSED, "is not supported"},
-    {"structured_outputs", GENERATES, FIELD_REFUSED, structured},
-    {"guided_json", GENERATES, FIELD_REFUSED, structured},
-    {"guided_regex", GENERATES, FIELD_REFUSED, structured},
-    {"guided_choice", GENERATES, FIELD_REFUSED, structured},
-    {"guided_grammar", GENERATES, FIELD_REFUSED, structured},
-    {"guided_decoding_backend", GENERATES, FIELD_REFUSED, structured},
-    {"guided_whitespace_pattern", GENERATES, FIELD_REFUSED, structured},
+    {"guided_decoding_backend", GENERATES, FIELD_STRING, NULL},
+    {"guided_whitespace_pattern", GENERATES, FIELD_REFUSED, "is not supported"},
 };
 
 _Static_assert(sizeof rows / sizeof rows[0] < FIELDS_MAX, "openai_read_body's list is too short");

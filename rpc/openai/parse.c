@@ -187,11 +187,12 @@ static status check_amount(const engine_request *first, size_t n, error *err)
 {
     size_t shared = first->n_bias * (sizeof *first->bias_ids + sizeof *first->bias) +
                     first->n_stop_token_ids * sizeof *first->stop_token_ids +
-                    (first->cache_salt ? strlen(first->cache_salt) : 0);
+                    first->n_allowed_token_ids * sizeof *first->allowed_token_ids +
+                    (first->cache_salt ? strlen(first->cache_salt) : 0) + first->form.n;
     if (n > 1 && shared > SHARED_BYTES_MAX / n)
         return error_set(err, STATUS_LIMIT,
                          "request: prompt: too many prompts for so long a logit_bias, "
-                         "stop_token_ids or cache_salt");
+                         "stop_token_ids, allowed_token_ids, cache_salt or form of the answer");
     if (first->n > OPENAI_CHOICES_MAX / n)
         return error_set(err, STATUS_LIMIT, "request: n: more than %d choices over all prompts",
                          OPENAI_CHOICES_MAX);

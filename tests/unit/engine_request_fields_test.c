@@ -190,13 +190,50 @@ static void test_flags(void **state)
     assert_true(n > 0);
 }
 
+static void check_allowed(const backend_info *of, const char *json, const char *text)
+{
+    engine_request r = make_request(), copy;
+    error err = {{0}};
+    json_t *fields = json_loads(json, 0, NULL);
+    assert_non_null(fields);
+    assert_true(status_ok(engine_request_parse(fields, "t", NULL, &r, NULL)));
+    json_decref(fields);
+    assert_true(status_ok(engine_request_check(&r, of, NULL, &err)) == (text == NULL));
+    if (text) assert_string_equal(err.text, text);
+    r.prompt_token_ids = NULL; /* borrowed */
+    r.n_prompt_token_ids = 0;
+    assert_true(status_ok(engine_request_copy(&r, &copy)));
+    assert_int_equal(copy.n_allowed_token_ids, r.n_allowed_token_ids);
+    engine_request_destroy(&r);
+    engine_request_destroy(&copy);
+}
+
+static void test_allowed_token_ids(void **state)
+{
+    (void)state;
+    backend_info masks = info;
+    masks.masks = true;
+    masks.name = "some";
+    check_allowed(&masks, "{\"allowed_token_ids\": [7, 99, 7]}", NULL);
+    check_allowed(&masks, "{\"allowed_token_ids\": null}", NULL);
+    check_allowed(&masks, "{\"allowed_token_ids\": []}",
+                  "allowed_token_ids: must have 1 to 100 ids");
+    check_allowed(&masks, "{\"allowed_token_ids\": [7, 100]}",
+                  "allowed_token_ids[1]: 100 is outside the vocabulary (100)");
+    check_allowed(&masks, "{\"allowed_token_ids\": [7], \"guided_regex\": \"a\"}",
+                  "allowed_token_ids: cannot be combined with guided_regex");
+    masks.masks = false;
+    check_allowed(&masks, "{\"allowed_token_ids\": [7]}",
+                  "allowed_token_ids: the backend 'some' cannot hold an answer to a form");
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_ranges),     cmocka_unit_test(test_types),
         cmocka_unit_test(test_bad_floats), cmocka_unit_test(test_error_texts),
-        cmocka_unit_test(test_values),     cmocka_unit_test(test_logprobs),
-        cmocka_unit_test(test_flags),
+        cmocka_unit_test(test_values),     cmocka_unit_test(test_allowed_token_ids),
+        cmocka_unit_test(test_logprobs),   cmocka_unit_test(test_flags),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -291,9 +291,15 @@ static const refusal completions[] = {
     {"{" P "'truncate_prompt_tokens': -2}", "truncate_prompt_tokens", "1 or more, or -1"},
     {"{" P "'truncate_prompt_tokens': 1.5}", "truncate_prompt_tokens", "1 or more, or -1"},
     {"{" P "'truncate_prompt_tokens': 5, 'echo': true}", "truncate_prompt_tokens", "echo"},
-    {"{" P "'guided_regex': 'a+'}", "guided_regex", "structured"},
-    {"{" P "'structured_outputs': {}}", "structured_outputs", "structured"},
-    {"{" P "'response_format': {'type': 'json_object'}}", "response_format", "only"},
+    {"{" P "'guided_regex': ''}", "guided_regex", "not empty"},
+    {"{" P "'guided_regex': 'a', 'grammar': 'x'}", "grammar", "already"},
+    {"{" P "'guided_whitespace_pattern': ' *'}", "guided_whitespace_pattern", "not supported"},
+    {"{" P "'structured_outputs': {}}", "structured_outputs", "one form"},
+    {"{" P "'structured_outputs': {'regex': 'a', 'json': {}}}", "structured_outputs", "one form"},
+    {"{" P "'structured_outputs': {'structural_tag': 'x'}}", "structured_outputs",
+     "structural_tag"},
+    {"{" P "'response_format': {'type': 'xml'}}", "response_format.type", "json_schema"},
+    {"{" P "'response_format': {'type': 'json_schema'}}", "response_format.json_schema", "schema"},
     {"{" P "'use_beam_search': true}", "use_beam_search", "only [false]"},
     {"{" P "'retention': 'chunkkv'}", "retention", "object"},
     {"{" P "'retrieval': ['quest']}", "retrieval", "object"},
@@ -375,12 +381,17 @@ static void bodies_are_capped(void **state)
     assert_int_equal(e.status, 400);
 
     strbuf_clear(&body);
-    strbuf_puts(&body, "{\"prompt\": [\"a\", \"b\", \"c\", \"d\"], \"cache_salt\": \"");
-    for (int i = 0; i < 5 * 1024 * 1024; i++) strbuf_putc(&body, 'x');
-    strbuf_puts(&body, "\"}");
-    e = refuse(state, false, body.data, body.size);
-    assert_int_equal(e.status, 400);
-    assert_string_equal(e.param, "prompt");
+    static const char *const shared[] = {"cache_salt", "guided_regex"};
+    for (size_t field = 0; field < sizeof shared / sizeof shared[0]; field++) {
+        strbuf_clear(&body);
+        strbuf_printf(&body, "{\"prompt\": [\"a\", \"b\", \"c\", \"d\"], \"%s\": \"",
+                      shared[field]);
+        for (int i = 0; i < 5 * 1024 * 1024; i++) strbuf_putc(&body, 'x');
+        strbuf_puts(&body, "\"}");
+        e = refuse(state, false, body.data, body.size);
+        assert_int_equal(e.status, 400);
+        assert_string_equal(e.param, "prompt");
+    }
 
     /* Few bytes that would take much memory; inside a string they are only text. */
     strbuf_clear(&body);

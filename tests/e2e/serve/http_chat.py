@@ -131,9 +131,9 @@ class Chat(ServeTest):
         self.assertEqual(chunks[-1].choices[0].retention["pages_dropped"], report["pages_dropped"])
 
     def test_refusals(self):
-        for name, value in (("bananas", 1), ("functions", [{"name": "x"}]), ("response_format", {"type": "json_object"}),
+        for name, value in (("bananas", 1), ("functions", [{"name": "x"}]), ("response_format", {"type": "xml"}),
                             ("audio", {}), ("echo", "x"), ("logprobs", 3), ("top_logprobs", 1), ("prompt", "x"),
-                            ("modalities", ["audio"]), ("guided_regex", "x"), ("n", 0), ("messages", "x"),
+                            ("modalities", ["audio"]), ("guided_regex", 5), ("n", 0), ("messages", "x"),
                             ("messages", []), ("messages", [{"content": "x"}]), ("messages", [5]),
                             ("messages", [{"role": "user", "content": 5}])):
             with self.subTest(name=name, value=value):

@@ -1,0 +1,241 @@
+/* Forms: compiled and kept, followed, and turned into the masks of a plan. */
+#include "engine/form.h"
+
+#include "engine/internal.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+/* ---- compiled forms (prepare threads) -------------------------------------------------------- */
+
+static void forget_form(kept_form *k)
+{
+    free(k->text);
+    grammar_release(k->grammar);
+    *k = (kept_form){0};
+}
+
+void form_cache_destroy(form_cache *c)
+{
+    for (uint32_t i = 0; i < FORMS_KEPT; i++) forget_form(&c->kept[i]);
+    grammar_vocab_destroy(c->vocab);
+    free(c->masks[0]);
+    free(c->masks[1]);
+}
+
+/* The tokens' bytes; special tokens and ids without a text have none. Under the lock. */
+static status make_vocab(engine *e)
+{
+    uint32_t n = e->info.vocab_size, known = tok_vocab_size(e->o.tokenizer);
+    if (e->forms.vocab) return STATUS_IS_OK;
+    grammar_token *tokens = calloc(n, sizeof *tokens);
+    if (!tokens) return status_make(STATUS_NO_MEMORY, NULL);
+    for (uint32_t t = 0; t < n && t < known; t++) {
+        const char *bytes;
+        size_t size;
+        if (tok_is_special(e->o.tokenizer, t) ||
+            !status_ok(tok_token_bytes(e->o.tokenizer, t, &bytes, &size)))
+            continue;
+        tokens[t] = (grammar_token){bytes, (uint32_t)size};
+    }
+    status s = grammar_vocab_create(tokens, n, &e->forms.vocab);
+    free(tokens);
+    return s;
+}
+
+static kept_form *find_kept(form_cache *c, const engine_form *f, uint64_t hash)
+{
+    for (uint32_t i = 0; i < FORMS_KEPT; i++) {
+        kept_form *k = &c->kept[i];
+        if (k->grammar && k->hash == hash && k->kind == f->kind && k->compact == f->compact &&
+            k->n == f->n && memcmp(k->text, f->text, f->n) == 0)
+            return k;
+    }
+    return NULL;
+}
+
+/* Releases the least recently used forms until there is room for another; returns its place. */
+static kept_form *make_room(form_cache *c, size_t bytes)
+{
+    for (;;) {
+        kept_form *oldest = NULL, *unused = NULL;
+        size_t all = bytes;
+        for (uint32_t i = 0; i < FORMS_KEPT; i++) {
+            kept_form *k = &c->kept[i];
+            if (!k->grammar) unused = k;
+            else if (!oldest || k->used < oldest->used) oldest = k;
+            if (k->grammar) all += k->n + grammar_bytes(k->grammar);
+        }
+        if (unused && (!oldest || all <= FORMS_BYTES_MAX)) return unused;
+        forget_form(oldest);
+    }
+}
+
+/* Keeps a grammar in place of the least recently used ones. When memory is out it is not kept. */
+static void keep_form(form_cache *c, const engine_form *f, uint64_t hash, grammar *g)
+{
+    char *text = malloc(f->n + 1);
+    if (!text) return;
+    kept_form *place = make_room(c, f->n + grammar_bytes(g));
+    memcpy(text, f->text, f->n);
+    *place = (kept_form){hash, ++c->clock, f->kind, f->compact, text, f->n, grammar_hold(g)};
+}
+
+static status compile(engine *e, const engine_form *f, grammar **out, error *err)
+{
+    form_cache *c = &e->forms;
+    uint64_t hash = hash_bytes(f->text, f->n, f->kind);
+    pthread_mutex_lock(&c->lock);
+    status s = make_vocab(e);
+    kept_form *kept = status_ok(s) ? find_kept(c, f, hash) : NULL;
+    if (kept) {
+        kept->used = ++c->clock;
+        *out = grammar_hold(kept->grammar);
+    }
+    pthread_mutex_unlock(&c->lock);
+    if (!status_ok(s)) return error_set(err, s.code, "out of memory");
+    if (kept) return s;
+    const grammar_source source = {f->kind, f->text, f->n, f->compact};
+    RETURN_IF_ERROR(grammar_create(&source, c->vocab, out, err));
+    pthread_mutex_lock(&c->lock);
+    if (!find_kept(c, f, hash)) keep_form(c, f, hash, *out);
+    pthread_mutex_unlock(&c->lock);
+    return STATUS_IS_OK;
+}
+
+status form_prepare(engine *e, engine_stream *s, error *err)
+{
+    const engine_form *f = &s->request.form;
+    grammar *g = NULL;
+    if (!f->given || s->request.score_only) return STATUS_IS_OK;
+    if (e->o.n_stop_ids == 0)
+        return error_set(err, STATUS_UNSUPPORTED, "%s: the model has no end token", f->field);
+    status st = compile(e, f, &g, err);
+    if (!status_ok(st)) {
+        error_prefix(err, "%s", f->field);
+        return st;
+    }
+    for (uint32_t i = 0; i < s->request.n && status_ok(st); i++) {
+        s->choices[i].matcher = grammar_matcher_create(g);
+        if (!s->choices[i].matcher)
+            st = error_set(err, STATUS_NO_MEMORY, "%s: out of memory", f->field);
+    }
+    grammar_release(g); // the matchers hold it
+    return st;
+}
+
+/* ---- masks (engine thread) ------------------------------------------------------------------- */
+
+static bool has_tokens(const uint32_t *mask, uint32_t words)
+{
+    for (uint32_t w = 0; w < words; w++)
+        if (mask[w]) return true;
+    return false;
+}
+
+/* Allows the tokens, or bans them. */
+static void set_tokens(uint32_t *mask, const uint32_t *ids, uint32_t n, uint32_t vocab,
+                       bool allowed)
+{
+    for (uint32_t i = 0; i < n; i++) {
+        if (ids[i] >= vocab) continue;
+        mask[ids[i] / 32] &= ~(1u << ids[i] % 32);
+        if (allowed) mask[ids[i] / 32] |= 1u << ids[i] % 32;
+    }
+}
+
+/* The model's end tokens are allowed where the answer may end, and nowhere else. min_tokens and
+ * ignore_eos hold as long as the form lets the answer go on. */
+static status make_mask(engine *e, const engine_stream *s, const choice_state *c, uint32_t *mask)
+{
+    uint32_t vocab = e->info.vocab_size, words = step_mask_words(vocab);
+    RETURN_IF_ERROR(grammar_mask(c->matcher, mask));
+    bool may_end = grammar_may_end(c->matcher), early = c->n_tokens < s->request.min_tokens;
+    if (early) set_tokens(mask, s->stop_ids, s->n_stop_ids, vocab, false);
+    set_tokens(mask, e->stop_ids, e->o.n_stop_ids, vocab,
+               may_end && !early && !s->request.ignore_eos);
+    if (!has_tokens(mask, words) && may_end)
+        set_tokens(mask, e->stop_ids, e->o.n_stop_ids, vocab, true);
+    return has_tokens(mask, words)
+               ? STATUS_IS_OK
+               : status_make(STATUS_INVALID, "no token fits the form of the answer here");
+}
+
+/* allowed_token_ids. The sampler bans end tokens before min_tokens by itself; here it only matters
+ * whether any other is left. */
+static status make_list_mask(engine *e, const engine_stream *s, const choice_state *c,
+                             uint32_t *mask)
+{
+    const engine_request *r = &s->request;
+    uint32_t vocab = e->info.vocab_size, words = step_mask_words(vocab);
+    memset(mask, 0, words * sizeof *mask);
+    set_tokens(mask, r->allowed_token_ids, r->n_allowed_token_ids, vocab, true);
+    if (c->n_tokens < r->min_tokens) set_tokens(mask, s->stop_ids, s->n_stop_ids, vocab, false);
+    return has_tokens(mask, words)
+               ? STATUS_IS_OK
+               : status_make(STATUS_INVALID, "allowed_token_ids: are end tokens alone, which "
+                                             "min_tokens does not allow yet");
+}
+
+static status mask_share(engine *e, const engine_stream *s, const step_seq *share, uint32_t *mask)
+{
+    const choice_state *c = &s->choices[share->choice];
+    return c->matcher ? make_mask(e, s, c, mask) : make_list_mask(e, s, c, mask);
+}
+
+/* The stream of a share whose draws need a mask; NULL: they are free. */
+static engine_stream *masked_stream(engine *e, const step_seq *share)
+{
+    engine_stream *s = share->n_samples > 0 ? slots_find(e, share->request) : NULL;
+    if (!s || s->failed) return NULL;
+    return s->choices[share->choice].matcher || s->request.allowed_token_ids ? s : NULL;
+}
+
+static bool reserve(form_cache *c, uint32_t turn, size_t words)
+{
+    if (words <= c->room[turn]) return true;
+    uint32_t *grown = realloc(c->masks[turn], words * sizeof *grown);
+    if (!grown) return false;
+    c->masks[turn] = grown;
+    c->room[turn] = words;
+    return true;
+}
+
+void form_mask_plan(engine *e, const step_plan *plan)
+{
+    form_cache *c = &e->forms;
+    uint32_t words = step_mask_words(e->info.vocab_size), turn = plan->step & 1;
+    size_t n = 0;
+    for (uint32_t i = 0; i < plan->n_seqs; i++) n += masked_stream(e, &plan->seqs[i]) != NULL;
+    if (n == 0) return;
+    bool room = reserve(c, turn, n * words);
+    uint32_t *mask = c->masks[turn];
+    for (uint32_t i = 0; i < plan->n_seqs; i++) {
+        engine_stream *s = masked_stream(e, &plan->seqs[i]);
+        if (!s) continue;
+        status st =
+            room ? mask_share(e, s, &plan->seqs[i], mask) : status_make(STATUS_NO_MEMORY, "masks");
+        if (!status_ok(st)) { // its draw is discarded
+            slots_fail_stream(e, s, st);
+            continue;
+        }
+        sched_set_mask(e->sched, i, mask, words);
+        mask += words;
+    }
+}
+
+engine_finish form_take(engine *e, engine_stream *s, uint32_t choice, uint32_t token,
+                        engine_finish finish)
+{
+    choice_state *c = &s->choices[choice];
+    if (!c->matcher || finish != ENGINE_FINISH_NONE) return finish;
+    status st = grammar_accept(c->matcher, token);
+    if (status_ok(st)) return ENGINE_FINISH_NONE;
+    for (uint32_t i = 0; grammar_may_end(c->matcher) && i < e->o.n_stop_ids; i++) {
+        if (e->stop_ids[i] != token) continue;
+        c->stop_token = token; // although min_tokens or ignore_eos asked for more
+        return ENGINE_FINISH_STOP;
+    }
+    slots_fail_stream(e, s, st);
+    return ENGINE_FINISH_NONE;
+}

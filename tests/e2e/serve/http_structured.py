@@ -1,0 +1,118 @@
+#!/usr/bin/env python3
+"""Answers in a form: each field gives answers of its form, also several choices at once, streamed,
+over ranks, and with so few pages that sequences are replayed; what cannot be kept is refused by
+name. usage: http_structured.py OCTAVO [unittest arguments]"""
+
+import json
+import re
+import threading
+import unittest
+
+from harness import MODEL, Server, main
+
+SCHEMA = {"type": "object",
+          "properties": {"name": {"type": "string", "maxLength": 9},
+                         "age": {"type": "integer", "minimum": 3, "maximum": 120},
+                         "kind": {"enum": ["a", "bb", None]}},
+          "required": ["name", "age", "kind"], "additionalProperties": False}
+COMPACT = {"json": SCHEMA, "disable_any_whitespace": True}
+
+
+def fits(text):
+    value = json.loads(text)
+    return (list(value) == ["name", "age", "kind"] and len(value["name"]) <= 9 and
+            3 <= value["age"] <= 120 and value["kind"] in ("a", "bb", None))
+
+
+class Structured(unittest.TestCase):
+    @classmethod
+    def setUpClass(cls):
+        cls.server = Server()
+
+    @classmethod
+    def tearDownClass(cls):
+        cls.server.stop()
+
+    def complete(self, **fields):
+        return self.server.post("/v1/completions", {"prompt": "The answer is", "max_tokens": 90, "seed": 4, "temperature": 1, **fields})
+
+    def texts(self, **fields):
+        choices = self.complete(**fields)["choices"]
+        self.assertEqual({c["finish_reason"] for c in choices}, {"stop"})
+        return [c["text"] for c in choices]
+
+    def test_forms(self):
+        for field, value, pattern in (
+                ("guided_regex", "[0-9]{3}-[a-z]{2,4}", "[0-9]{3}-[a-z]{2,4}"),
+                ("guided_choice", ["yes", "no", "not now"], "yes|no|not now"),
+                ("structured_outputs", {"choice": ["x", "yy"]}, "x|yy"),
+                ("grammar", 'root ::= "<" [ab]{2,9} ">"', "<[ab]{2,9}>"),
+                ("guided_grammar", 'root ::= "k" | "(" root ")"', r"\(*k\)*")):
+            with self.subTest(field=field):
+                for text in self.texts(n=3, **{field: value}):
+                    self.assertRegex(text, re.compile(f"^(?:{pattern})$"))
+
+    def test_schemas(self):
+        for text in self.texts(n=4, structured_outputs=COMPACT):
+            self.assertTrue(fits(text), text)
+        text = self.texts(guided_json=json.dumps({"const": "it"}))[0]
+        self.assertEqual(text, '"it"')
+        chat = self.server.post("/v1/chat/completions", {
+            "messages": [{"role": "user", "content": "hi"}], "max_tokens": 90, "temperature": 0,
+            "response_format": {"type": "json_schema", "json_schema": {
+                "name": "it", "strict": True, "schema": {"enum": [True, "maybe"]}}}})
+        self.assertIn(json.loads(chat["choices"][0]["message"]["content"]), (True, "maybe"))
+        answer = self.complete(response_format={"type": "json_object"}, max_tokens=5)["choices"][0]
+        self.assertEqual((answer["finish_reason"], answer["text"].lstrip()[0]), ("length", "{"))
+
+    def test_streamed_and_with_logprobs(self):
+        whole = self.complete(structured_outputs=COMPACT, logprobs=1)["choices"][0]
+        self.assertTrue(all(p <= 0 for p in whole["logprobs"]["token_logprobs"]))
+        body = {"prompt": "The answer is", "max_tokens": 90, "seed": 4, "temperature": 1,
+                "structured_outputs": COMPACT}
+        frames = self.server.stream("/v1/completions", body)
+        self.assertEqual("".join(c["text"] for f in frames for c in f["choices"]), whole["text"])
+
+    def test_end_tokens(self):
+        """The form's end is the answer's end, whatever min_tokens and ignore_eos say."""
+        self.assertEqual(self.texts(guided_choice=["yes"], min_tokens=30, ignore_eos=True), ["yes"])
+
+    def test_refusals(self):
+        for name, value, words in (("guided_json", {"items": {"uniqueItems": True}}, "/items/uniqueItems"),
+                                   ("guided_regex", "a(?=b)", "at byte 3"),
+                                   ("grammar", "root ::= x", "no rule is named `x`"),
+                                   ("response_format", {"type": "json_schema", "json_schema": {"schema": False}},
+                                    "no text can satisfy it")):
+            error = self.server.refused("/v1/completions", {"prompt": "x", name: value})
+            self.assertIn(words, error["message"])
+            self.assertIn(name, error["message"])
+
+    def many(self, server):
+        """Eight requests at once; the answers by number."""
+        answers = {}
+
+        def ask(i):
+            body = {"prompt": "word " * 40, "max_tokens": 60, "seed": i, "temperature": 1, "structured_outputs": COMPACT}
+            answers[i] = server.post("/v1/completions", body)["choices"][0]["text"]
+
+        threads = [threading.Thread(target=ask, args=(i,)) for i in range(8)]
+        for t in threads:
+            t.start()
+        for t in threads:
+            t.join()
+        return answers
+
+    def test_ranks_and_replays(self):
+        alone = self.many(self.server)
+        self.assertEqual(len(alone), 8)
+        for text in alone.values():
+            self.assertTrue(fits(text), text)
+        with Server("--tp", "2") as ranks:
+            self.assertTrue(all(fits(text) for text in self.many(ranks).values()))
+        with Server("--swap-memory", "0", model=["--model", MODEL, "--kv-memory", "1M"]) as small:
+            self.assertEqual(self.many(small), alone)
+            self.assertGreater(small.metric("num_preemptions_total"), 0)
+
+
+if __name__ == "__main__":
+    main()
