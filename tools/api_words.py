@@ -11,7 +11,8 @@ FIELD_NOTES = {
 # Where octavo.v1 and VllmEngine have an engine field under another name.
 OTHER_NAMES = {
     "octavo": {"messages": "chat", "tools": "chat.tools_json", "prompt_token_ids": "token_ids",
-               "retention": "retention_json", "retrieval": "retrieval_json"},
+               "retention": "retention_json", "retrieval": "retrieval_json",
+               "structured_outputs": "structured_outputs_json"},
     "vllm": {"prompt": "text", "prompt_token_ids": "tokenized.input_ids",
              "retention": "metadata octavo-retention", "retrieval": "metadata octavo-retrieval",
              "session": "metadata octavo-session"},

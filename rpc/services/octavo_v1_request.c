@@ -113,6 +113,16 @@ static status read_salt(const Octavo__V1__GenerateRequest *m, engine_request *r,
     return field_text("cache_salt", m->cache_salt, &r->cache_salt, err);
 }
 
+static status read_form(const Octavo__V1__GenerateRequest *m, engine_request *r, error *err)
+{
+    static const char name[] = "structured_outputs_json";
+    json_t *form = NULL;
+    RETURN_IF_ERROR(field_json(name, m->structured_outputs_json, JSON_OBJECT, &form, err));
+    status s = form ? engine_request_read_form(r, name, form, err) : STATUS_IS_OK;
+    json_decref(form);
+    return s;
+}
+
 status octavo_v1_request_of(const service *s, const Octavo__V1__GenerateRequest *m,
                             engine_request *out, error *err)
 {
@@ -127,6 +137,7 @@ status octavo_v1_request_of(const service *s, const Octavo__V1__GenerateRequest 
     RETURN_IF_ERROR(field_rows("", &m->base, out, err));
     out->progress = m->progress;
     RETURN_IF_ERROR(read_salt(m, out, err));
+    RETURN_IF_ERROR(read_form(m, out, err));
     RETURN_IF_ERROR(
         field_json("retention_json", m->retention_json, JSON_OBJECT, &out->retention, err));
     return field_json("retrieval_json", m->retrieval_json, JSON_OBJECT, &out->retrieval, err);

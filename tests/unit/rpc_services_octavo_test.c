@@ -88,6 +88,7 @@ static void test_fields(void **state)
     m.cache_salt = text("pepper");
     m.retention_json = text("{\"method\": \"full\"}");
     m.retrieval_json = text("{\"method\": \"quest\"}");
+    m.structured_outputs_json = text("{\"regex\": \"[0-9]+\"}");
 #define SET(field, value)                                                                          \
     p.field##_opt_case = tag_of(&p.base, #field);                                                  \
     p.field = value
@@ -141,6 +142,9 @@ static void test_fields(void **state)
     assert_string_equal(r.cache_salt, "pepper");
     assert_string_equal(json_string_value(json_object_get(r.retention, "method")), "full");
     assert_string_equal(json_string_value(json_object_get(r.retrieval, "method")), "quest");
+    assert_true(r.form.given && r.form.kind == GRAMMAR_REGEX);
+    assert_string_equal(r.form.text, "[0-9]+");
+    assert_string_equal(r.form.field, "structured_outputs_json");
     engine_request_destroy(&r);
 }
 
@@ -224,6 +228,10 @@ DAMAGE(salt_nul, m->cache_salt = call_bytes("a\0b", 3))
 DAMAGE(retention_list, m->retention_json = text("[]"))
 DAMAGE(retrieval_list, m->retrieval_json = text("[]"))
 DAMAGE(retention_broken, m->retention_json = text("{"))
+DAMAGE(form_list, m->structured_outputs_json = text("[]"))
+DAMAGE(form_none, m->structured_outputs_json = text("{}"))
+DAMAGE(form_two, m->structured_outputs_json = text("{\"json\": {}, \"regex\": \"a\"}"))
+DAMAGE(form_other, m->structured_outputs_json = text("{\"xml\": 1}"))
 DAMAGE(empty_stop, (many_stops[0] = text(""), p->n_stop = 1, p->stop = many_stops))
 DAMAGE(nul_stop, (many_stops[0] = call_bytes("a\0", 2), p->n_stop = 1, p->stop = many_stops))
 DAMAGE(too_many_stops, (p->n_stop = ENGINE_STOPS_MAX + 1, p->stop = many_stops))
@@ -270,6 +278,10 @@ static const struct {
     {retention_list, STATUS_INVALID, "retention_json: must be a JSON object"},
     {retrieval_list, STATUS_INVALID, "retrieval_json: must be a JSON object"},
     {retention_broken, STATUS_INVALID, "retention_json: line 1"},
+    {form_list, STATUS_INVALID, "structured_outputs_json: must be a JSON object"},
+    {form_none, STATUS_INVALID, "structured_outputs_json: must give one form"},
+    {form_two, STATUS_INVALID, "structured_outputs_json: must give one form"},
+    {form_other, STATUS_UNSUPPORTED, "structured_outputs_json: 'xml' is not supported"},
     {large_retention, STATUS_LIMIT, "retention_json: more than 262144 bytes of JSON"},
     {large_tools, STATUS_LIMIT, "chat: more than 262144 bytes of JSON in tools_json"},
     {many_messages, STATUS_LIMIT, "chat.messages: more than 16384"},

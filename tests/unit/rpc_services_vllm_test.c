@@ -104,6 +104,8 @@ static void test_fields(void **state)
     p.logprobs = 3;
     p.prompt_logprobs = 0;
     p.seed = -1;
+    p.truncate_prompt_tokens_opt_case = 27;
+    p.truncate_prompt_tokens = -1;
     p.n_logit_bias = 1;
     p.logit_bias = &biases;
     bias.key = 8;
@@ -122,9 +124,57 @@ static void test_fields(void **state)
     assert_true(r.has_seed && r.seed == (uint64_t)-1);
     assert_true(r.n_stop == 1 && r.n_stop_token_ids == 2);
     assert_true(r.skip_special_tokens && r.ignore_eos && r.include_stop_str_in_output);
+    assert_int_equal(r.truncate_prompt_tokens, -1);
     assert_true(r.n_bias == 1 && r.bias_ids[0] == 8 && r.bias[0] == 1.5f);
     assert_non_null(r.retention);
     engine_request_destroy(&r);
+}
+
+/* ---- the form of the answer ------------------------------------------------------------------ */
+
+static void check_form(sampling_params *p, bool given, grammar_kind kind, const char *field,
+                       const char *source)
+{
+    generate_request m = make_request();
+    engine_request r;
+    with_text(&m);
+    m.sampling_params = p;
+    assert_true(status_ok(vllm_request_of(&served, &m, NULL, 0, &r, NULL)));
+    assert_int_equal(r.form.given, given);
+    if (given) {
+        assert_int_equal(r.form.kind, kind);
+        assert_string_equal(r.form.field, field);
+        assert_int_equal(r.form.n, strlen(source));
+        assert_string_equal(r.form.text, source);
+    }
+    engine_request_destroy(&r);
+}
+
+static void test_forms(void **state)
+{
+    (void)state;
+    ProtobufCBinaryData texts[] = {field_of("yes"), field_of("\"no\"")};
+    Vllm__Grpc__Engine__ChoiceConstraint choices = VLLM__GRPC__ENGINE__CHOICE_CONSTRAINT__INIT;
+    sampling_params p = make_params();
+    choices.n_choices = 2;
+    choices.choices = texts;
+    p.constraint_case = VLLM__GRPC__ENGINE__SAMPLING_PARAMS__CONSTRAINT_JSON_SCHEMA;
+    p.json_schema = field_of("{\"type\": \"null\"}");
+    check_form(&p, true, GRAMMAR_JSON_SCHEMA, "json_schema", "{\"type\": \"null\"}");
+    p.constraint_case = VLLM__GRPC__ENGINE__SAMPLING_PARAMS__CONSTRAINT_REGEX;
+    p.regex = field_of("a+");
+    check_form(&p, true, GRAMMAR_REGEX, "regex", "a+");
+    p.constraint_case = VLLM__GRPC__ENGINE__SAMPLING_PARAMS__CONSTRAINT_GRAMMAR;
+    p.grammar = field_of("root ::= \"a\"");
+    check_form(&p, true, GRAMMAR_GBNF, "grammar", "root ::= \"a\"");
+    p.constraint_case = VLLM__GRPC__ENGINE__SAMPLING_PARAMS__CONSTRAINT_JSON_OBJECT;
+    p.json_object = false;
+    check_form(&p, false, GRAMMAR_JSON_OBJECT, "", "");
+    p.json_object = true;
+    check_form(&p, true, GRAMMAR_JSON_OBJECT, "json_object", "");
+    p.constraint_case = VLLM__GRPC__ENGINE__SAMPLING_PARAMS__CONSTRAINT_CHOICE;
+    p.choice = &choices;
+    check_form(&p, true, GRAMMAR_CHOICE, "choice", "[\"yes\",\"\\\"no\\\"\"]");
 }
 
 /* ---- refusals -------------------------------------------------------------------------------- */
@@ -143,7 +193,9 @@ static Vllm__Grpc__Engine__SamplingParams__LogitBiasEntry *negative_list[] = {&n
         (void)p;                                                                                   \
         code;                                                                                      \
     }
-#define DAMAGE_CONSTRAINT(name, number) DAMAGE(name, p->constraint_case = number)
+static ProtobufCBinaryData half_character = {1, (uint8_t *)(uintptr_t) "\xc3"};
+static Vllm__Grpc__Engine__ChoiceConstraint broken_choice =
+    VLLM__GRPC__ENGINE__CHOICE_CONSTRAINT__INIT;
 
 DAMAGE(no_input, m->input_case = 0)
 DAMAGE(mm, m->mm_inputs = &images)
@@ -152,13 +204,12 @@ DAMAGE(extra_mm, (m->n_extra_mm_inputs = 1, m->extra_mm_inputs = &reference))
 DAMAGE(kv, m->kv_transfer_params = &transfer)
 DAMAGE(kv_json, m->kv_transfer_params_json_opt_case = 8)
 DAMAGE(rank, (m->data_parallel_rank_opt_case = 9, m->data_parallel_rank = 1))
-DAMAGE(truncate, p->truncate_prompt_tokens_opt_case = 27)
-DAMAGE_CONSTRAINT(schema, 16)
-DAMAGE_CONSTRAINT(regex, 17)
-DAMAGE_CONSTRAINT(grammar, 18)
-DAMAGE_CONSTRAINT(structural, 19)
-DAMAGE_CONSTRAINT(json_object_wanted, 20)
-DAMAGE_CONSTRAINT(choice, 21)
+DAMAGE(truncate, p->truncate_prompt_tokens_opt_case = 27) // to 0 tokens
+DAMAGE(empty_regex, (p->constraint_case = 17, p->regex = field_of("")))
+DAMAGE(broken_grammar, (p->constraint_case = 18, p->grammar = half_character))
+DAMAGE(structural, p->constraint_case = 19)
+DAMAGE(broken_choices, (p->constraint_case = 21, p->choice = &broken_choice,
+                        broken_choice.n_choices = 1, broken_choice.choices = &half_character))
 DAMAGE(all_logprobs, (p->logprobs_opt_case = 22, p->logprobs = -1))
 DAMAGE(bad_top_k, p->top_k = UINT32_MAX)
 DAMAGE(nan_top_p, p->top_p = NAN)
@@ -178,13 +229,11 @@ static const struct {
     {kv, STATUS_UNSUPPORTED, "kv_transfer_params: not supported"},
     {kv_json, STATUS_UNSUPPORTED, "kv_transfer_params_json: not supported"},
     {rank, STATUS_INVALID, "data_parallel_rank: there is only rank 0"},
-    {truncate, STATUS_UNSUPPORTED, "sampling_params.truncate_prompt_tokens: not supported"},
-    {schema, STATUS_UNSUPPORTED, "sampling_params.json_schema: not supported"},
-    {regex, STATUS_UNSUPPORTED, "sampling_params.regex: not supported"},
-    {grammar, STATUS_UNSUPPORTED, "sampling_params.grammar: not supported"},
+    {truncate, STATUS_INVALID, "sampling_params.truncate_prompt_tokens: must be 1 or more, or -1"},
+    {empty_regex, STATUS_INVALID, "regex: must not be empty"},
+    {broken_grammar, STATUS_INVALID, "sampling_params.grammar: is not UTF-8"},
+    {broken_choices, STATUS_INVALID, "sampling_params.choice[0]: is not UTF-8"},
     {structural, STATUS_UNSUPPORTED, "sampling_params.structural_tag: not supported"},
-    {json_object_wanted, STATUS_UNSUPPORTED, "sampling_params.json_object: not supported"},
-    {choice, STATUS_UNSUPPORTED, "sampling_params.choice: not supported"},
     {all_logprobs, STATUS_INVALID, "sampling_params.logprobs: must be in 0 .. 20"},
     {bad_top_k, STATUS_INVALID, "sampling_params.top_k: 4294967295 is more than 2147483647"},
     {nan_top_p, STATUS_INVALID, "sampling_params.top_p: must be a finite number"},
@@ -280,9 +329,13 @@ static void test_input_logprobs(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_zeros),           cmocka_unit_test(test_fields),
-        cmocka_unit_test(test_refusals),        cmocka_unit_test(test_retention_metadata),
-        cmocka_unit_test(test_output_logprobs), cmocka_unit_test(test_input_logprobs),
+        cmocka_unit_test(test_zeros),
+        cmocka_unit_test(test_fields),
+        cmocka_unit_test(test_forms),
+        cmocka_unit_test(test_refusals),
+        cmocka_unit_test(test_retention_metadata),
+        cmocka_unit_test(test_output_logprobs),
+        cmocka_unit_test(test_input_logprobs),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

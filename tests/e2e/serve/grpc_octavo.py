@@ -158,9 +158,24 @@ class Generate(OctavoTest):
         self.assertFalse(any(m.retention_json for m in messages[:-1]))
         self.assertEqual(self.generate(ids)[-1].retention_json, "")
 
+    def test_forms(self):
+        sampling = {"max_tokens": 60, "temperature": 1.0, "seed": 3, "n": 3}
+        for form, pattern in (({"json": {"enum": [[1], "a"]}}, r'\[\s*1\s*\]|"a"'), ({"regex": "[0-9]{3}x"}, "[0-9]{3}x"),
+                              ({"choice": ["yes", "not now"]}, "yes|not now"),
+                              ({"grammar": 'root ::= "<" [ab]{2,9} ">"'}, "<[ab]{2,9}>")):
+            with self.subTest(form=form):
+                messages = self.generate(sampling=sampling, structured_outputs_json=json.dumps(form))
+                for i in range(3):
+                    self.assertRegex("".join(m.text for m in messages if m.index == i), f"^(?:{pattern})$")
+                self.assertEqual({m.finish_reason for m in messages if m.finish_reason}, {"stop"})
+        (first, *_) = self.generate(structured_outputs_json='{"json_object": true}', sampling={"max_tokens": 1})
+        self.assertEqual(first.text[0], "{")
+
     def test_refusals(self):
         for word, fields in {
             "bananas": {"retention_json": '{"method":"bananas"}'}, "retention": {"retention_json": "{"},
+            "structured_outputs_json: must give one form": {"structured_outputs_json": "{}"},
+            "structured_outputs_json": {"structured_outputs_json": '{"regex": "("}'},
             "prompt": {"prompt": None}, "temperature": {"sampling": {"temperature": -1.0}},
             "top_p": {"sampling": {"top_p": 0}}, "n": {"sampling": {"n": 0}}, "stop": {"sampling": {"stop": ["x"] * 99}},
             "logit_bias": {"sampling": {"logit_bias": [pb.LogitBias(token_id=9999, bias=1)]}},

@@ -225,15 +225,15 @@ class Generate(VllmTest):
         self.refuses(bad, self.request([VOCAB + 1]), "token")
         self.refuses(bad, pb.GenerateRequest(), "input")
         base = message((2, message((2, IDS))))
-        for number, value, word in ((16, "{}", "json_schema"), (17, "x", "regex"), (18, "x", "grammar"),
-                                    (19, "x", "structural_tag"), (20, 1, "json_object"), (21, message((1, "x")), "choice"),
-                                    (27, 5, "truncate_prompt_tokens")):
-            with self.subTest(word=word):
-                self.refuses(missing, base + field(4, message((number, value))), word)
+        self.refuses(missing, base + field(4, message((19, "x"))), "structural_tag")
+        self.refuses(bad, self.request(sampling={"truncate_prompt_tokens": -2}), "truncate_prompt_tokens")
         for number, value, word in ((7, b"", "mm_inputs"), (8, "{}", "kv_transfer_params_json"), (10, b"x", "media_refs"),
                                     (11, b"x", "extra_mm_inputs"), (6, b"", "kv_transfer_params")):
             with self.subTest(word=word):
                 self.refuses(missing, base + field(number, value), word)
+        for number, value, word in ((16, "{", "json_schema"), (17, "(", "regex"), (18, "x", "grammar"), (21, b"", "choice")):
+            with self.subTest(word=word):
+                self.refuses(bad, base + field(4, message((number, value))), word)
         self.refuses(missing, b"", method="Embed")
         self.refuses(bad, base + field(9, 3), "data_parallel_rank")
 
@@ -289,6 +289,19 @@ class ByHand(VllmTest):
         self.assertEqual(self.complete((26, eos), (14, 1))[2], [b"length"])
         self.assertGreaterEqual(self.complete((26, eos), (14, 0), (9, 4))[4][0], 4) # min_tokens
         self.assertEqual(len(self.generate((15, 2))), 2) # n
+
+    def test_forms(self):
+        for number, value, pattern in ((16, '{"enum": [[1], "a"]}', r'\[\s*1\s*\]|"a"'), (17, "[0-9]{3}x", "[0-9]{3}x"),
+                                       (18, 'root ::= "<" [ab]{2,9} ">"', "<[ab]{2,9}>"),
+                                       (21, message((1, "yes"), (1, "not now")), "yes|not now")):
+            with self.subTest(number=number):
+                c = self.complete((1, 1.0), (8, 60), (14, 0), (24, 3), (number, value))
+                text = self.server.post("/detokenize", {"tokens": packed(c[1][0])})["prompt"]
+                self.assertRegex(text, f"^(?:{pattern})(?:<.*>)?$")
+                self.assertEqual(c[2], [b"stop"])
+        ids = packed(self.complete((8, 1), (20, 1))[1][0])
+        self.assertEqual(self.server.post("/detokenize", {"tokens": ids})["prompt"][0], "{")
+        self.assertEqual(self.complete((20, 0)), self.complete())
 
     def test_logprobs(self):
         c = self.complete((22, 2), (23, 1))
