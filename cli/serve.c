@@ -389,6 +389,8 @@ static rpc_options options_of(const serving *s)
         .max_grpc_descriptors = s->grpc_descriptors,
         .max_streams = f->max_streams,
         .grpc_threads = f->grpc_threads,
+        .tool_call_parser = f->tool_call_parser,
+        .reasoning_parser = f->reasoning_parser,
         .request_templates = f->request_templates,
         .stall_timeout_us = (int64_t)f->stall_timeout_s * 1000000,
         .keepalive_timeout_us = (int64_t)f->keepalive_timeout_s * 1000000,

@@ -21,6 +21,7 @@ typedef struct serve_flags {
     uint64_t max_body;
     uint32_t max_connections, max_streams, grpc_threads, tokenizer_threads;
     uint32_t stall_timeout_s, keepalive_timeout_s, drain_timeout_s, step_timeout_s;
+    const char *tool_call_parser, *reasoning_parser;
     bool request_templates;
     bool log_prompts;
     const char *log_file;

@@ -66,6 +66,14 @@ static const arg_flag flags_table[] = {
         "a step that takes longer is stuck: its requests fail and the backend is restarted; 0 is "
         "never (default: 60 s; without a GPU also what a very slow CPU needs for the largest step)",
         .max = 86400),
+    ARG_ROW("tool-call-parser", "NAME", ARG_TEXT, serve_flags, tool_call_parser,
+            "format of tool calls in answers: hermes, llama3_json, pythonic, mistral, deepseek or "
+            "json; auto is what the chat template tells, none leaves calls in the text",
+            .initial = "auto"),
+    ARG_ROW("reasoning-parser", "NAME", ARG_TEXT, serve_flags, reasoning_parser,
+            "how reasoning is marked in answers: qwen3, deepseek_r1, mistral or granite; auto is "
+            "what the chat template tells, none leaves it in the text",
+            .initial = "auto"),
     ARG_ROW("trust-request-chat-template", NULL, ARG_SWITCH, serve_flags, request_templates,
             "requests may bring a chat template of their own"),
     ARG_ROW("log-prompts", NULL, ARG_SWITCH, serve_flags, log_prompts,

@@ -112,6 +112,10 @@ typedef struct rpc_options {
     uint32_t grpc_threads;         // completion queues, with a thread each; 0 = 1
     int64_t stall_timeout_us;      // a stream whose client reads nothing for so long is aborted
     int64_t keepalive_timeout_us;  // for idle connections and for HTTP requests that come slowly
+    /* The format of tool calls in a chat's answer, by the name of its parser. NULL and "auto": what
+     * the chat template tells; "none": calls stay text. */
+    const char *tool_call_parser;
+    const char *reasoning_parser;                 // likewise, of reasoning
     bool request_templates;                       // a request may bring a chat template of its own
     void (*workers)(void *ctx, rpc_workers *out); // called on any thread; NULL: no workers
     void *workers_ctx;

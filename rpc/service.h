@@ -93,6 +93,11 @@ typedef struct service {
     bool was_serving;               // at the last service_tick
 
     struct service_keys *keys; // NULL = no keys: open to all
+    /* Set by openai_choose_parsers. NULL = none: with leaves_calls calls stay text, otherwise
+     * their format is not known. */
+    const struct tool_parser *tool_parser;
+    const struct reasoning_parser *reasoning_parser;
+    bool leaves_calls;
     answer_counts answers;
 
     pthread_mutex_t lock;                     // guards the fields below

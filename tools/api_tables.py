@@ -211,6 +211,21 @@ def tensors(root, path):
     return rows(r'\[KSERVE_\w+\] = \{"(\w+)", "(\w+)", -?\d+\}', read(root, path), path)
 
 
+def tool_parsers(root):
+    """(name, help) of each parser of tool calls."""
+    where = "rpc/openai/tools/*.c"
+    text = "".join(p.read_text(encoding="utf-8") for p in sorted(pathlib.Path(root).glob(where)))
+    return [(literal(name), literal(help_)) for name, help_ in
+            rows(rf"\.name = ({TEXTS}),\s*\.help = ({TEXTS})", text, where)]
+
+
+def reasoning_parsers(root):
+    """(name, help) of each parser of reasoning."""
+    where = "rpc/openai/reasoning.c"
+    table = body_of(read(root, where), r"reasoning_parser parsers\[\] =", where)
+    return [(literal(name), literal(help_)) for name, help_ in rows(rf"\{{({TEXT}), ({TEXTS}),", table, where)]
+
+
 # ---- metrics -------------------------------------------------------------------------------------
 
 PREFIX = "octavo:"

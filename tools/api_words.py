@@ -37,6 +37,8 @@ HTTP_FIELDS = {
     "reasoning_effort": ("string", "", "none", "The template's variable of this name. Refused where the template does "
                          "not read it, except `none`."),
     "documents": ("list of objects", "", "none", "The template's variable of this name; likewise."),
+    "include_reasoning": ("boolean", "", "true", "False leaves `reasoning_content` out of the answer."),
+    "parallel_tool_calls": ("boolean", "", "true", "False leaves all but the first tool call out of an answer; a forced answer has one then."),
     "tokens": ("list of integers", "ids; at most $DETOKENIZE_MAX or the context", "", "The tokens to make text of."),
 }
 
@@ -71,7 +73,8 @@ HTTP_ANSWER = {
     "content": "Chat: the text. In `logprobs`: the list of tokens.",
     "refusal": "Chat: always null.",
     "logprobs": "The choice's log-probabilities, or null.",
-    "finish_reason": "`stop`, `length` or `abort`; null while the choice goes on.",
+    "finish_reason": "`stop`, `length`, `abort`, or `tool_calls` for a choice that ended by itself and calls tools; "
+                     "null while the choice goes on.",
     "stop_reason": "The stop string or stop token id of the request that ended the choice, else null.",
     "retention": "The [report](#report) of the choice's retention, in the event or item that ends it.",
     "retrieval": "The [report](#report) of the choice's retrieval, likewise.",
@@ -88,6 +91,19 @@ HTTP_ANSWER = {
     "total_tokens": "The sum of both. In `progress`: the tokens of the phase.",
     "prompt_tokens_details": "An object with `cached_tokens`.",
     "cached_tokens": "Prompt tokens found in the prefix cache.",
+}
+TALK_KEYS = {
+    "role": "`assistant`; in a stream in the first event of a choice.",
+    "reasoning_content": "The model's reasoning, where the answer has any.",
+    "content": "The text; null beside reasoning or tool calls when there is none.",
+    "refusal": "Always null; not in a delta.",
+    "tool_calls": "The list of calls that the model made, where the request has tools.",
+    "index": "In a delta: the call's number.",
+    "id": "The call's id, which the message with its result repeats as `tool_call_id`.",
+    "type": "`function`.",
+    "function": "An object with `name` and `arguments`.",
+    "name": "The function's name.",
+    "arguments": "Its arguments: a text of JSON as the model wrote it; in a delta what is new of it.",
 }
 LOGPROB_KEYS = {
     "token": "Chat: the token's text.",

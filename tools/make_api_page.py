@@ -201,6 +201,13 @@ def put_routes(page, root):
 def put_answers(page, root):
     page.title(3, "Answers of completions and chat")
     put_keys(page, root, "rpc/openai/answer.c", words.HTTP_ANSWER)
+    page.text("The keys inside a chat's `message` and `delta`:")
+    put_keys(page, root, "rpc/openai/talk.c", words.TALK_KEYS)
+    page.text("The format of tool calls is that of --tool-call-parser, or what the chat template tells:")
+    page.table(["parser", "format"], [(f"`{n}`", h) for n, h in tables.tool_parsers(root)])
+    page.text("Reasoning is what stands between the marks of --reasoning-parser, or of the first row whose end mark "
+              "the chat template has:")
+    page.table(["parser", "marks"], [(f"`{n}`", h) for n, h in tables.reasoning_parsers(root)])
     page.text("The keys inside `logprobs` and `prompt_logprobs`:")
     put_keys(page, root, "rpc/openai/logprobs.c", words.LOGPROB_KEYS)
     page.text("`prompt_logprobs` multiplies each token of the prompt with the whole vocabulary. By the model's shape "

@@ -160,6 +160,7 @@ status http_server_check(const rpc_options *o, int *fd, error *err)
     http_tls tls;
     uint16_t port;
     *fd = -1;
+    RETURN_IF_ERROR(openai_check_parsers(o, err));
     RETURN_IF_ERROR(tls_load(o, &tls, err));
     tls_destroy(&tls);
     if (!o->http_address) return STATUS_IS_OK; /* the certificates serve gRPC, too */
@@ -171,6 +172,7 @@ status http_server_create(service *s, http_server **out, error *err)
     http_server *h = calloc(1, sizeof *h);
     if (!h) return error_set(err, STATUS_NO_MEMORY, "http: out of memory");
     h->service = s;
+    openai_choose_parsers(s);
     h->listen_fd = -1;
     pthread_mutex_init(&h->workers_lock, NULL);
     status st = start_http(h, err);

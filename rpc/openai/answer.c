@@ -1,5 +1,6 @@
 /* Builds an answer from outputs: a body at the end, or a frame for each token. */
 #include "rpc/openai/internal.h"
+#include "rpc/openai/talk.h"
 
 #include <stdlib.h>
 #include <string.h>
@@ -16,6 +17,7 @@ typedef struct choice {
     tok_stream place;               // decodes tokens to count characters, for text_offset
     uint32_t characters;            // in the text before the next token
     strbuf text;                    // not yet written
+    talk talk;                      // chat whose text is taken apart: in place of text
     completion_logprobs completion; // completions: logprobs not yet written
     strbuf chat;                    // chat: logprobs not yet written
     strbuf token_ids;               // not yet written
@@ -31,7 +33,8 @@ struct openai_answer {
     choice *choices; // [n]
     bool *counted;   // [n_requests]: the request's prompt is counted in usage
     engine_usage usage;
-    size_t held; // bytes that the choices of a whole body hold
+    uint64_t seed; // of the ids of tool calls
+    size_t held;   // bytes that the choices of a whole body hold
     strbuf scratch;
     openai_error error; // status 0 = none
 };
@@ -109,6 +112,7 @@ openai_answer *openai_answer_create(service *s, openai_call *call, const char *i
     a->n = a->call.n_requests * a->call.n_choices;
     a->choices = calloc(a->n, sizeof *a->choices);
     a->counted = calloc(a->call.n_requests, sizeof *a->counted);
+    a->seed = hash_bytes(id, strlen(id), s->id_salt);
     put_head(a, id, &a->head);
     if (a->choices && a->counted && !a->head.failed) return a;
     openai_answer_destroy(a);
@@ -121,6 +125,7 @@ void openai_answer_destroy(openai_answer *a)
     for (uint32_t i = 0; a->choices && i < a->n; i++) {
         choice *c = &a->choices[i];
         strbuf_destroy(&c->text);
+        talk_destroy(&c->talk);
         completion_logprobs_destroy(&c->completion);
         strbuf_destroy(&c->chat);
         strbuf_destroy(&c->token_ids);
@@ -205,14 +210,22 @@ static void put_stop_reason(const engine_request *r, const engine_output *o, str
     strbuf_puts(out, "null");
 }
 
-static void put_finish(const openai_answer *a, const generation_output *o, strbuf *out)
+/* A choice that ended by itself and called tools has the finish_reason "tool_calls". */
+static const char *finish_name(const choice *c, engine_finish finish)
+{
+    return finish == ENGINE_FINISH_STOP && c->talk.n_begun ? "tool_calls"
+                                                           : engine_finish_name(finish);
+}
+
+static void put_finish(const openai_answer *a, const choice *c, const generation_output *o,
+                       strbuf *out)
 {
     if (o->out.finish == ENGINE_FINISH_NONE) {
         strbuf_puts(out, ",\"finish_reason\":null,\"stop_reason\":null");
         return;
     }
     strbuf_puts(out, ",\"finish_reason\":\"");
-    strbuf_puts(out, engine_finish_name(o->out.finish));
+    strbuf_puts(out, finish_name(c, o->out.finish));
     strbuf_puts(out, "\",\"stop_reason\":");
     put_stop_reason(request_of(a, o), &o->out, out);
     if (o->out.report) {
@@ -250,7 +263,7 @@ static void put_buffered(strbuf *out, strbuf *from)
 static void put_members(const openai_answer *a, choice *c, const generation_output *o, strbuf *out)
 {
     put_logprobs(a, c, out);
-    put_finish(a, o, out);
+    put_finish(a, c, o, out);
     if (a->call.return_token_ids) {
         strbuf_puts(out, ",\"token_ids\":[");
         put_buffered(out, &c->token_ids);
@@ -263,8 +276,25 @@ static void put_members(const openai_answer *a, choice *c, const generation_outp
 
 static size_t held_by(const choice *c)
 {
-    return c->text.size + completion_logprobs_size(&c->completion) + c->chat.size +
-           c->token_ids.size + c->prompt.size + c->ending.size;
+    return c->text.size + talk_bytes(&c->talk) + completion_logprobs_size(&c->completion) +
+           c->chat.size + c->token_ids.size + c->prompt.size + c->ending.size;
+}
+
+static bool takes_apart(const openai_call *c) { return c->tools || c->reasoning; }
+
+static void init_talk(const openai_answer *a, choice *c, const generation_output *o,
+                      const engine_prompt *p)
+{
+    const openai_call *call = &a->call;
+    const talk_options options = {
+        .reasoning = call->reasoning,
+        .begun = call->reasoning && reasoning_is_begun(call->reasoning, a->s->o.model.tokenizer, p),
+        .hidden = call->hides_reasoning,
+        .tools = call->tools,
+        .one_call = call->one_call,
+        .seed = a->seed + o->index,
+    };
+    talk_init(&c->talk, &options);
 }
 
 static void begin_choice(openai_answer *a, choice *c, const generation *g,
@@ -274,6 +304,7 @@ static void begin_choice(openai_answer *a, choice *c, const generation *g,
     const openai_call *call = &a->call;
     engine_prompt p = generation_prompt(g, o->request);
     c->begun = true;
+    if (takes_apart(call)) init_talk(a, c, o, &p);
     c->prompt_tokens = p.n_tokens;
     tok_stream_init(&c->place, a->s->o.model.tokenizer, r->skip_special_tokens);
     tok_stream_resume(&c->place);
@@ -346,11 +377,43 @@ static void count_usage(openai_answer *a, const generation_output *o)
 
 static bool out_of_memory(const openai_answer *a, const choice *c)
 {
-    return completion_logprobs_failed(&c->completion) || c->text.failed || c->chat.failed ||
-           c->token_ids.failed || c->prompt.failed || c->ending.failed || a->scratch.failed;
+    return completion_logprobs_failed(&c->completion) || c->text.failed || talk_failed(&c->talk) ||
+           c->chat.failed || c->token_ids.failed || c->prompt.failed || c->ending.failed ||
+           a->scratch.failed;
 }
 
 /* ---- frames ---------------------------------------------------------------------------------- */
+
+static void put_text(choice *c, const generation_output *o, strbuf *out)
+{
+    if (c->text.size) {
+        strbuf_append(&c->text, o->out.text, o->out.text_bytes);
+        strbuf_json_string(out, c->text.data, c->text.size);
+        strbuf_clear(&c->text);
+    } else {
+        strbuf_json_string(out, o->out.text, o->out.text_bytes);
+    }
+}
+
+/* Writes what is new of the choice: a text, or the delta of a chat. */
+static void put_news(const openai_answer *a, choice *c, const generation_output *o, bool first,
+                     strbuf *out)
+{
+    if (!a->call.chat) {
+        strbuf_puts(out, ",\"text\":");
+        put_text(c, o, out);
+        return;
+    }
+    strbuf_puts(out, ",\"delta\":{");
+    if (takes_apart(&a->call)) {
+        talk_put_delta(&c->talk, first, out);
+        talk_clear(&c->talk);
+    } else {
+        strbuf_puts(out, first ? "\"role\":\"assistant\",\"content\":" : "\"content\":");
+        put_text(c, o, out);
+    }
+    strbuf_putc(out, '}');
+}
 
 static void put_frame(openai_answer *a, choice *c, const generation_output *o, bool first,
                       strbuf *out)
@@ -359,17 +422,7 @@ static void put_frame(openai_answer *a, choice *c, const generation_output *o, b
     strbuf_append(out, a->head.data, a->head.size);
     strbuf_puts(out, "{\"index\":");
     put_uint(out, o->index);
-    strbuf_puts(out, !call->chat ? ",\"text\":"
-                     : first     ? ",\"delta\":{\"role\":\"assistant\",\"content\":"
-                                 : ",\"delta\":{\"content\":");
-    if (c->text.size) {
-        strbuf_append(&c->text, o->out.text, o->out.text_bytes);
-        strbuf_json_string(out, c->text.data, c->text.size);
-        strbuf_clear(&c->text);
-    } else {
-        strbuf_json_string(out, o->out.text, o->out.text_bytes);
-    }
-    if (call->chat) strbuf_putc(out, '}');
+    put_news(a, c, o, first, out);
     put_members(a, c, o, out);
     strbuf_puts(out, "}]");
     put_buffered(out, &c->prompt);
@@ -395,9 +448,24 @@ static void put_progress(const openai_answer *a, const generation_output *o, str
                   p->total_tokens);
 }
 
+static void take_text(const openai_answer *a, choice *c, const generation_output *o)
+{
+    if (takes_apart(&a->call)) {
+        talk_take(&c->talk, o->out.text, o->out.text_bytes);
+        if (o->out.finish != ENGINE_FINISH_NONE) talk_end(&c->talk);
+    } else if (!a->call.stream) strbuf_append(&c->text, o->out.text, o->out.text_bytes);
+}
+
+/* A token whose text is held back has no frame of its own. */
+static bool needs_frame(const openai_answer *a, const choice *c, const generation_output *o,
+                        bool first)
+{
+    return first || !takes_apart(&a->call) || o->out.finish != ENGINE_FINISH_NONE ||
+           !talk_is_empty(&c->talk);
+}
+
 static void take_whole(const openai_answer *a, choice *c, const generation_output *o)
 {
-    strbuf_append(&c->text, o->out.text, o->out.text_bytes);
     if (o->out.finish != ENGINE_FINISH_NONE) put_members(a, c, o, &c->ending);
 }
 
@@ -420,13 +488,14 @@ void openai_answer_take(openai_answer *a, const generation *g, const generation_
     if (first) begin_choice(a, c, g, o);
     if (o->out.has_token) take_token(a, c, o);
     if (o->out.finish != ENGINE_FINISH_NONE) count_usage(a, o);
+    take_text(a, c, o);
     if (!a->call.stream) {
         take_whole(a, c, o);
         a->held += held_by(c) - held;
     }
     if (out_of_memory(a, c)) fail_answer(a, STATUS_NO_MEMORY, NULL, out);
     else if (a->held > HELD_BYTES_MAX) fail_answer(a, STATUS_LIMIT, too_much, out);
-    else if (a->call.stream) put_frame(a, c, o, first, out);
+    else if (a->call.stream && needs_frame(a, c, o, first)) put_frame(a, c, o, first, out);
 }
 
 /* ---- the end --------------------------------------------------------------------------------- */
@@ -447,10 +516,14 @@ static void put_whole_choice(const openai_answer *a, uint32_t index, strbuf *out
     const choice *c = &a->choices[index];
     strbuf_puts(out, index ? ",{\"index\":" : "{\"index\":");
     put_uint(out, index);
-    strbuf_puts(out,
-                a->call.chat ? ",\"message\":{\"role\":\"assistant\",\"content\":" : ",\"text\":");
-    strbuf_json_string(out, c->text.data ? c->text.data : "", c->text.size);
-    if (a->call.chat) strbuf_puts(out, ",\"refusal\":null}");
+    strbuf_puts(out, a->call.chat ? ",\"message\":{" : ",\"text\":");
+    if (takes_apart(&a->call)) talk_put_message(&c->talk, out);
+    else {
+        if (a->call.chat) strbuf_puts(out, "\"role\":\"assistant\",\"content\":");
+        strbuf_json_string(out, c->text.data ? c->text.data : "", c->text.size);
+        if (a->call.chat) strbuf_puts(out, ",\"refusal\":null");
+    }
+    if (a->call.chat) strbuf_putc(out, '}');
     strbuf_append(out, c->ending.data, c->ending.size);
     strbuf_putc(out, '}');
 }

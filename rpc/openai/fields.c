@@ -35,6 +35,7 @@ static const field_row rows[] = {
     {"echo", FOR_COMPLETION, FIELD_HERE, NULL},
     {"tools", FOR_CHAT, FIELD_HERE, NULL},
     {"tool_choice", FOR_CHAT, FIELD_HERE, NULL},
+    {"parallel_tool_calls", FOR_CHAT, FIELD_HERE, NULL},
     {"prompt", FOR_TOKENIZE, FIELD_ENGINE, NULL},
     {"messages", FOR_TOKENIZE, FIELD_ENGINE, NULL},
     {"tools", FOR_TOKENIZE, FIELD_ENGINE, NULL},
@@ -45,6 +46,7 @@ static const field_row rows[] = {
     {"chat_template", FOR_TOKENIZE, FIELD_ENGINE, NULL},
     {"reasoning_effort", HAS_MESSAGES, FIELD_HERE, NULL},
     {"documents", HAS_MESSAGES, FIELD_HERE, NULL},
+    {"include_reasoning", FOR_CHAT, FIELD_HERE, NULL},
     {"tokens", FOR_DETOKENIZE, FIELD_HERE, NULL},
 
     /* Fields of other endpoints. */
@@ -71,7 +73,6 @@ static const field_row rows[] = {
     {"suffix", FOR_COMPLETION, FIELD_VALUES, "[\"\"]"},
     {"echo", FOR_CHAT, FIELD_VALUES, "[false]"},
     {"modalities", FOR_CHAT, FIELD_VALUES, "[[\"text\"]]"},
-    {"parallel_tool_calls", FOR_CHAT, FIELD_VALUES, "[true]"},
     {"function_call", FOR_CHAT, FIELD_VALUES, "[\"none\"]"},
     {"functions", FOR_CHAT, FIELD_VALUES, "[[]]"},
     {"add_special_tokens", FOR_CHAT, FIELD_VALUES, "[false]"},
@@ -79,7 +80,6 @@ static const field_row rows[] = {
     {"early_stopping", GENERATES, FIELD_VALUES, "[false]"},
     {"length_penalty", GENERATES, FIELD_VALUES, "[1,1.0]"},
     {"spaces_between_special_tokens", GENERATES, FIELD_VALUES, "[true]"},
-    {"include_reasoning", FOR_CHAT, FIELD_VALUES, "[true]"},
     {"return_tokens_as_token_ids", GENERATES, FIELD_VALUES, "[false]"},
     {"return_token_strs", FOR_TOKENIZE, FIELD_VALUES, "[false]"},
     {"bad_words", GENERATES, FIELD_VALUES, "[[]]"},

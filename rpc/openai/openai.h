@@ -25,11 +25,20 @@ void openai_error_json(const openai_error *e, strbuf *out);
 
 /* ---- requests -------------------------------------------------------------------------------- */
 
+/* Checks the names of parsers in the options. */
+status openai_check_parsers(const rpc_options *o, error *err);
+/* Chooses the parsers by the options and the model's chat template. */
+void openai_choose_parsers(service *s);
+
 typedef struct openai_call {
     bool chat, stream, include_usage, continuous_usage, echo, return_token_ids;
     bool logprobs;           // the request asks for logprobs
     int32_t prompt_logprobs; // value of the field of this name (echo does not count); -1 = none
-    char *model;             // the name asked for; malloc'd
+    const struct tool_parser *tools; // finds calls in the answer; NULL = the text stays as it is
+    bool one_call;                   // at most one call in an answer
+    const struct reasoning_parser *reasoning; // finds reasoning in the answer; NULL = there is none
+    bool hides_reasoning;                     // the answer leaves it out
+    char *model;                              // the name asked for; malloc'd
     engine_request *requests;
     uint32_t n_requests;
     uint32_t n_choices; // of each request

@@ -1,5 +1,7 @@
 /* Parses bodies of /v1/completions and /v1/chat/completions into engine requests. */
 #include "rpc/openai/internal.h"
+#include "rpc/openai/reasoning.h"
+#include "rpc/openai/tools/tools.h"
 
 #include <stdlib.h>
 #include <string.h>
@@ -224,19 +226,43 @@ static status read_completion(const reading *in, error *err)
     return read_prompts(in, err);
 }
 
-/* Passes tools to the chat template, unless tool_choice is "none". The model's answer stays text:
- * tool calls are not parsed out of it, so a tool_choice that forces a call is refused. */
+/* Tools go to the chat template unless tool_choice is "none", and their calls are parsed out of the
+ * answer. A tool_choice that forces a call is refused. */
 static status read_tools(const reading *in, engine_request *r, error *err)
 {
+    openai_call *c = in->call;
     const json_t *tools = body_member(in, "tools"), *choice = body_member(in, "tool_choice");
     const char *word = choice ? json_string_value(choice) : "auto";
+    bool many = true;
     if (!word || (strcmp(word, "auto") != 0 && strcmp(word, "none") != 0))
         return error_set(err, STATUS_UNSUPPORTED,
                          "request: tool_choice: of its values only [\"auto\",\"none\"] is "
                          "supported");
+    RETURN_IF_ERROR(openai_read_bool(in->body, "parallel_tool_calls", &many, err));
     if (tools && !json_is_array(tools)) return refuse_body(err, "tools: must be a list of tools");
-    if (json_array_size(tools) > 0 && strcmp(word, "auto") == 0)
-        r->tools = json_incref((json_t *)tools);
+    if (json_array_size(tools) == 0 || strcmp(word, "auto") != 0) return STATUS_IS_OK;
+    c->tools = in->s->tool_parser;
+    const chat_template *chat = in->s->o.model.chat;
+    bool shown = !chat || tmpl_uses(chat, "tools"); /* the engine refuses those that are not */
+    if (shown && !c->tools && !in->s->leaves_calls)
+        return error_set(err, STATUS_UNSUPPORTED,
+                         "request: tools: the chat template does not tell the format of this "
+                         "model's calls: the server needs --tool-call-parser");
+    c->one_call = !many;
+    if (c->tools && c->tools->special) r->skip_special_tokens = false;
+    r->tools = json_incref((json_t *)tools);
+    return STATUS_IS_OK;
+}
+
+static status read_reasoning(const reading *in, engine_request *r, error *err)
+{
+    openai_call *c = in->call;
+    bool shown = true;
+    RETURN_IF_ERROR(openai_read_bool(in->body, "include_reasoning", &shown, err));
+    c->hides_reasoning = !shown;
+    /* An answer that is held to a form is all of it: there is no reasoning before. */
+    c->reasoning = r->form.given ? NULL : in->s->reasoning_parser;
+    if (c->reasoning && c->reasoning->special) r->skip_special_tokens = false;
     return STATUS_IS_OK;
 }
 
@@ -253,6 +279,7 @@ static status read_chat(const reading *in, error *err)
     RETURN_IF_ERROR(read_request(in, c->requests, err));
     RETURN_IF_ERROR(check_amount(c->requests, 1, err));
     RETURN_IF_ERROR(openai_read_template(in->s, in->body, c->requests, err));
+    RETURN_IF_ERROR(read_reasoning(in, c->requests, err));
     return read_tools(in, c->requests, err);
 }
 

@@ -1,4 +1,6 @@
 /* OpenAI's request bodies: what is accepted and what it means, and what is refused, by field. */
+#include "rpc/openai/reasoning.h"
+#include "rpc/openai/tools/tools.h"
 #include "tests/unit/rpc_openai_fixture.h"
 
 #include <setjmp.h>
@@ -160,6 +162,8 @@ static void prompts_are_scored(void **state)
 
 static void tools_reach_the_template_unless_hidden(void **state)
 {
+    service *s = &((openai_fixture *)*state)->service;
+    s->leaves_calls = true;
     openai_call c = parse(state, true, "{" MESSAGES ", \"tools\": [{\"type\": \"function\"}]}");
     assert_int_equal(json_array_size(c.requests[0].tools), 1);
     assert_int_equal(c.requests[0].max_tokens, 0);
@@ -171,6 +175,53 @@ static void tools_reach_the_template_unless_hidden(void **state)
     c = parse(state, true, "{" MESSAGES ", \"tools\": [], \"tool_choice\": \"auto\"}");
     assert_null(c.requests[0].tools);
     openai_call_destroy(&c);
+    s->leaves_calls = false;
+}
+
+/* The marks of most formats are special tokens, which the text must show then. */
+/* The template may begin reasoning in the prompt, so the reader would take a form for that. */
+static void an_answer_held_to_a_form_has_no_reasoning(void **state)
+{
+    service *s = &((openai_fixture *)*state)->service;
+    s->reasoning_parser = reasoning_parser_find("qwen3");
+    openai_call c = parse(state, true, "{" MESSAGES ", \"response_format\": {\"type\": \"text\"}}");
+    assert_ptr_equal(c.reasoning, s->reasoning_parser);
+    openai_call_destroy(&c);
+    c = parse(state, true, "{" MESSAGES ", \"response_format\": {\"type\": \"json_object\"}}");
+    assert_null(c.reasoning);
+    openai_call_destroy(&c);
+    c = parse(state, true, "{" MESSAGES ", \"guided_choice\": [\"yes\", \"no\"]}");
+    assert_null(c.reasoning);
+    openai_call_destroy(&c);
+    s->reasoning_parser = NULL;
+}
+
+static void calls_are_parsed_where_their_format_is_known(void **state)
+{
+    service *s = &((openai_fixture *)*state)->service;
+    static const char tools[] = "\"tools\": [{\"type\": \"function\"}]";
+    strbuf body = {0};
+    openai_call c;
+    openai_error e = {0};
+    strbuf_printf(&body, "{" MESSAGES ", %s, \"parallel_tool_calls\": false}", tools);
+    const chat_template *demo = s->o.model.chat; /* the engine refuses tools for it */
+    s->o.model.chat = NULL;
+    assert_false(openai_parse_chat(s, body.data, body.size, &c, &e));
+    s->o.model.chat = demo;
+    assert_string_equal(e.param, "tools");
+    assert_non_null(strstr(e.message, "--tool-call-parser"));
+    s->tool_parser = tool_parser_find("mistral");
+    c = parse(state, true, body.data);
+    assert_ptr_equal(c.tools, s->tool_parser);
+    assert_true(c.one_call);
+    assert_false(c.requests[0].skip_special_tokens);
+    openai_call_destroy(&c);
+    c = parse(state, true, "{" MESSAGES "}");
+    assert_null(c.tools);
+    assert_true(c.requests[0].skip_special_tokens);
+    openai_call_destroy(&c);
+    s->tool_parser = NULL;
+    strbuf_destroy(&body);
 }
 
 /* Accepted: values that ask for what is done anyway. */
@@ -322,7 +373,7 @@ static const refusal chats[] = {
     {"{" M "'tool_choice': {'type': 'function', 'function': {'name': 'f'}}}", "tool_choice",
      "only"},
     {"{" M "'tools': {}}", "tools", "list"},
-    {"{" M "'parallel_tool_calls': false}", "parallel_tool_calls", "only [true]"},
+    {"{" M "'parallel_tool_calls': 1}", "parallel_tool_calls", "true or false"},
     {"{" M "'modalities': ['text', 'audio']}", "modalities", "only"},
     {"{" M "'add_generation_prompt': 1}", "add_generation_prompt", "true or false"},
     {"{" M "'chat_template_kwargs': [1]}", "chat_template_kwargs", "an object"},
@@ -625,6 +676,8 @@ int main(void)
         cmocka_unit_test(logprobs_of_each_endpoint),
         cmocka_unit_test(prompts_are_scored),
         cmocka_unit_test(tools_reach_the_template_unless_hidden),
+        cmocka_unit_test(an_answer_held_to_a_form_has_no_reasoning),
+        cmocka_unit_test(calls_are_parsed_where_their_format_is_known),
         cmocka_unit_test(harmless_values_are_taken),
         cmocka_unit_test(completions_are_refused_by_name),
         cmocka_unit_test(chats_are_refused_by_name),

@@ -1,0 +1,109 @@
+/* Llama 3.2 and 4, and others: a Python list of calls, [f(a=1, b="x"), g()]. A call is told when
+ * its parenthesis closes, with its arguments as JSON. */
+#include "rpc/openai/tools/python.h"
+#include "rpc/openai/tools/tools.h"
+
+#include <string.h>
+
+enum { AT_START, IN_LIST, IN_CALL, IN_TEXT, AT_END };
+
+static const char tag[] = "<|python_start|>";
+
+static bool is_letter(char c)
+{
+    return (c >= 'a' && c <= 'z') || (c >= 'A' && c <= 'Z') || c == '_';
+}
+
+static bool is_name(char c) { return is_letter(c) || (c >= '0' && c <= '9') || c == '.'; }
+
+static size_t begin(tool_reader *r, const char *text, size_t n, bool last)
+{
+    size_t at = tool_blanks(text, n), rest = n - at, length = strlen(tag);
+    if (!last && (rest == 0 || (rest < length && memcmp(text + at, tag, rest) == 0))) return 0;
+    if (rest >= length && memcmp(text + at, tag, length) == 0) return at + length;
+    r->state = rest && text[at] == '[' ? IN_LIST : IN_TEXT;
+    return r->state == IN_LIST ? at + 1 : 0;
+}
+
+static size_t refuse(tool_reader *r)
+{
+    if (r->n_calls == 0) tool_content(r, "[", 1);
+    r->state = IN_TEXT;
+    return 0;
+}
+
+/* Between calls: a comma, the list's end, or the next name. */
+static size_t read_list(tool_reader *r, const char *text)
+{
+    if (tool_blanks(text, 1) || (text[0] == ',' && r->n_calls)) return 1;
+    if (text[0] == ']' && r->n_calls) {
+        r->state = AT_END;
+        return 1;
+    }
+    if (!is_letter(text[0])) return refuse(r);
+    r->state = IN_CALL;
+    r->seen = 0;
+    r->object.depth = 0;
+    r->object.quoted = r->object.escaped = false;
+    return 0;
+}
+
+/* Finds the parenthesis that closes the call, looking at each byte once. 0 = it is not there. */
+static size_t find_end(tool_reader *r, const char *text, size_t n)
+{
+    call_object *o = &r->object; /* `state` is the quote that the string ends with */
+    for (; r->seen < n; r->seen++) {
+        char c = text[r->seen];
+        if (o->quoted) {
+            if (o->escaped) o->escaped = false;
+            else if (c == '\\') o->escaped = true;
+            else if (c == (char)o->state) o->quoted = false;
+        } else if (c == '"' || c == '\'') {
+            o->quoted = true;
+            o->state = c;
+        } else if (c == '(' || c == '[' || c == '{') o->depth++;
+        else if (c == ')' || c == ']' || c == '}') {
+            if (o->depth <= 1) return r->seen + 1;
+            o->depth--;
+        }
+    }
+    return 0;
+}
+
+static size_t read_call(tool_reader *r, const char *text, size_t n, bool last)
+{
+    size_t name = 0, end;
+    while (name < n && is_name(text[name])) name++;
+    if (name > TOOL_NAME_BYTES_MAX || (name < n && text[name] != '(')) return refuse(r);
+    end = find_end(r, text, n);
+    if (end == 0 && !last) return 0;
+    strbuf arguments = {0};
+    bool ok = end && python_arguments(text + name, end - name, &arguments);
+    r->failed |= arguments.failed;
+    if (ok) {
+        tool_call(r, text, name);
+        tool_arguments(r, arguments.data, arguments.size);
+        r->state = IN_LIST;
+    }
+    strbuf_destroy(&arguments);
+    return ok ? end : refuse(r);
+}
+
+static size_t read(tool_reader *r, const char *text, size_t n, bool last)
+{
+    switch (r->state) {
+    case AT_START: return begin(r, text, n, last);
+    case IN_LIST: return read_list(r, text);
+    case IN_CALL: return read_call(r, text, n, last);
+    case AT_END: return n; /* such as <|python_end|> */
+    default: tool_content(r, text, n); return n;
+    }
+}
+
+const tool_parser tool_parser_pythonic = {
+    .name = "pythonic",
+    .help = "Llama 3.2 and 4: a Python list of calls",
+    .mark = "[func_name1(params_name1=",
+    .special = true,
+    .read = read,
+};
