@@ -33,7 +33,9 @@ HTTP_FIELDS = {
                  "Events named `octavo.progress` tell how far a prompt that takes several steps is, at most ten times a "
                  "second."),
     "echo": ("boolean", "", "false", "Puts the prompt before the text of each choice."),
-    "tool_choice": ("string", "auto or none", "auto", "`none` does not pass the tools to the chat template."),
+    "tool_choice": ("string or object", "auto, none, required, or {\"type\": \"function\", \"function\": {\"name\": …}}",
+                    "auto", "`none` does not pass the tools to the chat template. `required` holds the answer to calls "
+                    "of the tools, and a function's name to one call of it, as [serving.md](docs/serving.md) says."),
     "reasoning_effort": ("string", "", "none", "The template's variable of this name. Refused where the template does "
                          "not read it, except `none`."),
     "documents": ("list of objects", "", "none", "The template's variable of this name; likewise."),

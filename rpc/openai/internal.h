@@ -32,6 +32,19 @@ status openai_read_template(service *s, const json_t *body, engine_request *r, e
 /* Fills *out for an error in a body. */
 void openai_body_error(service *s, status why, const error *err, openai_error *out);
 
+/* ---- tool_choice.c: answers that are held to tool calls -------------------------------------- */
+
+typedef struct tool_choice {
+    enum { TOOL_CHOICE_AUTO, TOOL_CHOICE_NONE, TOOL_CHOICE_FORCED } kind;
+    const char *name; // of the one function that must be called, the body's; NULL = any
+} tool_choice;
+
+status openai_read_tool_choice(const json_t *body, tool_choice *out, error *err);
+/* Holds r's answer to calls of the tools, in the parser's form and with arguments of their schemas:
+ * one call, or, with `many` and no name, one or more. */
+status openai_force_calls(const struct tool_parser *parser, const tool_choice *choice,
+                          const json_t *tools, bool many, engine_request *r, error *err);
+
 /* ---- logprobs.c: tokens with their logprobs -------------------------------------------------- */
 
 /* One position in a text: its token, and the likeliest tokens there. */

@@ -227,20 +227,20 @@ static status read_completion(const reading *in, error *err)
 }
 
 /* Tools go to the chat template unless tool_choice is "none", and their calls are parsed out of the
- * answer. A tool_choice that forces a call is refused. */
+ * answer. An answer that is forced to calls is nothing else: it has no reasoning before them. */
 static status read_tools(const reading *in, engine_request *r, error *err)
 {
     openai_call *c = in->call;
-    const json_t *tools = body_member(in, "tools"), *choice = body_member(in, "tool_choice");
-    const char *word = choice ? json_string_value(choice) : "auto";
+    const json_t *tools = body_member(in, "tools");
+    tool_choice choice;
     bool many = true;
-    if (!word || (strcmp(word, "auto") != 0 && strcmp(word, "none") != 0))
-        return error_set(err, STATUS_UNSUPPORTED,
-                         "request: tool_choice: of its values only [\"auto\",\"none\"] is "
-                         "supported");
     RETURN_IF_ERROR(openai_read_bool(in->body, "parallel_tool_calls", &many, err));
+    RETURN_IF_ERROR(openai_read_tool_choice(in->body, &choice, err));
+    bool forced = choice.kind == TOOL_CHOICE_FORCED;
     if (tools && !json_is_array(tools)) return refuse_body(err, "tools: must be a list of tools");
-    if (json_array_size(tools) == 0 || strcmp(word, "auto") != 0) return STATUS_IS_OK;
+    if (choice.kind == TOOL_CHOICE_NONE) return STATUS_IS_OK;
+    if (json_array_size(tools) == 0)
+        return forced ? refuse_body(err, "tool_choice: needs tools") : STATUS_IS_OK;
     c->tools = in->s->tool_parser;
     const chat_template *chat = in->s->o.model.chat;
     bool shown = !chat || tmpl_uses(chat, "tools"); /* the engine refuses those that are not */
@@ -251,7 +251,9 @@ static status read_tools(const reading *in, engine_request *r, error *err)
     c->one_call = !many;
     if (c->tools && c->tools->special) r->skip_special_tokens = false;
     r->tools = json_incref((json_t *)tools);
-    return STATUS_IS_OK;
+    if (!forced || !shown) return STATUS_IS_OK;
+    c->reasoning = NULL;
+    return openai_force_calls(c->tools, &choice, tools, many, r, err);
 }
 
 static status read_reasoning(const reading *in, engine_request *r, error *err)

@@ -137,6 +137,9 @@ class Tools(unittest.TestCase):
             two = f.ask("#call", n=2)
             ids = {c.id for choice in two.choices for c in choice.message.tool_calls}
             self.assertEqual(len(ids), 4)
+            forced = f.ask("#plain", tool_choice={"type": "function", "function": {"name": "now"}}, tools=[
+                {"type": "function", "function": {"name": "now"}}]).choices[0]
+            self.assertEqual((told(forced.message.tool_calls), forced.message.content), ([("now", {})], None))
 
     def test_a_conversation_with_calls(self):
         with Format("hermes", more={"#result": ["18 ", "degrees"]}) as f:
