@@ -383,6 +383,8 @@ static rpc_options options_of(const serving *s)
         .n_api_keys = f->keys.n,
         .admin_keys = f->admin_keys.items,
         .n_admin_keys = f->admin_keys.n,
+        .cors_origins = f->cors_origins.items,
+        .n_cors_origins = f->cors_origins.n,
         .max_body_bytes = f->max_body,
         .body_memory_bytes = s->room.bodies,
         .max_connections = f->max_connections,

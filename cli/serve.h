@@ -14,7 +14,7 @@ typedef struct serve_flags {
     const char *http, *grpc; // "none" = off
     arg_list names;
     uint32_t max_requests;
-    arg_list keys, admin_keys;
+    arg_list keys, admin_keys, cors_origins;
     const char *key_file, *admin_key_file;
     bool share_prefixes;
     const char *tls_cert, *tls_key, *tls_client_ca;

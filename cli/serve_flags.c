@@ -23,6 +23,10 @@ static const arg_flag flags_table[] = {
     ARG_ROW("admin-key-file", "FILE", ARG_TEXT, serve_flags, admin_key_file,
             "keys, one a line, that may also read KV events, flush the prefix cache and abort the "
             "requests of other keys; where there are API keys alone these calls are refused"),
+    ARG_ROW(
+        "cors-origin", "ORIGIN", ARG_LIST, serve_flags, cors_origins,
+        "pages of this origin, such as https://example.org, may call the server from a browser; "
+        "may be repeated, and * is all"),
     ARG_ROW("share-prefixes", NULL, ARG_SWITCH, serve_flags, share_prefixes,
             "requests of different keys hit each other's prefixes, which cached_tokens shows "
             "(default: only with the same key)"),
@@ -93,4 +97,5 @@ void serve_flags_destroy(serve_flags *f)
     free(f->names.items);
     free(f->keys.items);
     free(f->admin_keys.items);
+    free(f->cors_origins.items);
 }

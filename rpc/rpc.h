@@ -100,6 +100,8 @@ typedef struct rpc_options {
      * refuses these calls; a server without any keys is open to all. */
     const char *const *admin_keys;
     size_t n_admin_keys;
+    const char *const *cors_origins; // pages whose scripts may read answers; "*" = all
+    size_t n_cors_origins;
     size_t max_body_bytes; // of an HTTP body and of a gRPC message
     /* Memory that requests may take together, each RPC_BODY_FACTOR bytes for a byte of its body
      * from the body's arrival to the end of the answer. A request beyond it is refused as when the

@@ -55,6 +55,7 @@ ROUTES = {
     "POST /detokenize": "Gives the text of token ids.",
     "GET /health": "200 while new requests are taken, else 503 with the reason.",
     "GET /ready": "The same as /health.",
+    "GET /ping": "The same, by the name that SageMaker asks for.",
     "GET /version": "Gives the server's version.",
     "GET /metrics": "Gives the [metrics](#metrics) in Prometheus' text format.",
 }

@@ -193,7 +193,8 @@ def put_routes(page, root):
     page.title(2, "HTTP")
     page.text("Bodies are JSON of at most --max-body bytes. Where the server has API keys, a route that needs one "
               "takes `Authorization: Bearer KEY`. `X-Request-Id` of up to $HTTP_ID_BYTES_MAX printable characters "
-              "becomes the request's id; every answer has the header.")
+              "becomes the request's id; every answer has the header. `OPTIONS` on a route answers, without a key, with "
+              "the methods that its path takes, and with CORS headers where --cors-origin allows the page's origin.")
     page.table(["route", "API key", "what it does"],
                [(f"`{m} {p}`", "yes" if key else "no", words.ROUTES[f"{m} {p}"]) for m, p, key in routes])
 

@@ -198,18 +198,29 @@ static void choose_route(exchange *e, const char *path, const char *method)
         if (strcmp(routes[i].method, method) == 0) return;
         add_method(e->allow, sizeof e->allow, routes[i].method);
     }
-    if (*e->allow)
+    e->is_options = *e->allow && strcmp(method, "OPTIONS") == 0;
+    if (e->is_options) add_method(e->allow, sizeof e->allow, method);
+    else if (*e->allow)
         refuse_request(e, 405, "BadRequestError", "this path does not support this method");
     else refuse_plain(e, 404, "there is no such path");
 }
 
-static bool is_form(const http_head *head)
+static bool begins_with(const char *text, const char *word)
 {
-    static const char *const forms[] = {"application/x-www-form-urlencoded", "multipart/"};
+    return strncasecmp(text, word, strlen(word)) == 0;
+}
+
+/* True when the body cannot be meant as JSON. A browser, which names the page's origin, must name
+ * JSON: it sends what has another type, or none, from every page without asking by OPTIONS. */
+static bool is_not_json(const http_head *head)
+{
+    static const char json[] = "application/json";
     const http_field *f = head_find(head, "content-type");
-    for (size_t i = 0; f && i < sizeof forms / sizeof forms[0]; i++)
-        if (strncasecmp(f->value, forms[i], strlen(forms[i])) == 0) return true;
-    return false;
+    const char *type = f ? f->value : "";
+    if (begins_with(type, "application/x-www-form-urlencoded") || begins_with(type, "multipart/"))
+        return true;
+    bool named = begins_with(type, json) && strchr("; \t", type[sizeof json - 1]);
+    return head_find(head, "origin") && !named;
 }
 
 static bool is_encoded(const http_head *head)
@@ -229,14 +240,14 @@ static void judge_head(exchange *e, const http_head *head, const http_framing *f
         return;
     }
     choose_route(e, e->path, head->method);
-    if (e->refusal.status) return;
+    if (e->refusal.status || e->is_options) return;
     e->x.path = e->route->path;
     size_t n = strlen(e->route->path);
     if (e->route->path[n - 1] == '/') e->x.rest = e->path + n;
     const http_field *key = head_find(head, "authorization");
     if (e->route->needs_key && !service_key_ok(s, key ? key->value : NULL))
         refuse_plain(e, 401, "the API key is missing or wrong");
-    else if (e->route->has_body && is_form(head))
+    else if (e->route->has_body && is_not_json(head))
         refuse_plain(e, 415,
                      "content-type: must be application/json (curl: use --json instead of -d, or "
                      "add -H 'Content-Type: application/json')");
@@ -337,7 +348,7 @@ static bool take_body(exchange *e, const char *data, size_t n)
         e->close = true;
         forget_body(e);
     }
-    if (!e->refusal.status && e->route->has_body) keep_body(e, data, n);
+    if (!e->refusal.status && e->route->has_body && !e->is_options) keep_body(e, data, n);
     if (e->body_received - e->body_reported >= PROGRESS_BYTES) {
         e->body_reported = e->body_received;
         watch_progress(&e->server->watch, e->connection);
@@ -349,6 +360,10 @@ static void complete(exchange *e)
 {
     watch_complete(&e->server->watch, e->connection);
     if (!e->refusal.status && e->body.failed) refuse_plain(e, 503, out_of_memory);
+    if (!e->refusal.status && e->is_options) {
+        cors_answer_options(e);
+        return;
+    }
     if (!e->refusal.status && e->route->has_body && e->body.size == 0)
         refuse_plain(e, 400, "the request has no body");
     if (e->refusal.status) {
@@ -393,6 +408,7 @@ void exchange_send(exchange *e, unsigned code, struct MHD_Response *response)
     http_server *h = e->server;
     e->stage = STAGE_ANSWERED;
     bool ok = response && (!*e->id || add_header(response, "X-Request-Id", e->id));
+    ok = ok && cors_add_headers(e, response);
     if (e->close || atomic_load(&h->draining))
         ok = ok && add_header(response, MHD_HTTP_HEADER_CONNECTION, "close");
     if (!ok) {

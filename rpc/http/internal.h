@@ -4,7 +4,8 @@
  * exchange.c  one request: head, body, answer     head.c     checks of a request's head
  * pump.c      a generation's outputs to a client  watch.c    clients that vanish, trickle or stall
  * routes.c    the table of paths                  tls.c      certificates
- * work.c      large bodies, which a pool reads    wake.c     suspended connections, woken */
+ * work.c      large bodies, which a pool reads    wake.c     suspended connections, woken
+ * cors.c      pages of other origins, OPTIONS */
 #ifndef RPC_HTTP_INTERNAL_H
 #define RPC_HTTP_INTERNAL_H
 
@@ -206,7 +207,8 @@ struct exchange {
     bool is_own_refusal;  // refusal's message holds no bytes of the client
     const char *why;      // message of the refusal that is sent
     bool is_own_why;      // why holds no bytes of the client
-    char allow[32];       // methods for the Allow header of a 405
+    char allow[48];       // methods of the path, for the Allow header
+    bool is_options;      // answered by cors_answer_options
     bool close;           // the connection ends with this request
     bool failed;          // no answer could be made
     strbuf body;
@@ -243,6 +245,14 @@ void exchange_drop_body(exchange *e);
 void exchange_send(exchange *e, unsigned code, struct MHD_Response *response);
 /* Answers with e->out. */
 void exchange_send_out(exchange *e, unsigned code, const char *content_type);
+
+/* Checks the origins in the options. */
+status cors_check(const rpc_options *o, error *err);
+/* Adds the headers by which a browser shows the answer to a page of an allowed origin; false when
+ * memory is out. */
+bool cors_add_headers(const exchange *e, struct MHD_Response *r);
+/* Answers an OPTIONS request with what e's path takes. */
+void cors_answer_options(exchange *e);
 
 /* Continues a request that waits for outputs, after its connection was resumed. */
 void pump_resumed(exchange *e);

@@ -124,6 +124,7 @@ static const http_route routes[] = {
     {"POST", "/detokenize", true, true, route_detokenize},
     {"GET", "/health", false, false, route_health},
     {"GET", "/ready", false, false, route_health},
+    {"GET", "/ping", false, false, route_health},
     {"GET", "/version", false, false, route_version},
     {"GET", "/metrics", false, false, route_metrics},
 };

@@ -161,6 +161,7 @@ status http_server_check(const rpc_options *o, int *fd, error *err)
     uint16_t port;
     *fd = -1;
     RETURN_IF_ERROR(openai_check_parsers(o, err));
+    RETURN_IF_ERROR(cors_check(o, err));
     RETURN_IF_ERROR(tls_load(o, &tls, err));
     tls_destroy(&tls);
     if (!o->http_address) return STATUS_IS_OK; /* the certificates serve gRPC, too */

@@ -49,6 +49,7 @@ static void routes_answer(void **state)
     expect(ask(f, "GET /health HTTP/1.1\r\nHost: x\r\n\r\n"), 200, "application/json", "serving");
     expect(ask(f, "HEAD /health HTTP/1.1\r\nHost: x\r\n\r\n"), 200, "Content-Length: ", "");
     expect(ask(f, "GET /ready HTTP/1.1\r\nHost: x\r\n\r\n"), 200, NULL, "serving");
+    expect(ask(f, "GET /ping HTTP/1.1\r\nHost: x\r\n\r\n"), 200, NULL, "serving");
     expect(ask(f, "GET /version HTTP/1.1\r\nHost: x\r\n\r\n"), 200, NULL, "test");
     expect(ask(f, "GET /metrics?x=%00 HTTP/1.1\r\nHost: x\r\n\r\n"), 200,
            "text/plain; version=0.0.4", "octavo:");
@@ -57,6 +58,88 @@ static void routes_answer(void **state)
     expect(ask(f, "GET /v1/models/other HTTP/1.1\r\nHost: x\r\n\r\n"), 404, NULL, "NotFoundError");
     expect(post(f, "/tokenize", "{\"prompt\": \"hello\"}"), 200, NULL, "tokens");
     expect(post(f, "/detokenize", "{\"tokens\": [5]}"), 200, NULL, "prompt");
+}
+
+/* A browser asks with OPTIONS before a page's request, without the key. */
+static void pages_of_allowed_origins_may_call(void **state)
+{
+    fixture *f = *state;
+    static const char *const origins[] = {"https://a.example", "http://b.example:81"};
+    static const char *const keys[] = {"secret"};
+#define PREFLIGHT(path, origin)                                                                    \
+    "OPTIONS " path " HTTP/1.1\r\nHost: x\r\nOrigin: " origin                                      \
+    "\r\nAccess-Control-Request-Method: POST\r\nAccess-Control-Request-Headers: "                  \
+    "authorization, x-stainless-os\r\n\r\n"
+    f->options.cors_origins = origins;
+    f->options.n_cors_origins = 2;
+    f->options.api_keys = keys;
+    f->options.n_api_keys = 1;
+    fixture_start(f);
+    expect(ask(f, PREFLIGHT("/v1/completions", "https://a.example")), 200,
+           "Access-Control-Allow-Origin: https://a.example\r\n", "");
+    expect(ask(f, PREFLIGHT("/v1/completions", "https://a.example")), 200,
+           "Access-Control-Allow-Headers: authorization, x-stainless-os\r\n", "");
+    expect(ask(f, PREFLIGHT("/v1/completions", "http://b.example:81")), 200,
+           "Access-Control-Allow-Methods: POST, OPTIONS\r\n", "");
+    reply r = ask(f, PREFLIGHT("/v1/completions", "https://a.example.evil"));
+    assert_int_equal(r.status, 200);
+    assert_null(strstr(r.head, "Access-Control"));
+    assert_non_null(strstr(r.head, "Vary: Origin\r\n"));
+    reply_free(&r);
+    expect(ask(f, PREFLIGHT("/nope", "https://a.example")), 404,
+           "Access-Control-Allow-Origin: https://a.example\r\n", NULL);
+    expect(ask(f, "GET /v1/models HTTP/1.1\r\nHost: x\r\nOrigin: https://a.example\r\n\r\n"), 401,
+           "Access-Control-Allow-Origin: https://a.example\r\n", NULL);
+    expect(ask(f, "GET /health HTTP/1.1\r\nHost: x\r\nOrigin: http://b.example:81\r\n\r\n"), 200,
+           "Access-Control-Expose-Headers: X-Request-Id, Retry-After\r\n", "serving");
+    r = ask(f, "OPTIONS /health HTTP/1.1\r\nHost: x\r\nOrigin: https://a.example\r\n"
+               "Access-Control-Request-Headers: a;b\r\n\r\n");
+    assert_non_null(strstr(r.head, "Access-Control-Allow-Methods: GET, HEAD, OPTIONS\r\n"));
+    assert_null(strstr(r.head, "Access-Control-Allow-Headers"));
+    reply_free(&r);
+}
+
+static void without_origins_there_are_no_headers_for_pages(void **state)
+{
+    reply r = ask(*state, PREFLIGHT("/v1/completions", "https://a.example"));
+    assert_int_equal(r.status, 200);
+    assert_null(strstr(r.head, "Access-Control"));
+    assert_null(strstr(r.head, "Vary"));
+    assert_non_null(strstr(r.head, "Allow: POST, OPTIONS\r\n"));
+    reply_free(&r);
+}
+
+/* A browser sends such a body from any page without asking before. */
+static void pages_cannot_generate_unasked(void **state)
+{
+#define FROM_PAGE(type)                                                                            \
+    "POST /tokenize HTTP/1.1\r\nHost: x\r\nOrigin: https://a.example\r\n" type                     \
+    "Content-Length: 14\r\n\r\n{\"prompt\":\"x\"}"
+    fixture *f = *state;
+    expect(ask(f, FROM_PAGE("")), 415, NULL, "application/json");
+    expect(ask(f, FROM_PAGE("Content-Type: text/plain;charset=UTF-8\r\n")), 415, NULL,
+           "content-type");
+    expect(ask(f, FROM_PAGE("Content-Type: application/jsonp\r\n")), 415, NULL, "content-type");
+    expect(ask(f, FROM_PAGE("Content-Type: application/json\r\n")), 200, NULL, "tokens");
+    expect(ask(f, FROM_PAGE("Content-Type: Application/JSON;charset=UTF-8\r\n")), 200, NULL,
+           "tokens");
+}
+
+static void origins_are_checked(void **state)
+{
+    (void)state;
+    static const char *const wrong[] = {
+        "a.example", "https://", "https://a/", "https://a b", "", "://a", "https://a,https://b"};
+    error err;
+    int fd;
+    for (size_t i = 0; i < sizeof wrong / sizeof wrong[0]; i++) {
+        const rpc_options o = {.cors_origins = &wrong[i], .n_cors_origins = 1};
+        assert_int_equal(http_server_check(&o, &fd, &err).code, STATUS_INVALID);
+        assert_non_null(strstr(err.text, "--cors-origin"));
+    }
+    const char *all = "*";
+    const rpc_options o = {.cors_origins = &all, .n_cors_origins = 1};
+    assert_true(status_ok(http_server_check(&o, &fd, &err)));
 }
 
 static void wrong_turns_are_named(void **state)
@@ -395,6 +478,12 @@ int main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test_setup_teardown(routes_answer, setup, teardown),
         cmocka_unit_test_setup_teardown(wrong_turns_are_named, setup, teardown),
+        cmocka_unit_test_setup_teardown(pages_of_allowed_origins_may_call, setup_unstarted,
+                                        teardown),
+        cmocka_unit_test_setup_teardown(pages_cannot_generate_unasked, setup, teardown),
+        cmocka_unit_test_setup_teardown(without_origins_there_are_no_headers_for_pages, setup,
+                                        teardown),
+        cmocka_unit_test(origins_are_checked),
         cmocka_unit_test_setup_teardown(whole_answers, setup, teardown),
         cmocka_unit_test_setup_teardown(streams_have_a_frame_for_each_token, setup, teardown),
         cmocka_unit_test_setup_teardown(http_1_0_gets_its_stream_until_the_end, setup, teardown),

@@ -169,6 +169,7 @@ ROUTES = {
     ("POST", "/detokenize"): Row(OWN, ("/detokenize", {"tokens": [1, 2]})),
     ("GET", "/health"): Row(OPEN, ("/health", None)),
     ("GET", "/ready"): Row(OPEN, ("/ready", None)),
+    ("GET", "/ping"): Row(OPEN, ("/ping", None)),
     ("GET", "/version"): Row(OPEN, ("/version", None)),
     ("GET", "/metrics"): Row(OPEN, ("/metrics", None)),
 }
