@@ -29,6 +29,11 @@ HTTP_FIELDS = {
                        "`include_usage` adds an event with the usage at the end, `continuous_usage_stats` adds the "
                        "usage so far to every event."),
     "return_token_ids": ("boolean", "", "false", "Adds `token_ids` to each choice, and `prompt_token_ids`."),
+    "return_tokens_as_token_ids": ("boolean", "", "false",
+                                   "Logprobs name tokens by their ids, as `token_id:5`, in place of their texts."),
+    "request_id": ("string", "1 to 128 visible ASCII characters", "made by the server",
+                   "The request's id, in the answer's `id` and its header `X-Request-Id`. The header of this name in "
+                   "the request goes before it, and an id that a running request has is replaced."),
     "progress": ("boolean", "needs stream", "false",
                  "Events named `octavo.progress` tell how far a prompt that takes several steps is, at most ten times a "
                  "second."),

@@ -164,6 +164,7 @@ static void choose_id(exchange *e, const http_head *head)
     bool usable = f && f->value_bytes > 0 && f->value_bytes <= HTTP_ID_BYTES_MAX;
     for (size_t i = 0; usable && i < f->value_bytes; i++)
         usable = f->value[i] > 0x20 && f->value[i] < 0x7f;
+    e->has_own_id = usable;
     if (usable) memcpy(e->id, f->value, f->value_bytes);
     else {
         service *s = e->server->service;

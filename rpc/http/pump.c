@@ -155,12 +155,16 @@ void pump_resumed(exchange *e)
 
 /* ---- life ------------------------------------------------------------------------------------ */
 
-/* Starts the generation under the client's id, or under a new one if a live generation has it. */
+_Static_assert((int)HTTP_ID_BYTES_MAX == SERVICE_ID_BYTES_MAX, "a body's id fits an exchange");
+
+/* Starts the generation under the client's id, where a header goes before the body's field, or
+ * under a new one if a live generation has it. */
 static status start_answer(exchange *e, const openai_call *call, error *err)
 {
     service *s = e->server->service;
     char identity[SERVICE_IDENTITY_BYTES];
     service_identity(s, http_header(&e->x, "authorization"), identity);
+    if (*call->id && !e->has_own_id) memcpy(e->id, call->id, sizeof e->id);
     generation_options o = {.id = e->id,
                             .surface = "http",
                             .notify = wake_notify,

@@ -311,7 +311,8 @@ static void begin_choice(openai_answer *a, choice *c, const generation *g,
     if (call->echo) {
         echo_text(a->s, r, &p, &c->text);
         c->characters = count_characters(c->text.data, c->text.size);
-        if (call->logprobs) echo_logprobs(a->s, r, &p, c->characters, &c->completion);
+        if (call->logprobs)
+            echo_logprobs(a->s, r, &p, c->characters, call->tokens_by_id, &c->completion);
     }
     /* Chat has one prompt, which a whole body describes once, beside the choices. */
     if (call->chat && !call->stream && o->index > 0) return;
@@ -356,6 +357,7 @@ static void take_token(openai_answer *a, choice *c, const generation_output *o)
     c->n_tokens++;
     if (a->call.logprobs) {
         token_place p = sample_place(request_of(a, o), &o->out.sample);
+        p.by_id = a->call.tokens_by_id;
         if (a->call.chat) chat_logprob_add(&c->chat, a->s->o.model.tokenizer, &p);
         else take_completion_logprobs(a, c, &p);
     }

@@ -39,7 +39,7 @@ static bool has_added_bos(service *s, const engine_request *r, const engine_prom
 }
 
 void echo_logprobs(service *s, const engine_request *r, const engine_prompt *p, uint32_t characters,
-                   completion_logprobs *out)
+                   bool by_id, completion_logprobs *out)
 {
     const tokenizer *t = s->o.model.tokenizer;
     uint32_t n_top = r->logprobs > 0 ? (uint32_t)r->logprobs : 0, offset = 0;
@@ -49,6 +49,7 @@ void echo_logprobs(service *s, const engine_request *r, const engine_prompt *p, 
     tok_stream_init(&d, t, false);
     for (uint32_t i = 0; p->logprobs && i < p->n_tokens; i++, skip = false) {
         token_place place = prompt_place(p, i, n_top);
+        place.by_id = by_id;
         completion_logprobs_add(out, t, &place, offset < characters ? offset : characters);
         if (skip) continue;
         push(&d, p->tokens[i], &text);

@@ -30,6 +30,8 @@ static const field_row rows[] = {
     {"stream", GENERATES, FIELD_HERE, NULL},
     {"stream_options", GENERATES, FIELD_HERE, NULL},
     {"return_token_ids", GENERATES, FIELD_HERE, NULL},
+    {"return_tokens_as_token_ids", GENERATES, FIELD_HERE, NULL},
+    {"request_id", GENERATES, FIELD_HERE, NULL},
     {"progress", GENERATES, FIELD_HERE, NULL},
     {"prompt", FOR_COMPLETION, FIELD_HERE, NULL},
     {"echo", FOR_COMPLETION, FIELD_HERE, NULL},
@@ -80,7 +82,6 @@ static const field_row rows[] = {
     {"early_stopping", GENERATES, FIELD_VALUES, "[false]"},
     {"length_penalty", GENERATES, FIELD_VALUES, "[1,1.0]"},
     {"spaces_between_special_tokens", GENERATES, FIELD_VALUES, "[true]"},
-    {"return_tokens_as_token_ids", GENERATES, FIELD_VALUES, "[false]"},
     {"return_token_strs", FOR_TOKENIZE, FIELD_VALUES, "[false]"},
     {"bad_words", GENERATES, FIELD_VALUES, "[[]]"},
 
@@ -148,28 +149,45 @@ static status check_fields(const json_t *body, unsigned endpoint, error *err)
     return STATUS_IS_OK;
 }
 
-/* Limits the values in a body before it is parsed: each empty object of three bytes would take a
- * hundred times that and a microsecond. Every value needs a comma or an opening bracket before it,
- * so counting these is enough. */
-static status check_amount(const char *body, size_t n, error *err)
+/* What a body has of the things that take memory and time when it is parsed. */
+typedef struct amounts {
+    size_t lists, keys, strings, values; // lists: and objects; strings: keys among them
+} amounts;
+
+/* Every value needs a comma or an opening bracket before it, so counting these is enough. */
+static amounts count_amounts(const char *body, size_t n)
 {
-    enum { LISTS_MAX = 1 << 16, KEYS_MAX = 1 << 18, VALUES_MAX = 1 << 20 };
-    size_t lists = 0, keys = 0, values = 0;
+    amounts a = {0};
     bool quoted = false;
     for (size_t i = 0; i < n; i++) {
         char c = body[i];
-        if (c == '"') quoted = !quoted;
+        if (c == '"') a.strings += quoted = !quoted;
         else if (quoted) i += c == '\\';
-        else if (c == ',') values++;
-        else if (c == ':') keys++;
-        else lists += c == '{' || c == '[';
+        else if (c == ',') a.values++;
+        else if (c == ':') a.keys++;
+        else a.lists += c == '{' || c == '[';
     }
-    if (lists > LISTS_MAX)
-        return error_set(err, STATUS_LIMIT, "body: has more than %d objects and lists", LISTS_MAX);
-    if (keys > KEYS_MAX) /* enough for a bias for each token of a large vocabulary */
-        return error_set(err, STATUS_LIMIT, "body: has more than %d keys", KEYS_MAX);
-    if (values > VALUES_MAX)
-        return error_set(err, STATUS_LIMIT, "body: has more than %d values", VALUES_MAX);
+    return a;
+}
+
+static status too_many(error *err, size_t most, const char *what)
+{
+    return error_set(err, STATUS_LIMIT, "body: has more than %zu %s", most, what);
+}
+
+/* Limits what is in a body before it is parsed: each empty object of three bytes would take a
+ * hundred times that and a microsecond. A number takes no more than RPC_BODY_FACTOR allows, so
+ * numbers may be as many as the longest prompt of token ids has, and VALUES_MAX more. */
+static status check_amount(const service *s, const char *body, size_t n, error *err)
+{
+    enum { LISTS_MAX = 1 << 16, KEYS_MAX = 1 << 18, VALUES_MAX = 1 << 20 };
+    amounts a = count_amounts(body, n);
+    size_t values = VALUES_MAX + (size_t)s->o.model.max_logical_len;
+    if (a.lists > LISTS_MAX) return too_many(err, LISTS_MAX, "objects and lists");
+    /* Enough for a bias for each token of a large vocabulary. */
+    if (a.keys > KEYS_MAX) return too_many(err, KEYS_MAX, "keys");
+    if (a.strings > VALUES_MAX) return too_many(err, VALUES_MAX, "strings");
+    if (a.values > values) return too_many(err, values, "values");
     return STATUS_IS_OK;
 }
 
@@ -185,18 +203,19 @@ static void forget_nulls(json_t *body)
     }
 }
 
-status openai_read_body(const char *body, size_t n, unsigned endpoint, json_t **out,
-                        const char **also, error *err)
+status openai_read_body(const service *s, const char *body, size_t n, unsigned endpoint,
+                        json_t **out, const char **also, error *err)
 {
-    RETURN_IF_ERROR(check_amount(body, n, err));
+    RETURN_IF_ERROR(check_amount(s, body, n, err));
     RETURN_IF_ERROR(json_read_text("body", body, n, out, err));
     forget_nulls(*out);
-    status s = json_is_object(*out) ? check_fields(*out, endpoint, err)
-                                    : error_set(err, STATUS_CORRUPT, "body: must be a JSON object");
-    if (!status_ok(s)) {
+    status st = json_is_object(*out)
+                    ? check_fields(*out, endpoint, err)
+                    : error_set(err, STATUS_CORRUPT, "body: must be a JSON object");
+    if (!status_ok(st)) {
         json_decref(*out);
         *out = NULL;
-        return s;
+        return st;
     }
     for (size_t i = 0; i < sizeof rows / sizeof rows[0]; i++)
         if ((rows[i].endpoints & endpoint) && rows[i].rule != FIELD_ENGINE) *also++ = rows[i].key;

@@ -19,8 +19,8 @@ enum { FIELDS_MAX = 96 };
 
 /* Parses a body, which must be a JSON object, and refuses fields that the endpoint does not take,
  * by name. also [FIELDS_MAX] gets the fields that the engine's parser must skip. */
-status openai_read_body(const char *body, size_t n, unsigned endpoint, json_t **out,
-                        const char **also, error *err);
+status openai_read_body(const service *s, const char *body, size_t n, unsigned endpoint,
+                        json_t **out, const char **also, error *err);
 /* Reads a body's "model", or the first served name when it is absent. STATUS_NOT_FOUND: the model
  * is not served by this name. */
 status openai_read_model(service *s, const json_t *body, char **out, error *err);
@@ -50,6 +50,7 @@ status openai_force_calls(const struct tool_parser *parser, const tool_choice *c
 /* One position in a text: its token, and the likeliest tokens there. */
 typedef struct token_place {
     uint32_t token;
+    bool by_id;    // tokens are written as "token_id:5"
     float logprob; // NaN = none
     uint32_t rank;
     uint32_t n_top;
@@ -82,9 +83,9 @@ token_place prompt_place(const engine_prompt *p, uint32_t at, uint32_t n_top);
 /* Appends the text of a request's prompt, as it was sent, or decoded from token ids. */
 void echo_text(service *s, const engine_request *r, const engine_prompt *p, strbuf *out);
 /* Adds the logprobs of the prompt's tokens, with offsets into the text of echo_text, which has
- * `characters` characters. */
+ * `characters` characters. by_id: as in token_place. */
 void echo_logprobs(service *s, const engine_request *r, const engine_prompt *p, uint32_t characters,
-                   completion_logprobs *out);
+                   bool by_id, completion_logprobs *out);
 uint32_t count_characters(const char *text, size_t n);
 
 #endif

@@ -42,6 +42,19 @@ static void put_text(strbuf *out, const char *bytes, size_t n)
     strbuf_putc(out, '"');
 }
 
+/* Writes a token as the request asks: its text, or "token_id:5", which every token has. */
+static void put_token(strbuf *out, const tokenizer *t, const token_place *p, uint32_t id)
+{
+    const char *bytes;
+    size_t n;
+    if (p->by_id) {
+        strbuf_printf(out, "\"token_id:%u\"", id);
+        return;
+    }
+    bytes_of(t, id, &bytes, &n);
+    put_text(out, bytes, n);
+}
+
 static bool same_text(const tokenizer *t, uint32_t a, uint32_t b)
 {
     const char *x, *y;
@@ -53,21 +66,20 @@ static bool same_text(const tokenizer *t, uint32_t a, uint32_t b)
 }
 
 /* True when the list already has a token with this text. The text is a JSON key, so only the first
- * of two tokens with the same text is listed. */
+ * of two tokens with the same text is listed. Ids differ. */
 static bool stood_before(const tokenizer *t, const token_place *p, uint32_t at)
 {
+    if (p->by_id) return p->token == p->top_ids[at];
     if (same_text(t, p->token, p->top_ids[at])) return true;
     for (uint32_t i = 0; i < at; i++)
         if (same_text(t, p->top_ids[i], p->top_ids[at])) return true;
     return false;
 }
 
-static void put_member(strbuf *out, const tokenizer *t, uint32_t id, float logprob)
+static void put_member(strbuf *out, const tokenizer *t, const token_place *p, uint32_t id,
+                       float logprob)
 {
-    const char *bytes;
-    size_t n;
-    bytes_of(t, id, &bytes, &n);
-    put_text(out, bytes, n);
+    put_token(out, t, p, id);
     strbuf_putc(out, ':');
     put_logprob(out, logprob);
 }
@@ -79,11 +91,11 @@ static void put_tops(strbuf *out, const tokenizer *t, const token_place *p)
         return;
     }
     strbuf_putc(out, '{');
-    put_member(out, t, p->token, p->logprob);
+    put_member(out, t, p, p->token, p->logprob);
     for (uint32_t i = 0; i < p->n_top; i++) {
         if (stood_before(t, p, i)) continue;
         strbuf_putc(out, ',');
-        put_member(out, t, p->top_ids[i], p->top_logprobs[i]);
+        put_member(out, t, p, p->top_ids[i], p->top_logprobs[i]);
     }
     strbuf_putc(out, '}');
 }
@@ -91,15 +103,12 @@ static void put_tops(strbuf *out, const tokenizer *t, const token_place *p)
 void completion_logprobs_add(completion_logprobs *l, const tokenizer *t, const token_place *p,
                              uint32_t offset)
 {
-    const char *bytes;
-    size_t n;
-    bytes_of(t, p->token, &bytes, &n);
     comma_between(&l->offsets);
     strbuf_printf(&l->offsets, "%u", offset);
     comma_between(&l->logprobs);
     put_logprob(&l->logprobs, p->logprob);
     comma_between(&l->tokens);
-    put_text(&l->tokens, bytes, n);
+    put_token(&l->tokens, t, p, p->token);
     comma_between(&l->tops);
     put_tops(&l->tops, t, p);
 }
@@ -141,13 +150,16 @@ void completion_logprobs_destroy(completion_logprobs *l)
 
 /* ---- chat ------------------------------------------------------------------------------------ */
 
-static void describe_token(strbuf *out, const tokenizer *t, uint32_t id, float logprob)
+/* The bytes are those of the token's text in either case. */
+static void describe_token(strbuf *out, const tokenizer *t, const token_place *p, uint32_t id,
+                           float logprob)
 {
     const char *bytes;
     size_t n;
     bytes_of(t, id, &bytes, &n);
     strbuf_puts(out, "{\"token\":");
-    strbuf_json_string(out, bytes, n);
+    if (p->by_id) put_token(out, t, p, id);
+    else strbuf_json_string(out, bytes, n);
     strbuf_puts(out, ",\"logprob\":");
     put_logprob(out, logprob);
     strbuf_puts(out, ",\"bytes\":[");
@@ -158,11 +170,11 @@ static void describe_token(strbuf *out, const tokenizer *t, uint32_t id, float l
 void chat_logprob_add(strbuf *out, const tokenizer *t, const token_place *p)
 {
     comma_between(out);
-    describe_token(out, t, p->token, p->logprob);
+    describe_token(out, t, p, p->token, p->logprob);
     strbuf_puts(out, ",\"top_logprobs\":[");
     for (uint32_t i = 0; i < p->n_top; i++) {
         if (i) strbuf_putc(out, ',');
-        describe_token(out, t, p->top_ids[i], p->top_logprobs[i]);
+        describe_token(out, t, p, p->top_ids[i], p->top_logprobs[i]);
         strbuf_putc(out, '}');
     }
     strbuf_puts(out, "]}");

@@ -113,7 +113,7 @@ static bool answer_small(service *s, unsigned endpoint, small_endpoint run, cons
     if (endpoint == FOR_TOKENIZE && n > TOKENIZE_BYTES_MAX)
         st = error_set(&err, STATUS_LIMIT, "/tokenize takes bodies of at most %d bytes",
                        TOKENIZE_BYTES_MAX);
-    if (status_ok(st)) st = openai_read_body(body, n, endpoint, &doc, also, &err);
+    if (status_ok(st)) st = openai_read_body(s, body, n, endpoint, &doc, also, &err);
     if (status_ok(st)) st = run(s, doc, also, out, &err);
     json_decref(doc);
     if (status_ok(st)) return true;

@@ -33,11 +33,13 @@ void openai_choose_parsers(service *s);
 typedef struct openai_call {
     bool chat, stream, include_usage, continuous_usage, echo, return_token_ids;
     bool logprobs;           // the request asks for logprobs
+    bool tokens_by_id;       // logprobs name tokens by "token_id:5"
     int32_t prompt_logprobs; // value of the field of this name (echo does not count); -1 = none
     const struct tool_parser *tools; // finds calls in the answer; NULL = the text stays as it is
     bool one_call;                   // at most one call in an answer
     const struct reasoning_parser *reasoning; // finds reasoning in the answer; NULL = there is none
     bool hides_reasoning;                     // the answer leaves it out
+    char id[SERVICE_ID_BYTES_MAX + 1];        // the field request_id; "" = not given
     char *model;                              // the name asked for; malloc'd
     engine_request *requests;
     uint32_t n_requests;

@@ -285,6 +285,23 @@ static status read_chat(const reading *in, error *err)
     return read_tools(in, c->requests, err);
 }
 
+/* The id is sent back in a header, too. */
+static status read_id(const reading *in, error *err)
+{
+    const json_t *v = body_member(in, "request_id");
+    const char *id = json_string_value(v);
+    size_t n = json_string_length(v);
+    bool usable = id && n > 0 && n < sizeof in->call->id;
+    if (!v) return STATUS_IS_OK;
+    for (size_t i = 0; usable && i < n; i++) usable = id[i] > 0x20 && id[i] < 0x7f;
+    if (usable) memcpy(in->call->id, id, n);
+    return usable ? STATUS_IS_OK
+                  : error_set(err, STATUS_INVALID,
+                              "request: request_id: must be a string of 1 to %d visible ASCII "
+                              "characters and no blank",
+                              SERVICE_ID_BYTES_MAX);
+}
+
 /* A body that comes whole has no place for progress. */
 static status read_progress(const reading *in, error *err)
 {
@@ -299,12 +316,15 @@ static status read_progress(const reading *in, error *err)
 static status read_call(reading *in, const char *body, size_t n, error *err)
 {
     openai_call *c = in->call;
-    RETURN_IF_ERROR(
-        openai_read_body(body, n, c->chat ? FOR_CHAT : FOR_COMPLETION, &in->body, in->also, err));
+    RETURN_IF_ERROR(openai_read_body(in->s, body, n, c->chat ? FOR_CHAT : FOR_COMPLETION, &in->body,
+                                     in->also, err));
     RETURN_IF_ERROR(openai_read_model(in->s, in->body, &c->model, err));
+    RETURN_IF_ERROR(read_id(in, err));
     RETURN_IF_ERROR(read_stream(in, err));
     RETURN_IF_ERROR(read_logprobs(in, err));
     RETURN_IF_ERROR(openai_read_bool(in->body, "return_token_ids", &c->return_token_ids, err));
+    RETURN_IF_ERROR(
+        openai_read_bool(in->body, "return_tokens_as_token_ids", &c->tokens_by_id, err));
     RETURN_IF_ERROR(c->chat ? read_chat(in, err) : read_completion(in, err));
     RETURN_IF_ERROR(read_progress(in, err));
     c->n_choices = c->requests[0].n;

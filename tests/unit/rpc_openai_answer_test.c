@@ -232,6 +232,41 @@ static engine_prompt scored(void)
                            .top_logprobs = prompt_top_logprobs};
 }
 
+/* return_tokens_as_token_ids: tokens with the same text differ by their ids. */
+static void logprobs_name_tokens_by_their_ids(void **state)
+{
+#define BY_ID ",\"return_tokens_as_token_ids\":true"
+    answer_fixture *x = *state;
+    begin(x, false, "{\"prompt\":\"the cat\",\"logprobs\":2" BY_ID "}");
+    take(x, with_top(with_top(token(0, 266, " w"), 266, -0.5f), 39, -1.25f));
+    take(x, with_end(with_top(token(0, 1500, ""), 1501, -1), ENGINE_FINISH_LENGTH, 2));
+    end(x, WHOLE "{\"index\":0,\"text\":\" w\",\"logprobs\":{\"text_offset\":[0,2],"
+                 "\"token_logprobs\":[-0.5,-0.5],"
+                 "\"tokens\":[\"token_id:266\",\"token_id:1500\"],"
+                 "\"top_logprobs\":[{\"token_id:266\":-0.5,\"token_id:39\":-1.25},"
+                 "{\"token_id:1500\":-0.5,\"token_id:1501\":-1}]},\"finish_reason\":\"length\","
+                 "\"stop_reason\":null}]," USAGE_2 "}");
+
+    begin(x, false,
+          "{\"prompt\":\"the cat\",\"logprobs\":0,\"echo\":true,\"max_tokens\":1" BY_ID "}");
+    prompts[0] = scored();
+    take(x, with_end(token(0, 39, "H"), ENGINE_FINISH_LENGTH, 1));
+    end(x, WHOLE "{\"index\":0,\"text\":\"the catH\",\"logprobs\":{\"text_offset\":[0,1,3,5,7],"
+                 "\"token_logprobs\":[null,-1,-2,-3,-0.5],"
+                 "\"tokens\":[\"token_id:83\",\"token_id:257\",\"token_id:286\",\"token_id:308\","
+                 "\"token_id:39\"],\"top_logprobs\":[null,{\"token_id:257\":-1},"
+                 "{\"token_id:286\":-2},{\"token_id:308\":-3},{\"token_id:39\":-0.5}]},"
+                 "\"finish_reason\":\"length\",\"stop_reason\":null}]," USAGE_1 "}");
+
+    begin(x, true, "{" MESSAGE ",\"logprobs\":true,\"top_logprobs\":1" BY_ID "}");
+    take(x, with_end(with_top(token(0, 39, "H"), 78, -1), ENGINE_FINISH_LENGTH, 1));
+    end(x, CHAT "{\"index\":0,\"message\":{\"role\":\"assistant\",\"content\":\"H\","
+                "\"refusal\":null},\"logprobs\":{\"content\":[{\"token\":\"token_id:39\","
+                "\"logprob\":-0.5,\"bytes\":[72],\"top_logprobs\":[{\"token\":\"token_id:78\","
+                "\"logprob\":-1,\"bytes\":[111]}]}],\"refusal\":null},\"finish_reason\":\"length\","
+                "\"stop_reason\":null}]," USAGE_1 "}");
+}
+
 #define PROMPT_TOKENS "\"t\",\"he\",\" c\",\"at\""
 #define PROMPT_TOPS   "null,{\"he\":-1},{\" c\":-2,\"o\":-0.25},{\"at\":-3}"
 
@@ -552,6 +587,7 @@ int main(void)
         cmocka_unit_test(a_streamed_completion),
         cmocka_unit_test(choices_of_several_prompts),
         cmocka_unit_test(completion_logprobs_with_offsets),
+        cmocka_unit_test(logprobs_name_tokens_by_their_ids),
         cmocka_unit_test(echo_comes_first_and_is_scored),
         cmocka_unit_test(an_added_bos_takes_no_room),
         cmocka_unit_test(a_scored_prompt),

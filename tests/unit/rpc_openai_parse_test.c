@@ -249,6 +249,7 @@ static void harmless_values_are_taken(void **state)
         "\"logit_bias\": {\"5\": -100}",
         "\"stop\": null, \"n\": null, \"seed\": null, \"max_tokens\": null",
         "\"return_token_ids\": true",
+        "\"request_id\": \"0123456789abcdef\"",
         "\"progress\": false",
         "\"stream\": true, \"progress\": true",
         "\"prompt_cache_retention\": \"24h\"",
@@ -280,6 +281,9 @@ typedef struct refusal {
 } refusal;
 
 #define P "'prompt': 'x', "
+
+#define ID_32   "0123456789abcdef0123456789abcdef"
+#define LONG_ID ID_32 ID_32 ID_32 ID_32
 
 static const refusal completions[] = {
     {"", "", "body: line 1"},
@@ -355,6 +359,13 @@ static const refusal completions[] = {
     {"{" P "'retention': 'chunkkv'}", "retention", "object"},
     {"{" P "'retrieval': ['quest']}", "retrieval", "object"},
     {"{" P "'return_token_ids': 'x'}", "return_token_ids", "true or false"},
+    {"{" P "'request_id': ''}", "request_id", "1 to 128 visible"},
+    {"{" P "'request_id': 5}", "request_id", "1 to 128 visible"},
+    {"{" P "'request_id': 'a b'}", "request_id", "no blank"},
+    {"{" P "'request_id': 'a\\u0000'}", "request_id", "no blank"},
+    {"{" P "'request_id': 'a\\r\\nx: y'}", "request_id", "no blank"},
+    {"{" P "'request_id': '" LONG_ID "5'}", "request_id", "1 to 128 visible"},
+    {"{" P "'return_tokens_as_token_ids': 1}", "return_tokens_as_token_ids", "true or false"},
     {"{" P "'stream': true, 'progress': 1}", "progress", "true or false"},
     {"{" P "'progress': true}", "progress", "when stream is"},
 };
@@ -424,6 +435,28 @@ static void chats_are_refused_by_name(void **state)
 }
 
 /* Limits on nesting, and on prompts that would each copy something long. */
+/* A prompt of token ids may be as long as --max-logical-len allows. */
+static void the_longest_prompts_of_ids(void **state)
+{
+    enum { LOGICAL = 1 << 22, MORE = 1 << 20 };
+    strbuf body = {0};
+    strbuf_puts(&body, "{\"prompt\": [");
+    for (int i = 1; i < LOGICAL; i++) strbuf_puts(&body, "7,");
+    size_t open = body.size;
+    strbuf_puts(&body, "9]}");
+    openai_call c = parse(state, false, body.data);
+    assert_int_equal(c.requests[0].n_prompt_token_ids, LOGICAL);
+    assert_int_equal(c.requests[0].prompt_token_ids[LOGICAL - 2], 7);
+    assert_int_equal(c.requests[0].prompt_token_ids[LOGICAL - 1], 9);
+    openai_call_destroy(&c);
+    body.size = open;
+    for (int i = 0; i <= MORE + 1; i++) strbuf_puts(&body, "7,");
+    strbuf_puts(&body, "7]}");
+    openai_error e = refuse(state, false, body.data, body.size);
+    assert_non_null(strstr(e.message, "5242880 values"));
+    strbuf_destroy(&body);
+}
+
 static void bodies_are_capped(void **state)
 {
     strbuf body = {0};
@@ -456,10 +489,10 @@ static void bodies_are_capped(void **state)
     assert_non_null(strstr(e.message, "65536 objects and lists"));
     strbuf_clear(&body);
     strbuf_puts(&body, "{\"prompt\": [");
-    for (int i = 0; i < 1 << 20; i++) strbuf_puts(&body, "1,");
-    strbuf_puts(&body, "1, 1]}");
+    for (int i = 0; i < 1 << 20; i++) strbuf_puts(&body, "\"\",");
+    strbuf_puts(&body, "\"\"]}");
     e = refuse(state, false, body.data, body.size);
-    assert_non_null(strstr(e.message, "1048576 values"));
+    assert_non_null(strstr(e.message, "1048576 strings"));
     strbuf_clear(&body);
     strbuf_puts(&body, "{\"prompt\": \"\\\"");
     for (int i = 0; i < 1 << 20; i++) strbuf_puts(&body, "[,");
@@ -551,125 +584,6 @@ static void error_bodies(void **state)
     strbuf_destroy(&out);
 }
 
-/* ---- small endpoints ------------------------------------------------------------------------- */
-
-typedef bool (*small_call)(service *s, const char *body, size_t n, strbuf *out, openai_error *err);
-
-static void check_small(void **state, small_call call, const char *body, const char *expected)
-{
-    openai_fixture *f = *state;
-    strbuf out = {0};
-    openai_error e = {0};
-    if (!call(&f->service, body, strlen(body), &out, &e)) fail_msg("%s: %s", body, e.message);
-    assert_string_equal(out.data, expected);
-    strbuf_destroy(&out);
-}
-
-static void check_small_refusal(void **state, small_call call, const char *body, const char *param,
-                                unsigned code)
-{
-    openai_fixture *f = *state;
-    strbuf out = {0};
-    openai_error e = {0};
-    if (call(&f->service, body, strlen(body), &out, &e)) fail_msg("taken: %s", body);
-    if (e.status != code || strcmp(e.param, param) != 0)
-        fail_msg("%s: %u '%s' %s", body, e.status, e.param, e.message);
-    assert_int_equal(out.size, 0);
-    strbuf_destroy(&out);
-}
-
-static void tokenize_and_back(void **state)
-{
-    check_small(state, openai_tokenize, "{\"model\": \"demo\", \"prompt\": \"the cat\"}",
-                "{\"count\":4,\"max_model_len\":2048,\"tokens\":[83,257,286,308],"
-                "\"token_strs\":null}");
-    check_small(state, openai_tokenize,
-                "{\"prompt\": \"the\", \"add_special_tokens\": false, "
-                "\"return_token_strs\": false}",
-                "{\"count\":2,\"max_model_len\":2048,\"tokens\":[83,257],\"token_strs\":null}");
-    check_small(state, openai_detokenize, "{\"tokens\": [83, 257, 286, 308, 1023]}",
-                "{\"prompt\":\"the cat<|im_end|>\"}");
-    check_small(state, openai_detokenize, "{\"tokens\": []}", "{\"prompt\":\"\"}");
-    check_small(state, openai_detokenize, "{\"tokens\": [172, 253]}",
-                "{\"prompt\":\"\xef\xbf\xbd\"}");
-}
-
-static void messages_are_tokenized_by_the_template(void **state)
-{
-    openai_fixture *f = *state;
-    const char *body = "{\"messages\": [{\"role\": \"user\", \"content\": \"hi\"}], "
-                       "\"add_generation_prompt\": true}";
-    strbuf out = {0}, text = {0};
-    openai_error e = {0};
-    assert_true(openai_tokenize(&f->service, body, strlen(body), &out, &e));
-    json_t *doc = json_loads(out.data, 0, NULL);
-    json_t *tokens = json_pack("{s:O}", "tokens", json_object_get(doc, "tokens"));
-    char *back = json_dumps(tokens, 0);
-    assert_true(openai_detokenize(&f->service, back, strlen(back), &text, &e));
-    assert_string_equal(text.data, "{\"prompt\":\"<|im_start|>user\\nhi<|im_end|>\\n"
-                                   "<|im_start|>assistant\\n\"}");
-    free(back);
-    json_decref(tokens);
-    json_decref(doc);
-    strbuf_destroy(&text);
-    strbuf_destroy(&out);
-}
-
-static void small_bodies_are_refused_by_name(void **state)
-{
-    check_small_refusal(state, openai_tokenize, "{}", "prompt", 400);
-    check_small_refusal(state, openai_tokenize, "{\"prompt\": 5}", "prompt", 400);
-    check_small_refusal(state, openai_tokenize, "{\"prompt\": \"x\", \"messages\": []}", "prompt",
-                        400);
-    check_small_refusal(state, openai_tokenize, "{\"prompt\": \"x\", \"max_tokens\": 5}",
-                        "max_tokens", 400);
-    check_small_refusal(state, openai_tokenize, "{\"messages\": []}", "messages", 400);
-    check_small_refusal(state, openai_tokenize,
-                        "{\"messages\": [{\"role\": \"user\", \"content\": [{\"type\": "
-                        "\"image_url\"}]}]}",
-                        "messages[0].content[0]", 400);
-    check_small_refusal(state, openai_tokenize, "{\"prompt\": \"x\", \"model\": \"y\"}", "model",
-                        404);
-    check_small_refusal(state, openai_tokenize,
-                        "{\"messages\": [{\"role\": \"user\", \"content\": \"\"}], "
-                        "\"add_special_tokens\": true}",
-                        "add_special_tokens", 400);
-    check_small_refusal(state, openai_detokenize, "{}", "tokens", 400);
-    check_small_refusal(state, openai_detokenize, "{\"tokens\": [1024]}", "tokens", 400);
-    check_small_refusal(state, openai_detokenize, "{\"tokens\": [-1]}", "tokens", 400);
-    check_small_refusal(state, openai_detokenize, "{\"tokens\": [1.5]}", "tokens", 400);
-    check_small_refusal(state, openai_detokenize, "{\"tokens\": [1], \"prompt\": \"x\"}", "prompt",
-                        400);
-}
-
-static void models_and_version(void **state)
-{
-    openai_fixture *f = *state;
-    strbuf out = {0};
-    openai_error e = {0};
-    f->service.start_time = 1700000000.5;
-#define DEMO(name)                                                                                 \
-    "{\"id\":\"" name "\",\"object\":\"model\",\"created\":1700000000,\"owned_by\":\"octavo\","    \
-    "\"root\":\"models/demo\",\"parent\":null,\"max_model_len\":2048,"                             \
-    "\"max_logical_len\":4194304}"
-    openai_models(&f->service, &out);
-    assert_string_equal(out.data,
-                        "{\"object\":\"list\",\"data\":[" DEMO("demo") "," DEMO("also/demo") "]}");
-    strbuf_clear(&out);
-    assert_true(openai_model(&f->service, "also/demo", &out, &e));
-    assert_string_equal(out.data, DEMO("also/demo"));
-    strbuf_clear(&out);
-    assert_false(openai_model(&f->service, "x", &out, &e));
-    assert_int_equal(e.status, 404);
-    assert_string_equal(e.param, "model");
-    assert_string_equal(e.message, "The model `x` does not exist.");
-    assert_false(openai_model(&f->service, "", &out, &e));
-    assert_int_equal(out.size, 0);
-    openai_version(&f->service, &out);
-    assert_string_equal(out.data, "{\"version\":\"1.2.3\"}");
-    strbuf_destroy(&out);
-}
-
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -686,10 +600,7 @@ int main(void)
         cmocka_unit_test(bodies_are_capped),
         cmocka_unit_test(errors_have_a_status_a_type_and_a_field),
         cmocka_unit_test(error_bodies),
-        cmocka_unit_test(tokenize_and_back),
-        cmocka_unit_test(messages_are_tokenized_by_the_template),
-        cmocka_unit_test(small_bodies_are_refused_by_name),
-        cmocka_unit_test(models_and_version),
+        cmocka_unit_test(the_longest_prompts_of_ids),
     };
     return cmocka_run_group_tests(tests, setup, teardown);
 }
