@@ -8,6 +8,8 @@ the first time, pip's index.
     bench/peer.py --octavo build/octavo --out bench/results/NAME.md
     # beside llama.cpp and OpenVINO
     bench/peer.py --peer openvino --only prefill,decode,depth
+    # 128K tokens, read whole and in part
+    bench/peer.py --only far --rounds 3
     # a part, added to FILE's others
     bench/peer.py --only decode --formats int8 --rounds 3 --out FILE.md
 
@@ -16,6 +18,8 @@ the first time, pip's index.
   long      a prompt of 16384 tokens, int8; not llama.cpp, which takes minutes for it
   depth     1 sequence at 4096 and 16384 tokens; Octavo and llama.cpp fill their caches with copies
             of a prompt's
+  far       1 sequence at 131072 tokens, int4: Octavo reads everything, or few blocks by retrieval;
+            not OpenVINO GenAI, whose prefill of it takes more than 40 minutes
   server    8 and 32 clients at once, 256 + 64 tokens, no shared prefix; not OpenVINO GenAI, which
             has no server
   load      from the start of the server to ready, files in the page cache; not OpenVINO GenAI
@@ -53,7 +57,9 @@ KINDS = {LLAMA: PAIRS, OPENVINO: {f: f for f in PAIRS}}
 PREFILL, CONTEXT, BATCHES, DEPTHS, CLIENTS = 512, 128, (1, 8, 16, 32), (4096, 16384), (8, 32)
 LONG = 16384
 INPUT, OUTPUT = 256, 64
-PEER_STEPS, DEPTH_STEPS = 16, 16  # tokens that a peer decodes for one sample
+PEER_STEPS, DEPTH_STEPS, FAR_STEPS = 16, 16, 6  # tokens that a peer decodes for one sample
+FAR = 131072
+FAR_READS = ("everything", "16K", "8K")  # by `octavo bench retrieval` without --retrieval
 OUR_ROUNDS = 3                    # Octavo's sample: the median of these rounds of at least 0.3 s
 POOL = "1G"
 PATIENCE = 600
@@ -241,7 +247,7 @@ def depth_section(s):
         return out
 
     with contextlib.ExitStack() as stack:
-        peer = stack.enter_context(PeerDepth(s, "Q8_0"))
+        peer = stack.enter_context(PeerDepth(s, "Q8_0", DEPTHS, DEPTH_STEPS))
         runs = [("octavo int8", lambda: ours("int8")), (f"{LLAMA} Q8_0", peer.decode)]
         if s.openvino:
             at = {depth: stack.enter_context(s.openvino.run("int8", s.threads)) for depth in DEPTHS}
@@ -252,20 +258,38 @@ def depth_section(s):
         return interleave(s.rounds, runs)
 
 
+def far_section(s):
+    """Decode at 131072 tokens with int4 weights and a cache of 16 bits. A peer reads everything, so
+    its figure stands beside each of Octavo's."""
+    def ours():
+        out = command(s.octavo, "bench", "retrieval", "--shape", "1.1b", *quantize(s, "int4"), "--threads", s.threads,
+                      "--page-tokens", 128, "--context", FAR, "--rounds", 1, "--json")
+        rates = [1000 / row["step_ms"] for row in json.loads(out)["rows"]]
+        return dict(zip((f"decode at {FAR}, reads {what}" for what in FAR_READS), rates, strict=True))
+
+    with PeerDepth(s, "Q4_0", [FAR], FAR_STEPS) as peer:
+        def theirs():
+            (rate,) = peer.decode().values()
+            return {f"decode at {FAR}, reads {what}": rate for what in FAR_READS}
+
+        return interleave(s.rounds, [("octavo int4", ours), (f"{LLAMA} Q4_0", theirs)])
+
+
 class PeerDepth:
     """llama.cpp with a context of each depth, which repeats a prompt's cache, as Octavo's do."""
 
-    def __init__(self, s, kind):
+    def __init__(self, s, kind, depths, steps):
+        self.depths, self.steps = depths, steps
         self.folder = tempfile.TemporaryDirectory(prefix="contexts-", dir=s.peer.work)
         self.process = subprocess.Popen(
-            [s.peer.tool("peer_depth"), s.weights(kind), str(s.threads), str(max(DEPTHS) + 1024)],
+            [s.peer.tool("peer_depth"), s.weights(kind), str(s.threads), str(max(depths) + 1024)],
             stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
         self._ask("save", self._file("prompt"), PREFILL)
         with open(self._file("prompt"), "rb") as f:
             prompt = f.read()
-        for depth in DEPTHS:
+        for depth in depths:
             with open(self._file(depth), "wb") as f:
-                f.write(peer_models.stretch_state(prompt, depth))
+                peer_models.stretch_state(prompt, depth, f)
 
     def _file(self, name):
         return os.path.join(self.folder.name, str(name))
@@ -287,8 +311,8 @@ class PeerDepth:
         self.folder.cleanup()
 
     def decode(self):
-        return {f"decode 1 at {depth}": float(self._ask("decode", self._file(depth), DEPTH_STEPS))
-                for depth in DEPTHS}
+        return {f"decode 1 at {depth}": float(self._ask("decode", self._file(depth), self.steps))
+                for depth in self.depths}
 
 
 # ---- servers -------------------------------------------------------------------------------------
@@ -403,7 +427,7 @@ def load_section(s):
 
 
 SECTIONS = {"prefill": prefill_section, "long": long_section, "decode": decode_section, "depth": depth_section,
-            "server": server_section, "load": load_section}
+            "far": far_section, "server": server_section, "load": load_section}
 
 
 # ---- the table -----------------------------------------------------------------------------------
@@ -434,6 +458,7 @@ COMPARED = [
     *(("decode", f"decode {n}", [f], Bar((1.9, 1.3, 1.5))) for n in (8, 16, 32) for f in ALL),
     ("depth", f"decode 1 at {DEPTHS[0]}", ["int8"], Bar((3, 1.6, 1.6))),
     ("depth", f"decode 1 at {DEPTHS[1]}", ["int8"], Bar((5.5, 2.7, 3))),
+    *(("far", f"decode at {FAR}, reads {what}", ["int4"], Bar()) for what in FAR_READS),
     *(row for n in CLIENTS for row in (
         ("server", f"{n} clients, tokens/s", ALL, Bar((1.9, 1.3, 1.3))),
         ("server", f"{n} clients, TTFT p50 ms", ALL, Bar((0.5, 0.8, 0.8))))),

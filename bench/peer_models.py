@@ -246,11 +246,11 @@ def folder(work):
 # ---- the peer's saved contexts -------------------------------------------------------------------
 
 
-def stretch_state(data, length):
-    """Returns a saved sequence of the peer that repeats the keys and values of its tokens up to
-    `length`. Layout: magic, version, tokens; streams (1), cells, each (position, 1, sequence); V
-    transposed (no), layers; K of each layer: type, bytes of a row, rows; then V in the same
-    form."""
+def stretch_state(data, length, f):
+    """Writes a saved sequence of the peer that repeats the keys and values of its tokens up to
+    `length`, piece by piece: a long one takes gigabytes. Layout: magic, version, tokens; streams
+    (1), cells, each (position, 1, sequence); V transposed (no), layers; K of each layer: type,
+    bytes of a row, rows; then V in the same form."""
     magic, version, n = struct.unpack_from("<III", data, 0)
     at = 12 + 4 * n
     tokens = struct.unpack_from(f"<{n}i", data, 12)
@@ -261,14 +261,13 @@ def stretch_state(data, length):
         raise ValueError("a saved context of another layout")
     at += 8
     many = [tokens[i % cells] for i in range(length)]
-    out = [struct.pack("<III", magic, version, length), struct.pack(f"<{length}i", *many),
-           struct.pack("<II", 1, length), b"".join(struct.pack("<iIi", i, 1, 0) for i in range(length)),
-           struct.pack("<II", 0, layers)]
+    f.write(struct.pack("<III", magic, version, length) + struct.pack(f"<{length}i", *many) +
+            struct.pack("<II", 1, length) + b"".join(struct.pack("<iIi", i, 1, 0) for i in range(length)) +
+            struct.pack("<II", 0, layers))
     for _ in range(2 * layers):
         kind, row = struct.unpack_from("<iQ", data, at)
         rows = data[at + 12:at + 12 + row * cells]
-        out += [struct.pack("<iQ", kind, row), (rows * (length // cells + 1))[:row * length]]
+        f.write(struct.pack("<iQ", kind, row) + (rows * (length // cells + 1))[:row * length])
         at += 12 + row * cells
     if at != len(data):
         raise ValueError("a saved context with more in it than is known")
-    return b"".join(out)

@@ -6,7 +6,8 @@ numbers.
 
 Deterministic: 200 prompts. The tasks are those of tools/demo/data.py with one question each, in the
 demo model's own tokens. `octavo run --prompts` reads the prompts; needle_200.answers.jsonl has the
-answers, by id.
+answers, by id. `--seed N --times M --out DIR` makes other prompts, 200 M of them, in the same two
+files of that folder: differences of a point are beyond what 200 can tell.
 """
 import argparse
 import json
@@ -39,13 +40,15 @@ def main():
     ap.add_argument("--text", required=True, help="the haystack")
     ap.add_argument("--tokenizer", default=ROOT / "models/demo/tokenizer.json")
     ap.add_argument("--out", type=pathlib.Path, default=ROOT / "tests/golden")
+    ap.add_argument("--seed", type=int, default=20250)
+    ap.add_argument("--times", type=int, default=1, help="how many times 200 prompts")
     a = ap.parse_args()
     tok = bpe.Tok(*bpe.load(a.tokenizer))
-    gen = data.Gen(open(a.text).read(), tok, 20250)
+    gen = data.Gen(open(a.text).read(), tok, a.seed)
     with open(a.out / "needle_200.jsonl", "w") as prompts, open(a.out / "needle_200.answers.jsonl", "w") as answers:
         for length in LENGTHS:
             for task, count in COUNTS.items():
-                for i in range(count):
+                for i in range(count * a.times):
                     prompt, answer = one_question(getattr(gen, task)(length))
                     n = len(tok.encode(prompt))
                     assert n <= LONGEST, (task, length, n)
