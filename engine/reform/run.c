@@ -357,6 +357,12 @@ void reform_answer(engine *e, engine_stream *s, bool known)
         return;
     }
     if (s->failed || s->choices[0].end_sent) return;
+    /* Tokens of an aborted stream may not have been gathered, and the news of the abort may be on
+     * its way. */
+    if (atomic_load(&s->aborted)) {
+        slots_end_stream(e, s, ENGINE_FINISH_ABORT);
+        return;
+    }
     if (!status_ok(run->gathered)) {
         slots_fail_stream(e, s, run->gathered);
         return;
