@@ -568,56 +568,6 @@ static void no_session_goes_in_vain(void **state)
     assert_int_equal(used_bytes(f), 0);
 }
 
-/* Keeps n tokens in the session {1, 2}, and returns how many it has then. */
-static uint32_t keep(reform_store *s, uint32_t n, uint32_t token)
-{
-    reform_text text = {.n = 0};
-    reform_claim claim = {.key = {1, 2}};
-    reform_store_claim(s, &claim);
-    assert_true(status_ok(reform_store_reserve(s, &text, n, NULL)));
-    for (text.n = 0; text.n < n; text.n++) text.tokens[text.n] = token;
-    reform_store_keep(s, &claim, &text);
-    assert_int_equal(s->n_sessions, 1);
-    assert_int_equal(s->used, s->newest->text.n * OF_TOKEN);
-    assert_int_equal(s->idle, s->used);
-    return s->newest->text.n;
-}
-
-static void a_shorter_reading_of_the_same_text_replaces_nothing(void **state)
-{
-    fixture *f = *state;
-    fixture_start(f);
-    reform_store *s = &f->engine->embeddings;
-    assert_int_equal(keep(s, 100, 7), 100);
-    assert_int_equal(keep(s, 40, 7), 100);
-    assert_int_equal(keep(s, 120, 7), 120);
-    assert_int_equal(keep(s, 40, 8), 40);
-}
-
-/* A session's text is a request's while that runs, and the session's again behind it. */
-static void turns_of_a_session_leave_its_bytes_as_they_were(void **state)
-{
-    fixture *f = *state;
-    fixture_start(f);
-    reform_store *s = &f->engine->embeddings;
-    const uint32_t same[TOKENS] = {0};
-    (void)keep(s, TOKENS, 0);
-    for (int turn = 0; turn < 3; turn++) {
-        reform_claim claim = {.key = {1, 2}};
-        reform_text text = {.n = 0};
-        retention_policy policy = s->newest->text.policy;
-        reform_store_claim(s, &claim);
-        assert_true(reform_store_take(s, &claim, &policy, same, TOKENS, &text));
-        assert_int_equal(text.n, TOKENS);
-        assert_int_equal(s->used, TOKENS * OF_TOKEN);
-        assert_int_equal(s->idle, 0);
-        assert_null(s->owners);
-        reform_store_keep(s, &claim, &text);
-        assert_int_equal(s->idle, TOKENS * OF_TOKEN);
-        assert_int_equal(s->owners->bytes, TOKENS * OF_TOKEN);
-    }
-}
-
 static void a_model_without_heads_or_embeddings_is_refused(void **state)
 {
     fixture *f = *state;
@@ -691,8 +641,6 @@ static int run_all(uint32_t in_flight)
         PHASED(errors_name_the_field),
         PHASED(embeddings_have_a_bound),
         PHASED(no_session_goes_in_vain),
-        PHASED(turns_of_a_session_leave_its_bytes_as_they_were),
-        PHASED(a_shorter_reading_of_the_same_text_replaces_nothing),
         PHASED(a_model_without_heads_or_embeddings_is_refused),
         PHASED(progress_names_the_phases),
     };
