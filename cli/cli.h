@@ -27,6 +27,7 @@ int cli_bench_comm(int argc, char **argv);
 int cli_bench_workers(int argc, char **argv); // only when the servers are built
 int cli_bench_engine(int argc, char **argv);
 int cli_bench_retention(int argc, char **argv);
+int cli_bench_grammar(int argc, char **argv);
 int cli_bench_retrieval(int argc, char **argv);
 int cli_bench_reform(int argc, char **argv);
 int cli_bench_serve(int argc, char **argv);

@@ -18,6 +18,8 @@ static const struct {
     {"retrieval", cli_bench_retrieval,
      "decoding over long contexts that reads few blocks, beside full attention"},
     {"reform", cli_bench_reform, "reading a long text for embeddings, beside h2o-recurrent"},
+    {"grammar", cli_bench_grammar,
+     "forms of answers: compiling JSON Schemas, masks, following texts"},
     {"comm", cli_bench_comm, "sums over ranks, as processes and as threads"},
 #ifdef OCTAVO_RPC
     {"workers", cli_bench_workers, "ranks in other processes beside ranks in threads"},

@@ -5,12 +5,14 @@
 #include <stdio.h>
 #include <string.h>
 
-/* States that are found while edges to them are written; each is a key. */
+/* States that are found while edges to them are written; each is a key. `next` is where the bytes
+ * of the state that is written lead: NONE, nowhere. */
 typedef struct explorer {
     language_writer w;
     key_map numbers;
     uint64_t *keys; // [n]: by number
     uint32_t n, room;
+    uint32_t next[256];
 } explorer;
 
 static uint32_t meet(explorer *x, uint64_t key)
@@ -146,42 +148,41 @@ enum { PLAIN, BACKSLASH, U, U0, U00, U000, U001 };
 
 static uint64_t step_key(uint32_t state, uint32_t step) { return (uint64_t)state << 8 | step; }
 
-static void write_plain(explorer *x, const language *l, uint32_t s)
+static bool is_escaped(uint32_t byte) { return byte < 0x20 || byte == '"' || byte == '\\'; }
+
+static void write_plain(explorer *x, uint32_t s)
 {
-    bool escapes = false, written = false;
-    for (uint32_t c = 0; c < 256; c++)
-        if ((c < 0x20 || c == '"' || c == '\\') && follow(l, s, c) != NONE) escapes = true;
-    for (uint32_t c = 0x20; c < 256 && build_work(x->w.b, 1); c++) {
-        uint32_t to = follow(l, s, c);
-        if (c == '\\' && escapes && !written) {
-            writer_edge(&x->w, c, c, meet(x, step_key(s, BACKSLASH)));
-            written = true;
-        } else if (c != '"' && c != '\\' && to != NONE) {
-            writer_edge(&x->w, c, c, meet(x, step_key(to, PLAIN)));
-        }
+    bool escapes = false;
+    for (uint32_t c = 0; c <= '\\'; c++) escapes |= is_escaped(c) && x->next[c] != NONE;
+    for (uint32_t c = 0x20, end; c < 256 && build_work(x->w.b, 1); c = end) {
+        end = c + 1;
+        if (c == '\\' && escapes) writer_edge(&x->w, c, c, meet(x, step_key(s, BACKSLASH)));
+        if (is_escaped(c) || x->next[c] == NONE) continue;
+        while (end < 256 && !is_escaped(end) && x->next[end] == x->next[c]) end++;
+        writer_edge(&x->w, c, end - 1, meet(x, step_key(x->next[c], PLAIN)));
     }
 }
 
-static void write_backslash(explorer *x, const language *l, uint32_t s)
+static void write_backslash(explorer *x, uint32_t s)
 {
-    for (uint32_t letter = 0; letter < 128; letter++) {
-        bool any = false;
-        for (uint32_t c = 0; c < 0x60; c++) {
-            if (follow(l, s, c) == NONE) continue;
-            if (short_escape(c) == letter && letter)
-                writer_edge(&x->w, letter, letter, meet(x, step_key(follow(l, s, c), PLAIN)));
-            any |= c < 0x20 && !short_escape(c);
-        }
-        if (letter == 'u' && any) writer_edge(&x->w, letter, letter, meet(x, step_key(s, U)));
+    uint32_t to[128];
+    memset(to, 0xff, sizeof to);
+    for (uint32_t c = 0; c <= '\\'; c++) {
+        if (!is_escaped(c) || x->next[c] == NONE) continue;
+        uint8_t letter = short_escape(c);
+        if (letter) to[letter] = meet(x, step_key(x->next[c], PLAIN));
+        else if (to['u'] == NONE) to['u'] = meet(x, step_key(s, U));
     }
+    for (uint32_t letter = 0; letter < 128; letter++)
+        if (to[letter] != NONE) writer_edge(&x->w, letter, letter, to[letter]);
 }
 
 /* The last digit of \u00XX, for control characters without a short escape. */
-static void write_last_digit(explorer *x, const language *l, uint32_t s, uint32_t high)
+static void write_last_digit(explorer *x, uint32_t high)
 {
     static const char digits[] = "0123456789abcdef";
     for (uint32_t i = 0; i < 16; i++) {
-        uint32_t c = high * 16 + i, to = follow(l, s, c);
+        uint32_t c = high * 16 + i, to = x->next[c];
         if (to != NONE && !short_escape(c))
             writer_edge(&x->w, (uint8_t)digits[i], (uint8_t)digits[i],
                         meet(x, step_key(to, PLAIN)));
@@ -192,16 +193,19 @@ static void write_step(explorer *x, const language *l, uint64_t key)
 {
     uint32_t s = (uint32_t)(key >> 8), step = key & 255;
     writer_state(&x->w, step == PLAIN && l->ends[s]);
+    memset(x->next, 0xff, sizeof x->next);
+    for (uint32_t e = l->first[s]; e < l->first[s + 1]; e++)
+        for (uint32_t c = l->edges[e].lo; c <= l->edges[e].hi; c++) x->next[c] = l->edges[e].to;
     switch (step) {
-    case PLAIN: write_plain(x, l, s); break;
-    case BACKSLASH: write_backslash(x, l, s); break;
+    case PLAIN: write_plain(x, s); break;
+    case BACKSLASH: write_backslash(x, s); break;
     case U: writer_edge(&x->w, '0', '0', meet(x, step_key(s, U0))); break;
     case U0: writer_edge(&x->w, '0', '0', meet(x, step_key(s, U00))); break;
     case U00:
         writer_edge(&x->w, '0', '0', meet(x, step_key(s, U000)));
         writer_edge(&x->w, '1', '1', meet(x, step_key(s, U001)));
         break;
-    default: write_last_digit(x, l, s, step == U001); break;
+    default: write_last_digit(x, step == U001); break;
     }
 }
 
