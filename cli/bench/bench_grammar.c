@@ -7,6 +7,7 @@
 #include "text/tokenizer.h"
 
 #include <dirent.h>
+#include <inttypes.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -54,6 +55,7 @@ typedef struct grammar_bench {
     samples compile, begin, masks, accept; // begin: masks before the first token
     file_cost *files;
     uint32_t n_files, n_refused, n_texts, n_texts_refused;
+    uint64_t hash; // of all masks, so that two builds can be compared
     bench_report report;
 } grammar_bench;
 
@@ -99,6 +101,7 @@ static status time_mask(grammar_bench *b, grammar_matcher *m, file_cost *cost)
     int64_t start = cpu_now_ns();
     status st = grammar_mask(m, b->mask);
     double us = us_since(start);
+    b->hash = hash_bytes(b->mask, grammar_mask_words(b->n_tokens) * sizeof *b->mask, b->hash);
     samples_add(grammar_accepted(m) ? &b->masks : &b->begin, us);
     if (us > cost->mask_us) {
         cost->mask_us = us;
@@ -266,13 +269,16 @@ static void print_worst(grammar_bench *b, bool masks)
 static status print_all(grammar_bench *b, error *err)
 {
     const grammar_flags *f = b->flags;
-    strbuf_printf(&b->report.head, ",\"schemas\":%u,\"refused\":%u,\"texts\":%u,\"misfits\":%u",
-                  b->n_files, b->n_refused, b->n_texts, b->n_texts_refused);
+    strbuf_printf(&b->report.head,
+                  ",\"schemas\":%u,\"refused\":%u,\"texts\":%u,\"misfits\":%u,"
+                  "\"masks\":\"%016" PRIx64 "\"",
+                  b->n_files, b->n_refused, b->n_texts, b->n_texts_refused, b->hash);
     if (!f->json)
-        printf("%u schemas, %u of them refused; %u texts, %u of them do not fit\n\n"
+        printf("%u schemas, %u of them refused; %u texts, %u of them do not fit\n"
+               "hash of all masks: %016" PRIx64 "\n\n"
                "%-12s %9s %10s %10s %10s %10s %10s %10s\n",
-               b->n_files, b->n_refused, b->n_texts, b->n_texts_refused, "us", "n", "mean", "p50",
-               "p90", "p99", "p99.9", "max");
+               b->n_files, b->n_refused, b->n_texts, b->n_texts_refused, b->hash, "us", "n", "mean",
+               "p50", "p90", "p99", "p99.9", "max");
     print_samples(b, "compile", &b->compile);
     print_samples(b, "first mask", &b->begin);
     print_samples(b, "mask", &b->masks);

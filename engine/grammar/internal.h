@@ -303,6 +303,7 @@ typedef struct fsm_state {
     uint8_t text_loop; // every safe character (vocab.c) leads back to it
 } fsm_state;
 
+struct text_part;
 typedef struct fsm_rule {
     uint32_t start, n_states;
     bool nullable;
@@ -313,6 +314,8 @@ typedef struct fsm_rule {
     bool called;  // by a rule
     uint32_t min, max;
     char key[SHA256_HEX_BYTES]; // of a plain rule: the SHA-256 of its automaton
+    uint32_t loop; // of a plain rule: a state with text_loop that does not end, or NONE
+    _Atomic(const struct text_part *) text_part; // of a unit: published, or NULL
 } fsm_rule;
 
 typedef struct mask_part mask_part;
@@ -385,7 +388,7 @@ struct grammar_matcher {
 
 /* A trie in the order of a walk: node i's subtree is [i, end[i]); node 0 is the root. */
 typedef struct trie {
-    uint32_t n;
+    uint32_t n, deepest; // deepest: bytes of the longest word
     uint8_t *byte;
     uint16_t *depth;
     uint32_t *end;
@@ -402,7 +405,7 @@ typedef struct trie_word {
 bool trie_make(trie_word *words, uint32_t n, trie *out);
 void trie_destroy(trie *t);
 
-enum { LENGTHS_MAX = 32 };
+enum { LENGTHS_MAX = 32, SHARED_LISTS = 256 };
 
 struct grammar_vocab {
     uint32_t n_tokens, n_words;
@@ -418,7 +421,8 @@ struct grammar_vocab {
     uint32_t *safe_long, n_long;   // of more than LENGTHS_MAX characters
     uint32_t longest;              // characters of the longest safe token
     pthread_mutex_t lock;
-    struct shared_part *shared; // masks of plain automata, which all grammars share
+    struct shared_part
+        *shared[SHARED_LISTS]; // masks of plain automata, which all grammars share, by key
     uint32_t n_shared;
     size_t shared_bytes;
 };
@@ -428,16 +432,22 @@ static inline bool safe_byte(uint8_t c) { return c >= 0x20 && c != '"' && c != '
 /* ---- masks (mask_part.c, text_part.c, mask.c) ------------------------------------------------ */
 
 /* What a reading allows wherever it stands: tokens that stay inside its rule, and tokens that leave
- * it, by what is left of them behind the rule's end. */
+ * it, by what is left of them behind the rule's end. A state may be kept as what sets it apart from
+ * another state of its rule, `base`: where an object's other names have any character, a state
+ * inside a name that is declared differs from them by a few tokens. */
 struct mask_part {
     uint32_t *words; // a mask, or NULL: tokens [n_tokens]
     uint32_t *tokens, n_tokens;
-    trie after;
-    bool direct;    // nothing is known: every token has to be tried
-    bool shared;    // the vocabulary's
-    bool temporary; // not kept: the caller destroys it
+    const mask_part *base; // allowed as well, but for `without` [n_without]; or NULL
+    uint32_t *without, n_without;
+    trie own_after;
+    const trie *after; // own_after, or the base's
+    bool direct;       // nothing is known: every token has to be tried
+    bool shared;       // the vocabulary's
+    bool temporary;    // not kept: the caller destroys it
     size_t bytes;
 };
+enum { WITHOUT_MAX = 4096 };
 
 /* What the repetition of a character allows (rules of the kind `text`). Safe tokens are left out;
  * the vocabulary has them by their characters. */
@@ -453,8 +463,8 @@ typedef struct text_part {
 /* A part of masks that all grammars of a vocabulary share. */
 typedef struct shared_part {
     struct shared_part *next;
-    char key[SHA256_HEX_BYTES]; // the rule's
-    uint32_t state;             // from its start; NONE: `text`
+    char key[SHA256_HEX_BYTES]; // of what follows the state (mask_part.c), or the rule's
+    uint32_t state;             // from the rule's start, where the key is the rule's; NONE: `text`
     bool called;
     mask_part *part;
     text_part *text;
@@ -464,7 +474,7 @@ typedef struct shared_part {
 mask_part *mask_part_get(grammar *g, uint32_t state);
 void mask_part_destroy(mask_part *p);
 /* The part of a rule of the kind `text`. */
-const text_part *text_part_get(grammar *g, const fsm_rule *unit);
+const text_part *text_part_get(grammar *g, fsm_rule *unit);
 text_part *text_part_make(const grammar *g, const fsm_rule *unit);
 void text_part_destroy(text_part *p);
 void shared_parts_destroy(grammar_vocab *v);
@@ -475,6 +485,7 @@ typedef struct trie_words {
     uint32_t n, room;
     bool failed;
 } trie_words;
+void trie_words_add(trie_words *l, trie_word w);
 /* Adds what is left, behind node i, of each token in the subtree of node i. Only what begins with
  * an unsafe byte, where asked for. */
 void trie_words_behind(const grammar_vocab *v, const trie *t, uint32_t node, bool unsafe,

@@ -236,12 +236,15 @@ static void describe_rules(linker *k, grammar *g)
         r->counted = from->counted;
         r->min = from->min;
         r->max = from->max;
+        r->loop = NONE;
         if (r->plain) plain_key(k, &k->fsms[i], r->key);
         for (uint32_t c = 0; c < k->fsms[i].n_calls; c++)
             g->rules[k->fsms[i].calls[c].rule].called = true;
-        for (uint32_t s = r->start; s < r->start + r->n_states && k->fsms[i].deterministic; s++)
+        for (uint32_t s = r->start; s < r->start + r->n_states && k->fsms[i].deterministic; s++) {
             g->states[s].text_loop = g->states[s].first_call == g->states[s + 1].first_call &&
                                      fsm_next(g, s, 'a') == s && safe_chars_lead(g, s, s);
+            if (r->plain && g->states[s].text_loop && !g->states[s].ends) r->loop = s;
+        }
     }
     for (uint32_t i = 0; i < k->n; i++) {
         fsm_rule *r = &g->rules[i];

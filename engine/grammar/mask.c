@@ -17,6 +17,23 @@ static void allow_words(mask_maker *k, const uint32_t *words)
     for (uint32_t w = 0; w < n; w++) k->mask[w] |= words[w];
 }
 
+/* What a part's base allows, without the tokens that the part does not share with it; what other
+ * readings allow stays. */
+static void allow_base(mask_maker *k, const mask_part *part)
+{
+    uint8_t kept[WITHOUT_MAX / 8] = {0};
+    for (uint32_t i = 0; i < part->n_without; i++) {
+        uint32_t t = part->without[i];
+        kept[i / 8] |= (uint8_t)((k->mask[t / 32] >> t % 32 & 1) << i % 8);
+    }
+    if (part->base->words) allow_words(k, part->base->words);
+    for (uint32_t i = 0; i < part->base->n_tokens; i++) allow(k->mask, part->base->tokens[i]);
+    for (uint32_t i = 0; i < part->n_without; i++) {
+        uint32_t t = part->without[i];
+        if (!(kept[i / 8] >> i % 8 & 1)) k->mask[t / 32] &= ~(1u << t % 32);
+    }
+}
+
 /* Tries the words of a trie behind the last set. */
 static void try_words(mask_maker *k, const trie *t)
 {
@@ -76,7 +93,7 @@ static bool add_text(mask_maker *k, item i, const fsm_rule *r)
 {
     grammar *g = k->m->g;
     const grammar_vocab *v = g->vocab;
-    const fsm_rule *unit = &g->rules[g->calls[g->states[i.state].first_call].rule];
+    fsm_rule *unit = &g->rules[g->calls[g->states[i.state].first_call].rule];
     const text_part *p = text_part_get(g, unit);
     uint32_t room = r->max - i.count, need = r->min > i.count ? r->min - i.count : 0;
     if (!p) k->direct = true;
@@ -106,9 +123,10 @@ static bool add_item(mask_maker *k, item i)
     mask_part *part = mask_part_get(g, i.state);
     if (!part) return false;
     if (part->direct) k->direct = true;
+    if (part->base) allow_base(k, part);
     if (part->words) allow_words(k, part->words);
     for (uint32_t t = 0; t < part->n_tokens; t++) allow(k->mask, part->tokens[t]);
-    try_after(k, i.rule, i.origin, &part->after);
+    if (!part->direct) try_after(k, i.rule, i.origin, part->after);
     if (part->temporary) mask_part_destroy(part);
     return true;
 }

@@ -69,13 +69,18 @@ bool trie_make(trie_word *words, uint32_t n, trie *out)
     size_t nodes = 1;
     uint32_t longest = 0;
     *out = (trie){0};
-    if (n > 0) qsort(words, n, sizeof *words, by_bytes);
+    for (uint32_t i = 1; i < n; i++) {
+        if (by_bytes(&words[i - 1], &words[i]) <= 0) continue;
+        qsort(words, n, sizeof *words, by_bytes);
+        break;
+    }
     for (uint32_t i = 0; i < n; i++) {
         nodes += words[i].n - (i ? common_bytes(&words[i - 1], &words[i]) : 0);
         if (words[i].n > longest) longest = words[i].n;
     }
     uint32_t *path = malloc(((size_t)longest + 1) * sizeof *path);
     bool ok = path && nodes < UINT32_MAX / 2 && allocate(out, nodes, n);
+    out->deepest = longest;
     if (ok) fill(out, words, n, path);
     else trie_destroy(out);
     free(path);
