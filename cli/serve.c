@@ -393,6 +393,8 @@ static rpc_options options_of(const serving *s)
         .grpc_threads = f->grpc_threads,
         .tool_call_parser = f->tool_call_parser,
         .reasoning_parser = f->reasoning_parser,
+        .responses_bytes = s->room.responses,
+        .responses_ttl_us = (int64_t)f->responses_ttl_s * 1000000,
         .request_templates = f->request_templates,
         .stall_timeout_us = (int64_t)f->stall_timeout_s * 1000000,
         .keepalive_timeout_us = (int64_t)f->keepalive_timeout_s * 1000000,
@@ -426,9 +428,7 @@ static status start_serving(serving *s, error *err)
     raise_descriptors(s);
     RETURN_IF_ERROR(check_server(s, err));
     RETURN_IF_ERROR(serve_check_retention(&s->model_flags, &s->retention, err));
-    RETURN_IF_ERROR(serve_check_memory(&s->model_flags, s->flags.max_body,
-                                       s->flags.disk_cache ? s->flags.disk_size : 0, &s->room,
-                                       err));
+    RETURN_IF_ERROR(serve_check_memory(&s->model_flags, &s->flags, &s->room, err));
     if (s->room.bodies && s->room.swap < s->model_flags.swap_memory)
         s->model_flags.swap_memory = s->room.swap;
     if (s->room.bodies && s->room.embeds < s->model_flags.embed_memory)

@@ -22,6 +22,8 @@ typedef struct serve_flags {
     uint32_t max_connections, max_streams, grpc_threads, tokenizer_threads;
     uint32_t stall_timeout_s, keepalive_timeout_s, drain_timeout_s, step_timeout_s;
     const char *tool_call_parser, *reasoning_parser;
+    uint64_t responses_memory;
+    uint32_t responses_ttl_s;
     bool request_templates;
     bool log_prompts;
     const char *log_file;
@@ -43,21 +45,24 @@ enum { SERVE_OWN_BYTES = 16 << 20 };
 
 /* How a server shares the memory that its model leaves. */
 typedef struct serve_room {
-    uint64_t swap;   // the host tier
-    uint64_t embeds; // embeddings of method reform
-    uint64_t bodies; // rpc_options.body_memory_bytes; 0 = not known, the model runs elsewhere
+    uint64_t swap;      // the host tier
+    uint64_t embeds;    // embeddings of method reform
+    uint64_t responses; // rpc_options.responses_bytes
+    uint64_t bodies;    // rpc_options.body_memory_bytes; 0 = not known, the model runs elsewhere
 } serve_room;
 
 /* What a server wants beside its model. */
 typedef struct serve_wants {
     uint64_t max_body;
     uint64_t disk_size; // of the prefix cache on disk; 0 = none
+    uint64_t responses; // --responses-memory
     uint64_t embeds;    // --embed-memory; 0 where the model has no heads for method reform
 } serve_wants;
 
 /* Shares the bound's memory: the host tier may have what the largest request leaves, embeddings
- * half of what is left then, and bodies the rest. Refuses needs that exceed the bound, with
- * figures, because the kernel would end such a server under load. STATUS_NO_MEMORY. */
+ * half of what is left then, stored responses a quarter of the rest, and bodies what remains.
+ * Refuses needs that exceed the bound, with figures, because the kernel would end such a server
+ * under load. STATUS_NO_MEMORY. */
 status serve_check_needs(const backend_cpu_needs *needs, const serve_wants *wants,
                          const memory_bound *bound, serve_room *out, error *err);
 /* Checks retention policies and names of methods against the geometry of the model that the flags
@@ -66,8 +71,8 @@ status serve_check_retention(const model_flags *flags, const retention_flags *re
                              error *err);
 /* Checks the needs of the model that the flags choose against the memory of this process, when the
  * model is to run on the CPUs of this machine. Reads no weights. */
-status serve_check_memory(const model_flags *flags, uint64_t max_body, uint64_t disk_size,
-                          serve_room *out, error *err);
+status serve_check_memory(const model_flags *flags, const serve_flags *serving, serve_room *out,
+                          error *err);
 
 /* Makes the allocator's arenas now, so that no thread's first allocation has to
  * (serve_arenas.c). */

@@ -78,6 +78,13 @@ static const arg_flag flags_table[] = {
             "how reasoning is marked in answers: qwen3, deepseek_r1, mistral or granite; auto is "
             "what the chat template tells, none leaves it in the text",
             .initial = "auto"),
+    ARG_ROW("responses-memory", "BYTES", ARG_BYTES, serve_flags, responses_memory,
+            "answers of /v1/responses that later requests can go on from, together; the API key "
+            "that has most loses those used longest ago; 0 keeps none",
+            .max = 0x1p40, .initial = "64M"),
+    ARG_ROW("responses-ttl", "SECONDS", ARG_COUNT, serve_flags, responses_ttl_s,
+            "such an answer is forgotten when nobody has used it for so long", .min = 1,
+            .max = 31536000, .initial = "3600"),
     ARG_ROW("trust-request-chat-template", NULL, ARG_SWITCH, serve_flags, request_templates,
             "requests may bring a chat template of their own"),
     ARG_ROW("log-prompts", NULL, ARG_SWITCH, serve_flags, log_prompts,

@@ -43,7 +43,9 @@ status serve_check_needs(const backend_cpu_needs *needs, const serve_wants *want
     out->swap = needs->swap < left ? needs->swap : left;
     left -= out->swap;
     out->embeds = wants->embeds < left / 2 ? wants->embeds : left / 2;
-    out->bodies = left - out->embeds + body;
+    left -= out->embeds;
+    out->responses = wants->responses < left / 4 ? wants->responses : left / 4;
+    out->bodies = left - out->responses + body;
     return STATUS_IS_OK;
 }
 
@@ -60,21 +62,22 @@ static bool computes_here(const model_flags *f, const char *where)
     return is_same_text(f->device, "cpu");
 }
 
-status serve_check_memory(const model_flags *flags, uint64_t max_body, uint64_t disk_size,
-                          serve_room *out, error *err)
+status serve_check_memory(const model_flags *flags, const serve_flags *serving, serve_room *out,
+                          error *err)
 {
     loaded_model m;
     backend_cpu_needs needs;
     struct rlimit space;
     uint64_t most = UINT64_MAX;
     const char *where = flags->workers.where ? flags->workers.where : "threads";
-    *out = (serve_room){0};
+    *out = (serve_room){.responses = serving->responses_memory};
     if (!flags->dir || !computes_here(flags, where)) return STATUS_IS_OK;
     status s = model_describe(flags, &m, err);
     if (status_ok(s))
         s = backend_cpu_need(&m.options, m.n_ranks, memory_available_bytes(), &needs, err);
-    serve_wants wants = {.max_body = max_body,
-                         .disk_size = disk_size,
+    serve_wants wants = {.max_body = serving->max_body,
+                         .disk_size = serving->disk_cache ? serving->disk_size : 0,
+                         .responses = serving->responses_memory,
                          .embeds = m.embeds.n > 0 ? m.embed_memory : 0};
     model_close(&m);
     RETURN_IF_ERROR(s);

@@ -117,8 +117,10 @@ typedef struct rpc_options {
     /* The format of tool calls in a chat's answer, by the name of its parser. NULL and "auto": what
      * the chat template tells; "none": calls stay text. */
     const char *tool_call_parser;
-    const char *reasoning_parser;                 // likewise, of reasoning
-    bool request_templates;                       // a request may bring a chat template of its own
+    const char *reasoning_parser; // likewise, of reasoning
+    uint64_t responses_bytes;     // of stored answers of /v1/responses; 0 = none are stored
+    int64_t responses_ttl_us;     // after which one that nobody used is forgotten
+    bool request_templates;       // a request may bring a chat template of its own
     void (*workers)(void *ctx, rpc_workers *out); // called on any thread; NULL: no workers
     void *workers_ctx;
 } rpc_options;

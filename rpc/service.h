@@ -98,6 +98,7 @@ typedef struct service {
     const struct tool_parser *tool_parser;
     const struct reasoning_parser *reasoning_parser;
     bool leaves_calls;
+    struct response_store *responses; // of /v1/responses; set by openai_open; NULL = none are kept
     answer_counts answers;
 
     pthread_mutex_t lock;                     // guards the fields below

@@ -53,6 +53,7 @@ def constants(root):
     values = {}
     for path in ("engine/engine.h", "*/backend.h", "rpc/openai/openai.h", "rpc/http/internal.h",
                  "rpc/services/fields.h", "rpc/openai/parse.c", "rpc/openai/models.c",
+                 "rpc/openai/responses/store.h", "rpc/anthropic/parse.c",
                  "paged_kv/retention/method.h"):
         for name, value in re.findall(r"\b([A-Z][A-Z0-9_]+) = ((?:\d+)(?: (?:<<|\*) \d+)*)",
                                       read(root, path)):
@@ -101,7 +102,11 @@ def engine_fields(root):
 ENDPOINTS = {"FOR_COMPLETION": {"completions"}, "FOR_CHAT": {"chat"}, "FOR_TOKENIZE": {"tokenize"},
              "FOR_DETOKENIZE": {"detokenize"}, "GENERATES": {"completions", "chat"},
              "HAS_MESSAGES": {"chat", "tokenize"},
-             "FOR_ANY": {"completions", "chat", "tokenize", "detokenize"}}
+             "FOR_RESPONSES": {"responses"}, "FOR_MESSAGES": {"messages"}, "CONVERTED": {"responses", "messages"},
+             "ANSWERS": {"completions", "chat", "responses", "messages"},
+             "HAS_TOOLS": {"chat", "responses", "messages"}, "HAS_PARALLEL": {"chat", "responses"},
+             "OPENAI_ANSWERS": {"completions", "chat", "responses"},
+             "FOR_ANY": {"completions", "chat", "responses", "messages", "tokenize", "detokenize"}}
 
 
 def body_fields(root):

@@ -24,7 +24,8 @@ NOT_KSERVE = {"prompt", "messages", "tools", "chat_template", "chat_template_kwa
 # Fields of HTTP bodies that are read by the HTTP endpoints themselves.
 HTTP_FIELDS = {
     "model": ("string", "a served name", "the served model", "The model. GET /v1/models lists the names."),
-    "stream": ("boolean", "", "false", "Sends server-sent events, one for each token, and at the end `data: [DONE]`."),
+    "stream": ("boolean", "", "false", "Sends server-sent events, one for each token, and at the end `data: [DONE]`; for "
+               "responses and messages the events of these APIs."),
     "stream_options": ("object", "include_usage, continuous_usage_stats", "none",
                        "`include_usage` adds an event with the usage at the end, `continuous_usage_stats` adds the "
                        "usage so far to every event."),
@@ -40,18 +41,48 @@ HTTP_FIELDS = {
     "echo": ("boolean", "", "false", "Puts the prompt before the text of each choice."),
     "tool_choice": ("string or object", "auto, none, required, or {\"type\": \"function\", \"function\": {\"name\": …}}",
                     "auto", "`none` does not pass the tools to the chat template. `required` holds the answer to calls "
-                    "of the tools, and a function's name to one call of it, as [serving.md](docs/serving.md) says."),
+                    "of the tools, and a function's name to one call of it, as [serving.md](docs/serving.md) says. A named "
+                    "function is {\"type\": \"function\", \"name\": …} for responses; messages have {\"type\": …} with "
+                    "auto, none, any or tool and its `name`, and `disable_parallel_tool_use`."),
     "reasoning_effort": ("string", "", "none", "The template's variable of this name. Refused where the template does "
                          "not read it, except `none`."),
     "documents": ("list of objects", "", "none", "The template's variable of this name; likewise."),
     "include_reasoning": ("boolean", "", "true", "False leaves `reasoning_content` out of the answer."),
     "parallel_tool_calls": ("boolean", "", "true", "False leaves all but the first tool call out of an answer; a forced answer has one then."),
+    "input": ("string or list", "messages with text; function_call, function_call_output and reasoning items", "",
+              "The conversation, or what is new of it. The role developer is the system's. Images, files and items of "
+              "other types are refused by name."),
+    "instructions": ("string", "", "none", "A system message in front, of this request alone."),
+    "previous_response_id": ("string", "the id of a stored response of the same API key", "none",
+                             "The conversation goes on from this response: its messages come first, at most "
+                             "$RESPONSE_TURNS_MAX turns. With `retention` its pages are a [session](docs/serving.md)."),
+    "store": ("boolean", "", "true", "Keep the answer, so that a later request can go on from it. For responses it is "
+              "the answer's `store` whether that is so (--responses-memory, --responses-ttl)."),
+    "max_output_tokens": ("integer", "1 or more", "as many as fit", "Most tokens of the answer, reasoning included."),
+    "text": ("object", "format: text, json_object or json_schema; verbosity: medium", "text",
+             "The form of the answer, as `response_format` of chat."),
+    "reasoning": ("object", "effort; summary: auto", "none", "`effort` is chat's `reasoning_effort`. There are no "
+                  "summaries: the reasoning's own text is in the answer."),
+    "include": ("list of strings", "reasoning.encrypted_content", "none",
+                "Changes nothing: items of reasoning have their text, and nothing is encrypted."),
+    "system": ("string or list of text blocks", "", "none", "The system's message."),
+    "stop_sequences": ("list of strings", "as stop", "none", "`stop`, by Anthropic's name."),
+    "thinking": ("object", "type: enabled, adaptive or disabled", "the template's", "Sets the template's variable "
+                 "enable_thinking where it reads one. budget_tokens bounds nothing."),
+    "output_config": ("object", "format: json_schema; effort", "none", "The form of the answer, and chat's "
+                      "`reasoning_effort`."),
     "tokens": ("list of integers", "ids; at most $DETOKENIZE_MAX or the context", "", "The tokens to make text of."),
 }
 
 ROUTES = {
     "POST /v1/completions": "Goes on from a text or from token ids.",
     "POST /v1/chat/completions": "Answers a conversation.",
+    "POST /v1/responses": "Answers a conversation in OpenAI's newer form, and keeps the answer to go on from.",
+    "GET /v1/responses/": "Gives a stored response of the caller's key: its id follows the path.",
+    "DELETE /v1/responses/": "Forgets it, and the session that holds its conversation's pages; what went on from it is gone, too.",
+    "POST /v1/messages": "Answers a conversation in Anthropic's form.",
+    "POST /v1/messages/count_tokens": "Counts the tokens of such a body's prompt: `input_tokens`. The body has at most "
+                                      "$COUNT_BYTES_MAX bytes.",
     "GET /v1/models": "Lists the names that the model is served by.",
     "GET /v1/models/": "Describes one of them: the name follows the path.",
     "DELETE /v1/sessions/": "Forgets the session whose id follows the path, in memory at once and on disk within moments, if the caller's key "
@@ -112,6 +143,79 @@ TALK_KEYS = {
     "function": "An object with `name` and `arguments`.",
     "name": "The function's name.",
     "arguments": "Its arguments: a text of JSON as the model wrote it; in a delta what is new of it.",
+}
+RESPONSE_KEYS = {
+    "id": "`resp_` and 32 digits, which nobody can guess; of an item that it begins with.",
+    "object": "`response`.",
+    "created_at": "Seconds since 1970.",
+    "status": "`completed`, `incomplete`, `cancelled` or `failed`; `in_progress` while it is written. Of items, too.",
+    "model": "The model's name as the request gave it.",
+    "error": "Of a failed response: `code` and `message`; else null.",
+    "code": "`server_error`.",
+    "message": "What went wrong.",
+    "param": "Always null.",
+    "incomplete_details": "Of an answer that is cut short: `reason`; else null.",
+    "reason": "`max_output_tokens`.",
+    "output": "The items: reasoning, a message, function calls.",
+    "type": "`reasoning`, `message`, `function_call`; `reasoning_text`, `output_text`; the name of an event.",
+    "role": "`assistant`.",
+    "summary": "Always empty.",
+    "content": "Of a message or reasoning: a list with its one part.",
+    "reasoning_content": "Not shown; the name of reasoning in what is stored.",
+    "text": "The part's text.",
+    "annotations": "Always empty.",
+    "logprobs": "Always empty.",
+    "call_id": "The id by which a function_call_output refers to the call.",
+    "name": "The function's name.",
+    "arguments": "Its arguments: a text of JSON as the model wrote it.",
+    "tool_calls": "Not shown; the name of calls in what is stored.",
+    "function": "Likewise.",
+    "usage": "The counts below; null until the end.",
+    "input_tokens": "Tokens of the prompt, the stored conversation included.",
+    "input_tokens_details": "An object with `cached_tokens`.",
+    "cached_tokens": "Prompt tokens found in the prefix cache or the session.",
+    "output_tokens": "Tokens generated.",
+    "output_tokens_details": "An object with `reasoning_tokens`.",
+    "reasoning_tokens": "Tokens up to the end of the reasoning, where the answer has any.",
+    "total_tokens": "The sum of both.",
+    "retention": "The [report](#report) of the answer's retention.",
+    "retrieval": "The [report](#report) of the answer's retrieval.",
+    "sequence_number": "Of an event: 0, 1, …",
+    "response": "Of an event: the response as it is now.",
+    "output_index": "Of an event: which item it is about.",
+    "item_id": "Likewise, by its id.",
+    "item": "Of an event: the item as it is now.",
+    "content_index": "Of an event: always 0.",
+    "part": "Of an event: the part as it is now.",
+    "delta": "Of an event: what is new of the text or the arguments.",
+    "deleted": "DELETE: true.",
+}
+MESSAGE_KEYS = {
+    "id": "`msg_` and the request's id; of a tool_use block that of the call.",
+    "type": "`message`; `text`, `thinking` or `tool_use`; the name of an event or a delta.",
+    "role": "`assistant`.",
+    "model": "The model's name as the request gave it.",
+    "content": "The blocks.",
+    "text": "Of a text block.",
+    "thinking": "Of a thinking block: the model's reasoning.",
+    "signature": "Of a thinking block: always empty.",
+    "name": "Of a tool_use block: the tool's name.",
+    "input": "Of a tool_use block: its arguments, an object; empty where the call was cut short.",
+    "stop_reason": "`end_turn`, `max_tokens`, `stop_sequence`, `tool_use`, or `pause_turn` of an answer that was aborted.",
+    "stop_sequence": "The stop sequence that ended the answer, else null.",
+    "retention": "The [report](#report) of the answer's retention; in a stream in the delta of message_delta.",
+    "retrieval": "The [report](#report) of the answer's retrieval, likewise.",
+    "usage": "The counts below; those of message_delta are final.",
+    "input_tokens": "Tokens of the prompt that were not found in the cache; in message_start all of them.",
+    "cache_creation_input_tokens": "Always 0: prompts are kept without a price.",
+    "cache_read_input_tokens": "Prompt tokens found in the prefix cache or the session.",
+    "output_tokens": "Tokens generated.",
+    "message": "Of message_start: the message without blocks.",
+    "index": "Of an event: which block it is about.",
+    "content_block": "Of content_block_start: the block without content.",
+    "delta": "Of content_block_delta: what is new of the block; of message_delta: why it ended.",
+    "partial_json": "Of a delta of a tool_use block: what is new of its arguments, as the model wrote it.",
+    "error": "Of an error: its `type` and `message`.",
 }
 LOGPROB_KEYS = {
     "token": "Chat: the token's text.",

@@ -108,7 +108,8 @@ def put_fields(page, root):
               "is null counts as absent. A field that no table has is refused by name, never ignored. "
               "“The model's” is a value of its generation_config.json; where that has none, the field "
               "changes nothing. The surfaces:")
-    page.items(["**completions**, **chat**: the bodies of the two HTTP endpoints.",
+    page.items(["**completions**, **chat**: the bodies of the two HTTP endpoints. /v1/responses and /v1/messages take the "
+                "fields of chat too, beside their own, but for those that OpenAI and Anthropic name otherwise.",
                 "**run**: lines of `octavo run --prompts`, and with dashes (`--max-tokens`) most of its flags.",
                 "**octavo.v1**: `GenerateRequest` and its `sampling`.",
                 "**VllmEngine**: `GenerateRequest` and its `sampling_params`. A field that is absent and not "
@@ -192,7 +193,7 @@ def put_routes(page, root):
     same_names([f"{m} {p}" for m, p, _ in routes], words.ROUTES, "routes")
     page.title(2, "HTTP")
     page.text("Bodies are JSON of at most --max-body bytes. Where the server has API keys, a route that needs one "
-              "takes `Authorization: Bearer KEY`. `X-Request-Id` of up to $HTTP_ID_BYTES_MAX printable characters "
+              "takes `Authorization: Bearer KEY`, or `x-api-key: KEY` where that header is absent. `X-Request-Id` of up to $HTTP_ID_BYTES_MAX printable characters "
               "becomes the request's id; every answer has the header. `OPTIONS` on a route answers, without a key, with "
               "the methods that its path takes, and with CORS headers where --cors-origin allows the page's origin.")
     page.table(["route", "API key", "what it does"],
@@ -218,8 +219,14 @@ def put_answers(page, root):
               "its chunks are as long as any. Rows that a retention method measures together stay in one step.")
     page.title(3, "Other answers")
     put_keys(page, root, "rpc/openai/models.c", words.SMALL_ANSWERS)
+    page.text("The keys of /v1/responses and of its events, beside those that repeat the request. A stream ends with "
+              "`response.completed`, `response.incomplete`, or `error` and `response.failed`.")
+    put_keys(page, root, "rpc/openai/responses/write.c", words.RESPONSE_KEYS)
+    page.text("The keys of /v1/messages and of its events:")
+    put_keys(page, root, "rpc/anthropic/write.c", words.MESSAGE_KEYS)
     page.title(3, "Errors")
-    page.text("A stream that has begun carries the error as an event and then `data: [DONE]`.")
+    page.text("A stream that has begun carries the error as an event and then `data: [DONE]`. Below /v1/messages errors "
+              "have Anthropic's form: `{\"type\": \"error\", \"error\": {\"type\", \"message\"}, \"request_id\"}`.")
     put_keys(page, root, "rpc/openai/error.c", words.ERROR_KEYS)
     page.table(["status", "type", "when", "`Retry-After`"],
                [(status, kind, status_text(codes), "yes" if retry else "no")

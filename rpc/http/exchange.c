@@ -230,6 +230,17 @@ static bool is_encoded(const http_head *head)
     return f && f->value_bytes > 0 && strcasecmp(f->value, "identity") != 0;
 }
 
+/* Anthropic's clients send their key in a header of its own. */
+static void find_key(exchange *e, const http_head *head)
+{
+    const http_field *f = head_find(head, "authorization"), *key = head_find(head, "x-api-key");
+    if (f) e->x.authorization = f->value;
+    else if (key && key->value_bytes <= SERVICE_KEY_BYTES_MAX) {
+        snprintf(e->bearer, sizeof e->bearer, "Bearer %s", key->value);
+        e->x.authorization = e->bearer;
+    }
+}
+
 /* Finds the request's route; refuses the request for the first reason found. */
 static void judge_head(exchange *e, const http_head *head, const http_framing *framing,
                        const char *url)
@@ -245,8 +256,8 @@ static void judge_head(exchange *e, const http_head *head, const http_framing *f
     e->x.path = e->route->path;
     size_t n = strlen(e->route->path);
     if (e->route->path[n - 1] == '/') e->x.rest = e->path + n;
-    const http_field *key = head_find(head, "authorization");
-    if (e->route->needs_key && !service_key_ok(s, key ? key->value : NULL))
+    find_key(e, head);
+    if (e->route->needs_key && !service_key_ok(s, e->x.authorization))
         refuse_plain(e, 401, "the API key is missing or wrong");
     else if (e->route->has_body && is_not_json(head))
         refuse_plain(e, 415,
@@ -463,7 +474,7 @@ void http_reply_error(http_exchange *x, const openai_error *why)
     /* A 503 tells of the server's state alone. */
     e->is_own_why = (why == &e->refusal && e->is_own_refusal) || why->status == 503;
     strbuf_clear(&e->out);
-    openai_error_json(why, &e->out);
+    http_errors_of(e->path)(why, e->id, &e->out);
     struct MHD_Response *r = response_of_out(e, "application/json");
     bool ok = r != NULL;
     if (why->retry_after_s) {

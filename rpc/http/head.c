@@ -79,7 +79,7 @@ static bool has_duplicate(const http_head *h)
 {
     static const char *const single[] = {"content-length", "transfer-encoding", "host",
                                          "expect",         "content-type",      "authorization",
-                                         "x-request-id"};
+                                         "x-request-id",   "x-api-key"};
     for (size_t i = 0; i < sizeof single / sizeof single[0]; i++) {
         unsigned n = 0;
         for (size_t j = 0; j < n_known(h); j++) n += is_named(&h->fields[j], single[i]);

@@ -26,10 +26,11 @@ void http_server_destroy(http_server *h);
 
 typedef struct http_exchange {
     service *service;
-    const char *path; // of the route, without a query
-    const char *rest; // the part of the path after a route that ends in "/"
-    const char *id;   // x-request-id, or one made here; the answer repeats it
-    const char *body; // NUL-terminated
+    const char *path;          // of the route, without a query
+    const char *rest;          // the part of the path after a route that ends in "/"
+    const char *id;            // x-request-id, or one made here; the answer repeats it
+    const char *authorization; // "Bearer KEY" as sent, or of the header x-api-key; NULL = none
+    const char *body;          // NUL-terminated
     size_t body_bytes;
 } http_exchange;
 
@@ -50,6 +51,10 @@ typedef struct http_route {
     bool has_body;
     void (*handle)(http_exchange *x);
 } http_route;
+
+/* How errors of this path are written: a function that appends the body. */
+typedef void (*http_error_form)(const openai_error *e, const char *id, strbuf *out);
+http_error_form http_errors_of(const char *path);
 
 /* The table of routes (routes.c). */
 const http_route *http_routes(size_t *n);

@@ -202,8 +202,9 @@ struct exchange {
     size_t target_bytes;
     bool target_ok;
     char id[HTTP_ID_BYTES_MAX + 1];
-    bool has_own_id;      // the id is the client's header
-    char path[512];       // without escapes; the longest has a session's id
+    bool has_own_id;                        // the id is the client's header
+    char bearer[8 + SERVICE_KEY_BYTES_MAX]; // of x-api-key, as an Authorization header has it
+    char path[512];                         // without escapes; the longest has a session's id
     openai_error refusal; // decided before the answer could be sent; status 0 = none
     bool is_own_refusal;  // refusal's message holds no bytes of the client
     const char *why;      // message of the refusal that is sent

@@ -48,16 +48,12 @@ static ssize_t hand_out(exchange *e, char *buffer, size_t size)
     return (ssize_t)n;
 }
 
-static const char starved[] =
-    "data: {\"error\":{\"message\":\"out of memory\",\"type\":\"ServiceUnavailableError\","
-    "\"param\":null,\"code\":503}}\n\ndata: [DONE]\n\n";
-
 /* Ends a stream when memory is out: drops the frame that is not whole and appends an error. */
 static void end_starved(exchange *e, size_t whole)
 {
     e->out.size = whole;
     e->out.failed = false;
-    e->last_words = starved;
+    e->last_words = openai_answer_starved(e->answer);
     e->ended = true;
     generation_abort(e->generation);
 }
@@ -163,7 +159,7 @@ static status start_answer(exchange *e, const openai_call *call, error *err)
 {
     service *s = e->server->service;
     char identity[SERVICE_IDENTITY_BYTES];
-    service_identity(s, http_header(&e->x, "authorization"), identity);
+    service_identity(s, e->x.authorization, identity);
     if (*call->id && !e->has_own_id) memcpy(e->id, call->id, sizeof e->id);
     generation_options o = {.id = e->id,
                             .surface = "http",
@@ -181,6 +177,7 @@ void http_generate(http_exchange *x, openai_call *call)
     exchange *e = (exchange *)x;
     error err = {{0}};
     openai_error why;
+    const openai_form *form = call->form;
     status st = start_answer(e, call, &err);
     if (status_ok(st)) {
         e->answer = openai_answer_create(x->service, call, generation_id(e->generation));
@@ -188,6 +185,7 @@ void http_generate(http_exchange *x, openai_call *call)
     } else openai_call_destroy(call);
     if (!status_ok(st)) {
         openai_error_from(x->service, st, &err, &why);
+        if (form) openai_rename(form, &why);
         http_reply_error(x, &why);
         return;
     }

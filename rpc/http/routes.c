@@ -1,4 +1,5 @@
 /* The table of routes, and the handlers. */
+#include "rpc/anthropic/anthropic.h"
 #include "rpc/http/http.h"
 
 #include <string.h>
@@ -10,20 +11,45 @@ static const char JSON[] = "application/json";
 typedef bool (*parse_call)(service *s, const char *body, size_t n, openai_call *out,
                            openai_error *err);
 
+/* Answers a call that has been made of the body, or says why it could not be. */
+static void answer(http_exchange *x, bool ok, openai_call *call, const openai_error *err)
+{
+    if (ok) http_generate(x, call);
+    else http_reply_error(x, err);
+}
+
+static bool admits(http_exchange *x)
+{
+    openai_error err;
+    error text = {{0}};
+    status st = generation_admits(x->service, &text);
+    if (status_ok(st)) return true;
+    openai_error_from(x->service, st, &text, &err);
+    http_reply_error(x, &err);
+    return false;
+}
+
 static void generate(http_exchange *x, parse_call parse)
 {
     openai_call call;
     openai_error err;
-    error text = {{0}};
-    status st = generation_admits(x->service, &text);
-    if (!status_ok(st)) openai_error_from(x->service, st, &text, &err);
-    else if (parse(x->service, x->body, x->body_bytes, &call, &err)) {
-        http_generate(x, &call);
-        return;
-    }
-    http_reply_error(x, &err);
+    if (!admits(x)) return;
+    bool ok = parse(x->service, x->body, x->body_bytes, &call, &err);
+    answer(x, ok, &call, &err);
 }
 
+static void route_responses(http_exchange *x)
+{
+    openai_call call;
+    openai_error err;
+    char identity[SERVICE_IDENTITY_BYTES];
+    if (!admits(x)) return;
+    service_identity(x->service, x->authorization, identity);
+    bool ok = openai_parse_response(x->service, identity, x->body, x->body_bytes, &call, &err);
+    answer(x, ok, &call, &err);
+}
+
+static void route_messages(http_exchange *x) { generate(x, anthropic_parse); }
 static void route_completions(http_exchange *x) { generate(x, openai_parse_completion); }
 static void route_chat_completions(http_exchange *x) { generate(x, openai_parse_chat); }
 
@@ -73,10 +99,38 @@ static void route_delete_session(http_exchange *x)
     strbuf body = {0};
     openai_error why;
     char identity[SERVICE_IDENTITY_BYTES];
-    service_identity(x->service, http_header(x, "authorization"), identity);
+    service_identity(x->service, x->authorization, identity);
     bool ok = openai_delete_session(x->service, identity, http_header(x, "octavo-cache-salt"),
                                     x->rest, &body, &why);
     reply(x, ok, &body, &why);
+}
+
+static void route_response(http_exchange *x)
+{
+    strbuf body = {0};
+    openai_error why;
+    char identity[SERVICE_IDENTITY_BYTES];
+    service_identity(x->service, x->authorization, identity);
+    bool ok = openai_response(x->service, identity, x->rest, &body, &why);
+    reply(x, ok, &body, &why);
+}
+
+static void route_delete_response(http_exchange *x)
+{
+    strbuf body = {0};
+    openai_error why;
+    char identity[SERVICE_IDENTITY_BYTES];
+    service_identity(x->service, x->authorization, identity);
+    bool ok = openai_delete_response(x->service, identity, x->rest, &body, &why);
+    reply(x, ok, &body, &why);
+}
+
+static void route_count_tokens(http_exchange *x)
+{
+    strbuf body = {0};
+    openai_error err;
+    bool ok = anthropic_count_tokens(x->service, x->body, x->body_bytes, &body, &err);
+    reply(x, ok, &body, &err);
 }
 
 static void route_version(http_exchange *x)
@@ -117,6 +171,11 @@ static const http_route routes[] = {
     /* method, path, needs_key, has_body, handler */
     {"POST", "/v1/completions", true, true, route_completions},
     {"POST", "/v1/chat/completions", true, true, route_chat_completions},
+    {"POST", "/v1/responses", true, true, route_responses},
+    {"GET", "/v1/responses/", true, false, route_response},
+    {"DELETE", "/v1/responses/", true, false, route_delete_response},
+    {"POST", "/v1/messages", true, true, route_messages},
+    {"POST", "/v1/messages/count_tokens", true, true, route_count_tokens},
     {"GET", "/v1/models", true, false, route_models},
     {"GET", "/v1/models/", true, false, route_model},
     {"DELETE", "/v1/sessions/", true, false, route_delete_session},
@@ -133,4 +192,16 @@ const http_route *http_routes(size_t *n)
 {
     *n = sizeof routes / sizeof routes[0];
     return routes;
+}
+
+static void put_error(const openai_error *e, const char *id, strbuf *out)
+{
+    (void)id;
+    openai_error_json(e, out);
+}
+
+http_error_form http_errors_of(const char *path)
+{
+    static const char messages[] = "/v1/messages";
+    return strncmp(path, messages, sizeof messages - 1) == 0 ? anthropic_put_error : put_error;
 }

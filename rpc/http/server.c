@@ -173,10 +173,10 @@ status http_server_create(service *s, http_server **out, error *err)
     http_server *h = calloc(1, sizeof *h);
     if (!h) return error_set(err, STATUS_NO_MEMORY, "http: out of memory");
     h->service = s;
-    openai_choose_parsers(s);
     h->listen_fd = -1;
     pthread_mutex_init(&h->workers_lock, NULL);
-    status st = start_http(h, err);
+    status st = openai_open(s) ? start_http(h, err)
+                               : error_set(err, STATUS_NO_MEMORY, "http: out of memory");
     if (!status_ok(st)) {
         http_server_destroy(h);
         return st;
@@ -208,5 +208,6 @@ void http_server_destroy(http_server *h)
     if (h->listen_fd >= 0) close(h->listen_fd);
     tls_destroy(&h->tls);
     pthread_mutex_destroy(&h->workers_lock);
+    openai_close(h->service);
     free(h);
 }

@@ -1,6 +1,5 @@
 /* Builds an answer from outputs: a body at the end, or a frame for each token. */
 #include "rpc/openai/internal.h"
-#include "rpc/openai/talk.h"
 
 #include <stdlib.h>
 #include <string.h>
@@ -28,10 +27,11 @@ typedef struct choice {
 struct openai_answer {
     service *s;
     openai_call call;
-    strbuf head;     // start of every frame, or of the body, up to `"choices":[`
-    uint32_t n;      // choices
-    choice *choices; // [n]
-    bool *counted;   // [n_requests]: the request's prompt is counted in usage
+    char id[SERVICE_ID_BYTES_MAX + 1]; // the generation's
+    strbuf head;                       // start of every frame, or of the body, up to `"choices":[`
+    uint32_t n;                        // choices
+    choice *choices;                   // [n]
+    bool *counted;                     // [n_requests]: the request's prompt is counted in usage
     engine_usage usage;
     uint64_t seed; // of the ids of tool calls
     size_t held;   // bytes that the choices of a whole body hold
@@ -113,6 +113,7 @@ openai_answer *openai_answer_create(service *s, openai_call *call, const char *i
     a->choices = calloc(a->n, sizeof *a->choices);
     a->counted = calloc(a->call.n_requests, sizeof *a->counted);
     a->seed = hash_bytes(id, strlen(id), s->id_salt);
+    snprintf(a->id, sizeof a->id, "%s", id);
     put_head(a, id, &a->head);
     if (a->choices && a->counted && !a->head.failed) return a;
     openai_answer_destroy(a);
@@ -153,7 +154,13 @@ static void fail_answer(openai_answer *a, status_code code, const char *text, st
     error err;
     snprintf(err.text, sizeof err.text, "%s", text ? text : "");
     openai_error_from(a->s, status_make(code, NULL), &err, &a->error);
+    const openai_form *form = a->call.form;
+    if (form) openai_rename(form, &a->error);
     if (!a->call.stream) return;
+    if (form) {
+        form->fail(a->call.writer, &a->error, out);
+        return;
+    }
     strbuf_puts(out, "data: ");
     openai_error_json(&a->error, out);
     strbuf_puts(out, "\n\n");
@@ -280,7 +287,7 @@ static size_t held_by(const choice *c)
            c->chat.size + c->token_ids.size + c->prompt.size + c->ending.size;
 }
 
-static bool takes_apart(const openai_call *c) { return c->tools || c->reasoning; }
+static bool takes_apart(const openai_call *c) { return c->tools || c->reasoning || c->form; }
 
 static void init_talk(const openai_answer *a, choice *c, const generation_output *o,
                       const engine_prompt *p)
@@ -471,6 +478,37 @@ static void take_whole(const openai_answer *a, choice *c, const generation_outpu
     if (o->out.finish != ENGINE_FINISH_NONE) put_members(a, c, o, &c->ending);
 }
 
+/* Has the form write what an output brings. */
+static void write_form(openai_answer *a, const generation *g, const generation_output *o,
+                       strbuf *out)
+{
+    const openai_form *form = a->call.form;
+    choice *c = a->choices;
+    if (!c->begun) {
+        begin_choice(a, c, g, o);
+        form->begin(a->call.writer, &(form_begin){&a->call, a->id, c->prompt_tokens}, out);
+    }
+    take_text(a, c, o);
+    form->take(a->call.writer, &c->talk, out);
+    talk_clear(&c->talk);
+    if (o->out.finish == ENGINE_FINISH_NONE) return;
+    form->end(
+        a->call.writer,
+        &(form_end){o->out.finish, o->out.stop_string, o->out.usage, o->out.report, o->out.reading},
+        out);
+}
+
+static void take_form(openai_answer *a, const generation *g, const generation_output *o,
+                      strbuf *out)
+{
+    write_form(a, g, o, a->call.stream ? out : &a->scratch);
+    bool failed = a->scratch.failed || talk_failed(&a->choices->talk);
+    strbuf_clear(&a->scratch);
+    size_t held = a->call.form->held(a->call.writer);
+    if (failed) fail_answer(a, STATUS_NO_MEMORY, NULL, out);
+    else if (held > HELD_BYTES_MAX) fail_answer(a, STATUS_LIMIT, "the answer is too long", out);
+}
+
 void openai_answer_take(openai_answer *a, const generation *g, const generation_output *o,
                         strbuf *out)
 {
@@ -484,6 +522,10 @@ void openai_answer_take(openai_answer *a, const generation *g, const generation_
     bool first = !c->begun;
     if (o->out.finish == ENGINE_FINISH_ERROR) {
         fail_answer(a, o->out.error_code, o->out.error_text, out);
+        return;
+    }
+    if (a->call.form) {
+        take_form(a, g, o, out);
         return;
     }
     size_t held = held_by(c);
@@ -504,6 +546,7 @@ void openai_answer_take(openai_answer *a, const generation *g, const generation_
 
 static void finish_stream(openai_answer *a, strbuf *out)
 {
+    if (a->call.form) return; /* its end or its error was the last event */
     if (a->call.include_usage && !a->error.status) {
         strbuf_append(out, a->head.data, a->head.size);
         strbuf_puts(out, "],");
@@ -536,6 +579,10 @@ static void finish_whole(openai_answer *a, strbuf *out)
         openai_error_json(&a->error, out);
         return;
     }
+    if (a->call.form) {
+        a->call.form->finish(a->call.writer, out);
+        return;
+    }
     strbuf_append(out, a->head.data, a->head.size);
     for (uint32_t i = 0; i < a->n; i++) put_whole_choice(a, i, out);
     strbuf_puts(out, "],");
@@ -548,4 +595,9 @@ void openai_answer_finish(openai_answer *a, strbuf *out)
 {
     if (a->call.stream) finish_stream(a, out);
     else finish_whole(a, out);
+}
+
+const char *openai_answer_starved(const openai_answer *a)
+{
+    return a->call.form ? a->call.form->starved : openai_starved;
 }

@@ -123,6 +123,38 @@ void openai_body_error(service *s, status why, const error *err, openai_error *o
     if (why.code == STATUS_NOT_FOUND) set_param(out, "model", strlen("model"));
 }
 
+/* Puts `to` in the place of the n bytes at `at` of a text in `size` bytes. */
+static void replace_text(char *text, size_t size, size_t at, size_t n, const char *to)
+{
+    char rest[sizeof((openai_error *)0)->message];
+    snprintf(rest, sizeof rest, "%s", text + at + n);
+    snprintf(text + at, size - at, "%s%s", to, rest);
+}
+
+/* The bytes of the param that `name` is about; 0 when it is about another. *at is where. */
+static size_t find_name(const openai_name *name, const char *param, size_t *at)
+{
+    size_t n = strlen(name->chat);
+    const char *found =
+        name->whole && !begins_with(param, name->chat) ? NULL : strstr(param, name->chat);
+    if (!found) return 0;
+    *at = (size_t)(found - param);
+    if (!name->whole) return n;
+    return param[n] == '\0' || param[n] == '.' || param[n] == '[' ? strlen(param) : 0;
+}
+
+void openai_rename(const openai_form *form, openai_error *e)
+{
+    for (const openai_name *name = form->names; name->chat; name++) {
+        size_t at, n = find_name(name, e->param, &at);
+        if (n == 0) continue;
+        if (begins_with(e->message, e->param))
+            replace_text(e->message, sizeof e->message, at, n, name->own);
+        replace_text(e->param, sizeof e->param, at, n, name->own);
+        return;
+    }
+}
+
 void openai_error_json(const openai_error *e, strbuf *out)
 {
     strbuf_puts(out, "{\"error\":{\"message\":");
@@ -133,6 +165,10 @@ void openai_error_json(const openai_error *e, strbuf *out)
     if (e->code) strbuf_printf(out, ",\"code\":\"%s\"}}", e->code);
     else strbuf_printf(out, ",\"code\":%u}}", e->status);
 }
+
+const char openai_starved[] =
+    "data: {\"error\":{\"message\":\"out of memory\",\"type\":\"ServiceUnavailableError\","
+    "\"param\":null,\"code\":503}}\n\ndata: [DONE]\n\n";
 
 void openai_stream_error(const openai_error *e, strbuf *out)
 {

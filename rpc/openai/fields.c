@@ -22,22 +22,31 @@ typedef struct field_row {
     const char *text;
 } field_row;
 
-enum { GENERATES = FOR_COMPLETION | FOR_CHAT, HAS_MESSAGES = FOR_CHAT | FOR_TOKENIZE };
+enum {
+    GENERATES = FOR_COMPLETION | FOR_CHAT,
+    CONVERTED = FOR_RESPONSES | FOR_MESSAGES, // a chat's body is made of these
+    ANSWERS = GENERATES | CONVERTED,
+    HAS_TOOLS = FOR_CHAT | CONVERTED,
+    HAS_PARALLEL = FOR_CHAT | FOR_RESPONSES,
+    HAS_MESSAGES = FOR_CHAT | FOR_TOKENIZE,
+    OPENAI_ANSWERS = GENERATES | FOR_RESPONSES,
+    FOR_ANY = ANSWERS | FOR_TOKENIZE | FOR_DETOKENIZE,
+};
 
 static const field_row rows[] = {
     /* Fields of the endpoints. */
     {"model", FOR_ANY, FIELD_HERE, NULL},
-    {"stream", GENERATES, FIELD_HERE, NULL},
-    {"stream_options", GENERATES, FIELD_HERE, NULL},
+    {"stream", ANSWERS, FIELD_HERE, NULL},
+    {"stream_options", OPENAI_ANSWERS, FIELD_HERE, NULL},
     {"return_token_ids", GENERATES, FIELD_HERE, NULL},
     {"return_tokens_as_token_ids", GENERATES, FIELD_HERE, NULL},
-    {"request_id", GENERATES, FIELD_HERE, NULL},
+    {"request_id", ANSWERS, FIELD_HERE, NULL},
     {"progress", GENERATES, FIELD_HERE, NULL},
     {"prompt", FOR_COMPLETION, FIELD_HERE, NULL},
     {"echo", FOR_COMPLETION, FIELD_HERE, NULL},
-    {"tools", FOR_CHAT, FIELD_HERE, NULL},
-    {"tool_choice", FOR_CHAT, FIELD_HERE, NULL},
-    {"parallel_tool_calls", FOR_CHAT, FIELD_HERE, NULL},
+    {"tools", HAS_TOOLS, FIELD_HERE, NULL},
+    {"tool_choice", HAS_TOOLS, FIELD_HERE, NULL},
+    {"parallel_tool_calls", HAS_PARALLEL, FIELD_HERE, NULL},
     {"prompt", FOR_TOKENIZE, FIELD_ENGINE, NULL},
     {"messages", FOR_TOKENIZE, FIELD_ENGINE, NULL},
     {"tools", FOR_TOKENIZE, FIELD_ENGINE, NULL},
@@ -48,8 +57,22 @@ static const field_row rows[] = {
     {"chat_template", FOR_TOKENIZE, FIELD_ENGINE, NULL},
     {"reasoning_effort", HAS_MESSAGES, FIELD_HERE, NULL},
     {"documents", HAS_MESSAGES, FIELD_HERE, NULL},
-    {"include_reasoning", FOR_CHAT, FIELD_HERE, NULL},
+    {"include_reasoning", HAS_TOOLS, FIELD_HERE, NULL},
     {"tokens", FOR_DETOKENIZE, FIELD_HERE, NULL},
+    {"input", FOR_RESPONSES, FIELD_HERE, NULL},
+    {"instructions", FOR_RESPONSES, FIELD_HERE, NULL},
+    {"previous_response_id", FOR_RESPONSES, FIELD_HERE, NULL},
+    {"store", FOR_RESPONSES, FIELD_HERE, NULL},
+    {"max_output_tokens", FOR_RESPONSES, FIELD_HERE, NULL},
+    {"text", FOR_RESPONSES, FIELD_HERE, NULL},
+    {"reasoning", FOR_RESPONSES, FIELD_HERE, NULL},
+    {"include", FOR_RESPONSES, FIELD_HERE, NULL},
+    {"messages", FOR_MESSAGES, FIELD_HERE, NULL},
+    {"max_tokens", FOR_MESSAGES, FIELD_HERE, NULL},
+    {"system", FOR_MESSAGES, FIELD_HERE, NULL},
+    {"stop_sequences", FOR_MESSAGES, FIELD_HERE, NULL},
+    {"thinking", FOR_MESSAGES, FIELD_HERE, NULL},
+    {"output_config", FOR_MESSAGES, FIELD_HERE, NULL},
 
     /* Fields of other endpoints. */
     {"messages", FOR_COMPLETION, FIELD_UNKNOWN, NULL},
@@ -61,16 +84,34 @@ static const field_row rows[] = {
     {"top_logprobs", FOR_COMPLETION, FIELD_UNKNOWN, NULL},
     {"max_completion_tokens", FOR_COMPLETION, FIELD_UNKNOWN, NULL},
     {"prompt", FOR_CHAT, FIELD_UNKNOWN, NULL},
-    {"prompt_token_ids", GENERATES, FIELD_UNKNOWN, NULL},
+    {"prompt_token_ids", ANSWERS, FIELD_UNKNOWN, NULL},
+    {"n", CONVERTED, FIELD_UNKNOWN, NULL},
+    {"logprobs", CONVERTED, FIELD_UNKNOWN, NULL},
+    {"prompt_logprobs", CONVERTED, FIELD_UNKNOWN, NULL},
+    {"max_completion_tokens", CONVERTED, FIELD_UNKNOWN, NULL},
+    {"response_format", CONVERTED, FIELD_UNKNOWN, NULL},
+    {"add_generation_prompt", CONVERTED, FIELD_UNKNOWN, NULL},
+    {"continue_final_message", CONVERTED, FIELD_UNKNOWN, NULL},
+    {"add_special_tokens", CONVERTED, FIELD_UNKNOWN, NULL},
+    {"messages", FOR_RESPONSES, FIELD_UNKNOWN, NULL},
+    {"max_tokens", FOR_RESPONSES, FIELD_UNKNOWN, NULL},
+    {"prompt", FOR_MESSAGES, FIELD_UNKNOWN, NULL},
+    {"top_logprobs", FOR_MESSAGES, FIELD_UNKNOWN, NULL},
+    {"stop", FOR_MESSAGES, FIELD_UNKNOWN, NULL},
 
     /* Fields that clients often send and that change no answer. */
-    {"user", GENERATES, FIELD_STRING, NULL},
-    {"safety_identifier", GENERATES, FIELD_STRING, NULL},
-    {"prompt_cache_key", GENERATES, FIELD_STRING, NULL},
-    {"prompt_cache_retention", GENERATES, FIELD_STRING, NULL},
-    {"metadata", GENERATES, FIELD_OBJECT, NULL},
+    {"user", OPENAI_ANSWERS, FIELD_STRING, NULL},
+    {"safety_identifier", OPENAI_ANSWERS, FIELD_STRING, NULL},
+    {"prompt_cache_key", OPENAI_ANSWERS, FIELD_STRING, NULL},
+    {"prompt_cache_retention", OPENAI_ANSWERS, FIELD_STRING, NULL},
+    {"metadata", ANSWERS, FIELD_OBJECT, NULL},
     {"store", GENERATES, FIELD_VALUES, "[false]"},
-    {"service_tier", GENERATES, FIELD_VALUES, "[\"auto\",\"default\"]"},
+    {"service_tier", OPENAI_ANSWERS, FIELD_VALUES, "[\"auto\",\"default\"]"},
+    {"service_tier", FOR_MESSAGES, FIELD_VALUES, "[\"auto\",\"standard_only\"]"},
+    {"cache_control", FOR_MESSAGES, FIELD_OBJECT, NULL},
+    {"background", FOR_RESPONSES, FIELD_VALUES, "[false]"},
+    {"truncation", FOR_RESPONSES, FIELD_VALUES, "[\"disabled\"]"},
+    {"top_logprobs", FOR_RESPONSES, FIELD_VALUES, "[0]"},
     {"best_of", GENERATES, FIELD_VALUES, "[1]"},
     {"suffix", FOR_COMPLETION, FIELD_VALUES, "[\"\"]"},
     {"echo", FOR_CHAT, FIELD_VALUES, "[false]"},
@@ -87,6 +128,13 @@ static const field_row rows[] = {
 
     /* Fields of OpenAI or vLLM that are not supported. */
     {"logits_processors", GENERATES, FIELD_REFUSED, "is not supported"},
+    {"conversation", FOR_RESPONSES, FIELD_REFUSED, "is not supported: use previous_response_id"},
+    {"prompt", FOR_RESPONSES, FIELD_REFUSED, "is not supported"},
+    {"max_tool_calls", FOR_RESPONSES, FIELD_REFUSED, "is not supported"},
+    {"context_management", CONVERTED, FIELD_REFUSED, "is not supported"},
+    {"container", FOR_MESSAGES, FIELD_REFUSED, "is not supported"},
+    {"mcp_servers", FOR_MESSAGES, FIELD_REFUSED, "is not supported"},
+    {"output_format", FOR_MESSAGES, FIELD_REFUSED, "is not supported: use output_config.format"},
     {"audio", FOR_CHAT, FIELD_REFUSED, "is not supported"},
     {"prediction", FOR_CHAT, FIELD_REFUSED, "is not supported"},
     {"web_search_options", FOR_CHAT, FIELD_REFUSED, "is not supported"},
@@ -143,7 +191,7 @@ static status check_fields(const json_t *body, unsigned endpoint, error *err)
     {
         const field_row *row = find_row(key, endpoint);
         if (row) RETURN_IF_ERROR(check_field(row, value, err));
-        else if (!(endpoint & GENERATES))
+        else if (!(endpoint & ANSWERS))
             return error_set(err, STATUS_INVALID, "request: unknown field '%.64s'", key);
     }
     return STATUS_IS_OK;
@@ -203,6 +251,13 @@ static void forget_nulls(json_t *body)
     }
 }
 
+void openai_list_fields(unsigned endpoint, const char **also)
+{
+    for (size_t i = 0; i < sizeof rows / sizeof rows[0]; i++)
+        if ((rows[i].endpoints & endpoint) && rows[i].rule != FIELD_ENGINE) *also++ = rows[i].key;
+    *also = NULL;
+}
+
 status openai_read_body(const service *s, const char *body, size_t n, unsigned endpoint,
                         json_t **out, const char **also, error *err)
 {
@@ -217,9 +272,25 @@ status openai_read_body(const service *s, const char *body, size_t n, unsigned e
         *out = NULL;
         return st;
     }
-    for (size_t i = 0; i < sizeof rows / sizeof rows[0]; i++)
-        if ((rows[i].endpoints & endpoint) && rows[i].rule != FIELD_ENGINE) *also++ = rows[i].key;
-    *also = NULL;
+    openai_list_fields(endpoint, also);
+    return STATUS_IS_OK;
+}
+
+status openai_engine_fields(const json_t *body, const char *const *also, json_t **out, error *err)
+{
+    const char *key;
+    json_t *value, *left = json_copy((json_t *)(uintptr_t)body);
+    if (!left) return error_set(err, STATUS_NO_MEMORY, "request: out of memory");
+    for (; *also; also++) json_object_del(left, *also);
+    json_object_foreach(left, key, value)
+    {
+        const field_row *row = find_row(key, FOR_CHAT);
+        if (!row || row->rule == FIELD_ENGINE) continue;
+        status st = error_set(err, STATUS_INVALID, "request: unknown field '%s'", row->key);
+        json_decref(left);
+        return st;
+    }
+    *out = left;
     return STATUS_IS_OK;
 }
 

@@ -2,35 +2,19 @@
 #ifndef RPC_OPENAI_INTERNAL_H
 #define RPC_OPENAI_INTERNAL_H
 
-#include "rpc/openai/openai.h"
+#include "rpc/openai/surface.h"
 
-/* ---- fields.c: which fields a body may have -------------------------------------------------- */
+/* ---- fields.c -------------------------------------------------------------------------------- */
 
-/* Endpoints, as bits. */
-enum {
-    FOR_COMPLETION = 1 << 0,
-    FOR_CHAT = 1 << 1,
-    FOR_TOKENIZE = 1 << 2,
-    FOR_DETOKENIZE = 1 << 3,
-    FOR_ANY = 15,
-};
+/* also [FIELDS_MAX] gets the fields of the endpoint that the engine's parser must skip. */
+void openai_list_fields(unsigned endpoint, const char **also);
 
-enum { FIELDS_MAX = 96 };
-
-/* Parses a body, which must be a JSON object, and refuses fields that the endpoint does not take,
- * by name. also [FIELDS_MAX] gets the fields that the engine's parser must skip. */
-status openai_read_body(const service *s, const char *body, size_t n, unsigned endpoint,
-                        json_t **out, const char **also, error *err);
-/* Reads a body's "model", or the first served name when it is absent. STATUS_NOT_FOUND: the model
- * is not served by this name. */
-status openai_read_model(service *s, const json_t *body, char **out, error *err);
-/* Reads a boolean field; when it is absent or null, *out stays as it is. */
-status openai_read_bool(const json_t *body, const char *key, bool *out, error *err);
 /* Reads the fields that are variables of the chat template into r, whose other fields have been
  * read, and checks that r may bring a template of its own. */
 status openai_read_template(service *s, const json_t *body, engine_request *r, error *err);
-/* Fills *out for an error in a body. */
-void openai_body_error(service *s, status why, const error *err, openai_error *out);
+
+/* The end of a stream when memory is out (error.c). */
+extern const char openai_starved[];
 
 /* ---- tool_choice.c: answers that are held to tool calls -------------------------------------- */
 

@@ -6,6 +6,10 @@
 
 #include "rpc/service.h"
 
+/* Makes what the endpoints share, with the service's options; false when memory is out. */
+bool openai_open(service *s);
+void openai_close(service *s);
+
 /* ---- errors ---------------------------------------------------------------------------------- */
 
 typedef struct openai_error {
@@ -17,6 +21,11 @@ typedef struct openai_error {
     uint32_t retry_after_s; // 0 = no Retry-After header
 } openai_error;
 
+/* How another API than chat and completions writes answers (surface.h). */
+typedef struct openai_form openai_form;
+
+/* Turns chat's names of fields in an error into the API's own. */
+void openai_rename(const openai_form *form, openai_error *e);
 /* Fills *out for an error of the engine or a parser: status, type and param follow from the code
  * and the text. */
 void openai_error_from(service *s, status why, const error *err, openai_error *out);
@@ -43,7 +52,9 @@ typedef struct openai_call {
     char *model;                              // the name asked for; malloc'd
     engine_request *requests;
     uint32_t n_requests;
-    uint32_t n_choices; // of each request
+    uint32_t n_choices;      // of each request
+    const openai_form *form; // NULL = chat's or completions' own
+    void *writer;            // form's
 } openai_call;
 
 /* The most prompts in one body, and the most choices over all prompts. */
@@ -54,6 +65,9 @@ enum { OPENAI_PROMPTS_MAX = 256, OPENAI_CHOICES_MAX = 1024 };
 bool openai_parse_completion(service *s, const char *body, size_t n, openai_call *out,
                              openai_error *err);
 bool openai_parse_chat(service *s, const char *body, size_t n, openai_call *out, openai_error *err);
+/* POST /v1/responses, of this identity, whose stored responses it may go on from. */
+bool openai_parse_response(service *s, const char *identity, const char *body, size_t n,
+                           openai_call *out, openai_error *err);
 void openai_call_destroy(openai_call *c);
 
 /* ---- answers --------------------------------------------------------------------------------- */
@@ -78,6 +92,8 @@ bool openai_answer_streams(const openai_answer *a);
 const openai_error *openai_answer_error(const openai_answer *a);
 /* Appends an error in mid-stream as a frame, then [DONE]. */
 void openai_stream_error(const openai_error *e, strbuf *out);
+/* The text that ends a stream when memory is out; static. */
+const char *openai_answer_starved(const openai_answer *a);
 
 /* ---- small endpoints: body in, body out; false = *err is filled ------------------------------ */
 
@@ -89,6 +105,11 @@ bool openai_model(service *s, const char *name, strbuf *out, openai_error *err);
 /* DELETE /v1/sessions/ID, of this identity and salt (NULL = none). */
 bool openai_delete_session(service *s, const char *identity, const char *salt, const char *id,
                            strbuf *out, openai_error *err);
+/* GET and DELETE /v1/responses/ID, of this identity. */
+bool openai_response(service *s, const char *identity, const char *id, strbuf *out,
+                     openai_error *err);
+bool openai_delete_response(service *s, const char *identity, const char *id, strbuf *out,
+                            openai_error *err);
 void openai_version(service *s, strbuf *out);
 
 #endif

@@ -313,11 +313,9 @@ static status read_progress(const reading *in, error *err)
     return STATUS_IS_OK;
 }
 
-static status read_call(reading *in, const char *body, size_t n, error *err)
+static status read_call(reading *in, error *err)
 {
     openai_call *c = in->call;
-    RETURN_IF_ERROR(openai_read_body(in->s, body, n, c->chat ? FOR_CHAT : FOR_COMPLETION, &in->body,
-                                     in->also, err));
     RETURN_IF_ERROR(openai_read_model(in->s, in->body, &c->model, err));
     RETURN_IF_ERROR(read_id(in, err));
     RETURN_IF_ERROR(read_stream(in, err));
@@ -337,7 +335,9 @@ static bool parse_body(service *s, bool chat, const char *body, size_t n, openai
     error err = {{0}};
     *out = (openai_call){.chat = chat, .prompt_logprobs = -1};
     reading in = {.s = s, .call = out};
-    status st = read_call(&in, body, n, &err);
+    status st =
+        openai_read_body(s, body, n, chat ? FOR_CHAT : FOR_COMPLETION, &in.body, in.also, &err);
+    if (status_ok(st)) st = read_call(&in, &err);
     json_decref(in.body);
     if (status_ok(st)) return true;
     openai_call_destroy(out);
@@ -356,8 +356,27 @@ bool openai_parse_chat(service *s, const char *body, size_t n, openai_call *out,
     return parse_body(s, true, body, n, out, err);
 }
 
+status openai_read_chat(service *s, json_t *body, openai_call *out, error *err)
+{
+    reading in = {.s = s, .body = body, .call = out};
+    out->chat = true;
+    out->prompt_logprobs = -1;
+    openai_list_fields(FOR_CHAT, in.also);
+    return read_call(&in, err);
+}
+
+status openai_count_tokens(service *s, const openai_call *call, size_t *out, error *err)
+{
+    tok_ids ids = {0};
+    status st = engine_tokenize(s->o.engine, call->requests, &ids, err);
+    *out = ids.n;
+    tok_ids_destroy(&ids);
+    return st;
+}
+
 void openai_call_destroy(openai_call *c)
 {
+    if (c->form && c->writer) c->form->destroy(c->writer);
     for (uint32_t i = 0; i < c->n_requests; i++) engine_request_destroy(&c->requests[i]);
     free(c->requests);
     free(c->model);

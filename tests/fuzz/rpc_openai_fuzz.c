@@ -1,8 +1,9 @@
 /* Property: for any body sent to the OpenAI endpoints, the body is accepted, or refused with 400
  * or 404 and one line. An accepted request is within the stated limits, and for any outputs the
- * answer is JSON: one document, or one for each frame.
+ * answer is JSON: one document, or one for each frame or event.
  *
  * The first byte picks the endpoint; the rest is the body. Linked with --wrap=generation_prompt. */
+#include "rpc/anthropic/anthropic.h"
 #include "tests/fuzz/fuzz.h"
 #include "tests/unit/rpc_openai_fixture.h"
 
@@ -36,6 +37,10 @@ static service *the_service(void)
         abort();
     }
     open = true;
+    f.service.o.max_body_bytes = 1 << 20;
+    f.service.o.responses_bytes = 1 << 16;
+    f.service.o.responses_ttl_us = INT64_MAX;
+    if (!f.service.responses) FUZZ_CHECK(openai_open(&f.service));
     return &f.service;
 }
 
@@ -68,6 +73,19 @@ static void check_frames(const strbuf *out)
     }
 }
 
+/* The events of the other APIs: a name, and an object that has it as its type. */
+static void check_events(const strbuf *out)
+{
+    const char *at = out->data;
+    FUZZ_CHECK(at);
+    while (*at) {
+        const char *line = strchr(at, '\n'), *end = strstr(at, "\n\n");
+        FUZZ_CHECK(end && strncmp(at, "event: ", 7) == 0 && strncmp(line, "\ndata: ", 7) == 0);
+        check_json(line + 7, (size_t)(end - line) - 7);
+        at = end + 2;
+    }
+}
+
 static void check_call(const openai_call *c)
 {
     FUZZ_CHECK(c->n_requests >= 1 && c->n_requests <= 8 && c->n_choices >= 1);
@@ -83,7 +101,7 @@ static void check_call(const openai_call *c)
 static void answer(service *s, openai_call *c, const uint8_t *data, size_t size)
 {
     uint32_t n = c->n_requests * c->n_choices;
-    bool stream = c->stream;
+    bool stream = c->stream, events = c->form != NULL;
     openai_answer *a = openai_answer_create(s, c, "\"id\n");
     strbuf out = {0};
     FUZZ_CHECK(a);
@@ -100,7 +118,8 @@ static void answer(service *s, openai_call *c, const uint8_t *data, size_t size)
     }
     openai_answer_finish(a, &out);
     FUZZ_CHECK(out.size && !out.failed);
-    if (stream) check_frames(&out);
+    if (stream && events) check_events(&out);
+    else if (stream) check_frames(&out);
     else check_json(out.data, out.size);
     openai_answer_destroy(a);
     strbuf_destroy(&out);
@@ -116,15 +135,19 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
     openai_call c;
     strbuf out = {0};
     bool ok;
-    switch (data[0] % 4) {
+    unsigned endpoint = (uint8_t)(data[0] - '0') % 7;
+    switch (endpoint) {
     case 0: ok = openai_parse_completion(s, body, n, &c, &e); break;
     case 1: ok = openai_parse_chat(s, body, n, &c, &e); break;
     case 2: ok = openai_tokenize(s, body, n, &out, &e); break;
-    default: ok = openai_detokenize(s, body, n, &out, &e); break;
+    case 3: ok = openai_detokenize(s, body, n, &out, &e); break;
+    case 4: ok = openai_parse_response(s, "alice", body, n, &c, &e); break;
+    case 5: ok = anthropic_parse(s, body, n, &c, &e); break;
+    default: ok = anthropic_count_tokens(s, body, n, &out, &e); break;
     }
     if (!ok) {
         check_error(&e);
-    } else if (data[0] % 4 < 2) {
+    } else if (endpoint < 2 || endpoint == 4 || endpoint == 5) {
         check_call(&c);
         answer(s, &c, data, size);
     } else {

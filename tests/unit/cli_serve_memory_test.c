@@ -26,6 +26,8 @@ static const model_flags demo = {.dir = "models/demo",
                                  .prefill_chunk = 512,
                                  .scheduling_policy = "fcfs"};
 
+static const serve_flags serving = {.max_body = 1 << 20};
+
 static void needs_are_compared_with_the_bound(void **state)
 {
     (void)state;
@@ -55,6 +57,9 @@ static void needs_are_compared_with_the_bound(void **state)
     wants.embeds = UINT64_C(1) << 30; /* half of what is left */
     assert_true(status_ok(serve_check_needs(&needs, &wants, &bound, &room, &err)));
     assert_true(room.embeds == 3 * mib && room.bodies == body + 3 * mib);
+    wants.responses = mib;
+    assert_true(status_ok(serve_check_needs(&needs, &wants, &bound, &room, &err)));
+    assert_true(room.responses == 3 * mib / 4 && room.bodies == body + 9 * mib / 4);
     bound.bytes = all - 1;
     assert_int_equal(serve_check_needs(&needs, &wants, &bound, &room, &err).code, STATUS_NO_MEMORY);
     bound.bytes = 24 * mib;
@@ -152,16 +157,16 @@ static void a_server_that_fits_is_taken(void **state)
     serve_room room;
     model_flags f = demo;
     f.embed_memory = mib;
-    if (!status_ok(serve_check_memory(&f, mib, 0, &room, &err))) fail_msg("%s", err.text);
+    if (!status_ok(serve_check_memory(&f, &serving, &room, &err))) fail_msg("%s", err.text);
     assert_true(room.embeds == mib); /* the demo model has heads */
     f.page_tokens = 256;
     f.kv_memory = UINT64_C(1) << 44; /* more than any machine has */
-    assert_int_equal(serve_check_memory(&f, mib, 0, &room, &err).code, STATUS_NO_MEMORY);
+    assert_int_equal(serve_check_memory(&f, &serving, &room, &err).code, STATUS_NO_MEMORY);
     assert_non_null(strstr(err.text, "KV pages 16.0 TiB"));
     f.workers.where = "auto";
-    assert_int_equal(serve_check_memory(&f, mib, 0, &room, &err).code, STATUS_NO_MEMORY);
+    assert_int_equal(serve_check_memory(&f, &serving, &room, &err).code, STATUS_NO_MEMORY);
     f.workers.where = "127.0.0.1:1"; /* the ranks use memory of other hosts */
-    assert_true(status_ok(serve_check_memory(&f, mib, 0, &room, &err)));
+    assert_true(status_ok(serve_check_memory(&f, &serving, &room, &err)));
     assert_true(room.bodies == 0);
 }
 
@@ -173,12 +178,12 @@ static void a_pool_of_more_pages_than_have_numbers_is_refused(void **state)
     model_flags f = demo;
     f.page_tokens = 256;
     f.kv_memory = (UINT64_C(1) << 45) + 32768;
-    assert_int_equal(serve_check_memory(&f, mib, 0, &room, &err).code, STATUS_INVALID);
+    assert_int_equal(serve_check_memory(&f, &serving, &room, &err).code, STATUS_INVALID);
     assert_string_equal(
         err.text, "kv-memory: 35184372121600 bytes are 1073741825 pages of 32768 bytes, and a "
                   "pool has at most 1073741824; page-tokens makes them larger");
     f.kv_memory -= 32768;
-    assert_int_equal(serve_check_memory(&f, mib, 0, &room, &err).code, STATUS_NO_MEMORY);
+    assert_int_equal(serve_check_memory(&f, &serving, &room, &err).code, STATUS_NO_MEMORY);
 }
 
 static void a_pool_without_room_for_a_block_is_refused(void **state)
@@ -188,7 +193,7 @@ static void a_pool_without_room_for_a_block_is_refused(void **state)
     serve_room room;
     model_flags f = demo;
     f.kv_memory = 1024;
-    assert_int_equal(serve_check_memory(&f, mib, 0, &room, &err).code, STATUS_INVALID);
+    assert_int_equal(serve_check_memory(&f, &serving, &room, &err).code, STATUS_INVALID);
     assert_non_null(strstr(err.text, "kv-memory: 1024 bytes hold 0 pages"));
 }
 

@@ -103,6 +103,20 @@ def by_chat(text, session):
     return {"messages": [{"role": "user", "content": text}], "session": session, **GREEDY}
 
 
+def by_response(text, session):
+    return {"input": text, "session": session, "max_output_tokens": 4, "ignore_eos": True}
+
+
+def of_response(answer):
+    body = json.loads(answer.messages[0])
+    return body["usage"]["input_tokens_details"]["cached_tokens"], body["retention"]["session"]
+
+
+def of_message(answer):
+    body = json.loads(answer.messages[0])
+    return body["usage"]["cache_read_input_tokens"], body["retention"]["session"]
+
+
 def of_http(answer):
     body = json.loads(answer.messages[0])
     found = body["usage"].get("prompt_tokens_details") or {}
@@ -162,6 +176,12 @@ METHODS = {
 ROUTES = {
     ("POST", "/v1/completions"): Row(OWN, generates=(by_completion, of_http)),
     ("POST", "/v1/chat/completions"): Row(OWN, generates=(by_chat, of_http)),
+    ("POST", "/v1/responses"): Row(OWN, generates=(by_response, of_response)),
+    ("GET", "/v1/responses/"): Row(OWN, ("/v1/responses/ALICE", None), code=404),
+    ("DELETE", "/v1/responses/"): Row(OWN, ("/v1/responses/ALICE", None), code=404),
+    ("POST", "/v1/messages"): Row(OWN, generates=(by_chat, of_message)),
+    ("POST", "/v1/messages/count_tokens"): Row(OWN, ("/v1/messages/count_tokens", {
+        "messages": [{"role": "user", "content": "x"}]})),
     ("GET", "/v1/models"): Row(OWN, ("/v1/models", None)),
     ("GET", "/v1/models/"): Row(OWN, ("/v1/models/demo", None)),
     ("DELETE", "/v1/sessions/"): Row(OWN, ("/v1/sessions/POST-/v1/completions", None)), # Alice's
@@ -182,6 +202,7 @@ def packed(ids):
 
 class AccessTest(ServeTest):
     ADMIN_KEYS = ["root"]
+    response = "none"  # the id of Alice's
 
     @classmethod
     def setUpClass(cls):
@@ -214,6 +235,7 @@ class AccessTest(ServeTest):
 
     def http(self, method, row, who, path=None, body=None):
         path, body = (path, body) if path else row.request
+        path = path.replace("ALICE", self.response)
         status, _, text = self.server.request(method, path, body, {**bearer(who), **(
             {"content-type": "application/json"} if body else {})})
         return status, Answer([text.encode()])
@@ -274,6 +296,8 @@ class TwoKeys(AccessTest):
         cls.secret = cls.server.post("/tokenize", {"prompt": SECRET}, headers=bearer("alice"))["tokens"]
         for session in ({}, {"session": "secret"}, {"cache_salt": "pepper"}):
             cls.server.post("/v1/completions", {"prompt": SECRET, **GREEDY, **session}, headers=bearer("alice"))
+        cls.response = cls.server.post("/v1/responses", {"input": SECRET, "max_output_tokens": 4},
+                                       headers=bearer("alice"))["id"]
 
     def shows_nothing(self, answer, where):
         text = answer.text()
@@ -315,7 +339,7 @@ class TwoKeys(AccessTest):
             self.shows_nothing(answer, where)
         if not row.generates:
             status, answer = self.http(method, row, "bob")
-            self.assertEqual(status, 200, where)
+            self.assertEqual(status, row.code or 200, where)
             self.shows_nothing(answer, where)
 
     def test_every_method_and_route(self):
@@ -332,6 +356,24 @@ class TwoKeys(AccessTest):
             found, said = self.generate(where, row, "alice", "Or so")
             self.assertGreaterEqual(found, 2 * PAGE, where)
             self.assertIn("does not extend the session", said, where)
+
+    def test_stored_responses(self):
+        more = {"previous_response_id": self.response, "input": "x", "max_output_tokens": 4}
+        for who, status in (("alice", 200), ("bob", 400), ("root", 400)):
+            answer = self.server.post("/v1/responses", more, status, bearer(who))
+            self.shows_nothing(Answer([json.dumps(answer).encode()]), who)
+            path = f"/v1/responses/{self.response}"
+            self.assertEqual(self.server.get(path, bearer(who))[0], 200 if who == "alice" else 404)
+
+    def test_keys_of_anthropic(self):
+        body = {"messages": [{"role": "user", "content": "x"}], "max_tokens": 1}
+        for headers, status in (({"x-api-key": KEYS["bob"]}, 200), ({"x-api-key": KEYS["wrong"]}, 401), (
+                {"x-api-key": KEYS["bob"], **bearer("wrong")}, 401), ({"x-api-key": "Bearer " + KEYS["bob"]}, 401), (
+                    {"x-api-key": KEYS["bob"] + "x" * 300}, 401)):
+            self.server.post("/v1/messages", body, status, headers)
+        # The same key is the same client, whichever header carries it.
+        headers = {"x-api-key": KEYS["alice"]}
+        self.assertEqual(self.server.get(f"/v1/responses/{self.response}", headers)[0], 200)
 
     def test_what_an_admin_key_opens(self):
         for path in (OCTAVO_V1, VLLM):

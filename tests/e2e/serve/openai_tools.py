@@ -42,14 +42,14 @@ FORMATS = {
 class Format:
     """A server whose model calls tools in one format; the template tells it, or else the flag."""
 
-    def __init__(self, name, *flags, more=None):
+    def __init__(self, name, *flags, more=None, key="none"):
         mark, special, pieces = FORMATS[name]
         self.folder = tempfile.TemporaryDirectory()
         scripts = {"#call": pieces, "#plain": ["It is ", "warm."], **(more or {})}
         write_model(self.folder.name, TEMPLATE.replace("MARK", mark or ""), scripts, special)
         flags = flags or (() if mark else ("--tool-call-parser", name))
         self.server = Server(*flags, model=["--model", self.folder.name, "--kv-memory", "16M"])
-        self.client = openai.OpenAI(base_url=self.server.url + "/v1", api_key="none", max_retries=0)
+        self.client = openai.OpenAI(base_url=self.server.url + "/v1", api_key=key, max_retries=0)
         self.model = self.client.models.list().data[0].id
 
     def ask(self, text, **more):

@@ -1,0 +1,326 @@
+/* Bodies of /v1/responses as chat's requests, and their answers' events.
+ *
+ * Linked with --wrap=generation_prompt: there is no generation here, only its prompt. */
+#include "rpc/openai/responses/responses.h"
+#include "tests/unit/rpc_openai_fixture.h"
+
+#include <setjmp.h>
+#include <stdarg.h>
+
+#include <cmocka.h>
+
+engine_prompt __wrap_generation_prompt(const generation *g, uint32_t request);
+engine_prompt __wrap_generation_prompt(const generation *g, uint32_t request)
+{
+    static const uint32_t ids[] = {83, 257, 286, 308};
+    (void)g;
+    (void)request;
+    return (engine_prompt){.tokens = ids, .n_tokens = 4};
+}
+
+static int setup(void **state)
+{
+    openai_fixture *f = calloc(1, sizeof *f);
+    error err = {{0}};
+    if (!f || !status_ok(openai_fixture_open(f, &err))) fail_msg("%s", err.text);
+    f->service.o.max_body_bytes = 4000;
+    f->service.o.responses_bytes = 1 << 20;
+    f->service.o.responses_ttl_us = INT64_MAX;
+    assert_true(openai_open(&f->service));
+    *state = f;
+    return 0;
+}
+
+static int teardown(void **state)
+{
+    openai_fixture *f = *state;
+    openai_close(&f->service);
+    openai_fixture_close(f);
+    free(f);
+    return 0;
+}
+
+/* ---- bodies ---------------------------------------------------------------------------------- */
+
+static openai_call parse(void **state, const char *body)
+{
+    openai_fixture *f = *state;
+    openai_call c;
+    openai_error e = {0};
+    if (!openai_parse_response(&f->service, "alice", body, strlen(body), &c, &e))
+        fail_msg("%s: %s", body, e.message);
+    return c;
+}
+
+static void refuse(void **state, const char *body, const char *param, const char *message)
+{
+    openai_fixture *f = *state;
+    openai_call c;
+    openai_error e = {0};
+    if (openai_parse_response(&f->service, "alice", body, strlen(body), &c, &e))
+        fail_msg("taken: %s", body);
+    assert_int_equal(e.status, 400);
+    assert_string_equal(e.param, param);
+    if (!strstr(e.message, message)) fail_msg("%s: %s", body, e.message);
+}
+
+#define TEXT(text) "[{\"type\":\"text\",\"text\":\"" text "\"}]"
+
+static void check_messages(const openai_call *c, const char *expected)
+{
+    char *text = json_dumps(c->requests->messages, JSON_COMPACT);
+    assert_string_equal(text, expected);
+    free(text);
+}
+
+static void items_become_messages(void **state)
+{
+    openai_call c = parse(state, "{\"input\": \"hi\"}");
+    check_messages(&c, "[{\"role\":\"user\",\"content\":" TEXT("hi") "}]");
+    openai_call_destroy(&c);
+    c = parse(state, "{\"instructions\": \"i\", \"input\": ["
+                     "{\"role\": \"developer\", \"content\": \"d\"},"
+                     "{\"role\": \"user\", \"content\": [{\"type\": \"input_text\", \"text\": "
+                     "\"u\"}]},"
+                     "{\"type\": \"reasoning\", \"id\": \"rs\", \"summary\": [], \"content\": ["
+                     "{\"type\": \"reasoning_text\", \"text\": \"r\"}]},"
+                     "{\"type\": \"message\", \"role\": \"assistant\", \"content\": [{\"type\": "
+                     "\"output_text\", \"text\": \"a\"}]},"
+                     "{\"type\": \"function_call\", \"call_id\": \"c\", \"name\": \"f\", "
+                     "\"arguments\": \"{}\"},"
+                     "{\"type\": \"function_call_output\", \"call_id\": \"c\", \"output\": \"o\"}"
+                     "]}");
+    check_messages(
+        &c,
+        "[{\"role\":\"system\",\"content\":[{\"type\":\"text\",\"text\":\"i\"},"
+        "{\"type\":\"text\",\"text\":\"d\"}]},{\"role\":\"user\",\"content\":" TEXT(
+            "u") "},{\"role\":\"assistant\",\"content\":" TEXT("a") ",\"reasoning_content\":\"r\","
+                                                                    "\"tool_calls\":[{\"id\":\"c\","
+                                                                    "\"type\":\"function\","
+                                                                    "\"function\":{\"name\":\"f\","
+                                                                    "\"arguments\":\"{}\"}}]},{"
+                                                                    "\"role\":\"tool\","
+                                                                    "\"content\":" TEXT(
+                                                                        "o") ",\"tool_call_id\":"
+                                                                             "\"c\"}]");
+    openai_call_destroy(&c);
+}
+
+static void fields_are_those_of_chat(void **state)
+{
+    openai_call c = parse(state, "{\"input\": \"hi\", \"max_output_tokens\": 7, \"temperature\": "
+                                 "0.5, \"top_k\": 3, \"session\": \"s\", \"store\": false, "
+                                 "\"text\": {\"format\": {\"type\": \"json_object\"}}}");
+    const engine_request *r = c.requests;
+    const response_writer *w = c.writer;
+    assert_true(r->max_tokens == 7 && r->temperature == 0.5f && r->top_k == 3 && r->form.given);
+    assert_string_equal(r->session, "s");
+    assert_false(w->store || w->session);
+    openai_call_destroy(&c);
+    c = parse(state, "{\"input\": \"hi\", \"cache_salt\": \"salt\", "
+                     "\"retention\": {\"method\": \"full\"}}");
+    w = c.writer;
+    assert_true(w->store);
+    assert_string_equal(c.requests->session, w->id); /* kept for the one that goes on from it */
+    assert_string_equal(w->session, w->id);
+    assert_string_equal(w->salt, "salt");
+    openai_call_destroy(&c);
+}
+
+static void what_is_wrong_is_named(void **state)
+{
+    refuse(state, "{}", "input", "must be given");
+    refuse(state, "{\"input\": []}", "input", "must not be empty");
+    refuse(state, "{\"input\": 1}", "input", "a string or a list");
+    refuse(state, "{\"input\": [{\"type\": \"x\"}]}", "input[0]", "the type 'x'");
+    refuse(state, "{\"input\": [1]}", "input[0]", "an object with a type");
+    refuse(state, "{\"input\": [{\"role\": \"tool\", \"content\": \"\"}]}", "input[0].role",
+           "must be user");
+    refuse(state, "{\"input\": [{\"role\": \"user\", \"content\": [{\"type\": \"input_file\"}]}]}",
+           "input[0].content[0]", "'input_file' is not supported");
+    refuse(state, "{\"input\": [{\"type\": \"function_call\", \"call_id\": \"\"}]}",
+           "input[0].call_id", "at least one");
+    refuse(state, "{\"input\": \"x\", \"tools\": [{\"type\": \"mcp\"}]}", "tools[0]",
+           "the type 'mcp'");
+    refuse(state, "{\"input\": \"x\", \"max_output_tokens\": \"1\"}", "max_output_tokens",
+           "must be");
+    refuse(state, "{\"input\": \"x\", \"text\": {\"format\": {\"type\": \"x\"}}}", "text.format",
+           "");
+    refuse(state, "{\"input\": \"x\", \"text\": {\"voice\": 1}}", "text.voice", "not supported");
+    refuse(state, "{\"input\": \"x\", \"echo\": true}", "echo", "unknown field");
+    refuse(state, "{\"input\": \"x\", \"previous_response_id\": \"resp_0\"}",
+           "previous_response_id", "no response 'resp_0'");
+    refuse(state, "{\"input\": \"x\", \"reasoning\": {\"effort\": \"low\"}}", "reasoning.effort",
+           "no such variable");
+}
+
+/* ---- answers --------------------------------------------------------------------------------- */
+
+static void take(openai_answer *a, const char *text, engine_finish finish, strbuf *out)
+{
+    generation_output o = {.out = {.has_token = true, .stop_token = -1}};
+    o.out.text = text;
+    o.out.text_bytes = strlen(text);
+    o.out.finish = finish;
+    o.out.usage = (engine_usage){4, 2, 1};
+    openai_answer_take(a, NULL, &o, out);
+}
+
+/* Replaces times and the response's digits, which are random. */
+static void hide(strbuf *out)
+{
+    for (char *at = out->data; (at = strstr(at, "\"created_at\":"));) {
+        at += strlen("\"created_at\":");
+        memset(at, '0', strspn(at, "0123456789"));
+    }
+    static const char *const prefixes[] = {"resp_", "msg_", "fc_", "rs_"};
+    for (size_t i = 0; i < 4; i++)
+        for (char *at = out->data; (at = strstr(at, prefixes[i]));) {
+            at += strlen(prefixes[i]);
+            if (strspn(at, "0123456789abcdef") >= 32) memset(at, '.', 32);
+        }
+}
+
+/* Answers with two tokens; the text is the body, or all events. */
+static void answer(void **state, const char *body, engine_finish finish, strbuf *out)
+{
+    openai_fixture *f = *state;
+    openai_call c = parse(state, body);
+    openai_answer *a = openai_answer_create(&f->service, &c, "ID");
+    take(a, "A ", ENGINE_FINISH_NONE, out);
+    take(a, "\"b\"", finish, out);
+    openai_answer_finish(a, out);
+    openai_answer_destroy(a);
+}
+
+static void a_body_has_what_openai_has(void **state)
+{
+    strbuf out = {0};
+    answer(state, "{\"input\": \"hi\", \"temperature\": 0, \"metadata\": {\"a\": \"b\"}}",
+           ENGINE_FINISH_STOP, &out);
+    hide(&out);
+    assert_string_equal(
+        out.data,
+        "{\"id\":\"resp_................................\",\"object\":\"response\",\"created_at\":"
+        "0000000000,\"status\":\"completed\",\"model\":\"demo\",\"error\":null,"
+        "\"incomplete_details\":null,\"output\":[{\"id\":\"msg_................................_0"
+        "\",\"status\":\"completed\",\"type\":\"message\",\"role\":\"assistant\",\"content\":[{"
+        "\"type\":\"output_text\",\"annotations\":[],\"logprobs\":[],\"text\":\"A \\\"b\\\"\"}]}],"
+        "\"instructions\":null,\"max_output_tokens\":null,\"metadata\":{\"a\":\"b\"},"
+        "\"parallel_tool_calls\":true,\"previous_response_id\":null,\"prompt_cache_key\":null,"
+        "\"safety_identifier\":null,\"tool_choice\":\"auto\",\"tools\":[],\"user\":null,\"text\":{"
+        "\"verbosity\":\"medium\",\"format\":{\"type\":\"text\"}},\"reasoning\":{\"summary\":null,"
+        "\"effort\":null},\"temperature\":0,\"top_p\":1,\"store\":true,\"background\":false,"
+        "\"service_tier\":\"default\",\"top_logprobs\":0,\"truncation\":\"disabled\",\"usage\":{"
+        "\"input_tokens\":4,\"input_tokens_details\":{\"cached_tokens\":1},\"output_tokens\":2,"
+        "\"output_tokens_details\":{\"reasoning_tokens\":0},\"total_tokens\":6}}");
+    strbuf_destroy(&out);
+}
+
+/* The names of the events, in their order. */
+static void check_events(const strbuf *out, const char *expected)
+{
+    strbuf names = {0};
+    for (const char *at = out->data; (at = strstr(at, "event: ")); at++) {
+        at += strlen("event: ");
+        strbuf_append(&names, at, strcspn(at, "\n"));
+        strbuf_putc(&names, ' ');
+    }
+    assert_string_equal(names.data, expected);
+    strbuf_destroy(&names);
+}
+
+static void a_stream_has_openais_events(void **state)
+{
+    strbuf out = {0};
+    answer(state, "{\"input\": \"hi\", \"stream\": true}", ENGINE_FINISH_LENGTH, &out);
+    hide(&out);
+    check_events(&out, "response.created response.in_progress response.output_item.added "
+                       "response.content_part.added response.output_text.delta "
+                       "response.output_text.delta response.output_text.done "
+                       "response.content_part.done response.output_item.done "
+                       "response.incomplete ");
+    assert_non_null(strstr(
+        out.data, "event: response.output_text.delta\ndata: {\"type\":"
+                  "\"response.output_text.delta\",\"sequence_number\":5,\"output_index\":0,"
+                  "\"item_id\":\"msg_................................_0\",\"content_index\":0,"
+                  "\"logprobs\":[],\"delta\":\"\\\"b\\\"\"}\n\n"));
+    assert_non_null(strstr(out.data, "\"incomplete_details\":{\"reason\":\"max_output_tokens\"}"));
+    strbuf_clear(&out);
+    answer(state, "{\"input\": \"hi\", \"stream\": true}", ENGINE_FINISH_ERROR, &out);
+    check_events(&out, "response.created response.in_progress response.output_item.added "
+                       "response.content_part.added response.output_text.delta error "
+                       "response.failed ");
+    strbuf_destroy(&out);
+}
+
+/* ---- conversations --------------------------------------------------------------------------- */
+
+/* Answers and returns the response's id. */
+static void answered(void **state, const char *body, char id[RESPONSE_ID_BYTES])
+{
+    strbuf out = {0};
+    answer(state, body, ENGINE_FINISH_STOP, &out);
+    json_t *doc = json_loads(out.data, 0, NULL);
+    snprintf(id, RESPONSE_ID_BYTES, "%s", json_string_value(json_object_get(doc, "id")));
+    json_decref(doc);
+    strbuf_destroy(&out);
+}
+
+static void a_conversation_goes_on(void **state)
+{
+    openai_fixture *f = *state;
+    char first[RESPONSE_ID_BYTES], second[RESPONSE_ID_BYTES], body[512];
+    openai_call c;
+    openai_error e = {0};
+    strbuf out = {0};
+    answered(state, "{\"input\": \"one\", \"instructions\": \"i\", \"cache_salt\": \"salt\"}",
+             first);
+    snprintf(body, sizeof body, "{\"input\": \"two\", \"previous_response_id\": \"%s\"}", first);
+    answered(state, body, second);
+    snprintf(body, sizeof body,
+             "{\"input\": \"three\", \"store\": false, \"previous_response_id\": \"%s\"}", second);
+    c = parse(state, body);
+    check_messages(&c,
+                   "[{\"role\":\"user\",\"content\":" TEXT(
+                       "one") "},{\"role\":\"assistant\",\"content\":\"A \\\"b\\\"\"},"
+                              "{\"role\":\"user\",\"content\":" TEXT(
+                                  "two") "},{\"role\":\"assistant\",\"content\":\"A \\\"b\\\"\"},"
+                                         "{\"role\":\"user\",\"content\":" TEXT("three") "}]");
+    assert_string_equal(c.requests->cache_salt, "salt");
+    openai_call_destroy(&c);
+    assert_false(openai_parse_response(&f->service, "bob", body, strlen(body), &c, &e));
+    assert_string_equal(e.param, "previous_response_id");
+    assert_false(openai_response(&f->service, "bob", second, &out, &e));
+    assert_int_equal(e.status, 404);
+    assert_true(openai_response(&f->service, "alice", second, &out, &e));
+    assert_false(openai_delete_response(&f->service, "bob", first, &out, &e));
+    assert_true(openai_delete_response(&f->service, "alice", first, &out, &e));
+    refuse(state, body, "previous_response_id", "no response");
+    strbuf_destroy(&out);
+}
+
+/* A conversation takes no more memory than a body that has all of it. */
+static void a_conversation_is_bounded(void **state)
+{
+    char id[RESPONSE_ID_BYTES] = "", body[2048], text[1024] = "";
+    memset(text, 'x', sizeof text - 1);
+    for (int i = 0; i < 4; i++) {
+        snprintf(body, sizeof body, "{\"input\": \"%s\"%s%s%s}", text,
+                 *id ? ", \"previous_response_id\": \"" : "", id, *id ? "\"" : "");
+        answered(state, body, id);
+    }
+    snprintf(body, sizeof body, "{\"input\": \"%s\", \"previous_response_id\": \"%s\"}", text, id);
+    refuse(state, body, "previous_response_id", "longer than a body may be");
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(items_become_messages),       cmocka_unit_test(fields_are_those_of_chat),
+        cmocka_unit_test(what_is_wrong_is_named),      cmocka_unit_test(a_body_has_what_openai_has),
+        cmocka_unit_test(a_stream_has_openais_events), cmocka_unit_test(a_conversation_goes_on),
+        cmocka_unit_test(a_conversation_is_bounded),
+    };
+    return cmocka_run_group_tests(tests, setup, teardown);
+}
