@@ -154,7 +154,7 @@ static void a_stream_has_its_messages_in_order(void **state)
     strbuf in = {0};
     client_call *k = client_start(&f->client, "/t.T/Chat", NULL, 0);
     for (int i = 0; i < 20; i++) {
-        char due[8];
+        char due[16];
         snprintf(due, sizeof due, "%03d", i);
         memcpy(bytes, due, 3);
         text_message m = text_of(bytes, i % 2 ? SMALL : LARGE);
