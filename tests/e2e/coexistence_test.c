@@ -7,6 +7,8 @@
 
 enum { PROMPT = 150, OUTPUTS = 80, PLAIN = 4, MOST = 64, CHUNK = 256 };
 
+static uint32_t n_outputs(void) { return is_light() ? OUTPUTS / 2 : OUTPUTS; }
+
 typedef struct answer {
     uint32_t n;
     uint32_t tokens[OUTPUTS];
@@ -142,7 +144,7 @@ static engine_stream *submit(house *h, json_t *retention, uint32_t i)
     engine_request_init(&r, &defaults);
     r.prompt_token_ids = tokens;
     r.n_prompt_token_ids = PROMPT - i % 3 * 5;
-    r.max_tokens = OUTPUTS;
+    r.max_tokens = n_outputs();
     r.ignore_eos = true;
     r.logprobs = 0;
     if (i % 2) {
@@ -212,7 +214,7 @@ static void answer_alone(const run *like, answers *out)
         size_t n;
         out->method[i] = i < n_methods() ? retention_presets(&n)[i].name : "nothing";
         read_answer(submit(&h, retention, i), &out->of[i]);
-        assert_int_equal(out->of[i].n, OUTPUTS);
+        assert_int_equal(out->of[i].n, n_outputs());
         double most = strcmp(out->method[i], "full") == 0 ? PROMPT + OUTPUTS : PROMPT + OUTPUTS / 4;
         if (retention && out->of[i].kept_tokens > most)
             fail_msg("%s keeps %g tokens", out->method[i], out->of[i].kept_tokens);
@@ -284,8 +286,7 @@ static void all_methods_coexist(void **state)
     uint64_t swapped = 0, replayed = 0, gathered = 0;
     uint32_t n_runs = 0;
     /* Under a sanitizer the first runs, which meet most pairs. */
-    bool light = getenv("OCTAVO_TESTS_LIGHT") && !getenv("OCTAVO_SOAK");
-    uint32_t most = light ? 6 : UINT32_MAX;
+    uint32_t most = is_light() ? 6 : UINT32_MAX;
     for (run r = draw(&random, &met); count_new(&met, &r) > 0 && n_runs < most;
          r = draw(&random, &met), n_runs++) {
         answers *a = &alone[r.level[RANKS]][r.level[HEADS]][r.level[PAGE]][r.level[FORMAT]];

@@ -59,6 +59,9 @@ typedef struct house {
 
 enum { HOUSE_SEQS = 32 };
 
+/* Under a sanitizer fewer requests, or shorter ones, run all of the code. */
+static inline bool is_light(void) { return getenv("OCTAVO_TESTS_LIGHT") && !getenv("OCTAVO_SOAK"); }
+
 static inline const backend_info *gate_info(void *ctx)
 {
     gate *g = ctx;

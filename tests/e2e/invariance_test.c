@@ -8,6 +8,8 @@
 
 enum { REQUESTS = 32, OUTPUTS = 28, CHOICES = 2, PROMPT_MAX = 420, TOPS = 2 };
 
+static uint32_t n_requests(void) { return is_light() ? REQUESTS / 2 : REQUESTS; }
+
 /* ---- requests -------------------------------------------------------------------------------- */
 
 typedef struct prompt {
@@ -150,9 +152,9 @@ static void run_together(house *h, prompt *prompts, answer *answers)
 {
     engine_stream *streams[REQUESTS];
     shut_gate(h);
-    for (uint32_t i = 0; i < REQUESTS; i++) streams[i] = submit(h, &prompts[i], i);
+    for (uint32_t i = 0; i < n_requests(); i++) streams[i] = submit(h, &prompts[i], i);
     open_gate(h);
-    for (uint32_t i = 0; i < REQUESTS; i++) read_answer(streams[i], &answers[i]);
+    for (uint32_t i = 0; i < n_requests(); i++) read_answer(streams[i], &answers[i]);
 }
 
 typedef struct fixture {
@@ -166,7 +168,7 @@ static fixture *make_fixture(const setting *s)
     fixture *f = calloc(1, sizeof *f);
     make_prompts(f->prompts);
     house h = open_house(s);
-    for (uint32_t i = 0; i < REQUESTS; i++)
+    for (uint32_t i = 0; i < n_requests(); i++)
         read_answer(submit(&h, &f->prompts[i], i), &f->alone[i]);
     close_house(&h);
     return f;
@@ -188,7 +190,7 @@ static engine_stats run_setting(fixture *f, const setting *s)
 {
     house h = open_house(s);
     run_together(&h, f->prompts, f->got);
-    for (uint32_t i = 0; i < REQUESTS; i++) expect_equal(&f->alone[i], &f->got[i], i, s->what);
+    for (uint32_t i = 0; i < n_requests(); i++) expect_equal(&f->alone[i], &f->got[i], i, s->what);
     engine_stats stats = engine_get_stats(h.engine);
     close_house(&h);
     return stats;
@@ -209,7 +211,7 @@ static void the_batch_does_not_matter(void **state)
 static void the_geometry_does_not_matter(void **state)
 {
     static const uint32_t geometries[][2] = {{2, 4}, {4, 4}, {1, 2}, {4, 1}};
-    size_t n = getenv("OCTAVO_TESTS_LIGHT") ? 1 : sizeof geometries / sizeof geometries[0];
+    size_t n = is_light() ? 1 : sizeof geometries / sizeof geometries[0];
     for (size_t i = 0; i < n; i++) {
         setting s = usual;
         s.what = "another geometry";
@@ -265,13 +267,13 @@ static void cached_prefixes_do_not_matter(void **state)
     uint32_t hits = 0, hits_of_retained = 0;
     for (int round = 0; round < 3; round++) {
         run_together(&h, f->prompts, f->got);
-        for (uint32_t i = 0; i < REQUESTS; i++) {
+        for (uint32_t i = 0; i < n_requests(); i++) {
             expect_equal(&f->alone[i], &f->got[i], i, "cached prefixes");
             hits += f->got[i].cached > 0;
             hits_of_retained += i % 3 == 2 && f->got[i].cached > 0;
         }
     }
-    assert_true(hits > REQUESTS);
+    assert_true(hits > n_requests());
     assert_true(hits_of_retained > 0);
     /* All pages are freed in the step after the last end was read. */
     while (engine_get_stats(h.engine).sched.pages.used)
@@ -285,7 +287,7 @@ static void retention_copies_nothing(void **state)
     fixture *f = *state;
     house h = open_house(&usual);
     uint64_t dropped = 0;
-    for (uint32_t i = 2; i < REQUESTS; i += 3) {
+    for (uint32_t i = 2; i < n_requests(); i += 3) {
         if (i % 7 == 3) continue; /* forks */
         answer a;
         read_answer(submit(&h, &f->prompts[i], i), &a);

@@ -426,7 +426,7 @@ class Score(unittest.TestCase):
     @unittest.skipIf(LIGHT, "arithmetic")
     def test_perplexity(self):
         with open("LICENSE", encoding="utf-8") as f:
-            text = f.read()[:3000]
+            text = f.read()[:1200]
         with open(self.path("text"), "w", encoding="utf-8") as f:
             f.write(text)
         ids = json.loads(octavo("tokenize", "--model", MODEL, stdin=json.dumps(text))[0])
@@ -501,10 +501,10 @@ class Ranks(unittest.TestCase):
         self.assertIn(room, err_alone)
         self.assertIn(room, err)
 
+    @unittest.skipIf(LIGHT, "no allocations are counted")
     def test_bench(self):
-        out = octavo("bench", "engine", *POOL, "--tp", "2", "--batch", "1", "--context", "64", "--prefill", "64",
-                     "--rounds", "1", "--json")[0]
-        memory = json.loads(out)["rows"][-1]
+        memory = json.loads(octavo("bench", "engine", *POOL, "--tp", "2", "--batch", "1", "--context", "64", "--prefill",
+                                   "64", "--rounds", "1", "--json")[0])["rows"][-1]
         self.assertIn(memory["steady_heap_bytes"], (0, -1))
         self.assertEqual(memory["pool"], 64 << 20)
 

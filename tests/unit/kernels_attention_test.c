@@ -199,8 +199,10 @@ static void random_batch(fixture *f, uint64_t seed, kern_kv_format type, uint32_
 
 static void test_against_naive(void **state)
 {
-    for (uint32_t dim = 16; dim <= 256; dim += SLOW ? 112 : 16)
-        for (size_t t = 0; t < 4; t++) random_batch(*state, 1000 + dim * 3 + t, all_types[t], dim);
+    uint32_t step = SLOW ? 112 : 16;
+    for (uint32_t dim = 16; dim <= 256; dim += step) /* two formats each, in turn */
+        for (size_t t = dim / step % 2; t < 4; t += 2)
+            random_batch(*state, 1000 + dim * 3 + t, all_types[t], dim);
 }
 
 static void test_against_naive_more_shapes(void **state)
@@ -302,6 +304,7 @@ static void test_row_bits(void **state)
             for (size_t d = 0; d < (SLOW ? 1 : 5); d++)
                 for (size_t h = 0; h < (SLOW ? 2 : 4); h++) {
                     if (k == 0 && (d > 1 || h > 1)) continue; /* the reference is slow */
+                    if (k > 0 && (t + d + h) % 2) continue;   /* each pair of the three occurs */
                     uint32_t window = rng_below(&r, 4) ? 0 : 1 + rng_below(&r, 90);
                     invariance(f, f->isas[k], &r, all_types[t], dims[d], heads[h], window);
                 }

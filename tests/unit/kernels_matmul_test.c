@@ -247,11 +247,11 @@ static void check_invariance(const char *isa, kern_precision precision, dtype ty
     for (size_t i = 0; i < ROWS_MAX; i++)
         memcpy(expected + i * n, p.y + i * p.y_stride, n * sizeof(float));
 
-    /* Every row count once, for bf16; otherwise the counts of a few tiles, then every 7th or
-     * 61st. */
-    bool every = type == DTYPE_BF16 && k < 1000 && !SLOW;
-    size_t each = !SLOW ? 40 : k < 1000 ? 20 : 0;
-    for (size_t m = 1; m <= ROWS_MAX; m += every || m < each ? 1 : SLOW ? 61 : 7) {
+    /* The row counts of a few tiles, then some up to the largest. */
+    bool is_long = k >= 1000;
+    size_t each = SLOW ? (is_long ? 0 : 20) : is_long ? 40 : 130;
+    size_t then = SLOW ? 61 : is_long ? 31 : 7;
+    for (size_t m = 1; m <= ROWS_MAX; m += m < each ? 1 : then) {
         size_t first = rng_below(&r, (uint32_t)(ROWS_MAX - m + 1));
         problem part = p;
         part.m = m;

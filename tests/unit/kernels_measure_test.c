@@ -100,7 +100,7 @@ static void random_rows(fixture *f, uint64_t seed)
     uint32_t dim = dims[seed % 5], q_heads = 1 + (uint32_t)(seed % 8);
     sequence s = make_sequence(&r, all_types[seed % 4], pages[seed % 4], dim, q_heads,
                                1 + rng_below(&r, 400));
-    uint32_t most = SLOW ? 20 : 40, n = s.n_slots, n_rows = 1 + rng_below(&r, n < most ? n : most);
+    uint32_t most = SLOW ? 20 : 24, n = s.n_slots, n_rows = 1 + rng_below(&r, n < most ? n : most);
     static const float temperatures[] = {0.05f, 0.5f, 3.0f, 1e6f};
     kern_rows_item items[KERN_ROW_MEASURES];
     double *want = doubles((size_t)n * KERN_ROW_MEASURES), scales[KERN_ROW_MEASURES] = {0};
@@ -145,7 +145,7 @@ static void random_rows(fixture *f, uint64_t seed)
 
 static void test_rows_against_naive(void **state)
 {
-    for (uint64_t seed = 1; seed <= (SLOW ? 8 : 60); seed++) random_rows(*state, seed);
+    for (uint64_t seed = 1; seed <= (SLOW ? 8 : 40); seed++) random_rows(*state, seed);
 }
 
 /* Sums run over query heads first, then rows: single rows and heads, added here in that order, have

@@ -19,11 +19,11 @@ grpc = need("grpc")
 octavo, octavo_rpc = stubs("octavo")
 
 ROUNDS = 100 if "OCTAVO_SOAK" in os.environ else 2
-PROMPT, ANSWER = 400, 6
+PROMPT, ANSWER = 200 if LIGHT else 400, 6
 # Tokens that a hit can have: at least one of the prompt is computed.
 HIT = (PROMPT - 1) // PAGE * PAGE
 PROMPTS = [tokens(PROMPT, seed) for seed in range(8)]
-# The pool holds two of the prompts.
+# The pool holds two of the prompts, or four short ones.
 FLAGS = ["--max-model-len", "512", "--threads", "1", "--swap-memory", "0"]
 POOL = ["--model", MODEL, "--kv-memory", "2M"]
 

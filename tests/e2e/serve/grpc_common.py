@@ -155,9 +155,9 @@ class Reflection(GrpcTest):
 
 
 class Events(GrpcTest):
-    """Blocks that enter and leave the prefix cache; the pool here has 100 pages for each layer."""
+    """Blocks that enter and leave the prefix cache; the pool here has 60 pages for each layer."""
 
-    MODEL = ["--model", "models/demo", "--kv-memory", "3300K"]
+    MODEL = ["--model", "models/demo", "--kv-memory", "2000K"]
 
     class Reader:
         """Reads a subscription in the background."""
@@ -229,8 +229,8 @@ class Events(GrpcTest):
 
         # Other prompts take the room.
         gone = set()
-        for seed in range(2, 8):
-            self.generate(tokens(80 * PAGE, seed))
+        for seed in range(2, 5):
+            self.generate(tokens(50 * PAGE, seed))
         while not hashes <= gone:
             for batch in reader.until("removed", lambda e: e.WhichOneof("event") == "removed"):
                 gone |= {h for e in batch.events for h in e.removed.block_hashes}
@@ -267,13 +267,13 @@ class Events(GrpcTest):
     def test_retention_sends_no_removal(self):
         """A drop releases a reference; the blocks stay for other requests."""
         rpc.InferenceStub(self.channel).FlushCache(pb.FlushCacheRequest())
-        reader, ids, mark = self.Reader(self.channel), tokens(40 * PAGE, 50), tokens(PAGE, 49)
+        reader, ids, mark = self.Reader(self.channel), tokens(20 * PAGE, 50), tokens(PAGE, 49)
         self.generate(mark + [1])
         reader.until("begun", lambda e: any(list(b.token_ids) == mark for b in e.stored.blocks))
         self.generate(ids)
         report = self.generate(ids, retention_json='{"method":"chunkkv","ratio":0.2}')
         self.assertTrue(report.retention_json)
-        self.assertGreaterEqual(self.generate(ids).usage.cached_tokens, 39 * PAGE)
+        self.assertGreaterEqual(self.generate(ids).usage.cached_tokens, 19 * PAGE)
         end = tokens(PAGE, 51)
         self.generate(end + [1])
         batches = reader.until("the end", lambda e: any(list(b.token_ids) == end for b in e.stored.blocks))

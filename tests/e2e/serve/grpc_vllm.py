@@ -180,12 +180,12 @@ class Generate(VllmTest):
         self.assertFalse(any(m.chunk.HasField("input_logprobs") for m in chunks[1:]))
 
     def test_retention(self):
-        ids = tokens(1000, 2)
+        ids = tokens(500, 2)
         call = self.stub.Generate(self.request(ids, stream=False), timeout=PATIENCE, metadata=[
             ("octavo-retention", '{"method":"chunkkv","ratio":0.25}')])
         list(call)
         (report,) = json.loads(trailers(call)["octavo-report"])
-        self.assertEqual((report["method"], report["kept_tokens"]), ("chunkkv", 14 * PAGE + 8 + 9))
+        self.assertEqual((report["method"], report["kept_tokens"]), ("chunkkv", 6 * PAGE + 4 + 9))
         call = self.stub.Generate(self.request(ids), timeout=PATIENCE)
         list(call)
         self.assertNotIn("octavo-report", trailers(call))
@@ -198,7 +198,7 @@ class Generate(VllmTest):
         few = '{"method":"quest","block_size":%d,"local_windows_len":%d,"second_select_num":%d}'
         answers = []
         for metadata in (None, (PAGE, PAGE, 1), (PAGE, PAGE, 999)):
-            call = self.stub.Generate(self.request(tokens(1000, 2), stream=False, sampling={"max_tokens": 40}),
+            call = self.stub.Generate(self.request(tokens(400, 2), stream=False, sampling={"max_tokens": 40}),
                                       timeout=PATIENCE, metadata=metadata and [("octavo-retrieval", few % metadata)])
             (m,) = list(call)
             answers.append(list(m.complete.output_ids))

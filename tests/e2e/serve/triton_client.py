@@ -91,7 +91,7 @@ class Infer(TritonTest):
         self.assertEqual(self.texts(self.infer([ROMEO], fields)), [self.whole(ROMEO, **fields)])
 
     def test_retention(self):
-        prompt = "Romeo and Juliet. " * 60
+        prompt = "Romeo and Juliet. " * 30
         r = self.infer([prompt], {"max_tokens": 8}, parameters={"retention": '{"method":"chunkkv","ratio":0.3}'})
         expected = self.whole(prompt, max_tokens=8, retention={"method": "chunkkv", "ratio": 0.3})
         self.assertEqual(self.texts(r), [expected])
