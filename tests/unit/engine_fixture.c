@@ -112,16 +112,18 @@ static status scripted_collect(void *ctx, const step_result **out)
     scripted *b = ctx;
     b->plan = b->plans[0];
     b->plans[0] = b->plans[--b->n_plans];
-    atomic_store(&b->collecting, true);
-    bool hangs = b->plan->n_seqs > 0 && atomic_exchange(&b->hang, false);
+    bool has_rows = b->plan->n_seqs > 0; /* others follow a request's end, which readers know of */
+    atomic_store(&b->collecting, has_rows);
+    bool hangs = has_rows && atomic_exchange(&b->hang, false);
     uint32_t before = atomic_load(&b->interrupts);
     atomic_store(&b->hanging, hangs);
     while (hangs && atomic_load(&b->interrupts) == before) nap();
-    if (atomic_load(&b->hold_at) == atomic_load(&b->steps) + 1) atomic_store(&b->hold, true);
-    while (atomic_load(&b->hold)) nap();
+    if (has_rows && atomic_load(&b->hold_at) == atomic_load(&b->steps) + 1)
+        atomic_store(&b->hold, true);
+    while (has_rows && atomic_load(&b->hold)) nap();
     atomic_store(&b->hanging, false);
     atomic_store(&b->collecting, false);
-    uint32_t step = atomic_fetch_add(&b->steps, 1) + 1, n = 0, n_embedded = 0;
+    uint32_t step = has_rows ? atomic_fetch_add(&b->steps, 1) + 1 : 0, n = 0, n_embedded = 0;
     b->result = (step_result){.step = b->plan->step,
                               .seqs = b->seqs,
                               .n_seqs = b->plan->n_seqs,
@@ -140,10 +142,10 @@ static status scripted_collect(void *ctx, const step_result **out)
                                                   .stride = 2048 / 16,
                                                   .holders = &b->holders};
     }
-    b->result.checksum += step == atomic_load(&b->lie_at);
+    b->result.checksum += has_rows && step == atomic_load(&b->lie_at);
     uint32_t fail_at = atomic_load(&b->fail_at);
     bool behind = fail_at > 0 && step == fail_at + 1 && atomic_load(&b->fail_behind);
-    if (step == fail_at || behind) {
+    if ((has_rows && step == fail_at) || behind) {
         b->result.status = b->failure;
         b->result.n_seqs = 0;
     }

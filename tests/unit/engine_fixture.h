@@ -27,19 +27,19 @@ typedef struct scripted {
     uint32_t
         script[SCRIPT_MAX]; /* the token every choice samples at each index; the last one repeats */
     uint32_t n_script;
-    _Atomic uint32_t steps;
+    _Atomic uint32_t steps;   /* with rows: others follow a request's end, which readers know of */
     _Atomic uint32_t fail_at; /* this step fails; 0 = none */
     _Atomic bool fail_behind; /* and the step after it */
     status failure;
     _Atomic bool refuse;      /* steps are refused while another is in flight */
     _Atomic uint32_t refused; /* number of the last step that was refused */
     _Atomic uint32_t lie_at;  /* this step reports wrong checksums of its tables; 0 = none */
-    _Atomic bool hold;        /* steps wait while it is set */
+    _Atomic bool hold;        /* steps with rows wait while it is set */
     _Atomic uint32_t hold_at; /* this step sets it; 0 = none */
     _Atomic bool hang;        /* the next step with rows waits to be interrupted; see `hold` */
     _Atomic bool hang_submit; /* the next submit waits to be interrupted */
     _Atomic bool hanging;     /* a step hangs */
-    _Atomic bool collecting;  /* a step is being collected, or hangs */
+    _Atomic bool collecting;  /* a step with rows is being collected, or one hangs */
     _Atomic uint32_t interrupts;
     _Atomic bool gone;                    /* the test's restart lost the backend for good */
     _Atomic uint32_t writes, late_writes; /* blocks written, before and after that */
