@@ -286,7 +286,7 @@ static void rows_read_what_the_oracle_reads(void **state)
         s.representative_num = r == RETRIEVAL_FIX ? 5 : r == RETRIEVAL_DYNAMIC ? 2 : 1;
         s.heads = (retrieval_heads)(r % RETRIEVAL_HEAD_MODES);
         s.group_heads = s.heads == RETRIEVAL_GROUP ? 2 : 1;
-        check_against_oracle(&s);
+        if (!SLOW) check_against_oracle(&s);
         s.block_tokens = 32; /* two pages */
         s.dense_layers = 1;
         s.layer_step = 1 + r % 2;

@@ -15,7 +15,7 @@ import tempfile
 import threading
 import unittest
 
-from harness import (OCTAVO, PATIENCE, POOL, ROOT, SLOW, Server, ServeTest, certificates, eventually, main, need, raw,
+from harness import (LIGHT, OCTAVO, PATIENCE, POOL, ROOT, SLOW, Server, ServeTest, certificates, eventually, main, need, raw,
                      stubs, tls_context, tokens)
 
 grpc, health, health_grpc = need("grpc", "grpc_health.v1.health_pb2", "grpc_health.v1.health_pb2_grpc")
@@ -104,7 +104,8 @@ class Drain(unittest.TestCase):
         with grpc.insecure_channel(server.target) as channel:
             watch = health_grpc.HealthStub(channel).Watch(health.HealthCheckRequest(service=""))
             self.assertEqual(next(watch).status, 1)
-            load = Load(server, 4, 150)
+            n = 60 if LIGHT else 150
+            load = Load(server, 4, n)
             server.terminate()
             self.assertEqual(next(watch).status, 2)
             self.refused(server)
@@ -112,7 +113,7 @@ class Drain(unittest.TestCase):
                 self.assertEqual(server.get("/ready")[0], 503)
             except ConnectionError:
                 pass
-            self.assertEqual(load.results(), [(150, "length", True)] * 12)
+            self.assertEqual(load.results(), [(n, "length", True)] * 12)
         self.assertEqual(server.wait(), 0, server.log())
 
     def test_timeout(self):
@@ -155,7 +156,8 @@ class Overload(ServeTest):
 
     def test_at_once(self):
         """A full queue is reported at once; no request waits for room."""
-        load = Load(self.server, 1, 700)
+        n = 250 if LIGHT else 700
+        load = Load(self.server, 1, n)
         for _ in range(10):
             error = self.server.refused("/v1/completions", {"prompt": "x", "max_tokens": 1}, 503)
             self.assertTrue(error["message"])
@@ -164,7 +166,7 @@ class Overload(ServeTest):
             e["event"] == "refusal" and e["code"] == "503" and "running already" in e.get("message", "")
             for e in self.server.events()))
         self.assertGreaterEqual(self.server.metric("admission_rejections_total"), 10)
-        self.assertEqual(load.results(), [(700, "length", True)] * 3)
+        self.assertEqual(load.results(), [(n, "length", True)] * 3)
 
 
 class Keys(unittest.TestCase):
