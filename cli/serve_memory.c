@@ -97,6 +97,7 @@ status serve_check_retention(const model_flags *flags, const retention_flags *re
     engine_options o = {.prefill_chunk = flags->prefill_chunk};
     retention_flags_apply(retention, &o);
     status s = model_describe(flags, &m, err);
+    o.n_embed_heads = m.embeds.n;
     if (status_ok(s)) s = model_geometry(&m.options, m.n_ranks, &geometry, err);
     if (status_ok(s)) s = engine_check_retention(&o, &geometry, err);
     model_close(&m);

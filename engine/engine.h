@@ -95,7 +95,8 @@ typedef struct engine_options {
 
 status engine_create(const engine_options *options, engine **out, error *err);
 /* Checks the options' retention policies and names of methods as engine_create does, over pages of
- * this geometry: so they can be checked before there is a backend. Reads prefill_chunk, too. */
+ * this geometry: so they can be checked before there is a backend. Reads prefill_chunk and
+ * n_embed_heads, too. */
 status engine_check_retention(const engine_options *options, const pkv_geometry *geometry,
                               error *err);
 /* Aborts what still runs and joins the threads. Every stream must have been released. */

@@ -83,6 +83,11 @@ status retention_rules_make(const engine_options *o, const pkv_geometry *geometr
     }
     RETURN_IF_ERROR(read_policy("--retention", o->retention, out, &out->standard, err));
     RETURN_IF_ERROR(check_standard(out->allowed, o->retention, err));
+    s = reform_check_known(o, &out->standard, err);
+    if (!status_ok(s)) {
+        error_prefix(err, "--retention");
+        return s;
+    }
     out->reports_standard = out->standard.preset != retention_find("full");
     if (!out->has_pressure) return STATUS_IS_OK;
     RETURN_IF_ERROR(

@@ -112,9 +112,9 @@ static bool is_alike(const backend_info *a, const backend_info *b, bool has_disk
     if (has_disk && a->block_identity != b->block_identity) return false;
     return a->vocab_size == b->vocab_size && a->max_positions == b->max_positions &&
            a->max_rows == b->max_rows && a->max_seqs == b->max_seqs && a->lacks == b->lacks &&
-           a->retrieves == b->retrieves && a->masks == b->masks &&
-           a->max_in_flight == b->max_in_flight && a->identity == b->identity &&
-           a->block_bytes == b->block_bytes &&
+           a->retrieves == b->retrieves && a->masks == b->masks && a->n_heads == b->n_heads &&
+           a->head_dim == b->head_dim && a->max_in_flight == b->max_in_flight &&
+           a->identity == b->identity && a->block_bytes == b->block_bytes &&
            memcmp(&a->geometry, &b->geometry, sizeof a->geometry) == 0;
 }
 

@@ -136,7 +136,10 @@ status reform_find_message(const json_t *messages, const char *text, size_t n, q
 
 /* ---- its phases ------------------------------------------------------------------------------ */
 
-/* Engine creation: refuses heads that the backend does not have. */
+/* Refuses a policy of reform where no heads are known; for checks before there is an engine. */
+status reform_check_known(const engine_options *o, const retention_policy *policy, error *err);
+/* Engine creation: refuses heads that the backend does not have, and a default policy that every
+ * request would be refused for. */
 status reform_start(engine *e, error *err);
 void reform_stop(engine *e);
 /* engine_submit: whether the request may have this policy, if that is reform's. */

@@ -25,25 +25,22 @@ static status check_heads(const engine *e, error *err)
                      rows, e->o.n_embed_heads, EMBED_BYTES_MOST >> 20);
 }
 
-status reform_start(engine *e, error *err)
-{
-    uint32_t n = e->o.n_embed_heads;
-    reform_store_init(&e->embeddings, &e->o, n * e->info.head_dim);
-    e->embed_heads = alloc_zeroed(e->o.alloc, n + 1, sizeof *e->embed_heads);
-    if (!e->embed_heads) return error_set(err, STATUS_NO_MEMORY, "engine: out of memory");
-    if (n) memcpy(e->embed_heads, e->o.embed_heads, n * sizeof *e->embed_heads);
-    e->embed_layers = head_layers(e);
-    return e->info.n_heads ? check_heads(e, err) : STATUS_IS_OK;
-}
-
 void reform_stop(engine *e)
 {
     if (e->embed_heads) reform_store_destroy(&e->embeddings);
     alloc_free(e->o.alloc, e->embed_heads);
 }
 
-status reform_check(const engine *e, const engine_request *r, const retention_policy *policy,
-                    error *err)
+status reform_check_known(const engine_options *o, const retention_policy *policy, error *err)
+{
+    if (policy->gather_tokens == 0 || o->n_embed_heads > 0) return STATUS_IS_OK;
+    return error_set(err, STATUS_UNSUPPORTED,
+                     "retention.method: 'reform' needs heads to embed tokens by, and none are "
+                     "known for this model: octavo heads finds them");
+}
+
+/* Whether the engine can do what the policy says. */
+static status check_policy(const engine *e, const retention_policy *policy, error *err)
 {
     if (policy->gather_tokens == 0) return STATUS_IS_OK;
     if (e->info.n_heads == 0)
@@ -51,17 +48,7 @@ status reform_check(const engine *e, const engine_request *r, const retention_po
                          "retention.method: 'reform' needs embeddings of tokens, which the %s "
                          "backend does not compute; a CPU does (--device cpu)",
                          e->info.name);
-    if (e->o.n_embed_heads == 0)
-        return error_set(err, STATUS_UNSUPPORTED,
-                         "retention.method: 'reform' needs heads to embed tokens by, and none are "
-                         "known for this model: octavo heads finds them");
-    if (r->prompt_logprobs >= 0)
-        return error_set(err, STATUS_UNSUPPORTED,
-                         "prompt_logprobs: method 'reform' has none: it computes few of the "
-                         "prompt's tokens with all layers");
-    if (r->truncate_prompt_tokens != 0)
-        return error_set(err, STATUS_UNSUPPORTED,
-                         "truncate_prompt_tokens: method 'reform' gathers from the whole prompt");
+    RETURN_IF_ERROR(reform_check_known(&e->o, policy, err));
     if (policy->exit_layer && policy->exit_layer < e->embed_layers)
         return error_set(err, STATUS_INVALID,
                          "retention.exit_layer is %u: the embeddings need %u layers",
@@ -71,6 +58,35 @@ status reform_check(const engine *e, const engine_request *r, const retention_po
                      "retention.gather_tokens is %u: with an answer these tokens take more than "
                      "the context of %u",
                      policy->gather_tokens, e->o.max_model_len);
+}
+
+status reform_start(engine *e, error *err)
+{
+    uint32_t n = e->o.n_embed_heads;
+    reform_store_init(&e->embeddings, &e->o, n * e->info.head_dim);
+    e->embed_heads = alloc_zeroed(e->o.alloc, n + 1, sizeof *e->embed_heads);
+    if (!e->embed_heads) return error_set(err, STATUS_NO_MEMORY, "engine: out of memory");
+    if (n) memcpy(e->embed_heads, e->o.embed_heads, n * sizeof *e->embed_heads);
+    e->embed_layers = head_layers(e);
+    if (e->info.n_heads) RETURN_IF_ERROR(check_heads(e, err));
+    status s = check_policy(e, &e->retention.standard, err);
+    if (!status_ok(s)) error_prefix(err, "--retention");
+    return s;
+}
+
+status reform_check(const engine *e, const engine_request *r, const retention_policy *policy,
+                    error *err)
+{
+    if (policy->gather_tokens == 0) return STATUS_IS_OK;
+    RETURN_IF_ERROR(check_policy(e, policy, err));
+    if (r->prompt_logprobs >= 0)
+        return error_set(err, STATUS_UNSUPPORTED,
+                         "prompt_logprobs: method 'reform' has none: it computes few of the "
+                         "prompt's tokens with all layers");
+    if (r->truncate_prompt_tokens != 0)
+        return error_set(err, STATUS_UNSUPPORTED,
+                         "truncate_prompt_tokens: method 'reform' gathers from the whole prompt");
+    return STATUS_IS_OK;
 }
 
 /* The claim begins here, so that a deletion of the session reaches a request that still waits for a

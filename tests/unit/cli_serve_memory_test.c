@@ -213,6 +213,7 @@ static void retention_is_checked_without_weights(void **state)
         {{.allow = "full,nope"}, "--retention-allow: 'nope'"},
         {{.standard = "{\"method\":\"chunkkv\",\"ratio\":0.5}", .allow = "snapkv"},
          "--retention: retention.method: 'chunkkv' is not allowed"},
+        {{.standard = "{\"method\":\"reform\"}"}, NULL},
         {{.pressure = "snapkv:0.5"}, "--pressure-retention: snapkv cannot be used"},
         {{.pressure = "{\"method\":\"tova\",\"scope\":\"layer\",\"ratio\":0.5}"},
          "--pressure-retention: tova cannot be used"},

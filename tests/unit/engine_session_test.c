@@ -225,6 +225,43 @@ static void bad_rules_make_no_engine(void **state)
     }
 }
 
+/* As a default it would start a server that refuses every request that names no method. */
+static void a_default_that_no_request_may_have_is_refused_at_the_start(void **state)
+{
+    static const struct {
+        const char *policy;
+        uint32_t n_heads, n_embed_heads;
+        const char *text;
+    } rows[] = {
+        {"{\"method\":\"reform\",\"rows\":16}", 4, 0,
+         "--retention: retention.method: 'reform' needs heads"},
+        {"{\"method\":\"reform\",\"rows\":16}", 0, 2,
+         "--retention: retention.method: 'reform' needs embeddings"},
+        {"{\"method\":\"reform\",\"rows\":16,\"gather_tokens\":4096}", 4, 2,
+         "--retention: retention.gather_tokens is 4096"},
+        {"{\"method\":\"reform\",\"rows\":16}", 4, 2, NULL},
+        {"{\"method\":\"full\"}", 4, 0, NULL},
+    };
+    static const embed_head heads[] = {{0, EMBED_K, 0}, {1, EMBED_V, 1}};
+    fixture *f = *state;
+    for (size_t i = 0; i < sizeof rows / sizeof *rows; i++) {
+        error err = {{0}};
+        engine *e = NULL;
+        json_t *policy = json_loads(rows[i].policy, 0, NULL);
+        f->options.embed_heads = heads;
+        f->model.info.n_heads = rows[i].n_heads;
+        f->options.n_embed_heads = rows[i].n_embed_heads;
+        f->options.retention = policy;
+        status s = engine_create(&f->options, &e, &err);
+        if (rows[i].text && (status_ok(s) || !strstr(err.text, rows[i].text)))
+            fail_msg("row %zu: \"%s\"", i, err.text);
+        if (!rows[i].text && !status_ok(s)) fail_msg("row %zu: %s", i, err.text);
+        engine_destroy(e);
+        json_decref(policy);
+    }
+    f->options.retention = NULL;
+}
+
 /* ---- sessions -------------------------------------------------------------------------------- */
 
 enum { FIRST = 40, OUTPUT = 8, MORE = 10 };
@@ -385,6 +422,7 @@ int main(void)
         CASE(full_is_reported_when_named),
         CASE(only_some_methods_may_be_named),
         CASE(bad_rules_make_no_engine),
+        CASE(a_default_that_no_request_may_have_is_refused_at_the_start),
         CASE(a_turn_goes_on_from_the_last),
         CASE(a_key_makes_room_for_itself),
         CASE(sessions_are_ones_own),

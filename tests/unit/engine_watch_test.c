@@ -22,7 +22,7 @@ typedef struct watched {
     _Atomic uint32_t absent; /* this many restarts lack a worker */
     _Atomic bool lose_next;  /* the next remade backend is lost at once */
     status_code restart_status;
-    uint32_t restart_pages, restart_vocab;
+    uint32_t restart_pages, restart_vocab, restart_heads, restart_head_dim;
     pthread_mutex_t lock;
     char trouble[4096]; /* lines of the log */
 } watched;
@@ -40,6 +40,8 @@ static status restart(void *ctx, backend *out, error *err)
     if (atomic_exchange(&w->lose_next, false)) engine_backend_lost(w->f.engine, "rank 0: gone");
     if (w->restart_pages) w->f.model.info.n_pages = w->restart_pages;
     if (w->restart_vocab) w->f.model.info.vocab_size = w->restart_vocab;
+    if (w->restart_heads) w->f.model.info.n_heads = w->restart_heads;
+    if (w->restart_head_dim) w->f.model.info.head_dim = w->restart_head_dim;
     w->f.model.n_plans = 0; /* plans in flight went with the old backend */
     *out = w->f.backend;
     return STATUS_IS_OK;
@@ -386,6 +388,19 @@ static void another_model_is_no_replacement(void **state)
     break_by(state, "differs from the old one");
 }
 
+/* Embeddings of sessions outlive a backend, so those of the next one must be of the same heads. */
+static void a_backend_with_other_heads_is_no_replacement(void **state)
+{
+    ((watched *)*state)->restart_heads = 5;
+    break_by(state, "differs from the old one");
+}
+
+static void a_backend_with_heads_of_another_size_is_no_replacement(void **state)
+{
+    ((watched *)*state)->restart_head_dim = 2 * EMBED_DIM;
+    break_by(state, "differs from the old one");
+}
+
 /* A lost rank of another process is not this host's fault, however often it happens: the engine
  * waits for it. */
 static void a_lost_backend_is_waited_for(void **state)
@@ -663,6 +678,8 @@ int main(void)
         CASE(a_backend_that_always_fails_is_given_up),
         CASE(a_restart_may_fail),
         CASE(another_model_is_no_replacement),
+        CASE(a_backend_with_other_heads_is_no_replacement),
+        CASE(a_backend_with_heads_of_another_size_is_no_replacement),
         CASE(a_lost_backend_is_waited_for),
         CASE(a_loss_is_noticed_while_nothing_runs),
         CASE(a_loss_of_the_next_one_is_not_forgotten),
