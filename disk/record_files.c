@@ -19,10 +19,10 @@ typedef struct file_header {
 
 _Static_assert(sizeof(file_header) == 80, "headers have no padding");
 
-enum { RECORDS_VERSION = 1, KEY_DIGITS = 2 * sizeof(disk_key), NAME_BYTES = KEY_DIGITS + 1 };
+enum { RECORDS_VERSION = 2, KEY_DIGITS = 2 * sizeof(disk_key), NAME_BYTES = KEY_DIGITS + 1 };
 
 static const char magic[8] = "octavoSE";
-static const char folder[] = "sessions", unfinished[] = "new";
+static const char unfinished[] = "new";
 
 /* ---- names ----------------------------------------------------------------------------------- */
 
@@ -73,11 +73,17 @@ static uint64_t own_checksum(const file_header *h)
 }
 
 /* Bytes of one record do not pass for those of another. */
-static uint64_t checksum_of(const record_files *f, const record_facts *facts, const uint8_t *bytes)
+static uint64_t begin_checksum(const record_files *f, const disk_key *key)
 {
-    uint64_t seed = hash_bytes(&facts->key, sizeof facts->key, f->identity);
-    return hash_bytes(bytes, facts->n_bytes, seed);
+    return hash_bytes(key, sizeof *key, f->identity);
 }
+
+static size_t part_at(uint64_t at, uint64_t n_bytes)
+{
+    return n_bytes - at < RECORD_PART ? (size_t)(n_bytes - at) : RECORD_PART;
+}
+
+uint64_t record_file_bytes(uint64_t n_bytes) { return sizeof(file_header) + n_bytes; }
 
 /* *fd stays -1 unless this returns 0. A file that is not the store's own counts as none. */
 static int open_record(const record_files *f, const disk_key *key, int *fd, struct stat *st)
@@ -105,51 +111,68 @@ static int read_header(const record_files *f, int fd, const struct stat *st, con
         return EBADMSG;
     if (h->version != RECORDS_VERSION || h->identity != f->identity) return EXDEV;
     uint64_t n = h->facts.n_bytes;
-    return n <= DISK_RECORD_BYTES_MOST && (uint64_t)st->st_size == sizeof *h + n ? 0 : EBADMSG;
+    return n < INT64_MAX / 2 && (uint64_t)st->st_size == record_file_bytes(n) ? 0 : EBADMSG;
 }
 
-int record_files_read(record_files *f, const disk_key *key, record_facts *facts, uint8_t **bytes)
+static int read_parts(const record_files *f, int fd, const file_header *h, disk_record_take take,
+                      void *ctx)
+{
+    uint64_t n_bytes = h->facts.n_bytes, sum = begin_checksum(f, &h->facts.key);
+    uint8_t *part = malloc(part_at(0, n_bytes) + 1);
+    int why = part ? 0 : ENOMEM;
+    for (uint64_t at = 0; !why && (at < n_bytes || at == 0); at += RECORD_PART) {
+        size_t n = part_at(at, n_bytes);
+        why = read_whole(f, fd, part, n, (off_t)record_file_bytes(at));
+        if (!why && !take(ctx, at, part, n, n_bytes)) why = ECANCELED;
+        if (!why) sum = hash_bytes(part, n, sum);
+    }
+    free(part);
+    return !why && sum != h->facts.checksum ? EBADMSG : why;
+}
+
+int record_files_read(record_files *f, const disk_key *key, record_facts *facts,
+                      disk_record_take take, void *ctx)
 {
     int fd;
     struct stat st;
     file_header h;
-    *bytes = NULL;
     int why = open_record(f, key, &fd, &st);
     if (why) return why;
     why = read_header(f, fd, &st, key, &h);
-    uint8_t *to = why ? NULL : malloc((size_t)h.facts.n_bytes + 1);
-    if (!why && !to) why = ENOMEM;
-    if (!why) why = read_whole(f, fd, to, (size_t)h.facts.n_bytes, sizeof h);
-    if (!why && checksum_of(f, &h.facts, to) != h.facts.checksum) why = EBADMSG;
+    if (!why) why = read_parts(f, fd, &h, take, ctx);
     close(fd);
-    if (why) {
-        free(to);
-        return why;
-    }
-    *facts = h.facts;
-    *bytes = to;
-    return 0;
+    if (!why) *facts = h.facts;
+    return why;
 }
 
-static int fill_file(const record_files *f, int fd, const file_header *h, const uint8_t *bytes)
+/* The header comes last, since it has the checksum. */
+static int fill_file(const record_files *f, int fd, file_header *h, record_source source)
 {
+    uint64_t n_bytes = h->facts.n_bytes, sum = begin_checksum(f, &h->facts.key);
+    for (uint64_t at = 0; at < n_bytes || at == 0; at += RECORD_PART) {
+        size_t n = part_at(at, n_bytes);
+        const void *bytes = source.part(source.ctx, at, n);
+        if (!bytes) return ECANCELED;
+        sum = hash_bytes(bytes, n, sum);
+        int why = calls_write(&f->io, fd, bytes, n, (off_t)record_file_bytes(at));
+        if (why) return why;
+    }
+    h->facts.checksum = sum;
+    h->own = own_checksum(h);
     int why = calls_write(&f->io, fd, h, sizeof *h, 0);
-    if (!why) why = calls_write(&f->io, fd, bytes, (size_t)h->facts.n_bytes, sizeof *h);
     return why ? why : calls_sync(&f->io, fd);
 }
 
-int record_files_write(record_files *f, const record_facts *facts, const uint8_t *bytes)
+int record_files_write(record_files *f, const record_facts *facts, record_source source)
 {
     char name[NAME_BYTES];
     file_header h = {.version = RECORDS_VERSION, .identity = f->identity, .facts = *facts};
     memcpy(h.magic, magic, sizeof magic);
-    h.facts.checksum = checksum_of(f, &h.facts, bytes);
-    h.own = own_checksum(&h);
     name_of(&facts->key, name);
     if (unlinkat(f->dir, unfinished, 0) != 0 && errno != ENOENT) return errno;
     int fd = openat(f->dir, unfinished, O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC | O_NOFOLLOW, 0600);
     if (fd < 0) return errno;
-    int why = fill_file(f, fd, &h, bytes);
+    int why = fill_file(f, fd, &h, source);
     if (close(fd) != 0 && !why) why = errno;
     if (!why && renameat(f->dir, unfinished, f->dir, name) != 0) why = errno;
     if (!why) return calls_sync(&f->io, f->dir);
@@ -190,7 +213,7 @@ status record_files_scan(record_files *f,
     if (!dir) {
         int why = errno;
         if (fd >= 0) close(fd);
-        return error_set(err, STATUS_IO, "%s: %s", folder, strerror(why));
+        return error_set(err, STATUS_IO, "%s: %s", f->folder, strerror(why));
     }
     for (const struct dirent *entry; (entry = readdir(dir)) != NULL;) {
         disk_key key;
@@ -210,24 +233,27 @@ static status open_folder(record_files *f, const char *dir, error *err)
     struct stat st;
     int parent = open(dir, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
     if (parent < 0) return error_set(err, STATUS_IO, "%s: %s", dir, strerror(errno));
-    int why = mkdirat(parent, folder, 0700) != 0 && errno != EEXIST ? errno : 0;
-    if (!why) f->dir = openat(parent, folder, O_RDONLY | O_DIRECTORY | O_CLOEXEC | O_NOFOLLOW);
+    int why = mkdirat(parent, f->folder, 0700) != 0 && errno != EEXIST ? errno : 0;
+    if (!why) f->dir = openat(parent, f->folder, O_RDONLY | O_DIRECTORY | O_CLOEXEC | O_NOFOLLOW);
     if (!why && f->dir < 0) why = errno;
     close(parent);
     if (!why && fstat(f->dir, &st) != 0) why = errno;
-    if (why) return error_set(err, STATUS_IO, "%s/%s: %s", dir, folder, strerror(why));
+    if (why) return error_set(err, STATUS_IO, "%s/%s: %s", dir, f->folder, strerror(why));
     if (st.st_uid != geteuid())
         return error_set(err, STATUS_IO, "%s/%s: the directory belongs to another user", dir,
-                         folder);
+                         f->folder);
     if (fchmod(f->dir, 0700) != 0)
-        return error_set(err, STATUS_IO, "%s/%s: cannot be given the mode 0700: %s", dir, folder,
+        return error_set(err, STATUS_IO, "%s/%s: cannot be given the mode 0700: %s", dir, f->folder,
                          strerror(errno));
     return STATUS_IS_OK;
 }
 
 status record_files_open(record_files *f, const disk_records_options *o, error *err)
 {
-    *f = (record_files){.dir = -1, .identity = o->identity, .io = o->io ? *o->io : calls_system};
+    *f = (record_files){.dir = -1,
+                        .folder = o->folder ? o->folder : "sessions",
+                        .identity = o->identity,
+                        .io = o->io ? *o->io : calls_system};
     return open_folder(f, o->dir, err);
 }
 

@@ -16,6 +16,7 @@ typedef struct record_facts {
 
 typedef struct record_files {
     int dir;
+    const char *folder; // borrowed
     uint64_t identity;
     disk_io io;
 } record_files;
@@ -30,11 +31,24 @@ status record_files_scan(record_files *f,
                          void (*found)(void *ctx, const disk_key *key, record_kind kind,
                                        const record_facts *facts),
                          void *ctx, error *err);
-/* These return 0 or an errno. Fills the facts' checksum and key. The file is on the disk, whole,
- * before it takes the place of the one before it. */
-int record_files_write(record_files *f, const record_facts *facts, const uint8_t *bytes);
-/* *bytes is malloc'd; EBADMSG: the file is damaged; ENOENT: there is none. */
-int record_files_read(record_files *f, const disk_key *key, record_facts *facts, uint8_t **bytes);
+enum { RECORD_PART = 256 << 10 }; // bytes are written and read in parts of so many
+
+/* Where bytes to be written come from: those from `at` on, valid until the next call. NULL: they
+ * are gone. */
+typedef struct record_source {
+    const void *(*part)(void *ctx, uint64_t at, size_t n);
+    void *ctx;
+} record_source;
+
+uint64_t record_file_bytes(uint64_t n_bytes); // of a file
+
+/* These return 0 or an errno. The file is on the disk, whole, before it takes the place of the one
+ * before it. ECANCELED: the bytes are gone, and the file is as before. */
+int record_files_write(record_files *f, const record_facts *facts, record_source source);
+/* Gives all bytes in order to `take`, before it is known whether they are good. ECANCELED: `take`
+ * has refused some; EBADMSG: the file is damaged; ENOENT: there is none. */
+int record_files_read(record_files *f, const disk_key *key, record_facts *facts,
+                      disk_record_take take, void *ctx);
 int record_files_delete(record_files *f, const disk_key *key);
 
 #endif

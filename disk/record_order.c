@@ -6,6 +6,7 @@ struct record_owner {
     uint64_t id;
     uint32_t n;  // records that it has
     uint32_t at; // in the heap
+    uint64_t weight;
     record_place *oldest, *newest;
     struct record_owner *next; // in its bucket
 };
@@ -17,7 +18,7 @@ uint64_t record_owner_id(const record_owner *owner) { return owner->id; }
 /* Whether a's oldest record goes before b's. */
 static bool goes_before(const record_owner *a, const record_owner *b)
 {
-    return a->n != b->n ? a->n > b->n : a->oldest->number < b->oldest->number;
+    return a->weight != b->weight ? a->weight > b->weight : a->oldest->number < b->oldest->number;
 }
 
 static void place_at(record_order *o, record_owner *owner, uint32_t at)
@@ -120,6 +121,7 @@ static void link_newest(record_order *o, record_place *p, record_owner *owner)
     *(owner->newest ? &owner->newest->own_newer : &owner->oldest) = p;
     o->newest = owner->newest = p;
     owner->n++;
+    owner->weight += p->weight;
 }
 
 static void unlink_place(record_order *o, record_place *p)
@@ -130,19 +132,23 @@ static void unlink_place(record_order *o, record_place *p)
     *(p->own_older ? &p->own_older->own_newer : &owner->oldest) = p->own_newer;
     *(p->own_newer ? &p->own_newer->own_older : &owner->newest) = p->own_older;
     owner->n--;
+    owner->weight -= p->weight;
     p->owner = NULL;
 }
 
-bool record_order_enter(record_order *o, record_place *p, uint64_t id)
+bool record_order_enter(record_order *o, record_place *p, uint64_t id, uint64_t weight)
 {
     record_owner *owner = owner_of(o, id);
     if (!owner) return false;
     if (p->owner == owner) {
+        owner->weight += weight - p->weight;
+        p->weight = weight;
         record_order_renew(o, p);
         return true;
     }
     if (p->owner) record_order_leave(o, p);
     bool is_new = owner->n == 0;
+    p->weight = weight;
     link_newest(o, p, owner);
     if (is_new) place_at(o, owner, o->n_owners++);
     settle(o, owner);

@@ -1,7 +1,7 @@
 /* The order in which records make room (private to disk/): the oldest record of the owner that has
- * most of them goes first. Where several owners have equally many, the oldest of all their records
- * goes. A change takes time that grows with the logarithm of the number of owners. The caller holds
- * the lock of the store. */
+ * most goes first, by the weights of its records: 1 for each, or their bytes. Where several owners
+ * have equally much, the oldest of all their records goes. A change takes time that grows with the
+ * logarithm of the number of owners. The caller holds the lock of the store. */
 #ifndef DISK_RECORD_ORDER_H
 #define DISK_RECORD_ORDER_H
 
@@ -13,6 +13,7 @@ typedef struct record_owner record_owner;
 typedef struct record_place {
     record_owner *owner; // NULL: it is not in the order
     uint64_t number;     // larger than the numbers of all older records
+    uint64_t weight;
     struct record_place *older, *newer;
     struct record_place *own_older, *own_newer; // of the same owner
 } record_place;
@@ -27,8 +28,9 @@ typedef struct record_order {
     uint32_t n_owners, capacity;
 } record_order;
 
-/* Makes the record the newest one, and the owner's. False: memory is out, and all is as before. */
-bool record_order_enter(record_order *o, record_place *p, uint64_t owner);
+/* Makes the record the newest one, and the owner's, with this weight. False: memory is out, and all
+ * is as before. */
+bool record_order_enter(record_order *o, record_place *p, uint64_t owner, uint64_t weight);
 /* Makes a record that is in the order the newest one. */
 void record_order_renew(record_order *o, record_place *p);
 void record_order_leave(record_order *o, record_place *p);

@@ -1,7 +1,5 @@
-/* Records: an index of them in memory, and a thread that writes and deletes their files. */
-#include "disk/records.h"
-#include "disk/record_files.h"
-#include "disk/record_order.h"
+/* Records: a thread that writes and deletes their files, and the calls. */
+#include "disk/record_index.h"
 
 #include <assert.h>
 #include <errno.h>
@@ -10,167 +8,12 @@
 #include <string.h>
 #include <time.h>
 
-/* Bytes that wait to be written. The thread that writes them has a reference beside the record. */
-typedef struct payload {
-    uint32_t references;
-    uint64_t n;
-    uint8_t bytes[];
-} payload;
-
-/* A record that is gone stays until its file is deleted. */
-typedef struct record {
-    record_place place; // its owner is NULL where it is gone
-    disk_key key;
-    uint64_t version;
-    int64_t put_us;
-    payload *waits; // its bytes, until they are written; NULL: they are in its file
-    bool stored;    // it may have a file
-    bool busy;      // the thread writes or deletes its file
-    bool due;       // it is in the list of those to be written or deleted
-    struct record *next_due;
-    struct record *next; // in its bucket
-} record;
-
-struct disk_records {
-    record_files files;
-    uint32_t most;
-    int64_t ttl_us;
-    void (*on_trouble)(void *ctx, const char *text);
-    void *on_trouble_ctx;
-    pthread_t thread;
-    bool has_thread;
-
-    pthread_mutex_t lock; // of all that follows
-    pthread_cond_t work;
-    record **buckets; // [mask + 1]
-    uint32_t mask, n; // n: records that are not gone
-    uint32_t n_due, n_busy;
-    uint32_t n_entries; // in the buckets
-    record_order order; // by `put_us`, of those that are not gone
-    record *first_due, *last_due;
-    uint64_t version;
-    bool stop, has_reported;
-    void (*on_written)(void *ctx);
-    void *on_written_ctx;
-    disk_record_counts counts;
-};
-
 /* The clock that goes on while no process runs; a change of it makes records older or younger. */
 static int64_t wall_us(void)
 {
     struct timespec now;
     clock_gettime(CLOCK_REALTIME, &now);
     return (int64_t)now.tv_sec * 1000000 + now.tv_nsec / 1000;
-}
-
-/* ---- the index; the lock is held ------------------------------------------------------------- */
-
-static record **bucket_of(const disk_records *d, const disk_key *key)
-{
-    uint64_t hash;
-    memcpy(&hash, key->bytes, sizeof hash);
-    return &d->buckets[hash_mix64(hash) & d->mask];
-}
-
-static record *find(const disk_records *d, const disk_key *key)
-{
-    record *r = *bucket_of(d, key);
-    while (r && memcmp(&r->key, key, sizeof *key) != 0) r = r->next;
-    return r;
-}
-
-static record *record_of(record_place *p)
-{
-    _Static_assert(offsetof(record, place) == 0, "a place is the beginning of its record");
-    return (record *)(void *)p;
-}
-
-/* The folder may have had more records than there may be. Without memory chains grow longer. */
-static void grow_buckets(disk_records *d)
-{
-    uint32_t n = 2 * (d->mask + 1);
-    record **old = d->buckets, **buckets = calloc(n, sizeof(record *));
-    if (!buckets) return;
-    uint32_t n_old = d->mask + 1;
-    d->buckets = buckets;
-    d->mask = n - 1;
-    for (uint32_t i = 0; i < n_old; i++)
-        for (record *r = old[i], *next; r; r = next) {
-            record **bucket = bucket_of(d, &r->key);
-            next = r->next;
-            r->next = *bucket;
-            *bucket = r;
-        }
-    free(old);
-}
-
-/* The record of a key, gone if it is new. NULL: memory is out. */
-static record *find_or_make(disk_records *d, const disk_key *key)
-{
-    record *r = find(d, key);
-    if (r) return r;
-    if (d->n_entries > d->mask && d->mask < UINT32_MAX / 2) grow_buckets(d);
-    r = calloc(1, sizeof *r);
-    if (!r) return NULL;
-    d->n_entries++;
-    r->key = *key;
-    record **bucket = bucket_of(d, key);
-    r->next = *bucket;
-    *bucket = r;
-    return r;
-}
-
-/* False: memory is out, and all is as before. */
-static bool enter(disk_records *d, record *r, uint64_t owner, int64_t put_us)
-{
-    bool is_new = !r->place.owner;
-    if (!record_order_enter(&d->order, &r->place, owner)) return false;
-    r->put_us = put_us;
-    r->version = ++d->version;
-    d->n += is_new;
-    return true;
-}
-
-static void drop_payload(payload *p)
-{
-    if (p && --p->references == 0) free(p);
-}
-
-static void leave(disk_records *d, record *r)
-{
-    record_order_leave(&d->order, &r->place);
-    drop_payload(r->waits);
-    r->waits = NULL;
-    d->n--;
-}
-
-static void make_due(disk_records *d, record *r)
-{
-    if (r->due) return;
-    r->due = true;
-    r->next_due = NULL;
-    *(d->last_due ? &d->last_due->next_due : &d->first_due) = r;
-    d->last_due = r;
-    d->n_due++;
-    pthread_cond_signal(&d->work);
-}
-
-static void free_record(disk_records *d, record *r)
-{
-    record **link = bucket_of(d, &r->key);
-    while (*link != r) link = &(*link)->next;
-    *link = r->next;
-    d->n_entries--;
-    free(r);
-}
-
-/* Nothing is known of it any more once its file is deleted. */
-static void remove_record(disk_records *d, record *r)
-{
-    if (!r->place.owner) return;
-    leave(d, r);
-    make_due(d, r);
-    d->counts.removed++;
 }
 
 /* ---- trouble --------------------------------------------------------------------------------- */
@@ -182,10 +25,8 @@ static void note_trouble(disk_records *d, const char *what, int why)
     d->counts.errors++;
     if (d->has_reported || !d->on_trouble) return;
     d->has_reported = true;
-    snprintf(text, sizeof text,
-             "disk cache: a session cannot be %s: %s; further ones are only "
-             "counted",
-             what, strerror(why));
+    snprintf(text, sizeof text, "disk cache: %s cannot be %s: %s; further ones are only counted",
+             d->one, what, strerror(why));
     pthread_mutex_unlock(&d->lock);
     d->on_trouble(d->on_trouble_ctx, text);
     pthread_mutex_lock(&d->lock);
@@ -193,43 +34,19 @@ static void note_trouble(disk_records *d, const char *what, int why)
 
 static void note_damage(disk_records *d)
 {
+    char text[160];
     if (d->counts.damaged++ > 0 || !d->on_trouble) return;
+    snprintf(text, sizeof text,
+             "disk cache: %s was damaged on disk and is forgotten; further ones are only counted",
+             d->one);
     pthread_mutex_unlock(&d->lock);
-    d->on_trouble(d->on_trouble_ctx, "disk cache: a session was damaged on disk and is forgotten; "
-                                     "further ones are only counted");
+    d->on_trouble(d->on_trouble_ctx, text);
     pthread_mutex_lock(&d->lock);
 }
 
 /* ---- the thread ------------------------------------------------------------------------------ */
 
-/* A file that could not be written leaves the one before it, if there was one. */
-static void write_record(disk_records *d, record *r)
-{
-    payload *p = r->waits;
-    record_facts facts = {.key = r->key,
-                          .owner = record_owner_id(r->place.owner),
-                          .put_us = r->put_us,
-                          .n_bytes = p->n};
-    uint64_t version = r->version;
-    p->references++;
-    pthread_mutex_unlock(&d->lock);
-    int why = record_files_write(&d->files, &facts, p->bytes);
-    pthread_mutex_lock(&d->lock);
-    if (why) note_trouble(d, "written", why);
-    d->counts.written += !why;
-    bool had_file = r->stored;
-    r->stored = true; /* a file whose folder could not be synced is there all the same */
-    drop_payload(p);
-    if (!r->place.owner || r->version != version) return; /* it was put again, or is gone */
-    drop_payload(r->waits);
-    r->waits = NULL;
-    if (why && !had_file) {
-        leave(d, r);
-        make_due(d, r);
-    }
-}
-
-static void delete_record(disk_records *d, record *r)
+static void delete_file(disk_records *d, record *r)
 {
     if (!r->stored) return;
     disk_key key = r->key;
@@ -238,6 +55,98 @@ static void delete_record(disk_records *d, record *r)
     pthread_mutex_lock(&d->lock);
     if (why) note_trouble(d, "deleted", why);
     r->stored = why != 0;
+    if (!why) records_set_file_bytes(d, r, 0);
+}
+
+/* Makes room for `need` bytes: files of the owner who has most of them go, and where there are no
+ * others, that which r will replace. */
+static bool make_space(disk_records *d, record *r, uint64_t need)
+{
+    while (d->bytes_most > 0 && d->file_bytes + need > d->bytes_most) {
+        record_place *first = record_order_first(&d->room);
+        record *goes = first ? records_of_room(first) : r;
+        if (!goes || !goes->stored) return false;
+        if (goes != r) records_remove(d, goes);
+        delete_file(d, goes);
+        if (goes->stored) return false;
+    }
+    return true;
+}
+
+typedef struct offered_bytes {
+    disk_records *records;
+    disk_key key;
+    uint64_t version;
+    uint8_t part[RECORD_PART];
+} offered_bytes;
+
+static const void *offered_part(void *ctx, uint64_t at, size_t n)
+{
+    offered_bytes *o = ctx;
+    disk_records *d = o->records;
+    pthread_mutex_lock(&d->source_lock);
+    bool is_there = d->copy && d->copy(d->copy_ctx, &o->key, o->version, at, o->part, n);
+    pthread_mutex_unlock(&d->source_lock);
+    return is_there ? o->part : NULL;
+}
+
+static const void *payload_part(void *ctx, uint64_t at, size_t n)
+{
+    (void)n;
+    return ((payload *)ctx)->bytes + at;
+}
+
+static int write_bytes(disk_records *d, const record_facts *facts, payload *p, uint64_t version)
+{
+    if (p) return record_files_write(&d->files, facts, (record_source){payload_part, p});
+    offered_bytes *o = malloc(sizeof *o);
+    if (!o) return ENOMEM;
+    o->records = d;
+    o->key = facts->key;
+    o->version = version;
+    int why = record_files_write(&d->files, facts, (record_source){offered_part, o});
+    free(o);
+    return why;
+}
+
+/* Notes the file of a record, which may have been written before its folder could not be synced. */
+static void note_file(disk_records *d, record *r, int why, uint64_t n)
+{
+    if (why != ECANCELED) {
+        r->stored = true;
+        records_set_file_bytes(d, r, why && r->file_bytes ? r->file_bytes : n);
+    }
+    if (d->bytes_most == 0 || !r->stored || !r->place.owner) return;
+    if (!record_order_enter(&d->room, &r->room, record_owner_id(r->place.owner), r->file_bytes))
+        records_remove(d, r);
+}
+
+/* A file that could not be written leaves the one before it, if there was one. */
+static void write_record(disk_records *d, record *r)
+{
+    payload *p = r->waits;
+    record_facts facts = {.key = r->key,
+                          .owner = record_owner_id(r->place.owner),
+                          .put_us = r->put_us,
+                          .n_bytes = p ? p->n : r->n_offered};
+    uint64_t version = r->version, n = record_file_bytes(facts.n_bytes);
+    if (p) p->references++;
+    if (r->room.owner) record_order_leave(&d->room, &r->room);
+    int why = make_space(d, r, n) ? 0 : ENOSPC;
+    pthread_mutex_unlock(&d->lock);
+    if (!why) why = write_bytes(d, &facts, p, version);
+    pthread_mutex_lock(&d->lock);
+    if (why && why != ECANCELED) note_trouble(d, "written", why);
+    d->counts.written += !why;
+    bool had_file = r->stored;
+    note_file(d, r, why, n);
+    payload_drop(p);
+    if (!r->place.owner || r->version != version) return; /* it was put again, or is gone */
+    record_drop_waiting(r);
+    if (why && !had_file) {
+        records_leave(d, r);
+        records_make_due(d, r);
+    }
 }
 
 static void run_due(disk_records *d)
@@ -249,12 +158,13 @@ static void run_due(disk_records *d)
     r->due = false;
     r->busy = true;
     d->n_busy++;
-    if (r->waits) write_record(d, r);
-    else if (!r->place.owner) delete_record(d, r);
+    if (record_waits(r)) write_record(d, r);
+    else if (!r->place.owner) delete_file(d, r);
     r->busy = false;
     d->n_busy--;
-    if (!r->place.owner && !r->due && !r->stored) free_record(d, r);
+    if (!r->place.owner && !r->due && !r->stored) records_free(d, r);
     if (d->on_written) d->on_written(d->on_written_ctx);
+    pthread_cond_broadcast(&d->done);
 }
 
 static bool is_old(const disk_records *d, const record *r, int64_t now_us)
@@ -267,8 +177,10 @@ static void make_room(disk_records *d)
 {
     int64_t now = wall_us();
     record_place **oldest = &d->order.oldest;
-    while (*oldest && is_old(d, record_of(*oldest), now)) remove_record(d, record_of(*oldest));
-    while (d->n > d->most) remove_record(d, record_of(record_order_first(&d->order)));
+    while (*oldest && is_old(d, records_of_place(*oldest), now))
+        records_remove(d, records_of_place(*oldest));
+    while (d->n > d->most) records_remove(d, records_of_place(record_order_first(&d->order)));
+    (void)make_space(d, NULL, 0);
 }
 
 /* Sleeps until there is work, or the oldest record may be due to go. */
@@ -318,18 +230,19 @@ static payload *copy_payload(const void *bytes, size_t n)
     return p;
 }
 
-static bool put_payload(disk_records *d, const disk_key *key, uint64_t owner_id, payload *p)
+/* The record of a key that is put, which waits for nothing. NULL: memory is out, and all is as
+ * before. */
+static record *enter_key(disk_records *d, const disk_key *key, uint64_t owner_id, int64_t put_us)
 {
-    record *r = find_or_make(d, key);
-    if (!r) return false;
-    if (!enter(d, r, owner_id, wall_us())) {
-        if (!r->place.owner && !r->due && !r->busy) free_record(d, r);
-        return false;
+    record *r = records_find_or_make(d, key);
+    if (!r) return NULL;
+    if (!records_enter(d, r, owner_id, put_us)) {
+        if (!r->place.owner && !r->due && !r->busy) records_free(d, r);
+        return NULL;
     }
-    drop_payload(r->waits);
-    r->waits = p;
-    make_due(d, r);
-    return true;
+    record_drop_waiting(r);
+    records_make_due(d, r);
+    return r;
 }
 
 bool disk_record_put(disk_records *d, const disk_key *key, uint64_t owner, const void *bytes,
@@ -338,15 +251,39 @@ bool disk_record_put(disk_records *d, const disk_key *key, uint64_t owner, const
     payload *p = n <= DISK_RECORD_BYTES_MOST ? copy_payload(bytes, n) : NULL;
     if (!p) return false;
     pthread_mutex_lock(&d->lock);
-    bool is_in = put_payload(d, key, owner, p);
+    record *r = enter_key(d, key, owner, wall_us());
+    if (r) r->waits = p;
     pthread_mutex_unlock(&d->lock);
-    if (!is_in) free(p);
-    return is_in;
+    if (!r) free(p);
+    return r;
+}
+
+uint64_t disk_record_offer(disk_records *d, const disk_key *key, uint64_t owner, uint64_t n,
+                           int64_t age_us)
+{
+    if (d->bytes_most > 0 && record_file_bytes(n) > d->bytes_most) return 0;
+    pthread_mutex_lock(&d->lock);
+    record *r = enter_key(d, key, owner, wall_us() - age_us);
+    uint64_t version = r ? r->version : 0;
+    if (r) {
+        r->offered = true;
+        r->n_offered = n;
+    }
+    pthread_mutex_unlock(&d->lock);
+    return version;
+}
+
+void disk_records_source(disk_records *d, disk_record_copy copy, void *ctx)
+{
+    pthread_mutex_lock(&d->source_lock);
+    d->copy = copy;
+    d->copy_ctx = ctx;
+    pthread_mutex_unlock(&d->source_lock);
 }
 
 static record *find_live(const disk_records *d, const disk_key *key)
 {
-    record *r = find(d, key);
+    record *r = records_find(d, key);
     return r && r->place.owner && !is_old(d, r, wall_us()) ? r : NULL;
 }
 
@@ -362,10 +299,20 @@ uint64_t disk_record_version(disk_records *d, const disk_key *key)
 bool disk_record_waits(disk_records *d, const disk_key *key)
 {
     pthread_mutex_lock(&d->lock);
-    const record *r = find(d, key);
-    bool waits = r && r->waits;
+    const record *r = records_find(d, key);
+    bool is_waiting = r && record_waits(r);
     pthread_mutex_unlock(&d->lock);
-    return waits;
+    return is_waiting;
+}
+
+void disk_record_await(disk_records *d, const disk_key *key, int64_t until_us)
+{
+    struct timespec until = {.tv_sec = until_us / 1000000, .tv_nsec = until_us % 1000000 * 1000};
+    pthread_mutex_lock(&d->lock);
+    for (const record *r;
+         (r = records_find(d, key)) != NULL && record_waits(r) && clock_now_us() < until_us;)
+        pthread_cond_timedwait(&d->done, &d->lock, &until);
+    pthread_mutex_unlock(&d->lock);
 }
 
 static uint8_t *copy_waiting(const payload *p, size_t *n)
@@ -377,30 +324,63 @@ static uint8_t *copy_waiting(const payload *p, size_t *n)
     return bytes;
 }
 
-/* Reads the file of a record, without the lock. It is asked for again if it was put meanwhile. */
-static uint8_t *read_stored(disk_records *d, const disk_key *key, uint64_t version, size_t *n,
-                            bool *again)
+/* Gives a record's file to `take`, without the lock. A file that cannot be read is deleted. */
+static bool read_file(disk_records *d, const disk_key *key, uint64_t version, disk_record_take take,
+                      void *ctx)
 {
     record_facts facts;
-    uint8_t *bytes = NULL;
     pthread_mutex_unlock(&d->lock);
-    int why = record_files_read(&d->files, key, &facts, &bytes);
+    int why = record_files_read(&d->files, key, &facts, take, ctx);
     pthread_mutex_lock(&d->lock);
     record *r = find_live(d, key);
-    *again = r && r->version != version;
-    bool is_wanted = r && !*again;
-    if (is_wanted && why && why != ENOMEM) {
+    bool is_same = r && r->version == version;
+    if (is_same && why && why != ENOMEM && why != ECANCELED) {
         if (why == EBADMSG || why == EXDEV) note_damage(d);
         else note_trouble(d, "read", why);
         r = find_live(d, key); /* the lock was given up */
-        if (r && r->version == version) remove_record(d, r);
+        if (r && r->version == version) records_remove(d, r);
     }
-    d->counts.read += is_wanted && !why;
-    if (is_wanted && !why) {
-        *n = (size_t)facts.n_bytes;
-        return bytes;
+    d->counts.read += r && !why;
+    return !why;
+}
+
+bool disk_record_read(disk_records *d, const disk_key *key, disk_record_take take, void *ctx)
+{
+    pthread_mutex_lock(&d->lock);
+    const record *r = find_live(d, key);
+    bool has = r && r->stored && read_file(d, key, r->version, take, ctx);
+    pthread_mutex_unlock(&d->lock);
+    return has;
+}
+
+typedef struct whole_record {
+    uint8_t *bytes;
+    size_t n;
+} whole_record;
+
+static bool take_whole(void *ctx, uint64_t at, const uint8_t *bytes, size_t n, uint64_t all)
+{
+    whole_record *w = ctx;
+    if (at == 0 && all <= DISK_RECORD_BYTES_MOST) w->bytes = malloc((size_t)all + 1);
+    if (!w->bytes) return false;
+    memcpy(w->bytes + at, bytes, n);
+    w->n = (size_t)all;
+    return true;
+}
+
+/* It is asked for again if it was put meanwhile. */
+static uint8_t *read_stored(disk_records *d, const disk_key *key, uint64_t version, size_t *n,
+                            bool *again)
+{
+    whole_record w = {.n = 0};
+    bool good = read_file(d, key, version, take_whole, &w);
+    const record *r = find_live(d, key);
+    *again = r && r->version != version;
+    if (good && r && !*again) {
+        *n = w.n;
+        return w.bytes;
     }
-    free(bytes);
+    free(w.bytes);
     return NULL;
 }
 
@@ -423,8 +403,8 @@ uint8_t *disk_record_get(disk_records *d, const disk_key *key, size_t *n, uint64
 void disk_record_remove(disk_records *d, const disk_key *key)
 {
     pthread_mutex_lock(&d->lock);
-    record *r = find(d, key);
-    if (r) remove_record(d, r);
+    record *r = records_find(d, key);
+    if (r) records_remove(d, r);
     pthread_mutex_unlock(&d->lock);
 }
 
@@ -434,6 +414,7 @@ disk_record_counts disk_record_count(disk_records *d)
     disk_record_counts c = d->counts;
     c.records = d->n;
     c.waiting = d->n_due + d->n_busy;
+    c.bytes = d->file_bytes;
     pthread_mutex_unlock(&d->lock);
     return c;
 }
@@ -450,7 +431,7 @@ static void enter_file(void *ctx, const disk_key *key, record_kind kind, const r
 {
     scan *x = ctx;
     disk_records *d = x->records;
-    record *r = find_or_make(d, key);
+    record *r = records_find_or_make(d, key);
     if (!r) {
         x->lacks_memory = true;
         return;
@@ -458,11 +439,13 @@ static void enter_file(void *ctx, const disk_key *key, record_kind kind, const r
     r->stored = true;
     if (kind == RECORD_GOOD) {
         int64_t now = wall_us();
-        x->lacks_memory |= !enter(d, r, facts->owner, facts->put_us < now ? facts->put_us : now);
+        records_set_file_bytes(d, r, record_file_bytes(facts->n_bytes));
+        x->lacks_memory |=
+            !records_enter(d, r, facts->owner, facts->put_us < now ? facts->put_us : now);
         return;
     }
     x->n_foreign += kind == RECORD_FOREIGN;
-    make_due(d, r); /* it is gone: its file is deleted */
+    records_make_due(d, r); /* it is gone: its file is deleted */
     if (kind == RECORD_DAMAGED) note_damage(d);
 }
 
@@ -478,11 +461,18 @@ static bool sort_records(disk_records *d)
     record **all = malloc(((size_t)d->n + 1) * sizeof(record *));
     if (!all) return false;
     uint32_t n = 0;
-    for (record_place *p = d->order.oldest; p; p = p->newer) all[n++] = record_of(p);
+    for (record_place *p = d->order.oldest; p; p = p->newer) all[n++] = records_of_place(p);
     qsort(all, n, sizeof *all, by_age);
-    for (uint32_t i = 0; i < n; i++) record_order_renew(&d->order, &all[i]->place);
+    bool good = true;
+    for (uint32_t i = 0; i < n; i++) {
+        record *r = all[i];
+        record_order_renew(&d->order, &r->place);
+        if (good && d->bytes_most > 0)
+            good = record_order_enter(&d->room, &r->room, record_owner_id(r->place.owner),
+                                      r->file_bytes);
+    }
     free(all);
-    return true;
+    return good;
 }
 
 static status read_files(disk_records *d, error *err)
@@ -494,9 +484,13 @@ static status read_files(disk_records *d, error *err)
     pthread_mutex_unlock(&d->lock);
     RETURN_IF_ERROR(st);
     if (x.lacks_memory || !is_sorted) return error_set(err, STATUS_NO_MEMORY, "out of memory");
-    if (x.n_foreign > 0 && d->on_trouble)
-        d->on_trouble(d->on_trouble_ctx, "disk cache: the directory held sessions of another model "
-                                         "or of other settings; they are deleted");
+    if (x.n_foreign == 0 || !d->on_trouble) return STATUS_IS_OK;
+    char text[160];
+    snprintf(text, sizeof text,
+             "disk cache: the directory held %s of another model or of other settings; they are "
+             "deleted",
+             d->files.folder);
+    d->on_trouble(d->on_trouble_ctx, text);
     return STATUS_IS_OK;
 }
 
@@ -521,12 +515,20 @@ status disk_records_open(const disk_records_options *options, disk_records **out
     disk_records *d = calloc(1, sizeof *d);
     if (!d) return error_set(err, STATUS_NO_MEMORY, "out of memory");
     d->files.dir = -1;
+    d->one = options->one ? options->one : "a session";
     d->most = options->most;
+    d->bytes_most = options->bytes;
     d->ttl_us = options->ttl_us;
     d->on_trouble = options->on_trouble;
     d->on_trouble_ctx = options->on_trouble_ctx;
+    pthread_condattr_t monotonic;
+    pthread_condattr_init(&monotonic);
+    pthread_condattr_setclock(&monotonic, CLOCK_MONOTONIC);
+    pthread_mutex_init(&d->source_lock, NULL);
     pthread_mutex_init(&d->lock, NULL);
     pthread_cond_init(&d->work, NULL);
+    pthread_cond_init(&d->done, &monotonic);
+    pthread_condattr_destroy(&monotonic);
     status st = fill(d, options, err);
     if (!status_ok(st)) {
         disk_records_close(d);
@@ -544,11 +546,12 @@ static void free_all(disk_records *d)
             next = r->next;
             if (d->has_thread && !r->place.owner && r->stored)
                 record_files_delete(&d->files, &r->key);
-            drop_payload(r->waits);
+            payload_drop(r->waits);
             free(r);
         }
     }
     record_order_free(&d->order);
+    record_order_free(&d->room);
     free(d->buckets);
 }
 
@@ -562,7 +565,9 @@ void disk_records_close(disk_records *d)
     if (d->has_thread) pthread_join(d->thread, NULL);
     free_all(d);
     record_files_close(&d->files);
+    pthread_cond_destroy(&d->done);
     pthread_cond_destroy(&d->work);
     pthread_mutex_destroy(&d->lock);
+    pthread_mutex_destroy(&d->source_lock);
     free(d);
 }

@@ -38,7 +38,7 @@ static void the_first_is_that_of_the_rule(void **state)
             record_order_leave(&o, &places[i]);
         } else {
             owners[i] = rng_below(&r, round % 3 ? OWNERS : 3);
-            assert_true(record_order_enter(&o, &places[i], owners[i]));
+            assert_true(record_order_enter(&o, &places[i], owners[i], 1));
             assert_int_equal(record_owner_id(places[i].owner), owners[i]);
             assert_ptr_equal(o.newest, &places[i]);
         }

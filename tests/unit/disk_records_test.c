@@ -222,6 +222,120 @@ static void test_old_ones_go(void **state)
     assert_int_equal(clear_folder(r), 0);
 }
 
+/* ---- offered bytes --------------------------------------------------------------------------- */
+
+/* Bytes that stay with the test until they are written: those of number n follow from it. */
+typedef struct offering {
+    pthread_mutex_t lock; // until the version is known
+    disk_key key;
+    uint64_t version;
+    size_t gone_at; // the source ends there
+} offering;
+
+static uint8_t offered_byte(uint64_t at) { return (uint8_t)(at * 7 + at / 1000); }
+
+static bool copy_offered(void *ctx, const disk_key *k, uint64_t version, uint64_t at, void *to,
+                         size_t n)
+{
+    offering *o = ctx;
+    pthread_mutex_lock(&o->lock);
+    bool is_it = memcmp(k, &o->key, sizeof *k) == 0 && version == o->version;
+    pthread_mutex_unlock(&o->lock);
+    if (!is_it || at + n > o->gone_at) return false;
+    for (size_t i = 0; i < n; i++) ((uint8_t *)to)[i] = offered_byte(at + i);
+    return true;
+}
+
+typedef struct taken {
+    uint64_t n, most;
+    bool same;
+} taken;
+
+static bool take_part(void *ctx, uint64_t at, const uint8_t *bytes, size_t n, uint64_t all)
+{
+    taken *t = ctx;
+    assert_int_equal(at, t->n);
+    assert_true(at + n <= all);
+    for (size_t i = 0; i < n; i++) t->same &= bytes[i] == offered_byte(at + i);
+    t->n += n;
+    return t->n <= t->most;
+}
+
+/* Offers n bytes under key i, which are gone behind gone_at. */
+static void offer(const records *r, uint32_t i, uint64_t owner, size_t n, size_t gone_at)
+{
+    offering o = {.lock = PTHREAD_MUTEX_INITIALIZER, .key = key(i), .gone_at = gone_at};
+    disk_records_source(r->d, copy_offered, &o);
+    pthread_mutex_lock(&o.lock);
+    o.version = disk_record_offer(r->d, &o.key, owner, n, 0);
+    pthread_mutex_unlock(&o.lock);
+    assert_int_not_equal(o.version, 0);
+    disk_record_await(r->d, &o.key, clock_now_us() + 20000000);
+    assert_false(disk_record_waits(r->d, &o.key));
+    disk_records_source(r->d, NULL, NULL);
+    settle_records(r);
+}
+
+static uint64_t bytes_back(const records *r, uint32_t i, uint64_t most)
+{
+    taken t = {.most = most, .same = true};
+    disk_key k = key(i);
+    bool whole = disk_record_read(r->d, &k, take_part, &t);
+    assert_true(t.same);
+    return whole ? t.n : 0;
+}
+
+enum { PARTS = 3 * RECORD_PART + 77 };
+
+static void test_what_is_offered_is_copied(void **state)
+{
+    records *r = *state;
+    offer(r, 1, 1, PARTS, PARTS);
+    assert_int_equal(bytes_back(r, 1, PARTS), PARTS);
+    assert_int_equal(bytes_back(r, 1, RECORD_PART), 0); /* no more is wanted */
+    reopen_records(r);
+    assert_int_equal(bytes_back(r, 1, PARTS), PARTS);
+    assert_int_equal(disk_record_count(r->d).read, 1);
+    assert_int_equal(disk_record_count(r->d).bytes, HEADER + PARTS);
+    /* What is gone before it is copied leaves the file as it was, or none. */
+    offer(r, 1, 1, 2 * PARTS, PARTS);
+    assert_int_equal(bytes_back(r, 1, PARTS), PARTS);
+    offer(r, 2, 1, PARTS, RECORD_PART);
+    assert_false(has_record(r, 2));
+    offer(r, 2, 1, PARTS, 0);
+    assert_int_equal(disk_record_count(r->d).errors, 0);
+    assert_int_equal(disk_record_count(r->d).bytes, HEADER + PARTS);
+    assert_int_equal(clear_folder(r), 1);
+}
+
+/* The bound holds for a file and what replaces it, and who has most bytes makes room. */
+static void test_bytes_are_bounded(void **state)
+{
+    records *r = *state;
+    disk_key k = key(9);
+    r->options.bytes = 10 * (HEADER + 1000);
+    reopen_records(r);
+    assert_int_equal(disk_record_offer(r->d, &k, 1, 10 * (HEADER + 1000), 0), 0);
+    offer(r, 1, 100, 1000, 1000);
+    offer(r, 2, 200, 6 * (HEADER + 1000) - HEADER, SIZE_MAX);
+    offer(r, 3, 300, 3 * (HEADER + 1000) - HEADER, SIZE_MAX);
+    assert_int_equal(disk_record_count(r->d).removed, 0);
+    assert_int_equal(disk_record_count(r->d).bytes, r->options.bytes);
+    offer(r, 1, 100, 2000, 2000);
+    assert_false(has_record(r, 2));
+    assert_int_equal(bytes_back(r, 1, 2000), 2000);
+    offer(r, 2, 200, 7 * (HEADER + 1000), SIZE_MAX); /* only the smallest has room beside it */
+    assert_true(has_record(r, 1) && has_record(r, 2) && !has_record(r, 3));
+    offer(r, 2, 200, 8 * (HEADER + 1000) - 1, SIZE_MAX); /* nothing has, nor what it replaces */
+    assert_true(has_record(r, 2) && !has_record(r, 1));
+    assert_true(disk_record_count(r->d).bytes <= r->options.bytes);
+    r->options.bytes = 5 * (HEADER + 1000);
+    reopen_records(r);
+    settle_records(r);
+    for (int i = 0; i < 500 && disk_record_count(r->d).bytes > 0; i++) usleep(10000);
+    assert_int_equal(clear_folder(r), 0);
+}
+
 /* ---- damage ---------------------------------------------------------------------------------- */
 
 /* Each byte of a file is checked, and each length; what is damaged is deleted. */
@@ -421,6 +535,8 @@ int main(void)
         TEST(before_it_is_written),
         TEST(owner_with_most_makes_room),
         TEST(old_ones_go),
+        TEST(what_is_offered_is_copied),
+        TEST(bytes_are_bounded),
         TEST(damage),
         TEST(foreign),
         TEST(torn),
