@@ -33,7 +33,7 @@ typedef struct serving {
     rpc_log *log;
     rpc_events *events;
     disk_cache *disk;
-    disk_records *sessions; // NULL: none are kept on disk
+    disk_records *sessions, *embeddings; // NULL: none are kept on disk
     engine *engine;
     rpc_server *server;
 } serving;
@@ -254,6 +254,14 @@ static uint64_t disk_identity(const serving *s, const backend_info *info)
     return hash_bytes(OCTAVO_VERSION, sizeof OCTAVO_VERSION, hash_bytes(parts, sizeof parts, 0));
 }
 
+/* Bytes of the disk that embeddings of sessions may take, where requests may leave some. */
+static uint64_t embeddings_share(const serving *s)
+{
+    enum { EMBEDDINGS_PART = 4 };
+    bool has = s->model.embeds.n > 0 && s->retention.max_sessions > 0;
+    return has ? s->flags.disk_size / EMBEDDINGS_PART : 0;
+}
+
 /* Another server's folder is refused. With a folder that cannot be used otherwise, such as one on a
  * disk that has become read-only, the server starts without. */
 static status open_disk(serving *s, error *err)
@@ -272,7 +280,7 @@ static status open_disk(serving *s, error *err)
                          "--disk-cache: needs one rank on the CPU (no --tp, --device or workers), "
                          "and --kv-dtype other than int4 and int2");
     const disk_options o = {.dir = s->flags.disk_cache,
-                            .bytes = s->flags.disk_size,
+                            .bytes = s->flags.disk_size - embeddings_share(s),
                             .block_bytes = info->block_bytes,
                             .identity = disk_identity(s, info),
                             .on_trouble = on_disk_trouble,
@@ -293,23 +301,47 @@ static uint64_t sessions_identity(const serving *s)
     return hash_bytes(pressure, strlen(pressure), disk_identity(s, info));
 }
 
-/* Sessions lie beside the blocks that they are made of. */
-static status open_sessions(serving *s, error *err)
+/* What is left of tokens by other heads, or by the same of another model, is of no use. */
+static uint64_t embeddings_identity(const serving *s)
+{
+    const embed_choice *c = &s->model.embeds;
+    uint64_t hash = disk_identity(s, s->model.backend.ops->info(s->model.backend.ctx));
+    for (uint32_t i = 0; i < c->n; i++) {
+        const uint32_t head[] = {c->heads[i].layer, c->heads[i].kind, c->heads[i].head};
+        hash = hash_bytes(head, sizeof head, hash);
+    }
+    return hash;
+}
+
+static status open_records(serving *s, disk_records_options o, disk_records **out, error *err)
 {
     char text[sizeof err->text + 64];
-    if (!s->disk || s->retention.max_sessions == 0) return STATUS_IS_OK;
-    const disk_records_options o = {.dir = s->flags.disk_cache,
-                                    .identity = sessions_identity(s),
-                                    .most = s->retention.max_sessions,
-                                    .ttl_us = (int64_t)s->retention.session_ttl_s * 1000000,
-                                    .on_trouble = on_disk_trouble,
-                                    .on_trouble_ctx = s->log};
-    status st = disk_records_open(&o, &s->sessions, err);
+    o.dir = s->flags.disk_cache;
+    o.most = s->retention.max_sessions;
+    o.ttl_us = (int64_t)s->retention.session_ttl_s * 1000000;
+    o.on_trouble = on_disk_trouble;
+    o.on_trouble_ctx = s->log;
+    status st = disk_records_open(&o, out, err);
     if (!status_ok(st)) error_prefix(err, "--disk-cache");
     if (st.code != STATUS_IO) return st;
-    snprintf(text, sizeof text, "%s; sessions are kept in memory alone", err->text);
+    snprintf(text, sizeof text, "%s; %s are kept in memory alone", err->text, o.folder);
     on_disk_trouble(s->log, text);
     return STATUS_IS_OK;
+}
+
+/* Sessions lie beside the blocks that they are made of, and embeddings of their texts beside
+ * both. */
+static status open_sessions(serving *s, error *err)
+{
+    if (!s->disk || s->retention.max_sessions == 0) return STATUS_IS_OK;
+    const disk_records_options sessions = {
+        .folder = "sessions", .one = "a session", .identity = sessions_identity(s)};
+    const disk_records_options embeddings = {.folder = "embeddings",
+                                             .one = "an embedded text",
+                                             .identity = embeddings_identity(s),
+                                             .bytes = embeddings_share(s)};
+    RETURN_IF_ERROR(open_records(s, sessions, &s->sessions, err));
+    return embeddings.bytes ? open_records(s, embeddings, &s->embeddings, err) : STATUS_IS_OK;
 }
 
 static status start_engine(serving *s, error *err)
@@ -325,6 +357,7 @@ static status start_engine(serving *s, error *err)
     o.on_block_ctx = s->events;
     o.disk = s->disk;
     o.sessions = s->sessions;
+    o.embeddings = s->embeddings;
     o.step_timeout_us = step_timeout_us(s);
     o.restart = model_restart;
     o.restart_ctx = &s->model;
@@ -535,6 +568,7 @@ static void close_all(serving *s)
     model_give_up(&s->model);
     engine_destroy(s->engine);
     disk_records_close(s->sessions);
+    disk_records_close(s->embeddings);
     disk_close(s->disk);
     rpc_events_destroy(s->events);
     model_close(&s->model);

@@ -34,9 +34,11 @@ static const arg_flag flags_table[] = {
             "blocks that leave the prefix cache go to files in this folder, from where later "
             "requests take them, also after a restart; the K and V of prompts lie there (one CPU "
             "rank, K and V of 8 bits or more)"),
-    ARG_ROW("disk-size", "BYTES", ARG_BYTES, serve_flags, disk_size,
-            "the files of --disk-cache together, at most; those used longest ago make room",
-            .min = 1 << 20, .max = 0x1p50, .initial = "32G"),
+    ARG_ROW(
+        "disk-size", "BYTES", ARG_BYTES, serve_flags, disk_size,
+        "the files of --disk-cache together, at most; those used longest ago make room. A quarter "
+        "is for embeddings of sessions where the model has heads for method reform",
+        .min = 1 << 20, .max = 0x1p50, .initial = "32G"),
     ARG_ROW("tls-cert", "FILE", ARG_TEXT, serve_flags, tls_cert,
             "certificate chain (PEM): both servers speak TLS only"),
     ARG_ROW("tls-key", "FILE", ARG_TEXT, serve_flags, tls_key, "its private key (PEM)"),

@@ -219,6 +219,7 @@ engine_stats engine_get_stats(engine *e)
     stats.state = (engine_state)atomic_load(&e->state);
     if (e->o.disk) stats.disk = disk_count(e->o.disk);
     if (e->o.sessions) stats.records = disk_record_count(e->o.sessions);
+    if (e->o.embeddings) stats.embeddings = disk_record_count(e->o.embeddings);
     stats.embed_bytes = reform_store_used(&e->embeddings);
     stats.n_live = atomic_load(&e->n_live);
     stats.requests_prepared = atomic_load(&e->n_prepared);

@@ -67,6 +67,9 @@ typedef struct engine_options {
     /* Keeps what sessions are made of again when they are in memory no more (borrowed); NULL: they
      * are forgotten then. Its `most` is max_sessions, its ttl_us session_ttl_us. */
     disk_records *sessions;
+    /* Keeps the embeddings of sessions that leave memory (borrowed); NULL: they are forgotten then.
+     * Its records are of these heads. */
+    disk_records *embeddings;
     /* Called on the engine thread when a block enters or leaves the prefix cache. It gets no tokens
      * of blocks that were computed for a session, with a cache_salt, or for an identity that is
      * kept apart. May be NULL. */
@@ -92,6 +95,12 @@ typedef struct engine_options {
     void *on_trouble_ctx;
     const allocator *alloc;
 } engine_options;
+
+/* Bytes that a token takes of embed_memory: its embedding by so many heads, and its id. */
+static inline size_t reform_token_bytes(uint32_t n_heads, uint32_t head_dim)
+{
+    return (size_t)n_heads * head_dim * sizeof(uint16_t) + sizeof(uint32_t);
+}
 
 status engine_create(const engine_options *options, engine **out, error *err);
 /* Checks the options' retention policies and names of methods as engine_create does, over pages of
@@ -281,8 +290,9 @@ status engine_flush_cache(engine *e);
  * and on disk: requests submitted after this call do not find it. Says nothing of whether there is
  * one. STATUS_QUEUE_FULL: too many sessions are being forgotten. */
 status engine_forget_session(engine *e, const engine_request *r);
-/* engine_destroy will write the blocks of the prefix cache that only memory has into the store, as
- * far as that is done at this time of the monotonic clock. Any thread; does nothing without one. */
+/* engine_destroy will write the blocks of the prefix cache and the embeddings that only memory has
+ * into their stores, as far as that is done at this time of the monotonic clock. Any thread; does
+ * nothing without them. */
 void engine_save_at_end(engine *e, int64_t until_us);
 /* Reports that the backend can make no step any more, so that it is made again now and not only
  * when the next request needs it. The report is about the backend that `restart` made last; reports
@@ -307,10 +317,11 @@ typedef struct engine_stats {
      * streams and of publishing these numbers. */
     int64_t compute_us, schedule_us, tell_us;
     uint64_t requests_finished, requests_aborted, requests_failed;
-    disk_counts disk;           // all 0 without one
-    disk_record_counts records; // all 0 without engine_options.sessions
-    backend_tier tier;          // summed over steps
-    size_t embed_bytes;         // of engine_options.embed_memory, taken by requests and sessions
+    disk_counts disk;              // all 0 without one
+    disk_record_counts records;    // all 0 without engine_options.sessions
+    disk_record_counts embeddings; // likewise, of engine_options.embeddings
+    backend_tier tier;             // summed over steps
+    size_t embed_bytes;            // of engine_options.embed_memory, taken by requests and sessions
 } engine_stats;
 
 engine_stats engine_get_stats(engine *e);

@@ -219,6 +219,7 @@ struct engine {
     engine_metrics counting;
     uint64_t steps;
     int64_t compute_us, schedule_us, tell_us;
+    int64_t tended_us; // when idle sessions were looked at last
     backend_tier tier;
     sched_stats sums;                  /* counters of earlier schedulers */
     int64_t restarts_us[RESTARTS_MAX]; /* times of the last restarts: a ring */

@@ -192,16 +192,35 @@ static bool loop_once(engine *e, const inbox_batch *batch, const step_result **r
     return *result || e->n_in_flight > 0 || e->n_events > 0;
 }
 
+enum { LOOK_US = 1000000 };
+
 /* How long to wait for news. An idle session expires by the clock, which the scheduler sees only
  * when it is called. */
 static int64_t longest_wait(engine *e)
 {
-    enum { LOOK_US = 1000000 };
     const sched_stats *now = &e->stats.sched;
-    bool embeds = reform_store_expire(&e->embeddings, clock_now_us());
-    bool none = !embeds && now->sessions_idle + now->sessions_swapped == 0;
-    if (none || e->o.session_ttl_us <= 0) return -1;
-    return e->o.session_ttl_us < LOOK_US ? e->o.session_ttl_us : LOOK_US;
+    int64_t ttl = e->o.session_ttl_us;
+    bool parked = ttl > 0 && now->sessions_idle + now->sessions_swapped > 0;
+    e->tended_us = clock_now_us();
+    if (!reform_store_tend(&e->embeddings, e->tended_us) && !parked) return -1;
+    return ttl > 0 && ttl < LOOK_US ? ttl : LOOK_US;
+}
+
+/* Between two steps too, where there is always another one. */
+static int64_t no_wait(engine *e)
+{
+    if (clock_now_us() - e->tended_us >= LOOK_US) (void)longest_wait(e);
+    return 0;
+}
+
+/* Embeddings are written while blocks are; streams that are ended here leave some, too. */
+static void save_at_end(engine *e)
+{
+    int64_t until = atomic_load(&e->save_until_us);
+    if (until) reform_store_save(&e->embeddings, 0);
+    disk_save_cached(e, until);
+    slots_fail_all(e, STATUS_ABORTED, "the engine stops");
+    if (until) reform_store_save(&e->embeddings, until);
 }
 
 void *engine_loop(void *arg)
@@ -211,7 +230,7 @@ void *engine_loop(void *arg)
     const step_result *result = NULL;
     bool busy = false;
     for (;;) {
-        inbox_batch batch = inbox_drain(e, busy ? 0 : longest_wait(e));
+        inbox_batch batch = inbox_drain(e, busy ? no_wait(e) : longest_wait(e));
         e->stopping = batch.stop;
         if (batch.stop) {
             /* The last batch; no more follows, since every stream was released before. */
@@ -223,7 +242,6 @@ void *engine_loop(void *arg)
     watch_drain(e);
     select_cancel(e);
     disk_cancel(e);
-    disk_save_cached(e, atomic_load(&e->save_until_us));
-    slots_fail_all(e, STATUS_ABORTED, "the engine stops");
+    save_at_end(e);
     return NULL;
 }

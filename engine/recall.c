@@ -66,6 +66,13 @@ static void put_turn(uint8_t *at, const sched_turn *turn)
     POLICY_FIELDS(FIELD_OUT)
 }
 
+uint64_t session_policy_digest(const retention_policy *policy)
+{
+    uint8_t bytes[TURN_BYTES] = {0};
+    put_turn(bytes, &(sched_turn){.policy = *policy});
+    return hash_bytes(bytes, sizeof bytes, layout_of());
+}
+
 static bool get_turn(const uint8_t *at, sched_turn *turn)
 {
     retention_policy *p = &turn->policy;

@@ -28,6 +28,8 @@ bool session_is_kept(const engine *e, const engine_stream *s);
 /* Calls inbox_put_written for each session that has been written; ends that. */
 void session_watch(engine *e);
 void session_unwatch(engine *e);
+/* A digest of every field, equal in every process. */
+uint64_t session_policy_digest(const retention_policy *policy);
 /* The bytes of a session, and back: false where they are not those of a session, or are those of
  * tokens that are not below `vocab_size`. */
 bool session_encode(const sched_saved *saved, strbuf *out);

@@ -199,6 +199,23 @@ static void put_sessions_on_disk(page *p, const disk_record_counts *d)
     put_rows(p, "counter", counters, sizeof counters / sizeof counters[0]);
 }
 
+/* Likewise for their embeddings. */
+static void put_embeddings_on_disk(page *p, const disk_record_counts *d)
+{
+#define DISK_ROW(field, metric, help) {metric, help, (double)d->field},
+    const metric gauges[] = {
+        {"disk_embeddings", "Sessions whose embeddings are on disk, or wait to be written there.",
+         d->records},
+        {"disk_embeddings_waiting",
+         "Sessions whose embeddings wait to be written to disk, or deleted there.", d->waiting},
+        {"disk_embeddings_bytes", "Bytes of the embeddings that are on disk.", (double)d->bytes},
+    };
+    const metric counters[] = {DISK_EMBEDDING_COUNTERS(DISK_ROW)};
+#undef DISK_ROW
+    put_rows(p, "gauge", gauges, sizeof gauges / sizeof gauges[0]);
+    put_rows(p, "counter", counters, sizeof counters / sizeof counters[0]);
+}
+
 /* Writes zeros where no rank is in another process. */
 static void put_workers(page *p, service *s)
 {
@@ -365,6 +382,7 @@ void metrics_text(service *s, strbuf *out)
     put_disk(&p, &stats.disk);
     put_tier(&p, &stats.tier);
     put_sessions_on_disk(&p, &stats.records);
+    put_embeddings_on_disk(&p, &stats.embeddings);
     put_workers(&p, s);
     put_sessions(&p, &stats.sched);
     put_methods(&p, &metrics);

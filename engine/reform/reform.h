@@ -48,6 +48,8 @@ typedef struct reform_owner {
 typedef struct reform_session {
     uint64_t key[2];
     int64_t used_us;
+    uint64_t
+        version; // of the record on disk that it has, or will have once that is written; 0 = none
     reform_owner *owner;
     reform_text text;
     struct reform_session *older, *newer;
@@ -63,13 +65,16 @@ typedef struct reform_store {
     uint32_t max_sessions, n_sessions;
     int64_t ttl_us; // 0 = sessions have no end
     reform_session *oldest, *newest;
+    disk_records *disk; // where sessions go to that leave memory; NULL: they are lost
+    uint32_t dim;
 } reform_store;
 
-void reform_store_init(reform_store *s, const engine_options *o, uint32_t dim);
+void reform_store_init(reform_store *s, const engine_options *o, uint32_t head_dim);
 void reform_store_destroy(reform_store *s);
 /* Makes room for n tokens in *text, which holds the first of them already or none. Sessions give
- * way, those first of the owner who has most, and of them those that were not used for longest.
- * STATUS_QUEUE_FULL: other requests have the room; STATUS_LIMIT: there will never be so much. */
+ * way, those first of the owner who has most, and of them those that were not used for longest. One
+ * that is not on disk yet is waited for, for REFORM_LEAVE_US at most. STATUS_QUEUE_FULL: other
+ * requests have the room; STATUS_LIMIT: there will never be so much. */
 status reform_store_reserve(reform_store *s, reform_text *text, uint32_t n, error *err);
 /* Gives up the text's memory. */
 void reform_store_release(reform_store *s, reform_text *text);
@@ -79,14 +84,39 @@ void reform_store_claim(reform_store *s, reform_claim *claim);
  * there is none that was read under this policy, or the session was forgotten since the claim. */
 bool reform_store_take(reform_store *s, const reform_claim *claim, const retention_policy *policy,
                        const uint32_t *tokens, uint32_t n, reform_text *out);
+/* Reads the session's text from disk into *text, which has no tokens and room for these n: as many
+ * of them as the session shares. False: there are none, of this policy. Reads a file. */
+bool reform_store_recall(reform_store *s, const reform_claim *claim, const retention_policy *policy,
+                         const uint32_t *tokens, uint32_t n, reform_text *text);
 /* Ends the claim: keeps the text as the session's, in place of what it had, unless that has all of
  * the text and more, or the session was forgotten meanwhile. Takes the text over in any case. */
 void reform_store_keep(reform_store *s, reform_claim *claim, reform_text *text);
 void reform_store_forget(reform_store *s, const uint64_t key[2]);
 /* Bytes taken, by requests and sessions. */
 size_t reform_store_used(reform_store *s);
-/* Forgets the sessions whose time has passed. Says whether any is left that will. */
-bool reform_store_expire(reform_store *s, int64_t now_us);
+/* Forgets the sessions whose time has passed, and has those written to disk that nobody has used
+ * for REFORM_IDLE_US. Says whether any is left for either. */
+bool reform_store_tend(reform_store *s, int64_t now_us);
+/* Has all sessions written to disk, and waits for that until this time. */
+void reform_store_save(reform_store *s, int64_t until_us);
+
+/* A session that is asked again soon is not written in between; one that has to leave memory at
+ * once makes a tokenizer thread wait for the disk. */
+#define REFORM_IDLE_US  INT64_C(10000000)
+#define REFORM_LEAVE_US INT64_C(2000000)
+
+/* The parts of the store, with its lock held. */
+reform_session *reform_store_find(const reform_store *s, const uint64_t key[2]);
+
+/* ---- the store's sessions on disk (store_disk.c) --------------------------------------------- */
+
+/* The source of the records: the store is `ctx`. */
+bool reform_disk_copy(void *ctx, const disk_key *key, uint64_t version, uint64_t at, void *to,
+                      size_t n);
+/* With the lock held: has the session written, unless it is on disk or on its way there. Returns
+ * whether it waits to be written. */
+bool reform_disk_offer(reform_store *s, reform_session *x, int64_t now_us);
+disk_key reform_disk_key(const uint64_t session[2]);
 
 /* ---- a request (run.c) ----------------------------------------------------------------------- */
 

@@ -63,7 +63,7 @@ static status check_policy(const engine *e, const retention_policy *policy, erro
 status reform_start(engine *e, error *err)
 {
     uint32_t n = e->o.n_embed_heads;
-    reform_store_init(&e->embeddings, &e->o, n * e->info.head_dim);
+    reform_store_init(&e->embeddings, &e->o, e->info.head_dim);
     e->embed_heads = alloc_zeroed(e->o.alloc, n + 1, sizeof *e->embed_heads);
     if (!e->embed_heads) return error_set(err, STATUS_NO_MEMORY, "engine: out of memory");
     if (n) memcpy(e->embed_heads, e->o.embed_heads, n * sizeof *e->embed_heads);
@@ -164,6 +164,10 @@ static status prepare_reading(engine *e, engine_stream *s, const question_place 
         run->session_note = run->text.n > 0 ? "continued" : NULL;
     run->text.policy = reading;
     RETURN_IF_ERROR(reform_store_reserve(&e->embeddings, &run->text, s->n_tokens, err));
+    if (run->claimed && run->text.n == 0 &&
+        reform_store_recall(&e->embeddings, &run->claim, &reading, s->tokens, s->n_tokens,
+                            &run->text))
+        run->session_note = "continued";
     run->report.reused = run->text.n;
     run->report.layers = s->policy.exit_layer ? s->policy.exit_layer : e->embed_layers;
     RETURN_IF_ERROR(list_reading(s, run, err));

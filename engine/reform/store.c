@@ -5,13 +5,16 @@
 #include <stdlib.h>
 #include <string.h>
 
-void reform_store_init(reform_store *s, const engine_options *o, uint32_t dim)
+void reform_store_init(reform_store *s, const engine_options *o, uint32_t head_dim)
 {
-    *s = (reform_store){.of_token = dim * sizeof(uint16_t) + sizeof(uint32_t),
+    *s = (reform_store){.of_token = reform_token_bytes(o->n_embed_heads, head_dim),
                         .most = o->embed_memory,
                         .max_sessions = o->max_sessions,
-                        .ttl_us = o->session_ttl_us};
+                        .ttl_us = o->session_ttl_us,
+                        .disk = o->embeddings,
+                        .dim = o->n_embed_heads * head_dim};
     pthread_mutex_init(&s->lock, NULL);
+    if (s->disk) disk_records_source(s->disk, reform_disk_copy, s);
 }
 
 /* ---- with the lock held ---------------------------------------------------------------------- */
@@ -67,7 +70,7 @@ static reform_session *next_to_go(const reform_store *s, bool by_bytes)
     return out;
 }
 
-static reform_session *find_session(const reform_store *s, const uint64_t key[2])
+reform_session *reform_store_find(const reform_store *s, const uint64_t key[2])
 {
     reform_session *x = s->newest;
     while (x && (x->key[0] != key[0] || x->key[1] != key[1])) x = x->older;
@@ -85,27 +88,50 @@ static bool expire_sessions(reform_store *s, int64_t now_us)
 
 void reform_store_destroy(reform_store *s)
 {
+    if (s->disk) disk_records_source(s->disk, NULL, NULL);
     while (s->oldest) drop_session(s, s->oldest);
     pthread_mutex_destroy(&s->lock);
 }
 
-/* Takes the bytes of n tokens more, for which sessions may have to go: none does in vain. */
-static status charge(reform_store *s, uint32_t n, uint32_t of, error *err)
+static status check_room(const reform_store *s, size_t need, uint32_t of, error *err)
 {
     enum { MIB = 1 << 20 };
-    size_t need = n * s->of_token;
     if (of * s->of_token > s->most)
         return error_set(err, STATUS_LIMIT,
                          "prompt: the embeddings of %u tokens take %zu MiB, and all requests may "
                          "have %zu MiB (--embed-memory)",
                          of, (of * s->of_token + MIB - 1) / MIB, s->most / MIB);
-    if (s->used - s->idle + need > s->most)
-        return error_set(err, STATUS_QUEUE_FULL,
-                         "prompt: the embeddings of %u tokens take %zu MiB, and other requests "
-                         "have %zu of the %zu MiB of --embed-memory",
-                         of, (of * s->of_token + MIB - 1) / MIB, (s->used - s->idle) / MIB,
-                         s->most / MIB);
-    while (s->used + need > s->most) drop_session(s, next_to_go(s, true));
+    if (s->used - s->idle + need <= s->most) return STATUS_IS_OK;
+    return error_set(err, STATUS_QUEUE_FULL,
+                     "prompt: the embeddings of %u tokens take %zu MiB, and other requests "
+                     "have %zu of the %zu MiB of --embed-memory",
+                     of, (of * s->of_token + MIB - 1) / MIB, (s->used - s->idle) / MIB,
+                     s->most / MIB);
+}
+
+/* Whether the session may leave memory now. Else it has been waited for, without the lock. */
+static bool can_leave(reform_store *s, reform_session *x, int64_t until_us)
+{
+    int64_t now = clock_now_us();
+    if (!s->disk || now >= until_us || !reform_disk_offer(s, x, now)) return true;
+    disk_key key = reform_disk_key(x->key);
+    pthread_mutex_unlock(&s->lock);
+    disk_record_await(s->disk, &key, until_us);
+    pthread_mutex_lock(&s->lock);
+    return false;
+}
+
+/* Takes the bytes of n tokens more, for which sessions may have to go: none does in vain. */
+static status charge(reform_store *s, uint32_t n, uint32_t of, error *err)
+{
+    size_t need = n * s->of_token;
+    int64_t until = clock_now_us() + REFORM_LEAVE_US;
+    for (;;) {
+        RETURN_IF_ERROR(check_room(s, need, of, err));
+        if (s->used + need <= s->most) break;
+        reform_session *x = next_to_go(s, true);
+        if (can_leave(s, x, until)) drop_session(s, x);
+    }
     s->used += need;
     return STATUS_IS_OK;
 }
@@ -155,7 +181,7 @@ bool reform_store_take(reform_store *s, const reform_claim *claim, const retenti
 {
     pthread_mutex_lock(&s->lock);
     (void)expire_sessions(s, clock_now_us());
-    reform_session *x = claim->forgotten ? NULL : find_session(s, claim->key);
+    reform_session *x = claim->forgotten ? NULL : reform_store_find(s, claim->key);
     /* Policies are copied whole, so equal ones have equal bytes. */
     bool has = x && memcmp(&x->text.policy, policy, sizeof *policy) == 0;
     if (has) {
@@ -240,7 +266,7 @@ void reform_store_keep(reform_store *s, reform_claim *claim, reform_text *text)
     pthread_mutex_lock(&s->lock);
     end_claim(s, claim);
     bool keeps = text->n > 0 && s->max_sessions > 0 && !claim->forgotten;
-    reform_session *before = keeps ? find_session(s, claim->key) : NULL;
+    reform_session *before = keeps ? reform_store_find(s, claim->key) : NULL;
     if (before) replace_session(s, before, text);
     if (!keeps || !add_session(s, claim, text)) free_text(s, text);
     pthread_mutex_unlock(&s->lock);
@@ -249,8 +275,10 @@ void reform_store_keep(reform_store *s, reform_claim *claim, reform_text *text)
 void reform_store_forget(reform_store *s, const uint64_t key[2])
 {
     pthread_mutex_lock(&s->lock);
-    reform_session *x = find_session(s, key);
+    reform_session *x = reform_store_find(s, key);
     if (x) drop_session(s, x);
+    disk_key on_disk = reform_disk_key(key);
+    if (s->disk) disk_record_remove(s->disk, &on_disk);
     for (reform_claim *c = s->claims; c; c = c->newer)
         c->forgotten |= c->key[0] == key[0] && c->key[1] == key[1];
     pthread_mutex_unlock(&s->lock);
@@ -264,10 +292,32 @@ size_t reform_store_used(reform_store *s)
     return used;
 }
 
-bool reform_store_expire(reform_store *s, int64_t now_us)
+bool reform_store_tend(reform_store *s, int64_t now_us)
 {
     pthread_mutex_lock(&s->lock);
     bool left = expire_sessions(s, now_us);
+    for (reform_session *x = s->oldest; s->disk && x; x = x->newer) {
+        if (x->version) continue;
+        if (now_us - x->used_us >= REFORM_IDLE_US) (void)reform_disk_offer(s, x, now_us);
+        left |= !x->version;
+    }
     pthread_mutex_unlock(&s->lock);
     return left;
+}
+
+void reform_store_save(reform_store *s, int64_t until_us)
+{
+    int64_t now = clock_now_us();
+    pthread_mutex_lock(&s->lock);
+    for (reform_session *x = s->oldest; s->disk && x; x = x->newer)
+        (void)reform_disk_offer(s, x, now);
+    for (reform_session *x = s->oldest; s->disk && x && now < until_us; now = clock_now_us()) {
+        disk_key key = reform_disk_key(x->key);
+        pthread_mutex_unlock(&s->lock);
+        disk_record_await(s->disk, &key, until_us);
+        pthread_mutex_lock(&s->lock);
+        x = s->oldest;
+        while (x && !reform_disk_offer(s, x, now)) x = x->newer;
+    }
+    pthread_mutex_unlock(&s->lock);
 }

@@ -16,6 +16,8 @@ from harness import LIGHT, MODEL, PAGE, Server, eventually, main, tokens
 ROUNDS = 100 if "OCTAVO_SOAK" in os.environ else 2
 PROMPT, ANSWER = 200, 6
 KEYS = {"alice": "key-of-alice", "bob": "key-of-bob"}
+REFORM = {"method": "reform", "gather_tokens": 64, "tokens": 96, "recurrent_chunk": 64, "sinks": 4, "window": 16,
+          "rows": 16, "query_tokens": 8, "gather_window": 9}
 CHUNKKV = {"method": "chunkkv", "ratio": 0.5, "window": 16}
 POOL = ["--model", MODEL, "--kv-memory", "2M"]
 FLAGS = ["--max-model-len", "1024", "--threads", "1", "--swap-memory", "0", "--disk-size", "64M",
@@ -128,6 +130,38 @@ class DiskSessions(unittest.TestCase):
             eventually("its file is deleted", lambda: not self.files())
             self.assertEqual(self.ask(server, prompt, "s")[1], "stored")
             eventually("and again while the server runs", lambda: not self.files())
+
+    def question(self, server, n, who="alice", session="s"):
+        """A question of 8 tokens about a text: its answer, and the report of its reading."""
+        answer = server.post("/v1/completions", {
+            "prompt": tokens(PROMPT, 1) + tokens(8, n), "max_tokens": ANSWER, "ignore_eos": True, "temperature": 0,
+            "return_token_ids": True, "session": session, "retention": REFORM},
+            headers={"Authorization": f"Bearer {KEYS[who]}"})
+        choice = answer["choices"][0]
+        return choice["token_ids"], choice["retention"]["session"], choice["retention"]["reform"]
+
+    def embeddings(self):
+        folder = os.path.join(self.folder, "embeddings")
+        return [os.path.join(folder, name) for name in os.listdir(folder) if len(name) == 32]
+
+    def test_embeddings_come_from_disk_after_a_stop(self):
+        """Another question costs no second reading, to the session's own key."""
+        server = self.start()
+        self.question(server, 5)
+        expected, _, _ = self.question(server, 6)
+        server = self.restart_by_stop(server)
+        self.assertEqual(len(self.embeddings()), 1)
+        self.assertEqual(os.stat(self.embeddings()[0]).st_mode & 0o777, 0o600)
+        self.assertEqual(server.metric("disk_embeddings"), 1)
+        self.assertEqual(server.metric("disk_embeddings_bytes"), os.path.getsize(self.embeddings()[0]))
+        self.assertEqual(self.question(server, 6, "bob")[2]["reused_tokens"], 0)
+        ids, note, reading = self.question(server, 6)
+        self.assertEqual((ids, note), (expected, "continued"))
+        self.assertEqual((reading["read_tokens"], reading["reused_tokens"]), (0, PROMPT + 8))
+        self.assertEqual(server.metric("disk_embeddings_read_total"), 1)
+        reading = self.question(server, 7)[2]
+        self.assertEqual((reading["read_tokens"], reading["reused_tokens"]), (8, PROMPT))
+        server.stop()
 
     @staticmethod
     def delete(server, session, who="alice", **headers):
