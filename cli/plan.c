@@ -221,6 +221,12 @@ static json_t *answer_json(const planning *p, bool fits, const char *verdict)
                       "window_bytes", (json_int_t)a->windows, "chunk", (json_int_t)a->chunk,
                       "chunk_up_bytes", (json_int_t)a->chunk_up, "chunk_down_bytes",
                       (json_int_t)a->chunk_down, "prompt_up_bytes", (json_int_t)a->prompt_up));
+    if (a->embed_token)
+        json_object_set_new(all, "embeddings",
+                            json_pack("{s:i, s:I, s:I, s:I}", "heads", (int)p->model.embeds.n,
+                                      "token_bytes", (json_int_t)a->embed_token, "bytes",
+                                      (json_int_t)a->embed_bytes, "sessions",
+                                      (json_int_t)a->embed_sessions));
     json_object_set_new(all, "rank_step_bytes", json_integer((json_int_t)m->step_bytes));
     json_object_set_new(all, "rank_left_bytes", json_integer((json_int_t)a->rank_left));
     json_object_set_new(all, "asked", asked);
@@ -268,6 +274,19 @@ static const char *share_of_pool(const planning *p)
                    : " (85 % of what weights and step buffers leave)";
     return p->full.rank_representatives ? " (with the next line 60 % of what the weights leave)"
                                         : " (60 % of what the weights leave)";
+}
+
+static void print_embeddings(const planning *p)
+{
+    const plan_question *q = &p->question;
+    const plan_answer *a = &p->full;
+    char bytes[32], one[32], n[32];
+    if (a->embed_token == 0) return;
+    format_bytes(bytes, sizeof bytes, a->embed_bytes);
+    printf("embeddings %s bytes a token of method reform, by %u heads; %s of what is left hold ",
+           plan_number(a->embed_token, one), p->model.embeds.n, bytes);
+    printf("%s sessions of %s tokens\n", plan_number(a->embed_sessions, one),
+           plan_number(q->context - q->output, n));
 }
 
 /* Rates that copies of pinned memory reach over 16 lanes. */
@@ -355,6 +374,7 @@ static void print_memory(const planning *p)
     if (m->n_host_pages) printf("           and %s of host memory to swap\n", one);
     print_chunks(p);
     print_left(p, each);
+    print_embeddings(p);
 }
 
 static void print_room(const char *name, const plan_room *r, bool same)

@@ -45,6 +45,21 @@ static void count_copies(const plan_question *q, plan_answer *a)
     a->prompt_up = (double)full * a->chunk * token;
 }
 
+/* Embeddings may have half of what is left, as in serve_check_needs, which counts a request's body
+ * too. */
+static void count_embeddings(const plan_question *q, plan_answer *a)
+{
+    const loaded_model *m = q->model;
+    if (m->on_gpu || m->embeds.n == 0) return;
+    uint32_t here = q->n_devices == 1 ? m->n_ranks : 1;
+    uint64_t left = a->rank_left * here, swap = backend_host_bytes(&a->measures) * here;
+    uint64_t most = left > swap ? (left - swap) / 2 : 0;
+    uint32_t n_prompt = q->context > q->output ? q->context - q->output : 1;
+    a->embed_token = reform_token_bytes(m->embeds.n, m->config.head_dim);
+    a->embed_bytes = m->embed_memory < most ? m->embed_memory : most;
+    a->embed_sessions = a->embed_bytes / (a->embed_token * n_prompt);
+}
+
 status plan_measure(const plan_question *q, plan_answer *out, error *err)
 {
     const loaded_model *m = q->model;
@@ -65,6 +80,7 @@ status plan_measure(const plan_question *q, plan_answer *out, error *err)
     out->pages = is->n_pages ? is->n_pages - 1 : 0;
     out->tokens = out->pages / groups * g->page_tokens;
     count_copies(q, out);
+    count_embeddings(q, out);
     return STATUS_IS_OK;
 }
 

@@ -41,6 +41,10 @@ typedef struct plan_answer {
     uint32_t chunk;
     double chunk_up, chunk_down, prompt_up;
     uint64_t rank_left; // for other uses
+    /* Embeddings of method reform, at the coordinator: bytes of a token, 0 where the model has no
+     * heads or the backend computes none; what they may take, as serve shares memory; and the
+     * sessions of the asked-for prompt that this holds. */
+    uint64_t embed_token, embed_bytes, embed_sessions;
     uint64_t short_of;  // bytes that a rank lacks; 0 = it has enough
     double token_bytes; // of K and V, on all ranks
     uint64_t pages;     // usable by sequences

@@ -90,6 +90,18 @@ class Figures(unittest.TestCase):
         self.assertAlmostEqual(one["representatives_bytes"] / one["pool_bytes"], 136 / 2048, 3)
         self.assertAlmostEqual(two["representatives_bytes"] / two["pool_bytes"], 136 / 2048, 3)
 
+    def test_count_embeddings(self):
+        """4 heads of 32 dims and an id; half of what is left, unless --embed-memory is less."""
+        demo = ["--model", "models/demo", "--kv-memory", "64M", "--swap-memory", "16M"]
+        _, small = planned(*demo, "--memory", "1G", "--embed-memory", "100M", "--context", "4096", "--output", "96")
+        self.assertEqual(small["embeddings"], {"heads": 4, "token_bytes": 260, "bytes": 100 << 20,
+                                               "sessions": (100 << 20) // (260 * 4000)})
+        _, much = planned(*demo, "--memory", "1G", "--embed-memory", "100G")
+        self.assertEqual(much["embeddings"]["bytes"],
+                         (much["rank_left_bytes"] - much["kv"]["swap_bytes"]) // 2)
+        self.assertNotIn("embeddings", planned("--model", "tests/data/plan/llama-3-8b.json", "--memory", "90G")[1])
+        self.assertNotIn("embeddings", planned(*demo[:2], "--memory", "2G", "--gpu")[1])
+
     def test_are_those_of_a_server(self):
         if "serve" not in octavo("--help")[1].split():
             self.skipTest("built without servers")
