@@ -26,8 +26,8 @@ void form_cache_destroy(form_cache *c)
 /* The tokens' bytes; special tokens and ids without a text have none. Under the lock. */
 static status make_vocab(engine *e)
 {
-    uint32_t n = e->info.vocab_size, known = tok_vocab_size(e->o.tokenizer);
     if (e->forms.vocab) return STATUS_IS_OK;
+    uint32_t n = e->info.vocab_size, known = tok_vocab_size(e->o.tokenizer);
     grammar_token *tokens = calloc(n, sizeof *tokens);
     if (!tokens) return status_make(STATUS_NO_MEMORY, NULL);
     for (uint32_t t = 0; t < n && t < known; t++) {
@@ -81,26 +81,102 @@ static void keep_form(form_cache *c, const engine_form *f, uint64_t hash, gramma
     *place = (kept_form){hash, ++c->clock, f->kind, f->compact, text, f->n, grammar_hold(g)};
 }
 
+/* ---- forms that failed ----------------------------------------------------------------------- */
+
+static void name_form(const engine_form *f, char key[SHA256_HEX_BYTES])
+{
+    const uint8_t head[] = {(uint8_t)f->kind, f->compact};
+    sha256 hash;
+    sha256_init(&hash);
+    sha256_add(&hash, head, sizeof head);
+    sha256_add(&hash, f->text, f->n);
+    sha256_finish(&hash, key);
+}
+
+static const failed_form *find_failed(const form_cache *c, const char key[SHA256_HEX_BYTES])
+{
+    for (uint32_t i = 0; i < FORMS_FAILED; i++)
+        if (memcmp(c->failed[i].key, key, SHA256_HEX_BYTES) == 0) return &c->failed[i];
+    return NULL;
+}
+
+/* Another try after a lack of memory may succeed. */
+static void keep_failed(form_cache *c, const char key[SHA256_HEX_BYTES], status s, const error *err)
+{
+    if (s.code == STATUS_NO_MEMORY || find_failed(c, key)) return;
+    failed_form *f = &c->failed[c->n_failed++ % FORMS_FAILED];
+    memcpy(f->key, key, SHA256_HEX_BYTES);
+    f->code = s.code;
+    f->err = *err;
+}
+
+/* ---- turns to compile ------------------------------------------------------------------------ */
+
+form_turn form_take_turn(engine *e, engine_stream *s)
+{
+    const engine_form *f = &s->request.form;
+    form_cache *c = &e->forms;
+    uint32_t most = e->o.tokenizer_threads > 1 ? e->o.tokenizer_threads - 1 : 1;
+    form_turn turn = FORM_TURN_TAKEN;
+    if (!f->given || s->request.score_only) return FORM_TURN_NONE;
+    uint64_t hash = hash_bytes(f->text, f->n, f->kind);
+    pthread_mutex_lock(&c->lock);
+    if (find_kept(c, f, hash)) {
+        turn = FORM_TURN_NONE;
+    } else if (c->n_compiling < most) {
+        c->n_compiling++;
+    } else {
+        turn = FORM_TURN_PARKED;
+        s->place.newer = NULL;
+        if (c->parked) c->last_parked->place.newer = s;
+        else c->parked = s;
+        c->last_parked = s;
+    }
+    pthread_mutex_unlock(&c->lock);
+    return turn;
+}
+
+engine_stream *form_pass_turn(engine *e)
+{
+    form_cache *c = &e->forms;
+    pthread_mutex_lock(&c->lock);
+    engine_stream *s = c->parked;
+    if (s) c->parked = s->place.newer;
+    else c->n_compiling--;
+    pthread_mutex_unlock(&c->lock);
+    if (s) s->place.newer = NULL;
+    return s;
+}
+
+/* ---- compiling ------------------------------------------------------------------------------- */
+
 static status compile(engine *e, const engine_form *f, grammar **out, error *err)
 {
     form_cache *c = &e->forms;
+    char key[SHA256_HEX_BYTES];
     uint64_t hash = hash_bytes(f->text, f->n, f->kind);
+    name_form(f, key);
     pthread_mutex_lock(&c->lock);
     status s = make_vocab(e);
     kept_form *kept = status_ok(s) ? find_kept(c, f, hash) : NULL;
+    const failed_form *failed = find_failed(c, key);
     if (kept) {
         kept->used = ++c->clock;
         *out = grammar_hold(kept->grammar);
+    } else if (failed) {
+        *err = failed->err;
+        s = status_make(failed->code, NULL);
     }
     pthread_mutex_unlock(&c->lock);
+    if (kept || failed) return s;
     if (!status_ok(s)) return error_set(err, s.code, "out of memory");
-    if (kept) return s;
     const grammar_source source = {f->kind, f->text, f->n, f->compact};
-    RETURN_IF_ERROR(grammar_create(&source, c->vocab, out, err));
+    s = grammar_create(&source, c->vocab, out, err);
     pthread_mutex_lock(&c->lock);
-    if (!find_kept(c, f, hash)) keep_form(c, f, hash, *out);
+    if (!status_ok(s)) keep_failed(c, key, s, err);
+    else if (!find_kept(c, f, hash)) keep_form(c, f, hash, *out);
     pthread_mutex_unlock(&c->lock);
-    return STATUS_IS_OK;
+    return s;
 }
 
 status form_prepare(engine *e, engine_stream *s, error *err)

@@ -7,6 +7,7 @@
 #ifndef ENGINE_FORM_H
 #define ENGINE_FORM_H
 
+#include "base/sha256.h"
 #include "engine/engine.h"
 #include "engine/grammar/grammar.h"
 
@@ -14,7 +15,7 @@
 
 struct engine_stream;
 
-enum { FORMS_KEPT = 64 };
+enum { FORMS_KEPT = 64, FORMS_FAILED = 64 };
 #define FORMS_BYTES_MAX ((size_t)256 << 20) // that the kept forms take, masks included
 
 typedef struct kept_form {
@@ -26,12 +27,25 @@ typedef struct kept_form {
     grammar *grammar; // NULL: free
 } kept_form;
 
+/* A form that cannot be compiled, so that it is not tried again. */
+typedef struct failed_form {
+    char key[SHA256_HEX_BYTES]; // of kind, white space and text; "": free
+    status_code code;
+    error err;
+} failed_form;
+
 /* Compiled forms, and the vocabulary that they are for. All zero at the beginning. */
 typedef struct form_cache {
     pthread_mutex_t lock;
     grammar_vocab *vocab; // made for the first form
     kept_form kept[FORMS_KEPT];
     uint64_t clock;
+    failed_form failed[FORMS_FAILED];
+    uint32_t n_failed; // ever; the next one replaces number n_failed % FORMS_FAILED
+    /* Streams whose form is not compiled while as many threads compile as may; linked by
+     * place.newer. */
+    struct engine_stream *parked, *last_parked;
+    uint32_t n_compiling;
     /* Engine thread: the masks of the steps in flight, by the lowest bit of their number. */
     uint32_t *masks[2];
     size_t room[2]; // in words
@@ -45,6 +59,17 @@ status form_read(const char *where, const char *key, const json_t *value, engine
 bool form_copy(const engine_form *from, engine_form *to);
 void form_destroy(engine_form *f);
 
+/* Before a stream is prepared: takes one of the turns to compile, where its form is not compiled
+ * yet. All threads but one may compile, so that other requests find one that tokenizes. */
+typedef enum form_turn {
+    FORM_TURN_NONE,   // needs none
+    FORM_TURN_TAKEN,  // form_pass_turn gives it back
+    FORM_TURN_PARKED, // there was none: the stream now waits for form_pass_turn
+} form_turn;
+form_turn form_take_turn(engine *e, struct engine_stream *s);
+/* Gives a turn to the stream that waits longest, which the caller prepares; NULL: none waits, and
+ * the turn is given back. */
+struct engine_stream *form_pass_turn(engine *e);
 /* Compiles the request's form, where it has one, and sets a matcher for each choice. */
 status form_prepare(engine *e, struct engine_stream *s, error *err);
 /* Gives the plan of the last sched_step call its masks. */

@@ -245,20 +245,29 @@ static status prepare_stream(engine *e, engine_stream *s, error *err)
     return status_ok(st) ? st : error_set(err, st.code, "request: out of memory");
 }
 
+static void prepare_one(engine *e, engine_stream *s)
+{
+    error err = {{0}};
+    status st = STATUS_IS_OK;
+    if (!atomic_load(&s->aborted)) st = prepare_stream(e, s, &err);
+    if (status_ok(st)) {
+        inbox_put(e, INBOX_ADD, s);
+    } else {
+        engine_count_out(e, ENGINE_FINISH_ERROR);
+        stream_fail(s, st.code, err.text);
+    }
+    stream_unref(s);
+}
+
 void *prepare_loop(void *arg)
 {
     engine *e = arg;
     thread_set_name("oct-prepare");
-    for (engine_stream *s; (s = prepare_next(e)) != NULL; stream_unref(s)) {
-        error err = {{0}};
-        status st = STATUS_IS_OK;
-        if (!atomic_load(&s->aborted)) st = prepare_stream(e, s, &err);
-        if (status_ok(st)) {
-            inbox_put(e, INBOX_ADD, s);
-            continue;
-        }
-        engine_count_out(e, ENGINE_FINISH_ERROR);
-        stream_fail(s, st.code, err.text);
+    for (engine_stream *s; (s = prepare_next(e)) != NULL;) {
+        form_turn turn = form_take_turn(e, s);
+        if (turn == FORM_TURN_PARKED) continue;
+        prepare_one(e, s);
+        while (turn == FORM_TURN_TAKEN && (s = form_pass_turn(e)) != NULL) prepare_one(e, s);
     }
     return NULL;
 }

@@ -10,7 +10,8 @@
  *          late, they publish under a lock. A matcher belongs to one thread at a time.
  * Bounds   compiling takes at most GRAMMAR_SOURCE_MAX bytes of text, about 400 MiB of memory and
  *          a fixed number of operations, whatever the text says. A matcher ends with STATUS_LIMIT
- *          where a text could be read in too many ways at once.
+ *          where a text could be read in too many ways at once, or its readings take more than
+ *          128 MiB.
  * Shapes   a mask is words [grammar_mask_words(n_tokens)] of 32 bits: bit t % 32 of word t / 32
  *          stands for token t.
  * Errors   STATUS_INVALID: the source is wrong; STATUS_UNSUPPORTED: it asks for something that

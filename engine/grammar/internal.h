@@ -23,9 +23,10 @@ enum {
     RULE_WORK_MAX = 8 * 1000 * 1000, // operations that making a rule deterministic may take
     LANGUAGE_STATES_MAX = 1 << 16,   // of a language of strings (a pattern with its bounds)
     ITEMS_MAX = 1 << 12,             // readings of a text at one byte
+    ITEMS_ALL_MAX = 1 << 23,         // readings that a matcher keeps, at all bytes: 128 MiB
     NONE = UINT32_MAX,
 };
-#define FUEL            ((int64_t)60 * 1000 * 1000) // elementary operations of one compilation
+#define FUEL            ((int64_t)32 * 1000 * 1000) // elementary operations of one compilation
 #define BUILD_BYTES_MAX ((size_t)200 << 20)
 
 /* ---- expressions ----------------------------------------------------------------------------- */
@@ -362,8 +363,9 @@ typedef struct item_sets {
     bool ended;   // the last set that was made ended an item of set 0
 } item_sets;
 
-/* Operations of one call, a byte or a mask: some tenths of a second. */
-#define SETS_WORK ((int64_t)20 * 1000 * 1000)
+/* Operations of one call, a byte or a mask: some hundredths of a second. A mask for which every
+ * token of a vocabulary of 128K is tried takes a third of them. */
+#define SETS_WORK ((int64_t)8 * 1000 * 1000)
 status sets_init(item_sets *s, const grammar *g);
 void sets_destroy(item_sets *s);
 bool sets_copy(item_sets *to, const item_sets *from);

@@ -144,7 +144,11 @@ void sets_add(item_sets *s, item i)
     }
     if (s->n_items == s->items_room) {
         uint32_t room = s->items_room * 2;
-        item *grown = room > s->items_room ? realloc(s->items, room * sizeof *grown) : NULL;
+        if (room > ITEMS_ALL_MAX) {
+            fail(s, STATUS_LIMIT, "the grammar's readings of the text take too much memory");
+            return;
+        }
+        item *grown = realloc(s->items, room * sizeof *grown);
         if (!grown) {
             fail(s, STATUS_NO_MEMORY, NULL);
             return;

@@ -191,14 +191,75 @@ static void the_order_is_that_of_a_searched_list(void **state)
     end_queue(f);
 }
 
+/* A stream whose answer has a form. */
+static engine_stream *make_formed(fixture *f, const char *regex)
+{
+    engine_stream *s = make(f, 0);
+    s->request.form = (engine_form){.given = true,
+                                    .field = "regex",
+                                    .kind = GRAMMAR_REGEX,
+                                    .text = (char *)(uintptr_t)regex,
+                                    .n = strlen(regex)};
+    return s;
+}
+
+/* With two threads one may compile; the others' streams wait for it in their order. */
+static void a_thread_is_left_that_compiles_nothing(void **state)
+{
+    fixture *f = *state;
+    engine *e = f->engine;
+    e->o.tokenizer_threads = 2;
+    engine_stream *first = make_formed(f, "a+"), *second = make_formed(f, "b+");
+    engine_stream *third = make_formed(f, "c+"), *plain = make(f, 0);
+    assert_int_equal(form_take_turn(e, first), FORM_TURN_TAKEN);
+    assert_int_equal(form_take_turn(e, second), FORM_TURN_PARKED);
+    assert_int_equal(form_take_turn(e, third), FORM_TURN_PARKED);
+    assert_int_equal(form_take_turn(e, plain), FORM_TURN_NONE);
+    assert_ptr_equal(form_pass_turn(e), second);
+    assert_ptr_equal(form_pass_turn(e), third);
+    assert_null(form_pass_turn(e));
+    assert_int_equal(form_take_turn(e, first), FORM_TURN_TAKEN);
+    assert_null(form_pass_turn(e));
+}
+
+/* The error of a form that cannot be compiled is kept, under its text and kind. */
+static void a_form_that_failed_is_not_compiled_again(void **state)
+{
+    fixture *f = *state;
+    engine *e = f->engine;
+    error err = {{0}};
+    const grammar_token token = {"a", 1};
+    assert_true(status_ok(grammar_vocab_create(&token, 1, &e->forms.vocab)));
+    e->o.n_stop_ids = 1;
+    engine_stream *wrong = make_formed(f, "(a"), *other = make_formed(f, "(aa"),
+                  *right = make_formed(f, "a+");
+    assert_int_equal(form_prepare(e, wrong, &err).code, STATUS_INVALID);
+    error again = {{0}};
+    assert_int_equal(form_prepare(e, wrong, &again).code, STATUS_INVALID);
+    assert_string_equal(again.text, err.text);
+    e->forms.failed[0].err = (error){"as before"};
+    assert_int_equal(form_prepare(e, wrong, &err).code, STATUS_INVALID);
+    assert_string_equal(err.text, "regex: as before");
+    assert_int_equal(form_prepare(e, other, &err).code, STATUS_INVALID);
+    assert_string_not_equal(err.text, "regex: as before");
+    assert_int_equal(e->forms.n_failed, 2);
+    assert_true(status_ok(form_prepare(e, right, &err)));
+    assert_int_equal(form_take_turn(e, right), FORM_TURN_NONE); // compiled already
+    form_cache_destroy(&e->forms);
+}
+
 #define TEST(name) cmocka_unit_test_setup_teardown(name, setup, teardown)
 
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        TEST(a_short_prompt_goes_before_longer_ones), TEST(a_priority_goes_first),
-        TEST(the_oldest_is_passed_at_most_8_times),   TEST(a_conversation_is_as_long_as_its_texts),
+        TEST(a_short_prompt_goes_before_longer_ones),
+        TEST(a_priority_goes_first),
+        TEST(the_oldest_is_passed_at_most_8_times),
+        TEST(a_conversation_is_as_long_as_its_texts),
         TEST(the_order_is_that_of_a_searched_list),
+        TEST(a_thread_is_left_that_compiles_nothing),
+        TEST(a_form_that_failed_is_not_compiled_again),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
