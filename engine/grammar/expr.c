@@ -227,10 +227,8 @@ uint32_t rule_counted(build *b, expr body, uint32_t min, uint32_t max)
 expr expr_count(build *b, expr e, uint32_t min, uint32_t max)
 {
     enum { WRITTEN_OUT = 4 };
-    if (max == REPEAT_MANY && min > WRITTEN_OUT)
-        return expr_then(b, expr_rule(b, rule_counted(b, e, min, min)),
-                         expr_repeat(b, e, 0, REPEAT_MANY));
-    if (max == REPEAT_MANY || max <= WRITTEN_OUT) return expr_repeat(b, e, min, max);
+    if (max == REPEAT_MANY ? min <= WRITTEN_OUT : max <= WRITTEN_OUT)
+        return expr_repeat(b, e, min, max);
     return expr_rule(b, rule_counted(b, e, min, max));
 }
 

@@ -152,7 +152,7 @@ uint32_t rule_create(build *b, const char *name);
 void rule_define(build *b, uint32_t rule, expr body);
 /* Repetition in a rule: written out where it is short, else counted while it runs. */
 expr expr_count(build *b, expr e, uint32_t min, uint32_t max);
-/* A rule that repeats `body` between min and max < REPEAT_MANY times and counts while it runs. */
+/* A rule that repeats `body` between min and max times and counts while it runs. */
 uint32_t rule_counted(build *b, expr body, uint32_t min, uint32_t max);
 
 /* ---- characters (chars.c) -------------------------------------------------------------------- */

@@ -127,6 +127,8 @@ static void test_schemas(void **state)
         "{\"type\":\"string\",\"maxLength\":9}",
         "{\"type\":\"string\",\"minLength\":6,\"maxLength\":60}",
         "{\"type\":\"string\",\"minLength\":3}",
+        "{\"type\":\"string\",\"minLength\":7}",
+        "{\"type\":\"array\",\"items\":{\"type\":\"string\",\"minLength\":5},\"minItems\":6}",
         "{\"pattern\":\"^[ab]+(e|\\\\n)?\"}",
         "{\"pattern\":\"^(a|1|\\\\s)*$\",\"maxLength\":7}",
         "{\"properties\":{\"name\":{\"maxLength\":12},\"a\":{\"type\":\"number\"},\"ab\":{}}}",
