@@ -26,7 +26,7 @@ enum {
     ITEMS_ALL_MAX = 1 << 23,         // readings that a matcher keeps, at all bytes: 128 MiB
     NONE = UINT32_MAX,
 };
-#define FUEL            ((int64_t)32 * 1000 * 1000) // elementary operations of one compilation
+#define FUEL            ((int64_t)48 * 1000 * 1000) // elementary operations of one compilation
 #define BUILD_BYTES_MAX ((size_t)200 << 20)
 
 /* ---- expressions ----------------------------------------------------------------------------- */
