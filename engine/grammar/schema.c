@@ -2,11 +2,12 @@
  * that are none of JSON Schema's; a word that restricts and is not kept is refused by name. */
 #include "engine/grammar/schema.h"
 
+#include <math.h>
 #include <stdarg.h>
 #include <stdio.h>
 #include <string.h>
 
-enum { DEPTH_MAX = 400 };
+enum { DEPTH_MAX = 400, MERGED_MAX = 20000 };
 
 /* ---- places ---------------------------------------------------------------------------------- */
 
@@ -58,13 +59,54 @@ expr schema_member(schema_reader *r, const json_t *schema, const char *key, int6
 
 /* ---- words ----------------------------------------------------------------------------------- */
 
-bool schema_describes(const char *key)
+bool schema_restricts(const char *key)
 {
-    static const char *const words[] = {
-        "title",    "description", "default",   "examples",         "example",         "$schema",
-        "$id",      "$comment",    "$defs",     "definitions",      "deprecated",      "readOnly",
-        "$anchor",  "$vocabulary", "writeOnly", "contentMediaType", "contentEncoding", "id",
-        "nullable", "strict"};
+    static const char *const words[] = {"type",
+                                        "enum",
+                                        "const",
+                                        "properties",
+                                        "required",
+                                        "additionalProperties",
+                                        "patternProperties",
+                                        "propertyNames",
+                                        "minProperties",
+                                        "maxProperties",
+                                        "items",
+                                        "prefixItems",
+                                        "additionalItems",
+                                        "minItems",
+                                        "maxItems",
+                                        "minLength",
+                                        "maxLength",
+                                        "pattern",
+                                        "format",
+                                        "minimum",
+                                        "maximum",
+                                        "exclusiveMinimum",
+                                        "exclusiveMaximum",
+                                        "multipleOf",
+                                        "anyOf",
+                                        "oneOf",
+                                        "allOf",
+                                        "$ref",
+                                        "not",
+                                        "if",
+                                        "then",
+                                        "else",
+                                        "dependencies",
+                                        "dependentRequired",
+                                        "dependentSchemas",
+                                        "contains",
+                                        "minContains",
+                                        "maxContains",
+                                        "uniqueItems",
+                                        "unevaluatedItems",
+                                        "unevaluatedProperties",
+                                        "$dynamicRef",
+                                        "$recursiveRef",
+                                        SCHEMA_NOT_VALUES,
+                                        SCHEMA_NOT_PATTERNS,
+                                        SCHEMA_NOT_WHOLE};
     for (size_t i = 0; i < sizeof words / sizeof *words; i++)
         if (strcmp(key, words[i]) == 0) return true;
     return false;
@@ -72,25 +114,9 @@ bool schema_describes(const char *key)
 
 static void refuse_unsupported(schema_reader *r, const json_t *s)
 {
-    static const char *const words[] = {"not",
-                                        "if",
-                                        "then",
-                                        "else",
-                                        "dependentSchemas",
-                                        "dependentRequired",
-                                        "dependencies",
-                                        "contains",
-                                        "minContains",
-                                        "maxContains",
-                                        "$dynamicRef",
-                                        "$recursiveRef"};
-    bool conditional = json_object_get(s, "if") != NULL;
-    for (size_t i = 0; i < sizeof words / sizeof *words; i++) {
-        const json_t *value = json_object_get(s, words[i]);
-        bool follows = strcmp(words[i], "then") == 0 || strcmp(words[i], "else") == 0;
-        bool empty = json_is_object(value) && json_object_size(value) == 0 && words[i][0] == 'd';
-        if (value && !empty && (!follows || conditional)) schema_unsupported(r, words[i]);
-    }
+    static const char *const words[] = {"contains", "$dynamicRef", "$recursiveRef"};
+    for (size_t i = 0; i < sizeof words / sizeof *words; i++)
+        if (json_object_get(s, words[i])) schema_unsupported(r, words[i]);
     if (json_is_true(json_object_get(s, "uniqueItems"))) schema_unsupported(r, "uniqueItems");
 }
 
@@ -146,6 +172,7 @@ static unsigned implied_types(const json_t *s)
                  {"minLength", TYPE_STRING},
                  {"maxLength", TYPE_STRING},
                  {"format", TYPE_STRING},
+                 {SCHEMA_NOT_PATTERNS, TYPE_STRING},
                  {"minimum", TYPE_NUMBER},
                  {"maximum", TYPE_NUMBER},
                  {"exclusiveMinimum", TYPE_NUMBER},
@@ -182,6 +209,16 @@ static unsigned type_of_value(const json_t *v)
     }
 }
 
+/* true, false or null, unless the schema forbids the value. */
+static expr word_unless(schema_reader *r, const json_t *s, const json_t *value)
+{
+    const json_t *one;
+    size_t i;
+    json_array_foreach(json_object_get(s, SCHEMA_NOT_VALUES), i,
+                       one) if (json_typeof(one) == json_typeof(value)) return expr_never(r->b);
+    return json_literal(r->b, value);
+}
+
 static expr expr_of_type(schema_reader *r, const json_t *s, unsigned type)
 {
     build *b = r->b;
@@ -191,18 +228,17 @@ static expr expr_of_type(schema_reader *r, const json_t *s, unsigned type)
     case TYPE_INTEGER: return schema_number(r, s, true);
     case TYPE_OBJECT: return schema_object(r, s);
     case TYPE_ARRAY: return schema_array(r, s);
-    case TYPE_BOOLEAN: return expr_or(b, expr_words(b, "true"), expr_words(b, "false"));
-    default: return expr_words(b, "null");
+    case TYPE_BOOLEAN:
+        return expr_or(b, word_unless(r, s, json_true()), word_unless(r, s, json_false()));
+    default: return word_unless(r, s, json_null());
     }
 }
 
-/* Whether nothing in the schema restricts. */
-static bool unrestricted(const json_t *s)
+bool schema_free(const json_t *s)
 {
     const char *key;
     json_t *value;
-    json_object_foreach((json_t *)(uintptr_t)s, key,
-                        value) if (!schema_describes(key)) return false;
+    json_object_foreach((json_t *)(uintptr_t)s, key, value) if (schema_restricts(key)) return false;
     return true;
 }
 
@@ -221,11 +257,16 @@ static expr expr_of_types(schema_reader *r, const json_t *s)
 /* Whether a string or number of a list is one that the other words of the schema allow. */
 static bool value_fits(schema_reader *r, const json_t *s, const json_t *v, const language *text)
 {
+    const json_t *not = json_object_get(s, SCHEMA_NOT_VALUES), *one;
+    size_t i;
     if (json_object_get(s, "type") && !(types_of(r, s) & type_of_value(v))) return false;
+    json_array_foreach(
+        not, i, one) if (json_equal((json_t *)(uintptr_t)one, (json_t *)(uintptr_t)v)) return false;
     if (json_is_string(v) && text)
         return language_has(text, json_string_value(v), json_string_length(v));
     if (!json_is_number(v)) return true;
     double x = json_number_value(v);
+    if (json_object_get(s, SCHEMA_NOT_WHOLE) && x == floor(x)) return false;
     const json_t *min = json_object_get(s, "minimum"), *max = json_object_get(s, "maximum");
     return !(json_is_number(min) && x < json_number_value(min)) &&
            !(json_is_number(max) && x > json_number_value(max));
@@ -274,6 +315,16 @@ static expr expr_of_values(schema_reader *r, const json_t *s, const json_t *list
     return build_ok(r->b) ? expr_alt(r->b, l.nested.items, l.nested.n) : 0;
 }
 
+static expr expr_of_constant(schema_reader *r, const json_t *s)
+{
+    json_t *only = json_object_get(s, "const"), *list = json_object_get(s, "enum"), *one;
+    size_t i;
+    bool listed = !list;
+    json_array_foreach(list, i, one) listed |= json_equal(one, only);
+    const json_t *values = schema_keep(r, json_pack(listed ? "[O]" : "[]", only));
+    return values ? expr_of_values(r, s, values) : 0;
+}
+
 /* ---- alternatives, references ---------------------------------------------------------------- */
 
 static expr expr_of_alternatives(schema_reader *r, const json_t *s, const char *key)
@@ -286,28 +337,61 @@ static expr expr_of_alternatives(schema_reader *r, const json_t *s, const char *
         schema_fail(r, STATUS_INVALID, key, "must be an array of schemas, not empty");
         return 0;
     }
-    bool alone = rest && unrestricted(rest);
+    bool alone = rest && schema_free(rest);
     json_array_foreach(list, i, one)
     {
         if (!build_ok(r->b)) return 0;
-        const json_t *both = alone ? one : schema_merge(r, rest, one);
+        if (key[0] == 'o') one = schema_one_of(r, list, i);
+        const json_t *both = alone || !build_ok(r->b) ? one : schema_merge(r, rest, one);
         if (build_ok(r->b)) expr_list_add(r->b, &all, schema_member(r, both, key, (int64_t)i));
     }
     return build_ok(r->b) ? expr_alt(r->b, all.items, all.n) : 0;
 }
 
-/* A schema that a reference names becomes a rule, once, so that schemas may contain themselves. */
-static expr expr_of_reference(schema_reader *r, const char *reference)
+/* A schema that is met again, by a reference or within itself, becomes a rule, once. `place`: its
+ * JSON pointer. */
+static expr expr_of_rule(schema_reader *r, const json_t *target, const char *place)
 {
-    const json_t *target = schema_resolve(r, reference);
     if (!target || !build_ok(r->b)) return 0;
     uint32_t fresh = r->b->n_rules;
     uint32_t rule = key_map_put(r->b, &r->rules, (uint64_t)(uintptr_t)target, fresh);
     if (rule != fresh || !build_ok(r->b)) return expr_rule(r->b, rule);
     rule_create(r->b, NULL);
     if (build_room(r->b, &r->pending, r->n_pending, 1, &r->pending_room, sizeof *r->pending))
-        r->pending[r->n_pending++] = (schema_pending){rule, target, reference};
+        r->pending[r->n_pending++] = (schema_pending){rule, target, place};
     return expr_rule(r->b, rule);
+}
+
+static expr expr_of_flat(schema_reader *r, const json_t *s)
+{
+    s = schema_flat(r, s);
+    if (!build_ok(r->b)) return 0;
+    if (!json_is_object(s)) return schema_expr(r, s);
+    refuse_unsupported(r, s);
+    if (json_object_get(s, "anyOf")) return expr_of_alternatives(r, s, "anyOf");
+    if (json_object_get(s, "oneOf")) return expr_of_alternatives(r, s, "oneOf");
+    if (schema_free(s)) return json_expr(r->b, RULE_VALUE);
+    if (json_object_get(s, "const")) return expr_of_constant(r, s);
+    if (json_object_get(s, "enum")) return expr_of_values(r, s, json_object_get(s, "enum"));
+    return expr_of_types(r, s);
+}
+
+/* The reference of a schema that is nothing else, or NULL. */
+static const char *plain_reference(schema_reader *r, const json_t *s)
+{
+    const char *reference = json_string_value(json_object_get(s, "$ref"));
+    return reference && schema_free(schema_without(r, s, "$ref")) ? reference : NULL;
+}
+
+static expr expr_of_object(schema_reader *r, const json_t *s)
+{
+    const char *reference = plain_reference(r, s);
+    if (reference)
+        return expr_of_rule(r, schema_resolve(r, reference),
+                            reference[0] == '#' ? reference + 1 : reference);
+    if (!json_object_get(s, "$ref") && !json_object_get(s, "allOf")) return expr_of_flat(r, s);
+    const char *place = r->path.size ? build_copy(r->b, r->path.data, r->path.size + 1, 1) : "";
+    return expr_of_rule(r, s, place);
 }
 
 static void read_pending(schema_reader *r)
@@ -315,27 +399,11 @@ static void read_pending(schema_reader *r)
     while (r->n_pending > 0 && build_ok(r->b)) {
         schema_pending p = r->pending[--r->n_pending];
         schema_leave(r, 0);
-        strbuf_puts(&r->path, p.reference[0] == '#' ? p.reference + 1 : p.reference);
-        expr body = schema_expr(r, p.schema);
+        strbuf_puts(&r->path, p.place);
+        bool object = json_is_object(p.schema) && !plain_reference(r, p.schema);
+        expr body = object ? expr_of_flat(r, p.schema) : schema_expr(r, p.schema);
         rule_define(r->b, p.rule, body);
     }
-}
-
-static expr expr_of_object(schema_reader *r, const json_t *s)
-{
-    const char *reference = json_string_value(json_object_get(s, "$ref"));
-    if (reference && unrestricted(schema_without(r, s, "$ref")))
-        return expr_of_reference(r, reference);
-    s = schema_flat(r, s);
-    if (!build_ok(r->b)) return 0;
-    if (!json_is_object(s)) return schema_expr(r, s);
-    refuse_unsupported(r, s);
-    if (json_object_get(s, "anyOf")) return expr_of_alternatives(r, s, "anyOf");
-    if (json_object_get(s, "oneOf")) return expr_of_alternatives(r, s, "oneOf");
-    if (unrestricted(s)) return json_expr(r->b, RULE_VALUE);
-    if (json_object_get(s, "const")) return json_literal(r->b, json_object_get(s, "const"));
-    if (json_object_get(s, "enum")) return expr_of_values(r, s, json_object_get(s, "enum"));
-    return expr_of_types(r, s);
 }
 
 expr schema_expr(schema_reader *r, const json_t *schema)
@@ -356,7 +424,7 @@ expr schema_expr(schema_reader *r, const json_t *schema)
 
 uint32_t front_schema(build *b, const json_t *schema)
 {
-    schema_reader r = {.b = b, .root = schema, .made = json_array()};
+    schema_reader r = {.b = b, .root = schema, .made = json_array(), .merged_max = MERGED_MAX};
     if (!r.made) build_fail(b, STATUS_NO_MEMORY, "out of memory");
     uint32_t root = rule_create(b, "root");
     expr e = build_ok(b) ? schema_expr(&r, schema) : 0;

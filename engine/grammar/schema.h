@@ -6,10 +6,16 @@
 
 enum { FORMATS_MOST = 24 };
 
+/* Words that schema_not.c writes into schemas: values and patterns that are not allowed, and true
+ * where whole numbers are not. */
+#define SCHEMA_NOT_VALUES   "not values"
+#define SCHEMA_NOT_PATTERNS "not patterns"
+#define SCHEMA_NOT_WHOLE    "not whole"
+
 typedef struct schema_pending {
     uint32_t rule;
     const json_t *schema;
-    const char *reference;
+    const char *place; // its JSON pointer
 } schema_pending;
 
 typedef struct schema_reader {
@@ -20,8 +26,10 @@ typedef struct schema_reader {
     key_map rules;           // a schema's address -> its rule
     schema_pending *pending; // schemas that references name, to be read
     uint32_t n_pending, pending_room;
-    json_t *made; // array of merged schemas, which live as long as the reader
-    uint32_t n_merged;
+    json_t *made;                    // array of merged schemas, which live as long as the reader
+    uint32_t n_merged, merged_max;   // merges so far, and how many there may be
+    uint32_t n_turned;               // schemas that were turned around for the word that is read
+    key_map other_names;             // a hash of declared names -> other names, in quotes
     language *any_text;              // all strings
     language *formats[FORMATS_MOST]; // by the number of the format, once it was asked for
 } schema_reader;
@@ -59,11 +67,19 @@ uint32_t schema_bound(schema_reader *r, const json_t *schema, const char *key, u
 const json_t *schema_flat(schema_reader *r, const json_t *schema);
 /* What both schemas allow. */
 const json_t *schema_merge(schema_reader *r, const json_t *a, const json_t *b);
+/* Keeps a value that was made until the reader ends; NULL when memory is out. */
+const json_t *schema_keep(schema_reader *r, json_t *value);
+/* The schema with "not", "if" and dependencies written in other words. */
+const json_t *schema_opened(schema_reader *r, const json_t *schema);
+/* Branch i of a "oneOf" without what other branches allow, as far as that can be written. */
+const json_t *schema_one_of(schema_reader *r, const json_t *list, size_t i);
 /* The schema that a reference names. */
 const json_t *schema_resolve(schema_reader *r, const char *reference);
 /* The schema without one member. */
 const json_t *schema_without(schema_reader *r, const json_t *schema, const char *key);
-/* Whether a keyword only describes. */
-bool schema_describes(const char *key);
+/* Whether nothing in the schema restricts. */
+bool schema_free(const json_t *schema);
+/* Whether a keyword is one of JSON Schema's that restrict. */
+bool schema_restricts(const char *key);
 
 #endif

@@ -5,10 +5,9 @@
 #include <stdlib.h>
 #include <string.h>
 
-enum { MERGED_MAX = 20000, DEPTH_MAX = 200 };
+enum { DEPTH_MAX = 200 };
 
-/* Keeps a value that was made until the reader ends. */
-static const json_t *keep(schema_reader *r, json_t *value)
+const json_t *schema_keep(schema_reader *r, json_t *value)
 {
     if (!value || json_array_append_new(r->made, value) != 0)
         build_fail(r->b, STATUS_NO_MEMORY, "out of memory");
@@ -25,7 +24,7 @@ const json_t *schema_without(schema_reader *r, const json_t *schema, const char 
 {
     json_t *copy = json_copy((json_t *)(uintptr_t)schema);
     if (copy) json_object_del(copy, key);
-    return keep(r, copy);
+    return schema_keep(r, copy);
 }
 
 /* ---- references ------------------------------------------------------------------------------ */
@@ -113,7 +112,7 @@ static const json_t *common_types(schema_reader *r, const json_t *a, const json_
             if (both) json_array_append_new(out, json_string(both));
         }
     }
-    return keep(r, out);
+    return schema_keep(r, out);
 }
 
 static const json_t *common_values(schema_reader *r, const json_t *a, const json_t *b)
@@ -130,7 +129,7 @@ static const json_t *common_values(schema_reader *r, const json_t *a, const json
             break;
         }
     }
-    return keep(r, out);
+    return schema_keep(r, out);
 }
 
 /* The elements of both arrays. */
@@ -140,7 +139,7 @@ static const json_t *joined(schema_reader *r, const json_t *a, const json_t *b)
     if (!json_is_array(a) && out) json_array_append(out, (json_t *)(uintptr_t)a);
     if (out && json_is_array(b)) json_array_extend(out, (json_t *)(uintptr_t)b);
     else if (out) json_array_append(out, (json_t *)(uintptr_t)b);
-    return keep(r, out);
+    return schema_keep(r, out);
 }
 
 /* Each alternative of a with each of b. */
@@ -148,37 +147,71 @@ static const json_t *crossed(schema_reader *r, const json_t *a, const json_t *b)
 {
     json_t *out = json_array(), *x, *y;
     size_t i, k;
-    if (!keep(r, out)) return NULL;
+    if (!schema_keep(r, out)) return NULL;
     json_array_foreach(a, i, x) json_array_foreach(b, k, y)
     {
         const json_t *both = schema_merge(r, x, y);
         if (!build_ok(r->b)) return NULL;
-        json_array_append(out, (json_t *)(uintptr_t)both);
+        if (!json_is_false(both)) json_array_append(out, (json_t *)(uintptr_t)both);
     }
     return out;
 }
 
-/* What one schema says of a property that it does not name. */
-static const json_t *unnamed_property(schema_reader *r, const json_t *s)
+/* What one schema says of a property that it does not name; what its patterns say is said again
+ * where properties are read. */
+static const json_t *unnamed_property(schema_reader *r, const json_t *s, const char *name)
 {
-    if (json_object_get(s, "patternProperties")) schema_unsupported(r, "allOf");
+    const char *pattern;
+    json_t *value;
+    json_object_foreach(json_object_get(s, "patternProperties"), pattern, value)
+    {
+        language *l = regex_language(r->b, pattern, strlen(pattern), false);
+        if (!build_ok(r->b) || language_has(l, name, strlen(name))) return NULL;
+    }
     return json_object_get(s, "additionalProperties");
+}
+
+/* The patterns of both. Names that match a pattern of one alone are among the other's additional
+ * ones. */
+static const json_t *merge_patterns(schema_reader *r, const json_t *a, const json_t *b)
+{
+    const json_t *sides[2] = {a, b};
+    json_t *out = json_object(), *value;
+    const char *key;
+    if (!schema_keep(r, out)) return NULL;
+    for (unsigned side = 0; side < 2 && build_ok(r->b); side++) {
+        const json_t *other = sides[1 - side],
+                     *theirs = json_object_get(other, "patternProperties");
+        const json_t *more = json_object_get(other, "additionalProperties");
+        json_object_foreach(json_object_get(sides[side], "patternProperties"), key, value)
+        {
+            const json_t *twin = json_object_get(theirs, key);
+            if (side == 1 && twin) continue;
+            if (!twin && more && !json_is_true(more)) {
+                if (theirs) schema_unsupported(r, "allOf");
+                twin = more;
+            }
+            const json_t *both = twin ? schema_merge(r, value, twin) : value;
+            if (!build_ok(r->b)) return NULL;
+            set(r, out, key, both);
+        }
+    }
+    return out;
 }
 
 static const json_t *merge_properties(schema_reader *r, const json_t *a, const json_t *b)
 {
     const json_t *x = json_object_get(a, "properties"), *y = json_object_get(b, "properties");
-    const json_t *others[2] = {unnamed_property(r, b), unnamed_property(r, a)};
-    const json_t *sides[2] = {x, y};
+    const json_t *sides[2] = {x, y}, *wholes[2] = {a, b};
     json_t *out = json_object(), *value;
     const char *key;
-    if (!keep(r, out)) return NULL;
+    if (!schema_keep(r, out)) return NULL;
     for (unsigned side = 0; side < 2 && build_ok(r->b); side++) {
         json_object_foreach((json_t *)(uintptr_t)sides[side], key, value)
         {
             const json_t *twin = json_object_get(sides[1 - side], key);
             if (side == 1 && twin) continue;
-            if (!twin) twin = others[side];
+            if (!twin) twin = unnamed_property(r, wholes[1 - side], key);
             const json_t *both = twin ? schema_merge(r, value, twin) : value;
             if (!build_ok(r->b)) return NULL;
             set(r, out, key, both);
@@ -192,14 +225,16 @@ static const json_t *merge_member(schema_reader *r, const char *key, const json_
                                   const json_t *y)
 {
     int direction = bound_direction(key);
-    if (json_equal((json_t *)(uintptr_t)x, (json_t *)(uintptr_t)y) || schema_describes(key))
+    if (json_equal((json_t *)(uintptr_t)x, (json_t *)(uintptr_t)y) || !schema_restricts(key))
         return x;
     if (direction && json_is_number(x) && json_is_number(y))
         return (json_number_value(x) < json_number_value(y)) == (direction > 0) ? y : x;
     if (strcmp(key, "type") == 0) return common_types(r, x, y);
     if (strcmp(key, "enum") == 0) return common_values(r, x, y);
-    if (strcmp(key, "const") == 0) return keep(r, json_false());
-    if (strcmp(key, "required") == 0 || strcmp(key, "pattern") == 0) return joined(r, x, y);
+    if (strcmp(key, "const") == 0) return schema_keep(r, json_false());
+    if (strcmp(key, "required") == 0 || strcmp(key, "pattern") == 0 ||
+        strcmp(key, SCHEMA_NOT_VALUES) == 0 || strcmp(key, SCHEMA_NOT_PATTERNS) == 0)
+        return joined(r, x, y);
     if (strcmp(key, "anyOf") == 0 || strcmp(key, "oneOf") == 0) return crossed(r, x, y);
     if (strcmp(key, "additionalProperties") == 0 || strcmp(key, "unevaluatedProperties") == 0 ||
         strcmp(key, "propertyNames") == 0 ||
@@ -209,26 +244,47 @@ static const json_t *merge_member(schema_reader *r, const char *key, const json_
     return NULL;
 }
 
+/* The schema, or false where it requires a property that cannot be. */
+static const json_t *possible(schema_reader *r, const json_t *s)
+{
+    const json_t *properties = json_object_get(s, "properties"), *name;
+    size_t i;
+    const char *type = json_string_value(json_object_get(s, "type"));
+    if (!properties || (type && strcmp(type, "object") != 0)) return s;
+    if (json_is_array(json_object_get(s, "type"))) return s;
+    json_array_foreach(
+        json_object_get(s, "required"), i,
+        name) if (json_is_string(name) &&
+                  json_is_false(json_object_get(
+                      properties, json_string_value(name)))) return schema_keep(r, json_false());
+    return s;
+}
+
 static const json_t *merge_objects(schema_reader *r, const json_t *a, const json_t *b)
 {
     json_t *out = json_copy((json_t *)(uintptr_t)a), *value;
     const char *key;
-    if (!keep(r, out)) return NULL;
+    if (!schema_keep(r, out)) return NULL;
     json_object_foreach((json_t *)(uintptr_t)b, key, value)
     {
         if (!build_work(r->b, 1)) return NULL;
         const json_t *own = json_object_get(a, key);
-        if (strcmp(key, "properties") == 0) continue;
+        if (strcmp(key, "properties") == 0 || strcmp(key, "patternProperties") == 0) continue;
         const json_t *both = own ? merge_member(r, key, own, value) : value;
         if (!build_ok(r->b)) return NULL;
-        if (strcmp(key, "const") == 0 && own && both != own) return keep(r, json_false());
+        if (strcmp(key, "const") == 0 && own && both != own) return schema_keep(r, json_false());
         set(r, out, key, both);
     }
     if (json_object_get(a, "properties") || json_object_get(b, "properties")) {
         const json_t *properties = merge_properties(r, a, b);
         if (build_ok(r->b)) set(r, out, "properties", properties);
     }
-    return build_ok(r->b) ? out : NULL;
+    if (build_ok(r->b) &&
+        (json_object_get(a, "patternProperties") || json_object_get(b, "patternProperties"))) {
+        const json_t *patterns = merge_patterns(r, a, b);
+        if (build_ok(r->b)) set(r, out, "patternProperties", patterns);
+    }
+    return build_ok(r->b) ? possible(r, out) : NULL;
 }
 
 const json_t *schema_merge(schema_reader *r, const json_t *a, const json_t *b)
@@ -236,8 +292,8 @@ const json_t *schema_merge(schema_reader *r, const json_t *a, const json_t *b)
     if (!build_work(r->b, 1)) return NULL;
     if (json_is_false(a) || json_is_true(b)) return a;
     if (json_is_false(b) || json_is_true(a)) return b;
-    if (++r->n_merged > MERGED_MAX)
-        schema_fail(r, STATUS_LIMIT, NULL, "more than %d schemas to join", MERGED_MAX);
+    if (++r->n_merged > r->merged_max)
+        schema_fail(r, STATUS_LIMIT, NULL, "more than %u schemas to join", r->merged_max);
     if (++r->depth > 2 * DEPTH_MAX)
         schema_fail(r, STATUS_LIMIT, NULL, "schemas are joined with themselves");
     a = build_ok(r->b) ? schema_flat(r, a) : NULL;
@@ -253,12 +309,21 @@ const json_t *schema_merge(schema_reader *r, const json_t *a, const json_t *b)
     return out;
 }
 
+/* Whether the schema has words that schema_opened writes in other words. */
+static bool opens(const json_t *s)
+{
+    return json_object_get(s, "not") || json_object_get(s, "if") ||
+           json_object_get(s, "dependencies") || json_object_get(s, "dependentRequired") ||
+           json_object_get(s, "dependentSchemas");
+}
+
 const json_t *schema_flat(schema_reader *r, const json_t *schema)
 {
     const json_t *list = json_object_get(schema, "allOf"), *one;
     const char *reference = json_string_value(json_object_get(schema, "$ref"));
     size_t i;
-    if (!json_is_object(schema) || (!list && !reference) || !build_ok(r->b)) return schema;
+    if (!json_is_object(schema) || !build_ok(r->b)) return schema;
+    if (!list && !reference) return opens(schema) ? schema_opened(r, schema) : schema;
     if (++r->depth > 2 * DEPTH_MAX)
         schema_fail(r, STATUS_LIMIT, NULL, "schemas are joined with themselves");
     const json_t *out = schema_without(r, schema, reference ? "$ref" : "allOf");

@@ -75,6 +75,14 @@ static expr whole_beyond(build *b, const char *s, bool larger)
     return build_ok(b) ? expr_alt(b, all.items, all.n) : 0;
 }
 
+/* The part behind the point, with any zeros behind it. */
+static expr same_part(build *b, const char *f)
+{
+    expr zeros = expr_repeat(b, expr_words(b, "0"), 0, REPEAT_MANY);
+    if (*f) return expr_seq(b, (expr[]){expr_words(b, "."), expr_words(b, f), zeros}, 3);
+    return expr_optional(b, expr_seq(b, (expr[]){expr_words(b, ".0"), zeros}, 2));
+}
+
 /* What may stand behind a whole part that equals the bound's: nothing, or a point and digits. */
 static expr part_within(build *b, const char *f, bool larger, bool open)
 {
@@ -84,9 +92,7 @@ static expr part_within(build *b, const char *f, bool larger, bool open)
     expr point = expr_words(b, "."), any = digits(b, 0, REPEAT_MANY);
     for (size_t i = 0; i < n; i++)
         expr_list_add(b, &all, expr_then(b, point, differ(b, f, i, larger, any)));
-    expr same = n ? expr_seq(b, (expr[]){point, expr_text(b, f, n), zeros}, 3)
-                  : expr_optional(b, expr_seq(b, (expr[]){point, expr_words(b, "0"), zeros}, 3));
-    if (!open) expr_list_add(b, &all, same);
+    if (!open) expr_list_add(b, &all, same_part(b, f));
     expr nonzero = expr_seq(b, (expr[]){zeros, digit(b, '1', '9'), any}, 3);
     if (larger)
         expr_list_add(b, &all, expr_seq(b, (expr[]){point, expr_text(b, f, n), nonzero}, 3));
@@ -170,6 +176,37 @@ typedef struct bounds {
     decimal low, high;
 } bounds;
 
+/* Without the numbers of this sign that the schema forbids, however they are written. */
+static language *without_values(schema_reader *r, language *l, const json_t *s, bool negative)
+{
+    build *b = r->b;
+    expr_list all = {0};
+    const json_t *v;
+    size_t i;
+    json_array_foreach(json_object_get(s, SCHEMA_NOT_VALUES), i, v)
+    {
+        if (!json_is_number(v)) continue;
+        decimal d = decimal_of(v);
+        if (d.negative == negative)
+            expr_list_add(b, &all, expr_then(b, expr_words(b, d.whole), same_part(b, d.part)));
+    }
+    if (json_object_get(s, SCHEMA_NOT_WHOLE))
+        expr_list_add(b, &all, expr_then(b, digits(b, 1, REPEAT_MANY), same_part(b, "")));
+    if (!build_ok(b) || all.n == 0) return l;
+    language *values = language_of(b, expr_alt(b, all.items, all.n));
+    return values ? language_without(b, l, values) : l;
+}
+
+/* Whether the schema forbids single numbers. */
+static bool forbids_numbers(const json_t *s)
+{
+    const json_t *v;
+    size_t i;
+    json_array_foreach(json_object_get(s, SCHEMA_NOT_VALUES), i,
+                       v) if (json_is_number(v)) return true;
+    return json_object_get(s, SCHEMA_NOT_WHOLE) != NULL;
+}
+
 /* Numbers of one sign. Their distance from zero is at least `near` and at most `far`. */
 static language *one_side(schema_reader *r, const json_t *s, bool integer, const bounds *b,
                           bool negative)
@@ -192,6 +229,7 @@ static language *one_side(schema_reader *r, const json_t *s, bool integer, const
         l = language_and(r->b, l, language_of(r->b, beyond(r->b, near, true, near_open)));
     if (has_far && build_ok(r->b))
         l = language_and(r->b, l, language_of(r->b, beyond(r->b, far, false, far_open)));
+    if (build_ok(r->b)) l = without_values(r, l, s, negative);
     const json_t *factor = json_object_get(s, "multipleOf");
     return factor && build_ok(r->b) ? with_multiple(r, l, factor) : l;
 }
@@ -228,7 +266,8 @@ expr schema_number(schema_reader *r, const json_t *schema, bool integer)
     read_bound(r, schema, "maximum", "exclusiveMaximum", -1, &limits.high, &limits.has_high,
                &limits.high_open);
     if (!build_ok(b)) return 0;
-    if (!limits.has_low && !limits.has_high && !json_object_get(schema, "multipleOf"))
+    if (!limits.has_low && !limits.has_high && !json_object_get(schema, "multipleOf") &&
+        !forbids_numbers(schema))
         return json_expr(b, integer ? RULE_INTEGER : RULE_NUMBER);
     language *above = one_side(r, schema, integer, &limits, false);
     language *below = one_side(r, schema, integer, &limits, true);

@@ -4,7 +4,7 @@
 
 #include <string.h>
 
-enum { NODES_MAX = 60000 };
+enum { NODES_MAX = 60000, NAME_SETS_MAX = 64 };
 
 typedef struct property {
     const char *name;
@@ -115,29 +115,82 @@ static void read_properties(object_reader *o)
 
 /* ---- other names ----------------------------------------------------------------------------- */
 
+/* Names that the same patterns match, and what those say together. */
+typedef struct name_set {
+    language *names;
+    const json_t *value; // NULL: of no pattern yet
+    const char *pattern; // the first of them
+} name_set;
+
+/* Splits each set into names that the pattern matches and others. */
+static uint32_t split_sets(object_reader *o, name_set *sets, uint32_t n, language *own,
+                           const json_t *value, const char *pattern)
+{
+    build *b = o->r->b;
+    for (uint32_t i = 0, before = n; i < before && build_ok(b); i++) {
+        language *both = language_and(b, sets[i].names, own);
+        if (!build_ok(b) || language_empty(both)) continue;
+        const json_t *own_value = sets[i].value ? schema_merge(o->r, sets[i].value, value) : value;
+        sets[i].names = language_without(b, sets[i].names, own);
+        if (build_ok(b) && n < NAME_SETS_MAX)
+            sets[n++] = (name_set){both, own_value, sets[i].value ? sets[i].pattern : pattern};
+        else schema_fail(o->r, STATUS_LIMIT, NULL, "too many patterns match the same names");
+    }
+    return n;
+}
+
 static void read_patterns(object_reader *o)
 {
     build *b = o->r->b;
     const json_t *patterns = json_object_get(o->schema, "patternProperties");
     const char *pattern;
     json_t *value;
-    language *seen = NULL;
+    name_set *sets = build_alloc(b, NAME_SETS_MAX, sizeof *sets);
+    uint32_t n = 1;
+    if (!sets) return;
+    sets[0].names = o->others;
+    size_t path = schema_enter(o->r, "patternProperties");
     json_object_foreach((json_t *)(uintptr_t)patterns, pattern, value)
     {
-        size_t path = schema_enter(o->r, "patternProperties");
         language *own = regex_language(b, pattern, strlen(pattern), false);
-        if (build_ok(b) && seen && !language_empty(language_and(b, own, seen)))
-            schema_fail(o->r, STATUS_UNSUPPORTED, NULL, "two patterns match the same names");
-        language *names = build_ok(b) ? language_and(b, own, o->others) : NULL;
-        if (build_ok(b) && !json_is_false(value) && !language_empty(names))
-            expr_list_add(
-                b, &o->extra,
-                pair_of(b, quoted_language(b, names), schema_member(o->r, value, pattern, -1)));
-        schema_leave(o->r, path);
-        if (!build_ok(b)) return;
-        seen = own;
-        o->others = language_without(b, o->others, own);
+        if (build_ok(b)) n = split_sets(o, sets, n, own, value, pattern);
+        if (!build_ok(b)) break;
     }
+    for (uint32_t i = 1; i < n && build_ok(b); i++) {
+        if (json_is_false(sets[i].value) || language_empty(sets[i].names)) continue;
+        expr name = quoted_language(b, sets[i].names);
+        expr_list_add(b, &o->extra,
+                      pair_of(b, name, schema_member(o->r, sets[i].value, sets[i].pattern, -1)));
+    }
+    schema_leave(o->r, path);
+    o->others = sets[0].names;
+}
+
+/* The names that are not declared. */
+static language *undeclared(object_reader *o)
+{
+    build *b = o->r->b;
+    expr_list declared = {0};
+    for (uint32_t i = 0; i < o->n; i++)
+        expr_list_add(b, &declared, expr_words(b, o->items[i].name));
+    if (!build_ok(b)) return NULL;
+    language *own = language_of(b, expr_alt(b, declared.items, declared.n));
+    language *base = o->names ? o->names : schema_any_text(o->r);
+    return own ? language_without(b, base, own) : NULL;
+}
+
+/* The same in quotes; once for all schemas that declare the same names. */
+static expr quoted_others(object_reader *o)
+{
+    build *b = o->r->b;
+    uint64_t hash = o->n;
+    for (uint32_t i = 0; i < o->n; i++)
+        hash = hash_mix64(hash ^ hash_bytes(o->items[i].name, strlen(o->items[i].name), 4));
+    uint32_t fresh = b->n_rules, rule = key_map_put(b, &o->r->other_names, hash, fresh);
+    if (rule != fresh || !build_ok(b)) return expr_rule(b, rule);
+    rule_create(b, NULL);
+    rule_define(b, rule, quoted_language(b, undeclared(o)));
+    return expr_rule(b, rule);
 }
 
 static void read_others(object_reader *o)
@@ -145,20 +198,14 @@ static void read_others(object_reader *o)
     build *b = o->r->b;
     const json_t *more = additional(o->schema);
     const json_t *patterns = json_object_get(o->schema, "patternProperties");
-    bool any = o->n == 0 && !patterns && !o->names;
+    bool any = o->n == 0 && !patterns && !o->names, plain = !patterns && !o->names;
     if (json_is_false(more) && !patterns) return;
-    if (!any) {
-        expr_list declared = {0};
-        for (uint32_t i = 0; i < o->n; i++)
-            expr_list_add(b, &declared, expr_words(b, o->items[i].name));
-        if (!build_ok(b)) return;
-        language *own = language_of(b, expr_alt(b, declared.items, declared.n));
-        language *base = o->names ? o->names : schema_any_text(o->r);
-        o->others = own ? language_without(b, base, own) : NULL;
-    }
+    if (!plain) o->others = undeclared(o);
     if (patterns && build_ok(b)) read_patterns(o);
-    if (json_is_false(more) || !build_ok(b) || (!any && language_empty(o->others))) return;
-    expr key = any ? json_expr(b, RULE_STRING) : quoted_language(b, o->others);
+    if (json_is_false(more) || !build_ok(b) || (!plain && language_empty(o->others))) return;
+    expr key = any     ? json_expr(b, RULE_STRING)
+               : plain ? quoted_others(o)
+                       : quoted_language(b, o->others);
     expr value =
         more ? schema_member(o->r, more, "additionalProperties", -1) : json_expr(b, RULE_VALUE);
     expr_list_add(b, &o->extra, pair_of(b, key, value));

@@ -129,6 +129,31 @@ static language *add_format(schema_reader *r, language *l, const json_t *format)
     return one && build_ok(r->b) ? also(r, l, one) : l;
 }
 
+static language *texts_of(schema_reader *r, const json_t *list)
+{
+    expr_list all = {0};
+    const json_t *v;
+    size_t i;
+    json_array_foreach(list, i, v) if (json_is_string(v))
+        expr_list_add(r->b, &all, expr_text(r->b, json_string_value(v), json_string_length(v)));
+    return build_ok(r->b) && all.n ? language_of(r->b, expr_alt(r->b, all.items, all.n)) : NULL;
+}
+
+/* Without the values and patterns that the schema forbids. */
+static language *forbidden(schema_reader *r, const json_t *s, language *l)
+{
+    language *values = texts_of(r, json_object_get(s, SCHEMA_NOT_VALUES));
+    const json_t *one;
+    size_t i;
+    if (values) l = language_without(r->b, l ? l : schema_any_text(r), values);
+    json_array_foreach(json_object_get(s, SCHEMA_NOT_PATTERNS), i, one)
+    {
+        language *matched = build_ok(r->b) ? add_pattern(r, NULL, one) : NULL;
+        if (matched) l = language_without(r->b, l ? l : schema_any_text(r), matched);
+    }
+    return l;
+}
+
 /* Strings with a pattern or format. */
 static language *patterned(schema_reader *r, const json_t *s)
 {
@@ -141,7 +166,8 @@ static language *patterned(schema_reader *r, const json_t *s)
     } else if (pattern) {
         l = add_pattern(r, l, pattern);
     }
-    return format ? add_format(r, l, format) : l;
+    if (format) l = add_format(r, l, format);
+    return forbidden(r, s, l);
 }
 
 /* Without calls of its own, and so that a failure names the place. */

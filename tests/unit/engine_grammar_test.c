@@ -226,6 +226,81 @@ static void test_combinations(void **state)
     SCHEMA("true", "[1,{\"a\":null}]", NULL, "", NULL);
 }
 
+/* "not", "if" and dependencies are written in other words; what cannot be is refused. */
+static void test_turned_schemas(void **state)
+{
+    (void)state;
+    SCHEMA("{\"type\":[\"string\",\"integer\"],\"not\":{\"type\":\"string\"}}", "12", NULL, "\"a\"",
+           NULL);
+    SCHEMA("{\"type\":\"string\",\"not\":{\"enum\":[\"a\",\"b\"]}}", "\"c\"", "\"ab\"", "\"\"",
+           NULL, "\"a\"", "\"b\"", NULL);
+    SCHEMA("{\"type\":\"number\",\"not\":{\"const\":5}}", "5.1", "55", "-5", "0", NULL, "5", "5.0",
+           "5.00", NULL);
+    SCHEMA("{\"type\":\"number\",\"not\":{\"type\":\"integer\"}}", "0.5", "-1.10", NULL, "1",
+           "-1.0", "0", NULL);
+    SCHEMA("{\"enum\":[1,2,true,null],\"not\":{\"enum\":[2,null]}}", "1", "true", NULL, "2", "null",
+           NULL);
+    SCHEMA("{\"not\":{\"anyOf\":[{\"type\":[\"object\",\"array\",\"string\",\"number\"]},"
+           "{\"const\":true}]}}",
+           "false", "null", NULL, "true", "1", "\"\"", NULL);
+    SCHEMA("{\"type\":\"string\",\"not\":{\"pattern\":\"^a\",\"minLength\":3}}", "\"b\"", "\"aa\"",
+           "\"bcd\"", NULL, "\"abc\"", NULL);
+    SCHEMA("{\"properties\":{\"a\":{},\"b\":{}},\"not\":{\"required\":[\"a\",\"b\"]},"
+           "\"additionalProperties\":false}",
+           "{}", "{\"a\":1}", "{\"b\":1}", NULL, "{\"a\":1,\"b\":1}", NULL);
+    SCHEMA("{\"type\":\"object\",\"properties\":{\"k\":{\"enum\":[\"x\",\"y\"]},\"v\":{}},"
+           "\"required\":[\"k\"],\"additionalProperties\":false,"
+           "\"if\":{\"properties\":{\"k\":{\"const\":\"x\"}}},\"then\":{\"required\":[\"v\"]},"
+           "\"else\":{\"properties\":{\"v\":{\"type\":\"null\"}}}}",
+           "{\"k\":\"x\",\"v\":1}", "{\"k\":\"y\"}", "{\"k\":\"y\",\"v\":null}", NULL,
+           "{\"k\":\"x\"}", "{\"k\":\"y\",\"v\":1}", NULL);
+    SCHEMA("{\"properties\":{\"a\":{},\"b\":{},\"c\":{\"type\":[\"null\",\"integer\"]}},"
+           "\"additionalProperties\":false,\"dependencies\":{\"a\":[\"b\"],"
+           "\"b\":{\"properties\":{\"c\":{\"type\":\"null\"}}}}}",
+           "{}", "{\"b\":1}", "{\"c\":1}", "{\"a\":1,\"b\":1,\"c\":null}", NULL, "{\"a\":1}",
+           "{\"b\":1,\"c\":1}", NULL);
+    SCHEMA("{\"properties\":{\"a\":{},\"b\":{}},\"additionalProperties\":false,"
+           "\"dependentRequired\":{\"b\":[\"a\"]}}",
+           "{\"a\":1}", "{\"a\":1,\"b\":2}", NULL, "{\"b\":1}", NULL);
+}
+
+/* A value that two branches of "oneOf" allow is refused where that can be written. */
+static void test_one_of(void **state)
+{
+    (void)state;
+    SCHEMA("{\"type\":\"object\",\"oneOf\":[{\"required\":[\"a\"]},{\"required\":[\"b\"]}],"
+           "\"properties\":{\"a\":{},\"b\":{}},\"additionalProperties\":false}",
+           "{\"a\":1}", "{\"b\":1}", NULL, "{}", "{\"a\":1,\"b\":1}", NULL);
+    SCHEMA("{\"type\":\"object\",\"oneOf\":[{\"properties\":{\"a\":{\"type\":\"string\"}}},"
+           "{\"properties\":{\"b\":{\"type\":\"string\"}}}]}",
+           "{\"a\":1}", "{\"a\":\"\",\"b\":1}", NULL, "{}", "{\"a\":\"\"}",
+           "{\"a\":\"\",\"b\":\"\"}", NULL);
+    SCHEMA(
+        "{\"oneOf\":[{\"type\":\"integer\",\"minimum\":3},{\"type\":\"integer\",\"maximum\":5}]}",
+        "2", "6", NULL, "3", "5", NULL);
+    refuses(GRAMMAR_JSON_SCHEMA,
+            "{\"type\":\"object\",\"required\":[\"a\",\"b\"],\"oneOf\":[{\"required\":[\"a\"]},"
+            "{\"required\":[\"b\"]}]}",
+            STATUS_INVALID, "no text can satisfy it");
+}
+
+/* Patterns that match the same names, in one schema and in two, and words of no standard. */
+static void test_joined_schemas(void **state)
+{
+    (void)state;
+    SCHEMA("{\"patternProperties\":{\"a\":{\"type\":\"integer\",\"minimum\":3},"
+           "\"b\":{\"type\":\"integer\",\"maximum\":5}},\"additionalProperties\":false}",
+           "{\"ab\":4,\"a\":9,\"b\":0}", NULL, "{\"ab\":9}", "{\"ba\":2}", "{\"c\":1}", NULL);
+    SCHEMA("{\"allOf\":[{\"properties\":{\"ab\":{\"type\":\"integer\"}},\"x-note\":1},"
+           "{\"patternProperties\":{\"^a\":{\"minimum\":3}},\"x-note\":2}],\"type\":\"object\"}",
+           "{\"ab\":3,\"c\":\"\"}", "{\"ac\":3.5}", NULL, "{\"ab\":2}", "{\"ab\":3.5}",
+           "{\"ac\":2}", NULL);
+    SCHEMA("{\"$ref\":\"#/$defs/n\",\"$defs\":{\"n\":{\"type\":\"object\",\"properties\":{\"c\":{"
+           "\"$ref\":\"#/$defs/n\",\"maxProperties\":1}},\"additionalProperties\":false}}}",
+           "{\"c\":{\"c\":{\"c\":{}}}}", NULL, "{\"c\":1}", NULL);
+    SCHEMA("{\"const\":3,\"enum\":[3,4]}", "3", NULL, "4", NULL);
+}
+
 static void test_refused_schemas(void **state)
 {
     (void)state;
@@ -236,8 +311,8 @@ static void test_refused_schemas(void **state)
     } cases[] = {
         {"{\"properties\":{\"a/b\":{\"uniqueItems\":true}}}", STATUS_UNSUPPORTED,
          "\"/properties/a~1b/uniqueItems\""},
-        {"{\"not\":{\"type\":\"string\"}}", STATUS_UNSUPPORTED, "\"/not\""},
-        {"{\"items\":{\"anyOf\":[{\"if\":{},\"then\":{}}]}}", STATUS_UNSUPPORTED,
+        {"{\"not\":{\"multipleOf\":2}}", STATUS_UNSUPPORTED, "\"/not\""},
+        {"{\"items\":{\"anyOf\":[{\"if\":{\"multipleOf\":2}}]}}", STATUS_UNSUPPORTED,
          "\"/items/anyOf/0/if\""},
         {"{\"properties\":{\"a\":{\"pattern\":\"(?=x)\"}}}", STATUS_UNSUPPORTED,
          "\"/properties/a/pattern\": at byte 2"},
@@ -375,21 +450,15 @@ static void test_long_lists(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_json_object),
-        cmocka_unit_test(test_regex),
-        cmocka_unit_test(test_choice),
-        cmocka_unit_test(test_gbnf),
-        cmocka_unit_test(test_tagged),
-        cmocka_unit_test(test_objects),
-        cmocka_unit_test(test_arrays),
-        cmocka_unit_test(test_strings),
-        cmocka_unit_test(test_numbers),
-        cmocka_unit_test(test_combinations),
-        cmocka_unit_test(test_refused_schemas),
-        cmocka_unit_test(test_hostile_schemas),
-        cmocka_unit_test(test_back_and_copy),
-        cmocka_unit_test(test_forced),
-        cmocka_unit_test(test_too_many_readings),
+        cmocka_unit_test(test_json_object),     cmocka_unit_test(test_regex),
+        cmocka_unit_test(test_choice),          cmocka_unit_test(test_gbnf),
+        cmocka_unit_test(test_tagged),          cmocka_unit_test(test_objects),
+        cmocka_unit_test(test_arrays),          cmocka_unit_test(test_strings),
+        cmocka_unit_test(test_numbers),         cmocka_unit_test(test_combinations),
+        cmocka_unit_test(test_turned_schemas),  cmocka_unit_test(test_one_of),
+        cmocka_unit_test(test_joined_schemas),  cmocka_unit_test(test_refused_schemas),
+        cmocka_unit_test(test_hostile_schemas), cmocka_unit_test(test_back_and_copy),
+        cmocka_unit_test(test_forced),          cmocka_unit_test(test_too_many_readings),
         cmocka_unit_test(test_long_lists),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
