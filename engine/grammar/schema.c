@@ -418,6 +418,8 @@ expr schema_expr(schema_reader *r, const json_t *schema)
     if (++r->depth > DEPTH_MAX)
         schema_fail(r, STATUS_LIMIT, NULL, "schemas are nested more than %d deep", DEPTH_MAX);
     expr e = build_ok(r->b) ? expr_of_object(r, schema) : 0;
+    if (r->b->failure.code == STATUS_LIMIT && r->b->err && r->b->err->text[0] != '"')
+        error_prefix(r->b->err, "\"%.160s\"", r->path.data ? r->path.data : "");
     r->depth--;
     return e;
 }

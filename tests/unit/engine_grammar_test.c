@@ -320,6 +320,7 @@ static void test_refused_schemas(void **state)
         {"{\"$ref\":\"https://example.com/schema\"}", STATUS_UNSUPPORTED, "\"/$ref\""},
         {"{\"allOf\":[{\"$ref\":\"#\"}]}", STATUS_LIMIT, "joined with themselves"},
         {"{\"$ref\":\"#\"}", STATUS_INVALID, "no text can satisfy it"},
+        {"{\"items\":{\"propertyNames\":{\"maxLength\":90000}}}", STATUS_LIMIT, "\"/items"},
         {"{\"type\":\"float\"}", STATUS_INVALID, "\"/type\""},
         {"{\"minLength\":-1}", STATUS_INVALID, "\"/minLength\""},
         {"{\"type\":\"string\",\"enum\":[1]}", STATUS_INVALID, "no text can satisfy it"},
