@@ -177,8 +177,8 @@ static void test_strings(void **state)
     SCHEMA("{\"pattern\":\"b\"}", "\"abc\"", "\"b\"", NULL, "\"aa\"", NULL);
     SCHEMA("{\"pattern\":\"^a|b$\",\"maxLength\":3}", "\"axx\"", "\"xb\"", NULL, "\"xa\"",
            "\"axxx\"", NULL);
-    SCHEMA("{\"format\":\"date\"}", "\"2024-02-29\"", NULL, "\"2023-02-29\"", "\"2024-13-01\"",
-           NULL);
+    SCHEMA("{\"format\":\"date\"}", "\"2024-02-29\"", "\"2000-02-29\"", "\"0010-01-01\"", NULL,
+           "\"2023-02-29\"", "\"2024-13-01\"", "\"0000-01-01\"", "\"0000-02-29\"", NULL);
     SCHEMA("{\"format\":\"date-time\"}", "\"2024-01-31T23:59:59.5+01:00\"", NULL, "\"2024-01-31\"",
            NULL);
     SCHEMA("{\"format\":\"uuid\"}", "\"123e4567-e89b-12d3-a456-426614174000\"", NULL, "\"123\"",
