@@ -210,7 +210,7 @@ static status score_heads(heads_search *h, const embed_pass *p, heads_task task,
     for (uint32_t i = 0; i < p->n; i++) {
         copy_part(h, p, i, 0, n, h->context);
         copy_part(h, p, i, n, p->n_tokens, h->question);
-        status st = gather_scores(h->context, n, h->question, m, h->dim, h->found);
+        status st = gather_scores(h->context, n, h->question, m, h->dim, 0, h->found);
         if (!status_ok(st)) return error_set(err, st.code, "out of memory");
         h->scores[p->first + i].mnr[task] += heads_rank(h->found, s->gold, n, h->smooth, h->order);
     }

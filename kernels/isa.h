@@ -214,9 +214,9 @@ typedef struct kern_isa {
      * squares [n] = the sum of each row's squares. */
     void (*widen_rows)(const uint16_t *rows, size_t n, size_t dim, size_t stride, float *out,
                        float *squares);
-    /* out [n] = the largest product of each row with a column of question [n_blocks][dim][16]. */
-    void (*largest_products)(const float *rows, size_t stride, size_t n, const float *question,
-                             size_t n_blocks, size_t dim, float *out);
+    /* out [n][16] = the products of each row with the 16 columns of question [dim][16]. */
+    void (*row_products)(const float *rows, size_t stride, size_t n, const float *question,
+                         size_t dim, float *out);
 
     /* ---- limits: `rounds` rounds of independent instructions in registers. Each returns the
      * operations done, two for a product and its sum; *sink keeps the compiler from dropping

@@ -80,9 +80,11 @@ def numbers(seed, n):
     return out
 
 
-def scores(context, query):
-    """The largest cosine of each row of context with a row of query."""
-    return np.round(unit(context) @ unit(query).T, 10).max(1)
+def scores(context, query, budget, window):
+    """The largest cosine of each row of context with a row of query, less that row's background."""
+    cosines = np.round(unit(context) @ unit(query).T, 10)
+    background = -np.sort(-cosines, 0)[min(budget // window, len(context) - 1)]
+    return np.round(cosines - background, 10).max(1)
 
 
 def gather(s, budget, window, first, last):
@@ -121,7 +123,8 @@ def gather_case(seed, index):
         context[i] = context[(i * 7) % i]
     if index % 10 == 0:
         context[::9] = 0
-    kept, margin = gather(scores(context, numbers(seed + 1, m * dim).reshape(m, dim)), budget, window, first, last)
+    found = scores(context, numbers(seed + 1, m * dim).reshape(m, dim), budget, window)
+    kept, margin = gather(found, budget, window, first, last)
     fields = {"n": n, "m": m, "dim": dim, "budget": budget, "window": window, "first": first, "last": last}
     return {"seed": seed, "zeros": index % 10 == 0, **fields, "kept": ranges(kept)}, margin
 
@@ -172,7 +175,8 @@ def answer_case(model, seed):
     reading = Reading(model, ids).run()
     e, n = reading.embeddings(), len(ids) - m
     last = max(0, READING["window"] - m)
-    kept, margin = gather(scores(e[:n], e[n:]), FIELDS["gather_tokens"] - m, FIELDS["gather_window"], READING["sinks"], last)
+    budget, window = FIELDS["gather_tokens"] - m, FIELDS["gather_window"]
+    kept, margin = gather(scores(e[:n], e[n:], budget, window), budget, window, READING["sinks"], last)
     kept += range(n, len(ids))
     answer = Request(model, [ids[i] for i in kept], {"method": "full"}, max_tokens=4).run()
     fine = margin > 3e-4 and reading.margins.least > 1e-4 and answer.logit_gap > 0.02

@@ -79,7 +79,8 @@ static status time_gather(const bench *b, const reform_flags *f, uint32_t tokens
     const gather_fields fields = {f->gathered, WINDOW, EDGE, EDGE};
     uint32_t question = f->question < tokens ? f->question : tokens;
     int64_t start = clock_now_ns();
-    status st = rows && scores && out ? gather_scores(rows, tokens, rows, question, dim, scores)
+    status st = rows && scores && out ? gather_scores(rows, tokens, rows, question, dim,
+                                                      gather_background(&fields), scores)
                                       : status_make(STATUS_NO_MEMORY, NULL);
     if (status_ok(st)) st = gather_select(scores, tokens, &fields, out, &n_out);
     *seconds = (double)(clock_now_ns() - start) / 1e9;

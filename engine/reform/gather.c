@@ -13,10 +13,12 @@ const char *gather_check(const gather_fields *f)
     return NULL;
 }
 
+uint32_t gather_background(const gather_fields *f) { return f->budget / f->window + 1; }
+
 status gather_scores(const uint16_t *context, uint32_t n, const uint16_t *query, uint32_t m,
-                     uint32_t dim, float *scores)
+                     uint32_t dim, uint32_t background, float *scores)
 {
-    return kern_largest_cosines(NULL, context, n, query, m, dim, scores, NULL);
+    return kern_largest_cosines(NULL, context, n, query, m, dim, background, scores, NULL);
 }
 
 /* ---- selection ------------------------------------------------------------------------------- */

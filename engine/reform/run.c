@@ -343,10 +343,11 @@ void reform_gather(engine_stream *s)
     uint32_t dim = e->o.n_embed_heads * e->info.head_dim;
     const uint16_t *values = run->text.values;
     float *scores = alloc_resize(NULL, NULL, run->question, sizeof *scores);
-    run->gathered = scores
-                        ? gather_scores(values, run->question, values + (size_t)run->question * dim,
-                                        run->n_question, dim, scores)
-                        : status_make(STATUS_NO_MEMORY, "gathered tokens");
+    const uint16_t *question = values + (size_t)run->question * dim;
+    uint32_t background = gather_background(&run->fields);
+    run->gathered = scores ? gather_scores(values, run->question, question, run->n_question, dim,
+                                           background, scores)
+                           : status_make(STATUS_NO_MEMORY, "gathered tokens");
     if (status_ok(run->gathered)) run->gathered = list_kept(s, scores);
     free(scores);
 }

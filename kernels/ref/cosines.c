@@ -3,6 +3,7 @@
 #include "kernels/isa.h"
 
 #include <math.h>
+#include <string.h>
 
 enum { LANES = 16 };
 
@@ -21,24 +22,19 @@ static void widen_rows(const uint16_t *rows, size_t n, size_t dim, size_t stride
     }
 }
 
-static void largest_products(const float *rows, size_t stride, size_t n, const float *question,
-                             size_t n_blocks, size_t dim, float *out)
+static void row_products(const float *rows, size_t stride, size_t n, const float *question,
+                         size_t dim, float *out)
 {
-    for (size_t i = 0; i < n; i++, rows += stride) {
-        out[i] = -INFINITY;
-        for (size_t b = 0; b < n_blocks; b++) {
-            float lanes[LANES] = {0};
-            const float *q = question + b * dim * LANES;
-            for (size_t d = 0; d < dim; d++, q += LANES)
-                for (size_t l = 0; l < LANES; l++) lanes[l] = fmaf(rows[d], q[l], lanes[l]);
+    for (size_t i = 0; i < n; i++, rows += stride, out += LANES) {
+        memset(out, 0, LANES * sizeof *out);
+        for (size_t d = 0; d < dim; d++)
             for (size_t l = 0; l < LANES; l++)
-                if (lanes[l] > out[i]) out[i] = lanes[l];
-        }
+                out[l] = fmaf(rows[d], question[d * LANES + l], out[l]);
     }
 }
 
 void kern_cosines_fill_ref(kern_isa *isa)
 {
     isa->widen_rows = widen_rows;
-    isa->largest_products = largest_products;
+    isa->row_products = row_products;
 }

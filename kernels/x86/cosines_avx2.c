@@ -3,7 +3,6 @@
 #include "kernels/isa.h"
 
 #include <immintrin.h>
-#include <math.h>
 #include <string.h>
 
 enum { LANES = 16, HALF = 8, ROWS = 4 };
@@ -25,13 +24,6 @@ static inline float sum_of(const __m256 lanes[2])
     return _mm_cvtss_f32(_mm_add_ss(two, _mm_movehdup_ps(two)));
 }
 
-static inline float max_of(__m256 x)
-{
-    __m128 four = _mm_max_ps(_mm256_castps256_ps128(x), _mm256_extractf128_ps(x, 1));
-    __m128 two = _mm_max_ps(four, _mm_movehl_ps(four, four));
-    return _mm_cvtss_f32(_mm_max_ss(two, _mm_movehdup_ps(two)));
-}
-
 static void widen_rows(const uint16_t *rows, size_t n, size_t dim, size_t stride, float *out,
                        float *squares)
 {
@@ -48,39 +40,35 @@ static void widen_rows(const uint16_t *rows, size_t n, size_t dim, size_t stride
 
 static inline __attribute__((always_inline)) void take_rows(const float *rows, size_t stride,
                                                             size_t n_rows, const float *question,
-                                                            size_t n_blocks, size_t dim, float *out)
+                                                            size_t dim, float *out)
 {
-    __m256 most[ROWS];
-    for (size_t r = 0; r < n_rows; r++) most[r] = _mm256_set1_ps(-INFINITY);
-    for (size_t b = 0; b < n_blocks; b++) {
-        const float *q = question + b * dim * LANES;
-        __m256 sums[ROWS][2];
-        for (size_t r = 0; r < n_rows; r++) sums[r][0] = sums[r][1] = _mm256_setzero_ps();
-        for (size_t d = 0; d < dim; d++, q += LANES) {
-            __m256 low = _mm256_loadu_ps(q), high = _mm256_loadu_ps(q + HALF);
-            for (size_t r = 0; r < n_rows; r++) {
-                __m256 x = _mm256_broadcast_ss(&rows[r * stride + d]);
-                sums[r][0] = _mm256_fmadd_ps(x, low, sums[r][0]);
-                sums[r][1] = _mm256_fmadd_ps(x, high, sums[r][1]);
-            }
+    __m256 sums[ROWS][2];
+    for (size_t r = 0; r < n_rows; r++) sums[r][0] = sums[r][1] = _mm256_setzero_ps();
+    for (size_t d = 0; d < dim; d++, question += LANES) {
+        __m256 low = _mm256_loadu_ps(question), high = _mm256_loadu_ps(question + HALF);
+        for (size_t r = 0; r < n_rows; r++) {
+            __m256 x = _mm256_broadcast_ss(&rows[r * stride + d]);
+            sums[r][0] = _mm256_fmadd_ps(x, low, sums[r][0]);
+            sums[r][1] = _mm256_fmadd_ps(x, high, sums[r][1]);
         }
-        for (size_t r = 0; r < n_rows; r++)
-            most[r] = _mm256_max_ps(most[r], _mm256_max_ps(sums[r][0], sums[r][1]));
     }
-    for (size_t r = 0; r < n_rows; r++) out[r] = max_of(most[r]);
+    for (size_t r = 0; r < n_rows; r++) {
+        _mm256_storeu_ps(out + r * LANES, sums[r][0]);
+        _mm256_storeu_ps(out + r * LANES + HALF, sums[r][1]);
+    }
 }
 
-static void largest_products(const float *rows, size_t stride, size_t n, const float *question,
-                             size_t n_blocks, size_t dim, float *out)
+static void row_products(const float *rows, size_t stride, size_t n, const float *question,
+                         size_t dim, float *out)
 {
     size_t i = 0;
     for (; i + ROWS <= n; i += ROWS)
-        take_rows(rows + i * stride, stride, ROWS, question, n_blocks, dim, out + i);
-    for (; i < n; i++) take_rows(rows + i * stride, stride, 1, question, n_blocks, dim, out + i);
+        take_rows(rows + i * stride, stride, ROWS, question, dim, out + i * LANES);
+    for (; i < n; i++) take_rows(rows + i * stride, stride, 1, question, dim, out + i * LANES);
 }
 
 void kern_cosines_fill_avx2(kern_isa *isa)
 {
     isa->widen_rows = widen_rows;
-    isa->largest_products = largest_products;
+    isa->row_products = row_products;
 }

@@ -3,9 +3,7 @@
 #include "kernels/isa.h"
 #include "kernels/x86/math_avx512.h"
 
-#include <math.h>
-
-enum { LANES = 16, ROWS = 8, BLOCKS = 2 };
+enum { LANES = 16, ROWS = 16 };
 
 static inline __m512 load(const uint16_t *x, size_t n)
 {
@@ -27,52 +25,31 @@ static void widen_rows(const uint16_t *rows, size_t n, size_t dim, size_t stride
     }
 }
 
-/* most [rows] = the largest of itself and of the rows' products with the blocks' columns. */
-static inline __attribute__((always_inline)) void take_blocks(const float *rows, size_t stride,
-                                                              const float *question, size_t dim,
-                                                              size_t n_rows, size_t n_blocks,
-                                                              __m512 *most)
-{
-    __m512 sums[ROWS][BLOCKS];
-    for (size_t r = 0; r < n_rows; r++)
-        for (size_t b = 0; b < n_blocks; b++) sums[r][b] = _mm512_setzero_ps();
-    for (size_t d = 0; d < dim; d++) {
-        __m512 q[BLOCKS];
-        for (size_t b = 0; b < n_blocks; b++)
-            q[b] = _mm512_loadu_ps(question + (b * dim + d) * LANES);
-        for (size_t r = 0; r < n_rows; r++)
-            for (size_t b = 0; b < n_blocks; b++)
-                sums[r][b] =
-                    _mm512_fmadd_ps(_mm512_set1_ps(rows[r * stride + d]), q[b], sums[r][b]);
-    }
-    for (size_t r = 0; r < n_rows; r++)
-        for (size_t b = 0; b < n_blocks; b++) most[r] = _mm512_max_ps(most[r], sums[r][b]);
-}
-
 static inline __attribute__((always_inline)) void take_rows(const float *rows, size_t stride,
                                                             size_t n_rows, const float *question,
-                                                            size_t n_blocks, size_t dim, float *out)
+                                                            size_t dim, float *out)
 {
-    __m512 most[ROWS];
-    size_t b = 0;
-    for (size_t r = 0; r < n_rows; r++) most[r] = _mm512_set1_ps(-INFINITY);
-    for (; b + BLOCKS <= n_blocks; b += BLOCKS)
-        take_blocks(rows, stride, question + b * dim * LANES, dim, n_rows, BLOCKS, most);
-    if (b < n_blocks) take_blocks(rows, stride, question + b * dim * LANES, dim, n_rows, 1, most);
-    for (size_t r = 0; r < n_rows; r++) out[r] = max_avx512(most[r]);
+    __m512 sums[ROWS];
+    for (size_t r = 0; r < n_rows; r++) sums[r] = _mm512_setzero_ps();
+    for (size_t d = 0; d < dim; d++) {
+        __m512 q = _mm512_loadu_ps(question + d * LANES);
+        for (size_t r = 0; r < n_rows; r++)
+            sums[r] = _mm512_fmadd_ps(_mm512_set1_ps(rows[r * stride + d]), q, sums[r]);
+    }
+    for (size_t r = 0; r < n_rows; r++) _mm512_storeu_ps(out + r * LANES, sums[r]);
 }
 
-static void largest_products(const float *rows, size_t stride, size_t n, const float *question,
-                             size_t n_blocks, size_t dim, float *out)
+static void row_products(const float *rows, size_t stride, size_t n, const float *question,
+                         size_t dim, float *out)
 {
     size_t i = 0;
     for (; i + ROWS <= n; i += ROWS)
-        take_rows(rows + i * stride, stride, ROWS, question, n_blocks, dim, out + i);
-    for (; i < n; i++) take_rows(rows + i * stride, stride, 1, question, n_blocks, dim, out + i);
+        take_rows(rows + i * stride, stride, ROWS, question, dim, out + i * LANES);
+    for (; i < n; i++) take_rows(rows + i * stride, stride, 1, question, dim, out + i * LANES);
 }
 
 void kern_cosines_fill_avx512(kern_isa *isa)
 {
     isa->widen_rows = widen_rows;
-    isa->largest_products = largest_products;
+    isa->row_products = row_products;
 }

@@ -52,7 +52,7 @@ static void check_case(size_t index, const json_t *c)
     uint16_t *query = numbers(field(c, "seed") + 1, (size_t)m * dim);
     float *scores = malloc(n * sizeof *scores);
     uint32_t *out = malloc(n * sizeof *out);
-    assert_true(status_ok(gather_scores(context, n, query, m, dim, scores)));
+    assert_true(status_ok(gather_scores(context, n, query, m, dim, gather_background(&f), scores)));
     assert_true(status_ok(gather_select(scores, n, &f, out, &n_out)));
     size_t i;
     const json_t *range;
@@ -97,7 +97,7 @@ static void scores_are_cosines(void **state)
     float scores[N];
     memset(context + 70 * DIM, 0, DIM * sizeof *context);
     memset(query + 5 * DIM, 0, DIM * sizeof *query);
-    assert_true(status_ok(gather_scores(context, N, query, M, DIM, scores)));
+    assert_true(status_ok(gather_scores(context, N, query, M, DIM, 0, scores)));
     for (size_t i = 0; i < N; i++) {
         double best = -2;
         for (size_t j = 0; j < M; j++) {
@@ -124,7 +124,7 @@ static void small_numbers_count(void **state)
     (void)state;
     const uint16_t row[2] = {1, 2}, query[4] = {0x3c00, 0x4000, 0x3c00, 0xbc00};
     float score;
-    assert_true(status_ok(gather_scores(row, 1, query, 2, 2, &score)));
+    assert_true(status_ok(gather_scores(row, 1, query, 2, 2, 0, &score)));
     assert_true(fabsf(score - 1) < 1e-6f);
 }
 
@@ -154,6 +154,28 @@ static void budgets_windows_and_ties(void **state)
     expect_set(same, 4, (gather_fields){.budget = 2, .window = 1}, "0 1");
 }
 
+/* The question's first token is as like every fourth token of the context as can be, its second is
+ * rather like token 21 alone: that place is read first. */
+static void what_is_everywhere_does_not_decide(void **state)
+{
+    (void)state;
+    enum { N = 40, DIM = 3 };
+    const uint16_t one = f16_from_f32(1);
+    uint16_t context[N * DIM] = {0};
+    const uint16_t query[2 * DIM] = {one, 0, 0, 0, one, 0};
+    const gather_fields f = {.budget = 6, .window = 3};
+    float scores[N];
+    for (size_t i = 0; i < N; i++) context[i * DIM + (i % 4 ? 2 : 0)] = one;
+    context[21 * DIM + 1] = one;
+    assert_int_equal(gather_background(&f), 3);
+    assert_true(status_ok(gather_scores(context, N, query, 2, DIM, 3, scores)));
+    assert_true(scores[20] == 0 && fabsf(scores[21] - sqrtf(0.5f)) < 1e-3f);
+    uint32_t out[6], n_out = 0;
+    assert_true(status_ok(gather_select(scores, N, &f, out, &n_out)));
+    assert_int_equal(n_out, 6);
+    for (uint32_t i = 0; i < 3; i++) assert_int_equal(out[3 + i], 20 + i);
+}
+
 static void fields_that_cannot_be_met(void **state)
 {
     (void)state;
@@ -174,8 +196,11 @@ static void fields_that_cannot_be_met(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(gathered_sets_are_the_oracles), cmocka_unit_test(scores_are_cosines),
-        cmocka_unit_test(small_numbers_count),           cmocka_unit_test(budgets_windows_and_ties),
+        cmocka_unit_test(gathered_sets_are_the_oracles),
+        cmocka_unit_test(scores_are_cosines),
+        cmocka_unit_test(small_numbers_count),
+        cmocka_unit_test(budgets_windows_and_ties),
+        cmocka_unit_test(what_is_everywhere_does_not_decide),
         cmocka_unit_test(fields_that_cannot_be_met),
     };
     return cmocka_run_group_tests_name("engine_gather", tests, NULL, NULL);
