@@ -78,6 +78,13 @@ static void make_passkey(const task *t, const task_context *ctx, rng *r, uint32_
     document_add(d, &q->needles, needle.line);
 }
 
+static uint32_t count_key(const char *const *keys, uint32_t n, uint32_t k)
+{
+    uint32_t same = 0;
+    for (uint32_t i = 0; i < n; i++) same += strcmp(keys[i], keys[k]) == 0;
+    return same;
+}
+
 static void make_kv(const task *t, const task_context *ctx, rng *r, uint32_t size, document *d)
 {
     (void)t;
@@ -102,9 +109,10 @@ static void make_kv(const task *t, const task_context *ctx, rng *r, uint32_t siz
         /* A different key each time: the questions step through all keys evenly. */
         uint32_t k =
             (uint32_t)(((uint64_t)first + (uint64_t)asked * size / ctx->max_questions) % size);
-        uint32_t same = 0;
-        for (uint32_t i = 0; i < size; i++) same += strcmp(keys[i], keys[k]) == 0;
-        if (same > 1) continue; /* two values: no single right answer */
+        /* A key with two values has no single right answer: the next one is asked for. */
+        for (uint32_t tried = 0; tried < size && count_key(keys, size, k) > 1; tried++)
+            k = (k + 1) % size;
+        if (count_key(keys, size, k) > 1) continue;
         question *q = document_ask(d, document_format(d, "Key: \"%s\"" ANSWER, keys[k]), keys[k]);
         if (!q) return;
         q->depth = (float)k / (float)size;

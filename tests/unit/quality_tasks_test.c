@@ -176,6 +176,25 @@ static void demo_wording(void **state)
     document_destroy(&d);
 }
 
+/* Among 4,000 keys of four letters one in about 115 has another's letters, and cannot be asked for:
+ * another key is. */
+static void a_long_list_of_keys_has_its_question(void **state)
+{
+    (void)state;
+    const task *t = task_find("demo_kv", 7);
+    const task_context ctx = {NULL, 1, 1 << 16};
+    for (uint64_t seed = 0; seed < 200; seed++) {
+        rng r = rng_seed(seed);
+        document d;
+        document_init(&d);
+        t->make(t, &ctx, &r, 4000, &d);
+        assert_false(d.failed);
+        assert_int_equal(d.n_questions, 1);
+        check_needles(t, &d, &d.questions[0]);
+        document_destroy(&d);
+    }
+}
+
 static void unknown_name(void **state)
 {
     (void)state;
@@ -244,6 +263,7 @@ int main(void)
         cmocka_unit_test(numbered_questions),
         cmocka_unit_test(common_words),
         cmocka_unit_test(demo_wording),
+        cmocka_unit_test(a_long_list_of_keys_has_its_question),
         cmocka_unit_test(unknown_name),
         cmocka_unit_test(bm25),
     };
