@@ -384,7 +384,8 @@ static void complete(exchange *e)
     }
     if (e->body.data) e->x.body = e->body.data;
     e->x.body_bytes = e->body.size;
-    if (e->body.size >= HTTP_LARGE_BODY_BYTES) http_work_put(&e->server->work, e);
+    if (e->body.size >= HTTP_LARGE_BODY_BYTES || http_is_heavy(e->route))
+        http_work_put(&e->server->work, e);
     else e->route->handle(&e->x);
 }
 

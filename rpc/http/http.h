@@ -56,6 +56,8 @@ typedef struct http_route {
 typedef void (*http_error_form)(const openai_error *e, const char *id, strbuf *out);
 http_error_form http_errors_of(const char *path);
 
+/* True for a route whose work does not end with its body: a stored conversation comes before it. */
+bool http_is_heavy(const http_route *route);
 /* The table of routes (routes.c). */
 const http_route *http_routes(size_t *n);
 

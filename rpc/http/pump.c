@@ -172,13 +172,23 @@ static status start_answer(exchange *e, const openai_call *call, error *err)
     return generation_start(s, call->requests, call->n_requests, &o, &e->generation, err);
 }
 
+/* A stored conversation takes as much memory as one that a client sends. */
+static status take_stored(exchange *e, const openai_call *call, error *err)
+{
+    if (!service_take_body(e->server->service, call->stored_bytes))
+        return error_set(err, STATUS_UNAVAILABLE, "too little memory for the stored conversation");
+    e->body_taken += call->stored_bytes;
+    return STATUS_IS_OK;
+}
+
 void http_generate(http_exchange *x, openai_call *call)
 {
     exchange *e = (exchange *)x;
     error err = {{0}};
     openai_error why;
     const openai_form *form = call->form;
-    status st = start_answer(e, call, &err);
+    status st = take_stored(e, call, &err);
+    if (status_ok(st)) st = start_answer(e, call, &err);
     if (status_ok(st)) {
         e->answer = openai_answer_create(x->service, call, generation_id(e->generation));
         if (!e->answer) st = error_set(&err, STATUS_NO_MEMORY, "out of memory");

@@ -194,6 +194,8 @@ const http_route *http_routes(size_t *n)
     return routes;
 }
 
+bool http_is_heavy(const http_route *route) { return route->handle == route_responses; }
+
 static void put_error(const openai_error *e, const char *id, strbuf *out)
 {
     (void)id;

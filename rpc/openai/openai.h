@@ -53,6 +53,7 @@ typedef struct openai_call {
     engine_request *requests;
     uint32_t n_requests;
     uint32_t n_choices;      // of each request
+    size_t stored_bytes;     // of a stored conversation, beside the body's
     const openai_form *form; // NULL = chat's or completions' own
     void *writer;            // form's
 } openai_call;

@@ -78,6 +78,11 @@ static void items_become_messages(void **state)
     openai_call c = parse(state, "{\"input\": \"hi\"}");
     check_messages(&c, "[{\"role\":\"user\",\"content\":" TEXT("hi") "}]");
     openai_call_destroy(&c);
+    c = parse(state, "{\"input\": [{\"role\": \"user\", \"content\": \"a\"}, "
+                     "{\"role\": \"user\", \"content\": \"b\"}]}");
+    check_messages(&c, "[{\"role\":\"user\",\"content\":" TEXT(
+                           "a") "},{\"role\":\"user\",\"content\":" TEXT("b") "}]");
+    openai_call_destroy(&c);
     c = parse(state, "{\"instructions\": \"i\", \"input\": ["
                      "{\"role\": \"developer\", \"content\": \"d\"},"
                      "{\"role\": \"user\", \"content\": [{\"type\": \"input_text\", \"text\": "
@@ -288,6 +293,11 @@ static void a_conversation_goes_on(void **state)
                                   "two") "},{\"role\":\"assistant\",\"content\":\"A \\\"b\\\"\"},"
                                          "{\"role\":\"user\",\"content\":" TEXT("three") "}]");
     assert_string_equal(c.requests->cache_salt, "salt");
+    assert_int_equal(c.stored_bytes, strlen("[{\"role\":\"user\",\"content\":" TEXT(
+                                         "one") "},"
+                                                "{\"role\":\"assistant\",\"content\":"
+                                                "\"A \\\"b\\\"\"}]") *
+                                         2);
     openai_call_destroy(&c);
     assert_false(openai_parse_response(&f->service, "bob", body, strlen(body), &c, &e));
     assert_string_equal(e.param, "previous_response_id");

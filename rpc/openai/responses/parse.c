@@ -14,7 +14,8 @@ typedef struct reading {
     const json_t *body;
     const char *also[FIELDS_MAX];
     response_writer *w;
-    json_t *chat; // the body that is made
+    size_t *stored_bytes; // the call's
+    json_t *chat;         // the body that is made
 } reading;
 
 static bool is(const char *word, const char *what) { return word && strcmp(word, what) == 0; }
@@ -86,6 +87,7 @@ static status add_before(const reading *in, chat_turns *t, error *err)
                          "request: previous_response_id: the conversation has more than %d turns",
                          RESPONSE_TURNS_MAX);
     for (size_t i = 0; i < n; i++) RETURN_IF_ERROR(add_turn(chain[i], &left, t, err));
+    *in->stored_bytes = in->s->o.max_body_bytes - left;
     return STATUS_IS_OK;
 }
 
@@ -430,7 +432,7 @@ bool openai_parse_response(service *s, const char *identity, const char *body, s
     error err = {{0}};
     json_t *doc = NULL;
     *out = (openai_call){.form = &response_form, .writer = calloc(1, sizeof(response_writer))};
-    reading in = {.s = s, .w = out->writer};
+    reading in = {.s = s, .w = out->writer, .stored_bytes = &out->stored_bytes};
     status st = in.w ? openai_read_body(s, body, n, FOR_RESPONSES, &doc, in.also, &err)
                      : out_of_memory(&err);
     in.body = doc;
