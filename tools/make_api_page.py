@@ -195,7 +195,9 @@ def put_routes(page, root):
     page.text("Bodies are JSON of at most --max-body bytes. Where the server has API keys, a route that needs one "
               "takes `Authorization: Bearer KEY`, or `x-api-key: KEY` where that header is absent. `X-Request-Id` of up to $HTTP_ID_BYTES_MAX printable characters "
               "becomes the request's id; every answer has the header. `OPTIONS` on a route answers, without a key, with "
-              "the methods that its path takes, and with CORS headers where --cors-origin allows the page's origin.")
+              "the methods that its path takes, and with CORS headers where --cors-origin allows the page's origin. "
+              "An answer that is no stream and has $HTTP_COMPRESSED_BYTES_MIN bytes or more is sent as gzip to a client "
+              "whose `Accept-Encoding` takes it.")
     page.table(["route", "API key", "what it does"],
                [(f"`{m} {p}`", "yes" if key else "no", words.ROUTES[f"{m} {p}"]) for m, p, key in routes])
 

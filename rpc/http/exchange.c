@@ -66,6 +66,7 @@ void exchange_completed(void *cls, struct MHD_Connection *mhd, void **state,
     watch_ended(&h->watch, e->connection);
     wake_destroy(&e->wake);
     forget_body(e);
+    compress_destroy(e);
     strbuf_destroy(&e->out);
     free(e);
 }
@@ -298,6 +299,7 @@ static void begin_request(exchange *e, const char *method, const char *url, cons
     watch_has_head(&e->server->watch, e->connection);
     gather_head(e, method, version, &head);
     choose_id(e, &head);
+    e->takes_gzip = head_takes_gzip(&head);
     http_verdict v = check_head(e, &head, &framing);
     if (v.status) {
         refuse_plain(e, v.status, v.message);
@@ -438,9 +440,13 @@ void exchange_send(exchange *e, unsigned code, struct MHD_Response *response)
 static struct MHD_Response *response_of_out(exchange *e, const char *content_type)
 {
     if (e->out.failed) return NULL;
+    bool pays = compress_pays(e);
     struct MHD_Response *r =
-        MHD_create_response_from_buffer(e->out.size, e->out.data, MHD_RESPMEM_PERSISTENT);
-    if (r && !add_header(r, MHD_HTTP_HEADER_CONTENT_TYPE, content_type)) {
+        pays && e->takes_gzip
+            ? compress_response(e)
+            : MHD_create_response_from_buffer(e->out.size, e->out.data, MHD_RESPMEM_PERSISTENT);
+    if (r && (!add_header(r, MHD_HTTP_HEADER_CONTENT_TYPE, content_type) ||
+              (pays && !add_header(r, MHD_HTTP_HEADER_VARY, "Accept-Encoding")))) {
         MHD_destroy_response(r);
         r = NULL;
     }

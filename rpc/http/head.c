@@ -150,6 +150,68 @@ http_verdict head_check(const http_head *h, http_framing *out)
     return check_framing(h, out);
 }
 
+/* ---- codings --------------------------------------------------------------------------------- */
+
+/* The part of s [n] before `end`, without blanks around it; *rest is what follows `end`. */
+static http_field cut_part(const char *s, size_t n, char end, http_field *rest)
+{
+    const char *at = n ? memchr(s, end, n) : NULL;
+    size_t part = at ? (size_t)(at - s) : n;
+    *rest = (http_field){.value = at ? at + 1 : s + n, .value_bytes = at ? n - part - 1 : 0};
+    while (part && (*s == ' ' || *s == '\t')) s++, part--;
+    while (part && (s[part - 1] == ' ' || s[part - 1] == '\t')) part--;
+    return (http_field){.value = s, .value_bytes = part};
+}
+
+/* The thousandths of a weight such as "q=0.5"; 1000 for "", 0 for what is malformed. */
+static int weight_of(const http_field *text)
+{
+    const char *v = text->value;
+    size_t n = text->value_bytes;
+    int weight = 0, unit = 1000;
+    if (n == 0) return 1000;
+    if (n < 3 || n > 7 || (v[0] != 'q' && v[0] != 'Q') || v[1] != '=') return 0;
+    if ((v[2] != '0' && v[2] != '1') || (n > 3 && v[3] != '.')) return 0;
+    for (size_t i = 2; i < n; i++) {
+        if (i == 3) continue;
+        if (v[i] < '0' || v[i] > '9') return 0;
+        weight += (v[i] - '0') * unit;
+        unit /= 10;
+    }
+    return weight <= 1000 ? weight : 0;
+}
+
+/* Weights that the client gave; -1 = none. */
+typedef struct coding_weights {
+    int gzip, identity, others;
+} coding_weights;
+
+static void take_coding(const http_field *member, coding_weights *out)
+{
+    http_field weight, rest, name = cut_part(member->value, member->value_bytes, ';', &weight);
+    weight = cut_part(weight.value, weight.value_bytes, ';', &rest);
+    int w = rest.value_bytes ? 0 : weight_of(&weight);
+    if (value_is(&name, "gzip") || value_is(&name, "x-gzip")) out->gzip = w;
+    else if (value_is(&name, "identity")) out->identity = w;
+    else if (value_is(&name, "*")) out->others = w;
+}
+
+bool head_takes_gzip(const http_head *h)
+{
+    coding_weights w = {-1, -1, -1};
+    for (size_t i = 0; i < n_known(h); i++) {
+        const http_field *f = &h->fields[i];
+        if (!is_named(f, "accept-encoding")) continue;
+        http_field rest = *f;
+        while (rest.value_bytes) {
+            http_field member = cut_part(rest.value, rest.value_bytes, ',', &rest);
+            take_coding(&member, &w);
+        }
+    }
+    int gzip = w.gzip >= 0 ? w.gzip : w.others;
+    return gzip > 0 && gzip >= w.identity;
+}
+
 /* ---- layout ---------------------------------------------------------------------------------- */
 
 /* True when a line ends at p: two NULs, which were CRLF. */

@@ -60,6 +60,10 @@ bool head_is_plain(const http_head *h);
 /* The first field of this name, compared without case, or NULL. */
 const http_field *head_find(const http_head *h, const char *name);
 
+/* True when the client takes gzip and does not like a plain answer better (Accept-Encoding, RFC
+ * 9110, 12.5.3). A coding whose weight is malformed counts as refused. */
+bool head_takes_gzip(const http_head *h);
+
 /* Decodes %XX. False for a bad escape, a control character, or too little room. */
 bool head_unescape(const char *s, size_t n, char *out, size_t size);
 

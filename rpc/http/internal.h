@@ -5,7 +5,7 @@
  * pump.c      a generation's outputs to a client  watch.c    clients that vanish, trickle or stall
  * routes.c    the table of paths                  tls.c      certificates
  * work.c      large bodies, which a pool reads    wake.c     suspended connections, woken
- * cors.c      pages of other origins, OPTIONS */
+ * cors.c      pages of other origins, OPTIONS     compress.c  answers as gzip */
 #ifndef RPC_HTTP_INTERNAL_H
 #define RPC_HTTP_INTERNAL_H
 
@@ -22,6 +22,7 @@ enum {
     HTTP_LARGE_BODIES = 64,            // most bodies of the largest size in memory at once
     HTTP_CONNECTION_BYTES = 32 * 1024, // libmicrohttpd's memory per connection; bounds the head
     HTTP_ID_BYTES_MAX = 128,
+    HTTP_COMPRESSED_BYTES_MIN = 1024, // shorter answers are sent as they are
 };
 
 /* ---- waking a suspended connection ----------------------------------------------------------- */
@@ -144,6 +145,7 @@ void watch_ended(http_watch *w, http_connection *c);
 /* ---- large bodies (work.c) ------------------------------------------------------------------- */
 
 typedef struct exchange exchange;
+typedef struct compression compression;
 
 /* Called on the connection's thread: queues the exchange, whose handler runs on a thread of w. */
 void http_work_put(work_pool *w, exchange *e);
@@ -213,13 +215,15 @@ struct exchange {
     bool is_options;      // answered by cors_answer_options
     bool close;           // the connection ends with this request
     bool failed;          // no answer could be made
+    bool takes_gzip;      // head_takes_gzip
     strbuf body;
     size_t body_received, body_reported;
     size_t body_taken; // counted by service_take_body
     http_wake wake;
     generation *generation;
     openai_answer *answer;
-    strbuf out; // the answer's body, or frames not yet sent
+    strbuf out;               // the answer's body, or frames not yet sent
+    compression *compression; // of `out`; NULL = sent as it is
     size_t out_sent;
     const char *last_words; // text sent after `out`, static; NULL = none
     bool ended;             // nothing follows `out` and last_words
@@ -247,6 +251,13 @@ void exchange_drop_body(exchange *e);
 void exchange_send(exchange *e, unsigned code, struct MHD_Response *response);
 /* Answers with e->out. */
 void exchange_send_out(exchange *e, unsigned code, const char *content_type);
+
+/* True when `out` is long enough to be compressed for clients that take it. */
+bool compress_pays(const exchange *e);
+/* A response that sends e->out as gzip, which lives until compress_destroy; NULL when memory is
+ * out. */
+struct MHD_Response *compress_response(exchange *e);
+void compress_destroy(exchange *e);
 
 /* Checks the origins in the options. */
 status cors_check(const rpc_options *o, error *err);

@@ -160,6 +160,16 @@ static bool has_bare_lf(const uint8_t *bytes, size_t n)
     return false;
 }
 
+/* Only these bytes name gzip, alone or among all codings. */
+static void check_coding(const char *value, size_t n)
+{
+    http_head h = {.n_fields = 1, .fields = {{"accept-encoding", value, 15, n}}};
+    if (head_takes_gzip(&h))
+        FUZZ_CHECK(memchr(value, '*', n) || memmem(value, n, "ip", 2) ||
+                   memmem(value, n, "IP", 2) || memmem(value, n, "iP", 2) ||
+                   memmem(value, n, "Ip", 2));
+}
+
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
 {
     char text[64], host[32];
@@ -182,6 +192,7 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
     if (address_split(l->bytes, host, sizeof host, &port)) FUZZ_CHECK(strlen(host) < sizeof host);
     if (head_unescape((const char *)data, size, text, sizeof text))
         FUZZ_CHECK(strlen(text) < sizeof text && strlen(text) <= size);
+    check_coding((const char *)data, size);
     free(l);
     return 0;
 }

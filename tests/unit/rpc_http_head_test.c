@@ -115,6 +115,62 @@ static void addresses(void **state)
     }
 }
 
+static http_field accept(const char *value)
+{
+    return (http_field){"Accept-Encoding", value, sizeof "Accept-Encoding" - 1, strlen(value)};
+}
+
+static void gzip_is_taken_by_its_weight(void **state)
+{
+    (void)state;
+    static const struct {
+        const char *first, *second; // fields; NULL = none
+        bool takes;
+    } rows[] = {
+        {NULL, NULL, false},
+        {"", NULL, false},
+        {"gzip", NULL, true},
+        {"x-GZIP", NULL, true},
+        {"br, deflate", NULL, false},
+        {"br,deflate,\tgzip ,", NULL, true},
+        {"*", NULL, true},
+        {"*;q=0", NULL, false},
+        {"*, gzip;q=0", NULL, false},
+        {"*;q=0, gzip", NULL, true},
+        {"gzip;q=0", NULL, false},
+        {"gzip;q=0.000", NULL, false},
+        {"gzip;q=0.001", NULL, true},
+        {"gzip ; Q=1.000", NULL, true},
+        {"gzip;q=1.", NULL, true},
+        {"gzip;q=0.5, identity", NULL, false},
+        {"identity;q=0.5, gzip;q=0.4", NULL, false},
+        {"identity;q=0.5, gzip;q=0.5", NULL, true},
+        {"identity;q=0", NULL, false},
+        {"br", "gzip", true},
+        {"gzip", "gzip;q=0", false},
+        /* Malformed weights. */
+        {"gzip;q=1.001", NULL, false},
+        {"gzip;q=2", NULL, false},
+        {"gzip;q=0.1234", NULL, false},
+        {"gzip;q=-1", NULL, false},
+        {"gzip;q=", NULL, false},
+        {"gzip;q", NULL, false},
+        {"gzip;q=0x1", NULL, false},
+        {"gzip;q=.5", NULL, false},
+        {"gzip;level=9", NULL, false},
+        {"gzip;q=1;q=0", NULL, false},
+        {"gzip;q=1e9", NULL, false},
+        {"gzipped", NULL, false},
+        {";;,,;q=1,=;", NULL, false},
+    };
+    for (size_t i = 0; i < sizeof rows / sizeof rows[0]; i++) {
+        http_head h = {.n_fields = 0};
+        if (rows[i].first) h.fields[h.n_fields++] = accept(rows[i].first);
+        if (rows[i].second) h.fields[h.n_fields++] = accept(rows[i].second);
+        if (head_takes_gzip(&h) != rows[i].takes) fail_msg("row %zu", i);
+    }
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -122,6 +178,7 @@ int main(void)
         cmocka_unit_test(gaps_are_seen),
         cmocka_unit_test(escapes),
         cmocka_unit_test(addresses),
+        cmocka_unit_test(gzip_is_taken_by_its_weight),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
