@@ -116,6 +116,7 @@ void engine_destroy(engine *e);
 enum {
     ENGINE_STOPS_MAX = 16,
     ENGINE_STOP_BYTES_MAX = 256,
+    ENGINE_BAD_WORDS_MAX = 512,
     ENGINE_N_MAX = 128,
     ENGINE_SESSION_BYTES_MAX = 256,
 };
@@ -158,6 +159,7 @@ typedef struct engine_request {
     uint32_t n_bias;
     uint32_t *allowed_token_ids; // the tokens that may be drawn; NULL = all
     uint32_t n_allowed_token_ids;
+    json_t *bad_words; // texts that the answer never has, an array; NULL = none
     engine_form form;
     char *cache_salt;  // NULL = none; requests with different salts share no prefixes
     json_t *retention; // NULL = the engine's default

@@ -226,6 +226,7 @@ static status make_mask(engine *e, const engine_stream *s, const choice_state *c
 {
     uint32_t vocab = e->info.vocab_size, words = step_mask_words(vocab);
     RETURN_IF_ERROR(grammar_mask(c->matcher, mask));
+    bad_words_ban(&s->bad, &c->tail, mask, vocab);
     bool may_end = grammar_may_end(c->matcher), early = c->n_tokens < s->request.min_tokens;
     if (early) set_tokens(mask, s->stop_ids, s->n_stop_ids, vocab, false);
     set_tokens(mask, e->stop_ids, e->o.n_stop_ids, vocab,
@@ -237,16 +238,20 @@ static status make_mask(engine *e, const engine_stream *s, const choice_state *c
                : status_make(STATUS_INVALID, "no token fits the form of the answer here");
 }
 
-/* allowed_token_ids. The sampler bans end tokens before min_tokens by itself; here it only matters
- * whether any other is left. */
+/* allowed_token_ids and bad_words. min_tokens does not bind a masked draw, so the mask leaves out
+ * what would end the answer too early. */
 static status make_list_mask(engine *e, const engine_stream *s, const choice_state *c,
                              uint32_t *mask)
 {
     const engine_request *r = &s->request;
     uint32_t vocab = e->info.vocab_size, words = step_mask_words(vocab);
-    memset(mask, 0, words * sizeof *mask);
+    memset(mask, r->allowed_token_ids ? 0 : 255, words * sizeof *mask);
+    if (vocab % 32) mask[words - 1] &= (1u << vocab % 32) - 1;
     set_tokens(mask, r->allowed_token_ids, r->n_allowed_token_ids, vocab, true);
+    bad_words_ban(&s->bad, &c->tail, mask, vocab);
     if (c->n_tokens < r->min_tokens) set_tokens(mask, s->stop_ids, s->n_stop_ids, vocab, false);
+    if (s->bad.n && !has_tokens(mask, words))
+        return status_make(STATUS_INVALID, "bad_words: no other token may be drawn here");
     return has_tokens(mask, words)
                ? STATUS_IS_OK
                : status_make(STATUS_INVALID, "allowed_token_ids: are end tokens alone, which "
@@ -264,7 +269,8 @@ static engine_stream *masked_stream(engine *e, const step_seq *share)
 {
     engine_stream *s = share->n_samples > 0 ? slots_find(e, share->request) : NULL;
     if (!s || s->failed) return NULL;
-    return s->choices[share->choice].matcher || s->request.allowed_token_ids ? s : NULL;
+    bool masked = s->choices[share->choice].matcher || s->request.allowed_token_ids || s->bad.n;
+    return masked ? s : NULL;
 }
 
 static bool reserve(form_cache *c, uint32_t turn, size_t words)
@@ -304,6 +310,10 @@ engine_finish form_take(engine *e, engine_stream *s, uint32_t choice, uint32_t t
                         engine_finish finish)
 {
     choice_state *c = &s->choices[choice];
+    if (!bad_words_take(&s->bad, &c->tail, token)) {
+        slots_fail_stream(e, s, status_make(STATUS_NO_MEMORY, "bad_words"));
+        return ENGINE_FINISH_NONE;
+    }
     if (!c->matcher || finish != ENGINE_FINISH_NONE) return finish;
     status st = grammar_accept(c->matcher, token);
     if (status_ok(st)) return ENGINE_FINISH_NONE;

@@ -226,6 +226,8 @@ static status prepare_stream(engine *e, engine_stream *s, error *err)
     RETURN_IF_ERROR(make_tokens(e, s, gathers ? &question : NULL, err));
     if (gathers) RETURN_IF_ERROR(reform_prepare(e, s, &question, err));
     RETURN_IF_ERROR(form_prepare(e, s, err));
+    if (!s->request.score_only)
+        RETURN_IF_ERROR(bad_words_create(e->o.tokenizer, s->request.bad_words, &s->bad, err));
     status st = make_stops(e, s);
     if (!status_ok(st)) return error_set(err, st.code, "request: out of memory");
     /* Scoring ends with the first draw, which is not returned. */

@@ -26,6 +26,7 @@ void engine_request_destroy(engine_request *r)
     free(r->bias_ids);
     free(r->bias);
     free(r->allowed_token_ids);
+    json_decref(r->bad_words);
     form_destroy(&r->form);
     free(r->cache_salt);
     free(r->session);
@@ -78,6 +79,7 @@ status engine_request_copy(const engine_request *from, engine_request *to)
     to->bias = copy_bytes(from->bias, from->n_bias * sizeof(float), &ok);
     to->allowed_token_ids =
         copy_bytes(from->allowed_token_ids, from->n_allowed_token_ids * sizeof(uint32_t), &ok);
+    to->bad_words = copy_json(from->bad_words, &ok);
     ok = form_copy(&from->form, &to->form) && ok;
     to->cache_salt = copy_text(from->cache_salt, &ok);
     to->session = copy_text(from->session, &ok);
@@ -231,17 +233,41 @@ static status check_bias(const engine_request *r, const backend_info *info, erro
     return STATUS_IS_OK;
 }
 
-/* Which tokens may be drawn: a form, or a list. */
+static status check_bad_words(const engine_request *r, error *err)
+{
+    size_t n = json_array_size(r->bad_words);
+    if (r->bad_words && !json_is_array(r->bad_words))
+        return error_set(err, STATUS_INVALID, "bad_words: must be a list of strings");
+    if (n > ENGINE_BAD_WORDS_MAX)
+        return error_set(err, STATUS_LIMIT, "bad_words: more than %d strings",
+                         ENGINE_BAD_WORDS_MAX);
+    for (size_t i = 0; i < n; i++) {
+        const json_t *text = json_array_get(r->bad_words, i);
+        size_t bytes = json_string_length(text);
+        if (bytes == 0 || bytes > ENGINE_STOP_BYTES_MAX)
+            return error_set(err, STATUS_INVALID,
+                             "bad_words[%zu]: must be a string of 1 to %d bytes", i,
+                             ENGINE_STOP_BYTES_MAX);
+    }
+    return STATUS_IS_OK;
+}
+
+/* Which tokens may be drawn: by a form, a list, or texts that must not be. */
 static status check_masks(const engine_request *r, const backend_info *info, error *err)
 {
-    const char *field = r->form.given ? r->form.field : "allowed_token_ids";
-    if (!r->form.given && !r->allowed_token_ids) return STATUS_IS_OK;
+    const char *field = r->form.given          ? r->form.field
+                        : r->allowed_token_ids ? "allowed_token_ids"
+                                               : "bad_words";
+    RETURN_IF_ERROR(check_bad_words(r, err));
+    if (!r->form.given && !r->allowed_token_ids && json_array_size(r->bad_words) == 0)
+        return STATUS_IS_OK;
     if (r->form.given && r->allowed_token_ids)
         return error_set(err, STATUS_UNSUPPORTED, "allowed_token_ids: cannot be combined with %s",
                          field);
     if (!info->masks)
         return error_set(err, STATUS_UNSUPPORTED,
-                         "%s: the backend '%s' cannot hold an answer to a form", field, info->name);
+                         "%s: the backend '%s' cannot keep tokens from being drawn", field,
+                         info->name);
     if (!r->allowed_token_ids) return STATUS_IS_OK;
     if (r->n_allowed_token_ids < 1 || r->n_allowed_token_ids > info->vocab_size)
         return error_set(err, STATUS_INVALID, "allowed_token_ids: must have 1 to %u ids",

@@ -225,6 +225,8 @@ READER(tools, keep_tree(at, &r->tools, json_is_array(at->value), "must be a list
 READER(chat_template_kwargs,
        keep_tree(at, &r->chat_template_kwargs, json_is_object(at->value), "must be an object", err))
 READER(chat_template, read_word(at, &r->chat_template, err))
+READER(bad_words,
+       keep_tree(at, &r->bad_words, json_is_array(at->value), "must be a list of strings", err))
 READER(retrieval, keep_tree(at, &r->retrieval, json_is_object(at->value), "must be an object", err))
 READER(retention, keep_tree(at, &r->retention, json_is_object(at->value), "must be an object", err))
 

@@ -69,6 +69,7 @@ void stream_unref(engine_stream *s)
     free(s->texts);
     free(s->tokens);
     free(s->stop_ids);
+    bad_words_destroy(&s->bad);
     free(s->choices);
     free(s->ends);
     free(s->ring);

@@ -5,6 +5,7 @@
 #ifndef ENGINE_STREAM_H
 #define ENGINE_STREAM_H
 
+#include "engine/bad_words.h"
 #include "engine/engine.h"
 #include "engine/recall.h"
 #include "engine/reform/reform.h"
@@ -23,6 +24,7 @@ typedef struct choice_state {
     int32_t stop_string;      /* index into the request's `stop`, -1 = none */
     bool end_sent;            /* the scheduler was told that the choice ended */
     grammar_matcher *matcher; /* of the request's form; NULL = none */
+    bad_words_tail tail;      /* of its tokens, for the request's bad_words */
     int64_t first_token_us, last_token_us;
 } choice_state;
 
@@ -117,6 +119,7 @@ struct engine_stream {
     uint32_t max_new_tokens;
     uint32_t *stop_ids; /* EOS unless ignored, and the request's own: sorted */
     uint32_t n_stop_ids;
+    bad_words bad;     /* none where the prompt is only scored */
     uint32_t made_for; /* n_backends when sched_check accepted it */
     sched_request sched_request;
     recalled_session recalled; /* until the scheduler has seen it */

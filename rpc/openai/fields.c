@@ -124,7 +124,6 @@ static const field_row rows[] = {
     {"length_penalty", GENERATES, FIELD_VALUES, "[1,1.0]"},
     {"spaces_between_special_tokens", GENERATES, FIELD_VALUES, "[true]"},
     {"return_token_strs", FOR_TOKENIZE, FIELD_VALUES, "[false]"},
-    {"bad_words", GENERATES, FIELD_VALUES, "[[]]"},
 
     /* Fields of OpenAI or vLLM that are not supported. */
     {"logits_processors", GENERATES, FIELD_REFUSED, "is not supported"},

@@ -183,6 +183,16 @@ static status count_prompts(const reading *in, const json_t *prompt, size_t *n, 
     return STATUS_IS_OK;
 }
 
+/* The bytes of the strings in a list, roughly as they take memory. */
+static size_t bytes_of_strings(const json_t *list)
+{
+    enum { NODE_BYTES = 64 };
+    size_t bytes = 0;
+    for (size_t i = 0; i < json_array_size(list); i++)
+        bytes += NODE_BYTES + json_string_length(json_array_get(list, i));
+    return bytes;
+}
+
 /* Limits the memory of n requests: each holds a copy of the other fields, whose size the client
  * decides. */
 static status check_amount(const engine_request *first, size_t n, error *err)
@@ -190,11 +200,13 @@ static status check_amount(const engine_request *first, size_t n, error *err)
     size_t shared = first->n_bias * (sizeof *first->bias_ids + sizeof *first->bias) +
                     first->n_stop_token_ids * sizeof *first->stop_token_ids +
                     first->n_allowed_token_ids * sizeof *first->allowed_token_ids +
+                    bytes_of_strings(first->bad_words) +
                     (first->cache_salt ? strlen(first->cache_salt) : 0) + first->form.n;
     if (n > 1 && shared > SHARED_BYTES_MAX / n)
-        return error_set(err, STATUS_LIMIT,
-                         "request: prompt: too many prompts for so long a logit_bias, "
-                         "stop_token_ids, allowed_token_ids, cache_salt or form of the answer");
+        return error_set(
+            err, STATUS_LIMIT,
+            "request: prompt: too many prompts for so long a logit_bias, "
+            "stop_token_ids, allowed_token_ids, bad_words, cache_salt or form of the answer");
     if (first->n > OPENAI_CHOICES_MAX / n)
         return error_set(err, STATUS_LIMIT, "request: n: more than %d choices over all prompts",
                          OPENAI_CHOICES_MAX);

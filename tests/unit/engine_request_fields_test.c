@@ -224,7 +224,7 @@ static void test_allowed_token_ids(void **state)
                   "allowed_token_ids: cannot be combined with guided_regex");
     masks.masks = false;
     check_allowed(&masks, "{\"allowed_token_ids\": [7]}",
-                  "allowed_token_ids: the backend 'some' cannot hold an answer to a form");
+                  "allowed_token_ids: the backend 'some' cannot keep tokens from being drawn");
 }
 
 int main(void)

@@ -80,6 +80,43 @@ class Fields(ServeTest):
         error = self.server.refused("/v1/completions", {"prompt": "x", "allowed_token_ids": [5], "guided_regex": "a+"})
         self.assertIn("guided_regex", error["message"])
 
+    def test_bad_words(self):
+        """A text's last token is not drawn where the answer ends with the tokens before it."""
+        def ids(text):
+            return self.server.post("/tokenize", {"prompt": text, "add_special_tokens": False})["tokens"]
+
+        def lists(word):
+            bare, behind_blank = ids(word.lstrip()), ids(" " + word.lstrip())
+            same = len(bare) != len(behind_blank) or bare[0] == behind_blank[0]
+            return [bare] if same else [bare, behind_blank]
+
+        for fields in ({}, {"temperature": 1.3, "seed": 3, "n": 3}):
+            free = self.complete(max_tokens=40, **fields)["choices"]
+            for length in (1, 2, 4):
+                text = self.server.post("/detokenize", {"tokens": free[0]["token_ids"][5:5 + length]})["prompt"]
+                bad = [text.strip() or text, "king", "unlikely words"]
+                banned = [b for word in bad for b in lists(word)]
+                for choice in self.complete(max_tokens=40, bad_words=bad, **fields)["choices"]:
+                    got = choice["token_ids"]
+                    self.assertEqual(len(got), 40)
+                    for b in banned:
+                        self.assertNotIn(b, [got[i:i + len(b)] for i in range(len(got))])
+        (choice,) = self.complete(bad_words=[])["choices"]
+        self.assertEqual(choice["token_ids"], self.complete()["choices"][0]["token_ids"])
+        # With a list, and with a form: "a" is the only text that is left.
+        a, b = ids("a")[0], ids("b")[0]
+        (choice,) = self.complete(allowed_token_ids=[a, b], bad_words=["b"])["choices"]
+        self.assertEqual(choice["token_ids"], [a] * 6)
+        form = {"guided_choice": ["aa", "b"], "bad_words": ["b"], "ignore_eos": False, "max_tokens": 9}
+        self.assertEqual(self.complete(**form)["choices"][0]["text"], "aa")
+        for value, word in ((["x"] * 513, "512"), ([""], "1 to 256"), (["x" * 257], "1 to 256"), ([7], "string"),
+                            ("x", "list"), ([["x"]], "string")):
+            error = self.server.refused("/v1/completions", {"prompt": "x", "bad_words": value})
+            self.assertIn("bad_words", error["message"])
+            self.assertIn(word, error["message"])
+        left = {"allowed_token_ids": [a], "bad_words": ["a"]}
+        self.assertIn("bad_words", self.server.refused("/v1/completions", {"prompt": "x", **left})["message"])
+
 
 if __name__ == "__main__":
     main()
