@@ -38,6 +38,9 @@ HTTP_FIELDS = {
     "progress": ("boolean", "needs stream", "false",
                  "Events named `octavo.progress` tell how far a prompt that takes several steps is, at most ten times a "
                  "second."),
+    "best_of": ("integer", "`n` to $ENGINE_N_MAX, at most --max-batch", "`n`",
+                "Completions: generates so many choices and gives the `n` whose tokens have the greatest mean "
+                "log-probability. `usage` counts all of them. More than `n` cannot be streamed."),
     "echo": ("boolean", "", "false", "Puts the prompt before the text of each choice."),
     "tool_choice": ("string or object", "auto, none, required, or {\"type\": \"function\", \"function\": {\"name\": …}}",
                     "auto", "`none` does not pass the tools to the chat template. `required` holds the answer to calls "
@@ -89,6 +92,7 @@ ROUTES = {
                             "has one; that of a `cache_salt` is named by the header `octavo-cache-salt` too.",
     "POST /tokenize": "Gives the token ids of a text or a conversation. The body has at most $TOKENIZE_BYTES_MAX bytes.",
     "POST /detokenize": "Gives the text of token ids.",
+    "GET /tokenizer_info": "Gives the model's tokenizer_config.json, with its chat template and without names of files.",
     "GET /health": "200 while new requests are taken, else 503 with the reason.",
     "GET /ready": "The same as /health.",
     "GET /ping": "The same, by the name that SageMaker asks for.",

@@ -78,6 +78,14 @@ static void route_detokenize(http_exchange *x)
     reply(x, ok, &body, &err);
 }
 
+static void route_tokenizer_info(http_exchange *x)
+{
+    strbuf body = {0};
+    openai_error err;
+    bool ok = openai_tokenizer_info(x->service, &body, &err);
+    reply(x, ok, &body, &err);
+}
+
 static void route_models(http_exchange *x)
 {
     strbuf body = {0};
@@ -181,6 +189,7 @@ static const http_route routes[] = {
     {"DELETE", "/v1/sessions/", true, false, route_delete_session},
     {"POST", "/tokenize", true, true, route_tokenize},
     {"POST", "/detokenize", true, true, route_detokenize},
+    {"GET", "/tokenizer_info", true, false, route_tokenizer_info},
     {"GET", "/health", false, false, route_health},
     {"GET", "/ready", false, false, route_health},
     {"GET", "/ping", false, false, route_health},

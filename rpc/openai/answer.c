@@ -13,6 +13,7 @@ typedef struct choice {
     bool begun;
     uint32_t n_tokens; // generated
     uint32_t prompt_tokens;
+    double logprobs;                // summed over its tokens
     tok_stream place;               // decodes tokens to count characters, for text_offset
     uint32_t characters;            // in the text before the next token
     strbuf text;                    // not yet written
@@ -362,6 +363,7 @@ static void take_completion_logprobs(openai_answer *a, choice *c, const token_pl
 static void take_token(openai_answer *a, choice *c, const generation_output *o)
 {
     c->n_tokens++;
+    c->logprobs += o->out.sample.logprob;
     if (a->call.logprobs) {
         token_place p = sample_place(request_of(a, o), &o->out.sample);
         p.by_id = a->call.tokens_by_id;
@@ -556,21 +558,53 @@ static void finish_stream(openai_answer *a, strbuf *out)
     strbuf_puts(out, "data: [DONE]\n\n");
 }
 
-static void put_whole_choice(const openai_answer *a, uint32_t index, strbuf *out)
+static void put_whole_choice(const openai_call *call, const choice *c, uint32_t index, strbuf *out)
 {
-    const choice *c = &a->choices[index];
     strbuf_puts(out, index ? ",{\"index\":" : "{\"index\":");
     put_uint(out, index);
-    strbuf_puts(out, a->call.chat ? ",\"message\":{" : ",\"text\":");
-    if (takes_apart(&a->call)) talk_put_message(&c->talk, out);
+    strbuf_puts(out, call->chat ? ",\"message\":{" : ",\"text\":");
+    if (takes_apart(call)) talk_put_message(&c->talk, out);
     else {
-        if (a->call.chat) strbuf_puts(out, "\"role\":\"assistant\",\"content\":");
+        if (call->chat) strbuf_puts(out, "\"role\":\"assistant\",\"content\":");
         strbuf_json_string(out, c->text.data ? c->text.data : "", c->text.size);
-        if (a->call.chat) strbuf_puts(out, ",\"refusal\":null");
+        if (call->chat) strbuf_puts(out, ",\"refusal\":null");
     }
-    if (a->call.chat) strbuf_putc(out, '}');
+    if (call->chat) strbuf_putc(out, '}');
     strbuf_append(out, c->ending.data, c->ending.size);
     strbuf_putc(out, '}');
+}
+
+/* The mean of the logprobs of a choice's tokens. */
+static double score_of(const choice *c) { return c->n_tokens ? c->logprobs / c->n_tokens : 0; }
+
+/* How many choices of the same request are better; of equal ones the first. */
+static uint32_t place_of(const openai_answer *a, uint32_t at)
+{
+    uint32_t n = a->call.n_choices, first = at - at % n, better = 0;
+    double own = score_of(&a->choices[at]);
+    for (uint32_t i = first; i < first + n; i++) {
+        double other = score_of(&a->choices[i]);
+        better += other > own || (other == own && i < at);
+    }
+    return better;
+}
+
+/* Which of a request's choices the answer has, in its order: all of them, or the best ones. */
+static void order_choices(const openai_answer *a, uint32_t request, uint32_t order[ENGINE_N_MAX])
+{
+    uint32_t n = a->call.n_choices, n_unseen = a->call.n_unseen;
+    for (uint32_t i = 0; i < n; i++) {
+        uint32_t at = request * n + i, place = n_unseen ? place_of(a, at) : i;
+        if (place < n - n_unseen) order[place] = at;
+    }
+}
+
+static void put_request(const openai_answer *a, uint32_t request, strbuf *out)
+{
+    uint32_t order[ENGINE_N_MAX] = {0}, n = a->call.n_choices - a->call.n_unseen;
+    order_choices(a, request, order);
+    for (uint32_t i = 0; i < n; i++)
+        put_whole_choice(&a->call, &a->choices[order[i]], request * n + i, out);
 }
 
 static void finish_whole(openai_answer *a, strbuf *out)
@@ -584,7 +618,7 @@ static void finish_whole(openai_answer *a, strbuf *out)
         return;
     }
     strbuf_append(out, a->head.data, a->head.size);
-    for (uint32_t i = 0; i < a->n; i++) put_whole_choice(a, i, out);
+    for (uint32_t i = 0; i < a->call.n_requests; i++) put_request(a, i, out);
     strbuf_puts(out, "],");
     put_usage(out, &a->usage, true);
     if (a->call.chat) put_buffered(out, &a->choices[0].prompt);

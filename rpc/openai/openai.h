@@ -52,8 +52,9 @@ typedef struct openai_call {
     char *model;                              // the name asked for; malloc'd
     engine_request *requests;
     uint32_t n_requests;
-    uint32_t n_choices;      // of each request
-    size_t stored_bytes;     // of a stored conversation, beside the body's
+    uint32_t n_choices;  // of each request
+    uint32_t n_unseen;   // how many of them the answer leaves out: those of the lowest mean logprob
+    size_t stored_bytes; // of a stored conversation, beside the body's
     const openai_form *form; // NULL = chat's or completions' own
     void *writer;            // form's
 } openai_call;
@@ -100,6 +101,8 @@ const char *openai_answer_starved(const openai_answer *a);
 
 bool openai_tokenize(service *s, const char *body, size_t n, strbuf *out, openai_error *err);
 bool openai_detokenize(service *s, const char *body, size_t n, strbuf *out, openai_error *err);
+/* The configuration of the model's tokenizer, as Hugging Face writes it. */
+bool openai_tokenizer_info(service *s, strbuf *out, openai_error *err);
 void openai_models(service *s, strbuf *out);
 /* GET /v1/models/NAME */
 bool openai_model(service *s, const char *name, strbuf *out, openai_error *err);

@@ -106,6 +106,30 @@ static status settle_scoring(const reading *in, engine_request *r, error *err)
     return STATUS_IS_OK;
 }
 
+/* ---- choices --------------------------------------------------------------------------------- */
+
+/* best_of: more choices are generated than the answer has. They are compared by their logprobs. */
+static status read_best_of(const reading *in, engine_request *r, error *err)
+{
+    openai_call *c = in->call;
+    const json_t *v = body_member(in, "best_of");
+    json_int_t n = json_integer_value(v);
+    uint32_t most = in->s->o.model.max_batch;
+    if (most > ENGINE_N_MAX) most = ENGINE_N_MAX;
+    if (!v) return STATUS_IS_OK;
+    if (!json_is_integer(v) || n < r->n || n > most)
+        return error_set(err, STATUS_INVALID, "request: best_of: must be an integer in n .. %u",
+                         most);
+    if (n == r->n) return STATUS_IS_OK;
+    if (c->stream)
+        return refuse_body(err, "best_of: what is above n cannot be streamed: which choices are "
+                                "best is known at the end");
+    c->n_unseen = (uint32_t)n - r->n;
+    r->n = (uint32_t)n;
+    r->logprobs = larger(r->logprobs, 0);
+    return STATUS_IS_OK;
+}
+
 /* ---- one request ----------------------------------------------------------------------------- */
 
 /* Reads all fields but the prompt. */
@@ -116,7 +140,8 @@ static status read_request(const reading *in, engine_request *r, error *err)
     RETURN_IF_ERROR(engine_request_parse(in->body, "request", in->also, r, err));
     if (r->open_max_tokens && r->open_max_tokens < r->min_tokens)
         r->open_max_tokens = r->min_tokens;
-    return settle_scoring(in, r, err);
+    RETURN_IF_ERROR(settle_scoring(in, r, err));
+    return in->call->chat ? STATUS_IS_OK : read_best_of(in, r, err);
 }
 
 static bool make_requests(openai_call *c, size_t n)

@@ -187,6 +187,7 @@ ROUTES = {
     ("DELETE", "/v1/sessions/"): Row(OWN, ("/v1/sessions/POST-/v1/completions", None)), # Alice's
     ("POST", "/tokenize"): Row(OWN, ("/tokenize", {"prompt": "x"})),
     ("POST", "/detokenize"): Row(OWN, ("/detokenize", {"tokens": [1, 2]})),
+    ("GET", "/tokenizer_info"): Row(OWN, ("/tokenizer_info", None)),
     ("GET", "/health"): Row(OPEN, ("/health", None)),
     ("GET", "/ready"): Row(OPEN, ("/ready", None)),
     ("GET", "/ping"): Row(OPEN, ("/ping", None)),

@@ -3,8 +3,9 @@
 arguments]"""
 
 import json
+import os
 
-from harness import CONTEXT, ServeTest, main
+from harness import CONTEXT, MODEL, ROOT, ServeTest, main
 
 PROMPT = "Good morrow to thee, gentle friend, and to thy house."
 HELLO = [{"role": "user", "content": PROMPT}]
@@ -116,6 +117,38 @@ class Fields(ServeTest):
             self.assertIn(word, error["message"])
         left = {"allowed_token_ids": [a], "bad_words": ["a"]}
         self.assertIn("bad_words", self.server.refused("/v1/completions", {"prompt": "x", **left})["message"])
+
+    def test_best_of(self):
+        """The best choices by the mean of their logprobs, among those that n alone would give."""
+        sampled = {"max_tokens": 9, "temperature": 1.2, "seed": 11, "logprobs": 0}
+
+        def means(answer):
+            return [sum(c["logprobs"]["token_logprobs"]) / len(c["logprobs"]["token_logprobs"])
+                    for c in answer["choices"]]
+
+        every = self.complete(n=6, prompt=[PROMPT, "O Romeo"], **sampled)
+        best = self.complete(n=2, best_of=6, prompt=[PROMPT, "O Romeo"], **sampled)
+        self.assertEqual([c["index"] for c in best["choices"]], [0, 1, 2, 3])
+        for half in (0, 1):
+            ranked = sorted(zip(means(every), (c["text"] for c in every["choices"]), range(12)), reverse=True)
+            ranked = [r for r in ranked if r[2] // 6 == half][:2]
+            got = list(zip(means(best), (c["text"] for c in best["choices"])))[2 * half:2 * half + 2]
+            self.assertEqual([r[1] for r in ranked], [g[1] for g in got])
+        self.assertEqual(best["usage"], every["usage"])
+        bare = self.complete(n=2, best_of=6, prompt=[PROMPT, "O Romeo"], **{**sampled, "logprobs": None})
+        self.assertEqual([c["text"] for c in bare["choices"]], [c["text"] for c in best["choices"]])
+        self.assertIsNone(bare["choices"][0]["logprobs"])
+        self.assertEqual(self.complete(best_of=1)["choices"], self.complete()["choices"])
+        for fields in ({"best_of": 2, "n": 3}, {"best_of": 129}, {"best_of": "2"}, {"best_of": 0}, {"best_of": -1},
+                       {"best_of": 3, "stream": True}, {"best_of": 1.5}):
+            self.assertIn("best_of", self.server.refused("/v1/completions", {"prompt": "x", **fields})["message"])
+
+    def test_tokenizer_info(self):
+        status, _, text = self.server.get("/tokenizer_info")
+        with open(os.path.join(ROOT, MODEL, "tokenizer_config.json"), encoding="utf-8") as file:
+            config = json.load(file)
+        self.assertEqual(status, 200)
+        self.assertEqual(json.loads(text), config)
 
 
 if __name__ == "__main__":
