@@ -1,6 +1,7 @@
 /* inference.GRPCInferenceService (KServe v2): the table of methods, and the methods that answer at
  * once. */
 #include "rpc/services/kserve.h"
+#include "rpc/services/kserve_describe.h"
 
 /* ---- health ---------------------------------------------------------------------------------- */
 
@@ -30,58 +31,52 @@ static void model_ready(rpc_call *c, const ProtobufCMessage *message)
     call_reply(c, &m.base);
 }
 
-/* ---- metadata -------------------------------------------------------------------------------- */
+/* ---- descriptions ---------------------------------------------------------------------------- */
+
+static void reply_with(void *call, const ProtobufCMessage *message) { call_reply(call, message); }
+
+static void answer_describe(rpc_call *c, kserve_describe describe, ProtobufCBinaryData name,
+                            ProtobufCBinaryData version)
+{
+    const kserve_model which = {name, version};
+    error err = {{0}};
+    status st = describe(call_service(c), &which, reply_with, c, &err);
+    if (!status_ok(st)) call_fail(c, st, &err);
+}
 
 static void server_metadata(rpc_call *c, const ProtobufCMessage *message)
 {
     (void)message;
-    Inference__ServerMetadataResponse m = INFERENCE__SERVER_METADATA_RESPONSE__INIT;
-    m.name = field_of("octavo");
-    m.version = field_of(call_service(c)->o.version);
-    call_reply(c, &m.base);
-}
-
-typedef Inference__ModelMetadataResponse__TensorMetadata tensor_metadata;
-
-static void describe_tensors(const kserve_tensor *tensors, size_t n, tensor_metadata *out,
-                             tensor_metadata **list)
-{
-    for (size_t i = 0; i < n; i++) {
-        out[i] = (tensor_metadata)INFERENCE__MODEL_METADATA_RESPONSE__TENSOR_METADATA__INIT;
-        out[i].name = field_of(tensors[i].name);
-        out[i].datatype = field_of(tensors[i].datatype);
-        out[i].n_shape = 1;
-        out[i].shape = (int64_t *)(uintptr_t)&tensors[i].dim;
-        list[i] = &out[i];
-    }
+    answer_describe(c, kserve_describe_server, field_of(""), field_of(""));
 }
 
 static void model_metadata(rpc_call *c, const ProtobufCMessage *message)
 {
-    const Inference__ModelMetadataRequest *wanted =
-        (const Inference__ModelMetadataRequest *)message;
-    service *s = call_service(c);
+    const Inference__ModelMetadataRequest *m = (const Inference__ModelMetadataRequest *)message;
+    answer_describe(c, kserve_describe_model, m->name, m->version);
+}
+
+static void model_config(rpc_call *c, const ProtobufCMessage *message)
+{
+    const Inference__ModelConfigRequest *m = (const Inference__ModelConfigRequest *)message;
+    answer_describe(c, kserve_describe_config, m->name, m->version);
+}
+
+static void model_statistics(rpc_call *c, const ProtobufCMessage *message)
+{
+    const Inference__ModelStatisticsRequest *m = (const Inference__ModelStatisticsRequest *)message;
+    answer_describe(c, kserve_describe_statistics, m->name, m->version);
+}
+
+static void repository_index(rpc_call *c, const ProtobufCMessage *message)
+{
+    const Inference__RepositoryIndexRequest *m = (const Inference__RepositoryIndexRequest *)message;
     error err = {{0}};
-    status st = kserve_check_model(s, wanted->name, wanted->version, &err);
-    if (!status_ok(st)) {
-        call_fail(c, st, &err);
-        return;
-    }
-    Inference__ModelMetadataResponse m = INFERENCE__MODEL_METADATA_RESPONSE__INIT;
-    tensor_metadata inputs[KSERVE_INPUTS], outputs[KSERVE_OUTPUTS];
-    tensor_metadata *input_list[KSERVE_INPUTS], *output_list[KSERVE_OUTPUTS];
-    ProtobufCBinaryData version = field_of(kserve_version);
-    describe_tensors(kserve_inputs, KSERVE_INPUTS, inputs, input_list);
-    describe_tensors(kserve_outputs, KSERVE_OUTPUTS, outputs, output_list);
-    m.name = wanted->name.len ? wanted->name : field_of(s->o.model.names[0]);
-    m.n_versions = 1;
-    m.versions = &version;
-    m.platform = field_of("octavo");
-    m.n_inputs = KSERVE_INPUTS;
-    m.inputs = input_list;
-    m.n_outputs = KSERVE_OUTPUTS;
-    m.outputs = output_list;
-    call_reply(c, &m.base);
+    status st =
+        m->repository_name.len
+            ? error_set(&err, STATUS_NOT_FOUND, "repository_name: there is one without name")
+            : kserve_describe_index(call_service(c), m->ready, reply_with, c, &err);
+    if (!status_ok(st)) call_fail(c, st, &err);
 }
 
 /* ---- the service ----------------------------------------------------------------------------- */
@@ -114,6 +109,21 @@ static const rpc_method methods[] = {
         .path = "/inference.GRPCInferenceService/ModelMetadata",
         .input = &inference__model_metadata_request__descriptor,
         .message = model_metadata,
+    },
+    {
+        .path = "/inference.GRPCInferenceService/ModelConfig",
+        .input = &inference__model_config_request__descriptor,
+        .message = model_config,
+    },
+    {
+        .path = "/inference.GRPCInferenceService/RepositoryIndex",
+        .input = &inference__repository_index_request__descriptor,
+        .message = repository_index,
+    },
+    {
+        .path = "/inference.GRPCInferenceService/ModelStatistics",
+        .input = &inference__model_statistics_request__descriptor,
+        .message = model_statistics,
     },
     {
         .path = "/inference.GRPCInferenceService/ModelInfer",

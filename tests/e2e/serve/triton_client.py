@@ -72,6 +72,41 @@ class Facts(TritonTest):
         with self.assertRaises(utils.InferenceServerException):
             self.client.get_model_metadata("bananas")
 
+    def test_config(self):
+        config = self.client.get_model_config(self.model).config
+        self.assertEqual((config.name, config.backend, config.max_batch_size), (self.model, "octavo", 0))
+        self.assertTrue(config.model_transaction_policy.decoupled)
+        self.assertEqual({i.name: (i.data_type, list(i.dims), i.optional) for i in config.input}, {
+            "text_input": (13, [-1], False), "sampling_parameters": (13, [1], True), "stream": (1, [1], True)})
+        outputs = {o.name: (o.data_type, list(o.dims)) for o in config.output}
+        self.assertEqual(outputs["text_output"], (13, [-1]))
+        self.assertEqual(outputs["output_ids"], (8, [-1]))
+        with self.assertRaises(utils.InferenceServerException):
+            self.client.get_model_config("bananas")
+
+    def test_index(self):
+        (row,) = self.client.get_model_repository_index().models
+        self.assertEqual((row.name, row.version, row.state, row.reason), (self.model, "1", "READY", ""))
+
+    def test_statistics(self):
+        def count():
+            (row,) = self.client.get_inference_statistics().model_stats
+            self.assertEqual(row, self.client.get_inference_statistics(self.model, "1").model_stats[0])
+            return row
+        before = count()
+        self.infer([ROMEO], {"max_tokens": 5})
+        with self.assertRaises(utils.InferenceServerException):
+            self.infer(["Romeo " * 5000], {"max_tokens": 1})
+        after, parts = count(), count().inference_stats
+        self.assertEqual((after.name, after.version), (self.model, "1"))
+        self.assertEqual(after.inference_count, before.inference_count + 1)
+        self.assertGreaterEqual(after.execution_count, before.execution_count + 5)
+        self.assertEqual(parts.success.count, before.inference_stats.success.count + 1)
+        self.assertEqual(parts.fail.count, before.inference_stats.fail.count + 1)
+        self.assertGreater(parts.compute_input.ns, before.inference_stats.compute_input.ns)
+        with self.assertRaises(utils.InferenceServerException):
+            self.client.get_inference_statistics("bananas")
+
 
 class Infer(TritonTest):
     def test_texts(self):
