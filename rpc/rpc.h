@@ -1,6 +1,6 @@
 /* rpc: the gRPC and HTTP servers in front of an engine.
  *
- * What     OpenAI-compatible HTTP (libmicrohttpd); gRPC services octavo.v1, VllmEngine, KServe v2,
+ * What     HTTP (libmicrohttpd) as OpenAI and KServe have it; gRPC services octavo.v1, VllmEngine, KServe v2,
  *          health and reflection (gRPC core and protobuf-c). The front ends submit requests to the
  *          engine and stream its outputs from bounded rings; they compute nothing.
  * Owner    a server borrows the engine, the model's facts, the log and the events, which must

@@ -92,6 +92,16 @@ ROUTES = {
                             "has one; that of a `cache_salt` is named by the header `octavo-cache-salt` too.",
     "POST /tokenize": "Gives the token ids of a text or a conversation. The body has at most $TOKENIZE_BYTES_MAX bytes.",
     "POST /detokenize": "Gives the text of token ids.",
+    "GET /v2": "KServe: what the server is. Errors of /v2 are `{\"error\": \"text\"}`.",
+    "GET /v2/health/live": "KServe: the process answers.",
+    "GET /v2/health/ready": "KServe: 200 while new requests are taken, else 503.",
+    "GET /v2/models/": "KServe: describes a model's tensors. The name follows the path, then perhaps `/versions/1`, then "
+                       "perhaps `/ready`, `/config` or `/stats`.",
+    "GET /v2/models/stats": "Triton: counts and times of requests.",
+    "POST /v2/models/": "KServe: generates whole answers; the path ends in `NAME/infer` or `NAME/versions/1/infer`. Tensors "
+                        "and parameters are those of gRPC's ModelInfer, as JSON or as bytes behind it "
+                        "(`binary_data_size`, `binary_data`, `Inference-Header-Content-Length`).",
+    "POST /v2/repository/index": "Triton: the models, and whether they are ready.",
     "GET /tokenizer_info": "Gives the model's tokenizer_config.json, with its chat template and without names of files.",
     "GET /health": "200 while new requests are taken, else 503 with the reason.",
     "GET /ready": "The same as /health.",

@@ -441,12 +441,15 @@ static struct MHD_Response *response_of_out(exchange *e, const char *content_typ
 {
     if (e->out.failed) return NULL;
     bool pays = compress_pays(e);
+    char json_bytes[24];
+    snprintf(json_bytes, sizeof json_bytes, "%zu", e->json_bytes);
     struct MHD_Response *r =
         pays && e->takes_gzip
             ? compress_response(e)
             : MHD_create_response_from_buffer(e->out.size, e->out.data, MHD_RESPMEM_PERSISTENT);
     if (r && (!add_header(r, MHD_HTTP_HEADER_CONTENT_TYPE, content_type) ||
-              (pays && !add_header(r, MHD_HTTP_HEADER_VARY, "Accept-Encoding")))) {
+              (pays && !add_header(r, MHD_HTTP_HEADER_VARY, "Accept-Encoding")) ||
+              (e->json_bytes && !add_header(r, "Inference-Header-Content-Length", json_bytes)))) {
         MHD_destroy_response(r);
         r = NULL;
     }

@@ -52,6 +52,16 @@ typedef struct http_route {
     void (*handle)(http_exchange *x);
 } http_route;
 
+/* The routes of /v2 (kserve.c), and how their errors are written. */
+void route_kserve_server(http_exchange *x);
+void route_kserve_live(http_exchange *x);
+void route_kserve_ready(http_exchange *x);
+void route_kserve_model(http_exchange *x);
+void route_kserve_statistics(http_exchange *x);
+void route_kserve_index(http_exchange *x);
+void route_kserve_infer(http_exchange *x);
+void kserve_put_error(const openai_error *e, const char *id, strbuf *out);
+
 /* How errors of this path are written: a function that appends the body. */
 typedef void (*http_error_form)(const openai_error *e, const char *id, strbuf *out);
 http_error_form http_errors_of(const char *path);

@@ -5,7 +5,8 @@
  * pump.c      a generation's outputs to a client  watch.c    clients that vanish, trickle or stall
  * routes.c    the table of paths                  tls.c      certificates
  * work.c      large bodies, which a pool reads    wake.c     suspended connections, woken
- * cors.c      pages of other origins, OPTIONS     compress.c  answers as gzip */
+ * cors.c      pages of other origins, OPTIONS     compress.c  answers as gzip
+ * kserve.c    the routes of /v2 */
 #ifndef RPC_HTTP_INTERNAL_H
 #define RPC_HTTP_INTERNAL_H
 
@@ -185,6 +186,16 @@ status http_listen(const char *address, int *fd, uint16_t *port, error *err);
 
 /* ---- one request ----------------------------------------------------------------------------- */
 
+/* How outputs of a generation become an answer. */
+typedef struct answer_form {
+    void (*take)(void *answer, const generation *g, const generation_output *o, strbuf *out);
+    void (*finish)(void *answer, strbuf *out);
+    bool (*streams)(const void *answer);              // NULL: the answer comes whole
+    const openai_error *(*error)(const void *answer); // NULL while there is none
+    size_t (*json_bytes)(const void *answer);         // of JSON before other bytes; 0, NULL: all
+    void (*destroy)(void *answer);
+} answer_form;
+
 typedef enum http_stage {
     STAGE_HEAD,
     STAGE_BODY,
@@ -221,7 +232,9 @@ struct exchange {
     size_t body_taken; // counted by service_take_body
     http_wake wake;
     generation *generation;
-    openai_answer *answer;
+    const answer_form *form; // of answer
+    void *answer;
+    size_t json_bytes;        // of `out`, where other bytes follow them; 0 = all is of one kind
     strbuf out;               // the answer's body, or frames not yet sent
     compression *compression; // of `out`; NULL = sent as it is
     size_t out_sent;
@@ -267,6 +280,8 @@ bool cors_add_headers(const exchange *e, struct MHD_Response *r);
 /* Answers an OPTIONS request with what e's path takes. */
 void cors_answer_options(exchange *e);
 
+/* Answers with the outputs of e->generation, which has begun, through `answer` (taken over). */
+void pump_begin(exchange *e, const answer_form *form, void *answer);
 /* Continues a request that waits for outputs, after its connection was resumed. */
 void pump_resumed(exchange *e);
 void pump_destroy(exchange *e);

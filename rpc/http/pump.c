@@ -18,22 +18,22 @@ enum {
 /* True when no more outputs are read: every choice has ended, or one has failed. */
 static bool is_over(const exchange *e)
 {
-    return generation_ended(e->generation) || openai_answer_error(e->answer);
+    return generation_ended(e->generation) || e->form->error(e->answer);
 }
 
 static bool take_one(exchange *e)
 {
     generation_output o;
     if (is_over(e) || !generation_read(e->generation, &o)) return false;
-    openai_answer_take(e->answer, e->generation, &o, &e->out);
-    if (openai_answer_error(e->answer)) generation_abort(e->generation);
+    e->form->take(e->answer, e->generation, &o, &e->out);
+    if (e->form->error(e->answer)) generation_abort(e->generation);
     return true;
 }
 
 static void finish_if_over(exchange *e)
 {
     if (!is_over(e)) return;
-    openai_answer_finish(e->answer, &e->out);
+    e->form->finish(e->answer, &e->out);
     e->ended = true;
 }
 
@@ -115,13 +115,19 @@ static void start_stream(exchange *e)
 
 /* ---- before the first byte ------------------------------------------------------------------- */
 
+static void send_whole(exchange *e)
+{
+    if (e->form->json_bytes) e->json_bytes = e->form->json_bytes(e->answer);
+    exchange_send_out(e, 200, e->json_bytes ? "application/octet-stream" : "application/json");
+}
+
 /* True when the answer has begun. A stream begins with its first frame, a whole answer when all
  * choices have ended. */
 static bool answered(exchange *e)
 {
-    bool streams = openai_answer_streams(e->answer);
+    bool streams = e->form->streams && e->form->streams(e->answer);
     while ((!streams || e->out.size == 0) && take_one(e)) continue;
-    const openai_error *why = openai_answer_error(e->answer);
+    const openai_error *why = e->form->error(e->answer);
     if (why) {
         http_reply_error(&e->x, why);
         return true;
@@ -131,7 +137,7 @@ static bool answered(exchange *e)
         generation_abort(e->generation);
         exchange_send(e, 503, NULL);
     } else if (streams && e->out.size) start_stream(e);
-    else if (!streams && e->ended) exchange_send_out(e, 200, "application/json");
+    else if (!streams && e->ended) send_whole(e);
     else return false;
     return true;
 }
@@ -150,6 +156,42 @@ void pump_resumed(exchange *e)
 }
 
 /* ---- life ------------------------------------------------------------------------------------ */
+
+void pump_begin(exchange *e, const answer_form *form, void *answer)
+{
+    e->form = form;
+    e->answer = answer;
+    exchange_drop_body(e); /* the request may wait for a long time */
+    strbuf_clear(&e->out);
+    watch_runs(&e->server->watch, e->connection);
+    if (e->stage == STAGE_WORKING) return;
+    e->stage = STAGE_WAITING;
+    pump_resumed(e);
+}
+
+/* ---- OpenAI's answers ------------------------------------------------------------------------ */
+
+static void take_openai(void *answer, const generation *g, const generation_output *o, strbuf *out)
+{
+    openai_answer_take(answer, g, o, out);
+}
+
+static void finish_openai(void *answer, strbuf *out) { openai_answer_finish(answer, out); }
+static bool openai_streams(const void *answer) { return openai_answer_streams(answer); }
+static void destroy_openai(void *answer) { openai_answer_destroy(answer); }
+
+static const openai_error *error_of_openai(const void *answer)
+{
+    return openai_answer_error(answer);
+}
+
+static const answer_form openai_form_of_answers = {
+    .take = take_openai,
+    .finish = finish_openai,
+    .streams = openai_streams,
+    .error = error_of_openai,
+    .destroy = destroy_openai,
+};
 
 _Static_assert((int)HTTP_ID_BYTES_MAX == SERVICE_ID_BYTES_MAX, "a body's id fits an exchange");
 
@@ -187,11 +229,12 @@ void http_generate(http_exchange *x, openai_call *call)
     error err = {{0}};
     openai_error why;
     const openai_form *form = call->form;
+    openai_answer *answer = NULL;
     status st = take_stored(e, call, &err);
     if (status_ok(st)) st = start_answer(e, call, &err);
     if (status_ok(st)) {
-        e->answer = openai_answer_create(x->service, call, generation_id(e->generation));
-        if (!e->answer) st = error_set(&err, STATUS_NO_MEMORY, "out of memory");
+        answer = openai_answer_create(x->service, call, generation_id(e->generation));
+        if (!answer) st = error_set(&err, STATUS_NO_MEMORY, "out of memory");
     } else openai_call_destroy(call);
     if (!status_ok(st)) {
         openai_error_from(x->service, st, &err, &why);
@@ -199,16 +242,11 @@ void http_generate(http_exchange *x, openai_call *call)
         http_reply_error(x, &why);
         return;
     }
-    exchange_drop_body(e); /* the request may wait for a long time */
-    strbuf_clear(&e->out);
-    watch_runs(&e->server->watch, e->connection);
-    if (e->stage == STAGE_WORKING) return;
-    e->stage = STAGE_WAITING;
-    pump_resumed(e);
+    pump_begin(e, &openai_form_of_answers, answer);
 }
 
 void pump_destroy(exchange *e)
 {
     generation_release(e->generation);
-    openai_answer_destroy(e->answer);
+    if (e->form) e->form->destroy(e->answer);
 }

@@ -189,6 +189,13 @@ static const http_route routes[] = {
     {"DELETE", "/v1/sessions/", true, false, route_delete_session},
     {"POST", "/tokenize", true, true, route_tokenize},
     {"POST", "/detokenize", true, true, route_detokenize},
+    {"GET", "/v2", true, false, route_kserve_server},
+    {"GET", "/v2/health/live", false, false, route_kserve_live},
+    {"GET", "/v2/health/ready", false, false, route_kserve_ready},
+    {"GET", "/v2/models/stats", true, false, route_kserve_statistics},
+    {"GET", "/v2/models/", true, false, route_kserve_model},
+    {"POST", "/v2/models/", true, true, route_kserve_infer},
+    {"POST", "/v2/repository/index", true, false, route_kserve_index},
     {"GET", "/tokenizer_info", true, false, route_tokenizer_info},
     {"GET", "/health", false, false, route_health},
     {"GET", "/ready", false, false, route_health},
@@ -214,5 +221,7 @@ static void put_error(const openai_error *e, const char *id, strbuf *out)
 http_error_form http_errors_of(const char *path)
 {
     static const char messages[] = "/v1/messages";
+    bool is_kserve = strncmp(path, "/v2", 3) == 0 && (path[3] == '/' || path[3] == '\0');
+    if (is_kserve) return kserve_put_error;
     return strncmp(path, messages, sizeof messages - 1) == 0 ? anthropic_put_error : put_error;
 }

@@ -226,7 +226,7 @@ static status too_many(error *err, size_t most, const char *what)
 /* Limits what is in a body before it is parsed: each empty object of three bytes would take a
  * hundred times that and a microsecond. A number takes no more than RPC_BODY_FACTOR allows, so
  * numbers may be as many as the longest prompt of token ids has, and VALUES_MAX more. */
-static status check_amount(const service *s, const char *body, size_t n, error *err)
+status openai_check_amount(const service *s, const char *body, size_t n, error *err)
 {
     enum { LISTS_MAX = 1 << 16, KEYS_MAX = 1 << 18, VALUES_MAX = 1 << 20 };
     amounts a = count_amounts(body, n);
@@ -261,7 +261,7 @@ void openai_list_fields(unsigned endpoint, const char **also)
 status openai_read_body(const service *s, const char *body, size_t n, unsigned endpoint,
                         json_t **out, const char **also, error *err)
 {
-    RETURN_IF_ERROR(check_amount(s, body, n, err));
+    RETURN_IF_ERROR(openai_check_amount(s, body, n, err));
     RETURN_IF_ERROR(json_read_text("body", body, n, out, err));
     forget_nulls(*out);
     status st = json_is_object(*out)

@@ -32,6 +32,9 @@ void openai_error_from(service *s, status why, const error *err, openai_error *o
 /* Appends {"error": {"message", "type", "param", "code"}}. */
 void openai_error_json(const openai_error *e, strbuf *out);
 
+/* Limits what is in a JSON body before it is parsed, which takes memory and time. */
+status openai_check_amount(const service *s, const char *body, size_t n, error *err);
+
 /* ---- requests -------------------------------------------------------------------------------- */
 
 /* Checks the names of parsers in the options. */

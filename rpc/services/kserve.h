@@ -1,7 +1,8 @@
 /* KServe v2: declarations shared by its files (private to rpc/services).
  *
  * kserve.c: the methods   kserve_request.c: tensors in   kserve_response.c: tensors out
- * kserve_infer.c: ModelInfer and ModelStreamInfer */
+ * kserve_infer.c: ModelInfer and ModelStreamInfer   kserve_describe.c: facts about server and model
+ * kserve_http.c: a request over HTTP and its answer   kserve_json.c: JSON to messages and back */
 #ifndef RPC_SERVICES_KSERVE_H
 #define RPC_SERVICES_KSERVE_H
 
@@ -47,6 +48,9 @@ status kserve_fields_of(const service *s, const Inference__ModelInferRequest *m,
 /* Copies one of the prompts to r->prompt, which must be NULL. */
 status kserve_prompt_of(const Inference__ModelInferRequest *m, const kserve_facts *facts,
                         uint32_t prompt, engine_request *r, error *err);
+/* Starts an engine request for each prompt of m; *n_choices receives the choices of all of them. */
+status kserve_start(service *s, const Inference__ModelInferRequest *m, const kserve_facts *facts,
+                    const generation_options *o, generation **out, uint32_t *n_choices, error *err);
 
 /* ---- outputs --------------------------------------------------------------------------------- */
 

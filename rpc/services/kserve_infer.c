@@ -52,12 +52,8 @@ static status make_choices(infer *s, uint32_t n, error *err)
     return error_set(err, STATUS_NO_MEMORY, "request: out of memory");
 }
 
-/* Starts a request for each prompt. generation_start copies requests, so they may share all fields
- * but the prompt. */
-static status start_all(rpc_call *c, const Inference__ModelInferRequest *m, infer *s,
-                        const engine_request *fields, error *err)
+static status start_all(rpc_call *c, const Inference__ModelInferRequest *m, infer *s, error *err)
 {
-    uint32_t n = s->facts.n_prompts, made = 0;
     char identity[SERVICE_IDENTITY_BYTES];
     call_identity(c, identity);
     generation_options o = {.id = s->facts.id,
@@ -66,18 +62,9 @@ static status start_all(rpc_call *c, const Inference__ModelInferRequest *m, infe
                             .notify_ctx = c,
                             .identity = identity,
                             .shares_id = true}; // Triton's clients count: "0", "1", …
-    engine_request *requests = calloc(n, sizeof *requests);
-    status st =
-        requests ? STATUS_IS_OK : error_set(err, STATUS_NO_MEMORY, "request: out of memory");
-    for (; made < n && status_ok(st); made++) {
-        requests[made] = *fields;
-        st = kserve_prompt_of(m, &s->facts, made, &requests[made], err);
-    }
-    if (status_ok(st)) st = generation_start(call_service(c), requests, n, &o, &s->generation, err);
-    for (uint32_t i = 0; i < made; i++) free(requests[i].prompt);
-    free(requests);
-    /* Makes choices after the start, which has checked their number. */
-    return status_ok(st) ? make_choices(s, n * fields->n, err) : st;
+    uint32_t n = 0;
+    RETURN_IF_ERROR(kserve_start(call_service(c), m, &s->facts, &o, &s->generation, &n, err));
+    return make_choices(s, n, err);
 }
 
 static status start_infer(rpc_call *c, const Inference__ModelInferRequest *m, infer *s, error *err)
@@ -89,11 +76,7 @@ static status start_infer(rpc_call *c, const Inference__ModelInferRequest *m, in
     RETURN_IF_ERROR(kserve_facts_of(serving, m, &s->facts, err));
     if (m->model_name.len)
         RETURN_IF_ERROR(field_word("model_name", m->model_name, s->model, sizeof s->model, err));
-    engine_request fields;
-    status st = kserve_fields_of(serving, m, &s->facts, &fields, err);
-    if (status_ok(st)) st = start_all(c, m, s, &fields, err);
-    engine_request_destroy(&fields);
-    return st;
+    return start_all(c, m, s, err);
 }
 
 /* ---- responses ------------------------------------------------------------------------------- */

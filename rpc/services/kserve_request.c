@@ -2,6 +2,7 @@
 #include "rpc/services/kserve.h"
 
 #include <math.h>
+#include <stdlib.h>
 
 const char kserve_version[] = "1";
 
@@ -293,6 +294,37 @@ status kserve_prompt_of(const Inference__ModelInferRequest *m, const kserve_fact
     ProtobufCBinaryData text;
     RETURN_IF_ERROR(read_bytes(m, facts, KSERVE_TEXT_INPUT, facts->n_prompts, prompt, &text, err));
     return field_prompt("text_input", text, r, err);
+}
+
+/* Starts a request for each prompt. generation_start copies requests, so they may share all fields
+ * but the prompt. */
+static status start_prompts(service *s, const Inference__ModelInferRequest *m,
+                            const kserve_facts *facts, const engine_request *fields,
+                            const generation_options *o, generation **out, error *err)
+{
+    uint32_t n = facts->n_prompts, made = 0;
+    engine_request *requests = calloc(n, sizeof *requests);
+    status st =
+        requests ? STATUS_IS_OK : error_set(err, STATUS_NO_MEMORY, "request: out of memory");
+    for (; made < n && status_ok(st); made++) {
+        requests[made] = *fields;
+        st = kserve_prompt_of(m, facts, made, &requests[made], err);
+    }
+    if (status_ok(st)) st = generation_start(s, requests, n, o, out, err);
+    for (uint32_t i = 0; i < made; i++) free(requests[i].prompt);
+    free(requests);
+    return st;
+}
+
+status kserve_start(service *s, const Inference__ModelInferRequest *m, const kserve_facts *facts,
+                    const generation_options *o, generation **out, uint32_t *n_choices, error *err)
+{
+    engine_request fields;
+    status st = kserve_fields_of(s, m, facts, &fields, err);
+    if (status_ok(st)) st = start_prompts(s, m, facts, &fields, o, out, err);
+    *n_choices = facts->n_prompts * fields.n;
+    engine_request_destroy(&fields);
+    return st;
 }
 
 status kserve_request_of(const service *s, const Inference__ModelInferRequest *m,

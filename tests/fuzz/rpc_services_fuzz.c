@@ -1,8 +1,8 @@
 /* Property: for any bytes as a request of octavo.v1, VllmEngine or KServe, unpacking stays within a
  * capped arena, and the conversion accepts the message or refuses it in one line; an accepted
  * request has exactly one prompt and is within the limits of engine.h. The first byte picks the
- * service. */
-#include "rpc/services/kserve.h"
+ * service; 255 is KServe over HTTP, whose JSON ends at the first NUL. */
+#include "rpc/services/kserve_json.h"
 #include "tests/fuzz/fuzz.h"
 
 enum { UNPACK_BYTES_MAX = 4 << 20 };
@@ -60,6 +60,24 @@ static void kserve(const Inference__ModelInferRequest *m)
     check(st, &r, &err);
 }
 
+static void kserve_http(const uint8_t *data, size_t size)
+{
+    const uint8_t *end = size ? memchr(data, 0, size) : NULL;
+    size_t n = end ? (size_t)(end - data) : size;
+    json_t *json = NULL;
+    if (!status_ok(json_read_text("body", (const char *)data, n, &json, NULL))) return;
+    const kserve_body body = {.json = json, .bytes = data + n, .n_bytes = size - n};
+    Inference__ModelInferRequest m;
+    arena memory;
+    uint32_t binary;
+    error err = {{0}};
+    arena_init(&memory, 4096, SIZE_MAX);
+    if (status_ok(kserve_read_json(&body, &memory, &m, &binary, &err))) kserve(&m);
+    else FUZZ_CHECK(err.text[0] && !strchr(err.text, '\n'));
+    arena_destroy(&memory);
+    json_decref(json);
+}
+
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
 {
     static const ProtobufCMessageDescriptor *const types[] = {
@@ -68,6 +86,10 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
         &inference__model_infer_request__descriptor,
     };
     if (size == 0) return 0;
+    if (data[0] == 255) {
+        kserve_http(data + 1, size - 1);
+        return 0;
+    }
     unsigned which = data[0] % 3;
     arena memory;
     arena_init(&memory, 4096, UNPACK_BYTES_MAX);

@@ -95,6 +95,18 @@ def of_kserve_stream(answer):
     return of_kserve(answer, kserve.ModelStreamInferResponse.FromString(answer.messages[-1]).infer_response)
 
 
+def by_kserve_json(text, session):
+    tensors = [{"name": name, "datatype": "BYTES", "shape": [1], "data": [value]}
+               for name, value in (("text_input", text), ("sampling_parameters", SAMPLING))]
+    return {"inputs": tensors, "parameters": {"session": session}}
+
+
+def of_kserve_json(answer):
+    body = json.loads(answer.messages[0])
+    (cached,) = [o["data"][0] for o in body["outputs"] if o["name"] == "cached_tokens"]
+    return cached, json.loads(body["parameters"]["retention"])[0]["session"]
+
+
 def by_completion(text, session):
     return {"prompt": text, "session": session, **GREEDY}
 
@@ -131,8 +143,9 @@ ADMIN = "admin"    # an admin key
 
 
 class Row:
-    def __init__(self, right, request=None, generates=None, ends=True, code=None):
+    def __init__(self, right, request=None, generates=None, ends=True, code=None, path=None):
         self.right, self.generates, self.ends, self.code = right, generates, ends, code
+        self.path = path # of a route that generates and whose paths go on behind the route's
         # A message, or (path, body) for HTTP; None where `generates` makes it.
         self.request = request
 
@@ -190,6 +203,13 @@ ROUTES = {
     ("DELETE", "/v1/sessions/"): Row(OWN, ("/v1/sessions/POST-/v1/completions", None)), # Alice's
     ("POST", "/tokenize"): Row(OWN, ("/tokenize", {"prompt": "x"})),
     ("POST", "/detokenize"): Row(OWN, ("/detokenize", {"tokens": [1, 2]})),
+    ("GET", "/v2"): Row(OWN, ("/v2", None)),
+    ("GET", "/v2/health/live"): Row(OPEN, ("/v2/health/live", None)),
+    ("GET", "/v2/health/ready"): Row(OPEN, ("/v2/health/ready", None)),
+    ("GET", "/v2/models/stats"): Row(OWN, ("/v2/models/stats", None)),
+    ("GET", "/v2/models/"): Row(OWN, ("/v2/models/demo", None)),
+    ("POST", "/v2/models/"): Row(OWN, generates=(by_kserve_json, of_kserve_json), path="/v2/models/demo/infer"),
+    ("POST", "/v2/repository/index"): Row(OWN, ("/v2/repository/index", {})),
     ("GET", "/tokenizer_info"): Row(OWN, ("/tokenizer_info", None)),
     ("GET", "/health"): Row(OPEN, ("/health", None)),
     ("GET", "/ready"): Row(OPEN, ("/ready", None)),
@@ -250,7 +270,7 @@ class AccessTest(ServeTest):
         surface = "-".join(where) if isinstance(where, tuple) else where
         request = make(guess(surface, more), surface)
         if isinstance(where, tuple):
-            status, answer = self.http(where[0], row, who, where[1], request)
+            status, answer = self.http(where[0], row, who, row.path or where[1], request)
             self.assertEqual(status, 200, answer.text())
         else:
             answer = self.call(where, row, who, request, surface if where.startswith(VLLM) else None)
@@ -338,7 +358,7 @@ class TwoKeys(AccessTest):
         method, path = where
         for who in (None, "wrong"):
             body = row.generates[0]("x", "s") if row.generates else None
-            status, answer = self.http(method, row, who, path if body else None, body)
+            status, answer = self.http(method, row, who, (row.path or path) if body else None, body)
             self.assertEqual(status, 200 if row.right == OPEN else 401, where)
             self.shows_nothing(answer, where)
         if not row.generates:
