@@ -1,8 +1,8 @@
 /* rpc: the gRPC and HTTP servers in front of an engine.
  *
- * What     HTTP (libmicrohttpd) as OpenAI and KServe have it; gRPC services octavo.v1, VllmEngine, KServe v2,
- *          health and reflection (gRPC core and protobuf-c). The front ends submit requests to the
- *          engine and stream its outputs from bounded rings; they compute nothing.
+ * What     HTTP (libmicrohttpd) as OpenAI and KServe have it; gRPC services octavo.v1, VllmEngine,
+ *          KServe v2, health and reflection (gRPC core and protobuf-c). The front ends submit
+ *          requests to the engine and stream its outputs from bounded rings; they compute nothing.
  * Owner    a server borrows the engine, the model's facts, the log and the events, which must
  *          outlive it. Options are copied; their pointers are borrowed.
  * Threads  libmicrohttpd's two, one that watches for HTTP clients that go away, one for each of
