@@ -116,11 +116,10 @@ static status read_best_of(const reading *in, engine_request *r, error *err)
     json_int_t n = json_integer_value(v);
     uint32_t most = in->s->o.model.max_batch;
     if (most > ENGINE_N_MAX) most = ENGINE_N_MAX;
-    if (!v) return STATUS_IS_OK;
+    if (!v || (json_is_integer(v) && n == r->n)) return STATUS_IS_OK;
     if (!json_is_integer(v) || n < r->n || n > most)
         return error_set(err, STATUS_INVALID, "request: best_of: must be an integer in n .. %u",
                          most);
-    if (n == r->n) return STATUS_IS_OK;
     if (c->stream)
         return refuse_body(err, "best_of: what is above n cannot be streamed: which choices are "
                                 "best is known at the end");

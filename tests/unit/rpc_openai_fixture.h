@@ -66,6 +66,7 @@ static inline status openai_fixture_open(openai_fixture *f, error *err)
                   .bos_id = -1,
                   .vocab_size = 1024,
                   .max_model_len = 2048,
+                  .max_batch = 8,
                   .max_logical_len = 1 << 22,
                   .max_requests = 8,
                   .isa = "isa"},
