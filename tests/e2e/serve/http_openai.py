@@ -280,7 +280,7 @@ class Completions(OpenAITest):
 
     def test_refusals(self):
         self.assertEqual(self.refuses("bananas", bananas=1)["type"], "BadRequestError")
-        for name, value in (("best_of", 2), ("suffix", "x"), ("guided_json", 5), ("use_beam_search", True),
+        for name, value in (("best_of", 0), ("suffix", "x"), ("guided_json", 5), ("use_beam_search", True),
                             ("response_format", {"type": "xml"}), ("structured_outputs", {}),
                             ("truncate_prompt_tokens", 0), ("top_logprobs", 2)):
             with self.subTest(name=name):
