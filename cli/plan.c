@@ -295,8 +295,8 @@ static const struct {
     double gb_s;
 } buses[] = {{"PCIe 4.0", 25}, {"PCIe 5.0", 50}};
 
-/* What prefill copies between host memory and the device, and for how long. Copies up and down and
- * kernels run at the same time. */
+/* Prints the bytes that prefill copies between host memory and the device, and how long that takes.
+ * Copies up, copies down and kernels run at the same time. */
 static void print_chunks(const planning *p)
 {
     const plan_answer *a = &p->full;

@@ -301,7 +301,7 @@ static uint64_t sessions_identity(const serving *s)
     return hash_bytes(pressure, strlen(pressure), disk_identity(s, info));
 }
 
-/* What is left of tokens by other heads, or by the same of another model, is of no use. */
+/* Embeddings by other heads, or by the same heads of another model, are of no use. */
 static uint64_t embeddings_identity(const serving *s)
 {
     const embed_choice *c = &s->model.embeds;

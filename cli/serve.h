@@ -51,7 +51,7 @@ typedef struct serve_room {
     uint64_t bodies;    // rpc_options.body_memory_bytes; 0 = not known, the model runs elsewhere
 } serve_room;
 
-/* What a server wants beside its model. */
+/* The memory and disk space that a server wants beside its model. */
 typedef struct serve_wants {
     uint64_t max_body;
     uint64_t disk_size; // of the prefix cache on disk; 0 = none

@@ -121,7 +121,7 @@ enum {
     ENGINE_SESSION_BYTES_MAX = 256,
 };
 
-/* What the answer is held to (docs/structured.md). */
+/* The form that the answer is held to (docs/structured.md). */
 typedef struct engine_form {
     bool given;
     bool compact;

@@ -98,8 +98,8 @@ struct sched_entry {
     uint32_t n_turns;
     bool has_sums; // some policy of its turns keeps running sums
     retrieval_spec retrieval;
-    /* What the backend keeps for its choices: the number (step_seq.note), from its first start to
-     * its end, and the most bytes; 0 = nothing. */
+    /* The backend keeps lists for its choices: their number (step_seq.note), from its first start
+     * to its end, and the most bytes; 0 = nothing. */
     uint32_t note;
     uint64_t note_bytes;
     uint64_t session[2], owner;

@@ -433,7 +433,7 @@ static inline bool safe_byte(uint8_t c) { return c >= 0x20 && c != '"' && c != '
 
 /* ---- masks (mask_part.c, text_part.c, mask.c) ------------------------------------------------ */
 
-/* What a reading allows wherever it stands: tokens that stay inside its rule, and tokens that leave
+/* A reading allows, wherever it stands: tokens that stay inside its rule, and tokens that leave
  * it, by what is left of them behind the rule's end. A state may be kept as what sets it apart from
  * another state of its rule, `base`: where an object's other names have any character, a state
  * inside a name that is declared differs from them by a few tokens. */
@@ -451,7 +451,7 @@ struct mask_part {
 };
 enum { WITHOUT_MAX = 4096 };
 
-/* What the repetition of a character allows (rules of the kind `text`). Safe tokens are left out;
+/* The repetition of a character allows these (rules of the kind `text`). Safe tokens are left out;
  * the vocabulary has them by their characters. */
 typedef struct text_part {
     uint32_t *tokens, n_tokens; // tokens of whole and begun characters, the fewest first

@@ -17,8 +17,8 @@ static void allow_words(mask_maker *k, const uint32_t *words)
     for (uint32_t w = 0; w < n; w++) k->mask[w] |= words[w];
 }
 
-/* What a part's base allows, without the tokens that the part does not share with it; what other
- * readings allow stays. */
+/* Allows the tokens of a part's base, but for those that the part does not share with it; tokens
+ * that other readings allow stay. */
 static void allow_base(mask_maker *k, const mask_part *part)
 {
     uint8_t kept[WITHOUT_MAX / 8] = {0};

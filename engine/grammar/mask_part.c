@@ -1,6 +1,6 @@
-/* What one reading allows wherever it stands: worked out at the first use, kept with the grammar,
- * or with the vocabulary where the rule's automaton is complete in itself, such as a JSON string's,
- * so that all grammars share it. */
+/* The tokens that one reading allows wherever it stands: worked out at the first use, kept with the
+ * grammar, or with the vocabulary where the rule's automaton is complete in itself, such as a JSON
+ * string's, so that all grammars share it. */
 #include "engine/grammar/internal.h"
 
 #include <stdlib.h>
@@ -186,8 +186,8 @@ static void leave_out(part_maker *p, const trie *t, uint32_t node)
     p->n_without += to - from;
 }
 
-/* What sets a state apart from its base: both walk the tokens until they are in the same state.
- * False where that says too little. */
+/* Finds the tokens that set a state apart from its base: both walk the tokens until they are in the
+ * same state. False where that says too little. */
 static bool make_beside(part_maker *p, uint32_t state, uint32_t base)
 {
     const trie *t = &p->v->all;

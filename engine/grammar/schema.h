@@ -65,7 +65,7 @@ uint32_t schema_bound(schema_reader *r, const json_t *schema, const char *key, u
 /* A schema without "$ref" and "allOf" that allows what this one allows. Borrowed: it lives as long
  * as the reader. NULL when the build failed. */
 const json_t *schema_flat(schema_reader *r, const json_t *schema);
-/* What both schemas allow. */
+/* Returns a schema of the values that both schemas allow. */
 const json_t *schema_merge(schema_reader *r, const json_t *a, const json_t *b);
 /* Keeps a value that was made until the reader ends; NULL when memory is out. */
 const json_t *schema_keep(schema_reader *r, json_t *value);

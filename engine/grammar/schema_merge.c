@@ -157,8 +157,8 @@ static const json_t *crossed(schema_reader *r, const json_t *a, const json_t *b)
     return out;
 }
 
-/* What one schema says of a property that it does not name; what its patterns say is said again
- * where properties are read. */
+/* Returns the schema for a property that `s` does not name; its patterns are applied again where
+ * properties are read. */
 static const json_t *unnamed_property(schema_reader *r, const json_t *s, const char *name)
 {
     const char *pattern;
@@ -220,7 +220,7 @@ static const json_t *merge_properties(schema_reader *r, const json_t *a, const j
     return out;
 }
 
-/* What both members with this key mean together. */
+/* Returns the value that both members with this key mean together. */
 static const json_t *merge_member(schema_reader *r, const char *key, const json_t *x,
                                   const json_t *y)
 {

@@ -200,7 +200,7 @@ static void turn_word(turning *t, const json_t *s, const char *key, const json_t
     } else t->all = false;
 }
 
-/* What the schema refuses; NULL where nothing of it can be said. */
+/* Returns a schema of the values that this one refuses; NULL where none can be written. */
 static const json_t *turned_around(schema_reader *r, const json_t *schema, bool *all)
 {
     const char *key;

@@ -83,7 +83,7 @@ static expr same_part(build *b, const char *f)
     return expr_optional(b, expr_seq(b, (expr[]){expr_words(b, ".0"), zeros}, 2));
 }
 
-/* What may stand behind a whole part that equals the bound's: nothing, or a point and digits. */
+/* The rest of a number whose whole part equals the bound's: nothing, or a point and digits. */
 static expr part_within(build *b, const char *f, bool larger, bool open)
 {
     expr_list all = {0};
@@ -135,7 +135,7 @@ static language *multiples(schema_reader *r, uint64_t m, uint32_t places)
         return NULL;
     }
     for (uint32_t phase = 0; phase < phases; phase++) {
-        // What is left to multiply by: 10^places before the point.
+        // The factor that is left is 10^places before the point.
         uint32_t left = phase == 0 ? places : places - (phase - 1);
         uint64_t power = 1;
         for (uint32_t i = 0; i < left; i++) power = power * 10 % m;

@@ -39,7 +39,7 @@ static expr pair_of(build *b, expr key, expr value)
 
 /* ---- declared properties --------------------------------------------------------------------- */
 
-/* What the patterns that a name matches say together with `own` (NULL: nothing yet). */
+/* Joins the schemas of the patterns that a name matches with `own` (NULL: nothing yet). */
 static const json_t *with_patterns(object_reader *o, const char *name, const json_t *own)
 {
     const json_t *patterns = json_object_get(o->schema, "patternProperties");

@@ -1,4 +1,4 @@
-/* What the repetition of a character, such as a string of at most 40 characters, allows: tokens by
+/* Tokens that the repetition of a character, such as a string of at most 40 characters, allows, by
  * how many characters they take. */
 #include "engine/grammar/internal.h"
 

@@ -37,7 +37,7 @@ typedef struct reform_claim {
     struct reform_claim *older, *newer;
 } reform_claim;
 
-/* Who has sessions, how many, and the bytes of their texts. */
+/* An owner of sessions: how many it has, and the bytes of their texts. */
 typedef struct reform_owner {
     uint64_t id;
     uint32_t n;
@@ -151,7 +151,7 @@ typedef struct reform_run {
     struct engine_stream *next; // in the queue of the select threads
 } reform_run;
 
-/* What the run's steps do, for engine_progress. */
+/* The name of the run's phase, for engine_progress. */
 const char *reform_phase_name(const reform_run *run);
 
 /* The question in the text that the prompt was made of. */

@@ -141,7 +141,7 @@ static inline size_t gpu_expert_words(size_t n_rows, size_t of_row, size_t n_exp
  * row by row, then V the same. fp8 e4m3 has no scale and saturates at 448. int8 is quantised as
  * kernels.h says; the bf16 scales of K [page_tokens] and of V lie behind both. page_tokens is a
  * multiple of 16. */
-/* What the representative is made of, and from bit GPU_MARK_BITS on its number; 0: there is none.
+/* The tokens behind a representative, and from bit GPU_MARK_BITS on its number; 0: there is none.
  * All tiles of its block have the same mark. */
 typedef unsigned long long gpu_tile_mark;
 enum { GPU_MARK_BITS = 20 };
@@ -477,7 +477,7 @@ typedef struct gpu_api {
     gpu_status (*copy_out)(gpu *g, void *host, const void *device, size_t bytes);
     gpu_status (*copy_up)(gpu *g, void *device, const void *host, size_t bytes);   /* lane UP */
     gpu_status (*copy_down)(gpu *g, void *host, const void *device, size_t bytes); /* lane DOWN */
-    /* What enters the lane `then` from now on begins when all that has entered `first` has ended. A
+    /* Work that enters the lane `then` from now on begins when all work in `first` has ended. A
      * capture cannot contain it, nor copies up and down. */
     gpu_status (*order)(gpu *g, gpu_lane first, gpu_lane then);
     gpu_status (*wait)(gpu *g);

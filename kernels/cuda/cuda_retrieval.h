@@ -48,8 +48,9 @@ typedef struct gpu_sparse_row {
                        followed, and of this one where it `keeps` */
     uint32_t kept_room;
     bool keeps;
-    /* What the prompt's end decided of its n_known full blocks (gpu_observed). left_out NULL: none
-     * of them is. chosen NULL: not DYNAMIC; else made_chosen is made_of of these blocks. */
+    /* The decisions of the prompt's end about its n_known full blocks (gpu_observed). left_out
+     * NULL: none of them is. chosen NULL: not DYNAMIC; else made_chosen is made_of of these
+     * blocks. */
     uint32_t n_known;
     const uint32_t *left_out, *chosen;
     gpu_tile_mark *chosen_marks;
@@ -57,7 +58,7 @@ typedef struct gpu_sparse_row {
     float late_weight; /* of scores of later blocks */
 } gpu_sparse_row;
 
-/* What the end of a prompt attended to, in one layer that selects. */
+/* The attention of a prompt's end, in one layer that selects. */
 struct gpu_observed {
     const float *mass; /* [kv_heads, n_prompt] of the prompt's slots */
     uint32_t n_prompt, block_tokens, kv_heads, together;

@@ -1,4 +1,4 @@
-/* What the end of a prompt attended to: which blocks later selections are limited to, and which
+/* The attention of a prompt's end says which blocks later selections are limited to, and which
  * keys stand for a block (docs/retrieval.md, section 4). */
 #include "kernels/cuda/cuda_retrieval.h"
 #include "kernels/cuda/rank.cuh"

@@ -14,7 +14,7 @@ status exam_create(const forward_options *options, const retrieve_ranks *ranks, 
                    exam **out);
 void exam_destroy(exam *x);
 
-/* What the scratch takes now. */
+/* Bytes that the scratch takes now. */
 size_t exam_scratch_bytes(const exam *x);
 
 /* A row of a step in one layer, whose candidates have QUEST representatives. */

@@ -39,9 +39,9 @@ status retrieve_create(const forward_options *options, uint32_t q_heads, uint32_
 void retrieve_destroy(retrieve *r);
 /* Gives up what is kept for requests under these numbers (step_plan.ended_notes). */
 void retrieve_end_notes(retrieve *r, const uint32_t *notes, uint32_t n);
-/* What is kept for requests. */
+/* Bytes that are kept for requests. */
 uint64_t retrieve_note_bytes(const retrieve *r);
-/* What lists and scratch take now. */
+/* Bytes that lists and scratch take now. */
 size_t retrieve_scratch_taken(const retrieve *r);
 
 /* Lists the step's rows that read by retrieval. The sequences must live until the step is over. */

@@ -35,7 +35,7 @@ void retrieve_notes_destroy(retrieve_notes *notes);
 
 /* Gives up what is kept under a number, if anything is. */
 void retrieve_notes_end(retrieve_notes *notes, uint32_t note);
-/* What all of them take. */
+/* Bytes that all of them take. */
 uint64_t retrieve_notes_bytes(const retrieve_notes *notes);
 
 /* Keeps the n > 0 blocks of a row that selected, which saw n_slots. Replaces the list before. The

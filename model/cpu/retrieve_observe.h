@@ -21,7 +21,7 @@ typedef struct retrieve_observer {
 } retrieve_observer;
 
 void retrieve_observe_free(retrieve_observer *w);
-/* What it takes now. */
+/* Bytes that it takes now. */
 static inline size_t retrieve_observer_bytes(const retrieve_observer *w)
 {
     return w->n_mass * sizeof *w->mass + w->n_keys * sizeof *w->keys + w->n_rows * sizeof *w->rows +

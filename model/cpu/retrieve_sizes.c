@@ -1,5 +1,5 @@
-/* What retrieval takes beside pages and representatives: the lists of a step's rows, and the
- * scratch of their selections. */
+/* The memory that retrieval takes beside pages and representatives: the lists of a step's rows, and
+ * the scratch of their selections. */
 #include "kernels/key_sums.h"
 #include "model/cpu/readings.h"
 #include "model/cpu/retrieve_state.h"
@@ -38,7 +38,7 @@ static size_t room_bytes(const extent *e)
     return e->rows * row + e->blocks * block + head;
 }
 
-/* What a prompt's end attends to. */
+/* The masses of a prompt's end. */
 static size_t observer_bytes(const extent *e)
 {
     const kv_store *s = e->store;

@@ -42,7 +42,7 @@ status cuda_retrieve_create(backend_cuda *b)
     b->retrieve = calloc(1, sizeof *b->retrieve);
     if (!b->retrieve) return status_make(STATUS_NO_MEMORY, "retrieval");
     b->retrieve->pack.is_double = true;
-    /* What is kept is up to twice what requests are counted with (retrieve_lists.c). */
+    /* Lists take up to twice the bytes that requests are counted with (retrieve_lists.c). */
     b->info.note_bytes = b->pool_bytes / NOTES_PART / 2;
     if (b->info.note_bytes < NOTES_LEAST) b->info.note_bytes = NOTES_LEAST;
     return make_room(b, b->retrieve);
@@ -229,7 +229,7 @@ static status add_row(backend_cuda *b, const step_plan *plan, uint32_t seq, uint
     return link_row(b, s, i, row);
 }
 
-/* What the rows do in a layer. */
+/* Says for each row how it reads in a layer. */
 static void fill_reads(backend_cuda *b, const step_plan *plan)
 {
     cuda_retrieve *r = b->retrieve;

@@ -13,7 +13,7 @@ typedef struct runs {
     size_t n, capacity;
 } runs;
 
-/* What a layer of the step in hand copies: runs [ups, next layer's ups) of `up`, and so on. */
+/* The copies of a layer of the step in hand: runs [ups, next layer's ups) of `up`, and so on. */
 typedef struct layer_copies {
     size_t ups, downs;
 } layer_copies;
@@ -357,7 +357,7 @@ status cuda_window_plan(cuda_window *w, const pkv_mirror *mirror, const step_pla
     return upload(w, 0);
 }
 
-/* What the stream waits for is this layer's upload alone: the next one's begins behind it, when the
+/* The stream waits for this layer's upload alone: the next one's begins behind it, when the
  * layer before this one has left the other window. */
 status cuda_window_begin(cuda_window *w, uint32_t layer, cuda_layer_kv *kv)
 {

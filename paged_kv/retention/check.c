@@ -159,7 +159,7 @@ static status check_model(const parsing *p, const retention_policy *policy, erro
     return check_windows(p, policy, g, err);
 }
 
-/* What always stays of the text, and a question of one token. */
+/* Tokens of the text that always stay, and a question of one token. */
 static status check_gather(const parsing *p, const retention_policy *policy, error *err)
 {
     uint64_t least = (uint64_t)policy->sinks + policy->window + 1;

@@ -341,7 +341,7 @@ status retention_select(const retention_policy *policy, const pkv *kv, uint32_t 
 
 /* ---- the report of what was kept, as responses carry it -------------------------------------- */
 
-/* What a request of REFORM read, and what it read again (docs/reform.md). */
+/* Tokens that a request of REFORM read, and those that it read again (docs/reform.md). */
 typedef struct retention_gathering {
     uint32_t layers;     // that the reading ran; 0: nothing was read, all tokens were computed
     uint32_t read;       // tokens of the prompt whose embeddings were computed

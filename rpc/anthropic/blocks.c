@@ -17,7 +17,7 @@ static const char *type_of(const json_t *block)
     return json_string_value(json_object_get(block, "type"));
 }
 
-/* What the blocks of one message are added to. */
+/* The chat turns that the blocks of one message are added to. */
 typedef struct place {
     chat_turns *turns;
     bool continues; // a block of the message's own role has been added

@@ -197,7 +197,7 @@ static status check_fields(const json_t *body, unsigned endpoint, error *err)
     return STATUS_IS_OK;
 }
 
-/* What a body has of the things that take memory and time when it is parsed. */
+/* Counts of the parts of a body that take memory and time when it is parsed. */
 typedef struct amounts {
     size_t lists, keys, strings, values; // lists: and objects; strings: keys among them
 } amounts;

@@ -21,7 +21,7 @@ typedef struct reasoning_reader {
     strbuf pending; // bytes that may belong to a mark, or are white space before one
 } reasoning_reader;
 
-/* What a reader finds; both functions get whole characters. */
+/* Receives the text that a reader finds; both functions get whole characters. */
 typedef struct reasoning_sink {
     void *ctx;
     void (*reasoning)(void *ctx, const char *text, size_t n);

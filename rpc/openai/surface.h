@@ -110,7 +110,7 @@ typedef struct form_end {
 struct openai_form {
     const openai_name *names; // the last one has no `chat`
     void (*begin)(void *writer, const form_begin *b, strbuf *out);
-    /* What is new of the answer lies in t; called for each token. */
+    /* The new part of the answer lies in t; called for each token. */
     void (*take)(void *writer, const talk *t, strbuf *out);
     void (*end)(void *writer, const form_end *e, strbuf *out);
     /* An error in mid-stream. */

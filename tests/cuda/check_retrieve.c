@@ -571,7 +571,7 @@ static void unpack(const void *words, size_t bits, size_t first, uint32_t n, flo
     }
 }
 
-/* What the masses of a prompt's slots choose: blocks and keys must be the CPU's. */
+/* The masses of a prompt's slots choose blocks and keys, which must be the CPU's. */
 static void check_observed(check *c, uint32_t n_prompt, uint32_t size, uint32_t together)
 {
     retrieval_spec spec = spec_of(RETRIEVAL_DYNAMIC, RETRIEVAL_GROUP, size, 2);

@@ -297,7 +297,7 @@ static void test_what_is_offered_is_copied(void **state)
     assert_int_equal(bytes_back(r, 1, PARTS), PARTS);
     assert_int_equal(disk_record_count(r->d).read, 1);
     assert_int_equal(disk_record_count(r->d).bytes, HEADER + PARTS);
-    /* What is gone before it is copied leaves the file as it was, or none. */
+    /* A record that is gone before it is copied leaves the file as it was, or none. */
     offer(r, 1, 1, 2 * PARTS, PARTS);
     assert_int_equal(bytes_back(r, 1, PARTS), PARTS);
     offer(r, 2, 1, PARTS, RECORD_PART);

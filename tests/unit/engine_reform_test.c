@@ -386,7 +386,7 @@ static void wait_for_rows(fixture *f, uint32_t n)
     while (atomic_load(&f->model.embedded) < n) nap();
 }
 
-/* What was read until then is there for the session's next request. */
+/* The tokens read until then are there for the session's next request. */
 static void an_aborted_reading_leaves_what_it_read(void **state)
 {
     fixture *f = *state;

@@ -166,8 +166,8 @@ enum { SEQS = 5, STEPS = 9, SWAPPED_FROM = 4, SWAPPED_TO = 6, JOINS = 5 };
 
 typedef retrieval_spec wish(uint32_t seq);
 
-/* What a sequence asks for. The first one is swapped out for some steps, the fourth joins while
- * others decode, the fifth asks for nothing. */
+/* The retrieval that a sequence asks for. The first one is swapped out for some steps, the fourth
+ * joins while others decode, the fifth asks for nothing. */
 static retrieval_spec each_its_own(uint32_t seq)
 {
     retrieval_spec s = spec;

@@ -89,7 +89,7 @@ static void long_answers_are_the_same_bytes(void **state)
     strbuf_destroy(&json);
 }
 
-/* What must stay as it is: short answers, streams, and answers to clients that do not take gzip. */
+/* These stay as they are: short answers, streams, and answers to clients that do not take gzip. */
 static void other_answers_are_sent_as_they_are(void **state)
 {
     static const char gzip[] = "Accept-Encoding: gzip\r\n";

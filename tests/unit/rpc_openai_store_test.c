@@ -72,7 +72,7 @@ static void a_conversation_is_read_from_its_first_turn_on(void **state)
     assert_int_equal(stored_turns(last, chain), 3);
     assert_string_equal(stored_turn(chain[0], &n), "[\"turn of resp_1\"]");
     assert_string_equal(stored_turn(chain[2], &n), "[\"turn of resp_3\"]");
-    /* What was deleted is in no conversation any more, whatever was made of it. */
+    /* A deleted response is in no conversation any more, nor are those that went on from it. */
     assert_true(response_store_delete(t, "alice", "resp_2"));
     assert_false(has(t, "alice", "resp_3", 0) || has(t, "alice", "resp_3b", 0));
     assert_true(has(t, "alice", "resp_1", 0));

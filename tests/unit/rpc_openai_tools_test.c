@@ -10,7 +10,7 @@
 
 #include <cmocka.h>
 
-/* What a sink was told: content as it is, «name» for a call, and its arguments behind it. */
+/* The calls of a sink: content as it is, «name» for a call, and its arguments behind it. */
 static void on_content(void *ctx, const char *text, size_t n) { strbuf_append(ctx, text, n); }
 
 static void on_call(void *ctx, const char *name, size_t n)

@@ -1,4 +1,4 @@
-/* What the backend keeps for requests that read by retrieval: never more at once than it has for
+/* The backend keeps lists for requests that read by retrieval: never more at once than it has for
  * that, and given up as it is told. */
 #include "tests/unit/scheduler_fixture.h"
 
@@ -43,7 +43,7 @@ static sched_request reader(fixture *f, uint64_t id, uint32_t n)
     return r;
 }
 
-/* What a backend does with the plans: the requests whose lists it has. */
+/* A backend by its plans: the requests whose lists it has. */
 typedef struct keeper {
     uint64_t request[NUMBERS]; /* by number; 0 = nothing is kept */
     uint32_t choices[REQUESTS + 1], drawn[REQUESTS + 1][4], n_over;

@@ -377,7 +377,7 @@ static status choose_session(const reading *in, engine_request *r, error *err)
 
 /* ---- the whole body -------------------------------------------------------------------------- */
 
-/* An id that nobody can guess. */
+/* Makes an id that cannot be guessed. */
 static status make_id(char out[RESPONSE_ID_BYTES], error *err)
 {
     uint64_t words[2];

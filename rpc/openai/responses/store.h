@@ -21,7 +21,7 @@ enum {
     RESPONSE_TURNS_MAX = 1024 // of a conversation
 };
 
-/* What is put; the store copies it. */
+/* A response to be stored; the store copies it. */
 typedef struct response_facts {
     const char *id, *identity;
     stored_response *before; // NULL = none

@@ -81,7 +81,7 @@ static object_result finish(tool_reader *r)
     return OBJECT_CALL;
 }
 
-/* What is malformed behind a call's beginning ends the call. */
+/* Malformed text behind a call's beginning ends the call. */
 static object_result stop(tool_reader *r) { return r->object.begun ? finish(r) : OBJECT_TEXT; }
 
 /* An object whose first members are others is an answer in JSON. */
