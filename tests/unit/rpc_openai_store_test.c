@@ -133,6 +133,38 @@ static void an_old_conversation_makes_room(void **state)
     response_store_destroy(t);
 }
 
+/* What requests of one key still refer to cannot be freed: no other key loses anything for it. */
+static void what_requests_hold_takes_nothing_from_others(void **state)
+{
+    (void)state;
+    enum { N = 4 };
+    char id[32];
+    stored_response *held[N];
+    response_store *t = response_store_create(8000, TTL_US);
+    put(t, "bob", "resp_b", NULL, 1000, 0);
+    for (int i = 0; i < N; i++) {
+        snprintf(id, sizeof id, "resp_%d", i);
+        put(t, "alice", id, NULL, 1500, 1);
+        held[i] = response_store_get(t, "alice", id, 1);
+        assert_non_null(held[i]);
+    }
+    assert_true(put(t, "alice", "resp_more", NULL, 1500, 2));
+    assert_false(has(t, "alice", "resp_0", 2));
+    assert_true(has(t, "bob", "resp_b", 2));
+    for (int i = 0; i < 20; i++) {
+        snprintf(id, sizeof id, "resp_b%d", i);
+        put(t, "bob", id, NULL, 1000, 3);
+        assert_true(has(t, "bob", id, 3));
+        assert_true(response_store_bytes(t) <= 2 * 8000);
+    }
+    assert_true(has(t, "bob", "resp_b19", 3) && has(t, "bob", "resp_b16", 3));
+    assert_false(has(t, "bob", "resp_b", 3)); /* now bob has most */
+    for (int i = 0; i < N; i++) response_store_release(t, held[i]);
+    put(t, "bob", "resp_last", NULL, 1000, 4);
+    assert_true(response_store_bytes(t) <= 8000);
+    response_store_destroy(t);
+}
+
 /* ---- threads --------------------------------------------------------------------------------- */
 
 typedef struct client {
@@ -176,6 +208,7 @@ int main(void)
         cmocka_unit_test(an_unused_response_is_forgotten),
         cmocka_unit_test(who_has_most_makes_room),
         cmocka_unit_test(an_old_conversation_makes_room),
+        cmocka_unit_test(what_requests_hold_takes_nothing_from_others),
         cmocka_unit_test(several_keys_at_once),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);

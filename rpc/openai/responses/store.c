@@ -134,19 +134,24 @@ static void forget_old(response_store *t, int64_t now_us)
         while (o->oldest && now_us - o->oldest->used_us > t->ttl_us) forget(t, o->oldest);
 }
 
-/* The owner that has most and something to give up. */
-static owner *largest_owner(const response_store *t)
+/* The owner that gives up a response next: the one that has most. Where requests still refer to all
+ * that it has, so that nothing can be freed, no other owner loses anything for it until the whole
+ * is beyond twice the bound. NULL = nobody. */
+static owner *next_to_lose(const response_store *t)
 {
-    owner *most = NULL;
-    for (owner *o = t->owners; o; o = o->next)
-        if (o->oldest && (!most || o->bytes > most->bytes)) most = o;
-    return most;
+    owner *most = NULL, *able = NULL;
+    for (owner *o = t->owners; o; o = o->next) {
+        if (!most || o->bytes > most->bytes) most = o;
+        if (o->oldest && (!able || o->bytes > able->bytes)) able = o;
+    }
+    bool is_held = most && !most->oldest && t->bytes / 2 <= t->bytes_max;
+    return is_held ? NULL : able;
 }
 
 static void make_room(response_store *t)
 {
     owner *o;
-    while (t->bytes > t->bytes_max && (o = largest_owner(t))) forget(t, o->oldest);
+    while (t->bytes > t->bytes_max && (o = next_to_lose(t))) forget(t, o->oldest);
 }
 
 void response_store_destroy(response_store *t)

@@ -6,7 +6,8 @@
  *          first; many may go on from one.
  * Owner    the store owns what is put; response_store_get gives a reference.
  * Bounds   all bodies and turns together have at most bytes_max bytes. Beyond it the API key that
- *          has most loses what it used longest ago. What is older than ttl_us is gone.
+ *          has most loses what it used longest ago; what requests still refer to stays until they
+ *          end, up to as many bytes again. What is older than ttl_us is gone.
  * Threads  any thread may call any function; a response does not change once it is put. */
 #ifndef RPC_OPENAI_RESPONSES_STORE_H
 #define RPC_OPENAI_RESPONSES_STORE_H
