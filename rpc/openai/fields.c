@@ -218,6 +218,8 @@ static amounts count_amounts(const char *body, size_t n)
     return a;
 }
 
+enum { LISTS_MAX = 1 << 16 }; // of a body
+
 static status too_many(error *err, size_t most, const char *what)
 {
     return error_set(err, STATUS_LIMIT, "body: has more than %zu %s", most, what);
@@ -228,7 +230,7 @@ static status too_many(error *err, size_t most, const char *what)
  * numbers may be as many as the longest prompt of token ids has, and VALUES_MAX more. */
 status openai_check_amount(const service *s, const char *body, size_t n, error *err)
 {
-    enum { LISTS_MAX = 1 << 16, KEYS_MAX = 1 << 18, VALUES_MAX = 1 << 20 };
+    enum { KEYS_MAX = 1 << 18, VALUES_MAX = 1 << 20 };
     amounts a = count_amounts(body, n);
     size_t values = VALUES_MAX + (size_t)s->o.model.max_logical_len;
     if (a.lists > LISTS_MAX) return too_many(err, LISTS_MAX, "objects and lists");
@@ -237,6 +239,16 @@ status openai_check_amount(const service *s, const char *body, size_t n, error *
     if (a.strings > VALUES_MAX) return too_many(err, VALUES_MAX, "strings");
     if (a.values > values) return too_many(err, values, "values");
     return STATUS_IS_OK;
+}
+
+status openai_check_stored(const char *turn, size_t n, size_t *lists, error *err)
+{
+    enum { LISTS_OF_ITEM = 3 }; // a message, its content and a part of it
+    *lists += count_amounts(turn, n).lists;
+    if (*lists <= LISTS_OF_ITEM * LISTS_MAX) return STATUS_IS_OK;
+    return error_set(err, STATUS_LIMIT,
+                     "request: previous_response_id: the conversation has more items than a body "
+                     "may have");
 }
 
 /* Drops fields that are null: some clients send every field they know, null when it is not set. */

@@ -39,6 +39,10 @@ status openai_read_bool(const json_t *body, const char *key, bool *out, error *e
 /* Fills *out for an error in a body. */
 void openai_body_error(service *s, status why, const error *err, openai_error *out);
 
+/* Limits what is in the stored turns of a conversation, one after another: *lists counts over all
+ * of them. */
+status openai_check_stored(const char *turn, size_t n, size_t *lists, error *err);
+
 /* ---- calls (parse.c) ------------------------------------------------------------------------- */
 
 /* Makes a call of a chat's body, whose fields have been checked. *out is zeroed but for `form` and

@@ -24,7 +24,7 @@ static int setup(void **state)
     error err = {{0}};
     if (!f || !status_ok(openai_fixture_open(f, &err))) fail_msg("%s", err.text);
     f->service.o.max_body_bytes = 4000;
-    f->service.o.responses_bytes = 1 << 20;
+    f->service.o.responses_bytes = 64 << 20;
     f->service.o.responses_ttl_us = INT64_MAX;
     assert_true(openai_open(&f->service));
     *state = f;
@@ -324,13 +324,39 @@ static void a_conversation_is_bounded(void **state)
     refuse(state, body, "previous_response_id", "longer than a body may be");
 }
 
+/* A chain of long turns has no more items than one body: each takes time and memory to read. */
+static void a_conversation_has_a_bounded_number_of_items(void **state)
+{
+    enum { ITEMS = 34000 };
+    openai_fixture *f = *state;
+    char id[RESPONSE_ID_BYTES] = "", last[128];
+    strbuf body = {0};
+    f->service.o.max_body_bytes = 64 << 20;
+    for (int i = 0; i < 2; i++) {
+        strbuf_clear(&body);
+        strbuf_puts(&body, "{\"input\": [");
+        for (int item = 0; item < ITEMS; item++)
+            strbuf_printf(&body, "%s{\"role\":\"user\",\"content\":\"x\"}", item ? "," : "");
+        strbuf_printf(&body, "]%s%s%s}", *id ? ", \"previous_response_id\": \"" : "", id,
+                      *id ? "\"" : "");
+        answered(state, body.data, id);
+    }
+    snprintf(last, sizeof last, "{\"input\": \"x\", \"previous_response_id\": \"%s\"}", id);
+    refuse(state, last, "previous_response_id", "more items than a body may have");
+    strbuf_destroy(&body);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(items_become_messages),       cmocka_unit_test(fields_are_those_of_chat),
-        cmocka_unit_test(what_is_wrong_is_named),      cmocka_unit_test(a_body_has_what_openai_has),
-        cmocka_unit_test(a_stream_has_openais_events), cmocka_unit_test(a_conversation_goes_on),
+        cmocka_unit_test(items_become_messages),
+        cmocka_unit_test(fields_are_those_of_chat),
+        cmocka_unit_test(what_is_wrong_is_named),
+        cmocka_unit_test(a_body_has_what_openai_has),
+        cmocka_unit_test(a_stream_has_openais_events),
+        cmocka_unit_test(a_conversation_goes_on),
         cmocka_unit_test(a_conversation_is_bounded),
+        cmocka_unit_test(a_conversation_has_a_bounded_number_of_items),
     };
     return cmocka_run_group_tests(tests, setup, teardown);
 }

@@ -61,7 +61,8 @@ static status find_before(const reading *in, error *err)
                      id);
 }
 
-static status add_turn(const stored_response *r, size_t *left, chat_turns *t, error *err)
+static status add_turn(const stored_response *r, size_t *left, size_t *lists, chat_turns *t,
+                       error *err)
 {
     size_t n;
     json_t *messages;
@@ -71,6 +72,7 @@ static status add_turn(const stored_response *r, size_t *left, chat_turns *t, er
                          "request: previous_response_id: the conversation is longer than a body "
                          "may be (--max-body)");
     *left -= n;
+    RETURN_IF_ERROR(openai_check_stored(text, n, lists, err));
     RETURN_IF_ERROR(json_read_text("previous_response_id", text, n, &messages, err));
     t->failed |= json_array_extend(t->messages, messages) != 0;
     json_decref(messages);
@@ -81,12 +83,12 @@ static status add_turn(const stored_response *r, size_t *left, chat_turns *t, er
 static status add_before(const reading *in, chat_turns *t, error *err)
 {
     const stored_response *chain[RESPONSE_TURNS_MAX];
-    size_t n = stored_turns(in->w->before, chain), left = in->s->o.max_body_bytes;
+    size_t n = stored_turns(in->w->before, chain), left = in->s->o.max_body_bytes, lists = 0;
     if (n > RESPONSE_TURNS_MAX)
         return error_set(err, STATUS_LIMIT,
                          "request: previous_response_id: the conversation has more than %d turns",
                          RESPONSE_TURNS_MAX);
-    for (size_t i = 0; i < n; i++) RETURN_IF_ERROR(add_turn(chain[i], &left, t, err));
+    for (size_t i = 0; i < n; i++) RETURN_IF_ERROR(add_turn(chain[i], &left, &lists, t, err));
     *in->stored_bytes = in->s->o.max_body_bytes - left;
     return STATUS_IS_OK;
 }
