@@ -121,8 +121,9 @@ static status read_best_of(const reading *in, engine_request *r, error *err)
         return error_set(err, STATUS_INVALID, "request: best_of: must be an integer in n .. %u",
                          most);
     if (c->stream)
-        return refuse_body(err, "best_of: what is above n cannot be streamed: which choices are "
-                                "best is known at the end");
+        return refuse_body(err,
+                           "best_of: must equal n in a stream, because only the end tells which "
+                           "choices are best");
     c->n_unseen = (uint32_t)n - r->n;
     r->n = (uint32_t)n;
     r->logprobs = larger(r->logprobs, 0);

@@ -282,6 +282,8 @@ status kserve_read_json(const kserve_body *body, arena *memory, Inference__Model
     *out = (Inference__ModelInferRequest)INFERENCE__MODEL_INFER_REQUEST__INIT;
     out->model_name = body->model;
     out->model_version = body->version;
+    if (!json_is_object(body->json))
+        return error_set(err, STATUS_INVALID, "body: must be a JSON object");
     RETURN_IF_ERROR(check_keys("request", body->json, known, err));
     RETURN_IF_ERROR(read_text("request", "id", body->json, &out->id, err));
     RETURN_IF_ERROR(read_parameters(&in, out, err));

@@ -126,7 +126,7 @@ class Infer(KServe):
     def test_refusals(self):
         prompt = texts(ROMEO)
         for body, word in (
-                ([], "object"), ({}, "text_input"), ({"inputs": {}}, "inputs"), ({"inputs": [7]}, "inputs[0]"),
+                ([], "body: must be a JSON object"), ({}, "text_input"), ({"inputs": {}}, "inputs"), ({"inputs": [7]}, "inputs[0]"),
                 ({"inputs": [prompt] * 17}, "inputs"), ({"inputs": [prompt, prompt]}, "twice"),
                 ({"inputs": [prompt], "figs": 1}, "figs"), ({"inputs": [{**prompt, "figs": 1}]}, "figs"),
                 ({"inputs": [{**prompt, "data": [7]}]}, "data"), ({"inputs": [{**prompt, "data": "x"}]}, "data"),
