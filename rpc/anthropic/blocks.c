@@ -165,7 +165,7 @@ status anthropic_read_messages(const json_t *messages, chat_turns *t, bool *pref
         RETURN_IF_ERROR(read_content(json_object_get(message, "content"), role, i, t, err));
     }
     *prefilled = is_prefill(t);
-    return turns_status(t, err);
+    return turns_end(t, err);
 }
 
 status anthropic_read_system(const json_t *system, chat_turns *t, error *err)

@@ -57,9 +57,11 @@ status openai_count_tokens(service *s, const openai_call *call, size_t *out, err
 /* ---- conversations (turns.c) ----------------------------------------------------------------- */
 
 /* A list of chat's messages. The functions return NULL or do nothing once memory is out (failed).
- * Contents are lists of text parts. */
+ * Contents are lists of text parts. The messages are complete once turns_end was called. */
 typedef struct chat_turns {
     json_t *messages;
+    json_t *thinker;  // the message to which `reasoning` belongs, borrowed; NULL = none
+    strbuf reasoning; // gathered in one buffer: a client may send it in very many parts
     bool failed;
 } chat_turns;
 
@@ -81,7 +83,8 @@ status turns_add_content(chat_turns *t, json_t *message, const json_t *content,
 json_t *turns_open_result(chat_turns *t, const char *call_id);
 /* Makes one of the system messages in front, since templates read no second one. */
 void turns_join_systems(chat_turns *t);
-status turns_status(const chat_turns *t, error *err);
+/* Completes the messages, to which more may be added. */
+status turns_end(chat_turns *t, error *err);
 
 /* A member of an object that must be a string with at least one byte. */
 status turns_need_text(const json_t *object, const char *key, const char *where, const char **out,

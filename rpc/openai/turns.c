@@ -3,6 +3,8 @@
 
 #include <string.h>
 
+static const char reasoning_key[] = "reasoning_content";
+
 void turns_init(chat_turns *t)
 {
     *t = (chat_turns){.messages = json_array()};
@@ -12,6 +14,7 @@ void turns_init(chat_turns *t)
 void turns_destroy(chat_turns *t)
 {
     json_decref(t->messages);
+    strbuf_destroy(&t->reasoning);
     *t = (chat_turns){0};
 }
 
@@ -44,16 +47,31 @@ void turns_add_text(chat_turns *t, json_t *message, const char *text, size_t n)
     t->failed |= json_array_append_new(json_object_get(message, "content"), part) != 0;
 }
 
+/* Gives the reasoning that was gathered to its message. */
+static void end_reasoning(chat_turns *t)
+{
+    const strbuf *all = &t->reasoning;
+    if (!t->thinker) return;
+    json_t *text = json_stringn(all->data ? all->data : "", all->size);
+    t->failed |= all->failed || json_object_set_new(t->thinker, reasoning_key, text) != 0;
+    t->thinker = NULL;
+    strbuf_clear(&t->reasoning);
+}
+
+/* Begins with what the message has; an empty text keeps the member's place. */
+static void begin_reasoning(chat_turns *t, json_t *message)
+{
+    const json_t *old = json_object_get(message, reasoning_key);
+    end_reasoning(t);
+    if (old) strbuf_append(&t->reasoning, json_string_value(old), json_string_length(old));
+    else t->failed |= json_object_set_new(message, reasoning_key, json_string("")) != 0;
+    t->thinker = message;
+}
+
 void turns_add_reasoning(chat_turns *t, json_t *message, const char *text, size_t n)
 {
-    static const char key[] = "reasoning_content";
-    const json_t *old = json_object_get(message, key);
-    strbuf all = {0};
-    if (old) strbuf_append(&all, json_string_value(old), json_string_length(old));
-    strbuf_append(&all, text, n);
-    t->failed |= all.failed || json_object_set_new(
-                                   message, key, json_stringn(all.data ? all.data : "", all.size));
-    strbuf_destroy(&all);
+    if (t->thinker != message) begin_reasoning(t, message);
+    strbuf_append(&t->reasoning, text, n);
 }
 
 void turns_add_call(chat_turns *t, json_t *message, const char *id, const char *name,
@@ -113,19 +131,24 @@ status turns_add_content(chat_turns *t, json_t *message, const json_t *content,
 
 void turns_join_systems(chat_turns *t)
 {
-    json_t *first = json_array_get(t->messages, 0);
+    json_t *first = json_array_get(t->messages, 0), *next;
+    size_t n = 1;
     if (!first || !has_role(first, "system")) return;
-    for (;;) {
-        const json_t *next = json_array_get(t->messages, 1);
-        if (!next || !has_role(next, "system")) return;
+    for (; (next = json_array_get(t->messages, n)) && has_role(next, "system"); n++)
         t->failed |= json_array_extend(json_object_get(first, "content"),
                                        json_object_get(next, "content")) != 0;
-        json_array_remove(t->messages, 1);
-    }
+    if (n == 1) return;
+    json_t *joined = json_array();
+    t->failed |= json_array_append(joined, first) != 0;
+    while ((next = json_array_get(t->messages, n++)))
+        t->failed |= json_array_append(joined, next) != 0;
+    json_decref(t->messages);
+    t->messages = joined;
 }
 
-status turns_status(const chat_turns *t, error *err)
+status turns_end(chat_turns *t, error *err)
 {
+    end_reasoning(t);
     return t->failed ? error_set(err, STATUS_NO_MEMORY, "request: out of memory") : STATUS_IS_OK;
 }
 

@@ -346,6 +346,56 @@ static void a_conversation_has_a_bounded_number_of_items(void **state)
     strbuf_destroy(&body);
 }
 
+static void reasoning_belongs_to_its_message(void **state)
+{
+    openai_call c = parse(state, "{\"input\": [{\"type\":\"reasoning\",\"content\":["
+                                 "{\"type\":\"reasoning_text\",\"text\":\"r\"},"
+                                 "{\"type\":\"reasoning_text\",\"text\":\"s\"}]},"
+                                 "{\"type\":\"reasoning\",\"content\":["
+                                 "{\"type\":\"reasoning_text\",\"text\":\"t\"}]},"
+                                 "{\"role\":\"user\",\"content\":\"u\"},"
+                                 "{\"type\":\"reasoning\",\"content\":["
+                                 "{\"type\":\"reasoning_text\",\"text\":\"v\"}]}]}");
+    check_messages(
+        &c, "[{\"role\":\"assistant\",\"content\":[],\"reasoning_content\":\"rst\"},"
+            "{\"role\":\"user\",\"content\":" TEXT("u") "},{\"role\":\"assistant\",\"content\":[],"
+                                                        "\"reasoning_content\":\"v\"}]");
+    openai_call_destroy(&c);
+}
+
+/* As many items as a body may have take no longer each than a few. */
+static void many_items_are_joined(void **state)
+{
+    enum { PARTS = 20000, SYSTEMS = 20000, TEXT_BYTES = 64 };
+    openai_fixture *f = *state;
+    strbuf body = {0};
+    f->service.o.max_body_bytes = 64 << 20;
+    strbuf_puts(&body, "{\"input\": [{\"type\":\"reasoning\",\"content\":[");
+    for (int i = 0; i < PARTS; i++)
+        strbuf_printf(&body, "%s{\"type\":\"reasoning_text\",\"text\":\"%0*d\"}", i ? "," : "",
+                      TEXT_BYTES, i);
+    strbuf_puts(&body, "]},{\"role\":\"assistant\",\"content\":\"a\"}]}");
+    openai_call c = parse(state, body.data);
+    const json_t *message = json_array_get(c.requests->messages, 0);
+    const json_t *reasoning = json_object_get(message, "reasoning_content");
+    assert_int_equal(json_array_size(c.requests->messages), 1);
+    assert_int_equal(json_string_length(reasoning), PARTS * TEXT_BYTES);
+    assert_string_equal(json_string_value(reasoning) + PARTS * TEXT_BYTES - 6, "019999");
+    openai_call_destroy(&c);
+    strbuf_clear(&body);
+    strbuf_puts(&body, "{\"input\": [");
+    for (int i = 0; i < SYSTEMS; i++)
+        strbuf_puts(&body, "{\"role\":\"system\",\"content\":\"s\"},");
+    strbuf_puts(&body, "{\"role\":\"user\",\"content\":\"u\"}]}");
+    c = parse(state, body.data);
+    assert_int_equal(json_array_size(c.requests->messages), 2);
+    assert_int_equal(
+        json_array_size(json_object_get(json_array_get(c.requests->messages, 0), "content")),
+        SYSTEMS);
+    openai_call_destroy(&c);
+    strbuf_destroy(&body);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -357,6 +407,8 @@ int main(void)
         cmocka_unit_test(a_conversation_goes_on),
         cmocka_unit_test(a_conversation_is_bounded),
         cmocka_unit_test(a_conversation_has_a_bounded_number_of_items),
+        cmocka_unit_test(reasoning_belongs_to_its_message),
+        cmocka_unit_test(many_items_are_joined),
     };
     return cmocka_run_group_tests(tests, setup, teardown);
 }

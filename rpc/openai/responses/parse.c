@@ -110,7 +110,7 @@ static status read_own(const reading *in, chat_turns *own, error *err)
     const json_t *input = member(in, "input");
     if (!input) return error_set(err, STATUS_INVALID, "request: input: must be given");
     RETURN_IF_ERROR(response_read_input(input, own, err));
-    RETURN_IF_ERROR(turns_status(own, err));
+    RETURN_IF_ERROR(turns_end(own, err));
     if (json_array_size(own->messages) == 0 && !in->w->before)
         return error_set(err, STATUS_INVALID, "request: input: must not be empty");
     if (!in->w->store) return STATUS_IS_OK;
@@ -130,7 +130,7 @@ static status read_messages(const reading *in, error *err)
     if (status_ok(st)) st = add_before(in, &all, err);
     all.failed |= json_array_extend(all.messages, own.messages) != 0;
     turns_join_systems(&all);
-    if (status_ok(st)) st = turns_status(&all, err);
+    if (status_ok(st)) st = turns_end(&all, err);
     if (status_ok(st)) st = set_new(in, "messages", json_incref(all.messages), err);
     turns_destroy(&own);
     turns_destroy(&all);
