@@ -278,6 +278,7 @@ static void destroy_writer(void *writer)
 
 static const openai_name names[] = {
     {"stop", "stop_sequences", true},
+    {"continue_final_message", "messages", true},
     {"response_format", "output_config.format", true},
     {"reasoning_effort", "output_config.effort", true},
     {".function.parameters", ".input_schema", false},

@@ -144,6 +144,8 @@ class Messages(unittest.TestCase):
         self.refused("tools[0].input_schema: must be a schema of type", tool_choice={"type": "any"}, tools=[
             {"name": "f", "input_schema": {"type": "string"}}])
         self.refused("messages[0].role", text=[{"role": "system", "content": "x"}])
+        self.refused("messages: the last message has no text", text=[{"role": "user", "content": "x"}, {
+            "role": "assistant", "content": [{"type": "thinking", "thinking": "x", "signature": ""}]}])
         self.refused("max_tokens: must be", max_tokens=0)
         self.refused("mcp_servers", extra_body={"mcp_servers": []})
         self.refused("unknown field 'stop'", extra_body={"stop": "x"})
