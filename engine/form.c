@@ -123,6 +123,8 @@ form_turn form_take_turn(engine *e, engine_stream *s)
     pthread_mutex_lock(&c->lock);
     if (find_kept(c, f, hash)) {
         turn = FORM_TURN_NONE;
+    } else if (atomic_load(&s->aborted)) {
+        turn = FORM_TURN_NONE; // form_take_back may have looked for it already
     } else if (c->n_compiling < most) {
         c->n_compiling++;
     } else {
@@ -136,16 +138,35 @@ form_turn form_take_turn(engine *e, engine_stream *s)
     return turn;
 }
 
+/* Takes s out of the list; `before` is the stream in front of it. */
+static void unpark(form_cache *c, engine_stream *before, engine_stream *s)
+{
+    *(before ? &before->place.newer : &c->parked) = s->place.newer;
+    if (c->last_parked == s) c->last_parked = before;
+    s->place.newer = NULL;
+}
+
 engine_stream *form_pass_turn(engine *e)
 {
     form_cache *c = &e->forms;
     pthread_mutex_lock(&c->lock);
     engine_stream *s = c->parked;
-    if (s) c->parked = s->place.newer;
+    if (s) unpark(c, NULL, s);
     else c->n_compiling--;
     pthread_mutex_unlock(&c->lock);
-    if (s) s->place.newer = NULL;
     return s;
+}
+
+bool form_take_back(engine *e, engine_stream *s)
+{
+    form_cache *c = &e->forms;
+    engine_stream *before = NULL;
+    pthread_mutex_lock(&c->lock);
+    engine_stream *x = c->parked;
+    for (; x && x != s; x = x->place.newer) before = x;
+    if (x) unpark(c, before, s);
+    pthread_mutex_unlock(&c->lock);
+    return x;
 }
 
 /* ---- compiling ------------------------------------------------------------------------------- */

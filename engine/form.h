@@ -70,6 +70,8 @@ form_turn form_take_turn(engine *e, struct engine_stream *s);
 /* Gives a turn to the stream that waits longest, which the caller prepares; NULL: none waits, and
  * the turn is given back. */
 struct engine_stream *form_pass_turn(engine *e);
+/* Takes the stream out if it is parked; the caller gets the reference that came with it. */
+bool form_take_back(engine *e, struct engine_stream *s);
 /* Compiles the request's form, where it has one, and sets a matcher for each choice. */
 status form_prepare(engine *e, struct engine_stream *s, error *err);
 /* Gives the plan of the last sched_step call its masks. */

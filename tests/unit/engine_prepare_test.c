@@ -222,6 +222,30 @@ static void a_thread_is_left_that_compiles_nothing(void **state)
     assert_null(form_pass_turn(e));
 }
 
+/* An aborted stream does not wait for the forms before it, wherever it stands among the others. */
+static void a_parked_stream_can_be_taken_back(void **state)
+{
+    fixture *f = *state;
+    engine *e = f->engine;
+    e->o.tokenizer_threads = 2;
+    assert_int_equal(form_take_turn(e, make_formed(f, "a+")), FORM_TURN_TAKEN);
+    for (int last = 0; last < 2; last++) {
+        engine_stream *first = make_formed(f, "b+"), *second = make_formed(f, "c+");
+        assert_int_equal(form_take_turn(e, first), FORM_TURN_PARKED);
+        assert_int_equal(form_take_turn(e, second), FORM_TURN_PARKED);
+        assert_true(form_take_back(e, last ? second : first));
+        assert_false(form_take_back(e, last ? second : first));
+        engine_stream *third = make_formed(f, "d+"), *aborted = make_formed(f, "e+");
+        assert_int_equal(form_take_turn(e, third), FORM_TURN_PARKED);
+        atomic_store(&aborted->aborted, true);
+        assert_int_equal(form_take_turn(e, aborted), FORM_TURN_NONE);
+        assert_ptr_equal(form_pass_turn(e), last ? first : second);
+        assert_ptr_equal(form_pass_turn(e), third);
+    }
+    assert_null(form_pass_turn(e));
+    assert_int_equal(e->forms.n_compiling, 0);
+}
+
 /* The error of a form that cannot be compiled is kept, under its text and kind. */
 static void a_form_that_failed_is_not_compiled_again(void **state)
 {
@@ -259,6 +283,7 @@ int main(void)
         TEST(a_conversation_is_as_long_as_its_texts),
         TEST(the_order_is_that_of_a_searched_list),
         TEST(a_thread_is_left_that_compiles_nothing),
+        TEST(a_parked_stream_can_be_taken_back),
         TEST(a_form_that_failed_is_not_compiled_again),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
