@@ -67,6 +67,7 @@ bool build_work(build *b, uint64_t n)
 {
     if (!build_ok(b)) return false;
     if ((uint64_t)b->fuel < n) {
+        b->fuel = 0; // who goes on without this work does not go on with more
         build_fail(b, STATUS_LIMIT, "too large: compiling it takes too many operations");
         return false;
     }

@@ -260,6 +260,7 @@ static bool value_fits(schema_reader *r, const json_t *s, const json_t *v, const
     const json_t *not = json_object_get(s, SCHEMA_NOT_VALUES), *one;
     size_t i;
     if (json_object_get(s, "type") && !(types_of(r, s) & type_of_value(v))) return false;
+    if (!build_work(r->b, json_array_size(not ))) return false;
     json_array_foreach(
         not, i, one) if (json_equal((json_t *)(uintptr_t)one, (json_t *)(uintptr_t)v)) return false;
     if (json_is_string(v) && text)

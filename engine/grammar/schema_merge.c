@@ -5,10 +5,12 @@
 #include <stdlib.h>
 #include <string.h>
 
-enum { DEPTH_MAX = 200 };
+enum { DEPTH_MAX = 200, MEMBER_WORK = 16 };
 
+/* Members and elements cost work because of their memory, which lives as long as the reader. */
 const json_t *schema_keep(schema_reader *r, json_t *value)
 {
+    (void)build_work(r->b, MEMBER_WORK * json_object_size(value) + json_array_size(value));
     if (!value || json_array_append_new(r->made, value) != 0)
         build_fail(r->b, STATUS_NO_MEMORY, "out of memory");
     return build_ok(r->b) ? value : NULL;
@@ -16,6 +18,7 @@ const json_t *schema_keep(schema_reader *r, json_t *value)
 
 static void set(schema_reader *r, json_t *object, const char *key, const json_t *value)
 {
+    if (!build_work(r->b, MEMBER_WORK)) return;
     if (!value || json_object_set(object, key, (json_t *)(uintptr_t)value) != 0)
         build_fail(r->b, STATUS_NO_MEMORY, "out of memory");
 }
@@ -102,6 +105,7 @@ static const json_t *common_types(schema_reader *r, const json_t *a, const json_
 {
     json_t *out = json_array();
     for (size_t i = 0; i < (json_is_array(a) ? json_array_size(a) : 1); i++) {
+        if (!build_work(r->b, json_array_size(b))) break;
         const char *x = json_string_value(json_is_array(a) ? json_array_get(a, i) : a);
         for (size_t k = 0; x && k < (json_is_array(b) ? json_array_size(b) : 1); k++) {
             const char *y = json_string_value(json_is_array(b) ? json_array_get(b, k) : b);

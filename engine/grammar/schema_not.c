@@ -14,6 +14,7 @@ enum {
     BRANCHES_MAX = 24,     // of a "oneOf" whose branches are told apart
     BRANCH_ALTERNATIVES = 12,
     BRANCH_MERGES = 100,
+    ALTERNATIVE_WORK = 200,
 };
 
 typedef struct turning {
@@ -28,10 +29,11 @@ static json_t *checked(schema_reader *r, json_t *value)
     return value;
 }
 
-/* Adds an alternative, whose reference is taken. */
+/* Adds an alternative, whose reference is taken. It costs so much work because of its memory. */
 static void add(turning *t, json_t *one)
 {
-    if (!one || json_array_append_new(t->out, one) != 0)
+    if (!build_work(t->r->b, ALTERNATIVE_WORK)) json_decref(one);
+    else if (!one || json_array_append_new(t->out, one) != 0)
         build_fail(t->r->b, STATUS_NO_MEMORY, "out of memory");
 }
 
@@ -44,6 +46,7 @@ static const json_t *turned_around(schema_reader *r, const json_t *schema, bool 
 static void turn_type(turning *t, const json_t *type)
 {
     static const char *const names[] = {"string", "number", "object", "array", "boolean", "null"};
+    if (!build_work(t->r->b, 8 * json_array_size(type))) return;
     json_t *others = checked(t->r, json_array());
     bool whole = false, number = false;
     for (size_t i = 0; others && i < sizeof names / sizeof *names; i++) {
@@ -69,6 +72,7 @@ static void turn_values(turning *t, json_t *values)
     bool objects = false, arrays = false;
     size_t i;
     const json_t *v;
+    (void)build_work(t->r->b, json_array_size(values));
     json_array_foreach(values, i, v)
     {
         objects |= json_is_object(v);
@@ -85,8 +89,13 @@ static void turn_required(turning *t, const json_t *names)
 {
     size_t i;
     const json_t *name;
-    json_array_foreach(names, i, name) if (json_is_string(name)) add(
-        t, json_pack("{s:s, s:{s:b}}", "type", "object", "properties", json_string_value(name), 0));
+    json_array_foreach(names, i, name)
+    {
+        if (!build_ok(t->r->b)) return;
+        if (json_is_string(name))
+            add(t, json_pack("{s:s, s:{s:b}}", "type", "object", "properties",
+                             json_string_value(name), 0));
+    }
 }
 
 static void turn_properties(turning *t, const json_t *properties)
@@ -169,6 +178,10 @@ static bool turn_bound(turning *t, const json_t *s, const char *key, const json_
         const char *beside = strcmp(key, "minimum") == 0   ? "exclusiveMinimum"
                              : strcmp(key, "maximum") == 0 ? "exclusiveMaximum"
                                                            : "";
+        if (bounds[i].step && !(x >= 0 && x < REPEAT_MANY)) { // no length that is counted
+            t->all = false;
+            return true;
+        }
         const char *other = bounds[i].other;
         if (json_is_true(json_object_get(s, beside))) other = key[1] == 'i' ? "maximum" : "minimum";
         json_t *limit = bounds[i].step ? json_integer((json_int_t)x + bounds[i].step) : shared(v);
@@ -323,12 +336,15 @@ static const json_t *listed_values(schema_reader *r, const json_t *s, const char
     return only ? schema_keep(r, json_pack("[O]", only)) : list;
 }
 
-static bool share_value(const json_t *x, const json_t *y)
+static bool share_value(schema_reader *r, const json_t *x, const json_t *y)
 {
     json_t *one, *other;
     size_t i, k;
     json_array_foreach(x, i, one)
+    {
+        if (!build_work(r->b, json_array_size(y))) return true;
         json_array_foreach(y, k, other) if (json_equal(one, other)) return true;
+    }
     return false;
 }
 
@@ -345,7 +361,7 @@ static bool requires_other(schema_reader *r, const json_t *a, const json_t *b)
         if (!key || !build_work(r->b, 1)) continue;
         if (closed && !json_object_get(properties, key)) return true;
         const json_t *x = listed_values(r, a, key), *y = listed_values(r, b, key);
-        if (x && y && !share_value(x, y)) return true;
+        if (x && y && !share_value(r, x, y)) return true;
     }
     return false;
 }

@@ -312,6 +312,7 @@ static void test_refused_schemas(void **state)
         {"{\"properties\":{\"a/b\":{\"uniqueItems\":true}}}", STATUS_UNSUPPORTED,
          "\"/properties/a~1b/uniqueItems\""},
         {"{\"not\":{\"multipleOf\":2}}", STATUS_UNSUPPORTED, "\"/not\""},
+        {"{\"not\":{\"maxLength\":1e300}}", STATUS_UNSUPPORTED, "\"/not\""},
         {"{\"items\":{\"anyOf\":[{\"if\":{\"multipleOf\":2}}]}}", STATUS_UNSUPPORTED,
          "\"/items/anyOf/0/if\""},
         {"{\"properties\":{\"a\":{\"pattern\":\"(?=x)\"}}}", STATUS_UNSUPPORTED,
@@ -341,6 +342,20 @@ static void test_hostile_schemas(void **state)
         strbuf_printf(&s, "%s{\"anyOf\":[{\"minimum\":%d},{\"maximum\":%d}]}", i ? "," : "", i, i);
     strbuf_puts(&s, "]}");
     refuses(GRAMMAR_JSON_SCHEMA, s.data, STATUS_LIMIT, "schemas to join");
+    strbuf_clear(&s);
+    strbuf_puts(&s, "{\"$defs\":{\"a\":{\"required\":[\"a\"");
+    for (int i = 0; i < 20000; i++) strbuf_puts(&s, ",\"a\"");
+    strbuf_puts(&s, "]}},\"not\":{\"allOf\":[true");
+    for (int i = 0; i < 30; i++) strbuf_puts(&s, ",{\"$ref\":\"#/$defs/a\"}"); // 600,000 objects
+    strbuf_puts(&s, "]}}");
+    refuses(GRAMMAR_JSON_SCHEMA, s.data, STATUS_LIMIT, "too many operations");
+    strbuf_clear(&s);
+    strbuf_puts(&s, "{\"enum\":[1");
+    for (int i = 0; i < 20000; i++) strbuf_puts(&s, ",1");
+    strbuf_puts(&s, "],\"not\":{\"enum\":[2");
+    for (int i = 0; i < 20000; i++) strbuf_puts(&s, ",2"); // 400 million comparisons
+    strbuf_puts(&s, "]}}");
+    refuses(GRAMMAR_JSON_SCHEMA, s.data, STATUS_LIMIT, "too many operations");
     strbuf_clear(&s);
     for (int i = 0; i < 1000; i++) strbuf_puts(&s, "{\"items\":");
     strbuf_puts(&s, "{}");
