@@ -54,21 +54,36 @@ static kept_form *find_kept(form_cache *c, const engine_form *f, uint64_t hash)
     return NULL;
 }
 
-/* Releases the least recently used forms until there is room for another; returns its place. */
+static kept_form *find_oldest(form_cache *c)
+{
+    kept_form *oldest = NULL;
+    for (uint32_t i = 0; i < FORMS_KEPT; i++) {
+        kept_form *k = &c->kept[i];
+        if (k->grammar && (!oldest || k->used < oldest->used)) oldest = k;
+    }
+    return oldest;
+}
+
+/* Releases the least recently used forms until so many bytes more fit beside the others. */
+static void make_fit(form_cache *c, size_t bytes)
+{
+    for (kept_form *oldest; (oldest = find_oldest(c)) != NULL; forget_form(oldest)) {
+        size_t all = bytes;
+        for (uint32_t i = 0; i < FORMS_KEPT; i++)
+            if (c->kept[i].grammar) all += c->kept[i].n + grammar_bytes(c->kept[i].grammar);
+        if (all <= FORMS_BYTES_MAX) return;
+    }
+}
+
+/* The place of another form, for which the least recently used ones may have to go. */
 static kept_form *make_room(form_cache *c, size_t bytes)
 {
-    for (;;) {
-        kept_form *oldest = NULL, *unused = NULL;
-        size_t all = bytes;
-        for (uint32_t i = 0; i < FORMS_KEPT; i++) {
-            kept_form *k = &c->kept[i];
-            if (!k->grammar) unused = k;
-            else if (!oldest || k->used < oldest->used) oldest = k;
-            if (k->grammar) all += k->n + grammar_bytes(k->grammar);
-        }
-        if (unused && (!oldest || all <= FORMS_BYTES_MAX)) return unused;
-        forget_form(oldest);
-    }
+    make_fit(c, bytes);
+    for (uint32_t i = 0; i < FORMS_KEPT; i++)
+        if (!c->kept[i].grammar) return &c->kept[i];
+    kept_form *oldest = find_oldest(c);
+    forget_form(oldest);
+    return oldest;
 }
 
 /* Keeps a grammar in place of the least recently used ones. When memory is out it is not kept. */
@@ -184,6 +199,7 @@ static status compile(engine *e, const engine_form *f, grammar **out, error *err
     if (kept) {
         kept->used = ++c->clock;
         *out = grammar_hold(kept->grammar);
+        make_fit(c, 0); // masks that answers needed have been added since
     } else if (failed) {
         *err = failed->err;
         s = status_make(failed->code, NULL);

@@ -1,4 +1,5 @@
 /* The order in which streams get a tokenizer thread: the queue alone, without threads. */
+#include "engine/grammar/internal.h"
 #include "engine/internal.h"
 
 #include <setjmp.h>
@@ -272,6 +273,26 @@ static void a_form_that_failed_is_not_compiled_again(void **state)
     form_cache_destroy(&e->forms);
 }
 
+/* The masks of kept forms grow while answers are held to them. */
+static void forms_that_grew_too_large_are_released(void **state)
+{
+    fixture *f = *state;
+    engine *e = f->engine;
+    error err = {{0}};
+    const grammar_token token = {"a", 1};
+    assert_true(status_ok(grammar_vocab_create(&token, 1, &e->forms.vocab)));
+    e->o.n_stop_ids = 1;
+    engine_stream *grows = make_formed(f, "a+"), *other = make_formed(f, "a*");
+    assert_true(status_ok(form_prepare(e, grows, &err)));
+    assert_true(status_ok(form_prepare(e, other, &err)));
+    assert_int_equal(form_take_turn(e, grows), FORM_TURN_NONE);
+    e->forms.kept[0].grammar->parts_bytes = FORMS_BYTES_MAX;
+    assert_true(status_ok(form_prepare(e, other, &err)));
+    assert_int_equal(form_take_turn(e, other), FORM_TURN_NONE);
+    assert_int_equal(form_take_turn(e, grows), FORM_TURN_TAKEN); // it is compiled anew
+    form_cache_destroy(&e->forms);
+}
+
 #define TEST(name) cmocka_unit_test_setup_teardown(name, setup, teardown)
 
 int main(void)
@@ -285,6 +306,7 @@ int main(void)
         TEST(a_thread_is_left_that_compiles_nothing),
         TEST(a_parked_stream_can_be_taken_back),
         TEST(a_form_that_failed_is_not_compiled_again),
+        TEST(forms_that_grew_too_large_are_released),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
