@@ -368,7 +368,7 @@ static bool take_whole(void *ctx, uint64_t at, const uint8_t *bytes, size_t n, u
     return true;
 }
 
-/* It is asked for again if it was put meanwhile. */
+/* *again: the record was put meanwhile, so these bytes are not its own any more. */
 static uint8_t *read_stored(disk_records *d, const disk_key *key, uint64_t version, size_t *n,
                             bool *again)
 {

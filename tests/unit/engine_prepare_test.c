@@ -247,6 +247,22 @@ static void a_parked_stream_can_be_taken_back(void **state)
     assert_int_equal(e->forms.n_compiling, 0);
 }
 
+static void an_aborted_stream_goes_to_the_engine_thread_at_once(void **state)
+{
+    fixture *f = *state;
+    engine *e = f->engine;
+    e->o.tokenizer_threads = 2;
+    engine_stream *first = make_formed(f, "a+"), *parked = make_formed(f, "b+");
+    parked->engine = e;
+    parked->references = 2;
+    assert_int_equal(form_take_turn(e, first), FORM_TURN_TAKEN);
+    assert_int_equal(form_take_turn(e, parked), FORM_TURN_PARKED);
+    engine_stream_abort(parked);
+    assert_ptr_equal(e->inbox.added.first, parked);
+    assert_int_equal(parked->references, 2); // the reader's, and the inbox's in place of the list's
+    assert_null(form_pass_turn(e));
+}
+
 /* The error of a form that cannot be compiled is kept, under its text and kind. */
 static void a_form_that_failed_is_not_compiled_again(void **state)
 {
@@ -305,6 +321,7 @@ int main(void)
         TEST(the_order_is_that_of_a_searched_list),
         TEST(a_thread_is_left_that_compiles_nothing),
         TEST(a_parked_stream_can_be_taken_back),
+        TEST(an_aborted_stream_goes_to_the_engine_thread_at_once),
         TEST(a_form_that_failed_is_not_compiled_again),
         TEST(forms_that_grew_too_large_are_released),
     };
