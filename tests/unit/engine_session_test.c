@@ -233,13 +233,13 @@ static void a_default_that_no_request_may_have_is_refused_at_the_start(void **st
         uint32_t n_heads, n_embed_heads;
         const char *text;
     } rows[] = {
-        {"{\"method\":\"reform\",\"rows\":16}", 4, 0,
+        {"{\"method\":\"reform\",\"scope\":\"layer\",\"rows\":16}", 4, 0,
          "--retention: retention.method: 'reform' needs heads"},
-        {"{\"method\":\"reform\",\"rows\":16}", 0, 2,
+        {"{\"method\":\"reform\",\"scope\":\"layer\",\"rows\":16}", 0, 2,
          "--retention: retention.method: 'reform' needs embeddings"},
-        {"{\"method\":\"reform\",\"rows\":16,\"gather_tokens\":4096}", 4, 2,
+        {"{\"method\":\"reform\",\"scope\":\"layer\",\"rows\":16,\"gather_tokens\":4096}", 4, 2,
          "--retention: retention.gather_tokens is 4096"},
-        {"{\"method\":\"reform\",\"rows\":16}", 4, 2, NULL},
+        {"{\"method\":\"reform\",\"scope\":\"layer\",\"rows\":16}", 4, 2, NULL},
         {"{\"method\":\"full\"}", 4, 0, NULL},
     };
     static const embed_head heads[] = {{0, EMBED_K, 0}, {1, EMBED_V, 1}};
