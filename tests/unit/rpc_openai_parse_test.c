@@ -337,7 +337,7 @@ static const refusal completions[] = {
     {"{" P "'best_of': 9}", "best_of", "an integer in n .. 8"},
     {"{" P "'n': 2, 'best_of': 1}", "best_of", "an integer in n .. 8"},
     {"{" P "'best_of': 2.0}", "best_of", "an integer in n .. 8"},
-    {"{" P "'stream': true, 'best_of': 2}", "best_of", "cannot be streamed"},
+    {"{" P "'stream': true, 'best_of': 2}", "best_of", "must equal n in a stream"},
     {"{" P "'suffix': 'end'}", "suffix", "only [\"\"]"},
     {"{" P "'store': true}", "store", "only"},
     {"{" P "'service_tier': 'flex'}", "service_tier", "only"},
