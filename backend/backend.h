@@ -75,6 +75,13 @@ typedef struct embed_head {
 /* The most heads of a share, and the most bytes of a step's embeddings. */
 enum { EMBED_HEADS_MOST = 4096, EMBED_BYTES_MOST = 256 << 20 };
 
+/* What a share gives of its rows' last hidden states, those behind the final norm. */
+typedef enum step_pooling {
+    POOLING_NONE,
+    POOLING_LAST, // the last row's
+    POOLING_SUM,  // the sum over the rows
+} step_pooling;
+
 /* One sequence's share of a step. Its tokens already have slots: the deltas of this plan appended
  * them. */
 typedef struct step_seq {
@@ -115,12 +122,14 @@ typedef struct step_seq {
     uint32_t n_embeds;
     /* 0, or the rows leave early: only the first n_layers layers are run for them, and K and V of
      * only these layers are written. Tables that have none of these layers need no slots for the
-     * rows. Such a share has no samples, logits, scores, novelty or retrieval, and a measure has
-     * zeros for the layers that are not run. It may embed heads of layer n_layers too, because the
-     * layer's projections need nothing but the layers before. Rows that leave early and others may
-     * be in one plan, in any order. A row that runs a layer reads what the layer's table has:
-     * after a share that left early, the layers behind it have gaps, so they are not to be run. */
+     * rows. Such a share has no samples, logits, scores, novelty, pooling or retrieval, and a
+     * measure has zeros for the layers that are not run. It may embed heads of layer n_layers too,
+     * because the layer's projections need nothing but the layers before. Rows that leave early and
+     * others may be in one plan, in any order. A row that runs a layer reads what the layer's table
+     * has: after a share that left early, the layers behind it have gaps, so they are not to be
+     * run. */
     uint32_t n_layers;
+    uint32_t pooling; // step_pooling; not of rows that leave early
     /* The tokens that its draws may give: bit t % 32 of word t / 32 stands for token t. 0 words:
      * all. Other logits are -inf before anything else, as in vLLM, so that logprobs are those of
      * the tokens that are left, and min_tokens bans nothing. The tokens before a masked draw are
@@ -183,6 +192,9 @@ typedef struct step_seq_result {
      * norm is 0 or no finite number is all zeros. A rank of several gives the heads of embed_rank
      * alone, in the same order. */
     const uint16_t *embeddings;
+    /* [backend_info.hidden]; NULL when not asked for. A sum is taken in double and rounded once.
+     * Every rank may give it, the first does. */
+    const float *pooled;
 } step_seq_result;
 
 /* X(field, metric, help): what a step moved between memory and the disk below it, where the pool is
@@ -236,6 +248,7 @@ typedef struct backend_info {
     uint64_t note_bytes;     // most that it keeps for requests beside pages; 0 = without limit
     uint32_t n_heads;        // query heads of the model; 0 = neither embeddings nor early exit
     uint32_t head_dim;       // of a query or KV head, where n_heads is not 0
+    uint32_t hidden;         // values of a hidden state; 0 = shares have no pooling
     uint32_t n_pages;
     uint32_t n_host_pages;  // of the host tier, each as large as a pool page; 0 = no host tier
     uint32_t max_in_flight; // 2 = the next step is submitted while one runs; else 1

@@ -148,7 +148,10 @@ typedef struct engine_request {
 #include "engine/request_fields.inc"
     bool progress;            // the reader is told how far the prompt is (engine_output.progress)
     uint32_t open_max_tokens; // the most tokens where max_tokens is 0; 0 = as many as fit
-    bool score_only; // max_tokens was given as 0: generates nothing, requires prompt_logprobs
+    bool score_only; // generates nothing: max_tokens was given as 0, or pooling; requires either
+    /* step_pooling: engine_stream_pooled has the last token's hidden state, or the mean over the
+     * prompt's tokens (POOLING_SUM). Such a request is score_only and has no session. */
+    uint32_t pooling;
     bool has_seed;
     char *stop[ENGINE_STOPS_MAX];
     uint32_t n_stop;
@@ -278,6 +281,10 @@ typedef struct engine_prompt {
 } engine_prompt;
 
 engine_prompt engine_stream_prompt(const engine_stream *s);
+/* What engine_request.pooling asks for: f32 [*n] as the final norm leaves it, of any length. NULL
+ * without pooling, or when the request ended before its prompt was computed. Valid as
+ * engine_prompt is. */
+const float *engine_stream_pooled(const engine_stream *s, uint32_t *n);
 void engine_stream_abort(engine_stream *s);
 /* Aborts what still runs and frees the stream. */
 void engine_stream_release(engine_stream *s);

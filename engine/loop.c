@@ -67,6 +67,12 @@ static void take_share(engine *e, engine_stream *s, const step_seq *share,
         else if (!prompt_take_scores(s, share->n_tokens, got->scores))
             slots_fail_stream(e, s, status_make(STATUS_NO_MEMORY, "prompt logprobs"));
     }
+    if (share->pooling && !s->failed) {
+        if (!got->pooled)
+            slots_fail_stream(e, s, status_make(STATUS_INTERNAL, "hidden states are missing"));
+        else if (!prompt_take_pooled(s, share->n_tokens, got->pooled, e->info.hidden))
+            slots_fail_stream(e, s, status_make(STATUS_NO_MEMORY, "pooled hidden states"));
+    }
     if (share->n_embeds && !s->failed) reform_take_rows(e, s, share, got);
     if (share->measure.kind != MEASURE_NONE && !share->measure.silent)
         e->measured[e->n_measured++] = s;

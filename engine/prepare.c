@@ -151,6 +151,7 @@ static void fill_sched_request(engine *e, engine_stream *s)
         .priority = r->priority,
         .arrival = s->arrival,
         .want_scores = r->prompt_logprobs >= 0 ? 1 + (uint32_t)r->prompt_logprobs : 0,
+        .pooling = r->pooling,
         .prompt = s->tokens,
         .n_prompt = s->n_tokens,
         .n = r->n,

@@ -1,5 +1,5 @@
-/* The logprobs of a prompt: each row of its chunks comes back with a score of the token after
- * it. */
+/* What the rows of a prompt give besides K and V: each row of its chunks comes back with a score of
+ * the token after it, and each chunk with a pooled vector of its hidden states. */
 #include "engine/internal.h"
 
 #include <math.h>
@@ -51,4 +51,34 @@ engine_prompt engine_stream_prompt(const engine_stream *s)
     out.top_ids = p->top_ids;
     out.top_logprobs = p->top_logprobs;
     return out;
+}
+
+/* ---- pooling --------------------------------------------------------------------------------- */
+
+/* The mean over all tokens, or the last token's state, which is a mean over one. */
+static bool finish_pooled(engine_stream *s)
+{
+    prompt_pooled *p = &s->pooled;
+    p->values = alloc_resize(NULL, NULL, p->hidden, sizeof *p->values);
+    if (!p->values) return false;
+    for (uint32_t i = 0; i < p->hidden; i++) p->values[i] = (float)(p->sum[i] / p->n_rows);
+    return true;
+}
+
+bool prompt_take_pooled(engine_stream *s, uint32_t n_rows, const float *values, uint32_t hidden)
+{
+    prompt_pooled *p = &s->pooled;
+    bool is_last = s->request.pooling == POOLING_LAST;
+    if (!p->sum) p->sum = calloc(hidden, sizeof *p->sum);
+    if (!p->sum) return false;
+    p->hidden = hidden;
+    p->n_rows += is_last ? 1 : n_rows;
+    for (uint32_t i = 0; i < hidden; i++) p->sum[i] += (double)values[i];
+    return (!is_last && p->n_rows < s->n_tokens) || p->values || finish_pooled(s);
+}
+
+const float *engine_stream_pooled(const engine_stream *s, uint32_t *n)
+{
+    *n = s->pooled.hidden;
+    return s->pooled.values;
 }

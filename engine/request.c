@@ -189,7 +189,7 @@ static status check_lengths(const engine_request *r, const backend_info *info, e
         return error_set(err, STATUS_INVALID, "min_tokens: %u is more than max_tokens %u",
                          r->min_tokens, r->max_tokens);
     if (!r->score_only) return STATUS_IS_OK;
-    if (r->prompt_logprobs < 0)
+    if (r->prompt_logprobs < 0 && !r->pooling)
         return error_set(err, STATUS_INVALID,
                          "max_tokens: must be at least 1, or 0 with prompt_logprobs");
     if (r->max_tokens || r->min_tokens)
@@ -294,6 +294,19 @@ static status check_session(const engine_request *r, error *err)
     return STATUS_IS_OK;
 }
 
+static status check_pooling(const engine_request *r, const backend_info *info, error *err)
+{
+    if (!r->pooling) return STATUS_IS_OK;
+    if (r->pooling > POOLING_SUM || !r->score_only)
+        return error_set(err, STATUS_INVALID, "pooling: a request that pools generates nothing");
+    if (info->hidden == 0)
+        return error_set(err, STATUS_UNSUPPORTED,
+                         "pooling: the backend '%s' gives no hidden states", info->name);
+    if (r->session)
+        return error_set(err, STATUS_UNSUPPORTED, "pooling: cannot be combined with session");
+    return STATUS_IS_OK;
+}
+
 status engine_request_check(const engine_request *r, const backend_info *info,
                             const chat_template *chat, error *err)
 {
@@ -303,5 +316,6 @@ status engine_request_check(const engine_request *r, const backend_info *info,
     RETURN_IF_ERROR(check_stops(r, info, err));
     RETURN_IF_ERROR(check_session(r, err));
     RETURN_IF_ERROR(check_masks(r, info, err));
+    RETURN_IF_ERROR(check_pooling(r, info, err));
     return check_bias(r, info, err);
 }

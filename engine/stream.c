@@ -74,6 +74,8 @@ void stream_unref(engine_stream *s)
     free(s->ends);
     free(s->ring);
     free(s->scores.logprobs);
+    free(s->pooled.sum);
+    free(s->pooled.values);
     free(s);
 }
 

@@ -84,6 +84,13 @@ typedef struct prompt_scores {
     bool complete;
 } prompt_scores;
 
+/* The pooled hidden states of a prompt. */
+typedef struct prompt_pooled {
+    double *sum;   /* [hidden]; NULL before the first rows arrive */
+    float *values; /* [hidden]; NULL before the last */
+    uint32_t hidden, n_rows;
+} prompt_pooled;
+
 /* A stream's place in the queue of the tokenizer threads: all zero when it is not there. */
 typedef struct prepare_place {
     bool waits;
@@ -138,7 +145,8 @@ struct engine_stream {
     int64_t first_token_us, last_token_us; /* of any choice */
     int64_t selecting_us;
     int64_t progress_us;  /* when the reader was last told of progress */
-    prompt_scores scores; /* belongs to the reader from the first output on */
+    prompt_scores scores; /* these two belong to the reader from the first output on */
+    prompt_pooled pooled;
 
     /* Under `lock`: shared by engine thread and reader. */
     pthread_mutex_t lock;
@@ -183,11 +191,14 @@ void stream_set_failure(engine_stream *s, status_code code, const char *text);
  * error (copied). */
 void stream_fail(engine_stream *s, status_code code, const char *text);
 
-/* ---- the prompt's logprobs (prompt.c; engine thread only) ------------------------------------ */
+/* ---- what a prompt's rows give (prompt.c; engine thread only) -------------------------------- */
 
 /* Takes the scores of the rows of one share. The scheduler asks for each row of a prompt once and
  * in order; row i scores token i + 1. (Positions in a plan do not identify a row, since some
  * methods close them up.) False when memory is out. */
 bool prompt_take_scores(engine_stream *s, uint32_t n_rows, const step_sample *scores);
+/* Takes the pooled vector [hidden] of one share, whose rows come once and in order where all of
+ * them count. False when memory is out. */
+bool prompt_take_pooled(engine_stream *s, uint32_t n_rows, const float *values, uint32_t hidden);
 
 #endif

@@ -225,6 +225,14 @@ static bool has_embeddings(const backend_ranks *all, const rank *r)
     return true;
 }
 
+/* Whether rank 0 has given what its shares pool. */
+static bool has_pooled(const backend_ranks *all)
+{
+    for (uint32_t i = 0; i < all->plan->n_seqs; i++)
+        if (all->plan->seqs[i].pooling && !all->ranks[0].result->seqs[i].pooled) return false;
+    return true;
+}
+
 /* Whether two ranks counted what the same rows read. */
 static bool same_readings(const step_result *a, const step_result *b)
 {
@@ -254,6 +262,7 @@ static status check_ranks(backend_ranks *all)
         if (!same_readings(all->ranks[0].result, r->result))
             return trouble(all, r, "it counts what other rows read than rank 0");
     }
+    if (!has_pooled(all)) return trouble(all, &all->ranks[0], "pooled hidden states are missing");
     return STATUS_IS_OK;
 }
 
@@ -522,7 +531,7 @@ static status compare_infos(backend_ranks *all, error *err)
             info->max_logit_rows != all->info.max_logit_rows || info->lacks != all->info.lacks ||
             info->retrieves != all->info.retrieves || info->masks != all->info.masks ||
             info->note_bytes != all->info.note_bytes || info->n_heads != all->info.n_heads ||
-            info->head_dim != all->info.head_dim ||
+            info->head_dim != all->info.head_dim || info->hidden != all->info.hidden ||
             memcmp(&info->geometry, &all->info.geometry, sizeof info->geometry) != 0)
             return error_set(err, STATUS_INTERNAL, "rank %u: is not like rank 0", i);
     }

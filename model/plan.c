@@ -81,9 +81,17 @@ static const char *wrong_layers(const backend_info *info, const step_seq *s)
     if (s->n_layers > info->geometry.n_layers)
         return "plan: rows that run more layers than the model has";
     if (s->n_layers && (s->n_samples || s->want_logits || s->want_scores || s->measure.novelty ||
-                        s->retrieval.block_tokens || s->token_from))
+                        s->pooling || s->retrieval.block_tokens || s->token_from))
         return "plan: rows that leave early and ask for what comes behind all layers";
     return wrong_embeds(info, s);
+}
+
+/* Says why a share's hidden states cannot be pooled, or returns NULL. */
+static const char *wrong_pooling(const backend_info *info, const step_seq *s)
+{
+    if (s->pooling > POOLING_SUM) return "plan: a pooling of an unknown kind";
+    if (s->pooling && info->hidden == 0) return "plan: pooling, which this backend does not have";
+    return NULL;
 }
 
 status plan_check(const backend_info *info, const pkv_mirror *mirror, const step_plan *plan)
@@ -111,6 +119,7 @@ status plan_check(const backend_info *info, const pkv_mirror *mirror, const step
         if (wrong) return status_make(STATUS_INVALID, wrong);
         wrong = wrong_layers(info, s);
         if (!wrong) wrong = wrong_mask(info, s);
+        if (!wrong) wrong = wrong_pooling(info, s);
         if (wrong) return status_make(STATUS_INVALID, wrong);
         embed_bytes += (uint64_t)s->n_tokens * s->n_embeds * info->head_dim * sizeof(uint16_t);
         pkv_mirror_extent extent = extent_of(mirror, s);

@@ -272,6 +272,11 @@ bool generation_read(generation *g, generation_output *out)
 bool generation_ended(const generation *g) { return g->n_open == 0; }
 const char *generation_id(const generation *g) { return g->id; }
 
+const float *generation_pooled(const generation *g, uint32_t request, uint32_t *n)
+{
+    return engine_stream_pooled(g->requests[request].stream, n);
+}
+
 engine_prompt generation_prompt(const generation *g, uint32_t request)
 {
     return engine_stream_prompt(g->requests[request].stream);

@@ -118,6 +118,12 @@ status sched_check(const sched *s, const sched_request *r, error *err)
                          " of the prompt's %" PRIu32 " tokens, which then have no logprobs",
                          turn.policy.preset->name, r->n_prompt - n_prompt, r->n_prompt);
     }
+    if (r->pooling == POOLING_SUM && n_prompt < r->n_prompt) {
+        return error_set(err, STATUS_INVALID,
+                         "pooling: retention method '%s' cuts %" PRIu32 " of the prompt's %" PRIu32
+                         " tokens, whose mean is asked for",
+                         turn.policy.preset->name, r->n_prompt - n_prompt, r->n_prompt);
+    }
     uint32_t rows = s->options.max_logit_rows;
     if ((r->want_logits || r->want_scores) && rows && together > rows) {
         return error_set(err, STATUS_INVALID,
@@ -158,7 +164,8 @@ static uint32_t hit_cap(const sched_seq *q)
         if (limit < cap) cap = limit;
     }
     if (q->n_pressure_drops > 0 && q->pressure_drops[0] - 1 < cap) cap = q->pressure_drops[0] - 1;
-    if (e->want_logits && cap > e->rows_sent) cap = e->rows_sent;
+    bool gives_all = e->want_logits || e->pooling == POOLING_SUM;
+    if (gives_all && cap > e->rows_sent) cap = e->rows_sent;
     if (e->retrieval.block_tokens == 0) return cap;
     uint32_t limit = e->n_prompt - retrieval_observed_rows(&e->retrieval, e->n_prompt);
     if (cap > limit) cap = limit;

@@ -58,6 +58,15 @@ static bool wants_embeds(const sched_seq *q)
     return q->entry->n_embeds > 0 && seq_from(q) >= q->entry->rows_sent;
 }
 
+/* How a share up to `to` is pooled: a prompt's rows are, and not those of a replay. */
+static uint32_t pooling_of(const sched_seq *q, uint32_t to)
+{
+    const sched_entry *e = q->entry;
+    uint32_t from = seq_from(q);
+    if (from < e->rows_sent || from >= e->n_prompt) return POOLING_NONE;
+    return e->pooling == POOLING_LAST && to < e->n_prompt ? POOLING_NONE : e->pooling;
+}
+
 bool sched_seq_lacks_logits(const sched *s, const sched_seq *q)
 {
     return s->logit_rows == 0 && wants_logits(q);
@@ -134,7 +143,7 @@ static uint32_t chunk_of(const sched *s, const sched_seq *q)
     sched_stop stop = sched_next_stop(q, from);
     if (to > stop.at) to = stop.at;
     /* A chunk of a replay ends where the rows end that the caller already has the results of. */
-    bool gives_rows = e->want_logits || e->n_embeds > 0;
+    bool gives_rows = e->want_logits || e->pooling || e->n_embeds > 0;
     if (gives_rows && from < e->rows_sent && to > e->rows_sent) to = e->rows_sent;
     if (e->retrieval.block_tokens) {
         uint32_t sparse = from > e->n_prompt ? from : e->n_prompt;
@@ -386,6 +395,7 @@ static void add_share(sched *s, sched_work *w, sched_seq *q, int64_t now_us)
                      .embeds = wants_embeds(q) ? e->embeds : NULL,
                      .n_embeds = wants_embeds(q) ? e->n_embeds : 0,
                      .n_layers = e->n_layers,
+                     .pooling = pooling_of(q, to),
                  });
     if (e->first_planned_us < 0) e->first_planned_us = now_us;
 }

@@ -235,6 +235,7 @@ sched_entry *sched_entry_create(sched *s, const sched_request *r, int64_t now_us
         .live = r->n,
         .want_logits = r->want_logits || r->want_scores,
         .want_scores = r->want_scores,
+        .pooling = r->pooling,
         .embeds = r->embeds,
         .n_embeds = r->n_embeds,
         .n_layers = r->n_layers,

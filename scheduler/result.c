@@ -180,7 +180,7 @@ static bool take_rows(sched *s, sched_seq *q, const step_seq *share, const step_
     if (from < q->furthest)
         s->stats.replayed_tokens += (to < q->furthest ? to : q->furthest) - from;
     if (to > q->furthest) q->furthest = to;
-    if (share->want_logits || share->want_scores || share->n_embeds)
+    if (share->want_logits || share->want_scores || share->pooling || share->n_embeds)
         e->rows_sent = to < e->n_prompt ? to : e->n_prompt;
     if (share->measure.kind != MEASURE_NONE) q->scoring_us += measure_us;
 

@@ -89,9 +89,10 @@ struct sched_entry {
     bool forked;
     bool want_logits, has_penalties; // want_logits is also set for scores
     uint32_t want_scores;
+    uint32_t pooling;         // step_pooling
     const embed_head *embeds; // [n_embeds] of a reading (sched_request)
     uint32_t n_embeds, n_layers;
-    uint32_t rows_sent;     // prompt rows whose logits, scores or embeddings the caller has
+    uint32_t rows_sent;     // prompt rows whose logits, scores or vectors the caller has
     uint32_t cached_tokens; // prefix hit when it was first admitted
     sample_params params;
     sched_turn *turns; // [n_turns]; the last one is the request's own

@@ -123,6 +123,10 @@ typedef struct sched_request {
     /* Without want_logits: scores of every prompt row, as step_seq asks for them. Such a request
      * takes no prefix hit either. */
     uint32_t want_scores;
+    /* step_pooling, over the prompt's rows: the result of the share with the last row has
+     * POOLING_LAST; that of each share POOLING_SUM, each row once and in order, and such a request
+     * takes no prefix hit. */
+    uint32_t pooling;
     /* The session that the request continues and stores its pages under: stands for (API key, cache
      * salt, id). {0, 0} = none. */
     uint64_t session[2];

@@ -106,7 +106,10 @@ ENDPOINTS = {"FOR_COMPLETION": {"completions"}, "FOR_CHAT": {"chat"}, "FOR_TOKEN
              "ANSWERS": {"completions", "chat", "responses", "messages"},
              "HAS_TOOLS": {"chat", "responses", "messages"}, "HAS_PARALLEL": {"chat", "responses"},
              "OPENAI_ANSWERS": {"completions", "chat", "responses"},
-             "FOR_ANY": {"completions", "chat", "responses", "messages", "tokenize", "detokenize"}}
+             "FOR_EMBEDDINGS": {"embeddings"}, "HAS_INPUT": {"responses", "embeddings"},
+             "HAS_ID": {"completions", "chat", "responses", "messages", "embeddings"},
+             "HAS_USER": {"completions", "chat", "responses", "embeddings"},
+             "FOR_ANY": {"completions", "chat", "responses", "messages", "embeddings", "tokenize", "detokenize"}}
 
 
 def body_fields(root):

@@ -54,7 +54,12 @@ HTTP_FIELDS = {
     "parallel_tool_calls": ("boolean", "", "true", "False leaves all but the first tool call out of an answer; a forced answer has one then."),
     "input": ("string or list", "messages with text; function_call, function_call_output and reasoning items", "",
               "The conversation, or what is new of it. The role developer is the system's. Images, files and items of "
-              "other types are refused by name."),
+              "other types are refused by name. For embeddings: a text, a list of token ids, or a list of either."),
+    "encoding_format": ("string", "float, base64", "float", "A list of numbers, or little-endian f32 in base64."),
+    "dimensions": ("integer", "", "none", "Refused: the model's vectors cannot be shortened."),
+    "pooling": ("string", "last, mean", "last", "The hidden state of the text's last token, or the mean over its "
+                "tokens."),
+    "normalize": ("boolean", "", "true", "False gives the vector as it is, otherwise its L2 norm is 1."),
     "instructions": ("string", "", "none", "A system message in front, of this request alone."),
     "previous_response_id": ("string", "the id of a stored response of the same API key", "none",
                              "The conversation goes on from this response: its messages come first, at most "
@@ -80,6 +85,7 @@ HTTP_FIELDS = {
 ROUTES = {
     "POST /v1/completions": "Goes on from a text or from token ids.",
     "POST /v1/chat/completions": "Answers a conversation.",
+    "POST /v1/embeddings": "Gives a vector for each text: the last hidden state of its last token, or their mean.",
     "POST /v1/responses": "Answers a conversation in OpenAI's newer form, and keeps the answer to go on from.",
     "GET /v1/responses/": "Gives a stored response of the caller's key: its id follows the path.",
     "DELETE /v1/responses/": "Forgets it, and the session that holds its conversation's pages; what went on from it is gone, too.",

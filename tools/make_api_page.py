@@ -129,6 +129,7 @@ def put_body_fields(page, root):
     page.table(["field", "endpoints", "type", "range", "default", "what it does"],
                [(f"`{n}`", ", ".join(sorted(who)), *words.HTTP_FIELDS[n])
                 for n, who, _, _ in ours])
+    page.text("/v1/embeddings takes `truncate_prompt_tokens`, `add_special_tokens`, `priority` and `cache_salt`, too.")
     page.text("/tokenize takes `prompt` or `messages`, what goes to the chat template, and `add_special_tokens`.")
     page.title(3, "Fields that change no answer")
     page.text("Clients of OpenAI and vLLM send these. Any other value than those listed is refused.")

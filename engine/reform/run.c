@@ -79,6 +79,10 @@ status reform_check(const engine *e, const engine_request *r, const retention_po
 {
     if (policy->gather_tokens == 0) return STATUS_IS_OK;
     RETURN_IF_ERROR(check_policy(e, policy, err));
+    if (r->pooling)
+        return error_set(err, STATUS_UNSUPPORTED,
+                         "pooling: method 'reform' has none: it computes few of the prompt's "
+                         "tokens");
     if (r->prompt_logprobs >= 0)
         return error_set(err, STATUS_UNSUPPORTED,
                          "prompt_logprobs: method 'reform' has none: it computes few of the "

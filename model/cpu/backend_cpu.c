@@ -6,6 +6,7 @@
 #include "model/cpu/kv_moves.h"
 #include "model/cpu/kv_pool.h"
 #include "model/cpu/kv_tier.h"
+#include "model/cpu/pooling.h"
 #include "model/cpu/retrieve.h"
 #include "model/cpu/row_order.h"
 #include "model/cpu/scores.h"
@@ -53,6 +54,7 @@ typedef struct backend_cpu {
     measured measures;
     embed_room embeddings;
     row_scores scores;
+    row_pooling pooling;
     bool gives_scores; /* rank 0, whose scores stand for all ranks */
 } backend_cpu;
 
@@ -293,6 +295,8 @@ static status run_step(backend_cpu *b, const step_plan *plan)
     b->result.measure_us = forward_measure_us(b->forward);
     RETURN_IF_ERROR(row_scores_run(&b->scores, b->forward, b->pool, b->config.vocab_size,
                                    b->gives_scores, plan, b->order.first_row, b->seq_results));
+    RETURN_IF_ERROR(row_pooling_run(&b->pooling, b->forward, b->config.hidden, plan,
+                                    b->order.first_row, b->seq_results));
     return sample_rows(b, plan);
 }
 
@@ -340,6 +344,7 @@ static void cpu_destroy(void *ctx)
     free(b->logits);
     measured_destroy(&b->measures);
     row_scores_free(&b->scores);
+    row_pooling_free(&b->pooling);
     free(b);
 }
 
@@ -516,6 +521,7 @@ static void fill_info(backend_cpu *b, const backend_options *o)
     b->info.masks = true;
     b->info.n_heads = b->config.n_heads;
     b->info.head_dim = b->config.head_dim;
+    b->info.hidden = b->config.hidden;
     b->info.n_pages = b->store.n_pages;
     b->info.max_in_flight = 1;
     b->info.identity = b->weights.identity;

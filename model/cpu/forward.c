@@ -513,6 +513,11 @@ static status gather_logits(forward *f, uint32_t n, float *logits)
     return STATUS_IS_OK;
 }
 
+const float *forward_states(const forward *f, uint32_t row)
+{
+    return f->normed + (size_t)row * f->o.config->hidden;
+}
+
 status forward_logits(forward *f, const uint32_t *rows, uint32_t n, float *logits)
 {
     const kern_matrix *head = &f->o.weights->head;

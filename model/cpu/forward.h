@@ -76,6 +76,9 @@ status forward_run(forward *f, const uint32_t *tokens, uint32_t n_rows, const fo
 int64_t forward_measure_us(const forward *f);
 /* Time that all runs spent on attention, and on selections alone. */
 backend_times forward_times(const forward *f);
+/* The last hidden states [.., hidden] of the last run's rows from this one on, behind the final
+ * norm. Valid until the next run, of rows that did not leave early. */
+const float *forward_states(const forward *f, uint32_t row);
 /* Computes logits [n, vocab_size] of the named rows of the last run. n may exceed max_seqs. */
 status forward_logits(forward *f, const uint32_t *rows, uint32_t n, float *logits);
 

@@ -231,7 +231,7 @@ static bool parse_body(reading *in, const char *body, size_t n, openai_call *out
     if (status_ok(st)) return true;
     openai_call_destroy(out);
     openai_body_error(in->s, st, &err, failure);
-    openai_rename(&anthropic_form, failure);
+    openai_rename(anthropic_form.names, failure);
     return false;
 }
 
@@ -259,7 +259,7 @@ bool anthropic_count_tokens(service *s, const char *body, size_t n, strbuf *out,
     openai_call_destroy(&call);
     if (!status_ok(st)) {
         openai_error_from(s, st, &err, failure);
-        openai_rename(&anthropic_form, failure);
+        openai_rename(anthropic_form.names, failure);
         return false;
     }
     strbuf_printf(out, "{\"input_tokens\":%zu}", count);

@@ -193,6 +193,32 @@ static const answer_form openai_form_of_answers = {
     .destroy = destroy_openai,
 };
 
+/* ---- embeddings ------------------------------------------------------------------------------ */
+
+static void take_embedding(void *answer, const generation *g, const generation_output *o,
+                           strbuf *out)
+{
+    (void)out;
+    openai_embeddings_take(answer, g, o);
+}
+
+static void finish_embeddings(void *answer, strbuf *out) { openai_embeddings_finish(answer, out); }
+static void destroy_embeddings(void *answer) { openai_embeddings_destroy(answer); }
+
+static const openai_error *error_of_embeddings(const void *answer)
+{
+    return openai_embeddings_error(answer);
+}
+
+static const answer_form embeddings_form = {
+    .take = take_embedding,
+    .finish = finish_embeddings,
+    .error = error_of_embeddings,
+    .destroy = destroy_embeddings,
+};
+
+/* ---- starting -------------------------------------------------------------------------------- */
+
 _Static_assert((int)HTTP_ID_BYTES_MAX == SERVICE_ID_BYTES_MAX, "a body's id fits an exchange");
 
 /* Starts the generation under the client's id, where a header goes before the body's field, or
@@ -228,21 +254,23 @@ void http_generate(http_exchange *x, openai_call *call)
     exchange *e = (exchange *)x;
     error err = {{0}};
     openai_error why;
-    const openai_form *form = call->form;
-    openai_answer *answer = NULL;
+    bool embeds = call->vectors.pooling != POOLING_NONE;
+    const openai_name *names = openai_names_of(call);
+    void *answer = NULL;
     status st = take_stored(e, call, &err);
     if (status_ok(st)) st = start_answer(e, call, &err);
     if (status_ok(st)) {
-        answer = openai_answer_create(x->service, call, generation_id(e->generation));
+        answer = embeds ? (void *)openai_embeddings_create(x->service, call)
+                        : openai_answer_create(x->service, call, generation_id(e->generation));
         if (!answer) st = error_set(&err, STATUS_NO_MEMORY, "out of memory");
     } else openai_call_destroy(call);
     if (!status_ok(st)) {
         openai_error_from(x->service, st, &err, &why);
-        if (form) openai_rename(form, &why);
+        if (names) openai_rename(names, &why);
         http_reply_error(x, &why);
         return;
     }
-    pump_begin(e, &openai_form_of_answers, answer);
+    pump_begin(e, embeds ? &embeddings_form : &openai_form_of_answers, answer);
 }
 
 void pump_destroy(exchange *e)

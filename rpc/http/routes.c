@@ -51,6 +51,7 @@ static void route_responses(http_exchange *x)
 
 static void route_messages(http_exchange *x) { generate(x, anthropic_parse); }
 static void route_completions(http_exchange *x) { generate(x, openai_parse_completion); }
+static void route_embeddings(http_exchange *x) { generate(x, openai_parse_embeddings); }
 static void route_chat_completions(http_exchange *x) { generate(x, openai_parse_chat); }
 
 /* ---- answers without a generation ------------------------------------------------------------ */
@@ -179,6 +180,7 @@ static const http_route routes[] = {
     /* method, path, needs_key, has_body, handler */
     {"POST", "/v1/completions", true, true, route_completions},
     {"POST", "/v1/chat/completions", true, true, route_chat_completions},
+    {"POST", "/v1/embeddings", true, true, route_embeddings},
     {"POST", "/v1/responses", true, true, route_responses},
     {"GET", "/v1/responses/", true, false, route_response},
     {"DELETE", "/v1/responses/", true, false, route_delete_response},

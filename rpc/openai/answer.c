@@ -156,7 +156,7 @@ static void fail_answer(openai_answer *a, status_code code, const char *text, st
     snprintf(err.text, sizeof err.text, "%s", text ? text : "");
     openai_error_from(a->s, status_make(code, NULL), &err, &a->error);
     const openai_form *form = a->call.form;
-    if (form) openai_rename(form, &a->error);
+    if (form) openai_rename(form->names, &a->error);
     if (!a->call.stream) return;
     if (form) {
         form->fail(a->call.writer, &a->error, out);

@@ -143,9 +143,9 @@ static size_t find_name(const openai_name *name, const char *param, size_t *at)
     return param[n] == '\0' || param[n] == '.' || param[n] == '[' ? strlen(param) : 0;
 }
 
-void openai_rename(const openai_form *form, openai_error *e)
+void openai_rename(const openai_name *names, openai_error *e)
 {
-    for (const openai_name *name = form->names; name->chat; name++) {
+    for (const openai_name *name = names; name->chat; name++) {
         size_t at, n = find_name(name, e->param, &at);
         if (n == 0) continue;
         if (begins_with(e->message, e->param))

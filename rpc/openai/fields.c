@@ -30,7 +30,10 @@ enum {
     HAS_PARALLEL = FOR_CHAT | FOR_RESPONSES,
     HAS_MESSAGES = FOR_CHAT | FOR_TOKENIZE,
     OPENAI_ANSWERS = GENERATES | FOR_RESPONSES,
-    FOR_ANY = ANSWERS | FOR_TOKENIZE | FOR_DETOKENIZE,
+    HAS_ID = ANSWERS | FOR_EMBEDDINGS,
+    HAS_INPUT = FOR_RESPONSES | FOR_EMBEDDINGS,
+    HAS_USER = OPENAI_ANSWERS | FOR_EMBEDDINGS,
+    FOR_ANY = ANSWERS | FOR_TOKENIZE | FOR_DETOKENIZE | FOR_EMBEDDINGS,
 };
 
 static const field_row rows[] = {
@@ -40,7 +43,7 @@ static const field_row rows[] = {
     {"stream_options", OPENAI_ANSWERS, FIELD_HERE, NULL},
     {"return_token_ids", GENERATES, FIELD_HERE, NULL},
     {"return_tokens_as_token_ids", GENERATES, FIELD_HERE, NULL},
-    {"request_id", ANSWERS, FIELD_HERE, NULL},
+    {"request_id", HAS_ID, FIELD_HERE, NULL},
     {"progress", GENERATES, FIELD_HERE, NULL},
     {"prompt", FOR_COMPLETION, FIELD_HERE, NULL},
     {"echo", FOR_COMPLETION, FIELD_HERE, NULL},
@@ -60,7 +63,15 @@ static const field_row rows[] = {
     {"documents", HAS_MESSAGES, FIELD_HERE, NULL},
     {"include_reasoning", HAS_TOOLS, FIELD_HERE, NULL},
     {"tokens", FOR_DETOKENIZE, FIELD_HERE, NULL},
-    {"input", FOR_RESPONSES, FIELD_HERE, NULL},
+    {"input", HAS_INPUT, FIELD_HERE, NULL},
+    {"encoding_format", FOR_EMBEDDINGS, FIELD_HERE, NULL},
+    {"dimensions", FOR_EMBEDDINGS, FIELD_HERE, NULL},
+    {"pooling", FOR_EMBEDDINGS, FIELD_HERE, NULL},
+    {"normalize", FOR_EMBEDDINGS, FIELD_HERE, NULL},
+    {"add_special_tokens", FOR_EMBEDDINGS, FIELD_ENGINE, NULL},
+    {"truncate_prompt_tokens", FOR_EMBEDDINGS, FIELD_ENGINE, NULL},
+    {"priority", FOR_EMBEDDINGS, FIELD_ENGINE, NULL},
+    {"cache_salt", FOR_EMBEDDINGS, FIELD_ENGINE, NULL},
     {"instructions", FOR_RESPONSES, FIELD_HERE, NULL},
     {"previous_response_id", FOR_RESPONSES, FIELD_HERE, NULL},
     {"store", FOR_RESPONSES, FIELD_HERE, NULL},
@@ -101,7 +112,7 @@ static const field_row rows[] = {
     {"stop", FOR_MESSAGES, FIELD_UNKNOWN, NULL},
 
     /* Fields that clients often send and that change no answer. */
-    {"user", OPENAI_ANSWERS, FIELD_STRING, NULL},
+    {"user", HAS_USER, FIELD_STRING, NULL},
     {"safety_identifier", OPENAI_ANSWERS, FIELD_STRING, NULL},
     {"prompt_cache_key", OPENAI_ANSWERS, FIELD_STRING, NULL},
     {"prompt_cache_retention", OPENAI_ANSWERS, FIELD_STRING, NULL},

@@ -24,8 +24,14 @@ typedef struct openai_error {
 /* How another API than chat and completions writes answers (surface.h). */
 typedef struct openai_form openai_form;
 
-/* Turns chat's names of fields in an error into the API's own. */
-void openai_rename(const openai_form *form, openai_error *e);
+/* Turns chat's name of a field into the API's own. */
+typedef struct openai_name {
+    const char *chat, *own;
+    bool whole; // own stands for all of the param that begins with chat, its members too
+} openai_name;
+
+/* Renames the fields that an error names; the last of the names has no `chat`. */
+void openai_rename(const openai_name *names, openai_error *e);
 /* Fills *out for an error of the engine or a parser: status, type and param follow from the code
  * and the text. */
 void openai_error_from(service *s, status why, const error *err, openai_error *out);
@@ -41,6 +47,13 @@ status openai_check_amount(const service *s, const char *body, size_t n, error *
 status openai_check_parsers(const rpc_options *o, error *err);
 /* Chooses the parsers by the options and the model's chat template. */
 void openai_choose_parsers(service *s);
+
+/* What POST /v1/embeddings answers with. */
+typedef struct openai_vectors {
+    uint32_t pooling; // step_pooling; POOLING_NONE = the call is of another endpoint
+    bool base64;      // little-endian f32 in base64 instead of a list of numbers
+    bool raw;         // not divided by their L2 norm
+} openai_vectors;
 
 typedef struct openai_call {
     bool chat, stream, include_usage, continuous_usage, echo, return_token_ids;
@@ -60,6 +73,7 @@ typedef struct openai_call {
     size_t stored_bytes; // of a stored conversation, beside the body's
     const openai_form *form; // NULL = chat's or completions' own
     void *writer;            // form's
+    openai_vectors vectors;  // given: the answer is one of openai_embeddings
 } openai_call;
 
 /* The most prompts in one body, and the most choices over all prompts. */
@@ -73,6 +87,11 @@ bool openai_parse_chat(service *s, const char *body, size_t n, openai_call *out,
 /* POST /v1/responses, of this identity, whose stored responses it may go on from. */
 bool openai_parse_response(service *s, const char *identity, const char *body, size_t n,
                            openai_call *out, openai_error *err);
+/* POST /v1/embeddings */
+bool openai_parse_embeddings(service *s, const char *body, size_t n, openai_call *out,
+                             openai_error *err);
+/* How errors of the call name fields; NULL: as chat and completions do. */
+const openai_name *openai_names_of(const openai_call *c);
 void openai_call_destroy(openai_call *c);
 
 /* ---- answers --------------------------------------------------------------------------------- */
@@ -99,6 +118,17 @@ const openai_error *openai_answer_error(const openai_answer *a);
 void openai_stream_error(const openai_error *e, strbuf *out);
 /* The text that ends a stream when memory is out; static. */
 const char *openai_answer_starved(const openai_answer *a);
+
+/* ---- embeddings (embeddings.c) --------------------------------------------------------------- */
+
+/* Builds the answer to a call whose vectors are given, which comes whole. The functions are those
+ * of openai_answer. */
+typedef struct openai_embeddings openai_embeddings;
+openai_embeddings *openai_embeddings_create(service *s, openai_call *call);
+void openai_embeddings_destroy(openai_embeddings *e);
+void openai_embeddings_take(openai_embeddings *e, const generation *g, const generation_output *o);
+void openai_embeddings_finish(openai_embeddings *e, strbuf *out);
+const openai_error *openai_embeddings_error(const openai_embeddings *e);
 
 /* ---- small endpoints: body in, body out; false = *err is filled ------------------------------ */
 

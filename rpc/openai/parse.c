@@ -92,6 +92,12 @@ static int32_t larger(int32_t a, int32_t b) { return a > b ? a : b; }
 static status settle_scoring(const reading *in, engine_request *r, error *err)
 {
     openai_call *c = in->call;
+    if (c->vectors.pooling) {
+        r->pooling = c->vectors.pooling;
+        r->score_only = true;
+        r->max_tokens = 0;
+        return STATUS_IS_OK;
+    }
     if (c->echo && r->truncate_prompt_tokens)
         return refuse_body(err, "truncate_prompt_tokens: cannot be combined with echo");
     if (!c->logprobs) r->logprobs = -1;
@@ -400,6 +406,20 @@ status openai_read_chat(service *s, json_t *body, openai_call *out, error *err)
     out->prompt_logprobs = -1;
     openai_list_fields(FOR_CHAT, in.also);
     return read_call(&in, err);
+}
+
+/* "prompt" is read here, "retention" by the engine: a vector is of all tokens, whatever the server
+ * does with other requests. */
+status openai_read_inputs(service *s, json_t *body, openai_call *out, error *err)
+{
+    reading in = {.s = s, .body = body, .call = out, .also = {"prompt", "model", "request_id"}};
+    json_t *full = json_pack("{s:s}", "method", "full");
+    if (json_object_set_new(body, "retention", full) != 0) return out_of_memory(err);
+    out->prompt_logprobs = -1;
+    out->n_choices = 1;
+    RETURN_IF_ERROR(openai_read_model(s, body, &out->model, err));
+    RETURN_IF_ERROR(read_id(&in, err));
+    return read_prompts(&in, err);
 }
 
 status openai_count_tokens(service *s, const openai_call *call, size_t *out, error *err)

@@ -21,6 +21,7 @@ enum {
     FOR_CHAT = 1 << 1,
     FOR_TOKENIZE = 1 << 2,
     FOR_DETOKENIZE = 1 << 3,
+    FOR_EMBEDDINGS = 1 << 4,
     FOR_RESPONSES = 1 << 6,
     FOR_MESSAGES = 1 << 7,
 };
@@ -48,6 +49,9 @@ status openai_check_stored(const char *turn, size_t n, size_t *lists, error *err
 /* Makes a call of a chat's body, whose fields have been checked. *out is zeroed but for `form` and
  * `writer`; after an error it needs openai_call_destroy. */
 status openai_read_chat(service *s, json_t *body, openai_call *out, error *err);
+/* Makes a call of an embeddings' body, whose texts are in "prompt"; otherwise as openai_read_chat,
+ * with `vectors` filled too. */
+status openai_read_inputs(service *s, json_t *body, openai_call *out, error *err);
 /* A body without the fields `also`: what is left goes to the engine's parser, and is refused where
  * chat alone has such a field. New reference. */
 status openai_engine_fields(const json_t *body, const char *const *also, json_t **out, error *err);
@@ -91,12 +95,6 @@ status turns_need_text(const json_t *object, const char *key, const char *where,
                        error *err);
 
 /* ---- answers (answer.c) ---------------------------------------------------------------------- */
-
-/* Turns chat's name of a field into the API's own. */
-typedef struct openai_name {
-    const char *chat, *own;
-    bool whole; // own stands for all of the param that begins with chat, its members too
-} openai_name;
 
 typedef struct form_begin {
     const openai_call *call; // its model, and request 0

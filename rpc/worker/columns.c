@@ -55,6 +55,7 @@ static const column seq_columns[] = {
     SEQ(note, COLUMN_U32, note, 0, STEP_NOTES_MOST - 1),
     SEQ(n_layers, COLUMN_U32, n_layers, 0, INT32_MAX),
     SEQ(n_embeds, COLUMN_U32, n_embeds, 0, EMBED_HEADS_MOST),
+    SEQ(pooling, COLUMN_U32, pooling, 0, POOLING_SUM),
     SEQ(n_mask_words, COLUMN_U32, n_mask_words, 0, UINT32_MAX),
 };
 _Static_assert(sizeof(retrieval_spec) == 15 * sizeof(uint32_t), "each field has a column");

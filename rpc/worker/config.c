@@ -10,6 +10,7 @@ enum {
     LAYERS_MAX = 64 * PKV_WINDOW_WORDS,
     HEADS_MAX = 4096,
     HEAD_DIM_MAX = 4096,
+    HIDDEN_MAX = 1 << 20,
     SEQS_MAX = 1 << 16,
     VOCAB_MAX = 1 << 24,
     THREADS_MAX = 1024,
@@ -254,6 +255,7 @@ status load_pack(const backend_info *info, const worker_facts *facts, arena *a, 
     m->note_bytes = info->note_bytes;
     m->n_heads = info->n_heads;
     m->head_dim = info->head_dim;
+    m->hidden = info->hidden;
     m->n_pages = info->n_pages;
     m->n_host_pages = info->n_host_pages;
     m->identity = info->identity;
@@ -303,6 +305,7 @@ static status check_info(const backend_info *i, const worker_config *config, err
     RETURN_IF_ERROR(check_range("max_logit_rows", i->max_logit_rows, 0, INT32_MAX, err));
     RETURN_IF_ERROR(check_range("n_heads", i->n_heads, 0, HEADS_MAX, err));
     RETURN_IF_ERROR(check_range("head_dim", i->head_dim, i->n_heads ? 1 : 0, HEAD_DIM_MAX, err));
+    RETURN_IF_ERROR(check_range("hidden", i->hidden, 0, HIDDEN_MAX, err));
     RETURN_IF_ERROR(check_range("n_pages", i->n_pages, 2, PKV_PAGES_MOST, err));
     RETURN_IF_ERROR(check_range("n_host_pages", i->n_host_pages, 0, PKV_PAGES_MOST, err));
     return check_rank_geometry(&i->geometry, config, err);
@@ -325,6 +328,7 @@ status load_unpack(const load_message *m, const worker_config *config, rank_fact
         .note_bytes = m->note_bytes,
         .n_heads = m->n_heads,
         .head_dim = m->head_dim,
+        .hidden = m->hidden,
         .n_pages = m->n_pages,
         .n_host_pages = m->n_host_pages,
         .max_in_flight = 1,

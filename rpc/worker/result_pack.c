@@ -187,6 +187,25 @@ static status pack_scores(const step_plan *plan, const step_result *r, const bac
     return STATUS_IS_OK;
 }
 
+/* ---- pooling --------------------------------------------------------------------------------- */
+
+static status pack_pooled(const step_plan *plan, const step_result *r, const backend_info *info,
+                          arena *a, result_message *out)
+{
+    size_t n = 0;
+    for (uint32_t i = 0; i < r->n_seqs; i++) n += plan->seqs[i].pooling != POOLING_NONE;
+    if (n == 0) return STATUS_IS_OK;
+    float *values = arena_alloc_array(a, n * info->hidden, sizeof *values);
+    if (!values) return status_make(STATUS_NO_MEMORY, "pooled hidden states");
+    out->pooled = borrow(values, n * info->hidden * sizeof *values);
+    for (uint32_t i = 0; i < r->n_seqs; i++) {
+        if (!plan->seqs[i].pooling) continue;
+        memcpy(values, r->seqs[i].pooled, info->hidden * sizeof *values);
+        values += info->hidden;
+    }
+    return STATUS_IS_OK;
+}
+
 /* ---- the whole result ------------------------------------------------------------------------ */
 
 static size_t logit_floats(const step_result *r, uint32_t vocab_size)
@@ -215,6 +234,7 @@ status result_pack(const step_plan *plan, const step_result *result, const backe
     RETURN_IF_ERROR(readings_pack(plan, result, a, out));
     RETURN_IF_ERROR(pack_embeddings(plan, result, info, who, a, out));
     if (who.rank != 0) return STATUS_IS_OK;
+    RETURN_IF_ERROR(pack_pooled(plan, result, info, a, out));
     out->logits = borrow(result->logits, logit_floats(result, info->vocab_size) * sizeof(float));
     return pack_scores(plan, result, info, a, out);
 }

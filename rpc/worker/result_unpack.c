@@ -194,6 +194,22 @@ static status unpack_embeddings(const result_message *m, const result_source *so
     return STATUS_IS_OK;
 }
 
+static status unpack_pooled(const result_message *m, const result_source *source,
+                            step_seq_result *seqs, error *err)
+{
+    size_t n = 0;
+    for (uint32_t i = 0; source->rank == 0 && i < source->plan->n_seqs; i++)
+        n += source->plan->seqs[i].pooling != POOLING_NONE;
+    RETURN_IF_ERROR(check_bytes("pooled", &m->pooled, n * source->info->hidden, err));
+    const float *values = n ? floats_of(&m->pooled) : NULL;
+    for (uint32_t i = 0; values && i < source->plan->n_seqs; i++) {
+        if (!source->plan->seqs[i].pooling) continue;
+        seqs[i].pooled = values;
+        values += source->info->hidden;
+    }
+    return STATUS_IS_OK;
+}
+
 static status unpack_logits(const result_message *m, const result_source *source, step_result *out,
                             error *err)
 {
@@ -291,6 +307,7 @@ static status unpack_seqs(const result_message *m, const result_source *source, 
     RETURN_IF_ERROR(unpack_novelty(m, source->plan, seqs, err));
     RETURN_IF_ERROR(readings_unpack(m, source, a, seqs, err));
     RETURN_IF_ERROR(unpack_embeddings(m, source, seqs, err));
+    RETURN_IF_ERROR(unpack_pooled(m, source, seqs, err));
     RETURN_IF_ERROR(unpack_logits(m, source, out, err));
     RETURN_IF_ERROR(unpack_scores(m, source, a, seqs, err));
     out->seqs = seqs;

@@ -2,7 +2,8 @@
  * or 404 and one line. An accepted request is within the stated limits, and for any outputs the
  * answer is JSON: one document, or one for each frame or event.
  *
- * The first byte picks the endpoint; the rest is the body. Linked with --wrap=generation_prompt. */
+ * The first byte picks the endpoint; the rest is the body. Linked with --wrap=generation_prompt and
+ * --wrap=generation_pooled. */
 #include "rpc/anthropic/anthropic.h"
 #include "tests/fuzz/fuzz.h"
 #include "tests/unit/rpc_openai_fixture.h"
@@ -24,6 +25,16 @@ engine_prompt __wrap_generation_prompt(const generation *g, uint32_t request)
                            .n_top = 1,
                            .top_ids = prompt_ids,
                            .top_logprobs = prompt_logprobs};
+}
+
+static const float pooled[] = {1, -2.5f, 0};
+
+const float *__wrap_generation_pooled(const generation *g, uint32_t request, uint32_t *n);
+const float *__wrap_generation_pooled(const generation *g, uint32_t request, uint32_t *n)
+{
+    (void)g;
+    *n = 3;
+    return request % 16 == 15 ? NULL : pooled;
 }
 
 /* Made at the first input; never freed. */
@@ -127,6 +138,25 @@ static void answer(service *s, openai_call *c, const uint8_t *data, size_t size)
     strbuf_destroy(&out);
 }
 
+/* One request of sixteen was aborted. */
+static void answer_embeddings(service *s, openai_call *c)
+{
+    uint32_t n = c->n_requests;
+    strbuf out = {0};
+    openai_embeddings *e = openai_embeddings_create(s, c);
+    FUZZ_CHECK(e);
+    for (uint32_t i = 0; i < n; i++) {
+        const generation_output o = {
+            .index = i, .request = i, .out = {.finish = ENGINE_FINISH_LENGTH}};
+        openai_embeddings_take(e, NULL, &o);
+    }
+    openai_embeddings_finish(e, &out);
+    FUZZ_CHECK((n < 16) == !openai_embeddings_error(e));
+    check_json(out.data, out.size);
+    openai_embeddings_destroy(e);
+    strbuf_destroy(&out);
+}
+
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
 {
     service *s = the_service();
@@ -137,7 +167,7 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
     openai_call c;
     strbuf out = {0};
     bool ok;
-    unsigned endpoint = (uint8_t)(data[0] - '0') % 7;
+    unsigned endpoint = (uint8_t)(data[0] - '0') % 8;
     switch (endpoint) {
     case 0: ok = openai_parse_completion(s, body, n, &c, &e); break;
     case 1: ok = openai_parse_chat(s, body, n, &c, &e); break;
@@ -145,10 +175,14 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
     case 3: ok = openai_detokenize(s, body, n, &out, &e); break;
     case 4: ok = openai_parse_response(s, "alice", body, n, &c, &e); break;
     case 5: ok = anthropic_parse(s, body, n, &c, &e); break;
+    case 7: ok = openai_parse_embeddings(s, body, n, &c, &e); break;
     default: ok = anthropic_count_tokens(s, body, n, &out, &e); break;
     }
     if (!ok) {
         check_error(&e);
+    } else if (endpoint == 7) {
+        check_call(&c);
+        answer_embeddings(s, &c);
     } else if (endpoint < 2 || endpoint == 4 || endpoint == 5) {
         check_call(&c);
         answer(s, &c, data, size);

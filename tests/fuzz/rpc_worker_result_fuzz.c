@@ -4,7 +4,7 @@
 #include "rpc/worker/codec.h"
 #include "tests/fuzz/fuzz.h"
 
-enum { LIMIT = 1 << 22, LAYERS = 6, VOCAB = 64, SEQS = 3, HEAD_DIM = 4 };
+enum { LIMIT = 1 << 22, LAYERS = 6, VOCAB = 64, SEQS = 3, HEAD_DIM = 4, HIDDEN = 8 };
 
 static const backend_info info = {
     .vocab_size = VOCAB,
@@ -14,6 +14,7 @@ static const backend_info info = {
     .n_pages = 50,
     .n_heads = 8,
     .head_dim = HEAD_DIM,
+    .hidden = HIDDEN,
     .geometry = {.page_tokens = 16,
                  .n_layers = LAYERS,
                  .n_kv_heads = 4,
@@ -55,6 +56,14 @@ static const embed_head embeds[] = {{2, EMBED_Q, 1}, {3, EMBED_V, 3}, {0, EMBED_
 static const step_seq embedded = {.n_tokens = 2, .embeds = embeds, .n_embeds = 3, .n_layers = 3};
 static const step_plan embedded_plan = {
     .step = 1, .seqs = &embedded, .n_seqs = 1, .tokens = scored_tokens, .n_tokens = 2};
+
+/* A plan whose shares pool, but the one between them. */
+static const step_seq pools[SEQS] = {
+    {.n_tokens = 2, .pooling = POOLING_SUM},
+    {.seq = 1, .first_token = 2, .n_tokens = 1},
+    {.seq = 2, .first_token = 3, .n_tokens = 1, .n_samples = 1, .pooling = POOLING_LAST},
+};
+static const step_plan pools_plan = {.step = 1, .seqs = pools, .n_seqs = SEQS, .n_tokens = 4};
 
 /* Reads every float, so that one outside its message is found. */
 static void read_floats(const float *values, size_t n)
@@ -123,6 +132,15 @@ static void check_embeddings(const step_result *r)
         (void)*(const volatile uint16_t *)&r->seqs[0].embeddings[i];
 }
 
+static void check_pooled(const step_result *r)
+{
+    if (!status_ok(r->status)) return;
+    for (uint32_t i = 0; i < SEQS; i++) {
+        FUZZ_CHECK(!r->seqs[i].pooled == !pools[i].pooling);
+        if (pools[i].pooling) read_floats(r->seqs[i].pooled, HIDDEN);
+    }
+}
+
 static void fuzz_result(const uint8_t *data, size_t size, const step_plan *asked, uint32_t rank)
 {
     arena a;
@@ -137,6 +155,7 @@ static void fuzz_result(const uint8_t *data, size_t size, const step_plan *asked
     if (status_ok(s) && asked == &plan) check_result(&out.result);
     else if (status_ok(s) && asked == &few_plan) check_readings(&out.result);
     else if (status_ok(s) && asked == &scored_plan) check_scores(&out.result);
+    else if (status_ok(s) && asked == &pools_plan) check_pooled(&out.result);
     else if (status_ok(s)) check_embeddings(&out.result);
     arena_destroy(&a);
 }
@@ -162,6 +181,7 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
 {
     if (size < 1) return 0;
     if (data[0] % 3 == 2) fuzz_facts(data + 1, size - 1);
+    else if (data[0] >= 240) fuzz_result(data + 1, size - 1, &pools_plan, 0);
     else if (data[0] >= 224) fuzz_result(data + 1, size - 1, &embedded_plan, 0);
     else if (data[0] >= 192) fuzz_result(data + 1, size - 1, &few_plan, data[0] % 3);
     else if (data[0] >= 128) fuzz_result(data + 1, size - 1, &scored_plan, 0);

@@ -34,6 +34,7 @@ typedef struct sim_step {
     float *logits;        // [max_rows]
     float *novelty;       // [max_rows]
     step_sample *scores;  // [max_rows] logprob: the row's only logit
+    float *pooled;        // [max_rows] the row's only logit, in place of a vector of its share
     uint16_t *embeddings; // [max_rows, 2] the halves of the row's only logit
     sim_measured *measured;
     size_t n_measures;
@@ -151,6 +152,7 @@ sim_backend *sim_backend_create(const sim_options *options)
         step->logits = need(options->max_rows, sizeof *step->logits);
         step->novelty = need(options->max_rows, sizeof *step->novelty);
         step->scores = need(options->max_rows, sizeof *step->scores);
+        step->pooled = need(options->max_rows, sizeof *step->pooled);
         step->embeddings = need(options->max_rows, 2 * sizeof *step->embeddings);
         step->measured = make_measured(options);
     }
@@ -376,8 +378,10 @@ static void run_seq(sim_backend *b, const step_plan *plan, const step_seq *q, st
         step->novelty[q->first_token + i] = sim_novelty(x, next);
         step->scores[q->first_token + i] = (step_sample){.token = next, .logprob = sim_logit(x)};
         const float logit = sim_logit(x);
+        step->pooled[q->first_token + i] = logit;
         memcpy(step->embeddings + 2 * (size_t)(q->first_token + i), &logit, sizeof logit);
     }
+    if (q->pooling) out->pooled = step->pooled + q->first_token;
     if (q->n_embeds) out->embeddings = step->embeddings + 2 * (size_t)q->first_token;
     if (q->want_scores) out->scores = step->scores + q->first_token;
     if (q->measure.novelty) out->novelty = step->novelty + q->first_token;
@@ -528,6 +532,7 @@ static void sim_destroy(void *ctx)
         free(b->steps[i].samples);
         free(b->steps[i].novelty);
         free(b->steps[i].scores);
+        free(b->steps[i].pooled);
         free(b->steps[i].embeddings);
         free(b->steps[i].logits);
         free_measured(b, b->steps[i].measured);

@@ -241,6 +241,14 @@ static void make_reading(sched_request *q, uint32_t id)
     q->max_new_tokens = 1;
 }
 
+/* Some requests pool their prompt's rows: all of them, or the last. */
+static void make_pooling(sched_request *q, uint32_t id)
+{
+    bool is_cut = q->policy.schedule == RETENTION_SCHEDULE_INPUT;
+    if (q->want_logits || q->want_scores || q->n_embeds || is_cut || id % 13) return;
+    q->pooling = id % 2 ? POOLING_SUM : POOLING_LAST;
+}
+
 void make_request(world *w, world_request *r, uint32_t id)
 {
     make_prompt(w, r, id);
@@ -280,6 +288,7 @@ void make_request(world *w, world_request *r, uint32_t id)
         r->choices[c].stop_at =
             chance(w, 1, 3) ? between(w, 1, q->max_new_tokens) : q->max_new_tokens;
     }
+    if (r->book == BOOKS) make_pooling(q, id);
     cut_prompt(r);
 }
 

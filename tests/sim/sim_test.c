@@ -238,6 +238,10 @@ static void take_token(world *w, world_request *r, uint32_t c, const step_sample
              (unsigned long long)r->request.id, r->request.policy.preset->name, r->request.n_prompt,
              r->request.n, c, q->n_tokens, sample->token, expected);
     }
+    bool gives_rows = wants_rows(r) || r->request.pooling;
+    if (gives_rows && r->logit_rows != r->request.n_prompt)
+        FAIL(w, "request %llu: %u of %u rows were given before the first token",
+             (unsigned long long)r->request.id, r->logit_rows, r->request.n_prompt);
     w->tokens++;
     /* Freshly forked choices may wait for slots, and choices with sums of their own for pages. */
     bool forked = q->n_tokens == 0 && r->request.n > 1;
@@ -265,6 +269,18 @@ static void take_scores(world *w, world_request *r, const step_seq *share,
             FAIL(w, "request %llu: another token is scored", (unsigned long long)r->request.id);
         take_row(w, r, scores[i].logprob);
     }
+}
+
+/* The sim backend gives a share's logits in place of what is pooled of them. */
+static void take_pooled(world *w, world_request *r, const step_seq *share, const float *pooled)
+{
+    bool is_last = r->request.pooling == POOLING_LAST;
+    if (share->pooling != r->request.pooling)
+        FAIL(w, "request %llu: another pooling", (unsigned long long)r->request.id);
+    if (is_last) r->logit_rows = r->request.n_prompt - 1;
+    for (uint32_t i = is_last ? share->n_tokens - 1 : 0; i < share->n_tokens; i++)
+        take_row(w, r, pooled[i]);
+    if (r->logit_rows == r->request.n_prompt) w->t->pooled++;
 }
 
 /* The sim backend reports a row's logit in place of an embedding. The engine ends a reading with
@@ -335,6 +351,7 @@ static void deliver(world *w)
         }
         if (share->n_embeds && r->live > 0)
             take_embeddings(w, r, share, result->seqs[i].embeddings);
+        if (share->pooling && r->live > 0) take_pooled(w, r, share, result->seqs[i].pooled);
         if (share->want_scores && r->live > 0) take_scores(w, r, share, result->seqs[i].scores);
         for (uint32_t j = 0; j < share->n_samples; j++) {
             uint32_t c = share->choice + j;

@@ -84,6 +84,25 @@ static const uint16_t *give_embeddings(scripted *b, const step_seq *s, uint32_t 
     return from;
 }
 
+void scripted_state(uint32_t token, uint32_t position, float out[HIDDEN])
+{
+    out[0] = (float)token;
+    out[1] = (float)position;
+    out[2] = 1;
+}
+
+static const float *give_pooled(scripted *b, const step_seq *s)
+{
+    float *sum = b->pooled[s - b->plan->seqs];
+    memset(sum, 0, sizeof b->pooled[0]);
+    for (uint32_t i = s->pooling == POOLING_LAST ? s->n_tokens - 1 : 0; i < s->n_tokens; i++) {
+        float one[HIDDEN];
+        scripted_state(b->plan->tokens[s->first_token + i], s->position + i, one);
+        for (uint32_t j = 0; j < HIDDEN; j++) sum[j] += one[j];
+    }
+    return sum;
+}
+
 /* Keeps what a prompt was, over its steps. */
 static void note_prompt(scripted *b, const step_seq *s)
 {
@@ -134,6 +153,7 @@ static status scripted_collect(void *ctx, const step_result **out)
         assert_false(s->want_logits); /* no whole rows: the backend scores them itself */
         note_prompt(b, s);
         if (s->n_embeds) b->seqs[i].embeddings = give_embeddings(b, s, &n_embedded);
+        if (s->pooling) b->seqs[i].pooled = give_pooled(b, s);
         if (s->want_scores) b->seqs[i].scores = give_scores(b, s);
         if (s->measure.kind != MEASURE_NONE)
             b->seqs[i].measure = (measure_result){.values = b->masses,
@@ -210,6 +230,7 @@ fixture *fixture_create(void)
                                    .max_in_flight = fixture_in_flight,
                                    .n_heads = 4,
                                    .head_dim = EMBED_DIM,
+                                   .hidden = HIDDEN,
                                    .geometry = {.page_tokens = 16,
                                                 .n_layers = 2,
                                                 .n_kv_heads = 2,

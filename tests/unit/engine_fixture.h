@@ -19,6 +19,7 @@ enum {
     LAYERS_MAX = 64,
     SCRIPT_MAX = 4096,
     EMBED_DIM = 8,
+    HIDDEN = 3,
     VOCAB = 1024 + 16 /* padded */
 };
 
@@ -52,12 +53,15 @@ typedef struct scripted {
     float logits[VOCAB];               /* of a scored row */
     step_sample scores[MAX_ROWS];
     uint16_t embeddings[MAX_ROWS * 2 * EMBED_DIM]; /* see scripted_embed */
+    float pooled[MAX_SEQS][HIDDEN];                /* see scripted_state */
     _Atomic uint32_t embedded;                     /* rows */
     uint32_t drawn[SCRIPT_MAX], n_drawn;           /* tokens of the shares that drew last */
     float masses[LAYERS_MAX * 2 * (2048 / 16)];    /* zero: every page scores the same */
     _Atomic uint32_t holders;                      /* of masses */
 } scripted;
 
+/* A row's last hidden state: its token, its position and 1. */
+void scripted_state(uint32_t token, uint32_t position, float out[HIDDEN]);
 /* A row's embedding [2 heads, EMBED_DIM]: each part is the unit vector of number token % EMBED_DIM.
  * So tokens of equal remainder are alike, and others are not at all. */
 void scripted_embed(uint32_t token, uint16_t *out);

@@ -167,6 +167,93 @@ static void an_aborted_prompt_has_no_scores(void **state)
     engine_stream_release(s);
 }
 
+/* ---- pooling --------------------------------------------------------------------------------- */
+
+static engine_request pooling_request(uint32_t prompt, uint32_t n, step_pooling pooling)
+{
+    engine_request r = request("{}");
+    r.prompt_token_ids = malloc(n * sizeof *r.prompt_token_ids);
+    for (uint32_t i = 0; i < n; i++) r.prompt_token_ids[i] = token_of(prompt, i);
+    r.n_prompt_token_ids = n;
+    r.pooling = pooling;
+    r.score_only = true;
+    return r;
+}
+
+static engine_stream *submit_pooling(fixture *f, uint32_t prompt, uint32_t n, step_pooling pooling)
+{
+    engine_request r = pooling_request(prompt, n, pooling);
+    engine_stream *s = NULL;
+    error err = {{0}};
+    if (!status_ok(engine_submit(f->engine, &r, NULL, NULL, &s, &err))) fail_msg("%s", err.text);
+    engine_request_destroy(&r);
+    return s;
+}
+
+/* Reads the stream to its end and compares the vector with one made of the prompt alone. Returns
+ * how many tokens came from the prefix cache. */
+static uint32_t expect_pooled(engine_stream *s, uint32_t prompt, uint32_t n, step_pooling pooling)
+{
+    double sum[HIDDEN] = {0};
+    uint32_t first = pooling == POOLING_LAST ? n - 1 : 0, size;
+    for (uint32_t i = first; i < n; i++) {
+        float one[HIDDEN];
+        scripted_state(token_of(prompt, i), i, one);
+        for (uint32_t j = 0; j < HIDDEN; j++) sum[j] += (double)one[j];
+    }
+    reading r = read_stream(s);
+    assert_int_equal(r.finish, ENGINE_FINISH_LENGTH);
+    assert_int_equal(r.tokens, 0);
+    assert_int_equal(r.usage.prompt_tokens, n);
+    const float *got = engine_stream_pooled(s, &size);
+    assert_non_null(got);
+    assert_int_equal(size, HIDDEN);
+    for (uint32_t j = 0; j < HIDDEN; j++) assert_float_equal(got[j], sum[j] / (n - first), 0);
+    engine_stream_release(s);
+    return r.usage.cached_tokens;
+}
+
+/* The prompt has several chunks; its last token's state needs one row of a prompt that was seen,
+ * a mean needs all. */
+static void a_prompt_is_pooled(void **state)
+{
+    fixture *f = *state;
+    fixture_start(f);
+    for (int round = 0; round < 2; round++) {
+        engine_stream *s = submit_pooling(f, 3, PROMPT, POOLING_SUM);
+        assert_int_equal(expect_pooled(s, 3, PROMPT, POOLING_SUM), 0);
+        s = submit_pooling(f, 4, PROMPT, POOLING_LAST);
+        uint32_t cached = expect_pooled(s, 4, PROMPT, POOLING_LAST);
+        if (round == 0) assert_int_equal(cached, 0);
+        else assert_in_range(cached, 1, PROMPT - 1);
+        s = submit_pooling(f, 3, 1, POOLING_SUM);
+        expect_pooled(s, 3, 1, POOLING_SUM);
+    }
+}
+
+static void pooled_prompts_share_steps(void **state)
+{
+    fixture *f = *state;
+    fixture_start(f);
+    engine_stream *streams[PROMPTS];
+    atomic_store(&f->model.hold, true);
+    for (uint32_t k = 0; k < PROMPTS; k++)
+        streams[k] = k == 2 ? submit_ids(f, k, 40, "")
+                            : submit_pooling(f, k, 20 + 10 * k, k % 2 ? POOLING_SUM : POOLING_LAST);
+    for (int k = 0; k < 100; k++) nap();
+    atomic_store(&f->model.hold, false);
+    for (uint32_t k = 0; k < PROMPTS; k++) {
+        uint32_t size;
+        if (k != 2) {
+            expect_pooled(streams[k], k, 20 + 10 * k, k % 2 ? POOLING_SUM : POOLING_LAST);
+            continue;
+        }
+        assert_int_not_equal(read_stream(streams[k]).finish, ENGINE_FINISH_ERROR);
+        assert_null(engine_stream_pooled(streams[k], &size));
+        engine_stream_release(streams[k]);
+    }
+}
+
 /* ---- refusals -------------------------------------------------------------------------------- */
 
 static void a_prompt_too_long_is_refused_in_numbers(void **state)
@@ -215,6 +302,28 @@ static void expect_invalid(fixture *f, const engine_request *r, const char *word
     assert_false(status_ok(engine_submit(f->engine, r, NULL, NULL, &s, &err)));
     if (!strstr(err.text, word)) fail_msg("\"%s\" does not name %s", err.text, word);
     assert_false(status_ok(engine_tokenize(f->engine, r, &ids, &other)));
+}
+
+static void pooling_is_refused_by_name(void **state)
+{
+    fixture *f = *state;
+    fixture_start(f);
+    static char session[] = "a";
+    engine_request good = pooling_request(1, 20, POOLING_SUM), r = good;
+    r.pooling = POOLING_SUM + 1;
+    expect_invalid(f, &r, "pooling");
+    r = good;
+    r.score_only = false;
+    expect_invalid(f, &r, "pooling");
+    r = good;
+    r.session = session;
+    expect_invalid(f, &r, "pooling");
+    f->model.info.hidden = 0;
+    engine_destroy(f->engine);
+    fixture_start(f);
+    r = good;
+    expect_invalid(f, &r, "pooling: the backend 'scripted' gives no hidden states");
+    engine_request_destroy(&good);
 }
 
 /* The prompt's last tokens: its ids, or those of a text that is too long as a whole. */
@@ -502,6 +611,9 @@ int main(void)
         CASE(scored_prompts_share_steps),
         CASE(scores_do_not_depend_on_positions),
         CASE(an_aborted_prompt_has_no_scores),
+        CASE(a_prompt_is_pooled),
+        CASE(pooled_prompts_share_steps),
+        CASE(pooling_is_refused_by_name),
         CASE(a_prompt_too_long_is_refused_in_numbers),
         CASE(a_prompt_is_truncated),
         CASE(scoring_is_asked_for_in_full),

@@ -384,6 +384,11 @@ static void wrong_results_are_refused_by_field(void **state)
     WRONG_RESULT((s.seq.embeds = &of_rank_1, s.seq.n_embeds = 1, s.rank_index = 1,
                   s.m.logits.len = 0, s.m.embeddings.len = 2),
                  "embeddings: 2 bytes, there should be 4 values");
+    WRONG_RESULT(s.m.pooled = some_floats(&s, 1), "pooled: 4 bytes");
+    WRONG_RESULT(s.seq.pooling = POOLING_LAST, "pooled: 0 bytes");
+    WRONG_RESULT((s.seq.pooling = POOLING_SUM, s.rank_index = 1, s.m.logits.len = 0,
+                  s.m.pooled = some_floats(&s, HIDDEN)),
+                 "pooled: "); /* rank 0 alone sends it */
     WRONG_RESULT(s.m.status = STATUS_INTERNAL + 1, "status: ");
     WRONG_RESULT(s.m.compute_us = UINT64_MAX, "compute_us");
     WRONG_RESULT(s.m.n_sample_token = 0, "sample_token: 0 values");

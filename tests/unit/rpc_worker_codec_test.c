@@ -170,6 +170,7 @@ static void make_plan(rng *r, random_plan *p, bool decode)
             s->note = rng_below(r, STEP_NOTES_MOST);
             s->n_layers = coin(r) ? rng_below(r, LAYERS + 1) : 0;
             if (coin(r)) random_embeds(r, p, s);
+            s->pooling = rng_below(r, POOLING_SUM + 1);
         }
         if (coin(r)) {
             s->n_mask_words = step_mask_words(VOCAB);
@@ -376,6 +377,7 @@ static void make_result(rng *r, const step_plan *plan, result_rank who, random_r
         size_t values = (size_t)s->n_tokens * HEAD_DIM * embed_heads_of(&info, s, who.rank, 2);
         q->embeddings = values ? out->embeddings[i] : NULL;
         for (size_t k = 0; k < values; k++) out->embeddings[i][k] = (uint16_t)rng_below(r, 1 << 16);
+        if (s->pooling) q->pooled = floats(r, out, HIDDEN);
         if (s->want_logits) result->n_logit_rows += s->n_tokens;
         if (!s->want_scores) continue;
         random_scores(r, plan, s, score);
@@ -426,6 +428,8 @@ static void expect_same_result(const step_plan *plan, const step_result *a, cons
         expect_same_samples(x->samples, y->samples, x->n_samples);
         assert_int_equal(with_rows && x->scores, y->scores != NULL);
         if (y->scores) expect_same_samples(x->scores, y->scores, plan->seqs[i].n_tokens);
+        assert_int_equal(with_rows && x->pooled, y->pooled != NULL);
+        if (y->pooled) assert_memory_equal(x->pooled, y->pooled, HIDDEN * sizeof(float));
         assert_int_equal(!m->values, !y->measure.values);
         assert_true(m->stride == y->measure.stride && m->n_layers == y->measure.n_layers);
         assert_true(m->n_kv_heads == y->measure.n_kv_heads && m->q_heads == y->measure.q_heads);

@@ -394,6 +394,7 @@ void pass_begin(site_pass *p, const backend *b)
     p->embeds[1] = (embed_head){0, EMBED_Q, 0};
     p->embeds[2] = (embed_head){1, EMBED_Q, info->n_heads - 1};
     p->head_dim = info->head_dim;
+    p->hidden = info->hidden;
 }
 
 const step_plan *pass_plan(site_pass *p)
@@ -410,6 +411,7 @@ const step_plan *pass_plan(site_pass *p)
                         .next_token = 7,
                         .embeds = p->embeds,
                         .n_embeds = 3,
+                        .pooling = p->step % 2 ? POOLING_LAST : POOLING_SUM,
                         .measure = {.kind = MEASURE_MASS, .rows = 2, .layer_step = 1}};
     if (p->retrieval.block_tokens) {
         p->seq.retrieval = p->retrieval;
@@ -462,6 +464,7 @@ void pass_take(site_pass *p, const step_result *r, uint32_t vocab, strbuf *out)
     for (uint32_t i = 0; i < s->n_readings; i++) take_reading(&s->readings[i], out);
     strbuf_append(out, s->embeddings,
                   (size_t)p->plan.n_tokens * p->seq.n_embeds * p->head_dim * sizeof(uint16_t));
+    strbuf_append(out, s->pooled, p->hidden * sizeof(float));
     for (uint32_t i = 0; i < p->plan.n_tokens; i++) {
         const step_sample *score = &s->scores[i];
         assert_int_equal(score->n_top, SCORE_TOPS);

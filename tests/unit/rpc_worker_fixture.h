@@ -105,7 +105,7 @@ typedef struct site_pass {
     step_plan plan;
     retrieval_spec retrieval; // by which the generated tokens read
     embed_head embeds[3];     // of every row
-    uint32_t head_dim;
+    uint32_t head_dim, hidden;
 } site_pass;
 
 void pass_begin(site_pass *p, const backend *b);

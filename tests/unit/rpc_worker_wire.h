@@ -21,7 +21,8 @@ enum {
     KV_HEADS = 4,
     PAGES = 50,
     HEADS = 8,
-    HEAD_DIM = 4
+    HEAD_DIM = 4,
+    HIDDEN = 3
 };
 
 static const backend_info info = {
@@ -36,6 +37,7 @@ static const backend_info info = {
                  RETRIEVAL_NEEDS_PRESELECTION | RETRIEVAL_NEEDS_EXAM | RETRIEVAL_NEEDS_AUDIT,
     .n_heads = HEADS,
     .head_dim = HEAD_DIM,
+    .hidden = HIDDEN,
     .n_pages = PAGES,
     .n_host_pages = 20,
     .max_in_flight = 1,

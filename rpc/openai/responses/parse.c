@@ -448,6 +448,6 @@ bool openai_parse_response(service *s, const char *identity, const char *body, s
     if (status_ok(st)) return true;
     openai_call_destroy(out);
     openai_body_error(s, st, &err, failure);
-    openai_rename(&response_form, failure);
+    openai_rename(response_form.names, failure);
     return false;
 }

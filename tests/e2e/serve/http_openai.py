@@ -354,6 +354,33 @@ class Progress(OpenAITest):
         self.refuses("progress", progress=True)
 
 
+class Embeddings(OpenAITest):
+    def vectors(self, texts, **more):
+        answer = self.client.embeddings.create(model=self.model, input=texts, **more)
+        self.assertEqual([d.index for d in answer.data], list(range(len(answer.data))))
+        return [d.embedding for d in answer.data]
+
+    def test_client(self):
+        texts = [ROMEO, "x", "At dawn the ships sail."]
+        whole = self.vectors(texts) # in base64, which the client asks for and decodes
+        for text, vector in zip(texts, whole):
+            self.assertAlmostEqual(sum(x * x for x in vector), 1, places=5)
+            ids = self.server.post("/tokenize", {"prompt": text})["tokens"]
+            for same in (text, ids):
+                (alone,) = self.vectors(same, encoding_format="float")
+                self.assertLess(max(abs(a - b) for a, b in zip(alone, vector)), 1e-4)
+        mean = self.vectors(texts, extra_body={"pooling": "mean"})
+        self.assertNotEqual(mean[0], whole[0])
+        self.assertEqual(mean[0], self.vectors(texts[0], extra_body={"pooling": "mean"})[0])
+        usage = self.client.embeddings.create(model=self.model, input=[[1, 2, 3], [4]]).usage
+        self.assertEqual((usage.prompt_tokens, usage.total_tokens), (4, 4))
+
+    def test_refusals(self):
+        for body, param in (({}, "input"), ({"input": []}, "input"),
+                            ({"input": tokens(CONTEXT + 1, 6)}, "input_tokens"), ({"input": ["x", ""]}, "input"), ({"input": "x", "dimensions": 4}, "dimensions")):
+            self.assertEqual(self.server.refused("/v1/embeddings", body)["param"], param, body.keys())
+
+
 class Async(OpenAITest):
     def test_async(self):
         expected = {seed: self.complete(max_tokens=20, temperature=1.0, seed=seed).choices[0].text
