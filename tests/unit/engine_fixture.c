@@ -165,7 +165,8 @@ static status scripted_collect(void *ctx, const step_result **out)
     b->result.checksum += has_rows && step == atomic_load(&b->lie_at);
     uint32_t fail_at = atomic_load(&b->fail_at);
     bool behind = fail_at > 0 && step == fail_at + 1 && atomic_load(&b->fail_behind);
-    if ((has_rows && step == fail_at) || behind) {
+    bool fails_reading = n_embedded > 0 && atomic_exchange(&b->fail_reading, false);
+    if ((has_rows && step == fail_at) || behind || fails_reading) {
         b->result.status = b->failure;
         b->result.n_seqs = 0;
     }

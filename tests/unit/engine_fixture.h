@@ -28,9 +28,10 @@ typedef struct scripted {
     uint32_t
         script[SCRIPT_MAX]; /* the token every choice samples at each index; the last one repeats */
     uint32_t n_script;
-    _Atomic uint32_t steps;   /* with rows: others follow a request's end, which readers know of */
-    _Atomic uint32_t fail_at; /* this step fails; 0 = none */
-    _Atomic bool fail_behind; /* and the step after it */
+    _Atomic uint32_t steps;    /* with rows: others follow a request's end, which readers know of */
+    _Atomic uint32_t fail_at;  /* this step fails; 0 = none */
+    _Atomic bool fail_behind;  /* and the step after it */
+    _Atomic bool fail_reading; /* the next step that embeds rows fails */
     status failure;
     _Atomic bool refuse;      /* steps are refused while another is in flight */
     _Atomic uint32_t refused; /* number of the last step that was refused */
