@@ -57,7 +57,7 @@ status heads_search_open(loaded_model *m, const json_t *retention, uint32_t max_
         return error_set(err, STATUS_UNSUPPORTED,
                          "the %s backend has no embeddings of tokens; a CPU has (--device cpu)",
                          info->name);
-    const retention_limits limits = {info->geometry, m->prefill_chunk};
+    const retention_limits limits = {info->geometry, m->prefill_chunk, m->max_model_len};
     RETURN_IF_ERROR(retention_parse(retention, &limits, &out->policy, err));
     retention_policy_resolve(&out->policy, 1);
     RETURN_IF_ERROR(make_scratch(out, max_tokens, err));

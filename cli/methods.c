@@ -205,6 +205,10 @@ static void print_overrides(strbuf *out, const retention_preset *preset)
          "\"chunk\": tokens of the unit chunk; \"interval\": tokens between "
          "two selections while generating; \"recurrent_chunk\": in the prompt"},
         {RETENTION_FIELD_PARTS,
+         "schedule chunk with positions cache lowers defaults to the model's positions: "
+         "\"recurrent_chunk\" to a quarter of them, \"tokens\" to a half, \"sinks\" and "
+         "\"window\" to a sixteenth each"},
+        {RETENTION_FIELD_PARTS,
          "\"pool\": {\"kind\": \"max\" or \"avg\", \"kernel\": 7} smooths the scores of tokens"},
         {RETENTION_FIELD_PARTS, "\"rows\": query rows that are measured, where not those of the "
                                 "window; \"beta\": the slope of pyramid; \"floor\": the share that "
@@ -221,7 +225,8 @@ static void print_overrides(strbuf *out, const retention_preset *preset)
                                  "\"score\"}, of the generated tokens"},
         {RETENTION_FIELD_GATHER,
          "\"gather_tokens\": tokens that are computed again, the question among them (default: "
-         "8192); \"gather_window\": of the max-pool of their scores (129)"},
+         "8192, at most half of the model's positions); \"gather_window\": of the max-pool of "
+         "their scores (129)"},
         {RETENTION_FIELD_GATHER,
          "\"query_tokens\": of the question, at the end of the last user message (default: all of "
          "it) or of a prompt; \"exit_layer\": layers that reading runs (default: what the "

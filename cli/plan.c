@@ -156,7 +156,7 @@ static status work_out(planning *p, error *err)
     RETURN_IF_ERROR(find_weights(p, err));
     RETURN_IF_ERROR(plan_measure(q, &p->full, err));
 
-    retention_limits limits = {p->full.measures.geometry, f->prefill_chunk};
+    retention_limits limits = {p->full.measures.geometry, f->prefill_chunk, p->model.max_model_len};
     retention_policy policy;
     RETURN_IF_ERROR(retention_parse(NULL, &limits, &policy, err));
     RETURN_IF_ERROR(plan_fill(q, &policy, &p->full, err));

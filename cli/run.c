@@ -99,7 +99,7 @@ static status check_fields(const run_session *s, error *err)
     engine_request r;
     status st = run_request_init(s, &r, err);
     const backend_info *info = s->model.backend.ops->info(s->model.backend.ctx);
-    retention_limits limits = {info->geometry, s->model.prefill_chunk};
+    retention_limits limits = {info->geometry, s->model.prefill_chunk, s->model.max_model_len};
     retention_policy policy;
     if (status_ok(st)) st = retention_parse(r.retention, &limits, &policy, err);
     engine_request_destroy(&r);

@@ -152,6 +152,10 @@ void run_report_text(strbuf *out, const retention_report *report)
         report->method, report->kept_tokens, report->logical_tokens, share,
         (unsigned long long)report->pages_dropped,
         report->budget_raised ? ", budget raised to what is protected" : "", report->scoring_ms);
+    const retention_fields *f = &report->fields;
+    if (f->tokens && f->recurrent_chunk)
+        strbuf_printf(out, "; at most %u tokens behind each chunk of %u", f->tokens,
+                      f->recurrent_chunk);
     const retention_gathering *g = &report->gathering;
     if (report->has_gathering)
         strbuf_printf(out,

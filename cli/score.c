@@ -64,7 +64,7 @@ static status score_tokens(scorer *sc, const uint32_t *ids, uint32_t n, take_row
                        .params = {.top_p = 1, .repetition_penalty = 1, .n_logprobs = -1},
                        .want_logits = true};
     retention_limits limits = {sc->model.backend.ops->info(sc->model.backend.ctx)->geometry,
-                               sc->model.prefill_chunk};
+                               sc->model.prefill_chunk, sc->model.max_model_len};
     RETURN_IF_ERROR(retention_parse(NULL, &limits, &r.policy, err));
     RETURN_IF_ERROR(sched_check(sc->steps.sched, &r, err));
     sched_event event = {.kind = SCHED_ADD, .add = &r};

@@ -67,8 +67,7 @@ typedef struct retention_rules {
     bool reports_standard;     /* it is not "full": requests without a policy get a report too */
     retention_policy pressure;
     bool has_pressure;
-    uint64_t allowed;       /* bit i = requests may name preset i */
-    uint32_t max_model_len; /* 0 = not known */
+    uint64_t allowed; /* bit i = requests may name preset i */
 } retention_rules;
 
 status retention_rules_make(const engine_options *o, const pkv_geometry *geometry,

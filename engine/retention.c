@@ -48,24 +48,11 @@ static status check_standard(uint64_t allowed, const json_t *standard, error *er
     return s;
 }
 
-/* Where a request of `reform` does not say how many tokens are computed again, they are at most
- * half of the context. */
-static status parse_policy(const retention_rules *rules, const json_t *json, retention_policy *out,
-                           error *err)
-{
-    RETURN_IF_ERROR(retention_parse(json, &rules->limits, out, err));
-    const json_t *given = json_object_get(json, "gather_tokens");
-    uint32_t most = rules->max_model_len / 2;
-    if (most > 0 && out->gather_tokens > most && (!given || json_is_null(given)))
-        out->gather_tokens = most;
-    return STATUS_IS_OK;
-}
-
 /* Reads a policy of the engine's options. */
 static status read_policy(const char *flag, const json_t *json, const retention_rules *rules,
                           retention_policy *out, error *err)
 {
-    status s = parse_policy(rules, json, out, err);
+    status s = retention_parse(json, &rules->limits, out, err);
     if (!status_ok(s)) error_prefix(err, "%s", flag);
     return s;
 }
@@ -73,8 +60,7 @@ static status read_policy(const char *flag, const json_t *json, const retention_
 status retention_rules_make(const engine_options *o, const pkv_geometry *geometry,
                             retention_rules *out, error *err)
 {
-    *out = (retention_rules){.limits = {*geometry, o->prefill_chunk},
-                             .max_model_len = o->max_model_len,
+    *out = (retention_rules){.limits = {*geometry, o->prefill_chunk, o->max_model_len},
                              .has_pressure = o->pressure_retention != NULL};
     status s = read_allowed(o, &out->allowed, err);
     if (!status_ok(s)) {
@@ -110,5 +96,5 @@ status retention_rules_apply(const retention_rules *rules, const engine_request 
     *out = rules->standard;
     if (!r->retention) return STATUS_IS_OK;
     RETURN_IF_ERROR(check_names(rules->allowed, r->retention, err));
-    return parse_policy(rules, r->retention, out, err);
+    return retention_parse(r->retention, &rules->limits, out, err);
 }

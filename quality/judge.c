@@ -48,7 +48,7 @@ static void take_sample(const campaign *c, job *j, const engine_output *out)
 static void mark_forced(const campaign *c, const job *j, uint32_t n_prompt, uint32_t length,
                         bool *forced)
 {
-    const retention_limits limits = {c->o->geometry, UINT32_MAX};
+    const retention_limits limits = {c->o->geometry, UINT32_MAX, c->o->max_tokens};
     retention_policy policy;
     error unread;
     const json_t *retention = c->variants.items[j->column].retention;

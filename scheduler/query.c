@@ -12,6 +12,7 @@ void sched_describe_seq(const sched *s, const sched_seq *q, sched_choice_info *o
         .cached_tokens = e->cached_tokens,
         .preemptions = line->preemptions,
         .report.method = policy_of(e)->preset->name,
+        .report.fields = retention_fields_of(policy_of(e)),
         .report.logical_tokens = (has_tables ? pkv_seq_length(s->kv, line->slot) : rows) + e->cut,
         .report.kept_tokens = pkv_full_tokens(&s->options.geometry, line->kept),
         .report.pages_dropped = line->pages_dropped,

@@ -313,6 +313,13 @@ REPORT = {
                      "may live on for others.",
     "budget_raised": "boolean; whether a budget was too small for what the method protects, and was raised.",
     "scoring_ms": "number; time spent on measuring and selecting.",
+    "fields": "object, of a method that selects at chunks: the values used of the keys below up to `gather_tokens`, also where the "
+              "request gave none and defaults were lowered to the model's positions.",
+    "tokens": "integer; tokens that stayed at most; absent where the request gave `ratio`.",
+    "recurrent_chunk": "integer; prompt tokens between two selections.",
+    "sinks": "integer; first tokens that always stayed.",
+    "window": "integer; last tokens that always stayed.",
+    "gather_tokens": "integer, of method `reform`; tokens that were computed again at most.",
     "reform": "object, of method `reform`: the keys below up to `recompute_ms`.",
     "layers_run": "integer; layers that the reading ran.",
     "read_tokens": "integer; prompt tokens that were read for their embeddings.",
@@ -349,7 +356,8 @@ RETRIEVAL_REPORT = {
 RETENTION_KEYS = {
     "method": ("string", "a method below", "The row that supplies every default."),
     "ratio": ("number", "above 0, at most 1", "The share of the prompt's tokens that stays."),
-    "tokens": ("integer", "1 or more", "The number of tokens that stays, instead of `ratio`."),
+    "tokens": ("integer", "1 or more", "The number of tokens that stays, instead of `ratio`. The default of recurrent methods and `reform`: 32768, "
+               "at most half of the model's positions."),
     "score": ("string", "a score below", "What tokens are ranked by."),
     "variant": ("string", "a variant below", "Which reading of the paper the score follows."),
     "pool": ("object", "{\"kind\": none, max or avg, \"kernel\": odd, 1 to $RETENTION_KERNEL_MAX}",
@@ -361,7 +369,8 @@ RETENTION_KEYS = {
     "allocator": ("string", "an allocator below", "How layers and heads divide the budget."),
     "schedule": ("string", "a schedule below", "When the method selects."),
     "interval": ("integer", "", "Generated tokens between two selections."),
-    "recurrent_chunk": ("integer", "", "Prompt tokens between two selections."),
+    "recurrent_chunk": ("integer", "", "Prompt tokens between two selections. Where positions close up, the default is at most a "
+                        "quarter of the model's."),
     "rows": ("integer", "", "Query rows that are measured, if not those of the window."),
     "beta": ("number", "", "The slope of the pyramid over the layers."),
     "floor": ("number", "", "The share of its budget that each head keeps whatever others score."),
@@ -369,9 +378,11 @@ RETENTION_KEYS = {
     "theta": ("number", "", "The temperature of the attention that the output is made of."),
     "positions": ("string", "original or cache",
                   "`cache` gives kept tokens consecutive RoPE positions after each selection."),
-    "sinks": ("integer", "", "First tokens that always stay."),
-    "window": ("integer", "", "Last tokens that always stay."),
-    "gather_tokens": ("integer", "", "Tokens that `reform` computes again, the question among them."),
+    "sinks": ("integer", "", "First tokens that always stay; of recurrent methods and `reform` at most a sixteenth of the model's "
+              "positions, if not given."),
+    "window": ("integer", "", "Last tokens that always stay; likewise."),
+    "gather_tokens": ("integer", "", "Tokens that `reform` computes again, the question among them. The default: 8192, at most half of "
+                      "the model's positions."),
     "gather_window": ("integer", "1 or more, odd", "The window of the max-pool of their scores."),
     "query_tokens": ("integer", "",
                      "Tokens of `reform`'s question, at the end of the last user message (if not given: all of it), or "

@@ -288,7 +288,7 @@ status bench_depth(bench *b, uint32_t context, uint32_t n_full, const bench_meth
                          "it more with --kv-memory, or ask for fewer with --full",
                          n_full, context, (unsigned long long)pages, b->seqs.info->n_pages);
     bench_method full = {.text = "full"};
-    retention_limits limits = {*g, b->model.prefill_chunk};
+    retention_limits limits = {*g, b->model.prefill_chunk, b->model.max_model_len};
     RETURN_IF_ERROR(retention_parse(NULL, &limits, &full.policy, err));
     RETURN_IF_ERROR(bench_seqs_fill_pool(&b->seqs, err));
     if (!b->as_json)

@@ -44,7 +44,7 @@ status bench_mirror_apply(bench_mirror *m, const step_plan *plan)
 status bench_drive_create(const sched_options *options, uint64_t room, bool with_mirror,
                           bench_drive *out, error *err)
 {
-    retention_limits limits = {options->geometry, options->prefill_chunk};
+    retention_limits limits = {options->geometry, options->prefill_chunk, options->max_model_len};
     *out = (bench_drive){.depth = options->max_in_flight < 2 ? 1 : 2,
                          .sample = {.token = 1},
                          .room = room,

@@ -37,7 +37,8 @@ static status steady_allocations(bench *b, int64_t *bytes, error *err)
     RETURN_IF_ERROR(steps_create(&b->model, length, false, &s, err));
     sched_request requests[STEADY_SEQS];
     sched_event adds[STEADY_SEQS];
-    retention_limits limits = {b->seqs.info->geometry, b->model.prefill_chunk};
+    retention_limits limits = {b->seqs.info->geometry, b->model.prefill_chunk,
+                               b->model.max_model_len};
     for (uint32_t i = 0; i < STEADY_SEQS; i++) {
         requests[i] =
             (sched_request){.id = i + 1,

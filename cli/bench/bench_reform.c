@@ -109,7 +109,8 @@ static void print_sums(bench *b, const reform_cost *read, const reform_cost *aga
 
 static status read_policy(const bench *b, uint32_t chunk, retention_policy *out, error *err)
 {
-    const retention_limits limits = {b->seqs.info->geometry, b->model.prefill_chunk};
+    const retention_limits limits = {b->seqs.info->geometry, b->model.prefill_chunk,
+                                     b->model.max_model_len};
     json_t *json = json_pack("{s:s, s:i, s:i}", "method", "h2o-recurrent", "tokens", (int)chunk,
                              "recurrent_chunk", (int)chunk);
     if (!json) return error_set(err, STATUS_NO_MEMORY, "out of memory");
@@ -126,7 +127,8 @@ static status bench_length(bench *b, const reform_flags *f, uint32_t tokens, err
         {exit / 2, EMBED_Q, 0}, {exit / 2, EMBED_K, 0}, {exit, EMBED_V, 0}, {exit, EMBED_K, 0}};
     reform_pass pass = {.tokens = tokens, .computed = f->computed};
     reform_cost read, again;
-    const retention_limits limits = {b->seqs.info->geometry, b->model.prefill_chunk};
+    const retention_limits limits = {b->seqs.info->geometry, b->model.prefill_chunk,
+                                     b->model.max_model_len};
     double gather_s;
     RETURN_IF_ERROR(read_policy(b, f->chunk, &pass.policy, err));
     pass.embeds = heads;

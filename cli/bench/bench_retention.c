@@ -79,7 +79,8 @@ static status read_retrieval(const char *text, const retention_limits *limits, b
 static status read_retrievals(const retention_flags *f, const bench *b, bench_method *out,
                               error *err)
 {
-    retention_limits limits = {b->seqs.info->geometry, b->model.prefill_chunk};
+    retention_limits limits = {b->seqs.info->geometry, b->model.prefill_chunk,
+                               b->model.max_model_len};
     if (f->retrievals.n > METHODS_MAX)
         return error_set(err, STATUS_INVALID, "--retrieval: at most %d of them", METHODS_MAX);
     for (size_t i = 0; i < f->retrievals.n; i++)
@@ -91,7 +92,8 @@ static status read_methods(const retention_flags *f, const bench *b, bench_metho
                            error *err)
 {
     static const char *const usual[] = {"chunkkv", "chunkkv={\"reuse_layers\":2}"};
-    retention_limits limits = {b->seqs.info->geometry, b->model.prefill_chunk};
+    retention_limits limits = {b->seqs.info->geometry, b->model.prefill_chunk,
+                               b->model.max_model_len};
     double ratio = strtod(f->ratio, NULL);
     *n = f->methods.n ? f->methods.n : f->retrievals.n ? 0 : sizeof usual / sizeof usual[0];
     if (*n > METHODS_MAX)

@@ -125,6 +125,7 @@ typedef enum reform_phase { REFORM_READ, REFORM_GATHER, REFORM_ANSWER } reform_p
 typedef struct reform_run {
     reform_phase phase;
     gather_fields fields;
+    retention_fields shown; // what the report says of the policy
     bool report_positions;
     uint32_t question, n_question; // where the question is in the prompt
     reform_claim claim;

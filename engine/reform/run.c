@@ -184,6 +184,7 @@ status reform_prepare(engine *e, engine_stream *s, const question_place *place, 
 {
     reform_run *run = s->reform;
     run->report_positions = s->policy.report_positions;
+    run->shown = retention_fields_of(&s->policy);
     run->queued_us = -1;
     run->n_kept = s->n_tokens;
     run->phase = REFORM_ANSWER;
@@ -421,6 +422,7 @@ void reform_describe(const engine *e, const engine_stream *s, sched_choice_info 
     retention_report *out = &info->report;
     bool answers = run->phase == REFORM_ANSWER;
     out->method = retention_find("reform")->name;
+    out->fields = run->shown;
     out->logical_tokens = s->n_tokens + (answers ? out->logical_tokens - run->n_kept : 0);
     out->scoring_ms += run->scoring_ms;
     out->pages_dropped += run->pages_dropped;

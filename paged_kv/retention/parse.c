@@ -4,8 +4,7 @@
 #include <stdio.h>
 #include <string.h>
 
-/* Whether a key is present. A null member counts as absent, as in all JSON of requests. */
-static bool has_member(const json_t *json, const char *key)
+bool has_member(const json_t *json, const char *key)
 {
     const json_t *value = json_object_get(json, key);
     return value && !json_is_null(value);
@@ -489,6 +488,7 @@ status retention_parse(const json_t *json, const retention_limits *limits, reten
         bool phases = p.preset->fields & RETENTION_FIELD_PHASES;
         if (phases && !has_member(json, "prefill"))
             RETURN_IF_ERROR(default_prefill(&p, &policy, err));
+        fit_defaults(&p, &policy);
         RETURN_IF_ERROR(check_composition(&p, &policy, err));
         RETURN_IF_ERROR(check_growth(&p, &policy, err));
     } else {

@@ -13,6 +13,10 @@ typedef struct parsing {
     bool nested;
 } parsing;
 
+/* Whether the object has a key. A null member counts as absent, as in all JSON of requests. */
+bool has_member(const json_t *json, const char *key);
+/* Lowers defaults to the model's positions. */
+void fit_defaults(const parsing *p, retention_policy *policy);
 /* Refuses an option and names the available ones. */
 status refuse_option(const parsing *p, retention_part part, const char *value, uint32_t available,
                      error *err);

@@ -84,6 +84,26 @@ void retention_same_json(const pkv_geometry *geometry, const uint32_t *tokens, u
     strbuf_puts(out, "]}]");
 }
 
+retention_fields retention_fields_of(const retention_policy *policy)
+{
+    if (policy->schedule != RETENTION_SCHEDULE_CHUNK) return (retention_fields){.tokens = 0};
+    return (retention_fields){.tokens = policy->tokens,
+                              .recurrent_chunk = policy->recurrent_chunk,
+                              .sinks = policy->sinks,
+                              .window = policy->window,
+                              .gather_tokens = policy->gather_tokens};
+}
+
+static void put_fields(const retention_fields *f, strbuf *out)
+{
+    strbuf_puts(out, ", \"fields\": {");
+    if (f->tokens) strbuf_printf(out, "\"tokens\": %u, ", f->tokens);
+    strbuf_printf(out, "\"recurrent_chunk\": %u, \"sinks\": %u, \"window\": %u", f->recurrent_chunk,
+                  f->sinks, f->window);
+    if (f->gather_tokens) strbuf_printf(out, ", \"gather_tokens\": %u", f->gather_tokens);
+    strbuf_putc(out, '}');
+}
+
 static void put_gathering(const retention_gathering *g, strbuf *out)
 {
     strbuf_printf(out,
@@ -104,6 +124,7 @@ void retention_report_json(const retention_report *report, strbuf *out)
                   (unsigned long long)report->pages_dropped);
     strbuf_printf(out, ", \"budget_raised\": %s, \"scoring_ms\": %.3f",
                   report->budget_raised ? "true" : "false", report->scoring_ms);
+    if (report->fields.recurrent_chunk) put_fields(&report->fields, out);
     if (report->has_gathering) put_gathering(&report->gathering, out);
     if (report->session[0]) {
         strbuf_puts(out, ", \"session\": ");

@@ -162,10 +162,12 @@ typedef struct retention_limits {
     /* Its groups are never coarser than a selection; those of one layer and one KV head suit every
      * policy. */
     pkv_geometry geometry;
-    uint32_t max_window; // the prefill chunk
+    uint32_t max_window;    // the prefill chunk
+    uint32_t max_positions; // of a sequence, which defaults are lowered to; 0 = not known
 } retention_limits;
 
-/* The "retention" object of a request (NULL = "full"). Errors name the field. */
+/* The "retention" object of a request (NULL = "full"), with defaults that fit max_positions. Errors
+ * name the field. */
 status retention_parse(const json_t *json, const retention_limits *limits, retention_policy *out,
                        error *err);
 
@@ -352,8 +354,17 @@ typedef struct retention_gathering {
     double read_ms, gather_ms, recompute_ms; // recompute: until the first token
 } retention_gathering;
 
+/* Fields of a policy that selects at chunks, whose defaults depend on the model's positions. */
+typedef struct retention_fields {
+    uint32_t tokens;          // 0 = the request gave `ratio`
+    uint32_t recurrent_chunk; // 0 = the policy selects at other points
+    uint32_t sinks, window;
+    uint32_t gather_tokens; // 0 = not of method `reform`
+} retention_fields;
+
 typedef struct retention_report {
     const char *method;
+    retention_fields fields;
     uint32_t logical_tokens;
     double kept_tokens;     // kept bytes / bytes of one full token (pkv_full_tokens)
     uint64_t pages_dropped; // of tables as fine as the method needs (retention_grain)
@@ -372,6 +383,7 @@ void retention_kept_json(const pkv *kv, uint32_t seq, uint32_t cut_at, uint32_t 
 /* The "kept" array of a sequence that has the same n tokens, ascending, in all layers and heads. */
 void retention_same_json(const pkv_geometry *geometry, const uint32_t *tokens, uint32_t n,
                          strbuf *out);
+retention_fields retention_fields_of(const retention_policy *policy);
 /* Appends the report as a JSON object. */
 void retention_report_json(const retention_report *report, strbuf *out);
 

@@ -109,7 +109,7 @@ static retention_policy policy_of(const lane *l, const char *text)
     retention_policy policy;
     error err = {{0}};
     json_t *json;
-    retention_limits limits = {l->info->geometry, CHUNK};
+    retention_limits limits = {l->info->geometry, CHUNK, 0};
     if (!status_ok(json_read_text("retention", text, strlen(text), &json, &err)) ||
         !status_ok(retention_parse(json, &limits, &policy, &err)))
         fail_msg("%s", err.text);

@@ -101,7 +101,7 @@ static const char *const methods[METHODS] = {
 
 static void read_policy(const load *l, const char *text, retention_policy *out)
 {
-    retention_limits limits = {l->shape->geometry, l->chunk};
+    retention_limits limits = {l->shape->geometry, l->chunk, 0};
     json_t *json = NULL;
     error err = {{0}};
     bool ok = status_ok(json_read_text("sharing", text, strlen(text), &json, &err)) &&

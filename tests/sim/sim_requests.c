@@ -103,7 +103,8 @@ static void put_policy(world *w, strbuf *json, const retention_preset *preset)
 
 static bool parse_policy(world *w, const char *text, retention_policy *out)
 {
-    retention_limits limits = {w->options.geometry, w->options.prefill_chunk};
+    retention_limits limits = {w->options.geometry, w->options.prefill_chunk,
+                               w->options.max_model_len};
     json_t *json = NULL;
     if (text && !status_ok(json_read_text("sim", text, strlen(text), &json, NULL)))
         FAIL(w, "not JSON: %s", text);

@@ -249,7 +249,7 @@ static void shares_of_memory(void **state)
 
 static plan_room room_of(const plan_question *q, plan_answer *a, const char *retention)
 {
-    retention_limits limits = {a->measures.geometry, q->model->prefill_chunk};
+    retention_limits limits = {a->measures.geometry, q->model->prefill_chunk, 0};
     retention_policy policy;
     error err = {{0}};
     json_t *json = retention ? json_loads(retention, 0, NULL) : NULL;
@@ -278,7 +278,7 @@ static void check_admission(const plan_answer *a, const plan_question *q, const 
                            .n_prompt = q->context - q->output,
                            .max_new_tokens = q->output,
                            .n = 1};
-        retention_limits limits = {o.geometry, 64};
+        retention_limits limits = {o.geometry, 64, 0};
         json_t *json = retention ? json_loads(retention, 0, NULL) : NULL;
         assert_true(status_ok(retention_parse(json, &limits, &r.policy, &err)));
         if (!status_ok(sched_create(&o, &s, &err))) fail_msg("%s", err.text);

@@ -130,8 +130,36 @@ static void a_short_prompt_is_computed_whole(void **state)
     assert_int_equal(atomic_load(&f->model.embedded), 0);
     expect_in(&report, "\"reform\": {\"layers_run\": 0, \"read_tokens\": 0, ");
     expect_in(&report, "\"recomputed_tokens\": 3, ");
+    expect_in(&report, "\"gather_tokens\": 1024}");
     expect_in(&report, "\"session\": \"ignored: the prompt is short enough to be computed\"");
     strbuf_destroy(&report);
+}
+
+/* The model has 2,048 positions, the prompt more tokens. The scripted measures have room for few
+ * slots, and recency needs none. */
+static void defaults_fit_the_model(void **state)
+{
+    fixture *f = *state;
+    fixture_start(f);
+    for (int given = 0; given < 2; given++) {
+        strbuf json = {0}, report = {0};
+        strbuf_puts(&json, "{\"max_tokens\":8,\"prompt_token_ids\":[1");
+        for (int i = 0; i < 2500; i++) strbuf_printf(&json, ",%d", 8 * (i % 60 + 1));
+        strbuf_puts(&json, "],\"retention\":{\"method\":\"reform\",\"score\":\"recency\","
+                           "\"scope\":\"layer\",\"query_tokens\":1");
+        strbuf_puts(&json, given ? ",\"recurrent_chunk\":4096}}" : "}}");
+        strbuf_putc(&json, '\0');
+        if (given) {
+            expect_refused(f, json.data, "recurrent_chunk");
+        } else {
+            assert_string_equal(read_report(submit(f, json.data), &report).text, "sure");
+            expect_in(&report, "\"fields\": {\"tokens\": 1024, \"recurrent_chunk\": 512, "
+                               "\"sinks\": 128, \"window\": 128, \"gather_tokens\": 1024}");
+            expect_in(&report, "\"reading_kept_tokens\": 1024, \"gathered_tokens\": 1023, ");
+        }
+        strbuf_destroy(&report);
+        strbuf_destroy(&json);
+    }
 }
 
 static void choices_and_stops_are_those_of_an_ordinary_request(void **state)
@@ -620,6 +648,7 @@ static int run_all(uint32_t in_flight)
     const struct CMUnitTest tests[] = {
         PHASED(what_the_question_needs_is_read_again),
         PHASED(a_short_prompt_is_computed_whole),
+        PHASED(defaults_fit_the_model),
         PHASED(choices_and_stops_are_those_of_an_ordinary_request),
         PHASED(the_last_user_message_is_the_question),
         PHASED(the_prefix_cache_has_what_was_computed_again),

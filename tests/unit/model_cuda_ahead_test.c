@@ -58,7 +58,7 @@ static retention_policy policy_of(const house *h, uint32_t id)
         [8] = "{\"method\": \"snapkv\", \"scope\": \"layer\", \"tokens\": 16, "
               "\"window\": 4}"};
     const char *text = id < sizeof texts / sizeof *texts ? texts[id] : NULL;
-    retention_limits limits = {h->backend.ops->info(h->backend.ctx)->geometry, ROWS};
+    retention_limits limits = {h->backend.ops->info(h->backend.ctx)->geometry, ROWS, 0};
     retention_policy policy;
     json_t *json = NULL;
     error err;

@@ -555,7 +555,7 @@ static void run_preset(const retention_preset *preset, pass p, gpu_kv_format kv)
     p.chunk = ROWS_MOST;
     two_lanes t;
     open_two(&t, &p, kv);
-    retention_limits limits = {*geometry_of(&t.cpu), ROWS_MOST};
+    retention_limits limits = {*geometry_of(&t.cpu), ROWS_MOST, 0};
     retention_policy policy;
     error err = {{0}};
     json_t *json = method_of(preset);

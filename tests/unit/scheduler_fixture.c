@@ -94,7 +94,7 @@ sched_request with_policy(fixture *f, uint64_t id, uint32_t first, uint32_t n_pr
                           uint32_t max_new, const char *text)
 {
     sched_request r = request(f, id, first, n_prompt, max_new);
-    retention_limits limits = {f->geometry, 1000};
+    retention_limits limits = {f->geometry, 1000, 0};
     json_t *json;
     error err;
     if (!status_ok(json_read_text("policy", text, strlen(text), &json, &err)) ||

@@ -151,6 +151,38 @@ static void the_bound_is_what_is_taken(void **state)
     }
 }
 
+/* Whatever the model, a default takes no position that it has not, nor does an answer of half of
+ * them. */
+static void defaults_take_no_more_positions_than_there_are(void **state)
+{
+    (void)state;
+    static const uint32_t positions[] = {8, 100, 1000, 1024, 4096, 40960, 131072};
+    static const pkv_geometry g = {.page_tokens = 16,
+                                   .n_layers = 2,
+                                   .n_kv_heads = 2,
+                                   .layers_per_group = 1,
+                                   .heads_per_group = 1};
+    size_t n;
+    uint32_t tried = 0;
+    const retention_preset *presets = retention_presets(&n);
+    for (size_t i = 0; i < n; i++) {
+        if (!presets[i].defaults.contiguous) continue;
+        json_t *json = json_pack("{s:s}", "method", presets[i].name);
+        for (size_t k = 0; k < sizeof positions / sizeof *positions; k++) {
+            uint32_t most = positions[k];
+            const retention_limits limits = {g, 512, most};
+            retention_policy p;
+            error err;
+            if (!status_ok(retention_parse(json, &limits, &p, &err))) fail_msg("%s", err.text);
+            for (uint32_t n_prompt = 1; n_prompt < 9 * most; n_prompt += 1 + most / 5, tried++)
+                assert_in_range(sched_need_of(&g, &p, n_prompt, most / 2).positions, 1,
+                                n_prompt <= most / 2 ? n_prompt + most / 2 : most);
+        }
+        json_decref(json);
+    }
+    assert_true(tried > 5 * 7 * 30);
+}
+
 /* ---- turns of a session ---------------------------------------------------------------------- */
 
 static const char *run_turn(fixture *f, uint64_t id, uint32_t n_prompt, uint32_t n_new)
@@ -222,6 +254,7 @@ int main(void)
         cmocka_unit_test(the_logical_length_has_a_bound_of_its_own),
         cmocka_unit_test(a_pass_of_streaming_goes_on_for_ever),
         cmocka_unit_test(the_bound_is_what_is_taken),
+        cmocka_unit_test(defaults_take_no_more_positions_than_there_are),
         cmocka_unit_test(a_session_that_outgrows_the_context_begins_anew),
         cmocka_unit_test(long_sessions_make_room_for_each_other),
     };

@@ -241,7 +241,9 @@ class EveryMethod(ServeTest):
         for i, row in enumerate(listed):
             with self.subTest(row["method"]):
                 least = {"method": row["method"], **({"ratio": 0.5} if row["needs_budget"] else {})}
-                self.answer(tokens(40, 200 + i), least)
+                report = self.answer(tokens(40, 200 + i), least)
+                if row["contiguous"]: # defaults of a model with 4,096 positions
+                    self.assertEqual((report["fields"]["tokens"], report["fields"]["recurrent_chunk"]), (2048, 1024))
                 report = self.answer(tokens(300, 100 + i), small[row["method"]])
                 self.assertEqual(report["method"], row["method"])
                 if row["method"] == "full":
