@@ -62,6 +62,7 @@ bool tally_print(const tally *t, uint32_t n_requests)
     need(&ok, "requests", n_requests, 0);
     need(&ok, "readings", t->readings, 100);
     need(&ok, "prompts pooled", t->pooled, 100);
+    need(&ok, "readings preempted", t->readings_preempted, 20);
     need(&ok, "swapped", t->swaps_out, 0);
     need(&ok, "swapped back", t->swaps_in, 300);
     need(&ok, "found the tier full", t->refused, 40);

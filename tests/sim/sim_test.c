@@ -414,6 +414,7 @@ static void check_report(world *w, const sched_event *event)
              (unsigned long long)expected);
     if (selected) check_kept(w, r, event->choice, &info);
     w->t->beyond_preempted += info.preemptions > 0 && r->request.n_prompt > CONTEXT;
+    w->t->readings_preempted += info.preemptions > 0 && r->request.n_embeds > 0;
     check_session(w, r, event, &info);
     free(info.report.kept_json);
 }
