@@ -1,12 +1,13 @@
 #!/usr/bin/env python3
-"""octavo run on a terminal: a long prompt has a bar, which is gone before the answer begins. A text
-that is read for its embeddings has one for each phase.
+"""octavo run and serve on a terminal: loading weights and a long prompt have a bar, which is gone
+before the next line begins. A text that is read for its embeddings has a bar for each phase.
 usage: run_terminal.py OCTAVO   (from the source root)"""
 
 import os
 import pty
 import random
 import re
+import signal
 import subprocess
 import sys
 import unittest
@@ -20,42 +21,57 @@ def prompt():
     return " ".join("".join(r.choices("abcdefghij", k=5)) for _ in range(600))
 
 
-ARGS = [OCTAVO, "run", "--model", "models/demo", "--kv-memory", "64M", "--threads", "1", "--prefill-chunk", "64",
-        "--max-tokens", "3", "--ignore-eos", "--prompt", prompt()]
+MODEL = ["--model", "models/demo", "--kv-memory", "64M", "--threads", "1"]
+RUN = [OCTAVO, "run", *MODEL, "--prefill-chunk", "64", "--max-tokens", "3", "--ignore-eos", "--prompt", prompt()]
+SERVE = [OCTAVO, "serve", *MODEL, "--http", "127.0.0.1:0", "--grpc", "none"]
+REFORM = '{"method":"reform","tokens":256,"recurrent_chunk":128,"sinks":16,"window":16,"rows":16,"gather_tokens":256,' \
+         '"query_tokens":8}'
+LOADING = r"^loading weights \[#*-*\] \d+ %$"
 
 
-def read_all(fd):
-    """What a process writes to its terminal until it ends."""
+def read_until(fd, end):
+    """What a process writes to its terminal until it has written `end`, or to its own end."""
     text = b""
     try:
-        while chunk := os.read(fd, 65536):
-            text += chunk
+        while end is None or end not in text:
+            text += os.read(fd, 65536)
     except OSError:  # the other side is closed
         pass
     return text.decode("utf-8")
 
 
-def run_on_terminal(*more):
-    """The process's output, cut where the cursor goes back to begin the line anew."""
+def run_on_terminal(args, end=None):
+    """The process's output, cut where the cursor goes back to begin the line anew. A process that
+    does not end by itself is ended when it has written `end`."""
     far, near = pty.openpty()
-    p = subprocess.Popen([*ARGS, *more], stdin=subprocess.DEVNULL, stdout=near, stderr=near)
+    p = subprocess.Popen(args, stdin=subprocess.DEVNULL, stdout=near, stderr=near)
     os.close(near)
-    text = read_all(far)
+    text = read_until(far, end)
+    if end:
+        p.send_signal(signal.SIGTERM)
+        read_until(far, None)
     os.close(far)
     if p.wait(TIMEOUT) != 0:
         raise AssertionError(text)
     return text.split("\r\x1b[K")
 
 
-REFORM = '{"method":"reform","tokens":256,"recurrent_chunk":128,"sinks":16,"window":16,"rows":16,"gather_tokens":256,' \
-         '"query_tokens":8}'
-
-
 class Terminal(unittest.TestCase):
+    def check_loading(self, lines):
+        """Returns the lines behind the bars of loading."""
+        self.assertEqual(lines[0], "")
+        n = next(i for i, line in enumerate(lines) if i and not line.startswith("loading weights"))
+        self.assertGreater(n, 1)
+        for bar in lines[1:n]:
+            self.assertRegex(bar, LOADING)
+        self.assertRegex(lines[n], r"^octavo: models/demo: .*, ready in ")
+        self.assertNotIn("loading weights", "".join(lines[n:]))
+        return lines[n:]
+
     def check_bars(self, phases, *more):
         form = re.compile(rf"({'|'.join(phases)}) of \d+ tokens \[#*-*\] \d+ %")
         for _ in range(50):  # a prompt that is done before the stream is read has no bar
-            lines = run_on_terminal(*more)
+            lines = self.check_loading(run_on_terminal([*RUN, *more]))
             bars = [line for line in lines if form.fullmatch(line)]
             if bars and bars[0].startswith(phases[0]):
                 break
@@ -72,10 +88,15 @@ class Terminal(unittest.TestCase):
     def test_phases(self):
         self.check_bars(["read", "gather", "recompute"], "--retention", REFORM)
 
+    def test_serve(self):
+        self.check_loading(run_on_terminal(SERVE, b'"event":"start"'))
+
     def test_no_terminal(self):
-        p = subprocess.run(ARGS, capture_output=True, timeout=TIMEOUT)
+        p = subprocess.run(RUN, capture_output=True, timeout=TIMEOUT)
         self.assertEqual(p.returncode, 0, p.stderr)
         self.assertNotIn(b"prefill", p.stderr)
+        self.assertNotIn(b"loading", p.stderr)
+        self.assertIn(b", ready in ", p.stderr)
 
 
 if __name__ == "__main__":
