@@ -123,12 +123,19 @@ static row medians(rounds *r)
     return out;
 }
 
+/* The name of the limit of products, as `octavo bench kernels` has it. */
+static const char *rate_head(const bench *b)
+{
+    if (b->model.options.quant_bits) return "of int";
+    return b->model.options.weight_type == DTYPE_BF16 ? "of dot" : "of FMA";
+}
+
 void bench_print_head(const bench *b)
 {
     if (!b->as_json)
         printf("%-8s %5s %7s %9s %9s %7s %7s %8s %7s %8s\n", "what", "batch", "tokens", "tokens/s",
                "step ms", "GB/s", "of read", b->model.options.quant_bits ? "GOP/s" : "GFLOP/s",
-               b->model.options.quant_bits ? "of int" : "of FMA", "of limit");
+               rate_head(b), "of limit");
 }
 
 static void print_row(bench *b, const char *what, uint32_t batch, uint32_t tokens, const row *r)
