@@ -191,8 +191,11 @@ static void write_news(void *writer, const talk *t, strbuf *out)
 {
     message_writer *w = writer;
     write_text(w, BLOCK_THINKING, &t->reasoning, out);
+    for (uint32_t i = 0; i < t->n_calls; i++) {
+        write_text(w, BLOCK_TEXT, &t->calls[i].before, out);
+        write_call(w, t, &t->calls[i], out);
+    }
     write_text(w, BLOCK_TEXT, &t->content, out);
-    for (uint32_t i = 0; i < t->n_calls; i++) write_call(w, t, &t->calls[i], out);
 }
 
 static const char *reason_of(const message_writer *w, const form_end *e)

@@ -31,6 +31,7 @@ static talk_call *add_call(talk *t)
         t->room = room;
     }
     talk_call *c = &t->calls[t->n_calls++];
+    strbuf_clear(&c->before);
     strbuf_clear(&c->name);
     strbuf_clear(&c->arguments);
     return c;
@@ -44,6 +45,9 @@ static void on_call(void *ctx, const char *name, size_t n)
     if (!c) return;
     c->number = t->n_begun++;
     c->begins = true;
+    strbuf before = c->before;
+    c->before = t->content;
+    t->content = before;
     strbuf_append(&c->name, name, n);
 }
 
@@ -107,7 +111,7 @@ size_t talk_bytes(const talk *t)
     size_t n = t->reasoning.size + t->content.size + t->thinker.pending.size +
                tool_reader_bytes(&t->reader) + t->room * sizeof *t->calls;
     for (uint32_t i = 0; i < t->n_calls; i++)
-        n += t->calls[i].name.size + t->calls[i].arguments.size;
+        n += t->calls[i].before.size + t->calls[i].name.size + t->calls[i].arguments.size;
     return n;
 }
 
@@ -116,7 +120,8 @@ bool talk_failed(const talk *t)
     bool failed = t->failed || t->reader.failed || t->thinker.pending.failed ||
                   t->reasoning.failed || t->content.failed;
     for (uint32_t i = 0; i < t->n_calls; i++)
-        failed |= t->calls[i].name.failed || t->calls[i].arguments.failed;
+        failed |=
+            t->calls[i].before.failed || t->calls[i].name.failed || t->calls[i].arguments.failed;
     return failed;
 }
 
@@ -127,6 +132,7 @@ void talk_destroy(talk *t)
     strbuf_destroy(&t->reasoning);
     strbuf_destroy(&t->content);
     for (uint32_t i = 0; i < t->room; i++) {
+        strbuf_destroy(&t->calls[i].before);
         strbuf_destroy(&t->calls[i].name);
         strbuf_destroy(&t->calls[i].arguments);
     }
@@ -189,14 +195,37 @@ static void put_reasoning(const talk *t, strbuf *out)
     strbuf_putc(out, ',');
 }
 
+/* A message's content is one string, wherever its calls are. */
+static size_t content_bytes(const talk *t)
+{
+    size_t n = t->content.size;
+    for (uint32_t i = 0; i < t->n_calls; i++) n += t->calls[i].before.size;
+    return n;
+}
+
+static void put_content(const talk *t, strbuf *out)
+{
+    strbuf all = {0};
+    if (t->n_calls == 0) {
+        put_string(out, &t->content);
+        return;
+    }
+    for (uint32_t i = 0; i < t->n_calls; i++)
+        strbuf_append(&all, t->calls[i].before.data, t->calls[i].before.size);
+    strbuf_append(&all, t->content.data, t->content.size);
+    put_string(out, &all);
+    out->failed |= all.failed;
+    strbuf_destroy(&all);
+}
+
 void talk_put_delta(const talk *t, bool first, strbuf *out)
 {
     if (first) strbuf_puts(out, "\"role\":\"assistant\",");
-    bool has_content = first || t->content.size || (t->n_calls == 0 && t->reasoning.size == 0);
+    bool has_content = first || content_bytes(t) || (t->n_calls == 0 && t->reasoning.size == 0);
     put_reasoning(t, out);
     if (has_content) {
         strbuf_puts(out, "\"content\":");
-        put_string(out, &t->content);
+        put_content(t, out);
         strbuf_putc(out, ',');
     }
     if (t->n_calls) put_calls(t, false, out);
@@ -208,8 +237,8 @@ void talk_put_message(const talk *t, strbuf *out)
     strbuf_puts(out, "\"role\":\"assistant\",");
     put_reasoning(t, out);
     strbuf_puts(out, "\"content\":");
-    if (t->content.size == 0 && (t->n_calls || t->reasoning.size)) strbuf_puts(out, "null");
-    else put_string(out, &t->content);
+    if (content_bytes(t) == 0 && (t->n_calls || t->reasoning.size)) strbuf_puts(out, "null");
+    else put_content(t, out);
     strbuf_puts(out, ",\"refusal\":null");
     if (t->n_calls == 0) return;
     strbuf_putc(out, ',');

@@ -12,6 +12,7 @@
 typedef struct talk_call {
     uint32_t number; // 0, 1, …
     bool begins;     // the call begins here
+    strbuf before;   // content between the call in front, or the news' start, and this one
     strbuf name, arguments;
 } talk_call;
 
@@ -28,8 +29,8 @@ typedef struct talk {
     talk_options o;
     reasoning_reader thinker;
     tool_reader reader;
-    strbuf reasoning, content;
-    talk_call *calls; // [n_calls]
+    strbuf reasoning, content; // content: what is behind the last call
+    talk_call *calls;          // [n_calls]
     uint32_t n_calls, room;
     uint32_t n_begun; // calls begun in all
     bool skipping;    // the call that is read is left out

@@ -396,9 +396,45 @@ static void many_items_are_joined(void **state)
     strbuf_destroy(&body);
 }
 
+/* The marks follow each other in the text. */
+static void check_order(const strbuf *out, const char *const *marks, size_t n)
+{
+    const char *at = out->data;
+    for (size_t i = 0; i < n; i++) {
+        const char *hit = strstr(at, marks[i]);
+        if (!hit) fail_msg("%s is not behind the others: %s", marks[i], out->data);
+        at = hit + 1;
+    }
+}
+
+/* All in one piece, as steps that verify several tokens give it. */
+static void content_keeps_its_place_between_calls(void **state)
+{
+    static const char text[] = "a<tool_call>{\"name\": \"f\"}</tool_call>b"
+                               "<tool_call>{\"name\": \"g\"}</tool_call>c";
+    static const char *const marks[] = {"\"delta\":\"a\"", "\"name\":\"f\"", "\"delta\":\"b\"",
+                                        "\"name\":\"g\"", "\"delta\":\"c\""};
+    const talk_options o = {.tools = tool_parser_find("hermes")};
+    openai_call c = parse(state, "{\"input\": \"hi\"}");
+    strbuf out = {0};
+    talk t;
+    talk_init(&t, &o);
+    talk_take(&t, text, sizeof text - 1);
+    talk_end(&t);
+    c.form->take(c.writer, &t, &out);
+    check_order(&out, marks, sizeof marks / sizeof marks[0]);
+    strbuf_clear(&out);
+    talk_put_message(&t, &out);
+    assert_non_null(strstr(out.data, "\"content\":\"abc\""));
+    talk_destroy(&t);
+    openai_call_destroy(&c);
+    strbuf_destroy(&out);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
+        cmocka_unit_test(content_keeps_its_place_between_calls),
         cmocka_unit_test(items_become_messages),
         cmocka_unit_test(fields_are_those_of_chat),
         cmocka_unit_test(what_is_wrong_is_named),

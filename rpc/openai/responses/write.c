@@ -273,8 +273,11 @@ static void write_news(void *writer, const talk *t, strbuf *out)
     w->n_tokens++;
     if (t->reasoning.size) w->n_reasoning = w->n_tokens;
     write_text(w, ITEM_REASONING, &t->reasoning, out);
+    for (uint32_t i = 0; i < t->n_calls; i++) {
+        write_text(w, ITEM_MESSAGE, &t->calls[i].before, out);
+        write_call(w, t, &t->calls[i], out);
+    }
     write_text(w, ITEM_MESSAGE, &t->content, out);
-    for (uint32_t i = 0; i < t->n_calls; i++) write_call(w, t, &t->calls[i], out);
 }
 
 static void put_reports(response_writer *w, const form_end *e)

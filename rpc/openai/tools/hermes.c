@@ -14,8 +14,17 @@ static size_t read_content(tool_reader *r, const char *text, size_t n, bool last
     size_t at = tool_find(text, n, begins, last, &found);
     tool_content(r, text, at);
     if (!found) return at;
+    tool_hold(r, begins, strlen(begins));
     r->state = BEFORE_OBJECT;
     return at + strlen(begins);
+}
+
+static size_t read_blanks(tool_reader *r, const char *text, size_t n)
+{
+    size_t at = tool_blanks(text, n);
+    tool_hold(r, text, at);
+    if (at < n) r->state = IN_OBJECT;
+    return at;
 }
 
 static size_t read_object(tool_reader *r, const char *text, size_t n)
@@ -23,32 +32,28 @@ static size_t read_object(tool_reader *r, const char *text, size_t n)
     size_t used;
     object_result result = tool_read_object(r, text, n, &used);
     if (result == OBJECT_CALL) r->state = AFTER_OBJECT;
-    if (result == OBJECT_TEXT) {
-        tool_reject(r, begins);
-        r->state = IN_CONTENT;
-    }
+    if (result == OBJECT_TEXT) r->state = IN_CONTENT;
     return used;
 }
 
-static size_t skip_end(tool_reader *r, const char *text, size_t n, bool last)
+static size_t read_end(tool_reader *r, const char *text, size_t n, bool last)
 {
-    bool found;
-    size_t at = tool_find(text, n, ends, last, &found);
-    if (found) r->state = IN_CONTENT;
-    return found ? at + strlen(ends) : at;
+    bool more;
+    size_t at = tool_blanks(text, n), end = tool_mark(text + at, n - at, ends, last, &more);
+    tool_hold(r, text, at);
+    if (at == n || more) return at;
+    if (end) tool_drop(r);
+    r->state = IN_CONTENT;
+    return at + end;
 }
 
 static size_t read(tool_reader *r, const char *text, size_t n, bool last)
 {
     switch (r->state) {
     case IN_CONTENT: return read_content(r, text, n, last);
-    case BEFORE_OBJECT: {
-        size_t at = tool_blanks(text, n);
-        if (at < n) r->state = IN_OBJECT;
-        return at;
-    }
+    case BEFORE_OBJECT: return read_blanks(r, text, n);
     case IN_OBJECT: return read_object(r, text, n);
-    default: return skip_end(r, text, n, last);
+    default: return read_end(r, text, n, last);
     }
 }
 

@@ -21,14 +21,11 @@ static void reset(call_object *o)
     *o = (call_object){.raw = o->raw, .key = o->key, .name = o->name, .arguments = o->arguments};
 }
 
-void tool_reject(tool_reader *r, const char *before)
+void tool_end_object(tool_reader *r)
 {
-    call_object *o = &r->object;
-    if (!o->begun) {
-        tool_content(r, before, strlen(before));
-        tool_content(r, o->raw.data ? o->raw.data : "", o->raw.size);
-    }
-    reset(o);
+    const strbuf *raw = &r->object.raw;
+    if (!r->object.begun && raw->size) tool_content(r, raw->data, raw->size);
+    reset(&r->object);
 }
 
 static void begin_call(tool_reader *r)
@@ -51,46 +48,49 @@ void tool_begin_arguments(tool_reader *r, const char *name, size_t n)
     o->member = MEMBER_ARGUMENTS;
 }
 
-/* Passes arguments on that came before the name, or as a string. */
-static void pass_arguments(tool_reader *r)
+/* True when a call is told whose arguments are JSON in a string. */
+static bool tell_quoted(tool_reader *r)
 {
-    strbuf *a = &r->object.arguments;
     error ignored;
     json_t *list = NULL;
-    if (a->size && a->data[0] == '"') {
-        strbuf text = {0};
-        strbuf_printf(&text, "[%s]", a->data);
-        bool ok = text.data && status_ok(json_read_text("", text.data, text.size, &list, &ignored));
-        const json_t *inner = ok ? json_array_get(list, 0) : NULL;
+    strbuf text = {0};
+    strbuf_printf(&text, "[%s]", r->object.arguments.data);
+    bool ok = text.data && status_ok(json_read_text("", text.data, text.size, &list, &ignored));
+    const json_t *inner = ok ? json_array_get(list, 0) : NULL;
+    if (inner) {
+        begin_call(r);
         tool_arguments(r, json_string_value(inner), json_string_length(inner));
-        strbuf_destroy(&text);
-        json_decref(list);
-    } else if (a->size && a->data[0] != 'n') tool_arguments(r, a->data, a->size);
-    else tool_arguments(r, "{}", 2);
+    }
+    strbuf_destroy(&text);
+    json_decref(list);
+    return inner != NULL;
 }
 
+/* At the object's end: tells a call whose arguments came before the name, are absent, or are no
+ * object. */
 static object_result finish(tool_reader *r)
 {
     call_object *o = &r->object;
-    if (!o->begun) {
-        if (o->name.size == 0) return OBJECT_TEXT;
-        begin_call(r);
-        pass_arguments(r);
-    }
-    reset(o);
+    const strbuf *a = &o->arguments;
+    if (o->begun) return OBJECT_CALL;
+    if (o->name.size == 0) return OBJECT_TEXT;
+    if (a->size && a->data[0] == '"') return tell_quoted(r) ? OBJECT_CALL : OBJECT_TEXT;
+    begin_call(r);
+    if (a->size && !is(a, "null")) tool_arguments(r, a->data, a->size);
+    else tool_arguments(r, "{}", 2);
     return OBJECT_CALL;
 }
 
-/* Malformed text behind a call's beginning ends the call. */
-static object_result stop(tool_reader *r) { return r->object.begun ? finish(r) : OBJECT_TEXT; }
-
-/* An object whose first members are others is an answer in JSON. */
+/* An object whose first members are others is an answer in JSON. A member that comes twice counts
+ * once. */
 static object_result end_key(call_object *o)
 {
     o->state = AFTER_KEY;
     o->member = MEMBER_OTHER;
-    if (is(&o->key, "name")) o->member = MEMBER_NAME;
-    if (is(&o->key, "arguments") || is(&o->key, "parameters")) o->member = MEMBER_ARGUMENTS;
+    if (is(&o->key, "name") && o->name.size == 0) o->member = MEMBER_NAME;
+    if ((is(&o->key, "arguments") || is(&o->key, "parameters")) && !o->told &&
+        o->arguments.size == 0)
+        o->member = MEMBER_ARGUMENTS;
     bool fits =
         o->member != MEMBER_OTHER || o->name.size || is(&o->key, "type") || is(&o->key, "id");
     return fits ? OBJECT_MORE : OBJECT_TEXT;
@@ -131,13 +131,13 @@ static bool take_value_byte(call_object *o, char c)
 /* Arguments behind the name are passed on as they come if they are an object or a list. */
 static bool streams(const call_object *o)
 {
-    return o->member == MEMBER_ARGUMENTS && o->begun && o->arguments.size == 0;
+    return o->member == MEMBER_ARGUMENTS && o->begun && !o->told;
 }
 
 static object_result begin_value(tool_reader *r, char c)
 {
     call_object *o = &r->object;
-    if (o->member == MEMBER_NAME && c != '"') return stop(r);
+    if (o->member == MEMBER_NAME && c != '"') return OBJECT_TEXT;
     o->state = IN_VALUE;
     o->depth = 0;
     o->quoted = o->escaped = false;
@@ -153,14 +153,14 @@ static object_result keep_value(tool_reader *r, char c)
     if (o->member == MEMBER_ARGUMENTS && !streams(o)) strbuf_putc(&o->arguments, c);
     if (o->member != MEMBER_NAME || c == '"') return OBJECT_MORE;
     strbuf_putc(&o->name, c);
-    return c == '\\' || o->name.size > TOOL_NAME_BYTES_MAX ? stop(r) : OBJECT_MORE;
+    return c == '\\' || o->name.size > TOOL_NAME_BYTES_MAX ? OBJECT_TEXT : OBJECT_MORE;
 }
 
 static object_result after_value(tool_reader *r, char c)
 {
     if (tool_blanks(&c, 1)) return OBJECT_MORE;
     if (c == '}') return finish(r);
-    if (c != ',') return stop(r);
+    if (c != ',') return OBJECT_TEXT;
     r->object.state = BEFORE_KEY;
     return OBJECT_MORE;
 }
@@ -175,13 +175,26 @@ static object_result outside_value(tool_reader *r, char c)
         if (c == '}') return finish(r);
         strbuf_clear(&o->key);
         if (c == '"') o->state = IN_KEY;
-        return c == '"' || blank ? OBJECT_MORE : stop(r);
+        return c == '"' || blank ? OBJECT_MORE : OBJECT_TEXT;
     case IN_KEY: return read_key(o, c);
     case AFTER_KEY:
         if (c == ':') o->state = BEFORE_VALUE;
-        return c == ':' || blank ? OBJECT_MORE : stop(r);
+        return c == ':' || blank ? OBJECT_MORE : OBJECT_TEXT;
     default: return after_value(r, c);
     }
+}
+
+/* Malformed text behind a call's arguments ends the call and is content. */
+static object_result end_object(tool_reader *r, object_result result)
+{
+    call_object *o = &r->object;
+    if (result == OBJECT_MORE) return result;
+    if (result == OBJECT_TEXT) {
+        if (o->raw.size) tool_content(r, o->raw.data, o->raw.size - 1);
+        if (o->begun) result = OBJECT_CALL;
+    }
+    reset(o);
+    return result;
 }
 
 object_result tool_read_object(tool_reader *r, const char *text, size_t n, size_t *used)
@@ -192,7 +205,7 @@ object_result tool_read_object(tool_reader *r, const char *text, size_t n, size_
     bool running = false;
     for (; i < n && result == OBJECT_MORE; i++) {
         char c = text[i];
-        if (!o->begun) strbuf_putc(&o->raw, c);
+        if (!o->begun || o->told) strbuf_putc(&o->raw, c);
         if (o->state == BEFORE_VALUE && !tool_blanks(&c, 1)) result = begin_value(r, c);
         if (result != OBJECT_MORE || o->state == BEFORE_VALUE) continue;
         bool inside = o->state == IN_VALUE && take_value_byte(o, c);
@@ -202,11 +215,13 @@ object_result tool_read_object(tool_reader *r, const char *text, size_t n, size_
         if (running && o->state != IN_VALUE) {
             tool_arguments(r, text + run, i + inside - run);
             running = false;
+            o->told = true;
         }
         if (o->bare && o->state == AFTER_VALUE) result = finish(r);
         else if (!inside) result = outside_value(r, c);
     }
     if (running) tool_arguments(r, text + run, i - run);
+    if (result == OBJECT_TEXT) i--; /* the byte that does not fit is read again */
     *used = i;
-    return result;
+    return end_object(r, result);
 }

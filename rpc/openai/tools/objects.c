@@ -23,22 +23,27 @@ static size_t begin(tool_reader *r, const char *text, size_t n, bool last, const
 {
     size_t at = tool_blanks(text, n);
     if (!last && (at == n || may_become(text + at, n - at, tag))) return 0;
-    if (begins_with(text + at, n - at, tag)) return at + strlen(tag);
-    r->state = at < n && text[at] == '{' ? IN_OBJECT : IN_TEXT;
-    if (at < n && text[at] == '[' && lists) r->state = IN_LIST;
-    return r->state == IN_TEXT ? 0 : r->state == IN_LIST ? at + 1 : at;
+    if (begins_with(text + at, n - at, tag)) at += strlen(tag);
+    else if (at < n && text[at] == '{') r->state = IN_OBJECT;
+    else if (at < n && text[at] == '[' && lists) {
+        r->state = IN_LIST;
+        r->list = true;
+        at++;
+    } else {
+        r->state = IN_TEXT;
+        at = 0;
+    }
+    tool_hold(r, text, at);
+    return at;
 }
 
 /* A list that does not begin with an object is text. */
 static size_t begin_list(tool_reader *r, const char *text, size_t n)
 {
     size_t at = tool_blanks(text, n);
-    if (at == n) return 0;
-    r->state = text[at] == '{' ? IN_OBJECT : IN_TEXT;
-    strbuf_putc(&r->word, '[');
-    if (r->state == IN_OBJECT) return at;
-    tool_content(r, "[", 1);
-    return 0;
+    tool_hold(r, text, at);
+    if (at < n) r->state = text[at] == '{' ? IN_OBJECT : IN_TEXT;
+    return at;
 }
 
 static size_t read_one(tool_reader *r, const char *text, size_t n)
@@ -46,11 +51,24 @@ static size_t read_one(tool_reader *r, const char *text, size_t n)
     size_t used;
     object_result result = tool_read_object(r, text, n, &used);
     if (result == OBJECT_CALL) r->state = BETWEEN;
-    if (result == OBJECT_TEXT) {
-        tool_reject(r, r->n_calls == 0 && r->word.data ? r->word.data : "");
-        r->state = IN_TEXT;
-    }
+    if (result == OBJECT_TEXT) r->state = IN_TEXT;
     return used;
+}
+
+/* Separators are text where neither a call nor the end follows. */
+static size_t read_between(tool_reader *r, char c)
+{
+    if (tool_blanks(&c, 1) || c == ';' || c == ',') {
+        tool_hold(r, &c, 1);
+        return 1;
+    }
+    if (c == ']' && r->list) {
+        r->list = false;
+        tool_drop(r);
+        return 1;
+    }
+    r->state = c == '{' ? IN_OBJECT : IN_TEXT;
+    return 0;
 }
 
 size_t tool_read_objects(tool_reader *r, const char *text, size_t n, bool last, const char *tag,
@@ -60,10 +78,7 @@ size_t tool_read_objects(tool_reader *r, const char *text, size_t n, bool last, 
     case AT_START: return begin(r, text, n, last, tag, lists);
     case IN_LIST: return begin_list(r, text, n);
     case IN_OBJECT: return read_one(r, text, n);
-    case BETWEEN:
-        if (tool_blanks(text, 1) || text[0] == ';' || text[0] == ',' || text[0] == ']') return 1;
-        r->state = text[0] == '{' ? IN_OBJECT : IN_TEXT;
-        return 0;
+    case BETWEEN: return read_between(r, text[0]);
     default: tool_content(r, text, n); return n;
     }
 }

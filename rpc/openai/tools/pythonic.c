@@ -7,7 +7,7 @@
 
 enum { AT_START, IN_LIST, IN_CALL, IN_TEXT, AT_END };
 
-static const char tag[] = "<|python_start|>";
+static const char tag[] = "<|python_start|>", end_tag[] = "<|python_end|>";
 
 static bool is_letter(char c)
 {
@@ -20,14 +20,17 @@ static size_t begin(tool_reader *r, const char *text, size_t n, bool last)
 {
     size_t at = tool_blanks(text, n), rest = n - at, length = strlen(tag);
     if (!last && (rest == 0 || (rest < length && memcmp(text + at, tag, rest) == 0))) return 0;
-    if (rest >= length && memcmp(text + at, tag, length) == 0) return at + length;
-    r->state = rest && text[at] == '[' ? IN_LIST : IN_TEXT;
-    return r->state == IN_LIST ? at + 1 : 0;
+    if (rest >= length && memcmp(text + at, tag, length) == 0) at += length;
+    else {
+        r->state = rest && text[at] == '[' ? IN_LIST : IN_TEXT;
+        at = r->state == IN_LIST ? at + 1 : 0;
+    }
+    tool_hold(r, text, at);
+    return at;
 }
 
 static size_t refuse(tool_reader *r)
 {
-    if (r->n_calls == 0) tool_content(r, "[", 1);
     r->state = IN_TEXT;
     return 0;
 }
@@ -35,8 +38,12 @@ static size_t refuse(tool_reader *r)
 /* Between calls: a comma, the list's end, or the next name. */
 static size_t read_list(tool_reader *r, const char *text)
 {
-    if (tool_blanks(text, 1) || (text[0] == ',' && r->n_calls)) return 1;
-    if (text[0] == ']' && r->n_calls) {
+    if (tool_blanks(text, 1) || (text[0] == ',' && r->behind_call)) {
+        tool_hold(r, text, 1);
+        return 1;
+    }
+    if (text[0] == ']' && r->behind_call) {
+        tool_drop(r);
         r->state = AT_END;
         return 1;
     }
@@ -89,13 +96,24 @@ static size_t read_call(tool_reader *r, const char *text, size_t n, bool last)
     return ok ? end : refuse(r);
 }
 
+static size_t read_end(tool_reader *r, const char *text, size_t n, bool last)
+{
+    bool more;
+    size_t at = tool_blanks(text, n), end = tool_mark(text + at, n - at, end_tag, last, &more);
+    tool_hold(r, text, at);
+    if (at == n || more) return at;
+    if (end) tool_drop(r);
+    r->state = IN_TEXT;
+    return at + end;
+}
+
 static size_t read(tool_reader *r, const char *text, size_t n, bool last)
 {
     switch (r->state) {
     case AT_START: return begin(r, text, n, last);
     case IN_LIST: return read_list(r, text);
     case IN_CALL: return read_call(r, text, n, last);
-    case AT_END: return n; /* such as <|python_end|> */
+    case AT_END: return read_end(r, text, n, last);
     default: tool_content(r, text, n); return n;
     }
 }

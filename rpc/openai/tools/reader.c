@@ -39,31 +39,40 @@ void tool_reader_take(tool_reader *r, const char *text, size_t n)
         if (!r->pending.failed)
             keep_rest(&r->pending, feed(r, r->pending.data, r->pending.size, false));
     }
-    r->failed |= r->pending.failed || r->blank.failed || r->word.failed || r->object.raw.failed ||
+    r->failed |= r->pending.failed || r->held.failed || r->word.failed || r->object.raw.failed ||
                  r->object.key.failed || r->object.name.failed || r->object.arguments.failed;
+}
+
+/* True when nothing but separators, white space and fences is held. */
+static bool holds_glue(const strbuf *held)
+{
+    static const char glue[] = " \n\r\t,;`";
+    size_t i = 0;
+    while (i < held->size && memchr(glue, held->data[i], strlen(glue))) i++;
+    return i == held->size;
 }
 
 void tool_reader_end(tool_reader *r)
 {
     size_t took = feed(r, r->pending.data ? r->pending.data : "", r->pending.size, true);
-    if (r->object.raw.size) tool_reject(r, "");
+    tool_end_object(r);
     if (took < r->pending.size) tool_content(r, r->pending.data + took, r->pending.size - took);
     strbuf_clear(&r->pending);
-    if (r->n_calls == 0 && r->blank.size)
-        r->sink.content(r->sink.ctx, r->blank.data, r->blank.size);
-    strbuf_clear(&r->blank);
+    if (r->held.size && !(r->behind_call && holds_glue(&r->held)))
+        r->sink.content(r->sink.ctx, r->held.data, r->held.size);
+    strbuf_clear(&r->held);
 }
 
 size_t tool_reader_bytes(const tool_reader *r)
 {
-    return r->pending.size + r->blank.size + r->word.size + r->object.raw.size +
+    return r->pending.size + r->held.size + r->word.size + r->object.raw.size +
            r->object.arguments.size;
 }
 
 void tool_reader_destroy(tool_reader *r)
 {
     strbuf_destroy(&r->pending);
-    strbuf_destroy(&r->blank);
+    strbuf_destroy(&r->held);
     strbuf_destroy(&r->word);
     strbuf_destroy(&r->object.raw);
     strbuf_destroy(&r->object.key);
@@ -94,22 +103,35 @@ size_t tool_find(const char *text, size_t n, const char *mark, bool last, bool *
     return n - keep;
 }
 
+size_t tool_mark(const char *text, size_t n, const char *mark, bool last, bool *more)
+{
+    size_t length = strlen(mark), seen = n < length ? n : length;
+    bool fits = seen > 0 && memcmp(text, mark, seen) == 0;
+    *more = fits && seen < length && !last;
+    return fits && !*more ? seen : 0;
+}
+
+void tool_hold(tool_reader *r, const char *text, size_t n) { strbuf_append(&r->held, text, n); }
+
+void tool_drop(tool_reader *r) { strbuf_clear(&r->held); }
+
 void tool_content(tool_reader *r, const char *text, size_t n)
 {
     size_t end = n;
     while (end > 0 && is_blank(text[end - 1])) end--;
     if (end > 0) {
-        if (r->blank.size) r->sink.content(r->sink.ctx, r->blank.data, r->blank.size);
-        strbuf_clear(&r->blank);
+        if (r->held.size) r->sink.content(r->sink.ctx, r->held.data, r->held.size);
+        strbuf_clear(&r->held);
         r->sink.content(r->sink.ctx, text, end);
+        r->behind_call = false;
     }
-    strbuf_append(&r->blank, text + end, n - end);
+    tool_hold(r, text + end, n - end);
 }
 
 void tool_call(tool_reader *r, const char *name, size_t n)
 {
-    strbuf_clear(&r->blank);
-    r->n_calls++;
+    tool_drop(r);
+    r->behind_call = true;
     r->sink.call(r->sink.ctx, name, n);
 }
 

@@ -3,7 +3,8 @@
  * What     a reader takes the text of one choice piece by piece and tells its sink what is content
  *          and what calls a tool: the call's name, and its arguments as they come. The result does
  *          not depend on how the text is cut into pieces. Text that only looks like a call at first
- *          is content.
+ *          is content, and so is text between and behind calls: no byte is lost but calls, their
+ *          marks, and white space and separators around calls.
  * Owner    a reader owns its buffers; the sink and the parser are borrowed.
  * Threads  one thread at a time uses a reader. The table is constant.
  * Errors   when memory is out, `failed` is set.
@@ -34,14 +35,15 @@ typedef struct call_object {
     bool quoted, escaped;
     bool begun; // the sink knows the call
     bool bare;  // the arguments alone are read
-    strbuf raw; // all bytes so far, until the call begins
+    bool told;  // the arguments were passed on
+    strbuf raw; // all bytes so far, until the call begins; then those behind its arguments
     strbuf key, name, arguments;
 } call_object;
 
 typedef enum object_result {
     OBJECT_MORE, // the object goes on behind the bytes
     OBJECT_CALL, // a whole call
-    OBJECT_TEXT, // no call: `raw` is text
+    OBJECT_TEXT, // no call
 } object_result;
 
 typedef struct tool_parser tool_parser;
@@ -57,12 +59,13 @@ typedef struct tool_reader {
     const tool_parser *parser;
     talk_sink sink;
     strbuf pending; // bytes that the parser has not taken yet
-    strbuf blank;   // white space at the end of the content so far, dropped before a call
+    strbuf held;    // marks, separators and white space: content unless a call follows
     int state;      // the parser's; 0 at the start
     call_object object;
-    strbuf word; // the parser's, as is `seen`
+    strbuf word; // the parser's, as are `list` and `seen`
+    bool list;
     size_t seen;
-    uint32_t n_calls;
+    bool behind_call; // no content was told since the last call
     bool failed;
 } tool_reader;
 
@@ -103,16 +106,23 @@ void tool_reader_destroy(tool_reader *r);
  * bytes that cannot be the beginning of one. */
 size_t tool_find(const char *text, size_t n, const char *mark, bool last, bool *found);
 size_t tool_blanks(const char *text, size_t n); // how many bytes of white space are in front
+/* The same for a mark that can be in front alone. 0 = it is not there; *more: it may be, with more
+ * of the text. At the end a part of the mark counts as the mark. */
+size_t tool_mark(const char *text, size_t n, const char *mark, bool last, bool *more);
 void tool_content(tool_reader *r, const char *text, size_t n);
+/* Holds text back that is content unless a call follows. */
+void tool_hold(tool_reader *r, const char *text, size_t n);
+/* Drops what is held: a mark has closed the call in front of it. */
+void tool_drop(tool_reader *r);
 void tool_call(tool_reader *r, const char *name, size_t n);
 void tool_arguments(tool_reader *r, const char *text, size_t n);
-/* Reads bytes of r->object, of which *used are taken. After OBJECT_CALL the object is ready for the
- * next one; after OBJECT_TEXT call tool_reject. */
+/* Reads bytes of r->object, of which *used are taken. The object has been told as a call after
+ * OBJECT_CALL and as content after OBJECT_TEXT, and is ready for the next one. */
 object_result tool_read_object(tool_reader *r, const char *text, size_t n, size_t *used);
 /* Begins a call whose arguments alone are an object: tool_read_object reads that next. */
 void tool_begin_arguments(tool_reader *r, const char *name, size_t n);
-/* Passes `before` and the bytes of the object that is no call on as content. */
-void tool_reject(tool_reader *r, const char *before);
+/* The text ends in the object: bytes of no call are content. */
+void tool_end_object(tool_reader *r);
 /* Reads a text that is nothing but objects, behind an optional tag ("" = none), or a list of them
  * if `lists`. A text that begins otherwise is content. */
 size_t tool_read_objects(tool_reader *r, const char *text, size_t n, bool last, const char *tag,

@@ -125,7 +125,11 @@ class Tools(unittest.TestCase):
 
     def test_what_a_request_asks_for(self):
         cut = ['<tool_call>{"name": "weather", "arguments": {"city": "', "~b", "~c", "~d"]
-        with Format("hermes", more={"#cut": cut}) as f:
+        odd = ["<tool_call>no ", "call</tool", "_call> so"]
+        with Format("hermes", more={"#cut": cut, "#odd": odd}) as f:
+            text = f.ask("#odd").choices[0]
+            self.assertEqual((text.message.content, text.finish_reason), ("".join(odd), "stop"))
+            self.assertEqual(joined(f.ask("#odd", stream=True)), ("".join(odd), [], "stop"))
             one = f.ask("#call", parallel_tool_calls=False).choices[0]
             self.assertEqual(told(one.message.tool_calls), [("weather", PARIS)])
             none = f.ask("#call", tool_choice="none").choices[0]
