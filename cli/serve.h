@@ -60,7 +60,8 @@ typedef struct serve_wants {
 } serve_wants;
 
 /* Shares the bound's memory: the host tier may have what the largest request leaves, embeddings
- * half of what is left then, stored responses a quarter of the rest, and bodies what remains.
+ * half of what is left then, stored responses at their most a quarter of the rest, and bodies what
+ * remains.
  * Refuses needs that exceed the bound, with figures, because the kernel would end such a server
  * under load. STATUS_NO_MEMORY. */
 status serve_check_needs(const backend_cpu_needs *needs, const serve_wants *wants,

@@ -44,8 +44,9 @@ status serve_check_needs(const backend_cpu_needs *needs, const serve_wants *want
     left -= out->swap;
     out->embeds = wants->embeds < left / 2 ? wants->embeds : left / 2;
     left -= out->embeds;
-    out->responses = wants->responses < left / 4 ? wants->responses : left / 4;
-    out->bodies = left - out->responses + body;
+    uint64_t most = left / 4 / RPC_RESPONSES_FACTOR;
+    out->responses = wants->responses < most ? wants->responses : most;
+    out->bodies = left - out->responses * RPC_RESPONSES_FACTOR + body;
     return STATUS_IS_OK;
 }
 

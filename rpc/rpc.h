@@ -80,6 +80,11 @@ enum { RPC_SURPLUS_CONNECTIONS = 64 };
  * for ordinary text. */
 enum { RPC_BODY_FACTOR = 32 };
 
+/* While requests that run hold stored responses which have lost their place, so many times the
+ * bytes of the store are taken: an API key cannot empty the others' conversations by holding its
+ * own. */
+enum { RPC_RESPONSES_FACTOR = 2 };
+
 /* True when key can be a bearer key: 1 to 256 visible ASCII characters, as headers carry them. */
 bool rpc_key_is_valid(const char *key);
 
@@ -118,7 +123,8 @@ typedef struct rpc_options {
      * the chat template tells; "none": calls stay text. */
     const char *tool_call_parser;
     const char *reasoning_parser; // likewise, of reasoning
-    uint64_t responses_bytes;     // of stored answers of /v1/responses; 0 = none are stored
+    uint64_t responses_bytes;     // of stored answers of /v1/responses; 0 = none are stored.
+                                  // RPC_RESPONSES_FACTOR times as much where requests hold some
     int64_t responses_ttl_us;     // after which one that nobody used is forgotten
     bool request_templates;       // a request may bring a chat template of its own
     void (*workers)(void *ctx, rpc_workers *out); // called on any thread; NULL: no workers

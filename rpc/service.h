@@ -99,6 +99,7 @@ typedef struct service {
     const struct reasoning_parser *reasoning_parser;
     bool leaves_calls;
     struct response_store *responses; // of /v1/responses; set by openai_open; NULL = none are kept
+    char *tokenizer_info;             // JSON; set by openai_open; NULL = the model has none
     answer_counts answers;
 
     pthread_mutex_t lock;                     // guards the fields below

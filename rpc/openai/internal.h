@@ -62,6 +62,12 @@ void chat_logprob_add(strbuf *out, const tokenizer *t, const token_place *p);
 void prompt_logprobs_put(strbuf *out, const tokenizer *t, const engine_prompt *p, uint32_t n_top);
 token_place prompt_place(const engine_prompt *p, uint32_t at, uint32_t n_top);
 
+/* ---- tokenizer_info.c ------------------------------------------------------------------------ */
+
+/* What openai_tokenizer_info gives, of the model in this folder, as the caller's memory. NULL: the
+ * folder has no file that can be read. */
+char *tokenizer_info_read(const char *dir);
+
 /* ---- echo.c: the prompt in the answer -------------------------------------------------------- */
 
 /* Appends the text of a request's prompt, as it was sent, or decoded from token ids. */

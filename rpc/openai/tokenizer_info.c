@@ -37,21 +37,38 @@ static status put_config(const char *dir, json_t *config, strbuf *out, error *er
     return ok ? STATUS_IS_OK : error_set(err, STATUS_NO_MEMORY, "out of memory");
 }
 
-bool openai_tokenizer_info(service *s, strbuf *out, openai_error *failure)
+static status read_config(const char *dir, strbuf *out, error *err)
 {
     char path[PATH_BYTES];
-    error err = {{0}};
     json_t *config = NULL;
-    const char *dir = s->o.model.dir;
-    status st = file_join(path, sizeof path, dir, "tokenizer_config.json", &err);
-    if (status_ok(st) && !file_exists(path))
-        st = error_set(&err, STATUS_NOT_FOUND, "The model has no tokenizer_config.json.");
-    if (status_ok(st)) st = json_read_file(path, CONFIG_BYTES_MAX, &config, &err);
+    status st = file_join(path, sizeof path, dir, "tokenizer_config.json", err);
+    if (status_ok(st)) st = json_read_file(path, CONFIG_BYTES_MAX, &config, err);
     if (status_ok(st) && !json_is_object(config))
-        st = error_set(&err, STATUS_IO, "tokenizer_config.json: must be a JSON object");
-    if (status_ok(st)) st = put_config(dir, config, out, &err);
+        st = error_set(err, STATUS_IO, "tokenizer_config.json: must be a JSON object");
+    if (status_ok(st)) st = put_config(dir, config, out, err);
     json_decref(config);
-    if (status_ok(st)) return true;
+    return st;
+}
+
+/* A model runs without the file, too: its tokenizer.json is enough. */
+char *tokenizer_info_read(const char *dir)
+{
+    error ignored;
+    strbuf text = {0};
+    if (dir && status_ok(read_config(dir, &text, &ignored))) return text.data;
+    strbuf_destroy(&text);
+    return NULL;
+}
+
+bool openai_tokenizer_info(service *s, strbuf *out, openai_error *failure)
+{
+    error err;
+    if (s->tokenizer_info) {
+        strbuf_puts(out, s->tokenizer_info);
+        return true;
+    }
+    status st = error_set(&err, STATUS_NOT_FOUND,
+                          "The model has no tokenizer_config.json that could be read.");
     openai_error_from(s, st, &err, failure);
     return false;
 }

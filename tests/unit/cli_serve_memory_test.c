@@ -59,7 +59,10 @@ static void needs_are_compared_with_the_bound(void **state)
     assert_true(room.embeds == 3 * mib && room.bodies == body + 3 * mib);
     wants.responses = mib;
     assert_true(status_ok(serve_check_needs(&needs, &wants, &bound, &room, &err)));
-    assert_true(room.responses == 3 * mib / 4 && room.bodies == body + 9 * mib / 4);
+    assert_true(room.responses == 3 * mib / 8 && room.bodies == body + 9 * mib / 4);
+    wants.responses = mib / 4; /* and as much again while requests hold some */
+    assert_true(status_ok(serve_check_needs(&needs, &wants, &bound, &room, &err)));
+    assert_true(room.responses == mib / 4 && room.bodies == body + 5 * mib / 2);
     bound.bytes = all - 1;
     assert_int_equal(serve_check_needs(&needs, &wants, &bound, &room, &err).code, STATUS_NO_MEMORY);
     bound.bytes = 24 * mib;

@@ -111,6 +111,58 @@ static void items_become_messages(void **state)
     openai_call_destroy(&c);
 }
 
+static void metadata_has_bounds(void **state)
+{
+    strbuf body = {0};
+    strbuf_puts(&body, "{\"input\": \"hi\", \"metadata\": {");
+    for (int i = 0; i < 16; i++) strbuf_printf(&body, "\"key %d\": \"é\", ", i);
+    size_t whole = body.size -= 2;
+    strbuf_puts(&body, "}}");
+    openai_call c = parse(state, body.data);
+    openai_call_destroy(&c);
+    body.size = whole;
+    strbuf_puts(&body, ", \"one more\": \"\"}}");
+    refuse(state, body.data, "metadata", "more than 16 pairs");
+    static const struct {
+        int key, value; /* characters */
+        const char *param, *message;
+    } rows[] = {
+        {64, 512, NULL, NULL},
+        {65, 1, "metadata", "more than 64 characters"},
+        {1, 513, "metadata", "'é' has more than 512 characters"},
+    };
+    for (size_t i = 0; i < sizeof rows / sizeof rows[0]; i++) {
+        strbuf_clear(&body);
+        strbuf_puts(&body, "{\"input\": \"hi\", \"metadata\": {\"");
+        for (int k = 0; k < rows[i].key; k++) strbuf_puts(&body, "é");
+        strbuf_puts(&body, "\": \"");
+        for (int k = 0; k < rows[i].value; k++) strbuf_puts(&body, "é");
+        strbuf_puts(&body, "\"}}");
+        if (rows[i].param) refuse(state, body.data, rows[i].param, rows[i].message);
+        else {
+            c = parse(state, body.data);
+            openai_call_destroy(&c);
+        }
+    }
+    refuse(state, "{\"input\": \"hi\", \"metadata\": {\"a\": 1}}", "metadata",
+           "'a' must be a string");
+    strbuf_destroy(&body);
+}
+
+static void arguments_of_calls_are_objects(void **state)
+{
+    static const char *const wrong[] = {"{", "[]", "1", "{} {}"};
+    char body[256];
+    for (size_t i = 0; i < sizeof wrong / sizeof wrong[0]; i++) {
+        snprintf(body, sizeof body,
+                 "{\"input\": [{\"role\": \"user\", \"content\": \"u\"}, {\"role\": \"user\", "
+                 "\"content\": \"v\"}, {\"type\": \"function_call\", \"call_id\": \"c\", "
+                 "\"name\": \"f\", \"arguments\": \"%s\"}]}",
+                 wrong[i]);
+        refuse(state, body, "input[2].arguments", "must be a JSON object, as a string");
+    }
+}
+
 static void fields_are_those_of_chat(void **state)
 {
     openai_call c = parse(state, "{\"input\": \"hi\", \"max_output_tokens\": 7, \"temperature\": "
@@ -437,6 +489,8 @@ int main(void)
         cmocka_unit_test(content_keeps_its_place_between_calls),
         cmocka_unit_test(items_become_messages),
         cmocka_unit_test(fields_are_those_of_chat),
+        cmocka_unit_test(metadata_has_bounds),
+        cmocka_unit_test(arguments_of_calls_are_objects),
         cmocka_unit_test(what_is_wrong_is_named),
         cmocka_unit_test(a_body_has_what_openai_has),
         cmocka_unit_test(a_stream_has_openais_events),

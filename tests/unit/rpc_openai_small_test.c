@@ -1,4 +1,5 @@
 /* OpenAI's small endpoints: tokens of a text and back, models, version. */
+#include "rpc/openai/internal.h"
 #include "tests/unit/rpc_openai_fixture.h"
 
 #include <setjmp.h>
@@ -139,6 +140,25 @@ static void models_and_version(void **state)
     strbuf_destroy(&out);
 }
 
+static void the_tokenizers_configuration(void **state)
+{
+    openai_fixture *f = *state;
+    strbuf out = {0};
+    openai_error e = {0};
+    assert_null(tokenizer_info_read(NULL));
+    assert_null(tokenizer_info_read("models/none"));
+    assert_false(openai_tokenizer_info(&f->service, &out, &e));
+    assert_int_equal(e.status, 404);
+    assert_null(strchr(e.message, '/'));
+    assert_int_equal(out.size, 0);
+    f->service.tokenizer_info = tokenizer_info_read("models/demo");
+    assert_true(openai_tokenizer_info(&f->service, &out, &e));
+    assert_non_null(strstr(out.data, "\"chat_template\""));
+    free(f->service.tokenizer_info);
+    f->service.tokenizer_info = NULL;
+    strbuf_destroy(&out);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -146,6 +166,7 @@ int main(void)
         cmocka_unit_test(messages_are_tokenized_by_the_template),
         cmocka_unit_test(small_bodies_are_refused_by_name),
         cmocka_unit_test(models_and_version),
+        cmocka_unit_test(the_tokenizers_configuration),
     };
     return cmocka_run_group_tests(tests, setup, teardown);
 }

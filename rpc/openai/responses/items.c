@@ -54,6 +54,23 @@ static status read_reasoning(const json_t *item, const char *where, chat_turns *
     return STATUS_IS_OK;
 }
 
+/* The engine parses arguments, too, but counts messages, not items, and bounds how many values all
+ * calls have: such a text is left to it. */
+static bool may_be_object(const json_t *text)
+{
+    enum { CHECKED_VALUES_MAX = 1 << 16 };
+    error ignored;
+    json_t *value = NULL;
+    const char *bytes = json_string_value(text);
+    size_t n = json_string_length(text), values = 0;
+    for (size_t i = 0; i < n; i++) values += bytes[i] == ',' || bytes[i] == '[' || bytes[i] == '{';
+    if (n == 0 || values > CHECKED_VALUES_MAX) return true;
+    status s = json_read_text("", bytes, n, &value, &ignored);
+    bool ok = s.code == STATUS_NO_MEMORY || (status_ok(s) && json_is_object(value));
+    json_decref(value);
+    return ok;
+}
+
 static status read_call(const json_t *item, const char *where, chat_turns *t, error *err)
 {
     const char *id, *name;
@@ -62,6 +79,9 @@ static status read_call(const json_t *item, const char *where, chat_turns *t, er
     RETURN_IF_ERROR(turns_need_text(item, "name", where, &name, err));
     if (!json_is_string(arguments))
         return error_set(err, STATUS_INVALID, "request: %s.arguments: must be a string", where);
+    if (!may_be_object(arguments))
+        return error_set(err, STATUS_INVALID,
+                         "request: %s.arguments: must be a JSON object, as a string", where);
     turns_add_call(t, turns_open(t, "assistant", true), id, name, json_string_value(arguments));
     return STATUS_IS_OK;
 }

@@ -2,6 +2,7 @@
 #include "rpc/openai/responses/responses.h"
 
 #include "base/clock.h"
+#include "rpc/openai/internal.h"
 
 #include <stdio.h>
 #include <stdlib.h>
@@ -294,6 +295,31 @@ static status read_stream_options(const reading *in, error *err)
     return STATUS_IS_OK;
 }
 
+/* OpenAI's bounds. The response repeats it, and may be stored. */
+static status read_metadata(const reading *in, error *err)
+{
+    enum { PAIRS_MAX = 16, KEY_CHARACTERS_MAX = 64, VALUE_CHARACTERS_MAX = 512 };
+    const json_t *metadata = member(in, "metadata"), *value;
+    const char *key;
+    if (json_object_size(metadata) > PAIRS_MAX)
+        return error_set(err, STATUS_LIMIT, "request: metadata: more than %d pairs", PAIRS_MAX);
+    json_object_foreach((json_t *)(uintptr_t)metadata, key, value)
+    {
+        if (count_characters(key, strlen(key)) > KEY_CHARACTERS_MAX)
+            return error_set(err, STATUS_LIMIT,
+                             "request: metadata: the key '%.40s…' has more than %d characters", key,
+                             KEY_CHARACTERS_MAX);
+        if (!json_is_string(value))
+            return error_set(err, STATUS_INVALID, "request: metadata: '%s' must be a string", key);
+        if (count_characters(json_string_value(value), json_string_length(value)) >
+            VALUE_CHARACTERS_MAX)
+            return error_set(err, STATUS_LIMIT,
+                             "request: metadata: the text of '%s' has more than %d characters", key,
+                             VALUE_CHARACTERS_MAX);
+    }
+    return STATUS_IS_OK;
+}
+
 /* ---- what the response repeats --------------------------------------------------------------- */
 
 static void put_json(strbuf *out, const char *key, const json_t *value, const char *absent)
@@ -416,6 +442,7 @@ static status make_chat(const reading *in, error *err)
     RETURN_IF_ERROR(read_text(in, err));
     RETURN_IF_ERROR(read_reasoning(in, err));
     RETURN_IF_ERROR(read_include(in, err));
+    RETURN_IF_ERROR(read_metadata(in, err));
     return read_stream_options(in, err);
 }
 

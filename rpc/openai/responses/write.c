@@ -5,6 +5,7 @@
 #include "rpc/openai/responses/responses.h"
 
 #include "base/clock.h"
+#include "rpc/openai/internal.h"
 
 #include <stdlib.h>
 #include <string.h>
@@ -456,6 +457,7 @@ bool openai_delete_response(service *s, const char *identity, const char *id, st
 bool openai_open(service *s)
 {
     openai_choose_parsers(s);
+    s->tokenizer_info = tokenizer_info_read(s->o.model.dir);
     if (s->o.responses_bytes == 0) return true;
     s->responses = response_store_create(s->o.responses_bytes, s->o.responses_ttl_us);
     return s->responses != NULL;
@@ -465,4 +467,6 @@ void openai_close(service *s)
 {
     response_store_destroy(s->responses);
     s->responses = NULL;
+    free(s->tokenizer_info);
+    s->tokenizer_info = NULL;
 }

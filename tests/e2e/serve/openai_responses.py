@@ -175,7 +175,7 @@ class Responses(unittest.TestCase):
         self.assertFalse(answer.store)
         self.refused("previous_response_id", "there is no response", previous_response_id=answer.id)
         # The oldest make room: each of these takes two thirds of the memory.
-        kept = [self.ask([{"role": "user", "content": "#plain"}], metadata={"a": "x" * 700000}) for _ in range(2)]
+        kept = [self.ask([{"role": "user", "content": "#plain"}], user="x" * 700000) for _ in range(2)]
         self.refused("previous_response_id", "there is no response", previous_response_id=kept[0].id)
         self.assertEqual(self.ask("#plain", previous_response_id=kept[1].id).output_text, "It is warm.")
 
