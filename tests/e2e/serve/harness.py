@@ -37,18 +37,18 @@ PATIENCE = 180
 SKIP = 77
 
 
-def need(*modules):
+def need(*modules, venv="clients"):
     """Imports modules from the Python that tools/make_client_venv.sh made; skips the suite where
     they are missing."""
     try:
         found = [importlib.import_module(name) for name in modules]
         return found[0] if len(found) == 1 else found
     except ImportError as e:
-        python = os.path.join(ROOT, "build/clients-venv/bin/python")
-        if os.path.exists(python) and not sys.prefix.endswith("clients-venv"):
+        python = os.path.join(ROOT, f"build/{venv}-venv/bin/python")
+        if os.path.exists(python) and not sys.prefix.endswith("-venv"):
             os.execv(python, [python, *sys.argv])
         print(f"SKIPPED {os.path.basename(sys.argv[0])}: no Python package '{e.name}' "
-              "(tools/make_client_venv.sh installs it)")
+              f"(tools/make_client_venv.sh{'' if venv == 'clients' else ' ' + venv} installs it)")
         sys.exit(SKIP)
 
 

@@ -24,7 +24,7 @@ TOOLS = [{"type": "function", "function": {"name": name, **parameters}} for name
 NAMED = {"type": "function", "function": {"name": "weather"}}
 
 
-def serve(parser):
+def serve(parser, *flags):
     """The demo model with a template that shows tools."""
     with tempfile.TemporaryDirectory() as folder:
         for name in os.listdir(DEMO):
@@ -35,7 +35,7 @@ def serve(parser):
         config["chat_template"] = TEMPLATE
         with open(os.path.join(folder, "tokenizer_config.json"), "w", encoding="utf-8") as f:
             json.dump(config, f)
-        return Server("--tool-call-parser", parser, model=["--model", folder, "--kv-memory", "64M"])
+        return Server("--tool-call-parser", parser, *flags, model=["--model", folder, "--kv-memory", "64M"])
 
 
 def parts(message):
