@@ -347,6 +347,32 @@ pkv_table_view pkv_seq_table(const pkv *p, uint32_t seq, uint32_t table);
  * until pkv_seq_keep fills holes. */
 uint32_t pkv_seq_position(const pkv *p, uint32_t seq, uint32_t table, uint32_t slot);
 
+/* ---- a picture of the tables (map.c) --------------------------------------------------------- */
+
+enum {
+    PKV_MAP_ROWS_MOST = 128,
+    PKV_MAP_COLUMNS_MOST = 1024,
+    PKV_MAP_FULL = 8,    // a cell's eighths
+    PKV_MAP_SHARED = 16, // a cell's flag
+    PKV_MAP_PAGES_MOST = 1 << 16,
+};
+
+/* What is kept of a sequence, as a grid of layers by logical indices. A cell says how many eighths
+ * of its tokens its tables keep: 0 = none, FULL = all. PKV_MAP_SHARED is set where other tables
+ * hold pages of it too. Where a cell has several pages of a table, the first one answers that. */
+typedef struct pkv_map {
+    uint32_t n_rows, n_columns;
+    uint32_t row_layers;    // layers of a row; the last row may have fewer
+    uint32_t column_tokens; // logical indices of a column, a multiple of page_tokens
+    uint32_t tables;        // of the sequence
+    uint32_t tables_seen;   // fewer, where KV heads were left out to look at fewer pages
+    uint64_t kept[PKV_MAP_COLUMNS_MOST];                     // scratch
+    uint8_t cells[PKV_MAP_ROWS_MOST * PKV_MAP_COLUMNS_MOST]; // [n_rows, n_columns]
+} pkv_map;
+
+/* Draws an open sequence. */
+void pkv_seq_map(const pkv *p, uint32_t seq, pkv_map *out);
+
 /* ---- parked: a sequence without a number ----------------------------------------------------- */
 
 /* Parks a sequence: it keeps its pages where they are but frees its sequence number, as an idle
