@@ -132,6 +132,8 @@ static void drop_inbox(engine *e)
         next = s->taken_next;
         stream_unref(s);
     }
+    pages_want(e, &batch.looks);
+    pages_drop(e);
 }
 
 void engine_destroy(engine *e)
@@ -165,6 +167,7 @@ void engine_destroy(engine *e)
     alloc_free(a, e->inbox.loaded);
     alloc_free(a, e->loaded);
     strbuf_destroy(&e->text);
+    free(e->map);
     form_cache_destroy(&e->forms);
     destroy_locks(e);
     alloc_free(a, e);

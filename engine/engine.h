@@ -289,6 +289,12 @@ void engine_stream_abort(engine_stream *s);
 /* Aborts what still runs and frees the stream. */
 void engine_stream_release(engine_stream *s);
 
+/* Appends the last map of the request's pages, a JSON object, and has the engine thread draw the
+ * next one. Does not wait: false when there is no map yet, which one of the next calls gives.
+ * *taken_us: when it was drawn. All who ask within a fifth of a second get the same map, and
+ * drawing takes at most a hundredth of the engine thread's time. Any thread. */
+bool engine_stream_pages(engine_stream *s, strbuf *out, int64_t *taken_us);
+
 /* ---- the cache, and numbers ------------------------------------------------------------------ */
 
 /* Forgets every cached block: requests submitted after this call hit nothing computed before it.

@@ -24,8 +24,8 @@ void inbox_put(engine *e, unsigned what, engine_stream *s)
 
 static bool is_empty(const inbox *in)
 {
-    return !in->added.first && !in->other.first && !in->flush && !in->lost && !in->stop &&
-           !in->written && in->n_selected + in->n_loaded + in->n_forgotten == 0;
+    return !in->added.first && !in->other.first && !in->looks.first && !in->flush && !in->lost &&
+           !in->stop && !in->written && in->n_selected + in->n_loaded + in->n_forgotten == 0;
 }
 
 void inbox_put_selected(engine *e, made_selection made)
@@ -51,6 +51,19 @@ void inbox_put_written(engine *e)
     inbox *in = &e->inbox;
     pthread_mutex_lock(&in->lock);
     in->written = true;
+    pthread_cond_signal(&in->arrived);
+    pthread_mutex_unlock(&in->lock);
+}
+
+void inbox_put_look(engine *e, engine_stream *s)
+{
+    inbox *in = &e->inbox;
+    atomic_fetch_add(&s->references, 1);
+    s->look_next = NULL;
+    pthread_mutex_lock(&in->lock);
+    if (in->looks.last) in->looks.last->look_next = s;
+    else in->looks.first = s;
+    in->looks.last = s;
     pthread_cond_signal(&in->arrived);
     pthread_mutex_unlock(&in->lock);
 }
@@ -83,7 +96,9 @@ static inbox_batch drain(engine *e, int64_t wait_us, bool all)
     inbox *in = &e->inbox;
     pthread_mutex_lock(&in->lock);
     if (wait_us != 0) await_news(in, wait_us);
-    inbox_batch batch = {.flush = in->flush, .lost = in->lost, .stop = in->stop};
+    inbox_batch batch = {
+        .looks = in->looks, .flush = in->flush, .lost = in->lost, .stop = in->stop};
+    in->looks = (stream_list){0};
     engine_stream **link = &batch.first;
     while (in->other.first) link = take_first(&in->other, link);
     all |= in->stop;

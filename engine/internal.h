@@ -214,6 +214,9 @@ struct engine {
     const step_plan *collected; /* the plan of the last result */
     uint64_t behind_failed;     /* step in flight behind the last result, if that failed; else 0 */
     int64_t now_us;             /* when that result arrived */
+    stream_list looks;          /* streams whose maps are to be drawn, linked by look_next */
+    int64_t draw_us;            /* no map is drawn before */
+    pkv_map *map;               /* what is drawn; NULL before the first */
     bool lost;                  /* the backend was reported lost: handled with no step in flight */
     engine_metrics counting;
     uint64_t steps;
@@ -287,6 +290,16 @@ void tell_all(engine *e);
 void tell_progress(engine *e);
 /* Gives readers the ends that waited for their sessions to be written, or all that still do. */
 void tell_late(engine *e, bool all);
+
+/* ---- maps of pages (pages.c; engine thread only) --------------------------------------------- */
+
+/* Takes over a list of streams. */
+void pages_want(engine *e, const stream_list *looks);
+/* Draws the map that was asked for first, if it is time for one. */
+void pages_draw(engine *e);
+/* wait_us, or less so that the next map is drawn in time. */
+int64_t pages_wait(const engine *e, int64_t wait_us);
+void pages_drop(engine *e);
 
 /* ---- the backend under watch (watch.c) ------------------------------------------------------- */
 

@@ -180,6 +180,7 @@ static bool loop_once(engine *e, const inbox_batch *batch, const step_result **r
     *result = NULL;
     if (atomic_load(&e->state) == ENGINE_BROKEN) {
         session_delete_forgotten(e);
+        pages_drop(e);
         e->n_events = 0;
         return false;
     }
@@ -189,6 +190,7 @@ static bool loop_once(engine *e, const inbox_batch *batch, const step_result **r
     if (is_new && !watch_submit(e, plan)) return false;
     if (!moves) disk_begin_loads(e);
     tell_all(e);
+    pages_draw(e);
     if (e->n_in_flight == (is_new ? engine_in_flight(e) : 1)) *result = watch_collect(e);
     else if (!is_new && e->lost) watch_lost(e);
     else if (!is_new) fail_starved(e);
@@ -236,7 +238,7 @@ void *engine_loop(void *arg)
     const step_result *result = NULL;
     bool busy = false;
     for (;;) {
-        inbox_batch batch = inbox_drain(e, busy ? no_wait(e) : longest_wait(e));
+        inbox_batch batch = inbox_drain(e, busy ? no_wait(e) : pages_wait(e, longest_wait(e)));
         e->stopping = batch.stop;
         if (batch.stop) {
             /* The last batch; no more follows, since every stream was released before. */
@@ -245,6 +247,7 @@ void *engine_loop(void *arg)
         }
         busy = loop_once(e, &batch, &result);
     }
+    pages_drop(e);
     watch_drain(e);
     select_cancel(e);
     disk_cancel(e);

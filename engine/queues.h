@@ -38,9 +38,10 @@ typedef struct inbox {
     pthread_cond_t arrived;
     stream_list added; // queued for INBOX_ADD first, in the order of being added
     stream_list other;
-    bool flush;   /* flush the prefix cache before the streams added in this batch start */
-    bool lost;    /* the backend was reported lost */
-    bool written; /* a session has been written to disk */
+    stream_list looks; // whose maps are wanted, linked by look_next
+    bool flush;        /* flush the prefix cache before the streams added in this batch start */
+    bool lost;         /* the backend was reported lost */
+    bool written;      /* a session has been written to disk */
     bool stop;
     char lost_why[512];
     made_selection *selected; /* [max_seqs] selections that were run */
@@ -56,10 +57,13 @@ void inbox_put(engine *e, unsigned what, engine_stream *s);
 void inbox_put_selected(engine *e, made_selection made);
 void inbox_put_loaded(engine *e, ended_load ended);
 void inbox_put_written(engine *e);
+/* Once for each time that the stream's map_wanted was set. */
+void inbox_put_look(engine *e, engine_stream *s);
 
 /* News that inbox_drain took out. */
 typedef struct inbox_batch {
     engine_stream *first; /* linked by taken_next; each holds a reference */
+    stream_list looks;    /* each holds a reference */
     bool flush, lost, stop;
     uint32_t n_selected; /* in e->selected */
     uint32_t n_loaded;   /* in e->loaded */

@@ -180,6 +180,7 @@ void slots_take_inbox(engine *e, const inbox_batch *batch)
         if (s->taken & INBOX_GATHERED) reform_answer(e, s, is_known(e, s));
         stream_unref(s);
     }
+    pages_want(e, &batch->looks);
 }
 
 void slots_refuse_added(engine *e, int64_t wait_us)

@@ -66,6 +66,7 @@ void stream_unref(engine_stream *s)
     strbuf_destroy(&s->blob);
     strbuf_destroy(&s->read_text);
     strbuf_destroy(&s->spare_text);
+    strbuf_destroy(&s->map);
     free(s->texts);
     free(s->tokens);
     free(s->stop_ids);

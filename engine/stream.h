@@ -133,7 +133,8 @@ struct engine_stream {
     reform_run *reform;        /* of a request of method `reform`; NULL for others */
 
     /* Engine thread only. */
-    unsigned taken; /* INBOX_* bits of the last drain */
+    engine_stream *look_next; /* in the inbox under its lock, then the engine thread's */
+    unsigned taken;           /* INBOX_* bits of the last drain */
     engine_stream *taken_next;
     uint64_t id;           /* generation << 32 | slot, once the scheduler knows it */
     choice_state *choices; /* [n] */
@@ -157,6 +158,10 @@ struct engine_stream {
     strbuf blob;    /* texts and logprobs of the items; the first blob_read bytes have been read */
     size_t blob_read;
     engine_progress progress; /* unread; phase NULL = none */
+    strbuf map;               /* the last map of its pages, as JSON; empty: none was drawn */
+    int64_t map_us;           /* when */
+    int64_t map_asked_us;     /* when it was wanted last */
+    bool map_wanted;          /* it is in the list of those to draw, which holds a reference */
     choice_end *ends;         /* [n] */
     uint32_t n_unread_ends;   /* choices whose last item is unread */
     bool resume_wanted;       /* the engine thread paused this stream until there is room */

@@ -69,6 +69,29 @@ status sched_describe(const sched *s, uint64_t request, uint32_t choice, sched_c
     return out->lacks_kept ? status_make(STATUS_NO_MEMORY, NULL) : STATUS_IS_OK;
 }
 
+bool sched_look(const sched *s, uint64_t request, sched_sight *out, pkv_map *map)
+{
+    const sched_entry *e = sched_entry_find(s, request);
+    if (!e || e->live == 0) return false;
+    const sched_seq *q = e->seqs;
+    while (e->forked && q->ended) q++;
+    *out = (sched_sight){
+        .choice = q->choice,
+        .n_choices = e->n,
+        .running = q->state == SEQ_RUNNING,
+        .swapped = q->state == SEQ_WAITING && q->swap != 0,
+        .method = policy_of(e)->preset->name,
+        .prompt_tokens = e->n_prompt + e->cut,
+        .output_tokens = q->n_tokens - e->n_prompt,
+        .cut = e->cut,
+        .kept_tokens = pkv_full_tokens(&s->options.geometry, q->kept),
+        .pages_dropped = q->pages_dropped,
+        .reading = e->retrieval.block_tokens > 0 ? &q->reading : NULL,
+    };
+    if (out->running) pkv_seq_map(s->kv, q->slot, map);
+    return true;
+}
+
 const uint64_t *sched_starved(const sched *s) { return s->is_starved ? &s->starved : NULL; }
 
 sched_stats sched_get_stats(const sched *s)

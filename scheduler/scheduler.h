@@ -282,6 +282,23 @@ bool sched_prompt_progress(const sched *s, uint64_t request, uint32_t *computed,
 /* STATUS_NO_MEMORY: only kept_json is missing. STATUS_NOT_FOUND: *out is untouched. */
 status sched_describe(const sched *s, uint64_t request, uint32_t choice, sched_choice_info *out);
 
+/* A request as it is now, for people to look at: its first choice that has not ended. */
+typedef struct sched_sight {
+    uint32_t choice, n_choices; // before the choices are forked, choice 0 stands for all
+    bool running;               // its tables are on the device, and `map` shows them
+    bool swapped;               // they are in the host tier; else it waits to be computed
+    const char *method;         // static
+    uint32_t prompt_tokens, output_tokens;
+    uint32_t cut;       // the prompt's first tokens that its method cut: none of the map's columns
+    double kept_tokens; // that attention still reads
+    uint64_t pages_dropped;
+    const retrieval_totals *reading; // of its rows; NULL when it reads everything
+} sched_sight;
+
+/* False when the request is unknown or has ended. *map is untouched unless it runs. The sight is
+ * valid until the next sched_step. */
+bool sched_look(const sched *s, uint64_t request, sched_sight *out, pkv_map *map);
+
 /* Everything that a scheduler counts from its creation on. One row is X(field, metric, help). This
  * list makes the fields of sched_stats, the sums of sched_add_counters and the rows of the
  * Prometheus page, so a new counter is one line here. `metric` is the name on that page without its
