@@ -429,6 +429,7 @@ static rpc_options options_of(const serving *s)
         .responses_bytes = s->room.responses,
         .responses_ttl_us = (int64_t)f->responses_ttl_s * 1000000,
         .request_templates = f->request_templates,
+        .no_ui = f->no_ui,
         .stall_timeout_us = (int64_t)f->stall_timeout_s * 1000000,
         .keepalive_timeout_us = (int64_t)f->keepalive_timeout_s * 1000000,
     };

@@ -25,6 +25,7 @@ typedef struct serve_flags {
     uint64_t responses_memory;
     uint32_t responses_ttl_s;
     bool request_templates;
+    bool no_ui;
     bool log_prompts;
     const char *log_file;
     const char *disk_cache; // NULL, or a folder

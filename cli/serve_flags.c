@@ -27,6 +27,8 @@ static const arg_flag flags_table[] = {
         "cors-origin", "ORIGIN", ARG_LIST, serve_flags, cors_origins,
         "pages of this origin, such as https://example.org, may call the server from a browser; "
         "may be repeated, and * is all"),
+    ARG_ROW("no-ui", NULL, ARG_SWITCH, serve_flags, no_ui,
+            "HTTP serves no page at / for people, and not the data that it shows"),
     ARG_ROW("share-prefixes", NULL, ARG_SWITCH, serve_flags, share_prefixes,
             "requests of different keys hit each other's prefixes, which cached_tokens shows "
             "(default: only with the same key)"),

@@ -78,6 +78,13 @@ static bool is_named(const generation *g, const char *identity, const char *id, 
            (!identity || strcmp(g->identity, identity) == 0);
 }
 
+generation *generation_find(service *s, const char *identity, const char *id, size_t n)
+{
+    generation *g = *bucket_of(s, id, n);
+    while (g && !is_named(g, identity, id, n)) g = g->next;
+    return g;
+}
+
 /* True when a live generation has the id and identity of `by` and does not share its id. Call it
  * with the service's lock held. */
 static bool is_taken(service *s, const generation *by)

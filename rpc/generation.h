@@ -46,6 +46,9 @@ struct generation {
 };
 
 void generation_free(generation *g);
+/* A live generation with this id and identity; identity NULL matches every identity. Call it, and
+ * use what it returns, with the service's lock held. */
+generation *generation_find(service *s, const char *identity, const char *id, size_t n);
 
 /* False when memory is out. */
 bool generation_log_begin(generation *g, const engine_request *requests);

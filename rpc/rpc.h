@@ -126,6 +126,7 @@ typedef struct rpc_options {
     uint64_t responses_bytes;     // of stored answers of /v1/responses; 0 = none are stored.
                                   // RPC_RESPONSES_FACTOR times as much where requests hold some
     int64_t responses_ttl_us;     // after which one that nobody used is forgotten
+    bool no_ui;                   // HTTP serves no page at / and no data for it
     bool request_templates;       // a request may bring a chat template of its own
     void (*workers)(void *ctx, rpc_workers *out); // called on any thread; NULL: no workers
     void *workers_ctx;

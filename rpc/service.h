@@ -200,6 +200,16 @@ void generation_release(generation *g);
  * have this id. Returns how many it aborted. Any thread may call it. */
 uint32_t service_abort(service *s, const char *identity, const char *id, size_t n);
 
+/* ---- for people to look at (pages.c) --------------------------------------------------------- */
+
+/* Both append a JSON object about live generations of this identity, or with identity NULL of all,
+ * and wait for nothing. Any thread may call them.
+ * service_pages      the map of the pages of the first request of a generation; false when none is
+ *                    so named
+ * service_overview   the pool, and which generations are live */
+bool service_pages(service *s, const char *identity, const char *id, strbuf *out);
+void service_overview(service *s, const char *identity, strbuf *out);
+
 /* ---- KV events for subscribers (events.c) ---------------------------------------------------- */
 
 typedef struct kv_event {

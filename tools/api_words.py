@@ -109,6 +109,13 @@ ROUTES = {
                         "(`binary_data_size`, `binary_data`, `Inference-Header-Content-Length`).",
     "POST /v2/repository/index": "Triton: the models, and whether they are ready.",
     "GET /tokenizer_info": "Gives the model's tokenizer_config.json, with its chat template and without names of files.",
+    "GET /": "A page for people: a chat, the pool, and the page map of a request while it runs. --no-ui takes this "
+             "route and the four below away.",
+    "GET /octavo/page.css": "A file of that page.",
+    "GET /octavo/page.js": "A file of that page.",
+    "GET /octavo/pages": "The pool, and the live requests: with an admin key, or without any keys, all, else those of the "
+                         "caller's key.",
+    "GET /octavo/pages/": "The page map of one of them, whose id (`X-Request-Id`) follows the path.",
     "GET /health": "200 while new requests are taken, else 503 with the reason.",
     "GET /ready": "The same as /health.",
     "GET /ping": "The same, by the name that SageMaker asks for.",
@@ -247,6 +254,54 @@ LOGPROB_KEYS = {
     "text_offset": "Completions: where each token begins in the text, in characters.",
     "token_logprobs": "Completions: each token's log-probability.",
     "tokens": "Completions: each token's text.",
+}
+PAGES_ANSWERS = {
+    "model": "/octavo/pages: the model's name.",
+    "chat": "/octavo/pages: whether it has a chat template.",
+    "time_ms": "/octavo/pages: the server's clock, from which rates of its counters follow.",
+    "pages": "/octavo/pages: pages of the pool, of a layer and a KV head each.",
+    "used": "/octavo/pages: those that requests or sessions hold.",
+    "cached": "/octavo/pages: those that the prefix cache alone holds.",
+    "host_pages": "/octavo/pages: pages that the host tier can hold.",
+    "host_used": "/octavo/pages: those that it holds.",
+    "running": "/octavo/pages: choices in the batch.",
+    "waiting": "/octavo/pages: requests that wait.",
+    "generated_tokens": "/octavo/pages: tokens generated since the start.",
+    "read_prompt_tokens": "/octavo/pages: prompt tokens taken in since the start.",
+    "methods": "/octavo/pages: names of all retention methods.",
+    "requests": "/octavo/pages: live requests, at most $REQUESTS_MOST, with `id`, `surface`, `age_ms`, `prompts`, `choices`.",
+    "left_out": "/octavo/pages: how many more there are.",
+    "surface": "How a request came: `http`, `octavo.v1`, `vllm` or `kserve`.",
+    "choices": "Choices of each of its prompts.",
+    "id": "The request's id.",
+    "prompts": "Its prompts. The map is that of the first one.",
+    "age_ms": "Milliseconds since it came.",
+    "map_age_ms": "Milliseconds since its map was drawn; null: it has none yet.",
+    "map": "The map, or null: asking has it drawn after the next step.",
+}
+PAGE_MAP = {
+    "state": "`preparing` (its tokens are made), `waiting`, `running`, `swapped` (in the host tier) or `ended`. Other keys "
+             "are there from `waiting` on, those from `layers` on while it runs.",
+    "method": "Its retention method.",
+    "choice": "The choice that is shown: the first one that goes on.",
+    "choices": "How many the request has.",
+    "prompt_tokens": "Tokens of its prompt.",
+    "output_tokens": "Tokens that the choice has generated.",
+    "kept_tokens": "Tokens that attention still reads in a layer, on average over layers and KV heads.",
+    "pages_dropped": "Pages that the choice has given up, of a layer and a KV head each.",
+    "reading": "With `retrieval`: the report so far.",
+    "layers": "Layers of the model.",
+    "kv_heads": "KV heads of a layer.",
+    "page_tokens": "Tokens of a page.",
+    "tables": "The page tables that the choice has: one, one for each layer group, or for each KV head of them.",
+    "tables_seen": "How many of them were looked at: fewer, where KV heads were left out to look at fewer pages.",
+    "row_layers": "Layers in a row of the map, which has at most $PKV_MAP_ROWS_MOST rows. The last row may have fewer.",
+    "column_tokens": "Tokens in a column, one or more pages; there are at most $PKV_MAP_COLUMNS_MOST columns.",
+    "columns": "Columns of the map.",
+    "first_token": "The token at which the first column begins: those before it were cut off by the method.",
+    "rows": "A list of [how many rows in succession are alike, their cells]. Cells are letters, each after its number where "
+            "several are alike: `.` nothing is kept, `a` to `h` so many eighths of the tokens are, `A` to `H` the same "
+            "where other requests or sessions hold a page too.",
 }
 SMALL_ANSWERS = {
     "tokens": "/tokenize: the token ids.",

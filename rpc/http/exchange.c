@@ -178,7 +178,7 @@ static void choose_id(exchange *e, const http_head *head)
 static bool path_matches(const http_route *r, const char *path)
 {
     size_t n = strlen(r->path);
-    if (r->path[n - 1] != '/') return strcmp(path, r->path) == 0;
+    if (n == 1 || r->path[n - 1] != '/') return strcmp(path, r->path) == 0;
     return strncmp(path, r->path, n) == 0 && path[n] != 0;
 }
 
@@ -196,6 +196,7 @@ static void choose_route(exchange *e, const char *path, const char *method)
     if (strcmp(method, "HEAD") == 0) method = "GET";
     for (size_t i = 0; i < n; i++) {
         if (!path_matches(&routes[i], path)) continue;
+        if (http_is_ui(&routes[i]) && e->server->service->o.no_ui) continue;
         e->route = &routes[i]; // that of the path, even if the method is wrong
         if (strcmp(routes[i].method, method) == 0) return;
         add_method(e->allow, sizeof e->allow, routes[i].method);
@@ -449,6 +450,7 @@ static struct MHD_Response *response_of_out(exchange *e, const char *content_typ
             : MHD_create_response_from_buffer(e->out.size, e->out.data, MHD_RESPMEM_PERSISTENT);
     if (r && (!add_header(r, MHD_HTTP_HEADER_CONTENT_TYPE, content_type) ||
               (pays && !add_header(r, MHD_HTTP_HEADER_VARY, "Accept-Encoding")) ||
+              (e->is_page && !ui_add_headers(r)) ||
               (e->json_bytes && !add_header(r, "Inference-Header-Content-Length", json_bytes)))) {
         MHD_destroy_response(r);
         r = NULL;

@@ -46,11 +46,20 @@ const char *http_header(const http_exchange *x, const char *name);
 
 typedef struct http_route {
     const char *method; // "GET", "POST", "DELETE"
-    const char *path;   // a path that ends in "/" matches everything below it
+    const char *path;   // one that ends in "/" matches all below it; "/" is itself alone
     bool needs_key;
     bool has_body;
     void (*handle)(http_exchange *x);
 } http_route;
+
+/* The page for people, and its data (ui.c). */
+void route_ui(http_exchange *x);
+void route_ui_css(http_exchange *x);
+void route_ui_js(http_exchange *x);
+void route_ui_overview(http_exchange *x);
+void route_ui_pages(http_exchange *x);
+/* True for these routes, which rpc_options.no_ui takes away. */
+bool http_is_ui(const http_route *route);
 
 /* The routes of /v2 (kserve.c), and how their errors are written. */
 void route_kserve_server(http_exchange *x);

@@ -6,7 +6,7 @@
  * routes.c    the table of paths                  tls.c      certificates
  * work.c      large bodies, which a pool reads    wake.c     suspended connections, woken
  * cors.c      pages of other origins, OPTIONS     compress.c  answers as gzip
- * kserve.c    the routes of /v2 */
+ * kserve.c    the routes of /v2              ui.c       the page for people */
 #ifndef RPC_HTTP_INTERNAL_H
 #define RPC_HTTP_INTERNAL_H
 
@@ -227,6 +227,7 @@ struct exchange {
     bool close;           // the connection ends with this request
     bool failed;          // no answer could be made
     bool takes_gzip;      // head_takes_gzip
+    bool is_page;         // the answer has the headers of ui_add_headers
     strbuf body;
     size_t body_received, body_reported;
     size_t body_taken; // counted by service_take_body
@@ -271,6 +272,9 @@ bool compress_pays(const exchange *e);
  * out. */
 struct MHD_Response *compress_response(exchange *e);
 void compress_destroy(exchange *e);
+
+/* Adds the headers that bind a page in a browser to its own files; false when memory is out. */
+bool ui_add_headers(struct MHD_Response *r);
 
 /* Checks the origins in the options. */
 status cors_check(const rpc_options *o, error *err);

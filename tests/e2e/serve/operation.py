@@ -152,7 +152,11 @@ class Drain(unittest.TestCase):
 
 class Overload(ServeTest):
     MODEL = SLOW
-    FLAGS = ["--max-requests", "3"]
+    FLAGS = ["--max-requests", "3", "--no-ui"]
+
+    def test_no_ui(self):
+        for path in ("/", "/octavo/page.js", "/octavo/page.css", "/octavo/pages", "/octavo/pages/x"):
+            self.assertEqual(404, self.server.get(path)[0], path)
 
     def test_at_once(self):
         """A full queue is reported at once; no request waits for room."""

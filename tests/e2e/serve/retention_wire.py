@@ -4,6 +4,7 @@ hits of other requests. usage: retention_wire.py OCTAVO [unittest arguments]"""
 
 import http.client
 import json
+import re
 import subprocess
 
 from harness import (KV_HEADS, OCTAVO, PAGE, PATIENCE, SLOW, SLOW_LAYERS, ServeTest, eventually, main, need, sse,
@@ -100,6 +101,28 @@ class Wire(ServeTest):
                 cold = self.short(ids)
                 self.assertEqual(cold["usage"].get("prompt_tokens_details", {}).get("cached_tokens", 0), 0)
                 self.assertEqual(hit["choices"][0]["token_ids"], cold["choices"][0]["token_ids"])
+
+    def test_the_page_map_shows_what_is_dropped(self):
+        status, headers, text = self.server.get("/")
+        self.assertEqual((status, headers["content-type"]), (200, "text/html; charset=utf-8"))
+        self.assertIn("default-src 'none'", headers["content-security-policy"])
+        self.assertIn("<canvas", text)
+        end = self.http(tokens(N, 7), {"retention": RETENTION})
+        (job,) = [r["id"] for r in json.loads(self.server.get("/octavo/pages")[2])["requests"]]
+
+        def dropped():
+            answer = json.loads(self.server.get(f"/octavo/pages/{job}")[2])["map"]
+            return answer if answer and answer.get("pages_dropped") and answer.get("rows") else None
+
+        got = eventually("pages are dropped", dropped)
+        end()
+        self.assertEqual(("running", "chunkkv", N), (got["state"], got["method"], got["prompt_tokens"]))
+        self.assertEqual(self.layers, sum(n for n, _ in got["rows"]))
+        for _, row in got["rows"]:
+            cells = "".join(letter * int(n or 1) for n, letter in re.findall(r"(\d*)([.a-hA-H])", row))
+            self.assertEqual(got["columns"], len(cells))
+            self.assertEqual(62 - 14, cells[:62].count("."))
+            self.assertNotIn(".", cells[62:])
 
     def short(self, ids, **fields):
         return self.server.post("/v1/completions", {"prompt": ids, "max_tokens": 4, "ignore_eos": True,
