@@ -1,15 +1,14 @@
 /* Opens a model as flags describe it. */
 #include "cli/model_open.h"
 
-#include "cli/cli.h"
 #include "kernels/cuda/cuda_kernels.h"
 
 #include <math.h>
+#include <stdarg.h>
 #include <stdatomic.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <unistd.h>
 
 /* ---- opening --------------------------------------------------------------------------------- */
 
@@ -27,6 +26,18 @@ static kern_precision wanted_precision(const model_flags *f, dtype type)
     return strcmp(f->precision, "high") == 0 ? KERN_PRECISION_HIGH : KERN_PRECISION_STANDARD;
 }
 
+/* Gives the listener a line. */
+__attribute__((format(printf, 2, 3))) static void tell(const loaded_model *m, const char *fmt, ...)
+{
+    char line[sizeof(error) + 64];
+    if (!m->listener.note) return;
+    va_list args;
+    va_start(args, fmt);
+    vsnprintf(line, sizeof line, fmt, args);
+    va_end(args);
+    m->listener.note(m->listener.ctx, line);
+}
+
 static status open_text(const char *dir, loaded_model *m, error *err)
 {
     RETURN_IF_ERROR(model_tokenizer_load(dir, &m->tokenizer, err));
@@ -34,7 +45,7 @@ static status open_text(const char *dir, loaded_model *m, error *err)
     /* Without a usable template plain prompts work all the same: only messages are refused,
      * later. */
     if (!status_ok(model_template_load(dir, &m->chat, &m->bos, &m->eos, &why)))
-        fprintf(stderr, "octavo: %s: messages cannot be used with this model\n", why.text);
+        tell(m, "%s: messages cannot be used with this model", why.text);
     return STATUS_IS_OK;
 }
 
@@ -192,45 +203,20 @@ static status make_backend(loaded_model *m, error *err)
     return STATUS_IS_OK;
 }
 
-/* With --device auto, a model that the GPU's kernels do not support runs on the CPU, and a line on
- * stderr tells so. */
+/* With --device auto, a model that the GPU's kernels do not support runs on the CPU, and the
+ * listener gets a line about it. */
 static status make_first(const model_flags *f, loaded_model *m, error *err)
 {
     status s = make_backend(m, err);
     if (s.code != STATUS_UNSUPPORTED || !m->gpu || strcmp(f->device, "auto") != 0) return s;
     if (m->gpu_kv == GPU_KV_E4M3) return s; /* the CPU has no such pages */
-    fprintf(stderr, "octavo: %s: on the CPU instead\n", err->text);
+    tell(m, "%s: on the CPU instead", err->text);
     m->gpu = NULL;
     m->on_gpu = false;
     return make_backend(m, err);
 }
 
-static void log_cache(void *ctx, const char *line)
-{
-    (void)ctx;
-    fprintf(stderr, "octavo: weights-cache: %s\n", line);
-}
-
-/* Clears the progress bar of loading from the terminal. */
-static void clear_bar(loaded_model *m)
-{
-    if (m->bar_us) cli_clear_bar();
-    m->bar_us = 0;
-}
-
-static void draw_bar(void *ctx, uint64_t done, uint64_t total)
-{
-    enum { PAUSE_US = 100 * 1000 };
-    loaded_model *m = ctx;
-    int64_t now = clock_now_us();
-    if (done >= total) {
-        clear_bar(m);
-        return;
-    }
-    if (m->bar_us && now - m->bar_us < PAUSE_US) return;
-    m->bar_us = now;
-    cli_draw_bar("loading weights", done, total);
-}
+static void tell_cache(void *ctx, const char *line) { tell(ctx, "weights-cache: %s", line); }
 
 static loaded_model unopened(const model_flags *flags)
 {
@@ -285,9 +271,10 @@ static status read_options(const model_flags *f, loaded_model *m, error *err)
         .max_seqs = f->max_batch,
         .max_model_len = m->max_model_len,
         .cache_dir = f->weights_cache,
-        .log_line = log_cache,
-        .progress = isatty(STDERR_FILENO) ? draw_bar : NULL,
-        .progress_ctx = m,
+        .log_line = tell_cache,
+        .log_ctx = m,
+        .progress = m->listener.progress,
+        .progress_ctx = m->listener.ctx,
         .given_up = &m->given_up,
     };
     return STATUS_IS_OK;
@@ -337,13 +324,15 @@ void model_give_up(loaded_model *m)
     if (m->workers) workers_give_up(m->workers);
 }
 
-status model_open(const model_flags *flags, bool with_text, loaded_model *out, error *err)
+status model_open_with(const model_flags *flags, bool with_text, const model_listener *listener,
+                       loaded_model *out, error *err)
 {
     if (!flags->dir) return error_set(err, STATUS_INVALID, "--model is missing");
     int64_t start = clock_now_us();
     *out = unopened(flags);
+    out->listener = *listener;
     status s = open_parts(flags, with_text, out, err);
-    clear_bar(out);
+    if (listener->progress) listener->progress(listener->ctx, 1, 1);
     if (!status_ok(s)) model_close(out);
     out->open_us = clock_now_us() - start;
     return s;
@@ -362,54 +351,6 @@ void model_close(loaded_model *m)
 }
 
 /* ---- facts about the model ------------------------------------------------------------------- */
-
-void format_bytes(char *out, size_t size, uint64_t bytes)
-{
-    static const char *const units[] = {"bytes", "KiB", "MiB", "GiB", "TiB"};
-    double v = (double)bytes;
-    int unit = 0;
-    for (; v >= 1024.0 && unit < 4; unit++) v /= 1024.0;
-    snprintf(out, size, unit && v < 100 ? "%.1f %s" : "%.0f %s", v, units[unit]);
-}
-
-void model_log(const loaded_model *m, const char *dir)
-{
-    char weights[32], pool[32], tier[32], ranks[32] = "", swap[64] = "", bits[16] = "",
-                                          filling[80] = "", disk[80] = "";
-    if (m->options.quant_attention) snprintf(bits, sizeof bits, "mixed ");
-    else if (m->options.quant_bits) snprintf(bits, sizeof bits, "int%u ", m->options.quant_bits);
-    if (m->n_ranks > 1) snprintf(ranks, sizeof ranks, "%u ranks, ", m->n_ranks);
-    format_bytes(weights, sizeof weights, m->facts.weight_bytes);
-    format_bytes(pool, sizeof pool, m->facts.pool_bytes);
-    if (m->facts.filling_bytes) {
-        format_bytes(tier, sizeof tier, m->facts.filling_bytes);
-        snprintf(filling, sizeof filling, " and up to %s of bf16 for the newest pages", tier);
-    }
-    format_bytes(tier, sizeof tier, m->facts.disk_bytes);
-    if (m->facts.disk_bytes) snprintf(disk, sizeof disk, " in memory, of %s on disk", tier);
-    format_bytes(tier, sizeof tier, m->facts.host_bytes);
-    if (m->facts.host_bytes)
-        snprintf(disk, sizeof disk, " on the device and %s in host memory", tier);
-    format_bytes(tier, sizeof tier, m->facts.swap_bytes);
-    if (m->facts.swap_bytes) snprintf(swap, sizeof swap, ", %s of host memory to swap", tier);
-    const backend_info *info = m->backend.ops->info(m->backend.ctx);
-    uint32_t pages = info->n_pages - 1;
-    uint32_t blocks = pages / pkv_groups(&info->geometry);
-    fprintf(
-        stderr,
-        "octavo: %s: %s, %s of %sweights; KV pool %s%s%s%s: %u %s pages, room for %llu tokens%s; "
-        "%s, "
-        "%s%u thread%s; weights %s in %.2f s, ready in %.2f s\n",
-        dir, m->config.architecture, weights, bits, pool,
-        !m->default_pool ? ""
-        : m->on_gpu      ? " (85 % of what the GPU has left)"
-                    : " (with representatives, 60 % of what the cgroup leaves after the weights)",
-        filling, disk, pages, m->kv_name, (unsigned long long)blocks * info->geometry.page_tokens,
-        swap, m->facts.isa, ranks, m->facts.n_threads, m->facts.n_threads == 1 ? "" : "s",
-        m->facts.from_cache ? "from the cache" : "packed", (double)m->facts.load_us / 1e6,
-        (double)m->open_us / 1e6);
-    if (m->workers) workers_log(m->workers);
-}
 
 engine_options model_engine_options(loaded_model *m, uint32_t max_requests)
 {

@@ -6,6 +6,14 @@
 #include "engine/engine.h"
 #include "model/embed_heads.h"
 
+/* Gets what opening a model has to say, on the threads that load. Each may be NULL. */
+typedef struct model_listener {
+    void (*note)(void *ctx, const char *line);
+    /* Bytes of weights. At the end done equals total, also when opening fails. */
+    void (*progress)(void *ctx, uint64_t done, uint64_t total);
+    void *ctx;
+} model_listener;
+
 typedef struct loaded_model {
     model_config config;
     comm *group; // a group of one rank
@@ -24,6 +32,7 @@ typedef struct loaded_model {
     bool default_pool; // --kv-memory was not given
     int64_t open_us;
     int64_t bar_us;          // when the progress bar of loading was last drawn; 0 = it is not shown
+    model_listener listener; // also told when a backend is made again
     backend_options options; // that the backend was made with
     _Atomic bool given_up;
     const struct gpu_api *gpu; // NULL: this process computes on no GPU
@@ -39,6 +48,9 @@ typedef struct loaded_model {
 
 /* Opens everything; the tokenizer and template only when with_text is set. On failure nothing is
  * left open. *out must not move while it is open. */
+status model_open_with(const model_flags *flags, bool with_text, const model_listener *listener,
+                       loaded_model *out, error *err);
+/* The same at a terminal: notes go to stderr, and a bar shows progress there. */
 status model_open(const model_flags *flags, bool with_text, loaded_model *out, error *err);
 /* Fills config and options as model_open would, but opens nothing. */
 status model_describe(const model_flags *flags, loaded_model *out, error *err);
