@@ -34,6 +34,7 @@ check format format
 check layers python3 tools/check_layers.py .
 check headers tools/check_headers.sh build
 check globals tools/check_globals.sh build
+check symbols tools/check_symbols.sh build
 check text python3 tools/check_text.py .
 check comments python3 tools/check_comments.py .
 check api python3 tools/make_api_page.py --check .
