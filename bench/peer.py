@@ -1,13 +1,13 @@
 #!/usr/bin/env python3
-"""Octavo beside llama.cpp and OpenVINO GenAI: fetches and builds the peers outside the tree, makes
-random weights of one shape for all, interleaves their runs, and prints medians, ranges and ratios
-to the best peer beside the bars. Needs the standard library only, cmake, ninja, a C++ compiler and,
-the first time, pip's index.
+"""Octavo beside llama.cpp, OpenVINO GenAI and vLLM: fetches and builds the peers outside the tree,
+makes random weights of one shape for all, interleaves their runs, and prints medians, ranges and
+ratios to the best peer beside the bars. Needs the standard library only, cmake, ninja, a C++
+compiler and, the first time, pip's index.
 
     # everything, beside llama.cpp
     bench/peer.py --octavo build/octavo --out bench/results/NAME.md
-    # beside llama.cpp and OpenVINO
-    bench/peer.py --peer openvino --only prefill,decode,depth
+    # beside llama.cpp, OpenVINO and vLLM
+    bench/peer.py --peer openvino,vllm --only prefill,decode,long,depth
     # 128K tokens, read whole and in part
     bench/peer.py --only far --rounds 3
     # a part, added to FILE's others
@@ -15,14 +15,14 @@ the first time, pip's index.
 
   prefill   a prompt of 512 tokens
   decode    1, 8, 16 and 32 sequences at 128 tokens
-  long      a prompt of 16384 tokens, int8; not llama.cpp, which takes minutes for it
-  depth     1 sequence at 4096 and 16384 tokens; Octavo and llama.cpp fill their caches with copies
-            of a prompt's
+  long      a prompt of 16384 tokens, bf16 and int8; not llama.cpp, which takes minutes for it
+  depth     1 sequence at 4096 and 16384 tokens, bf16 and int8; Octavo and llama.cpp fill their
+            caches with copies of a prompt's
   far       1 sequence at 131072 tokens, int4: Octavo reads everything, or few blocks by retrieval;
-            not OpenVINO GenAI, whose prefill of it takes more than 40 minutes
-  server    8 and 32 clients at once, 256 + 64 tokens, no shared prefix; not OpenVINO GenAI, which
-            has no server
-  load      from the start of the server to ready, files in the page cache; not OpenVINO GenAI
+            llama.cpp alone, because the others' prefill of it takes more than 40 minutes
+  server    8 and 32 clients at once, 256 + 64 tokens, no shared prefix; llama.cpp alone, because
+            OpenVINO GenAI has no server and vLLM's takes a third core
+  load      from the start of the server to ready, files in the page cache; llama.cpp alone
 
 --out FILE.md also writes FILE.json, with every sample. Results that the file holds already stay in
 the table: those of other sections, and those of other formats and clients from the same commit with
@@ -46,8 +46,9 @@ import peer_models
 import serve_server
 from peer_build import Peer, default_work
 from peer_openvino import OpenVino
-from peer_table import (BATCHES, CLIENTS, DEPTHS, FAR, FAR_READS, FASTEST, LLAMA, LONG, OPENVINO, PAIRS, PREFILL,
+from peer_table import (BATCHES, CLIENTS, DEEP, DEPTHS, FAR, FAR_READS, FASTEST, LLAMA, LONG, PAIRS, PREFILL,
                         markdown)
+from peer_vllm import Vllm
 from serve_server import Failed, ROOT, Server, load
 
 INPUT, OUTPUT, CONTEXT = 256, 64, 128
@@ -55,6 +56,7 @@ PEER_STEPS, DEPTH_STEPS, FAR_STEPS = 16, 16, 6  # tokens that a peer decodes for
 OUR_ROUNDS = 3                    # Octavo's sample: the median of these rounds of at least 0.3 s
 POOL = "1G"
 PATIENCE = 600
+INSTALLED = {peer.name: peer for peer in (OpenVino, Vllm)}
 
 
 # ---- samples -------------------------------------------------------------------------------------
@@ -95,7 +97,7 @@ class Setting:
     def __init__(self, args):
         self.octavo = os.path.abspath(args.octavo)
         self.peer = Peer(args.work)
-        self.openvino = OpenVino(args.work) if args.peer == OPENVINO else None
+        self.others = [INSTALLED[name](args.work) for name in args.peer.split(",") if name != LLAMA]
         self.threads, self.rounds = args.threads, args.rounds
         self.formats = args.formats.split(",")
         self.clients = [int(n) for n in args.clients.split(",")]
@@ -112,30 +114,38 @@ class Setting:
 
     def make(self):
         self.peer.make()
-        if self.openvino:
-            self.openvino.make()
         for ours, theirs in PAIRS.items():
             self.weights(theirs)
-            if self.openvino:
-                self.openvino.weights(ours)
+        for other in self.others:
+            other.make()
+            for kind in other.formats:
+                other.weights(kind)
 
     def describe(self):
         return "; ".join([f"{self.peer.describe()}, flash attention on, f16 cache",
-                          *([self.openvino.describe()] if self.openvino else [])])
+                          *(other.describe() for other in self.others)])
 
-    def alternate(self, ours, theirs, openvino=None):
-        """Runs of all formats, Octavo's beside the peers'. A function takes the format's name,
-        OpenVINO's a Pipeline."""
-        def second(f):
-            with self.openvino.run(f, self.threads) as pipeline:
-                return openvino(pipeline)
+    def deep(self):
+        """Formats of the sections with long contexts."""
+        return [f for f in self.formats if f in DEEP]
+
+    def with_format(self, ours):
+        """The peers beside llama.cpp that have the format."""
+        return [other for other in self.others if ours in other.formats]
+
+    def alternate(self, ours, theirs, pipelined=None):
+        """Runs of all formats, Octavo's beside the peers'. A function takes the format's name, but
+        that of the peers in a Pipeline takes one."""
+        def run(other, f):
+            with other.run(f, self.threads) as pipeline:
+                return pipelined(pipeline)
 
         runs = []
         for our, their in self.pairs():
             runs.append((f"octavo {our}", lambda f=our: ours(f)))
             runs.append((f"{LLAMA} {their}", lambda f=their: theirs(f)))
-            if self.openvino and openvino:
-                runs.append((f"{OPENVINO} {our}", lambda f=our: second(f)))
+            if pipelined:
+                runs += [(f"{other.name} {our}", lambda p=other, f=our: run(p, f)) for other in self.with_format(our)]
         return runs
 
 
@@ -181,15 +191,21 @@ def long_section(s):
         (row,) = [r for r in our_rows(s, f, LONG, [1], [16], 1) if r["what"] == "prefill"]
         return shares(f"prefill {LONG}", row, f)
 
-    if not s.openvino:
-        raise Failed("the section needs --peer openvino")
-    with s.openvino.run("int8", s.threads) as pipeline:
-        def theirs():
-            rate = pipeline.start(1, LONG)
-            pipeline.stop()
-            return {f"prefill {LONG}": rate}
+    def theirs(pipeline):
+        rate = pipeline.start(1, LONG)
+        pipeline.stop()
+        return {f"prefill {LONG}": rate}
 
-        return interleave(s.rounds, [("octavo int8", lambda: ours("int8")), (f"{OPENVINO} int8", theirs)])
+    with contextlib.ExitStack() as stack:
+        runs = []
+        for f in s.deep():
+            others = [(f"{other.name} {f}", stack.enter_context(other.run(f, s.threads))) for other in s.with_format(f)]
+            if others:
+                runs.append((f"octavo {f}", lambda f=f: ours(f)))
+                runs += [(name, lambda p=pipeline: theirs(p)) for name, pipeline in others]
+        if not runs:
+            raise Failed("the section needs --peer openvino or vllm, and bf16 or int8")
+        return interleave(s.rounds, runs)
 
 
 def decode_section(s):
@@ -215,7 +231,7 @@ def decode_section(s):
             out[f"decode {n}"] = statistics.median(rates)
         return out
 
-    def openvino(pipeline):
+    def pipelined(pipeline):
         out = {}
         for n in BATCHES:
             pipeline.start(n, CONTEXT)
@@ -223,12 +239,12 @@ def decode_section(s):
             pipeline.stop()
         return out
 
-    return interleave(s.rounds, s.alternate(ours, theirs, openvino))
+    return interleave(s.rounds, s.alternate(ours, theirs, pipelined))
 
 
 def depth_section(s):
-    """Decode at depth with int8 weights and a cache of 16 bits; OpenVINO's own cache has 8
-    bits, and it prefills each depth once."""
+    """Decode at depth with a cache of 16 bits; OpenVINO's own cache has 8 bits. The peers beside
+    llama.cpp prefill each depth once."""
     def ours(f):
         out = {}
         for row in our_rows(s, f, 16, [1], DEPTHS, OUR_ROUNDS):
@@ -236,16 +252,21 @@ def depth_section(s):
                 out.update(shares(f"decode 1 at {row['tokens']}", row, f))
         return out
 
-    with contextlib.ExitStack() as stack:
-        peer = stack.enter_context(PeerDepth(s, "Q8_0", DEPTHS, DEPTH_STEPS))
-        runs = [("octavo int8", lambda: ours("int8")), (f"{LLAMA} Q8_0", peer.decode)]
-        if s.openvino:
-            at = {depth: stack.enter_context(s.openvino.run("int8", s.threads)) for depth in DEPTHS}
+    def other_runs(stack, f):
+        for other in s.with_format(f):
+            at = {depth: stack.enter_context(other.run(f, s.threads)) for depth in DEPTHS}
             for depth, pipeline in at.items():
                 pipeline.start(1, depth)
-            runs.append((f"{OPENVINO} int8", lambda: {f"decode 1 at {depth}": pipeline.steps(DEPTH_STEPS)
-                                                      for depth, pipeline in at.items()}))
-        return interleave(s.rounds, runs)
+            yield (f"{other.name} {f}", lambda at=at: {f"decode 1 at {depth}": pipeline.steps(DEPTH_STEPS)
+                                                       for depth, pipeline in at.items()})
+
+    samples = {}
+    for f in s.deep():
+        with contextlib.ExitStack() as stack:
+            peer = stack.enter_context(PeerDepth(s, PAIRS[f], DEPTHS, DEPTH_STEPS))
+            samples.update(interleave(s.rounds, [
+                (f"octavo {f}", lambda f=f: ours(f)), (f"{LLAMA} {PAIRS[f]}", peer.decode), *other_runs(stack, f)]))
+    return samples
 
 
 def far_section(s):
@@ -464,22 +485,24 @@ def run_sections(s, names, results, out):
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--octavo", default=os.path.join(ROOT, "build/octavo"), help="the executable")
-    parser.add_argument("--peer", choices=[LLAMA, OPENVINO], default=LLAMA, help="openvino: beside llama.cpp too")
+    parser.add_argument("--peer", default=LLAMA, help=f"{', '.join(INSTALLED)} or both, with a comma between: beside "
+                                                      f"{LLAMA}, which always runs (%(default)s)")
     parser.add_argument("--work", default=default_work(), help="where the peers and the weights are (%(default)s)")
     parser.add_argument("--only", default=",".join(SECTIONS), help="sections, with commas between (%(default)s)")
     parser.add_argument("--formats", default=",".join(PAIRS), help="ours; each beside the peers' of as many bits")
     parser.add_argument("--quantize-group", type=int, choices=[32, 64, 128], default=32,
-                        help="columns that share a scale in our int8 and int4: llama.cpp has 32, OpenVINO 64 in int4 "
-                             "and a row in int8 (%(default)s)")
+                        help="columns that share a scale in our int8 and int4: llama.cpp has 32, the others 64 in "
+                             "int4 and a row in int8 (%(default)s)")
     parser.add_argument("--clients", default=",".join(map(str, CLIENTS)), help="of the server section (%(default)s)")
     parser.add_argument("--rounds", type=int, default=5, help="runs of each (%(default)s)")
     parser.add_argument("--threads", type=int, default=2, help="of each (%(default)s)")
     parser.add_argument("--out", help="write the table there, and the samples beside it")
     args = parser.parse_args()
     names = args.only.split(",")
-    wrong = [n for n in names if n not in SECTIONS]
-    if wrong:
-        parser.error(f"--only: {wrong[0]} is none of {', '.join(SECTIONS)}")
+    for flag, given, known in (("only", names, SECTIONS), ("peer", args.peer.split(","), [LLAMA, *INSTALLED])):
+        wrong = [n for n in given if n not in known]
+        if wrong:
+            parser.error(f"--{flag}: {wrong[0]} is none of {', '.join(known)}")
     try:
         s = Setting(args)
         s.make()

@@ -65,8 +65,10 @@ def scaled_pool(scale, n_bytes):
     return make
 
 
-# By the peer's name: (GGML's number of the type, values of a block, its bytes, its pool)
+# By the peer's name: (GGML's number of the type, values of a block, its bytes, its pool). "bytes"
+# are integers of 8 or 4 bits in safetensors.
 FORMATS = {
+    "bytes": (None, 1, 1, lambda rng: rng.randbytes(POOL_BLOCKS * 32)),
     "BF16": (30, 1, 2, bf16_pool),
     "Q8_0": (8, 32, 34, scaled_pool(2e-4, 32)),
     "Q4_0": (2, 32, 18, scaled_pool(3e-3, 16)),
@@ -195,19 +197,54 @@ CONFIG = {
 }
 
 
-def write_safetensors(f):
-    pool, head, at = Pool("BF16"), {}, 0
-    for _, name, shape in tensors():
-        size = 2 * shape[0] * (shape[1] if len(shape) > 1 else 1)
-        head[name + ".weight"] = {"dtype": "BF16", "shape": list(shape), "data_offsets": [at, at + size]}
+QUANTIZED_GROUP = 64  # columns that share a scale in 4 bits, as in OpenVINO's models
+
+
+def quantization(kind):
+    """The configuration of compressed-tensors. int8 has a scale for each row, and x is quantised
+    token by token; int4 has one for each group of columns, and x stays as it is. The embedding and
+    the head are bf16."""
+    weights = {"num_bits": int(kind[3:]), "type": "int", "symmetric": True, "dynamic": False}
+    weights |= {"strategy": "channel"} if kind == "int8" else {"strategy": "group", "group_size": QUANTIZED_GROUP}
+    x = {"num_bits": 8, "type": "int", "symmetric": True, "dynamic": True, "strategy": "token"}
+    return {"quant_method": "compressed-tensors", "quantization_status": "compressed", "ignore": ["lm_head"],
+            "format": "int-quantized" if kind == "int8" else "pack-quantized",
+            "config_groups": {"group_0": {"targets": ["Linear"], "weights": weights,
+                                          "input_activations": x if kind == "int8" else None}}}
+
+
+def stored(name, shape, kind):
+    """(name, type, shape, content) of each entry that a tensor has in the file: a pool's name and
+    how many of its values, or bytes."""
+    n = shape[0] * (shape[1] if len(shape) > 1 else 1)
+    if len(shape) == 1:
+        return [(f"{name}.weight", "BF16", shape, b"\x80\x3f" * n)]
+    if kind == "bf16" or "layers" not in name:
+        return [(f"{name}.weight", "BF16", shape, ("BF16", n))]
+    if kind == "int8":
+        return [(f"{name}.weight", "I8", shape, ("bytes", n)),
+                (f"{name}.weight_scale", "BF16", (shape[0], 1), struct.pack("<f", 2e-4)[2:] * shape[0])]
+    return [(f"{name}.weight_packed", "I32", (shape[0], shape[1] // 8), ("bytes", n // 2)),
+            (f"{name}.weight_scale", "BF16", (shape[0], shape[1] // QUANTIZED_GROUP),
+             struct.pack("<f", 3e-3)[2:] * (n // QUANTIZED_GROUP)),
+            (f"{name}.weight_shape", "I64", (2,), struct.pack("<qq", *shape))]
+
+
+def write_safetensors(f, kind):
+    pools = {name: Pool(name) for name in ("BF16", "bytes")}
+    entries = [entry for _, name, shape in tensors() for entry in stored(name, shape, kind)]
+    head, at = {}, 0
+    for name, dtype, shape, content in entries:
+        size = len(content) if isinstance(content, bytes) else content[1] * pools[content[0]].block_bytes
+        head[name] = {"dtype": dtype, "shape": list(shape), "data_offsets": [at, at + size]}
         at += size
     text = json.dumps(head).encode()
     f.write(struct.pack("<Q", len(text)) + text)
-    for _, _, shape in tensors():
-        if len(shape) == 1:
-            f.write(b"\x80\x3f" * shape[0])
+    for *_, content in entries:
+        if isinstance(content, bytes):
+            f.write(content)
         else:
-            pool.write(f, shape[0] * shape[1])
+            pools[content[0]].write(f, content[1])
 
 
 def byte_letters():
@@ -232,14 +269,16 @@ def tokenizer():
                       "vocab": {text: i for i, text in enumerate(texts)}, "merges": []}}
 
 
-def folder(work):
+def folder(work, kind="bf16"):
     """Returns a Hugging Face folder's path; writes the folder if it is missing."""
-    path = os.path.join(work, "1.1b")
+    config, path = CONFIG, os.path.join(work, "1.1b")
+    if kind != "bf16":
+        config, path = {**CONFIG, "quantization_config": quantization(kind)}, f"{path}-{kind}"
     os.makedirs(path, exist_ok=True)
-    for name, tree in (("config.json", CONFIG), ("tokenizer.json", tokenizer())):
+    for name, tree in (("config.json", config), ("tokenizer.json", tokenizer())):
         with open(os.path.join(path, name), "w", encoding="utf-8") as f:
             json.dump(tree, f)
-    whole(os.path.join(path, "model.safetensors"), write_safetensors)
+    whole(os.path.join(path, "model.safetensors"), lambda f: write_safetensors(f, kind))
     return path
 
 

@@ -8,10 +8,11 @@ import peer_models
 from peer_build import cpu_info
 
 # Each peer's format with as many bits as Octavo's.
-LLAMA, OPENVINO = "llama.cpp", "openvino"
+LLAMA = "llama.cpp"
 PAIRS = {"bf16": "BF16", "int8": "Q8_0", "int4": "Q4_0"}
-KINDS = {LLAMA: PAIRS, OPENVINO: {f: f for f in PAIRS}}
+KINDS = {LLAMA: PAIRS, **{name: {f: f for f in PAIRS} for name in ("openvino", "vllm")}}
 PREFILL, BATCHES, DEPTHS, CLIENTS = 512, (1, 8, 16, 32), (4096, 16384), (8, 32)
+DEEP = ("bf16", "int8")  # formats of the sections long and depth
 LONG = 16384
 FAR = 131072
 FAR_READS = ("everything", "16K", "8K")  # by `octavo bench retrieval` without --retrieval
@@ -38,12 +39,12 @@ COMPARED = [
     ("prefill", f"prefill {PREFILL}", ALL, Bar((1.8, 1.3, 1.3), "rate", (None, 0.7, 0.55))),
     ("prefill", f"prefill {PREFILL}", ["bf16"], Bar((1.5, 1.25, 1.25), "rate", (None, 0.7, 0.55))),
     *(("prefill", f"prefill {PREFILL}", [f], Bar()) for f in ("int8", "int4")),
-    ("long", f"prefill {LONG}", ["int8"], Bar((1.5, 1.3, 1.3))),
+    *(("long", f"prefill {LONG}", [f], Bar((1.5, 1.3, 1.3))) for f in DEEP),
     *(("decode", "decode 1", [f], Bar((low, 1.0, 1.0), "read", (None, 0.88, 0.88)))
       for f, low in (("bf16", 1.3), ("int8", 1.4), ("int4", 1.5))),
     *(("decode", f"decode {n}", [f], Bar((1.9, 1.3, 1.5))) for n in (8, 16, 32) for f in ALL),
-    ("depth", f"decode 1 at {DEPTHS[0]}", ["int8"], Bar((3, 1.6, 1.6))),
-    ("depth", f"decode 1 at {DEPTHS[1]}", ["int8"], Bar((5.5, 2.7, 3))),
+    *(("depth", f"decode 1 at {DEPTHS[0]}", [f], Bar((3, 1.6, 1.6))) for f in DEEP),
+    *(("depth", f"decode 1 at {DEPTHS[1]}", [f], Bar((5.5, 2.7, 3))) for f in DEEP),
     *(("far", f"decode at {FAR}, reads {what}", ["int4"], Bar()) for what in FAR_READS),
     *(row for n in CLIENTS for row in (
         ("server", f"{n} clients, tokens/s", ALL, Bar((1.9, 1.3, 1.3))),
