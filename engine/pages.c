@@ -116,6 +116,16 @@ void pages_want(engine *e, const stream_list *looks)
     e->looks.last = looks->last;
 }
 
+/* The state of a stream that the scheduler does not know: it is prepared, or has ended, perhaps
+ * before it was prepared. */
+static const char *state_of(engine_stream *s)
+{
+    pthread_mutex_lock(&s->lock);
+    bool ended = s->ends && s->ends[0].finish != ENGINE_FINISH_NONE;
+    pthread_mutex_unlock(&s->lock);
+    return ended || s->id ? "ended" : "preparing";
+}
+
 /* A map for which memory is out is not there: who asks again has it tried again. */
 static void draw_map(engine *e, engine_stream *s)
 {
@@ -124,7 +134,7 @@ static void draw_map(engine *e, engine_stream *s)
     if (!e->map) e->map = malloc(sizeof *e->map);
     bool known = s->id != 0 && slots_find(e, s->id) == s;
     if (known && e->map && sched_look(e->sched, s->id, &sight, e->map)) put_sight(e, &sight, &json);
-    else if (e->map) strbuf_printf(&json, "{\"state\":\"%s\"}", s->id ? "ended" : "preparing");
+    else if (e->map) strbuf_printf(&json, "{\"state\":\"%s\"}", state_of(s));
     if (json.failed) strbuf_destroy(&json);
     pthread_mutex_lock(&s->lock);
     before = s->map;

@@ -105,6 +105,22 @@ static void before_and_after(void **state)
     engine_stream_release(s);
 }
 
+/* One that is aborted at once may end before the scheduler knows it. */
+static void an_end_before_the_start_is_seen(void **state)
+{
+    fixture *f = *state;
+    engine_output out;
+    strbuf map = {0};
+    for (int i = 0; i < 20; i++) {
+        engine_stream *s = submit_long(f, STREAMING);
+        engine_stream_abort(s);
+        while (engine_stream_wait(s, &out)) continue;
+        await_map(s, "\"ended\"", &map);
+        engine_stream_release(s);
+    }
+    strbuf_destroy(&map);
+}
+
 /* A stream that waits to be looked at is released, and so is one when the engine ends. */
 static void nobody_waits_for_the_map(void **state)
 {
@@ -146,6 +162,7 @@ int main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test_setup_teardown(what_is_dropped_is_seen, setup, fixture_teardown),
         cmocka_unit_test_setup_teardown(before_and_after, setup, fixture_teardown),
+        cmocka_unit_test_setup_teardown(an_end_before_the_start_is_seen, setup, fixture_teardown),
         cmocka_unit_test_setup_teardown(nobody_waits_for_the_map, setup, fixture_teardown),
         cmocka_unit_test_setup_teardown(a_loop_of_questions_gets_few_maps, setup, fixture_teardown),
     };
