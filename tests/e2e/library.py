@@ -5,14 +5,18 @@ synchronous and with asyncio. usage: library.py OCTAVO   (from the root; OCTAVO 
 folder)"""
 
 import asyncio
+import gc
 import importlib.metadata
 import json
 import os
 import shutil
+import signal
 import subprocess
 import sys
 import tempfile
+import threading
 import unittest
+import unittest.mock
 
 OCTAVO = os.path.abspath(sys.argv.pop(1))
 BUILD = os.path.dirname(OCTAVO)
@@ -144,6 +148,49 @@ class Package(unittest.TestCase):
         self.assertEqual(list(request)[-1].finish, "abort")
         with self.assertRaises(ValueError):
             closed.stats()
+
+    def test_numbers_and_texts_are_not_cut(self):
+        for fields in ({"max_tokens": -1}, {"max_tokens": 2**32 + 3}, {"token_ids": [2**32 + 40]},
+                       {"token_ids": [-1]}, {"prompt": "O\0Romeo"}):
+            with self.assertRaises(ValueError):
+                self.engine.submit(**{"prompt": None if "token_ids" in fields else "O", **fields})
+        with self.assertRaises(ValueError):
+            self.octavo.Engine("models/demo\0x")
+
+    def test_a_request_keeps_its_engine(self):
+        request = self.octavo.Engine("models/demo", kv_memory="24M", threads=1).submit("O", max_tokens=3,
+                                                                                      ignore_eos=True)
+        gc.collect()
+        self.assertEqual(list(request)[-1].finish, "length")
+
+    def test_a_forked_child_leaves_handles_alone(self):
+        """Freed there, they would wait for threads that the child does not have."""
+        engine = self.octavo.Engine("models/demo", kv_memory="24M", threads=1)
+        request = engine.submit("O", ignore_eos=True)
+        child = os.fork()
+        if child == 0:
+            signal.alarm(20)
+            request.close()
+            engine.close()
+            os._exit(0)
+        self.assertEqual(os.waitpid(child, 0)[1], 0)
+        self.assertIsNotNone(next(request).text)
+        engine.close()
+
+    def test_a_request_is_not_freed_while_a_thread_aborts_it(self):
+        request, abort = self.engine.submit("O Romeo", ignore_eos=True), self.octavo.lib.abort
+        closer = threading.Thread(target=request.close)
+
+        def slow_abort(handle):
+            closer.start()
+            closer.join(0.05)
+            self.assertTrue(closer.is_alive())
+            abort(handle)
+
+        with unittest.mock.patch.object(self.octavo.lib, "abort", slow_abort):
+            request.abort()
+        closer.join()
+        self.assertEqual(list(request), [])
 
     def test_coroutines(self):
         async def first_five():

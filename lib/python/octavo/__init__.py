@@ -16,6 +16,9 @@ its abort()."""
 import asyncio
 import ctypes
 import json
+import operator
+import os
+import threading
 
 from octavo._library import (END, ERROR_BYTES, FINISHES, LOG, OK, PROGRESS, EngineOptions, Output as _Output,
                              Params, Stats, lib)
@@ -82,23 +85,53 @@ class Answer:
             self.retention, self.retrieval = output.retention, output.retrieval
 
 
-class Request:
+class _Owner:
+    """Owns a handle of the library. The lock keeps a handle from being freed while another thread
+    calls the library with it."""
+
+    _handle = None
+
+    def __init__(self):
+        self._lock, self._process = threading.RLock(), os.getpid()
+
+    def _take(self):
+        """The handle, which the caller frees, or None: it is gone, or a parent process has it."""
+        with self._lock:
+            handle, self._handle = self._handle, None
+        return handle if self._process == os.getpid() else None
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *_):
+        self.close()
+
+    def __del__(self):
+        if self._handle:
+            self.close()
+
+
+class Request(_Owner):
     """A request that runs: iterate over it, with `for` or `async for`, for its outputs. Its end
     frees it; before that close() does, or `with`, which aborts what still runs. An error of the
     request is raised by the iteration."""
 
-    def __init__(self, handle):
-        self._handle, self._raw = handle, _Output()
+    def __init__(self, engine, handle):
+        super().__init__()
+        # The engine's callbacks, too, are needed until the request is released.
+        self._engine, self._handle, self._raw = engine, handle, _Output()
 
     def abort(self):
         """Ends every choice soon. Any thread."""
-        if self._handle:
-            lib.abort(self._handle)
+        with self._lock:
+            if self._handle:
+                lib.abort(self._handle)
 
     def close(self):
-        handle, self._handle = self._handle, None
+        handle = self._take()
         if handle:
             lib.request_release(handle)
+            self._engine = None
 
     def _read(self, timeout_ms):
         """An Output, or None when nothing can be read now. Raises StopIteration at the end."""
@@ -145,28 +178,19 @@ class Request:
         finally:
             loop.remove_reader(fd)
 
-    def __enter__(self):
-        return self
 
-    def __exit__(self, *_):
-        self.close()
-
-    __del__ = close
-
-
-class Engine:
+class Engine(_Owner):
     """A model with its KV pages and threads. log: called with lines, progress with bytes done and
-    in all, from the library's threads."""
-
-    _handle = None
+    in all, from the library's threads. A Request that goes on keeps its Engine."""
 
     def __init__(self, model, *, log=None, progress=None, **settings):
+        super().__init__()
         options, handle = EngineOptions(), ctypes.c_void_p()
         words = [_setting(name, value) for name, value in settings.items() if value is not False]
         # Callbacks live as long as the engine may call them.
         self._log = LOG((lambda _, line: log(line.decode(errors="replace"))) if log else 0)
         self._progress = PROGRESS((lambda _, done, total: progress(done, total)) if progress else 0)
-        options.model = str(model).encode()
+        options.model = _text(str(model))
         options.settings = (ctypes.c_char_p * (len(words) + 1))(*words, None)
         options.log, options.progress = self._log, self._progress
         _check(lib.engine_open, options, handle)
@@ -180,11 +204,13 @@ class Engine:
         params.session = None if session is None else _text(session)
         params.messages, params.retention, params.retrieval = map(_json, (messages, retention, retrieval))
         if token_ids is not None:
-            params.token_ids = (ctypes.c_uint32 * max(len(token_ids), 1))(*token_ids)
-            params.n_token_ids = len(token_ids)
-        params.max_tokens, params.fields = max_tokens, _json(fields)
-        _check(lib.submit, self._open(), params, handle)
-        return Request(handle)
+            ids = [_count("token_ids", token) for token in token_ids]
+            params.token_ids = (ctypes.c_uint32 * max(len(ids), 1))(*ids)
+            params.n_token_ids = len(ids)
+        params.max_tokens, params.fields = _count("max_tokens", max_tokens or 0), _json(fields)
+        with self._lock:
+            _check(lib.submit, self._open(), params, handle)
+        return Request(self, handle)
 
     def generate(self, prompt=None, **fields):
         """Submits a request and waits for its answer: an Answer, or a list of n with n above 1."""
@@ -203,17 +229,19 @@ class Engine:
         return answers[0] if len(answers) == 1 else answers
 
     def forget_session(self, session):
-        _check(lib.forget_session, self._open(), _text(session))
+        with self._lock:
+            _check(lib.forget_session, self._open(), _text(session))
 
     def stats(self):
         """octavo_stats as a dict."""
         raw = Stats()
-        lib.get_stats(self._open(), raw)
+        with self._lock:
+            lib.get_stats(self._open(), raw)
         return {name: getattr(raw, name) for name, _ in Stats._fields_[1:]}
 
     def close(self):
         """Aborts what runs. Requests that are left can still be read."""
-        handle, self._handle = self._handle, None
+        handle = self._take()
         if handle:
             lib.engine_close(handle)
 
@@ -222,13 +250,13 @@ class Engine:
             raise ValueError("the engine is closed")
         return self._handle
 
-    def __enter__(self):
-        return self
 
-    def __exit__(self, *_):
-        self.close()
-
-    __del__ = close
+def _count(name, value):
+    """The value, where ctypes would cut it to 32 bits."""
+    value = operator.index(value)
+    if not 0 <= value < 2**32:
+        raise ValueError(f"{name}: {value} is not from 0 to {2**32 - 1}")
+    return value
 
 
 def _text(text):
