@@ -1,5 +1,5 @@
-/* What callers pass in: structs of any version, settings, parameters of requests; and how they are
- * told of errors. */
+/* Callers' arguments (structs of any version, settings, parameters of requests), and the errors
+ * that callers get. */
 #include "lib/internal.h"
 
 #include <stdio.h>

@@ -1,4 +1,4 @@
-/* What an engine and its requests share (private to lib/). */
+/* The structs of an engine and its requests, and helpers of both (private to lib/). */
 #ifndef LIB_INTERNAL_H
 #define LIB_INTERNAL_H
 

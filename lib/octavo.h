@@ -214,7 +214,7 @@ OCTAVO_API octavo_status octavo_forget_session(octavo_engine *engine, const char
 
 typedef struct octavo_stats {
     size_t size;
-    /* What the model was opened with. */
+    /* Fixed when the model was opened. */
     uint32_t max_model_len; /* most tokens of prompt and answer together */
     uint32_t page_tokens;   /* tokens in a KV page */
     uint32_t pages;         /* KV pages of the pool */

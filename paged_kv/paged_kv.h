@@ -357,7 +357,7 @@ enum {
     PKV_MAP_PAGES_MOST = 1 << 16,
 };
 
-/* What is kept of a sequence, as a grid of layers by logical indices. A cell says how many eighths
+/* The kept part of a sequence, as a grid of layers by logical indices. A cell says how many eighths
  * of its tokens its tables keep: 0 = none, FULL = all. PKV_MAP_SHARED is set where other tables
  * hold pages of it too. Where a cell has several pages of a table, the first one answers that. */
 typedef struct pkv_map {

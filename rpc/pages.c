@@ -1,4 +1,5 @@
-/* What people look at: the requests that run, the pool, and the map of one request's pages. */
+/* The data of the page for people: the requests that run, the pool, and the map of one request's
+ * pages. */
 #include "rpc/generation.h"
 
 #include <string.h>

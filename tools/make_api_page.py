@@ -228,7 +228,7 @@ def put_answers(page, root):
     page.text("The keys of /v1/messages and of its events:")
     put_keys(page, root, "rpc/anthropic/write.c", words.MESSAGE_KEYS)
     page.title(3, "The page map")
-    page.text("What the page at / shows. A map is drawn between two steps, at most five times a second for a request "
+    page.text("The page at / shows this. A map is drawn between two steps, at most five times a second for a request "
               "and in at most a hundredth of the engine thread's time; whoever asks gets the last one and does not wait.")
     put_keys(page, root, "rpc/pages.c", words.PAGES_ANSWERS)
     put_keys(page, root, "engine/pages.c", words.PAGE_MAP)

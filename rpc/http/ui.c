@@ -53,7 +53,7 @@ void route_ui_js(http_exchange *x)
 
 /* ---- the data -------------------------------------------------------------------------------- */
 
-/* Whose requests the sender may see: NULL = everybody's. */
+/* The identity whose requests the sender may see; NULL = everybody's. */
 static const char *sees(const http_exchange *x, char identity[SERVICE_IDENTITY_BYTES])
 {
     if (service_is_admin(x->service, x->authorization)) return NULL;

@@ -64,8 +64,8 @@ token_place prompt_place(const engine_prompt *p, uint32_t at, uint32_t n_top);
 
 /* ---- tokenizer_info.c ------------------------------------------------------------------------ */
 
-/* What openai_tokenizer_info gives, of the model in this folder, as the caller's memory. NULL: the
- * folder has no file that can be read. */
+/* The answer of openai_tokenizer_info for the model in this folder, as the caller's memory. NULL:
+ * the folder has no file that can be read. */
 char *tokenizer_info_read(const char *dir);
 
 /* ---- echo.c: the prompt in the answer -------------------------------------------------------- */

@@ -32,7 +32,7 @@ _WAIT_MS = 100
 
 
 class Error(Exception):
-    """What the library refuses, and why. status: its code in octavo.h."""
+    """The library refused something; its text says why. status: its code in octavo.h."""
 
     def __init__(self, status, text):
         super().__init__(text)
