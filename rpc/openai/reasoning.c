@@ -67,17 +67,27 @@ void reasoning_init(reasoning_reader *r, const reasoning_parser *parser, bool be
     *r = (reasoning_reader){.parser = parser, .state = begun ? BEFORE_REASONING : AT_START};
 }
 
+/* How many bytes of white space are in front. Those that were seen before are not looked at again,
+ * however much of it a model writes. */
+static size_t take_blanks(reasoning_reader *r, const char *text, size_t n)
+{
+    size_t seen = r->blanks < n ? r->blanks : n; // memory may have been out for the pending ones
+    r->blanks = 0;
+    return seen + tool_blanks(text + seen, n - seen);
+}
+
 /* White space before the mark is dropped with it. */
 static size_t read_start(reasoning_reader *r, const char *text, size_t n, bool last)
 {
     const char *mark = r->parser->begins;
-    size_t blanks = tool_blanks(text, n), rest = n - blanks, length = strlen(mark);
+    size_t blanks = take_blanks(r, text, n), rest = n - blanks, length = strlen(mark);
     if (rest >= length && memcmp(text + blanks, mark, length) == 0) {
         r->state = BEFORE_REASONING;
         return blanks + length;
     }
     bool may_come = rest < length && memcmp(text + blanks, mark, rest) == 0;
     if (!may_come || last) r->state = r->parser->always ? IN_REASONING : IN_ANSWER;
+    else r->blanks = blanks;
     return 0;
 }
 
@@ -86,22 +96,27 @@ static size_t read_reasoning(reasoning_reader *r, const reasoning_sink *sink, co
                              size_t n, bool last)
 {
     bool found;
-    size_t at = tool_find(text, n, r->parser->ends, last, &found), shown = at;
-    while (shown > 0 && tool_blanks(text + shown - 1, 1)) shown--;
+    size_t blanks = take_blanks(r, text, n);
+    size_t at = blanks + tool_find(text + blanks, n - blanks, r->parser->ends, last, &found);
+    size_t shown = at;
+    while (shown > blanks && tool_blanks(text + shown - 1, 1)) shown--;
+    if (shown == blanks) shown = 0;
     if (shown) sink->reasoning(sink->ctx, text, shown);
     if (found) r->state = BEFORE_ANSWER;
+    else if (!last && shown == 0) r->blanks = blanks;
     return found ? at + strlen(r->parser->ends) : last ? n : shown;
 }
 
 static size_t read_some(reasoning_reader *r, const reasoning_sink *sink, const char *text, size_t n,
                         bool last)
 {
-    size_t blanks = tool_blanks(text, n);
+    size_t blanks;
     switch (r->state) {
     case AT_START: return read_start(r, text, n, last);
     case IN_REASONING: return read_reasoning(r, sink, text, n, last);
     case IN_ANSWER: sink->answer(sink->ctx, text, n); return n;
     default:
+        blanks = tool_blanks(text, n);
         if (blanks < n) r->state++;
         return blanks;
     }

@@ -19,6 +19,7 @@ typedef struct reasoning_reader {
     const reasoning_parser *parser;
     int state;
     strbuf pending; // bytes that may belong to a mark, or are white space before one
+    size_t blanks;  // the first of them, known to be white space
 } reasoning_reader;
 
 /* Receives the text that a reader finds; both functions get whole characters. */

@@ -83,11 +83,36 @@ static void every_parser_has_a_case(void **state)
     }
 }
 
+static void ignore(void *ctx, const char *text, size_t n) { (void)ctx, (void)text, (void)n; }
+
+/* Blanks wait for the mark behind them. Each is looked at once, however many there are. */
+static void blanks_that_wait_are_known(void **state)
+{
+    (void)state;
+    const reasoning_sink sink = {NULL, ignore, ignore};
+    const char *const fronts[] = {"", "<think>a"};
+    for (size_t i = 0; i < 2; i++) {
+        reasoning_reader r;
+        reasoning_init(&r, reasoning_parser_find("qwen3"), false);
+        reasoning_take(&r, &sink, fronts[i], strlen(fronts[i]));
+        for (size_t piece = 1; piece <= 100; piece++) {
+            reasoning_take(&r, &sink, "  \n ", 4);
+            assert_int_equal(r.pending.size, 4 * piece);
+            assert_int_equal(r.blanks, 4 * piece);
+        }
+        reasoning_take(&r, &sink, "b", 1);
+        assert_int_equal(r.pending.size, 0);
+        assert_int_equal(r.blanks, 0);
+        reasoning_destroy(&r);
+    }
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(pieces_do_not_matter),
         cmocka_unit_test(every_parser_has_a_case),
+        cmocka_unit_test(blanks_that_wait_are_known),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

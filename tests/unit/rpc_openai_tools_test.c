@@ -229,6 +229,28 @@ static void deep_literals_are_refused(void **state)
     strbuf_destroy(&out);
 }
 
+/* A parser that kept blanks as pending would look at all of them with each piece. */
+static void blanks_are_taken_as_they_come(void **state)
+{
+    (void)state;
+    size_t n;
+    const tool_parser *const *parsers = tool_parsers(&n);
+    for (size_t i = 0; i < n; i++) {
+        strbuf told = {0};
+        const talk_sink sink = {&told, on_content, on_call, on_arguments};
+        tool_reader r;
+        tool_reader_init(&r, parsers[i], &sink);
+        for (int piece = 0; piece < 100; piece++) {
+            tool_reader_take(&r, "  \n ", 4);
+            if (r.pending.size) fail_msg("%s: %zu bytes wait", parsers[i]->name, r.pending.size);
+        }
+        tool_reader_end(&r);
+        assert_int_equal(told.size, 400);
+        tool_reader_destroy(&r);
+        strbuf_destroy(&told);
+    }
+}
+
 static void templates_tell_their_format(void **state)
 {
     (void)state;
@@ -253,9 +275,12 @@ static void templates_tell_their_format(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(pieces_do_not_matter),        cmocka_unit_test(every_parser_has_a_case),
-        cmocka_unit_test(python_literals_become_json), cmocka_unit_test(deep_literals_are_refused),
+        cmocka_unit_test(pieces_do_not_matter),
+        cmocka_unit_test(every_parser_has_a_case),
+        cmocka_unit_test(python_literals_become_json),
+        cmocka_unit_test(deep_literals_are_refused),
         cmocka_unit_test(templates_tell_their_format),
+        cmocka_unit_test(blanks_are_taken_as_they_come),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -22,17 +22,16 @@ static size_t begin(tool_reader *r, const char *text, size_t n, bool last, const
                     bool lists)
 {
     size_t at = tool_blanks(text, n);
-    if (!last && (at == n || may_become(text + at, n - at, tag))) return 0;
-    if (begins_with(text + at, n - at, tag)) at += strlen(tag);
-    else if (at < n && text[at] == '{') r->state = IN_OBJECT;
-    else if (at < n && text[at] == '[' && lists) {
+    tool_hold(r, text, at); /* each byte is looked at once, however many blanks come */
+    if (at) return at;
+    if (!last && may_become(text, n, tag)) return 0;
+    if (begins_with(text, n, tag)) at = strlen(tag);
+    else if (text[0] == '{') r->state = IN_OBJECT;
+    else if (text[0] == '[' && lists) {
         r->state = IN_LIST;
         r->list = true;
-        at++;
-    } else {
-        r->state = IN_TEXT;
-        at = 0;
-    }
+        at = 1;
+    } else r->state = IN_TEXT;
     tool_hold(r, text, at);
     return at;
 }

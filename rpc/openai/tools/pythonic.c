@@ -18,12 +18,14 @@ static bool is_name(char c) { return is_letter(c) || (c >= '0' && c <= '9') || c
 
 static size_t begin(tool_reader *r, const char *text, size_t n, bool last)
 {
-    size_t at = tool_blanks(text, n), rest = n - at, length = strlen(tag);
-    if (!last && (rest == 0 || (rest < length && memcmp(text + at, tag, rest) == 0))) return 0;
-    if (rest >= length && memcmp(text + at, tag, length) == 0) at += length;
+    size_t at = tool_blanks(text, n), length = strlen(tag);
+    tool_hold(r, text, at); /* each byte is looked at once, however many blanks come */
+    if (at) return at;
+    if (!last && n < length && memcmp(text, tag, n) == 0) return 0;
+    if (n >= length && memcmp(text, tag, length) == 0) at = length;
     else {
-        r->state = rest && text[at] == '[' ? IN_LIST : IN_TEXT;
-        at = r->state == IN_LIST ? at + 1 : 0;
+        r->state = text[0] == '[' ? IN_LIST : IN_TEXT;
+        at = r->state == IN_LIST;
     }
     tool_hold(r, text, at);
     return at;
