@@ -10,6 +10,7 @@ enum { HELD_BYTES_MAX = 256 * 1024 * 1024 }; // of the vectors of one answer, as
 
 static const openai_name names[] = {
     {"prompt", "input", true},
+    {"prompt_token_ids", "input", true},
     {NULL, NULL, false},
 };
 

@@ -173,6 +173,10 @@ static void errors_are_answers(void **state)
     assert_non_null(strstr(got, "\"message\":\"input: has no tokens\""));
     assert_non_null(strstr(got, "\"param\":\"input\""));
     free(got);
+    end.out.error_text = "prompt_token_ids[0]: 9999 is outside the vocabulary (1024)";
+    got = answer(*state, "{\"input\": [9999]}", &end);
+    assert_non_null(strstr(got, "\"message\":\"input: 9999 is outside the vocabulary (1024)\""));
+    free(got);
     has_vectors = false;
     end = (generation_output){.out = {.finish = ENGINE_FINISH_ABORT}};
     got = answer(*state, "{\"input\": [\"a\", \"b\"]}", &end);
