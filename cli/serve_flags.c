@@ -30,8 +30,8 @@ static const arg_flag flags_table[] = {
     ARG_ROW("no-ui", NULL, ARG_SWITCH, serve_flags, no_ui,
             "HTTP serves no page at / for people, and not the data that it shows"),
     ARG_ROW("share-prefixes", NULL, ARG_SWITCH, serve_flags, share_prefixes,
-            "requests of different keys hit each other's prefixes, which cached_tokens shows "
-            "(default: only with the same key)"),
+            "requests of different keys hit each other's prefixes, which cached_tokens and the "
+            "page map show (default: only with the same key)"),
     ARG_ROW("disk-cache", "DIR", ARG_TEXT, serve_flags, disk_cache,
             "blocks that leave the prefix cache go to files in this folder, from where later "
             "requests take them, also after a restart; the K and V of prompts lie there (one CPU "
