@@ -94,7 +94,7 @@ static size_t head(const char *text, size_t n, const char *from, const char *to)
     return hit && (size_t)(hit - text) <= 2 * TOOL_HEAD_BYTES_MAX ? (size_t)(hit - text) : 0;
 }
 
-/* The bytes from DeepSeek's mark to the call's object. What is between the marks may hold anything. */
+/* The bytes from DeepSeek's mark to the call's object; between two marks may be anything. */
 static size_t deepseek_head(const char *text, size_t n)
 {
     static const char begin[] = "<｜tool▁call▁begin｜>", separator[] = "<｜tool▁sep｜>";

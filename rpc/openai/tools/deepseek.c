@@ -93,6 +93,7 @@ static size_t read_name(tool_reader *r, const char *text, size_t n, bool last)
     span name = find_name(r, text, before);
     bool fits = brace && name.n > 0 && name.n <= TOOL_NAME_BYTES_MAX;
     r->state = fits ? IN_ARGUMENTS : IN_CONTENT;
+    if (!fits) tool_keep(r); // or the word would be dropped with the marks of the next call
     if (!fits) return 0;
     tool_begin_arguments(r, name.text, name.n);
     return before;

@@ -16,6 +16,7 @@ static size_t read_content(tool_reader *r, const char *text, size_t n, bool last
     if (!found) return at;
     tool_hold(r, mark, strlen(mark));
     r->list = false;
+    r->seen = 0;
     r->state = AFTER_MARK;
     return at + strlen(mark);
 }
@@ -73,17 +74,19 @@ static size_t read_object(tool_reader *r, const char *text, size_t n)
     size_t used;
     object_result result = tool_read_object(r, text, n, &used);
     if (result == OBJECT_CALL) r->state = r->state == IN_ARGUMENTS ? IN_CONTENT : IN_LIST;
+    r->seen |= result == OBJECT_CALL;
     if (result == OBJECT_TEXT) r->state = IN_CONTENT;
     return used;
 }
 
+/* Takes what is between calls. A list without a call is content. */
 static size_t read_list(tool_reader *r, char c)
 {
     if (tool_blanks(&c, 1) || c == ',') {
         tool_hold(r, &c, 1);
         return 1;
     }
-    bool ends = c == ']' && r->list && r->behind_call;
+    bool ends = c == ']' && r->list && r->seen;
     if (ends) tool_drop(r);
     r->state = c == '{' ? IN_OBJECT : IN_CONTENT;
     return ends;

@@ -115,13 +115,20 @@ void tool_hold(tool_reader *r, const char *text, size_t n) { strbuf_append(&r->h
 
 void tool_drop(tool_reader *r) { strbuf_clear(&r->held); }
 
+void tool_keep(tool_reader *r)
+{
+    if (r->held.size == 0) return;
+    r->sink.content(r->sink.ctx, r->held.data, r->held.size);
+    strbuf_clear(&r->held);
+    r->behind_call = false;
+}
+
 void tool_content(tool_reader *r, const char *text, size_t n)
 {
     size_t end = n;
     while (end > 0 && is_blank(text[end - 1])) end--;
     if (end > 0) {
-        if (r->held.size) r->sink.content(r->sink.ctx, r->held.data, r->held.size);
-        strbuf_clear(&r->held);
+        tool_keep(r);
         r->sink.content(r->sink.ctx, text, end);
         r->behind_call = false;
     }

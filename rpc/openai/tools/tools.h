@@ -112,6 +112,8 @@ size_t tool_mark(const char *text, size_t n, const char *mark, bool last, bool *
 void tool_content(tool_reader *r, const char *text, size_t n);
 /* Holds text back that is content unless a call follows. */
 void tool_hold(tool_reader *r, const char *text, size_t n);
+/* Tells what is held as content: no call can follow it any more. */
+void tool_keep(tool_reader *r);
 /* Drops what is held: a mark has closed the call in front of it. */
 void tool_drop(tool_reader *r);
 void tool_call(tool_reader *r, const char *name, size_t n);
