@@ -56,6 +56,23 @@ status field_stops(const char *name, const ProtobufCBinaryData *stops, size_t n,
     return STATUS_IS_OK;
 }
 
+/* The engine checks how long they are. */
+status field_bad_words(const char *name, const ProtobufCBinaryData *words, size_t n,
+                       engine_request *r, error *err)
+{
+    if (n == 0) return STATUS_IS_OK;
+    if (n > ENGINE_BAD_WORDS_MAX)
+        return error_set(err, STATUS_LIMIT, "%s: more than %d strings", name, ENGINE_BAD_WORDS_MAX);
+    r->bad_words = json_array();
+    for (size_t i = 0; r->bad_words && i < n; i++) {
+        if (!utf8_valid(words[i].data, words[i].len))
+            return error_set(err, STATUS_INVALID, "%s[%zu]: is not UTF-8", name, i);
+        json_t *text = json_stringn(words[i].len ? (const char *)words[i].data : "", words[i].len);
+        if (!text || json_array_append_new(r->bad_words, text) != 0) return no_memory(name, err);
+    }
+    return r->bad_words ? STATUS_IS_OK : no_memory(name, err);
+}
+
 status field_json(const char *name, ProtobufCBinaryData text, json_type type, json_t **out,
                   error *err)
 {

@@ -27,6 +27,8 @@ status field_ids(const char *name, const uint32_t *ids, size_t n, uint32_t **out
                  error *err);
 status field_stops(const char *name, const ProtobufCBinaryData *stops, size_t n, engine_request *r,
                    error *err);
+status field_bad_words(const char *name, const ProtobufCBinaryData *words, size_t n,
+                       engine_request *r, error *err);
 /* Reads the fields of message m that have the name of a row in engine/request_fields.inc. Errors
  * name them behind `prefix`, such as "sampling.". A field without presence is always given, unless
  * zero is out of the row's range: then zero means the default. */

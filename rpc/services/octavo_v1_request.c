@@ -8,6 +8,11 @@ static status read_sampling(const Octavo__V1__SamplingParams *m, engine_request 
 {
     RETURN_IF_ERROR(field_rows("sampling.", &m->base, r, err));
     RETURN_IF_ERROR(field_stops("sampling.stop", m->stop, m->n_stop, r, err));
+    RETURN_IF_ERROR(field_bad_words("sampling.bad_words", m->bad_words, m->n_bad_words, r, err));
+    if (m->n_allowed_token_ids > 0)
+        RETURN_IF_ERROR(field_ids("sampling.allowed_token_ids", m->allowed_token_ids,
+                                  m->n_allowed_token_ids, &r->allowed_token_ids,
+                                  &r->n_allowed_token_ids, err));
     return field_ids("sampling.stop_token_ids", m->stop_token_ids, m->n_stop_token_ids,
                      &r->stop_token_ids, &r->n_stop_token_ids, err);
 }

@@ -76,7 +76,7 @@ static void test_fields(void **state)
     sampling_params p = OCTAVO__V1__SAMPLING_PARAMS__INIT;
     Octavo__V1__TokenIds ids = OCTAVO__V1__TOKEN_IDS__INIT;
     Octavo__V1__LogitBias bias = OCTAVO__V1__LOGIT_BIAS__INIT, *biases = &bias;
-    uint32_t id_list[] = {1, 2, 3}, stop_ids[] = {9};
+    uint32_t id_list[] = {1, 2, 3}, stop_ids[] = {9}, allowed[] = {4, 5};
     ProtobufCBinaryData stops[] = {text("END"), text("\n\n")};
     m.input_case = OCTAVO__V1__GENERATE_REQUEST__INPUT_TOKEN_IDS;
     m.token_ids = &ids;
@@ -111,6 +111,10 @@ static void test_fields(void **state)
     p.stop = stops;
     p.n_stop_token_ids = 1;
     p.stop_token_ids = stop_ids;
+    p.n_bad_words = 2;
+    p.bad_words = stops;
+    p.n_allowed_token_ids = 2;
+    p.allowed_token_ids = allowed;
     p.ignore_eos = p.include_stop_str_in_output = true;
     p.n_logit_bias = 1;
     p.logit_bias = &biases;
@@ -135,6 +139,9 @@ static void test_fields(void **state)
     assert_string_equal(r.stop[0], "END");
     assert_string_equal(r.stop[1], "\n\n");
     assert_true(r.n_stop_token_ids == 1 && r.stop_token_ids[0] == 9);
+    assert_int_equal(json_array_size(r.bad_words), 2);
+    assert_string_equal(json_string_value(json_array_get(r.bad_words, 1)), "\n\n");
+    assert_true(r.n_allowed_token_ids == 2 && r.allowed_token_ids[1] == 5);
     assert_true(r.ignore_eos && r.include_stop_str_in_output);
     assert_true(!r.skip_special_tokens && !r.add_special_tokens);
     assert_true(r.n_bias == 1 && r.bias_ids[0] == 11 && r.bias[0] == -100);
@@ -235,6 +242,10 @@ DAMAGE(form_other, m->structured_outputs_json = text("{\"xml\": 1}"))
 DAMAGE(empty_stop, (many_stops[0] = text(""), p->n_stop = 1, p->stop = many_stops))
 DAMAGE(nul_stop, (many_stops[0] = call_bytes("a\0", 2), p->n_stop = 1, p->stop = many_stops))
 DAMAGE(too_many_stops, (p->n_stop = ENGINE_STOPS_MAX + 1, p->stop = many_stops))
+static ProtobufCBinaryData many_words[ENGINE_BAD_WORDS_MAX + 1];
+DAMAGE(too_many_words, (p->n_bad_words = ENGINE_BAD_WORDS_MAX + 1, p->bad_words = many_words))
+DAMAGE(bad_word, (many_words[0] = text("\xff"), p->n_bad_words = 1, p->bad_words = many_words))
+DAMAGE(allowed_id, (p->n_allowed_token_ids = 1, p->allowed_token_ids = &huge_id))
 DAMAGE(stop_id, (p->n_stop_token_ids = 1, p->stop_token_ids = &huge_id))
 DAMAGE_NUMBER(many_n, n, UINT32_MAX)
 DAMAGE_NUMBER(many_tokens, max_tokens, UINT32_MAX)
@@ -288,6 +299,9 @@ static const struct {
     {empty_stop, STATUS_INVALID, "sampling.stop: strings have 1 to 256 bytes and no NUL"},
     {nul_stop, STATUS_INVALID, "sampling.stop: strings have 1 to 256 bytes and no NUL"},
     {too_many_stops, STATUS_INVALID, "sampling.stop: more than 16 strings"},
+    {too_many_words, STATUS_LIMIT, "sampling.bad_words: more than 512 strings"},
+    {bad_word, STATUS_INVALID, "sampling.bad_words[0]: is not UTF-8"},
+    {allowed_id, STATUS_INVALID, "sampling.allowed_token_ids[0]: 2147483648 is no token id"},
     {stop_id, STATUS_INVALID, "sampling.stop_token_ids[0]: 2147483648 is no token id"},
     {many_n, STATUS_INVALID, "sampling.n: 4294967295 is more than 2147483647"},
     {many_tokens, STATUS_INVALID, "sampling.max_tokens: 4294967295 is more than 2147483647"},

@@ -172,6 +172,13 @@ class Generate(OctavoTest):
         (first, *_) = self.generate(structured_outputs_json='{"json_object": true}', sampling={"max_tokens": 1})
         self.assertEqual(first.text[0], "{")
 
+    def test_tokens_that_may_be_drawn(self):
+        a, b = (self.stub.Tokenize(pb.TokenizeRequest(prompt=text)).token_ids[0] for text in "ab")
+        sampling = {"max_tokens": 12, "temperature": 1.0, "seed": 3, "allowed_token_ids": [a, b]}
+        self.assertEqual(set("".join(m.text for m in self.generate(sampling=sampling))), set("ab"))
+        sampling["bad_words"] = ["b"]
+        self.assertEqual(set("".join(m.text for m in self.generate(sampling=sampling))), {"a"})
+
     def test_refusals(self):
         for word, fields in {
             "bananas": {"retention_json": '{"method":"bananas"}'}, "retention": {"retention_json": "{"},
