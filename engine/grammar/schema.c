@@ -117,7 +117,9 @@ static void refuse_unsupported(schema_reader *r, const json_t *s)
     static const char *const words[] = {"contains", "$dynamicRef", "$recursiveRef"};
     for (size_t i = 0; i < sizeof words / sizeof *words; i++)
         if (json_object_get(s, words[i])) schema_unsupported(r, words[i]);
-    if (json_is_true(json_object_get(s, "uniqueItems"))) schema_unsupported(r, "uniqueItems");
+    bool listed = json_object_get(s, "enum") || json_object_get(s, "const");
+    if (listed && json_is_true(json_object_get(s, "uniqueItems")))
+        schema_unsupported(r, "uniqueItems"); // schema_array takes the others
 }
 
 /* ---- types ----------------------------------------------------------------------------------- */

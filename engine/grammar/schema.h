@@ -49,6 +49,9 @@ expr schema_member(schema_reader *r, const json_t *schema, const char *key, int6
 
 expr schema_object(schema_reader *r, const json_t *schema);
 expr schema_array(schema_reader *r, const json_t *schema);
+/* The elements of an array, without brackets: different ones, as "items" says. Fails as
+ * "uniqueItems" unless these are a short list of words, numbers and strings. */
+expr schema_unique(schema_reader *r, const json_t *items, uint32_t min, uint32_t max);
 expr schema_string(schema_reader *r, const json_t *schema);
 expr schema_number(schema_reader *r, const json_t *schema, bool integer);
 

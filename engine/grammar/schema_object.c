@@ -355,8 +355,11 @@ expr schema_array(schema_reader *r, const json_t *schema)
     build *b = r->b;
     if (!read_items(r, schema, &a)) return 0;
     if (a.max < a.min) return expr_never(b);
+    bool unique = json_is_true(json_object_get(schema, "uniqueItems")) && a.max > 1;
+    if (unique && a.fixed.n > 0) schema_unsupported(r, "uniqueItems");
     uint32_t rule = rule_create(b, NULL);
-    expr inside = elements(b, &a);
+    const json_t *items = json_object_get(schema, "items");
+    expr inside = unique ? schema_unique(r, items, a.min, a.max) : elements(b, &a);
     expr parts[] = {expr_words(b, "["), json_space(b), inside, json_space(b), expr_words(b, "]")};
     rule_define(b, rule, expr_seq(b, parts, 5));
     return expr_rule(b, rule);

@@ -301,6 +301,25 @@ static void test_joined_schemas(void **state)
     SCHEMA("{\"const\":3,\"enum\":[3,4]}", "3", NULL, "4", NULL);
 }
 
+static void test_unique_items(void **state)
+{
+    (void)state;
+    SCHEMA("{\"items\":{\"enum\":[\"a\",1,1.0,null]},\"uniqueItems\":true}", "[]", "[\"a\"]",
+           "[null, 1, \"a\"]", "[1,\"a\"]", NULL, "[1,1]", "[\"a\",null,\"a\"]", "[1,1.0]", "[2]",
+           NULL);
+    SCHEMA(
+        "{\"items\":{\"$ref\":\"#/$defs/x\"},\"uniqueItems\":true,\"minItems\":2,\"$defs\":{\"x\":"
+        "{\"type\":\"boolean\"}}}",
+        "[true,false]", "[false,true]", NULL, "[true]", "[]", "[true,true]", "[true,false,true]",
+        NULL);
+    SCHEMA("{\"items\":{\"enum\":[1,2,3,4,5,6,7,8,9,10],\"minimum\":4},\"uniqueItems\":true,"
+           "\"maxItems\":2}",
+           "[4,10]", "[5]", NULL, "[4,4]", "[4,5,6]", "[3]", "[4,3]", NULL);
+    SCHEMA("{\"items\":{\"type\":\"string\"},\"uniqueItems\":true,\"maxItems\":1}", "[\"x\"]", "[]",
+           NULL, "[\"x\",\"y\"]", NULL);
+    SCHEMA("{\"type\":\"string\",\"uniqueItems\":true}", "\"x\"", NULL, "[]", NULL);
+}
+
 static void test_refused_schemas(void **state)
 {
     (void)state;
@@ -311,6 +330,16 @@ static void test_refused_schemas(void **state)
     } cases[] = {
         {"{\"properties\":{\"a/b\":{\"uniqueItems\":true}}}", STATUS_UNSUPPORTED,
          "\"/properties/a~1b/uniqueItems\""},
+        {"{\"type\":\"array\",\"items\":{\"type\":\"string\"},\"uniqueItems\":true}",
+         STATUS_UNSUPPORTED, "\"/uniqueItems\""},
+        {"{\"items\":{\"enum\":[1,2,3,4,5,6,7,8,9,10]},\"uniqueItems\":true}", STATUS_UNSUPPORTED,
+         "\"/uniqueItems\""},
+        {"{\"items\":{\"enum\":[[1],2]},\"uniqueItems\":true}", STATUS_UNSUPPORTED,
+         "\"/uniqueItems\""},
+        {"{\"prefixItems\":[{},{}],\"uniqueItems\":true}", STATUS_UNSUPPORTED, "\"/uniqueItems\""},
+        {"{\"enum\":[[1,1]],\"uniqueItems\":true}", STATUS_UNSUPPORTED, "\"/uniqueItems\""},
+        {"{\"items\":{\"type\":\"boolean\"},\"uniqueItems\":true,\"minItems\":3}", STATUS_INVALID,
+         "no text can satisfy it"},
         {"{\"not\":{\"multipleOf\":2}}", STATUS_UNSUPPORTED, "\"/not\""},
         {"{\"not\":{\"maxLength\":1e300}}", STATUS_UNSUPPORTED, "\"/not\""},
         {"{\"items\":{\"anyOf\":[{\"if\":{\"multipleOf\":2}}]}}", STATUS_UNSUPPORTED,
