@@ -14,6 +14,7 @@ void choice_destroy(choice_state *c)
 {
     strbuf_destroy(&c->held);
     grammar_matcher_destroy(c->matcher);
+    forced_destroy(&c->forced);
     free(c->tail.ids);
 }
 

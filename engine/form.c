@@ -257,11 +257,54 @@ static void set_tokens(uint32_t *mask, const uint32_t *ids, uint32_t n, uint32_t
     }
 }
 
+/* Whether a token ends answers: such a token is drawn or not, but not forced. */
+static bool is_stop(const engine *e, const engine_stream *s, uint32_t token)
+{
+    for (uint32_t i = 0; i < s->n_stop_ids; i++)
+        if (s->stop_ids[i] == token) return true;
+    for (uint32_t i = 0; i < e->o.n_stop_ids; i++)
+        if (e->stop_ids[i] == token) return true;
+    return false;
+}
+
+/* The run of forced tokens behind those that the choice has. bad_words are texts that other tokens
+ * can make up, so a request that has some is forced to none. */
+static const forced_run *forced_behind(engine *e, const engine_stream *s, choice_state *c)
+{
+    if (s->bad.n == 0 && !c->forced.known) forced_find(e->o.tokenizer, c->matcher, &c->forced);
+    return &c->forced;
+}
+
+/* The token that has to come next, if there is one. */
+static bool next_forced(engine *e, const engine_stream *s, choice_state *c, uint32_t *token)
+{
+    const forced_run *run = forced_behind(e, s, c);
+    if (forced_left(run) == 0) return false;
+    *token = run->ids.ids[run->at];
+    return *token < e->info.vocab_size && !is_stop(e, s, *token);
+}
+
+uint32_t form_forced(engine *e, engine_stream *s, uint32_t choice, const uint32_t **tokens)
+{
+    choice_state *c = &s->choices[choice];
+    if (!c->matcher) return 0;
+    const forced_run *run = forced_behind(e, s, c);
+    uint32_t n = 0, left = forced_left(run);
+    *tokens = left ? run->ids.ids + run->at : NULL;
+    while (n < left && (*tokens)[n] < e->info.vocab_size && !is_stop(e, s, (*tokens)[n])) n++;
+    return n;
+}
+
 /* The model's end tokens are allowed where the answer may end, and nowhere else. min_tokens and
  * ignore_eos hold as long as the form lets the answer go on. */
-static status make_mask(engine *e, const engine_stream *s, const choice_state *c, uint32_t *mask)
+static status make_mask(engine *e, const engine_stream *s, choice_state *c, uint32_t *mask)
 {
-    uint32_t vocab = e->info.vocab_size, words = step_mask_words(vocab);
+    uint32_t vocab = e->info.vocab_size, words = step_mask_words(vocab), forced;
+    if (next_forced(e, s, c, &forced)) {
+        memset(mask, 0, words * sizeof *mask);
+        set_tokens(mask, &forced, 1, vocab, true);
+        return STATUS_IS_OK;
+    }
     RETURN_IF_ERROR(grammar_mask(c->matcher, mask));
     bad_words_ban(&s->bad, &c->tail, mask, vocab);
     bool may_end = grammar_may_end(c->matcher), early = c->n_tokens < s->request.min_tokens;
@@ -295,9 +338,9 @@ static status make_list_mask(engine *e, const engine_stream *s, const choice_sta
                                              "min_tokens does not allow yet");
 }
 
-static status mask_share(engine *e, const engine_stream *s, const step_seq *share, uint32_t *mask)
+static status mask_share(engine *e, engine_stream *s, const step_seq *share, uint32_t *mask)
 {
-    const choice_state *c = &s->choices[share->choice];
+    choice_state *c = &s->choices[share->choice];
     return c->matcher ? make_mask(e, s, c, mask) : make_list_mask(e, s, c, mask);
 }
 
@@ -353,7 +396,10 @@ engine_finish form_take(engine *e, engine_stream *s, uint32_t choice, uint32_t t
     }
     if (!c->matcher || finish != ENGINE_FINISH_NONE) return finish;
     status st = grammar_accept(c->matcher, token);
-    if (status_ok(st)) return ENGINE_FINISH_NONE;
+    if (status_ok(st)) {
+        forced_take(&c->forced, token);
+        return ENGINE_FINISH_NONE;
+    }
     for (uint32_t i = 0; grammar_may_end(c->matcher) && i < e->o.n_stop_ids; i++) {
         if (e->stop_ids[i] != token) continue;
         c->stop_token = token; // although min_tokens or ignore_eos asked for more

@@ -76,8 +76,11 @@ bool form_take_back(engine *e, struct engine_stream *s);
 status form_prepare(engine *e, struct engine_stream *s, error *err);
 /* Gives the plan of the last sched_step call its masks. */
 void form_mask_plan(engine *e, const step_plan *plan);
-/* Follows a token that was drawn; `finish` is what it does to the choice otherwise. */
+/* Follows a token that was drawn or forced; `finish` is what it does to the choice otherwise. */
 engine_finish form_take(engine *e, struct engine_stream *s, uint32_t choice, uint32_t token,
                         engine_finish finish);
+/* How many forced tokens a choice may take at once behind the last one, which did not end it, and
+ * the tokens; they are valid until it takes one. */
+uint32_t form_forced(engine *e, struct engine_stream *s, uint32_t choice, const uint32_t **tokens);
 
 #endif

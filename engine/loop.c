@@ -1,6 +1,7 @@
 /* The engine thread: inbox -> events -> plan -> backend -> choices end -> readers are told. */
 #include "engine/internal.h"
 
+#include <math.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -39,6 +40,33 @@ static untold_token *keep_token(engine *e, engine_stream *s, uint32_t choice,
     return u;
 }
 
+/* Takes the tokens that the form forces behind the drawn one, which is told before them, and gives
+ * them to the scheduler. Tokens that could end the choice, and those whose logprobs are asked for,
+ * are drawn as any other. The request has one choice, so that its sequence is that choice's. */
+static void take_forced(engine *e, engine_stream *s, untold_token *drawn)
+{
+    choice_state *c = &s->choices[0];
+    const engine_request *r = &s->request;
+    const uint32_t *tokens;
+    bool may = r->n == 1 && r->n_stop == 0 && r->logprobs < 0 && engine_in_flight(e) == 1;
+    uint32_t n = may ? form_forced(e, s, 0, &tokens) : 0;
+    /* The ring keeps room for the drawn token, and for the next one and an end (pause_if_full). */
+    uint32_t room = n ? stream_room(s) : 0, most = s->max_new_tokens - c->n_tokens - 1;
+    room = room > 3 ? room - 3 : 0;
+    if (room < most) most = room;
+    if (most < n) n = most;
+    if (n == 0) return;
+    tell_token(e, drawn);
+    for (uint32_t i = 0; i < n && !s->failed; i++) {
+        untold_token u = {.stream = s, .sample = {.token = tokens[i], .logprob = NAN}};
+        c->n_tokens++;
+        (void)form_take(e, s, 0, tokens[i], ENGINE_FINISH_NONE);
+        if (!s->failed) tell_token(e, &u);
+    }
+    slots_add_event(
+        e, (sched_event){.kind = SCHED_FORCED, .request = s->id, .forced = tokens, .n_forced = n});
+}
+
 /* Returns whether the token must still go into the ring. With stop strings it goes there at once,
  * because only its text shows whether it ends the choice. */
 static bool take_token(engine *e, engine_stream *s, uint32_t choice, const step_sample *sample)
@@ -53,6 +81,7 @@ static bool take_token(engine *e, engine_stream *s, uint32_t choice, const step_
     u->finish =
         choice_take(c, &s->request, s->stop_ids, s->n_stop_ids, s->max_new_tokens, sample->token);
     u->finish = form_take(e, s, choice, sample->token, u->finish);
+    if (u->finish == ENGINE_FINISH_NONE && !s->failed) take_forced(e, s, u);
     if (s->request.n_stop > 0) tell_token(e, u);
     if (u->finish != ENGINE_FINISH_NONE && !s->failed) slots_end_choice(e, s, choice, u->finish);
     return !u->in_ring;

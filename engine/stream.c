@@ -168,6 +168,14 @@ bool stream_push(engine_stream *s, const ring_item *item, const step_sample *top
     return ok;
 }
 
+uint32_t stream_room(engine_stream *s)
+{
+    pthread_mutex_lock(&s->lock);
+    uint32_t room = s->limit - s->count;
+    pthread_mutex_unlock(&s->lock);
+    return room;
+}
+
 void stream_notify(engine_stream *s)
 {
     pthread_mutex_lock(&s->lock);

@@ -7,6 +7,7 @@
 
 #include "engine/bad_words.h"
 #include "engine/engine.h"
+#include "engine/forced.h"
 #include "engine/recall.h"
 #include "engine/reform/reform.h"
 
@@ -24,6 +25,7 @@ typedef struct choice_state {
     int32_t stop_string;      /* index into the request's `stop`, -1 = none */
     bool end_sent;            /* the scheduler was told that the choice ended */
     grammar_matcher *matcher; /* of the request's form; NULL = none */
+    forced_run forced;        /* tokens that the form forces next */
     bad_words_tail tail;      /* of its tokens, for the request's bad_words */
     int64_t first_token_us, last_token_us;
 } choice_state;
@@ -185,6 +187,8 @@ status stream_make_ring(engine_stream *s, uint32_t limit);
 bool stream_push(engine_stream *s, const ring_item *item, const step_sample *tops,
                  const char *text);
 void stream_notify(engine_stream *s);
+/* How many items the ring can take beside those that its reader has not read. */
+uint32_t stream_room(engine_stream *s);
 /* Gives the reader this progress in place of what it has not read. */
 void stream_push_progress(engine_stream *s, engine_progress progress);
 /* Pushes the end of a choice and notifies the reader; takes over end->report.kept_json. */

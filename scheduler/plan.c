@@ -190,7 +190,14 @@ static bool can_go_on(const sched_seq *q)
     return !q->awaited && !q->selecting && !q->loading && !sched_seq_is_idle(q);
 }
 
-/* Decodes go first. A row with logits costs more, so it is no decode even where it is the last. */
+/* Whether a sequence goes on behind tokens that were forced: no prompt, and no replay. */
+static bool answers(const sched_seq *q)
+{
+    return q->computed >= q->entry->n_prompt && q->computed == q->furthest;
+}
+
+/* Decodes go first, and forced tokens before other chunks, because their readers wait for the draw
+ * behind them. A row with logits costs more, so it is no decode even where it is the last. */
 static void give_tokens(sched *s)
 {
     bool has_chunks = false;
@@ -202,9 +209,11 @@ static void give_tokens(sched *s)
         if (decodes) sched_seq_plan(s, q, 1);
         has_chunks |= !decodes;
     }
-    for (uint32_t i = 0; has_chunks && i < s->running.n; i++) {
-        sched_seq *q = s->running.seqs[i];
-        if (q->planned == 0 && can_go_on(q)) sched_seq_plan(s, q, sched_seq_chunk(s, q));
+    for (uint32_t i = 0; has_chunks && i < 2 * s->running.n; i++) {
+        bool early = i < s->running.n;
+        sched_seq *q = s->running.seqs[early ? i : i - s->running.n];
+        if (q->planned == 0 && can_go_on(q) && (!early || answers(q)))
+            sched_seq_plan(s, q, sched_seq_chunk(s, q));
     }
 }
 

@@ -545,6 +545,8 @@ const char *sched_idle_check(const sched *s);
 
 /* ---- result.c ---- */
 void sched_take_result(sched *s, const step_result *r);
+/* Appends tokens that were not drawn to the request's only choice. */
+void sched_take_forced(sched *s, sched_entry *e, const uint32_t *tokens, uint32_t n);
 /* The parent's prompt is done and selected in: every choice goes on alone from its first token, at
  * once where there is a slot for it, else as a waiting sequence of the request's rank. invalid: its
  * pages are, so that all are replayed. */

@@ -166,6 +166,10 @@ static void take_event(sched *s, const sched_event *event, int64_t now_us)
         e = sched_entry_find(s, event->request);
         if (e) sched_entry_end(s, e, event->choice, event->finished);
         return;
+    case SCHED_FORCED:
+        e = sched_entry_find(s, event->request);
+        if (e) sched_take_forced(s, e, event->forced, event->n_forced);
+        return;
     case SCHED_SELECTED: sched_take_selection(s, event->selection); return;
     case SCHED_LOADED: sched_take_load(s, event->load, event->n_loaded); return;
     case SCHED_FLUSH: pkv_flush(s->kv); return;

@@ -192,15 +192,19 @@ typedef struct sched_event {
         SCHED_RESUME,
         SCHED_SELECTED, // a selection that was handed out has been run
         SCHED_LOADED,   // a load that was handed out has ended
+        SCHED_FORCED,   // tokens behind the last one of a choice, which nobody has to draw: its
+                        // request has one choice, and none of its rows is in flight
         SCHED_FLUSH,    // forget every cached block (pkv_flush), at any moment
         SCHED_FORGET,   // forget a session; a request that has it goes on and leaves none
     } kind;
-    uint64_t request;           // END, PAUSE, RESUME
-    uint64_t session[2];        // FORGET
-    uint32_t choice;            // or SCHED_ALL_CHOICES
-    bool finished;              // END: the choice was not aborted, so its session may be kept
-    const sched_request *add;   // ADD; valid during the call
-    const step_result *result;  // RESULT
+    uint64_t request;          // END, PAUSE, RESUME, FORCED
+    uint64_t session[2];       // FORGET
+    uint32_t choice;           // or SCHED_ALL_CHOICES
+    bool finished;             // END: the choice was not aborted, so its session may be kept
+    const sched_request *add;  // ADD; valid during the call
+    const step_result *result; // RESULT
+    const uint32_t *forced;    // FORCED: [n_forced]; the request has room for one more behind them
+    uint32_t n_forced;
     sched_selection *selection; // SELECTED
     const sched_load *load;     // LOADED
     uint32_t n_loaded;          // LOADED: its first blocks that are in their cells
@@ -312,6 +316,8 @@ bool sched_look(const sched *s, uint64_t request, sched_sight *out, pkv_map *map
     X(prompt_tokens, "prompt_tokens_total",                                                        \
       "Prompt tokens of requests taken in, without what truncate cuts.")                           \
     X(generated_tokens, "generation_tokens_total", "Tokens generated.")                            \
+    X(forced_tokens, "forced_tokens_total",                                                        \
+      "Generated tokens that the form of the answer forced, so that none was drawn.")              \
     X(replayed_tokens, "replayed_tokens_total", "Tokens computed again after preemptions.")        \
     X(swaps_out, NULL, "Preempted sequences copied to the host tier.")                             \
     X(swaps_in, NULL, "Preempted sequences copied back from the host tier.")                       \

@@ -103,7 +103,8 @@ static inline uint32_t grammar_mask_words(uint32_t n_tokens) { return (n_tokens 
 status grammar_mask(grammar_matcher *m, uint32_t *mask);
 
 /* Appends the bytes that have to come next, at most `most`, as long as there is one way alone and
- * the answer may not end. The matcher stays where it is. */
-status grammar_forced(grammar_matcher *m, size_t most, strbuf *out);
+ * the answer may not end. No token that may come next and begins among the first *settled of them
+ * reaches past them all. The matcher stays where it is. */
+status grammar_forced(grammar_matcher *m, size_t most, strbuf *out, size_t *settled);
 
 #endif

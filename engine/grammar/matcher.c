@@ -383,16 +383,52 @@ bool grammar_must_end(const grammar_matcher *m)
     return next_bytes(&m->sets, &byte) == 0;
 }
 
-status grammar_forced(grammar_matcher *m, size_t most, strbuf *out)
+/* The node of the trie of all tokens that the bytes lead to; 0: no token begins so. */
+static uint32_t find_node(const grammar_vocab *v, const uint8_t *bytes, size_t n)
+{
+    const trie *t = &v->all;
+    uint32_t node = v->all_child[bytes[0]];
+    if (node == v->all_child[bytes[0] + 1]) return 0;
+    for (size_t i = 1; i < n; i++) {
+        uint32_t child = node + 1, end = t->end[node];
+        while (child < end && t->byte[child] != bytes[i]) child = t->end[child];
+        if (child >= end) return 0;
+        node = child;
+    }
+    return node;
+}
+
+/* Whether a token that begins with the bytes, behind which the last set is, goes on behind them. */
+static bool runs_past(item_sets *s, const uint8_t *bytes, size_t n)
+{
+    const trie *t = &s->g->vocab->all;
+    uint32_t node = find_node(s->g->vocab, bytes, n), base = s->n_sets;
+    bool found = false;
+    if (node == 0) return false;
+    for (uint32_t i = node + 1; i < t->end[node] && !found && status_ok(s->failure);) {
+        sets_cut(s, base + t->depth[i] - t->depth[node] - 1);
+        bool steps = sets_step(s, t->byte[i]);
+        found = steps && t->first_token[i] < t->first_token[i + 1];
+        i = steps ? i + 1 : t->end[i];
+    }
+    sets_cut(s, base);
+    return found;
+}
+
+status grammar_forced(grammar_matcher *m, size_t most, strbuf *out, size_t *settled)
 {
     uint32_t before = m->sets.n_sets;
     uint8_t byte = 0;
+    size_t from = out->size, n = 0;
     m->sets.work = SETS_WORK;
-    for (size_t i = 0; i < most; i++) {
+    for (; n < most; n++) {
         if (next_bytes(&m->sets, &byte) != 1 || grammar_may_end(m)) break;
         if (!sets_step(&m->sets, byte)) break;
         strbuf_putc(out, (char)byte);
     }
+    *settled = out->failed ? 0 : n;
+    for (size_t i = 0; m->g->vocab && i < *settled; i++)
+        if (runs_past(&m->sets, (const uint8_t *)out->data + from + i, n - i)) *settled = i;
     sets_cut(&m->sets, before);
     status result = m->sets.failure;
     m->sets.failure = STATUS_IS_OK;

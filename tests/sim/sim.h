@@ -54,6 +54,17 @@ static inline uint32_t sim_token(uint64_t x, uint64_t history, uint64_t seed, ui
     uint64_t key = seed + ((uint64_t)choice << 32 | sample_index);
     return (uint32_t)(hash_mix64(x ^ hash_mix64(key) ^ history) % SIM_VOCAB);
 }
+/* Whether the answer's token number `index` is forced, and that token, for requests with forced
+ * tokens: runs of up to five, but not the first token, nor the last that the request may have. */
+static inline bool sim_is_forced(const sched_request *r, uint32_t index)
+{
+    uint64_t run = hash_mix64(r->params.seed + index / 6) % 6;
+    return index > 0 && index + 1 < r->max_new_tokens && index % 6 < run;
+}
+static inline uint32_t sim_forced_token(const sched_request *r, uint32_t index)
+{
+    return (uint32_t)(hash_mix64(r->params.seed ^ index) % SIM_VOCAB);
+}
 static inline bool sim_has_penalties(const sample_params *p) { return p->repetition_penalty != 1; }
 
 /* One group's table, slot by slot. */
@@ -110,6 +121,7 @@ typedef struct sim_story {
     const uint32_t *pressure_drops[SIM_CHOICES_MAX];
     uint32_t n_pressure_drops[SIM_CHOICES_MAX];
     uint32_t cut; // prompt tokens that its method cut out of the given prompt
+    bool forces;  // some of its answer's tokens are forced
 } sim_story;
 
 typedef struct sim_answer {

@@ -286,7 +286,9 @@ sim_answer sim_reference(const pkv_geometry *geometry, const sim_story *story)
         a.dropped[(size_t)c * rows + r->n_prompt] = a.dropped[r->n_prompt];
         a.kept[(size_t)c * rows + r->n_prompt] = a.kept[r->n_prompt];
         for (uint32_t i = 0; i < r->max_new_tokens; i++) {
-            tokens[i] = sim_token(x, seen, r->params.seed, c, i);
+            tokens[i] = story->forces && sim_is_forced(r, i)
+                            ? sim_forced_token(r, i)
+                            : sim_token(x, seen, r->params.seed, c, i);
             if (sim_has_penalties(&r->params)) seen = sim_fold(seen, tokens[i]);
             if (i + 1 < r->max_new_tokens) x = step(&line, &w, tokens[i]);
         }

@@ -250,6 +250,15 @@ static void make_pooling(sched_request *q, uint32_t id)
     q->pooling = id % 2 ? POOLING_SUM : POOLING_LAST;
 }
 
+/* Some answers have tokens that are forced, none of which ends them. Backends that follow masks
+ * have one step in flight. */
+static void make_forced(const world *w, world_request *r, uint32_t id)
+{
+    r->story.forces = w->options.max_in_flight == 1 && r->request.n == 1 && id % 3 == 0;
+    while (r->story.forces && sim_is_forced(&r->request, r->choices[0].stop_at - 1))
+        r->choices[0].stop_at++;
+}
+
 void make_request(world *w, world_request *r, uint32_t id)
 {
     make_prompt(w, r, id);
@@ -291,6 +300,7 @@ void make_request(world *w, world_request *r, uint32_t id)
     }
     if (r->book == BOOKS) make_pooling(q, id);
     cut_prompt(r);
+    make_forced(w, r, id);
 }
 
 /* ---- what the world expects ----------------------------------------------------------------- */

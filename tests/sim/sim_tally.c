@@ -12,6 +12,7 @@ void tally_add(tally *t, const sched_stats *stats)
     t->continued += stats->sessions_continued;
     t->ignored += stats->sessions_ignored;
     t->expired += stats->sessions_expired;
+    t->forced += stats->forced_tokens;
 }
 
 bool has_seq_of(const step_plan *plan, const step_seq *share)
@@ -79,6 +80,7 @@ bool tally_print(const tally *t, uint32_t n_requests)
     need(&ok, "prompts longer than the context", t->beyond, 100);
     need(&ok, "of these, choices preempted", t->beyond_preempted, 20);
     need(&ok, "prompts that were cut", t->cuts, 50);
+    need(&ok, "forced tokens", t->forced, 2000);
     need(&ok, "kept sets compared", t->kept_compared, 200);
     need(&ok, "steps planned ahead", t->ahead, 40000);
     need(&ok, "rows planned ahead in vain", t->wasted, 1000);

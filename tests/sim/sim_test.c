@@ -226,6 +226,22 @@ static void make_events(world *w)
 
 /* ---- results --------------------------------------------------------------------------------- */
 
+/* Gives the scheduler the forced tokens behind those that the request's only choice has. */
+static void give_forced(world *w, world_request *r)
+{
+    world_choice *q = &r->choices[0];
+    uint32_t n = 0;
+    while (sim_is_forced(&r->request, q->n_tokens + n)) n++;
+    if (n == 0) return;
+    add_event(w, (sched_event){.kind = SCHED_FORCED,
+                               .request = r->request.id,
+                               .forced = r->answer.tokens + q->n_tokens,
+                               .n_forced = n});
+    q->n_tokens += n;
+    q->due = false; /* a share of several rows waits for what the budget leaves */
+    w->tokens += n;
+}
+
 static void take_token(world *w, world_request *r, uint32_t c, const step_sample *sample)
 {
     world_choice *q = &r->choices[c];
@@ -246,9 +262,13 @@ static void take_token(world *w, world_request *r, uint32_t c, const step_sample
     /* Freshly forked choices may wait for slots, and choices with sums of their own for pages. */
     bool forked = q->n_tokens == 0 && r->request.n > 1;
     q->due = !q->paused && !forked;
-    if (++q->n_tokens != q->stop_at) return;
+    if (++q->n_tokens != q->stop_at) {
+        if (r->story.forces) give_forced(w, r);
+        return;
+    }
     q->done = true;
     q->end_at = w->turn + (chance(w, 1, 8) ? between(w, 1, 5) : 0);
+    if (r->story.forces) q->end_at = w->turn; /* its report counts every token as computed */
     if (q->end_at == w->turn) end_choice(w, r, c);
 }
 
@@ -402,7 +422,8 @@ static void check_report(world *w, const sched_event *event)
     uint32_t last = r->request.n_prompt + info.output_tokens - 1;
     uint64_t expected = r->answer.dropped[(size_t)event->choice * rows + last];
     /* An end does not wait for a selection, except for that of a session. */
-    bool selected = (event->finished && !info.selecting) || w->options.hand_out_slots == 0;
+    bool selected = (event->finished && !info.selecting) ||
+                    (w->options.hand_out_slots == 0 && !r->story.forces);
     /* One that was handed out fails if others come to share its pages. Its request is computed
      * again then, and may end before it is selected in. */
     bool was_set_back = w->options.hand_out_slots > 0 && info.preemptions > 0;

@@ -88,6 +88,7 @@ typedef struct tally {
     uint64_t short_loads;         // loads that lacked some of their blocks
     uint64_t orphan_loads;        // loads that came back when their request had ended
     uint64_t beside_loads;        // steps while loads were out
+    uint64_t forced;              // tokens that were not drawn
     uint64_t by_preset[64];
 } tally;
 

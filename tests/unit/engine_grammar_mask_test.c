@@ -1,4 +1,4 @@
-/* A mask has exactly the tokens that the matcher accepts: for each kind of source and for texts
+/* A mask has exactly the tokens that the matcher accepts, and forced text is all that may come: for each kind of source and for texts
  * that are drawn from the masks themselves, the mask is compared with every token of a vocabulary
  * tried alone. The vocabulary has bytes, parts of characters, and tokens across JSON's borders. */
 #include "engine/grammar/grammar.h"
@@ -14,6 +14,7 @@
 enum { N_TOKENS = 1600, TEXTS = 6, STEPS = 40 };
 
 typedef struct fixture {
+    uint32_t settled, unsettled; // forced texts whose settled bytes are all; and are fewer
     grammar_token tokens[N_TOKENS];
     char bytes[N_TOKENS][48];
     grammar_vocab *vocab;
@@ -91,6 +92,38 @@ static uint32_t draw(fixture *f, const uint32_t *mask)
     return best;
 }
 
+/* Whether a token that may come behind the first `at` bytes of a forced text reaches past it. */
+static bool reaches_past(fixture *f, grammar_matcher *m, const strbuf *text, size_t at)
+{
+    uint32_t mask[(N_TOKENS + 31) / 32], before = grammar_accepted(m);
+    bool found = false;
+    assert_true(status_ok(grammar_accept_bytes(m, text->data, at)));
+    assert_true(status_ok(grammar_mask(m, mask)));
+    for (uint32_t t = 0; t < N_TOKENS; t++) {
+        if (!(mask[t / 32] >> t % 32 & 1)) continue;
+        size_t n = text->size - at < f->tokens[t].n ? text->size - at : f->tokens[t].n;
+        assert_memory_equal(text->data + at, f->tokens[t].bytes, n);
+        found |= f->tokens[t].n > text->size - at;
+    }
+    grammar_rollback(m, before);
+    return found;
+}
+
+static void check_forced(fixture *f, grammar_matcher *m, const char *source)
+{
+    strbuf text = {0};
+    size_t settled;
+    assert_true(status_ok(grammar_forced(m, 40, &text, &settled)));
+    assert_true(settled <= text.size);
+    for (size_t at = 0; at <= settled && at < text.size; at++)
+        if (reaches_past(f, m, &text, at) != (at == settled))
+            fail_msg("%s: %zu of the bytes '%s' are settled, and not %zu", source, settled,
+                     text.data, at);
+    f->settled += text.size > 0 && settled == text.size;
+    f->unsettled += settled > 0 && settled < text.size;
+    strbuf_destroy(&text);
+}
+
 static void follow(fixture *f, grammar *g, const char *source)
 {
     uint32_t mask[(N_TOKENS + 31) / 32];
@@ -99,6 +132,7 @@ static void follow(fixture *f, grammar *g, const char *source)
     for (uint32_t i = 0; i < STEPS; i++) {
         assert_true(status_ok(grammar_mask(m, mask)));
         compare(f, m, mask, source);
+        check_forced(f, m, source);
         uint32_t t = draw(f, mask);
         if (t == UINT32_MAX) {
             assert_true(grammar_may_end(m)); // no text leads where nothing follows
@@ -171,6 +205,9 @@ static void test_other_sources(void **state)
         "\"]\",\"schema\":{\"type\":\"object\"}}],\"many\":true,\"separator\":\"\\n\"}",
         true);
     check(*state, GRAMMAR_CHOICE, "[\"a\",\"ab\",\"name\",\"name: value\"]", false);
+    check(*state, GRAMMAR_REGEX, "value: (true|null), the name(a{2})?zz", false);
+    const fixture *f = *state;
+    assert_true(f->settled > 20 && f->unsettled > 20);
 }
 
 /* A rule of any text that is written with a call of itself is no more work than a repetition: a

@@ -436,14 +436,16 @@ static void test_forced(void **state)
     grammar *g = make(GRAMMAR_REGEX, "name: (red|rose)(, end)?");
     grammar_matcher *m = grammar_matcher_create(g);
     strbuf out = {0};
-    assert_true(status_ok(grammar_forced(m, 100, &out)));
+    size_t settled;
+    assert_true(status_ok(grammar_forced(m, 100, &out, &settled)));
     assert_string_equal(out.data, "name: r");
+    assert_int_equal(settled, 7); // without a vocabulary no token reaches past it
     strbuf_clear(&out);
-    assert_true(status_ok(grammar_forced(m, 3, &out)));
+    assert_true(status_ok(grammar_forced(m, 3, &out, &settled)));
     assert_string_equal(out.data, "nam");
     assert_true(status_ok(grammar_accept_bytes(m, "name: red", 9)));
     strbuf_clear(&out);
-    assert_true(status_ok(grammar_forced(m, 100, &out)));
+    assert_true(status_ok(grammar_forced(m, 100, &out, &settled)));
     assert_int_equal(out.size, 0); // the answer may end here
     strbuf_destroy(&out);
     grammar_matcher_destroy(m);
@@ -495,15 +497,25 @@ static void test_long_lists(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_json_object),     cmocka_unit_test(test_regex),
-        cmocka_unit_test(test_choice),          cmocka_unit_test(test_gbnf),
-        cmocka_unit_test(test_tagged),          cmocka_unit_test(test_objects),
-        cmocka_unit_test(test_arrays),          cmocka_unit_test(test_strings),
-        cmocka_unit_test(test_numbers),         cmocka_unit_test(test_combinations),
-        cmocka_unit_test(test_turned_schemas),  cmocka_unit_test(test_one_of),
-        cmocka_unit_test(test_joined_schemas),  cmocka_unit_test(test_refused_schemas),
-        cmocka_unit_test(test_hostile_schemas), cmocka_unit_test(test_back_and_copy),
-        cmocka_unit_test(test_forced),          cmocka_unit_test(test_too_many_readings),
+        cmocka_unit_test(test_json_object),
+        cmocka_unit_test(test_regex),
+        cmocka_unit_test(test_choice),
+        cmocka_unit_test(test_gbnf),
+        cmocka_unit_test(test_tagged),
+        cmocka_unit_test(test_objects),
+        cmocka_unit_test(test_arrays),
+        cmocka_unit_test(test_strings),
+        cmocka_unit_test(test_numbers),
+        cmocka_unit_test(test_combinations),
+        cmocka_unit_test(test_turned_schemas),
+        cmocka_unit_test(test_one_of),
+        cmocka_unit_test(test_joined_schemas),
+        cmocka_unit_test(test_unique_items),
+        cmocka_unit_test(test_refused_schemas),
+        cmocka_unit_test(test_hostile_schemas),
+        cmocka_unit_test(test_back_and_copy),
+        cmocka_unit_test(test_forced),
+        cmocka_unit_test(test_too_many_readings),
         cmocka_unit_test(test_long_lists),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);

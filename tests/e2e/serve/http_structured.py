@@ -18,10 +18,13 @@ SCHEMA = {"type": "object",
 COMPACT = {"json": SCHEMA, "disable_any_whitespace": True}
 
 
-def fits(text):
-    value = json.loads(text)
+def fits(value):
     return (list(value) == ["name", "age", "kind"] and len(value["name"]) <= 9 and
             3 <= value["age"] <= 120 and value["kind"] in ("a", "bb", None))
+
+
+def four_fit(text):
+    return [fits(value) for value in json.loads(text)] == [True] * 4
 
 
 class Structured(unittest.TestCase):
@@ -54,7 +57,7 @@ class Structured(unittest.TestCase):
 
     def test_schemas(self):
         for text in self.texts(n=4, structured_outputs=COMPACT):
-            self.assertTrue(fits(text), text)
+            self.assertTrue(fits(json.loads(text)), text)
         text = self.texts(guided_json=json.dumps({"const": "it"}))[0]
         self.assertEqual(text, '"it"')
         chat = self.server.post("/v1/chat/completions", {
@@ -73,6 +76,35 @@ class Structured(unittest.TestCase):
         frames = self.server.stream("/v1/completions", body)
         self.assertEqual("".join(c["text"] for f in frames for c in f["choices"]), whole["text"])
 
+    def test_forced_tokens(self):
+        """Tokens that the form forces are not drawn: the answer is the one whose tokens are all drawn, since their
+        logprobs are asked for."""
+        schema = {"type": "object", "properties": {"magic_number": {"type": "integer", "maximum": 99},
+                                                   "number": {"const": "one special magic number"},
+                                                   "kind": {"enum": ["assistant", "wherefore art thou"]}},
+                  "required": ["magic_number", "number", "kind"]}
+        form = {"structured_outputs": {"json": schema, "disable_any_whitespace": True}}
+        long = "word " * 60 + "The answer is"
+        saved = names = 0
+        for fields in ({}, {"repetition_penalty": 1.5, "frequency_penalty": 1}, {"temperature": 0},
+                       {"retention": {"method": "h2o", "tokens": 48}, "prompt": long},
+                       {"retention": {"method": "snapkv", "ratio": 0.5}, "prompt": long},
+                       {"retrieval": {"method": "quest", "second_block_count": 4}, "prompt": long}):
+            with self.subTest(fields=fields):
+                answers = []
+                for extra in ({}, {"logprobs": 0}):
+                    before = self.server.metric("forced_tokens_total")
+                    names += 1
+                    session = {} if "retrieval" in fields else {"session": f"forced {names}"}
+                    got = [self.complete(**form, **extra, **session, **{**fields, **more})
+                           for more in ({}, {"prompt": " And then", "seed": 9})]
+                    forced = self.server.metric("forced_tokens_total") - before
+                    self.assertEqual(forced > 0, not extra)
+                    saved += forced
+                    answers.append([(a["choices"][0]["text"], a["usage"]["completion_tokens"]) for a in got])
+                self.assertEqual(*answers)
+        self.assertGreater(saved, 50)
+
     def test_end_tokens(self):
         """The form's end is the answer's end, whatever min_tokens and ignore_eos say."""
         self.assertEqual(self.texts(guided_choice=["yes"], min_tokens=30, ignore_eos=True), ["yes"])
@@ -88,11 +120,12 @@ class Structured(unittest.TestCase):
             self.assertIn(name, error["message"])
 
     def many(self, server):
-        """Eight requests at once; the answers by number."""
+        """Eight requests at once, for four values each; the answers by number."""
         answers = {}
+        four = {**COMPACT, "json": {"type": "array", "items": SCHEMA, "minItems": 4, "maxItems": 4}}
 
         def ask(i):
-            body = {"prompt": "word " * 40, "max_tokens": 60, "seed": i, "temperature": 1, "structured_outputs": COMPACT}
+            body = {"prompt": "word " * 40, "max_tokens": 300, "seed": i, "temperature": 1, "structured_outputs": four}
             answers[i] = server.post("/v1/completions", body)["choices"][0]["text"]
 
         threads = [threading.Thread(target=ask, args=(i,)) for i in range(8)]
@@ -106,9 +139,9 @@ class Structured(unittest.TestCase):
         alone = self.many(self.server)
         self.assertEqual(len(alone), 8)
         for text in alone.values():
-            self.assertTrue(fits(text), text)
+            self.assertTrue(four_fit(text), text)
         with Server("--tp", "2") as ranks:
-            self.assertTrue(all(fits(text) for text in self.many(ranks).values()))
+            self.assertTrue(all(four_fit(text) for text in self.many(ranks).values()))
         with Server("--swap-memory", "0", model=["--model", MODEL, "--kv-memory", "1M"]) as small:
             self.assertEqual(self.many(small), alone)
             self.assertGreater(small.metric("num_preemptions_total"), 0)
