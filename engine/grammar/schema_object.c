@@ -12,14 +12,22 @@ typedef struct property {
     bool required, possible;
 } property;
 
+/* Names that are not declared, and their value. */
+typedef struct other_names {
+    language *names;
+    expr value;
+} other_names;
+
 typedef struct object_reader {
     schema_reader *r;
     const json_t *schema;
     property *items;
     uint32_t n, room, n_required;
-    language *names;  // of "propertyNames", or NULL
-    language *others; // names that are not declared and match no pattern
-    expr_list extra;  // pairs of other names
+    language *names;   // of "propertyNames", or NULL
+    language *others;  // names that are not declared and match no pattern
+    expr_list extra;   // pairs of other names
+    other_names *sets; // the same names and values apart, where "minProperties" asks for several
+    uint32_t n_sets, sets_room;
     uint32_t min, max;
 } object_reader;
 
@@ -115,6 +123,19 @@ static void read_properties(object_reader *o)
 
 /* ---- other names ----------------------------------------------------------------------------- */
 
+/* Whether "minProperties" may ask for several names that are not declared: one that comes twice
+ * counts once. */
+static bool counts_names(const object_reader *o) { return o->min > o->n_required + 1; }
+
+static void add_other(object_reader *o, expr key, language *names, expr value)
+{
+    build *b = o->r->b;
+    expr_list_add(b, &o->extra, pair_of(b, key, value));
+    if (!counts_names(o)) return;
+    if (build_room(b, &o->sets, o->n_sets, 1, &o->sets_room, sizeof *o->sets))
+        o->sets[o->n_sets++] = (other_names){names, value};
+}
+
 /* Names that the same patterns match, and what those say together. */
 typedef struct name_set {
     language *names;
@@ -159,8 +180,7 @@ static void read_patterns(object_reader *o)
     for (uint32_t i = 1; i < n && build_ok(b); i++) {
         if (json_is_false(sets[i].value) || language_empty(sets[i].names)) continue;
         expr name = quoted_language(b, sets[i].names);
-        expr_list_add(b, &o->extra,
-                      pair_of(b, name, schema_member(o->r, sets[i].value, sets[i].pattern, -1)));
+        add_other(o, name, sets[i].names, schema_member(o->r, sets[i].value, sets[i].pattern, -1));
     }
     schema_leave(o->r, path);
     o->others = sets[0].names;
@@ -208,7 +228,71 @@ static void read_others(object_reader *o)
                        : quoted_language(b, o->others);
     expr value =
         more ? schema_member(o->r, more, "additionalProperties", -1) : json_expr(b, RULE_VALUE);
-    expr_list_add(b, &o->extra, pair_of(b, key, value));
+    if (plain && counts_names(o)) o->others = undeclared(o);
+    add_other(o, key, o->others, value);
+}
+
+/* ---- different names ------------------------------------------------------------------------- */
+
+/* So many names that are not declared have to be different. */
+enum { DIFFERENT_MOST = 9, CLASSES_MOST = 10 };
+
+/* Names are divided into classes by the sum of their bytes. A state cannot say which names came, but
+ * which classes did: names of several classes are as many names. More classes than names are asked
+ * for let most names be of different ones. */
+static uint32_t classes_for(uint32_t need) { return need <= 4 ? 2 * need : need; }
+
+static language *names_of_class(build *b, uint32_t class, uint32_t n)
+{
+    language_writer w = {.b = b};
+    for (uint32_t sum = 0; sum < n && build_ok(b); sum++) {
+        writer_state(&w, sum == class);
+        for (uint32_t c = 0; c < 256; c++) writer_edge(&w, c, c, (sum + c) % n);
+    }
+    return build_ok(b) ? writer_finish(&w) : NULL;
+}
+
+/* Pairs whose names are of the class. */
+static expr pairs_of_class(object_reader *o, uint32_t class, uint32_t n)
+{
+    build *b = o->r->b;
+    expr_list pairs = {0};
+    language *own = names_of_class(b, class, n);
+    for (uint32_t i = 0; i < o->n_sets && build_ok(b); i++) {
+        language *names = language_and(b, o->sets[i].names, own);
+        if (build_ok(b) && !language_empty(names))
+            expr_list_add(b, &pairs, pair_of(b, quoted_language(b, names), o->sets[i].value));
+    }
+    if (!build_ok(b)) return 0;
+    uint32_t rule = rule_create(b, NULL);
+    rule_define(b, rule, expr_alt(b, pairs.items, pairs.n));
+    return expr_rule(b, rule);
+}
+
+/* From one member before node `from` on until `need` different names came, behind node `to`.
+ * `nodes`: how many there are. */
+static void add_different(object_reader *o, arc_list *arcs, uint32_t from, uint32_t to,
+                          uint32_t need, uint32_t *nodes)
+{
+    build *b = o->r->b;
+    uint32_t n = classes_for(need), behind[1u << CLASSES_MOST] = {0};
+    expr pairs[CLASSES_MOST];
+    for (uint32_t k = 0; k < n; k++) pairs[k] = pairs_of_class(o, k, n);
+    for (uint32_t set = 1; set < 1u << n; set++) {
+        if ((uint32_t)__builtin_popcount(set) >= need) continue;
+        behind[set] = *nodes;
+        *nodes += 2;
+        arc_list_add(b, arcs, behind[set], behind[set] + 1, json_comma(b));
+    }
+    for (uint32_t set = 0; set < 1u << n && build_ok(b); set++) {
+        uint32_t before = set ? behind[set] + 1 : from, came = (uint32_t)__builtin_popcount(set);
+        for (uint32_t k = 0; k < n && came < need; k++) {
+            bool again = set >> k & 1;
+            if (again && o->max != REPEAT_MANY) continue;
+            uint32_t next = again ? behind[set] : came + 1 == need ? to : behind[set | 1u << k];
+            arc_list_add(b, arcs, before, next, pairs[k]);
+        }
+    }
 }
 
 /* ---- the graph of members -------------------------------------------------------------------- */
@@ -235,7 +319,7 @@ static void add_arcs(object_reader *o, arc_list *arcs, uint32_t levels, uint32_t
             arc_list_add(b, arcs, before, before_node(o, levels, i + 1, more) + 1, p->pair);
         if (!p->required)
             arc_list_add(b, arcs, before, before_node(o, levels, i + 1, c), expr_empty(b));
-    } else if (o->extra.n > 0 && !full) {
+    } else if (o->extra.n > 0 && !full && c + 1 >= o->min) {
         arc_list_add(b, arcs, before, before_node(o, levels, i, more) + 1, extra);
     }
     if (!full) arc_list_add(b, arcs, before + 1, before, json_comma(b));
@@ -268,7 +352,16 @@ static expr graph_of(object_reader *o)
     for (uint32_t i = 0; i <= o->n && build_ok(b); i++)
         for (uint32_t c = 0; c < levels && build_ok(b); c++)
             add_arcs(o, &arcs, levels, i, c, extra, i >= last);
-    return build_ok(b) ? expr_graph(b, arcs.items, arcs.n, 2 + 2 * (o->n + 1) * levels) : 0;
+    uint32_t nodes = 2 + 2 * (o->n + 1) * levels;
+    for (uint32_t c = 0; o->extra.n > 0 && c + 1 < o->min && o->min < levels && build_ok(b); c++) {
+        if (c > o->n || c < o->n_required) continue; // so many declared ones cannot have come
+        if (o->min - c > DIFFERENT_MOST)
+            schema_fail(o->r, STATUS_UNSUPPORTED, "minProperties", "too large");
+        else
+            add_different(o, &arcs, before_node(o, levels, o->n, c),
+                          before_node(o, levels, o->n, o->min) + 1, o->min - c, &nodes);
+    }
+    return build_ok(b) ? expr_graph(b, arcs.items, arcs.n, nodes) : 0;
 }
 
 expr schema_object(schema_reader *r, const json_t *schema)

@@ -301,6 +301,24 @@ static void test_joined_schemas(void **state)
     SCHEMA("{\"const\":3,\"enum\":[3,4]}", "3", NULL, "4", NULL);
 }
 
+/* A name that comes twice is one member: the last one, to most readers. */
+static void test_different_names(void **state)
+{
+    (void)state;
+    SCHEMA("{\"minProperties\":2}", "{\"a\":1,\"b\":2}", "{\"a\":1,\"a\":2,\"b\":3}",
+           "{\"\":1,\"a\":1,\"\":1}", NULL, "{\"a\":1}", "{\"a\":1,\"a\":2}", "{}", NULL);
+    SCHEMA("{\"minProperties\":2,\"maxProperties\":2,\"additionalProperties\":{\"type\":\"null\"}}",
+           "{\"x\":null,\"y\":null}", NULL, "{\"x\":null,\"x\":null}",
+           "{\"x\":null,\"x\":null,\"y\":null}", NULL);
+    SCHEMA("{\"properties\":{\"a\":{},\"b\":{}},\"required\":[\"b\"],\"minProperties\":4}",
+           "{\"a\":1,\"b\":1,\"c\":1,\"d\":1}", "{\"b\":1,\"c\":1,\"d\":1,\"e\":1}", NULL,
+           "{\"b\":1,\"c\":1,\"d\":1,\"c\":1}", "{\"a\":1,\"b\":1,\"c\":1,\"c\":1}", NULL);
+    SCHEMA("{\"patternProperties\":{\"^[a-c]$\":{\"type\":\"null\"},\"^x\":{}},\"minProperties\":3,"
+           "\"additionalProperties\":false}",
+           "{\"a\":null,\"b\":null,\"c\":null}", "{\"a\":null,\"x\":1,\"c\":null}", NULL,
+           "{\"a\":null,\"b\":null,\"a\":null}", "{\"a\":1,\"b\":null,\"c\":null}", NULL);
+}
+
 static void test_unique_items(void **state)
 {
     (void)state;
@@ -340,6 +358,7 @@ static void test_refused_schemas(void **state)
         {"{\"enum\":[[1,1]],\"uniqueItems\":true}", STATUS_UNSUPPORTED, "\"/uniqueItems\""},
         {"{\"items\":{\"type\":\"boolean\"},\"uniqueItems\":true,\"minItems\":3}", STATUS_INVALID,
          "no text can satisfy it"},
+        {"{\"minProperties\":10}", STATUS_UNSUPPORTED, "\"/minProperties\""},
         {"{\"not\":{\"multipleOf\":2}}", STATUS_UNSUPPORTED, "\"/not\""},
         {"{\"not\":{\"maxLength\":1e300}}", STATUS_UNSUPPORTED, "\"/not\""},
         {"{\"items\":{\"anyOf\":[{\"if\":{\"multipleOf\":2}}]}}", STATUS_UNSUPPORTED,
@@ -497,25 +516,16 @@ static void test_long_lists(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_json_object),
-        cmocka_unit_test(test_regex),
-        cmocka_unit_test(test_choice),
-        cmocka_unit_test(test_gbnf),
-        cmocka_unit_test(test_tagged),
-        cmocka_unit_test(test_objects),
-        cmocka_unit_test(test_arrays),
-        cmocka_unit_test(test_strings),
-        cmocka_unit_test(test_numbers),
-        cmocka_unit_test(test_combinations),
-        cmocka_unit_test(test_turned_schemas),
-        cmocka_unit_test(test_one_of),
-        cmocka_unit_test(test_joined_schemas),
-        cmocka_unit_test(test_unique_items),
-        cmocka_unit_test(test_refused_schemas),
-        cmocka_unit_test(test_hostile_schemas),
-        cmocka_unit_test(test_back_and_copy),
-        cmocka_unit_test(test_forced),
-        cmocka_unit_test(test_too_many_readings),
+        cmocka_unit_test(test_json_object),     cmocka_unit_test(test_regex),
+        cmocka_unit_test(test_choice),          cmocka_unit_test(test_gbnf),
+        cmocka_unit_test(test_tagged),          cmocka_unit_test(test_objects),
+        cmocka_unit_test(test_arrays),          cmocka_unit_test(test_strings),
+        cmocka_unit_test(test_numbers),         cmocka_unit_test(test_combinations),
+        cmocka_unit_test(test_turned_schemas),  cmocka_unit_test(test_one_of),
+        cmocka_unit_test(test_joined_schemas),  cmocka_unit_test(test_different_names),
+        cmocka_unit_test(test_unique_items),    cmocka_unit_test(test_refused_schemas),
+        cmocka_unit_test(test_hostile_schemas), cmocka_unit_test(test_back_and_copy),
+        cmocka_unit_test(test_forced),          cmocka_unit_test(test_too_many_readings),
         cmocka_unit_test(test_long_lists),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
