@@ -206,7 +206,7 @@ typedef struct step_seq_result {
     X(writes, "kv_disk_writes_total", "Pages of K and V written to disk.")                         \
     X(read_bytes, "kv_disk_read_bytes_total", "Bytes of K and V read from disk.")                  \
     X(written_bytes, "kv_disk_written_bytes_total", "Bytes of K and V written to disk.")           \
-    X(wait_us, "kv_disk_wait_microseconds_total", "Microseconds that steps waited for the disk.")
+    X(wait_us, NULL, "Microseconds that steps waited for the disk.")
 
 #define BACKEND_TIER_FIELD(field, metric, help) uint64_t field;
 typedef struct backend_tier {

@@ -114,8 +114,8 @@ def run_pool(octavo, args, blocks, *flags):
     cells = (blocks + 1) * CELLS
     with Server(octavo, "--kv-memory", str(cells * CELL_BYTES), "--max-batch", "4", *flags) as server:
         before = server.metrics()
-        if before["kv_pages_total"] != cells - 1:
-            raise Failed(f"the pool has {before['kv_pages_total']:.0f} pages, not {cells - 1}")
+        if before["kv_pages"] != cells - 1:
+            raise Failed(f"the pool has {before['kv_pages']:.0f} pages, not {cells - 1}")
         limit = ["--num-prompts", args.trace_requests] if args.trace_requests else []
         client = Client(octavo, server.url, "--workload", "trace", "--trace", args.trace, "--scale", SCALE,
                         "--block-tokens", PAGE_TOKENS, "--whole-blocks", "--output-len", args.trace_output,

@@ -407,6 +407,7 @@ static rpc_options options_of(const serving *s)
     return (rpc_options){
         .log = s->log,
         .version = OCTAVO_VERSION,
+        .commit = OCTAVO_COMMIT,
         .http_address = is_on(f->http) ? f->http : NULL,
         .grpc_address = is_on(f->grpc) ? f->grpc : NULL,
         .tls_cert = f->tls_cert,

@@ -11,6 +11,7 @@ static const double request_bounds[] = {0.3, 0.5, 0.8, 1,  1.5, 2,   2.5, 5,   1
                                         30,  40,  50,  60, 120, 240, 480, 960, 1920, 7680};
 static const double length_bounds[] = {1,    2,    5,     10,    20,    50,  100, 200, 500, 1000,
                                        2000, 5000, 10000, 20000, 50000, 1e5, 2e5, 5e5, 1e6};
+static const double count_bounds[] = {1, 2, 5, 10, 20};
 static const double step_bounds[] = {1,   8,    16,   32,   64,   128,  256,
                                      512, 1024, 2048, 4096, 8192, 16384};
 
@@ -41,8 +42,17 @@ static const engine_histogram_info rows[ENGINE_HISTOGRAMS] = {
                                   "From the first step to the last token.", request_bounds),
     [ENGINE_PROMPT_TOKENS] =
         ROW("request_prompt_tokens", "Tokens of a request's prompt.", length_bounds),
+    [ENGINE_COMPUTED_TOKENS] =
+        ROW("request_prefill_kv_computed_tokens",
+            "Tokens of a request's prompt that were computed.", length_bounds),
     [ENGINE_GENERATION_TOKENS] =
         ROW("request_generation_tokens", "Tokens generated for a choice.", length_bounds),
+    [ENGINE_LONGEST_CHOICE] =
+        ROW("request_max_num_generation_tokens",
+            "Tokens generated for the longest choice of a request.", length_bounds),
+    [ENGINE_PARAMS_N] = ROW("request_params_n", "A request's n: its choices.", count_bounds),
+    [ENGINE_PARAMS_MAX_TOKENS] = ROW("request_params_max_tokens",
+                                     "A request's max_tokens, where it has one.", length_bounds),
     [ENGINE_ITERATION_TOKENS] =
         ROW("iteration_tokens_total", "Tokens computed in a step.", step_bounds),
 };
@@ -90,6 +100,14 @@ static void count_method(engine_metrics *m, const engine_stream *s, const sched_
     if (s->n_alive == 0) row->scoring_seconds += seconds(s->selecting_us);
 }
 
+static uint32_t longest_choice(const engine_stream *s)
+{
+    uint32_t most = 0;
+    for (uint32_t i = 0; i < s->request.n; i++)
+        if (s->choices[i].n_tokens > most) most = s->choices[i].n_tokens;
+    return most;
+}
+
 static void count_request(engine_metrics *m, const engine_stream *s, const choice_end *end)
 {
     int64_t planned_us = s->submit_us + end->timings.queue_us;
@@ -97,7 +115,12 @@ static void count_request(engine_metrics *m, const engine_stream *s, const choic
     metrics_observe(m, ENGINE_E2E_LATENCY, seconds(end->timings.total_us));
     metrics_observe(m, ENGINE_QUEUE_TIME, seconds(end->timings.queue_us));
     metrics_observe(m, ENGINE_INFERENCE_TIME, seconds(last_us - planned_us));
+    uint32_t cached = end->usage.cached_tokens;
     metrics_observe(m, ENGINE_PROMPT_TOKENS, s->n_tokens);
+    metrics_observe(m, ENGINE_COMPUTED_TOKENS, s->n_tokens > cached ? s->n_tokens - cached : 0);
+    metrics_observe(m, ENGINE_LONGEST_CHOICE, longest_choice(s));
+    metrics_observe(m, ENGINE_PARAMS_N, s->request.n);
+    if (s->request.max_tokens) metrics_observe(m, ENGINE_PARAMS_MAX_TOKENS, s->request.max_tokens);
     if (!s->first_token_us) return; /* the prompt was only scored */
     metrics_observe(m, ENGINE_PREFILL_TIME, seconds(s->first_token_us - planned_us));
     metrics_observe(m, ENGINE_DECODE_TIME, seconds(last_us - s->first_token_us));

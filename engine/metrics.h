@@ -15,7 +15,11 @@ typedef enum engine_histogram_id {
     ENGINE_DECODE_TIME,  // first token to last
     ENGINE_INFERENCE_TIME,
     ENGINE_PROMPT_TOKENS, // per request
+    ENGINE_COMPUTED_TOKENS,
     ENGINE_GENERATION_TOKENS,
+    ENGINE_LONGEST_CHOICE,
+    ENGINE_PARAMS_N,
+    ENGINE_PARAMS_MAX_TOKENS,
     ENGINE_ITERATION_TOKENS, // per step
     ENGINE_HISTOGRAMS,
 } engine_histogram_id;

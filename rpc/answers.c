@@ -26,7 +26,7 @@ static answer_count *find_count(answer_counts *a, const service_answer *what)
     }
     if (a->n_rows == ANSWER_ROWS_MAX) return NULL;
     answer_count *row = &a->rows[a->n_rows++];
-    *row = (answer_count){.surface = what->surface, .route = what->route};
+    *row = (answer_count){.surface = what->surface, .route = what->route, .of_api = what->of_api};
     snprintf(row->code, sizeof row->code, "%s", what->code);
     return row;
 }
@@ -59,6 +59,18 @@ void service_count_answer(service *s, const service_answer *what)
     if (tells) a->lines_left--;
     pthread_mutex_unlock(&a->lock);
     if (tells) write_line(s, what);
+}
+
+void service_time_answer(service *s, const service_answer *what, double seconds)
+{
+    answer_counts *a = &s->answers;
+    pthread_mutex_lock(&a->lock);
+    answer_count *row = find_count(a, what);
+    if (row) {
+        row->n_timed++;
+        row->seconds += seconds;
+    }
+    pthread_mutex_unlock(&a->lock);
 }
 
 void answers_tick(service *s)

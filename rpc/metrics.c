@@ -88,6 +88,13 @@ static void put_labelled(page *p, const char *kind, const labelled *l)
     for (size_t i = 0; i < l->n; i++) put_sample(p, l->name, "", l->label, l->of[i], l->values[i]);
 }
 
+/* Python's client writes whole bounds as 1.0 and 1e+06, and boards select buckets by such texts. */
+static void bound_text(double bound, char *out, size_t size)
+{
+    int n = snprintf(out, size, "%g", bound);
+    if (!strpbrk(out, ".e")) snprintf(out + n, size - (size_t)n, ".0");
+}
+
 static void put_histogram(page *p, const engine_histogram_info *info, const engine_histogram *h)
 {
     char bound[32];
@@ -95,7 +102,7 @@ static void put_histogram(page *p, const engine_histogram_info *info, const engi
     put_head(p->out, PREFIX, "histogram", info->name, info->help);
     for (uint32_t i = 0; i < info->n_bounds; i++) {
         below += h->counts[i];
-        snprintf(bound, sizeof bound, "%.10g", info->bounds[i]);
+        bound_text(info->bounds[i], bound, sizeof bound);
         put_sample(p, info->name, "_bucket", "le", bound, (double)below);
     }
     put_sample(p, info->name, "_bucket", "le", "+Inf", (double)h->count);
@@ -118,11 +125,11 @@ static void put_gauges(page *p, service *s, const engine_stats *e)
          atomic_load(&s->in_flight)},
         {"kv_cache_usage_perc", "Referenced KV pages / all KV pages, 0 to 1.",
          total > 0 ? pages->used / total : 0},
-        {"kv_pages_total", "KV pages of the pool, of a layer and a KV head each.", total},
+        {"kv_pages", "KV pages of the pool, of a layer and a KV head each.", total},
         {"kv_pages_used", "KV pages referenced, each once: new work can have total - used.",
          pages->used},
         {"host_pages_used", "KV pages in the host tier.", pages->host_used},
-        {"host_pages_total", "KV pages that the host tier can hold.", pages->n_host_pages},
+        {"host_pages", "KV pages that the host tier can hold.", pages->n_host_pages},
         {"kv_pages_cached", "KV pages that only the prefix cache references.", pages->cached},
         {"logical_tokens", "Tokens seen, summed over sequences that hold pages.",
          (double)st->logical_tokens},
@@ -179,7 +186,12 @@ static void put_disk(page *p, const disk_counts *d)
 static void put_tier(page *p, const backend_tier *t)
 {
 #define TIER_ROW(field, metric, help) {metric, help, (double)t->field},
-    const metric counters[] = {BACKEND_TIER_COUNTERS(TIER_ROW)};
+    const metric counters[] = {
+        BACKEND_TIER_COUNTERS(TIER_ROW)
+        /* Counted in microseconds. */
+        {"kv_disk_wait_seconds_total", "Time that steps waited for pages of K and V on disk.",
+         (double)t->wait_us / 1e6},
+    };
 #undef TIER_ROW
     put_rows(p, "counter", counters, sizeof counters / sizeof counters[0]);
 }
@@ -273,6 +285,27 @@ static void put_by_label(page *p, service *s, const engine_stats *e, const engin
     put_labelled(p, "counter", &refused);
 }
 
+/* By vLLM's names of sources: what came from disk is to it a transfer from outside. */
+static void put_prompts(page *p, const sched_stats *st)
+{
+    uint64_t hit = st->prompt_hit_tokens, loaded = st->prompt_loaded_tokens;
+    double computed = (double)(st->prompt_tokens - hit - loaded);
+    labelled sources = {"prompt_tokens_by_source_total",
+                        "Prompt tokens of requests, by where their K and V came from.",
+                        "source",
+                        {"local_compute", "local_cache_hit", "external_kv_transfer"},
+                        {computed, (double)hit, (double)loaded},
+                        3};
+    labelled cached = {"prompt_tokens_cached_by_source_total",
+                       "Prompt tokens of requests that the prefix cache had, by where it had them.",
+                       "source",
+                       {"device", "disk"},
+                       {(double)hit, (double)loaded},
+                       2};
+    put_labelled(p, "counter", &sources);
+    put_labelled(p, "counter", &cached);
+}
+
 static void put_methods(page *p, const engine_metrics *m)
 {
     labelled dropped = {.name = "pages_dropped_total",
@@ -314,6 +347,85 @@ static void put_answers(page *p, service *s, const char *surface, const char *na
                       (unsigned long long)row->n);
     }
     pthread_mutex_unlock(&a->lock);
+}
+
+static bool is_api_row(const answer_counts *a, size_t i)
+{
+    return a->rows[i].of_api && strcmp(a->rows[i].surface, "http") == 0;
+}
+
+/* True where `of` is the first row of its route, and of its class of codes unless any_code. */
+static bool is_first_of(const answer_counts *a, size_t of, bool any_code)
+{
+    for (size_t i = 0; i < of; i++)
+        if (is_api_row(a, i) && strcmp(a->rows[i].route, a->rows[of].route) == 0 &&
+            (any_code || a->rows[i].code[0] == a->rows[of].code[0]))
+            return false;
+    return true;
+}
+
+/* The sum of the rows of a route, or of those whose codes are of the row's class. */
+static answer_count sum_of(const answer_counts *a, size_t of, bool any_code)
+{
+    answer_count sum = a->rows[of];
+    for (size_t i = of + 1; i < a->n_rows; i++) {
+        const answer_count *row = &a->rows[i];
+        if (!is_api_row(a, i) || strcmp(row->route, sum.route) != 0) continue;
+        if (!any_code && row->code[0] != sum.code[0]) continue;
+        sum.n += row->n;
+        sum.n_timed += row->n_timed;
+        sum.seconds += row->seconds;
+    }
+    return sum;
+}
+
+/* What vLLM's web framework counts and its boards show, by its names: answers to clients, without
+ * those to probes and to the page for people. */
+static void put_http(strbuf *out, service *s)
+{
+    answer_counts *a = &s->answers;
+    put_head(out, "", "counter", "http_requests_total",
+             "HTTP answers to clients, by route and class of code.");
+    pthread_mutex_lock(&a->lock);
+    for (size_t i = 0; i < a->n_rows; i++) {
+        if (!is_api_row(a, i) || !is_first_of(a, i, false)) continue;
+        answer_count sum = sum_of(a, i, false);
+        strbuf_printf(out, "http_requests_total{handler=\"%s\",status=\"%cxx\"} %llu\n", sum.route,
+                      sum.code[0], (unsigned long long)sum.n);
+    }
+    put_head(out, "", "summary", "http_request_duration_seconds",
+             "From a request's head to the end of its answer, by route.");
+    for (size_t i = 0; i < a->n_rows; i++) {
+        if (!is_api_row(a, i) || !is_first_of(a, i, true)) continue;
+        answer_count sum = sum_of(a, i, true);
+        strbuf_printf(out, "http_request_duration_seconds_sum{handler=\"%s\"} %.10g\n", sum.route,
+                      sum.seconds);
+        strbuf_printf(out, "http_request_duration_seconds_count{handler=\"%s\"} %llu\n", sum.route,
+                      (unsigned long long)sum.n_timed);
+    }
+    pthread_mutex_unlock(&a->lock);
+}
+
+static void put_label(strbuf *out, const char *name, const char *value)
+{
+    strbuf_printf(out, "%s=\"", name);
+    put_escaped(out, value ? value : "");
+    strbuf_putc(out, '"');
+}
+
+static void put_build(strbuf *out, const service *s)
+{
+    const rpc_model *m = &s->o.model;
+    const char *const labels[][2] = {
+        {"version", s->o.version},  {"commit", s->o.commit},      {"model_name", m->names[0]},
+        {"dtype", m->weight_dtype}, {"cache_dtype", m->kv_dtype}, {"isa", m->isa},
+    };
+    put_head(out, "", "gauge", "octavo_build_info", "What runs, as labels.");
+    for (size_t i = 0; i < sizeof labels / sizeof labels[0]; i++) {
+        strbuf_puts(out, i ? "," : "octavo_build_info{");
+        put_label(out, labels[i][0], labels[i][1]);
+    }
+    strbuf_puts(out, "} 1\n");
 }
 
 static void put_config(page *p, const service *s)
@@ -385,6 +497,7 @@ void metrics_text(service *s, strbuf *out)
     put_embeddings_on_disk(&p, &stats.embeddings);
     put_workers(&p, s);
     put_sessions(&p, &stats.sched);
+    put_prompts(&p, &stats.sched);
     put_methods(&p, &metrics);
     put_connections(&p, s);
     put_answers(&p, s, "http", "http_requests_total", "route");
@@ -394,6 +507,8 @@ void metrics_text(service *s, strbuf *out)
         put_histogram(&p, &info, &metrics.histograms[i]);
     }
     put_config(&p, s);
+    put_http(out, s);
+    put_build(out, s);
     put_process(out, s);
     out->failed |= p.labels.failed;
     strbuf_destroy(&p.labels);

@@ -94,6 +94,7 @@ typedef struct rpc_options {
     rpc_log *log;
     rpc_events *events;
     const char *version;      // octavo's version
+    const char *commit;       // that it was built from; "" or NULL = not known
     const char *http_address; // "host:port", "[::]:port"; port 0 = any free port; NULL = no HTTP
     const char *grpc_address;
     const char *tls_cert, *tls_key; // PEM files; NULL = plain text

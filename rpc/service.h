@@ -39,6 +39,9 @@ typedef struct answer_count {
     const char *surface, *route; // static
     char code[ANSWER_CODE_BYTES];
     uint64_t n;
+    bool of_api;
+    uint64_t n_timed;
+    double seconds; // of the n_timed answers that have ended
 } answer_count;
 
 typedef struct answer_counts {
@@ -56,6 +59,7 @@ typedef struct service_answer {
     const char *code;    // "404", "NOT_FOUND"
     const char *id;      // of the request; NULL = none
     const char *message; // why the request was refused; NULL = none
+    bool of_api;         // over HTTP, by a route that clients with keys call, not by a probe
     bool is_refusal;
     bool is_own_message; // the message holds no bytes that the client sent
 } service_answer;
@@ -117,6 +121,8 @@ void service_destroy(service *s);
 void service_tick(service *s);
 /* Counts an answer; logs it if it is a refusal, in at most ten lines a second. */
 void service_count_answer(service *s, const service_answer *answer);
+/* Adds the time from a request's head to its answer's end, for an answer that was counted. */
+void service_time_answer(service *s, const service_answer *answer, double seconds);
 void answers_init(answer_counts *a);
 void answers_destroy(answer_counts *a);
 /* Called once a second: logs how many lines were skipped, and allows ten new ones. */

@@ -416,7 +416,10 @@ static bool try_start(sched *s, sched_seq *q, const pages_owed *owed)
         if (st.code == STATUS_NO_PAGES) (void)sched_parked_give_way(s, q);
         return false;
     }
-    if (e->first_planned_us < 0) e->cached_tokens = b.hit;
+    if (e->first_planned_us < 0) {
+        e->cached_tokens = b.hit;
+        e->loaded_tokens = 0;
+    }
     if (q->furthest < b.computed) q->furthest = b.computed;
     return true;
 }

@@ -148,7 +148,10 @@ static status finish_load(sched *s, sched_seq *q, const sched_loading *l)
     RETURN_IF_ERROR(sched_cut(s, q, l->load.n_blocks * s->page_tokens - good));
     q->computed += good;
     if (q->furthest < q->computed) q->furthest = q->computed;
-    if (q->entry->first_planned_us < 0) q->entry->cached_tokens += good;
+    if (q->entry->first_planned_us < 0) {
+        q->entry->cached_tokens += good;
+        q->entry->loaded_tokens += good;
+    }
     s->stats.loaded_tokens += good < rest ? good : rest; /* a replay has generated tokens too */
     pkv_seq_publish(s->kv, q->slot, q->tokens, q->computed);
     if (!whole) return STATUS_IS_OK;

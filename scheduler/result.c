@@ -95,6 +95,16 @@ static void keep_draws(const sched_entry *e, const step_sample *samples)
         if (!e->seqs[i].ended) e->seqs[i].tokens[e->n_prompt] = samples[i].token;
 }
 
+/* A request's prompt is counted once, where its K and V were when it was first admitted. */
+static void count_prompt(sched *s, const sched_entry *e)
+{
+    uint32_t cached = e->cached_tokens < e->n_prompt ? e->cached_tokens : e->n_prompt;
+    uint32_t loaded = e->loaded_tokens < cached ? e->loaded_tokens : cached;
+    s->stats.prompt_tokens += e->n_prompt;
+    s->stats.prompt_hit_tokens += cached - loaded;
+    s->stats.prompt_loaded_tokens += loaded;
+}
+
 /* If choice 0 has ended, the first living choice succeeds to the parent's slot. */
 void sched_fork(sched *s, sched_seq *parent, bool invalid)
 {
@@ -128,7 +138,7 @@ void sched_fork(sched *s, sched_seq *parent, bool invalid)
         q->n_tokens++;
         s->stats.generated_tokens++;
     }
-    s->stats.prompt_tokens += e->n_prompt;
+    count_prompt(s, e);
     if (invalid) sched_replay(s, successor);
 }
 

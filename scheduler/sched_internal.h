@@ -94,6 +94,7 @@ struct sched_entry {
     uint32_t n_embeds, n_layers;
     uint32_t rows_sent;     // prompt rows whose logits, scores or vectors the caller has
     uint32_t cached_tokens; // prefix hit when it was first admitted
+    uint32_t loaded_tokens; // those of them that came from disk
     sample_params params;
     sched_turn *turns; // [n_turns]; the last one is the request's own
     uint32_t n_turns;

@@ -315,6 +315,8 @@ bool sched_look(const sched *s, uint64_t request, sched_sight *out, pkv_map *map
       "Sequences that gave up their pages, to be swapped or replayed.")                            \
     X(prompt_tokens, "prompt_tokens_total",                                                        \
       "Prompt tokens of requests taken in, without what truncate cuts.")                           \
+    X(prompt_hit_tokens, NULL, "Those of them that the prefix cache had in memory.")               \
+    X(prompt_loaded_tokens, NULL, "Those of them that it had on disk.")                            \
     X(generated_tokens, "generation_tokens_total", "Tokens generated.")                            \
     X(forced_tokens, "forced_tokens_total",                                                        \
       "Generated tokens that the form of the answer forced, so that none was drawn.")              \

@@ -272,6 +272,14 @@ def single_rows(function):
         yield PREFIX + name, kind, re.findall(r',(\w+)=\\"%', function), literal(help_)
 
 
+def bare_rows(function):
+    """Metrics without the prefix, whose labels follow their names or stand in a table."""
+    for kind, name, help_ in re.findall(rf'put_head\(out, "", "(\w+)",\s*"(\w+)",\s*({TEXTS})\)', function):
+        sample = re.search(rf'"{name}(?:_sum)?\{{(.*?)\}}', function)
+        labels = re.findall(r'(\w+)=\\"', sample.group(1)) if sample else re.findall(r'\{"(\w+)", ', function)
+        yield name, kind, labels, literal(help_)
+
+
 def histogram_rows(root):
     where = "engine/metrics.c"
     for name, help_ in rows(rf"ROW\(({TEXTS}),\s*({TEXTS}),", read(root, where), where):
@@ -289,5 +297,5 @@ def metrics(root):
     found = list(counter_rows(root)) + list(histogram_rows(root)) + list(process_rows(text))
     found += answer_rows(text)
     for function in re.findall(r"^static void put_\w+\(.*?^\}", text, re.S | re.M):
-        found += [*plain_rows(function), *labelled_rows(function), *single_rows(function)]
+        found += [*plain_rows(function), *labelled_rows(function), *single_rows(function), *bare_rows(function)]
     return sorted(found)

@@ -35,6 +35,7 @@ void *exchange_begin(void *cls, const char *uri, struct MHD_Connection *mhd)
     e->server = h;
     e->connection = c;
     e->mhd = mhd;
+    e->begin_us = clock_now_us();
     e->target = uri;
     e->target_bytes = uri ? strlen(uri) : 0;
     e->target_ok = head_is_target(uri, e->target_bytes);
@@ -43,6 +44,24 @@ void *exchange_begin(void *cls, const char *uri, struct MHD_Connection *mhd)
     wake_init(&e->wake, c->worker, mhd);
     watch_began(&h->watch, c, &e->wake);
     return e;
+}
+
+/* An answer's name in the counts; `text` takes the code. e may be NULL. */
+static service_answer name_answer(const exchange *e, unsigned code, char text[ANSWER_CODE_BYTES])
+{
+    const http_route *route = e ? e->route : NULL;
+    snprintf(text, ANSWER_CODE_BYTES, "%u", code);
+    return (service_answer){.surface = "http",
+                            .route = route ? route->path : "other",
+                            .code = text,
+                            .of_api = route && route->needs_key && !http_is_ui(route)};
+}
+
+static void time_answer(const exchange *e)
+{
+    char text[ANSWER_CODE_BYTES];
+    service_answer a = name_answer(e, e->sent_code, text);
+    service_time_answer(e->server->service, &a, (double)(clock_now_us() - e->begin_us) / 1e6);
 }
 
 /* The body is gone, and what was made of it. */
@@ -62,6 +81,7 @@ void exchange_completed(void *cls, struct MHD_Connection *mhd, void **state,
     (void)why;
     if (!e) return;
     *state = NULL;
+    if (e->sent_code) time_answer(e);
     pump_destroy(e); // the engine does not notify the wake after this
     watch_ended(&h->watch, e->connection);
     wake_destroy(&e->wake);
@@ -95,13 +115,11 @@ static void refuse_plain(exchange *e, unsigned code, const char *message)
 static void count_answer(service *s, const exchange *e, unsigned code)
 {
     char text[ANSWER_CODE_BYTES];
-    snprintf(text, sizeof text, "%u", code);
-    service_answer a = {.surface = "http", .route = "other", .code = text};
+    service_answer a = name_answer(e, code, text);
     a.is_refusal = code >= 400;
     a.is_own_message = !e || !e->why || e->is_own_why;
     a.message = !e ? out_of_memory : e->why;
     if (!a.message && code == 503) a.message = service_state(s); /* /health says so, too */
-    if (e && e->route) a.route = e->route->path;
     if (e) a.id = e->id;
     service_count_answer(s, &a);
 }
@@ -434,6 +452,7 @@ void exchange_send(exchange *e, unsigned code, struct MHD_Response *response)
     }
     e->failed = MHD_queue_response(e->mhd, code, ok ? response : h->no_memory) != MHD_YES;
     if (response) MHD_destroy_response(response);
+    e->sent_code = code;
     count_answer(h->service, e, code);
 }
 

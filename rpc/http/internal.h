@@ -211,6 +211,8 @@ struct exchange {
     struct MHD_Connection *mhd;
     const http_route *route;
     http_stage stage;
+    int64_t begin_us;
+    unsigned sent_code; // of the answer; 0 = none is sent
     const char *target; // as it was sent
     size_t target_bytes;
     bool target_ok;

@@ -82,8 +82,9 @@ static bool belongs(const char *name, const char *family, const char *kind)
 {
     size_t n = strlen(family);
     if (strncmp(name, family, n) != 0) return false;
-    if (strcmp(kind, "histogram") != 0) return name[n] == '\0';
-    return strcmp(name + n, "_bucket") == 0 || strcmp(name + n, "_sum") == 0 ||
+    bool is_histogram = strcmp(kind, "histogram") == 0;
+    if (!is_histogram && strcmp(kind, "summary") != 0) return name[n] == '\0';
+    return (is_histogram && strcmp(name + n, "_bucket") == 0) || strcmp(name + n, "_sum") == 0 ||
            strcmp(name + n, "_count") == 0;
 }
 
@@ -121,7 +122,8 @@ static void read_family(cursor *c, parsed *p)
     expect(c, " ");
     read_name(c, kind);
     expect(c, "\n");
-    assert_true(!strcmp(kind, "gauge") || !strcmp(kind, "counter") || !strcmp(kind, "histogram"));
+    assert_true(!strcmp(kind, "gauge") || !strcmp(kind, "counter") || !strcmp(kind, "histogram") ||
+                !strcmp(kind, "summary"));
     for (size_t i = 0; i < p->n_families; i++)
         if (strcmp(p->families[i], family) == 0) fail_msg("family %s comes twice", family);
     snprintf(p->families[p->n_families++], NAME_MAX_BYTES, "%s", family);
@@ -168,7 +170,7 @@ static void every_name_is_there(void **state)
         "octavo:num_preemptions_total",
         "octavo:num_swaps_total",
         "octavo:host_pages_used",
-        "octavo:host_pages_total",
+        "octavo:host_pages",
         "octavo:prompt_tokens_total",
         "octavo:generation_tokens_total",
         "octavo:request_success_total",
@@ -182,6 +184,12 @@ static void every_name_is_there(void **state)
         "octavo:request_inference_time_seconds_count",
         "octavo:request_prompt_tokens_count",
         "octavo:request_generation_tokens_count",
+        "octavo:request_max_num_generation_tokens_count",
+        "octavo:request_prefill_kv_computed_tokens_count",
+        "octavo:request_params_n_count",
+        "octavo:request_params_max_tokens_count",
+        "octavo:prompt_tokens_by_source_total",
+        "octavo:prompt_tokens_cached_by_source_total",
         "octavo:iteration_tokens_total_count",
         "octavo:cache_config_info",
         "octavo:admission_rejections_total",
@@ -189,9 +197,10 @@ static void every_name_is_there(void **state)
         "octavo:kept_tokens",
         "octavo:kv_pages_used",
         "octavo:kv_pages_cached",
-        "octavo:kv_pages_total",
+        "octavo:kv_pages",
         "octavo:backend_restarts_total",
         "octavo:uptime_seconds",
+        "octavo_build_info",
         "process_resident_memory_bytes",
     };
     for (size_t i = 0; i < sizeof names / sizeof names[0]; i++) (void)value_of(p, names[i], NULL);
@@ -201,7 +210,7 @@ static void every_name_is_there(void **state)
             assert_int_equal(strncmp(p->samples[i].labels, "{model_name=\"demo\",engine=\"0\"", 29),
                              0);
     assert_true(value_of(p, "process_resident_memory_bytes", NULL) > 1e6);
-    assert_true(value_of(p, "octavo:kv_pages_total", NULL) == 999);
+    assert_true(value_of(p, "octavo:kv_pages", NULL) == 999);
     free(p);
     rpc_fixture_destroy(f);
 }
@@ -294,12 +303,57 @@ static void histograms_are_cumulative(void **state)
     rpc_fixture_destroy(f);
 }
 
+static void give_answer(service *s, const char *route, const char *code, bool of_api,
+                        double seconds)
+{
+    service_answer a = {.surface = "http", .route = route, .code = code, .of_api = of_api};
+    service_count_answer(s, &a);
+    service_time_answer(s, &a, seconds);
+}
+
+/* Answers to probes and over gRPC are not among those that boards of web servers show. */
+static void answers_are_summed_by_class_and_route(void **state)
+{
+    (void)state;
+    rpc_fixture *f = rpc_fixture_create(&(rpc_fixture_options){0});
+    service *s = &f->service;
+    give_answer(s, "/a", "200", true, 1);
+    give_answer(s, "/b", "200", true, 16);
+    give_answer(s, "/a", "404", true, 2);
+    give_answer(s, "/a", "400", true, 4);
+    give_answer(s, "/health", "200", false, 8);
+    service_count_answer(s, &(service_answer){.surface = "grpc", .route = "/c", .code = "OK"});
+    parsed *p = read_page(f);
+    static const struct {
+        const char *name, *labels;
+        double value;
+    } wanted[] = {
+        {"http_requests_total", "{handler=\"/a\",status=\"2xx\"}", 1},
+        {"http_requests_total", "{handler=\"/a\",status=\"4xx\"}", 2},
+        {"http_requests_total", "{handler=\"/b\",status=\"2xx\"}", 1},
+        {"http_request_duration_seconds_sum", "{handler=\"/a\"}", 7},
+        {"http_request_duration_seconds_sum", "{handler=\"/b\"}", 16},
+        {"http_request_duration_seconds_count", "{handler=\"/a\"}", 3},
+        {"http_request_duration_seconds_count", "{handler=\"/b\"}", 1},
+    };
+    size_t n = 0;
+    for (size_t i = 0; i < p->n; i++) n += strncmp(p->samples[i].name, "http_", 5) == 0;
+    assert_int_equal(n, sizeof wanted / sizeof wanted[0]);
+    for (size_t i = 0; i < n; i++)
+        assert_true(value_of(p, wanted[i].name, wanted[i].labels) == wanted[i].value);
+    assert_true(value_of(p, "octavo:http_requests_total", "code=\"200\",route=\"/health\"") == 1);
+    free(p);
+    rpc_fixture_destroy(f);
+}
+
 static void names_are_escaped(void **state)
 {
     (void)state;
     rpc_fixture *f =
         rpc_fixture_create(&(rpc_fixture_options){.model_name = "a\"b\\c\nd} 1\n# HELP x"});
     parsed *p = read_page(f);
+    (void)value_of(p, "octavo_build_info",
+                   "{version=\"\",commit=\"\",model_name=\"a\\\"b\\\\c\\nd} 1\\n# HELP x\",dtype");
     (void)value_of(p, "octavo:serving", "{model_name=\"a\\\"b\\\\c\\nd} 1\\n# HELP x\",engine");
     free(p);
     rpc_fixture_destroy(f);
@@ -308,8 +362,11 @@ static void names_are_escaped(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(every_name_is_there),       cmocka_unit_test(requests_are_counted),
-        cmocka_unit_test(every_counter_has_its_row), cmocka_unit_test(histograms_are_cumulative),
+        cmocka_unit_test(every_name_is_there),
+        cmocka_unit_test(requests_are_counted),
+        cmocka_unit_test(every_counter_has_its_row),
+        cmocka_unit_test(histograms_are_cumulative),
+        cmocka_unit_test(answers_are_summed_by_class_and_route),
         cmocka_unit_test(names_are_escaped),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);

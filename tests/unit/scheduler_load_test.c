@@ -107,6 +107,8 @@ static void is_loaded_instead_of_computed(void **state)
     assert_int_equal(describe(f, 4, 0).cached_tokens, 64);
     assert_int_equal(sched_get_stats(f->s).loaded_tokens, 64);
     assert_string_equal(step(f), "4@70+1*");
+    assert_int_equal(sched_get_stats(f->s).prompt_loaded_tokens, 64);
+    assert_int_equal(sched_get_stats(f->s).prompt_hit_tokens, 0);
     /* Another request hits them in memory. */
     sched_request again = request(f, 5, 0, 65, 5);
     add(f, &again);

@@ -85,6 +85,8 @@ class DiskCache(unittest.TestCase):
             # It is in memory now.
             self.assertEqual(self.ask(server, PROMPTS[0]), (answers[0], HIT))
             self.assertEqual(server.metric("disk_cache_hits_total"), HIT)
+            self.assertEqual([server.metric("prompt_tokens_cached_by_source_total", source=s) for s in ("disk", "device")],
+                             [HIT, HIT])
             # Another salt shares nothing, and has blocks of its own.
             self.assertEqual(self.ask(server, PROMPTS[0], cache_salt="x"), (answers[0], 0))
             # A prompt that has half of its beginning in common takes that half.
