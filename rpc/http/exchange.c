@@ -116,7 +116,9 @@ static void count_answer(service *s, const exchange *e, unsigned code)
 {
     char text[ANSWER_CODE_BYTES];
     service_answer a = name_answer(e, code, text);
-    a.is_refusal = code >= 400;
+    /* The page asks for the map of a request until it is told that the request has ended: such
+     * answers would take the lines of refusals away. */
+    a.is_refusal = code >= 400 && !(code == 404 && e && e->route && http_is_ui(e->route));
     a.is_own_message = !e || !e->why || e->is_own_why;
     a.message = !e ? out_of_memory : e->why;
     if (!a.message && code == 503) a.message = service_state(s); /* /health says so, too */

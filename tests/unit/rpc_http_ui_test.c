@@ -162,6 +162,27 @@ static void a_map_comes_and_goes_with_its_request(void **state)
     await_answer(f, "/octavo/pages", "\"requests\":[],\"left_out\":0}");
 }
 
+/* A page that asks for requests which have ended leaves the log's lines to refusals. */
+static void an_ended_request_is_no_refusal(void **state)
+{
+    fixture *f = *state;
+    FILE *file = tmpfile();
+    char text[8192] = "";
+    assert_true(status_ok(rpc_log_create(fileno(file), false, &f->options.log)));
+    fixture_start(f);
+    for (int i = 0; i < 20; i++)
+        expect(get(f, "/octavo/pages/ended", NULL), 404, NULL, "no request with this id");
+    expect(get(f, "/octavo", NULL), 404, NULL, "no such path");
+    fixture_stop(f);
+    rewind(file);
+    text[fread(text, 1, sizeof text - 1, file)] = '\0';
+    assert_null(strstr(text, "/octavo/pages/"));
+    assert_non_null(strstr(text, "\"event\":\"refusal\",\"surface\":\"http\",\"route\":\"other\""));
+    rpc_log_destroy(f->options.log);
+    f->options.log = NULL;
+    fclose(file);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -169,6 +190,7 @@ int main(void)
                                         teardown),
         cmocka_unit_test_setup_teardown(without_ui_there_is_none, setup, teardown),
         cmocka_unit_test_setup_teardown(a_key_sees_its_own_requests, setup_keys, teardown),
+        cmocka_unit_test_setup_teardown(an_ended_request_is_no_refusal, setup, teardown),
         cmocka_unit_test_setup_teardown(a_map_comes_and_goes_with_its_request, setup, teardown),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
