@@ -1,6 +1,7 @@
 /* `octavo plan`: the memory that a model would take and how many sequences it would hold, before it
  * is there. */
 #include "cli/cli.h"
+#include "cli/plan_plot.h"
 #include "cli/plan_sizes.h"
 #include "cli/retention_flags.h"
 
@@ -14,7 +15,7 @@ typedef struct plan_flags {
     const char *memory;
     bool gpu;
     uint32_t context, output, sequences;
-    const char *retention;
+    const char *retention, *plot;
     bool json;
 } plan_flags;
 
@@ -24,7 +25,8 @@ typedef struct planning {
     loaded_model model;
     plan_question question;
     json_t *retention;
-    plan_answer full, kept; // kept: only with a policy
+    retention_policy policy, kept_policy;
+    plan_answer full, kept; // kept, kept_policy: only with a policy
 } planning;
 
 static const char plan_name[] = "octavo plan";
@@ -59,6 +61,8 @@ static const arg_flag flags_table[] = {
             "sequences that are to run at once (default: --max-batch)", .min = 1, .max = 4096),
     ARG_ROW("retention", "METHOD:RATIO", ARG_TEXT, plan_flags, retention,
             "what sequences keep, such as chunkkv:0.25; a JSON object gives the method's parts"),
+    ARG_ROW("plot", "FILE", ARG_TEXT, plan_flags, plot,
+            "draw the memory of a sequence and how many fit, by context, as SVG"),
     ARG_ROW("json", NULL, ARG_SWITCH, plan_flags, json, "print one JSON object"),
 };
 
@@ -105,26 +109,6 @@ static status read_lengths(planning *p, error *err)
                      q->output, q->context);
 }
 
-/* Whether the model has positions for such a sequence. */
-static status check_context(const planning *p, const retention_policy *policy, const plan_answer *a,
-                            error *err)
-{
-    const plan_question *q = &p->question;
-    uint32_t longest = p->model.max_model_len, logical = p->model.max_logical_len;
-    if (!policy->contiguous && q->context > longest)
-        return error_set(err, STATUS_INVALID, "--context: %u is more than the model's %u positions",
-                         q->context, longest);
-    if (q->context > logical)
-        return error_set(err, STATUS_INVALID, "--context: %u is more than --max-logical-len %u",
-                         q->context, logical);
-    if (a->room.need.positions > longest)
-        return error_set(err, STATUS_INVALID,
-                         "--context: %u tokens take %u positions under retention method '%s', the "
-                         "model has %u",
-                         q->context, a->room.need.positions, policy->preset->name, longest);
-    return STATUS_IS_OK;
-}
-
 /* Without weight files beside config.json, the sizes are computed from the config alone. */
 static status find_weights(planning *p, error *err)
 {
@@ -157,17 +141,16 @@ static status work_out(planning *p, error *err)
     RETURN_IF_ERROR(plan_measure(q, &p->full, err));
 
     retention_limits limits = {p->full.measures.geometry, f->prefill_chunk, p->model.max_model_len};
-    retention_policy policy;
-    RETURN_IF_ERROR(retention_parse(NULL, &limits, &policy, err));
-    RETURN_IF_ERROR(plan_fill(q, &policy, &p->full, err));
-    if (!p->flags.retention) return check_context(p, &policy, &p->full, err);
+    RETURN_IF_ERROR(retention_parse(NULL, &limits, &p->policy, err));
+    RETURN_IF_ERROR(plan_fill(q, &p->policy, &p->full, err));
+    if (!p->flags.retention) return plan_check_context(q, &p->policy, &p->full.room.need, err);
     RETURN_IF_ERROR(retention_flag_read("--retention", p->flags.retention, &p->retention, err));
-    RETURN_IF_ERROR(retention_parse(p->retention, &limits, &policy, err));
+    RETURN_IF_ERROR(retention_parse(p->retention, &limits, &p->kept_policy, err));
     p->kept = p->full;
-    RETURN_IF_ERROR(plan_fill(q, &policy, &p->kept, err));
+    RETURN_IF_ERROR(plan_fill(q, &p->kept_policy, &p->kept, err));
     /* With all its tokens such a sequence never runs, whatever the pool. */
     if (q->context > p->model.max_model_len) p->full.room.fit = p->full.room.in_prefill = 0;
-    return check_context(p, &policy, &p->kept, err);
+    return plan_check_context(q, &p->kept_policy, &p->kept.room.need, err);
 }
 
 /* ---- the answer ------------------------------------------------------------------------------ */
@@ -415,6 +398,13 @@ static void print_text(const planning *p, const char *verdict)
     printf("verdict    %s\n", verdict);
 }
 
+static status draw(const planning *p, error *err)
+{
+    const plan_line lines[] = {{"everything kept", &p->policy, &p->full},
+                               {p->flags.retention, &p->kept_policy, &p->kept}};
+    return plan_plot(p->flags.plot, &p->question, lines, p->retention ? 2 : 1, err);
+}
+
 static int print_answer(planning *p)
 {
     error err = {{0}};
@@ -427,6 +417,8 @@ static int print_answer(planning *p)
     if (!p->flags.json) print_text(p, verdict);
     else if (!print_json(p, fits, verdict))
         return cli_complain(plan_name, CLI_FAILED, "out of memory, or a path that is not UTF-8");
+    if (p->flags.plot && !status_ok(draw(p, &err)))
+        return cli_complain(plan_name, CLI_FAILED, err.text);
     return cli_finish_output(plan_name) && fits ? CLI_OK : CLI_FAILED;
 }
 

@@ -97,6 +97,24 @@ status plan_fill(const plan_question *q, const retention_policy *policy, plan_an
     return STATUS_IS_OK;
 }
 
+status plan_check_context(const plan_question *q, const retention_policy *policy,
+                          const sched_need *need, error *err)
+{
+    uint32_t longest = q->model->max_model_len, logical = q->model->max_logical_len;
+    if (!policy->contiguous && q->context > longest)
+        return error_set(err, STATUS_INVALID, "--context: %u is more than the model's %u positions",
+                         q->context, longest);
+    if (q->context > logical)
+        return error_set(err, STATUS_INVALID, "--context: %u is more than --max-logical-len %u",
+                         q->context, logical);
+    if (need->positions > longest)
+        return error_set(err, STATUS_INVALID,
+                         "--context: %u tokens take %u positions under retention method '%s', the "
+                         "model has %u",
+                         q->context, need->positions, policy->preset->name, longest);
+    return STATUS_IS_OK;
+}
+
 /* ---- texts ----------------------------------------------------------------------------------- */
 
 const char *plan_number(uint64_t n, char out[32])

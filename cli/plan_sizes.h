@@ -59,6 +59,10 @@ status plan_measure(const plan_question *q, plan_answer *out, error *err);
 status plan_fill(const plan_question *q, const retention_policy *policy, plan_answer *inout,
                  error *err);
 
+/* Refuses a sequence for which the model has no positions. */
+status plan_check_context(const plan_question *q, const retention_policy *policy,
+                          const sched_need *need, error *err);
+
 /* Writes one line: that what was asked for fits, or why it does not. */
 bool plan_verdict(const plan_question *q, const plan_answer *a, char *out, size_t size);
 /* Writes "1,234,567". */

@@ -1,5 +1,6 @@
 /* `octavo bench engine`: prefill and decode beside this machine's limits, then the scheduler's and
  * the memory's cost; or, with a null backend, what the engine thread costs. */
+#include "cli/bench/bench_engine_plot.h"
 #include "cli/bench/bench_model.h"
 #include "cli/bench/bench_null.h"
 #include "cli/bench/bench_sched.h"
@@ -15,7 +16,7 @@ enum { SCHED_RUNNING = 256 };
 static const char *const backends[] = {"model", "null", NULL};
 
 typedef struct bench_flags {
-    const char *backend, *shape, *batch, *context, *prefill, *prompts, *out;
+    const char *backend, *shape, *batch, *context, *prefill, *prompts, *out, *plot;
     uint32_t rounds;
     bool json;
 } bench_flags;
@@ -39,6 +40,8 @@ static const arg_flag flags_table[] = {
             .min = 1, .max = BENCH_ROUNDS_MAX, .initial = "5"),
     ARG_ROW("json", NULL, ARG_SWITCH, bench_flags, json, "print JSON instead of the table"),
     ARG_ROW("out", "FILE", ARG_TEXT, bench_flags, out, "write the JSON there as well"),
+    ARG_ROW("plot", "FILE", ARG_TEXT, bench_flags, plot,
+            "draw tokens/s by batch and by length beside the machine's limits, as SVG"),
 };
 
 typedef struct lists {
@@ -112,6 +115,7 @@ static status bench_engine(const model_flags *model, const bench_flags *flags, c
     RETURN_IF_ERROR(bench_open(&b, &m, flags->shape, err));
     status st = run_all(&b, l, err);
     if (status_ok(st)) st = bench_write(&b, err);
+    if (status_ok(st) && flags->plot) st = bench_engine_plot(&b, flags->plot, err);
     bench_close(&b);
     return st;
 }
@@ -128,7 +132,9 @@ static status read_lists(const bench_flags *f, const bench_null_flags *null, lis
 /* What is wrong with the command line, or NULL. */
 static const char *misuse(const model_flags *model, const bench_flags *flags)
 {
-    if (strcmp(flags->backend, "null") == 0)
+    bool is_null = strcmp(flags->backend, "null") == 0;
+    if (is_null && flags->plot) return "--backend null excludes --plot";
+    if (is_null)
         return model->dir || flags->shape ? "--backend null excludes --model and --shape" : NULL;
     return !model->dir == !flags->shape ? "one of --model and --shape must be given" : NULL;
 }

@@ -9,7 +9,14 @@
 #include "cli/bench/bench_shape.h"
 #include "kernels/kernels.h"
 
-enum { BENCH_ROUNDS_MAX = 64 };
+enum { BENCH_ROUNDS_MAX = 64, BENCH_POINTS_MAX = 2 * BENCH_LIST_MAX * BENCH_LIST_MAX };
+
+/* A row that was measured, for drawings. */
+typedef struct bench_point {
+    bool is_prefill;
+    uint32_t batch, tokens;
+    double tokens_s, limit_tokens_s; // medians
+} bench_point;
 
 typedef struct bench {
     const char *title; // the model's folder or the shape's name
@@ -22,6 +29,8 @@ typedef struct bench {
     kern_context *kernels; // measures the limits; NULL with a GPU,
     bench_gpu gpu;         // which measures its own
     bench_report report;
+    bench_point points[BENCH_POINTS_MAX]; // [n_points]; rows beyond are left out
+    size_t n_points;
 } bench;
 
 /* Opens flags->dir, or `shape` when it is not NULL; the caller has set b's first fields. On failure

@@ -19,7 +19,7 @@ typedef struct serve_flags {
     const char *rate, *burstiness, *trace_speed, *duration, *timeout, *vanish, *hold;
     uint64_t n_prompts, seed;
     uint32_t max_concurrency, never_read;
-    const char *percentiles, *goodput, *json, *requests;
+    const char *percentiles, *goodput, *json, *requests, *plot;
 } serve_flags;
 
 static const char *const protocols[] = {"http", "grpc", NULL};
@@ -113,6 +113,8 @@ static const arg_flag report_table[] = {
     ARG_ROW("json", "FILE", ARG_TEXT, serve_flags, json, "write the numbers there"),
     ARG_ROW("requests", "FILE", ARG_TEXT, serve_flags, requests,
             "write a JSON line for each request there"),
+    ARG_ROW("plot", "FILE", ARG_TEXT, serve_flags, plot,
+            "draw tokens and requests over time, and latencies by percentile, as SVG"),
 };
 
 /* ---- values ---------------------------------------------------------------------------------- */
@@ -250,7 +252,7 @@ static status read_options(const serve_flags *f, serve_options *o, work_options 
                         .block_tokens = f->block_tokens,
                         .whole_blocks = f->whole_blocks,
                         .seed = f->seed};
-    *r = (serve_report_options){.json = f->json, .requests = f->requests};
+    *r = (serve_report_options){.json = f->json, .requests = f->requests, .plot = f->plot};
     RETURN_IF_ERROR(read_url(f->url, o, err));
     if (o->grpc && *o->path)
         return error_set(err, STATUS_INVALID, "--url: gRPC has no path: it must end with the port");

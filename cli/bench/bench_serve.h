@@ -95,13 +95,16 @@ enum { SERVE_PERCENTILES_MAX = 16 };
 typedef struct serve_report_options {
     double percentiles[SERVE_PERCENTILES_MAX];
     uint32_t n_percentiles;
-    double goodput_ms[4];        // limits by metric (ttft, tpot, itl, e2el); 0 = none
-    const char *json, *requests; // files to write; NULL = none
+    double goodput_ms[4];               // limits by metric (ttft, tpot, itl, e2el); 0 = none
+    const char *json, *requests, *plot; // files to write; NULL = none
 } serve_report_options;
 
 extern const char *const serve_metric_names[4]; // "ttft", "tpot", "itl", "e2el"
 /* Prints the report and writes the files. */
 status serve_report(serve_run *run, const serve_report_options *o, error *err);
 uint64_t serve_count(const serve_run *run, serve_end end);
+/* bench_serve_plot.c: writes the drawing. ms: sorted samples by metric, as serve_metric_names has
+ * them. */
+status serve_plot(const serve_run *run, const samples ms[4], const char *path, error *err);
 
 #endif

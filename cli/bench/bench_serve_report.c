@@ -330,6 +330,7 @@ status serve_report(serve_run *run, const serve_report_options *o, error *err)
     if (status_ok(st)) print_text(&r);
     if (status_ok(st) && o->json) st = write_file(o->json, &r, put_json, err);
     if (status_ok(st) && o->requests) st = write_file(o->requests, &r, put_requests, err);
+    if (status_ok(st) && o->plot) st = serve_plot(run, r.ms, o->plot, err);
     for (int m = 0; m < METRICS; m++) samples_destroy(&r.ms[m]);
     return st;
 }

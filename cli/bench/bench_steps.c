@@ -5,6 +5,7 @@
 
 #include <stdio.h>
 #include <stdlib.h>
+#include <string.h>
 
 enum {
     ROUND_US = 300 * 1000, /* shortest round of decoding, unless ROUND_STEPS_MAX come first */
@@ -148,6 +149,12 @@ static void print_row(bench *b, const char *what, uint32_t batch, uint32_t token
                100 * r->of[TOKENS_S] / r->of[LIMIT_TOKENS_S]);
         fflush(stdout);
     }
+    if (b->n_points < BENCH_POINTS_MAX)
+        b->points[b->n_points++] = (bench_point){.is_prefill = strcmp(what, "prefill") == 0,
+                                                 .batch = batch,
+                                                 .tokens = tokens,
+                                                 .tokens_s = r->of[TOKENS_S],
+                                                 .limit_tokens_s = r->of[LIMIT_TOKENS_S]};
     bench_report_row(&b->report, what);
     strbuf_printf(&b->report.rows, ",\"batch\":%u,\"tokens\":%u", batch, tokens);
     for (int i = 0; i < FIELDS; i++)

@@ -3,7 +3,6 @@
 #include "quality/report/svg.h"
 
 #include <ctype.h>
-#include <errno.h>
 #include <stdio.h>
 #include <string.h>
 
@@ -19,13 +18,8 @@ status plots_write_file(const char *folder, const char *kind, const char *title_
     for (int i = 0; i < n; i++)
         if (!isalnum((unsigned char)name[i]) && !strchr("-._", name[i])) name[i] = '_';
     memcpy(name + n, ".svg", 5);
-    if (svg->failed) return error_set(err, STATUS_NO_MEMORY, "out of memory");
     RETURN_IF_ERROR(file_join(path, sizeof path, folder, name, err));
-    FILE *file = fopen(path, "we");
-    if (!file) return error_set(err, STATUS_IO, "%s: %s", path, strerror(errno));
-    bool ok = fwrite(svg->data, 1, svg->size, file) == svg->size;
-    ok &= fclose(file) == 0;
-    return ok ? STATUS_IS_OK : error_set(err, STATUS_IO, "%s: %s", path, strerror(errno));
+    return svg_write(path, svg, err);
 }
 
 void plots_put_scale(strbuf *svg, double x, double y, double height)

@@ -1,6 +1,7 @@
 /* Writes SVG. */
 #include "quality/report/svg.h"
 
+#include <errno.h>
 #include <math.h>
 #include <stdio.h>
 #include <string.h>
@@ -26,6 +27,16 @@ void svg_begin(strbuf *out, double width, double height)
 }
 
 void svg_end(strbuf *out) { strbuf_puts(out, "</svg>\n"); }
+
+status svg_write(const char *path, const strbuf *svg, error *err)
+{
+    if (svg->failed) return error_set(err, STATUS_NO_MEMORY, "out of memory");
+    FILE *file = fopen(path, "we");
+    if (!file) return error_set(err, STATUS_IO, "%s: %s", path, strerror(errno));
+    bool ok = fwrite(svg->data, 1, svg->size, file) == svg->size;
+    ok &= fclose(file) == 0;
+    return ok ? STATUS_IS_OK : error_set(err, STATUS_IO, "%s: %s", path, strerror(errno));
+}
 
 void svg_rect(strbuf *out, double x, double y, double width, double height, const char *fill)
 {

@@ -8,6 +8,8 @@ typedef enum svg_anchor { SVG_START, SVG_MIDDLE, SVG_END } svg_anchor;
 
 void svg_begin(strbuf *out, double width, double height);
 void svg_end(strbuf *out);
+/* Writes the whole drawing to a file, which it replaces. */
+status svg_write(const char *path, const strbuf *svg, error *err);
 void svg_rect(strbuf *out, double x, double y, double width, double height, const char *fill);
 void svg_line(strbuf *out, double x1, double y1, double x2, double y2, const char *colour,
               double width, const char *dash);

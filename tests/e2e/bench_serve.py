@@ -10,6 +10,7 @@ import sys
 import tempfile
 import threading
 import unittest
+import xml.dom.minidom
 
 OCTAVO = os.path.abspath(sys.argv[1])
 
@@ -47,13 +48,17 @@ class BenchServe(unittest.TestCase):
         handler = type("Handler", (OtherServer,), how)
         with http.server.HTTPServer(("127.0.0.1", 0), handler) as server, tempfile.TemporaryDirectory() as folder:
             threading.Thread(target=server.serve_forever, daemon=True).start()
-            path = os.path.join(folder, "json")
+            path, plot = os.path.join(folder, "json"), os.path.join(folder, "svg")
             subprocess.run([OCTAVO, "bench", "serve", "--url", f"http://127.0.0.1:{server.server_port}", "--model", "m",
                             "--input-len", "4", "--output-len", "2", "--num-prompts", "3", "--max-concurrency", "1",
-                            "--json", path], capture_output=True, timeout=300, check=False)
+                            "--json", path, "--plot", plot], capture_output=True, timeout=300, check=False)
             server.shutdown()
+            self.drawing = xml.dom.minidom.parse(plot)
             with open(path, encoding="utf-8") as f:
                 return json.load(f)
+
+    def texts(self):
+        return [text.firstChild.data for text in self.drawing.getElementsByTagName("text")]
 
     def test_end_in_its_own_event(self):
         for with_end in (False, True):
@@ -64,6 +69,16 @@ class BenchServe(unittest.TestCase):
 
     def test_event_too_many(self):
         self.assertEqual(self.load(extra=[" c"])["failed"], 3)
+
+    def test_picture(self):
+        """Requests that succeeded have lines of their latencies, but where these are too short to
+        be above 0."""
+        for extra, least, most in (([], 2, 4), ([" c"], 0, 0)):
+            self.load(extra=extra)
+            self.assertTrue(self.texts()[0].startswith("octavo bench serve: 3 requests in "), self.texts())
+            self.assertIn("time to first token", self.texts())
+            points = [len(p.getAttribute("points").split()) for p in self.drawing.getElementsByTagName("polyline")]
+            self.assertIn(points.count(101), range(least, most + 1), points)
 
 
 if __name__ == "__main__":

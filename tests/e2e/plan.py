@@ -14,6 +14,7 @@ import sys
 import tempfile
 import unittest
 import urllib.request
+import xml.dom.minidom
 
 OCTAVO = os.path.abspath(sys.argv[1])
 DOC = "docs/cluster.md"
@@ -101,6 +102,23 @@ class Figures(unittest.TestCase):
                          (much["rank_left_bytes"] - much["kv"]["swap_bytes"]) // 2)
         self.assertNotIn("embeddings", planned("--model", "tests/data/plan/llama-3-8b.json", "--memory", "90G")[1])
         self.assertNotIn("embeddings", planned(*demo[:2], "--memory", "2G", "--gpu")[1])
+
+    def test_are_drawn(self):
+        """A line for each policy, and for what bounds them."""
+        def drawn(*flags):
+            with tempfile.TemporaryDirectory() as folder:
+                code, plan = planned("--model", "models/demo", "--memory", "1G", "--context", "4096", *flags,
+                                     "--plot", f"{folder}/p.svg")
+                page = xml.dom.minidom.parse(f"{folder}/p.svg")
+            texts = [t.firstChild.data for t in page.getElementsByTagName("text")]
+            return plan, texts, len(page.getElementsByTagName("polyline"))
+        plan, texts, lines = drawn()
+        self.assertEqual(lines, 3)  # a sequence, the pool, how many fit
+        self.assertEqual((texts.count("everything kept"), texts.count("the KV pool")), (2, 1), texts)
+        plan, texts, lines = drawn("--retention", "chunkkv:0.25")
+        self.assertGreater(plan["retained"]["fit"], plan["full"]["fit"])
+        self.assertEqual(lines, 6)
+        self.assertIn("chunkkv:0.25: at its prompt's end", texts)
 
     def test_are_those_of_a_server(self):
         if "serve" not in octavo("--help")[1].split():

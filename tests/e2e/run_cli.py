@@ -512,14 +512,13 @@ class Ranks(unittest.TestCase):
 class Bench(unittest.TestCase):
     def test_engine(self):
         """Every part of the benchmark runs and reports; speed is not checked here."""
-        rows = json.loads(octavo("bench", "engine", *POOL, "--batch", "1,2", "--context", "64", "--prefill", "100",
-                                 "--rounds", "1", "--json")[0])["rows"]
-        self.assertEqual([row["what"] for row in rows],
-                         ["prefill", "decode", "decode", "scheduler", "memory"])
+        rows, drawn = octavo("bench", "engine", *POOL, "--batch", "1,2", "--context", "64", "--prefill", "100",
+                             "--rounds", "1", "--json", "--plot", "/dev/stderr")
+        rows = json.loads(rows)["rows"]
+        self.assertEqual([row["what"] for row in rows], ["prefill", "decode", "decode", "scheduler", "memory"])
+        self.assertEqual((drawn.count("<circle"), drawn.count("</svg>")), (3, 1))
         for row in rows[:3]:
-            self.assertTrue(all(row[key] > 0 for key in
-                                ("tokens_s", "step_ms", "gb_s", "gflop_s", "read_limit_gb_s", "fma_limit_gflop_s",
-                                 "int_limit_gop_s", "read_share", "fma_share", "int_share", "limit_tokens_s")), row)
+            self.assertTrue(len(row) == 15 and all(value > 0 for key, value in row.items() if key != "what"), row)
             self.assertAlmostEqual(row["read_share"] * row["read_limit_gb_s"], row["gb_s"], delta=0.01 * row["gb_s"])
             # Not 1: a round's steps read more and more.
             self.assertGreaterEqual(row["best_read_share"], 0.9 * row["read_share"])
@@ -641,6 +640,7 @@ class Refusals(unittest.TestCase):
             [["bench", "engine"], "--model and --shape"],
             [["bench", "engine", "--model", MODEL, "--batch", "1,x"], "--batch"],
             [["bench", "engine", "--backend", "null", "--shape", "1.1b"], "--backend null excludes"],
+            [["bench", "engine", "--backend", "null", "--plot", "x"], "excludes --plot"],
             [["bench", "engine", "--backend", "null", "--running", "0"], "--running"],
             [["bananas"], "unknown command 'bananas'"],
         ):

@@ -1,5 +1,6 @@
 /* Methods times budgets, users' files, findings about kept sets, and drawings. */
 #include "quality/methods.h"
+#include "quality/report/chart.h"
 #include "quality/report/report.h"
 #include "quality/report/svg.h"
 #include "quality/score/findings.h"
@@ -411,6 +412,40 @@ static void drawings(void **state)
     assert_string_equal(colour, "#d9d9d9");
 }
 
+static size_t count_of(const char *text, const char *what)
+{
+    size_t n = 0;
+    for (const char *at = text; (at = strstr(at, what)); at++) n++;
+    return n;
+}
+
+/* Points lie where the axes have their values; those that have no place are left out. */
+static void charts(void **state)
+{
+    (void)state;
+    static const double some[] = {1, 10, 10, 100, 100, 1000, 1000, NAN, 10000, 0};
+    static const double level[] = {1, 1000, 10000, 1000};
+    const chart_line lines[] = {{"some", some, 5, 0, false, false},
+                                {"most", level, 2, 1, true, true},
+                                {"none", NULL, 0, 2, false, false}};
+    const chart_panel panels[] = {{"both", {"x", true}, {"y", true}, lines, 3},
+                                  {"empty", {"x", false}, {"y", false}, &lines[2], 1}};
+    strbuf out = {0};
+    chart_draw("a <title>", panels, 2, &out);
+    assert_false(out.failed);
+    assert_non_null(strstr(out.data, ">a &lt;title&gt;</text>"));
+    assert_int_equal(count_of(out.data, "<circle"), 3);
+    assert_int_equal(count_of(out.data, "<polyline"), 2);
+    /* The box is 400 by 260 pixels from (64, 320) on; y goes from 10 to 2,000. */
+    assert_non_null(strstr(out.data, " points=\"64.0,320.0 164.0,207.0 264.0,94.0\""));
+    assert_non_null(strstr(out.data, " points=\"64.0,94.0 464.0,94.0\""));
+    assert_non_null(strstr(out.data, ">1024</text>"));
+    assert_non_null(strstr(out.data, ">2000</text>"));
+    assert_null(strstr(out.data, "nan"));
+    assert_null(strstr(out.data, "inf"));
+    strbuf_destroy(&out);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -420,7 +455,7 @@ int main(void)
         cmocka_unit_test(bad_lines),         cmocka_unit_test(kept_sets),
         cmocka_unit_test(means_of_measures), cmocka_unit_test(agreement),
         cmocka_unit_test(scores_at_a_share), cmocka_unit_test(table_at_a_share),
-        cmocka_unit_test(drawings),
+        cmocka_unit_test(drawings),          cmocka_unit_test(charts),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
