@@ -2,6 +2,7 @@
  * lives, and each of its requests is logged in one line when it is released. */
 #include "rpc/generation.h"
 
+#include <math.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -282,6 +283,13 @@ const char *generation_id(const generation *g) { return g->id; }
 const float *generation_pooled(const generation *g, uint32_t request, uint32_t *n)
 {
     return engine_stream_pooled(g->requests[request].stream, n);
+}
+
+float generation_scale_of(const float *values, uint32_t n)
+{
+    double sum = 0;
+    for (uint32_t i = 0; i < n; i++) sum += (double)values[i] * values[i];
+    return sum > 0 && isfinite(sum) ? (float)(1.0 / sqrt(sum)) : 0.0f;
 }
 
 engine_prompt generation_prompt(const generation *g, uint32_t request)

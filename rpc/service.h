@@ -198,6 +198,8 @@ const char *generation_id(const generation *g);
 /* The prompt of one request, known once the request's first output has been read. */
 engine_prompt generation_prompt(const generation *g, uint32_t request);
 const float *generation_pooled(const generation *g, uint32_t request, uint32_t *n);
+/* The factor that makes the L2 norm of such a vector 1; 0 where it has none. */
+float generation_scale_of(const float *values, uint32_t n);
 void generation_abort(generation *g);
 /* Aborts choices that still run, logs a line for each request, and frees the generation. notify is
  * not called after this returns. */

@@ -2,7 +2,6 @@
  * states of the text's tokens, behind the final norm: that of the last token, or their mean. */
 #include "rpc/openai/internal.h"
 
-#include <math.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -140,17 +139,9 @@ static void put_base64(const unsigned char *bytes, size_t n, strbuf *out)
     }
 }
 
-/* The factor that makes the vector's L2 norm 1; 0 where it has none. */
-static float scale_of(const float *values, uint32_t n)
-{
-    double sum = 0;
-    for (uint32_t i = 0; i < n; i++) sum += (double)values[i] * values[i];
-    return sum > 0 && isfinite(sum) ? (float)(1.0 / sqrt(sum)) : 0.0f;
-}
-
 static void put_vector(const openai_vectors *v, const float *values, uint32_t n, strbuf *out)
 {
-    float scale = v->raw ? 1.0f : scale_of(values, n);
+    float scale = v->raw ? 1.0f : generation_scale_of(values, n);
     unsigned char bytes[3 * sizeof(float)]; // three numbers fill groups of base64
     strbuf_putc(out, v->base64 ? '"' : '[');
     for (uint32_t i = 0; i < n; i++) {

@@ -1,7 +1,7 @@
 /* VllmEngine: declarations shared by its files (private to rpc/services).
  *
  * vllm_engine.c: the methods   vllm_request.c: requests in   vllm_generate.c: Generate
- * vllm_tokenizer.c: GetTokenizer */
+ * vllm_embed.c: Embed   vllm_tokenizer.c: GetTokenizer */
 #ifndef RPC_SERVICES_VLLM_H
 #define RPC_SERVICES_VLLM_H
 
@@ -11,6 +11,10 @@
 void vllm_generate(rpc_call *c, const ProtobufCMessage *m);
 void vllm_generate_writable(rpc_call *c);
 void vllm_generate_ended(rpc_call *c);
+
+void vllm_embed(rpc_call *c, const ProtobufCMessage *m);
+void vllm_embed_writable(rpc_call *c);
+void vllm_embed_ended(rpc_call *c);
 
 void vllm_tokenizer(rpc_call *c, const ProtobufCMessage *m);
 void vllm_tokenizer_writable(rpc_call *c);

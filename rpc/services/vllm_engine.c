@@ -167,12 +167,6 @@ static void flush_cache(rpc_call *c, const ProtobufCMessage *message)
     call_reply(c, &m.base);
 }
 
-static void vllm_embed(rpc_call *c, const ProtobufCMessage *message)
-{
-    (void)message;
-    call_refuse(c, GRPC_STATUS_UNIMPLEMENTED, "Embed: this model generates text");
-}
-
 /* ---- KV events ------------------------------------------------------------------------------- */
 
 static void fill_stored(const kv_event *e, uint32_t page_tokens, Smg__Grpc__Common__KvBlock *block,
@@ -246,6 +240,8 @@ static const rpc_method methods[] = {
         .path = "/vllm.grpc.engine.VllmEngine/Embed",
         .input = &vllm__grpc__engine__embed_request__descriptor,
         .message = vllm_embed,
+        .writable = vllm_embed_writable,
+        .ended = vllm_embed_ended,
     },
     {
         .path = "/vllm.grpc.engine.VllmEngine/HealthCheck",

@@ -164,7 +164,7 @@ METHODS = {
     OCTAVO_V1 + "FlushCache": Row(ADMIN, octavo.FlushCacheRequest()),
     OCTAVO_V1 + "SubscribeKvEvents": Row(ADMIN, octavo.SubscribeKvEventsRequest(start_sequence_number=1), ends=False),
     VLLM + "Generate": Row(OWN, generates=(by_vllm, of_vllm)),
-    VLLM + "Embed": Row(OWN, vllm.EmbedRequest(), code=grpc.StatusCode.UNIMPLEMENTED),
+    VLLM + "Embed": Row(OWN, vllm.EmbedRequest(tokenized=vllm.TokenizedInput(input_ids=[1, 2]))),
     VLLM + "HealthCheck": Row(OPEN, vllm.HealthCheckRequest()),
     VLLM + "Abort": Row(OWN, vllm.AbortRequest(request_ids=["alice-job"])),
     VLLM + "FlushCache": Row(ADMIN, smg.FlushCacheRequest()),

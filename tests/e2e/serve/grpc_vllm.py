@@ -213,6 +213,14 @@ class Generate(VllmTest):
                 self.generate(metadata=[("octavo-retrieval", value)])
             self.assertEqual(caught.exception.code(), grpc.StatusCode.INVALID_ARGUMENT)
 
+    def test_embed(self):
+        answer = self.stub.Embed(pb.EmbedRequest(tokenized=pb.TokenizedInput(input_ids=IDS)), timeout=PATIENCE)
+        http = self.server.post("/v1/embeddings", {"input": IDS})
+        self.assertEqual(list(answer.embedding), [struct.unpack("<f", struct.pack("<f", x))[0]
+                                                  for x in http["data"][0]["embedding"]])
+        self.assertEqual((answer.prompt_tokens, answer.embedding_dim), (len(IDS), len(answer.embedding)))
+        self.assertAlmostEqual(sum(x * x for x in answer.embedding), 1, places=5)
+
     def test_abort(self):
         self.assertTrue(self.stub.Abort(pb.AbortRequest(request_ids=["nobody"])) is not None)
 
@@ -234,7 +242,10 @@ class Generate(VllmTest):
         for number, value, word in ((16, "{", "json_schema"), (17, "(", "regex"), (18, "x", "grammar"), (21, b"", "choice")):
             with self.subTest(word=word):
                 self.refuses(bad, base + field(4, message((number, value))), word)
-        self.refuses(missing, b"", method="Embed")
+        for embed, word in ((b"", "tokenized"), (message((2, b"")), "prompt"), (message((2, message((2, [VOCAB])))), "token"),
+                            (message((1, "x" * 200), (2, message((2, IDS)))), "request_id"),
+                            (message((2, message((2, [1] * (CONTEXT + 1))))), str(CONTEXT))):
+            self.refuses(bad, embed, word, method="Embed")
         self.refuses(bad, base + field(9, 3), "data_parallel_rank")
 
 
