@@ -125,15 +125,6 @@ static json_t *make_member(const arg_flag *f, const char *text, json_t *so_far, 
             return json_integer((json_int_t)whole);
         out_of_range(f, text, "a whole number", err);
         return NULL;
-    case ARG_JSON_OBJECT: {
-        char where[64];
-        snprintf(where, sizeof where, "--%s", f->name);
-        if (!status_ok(json_read_text(where, text, strlen(text), &tree, err))) return NULL;
-        if (json_is_object(tree)) return tree;
-        json_decref(tree);
-        error_set(err, STATUS_INVALID, "--%s: must be a JSON object", f->name);
-        return NULL;
-    }
     case ARG_JSON_TEXT:
         tree = json_string(text);
         if (!tree) error_set(err, STATUS_INVALID, "--%s: is not UTF-8", f->name);

@@ -24,7 +24,6 @@ typedef enum arg_json {
     ARG_JSON_WHOLE,   // an integer in [min, max]
     ARG_JSON_NUMBER,  // a number in [min, max]
     ARG_JSON_TRUE,    // a switch
-    ARG_JSON_OBJECT,  // JSON text of an object
     ARG_JSON_TEXT,    // a string
     ARG_JSON_STRINGS, // a list of strings: the flag may be repeated
 } arg_json;

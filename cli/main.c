@@ -39,7 +39,7 @@ static void help(FILE *out)
           "example:\n"
           "  octavo run --model models/demo --prompt 'O Romeo, Romeo' --max-tokens 40\n"
           "  octavo run --model models/demo --prompts questions.jsonl \\\n"
-          "      --retention '{\"method\":\"chunkkv\",\"ratio\":0.25}' > answers.jsonl\n"
+          "      --retention chunkkv:0.25 > answers.jsonl\n"
           "\n"
           "Exit status: 0 on success, 1 on a failure, 2 when the command line is wrong.\n",
           out);

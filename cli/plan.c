@@ -144,7 +144,7 @@ static status work_out(planning *p, error *err)
     RETURN_IF_ERROR(retention_parse(NULL, &limits, &p->policy, err));
     RETURN_IF_ERROR(plan_fill(q, &p->policy, &p->full, err));
     if (!p->flags.retention) return plan_check_context(q, &p->policy, &p->full.room.need, err);
-    RETURN_IF_ERROR(retention_flag_read("--retention", p->flags.retention, &p->retention, err));
+    RETURN_IF_ERROR(retention_read_text("--retention", p->flags.retention, &p->retention, err));
     RETURN_IF_ERROR(retention_parse(p->retention, &limits, &p->kept_policy, err));
     p->kept = p->full;
     RETURN_IF_ERROR(plan_fill(q, &p->kept_policy, &p->kept, err));

@@ -18,9 +18,9 @@ static const arg_flag shared_flags[] = {
 };
 
 static const arg_flag server_flags[] = {
-    ARG_ROW("retention", "JSON", ARG_TEXT, retention_flags, standard,
-            "of requests that give none, such as '{\"method\":\"chunkkv\",\"ratio\":0.25}'; see "
-            "octavo methods (default: full)"),
+    ARG_ROW("retention", "METHOD:RATIO", ARG_TEXT, retention_flags, standard,
+            "of requests that give none, such as chunkkv:0.25; a JSON object gives the method's "
+            "parts; see octavo methods (default: full)"),
     ARG_ROW("retention-allow", "METHOD,METHOD", ARG_TEXT, retention_flags, allow,
             "methods that requests may name (default: all)"),
 };
@@ -48,31 +48,6 @@ void retention_flags_destroy(retention_flags *f)
 
 /* ---- values ---------------------------------------------------------------------------------- */
 
-static status read_object(const char *flag, const char *text, json_t **out, error *err)
-{
-    status s = json_read_text(flag, text, strlen(text), out, err);
-    /* Bad JSON on a command line is an invalid argument, not a damaged file. */
-    if (!status_ok(s)) return s.code == STATUS_CORRUPT ? status_make(STATUS_INVALID, NULL) : s;
-    if (json_is_object(*out)) return STATUS_IS_OK;
-    return error_set(err, STATUS_INVALID, "%s: must be a JSON object", flag);
-}
-
-/* "chunkkv:0.25" is {"method": "chunkkv", "ratio": 0.25}. */
-static status read_short(const char *flag, const char *text, json_t **out, error *err)
-{
-    const char *colon = strrchr(text, ':');
-    char *end = NULL;
-    double ratio = colon ? strtod(colon + 1, &end) : 0;
-    bool number = colon && end > colon + 1 && *end == '\0';
-    if (!number || colon == text || !(ratio > 0 && ratio <= 1))
-        return error_set(
-            err, STATUS_INVALID,
-            "%s: '%.64s' must be METHOD:RATIO with a ratio in (0, 1], or a JSON object", flag,
-            text);
-    *out = json_pack("{s:s%, s:f}", "method", text, (size_t)(colon - text), "ratio", ratio);
-    return *out ? STATUS_IS_OK : error_set(err, STATUS_INVALID, "%s: is not UTF-8", flag);
-}
-
 static status read_names(const char *flag, retention_flags *f, error *err)
 {
     f->allow_text = strdup(f->allow);
@@ -87,18 +62,13 @@ static status read_names(const char *flag, retention_flags *f, error *err)
     return error_set(err, STATUS_INVALID, "%s: names no method", flag);
 }
 
-status retention_flag_read(const char *flag, const char *text, json_t **out, error *err)
-{
-    return *text == '{' ? read_object(flag, text, out, err) : read_short(flag, text, out, err);
-}
-
 status retention_flags_read(retention_flags *f, error *err)
 {
     if (f->pressure)
         RETURN_IF_ERROR(
-            retention_flag_read("--pressure-retention", f->pressure, &f->pressure_json, err));
+            retention_read_text("--pressure-retention", f->pressure, &f->pressure_json, err));
     if (f->standard)
-        RETURN_IF_ERROR(read_object("--retention", f->standard, &f->standard_json, err));
+        RETURN_IF_ERROR(retention_read_text("--retention", f->standard, &f->standard_json, err));
     return f->allow ? read_names("--retention-allow", f, err) : STATUS_IS_OK;
 }
 

@@ -10,7 +10,7 @@ typedef struct retention_flags {
     const char *pressure; // METHOD:RATIO, or JSON
     uint32_t max_sessions, session_ttl_s;
     /* Only `serve` has these. */
-    const char *standard; // JSON
+    const char *standard; // METHOD:RATIO, or JSON
     const char *allow;    // METHOD,METHOD,…
     /* The values above, parsed by retention_flags_read. */
     json_t *pressure_json, *standard_json;
@@ -23,8 +23,6 @@ arg_group retention_flags_group(retention_flags *target);
 arg_group retention_flags_server_group(retention_flags *target);
 void retention_flags_destroy(retention_flags *f);
 
-/* Reads METHOD:RATIO, or a JSON object; *out is the caller's. The error names the flag. */
-status retention_flag_read(const char *flag, const char *text, json_t **out, error *err);
 /* Parses the values. Errors name the flag. The engine checks names and fields of methods. */
 status retention_flags_read(retention_flags *f, error *err);
 /* Sets the engine's options; they borrow from *f. */

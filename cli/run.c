@@ -30,9 +30,9 @@ static const arg_flag stop_flag = FIELD("stop", "TEXT", "stop", ARG_JSON_STRINGS
                                         "end an answer before this text; may be repeated");
 
 static const arg_flag keep_flags[] = {
-    FIELD("retention", "JSON", "retention", ARG_JSON_OBJECT,
-          "which KV pages stay, such as '{\"method\":\"chunkkv\",\"ratio\":0.25}'; see octavo "
-          "methods"),
+    ARG_ROW("retention", "METHOD:RATIO", ARG_TEXT, run_flags, retention,
+            "which KV pages stay, such as chunkkv:0.25; a JSON object gives the method's parts; "
+            "see octavo methods"),
     FIELD("session", "ID", "session", ARG_JSON_TEXT,
           "continue from the pages that the session's last request left, and keep this request's "
           "for the next: with --chat, earlier turns are not computed again"),
@@ -90,6 +90,17 @@ static status check_flags(const run_flags *f, error *err)
                          "one of --prompt, --chat and --prompts must be given");
     if (f->system && !f->chat) return error_set(err, STATUS_INVALID, "--system needs --chat");
     return STATUS_IS_OK;
+}
+
+/* Makes --retention a member of the request's fields. */
+static status read_retention(run_flags *f, error *err)
+{
+    json_t *policy;
+    if (!f->retention) return STATUS_IS_OK;
+    RETURN_IF_ERROR(retention_read_text("--retention", f->retention, &policy, err));
+    if (!f->fields) f->fields = json_object();
+    if (json_object_set_new(f->fields, "retention", policy) == 0) return STATUS_IS_OK;
+    return error_set(err, STATUS_NO_MEMORY, "--retention: out of memory");
 }
 
 /* Tries the fields of the command line once, so that a mistake in them is not reported for every
@@ -156,6 +167,7 @@ int cli_run(int argc, char **argv)
     if (cli_parse(&command, argc, argv, NULL, &result)) {
         if (!model.dir) result = cli_complain(run_name, CLI_USAGE, "--model is missing");
         else if (!status_ok(check_flags(&s.flags, &err)) ||
+                 !status_ok(read_retention(&s.flags, &err)) ||
                  !status_ok(retention_flags_read(&s.retention, &err)))
             result = cli_complain(run_name, CLI_USAGE, err.text);
         else result = run_session_go(&s, &model);

@@ -81,12 +81,14 @@ static json_t *budget_place(json_t *fields)
     return json_is_object(prefill) ? prefill : fields;
 }
 
-/* Reads NAME or NAME={…}. */
+/* Reads NAME, NAME={…} or NAME:RATIO. */
 static status read_method(const char *text, method *out, error *err)
 {
     size_t n = strcspn(text, "=");
     *out = (method){.label = text, .takes_budget = true};
-    if (text[n]) {
+    if (!text[n] && strchr(text, ':')) {
+        RETURN_IF_ERROR(retention_read_text("--method", text, &out->fields, err));
+    } else if (text[n]) {
         RETURN_IF_ERROR(
             json_read_text("--method", text + n + 1, strlen(text + n + 1), &out->fields, err));
         if (!json_is_object(out->fields))

@@ -23,8 +23,9 @@ typedef struct variant_list {
     size_t n;
 } variant_list;
 
-/* Makes all variants. methods: NAME, NAME={…} with overrides, LABEL={"method":NAME,…}, "rag-bm25",
- * or "all"; none = all presets. budgets: "0.05,0.1,512". The names are borrowed. */
+/* Makes all variants. methods: NAME, NAME={…} with overrides, NAME:RATIO,
+ * LABEL={"method":NAME,…}, "rag-bm25", or "all"; none = all presets. budgets: "0.05,0.1,512". The
+ * names are borrowed. */
 status variants_create(const char *const *methods, size_t n_methods, const char *budgets,
                        variant_list *out, error *err);
 void variants_destroy(variant_list *v);

@@ -37,7 +37,7 @@ typedef struct quality_options {
                            // asked whose positions close up; 0 = max_tokens
     uint32_t in_flight;    // requests kept in the engine
     bool sessions;         // the engine keeps sessions
-    const char *const *methods; // NAME, NAME={…}, LABEL={"method":…}, "rag-bm25" or "all"
+    const char *const *methods; // NAME, NAME={…}, NAME:RATIO, LABEL={"method":…}, "rag-bm25", "all"
     size_t n_methods;           // 0 = all
     const char *budgets;        // "0.05,0.1,512"
     const char *tasks;          // "demo_niah,vt"; NULL = none

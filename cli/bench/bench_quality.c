@@ -45,8 +45,8 @@ static const arg_flag what_flags[] = {
 
 static const arg_flag how_flags[] = {
     ARG_ROW("method", "NAME[={...}]", ARG_LIST, quality_flags, methods,
-            "a method with its overrides, LABEL={\"method\":NAME,...}, rag-bm25, or all; may be "
-            "repeated (default: all). full is always there"),
+            "a method with its overrides, METHOD:RATIO, LABEL={\"method\":NAME,...}, rag-bm25, or "
+            "all; may be repeated (default: all). full is always there"),
     ARG_ROW("budgets", "LIST", ARG_TEXT, quality_flags, budgets,
             "ratios kept and numbers of tokens, for methods that are given none",
             .initial = "0.05,0.1,0.2,0.3,0.5"),

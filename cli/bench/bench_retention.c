@@ -20,8 +20,8 @@ static const arg_flag flags_table[] = {
     ARG_ROW("shape", "NAME", ARG_OPTION, retention_flags, shape,
             "instead of --model: random bf16 weights of a known shape", .options = bench_shapes),
     ARG_ROW("method", "NAME[={JSON}]", ARG_LIST, retention_flags, methods,
-            "a method, with overrides; may be repeated (chunkkv, and chunkkv with reuse_layers 2, "
-            "unless --retrieval is given)"),
+            "a method, with overrides, or METHOD:RATIO; may be repeated (chunkkv, and chunkkv with "
+            "reuse_layers 2, unless --retrieval is given)"),
     ARG_ROW("retrieval", "NAME[={JSON}]", ARG_LIST, retention_flags, retrievals,
             "a retrieval method, with overrides, to decode by at depth; may be repeated"),
     ARG_ROW("ratio", "R", ARG_TEXT, retention_flags, ratio,
@@ -56,7 +56,9 @@ static status read_method(const char *text, double ratio, const retention_limits
                           retention_policy *out, error *err)
 {
     json_t *json = NULL;
-    RETURN_IF_ERROR(bench_read_object("--method", text, &json, err));
+    bool is_short = strchr(text, ':') && !strchr(text, '=');
+    if (is_short) RETURN_IF_ERROR(retention_read_text("--method", text, &json, err));
+    else RETURN_IF_ERROR(bench_read_object("--method", text, &json, err));
     if (!json_object_get(json, "ratio") && !json_object_get(json, "tokens"))
         json_object_set_new(json, "ratio", json_real(ratio));
     status st = retention_parse(json, limits, out, err);

@@ -271,8 +271,7 @@ class Retention(unittest.TestCase):
 
     def test_flag_and_summary(self):
         text = " ".join(["Romeo"] * 300)
-        _, err = octavo("run", *POOL, "--prompt", text, "--max-tokens", "2", "--retention",
-                        '{"method":"chunkkv","ratio":0.25}')
+        _, err = octavo("run", *POOL, "--prompt", text, "--max-tokens", "2", "--retention", "chunkkv:0.25")
         self.assertRegex(err, r"retention chunkkv: kept \d+ of \d+ tokens \(\d+ %\), dropped \d+ pages")
 
     def test_retained_beside_full(self):
@@ -623,6 +622,7 @@ class Refusals(unittest.TestCase):
             [[*run, "--prompt", "x", "--tp", "0"], "--tp: '0'"],
             [[*run, "--prompt", "x", "--dtype", "int3"], "--dtype: 'int3' is not one of auto, f32, bf16"],
             [[*run, "--prompt", "x", "--retention", "{"], "--retention: "],
+            [[*run, "--prompt", "x", "--retention", "chunkkv"], "--retention: ", "METHOD:RATIO"],
             [[*run, "--prompt", "x", "--retention", '{"method":"chunkkv","bananas":1}'], "bananas"],
             [[*run, "--prompt", "x", "--retention", '{"method":"chunkkv"}'], "ratio", "tokens"],
             [[*run, "--prompt", "x", "--retention", '{"method":"chunkkv","ratio":0}'], "ratio"],

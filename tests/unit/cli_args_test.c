@@ -39,8 +39,6 @@ static const arg_flag fields[] = {
             .json = ARG_JSON_STRINGS),
     ARG_ROW("ignore-eos", NULL, ARG_FIELD, options, fields, "i", .field = "ignore_eos",
             .json = ARG_JSON_TRUE),
-    ARG_ROW("retention", "JSON", ARG_FIELD, options, fields, "r", .field = "retention",
-            .json = ARG_JSON_OBJECT),
 };
 
 typedef struct parsed {
@@ -116,12 +114,11 @@ static void test_values(void **state)
 static void test_fields(void **state)
 {
     (void)state;
-    parsed p = parse(NULL, "--top-k -1 --top-p 0.5 --stop a --stop b --ignore-eos "
-                           "--retention {\"ratio\":0.25}");
+    parsed p = parse(NULL, "--top-k -1 --top-p 0.5 --stop a --stop b --ignore-eos");
     assert_int_equal(p.outcome, ARG_OUTCOME_RUN);
     char *text = json_dumps(p.o.fields, JSON_COMPACT | JSON_SORT_KEYS);
-    assert_string_equal(text, "{\"ignore_eos\":true,\"retention\":{\"ratio\":0.25},"
-                              "\"stop\":[\"a\",\"b\"],\"top_k\":-1,\"top_p\":0.5}");
+    assert_string_equal(text, "{\"ignore_eos\":true,\"stop\":[\"a\",\"b\"],\"top_k\":-1,"
+                              "\"top_p\":0.5}");
     free(text);
     drop(&p);
 }
@@ -151,12 +148,7 @@ static void test_refusals(void **state)
     refuses("--top-p nan", "--top-p: 'nan' must be a number from 0 to 1");
     refuses("--top-p 0x1", "--top-p: '0x1' must be a number from 0 to 1");
     refuses("--top-p 1.01", "--top-p: '1.01' must be a number from 0 to 1");
-    refuses("--retention [1]", "--retention: must be a JSON object");
     refuses("--stop \xff", "--stop: is not UTF-8");
-    parsed p = parse(NULL, "--retention {");
-    assert_int_equal(p.outcome, ARG_OUTCOME_WRONG);
-    assert_int_equal(strncmp(p.err.text, "--retention: line 1, column ", 28), 0);
-    drop(&p);
 }
 
 static void test_operand(void **state)

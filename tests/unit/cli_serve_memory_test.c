@@ -213,6 +213,8 @@ static void retention_is_checked_without_weights(void **state)
         {{.standard = "{\"method\":\"nope\"}"}, "--retention: retention.method"},
         {{.standard = "{\"method\":\"snapkv\"}"}, "--retention: retention.ratio"},
         {{.standard = "{\"method\":\"snapkv\",\"ratio\":0.2}"}, NULL},
+        {{.standard = "chunkkv:0.5", .allow = "full,chunkkv"}, NULL},
+        {{.standard = "nope:0.5"}, "--retention: retention.method"},
         {{.allow = "full,nope"}, "--retention-allow: 'nope'"},
         {{.standard = "{\"method\":\"chunkkv\",\"ratio\":0.5}", .allow = "snapkv"},
          "--retention: retention.method: 'chunkkv' is not allowed"},

@@ -21,12 +21,16 @@
 static void products(void **state)
 {
     (void)state;
-    const char *methods[] = {"chunkkv", "full", "chunkkv={\"window\":16}",
-                             "own={\"method\":\"chunkkv\",\"tokens\":99}", "rag-bm25"};
+    const char *methods[] = {"chunkkv",
+                             "full",
+                             "chunkkv={\"window\":16}",
+                             "own={\"method\":\"chunkkv\",\"tokens\":99}",
+                             "rag-bm25",
+                             "chunkkv:0.25"};
     variant_list v;
     error err = {{0}};
-    if (!status_ok(variants_create(methods, 5, "0.05,512", &v, &err))) fail_msg("%s", err.text);
-    assert_int_equal(v.n, 1 + 2 + 2 + 1 + 2); /* full once */
+    if (!status_ok(variants_create(methods, 6, "0.05,512", &v, &err))) fail_msg("%s", err.text);
+    assert_int_equal(v.n, 1 + 2 + 2 + 1 + 2 + 1); /* full once */
     assert_string_equal(v.items[0].method, "full");
     assert_string_equal(v.items[0].budget, "-");
     assert_float_equal(json_number_value(json_object_get(v.items[1].retention, "ratio")), 0.05, 0);
@@ -41,6 +45,9 @@ static void products(void **state)
     assert_true(v.items[6].rag && !v.items[6].retention);
     assert_int_equal(variant_budget(&v.items[6], 1000), 50);
     assert_int_equal(variant_budget(&v.items[7], 1000), 512);
+    assert_string_equal(v.items[8].budget, "-");
+    assert_int_equal(v.items[8].label_chars, strlen("chunkkv:0.25"));
+    assert_float_equal(json_number_value(json_object_get(v.items[8].retention, "ratio")), 0.25, 0);
     variants_destroy(&v);
 }
 
@@ -68,6 +75,7 @@ static void bad_methods(void **state)
         {"chunkkv=[1]", "0.1", "object"}, {"chunkkv", "1.5", "--budgets"},
         {"chunkkv", "0", "--budgets"},    {"chunkkv", "0.1,,0.2", "--budgets"},
         {"chunkkv", "x", "--budgets"},    {"x={\"method\":3}", "0.1", "unknown"},
+        {"chunkkv:2", "0.1", "(0, 1]"},   {"nonesuch:0.1", "0.1", "nonesuch"},
     };
     for (size_t i = 0; i < sizeof bad / sizeof bad[0]; i++) {
         variant_list v;

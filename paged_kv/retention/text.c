@@ -1,0 +1,35 @@
+/* How a command line writes a policy. */
+#include "paged_kv/retention/retention.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+static status read_object(const char *flag, const char *text, json_t **out, error *err)
+{
+    status s = json_read_text(flag, text, strlen(text), out, err);
+    /* Bad JSON on a command line is an invalid argument, not a damaged file. */
+    if (!status_ok(s)) return s.code == STATUS_CORRUPT ? status_make(STATUS_INVALID, NULL) : s;
+    if (json_is_object(*out)) return STATUS_IS_OK;
+    return error_set(err, STATUS_INVALID, "%s: must be a JSON object", flag);
+}
+
+/* "chunkkv:0.25" is {"method": "chunkkv", "ratio": 0.25}. */
+static status read_short(const char *flag, const char *text, json_t **out, error *err)
+{
+    const char *colon = strrchr(text, ':');
+    char *end = NULL;
+    double ratio = colon ? strtod(colon + 1, &end) : 0;
+    bool number = colon && end > colon + 1 && *end == '\0';
+    if (!number || colon == text || !(ratio > 0 && ratio <= 1))
+        return error_set(
+            err, STATUS_INVALID,
+            "%s: '%.64s' must be METHOD:RATIO with a ratio in (0, 1], or a JSON object", flag,
+            text);
+    *out = json_pack("{s:s%, s:f}", "method", text, (size_t)(colon - text), "ratio", ratio);
+    return *out ? STATUS_IS_OK : error_set(err, STATUS_INVALID, "%s: is not UTF-8", flag);
+}
+
+status retention_read_text(const char *flag, const char *text, json_t **out, error *err)
+{
+    return *text == '{' ? read_object(flag, text, out, err) : read_short(flag, text, out, err);
+}
