@@ -1,13 +1,11 @@
-/* Parses flags by the tables of a command, and writes its help. */
+/* Parses flags by the tables of a command. */
 #include "cli/args.h"
+#include "cli/nearest.h"
 
 #include <errno.h>
 #include <math.h>
 #include <stdlib.h>
 #include <string.h>
-
-#define FLAG_WIDTH 30 /* column of the help text */
-#define TEXT_WIDTH 100
 
 /* ---- values ---------------------------------------------------------------------------------- */
 
@@ -151,7 +149,7 @@ static bool set_field(const arg_flag *f, const char *text, json_t **object, erro
 
 /* ---- one flag -------------------------------------------------------------------------------- */
 
-static bool takes_value(const arg_flag *f)
+bool args_takes_value(const arg_flag *f)
 {
     return f->kind != ARG_SWITCH && !(f->kind == ARG_FIELD && f->json == ARG_JSON_TRUE);
 }
@@ -185,19 +183,57 @@ static bool set_value(const arg_flag *f, const char *text, void *target, error *
     return false;
 }
 
+static bool has_word(const char *words, const char *word, size_t n)
+{
+    for (size_t size; words && *words; words += size + strspn(words + size, " ")) {
+        size = strcspn(words, " ");
+        if (size == n && memcmp(words, word, n) == 0) return true;
+    }
+    return false;
+}
+
+/* The word is as typed, with its dashes. */
+static bool names_flag(const arg_flag *f, const char *word, size_t n)
+{
+    bool own = n > 2 && memcmp(word, "--", 2) == 0 && strlen(f->name) == n - 2 &&
+               memcmp(f->name, word + 2, n - 2) == 0;
+    return own || has_word(f->also, word, n);
+}
+
 /* *number receives the flag's index among all flags of the command. */
-static const arg_flag *find_flag(const arg_command *command, const char *name, size_t n,
+static const arg_flag *find_flag(const arg_command *command, const char *word, size_t n,
                                  void **target, size_t *number)
 {
     *number = 0;
     for (size_t g = 0; g < command->n_groups; g++)
         for (size_t i = 0; i < command->groups[g].n_flags; i++, ++*number) {
             const arg_flag *f = &command->groups[g].flags[i];
-            if (strlen(f->name) != n || memcmp(f->name, name, n) != 0) continue;
+            if (!names_flag(f, word, n)) continue;
             *target = command->groups[g].target;
             return f;
         }
     return NULL;
+}
+
+static void complain_unknown(const arg_command *command, const char *word, size_t n, error *err)
+{
+    nearest near;
+    nearest_start(&near, word, n);
+    for (size_t g = 0; g < command->n_groups; g++)
+        for (size_t i = 0; i < command->groups[g].n_flags; i++) {
+            const arg_flag *f = &command->groups[g].flags[i];
+            nearest_try(&near, f->name, strlen(f->name));
+            for (const char *also = f->also; also && *also;) {
+                size_t size = strcspn(also, " ");
+                if (also[1] == '-') nearest_try(&near, also, size);
+                also += size + strspn(also + size, " ");
+            }
+        }
+    error_set(err, STATUS_INVALID, "unknown flag '%.*s'", n > 64 ? 64 : (int)n, word);
+    if (!near.best) return;
+    size_t used = strlen(err->text);
+    snprintf(err->text + used, sizeof err->text - used, ": did you mean --%.*s?", (int)near.best_n,
+             near.best);
 }
 
 /* Takes the flag at argv[*i], and the argument behind it if the flag has a value. given has one
@@ -205,17 +241,17 @@ static const arg_flag *find_flag(const arg_command *command, const char *name, s
 static bool take_flag(const arg_command *command, int argc, char **argv, int *i, bool *given,
                       error *err)
 {
-    const char *name = argv[*i] + 2;
-    const char *equals = strchr(name, '=');
-    size_t n = equals ? (size_t)(equals - name) : strlen(name), number;
+    const char *word = argv[*i];
+    const char *equals = strchr(word, '=');
+    size_t n = equals ? (size_t)(equals - word) : strlen(word), number;
     void *target;
-    const arg_flag *f = find_flag(command, name, n, &target, &number);
+    const arg_flag *f = find_flag(command, word, n, &target, &number);
     if (!f) {
-        error_set(err, STATUS_INVALID, "unknown flag '--%.*s'", n > 64 ? 64 : (int)n, name);
+        complain_unknown(command, word, n, err);
         return false;
     }
     given[number] = true;
-    if (!takes_value(f)) {
+    if (!args_takes_value(f)) {
         if (!equals) return set_value(f, NULL, target, err);
         error_set(err, STATUS_INVALID, "--%s: takes no value", f->name);
         return false;
@@ -241,11 +277,7 @@ static bool set_initial(const arg_command *command, error *err)
 
 /* ---- the environment ------------------------------------------------------------------------- */
 
-enum { VARIABLE_BYTES_MAX = 128 };
-
-/* Writes the name of the variable that stands in for a flag: "max-batch" with "OCTAVO_" is
- * OCTAVO_MAX_BATCH. */
-static void name_variable(const char *prefix, const char *flag, char *name, size_t size)
+void args_name_variable(const char *prefix, const char *flag, char *name, size_t size)
 {
     int n = snprintf(name, size, "%s%s", prefix, flag);
     for (int i = 0; i < n && (size_t)i < size; i++) {
@@ -257,7 +289,7 @@ static void name_variable(const char *prefix, const char *flag, char *name, size
 /* The value of a flag's variable; NULL when it is not set, or empty. */
 static const char *from_environment(const char *prefix, const char *flag, char *name, size_t size)
 {
-    name_variable(prefix, flag, name, size);
+    args_name_variable(prefix, flag, name, size);
     const char *value = getenv(name);
     return value && *value ? value : NULL;
 }
@@ -265,7 +297,7 @@ static const char *from_environment(const char *prefix, const char *flag, char *
 static bool set_from_environment(const arg_flag *f, const char *name, const char *value,
                                  void *target, error *err)
 {
-    if (!takes_value(f)) {
+    if (!args_takes_value(f)) {
         if (strcmp(value, "0") == 0) return true;
         if (strcmp(value, "1") == 0) return set_value(f, NULL, target, err);
         error_set(err, STATUS_INVALID, "%s: '%.64s' must be 1 or 0", name, value);
@@ -278,7 +310,7 @@ static bool set_from_environment(const arg_flag *f, const char *name, const char
 
 static bool take_environment(const arg_command *command, const bool *given, error *err)
 {
-    char name[VARIABLE_BYTES_MAX];
+    char name[ARG_VARIABLE_BYTES_MAX];
     size_t number = 0;
     if (!command->environment) return true;
     for (size_t g = 0; g < command->n_groups; g++)
@@ -294,6 +326,22 @@ static bool take_environment(const arg_command *command, const bool *given, erro
 
 /* ---- a command line -------------------------------------------------------------------------- */
 
+/* Makes an operand the value of its flag. */
+static bool take_operand(const arg_command *command, const char *word, bool *given, error *err)
+{
+    char name[ARG_VARIABLE_BYTES_MAX];
+    size_t number;
+    void *target;
+    int n = snprintf(name, sizeof name, "--%s", command->operand_flag);
+    const arg_flag *f = find_flag(command, name, (size_t)n, &target, &number);
+    if (given[number]) {
+        error_set(err, STATUS_INVALID, "unexpected argument '%.64s': --%s is given", word, f->name);
+        return false;
+    }
+    given[number] = true;
+    return set_value(f, word, target, err);
+}
+
 static arg_outcome parse_words(const arg_command *command, int argc, char **argv,
                                const char **operand, bool *given, error *err)
 {
@@ -304,11 +352,8 @@ static arg_outcome parse_words(const arg_command *command, int argc, char **argv
             flags_ended = true;
         } else if (!flags_ended && (strcmp(arg, "--help") == 0 || strcmp(arg, "-h") == 0)) {
             return ARG_OUTCOME_HELP;
-        } else if (!flags_ended && strncmp(arg, "--", 2) == 0) {
-            if (!take_flag(command, argc, argv, &i, given, err)) return ARG_OUTCOME_WRONG;
         } else if (!flags_ended && arg[0] == '-' && arg[1]) {
-            error_set(err, STATUS_INVALID, "unknown flag '%.64s'", arg);
-            return ARG_OUTCOME_WRONG;
+            if (!take_flag(command, argc, argv, &i, given, err)) return ARG_OUTCOME_WRONG;
         } else if (!command->operand || *operand) {
             error_set(err, STATUS_INVALID, "unexpected argument '%.64s'", arg);
             return ARG_OUTCOME_WRONG;
@@ -316,6 +361,9 @@ static arg_outcome parse_words(const arg_command *command, int argc, char **argv
             *operand = arg;
         }
     }
+    if (command->operand_flag)
+        return !*operand || take_operand(command, *operand, given, err) ? ARG_OUTCOME_RUN
+                                                                        : ARG_OUTCOME_WRONG;
     if (!command->operand || command->operand_optional || *operand) return ARG_OUTCOME_RUN;
     error_set(err, STATUS_INVALID, "%s is missing", command->operand);
     return ARG_OUTCOME_WRONG;
@@ -339,78 +387,4 @@ arg_outcome args_parse(const arg_command *command, int argc, char **argv, const 
     free(given);
     if (operand) *operand = word;
     return outcome;
-}
-
-/* ---- help ------------------------------------------------------------------------------------ */
-
-static void pad(strbuf *out, size_t n)
-{
-    for (size_t i = 0; i < n; i++) strbuf_putc(out, ' ');
-}
-
-/* Wraps the words of text: the first line starts at `column`, later lines are indented by
- * `indent`. */
-static void wrap(strbuf *out, const char *text, size_t indent, size_t column)
-{
-    while (*text) {
-        size_t n = strcspn(text, " ");
-        if (column > indent && column + 1 + n > TEXT_WIDTH) {
-            strbuf_putc(out, '\n');
-            pad(out, indent);
-            column = indent;
-        } else if (column > indent) {
-            strbuf_putc(out, ' ');
-            column++;
-        }
-        strbuf_append(out, text, n);
-        column += n;
-        text += n + strspn(text + n, " ");
-    }
-    strbuf_putc(out, '\n');
-}
-
-static void help_of_flag(const arg_flag *f, strbuf *out)
-{
-    strbuf left = {0}, right = {0};
-    strbuf_printf(&left, "  --%s%s%s", f->name, f->value ? " " : "", f->value ? f->value : "");
-    strbuf_puts(&right, f->help);
-    for (const char *const *c = f->options; c && *c; c++)
-        strbuf_printf(&right, "%s%s", c == f->options ? ": " : ", ", *c);
-    if (f->initial) strbuf_printf(&right, " (default %s)", f->initial);
-    if (!left.failed && !right.failed) {
-        strbuf_append(out, left.data, left.size);
-        if (left.size >= FLAG_WIDTH) strbuf_putc(out, '\n');
-        pad(out, left.size >= FLAG_WIDTH ? FLAG_WIDTH : FLAG_WIDTH - left.size);
-        wrap(out, right.data, FLAG_WIDTH, FLAG_WIDTH);
-    }
-    strbuf_destroy(&left);
-    strbuf_destroy(&right);
-}
-
-/* Tells how flags are set in the environment, by the command's first flag that takes a value. */
-static void help_of_environment(const arg_command *command, strbuf *out)
-{
-    char name[VARIABLE_BYTES_MAX];
-    const arg_flag *f = command->groups[0].flags;
-    while (!takes_value(f)) f++;
-    name_variable(command->environment, f->name, name, sizeof name);
-    strbuf text = {0};
-    strbuf_printf(&text,
-                  "Every flag can be set in the environment: --%s %s as %s=%s. The command line "
-                  "wins; a switch takes 1 or 0, a list one value.",
-                  f->name, f->value, name, f->value);
-    strbuf_putc(out, '\n');
-    if (!text.failed) wrap(out, text.data, 0, 0);
-    strbuf_destroy(&text);
-}
-
-void args_help(const arg_command *command, strbuf *out)
-{
-    strbuf_printf(out, "usage: %s %s\n\n%s\n", command->name, command->usage, command->about);
-    for (size_t g = 0; g < command->n_groups; g++) {
-        strbuf_printf(out, "\n%s:\n", command->groups[g].title);
-        for (size_t i = 0; i < command->groups[g].n_flags; i++)
-            help_of_flag(&command->groups[g].flags[i], out);
-    }
-    if (command->environment) help_of_environment(command, out);
 }

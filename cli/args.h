@@ -1,8 +1,8 @@
 /* Command-line flags: a flag is a row of a table. An error is one line that names the flag.
  *
  * A command describes its flags in groups; each group writes into one struct by offset. `--flag
- * value` and `--flag=value` mean the same; "--" ends the flags. Numbers have a range, sizes take K,
- * M, G and T. */
+ * value` and `--flag=value` mean the same, under the flag's name or one of its aliases; "--" ends
+ * the flags. Numbers have a range, sizes take K, M, G and T. */
 #ifndef CLI_ARGS_H
 #define CLI_ARGS_H
 
@@ -36,7 +36,10 @@ typedef struct arg_list {
 typedef struct arg_flag {
     const char *name;  // without "--"
     const char *value; // what help calls the value; NULL for switches
-    const char *help;  // one line
+    /* Aliases as they are typed, between spaces, such as "-t --threads-of-other-engine": names of
+     * other engines' flags that mean the same. NULL = none. */
+    const char *also;
+    const char *help; // one line
     arg_kind kind;
     size_t offset;       // of the target in the group's struct
     double min, max;     // numbers, inclusive
@@ -69,6 +72,9 @@ typedef struct arg_command {
     size_t n_groups;
     const char *operand;   // the name of the one operand that must be given, or NULL
     bool operand_optional; // the operand may be left out
+    /* The flag of which the operand is the value: `serve DIR` is `serve --model DIR`. The operand
+     * may then be left out. NULL = none. */
+    const char *operand_flag;
     /* Prefix of the environment variables that stand in for flags that are not given: with
      * "OCTAVO_", OCTAVO_MAX_BATCH stands in for --max-batch. A switch takes 1 or 0 there, a list
      * one value. NULL = the environment is not read. A flag of the first group must take a value:
@@ -83,11 +89,17 @@ typedef enum arg_outcome {
 } arg_outcome;
 
 /* Parses a command line; argv[0] is skipped. *operand receives the operand when the command has
- * one. Values from the environment are borrowed from it. */
+ * one that is no flag's value. Values from the environment are borrowed from it. */
 arg_outcome args_parse(const arg_command *command, int argc, char **argv, const char **operand,
                        error *err);
-/* Appends the text of --help. */
+/* Appends the text of --help (args_help.c). */
 void args_help(const arg_command *command, strbuf *out);
+
+bool args_takes_value(const arg_flag *f);
+enum { ARG_VARIABLE_BYTES_MAX = 128 };
+/* Writes the name of the variable that stands in for a flag: "max-batch" with "OCTAVO_" is
+ * OCTAVO_MAX_BATCH. */
+void args_name_variable(const char *prefix, const char *flag, char *name, size_t size);
 
 /* Converts "512M" to bytes; false when the text is no size. */
 bool args_read_bytes(const char *text, uint64_t *out);

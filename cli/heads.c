@@ -241,12 +241,14 @@ int cli_heads(int argc, char **argv)
     };
     const arg_command command = {
         .name = name,
-        .usage = "--model DIR [flags]",
+        .usage = "PATH [flags]",
         .about = "Reads synthetic texts and finds the heads whose vectors of a question are most "
                  "like those of the\nfacts that answer it: the embeddings of REFORM. Prints how "
                  "good the best are and writes the chosen\nfour beside the model.",
         .groups = groups,
         .n_groups = sizeof groups / sizeof groups[0],
+        .operand = "PATH",
+        .operand_flag = "model",
     };
     error err = {{0}};
     int result;

@@ -1,5 +1,6 @@
 /* octavo is one executable with one table of commands. */
 #include "cli/cli.h"
+#include "cli/nearest.h"
 
 #include <signal.h>
 #include <stdio.h>
@@ -45,6 +46,18 @@ static void help(FILE *out)
           out);
 }
 
+static int complain_unknown(const char *name)
+{
+    nearest near;
+    nearest_start(&near, name, strlen(name));
+    for (int i = 0; i < COMMANDS; i++)
+        nearest_try(&near, commands[i].name, strlen(commands[i].name));
+    fprintf(stderr, "octavo: unknown command '%.64s'", name);
+    if (near.best) fprintf(stderr, ": did you mean %s?", near.best);
+    fputs(" (see octavo --help)\n", stderr);
+    return CLI_USAGE;
+}
+
 int main(int argc, char **argv)
 {
     /* The process finds out that a reader went away when writing to it fails, and then ends its
@@ -63,7 +76,6 @@ int main(int argc, char **argv)
     }
     for (int i = 0; i < COMMANDS; i++)
         if (strcmp(commands[i].name, name) == 0) return commands[i].run(argc - 1, argv + 1);
-    if (*name) fprintf(stderr, "octavo: unknown command '%.64s' (see octavo --help)\n", name);
-    else help(stderr);
-    return CLI_USAGE;
+    if (!*name) help(stderr);
+    return *name ? complain_unknown(name) : CLI_USAGE;
 }

@@ -19,7 +19,8 @@ static const char *const policies[] = {"fcfs", "priority", NULL};
 
 static const arg_flag flags_table[] = {
     ARG_ROW("model", "PATH", ARG_TEXT, model_flags, dir,
-            "the Hugging Face folder (config.json, tokenizer.json, *.safetensors), or a GGUF file"),
+            "the Hugging Face folder (config.json, tokenizer.json, *.safetensors), or a GGUF file",
+            .also = "-m"),
     ARG_ROW("load-format", "WHAT", ARG_OPTION, model_flags, load_format,
             "dummy makes seeded random weights from config.json alone", .initial = "auto",
             .options = load_formats),
@@ -36,7 +37,7 @@ static const arg_flag flags_table[] = {
         "type of KV pages (auto is --dtype's; int8 has a scale for each token, head, K and V; int4 "
         "and int2 have scales and zeros for groups of 32, and the page that fills is bf16; a GPU "
         "has bf16, f16, int8, and fp8 (e4m3 without a scale), which only a GPU has)",
-        .initial = "auto", .options = kv_dtypes),
+        .initial = "auto", .options = kv_dtypes, .also = "--kv-cache-dtype"),
     ARG_ROW("kv-residual", "N", ARG_COUNT, model_flags, kv_residual,
             "tokens before the page that fills which int4 and int2 pages keep in bf16 too, a "
             "multiple of --page-tokens up to 512; needs --no-prefix-cache",
@@ -63,11 +64,12 @@ static const arg_flag flags_table[] = {
         "on a GPU, too, a sequence gets the same bits whatever else is in its batch; decoding is "
         "slower then: a table is read by one block, quantised weights are unpacked in every step"),
     ARG_ROW("threads", "N", ARG_COUNT, model_flags, threads,
-            "threads of the forward pass (default: all allowed cores)", .min = 1, .max = 1024),
+            "threads of the forward pass (default: all allowed cores)", .min = 1, .max = 1024,
+            .also = "-t"),
     ARG_ROW("tp", "N", ARG_COUNT, model_flags, tp,
             "tensor-parallel ranks: each holds its share of heads, weights and KV pages, and of "
             "the threads",
-            .min = 1, .max = 64, .initial = "1"),
+            .min = 1, .max = 64, .initial = "1", .also = "-tp --tensor-parallel-size --tp-size"),
     ARG_ROW("isa", "NAME", ARG_TEXT, model_flags, isa,
             "instruction set of the kernels (default: the best this CPU has)"),
     ARG_ROW(
@@ -101,14 +103,14 @@ static const arg_flag flags_table[] = {
             .min = 1, .max = 0x1p62, .initial = "1G"),
     ARG_ROW("page-tokens", "N", ARG_COUNT, model_flags, page_tokens,
             "tokens in a page, a multiple of 16, of 32 with int4 and int2 (default: the smallest)",
-            .min = 16, .max = 256),
+            .min = 16, .max = 256, .also = "--block-size --page-size"),
     ARG_ROW("max-batch", "N", ARG_COUNT, model_flags, max_batch, "sequences that run at once",
-            .min = 1, .max = 4096, .initial = "32"),
+            .min = 1, .max = 4096, .initial = "32", .also = "--max-num-seqs"),
     ARG_ROW("prefill-chunk", "N", ARG_COUNT, model_flags, prefill_chunk,
             "tokens of one prompt in one step", .min = 16, .max = 65536, .initial = "512"),
     ARG_ROW("max-model-len", "N", ARG_COUNT, model_flags, max_model_len,
             "most tokens of prompt and output together (default: the model's)", .min = 1,
-            .max = 0x1p31),
+            .max = 0x1p31, .also = "-c --ctx-size --context-length"),
     ARG_ROW("max-logical-len", "N", ARG_COUNT, model_flags, max_logical_len,
             "most tokens of prompt and output together where a retention method closes up the "
             "positions of what it keeps, which alone count for --max-model-len (default: 4194304)",
@@ -118,7 +120,8 @@ static const arg_flag flags_table[] = {
             "but after 8 later requests have started, the request that has waited longest",
             .initial = "fcfs", .options = policies),
     ARG_ROW("no-prefix-cache", NULL, ARG_SWITCH, model_flags, no_prefix_cache,
-            "compute every prompt in full"),
+            "compute every prompt in full",
+            .also = "--no-enable-prefix-caching --disable-radix-cache"),
 };
 
 arg_group model_flags_group(model_flags *target)

@@ -432,10 +432,12 @@ int cli_plan(int argc, char **argv)
     };
     const arg_command command = {
         .name = plan_name,
-        .usage = "--model PATH --memory [N x]BYTES [flags]",
+        .usage = "PATH --memory [N x]BYTES [flags]",
         .about = about,
         .groups = groups,
         .n_groups = sizeof groups / sizeof groups[0],
+        .operand = "PATH",
+        .operand_flag = "model",
     };
     int result;
     if (cli_parse(&command, argc, argv, NULL, &result)) {

@@ -12,13 +12,13 @@
             .json = json_kind)
 
 static const arg_flag input_flags[] = {
-    ARG_ROW("prompt", "TEXT", ARG_TEXT, run_flags, prompt, "answer this text"),
+    ARG_ROW("prompt", "TEXT", ARG_TEXT, run_flags, prompt, "answer this text", .also = "-p"),
     ARG_ROW(
         "chat", NULL, ARG_SWITCH, run_flags, chat,
         "use the model's chat template: a conversation turn by turn, one line of stdin each; with "
         "--prompt one turn"),
     ARG_ROW("system", "TEXT", ARG_TEXT, run_flags, system,
-            "system message that the conversation begins with"),
+            "system message that the conversation begins with", .also = "-sys --system-prompt"),
     ARG_ROW("prompts", "FILE", ARG_TEXT, run_flags, prompts,
             "run a file of requests as one batch (- is stdin)"),
     ARG_ROW("json", NULL, ARG_SWITCH, run_flags, json,
@@ -60,6 +60,7 @@ static const char about[] =
 static arg_flag flag_of(const engine_field *f)
 {
     arg_flag flag = FIELD(f->flag.name, f->flag.value, f->name, ARG_JSON_WHOLE, f->help);
+    flag.also = f->flag.also;
     flag.min = fmax(f->range.min, INT32_MIN);
     flag.max = fmin(f->range.max, INT32_MAX);
     flag.above_min = f->range.above;
@@ -157,10 +158,12 @@ int cli_run(int argc, char **argv)
     };
     const arg_command command = {
         .name = run_name,
-        .usage = "--model DIR (--prompt TEXT | --chat | --prompts FILE.jsonl) [flags]",
+        .usage = "PATH (--prompt TEXT | --chat | --prompts FILE.jsonl) [flags]",
         .about = about,
         .groups = groups,
         .n_groups = sizeof groups / sizeof groups[0],
+        .operand = "PATH",
+        .operand_flag = "model",
     };
     error err = {{0}};
     int result;

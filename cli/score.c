@@ -294,7 +294,7 @@ int cli_score(int argc, char **argv)
     };
     const arg_command command = {
         .name = name,
-        .usage = "--model DIR (--tokens FILE.jsonl --logits OUT | --text FILE) [flags]",
+        .usage = "PATH (--tokens FILE.jsonl --logits OUT | --text FILE) [flags]",
         .about =
             "Teacher-forced scores. --tokens writes the logits of every token of every line, row i "
             "being\nwhat the model expects after token i. --text prints one JSON line with the "
@@ -302,6 +302,8 @@ int cli_score(int argc, char **argv)
             "tokens scored.",
         .groups = groups,
         .n_groups = sizeof groups / sizeof groups[0],
+        .operand = "PATH",
+        .operand_flag = "model",
     };
     error err = {{0}};
     int result;

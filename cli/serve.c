@@ -594,17 +594,20 @@ int cli_serve(int argc, char **argv)
     };
     const arg_command command = {
         .name = serve_name,
-        .usage = "--model DIR [flags]",
+        .usage = "PATH [flags]",
         .about = about,
         .groups = groups,
         .n_groups = sizeof groups / sizeof groups[0],
+        .operand = "PATH",
+        .operand_flag = "model",
         .environment = "OCTAVO_",
     };
     error err = {{0}};
     int result;
     if (cli_parse(&command, argc, argv, NULL, &result)) {
         if (!s.model_flags.dir) result = cli_complain(serve_name, CLI_USAGE, "--model is missing");
-        else if (!status_ok(check_flags(&s.flags, &err)) ||
+        else if (!status_ok(serve_flags_join(&s.flags, &err)) ||
+                 !status_ok(check_flags(&s.flags, &err)) ||
                  !status_ok(retention_flags_read(&s.retention, &err)))
             result = cli_complain(serve_name, CLI_USAGE, err.text);
         else result = go(&s);

@@ -8,10 +8,13 @@
 #include "cli/retention_flags.h"
 #include "rpc/rpc.h"
 
-enum { SERVE_STEP_TIMEOUT_AUTO = UINT32_MAX };
+enum { SERVE_STEP_TIMEOUT_AUTO = UINT32_MAX, SERVE_PORT_OF_HTTP = UINT32_MAX };
 
 typedef struct serve_flags {
     const char *http, *grpc; // "none" = off
+    const char *host;        // NULL, or in place of the host of http
+    uint32_t port;           // SERVE_PORT_OF_HTTP, or in place of its port
+    char *http_text;         // what host and port make of http; http points to it
     arg_list names;
     uint32_t max_requests;
     arg_list keys, admin_keys, cors_origins;
@@ -34,6 +37,8 @@ typedef struct serve_flags {
 
 arg_group serve_flags_group(serve_flags *target);
 void serve_flags_destroy(serve_flags *f);
+/* Puts --host and --port into --http. */
+status serve_flags_join(serve_flags *f, error *err);
 
 /* Sends "READY=1" and the like to the service manager that started this process (sd_notify's
  * protocol); does nothing when none did. */

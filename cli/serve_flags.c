@@ -2,16 +2,21 @@
 #include "cli/serve.h"
 
 #include <stdlib.h>
+#include <string.h>
 
 static const arg_flag flags_table[] = {
     ARG_ROW("http", "HOST:PORT", ARG_TEXT, serve_flags, http,
             "where OpenAI-compatible HTTP listens; port 0 is any free one, none is off",
             .initial = "127.0.0.1:8000"),
+    ARG_ROW("host", "HOST", ARG_TEXT, serve_flags, host,
+            "the host of --http alone, such as 0.0.0.0, which is every address of this machine"),
+    ARG_ROW("port", "N", ARG_COUNT, serve_flags, port, "the port of --http alone", .max = 65535),
     ARG_ROW("grpc", "HOST:PORT", ARG_TEXT, serve_flags, grpc,
             "where gRPC listens; port 0 is any free one, none is off",
             .initial = "127.0.0.1:50051"),
     ARG_ROW("served-model-name", "NAME", ARG_LIST, serve_flags, names,
-            "a name that requests call the model by; may be repeated (default: the folder's name)"),
+            "a name that requests call the model by; may be repeated (default: the folder's name)",
+            .also = "-a --alias"),
     ARG_ROW("max-requests", "N", ARG_COUNT, serve_flags, max_requests,
             "requests that wait or run; more are refused at once", .min = 1, .max = 65536,
             .initial = "4096"),
@@ -28,7 +33,8 @@ static const arg_flag flags_table[] = {
         "pages of this origin, such as https://example.org, may call the server from a browser; "
         "may be repeated, and * is all"),
     ARG_ROW("no-ui", NULL, ARG_SWITCH, serve_flags, no_ui,
-            "HTTP serves no page at / for people, and not the data that it shows"),
+            "HTTP serves no page at / for people, and not the data that it shows",
+            .also = "--no-webui"),
     ARG_ROW("share-prefixes", NULL, ARG_SWITCH, serve_flags, share_prefixes,
             "requests of different keys hit each other's prefixes, which cached_tokens and the "
             "page map show (default: only with the same key)"),
@@ -42,8 +48,10 @@ static const arg_flag flags_table[] = {
         "is for embeddings of sessions where the model has heads for method reform",
         .min = 1 << 20, .max = 0x1p50, .initial = "32G"),
     ARG_ROW("tls-cert", "FILE", ARG_TEXT, serve_flags, tls_cert,
-            "certificate chain (PEM): both servers speak TLS only"),
-    ARG_ROW("tls-key", "FILE", ARG_TEXT, serve_flags, tls_key, "its private key (PEM)"),
+            "certificate chain (PEM): both servers speak TLS only",
+            .also = "--ssl-certfile --ssl-cert-file"),
+    ARG_ROW("tls-key", "FILE", ARG_TEXT, serve_flags, tls_key, "its private key (PEM)",
+            .also = "--ssl-keyfile --ssl-key-file"),
     ARG_ROW("tls-client-ca", "FILE", ARG_TEXT, serve_flags, tls_client_ca,
             "clients must show a certificate signed by one of these (PEM)"),
     ARG_ROW("max-body", "BYTES", ARG_BYTES, serve_flags, max_body,
@@ -100,11 +108,36 @@ static const arg_flag flags_table[] = {
 arg_group serve_flags_group(serve_flags *target)
 {
     target->step_timeout_s = SERVE_STEP_TIMEOUT_AUTO;
+    target->port = SERVE_PORT_OF_HTTP;
     return (arg_group){"Serving", flags_table, sizeof flags_table / sizeof flags_table[0], target};
+}
+
+status serve_flags_join(serve_flags *f, error *err)
+{
+    bool has_port = f->port != SERVE_PORT_OF_HTTP;
+    if (!f->host && !has_port) return STATUS_IS_OK;
+    const char *colon = strrchr(f->http, ':');
+    if (!colon)
+        return error_set(err, STATUS_INVALID, "--%s: --http is %.64s, which has no host and port",
+                         f->host ? "host" : "port", f->http);
+    if (f->host && !*f->host) return error_set(err, STATUS_INVALID, "--host: names no host");
+    strbuf text = {0};
+    bool bare_v6 = f->host && strchr(f->host, ':') && *f->host != '[';
+    if (f->host) strbuf_printf(&text, "%s%s%s", bare_v6 ? "[" : "", f->host, bare_v6 ? "]" : "");
+    else strbuf_append(&text, f->http, (size_t)(colon - f->http));
+    if (has_port) strbuf_printf(&text, ":%u", f->port);
+    else strbuf_puts(&text, colon);
+    if (text.failed) {
+        strbuf_destroy(&text);
+        return error_set(err, STATUS_NO_MEMORY, "out of memory");
+    }
+    f->http = f->http_text = text.data;
+    return STATUS_IS_OK;
 }
 
 void serve_flags_destroy(serve_flags *f)
 {
+    free(f->http_text);
     free(f->names.items);
     free(f->keys.items);
     free(f->admin_keys.items);

@@ -15,13 +15,15 @@ typedef struct text_flags {
 } text_flags;
 
 static const arg_flag tokenize_flags[] = {
-    ARG_ROW("model", "DIR", ARG_TEXT, text_flags, dir, "the folder with tokenizer.json"),
+    ARG_ROW("model", "DIR", ARG_TEXT, text_flags, dir, "the folder with tokenizer.json",
+            .also = "-m"),
     ARG_ROW("add-special", NULL, ARG_SWITCH, text_flags, add_special,
             "add what the tokenizer puts around a prompt (BOS and such)"),
 };
 
 static const arg_flag detokenize_flags[] = {
-    ARG_ROW("model", "DIR", ARG_TEXT, text_flags, dir, "the folder with tokenizer.json"),
+    ARG_ROW("model", "DIR", ARG_TEXT, text_flags, dir, "the folder with tokenizer.json",
+            .also = "-m"),
     ARG_ROW("skip-special", NULL, ARG_SWITCH, text_flags, skip_special, "leave out special tokens"),
 };
 
@@ -145,13 +147,15 @@ int cli_tokenize(int argc, char **argv)
                              sizeof tokenize_flags / sizeof tokenize_flags[0], &f};
     const arg_command command = {
         .name = "octavo tokenize",
-        .usage = "--model DIR [--add-special] < STRINGS > IDS",
+        .usage = "DIR [--add-special] < STRINGS > IDS",
         .about =
             "Reads one JSON string a line, writes one JSON array of token ids a line. Special "
             "tokens\n"
             "written out in the text are recognised. A line that is no JSON string gives null.",
         .groups = &group,
         .n_groups = 1,
+        .operand = "DIR",
+        .operand_flag = "model",
     };
     return run_tool(&command, &f, to_ids, argc, argv);
 }
@@ -163,12 +167,14 @@ int cli_detokenize(int argc, char **argv)
                              sizeof detokenize_flags / sizeof detokenize_flags[0], &f};
     const arg_command command = {
         .name = "octavo detokenize",
-        .usage = "--model DIR [--skip-special] < IDS > STRINGS",
+        .usage = "DIR [--skip-special] < IDS > STRINGS",
         .about = "Reads one JSON array of token ids a line, writes one JSON string a line. Bytes "
                  "that are "
                  "not\nUTF-8 become U+FFFD. A line that is no array of token ids gives null.",
         .groups = &group,
         .n_groups = 1,
+        .operand = "DIR",
+        .operand_flag = "model",
     };
     return run_tool(&command, &f, to_text, argc, argv);
 }

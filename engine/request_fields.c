@@ -22,15 +22,19 @@
     }
 #define FLAG(flag_name, value)                                                                     \
     {                                                                                              \
-        flag_name, value                                                                           \
+        flag_name, value, NULL                                                                     \
+    }
+#define FLAG_ALSO(flag_name, value, aliases)                                                       \
+    {                                                                                              \
+        flag_name, value, aliases                                                                  \
     }
 #define SWITCH(flag_name)                                                                          \
     {                                                                                              \
-        flag_name, NULL                                                                            \
+        flag_name, NULL, NULL                                                                      \
     }
 #define NO_FLAG                                                                                    \
     {                                                                                              \
-        NULL, NULL                                                                                 \
+        NULL, NULL, NULL                                                                           \
     }
 
 static const engine_field fields[ENGINE_FIELDS] = {

@@ -47,6 +47,7 @@ typedef struct engine_field {
     struct {
         const char *name; // of the flag of `octavo run`, without "--"; NULL = none
         const char *value;
+        const char *also; // aliases as they are typed, between spaces; NULL = none
     } flag;
     const char *help;
 } engine_field;

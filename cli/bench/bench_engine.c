@@ -165,7 +165,7 @@ int cli_bench_engine(int argc, char **argv)
     };
     const arg_command command = {
         .name = name,
-        .usage = "(--model DIR | --shape 1.1b | --backend null) [flags]",
+        .usage = "(PATH | --shape 1.1b | --backend null) [flags]",
         .about =
             "Measures prefill and decode of a whole model: tokens, bytes of weights and KV read, "
             "and\n"
@@ -193,6 +193,8 @@ int cli_bench_engine(int argc, char **argv)
             "running.",
         .groups = groups,
         .n_groups = sizeof groups / sizeof groups[0],
+        .operand = "PATH",
+        .operand_flag = "model",
     };
     error err = {{0}};
     int result;

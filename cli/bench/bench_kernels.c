@@ -35,7 +35,7 @@ static const arg_flag flags_table[] = {
     ARG_ROW("device", "WHAT", ARG_TEXT, kernels_flags, device,
             "cpu, cuda or cuda:N (the GPU with that number)", .initial = "cpu"),
     ARG_ROW("threads", "N", ARG_COUNT, kernels_flags, threads,
-            "threads (default: all allowed cores)", .min = 1, .max = 1024),
+            "threads (default: all allowed cores)", .min = 1, .max = 1024, .also = "-t"),
     ARG_ROW("rows", "N", ARG_COUNT, kernels_flags, rows,
             "most rows of a matrix product (default: 512; a GPU's 16384)", .min = 1, .max = 16384),
     ARG_ROW("dtype", "TYPE", ARG_OPTION, kernels_flags, dtype, "type of weights", .initial = "bf16",

@@ -207,10 +207,12 @@ int cli_bench_quality(int argc, char **argv)
     };
     const arg_command command = {
         .name = name,
-        .usage = "--model DIR --tasks LIST --out DIR [flags]",
+        .usage = "PATH --tasks LIST --out DIR [flags]",
         .about = about.failed ? "" : about.data,
         .groups = groups,
         .n_groups = sizeof groups / sizeof groups[0],
+        .operand = "PATH",
+        .operand_flag = "model",
     };
     int result;
     if (cli_parse(&command, argc, argv, NULL, &result)) {

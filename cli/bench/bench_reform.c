@@ -188,7 +188,7 @@ int cli_bench_reform(int argc, char **argv)
     };
     const arg_command command = {
         .name = name,
-        .usage = "(--model DIR | --shape 1.1b) [flags]",
+        .usage = "(PATH | --shape 1.1b) [flags]",
         .about = "Times the phases of REFORM beside h2o-recurrent, which reads with all layers. A "
                  "few steps of each pass are\n"
                  "computed, over pages of seeded keys and values; the scheduler plans all of them. "
@@ -197,6 +197,8 @@ int cli_bench_reform(int argc, char **argv)
                  "others.",
         .groups = groups,
         .n_groups = sizeof groups / sizeof groups[0],
+        .operand = "PATH",
+        .operand_flag = "model",
     };
     error err = {{0}};
     int result;

@@ -155,7 +155,7 @@ int cli_bench_retention(int argc, char **argv)
     };
     const arg_command command = {
         .name = name,
-        .usage = "(--model DIR | --shape 1.1b) [flags]",
+        .usage = "(PATH | --shape 1.1b) [flags]",
         .about = "Costs: what a method adds to one prompt, beside a prefill's time, estimated from "
                  "its first and last chunk. Page mass: attention of the\n"
                  "measured rows without and with it, in turn, in every measured layer; other "
@@ -169,6 +169,8 @@ int cli_bench_retention(int argc, char **argv)
                  "of a prefill.",
         .groups = groups,
         .n_groups = sizeof groups / sizeof groups[0],
+        .operand = "PATH",
+        .operand_flag = "model",
     };
     error err = {{0}};
     int result;

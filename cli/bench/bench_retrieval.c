@@ -228,7 +228,7 @@ int cli_bench_retrieval(int argc, char **argv)
     };
     const arg_command command = {
         .name = name,
-        .usage = "(--model DIR | --shape 1.1b) [flags]",
+        .usage = "(PATH | --shape 1.1b) [flags]",
         .about = "One sequence decodes over each context, reading everything and by each method in "
                  "turn. Printed are the\n"
                  "time of a step and of attention with the selections, the selections' share of "
@@ -238,6 +238,8 @@ int cli_bench_retrieval(int argc, char **argv)
                  "K and V. Contexts are filled with seeded keys and values instead of a prefill.",
         .groups = groups,
         .n_groups = sizeof groups / sizeof groups[0],
+        .operand = "PATH",
+        .operand_flag = "model",
     };
     error err = {{0}};
     int result;

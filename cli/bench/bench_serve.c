@@ -28,7 +28,8 @@ static const char *const workloads[] = {"random", "prefix", "text", "trace", NUL
 static const char *const forms[] = {"ids", "text", NULL};
 
 static const arg_flag server_table[] = {
-    ARG_ROW("url", "URL", ARG_TEXT, serve_flags, url, "the server: http://HOST:PORT"),
+    ARG_ROW("url", "URL", ARG_TEXT, serve_flags, url, "the server: http://HOST:PORT",
+            .also = "--base-url"),
     ARG_ROW(
         "protocol", "NAME", ARG_OPTION, serve_flags, protocol,
         "what the server is asked by: OpenAI's API over HTTP, or octavo.v1's Generate over gRPC",
@@ -39,7 +40,8 @@ static const arg_flag server_table[] = {
             "the model's name (default: the first of /v1/models; gRPC: the served one)"),
     ARG_ROW("api-key", "KEY", ARG_TEXT, serve_flags, api_key, "sent as a bearer key"),
     ARG_ROW("extra", "JSON", ARG_TEXT, serve_flags, extra,
-            "an object whose members go into each request, such as a retention; HTTP alone"),
+            "an object whose members go into each request, such as a retention; HTTP alone",
+            .also = "--extra-body"),
 };
 
 static const arg_flag work_table[] = {
@@ -107,7 +109,7 @@ static const arg_flag load_table[] = {
 
 static const arg_flag report_table[] = {
     ARG_ROW("percentiles", "LIST", ARG_TEXT, serve_flags, percentiles, "which are printed",
-            .initial = "90,95,99"),
+            .initial = "90,95,99", .also = "--metric-percentiles"),
     ARG_ROW("goodput", "LIST", ARG_TEXT, serve_flags, goodput,
             "limits in ms, such as ttft:500,tpot:50; also itl, e2el"),
     ARG_ROW("json", "FILE", ARG_TEXT, serve_flags, json, "write the numbers there"),

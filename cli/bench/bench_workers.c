@@ -392,13 +392,15 @@ int cli_bench_workers(int argc, char **argv)
     };
     const arg_command command = {
         .name = name,
-        .usage = "[--model DIR] [flags]",
+        .usage = "[PATH] [flags]",
         .about = "What a step costs over two ranks in two processes, beside two ranks in threads: "
                  "with\n"
                  "backends that compute nothing (the messages alone), and with a model when one is "
                  "given.",
         .groups = groups,
         .n_groups = sizeof groups / sizeof groups[0],
+        .operand = "PATH",
+        .operand_flag = "model",
     };
     int result;
     if (!cli_parse(&command, argc, argv, NULL, &result)) return result;

@@ -29,7 +29,8 @@ static const arg_flag flags_table[] = {
             "where it listens: port 0 is any free one; unix:/path is a socket"),
     ARG_ROW("model", "PATH", ARG_TEXT, worker_flags, model,
             "where this machine has the model (default with --tls-*: the path that the coordinator "
-            "was given; without them it must be given)"),
+            "was given; without them it must be given)",
+            .also = "-m"),
     ARG_ROW(
         "weights-cache", "DIR", ARG_TEXT, worker_flags, weights_cache,
         "where this machine keeps weights that the coordinator's --quantize makes (default with "
@@ -44,7 +45,7 @@ static const arg_flag flags_table[] = {
             .max = 1023),
     ARG_ROW("threads", "N", ARG_COUNT, worker_flags, threads,
             "threads of each (default: the coordinator's --threads, else all allowed cores)",
-            .min = 1, .max = 1024),
+            .min = 1, .max = 1024, .also = "-t"),
     ARG_ROW("tls-cert", "FILE", ARG_TEXT, worker_flags, tls_cert,
             "certificate chain (PEM): TLS only"),
     ARG_ROW("tls-key", "FILE", ARG_TEXT, worker_flags, tls_key, "its private key (PEM)"),

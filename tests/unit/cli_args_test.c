@@ -21,10 +21,11 @@ static const char *const colors[] = {"red", "green", NULL};
 
 static const arg_flag flags[] = {
     ARG_ROW("fast", NULL, ARG_SWITCH, options, fast, "go fast"),
-    ARG_ROW("name", "TEXT", ARG_TEXT, options, name, "a name"),
+    ARG_ROW("name", "TEXT", ARG_TEXT, options, name, "a name", .also = "-N --full-name"),
     ARG_ROW("color", "C", ARG_OPTION, options, color, "a color", .options = colors,
             .initial = "red"),
-    ARG_ROW("count", "N", ARG_COUNT, options, count, "a count", .min = 2, .max = 9, .initial = "4"),
+    ARG_ROW("count", "N", ARG_COUNT, options, count, "a count", .min = 2, .max = 9, .initial = "4",
+            .also = "-c"),
     ARG_ROW("size", "BYTES", ARG_BYTES, options, size, "a size", .min = 1024, .max = 0x1p62),
     ARG_ROW("seed", "N", ARG_WHOLE, options, seed, "a seed", .max = 0x1p64),
     ARG_ROW("item", "X", ARG_LIST, options, items, "an item"),
@@ -48,8 +49,8 @@ typedef struct parsed {
     error err;
 } parsed;
 
-/* words: split at spaces */
-static parsed parse(const char *operand_name, const char *words)
+/* words: split at spaces. operand_flag may be NULL. */
+static parsed parse_with(const char *operand_name, const char *operand_flag, const char *words)
 {
     parsed p = {.outcome = ARG_OUTCOME_WRONG};
     const arg_group groups[] = {{"Flags", flags, sizeof flags / sizeof flags[0], &p.o},
@@ -60,6 +61,7 @@ static parsed parse(const char *operand_name, const char *words)
                                  .groups = groups,
                                  .n_groups = 2,
                                  .operand = operand_name,
+                                 .operand_flag = operand_flag,
                                  .environment = "ARGS_TEST_"};
     static char text[512]; /* the parsed strings point into it */
     char *argv[32] = {text}, *rest = NULL;
@@ -69,6 +71,11 @@ static parsed parse(const char *operand_name, const char *words)
         argv[argc++] = word;
     p.outcome = args_parse(&command, argc, argv, &p.operand, &p.err);
     return p;
+}
+
+static parsed parse(const char *operand_name, const char *words)
+{
+    return parse_with(operand_name, NULL, words);
 }
 
 static void drop(parsed *p)
@@ -128,8 +135,9 @@ static void test_refusals(void **state)
     (void)state;
     refuses("--nope", "unknown flag '--nope'");
     refuses("--nop=1", "unknown flag '--nop'");
-    refuses("--coun 3", "unknown flag '--coun'");
     refuses("-x", "unknown flag '-x'");
+    refuses("-x=--count", "unknown flag '-x'");
+    refuses("--=x", "unknown flag '--'");
     refuses("loose", "unexpected argument 'loose'");
     refuses("--fast=1", "--fast: takes no value");
     refuses("--ignore-eos=1", "--ignore-eos: takes no value");
@@ -149,6 +157,61 @@ static void test_refusals(void **state)
     refuses("--top-p 0x1", "--top-p: '0x1' must be a number from 0 to 1");
     refuses("--top-p 1.01", "--top-p: '1.01' must be a number from 0 to 1");
     refuses("--stop \xff", "--stop: is not UTF-8");
+}
+
+static void test_aliases(void **state)
+{
+    (void)state;
+    parsed p = parse(NULL, "-N=a -c 3 --full-name b");
+    assert_int_equal(p.outcome, ARG_OUTCOME_RUN);
+    assert_string_equal(p.o.name, "b");
+    assert_int_equal(p.o.count, 3);
+    drop(&p);
+    /* An alias has the dashes that its row says, and errors name the flag. */
+    refuses("--N x", "unknown flag '--N'");
+    refuses("-full-name x", "unknown flag '-full-name': did you mean --full-name?");
+    refuses("-c 99", "--count: '99' must be a whole number from 2 to 9");
+    refuses("-c", "--count: its value (N) is missing");
+}
+
+static void test_suggestions(void **state)
+{
+    (void)state;
+    refuses("--coun 3", "unknown flag '--coun': did you mean --count?");
+    refuses("--cuont=3", "unknown flag '--cuont': did you mean --count?");
+    refuses("--top_k 3", "unknown flag '--top_k': did you mean --top-k?");
+    refuses("--ingore_eos", "unknown flag '--ingore_eos': did you mean --ignore-eos?");
+    refuses("--full-nam x", "unknown flag '--full-nam': did you mean --full-name?");
+    refuses("--items x", "unknown flag '--items': did you mean --item?");
+    refuses("--conut-er 3", "unknown flag '--conut-er'"); /* four letters away */
+    refuses("--sort", "unknown flag '--sort'");           /* two of four letters */
+    refuses("--aaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaa",
+            "unknown flag '--aaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaa'");
+}
+
+/* The operand is a flag's value: `serve DIR`. */
+static void test_operand_flag(void **state)
+{
+    (void)state;
+    parsed p = parse_with("NAME", "name", "--fast here");
+    assert_int_equal(p.outcome, ARG_OUTCOME_RUN);
+    assert_string_equal(p.o.name, "here");
+    drop(&p);
+    p = parse_with("NAME", "name", "--name=there");
+    assert_int_equal(p.outcome, ARG_OUTCOME_RUN);
+    assert_string_equal(p.o.name, "there");
+    drop(&p);
+    p = parse_with("NAME", "name", "here -N there");
+    assert_string_equal(p.err.text, "unexpected argument 'here': --name is given");
+    drop(&p);
+    p = parse_with("NAME", "name", "here there");
+    assert_string_equal(p.err.text, "unexpected argument 'there'");
+    drop(&p);
+    setenv("ARGS_TEST_NAME", "elsewhere", 1);
+    p = parse_with("NAME", "name", "here");
+    assert_string_equal(p.o.name, "here");
+    drop(&p);
+    unsetenv("ARGS_TEST_NAME");
 }
 
 static void test_operand(void **state)
@@ -242,6 +305,8 @@ static void test_help(void **state)
                                  .about = "About.",
                                  .groups = &group,
                                  .n_groups = 1,
+                                 .operand = "TEXT",
+                                 .operand_flag = "name",
                                  .environment = "ARGS_TEST_"};
     strbuf out = {0};
     args_help(&command, &out);
@@ -249,6 +314,8 @@ static void test_help(void **state)
     assert_non_null(
         strstr(out.data, "\n  --color C                   a color: red, green (default red)\n"));
     assert_non_null(strstr(out.data, "\n  --fast                      go fast\n"));
+    assert_non_null(strstr(out.data, "\n  --name TEXT                 a name; TEXT alone means the "
+                                     "same [also -N, --full-name]\n"));
     /* The example is a flag that the command has. */
     assert_non_null(strstr(out.data, "environment: --name TEXT as ARGS_TEST_NAME=TEXT. "));
     strbuf_destroy(&out);
@@ -260,7 +327,8 @@ int main(void)
         cmocka_unit_test(test_values),      cmocka_unit_test(test_fields),
         cmocka_unit_test(test_refusals),    cmocka_unit_test(test_operand),
         cmocka_unit_test(test_bytes),       cmocka_unit_test(test_help),
-        cmocka_unit_test(test_environment),
+        cmocka_unit_test(test_environment), cmocka_unit_test(test_aliases),
+        cmocka_unit_test(test_suggestions), cmocka_unit_test(test_operand_flag),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

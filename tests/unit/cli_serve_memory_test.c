@@ -235,6 +235,35 @@ static void retention_is_checked_without_weights(void **state)
     }
 }
 
+/* --host and --port are parts of --http. */
+static void an_address_is_joined(void **state)
+{
+    (void)state;
+    const struct {
+        const char *http, *host;
+        uint32_t port;
+        const char *text; // the address, or the error
+    } rows[] = {
+        {"127.0.0.1:8000", NULL, SERVE_PORT_OF_HTTP, "127.0.0.1:8000"},
+        {"127.0.0.1:8000", "0.0.0.0", SERVE_PORT_OF_HTTP, "0.0.0.0:8000"},
+        {"127.0.0.1:8000", NULL, 0, "127.0.0.1:0"},
+        {"[::]:8000", NULL, 9, "[::]:9"},
+        {"127.0.0.1:8000", "::1", 9, "[::1]:9"},
+        {"127.0.0.1:8000", "[::1]", 9, "[::1]:9"},
+        {"none", NULL, 9, "--port: --http is none"},
+        {"none", "localhost", 9, "--host: --http is none"},
+        {"127.0.0.1:8000", "", SERVE_PORT_OF_HTTP, "--host: names no host"},
+    };
+    for (size_t i = 0; i < sizeof rows / sizeof rows[0]; i++) {
+        serve_flags f = {.http = rows[i].http, .host = rows[i].host, .port = rows[i].port};
+        error err = {{0}};
+        const char *got = status_ok(serve_flags_join(&f, &err)) ? f.http : err.text;
+        if (strncmp(got, rows[i].text, strlen(rows[i].text)) != 0)
+            fail_msg("row %zu: \"%s\", not \"%s\"", i, got, rows[i].text);
+        serve_flags_destroy(&f);
+    }
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -246,6 +275,7 @@ int main(void)
         cmocka_unit_test(a_pool_of_more_pages_than_have_numbers_is_refused),
         cmocka_unit_test(a_pool_without_room_for_a_block_is_refused),
         cmocka_unit_test(retention_is_checked_without_weights),
+        cmocka_unit_test(an_address_is_joined),
     };
     return cmocka_run_group_tests_name("cli_serve_memory", tests, NULL, NULL);
 }
