@@ -94,6 +94,9 @@ arg_outcome args_parse(const arg_command *command, int argc, char **argv, const 
                        error *err);
 /* Appends the text of --help (args_help.c). */
 void args_help(const arg_command *command, strbuf *out);
+/* Append its parts: what a flag does, and how the environment sets flags (commands that read it). */
+void args_flag_text(const arg_command *command, const arg_flag *f, strbuf *out);
+void args_environment_text(const arg_command *command, strbuf *out);
 
 bool args_takes_value(const arg_flag *f);
 enum { ARG_VARIABLE_BYTES_MAX = 128 };

@@ -32,8 +32,7 @@ static void wrap(strbuf *out, const char *text, size_t indent, size_t column)
     strbuf_putc(out, '\n');
 }
 
-/* Appends what help says of a flag beside its name. */
-static void put_text(const arg_command *command, const arg_flag *f, strbuf *out)
+void args_flag_text(const arg_command *command, const arg_flag *f, strbuf *out)
 {
     strbuf_puts(out, f->help);
     for (const char *const *c = f->options; c && *c; c++)
@@ -41,6 +40,10 @@ static void put_text(const arg_command *command, const arg_flag *f, strbuf *out)
     if (f->initial) strbuf_printf(out, " (default %s)", f->initial);
     if (command->operand_flag && strcmp(command->operand_flag, f->name) == 0)
         strbuf_printf(out, "; %s alone means the same", f->value);
+}
+
+static void put_aliases(const arg_flag *f, strbuf *out)
+{
     for (const char *also = f->also; also && *also;) {
         size_t n = strcspn(also, " ");
         strbuf_printf(out, "%s%.*s", also == f->also ? " [also " : ", ", (int)n, also);
@@ -53,7 +56,8 @@ static void help_of_flag(const arg_command *command, const arg_flag *f, strbuf *
 {
     strbuf left = {0}, right = {0};
     strbuf_printf(&left, "  --%s%s%s", f->name, f->value ? " " : "", f->value ? f->value : "");
-    put_text(command, f, &right);
+    args_flag_text(command, f, &right);
+    put_aliases(f, &right);
     if (!left.failed && !right.failed) {
         strbuf_append(out, left.data, left.size);
         if (left.size >= FLAG_WIDTH) strbuf_putc(out, '\n');
@@ -64,21 +68,17 @@ static void help_of_flag(const arg_command *command, const arg_flag *f, strbuf *
     strbuf_destroy(&right);
 }
 
-/* Tells how flags are set in the environment, by the command's first flag that takes a value. */
-static void help_of_environment(const arg_command *command, strbuf *out)
+/* The example is the command's first flag that takes a value. */
+void args_environment_text(const arg_command *command, strbuf *out)
 {
     char name[ARG_VARIABLE_BYTES_MAX];
     const arg_flag *f = command->groups[0].flags;
     while (!args_takes_value(f)) f++;
     args_name_variable(command->environment, f->name, name, sizeof name);
-    strbuf text = {0};
-    strbuf_printf(&text,
+    strbuf_printf(out,
                   "Every flag can be set in the environment: --%s %s as %s=%s. The command line "
                   "wins; a switch takes 1 or 0, a list one value.",
                   f->name, f->value, name, f->value);
-    strbuf_putc(out, '\n');
-    if (!text.failed) wrap(out, text.data, 0, 0);
-    strbuf_destroy(&text);
 }
 
 void args_help(const arg_command *command, strbuf *out)
@@ -89,5 +89,10 @@ void args_help(const arg_command *command, strbuf *out)
         for (size_t i = 0; i < command->groups[g].n_flags; i++)
             help_of_flag(command, &command->groups[g].flags[i], out);
     }
-    if (command->environment) help_of_environment(command, out);
+    if (!command->environment) return;
+    strbuf text = {0};
+    args_environment_text(command, &text);
+    strbuf_putc(out, '\n');
+    if (!text.failed) wrap(out, text.data, 0, 0);
+    strbuf_destroy(&text);
 }

@@ -1,6 +1,7 @@
 /* Help, complaints and the end of output, which are the same for every command. */
 #include "cli/cli.h"
 
+#include <assert.h>
 #include <errno.h>
 #include <stdio.h>
 #include <string.h>
@@ -11,12 +12,31 @@ int cli_complain(const char *command, int exit_status, const char *text)
     return exit_status;
 }
 
-bool cli_parse(const arg_command *command, int argc, char **argv, const char **operand,
-               int *exit_status)
+/* Flags of every command. args_parse answers --help itself. */
+static const arg_flag common_flags[] = {
+    {.name = "help", .also = "-h", .help = "print this text"},
+};
+enum { GROUPS_MAX = 12 };
+
+bool cli_parse(const arg_command *own, cli_line *line, const char **operand, int *exit_status)
 {
     error err = {{0}};
     strbuf help = {0};
-    switch (args_parse(command, argc, argv, operand, &err)) {
+    bool wants_help = false;
+    arg_group groups[GROUPS_MAX];
+    arg_command with_common = *own;
+    const arg_command *command = &with_common;
+    assert(own->n_groups < GROUPS_MAX);
+    if (own->n_groups) memcpy(groups, own->groups, own->n_groups * sizeof *groups);
+    groups[own->n_groups] = (arg_group){"All commands", common_flags, 1, &wants_help};
+    with_common.groups = groups;
+    with_common.n_groups++;
+    if (line->look) {
+        line->look(command, line->look_ctx);
+        *exit_status = CLI_OK;
+        return false;
+    }
+    switch (args_parse(command, line->argc, line->argv, operand, &err)) {
     case ARG_OUTCOME_RUN: return true;
     case ARG_OUTCOME_HELP:
         args_help(command, &help);

@@ -1,5 +1,5 @@
-/* Shared by the commands (private to cli/). A command takes its own arguments (argv[0] is its name)
- * and returns the exit status of the process. */
+/* Shared by the commands (private to cli/). A command takes its command line and returns the exit
+ * status of the process. */
 #ifndef CLI_CLI_H
 #define CLI_CLI_H
 
@@ -12,31 +12,42 @@ enum {
     CLI_INTERRUPTED = 130,
 };
 
-int cli_serve(int argc, char **argv);  // only when the servers are built
-int cli_worker(int argc, char **argv); // only when the servers are built
-int cli_run(int argc, char **argv);
-int cli_score(int argc, char **argv);
-int cli_heads(int argc, char **argv);
-int cli_tokenize(int argc, char **argv);
-int cli_detokenize(int argc, char **argv);
-int cli_inspect(int argc, char **argv);
-int cli_methods(int argc, char **argv);
-int cli_plan(int argc, char **argv);
-int cli_bench(int argc, char **argv);
-int cli_bench_comm(int argc, char **argv);
-int cli_bench_workers(int argc, char **argv); // only when the servers are built
-int cli_bench_engine(int argc, char **argv);
-int cli_bench_retention(int argc, char **argv);
-int cli_bench_grammar(int argc, char **argv);
-int cli_bench_retrieval(int argc, char **argv);
-int cli_bench_reform(int argc, char **argv);
-int cli_bench_serve(int argc, char **argv);
-int cli_bench_quality(int argc, char **argv);
+/* A command's arguments, and what parsing them leaves for it. */
+typedef struct cli_line {
+    int argc;
+    char **argv; // [0] is the command's name
+    /* Where not NULL, cli_parse gives the command's tables to it, and the command ends: help that is
+     * no one command's reads the tables in this way. */
+    void (*look)(const arg_command *command, void *ctx);
+    void *look_ctx;
+} cli_line;
+
+int cli_serve(cli_line *line);  // only when the servers are built
+int cli_worker(cli_line *line); // only when the servers are built
+int cli_run(cli_line *line);
+int cli_score(cli_line *line);
+int cli_heads(cli_line *line);
+int cli_tokenize(cli_line *line);
+int cli_detokenize(cli_line *line);
+int cli_inspect(cli_line *line);
+int cli_methods(cli_line *line);
+int cli_plan(cli_line *line);
+int cli_bench(cli_line *line);
+int cli_completion(cli_line *line);
+int cli_man(cli_line *line);
+int cli_bench_comm(cli_line *line);
+int cli_bench_workers(cli_line *line); // only when the servers are built
+int cli_bench_engine(cli_line *line);
+int cli_bench_retention(cli_line *line);
+int cli_bench_grammar(cli_line *line);
+int cli_bench_retrieval(cli_line *line);
+int cli_bench_reform(cli_line *line);
+int cli_bench_serve(cli_line *line);
+int cli_bench_quality(cli_line *line);
 
 /* Parses the command line, and answers --help and errors itself. True: go on. False: return
  * *exit_status. */
-bool cli_parse(const arg_command *command, int argc, char **argv, const char **operand,
-               int *exit_status);
+bool cli_parse(const arg_command *command, cli_line *line, const char **operand, int *exit_status);
 /* Prints "octavo run: what went wrong" on stderr. Returns exit_status. */
 int cli_complain(const char *command, int exit_status, const char *text);
 /* Flushes stdout. False, with a complaint unless the reader has just gone away, when not all that

@@ -230,7 +230,7 @@ static status find_heads(const model_flags *flags, heads_flags *f, error *err)
     return s;
 }
 
-int cli_heads(int argc, char **argv)
+int cli_heads(cli_line *line)
 {
     model_flags model = {0};
     heads_flags f = {0};
@@ -252,7 +252,7 @@ int cli_heads(int argc, char **argv)
     };
     error err = {{0}};
     int result;
-    if (cli_parse(&command, argc, argv, NULL, &result)) {
+    if (cli_parse(&command, line, NULL, &result)) {
         status s = find_heads(&model, &f, &err);
         int code = s.code == STATUS_INVALID ? CLI_USAGE : CLI_FAILED;
         if (!status_ok(s)) result = cli_complain(name, code, err.text);

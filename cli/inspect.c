@@ -4,7 +4,7 @@
 
 #include <stdio.h>
 
-int cli_inspect(int argc, char **argv)
+int cli_inspect(cli_line *line)
 {
     const char *dir;
     const arg_command command = {
@@ -16,7 +16,7 @@ int cli_inspect(int argc, char **argv)
         .operand = "PATH",
     };
     int result;
-    if (!cli_parse(&command, argc, argv, &dir, &result)) return result;
+    if (!cli_parse(&command, line, &dir, &result)) return result;
     strbuf out = {0};
     error err = {{0}};
     status st = model_inspect(dir, &out, &err);

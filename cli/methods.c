@@ -326,7 +326,7 @@ static const arg_flag flags_table[] = {
             "print a JSON array of objects: the retention methods, or NAME"),
 };
 
-int cli_methods(int argc, char **argv)
+int cli_methods(cli_line *line)
 {
     methods_flags f = {0};
     const char *name;
@@ -342,7 +342,7 @@ int cli_methods(int argc, char **argv)
         .operand_optional = true,
     };
     int result;
-    if (!cli_parse(&command, argc, argv, &name, &result)) return result;
+    if (!cli_parse(&command, line, &name, &result)) return result;
     size_t n = 1;
     const retention_preset *rows = name ? retention_find(name) : retention_presets(&n);
     const retrieval_preset *reading = name ? retrieval_find(name) : NULL;

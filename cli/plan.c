@@ -422,7 +422,7 @@ static int print_answer(planning *p)
     return cli_finish_output(plan_name) && fits ? CLI_OK : CLI_FAILED;
 }
 
-int cli_plan(int argc, char **argv)
+int cli_plan(cli_line *line)
 {
     planning p = {0};
     const arg_group groups[] = {
@@ -440,7 +440,7 @@ int cli_plan(int argc, char **argv)
         .operand_flag = "model",
     };
     int result;
-    if (cli_parse(&command, argc, argv, NULL, &result)) {
+    if (cli_parse(&command, line, NULL, &result)) {
         if (p.model_flags.dir) result = print_answer(&p);
         else result = cli_complain(plan_name, CLI_USAGE, "--model is missing");
     }

@@ -141,7 +141,7 @@ static int run_session_go(run_session *s, const model_flags *model)
     return s->flags.prompt ? run_prompt(s) : run_chat(s);
 }
 
-int cli_run(int argc, char **argv)
+int cli_run(cli_line *line)
 {
     model_flags model = {0};
     run_session s = {0};
@@ -167,7 +167,7 @@ int cli_run(int argc, char **argv)
     };
     error err = {{0}};
     int result;
-    if (cli_parse(&command, argc, argv, NULL, &result)) {
+    if (cli_parse(&command, line, NULL, &result)) {
         if (!model.dir) result = cli_complain(run_name, CLI_USAGE, "--model is missing");
         else if (!status_ok(check_flags(&s.flags, &err)) ||
                  !status_ok(read_retention(&s.flags, &err)) ||

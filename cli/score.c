@@ -283,7 +283,7 @@ static status score_prompts(const model_flags *m, const score_flags *f, error *e
     return st;
 }
 
-int cli_score(int argc, char **argv)
+int cli_score(cli_line *line)
 {
     model_flags model = {0};
     score_flags f = {0};
@@ -307,7 +307,7 @@ int cli_score(int argc, char **argv)
     };
     error err = {{0}};
     int result;
-    if (cli_parse(&command, argc, argv, NULL, &result)) {
+    if (cli_parse(&command, line, NULL, &result)) {
         if (!status_ok(check_flags(&model, &f, &err)))
             result = cli_complain(name, CLI_USAGE, err.text);
         else if (!status_ok(score_prompts(&model, &f, &err)))

@@ -582,7 +582,7 @@ static void close_all(serving *s)
     free(s->admin_key_file_text);
 }
 
-int cli_serve(int argc, char **argv)
+int cli_serve(cli_line *line)
 {
     serving s = {0};
     const arg_group groups[] = {
@@ -604,7 +604,7 @@ int cli_serve(int argc, char **argv)
     };
     error err = {{0}};
     int result;
-    if (cli_parse(&command, argc, argv, NULL, &result)) {
+    if (cli_parse(&command, line, NULL, &result)) {
         if (!s.model_flags.dir) result = cli_complain(serve_name, CLI_USAGE, "--model is missing");
         else if (!status_ok(serve_flags_join(&s.flags, &err)) ||
                  !status_ok(check_flags(&s.flags, &err)) ||

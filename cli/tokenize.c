@@ -125,11 +125,11 @@ static int convert_lines(const char *name, const tokenizer *t, const text_flags 
     return cli_finish_output(name) && all_well ? CLI_OK : CLI_FAILED;
 }
 
-static int run_tool(const arg_command *command, const text_flags *f, convert_line how, int argc,
-                    char **argv)
+static int run_tool(const arg_command *command, const text_flags *f, convert_line how,
+                    cli_line *line)
 {
     int result;
-    if (!cli_parse(command, argc, argv, NULL, &result)) return result;
+    if (!cli_parse(command, line, NULL, &result)) return result;
     if (!f->dir) return cli_complain(command->name, CLI_USAGE, "--model is missing");
     tokenizer *t;
     error err = {{0}};
@@ -140,7 +140,7 @@ static int run_tool(const arg_command *command, const text_flags *f, convert_lin
     return result;
 }
 
-int cli_tokenize(int argc, char **argv)
+int cli_tokenize(cli_line *line)
 {
     text_flags f = {0};
     const arg_group group = {"Flags", tokenize_flags,
@@ -157,10 +157,10 @@ int cli_tokenize(int argc, char **argv)
         .operand = "DIR",
         .operand_flag = "model",
     };
-    return run_tool(&command, &f, to_ids, argc, argv);
+    return run_tool(&command, &f, to_ids, line);
 }
 
-int cli_detokenize(int argc, char **argv)
+int cli_detokenize(cli_line *line)
 {
     text_flags f = {0};
     const arg_group group = {"Flags", detokenize_flags,
@@ -176,5 +176,5 @@ int cli_detokenize(int argc, char **argv)
         .operand = "DIR",
         .operand_flag = "model",
     };
-    return run_tool(&command, &f, to_text, argc, argv);
+    return run_tool(&command, &f, to_text, line);
 }

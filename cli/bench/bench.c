@@ -1,15 +1,10 @@
-/* `octavo bench`: finds the benchmark that is named and runs it. */
+/* `octavo bench`: the table of benchmarks, each a command of its own. */
 #include "cli/bench/bench_kernels.h"
-#include "cli/cli.h"
+#include "cli/commands.h"
 
 #include <stdio.h>
-#include <string.h>
 
-static const struct {
-    const char *name;
-    int (*run)(int argc, char **argv);
-    const char *about;
-} benches[] = {
+static const cli_command benches[] = {
     {"kernels", cli_bench_kernels, "each kernel alone, on cold operands"},
     {"engine", cli_bench_engine,
      "prefill and decode of a whole model; what the engine thread costs"},
@@ -30,17 +25,22 @@ static const struct {
 };
 enum { N_BENCHES = sizeof benches / sizeof benches[0] };
 
-int cli_bench(int argc, char **argv)
+const cli_command *cli_benches(size_t *n)
 {
-    const char *what = argc > 1 ? argv[1] : "";
-    for (size_t i = 0; i < N_BENCHES; i++)
-        if (strcmp(what, benches[i].name) == 0) return benches[i].run(argc - 1, argv + 1);
-    bool help = strcmp(what, "--help") == 0 || strcmp(what, "-h") == 0;
+    *n = N_BENCHES;
+    return benches;
+}
+
+int cli_bench(cli_line *line)
+{
+    const char *what = line->argc > 1 ? line->argv[1] : "";
+    bool help = cli_is_help(what);
+    if (!help && *what) return cli_run_command("octavo bench", benches, N_BENCHES, line);
     FILE *out = help ? stdout : stderr;
     fputs("usage: octavo bench WHAT [flags]      octavo bench WHAT --help\n\n", out);
     for (size_t i = 0; i < N_BENCHES; i++)
-        fprintf(out, "  %-10s %s\n", benches[i].name, benches[i].about);
+        fprintf(out, "  %-10s %s\n", benches[i].name, benches[i].summary);
     fputs("\nThe first four print the share of this machine's limits, measured in the same run.\n",
           out);
-    return help ? CLI_OK : CLI_USAGE;
+    return help && cli_finish_output("octavo bench") ? CLI_OK : help ? CLI_FAILED : CLI_USAGE;
 }

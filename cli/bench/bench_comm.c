@@ -182,7 +182,7 @@ static int run_kinds(const comm_flags *f)
     return result;
 }
 
-int cli_bench_comm(int argc, char **argv)
+int cli_bench_comm(cli_line *line)
 {
     comm_flags f = {0};
     const arg_group group = {"Flags", flags_table, sizeof flags_table / sizeof flags_table[0], &f};
@@ -196,7 +196,7 @@ int cli_bench_comm(int argc, char **argv)
         .n_groups = 1,
     };
     int result;
-    if (!cli_parse(&command, argc, argv, NULL, &result)) return result;
+    if (!cli_parse(&command, line, NULL, &result)) return result;
     result = run_kinds(&f);
     return cli_finish_output(name) ? result : CLI_FAILED;
 }

@@ -152,7 +152,7 @@ static status run_bench(const model_flags *model, const bench_flags *flags,
     return bench_null(&o, err);
 }
 
-int cli_bench_engine(int argc, char **argv)
+int cli_bench_engine(cli_line *line)
 {
     model_flags model = {0};
     bench_flags flags = {0};
@@ -198,7 +198,7 @@ int cli_bench_engine(int argc, char **argv)
     };
     error err = {{0}};
     int result;
-    if (cli_parse(&command, argc, argv, NULL, &result)) {
+    if (cli_parse(&command, line, NULL, &result)) {
         result = CLI_OK;
         const char *wrong = misuse(&model, &flags);
         if (wrong) result = cli_complain(name, CLI_USAGE, wrong);

@@ -315,7 +315,7 @@ static status bench_grammar(const grammar_flags *flags, error *err)
     return st;
 }
 
-int cli_bench_grammar(int argc, char **argv)
+int cli_bench_grammar(cli_line *line)
 {
     grammar_flags flags = {0};
     const arg_group groups[] = {
@@ -334,7 +334,7 @@ int cli_bench_grammar(int argc, char **argv)
     };
     error err = {{0}};
     int result;
-    if (!cli_parse(&command, argc, argv, NULL, &result)) return result;
+    if (!cli_parse(&command, line, NULL, &result)) return result;
     if (!flags.tokenizer || !flags.schemas)
         return cli_complain(name, CLI_USAGE, "--tokenizer and --schemas must be given");
     if (!status_ok(bench_grammar(&flags, &err))) return cli_complain(name, CLI_FAILED, err.text);

@@ -320,7 +320,7 @@ static int run_on(const kernels_flags *f)
     return cli_complain(name, CLI_USAGE, "--device: it is none of cpu, cuda and cuda:N");
 }
 
-int cli_bench_kernels(int argc, char **argv)
+int cli_bench_kernels(cli_line *line)
 {
     kernels_flags f = {0};
     const arg_group group = {"Flags", flags_table, sizeof flags_table / sizeof flags_table[0], &f};
@@ -334,7 +334,7 @@ int cli_bench_kernels(int argc, char **argv)
         .n_groups = 1,
     };
     int result;
-    if (!cli_parse(&command, argc, argv, NULL, &result)) return result;
+    if (!cli_parse(&command, line, NULL, &result)) return result;
     result = run_on(&f);
     return cli_finish_output(name) ? result : CLI_FAILED;
 }

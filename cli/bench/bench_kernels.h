@@ -1,8 +1,9 @@
-/* `octavo bench kernels [--device cuda] [--rows N] [--dtype T] …`. argv[0] is ignored; returns the
- * exit status. */
+/* `octavo bench kernels [--device cuda] [--rows N] [--dtype T] …`. Returns the exit status. */
 #ifndef CLI_BENCH_BENCH_KERNELS_H
 #define CLI_BENCH_BENCH_KERNELS_H
 
-int cli_bench_kernels(int argc, char **argv);
+#include "cli/cli.h"
+
+int cli_bench_kernels(cli_line *line);
 
 #endif

@@ -194,7 +194,7 @@ static void write_about(strbuf *out)
     if (out->size) out->data[--out->size] = 0;
 }
 
-int cli_bench_quality(int argc, char **argv)
+int cli_bench_quality(cli_line *line)
 {
     model_flags model = {0};
     quality_flags f = {0};
@@ -215,7 +215,7 @@ int cli_bench_quality(int argc, char **argv)
         .operand_flag = "model",
     };
     int result;
-    if (cli_parse(&command, argc, argv, NULL, &result)) {
+    if (cli_parse(&command, line, NULL, &result)) {
         if (!model.dir) result = cli_complain(name, CLI_USAGE, "--model is missing");
         else if (!f.out) result = cli_complain(name, CLI_USAGE, "--out is missing");
         else if (!f.tasks && f.data.n == 0)

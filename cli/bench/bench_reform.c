@@ -177,7 +177,7 @@ static status bench_reform(const model_flags *model, const reform_flags *f,
     return st;
 }
 
-int cli_bench_reform(int argc, char **argv)
+int cli_bench_reform(cli_line *line)
 {
     model_flags model = {0};
     reform_flags flags = {0};
@@ -202,7 +202,7 @@ int cli_bench_reform(int argc, char **argv)
     };
     error err = {{0}};
     int result;
-    if (cli_parse(&command, argc, argv, NULL, &result)) {
+    if (cli_parse(&command, line, NULL, &result)) {
         result = CLI_OK;
         if (!model.dir == !flags.shape)
             result = cli_complain(name, CLI_USAGE, "one of --model and --shape must be given");

@@ -144,7 +144,7 @@ static status read_list(const char *flag, const char *text, bench_list *out, err
     return strcmp(text, "0") == 0 ? STATUS_IS_OK : bench_list_read(flag, text, out, err);
 }
 
-int cli_bench_retention(int argc, char **argv)
+int cli_bench_retention(cli_line *line)
 {
     model_flags model = {0};
     retention_flags flags = {0};
@@ -174,7 +174,7 @@ int cli_bench_retention(int argc, char **argv)
     };
     error err = {{0}};
     int result;
-    if (cli_parse(&command, argc, argv, NULL, &result)) {
+    if (cli_parse(&command, line, NULL, &result)) {
         result = CLI_OK;
         if (!model.dir == !flags.shape)
             result = cli_complain(name, CLI_USAGE, "one of --model and --shape must be given");

@@ -217,7 +217,7 @@ static status bench_retrieval(const model_flags *model, const retrieval_flags *f
     return st;
 }
 
-int cli_bench_retrieval(int argc, char **argv)
+int cli_bench_retrieval(cli_line *line)
 {
     model_flags model = {0};
     retrieval_flags flags = {0};
@@ -243,7 +243,7 @@ int cli_bench_retrieval(int argc, char **argv)
     };
     error err = {{0}};
     int result;
-    if (cli_parse(&command, argc, argv, NULL, &result)) {
+    if (cli_parse(&command, line, NULL, &result)) {
         result = CLI_OK;
         if (!model.dir == !flags.shape)
             result = cli_complain(name, CLI_USAGE, "one of --model and --shape must be given");

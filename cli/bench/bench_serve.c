@@ -310,7 +310,7 @@ static int run_bench(const serve_flags *flags)
     return result;
 }
 
-int cli_bench_serve(int argc, char **argv)
+int cli_bench_serve(cli_line *line)
 {
     serve_flags flags = {0};
     const arg_group groups[] = {
@@ -334,6 +334,6 @@ int cli_bench_serve(int argc, char **argv)
         .n_groups = sizeof groups / sizeof groups[0],
     };
     int result;
-    if (!cli_parse(&command, argc, argv, NULL, &result)) return result;
+    if (!cli_parse(&command, line, NULL, &result)) return result;
     return run_bench(&flags);
 }

@@ -383,7 +383,7 @@ static int run_group(workers_bench *f)
     return CLI_FAILED;
 }
 
-int cli_bench_workers(int argc, char **argv)
+int cli_bench_workers(cli_line *line)
 {
     workers_bench f = {0};
     const arg_group groups[] = {
@@ -403,7 +403,7 @@ int cli_bench_workers(int argc, char **argv)
         .operand_flag = "model",
     };
     int result;
-    if (!cli_parse(&command, argc, argv, NULL, &result)) return result;
+    if (!cli_parse(&command, line, NULL, &result)) return result;
     result = run_group(&f);
     model_flags_destroy(&f.model);
     return cli_finish_output(name) ? result : CLI_FAILED;

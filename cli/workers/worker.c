@@ -139,7 +139,7 @@ static int run_one(const worker_flags *f, uint32_t index, int lifeline)
     return status_ok(s) ? CLI_OK : CLI_FAILED;
 }
 
-int cli_worker(int argc, char **argv)
+int cli_worker(cli_line *line)
 {
     worker_flags f = {.device = WORKER_ANY_DEVICE};
     const arg_group groups[] = {
@@ -155,7 +155,7 @@ int cli_worker(int argc, char **argv)
     };
     error err = {{0}};
     int result;
-    if (!cli_parse(&command, argc, argv, NULL, &result)) return result;
+    if (!cli_parse(&command, line, NULL, &result)) return result;
     if (!status_ok(check_flags(&f, &err))) return cli_complain(worker_name, CLI_USAGE, err.text);
     signal(SIGHUP, SIG_IGN);
     if (f.count > 1 || f.local) return workers_supervise(&f, run_one);

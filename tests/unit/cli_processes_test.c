@@ -582,7 +582,8 @@ static int stop_workers(void **state)
 /* The workers are this executable. */
 int main(int argc, char **argv)
 {
-    if (argc > 1 && strcmp(argv[1], "worker") == 0) return cli_worker(argc - 1, argv + 1);
+    if (argc > 1 && strcmp(argv[1], "worker") == 0)
+        return cli_worker(&(cli_line){.argc = argc - 1, .argv = argv + 1});
     comm *c = NULL;
     error err = {{0}};
     if (!status_ok(comm_create(&(comm_options){.kind = "ucx", .size = 1}, &c, &err))) {
