@@ -389,6 +389,36 @@ static const json_t *without_branch(schema_reader *r, const json_t *one, const j
     return schema_merge(r, one, not );
 }
 
+/* Whether the schemas list different values for a property. */
+static bool property_tells(schema_reader *r, const json_t *a, const json_t *b, const char *name)
+{
+    const json_t *x = listed_values(r, a, name), *y = listed_values(r, b, name);
+    return x && y && !share_value(r, x, y);
+}
+
+/* Branch i with a property required whose values tell it from all others; NULL: it has none. */
+static const json_t *told_by_property(schema_reader *r, const json_t *list, size_t i)
+{
+    const json_t *one = json_array_get(list, i), *flat = schema_flat(r, one), *other;
+    const char *name;
+    json_t *value;
+    json_object_foreach(json_object_get(flat, "properties"), name, value)
+    {
+        bool tells = listed_values(r, flat, name) != NULL;
+        size_t k;
+        json_array_foreach(list, k, other)
+        {
+            if (!tells || !build_ok(r->b)) break;
+            tells = k == i || apart(r, one, other) ||
+                    property_tells(r, flat, schema_flat(r, other), name);
+        }
+        if (!build_ok(r->b)) return NULL;
+        if (tells)
+            return schema_merge(r, one, schema_keep(r, json_pack("{s:[s]}", "required", name)));
+    }
+    return NULL;
+}
+
 const json_t *schema_one_of(schema_reader *r, const json_t *list, size_t i)
 {
     const json_t *one = json_array_get(list, i), *out = one, *other;
@@ -404,6 +434,12 @@ const json_t *schema_one_of(schema_reader *r, const json_t *list, size_t i)
         out = without_branch(r, out, other, &size);
         if (!out) break;
     }
+    if (!build_ok(r->b) && r->b->failure.code != STATUS_NO_MEMORY && r->b->fuel > 0) {
+        r->b->failure = STATUS_IS_OK;
+        r->n_merged = merged;
+        out = NULL;
+    }
+    if (!out && build_ok(r->b)) out = told_by_property(r, list, i);
     r->b->err = err;
     r->merged_max = most;
     if (build_ok(r->b)) return out ? out : one;

@@ -278,6 +278,15 @@ static void test_one_of(void **state)
     SCHEMA(
         "{\"oneOf\":[{\"type\":\"integer\",\"minimum\":3},{\"type\":\"integer\",\"maximum\":5}]}",
         "2", "6", NULL, "3", "5", NULL);
+    /* Too many ways to leave out the others, but each branch lists other values of "c". */
+#define KIND(c)                                                                                    \
+    "{\"properties\":{\"c\":{\"enum\":[" #c "]},\"p\":{\"type\":\"object\",\"required\":[\"x\"]}}" \
+                                            "}"
+    SCHEMA("{\"type\":\"object\",\"oneOf\":[" KIND(1) "," KIND(2) "," KIND(3) "," KIND(4) "," KIND(
+               5) "]}",
+           "{\"c\":1}", "{\"c\":5,\"p\":{\"x\":1}}", NULL, "{}", "{\"a\":1}", "{\"c\":6}",
+           "{\"p\":{\"x\":1}}", NULL);
+#undef KIND
     refuses(GRAMMAR_JSON_SCHEMA,
             "{\"type\":\"object\",\"required\":[\"a\",\"b\"],\"oneOf\":[{\"required\":[\"a\"]},"
             "{\"required\":[\"b\"]}]}",
