@@ -2,7 +2,6 @@
  * that are none of JSON Schema's; a word that restricts and is not kept is refused by name. */
 #include "engine/grammar/schema.h"
 
-#include <math.h>
 #include <stdarg.h>
 #include <stdio.h>
 #include <string.h>
@@ -211,6 +210,11 @@ static unsigned type_of_value(const json_t *v)
     }
 }
 
+bool schema_type_fits(schema_reader *r, const json_t *s, const json_t *v)
+{
+    return !json_object_get(s, "type") || (types_of(r, s) & type_of_value(v));
+}
+
 /* true, false or null, unless the schema forbids the value. */
 static expr word_unless(schema_reader *r, const json_t *s, const json_t *value)
 {
@@ -256,25 +260,6 @@ static expr expr_of_types(schema_reader *r, const json_t *s)
 
 /* ---- "enum" and "const" ---------------------------------------------------------------------- */
 
-/* Whether a string or number of a list is one that the other words of the schema allow. */
-static bool value_fits(schema_reader *r, const json_t *s, const json_t *v, const language *text)
-{
-    const json_t *not = json_object_get(s, SCHEMA_NOT_VALUES), *one;
-    size_t i;
-    if (json_object_get(s, "type") && !(types_of(r, s) & type_of_value(v))) return false;
-    if (!build_work(r->b, json_array_size(not ))) return false;
-    json_array_foreach(
-        not, i, one) if (json_equal((json_t *)(uintptr_t)one, (json_t *)(uintptr_t)v)) return false;
-    if (json_is_string(v) && text)
-        return language_has(text, json_string_value(v), json_string_length(v));
-    if (!json_is_number(v)) return true;
-    double x = json_number_value(v);
-    if (json_object_get(s, SCHEMA_NOT_WHOLE) && x == floor(x)) return false;
-    const json_t *min = json_object_get(s, "minimum"), *max = json_object_get(s, "maximum");
-    return !(json_is_number(min) && x < json_number_value(min)) &&
-           !(json_is_number(max) && x > json_number_value(max));
-}
-
 /* A list as one language: its texts stand side by side in `text`. */
 typedef struct value_list {
     expr_list nested; // objects and arrays
@@ -308,7 +293,7 @@ static expr expr_of_values(schema_reader *r, const json_t *s, const json_t *list
     json_array_foreach(list, i, v)
     {
         if (!build_work(r->b, 1)) break;
-        if (value_fits(r, s, v, text)) add_value(r, &l, v);
+        if (schema_admits(r, s, v, text)) add_value(r, &l, v);
     }
     size_t at = 0;
     for (uint32_t k = 0; build_ok(r->b) && k < l.n; at += l.spans[k++].n)

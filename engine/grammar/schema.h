@@ -80,6 +80,12 @@ const json_t *schema_one_of(schema_reader *r, const json_t *list, size_t i);
 const json_t *schema_resolve(schema_reader *r, const char *reference);
 /* The schema without one member. */
 const json_t *schema_without(schema_reader *r, const json_t *schema, const char *key);
+/* Whether the words of a schema that is flat, without "enum" and "const", allow a value; `text` is
+ * its schema_text. Fails where they cannot be compared with arrays and objects. */
+bool schema_admits(schema_reader *r, const json_t *schema, const json_t *value,
+                   const language *text);
+/* Whether its "type" does. */
+bool schema_type_fits(schema_reader *r, const json_t *schema, const json_t *value);
 /* Whether nothing in the schema restricts. */
 bool schema_free(const json_t *schema);
 /* Whether a keyword is one of JSON Schema's that restrict. */

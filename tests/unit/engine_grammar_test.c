@@ -281,7 +281,7 @@ static void test_one_of(void **state)
     /* Too many ways to leave out the others, but each branch lists other values of "c". */
 #define KIND(c)                                                                                    \
     "{\"properties\":{\"c\":{\"enum\":[" #c "]},\"p\":{\"type\":\"object\",\"required\":[\"x\"]}}" \
-                                            "}"
+    "}"
     SCHEMA("{\"type\":\"object\",\"oneOf\":[" KIND(1) "," KIND(2) "," KIND(3) "," KIND(4) "," KIND(
                5) "]}",
            "{\"c\":1}", "{\"c\":5,\"p\":{\"x\":1}}", NULL, "{}", "{\"a\":1}", "{\"c\":6}",
@@ -308,6 +308,15 @@ static void test_joined_schemas(void **state)
            "\"$ref\":\"#/$defs/n\",\"maxProperties\":1}},\"additionalProperties\":false}}}",
            "{\"c\":{\"c\":{\"c\":{}}}}", NULL, "{\"c\":1}", NULL);
     SCHEMA("{\"const\":3,\"enum\":[3,4]}", "3", NULL, "4", NULL);
+    SCHEMA("{\"enum\":[[1],[1,2],[3,4],[5,6,7]],\"minItems\":2,\"maxItems\":2,\"items\":{\"$ref\":"
+           "\"#/$defs/x\"},\"$defs\":{\"x\":{\"minimum\":3}}}",
+           "[3,4]", NULL, "[1]", "[1,2]", "[5,6,7]", NULL);
+    SCHEMA("{\"enum\":[{\"a\":1},{\"a\":\"\"},{\"a\":1,\"b\":1},{}],\"required\":[\"a\"],"
+           "\"properties\":{\"a\":{\"type\":\"integer\"}},\"additionalProperties\":false}",
+           "{\"a\":1}", NULL, "{\"a\":\"\"}", "{}", "{\"a\":1,\"b\":1}", NULL);
+    SCHEMA("{\"enum\":[3,4,5,6.5,8,9],\"exclusiveMinimum\":3,\"multipleOf\":0.5,\"maximum\":9,"
+           "\"exclusiveMaximum\":true}",
+           "4", "6.5", "8", NULL, "3", "9", NULL);
 }
 
 /* A name that comes twice is one member: the last one, to most readers. */
@@ -367,6 +376,7 @@ static void test_refused_schemas(void **state)
         {"{\"enum\":[[1,1]],\"uniqueItems\":true}", STATUS_UNSUPPORTED, "\"/uniqueItems\""},
         {"{\"items\":{\"type\":\"boolean\"},\"uniqueItems\":true,\"minItems\":3}", STATUS_INVALID,
          "no text can satisfy it"},
+        {"{\"enum\":[[1]],\"prefixItems\":[{}]}", STATUS_UNSUPPORTED, "\"/prefixItems\""},
         {"{\"minProperties\":10}", STATUS_UNSUPPORTED, "\"/minProperties\""},
         {"{\"not\":{\"multipleOf\":2}}", STATUS_UNSUPPORTED, "\"/not\""},
         {"{\"not\":{\"maxLength\":1e300}}", STATUS_UNSUPPORTED, "\"/not\""},

@@ -1,0 +1,95 @@
+/* Values that a list names, beside other words of its schema: those stay that the words allow. */
+#include "engine/grammar/schema.h"
+
+#include <math.h>
+#include <string.h>
+
+static bool number_fits(const json_t *s, double x)
+{
+    const json_t *min = json_object_get(s, "minimum"), *max = json_object_get(s, "maximum");
+    const json_t *above = json_object_get(s, "exclusiveMinimum");
+    const json_t *below = json_object_get(s, "exclusiveMaximum");
+    double low = json_number_value(min), high = json_number_value(max); // 0 where they are none
+    double times = x / json_number_value(json_object_get(s, "multipleOf"));
+    if (json_object_get(s, SCHEMA_NOT_WHOLE) && x == floor(x)) return false;
+    if (min && (x < low || (json_is_true(above) && x == low))) return false; // draft 4
+    if (max && (x > high || (json_is_true(below) && x == high))) return false;
+    if (json_is_number(above) && x <= json_number_value(above)) return false;
+    if (json_is_number(below) && x >= json_number_value(below)) return false;
+    return !isfinite(times) || fabs(times - round(times)) <= 1e-9 * fmax(1, fabs(times));
+}
+
+static bool refuse_beside(schema_reader *r, const char *word)
+{
+    schema_fail(r, STATUS_UNSUPPORTED, word, "beside a list of arrays and objects");
+    return false;
+}
+
+/* Whether the member's schema, if there is one, allows the value. */
+static bool member_fits(schema_reader *r, const json_t *s, const char *key, const json_t *v)
+{
+    if (!s || json_is_true(s) || !build_work(r->b, 1)) return true;
+    if (!json_is_object(s)) return false;
+    size_t path = schema_enter(r, key), i;
+    const json_t *flat = schema_flat(r, s), *list = json_object_get(flat, "enum");
+    json_t *only = json_object_get(flat, "const"), *one;
+    bool listed = !list;
+    if (build_ok(r->b) && json_object_get(flat, "anyOf")) refuse_beside(r, "anyOf");
+    if (build_ok(r->b) && json_object_get(flat, "oneOf")) refuse_beside(r, "oneOf");
+    json_array_foreach(list, i, one) listed |= json_equal(one, (json_t *)(uintptr_t)v);
+    bool fits = listed && (!only || json_equal(only, (json_t *)(uintptr_t)v));
+    if (fits && build_ok(r->b))
+        fits = !json_is_object(flat) || schema_admits(r, flat, v, schema_text(r, flat));
+    schema_leave(r, path);
+    return fits;
+}
+
+static bool array_fits(schema_reader *r, const json_t *s, const json_t *v)
+{
+    const json_t *items = json_object_get(s, "items"), *one;
+    size_t n = json_array_size(v), i;
+    if (n < schema_bound(r, s, "minItems", 0)) return false;
+    if (n > schema_bound(r, s, "maxItems", UINT32_MAX)) return false;
+    if (json_object_get(s, "prefixItems")) return refuse_beside(r, "prefixItems");
+    if (json_is_array(items)) return refuse_beside(r, "items");
+    json_array_foreach(v, i, one) if (!member_fits(r, items, "items", one)) return false;
+    return true;
+}
+
+static bool object_fits(schema_reader *r, const json_t *s, const json_t *v)
+{
+    const json_t *names = json_object_get(s, "required"), *name;
+    const json_t *more = json_object_get(s, "additionalProperties");
+    size_t n = json_object_size(v), i;
+    const char *key;
+    json_t *value;
+    if (n < schema_bound(r, s, "minProperties", 0)) return false;
+    if (n > schema_bound(r, s, "maxProperties", UINT32_MAX)) return false;
+    if (json_object_get(s, "patternProperties")) return refuse_beside(r, "patternProperties");
+    if (json_object_get(s, "propertyNames")) return refuse_beside(r, "propertyNames");
+    json_array_foreach(names, i, name)
+    {
+        if (json_is_string(name) && !json_object_get(v, json_string_value(name))) return false;
+    }
+    json_object_foreach((json_t *)(uintptr_t)v, key, value)
+    {
+        const json_t *own = json_object_get(json_object_get(s, "properties"), key);
+        if (!member_fits(r, own ? own : more, own ? "properties" : "additionalProperties", value))
+            return false;
+    }
+    return true;
+}
+
+bool schema_admits(schema_reader *r, const json_t *s, const json_t *v, const language *text)
+{
+    const json_t *not = json_object_get(s, SCHEMA_NOT_VALUES), *one;
+    size_t i;
+    if (!schema_type_fits(r, s, v) || !build_work(r->b, json_array_size(not ))) return false;
+    json_array_foreach(
+        not, i, one) if (json_equal((json_t *)(uintptr_t)one, (json_t *)(uintptr_t)v)) return false;
+    if (json_is_string(v) && text)
+        return language_has(text, json_string_value(v), json_string_length(v));
+    if (json_is_number(v)) return number_fits(s, json_number_value(v));
+    if (json_is_array(v)) return array_fits(r, s, v);
+    return !json_is_object(v) || object_fits(r, s, v);
+}
