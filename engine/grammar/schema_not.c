@@ -389,11 +389,29 @@ static const json_t *without_branch(schema_reader *r, const json_t *one, const j
     return schema_merge(r, one, not );
 }
 
-/* Whether the schemas list different values for a property. */
+/* Whether a schema says of a property that it is none of these values. */
+static bool forbids_all(schema_reader *r, const json_t *s, const char *name, const json_t *values)
+{
+    const json_t *own = json_object_get(json_object_get(s, "properties"), name);
+    const json_t *not = json_object_get(own, "not"), *list = json_object_get(not, "enum");
+    json_t *one, *other;
+    size_t i, k;
+    if (!values || !list || !build_work(r->b, json_array_size(list))) return false;
+    json_array_foreach(values, i, one)
+    {
+        bool known = false;
+        json_array_foreach(list, k, other) known |= json_equal(one, other);
+        if (!known || !schema_type_fits(r, not, one)) return false;
+    }
+    return true;
+}
+
+/* Whether the values of a property that a lists are none of those that b allows. */
 static bool property_tells(schema_reader *r, const json_t *a, const json_t *b, const char *name)
 {
     const json_t *x = listed_values(r, a, name), *y = listed_values(r, b, name);
-    return x && y && !share_value(r, x, y);
+    if (x && y) return !share_value(r, x, y);
+    return forbids_all(r, b, name, x) || forbids_all(r, a, name, y);
 }
 
 /* Branch i with a property required whose values tell it from all others; NULL: it has none. */
@@ -404,7 +422,7 @@ static const json_t *told_by_property(schema_reader *r, const json_t *list, size
     json_t *value;
     json_object_foreach(json_object_get(flat, "properties"), name, value)
     {
-        bool tells = listed_values(r, flat, name) != NULL;
+        bool tells = true;
         size_t k;
         json_array_foreach(list, k, other)
         {

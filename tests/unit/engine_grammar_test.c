@@ -286,6 +286,10 @@ static void test_one_of(void **state)
                5) "]}",
            "{\"c\":1}", "{\"c\":5,\"p\":{\"x\":1}}", NULL, "{}", "{\"a\":1}", "{\"c\":6}",
            "{\"p\":{\"x\":1}}", NULL);
+    SCHEMA("{\"type\":\"object\",\"oneOf\":[" KIND(1) "," KIND(2) "," KIND(3) "," KIND(
+               4) ",{\"properties\":{\"c\":{\"not\":{\"type\":\"integer\",\"enum\":[1,2,3,4]}},"
+                  "\"p\":{}}}]}",
+           "{\"c\":1}", "{\"c\":5}", "{\"c\":\"\"}", NULL, "{}", "{\"a\":1}", NULL);
 #undef KIND
     refuses(GRAMMAR_JSON_SCHEMA,
             "{\"type\":\"object\",\"required\":[\"a\",\"b\"],\"oneOf\":[{\"required\":[\"a\"]},"
