@@ -154,6 +154,11 @@ bool args_takes_value(const arg_flag *f)
     return f->kind != ARG_SWITCH && !(f->kind == ARG_FIELD && f->json == ARG_JSON_TRUE);
 }
 
+bool args_is_list(const arg_flag *f)
+{
+    return f->kind == ARG_LIST || (f->kind == ARG_FIELD && f->json == ARG_JSON_STRINGS);
+}
+
 static bool set_value(const arg_flag *f, const char *text, void *target, error *err)
 {
     void *out = (char *)target + f->offset;
@@ -294,21 +299,17 @@ static const char *from_environment(const char *prefix, const char *flag, char *
     return value && *value ? value : NULL;
 }
 
-static bool set_from_environment(const arg_flag *f, const char *name, const char *value,
-                                 void *target, error *err)
+/* Sets a switch by one of two words. */
+static bool set_switch(const arg_flag *f, const char *value, const char *on, const char *off,
+                       void *target, error *err)
 {
-    if (!args_takes_value(f)) {
-        if (strcmp(value, "0") == 0) return true;
-        if (strcmp(value, "1") == 0) return set_value(f, NULL, target, err);
-        error_set(err, STATUS_INVALID, "%s: '%.64s' must be 1 or 0", name, value);
-        return false;
-    }
-    if (set_value(f, value, target, err)) return true;
-    error_prefix(err, "%s", name);
+    if (strcmp(value, off) == 0) return true;
+    if (strcmp(value, on) == 0) return set_value(f, NULL, target, err);
+    error_set(err, STATUS_INVALID, "'%.64s' must be %s or %s", value, on, off);
     return false;
 }
 
-static bool take_environment(const arg_command *command, const bool *given, error *err)
+static bool take_environment(const arg_command *command, bool *given, error *err)
 {
     char name[ARG_VARIABLE_BYTES_MAX];
     size_t number = 0;
@@ -318,9 +319,61 @@ static bool take_environment(const arg_command *command, const bool *given, erro
             const arg_flag *f = &command->groups[g].flags[i];
             if (given[number]) continue;
             const char *value = from_environment(command->environment, f->name, name, sizeof name);
-            if (value && !set_from_environment(f, name, value, command->groups[g].target, err))
-                return false;
+            if (!value) continue;
+            void *target = command->groups[g].target;
+            given[number] = true;
+            if (args_takes_value(f) ? set_value(f, value, target, err)
+                                    : set_switch(f, value, "1", "0", target, err))
+                continue;
+            error_prefix(err, "%s", name);
+            return false;
         }
+    return true;
+}
+
+/* ---- settings -------------------------------------------------------------------------------- */
+
+/* set has one element for each flag: a setting has given it a value. */
+static bool take_setting(const arg_command *command, const arg_setting *s, const bool *given,
+                         bool *set, error *err)
+{
+    char word[ARG_VARIABLE_BYTES_MAX];
+    size_t number;
+    void *target;
+    int n = snprintf(word, sizeof word, "--%s", s->name);
+    size_t size = (size_t)n < sizeof word ? (size_t)n : sizeof word - 1;
+    const arg_flag *f = find_flag(command, word, size, &target, &number);
+    if (!f) {
+        complain_unknown(command, word, size, err);
+        return false;
+    }
+    bool list = args_is_list(f);
+    if (s->item && !list) {
+        error_set(err, STATUS_INVALID, "--%s: takes one value, not a list", f->name);
+        return false;
+    }
+    if (set[number] && !list) {
+        error_set(err, STATUS_INVALID, "--%s: is given twice, under two names", f->name);
+        return false;
+    }
+    set[number] = true;
+    if (given[number]) return true;
+    if (args_takes_value(f)) return set_value(f, s->value, target, err);
+    if (set_switch(f, s->value, "true", "false", target, err)) return true;
+    error_prefix(err, "--%s", f->name);
+    return false;
+}
+
+static bool take_settings(const arg_command *command, const bool *given, bool *set, error *err)
+{
+    const arg_settings *all = NULL;
+    if (!command->settings) return true;
+    if (!status_ok(command->settings(command->settings_ctx, &all, err))) return false;
+    for (size_t i = 0; all && i < all->n; i++) {
+        if (take_setting(command, &all->items[i], given, set, err)) continue;
+        error_prefix(err, "%s: line %u", all->source, all->items[i].line);
+        return false;
+    }
     return true;
 }
 
@@ -375,14 +428,15 @@ arg_outcome args_parse(const arg_command *command, int argc, char **argv, const 
     const char *word = NULL;
     size_t n_flags = 1;
     for (size_t g = 0; g < command->n_groups; g++) n_flags += command->groups[g].n_flags;
-    bool *given = calloc(n_flags, sizeof *given);
+    bool *given = calloc(2 * n_flags, sizeof *given);
     if (!given) {
         error_set(err, STATUS_NO_MEMORY, "out of memory");
         return ARG_OUTCOME_WRONG;
     }
     arg_outcome outcome = ARG_OUTCOME_WRONG;
     if (set_initial(command, err)) outcome = parse_words(command, argc, argv, &word, given, err);
-    if (outcome == ARG_OUTCOME_RUN && !take_environment(command, given, err))
+    if (outcome == ARG_OUTCOME_RUN && !(take_environment(command, given, err) &&
+                                        take_settings(command, given, given + n_flags, err)))
         outcome = ARG_OUTCOME_WRONG;
     free(given);
     if (operand) *operand = word;

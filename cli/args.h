@@ -64,6 +64,20 @@ typedef struct arg_group {
     void *target; // zeroed by the caller
 } arg_group;
 
+/* A value for a flag from elsewhere than the command line, such as a file. */
+typedef struct arg_setting {
+    const char *name; // without "--"
+    const char *value;
+    uint32_t line;
+    bool item; // one of a list
+} arg_setting;
+
+typedef struct arg_settings {
+    const char *source; // "octavo.yaml"
+    arg_setting *items;
+    size_t n;
+} arg_settings;
+
 typedef struct arg_command {
     const char *name;  // "octavo run"
     const char *usage; // "--model DIR (--prompt TEXT | …) [flags]"
@@ -80,6 +94,11 @@ typedef struct arg_command {
      * one value. NULL = the environment is not read. A flag of the first group must take a value:
      * --help shows the first of them as the example. */
     const char *environment;
+    /* Gives the settings that stand in for flags which neither the command line nor the environment
+     * gives. It is called once, when the flags have the values of both; the flags borrow from what
+     * it gives. NULL = there are none. */
+    status (*settings)(void *ctx, const arg_settings **out, error *err);
+    void *settings_ctx;
 } arg_command;
 
 typedef enum arg_outcome {
@@ -94,11 +113,12 @@ arg_outcome args_parse(const arg_command *command, int argc, char **argv, const 
                        error *err);
 /* Appends the text of --help (args_help.c). */
 void args_help(const arg_command *command, strbuf *out);
-/* Append its parts: what a flag does, and how the environment sets flags (commands that read it). */
+/* Append its parts: what a flag does; how the environment sets flags of a command that reads it. */
 void args_flag_text(const arg_command *command, const arg_flag *f, strbuf *out);
 void args_environment_text(const arg_command *command, strbuf *out);
 
 bool args_takes_value(const arg_flag *f);
+bool args_is_list(const arg_flag *f); // may be given more than once
 enum { ARG_VARIABLE_BYTES_MAX = 128 };
 /* Writes the name of the variable that stands in for a flag: "max-batch" with "OCTAVO_" is
  * OCTAVO_MAX_BATCH. */

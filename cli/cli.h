@@ -3,7 +3,7 @@
 #ifndef CLI_CLI_H
 #define CLI_CLI_H
 
-#include "cli/args.h"
+#include "cli/config.h"
 
 enum {
     CLI_OK = 0,
@@ -16,10 +16,12 @@ enum {
 typedef struct cli_line {
     int argc;
     char **argv; // [0] is the command's name
-    /* Where not NULL, cli_parse gives the command's tables to it, and the command ends: help that is
-     * no one command's reads the tables in this way. */
+    /* Where not NULL, cli_parse gives the command's tables to it, and the command ends. Completion
+     * and manual pages read the tables of all commands in this way. */
     void (*look)(const arg_command *command, void *ctx);
     void *look_ctx;
+    config_file
+        config; // what --config named: flags borrow from it, and who made the line destroys it
 } cli_line;
 
 int cli_serve(cli_line *line);  // only when the servers are built

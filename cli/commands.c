@@ -41,7 +41,11 @@ int cli_run_command(const char *program, const cli_command *all, size_t n, cli_l
     nearest_start(&near, name, strlen(name));
     for (size_t i = 0; i < n; i++) {
         cli_line rest = {.argc = line->argc - 1, .argv = line->argv + 1};
-        if (strcmp(all[i].name, name) == 0) return all[i].run(&rest);
+        if (strcmp(all[i].name, name) == 0) {
+            int result = all[i].run(&rest);
+            config_destroy(&rest.config);
+            return result;
+        }
         nearest_try(&near, all[i].name, strlen(all[i].name));
     }
     fprintf(stderr, "%s: unknown command '%.64s'", program, name);

@@ -29,11 +29,6 @@ static value_kind kind_of(const arg_flag *f)
     return names_file(f->value) ? VALUE_FILE : VALUE_FREE;
 }
 
-static bool is_list(const arg_flag *f)
-{
-    return f->kind == ARG_LIST || (f->kind == ARG_FIELD && f->json == ARG_JSON_STRINGS);
-}
-
 static bool takes_file(const arg_command *c) { return c->operand && names_file(c->operand); }
 
 /* The words behind "octavo": "serve", "bench serve". */
@@ -183,7 +178,7 @@ static void put_zsh_word(const char *word, size_t n, void *ctx)
     const zsh_flag *z = ctx;
     const arg_flag *f = z->flag;
     value_kind kind = kind_of(f);
-    strbuf_printf(z->out, " \\\n            '%s%.*s%s[", is_list(f) ? "*" : "", (int)n, word,
+    strbuf_printf(z->out, " \\\n            '%s%.*s%s[", args_is_list(f) ? "*" : "", (int)n, word,
                   kind != VALUE_NONE && n > 2 && word[1] == '-' ? "=" : "");
     put_summary(z->out, f->help, "[]", "\\");
     strbuf_putc(z->out, ']');

@@ -1,7 +1,8 @@
-"""What shells and man read of octavo's tables: completion in a real bash, the scripts of zsh and
-fish by their own parsers where they are installed, and manual pages without warnings.
-usage: shells.py OCTAVO [unittest arguments]   (from the source root)"""
+"""The tables of flags as shells, man and files of flags read them: completion in a real bash, the
+scripts of zsh and fish by their own parsers where they are installed, manual pages without
+warnings, and --config. usage: shells.py OCTAVO [unittest arguments]   (from the source root)"""
 
+import json
 import os
 import shutil
 import subprocess
@@ -87,6 +88,29 @@ class Manual(unittest.TestCase):
         p = run(OCTAVO, "man", "--out", "no/such/folder")
         self.assertEqual(p.returncode, 1)
         self.assertIn("no/such/folder/octavo.1", p.stderr)
+
+
+class Config(unittest.TestCase):
+    def test_a_file_is_the_same_as_flags(self):
+        start = [OCTAVO, "run", "--kv-memory", "64M", "--threads", "2", "-p", " ".join(["Romeo"] * 100)]
+        with tempfile.NamedTemporaryFile("w", suffix=".yaml") as file:
+            file.write("max-tokens: 9\ntemp: 0\nretention: {method: chunkkv, tokens: 96}\njson: true\n")
+            file.flush()
+            by_file = run(*start, "models/demo", "--config", file.name, "--max-tokens", "3")
+            file.write("model: models/demo\nmax-batch: lots\n")
+            file.flush()
+            wrong = run(*start, "--config", file.name)
+        by_flags = run(*start, "-m", "models/demo", "--max-tokens", "3", "--temperature", "0", "--json",
+                       "--retention", '{"method":"chunkkv","tokens":96}')
+        for p in (by_file, by_flags):
+            self.assertEqual(p.returncode, 0, p.stderr)
+        answers = [json.loads(p.stdout) for p in (by_file, by_flags)]
+        self.assertEqual(answers[0]["token_ids"], answers[1]["token_ids"])
+        kept = [(a["retention"]["method"], a["retention"]["kept_tokens"]) for a in answers]
+        self.assertEqual(kept[0], kept[1])
+        self.assertEqual(len(answers[0]["token_ids"]), 3)
+        self.assertEqual(wrong.returncode, 2)
+        self.assertIn(f"octavo run: {file.name}: line 6: --max-batch: 'lots' must be", wrong.stderr)
 
 
 if __name__ == "__main__":
