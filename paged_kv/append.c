@@ -22,7 +22,7 @@ static append_needs needs_of(const pkv *p, const pkv_seq *s, uint32_t n)
 {
     append_needs needs = {0};
     shares_clear(p);
-    for (uint32_t g = 0; n > 0 && g < s->groups; g++) {
+    for (uint32_t g = 0, tables = tables_filled(p, s); n > 0 && g < tables; g++) {
         const pkv_table *t = &s->tables[g];
         uint32_t room = table_room(p, t), more = n > room ? pages_for(p, n - room) : 0;
         bool replaced = must_replace(p, s, g);
@@ -88,7 +88,7 @@ status pkv_seq_append(pkv *p, uint32_t id, uint32_t n)
 {
     if (n == 0) return STATUS_IS_OK;
     pkv_seq *s = seq_changing(p, id);
-    assert(keeps_evenly(s));
+    assert(keeps_evenly(p, s));
     assert(n <= UINT32_MAX - p->geometry.page_tokens - s->length);
     append_needs needs = needs_of(p, s, n);
     if (needs.cells > pkv_available(p)) return status_make(STATUS_NO_PAGES, NULL);
@@ -100,14 +100,16 @@ status pkv_seq_append(pkv *p, uint32_t id, uint32_t n)
     RETURN_IF_ERROR(
         log_room(p, (size_t)needs.replaced * DELTA_REPLACE_WORDS + DELTA_APPEND_HEAD + needs.fresh,
                  needs.replaced, 0));
-    for (uint32_t g = 0; needs.replaced > 0 && g < s->groups; g++) {
+    uint32_t tables = tables_filled(p, s);
+    for (uint32_t g = 0; needs.replaced > 0 && g < tables; g++) {
         if (must_replace(p, s, g)) replace_last(p, id, g);
     }
     log_word(p, DELTA_APPEND);
     log_word(p, id);
+    log_word(p, tables);
     log_word(p, n);
     log_word(p, (uint32_t)(needs.fresh - needs.replaced));
-    for (uint32_t g = 0; g < s->groups; g++) append_table(p, id, g, n);
+    for (uint32_t g = 0; g < tables; g++) append_table(p, id, g, n);
     p->checksum += s->weight * n;
     s->length += n;
     s->forked = false;
@@ -139,8 +141,9 @@ status pkv_seq_cut(pkv *p, uint32_t id, uint32_t n)
     if (n == 0) return STATUS_IS_OK;
     pkv_seq *s = seq_changing(p, id);
     assert(n <= s->length && s->length - n >= s->published * p->geometry.page_tokens);
-    RETURN_IF_ERROR(log_room(p, (size_t)s->groups * DELTA_TRIM_HEAD, 0, 0));
-    for (uint32_t g = 0; g < s->groups; g++) {
+    uint32_t tables = tables_filled(p, s);
+    RETURN_IF_ERROR(log_room(p, (size_t)tables * DELTA_TRIM_HEAD, 0, 0));
+    for (uint32_t g = 0; g < tables; g++) {
         assert(n <= s->tables[g].kept);
         table_cut(p, id, g, s->tables[g].kept - n);
     }

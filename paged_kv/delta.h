@@ -10,8 +10,8 @@
  *   PARK    seq                                  the sequence is closed, its pages stay as they are
  *   HOLD    seq                                  a parked copy was made: its pages stay as they are
  *                                                even when the sequence gives them up
- *   APPEND  seq n n_fresh pages[n_fresh]         n tokens more in every table; the fresh pages it
- *                                                takes
+ *   APPEND  seq tables n n_fresh pages[n_fresh]  n tokens more in each of the first so many tables;
+ *                                                the fresh pages that it takes
  *   REPLACE seq table page                       the last page of a table gives way to a fresh one
  *   TRIM    seq table kept n (index page)[n]     the table's first `kept` tokens stay and its pages
  *                                                from ceil(kept / P) on are given up; before that
@@ -68,7 +68,7 @@ enum {
     DELTA_REPLACE_WORDS = 4,
     DELTA_FORK_WORDS = 4,
     DELTA_OPEN_HEAD = 5, /* words before the list */
-    DELTA_APPEND_HEAD = 4,
+    DELTA_APPEND_HEAD = 5,
     DELTA_TRIM_HEAD = 5,
     DELTA_DROP_HEAD = 4,
     DELTA_COMPACT_HEAD = 4,

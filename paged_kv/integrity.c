@@ -113,10 +113,11 @@ static const char *check_table(const pkv *p, const pkv_seq *s, uint32_t table, b
     uint32_t size = p->geometry.page_tokens;
     REQUIRE(t->n_pages == pages_for(p, t->kept), "a table has pages that its tokens do not fill");
     REQUIRE(t->n_pages <= s->row, "a table is longer than its list");
-    REQUIRE(t->kept <= s->length, "a table keeps more tokens than its sequence has seen");
+    uint32_t seen = table < tables_filled(p, s) ? s->length : 0; /* tokens that it has taken */
+    REQUIRE(t->kept <= seen, "a table keeps more tokens than it has taken");
     REQUIRE(t->slot_pages <= t->n_pages, "a table has positions of pages that it has not");
     REQUIRE((uint64_t)t->slot_pages * size <= t->slots_cap, "a table's positions overflow");
-    REQUIRE(s->dropped || t->kept == s->length, "a whole sequence lacks tokens");
+    REQUIRE(s->dropped || t->kept == seen, "a whole sequence lacks tokens");
     REQUIRE(s->dropped || t->slot_pages == 0, "a whole sequence has compacted pages");
     for (uint32_t i = 0; i < t->n_pages; i++) {
         holder now = {.table = table,
@@ -136,13 +137,15 @@ static const char *check_seq(const pkv *p, const pkv_seq *s, bool parked, holder
 {
     uint32_t held = 0;
     REQUIRE(s->groups == groups_at(p, s->grain), "a sequence has not the tables of its grain");
+    REQUIRE(!is_of_some_layers(p, s) || (s->grain != PKV_ALL && s->published == 0),
+            "a sequence of some layers has a table of all, or published a block");
     for (uint32_t g = 0; g < s->groups; g++) {
         const char *wrong = check_table(p, s, g, parked, holders);
         if (wrong) return wrong;
         held += s->tables[g].n_pages * cells_of(p, s);
     }
     REQUIRE(held == s->held, "a sequence miscounts its pages");
-    REQUIRE(keeps_evenly(s), "tables of a contiguous sequence keep unequally many");
+    REQUIRE(keeps_evenly(p, s), "tables of a contiguous sequence keep unequally many");
     REQUIRE(s->dropped || !s->contiguous, "a whole sequence is contiguous");
     REQUIRE(s->published <= s->length / p->geometry.page_tokens, "a sequence published too much");
     uint8_t *seen = alloc_zeroed(NULL, (size_t)s->length + 1, sizeof *seen);

@@ -80,6 +80,7 @@ typedef struct pkv_seq {
     bool open;
     pkv_grain grain;
     uint32_t groups;          // tables of this grain
+    uint32_t layers;          // layer groups whose tables take tokens: the first ones
     uint32_t cap_tables;      // records of tables; more than groups after a finer sequence
     size_t cap_list;          // capacity of `pages` and of `bases`
     bool dropped;             // dropped or compacted: publishes nothing more
@@ -92,7 +93,7 @@ typedef struct pkv_seq {
     uint32_t *pages;          // [groups, row]
     uint32_t *bases;          // [groups, row] logical index of each page's first token
     pkv_table *tables;        // [groups]
-    uint64_t weight;          // weight of its tables' lengths in the checksum
+    uint64_t weight;          // of the lengths of tables that take tokens, in the checksum
     pkv_splitting *splitting; // NULL = none of its pages is split
     bool forked;              // forked since its last append: filling pages may be shared
     uint64_t salt;
@@ -210,11 +211,20 @@ static inline uint32_t *block_tokens(const pkv *p, uint32_t b)
 {
     return p->block_tokens + (size_t)b * p->geometry.page_tokens;
 }
+static inline bool is_of_some_layers(const pkv *p, const pkv_seq *s)
+{
+    return s->layers < p->pool.n_layers;
+}
+/* The tables of a sequence that take tokens: its first ones. The others are empty. */
+static inline uint32_t tables_filled(const pkv *p, const pkv_seq *s)
+{
+    return is_of_some_layers(p, s) ? s->groups / p->pool.n_layers * s->layers : s->groups;
+}
 /* A contiguous sequence has one next position, so its tables keep equally many. */
-static inline bool keeps_evenly(const pkv_seq *s)
+static inline bool keeps_evenly(const pkv *p, const pkv_seq *s)
 {
     bool even = true;
-    for (uint32_t g = 1; s->contiguous && g < s->groups; g++)
+    for (uint32_t g = 1, n = tables_filled(p, s); s->contiguous && g < n; g++)
         even &= s->tables[g].kept == s->tables[0].kept;
     return even;
 }
@@ -353,7 +363,8 @@ void log_drop(pkv *p, uint32_t seq, uint32_t table, const uint64_t *keep);
 /* Makes every list of an open sequence hold at least `row` pages; they grow by more, so that
  * growing is rare. */
 status seq_reserve(pkv *p, pkv_seq *s, uint32_t row);
-/* Gives a closed sequence the tables of a grain, with lists of at least `row` pages. */
+/* Gives a closed sequence the tables of a grain, with lists of at least `row` pages. All its tables
+ * take tokens. */
 status seq_shape(pkv *p, pkv_seq *s, pkv_grain grain, uint32_t row);
 /* The cells of a sequence, as many in each share as in the one with most. */
 uint64_t seq_held_evenly(const pkv *p, const pkv_seq *s);
@@ -361,10 +372,12 @@ uint64_t seq_held_evenly(const pkv *p, const pkv_seq *s);
 uint32_t row_for(const pkv *p, uint32_t expect_tokens);
 /* Enters a sequence into checksum and reserve. */
 void seq_enter(pkv *p, pkv_seq *s, uint32_t seq);
+/* Sets the sequence's weight, by the tables that it has now. */
+void seq_weigh(const pkv *p, pkv_seq *s, uint32_t seq);
 /* Copies a sequence's state except its tables and its number. */
 void seq_copy_state(pkv_seq *to, const pkv_seq *from);
-/* Gives a closed `to` the grain of `from`, and lists long enough for what it holds and for `row`
- * pages. */
+/* Gives a closed `to` the grain and the layers of `from`, and lists long enough for what that holds
+ * and for `row` pages. */
 status seq_shape_like(pkv *p, pkv_seq *to, const pkv_seq *from, uint32_t row);
 /* Frees the sequence number and logs `op`; the caller decides what becomes of the pages. */
 void seq_leave(pkv *p, uint32_t seq, uint32_t op);

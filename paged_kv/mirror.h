@@ -18,7 +18,8 @@ typedef struct mirror_seq {
     uint32_t cap_tables;                // capacity of `tables`
     uint32_t *pages;                    // [groups, row]
     mirror_table *tables;               // [groups]
-    uint64_t weight;                    // weight of its tables' lengths in the checksum
+    uint64_t weight;                    // of the lengths of its first n_weighed tables, in the
+    uint32_t n_weighed;                 // checksum
     struct mirror_splitting *splitting; // NULL = none of its pages is split
 } mirror_seq;
 
@@ -64,6 +65,13 @@ static inline void mirror_count_ref(pkv_mirror *m, uint32_t node, uint32_t sign)
         node = node_above(&m->tier, node);
         m->pool[node].below += sign;
     }
+}
+/* Sets the weight to that of the first n tables. */
+static inline void mirror_weigh(const pkv_mirror *m, mirror_seq *s, uint32_t n)
+{
+    s->weight = 0;
+    s->n_weighed = n;
+    for (uint32_t g = 0; g < n; g++) s->weight += checksum_weight(mirror_key(m, s, g));
 }
 /* Gives a closed sequence the tables of a grain. */
 status mirror_shape(pkv_mirror *m, mirror_seq *s, pkv_grain grain);

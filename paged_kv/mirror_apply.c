@@ -155,11 +155,8 @@ static void enter_open(pkv_mirror *m, mirror_seq *s)
 {
     s->open = true;
     m->checksum += checksum_seq((uint32_t)(s - m->seqs));
-    s->weight = 0;
-    for (uint32_t g = 0; g < s->groups; g++) {
-        s->tables[g] = (mirror_table){0};
-        s->weight += checksum_weight(mirror_key(m, s, g));
-    }
+    for (uint32_t g = 0; g < s->groups; g++) s->tables[g] = (mirror_table){0};
+    mirror_weigh(m, s, s->groups);
 }
 
 /* ---- one function for each operation (delta.h) ----------------------------------------------- */
@@ -248,36 +245,39 @@ static status apply_hold(const pkv_mirror *m, reader *r)
 
 static status apply_append(pkv_mirror *m, reader *r)
 {
-    uint32_t f[3]; // seq, n, n_fresh
-    if (!take_fields(r, f, 3)) return corrupt("delta log: APPEND is cut off");
+    uint32_t f[4]; // seq, tables, n, n_fresh
+    if (!take_fields(r, f, 4)) return corrupt("delta log: APPEND is cut off");
     mirror_seq *s = open_seq(m, f[0]);
-    if (!s || f[1] == 0) return corrupt("delta log: APPEND to a closed sequence");
-    if ((size_t)(r->end - r->next) < f[2]) return corrupt("delta log: APPEND is cut off");
+    uint32_t tables = f[1], n = f[2];
+    if (!s || n == 0) return corrupt("delta log: APPEND to a closed sequence");
+    if (tables == 0 || tables > s->groups) return corrupt("delta log: APPEND to no table");
+    if ((size_t)(r->end - r->next) < f[3]) return corrupt("delta log: APPEND is cut off");
     uint64_t fresh = 0;
     uint32_t longest = 0;
-    for (uint32_t g = 0; g < s->groups; g++) {
+    for (uint32_t g = 0; g < tables; g++) {
         const mirror_table *t = &s->tables[g];
-        if (f[1] > UINT32_MAX - m->page_tokens - t->kept) {
+        if (n > UINT32_MAX - m->page_tokens - t->kept) {
             return corrupt("delta log: APPEND past 2^32 tokens");
         }
-        uint32_t more = pages_needed(m, t, f[1]);
+        uint32_t more = pages_needed(m, t, n);
         fresh += more;
         if (t->n_pages + more > longest) longest = t->n_pages + more;
     }
-    if (fresh != f[2]) return corrupt("delta log: APPEND with a wrong number of pages");
+    if (fresh != f[3]) return corrupt("delta log: APPEND with a wrong number of pages");
     if (longest >= m->tier.n_cells) return corrupt("delta log: APPEND past the pool");
     RETURN_IF_ERROR(mirror_reserve(m, s, longest));
-    for (uint32_t g = 0; g < s->groups; g++) {
+    for (uint32_t g = 0; g < tables; g++) {
         mirror_table *t = &s->tables[g];
-        for (uint32_t more = pages_needed(m, t, f[1]); more > 0; more--) {
+        for (uint32_t more = pages_needed(m, t, n); more > 0; more--) {
             uint32_t page = *r->next++;
             if (!is_fresh(m, s, g, page))
                 return corrupt("delta log: APPEND of a page that is taken");
             put_fresh(m, s, g, t->n_pages++, page);
         }
-        t->kept += f[1];
+        t->kept += n;
     }
-    m->checksum += s->weight * f[1];
+    if (s->n_weighed != tables) mirror_weigh(m, s, tables);
+    m->checksum += s->weight * n;
     return STATUS_IS_OK;
 }
 

@@ -129,7 +129,7 @@ static void end_split(pkv_mirror *m, mirror_seq *s)
     mirror_seq old = *s;
     *s = x->to;
     s->open = true;
-    for (uint32_t g = 0; g < s->groups; g++) s->weight += checksum_weight(mirror_key(m, s, g));
+    mirror_weigh(m, s, s->groups);
     alloc_free(&m->alloc, old.pages);
     alloc_free(&m->alloc, old.tables);
     alloc_free(&m->alloc, x);

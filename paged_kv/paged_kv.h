@@ -79,6 +79,19 @@ static inline uint32_t pkv_window_of(const pkv_geometry *g, uint32_t layer)
     return has ? g->window : 0;
 }
 
+/* The layer groups, and their layers, whose tables take the tokens of a sequence that runs only the
+ * first n_layers layers, 0 = all. */
+static inline uint32_t pkv_filled_groups(const pkv_geometry *g, uint32_t n_layers)
+{
+    if (n_layers == 0 || n_layers > g->n_layers) n_layers = g->n_layers;
+    return (n_layers + g->layers_per_group - 1) / g->layers_per_group;
+}
+static inline uint32_t pkv_filled_layers(const pkv_geometry *g, uint32_t n_layers)
+{
+    uint32_t n = pkv_filled_groups(g, n_layers) * g->layers_per_group;
+    return n < g->n_layers ? n : g->n_layers;
+}
+
 /* How finely a sequence's tables are cut: one table for all, one for each layer group, or one for
  * each layer group and head group, which is the geometry's own and the finest. Table numbers are 0;
  * the layer group; the KV group. */
@@ -261,9 +274,14 @@ const pkv_geometry *pkv_seq_geometry(const pkv *p, uint32_t seq);
 /* From now on events of an open sequence's blocks carry no tokens; nor do those of its forks and of
  * sequences that continue its parked or swapped state. */
 void pkv_seq_hide(pkv *p, uint32_t seq);
-/* Makes room for n more tokens in every table. Reclaims cached pages, least recently used and
- * deepest first. A shared last page that is not full is replaced by a fresh one and its slots are
- * moved (copy on write). All or nothing: STATUS_NO_PAGES changes nothing. */
+/* From now on tokens of an open sequence, which has none yet, take slots in the tables of its first
+ * n_layers layers alone (pkv_filled_layers); the other tables stay empty, so its grain is not
+ * PKV_ALL unless that is all of them. It publishes nothing, because a block has cells of all
+ * layers. The same holds for its forks and for what continues its parked or swapped state. */
+void pkv_seq_fill_layers(pkv *p, uint32_t seq, uint32_t n_layers);
+/* Makes room for n more tokens in every table that takes tokens. Reclaims cached pages, least
+ * recently used and deepest first. A shared last page that is not full is replaced by a fresh one
+ * and its slots are moved (copy on write). All or nothing: STATUS_NO_PAGES changes nothing. */
 status pkv_seq_append(pkv *p, uint32_t seq, uint32_t n);
 /* The fresh pages that pkv_seq_append(seq, n) would take. */
 uint32_t pkv_append_cost(const pkv *p, uint32_t seq, uint32_t n);

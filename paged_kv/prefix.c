@@ -151,7 +151,7 @@ void pkv_seq_publish(pkv *p, uint32_t seq_id, const uint32_t *tokens, uint32_t n
 {
     pkv_seq *s = seq_changing(p, seq_id);
     assert(n <= s->length);
-    if (!p->prefix_cache || s->dropped || s->sealed) return;
+    if (!p->prefix_cache || s->dropped || s->sealed || is_of_some_layers(p, s)) return;
     uint32_t size = p->geometry.page_tokens, n_full = n / size;
     if (n_full <= s->published) return;
     if (s->cursor != 0 && p->blocks[s->cursor].generation != s->cursor_generation) {

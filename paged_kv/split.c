@@ -192,8 +192,7 @@ static void end_open_split(pkv *p, uint32_t id)
     p->checksum += s->splitting->checksum - checksum_tables(s, id, true);
     end_split(p, s);
     p->checksum += checksum_tables(s, id, false);
-    s->weight = 0;
-    for (uint32_t g = 0; g < s->groups; g++) s->weight += checksum_weight(checksum_key(id, g));
+    seq_weigh(p, s, id);
     log_word(p, DELTA_SPLIT);
     log_word(p, id);
     log_word(p, s->grain);

@@ -324,7 +324,7 @@ uint32_t pkv_seq_shared_tokens(const pkv *p, uint32_t id)
 {
     const pkv_seq *s = seq_opened(p, id);
     uint32_t n = s->dropped ? 0 : s->length / p->geometry.page_tokens;
-    for (uint32_t g = 0; g < s->groups; g++) {
+    for (uint32_t g = 0, tables = tables_filled(p, s); g < tables; g++) {
         uint32_t i = 0;
         for (; i < n; i++) {
             uint32_t node = node_of(&p->pool, s->grain, seq_pages(s, g)[i]);

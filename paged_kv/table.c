@@ -79,6 +79,7 @@ status seq_shape(pkv *p, pkv_seq *s, pkv_grain grain, uint32_t row)
     s->row = row;
     s->grain = grain;
     s->groups = groups;
+    s->layers = p->pool.n_layers;
     return STATUS_IS_OK;
 }
 
@@ -88,6 +89,7 @@ status seq_shape_like(pkv *p, pkv_seq *to, const pkv_seq *from, uint32_t row)
         if (from->tables[g].n_pages > row) row = from->tables[g].n_pages;
     }
     RETURN_IF_ERROR(seq_shape(p, to, from->grain, row));
+    to->layers = from->layers;
     for (uint32_t g = 0; g < from->groups; g++) {
         RETURN_IF_ERROR(table_reserve_slots(p, &to->tables[g], from->tables[g].slot_pages));
     }
@@ -135,13 +137,28 @@ uint32_t row_for(const pkv *p, uint32_t expect_tokens)
     return row < p->n_pages ? row : p->n_pages - 1;
 }
 
+void seq_weigh(const pkv *p, pkv_seq *s, uint32_t id)
+{
+    s->weight = 0;
+    for (uint32_t g = 0, n = tables_filled(p, s); g < n; g++)
+        s->weight += checksum_weight(checksum_key(id, g));
+}
+
 void seq_enter(pkv *p, pkv_seq *s, uint32_t id)
 {
     s->open = true;
     p->log.reserve += log_reserve_of(s->groups, s->row);
     p->checksum += checksum_seq(id);
-    s->weight = 0;
-    for (uint32_t g = 0; g < s->groups; g++) s->weight += checksum_weight(checksum_key(id, g));
+    seq_weigh(p, s, id);
+}
+
+void pkv_seq_fill_layers(pkv *p, uint32_t id, uint32_t n_layers)
+{
+    pkv_seq *s = seq_changing(p, id);
+    assert(s->length == 0);
+    s->layers = pkv_filled_groups(&p->geometry, n_layers);
+    assert(s->grain != PKV_ALL || !is_of_some_layers(p, s));
+    seq_weigh(p, s, id);
 }
 
 void table_set_kept(pkv *p, uint32_t id, uint32_t table, uint32_t kept)

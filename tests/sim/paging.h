@@ -51,6 +51,7 @@ typedef struct model_seq {
     bool compacted[GROUPS_MAX];
     uint32_t published;        // tokens published before any drop
     bool arriving;             // swapped in or unshared since the last batch: pages await copies
+    uint32_t groups;           // the first ones, in which its tokens are
     uint32_t length, computed; // tokens; those from `computed` on are computed in the next batch
     uint64_t salt;
     uint64_t key; // stands for its published tokens in pkv_swap_in_cost_again
@@ -74,6 +75,7 @@ typedef struct model_block {
 /* Kinds of operations done, counted so that a run can show that none of them never happened. */
 typedef enum done_kind {
     DONE_OPEN,
+    DONE_OPEN_SOME, // with tokens in tables of some layers alone
     DONE_APPEND,
     DONE_CUT,
     DONE_PUBLISH,

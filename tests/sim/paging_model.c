@@ -40,7 +40,7 @@ void on_block(void *ctx, const pkv_block_event *event)
         return;
     }
     const model_seq *q = &s->seqs[s->publishing];
-    CHECK(s, !q->dropped && !q->sealed);
+    CHECK(s, !q->dropped && !q->sealed && q->groups == s->groups);
     const model_block *parent = event->parent != 0 ? find_block(s, event->parent) : NULL;
     CHECK(s, event->parent == 0 || parent);
     model_block *b = s->blocks;
@@ -222,7 +222,7 @@ pkv_hit model_hit(sim *s, const uint32_t *tokens, uint32_t max_tokens, uint64_t 
 uint32_t model_append_cost(const sim *s, uint32_t id, uint32_t n)
 {
     uint32_t cost = 0, size = s->page_tokens;
-    for (uint32_t g = 0; g < s->groups; g++) {
+    for (uint32_t g = 0; g < s->seqs[id].groups; g++) {
         uint32_t kept = s->seqs[id].n_kept[g];
         cost += (kept + n + size - 1) / size - (kept + size - 1) / size;
         if (kept % size != 0) cost += model_is_shared(s, id, g, kept / size);

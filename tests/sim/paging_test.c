@@ -195,6 +195,18 @@ static void take(sim *s)
     check_tables(s);
 }
 
+/* The KV groups of a sequence of some layers, or of all. */
+static uint32_t fill_layers(sim *s, uint32_t id)
+{
+    uint32_t layers = s->geometry.n_layers, of_group = s->geometry.layers_per_group;
+    uint32_t n = rng_below(&s->random, layers + 1);
+    if (n == 0 && rng_below(&s->random, 2)) return s->groups;
+    pkv_seq_fill_layers(s->kv, id, n);
+    uint32_t groups = (n + of_group - 1) / of_group * s->heads;
+    s->done[DONE_OPEN_SOME] += groups > 0 && groups < s->groups;
+    return groups > 0 ? groups : s->groups;
+}
+
 static void op_open(sim *s, uint32_t id)
 {
     model_seq *m = &s->seqs[id];
@@ -227,6 +239,7 @@ static void op_open(sim *s, uint32_t id)
                      .length = hit,
                      .computed = hit,
                      .published = hit,
+                     .groups = s->groups,
                      .repositions = rng_below(&s->random, 4) == 0,
                      .tail = first_context(salt)};
     memcpy(m->tokens, tokens, hit * sizeof *tokens);
@@ -235,6 +248,7 @@ static void op_open(sim *s, uint32_t id)
         for (uint32_t g = 0; g < s->groups; g++) m->kept[g][i] = (uint16_t)i;
     }
     for (uint32_t g = 0; g < s->groups; g++) m->n_kept[g] = hit;
+    if (hit == 0 && grain != PKV_ALL) m->groups = fill_layers(s, id);
     s->done[DONE_OPEN]++;
 }
 
@@ -257,7 +271,7 @@ static void op_append(sim *s, uint32_t id)
         uint32_t at = m->length++;
         m->tokens[at] = rng_below(&s->random, 40) ? document_token(m->document, at) : 7;
         m->tail = m->context[at] = next_context(m->tail, m->tokens[at]);
-        for (uint32_t g = 0; g < s->groups; g++) m->kept[g][m->n_kept[g]++] = (uint16_t)at;
+        for (uint32_t g = 0; g < m->groups; g++) m->kept[g][m->n_kept[g]++] = (uint16_t)at;
     }
     s->done[DONE_APPEND]++;
 }
@@ -285,7 +299,8 @@ static void op_publish(sim *s, uint32_t id)
     s->publishing = id;
     uint32_t n = rng_below(&s->random, 4) ? m->computed : rng_below(&s->random, m->computed + 1);
     pkv_seq_publish(s->kv, id, m->tokens, n);
-    if (!m->dropped && !m->sealed && n > m->published) m->published = n;
+    bool may = !m->dropped && !m->sealed && m->groups == s->groups;
+    if (may && n > m->published) m->published = n;
     s->done[DONE_PUBLISH]++;
 }
 
@@ -529,6 +544,7 @@ static void sim_end(sim *s)
 /* Names for the report of a run: an operation that never happened was not tested. */
 static const char *const done_names[N_DONE] = {
     [DONE_OPEN] = "open",
+    [DONE_OPEN_SOME] = "open, tokens in some layers",
     [DONE_APPEND] = "append",
     [DONE_CUT] = "cut",
     [DONE_PUBLISH] = "publish",

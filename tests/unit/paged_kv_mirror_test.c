@@ -65,17 +65,17 @@ static void mirror_refuses_lies(void **state)
         G = PKV_HEAD
     };
     static const struct {
-        uint32_t words[24];
+        uint32_t words[26];
         size_t n;
         bool good;
     } logs[] = {
-        {{O, 0, G, 1, 1, 5, 6, A, 0, 3, 2, 7, 8}, 13, true},
-        {{O, 0, G, 1, 1, 5, 6, A, 0, 3, 2, 7, 8, D, 0, 1, 2, 2, F, 0, 1, 0, C, 0}, 24, true},
-        {{O, 0, G, 0, 0, A, 0, 3, 2, 7, 8, R, 0, 1, 9, X, 0, 0, 2, 4}, 20, true},
+        {{O, 0, G, 1, 1, 5, 6, A, 0, 2, 3, 2, 7, 8}, 14, true},
+        {{O, 0, G, 1, 1, 5, 6, A, 0, 2, 3, 2, 7, 8, D, 0, 1, 2, 2, F, 0, 1, 0, C, 0}, 25, true},
+        {{O, 0, G, 0, 0, A, 0, 2, 3, 2, 7, 8, R, 0, 1, 9, X, 0, 0, 2, 4}, 21, true},
         {{O, 0, G, 2, 2, 1, 2, 3, 4, T, 0, 1, 20, 1, 1, 9}, 16, true},
-        {{O, 0, G, 2, 2, 1, 2, 3, 4, T, 0, 1, 3, 0, A, 0, 30, 4, 2, 5, 6, 7}, 22, false},
-        {{O, 0, G, 2, 2, 1, 2, 3, 4, T, 0, 1, 3, 0, A, 0, 30, 4, 4, 5, 6, 7}, 22, true},
-        {{O, 0, G, 1, 1, 1, 3, T, 0, 0, 0, 0, A, 0, 1, 2, 1, 2}, 18, true}, /* page 1 is free */
+        {{O, 0, G, 2, 2, 1, 2, 3, 4, T, 0, 1, 3, 0, A, 0, 2, 30, 4, 2, 5, 6, 7}, 23, false},
+        {{O, 0, G, 2, 2, 1, 2, 3, 4, T, 0, 1, 3, 0, A, 0, 2, 30, 4, 4, 5, 6, 7}, 23, true},
+        {{O, 0, G, 1, 1, 1, 3, T, 0, 0, 0, 0, A, 0, 2, 1, 2, 1, 2}, 19, true}, /* page 1 is free */
         {{0}, 1, false},
         {{8, 0}, 2, false},
         {{O}, 1, false},
@@ -93,30 +93,33 @@ static void mirror_refuses_lies(void **state)
         {{O, 0, G, 1, 1, 5, 6, H, 0, C, 0}, 11, true},
         {{H, 0}, 2, false}, /* closed */
         {{O, 0, G, 1, 1, 5, 6, H}, 8, false},
-        {{A, 0, 1, 2, 7, 8}, 6, false},                    /* closed */
-        {{O, 0, G, 0, 0, A, 0, 0, 0}, 9, false},           /* no pages */
-        {{O, 0, G, 0, 0, A, 0, 3, 1, 7}, 10, false},       /* too few pages */
-        {{O, 0, G, 0, 0, A, 0, 3, 3, 7, 8, 9}, 12, false}, /* too many */
-        {{O, 0, G, 0, 0, A, 0, 3, 2, 7}, 10, false},       /* cut off */
-        {{O, 0, G, 0, 0, A, 0, 3, 2, 7, 7}, 11, false},    /* one page twice */
-        {{O, 0, G, 0, 0, A, 0, 0xffffffffu, 2, 7, 8}, 11, false},
-        {{O, 0, G, 1, 1, 5, 6, A, 0, 3, 2, 7, 5}, 13, false},         /* a page that is taken */
-        {{O, 0, G, 0, 0, R, 0, 0, 9}, 9, false},                      /* no last page */
-        {{O, 0, G, 1, 1, 5, 6, R, 0, 0, 6}, 11, false},               /* taken */
-        {{O, 0, G, 1, 1, 5, 6, R, 0, 2, 9}, 11, false},               /* no such group */
-        {{O, 0, G, 1, 1, 5, 6, D, 0, 0, 2, 1}, 12, false},            /* wrong length */
-        {{O, 0, G, 1, 1, 5, 6, D, 0, 0, 1}, 11, false},               /* cut off */
-        {{O, 0, G, 1, 1, 5, 6, D, 0, 0, 1, 2}, 12, false},            /* a bit too many */
-        {{O, 0, G, 0, 0, A, 0, 3, 2, 7, 8, D, 0, 0, 1, 0}, 16, true}, /* the page being filled */
-        {{O, 0, G, 1, 1, 5, 6, X, 0, 0, 17, 7, 8}, 13, false},        /* more than there is */
-        {{O, 0, G, 1, 1, 5, 6, X, 0, 0, 3, 5}, 12, false},            /* one of its own pages */
-        {{O, 0, G, 2, 2, 1, 2, 3, 4, X, 0, 0, 20, 7, 7}, 15, false},  /* one page twice */
-        {{O, 0, G, 1, 1, 5, 6, X, 0, 0, 3}, 11, false},               /* cut off */
-        {{T, 0, 0, 0, 0}, 5, false},                                  /* closed */
-        {{O, 0, G, 1, 1, 5, 6, T, 0, 2, 3, 0}, 12, false},            /* no such group */
-        {{O, 0, G, 1, 1, 5, 6, T, 0, 0, 17, 0}, 12, false},           /* more than there is */
-        {{O, 0, G, 1, 1, 5, 6, T, 0, 0, 3}, 11, false},               /* cut off */
-        {{O, 0, G, 1, 1, 5, 6, T, 0, 0, 3, 1, 0}, 13, false},         /* cut off */
+        {{O, 0, G, 0, 0, A, 0, 1, 3, 1, 7, A, 0, 1, 16, 1, 8}, 17, true}, /* some tables */
+        {{O, 0, G, 0, 0, A, 0, 0, 3, 0}, 10, false},                      /* to none */
+        {{O, 0, G, 0, 0, A, 0, 3, 3, 3, 7, 8, 9}, 13, false},             /* to more than it has */
+        {{A, 0, 2, 1, 2, 7, 8}, 7, false},                                /* closed */
+        {{O, 0, G, 0, 0, A, 0, 2, 0, 0}, 10, false},                      /* no pages */
+        {{O, 0, G, 0, 0, A, 0, 2, 3, 1, 7}, 11, false},                   /* too few pages */
+        {{O, 0, G, 0, 0, A, 0, 2, 3, 3, 7, 8, 9}, 13, false},             /* too many */
+        {{O, 0, G, 0, 0, A, 0, 2, 3, 2, 7}, 11, false},                   /* cut off */
+        {{O, 0, G, 0, 0, A, 0, 2, 3, 2, 7, 7}, 12, false},                /* one page twice */
+        {{O, 0, G, 0, 0, A, 0, 2, 0xffffffffu, 2, 7, 8}, 12, false},
+        {{O, 0, G, 1, 1, 5, 6, A, 0, 2, 3, 2, 7, 5}, 14, false},         /* a page that is taken */
+        {{O, 0, G, 0, 0, R, 0, 0, 9}, 9, false},                         /* no last page */
+        {{O, 0, G, 1, 1, 5, 6, R, 0, 0, 6}, 11, false},                  /* taken */
+        {{O, 0, G, 1, 1, 5, 6, R, 0, 2, 9}, 11, false},                  /* no such group */
+        {{O, 0, G, 1, 1, 5, 6, D, 0, 0, 2, 1}, 12, false},               /* wrong length */
+        {{O, 0, G, 1, 1, 5, 6, D, 0, 0, 1}, 11, false},                  /* cut off */
+        {{O, 0, G, 1, 1, 5, 6, D, 0, 0, 1, 2}, 12, false},               /* a bit too many */
+        {{O, 0, G, 0, 0, A, 0, 2, 3, 2, 7, 8, D, 0, 0, 1, 0}, 17, true}, /* the page being filled */
+        {{O, 0, G, 1, 1, 5, 6, X, 0, 0, 17, 7, 8}, 13, false},           /* more than there is */
+        {{O, 0, G, 1, 1, 5, 6, X, 0, 0, 3, 5}, 12, false},               /* one of its own pages */
+        {{O, 0, G, 2, 2, 1, 2, 3, 4, X, 0, 0, 20, 7, 7}, 15, false},     /* one page twice */
+        {{O, 0, G, 1, 1, 5, 6, X, 0, 0, 3}, 11, false},                  /* cut off */
+        {{T, 0, 0, 0, 0}, 5, false},                                     /* closed */
+        {{O, 0, G, 1, 1, 5, 6, T, 0, 2, 3, 0}, 12, false},               /* no such group */
+        {{O, 0, G, 1, 1, 5, 6, T, 0, 0, 17, 0}, 12, false},              /* more than there is */
+        {{O, 0, G, 1, 1, 5, 6, T, 0, 0, 3}, 11, false},                  /* cut off */
+        {{O, 0, G, 1, 1, 5, 6, T, 0, 0, 3, 1, 0}, 13, false},            /* cut off */
         {{O, 0, G, 1, 1, 5, 6, T, 0, 0, 3, 0xffffffffu, 0, 9}, 14, false}, /* too many */
         {{O, 0, G, 1, 1, 5, 6, T, 0, 0, 3, 1, 0, 6}, 14, false},           /* taken */
         {{O, 0, G, 1, 1, 5, 6, T, 0, 0, 3, 1, 0, 5}, 14, false},           /* replaced by itself */
@@ -166,24 +169,24 @@ static void mirror_refuses_lies_about_grains(void **state)
         size_t n;
         bool good;
     } logs[] = {
-        {{O, 0, W, 0, 0, A, 0, 20, 2, 2, 4, S, 0, L, D, 0, 1, 2, 1, S, 0, G}, 22, true},
-        {{O, 0, W, 1, 1, 2, F, 0, 1, 0, S, 1, G, C, 0, A, 1, 1, 4, 4, 5, 12, 13}, 23, true},
+        {{O, 0, W, 0, 0, A, 0, 1, 20, 2, 2, 4, S, 0, L, D, 0, 1, 2, 1, S, 0, G}, 23, true},
+        {{O, 0, W, 1, 1, 2, F, 0, 1, 0, S, 1, G, C, 0, A, 1, 4, 1, 4, 4, 5, 12, 13}, 24, true},
         {{O, 0, W, 1, 1, 2, K, 0, B, 1, W, 1, 16, 2, S, 1, L, K, 1}, 19, true},
-        {{B, 0, L, 1, 16, 2, 16, 10, S, 0, G, A, 0, 1, 4, 4, 5, 6, 7}, 19, true},
+        {{B, 0, L, 1, 16, 2, 16, 10, S, 0, G, A, 0, 4, 1, 4, 4, 5, 6, 7}, 20, true},
         {{O, 0, 3, 0, 0}, 5, false}, /* no such grain */
         {{O, 0, 0xffffffffu, 0, 0}, 5, false},
         {{B, 0, 3, 1, 16, 2}, 6, false},
-        {{O, 0, W, 1, 1, 0}, 6, false},              /* page 0 */
-        {{O, 0, W, 1, 1, 3}, 6, false},              /* not the first cell of a run */
-        {{O, 0, W, 1, 1, 10}, 6, false},             /* the first one of another layer group */
-        {{O, 0, W, 1, 1, 16}, 6, false},             /* past the pool */
-        {{O, 0, L, 1, 1, 2, 11}, 7, false},          /* not the first cell */
-        {{O, 0, L, 1, 1, 2, 16}, 7, false},          /* past the pool */
-        {{O, 0, L, 1, 1, 2}, 6, false},              /* one page for two tables */
-        {{O, 0, W, 1, 5, 2, 4, 6, 2, 4}, 10, false}, /* more than there are whole runs */
-        {{O, 0, W, 0, 0, A, 0, 1, 1, 5}, 10, false}, /* not the first cell */
-        {{O, 0, W, 0, 0, A, 0, 1, 1, 12}, 10, false},
-        {{O, 0, W, 0, 0, A, 0, 1, 4, 2, 4, 6, 8}, 13, false}, /* pages of four tables */
+        {{O, 0, W, 1, 1, 0}, 6, false},                 /* page 0 */
+        {{O, 0, W, 1, 1, 3}, 6, false},                 /* not the first cell of a run */
+        {{O, 0, W, 1, 1, 10}, 6, false},                /* the first one of another layer group */
+        {{O, 0, W, 1, 1, 16}, 6, false},                /* past the pool */
+        {{O, 0, L, 1, 1, 2, 11}, 7, false},             /* not the first cell */
+        {{O, 0, L, 1, 1, 2, 16}, 7, false},             /* past the pool */
+        {{O, 0, L, 1, 1, 2}, 6, false},                 /* one page for two tables */
+        {{O, 0, W, 1, 5, 2, 4, 6, 2, 4}, 10, false},    /* more than there are whole runs */
+        {{O, 0, W, 0, 0, A, 0, 1, 1, 1, 5}, 11, false}, /* not the first cell */
+        {{O, 0, W, 0, 0, A, 0, 1, 1, 1, 12}, 11, false},
+        {{O, 0, W, 0, 0, A, 0, 1, 1, 4, 2, 4, 6, 8}, 14, false}, /* pages of four tables */
         {{O, 0, W, 1, 1, 2, R, 0, 0, 5}, 10, false},
         {{O, 0, W, 1, 1, 2, X, 0, 0, 3, 5}, 11, false},
         {{O, 0, W, 1, 1, 2, T, 0, 0, 3, 1, 0, 5}, 13, false},
@@ -232,23 +235,23 @@ static void mirror_refuses_lies_about_grains(void **state)
         {{O, 0, W, 2, 2, 2, 4, P, 0, G, 1, C, 0}, 13, false}, /* another change */
         {{O, 0, W, 2, 2, 2, 4, P, 0, G, 1, F, 0, 1, 0}, 15, false},
         {{O, 0, W, 2, 2, 2, 4, P, 0, G, 1, T, 0, 0, 0, 0}, 16, false},
-        {{O, 0, W, 2, 2, 2, 4, P, 0, G, 1, O, 1, G, 0, 0, A, 1, 1, 4, 2, 6, 7, 14}, 24, false},
+        {{O, 0, W, 2, 2, 2, 4, P, 0, G, 1, O, 1, G, 0, 0, A, 1, 4, 1, 4, 2, 6, 7, 14}, 25, false},
         /* A page that is held as a whole is taken as a part, and the other way round. */
-        {{O, 0, W, 1, 1, 2, O, 1, G, 0, 0, A, 1, 1, 4, 4, 5, 6, 11}, 19, false},
-        {{O, 0, W, 1, 1, 2, O, 1, L, 0, 0, A, 1, 1, 2, 4, 10}, 17, false},
-        {{O, 0, L, 1, 1, 2, 12, O, 1, G, 0, 0, A, 1, 1, 4, 4, 5, 6, 13}, 20, false},
-        {{O, 0, L, 1, 1, 2, 12, O, 1, G, 0, 0, A, 1, 1, 4, 4, 5, 6, 11}, 20, true},
-        {{O, 0, G, 1, 1, 2, 5, 8, 9, O, 1, W, 0, 0, A, 1, 1, 1, 4}, 19, false},
-        {{O, 0, G, 1, 1, 2, 3, 8, 15, O, 1, W, 0, 0, A, 1, 1, 1, 6}, 19, false},
-        {{O, 0, G, 1, 1, 2, 3, 8, 15, O, 1, W, 0, 0, A, 1, 1, 1, 4}, 19, true},
-        {{O, 0, G, 1, 1, 2, 3, 8, 15, O, 1, L, 0, 0, A, 1, 1, 2, 6, 14}, 20, false},
-        {{O, 0, L, 1, 1, 2, 14, O, 1, W, 0, 0, A, 1, 1, 1, 6}, 17, false},
-        {{O, 0, L, 0, 0, A, 0, 1, 2, 4, 4}, 11, false}, /* one run twice */
+        {{O, 0, W, 1, 1, 2, O, 1, G, 0, 0, A, 1, 4, 1, 4, 4, 5, 6, 11}, 20, false},
+        {{O, 0, W, 1, 1, 2, O, 1, L, 0, 0, A, 1, 2, 1, 2, 4, 10}, 18, false},
+        {{O, 0, L, 1, 1, 2, 12, O, 1, G, 0, 0, A, 1, 4, 1, 4, 4, 5, 6, 13}, 21, false},
+        {{O, 0, L, 1, 1, 2, 12, O, 1, G, 0, 0, A, 1, 4, 1, 4, 4, 5, 6, 11}, 21, true},
+        {{O, 0, G, 1, 1, 2, 5, 8, 9, O, 1, W, 0, 0, A, 1, 1, 1, 1, 4}, 20, false},
+        {{O, 0, G, 1, 1, 2, 3, 8, 15, O, 1, W, 0, 0, A, 1, 1, 1, 1, 6}, 20, false},
+        {{O, 0, G, 1, 1, 2, 3, 8, 15, O, 1, W, 0, 0, A, 1, 1, 1, 1, 4}, 20, true},
+        {{O, 0, G, 1, 1, 2, 3, 8, 15, O, 1, L, 0, 0, A, 1, 2, 1, 2, 6, 14}, 21, false},
+        {{O, 0, L, 1, 1, 2, 14, O, 1, W, 0, 0, A, 1, 1, 1, 1, 6}, 18, false},
+        {{O, 0, L, 0, 0, A, 0, 2, 1, 2, 4, 4}, 12, false}, /* one run twice */
         /* Others hold a run as a whole after one sequence was split; and when none does. */
-        {{O, 0, W, 1, 1, 2, F, 0, 1, 0, S, 1, G, C, 1, O, 2, W, 0, 0, A, 2, 1, 1, 2}, 25, false},
-        {{O, 0, W, 1, 1, 2, F, 0, 1, 0, S, 1, G, C, 0, O, 2, W, 0, 0, A, 2, 1, 1, 2}, 25, false},
-        {{O, 0, W, 1, 1, 2, F, 0, 1, 0, S, 1, G, C, 0, C, 1, O, 2, W, 0, 0, A, 2, 1, 1, 2},
-         27,
+        {{O, 0, W, 1, 1, 2, F, 0, 1, 0, S, 1, G, C, 1, O, 2, W, 0, 0, A, 2, 1, 1, 1, 2}, 26, false},
+        {{O, 0, W, 1, 1, 2, F, 0, 1, 0, S, 1, G, C, 0, O, 2, W, 0, 0, A, 2, 1, 1, 1, 2}, 26, false},
+        {{O, 0, W, 1, 1, 2, F, 0, 1, 0, S, 1, G, C, 0, C, 1, O, 2, W, 0, 0, A, 2, 1, 1, 1, 2},
+         28,
          true},
     };
     for (size_t i = 0; i < sizeof logs / sizeof logs[0]; i++)
@@ -351,7 +354,7 @@ static void a_table_of_one_head_holds_cells_of_its_share_alone(void **state)
     static const uint32_t whole[] = {DELTA_OPEN, 0, PKV_ALL, 1, 1, 3, DELTA_SPLIT, 0, PKV_HEAD};
     static const uint32_t cells[] = {DELTA_OPEN, 1, PKV_HEAD, 1, 1, 1, 9, 2, 10};
     static const uint32_t open_apart[] = {DELTA_OPEN, 2, PKV_HEAD, 1, 1, 5, 6, 13, 14};
-    static const uint32_t append_apart[] = {DELTA_APPEND, 1, 1, 4, 5, 6, 13, 14};
+    static const uint32_t append_apart[] = {DELTA_APPEND, 1, 4, 1, 4, 5, 6, 13, 14};
     static const uint32_t due[] = {3, 11, 7, 15};
     pkv_mirror *m;
     assert_true(status_ok(pkv_mirror_create(&g, USABLE + 1, 4, NULL, &m)));
@@ -383,9 +386,9 @@ static void mirror_knows_the_holders_of_a_page(void **state)
 {
     (void)state;
     static const uint32_t open[] = {DELTA_OPEN, 0, PKV_HEAD,     1, 1, 5, 6, DELTA_FORK, 0,
-                                    1,          0, DELTA_APPEND, 1, 3, 2, 7, 8};
+                                    1,          0, DELTA_APPEND, 1, 2, 3, 2, 7,          8};
     static const uint32_t leave[] = {DELTA_PARK, 0, DELTA_CLOSE, 1};
-    static const uint32_t again[] = {DELTA_OPEN, 2, PKV_HEAD, 1, 0, DELTA_APPEND, 2, 1, 2, 6, 8};
+    static const uint32_t again[] = {DELTA_OPEN, 2, PKV_HEAD, 1, 0, DELTA_APPEND, 2, 2, 1, 2, 6, 8};
     pkv_mirror *m;
     assert_true(status_ok(pkv_mirror_create(&two_groups, 20, 4, NULL, &m)));
     assert_true(status_ok(pkv_mirror_apply(m, open, sizeof open / sizeof *open)));
@@ -405,8 +408,8 @@ static void mirror_knows_the_holders_of_a_page(void **state)
 static void mirror_knows_what_a_parked_copy_holds(void **state)
 {
     (void)state;
-    static const uint32_t words[] = {DELTA_OPEN,   0, PKV_HEAD, 1, 1, 5, 6,           DELTA_HOLD, 0,
-                                     DELTA_APPEND, 0, 3,        2, 7, 8, DELTA_CLOSE, 0};
+    static const uint32_t words[] = {DELTA_OPEN,   0, PKV_HEAD, 1, 1, 5, 6, DELTA_HOLD,  0,
+                                     DELTA_APPEND, 0, 2,        3, 2, 7, 8, DELTA_CLOSE, 0};
     pkv_mirror *m;
     assert_true(status_ok(pkv_mirror_create(&two_groups, 20, 4, NULL, &m)));
     assert_true(status_ok(pkv_mirror_apply(m, words, sizeof words / sizeof *words)));
@@ -460,8 +463,8 @@ static void mirror_knows_the_holders_of_a_run(void **state)
                                      PKV_HEAD,   DELTA_DROP, 1,       3, 1,           0};
     static const uint32_t park[] = {DELTA_PARK, 0};
     static const uint32_t leave[] = {DELTA_CLOSE, 1};
-    static const uint32_t again[] = {DELTA_OPEN, 2, PKV_HEAD, 0,  0, DELTA_APPEND, 2, 1,
-                                     4,          3, 4,        12, 13};
+    static const uint32_t again[] = {DELTA_OPEN, 2, PKV_HEAD, 0, 0, DELTA_APPEND, 2,
+                                     4,          1, 4,        3, 4, 12,           13};
     static const uint32_t cells[] = {2, 3, 10, 11};
     pkv_mirror *m;
     assert_true(status_ok(pkv_mirror_create(&four_groups, 14, 4, NULL, &m)));
@@ -491,8 +494,8 @@ static void mirror_forgets_parked_parts_of_a_fresh_run(void **state)
         DELTA_OPEN, 0,          PKV_ALL, 1,         1, 2, DELTA_SPLIT, 0,  PKV_HEAD,   DELTA_PARK,
         0,          DELTA_OPEN, 1,       PKV_LAYER, 1, 1, 4,           12, DELTA_PARK, 1,
     };
-    static const uint32_t again[] = {DELTA_OPEN, 2, PKV_ALL, 0,           0, DELTA_APPEND, 2, 20,
-                                     2,          2, 4,       DELTA_CLOSE, 2};
+    static const uint32_t again[] = {DELTA_OPEN, 2,  PKV_ALL, 0, 0, DELTA_APPEND, 2,
+                                     1,          20, 2,       2, 4, DELTA_CLOSE,  2};
     pkv_mirror *m;
     assert_true(status_ok(pkv_mirror_create(&four_groups, 14, 4, NULL, &m)));
     assert_true(status_ok(pkv_mirror_apply(m, words, sizeof words / sizeof *words)));
@@ -507,8 +510,8 @@ static void mirror_survives_failing_allocations(void **state)
 {
     (void)state;
     static const uint32_t words[] = {
-        DELTA_OPEN, 0, PKV_ALL, 1, 1,           2, DELTA_APPEND, 0,           20, 2,       4, 6,
-        DELTA_FORK, 0, 1,       0, DELTA_SPLIT, 1, PKV_LAYER,    DELTA_SPLIT, 1,  PKV_HEAD};
+        DELTA_OPEN, 0, PKV_ALL, 1, 1,           2, DELTA_APPEND, 0,           1, 20,      2, 4, 6,
+        DELTA_FORK, 0, 1,       0, DELTA_SPLIT, 1, PKV_LAYER,    DELTA_SPLIT, 1, PKV_HEAD};
     heap f = {0};
     allocator alloc = {counting_resize, &f};
     status last = status_make(STATUS_NO_MEMORY, NULL);
@@ -571,9 +574,9 @@ static void checksums_differ_by_table(void **state)
         {7, DELTA_OPEN, 0, PKV_HEAD, 1, 1, 6, 5},
         {9, DELTA_OPEN, 0, PKV_HEAD, 2, 2, 5, 7, 6, 8},
         {9, DELTA_OPEN, 0, PKV_HEAD, 2, 2, 7, 5, 6, 8},
-        {11, DELTA_OPEN, 0, PKV_HEAD, 0, 0, DELTA_APPEND, 0, 3, 2, 5, 6},
-        {11, DELTA_OPEN, 0, PKV_HEAD, 0, 0, DELTA_APPEND, 0, 4, 2, 5, 6},
-        {16, DELTA_OPEN, 0, PKV_HEAD, 0, 0, DELTA_APPEND, 0, 4, 2, 5, 6, DELTA_TRIM, 0, 1, 3, 0},
+        {12, DELTA_OPEN, 0, PKV_HEAD, 0, 0, DELTA_APPEND, 0, 2, 3, 2, 5, 6},
+        {12, DELTA_OPEN, 0, PKV_HEAD, 0, 0, DELTA_APPEND, 0, 2, 4, 2, 5, 6},
+        {17, DELTA_OPEN, 0, PKV_HEAD, 0, 0, DELTA_APPEND, 0, 2, 4, 2, 5, 6, DELTA_TRIM, 0, 1, 3, 0},
     };
     enum { N = sizeof logs / sizeof logs[0] };
     uint64_t sums[N];
