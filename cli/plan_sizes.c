@@ -84,12 +84,32 @@ status plan_measure(const plan_question *q, plan_answer *out, error *err)
     return STATUS_IS_OK;
 }
 
+/* A request of method reform is a reading, which takes pages of the layers that it runs, and then
+ * an ordinary request of the gathered tokens (docs/reform.md). A short prompt is that alone. */
+static sched_need need_of_reform(const plan_question *q, const retention_policy *policy,
+                                 const pkv_geometry *g, uint32_t n_prompt)
+{
+    const embed_choice *c = &q->model->embeds;
+    uint32_t heads_need = c->n ? reform_layers(c->heads, c->n) : 0;
+    retention_policy all = retention_find("full")->defaults;
+    bool reads = n_prompt > policy->gather_tokens;
+    sched_need need =
+        sched_need_of(g, 0, &all, reads ? policy->gather_tokens : n_prompt, q->output);
+    if (!reads) return need;
+    uint32_t n_layers = policy->exit_layer ? policy->exit_layer : heads_need;
+    sched_need reading = sched_need_of(g, n_layers, policy, n_prompt, 1);
+    if (reading.peak > need.peak) need.peak = reading.peak;
+    if (reading.positions > need.positions) need.positions = reading.positions;
+    return need;
+}
+
 status plan_fill(const plan_question *q, const retention_policy *policy, plan_answer *a, error *err)
 {
     uint32_t n_prompt = q->context - q->output;
     const pkv_geometry *g = &a->measures.geometry;
     RETURN_IF_ERROR(retention_check_budget(policy, g, n_prompt, err));
-    sched_need need = sched_need_of(g, policy, n_prompt, q->output);
+    sched_need need = policy->gather_tokens ? need_of_reform(q, policy, g, n_prompt)
+                                            : sched_need_of(g, 0, policy, n_prompt, q->output);
     uint64_t pages = a->pages ? pkv_even_pages(g, (uint32_t)a->pages) : 0;
     a->room = (plan_room){.need = need, .in_prefill = pages / need.peak};
     if (pages < need.peak) return STATUS_IS_OK;

@@ -102,6 +102,15 @@ static inline size_t reform_token_bytes(uint32_t n_heads, uint32_t head_dim)
     return (size_t)n_heads * head_dim * sizeof(uint16_t) + sizeof(uint32_t);
 }
 
+/* The fewest layers that a reading of method `reform` runs for these heads. */
+static inline uint32_t reform_layers(const embed_head *heads, uint32_t n)
+{
+    uint32_t most = 1;
+    for (uint32_t i = 0; i < n; i++)
+        if (heads[i].layer > most) most = heads[i].layer;
+    return most;
+}
+
 status engine_create(const engine_options *options, engine **out, error *err);
 /* Checks the options' retention policies and names of methods as engine_create does, over pages of
  * this geometry: so they can be checked before there is a backend. Reads prefill_chunk and

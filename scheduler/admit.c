@@ -74,17 +74,18 @@ status sched_check_turn(const sched *s, const sched_turn *turn, error *err)
  * request by name before, so here they are a mistake of the caller. */
 static bool is_plain_reading(const sched_request *r)
 {
-    return r->n == 1 && !r->want_logits && !r->want_scores && !r->retrieval.block_tokens &&
-           !r->session[0] && !r->session[1] && !retention_wants_novelty(&r->policy);
+    return r->n_embeds > 0 && r->n == 1 && !r->want_logits && !r->want_scores &&
+           !r->retrieval.block_tokens && !r->session[0] && !r->session[1] &&
+           !retention_wants_novelty(&r->policy);
 }
 
 status sched_check(const sched *s, const sched_request *r, error *err)
 {
     char a[27], b[27], words[SCHED_WORDS_BYTES];
-    if (r->n_embeds && !is_plain_reading(r))
+    if ((r->n_embeds || r->n_layers) && !is_plain_reading(r))
         return error_set(err, STATUS_INVALID,
-                         "a request for embeddings has one choice, and neither logits, scores, "
-                         "novelty, retrieval nor a session");
+                         "a request for embeddings, which alone may run some layers, has one "
+                         "choice, and neither logits, scores, novelty, retrieval nor a session");
     if (r->n_prompt == 0) return error_set(err, STATUS_INVALID, "prompt: has no tokens");
     if (r->max_new_tokens == 0)
         return error_set(err, STATUS_INVALID, "max_tokens: must be at least 1");
@@ -137,7 +138,7 @@ status sched_check(const sched *s, const sched_request *r, error *err)
                          " rows, retrieval measures the prompt's last %" PRIu32 " at once",
                          rows, observed);
     }
-    uint64_t peak = sched_peak_alone(s, &turn, 1, r->max_new_tokens, r->n);
+    uint64_t peak = sched_peak_alone(s, r->n_layers, &turn, 1, r->max_new_tokens, r->n);
     if (peak > s->even_pages) {
         return error_set(
             err, STATUS_LIMIT,
@@ -195,8 +196,9 @@ static void owe_running(const sched *s, const sched_seq *q, pages_owed *sum)
     uint32_t target = known + s->page_tokens < last ? known + s->page_tokens : last;
     uint64_t held = pkv_seq_copy_cost(s->kv, q->slot), most = held;
     uint32_t length = pkv_seq_length(s->kv, q->slot);
-    sched_peak peak = sched_peak_of(s, e->turns, e->n_turns, length, held, target);
-    if (length < known) most = sched_peak_of(s, e->turns, e->n_turns, length, held, known).most;
+    sched_peak peak = sched_peak_of(s, e->n_layers, e->turns, e->n_turns, length, held, target);
+    if (length < known)
+        most = sched_peak_of(s, e->n_layers, e->turns, e->n_turns, length, held, known).most;
     sum->growth += peak.most - most;
     if (seq_is_parent(q)) {
         uint32_t forks = e->live - 1 < s->n_free_slots ? e->live - 1 : s->n_free_slots;
@@ -321,10 +323,11 @@ static status open_tables(sched *s, sched_seq *q, const beginning *b, uint32_t s
         q->parked = 0;
         return STATUS_IS_OK;
     }
-    RETURN_IF_ERROR(
-        pkv_seq_open(s->kv, slot, PKV_ALL, q->tokens, b->max_hit, e->salt, expect, &hit_tokens));
+    RETURN_IF_ERROR(pkv_seq_open(s->kv, slot, sched_grain_of(s, e->n_layers), q->tokens, b->max_hit,
+                                 e->salt, expect, &hit_tokens));
     assert(hit_tokens == b->computed);
-    q->kept = hit_tokens * s->token_kept;
+    if (e->n_layers) pkv_seq_fill_layers(s->kv, slot, e->n_layers);
+    q->kept = hit_tokens * sched_token_kept(s, q);
     sched_hold(s, hit_tokens, q->kept);
     if (e->hidden) pkv_seq_hide(s->kv, slot);
     return STATUS_IS_OK;
@@ -337,7 +340,8 @@ static uint64_t pages_needed(const sched *s, const sched_seq *q, const beginning
                              uint64_t shared, const pages_owed *owed)
 {
     const sched_entry *e = q->entry;
-    sched_peak peak = sched_peak_of(s, e->turns, e->n_turns, b->computed, b->held, q->n_tokens);
+    sched_peak peak =
+        sched_peak_of(s, e->n_layers, e->turns, e->n_turns, b->computed, b->held, q->n_tokens);
     uint64_t need = peak.most - b->held + taken + owed->lasting + room_to_grow(s, owed);
     need += peak.passing > owed->passing ? peak.passing : owed->passing;
     if (peak.passing > 0) need += shared < peak.after ? shared : peak.after;

@@ -5,6 +5,17 @@
  * a call of sched_hold or sched_unhold beside it. */
 #include "scheduler/sched_internal.h"
 
+uint64_t sched_token_kept(const sched *s, const sched_seq *q)
+{
+    const pkv_geometry *g = &s->options.geometry;
+    return (uint64_t)pkv_filled_layers(g, q->entry->n_layers) * g->n_kv_heads;
+}
+
+double sched_kept_tokens(const sched *s, const sched_seq *q)
+{
+    return (double)q->kept / (double)sched_token_kept(s, q);
+}
+
 void sched_hold(sched *s, uint32_t n_tokens, uint64_t kept)
 {
     s->stats.logical_tokens += n_tokens;
@@ -20,16 +31,18 @@ void sched_unhold(sched *s, uint32_t n_tokens, uint64_t kept)
 status sched_append(sched *s, sched_seq *q, uint32_t n)
 {
     RETURN_IF_ERROR(pkv_seq_append(s->kv, q->slot, n));
-    q->kept += n * s->token_kept;
-    sched_hold(s, n, n * s->token_kept);
+    uint64_t kept = n * sched_token_kept(s, q);
+    q->kept += kept;
+    sched_hold(s, n, kept);
     return STATUS_IS_OK;
 }
 
 status sched_cut(sched *s, sched_seq *q, uint32_t n)
 {
     RETURN_IF_ERROR(pkv_seq_cut(s->kv, q->slot, n));
-    q->kept -= n * s->token_kept;
-    sched_unhold(s, n, n * s->token_kept);
+    uint64_t kept = n * sched_token_kept(s, q);
+    q->kept -= kept;
+    sched_unhold(s, n, kept);
     return STATUS_IS_OK;
 }
 

@@ -43,34 +43,55 @@ sched_points sched_points_in(const sched_turn *turn, uint32_t from, uint32_t to)
     return run;
 }
 
-/* Pages that tables take to grow from `from` to `to`. Not aligned: slots were taken out, so the
- * fill of the last pages is not known. */
-static uint64_t growth(const sched *s, bool aligned, uint32_t from, uint32_t to)
+uint32_t sched_groups_of(const sched *s, uint32_t n_layers)
 {
-    return (uint64_t)s->groups *
+    const pkv_geometry *g = &s->options.geometry;
+    return pkv_filled_groups(g, n_layers) * pkv_head_groups(g);
+}
+
+/* Pages that the tables of `groups` KV groups take to grow from `from` to `to`. Not aligned: slots
+ * were taken out, so the fill of the last pages is not known. */
+static uint64_t growth(const sched *s, uint32_t groups, bool aligned, uint32_t from, uint32_t to)
+{
+    return (uint64_t)groups *
            (aligned ? pages_of(s, to) - pages_of(s, from) : pages_of(s, to - from));
 }
 
 /* Pages that tables take to grow from a selection at `from` to `to`. A sequence that comes back
  * from the host tier in between starts with partly filled pages, which takes one page more for each
  * group. */
-static uint64_t growth_after(const sched *s, bool aligned, uint32_t from, uint32_t to)
+static uint64_t growth_after(const sched *s, uint32_t groups, bool aligned, uint32_t from,
+                             uint32_t to)
 {
-    return growth(s, aligned, from, to) + (aligned || from == to ? 0 : s->groups);
+    return growth(s, groups, aligned, from, to) + (aligned || from == to ? 0 : groups);
 }
 
-uint32_t sched_cells_of(const sched *s, const retention_policy *policy)
+pkv_grain sched_grain_of(const sched *s, uint32_t n_layers)
 {
     const pkv_geometry *g = &s->options.geometry;
-    pkv_geometry at = pkv_geometry_at(g, retention_grain(policy, g));
+    return pkv_filled_groups(g, n_layers) < pkv_layer_groups(g) ? PKV_LAYER : PKV_ALL;
+}
+
+/* The grain of the tables that the policy selects in. */
+static pkv_grain selecting_grain(const sched *s, uint32_t n_layers, const retention_policy *policy)
+{
+    pkv_grain own = sched_grain_of(s, n_layers),
+              needed = retention_grain(policy, &s->options.geometry);
+    return own > needed ? own : needed;
+}
+
+uint32_t sched_cells_of(const sched *s, uint32_t n_layers, const retention_policy *policy)
+{
+    pkv_geometry at = pkv_geometry_at(&s->options.geometry, selecting_grain(s, n_layers, policy));
     return s->groups / pkv_groups(&at);
 }
 
-uint64_t sched_passing_of(const sched *s, const retention_policy *policy, uint64_t pages)
+uint64_t sched_passing_of(const sched *s, uint32_t n_layers, const retention_policy *policy,
+                          uint64_t pages)
 {
-    const pkv_geometry *g = &s->options.geometry;
-    uint32_t shares = retention_grain(policy, g) == PKV_HEAD ? pkv_shares(g) : 1;
-    return pages * sched_cells_of(s, policy) * shares;
+    bool by_head = selecting_grain(s, n_layers, policy) == PKV_HEAD;
+    uint32_t shares = by_head ? pkv_shares(&s->options.geometry) : 1;
+    return pages * sched_cells_of(s, n_layers, policy) * shares;
 }
 
 static void raise(sched_peak *peak, uint64_t pages)
@@ -78,9 +99,10 @@ static void raise(sched_peak *peak, uint64_t pages)
     if (peak->most < pages) peak->most = pages;
 }
 
-static void walk_turn(const sched *s, const sched_turn *turn, uint64_t first_growth, uint32_t to,
-                      const sched_points *run, sched_peak *peak)
+static void walk_turn(const sched *s, uint32_t n_layers, const sched_turn *turn,
+                      uint64_t first_growth, uint32_t to, const sched_points *run, sched_peak *peak)
 {
+    uint32_t groups = sched_groups_of(s, n_layers);
     const pkv_geometry *g = &s->options.geometry;
     const retention_policy *p = &turn->policy;
     bool whole = sched_keeps_pages(p);
@@ -89,30 +111,30 @@ static void walk_turn(const sched *s, const sched_turn *turn, uint64_t first_gro
     raise(peak, peak->even);
     if (run->first > to) return;
 
-    retention_bound bound = retention_bound_at(p, g, turn->n_prompt, run->first);
+    retention_bound bound = retention_bound_at(p, g, n_layers, turn->n_prompt, run->first);
     uint32_t longest = bound.longest_pages, next = run->second < to ? run->second : to;
-    raise(peak, bound.even_pages + growth_after(s, whole, run->first, next));
+    raise(peak, bound.even_pages + growth_after(s, groups, whole, run->first, next));
     if (run->last > run->first) {
-        bound = retention_bound_at(p, g, turn->n_prompt, run->last);
+        bound = retention_bound_at(p, g, n_layers, turn->n_prompt, run->last);
         longest = larger(longest, bound.longest_pages);
         uint32_t gap = (run->third < to ? run->third : to) - run->second;
-        raise(peak, bound.even_pages + (uint64_t)s->groups * (pages_of(s, gap) + !whole));
+        raise(peak, bound.even_pages + (uint64_t)groups * (pages_of(s, gap) + !whole));
     }
-    uint64_t grown = growth_after(s, whole, run->last, to);
+    uint64_t grown = growth_after(s, groups, whole, run->last, to);
     peak->held = bound.pages + grown;
     peak->even = bound.even_pages + grown;
     raise(peak, peak->even);
     peak->after = bound.even_pages;
-    uint64_t passing = sched_passing_of(s, p, longest);
+    uint64_t passing = sched_passing_of(s, n_layers, p, longest);
     if (!whole && peak->passing < passing) peak->passing = passing;
 }
 
-sched_peak sched_peak_of(const sched *s, const sched_turn *turns, uint32_t n_turns, uint32_t from,
-                         uint64_t held, uint32_t to)
+sched_peak sched_peak_of(const sched *s, uint32_t n_layers, const sched_turn *turns,
+                         uint32_t n_turns, uint32_t from, uint64_t held, uint32_t to)
 {
     sched_peak peak = {.most = held, .held = held, .even = held};
     bool aligned = true;
-    uint32_t start = 0;
+    uint32_t start = 0, groups = sched_groups_of(s, n_layers);
     for (uint32_t i = 0; i < n_turns && start < to; start = turns[i++].end) {
         const sched_turn *turn = &turns[i];
         bool whole = sched_keeps_pages(&turn->policy);
@@ -122,9 +144,9 @@ sched_peak sched_peak_of(const sched *s, const sched_turn *turns, uint32_t n_tur
             uint32_t first = run.first < end ? run.first : end;
             if (!whole && retention_next_point(&turn->policy, turn->n_prompt, start) <= at)
                 aligned = false;
-            uint64_t grown =
-                at > from ? growth_after(s, aligned, at, first) : growth(s, aligned, at, first);
-            walk_turn(s, turn, grown, end, &run, &peak);
+            uint64_t grown = at > from ? growth_after(s, groups, aligned, at, first)
+                                       : growth(s, groups, aligned, at, first);
+            walk_turn(s, n_layers, turn, grown, end, &run, &peak);
         }
         if (!whole && retention_next_point(&turn->policy, turn->n_prompt, start) <= turn->end)
             aligned = false;
@@ -133,7 +155,8 @@ sched_peak sched_peak_of(const sched *s, const sched_turn *turns, uint32_t n_tur
 }
 
 /* Without a retention point after the prompt's end the choices share the full pages of what is
- * kept, and each has a tail of its own: the last partial page and the generated tokens. */
+ * kept, and each has a tail of its own: the last partial page and the generated tokens. A request
+ * of several choices runs all layers. */
 static uint64_t with_tails(const sched *s, const sched_turn *turn, const sched_peak *prompt,
                            uint32_t max_new_tokens, uint32_t n)
 {
@@ -144,13 +167,13 @@ static uint64_t with_tails(const sched *s, const sched_turn *turn, const sched_p
     return prompt->even + (tails - (fill > 0)) * s->groups;
 }
 
-uint64_t sched_peak_alone(const sched *s, const sched_turn *turns, uint32_t n_turns,
-                          uint32_t max_new_tokens, uint32_t n)
+uint64_t sched_peak_alone(const sched *s, uint32_t n_layers, const sched_turn *turns,
+                          uint32_t n_turns, uint32_t max_new_tokens, uint32_t n)
 {
     const sched_turn *turn = &turns[n_turns - 1];
     uint32_t rows = turn->n_prompt + max_new_tokens - 1;
-    sched_peak prompt = sched_peak_of(s, turns, n_turns, 0, 0, turn->n_prompt);
-    sched_peak life = sched_peak_of(s, turns, n_turns, 0, 0, rows);
+    sched_peak prompt = sched_peak_of(s, n_layers, turns, n_turns, 0, 0, turn->n_prompt);
+    sched_peak life = sched_peak_of(s, n_layers, turns, n_turns, 0, 0, rows);
     uint64_t after;
     if (n == 1) after = life.most;
     else if (retention_has_sums(&turn->policy) ||
@@ -160,8 +183,8 @@ uint64_t sched_peak_alone(const sched *s, const sched_turn *turns, uint32_t n_tu
     return (after > prompt.most ? after : prompt.most) + life.passing;
 }
 
-sched_need sched_need_of(const pkv_geometry *geometry, const retention_policy *policy,
-                         uint32_t n_prompt, uint32_t max_new_tokens)
+sched_need sched_need_of(const pkv_geometry *geometry, uint32_t n_layers,
+                         const retention_policy *policy, uint32_t n_prompt, uint32_t max_new_tokens)
 {
     const sched s = {.options = {.geometry = *geometry},
                      .groups = pkv_groups(geometry),
@@ -170,9 +193,9 @@ sched_need sched_need_of(const pkv_geometry *geometry, const retention_policy *p
     retention_policy_resolve(&turn.policy, max_new_tokens);
     n_prompt = turn.n_prompt = retention_input_tokens(policy, n_prompt);
     uint32_t rows = n_prompt + max_new_tokens - 1;
-    sched_peak prompt = sched_peak_of(&s, &turn, 1, 0, 0, n_prompt);
-    sched_peak rest = sched_peak_of(&s, &turn, 1, n_prompt, prompt.held, rows);
-    return (sched_need){.peak = sched_peak_alone(&s, &turn, 1, max_new_tokens, 1),
+    sched_peak prompt = sched_peak_of(&s, n_layers, &turn, 1, 0, 0, n_prompt);
+    sched_peak rest = sched_peak_of(&s, n_layers, &turn, 1, n_prompt, prompt.held, rows);
+    return (sched_need){.peak = sched_peak_alone(&s, n_layers, &turn, 1, max_new_tokens, 1),
                         .kept = prompt.held,
                         .most = rest.most + rest.passing,
                         .positions = sched_positions_of(&s, &turn, 1, rows + 1)};

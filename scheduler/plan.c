@@ -234,14 +234,15 @@ static selection_pages pages_to_select(const sched *s, const sched_seq *q)
     if (stop.at != to || stop.kind != STOP_POINT) return pages;
     const sched_turn *turn = stop.turn;
     if (sched_keeps_pages(&turn->policy)) return pages; /* pressure drops keep whole pages too */
+    uint32_t n_layers = q->entry->n_layers;
     retention_bound bound =
-        retention_bound_at(&turn->policy, &s->options.geometry, turn->n_prompt, stop.at);
+        retention_bound_at(&turn->policy, &s->options.geometry, n_layers, turn->n_prompt, stop.at);
     if (!q->entry->has_sums) {
         uint64_t shared = pkv_seq_pages_shared(s->kv, q->slot);
         pages.lasting = shared < bound.even_pages ? shared : bound.even_pages;
         pages.if_shared = bound.even_pages - pages.lasting;
     }
-    pages.passing = sched_passing_of(s, &turn->policy, bound.longest_pages);
+    pages.passing = sched_passing_of(s, n_layers, &turn->policy, bound.longest_pages);
     return pages;
 }
 

@@ -21,12 +21,12 @@ static uint32_t walk_slots(const sched *s, const sched_turn *turn, uint32_t from
     if (before > *most) *most = before;
     if (!selects) return before;
 
-    kept = retention_bound_at(&turn->policy, g, turn->n_prompt, run.first).longest;
+    kept = retention_bound_at(&turn->policy, g, 0, turn->n_prompt, run.first).longest;
     if (kept > before) kept = before;
     gap = (run.second < to ? run.second : to) - run.first;
     if (kept + gap > *most) *most = kept + gap;
     if (run.last > run.first) {
-        kept = retention_bound_at(&turn->policy, g, turn->n_prompt, run.last).longest;
+        kept = retention_bound_at(&turn->policy, g, 0, turn->n_prompt, run.last).longest;
         gap = (run.third < to ? run.third : to) - run.second;
         if (kept + gap > *most) *most = kept + gap;
     }

@@ -34,8 +34,9 @@ static bool is_worth_swapping(const sched *s, const sched_seq *q)
 {
     if (pkv_seq_has_dropped(s->kv, q->slot)) return true;
     uint32_t anew = q->computed - pkv_seq_shared_tokens(s->kv, q->slot);
-    return anew > SHORT_TOKENS && (uint64_t)anew * COPY_GAIN * s->groups >
-                                      (uint64_t)pkv_seq_pages_held(s->kv, q->slot) * s->page_tokens;
+    return anew > SHORT_TOKENS &&
+           (uint64_t)anew * COPY_GAIN * sched_groups_of(s, q->entry->n_layers) >
+               (uint64_t)pkv_seq_pages_held(s->kv, q->slot) * s->page_tokens;
 }
 
 /* Idle sessions leave the tier to make room. */
@@ -147,7 +148,8 @@ static bool can_drop_under_pressure(const sched *s, const sched_seq *q)
     if (retention_measure_rows(own, e->n_prompt, length - 1, length).kind != MEASURE_NONE ||
         sched_next_stop(q, q->computed).at == length)
         return false;
-    retention_bound bound = retention_bound_at(&s->pressure, &s->options.geometry, length, length);
+    retention_bound bound =
+        retention_bound_at(&s->pressure, &s->options.geometry, e->n_layers, length, length);
     return bound.pages < pkv_seq_pages_held(s->kv, q->slot);
 }
 

@@ -14,7 +14,7 @@ void sched_describe_seq(const sched *s, const sched_seq *q, sched_choice_info *o
         .report.method = policy_of(e)->preset->name,
         .report.fields = retention_fields_of(policy_of(e)),
         .report.logical_tokens = (has_tables ? pkv_seq_length(s->kv, line->slot) : rows) + e->cut,
-        .report.kept_tokens = pkv_full_tokens(&s->options.geometry, line->kept),
+        .report.kept_tokens = sched_kept_tokens(s, line),
         .report.pages_dropped = line->pages_dropped,
         .report.budget_raised = line->budget_raised,
         .report.scoring_ms = (double)line->scoring_us / 1e3,
@@ -84,7 +84,7 @@ bool sched_look(const sched *s, uint64_t request, sched_sight *out, pkv_map *map
         .prompt_tokens = e->n_prompt + e->cut,
         .output_tokens = q->n_tokens - e->n_prompt,
         .cut = e->cut,
-        .kept_tokens = pkv_full_tokens(&s->options.geometry, q->kept),
+        .kept_tokens = sched_kept_tokens(s, q),
         .pages_dropped = q->pages_dropped,
         .reading = e->retrieval.block_tokens > 0 ? &q->reading : NULL,
     };

@@ -202,7 +202,6 @@ struct sched {
     pkv *kv;
     uint32_t groups, page_tokens;
     uint64_t held_kept;  // sum of `kept` over sequences and sessions whose pages are in the pool
-    uint64_t token_kept; // `kept` of one token in every table
     uint32_t even_pages; // of the whole pool, as many from each share: what peaks are counted in
 
     sched_entry **map; // [map_mask + 1] open addressing by id
@@ -367,6 +366,10 @@ void sched_seq_stop(sched *s, sched_seq *q, seq_state state);
 void sched_reap(sched *s);
 
 /* ---- held.c: what tables hold, counted as they change ---- */
+/* `kept` of one token in every table of the sequence that takes tokens; and what all its tables
+ * keep, in such tokens. */
+uint64_t sched_token_kept(const sched *s, const sched_seq *q);
+double sched_kept_tokens(const sched *s, const sched_seq *q);
 /* The sequence has got tables of n tokens that keep q->kept. */
 void sched_hold(sched *s, uint32_t n_tokens, uint64_t kept);
 /* Tables of n tokens leave the pool. */
@@ -399,16 +402,23 @@ typedef struct sched_peak {
     uint64_t passing; // fresh pages that one selection takes for a moment
 } sched_peak;
 
+/* Below, n_layers is sched_request's: a sequence that runs the first layers alone, 0 = all, takes
+ * cells of these alone. */
+/* KV groups in which a token of the sequence takes a slot. */
+uint32_t sched_groups_of(const sched *s, uint32_t n_layers);
+/* The grain that its tables begin with. */
+pkv_grain sched_grain_of(const sched *s, uint32_t n_layers);
 /* The peak while a sequence that holds `held` pages grows from logical length `from` to `to`. */
-sched_peak sched_peak_of(const sched *s, const sched_turn *turns, uint32_t n_turns, uint32_t from,
-                         uint64_t held, uint32_t to);
+sched_peak sched_peak_of(const sched *s, uint32_t n_layers, const sched_turn *turns,
+                         uint32_t n_turns, uint32_t from, uint64_t held, uint32_t to);
 /* The most pages that a request holds at any moment when it has the pool for itself. */
-uint64_t sched_peak_alone(const sched *s, const sched_turn *turns, uint32_t n_turns,
-                          uint32_t max_new_tokens, uint32_t n);
+uint64_t sched_peak_alone(const sched *s, uint32_t n_layers, const sched_turn *turns,
+                          uint32_t n_turns, uint32_t max_new_tokens, uint32_t n);
 /* Cells of a page of the tables that the policy selects in. */
-uint32_t sched_cells_of(const sched *s, const retention_policy *policy);
+uint32_t sched_cells_of(const sched *s, uint32_t n_layers, const retention_policy *policy);
 /* Cells that must be available where one of these tables takes so many pages. */
-uint64_t sched_passing_of(const sched *s, const retention_policy *policy, uint64_t pages);
+uint64_t sched_passing_of(const sched *s, uint32_t n_layers, const retention_policy *policy,
+                          uint64_t pages);
 /* Whether every page of a table holds consecutive tokens, because selections drop whole pages. */
 bool sched_keeps_pages(const retention_policy *policy);
 /* Retention points in (from, to]: the first three and the last; UINT32_MAX where there is none. */

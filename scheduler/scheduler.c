@@ -91,7 +91,6 @@ status sched_create(const sched_options *options, sched **out, error *err)
     s->alloc = *a;
     s->groups = pkv_groups(&options->geometry);
     s->page_tokens = options->geometry.page_tokens;
-    s->token_kept = (uint64_t)options->geometry.n_layers * options->geometry.n_kv_heads;
     s->map_mask = map_size(options) - 1;
     s->n_free_slots = s->running.capacity = options->max_seqs;
     s->depth = options->max_in_flight < 2 ? 1 : SCHED_MOST_IN_FLIGHT;

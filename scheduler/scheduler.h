@@ -140,7 +140,7 @@ typedef struct sched_request {
      * neither logits, scores, retrieval nor a session. */
     const embed_head *embeds; // [n_embeds], borrowed until the request is forgotten
     uint32_t n_embeds;
-    uint32_t n_layers;
+    uint32_t n_layers; // of a reading alone; it takes pages for these layers, 0 = all
     /* Stands for the API key. Room is made by the longest idle session of the owner that has most,
      * so that no owner pushes out the few of another. */
     uint64_t owner;
@@ -160,8 +160,10 @@ typedef struct sched_need {
     uint32_t positions; // that its tokens take, at most: one more than the largest
 } sched_need;
 
-sched_need sched_need_of(const pkv_geometry *geometry, const retention_policy *policy,
-                         uint32_t n_prompt, uint32_t max_new_tokens);
+/* n_layers as in sched_request. */
+sched_need sched_need_of(const pkv_geometry *geometry, uint32_t n_layers,
+                         const retention_policy *policy, uint32_t n_prompt,
+                         uint32_t max_new_tokens);
 
 /* Blocks of one sequence, one behind the other, that are to be loaded into its pages. */
 typedef struct sched_load {

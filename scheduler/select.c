@@ -140,8 +140,8 @@ static void count_selection(sched *s, sched_seq *q, const sched_selection *x)
 {
     if (q->computed <= q->selected) return; /* counted before the replay */
     q->selected = q->computed;
-    q->pages_dropped +=
-        (x->held - pkv_seq_pages_held(s->kv, q->slot)) / sched_cells_of(s, x->policy);
+    q->pages_dropped += (x->held - pkv_seq_pages_held(s->kv, q->slot)) /
+                        sched_cells_of(s, q->entry->n_layers, x->policy);
     q->budget_raised |= x->out.budget_raised;
 }
 
@@ -276,10 +276,11 @@ status sched_select(sched *s, sched_seq *q, const retention_policy *policy, uint
     if (is_worth_handing_out(s, q, &like)) x = make_selection(s, q, &like);
     if (!x) return select_here(s, q, &like);
     if (!sched_keeps_pages(policy)) {
+        uint32_t n_layers = q->entry->n_layers;
         retention_bound bound =
-            retention_bound_at(policy, &s->options.geometry, n_prompt, q->computed);
+            retention_bound_at(policy, &s->options.geometry, n_layers, n_prompt, q->computed);
         x->bound = bound.even_pages;
-        x->passing = sched_passing_of(s, policy, bound.longest_pages);
+        x->passing = sched_passing_of(s, n_layers, policy, bound.longest_pages);
     }
     note_shared(s, q, x);
     x->pressing = policy == &s->pressure;

@@ -56,7 +56,7 @@ static bool session_fits(const sched *s, const sched_session *session, const sch
 {
     sched_turn turns[SCHED_MAX_TURNS + 1];
     uint32_t n = turns_with(session, r, turns);
-    return sched_peak_alone(s, turns, n, r->max_new_tokens, 1) <= s->even_pages;
+    return sched_peak_alone(s, 0, turns, n, r->max_new_tokens, 1) <= s->even_pages;
 }
 
 /* Whether the request's positions exceed the context when it goes on from the session, whose tables

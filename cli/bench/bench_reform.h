@@ -10,14 +10,17 @@ typedef struct reform_pass {
     retention_policy policy;
     const embed_head *embeds; // [n_embeds] of every row
     uint32_t n_embeds;
-    uint32_t n_layers; // 0 = all
+    uint32_t n_layers; // that rows run, 0 = all; pages are those of these layers
+    /* A computed step is computed with all layers too, right behind, because a machine's speed
+     * changes within minutes. So pages are those of all layers. */
+    bool with_all;
     uint32_t computed; // steps to compute; the others change page tables only. 0 = none
 } reform_pass;
 
 typedef struct reform_cost {
     uint32_t steps, computed; // of the pass
     double compute_s;         // all steps, estimated from the computed ones
-    double whole_s;           // the same with all layers and without embeddings
+    double whole_s;           // where with_all: the same with all layers and without embeddings
     double select_s;          // the scheduler, selections among it: measured as a whole
     double move_s;            // page moves of steps that were not computed
     uint32_t most_pages;      // held at once
@@ -26,9 +29,7 @@ typedef struct reform_cost {
 /* Runs the pass over the real scheduler. A step's time for each of its rows is linear in the slots
  * that the rows read, so the computed steps, which are spread evenly, give a line, and the line
  * gives the others. The first two steps that measure attention are computed too; what they take
- * beyond the line counts for each such step. A step that leaves early is computed with all layers
- * too, right behind, because a machine's speed changes within minutes. Every page of the pool must
- * hold keys and values. */
+ * beyond the line counts for each such step. Every page of the pool must hold keys and values. */
 status reform_pass_run(bench *b, const reform_pass *pass, reform_cost *out, error *err);
 
 #endif

@@ -104,8 +104,7 @@ static status run_plan(pass_run *p, step_plan *plan, const step_result **out, do
                                      st.message ? st.message : status_text(st.code));
 }
 
-/* Computes the same rows once more with all layers, right behind, because a machine's speed changes
- * within minutes. */
+/* Computes the same rows once more with all layers. */
 static status run_whole(pass_run *p, const step_plan *plan, error *err)
 {
     step_seq share = plan->seqs[0];
@@ -127,10 +126,17 @@ static status run_whole(pass_run *p, const step_plan *plan, error *err)
 static status send_plan(pass_run *p, const step_plan *plan, error *err)
 {
     step_plan asked = *plan;
+    step_seq share;
     const step_result *got;
     double seconds;
     bool computes = plan->n_seqs == 1 && is_computed(p, &plan->seqs[0]);
-    if (!computes) asked.n_seqs = asked.n_tokens = 0;
+    if (computes) {
+        share = plan->seqs[0];
+        share.n_layers = p->pass->n_layers;
+        asked.seqs = &share;
+    } else {
+        asked.n_seqs = asked.n_tokens = 0;
+    }
     RETURN_IF_ERROR(run_plan(p, &asked, &got, &seconds, err));
     p->seq = (step_seq_result){0};
     p->result = (step_result){
@@ -140,7 +146,7 @@ static status send_plan(pass_run *p, const step_plan *plan, error *err)
         return STATUS_IS_OK;
     }
     note_time(&plan->seqs[0], seconds, &p->planned);
-    if (p->pass->n_layers > 0) RETURN_IF_ERROR(run_whole(p, plan, err));
+    if (p->pass->with_all) RETURN_IF_ERROR(run_whole(p, plan, err));
     if (measures(&plan->seqs[0])) p->measured++;
     else p->cost->computed++;
     return STATUS_IS_OK;
@@ -173,7 +179,7 @@ static status run_request(pass_run *p, const uint32_t *prompt, error *err)
                        .policy = p->pass->policy,
                        .embeds = p->pass->embeds,
                        .n_embeds = p->pass->n_embeds,
-                       .n_layers = p->pass->n_layers};
+                       .n_layers = p->pass->with_all ? 0 : p->pass->n_layers};
     RETURN_IF_ERROR(sched_check(p->sched, &r, err));
     sched_event events[2] = {{.kind = SCHED_ADD, .add = &r}};
     size_t n = 1;
@@ -229,7 +235,7 @@ status reform_pass_run(bench *b, const reform_pass *pass, reform_cost *out, erro
         st = error_set(err, STATUS_NO_MEMORY, "out of memory");
     if (status_ok(st)) st = run_request(&p, prompt, err);
     out->compute_s = estimate(&p, &p.planned);
-    out->whole_s = pass->n_layers > 0 ? estimate(&p, &p.whole) : out->compute_s;
+    if (pass->with_all) out->whole_s = estimate(&p, &p.whole);
     sched_destroy(p.sched);
     free(prompt);
     free(p.sample);

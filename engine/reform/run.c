@@ -6,14 +6,6 @@
 
 /* ---- the engine ------------------------------------------------------------------------------ */
 
-static uint32_t head_layers(const engine *e)
-{
-    uint32_t most = 1;
-    for (uint32_t i = 0; i < e->o.n_embed_heads; i++)
-        if (e->embed_heads[i].layer > most) most = e->embed_heads[i].layer;
-    return most;
-}
-
 static status check_heads(const engine *e, error *err)
 {
     size_t of_token = (size_t)e->o.n_embed_heads * e->info.head_dim * sizeof(uint16_t);
@@ -67,7 +59,7 @@ status reform_start(engine *e, error *err)
     e->embed_heads = alloc_zeroed(e->o.alloc, n + 1, sizeof *e->embed_heads);
     if (!e->embed_heads) return error_set(err, STATUS_NO_MEMORY, "engine: out of memory");
     if (n) memcpy(e->embed_heads, e->o.embed_heads, n * sizeof *e->embed_heads);
-    e->embed_layers = head_layers(e);
+    e->embed_layers = reform_layers(e->embed_heads, n);
     if (e->info.n_heads) RETURN_IF_ERROR(check_heads(e, err));
     status s = check_policy(e, &e->retention.standard, err);
     if (!status_ok(s)) error_prefix(err, "--retention");

@@ -60,10 +60,11 @@ static uint64_t window_pages(uint32_t window, uint32_t n, uint32_t page_tokens)
 }
 
 retention_bound retention_bound_at(const retention_policy *policy, const pkv_geometry *g,
-                                   uint32_t n_prompt, uint32_t point)
+                                   uint32_t n_layers, uint32_t n_prompt, uint32_t point)
 {
-    uint32_t step = policy->reuse_layers, n_layers = retention_selecting_layers(g, g->n_layers);
-    uint32_t n_scopes = runs_of(n_layers, step);
+    uint32_t step = policy->reuse_layers, end = pkv_filled_layers(g, n_layers);
+    uint32_t n_scopes = runs_of(retention_selecting_layers(g, g->n_layers), step);
+    uint32_t selecting = retention_selecting_layers(g, end);
     uint32_t size = g->page_tokens, head_groups = pkv_head_groups(g);
     const retention_allocator_row *row = &retention_allocators[policy->allocator];
     retention_phase phase = retention_phase_at(policy, n_prompt, point);
@@ -73,12 +74,12 @@ retention_bound retention_bound_at(const retention_policy *policy, const pkv_geo
 
     uint32_t joint = row->joint && !all ? head_groups : 1;
     retention_bound bound = {0};
-    for (uint32_t i = 0; i < n_scopes; i++) {
+    for (uint32_t i = 0; i * step < selecting; i++) {
         uint32_t budget = all ? 0 : row->tokens(policy, n_prompt, i, n_scopes);
         uint64_t tokens = all ? len : tokens_most(policy, size, n_prompt, len, budget, joint);
         uint64_t longest = least_of(least_of(tokens, len) + grown, point);
         bool full = policy->unit == RETENTION_UNIT_PAGE && !all;
-        uint32_t layers = smaller(step, n_layers - i * step);
+        uint32_t layers = smaller(step, selecting - i * step);
         uint64_t tables = pages_most(tokens, joint, grown, full, size, longest);
         uint64_t longest_pages = pages_of(longest, size);
         uint32_t times = head_groups / joint * runs_of(layers, g->layers_per_group);
@@ -89,7 +90,7 @@ retention_bound retention_bound_at(const retention_policy *policy, const pkv_geo
         bound.longest_pages = larger(bound.longest_pages, (uint32_t)longest_pages);
         bound.longest = larger(bound.longest, (uint32_t)longest);
     }
-    for (uint32_t l = 0; l < g->n_layers; l += g->layers_per_group) {
+    for (uint32_t l = 0; l < end; l += g->layers_per_group) {
         if (pkv_window_of(g, l) == 0) continue;
         uint64_t pages = window_pages(pkv_window_of(g, l), point, size);
         bound.pages += pages * head_groups;

@@ -297,7 +297,8 @@ bool retention_suits_retrieval(const retention_policy *policy, const pkv_geometr
 bool retention_wants_novelty(const retention_policy *policy);
 
 /* Upper bounds after the selection at a point, for any measures, for a sequence for which only this
- * policy has selected. Used by admission. */
+ * policy has selected, and whose tokens are in tables of the first n_layers layers alone, 0 = all
+ * (pkv_seq_fill_layers). Used by admission. */
 typedef struct retention_bound {
     uint64_t pages;         // at most, over all tables
     uint64_t even_pages;    // likewise, as many in each share as in the one with most
@@ -306,7 +307,7 @@ typedef struct retention_bound {
 } retention_bound;
 
 retention_bound retention_bound_at(const retention_policy *policy, const pkv_geometry *geometry,
-                                   uint32_t n_prompt, uint32_t point);
+                                   uint32_t n_layers, uint32_t n_prompt, uint32_t point);
 /* Marks the prompt's tokens that the last selection of a sequence of `len` tokens keeps for any
  * measures: sinks and window, by whole pages where pages are selected. Marks none for a method that
  * protects nothing or never selects. */
@@ -339,7 +340,8 @@ size_t retention_scratch_floats(const pkv_geometry *geometry, uint32_t max_slots
 /* Reads of the kv only what the sequence's tables keep, so another thread may change other
  * sequences meanwhile. STATUS_ABORTED when it was cancelled. STATUS_INTERNAL when measures or
  * arrays do not fit the sequence. STATUS_INVALID when tables that would share a selection hold
- * different tokens, as another policy may have left them. */
+ * different tokens, as another policy may have left them; empty tables share any selection. Budgets
+ * are those of a sequence with tokens in all its tables. */
 status retention_select(const retention_policy *policy, const pkv *kv, uint32_t seq,
                         uint32_t n_prompt, const measure_result *measures, retention_selection *out,
                         error *err);

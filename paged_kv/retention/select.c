@@ -130,7 +130,7 @@ static void select_jointly(selector *c, const contest *first)
 static bool same_slots(const selector *c, uint32_t group, uint32_t leader)
 {
     uint32_t n = table_kept(c, leader);
-    if (group / c->parts == leader / c->parts) return true;
+    if (group / c->parts == leader / c->parts || table_kept(c, group) == 0) return true;
     if (table_kept(c, group) != n) return false;
     for (uint32_t i = 0; n != c->len && i < n; i++) {
         if (table_position(c, group, i) != table_position(c, leader, i)) return false;

@@ -31,6 +31,11 @@ class Bench(unittest.TestCase):
         self.assertEqual(len({r["pages"] for r in passes}), 1, passes)
         self.assertEqual({r["embedding_bytes"] for r in found if r["what"] == "reading"}, {4 * 32 * 2})
 
+    def test_pages_are_those_of_the_layers_that_are_run(self):
+        one, two = (rows("--tokens", "8192", "--computed", "0", "--exit-layer", n)[0] for n in "12")
+        self.assertEqual([one["layers"], two["layers"]], [1, 2])
+        self.assertEqual(2 * one["pages"], two["pages"])
+
     def test_phases(self):
         found = rows("--tokens", "4096", "--computed", "2")
         self.assertEqual([r["what"] for r in found], ["reading", "recompute", "sums"])

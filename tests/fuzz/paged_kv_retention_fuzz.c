@@ -149,7 +149,7 @@ static void select_once(uint32_t point)
     }
     select_coarse(&measures);
     FUZZ_CHECK(pkv_check_integrity(l.kv) == NULL);
-    retention_bound bound = retention_bound_at(l.policy, g, l.n_prompt, point);
+    retention_bound bound = retention_bound_at(l.policy, g, 0, l.n_prompt, point);
     FUZZ_CHECK(pkv_seq_pages_held(l.kv, 0) <= bound.pages);
     for (uint32_t i = 0; i < pkv_groups(g); i++) {
         uint32_t layer = i / pkv_head_groups(g) * g->layers_per_group;

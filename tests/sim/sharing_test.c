@@ -137,7 +137,7 @@ static load make_load(const load_shape *shape, uint64_t seed, uint32_t n)
         a->n_outputs = spread(&r, shape->outputs * 0.73, 0.8, 1, l.max_outputs);
         a->prefix = rng_below(&r, PREFIXES);
         a->n_shared = rng_below(&r, 2) ? a->n_prompt / 4 : 0;
-        a->need = sched_need_of(&shape->geometry, &l.policies[a->method], a->n_prompt, 1).peak;
+        a->need = sched_need_of(&shape->geometry, 0, &l.policies[a->method], a->n_prompt, 1).peak;
     }
     return l;
 }
@@ -343,7 +343,8 @@ static uint64_t owed_to(const load *l, const step_seq *q)
 static uint64_t need_of(const load *l, const asked *a)
 {
     if (a->n_tokens == 0) return a->need;
-    return sched_need_of(&l->shape->geometry, &l->policies[a->method], a->n_prompt, a->n_tokens + 1)
+    return sched_need_of(&l->shape->geometry, 0, &l->policies[a->method], a->n_prompt,
+                         a->n_tokens + 1)
         .peak;
 }
 

@@ -74,6 +74,11 @@ typedef struct sim_table {
     uint32_t n;
 } sim_table;
 
+/* The groups that a row runs which runs n_layers layers, 0 = all. */
+static inline uint32_t sim_groups_of(const pkv_geometry *g, uint32_t n_layers)
+{
+    return pkv_filled_groups(g, n_layers) * pkv_head_groups(g);
+}
 static inline uint32_t sim_sums_of(const pkv_geometry *g)
 {
     return g->layers_per_group * g->heads_per_group;

@@ -272,7 +272,7 @@ static uint64_t run_row(sim_backend *b, const step_seq *q, const pkv_table_view 
 {
     uint32_t size = b->options.geometry.page_tokens;
     uint64_t x = sim_embed(token, q->position + row);
-    for (uint32_t g = 0; g < b->groups; g++) {
+    for (uint32_t g = 0, n = sim_groups_of(&b->options.geometry, q->n_layers); g < n; g++) {
         uint32_t slot = tables[g].kept_tokens - q->n_tokens + row;
         uint64_t content = sim_content(x, g, attended_of(b, &tables[g], slot));
         put(b, cell_at(&tables[g], slot / size), slot % size, content, q->position + row);
@@ -357,8 +357,14 @@ static void run_seq(sim_backend *b, const step_plan *plan, const step_seq *q, st
 {
     sim_step *step = b->step;
     pkv_table_view tables[SIM_GROUPS_MAX];
+    uint32_t groups = sim_groups_of(&b->options.geometry, q->n_layers);
     for (uint32_t g = 0; g < b->groups; g++) {
         tables[g] = pkv_mirror_table(b->mirror, q->seq, g);
+        if (g >= groups && tables[g].n_pages > 0) {
+            b->wrong = "a table has pages of a layer that its sequence does not run";
+            return;
+        }
+        if (g >= groups) continue;
         if (tables[g].kept_tokens < q->n_tokens || q->first_token + q->n_tokens > plan->n_tokens) {
             b->wrong = "a share has no slots or no tokens";
             return;
@@ -395,7 +401,7 @@ static void write_garbage(sim_backend *b, const step_plan *plan)
     uint32_t size = b->options.geometry.page_tokens;
     for (uint32_t i = 0; i < plan->n_seqs; i++) {
         const step_seq *q = &plan->seqs[i];
-        for (uint32_t g = 0; g < b->groups; g++) {
+        for (uint32_t g = 0, n = sim_groups_of(&b->options.geometry, q->n_layers); g < n; g++) {
             pkv_table_view t = pkv_mirror_table(b->mirror, q->seq, g);
             for (uint32_t s = t.kept_tokens - q->n_tokens; s < t.kept_tokens; s++) {
                 put(b, cell_at(&t, s / size), s % size, 0xdeadbeef, 77);

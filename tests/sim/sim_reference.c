@@ -19,6 +19,7 @@ typedef struct ref_line {
     uint32_t seq;
     const pkv_geometry *g;
     uint32_t groups, rows, sums_of;
+    uint32_t n_layers; // that its rows run, 0 = all
     bool contiguous;
     ref_table tables[SIM_GROUPS_MAX];
     /* Scratch for a selection. */
@@ -108,7 +109,7 @@ static uint64_t run_row(ref_line *l, uint32_t token)
     uint64_t x = sim_embed(token, rope_of(l, first, logical));
     if (!status_ok(pkv_seq_append(l->kv, l->seq, 1))) abort();
     pkv_take_deltas(l->kv);
-    for (uint32_t g = 0; g < l->groups; g++) {
+    for (uint32_t g = 0, n = sim_groups_of(l->g, l->n_layers); g < n; g++) {
         ref_table *t = &l->tables[g];
         uint32_t slot = pkv_seq_table(l->kv, l->seq, g).kept_tokens - 1, fill = slot % size;
         uint64_t content = sim_content(x, g, fill > 0 ? sim_fold(t->full, t->last) : t->full);
@@ -183,7 +184,9 @@ static void select_reference(ref_line *l, const retention_policy *policy, uint32
         const uint64_t *keep = l->keep + (size_t)g * out.words;
         if (!status_ok(pkv_seq_keep(l->kv, l->seq, g, keep, policy->contiguous))) abort();
     }
-    pkv_geometry at = pkv_geometry_at(l->g, retention_grain(policy, l->g));
+    pkv_grain grain = retention_grain(policy, l->g);
+    if (grain == PKV_ALL && sim_groups_of(l->g, l->n_layers) < l->groups) grain = PKV_LAYER;
+    pkv_geometry at = pkv_geometry_at(l->g, grain);
     uint32_t cells = l->groups / pkv_groups(&at); /* of a page of the policy's tables */
     if (counts) l->dropped += (held - pkv_seq_pages_held(l->kv, l->seq)) / cells;
     pkv_take_deltas(l->kv);
@@ -268,7 +271,9 @@ sim_answer sim_reference(const pkv_geometry *geometry, const sim_story *story)
                     .kept = need(n * rows, sizeof *a.kept)};
     ref_line prompt = line_create(geometry, rows);
     prompt.contiguous = r->policy.contiguous;
+    prompt.n_layers = r->n_layers;
     if (!status_ok(pkv_seq_open(prompt.kv, 0, PKV_HEAD, r->prompt, 0, 0, rows, &hit))) abort();
+    pkv_seq_fill_layers(prompt.kv, 0, r->n_layers);
     ref_walk walk = {.story = story, .answer = &a};
     if (story->n_turns > 1) walk.counted_from = story->turns[story->n_turns - 2].end;
     uint64_t x_prompt = 0, history = 0;

@@ -231,7 +231,7 @@ static void cut_prompt(world_request *r)
 }
 
 /* Some requests that could be readings are: they end when they have their rows' embeddings. */
-static void make_reading(sched_request *q, uint32_t id)
+static void make_reading(const world *w, sched_request *q, uint32_t id)
 {
     static const embed_head head = {0, EMBED_V, 0};
     bool can =
@@ -239,6 +239,7 @@ static void make_reading(sched_request *q, uint32_t id)
     if (!can || id % 7) return;
     q->embeds = &head;
     q->n_embeds = 1;
+    q->n_layers = id / 7 % w->options.geometry.n_layers;
     q->max_new_tokens = 1;
 }
 
@@ -289,7 +290,7 @@ void make_request(world *w, world_request *r, uint32_t id)
     q->prompt = r->prompt;
     uint32_t room = longest_of(q) > q->n_prompt ? longest_of(q) - q->n_prompt : 1;
     q->max_new_tokens = length(w, w->median_output, room);
-    if (r->book == BOOKS) make_reading(q, id);
+    if (r->book == BOOKS) make_reading(w, q, id);
     r->live = q->n;
     r->abort_at = chance(w, w->abort_percent, 100)
                       ? w->turn + length(w, 10 + w->median_output, 1000)

@@ -62,8 +62,10 @@ bool tally_print(const tally *t, uint32_t n_requests)
     const retention_preset *presets = retention_presets(&n);
     need(&ok, "requests", n_requests, 0);
     need(&ok, "readings", t->readings, 100);
+    need(&ok, "readings by some layers", t->readings_of_some, 100);
     need(&ok, "prompts pooled", t->pooled, 100);
     need(&ok, "readings preempted", t->readings_preempted, 20);
+    need(&ok, "readings by some layers preempted", t->some_preempted, 10);
     need(&ok, "swapped", t->swaps_out, 0);
     need(&ok, "swapped back", t->swaps_in, 300);
     need(&ok, "found the tier full", t->refused, 40);

@@ -315,6 +315,7 @@ static void take_embeddings(world *w, world_request *r, const step_seq *share,
     }
     if (r->logit_rows < r->request.n_prompt) return;
     w->t->readings++;
+    w->t->readings_of_some += r->request.n_layers > 0;
     end_choice(w, r, 0);
 }
 
@@ -436,6 +437,7 @@ static void check_report(world *w, const sched_event *event)
     if (selected) check_kept(w, r, event->choice, &info);
     w->t->beyond_preempted += info.preemptions > 0 && r->request.n_prompt > CONTEXT;
     w->t->readings_preempted += info.preemptions > 0 && r->request.n_embeds > 0;
+    w->t->some_preempted += info.preemptions > 0 && r->request.n_layers > 0;
     check_session(w, r, event, &info);
     free(info.report.kept_json);
 }

@@ -76,8 +76,10 @@ typedef struct tally {
     uint64_t outlived; // shares that count although the step before theirs failed
     uint64_t passed;
     uint64_t readings;            // that got all their embeddings
+    uint64_t readings_of_some;    // of these, by some layers
     uint64_t pooled;              // requests whose prompts were pooled
     uint64_t readings_preempted;  // of all, also of those that were aborted
+    uint64_t some_preempted;      // of these, with some layers
     uint64_t costly;              // steps of several requests with rows that cost more than others
     uint64_t beyond;              // prompts longer than the context, whose positions close up
     uint64_t beyond_preempted;    // choices of these that were preempted

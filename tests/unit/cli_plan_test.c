@@ -333,6 +333,45 @@ static void sequences_that_fit(void **state)
     model_close(&m);
 }
 
+/* A reading takes pages of the layers that it runs: all, or those that its heads need, two of the
+ * demo model's four. The answer takes those of all layers. */
+static void readings_take_pages_of_their_layers(void **state)
+{
+    (void)state;
+    static const char reform[] = "{\"method\": \"reform\", \"tokens\": 1024, \"rows\": 32, "
+                                 "\"recurrent_chunk\": 1024, \"gather_tokens\": %u%s}";
+    static const struct {
+        uint32_t gather;
+        const char *exit;
+        uint64_t peak;
+    } cases[] = {
+        /* Pages of a table: 1,024 tokens and a chunk of as many, which may begin in the middle of
+         * a page. A selection takes 64 for a moment. */
+        {600, ", \"exit_layer\": 4", 16 * 129 + 64},
+        {600, ", \"exit_layer\": 3", 12 * 129 + 64},
+        {600, "", 8 * 129 + 64},
+        {1800, "", 16 * (113 + 8)}, /* the answer's, which are more */
+        {3968, "", 16 * 256},       /* the prompt is computed whole */
+    };
+    model_flags f = usual;
+    loaded_model m;
+    f.dir = "models/demo";
+    f.kv_memory = 64 << 20;
+    describe(&f, &m);
+    assert_int_equal(m.embeds.n, 4);
+    plan_question q = {.model = &m, .n_devices = 1, .memory = GIB, .context = 4096, .output = 128};
+    plan_answer a = answer_of(&q);
+    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+        char policy[256];
+        snprintf(policy, sizeof policy, reform, cases[i].gather, cases[i].exit);
+        plan_room room = room_of(&q, &a, policy);
+        if (room.need.peak != cases[i].peak)
+            fail_msg("%s: %llu pages", policy, (unsigned long long)room.need.peak);
+        assert_true(room.need.kept <= room.need.most && room.need.most <= room.need.peak);
+    }
+    model_close(&m);
+}
+
 static void verdicts(void **state)
 {
     (void)state;
@@ -384,10 +423,15 @@ static void numbers(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(pages_of_8_bits),    cmocka_unit_test(published_sizes),
-        cmocka_unit_test(copied_heads_count), cmocka_unit_test(plans_come_true),
-        cmocka_unit_test(shares_of_memory),   cmocka_unit_test(sequences_that_fit),
-        cmocka_unit_test(verdicts),           cmocka_unit_test(numbers),
+        cmocka_unit_test(pages_of_8_bits),
+        cmocka_unit_test(published_sizes),
+        cmocka_unit_test(copied_heads_count),
+        cmocka_unit_test(plans_come_true),
+        cmocka_unit_test(shares_of_memory),
+        cmocka_unit_test(sequences_that_fit),
+        cmocka_unit_test(verdicts),
+        cmocka_unit_test(numbers),
+        cmocka_unit_test(readings_take_pages_of_their_layers),
     };
     return cmocka_run_group_tests_name("cli_plan", tests, NULL, NULL);
 }

@@ -356,7 +356,7 @@ static void bounds_hold_at_every_point_of_a_life(void **state)
             fx_measure(fx, &d.policy, &r, rng_below(&r, 2) ? 0 : 3);
             fx_select(fx, &d.policy, n_prompt);
             fx_apply(fx, &d.policy);
-            retention_bound bound = retention_bound_at(&d.policy, &d.geometry, n_prompt, point);
+            retention_bound bound = retention_bound_at(&d.policy, &d.geometry, 0, n_prompt, point);
             uint32_t held = pkv_seq_pages_held(fx->kv, 0), longest = longest_table(fx);
             if (held > bound.pages || longest > bound.longest_pages)
                 fail_msg("seed %llu: %s: %u tokens, at %u: %u pages, promised %llu; longest %u of "
@@ -398,7 +398,7 @@ static void pages_are_promised_exactly(void **state)
     };
     for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
         retention_policy p = policy_of(cases[i].text);
-        retention_bound b = retention_bound_at(&p, &by_head, cases[i].n_prompt, cases[i].point);
+        retention_bound b = retention_bound_at(&p, &by_head, 0, cases[i].n_prompt, cases[i].point);
         if (b.pages != cases[i].pages || b.longest_pages != cases[i].longest)
             fail_msg("%s: %llu pages, longest %u", cases[i].text, (unsigned long long)b.pages,
                      b.longest_pages);

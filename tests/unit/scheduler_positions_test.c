@@ -142,7 +142,7 @@ static void the_bound_is_what_is_taken(void **state)
 
         fixture *f = begin(o);
         sched_request a = with_policy(f, 1, 0, n_prompt, n_new, policy);
-        sched_need need = sched_need_of(&f->geometry, &a.policy, n_prompt, n_new);
+        sched_need need = sched_need_of(&f->geometry, 0, &a.policy, n_prompt, n_new);
         uint32_t more = need.positions - taken; /* the last token's position, where it is largest */
         if (more > 1)
             fail_msg("%s: %u + %u tokens: %u positions, the bound is %u", policy, n_prompt, n_new,
@@ -175,7 +175,7 @@ static void defaults_take_no_more_positions_than_there_are(void **state)
             error err;
             if (!status_ok(retention_parse(json, &limits, &p, &err))) fail_msg("%s", err.text);
             for (uint32_t n_prompt = 1; n_prompt < 9 * most; n_prompt += 1 + most / 5, tried++)
-                assert_in_range(sched_need_of(&g, &p, n_prompt, most / 2).positions, 1,
+                assert_in_range(sched_need_of(&g, 0, &p, n_prompt, most / 2).positions, 1,
                                 n_prompt <= most / 2 ? n_prompt + most / 2 : most);
         }
         json_decref(json);

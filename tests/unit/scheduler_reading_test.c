@@ -97,6 +97,59 @@ static void a_failed_step_is_embedded_again(void **state)
     finish(f);
 }
 
+/* One of two layers is run, so a reading holds half of the cells, and is admitted by half. */
+static void cells_are_those_of_the_layers_that_are_run(void **state)
+{
+    (void)state;
+    uint32_t most[2] = {0}, needs[2];
+    sched_options o = small_options();
+    for (uint32_t all = 0; all < 2; all++) {
+        fixture *f = begin(o);
+        sched_request a = reading(f, 1, 0, 200);
+        if (all) a.n_layers = 0;
+        needs[all] = (uint32_t)sched_need_of(&o.geometry, a.n_layers, &a.policy, 200, 1).peak;
+        add(f, &a);
+        for (int i = 0; i < 12; i++) {
+            step(f);
+            if (used_pages(f) > most[all]) most[all] = used_pages(f);
+        }
+        assert_int_equal(describe(f, 1, 0).report.kept_tokens, 20);
+        assert_true(sched_get_stats(f->s).kept_tokens == (all ? 20.0 : 10.0));
+        end(f, 1, 0);
+        step(f);
+        assert_int_equal(used_pages(f), 0);
+        finish(f);
+    }
+    assert_int_equal(2 * most[0], most[1]);
+    /* Pages of each table, and those that a selection takes for a moment in one of them. */
+    assert_int_equal(needs[0], 1 * 6 + 2);
+    assert_int_equal(needs[1], 2 * 6 + 2);
+    for (uint32_t lacks = 0; lacks < 2; lacks++) {
+        o.n_pages = 1 + needs[0] - lacks;
+        fixture *f = begin(o);
+        sched_request a = reading(f, 1, 0, 200);
+        error err;
+        assert_int_equal(status_ok(sched_check(f->s, &a, &err)), !lacks);
+        if (!lacks) add(f, &a);
+        for (int i = 0; i < 12; i++) step(f);
+        if (!lacks) assert_int_equal(describe(f, 1, 0).preemptions, 0);
+        if (!lacks) end(f, 1, 0);
+        finish(f);
+    }
+}
+
+/* Only the rows of a reading leave early. */
+static void only_a_reading_runs_some_layers(void **state)
+{
+    (void)state;
+    fixture *f = begin(small_options());
+    sched_request a = request(f, 1, 0, 20, 2);
+    error err;
+    a.n_layers = 1;
+    assert_int_equal(sched_check(f->s, &a, &err).code, STATUS_INVALID);
+    finish(f);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -104,6 +157,8 @@ int main(void)
         cmocka_unit_test(the_prefix_cache_neither_gives_nor_gets),
         cmocka_unit_test(a_replay_gives_no_row_twice),
         cmocka_unit_test(a_failed_step_is_embedded_again),
+        cmocka_unit_test(cells_are_those_of_the_layers_that_are_run),
+        cmocka_unit_test(only_a_reading_runs_some_layers),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

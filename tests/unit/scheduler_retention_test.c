@@ -32,7 +32,7 @@ static void a_selection_may_take_more_than_32_bits_of_pages(void **state)
     fixture *f = begin(small_options());
     sched_request r = with_policy(f, 1, 0, 20, 1, "{\"method\": \"streaming\", \"tokens\": 64}");
     r.policy.tokens = 1u << 30;
-    sched_need need = sched_need_of(&g, &r.policy, INT32_MAX - 16, 16);
+    sched_need need = sched_need_of(&g, 0, &r.policy, INT32_MAX - 16, 16);
     assert_true(need.most >= need.kept + (uint64_t)(1 << 30) / 16 * 64);
     finish(f);
 }

@@ -102,7 +102,7 @@ static void a_request_must_fit_into_each_share(void **state)
                  tokens);
         fixture *f = begin(o);
         sched_request r = with_policy(f, 1, 0, PROMPT, 8, policy);
-        uint32_t peak = (uint32_t)sched_need_of(&o.geometry, &r.policy, PROMPT, 8).peak;
+        uint32_t peak = (uint32_t)sched_need_of(&o.geometry, 0, &r.policy, PROMPT, 8).peak;
         finish(f);
         if (peak % 8 != 2) continue;
         for (uint32_t more = 0; more <= 6; more += 6) {
