@@ -170,9 +170,9 @@ static void check_literals(const char *text, size_t n)
 {
     strbuf out = {0};
     if (python_arguments(text, n, &out)) {
-        json_error_t error; // JSON has numbers of any size, its reader here has not
-        json_t *doc = json_loadb(out.data, out.size, JSON_ALLOW_NUL, &error);
-        FUZZ_CHECK(json_is_object(doc) || json_error_code(&error) == json_error_numeric_overflow);
+        json_error_t why; // JSON has numbers of any size, its reader here has not
+        json_t *doc = json_loadb(out.data, out.size, JSON_ALLOW_NUL, &why);
+        FUZZ_CHECK(json_is_object(doc) || json_error_code(&why) == json_error_numeric_overflow);
         json_decref(doc);
     }
     strbuf_destroy(&out);
