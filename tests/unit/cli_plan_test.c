@@ -1,4 +1,5 @@
 /* The answers of octavo plan for published models, and for models that are then opened. */
+#include "cli/inspect.h"
 #include "cli/plan_sizes.h"
 
 #include <setjmp.h>
@@ -420,6 +421,32 @@ static void numbers(void **state)
     assert_string_equal(plan_number(UINT64_MAX, out), "18,446,744,073,709,551,615");
 }
 
+/* What inspect says of a model and this much memory. */
+static void inspection_says_whether_it_fits(void **state)
+{
+    (void)state;
+    const struct {
+        const char *path;
+        uint64_t memory;
+        const char *text;
+    } rows[] = {
+        {"models/demo", 1 << 30,
+         "total size: 6.1 MiB of weights in memory\nfits here: yes: 1.0 GiB "
+         "of memory are free, and the KV pool would have room for "},
+        {"models/demo", 1 << 20,
+         "total size: 6.1 MiB of weights in memory\nfits here: no: 1.0 MiB "
+         "of memory are free\n"},
+        {"no/such", 1 << 30, "fits here: no: no/such/config.json: "},
+    };
+    for (size_t i = 0; i < sizeof rows / sizeof rows[0]; i++) {
+        strbuf out = {0};
+        inspect_room(rows[i].path, rows[i].memory, &out);
+        if (strncmp(out.data, rows[i].text, strlen(rows[i].text)) != 0)
+            fail_msg("%s, %zu: %s", rows[i].path, (size_t)rows[i].memory, out.data);
+        strbuf_destroy(&out);
+    }
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -432,6 +459,7 @@ int main(void)
         cmocka_unit_test(verdicts),
         cmocka_unit_test(numbers),
         cmocka_unit_test(readings_take_pages_of_their_layers),
+        cmocka_unit_test(inspection_says_whether_it_fits),
     };
     return cmocka_run_group_tests_name("cli_plan", tests, NULL, NULL);
 }
