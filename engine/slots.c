@@ -20,7 +20,8 @@ static bool reserve_items(void **items, size_t *capacity, size_t n, size_t size)
 bool slots_make_room(engine *e, size_t n_more)
 {
     /* Between two steps a choice ends and is given forced tokens at most once, and its request is
-     * added, paused and resumed at most once. A request of method `reform` ends once more, behind its reading. */
+     * added, paused and resumed at most once. A request of method `reform` ends once more, behind
+     * its reading. */
     enum { OF_A_CHOICE = 6, OF_ALL = 2 /* RESULT, FLUSH */ };
     size_t n = e->n_choices + n_more;
     size_t others =

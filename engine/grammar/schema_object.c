@@ -237,9 +237,9 @@ static void read_others(object_reader *o)
 /* So many names that are not declared have to be different. */
 enum { DIFFERENT_MOST = 9, CLASSES_MOST = 10 };
 
-/* Names are divided into classes by the sum of their bytes. A state cannot say which names came, but
- * which classes did: names of several classes are as many names. More classes than names are asked
- * for let most names be of different ones. */
+/* Names are divided into classes by the sum of their bytes. A state cannot say which names came,
+ * but which classes did: names of several classes are as many names. With more classes than names
+ * are asked for, most names are of different ones. */
 static uint32_t classes_for(uint32_t need) { return need <= 4 ? 2 * need : need; }
 
 static language *names_of_class(build *b, uint32_t class, uint32_t n)

@@ -1,4 +1,4 @@
-/* Forced tokens: those that the tokenizer divides a forced text into, as far as they are certain. */
+/* Forced tokens: those that the tokenizer divides a forced text into, as far as they are sure. */
 #include "engine/forced.h"
 
 #include <setjmp.h>

@@ -77,8 +77,8 @@ class Structured(unittest.TestCase):
         self.assertEqual("".join(c["text"] for f in frames for c in f["choices"]), whole["text"])
 
     def test_forced_tokens(self):
-        """Tokens that the form forces are not drawn: the answer is the one whose tokens are all drawn, since their
-        logprobs are asked for."""
+        """Tokens that the form forces are not drawn: the answer is the one whose tokens are all
+        drawn, since their logprobs are asked for."""
         schema = {"type": "object", "properties": {"magic_number": {"type": "integer", "maximum": 99},
                                                    "number": {"const": "one special magic number"},
                                                    "kind": {"enum": ["assistant", "wherefore art thou"]}},
