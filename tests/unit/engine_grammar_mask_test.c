@@ -1,6 +1,7 @@
 /* A mask has exactly the tokens that the matcher accepts, and forced text is all that may come:
  * for each kind of source and for texts that are drawn from the masks themselves, the mask is
- * compared with every token of a vocabulary tried alone. The vocabulary has bytes, parts of characters, and tokens across JSON's borders. */
+ * compared with every token of a vocabulary tried alone. The vocabulary has bytes, parts of
+ * characters, and tokens across JSON's borders. */
 #include "engine/grammar/grammar.h"
 
 #include <setjmp.h>
