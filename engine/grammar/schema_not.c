@@ -454,10 +454,12 @@ const json_t *schema_one_of(schema_reader *r, const json_t *list, size_t i)
     }
     if (!build_ok(r->b) && r->b->failure.code != STATUS_NO_MEMORY && r->b->fuel > 0) {
         r->b->failure = STATUS_IS_OK;
-        r->n_merged = merged;
         out = NULL;
     }
-    if (!out && build_ok(r->b)) out = told_by_property(r, list, i);
+    if (!out && build_ok(r->b)) {
+        r->n_merged = merged; // what was joined is not used
+        out = told_by_property(r, list, i);
+    }
     r->b->err = err;
     r->merged_max = most;
     if (build_ok(r->b)) return out ? out : one;

@@ -25,6 +25,17 @@ static bool refuse_beside(schema_reader *r, const char *word)
     return false;
 }
 
+static bool member_fits(schema_reader *r, const json_t *s, const char *key, const json_t *v);
+
+/* How many schemas of a list allow the value. */
+static size_t count_fitting(schema_reader *r, const json_t *list, const char *key, const json_t *v)
+{
+    const json_t *one;
+    size_t n = 0, i;
+    json_array_foreach(list, i, one) n += build_ok(r->b) && member_fits(r, one, key, v);
+    return n;
+}
+
 /* Whether the member's schema, if there is one, allows the value. */
 static bool member_fits(schema_reader *r, const json_t *s, const char *key, const json_t *v)
 {
@@ -32,14 +43,15 @@ static bool member_fits(schema_reader *r, const json_t *s, const char *key, cons
     if (!json_is_object(s)) return false;
     size_t path = schema_enter(r, key), i;
     const json_t *flat = schema_flat(r, s), *list = json_object_get(flat, "enum");
+    const json_t *any = json_object_get(flat, "anyOf"), *single = json_object_get(flat, "oneOf");
     json_t *only = json_object_get(flat, "const"), *one;
     bool listed = !list;
-    if (build_ok(r->b) && json_object_get(flat, "anyOf")) refuse_beside(r, "anyOf");
-    if (build_ok(r->b) && json_object_get(flat, "oneOf")) refuse_beside(r, "oneOf");
     json_array_foreach(list, i, one) listed |= json_equal(one, (json_t *)(uintptr_t)v);
     bool fits = listed && (!only || json_equal(only, (json_t *)(uintptr_t)v));
     if (fits && build_ok(r->b))
         fits = !json_is_object(flat) || schema_admits(r, flat, v, schema_text(r, flat));
+    fits = fits && (!any || count_fitting(r, any, "anyOf", v) > 0) &&
+           (!single || count_fitting(r, single, "oneOf", v) == 1);
     schema_leave(r, path);
     return fits;
 }
@@ -56,6 +68,23 @@ static bool array_fits(schema_reader *r, const json_t *s, const json_t *v)
     return true;
 }
 
+/* Whether the patterns that a name matches allow its value. *known: it matches some. */
+static bool patterns_fit(schema_reader *r, const json_t *s, const char *name, const json_t *v,
+                         bool *known)
+{
+    const char *pattern;
+    json_t *own;
+    json_object_foreach(json_object_get(s, "patternProperties"), pattern, own)
+    {
+        const language *l = regex_language(r->b, pattern, strlen(pattern), false);
+        if (!l || !build_ok(r->b)) return false;
+        if (!language_has(l, name, strlen(name))) continue;
+        *known = true;
+        if (!member_fits(r, own, "patternProperties", v)) return false;
+    }
+    return true;
+}
+
 static bool object_fits(schema_reader *r, const json_t *s, const json_t *v)
 {
     const json_t *names = json_object_get(s, "required"), *name;
@@ -65,7 +94,6 @@ static bool object_fits(schema_reader *r, const json_t *s, const json_t *v)
     json_t *value;
     if (n < schema_bound(r, s, "minProperties", 0)) return false;
     if (n > schema_bound(r, s, "maxProperties", UINT32_MAX)) return false;
-    if (json_object_get(s, "patternProperties")) return refuse_beside(r, "patternProperties");
     if (json_object_get(s, "propertyNames")) return refuse_beside(r, "propertyNames");
     json_array_foreach(names, i, name)
     {
@@ -74,8 +102,9 @@ static bool object_fits(schema_reader *r, const json_t *s, const json_t *v)
     json_object_foreach((json_t *)(uintptr_t)v, key, value)
     {
         const json_t *own = json_object_get(json_object_get(s, "properties"), key);
-        if (!member_fits(r, own ? own : more, own ? "properties" : "additionalProperties", value))
-            return false;
+        bool known = own, fits = member_fits(r, own, "properties", value);
+        fits = fits && patterns_fit(r, s, key, value, &known);
+        if (!fits || !(known || member_fits(r, more, "additionalProperties", value))) return false;
     }
     return true;
 }

@@ -318,6 +318,11 @@ static void test_joined_schemas(void **state)
     SCHEMA("{\"enum\":[{\"a\":1},{\"a\":\"\"},{\"a\":1,\"b\":1},{}],\"required\":[\"a\"],"
            "\"properties\":{\"a\":{\"type\":\"integer\"}},\"additionalProperties\":false}",
            "{\"a\":1}", NULL, "{\"a\":\"\"}", "{}", "{\"a\":1,\"b\":1}", NULL);
+    SCHEMA(
+        "{\"enum\":[{\"a\":1},{\"a\":null},{\"x\":\"\"},{\"x\":2},{\"y\":1}],\"patternProperties\":"
+        "{\"^x\":{\"type\":\"string\"}},\"properties\":{\"a\":{\"anyOf\":[{\"type\":\"null\"},"
+        "{\"type\":\"string\"}]}},\"additionalProperties\":{\"minimum\":3}}",
+        "{\"a\":null}", "{\"x\":\"\"}", NULL, "{\"a\":1}", "{\"x\":2}", "{\"y\":1}", NULL);
     SCHEMA("{\"enum\":[3,4,5,6.5,8,9],\"exclusiveMinimum\":3,\"multipleOf\":0.5,\"maximum\":9,"
            "\"exclusiveMaximum\":true}",
            "4", "6.5", "8", NULL, "3", "9", NULL);
