@@ -146,7 +146,7 @@ static void run_worker(const char *address, int ready)
     worker_server_options o = {
         .address = address,
         .version = OCTAVO_VERSION,
-        .host = {NULL, host_configure, host_join, host_load, host_nothing, host_nothing},
+        .host = {NULL, host_configure, host_join, host_load, host_nothing, host_nothing, NULL},
     };
     prctl(PR_SET_PDEATHSIG, SIGKILL);
     if (!status_ok(worker_server_create(&o, &server, &err))) {
