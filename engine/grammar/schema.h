@@ -80,6 +80,8 @@ const json_t *schema_one_of(schema_reader *r, const json_t *list, size_t i);
 const json_t *schema_resolve(schema_reader *r, const char *reference);
 /* The schema without one member. */
 const json_t *schema_without(schema_reader *r, const json_t *schema, const char *key);
+/* Whether an array has the value: each comparison is work. */
+bool schema_lists(schema_reader *r, const json_t *list, const json_t *value);
 /* Whether the words of a schema that is flat, without "enum" and "const", allow a value; `text` is
  * its schema_text. Fails where they cannot be compared with arrays and objects. */
 bool schema_admits(schema_reader *r, const json_t *schema, const json_t *value,

@@ -121,17 +121,12 @@ static const json_t *common_types(schema_reader *r, const json_t *a, const json_
 
 static const json_t *common_values(schema_reader *r, const json_t *a, const json_t *b)
 {
-    json_t *out = json_array(), *x, *y;
-    size_t i, k;
+    json_t *out = json_array(), *x;
+    size_t i;
     json_array_foreach(a, i, x)
     {
-        if (!build_work(r->b, json_array_size(b))) break;
-        json_array_foreach(b, k, y)
-        {
-            if (!json_equal(x, y)) continue;
-            json_array_append(out, x);
-            break;
-        }
+        if (schema_lists(r, b, x)) json_array_append(out, x);
+        if (!build_ok(r->b)) break;
     }
     return schema_keep(r, out);
 }

@@ -338,12 +338,11 @@ static const json_t *listed_values(schema_reader *r, const json_t *s, const char
 
 static bool share_value(schema_reader *r, const json_t *x, const json_t *y)
 {
-    json_t *one, *other;
-    size_t i, k;
+    const json_t *one;
+    size_t i;
     json_array_foreach(x, i, one)
     {
-        if (!build_work(r->b, json_array_size(y))) return true;
-        json_array_foreach(y, k, other) if (json_equal(one, other)) return true;
+        if (schema_lists(r, y, one) || !build_ok(r->b)) return true;
     }
     return false;
 }
@@ -394,14 +393,12 @@ static bool forbids_all(schema_reader *r, const json_t *s, const char *name, con
 {
     const json_t *own = json_object_get(json_object_get(s, "properties"), name);
     const json_t *not = json_object_get(own, "not"), *list = json_object_get(not, "enum");
-    json_t *one, *other;
-    size_t i, k;
-    if (!values || !list || !build_work(r->b, json_array_size(list))) return false;
+    const json_t *one;
+    size_t i;
+    if (!values || !list) return false;
     json_array_foreach(values, i, one)
     {
-        bool known = false;
-        json_array_foreach(list, k, other) known |= json_equal(one, other);
-        if (!known || !schema_type_fits(r, not, one)) return false;
+        if (!schema_lists(r, list, one) || !schema_type_fits(r, not, one)) return false;
     }
     return true;
 }

@@ -4,6 +4,28 @@
 #include <math.h>
 #include <string.h>
 
+/* The operations that a comparison with the value may take: one for each value within it, and more
+ * for long texts. */
+static uint64_t weight_of(const json_t *value)
+{
+    uint64_t weight = 1 + json_string_length(value) / 64;
+    const char *key;
+    json_t *one;
+    size_t i;
+    json_array_foreach(value, i, one) weight += weight_of(one);
+    json_object_foreach((json_t *)(uintptr_t)value, key, one) weight += weight_of(one);
+    return weight;
+}
+
+bool schema_lists(schema_reader *r, const json_t *list, const json_t *value)
+{
+    json_t *one;
+    size_t i;
+    if (!build_work(r->b, json_array_size(list) * weight_of(value))) return false;
+    json_array_foreach(list, i, one) if (json_equal(one, (json_t *)(uintptr_t)value)) return true;
+    return false;
+}
+
 static bool number_fits(const json_t *s, double x)
 {
     const json_t *min = json_object_get(s, "minimum"), *max = json_object_get(s, "maximum");
@@ -41,13 +63,12 @@ static bool member_fits(schema_reader *r, const json_t *s, const char *key, cons
 {
     if (!s || json_is_true(s) || !build_work(r->b, 1)) return true;
     if (!json_is_object(s)) return false;
-    size_t path = schema_enter(r, key), i;
+    size_t path = schema_enter(r, key);
     const json_t *flat = schema_flat(r, s), *list = json_object_get(flat, "enum");
     const json_t *any = json_object_get(flat, "anyOf"), *single = json_object_get(flat, "oneOf");
-    json_t *only = json_object_get(flat, "const"), *one;
-    bool listed = !list;
-    json_array_foreach(list, i, one) listed |= json_equal(one, (json_t *)(uintptr_t)v);
-    bool fits = listed && (!only || json_equal(only, (json_t *)(uintptr_t)v));
+    json_t *only = json_object_get(flat, "const");
+    bool fits = !json_is_false(flat) && (!list || schema_lists(r, list, v)) &&
+                (!only || json_equal(only, (json_t *)(uintptr_t)v));
     if (fits && build_ok(r->b))
         fits = !json_is_object(flat) || schema_admits(r, flat, v, schema_text(r, flat));
     fits = fits && (!any || count_fitting(r, any, "anyOf", v) > 0) &&
@@ -95,6 +116,7 @@ static bool object_fits(schema_reader *r, const json_t *s, const json_t *v)
     if (n < schema_bound(r, s, "minProperties", 0)) return false;
     if (n > schema_bound(r, s, "maxProperties", UINT32_MAX)) return false;
     if (json_object_get(s, "propertyNames")) return refuse_beside(r, "propertyNames");
+    if (!build_work(r->b, json_array_size(names))) return false;
     json_array_foreach(names, i, name)
     {
         if (json_is_string(name) && !json_object_get(v, json_string_value(name))) return false;

@@ -432,6 +432,17 @@ static void test_hostile_schemas(void **state)
     for (int i = 0; i < 20000; i++) strbuf_puts(&s, ",2"); // 400 million comparisons
     strbuf_puts(&s, "]}}");
     refuses(GRAMMAR_JSON_SCHEMA, s.data, STATUS_LIMIT, "too many operations");
+    static const char *const beside[][3] = {{"\"properties\":{\"a\":{\"enum\":[2", ",2", "]}}}"},
+                                            {"\"required\":[\"a\"", ",\"a\"", "]}"}};
+    for (int k = 0; k < 2; k++) { // 400 million comparisons with the objects of a list
+        strbuf_clear(&s);
+        strbuf_puts(&s, "{\"enum\":[{\"a\":1}");
+        for (int i = 0; i < 20000; i++) strbuf_puts(&s, ",{\"a\":1}");
+        strbuf_printf(&s, "],%s", beside[k][0]);
+        for (int i = 0; i < 20000; i++) strbuf_puts(&s, beside[k][1]);
+        strbuf_puts(&s, beside[k][2]);
+        refuses(GRAMMAR_JSON_SCHEMA, s.data, STATUS_LIMIT, "too many operations");
+    }
     strbuf_clear(&s);
     for (int i = 0; i < 1000; i++) strbuf_puts(&s, "{\"items\":");
     strbuf_puts(&s, "{}");
