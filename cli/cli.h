@@ -20,8 +20,8 @@ typedef struct cli_line {
      * and manual pages read the tables of all commands in this way. */
     void (*look)(const arg_command *command, void *ctx);
     void *look_ctx;
-    config_file
-        config; // what --config named: flags borrow from it, and who made the line destroys it
+    /* The file that --config names. Flags borrow from it; the maker of the line destroys it. */
+    config_file config;
 } cli_line;
 
 int cli_serve(cli_line *line);  // only when the servers are built
