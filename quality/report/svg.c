@@ -6,14 +6,20 @@
 #include <stdio.h>
 #include <string.h>
 
-/* Writes text, with characters escaped that XML would read as markup. */
+/* Writes text, with characters escaped that XML would read as markup. XML has no control
+ * characters and no bytes that are not UTF-8, which names of folders may have. */
 static void put_text(strbuf *out, const char *text)
 {
-    for (; *text; text++) {
-        if (*text == '<') strbuf_puts(out, "&lt;");
-        else if (*text == '>') strbuf_puts(out, "&gt;");
-        else if (*text == '&') strbuf_puts(out, "&amp;");
-        else if ((unsigned char)*text >= ' ') strbuf_putc(out, *text);
+    for (size_t left = strlen(text); left > 0;) {
+        uint32_t c;
+        unsigned n = utf8_decode((const uint8_t *)text, left, &c);
+        if (c == '<') strbuf_puts(out, "&lt;");
+        else if (c == '>') strbuf_puts(out, "&gt;");
+        else if (c == '&') strbuf_puts(out, "&amp;");
+        else if (c == UINT32_MAX) strbuf_puts(out, "\xef\xbf\xbd");
+        else if (c >= ' ' && c != 0xfffe && c != 0xffff) strbuf_append(out, text, n);
+        text += n;
+        left -= n;
     }
 }
 

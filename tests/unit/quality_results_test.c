@@ -408,9 +408,9 @@ static void drawings(void **state)
     strbuf out = {0};
     char colour[8];
     svg_begin(&out, 100, 50);
-    svg_text(&out, 1, 2, SVG_START, 10, 0, "#000000", "a<b & \"c\"\x01");
+    svg_text(&out, 1, 2, SVG_START, 10, 0, "#000000", "a<b & \"c\"\x01\xc3\xa9\xe2\x82");
     svg_end(&out);
-    assert_non_null(strstr(out.data, "a&lt;b &amp; \"c\"</text>"));
+    assert_non_null(strstr(out.data, "a&lt;b &amp; \"c\"\xc3\xa9\xef\xbf\xbd\xef\xbf\xbd</text>"));
     strbuf_destroy(&out);
     svg_scale(0, colour);
     assert_string_equal(colour, "#30123b");
