@@ -168,6 +168,14 @@ void wait_in_flight(fixture *f, uint32_t n)
     assert_int_equal(fixture_in_flight(f), n);
 }
 
+/* A request counts as in flight before the engine has it: until then it can still be refused. */
+void wait_running(fixture *f, uint32_t n)
+{
+    wait_in_flight(f, n);
+    for (int i = 0; i < PATIENCE_MS && engine_get_stats(f->engine).n_live < n; i++) nap_ms(1);
+    assert_true(engine_get_stats(f->engine).n_live >= n);
+}
+
 void wait_aborted(fixture *f, uint64_t n)
 {
     for (int i = 0; i < PATIENCE_MS && engine_get_stats(f->engine).requests_aborted < n; i++)

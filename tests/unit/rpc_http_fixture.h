@@ -41,6 +41,8 @@ void fixture_destroy(fixture *f);
 uint32_t fixture_in_flight(fixture *f);
 /* Waits until n requests are in flight; fails the test after some seconds. */
 void wait_in_flight(fixture *f, uint32_t n);
+/* Waits until n requests are in flight and the engine has admitted as many. */
+void wait_running(fixture *f, uint32_t n);
 void wait_aborted(fixture *f, uint64_t n);
 void nap_ms(int ms);
 

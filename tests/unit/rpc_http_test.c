@@ -221,7 +221,7 @@ static void request_ids_are_echoed(void **state)
     int one = client_open(f), two = client_open(f);
     atomic_store(&f->model.nap_us, 10000);
     send_post(one, "/v1/completions", "X-Request-Id: abc-1\r\n", LONG);
-    wait_in_flight(f, 1);
+    wait_running(f, 1);
     /* The same id again, while the first runs: both are served. */
     send_post(two, "/v1/completions", "X-Request-Id: abc-1\r\n", "{\"prompt\": \"x\"}");
     expect(client_read(two, false), 200, "X-Request-Id: abc-1\r\n", "\"text\"");
@@ -295,7 +295,7 @@ static void idle_connections_make_room(void **state)
     atomic_store(&f->model.hold, true);
     int busy = client_open(f), idle[IDLE];
     send_post(busy, "/v1/completions", "", "{\"prompt\": \"x\", \"max_tokens\": 1}");
-    wait_in_flight(f, 1);
+    wait_running(f, 1);
     for (int i = 0; i < IDLE; i++) {
         idle[i] = client_open(f);
         if (i % 2) client_send(idle[i], "GET /health HTTP/1.1\r\nX: "); // and no more
@@ -402,7 +402,7 @@ static void overload_answers_at_once(void **state)
     atomic_store(&f->model.hold, true);
     send_post(one, "/v1/completions", "", LONG);
     send_post(two, "/v1/completions", "", LONG);
-    wait_in_flight(f, 2);
+    wait_running(f, 2);
     expect(post(f, "/v1/completions", LONG), 503, "Retry-After: ", "\"code\":503");
     /* Refused before any work is done for the request. */
     expect(post(f, "/v1/completions", "{"), 503, "Retry-After: ", "running already");
@@ -421,7 +421,7 @@ static void draining_finishes_what_runs(void **state)
     atomic_store(&f->model.hold, true);
     send_post(fd, "/v1/completions", "",
               "{\"prompt\": \"x\", \"max_tokens\": 50, \"ignore_eos\": true, \"stream\": true}");
-    wait_in_flight(f, 1);
+    wait_running(f, 1);
     service_drain(&f->service);
     http_server_drain(f->server);
     send_post(kept, "/v1/completions", "", LONG);
@@ -447,7 +447,7 @@ static void stopping_answers_clients(void **state)
     send_post(stream, "/v1/completions", "", LONG);
     send_post(whole, "/v1/completions", "",
               "{\"prompt\": \"x\", \"max_tokens\": 1900, \"ignore_eos\": true}");
-    wait_in_flight(f, 2);
+    wait_running(f, 2);
     fixture_stop(f);
     reply r = client_read(stream, false);
     assert_non_null(strstr(r.body, "\"finish_reason\":\"abort\""));
@@ -467,7 +467,7 @@ static void stopping_waits_for_a_limited_time(void **state)
     int fd = client_open(f);
     atomic_store(&f->model.hold, true);
     send_post(fd, "/v1/completions", "", LONG);
-    wait_in_flight(f, 1);
+    wait_running(f, 1);
     fixture_stop(f);
     while (!client_at_end(fd)) continue;
     close(fd);

@@ -63,7 +63,7 @@ static int start(fixture *f, const char *key, const char *id)
              key ? "Authorization: Bearer " : "", key ? key : "", key ? "\r\n" : "");
     send_post(fd, "/v1/completions", headers,
               "{\"prompt\": \"x\", \"max_tokens\": 1900, \"ignore_eos\": true, \"stream\": true}");
-    wait_in_flight(f, n + 1);
+    wait_running(f, n + 1);
     return fd;
 }
 
