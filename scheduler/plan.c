@@ -112,10 +112,10 @@ void sched_seq_plan(sched *s, sched_seq *q, uint32_t n)
     s->sparse_rows -= sparse_rows_of(q, n);
 }
 
-/* The most rows that the budget and the ration of logits leave for a sequence. */
-static uint32_t most_rows(const sched *s, const sched_seq *q)
+/* The most rows that a budget and the ration of logits leave for a sequence. */
+static uint32_t most_rows(const sched *s, const sched_seq *q, uint32_t budget)
 {
-    uint32_t most = s->budget < s->options.prefill_chunk ? s->budget : s->options.prefill_chunk;
+    uint32_t most = budget < s->options.prefill_chunk ? budget : s->options.prefill_chunk;
     if (computes_logits(q)) most = (uint32_t)((uint64_t)most * PLAIN_ROW_COST / s->logit_row_cost);
     return wants_logits(q) && most > s->logit_rows ? s->logit_rows : most;
 }
@@ -123,9 +123,9 @@ static uint32_t most_rows(const sched *s, const sched_seq *q)
 /* Whether the n rows of a measured window are computed although their logits cost more than the
  * budget. They must be in one step, so they would wait forever if the first prompt of a step could
  * not overdraw it. */
-static bool may_overdraw(const sched *s, const sched_seq *q, uint32_t n)
+static bool may_overdraw(const sched *s, const sched_seq *q, uint32_t n, uint32_t budget)
 {
-    return s->budget >= s->options.prefill_chunk && n <= s->options.prefill_chunk &&
+    return budget >= s->options.prefill_chunk && n <= s->options.prefill_chunk &&
            !(wants_logits(q) && n > s->logit_rows);
 }
 
@@ -136,7 +136,7 @@ static uint32_t observed_rows(const sched_seq *q)
     return seq_from(q) < e->n_prompt ? retrieval_observed_rows(&e->retrieval, e->n_prompt) : 0;
 }
 
-static uint32_t chunk_of(const sched *s, const sched_seq *q)
+static uint32_t chunk_of(const sched *s, const sched_seq *q, uint32_t budget)
 {
     const sched_entry *e = q->entry;
     uint32_t from = seq_from(q), known = seq_known(q), to = known;
@@ -151,7 +151,7 @@ static uint32_t chunk_of(const sched *s, const sched_seq *q)
         if (to > sparse + rows) to = sparse + rows;
         if (observed_rows(q) > 0 && to > e->n_prompt) to = e->n_prompt;
     }
-    uint32_t most = most_rows(s, q);
+    uint32_t most = most_rows(s, q, budget);
     if (to - from <= most) return to - from;
     to = from + most;
     /* All rows that are measured must be in one step, so the chunk before them ends where they
@@ -163,15 +163,20 @@ static uint32_t chunk_of(const sched *s, const sched_seq *q)
     uint32_t window = end > rows ? end - rows : 0;
     if (to > window) to = window;
     if (to > from) return to - from;
-    return from == window && may_overdraw(s, q, end - from) ? end - from : 0;
+    return from == window && may_overdraw(s, q, end - from, budget) ? end - from : 0;
 }
 
 /* A prompt waits for the next step if the draws left are too few for all its choices. The
  * best-ranked prompt always has enough: n is at most max_seqs. */
+static uint32_t chunk_within(const sched *s, const sched_seq *q, uint32_t budget)
+{
+    uint32_t n = chunk_of(s, q, budget);
+    return draws_at(q, seq_from(q) + n) <= s->draws ? n : 0;
+}
+
 uint32_t sched_seq_chunk(const sched *s, const sched_seq *q)
 {
-    uint32_t n = chunk_of(s, q);
-    return draws_at(q, seq_from(q) + n) <= s->draws ? n : 0;
+    return chunk_within(s, q, s->budget);
 }
 
 /* Whether at most one sequence wants to run. Then no other waits for the end of its step. */
@@ -196,24 +201,40 @@ static bool answers(const sched_seq *q)
     return q->computed >= q->entry->n_prompt && q->computed == q->furthest;
 }
 
+/* Gives n_answers sequences chunks of their forced tokens. While other chunks wait, a whole
+ * prefill chunk is kept for them: a window that is measured in one step may need all of it, and
+ * would otherwise wait as long as any answer has forced tokens. The rest of the budget still has a
+ * row for each answer, since at most max_seqs sequences run. */
+static void give_forced(sched *s, uint32_t n_answers, uint32_t kept)
+{
+    for (uint32_t i = 0; n_answers > 0 && i < s->running.n; i++) {
+        sched_seq *q = s->running.seqs[i];
+        if (q->planned > 0 || !can_go_on(q) || !answers(q)) continue;
+        uint32_t budget = s->budget;
+        if (kept > 0) budget = budget > kept ? (budget - kept) / n_answers : 0;
+        sched_seq_plan(s, q, chunk_within(s, q, budget));
+        n_answers--;
+    }
+}
+
 /* Decodes go first, and forced tokens before other chunks, because their readers wait for the draw
  * behind them. A row with logits costs more, so it is no decode even where it is the last. */
 static void give_tokens(sched *s)
 {
-    bool has_chunks = false;
+    uint32_t n_answers = 0, n_others = s->waiting.n;
     for (uint32_t i = 0; i < s->running.n; i++) {
         sched_seq *q = s->running.seqs[i];
         if (!can_go_on(q)) continue;
         bool decodes = seq_known(q) - seq_from(q) == 1 && !computes_logits(q) &&
                        draws_at(q, q->n_tokens) <= s->draws;
         if (decodes) sched_seq_plan(s, q, 1);
-        has_chunks |= !decodes;
+        else if (answers(q)) n_answers++;
+        else n_others++;
     }
-    for (uint32_t i = 0; has_chunks && i < 2 * s->running.n; i++) {
-        bool early = i < s->running.n;
-        sched_seq *q = s->running.seqs[early ? i : i - s->running.n];
-        if (q->planned == 0 && can_go_on(q) && (!early || answers(q)))
-            sched_seq_plan(s, q, sched_seq_chunk(s, q));
+    give_forced(s, n_answers, n_others > 0 ? s->options.prefill_chunk : 0);
+    for (uint32_t i = 0; n_others > 0 && i < s->running.n; i++) {
+        sched_seq *q = s->running.seqs[i];
+        if (q->planned == 0 && can_go_on(q)) sched_seq_plan(s, q, sched_seq_chunk(s, q));
     }
 }
 

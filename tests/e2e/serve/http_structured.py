@@ -85,8 +85,10 @@ class Structured(unittest.TestCase):
                   "required": ["magic_number", "number", "kind"]}
         form = {"structured_outputs": {"json": schema, "disable_any_whitespace": True}}
         long = "word " * 60 + "The answer is"
+        ids = self.complete(**form, return_token_ids=True)["choices"][0]["token_ids"]
         saved = names = 0
         for fields in ({}, {"repetition_penalty": 1.5, "frequency_penalty": 1}, {"temperature": 0},
+                       {"max_tokens": 3}, {"stop_token_ids": ids[3:4]},
                        {"retention": {"method": "h2o", "tokens": 48}, "prompt": long},
                        {"retention": {"method": "snapkv", "ratio": 0.5}, "prompt": long},
                        {"retrieval": {"method": "quest", "second_block_count": 4}, "prompt": long}):
@@ -101,7 +103,8 @@ class Structured(unittest.TestCase):
                     forced = self.server.metric("forced_tokens_total") - before
                     self.assertEqual(forced > 0, not extra)
                     saved += forced
-                    answers.append([(a["choices"][0]["text"], a["usage"]["completion_tokens"]) for a in got])
+                    answers.append([(a["choices"][0]["text"], a["choices"][0]["finish_reason"],
+                                     a["usage"]["completion_tokens"]) for a in got])
                 self.assertEqual(*answers)
         self.assertGreater(saved, 50)
 
