@@ -269,6 +269,7 @@ void fixture_start(fixture *f)
 int fixture_teardown(void **state)
 {
     fixture *f = *state;
+    atomic_store(&f->model.hold, false); /* a test that failed may have left a step held */
     engine_destroy(f->engine);
     tmpl_destroy(f->chat);
     tok_destroy(f->tokenizer);

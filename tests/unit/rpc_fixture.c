@@ -117,6 +117,7 @@ rpc_fixture *rpc_fixture_create(const rpc_fixture_options *o)
 void rpc_fixture_destroy(rpc_fixture *f)
 {
     const char *const *names = f->service.o.model.names;
+    atomic_store(&f->hold, false); /* a test that failed may have left a step held */
     assert_int_equal(atomic_load(&f->service.in_flight), 0);
     for (uint32_t i = 0; i < SERVICE_BUCKETS; i++) assert_null(f->service.live[i]);
     service_destroy(&f->service);
