@@ -197,11 +197,12 @@ static void a_call_that_ends_meanwhile_is_dropped(void **state)
     assert_int_equal(atomic_load(&n_delivered), 3);
 }
 
-static void *let_go_later(void *arg)
+static void *let_go_when_stopping(void *arg)
 {
-    nap_ms(50);
+    const grpc_front *f = arg; // which waits for the pool
+    while (!atomic_load(&f->stopping)) nap_ms(1);
     let_go();
-    return arg;
+    return NULL;
 }
 
 static void a_server_that_stops_reads_no_more(void **state)
@@ -211,7 +212,7 @@ static void a_server_that_stops_reads_no_more(void **state)
     block_pool(f);
     client_call *k = send_text(f, LARGE);
     expect_count(send_text(f, SMALL), SMALL);
-    assert_int_equal(pthread_create(&thread, NULL, let_go_later, NULL), 0);
+    assert_int_equal(pthread_create(&thread, NULL, let_go_when_stopping, f->front), 0);
     grpc_front_destroy(f->front);
     f->front = NULL;
     pthread_join(thread, NULL);
