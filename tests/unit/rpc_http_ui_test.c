@@ -150,7 +150,7 @@ static void a_map_comes_and_goes_with_its_request(void **state)
 {
     fixture *f = *state;
     fixture_start(f);
-    atomic_store(&f->model.nap_us, 1000);
+    atomic_store(&f->model.nap_us, 5000); /* it runs for 10 s, as maps may be drawn seconds apart */
     int fd = start(f, NULL, "job");
     await_answer(f, "/octavo/pages/job", "\"state\":\"running\"");
     await_answer(f, "/octavo/pages/job", "\"rows\":[[2,\"");
