@@ -112,7 +112,6 @@ static void no_worker_listens(void **state)
 static void only_those_with_certificates_are_served(void **state)
 {
     site *s = site_of(state, 1);
-    s->silence_us = 20000000;
     s->tls = (worker_tls){TLS "server.pem", TLS "server.key", TLS "ca.pem"};
     s->options.tls = (worker_tls){TLS "client.pem", TLS "client.key", TLS "ca.pem"};
     site_start(s, false);
