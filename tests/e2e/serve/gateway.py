@@ -8,7 +8,6 @@ import itertools
 import json
 import queue
 import re
-import socket
 import subprocess
 import sys
 import tempfile
@@ -16,17 +15,12 @@ import threading
 import unittest
 import urllib.request
 
-from harness import PAGE, PATIENCE, Server, eventually, main, need
+from harness import PAGE, PATIENCE, HeldPort, Server, eventually, main, need
 
 need("smg")
 
 PREFIXES, TURNS = 12, 4
 GREEDY = {"max_tokens": 4, "temperature": 0}
-
-
-def free_port():
-    with socket.create_server(("127.0.0.1", 0)) as s:
-        return s.getsockname()[1]
 
 
 def prefix(i):
@@ -38,7 +32,8 @@ class Smg:
     """The gateway, in a folder of its own that contains no model."""
 
     def __init__(self, *replicas):
-        self.port, self.metrics_port = free_port(), free_port()
+        self.held = [HeldPort(), HeldPort()] # it starts slowly
+        self.port, self.metrics_port = (port.number for port in self.held)
         self.folder = tempfile.TemporaryDirectory()
         with open(f"{self.folder.name}/log", "wb") as log:
             self.process = subprocess.Popen(
@@ -59,6 +54,8 @@ class Smg:
         self.process.kill()
         self.process.wait(PATIENCE)
         self.folder.cleanup()
+        for port in self.held:
+            port.close()
 
     def ask(self, prompt, **fields):
         """(status, body)"""
@@ -88,7 +85,10 @@ class Smg:
 
 class Gateway(unittest.TestCase):
     def setUp(self):
-        self.replicas = [Server("--served-model-name", "demo", "--grpc", f"127.0.0.1:{free_port()}") for _ in range(2)]
+        ports = [HeldPort(), HeldPort()] # a replica comes back at its own
+        for port in ports:
+            self.addCleanup(port.close)
+        self.replicas = [Server("--served-model-name", "demo", "--grpc", f"127.0.0.1:{port.number}") for port in ports]
         self.addCleanup(lambda: [r.stop() for r in self.replicas])
         self.smg = Smg(*self.replicas)
         self.addCleanup(self.smg.stop)

@@ -316,9 +316,6 @@ def trailers(call):
     return {key: value for key, value in call.trailing_metadata() or ()}
 
 
-# RSA takes seconds
-
-
 # An RSA key takes seconds.
 NEW_KEY = ["-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1", "-nodes"]
 
@@ -354,6 +351,20 @@ def tls_context(ca, certificate=None, key=None):
 
 
 # ---- sockets -------------------------------------------------------------------------------------
+
+
+class HeldPort:
+    """A port of 127.0.0.1 that no other program is given until it is closed. A server can listen
+    there nevertheless: the socket that holds it does not, and shares it."""
+
+    def __init__(self):
+        self.socket = socket.socket()
+        self.socket.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        self.socket.bind(("127.0.0.1", 0))
+        self.number = self.socket.getsockname()[1]
+
+    def close(self):
+        self.socket.close()
 
 
 def raw(port, data, timeout=PATIENCE):

@@ -6,7 +6,6 @@ package prometheus. usage: metrics_prometheus.py OCTAVO [unittest arguments]"""
 import json
 import pathlib
 import shutil
-import socket
 import subprocess
 import sys
 import tempfile
@@ -14,7 +13,7 @@ import urllib.error
 import urllib.parse
 import urllib.request
 
-from harness import ROOT, SKIP, ServeTest, eventually, main, tokens
+from harness import ROOT, SKIP, HeldPort, ServeTest, eventually, main, tokens
 
 if not shutil.which("prometheus") or not shutil.which("promtool"):
     print("SKIPPED metrics_prometheus.py: no prometheus and promtool (apt-get install prometheus)")
@@ -69,9 +68,9 @@ class Prometheus(ServeTest):
             return {"status": "down"}
 
     def test_board(self):
-        with socket.socket() as s:
-            s.bind(("127.0.0.1", 0))
-            port = s.getsockname()[1]
+        held = HeldPort()
+        self.addCleanup(held.close)
+        port = held.number
         with tempfile.TemporaryDirectory() as folder:
             config = pathlib.Path(folder, "prometheus.yml")
             config.write_text(CONFIG.format(port=self.server.http_port), encoding="utf-8")
@@ -90,13 +89,17 @@ class Prometheus(ServeTest):
         found = answer.get("data", {}).get("result", [])
         return int(found[0]["value"][1]) if found else 0
 
+    def up(self, port):
+        """Whether each server's page came in time when it was last read."""
+        answer = self.ask(port, "query", query="up")
+        return [sample["value"][1] for sample in answer.get("data", {}).get("result", [])]
+
     def check_board(self, port):
         eventually("Prometheus reads the server", lambda: self.scrapes(port) >= 2)
         self.work()
         before = self.scrapes(port)
         eventually("Prometheus reads it again", lambda: self.scrapes(port) >= before + 2)
-        up = self.ask(port, "query", query="up")["data"]["result"]
-        self.assertEqual([sample["value"][1] for sample in up], ["1"])
+        eventually("the last time was in time", lambda: self.up(port) == ["1"])
         empty = []
         for title, query in queries():
             answer = self.ask(port, "query", query=query)

@@ -19,7 +19,8 @@ import threading
 import time
 import unittest
 
-from harness import MODEL, OCTAVO, PATIENCE, POOL, ROOT, Server, certificates, eventually, main, need, run_offline, stubs, tokens
+from harness import (MODEL, OCTAVO, PATIENCE, POOL, ROOT, HeldPort, Server, certificates, eventually, main, need,
+                     run_offline, stubs, tokens)
 from processes import children_of, exists, listens_at, n_files, n_threads, ranks_of
 
 grpc = need("grpc")
@@ -545,10 +546,10 @@ class Refusals(unittest.TestCase):
             self.assertEqual(p.returncode, 2, p.stderr)
             self.assertIn(word, p.stderr)
 
-    @staticmethod
-    def free_port():
-        with socket.create_server(("127.0.0.1", 0)) as s:
-            return s.getsockname()[1]
+    def free_port(self):
+        port = HeldPort()
+        self.addCleanup(port.close)
+        return port.number
 
     def test_no_worker_there(self):
         port = self.free_port()
