@@ -90,7 +90,8 @@ typedef struct http_connection {
     /* The watch's lock guards the fields below. */
     struct http_connection *prev, *next;
     int64_t deadline_us; // for the whole of the next request; 0 = none
-    int64_t idle_us;     // when it was opened, or its last request ended
+    int64_t idle_us;     // when it was opened, its last request ended, or it was last looked at
+    bool looks_idle;     // it had no unread bytes then
     http_wake *wake;     // of the request in progress, from its first line on
     bool in_work;        // the request's head is complete; otherwise the connection counts as idle
     bool polled;         // fd is in the epoll set

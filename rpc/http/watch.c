@@ -73,7 +73,9 @@ static http_connection *oldest_idle(const http_watch *w, int64_t before_us)
 }
 
 /* Closes the connection that has been idle for the longest, so that the next one can be accepted. A
- * connection whose request libmicrohttpd has not read yet is not idle. */
+ * connection whose request libmicrohttpd has not read yet is not idle. One whose request it has
+ * just read looks idle until its handler is called, so a connection is closed when it was found
+ * idle twice. */
 static void make_room(http_watch *w)
 {
     int64_t now_us = clock_now_us();
@@ -81,7 +83,9 @@ static void make_room(http_watch *w)
         http_connection *c = oldest_idle(w, now_us - FRESH_US);
         char byte;
         if (!c) return;
-        if (recv(c->fd, &byte, 1, MSG_PEEK | MSG_DONTWAIT) != 1) {
+        bool was_idle = c->looks_idle;
+        c->looks_idle = recv(c->fd, &byte, 1, MSG_PEEK | MSG_DONTWAIT) != 1;
+        if (was_idle && c->looks_idle) {
             close_idle(w, c);
             return;
         }
@@ -388,6 +392,7 @@ void watch_ended(http_watch *w, http_connection *c)
     c->wake = NULL;
     c->in_work = false;
     c->running = false;
+    c->looks_idle = false;
     c->idle_us = clock_now_us();
     set_deadline(w, c);
     w->n_busy--;
