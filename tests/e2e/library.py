@@ -211,6 +211,25 @@ class Package(unittest.TestCase):
         for text, answer in zip(texts, answers):
             self.assertEqual(answer.tokens, self.engine.generate(text, max_tokens=6).tokens)
 
+    def test_closing_under_a_coroutine_that_waits(self):
+        async def last():
+            request = self.engine.submit("O Romeo", ignore_eos=True)
+
+            async def read():
+                async for output in request:
+                    started.set()
+                return output.finish
+
+            started = asyncio.Event()
+            task = asyncio.create_task(read())
+            await started.wait()
+            while not request._awaited:
+                await asyncio.sleep(0)
+            request.close()
+            return await task
+
+        self.assertEqual(asyncio.run(last()), "abort")
+
     def test_a_cancelled_task_aborts_its_request(self):
         async def cancel():
             task = asyncio.create_task(self.engine.agenerate("O Romeo", ignore_eos=True))

@@ -120,6 +120,7 @@ class Request(_Owner):
         super().__init__()
         # The engine's callbacks, too, are needed until the request is released.
         self._engine, self._handle, self._raw = engine, handle, _Output()
+        self._awaited = False  # whether a coroutine waits for the handle's descriptor
 
     def abort(self):
         """Ends every choice soon. Any thread."""
@@ -128,6 +129,10 @@ class Request(_Owner):
                 lib.abort(self._handle)
 
     def close(self):
+        """Aborts what still runs and frees the request. A coroutine that waits for an output gets
+        those of the abort first, and their end frees it."""
+        if self._awaited:
+            return self.abort()
         handle = self._take()
         if handle:
             lib.request_release(handle)
@@ -173,9 +178,11 @@ class Request(_Owner):
         loop, fd = asyncio.get_running_loop(), lib.request_fd(self._handle)
         ready = loop.create_future()
         loop.add_reader(fd, lambda: ready.done() or ready.set_result(None))
+        self._awaited = True
         try:
             await ready
         finally:
+            self._awaited = False
             loop.remove_reader(fd)
 
 
