@@ -28,7 +28,7 @@ extern "C" {
 #endif
 
 /* Rises with every change below: a plugin of another version is refused. */
-enum { GPU_API_VERSION = 11 };
+enum { GPU_API_VERSION = 12 };
 
 typedef enum gpu_status { GPU_OK, GPU_NO_MEMORY, GPU_UNSUPPORTED, GPU_LOST } gpu_status;
 
@@ -488,6 +488,7 @@ typedef struct gpu_api {
     gpu_status (*poll)(gpu *g, bool *idle); /* idle: `wait` would return at once */
     void *(*stream)(gpu *g);                /* the CUDA stream */
     gpu_status (*copy)(gpu *g, void *to, const void *from, size_t bytes); /* on the device */
+    gpu_status (*clear)(gpu *g, void *device, size_t bytes);              /* to zeros */
     /* `elapsed` waits, then gives the device's microseconds since the last mark. */
     gpu_status (*mark)(gpu *g);
     gpu_status (*elapsed)(gpu *g, double *us);

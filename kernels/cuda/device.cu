@@ -254,6 +254,12 @@ static gpu_status gpu_copy(gpu *g, void *to, const void *from, size_t bytes)
                 cudaMemcpyAsync(to, from, bytes, cudaMemcpyDeviceToDevice, g->stream));
 }
 
+static gpu_status gpu_clear(gpu *g, void *device, size_t bytes)
+{
+    if (bytes == 0) return GPU_OK;
+    return fail(g, "clearing memory", cudaMemsetAsync(device, 0, bytes, g->stream));
+}
+
 static gpu_status gpu_mark(gpu *g)
 {
     gpu_status s = GPU_OK;

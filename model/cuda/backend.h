@@ -84,6 +84,7 @@ typedef struct backend_cuda {
     cuda_pack moved;   /* moves of a pool with a window */
     bool is_measuring; /* this step has a measure */
     uint8_t *measures; /* on the device: what kernels measure, until it is copied out */
+    size_t n_measured; /* floats of it that this step measures and gives back */
     uint8_t *scratch;  /* scratch of measures */
     size_t measures_bytes, scratch_bytes;
     const float
@@ -124,6 +125,8 @@ status cuda_send_weights(backend_cuda *b, const model_weights *w, error *err);
 status cuda_lay_out_measures(backend_cuda *b, const step_plan *plan);
 /* cuda_batch.measure; ctx is the backend, whose plan and seqs are the step's. */
 status cuda_measure_layer(void *ctx, uint32_t layer, gpu_measure *m);
+/* Copies what the step's layers have measured to the host, all at once. */
+status cuda_fetch_measures(backend_cuda *b);
 /* Sends everything that the step reads in one copy, then brings tables and pages up to date. Rows
  * are sent only if the step `computes`. */
 status cuda_send(backend_cuda *b, const step_plan *plan, bool computes, cuda_batch *batch);

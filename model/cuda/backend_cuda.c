@@ -196,7 +196,8 @@ static status run_rows(backend_cuda *b)
         batch->measure = cuda_measure_layer;
         batch->ctx = b;
     }
-    return cuda_graphs_run(b->graphs, b->forward, batch, &b->interrupted);
+    RETURN_IF_ERROR(cuda_graphs_run(b->graphs, b->forward, batch, &b->interrupted));
+    return cuda_fetch_measures(b);
 }
 
 /* Starts a step, draws included, without waiting for it. */

@@ -70,11 +70,12 @@ static status reserve_results(backend_cuda *b, size_t floats)
     return measured_reserve(host, floats);
 }
 
-/* Results start as zeros on the host, because layers without measures write nothing. */
+/* Results start as zeros, because layers without measures write nothing. */
 status cuda_lay_out_measures(backend_cuda *b, const step_plan *plan)
 {
     size_t floats = 0;
     b->is_measuring = false;
+    b->n_measured = 0;
     for (uint32_t i = 0; i < plan->n_seqs; i++) {
         const step_seq *s = &plan->seqs[i];
         measure_result *m = &b->seq_results[i].measure;
@@ -91,8 +92,9 @@ status cuda_lay_out_measures(backend_cuda *b, const step_plan *plan)
     }
     if (floats == 0) return STATUS_IS_OK;
     RETURN_IF_ERROR(reserve_results(b, floats));
+    RETURN_IF_GPU_ERROR(b->device.api->clear(b->device.g, b->measures, floats * sizeof(float)));
+    b->n_measured = floats;
     measured_block *block = b->flight->measured.first;
-    memset(block->values, 0, floats * sizeof(float));
     const float *at = block->values;
     for (uint32_t i = 0; i < plan->n_seqs; i++) {
         uint32_t arrays = measures_arrays(&plan->seqs[i].measure);
@@ -104,8 +106,16 @@ status cuda_lay_out_measures(backend_cuda *b, const step_plan *plan)
     return STATUS_IS_OK;
 }
 
-/* Measures one array of one sequence in one layer and starts its copy to the host. Measures by page
- * and silent sums are computed by slot in the scratch, before the kernel's own part of it. */
+status cuda_fetch_measures(backend_cuda *b)
+{
+    size_t bytes = b->n_measured * sizeof(float);
+    if (bytes == 0) return STATUS_IS_OK;
+    return cuda_status(b->device.api->copy_out(b->device.g, b->flight->measured.first->values,
+                                               b->measures, bytes));
+}
+
+/* Measures one array of one sequence in one layer. Measures by page and silent sums are computed by
+ * slot in the scratch, before the kernel's own part of it. */
 static status measure_one(backend_cuda *b, uint32_t seq, measure_kind kind, size_t first,
                           gpu_measure *m)
 {
@@ -127,10 +137,7 @@ static status measure_one(backend_cuda *b, uint32_t seq, measure_kind kind, size
     }
     m->by_page = spec->by_slot ? NULL : device;
     m->page_stride = r->stride;
-    RETURN_IF_GPU_ERROR(b->device.api->measure(b->device.g, m));
-    return cuda_status(b->device.api->copy_out(b->device.g, b->flight->measured.first->values + at,
-                                               device,
-                                               (size_t)r->n_kv_heads * r->stride * sizeof(float)));
+    return cuda_status(b->device.api->measure(b->device.g, m));
 }
 
 status cuda_measure_layer(void *ctx, uint32_t layer, gpu_measure *m)

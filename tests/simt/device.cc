@@ -31,7 +31,9 @@ struct gpu_graph {
 
 static int left_to_fail = -1;               /* launches until the device is lost; -1: never */
 static std::atomic<uint64_t> n_allocations; /* atomic, since ranks are threads */
-static uint64_t n_replays;
+static struct {
+    std::atomic<uint64_t> launches, replays, copies_in, bytes_in, copies_out, bytes_out, waits;
+} counts; /* simt_counts, and atomic likewise */
 static int refuse_captures, is_late, is_eager;
 static size_t shared_bytes = 163 << 10;
 
@@ -40,7 +42,11 @@ void simt_refuse_captures(int refuse) { refuse_captures = refuse; }
 void simt_have_shared(size_t bytes) { shared_bytes = bytes; }
 void simt_be_late(int late) { is_late = late; }
 void simt_copy_early(int early) { is_eager = early; }
-uint64_t simt_replays(void) { return n_replays; }
+simt_counts simt_counted(void)
+{
+    return {counts.launches,   counts.replays,   counts.copies_in, counts.bytes_in,
+            counts.copies_out, counts.bytes_out, counts.waits};
+}
 uint64_t simt_allocations(void) { return n_allocations; }
 
 static gpu_status check(gpu *g)
@@ -57,6 +63,8 @@ gpu_status gpu_launched(gpu *g, const char *what)
     (void)what;
     return check(g);
 }
+
+void simt_count_launch(void) { counts.launches++; }
 
 void simt_submit(gpu *g, const std::function<void()> &work)
 {
@@ -157,11 +165,15 @@ static void gpu_release_host(gpu *g, void *host)
 static gpu_status gpu_copy_in(gpu *g, void *device, const void *host, size_t bytes)
 {
     if (bytes) simt_submit(g, [=]() { memcpy(device, host, bytes); });
+    counts.copies_in++;
+    counts.bytes_in += bytes;
     return check(g);
 }
 static gpu_status gpu_copy_out(gpu *g, void *host, const void *device, size_t bytes)
 {
     if (bytes) simt_submit(g, [=]() { memcpy(host, device, bytes); });
+    counts.copies_out++;
+    counts.bytes_out += bytes;
     return check(g);
 }
 /* A lane of copies is late as the stream is, or early: as soon as what it waits for allows. */
@@ -186,7 +198,11 @@ static gpu_status gpu_order(gpu *g, gpu_lane first, gpu_lane then)
     uint64_t until = lane_end(g, first);
     return enter_lane(g, then, [=]() { do_queued(g, first, until); });
 }
-static gpu_status gpu_wait(gpu *g) { return check_alone(g); }
+static gpu_status gpu_wait(gpu *g)
+{
+    counts.waits++;
+    return check_alone(g);
+}
 static gpu_status gpu_note(gpu *g, uint32_t number)
 {
     if (g->capture) return check_alone(g);
@@ -196,6 +212,7 @@ static gpu_status gpu_note(gpu *g, uint32_t number)
 static gpu_status gpu_await(gpu *g, uint32_t number)
 {
     if (g->capture) return check_alone(g);
+    counts.waits++;
     do_queued(g, GPU_LANE_STREAM, g->noted[number]);
     return check(g);
 }
@@ -210,6 +227,11 @@ static void *gpu_stream_of(gpu *g) { return &g->stream; }
 static gpu_status gpu_copy(gpu *g, void *to, const void *from, size_t bytes)
 {
     if (bytes) simt_submit(g, [=]() { memcpy(to, from, bytes); });
+    return check(g);
+}
+static gpu_status gpu_clear(gpu *g, void *device, size_t bytes)
+{
+    if (bytes) simt_submit(g, [=]() { memset(device, 0, bytes); });
     return check(g);
 }
 static gpu_status gpu_mark(gpu *g)
@@ -265,7 +287,7 @@ static gpu_status gpu_captured(gpu *g, gpu_graph **out)
 static gpu_status gpu_replay(gpu *g, gpu_graph *graph)
 {
     for (const std::function<void()> &work : graph->work) simt_submit(g, work);
-    n_replays++;
+    counts.replays++;
     return check(g);
 }
 
@@ -296,6 +318,7 @@ gpu_status gpu_library_product(gpu *g, const gpu_matrix *w, const void *x, size_
                                gpu_type y_type)
 {
     gpu_matrix own = *w;
+    simt_count_launch();
     simt_submit(g, [=]() { multiply(&own, x, m, y, y_type); });
     return check(g);
 }

@@ -19,9 +19,17 @@ void simt_be_late(int late);
 /* Where launches are late: whether copies on lanes of their own are done as soon as what they wait
  * for allows, instead of when the stream waits for them. */
 void simt_copy_early(int early);
-/* Whether captures fail from now on, and the number of graphs that were replayed. */
+/* Whether captures fail from now on. */
 void simt_refuse_captures(int refuse);
-uint64_t simt_replays(void);
+/* What all emulated GPUs were asked for so far. A launch that is captured counts once, whatever is
+ * replayed. */
+typedef struct simt_counts {
+    uint64_t launches, replays;
+    /* Between host and device, on the stream. */
+    uint64_t copies_in, bytes_in, copies_out, bytes_out;
+    uint64_t waits; /* of the host for the device */
+} simt_counts;
+simt_counts simt_counted(void);
 /* Number of blocks of memory that were not released. */
 uint64_t simt_allocations(void);
 

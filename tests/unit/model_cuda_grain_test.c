@@ -188,7 +188,7 @@ static account *live(const pass *p, bool mixed, uint64_t *replays)
 {
     house h = open_house(p, mixed);
     uint32_t swaps[OPENED], hit, tokens[LENGTH];
-    uint64_t before = simt_replays();
+    uint64_t before = simt_counted().replays;
     for (uint32_t s = 0; s < OPENED; s++)
         assert_true(status_ok(
             pkv_seq_open(h.kv, s, mixed ? opened[s].grain : PKV_HEAD, NULL, 0, 0, LENGTH, &hit)));
@@ -200,7 +200,7 @@ static account *live(const pass *p, bool mixed, uint64_t *replays)
     for (int i = 0; i < 2; i++) take_step(&h, ALL_SEQS, 1, MEASURE_SUM_STEP);
     split(&h, FORKS, PKV_HEAD);
     take_step(&h, ALL_SEQS, 1, MEASURE_SUM_STEP);
-    *replays = simt_replays() - before;
+    *replays = simt_counted().replays - before;
     move_all(&h, swaps);
     take_step(&h, 0xf0, 5, MEASURE_SUM_STEP); /* takes pages that the swapped ones left */
     for (uint32_t s = 0; s < OPENED; s++) {

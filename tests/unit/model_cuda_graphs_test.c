@@ -195,13 +195,14 @@ static void check_replays(const pass *model, uint32_t which, uint64_t least, uin
 {
     pass p = on_gpu(model);
     simt_refuse_captures(1);
-    uint64_t before = simt_replays();
+    uint64_t before = simt_counted().replays;
     account *plain = live(&p, which);
-    assert_int_equal(simt_replays(), before);
+    assert_int_equal(simt_counted().replays, before);
     simt_refuse_captures(0);
     account *graphs = live(&p, which);
-    print_message("%s: %d of %d steps replayed\n", p.dir, (int)(simt_replays() - before), STEPS);
-    assert_in_range(simt_replays() - before, least, most);
+    print_message("%s: %d of %d steps replayed\n", p.dir, (int)(simt_counted().replays - before),
+                  STEPS);
+    assert_in_range(simt_counted().replays - before, least, most);
     assert_memory_equal(plain, graphs, sizeof *plain);
     free(plain);
     free(graphs);
@@ -241,9 +242,9 @@ static void alone_as_among_others(void **state)
     (void)state;
     pass p = on_gpu(&wide);
     p.batch_invariant = true;
-    uint64_t before = simt_replays();
+    uint64_t before = simt_counted().replays;
     account *all = live(&p, ~0u); /* padding rows among them */
-    assert_in_range(simt_replays() - before, 1, STEPS);
+    assert_in_range(simt_counted().replays - before, 1, STEPS);
     for (uint32_t s = 0; s < 3; s += 2) {
         account *alone = live(&p, 1u << s);
         assert_memory_equal(alone->logits[s], all->logits[s], sizeof all->logits[s]);

@@ -1,0 +1,251 @@
+/* What a decode step asks of a GPU, counted over the emulator: launches, copies between host and
+ * device, their bytes, and waits. A change of the backend that adds one fails here. From the counts
+ * follow estimates of steps of large models on H100s, which are printed. */
+#include "tests/unit/model_pass.h"
+
+#include "kernels/cuda/cuda_kernels.h"
+#include "tests/simt/device.h"
+
+enum { PROMPT = 20, STEPS = 5, SEQS = 8 };
+
+static const pass model = {.dir = "tests/golden/models/qwen3_f32",
+                           .kv_type = KERN_KV_BF16,
+                           .bf16 = true,
+                           .page_tokens = 16,
+                           .layers_per_group = 1,
+                           .chunk = SEQS * PROMPT,
+                           .n_threads = 1,
+                           .max_seqs = SEQS,
+                           .max_model_len = 64,
+                           .gpu_kv = GPU_KV_BF16};
+
+/* A kind of step. */
+typedef struct kind {
+    uint32_t n_layers, n_seqs;
+    bool graphs, measured, sampled;
+    uint8_t quant_bits;
+} kind;
+
+typedef struct house {
+    comm *group;
+    backend backend;
+    pkv *kv;
+    uint32_t length;
+} house;
+
+static house open_house(const kind *k)
+{
+    char override[64];
+    pass p = model;
+    house h = {0};
+    model_config config;
+    snprintf(override, sizeof override, "num_hidden_layers=%u", k->n_layers);
+    p.override = override;
+    p.quant_bits = p.quant_attention = k->quant_bits;
+    p.quant_group = k->quant_bits ? 32 : 0;
+    p.gpu = octavo_cuda_api(GPU_API_VERSION);
+    comm_options self = {.kind = "self", .size = 1};
+    assert_true(status_ok(comm_create(&self, &h.group, NULL)));
+    h.backend = open_backend(&p, h.group, &config);
+    const backend_info *info = h.backend.ops->info(h.backend.ctx);
+    pkv_options po = {.geometry = info->geometry, .n_pages = info->n_pages, .max_seqs = SEQS};
+    assert_true(status_ok(pkv_create(&po, &h.kv)));
+    return h;
+}
+
+static void close_house(house *h)
+{
+    pkv_destroy(h->kv);
+    h->backend.ops->destroy(h->backend.ctx);
+    comm_destroy(h->group);
+    assert_int_equal(simt_allocations(), 0);
+}
+
+/* Computes n more tokens of each sequence, and draws one. */
+static void take_step(house *h, const kind *k, uint64_t step, uint32_t n)
+{
+    sample_params params = {.top_p = 1, .repetition_penalty = 1, .n_logprobs = -1};
+    uint32_t tokens[SEQS * PROMPT] = {0}, hit;
+    step_seq seqs[SEQS];
+    step_open opens[SEQS];
+    if (k->sampled) params.temperature = 1;
+    for (uint32_t s = 0; s < k->n_seqs; s++) {
+        if (step == 1)
+            assert_true(status_ok(pkv_seq_open(h->kv, s, PKV_HEAD, NULL, 0, 0, 64, &hit)));
+        opens[s] = (step_open){.seq = s, .params = &params};
+        seqs[s] = (step_seq){.seq = s,
+                             .first_token = s * n,
+                             .n_tokens = n,
+                             .position = h->length,
+                             .n_samples = 1,
+                             .sample_index = (uint32_t)step - 1};
+        if (k->measured)
+            seqs[s].measure = (measure_spec){.kind = MEASURE_MASS, .rows = 1, .layer_step = 1};
+        assert_true(status_ok(pkv_seq_append(h->kv, s, n)));
+    }
+    h->length += n;
+    step_plan plan = {.step = step,
+                      .deltas = pkv_take_deltas(h->kv),
+                      .opens = opens,
+                      .n_opens = step == 1 ? k->n_seqs : 0,
+                      .seqs = seqs,
+                      .n_seqs = k->n_seqs,
+                      .tokens = tokens,
+                      .n_tokens = k->n_seqs * n,
+                      .checksum = pkv_checksum(h->kv)};
+    const step_result *r;
+    assert_true(status_ok(h->backend.ops->submit(h->backend.ctx, &plan)));
+    (void)h->backend.ops->collect(h->backend.ctx, &r);
+    if (!status_ok(r->status)) fail_msg("step %d: %s", (int)step, r->status.message);
+}
+
+/* The last of some decode steps, whose tables do not grow. */
+static simt_counts count(kind k)
+{
+    simt_refuse_captures(!k.graphs);
+    house h = open_house(&k);
+    take_step(&h, &k, 1, PROMPT);
+    simt_counts before = {0}, after;
+    for (uint64_t step = 2; step < 2 + STEPS; step++) {
+        before = simt_counted();
+        take_step(&h, &k, step, 1);
+    }
+    after = simt_counted();
+    close_house(&h);
+    return (simt_counts){
+        .launches = after.launches - before.launches,
+        .replays = after.replays - before.replays,
+        .copies_in = after.copies_in - before.copies_in,
+        .bytes_in = after.bytes_in - before.bytes_in,
+        .copies_out = after.copies_out - before.copies_out,
+        .bytes_out = after.bytes_out - before.bytes_out,
+        .waits = after.waits - before.waits,
+    };
+}
+
+static const uint32_t batches[] = {1, SEQS};
+
+/* ---- tests ----------------------------------------------------------------------------------- */
+
+static void check(const kind *k, simt_counts want)
+{
+    simt_counts got = count(*k);
+    if (got.launches != want.launches || got.replays != want.replays ||
+        got.copies_in != want.copies_in || got.copies_out != want.copies_out ||
+        got.waits != want.waits)
+        fail_msg("%u layers, %u sequences: launches, replays, copies in and out, waits are %d %d "
+                 "%d %d %d, not %d %d %d %d %d",
+                 k->n_layers, k->n_seqs, (int)got.launches, (int)got.replays, (int)got.copies_in,
+                 (int)got.copies_out, (int)got.waits, (int)want.launches, (int)want.replays,
+                 (int)want.copies_in, (int)want.copies_out, (int)want.waits);
+    /* Rows, tiles and tables; and a token of each sequence. */
+    assert_in_range(got.bytes_in, 1, 2048 + 64 * k->n_seqs);
+    if (!k->measured && !k->sampled) assert_int_equal(got.bytes_out, 4 * k->n_seqs);
+}
+
+/* In a layer: two norms, four products, heads, attention and its merge, gate. Beside the layers:
+ * embed, angles, the first norm, and what follows the last layer. */
+enum { OF_LAYER = 10, BEFORE = 3, BEHIND = 3 };
+
+static void launch_by_launch(void **state)
+{
+    (void)state;
+    for (uint32_t layers = 1; layers <= 3; layers++)
+        for (int i = 0; i < 4; i++) {
+            kind k = {.n_layers = layers, .n_seqs = batches[i % 2], .quant_bits = i < 2 ? 0 : 8};
+            check(&k, (simt_counts){.launches = BEFORE + OF_LAYER * layers + BEHIND,
+                                    .copies_in = 2,
+                                    .copies_out = 1,
+                                    .waits = 1});
+        }
+}
+
+/* The rows' gathering, the head's product and the draws lie outside the graph. */
+static void by_graph(void **state)
+{
+    (void)state;
+    for (uint32_t layers = 1; layers <= 3; layers++)
+        for (int i = 0; i < 4; i++) {
+            kind k = {
+                .n_layers = layers, .n_seqs = batches[i % 2], .sampled = i >= 2, .graphs = true};
+            check(
+                &k,
+                (simt_counts){
+                    .launches = BEHIND, .replays = 1, .copies_in = 2, .copies_out = 1, .waits = 1});
+        }
+}
+
+/* A measure has two launches for each sequence in each layer. Its results come back in one copy. */
+static void with_measures(void **state)
+{
+    (void)state;
+    for (uint32_t layers = 1; layers <= 3; layers++)
+        for (int i = 0; i < 2; i++) {
+            kind k = {.n_layers = layers, .n_seqs = batches[i], .measured = true, .graphs = true};
+            check(&k,
+                  (simt_counts){.launches = BEFORE + BEHIND + (OF_LAYER + 2 * k.n_seqs) * layers,
+                                .copies_in = 2,
+                                .copies_out = 2,
+                                .waits = 1});
+        }
+}
+
+/* ---- estimates ------------------------------------------------------------------------------- */
+
+/* A Llama of today on H100s, bf16. */
+typedef struct shape {
+    const char *name;
+    double layers, hidden, ffn, kv_width, vocab, ranks;
+} shape;
+
+static const shape shapes[] = {
+    {"8B", 32, 4096, 14336, 1024, 128256, 1},
+    {"70B, 8 ranks", 80, 8192, 28672, 1024, 128256, 8},
+};
+
+/* Read and product rates of the specification. The rest is assumed until a GPU is measured: the
+ * time between kernels in a graph and alone, of a sum over ranks, of logits to the host, and of a
+ * draw there. */
+static const double READ = 3.35e12, PRODUCTS = 989e12, IN_GRAPH = 1.3e-6, ALONE = 3.5e-6,
+                    SUM = 15e-6, TO_HOST = 50e9, DRAW = 180e-6;
+
+static void print_estimate(const shape *s, double batch, double context)
+{
+    bool graph = s->ranks == 1; /* ranks have sums between launches, and draws on the host */
+    double weights =
+        s->layers * (2 * s->hidden * (s->hidden + s->kv_width) + 3 * s->hidden * s->ffn) +
+        2 * s->vocab * s->hidden;
+    double read = weights - s->vocab * s->hidden; /* of embeddings, only some rows */
+    double bytes = 2 * (read + batch * context * 2 * s->kv_width * s->layers) / s->ranks;
+    double products = 2 * batch * read / s->ranks / PRODUCTS;
+    double launches = BEFORE + OF_LAYER * s->layers + BEHIND;
+    double memory = bytes / READ, between = launches * (graph ? IN_GRAPH : ALONE);
+    double sums = graph ? 0 : (2 * s->layers + 1) * SUM;
+    double host = graph ? 0 : batch * (s->vocab * 4 / TO_HOST + DRAW);
+    double all = (memory > products ? memory : products) + between + sums + host;
+    print_message("%-14s %5.0f %8.0f %8.2f %8.2f %8.2f %8.2f %8.2f %8.2f\n", s->name, batch,
+                  context, memory * 1e3, products * 1e3, between * 1e3, sums * 1e3, host * 1e3,
+                  all * 1e3);
+}
+
+static void print_estimates(void)
+{
+    static const double sizes[] = {1, 32, 256}, contexts[] = {2048, 32768};
+    print_message("ms of a decode step by these counts and the H100's specification:\n"
+                  "model          batch  context     read products launches     sums     host"
+                  "     step\n");
+    for (int i = 0; i < 2; i++)
+        for (int j = 0; j < 3; j++)
+            for (int k = 0; k < 2; k++) print_estimate(&shapes[i], sizes[j], contexts[k]);
+}
+
+int main(void)
+{
+    print_estimates();
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(launch_by_launch),
+        cmocka_unit_test(by_graph),
+        cmocka_unit_test(with_measures),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
