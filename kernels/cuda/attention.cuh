@@ -571,7 +571,7 @@ template <class KV, int D> static gpu_status run_all(gpu *g, const gpu_attention
 {
     gpu_status s = run<KV, D, false>(g, a, a->n_prefill);
     if (s == GPU_OK) s = run<KV, D, true>(g, a, a->n_decode);
-    if (s != GPU_OK || a->n_decode == 0) return s;
+    if (s != GPU_OK || a->n_decode == 0 || a->whole) return s;
     LAUNCH(merge_kernel<D>, dim3(a->n_decode, a->kv_heads), MERGE_THREADS, 0, g, *a);
     return gpu_launched(g, "merge of attention");
 }

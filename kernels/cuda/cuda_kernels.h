@@ -219,6 +219,7 @@ typedef struct gpu_attention {
     const gpu_tile *decode, *prefill;
     uint32_t n_decode, n_prefill;
     uint32_t part_slots; /* slots of a decode tile */
+    bool whole;          /* no sequence has several decode tiles, so that none are merged */
     uint32_t kv_heads, q_heads;
     float scale;
     const void *q; /* [rows, kv_heads * q_heads, head_dim], gpu_query_type */

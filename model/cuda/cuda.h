@@ -166,6 +166,7 @@ typedef struct cuda_batch {
     const uint32_t *draws; /* for each row: 0, or 1 + the earlier step's draw that is its token */
     const gpu_seq *seqs;
     const gpu_tile *decode, *prefill;
+    bool whole; /* as in gpu_attention */
     gpu_tables tables;
     bool rounds;    /* rows and parts of tables are rounded up, as in each step that only decodes */
     bool repeats;   /* many steps have these rows and tiles (cuda_graphs_run) */

@@ -52,7 +52,7 @@ uint32_t cuda_graphs_round(uint32_t n, uint32_t steps)
 static bool same_shape(const cuda_batch *a, const cuda_batch *b)
 {
     return a->n_rows == b->n_rows && a->n_decode == b->n_decode && a->n_prefill == b->n_prefill &&
-           a->part_slots == b->part_slots && a->tokens == b->tokens &&
+           a->part_slots == b->part_slots && a->whole == b->whole && a->tokens == b->tokens &&
            a->positions == b->positions && a->row_seqs == b->row_seqs && a->lengths == b->lengths &&
            a->seqs == b->seqs && a->decode == b->decode && a->prefill == b->prefill &&
            a->tables.pages == b->tables.pages;

@@ -406,6 +406,7 @@ static gpu_attention with_tiles(const gpu_attention *a, const cuda_tiles *t, uin
     out.n_decode = t->n_decode;
     out.n_prefill = t->n_prefill;
     out.part_slots = part_slots;
+    out.whole = false;
     return out;
 }
 

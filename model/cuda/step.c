@@ -389,6 +389,7 @@ static void pack_tiles(backend_cuda *b, const step_plan *plan, cuda_batch *batch
     tiling t = plan_tiles(b, plan, batch);
     uint32_t most = cuda_forward_tiles(b->forward);
     batch->part_slots = t.part;
+    batch->whole = t.longest <= t.part;
     gpu_tile *decode = cuda_pack_take(&b->step, most * sizeof *decode, &batch->decode);
     gpu_tile *prefill = cuda_pack_take(&b->step, t.n_prefill * sizeof *prefill, &batch->prefill);
     for (uint32_t i = 0; i < plan->n_seqs; i++)

@@ -281,15 +281,17 @@ static void take_queries(check *c, world *w, const char *name)
 /* ---- attention
  * ----------------------------------------------------------------------------------- */
 
-/* Tiles as model/cuda/backend_cuda.c makes them. */
-static void make_tiles(const world *w, uint32_t part_slots, gpu_tile *decode, uint32_t *n_decode,
+/* Tiles as model/cuda/step.c makes them. Returns whether no sequence has several decode tiles. */
+static bool make_tiles(const world *w, uint32_t part_slots, gpu_tile *decode, uint32_t *n_decode,
                        gpu_tile *prefill, uint32_t *n_prefill)
 {
     const shape *s = w->s;
+    bool whole = true;
     *n_decode = *n_prefill = 0;
     for (uint32_t i = 0; i < s->n_seqs; i++) {
         uint32_t packed = s->rows[i] * s->q_heads, first = *n_decode;
         uint32_t parts = (s->lengths[i] + part_slots - 1) / part_slots;
+        if (packed <= GPU_DECODE_ROWS) whole &= parts <= 1;
         if (packed <= GPU_DECODE_ROWS)
             for (uint32_t p = 0; p < parts; p++)
                 decode[(*n_decode)++] = (gpu_tile){i, p * part_slots, parts, first};
@@ -297,6 +299,7 @@ static void make_tiles(const world *w, uint32_t part_slots, gpu_tile *decode, ui
             for (uint32_t r = 0; r < packed; r += GPU_PREFILL_ROWS)
                 prefill[(*n_prefill)++] = (gpu_tile){.seq = i, .first = r};
     }
+    return whole;
 }
 
 static void attend_gpu(check *c, world *w, uint32_t part_slots)
@@ -305,7 +308,7 @@ static void attend_gpu(check *c, world *w, uint32_t part_slots)
     uint32_t most = w->total * s->q_heads / 16 + 64, n_decode, n_prefill;
     gpu_tile *decode = check_memory(most, sizeof *decode),
              *prefill = check_memory(most, sizeof *prefill);
-    make_tiles(w, part_slots, decode, &n_decode, prefill, &n_prefill);
+    bool whole = make_tiles(w, part_slots, decode, &n_decode, prefill, &n_prefill);
     for (uint32_t i = 0; i < s->n_seqs; i++) { /* only the last rows */
         w->seqs[i].first_row += s->lengths[i] - s->rows[i];
         w->seqs[i].n_rows = s->rows[i];
@@ -324,6 +327,7 @@ static void attend_gpu(check *c, world *w, uint32_t part_slots)
                        .n_decode = n_decode,
                        .n_prefill = n_prefill,
                        .part_slots = part_slots,
+                       .whole = whole,
                        .kv_heads = s->kv_heads,
                        .q_heads = s->q_heads,
                        .scale = 1.0f / sqrtf((float)s->dim),
