@@ -99,6 +99,7 @@ typedef struct arg_command {
      * it gives. NULL = there are none. */
     status (*settings)(void *ctx, const arg_settings **out, error *err);
     void *settings_ctx;
+    bool *quiet; // receives --quiet, which commands have that print more than results and errors
 } arg_command;
 
 typedef enum arg_outcome {

@@ -17,6 +17,7 @@ int cli_complain(const char *command, int exit_status, const char *text)
 typedef struct common_flags {
     bool help; // args_parse answers it itself
     const char *config;
+    bool quiet;
 } common_flags;
 
 static const arg_flag common_table[] = {
@@ -24,7 +25,12 @@ static const arg_flag common_table[] = {
     ARG_ROW("config", "FILE", ARG_TEXT, common_flags, config,
             "take the flags that are not given from this YAML file, by their names, such as "
             "\"max-batch: 8\""),
+    ARG_ROW("quiet", NULL, ARG_SWITCH, common_flags, quiet,
+            "print no progress and no notes about what runs; warnings and errors stay"),
 };
+
+/* A command without flags of its own has nothing for a file to give. */
+static size_t common_of(const arg_command *own) { return own->quiet ? 3 : own->n_groups ? 2 : 1; }
 
 typedef struct parsing {
     common_flags flags;
@@ -59,9 +65,7 @@ bool cli_parse(const arg_command *own, cli_line *line, const char **operand, int
     arg_command command = *own;
     assert(own->n_groups < GROUPS_MAX);
     if (own->n_groups) memcpy(groups, own->groups, own->n_groups * sizeof *groups);
-    /* A command without flags of its own has nothing for a file to give. */
-    groups[own->n_groups] =
-        (arg_group){"All commands", common_table, own->n_groups ? 2 : 1, &p.flags};
+    groups[own->n_groups] = (arg_group){"All commands", common_table, common_of(own), &p.flags};
     command.groups = groups;
     command.n_groups++;
     command.settings = read_config;
@@ -72,7 +76,9 @@ bool cli_parse(const arg_command *own, cli_line *line, const char **operand, int
         return false;
     }
     switch (args_parse(&command, line->argc, line->argv, operand, &err)) {
-    case ARG_OUTCOME_RUN: return true;
+    case ARG_OUTCOME_RUN:
+        if (own->quiet) *own->quiet = p.flags.quiet;
+        return true;
     case ARG_OUTCOME_HELP: *exit_status = print_help(&command); return false;
     case ARG_OUTCOME_WRONG: break;
     }

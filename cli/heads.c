@@ -74,7 +74,7 @@ static status haystack_read(const char *path, haystack *out, error *err)
 
 static void show_progress(const heads_search *h, uint32_t of, const char *end)
 {
-    if (!isatty(STDERR_FILENO)) return;
+    if (h->model->quiet || !isatty(STDERR_FILENO)) return;
     fprintf(stderr, "\r%s: %u of %u samples%s", name, h->n_samples[0] + h->n_samples[1],
             HEADS_TASKS * of, end);
 }
@@ -202,7 +202,7 @@ static status search_model(loaded_model *m, const heads_flags *f, const char *pa
         heads_choice c = heads_choose(h.scores, h.n, m->config.n_layers);
         print_found(&h, &c);
         s = write_file(&h, f, &c, path, err);
-        if (status_ok(s)) fprintf(stderr, "%s: written to %s\n", name, path);
+        if (status_ok(s) && !m->quiet) fprintf(stderr, "%s: written to %s\n", name, path);
     }
     heads_search_close(&h);
     haystack_free(&hay);
@@ -249,6 +249,7 @@ int cli_heads(cli_line *line)
         .n_groups = sizeof groups / sizeof groups[0],
         .operand = "PATH",
         .operand_flag = "model",
+        .quiet = &model.quiet,
     };
     error err = {{0}};
     int result;

@@ -37,6 +37,7 @@ typedef struct model_flags {
     uint32_t max_logical_len;      // 0 = 4,194,304 or max_model_len, the larger
     const char *scheduling_policy; // "fcfs", "priority"
     bool no_prefix_cache;
+    bool quiet;            // --quiet, which is a flag of the command
     workers_flags workers; // have a group of flags of their own
 } model_flags;
 

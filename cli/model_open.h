@@ -31,6 +31,7 @@ typedef struct loaded_model {
     bool prefix_cache;
     bool default_pool; // --kv-memory was not given
     int64_t open_us;
+    bool quiet;              // model_log prints nothing
     int64_t bar_us;          // when the progress bar of loading was last drawn; 0 = it is not shown
     model_listener listener; // also told when a backend is made again
     backend_options options; // that the backend was made with
@@ -50,7 +51,8 @@ typedef struct loaded_model {
  * left open. *out must not move while it is open. */
 status model_open_with(const model_flags *flags, bool with_text, const model_listener *listener,
                        loaded_model *out, error *err);
-/* The same at a terminal: notes go to stderr, and a bar shows progress there. */
+/* The same at a terminal: notes go to stderr, and unless --quiet is given a bar shows progress
+ * there. */
 status model_open(const model_flags *flags, bool with_text, loaded_model *out, error *err);
 /* Fills config and options as model_open would, but opens nothing. */
 status model_describe(const model_flags *flags, loaded_model *out, error *err);

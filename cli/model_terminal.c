@@ -28,9 +28,12 @@ static void draw_bar(void *ctx, uint64_t done, uint64_t total)
 
 status model_open(const model_flags *flags, bool with_text, loaded_model *out, error *err)
 {
+    bool bar = !flags->quiet && isatty(STDERR_FILENO);
     const model_listener terminal = {
-        .note = print_note, .progress = isatty(STDERR_FILENO) ? draw_bar : NULL, .ctx = out};
-    return model_open_with(flags, with_text, &terminal, out, err);
+        .note = print_note, .progress = bar ? draw_bar : NULL, .ctx = out};
+    RETURN_IF_ERROR(model_open_with(flags, with_text, &terminal, out, err));
+    out->quiet = flags->quiet;
+    return STATUS_IS_OK;
 }
 
 void format_bytes(char *out, size_t size, uint64_t bytes)
@@ -46,6 +49,7 @@ void model_log(const loaded_model *m, const char *dir)
 {
     char weights[32], pool[32], tier[32], ranks[32] = "", swap[64] = "", bits[16] = "",
                                           filling[80] = "", disk[80] = "";
+    if (m->quiet) return;
     if (m->options.quant_attention) snprintf(bits, sizeof bits, "mixed ");
     else if (m->options.quant_bits) snprintf(bits, sizeof bits, "int%u ", m->options.quant_bits);
     if (m->n_ranks > 1) snprintf(ranks, sizeof ranks, "%u ranks, ", m->n_ranks);

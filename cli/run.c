@@ -164,6 +164,7 @@ int cli_run(cli_line *line)
         .n_groups = sizeof groups / sizeof groups[0],
         .operand = "PATH",
         .operand_flag = "model",
+        .quiet = &model.quiet,
     };
     error err = {{0}};
     int result;

@@ -63,6 +63,7 @@ static void refuse_line(batch *b, const json_t *id, const char *message)
 static void log_progress(batch *b, bool last)
 {
     int64_t now = clock_now_us();
+    if (b->s->model.quiet) return;
     if (!last && now - b->logged_us < (b->tty ? PROGRESS_TTY_US : PROGRESS_LOG_US)) return;
     b->logged_us = now;
     engine_stats st = engine_get_stats(b->s->engine);

@@ -29,7 +29,7 @@ static void end_with_newline(answer *a, const run_choice *c)
 }
 
 /* Prints the end of a choice in plain text; with several choices, each has a heading. */
-static void print_end(answer *a, const engine_output *out)
+static void print_end(answer *a, const engine_output *out, bool quiet)
 {
     const run_choice *c = &a->choices[out->choice];
     if (a->n > 1) {
@@ -37,7 +37,7 @@ static void print_end(answer *a, const engine_output *out)
         if (c->text.size) put_text(a, c->text.data, c->text.size);
     }
     end_with_newline(a, c);
-    if (!out->report && !out->reading) return;
+    if (quiet || (!out->report && !out->reading)) return;
     fflush(stdout);
     strbuf text = {0};
     if (out->report) {
@@ -71,7 +71,7 @@ static void end_choice(const run_session *s, answer *a, const json_t *id,
         a->failed |= line.failed;
         strbuf_destroy(&line);
     } else {
-        print_end(a, out);
+        print_end(a, out, s->model.quiet);
     }
     a->failed |= c->failed;
 }
@@ -119,7 +119,7 @@ static int run_request(run_session *s, engine_request *r, const json_t *id, strb
     error err = {{0}};
     answer *a = calloc(1, sizeof *a);
     engine_stream *stream = NULL;
-    r->progress = isatty(STDERR_FILENO) == 1;
+    r->progress = !s->model.quiet && isatty(STDERR_FILENO) == 1;
     status st = a ? engine_submit(s->engine, r, waiter_notify, s->waiter, &stream, &err)
                   : error_set(&err, STATUS_NO_MEMORY, "out of memory");
     if (!status_ok(st)) {

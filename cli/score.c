@@ -152,7 +152,7 @@ static status score_lines(scorer *sc, line_reader *in, logits_file *out, error *
         if (!status_ok(st)) error_prefix(err, "line %llu", (unsigned long long)in->number);
     }
     tok_ids_destroy(&ids);
-    if (status_ok(st))
+    if (status_ok(st) && !sc->model.quiet)
         fprintf(stderr, "%s: %llu tokens, vocabulary %u, written to %s\n", name,
                 (unsigned long long)n_tokens, sc->vocab, out->path);
     return st;
@@ -217,7 +217,7 @@ static status score_windows(scorer *sc, const tok_ids *ids, uint32_t window, uin
         p->first = (uint32_t)(scored_to - begin);
         RETURN_IF_ERROR(score_tokens(sc, p->ids, p->n, add_rows, p, err));
         scored_to = end - 1;
-        if (isatty(STDERR_FILENO))
+        if (!sc->model.quiet && isatty(STDERR_FILENO))
             fprintf(stderr, "\r%s: %zu of %zu tokens%s", name, end, ids->n,
                     end == ids->n ? "\n" : "");
     }
@@ -304,6 +304,7 @@ int cli_score(cli_line *line)
         .n_groups = sizeof groups / sizeof groups[0],
         .operand = "PATH",
         .operand_flag = "model",
+        .quiet = &model.quiet,
     };
     error err = {{0}};
     int result;

@@ -555,7 +555,7 @@ static int go(serving *s)
     status st = start_serving(s, &err);
     if (!status_ok(st)) return cli_complain(serve_name, CLI_FAILED, err.text);
     waiter_arm(s->waiter, true);
-    log_addresses(s);
+    if (!s->model_flags.quiet) log_addresses(s);
     rpc_log_note(s->log, "info", "start", OCTAVO_VERSION);
     serve_notify_manager("READY=1");
     bool fine = serve(s);
@@ -601,6 +601,7 @@ int cli_serve(cli_line *line)
         .operand = "PATH",
         .operand_flag = "model",
         .environment = "OCTAVO_",
+        .quiet = &s.model_flags.quiet,
     };
     error err = {{0}};
     int result;

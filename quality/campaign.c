@@ -352,7 +352,7 @@ static void log_progress(campaign *c, bool last)
              seconds > 0 ? (double)c->n_done / seconds : 0, c->n_running,
              c->n_refused ? ", some cells refused" : "", s ? ", at " : "", s ? s->name : "",
              last ? "\n" : "");
-    c->o->hooks.progress(c->o->hooks.ctx, text);
+    if (c->o->hooks.progress) c->o->hooks.progress(c->o->hooks.ctx, text);
 }
 
 /* ---- the loop -------------------------------------------------------------------------------- */

@@ -21,7 +21,8 @@ typedef struct quality_hooks {
     engine_notify notify; // given to every request, with ctx
     void (*wait)(void *ctx, int timeout_ms);
     bool (*stopped)(void *ctx);
-    void (*progress)(void *ctx, const char *text); // about once a second; the last ends a line
+    /* About once a second; the last text ends a line. May be NULL. */
+    void (*progress)(void *ctx, const char *text);
     void *ctx;
 } quality_hooks;
 

@@ -195,6 +195,7 @@ int cli_bench_engine(cli_line *line)
         .n_groups = sizeof groups / sizeof groups[0],
         .operand = "PATH",
         .operand_flag = "model",
+        .quiet = &model.quiet,
     };
     error err = {{0}};
     int result;

@@ -156,7 +156,8 @@ static status run_quality(bench_quality *b, const model_flags *m, const quality_
         .out = f->out,
         .resume = f->resume,
         .report = f->report,
-        .hooks = {waiter_notify, hook_wait, hook_stopped, hook_progress, b->waiter},
+        .hooks = {waiter_notify, hook_wait, hook_stopped, b->model.quiet ? NULL : hook_progress,
+                  b->waiter},
     };
     waiter_arm(b->waiter, true);
     return quality_run(&o, &b->table, err);
@@ -213,6 +214,7 @@ int cli_bench_quality(cli_line *line)
         .n_groups = sizeof groups / sizeof groups[0],
         .operand = "PATH",
         .operand_flag = "model",
+        .quiet = &model.quiet,
     };
     int result;
     if (cli_parse(&command, line, NULL, &result)) {

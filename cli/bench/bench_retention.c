@@ -171,6 +171,7 @@ int cli_bench_retention(cli_line *line)
         .n_groups = sizeof groups / sizeof groups[0],
         .operand = "PATH",
         .operand_flag = "model",
+        .quiet = &model.quiet,
     };
     error err = {{0}};
     int result;

@@ -15,7 +15,7 @@ typedef struct serve_flags {
     const char *workload, *text, *trace, *form, *range_ratio;
     uint32_t input_len, output_len, prefixes, prefix_len, distinct, vocab, trace_scale,
         block_tokens;
-    bool whole_blocks, check, keep_eos;
+    bool whole_blocks, check, keep_eos, quiet;
     const char *rate, *burstiness, *trace_speed, *duration, *timeout, *vanish, *hold;
     uint64_t n_prompts, seed;
     uint32_t max_concurrency, never_read;
@@ -240,6 +240,7 @@ static status read_options(const serve_flags *f, serve_options *o, work_options 
                          .never_read = f->never_read,
                          .check = f->check,
                          .keep_eos = f->keep_eos,
+                         .quiet = f->quiet,
                          .seed = f->seed};
     *w = (work_options){.kind = f->workload,
                         .file = trace ? f->trace : f->text,
@@ -332,6 +333,7 @@ int cli_bench_serve(cli_line *line)
             "was rejected.",
         .groups = groups,
         .n_groups = sizeof groups / sizeof groups[0],
+        .quiet = &flags.quiet,
     };
     int result;
     if (!cli_parse(&command, line, NULL, &result)) return result;

@@ -51,6 +51,7 @@ typedef struct serve_options {
     double hold_s; // how long unread streams stay open after all other requests
     bool check;
     bool keep_eos; // true: ignore_eos is not set
+    bool quiet;    // no progress on stderr
     uint64_t seed;
 } serve_options;
 

@@ -157,7 +157,7 @@ static void log_progress(load *l, bool last)
 {
     serve_tracker *t = &l->t;
     int64_t since = t->now_us - l->logged_us;
-    if (!last && since < (l->tty ? PROGRESS_TTY_US : PROGRESS_LOG_US)) return;
+    if (t->o->quiet || (!last && since < (l->tty ? PROGRESS_TTY_US : PROGRESS_LOG_US))) return;
     fprintf(stderr, "%s%.1f s: %llu done (%llu failed), %u running, %.0f tokens/s%s",
             l->tty ? "\r\033[K" : "", now_s(l), (unsigned long long)t->n_done,
             (unsigned long long)t->n_bad, t->running,

@@ -401,6 +401,7 @@ int cli_bench_workers(cli_line *line)
         .n_groups = sizeof groups / sizeof groups[0],
         .operand = "PATH",
         .operand_flag = "model",
+        .quiet = &f.model.quiet,
     };
     int result;
     if (!cli_parse(&command, line, NULL, &result)) return result;

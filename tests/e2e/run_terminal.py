@@ -91,6 +91,23 @@ class Terminal(unittest.TestCase):
     def test_serve(self):
         self.check_loading(run_on_terminal(SERVE, b'"event":"start"'))
 
+    def test_quiet(self):
+        """Neither bars nor notes, but errors."""
+        text = run_on_terminal([*RUN, "--quiet", "--retention", "snapkv:0.5"])
+        self.assertEqual(len(text), 1)
+        self.assertEqual(text[0].count("\n"), 1, text)  # the answer
+        self.assertTrue(run_on_terminal([*SERVE, "--quiet"], b'"event":"start"')[0].startswith('{"time":'))
+        p = subprocess.run([OCTAVO, "run", *MODEL, "--quiet", "--prompts", "-"], input=b'{"prompt":"O","max_tokens":1}\n{',
+                           capture_output=True, timeout=TIMEOUT)
+        self.assertEqual((p.returncode, p.stderr), (1, b""))
+        self.assertIn(b'"error"', p.stdout)
+        p = subprocess.run([OCTAVO, "run", *MODEL, "--quiet", "--retention", "no:0.5", "--prompt", "O"],
+                           capture_output=True, timeout=TIMEOUT)
+        self.assertEqual(p.returncode, 2)
+        self.assertIn(b"octavo run: retention.method: ", p.stderr)
+        p = subprocess.run([OCTAVO, "methods", "--quiet"], capture_output=True, timeout=TIMEOUT)
+        self.assertIn(b"unknown flag '--quiet'", p.stderr)
+
     def test_no_terminal(self):
         p = subprocess.run(RUN, capture_output=True, timeout=TIMEOUT)
         self.assertEqual(p.returncode, 0, p.stderr)
