@@ -1,5 +1,5 @@
 /* `octavo run`: its flags, the session, and the choice between --prompts, --prompt and --chat. */
-#include "cli/run.h"
+#include "cli/chat.h"
 
 #include <math.h>
 #include <stdio.h>
@@ -15,8 +15,8 @@ static const arg_flag input_flags[] = {
     ARG_ROW("prompt", "TEXT", ARG_TEXT, run_flags, prompt, "answer this text", .also = "-p"),
     ARG_ROW(
         "chat", NULL, ARG_SWITCH, run_flags, chat,
-        "use the model's chat template: a conversation turn by turn, one line of stdin each; with "
-        "--prompt one turn"),
+        "use the model's chat template: a conversation turn by turn, typed or one line of stdin "
+        "each; with --prompt one turn"),
     ARG_ROW("system", "TEXT", ARG_TEXT, run_flags, system,
             "system message that the conversation begins with", .also = "-sys --system-prompt"),
     ARG_ROW("prompts", "FILE", ARG_TEXT, run_flags, prompts,
@@ -38,8 +38,12 @@ static const arg_flag keep_flags[] = {
           "for the next: with --chat, earlier turns are not computed again"),
 };
 
-static const char about[] =
+static const char about_chat[] =
     "Answers a prompt, holds a chat, or runs a file of requests as one batch.\n"
+    "\n"
+    "--chat at a terminal has line editing, a history over chats, and commands:\n";
+
+static const char about_prompts[] =
     "\n"
     "--prompts reads JSON lines: \"prompt\", \"messages\" or \"prompt_token_ids\", an optional "
     "\"id\", and any\n"
@@ -93,15 +97,24 @@ static status check_flags(const run_flags *f, error *err)
     return STATUS_IS_OK;
 }
 
-/* Makes --retention a member of the request's fields. */
+/* Takes over the policy, a member of the request's fields; NULL removes it. */
+static status set_retention(run_flags *f, json_t *policy, error *err)
+{
+    if (!policy) {
+        json_object_del(f->fields, "retention");
+        return STATUS_IS_OK;
+    }
+    if (!f->fields) f->fields = json_object();
+    if (json_object_set_new(f->fields, "retention", policy) == 0) return STATUS_IS_OK;
+    return error_set(err, STATUS_NO_MEMORY, "out of memory");
+}
+
 static status read_retention(run_flags *f, error *err)
 {
     json_t *policy;
     if (!f->retention) return STATUS_IS_OK;
     RETURN_IF_ERROR(retention_read_text("--retention", f->retention, &policy, err));
-    if (!f->fields) f->fields = json_object();
-    if (json_object_set_new(f->fields, "retention", policy) == 0) return STATUS_IS_OK;
-    return error_set(err, STATUS_NO_MEMORY, "--retention: out of memory");
+    return set_retention(f, policy, err);
 }
 
 /* Tries the fields of the command line once, so that a mistake in them is not reported for every
@@ -115,6 +128,18 @@ static status check_fields(const run_session *s, error *err)
     retention_policy policy;
     if (status_ok(st)) st = retention_parse(r.retention, &limits, &policy, err);
     engine_request_destroy(&r);
+    return st;
+}
+
+status run_set_retention(run_session *s, const char *name, const char *text, error *err)
+{
+    json_t *policy = NULL, *before = json_object_get(s->flags.fields, "retention");
+    if (strcmp(text, "full") != 0) RETURN_IF_ERROR(retention_read_text(name, text, &policy, err));
+    json_incref(before);
+    status st = set_retention(&s->flags, policy, err);
+    if (status_ok(st)) st = check_fields(s, err);
+    if (status_ok(st)) json_decref(before);
+    else if (!status_ok(set_retention(&s->flags, before, NULL))) st.code = STATUS_NO_MEMORY;
     return st;
 }
 
@@ -156,10 +181,14 @@ int cli_run(cli_line *line)
         model_flags_group(&model),
         workers_flags_group(&model.workers),
     };
+    strbuf about = {0};
+    strbuf_puts(&about, about_chat);
+    chat_help(&about);
+    strbuf_puts(&about, about_prompts);
     const arg_command command = {
         .name = run_name,
         .usage = "PATH (--prompt TEXT | --chat | --prompts FILE.jsonl) [flags]",
-        .about = about,
+        .about = about.failed ? "" : about.data,
         .groups = groups,
         .n_groups = sizeof groups / sizeof groups[0],
         .operand = "PATH",
@@ -182,5 +211,6 @@ int cli_run(cli_line *line)
     json_decref(s.flags.fields);
     retention_flags_destroy(&s.retention);
     model_flags_destroy(&model);
+    strbuf_destroy(&about);
     return result;
 }

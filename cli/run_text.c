@@ -1,8 +1,6 @@
-/* `octavo run --prompt` and `--chat`: one request at a time; its text is printed as it comes. */
-#include "cli/lines.h"
+/* One request of `octavo run`, whose text is printed as it comes, and --prompt. */
 #include "cli/run.h"
 
-#include <errno.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -129,9 +127,7 @@ static int run_request(run_session *s, engine_request *r, const json_t *id, strb
     a->n = r->n;
     a->too_long = too_long;
     a->want_logprobs = r->logprobs >= 0;
-    waiter_arm(s->waiter, true);
     follow_stream(s, a, id, stream);
-    waiter_arm(s->waiter, false);
     engine_stream_release(stream);
     if (reply && a->choices[0].text.size)
         strbuf_append(reply, a->choices[0].text.data, a->choices[0].text.size);
@@ -144,24 +140,23 @@ static int run_request(run_session *s, engine_request *r, const json_t *id, strb
 
 /* ---- messages -------------------------------------------------------------------------------- */
 
-static bool add_message(json_t *messages, const char *role, const char *text, size_t n)
+bool run_messages_add(json_t *messages, const char *role, const char *text, size_t n)
 {
     json_t *content = json_stringn(text, n);
     return content && json_array_append_new(
                           messages, json_pack("{s:s, s:o}", "role", role, "content", content)) == 0;
 }
 
-static json_t *first_messages(const run_session *s)
+json_t *run_messages_start(const run_session *s)
 {
     json_t *messages = json_array();
     const char *system = s->flags.system;
-    if (!system || add_message(messages, "system", system, strlen(system))) return messages;
+    if (!system || run_messages_add(messages, "system", system, strlen(system))) return messages;
     json_decref(messages);
     return NULL;
 }
 
-/* Generates the answer to the conversation so far. */
-static int run_messages(run_session *s, json_t *messages, json_int_t turn, strbuf *reply,
+int run_messages_answer(run_session *s, json_t *messages, json_int_t turn, strbuf *reply,
                         bool *too_long)
 {
     error err = {{0}};
@@ -202,84 +197,13 @@ static int run_plain(run_session *s, const char *text)
 int run_prompt(run_session *s)
 {
     const char *text = s->flags.prompt;
+    waiter_arm(s->waiter, true);
     if (!s->flags.chat) return run_plain(s, text);
-    json_t *messages = first_messages(s);
+    json_t *messages = run_messages_start(s);
     int result = CLI_USAGE;
-    if (messages && add_message(messages, "user", text, strlen(text)))
-        result = run_messages(s, messages, 1, NULL, NULL);
+    if (messages && run_messages_add(messages, "user", text, strlen(text)))
+        result = run_messages_answer(s, messages, 1, NULL, NULL);
     else cli_complain(run_name, result, "--prompt and --system must be UTF-8");
-    json_decref(messages);
-    return result;
-}
-
-/* ---- --chat ---------------------------------------------------------------------------------- */
-
-/* Removes the oldest message and its answer; false when only the newest message is left. */
-static bool forget_oldest(const run_session *s, json_t *messages)
-{
-    size_t oldest = s->flags.system ? 1 : 0;
-    if (json_array_size(messages) < oldest + 3) return false;
-    return json_array_remove(messages, oldest) == 0 && json_array_remove(messages, oldest) == 0;
-}
-
-/* Answers the newest message. Older messages that no longer fit the context are left out, the
- * oldest first. */
-static int run_conversation(run_session *s, json_t *messages, json_int_t turn, strbuf *reply,
-                            bool *left_out)
-{
-    for (;;) {
-        bool too_long = false;
-        int result = run_messages(s, messages, turn, reply, &too_long);
-        if (!too_long) return result;
-        *left_out = !forget_oldest(s, messages);
-        fprintf(stderr, "octavo run: the context of %u tokens is full: %s\n",
-                s->model.max_model_len,
-                *left_out ? "this message alone does not fit and is left out"
-                          : "the oldest message and its answer are dropped");
-        if (!*left_out) continue;
-        json_array_remove(messages, json_array_size(messages) - 1);
-        return CLI_OK;
-    }
-}
-
-static int one_turn(run_session *s, json_t *messages, json_int_t turn, const char *text, size_t n)
-{
-    if (!add_message(messages, "user", text, n))
-        return cli_complain(run_name, CLI_FAILED, "a line of stdin is not UTF-8");
-    strbuf reply = {0};
-    bool left_out = false;
-    int result = run_conversation(s, messages, turn, &reply, &left_out);
-    if (result == CLI_OK && !left_out &&
-        !add_message(messages, "assistant", reply.data ? reply.data : "", reply.size))
-        result = cli_complain(run_name, CLI_FAILED, "out of memory");
-    strbuf_destroy(&reply);
-    return result;
-}
-
-int run_chat(run_session *s)
-{
-    json_t *messages = first_messages(s);
-    if (!messages) return cli_complain(run_name, CLI_USAGE, "--system must be UTF-8");
-    line_reader in;
-    error err = {{0}};
-    int result = CLI_OK;
-    bool tty = isatty(STDIN_FILENO);
-    if (tty) fprintf(stderr, "One message a line; Ctrl-D ends.\n");
-    status st = lines_open(&in, "-", &err);
-    if (!status_ok(st)) result = cli_complain(run_name, CLI_FAILED, err.text);
-    for (json_int_t turn = 1; result == CLI_OK; turn++) {
-        char *text;
-        size_t n;
-        if (tty) fprintf(stderr, "> ");
-        line_outcome got = lines_next(&in, true, &text, &n);
-        if (got == LINE_END) break;
-        if (got != LINE_READ)
-            result = cli_complain(run_name, CLI_FAILED,
-                                  got == LINE_TOO_LONG ? "a line of stdin is longer than 16 MiB"
-                                                       : strerror(errno));
-        else if (n) result = one_turn(s, messages, turn, text, n);
-    }
-    lines_close(&in);
     json_decref(messages);
     return result;
 }

@@ -16,7 +16,7 @@
 struct waiter {
     int fd;
     _Atomic bool pending; // fd was written to since the last wait: saves a second system call
-    _Atomic bool armed, interrupted, stop;
+    _Atomic bool armed, interrupted, terminated, stop;
     sigset_t signals;
     pthread_t thread;
 };
@@ -40,8 +40,8 @@ static void *watch_signals(void *ctx)
     waiter *w = ctx;
     int signal_number;
     while (sigwait(&w->signals, &signal_number) == 0 && !atomic_load(&w->stop)) {
-        if (!atomic_load(&w->armed) || atomic_load(&w->interrupted)) _exit(CLI_INTERRUPTED);
-        atomic_store(&w->interrupted, true);
+        if (!atomic_load(&w->armed) || waiter_interrupted(w)) _exit(CLI_INTERRUPTED);
+        atomic_store(signal_number == SIGTERM ? &w->terminated : &w->interrupted, true);
         wake(w);
     }
     return NULL;
@@ -76,7 +76,17 @@ void waiter_destroy(waiter *w)
 }
 
 void waiter_arm(waiter *w, bool armed) { atomic_store(&w->armed, armed); }
-bool waiter_interrupted(const waiter *w) { return atomic_load(&w->interrupted); }
+
+bool waiter_interrupted(const waiter *w)
+{
+    return atomic_load(&w->interrupted) || atomic_load(&w->terminated);
+}
+
+bool waiter_resume(waiter *w)
+{
+    atomic_store(&w->interrupted, false);
+    return !atomic_load(&w->terminated);
+}
 
 void waiter_wait(waiter *w, int fd, int timeout_ms)
 {

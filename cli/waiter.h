@@ -17,6 +17,8 @@ status waiter_create(waiter **out, error *err);
 void waiter_destroy(waiter *w);
 void waiter_arm(waiter *w, bool armed);
 bool waiter_interrupted(const waiter *w);
+/* Forgets that Ctrl-C was pressed. False: SIGTERM came, which is not forgotten. */
+bool waiter_resume(waiter *w);
 /* An engine_notify. Any thread. */
 void waiter_notify(void *w);
 /* Sleeps until notified (since the last call), interrupted, `fd` (-1 = none) is readable, or

@@ -5,9 +5,9 @@
 # first. Each stage has a time limit and reports PASS, FAIL or SKIPPED (with a reason); the next
 # stage runs either way, but without a GPU the script ends after the build. The table is rewritten
 # after every stage, so that a run that is cut short leaves the results so far. Needs CUDA 13 with
-# nvcc, CMake, gcc, g++ and Python; where jansson, pcre2, utf8proc, jemalloc, libyaml, cmocka or
-# pkg-config are missing, also build/deps from tools/make_gpu_deps.sh. Uses PyTorch, transformers,
-# NCCL and compute-sanitizer where they are installed.
+# nvcc, CMake, gcc, g++ and Python; where jansson, pcre2, utf8proc, jemalloc, libyaml, libedit,
+# cmocka or pkg-config are missing, also build/deps from tools/make_gpu_deps.sh. Uses PyTorch,
+# transformers, NCCL and compute-sanitizer where they are installed.
 # usage: tools/gpu_check.sh [BUILD_FOLDER]     OUT: folder of table.txt, logs.txt and *.json;
 #        ARCH: 80 for an A100 (90); GPU_CHECK_SECONDS: all stages together (470)
 set -uo pipefail

@@ -6,8 +6,8 @@ set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 
 packages=(libjansson-dev libjansson4 libpcre2-dev libpcre2-8-0 libutf8proc-dev libutf8proc2
-    libjemalloc-dev libjemalloc2 libyaml-dev libyaml-0-2 libcmocka-dev libcmocka0
-    pkgconf-bin libpkgconf3)
+    libjemalloc-dev libjemalloc2 libyaml-dev libyaml-0-2 libedit-dev libedit2 libbsd0
+    libmd0 libcmocka-dev libcmocka0 pkgconf-bin libpkgconf3)
 mkdir -p build/deps/debs
 (cd build/deps/debs && apt-get download -q "${packages[@]}")
 for deb in build/deps/debs/*.deb; do dpkg -x "$deb" build/deps; done

@@ -2,14 +2,25 @@
 """Conversations on the command line: octavo run --chat. usage: chat.py OCTAVO [unittest arguments]
 (from the source root)"""
 
+import fcntl
 import json
 import os
 import pty
+import select
+import signal
+import stat
+import struct
 import subprocess
 import sys
+import tempfile
+import termios
 import unittest
 
 from run_cli import OCTAVO, POOL, PAGE, TIMEOUT, octavo, run_lines, run_one, tokens
+
+
+PASTES_OFF = "\x1b[?2004l"  # the terminal is told so behind each line that was typed
+PROMPT = b"\x1b[?2004h> "
 
 
 class Conversation(unittest.TestCase):
@@ -115,6 +126,163 @@ class Conversation(unittest.TestCase):
         self.assertRegex(shown, rb"loading weights \[[#-]{30}\] \d+ %\r\x1b\[K(?!loading)")
         p = subprocess.run(flags, capture_output=True, timeout=TIMEOUT)
         self.assertNotIn(b"loading", p.stderr)
+
+
+class Typed(unittest.TestCase):
+    """A chat at a terminal."""
+    def setUp(self):
+        folder = tempfile.TemporaryDirectory()
+        self.addCleanup(folder.cleanup)
+        self.folder = folder.name
+        self.history = os.path.join(self.folder, "octavo", "chat_history")
+
+    def start(self, *flags):
+        """Starts a chat and waits for its prompt."""
+        self.far, near = pty.openpty()
+        self.unread = b""
+        self.addCleanup(os.close, self.far)
+        self.addCleanup(os.close, near)  # kept open, so that its modes can be read at the end
+        self.near = near
+        fcntl.ioctl(near, termios.TIOCSWINSZ, struct.pack("HHHH", 24, 80, 0, 0))
+        self.before = termios.tcgetattr(near)
+        self.p = subprocess.Popen(
+            [OCTAVO, "run", *POOL, "--chat", *flags], stdin=near, stdout=near, stderr=near,
+            env=dict(os.environ, XDG_STATE_HOME=self.folder, HOME=self.folder, TERM="xterm", LC_ALL="C"),
+            start_new_session=True, preexec_fn=lambda: fcntl.ioctl(0, termios.TIOCSCTTY, 0))
+        self.addCleanup(self.p.wait)
+        self.addCleanup(self.p.kill)
+        return self.read_until(PROMPT)
+
+    def read_until(self, end):
+        """What the terminal shows up to this text; or up to where a function of all of it tells,
+        which returns None when more must come."""
+        find = end if callable(end) else lambda shown: shown.find(end) + len(end) if end in shown else None
+        while (at := find(self.unread)) is None:
+            if not select.select([self.far], [], [], TIMEOUT)[0]:
+                raise AssertionError(f"the chat shows nothing behind {self.unread}")
+            self.unread += os.read(self.far, 4096)
+        text, self.unread = self.unread[:at], self.unread[at:]
+        return text.decode()
+
+    def type(self, keys, *ends):
+        """Returns what the terminal shows behind the keys, up to `ends`: one prompt."""
+        os.write(self.far, keys.encode())
+        return "".join(self.read_until(end) for end in ends or [PROMPT]).rsplit(PASTES_OFF, 1)[-1]
+
+    def end(self, code=0, key="\x04"):
+        """Ends the chat, which leaves the terminal as it was."""
+        os.write(self.far, key.encode())
+        self.assertEqual(self.p.wait(TIMEOUT), code)
+        self.assertEqual(termios.tcgetattr(self.near), self.before)
+
+    def saved(self):
+        """The conversation, by /save."""
+        path = os.path.join(self.folder, "saved.jsonl")
+        self.type(f"/save {path}\r", b" messages are in ", PROMPT)
+        with open(path, encoding="utf-8") as file:
+            (line,) = file.read().splitlines()
+        return [(m["role"], m["content"]) for m in json.loads(line)["messages"]]
+
+    def asked(self):
+        return [text for role, text in self.saved() if role == "user"]
+
+    def test_keys(self):
+        """Keys that edit, lines that go on, and what is pasted."""
+        shown = self.start("--max-tokens", "2")
+        self.assertIn("/help lists commands", shown)
+        answer = self.type("w\xf6rlds\x1b[D\x1b[D\x1b[D\x7fo\x05\x08\r")  # left and delete
+        self.assertEqual(self.saved(), [("user", "w\xf6old"), ("assistant", answer[:-len(PROMPT) - 2])])
+        self.type("one\\\r", b".. ")
+        self.type("two\r")
+        self.type("\x1b[200~/help\rand\r\r\x1b[201~\x01 \x05more\r")  # pasted; a blank before it
+        self.type("\r")  # nothing
+        self.type("dropped\x03")  # taken back
+        self.type("\x1b[A\r")  # the last message again
+        self.assertEqual(self.asked(), ["w\xf6old", "one\ntwo", " /help\nand\n\nmore", " /help\nand\n\nmore"])
+        self.end()
+
+    def test_ctrl_c(self):
+        """Ends the answer alone, whose beginning stays, and twice with nothing typed the chat."""
+        self.start("--ignore-eos")
+        os.write(self.far, b"hello\r")
+        self.read_until(PASTES_OFF.encode())
+        self.read_until(lambda shown: 200 if len(shown) >= 200 else None)
+        shown = self.type("\x03")
+        self.assertTrue(shown.endswith(PROMPT.decode()))
+        (_, asked), (role, answer) = self.saved()
+        self.assertEqual((asked, role), ("hello", "assistant"))
+        self.assertGreater(len(answer), 20)
+        self.assertIn("once more", self.type("\x03"))
+        self.type("x\x03")
+        self.assertIn("once more", self.type("\x03"))
+        self.end(key="\x03")
+
+    def test_ctrl_c_before_an_answer(self):
+        """The message is taken back."""
+        self.start("--max-tokens", "1", "--prefill-chunk", "16")
+        for i in range(20):  # a prompt may be done before the key arrives
+            self.type("/reset\r", b"begins anew", PROMPT)
+            os.write(self.far, f"\x1b[200~{i} {'some words, ' * 250}\x1b[201~\r".encode())
+            self.read_until(PASTES_OFF.encode())
+            self.read_until(lambda shown: 0 if b"prefill of" in shown or PROMPT in shown else None)
+            if "the message is taken back" in self.type("\x03"):
+                break
+        self.assertEqual(self.saved(), [])
+        self.end()
+
+    def test_commands(self):
+        self.start("--max-tokens", "4", "--system", "be brief", "--session", "s")
+        self.assertIn("  /retention [METHOD:RATIO] ", self.type("/help\r"))
+        self.assertIn("did you mean /reset?", self.type("/rset\r"))
+        self.assertIn("; session stored", self.type("hello\r"))
+        self.assertIn("; session continued", self.type("and you\r"))
+        self.assertIn("begins anew", self.type("/reset\r"))
+        self.assertIn("; session stored", self.type("hello again\r"))
+        self.assertIn("retention: 'some' must be METHOD:RATIO", self.type("/retention some\r"))
+        self.assertIn("retention.method: 'no' is unknown", self.type("/retention no:0.5\r"))
+        self.assertIn("Retention is full.", self.type("/retention\r"))
+        self.assertIn('Retention is {"method":"snapkv","ratio":0.5}.', self.type("/retention snapkv:0.5\r"))
+        shown = self.type("once more\r")
+        self.assertIn("snapkv", shown)
+        self.assertIn("; session stored", shown)
+        self.assertIn('"snapkv"', self.type("/retention snapkv:7\r") + self.type("/retention\r"))
+        self.assertIn("Retention is full.", self.type("/retention full\r"))
+        self.assertEqual([text for role, text in self.saved() if role != "assistant"],
+                         ["be brief", "hello again", "once more"])
+        line = os.path.join(self.folder, "saved.jsonl")
+        self.assertIn('"text"', octavo("run", *POOL, "--max-tokens", "1", "--prompts", line)[0])
+        self.assertIn("is there already", self.type(f"/save {self.history}\r"))
+        self.end()
+
+    def test_history(self):
+        """A chat finds what was typed in the last one, in a file of the user alone."""
+        self.start("--max-tokens", "1", "--quiet")
+        self.type("first\r")
+        self.type("two\\\r", b".. ")
+        self.type("lines\r")
+        self.end()
+        self.assertEqual(stat.S_IMODE(os.stat(self.history).st_mode), 0o600)
+        self.start("--max-tokens", "1", "--quiet")
+        self.type("\x1b[A\r")
+        self.type("\x1b[A\x1b[A!\r")
+        self.type("\x12fir\r")  # searched
+        self.assertEqual(self.asked(), ["two\nlines", "first!", "first!"])
+        self.end()
+        octavo("run", *POOL, "--chat", "--max-tokens", "1", stdin="not typed\n")
+        with open(self.history, encoding="utf-8") as file:
+            self.assertNotIn("not", file.read())
+
+    def test_signal_ends_the_chat(self):
+        self.start("--quiet")
+        os.write(self.far, b"half")
+        self.read_until(b"half")
+        self.p.send_signal(signal.SIGTERM)
+        self.end(130, "")
+
+    def test_lines_have_no_commands(self):
+        """Where stdin is no terminal every line is a message."""
+        lines = octavo("run", *POOL, "--chat", "--json", "--max-tokens", "2", stdin="/help\nwith \\\n")[0]
+        self.assertEqual(len(lines.splitlines()), 2)
 
 
 if __name__ == "__main__":

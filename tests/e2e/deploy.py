@@ -44,7 +44,8 @@ class Images(unittest.TestCase):
         linked = subprocess.run(["ldd", OCTAVO], capture_output=True, text=True).stdout
         needs = {"libjansson": "libjansson4", "libpcre2": "libpcre2-8-0", "libutf8proc": "libutf8proc2",
                  "libjemalloc": "libjemalloc2", "libmicrohttpd": "libmicrohttpd12", "libgrpc.": "libgrpc29",
-                 "libprotobuf-c": "libprotobuf-c1", "libyaml": "libyaml-0-2", "libz": "zlib1g"}
+                 "libprotobuf-c": "libprotobuf-c1", "libyaml": "libyaml-0-2", "libedit": "libedit2",
+                 "libz": "zlib1g"}
         has = packages_of("deploy/Dockerfile", 2)
         self.assertIn("libucx0", has)
         for library, package in needs.items():
