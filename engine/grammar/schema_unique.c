@@ -74,10 +74,10 @@ expr schema_unique(schema_reader *r, const json_t *items, uint32_t min, uint32_t
     arc_list arcs = {0};
     const json_t *flat = json_is_object(items) ? schema_flat(r, items) : NULL;
     const json_t *list = json_is_object(flat) ? listed_values(r, flat) : NULL;
-    uint32_t *numbers = list ? build_alloc(b, 1u << VALUES_MOST, sizeof *numbers) : NULL,
-             n_nodes = 0;
-    if (numbers && read_values(r, flat, list, &values))
-        n_nodes = number_sets(values.n, max, numbers);
+    uint32_t *numbers = NULL, n_nodes = 0;
+    if (list && read_values(r, flat, list, &values) && build_work(b, 1u << values.n))
+        numbers = build_alloc(b, 1u << values.n, sizeof *numbers);
+    if (numbers) n_nodes = number_sets(values.n, max, numbers);
     if (build_ok(b) && n_nodes == 0) schema_unsupported(r, "uniqueItems");
     if (!build_ok(b)) return 0;
     if (min == 0) arc_list_add(b, &arcs, 0, 1, expr_empty(b));

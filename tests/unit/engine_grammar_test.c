@@ -444,6 +444,12 @@ static void test_hostile_schemas(void **state)
         refuses(GRAMMAR_JSON_SCHEMA, s.data, STATUS_LIMIT, "too many operations");
     }
     strbuf_clear(&s);
+    strbuf_puts(&s, "{\"properties\":{\"a\":{}"); // tables of few sets
+    for (int i = 0; i < 900; i++)
+        strbuf_printf(&s, ",\"p%d\":{\"uniqueItems\":true,\"items\":{\"type\":\"boolean\"}}", i);
+    strbuf_puts(&s, "}}");
+    SCHEMA(s.data, "{\"p9\":[true],\"p899\":[]}", NULL, "{\"p9\":[true,true]}", NULL);
+    strbuf_clear(&s);
     for (int i = 0; i < 1000; i++) strbuf_puts(&s, "{\"items\":");
     strbuf_puts(&s, "{}");
     for (int i = 0; i < 1000; i++) strbuf_puts(&s, "}");
