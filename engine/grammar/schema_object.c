@@ -235,29 +235,96 @@ static void read_others(object_reader *o)
 /* ---- different names ------------------------------------------------------------------------- */
 
 /* So many names that are not declared have to be different. */
-enum { DIFFERENT_MOST = 9, CLASSES_MOST = 10 };
+enum { DIFFERENT_MOST = 9, CLASSES_MOST = 10, WEIGHTS = 3 };
 
-/* Names are divided into classes by the sum of their bytes. A state cannot say which names came,
- * but which classes did: names of several classes are as many names. With more classes than names
- * are asked for, most names are of different ones. */
-static uint32_t classes_for(uint32_t need) { return need <= 4 ? 2 * need : need; }
+/* Names are divided into n classes: with each byte, a class becomes class * weight + byte, modulo
+ * n. A state cannot say which names came, but which classes did: names of several classes are as
+ * many names. */
+typedef struct name_classes {
+    uint32_t n, weight;
+} name_classes;
 
-static language *names_of_class(build *b, uint32_t class, uint32_t n)
+static uint32_t next_class(name_classes d, uint32_t class, uint32_t byte)
+{
+    return (class * d.weight + byte) % d.n;
+}
+
+static language *names_of_class(build *b, uint32_t class, name_classes d)
 {
     language_writer w = {.b = b};
-    for (uint32_t sum = 0; sum < n && build_ok(b); sum++) {
-        writer_state(&w, sum == class);
-        for (uint32_t c = 0; c < 256; c++) writer_edge(&w, c, c, (sum + c) % n);
+    for (uint32_t at = 0; at < d.n && build_ok(b); at++) {
+        writer_state(&w, at == class);
+        for (uint32_t c = 0; c < 256; c++) writer_edge(&w, c, c, next_class(d, at, c));
     }
     return build_ok(b) ? writer_finish(&w) : NULL;
 }
 
+/* States and the classes of texts that lead there. */
+typedef struct class_search {
+    name_classes d;
+    uint16_t *reached; // [states]: classes as bits
+    uint32_t *stack, n;
+} class_search;
+
+static void meet_class(class_search *x, uint32_t state, uint32_t class)
+{
+    if (!(x->reached[state] >> class & 1)) x->stack[x->n++] = state * x->d.n + class;
+    x->reached[state] |= (uint16_t)(1u << class);
+}
+
+/* Returns the classes that names of a language are of, as bits. */
+static uint32_t classes_of(build *b, const language *l, name_classes d)
+{
+    class_search x = {.d = d};
+    uint32_t found = 0;
+    build_scratch(b);
+    x.reached = build_alloc(b, l->n_states, sizeof *x.reached);
+    x.stack = build_alloc(b, (size_t)l->n_states * d.n, sizeof *x.stack);
+    if (build_ok(b)) {
+        memset(x.reached, 0, l->n_states * sizeof *x.reached);
+        meet_class(&x, 0, 0);
+    }
+    while (x.n > 0 && found != (1u << d.n) - 1) {
+        uint32_t state = x.stack[--x.n] / d.n, class = x.stack[x.n] % d.n;
+        uint32_t from = l->first[state], to = l->first[state + 1];
+        if (!build_work(b, 1 + (to - from) * d.n)) break;
+        if (l->ends[state]) found |= 1u << class;
+        for (const byte_edge *e = l->edges + from; e < l->edges + to; e++)
+            for (uint32_t c = e->lo; c <= e->hi && c < e->lo + d.n; c++) // others lead there again
+                meet_class(&x, e->to, next_class(d, class, c));
+    }
+    build_keep(b);
+    build_forget(b);
+    return found;
+}
+
+/* With more classes than names are asked for, most names are of different ones. Few names may be
+ * of one class alone: then the division with the most classes is taken. */
+static name_classes divide_names(object_reader *o, uint32_t need)
+{
+    uint32_t most = 0, first = need <= 4 ? 2 * need : need;
+    name_classes best = {first, 1};
+    for (uint32_t n = first; n <= CLASSES_MOST; n++) {
+        for (uint32_t weight = 1; weight <= WEIGHTS && build_ok(o->r->b); weight++) {
+            name_classes d = {n, weight};
+            uint32_t found = 0;
+            for (uint32_t i = 0; i < o->n_sets; i++)
+                found |= classes_of(o->r->b, o->sets[i].names, d);
+            uint32_t size = (uint32_t)__builtin_popcount(found);
+            if (size > most) best = d;
+            if (size > most) most = size;
+            if (size == n) return d;
+        }
+    }
+    return best;
+}
+
 /* Pairs whose names are of the class. */
-static expr pairs_of_class(object_reader *o, uint32_t class, uint32_t n)
+static expr pairs_of_class(object_reader *o, uint32_t class, name_classes d)
 {
     build *b = o->r->b;
     expr_list pairs = {0};
-    language *own = names_of_class(b, class, n);
+    language *own = names_of_class(b, class, d);
     for (uint32_t i = 0; i < o->n_sets && build_ok(b); i++) {
         language *names = language_and(b, o->sets[i].names, own);
         if (build_ok(b) && !language_empty(names))
@@ -275,9 +342,10 @@ static void add_different(object_reader *o, arc_list *arcs, uint32_t from, uint3
                           uint32_t need, uint32_t *nodes)
 {
     build *b = o->r->b;
-    uint32_t n = classes_for(need), behind[1u << CLASSES_MOST] = {0};
+    name_classes d = divide_names(o, need);
+    uint32_t n = d.n, behind[1u << CLASSES_MOST] = {0};
     expr pairs[CLASSES_MOST];
-    for (uint32_t k = 0; k < n; k++) pairs[k] = pairs_of_class(o, k, n);
+    for (uint32_t k = 0; k < n; k++) pairs[k] = pairs_of_class(o, k, d);
     for (uint32_t set = 1; set < 1u << n; set++) {
         if ((uint32_t)__builtin_popcount(set) >= need) continue;
         behind[set] = *nodes;

@@ -340,6 +340,12 @@ static void test_different_names(void **state)
     SCHEMA("{\"properties\":{\"a\":{},\"b\":{}},\"required\":[\"b\"],\"minProperties\":4}",
            "{\"a\":1,\"b\":1,\"c\":1,\"d\":1}", "{\"b\":1,\"c\":1,\"d\":1,\"e\":1}", NULL,
            "{\"b\":1,\"c\":1,\"d\":1,\"c\":1}", "{\"a\":1,\"b\":1,\"c\":1,\"c\":1}", NULL);
+    /* Names whose bytes have sums that are alike, modulo many numbers or all. */
+    SCHEMA("{\"minProperties\":2,\"propertyNames\":{\"enum\":[\"a\",\"e\"]}}", "{\"e\":1,\"a\":1}",
+           "{\"a\":1,\"e\":1,\"a\":1}", NULL, "{\"a\":1}", "{\"a\":1,\"a\":1}", NULL);
+    SCHEMA("{\"minProperties\":3,\"propertyNames\":{\"enum\":[\"ab\",\"ba\",\"c\"]}}",
+           "{\"ba\":1,\"c\":1,\"ab\":1}", NULL, "{\"ab\":1,\"c\":1}", "{\"ab\":1,\"c\":1,\"ab\":1}",
+           NULL);
     SCHEMA("{\"patternProperties\":{\"^[a-c]$\":{\"type\":\"null\"},\"^x\":{}},\"minProperties\":3,"
            "\"additionalProperties\":false}",
            "{\"a\":null,\"b\":null,\"c\":null}", "{\"a\":null,\"x\":1,\"c\":null}", NULL,
