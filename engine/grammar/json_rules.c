@@ -162,7 +162,7 @@ void json_literal_text(build *b, const json_t *value, strbuf *out)
         strbuf_printf(out, "%lld", (long long)json_integer_value(value));
     } else if (json_is_real(value)) {
         // The shortest decimals that read back as the same number.
-        for (int precision = 1; precision <= 17; precision++) {
+        for (int precision = 15; precision <= 17; precision++) { // zeros at the end are left out
             double back = 0;
             snprintf(text, sizeof text, "%.*g", precision, json_real_value(value));
             if (sscanf(text, "%lf", &back) == 1 && back == json_real_value(value)) break;

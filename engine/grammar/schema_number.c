@@ -3,7 +3,42 @@
 
 #include <math.h>
 #include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
+
+enum { NUMBER_WORK = 100 }; // operations of reading the digits of one
+
+/* ---- single numbers -------------------------------------------------------------------------- */
+
+/* A number without its sign: m * 10^e; m has no zeros at its end. */
+typedef struct scaled {
+    uint64_t m;
+    int e;
+} scaled;
+
+/* The digits of a number; of one with a point or an exponent, as few as read back. */
+static scaled scaled_of(const json_t *v)
+{
+    char text[40];
+    scaled s = {0};
+    if (json_is_integer(v)) {
+        json_int_t x = json_integer_value(v);
+        s.m = x < 0 ? -(uint64_t)x : (uint64_t)x;
+    } else {
+        double x = fabs(json_real_value(v));
+        for (int precision = 14; precision <= 16; precision++) { // 15 digits and zeros, or more
+            snprintf(text, sizeof text, "%.*e", precision, x);
+            s.e = -precision;
+            if (strtod(text, NULL) == x) break;
+        }
+        char *c = text;
+        for (; *c && *c != 'e'; c++)
+            if (*c != '.') s.m = s.m * 10 + (uint64_t)(*c - '0');
+        s.e += *c ? (int)strtol(c + 1, NULL, 10) : 0;
+    }
+    for (; s.m && s.m % 10 == 0; s.m /= 10) s.e++;
+    return s;
+}
 
 /* A decimal number: sign, digits before and behind the point, without needless zeros. */
 typedef struct decimal {
@@ -25,11 +60,8 @@ static decimal decimal_of(const json_t *v)
     if (json_is_integer(v)) {
         snprintf(text, sizeof text, "%lld", (long long)json_integer_value(v));
     } else {
-        double x = json_real_value(v), back = 0;
-        for (int places = 0; places <= 330; places++) {
-            snprintf(text, sizeof text, "%.*f", places, x);
-            if (sscanf(text, "%lf", &back) == 1 && back == x) break;
-        }
+        int e = scaled_of(v).e;
+        snprintf(text, sizeof text, "%.*f", e < 0 ? -e : 0, json_real_value(v));
     }
     const char *at = text;
     if (*at == '-') {
@@ -185,7 +217,7 @@ static language *without_values(schema_reader *r, language *l, const json_t *s, 
     size_t i;
     json_array_foreach(json_object_get(s, SCHEMA_NOT_VALUES), i, v)
     {
-        if (!json_is_number(v)) continue;
+        if (!json_is_number(v) || !build_work(b, NUMBER_WORK)) continue;
         decimal d = decimal_of(v);
         if (d.negative == negative)
             expr_list_add(b, &all, expr_then(b, expr_words(b, d.whole), same_part(b, d.part)));
