@@ -6,7 +6,7 @@
 #include <stdio.h>
 #include <string.h>
 
-enum { DEPTH_MAX = 400, MERGED_MAX = 20000 };
+enum { MERGED_MAX = 20000, TYPE_WORK = 8 };
 
 /* ---- places ---------------------------------------------------------------------------------- */
 
@@ -43,6 +43,14 @@ void schema_leave(schema_reader *r, size_t size)
 {
     if (r->path.data) r->path.data[size] = '\0';
     r->path.size = size;
+}
+
+bool schema_deeper(schema_reader *r)
+{
+    if (++r->depth > SCHEMA_DEPTH_MAX)
+        schema_fail(r, STATUS_LIMIT, NULL, "schemas are nested more than %d deep",
+                    SCHEMA_DEPTH_MAX);
+    return build_ok(r->b);
 }
 
 expr schema_member(schema_reader *r, const json_t *schema, const char *key, int64_t index)
@@ -116,9 +124,6 @@ static void refuse_unsupported(schema_reader *r, const json_t *s)
     static const char *const words[] = {"contains", "$dynamicRef", "$recursiveRef"};
     for (size_t i = 0; i < sizeof words / sizeof *words; i++)
         if (json_object_get(s, words[i])) schema_unsupported(r, words[i]);
-    bool listed = json_object_get(s, "enum") || json_object_get(s, "const");
-    if (listed && json_is_true(json_object_get(s, "uniqueItems")))
-        schema_unsupported(r, "uniqueItems"); // schema_array takes the others
 }
 
 /* ---- types ----------------------------------------------------------------------------------- */
@@ -192,7 +197,8 @@ static unsigned types_of(schema_reader *r, const json_t *s)
     size_t i;
     if (!type) return implied_types(s);
     if (!json_is_array(type)) types = type_of_name(r, type);
-    else json_array_foreach(type, i, name) types |= type_of_name(r, name);
+    else if (build_work(r->b, TYPE_WORK * json_array_size(type)))
+        json_array_foreach(type, i, name) types |= type_of_name(r, name);
     if (json_is_true(json_object_get(s, "nullable"))) types |= TYPE_NULL;
     return types;
 }
@@ -204,7 +210,7 @@ static unsigned type_of_value(const json_t *v)
     case JSON_ARRAY: return TYPE_ARRAY;
     case JSON_STRING: return TYPE_STRING;
     case JSON_INTEGER: return TYPE_NUMBER | TYPE_INTEGER;
-    case JSON_REAL: return TYPE_NUMBER;
+    case JSON_REAL: return TYPE_NUMBER | (schema_whole(v) ? TYPE_INTEGER : 0);
     case JSON_NULL: return TYPE_NULL;
     default: return TYPE_BOOLEAN;
     }
@@ -280,20 +286,16 @@ static void add_value(schema_reader *r, value_list *l, const json_t *v)
     l->spans[l->n++] = (text_span){NULL, l->text.size - before};
 }
 
+/* The values of the schema's list that its other words allow. */
 static expr expr_of_values(schema_reader *r, const json_t *s, const json_t *list)
 {
-    const language *text = schema_text(r, s);
     value_list l = {0};
     size_t i;
     const json_t *v;
-    if (!json_is_array(list)) {
-        schema_fail(r, STATUS_INVALID, "enum", "must be an array");
-        return 0;
-    }
     json_array_foreach(list, i, v)
     {
-        if (!build_work(r->b, 1)) break;
-        if (schema_admits(r, s, v, text)) add_value(r, &l, v);
+        if (schema_fits_listed(r, s, list, v)) add_value(r, &l, v);
+        if (!build_ok(r->b)) break;
     }
     size_t at = 0;
     for (uint32_t k = 0; build_ok(r->b) && k < l.n; at += l.spans[k++].n)
@@ -301,16 +303,6 @@ static expr expr_of_values(schema_reader *r, const json_t *s, const json_t *list
     if (build_ok(r->b) && l.n > 0) expr_list_add(r->b, &l.nested, expr_texts(r->b, l.spans, l.n));
     strbuf_destroy(&l.text);
     return build_ok(r->b) ? expr_alt(r->b, l.nested.items, l.nested.n) : 0;
-}
-
-static expr expr_of_constant(schema_reader *r, const json_t *s)
-{
-    json_t *only = json_object_get(s, "const"), *list = json_object_get(s, "enum"), *one;
-    size_t i;
-    bool listed = !list;
-    json_array_foreach(list, i, one) listed |= json_equal(one, only);
-    const json_t *values = schema_keep(r, json_pack(listed ? "[O]" : "[]", only));
-    return values ? expr_of_values(r, s, values) : 0;
 }
 
 /* ---- alternatives, references ---------------------------------------------------------------- */
@@ -352,15 +344,16 @@ static expr expr_of_rule(schema_reader *r, const json_t *target, const char *pla
 
 static expr expr_of_flat(schema_reader *r, const json_t *s)
 {
-    s = schema_flat(r, s);
+    const json_t *list = schema_values(r, s);
+    if (!list) s = schema_flat(r, s);
     if (!build_ok(r->b)) return 0;
     if (!json_is_object(s)) return schema_expr(r, s);
+    if (!list) list = schema_values(r, s); // "not" of "not" may have become one
+    if (list) return expr_of_values(r, s, list);
     refuse_unsupported(r, s);
     if (json_object_get(s, "anyOf")) return expr_of_alternatives(r, s, "anyOf");
     if (json_object_get(s, "oneOf")) return expr_of_alternatives(r, s, "oneOf");
     if (schema_free(s)) return json_expr(r->b, RULE_VALUE);
-    if (json_object_get(s, "const")) return expr_of_constant(r, s);
-    if (json_object_get(s, "enum")) return expr_of_values(r, s, json_object_get(s, "enum"));
     return expr_of_types(r, s);
 }
 
@@ -403,9 +396,7 @@ expr schema_expr(schema_reader *r, const json_t *schema)
         schema_fail(r, STATUS_INVALID, NULL, "a schema must be an object, true or false");
         return 0;
     }
-    if (++r->depth > DEPTH_MAX)
-        schema_fail(r, STATUS_LIMIT, NULL, "schemas are nested more than %d deep", DEPTH_MAX);
-    expr e = build_ok(r->b) ? expr_of_object(r, schema) : 0;
+    expr e = schema_deeper(r) ? expr_of_object(r, schema) : 0;
     if (r->b->failure.code == STATUS_LIMIT && r->b->err && r->b->err->text[0] != '"')
         error_prefix(r->b->err, "\"%.160s\"", r->path.data ? r->path.data : "");
     r->depth--;

@@ -4,7 +4,7 @@
 
 #include "engine/grammar/internal.h"
 
-enum { FORMATS_MOST = 24 };
+enum { FORMATS_MOST = 24, SCHEMA_DEPTH_MAX = 400 };
 
 /* Words that schema_not.c writes into schemas: values and patterns that are not allowed, and true
  * where whole numbers are not. */
@@ -18,6 +18,12 @@ typedef struct schema_pending {
     const char *place; // its JSON pointer
 } schema_pending;
 
+/* The strings that a schema or a pattern allows. */
+typedef struct schema_texts {
+    language *own; // NULL: all of them
+    bool made;
+} schema_texts;
+
 typedef struct schema_reader {
     build *b;
     const json_t *root;
@@ -26,12 +32,16 @@ typedef struct schema_reader {
     key_map rules;           // a schema's address -> its rule
     schema_pending *pending; // schemas that references name, to be read
     uint32_t n_pending, pending_room;
-    json_t *made;                    // array of merged schemas, which live as long as the reader
-    uint32_t n_merged, merged_max;   // merges so far, and how many there may be
-    uint32_t n_turned;               // schemas that were turned around for the word that is read
-    key_map other_names;             // a hash of declared names -> other names, in quotes
-    language *any_text;              // all strings
-    language *formats[FORMATS_MOST]; // by the number of the format, once it was asked for
+    json_t *made;                  // array of merged schemas, which live as long as the reader
+    uint32_t n_merged, merged_max; // merges so far, and how many there may be
+    uint32_t n_turned;             // schemas that were turned around for the word that is read
+    key_map other_names;           // a hash of declared names -> other names, in quotes
+    key_map text_places;           // the address of a schema or a pattern -> its number in texts
+    schema_texts *texts;
+    uint32_t n_texts, texts_room;
+    const json_t *listed, *listed_value; // a list, and a value of it that is tried
+    language *any_text;                  // all strings
+    language *formats[FORMATS_MOST];     // by the number of the format, once it was asked for
 } schema_reader;
 
 /* Fails with the pointer of the member `key` (NULL: of the schema itself). */
@@ -41,11 +51,22 @@ void schema_unsupported(schema_reader *r, const char *key);
 /* Adds a key to the path and returns the path's size before. */
 size_t schema_enter(schema_reader *r, const char *key);
 void schema_leave(schema_reader *r, size_t size);
+/* Counts one level more of schemas within each other, which the caller takes back (r->depth). False
+ * when the build failed, as it does where they are too many. */
+bool schema_deeper(schema_reader *r);
 
 /* The texts that a schema allows. */
 expr schema_expr(schema_reader *r, const json_t *schema);
 /* The same, from the member `key` of the schema that is read; `index` >= 0: its element. */
 expr schema_member(schema_reader *r, const json_t *schema, const char *key, int64_t index);
+
+/* The words of an array's elements: "prefixItems" and "items", or as drafts before 2020-12 named
+ * them. NULL: they are missing. */
+typedef struct item_words {
+    const json_t *fixed, *items;
+    const char *fixed_word, *items_word;
+} item_words;
+item_words schema_items(const json_t *schema);
 
 expr schema_object(schema_reader *r, const json_t *schema);
 expr schema_array(schema_reader *r, const json_t *schema);
@@ -55,11 +76,21 @@ expr schema_unique(schema_reader *r, const json_t *items, uint32_t min, uint32_t
 expr schema_string(schema_reader *r, const json_t *schema);
 expr schema_number(schema_reader *r, const json_t *schema, bool integer);
 
+/* -1, 0 or 1: a is below b, they are the same number, or a is above b. */
+int schema_compare(const json_t *a, const json_t *b);
+/* Whether a number is a multiple of another, as their decimal digits say. */
+bool schema_multiple(const json_t *value, const json_t *factor);
+bool schema_whole(const json_t *value);
+
 /* The strings that a schema of strings allows, without quotes and escapes; NULL: all of them. */
 language *schema_text(schema_reader *r, const json_t *schema);
 /* The same for "propertyNames", lists of values included. */
 language *schema_names(schema_reader *r, const json_t *schema);
 language *schema_any_text(schema_reader *r);
+/* The strings that "pattern", "format" and what is forbidden allow; NULL: all. Made once. */
+const language *schema_patterns(schema_reader *r, const json_t *schema);
+/* The names that a member of "patternProperties" is for. Made once for each address of a name. */
+language *schema_name_pattern(schema_reader *r, const char *pattern);
 /* The language of a named format; NULL and `known` false: no format that JSON Schema names. */
 language *format_language(schema_reader *r, const char *name, bool *known);
 /* A member that is a bound >= 0, or `fallback`. */
@@ -80,13 +111,20 @@ const json_t *schema_one_of(schema_reader *r, const json_t *list, size_t i);
 const json_t *schema_resolve(schema_reader *r, const char *reference);
 /* The schema without one member. */
 const json_t *schema_without(schema_reader *r, const json_t *schema, const char *key);
-/* Whether an array has the value: each comparison is work. */
+/* Whether two values are the same, as JSON Schema compares: 1 and 1.0 are. The comparison of parts
+ * and texts is work. */
+bool schema_same(schema_reader *r, const json_t *a, const json_t *b);
+/* Whether an array has the value; each comparison is work. */
 bool schema_lists(schema_reader *r, const json_t *list, const json_t *value);
-/* Whether the words of a schema that is flat, without "enum" and "const", allow a value; `text` is
- * its schema_text. Fails where they cannot be compared with arrays and objects. */
-bool schema_admits(schema_reader *r, const json_t *schema, const json_t *value,
-                   const language *text);
-/* Whether its "type" does. */
+/* The values that a schema lists, itself or where "$ref" and "allOf" lead: it may allow fewer.
+ * NULL: it lists none. */
+const json_t *schema_values(schema_reader *r, const json_t *schema);
+/* Whether a schema allows a value. Fails where a word of the schema is not supported. */
+bool schema_fits(schema_reader *r, const json_t *schema, const json_t *value);
+/* The same for a value of the schema's own list, which is not compared with the others. */
+bool schema_fits_listed(schema_reader *r, const json_t *schema, const json_t *list,
+                        const json_t *value);
+/* Whether the schema's "type" allows it. */
 bool schema_type_fits(schema_reader *r, const json_t *schema, const json_t *value);
 /* Whether nothing in the schema restricts. */
 bool schema_free(const json_t *schema);

@@ -74,6 +74,7 @@ const json_t *schema_resolve(schema_reader *r, const char *reference)
     const json_t *at = r->root;
     const char *own = json_string_value(json_object_get(at, "$id")), *p = strchr(reference, '#');
     size_t before = p ? (size_t)(p - reference) : strlen(reference);
+    if (!build_work(r->b, 1 + strlen(reference) / 16)) return NULL;
     if (before && !(own && strncmp(own, reference, before) == 0))
         at = p ? NULL : find_named(r, r->root, "$id", reference, 0);
     if (at && p && p[1] && p[1] != '/') at = find_named(r, r->root, "$anchor", p + 1, 0);
@@ -164,7 +165,7 @@ static const json_t *unnamed_property(schema_reader *r, const json_t *s, const c
     json_t *value;
     json_object_foreach(json_object_get(s, "patternProperties"), pattern, value)
     {
-        language *l = regex_language(r->b, pattern, strlen(pattern), false);
+        language *l = schema_name_pattern(r, pattern);
         if (!build_ok(r->b) || language_has(l, name, strlen(name))) return NULL;
     }
     return json_object_get(s, "additionalProperties");
@@ -227,10 +228,10 @@ static const json_t *merge_member(schema_reader *r, const char *key, const json_
     if (json_equal((json_t *)(uintptr_t)x, (json_t *)(uintptr_t)y) || !schema_restricts(key))
         return x;
     if (direction && json_is_number(x) && json_is_number(y))
-        return (json_number_value(x) < json_number_value(y)) == (direction > 0) ? y : x;
+        return (schema_compare(x, y) < 0) == (direction > 0) ? y : x;
     if (strcmp(key, "type") == 0) return common_types(r, x, y);
     if (strcmp(key, "enum") == 0) return common_values(r, x, y);
-    if (strcmp(key, "const") == 0) return schema_keep(r, json_false());
+    if (strcmp(key, "const") == 0) return schema_same(r, x, y) ? x : schema_keep(r, json_false());
     if (strcmp(key, "required") == 0 || strcmp(key, "pattern") == 0 ||
         strcmp(key, SCHEMA_NOT_VALUES) == 0 || strcmp(key, SCHEMA_NOT_PATTERNS) == 0)
         return joined(r, x, y);

@@ -15,6 +15,7 @@ enum {
     BRANCH_ALTERNATIVES = 12,
     BRANCH_MERGES = 100,
     ALTERNATIVE_WORK = 200,
+    LISTED_MOST = 500, // texts and numbers of a branch that are tried one by one
 };
 
 typedef struct turning {
@@ -328,23 +329,18 @@ static bool types_differ(const json_t *a, const json_t *b)
              (strcmp(q, "number") == 0 && strcmp(p, "integer") == 0));
 }
 
-/* The values that a schema lists for a property; NULL: no list. */
-static const json_t *listed_values(schema_reader *r, const json_t *s, const char *name)
+/* Whether a lists values for a property, and b allows none of them there. */
+static bool lists_other(schema_reader *r, const json_t *a, const json_t *b, const char *name)
 {
-    const json_t *own = json_object_get(json_object_get(s, "properties"), name);
-    const json_t *only = json_object_get(own, "const"), *list = json_object_get(own, "enum");
-    return only ? schema_keep(r, json_pack("[O]", only)) : list;
-}
-
-static bool share_value(schema_reader *r, const json_t *x, const json_t *y)
-{
-    const json_t *one;
+    const json_t *own = json_object_get(json_object_get(a, "properties"), name), *one;
+    const json_t *other = json_object_get(json_object_get(b, "properties"), name);
+    const json_t *values = own && other ? schema_values(r, own) : NULL;
     size_t i;
-    json_array_foreach(x, i, one)
+    json_array_foreach(values, i, one)
     {
-        if (schema_lists(r, y, one) || !build_ok(r->b)) return true;
+        if (schema_fits(r, other, one) || !build_ok(r->b)) return false;
     }
-    return false;
+    return values;
 }
 
 /* Whether a requires a property that b has not, or has with other values. */
@@ -359,8 +355,7 @@ static bool requires_other(schema_reader *r, const json_t *a, const json_t *b)
         const char *key = json_string_value(name);
         if (!key || !build_work(r->b, 1)) continue;
         if (closed && !json_object_get(properties, key)) return true;
-        const json_t *x = listed_values(r, a, key), *y = listed_values(r, b, key);
-        if (x && y && !share_value(r, x, y)) return true;
+        if (lists_other(r, a, b, key)) return true;
     }
     return false;
 }
@@ -388,29 +383,6 @@ static const json_t *without_branch(schema_reader *r, const json_t *one, const j
     return schema_merge(r, one, not );
 }
 
-/* Whether a schema says of a property that it is none of these values. */
-static bool forbids_all(schema_reader *r, const json_t *s, const char *name, const json_t *values)
-{
-    const json_t *own = json_object_get(json_object_get(s, "properties"), name);
-    const json_t *not = json_object_get(own, "not"), *list = json_object_get(not, "enum");
-    const json_t *one;
-    size_t i;
-    if (!values || !list) return false;
-    json_array_foreach(values, i, one)
-    {
-        if (!schema_lists(r, list, one) || !schema_type_fits(r, not, one)) return false;
-    }
-    return true;
-}
-
-/* Whether the values of a property that a lists are none of those that b allows. */
-static bool property_tells(schema_reader *r, const json_t *a, const json_t *b, const char *name)
-{
-    const json_t *x = listed_values(r, a, name), *y = listed_values(r, b, name);
-    if (x && y) return !share_value(r, x, y);
-    return forbids_all(r, b, name, x) || forbids_all(r, a, name, y);
-}
-
 /* Branch i with a property required whose values tell it from all others; NULL: it has none. */
 static const json_t *told_by_property(schema_reader *r, const json_t *list, size_t i)
 {
@@ -425,7 +397,8 @@ static const json_t *told_by_property(schema_reader *r, const json_t *list, size
         {
             if (!tells || !build_ok(r->b)) break;
             tells = k == i || apart(r, one, other) ||
-                    property_tells(r, flat, schema_flat(r, other), name);
+                    lists_other(r, flat, schema_flat(r, other), name) ||
+                    lists_other(r, schema_flat(r, other), flat, name);
         }
         if (!build_ok(r->b)) return NULL;
         if (tells)
@@ -434,18 +407,42 @@ static const json_t *told_by_property(schema_reader *r, const json_t *list, size
     return NULL;
 }
 
+/* The values of branch i that it allows and no other branch does; NULL: it lists none, or so many
+ * texts and numbers that they are told apart as languages. */
+static const json_t *values_alone(schema_reader *r, const json_t *list, size_t i)
+{
+    const json_t *one = json_array_get(list, i), *values = schema_values(r, one), *v;
+    bool nested = false;
+    size_t at;
+    json_array_foreach(values, at, v) nested |= json_is_array(v) || json_is_object(v);
+    if (!values || (!nested && json_array_size(values) > LISTED_MOST)) return NULL;
+    json_t *out = json_array();
+    const json_t *kept = schema_keep(r, json_pack("{s:o}", "enum", out));
+    json_array_foreach(values, at, v)
+    {
+        bool alone = schema_fits_listed(r, one, values, v);
+        for (size_t k = 0; alone && k < json_array_size(list); k++)
+            alone = k == i || !schema_fits(r, json_array_get(list, k), v);
+        if (!build_work(r->b, 1)) return NULL;
+        if (alone) json_array_append(out, (json_t *)(uintptr_t)v);
+    }
+    return kept;
+}
+
 const json_t *schema_one_of(schema_reader *r, const json_t *list, size_t i)
 {
-    const json_t *one = json_array_get(list, i), *out = one, *other;
+    const json_t *one = json_array_get(list, i), *out, *other;
     uint32_t merged = r->n_merged, most = r->merged_max;
     error *err = r->b->err, own = {{0}};
     size_t k, size = 1;
     if (json_array_size(list) > BRANCHES_MAX) return one;
     r->b->err = &own; // what is too much here is no failure
     if (merged + BRANCH_MERGES < most) r->merged_max = merged + BRANCH_MERGES;
+    const json_t *values = values_alone(r, list, i);
+    out = values ? values : one;
     json_array_foreach(list, k, other)
     {
-        if (k == i || apart(r, one, other)) continue;
+        if (values || k == i || apart(r, one, other)) continue;
         out = without_branch(r, out, other, &size);
         if (!out) break;
     }

@@ -75,6 +75,38 @@ static decimal decimal_of(const json_t *v)
     return d;
 }
 
+/* All digits of a whole number where long double has 64 bits of them, as on x86 and 64-bit ARM. */
+static long double wide(const json_t *v)
+{
+    return json_is_integer(v) ? (long double)json_integer_value(v) : json_real_value(v);
+}
+
+int schema_compare(const json_t *a, const json_t *b)
+{
+    if (json_is_integer(a) && json_is_integer(b)) {
+        json_int_t i = json_integer_value(a), k = json_integer_value(b);
+        return (i > k) - (i < k);
+    }
+    long double x = wide(a), y = wide(b);
+    return (x > y) - (x < y);
+}
+
+bool schema_multiple(const json_t *value, const json_t *factor)
+{
+    scaled v = scaled_of(value), f = scaled_of(factor);
+    if (v.m == 0 || f.m == 0) return f.m > 0;
+    if (v.e < f.e) return false;
+    uint64_t rest = v.m % f.m;
+    for (int i = v.e - f.e; i > 0 && rest > 0; i--)
+        rest = (uint64_t)((unsigned __int128)rest * 10 % f.m);
+    return rest == 0;
+}
+
+bool schema_whole(const json_t *value)
+{
+    return json_is_integer(value) || json_real_value(value) == floor(json_real_value(value));
+}
+
 /* ---- digits ---------------------------------------------------------------------------------- */
 
 static expr digit(build *b, char lo, char hi)
@@ -266,12 +298,6 @@ static language *one_side(schema_reader *r, const json_t *s, bool integer, const
     return factor && build_ok(r->b) ? with_multiple(r, l, factor) : l;
 }
 
-static int compare(const json_t *a, const json_t *b)
-{
-    double x = json_number_value(a), y = json_number_value(b);
-    return (x > y) - (x < y);
-}
-
 /* Reads "minimum" and "exclusiveMinimum", or the other two; draft 4 has a boolean beside it. */
 static void read_bound(schema_reader *r, const json_t *s, const char *closed, const char *open,
                        int direction, decimal *out, bool *has, bool *is_open)
@@ -281,7 +307,7 @@ static void read_bound(schema_reader *r, const json_t *s, const char *closed, co
     if (o && !json_is_number(o) && !json_is_boolean(o))
         schema_fail(r, STATUS_INVALID, open, "must be a number");
     *is_open = json_is_true(o);
-    if (json_is_number(o) && (!c || compare(o, c) * direction >= 0)) {
+    if (json_is_number(o) && (!c || schema_compare(o, c) * direction >= 0)) {
         v = o;
         *is_open = true;
     }

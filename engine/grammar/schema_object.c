@@ -1,5 +1,5 @@
-/* Objects and arrays. An object's members come in the order of the schema's "properties"; those
- * that it does not name come last. */
+/* Objects and arrays. An object's members come in the order of the schema's
+ * "properties"; those that it does not name come last. */
 #include "engine/grammar/schema.h"
 
 #include <string.h>
@@ -26,7 +26,8 @@ typedef struct object_reader {
     language *names;   // of "propertyNames", or NULL
     language *others;  // names that are not declared and match no pattern
     expr_list extra;   // pairs of other names
-    other_names *sets; // the same names and values apart, where "minProperties" asks for several
+    other_names *sets; // the same names and values apart, where "minProperties"
+                       // asks for several
     uint32_t n_sets, sets_room;
     uint32_t min, max;
 } object_reader;
@@ -45,9 +46,11 @@ static expr pair_of(build *b, expr key, expr value)
     return expr_seq(b, (expr[]){key, json_colon(b), value}, 3);
 }
 
-/* ---- declared properties --------------------------------------------------------------------- */
+/* ---- declared properties
+ * --------------------------------------------------------------------- */
 
-/* Joins the schemas of the patterns that a name matches with `own` (NULL: nothing yet). */
+/* Joins the schemas of the patterns that a name matches with `own` (NULL:
+ * nothing yet). */
 static const json_t *with_patterns(object_reader *o, const char *name, const json_t *own)
 {
     const json_t *patterns = json_object_get(o->schema, "patternProperties");
@@ -55,7 +58,7 @@ static const json_t *with_patterns(object_reader *o, const char *name, const jso
     json_t *value;
     json_object_foreach((json_t *)(uintptr_t)patterns, pattern, value)
     {
-        language *l = regex_language(o->r->b, pattern, strlen(pattern), false);
+        language *l = schema_name_pattern(o->r, pattern);
         if (!build_ok(o->r->b)) return own;
         if (language_has(l, name, strlen(name))) own = own ? schema_merge(o->r, own, value) : value;
     }
@@ -121,10 +124,12 @@ static void read_properties(object_reader *o)
     }
 }
 
-/* ---- other names ----------------------------------------------------------------------------- */
+/* ---- other names
+ * -----------------------------------------------------------------------------
+ */
 
-/* Whether "minProperties" may ask for several names that are not declared: one that comes twice
- * counts once. */
+/* Whether "minProperties" may ask for several names that are not declared: one
+ * that comes twice counts once. */
 static bool counts_names(const object_reader *o) { return o->min > o->n_required + 1; }
 
 static void add_other(object_reader *o, expr key, language *names, expr value)
@@ -173,7 +178,7 @@ static void read_patterns(object_reader *o)
     size_t path = schema_enter(o->r, "patternProperties");
     json_object_foreach((json_t *)(uintptr_t)patterns, pattern, value)
     {
-        language *own = regex_language(b, pattern, strlen(pattern), false);
+        language *own = schema_name_pattern(o->r, pattern);
         if (build_ok(b)) n = split_sets(o, sets, n, own, value, pattern);
         if (!build_ok(b)) break;
     }
@@ -232,14 +237,15 @@ static void read_others(object_reader *o)
     add_other(o, key, o->others, value);
 }
 
-/* ---- different names ------------------------------------------------------------------------- */
+/* ---- different names
+ * ------------------------------------------------------------------------- */
 
 /* So many names that are not declared have to be different. */
 enum { DIFFERENT_MOST = 9, CLASSES_MOST = 10, WEIGHTS = 3 };
 
-/* Names are divided into n classes: with each byte, a class becomes class * weight + byte, modulo
- * n. A state cannot say which names came, but which classes did: names of several classes are as
- * many names. */
+/* Names are divided into n classes: with each byte, a class becomes class *
+ * weight + byte, modulo n. A state cannot say which names came, but which
+ * classes did: names of several classes are as many names. */
 typedef struct name_classes {
     uint32_t n, weight;
 } name_classes;
@@ -298,8 +304,9 @@ static uint32_t classes_of(build *b, const language *l, name_classes d)
     return found;
 }
 
-/* With more classes than names are asked for, most names are of different ones. Few names may be
- * of one class alone: then the division with the most classes is taken. */
+/* With more classes than names are asked for, most names are of different ones.
+ * Few names may be of one class alone: then the division with the most classes
+ * is taken. */
 static name_classes divide_names(object_reader *o, uint32_t need)
 {
     uint32_t most = 0, first = need <= 4 ? 2 * need : need;
@@ -336,8 +343,8 @@ static expr pairs_of_class(object_reader *o, uint32_t class, name_classes d)
     return expr_rule(b, rule);
 }
 
-/* From one member before node `from` on until `need` different names came, behind node `to`.
- * `nodes`: how many there are. */
+/* From one member before node `from` on until `need` different names came,
+ * behind node `to`. `nodes`: how many there are. */
 static void add_different(object_reader *o, arc_list *arcs, uint32_t from, uint32_t to,
                           uint32_t need, uint32_t *nodes)
 {
@@ -363,10 +370,12 @@ static void add_different(object_reader *o, arc_list *arcs, uint32_t from, uint3
     }
 }
 
-/* ---- the graph of members -------------------------------------------------------------------- */
+/* ---- the graph of members
+ * -------------------------------------------------------------------- */
 
-/* Node numbers: 0 the start, 1 the end; then for each place i of the declared properties and count
- * c of members so far: one before a member of place i or later, and one behind a member. */
+/* Node numbers: 0 the start, 1 the end; then for each place i of the declared
+ * properties and count c of members so far: one before a member of place i or
+ * later, and one behind a member. */
 static uint32_t before_node(const object_reader *o, uint32_t levels, uint32_t i, uint32_t c)
 {
     (void)o;
@@ -450,7 +459,9 @@ expr schema_object(schema_reader *r, const json_t *schema)
     return expr_rule(r->b, rule);
 }
 
-/* ---- arrays ---------------------------------------------------------------------------------- */
+/* ---- arrays
+ * ----------------------------------------------------------------------------------
+ */
 
 typedef struct array_reader {
     expr_list fixed; // of "prefixItems"
@@ -459,24 +470,28 @@ typedef struct array_reader {
     uint32_t min, max;
 } array_reader;
 
+item_words schema_items(const json_t *s)
+{
+    const json_t *items = json_object_get(s, "items");
+    if (json_is_array(items)) // before draft 2020-12
+        return (item_words){items, json_object_get(s, "additionalItems"), "items",
+                            "additionalItems"};
+    return (item_words){json_object_get(s, "prefixItems"), items, "prefixItems", "items"};
+}
+
 static bool read_items(schema_reader *r, const json_t *s, array_reader *a)
 {
-    const json_t *fixed = json_object_get(s, "prefixItems"), *items = json_object_get(s, "items");
-    const char *word = "prefixItems", *rest = "items";
+    item_words words = schema_items(s);
     const json_t *one;
     size_t i;
-    if (json_is_array(items)) { // before draft 2020-12
-        fixed = items;
-        items = json_object_get(s, "additionalItems");
-        word = "items";
-        rest = "additionalItems";
-    }
-    if (fixed && !json_is_array(fixed)) schema_fail(r, STATUS_INVALID, word, "must be an array");
-    json_array_foreach(fixed, i, one) if (build_ok(r->b))
-        expr_list_add(r->b, &a->fixed, schema_member(r, one, word, (int64_t)i));
-    a->more = !json_is_false(items);
+    if (words.fixed && !json_is_array(words.fixed))
+        schema_fail(r, STATUS_INVALID, words.fixed_word, "must be an array");
+    json_array_foreach(words.fixed, i, one) if (build_ok(r->b))
+        expr_list_add(r->b, &a->fixed, schema_member(r, one, words.fixed_word, (int64_t)i));
+    a->more = !json_is_false(words.items);
     if (a->more && build_ok(r->b))
-        a->item = items ? schema_member(r, items, rest, -1) : json_expr(r->b, RULE_VALUE);
+        a->item = words.items ? schema_member(r, words.items, words.items_word, -1)
+                              : json_expr(r->b, RULE_VALUE);
     if (json_object_get(s, "unevaluatedItems")) schema_unsupported(r, "unevaluatedItems");
     a->min = schema_bound(r, s, "minItems", 0);
     a->max = schema_bound(r, s, "maxItems", REPEAT_MANY);

@@ -172,6 +172,35 @@ static language *patterned(schema_reader *r, const json_t *s)
     return forbidden(r, s, l);
 }
 
+/* Where the language of a schema or a pattern is kept; NULL when the build failed. */
+static schema_texts *find_texts(schema_reader *r, const void *of)
+{
+    uint32_t n = r->n_texts;
+    if (!build_room(r->b, &r->texts, n, 1, &r->texts_room, sizeof *r->texts)) return NULL;
+    uint32_t at = key_map_put(r->b, &r->text_places, (uint64_t)(uintptr_t)of, n);
+    if (!build_ok(r->b)) return NULL;
+    if (at == n) r->texts[r->n_texts++] = (schema_texts){0};
+    return &r->texts[at];
+}
+
+const language *schema_patterns(schema_reader *r, const json_t *schema)
+{
+    schema_texts *kept = find_texts(r, schema);
+    if (!kept) return NULL;
+    if (!kept->made) kept->own = patterned(r, schema);
+    kept->made = build_ok(r->b);
+    return kept->own;
+}
+
+language *schema_name_pattern(schema_reader *r, const char *pattern)
+{
+    schema_texts *kept = find_texts(r, pattern);
+    if (!kept) return NULL;
+    if (!kept->made) kept->own = regex_language(r->b, pattern, strlen(pattern), false);
+    kept->made = build_ok(r->b);
+    return kept->own;
+}
+
 /* Without calls of its own, and so that a failure names the place. */
 static language *bounded(schema_reader *r, const json_t *s, language *l)
 {
@@ -186,17 +215,25 @@ static language *bounded(schema_reader *r, const json_t *s, language *l)
     return out;
 }
 
-static language *listed(schema_reader *r, const json_t *s)
+/* The strings among the schema's values. */
+static language *listed(schema_reader *r, const json_t *s, const json_t *values)
 {
-    const json_t *list = json_object_get(s, "enum"), *only = json_object_get(s, "const"), *v;
     expr_list all = {0};
+    const json_t *v;
     size_t i;
-    if (only && json_is_string(only))
-        expr_list_add(r->b, &all,
-                      expr_text(r->b, json_string_value(only), json_string_length(only)));
-    json_array_foreach(list, i, v) if (json_is_string(v))
+    json_array_foreach(values, i, v) if (json_is_string(v) && schema_fits_listed(r, s, values, v))
         expr_list_add(r->b, &all, expr_text(r->b, json_string_value(v), json_string_length(v)));
     return build_ok(r->b) ? language_of(r->b, expr_alt(r->b, all.items, all.n)) : NULL;
+}
+
+/* Whether no string fits a schema of names. */
+static bool refuses_texts(schema_reader *r, const json_t *s)
+{
+    json_t *text = json_string("");
+    if (!text) build_fail(r->b, STATUS_NO_MEMORY, "out of memory");
+    bool refused = build_ok(r->b) && (json_is_false(s) || !schema_type_fits(r, s, text));
+    json_decref(text);
+    return refused;
 }
 
 /* Bounds, pattern and format of strings; the lists of values are the caller's. */
@@ -208,14 +245,15 @@ language *schema_text(schema_reader *r, const json_t *schema)
 language *schema_names(schema_reader *r, const json_t *schema)
 {
     size_t path = schema_enter(r, "propertyNames");
-    const json_t *s = schema_flat(r, schema);
+    const json_t *values = schema_values(r, schema), *s = schema;
     language *l = NULL;
-    if (json_object_get(s, "anyOf") || json_object_get(s, "oneOf") || json_object_get(s, "not"))
+    if (!values) s = schema_flat(r, schema);
+    if (!values && (json_object_get(s, "anyOf") || json_object_get(s, "oneOf")))
         schema_fail(r, STATUS_UNSUPPORTED, NULL, "alternatives are not supported here");
-    if (json_is_object(s) && build_ok(r->b)) {
-        l = schema_text(r, s);
-        if (json_object_get(s, "enum") || json_object_get(s, "const")) l = also(r, l, listed(r, s));
-    }
+    if (build_ok(r->b) && !values) values = schema_values(r, s);
+    if (build_ok(r->b) && values) l = listed(r, s, values);
+    else if (refuses_texts(r, s)) l = language_of(r->b, expr_never(r->b));
+    else if (json_is_object(s) && build_ok(r->b)) l = schema_text(r, s);
     schema_leave(r, path);
     return l;
 }

@@ -6,15 +6,6 @@
 
 enum { VALUES_MOST = 16, SETS_MOST = 512 };
 
-/* As JSON Schema compares: 1 and 1.0 are one number. */
-static bool same_value(const json_t *a, const json_t *b)
-{
-    if (json_is_integer(a) && json_is_integer(b))
-        return json_integer_value(a) == json_integer_value(b);
-    if (json_is_number(a) && json_is_number(b)) return json_number_value(a) == json_number_value(b);
-    return json_equal((json_t *)(uintptr_t)a, (json_t *)(uintptr_t)b);
-}
-
 /* The values that an element may have, or more; NULL: they are not a list. */
 static const json_t *listed_values(schema_reader *r, const json_t *items)
 {
@@ -36,7 +27,7 @@ static bool read_values(schema_reader *r, const json_t *items, const json_t *lis
         bool known = false;
         if (!build_work(r->b, VALUES_MOST) || json_is_object(value) || json_is_array(value))
             return false;
-        for (uint32_t k = 0; k < out->n; k++) known |= same_value(values[k], value);
+        for (uint32_t k = 0; k < out->n; k++) known |= schema_same(r, values[k], value);
         if (known) continue;
         if (out->n == VALUES_MOST) return false;
         json_t *one = json_copy((json_t *)(uintptr_t)items);

@@ -323,9 +323,68 @@ static void test_joined_schemas(void **state)
         "{\"^x\":{\"type\":\"string\"}},\"properties\":{\"a\":{\"anyOf\":[{\"type\":\"null\"},"
         "{\"type\":\"string\"}]}},\"additionalProperties\":{\"minimum\":3}}",
         "{\"a\":null}", "{\"x\":\"\"}", NULL, "{\"a\":1}", "{\"x\":2}", "{\"y\":1}", NULL);
+    SCHEMA("{\"propertyNames\":false}", "{}", NULL, "{\"a\":1}", NULL);
     SCHEMA("{\"enum\":[3,4,5,6.5,8,9],\"exclusiveMinimum\":3,\"multipleOf\":0.5,\"maximum\":9,"
            "\"exclusiveMaximum\":true}",
            "4", "6.5", "8", NULL, "3", "9", NULL);
+}
+
+/* Lists of values beside any other words, also within the elements and members. */
+static void test_listed_values(void **state)
+{
+    (void)state;
+    SCHEMA(
+        "{\"enum\":[[[1,1]],[[1,2]],[[1,1.0]],[[{\"a\":1,\"b\":2},{\"b\":2,\"a\":1}]]],\"items\":{"
+        "\"uniqueItems\":true}}",
+        "[[1,2]]", NULL, "[[1,1]]", "[[1,1.0]]", "[[{\"a\":1,\"b\":2},{\"b\":2,\"a\":1}]]", NULL);
+    SCHEMA("{\"enum\":[[1],[2],[2,1],[2,2,2]],\"contains\":{\"const\":2},\"maxContains\":2}", "[2]",
+           "[2,1]", NULL, "[1]", "[2,2,2]", NULL);
+    SCHEMA("{\"enum\":[{\"a\":[1]},{\"a\":[2,2]},{}],\"properties\":{\"a\":{\"contains\":{"
+           "\"minimum\":2},\"minContains\":0,\"maxContains\":1}}}",
+           "{\"a\":[1]}", "{}", NULL, "{\"a\":[2,2]}", NULL);
+    SCHEMA("{\"enum\":[[1,\"\"],[\"\",1],[1,2],[]],\"prefixItems\":[{\"type\":\"integer\"}],"
+           "\"items\":{\"type\":\"string\"}}",
+           "[1,\"\"]", "[]", NULL, "[\"\",1]", "[1,2]", NULL);
+    SCHEMA("{\"enum\":[[1,2],[1,\"\"]],\"items\":[{}],\"additionalItems\":{\"type\":\"string\"}}",
+           "[1,\"\"]", NULL, "[1,2]", NULL);
+    SCHEMA("{\"enum\":[[1,2],[1],[3],[2,3]],\"anyOf\":[{\"prefixItems\":[{\"const\":1}]},{"
+           "\"contains\":{\"const\":3}}],\"unevaluatedItems\":false}",
+           "[1]", "[3]", NULL, "[1,2]", "[2,3]", NULL);
+    SCHEMA("{\"enum\":[{\"a\":1},{\"a\":2,\"b\":1},{\"a\":1,\"b\":1},{\"c\":1}],\"if\":{"
+           "\"properties\":{"
+           "\"a\":{\"const\":1}},\"required\":[\"a\"]},\"else\":{\"properties\":{\"a\":true,\"b\":"
+           "true}},"
+           "\"unevaluatedProperties\":false}",
+           "{\"a\":1}", "{\"a\":2,\"b\":1}", NULL, "{\"a\":1,\"b\":1}", "{\"c\":1}", NULL);
+    SCHEMA("{\"enum\":[{\"a\":1},{\"a\":1,\"b\":1},{\"a\":1,\"b\":1,\"c\":1},{\"b\":1},{\"C\":1}],"
+           "\"dependentRequired\":{\"a\":[\"b\"]},\"dependentSchemas\":{\"c\":false},"
+           "\"propertyNames\":{"
+           "\"pattern\":\"^[a-z]$\"}}",
+           "{\"a\":1,\"b\":1}", "{\"b\":1}", NULL, "{\"a\":1}", "{\"a\":1,\"b\":1,\"c\":1}",
+           "{\"C\":1}", NULL);
+    SCHEMA("{\"enum\":[1,2,4,\"\\u00e9\",\"ab\"],\"not\":{\"type\":\"integer\",\"multipleOf\":2},"
+           "\"maxLength\":1}",
+           "1", "\"\xc3\xa9\"", NULL, "2", "4", "\"ab\"", NULL);
+    SCHEMA("{\"allOf\":[{\"$ref\":\"#/$defs/t\"},{\"oneOf\":[{\"minItems\":1},{\"maxItems\":1}]}],"
+           "\"$defs\":{\"t\":{\"enum\":[[],[[]],[[],[]],[[1]]],\"items\":{\"type\":\"array\","
+           "\"items\":{"
+           "\"$ref\":\"#/$defs/t\"}}}}}",
+           "[]", "[[], []]", NULL, "[[]]", "[[1]]", NULL);
+    SCHEMA("{\"type\":\"integer\",\"enum\":[1.0,1.5,9007199254740993],\"const\":1}", "1", NULL,
+           "1.5", "9007199254740993", NULL);
+    SCHEMA("{\"enum\":[9007199254740992,9007199254740993,20000000003],\"multipleOf\":8}",
+           "9007199254740992", NULL, "20000000003", "9007199254740993", NULL);
+    SCHEMA("{\"enum\":[9007199254740992,9007199254740993],\"minimum\":9007199254740993}",
+           "9007199254740993", NULL, "9007199254740992", NULL);
+    SCHEMA("{\"enum\":[0.3,0.35,1e20,1e-7,0],\"multipleOf\":0.1}", "0.3", "1e+20", "0", NULL,
+           "0.35", "1e-07", NULL);
+    /* Branches of "oneOf" that list values in common. */
+    SCHEMA("{\"oneOf\":[{\"enum\":[[1],[2],{\"a\":1}]},{\"enum\":[[2],[3],{\"a\":1.0}]},{\"type\":"
+           "\"integer\"}]}",
+           "[1]", "[3]", "4", NULL, "[2]", "{\"a\":1}", NULL);
+    SCHEMA("{\"oneOf\":[{\"enum\":[1,2,3,4]},{\"enum\":[6,7]},{\"multipleOf\":2,\"maximum\":0}],"
+           "\"maximum\":6}",
+           "1", "2", "6", "0", "-2", NULL, "7", "5", NULL);
 }
 
 /* A name that comes twice is one member: the last one, to most readers. */
@@ -388,10 +447,19 @@ static void test_refused_schemas(void **state)
         {"{\"items\":{\"enum\":[[1],2]},\"uniqueItems\":true}", STATUS_UNSUPPORTED,
          "\"/uniqueItems\""},
         {"{\"prefixItems\":[{},{}],\"uniqueItems\":true}", STATUS_UNSUPPORTED, "\"/uniqueItems\""},
-        {"{\"enum\":[[1,1]],\"uniqueItems\":true}", STATUS_UNSUPPORTED, "\"/uniqueItems\""},
+        {"{\"enum\":[[1,1]],\"uniqueItems\":true}", STATUS_INVALID, "no text can satisfy it"},
         {"{\"items\":{\"type\":\"boolean\"},\"uniqueItems\":true,\"minItems\":3}", STATUS_INVALID,
          "no text can satisfy it"},
-        {"{\"enum\":[[1]],\"prefixItems\":[{}]}", STATUS_UNSUPPORTED, "\"/prefixItems\""},
+        {"{\"enum\":[[1]],\"prefixItems\":[{\"$dynamicRef\":\"#x\"}]}", STATUS_UNSUPPORTED,
+         "\"/prefixItems/0/$dynamicRef\""},
+        {"{\"enum\":[[1]],\"items\":{\"anyOf\":[5]}}", STATUS_INVALID, "\"/items/anyOf/0\""},
+        {"{\"enum\":[[{}]],\"items\":{\"anyOf\":[{\"const\":1},{\"$ref\":\"#/items\"}]}}",
+         STATUS_LIMIT, "nested more than"},
+        {"{\"enum\":[[1]],\"anyOf\":[{\"const\":[1]},{\"$ref\":\"#\"}],\"unevaluatedItems\":false}",
+         STATUS_LIMIT, "nested more than"},
+        {"{\"enum\":5}", STATUS_INVALID, "\"/enum\""},
+        {"{\"propertyNames\":{\"type\":\"integer\"},\"minProperties\":1}", STATUS_INVALID,
+         "no text can satisfy it"},
         {"{\"minProperties\":10}", STATUS_UNSUPPORTED, "\"/minProperties\""},
         {"{\"not\":{\"multipleOf\":2}}", STATUS_UNSUPPORTED, "\"/not\""},
         {"{\"not\":{\"maxLength\":1e300}}", STATUS_UNSUPPORTED, "\"/not\""},
@@ -449,6 +517,20 @@ static void test_hostile_schemas(void **state)
         strbuf_puts(&s, beside[k][2]);
         refuses(GRAMMAR_JSON_SCHEMA, s.data, STATUS_LIMIT, "too many operations");
     }
+    strbuf_clear(&s); // a long name is looked for in many objects
+    strbuf_puts(&s, "{\"enum\":[{}");
+    for (int i = 0; i < 60000; i++) strbuf_puts(&s, ",{}");
+    strbuf_puts(&s, "],\"required\":[\"");
+    for (int i = 0; i < 100000; i++) strbuf_puts(&s, "long name ");
+    strbuf_puts(&s, "\"]}");
+    refuses(GRAMMAR_JSON_SCHEMA, s.data, STATUS_LIMIT, "too many operations");
+    strbuf_clear(&s);
+    strbuf_puts(&s, "{\"enum\":[1");
+    for (int i = 0; i < 20000; i++) strbuf_puts(&s, ",1");
+    strbuf_puts(&s, "],\"type\":[\"integer\"");
+    for (int i = 0; i < 20000; i++) strbuf_puts(&s, ",\"null\"");
+    strbuf_puts(&s, "]}");
+    refuses(GRAMMAR_JSON_SCHEMA, s.data, STATUS_LIMIT, "too many operations");
     strbuf_clear(&s);
     strbuf_puts(&s, "{\"properties\":{\"a\":{}"); // tables of few sets
     for (int i = 0; i < 900; i++)
@@ -567,16 +649,27 @@ static void test_long_lists(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_json_object),     cmocka_unit_test(test_regex),
-        cmocka_unit_test(test_choice),          cmocka_unit_test(test_gbnf),
-        cmocka_unit_test(test_tagged),          cmocka_unit_test(test_objects),
-        cmocka_unit_test(test_arrays),          cmocka_unit_test(test_strings),
-        cmocka_unit_test(test_numbers),         cmocka_unit_test(test_combinations),
-        cmocka_unit_test(test_turned_schemas),  cmocka_unit_test(test_one_of),
-        cmocka_unit_test(test_joined_schemas),  cmocka_unit_test(test_different_names),
-        cmocka_unit_test(test_unique_items),    cmocka_unit_test(test_refused_schemas),
-        cmocka_unit_test(test_hostile_schemas), cmocka_unit_test(test_back_and_copy),
-        cmocka_unit_test(test_forced),          cmocka_unit_test(test_too_many_readings),
+        cmocka_unit_test(test_json_object),
+        cmocka_unit_test(test_regex),
+        cmocka_unit_test(test_choice),
+        cmocka_unit_test(test_gbnf),
+        cmocka_unit_test(test_tagged),
+        cmocka_unit_test(test_objects),
+        cmocka_unit_test(test_arrays),
+        cmocka_unit_test(test_strings),
+        cmocka_unit_test(test_numbers),
+        cmocka_unit_test(test_combinations),
+        cmocka_unit_test(test_turned_schemas),
+        cmocka_unit_test(test_one_of),
+        cmocka_unit_test(test_joined_schemas),
+        cmocka_unit_test(test_listed_values),
+        cmocka_unit_test(test_different_names),
+        cmocka_unit_test(test_unique_items),
+        cmocka_unit_test(test_refused_schemas),
+        cmocka_unit_test(test_hostile_schemas),
+        cmocka_unit_test(test_back_and_copy),
+        cmocka_unit_test(test_forced),
+        cmocka_unit_test(test_too_many_readings),
         cmocka_unit_test(test_long_lists),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
