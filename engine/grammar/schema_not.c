@@ -343,6 +343,16 @@ static bool lists_other(schema_reader *r, const json_t *a, const json_t *b, cons
     return values;
 }
 
+/* Whether no value but an object fits both. A schema without "type" that names properties is one of
+ * objects alone where its own values are written, and of any others where they are checked. */
+static bool both_objects(const json_t *a, const json_t *b)
+{
+    const json_t *x = json_object_get(a, "type"), *y = json_object_get(b, "type");
+    bool object = (json_is_string(x) && strcmp(json_string_value(x), "object") == 0) ||
+                  (json_is_string(y) && strcmp(json_string_value(y), "object") == 0);
+    return object || (!x && !y);
+}
+
 /* Whether a requires a property that b has not, or has with other values. */
 static bool requires_other(schema_reader *r, const json_t *a, const json_t *b)
 {
@@ -366,7 +376,8 @@ static bool apart(schema_reader *r, const json_t *a, const json_t *b)
     a = schema_flat(r, a);
     b = build_ok(r->b) ? schema_flat(r, b) : NULL;
     return build_ok(r->b) &&
-           (types_differ(a, b) || requires_other(r, a, b) || requires_other(r, b, a));
+           (types_differ(a, b) ||
+            (both_objects(a, b) && (requires_other(r, a, b) || requires_other(r, b, a))));
 }
 
 /* The branch without what another allows; NULL where that cannot be written in few words. */
@@ -383,8 +394,19 @@ static const json_t *without_branch(schema_reader *r, const json_t *one, const j
     return schema_merge(r, one, not );
 }
 
-/* Branch i with a property required whose values tell it from all others; NULL: it has none. */
-static const json_t *told_by_property(schema_reader *r, const json_t *list, size_t i)
+/* Whether no value of a property fits both schemas. */
+static bool property_tells(schema_reader *r, const json_t *a, const json_t *b, const char *name,
+                           bool within)
+{
+    const json_t *x = json_object_get(json_object_get(a, "properties"), name);
+    const json_t *y = json_object_get(json_object_get(b, "properties"), name);
+    return lists_other(r, a, b, name) || lists_other(r, b, a, name) ||
+           (within && x && y && apart(r, x, y));
+}
+
+/* Branch i with a property required whose values tell it from all others; NULL: it has none.
+ * `within`: or whose value has such a property. */
+static const json_t *told_by_property(schema_reader *r, const json_t *list, size_t i, bool within)
 {
     const json_t *one = json_array_get(list, i), *flat = schema_flat(r, one), *other;
     const char *name;
@@ -397,8 +419,7 @@ static const json_t *told_by_property(schema_reader *r, const json_t *list, size
         {
             if (!tells || !build_ok(r->b)) break;
             tells = k == i || apart(r, one, other) ||
-                    lists_other(r, flat, schema_flat(r, other), name) ||
-                    lists_other(r, schema_flat(r, other), flat, name);
+                    property_tells(r, flat, schema_flat(r, other), name, within);
         }
         if (!build_ok(r->b)) return NULL;
         if (tells)
@@ -452,7 +473,8 @@ const json_t *schema_one_of(schema_reader *r, const json_t *list, size_t i)
     }
     if (!out && build_ok(r->b)) {
         r->n_merged = merged; // what was joined is not used
-        out = told_by_property(r, list, i);
+        out = told_by_property(r, list, i, false);
+        if (!out && build_ok(r->b)) out = told_by_property(r, list, i, true);
     }
     r->b->err = err;
     r->merged_max = most;

@@ -384,6 +384,22 @@ static void test_listed_values(void **state)
            "9007199254740993", NULL, "9007199254740992", NULL);
     SCHEMA("{\"enum\":[0.3,0.35,1e20,1e-7,0],\"multipleOf\":0.1}", "0.3", "1e+20", "0", NULL,
            "0.35", "1e-07", NULL);
+    /* Branches of "oneOf" that a property of a property tells apart, but not where it is null. */
+#define KIND(type, word)                                                                           \
+    "{\"properties\":{\"l\":{},\"m\":{\"items\":{\"required\":[\"" word                            \
+    "\"]}},\"k\":{\"type\":" type ",\"required\":[\"n\"],\"properties\":{\"n\":{\"const\":\"" word \
+    "\"}}}}}"
+    SCHEMA(
+        "{\"type\":\"object\",\"oneOf\":[" KIND("\"object\"", "a") "," KIND("\"object\"", "b") "]}",
+        "{\"k\":{\"n\":\"a\"}}", "{\"l\":1,\"k\":{\"n\":\"b\"}}", NULL, "{}", "{\"m\":[]}",
+        "{\"k\":{\"n\":\"c\"}}", "{\"k\":{}}", NULL);
+    SCHEMA(
+        "{\"oneOf\":[{\"type\":[\"object\",\"null\"],\"required\":[\"n\"],\"properties\":{\"n\":{"
+        "\"const\":1}}},{\"type\":[\"object\",\"null\"],\"required\":[\"n\"],\"properties\":{\"n\":"
+        "{"
+        "\"const\":2}}}]}",
+        "{\"n\":1}", "{\"n\":2}", NULL, "null", "{\"n\":3}", NULL);
+#undef KIND
     /* Branches of "oneOf" that list values in common. */
     SCHEMA("{\"oneOf\":[{\"enum\":[[1],[2],{\"a\":1}]},{\"enum\":[[2],[3],{\"a\":1.0}]},{\"type\":"
            "\"integer\"}]}",
