@@ -49,9 +49,9 @@ static language *finish(explorer *x)
 static uint32_t follow(const language *l, uint32_t state, uint32_t byte)
 {
     if (state == NONE) return NONE;
-    for (uint32_t e = l->first[state]; e < l->first[state + 1]; e++)
-        if (l->edges[e].lo <= byte && byte <= l->edges[e].hi) return l->edges[e].to;
-    return NONE;
+    const byte_edge *e = l->edges + l->first[state], *end = l->edges + l->first[state + 1];
+    while (e < end && e->hi < byte) e++;
+    return e < end && e->lo <= byte ? e->to : NONE;
 }
 
 bool language_has(const language *l, const char *s, size_t n)
