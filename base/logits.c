@@ -2,6 +2,9 @@
 
 #include <math.h>
 
+#define SHARE_ONE   0x1p39 /* shares of the largest logit */
+#define SHARE_FLOOR -28.0f /* exp of less is no half share */
+
 uint32_t logits_argmax(const float *logits, uint32_t n)
 {
     uint32_t best = 0;
@@ -10,33 +13,64 @@ uint32_t logits_argmax(const float *logits, uint32_t n)
     return best;
 }
 
-/* log(sum(exp(logits))) */
-static double log_sum_exp(const float *logits, uint32_t n, float max)
+uint64_t logits_share(float logit, float max)
 {
-    double sum = 0;
-    for (uint32_t i = 0; i < n; i++) sum += (double)expf(logits[i] - max);
-    return (double)max + log(sum);
+    float below = logit - max;
+    return below >= SHARE_FLOOR ? (uint64_t)(int64_t)((double)expf(below) * SHARE_ONE + 0.5) : 0;
 }
 
-logit_score logits_score(const float *logits, uint32_t n, uint32_t id, uint32_t n_top,
-                         uint32_t *top_ids, float *top_logprobs)
+uint32_t logits_greater(const float *logits, uint32_t n, float than)
 {
-    double lse = log_sum_exp(logits, n, logits[logits_argmax(logits, n)]);
     uint32_t greater = 0;
-    for (uint32_t i = 0; i < n; i++) greater += logits[i] > logits[id];
-    logit_score s = {.logprob = (float)((double)logits[id] - lse), .rank = greater + 1};
+    for (uint32_t i = 0; i < n; i++) greater += logits[i] > than;
+    return greater;
+}
+
+bool logits_before(float a, float b) { return a > b || (isnan(b) && !isnan(a)); }
+
+uint32_t logits_top(const float *logits, uint32_t n, uint32_t n_top, uint32_t *top_ids)
+{
+    uint32_t n_found = 0;
     for (uint32_t i = 0; n_top && i < n; i++) { /* insertion into a short descending list */
-        uint32_t at = s.n_top;
-        if (at == n_top && !(logits[i] > logits[top_ids[at - 1]])) continue;
-        if (at < n_top) s.n_top++;
+        uint32_t at = n_found;
+        if (at == n_top && !logits_before(logits[i], logits[top_ids[at - 1]])) continue;
+        if (at < n_top) n_found++;
         else at--;
-        while (at > 0 && logits[i] > logits[top_ids[at - 1]]) {
+        while (at > 0 && logits_before(logits[i], logits[top_ids[at - 1]])) {
             top_ids[at] = top_ids[at - 1];
             at--;
         }
         top_ids[at] = i;
     }
+    return n_found;
+}
+
+logits_sum logits_add_up(const float *logits, uint32_t n, float max)
+{
+    logits_sum sum = {.is_nan = !isfinite(max)};
+    for (uint32_t i = 0; i < n; i++) {
+        sum.shares += logits_share(logits[i], max);
+        sum.is_nan |= isnan(logits[i]);
+    }
+    return sum;
+}
+
+float logits_logprob(float logit, float max, logits_sum sum)
+{
+    if (sum.is_nan) return NAN;
+    double lse = (double)max + log((double)sum.shares / SHARE_ONE);
+    return (float)((double)logit - lse);
+}
+
+logit_score logits_score(const float *logits, uint32_t n, uint32_t id, uint32_t n_top,
+                         uint32_t *top_ids, float *top_logprobs)
+{
+    float max = logits[logits_argmax(logits, n)];
+    logits_sum sum = logits_add_up(logits, n, max);
+    logit_score s = {.logprob = logits_logprob(logits[id], max, sum),
+                     .rank = logits_greater(logits, n, logits[id]) + 1,
+                     .n_top = logits_top(logits, n, n_top, top_ids)};
     for (uint32_t i = 0; i < s.n_top; i++)
-        top_logprobs[i] = (float)((double)logits[top_ids[i]] - lse);
+        top_logprobs[i] = logits_logprob(logits[top_ids[i]], max, sum);
     return s;
 }
