@@ -1,11 +1,12 @@
 #include "model/sampler.h"
 
+#include "base/logits.h"
+#include "model/draw.h"
+
 #include <assert.h>
 #include <math.h>
 #include <stdlib.h>
 #include <string.h>
-
-#define GREEDY_BELOW 1e-5f
 
 /* A token that a sequence has seen, for penalties: a slot of a table with open addressing. */
 typedef struct token_count {
@@ -25,11 +26,6 @@ typedef struct sampler_seq {
     token_counts counts;
     bool counting;
 } sampler_seq;
-
-typedef struct candidate {
-    float logit;
-    uint32_t id;
-} candidate;
 
 /* One thread's scratch for one row. */
 typedef struct sampler_scratch {
@@ -167,13 +163,25 @@ status sampler_open(sampler *s, const step_open *open)
 
 /* ---- one draw -------------------------------------------------------------------------------- */
 
-static void apply_penalties(const sampler_seq *q, float *logits)
+/* Copies the logits of tokens [first, first + n); those that are not in the mask become -inf. */
+static void copy_masked(const sampler_draw *d, uint32_t first, uint32_t n, float *to)
+{
+    memcpy(to, d->logits, n * sizeof *to);
+    for (uint32_t w = first / 32; d->mask && w < (first + n + 31) / 32; w++)
+        for (uint32_t banned = ~d->mask[w]; banned; banned &= banned - 1) {
+            uint32_t at = w * 32 + (uint32_t)__builtin_ctz(banned) - first;
+            if (at < n) to[at] = -INFINITY;
+        }
+}
+
+static void apply_penalties(const sampler_seq *q, uint32_t first, uint32_t n, float *logits)
 {
     const sample_params *p = &q->params;
     for (uint32_t i = 0; i < q->counts.capacity; i++) {
         const token_count *c = &q->counts.slots[i];
-        if (!c->key) continue;
-        float *l = &logits[c->key - 1];
+        uint32_t at = c->key - 1 - first;
+        if (!c->key || at >= n) continue;
+        float *l = &logits[at];
         *l = *l > 0 ? *l / p->repetition_penalty : *l * p->repetition_penalty;
         *l -= p->frequency_penalty * (float)c->outputs;
         if (c->outputs) *l -= p->presence_penalty;
@@ -182,118 +190,37 @@ static void apply_penalties(const sampler_seq *q, float *logits)
 
 /* With a mask min_tokens bans nothing: the mask says whether a stop token may come, and it may be
  * the only token that may. */
-static void apply_edits(const sampler_seq *q, const sampler_draw *d, uint32_t vocab_size,
+static void apply_edits(const sampler_seq *q, const sampler_draw *d, uint32_t first, uint32_t n,
                         float *logits)
 {
     const sample_params *p = &q->params;
     if (d->sample_index < p->min_tokens && !d->mask)
         for (uint32_t i = 0; i < p->n_stop_ids; i++)
-            if (p->stop_ids[i] < vocab_size) logits[p->stop_ids[i]] = -INFINITY;
+            if (p->stop_ids[i] - first < n) logits[p->stop_ids[i] - first] = -INFINITY;
     for (uint32_t i = 0; i < p->n_bias; i++)
-        if (p->bias_ids[i] < vocab_size) logits[p->bias_ids[i]] += p->bias[i];
-    if (q->counting) apply_penalties(q, logits);
+        if (p->bias_ids[i] - first < n) logits[p->bias_ids[i] - first] += p->bias[i];
+    if (q->counting) apply_penalties(q, first, n, logits);
 }
 
-static int candidate_order(const void *a, const void *b)
+void sampler_edited(const sampler *s, const sampler_draw *d, uint32_t first, uint32_t n, float *out)
 {
-    const candidate *x = a, *y = b;
-    if (x->logit != y->logit) return x->logit > y->logit ? -1 : 1;
-    return x->id < y->id ? -1 : x->id > y->id;
+    const sampler_seq *q = &s->seqs[d->seq];
+    copy_masked(d, first, n, out);
+    apply_edits(q, d, first, n, out);
+    if (sampler_is_greedy(&q->params)) return;
+    for (uint32_t i = 0; i < n; i++) out[i] /= q->params.temperature;
 }
 
-/* Moves the k largest candidates to the front (quickselect on the total order logit, then id). */
-static void select_top(candidate *c, size_t n, size_t k)
+const float *sampler_raw(const sampler_draw *d, uint32_t first, uint32_t n, float *room)
 {
-    size_t from = 0, to = n;
-    while (to - from > 1) {
-        candidate pivot = c[from + (to - from - 1) / 2]; /* not the last: both sides shrink */
-        size_t i = from, j = to - 1;
-        for (;;) {
-            while (candidate_order(&c[i], &pivot) < 0) i++;
-            while (candidate_order(&c[j], &pivot) > 0) j--;
-            if (i >= j) break;
-            candidate t = c[i];
-            c[i++] = c[j];
-            c[j--] = t;
-        }
-        size_t split = j + 1;
-        if (k < split) to = split;
-        else if (k > split) from = split;
-        else return;
-    }
+    if (!d->mask) return d->logits;
+    copy_masked(d, first, n, room);
+    return room;
 }
 
-/* Keeps tokens with p >= min_p * max(p), compared as logits. Returns the number of candidates. */
-static size_t collect_candidates(const float *logits, uint32_t n, float min_p, candidate *out)
+float sampler_floor(const sample_params *p, float largest)
 {
-    float max = logits[logits_argmax(logits, n)];
-    float floor_logit = min_p > 0 ? max + logf(min_p) : -INFINITY;
-    size_t m = 0;
-    for (uint32_t i = 0; i < n; i++)
-        if (logits[i] >= floor_logit && logits[i] > -INFINITY) out[m++] = (candidate){logits[i], i};
-    return m;
-}
-
-/* Keeps the k largest candidates and all equal to the k-th. Returns how many are kept. */
-static size_t keep_top_k(candidate *c, size_t n, uint32_t k)
-{
-    if (k == 0 || k >= n) return n;
-    select_top(c, n, k);
-    float kth = c[0].logit;
-    for (size_t i = 1; i < k; i++)
-        if (c[i].logit < kth) kth = c[i].logit;
-    size_t kept = k;
-    for (size_t i = k; i < n; i++)
-        if (c[i].logit == kth) c[kept++] = c[i];
-    return kept;
-}
-
-/* Keeps the smallest set of most likely tokens whose mass reaches top_p, at least one. Sorts only
- * as many candidates as that takes. Returns how many are kept. */
-static size_t keep_top_p(candidate *c, size_t n, float top_p)
-{
-    if (top_p >= 1 || n <= 1) return n;
-    float max = c[0].logit;
-    for (size_t i = 1; i < n; i++)
-        if (c[i].logit > max) max = c[i].logit;
-    double total = 0;
-    for (size_t i = 0; i < n; i++) total += (double)expf(c[i].logit - max);
-    double target = (double)top_p * total, before = 0;
-    size_t sorted = 0;
-    for (size_t want = 256;; want *= 4) {
-        size_t end = want < n ? want : n;
-        if (end < n) select_top(c + sorted, n - sorted, end - sorted);
-        qsort(c + sorted, end - sorted, sizeof *c, candidate_order);
-        for (; sorted < end; sorted++) {
-            if (sorted > 0 && before >= target) return sorted;
-            before += (double)expf(c[sorted].logit - max);
-        }
-        if (end == n) return n;
-    }
-}
-
-/* Draws from softmax(logit) as argmax(logit + g) with Gumbel noise g = -log(-log(u)). */
-static uint32_t gumbel_draw(const candidate *c, size_t n, uint64_t key, uint32_t sample_index)
-{
-    float best = -INFINITY;
-    uint32_t best_id = c[0].id;
-    philox_block block = {{0}};
-    uint64_t block_at = UINT64_MAX;
-    for (size_t i = 0; i < n; i++) {
-        uint64_t at = c[i].id / 4;
-        if (at != block_at) {
-            block = philox4x32(key, sample_index, at);
-            block_at = at;
-        }
-        /* 23 bits and a half: exact in f32, never 0 and never 1 */
-        float u = ((float)(block.v[c[i].id % 4] >> 9) + 0.5f) * 0x1p-23f;
-        float value = c[i].logit - logf(-logf(u));
-        if (value > best || (value == best && c[i].id < best_id)) {
-            best = value;
-            best_id = c[i].id;
-        }
-    }
-    return best_id;
+    return p->min_p > 0 ? largest + logf(p->min_p) : -INFINITY;
 }
 
 static uint64_t draw_key(uint64_t seed, uint32_t choice)
@@ -303,51 +230,44 @@ static uint64_t draw_key(uint64_t seed, uint32_t choice)
 
 static void fill_logprobs(const float *logits, uint32_t n, uint32_t n_top, step_sample *out)
 {
-    if (n_top > SAMPLE_LOGPROBS_MAX) n_top = SAMPLE_LOGPROBS_MAX;
     logit_score s = logits_score(logits, n, out->token, n_top, out->top_ids, out->top_logprobs);
     out->logprob = s.logprob;
     out->rank = s.rank;
     out->n_top = s.n_top;
 }
 
-/* Copies the logits; those of tokens that are not in the mask become -inf. */
-static void copy_masked(const sampler_draw *d, uint32_t n, float *to)
+static uint32_t draw_token(const sample_params *p, draw_noise noise, uint32_t n,
+                           sampler_scratch *scratch)
 {
-    memcpy(to, d->logits, n * sizeof *to);
-    for (uint32_t i = 0; d->mask && i < n; i += 32) {
-        uint32_t banned = ~d->mask[i / 32];
-        for (; banned; banned &= banned - 1) {
-            uint32_t token = i + (uint32_t)__builtin_ctz(banned);
-            if (token < n) to[token] = -INFINITY;
-        }
+    const float *logits = scratch->logits;
+    candidate *c = scratch->candidates, one;
+    uint32_t largest = logits_argmax(logits, n);
+    if (sampler_is_greedy(p)) return largest;
+    float floor = sampler_floor(p, logits[largest]);
+    if (p->top_k == 0 && p->top_p >= 1) {
+        one = draw_gumbel_row(noise, logits, 0, n, floor, largest);
+    } else {
+        size_t m = candidates_collect(logits, 0, n, floor, c);
+        m = candidates_keep_top_k(c, m, p->top_k);
+        m = candidates_keep_top_p(c, m, p->top_p);
+        one = draw_gumbel(noise, c, m);
     }
+    /* All logits are -inf or NaN: return some token. */
+    return one.id == DRAW_NO_TOKEN ? largest : one.id;
 }
 
 static void draw_one(const sampler *s, const sampler_draw *d, sampler_scratch *scratch)
 {
-    const sampler_seq *q = &s->seqs[d->seq];
-    const sample_params *p = &q->params;
+    const sample_params *p = &s->seqs[d->seq].params;
     uint32_t n = s->vocab_size;
-    float *logits = scratch->logits;
-    copy_masked(d, n, logits);
-    apply_edits(q, d, n, logits);
-    if (p->temperature < GREEDY_BELOW) {
-        d->out->token = logits_argmax(logits, n);
-    } else {
-        for (uint32_t i = 0; i < n; i++) logits[i] /= p->temperature;
-        size_t m = collect_candidates(logits, n, p->min_p, scratch->candidates);
-        m = keep_top_k(scratch->candidates, m, p->top_k);
-        m = keep_top_p(scratch->candidates, m, p->top_p);
-        d->out->token =
-            m ? gumbel_draw(scratch->candidates, m, draw_key(p->seed, d->choice), d->sample_index)
-              : logits_argmax(logits, n); /* all logits are -inf or NaN: return some token */
-    }
+    sampler_edited(s, d, 0, n, scratch->logits);
+    draw_noise noise = {draw_key(p->seed, d->choice), d->sample_index};
+    d->out->token = draw_token(p, noise, n, scratch);
     d->out->logprob = NAN;
     d->out->rank = 0;
     d->out->n_top = 0;
     if (p->n_logprobs < 0) return;
-    if (d->mask) copy_masked(d, n, logits);
-    fill_logprobs(d->mask ? logits : d->logits, n, (uint32_t)p->n_logprobs, d->out);
+    fill_logprobs(sampler_raw(d, 0, n, scratch->logits), n, sampler_n_top(p), d->out);
 }
 
 typedef struct sampler_job {

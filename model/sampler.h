@@ -4,7 +4,8 @@
  * min_tokens, logit_bias and penalties are applied. Below temperature 1e-5 the largest logit wins;
  * else temperature, min_p, top_k and top_p follow, and a Gumbel-max draw whose noise is
  * Philox(key = (seed, choice), counter = (sample index, token id)), so that a draw depends on its
- * own request alone. Among equal logits the lowest id wins. */
+ * own request alone. Among equal logits the lowest id wins. draw.h has the arithmetic of sets and
+ * noise. */
 #ifndef MODEL_SAMPLER_H
 #define MODEL_SAMPLER_H
 
@@ -31,6 +32,25 @@ typedef struct sampler_draw {
 
 /* Makes all draws of a step on the thread pool. */
 void sampler_run(sampler *s, const sampler_draw *draws, size_t n);
+
+/* ---- for draws from parts of a row ----------------------------------------------------------- */
+
+static inline bool sampler_is_greedy(const sample_params *p) { return p->temperature < 1e-5f; }
+
+/* How many of the likeliest tokens a draw lists, where it asks for logprobs. */
+static inline uint32_t sampler_n_top(const sample_params *p)
+{
+    return p->n_logprobs < SAMPLE_LOGPROBS_MAX ? (uint32_t)p->n_logprobs : SAMPLE_LOGPROBS_MAX;
+}
+
+/* Writes the logits of tokens [first, first + n), which is what d->logits has here, as the draw
+ * compares them: masked, edited, and divided by the temperature unless the draw is greedy. */
+void sampler_edited(const sampler *s, const sampler_draw *d, uint32_t first, uint32_t n,
+                    float *out);
+/* Those that the draw's logprobs are of: d->logits, or in `room` their masked copy. */
+const float *sampler_raw(const sampler_draw *d, uint32_t first, uint32_t n, float *room);
+/* The least edited logit that min_p leaves, where this is the largest. */
+float sampler_floor(const sample_params *p, float largest);
 
 /* ---- for a backend that draws elsewhere ------------------------------------------------------ */
 

@@ -1,4 +1,5 @@
 /* The sampler against brute force in double precision, in vLLM's order of steps. */
+#include "model/draw.h"
 #include "model/sampler.h"
 
 #include <math.h>
@@ -174,6 +175,28 @@ static void draws_follow_the_distribution(void **state)
     p.temperature = 3;
     p.top_p = 0.999f; /* more than the first 256 candidates */
     check_distribution(f, p, "top_p 0.999 at temperature 3");
+}
+
+/* Noise that is left out is of tokens that lose with it, in flat rows and in steep ones. */
+static void a_row_draws_what_its_candidates_draw(void **state)
+{
+    fixture *f = *state;
+    candidate c[VOCAB];
+    rng r = rng_seed(3);
+    for (uint32_t i = 0; i < 3000; i++) {
+        draw_noise noise = {i, i / 7};
+        uint32_t first = rng_below(&r, 9), n = 1 + rng_below(&r, VOCAB);
+        float width = (float)(i % 6) * (float)(i % 6);
+        for (uint32_t k = 0; k < n; k++)
+            f->logits[k] = rng_below(&r, 40) ? floorf(width * rng_normal(&r)) : -INFINITY;
+        uint32_t largest = logits_argmax(f->logits, n);
+        float floor = i % 3 ? -INFINITY : f->logits[largest] - 4;
+        size_t m = candidates_collect(f->logits, first, n, floor, c);
+        candidate due = draw_gumbel(noise, c, m);
+        candidate is = draw_gumbel_row(noise, f->logits, first, n, floor, largest);
+        assert_int_equal(is.id, due.id);
+        assert_memory_equal(&is.logit, &due.logit, sizeof(float));
+    }
 }
 
 static void top_k_keeps_ties_at_the_kth_value(void **state)
@@ -377,6 +400,7 @@ int main(void)
     const struct CMUnitTest tests[] = {
         CASE(greedy_takes_the_lowest_id_of_equal_logits),
         CASE(draws_follow_the_distribution),
+        CASE(a_row_draws_what_its_candidates_draw),
         CASE(top_k_keeps_ties_at_the_kth_value),
         CASE(top_p_always_keeps_the_most_likely),
         CASE(penalties_follow_their_formulas),
