@@ -299,7 +299,7 @@ status backend_cpu_need(const backend_options *o, uint32_t n_ranks, uint64_t lef
         lay_out_store(o, &m.geometry, &slice, &store);
         RETURN_IF_ERROR(sizes_of_pool(o, &store, n_ranks, 0, &pool, err));
     }
-    uint64_t logits = (uint64_t)o->max_seqs * o->config->vocab_size * sizeof(float);
+    uint64_t logits = (uint64_t)o->max_seqs * slice.n_tokens * sizeof(float);
     uint64_t rows = forward_bytes(o->config, &slice, slice.n_tokens, o->max_rows, n_ranks);
     *out = (backend_cpu_needs){
         .weights = m.weight_bytes * n_ranks,

@@ -13,7 +13,7 @@
 #include "model/measured.h"
 #include "model/measures.h"
 #include "model/plan.h"
-#include "model/sampler.h"
+#include "model/sampler_shards.h"
 #include "model/sizes.h"
 
 #include <assert.h>
@@ -37,6 +37,7 @@ typedef struct backend_cpu {
     pkv_mirror *mirror;
     forward *forward;
     sampler *sampler;
+    sampler_shards *shards; /* NULL: one rank */
 
     _Atomic bool interrupted;
     const step_plan *plan; /* submitted, not yet collected */
@@ -230,41 +231,58 @@ static status lay_out(backend_cpu *b, const step_plan *plan)
 
 /* ---- tokens ---------------------------------------------------------------------------------- */
 
-/* Computes logits and draws tokens. Rows whose logits the plan wants come first, so that they lie
- * together in the result, then one row for each sequence that samples. */
-static status sample_rows(backend_cpu *b, const step_plan *plan)
+/* Lists the rows whose logits the plan wants, then one row for each sequence that samples. Returns
+ * how many there are; the first *n_asked are wanted. */
+static uint32_t list_logit_rows(backend_cpu *b, const step_plan *plan, uint32_t *n_asked)
 {
-    uint32_t n_asked = 0, n_rows, n_draws = 0;
+    uint32_t n = 0;
     for (uint32_t i = 0; i < plan->n_seqs; i++)
         for (uint32_t t = 0; plan->seqs[i].want_logits && t < plan->seqs[i].n_tokens; t++)
-            b->logit_rows[n_asked++] = b->order.first_row[i] + t;
-    n_rows = n_asked;
+            b->logit_rows[n++] = b->order.first_row[i] + t;
+    *n_asked = n;
     for (uint32_t i = 0; i < plan->n_seqs; i++)
         if (plan->seqs[i].n_samples)
-            b->logit_rows[n_rows++] = b->order.first_row[i] + plan->seqs[i].n_tokens - 1;
+            b->logit_rows[n++] = b->order.first_row[i] + plan->seqs[i].n_tokens - 1;
+    return n;
+}
 
-    size_t vocab = b->config.vocab_size;
-    RETURN_IF_ERROR(grow_buffer(&b->logits, &b->logits_capacity, n_rows * vocab));
-    RETURN_IF_ERROR(forward_logits(b->forward, b->logit_rows, n_rows, b->logits));
-    b->result.logits = b->logits;
-    b->result.n_logit_rows = n_asked;
-
-    const float *row = b->logits + n_asked * vocab;
+/* Lays out all draws from rows of `width` logits. Returns how many there are. */
+static uint32_t lay_out_draws(backend_cpu *b, const step_plan *plan, const float *row, size_t width)
+{
+    uint32_t n = 0;
     for (uint32_t i = 0; i < plan->n_seqs; i++) {
         const step_seq *s = &plan->seqs[i];
         if (!s->n_samples) continue;
-        b->seq_results[i].samples = &b->samples[n_draws];
+        b->seq_results[i].samples = &b->samples[n];
         b->seq_results[i].n_samples = s->n_samples;
-        for (uint32_t j = 0; j < s->n_samples; j++, n_draws++)
-            b->draws[n_draws] = (sampler_draw){.seq = s->seq,
-                                               .choice = s->choice + j,
-                                               .sample_index = s->sample_index,
-                                               .own = j == 0,
-                                               .logits = row,
-                                               .mask = s->n_mask_words ? s->mask : NULL,
-                                               .out = &b->samples[n_draws]};
-        row += vocab;
+        for (uint32_t j = 0; j < s->n_samples; j++, n++)
+            b->draws[n] = (sampler_draw){.seq = s->seq,
+                                         .choice = s->choice + j,
+                                         .sample_index = s->sample_index,
+                                         .own = j == 0,
+                                         .logits = row,
+                                         .mask = s->n_mask_words ? s->mask : NULL,
+                                         .out = &b->samples[n]};
+        row += width;
     }
+    return n;
+}
+
+/* Computes logits and draws tokens. Rows whose logits the plan wants are joined over ranks and lie
+ * together in the result. Behind them are those that are drawn from, of which each rank has its own
+ * tokens alone. */
+static status sample_rows(backend_cpu *b, const step_plan *plan)
+{
+    uint32_t n_asked, n_rows = list_logit_rows(b, plan, &n_asked), n_drawn = n_rows - n_asked;
+    size_t asked = n_asked * (size_t)b->config.vocab_size, width = b->weights.head.n;
+    RETURN_IF_ERROR(grow_buffer(&b->logits, &b->logits_capacity, asked + n_drawn * width));
+    float *drawn = b->logits + asked;
+    RETURN_IF_ERROR(forward_logits(b->forward, b->logit_rows, n_asked, b->logits));
+    RETURN_IF_ERROR(forward_own_logits(b->forward, b->logit_rows + n_asked, n_drawn, drawn));
+    b->result.logits = b->logits;
+    b->result.n_logit_rows = n_asked;
+    uint32_t n_draws = lay_out_draws(b, plan, drawn, width);
+    if (b->shards) return sampler_shards_run(b->shards, b->draws, n_draws);
     sampler_run(b->sampler, b->draws, n_draws);
     return STATUS_IS_OK;
 }
@@ -325,6 +343,7 @@ static void cpu_destroy(void *ctx)
 {
     backend_cpu *b = ctx;
     if (!b) return;
+    sampler_shards_destroy(b->shards);
     sampler_destroy(b->sampler);
     forward_destroy(b->forward);
     kv_filling_destroy(b->store.filling);
@@ -454,6 +473,17 @@ static status make_filling(backend_cpu *b, const backend_options *o)
     return STATUS_IS_OK;
 }
 
+static status make_shards(backend_cpu *b, const backend_options *o)
+{
+    sampler_shards_options shards = {.sampler = b->sampler,
+                                     .pool = b->pool,
+                                     .group = o->group,
+                                     .max_draws = step_most_draws(o->max_seqs),
+                                     .vocab_size = b->config.vocab_size,
+                                     .slice = (uint32_t)b->weights.head.n};
+    return sampler_shards_create(&shards, &b->shards);
+}
+
 static status make_step_buffers(backend_cpu *b, const backend_options *o)
 {
     RETURN_IF_ERROR(
@@ -463,6 +493,7 @@ static status make_step_buffers(backend_cpu *b, const backend_options *o)
     b->info.note_bytes =
         sizes_note_bytes(&b->store, b->store.n_pages, (uint32_t)comm_size(o->group));
     RETURN_IF_ERROR(sampler_create(o->max_seqs, b->config.vocab_size, b->pool, &b->sampler));
+    if (comm_size(o->group) > 1) RETURN_IF_ERROR(make_shards(b, o));
     forward_options pass = {
         .config = &b->config,
         .weights = &b->weights,
@@ -484,7 +515,7 @@ static status make_step_buffers(backend_cpu *b, const backend_options *o)
     b->draws = calloc(step_most_draws(o->max_seqs), sizeof *b->draws);
     b->logit_rows = calloc((size_t)o->max_rows + o->max_seqs, sizeof *b->logit_rows);
     b->readings = calloc(o->max_rows, sizeof *b->readings);
-    b->logits_capacity = (size_t)o->max_seqs * b->config.vocab_size;
+    b->logits_capacity = o->max_seqs * b->weights.head.n;
     b->logits = malloc(b->logits_capacity * sizeof *b->logits);
     bool ok = b->seq_results && b->seqs && b->samples && b->draws && b->logit_rows && b->readings &&
               b->logits;

@@ -518,23 +518,34 @@ const float *forward_states(const forward *f, uint32_t row)
     return f->normed + (size_t)row * f->o.config->hidden;
 }
 
-status forward_logits(forward *f, const uint32_t *rows, uint32_t n, float *logits)
+/* This rank's logits of at most max_rows rows. */
+static void multiply_head(forward *f, const uint32_t *rows, uint32_t n, float *logits)
 {
     const kern_matrix *head = &f->o.weights->head;
-    size_t hidden = f->o.config->hidden, vocab = f->o.config->vocab_size;
-    bool alone = f->part == NULL;
-    uint32_t most = alone ? f->o.max_rows : GATHER_ROWS;
-    for (uint32_t done = 0; done < n;) {
+    size_t hidden = f->o.config->hidden;
+    for (uint32_t i = 0; i < n; i++) /* delta is free now: it takes the head's input */
+        memcpy(f->delta + i * hidden, f->normed + rows[i] * hidden, hidden * sizeof(float));
+    kern_matmul(f->o.kernels, head, NULL, f->delta, hidden, n, logits, head->n);
+}
+
+status forward_own_logits(forward *f, const uint32_t *rows, uint32_t n, float *logits)
+{
+    for (uint32_t done = 0, some; done < n; done += some) {
         RETURN_IF_ERROR(go_on(f));
-        uint32_t some = n - done < most ? n - done : most;
-        for (uint32_t i = 0; i < some; i++) /* delta is free now: it takes the head's input */
-            memcpy(f->delta + i * hidden, f->normed + rows[done + i] * hidden,
-                   hidden * sizeof(float));
-        float *out = logits + done * vocab;
-        kern_matmul(f->o.kernels, head, NULL, f->delta, hidden, some, alone ? out : f->part,
-                    head->n);
-        if (!alone) RETURN_IF_ERROR(gather_logits(f, some, out));
-        done += some;
+        some = n - done < f->o.max_rows ? n - done : f->o.max_rows;
+        multiply_head(f, rows + done, some, logits + done * f->o.weights->head.n);
+    }
+    return STATUS_IS_OK;
+}
+
+status forward_logits(forward *f, const uint32_t *rows, uint32_t n, float *logits)
+{
+    if (!f->part) return forward_own_logits(f, rows, n, logits);
+    for (uint32_t done = 0, some; done < n; done += some) {
+        RETURN_IF_ERROR(go_on(f));
+        some = n - done < GATHER_ROWS ? n - done : GATHER_ROWS;
+        multiply_head(f, rows + done, some, f->part);
+        RETURN_IF_ERROR(gather_logits(f, some, logits + done * f->o.config->vocab_size));
     }
     return STATUS_IS_OK;
 }

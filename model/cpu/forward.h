@@ -81,6 +81,9 @@ backend_times forward_times(const forward *f);
 const float *forward_states(const forward *f, uint32_t row);
 /* Computes logits [n, vocab_size] of the named rows of the last run. n may exceed max_seqs. */
 status forward_logits(forward *f, const uint32_t *rows, uint32_t n, float *logits);
+/* The same for this rank's tokens alone: [n, slice], where the slices of all ranks, joined, are the
+ * vocabulary and what pads it. */
+status forward_own_logits(forward *f, const uint32_t *rows, uint32_t n, float *logits);
 
 /* Gives the config, weights, store and group of a CPU backend that runs the whole model alone, so
  * that a second pass can use the same weights. False for every other backend. */
