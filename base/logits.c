@@ -5,12 +5,27 @@
 #define SHARE_ONE   0x1p39 /* shares of the largest logit */
 #define SHARE_FLOOR -28.0f /* exp of less is no half share */
 
+/* In lanes, which compilers make vectors of: a maximum in order would wait for itself. */
+float logits_largest(const float *logits, uint32_t n)
+{
+    enum { LANES = 16 };
+    float most[LANES];
+    uint32_t i = 0;
+    for (uint32_t k = 0; k < LANES; k++) most[k] = -INFINITY;
+    for (; i + LANES <= n; i += LANES)
+        for (uint32_t k = 0; k < LANES; k++)
+            most[k] = logits[i + k] > most[k] ? logits[i + k] : most[k];
+    for (; i < n; i++) most[0] = logits[i] > most[0] ? logits[i] : most[0];
+    for (uint32_t k = 1; k < LANES; k++) most[0] = most[k] > most[0] ? most[k] : most[0];
+    return most[0];
+}
+
 uint32_t logits_argmax(const float *logits, uint32_t n)
 {
-    uint32_t best = 0;
-    for (uint32_t i = 1; i < n; i++)
-        if (logits[i] > logits[best] || isnan(logits[best])) best = i;
-    return best;
+    float largest = logits_largest(logits, n);
+    for (uint32_t i = 0; i < n; i++)
+        if (logits[i] == largest) return i;
+    return n - 1;
 }
 
 uint64_t logits_share(float logit, float max)

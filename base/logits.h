@@ -10,6 +10,8 @@
 /* The index of the largest logit; the lowest one among equals; NaN never wins, and the last one of
  * a row of nothing else is taken. n >= 1. */
 uint32_t logits_argmax(const float *logits, uint32_t n);
+/* The largest logit that is not NaN, -inf where there is none. */
+float logits_largest(const float *logits, uint32_t n);
 
 /* exp(logit - max) in units of 2^-39, to the nearest one. The sum over a row of 2^24 logits fits,
  * and is exact in any order. 0 where the difference is NaN. */

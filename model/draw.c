@@ -2,6 +2,7 @@
 
 #include "base/logits.h"
 
+#include <float.h>
 #include <math.h>
 #include <stdlib.h>
 
@@ -104,7 +105,7 @@ size_t candidates_keep_top_p(candidate *c, size_t n, float top_p)
 
 /* ---- noise ----------------------------------------------------------------------------------- */
 
-enum { NOISE_BITS = 23 };
+enum { NOISE_BITS = 23, RUN_TOKENS = 64 };
 
 /* The noise of a token whose random number has these upper bits. Half a unit is added to them,
  * which is exact in f32, so that u is never 0 and never 1. */
@@ -114,12 +115,16 @@ static float noise_of(uint32_t bits)
     return -logf(-logf(u));
 }
 
-/* No less than noise_of(bits): -log(-log(u)) < -log(1 - u), and the power of two at or below 1 - u
- * is read off the bits. The factor is above log(2) by more than rounding takes away. */
-static float noise_at_most(uint32_t bits)
+/* The least bits with which a logit of at most `most` may reach `best`, or 2^NOISE_BITS where none
+ * do. noise = -log(-log(u)) < -log(1 - u), so that 1 - u is below exp(most - best); what is taken
+ * off the difference is more than rounding takes. */
+static uint32_t least_bits(float most, float best)
 {
-    uint32_t rest = (2u << NOISE_BITS) - 1 - 2 * bits; /* 1 - u = rest / 2^24 */
-    return 0.6932f * (float)(__builtin_clz(rest) - (31 - NOISE_BITS - 1));
+    const double one = 2 << NOISE_BITS; /* 1 - u = (one - 1 - 2 * bits) / one */
+    double need = (double)best - (double)most - fabs((double)best) * 0x1p-22 - 1e-5;
+    if (!(need > 0)) return 0; /* also where both are infinite */
+    double rest = one * exp(-need);
+    return rest < 1 ? 1u << NOISE_BITS : (uint32_t)((one - 1 - rest) / 2);
 }
 
 static bool wins(candidate a, candidate b)
@@ -142,13 +147,31 @@ candidate draw_gumbel(draw_noise noise, const candidate *c, size_t n)
     return best;
 }
 
-/* Whether one of a few tokens may come and win, should its noise be the largest that there is. */
-static bool may_win(const float *logits, uint32_t n, float floor, float best)
+/* A run of tokens that are drawn from together. */
+typedef struct noise_run {
+    draw_noise noise;
+    const float *logits; /* those of tokens from `first` on */
+    uint32_t first, n;
+    float most, floor; /* the largest logit, and the least that may come */
+} noise_run;
+
+/* Goes over a run by blocks of four random numbers, few of which have as many bits as it takes. */
+static candidate draw_run(const noise_run *r, candidate best)
 {
-    const float most = noise_at_most((1u << NOISE_BITS) - 1);
-    bool may = false;
-    for (uint32_t i = 0; i < n; i++) may |= logits[i] >= floor && logits[i] + most >= best;
-    return may;
+    uint32_t least = least_bits(r->most, best.logit), end = r->first + r->n;
+    for (uint32_t at = r->first / 4 * 4; at < end; at += 4) {
+        philox_block b = philox4x32(r->noise.key, r->noise.sample_index, at / 4);
+        for (uint32_t k = 0; k < 4; k++) b.v[k] >>= 32 - NOISE_BITS;
+        if (b.v[0] < least && b.v[1] < least && b.v[2] < least && b.v[3] < least) continue;
+        for (uint32_t id = at < r->first ? r->first : at; id < at + 4 && id < end; id++) {
+            if (b.v[id % 4] < least || !(r->logits[id - r->first] >= r->floor)) continue;
+            candidate one = {r->logits[id - r->first] + noise_of(b.v[id % 4]), id};
+            if (!wins(one, best)) continue;
+            best = one;
+            least = least_bits(r->most, best.logit);
+        }
+    }
+    return best;
 }
 
 candidate draw_gumbel_row(draw_noise noise, const float *logits, uint32_t first, uint32_t n,
@@ -156,20 +179,16 @@ candidate draw_gumbel_row(draw_noise noise, const float *logits, uint32_t first,
 {
     if (n == 0 || !(logits[largest] >= floor && logits[largest] > -INFINITY))
         return (candidate){-INFINITY, DRAW_NO_TOKEN};
+    if (!(floor > -FLT_MAX)) floor = -FLT_MAX;
     /* The noise of the largest comes first, because most tokens can then not reach its sum. */
     candidate best = draw_gumbel(noise, &(candidate){logits[largest], first + largest}, 1);
-    for (uint32_t from = 0, to; from < n; from = to) {
-        uint64_t at = (first + from) / 4;
-        uint32_t left = 4 - (first + from) % 4;
-        to = n - from < left ? n : from + left;
-        if (!may_win(logits + from, to - from, floor, best.logit)) continue;
-        philox_block block = philox4x32(noise.key, noise.sample_index, at);
-        for (uint32_t i = from; i < to; i++) {
-            uint32_t bits = block.v[(first + i) % 4] >> 9;
-            if (!(logits[i] >= floor && logits[i] + noise_at_most(bits) >= best.logit)) continue;
-            candidate one = {logits[i] + noise_of(bits), first + i};
-            if (wins(one, best)) best = one;
-        }
+    for (uint32_t at = 0, n_run; at < n; at += n_run) {
+        uint32_t left = RUN_TOKENS - (first + at) % RUN_TOKENS;
+        n_run = n - at < left ? n - at : left;
+        noise_run r = {noise, logits + at, first + at, n_run, 0, floor};
+        r.most = logits_largest(r.logits, n_run);
+        bool may_win = r.most >= floor && least_bits(r.most, best.logit) < 1u << NOISE_BITS;
+        if (may_win) best = draw_run(&r, best);
     }
     return best;
 }

@@ -207,7 +207,7 @@ void sampler_edited(const sampler *s, const sampler_draw *d, uint32_t first, uin
     const sampler_seq *q = &s->seqs[d->seq];
     copy_masked(d, first, n, out);
     apply_edits(q, d, first, n, out);
-    if (sampler_is_greedy(&q->params)) return;
+    if (sampler_is_greedy(&q->params) || q->params.temperature == 1) return;
     for (uint32_t i = 0; i < n; i++) out[i] /= q->params.temperature;
 }
 
