@@ -1,6 +1,7 @@
 #include "model/draw.h"
 
 #include "base/logits.h"
+#include "base/rng_blocks.h"
 
 #include <float.h>
 #include <math.h>
@@ -159,13 +160,16 @@ typedef struct noise_run {
 static candidate draw_run(const noise_run *r, candidate best)
 {
     uint32_t least = least_bits(r->most, best.logit), end = r->first + r->n;
-    for (uint32_t at = r->first / 4 * 4; at < end; at += 4) {
-        philox_block b = philox4x32(r->noise.key, r->noise.sample_index, at / 4);
-        for (uint32_t k = 0; k < 4; k++) b.v[k] >>= 32 - NOISE_BITS;
-        if (b.v[0] < least && b.v[1] < least && b.v[2] < least && b.v[3] < least) continue;
+    uint32_t at = r->first / 4 * 4, n_blocks = (end - at + 3) / 4;
+    philox_block blocks[RUN_TOKENS / 4], *block = blocks;
+    philox4x32_blocks(r->noise.key, r->noise.sample_index, at / 4, n_blocks, blocks);
+    for (; at < end; at += 4, block++) {
+        const uint32_t *v = block->v;
+        for (uint32_t k = 0; k < 4; k++) block->v[k] >>= 32 - NOISE_BITS;
+        if (v[0] < least && v[1] < least && v[2] < least && v[3] < least) continue;
         for (uint32_t id = at < r->first ? r->first : at; id < at + 4 && id < end; id++) {
-            if (b.v[id % 4] < least || !(r->logits[id - r->first] >= r->floor)) continue;
-            candidate one = {r->logits[id - r->first] + noise_of(b.v[id % 4]), id};
+            if (v[id % 4] < least || !(r->logits[id - r->first] >= r->floor)) continue;
+            candidate one = {r->logits[id - r->first] + noise_of(v[id % 4]), id};
             if (!wins(one, best)) continue;
             best = one;
             least = least_bits(r->most, best.logit);

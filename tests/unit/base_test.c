@@ -2,6 +2,7 @@
  * base_threads_test.c. */
 #include "base/base.h"
 #include "base/cgroup.h"
+#include "base/rng_blocks.h"
 
 #include <setjmp.h>
 #include <stdarg.h>
@@ -363,6 +364,23 @@ static void test_hash(void **state)
     assert_true(hash_bytes(NULL, 0, 0) == hash_bytes(zeros, 0, 0));
 }
 
+/* Blocks that are made together are those made one by one, over a carry of the counter too. */
+static void test_rng_blocks(void **state)
+{
+    (void)state;
+    philox_block many[23];
+    rng r = rng_seed(4);
+    for (uint32_t i = 0; i < 200; i++) {
+        uint64_t key = rng_u64(&r), lo = rng_u64(&r), n = rng_below(&r, 24);
+        uint64_t hi = i % 2 ? rng_u64(&r) : 0xfffffff0u + rng_below(&r, 16);
+        philox4x32_blocks(key, lo, hi, n, many);
+        for (uint64_t k = 0; k < n; k++) {
+            philox_block due = philox4x32(key, lo, hi + k);
+            assert_memory_equal(&many[k], &due, sizeof due);
+        }
+    }
+}
+
 /* A row that is read in parts, in any order, has the sum, the ranks and the list of the whole. */
 static void test_logits(void **state)
 {
@@ -583,16 +601,27 @@ static void test_limits(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_status),       cmocka_unit_test(test_error_is_one_clean_line),
-        cmocka_unit_test(test_alloc),        cmocka_unit_test(test_alloc_pages),
-        cmocka_unit_test(test_arena),        cmocka_unit_test(test_f16_all),
-        cmocka_unit_test(test_f16_rounding), cmocka_unit_test(test_bf16),
-        cmocka_unit_test(test_philox),       cmocka_unit_test(test_rng),
-        cmocka_unit_test(test_hash),         cmocka_unit_test(test_logits),
-        cmocka_unit_test(test_clock),        cmocka_unit_test(test_file_join),
-        cmocka_unit_test(test_limits),       WITH_FOLDER(test_files),
-        WITH_FOLDER(test_json_file),         WITH_FOLDER(test_cgroup_v2),
-        WITH_FOLDER(test_cgroup_v1),         WITH_FOLDER(test_memory_bound),
+        cmocka_unit_test(test_status),
+        cmocka_unit_test(test_error_is_one_clean_line),
+        cmocka_unit_test(test_alloc),
+        cmocka_unit_test(test_alloc_pages),
+        cmocka_unit_test(test_arena),
+        cmocka_unit_test(test_f16_all),
+        cmocka_unit_test(test_f16_rounding),
+        cmocka_unit_test(test_bf16),
+        cmocka_unit_test(test_philox),
+        cmocka_unit_test(test_rng),
+        cmocka_unit_test(test_hash),
+        cmocka_unit_test(test_rng_blocks),
+        cmocka_unit_test(test_logits),
+        cmocka_unit_test(test_clock),
+        cmocka_unit_test(test_file_join),
+        cmocka_unit_test(test_limits),
+        WITH_FOLDER(test_files),
+        WITH_FOLDER(test_json_file),
+        WITH_FOLDER(test_cgroup_v2),
+        WITH_FOLDER(test_cgroup_v1),
+        WITH_FOLDER(test_memory_bound),
     };
     return cmocka_run_group_tests_name("base", tests, NULL, NULL);
 }
