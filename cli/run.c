@@ -133,8 +133,8 @@ static status check_fields(const run_session *s, error *err)
 
 status run_set_retention(run_session *s, const char *name, const char *text, error *err)
 {
-    json_t *policy = NULL, *before = json_object_get(s->flags.fields, "retention");
-    if (strcmp(text, "full") != 0) RETURN_IF_ERROR(retention_read_text(name, text, &policy, err));
+    json_t *policy, *before = json_object_get(s->flags.fields, "retention");
+    RETURN_IF_ERROR(retention_read_text(name, text, &policy, err));
     json_incref(before);
     status st = set_retention(&s->flags, policy, err);
     if (status_ok(st)) st = check_fields(s, err);

@@ -13,9 +13,14 @@ static status read_object(const char *flag, const char *text, json_t **out, erro
     return error_set(err, STATUS_INVALID, "%s: must be a JSON object", flag);
 }
 
-/* "chunkkv:0.25" is {"method": "chunkkv", "ratio": 0.25}. */
+/* "chunkkv:0.25" is {"method": "chunkkv", "ratio": 0.25}; "full", which has no ratio, is
+ * {"method": "full"}. */
 static status read_short(const char *flag, const char *text, json_t **out, error *err)
 {
+    if (strcmp(text, "full") == 0) {
+        *out = json_pack("{s:s}", "method", "full");
+        return *out ? STATUS_IS_OK : error_set(err, STATUS_NO_MEMORY, "%s: out of memory", flag);
+    }
     const char *colon = strrchr(text, ':');
     char *end = NULL;
     double ratio = colon ? strtod(colon + 1, &end) : 0;
@@ -23,7 +28,7 @@ static status read_short(const char *flag, const char *text, json_t **out, error
     if (!number || colon == text || !(ratio > 0 && ratio <= 1))
         return error_set(
             err, STATUS_INVALID,
-            "%s: '%.64s' must be METHOD:RATIO with a ratio in (0, 1], or a JSON object", flag,
+            "%s: '%.64s' must be METHOD:RATIO with a ratio in (0, 1], full, or a JSON object", flag,
             text);
     *out = json_pack("{s:s%, s:f}", "method", text, (size_t)(colon - text), "ratio", ratio);
     return *out ? STATUS_IS_OK : error_set(err, STATUS_INVALID, "%s: is not UTF-8", flag);

@@ -246,7 +246,7 @@ class Typed(unittest.TestCase):
         self.assertIn("snapkv", shown)
         self.assertIn("; session stored", shown)
         self.assertIn('"snapkv"', self.type("/retention snapkv:7\r") + self.type("/retention\r"))
-        self.assertIn("Retention is full.", self.type("/retention full\r"))
+        self.assertIn('Retention is {"method":"full"}.', self.type("/retention full\r"))
         self.assertEqual([text for role, text in self.saved() if role != "assistant"],
                          ["be brief", "hello again", "once more"])
         line = os.path.join(self.folder, "saved.jsonl")

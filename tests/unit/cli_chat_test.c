@@ -82,8 +82,9 @@ static void wrong_commands_are_refused(void **state)
     refuses(&c, "/save  \t ", "/save: needs FILE");
     refuses(&c, "/save a\nb", "/save: a command is one line");
     refuses(&c, "/reset\nb", "/reset: a command is one line");
-    refuses(&c, "/retention snapkv",
-            "retention: 'snapkv' must be METHOD:RATIO with a ratio in (0, 1], or a JSON object");
+    refuses(
+        &c, "/retention snapkv",
+        "retention: 'snapkv' must be METHOD:RATIO with a ratio in (0, 1], full, or a JSON object");
     refuses(&c, "/retention {\"method\":", "retention: line 1, column 11: a value is expected");
     assert_int_equal(json_array_size(c.messages), 2);
     assert_null(s.flags.fields);

@@ -619,6 +619,35 @@ static void reports_list_what_stayed(void **state)
     pkv_destroy(kv);
 }
 
+/* The three forms of a command line, and texts that are none of them. */
+static void command_lines_name_a_policy(void **state)
+{
+    (void)state;
+    static const char *const forms[][2] = {
+        {"chunkkv:0.25", "{\"method\":\"chunkkv\",\"ratio\":0.25}"},
+        {"full", "{\"method\":\"full\"}"},
+        {"{\"method\":\"h2o\",\"tokens\":64}", "{\"method\":\"h2o\",\"tokens\":64}"},
+    };
+    static const char *const refused[] = {"", "chunkkv", "full:", "fuller", "chunkkv:0", ":0.5"};
+    error err;
+    json_t *json;
+    retention_policy policy;
+    const retention_limits limits = {.geometry = model, .max_window = 512};
+    for (size_t i = 0; i < sizeof forms / sizeof forms[0]; i++) {
+        assert_true(status_ok(retention_read_text("--retention", forms[i][0], &json, &err)));
+        json_t *wanted = parse_json(forms[i][1]);
+        assert_true(json_equal(json, wanted));
+        assert_true(status_ok(retention_parse(json, &limits, &policy, &err)));
+        json_decref(wanted);
+        json_decref(json);
+    }
+    for (size_t i = 0; i < sizeof refused / sizeof refused[0]; i++) {
+        assert_int_equal(retention_read_text("--retention", refused[i], &json, &err).code,
+                         STATUS_INVALID);
+        assert_non_null(strstr(err.text, "METHOD:RATIO"));
+    }
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -628,6 +657,7 @@ int main(void)
         cmocka_unit_test(requests_are_resolved),
         cmocka_unit_test(scope_has_two_policies),
         cmocka_unit_test(requests_are_refused_by_name),
+        cmocka_unit_test(command_lines_name_a_policy),
         cmocka_unit_test(reports_list_what_stayed),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
