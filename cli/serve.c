@@ -410,6 +410,7 @@ static rpc_options options_of(const serving *s)
         .commit = OCTAVO_COMMIT,
         .http_address = is_on(f->http) ? f->http : NULL,
         .grpc_address = is_on(f->grpc) ? f->grpc : NULL,
+        .kv_events_config = f->kv_events_config,
         .tls_cert = f->tls_cert,
         .tls_key = f->tls_key,
         .tls_client_ca = f->tls_client_ca,

@@ -31,7 +31,8 @@ typedef struct serve_flags {
     bool no_ui;
     bool log_prompts;
     const char *log_file;
-    const char *disk_cache; // NULL, or a folder
+    const char *kv_events_config; // NULL, or JSON
+    const char *disk_cache;       // NULL, or a folder
     uint64_t disk_size;
 } serve_flags;
 

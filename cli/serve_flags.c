@@ -38,6 +38,10 @@ static const arg_flag flags_table[] = {
     ARG_ROW("share-prefixes", NULL, ARG_SWITCH, serve_flags, share_prefixes,
             "requests of different keys hit each other's prefixes, which cached_tokens and the "
             "page map show (default: only with the same key)"),
+    ARG_ROW(
+        "kv-events-config", "JSON", ARG_TEXT, serve_flags, kv_events_config,
+        "publish KV events, which tell the tokens of prompts, over ZeroMQ as vLLM does, such as "
+        "{\"enable_kv_cache_events\":true,\"endpoint\":\"tcp://router:5557\"}"),
     ARG_ROW("disk-cache", "DIR", ARG_TEXT, serve_flags, disk_cache,
             "blocks that leave the prefix cache go to files in this folder, from where later "
             "requests take them, also after a restart; the K and V of prompts lie there (one CPU "

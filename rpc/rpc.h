@@ -6,9 +6,9 @@
  * Owner    a server borrows the engine, the model's facts, the log and the events, which must
  *          outlive it. Options are copied; their pointers are borrowed.
  * Threads  libmicrohttpd's two, one that watches for HTTP clients that go away, one for each of
- *          gRPC's completion queues, two for large requests in each front end, and one that reads
- *          the engine's state four times a second. Functions may be called on any thread; create
- *          and destroy a server on the same one.
+ *          gRPC's completion queues, two for large requests in each front end, one that reads the
+ *          engine's state four times a second, and for KV events over ZeroMQ one beside its own.
+ *          Functions may be called on any thread; create and destroy a server on the same one.
  * Units    microseconds, bytes.
  * Errors   a server that cannot start says why in one line (address in use, certificate). A later
  *          error fails the request that met it and no other. */
@@ -97,6 +97,9 @@ typedef struct rpc_options {
     const char *commit;       // that it was built from; "" or NULL = not known
     const char *http_address; // "host:port", "[::]:port"; port 0 = any free port; NULL = no HTTP
     const char *grpc_address;
+    /* JSON of vLLM's --kv-events-config: KV events are published over ZeroMQ. NULL = they are not.
+     * Where the server has keys, no address that other machines reach is listened on. */
+    const char *kv_events_config;
     const char *tls_cert, *tls_key; // PEM files; NULL = plain text
     const char *tls_client_ca;      // PEM file: clients must show a certificate it signed
     const char *const *api_keys;    // bearer keys of clients

@@ -3,6 +3,7 @@
 #include "rpc/http/http.h"
 #include "rpc/service.h"
 #include "rpc/services/services.h"
+#include "rpc/zmq/publisher.h"
 
 #include <stdlib.h>
 #include <time.h>
@@ -14,6 +15,7 @@ struct rpc_server {
     service service;
     http_server *http; // NULL = none
     grpc_front *grpc;
+    publisher *publisher;
     pthread_t ticker;
     bool ticks;
     pthread_mutex_t lock;
@@ -73,6 +75,7 @@ static status start_fronts(rpc_server *s, error *err)
     if (o->grpc_address)
         RETURN_IF_ERROR(grpc_front_create(&s->service, services,
                                           sizeof services / sizeof services[0], &s->grpc, err));
+    if (o->kv_events_config) RETURN_IF_ERROR(publisher_create(o, &s->publisher, err));
     s->ticks = pthread_create(&s->ticker, NULL, tick_service, s) == 0;
     return s->ticks ? STATUS_IS_OK : error_set(err, STATUS_NO_MEMORY, "cannot start a thread");
 }
@@ -80,6 +83,9 @@ static status start_fronts(rpc_server *s, error *err)
 status rpc_server_check(const rpc_options *o, error *err)
 {
     int fd;
+    if (o->kv_events_config)
+        RETURN_IF_ERROR(
+            publisher_check(o->kv_events_config, o->n_api_keys || o->n_admin_keys, err));
     RETURN_IF_ERROR(http_server_check(o, &fd, err));
     status with_http = o->grpc_address ? grpc_front_check(o->grpc_address, err) : STATUS_IS_OK;
     if (fd < 0) return with_http;
@@ -143,6 +149,7 @@ void rpc_server_destroy(rpc_server *s)
     stop_ticker(s);
     http_server_destroy(s->http);
     grpc_front_destroy(s->grpc);
+    publisher_destroy(s->publisher);
     service_destroy(&s->service);
     pthread_cond_destroy(&s->stopped);
     pthread_mutex_destroy(&s->lock);
