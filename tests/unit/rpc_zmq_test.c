@@ -34,8 +34,8 @@ static status publish(stage *s, const char *json)
     return publisher_create(&o, &s->publisher, &err);
 }
 
-/* Starts a publisher that listens in a folder of its own. */
-static stage *open_stage(const char *topic)
+/* Starts a publisher that listens in a folder of its own, after n_before events. */
+static stage *open_stage(const char *topic, uint64_t n_before)
 {
     char json[512];
     stage *s = calloc(1, sizeof *s);
@@ -48,6 +48,7 @@ static stage *open_stage(const char *topic)
              "{\"enable_kv_cache_events\":true,\"publisher\":\"zmq\",\"endpoint\":\"%s\","
              "\"replay_endpoint\":\"%s\",\"topic\":\"%s\"}",
              s->endpoint, s->replay, topic);
+    for (uint64_t n = 1; n <= n_before; n++) store(s, n);
     assert_true(status_ok(publish(s, json)));
     assert_non_null(s->publisher);
     s->context = zmq_ctx_new();
@@ -246,11 +247,11 @@ static void a_subscriber_follows(void **state)
 {
     (void)state;
     enum { EVENTS = 3000 };
-    stage *s = open_stage("kv@pod@model");
+    stage *s = open_stage("kv@pod@model", 3);
     void *reader = open_reader(s, ZMQ_SUB, s->endpoint);
     char topic[32], payload[512];
     const int short_ms = 10, wait_ms = WAIT_MS;
-    uint64_t stored = 0;
+    uint64_t stored = 3;
     /* The subscription takes effect some time after the connection. */
     zmq_setsockopt(reader, ZMQ_RCVTIMEO, &short_ms, sizeof short_ms);
     zmq_pollitem_t item = {.socket = reader, .events = ZMQ_POLLIN};
@@ -283,7 +284,7 @@ static void a_subscriber_follows(void **state)
 static void missed_messages_come_again(void **state)
 {
     (void)state;
-    stage *s = open_stage("");
+    stage *s = open_stage("", 0);
     void *dealer = open_reader(s, ZMQ_DEALER, s->replay);
     ask(dealer, 0);
     assert_true(read_replay(dealer, 0) == 0);
@@ -317,7 +318,7 @@ static void bad_readers_hurt_nobody(void **state)
 {
     (void)state;
     enum { IDLE = 40 };
-    stage *s = open_stage("");
+    stage *s = open_stage("", 0);
     void *bad = open_reader(s, ZMQ_DEALER, s->replay), *idle[IDLE];
     char junk[4096] = {0};
     for (uint64_t n = 1; n <= KEPT; n++) store(s, n);
@@ -343,6 +344,8 @@ static void bad_readers_hurt_nobody(void **state)
         ask(bad, 0);
         got = read_replay(bad, 0);
     }
+    /* Each answer above was one to a good request. */
+    assert_int_equal(zmq_poll(&(zmq_pollitem_t){.socket = bad, .events = ZMQ_POLLIN}, 1, 200), 0);
     zmq_send(bad, "", 0, ZMQ_SNDMORE);
     zmq_send(bad, junk, sizeof junk, 0); // closes the connection, which the socket makes anew
     void *good = open_reader(s, ZMQ_DEALER, s->replay);
