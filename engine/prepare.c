@@ -179,6 +179,7 @@ static void fill_sched_request(engine *e, engine_stream *s)
     session_key(r, s->sched_request.session);
     if (r->session) s->sched_request.owner = session_owner(r);
     s->sched_request.hidden = s->sched_request.salt != 0 || r->session;
+    s->sched_request.masked = s->choices[0].matcher || r->allowed_token_ids || s->bad.n;
 }
 
 static void set_length(engine_stream *s, uint32_t max_new_tokens)

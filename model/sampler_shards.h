@@ -24,6 +24,10 @@ typedef struct sampler_shards_options {
     sampler *sampler; /* has opened this rank's sequences; borrowed, as all here is */
     thread_pool *pool;
     comm *group;
+    /* comm_all_gather of the group's for host memory, called with ctx. NULL: the group's own, whose
+     * buffers are host memory. */
+    status (*gather)(void *ctx, const float *in, size_t n, float *out);
+    void *ctx;
     uint32_t max_draws;
     uint32_t vocab_size;
     uint32_t slice; /* tokens of each rank, in rank order; the last ones may have fewer or none */

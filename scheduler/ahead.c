@@ -5,11 +5,13 @@
  * flight (step_seq.token_from), prompts go on with their next chunks, requests are admitted. Only
  * the result of a step makes these wait for the step after:
  *
- *   - a sequence that is `awaited`: a selection or a fork follows its rows in flight. It alone is
- *     left out, unless such sequences are many (LEFT_OUT_ONE_IN), because a step without them costs
- *     more tokens than the wait for the result, or it was left out for its last rows too.
- *   - all sequences, behind a step with the logits of its rows (the backend computes and sends
- *     those when the result is collected), and behind a step planned ahead of one that failed.
+ *   - a sequence that is `awaited`: a selection, a fork or a mask follows its rows in flight. It
+ *     alone is left out, unless such sequences are many (LEFT_OUT_ONE_IN), because a step without
+ *     them costs more tokens than the wait for the result, or it was left out for its last rows
+ *     too.
+ *   - all sequences, behind a step with the logits, scores or pooled states of its rows (the
+ *     backend computes and sends those when the result is collected), and behind a step planned
+ *     ahead of one that failed.
  *   - a sequence that lacks pages. None is preempted for it while a step is in flight, so the step
  *     after is planned with none in flight.
  *

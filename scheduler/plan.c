@@ -362,15 +362,15 @@ static measure_spec measure_of(const sched *s, const sched_seq *q, const sched_s
 }
 
 /* Whether the result of rows up to `to` decides what the sequence computes next, beside its token:
- * a selection or a fork follows them. Running sums cannot forget a row, and a row behind a draw is
- * discarded if the choice ends with that draw; so such a row waits where the sums outlive the
- * choice in a session. */
+ * a selection, a fork or a mask that depends on the token follows them. Running sums cannot forget
+ * a row, and a row behind a draw is discarded if the choice ends with that draw; so such a row
+ * waits where the sums outlive the choice in a session. */
 static bool is_awaited(const sched_seq *q, const sched_stop *stop, uint32_t to)
 {
     const sched_entry *e = q->entry;
     bool draws = to == seq_known(q);
     return q->drop_planned || (stop->at == to && stop->kind != STOP_TURN) ||
-           (draws && ((seq_is_parent(q) && e->n > 1) || (e->has_sums && e->claims)));
+           (draws && (e->masked || (seq_is_parent(q) && e->n > 1) || (e->has_sums && e->claims)));
 }
 
 static void append_share(sched_work *w, sched_seq *q, const step_seq *share)
@@ -379,7 +379,8 @@ static void append_share(sched_work *w, sched_seq *q, const step_seq *share)
     w->seqs[w->plan.n_seqs] = *share;
     w->plan.n_tokens += share->n_tokens;
     w->n_awaited += q->awaited;
-    w->has_logits |= share->want_logits || share->want_scores || share->measure.novelty;
+    w->has_logits |= share->want_logits || share->want_scores || share->measure.novelty ||
+                     share->pooling != POOLING_NONE;
     q->share = w->plan.n_seqs++;
     q->flying += share->n_tokens;
     q->planned = 0;

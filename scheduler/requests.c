@@ -227,6 +227,7 @@ sched_entry *sched_entry_create(sched *s, const sched_request *r, int64_t now_us
         .first_planned_us = -1,
         .salt = sched_salt_of(s, r),
         .hidden = r->hidden,
+        .masked = r->masked,
         .n_prompt = turn.n_prompt,
         .cut = r->n_prompt - turn.n_prompt,
         .max_new_tokens = r->max_new_tokens,

@@ -79,7 +79,7 @@ struct sched_entry {
     uint64_t arrival, serial;
     int64_t arrival_us, first_planned_us; // first_planned_us is -1 before the first plan
     uint64_t salt;
-    bool hidden;
+    bool hidden, masked;
     uint32_t n_prompt, max_new_tokens, n, max_pressure_drops;
     uint32_t n_positions; // what a sequence of it takes at most: the room of its tables
     uint32_t cut;         // tokens of the client's prompt that its method cut: not in n_prompt

@@ -114,6 +114,7 @@ typedef struct sched_request {
     uint32_t n;              // choices, 1 .. max_seqs
     uint64_t salt;           // cache_salt of the caller; mixed with the options' salt
     bool hidden;             // on_block does not get the tokens of its blocks
+    bool masked;             // sched_set_mask follows each draw: none is planned before the last
     sample_params params;    // arrays copied
     retention_policy policy;
     /* How rows of generated tokens read; block_tokens 0: everything. What they compute is

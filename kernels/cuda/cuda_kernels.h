@@ -28,7 +28,7 @@ extern "C" {
 #endif
 
 /* Rises with every change below: a plugin of another version is refused. */
-enum { GPU_API_VERSION = 12 };
+enum { GPU_API_VERSION = 13 };
 
 typedef enum gpu_status { GPU_OK, GPU_NO_MEMORY, GPU_UNSUPPORTED, GPU_LOST } gpu_status;
 
@@ -523,6 +523,10 @@ typedef struct gpu_api {
                          void *out);
     /* out [m]: the index of the largest of x [m, n], the lowest of equals. */
     gpu_status (*argmax)(gpu *g, const float *x, size_t m, size_t n, uint32_t *out);
+    /* Makes -inf of the logits [.., n] in row rows[i] - first, for i in [0, m), whose bit in words
+     * [m, words of n bits] is 0. */
+    gpu_status (*mask)(gpu *g, float *logits, size_t n, const uint32_t *rows, uint32_t first,
+                       size_t m, const uint32_t *words);
 
     /* Waits for the device when there are many rows. */
     gpu_status (*experts)(gpu *g, const gpu_experts *e);

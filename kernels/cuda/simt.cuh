@@ -289,6 +289,8 @@ gpu_status gpu_gate(gpu *g, const void *gate_up, size_t m, size_t d, bool gelu, 
 gpu_status gpu_gather(gpu *g, const void *x, const uint32_t *rows, size_t n, size_t bytes,
                       void *out);
 gpu_status gpu_argmax(gpu *g, const float *x, size_t m, size_t n, uint32_t *out);
+gpu_status gpu_mask(gpu *g, float *logits, size_t n, const uint32_t *rows, uint32_t first, size_t m,
+                    const uint32_t *words);
 /* experts.cu */
 gpu_status gpu_run_experts(gpu *g, const gpu_experts *e);
 /* sample.cu */

@@ -6,7 +6,7 @@
 #include "model/cuda/far.h"
 #include "model/load/tensors.h"
 #include "model/measured.h"
-#include "model/sampler.h"
+#include "model/sampler_shards.h"
 
 /* Scratch of a step's moves, and where they lie on the device. */
 typedef struct cuda_moves {
@@ -67,7 +67,8 @@ typedef struct backend_cuda {
     cuda_graphs *graphs;
     cuda_retrieve *retrieve; /* NULL without retrieval */
     sampler *sampler;
-    bool *is_greedy; /* [max_seqs] the sequence wants the largest logit's token alone */
+    sampler_shards *shards; /* NULL: one rank */
+    bool *is_greedy;        /* [max_seqs] the sequence wants the largest logit's token alone */
 
     _Atomic bool interrupted;
     cuda_flight flights[CUDA_FLIGHTS];
@@ -94,6 +95,9 @@ typedef struct backend_cuda {
     step_sample *scores; /* scores and novelty of the last step that had any */
     float *novelty;
     size_t scores_capacity, novelty_capacity;
+    float *pooled;      /* [shares that pool, hidden] of the last step that had any */
+    double *pooled_sum; /* [hidden] */
+    size_t pooled_capacity;
     float *draw_scratch; /* [CUDA_LOGIT_ROWS, vocab] on the device */
     cuda_pack logits;    /* row numbers and draws go in, logits and draws come back */
 } backend_cuda;
@@ -148,6 +152,11 @@ status cuda_sums_copy(backend_cuda *b, bool out, uint32_t cell, uint32_t host_ce
 
 /* Sets the results' scores and novelty after the forward pass; valid until the next step. */
 status cuda_scores(backend_cuda *b, const step_plan *plan);
+
+/* ---- pooled.c -------------------------------------------------------------------------------- */
+
+/* Sets the results' pooled hidden states after the forward pass; valid until the next step. */
+status cuda_pooled(backend_cuda *b, const step_plan *plan);
 
 /* ---- graphs.c -------------------------------------------------------------------------------- */
 

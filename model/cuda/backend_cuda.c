@@ -33,32 +33,44 @@ static uint32_t list_logit_rows(backend_cuda *b, const step_plan *plan, uint32_t
     return n;
 }
 
-/* Copies the logits of n rows to the host. */
-static status fetch_logits(backend_cuda *b, uint32_t n)
+/* Copies logits of these rows to the host: those of all ranks (`whole`), or this rank's own. */
+static status fetch_some(backend_cuda *b, const uint32_t *rows, uint32_t n, bool whole, float *out)
 {
     cuda_device *d = &b->device;
-    size_t row = b->config.vocab_size * sizeof(float);
-    const uint32_t *rows;
-    uint32_t *mine;
-    /* The pack's host memory holds row numbers, then the logits. */
-    RETURN_IF_ERROR(cuda_pack_begin(d, &b->logits, n * sizeof *mine + 128 + n * row));
-    mine = cuda_pack_take(&b->logits, n * sizeof *mine, &rows);
-    memcpy(mine, b->logit_rows, n * sizeof *mine);
-    RETURN_IF_ERROR(cuda_pack_send(d, &b->logits));
-    uint8_t *out = b->logits.host + b->logits.size;
+    size_t slice = b->weights.head.n, vocab = b->config.vocab_size;
+    bool joins = whole && !cuda_is_alone(d);
     for (uint32_t done = 0; done < n; done += CUDA_LOGIT_ROWS) {
         uint32_t some = n - done < CUDA_LOGIT_ROWS ? n - done : CUDA_LOGIT_ROWS;
         float *logits;
         if (atomic_load(&b->interrupted)) return status_make(STATUS_INTERNAL, "interrupted");
         RETURN_IF_ERROR(cuda_forward_logits(b->forward, rows + done, some, &logits));
-        if (comm_size(d->group) > 1) {
-            RETURN_IF_ERROR(cuda_join_logits(d, logits, some, b->weights.head.n,
-                                             b->config.vocab_size,
-                                             (float *)(void *)(out + done * row)));
-            continue;
-        }
-        RETURN_IF_GPU_ERROR(d->api->copy_out(d->g, out + done * row, logits, some * row));
+        if (joins)
+            RETURN_IF_ERROR(cuda_join_logits(d, logits, some, slice, vocab, out + done * vocab));
+        else
+            RETURN_IF_GPU_ERROR(
+                d->api->copy_out(d->g, out + done * slice, logits, some * slice * sizeof *out));
     }
+    return STATUS_IS_OK;
+}
+
+/* Copies the logits of rows to the host: n_asked whole ones, which the plan wants, then this rank's
+ * own of n_drawn, which are drawn from. */
+static status fetch_logits(backend_cuda *b, uint32_t n_asked, uint32_t n_drawn, float **out)
+{
+    cuda_device *d = &b->device;
+    uint32_t n = n_asked + n_drawn;
+    size_t asked = (size_t)n_asked * b->config.vocab_size, drawn = n_drawn * b->weights.head.n;
+    const uint32_t *rows;
+    uint32_t *mine;
+    /* The pack's host memory holds row numbers, then the logits. */
+    RETURN_IF_ERROR(
+        cuda_pack_begin(d, &b->logits, n * sizeof *mine + 128 + (asked + drawn) * sizeof **out));
+    mine = cuda_pack_take(&b->logits, n * sizeof *mine, &rows);
+    memcpy(mine, b->logit_rows, n * sizeof *mine);
+    RETURN_IF_ERROR(cuda_pack_send(d, &b->logits));
+    *out = (float *)(void *)(b->logits.host + b->logits.size);
+    RETURN_IF_ERROR(fetch_some(b, rows, n_asked, true, *out));
+    RETURN_IF_ERROR(fetch_some(b, rows + n_asked, n_drawn, false, *out + asked));
     return cuda_wait(d);
 }
 
@@ -69,7 +81,8 @@ static bool all_greedy(const backend_cuda *b, const step_plan *plan)
     return true;
 }
 
-/* Lists the flight's draws. row points to logits on the host; NULL: they are on the device. */
+/* Lists the flight's draws. row points to this rank's logits on the host; NULL: they are on the
+ * device. */
 static void list_draws(backend_cuda *b, const step_plan *plan, const float *row)
 {
     cuda_flight *f = b->flight;
@@ -88,8 +101,9 @@ static void list_draws(backend_cuda *b, const step_plan *plan, const float *row)
                                                   .sample_index = s->sample_index,
                                                   .own = j == 0,
                                                   .logits = row,
+                                                  .mask = s->n_mask_words ? s->mask : NULL,
                                                   .out = &f->samples[f->n_draws]};
-        if (row) row += b->config.vocab_size;
+        if (row) row += b->weights.head.n;
     }
 }
 
@@ -112,10 +126,12 @@ static status sample_flight(backend_cuda *b, const step_plan *plan)
         cuda_drawn(b, b->flight);
         return STATUS_IS_OK;
     }
-    RETURN_IF_ERROR(fetch_logits(b, n));
-    result->logits = (const float *)(const void *)(b->logits.host + b->logits.size);
+    float *logits;
+    RETURN_IF_ERROR(fetch_logits(b, n_asked, n - n_asked, &logits));
+    result->logits = logits;
     result->n_logit_rows = n_asked;
-    list_draws(b, plan, result->logits + (size_t)n_asked * b->config.vocab_size);
+    list_draws(b, plan, logits + (size_t)n_asked * b->config.vocab_size);
+    if (b->shards) return sampler_shards_run(b->shards, b->flight->draws, b->flight->n_draws);
     sampler_run(b->sampler, b->flight->draws, b->flight->n_draws);
     return STATUS_IS_OK;
 }
@@ -222,6 +238,7 @@ static status run_step(backend_cuda *b, const step_plan *plan)
     if (plan->n_seqs == 0) return cuda_wait(&b->device);
     RETURN_IF_ERROR(run_rows(b));
     RETURN_IF_ERROR(cuda_scores(b, plan));
+    RETURN_IF_ERROR(cuda_pooled(b, plan));
     return sample_flight(b, plan);
 }
 
@@ -239,14 +256,14 @@ static void log_failure(backend_cuda *b, status s)
         fprintf(stderr, "octavo: cuda: %s\n", api->why(b->device.g));
 }
 
-/* Whether collect must compute the step: its logits go through the host, to the caller or to the
- * other ranks. Submit starts every other step. */
+/* Whether collect must compute the step: logits or states of it go through the host, to the caller
+ * or to the other ranks. Submit starts every other step. */
 static bool defers(const backend_cuda *b, const step_plan *plan)
 {
     bool host = comm_size(b->device.group) > 1;
     for (uint32_t i = 0; !host && i < plan->n_seqs; i++) {
         const step_seq *s = &plan->seqs[i];
-        host = s->want_logits || s->want_scores || s->measure.novelty;
+        host = s->want_logits || s->want_scores || s->measure.novelty || s->pooling;
     }
     return host;
 }
@@ -271,7 +288,8 @@ static status cuda_submit(void *ctx, const step_plan *plan)
     backend_cuda *b = ctx;
     assert(b->n_in_flight < b->info.max_in_flight);
     if (b->n_in_flight > 0 && b->flights[b->first].defers)
-        return status_make(STATUS_INVALID, "plan: behind a step with logits, scores or novelty");
+        return status_make(STATUS_INVALID,
+                           "plan: behind a step with logits, scores, novelty or pooling");
     cuda_flight *f = &b->flights[(b->first + b->n_in_flight++) % CUDA_FLIGHTS];
     f->plan = plan;
     f->ahead = takes_draws(plan);
@@ -314,6 +332,7 @@ static void cuda_destroy(void *ctx)
     backend_cuda *b = ctx;
     if (!b) return;
     cuda_device *d = &b->device;
+    sampler_shards_destroy(b->shards);
     sampler_destroy(b->sampler);
     pkv_mirror_destroy(b->mirror);
     if (d->g) {
@@ -354,6 +373,8 @@ static void cuda_destroy(void *ctx)
     free(b->logit_rows);
     free(b->scores);
     free(b->novelty);
+    free(b->pooled);
+    free(b->pooled_sum);
     cuda_moves_destroy(&b->moves);
     free(b);
 }

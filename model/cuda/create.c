@@ -229,11 +229,26 @@ static status make_flight(backend_cuda *b, uint32_t max_seqs, cuda_flight *f)
     return ok ? STATUS_IS_OK : status_make(STATUS_NO_MEMORY, NULL);
 }
 
+static status make_shards(backend_cuda *b, const backend_options *o)
+{
+    if (cuda_is_alone(&b->device)) return STATUS_IS_OK;
+    sampler_shards_options shards = {.sampler = b->sampler,
+                                     .pool = b->pool,
+                                     .group = b->device.group,
+                                     .gather = cuda_gather_host,
+                                     .ctx = &b->device,
+                                     .max_draws = step_most_draws(o->max_seqs),
+                                     .vocab_size = b->config.vocab_size,
+                                     .slice = (uint32_t)b->weights.head.n};
+    return sampler_shards_create(&shards, &b->shards);
+}
+
 static status make_step_buffers(backend_cuda *b, const backend_options *o)
 {
     RETURN_IF_ERROR(
         pkv_mirror_create(&b->info.geometry, b->info.n_pages, o->max_seqs, NULL, &b->mirror));
     RETURN_IF_ERROR(sampler_create(o->max_seqs, b->config.vocab_size, b->pool, &b->sampler));
+    RETURN_IF_ERROR(make_shards(b, o));
     for (int i = 0; i < CUDA_FLIGHTS; i++)
         RETURN_IF_ERROR(make_flight(b, o->max_seqs, &b->flights[i]));
     b->step.is_double = b->logits.is_double = true;
@@ -248,6 +263,8 @@ static void fill_info(backend_cuda *b, const backend_options *o)
 {
     b->info.name = "cuda";
     b->info.vocab_size = b->config.vocab_size;
+    b->info.masks = true;
+    b->info.hidden = b->config.hidden;
     b->info.max_positions = model_max_length(&b->config);
     b->info.max_rows = o->max_rows;
     b->info.max_seqs = o->max_seqs;

@@ -55,6 +55,8 @@ static inline bool cuda_is_alone(const cuda_device *d)
 status cuda_sum(cuda_device *d, float *x, size_t n);
 /* Sets *all to x of all ranks, [ranks, n] on the host, valid until the next such call. Waits. */
 status cuda_gather(cuda_device *d, const float *x, size_t n, const float **all);
+/* comm_all_gather of host memory; ctx is the cuda_device. */
+status cuda_gather_host(void *ctx, const float *in, size_t n, float *out);
 /* Joins the ranks' parts [n, slice] of n rows of logits to out [n, vocab]. Where the ranks do not
  * divide the vocabulary, the parts' tail is dropped. Waits. */
 status cuda_join_logits(cuda_device *d, const float *part, uint32_t n, size_t slice, size_t vocab,
@@ -188,6 +190,8 @@ void cuda_forward_destroy(cuda_forward *f);
 uint32_t cuda_forward_tiles(const cuda_forward *f);
 uint32_t cuda_forward_part(const cuda_forward *f, uint64_t slots, uint32_t longest);
 status cuda_forward_run(cuda_forward *f, const cuda_batch *b, const _Atomic bool *interrupted);
+/* The states of rows from `row` on behind the final norm, on the device, in the head's type. */
+const void *cuda_forward_states(const cuda_forward *f, uint32_t row);
 /* Sets *logits [n, rows of the head] for rows [n] of the last run, on the device;
  * n <= CUDA_LOGIT_ROWS. */
 enum { CUDA_LOGIT_ROWS = 64 };

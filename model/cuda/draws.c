@@ -18,6 +18,54 @@ typedef struct draw_arrays {
     const gpu_edit *d_edits;
 } draw_arrays;
 
+/* The masks of a step's rows of logits, in the order of the rows. */
+typedef struct row_masks {
+    uint32_t n, n_words, done; /* done: those that were applied */
+    uint32_t *rows;
+    const uint32_t *d_rows, *d_words; /* [n], [n, n_words] */
+} row_masks;
+
+static row_masks count_masks(const backend_cuda *b)
+{
+    row_masks m = {.n_words = step_mask_words(b->config.vocab_size)};
+    for (uint32_t i = 0; i < b->plan->n_seqs; i++)
+        m.n += b->plan->seqs[i].n_samples && b->plan->seqs[i].n_mask_words;
+    return m;
+}
+
+static size_t bytes_of_masks(const row_masks *m)
+{
+    return m->n * (1 + (size_t)m->n_words) * sizeof(uint32_t) + 2 * 64;
+}
+
+static void pack_masks(backend_cuda *b, row_masks *m)
+{
+    uint32_t row = 0, n = 0;
+    m->rows = cuda_pack_take(&b->logits, m->n * sizeof *m->rows, &m->d_rows);
+    uint32_t *words =
+        cuda_pack_take(&b->logits, m->n * (size_t)m->n_words * sizeof *words, &m->d_words);
+    for (uint32_t i = 0; i < b->plan->n_seqs; i++) {
+        const step_seq *s = &b->plan->seqs[i];
+        if (!s->n_samples) continue;
+        if (s->n_mask_words) {
+            m->rows[n] = row;
+            memcpy(words + n++ * (size_t)m->n_words, s->mask, m->n_words * sizeof *words);
+        }
+        row++;
+    }
+}
+
+/* Masks logits, which have the step's rows [row, end). Rows are asked for in order. */
+static status mask_some(backend_cuda *b, row_masks *m, uint32_t row, uint32_t end, float *logits)
+{
+    uint32_t from = m->done;
+    while (m->done < m->n && m->rows[m->done] < end) m->done++;
+    if (m->done == from) return STATUS_IS_OK;
+    return cuda_status(b->device.api->mask(b->device.g, logits, b->config.vocab_size,
+                                           m->d_rows + from, row, m->done - from,
+                                           m->d_words + from * (size_t)m->n_words));
+}
+
 gpu_before cuda_before(const backend_cuda *b)
 {
     const cuda_flight *before = &b->flights[b->flight == b->flights];
@@ -66,16 +114,19 @@ static gpu_draw describe_draw(const backend_cuda *b, const sampler_draw *d, uint
     return out;
 }
 
-static status pack_draws(backend_cuda *b, uint32_t n_rows, draw_arrays *a)
+static status pack_draws(backend_cuda *b, uint32_t n_rows, draw_arrays *a, row_masks *m)
 {
     const cuda_flight *f = b->flight;
     uint32_t n_edits = count_edits(b), n_draws = f->n_draws, row = 0;
     size_t bytes =
         n_rows * sizeof *a->rows + n_edits * sizeof *a->edits + n_draws * sizeof *a->draws + 3 * 64;
+    *m = count_masks(b);
+    bytes += bytes_of_masks(m);
     RETURN_IF_ERROR(cuda_pack_begin(&b->device, &b->logits, bytes));
     a->rows = cuda_pack_take(&b->logits, n_rows * sizeof *a->rows, &a->d_rows);
     a->draws = cuda_pack_take(&b->logits, n_draws * sizeof *a->draws, &a->d_draws);
     a->edits = cuda_pack_take(&b->logits, n_edits * sizeof *a->edits, &a->d_edits);
+    pack_masks(b, m);
     memcpy(a->rows, b->logit_rows, n_rows * sizeof *a->rows);
     n_edits = 0;
     for (uint32_t k = 0; k < f->plan->n_seqs; k++) {
@@ -119,8 +170,9 @@ static status send_back(backend_cuda *b, uint32_t n, size_t size)
 status cuda_draw(backend_cuda *b, uint32_t n_rows)
 {
     draw_arrays a;
+    row_masks masks;
     const cuda_flight *f = b->flight;
-    RETURN_IF_ERROR(pack_draws(b, n_rows, &a));
+    RETURN_IF_ERROR(pack_draws(b, n_rows, &a, &masks));
     for (uint32_t row = 0, first = 0; row < n_rows; row += CUDA_LOGIT_ROWS) {
         uint32_t some = n_rows - row < CUDA_LOGIT_ROWS ? n_rows - row : CUDA_LOGIT_ROWS;
         uint32_t end = first, seen = 0;
@@ -128,6 +180,7 @@ status cuda_draw(backend_cuda *b, uint32_t n_rows)
         float *logits;
         if (atomic_load(&b->interrupted)) return status_make(STATUS_INTERNAL, "interrupted");
         RETURN_IF_ERROR(cuda_forward_logits(b->forward, a.d_rows + row, some, &logits));
+        RETURN_IF_ERROR(mask_some(b, &masks, row, row + some, logits));
         RETURN_IF_ERROR(draw_some(b, &a, logits, first, end - first));
         first = end;
     }
@@ -138,15 +191,19 @@ status cuda_draw_largest(backend_cuda *b, uint32_t n_rows)
 {
     const uint32_t *d_rows;
     uint32_t *tokens = (uint32_t *)(void *)b->flight->drawn;
-    RETURN_IF_ERROR(cuda_pack_begin(&b->device, &b->logits, n_rows * sizeof *d_rows + 64));
+    row_masks masks = count_masks(b);
+    RETURN_IF_ERROR(cuda_pack_begin(&b->device, &b->logits,
+                                    n_rows * sizeof *d_rows + 64 + bytes_of_masks(&masks)));
     memcpy(cuda_pack_take(&b->logits, n_rows * sizeof *d_rows, &d_rows), b->logit_rows,
            n_rows * sizeof *d_rows);
+    pack_masks(b, &masks);
     RETURN_IF_ERROR(cuda_pack_send(&b->device, &b->logits));
     for (uint32_t row = 0; row < n_rows; row += CUDA_LOGIT_ROWS) {
         uint32_t some = n_rows - row < CUDA_LOGIT_ROWS ? n_rows - row : CUDA_LOGIT_ROWS;
         float *logits;
         if (atomic_load(&b->interrupted)) return status_make(STATUS_INTERNAL, "interrupted");
         RETURN_IF_ERROR(cuda_forward_logits(b->forward, d_rows + row, some, &logits));
+        RETURN_IF_ERROR(mask_some(b, &masks, row, row + some, logits));
         RETURN_IF_GPU_ERROR(
             b->device.api->argmax(b->device.g, logits, some, b->config.vocab_size, tokens + row));
     }

@@ -335,6 +335,12 @@ status cuda_forward_run(cuda_forward *f, const cuda_batch *b, const _Atomic bool
     return STATUS_IS_OK;
 }
 
+const void *cuda_forward_states(const cuda_forward *f, uint32_t row)
+{
+    size_t element = f->o.weights->head.type == GPU_F32 ? 4 : 2;
+    return (const uint8_t *)f->normed + row * f->o.config->hidden * element;
+}
+
 status cuda_forward_logits(cuda_forward *f, const uint32_t *rows, uint32_t n, float **logits)
 {
     const gpu_api *api = f->o.device->api;

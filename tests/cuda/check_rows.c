@@ -110,6 +110,33 @@ static void check_argmax(check *c, size_t m, size_t n)
     free(x), free(due), free(got), free(indices);
 }
 
+/* Masks of some rows, in rows that begin with row FIRST. */
+static void check_mask(check *c, size_t m, size_t n)
+{
+    enum { FIRST = 7 };
+    size_t rows_of_x = 2 * m + 1, n_words = (n + 31) / 32;
+    float *x = check_memory(rows_of_x * n, 4), *got = check_memory(rows_of_x * n, 4);
+    uint32_t *words = check_memory(m * n_words, 4), *rows = check_memory(m, 4);
+    check_fill(c, x, rows_of_x * n);
+    void *dx = check_device(c, x, rows_of_x * n * 4);
+    for (size_t i = 0; i < m * n_words; i++) words[i] = rng_u32(&c->random);
+    for (uint32_t i = 0; i < m; i++) rows[i] = FIRST + 2 * i;
+    for (size_t i = 0; i < m; i++)
+        for (size_t t = 0; t < n; t++)
+            if (!(words[i * n_words + t / 32] >> t % 32 & 1)) x[2 * i * n + t] = -INFINITY;
+    void *dr = check_device(c, rows, m * 4), *dw = check_device(c, words, m * n_words * 4);
+    check_ok(c, c->api->mask(c->g, dx, n, dr, FIRST, m, dw));
+    check_fetch(c, got, dx, rows_of_x * n * 4);
+    char name[96];
+    snprintf(name, sizeof name, "masks of %zu rows of %zu", m, n);
+    uint32_t wrong = 0;
+    for (size_t i = 0; i < rows_of_x * n; i++) wrong += memcmp(&x[i], &got[i], 4) != 0;
+    check_row(c, name, &(float){0}, &(float){(float)wrong}, 1, 0.0);
+    void *device[] = {dx, dr, dw}, *host[] = {x, got, words, rows};
+    for (size_t i = 0; i < sizeof device / sizeof *device; i++) c->api->release(c->g, device[i]);
+    for (size_t i = 0; i < sizeof host / sizeof *host; i++) free(host[i]);
+}
+
 /* Tokens that come from draws of the step before. */
 static void check_follow(check *c, size_t n, uint32_t stride)
 {
@@ -150,4 +177,7 @@ void check_rows(check *c)
     check_follow(c, c->small ? 9 : 1000, 1);
     check_follow(c, c->small ? 9 : 1000, sizeof(gpu_drawn) / 4);
     check_argmax(c, 8, c->small ? 1100 : 128256);
+    check_mask(c, 1, 63);
+    check_mask(c, 3, 1100);
+    check_mask(c, 31, c->small ? 65 : 128256);
 }

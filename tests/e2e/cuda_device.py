@@ -5,6 +5,7 @@ the CPU's, of the demo model unless FLAGS name another, with and without --batch
 
 import json
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -126,6 +127,20 @@ def plans():
         assert words in told, (words, told)
 
 
+def forms():
+    """Answers in a form, drawn on the device and by ranks."""
+    line = {"prompt": PROMPTS[0], "max_tokens": 24, "temperature": 1, "seed": 7, "n": 3,
+            "structured_outputs": {"regex": "(ab|ba){4}c"}}
+    for flags in ((), ("--tp", "2", "--workers", "threads")):
+        with tempfile.NamedTemporaryFile("w", suffix=".jsonl") as f:
+            f.write(json.dumps(line) + "\n")
+            f.flush()
+            lines = octavo_with_device("run", "--model", "models/demo", "--device", "cuda", *SMALL, *flags, "--prompts",
+                                       f.name).stdout.splitlines()
+        texts = [json.loads(answer)["text"] for answer in lines]
+        assert len(texts) == 3 and all(re.fullmatch("(ab|ba){4}c", text) for text in texts), texts
+
+
 def beyond_the_device():
     """Tokens and their probabilities are those of a pool that is all on the device, and the plan is
     that of the backend that is made."""
@@ -204,6 +219,7 @@ def main():
 
     compare(answers(here, "cpu", True, 6), answers(here, "cuda", True, 6))
     plans()
+    forms()
     beyond_the_device()
     benches()
     print("ok")

@@ -205,13 +205,13 @@ static const shape shapes[] = {
 
 /* Read and product rates of the specification. The rest is assumed until a GPU is measured: the
  * time between kernels in a graph and alone, of a sum over ranks, of logits to the host, and of a
- * draw there. */
+ * draw from a whole row there. A rank has its part of each row, and draws have two gathers. */
 static const double READ = 3.35e12, PRODUCTS = 989e12, IN_GRAPH = 1.3e-6, ALONE = 3.5e-6,
                     SUM = 15e-6, TO_HOST = 50e9, DRAW = 180e-6;
 
 static void print_estimate(const shape *s, double batch, double context)
 {
-    bool graph = s->ranks == 1; /* ranks have sums between launches, and draws on the host */
+    bool graph = s->ranks == 1; /* ranks have sums between launches, and draw on their hosts */
     double weights =
         s->layers * (2 * s->hidden * (s->hidden + s->kv_width) + 3 * s->hidden * s->ffn) +
         2 * s->vocab * s->hidden;
@@ -221,7 +221,8 @@ static void print_estimate(const shape *s, double batch, double context)
     double launches = BEFORE + OF_LAYER * s->layers + BEHIND;
     double memory = bytes / READ, between = launches * (graph ? IN_GRAPH : ALONE);
     double sums = graph ? 0 : (2 * s->layers + 1) * SUM;
-    double host = graph ? 0 : batch * (s->vocab * 4 / TO_HOST + DRAW);
+    double draw = (s->vocab * 4 / TO_HOST + DRAW) / s->ranks;
+    double host = graph ? 0 : batch * draw + 2 * SUM;
     double all = (memory > products ? memory : products) + between + sums + host;
     print_message("%-14s %5.0f %8.0f %8.2f %8.2f %8.2f %8.2f %8.2f %8.2f\n", s->name, batch,
                   context, memory * 1e3, products * 1e3, between * 1e3, sums * 1e3, host * 1e3,

@@ -192,6 +192,44 @@ static void a_fork_is_left_out(void **state)
     finish(f);
 }
 
+/* The mask of a draw depends on the draw before. */
+static void a_masked_draw_is_awaited(void **state)
+{
+    (void)state;
+    fixture *f = begin_seven();
+    sched_request a = request(f, 8, 900, 30, 20);
+    a.masked = true;
+    add(f, &a);
+    plan(f);
+    assert_int_equal(flight[1]->seqs[7].n_samples, 1);
+    for (int i = 0; i < 6; i++) { // it is left out of one step, and then the result is awaited
+        fine(f);
+        if (!*plan(f)) continue;
+        for (uint32_t k = 0; k < flight[n_flight - 1]->n_seqs; k++) {
+            const step_seq *s = &flight[n_flight - 1]->seqs[k];
+            if (s->request == 8) assert_int_equal(s->token_from, 0);
+        }
+    }
+    assert_in_range(describe(f, 8, 0).output_tokens, 2, 5);
+    finish(f);
+}
+
+static void pooled_states_are_awaited(void **state)
+{
+    (void)state;
+    fixture *f = begin_ahead(small_options());
+    sched_request a, b, c = request(f, 3, 200, 10, 20);
+    run_two(f, &a, &b);
+    c.pooling = POOLING_SUM;
+    fine(f);
+    add(f, &c);
+    plan(f);
+    assert_int_equal(flight[1]->seqs[2].pooling, POOLING_SUM);
+    fine(f);
+    assert_string_equal(plan(f), "");
+    finish(f);
+}
+
 /* Logits of rows come with the result: no step is behind one that has them. */
 static void a_step_with_logits_is_awaited(void **state)
 {
@@ -328,6 +366,8 @@ int main(void)
         cmocka_unit_test(one_that_is_always_awaited_keeps_pace),
         cmocka_unit_test(two_of_nine_are_awaited),
         cmocka_unit_test(a_fork_is_left_out),
+        cmocka_unit_test(a_masked_draw_is_awaited),
+        cmocka_unit_test(pooled_states_are_awaited),
         cmocka_unit_test(a_step_with_logits_is_awaited),
         cmocka_unit_test(pages_that_are_short_are_awaited),
         cmocka_unit_test(pages_of_a_selection_stay_free),
