@@ -188,7 +188,7 @@ static void place_pages(bench_gpu *b, const crowd *c, gpu_kv_format format, atte
     a->layer = (gpu_layer){.heads_per_group = KV_HEADS};
     a->seqs = bench_gpu_send(b, seqs, c->n * sizeof *seqs);
     a->lengths = bench_gpu_send(b, lengths, c->n * sizeof *lengths);
-    k->m.seq = seqs[0];
+    k->m.one.seq = seqs[0];
     free(pages);
 }
 
@@ -210,20 +210,21 @@ static void set_up(bench_gpu *b, const crowd *c, gpu_kv_format format, attending
         .pages = a->pages,
         .tables = a->tables,
         .layer = a->layer,
-        .seq = k->m.seq,
         .lengths = a->lengths,
-        .longest = c->slots,
-        .rows = c->rows < MASS_ROWS ? c->rows : MASS_ROWS,
+        .one = {.seq = k->m.one.seq,
+                .longest = c->slots,
+                .rows = c->rows < MASS_ROWS ? c->rows : MASS_ROWS,
+                .stride = a->tables.row},
         .kv_heads = KV_HEADS,
         .q_heads = Q_HEADS,
         .kind = GPU_MEASURE_MASS,
         .scale = a->scale,
         .q = a->q,
         .lse = a->lse,
-        .slots = bench_gpu_alloc(b, (size_t)KV_HEADS * c->slots * sizeof(float), false),
-        .slot_stride = c->slots,
-        .by_page = bench_gpu_alloc(b, (size_t)KV_HEADS * a->tables.row * sizeof(float), false),
-        .page_stride = a->tables.row};
+        .out = GPU_OUT_PAGES,
+        .values = bench_gpu_alloc(b, (size_t)KV_HEADS * a->tables.row * sizeof(float), false),
+        .scratch = bench_gpu_alloc(b, (size_t)KV_HEADS * c->slots * sizeof(float), false)};
+    gpu_measure_add(&k->m.list, &k->m.one, 0);
 }
 
 static void tear_down(bench_gpu *b, const attending *k)
@@ -239,8 +240,8 @@ static void tear_down(bench_gpu *b, const attending *k)
                             a->out,
                             a->lse,
                             a->partial,
-                            k->m.slots,
-                            k->m.by_page};
+                            k->m.values,
+                            k->m.scratch};
     bench_gpu_release(b, device, sizeof device / sizeof *device);
 }
 

@@ -28,7 +28,7 @@ extern "C" {
 #endif
 
 /* Rises with every change below: a plugin of another version is refused. */
-enum { GPU_API_VERSION = 13 };
+enum { GPU_API_VERSION = 14 };
 
 typedef enum gpu_status { GPU_OK, GPU_NO_MEMORY, GPU_UNSUPPORTED, GPU_LOST } gpu_status;
 
@@ -319,17 +319,43 @@ typedef enum gpu_sum {
     GPU_SUM_ADD,   /* sums of this step's slots start at 0 */
 } gpu_sum;
 
-/* Measures one sequence in one layer: a value for each slot (or page) of each KV head, as
- * kernels/measure.h defines it. The query rows are the last `rows` rows of the sequence in the
- * step. */
+/* Where a measure's results go. */
+typedef enum gpu_measure_out {
+    GPU_OUT_SUMS, /* to the running sums alone */
+    GPU_OUT_SLOTS,
+    GPU_OUT_PAGES, /* added up over the slots of each page */
+} gpu_measure_out;
+
+/* A sequence that is measured. gpu_measure_add sets wave and scratch. */
+typedef struct gpu_measured {
+    gpu_seq seq;
+    uint32_t longest; /* slots of its longest table */
+    uint32_t rows;    /* its query rows are the last `rows` of its rows in the step */
+    uint32_t wave;    /* so many of these rows are measured at a time; their attention is scratch */
+    uint32_t mean_rope; /* EXPECTED: index in mean_ropes */
+    uint32_t stride;    /* of a KV head's results: its slots or pages */
+    size_t values;      /* index in gpu_measure.values of its results */
+    size_t scratch;     /* index in gpu_measure.scratch of what is its own */
+} gpu_measured;
+
+/* Sequences that one call measures, and the largest of their numbers. */
+typedef struct gpu_measured_list {
+    const gpu_measured *seqs; /* [n]; NULL: gpu_measure.one alone */
+    uint32_t n, longest, rows, wave;
+    uint32_t waves; /* the most that a sequence's rows make */
+    size_t scratch; /* floats of scratch of all of them */
+} gpu_measured_list;
+
+/* Measures sequences in one layer: a value for each slot (or page) of each KV head, as
+ * kernels/measure.h defines it. A sequence's results do not depend on the others. */
 typedef struct gpu_measure {
     gpu_pages pages;
     gpu_tables tables;
     gpu_layer layer;
-    gpu_seq seq; /* a copy on the host */
     const uint32_t *lengths;
-    uint32_t longest; /* slots of the sequence's longest table */
-    uint32_t rows, kv_heads, q_heads;
+    gpu_measured_list list;
+    gpu_measured one; /* a copy on the host */
+    uint32_t kv_heads, q_heads;
     gpu_measure_kind kind;
     gpu_sum sum; /* MASS and PROJECTION by slot only */
     float scale;
@@ -340,17 +366,16 @@ typedef struct gpu_measure {
     uint32_t window;          /* OUTSIDE, POOLED */
     uint32_t chunk;           /* POOLED */
     float add, theta;         /* PROJECTION, OUTSIDE, POOLED: bias and theta of kern_rows_item */
-    uint32_t sinks;           /* EXPECTED, up to `mean_rope` */
+    uint32_t sinks;           /* EXPECTED, up to `mean_ropes` */
     const float *qkv;         /* as in gpu_heads, as are the next three */
     const float *bias, *norm; /* bias and norm of queries */
     float eps;
-    const float *mean_rope; /* [head_dim]: mean cosines, then mean sines */
-    gpu_matrix o;           /* VALUE_WEIGHT: k = kv_heads * q_heads * head_dim */
-    float *slots;           /* [kv_heads, stride of slots]: the result by slot, or scratch */
-    uint32_t slot_stride;
-    float *by_page; /* [kv_heads, page_stride], or NULL: by slot */
-    uint32_t page_stride;
-    void *scratch; /* gpu_measure_scratch bytes */
+    const float *mean_ropes; /* [n, head_dim]: mean cosines, then mean sines */
+    gpu_matrix o;            /* VALUE_WEIGHT: k = kv_heads * q_heads * head_dim */
+    gpu_measure_out out;
+    float *values;  /* of each sequence, from its index on: [arrays, kv_heads, its stride] */
+    uint32_t array; /* which of the arrays is written */
+    float *scratch; /* list.scratch floats */
 } gpu_measure;
 
 /* Whether the measure makes outputs of its own instead of using the step's. */
@@ -360,28 +385,48 @@ static inline bool gpu_measure_makes_output(const gpu_measure *m)
            (m->kind == GPU_MEASURE_PROJECTION && m->theta != 0.0f);
 }
 
-/* The query rows that are measured at a time; their attention is scratch. */
+/* Bytes of the weights of a wave, if it has more than one row. */
 enum { GPU_WEIGHT_BYTES = 64 << 20, GPU_OUTPUT_SLOTS = 512 };
-static inline uint32_t gpu_measure_wave(const gpu_measure *m)
+static inline uint32_t gpu_measure_wave(const gpu_measure *m, const gpu_measured *s)
 {
-    uint64_t row = (uint64_t)m->kv_heads * m->q_heads * m->longest * 4;
+    uint64_t row = (uint64_t)m->kv_heads * m->q_heads * s->longest * 4;
     uint64_t rows = row ? GPU_WEIGHT_BYTES / row : 1;
-    return rows < 1 ? 1 : rows < m->rows ? (uint32_t)rows : m->rows;
+    return rows < 1 ? 1 : rows < s->rows ? (uint32_t)rows : s->rows;
 }
-static inline size_t gpu_measure_scratch(const gpu_measure *m)
+/* Floats of scratch that the sequences of a list share. */
+static inline size_t gpu_measure_shared(const gpu_measure *m)
+{
+    if (m->kind != GPU_MEASURE_VALUE_WEIGHT) return 0;
+    return (m->o.n * m->o.k + 1) / 2; /* o in another type */
+}
+/* Floats of a sequence's own scratch: values by slot that are no result, then the rest. */
+static inline size_t gpu_measure_scratch(const gpu_measure *m, const gpu_measured *s)
 {
     size_t heads = (size_t)m->kv_heads * m->q_heads, dim = m->pages.head_dim;
-    size_t rows = heads * gpu_measure_wave(m), slots = m->longest;
+    size_t rows = heads * s->wave, slots = s->longest;
+    size_t by_slot = m->out == GPU_OUT_SLOTS ? 0 : m->kv_heads * slots;
     if (gpu_measure_makes_output(m)) /* weights, outputs, and outputs of parts of the slots */
-        return 4 * rows * (slots + dim + (slots / GPU_OUTPUT_SLOTS + 1) * dim);
+        return by_slot + rows * (slots + dim + (slots / GPU_OUTPUT_SLOTS + 1) * dim);
     switch (m->kind) {
     case GPU_MEASURE_EXPECTED: /* queries, their mean twice, covariance, logits, softmax */
-        return 4 * heads * (m->rows * dim + 2 * dim + dim * dim + slots + 2);
-    case GPU_MEASURE_VALUE_WEIGHT: return m->o.n * m->o.k * 2; /* o in another type */
+        return by_slot + heads * (s->rows * dim + 2 * dim + dim * dim + slots + 2);
     case GPU_MEASURE_KEY_COSINE: /* directions of each 128 slots, and the mean */
-        return 4 * m->kv_heads * dim * (slots / 128 + 2);
-    default: return 0;
+        return by_slot + m->kv_heads * dim * (slots / 128 + 2);
+    default: return by_slot;
     }
+}
+/* Adds a sequence to the list, which began as zeros, and gives it its scratch. `own`: floats of
+ * this, the most of any measure that the list is for. */
+static inline void gpu_measure_add(gpu_measured_list *list, gpu_measured *s, size_t own)
+{
+    uint32_t waves = s->wave ? (s->rows + s->wave - 1) / s->wave : 0;
+    s->scratch = list->scratch;
+    list->scratch += own;
+    list->n++;
+    if (s->longest > list->longest) list->longest = s->longest;
+    if (s->rows > list->rows) list->rows = s->rows;
+    if (s->wave > list->wave) list->wave = s->wave;
+    if (waves > list->waves) list->waves = waves;
 }
 
 /* ---- draws ------------------------------------------------------------------------------------

@@ -1,6 +1,6 @@
 /* The attention expected from future queries. The step's queries before rotation have a mean and a
  * covariance, which are rotated by the mean rotation of future positions (kernels/measure.h). */
-#include "kernels/cuda/pages.cuh"
+#include "kernels/cuda/measured.cuh"
 
 enum {
     QUERY_THREADS = 128,
@@ -13,8 +13,9 @@ enum {
     SOFTMAX_THREADS = 512,
 };
 
-/* Scratch for all query heads. */
+/* A sequence and its scratch for all query heads. */
 struct fit {
+    gpu_measured s;
     float *queries; /* [heads, rows, dim] unrotated; then less their mean, rotated */
     float *mean;    /* [heads, dim] */
     float *rotated; /* [heads, dim] */
@@ -23,14 +24,30 @@ struct fit {
     float *softmax; /* [heads, 2]: the largest logit, 1 / the sum */
 };
 
+static DEVICE fit fit_of(const gpu_measure &m)
+{
+    size_t heads = (size_t)m.kv_heads * m.q_heads, dim = m.pages.head_dim;
+    fit f;
+    f.s = measured_of(m);
+    f.queries = scratch_of(m, f.s);
+    f.mean = f.queries + heads * f.s.rows * dim;
+    f.rotated = f.mean + heads * dim;
+    f.cov = f.rotated + heads * dim;
+    f.logits = f.cov + heads * dim * dim;
+    f.softmax = f.logits + heads * f.s.longest;
+    return f;
+}
+
 /* ---- queries --------------------------------------------------------------------------------- */
 
 /* One block for each row; its warps take the query heads in turn. */
-static __global__ void queries_kernel(gpu_measure m, fit f)
+static __global__ void queries_kernel(gpu_measure m)
 {
+    fit f = fit_of(m);
     uint32_t dim = m.pages.head_dim, heads = m.kv_heads * m.q_heads, row = blockIdx.x;
     uint32_t lane = threadIdx.x % WARP;
-    size_t from = m.seq.first_row + m.seq.n_rows - m.rows + row;
+    if (row >= f.s.rows) return; /* the whole block */
+    size_t from = first_measured(f.s) + row;
     const float *x = m.qkv + from * (heads + 2 * m.kv_heads) * dim;
     for (uint32_t head = threadIdx.x / WARP; head < heads; head += QUERY_THREADS / WARP) {
         float v[LANE_DIMS], square = 0.0f, scale = 1.0f;
@@ -40,7 +57,7 @@ static __global__ void queries_kernel(gpu_measure m, fit f)
             square += v[j] * v[j];
         }
         if (m.norm) scale = 1.0f / sqrtf(warp_sum(square) / (float)dim + m.eps);
-        float *out = f.queries + ((size_t)head * m.rows + row) * dim;
+        float *out = f.queries + ((size_t)head * f.s.rows + row) * dim;
         for (uint32_t j = 0; j < LANE_DIMS; j++) {
             uint32_t d = lane + j * WARP;
             if (d < dim) out[d] = m.norm ? v[j] * scale * m.norm[d] : v[j];
@@ -49,55 +66,61 @@ static __global__ void queries_kernel(gpu_measure m, fit f)
 }
 
 /* One block for each head; its threads form groups of dim, which take rows in turn. */
-static __global__ void __launch_bounds__(MEAN_THREADS) mean_kernel(gpu_measure m, fit f)
+static __global__ void __launch_bounds__(MEAN_THREADS) mean_kernel(gpu_measure m)
 {
+    fit f = fit_of(m);
     __shared__ float sums[MEAN_THREADS];
     uint32_t dim = m.pages.head_dim, head = blockIdx.x, groups = MEAN_THREADS / dim;
     uint32_t group = threadIdx.x / dim, d = threadIdx.x % dim;
-    const float *x = f.queries + (size_t)head * m.rows * dim;
+    const float *x = f.queries + (size_t)head * f.s.rows * dim;
     float sum = 0.0f;
-    for (uint32_t i = group; i < m.rows && group < groups; i += groups)
+    for (uint32_t i = group; i < f.s.rows && group < groups; i += groups)
         sum += x[(size_t)i * dim + d];
     sums[threadIdx.x] = sum;
     __syncthreads();
     if (threadIdx.x >= dim) return;
     for (uint32_t i = 1; i < groups; i++) sum += sums[i * dim + d];
-    f.mean[head * dim + d] = m.rows ? sum / (float)m.rows : 0.0f;
+    f.mean[head * dim + d] = f.s.rows ? sum / (float)f.s.rows : 0.0f;
 }
 
 /* One block for each row, and the last one for the means; warps take the heads in turn. */
-static __global__ void rotate_kernel(gpu_measure m, fit f)
+static __global__ void rotate_kernel(gpu_measure m)
 {
+    fit f = fit_of(m);
     uint32_t dim = m.pages.head_dim, half = dim / 2, heads = m.kv_heads * m.q_heads;
     uint32_t lane = threadIdx.x % WARP, row = blockIdx.x;
+    if (row > f.s.rows) return; /* the whole block */
+    const float *rope = m.mean_ropes + (size_t)f.s.mean_rope * dim;
     for (uint32_t head = threadIdx.x / WARP; head < heads; head += QUERY_THREADS / WARP) {
         const float *mean = f.mean + head * dim;
-        float *x = f.queries + ((size_t)head * m.rows + row) * dim;
-        float *out = row < m.rows ? x : f.rotated + head * dim;
+        float *x = f.queries + ((size_t)head * f.s.rows + row) * dim;
+        float *out = row < f.s.rows ? x : f.rotated + head * dim;
         for (uint32_t i = lane; i < half; i += WARP) {
-            float a = row < m.rows ? x[i] - mean[i] : mean[i];
-            float b = row < m.rows ? x[half + i] - mean[half + i] : mean[half + i];
-            out[i] = a * m.mean_rope[i] - b * m.mean_rope[half + i];
-            out[half + i] = b * m.mean_rope[i] + a * m.mean_rope[half + i];
+            float a = row < f.s.rows ? x[i] - mean[i] : mean[i];
+            float b = row < f.s.rows ? x[half + i] - mean[half + i] : mean[half + i];
+            out[i] = a * rope[i] - b * rope[half + i];
+            out[half + i] = b * rope[i] + a * rope[half + i];
         }
     }
 }
 
 /* A block computes 32 by 32 elements of a head's covariance, a thread four of one column. */
-static __global__ void __launch_bounds__(TILE_THREADS) covariance_kernel(gpu_measure m, fit f)
+static __global__ void __launch_bounds__(TILE_THREADS) covariance_kernel(gpu_measure m)
 {
+    fit f = fit_of(m);
     enum { OF_THREAD = TILE * TILE / TILE_THREADS };
     __shared__ float a[TILE][TILE], b[TILE][TILE];
-    uint32_t dim = m.pages.head_dim, head = blockIdx.z;
+    uint32_t dim = m.pages.head_dim, head = blockIdx.y, tiles = dim / TILE;
+    uint32_t tile_a = blockIdx.x % tiles, tile_b = blockIdx.x / tiles;
     uint32_t column = threadIdx.x % TILE, first = threadIdx.x / TILE;
-    const float *x = f.queries + (size_t)head * m.rows * dim;
+    const float *x = f.queries + (size_t)head * f.s.rows * dim;
     float sums[OF_THREAD] = {0.0f};
-    for (uint32_t row = 0; row < m.rows; row += TILE) {
+    for (uint32_t row = 0; row < f.s.rows; row += TILE) {
         __syncthreads(); /* all have read a and b */
         for (uint32_t r = first; r < TILE; r += TILE_THREADS / TILE) {
             const float *at = x + (size_t)(row + r) * dim + column;
-            a[r][column] = row + r < m.rows ? at[blockIdx.x * TILE] : 0.0f;
-            b[r][column] = row + r < m.rows ? at[blockIdx.y * TILE] : 0.0f;
+            a[r][column] = row + r < f.s.rows ? at[tile_a * TILE] : 0.0f;
+            b[r][column] = row + r < f.s.rows ? at[tile_b * TILE] : 0.0f;
         }
         __syncthreads();
         for (int r = 0; r < TILE; r++)
@@ -105,10 +128,10 @@ static __global__ void __launch_bounds__(TILE_THREADS) covariance_kernel(gpu_mea
             for (int i = 0; i < OF_THREAD; i++)
                 sums[i] += a[r][first + i * (TILE_THREADS / TILE)] * b[r][column];
     }
-    float *out = f.cov + (size_t)head * dim * dim + blockIdx.y * TILE + column;
+    float *out = f.cov + (size_t)head * dim * dim + tile_b * TILE + column;
     for (int i = 0; i < OF_THREAD; i++) {
-        uint32_t at = blockIdx.x * TILE + first + i * (TILE_THREADS / TILE);
-        out[(size_t)at * dim] = m.rows ? sums[i] / (float)m.rows : 0.0f;
+        uint32_t at = tile_a * TILE + first + i * (TILE_THREADS / TILE);
+        out[(size_t)at * dim] = f.s.rows ? sums[i] / (float)f.s.rows : 0.0f;
     }
 }
 
@@ -122,11 +145,12 @@ template <class KV> static DEVICE void load_four(const KV *at, float scale, floa
 
 /* A thread holds a slot's key and goes over the rows of C, four at a time. */
 template <class KV, int D>
-static __global__ void __launch_bounds__(SLOT_THREADS) logits_kernel(gpu_measure m, fit f)
+static __global__ void __launch_bounds__(SLOT_THREADS) logits_kernel(gpu_measure m)
 {
+    fit f = fit_of(m);
     __shared__ float c[C_ROWS][D], mean[D];
     uint32_t head = blockIdx.y, slot = blockIdx.x * SLOT_THREADS + threadIdx.x;
-    table_view t = view_table(m.pages, m.tables, m.layer, m.seq, m.lengths, head / m.q_heads);
+    table_view t = view_measured(m, f.s, head / m.q_heads);
     if (blockIdx.x * SLOT_THREADS >= t.length) return; /* the whole block */
     uint32_t at = slot < t.length ? slot : 0;
     const KV *key = (const KV *)key_at(m.pages, t, at, D * sizeof(KV));
@@ -155,15 +179,16 @@ static __global__ void __launch_bounds__(SLOT_THREADS) logits_kernel(gpu_measure
     for (int d = 0; d < D; d++) along += mean[d] * k[d];
     float root = sqrtf((float)D);
     if (slot < t.length)
-        f.logits[(size_t)head * m.longest + slot] = (along + square / (2.0f * root)) / root;
+        f.logits[(size_t)head * f.s.longest + slot] = (along + square / (2.0f * root)) / root;
 }
 
 /* One block for each head. */
-static __global__ void softmax_kernel(gpu_measure m, fit f)
+static __global__ void softmax_kernel(gpu_measure m)
 {
+    fit f = fit_of(m);
     uint32_t head = blockIdx.x;
-    table_view t = view_table(m.pages, m.tables, m.layer, m.seq, m.lengths, head / m.q_heads);
-    const float *x = f.logits + (size_t)head * m.longest;
+    table_view t = view_measured(m, f.s, head / m.q_heads);
+    const float *x = f.logits + (size_t)head * f.s.longest;
     float max = -INFINITY, sum = 0.0f;
     for (uint32_t j = m.sinks + threadIdx.x; j < t.length; j += SOFTMAX_THREADS)
         max = fmaxf(max, x[j]);
@@ -176,25 +201,27 @@ static __global__ void softmax_kernel(gpu_measure m, fit f)
     f.softmax[head * 2 + 1] = 1.0f / sum;
 }
 
-static __global__ void add_heads_kernel(gpu_measure m, fit f)
+static __global__ void add_heads_kernel(gpu_measure m)
 {
+    fit f = fit_of(m);
     uint32_t head = blockIdx.y, slot = blockIdx.x * SLOT_THREADS + threadIdx.x;
-    table_view t = view_table(m.pages, m.tables, m.layer, m.seq, m.lengths, head);
+    table_view t = view_measured(m, f.s, head);
     if (slot >= t.length) return;
     float sum = 0.0f;
     for (uint32_t h = head * m.q_heads; slot >= m.sinks && h < (head + 1) * m.q_heads; h++)
-        sum +=
-            expf(f.logits[(size_t)h * m.longest + slot] - f.softmax[h * 2]) * f.softmax[h * 2 + 1];
-    m.slots[(size_t)head * m.slot_stride + slot] = sum;
+        sum += expf(f.logits[(size_t)h * f.s.longest + slot] - f.softmax[h * 2]) *
+               f.softmax[h * 2 + 1];
+    slots_of(m, f.s, head)[slot] = sum;
 }
 
 /* ---- launches -------------------------------------------------------------------------------- */
 
-template <class KV> static gpu_status run_logits(gpu *g, const gpu_measure *m, const fit *f)
+template <class KV> static gpu_status run_logits(gpu *g, const gpu_measure *m)
 {
     if (!gpu_has_head_dim(m->pages.head_dim)) return GPU_UNSUPPORTED;
-    dim3 grid((m->longest + SLOT_THREADS - 1) / SLOT_THREADS, m->kv_heads * m->q_heads);
-#define DIM(D) LAUNCH((logits_kernel<KV, D>), grid, SLOT_THREADS, 0, g, *m, *f)
+    dim3 grid((m->list.longest + SLOT_THREADS - 1) / SLOT_THREADS, m->kv_heads * m->q_heads,
+              m->list.n);
+#define DIM(D) LAUNCH((logits_kernel<KV, D>), grid, SLOT_THREADS, 0, g, *m)
     FOR_DIM(m->pages.head_dim, DIM)
 #undef DIM
     return gpu_launched(g, "expected logits");
@@ -202,25 +229,18 @@ template <class KV> static gpu_status run_logits(gpu *g, const gpu_measure *m, c
 
 gpu_status gpu_expected(gpu *g, const gpu_measure *m)
 {
-    uint32_t dim = m->pages.head_dim, heads = m->kv_heads * m->q_heads, tiles = dim / TILE;
-    fit f;
-    f.queries = (float *)m->scratch;
-    f.mean = f.queries + (size_t)heads * m->rows * dim;
-    f.rotated = f.mean + (size_t)heads * dim;
-    f.cov = f.rotated + (size_t)heads * dim;
-    f.logits = f.cov + (size_t)heads * dim * dim;
-    f.softmax = f.logits + (size_t)heads * m->longest;
-    if (m->rows) LAUNCH(queries_kernel, m->rows, QUERY_THREADS, 0, g, *m, f);
-    LAUNCH(mean_kernel, heads, MEAN_THREADS, 0, g, *m, f);
-    LAUNCH(rotate_kernel, m->rows + 1, QUERY_THREADS, 0, g, *m, f);
-    LAUNCH(covariance_kernel, dim3(tiles, tiles, heads), TILE_THREADS, 0, g, *m, f);
+    uint32_t heads = m->kv_heads * m->q_heads, tiles = m->pages.head_dim / TILE, n = m->list.n;
+    dim3 slots((m->list.longest + SLOT_THREADS - 1) / SLOT_THREADS, m->kv_heads, n);
+    if (m->list.rows) LAUNCH(queries_kernel, dim3(m->list.rows, 1, n), QUERY_THREADS, 0, g, *m);
+    LAUNCH(mean_kernel, dim3(heads, 1, n), MEAN_THREADS, 0, g, *m);
+    LAUNCH(rotate_kernel, dim3(m->list.rows + 1, 1, n), QUERY_THREADS, 0, g, *m);
+    LAUNCH(covariance_kernel, dim3(tiles * tiles, heads, n), TILE_THREADS, 0, g, *m);
     gpu_status s = gpu_launched(g, "expected queries");
-#define RUN(KV) s = run_logits<KV>(g, m, &f)
+#define RUN(KV) s = run_logits<KV>(g, m)
     if (s == GPU_OK) FOR_KV(m->pages.format, RUN)
 #undef RUN
     if (s != GPU_OK) return s;
-    LAUNCH(softmax_kernel, heads, SOFTMAX_THREADS, 0, g, *m, f);
-    LAUNCH(add_heads_kernel, dim3((m->longest + SLOT_THREADS - 1) / SLOT_THREADS, m->kv_heads),
-           SLOT_THREADS, 0, g, *m, f);
+    LAUNCH(softmax_kernel, dim3(heads, 1, n), SOFTMAX_THREADS, 0, g, *m);
+    LAUNCH(add_heads_kernel, slots, SLOT_THREADS, 0, g, *m);
     return gpu_launched(g, "expected attention");
 }

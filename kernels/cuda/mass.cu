@@ -3,6 +3,7 @@
  * VALUE_WEIGHT works the same way: values are its keys, the rows of the output projection its
  * queries. */
 #include "kernels/cuda/attention.cuh"
+#include "kernels/cuda/measured.cuh"
 
 enum { SLOTS = 64, TILE_ROWS = 16 };
 
@@ -31,11 +32,11 @@ static DEVICE void load_keys(const gpu_measure &m, const table_view &t, uint32_t
 
 /* Loads 16 packed rows of queries from `first` on; zeros beyond n. */
 template <class Q, int D>
-static DEVICE void load_rows(const gpu_measure &m, uint32_t head, uint32_t first, uint32_t n,
-                             Q *out)
+static DEVICE void load_rows(const gpu_measure &m, size_t row0, uint32_t head, uint32_t first,
+                             uint32_t n, Q *out)
 {
     const uint32_t chunks = D / 8;
-    size_t row0 = m.seq.first_row + m.seq.n_rows - m.rows, heads = m.kv_heads * m.q_heads;
+    size_t heads = m.kv_heads * m.q_heads;
     for (uint32_t i = threadIdx.x; i < TILE_ROWS * chunks; i += THREADS) {
         uint32_t packed = first + i / chunks, chunk = i % chunks;
         vec16 v = {{0, 0, 0, 0}};
@@ -47,16 +48,16 @@ static DEVICE void load_rows(const gpu_measure &m, uint32_t head, uint32_t first
 
 /* Adds rows g and g + 8 of a tile to a lane's four slots (two of each eight). */
 template <class KV>
-static DEVICE void add_scores(const gpu_measure &m, uint32_t head, uint32_t length, uint32_t first,
-                              uint32_t n, uint32_t slot, const float scales[2][2],
-                              const float s[2][4], float sums[2][2])
+static DEVICE void add_scores(const gpu_measure &m, size_t row0, uint32_t rows, uint32_t head,
+                              uint32_t length, uint32_t first, uint32_t slot,
+                              const float scales[2][2], const float s[2][4], float sums[2][2])
 {
     unsigned lane = threadIdx.x % WARP;
     for (int i = 0; i < 2; i++) {
         uint32_t packed = first + lane / 4 + i * 8;
-        if (packed >= n) continue;
-        size_t row = m.seq.first_row + m.seq.n_rows - m.rows + packed / m.q_heads;
-        uint32_t last = length - m.rows + packed / m.q_heads; /* the slot that the row sits at */
+        if (packed >= rows * m.q_heads) continue;
+        size_t row = row0 + packed / m.q_heads;
+        uint32_t last = length - rows + packed / m.q_heads; /* the slot that the row sits at */
         float lse = 0.0f;
         if (m.kind == GPU_MEASURE_MASS)
             lse = m.lse[row * m.kv_heads * m.q_heads + head * m.q_heads + packed % m.q_heads];
@@ -78,10 +79,13 @@ static __global__ void __launch_bounds__(THREADS) mass_kernel(gpu_measure m)
     typedef typename query_of<KV>::type Q;
     DYNAMIC_SHARED(shared);
     Q *keys = (Q *)shared, *rows = keys + SLOTS * (D + PAD);
-    uint32_t head = blockIdx.y, first = blockIdx.x * SLOTS, n = m.rows * m.q_heads;
-    uint32_t part = m.kind == GPU_MEASURE_VALUE_WEIGHT;
+    uint32_t head = blockIdx.y, first = blockIdx.x * SLOTS;
+    gpu_measured seq = measured_of(m);
+    bool weighs = m.kind == GPU_MEASURE_VALUE_WEIGHT; /* rows of o stand for those of queries */
+    uint32_t part = weighs, n_rows = weighs ? (uint32_t)m.o.n : seq.rows, n = n_rows * m.q_heads;
+    size_t row0 = weighs ? 0 : first_measured(seq);
     unsigned lane = threadIdx.x % WARP, warp = threadIdx.x / WARP;
-    table_view t = view_table(m.pages, m.tables, m.layer, m.seq, m.lengths, head);
+    table_view t = view_measured(m, seq, head);
     if (first >= t.length) return; /* the whole block */
     load_keys<KV, Q, D>(m, t, first, part, keys);
     __syncthreads();
@@ -97,7 +101,7 @@ static __global__ void __launch_bounds__(THREADS) mass_kernel(gpu_measure m)
         }
     for (uint32_t r = 0; r < n; r += TILE_ROWS) {
         __syncthreads(); /* all have read the previous tile */
-        load_rows<Q, D>(m, head, r, n, rows);
+        load_rows<Q, D>(m, row0, head, r, n, rows);
         __syncthreads();
         float s[2][4] = {{0.0f, 0.0f, 0.0f, 0.0f}, {0.0f, 0.0f, 0.0f, 0.0f}};
         const Q *tile = rows + lane % 16 * (D + PAD) + lane / 16 * 8;
@@ -108,13 +112,14 @@ static __global__ void __launch_bounds__(THREADS) mass_kernel(gpu_measure m)
             multiply(s[0], a, k[d][0], k[d][1], Q());
             multiply(s[1], a, k[d][2], k[d][3], Q());
         }
-        add_scores<KV>(m, head, t.length, r, n, slot, scales, s, sums);
+        add_scores<KV>(m, row0, n_rows, head, t.length, r, slot, scales, s, sums);
     }
+    float *out = slots_of(m, seq, head);
     for (int i = 0; i < 2; i++)
         for (int j = 0; j < 2; j++) {
             for (int mask = 4; mask < WARP; mask *= 2) sums[i][j] += shuffle_xor(sums[i][j], mask);
             uint32_t at = slot + i * 8 + lane % 4 * 2 + j;
-            if (lane < 4 && at < t.length) m.slots[(size_t)head * m.slot_stride + at] = sums[i][j];
+            if (lane < 4 && at < t.length) out[at] = sums[i][j];
         }
 }
 
@@ -122,7 +127,8 @@ template <class KV, int D> static gpu_status run_mass(gpu *g, const gpu_measure 
 {
     const size_t bytes = (size_t)(SLOTS + TILE_ROWS) * (D + PAD) * 2;
     auto kernel = mass_kernel<KV, D>;
-    LAUNCH(kernel, dim3((m->longest + SLOTS - 1) / SLOTS, m->kv_heads), THREADS, bytes, g, *m);
+    dim3 grid((m->list.longest + SLOTS - 1) / SLOTS, m->kv_heads, m->list.n);
+    LAUNCH(kernel, grid, THREADS, bytes, g, *m);
     return gpu_launched(g, "mass by slot");
 }
 
@@ -139,11 +145,8 @@ gpu_status gpu_mass(gpu *g, const gpu_measure *m)
 {
     gpu_status s = GPU_OK;
     gpu_measure job = *m;
-    if (m->kind == GPU_MEASURE_VALUE_WEIGHT) {
+    if (m->kind == GPU_MEASURE_VALUE_WEIGHT)
         s = gpu_operands(g, &m->o, gpu_query_type(m->pages.format), m->scratch, &job.q);
-        job.rows = job.seq.n_rows = (uint32_t)m->o.n;
-        job.seq.first_row = 0;
-    }
     if (s != GPU_OK) return s;
 #define RUN(KV) s = run_dim<KV>(g, &job)
     FOR_KV(m->pages.format, RUN)

@@ -1,7 +1,7 @@
 /* The measures by which retention selects, slot by slot (kernels/measure.h defines each kind). Here
  * are projections, norms, directions and running sums; other kinds are in mass.cu, outside.cu and
  * expected.cu. */
-#include "kernels/cuda/pages.cuh"
+#include "kernels/cuda/measured.cuh"
 
 enum {
     SLOT_THREADS = 128,
@@ -40,7 +40,9 @@ static __global__ void __launch_bounds__(SLOT_THREADS) projection_kernel(gpu_mea
     typedef typename query_of<KV>::type Q;
     __shared__ float q[D], y[D];
     uint32_t head = blockIdx.y, slot = blockIdx.x * SLOT_THREADS + threadIdx.x;
-    table_view t = view_table(m.pages, m.tables, m.layer, m.seq, m.lengths, head);
+    gpu_measured s = measured_of(m);
+    table_view t = view_measured(m, s, head);
+    if (blockIdx.x * SLOT_THREADS >= t.length) return; /* the whole block */
     bool in = slot < t.length;
     const KV *key = (const KV *)key_at(m.pages, t, in ? slot : 0, D * sizeof(KV));
     const KV *value = key + (size_t)m.pages.page_tokens * D;
@@ -50,10 +52,9 @@ static __global__ void __launch_bounds__(SLOT_THREADS) projection_kernel(gpu_mea
 #pragma unroll
     for (int d = 0; d < D; d++) k[d] = in ? to_float(key[d]) * k_scale : 0.0f;
     uint32_t heads = m.kv_heads * m.q_heads;
-    for (uint32_t i = 0; i < m.rows; i++) {
-        uint32_t last = t.length - m.rows + i; /* the slot that the row sits at */
-        size_t row =
-            (size_t)(m.seq.first_row + m.seq.n_rows - m.rows + i) * heads + head * m.q_heads;
+    for (uint32_t i = 0; i < s.rows; i++) {
+        uint32_t last = t.length - s.rows + i; /* the slot that the row sits at */
+        size_t row = (first_measured(s) + i) * heads + head * m.q_heads;
         bool seen = in && slot <= last && (m.layer.window == 0 || slot + m.layer.window > last);
         float of_heads = 0.0f; /* sums go over heads first, then rows */
         for (uint32_t h = 0; h < m.q_heads; h++) {
@@ -67,7 +68,7 @@ static __global__ void __launch_bounds__(SLOT_THREADS) projection_kernel(gpu_mea
         }
         sum += of_heads;
     }
-    if (in) m.slots[(size_t)head * m.slot_stride + slot] = sum;
+    if (in) slots_of(m, s, head)[slot] = sum;
 }
 
 /* ---- of a table alone ---------------------------------------------------------------------------
@@ -105,26 +106,35 @@ template <class KV> static __global__ void norms_kernel(gpu_measure m)
 {
     uint32_t head = blockIdx.y, lane = threadIdx.x % WARP;
     uint32_t first = blockIdx.x * GROUP_SLOTS + threadIdx.x / WARP * WARP;
-    table_view t = view_table(m.pages, m.tables, m.layer, m.seq, m.lengths, head);
+    gpu_measured s = measured_of(m);
+    table_view t = view_measured(m, s, head);
     float mine = 0.0f;
     for (uint32_t i = 0; i < WARP && first + i < t.length; i++) { /* the same for a whole warp */
         lane_row x = load_row<KV>(m, t, first + i, m.kind == GPU_MEASURE_VALUE_NORM);
         float square = dot_rows(x, x);
         if (lane == i) mine = sqrtf(square);
     }
-    if (first + lane < t.length) m.slots[(size_t)head * m.slot_stride + first + lane] = mine;
+    if (first + lane < t.length) slots_of(m, s, head)[first + lane] = mine;
 }
 
-/* Writes norms to m.slots, and the sums of the directions of 128 keys to parts [blocks along x,
- * kv_heads, dim]. */
+/* The scratch of directions: the mean [kv_heads, dim], then the sums of the directions of each 128
+ * keys [n_parts, kv_heads, dim]. */
+static DEVICE uint32_t n_parts(const gpu_measured &s)
+{
+    return (s.longest + GROUP_SLOTS - 1) / GROUP_SLOTS;
+}
+
+/* Writes norms by slot, and the sums of the directions of 128 keys. */
 template <class KV>
-static __global__ void __launch_bounds__(GROUP_SLOTS) directions_kernel(gpu_measure m, float *parts)
+static __global__ void __launch_bounds__(GROUP_SLOTS) directions_kernel(gpu_measure m)
 {
     enum { WARPS = GROUP_SLOTS / WARP };
     __shared__ float of_warp[WARPS][LANE_DIMS * WARP];
     uint32_t head = blockIdx.y, lane = threadIdx.x % WARP, warp = threadIdx.x / WARP;
     uint32_t first = blockIdx.x * GROUP_SLOTS + warp * WARP, dim = m.pages.head_dim;
-    table_view t = view_table(m.pages, m.tables, m.layer, m.seq, m.lengths, head);
+    gpu_measured s = measured_of(m);
+    table_view t = view_measured(m, s, head);
+    if (blockIdx.x >= n_parts(s)) return; /* the whole block */
     lane_row sum = {{0}};
     float mine = 0.0f;
     for (uint32_t i = 0; i < WARP && first + i < t.length; i++) {
@@ -134,10 +144,10 @@ static __global__ void __launch_bounds__(GROUP_SLOTS) directions_kernel(gpu_meas
         float inverse = norm == 0.0f ? 0.0f : 1.0f / norm; /* a zero key has no direction */
         for (int j = 0; j < LANE_DIMS; j++) sum.v[j] += k.v[j] * inverse;
     }
-    if (first + lane < t.length) m.slots[(size_t)head * m.slot_stride + first + lane] = mine;
+    if (first + lane < t.length) slots_of(m, s, head)[first + lane] = mine;
     for (int j = 0; j < LANE_DIMS; j++) of_warp[warp][lane + j * WARP] = sum.v[j];
     __syncthreads();
-    float *out = parts + ((size_t)blockIdx.x * m.kv_heads + head) * dim;
+    float *out = scratch_of(m, s) + ((1 + (size_t)blockIdx.x) * m.kv_heads + head) * dim;
     for (uint32_t d = threadIdx.x; d < dim; d += GROUP_SLOTS) {
         float all = 0.0f;
         for (int w = 0; w < WARPS; w++) all += of_warp[w][d];
@@ -145,25 +155,29 @@ static __global__ void __launch_bounds__(GROUP_SLOTS) directions_kernel(gpu_meas
     }
 }
 
-/* mean [kv_heads, dim]: the sum of n parts, scaled to length 1. One block for each head, one thread
- * for each column. */
-static __global__ void direction_kernel(const float *parts, uint32_t n, uint32_t kv_heads,
-                                        uint32_t dim, float *mean)
+/* The mean: the sum of the parts, scaled to length 1. One block for each head, one thread for each
+ * column. */
+static __global__ void direction_kernel(gpu_measure m)
 {
-    uint32_t head = blockIdx.x, d = threadIdx.x;
+    uint32_t head = blockIdx.x, d = threadIdx.x, dim = m.pages.head_dim;
+    gpu_measured s = measured_of(m);
+    float *mean = scratch_of(m, s);
+    const float *parts = mean + (size_t)m.kv_heads * dim;
     double sum = 0.0;
-    for (uint32_t i = 0; i < n && d < dim; i++)
-        sum += (double)parts[((size_t)i * kv_heads + head) * dim + d];
+    for (uint32_t i = 0; i < n_parts(s) && d < dim; i++)
+        sum += (double)parts[((size_t)i * m.kv_heads + head) * dim + d];
     float square = block_sum((float)(sum * sum));
     if (d < dim) mean[head * dim + d] = square > 0.0f ? (float)sum / sqrtf(square) : 0.0f;
 }
 
-/* Cosines of the keys with the mean; m.slots holds their norms. */
-template <class KV> static __global__ void cosines_kernel(gpu_measure m, const float *mean)
+/* Cosines of the keys with the mean; the values by slot are their norms. */
+template <class KV> static __global__ void cosines_kernel(gpu_measure m)
 {
     uint32_t head = blockIdx.y, lane = threadIdx.x % WARP, dim = m.pages.head_dim;
     uint32_t first = blockIdx.x * GROUP_SLOTS + threadIdx.x / WARP * WARP;
-    table_view t = view_table(m.pages, m.tables, m.layer, m.seq, m.lengths, head);
+    gpu_measured s = measured_of(m);
+    table_view t = view_measured(m, s, head);
+    const float *mean = scratch_of(m, s);
     lane_row direction;
     for (uint32_t j = 0; j < LANE_DIMS; j++)
         direction.v[j] = lane + j * WARP < dim ? mean[head * dim + lane + j * WARP] : 0.0f;
@@ -173,50 +187,55 @@ template <class KV> static __global__ void cosines_kernel(gpu_measure m, const f
         if (lane == i) mine = dot;
     }
     if (first + lane >= t.length) return;
-    float *out = m.slots + (size_t)head * m.slot_stride + first + lane;
+    float *out = slots_of(m, s, head) + first + lane;
     *out = *out == 0.0f ? 0.0f : mine / *out;
 }
 
 /* ---- of all kinds ---------------------------------------------------------------------------- */
 
-/* Adds m.slots to the running sums, and copies the sums back to m.slots. */
+/* Adds the values by slot to the running sums, which then take their place. */
 static __global__ void add_sums_kernel(gpu_measure m)
 {
     uint32_t head = blockIdx.y, slot = blockIdx.x * SLOT_THREADS + threadIdx.x;
-    table_view t = view_table(m.pages, m.tables, m.layer, m.seq, m.lengths, head);
+    gpu_measured s = measured_of(m);
+    table_view t = view_measured(m, s, head);
     if (slot >= t.length) return;
     uint32_t tile = m.layer.first_tile + head % m.layer.heads_per_group;
     uint32_t cell = t.pages[slot / m.pages.page_tokens] + t.cell;
     float *sum = m.pages.sums + sums_at(m.pages, cell, tile) + slot % m.pages.page_tokens;
-    float *out = m.slots + (size_t)head * m.slot_stride + slot;
-    bool old = m.sum == GPU_SUM_ADD && slot + m.seq.n_rows < t.length;
+    float *out = slots_of(m, s, head) + slot;
+    bool old = m.sum == GPU_SUM_ADD && slot + s.seq.n_rows < t.length;
     *sum = *out += old ? *sum : 0.0f;
 }
 
 static __global__ void by_page_kernel(gpu_measure m)
 {
     uint32_t head = blockIdx.y, page = blockIdx.x * SLOT_THREADS + threadIdx.x;
-    table_view t = view_table(m.pages, m.tables, m.layer, m.seq, m.lengths, head);
+    gpu_measured s = measured_of(m);
+    table_view t = view_measured(m, s, head);
     uint32_t from = page * m.pages.page_tokens, to = from + m.pages.page_tokens;
     if (from >= t.length) return;
     if (to > t.length) to = t.length;
+    const float *slots = slots_of(m, s, head);
     float sum = 0.0f;
-    for (uint32_t i = from; i < to; i++) sum += m.slots[(size_t)head * m.slot_stride + i];
-    m.by_page[(size_t)head * m.page_stride + page] = sum;
+    for (uint32_t i = from; i < to; i++) sum += slots[i];
+    results_of(m, s, head)[page] = sum;
 }
 
 /* ---- launches -------------------------------------------------------------------------------- */
 
-static unsigned blocks_of(size_t n) { return (unsigned)((n + SLOT_THREADS - 1) / SLOT_THREADS); }
+/* Threads for n slots or pages of each sequence and KV head. */
+static dim3 grid_of(const gpu_measure *m, uint32_t n)
+{
+    return dim3((n + SLOT_THREADS - 1) / SLOT_THREADS, m->kv_heads, m->list.n);
+}
 
 template <class KV> static gpu_status run_cosines(gpu *g, const gpu_measure *m, dim3 grid)
 {
-    uint32_t dim = m->pages.head_dim;
-    float *mean = (float *)m->scratch, *parts = mean + (size_t)m->kv_heads * dim;
-    LAUNCH(directions_kernel<KV>, grid, GROUP_SLOTS, 0, g, *m, parts);
-    LAUNCH(direction_kernel, m->kv_heads, (dim + WARP - 1) / WARP * WARP, 0, g, parts, grid.x,
-           m->kv_heads, dim, mean);
-    LAUNCH(cosines_kernel<KV>, grid, GROUP_SLOTS, 0, g, *m, mean);
+    uint32_t threads = (m->pages.head_dim + WARP - 1) / WARP * WARP;
+    LAUNCH(directions_kernel<KV>, grid, GROUP_SLOTS, 0, g, *m);
+    LAUNCH(direction_kernel, dim3(m->kv_heads, 1, m->list.n), threads, 0, g, *m);
+    LAUNCH(cosines_kernel<KV>, grid, GROUP_SLOTS, 0, g, *m);
     return gpu_launched(g, "directions");
 }
 
@@ -231,7 +250,7 @@ template <class KV> static gpu_status run_projection(gpu *g, const gpu_measure *
 
 template <class KV> static gpu_status run(gpu *g, const gpu_measure *m)
 {
-    dim3 grid(blocks_of(m->longest), m->kv_heads);
+    dim3 grid = grid_of(m, m->list.longest);
     switch (m->kind) {
     case GPU_MEASURE_PROJECTION:
         return m->theta == 0.0f ? run_projection<KV>(g, m, grid) : gpu_outside(g, m);
@@ -250,16 +269,16 @@ template <class KV> static gpu_status run(gpu *g, const gpu_measure *m)
 gpu_status gpu_measures(gpu *g, const gpu_measure *m)
 {
     gpu_status s = GPU_OK;
-    if (m->longest == 0) return s;
+    if (m->list.longest == 0) return s;
 #define RUN(KV) s = run<KV>(g, m)
     FOR_KV(m->pages.format, RUN)
 #undef RUN
     if (s == GPU_OK && m->sum != GPU_SUM_NONE) {
-        LAUNCH(add_sums_kernel, dim3(blocks_of(m->longest), m->kv_heads), SLOT_THREADS, 0, g, *m);
+        LAUNCH(add_sums_kernel, grid_of(m, m->list.longest), SLOT_THREADS, 0, g, *m);
         s = gpu_launched(g, "running sums");
     }
-    if (s != GPU_OK || !m->by_page) return s;
-    uint32_t pages = (m->longest + m->pages.page_tokens - 1) / m->pages.page_tokens;
-    LAUNCH(by_page_kernel, dim3(blocks_of(pages), m->kv_heads), SLOT_THREADS, 0, g, *m);
+    if (s != GPU_OK || m->out != GPU_OUT_PAGES) return s;
+    uint32_t pages = (m->list.longest + m->pages.page_tokens - 1) / m->pages.page_tokens;
+    LAUNCH(by_page_kernel, grid_of(m, pages), SLOT_THREADS, 0, g, *m);
     return gpu_launched(g, "measures by page");
 }

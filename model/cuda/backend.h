@@ -1,5 +1,5 @@
 /* The state of a CUDA backend, shared by its files (private to model/): create.c makes it, step.c
- * lays out a step and its measures, model/cuda/backend_cuda.c runs it. */
+ * lays out a step, step_measures.c what it measures, backend_cuda.c runs it. */
 #ifndef MODEL_CUDA_BACKEND_H
 #define MODEL_CUDA_BACKEND_H
 
@@ -19,6 +19,20 @@ typedef struct cuda_moves {
     const gpu_chain *d_chains;
     const float *d_rope_shifts;
 } cuda_moves;
+
+/* What a step measures (step_measures.c). */
+typedef struct cuda_measuring {
+    struct cuda_measure_group *groups; /* [max_seqs] */
+    uint32_t n_groups;                 /* 0: the step measures nothing */
+    uint32_t *group_of;                /* [max_seqs] of each share that is measured */
+    gpu_measured *seqs;                /* [max_seqs] likewise */
+    float *values;                     /* on the device: results, until they are copied out */
+    size_t n_values;                   /* floats of them that the step gives back */
+    float *scratch;                    /* on the device */
+    size_t values_capacity, scratch_capacity;
+    const float *mean_ropes; /* on the device: [head_dim] for each MEASURE_EXPECTED */
+    uint32_t n_mean_ropes;
+} cuda_measuring;
 
 typedef struct cuda_graphs cuda_graphs;
 typedef struct cuda_retrieve cuda_retrieve;
@@ -81,15 +95,9 @@ typedef struct backend_cuda {
     gpu_seq *seqs;        /* [max_seqs] the host's copy of the device's */
     uint32_t *logit_rows; /* [max_rows + max_seqs] */
     cuda_moves moves;
-    cuda_pack step;    /* arrays that go to the device */
-    cuda_pack moved;   /* moves of a pool with a window */
-    bool is_measuring; /* this step has a measure */
-    uint8_t *measures; /* on the device: what kernels measure, until it is copied out */
-    size_t n_measured; /* floats of it that this step measures and gives back */
-    uint8_t *scratch;  /* scratch of measures */
-    size_t measures_bytes, scratch_bytes;
-    const float
-        *mean_ropes;     /* on the device: [head_dim] for each MEASURE_EXPECTED, in plan order */
+    cuda_pack step;  /* arrays that go to the device */
+    cuda_pack moved; /* moves of a pool with a window */
+    cuda_measuring measuring;
     bool has_sums;       /* a plan has asked for running sums; until then all are 0 */
     float *host_sums;    /* running sums of the host tier's cells, pinned */
     step_sample *scores; /* scores and novelty of the last step that had any */
@@ -125,12 +133,6 @@ status cuda_send_weights(backend_cuda *b, const model_weights *w, error *err);
 
 /* ---- step.c ---------------------------------------------------------------------------------- */
 
-/* Clears seq_results, gives their measures a place and sets is_measuring. */
-status cuda_lay_out_measures(backend_cuda *b, const step_plan *plan);
-/* cuda_batch.measure; ctx is the backend, whose plan and seqs are the step's. */
-status cuda_measure_layer(void *ctx, uint32_t layer, gpu_measure *m);
-/* Copies what the step's layers have measured to the host, all at once. */
-status cuda_fetch_measures(backend_cuda *b);
 /* Sends everything that the step reads in one copy, then brings tables and pages up to date. Rows
  * are sent only if the step `computes`. */
 status cuda_send(backend_cuda *b, const step_plan *plan, bool computes, cuda_batch *batch);
@@ -138,6 +140,20 @@ status cuda_send(backend_cuda *b, const step_plan *plan, bool computes, cuda_bat
 bool cuda_goes_by_parts(const backend_cuda *b, uint32_t n_rows);
 /* The slots of a part where sequences cut so have `slots` slots together. rounds: cuda_batch's. */
 uint32_t cuda_part_slots(const backend_cuda *b, uint64_t slots, uint32_t longest, bool rounds);
+
+/* ---- step_measures.c ------------------------------------------------------------------------- */
+
+status cuda_measuring_create(cuda_measuring *m, uint32_t max_seqs);
+void cuda_measuring_destroy(backend_cuda *b);
+size_t cuda_measures_bytes(const backend_cuda *b, const step_plan *plan); /* in the step's pack */
+/* Clears seq_results, and packs what is measured, group by group, after the rows. */
+void cuda_measures_pack(backend_cuda *b, const step_plan *plan);
+/* Makes room for what the step measures, and gives the results their values. */
+status cuda_measures_reserve(backend_cuda *b, const step_plan *plan);
+/* cuda_batch.measure; ctx is the backend. */
+status cuda_measure_layer(void *ctx, uint32_t layer, gpu_measure *m);
+/* Copies what the step's layers have measured to the host, all at once. */
+status cuda_fetch_measures(backend_cuda *b);
 
 /* ---- sums.c ---------------------------------------------------------------------------------- */
 

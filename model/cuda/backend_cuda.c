@@ -200,14 +200,14 @@ static status begin_step(backend_cuda *b, const step_plan *plan)
     }
     if (!computes) return checked;
     if (b->window) RETURN_IF_ERROR(plan_window(b, plan));
-    RETURN_IF_ERROR(cuda_lay_out_measures(b, plan));
+    RETURN_IF_ERROR(cuda_measures_reserve(b, plan));
     return cuda_retrieve_lay_out(b, plan, &f->batch);
 }
 
 static status run_rows(backend_cuda *b)
 {
     cuda_batch *batch = &b->flight->batch;
-    if (b->is_measuring) {
+    if (b->measuring.n_groups) {
         batch->wants_lse = true;
         batch->measure = cuda_measure_layer;
         batch->ctx = b;
@@ -355,8 +355,7 @@ static void cuda_destroy(void *ctx)
         if (b->pages.data) d->api->release(d->g, b->pages.data);
         if (b->draw_scratch) d->api->release(d->g, b->draw_scratch);
         if (b->host) d->api->release_host(d->g, b->host);
-        if (b->measures) d->api->release(d->g, b->measures);
-        if (b->scratch) d->api->release(d->g, b->scratch);
+        cuda_measuring_destroy(b);
         cuda_sums_destroy(b);
         cuda_retrieve_destroy(b);
         if (!d->borrowed) d->api->close(d->g);

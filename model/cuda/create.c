@@ -252,6 +252,7 @@ static status make_step_buffers(backend_cuda *b, const backend_options *o)
     for (int i = 0; i < CUDA_FLIGHTS; i++)
         RETURN_IF_ERROR(make_flight(b, o->max_seqs, &b->flights[i]));
     b->step.is_double = b->logits.is_double = true;
+    RETURN_IF_ERROR(cuda_measuring_create(&b->measuring, o->max_seqs));
     b->is_greedy = calloc(o->max_seqs, sizeof *b->is_greedy);
     b->seqs = calloc(o->max_seqs, sizeof *b->seqs);
     b->logit_rows = calloc((size_t)o->max_rows + o->max_seqs, sizeof *b->logit_rows);

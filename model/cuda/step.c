@@ -1,203 +1,11 @@
-/* The arrays that a step reads and writes on the device: rows, tiles of attention, measures. */
+/* The arrays that a step reads on the device: rows and tiles of attention. */
 #include "model/cuda/backend.h"
-#include "model/measures.h"
 #include "model/plan.h"
-#include "model/rope.h"
 
 #include <assert.h>
-#include <stdlib.h>
 #include <string.h>
 
-/* ---- measures -------------------------------------------------------------------------------- */
-
-static const gpu_measure_kind kinds[MEASURE_KINDS] = {
-    [MEASURE_MASS] = GPU_MEASURE_MASS,
-    [MEASURE_RAW] = GPU_MEASURE_RAW,
-    [MEASURE_PROJECTION] = GPU_MEASURE_PROJECTION,
-    [MEASURE_PROJECTION_OUTSIDE] = GPU_MEASURE_OUTSIDE,
-    [MEASURE_PROJECTION_POOLED] = GPU_MEASURE_POOLED,
-    [MEASURE_EXPECTED] = GPU_MEASURE_EXPECTED,
-    [MEASURE_VALUE_WEIGHT] = GPU_MEASURE_VALUE_WEIGHT,
-    [MEASURE_VALUE_NORM] = GPU_MEASURE_VALUE_NORM,
-    [MEASURE_KEY_NORM] = GPU_MEASURE_KEY_NORM,
-    [MEASURE_KEY_COSINE] = GPU_MEASURE_KEY_COSINE,
-};
-
-static const gpu_sum sums[] = {
-    [MEASURE_SUM_STEP] = GPU_SUM_NONE,
-    [MEASURE_SUM_START] = GPU_SUM_START,
-    [MEASURE_SUM_ADD] = GPU_SUM_ADD,
-};
-
-/* Grows memory on the device that kernels in flight may still use. Its content is lost. */
-static status reserve(backend_cuda *b, uint8_t **memory, size_t *capacity, size_t bytes)
-{
-    cuda_device *d = &b->device;
-    if (bytes <= *capacity) return STATUS_IS_OK;
-    RETURN_IF_ERROR(cuda_wait(d));
-    if (*memory) d->api->release(d->g, *memory);
-    *memory = NULL;
-    *capacity = 0;
-    void *grown;
-    RETURN_IF_GPU_ERROR(d->api->alloc(d->g, bytes, &grown));
-    *memory = grown;
-    *capacity = bytes;
-    return STATUS_IS_OK;
-}
-
-static float *alloc_pinned(void *ctx, size_t n)
-{
-    cuda_device *d = ctx;
-    void *host;
-    return d->api->alloc_host(d->g, n * sizeof(float), &host) == GPU_OK ? host : NULL;
-}
-
-static void release_pinned(void *ctx, float *values)
-{
-    cuda_device *d = ctx;
-    d->api->release_host(d->g, values);
-}
-
-/* Makes room for results of measures: of the flight's own on the host, where they stay until its
- * next step, and of any step's on the device, which they leave before the next step's kernels. */
-static status reserve_results(backend_cuda *b, size_t floats)
-{
-    measured *host = &b->flight->measured;
-    RETURN_IF_ERROR(reserve(b, &b->measures, &b->measures_bytes, floats * sizeof(float)));
-    host->alloc = alloc_pinned;
-    host->release = release_pinned;
-    host->ctx = &b->device;
-    return measured_reserve(host, floats);
-}
-
-/* Results start as zeros, because layers without measures write nothing. */
-status cuda_lay_out_measures(backend_cuda *b, const step_plan *plan)
-{
-    size_t floats = 0;
-    b->is_measuring = false;
-    b->n_measured = 0;
-    for (uint32_t i = 0; i < plan->n_seqs; i++) {
-        const step_seq *s = &plan->seqs[i];
-        measure_result *m = &b->seq_results[i].measure;
-        b->seq_results[i] = (step_seq_result){0};
-        if (s->measure.kind == MEASURE_NONE) continue;
-        b->is_measuring = true;
-        if (s->measure.sum != MEASURE_SUM_STEP) b->has_sums = true;
-        if (measures_arrays(&s->measure) == 0) continue;
-        m->n_layers = measure_layers(&b->info.geometry, s->measure.layer_step);
-        m->n_kv_heads = b->local.n_kv_heads;
-        m->stride = plan_longest_table(b->mirror, s->seq, s->measure.by_slot);
-        m->q_heads = b->config.n_heads / b->config.n_kv_heads;
-        floats += measures_arrays(&s->measure) * plan_measure_floats(m);
-    }
-    if (floats == 0) return STATUS_IS_OK;
-    RETURN_IF_ERROR(reserve_results(b, floats));
-    RETURN_IF_GPU_ERROR(b->device.api->clear(b->device.g, b->measures, floats * sizeof(float)));
-    b->n_measured = floats;
-    measured_block *block = b->flight->measured.first;
-    const float *at = block->values;
-    for (uint32_t i = 0; i < plan->n_seqs; i++) {
-        uint32_t arrays = measures_arrays(&plan->seqs[i].measure);
-        if (arrays == 0) continue;
-        b->seq_results[i].measure.values = at;
-        b->seq_results[i].measure.holders = &block->holders;
-        at += arrays * plan_measure_floats(&b->seq_results[i].measure);
-    }
-    return STATUS_IS_OK;
-}
-
-status cuda_fetch_measures(backend_cuda *b)
-{
-    size_t bytes = b->n_measured * sizeof(float);
-    if (bytes == 0) return STATUS_IS_OK;
-    return cuda_status(b->device.api->copy_out(b->device.g, b->flight->measured.first->values,
-                                               b->measures, bytes));
-}
-
-/* Measures one array of one sequence in one layer. Measures by page and silent sums are computed by
- * slot in the scratch, before the kernel's own part of it. */
-static status measure_one(backend_cuda *b, uint32_t seq, measure_kind kind, size_t first,
-                          gpu_measure *m)
-{
-    const measure_spec *spec = &b->plan->seqs[seq].measure;
-    const measure_result *r = &b->seq_results[seq].measure;
-    m->kind = kinds[kind];
-    size_t slots = ((size_t)m->kv_heads * m->longest * sizeof(float) + 255) / 256 * 256;
-    RETURN_IF_ERROR(reserve(b, &b->scratch, &b->scratch_bytes, slots + gpu_measure_scratch(m)));
-    m->slots = (float *)(void *)b->scratch;
-    m->slot_stride = m->longest;
-    m->by_page = NULL;
-    m->scratch = b->scratch + slots;
-    if (!r->values) return cuda_status(b->device.api->measure(b->device.g, m));
-    size_t at = (size_t)(r->values - b->flight->measured.first->values) + first;
-    float *device = (float *)(void *)b->measures + at;
-    if (spec->by_slot) {
-        m->slots = device;
-        m->slot_stride = r->stride;
-    }
-    m->by_page = spec->by_slot ? NULL : device;
-    m->page_stride = r->stride;
-    return cuda_status(b->device.api->measure(b->device.g, m));
-}
-
-status cuda_measure_layer(void *ctx, uint32_t layer, gpu_measure *m)
-{
-    backend_cuda *b = ctx;
-    const float *mean_rope = b->mean_ropes;
-    for (uint32_t i = 0; i < b->plan->n_seqs; i++) {
-        const step_seq *s = &b->plan->seqs[i];
-        const measure_spec *spec = &s->measure;
-        const measure_result *r = &b->seq_results[i].measure;
-        if (spec->kind == MEASURE_NONE) continue;
-        m->mean_rope = mean_rope;
-        if (spec->kind == MEASURE_EXPECTED) mean_rope += b->config.head_dim;
-        uint32_t row = measure_layer_of(&b->info.geometry, layer, spec->layer_step);
-        if (row == MEASURE_NO_LAYER) continue;
-        m->seq = b->seqs[i];
-        m->rows = spec->rows < s->n_tokens ? spec->rows : s->n_tokens;
-        if (spec->kind == MEASURE_EXPECTED)
-            m->rows = s->n_tokens - measures_first_expected(spec, s->n_tokens, s->position);
-        m->longest = plan_longest_table(b->mirror, s->seq, true);
-        m->window = spec->window;
-        m->chunk = spec->chunk;
-        m->add = spec->bias;
-        m->theta = spec->theta;
-        m->sinks = spec->sinks;
-        m->sum = sums[spec->sum];
-        size_t first = (size_t)row * r->n_kv_heads * r->stride;
-        RETURN_IF_ERROR(measure_one(b, i, spec->kind, first, m));
-        m->sum = GPU_SUM_NONE;
-        if (spec->second != MEASURE_NONE && r->values)
-            RETURN_IF_ERROR(measure_one(b, i, spec->second, first + plan_measure_floats(r), m));
-    }
-    return STATUS_IS_OK;
-}
-
 /* ---- a step's arrays ------------------------------------------------------------------------- */
-
-static size_t count_mean_ropes(const step_plan *plan)
-{
-    size_t n = 0;
-    for (uint32_t i = 0; i < plan->n_seqs; i++) n += plan->seqs[i].measure.kind == MEASURE_EXPECTED;
-    return n;
-}
-
-/* Packs the mean rotation of the positions to come for each sequence with MEASURE_EXPECTED. */
-static void pack_mean_ropes(backend_cuda *b, const step_plan *plan)
-{
-    float inv_freq[MODEL_HEAD_DIM_MAX / 2];
-    uint32_t dim = b->config.head_dim;
-    size_t n = count_mean_ropes(plan);
-    float *mean_ropes = cuda_pack_take(&b->step, n * dim * sizeof *mean_ropes, &b->mean_ropes);
-    if (n == 0) return;
-    rope_frequencies(&b->config.rope, dim, inv_freq);
-    for (uint32_t i = 0; i < plan->n_seqs; i++) {
-        const step_seq *s = &plan->seqs[i];
-        if (s->measure.kind != MEASURE_EXPECTED) continue;
-        measures_mean_rope(&b->config.rope, inv_freq, dim, s->position + s->n_tokens, mean_ropes);
-        mean_ropes += dim;
-    }
-}
 
 /* Whether the step can run as a graph: its rows and attention tiles are then padded, so that many
  * steps have one shape. Only steps that decode alone qualify. With several ranks, sums happen
@@ -241,8 +49,7 @@ static size_t pack_bytes(const backend_cuda *b, const step_plan *plan, const cud
     size_t rows = batch->n_rows, seqs = batch->n_seqs, groups = b->tables.counts[PKV_HEAD];
     size_t q_heads = b->local.n_heads / b->local.n_kv_heads;
     size_t prefill = rows * q_heads / GPU_PREFILL_ROWS + seqs;
-    return 4 * rows * sizeof(uint32_t) + seqs * sizeof(gpu_seq) +
-           count_mean_ropes(plan) * b->config.head_dim * sizeof(float) +
+    return 4 * rows * sizeof(uint32_t) + seqs * sizeof(gpu_seq) + cuda_measures_bytes(b, plan) +
            (seqs * groups + rows + seqs) * sizeof(uint32_t) +
            (cuda_forward_tiles(b->forward) + prefill) * sizeof(gpu_tile) +
            b->tables.n_patches * sizeof(gpu_patch) + b->tables.n_values * sizeof(uint32_t) +
@@ -415,7 +222,7 @@ status cuda_send(backend_cuda *b, const step_plan *plan, bool computes, cuda_bat
     uint32_t n_lengths = pack_rows(b, rows, batch);
     pack_tiles(b, rows, batch);
     pack_lengths(b, rows, n_lengths, batch);
-    pack_mean_ropes(b, rows);
+    cuda_measures_pack(b, rows);
     const gpu_patch *d_patches;
     const uint32_t *d_values;
     size_t n = b->tables.n_patches, n_values = b->tables.n_values;

@@ -35,7 +35,7 @@ static kern_table table_on_cpu(const world *w, uint32_t head, uint32_t seq)
 static size_t first_query(const world *w, const gpu_measure *m, uint32_t head, uint32_t seq)
 {
     const shape *s = w->s;
-    return ((size_t)(w->seqs[seq].first_row + w->seqs[seq].n_rows - m->rows) * w->heads +
+    return ((size_t)(w->seqs[seq].first_row + w->seqs[seq].n_rows - m->one.rows) * w->heads +
             head * s->q_heads) *
            s->dim;
 }
@@ -49,7 +49,7 @@ static void due_rows(check *c, const inputs *in, const gpu_measure *m, uint32_t 
     size_t at = first_query(w, m, head, seq), stride = (size_t)w->heads * s->dim;
     kern_rows_item item = {.table = table_on_cpu(w, head, seq),
                            .kind = (kern_row_measure)kind,
-                           .n_rows = m->rows,
+                           .n_rows = m->one.rows,
                            .window = m->window,
                            .chunk = m->chunk,
                            .bias = m->add,
@@ -86,7 +86,7 @@ static void due_expected(check *c, const inputs *in, const gpu_measure *m, uint3
     (void)kind;
     kern_expected_item item = {.table = table_on_cpu(w, head, seq),
                                .sinks = m->sinks,
-                               .n_rows = m->rows,
+                               .n_rows = m->one.rows,
                                .q = w->unrotated + first_query(w, m, head, seq),
                                .mean_rope = in->mean_rope,
                                .out = out};
@@ -129,35 +129,44 @@ static const kind_row kinds[GPU_MEASURE_KINDS] = {
 
 static const char *const format_names[GPU_KV_FORMATS] = {"bf16", "f16", "e4m3", "int8"};
 
-/* Measures, and copies m->slots or m->by_page to the host. */
+/* Floats that start at a multiple of 256 bytes, as the backend has them. */
+static size_t own_scratch(const gpu_measure *m, const gpu_measured *s)
+{
+    return (gpu_measure_scratch(m, s) + 63) / 64 * 64;
+}
+
+/* Measures m->one, and copies its n results to the host. */
 static void measure(check *c, gpu_measure *m, size_t n, float *got)
 {
-    m->scratch = check_device(c, NULL, gpu_measure_scratch(m));
+    m->list = (gpu_measured_list){.scratch = gpu_measure_shared(m)};
+    m->one.wave = gpu_measure_wave(m, &m->one);
+    gpu_measure_add(&m->list, &m->one, own_scratch(m, &m->one));
+    m->scratch = check_device(c, NULL, m->list.scratch * 4 + 4);
+    m->values = check_device(c, NULL, n * 4);
     check_ok(c, c->api->measure(c->g, m));
-    check_fetch(c, got, m->by_page ? m->by_page : m->slots, n * 4);
+    check_fetch(c, got, m->values, n * 4);
+    c->api->release(c->g, m->values);
     c->api->release(c->g, m->scratch);
 }
 
-static void check_by_page(check *c, const world *w, gpu_measure *m, const float *by_slot)
+static void check_by_page(check *c, const world *w, gpu_measure m, const float *by_slot)
 {
-    uint32_t tokens = w->s->page_tokens, n = m->longest, pages = (n + tokens - 1) / tokens;
+    uint32_t tokens = w->s->page_tokens, n = m.one.longest, pages = (n + tokens - 1) / tokens;
     size_t all = (size_t)w->s->kv_heads * pages;
     float *sums = check_memory(all, 4), *got = check_memory(all, 4);
-    m->by_page = check_device(c, NULL, all * 4);
-    m->page_stride = pages;
-    measure(c, m, all, got);
+    m.out = GPU_OUT_PAGES;
+    m.one.stride = pages;
+    measure(c, &m, all, got);
     for (size_t i = 0; i < (size_t)w->s->kv_heads * n; i++)
         sums[i / n * pages + i % n / tokens] += by_slot[i];
     check_row(c, "  by page", sums, got, all, 1e-6);
-    c->api->release(c->g, m->by_page);
-    m->by_page = NULL;
     free(sums), free(got);
 }
 
 /* START discards the old sums; measuring again adds to them, except for the share's own slots. */
 static void check_sums(check *c, const world *w, gpu_measure *m, const float *by_slot)
 {
-    size_t n = (size_t)w->s->kv_heads * m->longest;
+    size_t n = (size_t)w->s->kv_heads * m->one.longest;
     size_t n_sums = (size_t)w->n_cells * w->pages.n_tiles * w->s->page_tokens;
     float *due = check_memory(n, 4), *got = check_memory(n, 4), *junk = check_memory(n_sums, 4);
     check_fill(c, junk, n_sums);
@@ -168,7 +177,7 @@ static void check_sums(check *c, const world *w, gpu_measure *m, const float *by
     m->sum = GPU_SUM_ADD;
     measure(c, m, n, got);
     for (size_t i = 0; i < n; i++) {
-        bool is_new = i % m->longest + m->seq.n_rows >= m->longest;
+        bool is_new = i % m->one.longest + m->one.seq.n_rows >= m->one.longest;
         due[i] = is_new ? by_slot[i] : 2.0f * by_slot[i];
     }
     check_row(c, "  running sums, added to", due, got, n, 1e-6);
@@ -182,18 +191,60 @@ static void check_kind(check *c, const inputs *in, gpu_measure m)
 {
     const world *w = in->w;
     const kind_row *kind = &kinds[m.kind];
-    size_t n = (size_t)w->s->kv_heads * m.longest;
+    size_t n = (size_t)w->s->kv_heads * m.one.longest;
     float *due = check_memory(n, 4), *got = check_memory(n, 4);
     char name[96];
-    m.slots = check_device(c, NULL, n * 4);
     measure(c, &m, n, got);
     for (uint32_t head = 0; head < w->s->kv_heads; head++)
-        kind->due(c, in, &m, head, kind->kind, due + (size_t)head * m.longest);
+        kind->due(c, in, &m, head, kind->kind, due + (size_t)head * m.one.longest);
     snprintf(name, sizeof name, "%s by slot, %s", kind->name, format_names[w->s->format]);
     check_row(c, name, due, got, n, kind->limit);
-    if (m.kind == GPU_MEASURE_MASS) check_by_page(c, w, &m, due);
+    if (m.kind == GPU_MEASURE_MASS) check_by_page(c, w, m, due);
     if (m.kind == GPU_MEASURE_MASS || m.kind == GPU_MEASURE_PROJECTION) check_sums(c, w, &m, due);
-    c->api->release(c->g, m.slots);
+    free(due), free(got);
+}
+
+static gpu_measured measured_of(const world *w, uint32_t seq)
+{
+    uint32_t rows = w->s->rows[seq], n = w->s->lengths[seq];
+    return (gpu_measured){.seq = w->seqs[seq],
+                          .longest = n,
+                          .rows = rows < ROWS_MOST ? rows : ROWS_MOST,
+                          .stride = n};
+}
+
+/* All sequences by one call: each has the bits that it has alone. */
+static void check_together(check *c, const world *w, gpu_measure m)
+{
+    gpu_measured seqs[SEQS_MOST];
+    uint32_t n = w->s->n_seqs, tokens = w->s->page_tokens;
+    size_t heads = w->s->kv_heads, total = 0;
+    for (uint32_t i = 0; i < n; i++) total += heads * w->s->lengths[i];
+    float *due = check_memory(total, 4), *got = check_memory(total, 4);
+    for (int by_page = 0; by_page <= (m.kind == GPU_MEASURE_MASS); by_page++) {
+        size_t at = 0;
+        gpu_measured_list list = {.scratch = gpu_measure_shared(&m)};
+        m.out = by_page ? GPU_OUT_PAGES : GPU_OUT_SLOTS;
+        for (uint32_t i = 0; i < n; i++) {
+            m.one = measured_of(w, i);
+            if (by_page) m.one.stride = (m.one.stride + tokens - 1) / tokens;
+            measure(c, &m, heads * m.one.stride, due + at);
+            seqs[i] = m.one;
+            seqs[i].values = at;
+            gpu_measure_add(&list, &seqs[i], own_scratch(&m, &seqs[i]));
+            at += heads * m.one.stride;
+        }
+        list.seqs = check_device(c, seqs, n * sizeof *seqs);
+        m.list = list;
+        m.scratch = check_device(c, NULL, list.scratch * 4 + 4);
+        m.values = check_device(c, NULL, at * 4);
+        check_ok(c, c->api->measure(c->g, &m));
+        check_fetch(c, got, m.values, at * 4);
+        check_row(c, by_page ? "  together, by page" : "  together", due, got, at, 0.0);
+        c->api->release(c->g, m.values);
+        c->api->release(c->g, m.scratch);
+        c->api->release(c->g, (void *)(uintptr_t)list.seqs);
+    }
     free(due), free(got);
 }
 
@@ -214,7 +265,7 @@ void check_measures(check *c, world *w, uint32_t seq)
         unsigned bits;
     } types[] = {{DTYPE_BF16, 0}, {DTYPE_F16, 0}, {DTYPE_BF16, 4}, {DTYPE_F32, 0}};
     const shape *s = w->s;
-    uint32_t n = s->lengths[seq], of = rng_u32(&c->random) % 4;
+    uint32_t of = rng_u32(&c->random) % 4;
     size_t rows = (size_t)w->total * w->heads * s->dim;
     weights o =
         check_weights(c, HIDDEN, (size_t)w->heads * s->dim, types[of].type, types[of].bits, NULL);
@@ -225,10 +276,9 @@ void check_measures(check *c, world *w, uint32_t seq)
     gpu_measure m = {.pages = w->pages,
                      .tables = w->gpu_tables,
                      .layer = w->layer,
-                     .seq = w->seqs[seq],
                      .lengths = w->d_lengths,
-                     .longest = n,
-                     .rows = s->rows[seq] < ROWS_MOST ? s->rows[seq] : ROWS_MOST,
+                     .one = measured_of(w, seq),
+                     .out = GPU_OUT_SLOTS,
                      .kv_heads = s->kv_heads,
                      .q_heads = s->q_heads,
                      .scale = 1.0f / sqrtf((float)s->dim),
@@ -243,19 +293,23 @@ void check_measures(check *c, world *w, uint32_t seq)
                      .bias = s->bias ? w->gpu_bias : NULL,
                      .norm = s->norms ? w->gpu_norms : NULL,
                      .eps = 1e-6f,
-                     .mean_rope = check_device(c, mean_rope, s->dim * 4),
-                     .o = o.gpu,
-                     .slot_stride = n};
-    for (m.kind = GPU_MEASURE_MASS; m.kind < GPU_MEASURE_KINDS; m.kind++) check_kind(c, &in, m);
+                     .mean_ropes = check_device(c, mean_rope, s->dim * 4),
+                     .o = o.gpu};
+    for (m.kind = GPU_MEASURE_MASS; m.kind < GPU_MEASURE_KINDS; m.kind++) {
+        check_kind(c, &in, m);
+        if (seq == 0) check_together(c, w, m);
+    }
     m.add = 0.75f;
     m.theta = 2.5f;
-    for (m.kind = GPU_MEASURE_PROJECTION; m.kind <= GPU_MEASURE_POOLED; m.kind++)
+    for (m.kind = GPU_MEASURE_PROJECTION; m.kind <= GPU_MEASURE_POOLED; m.kind++) {
         check_kind(c, &in, m);
+        if (seq == 0) check_together(c, w, m);
+    }
     m.add = m.theta = 0.0f;
     m.kind = GPU_MEASURE_EXPECTED; /* without queries */
-    m.rows = 0;
+    m.one.rows = 0;
     check_kind(c, &in, m);
-    c->api->release(c->g, (void *)(uintptr_t)m.mean_rope);
+    c->api->release(c->g, (void *)(uintptr_t)m.mean_ropes);
     alloc_pages_free((void *)(uintptr_t)in.o.data, kern_matrix_size(&in.o));
     check_forget_weights(c, &o, true);
     free(in.y);
