@@ -22,15 +22,13 @@ typedef struct cuda_moves {
 
 /* What a step measures (step_measures.c). */
 typedef struct cuda_measuring {
-    struct cuda_measure_group *groups; /* [max_seqs] */
-    uint32_t n_groups;                 /* 0: the step measures nothing */
-    uint32_t *group_of;                /* [max_seqs] of each share that is measured */
-    gpu_measured *seqs;                /* [max_seqs] likewise */
-    float *values;                     /* on the device: results, until they are copied out */
-    size_t n_values;                   /* floats of them that the step gives back */
-    float *scratch;                    /* on the device */
+    cuda_measure_group *groups; /* [max_seqs] */
+    uint32_t n_groups;          /* 0: the step measures nothing */
+    uint32_t *group_of;         /* [max_seqs] of each share that is measured */
+    gpu_measured *seqs;         /* [max_seqs] likewise */
+    cuda_measure_memory memory;
+    size_t n_values; /* floats of results that the step gives back */
     size_t values_capacity, scratch_capacity;
-    const float *mean_ropes; /* on the device: [head_dim] for each MEASURE_EXPECTED */
     uint32_t n_mean_ropes;
 } cuda_measuring;
 
@@ -146,12 +144,17 @@ uint32_t cuda_part_slots(const backend_cuda *b, uint64_t slots, uint32_t longest
 status cuda_measuring_create(cuda_measuring *m, uint32_t max_seqs);
 void cuda_measuring_destroy(backend_cuda *b);
 size_t cuda_measures_bytes(const backend_cuda *b, const step_plan *plan); /* in the step's pack */
-/* Clears seq_results, and packs what is measured, group by group, after the rows. */
-void cuda_measures_pack(backend_cuda *b, const step_plan *plan);
+/* Whether measures are the same but for their rows. */
+bool cuda_is_alike(const measure_spec *a, const measure_spec *b);
+/* Whether no share of the plan is measured, or all are, alike. */
+bool cuda_measures_alike(const step_plan *plan);
+/* Clears seq_results, and packs what is measured, group by group, after the rows. A batch of
+ * several groups does not repeat. */
+void cuda_measures_pack(backend_cuda *b, const step_plan *plan, cuda_batch *batch);
 /* Makes room for what the step measures, and gives the results their values. */
 status cuda_measures_reserve(backend_cuda *b, const step_plan *plan);
-/* cuda_batch.measure; ctx is the backend. */
-status cuda_measure_layer(void *ctx, uint32_t layer, gpu_measure *m);
+/* Sets what the batch measures, after cuda_measures_reserve. */
+void cuda_measures_join(backend_cuda *b, cuda_batch *batch);
 /* Copies what the step's layers have measured to the host, all at once. */
 status cuda_fetch_measures(backend_cuda *b);
 

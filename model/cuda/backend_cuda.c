@@ -207,11 +207,7 @@ static status begin_step(backend_cuda *b, const step_plan *plan)
 static status run_rows(backend_cuda *b)
 {
     cuda_batch *batch = &b->flight->batch;
-    if (b->measuring.n_groups) {
-        batch->wants_lse = true;
-        batch->measure = cuda_measure_layer;
-        batch->ctx = b;
-    }
+    cuda_measures_join(b, batch);
     RETURN_IF_ERROR(cuda_graphs_run(b->graphs, b->forward, batch, &b->interrupted));
     return cuda_fetch_measures(b);
 }

@@ -161,6 +161,20 @@ typedef struct cuda_layer_kv {
     const uint32_t *lengths;
 } cuda_layer_kv;
 
+/* Sequences with one measure, as many as have room in the scratch. */
+typedef struct cuda_measure_group {
+    measure_spec spec; /* but for its rows */
+    gpu_measured_list list;
+    uint32_t first; /* index of its first sequence among those of all groups */
+} cuda_measure_group;
+
+/* Where measures lie on the device. */
+typedef struct cuda_measure_memory {
+    float *values; /* results, until they are copied out */
+    float *scratch;
+    const float *mean_ropes; /* [head_dim] for each MEASURE_EXPECTED */
+} cuda_measure_memory;
+
 /* One step's rows, its arrays on the device. */
 typedef struct cuda_batch {
     uint32_t n_rows, n_seqs, n_decode, n_prefill, part_slots; /* padding included */
@@ -177,6 +191,9 @@ typedef struct cuda_batch {
     struct cuda_far *far;       /* attends to what the window leaves in host memory; or NULL */
     /* Called after each layer's attention when something is measured; else NULL. */
     status (*measure)(void *ctx, uint32_t layer, gpu_measure *m);
+    /* What it measures in a step that repeats, which has one group at most. */
+    cuda_measure_group measured;
+    cuda_measure_memory measures;
     /* Called instead of the layer's attention when rows read by retrieval; else NULL. */
     status (*attend)(void *ctx, uint32_t layer, const gpu_heads *h, const gpu_attention *a);
     void *ctx;

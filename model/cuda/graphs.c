@@ -3,7 +3,6 @@
  * which are copied to the same places before each replay. */
 #include "model/cuda/backend.h"
 
-#include <assert.h>
 #include <stdatomic.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -48,6 +47,18 @@ uint32_t cuda_graphs_round(uint32_t n, uint32_t steps)
     return (n + step - 1) / step * step;
 }
 
+/* The same of what batches measure; all but the lists' content, which is on the device. */
+static bool same_measures(const cuda_batch *a, const cuda_batch *b)
+{
+    const gpu_measured_list *x = &a->measured.list, *y = &b->measured.list;
+    if (!a->measure || !b->measure) return !a->measure && !b->measure;
+    return cuda_is_alike(&a->measured.spec, &b->measured.spec) && x->seqs == y->seqs &&
+           x->n == y->n && x->longest == y->longest && x->rows == y->rows && x->wave == y->wave &&
+           x->waves == y->waves && a->measures.values == b->measures.values &&
+           a->measures.scratch == b->measures.scratch &&
+           a->measures.mean_ropes == b->measures.mean_ropes;
+}
+
 /* Compares all that launches take from a batch; their other arguments never change. */
 static bool same_shape(const cuda_batch *a, const cuda_batch *b)
 {
@@ -55,7 +66,7 @@ static bool same_shape(const cuda_batch *a, const cuda_batch *b)
            a->part_slots == b->part_slots && a->whole == b->whole && a->tokens == b->tokens &&
            a->positions == b->positions && a->row_seqs == b->row_seqs && a->lengths == b->lengths &&
            a->seqs == b->seqs && a->decode == b->decode && a->prefill == b->prefill &&
-           a->tables.pages == b->tables.pages;
+           a->tables.pages == b->tables.pages && same_measures(a, b);
 }
 
 /* The shape's entry, or the least recently used one, emptied. With GRAPHS entries, the least
@@ -100,7 +111,6 @@ status cuda_graphs_run(cuda_graphs *all, cuda_forward *f, const cuda_batch *batc
                        const _Atomic bool *interrupted)
 {
     if (!batch->repeats) return cuda_forward_run(f, batch, interrupted);
-    assert(!batch->measure && !batch->wants_lse);
     entry *e = find_entry(all, batch);
     bool seen = e->used > 0; /* a shape's first launches load kernels and choose algorithms */
     e->used = ++all->now;

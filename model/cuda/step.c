@@ -9,13 +9,14 @@
 
 /* Whether the step can run as a graph: its rows and attention tiles are then padded, so that many
  * steps have one shape. Only steps that decode alone qualify. With several ranks, sums happen
- * between launches, a window has copies there, and a step that measures has launches of its own:
- * none is captured. Moves, patches and logits lie outside the captured part. */
+ * between launches and a window has copies there: neither is captured. Where sequences are
+ * measured, all must be, and alike: others make too many shapes. Moves, patches and logits lie
+ * outside the captured part. */
 static bool only_decodes(const backend_cuda *b, const step_plan *plan)
 {
-    bool one = plan->n_seqs > 0 && comm_size(b->device.group) == 1 && !b->window;
-    for (uint32_t i = 0; one && i < plan->n_seqs; i++)
-        one = plan->seqs[i].n_tokens == 1 && plan->seqs[i].measure.kind == MEASURE_NONE;
+    bool one = plan->n_seqs > 0 && comm_size(b->device.group) == 1 && !b->window &&
+               cuda_measures_alike(plan);
+    for (uint32_t i = 0; one && i < plan->n_seqs; i++) one = plan->seqs[i].n_tokens == 1;
     return one;
 }
 
@@ -221,8 +222,8 @@ status cuda_send(backend_cuda *b, const step_plan *plan, bool computes, cuda_bat
     RETURN_IF_ERROR(cuda_pack_begin(d, &b->step, pack_bytes(b, rows, batch, &plan->deltas)));
     uint32_t n_lengths = pack_rows(b, rows, batch);
     pack_tiles(b, rows, batch);
+    cuda_measures_pack(b, rows, batch);
     pack_lengths(b, rows, n_lengths, batch);
-    cuda_measures_pack(b, rows);
     const gpu_patch *d_patches;
     const uint32_t *d_values;
     size_t n = b->tables.n_patches, n_values = b->tables.n_values;

@@ -7,13 +7,6 @@
 
 #include <stdlib.h>
 
-/* Sequences with one measure, as many as have room in the scratch. */
-struct cuda_measure_group {
-    measure_spec spec; /* but for its rows */
-    gpu_measured_list list;
-    uint32_t first; /* index of its first sequence among those of all groups */
-};
-
 static const gpu_measure_kind kinds[MEASURE_KINDS] = {
     [MEASURE_MASS] = GPU_MEASURE_MASS,
     [MEASURE_RAW] = GPU_MEASURE_RAW,
@@ -46,8 +39,8 @@ void cuda_measuring_destroy(backend_cuda *b)
 {
     cuda_measuring *m = &b->measuring;
     const cuda_device *d = &b->device;
-    if (m->values) d->api->release(d->g, m->values);
-    if (m->scratch) d->api->release(d->g, m->scratch);
+    if (m->memory.values) d->api->release(d->g, m->memory.values);
+    if (m->memory.scratch) d->api->release(d->g, m->memory.scratch);
     free(m->groups);
     free(m->group_of);
     free(m->seqs);
@@ -55,12 +48,19 @@ void cuda_measuring_destroy(backend_cuda *b)
 
 /* ---- groups ---------------------------------------------------------------------------------- */
 
-static bool is_alike(const measure_spec *a, const measure_spec *b)
+bool cuda_is_alike(const measure_spec *a, const measure_spec *b)
 {
     return a->kind == b->kind && a->second == b->second && a->layer_step == b->layer_step &&
            a->by_slot == b->by_slot && a->sum == b->sum && a->silent == b->silent &&
            a->sinks == b->sinks && a->window == b->window && a->chunk == b->chunk &&
            a->bias == b->bias && a->theta == b->theta;
+}
+
+bool cuda_measures_alike(const step_plan *plan)
+{
+    for (uint32_t i = 1; i < plan->n_seqs; i++)
+        if (!cuda_is_alike(&plan->seqs[0].measure, &plan->seqs[i].measure)) return false;
+    return true;
 }
 
 /* Fills in what the group says of a call. */
@@ -130,13 +130,13 @@ static uint32_t find_group(backend_cuda *b, const measure_spec *spec, size_t scr
 {
     cuda_measuring *m = &b->measuring;
     for (uint32_t i = m->n_groups; i > 0; i--) {
-        const struct cuda_measure_group *group = &m->groups[i - 1];
-        if (!is_alike(&group->spec, spec)) continue;
+        const cuda_measure_group *group = &m->groups[i - 1];
+        if (!cuda_is_alike(&group->spec, spec)) continue;
         if ((group->list.scratch + scratch) * sizeof(float) <= GPU_WEIGHT_BYTES) return i - 1;
         break;
     }
     m->groups[m->n_groups] =
-        (struct cuda_measure_group){.spec = *spec, .list = {.scratch = shared_scratch(b, spec)}};
+        (cuda_measure_group){.spec = *spec, .list = {.scratch = shared_scratch(b, spec)}};
     return m->n_groups++;
 }
 
@@ -200,7 +200,7 @@ static void pack_mean_ropes(backend_cuda *b, const step_plan *plan)
     float inv_freq[MODEL_HEAD_DIM_MAX / 2];
     uint32_t dim = b->config.head_dim;
     size_t bytes = (size_t)b->measuring.n_mean_ropes * dim * sizeof(float);
-    float *mean_ropes = cuda_pack_take(&b->step, bytes, &b->measuring.mean_ropes);
+    float *mean_ropes = cuda_pack_take(&b->step, bytes, &b->measuring.memory.mean_ropes);
     if (bytes == 0) return;
     rope_frequencies(&b->config.rope, dim, inv_freq);
     for (uint32_t i = 0; i < plan->n_seqs; i++) {
@@ -229,7 +229,15 @@ static void pack_groups(backend_cuda *b, const step_plan *plan)
         m->groups[g].list.seqs = device + m->groups[g].first - m->groups[g].list.n;
 }
 
-void cuda_measures_pack(backend_cuda *b, const step_plan *plan)
+/* Rounds up the slots that the calls of a group go over, so that steps share shapes. */
+static void round_slots(cuda_measure_group *group)
+{
+    enum { SLOTS = 64 };
+    uint32_t n = (group->list.longest + SLOTS - 1) / SLOTS;
+    group->list.longest = cuda_graphs_round(n, CUDA_SHAPE_STEPS) * SLOTS;
+}
+
+void cuda_measures_pack(backend_cuda *b, const step_plan *plan, cuda_batch *batch)
 {
     cuda_measuring *m = &b->measuring;
     m->n_groups = m->n_mean_ropes = 0;
@@ -238,13 +246,16 @@ void cuda_measures_pack(backend_cuda *b, const step_plan *plan)
         b->seq_results[i] = (step_seq_result){0};
         if (plan->seqs[i].measure.kind != MEASURE_NONE) add_seq(b, &plan->seqs[i], i);
     }
+    if (m->n_groups > 1) batch->repeats = false;
+    if (m->n_groups == 1 && batch->repeats) round_slots(&m->groups[0]);
     pack_mean_ropes(b, plan);
     pack_groups(b, plan);
 }
 
 /* ---- memory ---------------------------------------------------------------------------------- */
 
-/* Grows memory on the device that kernels in flight may still use. Its content is lost. */
+/* Grows memory on the device that kernels in flight may still use, by more than is asked for: it
+ * waits, and graphs of launches that had the old memory are of no more use. Its content is lost. */
 static status reserve(cuda_device *d, float **memory, size_t *capacity, size_t floats)
 {
     if (floats <= *capacity) return STATUS_IS_OK;
@@ -252,6 +263,7 @@ static status reserve(cuda_device *d, float **memory, size_t *capacity, size_t f
     if (*memory) d->api->release(d->g, *memory);
     *memory = NULL;
     *capacity = 0;
+    floats += floats / 2;
     void *grown;
     RETURN_IF_GPU_ERROR(d->api->alloc(d->g, floats * sizeof(float), &grown));
     *memory = grown;
@@ -279,20 +291,21 @@ static status reserve_results(backend_cuda *b)
 {
     cuda_measuring *m = &b->measuring;
     measured *host = &b->flight->measured;
-    RETURN_IF_ERROR(reserve(&b->device, &m->values, &m->values_capacity, m->n_values));
+    RETURN_IF_ERROR(reserve(&b->device, &m->memory.values, &m->values_capacity, m->n_values));
     host->alloc = alloc_pinned;
     host->release = release_pinned;
     host->ctx = &b->device;
     RETURN_IF_ERROR(measured_reserve(host, m->n_values));
-    return cuda_status(b->device.api->clear(b->device.g, m->values, m->n_values * sizeof(float)));
+    return cuda_status(
+        b->device.api->clear(b->device.g, m->memory.values, m->n_values * sizeof(float)));
 }
 
 status cuda_measures_reserve(backend_cuda *b, const step_plan *plan)
 {
     cuda_measuring *m = &b->measuring;
     for (uint32_t g = 0; g < m->n_groups; g++)
-        RETURN_IF_ERROR(
-            reserve(&b->device, &m->scratch, &m->scratch_capacity, m->groups[g].list.scratch));
+        RETURN_IF_ERROR(reserve(&b->device, &m->memory.scratch, &m->scratch_capacity,
+                                m->groups[g].list.scratch));
     if (m->n_values == 0) return STATUS_IS_OK;
     RETURN_IF_ERROR(reserve_results(b));
     measured_block *block = b->flight->measured.first;
@@ -306,8 +319,8 @@ status cuda_measures_reserve(backend_cuda *b, const step_plan *plan)
 
 /* ---- layers ---------------------------------------------------------------------------------- */
 
-static status measure_group(const backend_cuda *b, const struct cuda_measure_group *group,
-                            uint32_t layer, gpu_measure *m)
+static status measure_group(const backend_cuda *b, const cuda_measure_group *group, uint32_t layer,
+                            gpu_measure *m)
 {
     const cuda_device *d = &b->device;
     const measure_spec *spec = &group->spec;
@@ -323,15 +336,26 @@ static status measure_group(const backend_cuda *b, const struct cuda_measure_gro
     return cuda_status(d->api->measure(d->g, m));
 }
 
-status cuda_measure_layer(void *ctx, uint32_t layer, gpu_measure *m)
+static status measure_layer(void *ctx, uint32_t layer, gpu_measure *m)
 {
     const backend_cuda *b = ctx;
-    m->mean_ropes = b->measuring.mean_ropes;
-    m->values = b->measuring.values;
-    m->scratch = b->measuring.scratch;
+    m->mean_ropes = b->measuring.memory.mean_ropes;
+    m->values = b->measuring.memory.values;
+    m->scratch = b->measuring.memory.scratch;
     for (uint32_t g = 0; g < b->measuring.n_groups; g++)
         RETURN_IF_ERROR(measure_group(b, &b->measuring.groups[g], layer, m));
     return STATUS_IS_OK;
+}
+
+void cuda_measures_join(backend_cuda *b, cuda_batch *batch)
+{
+    const cuda_measuring *m = &b->measuring;
+    if (m->n_groups == 0) return;
+    batch->wants_lse = true;
+    batch->measure = measure_layer;
+    batch->ctx = b;
+    batch->measured = m->groups[0];
+    batch->measures = m->memory;
 }
 
 status cuda_fetch_measures(backend_cuda *b)
@@ -339,5 +363,5 @@ status cuda_fetch_measures(backend_cuda *b)
     size_t bytes = b->measuring.n_values * sizeof(float);
     if (bytes == 0) return STATUS_IS_OK;
     return cuda_status(b->device.api->copy_out(b->device.g, b->flight->measured.first->values,
-                                               b->measuring.values, bytes));
+                                               b->measuring.memory.values, bytes));
 }

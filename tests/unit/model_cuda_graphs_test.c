@@ -59,6 +59,7 @@ typedef struct house {
     model_config config;
     pkv *kv;
     uint32_t step, length[SEQS];
+    const measure_spec *measure; /* of every sequence that decodes; NULL: none */
 } house;
 
 /* All logits of all decode steps by sequence, and all measures. */
@@ -111,6 +112,7 @@ static const step_result *take_step(house *h, const uint32_t n[SEQS], bool measu
                                   .want_logits = h->length[s] > 0};
         if (s == 0 && measures)
             seqs[n_seqs].measure = (measure_spec){.kind = MEASURE_MASS, .rows = 1, .layer_step = 1};
+        if (h->measure && h->length[s] > 0) seqs[n_seqs].measure = *h->measure;
         n_seqs++;
         for (uint32_t i = 0; i < n[s]; i++) tokens[n_tokens++] = token_of(s, h->length[s]++);
         assert_true(status_ok(pkv_seq_append(h->kv, s, n[s])));
@@ -225,6 +227,90 @@ static void replays_of_experts(void **state)
     check_replays(&p, SOME, 2, STEPS);
 }
 
+/* ---- measured -------------------------------------------------------------------------------- */
+
+enum { MEASURED_SEQS = 10, MEASURED_STEPS = 12, MEASURED_FLOATS = 1 << 17 };
+
+/* What steps measured of sequences that grow, in the order of steps, and of sequences in each. */
+typedef struct findings {
+    float values[MEASURED_FLOATS];
+    size_t n;
+} findings;
+
+static void add_findings(const step_result *r, const measure_spec *spec, findings *f)
+{
+    uint32_t arrays = spec->silent ? 0 : spec->second == MEASURE_NONE ? 1 : 2;
+    for (uint32_t s = 0; s < MEASURED_SEQS; s++) {
+        const measure_result *m = &r->seqs[s].measure;
+        size_t n = (size_t)arrays * m->n_layers * m->n_kv_heads * m->stride;
+        assert_in_range(f->n + n, 0, MEASURED_FLOATS);
+        memcpy(f->values + f->n, m->values, n * sizeof(float));
+        f->n += n;
+    }
+}
+
+/* In the second step the first sequence rests, and a padding row is in its place. The last sequence
+ * grows beyond 64 slots. */
+static findings *measure_steps(const pass *p, const measure_spec *spec)
+{
+    findings *f = calloc(1, sizeof *f);
+    house h = open_house(p);
+    uint32_t n[SEQS] = {0}, hit;
+    for (uint32_t s = 0; s < MEASURED_SEQS; s++) {
+        assert_true(status_ok(pkv_seq_open(h.kv, s, PKV_HEAD, NULL, 0, 0, 64, &hit)));
+        n[s] = s == 9 ? 60 : 8 + 2 * s;
+    }
+    assert_true(status_ok(take_step(&h, n, false)->status));
+    h.measure = spec;
+    for (uint32_t t = 0; t < MEASURED_STEPS; t++) {
+        for (uint32_t s = 0; s < MEASURED_SEQS; s++) n[s] = t != 1 || s != 0;
+        const step_result *r = take_step(&h, n, false);
+        if (!status_ok(r->status)) fail_msg("step %u: %s", h.step, r->status.message);
+        if (t != 1) add_findings(r, spec, f);
+    }
+    close_house(&h);
+    return f;
+}
+
+static void what_replays_measure(void **state)
+{
+    (void)state;
+    static const measure_spec specs[] = {
+        {.kind = MEASURE_MASS, .rows = 1, .layer_step = 1},
+        {.kind = MEASURE_MASS, .rows = 1, .layer_step = 1, .by_slot = true, .sum = MEASURE_SUM_ADD},
+        {.kind = MEASURE_RAW,
+         .second = MEASURE_VALUE_NORM,
+         .rows = 1,
+         .layer_step = 1,
+         .by_slot = true},
+        {.kind = MEASURE_PROJECTION, .rows = 1, .layer_step = 1, .by_slot = true, .theta = 2},
+        {.kind = MEASURE_EXPECTED,
+         .second = MEASURE_VALUE_WEIGHT,
+         .rows = 1,
+         .layer_step = 1,
+         .by_slot = true,
+         .sinks = 2},
+        {.kind = MEASURE_KEY_COSINE, .layer_step = 1, .by_slot = true},
+    };
+    pass p = on_gpu(&wide);
+    p.override = "num_hidden_layers=2";
+    p.max_model_len = 96;
+    for (size_t i = 0; i < sizeof specs / sizeof *specs; i++) {
+        simt_refuse_captures(1);
+        findings *plain = measure_steps(&p, &specs[i]);
+        simt_refuse_captures(0);
+        uint64_t before = simt_counted().replays;
+        findings *graphs = measure_steps(&p, &specs[i]);
+        assert_in_range(simt_counted().replays - before, 5, MEASURED_STEPS);
+        assert_true(plain->n > 0 && plain->n == graphs->n);
+        assert_memory_equal(plain->values, graphs->values, plain->n * sizeof(float));
+        free(plain);
+        free(graphs);
+    }
+}
+
+/* ---- what is not captured -------------------------------------------------------------------- */
+
 /* Experts of f32 wait in the middle of a layer for their row counts, which a graph cannot. */
 static void what_waits_is_not_captured(void **state)
 {
@@ -277,8 +363,11 @@ static void a_lost_device_ends_the_backend(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(replays_are_the_launches),       cmocka_unit_test(replays_of_experts),
-        cmocka_unit_test(what_waits_is_not_captured),     cmocka_unit_test(alone_as_among_others),
+        cmocka_unit_test(replays_are_the_launches),
+        cmocka_unit_test(replays_of_experts),
+        cmocka_unit_test(what_replays_measure),
+        cmocka_unit_test(what_waits_is_not_captured),
+        cmocka_unit_test(alone_as_among_others),
         cmocka_unit_test(a_lost_device_ends_the_backend),
     };
     simt_be_late(1);

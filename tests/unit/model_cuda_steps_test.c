@@ -175,13 +175,19 @@ static void by_graph(void **state)
         }
 }
 
-/* A measure has two launches in a layer for all sequences. Its results come back in one copy. */
+/* A measure has two launches in a layer for all sequences, captured with the rest. Its results come
+ * back in one copy. */
 static void with_measures(void **state)
 {
     (void)state;
     for (uint32_t layers = 1; layers <= 3; layers++)
         for (int i = 0; i < 2; i++) {
             kind k = {.n_layers = layers, .n_seqs = batches[i], .measured = true, .graphs = true};
+            check(
+                &k,
+                (simt_counts){
+                    .launches = BEHIND, .replays = 1, .copies_in = 2, .copies_out = 2, .waits = 1});
+            k.graphs = false;
             check(&k, (simt_counts){.launches = BEFORE + BEHIND + (OF_LAYER + 2) * layers,
                                     .copies_in = 2,
                                     .copies_out = 2,
