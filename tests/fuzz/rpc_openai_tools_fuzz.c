@@ -107,7 +107,9 @@ static size_t deepseek_head(const char *text, size_t n)
 static size_t python_name(const char *text, size_t n)
 {
     size_t i = 0;
-    while (i < n && text[i] && !strchr(" \n\r\t,;[](){}'\"", text[i])) i++;
+    while (i < n && ((text[i] >= 'a' && text[i] <= 'z') || (text[i] >= 'A' && text[i] <= 'Z') ||
+                     (text[i] >= '0' && text[i] <= '9') || text[i] == '_' || text[i] == '.'))
+        i++;
     return i < n && text[i] == '(' ? i : 0;
 }
 

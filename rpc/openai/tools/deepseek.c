@@ -42,7 +42,10 @@ static size_t read_word(tool_reader *r, const char *text, size_t n, bool last)
     bool found, all = last || n >= TOOL_HEAD_BYTES_MAX;
     if (n > TOOL_HEAD_BYTES_MAX) n = TOOL_HEAD_BYTES_MAX;
     size_t at = tool_find(text, n, separates, all, &found);
-    if (!found && all) r->state = IN_CONTENT;
+    if (!found && all) {
+        tool_keep(r); // or the mark would be dropped with that of the calls' end
+        r->state = IN_CONTENT;
+    }
     if (!found) return 0;
     strbuf_clear(&r->word);
     strbuf_append(&r->word, text, at);
@@ -107,7 +110,7 @@ static size_t read_arguments(tool_reader *r, const char *text, size_t n)
     return used;
 }
 
-/* The fence's end, once, and the call's. */
+/* The fence's end, once, and the call's. Behind text of a malformed call its end is text too. */
 static size_t read_end(tool_reader *r, const char *text, size_t n, bool last)
 {
     bool more_fence = false, more;
@@ -117,6 +120,7 @@ static size_t read_end(tool_reader *r, const char *text, size_t n, bool last)
     if (at || more_fence) return at;
     size_t end = tool_mark(text, n, call_ends, last, &more);
     if (more) return 0;
+    if (!r->behind_call) end = 0;
     if (end) tool_drop(r);
     r->state = IN_CONTENT;
     return end;

@@ -36,12 +36,14 @@ static size_t read_object(tool_reader *r, const char *text, size_t n)
     return used;
 }
 
+/* Behind text of a malformed call its end is text too. */
 static size_t read_end(tool_reader *r, const char *text, size_t n, bool last)
 {
     bool more;
     size_t at = tool_blanks(text, n), end = tool_mark(text + at, n - at, ends, last, &more);
     tool_hold(r, text, at);
     if (at == n || more) return at;
+    if (!r->behind_call) end = 0;
     if (end) tool_drop(r);
     r->state = IN_CONTENT;
     return at + end;

@@ -79,14 +79,14 @@ static size_t read_object(tool_reader *r, const char *text, size_t n)
     return used;
 }
 
-/* Takes what is between calls. A list without a call is content. */
+/* Takes what is between calls. The end of a list without a call, or behind content, is content. */
 static size_t read_list(tool_reader *r, char c)
 {
     if (tool_blanks(&c, 1) || c == ',') {
         tool_hold(r, &c, 1);
         return 1;
     }
-    bool ends = c == ']' && r->list && r->seen;
+    bool ends = c == ']' && r->list && r->seen && r->behind_call;
     if (ends) tool_drop(r);
     r->state = c == '{' ? IN_OBJECT : IN_CONTENT;
     return ends;

@@ -54,14 +54,15 @@ static size_t read_one(tool_reader *r, const char *text, size_t n)
     return used;
 }
 
-/* Separators are text where neither a call nor the end follows. */
+/* Separators are text where neither a call nor the end follows. Behind text, as of a malformed
+ * call, the list's end is text too. */
 static size_t read_between(tool_reader *r, char c)
 {
     if (tool_blanks(&c, 1) || c == ';' || c == ',') {
         tool_hold(r, &c, 1);
         return 1;
     }
-    if (c == ']' && r->list) {
+    if (c == ']' && r->list && r->behind_call) {
         r->list = false;
         tool_drop(r);
         return 1;
