@@ -51,7 +51,7 @@ static void make_asked(asked *a, uint32_t vocab, bool all_greedy, uint64_t seed)
         if (i % 7 == 2) p->presence_penalty = 0.5f;
         if (i % 7 == 3) p->repetition_penalty = 1.2f;
         if (i % 6 == 4) p->n_logprobs = 3;
-        if (i % 9 == 5) p->min_tokens = 5, p->stop_ids = a->stops, p->n_stop_ids = 1;
+        if (i % 7 == 5) p->min_tokens = 5, p->stop_ids = a->stops, p->n_stop_ids = 1;
         if (i % 8 == 6) p->bias_ids = a->bias_ids, p->bias = a->bias, p->n_bias = 2;
     }
 }
