@@ -221,9 +221,18 @@ static inline void backend_tier_add(backend_tier *to, const backend_tier *more)
 #undef BACKEND_TIER_ADD
 }
 
+/* How a rank of several ended a step that failed. Where none of them ended it alone, all have ended
+ * it at the same place, and the group can run the next step. */
+typedef enum step_end {
+    STEP_ENDED_ALONE, // other ranks may wait for this one: the group is over
+    STEP_ENDED_FIRST, // all ranks have ended the step because this one could not go on
+    STEP_ENDED_AFTER, // likewise, because another one could not
+} step_end;
+
 typedef struct step_result {
     uint64_t step;
     status status;
+    step_end end;                // of a step that failed
     const step_seq_result *seqs; // [plan.n_seqs], in the plan's order
     uint32_t n_seqs;
     const float *logits; // [rows that wanted them, vocab], in the plan's order

@@ -45,6 +45,22 @@ status error_set(error *err, status_code code, const char *fmt, ...)
     return status_make(code, status_text(code));
 }
 
+void error_insert(error *err, const char *fmt, ...)
+{
+    if (!err) return;
+    error old = *err, place;
+    va_list args;
+    va_start(args, fmt);
+    vsnprintf(place.text, sizeof place.text, fmt, args);
+    va_end(args);
+    size_t word = strcspn(old.text, ": "),
+           behind = strncmp(old.text + word, ": ", 2) ? 0 : word + 2;
+    int n = snprintf(err->text, sizeof err->text, "%.*s%s: ", (int)behind, old.text, place.text);
+    if (n >= 0 && (size_t)n < sizeof err->text) /* what does not fit is cut off */
+        snprintf(err->text + n, sizeof err->text - (size_t)n, "%s", old.text + behind);
+    make_one_line(err->text);
+}
+
 void error_prefix(error *err, const char *fmt, ...)
 {
     if (!err) return;

@@ -57,6 +57,10 @@ status error_set(error *err, status_code code, const char *fmt, ...)
 /* Puts "prefix: " before a text already in `err` (may be NULL): a caller adds its place. */
 void error_prefix(error *err, const char *fmt, ...) __attribute__((format(printf, 2, 3)));
 
+/* Puts "place: " behind the first "word: " of a text already in `err` (may be NULL), or before a
+ * text that does not begin so: what a message begins with stays its beginning. */
+void error_insert(error *err, const char *fmt, ...) __attribute__((format(printf, 2, 3)));
+
 /* Returns from the calling function when `expr` is not ok. */
 #define RETURN_IF_ERROR(expr)                                                                      \
     do {                                                                                           \

@@ -49,7 +49,7 @@ typedef struct backend_ranks {
     retrieval_reading *readings;  /* [max_rows] */
     measured measures;
     embed_room embeddings;
-    char trouble[256]; /* result.status.message */
+    char trouble[sizeof(error)]; /* result.status.message */
 } backend_ranks;
 
 /* ---- a rank's thread ------------------------------------------------------------------------- */
@@ -76,7 +76,8 @@ static void run_step(rank *r)
     if (status_ok(r->status)) r->status = b->ops->collect(b->ctx, &r->result);
     if (status_ok(r->status)) r->status = r->result->status;
     count_failure(r);
-    if (!status_ok(r->status)) comm_abort(r->comm); /* the others may be waiting for this rank */
+    bool alone = !status_ok(r->status) && (!r->result || r->result->end == STEP_ENDED_ALONE);
+    if (alone) comm_abort(r->comm); /* the others may be waiting for this rank */
 }
 
 static void signal_done(backend_ranks *all)
@@ -158,12 +159,14 @@ static status trouble(backend_ranks *all, const rank *r, const char *what)
 }
 
 /* How well a rank's failure explains the group's: a lost rank (3) says most, then an error of its
- * own (2), then losing its peers (1). */
-static int weight_of(status s)
+ * own (2), then losing its peers or following them (1). */
+static int weight_of(const rank *r)
 {
-    if (status_ok(s)) return 0;
-    if (s.code == STATUS_IO) return 1;
-    return s.code == STATUS_UNAVAILABLE ? 3 : 2;
+    if (status_ok(r->status)) return 0;
+    if (r->result && r->result->end != STEP_ENDED_ALONE)
+        return r->result->end == STEP_ENDED_FIRST ? 2 : 1;
+    if (r->status.code == STATUS_IO) return 1;
+    return r->status.code == STATUS_UNAVAILABLE ? 3 : 2;
 }
 
 /* The rank whose failure is reported, or NULL. Among equals the first to fail. */
@@ -172,10 +175,29 @@ static const rank *failed_rank(const backend_ranks *all)
     const rank *failed = &all->ranks[0];
     for (uint32_t i = 1; i < all->n_ranks; i++) {
         const rank *r = &all->ranks[i];
-        int more = weight_of(r->status) - weight_of(failed->status);
+        int more = weight_of(r) - weight_of(failed);
         if (more > 0 || (more == 0 && r->failed < failed->failed)) failed = r;
     }
     return status_ok(failed->status) ? NULL : failed;
+}
+
+static bool ended_together(const backend_ranks *all)
+{
+    for (uint32_t i = 0; i < all->n_ranks; i++) {
+        const step_result *r = all->ranks[i].result;
+        if (!r || r->end == STEP_ENDED_ALONE) return false;
+    }
+    return true;
+}
+
+/* The group's status for a step that all ranks have ended together because of this one. */
+static status failure_of_all(backend_ranks *all, const rank *r, const char *text)
+{
+    error err;
+    error_set(&err, r->status.code, "%s", text);
+    if (!all->driven) error_insert(&err, "rank %u", r->index);
+    snprintf(all->trouble, sizeof all->trouble, "%s", err.text);
+    return status_make(r->status.code, all->trouble);
 }
 
 /* The group's status for a rank's failure. A driven rank's message names the rank already, and a
@@ -183,6 +205,7 @@ static const rank *failed_rank(const backend_ranks *all)
 static status failure_of(backend_ranks *all, const rank *r)
 {
     const char *text = r->status.message ? r->status.message : status_text(r->status.code);
+    if (ended_together(all)) return failure_of_all(all, r, text);
     if (!all->driven) return trouble(all, r, text);
     snprintf(all->trouble, sizeof all->trouble, "%s", text);
     bool lost = r->status.code == STATUS_UNAVAILABLE;
@@ -378,15 +401,25 @@ static status join_seqs(backend_ranks *all)
     return STATUS_IS_OK;
 }
 
+static backend_tier sum_tiers(const backend_ranks *all)
+{
+    backend_tier sum = {0};
+    for (uint32_t i = 0; i < all->n_ranks; i++)
+        if (all->ranks[i].result) backend_tier_add(&sum, &all->ranks[i].result->tier);
+    return sum;
+}
+
 static void join_results(backend_ranks *all)
 {
     status s = check_ranks(all);
+    backend_tier tier = sum_tiers(all);
     if (!status_ok(s)) {
-        all->result = (step_result){.step = all->plan->step, .status = s};
+        all->result = (step_result){.step = all->plan->step, .status = s, .tier = tier};
         return;
     }
     all->result = *all->ranks[0].result;
     all->result.seqs = all->seq_results;
+    all->result.tier = tier;
     all->result.status = join_seqs(all);
     if (!status_ok(all->result.status)) all->result.n_seqs = 0;
     for (uint32_t i = 1; i < all->n_ranks; i++) {
@@ -607,6 +640,7 @@ static backend_facts sum_facts(const backend *b, backend_facts (*of)(const backe
         sum.weight_bytes += f.weight_bytes;
         sum.page_bytes += f.page_bytes;
         sum.pool_bytes += f.pool_bytes;
+        sum.disk_bytes += f.disk_bytes;
         sum.filling_bytes += f.filling_bytes;
         sum.swap_bytes += f.swap_bytes;
         if (f.load_us > sum.load_us) sum.load_us = f.load_us;

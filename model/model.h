@@ -154,8 +154,9 @@ typedef struct backend_options {
     uint64_t kv_bytes;        // pool of all ranks; 0 = 60 % of what the cgroup leaves beside the
                               // weights on each machine, assuming all are like rank 0's
     uint64_t swap_bytes;      // limit of the host tier, of all ranks; 0 = none
-    /* NULL, or a directory: the pool has kv_disk_bytes and lies in a file there, and kv_bytes of it
-     * are in memory at once, at least one layer's. For one rank, and pages without grids. */
+    /* NULL, or a directory: the pool has kv_disk_bytes and lies there, each rank's part in a file
+     * of its own, and kv_bytes of it are in memory at once, at least one layer's. Both are of all
+     * ranks. For pages without grids. */
     const char *kv_disk;
     uint64_t kv_disk_bytes;
     const struct disk_io *kv_disk_io; // NULL = the system's
@@ -184,7 +185,7 @@ typedef struct backend_facts {
     uint64_t weight_bytes; // packed
     uint64_t page_bytes;
     uint64_t pool_bytes;    // of the pool in memory; a GPU's: in its own memory
-    uint64_t disk_bytes;    // of the pool's file; 0 = the whole pool is in memory
+    uint64_t disk_bytes;    // of the pool's file or files; 0 = the whole pool is in memory
     uint64_t host_bytes;    // of a GPU's pool in host memory; 0 = the whole pool is on the GPU
     uint64_t filling_bytes; // limit of pages in bf16 beside the pool: int4 and int2
     uint64_t swap_bytes;    // size of the host tier, committed as it fills
@@ -241,11 +242,11 @@ typedef struct backend_measures {
     uint64_t step_bytes;              // a GPU's buffers for the longest step
     bool fits;                        // the weights of all ranks fit into `memory`
     uint32_t n_pages;                 // page 0 included; 0: the pool would not hold one block
-    uint32_t n_frames;                // pages that memory holds of a pool on disk, or the device of
-                                      // one with kv_host_bytes; 0 = all
+    uint32_t n_frames;                // pages that a rank's memory holds of its part of a pool on
+                                      // disk, or the device of one with kv_host_bytes; 0 = all
     uint32_t n_here;                  // of n_frames, those that are always on the device; the
                                       // others are two layers' of the rest
-    uint64_t tier_bytes;              // tables of a pool on disk
+    uint64_t tier_bytes;              // one rank's tables of a pool on disk
     uint32_t n_host_pages;
 } backend_measures;
 

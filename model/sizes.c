@@ -55,16 +55,13 @@ status model_geometry(const backend_options *o, uint32_t n_ranks, pkv_geometry *
     if (out->heads_per_group > 0 && out->heads_per_group <= out->n_kv_heads)
         out->n_shares = pkv_shares_for(out, n_ranks);
     RETURN_IF_ERROR(pkv_geometry_check(out, err));
-    RETURN_IF_ERROR(sizes_check_disk(o, n_ranks, err));
+    RETURN_IF_ERROR(sizes_check_disk(o, err));
     return check_format(o, err);
 }
 
-status sizes_check_disk(const backend_options *o, uint32_t n_ranks, error *err)
+status sizes_check_disk(const backend_options *o, error *err)
 {
     if (!o->kv_disk) return STATUS_IS_OK;
-    if (n_ranks > 1)
-        return error_set(err, STATUS_UNSUPPORTED,
-                         "kv-disk: a pool on disk needs one rank, and these are %u", n_ranks);
     if (kern_kv_has_grids(o->kv_type))
         return error_set(err, STATUS_UNSUPPORTED,
                          "kv-disk: pages of %s cannot lie on disk: f32, bf16, f16 or int8",
@@ -155,31 +152,39 @@ status sizes_pool_pages(const pkv_geometry *g, uint64_t bytes, uint64_t page_byt
     return count_pages("kv-memory", g, bytes, page_bytes, n, err);
 }
 
-/* Memory holds all that a layer of a step can read, and both runs of a move. */
-static uint32_t least_frames(const pkv_geometry *g, uint32_t n_cells)
+/* The cells of a pool that this rank stores. */
+static uint32_t own_cells(const kv_store *s, uint32_t n_pages)
 {
+    return pkv_cells_of(&s->geometry, n_pages - 1, s->first_head, s->n_heads).n;
+}
+
+/* A rank's memory holds all of its own that a layer of a step can read, and both runs of a move. */
+static uint32_t least_frames(const kv_store *s, uint32_t n_cells)
+{
+    const pkv_geometry *g = &s->geometry;
     uint32_t layers = pkv_layer_groups(g), of_layer = (n_cells + layers - 1) / layers;
-    uint32_t of_move = 2 * pkv_groups(g);
+    uint32_t of_move = 2 * pkv_groups(g) / pkv_shares(g) * pkv_shares_of(g, s->n_heads);
     return of_layer > of_move ? of_layer : of_move;
 }
 
-static status pool_on_disk(const backend_options *o, const kv_store *s, uint64_t share,
-                           sizes_pool *out, error *err)
+/* page_bytes is that of all ranks. Each rank has an equal part of the memory. */
+static status pool_on_disk(const backend_options *o, const kv_store *s, uint32_t n_ranks,
+                           uint64_t page_bytes, uint64_t share, sizes_pool *out, error *err)
 {
-    const pkv_geometry *g = &s->geometry;
-    RETURN_IF_ERROR(
-        count_pages("kv-disk-size", g, o->kv_disk_bytes, s->page_bytes, &out->n_pages, err));
-    uint32_t n_cells = pkv_cell_count(g, out->n_pages - 1), least = least_frames(g, n_cells);
-    uint64_t beside = n_cells * kv_store_retrieval_bytes(s);
+    RETURN_IF_ERROR(count_pages("kv-disk-size", &s->geometry, o->kv_disk_bytes, page_bytes,
+                                &out->n_pages, err));
+    uint32_t n_cells = own_cells(s, out->n_pages), least = least_frames(s, n_cells);
+    uint64_t of_frames = s->page_bytes * n_ranks; /* one of each rank */
+    uint64_t beside = n_cells * kv_store_retrieval_bytes(s) * n_ranks;
     uint64_t bytes = o->kv_bytes ? o->kv_bytes : share > beside ? share - beside : 0;
-    uint64_t n = bytes / s->page_bytes;
+    uint64_t n = bytes / of_frames;
     out->n_frames = n < n_cells ? (uint32_t)n : n_cells;
     if (out->n_frames >= least || out->n_frames == n_cells) return STATUS_IS_OK;
     return error_set(err, STATUS_INVALID,
-                     "kv-memory: %llu bytes hold %u pages; a layer of a pool of this kv-disk-size "
-                     "has %u, which take %llu bytes",
-                     (unsigned long long)bytes, out->n_frames, least,
-                     (unsigned long long)(least * (uint64_t)s->page_bytes));
+                     "kv-memory: %llu bytes hold %u pages%s; a layer of a pool of this "
+                     "kv-disk-size has %u, which take %llu bytes",
+                     (unsigned long long)bytes, out->n_frames, n_ranks > 1 ? " a rank" : "", least,
+                     (unsigned long long)(least * of_frames));
 }
 
 status sizes_of_pool(const backend_options *o, const kv_store *s, uint32_t n_ranks, uint64_t share,
@@ -188,7 +193,7 @@ status sizes_of_pool(const backend_options *o, const kv_store *s, uint32_t n_ran
     *out = (sizes_pool){0};
     uint64_t page_bytes = sizes_of_page(&s->geometry, s->page_bytes, s->n_heads, n_ranks);
     RETURN_IF_ERROR(sizes_check_pool(o, page_bytes, err));
-    if (o->kv_disk) return pool_on_disk(o, s, share, out, err);
+    if (o->kv_disk) return pool_on_disk(o, s, n_ranks, page_bytes, share, out, err);
     uint64_t bytes = o->kv_bytes
                          ? o->kv_bytes
                          : sizes_pages_part(share, s->page_bytes, kv_store_retrieval_bytes(s));
@@ -276,12 +281,12 @@ status backend_cpu_measure(const backend_options *o, uint32_t n_ranks, uint64_t 
         pool = (sizes_pool){0};
     m.n_pages = pool.n_pages;
     m.n_frames = pool.n_frames;
-    if (m.n_frames) m.tier_bytes = kv_tier_bytes(m.n_pages, m.n_frames);
-    uint64_t held = m.n_frames ? m.n_frames : m.n_pages;
+    if (m.n_frames) m.tier_bytes = kv_tier_bytes(own_cells(&store, m.n_pages), m.n_frames);
+    uint64_t held = m.n_frames ? m.n_frames * store.page_bytes * n_ranks : m.n_pages * page_bytes;
     m.note_bytes = sizes_note_bytes(&store, m.n_pages, n_ranks);
     m.scratch_bytes = scratch_bytes(o, &store, n_ranks, m.n_pages);
     m.n_host_pages = sizes_host_pages(&m.geometry, o->swap_bytes, left,
-                                      held * page_bytes + (uint64_t)m.n_pages * beside, page_bytes);
+                                      held + (uint64_t)m.n_pages * beside, page_bytes);
     *out = m;
     return STATUS_IS_OK;
 }
@@ -303,7 +308,8 @@ status backend_cpu_need(const backend_options *o, uint32_t n_ranks, uint64_t lef
     uint64_t rows = forward_bytes(o->config, &slice, slice.n_tokens, o->max_rows, n_ranks);
     *out = (backend_cpu_needs){
         .weights = m.weight_bytes * n_ranks,
-        .pool = m.n_frames ? backend_pool_bytes(&m) : backend_page_bytes(&m, n_ranks) * m.n_pages,
+        .pool = m.n_frames ? backend_pool_bytes(&m) * n_ranks
+                           : backend_page_bytes(&m, n_ranks) * m.n_pages,
         .representatives = backend_representatives_bytes(&m) * n_ranks,
         .retrieval = (m.note_bytes + m.scratch_bytes) * n_ranks,
         .buffers = (rows + logits + m.filling_bytes + m.tier_bytes) * n_ranks,

@@ -46,7 +46,7 @@ static inline uint64_t sizes_of_page(const pkv_geometry *g, uint64_t page_bytes,
 }
 
 /* Refuses what a pool on disk does not go with. Errors name kv-disk. */
-status sizes_check_disk(const backend_options *o, uint32_t n_ranks, error *err);
+status sizes_check_disk(const backend_options *o, error *err);
 /* Refuses a pool beyond a device where there is none, or several ranks. The error names kv-host. */
 status sizes_check_host(const backend_options *o, bool has_device, uint32_t n_ranks, error *err);
 
@@ -56,9 +56,9 @@ status sizes_check_pool(const backend_options *o, uint64_t page_bytes, error *er
 status sizes_pool_pages(const pkv_geometry *g, uint64_t bytes, uint64_t page_bytes, uint32_t *n,
                         error *err);
 
-/* A CPU pool: its pages, and how many of them memory holds at once where it lies on disk (else 0).
- * store has its layout. share: the part of memory that a pool of the default size takes, with what
- * retrieval writes beside it. Errors name kv-memory, kv-disk or kv-disk-size. */
+/* A CPU pool: its pages, and where it lies on disk how many of a rank's own its memory holds at
+ * once (else 0). store has its layout. share: the part of memory that a pool of the default size
+ * takes, with what retrieval writes beside it. Errors name kv-memory, kv-disk or kv-disk-size. */
 typedef struct sizes_pool {
     uint32_t n_pages, n_frames;
 } sizes_pool;

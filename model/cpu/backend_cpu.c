@@ -325,7 +325,9 @@ static status cpu_collect(void *ctx, const step_result **out)
     assert(b->plan);
     int64_t start = clock_now_us();
     b->result = (step_result){.step = b->plan->step, .seqs = b->seq_results};
+    b->store.ended = STEP_ENDED_ALONE;
     b->result.status = run_step(b, b->plan);
+    b->result.end = b->store.ended;
     if (status_ok(b->result.status)) b->result.n_seqs = b->plan->n_seqs;
     release_pages(b);
     if (b->store.tier) b->result.tier = kv_tier_count(b->store.tier);
@@ -419,7 +421,7 @@ static status default_pool_bytes(const backend_options *o, uint64_t *bytes)
 static status make_pool(backend_cpu *b, const backend_options *o, error *err)
 {
     uint32_t n_ranks = (uint32_t)comm_size(o->group);
-    RETURN_IF_ERROR(sizes_check_disk(o, n_ranks, err));
+    RETURN_IF_ERROR(sizes_check_disk(o, err));
     RETURN_IF_ERROR(sizes_check_host(o, false, n_ranks, err));
     kv_store_layout(&b->store, o->kv_type, &b->info.geometry, b->config.head_dim,
                     b->weights.slice.first_kv_head, b->weights.slice.n_kv_heads);

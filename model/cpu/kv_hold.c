@@ -5,6 +5,17 @@
 /* Slots that attention reads at once, beginning with a multiple of that. */
 enum { SLOTS_AT_ONCE = 64 };
 
+status kv_hold_agree(const forward_options *o, status own)
+{
+    kv_store *s = o->store;
+    if (!s->tier) return own;
+    float n_failed = status_ok(own) ? 0.0f : 1.0f;
+    RETURN_IF_ERROR(comm_all_reduce_sum(o->group, &n_failed, 1));
+    if (n_failed == 0.0f) return STATUS_IS_OK;
+    s->ended = status_ok(own) ? STEP_ENDED_AFTER : STEP_ENDED_FIRST;
+    return status_ok(own) ? status_make(STATUS_IO, "kv-disk: another rank could not go on") : own;
+}
+
 /* Pages [from, to) of the table of a KV head. */
 static void want_pages(const kv_store *s, pkv_table_view table, uint32_t from, uint32_t to,
                        kv_use use)
@@ -59,7 +70,7 @@ status kv_hold_layer(const forward_options *o, const retrieve *r, uint32_t layer
                 want_pages(s, table, first_read(o, &seqs[i], layer, table.kept_tokens),
                            table.n_pages, KV_SCAN);
         }
-    return kv_tier_take(s->tier);
+    return kv_hold_agree(o, kv_tier_take(s->tier));
 }
 
 void kv_hold_block(const kv_store *s, const uint64_t *marks, const uint32_t *pages, uint32_t n)
@@ -93,16 +104,19 @@ status kv_hold_rows(const forward_options *o, const retrieve *r, uint32_t layer,
 {
     const kv_store *s = o->store;
     uint32_t nth = 0;
+    bool any = false;
     if (!s->tier) return STATUS_IS_OK;
     for (uint32_t i = 0; i < n_seqs; i++) {
         if (seqs[i].retrieval.block_tokens == 0) continue;
         uint32_t rows = seqs[i].n_rows - seqs[i].dense_rows;
-        for (uint32_t n = 0; n < rows && retrieve_reads_few(r, &seqs[i], layer); n++)
+        bool few = retrieve_reads_few(r, &seqs[i], layer);
+        any |= few;
+        for (uint32_t n = 0; n < rows && few; n++)
             for (uint32_t head = 0; head < s->n_heads; head++)
                 want_blocks(o, r, layer, &seqs[i], nth + n, head);
         nth += rows;
     }
-    RETURN_IF_ERROR(kv_tier_take(s->tier));
+    if (any) RETURN_IF_ERROR(kv_hold_agree(o, kv_tier_take(s->tier)));
     kv_tier_expect(s->tier, (layer + 1) % s->geometry.n_layers);
     return STATUS_IS_OK;
 }

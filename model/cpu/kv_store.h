@@ -5,6 +5,7 @@
 #ifndef MODEL_CPU_KV_STORE_H
 #define MODEL_CPU_KV_STORE_H
 
+#include "backend/backend.h"
 #include "kernels/kernels.h"
 #include "paged_kv/paged_kv.h"
 
@@ -28,6 +29,7 @@ typedef struct kv_store {
     struct kv_filling *filling; // formats with grids: pages read as bf16 (kv_filling.h)
     struct kv_tier *tier;       // pools larger than memory (kv_tier.h); NULL: all is in memory
     uint32_t n_frames;          // pages that the tier has in memory at once
+    step_end ended;             // how the step in hand failed (kv_hold.h)
     uint32_t residual_pages;    // full pages before its own that a row reads as bf16
     /* Running sums of retention, one f32 for each slot of each tile, beside K and V. They move with
      * their slots. They are only reserved addresses until a measure asks for them. */

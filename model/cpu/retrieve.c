@@ -399,16 +399,28 @@ static status follow_rows(retrieve *r)
     return STATUS_IS_OK;
 }
 
-status retrieve_layer(retrieve *r, uint32_t layer, const float *qkv)
+/* The rows of a layer make representatives of their blocks, whose pages may have to come in. */
+static status select_rows(retrieve *r)
 {
     const sparse_row *rows = r->rows.data;
+    status s = STATUS_IS_OK;
+    bool any = false;
+    for (uint32_t i = 0; i < r->n_rows; i++) {
+        if (!selects_in(r, &rows[i])) continue;
+        any = true;
+        if (status_ok(s)) s = select_row(r, &rows[i]);
+    }
+    return any ? kv_hold_agree(&r->o, s) : s;
+}
+
+status retrieve_layer(retrieve *r, uint32_t layer, const float *qkv)
+{
     r->layer = layer;
     r->qkv = qkv;
     RETURN_IF_ERROR(retrieve_observe(&r->observer, &r->o, &r->ranks, r->q_heads, r->qkv_width,
                                      layer, qkv, r->seqs, r->n_seqs, r->notes));
     RETURN_IF_ERROR(begin_layer(r));
-    for (uint32_t i = 0; i < r->n_rows; i++)
-        if (selects_in(r, &rows[i])) RETURN_IF_ERROR(select_row(r, &rows[i]));
+    RETURN_IF_ERROR(select_rows(r));
     RETURN_IF_ERROR(end_layer(r));
     assert(retrieve_scratch_taken(r) <= r->most_scratch);
     return follow_rows(r);

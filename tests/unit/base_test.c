@@ -80,6 +80,13 @@ static void test_status(void **state)
     assert_string_equal(err.text, "a.safetensors: tensor 7");
     assert_int_equal(error_set(NULL, STATUS_IO, "x").code, STATUS_IO);
     error_prefix(NULL, "x");
+    error_set(&err, STATUS_IO, "kv-disk: a page: damaged");
+    error_insert(&err, "rank %d", 1);
+    assert_string_equal(err.text, "kv-disk: rank 1: a page: damaged");
+    error_set(&err, STATUS_IO, "out of memory: 3 bytes");
+    error_insert(&err, "rank %d", 1);
+    assert_string_equal(err.text, "rank 1: out of memory: 3 bytes");
+    error_insert(NULL, "x");
 }
 
 static void test_error_is_one_clean_line(void **state)

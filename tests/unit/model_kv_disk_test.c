@@ -22,11 +22,12 @@ static const pass shape = {
 
 static char folder[64];
 
+/* Ranks beyond the KV heads store copies of them. */
 static pass on_disk(const pass *p, uint32_t groups)
 {
     pass out = *p;
     out.kv_disk = folder;
-    out.kv_bytes = (uint64_t)BLOCKS * groups / 4 * PAGE;
+    out.kv_bytes = (uint64_t)BLOCKS * groups / 4 * PAGE * (p->n_ranks > 4 ? p->n_ranks / 4 : 1);
     return out;
 }
 
@@ -168,6 +169,134 @@ static void sliding_windows(void **state)
     if (!SLOW) assert_same(&p, 8);
 }
 
+static backend_options options_of(const pass *p, const model_config *config, uint64_t disk_bytes)
+{
+    return (backend_options){.dir = p->dir,
+                             .config = config,
+                             .kv_type = p->kv_type,
+                             .weight_type = DTYPE_BF16,
+                             .geometry = {.page_tokens = p->page_tokens,
+                                          .layers_per_group = 1,
+                                          .heads_per_group = p->heads_per_group},
+                             .kv_bytes = p->kv_bytes,
+                             .kv_disk = p->kv_disk,
+                             .kv_disk_bytes = disk_bytes,
+                             .max_rows = 64,
+                             .max_seqs = 2,
+                             .max_model_len = 256};
+}
+
+/* ---- ranks ----------------------------------------------------------------------------------- */
+
+/* Ranks with heads of their own, ranks that copy a head, and ranks with a slice of every page. */
+static const struct cut {
+    uint32_t n_ranks, heads_per_group, groups;
+} cuts[] = {{2, 1, 16}, {2, 4, 8}, {4, 1, 16}, {8, 1, 16}};
+enum { CUTS = sizeof cuts / sizeof *cuts };
+
+static pass cut_for(const struct cut *c)
+{
+    pass p = shape;
+    p.n_ranks = c->n_ranks;
+    p.heads_per_group = c->heads_per_group;
+    return p;
+}
+
+static void ranks_read_everything(void **state)
+{
+    (void)state;
+    for (size_t c = 0; c < (SLOW ? 1 : CUTS); c++) {
+        pass p = cut_for(&cuts[c]);
+        p.mass_rows = 3;
+        p.layer_step = 1;
+        p.chunk = c % 2 ? 70 : 40;
+        backend_tier tier = assert_same(&p, cuts[c].groups);
+        assert_true(tier.ahead > 0);
+    }
+}
+
+/* Lists of one rank, and lists of KV heads and query heads that lie on several. */
+static void ranks_read_few(void **state)
+{
+    (void)state;
+    static const char *const over_ranks[] = {
+        "{\"method\": \"quest\", \"head_select_mode\": \"GROUP\", \"group_heads\": 2, " FEW "}",
+        "{\"method\": \"quest\", \"head_select_mode\": \"SHARED\", \"dense_layer_num\": 0, "
+        "\"epsilon\": 0.3, \"audit\": 3, \"block_size\": 16, \"local_windows_len\": 16}"};
+    for (size_t c = 0; c < (SLOW ? 1 : CUTS); c++)
+        for (size_t i = 0; i < METHODS + 2; i++) {
+            pass p = cut_for(&cuts[c]);
+            read_spec(i < METHODS ? methods[i] : over_ranks[i - METHODS], &p.retrieval);
+            p.chunk = i % 2 ? 130 : PROMPT;
+            if (SLOW && i % 3) continue;
+            assert_same(&p, cuts[c].groups);
+        }
+}
+
+/* Memory and file of all ranks together are those that were asked for, and those that a server and
+ * `octavo plan` count with. */
+static void ranks_share_memory_and_disk(void **state)
+{
+    (void)state;
+    for (size_t c = 0; c < CUTS; c++) {
+        pass p = cut_for(&cuts[c]);
+        p = on_disk(&p, cuts[c].groups);
+        model_config config;
+        backend_measures m;
+        backend_cpu_needs needs;
+        backend b = open_backend(&p, NULL, &config);
+        backend_facts f = backend_cpu_ranks_describe(&b);
+        assert_int_equal(f.disk_bytes, 4 * p.kv_bytes);
+        assert_int_equal(f.pool_bytes, p.kv_bytes);
+        backend_options o = options_of(&p, &config, 4 * p.kv_bytes);
+        uint64_t memory = UINT64_C(1) << 30;
+        assert_true(status_ok(backend_cpu_measure(&o, p.n_ranks, memory, 0.6, &m, NULL)));
+        assert_int_equal(m.n_pages, b.ops->info(b.ctx)->n_pages);
+        assert_int_equal(backend_page_bytes(&m, p.n_ranks) * m.n_pages, f.disk_bytes);
+        assert_int_equal(backend_pool_bytes(&m) * p.n_ranks, f.pool_bytes);
+        assert_true(status_ok(backend_cpu_need(&o, p.n_ranks, memory, &needs, NULL)));
+        assert_int_equal(needs.pool, p.kv_bytes);
+        b.ops->destroy(b.ctx);
+    }
+}
+
+/* Bytes that all ranks have read and written. */
+typedef struct moved {
+    _Atomic uint64_t read, written;
+} moved;
+
+static ssize_t count_read(void *ctx, int fd, void *to, size_t n, off_t at)
+{
+    ((moved *)ctx)->read += n;
+    return pread(fd, to, n, at);
+}
+
+static ssize_t count_written(void *ctx, int fd, const void *from, size_t n, off_t at)
+{
+    ((moved *)ctx)->written += n;
+    return pwrite(fd, from, n, at);
+}
+
+static void counters_are_of_all_ranks(void **state)
+{
+    (void)state;
+    uint32_t tokens[TOKENS];
+    moved all = {0};
+    const disk_io io = {count_read, count_written, NULL, &all};
+    get_tokens(&shape, tokens);
+    pass p = cut_for(&cuts[0]);
+    p = on_disk(&p, cuts[0].groups);
+    p.kv_disk_io = &io;
+    p.chunk = 70;
+    pass_result r = run(&p, tokens, TOKENS);
+    assert_true(r.tier.reads > 0 && r.tier.writes > 0 && r.tier.hits > 0);
+    /* What the last layer began to read ahead is not counted any more. */
+    assert_in_range(r.tier.read_bytes, all.read * 3 / 4, all.read);
+    assert_in_range(r.tier.written_bytes, all.written * 3 / 4, all.written);
+    assert_int_equal(r.tier.read_bytes, r.tier.reads * PAGE);
+    result_free(&r);
+}
+
 /* ---- trouble --------------------------------------------------------------------------------- */
 
 typedef enum trouble { READ_EIO, READ_SHORT, READ_FLIP, WRITE_EIO, WRITE_FULL, TROUBLES } trouble;
@@ -227,7 +356,7 @@ static void trouble_fails_the_step(void **state)
         if (!status_ok(got.failure)) {
             n_failed++;
             assert_true(got.failure.code == STATUS_IO || got.failure.code == STATUS_INTERNAL);
-            assert_non_null(strstr(got.failure.message, "kv-disk: a page"));
+            assert_non_null(strstr(got.why.text, "kv-disk: a page"));
         } else {
             assert_int_equal(got.n_done, TOKENS);
         }
@@ -236,6 +365,114 @@ static void trouble_fails_the_step(void **state)
     print_message("%u passes failed\n", n_failed);
     assert_true(n_failed >= (SLOW ? 1 : 4));
     result_free(&want);
+}
+
+/* ---- trouble on the disk of one rank --------------------------------------------------------- */
+
+static status make_rank(void *ctx, comm *group, backend *out, error *err)
+{
+    backend_options o = *(const backend_options *)ctx;
+    if (comm_rank(group) != 1) o.kv_disk_io = NULL;
+    o.group = group;
+    return backend_cpu_create(&o, out, err);
+}
+
+/* Makes ranks of which only rank 1 has the disk of the options. */
+static status make_ranks(const backend_options *o, uint32_t n, backend *out, error *err)
+{
+    backend_options own = *o;
+    backend_ranks_options all = {.n_ranks = n, .make = make_rank, .ctx = &own};
+    return backend_ranks_create(&all, out, err);
+}
+
+/* Two ranks that read everything; or few blocks, from a step on that has such rows alone: it makes
+ * representatives of more pages than memory holds. */
+static pass two_ranks(bool few)
+{
+    pass p = shape;
+    p.n_ranks = 2;
+    p.chunk = few ? 17 : 64;
+    if (few) read_spec(methods[0], &p.retrieval);
+    if (few) p.n_prompt = 8 * p.chunk;
+    return p;
+}
+
+/* Runs the pass with such trouble on the disk of rank 1. */
+static pass_result run_with_trouble(const pass *p, const uint32_t *tokens, faults *f)
+{
+    const disk_io io = {faulty_read, faulty_write, NULL, f};
+    pass q = on_disk(p, 16);
+    q.kv_disk_io = &io;
+    q.make_cpu_ranks = make_ranks;
+    return run(&q, tokens, TOKENS);
+}
+
+/* Counts the calls of rank 1 where nothing goes wrong. */
+static void count_calls(const pass *p, const uint32_t *tokens, uint32_t *reads, uint32_t *writes)
+{
+    faults none = {.first = UINT32_MAX};
+    pass_result r = run_with_trouble(p, tokens, &none);
+    *reads = none.reads;
+    *writes = none.writes;
+    result_free(&r);
+}
+
+/* The other ranks do not wait for it for ever, and the message names it. */
+static void trouble_of_a_rank_fails_the_step(void **state)
+{
+    (void)state;
+    enum { TIMES = SLOW ? TROUBLES : 5 * TROUBLES };
+    uint32_t tokens[TOKENS], n_failed = 0, reads, writes;
+    get_tokens(&shape, tokens);
+    for (uint32_t few = SLOW; few < 2; few++) {
+        pass p = two_ranks(few);
+        pass_result want = run(&p, tokens, TOKENS);
+        count_calls(&p, tokens, &reads, &writes);
+        p.may_fail = true;
+        for (uint32_t i = 0; i < TIMES; i++) {
+            faults f = {.kind = (trouble)(i % TROUBLES), .once = i % 2};
+            f.first = (f.kind >= WRITE_EIO ? writes : reads) * (i + 1) / (TIMES + 1);
+            pass_result got = run_with_trouble(&p, tokens, &f);
+            assert_memory_equal(got.logits, want.logits,
+                                (size_t)got.n_done * want.config.vocab_size * sizeof(float));
+            if (!status_ok(got.failure)) {
+                n_failed++;
+                assert_int_equal(got.failure.code, STATUS_IO);
+                assert_ptr_equal(strstr(got.why.text, "kv-disk: rank 1: a page"), got.why.text);
+            } else {
+                assert_int_equal(got.n_done, TOKENS);
+            }
+            result_free(&got);
+        }
+        result_free(&want);
+    }
+    print_message("%u passes failed\n", n_failed);
+    assert_true(n_failed >= TIMES / 2);
+}
+
+/* A page that could not be written has stayed in memory: nothing is lost, and all ranks are where
+ * the next step finds them. */
+static void ranks_go_on_after_trouble(void **state)
+{
+    (void)state;
+    enum { TIMES = SLOW ? 2 : 7 };
+    uint32_t tokens[TOKENS], reads, writes;
+    get_tokens(&shape, tokens);
+    for (uint32_t few = SLOW; few < 2; few++) {
+        pass p = two_ranks(few);
+        pass_result want = run(&p, tokens, TOKENS);
+        count_calls(&p, tokens, &reads, &writes);
+        p.repeats = true;
+        for (uint32_t i = 0; i < TIMES; i++) {
+            faults f = {.kind = WRITE_FULL, .once = true, .first = writes * (i + 1) / (TIMES + 1)};
+            pass_result got = run_with_trouble(&p, tokens, &f);
+            assert_true(f.writes > f.first);
+            assert_memory_equal(got.logits, want.logits,
+                                (size_t)TOKENS * want.config.vocab_size * sizeof(float));
+            result_free(&got);
+        }
+        result_free(&want);
+    }
 }
 
 static void expect_refused(const pass *p, uint64_t disk_bytes, const char *why)
@@ -247,19 +484,9 @@ static void expect_refused(const pass *p, uint64_t disk_bytes, const char *why)
     comm_options self = {.kind = "self", .size = 1};
     assert_true(status_ok(comm_create(&self, &group, NULL)));
     assert_true(status_ok(model_config_load(p->dir, NULL, 0, &config, &err)));
-    backend_options o = {
-        .dir = p->dir,
-        .config = &config,
-        .kv_type = p->kv_type,
-        .weight_type = DTYPE_BF16,
-        .group = group,
-        .geometry = {.page_tokens = 32, .layers_per_group = 1, .heads_per_group = 1},
-        .kv_bytes = p->kv_bytes,
-        .kv_disk = p->kv_disk,
-        .kv_disk_bytes = disk_bytes,
-        .max_rows = 64,
-        .max_seqs = 2,
-        .max_model_len = 256};
+    backend_options o = options_of(p, &config, disk_bytes);
+    o.group = group;
+    o.geometry.page_tokens = 32;
     status st = p->n_ranks ? backend_cpu_ranks_create(&o, p->n_ranks, &b, &err)
                            : backend_cpu_create(&o, &b, &err);
     assert_false(status_ok(st));
@@ -282,9 +509,14 @@ static void what_cannot_be_had_is_refused(void **state)
     p.kv_disk = folder;
     p.kv_type = KERN_KV_INT4;
     expect_refused(&p, bytes, "kv-disk: pages of int4 cannot lie on disk");
-    p.kv_type = KERN_KV_BF16;
     p.n_ranks = 2;
-    expect_refused(&p, bytes, "kv-disk: a pool on disk needs one rank, and these are 2");
+    expect_refused(&p, bytes, "kv-disk: pages of int4 cannot lie on disk");
+    p.kv_type = KERN_KV_BF16;
+    expect_refused(&p, 2 * bytes,
+                   "kv-memory: 245760 bytes hold 30 pages a rank; a layer of a pool of this "
+                   "kv-disk-size has 60, which take 491520 bytes");
+    p.kv_disk = "/nonexistent/folder";
+    expect_refused(&p, bytes, "kv-disk: /nonexistent/folder: No such file");
 }
 
 static int make_folder(void **state)
@@ -310,7 +542,13 @@ int main(void)
         cmocka_unit_test(each_retrieval_method),
         cmocka_unit_test(few_blocks_are_few_reads),
         cmocka_unit_test(sliding_windows),
+        cmocka_unit_test(ranks_read_everything),
+        cmocka_unit_test(ranks_read_few),
+        cmocka_unit_test(ranks_share_memory_and_disk),
+        cmocka_unit_test(counters_are_of_all_ranks),
         cmocka_unit_test(trouble_fails_the_step),
+        cmocka_unit_test(trouble_of_a_rank_fails_the_step),
+        cmocka_unit_test(ranks_go_on_after_trouble),
         cmocka_unit_test(what_cannot_be_had_is_refused),
     };
     return cmocka_run_group_tests_name("kv_disk", tests, make_folder, remove_folder);

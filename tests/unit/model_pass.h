@@ -51,6 +51,8 @@ typedef struct pass {
     bool may_fail;
     const struct gpu_api *gpu; /* NULL = the CPU */
     uint8_t gpu_kv;            /* gpu_kv_format of the GPU's pages */
+    /* Used instead of backend_cpu_ranks_create; NULL = not. */
+    status (*make_cpu_ranks)(const backend_options *o, uint32_t n, backend *out, error *err);
     /* Used instead of backend_cuda_ranks_create; NULL = not. */
     status (*make_ranks)(const backend_cuda_options *o, uint32_t n, backend *out, error *err);
 } pass;
@@ -64,6 +66,7 @@ typedef struct pass_result {
     retrieval_reading *readings; /* [n] of rows that read by retrieval; else zeros */
     backend_tier tier;           /* summed over the steps */
     status failure;              /* of a step that failed, if the pass may fail; it is the last */
+    error why;                   /* its message, which the backend owns */
     uint32_t n_done;             /* tokens whose logits there are */
 } pass_result;
 
@@ -107,6 +110,7 @@ static inline backend open_backend(const pass *p, comm *group, model_config *con
     status s = p->make_ranks          ? p->make_ranks(&cuda, p->n_ranks, &b, &err)
                : p->gpu && p->n_ranks ? backend_cuda_ranks_create(&cuda, p->n_ranks, &b, &err)
                : p->gpu               ? backend_cuda_create(&cuda, &b, &err)
+               : p->make_cpu_ranks    ? p->make_cpu_ranks(&o, p->n_ranks, &b, &err)
                : p->n_ranks           ? backend_cpu_ranks_create(&o, p->n_ranks, &b, &err)
                                       : backend_cpu_create(&o, &b, &err);
     if (!status_ok(s)) fail_msg("%s: %s", p->dir, err.text);
@@ -186,6 +190,7 @@ static inline pass_result run(const pass *p, const uint32_t *tokens, uint32_t n)
         backend_tier_add(&out.tier, &r->tier);
         if (p->may_fail && !status_ok(r->status)) {
             out.failure = r->status;
+            error_set(&out.why, r->status.code, "%s", r->status.message);
             break;
         }
         if (!status_ok(r->status)) fail_msg("step %u: %s", step, r->status.message);

@@ -202,7 +202,7 @@ static void step_write(stepping *t, size_t whole, size_t offset)
 }
 
 /* Expects that the worker ends the stream with this reason and is idle again. */
-static void step_end(stepping *t, grpc_status_code code, const char *word)
+static void step_close(stepping *t, grpc_status_code code, const char *word)
 {
     assert_int_equal(client_end(t->step), code);
     if (!strstr(t->step->text, word)) fail_msg("\"%s\" does not say '%s'", t->step->text, word);
@@ -223,24 +223,24 @@ static void wrong_parts_of_a_plan_end_the_stream(void **state)
     stepping t;
     step_begin(&t, s);
     step_write(&t, n, SMALL_PART);
-    step_end(&t, wrong, "plan: part.offset: 64, the next part begins at 0");
+    step_close(&t, wrong, "plan: part.offset: 64, the next part begins at 0");
     step_begin(&t, s);
     step_write(&t, n, 0);
     step_write(&t, n, 0);
-    step_end(&t, wrong, "plan: part.offset: 0, the next part begins at 64");
+    step_close(&t, wrong, "plan: part.offset: 0, the next part begins at 64");
     step_begin(&t, s);
     step_write(&t, plan_bytes_max + 1, 0);
-    step_end(&t, GRPC_STATUS_OUT_OF_RANGE, "plan: part.whole_bytes: 1073741825, at most");
+    step_close(&t, GRPC_STATUS_OUT_OF_RANGE, "plan: part.whole_bytes: 1073741825, at most");
     step_begin(&t, s);
     step_write(&t, n, 0);
     t.m.step = 2;
     step_write(&t, n, SMALL_PART);
-    step_end(&t, wrong, "part: step 2 comes before the last parts of step 1");
+    step_close(&t, wrong, "part: step 2 comes before the last parts of step 1");
     step_begin(&t, s);
     step_write(&t, n, 0);
     t.m.part = NULL;
     assert_true(client_write(t.step, &t.m.base));
-    step_end(&t, wrong, "part: step 1 comes before the last parts of step 1");
+    step_close(&t, wrong, "part: step 1 comes before the last parts of step 1");
     expect_same_bits(s);
 }
 
@@ -253,7 +253,7 @@ static void parts_that_make_up_no_plan_end_the_stream(void **state)
     step_begin(&t, s);
     memset(t.bytes, 0xff, sizeof t.bytes);
     for (size_t at = 0; at < n; at += SMALL_PART) step_write(&t, n, at);
-    step_end(&t, wrong, "plan: request: not a valid octavo.worker.v1.StepPlan message");
+    step_close(&t, wrong, "plan: request: not a valid octavo.worker.v1.StepPlan message");
 
     /* A valid plan of another step. */
     step_begin(&t, s);
@@ -267,7 +267,7 @@ static void parts_that_make_up_no_plan_end_the_stream(void **state)
     assert_int_equal(protobuf_c_message_get_packed_size(&inner.base), n);
     protobuf_c_message_pack(&inner.base, t.bytes);
     for (size_t at = 0; at < n; at += SMALL_PART) step_write(&t, n, at);
-    step_end(&t, wrong, "part: the parts make up step 3, and came as those of step 1");
+    step_close(&t, wrong, "part: the parts make up step 3, and came as those of step 1");
     expect_same_bits(s);
 }
 
@@ -279,7 +279,7 @@ static void a_stream_that_ends_between_parts_is_forgotten(void **state)
     step_begin(&t, s);
     step_write(&t, 3 * SMALL_PART, 0);
     client_half_close(t.step);
-    step_end(&t, GRPC_STATUS_OK, "");
+    step_close(&t, GRPC_STATUS_OK, "");
     expect_same_bits(s);
 }
 
