@@ -83,11 +83,13 @@ static const arg_flag flags_table[] = {
             "beside it, 60 % of what the cgroup leaves after the weights)",
             .min = 1, .max = 0x1p62),
     ARG_ROW("kv-disk", "DIR", ARG_TEXT, model_flags, kv_disk,
-            "let KV pages that no step needs lie in a file in this folder, which goes when the "
-            "process ends: the pool has --kv-disk-size, and --kv-memory of it are in memory"),
+            "let KV pages that no step needs lie in a file in this folder, one for each rank, "
+            "which goes when the process ends: the pool has --kv-disk-size, and --kv-memory of it "
+            "are in memory; workers by address have folders of their own"),
     ARG_ROW("kv-disk-size", "BYTES", ARG_BYTES, model_flags, kv_disk_size,
-            "size of the KV page pool with --kv-disk; all of it is taken at the start", .min = 1,
-            .max = 0x1p62),
+            "size of the KV page pool with --kv-disk, over all ranks; all of it is taken at the "
+            "start",
+            .min = 1, .max = 0x1p62),
     ARG_ROW("kv-host", "BYTES", ARG_BYTES, model_flags, kv_host,
             "on a GPU: host memory for KV pages beyond the device's, all of it taken and pinned at "
             "the start; each step then moves what it reads of them, layer by layer, so "

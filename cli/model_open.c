@@ -89,17 +89,26 @@ static status check_residual(const model_flags *f, error *err)
                      "add --no-prefix-cache");
 }
 
-/* A pool on disk lies under the memory of this process's CPU. on_gpu and workers are known once
- * they are asked for or found. */
+/* The folder of a pool on disk, as ranks are told it. Workers by address may have folders of their
+ * own, so that "" turns the pool on there. */
+static const char *wanted_disk(const model_flags *f)
+{
+    bool by_address = f->workers.where && strchr(f->workers.where, ':');
+    return f->kv_disk_size && !f->kv_disk && by_address ? "" : f->kv_disk;
+}
+
+/* A pool on disk lies under the memory of CPUs. on_gpu is known once it is asked for or found. */
 static status check_kv_disk(const model_flags *f, const loaded_model *m, error *err)
 {
-    if (f->kv_disk_size && !f->kv_disk)
+    if (f->kv_disk_size && !wanted_disk(f))
         return error_set(err, STATUS_INVALID, "--kv-disk-size: --kv-disk is missing");
     if (f->kv_disk && !*f->kv_disk)
         return error_set(err, STATUS_INVALID, "--kv-disk: the name of a folder is missing");
-    if (!f->kv_disk || (m->n_ranks == 1 && !m->workers && !m->on_gpu)) return STATUS_IS_OK;
+    if (f->kv_disk && !f->kv_disk_size)
+        return error_set(err, STATUS_INVALID, "--kv-disk: --kv-disk-size is missing");
+    if (!f->kv_disk_size || !m->on_gpu) return STATUS_IS_OK;
     return error_set(err, STATUS_UNSUPPORTED,
-                     "--kv-disk: needs one rank on the CPU (no --tp, --device or workers)");
+                     "--kv-disk: K and V of a GPU cannot lie on disk; --device cpu uses none");
 }
 
 /* Only the pool of one GPU, in this process and without ranks, can have pages in host memory. */
@@ -264,7 +273,7 @@ static status read_options(const model_flags *f, loaded_model *m, error *err)
                      .heads_per_group = 1},
         .kv_bytes = f->kv_memory,
         .swap_bytes = f->swap_memory,
-        .kv_disk = f->kv_disk,
+        .kv_disk = wanted_disk(f),
         .kv_disk_bytes = f->kv_disk_size,
         .kv_host_bytes = f->kv_host,
         .max_rows = f->prefill_chunk + f->max_batch,

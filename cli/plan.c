@@ -191,7 +191,7 @@ static json_t *answer_json(const planning *p, bool fits, const char *verdict)
         "swap_bytes", (json_int_t)backend_host_bytes(m) * ranks, "sums_bytes",
         (json_int_t)(backend_rank_pages(m, m->n_pages) * m->sums_of_page) * ranks,
         "representatives_bytes", (json_int_t)a->rank_representatives * ranks, "disk_bytes",
-        (json_int_t)(m->n_frames && !p->model.on_gpu ? m->n_pages * m->page_bytes : 0),
+        (json_int_t)(m->n_frames && !p->model.on_gpu ? m->n_pages * page : 0),
         "retrieval_note_bytes", (json_int_t)m->note_bytes * ranks, "retrieval_list_bytes",
         (json_int_t)m->scratch_bytes * ranks);
     json_t *asked = json_pack("{s:i, s:i, s:i}", "context", (int)q->context, "output",
@@ -308,7 +308,7 @@ static void print_pool(const planning *p, const char *each)
     const plan_answer *a = &p->full;
     char one[32], disk[32], pages[32], tokens[32];
     format_bytes(one, sizeof one, a->rank_pool);
-    uint64_t all = (uint64_t)a->measures.n_pages * a->measures.page_bytes;
+    uint64_t all = backend_rank_pages(&a->measures, a->measures.n_pages) * a->measures.page_bytes;
     format_bytes(disk, sizeof disk, a->chunk ? a->host_pool : all);
     const char *beside = a->chunk ? " and in host memory " : " in memory, of ";
     printf("KV pool    %s%s%s%s%s: %s %s pages of %u tokens, room for %s tokens\n", one, each,
@@ -324,7 +324,7 @@ static void print_pool(const planning *p, const char *each)
            each, disk);
     if (a->measures.n_frames == 0) return;
     format_bytes(one, sizeof one, a->measures.tier_bytes);
-    printf("           and up to %s of tables of what lies on disk\n", one);
+    printf("           and up to %s%s of tables of what lies on disk\n", one, each);
 }
 
 static void print_memory(const planning *p)

@@ -189,7 +189,8 @@ static void put_tier(page *p, const backend_tier *t)
     const metric counters[] = {
         BACKEND_TIER_COUNTERS(TIER_ROW)
         /* Counted in microseconds. */
-        {"kv_disk_wait_seconds_total", "Time that steps waited for pages of K and V on disk.",
+        {"kv_disk_wait_seconds_total",
+         "Time that steps waited for pages of K and V on disk, of all ranks together.",
          (double)t->wait_us / 1e6},
     };
 #undef TIER_ROW

@@ -22,7 +22,7 @@
 #include "comm/comm.h"
 
 enum {
-    WORKER_PROTOCOL = 16, // changes with proto/worker.proto
+    WORKER_PROTOCOL = 17, // changes with proto/worker.proto
     WORKER_RANKS_MAX = 1024,
     WORKER_ADDRESS_BYTES_MAX = 64 << 10,
 };
@@ -58,13 +58,15 @@ typedef struct worker_config {
     uint64_t kv_bytes, swap_bytes; // over all ranks
     uint32_t max_rows, max_seqs, max_model_len;
     const char *cache_dir;
+    const char *kv_disk;    // folder of the rank's part of a pool on disk
+    uint64_t kv_disk_bytes; // over all ranks; 0 = the pool is in memory
 } worker_config;
 
 /* Facts about a loaded rank, for reports: those of backend_facts, and its device. */
 typedef struct worker_facts {
     char device[128]; // "cpu, avx2", "NVIDIA H200"
     uint32_t n_threads;
-    uint64_t weight_bytes, page_bytes, pool_bytes, filling_bytes, swap_bytes;
+    uint64_t weight_bytes, page_bytes, pool_bytes, disk_bytes, filling_bytes, swap_bytes;
     int64_t load_us;
     bool from_cache;
 } worker_facts;

@@ -18,8 +18,9 @@ static const char about[] =
     "must be of the same version of octavo.\n"
     "\n"
     "Without --tls-* the worker reads the folder of --model alone, whichever a coordinator\n"
-    "names. Any process that reaches --listen can still make the worker compute, and end the\n"
-    "steps of another coordinator. Such a worker belongs on a network of its own.\n"
+    "names, and writes to those of --weights-cache and --kv-disk alone. Any process that reaches\n"
+    "--listen can still make the worker compute, fill the disk of --kv-disk up to --kv-disk-size,\n"
+    "and end the steps of another coordinator. Such a worker belongs on a network of its own.\n"
     "\n"
     "  octavo worker --listen 10.0.0.2:7000 --model /models/llama\n"
     "  octavo serve --model /models/llama --tp 2 --workers 10.0.0.1:7000,10.0.0.2:7000";
@@ -35,6 +36,14 @@ static const arg_flag flags_table[] = {
         "weights-cache", "DIR", ARG_TEXT, worker_flags, weights_cache,
         "where this machine keeps weights that the coordinator's --quantize makes (default with "
         "--tls-*: the coordinator's --weights-cache, else they are not kept)"),
+    ARG_ROW("kv-disk", "DIR", ARG_TEXT, worker_flags, kv_disk,
+            "where this machine has K and V that a coordinator's --kv-disk-size wants on disk, in "
+            "a file that goes when the rank does (default with --tls-*: the coordinator's "
+            "--kv-disk; without them, none)"),
+    ARG_ROW("kv-disk-size", "BYTES", ARG_BYTES, worker_flags, kv_disk_size,
+            "most bytes of that file of each worker: a coordinator that wants more is refused "
+            "(default: no limit)",
+            .min = 1, .max = 0x1p62),
     ARG_ROW("count", "N", ARG_COUNT, worker_flags, count,
             "number of workers, each a process of its own, at this port and the next ones; a "
             "worker that ends is restarted",

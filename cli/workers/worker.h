@@ -9,6 +9,8 @@ typedef struct worker_flags {
     const char *listen;
     const char *model;         // NULL: the coordinator names the folder; only where it is trusted
     const char *weights_cache; // NULL: the coordinator's folder, where it is trusted
+    const char *kv_disk;       // likewise
+    uint64_t kv_disk_size;     // most bytes of the file in it; 0 = what the coordinator asks for
     uint32_t count, threads;
     uint32_t device; // GPU of the first worker
     const char *tls_cert, *tls_key, *tls_client_ca;

@@ -25,7 +25,7 @@ struct rank_host {
     _Atomic bool aborted; /* written under the lock */
     model_config config;
     backend_options options;
-    char *dir, *isa, *cache_dir;
+    char *dir, *isa, *cache_dir, *kv_disk;
     uint8_t *address;   /* what the other ranks are told: machine_id, then the comm's address */
     const gpu_api *api; /* NULL: the CPU */
     gpu *gpu;
@@ -87,13 +87,42 @@ static const char *cache_dir_of(const worker_flags *f, const worker_config *c)
     return worker_trusts(f) ? c->cache_dir : "";
 }
 
+/* The folder of a pool on disk; "" = the pool is in memory. */
+static const char *kv_disk_of(const worker_flags *f, const worker_config *c)
+{
+    if (c->kv_disk_bytes == 0) return "";
+    if (f->kv_disk) return f->kv_disk;
+    return worker_trusts(f) ? c->kv_disk : "";
+}
+
+/* The file of a pool on disk fills a disk of this machine. */
+static status check_disk(const worker_flags *f, const worker_config *c, error *err)
+{
+    uint64_t own = c->kv_disk_bytes / c->size;
+    if (c->kv_disk_bytes == 0) return STATUS_IS_OK;
+    if (strcmp(c->device, "cpu") != 0)
+        return error_set(err, STATUS_UNSUPPORTED, "kv-disk: a pool on disk needs device cpu");
+    if (!*kv_disk_of(f, c))
+        return error_set(err, STATUS_INVALID,
+                         "kv-disk: this worker has no folder for K and V on disk: its own "
+                         "--kv-disk names one");
+    if (f->kv_disk_size == 0 || own <= f->kv_disk_size) return STATUS_IS_OK;
+    return error_set(err, STATUS_INVALID,
+                     "kv-disk-size: %llu bytes are wanted on this worker's disk, whose own "
+                     "--kv-disk-size is %llu",
+                     (unsigned long long)own, (unsigned long long)f->kv_disk_size);
+}
+
 static status take_texts(rank_host *h, const worker_config *c, error *err)
 {
     h->dir = strdup(h->flags->model ? h->flags->model : c->model);
     h->isa = copy_or_null(c->isa);
     const char *cache_dir = cache_dir_of(h->flags, c);
     h->cache_dir = copy_or_null(cache_dir);
-    if (h->dir && !h->isa == !*c->isa && !h->cache_dir == !*cache_dir) return STATUS_IS_OK;
+    const char *kv_disk = kv_disk_of(h->flags, c);
+    h->kv_disk = copy_or_null(kv_disk);
+    if (h->dir && !h->isa == !*c->isa && !h->cache_dir == !*cache_dir && !h->kv_disk == !*kv_disk)
+        return STATUS_IS_OK;
     return error_set(err, STATUS_NO_MEMORY, "out of memory");
 }
 
@@ -126,6 +155,8 @@ static void take_options(rank_host *h, const worker_config *c)
         .geometry = c->geometry,
         .kv_bytes = c->kv_bytes,
         .swap_bytes = c->swap_bytes,
+        .kv_disk = h->kv_disk,
+        .kv_disk_bytes = c->kv_disk_bytes,
         .max_rows = c->max_rows,
         .max_seqs = c->max_seqs,
         .max_model_len = c->max_model_len,
@@ -183,6 +214,7 @@ static status configure_rank(void *ctx, const worker_config *c, worker_address *
     rank_host *h = ctx;
     comm *group = NULL;
     RETURN_IF_ERROR(check_names(c, err));
+    RETURN_IF_ERROR(check_disk(h->flags, c, err));
     RETURN_IF_ERROR(take_texts(h, c, err));
     status s = model_config_load(h->dir, c->overrides, c->n_overrides, &h->config, err);
     if (!status_ok(s)) {
@@ -263,6 +295,7 @@ static status load_rank(void *ctx, backend *out, worker_facts *facts, error *err
         .weight_bytes = f.weight_bytes,
         .page_bytes = f.page_bytes,
         .pool_bytes = f.pool_bytes,
+        .disk_bytes = f.disk_bytes,
         .filling_bytes = f.filling_bytes,
         .swap_bytes = f.swap_bytes,
         .load_us = f.load_us,
@@ -307,8 +340,9 @@ static void reset(void *ctx)
     free(h->dir);
     free(h->isa);
     free(h->cache_dir);
+    free(h->kv_disk);
     free(h->address);
-    h->dir = h->isa = h->cache_dir = NULL;
+    h->dir = h->isa = h->cache_dir = h->kv_disk = NULL;
     h->address = NULL;
     h->options = (backend_options){0};
 }

@@ -242,6 +242,8 @@ static status set_config(workers *w, const backend_options *o, const char *const
         .geometry = o->geometry,
         .kv_bytes = o->kv_bytes,
         .swap_bytes = o->swap_bytes,
+        .kv_disk = o->kv_disk ? o->kv_disk : "",
+        .kv_disk_bytes = o->kv_disk_bytes,
         .max_rows = o->max_rows,
         .max_seqs = o->max_seqs,
         .max_model_len = o->max_model_len,
@@ -261,6 +263,7 @@ static backend_facts sum_facts(workers *w)
         sum.weight_bytes += f->weight_bytes;
         sum.page_bytes += f->page_bytes;
         sum.pool_bytes += f->pool_bytes;
+        sum.disk_bytes += f->disk_bytes;
         sum.filling_bytes += f->filling_bytes;
         sum.swap_bytes += f->swap_bytes;
         if (f->load_us > sum.load_us) sum.load_us = f->load_us;

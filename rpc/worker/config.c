@@ -28,8 +28,8 @@ typedef struct text_field {
 #field, offsetof(worker_config, field), offsetof(configure_message, field)                 \
     }
 
-static const text_field texts[] = {TEXT(model),       TEXT(comm), TEXT(device),   TEXT(kv_type),
-                                   TEXT(weight_type), TEXT(isa),  TEXT(cache_dir)};
+static const text_field texts[] = {TEXT(model),       TEXT(comm), TEXT(device),    TEXT(kv_type),
+                                   TEXT(weight_type), TEXT(isa),  TEXT(cache_dir), TEXT(kv_disk)};
 
 static ProtobufCBinaryData borrow(const void *p, size_t n)
 {
@@ -114,6 +114,7 @@ status config_pack(const worker_config *c, uint64_t session, const char *version
     m->kv_residual = c->kv_residual;
     m->kv_bytes = c->kv_bytes;
     m->swap_bytes = c->swap_bytes;
+    m->kv_disk_bytes = c->kv_disk_bytes;
     m->max_rows = c->max_rows;
     m->max_seqs = c->max_seqs;
     m->max_model_len = c->max_model_len;
@@ -201,6 +202,7 @@ status config_unpack(const configure_message *m, const char *version, arena *a, 
         .kv_residual = m->kv_residual,
         .kv_bytes = m->kv_bytes,
         .swap_bytes = m->swap_bytes,
+        .kv_disk_bytes = m->kv_disk_bytes,
         .max_rows = m->max_rows,
         .max_seqs = m->max_seqs,
         .max_model_len = m->max_model_len,
@@ -264,6 +266,7 @@ status load_pack(const backend_info *info, const worker_facts *facts, arena *a, 
     m->weight_bytes = facts->weight_bytes;
     m->page_bytes = facts->page_bytes;
     m->pool_bytes = facts->pool_bytes;
+    m->disk_bytes = facts->disk_bytes;
     m->filling_bytes = facts->filling_bytes;
     m->swap_bytes = facts->swap_bytes;
     m->load_us = (uint64_t)facts->load_us;
@@ -339,6 +342,7 @@ status load_unpack(const load_message *m, const worker_config *config, rank_fact
         .weight_bytes = m->weight_bytes,
         .page_bytes = m->page_bytes,
         .pool_bytes = m->pool_bytes,
+        .disk_bytes = m->disk_bytes,
         .filling_bytes = m->filling_bytes,
         .swap_bytes = m->swap_bytes,
         .load_us = (int64_t)(m->load_us & INT64_MAX),

@@ -98,6 +98,16 @@ static status fail_with(worker_link *l, status_code code, const char *text)
     return status_make(code, l->stream.trouble);
 }
 
+/* The error of a rank whose failure has ended the step on all ranks, but not the group. */
+static status fail_in_step(worker_link *l, status_code code, const char *text)
+{
+    error err;
+    error_set(&err, code, "%s", text);
+    error_insert(&err, "rank %u (%s)", l->rank, l->address);
+    snprintf(l->stream.trouble, sizeof l->stream.trouble, "%s", err.text);
+    return status_make(code, l->stream.trouble);
+}
+
 /* Unpacks a result into the stream's arena. NULL: the bytes are not a result. */
 static const result_message *unpack_result(stream *s, const uint8_t *bytes, size_t n)
 {
@@ -178,6 +188,10 @@ static void on_received(worker_link *l, bool ok)
     }
     step_result *r = &s->store.result;
     if (status_ok(r->status)) return;
+    if (r->end != STEP_ENDED_ALONE) {
+        r->status = fail_in_step(l, r->status.code, s->store.text);
+        return;
+    }
     r->status = fail_with(l, r->status.code, s->store.text);
     on_failed_step(l);
 }

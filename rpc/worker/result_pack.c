@@ -213,6 +213,22 @@ static size_t logit_floats(const step_result *r, uint32_t vocab_size)
     return (size_t)r->n_logit_rows * vocab_size;
 }
 
+/* The fields in the order of their list, or none where all are 0. */
+static status pack_tier(const backend_tier *t, arena *a, result_message *out)
+{
+#define TIER_VALUE(field, metric, help) t->field,
+    const uint64_t values[] = {BACKEND_TIER_COUNTERS(TIER_VALUE)};
+#undef TIER_VALUE
+    uint64_t any = 0;
+    for (size_t i = 0; i < sizeof values / sizeof *values; i++) any |= values[i];
+    if (!any) return STATUS_IS_OK;
+    out->tier = arena_alloc_array(a, sizeof values / sizeof *values, sizeof *out->tier);
+    if (!out->tier) return status_make(STATUS_NO_MEMORY, "what a step moved to and from the disk");
+    memcpy(out->tier, values, sizeof values);
+    out->n_tier = sizeof values / sizeof *values;
+    return STATUS_IS_OK;
+}
+
 status result_pack(const step_plan *plan, const step_result *result, const backend_info *info,
                    result_rank who, arena *a, result_message *out)
 {
@@ -222,10 +238,12 @@ status result_pack(const step_plan *plan, const step_result *result, const backe
     out->compute_us = (uint64_t)result->compute_us;
     out->measure_us = (uint64_t)result->measure_us;
     out->status = result->status.code;
+    RETURN_IF_ERROR(pack_tier(&result->tier, a, out));
     if (!status_ok(result->status)) {
         const char *text =
             result->status.message ? result->status.message : status_text(result->status.code);
         out->error = borrow(text, strlen(text));
+        out->end = result->end;
         return STATUS_IS_OK;
     }
     RETURN_IF_ERROR(pack_draws(result, a, out));

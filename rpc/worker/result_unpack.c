@@ -315,6 +315,21 @@ static status unpack_seqs(const result_message *m, const result_source *source, 
     return STATUS_IS_OK;
 }
 
+static status unpack_tier(const result_message *m, backend_tier *t, error *err)
+{
+#define TIER_PLACE(field, metric, help) &t->field,
+    uint64_t *const places[] = {BACKEND_TIER_COUNTERS(TIER_PLACE)};
+#undef TIER_PLACE
+    RETURN_IF_ERROR(check_count("tier", m->n_tier, sizeof places / sizeof *places, true, err));
+    for (size_t i = 0; i < m->n_tier; i++) {
+        if (m->tier[i] > times_max)
+            return error_set(err, STATUS_INVALID, "tier: more than %llu",
+                             (unsigned long long)times_max);
+        *places[i] = m->tier[i];
+    }
+    return STATUS_IS_OK;
+}
+
 status result_unpack(const result_message *m, const result_source *source, arena *a,
                      result_store *out, error *err)
 {
@@ -331,8 +346,12 @@ status result_unpack(const result_message *m, const result_source *source, arena
                        .checksum = m->checksum,
                        .compute_us = (int64_t)m->compute_us,
                        .measure_us = (int64_t)m->measure_us};
+    RETURN_IF_ERROR(unpack_tier(m, &r->tier, err));
+    if (m->end > STEP_ENDED_AFTER)
+        return error_set(err, STATUS_INVALID, "end: there is no %u", m->end);
     if (m->status == STATUS_OK) return unpack_seqs(m, source, a, r, err);
     text_copy(m->error.data, m->error.len, out->text, sizeof out->text);
     r->status = status_make((status_code)m->status, out->text);
+    r->end = (step_end)m->end;
     return STATUS_IS_OK;
 }

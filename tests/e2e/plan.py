@@ -91,6 +91,16 @@ class Figures(unittest.TestCase):
         self.assertAlmostEqual(one["representatives_bytes"] / one["pool_bytes"], 136 / 2048, 3)
         self.assertAlmostEqual(two["representatives_bytes"] / two["pool_bytes"], 136 / 2048, 3)
 
+    def test_count_ranks_over_a_disk(self):
+        demo = ["--model", "models/demo", "--memory", "2G", "--kv-memory", "8M", "--kv-disk", "/var/kv", "--kv-disk-size",
+                "20M"]
+        one, two = planned(*demo)[1]["kv"], planned(*demo, "--tp", "2")[1]["kv"]
+        for key in ("pages", "tokens", "page_bytes"):
+            self.assertEqual(one[key], two[key], key)
+        for kv in (one, two):
+            self.assertEqual((kv["pool_bytes"], kv["disk_bytes"]), (8 << 20, 20 << 20))
+        self.assertIn("4.0 MiB a rank in memory, of 10.0 MiB", octavo("plan", *demo, "--tp", "2")[1])
+
     def test_count_embeddings(self):
         """4 heads of 32 dims and an id; half of what is left, unless --embed-memory is less."""
         demo = ["--model", "models/demo", "--kv-memory", "64M", "--swap-memory", "16M"]
@@ -126,6 +136,8 @@ class Figures(unittest.TestCase):
         self.compare("--kv-memory", "8M", "--swap-memory", "1M")
         with tempfile.TemporaryDirectory() as folder:
             self.compare("--kv-memory", "8M", "--kv-disk", folder, "--kv-disk-size", "20M")
+            self.compare("--kv-memory", "8M", "--kv-disk", folder, "--kv-disk-size", "20M", "--tp", "2",
+                         "--workers", "threads")
         self.compare("--kv-memory", "8M", "--kv-dtype", "int4", "--tp", "2", "--quantize", "int8",
                      "--workers", "threads")
 

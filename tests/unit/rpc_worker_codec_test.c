@@ -349,6 +349,7 @@ static void make_result(rng *r, const step_plan *plan, result_rank who, random_r
                             .checksum = plan->checksum,
                             .compute_us = rng_below(r, 1000000),
                             .measure_us = rng_below(r, 1000)};
+    if (coin(r)) result->tier = (backend_tier){.reads = 1 + rng_below(r, 9), .wait_us = 1u << 31};
     step_sample *sample = out->samples, *score = out->scores;
     retrieval_reading *reading = out->readings;
     bool logprobs = coin(r);
@@ -421,6 +422,7 @@ static void expect_same_result(const step_plan *plan, const step_result *a, cons
 {
     assert_true(a->step == b->step && a->checksum == b->checksum && a->n_seqs == b->n_seqs);
     assert_true(a->compute_us == b->compute_us && a->measure_us == b->measure_us);
+    assert_memory_equal(&a->tier, &b->tier, sizeof a->tier);
     for (uint32_t i = 0; i < a->n_seqs; i++) {
         const step_seq_result *x = &a->seqs[i], *y = &b->seqs[i];
         const measure_result *m = &x->measure;
@@ -514,8 +516,11 @@ static void a_failed_step_gives_its_reason(void **state)
     result_store out;
     error err = {{0}};
     step_plan plan = {.step = 3};
-    step_result failed = {
-        .step = 3, .status = status_make(STATUS_NO_MEMORY, "a full\nhouse"), .checksum = 11};
+    step_result failed = {.step = 3,
+                          .status = status_make(STATUS_NO_MEMORY, "a full\nhouse"),
+                          .checksum = 11,
+                          .end = STEP_ENDED_FIRST,
+                          .tier = {.hits = 5, .written_bytes = UINT64_C(1) << 40}};
     arena_init(&a, 4096, 0);
     assert_true(status_ok(result_pack(&plan, &failed, &info, (result_rank){0, 2}, &a, &m)));
     result_source source = {&plan, &info, 0, 2};
@@ -523,6 +528,19 @@ static void a_failed_step_gives_its_reason(void **state)
     assert_int_equal(out.result.status.code, STATUS_NO_MEMORY);
     assert_string_equal(out.result.status.message, "a full?house");
     assert_true(out.result.checksum == 11);
+    assert_int_equal(out.result.end, STEP_ENDED_FIRST);
+    assert_memory_equal(&out.result.tier, &failed.tier, sizeof failed.tier);
+    m.end = STEP_ENDED_AFTER + 1;
+    assert_false(status_ok(result_unpack(&m, &source, &a, &out, &err)));
+    assert_non_null(strstr(err.text, "end: there is no 3"));
+    m.end = 0;
+    m.n_tier--;
+    assert_false(status_ok(result_unpack(&m, &source, &a, &out, &err)));
+    assert_non_null(strstr(err.text, "tier: 6 values, there should be 7"));
+    m.n_tier++;
+    m.tier[2] = UINT64_MAX;
+    assert_false(status_ok(result_unpack(&m, &source, &a, &out, &err)));
+    assert_non_null(strstr(err.text, "tier: more than"));
     arena_destroy(&a);
 }
 

@@ -34,6 +34,8 @@ static worker_config a_config(void)
         .max_seqs = SEQS,
         .max_model_len = 256,
         .cache_dir = "",
+        .kv_disk = "/var/kv",
+        .kv_disk_bytes = UINT64_MAX - 2,
     };
 }
 
@@ -85,6 +87,8 @@ static void configs_come_out_as_they_went_in(void **state)
     assert_string_equal(from.weight_type, to.weight_type);
     assert_string_equal(from.isa, to.isa);
     assert_string_equal(from.cache_dir, to.cache_dir);
+    assert_string_equal(from.kv_disk, to.kv_disk);
+    assert_true(from.kv_disk_bytes == to.kv_disk_bytes);
     assert_string_equal(from.overrides[1], to.overrides[1]);
     assert_same_numbers(&from, &to);
     arena_destroy(&a);
@@ -149,12 +153,14 @@ static void results_of_a_rank_are_checked(void **state)
     rank_facts out;
     error err = {{0}};
     worker_config config = a_config();
-    worker_facts facts = {.device = "cpu, avx2", .n_threads = 2, .pool_bytes = 1 << 20};
+    worker_facts facts = {
+        .device = "cpu, avx2", .n_threads = 2, .pool_bytes = 1 << 20, .disk_bytes = 9};
     arena_init(&a, 4096, 0);
     assert_true(status_ok(load_pack(&info, &facts, &a, &m)));
     if (!status_ok(load_unpack(&m, &config, &out, &err))) fail_msg("%s", err.text);
     assert_string_equal(out.info.name, "test");
     assert_string_equal(out.facts.device, "cpu, avx2");
+    assert_int_equal(out.facts.disk_bytes, 9);
     assert_memory_equal(&out.info.geometry, &info.geometry, sizeof info.geometry);
     assert_true(out.info.identity == 77 && out.info.n_pages == PAGES);
 

@@ -225,6 +225,7 @@ site *site_create(uint32_t n)
         .weight_type = "f32",
         .isa = "",
         .cache_dir = "",
+        .kv_disk = "",
         .geometry = {.page_tokens = 16,
                      .layers_per_group = 1,
                      .heads_per_group = s->model.n_kv_heads},
