@@ -139,6 +139,11 @@ size_t pkv_delta_touch(const pkv_geometry *geometry, const uint32_t *words, pkv_
     case DELTA_SPLIT: return DELTA_SPLIT_WORDS;
     case DELTA_PART: return DELTA_PART_WORDS;
     case DELTA_HOLD: out->appends = true; return DELTA_CLOSE_WORDS;
+    case DELTA_LEAVE: out->appends = true; return DELTA_LEAVE_WORDS;
+    case DELTA_BACK:
+        out->group = words[3];
+        out->appends = true;
+        return DELTA_BACK_HEAD + (size_t)words[5];
     case DELTA_APPEND: out->appends = true; return DELTA_APPEND_HEAD + (size_t)words[4];
     case DELTA_FORK: out->seq = words[2]; return DELTA_FORK_WORDS;
     case DELTA_RETURN:

@@ -10,6 +10,12 @@
  *   PARK    seq                                  the sequence is closed, its pages stay as they are
  *   HOLD    seq                                  a parked copy was made: its pages stay as they are
  *                                                even when the sequence gives them up
+ *   LEAVE   seq parked n                         the next n rows of its tables are given up, or if
+ *                                                parked is 1, stay as they are, and some are left.
+ *                                                A row is page i of each table of a layer; the
+ *                                                last row of the first layer goes first. The tables
+ *                                                are as before until CLOSE or PARK, which comes
+ *                                                before any other change and is of what is left
  *   APPEND  seq tables n n_fresh pages[n_fresh]  n tokens more in each of the first so many tables;
  *                                                the fresh pages that it takes
  *   REPLACE seq table page                       the last page of a table gives way to a fresh one
@@ -32,6 +38,9 @@
  *           kept pages[ceil(kept / P)]           that is fresh has DELTA_FRESH added to it
  *   UNPARK  as RETURN                            a parked sequence comes back (the sequence was
  *                                                closed when it went)
+ *   BACK    seq parked table kept n pages[n]     n pages more come back behind those of a table,
+ *                                                which then keeps so many tokens: as RETURN, or if
+ *                                                parked is 1, as UNPARK
  *
  * A fresh page is one that no table holds. `capacity` says how many pages a table will probably
  * grow to, so that later appends allocate nothing; a hint. */
@@ -59,6 +68,8 @@ typedef enum delta_op {
     DELTA_SPLIT,
     DELTA_UNPARK,
     DELTA_PART,
+    DELTA_LEAVE,
+    DELTA_BACK,
 } delta_op;
 
 #define DELTA_FRESH UINT32_C(0x80000000) /* above every page number */
@@ -73,8 +84,10 @@ enum {
     DELTA_DROP_HEAD = 4,
     DELTA_COMPACT_HEAD = 4,
     DELTA_RETURN_HEAD = 4, /* and of UNPARK */
+    DELTA_BACK_HEAD = 6,
     DELTA_SPLIT_WORDS = 3,
     DELTA_PART_WORDS = 4,
+    DELTA_LEAVE_WORDS = 4,
 };
 
 static inline uint32_t delta_bit_words(uint32_t n) { return n / 32 + (n % 32 != 0); }

@@ -23,7 +23,7 @@ static uint32_t used_around(const pkv *p, uint32_t node)
 
 static void give_back(pkv *p, gathering *left)
 {
-    if (left->place != 0) tier_unref(p, &p->pool, left->place, false);
+    if (left->place != 0) tier_unref(p, &p->pool, left->place);
     left->place = 0;
 }
 
@@ -35,7 +35,7 @@ static bool has_place(pkv *p, pkv_grain grain, uint32_t table, gathering *left)
     left->place = tree_find_free(&p->pool, grain, table_share(&p->pool, table));
     if (left->place == 0) return false;
     left->used = used_around(p, left->place);
-    tier_ref(p, &p->pool, left->place, false);
+    tier_ref(p, &p->pool, left->place);
     return true;
 }
 
@@ -97,7 +97,8 @@ static void gather_table(pkv *p, uint32_t id, uint32_t table, gathering *left)
 static bool gather_seq(pkv *p, uint32_t id, gathering *left)
 {
     const pkv_seq *s = &p->seqs[id];
-    while (s->open && !s->splitting && s->grain != PKV_ALL && p->gather_table < s->groups) {
+    while (s->open && !s->splitting && !s->leaving.on && s->arriving.number == 0 &&
+           s->grain != PKV_ALL && p->gather_table < s->groups) {
         if (left->looks == 0 || left->moves == 0) return false;
         gather_table(p, id, p->gather_table, left);
     }

@@ -117,13 +117,18 @@ static const char *check_table(const pkv *p, const pkv_seq *s, uint32_t table, b
     REQUIRE(t->kept <= seen, "a table keeps more tokens than it has taken");
     REQUIRE(t->slot_pages <= t->n_pages, "a table has positions of pages that it has not");
     REQUIRE((uint64_t)t->slot_pages * size <= t->slots_cap, "a table's positions overflow");
-    REQUIRE(s->dropped || t->kept == seen, "a whole sequence lacks tokens");
+    REQUIRE(s->dropped || s->arriving.number || t->kept == seen, "a whole sequence lacks tokens");
     REQUIRE(s->dropped || t->slot_pages == 0, "a whole sequence has compacted pages");
     for (uint32_t i = 0; i < t->n_pages; i++) {
         holder now = {.table = table,
                       .parked = parked,
                       .fill = t->kept - i * size < size ? t->kept - i * size : size,
                       .first = table_position(p, s, table, i * size)};
+        if (s->to && has_come(p, &p->seqs[s->to - 1], table, i)) continue;
+        if (is_left(p, s, table, i)) {
+            if (s->leaving.way != PKV_PARK) continue; /* it is no longer the sequence's */
+            now.parked = 1;
+        }
         const char *wrong = is_split(s, table, i)
                                 ? check_split_page(p, s, table, i, &now, holders)
                                 : check_page(p, s, s->grain, seq_pages(s, table)[i], &now, holders);
@@ -145,7 +150,8 @@ static const char *check_seq(const pkv *p, const pkv_seq *s, bool parked, holder
         held += s->tables[g].n_pages * cells_of(p, s);
     }
     REQUIRE(held == s->held, "a sequence miscounts its pages");
-    REQUIRE(keeps_evenly(p, s), "tables of a contiguous sequence keep unequally many");
+    REQUIRE(s->arriving.number || keeps_evenly(p, s),
+            "tables of a contiguous sequence keep unequally many");
     REQUIRE(s->dropped || !s->contiguous, "a whole sequence is contiguous");
     REQUIRE(s->published <= s->length / p->geometry.page_tokens, "a sequence published too much");
     uint8_t *seen = alloc_zeroed(NULL, (size_t)s->length + 1, sizeof *seen);
@@ -156,6 +162,27 @@ static const char *check_seq(const pkv *p, const pkv_seq *s, bool parked, holder
     if (wrong || s->dropped || s->cursor == 0) return wrong;
     REQUIRE(p->blocks[s->cursor].generation >= s->cursor_generation,
             "a sequence published into the future");
+    return NULL;
+}
+
+/* Checks that records know which sequences arrive from them, and what those were promised. */
+static const char *check_arriving(const pkv *p)
+{
+    uint32_t n = 0, promised = 0;
+    for (uint32_t id = 0; id < p->max_seqs; id++) {
+        const pkv_arriving *x = &p->seqs[id].arriving;
+        if (x->number == 0) continue;
+        n++;
+        promised += x->promised;
+        REQUIRE(p->seqs[id].open && p->swaps[x->number].seq.open &&
+                    p->swaps[x->number].seq.to == id + 1,
+                "a sequence arrives from no record");
+        REQUIRE(x->promised == 0 || !p->swaps[x->number].parked,
+                "a parked sequence was promised pages");
+    }
+    for (uint32_t i = 1; i <= p->n_swaps; i++) n -= p->swaps[i].seq.to != 0;
+    REQUIRE(n == 0, "a record goes to no sequence");
+    REQUIRE(promised == p->promised, "promised pages are miscounted");
     return NULL;
 }
 
@@ -177,13 +204,13 @@ static const char *check_seqs(const pkv *p, holder *holders)
             uint64_t key = checksum_key(id, g);
             checksum += checksum_kept(key, t->kept);
             for (uint32_t i = 0; i < t->n_pages; i++) {
-                checksum += checksum_page(key, i, seq_pages(s, g)[i]);
+                if (!is_left(p, s, g, i)) checksum += checksum_page(key, i, seq_pages(s, g)[i]);
             }
         }
         drops += DELTA_CLOSE_WORDS;
     }
     for (uint32_t i = 1; i <= p->n_swaps; i++) {
-        if (!p->swaps[i].seq.open || !p->swaps[i].parked) continue;
+        if (!p->swaps[i].seq.open || !p->swaps[i].parked || p->swaps[i].from) continue;
         const char *wrong = check_seq(p, &p->swaps[i].seq, true, holders);
         if (wrong) return wrong;
     }
@@ -334,32 +361,50 @@ static const char *check_pages(const pkv *p, const holder *holders)
     return check_tree(t, p->n_pages - 1);
 }
 
+/* Checks the host pages of a swapped sequence, and counts their cells. While a sequence leaves to
+ * it, it has those that have left. */
+static const char *check_swapped(const pkv *p, const pkv_swap *record, uint8_t *seen,
+                                 uint32_t *held)
+{
+    const pkv_seq *s = &record->seq, *from = record->from ? &p->seqs[record->from - 1] : NULL;
+    REQUIRE(!from || (from->open && from->leaving.on && &p->swaps[from->leaving.number] == record),
+            "a record is filled by no sequence");
+    uint32_t own = 0;
+    for (uint32_t g = 0; g < s->groups; g++) {
+        const pkv_table *t = from ? &from->tables[g] : &s->tables[g];
+        REQUIRE(t->n_pages == pages_for(p, t->kept) && t->n_pages <= s->row &&
+                    t->kept <= s->length && t->slot_pages <= t->n_pages,
+                "a swapped table is out of shape");
+        for (uint32_t k = 0; k < t->n_pages; k++) {
+            if (from && !is_left(p, from, g, k)) continue;
+            if (s->to && has_come(p, &p->seqs[s->to - 1], g, k)) continue;
+            uint32_t node = node_of(&p->host, s->grain, seq_pages(s, g)[k]);
+            REQUIRE(is_set(&p->host, node) && p->host.nodes[node].refs == 1 && !seen[node]++,
+                    "a swapped table holds a host page that is not its own");
+            own += cells_in(&p->host, s->grain);
+        }
+    }
+    REQUIRE(from || s->to || (own == s->held && own > 0), "a swapped sequence miscounts its pages");
+    *held += own;
+    return NULL;
+}
+
 /* Checks that every host page is in one swapped sequence. */
 static const char *check_host(const pkv *p, uint8_t *seen)
 {
     uint32_t held = 0, n_free = 0, n_open = 0;
+    bool is_swapping = false;
     for (uint32_t i = 1; i <= p->n_swaps; i++) {
-        const pkv_seq *s = &p->swaps[i].seq;
-        if (!s->open) continue;
-        uint32_t own = 0;
+        const pkv_swap *record = &p->swaps[i];
+        if (!record->seq.open) continue;
         n_open++;
-        if (p->swaps[i].parked) continue;
-        for (uint32_t g = 0; g < s->groups; g++) {
-            const pkv_table *t = &s->tables[g];
-            REQUIRE(t->n_pages == pages_for(p, t->kept) && t->n_pages <= s->row &&
-                        t->kept <= s->length && t->slot_pages <= t->n_pages,
-                    "a swapped table is out of shape");
-            for (uint32_t k = 0; k < t->n_pages; k++) {
-                uint32_t node = node_of(&p->host, s->grain, seq_pages(s, g)[k]);
-                REQUIRE(is_set(&p->host, node) && p->host.nodes[node].refs == 1 && !seen[node]++,
-                        "a swapped table holds a host page that is not its own");
-            }
-            own += t->n_pages * cells_in(&p->host, s->grain);
-        }
-        REQUIRE(own == s->held && own > 0, "a swapped sequence miscounts its pages");
-        held += own;
+        if (record->parked) continue;
+        is_swapping |= record->from != 0;
+        const char *wrong = check_swapped(p, record, seen, &held);
+        if (wrong) return wrong;
     }
     REQUIRE(held == host_used(p), "used host pages are not those of swapped sequences");
+    REQUIRE(is_swapping == p->is_swapping, "the host tier is promised to no sequence");
     for (uint32_t i = p->n_swaps > 0 ? p->swaps[0].next : 0; i != 0; i = p->swaps[i].next) {
         REQUIRE(i <= p->n_swaps && n_free++ < p->n_swaps && !p->swaps[i].seq.open,
                 "the list of free records is broken");
@@ -409,6 +454,7 @@ const char *pkv_check_integrity(const pkv *p)
     holder *holders = alloc_zeroed(NULL, tree_node_count(&p->pool), sizeof *holders);
     if (!holders) return "out of memory";
     const char *wrong = check_seqs(p, holders);
+    if (!wrong) wrong = check_arriving(p);
     if (!wrong) wrong = check_pages(p, holders);
     alloc_free(NULL, holders);
     uint8_t *seen =

@@ -16,6 +16,7 @@
 #include <string.h>
 
 enum { PAGE_TOKENS_MOST = 256 };
+enum { PAGES_TOGETHER = 64 }; // of one table that are taken at once, at most
 
 typedef struct pkv_block {
     uint64_t hash;
@@ -76,6 +77,26 @@ typedef struct pkv_splitting {
     uint64_t checksum;    // terms of the pages of `tables`
 } pkv_splitting;
 
+/* A sequence that is closed in portions. Its tables are as before until the last one, but pages
+ * that have left are no longer its own: they were given up, are parked, or were copied to the host
+ * tier. The tables of one layer leave together, from their ends on. */
+typedef struct pkv_leaving {
+    bool on;
+    pkv_way way;
+    uint32_t number;      // the record that takes the pages; 0 = they are given up
+    uint32_t table, rows; // tables before `table` have left; rows: pages of its layer that have not
+} pkv_leaving;
+
+/* A parked or swapped sequence that is opened in portions. Its tables hold what has come: of the
+ * tables before `table` all pages, of those of its layer the first ones. The others are still the
+ * record's. */
+typedef struct pkv_arriving {
+    uint32_t number; // the record; 0 = it is not arriving
+    uint32_t table, rows;
+    bool retakes;      // some pages are resident: its lists have those, and 0 for others
+    uint32_t promised; // cells that it will take, which are not available to others
+} pkv_arriving;
+
 typedef struct pkv_seq {
     bool open;
     pkv_grain grain;
@@ -95,7 +116,10 @@ typedef struct pkv_seq {
     pkv_table *tables;        // [groups]
     uint64_t weight;          // of the lengths of tables that take tokens, in the checksum
     pkv_splitting *splitting; // NULL = none of its pages is split
-    bool forked;              // forked since its last append: filling pages may be shared
+    pkv_leaving leaving;
+    pkv_arriving arriving;
+    uint32_t to; // in a record: the sequence that its pages go to + 1; 0 = none
+    bool forked; // forked since its last append: filling pages may be shared
     uint64_t salt;
     bool hidden;        // events omit the tokens of its blocks
     uint32_t published; // published blocks
@@ -107,6 +131,8 @@ typedef struct pkv_seq {
 typedef struct pkv_swap {
     pkv_seq seq; // open while in use
     bool parked;
+    uint32_t
+        from; // the sequence that is leaving to it + 1: it has the pages that have left; 0 = none
     uint32_t next; // in the list of free records
 } pkv_swap;
 
@@ -153,8 +179,10 @@ struct pkv {
     uint64_t checksum;
 
     uint32_t n_host_pages, host_most;
-    pkv_tree host;   // when n_host_pages > 0
-    pkv_swap *swaps; // [cap_swaps], numbered from 1; [0] heads the free list
+    bool is_swapping;  // a sequence is leaving to the host tier
+    uint32_t promised; // cells of the pool, to sequences that arrive from it
+    pkv_tree host;     // when n_host_pages > 0
+    pkv_swap *swaps;   // [cap_swaps], numbered from 1; [0] heads the free list
     uint32_t n_swaps, cap_swaps;
     delta_log log;
     uint32_t *cursors; // [groups] of a walk over a sequence's tables
@@ -170,10 +198,12 @@ static inline pkv_seq *seq_opened(const pkv *p, uint32_t id)
     assert(id < p->max_seqs && p->seqs[id].open);
     return &p->seqs[id];
 }
-/* An open sequence whose tables are about to change, which they may not while they are split. */
+/* An open sequence whose tables are about to change, which they may not while they are split, leave
+ * or arrive. */
 static inline pkv_seq *seq_changing(const pkv *p, uint32_t id)
 {
-    assert(!seq_opened(p, id)->splitting);
+    assert(!seq_opened(p, id)->splitting && !p->seqs[id].leaving.on);
+    assert(p->seqs[id].arriving.number == 0);
     return &p->seqs[id];
 }
 static inline uint32_t pages_for(const pkv *p, uint32_t tokens)
@@ -250,6 +280,8 @@ static inline bool pool_has(const pkv *p, pkv_grain grain, uint32_t table, uint6
 }
 /* Takes a page for a table with one reference; pool_has said that there is one. */
 uint32_t pool_take(pkv *p, pkv_grain grain, uint32_t table);
+/* The same for at least one and at most n pages, as many as lie in one run; returns how many. */
+uint32_t pool_take_some(pkv *p, pkv_grain grain, uint32_t table, uint32_t n, uint32_t *pages);
 
 /* Cells that a walk over a sequence's tables counts. At the finest grain they come from the shares
  * of their heads, so as many must be available as if each share had to give what the one that
@@ -269,27 +301,35 @@ static inline void shares_add_all(const pkv *p, uint32_t sum, int64_t n)
     for (uint32_t s = 0; s < p->pool.n_shares; s++) p->in_share[sum * p->pool.n_shares + s] += n;
 }
 uint64_t shares_even(const pkv *p, uint32_t sum);
-/* Adds a reference to a node of the pool or the host tier, of a parked sequence or another, and
- * gives one up. Cells without any become cached when they are hashed, else free. */
-void tier_ref(pkv *p, pkv_tree *tier, uint32_t node, bool parked);
-void tier_unref(pkv *p, pkv_tree *tier, uint32_t node, bool parked);
+/* tree_add_refs in the pool or the host tier, for cells of one layer run or for one run. Cells
+ * without a reference become cached when they are hashed, else free. */
+void tier_add_refs(pkv *p, pkv_tree *tier, const uint32_t *nodes, uint32_t n, uint32_t refs,
+                   uint32_t parked);
+/* Adds a reference to a node, or gives one up. */
+static inline void tier_ref(pkv *p, pkv_tree *tier, uint32_t node)
+{
+    tier_add_refs(p, tier, &node, 1, 1, 0);
+}
+static inline void tier_unref(pkv *p, pkv_tree *tier, uint32_t node)
+{
+    tier_add_refs(p, tier, &node, 1, UINT32_MAX, 0);
+}
 /* tree_split_refs */
 void tier_split(pkv *p, pkv_tree *tier, const uint32_t *runs, uint32_t n, pkv_grain grain,
                 bool parked);
 static inline void pool_ref(pkv *p, pkv_grain grain, uint32_t page)
 {
-    tier_ref(p, &p->pool, node_of(&p->pool, grain, page), false);
+    tier_ref(p, &p->pool, node_of(&p->pool, grain, page));
 }
 static inline void pool_unref(pkv *p, pkv_grain grain, uint32_t page)
 {
-    tier_unref(p, &p->pool, node_of(&p->pool, grain, page), false);
+    tier_unref(p, &p->pool, node_of(&p->pool, grain, page));
 }
-/* Fetches what pool_unref of a page changes: the pages of a long table lie far apart. It is always
- * inline, because GCC drops calls of a function that only fetches. */
-__attribute__((always_inline)) static inline void pool_expect(const pkv *p, pkv_grain grain,
+/* Fetches what a reference to a page changes: the pages of a long table may lie far apart. It is
+ * always inline, because GCC drops calls of a function that only fetches. */
+__attribute__((always_inline)) static inline void tier_expect(const pkv_tree *t, pkv_grain grain,
                                                               uint32_t page)
 {
-    const pkv_tree *t = &p->pool;
     uint32_t node = node_of(t, grain, page);
     __builtin_prefetch(&t->nodes[node].refs, 1);
     __builtin_prefetch(&t->nodes[node].watched, 1); /* perhaps in the next cache line */
@@ -298,10 +338,12 @@ __attribute__((always_inline)) static inline void pool_expect(const pkv *p, pkv_
     if (node >= tree_whole_at(t)) return;
     __builtin_prefetch(&t->links[t->n_whole + (size_t)(node - t->n_cells) * t->n_shares], 1);
 }
+__attribute__((always_inline)) static inline void pool_expect(const pkv *p, pkv_grain grain,
+                                                              uint32_t page)
+{
+    tier_expect(&p->pool, grain, page);
+}
 enum { POOL_AHEAD = 12 }; // pages that are fetched ahead
-/* Makes a reference a parked sequence's, and an open sequence's again. */
-void pool_park(pkv *p, pkv_grain grain, uint32_t page);
-void pool_unpark(pkv *p, pkv_grain grain, uint32_t page);
 /* Cells of a node that only parked sequences hold. */
 static inline uint32_t cells_parked(const pkv *p, uint32_t node)
 {
@@ -333,9 +375,9 @@ void lost_enter(pkv *p, uint32_t b, uint64_t salt, const uint32_t *tokens);
 void lost_add(pkv *p, uint32_t b);
 
 /* ---- watch.c ---- */
-/* References of a node of the pool change between two calls, of which the first has UINT32_MAX for
- * `one` and the second 1. */
-void watch_count(pkv *p, uint32_t node, uint32_t one);
+/* References of nodes of the pool, cells of one layer run or one run, change between two calls, of
+ * which the first has UINT32_MAX for `one` and the second 1. */
+void watch_count(pkv *p, const uint32_t *nodes, uint32_t n, uint32_t one);
 /* The block leaves the cache; its children have left. */
 void watch_remove(pkv *p, uint32_t b);
 void watch_forget(pkv *p);
@@ -359,6 +401,48 @@ size_t log_trim(pkv *p, uint32_t seq, uint32_t table, uint32_t kept);
 /* Logs a drop; keep has bits over the table's n_pages before the drop. */
 void log_drop(pkv *p, uint32_t seq, uint32_t table, const uint64_t *keep);
 
+/* ---- refs.c ---- */
+/* Pages from .. to - 1 of tables first .. end - 1, which are of one layer. */
+typedef struct table_rows {
+    uint32_t first, end, from, to;
+} table_rows;
+/* The end of the rows in a table. */
+static inline uint32_t rows_end(const pkv_seq *s, table_rows rows, uint32_t table)
+{
+    return s->tables[table].n_pages < rows.to ? s->tables[table].n_pages : rows.to;
+}
+/* The first table behind those of the layer of a table. */
+static inline uint32_t layer_end(const pkv_tree *t, pkv_grain grain, uint32_t table)
+{
+    return grain == PKV_HEAD ? (table / t->n_heads + 1) * t->n_heads : table + 1;
+}
+/* tier_add_refs for every page. The last pages go first, so that a block is reclaimed before its
+ * parent. */
+void rows_add_refs(pkv *p, pkv_tree *tier, const pkv_seq *s, table_rows rows, uint32_t refs,
+                   uint32_t parked);
+/* The same for all pages of a sequence. */
+void seq_add_refs(pkv *p, pkv_tree *tier, const pkv_seq *s, uint32_t refs, uint32_t parked);
+
+/* ---- leave.c ---- */
+/* Whether a page of a sequence that is leaving has left. */
+bool is_left(const pkv *p, const pkv_seq *s, uint32_t table, uint32_t index);
+/* Pages of the longest table of a layer, of which `table` is the first one. */
+uint32_t layer_rows(const pkv *p, const pkv_seq *s, uint32_t table);
+
+/* ---- arrive.c ---- */
+/* Whether a page of an open sequence, or of the record that it arrives from, is the sequence's. */
+bool has_come(const pkv *p, const pkv_seq *s, uint32_t table, uint32_t index);
+/* Opens a sequence for the pages of a record, with room for a portion. */
+status seq_begin_arrive(pkv *p, uint32_t number, uint32_t id, uint32_t expect_tokens,
+                        uint32_t most);
+/* The first portion. There are pages for all of them. */
+void seq_arrive_first(pkv *p, uint32_t id, uint32_t most);
+/* Gives up what has not come. */
+void seq_stop_arriving(pkv *p, pkv_seq *s);
+
+/* ---- park.c ---- */
+pkv_seq *parked_at(const pkv *p, uint32_t parked);
+
 /* ---- table.c ---- */
 /* Makes every list of an open sequence hold at least `row` pages; they grow by more, so that
  * growing is rare. */
@@ -379,10 +463,6 @@ void seq_copy_state(pkv_seq *to, const pkv_seq *from);
 /* Gives a closed `to` the grain and the layers of `from`, and lists long enough for what that holds
  * and for `row` pages. */
 status seq_shape_like(pkv *p, pkv_seq *to, const pkv_seq *from, uint32_t row);
-/* Frees the sequence number and logs `op`; the caller decides what becomes of the pages. */
-void seq_leave(pkv *p, uint32_t seq, uint32_t op);
-/* Gives up every reference, the last pages first. */
-void seq_unref_pages(pkv *p, const pkv_seq *s);
 void seq_free_lists(pkv *p, pkv_seq *s);
 /* A sequence that was closed keeps its lists for the next one, unless they are very long. */
 void seq_free_long_lists(pkv *p, pkv_seq *s);
@@ -419,13 +499,25 @@ status table_gather(pkv *p, uint32_t seq, uint32_t table, const uint32_t *keep, 
                     bool rotated);
 
 /* ---- swap.c ---- */
-/* Takes a page of the host tier for a table; tier_has said that there is one. */
-uint32_t host_take(pkv *p, pkv_grain grain, uint32_t table);
+/* Takes a page of the host tier for pages from .. to - 1 of a table, to which they are copied;
+ * tree_without has said that there are enough. `out`, the list that gets them, may be the table's
+ * own. */
+void table_copy_out(pkv *p, const pkv_seq *s, uint32_t table, uint32_t from, uint32_t to,
+                    uint32_t *out);
+/* Whether the host tier can take all pages of a sequence that holds some. While another one leaves
+ * to it, it cannot: that one was promised what is free. */
+bool host_has_room(const pkv *p, const pkv_seq *s);
 status host_create(pkv *p);
 void host_destroy(pkv *p);
 
+/* Takes places for pages first .. end - 1 of a swapped table, unless they were taken back, and adds
+ * them to an open one. */
+void table_copy_in(pkv *p, uint32_t id, const pkv_seq *from, uint32_t table, uint32_t first,
+                   uint32_t end);
 /* The number of a free record, 0 when memory is out; record_take marks it used. */
 uint32_t record_find(pkv *p);
+/* One with lists for a copy of the sequence. */
+uint32_t record_for(pkv *p, const pkv_seq *s);
 void record_take(pkv *p, uint32_t number, bool parked);
 void record_free(pkv *p, uint32_t number);
 

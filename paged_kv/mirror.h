@@ -21,6 +21,10 @@ typedef struct mirror_seq {
     uint64_t weight;                    // of the lengths of its first n_weighed tables, in the
     uint32_t n_weighed;                 // checksum
     struct mirror_splitting *splitting; // NULL = none of its pages is split
+    /* It is being closed in portions: tables before left_table are no longer held, nor are those of
+     * its layer from page left_rows on. */
+    bool leaves;
+    uint32_t left_table, left_rows;
 } mirror_seq;
 
 /* A sequence that goes over to a finer grain in portions. Its tables are as before until all pages
@@ -66,6 +70,24 @@ static inline void mirror_count_ref(pkv_mirror *m, uint32_t node, uint32_t sign)
         m->pool[node].below += sign;
     }
 }
+/* Gives up page `index` of a table. */
+static inline void mirror_clear_page(pkv_mirror *m, const mirror_seq *s, uint32_t table,
+                                     uint32_t index)
+{
+    uint32_t page = mirror_list(s, table)[index];
+    mirror_count_ref(m, node_of(&m->tier, s->grain, page), (uint32_t)-1);
+    m->checksum -= checksum_page(mirror_key(m, s, table), index, page);
+}
+/* Notes that a parked sequence holds the page. */
+static inline void mirror_mark_parked(const pkv_mirror *m, const mirror_seq *s, uint32_t page)
+{
+    uint32_t node = node_of(&m->tier, s->grain, page);
+    m->pool[node].parked++;
+    while (node < tree_whole_at(&m->tier)) {
+        node = node_above(&m->tier, node);
+        m->pool[node].parts_parked = 1;
+    }
+}
 /* Sets the weight to that of the first n tables. */
 static inline void mirror_weigh(const pkv_mirror *m, mirror_seq *s, uint32_t n)
 {
@@ -84,5 +106,11 @@ status mirror_split(pkv_mirror *m, mirror_seq *s, pkv_grain grain);
 /* PART to a finer grain, the same one each time. */
 status mirror_split_some(pkv_mirror *m, mirror_seq *s, pkv_grain grain, uint32_t n);
 void mirror_splitting_free(pkv_mirror *m, mirror_seq *s);
+
+/* ---- mirror_leave.c ---- */
+/* LEAVE: n rows of an open sequence. */
+status mirror_leave(pkv_mirror *m, mirror_seq *s, bool parked, uint32_t n);
+/* CLOSE, or PARK: all rows that are left. */
+void mirror_close(pkv_mirror *m, mirror_seq *s, bool parked);
 
 #endif

@@ -144,13 +144,6 @@ static void put_fresh(pkv_mirror *m, mirror_seq *s, uint32_t table, uint32_t ind
     }
 }
 
-static void clear_page(pkv_mirror *m, mirror_seq *s, uint32_t table, uint32_t index)
-{
-    uint32_t page = mirror_list(s, table)[index];
-    mirror_count_ref(m, node_of(&m->tier, s->grain, page), (uint32_t)-1);
-    m->checksum -= checksum_page(mirror_key(m, s, table), index, page);
-}
-
 static void enter_open(pkv_mirror *m, mirror_seq *s)
 {
     s->open = true;
@@ -193,44 +186,24 @@ static status apply_open(pkv_mirror *m, reader *r)
     return STATUS_IS_OK;
 }
 
-static status apply_close(pkv_mirror *m, reader *r)
+static status apply_close(pkv_mirror *m, reader *r, bool parked)
 {
     uint32_t seq;
     if (!take_fields(r, &seq, 1)) return corrupt("delta log: CLOSE is cut off");
     mirror_seq *s = open_seq(m, seq);
     if (!s) return corrupt("delta log: CLOSE of a closed sequence");
-    for (uint32_t g = 0; g < s->groups; g++) {
-        for (uint32_t i = 0; i < s->tables[g].n_pages; i++) clear_page(m, s, g, i);
-        m->checksum -= checksum_kept(mirror_key(m, s, g), s->tables[g].kept);
-    }
-    m->checksum -= checksum_seq(seq);
-    s->open = false;
-    if (s->cap_list <= PKV_LISTS_KEPT) return STATUS_IS_OK;
-    alloc_free(&m->alloc, s->pages);
-    s->pages = NULL;
-    s->cap_list = s->row = 0;
+    mirror_close(m, s, parked);
     return STATUS_IS_OK;
 }
 
-static void mark_parked(const pkv_mirror *m, const mirror_seq *s)
+static status apply_leave(pkv_mirror *m, reader *r)
 {
-    for (uint32_t g = 0; g < s->groups; g++) {
-        for (uint32_t i = 0; i < s->tables[g].n_pages; i++) {
-            uint32_t node = node_of(&m->tier, s->grain, mirror_list(s, g)[i]);
-            m->pool[node].parked++;
-            while (node < tree_whole_at(&m->tier)) {
-                node = node_above(&m->tier, node);
-                m->pool[node].parts_parked = 1;
-            }
-        }
-    }
-}
-
-static status apply_park(pkv_mirror *m, reader *r)
-{
-    const mirror_seq *s = r->next < r->end ? open_seq(m, *r->next) : NULL;
-    if (s) mark_parked(m, s);
-    return apply_close(m, r);
+    uint32_t f[3]; // seq, parked, n
+    if (!take_fields(r, f, 3)) return corrupt("delta log: LEAVE is cut off");
+    mirror_seq *s = open_seq(m, f[0]);
+    if (!s) return corrupt("delta log: LEAVE of a closed sequence");
+    if (f[1] > 1) return corrupt("delta log: LEAVE neither parks nor gives up");
+    return mirror_leave(m, s, f[1], f[2]);
 }
 
 static status apply_hold(const pkv_mirror *m, reader *r)
@@ -239,7 +212,9 @@ static status apply_hold(const pkv_mirror *m, reader *r)
     if (!take_fields(r, &seq, 1)) return corrupt("delta log: HOLD is cut off");
     const mirror_seq *s = open_seq(m, seq);
     if (!s) return corrupt("delta log: HOLD of a closed sequence");
-    mark_parked(m, s);
+    for (uint32_t g = 0; g < s->groups; g++)
+        for (uint32_t i = 0; i < s->tables[g].n_pages; i++)
+            mirror_mark_parked(m, s, mirror_list(s, g)[i]);
     return STATUS_IS_OK;
 }
 
@@ -290,7 +265,7 @@ static status apply_replace(pkv_mirror *m, reader *r)
     uint32_t n = s->tables[f[1]].n_pages;
     if (n == 0 || !is_fresh(m, s, f[1], f[2]))
         return corrupt("delta log: REPLACE by a page that is taken");
-    clear_page(m, s, f[1], n - 1);
+    mirror_clear_page(m, s, f[1], n - 1);
     put_fresh(m, s, f[1], n - 1, f[2]);
     return STATUS_IS_OK;
 }
@@ -313,12 +288,12 @@ static status apply_trim(pkv_mirror *m, reader *r)
         if (!is_fresh(m, s, f[1], r->next[2 * i + 1]))
             return corrupt("delta log: TRIM by a page that is taken");
     }
-    for (uint32_t i = 0; i < n; i++) clear_page(m, s, f[1], r->next[2 * i]);
+    for (uint32_t i = 0; i < n; i++) mirror_clear_page(m, s, f[1], r->next[2 * i]);
     for (uint32_t i = 0; i < n; i++, r->next += 2) {
         if (!is_fresh(m, s, f[1], r->next[1])) return corrupt("delta log: TRIM by one page twice");
         put_fresh(m, s, f[1], r->next[0], r->next[1]);
     }
-    for (uint32_t i = left; i < t->n_pages; i++) clear_page(m, s, f[1], i);
+    for (uint32_t i = left; i < t->n_pages; i++) mirror_clear_page(m, s, f[1], i);
     t->n_pages = left;
     set_kept(m, s, f[1], f[2]);
     return STATUS_IS_OK;
@@ -345,7 +320,7 @@ static status apply_drop(pkv_mirror *m, reader *r)
     uint32_t *pages = mirror_list(s, f[1]);
     for (uint32_t i = 0; i < n; i++) {
         uint32_t page = pages[i];
-        clear_page(m, s, f[1], i);
+        mirror_clear_page(m, s, f[1], i);
         if (keep[i / 32] >> i % 32 & 1) put_page(m, s, f[1], left++, page);
     }
     t->n_pages = left;
@@ -368,7 +343,7 @@ static status apply_compact(pkv_mirror *m, reader *r)
         if (!is_fresh(m, s, f[1], r->next[i]))
             return corrupt("delta log: COMPACT into a page that is taken");
     }
-    for (uint32_t i = 0; i < t->n_pages; i++) clear_page(m, s, f[1], i);
+    for (uint32_t i = 0; i < t->n_pages; i++) mirror_clear_page(m, s, f[1], i);
     t->n_pages = 0;
     for (; t->n_pages < n; t->n_pages++) {
         if (!is_fresh(m, s, f[1], *r->next))
@@ -432,6 +407,21 @@ static status check_returned(const pkv_mirror *m, const mirror_seq *s, const rea
     return STATUS_IS_OK;
 }
 
+/* The next n pages of a table. */
+static status return_pages(pkv_mirror *m, mirror_seq *s, uint32_t table, uint32_t n, reader *r,
+                           bool parked)
+{
+    mirror_table *t = &s->tables[table];
+    for (uint32_t i = 0; i < n; i++, t->n_pages++) {
+        uint32_t word = *r->next++, page = word & ~DELTA_FRESH;
+        if (!can_return(m, s, table, word)) return corrupt("delta log: RETURN to one page twice");
+        (word & DELTA_FRESH ? put_fresh : put_page)(m, s, table, t->n_pages, page);
+        page_state *was = &m->pool[node_of(&m->tier, s->grain, page)];
+        if (parked && was->parked > 0) was->parked--;
+    }
+    return STATUS_IS_OK;
+}
+
 /* Pages that are not fresh may be shared: those of a parked sequence, which are parked once less
  * now, and blocks that were still resident when a swapped one came back, which others may have
  * parked. */
@@ -449,16 +439,29 @@ static status apply_return(pkv_mirror *m, reader *r, bool parked)
     enter_open(m, s);
     for (uint32_t g = 0; g < s->groups; g++) {
         uint32_t kept = *r->next++, n = pages_for(m, kept);
-        for (uint32_t i = 0; i < n; i++) {
-            uint32_t word = *r->next++, page = word & ~DELTA_FRESH;
-            if (!can_return(m, s, g, word)) return corrupt("delta log: RETURN to one page twice");
-            (word & DELTA_FRESH ? put_fresh : put_page)(m, s, g, i, page);
-            page_state *was = &m->pool[node_of(&m->tier, s->grain, page)];
-            if (parked && was->parked > 0) was->parked--;
-        }
-        s->tables[g].n_pages = n;
+        RETURN_IF_ERROR(return_pages(m, s, g, n, r, parked));
         set_kept(m, s, g, kept);
     }
+    return STATUS_IS_OK;
+}
+
+static status apply_back(pkv_mirror *m, reader *r)
+{
+    uint32_t f[5]; // seq, parked, table, kept, n
+    if (!take_fields(r, f, 5)) return corrupt("delta log: BACK is cut off");
+    mirror_seq *s = open_seq(m, f[0]);
+    if (!s || f[2] >= s->groups) return corrupt("delta log: BACK to no table");
+    const mirror_table *t = &s->tables[f[2]];
+    uint64_t n_pages = (uint64_t)t->n_pages + f[4];
+    if ((size_t)(r->end - r->next) < f[4]) return corrupt("delta log: BACK is cut off");
+    if (f[4] == 0 || t->kept % m->page_tokens != 0 || pages_for(m, f[3]) != n_pages ||
+        n_pages >= m->tier.n_cells || f[3] > UINT32_MAX - m->page_tokens)
+        return corrupt("delta log: BACK with a wrong number of pages");
+    for (uint32_t i = 0; i < f[4]; i++)
+        if (!can_return(m, s, f[2], r->next[i])) return corrupt("delta log: BACK has no such page");
+    RETURN_IF_ERROR(mirror_reserve(m, s, (uint32_t)n_pages));
+    RETURN_IF_ERROR(return_pages(m, s, f[2], f[4], r, f[1] != 0));
+    set_kept(m, s, f[2], f[3]);
     return STATUS_IS_OK;
 }
 
@@ -488,11 +491,14 @@ static status apply_part(pkv_mirror *m, reader *r)
     return mirror_split_some(m, s, (pkv_grain)f[1], f[2]);
 }
 
-/* Whether the first field of an operation is a sequence that is being split. */
-static bool is_being_split(const pkv_mirror *m, const reader *r)
+/* Whether the operation, whose fields are next, changes a sequence that is being split or that is
+ * leaving, and must not. */
+static bool breaks_in(const pkv_mirror *m, const reader *r, uint32_t op)
 {
     const mirror_seq *s = r->next < r->end ? open_seq(m, *r->next) : NULL;
-    return s && s->splitting;
+    if (!s) return false;
+    if (s->splitting) return op != DELTA_SPLIT && op != DELTA_PART;
+    return s->leaves && op != DELTA_LEAVE && op != DELTA_CLOSE && op != DELTA_PARK;
 }
 
 status pkv_mirror_apply(pkv_mirror *m, const uint32_t *words, size_t n_words)
@@ -500,12 +506,13 @@ status pkv_mirror_apply(pkv_mirror *m, const uint32_t *words, size_t n_words)
     reader r = {words, words + n_words};
     while (r.next < r.end) {
         uint32_t op = *r.next++;
-        if (op != DELTA_SPLIT && op != DELTA_PART && is_being_split(m, &r))
-            return corrupt("delta log: a change of a sequence that is being split");
+        if (breaks_in(m, &r, op))
+            return corrupt("delta log: a change of a sequence that is being split or closed");
         switch (op) {
         case DELTA_OPEN: RETURN_IF_ERROR(apply_open(m, &r)); break;
-        case DELTA_CLOSE: RETURN_IF_ERROR(apply_close(m, &r)); break;
-        case DELTA_PARK: RETURN_IF_ERROR(apply_park(m, &r)); break;
+        case DELTA_CLOSE: RETURN_IF_ERROR(apply_close(m, &r, false)); break;
+        case DELTA_PARK: RETURN_IF_ERROR(apply_close(m, &r, true)); break;
+        case DELTA_LEAVE: RETURN_IF_ERROR(apply_leave(m, &r)); break;
         case DELTA_HOLD: RETURN_IF_ERROR(apply_hold(m, &r)); break;
         case DELTA_APPEND: RETURN_IF_ERROR(apply_append(m, &r)); break;
         case DELTA_REPLACE: RETURN_IF_ERROR(apply_replace(m, &r)); break;
@@ -517,6 +524,7 @@ status pkv_mirror_apply(pkv_mirror *m, const uint32_t *words, size_t n_words)
         case DELTA_PART: RETURN_IF_ERROR(apply_part(m, &r)); break;
         case DELTA_RETURN: RETURN_IF_ERROR(apply_return(m, &r, false)); break;
         case DELTA_UNPARK: RETURN_IF_ERROR(apply_return(m, &r, true)); break;
+        case DELTA_BACK: RETURN_IF_ERROR(apply_back(m, &r)); break;
         default: return corrupt("delta log: unknown operation");
         }
     }

@@ -326,13 +326,23 @@ status pkv_seq_fork(pkv *p, uint32_t parent, uint32_t child, uint32_t expect_tok
  * positions are as before. K and V of all tokens must have been computed in earlier steps.
  * STATUS_NO_MEMORY changes nothing. */
 status pkv_gather(pkv *p);
-/* Gives up whole tables of a sequence that will only be closed: of at most `most` pages together,
- * though at least one table, unless all have at most that many. True once those that are left have
- * at most that many, so that closing it costs no more; also when memory is out. */
-bool pkv_seq_shed(pkv *p, uint32_t seq, uint32_t most);
 /* Closes a sequence: gives up every reference, the last blocks first, so that a block is reclaimed
  * before its parent. */
 void pkv_seq_close(pkv *p, uint32_t seq);
+
+/* What becomes of the pages of a sequence that is closed: they are given up (pkv_seq_close), parked
+ * (pkv_seq_park) or copied to the host tier (pkv_seq_swap_out). */
+typedef enum pkv_way { PKV_GIVE_UP, PKV_PARK, PKV_SWAP_OUT } pkv_way;
+
+/* Closes a sequence in portions, because a long one with a table for each head has millions of
+ * pages. A call takes away at most `most` pages, though at least one of each table of a layer, and
+ * the last one leaves the sequence closed with what the function of that way does; *number is then
+ * set, unless pages are given up. Pages become free portion by portion. Until then the sequence's
+ * tables are as before, but may only be read, and the same way must be gone on: or pkv_seq_close,
+ * which gives up all pages, those that were taken away, too. No other sequence is swapped out
+ * meanwhile: that is STATUS_NO_PAGES. A first portion fails as the function of that way, a later
+ * one with STATUS_NO_MEMORY, which changes nothing. */
+status pkv_seq_leave_some(pkv *p, uint32_t seq, pkv_way way, uint32_t most, uint32_t *number);
 
 bool pkv_seq_is_open(const pkv *p, uint32_t seq);
 uint32_t pkv_seq_length(const pkv *p, uint32_t seq); /* logical length: tokens appended so far */
@@ -402,6 +412,15 @@ status pkv_seq_park(pkv *p, uint32_t seq, uint32_t *parked);
 status pkv_seq_fork_parked(pkv *p, uint32_t seq, uint32_t *parked);
 /* Turns a parked sequence into open sequence `seq` (closed before). All or nothing. */
 status pkv_unpark(pkv *p, uint32_t parked, uint32_t seq, uint32_t expect_tokens);
+/* The same in portions, as pkv_seq_leave_some: it opens the sequence with the first one, and as
+ * long as that is arriving, pkv_seq_arrive adds another. Until then its tables are incomplete, and
+ * it may only be closed, which gives up what has not come, too. */
+status pkv_unpark_some(pkv *p, uint32_t parked, uint32_t seq, uint32_t expect_tokens,
+                       uint32_t most);
+/* STATUS_NO_MEMORY, and STATUS_NO_PAGES where others took pages of a swapped sequence, change
+ * nothing: it may be tried again. */
+status pkv_seq_arrive(pkv *p, uint32_t seq, uint32_t most);
+bool pkv_seq_is_arriving(const pkv *p, uint32_t seq);
 /* Discards a parked sequence: gives up its pages, as pkv_seq_close. */
 void pkv_parked_discard(pkv *p, uint32_t parked);
 /* Swaps a parked sequence out to the host tier, as pkv_seq_swap_out. */
@@ -422,6 +441,9 @@ typedef struct pkv_parked_pages {
 } pkv_parked_pages;
 
 pkv_parked_pages pkv_parked_look(const pkv *p, uint32_t parked);
+/* What these counts are at most, in a time that does not depend on the number of pages; the pages
+ * held by parked sequences alone are left out. */
+pkv_parked_pages pkv_parked_most(const pkv *p, uint32_t parked);
 /* As pkv_parked_look, remembering the answer until references of some parked page change. */
 pkv_parked_pages pkv_parked_look_again(pkv *p, uint32_t parked);
 /* Pages that parked sequences alone hold. */
@@ -461,6 +483,10 @@ pkv_swap_cost pkv_swap_in_cost_again(pkv *p, uint64_t key, uint32_t swap, const 
  * copied. All or nothing, as pkv_seq_append; on failure the swapped sequence stays. */
 status pkv_swap_in(pkv *p, uint32_t swap, uint32_t seq, const uint32_t *tokens,
                    uint32_t expect_tokens);
+/* The same in portions, as pkv_unpark_some. The pages that it will take are not available to
+ * others. A sequence with resident blocks or of a coarser grain than PKV_HEAD comes at once. */
+status pkv_swap_in_some(pkv *p, uint32_t swap, uint32_t seq, const uint32_t *tokens,
+                        uint32_t expect_tokens, uint32_t most);
 /* Forgets a swapped sequence: its host pages are free at once. */
 void pkv_swap_discard(pkv *p, uint32_t swap);
 uint32_t pkv_swap_length(const pkv *p, uint32_t swap); /* logical */

@@ -155,8 +155,17 @@ void pkv_add_counters(pkv_counts *sum, const pkv_counts *more)
 #undef ADD
 }
 
-uint32_t pkv_available(const pkv *p) { return tree_without(&p->pool, COVER_USED); }
-uint32_t pkv_available_unparked(const pkv *p) { return tree_without(&p->pool, COVER_OPEN); }
+static uint32_t not_promised(const pkv *p, uint32_t cells)
+{
+    return cells > p->promised ? cells - p->promised : 0;
+}
+
+uint32_t pkv_available(const pkv *p) { return not_promised(p, tree_without(&p->pool, COVER_USED)); }
+
+uint32_t pkv_available_unparked(const pkv *p)
+{
+    return not_promised(p, tree_without(&p->pool, COVER_OPEN));
+}
 
 uint32_t pkv_parked_alone(const pkv *p)
 {
@@ -210,16 +219,6 @@ static void ring_settle(pkv *p, uint32_t node)
     if (!in && n->ringed) ring_remove(p, node);
 }
 
-static void change_end(pkv *p, pkv_tree *tier, uint32_t node)
-{
-    tree_change_end(tier, node);
-    if (tier != &p->pool) return; /* the host tier has no blocks */
-    for (;; node = node_above(tier, node)) {
-        ring_settle(p, node);
-        if (node >= tree_whole_at(tier)) return;
-    }
-}
-
 /* ---- pages: free <-> used <-> cached --------------------------------------------------------- */
 
 bool tier_has(const pkv_tree *tier, pkv_grain grain, uint32_t table, uint64_t n)
@@ -249,41 +248,49 @@ static uint32_t oldest_cached(const pkv *p, pkv_grain grain, uint32_t share)
     return node;
 }
 
-uint32_t pool_take(pkv *p, pkv_grain grain, uint32_t table)
+uint32_t pool_take_some(pkv *p, pkv_grain grain, uint32_t table, uint32_t n, uint32_t *pages)
 {
-    uint32_t node, share = grain == PKV_HEAD ? table_share(&p->pool, table) : 0;
-    while ((node = tree_find_free(&p->pool, grain, share)) == 0) {
+    uint32_t share = grain == PKV_HEAD ? table_share(&p->pool, table) : 0, taken;
+    while ((taken = tree_take(&p->pool, grain, share, n, pages)) == 0) {
         uint32_t oldest = oldest_cached(p, grain, share);
         assert(oldest != 0);
         prefix_remove(p, p->pool.nodes[oldest].block);
     }
-    tree_change_begin(&p->pool, node);
-    p->pool.nodes[node].refs = 1;
-    tree_change_end(&p->pool, node);
-    return page_of(&p->pool, node);
+    for (uint32_t i = 0; i < taken; i++) pages[i] = page_of(&p->pool, pages[i]);
+    return taken;
 }
 
-void tier_ref(pkv *p, pkv_tree *tier, uint32_t node, bool parked)
+uint32_t pool_take(pkv *p, pkv_grain grain, uint32_t table)
 {
-    tree_set_path(tier, node);
-    if (tier == &p->pool) watch_count(p, node, UINT32_MAX);
-    tree_change_begin(tier, node);
-    tier->nodes[node].refs++;
-    tier->nodes[node].parked += parked;
-    change_end(p, tier, node);
-    if (tier == &p->pool) watch_count(p, node, 1);
+    uint32_t page;
+    (void)pool_take_some(p, grain, table, 1, &page);
+    return page;
 }
 
-void tier_unref(pkv *p, pkv_tree *tier, uint32_t node, bool parked)
+/* Nodes around the first one, and the nodes, enter the ring of cached ones or leave it. */
+static void settle(pkv *p, const uint32_t *nodes, uint32_t n)
 {
-    pkv_node *n = &tier->nodes[node];
-    assert(parked ? n->parked > 0 : n->refs > n->parked);
-    if (tier == &p->pool) watch_count(p, node, UINT32_MAX);
-    tree_change_begin(tier, node);
-    n->refs--;
-    n->parked -= parked;
-    change_end(p, tier, node);
-    if (tier == &p->pool) watch_count(p, node, 1);
+    const pkv_tree *t = &p->pool;
+    for (uint32_t i = 0; i < n; i++)
+        if (t->nodes[nodes[i]].ringed || t->nodes[nodes[i]].block != 0) ring_settle(p, nodes[i]);
+    for (uint32_t node = nodes[0]; node < tree_whole_at(t);) {
+        node = node_above(t, node);
+        if (t->nodes[node].ringed || t->nodes[node].block != 0) ring_settle(p, node);
+    }
+}
+
+void tier_add_refs(pkv *p, pkv_tree *tier, const uint32_t *nodes, uint32_t n, uint32_t refs,
+                   uint32_t parked)
+{
+    tree_set_path(tier, nodes[0]);
+    if (tier != &p->pool) { /* the host tier has neither blocks nor parked sequences */
+        tree_add_refs(tier, nodes, n, refs, parked);
+        return;
+    }
+    watch_count(p, nodes, n, UINT32_MAX);
+    tree_add_refs(tier, nodes, n, refs, parked);
+    if (refs != 0) settle(p, nodes, n);
+    watch_count(p, nodes, n, 1);
 }
 
 /* Parts whose block alone held them are held by a table too from now on. */
@@ -302,48 +309,22 @@ void tier_split(pkv *p, pkv_tree *tier, const uint32_t *runs, uint32_t n, pkv_gr
                 bool parked)
 {
     bool is_pool = tier == &p->pool;
-    for (uint32_t i = 0; is_pool && i < n; i++) watch_count(p, runs[i], UINT32_MAX);
+    for (uint32_t i = 0; is_pool && i < n; i++) watch_count(p, &runs[i], 1, UINT32_MAX);
     bool had_parts = false; /* some part was taken before, and may be of a block */
     for (uint32_t i = 0; i < n; i++) had_parts |= run_at(tier, runs[i])->below[COVER_TAKEN] > 0;
     tree_split_refs(tier, runs, n, grain, parked);
     if (!is_pool) return; /* the host tier has no blocks */
     for (uint32_t i = 0; i < n; i++) {
         if (had_parts) settle_parts(p, runs[i], grain);
-        for (uint32_t node = runs[i];; node = node_above(tier, node)) {
-            ring_settle(p, node);
-            if (node >= tree_whole_at(tier)) break;
-        }
-        watch_count(p, runs[i], 1);
+        settle(p, &runs[i], 1);
+        watch_count(p, &runs[i], 1, 1);
     }
-}
-
-void pool_park(pkv *p, pkv_grain grain, uint32_t page)
-{
-    uint32_t node = node_of(&p->pool, grain, page);
-    pkv_node *n = &p->pool.nodes[node];
-    assert(n->parked < n->refs);
-    watch_count(p, node, UINT32_MAX);
-    tree_change_begin(&p->pool, node);
-    n->parked++;
-    tree_change_end(&p->pool, node);
-    watch_count(p, node, 1);
-}
-
-void pool_unpark(pkv *p, pkv_grain grain, uint32_t page)
-{
-    uint32_t node = node_of(&p->pool, grain, page);
-    pkv_node *n = &p->pool.nodes[node];
-    assert(n->parked > 0);
-    watch_count(p, node, UINT32_MAX);
-    tree_change_begin(&p->pool, node);
-    n->parked--;
-    tree_change_end(&p->pool, node);
-    watch_count(p, node, 1);
 }
 
 void pool_hash(pkv *p, uint32_t node, uint32_t block)
 {
     tree_change_begin(&p->pool, node);
     p->pool.nodes[node].block = block;
-    change_end(p, &p->pool, node);
+    tree_change_end(&p->pool, node);
+    settle(p, &node, 1);
 }

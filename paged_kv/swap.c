@@ -10,6 +10,12 @@ status host_create(pkv *p)
     return STATUS_IS_OK;
 }
 
+bool host_has_room(const pkv *p, const pkv_seq *s)
+{
+    return s->held > 0 && !p->is_swapping &&
+           seq_held_evenly(p, s) <= tree_without(&p->host, COVER_USED);
+}
+
 uint32_t pkv_host_most(const pkv *p) { return p->host_most; }
 
 void host_destroy(pkv *p)
@@ -17,14 +23,6 @@ void host_destroy(pkv *p)
     for (uint32_t i = 1; i <= p->n_swaps; i++) seq_free_lists(p, &p->swaps[i].seq);
     alloc_free(&p->alloc, p->swaps);
     tree_destroy(&p->host, &p->alloc);
-}
-
-uint32_t host_take(pkv *p, pkv_grain grain, uint32_t table)
-{
-    uint32_t node = tree_find_free(&p->host, grain, table_share(&p->host, table));
-    assert(node != 0);
-    tier_ref(p, &p->host, node, false);
-    return page_of(&p->host, node);
 }
 
 /* ---- records of swapped and parked sequences ------------------------------------------------- */
@@ -45,6 +43,13 @@ uint32_t record_find(pkv *p)
     if (p->n_swaps == 0) p->swaps[0] = (pkv_swap){0};
     p->swaps[++p->n_swaps] = (pkv_swap){0};
     return p->swaps[0].next = p->n_swaps;
+}
+
+uint32_t record_for(pkv *p, const pkv_seq *s)
+{
+    uint32_t number = record_find(p);
+    if (number == 0 || !status_ok(seq_shape_like(p, &p->swaps[number].seq, s, 1))) return 0;
+    return number;
 }
 
 void record_take(pkv *p, uint32_t number, bool parked)
@@ -76,46 +81,26 @@ static pkv_seq *swapped(const pkv *p, uint32_t swap)
 
 /* ---- out ------------------------------------------------------------------------------------- */
 
-static void copy_out(pkv *p, pkv_seq *to, const pkv_seq *from, uint32_t table)
+void table_copy_out(pkv *p, const pkv_seq *s, uint32_t table, uint32_t from, uint32_t to,
+                    uint32_t *out)
 {
-    const pkv_table *t = &from->tables[table];
-    for (uint32_t i = 0; i < t->n_pages; i++) {
-        uint32_t host = host_take(p, from->grain, table);
-        seq_pages(to, table)[i] = host;
-        seq_bases(to, table)[i] = seq_bases(from, table)[i];
-        log_move(p, (pkv_move){.kind = PKV_MOVE_OUT,
-                               .grain = from->grain,
-                               .group = table,
-                               .src_page = seq_pages(from, table)[i],
-                               .dst_page = host,
-                               .n_slots = p->geometry.page_tokens});
+    const uint32_t *pages = seq_pages(s, table);
+    uint32_t share = table_share(&p->host, table), hosts[PAGES_TOGETHER];
+    for (uint32_t i = from; i < to;) {
+        uint32_t most = to - i < PAGES_TOGETHER ? to - i : PAGES_TOGETHER;
+        uint32_t taken = tree_take(&p->host, s->grain, share, most, hosts);
+        assert(taken > 0);
+        for (uint32_t k = 0; k < taken; k++, i++) {
+            uint32_t host = page_of(&p->host, hosts[k]);
+            log_move(p, (pkv_move){.kind = PKV_MOVE_OUT,
+                                   .grain = s->grain,
+                                   .group = table,
+                                   .src_page = pages[i],
+                                   .dst_page = host,
+                                   .n_slots = p->geometry.page_tokens});
+            out[i] = host;
+        }
     }
-    to->tables[table].n_pages = t->n_pages;
-    to->tables[table].kept = t->kept;
-    table_copy_slots(p, &to->tables[table], t);
-}
-
-status pkv_seq_swap_out(pkv *p, uint32_t id, uint32_t *swap)
-{
-    const pkv_seq *s = seq_changing(p, id);
-    if (s->held == 0 || seq_held_evenly(p, s) > tree_without(&p->host, COVER_USED)) {
-        return status_make(STATUS_NO_PAGES, NULL);
-    }
-    uint32_t number = record_find(p);
-    if (number == 0) return status_make(STATUS_NO_MEMORY, NULL);
-    RETURN_IF_ERROR(pkv_seq_split(p, id, tier_grain(p, &p->host, s->grain, s->held), 0));
-    pkv_seq *kept = &p->swaps[number].seq;
-    RETURN_IF_ERROR(seq_shape_like(p, kept, s, 1));
-    RETURN_IF_ERROR(log_room(p, 0, s->held / cells_of(p, s), 0));
-
-    record_take(p, number, false);
-    kept->held = s->held;
-    seq_copy_state(kept, s);
-    for (uint32_t g = 0; g < s->groups; g++) copy_out(p, kept, s, g);
-    p->counts.pages_swapped_out += s->held;
-    pkv_seq_close(p, id);
-    *swap = number;
-    return STATUS_IS_OK;
 }
 
 /* ---- in -------------------------------------------------------------------------------------- */
@@ -235,46 +220,55 @@ pkv_swap_cost pkv_swap_in_cost_again(pkv *p, uint64_t key, uint32_t swap, const 
 static void take_back(pkv *p, void *ctx, uint32_t table, uint32_t index, uint32_t node)
 {
     pkv_seq *s = ctx;
-    tier_ref(p, &p->pool, node, false);
+    tier_ref(p, &p->pool, node);
     p->counts.pages_retaken += cells_of(p, s);
     seq_pages(s, table)[index] = page_of(&p->pool, node);
 }
 
-static void copy_in(pkv *p, uint32_t id, const pkv_seq *from, uint32_t table)
+/* Takes fresh pages for the first of a table's n next pages, which are 0 where they are not
+ * resident: at least one, and as many as lie in one run. */
+static void take_places(pkv *p, pkv_grain grain, uint32_t table, uint32_t *to, uint32_t n)
 {
-    pkv_seq *to = &p->seqs[id];
-    const pkv_table *t = &from->tables[table];
-    log_word(p, t->kept);
-    for (uint32_t i = 0; i < t->n_pages; i++) {
-        uint32_t page = seq_pages(to, table)[i], host = seq_pages(from, table)[i], mark = 0;
-        if (page == 0) {
-            page = pool_take(p, from->grain, table);
-            mark = DELTA_FRESH;
+    uint32_t most = 0, pages[PAGES_TOGETHER];
+    while (most < n && most < PAGES_TOGETHER && to[most] == 0) most++;
+    uint32_t taken = pool_take_some(p, grain, table, most, pages);
+    for (uint32_t i = 0; i < taken; i++) to[i] = pages[i] | DELTA_FRESH;
+}
+
+void table_copy_in(pkv *p, uint32_t id, const pkv_seq *from, uint32_t table, uint32_t first,
+                   uint32_t end)
+{
+    uint32_t *pages = seq_pages(&p->seqs[id], table);
+    if (!p->seqs[id].arriving.retakes && end > first)
+        memset(pages + first, 0, (end - first) * sizeof *pages);
+    for (uint32_t i = first; i < end; i++) {
+        if (pages[i] == 0) take_places(p, from->grain, table, pages + i, end - i);
+        uint32_t word = pages[i], page = word & ~DELTA_FRESH;
+        if (word & DELTA_FRESH) {
             p->counts.pages_swapped_in += cells_of(p, from);
             log_move(p, (pkv_move){.kind = PKV_MOVE_IN,
                                    .grain = from->grain,
                                    .group = table,
-                                   .src_page = host,
+                                   .src_page = seq_pages(from, table)[i],
                                    .dst_page = page,
                                    .n_slots = p->geometry.page_tokens});
         }
         table_push(p, id, table, page, seq_bases(from, table)[i]);
-        log_word(p, page | mark);
+        log_word(p, word);
     }
-    table_set_kept(p, id, table, t->kept);
-    table_copy_slots(p, &to->tables[table], t);
 }
 
-status pkv_swap_in(pkv *p, uint32_t swap, uint32_t id, const uint32_t *tokens,
-                   uint32_t expect_tokens)
+static uint64_t taken_by(const pkv_swap_cost *cost)
 {
-    assert(id < p->max_seqs && !p->seqs[id].open);
-    pkv_seq *from = swapped(p, swap);
-    pkv_seq *s = &p->seqs[id];
+    return (uint64_t)cost->fresh + cost->cached_pages + cost->uneven;
+}
+
+status pkv_swap_in_some(pkv *p, uint32_t swap, uint32_t id, const uint32_t *tokens,
+                        uint32_t expect_tokens, uint32_t most)
+{
+    pkv_seq *from = swapped(p, swap), *s = &p->seqs[id];
     pkv_swap_cost cost = pkv_swap_in_cost(p, swap, tokens);
-    if ((uint64_t)cost.fresh + cost.cached_pages + cost.uneven > pkv_available(p)) {
-        return status_make(STATUS_NO_PAGES, NULL);
-    }
+    if (taken_by(&cost) > pkv_available(p)) return status_make(STATUS_NO_PAGES, NULL);
     /* Cached pages that are taken back are no longer free runs either. */
     pkv_grain grain =
         tier_grain(p, &p->pool, from->grain, (uint64_t)cost.fresh + cost.cached_pages);
@@ -282,39 +276,32 @@ status pkv_swap_in(pkv *p, uint32_t swap, uint32_t id, const uint32_t *tokens,
         RETURN_IF_ERROR(seq_split(p, &p->host, from, grain, false));
         p->watch.has_cost = false;
         cost = pkv_swap_in_cost(p, swap, tokens);
-        uint64_t taken = (uint64_t)cost.fresh + cost.cached_pages + cost.uneven;
-        if (taken > pkv_available(p)) return status_make(STATUS_NO_PAGES, NULL);
+        if (taken_by(&cost) > pkv_available(p)) return status_make(STATUS_NO_PAGES, NULL);
     }
-    RETURN_IF_ERROR(seq_shape_like(p, s, from, row_for(p, expect_tokens)));
-    uint32_t size = cells_of(p, s);
-    RETURN_IF_ERROR(log_room(p, DELTA_RETURN_HEAD + s->groups + (size_t)(from->held / size),
-                             cost.fresh / size, log_reserve_of(s->groups, s->row)));
-    seq_enter(p, s, id);
-    seq_copy_state(s, from);
-    s->forked = false;
-    s->held = 0;
     uint32_t n, last = resident_blocks(p, from, tokens, &n);
-    for (uint32_t g = 0; g < s->groups; g++) {
-        table_clear(&s->tables[g]);
+    /* Resident blocks may leave the cache, and others may break runs, until the next portion. */
+    if (last != 0 || from->grain != PKV_HEAD) most = UINT32_MAX;
+    RETURN_IF_ERROR(seq_begin_arrive(p, swap, id, expect_tokens, most));
+    s->arriving.retakes = last != 0;
+    for (uint32_t g = 0; last != 0 && g < s->groups; g++)
         memset(seq_pages(s, g), 0, from->tables[g].n_pages * sizeof *s->pages);
-    }
     each_resident(p, from, last, n, take_back, s);
-    log_word(p, DELTA_RETURN);
-    log_word(p, id);
-    log_word(p, s->grain);
-    log_word(p, s->row);
-    for (uint32_t g = 0; g < s->groups; g++) copy_in(p, id, from, g);
-    pkv_swap_discard(p, swap);
+    s->arriving.promised = cost.fresh + cost.uneven;
+    p->promised += s->arriving.promised;
+    seq_arrive_first(p, id, most);
     return STATUS_IS_OK;
+}
+
+status pkv_swap_in(pkv *p, uint32_t swap, uint32_t id, const uint32_t *tokens,
+                   uint32_t expect_tokens)
+{
+    return pkv_swap_in_some(p, swap, id, tokens, expect_tokens, UINT32_MAX);
 }
 
 void pkv_swap_discard(pkv *p, uint32_t swap)
 {
     const pkv_seq *s = swapped(p, swap);
-    for (uint32_t g = 0; g < s->groups; g++) {
-        for (uint32_t i = 0; i < s->tables[g].n_pages; i++)
-            tier_unref(p, &p->host, node_of(&p->host, s->grain, seq_pages(s, g)[i]), false);
-    }
+    seq_add_refs(p, &p->host, s, UINT32_MAX, 0);
     record_free(p, swap);
 }
 

@@ -357,68 +357,6 @@ status pkv_seq_fork(pkv *p, uint32_t parent_id, uint32_t child_id, uint32_t expe
     return STATUS_IS_OK;
 }
 
-void seq_leave(pkv *p, uint32_t id, uint32_t op)
-{
-    pkv_seq *s = &p->seqs[id];
-    p->checksum -= checksum_seq(id);
-    for (uint32_t g = 0; g < s->groups; g++) {
-        pkv_table *t = &s->tables[g];
-        uint64_t key = checksum_key(id, g);
-        p->checksum -= checksum_kept(key, t->kept);
-        for (uint32_t i = 0; i < t->n_pages; i++) {
-            p->checksum -= checksum_page(key, i, seq_pages(s, g)[i]);
-        }
-        table_clear(t);
-    }
-    log_word(p, op);
-    log_word(p, id);
-    p->log.reserve -= log_reserve_of(s->groups, s->row);
-    s->open = false;
-    s->held = s->length = 0;
-    seq_free_long_lists(p, s);
-}
-
-void seq_unref_pages(pkv *p, const pkv_seq *s)
-{
-    uint32_t longest = 0;
-    for (uint32_t g = 0; g < s->groups; g++) {
-        if (s->tables[g].n_pages > longest) longest = s->tables[g].n_pages;
-    }
-    for (uint32_t i = longest; i-- > 0;) {
-        for (uint32_t g = 0; g < s->groups; g++) {
-            if (i < s->tables[g].n_pages) pool_unref(p, s->grain, seq_pages(s, g)[i]);
-        }
-    }
-}
-
-bool pkv_seq_shed(pkv *p, uint32_t id, uint32_t most)
-{
-    pkv_seq *s = seq_opened(p, id);
-    seq_finish_split(p, id);
-    if (s->held / cells_of(p, s) <= most ||
-        !status_ok(log_room(p, (size_t)s->groups * DELTA_TRIM_HEAD, 0, 0)))
-        return true;
-    s->dropped = true;
-    s->contiguous = false; /* its tables keep unequally many from now on */
-    uint32_t shed = 0;
-    for (uint32_t g = s->groups; g-- > 0;) {
-        uint32_t n = s->tables[g].n_pages;
-        if (n == 0) continue;
-        if (shed > 0 && shed + n > most) break;
-        table_cut(p, id, g, 0);
-        shed += n;
-    }
-    return s->held / cells_of(p, s) <= most;
-}
-
-void pkv_seq_close(pkv *p, uint32_t id)
-{
-    const pkv_seq *s = seq_opened(p, id);
-    seq_finish_split(p, id);
-    seq_unref_pages(p, s);
-    seq_leave(p, id, DELTA_CLOSE);
-}
-
 /* ---- read only ------------------------------------------------------------------------------- */
 
 bool pkv_seq_is_open(const pkv *p, uint32_t id) { return seq_at(p, id)->open; }

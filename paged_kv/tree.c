@@ -256,6 +256,107 @@ void tree_change_end(pkv_tree *t, uint32_t node)
         list_layer(t, node_part(t, whole, i));
 }
 
+/* Which properties a node has by itself: bit k is property k. */
+static uint32_t bits_of(const pkv_node *n)
+{
+    return (uint32_t)has(n, COVER_TAKEN) << COVER_TAKEN |
+           (uint32_t)has(n, COVER_USED) << COVER_USED | (uint32_t)has(n, COVER_OPEN) << COVER_OPEN;
+}
+
+/* So many cells more of a layer run have property k (fewer: a negative number, wrapped), and so
+ * many layer runs more of the whole run are busy. */
+static void count_in_whole(pkv_tree *t, uint32_t whole, cover k, uint32_t cells, uint32_t busy)
+{
+    pkv_run *w = run_at(t, whole);
+    bool was_busy = w->busy[k] > 0;
+    w->below[k] += cells;
+    w->busy[k] += busy;
+    if (node_has(t, whole, k)) return;
+    t->covered[k] += cells;
+    if (k != COVER_USED || busy == 0) return;
+    t->unused_layers -= busy;
+    t->unused_wholes += (uint32_t)was_busy - (w->busy[k] > 0);
+}
+
+static void list_runs(pkv_tree *t, uint32_t layer, uint32_t whole)
+{
+    list_whole(t, whole);
+    list_layer(t, layer);
+}
+
+static void add_to_cells(pkv_tree *t, const uint32_t *cells, uint32_t n, uint32_t refs,
+                         uint32_t parked)
+{
+    uint32_t layer = node_above(t, cells[0]), whole = node_above(t, layer), more[N_COVERS] = {0};
+    uint32_t around = bits_of(&t->nodes[layer]) | bits_of(&t->nodes[whole]);
+    for (uint32_t i = 0; i < n; i++) {
+        pkv_node *c = &t->nodes[cells[i]];
+        uint32_t before = bits_of(c);
+        c->refs += refs;
+        c->parked += parked;
+        assert(c->parked <= c->refs);
+        uint32_t after = bits_of(c);
+        for (cover k = 0; before != after && k < N_COVERS; k++) {
+            uint32_t one = (after >> k & 1) - (before >> k & 1);
+            more[k] += one;
+            if (t->n_shares > 1 && k != COVER_TAKEN && !(around >> k & 1))
+                t->loose[k][cell_share(t, cells[i])] += one;
+        }
+    }
+    pkv_run *run = run_at(t, layer);
+    for (cover k = 0; k < N_COVERS; k++) {
+        if (more[k] == 0) continue;
+        bool was_busy = run->below[k] > 0;
+        run->below[k] += more[k];
+        if (!node_has(t, layer, k))
+            count_in_whole(t, whole, k, more[k], (uint32_t)(run->below[k] > 0) - was_busy);
+    }
+    if (more[COVER_TAKEN] != 0) list_runs(t, layer, whole);
+}
+
+static void count_loose_below(pkv_tree *t, uint32_t layer, uint32_t whole, uint32_t sign)
+{
+    for (cover k = COVER_USED; t->n_shares > 1 && k < N_COVERS; k++)
+        if (!node_has(t, whole, k)) count_loose_layer(t, layer, k, sign);
+}
+
+static void add_to_layer(pkv_tree *t, uint32_t layer, uint32_t refs, uint32_t parked)
+{
+    uint32_t whole = node_above(t, layer);
+    pkv_node *l = &t->nodes[layer];
+    count_loose_below(t, layer, whole, (uint32_t)-1);
+    uint32_t before = bits_of(l);
+    l->refs += refs;
+    l->parked += parked;
+    assert(l->parked <= l->refs);
+    uint32_t after = bits_of(l);
+    count_loose_below(t, layer, whole, 1);
+    for (cover k = 0; before != after && k < N_COVERS; k++) {
+        uint32_t one = (after >> k & 1) - (before >> k & 1), below = run_at(t, layer)->below[k];
+        if (one != 0) count_in_whole(t, whole, k, one * (t->n_heads - below), below == 0 ? one : 0);
+    }
+    if ((before ^ after) >> COVER_TAKEN & 1) list_runs(t, layer, whole);
+}
+
+void tree_add_refs(pkv_tree *t, const uint32_t *nodes, uint32_t n, uint32_t refs, uint32_t parked)
+{
+    if (nodes[0] < t->n_cells) {
+        add_to_cells(t, nodes, n, refs, parked);
+        return;
+    }
+    for (uint32_t i = 0; i < n; i++) {
+        if (nodes[i] < tree_whole_at(t)) {
+            add_to_layer(t, nodes[i], refs, parked);
+            continue;
+        }
+        tree_change_begin(t, nodes[i]);
+        t->nodes[nodes[i]].refs += refs;
+        t->nodes[nodes[i]].parked += parked;
+        assert(t->nodes[nodes[i]].parked <= t->nodes[nodes[i]].refs);
+        tree_change_end(t, nodes[i]);
+    }
+}
+
 static void move_ref(pkv_tree *t, uint32_t node, uint32_t by, bool parked)
 {
     t->nodes[node].refs += by;
@@ -412,6 +513,19 @@ uint32_t tree_find_free(pkv_tree *t, pkv_grain grain, uint32_t share)
     if (whole == 0) return 0;
     uint32_t layer = find_free_part(t, whole, 0);
     return grain == PKV_LAYER ? layer : node_part(t, layer, first);
+}
+
+uint32_t tree_take(pkv_tree *t, pkv_grain grain, uint32_t share, uint32_t n, uint32_t *nodes)
+{
+    uint32_t node = tree_find_free(t, grain, share), taken = 1;
+    if (node == 0) return 0;
+    tree_set_path(t, node);
+    nodes[0] = node;
+    uint32_t end = grain == PKV_HEAD ? (node / t->in_share + 1) * t->in_share : node;
+    while (++node < end && taken < n)
+        if (!node_has(t, node, COVER_TAKEN)) nodes[taken++] = node;
+    tree_add_refs(t, nodes, taken, 1, 0);
+    return taken;
 }
 
 /* ---- create ---------------------------------------------------------------------------------- */

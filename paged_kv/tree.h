@@ -90,13 +90,21 @@ void tree_destroy(pkv_tree *t, const allocator *a);
 /* A free node of the grain, which the caller takes before it asks again; 0 when there is none. A
  * cell is one of the share. */
 uint32_t tree_find_free(pkv_tree *t, pkv_grain grain, uint32_t share);
+/* Takes free nodes of the grain with one reference each: at least one and at most n, as many as lie
+ * in the run from which tree_find_free takes the first. Returns how many; 0 when there is none. */
+uint32_t tree_take(pkv_tree *t, pkv_grain grain, uint32_t share, uint32_t n, uint32_t *nodes);
 
 /* Sets the record of a node, and of those around it, that are taken for the first time. */
 void tree_set_path(pkv_tree *t, uint32_t node);
-/* Every change of a node's refs, parked or block stands between these two, which begin with
+/* A change of a node's refs, parked or block stands between these two, which begin with
  * tree_set_path. */
 void tree_change_begin(pkv_tree *t, uint32_t node);
 void tree_change_end(pkv_tree *t, uint32_t node);
+
+/* Adds to the references of n nodes, and to those of parked sequences among them; a number below 0
+ * wraps. The nodes are all cells of one layer run, or all runs, and their records are set. It comes
+ * to the same as a change of each node, in a fraction of the time. */
+void tree_add_refs(pkv_tree *t, const uint32_t *nodes, uint32_t n, uint32_t refs, uint32_t parked);
 
 /* Gives up one reference to each run for one to each of its nodes of a finer grain, so that the
  * same cells are used as before. The runs are all whole ones, or a single one. It comes to the same

@@ -35,12 +35,15 @@ static void forget_sight(pkv *p, uint32_t whole)
         p->sight.parked = 0;
 }
 
-void watch_count(pkv *p, uint32_t node, uint32_t one)
+void watch_count(pkv *p, const uint32_t *nodes, uint32_t n, uint32_t one)
 {
+    uint32_t node = nodes[0];
     if (p->watch.last != 0) count_parts(p, node, one);
-    for (; node < tree_whole_at(&p->pool); node = node_above(&p->pool, node))
-        count_node(p, node, one);
-    count_node(p, node, one);
+    for (uint32_t i = 0; p->watch.last != 0 && i < n; i++) count_node(p, nodes[i], one);
+    while (node < tree_whole_at(&p->pool)) {
+        node = node_above(&p->pool, node);
+        if (p->watch.last != 0) count_node(p, node, one);
+    }
     forget_sight(p, node);
 }
 

@@ -312,14 +312,17 @@ static status open_tables(sched *s, sched_seq *q, const beginning *b, uint32_t s
     const sched_entry *e = q->entry;
     uint32_t expect = e->n_positions, hit_tokens;
     if (q->swap) {
-        RETURN_IF_ERROR(pkv_swap_in(s->kv, q->swap, slot, q->tokens, expect));
+        RETURN_IF_ERROR(
+            pkv_swap_in_some(s->kv, q->swap, slot, q->tokens, expect, sched_portion(s)));
+        sched_has_opened(s, q, slot);
         sched_hold(s, q->computed, q->kept);
         s->stats.swaps_in++;
         sched_left_tier(s, q);
         return STATUS_IS_OK;
     }
     if (q->parked) {
-        RETURN_IF_ERROR(pkv_unpark(s->kv, q->parked, slot, expect));
+        RETURN_IF_ERROR(pkv_unpark_some(s->kv, q->parked, slot, expect, sched_portion(s)));
+        sched_has_opened(s, q, slot);
         q->parked = 0;
         return STATUS_IS_OK;
     }
@@ -348,11 +351,26 @@ static uint64_t pages_needed(const sched *s, const sched_seq *q, const beginning
     return need + (shared < s->if_shared ? shared : s->if_shared);
 }
 
+/* Whether a sequence whose pages are parked has enough even if others held all of them too. To see
+ * which those are takes as long as the sequence is long. */
+static bool has_pages_for_most(const sched *s, const sched_seq *q, beginning *b,
+                               const pages_owed *owed)
+{
+    pkv_parked_pages pages = pkv_parked_most(s->kv, q->parked);
+    if (pages.held <= sched_portion(s)) return false;
+    *b = (beginning){.computed = q->computed,
+                     .held = pages.held_even,
+                     .taken = pages.filling,
+                     .shared = pages.shared};
+    return pages_needed(s, q, b, b->taken, b->shared, owed) <= pkv_available(s->kv);
+}
+
 /* Whether the sequence can have its pages beside those owed. Parked pages are given up for it where
  * that is enough. Parked pages that open sequences, or this sequence at its start, hold too do not
  * count, because they would not come free. */
 static bool has_pages(sched *s, const sched_seq *q, beginning *b, const pages_owed *owed)
 {
+    if (q->parked && has_pages_for_most(s, q, b, owed)) return true;
     for (;;) {
         *b = beginning_of(s, q);
         uint64_t available = pkv_available(s->kv);
@@ -360,7 +378,8 @@ static bool has_pages(sched *s, const sched_seq *q, beginning *b, const pages_ow
         uint64_t most = pkv_available_unparked(s->kv);
         if (pages_needed(s, q, b, b->taken_alone, b->shared_alone, owed) + b->alone > most)
             return false;
-        if (!sched_parked_give_way(s, q)) return false;
+        /* Pages that still come to a sequence count as parked, but nobody can give them up. */
+        if (s->n_arriving > 0 || !sched_parked_give_way(s, q)) return false;
     }
 }
 
@@ -410,7 +429,7 @@ static bool try_start(sched *s, sched_seq *q, const pages_owed *owed)
     }
     sched_list_remove(&s->waiting, q);
     sched_seq_start(s, q);
-    st = begin_rows(s, q, chunk, b.max_hit);
+    st = q->arriving ? STATUS_IS_OK : begin_rows(s, q, chunk, b.max_hit);
     /* They were counted, but not where the cached cells of a hit lie in the shares. They lie
      * unevenly only while others hold the rest, so idle sessions give way. */
     assert(st.code != STATUS_NO_PAGES || pkv_shares(&s->options.geometry) > 1);
@@ -475,6 +494,14 @@ static bool note_pass(sched *s, const sched_entry *started)
     return true;
 }
 
+/* Whether a sequence is being preempted, which will wait in its place. */
+static bool is_preempting(const sched *s)
+{
+    for (uint32_t i = 0; i < s->running.n; i++)
+        if (s->running.seqs[i]->leaving && !seq_is_over(s->running.seqs[i])) return true;
+    return false;
+}
+
 /* Admits strictly in order: a blocked request blocks those behind it, unless it only lacks logit
  * rows, because prompts that want logits are computed slowly, or room for what the backend keeps
  * for it, which one behind it may hold: then it blocks those that need such room too. Idle
@@ -482,6 +509,7 @@ static bool note_pass(sched *s, const sched_entry *started)
  * or when no other sequence would make room. */
 void sched_admit(sched *s, int64_t now_us)
 {
+    if (s->n_leaving > 0 && is_preempting(s)) return;
     pages_owed owed = {.lasting = s->lasting, .passing = s->passing};
     uint32_t n_active = 0, i = 0;
     bool lacks_notes = false;
@@ -507,7 +535,8 @@ void sched_admit(sched *s, int64_t now_us)
             owe_running(s, q, &owed);
             n_active++;
             if (note_pass(s, q->entry)) i = 0; /* the aged request is first in the list now */
-        } else if (s->budget > 0 && sched_preempt_idle(s, n_active == 0, now_us)) {
+        } else if (s->budget > 0 && s->n_leaving == 0 &&
+                   sched_preempt_idle(s, n_active == 0, now_us)) {
             i = 0; /* the preempted sequence may rank before q */
         } else {
             return;

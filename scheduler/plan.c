@@ -192,7 +192,8 @@ static bool runs_alone(const sched *s)
 
 static bool can_go_on(const sched_seq *q)
 {
-    return !q->awaited && !q->selecting && !q->loading && !sched_seq_is_idle(q);
+    return !q->awaited && !q->selecting && !q->loading && !q->leaving && !q->arriving &&
+           !sched_seq_is_idle(q);
 }
 
 /* Whether a sequence goes on behind tokens that were forced: no prompt, and no replay. */
@@ -301,7 +302,8 @@ static bool take_share(sched *s, sched_seq *q)
  * lack pages wait. Only then is a sequence preempted, though not while a selection reads its
  * tables: it is about to give up pages, and can be preempted afterwards. One that waits for a load
  * is passed over. While a step is in flight, its rows need their pages: a sequence that lacks some
- * waits for the next step, which is then planned with none in flight. */
+ * waits for the next step, which is then planned with none in flight. It waits too while the tables
+ * of another one are being closed, whose pages come free. */
 static void take_pages(sched *s)
 {
     uint32_t i = 0;
@@ -311,7 +313,7 @@ static void take_pages(sched *s)
             i++;
         } else if (sched_parked_give_way(s, NULL)) {
             continue;
-        } else if (s->n_in_flight > 0) {
+        } else if (s->n_in_flight > 0 || s->n_leaving > 0) {
             q->planned = 0;
             s->lacks_pages = true;
             i++;
@@ -328,8 +330,10 @@ static void take_pages(sched *s)
                 i++;
                 continue;
             }
+            uint32_t n = s->running.n;
             sched_preempt(s, s->running.seqs[victim]);
-            if (victim < i) i--; /* the victim is an idle one of better rank: q has moved up */
+            /* The victim may be an idle one of better rank: then q has moved up. */
+            if (victim < i && s->running.n < n) i--;
         }
     }
 }

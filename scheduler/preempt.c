@@ -44,9 +44,16 @@ static status swap_out(sched *s, sched_seq *q)
 {
     status st;
     bool fits = pkv_seq_copy_cost(s->kv, q->slot) <= pkv_host_most(s->kv);
-    do st = pkv_seq_swap_out(s->kv, q->slot, &q->swap);
+    do st = sched_leave(s, q, PKV_SWAP_OUT);
     while (st.code == STATUS_NO_PAGES && fits && sched_sessions_leave_tier(s));
     return st;
+}
+
+/* The sequence's tables are closed. */
+static void has_left(sched *s, sched_seq *q)
+{
+    if (q->swap) wait_again(s, q);
+    else sched_replay(s, q);
 }
 
 void sched_preempt(sched *s, sched_seq *q)
@@ -55,13 +62,26 @@ void sched_preempt(sched *s, sched_seq *q)
     bool swap = is_worth_swapping(s, q);
     if (!swap || !status_ok(swap_out(s, q))) {
         s->stats.swaps_refused += swap;
-        sched_replay(s, q);
+        (void)sched_leave(s, q, PKV_GIVE_UP);
+    }
+    if (!q->leaving) {
+        has_left(s, q);
         return;
     }
-    sched_unhold(s, q->computed, q->kept);
-    s->stats.swaps_out++;
-    s->stats.swapped_tokens += q->computed;
-    wait_again(s, q);
+    q->planned = q->flying = 0;
+    q->awaited = q->drop_planned = false;
+}
+
+void sched_go_on(sched *s)
+{
+    for (uint32_t i = s->running.n; s->n_leaving + s->n_arriving > 0 && i-- > 0;) {
+        sched_seq *q = s->running.seqs[i];
+        if (q->arriving && !s->has_left && !status_ok(sched_arrive(s, q, false)))
+            sched_replay(s, q);
+        if (!q->leaving || seq_is_over(q) || sched_leave_waits(s, q)) continue;
+        (void)sched_leave(s, q, q->way);
+        if (!q->leaving) has_left(s, q);
+    }
 }
 
 void sched_left_tier(sched *s, sched_seq *q)

@@ -352,6 +352,8 @@ void sched_seq_start(sched *s, sched_seq *q)
 void sched_seq_stop(sched *s, sched_seq *q, seq_state state)
 {
     if (pkv_seq_is_open(s->kv, q->slot)) sched_close_tables(s, q);
+    s->n_arriving -= q->arriving;
+    q->arriving = false;
     s->free_slots[s->n_free_slots++] = q->slot;
     q->entry->held--;
     q->needs_open = false;
@@ -400,8 +402,10 @@ static void leave_session(sched *s, sched_seq *q)
 {
     sched_entry *e = q->entry;
     if (!e->forked || q->computed == 0) return;
+    if (q->arriving || (q->leaving && q->way == PKV_GIVE_UP)) return;
     if (q->state == SEQ_RUNNING) q->stores = true;
     else if (!q->swap || !sched_session_store(s, q)) return;
+    else sched_session_tell(s, q);
     if (!e->session_note) e->session_note = "stored";
 }
 
@@ -412,7 +416,8 @@ static void end_choice(sched *s, sched_seq *q, bool finished)
     /* A session has what is kept. Without one, a choice that ends before its selection, which is
      * long, has no use for it, and reports that it kept everything. */
     if (finished && e->claims) sched_select_settle(s, e->forked ? q : e->seqs);
-    sched_seq *holder = e->forked ? q : e->seqs; /* has list place and pages for q */
+    sched_seq *holder = e->forked ? q : e->seqs;               /* has list place and pages for q */
+    if (holder->arriving) (void)sched_arrive(s, holder, true); /* the report reads its tables */
     finished = finished && !holder->selecting && !holder->loading;
     bool is_last = e->forked || e->live == 1;
     bool whole = !is_last || sched_forget_ahead(s, holder);
@@ -455,27 +460,25 @@ void sched_entry_pause(sched_entry *e, uint32_t choice, bool paused, int64_t now
     }
 }
 
-/* One sched_step gives up at most one page for so many of options.hand_out_slots of a sequence that
- * is over. A long sequence with a table for each head has more than a step should wait for. */
-enum { SLOTS_OF_PAGE = 4 };
-
-/* Gives up the sequence's pages and its slot, or only some pages of many. Whether it is gone. */
-static bool reap_seq(sched *s, sched_seq *q)
+/* The sequence's tables are closed. */
+static void reap_seq(sched *s, sched_seq *q)
 {
     sched_entry *e = q->entry;
-    uint64_t most = s->options.hand_out_slots / SLOTS_OF_PAGE;
-    if (s->options.hand_out_slots == 0 || most > UINT32_MAX) most = UINT32_MAX;
-    if (!q->stores && !pkv_seq_shed(s->kv, q->slot, (uint32_t)most)) {
-        sched_recount(s, q);
-        return false;
-    }
-    if (q->stores && !sched_session_store(s, q)) {
+    bool has_pages = q->parked || q->swap;
+    if (q->stores && !(has_pages && sched_session_store(s, q))) {
         e->session_note = NULL;
         sched_describe_session(e, &q->final);
     }
+    give_up_pages(s, q);
     if (e->claims) sched_session_unclaim(s, e);
     sched_seq_stop(s, q, SEQ_GONE);
-    return true;
+}
+
+/* Tells of the session that the sequence leaves, once. */
+static void tell_session(sched *s, sched_seq *q)
+{
+    if (q->stores && !q->told) sched_session_tell(s, q);
+    q->told = q->stores;
 }
 
 void sched_reap(sched *s)
@@ -484,8 +487,31 @@ void sched_reap(sched *s)
     for (uint32_t i = s->running.n; s->has_ended && i-- > 0;) {
         sched_seq *q = s->running.seqs[i];
         if (!seq_is_over(q) || q->selecting) continue;
-        if (q->listed > 0) s->ended_listed = true;
-        else is_left |= !reap_seq(s, q);
+        if (q->listed > 0) {
+            s->ended_listed = true;
+            continue;
+        }
+        tell_session(s, q);
+        if (sched_leave_waits(s, q)) {
+            is_left = true;
+            continue;
+        }
+        (void)sched_leave(s, q, q->stores ? PKV_PARK : PKV_GIVE_UP);
+        is_left |= q->leaving;
+        if (!q->leaving) reap_seq(s, q);
     }
     s->has_ended = is_left;
+}
+
+void sched_reap_session(sched *s, const uint64_t key[2])
+{
+    if (s->options.max_sessions == 0) return;
+    sched_entry *e = sched_idle_claimant(s, key);
+    sched_seq *q = e && e->live == 0 ? e->seqs : NULL; /* it has one choice */
+    if (!q || q->state != SEQ_RUNNING || q->listed > 0 || q->selecting) return;
+    if (!q->stores && !q->leaving) return;
+    tell_session(s, q);
+    if (!q->leaving) (void)sched_leave(s, q, PKV_PARK);
+    sched_leave_all(s, q);
+    reap_seq(s, q);
 }

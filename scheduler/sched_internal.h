@@ -36,9 +36,13 @@ struct sched_seq {
     int64_t paused_us; // since when
     bool needs_open;   // the backend must be told how this sequence samples
     bool stores;       // ended, and its pages become a session
+    bool told;         // the caller was told of that session
     bool drop_planned; // pressure retention selects after this step, because pages are short
     sched_selection *selecting; // it waits for this selection, and has no share of a step
     sched_loading *loading;     // it waits for these blocks, and has no share of a step
+    bool leaving;               // its tables are being closed, and it has no share of a step
+    pkv_way way;                // in which way
+    bool arriving;              // its tables come back, and it has no share of a step
     uint32_t slot;              // while running
     uint32_t swap;              // while waiting: its pages in the host tier; 0 = none there
     uint32_t parked;  // while waiting: its parked pages, from its session or its parent; 0 = none
@@ -250,6 +254,10 @@ struct sched {
     sched_selection *first_selection, *last_selection; // the oldest, the newest
     sched_loading *first_load, *last_load;
     uint32_t n_selecting, n_pressing; // sequences that wait for one; for one under pressure
+    uint32_t n_leaving;               // running sequences whose tables are being closed
+    uint32_t n_giving;                // those of them whose pages become free meanwhile
+    uint32_t n_arriving;              // running sequences whose tables come back
+    bool has_left;                    // one of these has had this step's portion
     uint64_t *keep;                   // buffers of a selection, sized as requests are taken in
     float *scratch;
     size_t n_keep, n_scratch;
@@ -288,10 +296,11 @@ static inline bool seq_is_over(const sched_seq *q)
 }
 /* Its pages stay as they are, or are being given up already: rows of it are in flight, they are
  * being loaded, a selection, of which it may have been dropped, reads its tables or is being
- * applied to them, or it is over. */
+ * applied to them, its tables come back or are being closed, or it is over. */
 static inline bool seq_is_read(const sched_seq *q)
 {
-    return q->listed > 0 || q->selecting || q->loading || seq_is_over(q);
+    return q->listed > 0 || q->selecting || q->loading || q->leaving || q->arriving ||
+           seq_is_over(q);
 }
 /* -1, 0 or 1 when a ranks before, equal to or behind b. */
 int sched_seq_compare(const sched_seq *a, const sched_seq *b);
@@ -364,6 +373,27 @@ void sched_seq_start(sched *s, sched_seq *q);
 void sched_seq_stop(sched *s, sched_seq *q, seq_state state);
 /* Frees slots and pages of sequences that ended and are in no step in flight. */
 void sched_reap(sched *s);
+/* Stores the session of this key at once, if a sequence is leaving it. */
+void sched_reap_session(sched *s, const uint64_t key[2]);
+
+/* ---- leave.c ---- */
+/* Closes the tables of a running sequence, or only a portion of long ones: then it is `leaving`,
+ * and the call is made again in the next step. Afterwards its pages are parked (q->parked), in the
+ * host tier (q->swap), or given up, which they also are where memory is out. STATUS_NO_PAGES: the
+ * host tier has no room, and nothing has changed. */
+status sched_leave(sched *s, sched_seq *q, pkv_way way);
+/* Whether its tables are long, and another sequence has had the portion of this step. */
+bool sched_leave_waits(const sched *s, const sched_seq *q);
+/* The tables of a waiting sequence were opened in this slot, or only a portion of long ones: then
+ * it is `arriving`, and sched_arrive is called in each step until it is not. */
+void sched_has_opened(sched *s, sched_seq *q, uint32_t slot);
+/* Opens a portion, or all that is left. An error changes nothing. */
+status sched_arrive(sched *s, sched_seq *q, bool all);
+/* The most pages of one long sequence that a step changes. */
+uint32_t sched_portion(const sched *s);
+/* Closes what is left of its tables. */
+void sched_leave_all(sched *s, sched_seq *q);
+const char *sched_leave_check(const sched *s);
 
 /* ---- held.c: what tables hold, counted as they change ---- */
 /* `kept` of one token in every table of the sequence that takes tokens; and what all its tables
@@ -478,9 +508,11 @@ bool sched_may_plan_ahead(sched *s);
 bool sched_forget_ahead(sched *s, sched_seq *q);
 
 /* ---- preempt.c ---- */
-/* Takes slot and pages from the sequence, which waits in its old place. In this step it must not
- * have got tokens or pages yet. */
+/* Takes slot and pages from the sequence, which waits in its old place once its tables are closed.
+ * In this step it must not have got tokens or pages yet. */
 void sched_preempt(sched *s, sched_seq *q);
+/* Goes on with sequences that are being preempted, or whose tables come back. */
+void sched_go_on(sched *s);
 /* Takes slot and pages from the sequence at any moment. Its tokens will be computed again. */
 void sched_replay(sched *s, sched_seq *q);
 /* The sequence's tables have been copied back from the host tier, or are no longer needed. */
@@ -511,9 +543,12 @@ void sched_session_take(sched *s, sched_session *session, sched_entry *e);
 void sched_session_unclaim(sched *s, sched_entry *e);
 /* The session is gone, and a request that claims its key leaves none. */
 void sched_session_forget(sched *s, const uint64_t key[2]);
-/* Turns the pages of a sequence that ended, on the device or in the tier, into an idle session.
- * False when that is impossible. */
+/* Turns the pages of a sequence that ended, parked or in the tier, into an idle session. False when
+ * that is impossible. */
 bool sched_session_store(sched *s, sched_seq *q);
+/* Tells the caller what to keep elsewhere of a session that the sequence leaves: before the end of
+ * its choice is told, so before long tables are parked. */
+void sched_session_tell(const sched *s, const sched_seq *q);
 /* Pages are short: moves the parked pages of an idle session to the host tier, or forgets that
  * session: the longest idle one of the owner that has most. When there is none, does so with the
  * parked pages of a waiting sequence other than `but`. Pages that open sequences hold too stay

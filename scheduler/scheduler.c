@@ -154,7 +154,10 @@ static void take_event(sched *s, const sched_event *event, int64_t now_us)
     switch (event->kind) {
     case SCHED_ADD:
         /* The request may continue a session whose last sequence has ended and is not reaped. */
-        if (s->n_in_flight < s->depth) sched_reap(s);
+        if (s->n_in_flight < s->depth) {
+            sched_reap(s);
+            sched_reap_session(s, event->add->session);
+        }
         e = sched_entry_create(s, event->add, now_us);
         if (!e) return;
         e->seqs[0].state = SEQ_WAITING;
@@ -189,7 +192,7 @@ const step_plan *sched_step(sched *s, int64_t now_us, const sched_event *events,
      * plan is made, so tables may change at any time. */
     bool may_touch = s->n_in_flight == 0 || s->depth > 1;
     s->now_us = now_us;
-    s->is_starved = false;
+    s->is_starved = s->has_left = false;
     sched_entries_forget(s);
     /* A session never continues after its time, however long no call was made. */
     if (may_touch) sched_sessions_expire(s);
@@ -198,6 +201,7 @@ const step_plan *sched_step(sched *s, int64_t now_us, const sched_event *events,
     sched_apply_selections(s);
     sched_apply_loads(s);
     sched_reap(s);
+    sched_go_on(s);
     sched_sessions_expire(s);
     if (s->n_in_flight > 0 && !sched_may_plan_ahead(s)) return &s->idle_plan;
     if (s->running.n > 0) (void)pkv_gather(s->kv); /* it only saves time */

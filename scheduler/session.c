@@ -270,19 +270,24 @@ static sched_session *session_create(sched *s, const sched_seq *q)
     return session;
 }
 
-static void tell_saved(const sched *s, const sched_session *session)
+void sched_session_tell(const sched *s, const sched_seq *q)
 {
+    const sched_entry *e = q->entry;
+    sched_turn turns[SCHED_MAX_TURNS + 1];
+    uint32_t n_turns = turns_within(q);
     if (!s->options.on_session) return;
+    memcpy(turns, e->turns, n_turns * sizeof *turns);
+    turns[n_turns - 1].end = q->computed;
     sched_saved saved = {
-        .key = {session->key[0], session->key[1]},
-        .owner = session->owner->id,
-        .salt = session->salt,
-        .turns = session->turns,
-        .n_turns = session->n_turns,
-        .pressure_drops = session->pressure_drops,
-        .n_pressure_drops = session->n_pressure_drops,
-        .tokens = session->tokens,
-        .n_tokens = session->n_tokens,
+        .key = {e->session[0], e->session[1]},
+        .owner = e->owner,
+        .salt = e->salt,
+        .turns = turns,
+        .n_turns = n_turns,
+        .pressure_drops = q->pressure_drops,
+        .n_pressure_drops = drops_within(q),
+        .tokens = q->tokens,
+        .n_tokens = q->computed,
     };
     s->options.on_session(s->options.on_session_ctx, &saved);
 }
@@ -291,19 +296,14 @@ bool sched_session_store(sched *s, sched_seq *q)
 {
     sched_session *session = session_create(s, q);
     if (!session) return false;
-    if (q->swap) {
-        session->swap = q->swap;
-        q->swap = 0;
-    } else if (!status_ok(pkv_seq_park(s->kv, q->slot, &session->parked))) {
-        session_free(s, session);
-        return false;
-    }
+    session->swap = q->swap;
+    session->parked = q->parked;
+    q->swap = q->parked = 0;
     while (s->idle.n >= s->options.max_sessions ||
            (s->idle.n > 0 && s->idle.n_tokens + session->n_tokens > sched_idle_most_tokens(s)))
         drop_session(s, sched_idle_first_of_all(s));
     sched_idle_add(s, session);
     s->stats.sessions_stored++;
-    tell_saved(s, session);
     return true;
 }
 
@@ -329,7 +329,7 @@ static bool frees_pages(const sched *s, const sched_session *session)
 
 bool sched_parked_give_way(sched *s, const sched_seq *but)
 {
-    if (pkv_parked_alone(s->kv) == 0) return false;
+    if (pkv_parked_alone(s->kv) == 0 || s->n_giving > 0) return false;
     sched_session *session = sched_idle_first_that(s, SCHED_IN_POOL, frees_pages);
     if (session) {
         uint32_t swap;

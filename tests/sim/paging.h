@@ -89,9 +89,11 @@ typedef enum done_kind {
     DONE_UNSHARE,
     DONE_FORK,
     DONE_SPLIT,
-    DONE_SPLIT_SOME, // and some pages were left
-    DONE_SHED,       // tables given up before a close
-    DONE_FINER,      // tables became finer because the pool lacked runs
+    DONE_SPLIT_SOME,  // and some pages were left
+    DONE_LEAVE_SOME,  // closed, parked or swapped out in portions
+    DONE_ARRIVE_SOME, // unparked or swapped in in portions
+    DONE_BROKEN_OFF,  // pages given up after some had left
+    DONE_FINER,       // tables became finer because the pool lacked runs
     DONE_CLOSE,
     DONE_FLUSH,
     DONE_SWAP_OUT,
@@ -238,6 +240,11 @@ pkv_swap_cost model_swap_cost(const sim *s, const model_seq *m, pkv_grain grain,
  * pages were short, and that a refusal changed nothing, except that tables may have become finer
  * before memory ran out. */
 bool went(sim *s, status result, bool enough_pages, uint64_t checksum_before);
+/* Checks between two portions of a sequence that is closed or unparked. */
+void check_between(sim *s);
+/* Closes an open sequence in that way, at once or in portions. False where it was refused, or given
+ * up between two portions: then it is closed too. */
+bool leave(sim *s, uint32_t id, pkv_way way, bool room, uint32_t *number);
 
 /* ---- paging_keep.c: selections and drops; each call may do nothing -------------------------- */
 

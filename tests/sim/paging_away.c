@@ -10,17 +10,16 @@ static void op_swap_out(sim *s, uint32_t id)
     if (!m->open || m->computed < m->length || i == SWAPS) return;
     uint32_t held = pkv_seq_pages_held(s->kv, id), number;
     pkv_grain grain = pkv_seq_grain(s->kv, id);
-    uint64_t before = pkv_checksum(s->kv);
+    model_seq before = *m;
     bool room = held > 0 && held <= s->n_host - s->host_used;
     s->done[DONE_NO_ROOM] += held > 0 && !room;
-    if (!went(s, pkv_seq_swap_out(s->kv, id, &number), room, before)) return;
+    if (!leave(s, id, PKV_SWAP_OUT, room, &number)) return;
     CHECK(s, number != 0 && pkv_swap_length(s->kv, number) == m->length);
     s->swapped[i].number = number;
     s->swapped[i].held = held;
     s->swapped[i].grain = grain;
-    s->swapped[i].seq = *m;
+    s->swapped[i].seq = before;
     s->host_used += held;
-    m->open = false;
     s->done[DONE_SWAP_OUT]++;
 }
 
@@ -36,6 +35,28 @@ static bool is_cost_at_some_grain(const sim *s, uint32_t i, const pkv_swap_cost 
     return false;
 }
 
+/* Whether a sequence that was opened is there, after portions that are left. False where it was
+ * closed between two of them: then it is gone. */
+static bool arrives(sim *s, uint32_t id, uint32_t most)
+{
+    while (pkv_seq_is_arriving(s->kv, id)) {
+        s->done[DONE_ARRIVE_SOME]++;
+        check_between(s);
+        uint64_t before = pkv_checksum(s->kv);
+        if (rng_below(&s->random, 16) > 0 && went(s, pkv_seq_arrive(s->kv, id, most), true, before))
+            continue;
+        pkv_seq_close(s->kv, id);
+        s->done[DONE_BROKEN_OFF]++;
+        return false;
+    }
+    return true;
+}
+
+static uint32_t portion(sim *s)
+{
+    return rng_below(&s->random, 2) ? UINT32_MAX : rng_below(&s->random, 20);
+}
+
 static void op_swap_in(sim *s, uint32_t id)
 {
     uint32_t i = rng_below(&s->random, SWAPS);
@@ -47,12 +68,14 @@ static void op_swap_in(sim *s, uint32_t id)
     uint64_t before = pkv_checksum(s->kv);
     bool enough = cost.fresh + cost.cached_pages <= pkv_available(s->kv);
     uint32_t expect = rng_below(&s->random, 2) ? LEN_MAX : 0;
-    if (!went(s, pkv_swap_in(s->kv, s->swapped[i].number, id, m->tokens, expect), enough, before))
+    uint32_t most = portion(s), number = s->swapped[i].number;
+    if (!went(s, pkv_swap_in_some(s->kv, number, id, m->tokens, expect, most), enough, before))
         return;
-    s->seqs[id] = *m;
-    s->seqs[id].arriving = true;
     s->swapped[i].number = 0;
     s->host_used -= held;
+    if (!arrives(s, id, most)) return;
+    s->seqs[id] = *m;
+    s->seqs[id].arriving = true;
     s->done[DONE_RETAKEN] += held - cost.fresh;
     s->done[DONE_SWAP_IN]++;
 }
@@ -90,27 +113,27 @@ static void park(sim *s, uint32_t id, model_parked *away, bool stays)
     }
     uint64_t before = pkv_checksum(s->kv);
     uint32_t used = pkv_count(s->kv).used;
-    status st =
-        stays ? pkv_seq_fork_parked(s->kv, id, &now.number) : pkv_seq_park(s->kv, id, &now.number);
-    if (!went(s, st, true, before)) return;
+    if (!stays && !leave(s, id, PKV_PARK, true, &now.number)) return;
+    if (stays && !went(s, pkv_seq_fork_parked(s->kv, id, &now.number), true, before)) return;
     if (stays) now.seq.key = ++s->n_keys;
     CHECK(s, now.number != 0 && pkv_count(s->kv).used == used);
     *away = now;
-    m->open = stays;
     s->done[stays ? DONE_FORK_PARKED : DONE_PARK]++;
 }
 
 static void unpark(sim *s, uint32_t id, model_parked *away)
 {
     if (s->seqs[id].open || away->number == 0) return;
-    uint64_t before = pkv_checksum(s->kv);
     uint32_t expect = rng_below(&s->random, 2) ? LEN_MAX : 0, used = pkv_count(s->kv).used;
-    if (!went(s, pkv_unpark(s->kv, away->number, id, expect), true, before)) return;
+    uint32_t most = portion(s), number = away->number;
+    uint64_t before = pkv_checksum(s->kv);
+    if (!went(s, pkv_unpark_some(s->kv, number, id, expect, most), true, before)) return;
+    away->number = 0;
+    if (!arrives(s, id, most)) return;
     CHECK(s, pkv_count(s->kv).used == used && pkv_seq_pages_held(s->kv, id) == away->held);
     CHECK(s, pkv_seq_grain(s->kv, id) == away->grain);
     s->seqs[id] = away->seq;
     /* Its pages are unchanged; copies that the sequence awaits may still be among the moves. */
-    away->number = 0;
     s->done[DONE_UNPARK]++;
 }
 

@@ -349,18 +349,43 @@ static void op_split_some(sim *s, uint32_t id)
     s->done[DONE_SPLIT_SOME] += m->splitting != 0;
 }
 
-/* Gives up tables before the sequence is closed. */
-static void shed(sim *s, uint32_t id)
+void check_between(sim *s)
 {
-    uint32_t most = 1 + rng_below(&s->random, 20);
-    while (!pkv_seq_shed(s->kv, id, most)) s->done[DONE_SHED]++;
+    const char *wrong = pkv_check_integrity(s->kv);
+    if (wrong) fail_msg("seed %llu, operation %ld: %s", (unsigned long long)s->seed, s->op, wrong);
+    if (rng_below(&s->random, 4) == 0) take(s);
+}
+
+bool leave(sim *s, uint32_t id, pkv_way way, bool room, uint32_t *number)
+{
+    model_seq *m = &s->seqs[id];
+    uint32_t most = rng_below(&s->random, 2) ? UINT32_MAX : rng_below(&s->random, 20);
+    uint64_t before = pkv_checksum(s->kv);
+    if (!went(s, pkv_seq_leave_some(s->kv, id, way, most, number), room, before)) return false;
+    m->splitting = PKV_ALL;
+    while (pkv_seq_is_open(s->kv, id)) {
+        s->done[DONE_LEAVE_SOME]++;
+        check_between(s);
+        before = pkv_checksum(s->kv);
+        if (rng_below(&s->random, 16) > 0 &&
+            went(s, pkv_seq_leave_some(s->kv, id, way, most, number), true, before))
+            continue;
+        pkv_seq_close(s->kv, id);
+        s->done[DONE_BROKEN_OFF]++;
+        m->open = false;
+    }
+    bool left = m->open;
+    m->open = false;
+    return left;
 }
 
 static void op_close(sim *s, uint32_t id)
 {
+    uint32_t none = 0;
     if (!s->seqs[id].open) return;
-    if (rng_below(&s->random, 2)) shed(s, id);
-    pkv_seq_close(s->kv, id);
+    if (rng_below(&s->random, 2)) (void)leave(s, id, PKV_GIVE_UP, true, &none);
+    if (s->seqs[id].open) pkv_seq_close(s->kv, id);
+    CHECK(s, none == 0);
     s->seqs[id].open = false;
     s->done[DONE_CLOSE]++;
 }
@@ -559,7 +584,9 @@ static const char *const done_names[N_DONE] = {
     [DONE_FORK] = "fork",
     [DONE_SPLIT] = "split",
     [DONE_SPLIT_SOME] = "split in portions",
-    [DONE_SHED] = "tables given up before a close",
+    [DONE_LEAVE_SOME] = "closed in portions",
+    [DONE_ARRIVE_SOME] = "unparked or swapped in in portions",
+    [DONE_BROKEN_OFF] = "given up between portions",
     [DONE_FINER] = "split for lack of runs",
     [DONE_CLOSE] = "close",
     [DONE_FLUSH] = "flush",

@@ -54,8 +54,8 @@ static bool came_before(const world_request *a, const world_request *b)
     return a < b;
 }
 
-/* A request has its first share, or waits for its first load. Counts how often those that came
- * before it were passed, and bounds that. *worst: of those that start in this step. */
+/* A request has its first share, or waits for its first load or tables. Counts how often those that
+ * came before it were passed, and bounds that. *worst: of those that start in this step. */
 static void note_start(world *w, world_request *started, const world_request **worst)
 {
     if (started->started) return;
@@ -78,7 +78,8 @@ void check_order(world *w, const step_plan *plan)
     for (uint32_t i = 0; i < plan->n_seqs; i++)
         note_start(w, &w->requests[plan->seqs[i].request], &worst);
     for (uint32_t i = w->first_live; i < w->n_arrived; i++)
-        if (w->requests[i].loading) note_start(w, &w->requests[i], &worst);
+        if (w->requests[i].loading || w->requests[i].arriving)
+            note_start(w, &w->requests[i], &worst);
     if (w->options.max_passes < NEVER_AGED) return;
     for (uint32_t i = w->first_live; worst && i < w->n_arrived; i++) {
         const world_request *r = &w->requests[i];
@@ -127,10 +128,10 @@ void check_progress(world *w, const step_plan *plan)
             if (q->ended || q->paused || q->n_tokens == r->request.max_new_tokens) continue;
             /* The choice's last token is being drawn. */
             if (q->n_tokens + draws_in_flight(w, r, c) == r->request.max_new_tokens) continue;
-            could_run |= !r->selecting && !r->loading;
+            could_run |= !r->selecting && !r->loading && !r->arriving;
             bool due = q->due;
             q->due = false;
-            if (r->selecting || r->loading) continue;
+            if (r->selecting || r->loading || r->arriving) continue;
             /* Other prompts with logits may take all rows of logits, many steps long. */
             bool waits = wants_rows(r) && logit_rows_of(plan) == w->options.max_logit_rows;
             if (in_plan(plan, r, c)) {

@@ -8,17 +8,18 @@ void add_event(world *w, sched_event event)
     w->events[w->n_events++] = event;
 }
 
-static bool is_selecting(world *w, const world_request *r)
+/* Sets which of these some choice of the request does. */
+static void look_at(world *w, const world_request *r, bool *selects, bool *arrives)
 {
-    bool some = false;
+    *selects = *arrives = false;
     for (uint32_t c = 0; c < r->request.n; c++) {
         sched_choice_info info = {0};
         if (r->choices[c].ended) continue;
         sched_describe(w->s, r->request.id, c, &info);
         free(info.report.kept_json);
-        some |= info.selecting;
+        *selects |= info.selecting;
+        *arrives |= info.arriving;
     }
-    return some;
 }
 
 bool some_select(const world *w)
@@ -38,7 +39,10 @@ void take_selections(world *w)
 {
     for (uint32_t i = w->first_live; i < w->n_arrived; i++) {
         world_request *r = &w->requests[i];
-        if (r->selecting) r->selecting = r->live > 0 && is_selecting(w, r);
+        bool may = r->selecting || w->options.hand_out_slots > 0, selects = false;
+        r->arriving = false;
+        if (may && r->live > 0) look_at(w, r, &selects, &r->arriving);
+        r->selecting &= selects;
     }
     for (sched_selection *x; (x = sched_next_selection(w->s)) != NULL;) {
         if (w->n_selections == SELECTIONS_MAX) FAIL(w, "the test has too many selections");

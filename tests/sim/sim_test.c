@@ -55,7 +55,9 @@ static void world_create(world *w, uint64_t seed, uint32_t depth, uint32_t n_req
     o->max_passes = rng_below(&policies, 2) ? NEVER_AGED : 1 + rng_below(&policies, 8);
     o->max_in_flight = depth;
     rng selections = rng_seed(w->seed + 4000037);
-    o->hand_out_slots = rng_below(&selections, 2) ? 1 + rng_below(&selections, 3000) : 0;
+    /* A portion of tables that are split or closed is a page for 4 slots: often a few pages. */
+    uint32_t most_slots = rng_below(&selections, 2) ? 3000 : 100;
+    o->hand_out_slots = rng_below(&selections, 2) ? 1 + rng_below(&selections, most_slots) : 0;
     w->median_prompt = between(w, 20, 120);
     w->median_output = between(w, 2, 30);
     /* The pool's size ranges from too small for two longest sequences to enough for all. */

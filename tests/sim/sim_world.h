@@ -48,6 +48,7 @@ typedef struct world_request {
     uint32_t book;    // index of its session, BOOKS = none
     bool selecting;   // as after the last sched_step
     uint32_t loading; // choices that wait for a load, as after the last sched_step
+    bool arriving;    // the tables of one come back in portions, as after the last sched_step
     world_choice choices[CHOICES_MAX];
 } world_request;
 

@@ -159,6 +159,8 @@ static void mirror_refuses_lies_about_grains(void **state)
         B = DELTA_RETURN,
         S = DELTA_SPLIT,
         P = DELTA_PART,
+        V = DELTA_LEAVE,
+        Y = DELTA_BACK,
         U = DELTA_UNPARK,
         W = PKV_ALL,
         L = PKV_LAYER,
@@ -173,6 +175,32 @@ static void mirror_refuses_lies_about_grains(void **state)
         {{O, 0, W, 1, 1, 2, F, 0, 1, 0, S, 1, G, C, 0, A, 1, 4, 1, 4, 4, 5, 12, 13}, 24, true},
         {{O, 0, W, 1, 1, 2, K, 0, B, 1, W, 1, 16, 2, S, 1, L, K, 1}, 19, true},
         {{B, 0, L, 1, 16, 2, 16, 10, S, 0, G, A, 0, 4, 1, 4, 4, 5, 6, 7}, 20, true},
+        {{O, 0, W, 2, 2, 2, 4, V, 0, 0, 1, C, 0}, 13, true},
+        {{O, 0, W, 2, 2, 2, 4, V, 0, 0, 1, O, 1, W, 0, 0, A, 1, 1, 1, 1, 4}, 22, true},
+        {{O, 0, W, 2, 2, 2, 4, V, 0, 1, 1, K, 0, B, 1, W, 1, 16, 4}, 19, true},
+        {{O, 0, W, 0, 0, Y, 0, 1, 0, 20, 2, 2, 4}, 13, true},
+        {{O, 0, W, 0, 0, Y, 0, 0, 0, 16, 1, DELTA_FRESH + 2}, 12, true},
+        {{O, 0, W, 0, 0, Y, 0, 1, 0, 16, 1, 2, Y, 0, 0, 0, 20, 1, 4}, 19, true},
+        {{O, 0, W, 0, 0, Y, 0, 1, 0, 10, 1, 2, Y, 0, 1, 0, 20, 1, 4}, 19, false}, /* not full */
+        {{O, 0, W, 0, 0, Y, 0, 1, 0, 40, 2, 2, 4}, 13, false},                    /* lacks a page */
+        {{O, 0, W, 0, 0, Y, 0, 1, 0, 16, 2, 2, 4}, 13, false},                    /* one too many */
+        {{O, 0, W, 0, 0, Y, 0, 1, 0, 0, 0}, 11, false},
+        {{O, 0, W, 0, 0, Y, 0, 1, 1, 16, 1, 2}, 12, false},                  /* no such table */
+        {{O, 0, W, 0, 0, Y, 0, 1, 0, 20, 2, 2}, 12, false},                  /* cut off */
+        {{O, 0, W, 1, 1, 2, Y, 0, 0, 0, 20, 1, DELTA_FRESH + 2}, 13, false}, /* taken */
+        {{O, 0, W, 0, 0, Y, 0, 1, 0, 16, 1, 3}, 12, false}, /* not the first cell */
+        {{Y, 0, 1, 0, 16, 1, 2}, 7, false},                 /* of a closed sequence */
+        {{V, 0, 0, 1}, 4, false},                           /* of a closed sequence */
+        {{O, 0, W, 2, 2, 2, 4, V, 0, 0}, 10, false},        /* cut off */
+        {{O, 0, W, 2, 2, 2, 4, V, 0, 2, 1}, 11, false},     /* neither parked nor given up */
+        {{O, 0, W, 2, 2, 2, 4, V, 0, 0, 0}, 11, false},
+        {{O, 0, W, 2, 2, 2, 4, V, 0, 0, 2}, 11, false}, /* leaves no page */
+        {{O, 0, W, 2, 2, 2, 4, V, 0, 0, 0xffffffffu}, 11, false},
+        {{O, 0, W, 2, 2, 2, 4, V, 0, 0, 1, A, 0, 1, 1, 1, 6}, 17, false}, /* it is leaving */
+        {{O, 0, W, 2, 2, 2, 4, V, 0, 0, 1, F, 0, 1, 0}, 15, false},
+        {{O, 0, W, 2, 2, 2, 4, V, 0, 0, 1, S, 0, G}, 14, false},
+        /* a page that has not left */
+        {{O, 0, W, 2, 2, 2, 4, V, 0, 0, 1, O, 1, W, 0, 0, A, 1, 1, 1, 1, 2}, 22, false},
         {{O, 0, 3, 0, 0}, 5, false}, /* no such grain */
         {{O, 0, 0xffffffffu, 0, 0}, 5, false},
         {{B, 0, 3, 1, 16, 2}, 6, false},

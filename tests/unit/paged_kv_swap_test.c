@@ -362,6 +362,76 @@ static void its_cost_is_asked_anew_when_it_is_swapped_again(void **state)
     end(&f);
 }
 
+/* Two sequences of 10 cells, and room for both: the second one has to wait for the first one. */
+static void room_is_promised_to_one_that_leaves(void **state)
+{
+    (void)state;
+    fixture f;
+    begin(&f, 30, 24);
+    uint32_t hit, first, second;
+    for (uint32_t q = 0; q < 2; q++) {
+        assert_true(status_ok(pkv_seq_open(f.kv, q, PKV_HEAD, text(), 0, 0, 80, &hit)));
+        assert_true(status_ok(pkv_seq_append(f.kv, q, 80)));
+    }
+    take(&f);
+    assert_true(status_ok(pkv_seq_leave_some(f.kv, 0, PKV_SWAP_OUT, 3, &first)));
+    assert_true(pkv_seq_is_open(f.kv, 0));
+    assert_int_equal(pkv_count(f.kv).host_used, 3);
+    assert_int_equal(pkv_count(f.kv).used, 20 - 3);
+    assert_int_equal(pkv_seq_swap_out(f.kv, 1, &second).code, STATUS_NO_PAGES);
+    take(&f);
+    assert_int_equal(f.deltas.n_moves, 3);
+    while (pkv_seq_is_open(f.kv, 0)) {
+        assert_true(status_ok(pkv_seq_leave_some(f.kv, 0, PKV_SWAP_OUT, 3, &first)));
+        take(&f);
+    }
+    assert_int_equal(pkv_count(f.kv).host_used, 10);
+    assert_true(status_ok(pkv_seq_swap_out(f.kv, 1, &second)));
+    assert_int_equal(pkv_count(f.kv).host_used, 20);
+    assert_int_equal(pkv_count(f.kv).used, 0);
+    assert_true(status_ok(pkv_swap_in(f.kv, first, 0, text(), 80)));
+    take(&f);
+    pkv_seq_close(f.kv, 0);
+    pkv_swap_discard(f.kv, second);
+    end(&f);
+}
+
+/* What it will take is not available to others, although it is still free. */
+static void it_comes_back_in_portions(void **state)
+{
+    (void)state;
+    fixture f;
+    begin(&f, 30, 24);
+    uint32_t hit, swap;
+    assert_true(status_ok(pkv_seq_open(f.kv, 0, PKV_HEAD, text(), 0, 0, 80, &hit)));
+    assert_true(status_ok(pkv_seq_append(f.kv, 0, 80)));
+    swap = out(&f, 0);
+    take(&f);
+    assert_true(status_ok(pkv_swap_in_some(f.kv, swap, 0, text(), 80, 3)));
+    take(&f);
+    assert_int_equal(f.deltas.n_moves, 3);
+    assert_int_equal(pkv_count(f.kv).used, 3);
+    assert_int_equal(pkv_count(f.kv).host_used, 7);
+    assert_int_equal(pkv_available(f.kv), 29 - 10);
+    assert_true(status_ok(pkv_seq_open(f.kv, 1, PKV_HEAD, text(), 0, 0, 160, &hit)));
+    assert_int_equal(pkv_seq_append(f.kv, 1, 10 * P).code, STATUS_NO_PAGES);
+    assert_true(status_ok(pkv_seq_append(f.kv, 1, 9 * P)));
+    uint32_t n_portions = 1;
+    for (; pkv_seq_is_arriving(f.kv, 0); n_portions++) {
+        assert_true(status_ok(pkv_seq_arrive(f.kv, 0, 3)));
+        take(&f);
+    }
+    assert_int_equal(n_portions, 4);
+    assert_int_equal(pkv_seq_pages_held(f.kv, 0), 10);
+    assert_int_equal(pkv_available(f.kv), 29 - 10 - 18);
+    assert_int_equal(pkv_count(f.kv).host_used, 0);
+    for (uint32_t slot = 0; slot < 80; slot++)
+        assert_int_equal(pkv_seq_position(f.kv, 0, 1, slot), slot);
+    pkv_seq_close(f.kv, 0);
+    pkv_seq_close(f.kv, 1);
+    end(&f);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -373,6 +443,8 @@ int main(void)
         cmocka_unit_test(copies_come_in_order),
         cmocka_unit_test(shared_pages_are_reported),
         cmocka_unit_test(its_cost_is_asked_anew_when_it_is_swapped_again),
+        cmocka_unit_test(room_is_promised_to_one_that_leaves),
+        cmocka_unit_test(it_comes_back_in_portions),
         cmocka_unit_test(memory_may_be_short),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);

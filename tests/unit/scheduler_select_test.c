@@ -40,6 +40,15 @@ static sched_selection *select_in_one(fixture *f, sched_request *a, uint32_t n)
     return x;
 }
 
+/* Pages of a sequence that is over are given up one by one, a row of its tables in each step. */
+static void give_up_all(fixture *f)
+{
+    for (uint32_t used = used_pages(f); used > 0; used = used_pages(f)) {
+        step(f);
+        assert_true(used_pages(f) < used);
+    }
+}
+
 /* The selection is back, and the three pages of the prompt are split, one in each step. */
 static void split_pages(fixture *f)
 {
@@ -112,8 +121,7 @@ static void an_abort_does_not_wait(void **state)
     sched_selection_run(x); /* it was cancelled */
     assert_int_equal(f->holders, 0);
     give_back(f, x);
-    step(f);
-    assert_int_equal(used_pages(f), 0);
+    give_up_all(f);
     assert_int_equal(sched_get_stats(f->s).running, 0);
     finish(f);
 }
@@ -129,7 +137,7 @@ static void an_abort_of_the_same_call_hands_nothing_out(void **state)
     step(f);
     assert_null(sched_next_selection(f->s));
     assert_int_equal(f->holders, 0);
-    assert_int_equal(used_pages(f), 0);
+    give_up_all(f);
     finish(f);
 }
 
@@ -148,7 +156,7 @@ static void a_finished_choice_needs_no_selection(void **state)
     assert_int_equal(describe(f, 1, 0).report.pages_dropped, 0);
     assert_true(describe(f, 1, 0).report.kept_tokens == 40);
     assert_int_equal(sched_get_stats(f->s).selections_handed_out, 0);
-    assert_int_equal(used_pages(f), 0);
+    give_up_all(f);
     finish(f);
 }
 
@@ -170,6 +178,7 @@ static void a_finished_choice_is_selected_in_for_its_session(void **state)
     assert_int_equal(f->holders, 0);
     assert_true(describe(f, 1, 0).report.pages_dropped > 0);
     assert_string_equal(describe(f, 1, 0).report.session, "stored");
+    for (int i = 0; i < 6 && sched_get_stats(f->s).sessions_idle == 0; i++) step(f);
     assert_int_equal(sched_get_stats(f->s).sessions_idle, 1);
     assert_true(used_pages(f) < 2 * 3);
     finish(f);
@@ -207,8 +216,7 @@ static void a_choice_may_end_before_the_fork(void **state)
     assert_string_equal(step(f), "1.1@40+1*");
     end(f, 1, 1);
     step(f);
-    step(f);
-    assert_int_equal(used_pages(f), 0);
+    give_up_all(f);
     finish(f);
 }
 
@@ -233,7 +241,7 @@ static void it_is_applied_in_portions(void **state)
     finish(f);
 }
 
-/* Tables of which some pages are split are given up once all are, one at a time, also before a
+/* Tables of which some pages are split are given up once all are, a page at a time, also before a
  * request is taken in. */
 static void an_abort_between_portions(void **state)
 {
@@ -249,9 +257,12 @@ static void an_abort_between_portions(void **state)
         end(f, 1, 0);
         add(f, &b);
         assert_string_equal(step(f), "2@0+8*");
-        int more = 0;
-        for (; used_pages(f) > 2; more++) step(f);
-        assert_int_equal(more, n < 3 ? 3 - n : 0);
+        uint32_t used = used_pages(f), n_steps = 0;
+        for (; used > 2; used = used_pages(f), n_steps++) {
+            step(f);
+            assert_true(used - used_pages(f) <= 1);
+        }
+        assert_true(n_steps > 2);
         finish_choice(f, 2);
         step(f);
         step(f);

@@ -1,0 +1,218 @@
+/* A sequence is closed: its pages are given up, parked or copied to the host tier, at once or in
+ * portions. */
+#include "paged_kv/internal.h"
+
+/* ---- which pages have left ------------------------------------------------------------------- */
+
+uint32_t layer_rows(const pkv *p, const pkv_seq *s, uint32_t table)
+{
+    uint32_t longest = 0;
+    for (uint32_t g = table, end = layer_end(&p->pool, s->grain, table); g < end; g++)
+        if (s->tables[g].n_pages > longest) longest = s->tables[g].n_pages;
+    return longest;
+}
+
+/* Goes on to the first layer from `table` on that has pages. */
+static void enter_layer(const pkv *p, pkv_seq *s, uint32_t table)
+{
+    pkv_leaving *x = &s->leaving;
+    x->rows = 0;
+    for (x->table = table; x->table < s->groups; x->table = layer_end(&p->pool, s->grain, x->table))
+        if ((x->rows = layer_rows(p, s, x->table)) > 0) return;
+}
+
+bool is_left(const pkv *p, const pkv_seq *s, uint32_t table, uint32_t index)
+{
+    const pkv_leaving *x = &s->leaving;
+    if (!x->on || table < x->table) return x->on;
+    return table < layer_end(&p->pool, s->grain, x->table) && index >= x->rows;
+}
+
+static bool is_all_left(const pkv_seq *s) { return s->leaving.table >= s->groups; }
+
+/* ---- records --------------------------------------------------------------------------------- */
+
+/* Makes room for the words and moves of a portion. */
+static status portion_room(pkv *p, const pkv_seq *s, pkv_way way, uint32_t most)
+{
+    uint64_t pages = s->held / cells_of(p, s), moves = (uint64_t)most + p->pool.n_heads;
+    if (moves > pages) moves = pages;
+    return log_room(p, DELTA_LEAVE_WORDS, way == PKV_SWAP_OUT ? moves : 0, 0);
+}
+
+static status begin_leave(pkv *p, uint32_t id, pkv_way way, uint32_t most)
+{
+    pkv_seq *s = seq_changing(p, id);
+    pkv_leaving begun = {.on = true, .way = way};
+    if (way == PKV_SWAP_OUT) {
+        if (!host_has_room(p, s)) return status_make(STATUS_NO_PAGES, NULL);
+        RETURN_IF_ERROR(pkv_seq_split(p, id, tier_grain(p, &p->host, s->grain, s->held), 0));
+    }
+    RETURN_IF_ERROR(portion_room(p, s, way, most));
+    if (way != PKV_GIVE_UP) {
+        begun.number = record_for(p, s);
+        if (begun.number == 0) return status_make(STATUS_NO_MEMORY, NULL);
+        pkv_swap *record = &p->swaps[begun.number];
+        record_take(p, begun.number, way == PKV_PARK);
+        record->from = id + 1;
+        seq_copy_state(&record->seq, s);
+        record->seq.forked = way == PKV_PARK && s->forked;
+        record->seq.held = s->held;
+    }
+    p->is_swapping |= way == PKV_SWAP_OUT;
+    s->leaving = begun;
+    enter_layer(p, s, 0);
+    return STATUS_IS_OK;
+}
+
+/* The record gets the rows, which still have their references. */
+static void copy_rows(pkv *p, const pkv_seq *s, table_rows rows)
+{
+    pkv_seq *kept = &p->swaps[s->leaving.number].seq;
+    for (uint32_t g = rows.first; g < rows.end; g++) {
+        uint32_t end = rows_end(s, rows, g);
+        if (end <= rows.from) continue;
+        size_t bytes = (end - rows.from) * sizeof(uint32_t);
+        memcpy(seq_bases(kept, g) + rows.from, seq_bases(s, g) + rows.from, bytes);
+        if (s->leaving.way == PKV_SWAP_OUT)
+            table_copy_out(p, s, g, rows.from, end, seq_pages(kept, g));
+        else memcpy(seq_pages(kept, g) + rows.from, seq_pages(s, g) + rows.from, bytes);
+    }
+}
+
+static void copy_lengths(pkv *p, const pkv_seq *s, uint32_t first, uint32_t end)
+{
+    pkv_seq *kept = &p->swaps[s->leaving.number].seq;
+    for (uint32_t g = first; g < end; g++) {
+        kept->tables[g].n_pages = s->tables[g].n_pages;
+        kept->tables[g].kept = s->tables[g].kept;
+        table_copy_slots(p, &kept->tables[g], &s->tables[g]);
+    }
+}
+
+/* ---- portions -------------------------------------------------------------------------------- */
+
+static void leave_rows(pkv *p, uint32_t id, table_rows rows)
+{
+    const pkv_seq *s = &p->seqs[id];
+    bool parks = s->leaving.way == PKV_PARK;
+    for (uint32_t g = rows.first; g < rows.end; g++) {
+        uint64_t key = checksum_key(id, g);
+        for (uint32_t i = rows.from, end = rows_end(s, rows, g); i < end; i++)
+            p->checksum -= checksum_page(key, i, seq_pages(s, g)[i]);
+    }
+    /* A page that is given up is copied out before any later move writes it. */
+    if (s->leaving.number != 0) copy_rows(p, s, rows);
+    if (parks) rows_add_refs(p, &p->pool, s, rows, 0, 1); /* the record takes over the references */
+    else rows_add_refs(p, &p->pool, s, rows, UINT32_MAX, 0);
+}
+
+/* Takes away at most `most` pages, though at least one row; returns the number of rows. */
+static uint32_t leave_some(pkv *p, uint32_t id, uint32_t most)
+{
+    pkv_seq *s = &p->seqs[id];
+    pkv_leaving *x = &s->leaving;
+    uint32_t n_rows = 0, n_pages = 0;
+    while (!is_all_left(s)) {
+        uint32_t end = layer_end(&p->pool, s->grain, x->table), width = end - x->table;
+        uint32_t rows = (most - n_pages) / width;
+        if (rows == 0 && n_rows == 0) rows = 1;
+        if (rows > x->rows) rows = x->rows;
+        if (rows == 0) break;
+        leave_rows(p, id, (table_rows){x->table, end, x->rows - rows, x->rows});
+        x->rows -= rows;
+        n_rows += rows;
+        n_pages += rows * width < most - n_pages ? rows * width : most - n_pages;
+        if (x->rows > 0) continue;
+        if (x->number != 0) copy_lengths(p, s, x->table, end);
+        enter_layer(p, s, end);
+    }
+    return n_rows;
+}
+
+/* The sequence's number is free; all of its pages have left. */
+static void end_leave(pkv *p, uint32_t id)
+{
+    pkv_seq *s = &p->seqs[id];
+    p->checksum -= checksum_seq(id);
+    for (uint32_t g = 0; g < s->groups; g++) {
+        p->checksum -= checksum_kept(checksum_key(id, g), s->tables[g].kept);
+        table_clear(&s->tables[g]);
+    }
+    log_word(p, s->leaving.way == PKV_PARK ? DELTA_PARK : DELTA_CLOSE);
+    log_word(p, id);
+    p->log.reserve -= log_reserve_of(s->groups, s->row);
+    if (s->leaving.number != 0) p->swaps[s->leaving.number].from = 0;
+    if (s->leaving.way == PKV_SWAP_OUT) {
+        p->counts.pages_swapped_out += s->held;
+        p->is_swapping = false;
+    }
+    s->leaving = (pkv_leaving){0};
+    s->open = false;
+    s->held = s->length = 0;
+    seq_free_long_lists(p, s);
+}
+
+status pkv_seq_leave_some(pkv *p, uint32_t id, pkv_way way, uint32_t most, uint32_t *number)
+{
+    pkv_seq *s = seq_opened(p, id);
+    assert(!s->leaving.on || s->leaving.way == way);
+    seq_finish_split(p, id);
+    if (s->leaving.on) RETURN_IF_ERROR(portion_room(p, s, way, most));
+    else RETURN_IF_ERROR(begin_leave(p, id, way, most));
+    if (s->leaving.number != 0) *number = s->leaving.number;
+    uint32_t rows = leave_some(p, id, most);
+    if (is_all_left(s)) {
+        end_leave(p, id);
+        return STATUS_IS_OK;
+    }
+    log_word(p, DELTA_LEAVE);
+    log_word(p, id);
+    log_word(p, way == PKV_PARK);
+    log_word(p, rows);
+    return STATUS_IS_OK;
+}
+
+status pkv_seq_park(pkv *p, uint32_t id, uint32_t *parked)
+{
+    return pkv_seq_leave_some(p, id, PKV_PARK, UINT32_MAX, parked);
+}
+
+status pkv_seq_swap_out(pkv *p, uint32_t id, uint32_t *swap)
+{
+    return pkv_seq_leave_some(p, id, PKV_SWAP_OUT, UINT32_MAX, swap);
+}
+
+/* Gives up the pages that have left to a record. */
+static void give_up_left(pkv *p, pkv_seq *s)
+{
+    pkv_leaving *x = &s->leaving;
+    const pkv_seq *kept = &p->swaps[x->number].seq;
+    if (!is_all_left(s)) copy_lengths(p, s, x->table, layer_end(&p->pool, s->grain, x->table));
+    for (uint32_t g = 0, next; g < s->groups && g <= x->table; g = next) {
+        next = layer_end(&p->pool, s->grain, g);
+        table_rows rows = {g, next, g < x->table ? 0 : x->rows, UINT32_MAX};
+        if (x->way == PKV_PARK) rows_add_refs(p, &p->pool, s, rows, UINT32_MAX, UINT32_MAX);
+        else rows_add_refs(p, &p->host, kept, rows, UINT32_MAX, 0);
+    }
+    p->is_swapping &= x->way != PKV_SWAP_OUT;
+    p->swaps[x->number].from = 0;
+    record_free(p, x->number);
+    x->way = PKV_GIVE_UP;
+    x->number = 0;
+}
+
+void pkv_seq_close(pkv *p, uint32_t id)
+{
+    pkv_seq *s = seq_opened(p, id);
+    seq_finish_split(p, id);
+    seq_stop_arriving(p, s);
+    if (!s->leaving.on) {
+        s->leaving = (pkv_leaving){.on = true, .way = PKV_GIVE_UP};
+        enter_layer(p, s, 0);
+    } else if (s->leaving.number != 0) {
+        give_up_left(p, s);
+    }
+    (void)leave_some(p, id, UINT32_MAX);
+    end_leave(p, id);
+}

@@ -1,0 +1,125 @@
+/* Sequences whose tables are closed, since they are preempted or over, or opened, since they were
+ * parked or swapped out. A long one with a table for each head has millions of pages, more than
+ * others should wait for in one sched_step, so that is done in portions. Meanwhile the sequence has
+ * its slot, but no share of a step, and is no victim. */
+#include "scheduler/sched_internal.h"
+
+/* One sched_step changes at most one page for so many of options.hand_out_slots. */
+enum { SLOTS_OF_PAGE = 4 };
+
+uint32_t sched_portion(const sched *s)
+{
+    uint64_t most = s->options.hand_out_slots / SLOTS_OF_PAGE;
+    return s->options.hand_out_slots == 0 || most > UINT32_MAX ? UINT32_MAX : (uint32_t)most;
+}
+
+static void set_leaving(sched *s, sched_seq *q, bool leaving, pkv_way way)
+{
+    uint32_t one = (uint32_t)leaving - q->leaving;
+    q->leaving = leaving;
+    q->way = way;
+    s->n_leaving += one;
+    s->n_giving += way != PKV_PARK ? one : 0;
+}
+
+/* Notes what has become of the tables, of n_tokens. */
+static void has_left(sched *s, sched_seq *q, pkv_way way, uint32_t number, uint32_t n_tokens)
+{
+    set_leaving(s, q, false, way);
+    if (way == PKV_PARK) {
+        q->parked = number;
+        return;
+    }
+    sched_unhold(s, n_tokens, q->kept);
+    if (way == PKV_GIVE_UP) {
+        q->kept = 0;
+        return;
+    }
+    q->swap = number;
+    s->stats.swaps_out++;
+    s->stats.swapped_tokens += n_tokens;
+}
+
+static void has_come(sched *s, sched_seq *q)
+{
+    s->n_arriving -= q->arriving;
+    q->arriving = false;
+}
+
+/* Takes away a portion of at most `most` pages. STATUS_NO_PAGES changes nothing. Where memory is
+ * out, all pages are given up. */
+static status leave_some(sched *s, sched_seq *q, pkv_way way, uint32_t most)
+{
+    uint32_t number = 0, n_tokens = pkv_seq_length(s->kv, q->slot);
+    if (q->arriving) { /* memory or pages were out for what has not come */
+        pkv_seq_close(s->kv, q->slot);
+        has_come(s, q);
+        has_left(s, q, PKV_GIVE_UP, 0, n_tokens);
+        return STATUS_IS_OK;
+    }
+    status st = pkv_seq_leave_some(s->kv, q->slot, way, most, &number);
+    if (st.code == STATUS_NO_PAGES) return st;
+    if (status_ok(st) && pkv_seq_is_open(s->kv, q->slot)) {
+        set_leaving(s, q, true, way);
+        s->has_left = true;
+        return st;
+    }
+    if (!status_ok(st)) {
+        pkv_seq_close(s->kv, q->slot);
+        set_leaving(s, q, false, way);
+        way = PKV_GIVE_UP;
+    }
+    has_left(s, q, way, number, n_tokens);
+    return STATUS_IS_OK;
+}
+
+status sched_leave(sched *s, sched_seq *q, pkv_way way)
+{
+    return leave_some(s, q, q->leaving ? q->way : way, sched_portion(s));
+}
+
+bool sched_leave_waits(const sched *s, const sched_seq *q)
+{
+    const pkv_geometry *tables = pkv_seq_geometry(s->kv, q->slot);
+    uint32_t cells = s->groups / pkv_groups(tables);
+    return s->has_left && pkv_seq_pages_held(s->kv, q->slot) / cells > sched_portion(s);
+}
+
+void sched_has_opened(sched *s, sched_seq *q, uint32_t slot)
+{
+    q->arriving = pkv_seq_is_arriving(s->kv, slot);
+    s->n_arriving += q->arriving;
+    s->has_left |= q->arriving;
+}
+
+status sched_arrive(sched *s, sched_seq *q, bool all)
+{
+    RETURN_IF_ERROR(pkv_seq_arrive(s->kv, q->slot, all ? UINT32_MAX : sched_portion(s)));
+    s->has_left = true;
+    if (!pkv_seq_is_arriving(s->kv, q->slot)) has_come(s, q);
+    return STATUS_IS_OK;
+}
+
+void sched_leave_all(sched *s, sched_seq *q)
+{
+    while (q->leaving) (void)leave_some(s, q, q->way, UINT32_MAX);
+}
+
+const char *sched_leave_check(const sched *s)
+{
+    uint32_t n_leaving = 0, n_giving = 0, n_arriving = 0;
+    for (uint32_t i = 0; i < s->running.n; i++) {
+        const sched_seq *q = s->running.seqs[i];
+        n_leaving += q->leaving;
+        n_giving += q->leaving && q->way != PKV_PARK;
+        n_arriving += q->arriving;
+        if (q->arriving != pkv_seq_is_arriving(s->kv, q->slot) || (q->arriving && q->leaving))
+            return "a sequence whose tables come back is not known as one";
+        if ((q->leaving || q->arriving) &&
+            (q->planned > 0 || q->listed > 0 || q->selecting || q->loading))
+            return "a sequence whose tables are being closed or opened is in use";
+    }
+    return n_leaving == s->n_leaving && n_giving == s->n_giving && n_arriving == s->n_arriving
+               ? NULL
+               : "sequences whose tables are being closed or opened are miscounted";
+}
