@@ -104,7 +104,9 @@ typedef struct step_seq {
      * entry in tokens[] is 0 then. If the step before fails, the results of all shares of its
      * sequences are discarded. */
     uint32_t token_from;
-    measure_spec measure; // kind NONE where rows read by retrieval
+    /* Where rows read by retrieval: kind NONE, or MASS by page of the last row alone, where pages
+     * that the row does not read have values below 0. */
+    measure_spec measure;
     /* Rows of generated tokens, which lie behind the n_prompt slots that are left of the prompt,
      * read the blocks that `retrieval` says; block_tokens 0: all rows read everything. All tables
      * of such a sequence have equally many slots. At most STEP_SPARSE_ROWS rows of a share read so,
@@ -251,7 +253,7 @@ typedef struct backend_info {
     uint32_t max_seqs;
     uint32_t max_logit_rows; // most rows with want_logits or want_scores in a plan; 0 = all
     uint32_t logit_row_cost; // of a row with its logits, in hundredths of a row without; 0 = 100
-    uint32_t lacks;          // bits of retention_measures that the backend cannot compute
+    uint32_t lacks;          // bits of retention_measures and MEASURES_* that it cannot compute
     uint32_t retrieves;      // bits of retrieval_needs that the backend has; 0 = no retrieval
     bool masks;              // draws follow step_seq.mask
     uint64_t note_bytes;     // most that it keeps for requests beside pages; 0 = without limit

@@ -393,7 +393,7 @@ static status join_seqs(backend_ranks *all)
         s->measure.values = at;
         s->measure.holders = &all->measures.first->holders;
         for (uint32_t array = 0; array < measures_arrays(spec); array++) {
-            join_array(all, i, array, array == 0 ? spec->kind : spec->second, at);
+            join_array(all, i, array, measures_kind_of(spec, array), at);
             at += joined_floats(all, &s->measure);
         }
         s->measure.n_kv_heads = all->info.geometry.n_kv_heads;

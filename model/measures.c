@@ -148,7 +148,7 @@ const char *measures_check(const measure_spec *s)
     if (s->second != MEASURE_NONE && !kinds[s->second].may_second)
         return "plan: a second measure that must be the first";
     if (!s->by_slot &&
-        (s->kind != MEASURE_MASS || s->second != MEASURE_NONE || s->sum || s->silent))
+        (s->kind != MEASURE_MASS || s->second != MEASURE_NONE || s->sum || s->silent || s->beside))
         return "plan: a measure by page of a kind or with options that go by slot";
     if ((unsigned)s->sum > MEASURE_SUM_ADD || (s->sum && !kind->may_sum))
         return "plan: running sums of a measure that has none";
@@ -163,9 +163,22 @@ const char *measures_check(const measure_spec *s)
 
 uint32_t measures_arrays(const measure_spec *s)
 {
+    return measures_own_arrays(s) + (s->kind != MEASURE_NONE && s->beside);
+}
+
+uint32_t measures_own_arrays(const measure_spec *s)
+{
     if (s->kind == MEASURE_NONE || s->silent) return 0;
     return s->second == MEASURE_NONE ? 1 : 2;
 }
+
+measure_kind measures_kind_of(const measure_spec *s, uint32_t array)
+{
+    if (array >= measures_own_arrays(s)) return MEASURE_MASS;
+    return array == 0 ? s->kind : s->second;
+}
+
+bool measures_by_slot(const measure_spec *s) { return s->by_slot && !s->silent; }
 
 /* ---- a step ---------------------------------------------------------------------------------- */
 
@@ -304,10 +317,10 @@ static status measure_head(measures *m, place *p, const float *qkv, const float 
     }
     size_t layers = measure_layers(&store->geometry, s->measure.layer_step);
     size_t at = (size_t)p->row * m->kv_heads + p->head;
-    p->out = s->values ? s->values + at * s->stride : NULL;
+    p->out = s->measure.silent ? NULL : s->values + at * s->stride;
     const kind_row *kind = &kinds[s->measure.kind], *second = &kinds[s->measure.second];
     RETURN_IF_ERROR(kind->measure(m, p, kind->kind));
-    if (measures_arrays(&s->measure) < 2) return STATUS_IS_OK;
+    if (measures_own_arrays(&s->measure) < 2) return STATUS_IS_OK;
     p->out += layers * m->kv_heads * s->stride;
     return second->measure(m, p, second->kind);
 }

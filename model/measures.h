@@ -34,7 +34,13 @@ uint32_t measures_first_expected(const measure_spec *spec, uint32_t n_rows, uint
 
 /* Says what is wrong with a spec that cannot be measured; NULL for one that can. */
 const char *measures_check(const measure_spec *spec);
-/* How many arrays of values the spec's measure returns: 0, 1 or 2. */
+/* How many arrays of values the spec's measure returns; those of its kinds alone, which are the
+ * first. */
 uint32_t measures_arrays(const measure_spec *spec);
+uint32_t measures_own_arrays(const measure_spec *spec);
+/* What one of the arrays holds. */
+measure_kind measures_kind_of(const measure_spec *spec, uint32_t array);
+/* Whether its arrays are as long as the slots of the longest table, not as its pages. */
+bool measures_by_slot(const measure_spec *spec);
 
 #endif

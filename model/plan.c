@@ -35,7 +35,9 @@ static const char *wrong_retrieval(const backend_info *info, const step_seq *s,
     if (observed > 0 && from < s->n_prompt && to >= s->n_prompt &&
         (to > s->n_prompt || s->n_tokens < observed))
         return "plan: the last rows of a prompt that are not together, and alone, in a share";
-    if (s->measure.kind != MEASURE_NONE && dense_rows(s, extent) < s->n_tokens)
+    if (s->measure.kind != MEASURE_NONE && dense_rows(s, extent) < s->n_tokens &&
+        (s->measure.by_slot || s->measure.beside || s->measure.rows != 1 ||
+         info->lacks & MEASURES_READS))
         return "plan: a measure of rows that read by retrieval";
     if (extent->least_kept != extent->most_kept)
         return "plan: a retrieval in tables of different lengths";
@@ -116,6 +118,8 @@ status plan_check(const backend_info *info, const pkv_mirror *mirror, const step
         if (s->want_scores > 1 + SAMPLE_LOGPROBS_MAX)
             return status_make(STATUS_INVALID, "plan: scores of more tokens than a sample has");
         const char *wrong = measures_check(&s->measure);
+        if (!wrong && s->measure.beside && info->lacks & MEASURES_BESIDE)
+            wrong = "plan: a mass beside a measure, which this backend does not have";
         if (wrong) return status_make(STATUS_INVALID, wrong);
         wrong = wrong_layers(info, s);
         if (!wrong) wrong = wrong_mask(info, s);

@@ -161,7 +161,7 @@ static void lay_out_measure(backend_cpu *b, const step_seq *s, forward_seq *f, m
     if (f->measure.rows > s->n_tokens) f->measure.rows = s->n_tokens;
     if (s->measure.sum != MEASURE_SUM_STEP) b->store.has_sums = true;
     if (measures_arrays(&s->measure) == 0) return;
-    f->stride = plan_longest_table(b->mirror, s->seq, s->measure.by_slot);
+    f->stride = plan_longest_table(b->mirror, s->seq, measures_by_slot(&s->measure));
     m->n_layers = measure_layers(&b->info.geometry, f->measure.layer_step);
     m->n_kv_heads = b->store.n_heads;
     m->stride = f->stride;

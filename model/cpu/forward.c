@@ -275,12 +275,17 @@ static status write_rows(forward *f, uint32_t layer, uint32_t n_rows, const forw
 
 /* ---- attention ------------------------------------------------------------------------------- */
 
+/* Where attention writes the mass by page that the sequence asks for, alone or beside another
+ * measure; NULL: it does not in this layer. */
 static float *mass_of(const forward *f, const forward_seq *s, uint32_t layer, uint32_t head)
 {
     const measure_spec *m = &s->measure;
-    if (m->kind != MEASURE_MASS || m->by_slot) return NULL;
-    uint32_t row = measure_layer_of(&f->o.store->geometry, layer, m->layer_step);
+    bool alone = m->kind == MEASURE_MASS && !m->by_slot;
+    if (m->kind == MEASURE_NONE || (!alone && !m->beside)) return NULL;
+    const pkv_geometry *g = &f->o.store->geometry;
+    uint32_t row = measure_layer_of(g, layer, m->layer_step);
     if (row == MEASURE_NO_LAYER) return NULL;
+    if (m->beside) row += measures_own_arrays(m) * measure_layers(g, m->layer_step);
     return s->values + ((size_t)row * f->kv_heads + head) * s->stride;
 }
 
@@ -296,7 +301,7 @@ static kern_attn_item item_of(const forward *f, uint32_t layer, const forward_se
     size_t column = (size_t)head * (f->heads / f->kv_heads) * store->shape.head_dim;
     uint32_t first_slot = table.kept_tokens - seq->n_rows;
     float *attn = f->wide + (size_t)f->o.max_rows * f->qkv_width;
-    float *mass = mass_of(f, seq, layer, head);
+    float *mass = from + n == seq->n_rows ? mass_of(f, seq, layer, head) : NULL;
     return (kern_attn_item){
         .pages = table.pages,
         .tiles = kv_store_tiles(store, layer, head, table.offset),
@@ -309,7 +314,9 @@ static kern_attn_item item_of(const forward *f, uint32_t layer, const forward_se
         .q = f->wide + (size_t)(seq->first_row + from) * f->qkv_width + column,
         .out = attn + (size_t)(seq->first_row + from) * f->attn_width + column,
         .mass = mass,
-        .mass_rows = mass ? seq->measure.rows : 0,
+        .mass_rows = !mass                 ? 0
+                     : seq->measure.beside ? 1
+                                           : seq->measure.rows,
     };
 }
 
@@ -329,6 +336,18 @@ static kern_attn_item *add_items(forward *f, uint32_t layer, const forward_seq *
         }
     }
     return out;
+}
+
+/* The mass of a row that read few blocks was written for its gathered pages: gives each of them its
+ * place, and the others -1. */
+static void spread_masses(const forward *f, uint32_t layer, const forward_seq *seq, uint32_t nth)
+{
+    if (!retrieve_reads_few(f->retrieve, seq, layer) || seq->dense_rows == seq->n_rows) return;
+    for (uint32_t head = 0; head < f->kv_heads; head++) {
+        float *mass = mass_of(f, seq, layer, head);
+        if (!mass) return;
+        retrieve_spread(f->retrieve, nth, head, mass);
+    }
 }
 
 /* Makes room for the items of a layer. */
@@ -368,6 +387,12 @@ static status attend_layer(forward *f, uint32_t layer, const forward_seq *seqs, 
         .n_items = (size_t)(end - f->items),
     };
     RETURN_IF_ERROR(kern_attention(f->o.kernels, &batch));
+    nth = 0;
+    for (uint32_t s = 0; s < n_seqs; s++) {
+        if (!seqs[s].retrieval.block_tokens) continue;
+        nth += seqs[s].n_rows - seqs[s].dense_rows;
+        spread_masses(f, layer, &seqs[s], nth - 1);
+    }
     f->times.selection_ns += selected - start;
     f->times.attention_ns += clock_now_ns() - start;
     return STATUS_IS_OK;

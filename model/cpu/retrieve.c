@@ -461,6 +461,28 @@ retrieve_list retrieve_list_of(const retrieve *r, uint32_t nth, uint32_t head)
                            .missed = list->missed};
 }
 
+void retrieve_spread(const retrieve *r, uint32_t nth, uint32_t head, float *mass)
+{
+    const sparse_row *row = (const sparse_row *)r->rows.data + nth;
+    const retrieve_list list = retrieve_list_of(r, nth, head);
+    uint32_t page_tokens = r->o.store->shape.page_tokens;
+    uint32_t in_block = row->seq->retrieval.block_tokens / page_tokens;
+    uint32_t n_pages = (row->n_slots + page_tokens - 1) / page_tokens, n = 0;
+    for (uint32_t i = 0; i < list.n; i++)
+        for (uint32_t page = list.blocks[i] * in_block;
+             page < (list.blocks[i] + 1) * in_block && page < n_pages; page++)
+            n++;
+    /* From the end on, because a page lies at or behind its place among those that are read. */
+    uint32_t page = n_pages;
+    for (uint32_t i = list.n; i-- > 0;) {
+        uint32_t first = list.blocks[i] * in_block, end = first + in_block;
+        if (end > n_pages) end = n_pages;
+        while (page > end) mass[--page] = -1.0f;
+        while (page > first) mass[--page] = mass[--n];
+    }
+    while (page > 0) mass[--page] = -1.0f;
+}
+
 void retrieve_narrow(retrieve *r, uint32_t nth, uint32_t head, kern_attn_item *item)
 {
     const sparse_row *row = (const sparse_row *)r->rows.data + nth;

@@ -70,4 +70,8 @@ retrieve_list retrieve_list_of(const retrieve *r, uint32_t nth, uint32_t head);
  * `nth` is the row's number among the step's rows that read by retrieval. */
 void retrieve_narrow(retrieve *r, uint32_t nth, uint32_t head, kern_attn_item *item);
 
+/* Spreads numbers of the pages that the row reads, in their order, over all pages of its table:
+ * mass [pages], -1 for those that it does not read. */
+void retrieve_spread(const retrieve *r, uint32_t nth, uint32_t head, float *mass);
+
 #endif

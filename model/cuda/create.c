@@ -275,13 +275,14 @@ static void fill_info(backend_cuda *b, const backend_options *o)
     /* Several ranks take one step at a time: they meet at every layer, on the host unless their
      * comm is on the device, and draw on the host. */
     b->info.max_in_flight = comm_size(o->group) == 1 ? CUDA_FLIGHTS : 1;
+    b->info.lacks = MEASURES_READS | MEASURES_BESIDE;
     /* Selections do not cross GPUs yet. */
     b->info.retrieves = comm_size(o->group) == 1 ? CUDA_RETRIEVES : 0;
     if (!o->kv_host_bytes) return;
     /* A step's pages in host memory must have come down before the next one reads them there, and
      * running sums and representatives do not travel. */
     b->info.max_in_flight = 1;
-    b->info.lacks = MEASURES_SUMS;
+    b->info.lacks |= MEASURES_SUMS;
     b->info.retrieves = 0;
 }
 

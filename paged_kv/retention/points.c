@@ -316,6 +316,8 @@ const char *retention_measure_name(uint32_t bits)
         {1 << MEASURE_KEY_COSINE, "directions of keys"},
         {MEASURES_NOVELTY, "novelty"},
         {MEASURES_SUMS, "running sums"},
+        {MEASURES_READS, "what rows read by retrieval"},
+        {MEASURES_BESIDE, "attention mass beside another measure"},
     };
     for (size_t i = 0; i < sizeof rows / sizeof *rows; i++)
         if (bits & rows[i].bit) return rows[i].name;

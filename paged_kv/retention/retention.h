@@ -246,6 +246,7 @@ typedef struct measure_spec {
     uint32_t chunk;      // PROJECTION_POOLED
     float bias;          // PROJECTION*: added to <output, value>
     float theta;         // PROJECTION*: temperature of the softmax that makes the output; 0 = 1
+    bool beside;         // with by_slot: one more array, the last: MASS by page of the last row
 } measure_spec;
 
 /* Number of layers below `end` that select: those without a sliding window. */
@@ -256,8 +257,8 @@ enum { MEASURE_NO_LAYER = UINT32_MAX }; // not measured
 uint32_t measure_layers(const pkv_geometry *geometry, uint32_t step);
 uint32_t measure_layer_of(const pkv_geometry *geometry, uint32_t layer, uint32_t step);
 
-/* A backend's measures: f32 [1 or 2 kinds, n_layers measured, n_kv_heads, stride]; entries past a
- * table's slots or pages are unused. */
+/* A backend's measures: f32 [arrays, n_layers measured, n_kv_heads, stride], an array for each kind
+ * that is returned and one for `beside`; entries past a table's slots or pages are unused. */
 typedef struct measure_result {
     const float *values;
     uint32_t n_layers;
@@ -279,6 +280,9 @@ measure_spec retention_measure_rows(const retention_policy *policy, uint32_t n_p
 /* Everything that a sequence's selections may ask of a backend: bit 1 << kind for each kind, and
  * the bits below. */
 enum { MEASURES_SUMS = 1 << 30, MEASURES_NOVELTY = 1 << 29 };
+/* What people who look at a sequence ask for, and no policy: masses of rows that read by retrieval,
+ * and measure_spec.beside. */
+enum { MEASURES_READS = 1 << 28, MEASURES_BESIDE = 1 << 27 };
 uint32_t retention_measures(const retention_policy *policy, uint32_t n_prompt);
 /* The name of the lowest bit: "attention mass", "running sums". */
 const char *retention_measure_name(uint32_t bits);

@@ -173,7 +173,8 @@ static inline uint32_t score_tops(const step_seq *s, const backend_info *info)
 /* How many arrays of values the result of a measure has. */
 static inline uint32_t measured_arrays(const measure_spec *s)
 {
-    return s->kind == MEASURE_NONE || s->silent ? 0 : s->second == MEASURE_NONE ? 1 : 2;
+    uint32_t own = s->silent ? 0 : s->second == MEASURE_NONE ? 1 : 2;
+    return s->kind == MEASURE_NONE ? 0 : own + s->beside;
 }
 
 #endif

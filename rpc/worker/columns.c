@@ -36,6 +36,7 @@ static const column seq_columns[] = {
     MEASURE(chunk, COLUMN_U32, UINT32_MAX),
     MEASURE(bias, COLUMN_U32, UINT32_MAX), /* bias, theta: the bits of a float */
     MEASURE(theta, COLUMN_U32, UINT32_MAX),
+    MEASURE(beside, COLUMN_BOOL, 1),
     RETRIEVAL(block_tokens, RETRIEVAL_BLOCK_MOST),
     RETRIEVAL(representative, RETRIEVAL_REPRESENTATIVES - 1),
     RETRIEVAL(representative_num, RETRIEVAL_KEYS_MOST),

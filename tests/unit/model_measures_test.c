@@ -468,6 +468,48 @@ static void slots_add_up_to_pages(void **state)
 
 /* ---- ranks ----------------------------------------------------------------------------------- */
 
+/* The mass of the last row by page comes beside any other measure, the same as alone, and leaves
+ * the other as it is. */
+static void mass_comes_beside_another_measure(void **state)
+{
+    (void)state;
+    enum { PAGES = 7, ALL = 4 * 4 * PAGES };
+    for (size_t i = 0; i <= SPECS; i++) {
+        driver d;
+        bool running = i == SPECS;
+        float alone[ALL], *own = NULL;
+        measure_spec spec = spec_of(running ? 0 : i, 16, 1);
+        if (running) {
+            spec.second = MEASURE_NONE;
+            spec.sum = MEASURE_SUM_START;
+            spec.silent = true;
+        }
+        size_t arrays = running ? 0 : spec.second == MEASURE_NONE ? 1 : 2, floats = 0;
+        for (int kind = 0; kind < 3; kind++) {
+            measure_spec page = {.kind = MEASURE_MASS, .rows = 1, .layer_step = 1};
+            driver_open(&d, &demo);
+            step(&d, TOKENS - LAST, nothing);
+            spec.beside = kind == 2;
+            const measure_result *r = step(&d, LAST, kind == 0 ? page : spec);
+            if (kind == 0) memcpy(alone, r->values, sizeof alone);
+            if (kind == 1 && arrays) {
+                floats = arrays * result_floats(r);
+                own = malloc(floats * sizeof *own);
+                memcpy(own, r->values, floats * sizeof *own);
+            }
+            if (kind == 2) {
+                assert_int_equal(r->stride, running ? PAGES : TOKENS);
+                if (arrays) assert_memory_equal(r->values, own, floats * sizeof *own);
+                for (size_t at = 0; at < ALL; at++)
+                    assert_true(r->values[floats + at / PAGES * r->stride + at % PAGES] ==
+                                alone[at]);
+            }
+            driver_close(&d);
+        }
+        free(own);
+    }
+}
+
 static float *measured(const pass *p, measure_spec spec, bool running, size_t *floats)
 {
     driver d;
@@ -478,9 +520,11 @@ static float *measured(const pass *p, measure_spec spec, bool running, size_t *f
     step(&d, TOKENS - LAST, running ? before : nothing);
     if (running) spec.sum = MEASURE_SUM_ADD;
     const measure_result *r = step(&d, LAST, spec);
-    *floats = result_floats(r) * (spec.second ? 2 : 1);
+    *floats = result_floats(r) * ((spec.second ? 2 : 1) + spec.beside);
     float *out = malloc(*floats * sizeof *out);
     memcpy(out, r->values, *floats * sizeof *out);
+    for (size_t i = result_floats(r) * (*floats / result_floats(r) - spec.beside); i < *floats; i++)
+        if (i % r->stride * 16 >= TOKENS) out[i] = 0; /* a table has fewer pages than slots */
     assert_int_equal(r->q_heads, d.config.n_heads / d.config.n_kv_heads);
     driver_close(&d);
     return out;
@@ -494,6 +538,7 @@ static void ranks_measure_what_one_does(void **state)
         bool running = i == SPECS;
         if (SLOW && i % 2 && !running) continue;
         measure_spec spec = spec_of(running ? 2 : i, 16, 1);
+        spec.beside = i % 3 == 1; /* behind one array and behind two */
         pass p = demo;
         size_t floats, others;
         float *alone = measured(&p, spec, running, &floats);
@@ -529,6 +574,7 @@ static void impossible_measures_are_refused(void **state)
         {.kind = MEASURE_EXPECTED, .rows = 0, .layer_step = 1, .by_slot = true},
         {.kind = MEASURE_KEY_NORM, .layer_step = 0, .by_slot = true},
         {.kind = MEASURE_KEY_NORM, .layer_step = 1},
+        {.kind = MEASURE_MASS, .rows = 1, .layer_step = 1, .beside = true},
         {.kind = MEASURE_RAW, .rows = 1, .layer_step = 1},
         {.kind = MEASURE_MASS, .second = MEASURE_KEY_NORM, .rows = 1, .layer_step = 1},
         {.kind = MEASURE_MASS, .rows = 1, .layer_step = 1, .sum = MEASURE_SUM_START},
@@ -562,6 +608,7 @@ int main(void)
         cmocka_unit_test(sums_go_where_their_slots_go),
         cmocka_unit_test(starts_forget),
         cmocka_unit_test(slots_add_up_to_pages),
+        cmocka_unit_test(mass_comes_beside_another_measure),
         cmocka_unit_test(ranks_measure_what_one_does),
         cmocka_unit_test(impossible_measures_are_refused),
     };

@@ -137,8 +137,25 @@ static void retrievals_that_cannot_be_made(void **state)
     t.seq.retrieval.representative = RETRIEVAL_QUEST;
     refused(t, STATUS_INVALID, "plan: a retrieval that is not to be had");
     t = good(PROMPT, PROMPT + 1);
-    t.seq.measure = (measure_spec){.kind = MEASURE_MASS, .rows = 1, .layer_step = 1};
+    t.seq.measure = (measure_spec){.kind = MEASURE_MASS, .rows = 2, .layer_step = 1};
     refused(t, STATUS_INVALID, "plan: a measure of rows that read by retrieval");
+    t.seq.measure = (measure_spec){.kind = MEASURE_MASS, .rows = 1, .layer_step = 1};
+    assert_true(status_ok(check(&t)));
+    t.seq.measure.by_slot = true;
+    refused(t, STATUS_INVALID, "plan: a measure of rows that read by retrieval");
+    t.seq.measure.by_slot = false;
+    backend_info lacking = info;
+    lacking.lacks = MEASURES_READS;
+    t.info = &lacking;
+    refused(t, STATUS_INVALID, "plan: a measure of rows that read by retrieval");
+    t = good(PROMPT - 1, PROMPT);
+    t.seq.measure =
+        (measure_spec){.kind = MEASURE_RAW, .rows = 1, .layer_step = 1, .by_slot = true};
+    t.seq.measure.beside = true;
+    assert_true(status_ok(check(&t)));
+    lacking.lacks = MEASURES_BESIDE;
+    t.info = &lacking;
+    refused(t, STATUS_INVALID, "plan: a mass beside a measure, which this backend does not have");
     t = good(PROMPT - 1, PROMPT);
     t.uneven = true;
     refused(t, STATUS_INVALID, "plan: a retrieval in tables of different lengths");

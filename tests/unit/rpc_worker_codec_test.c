@@ -87,6 +87,7 @@ static measure_spec random_measure(rng *r)
     m.rows = rng_below(r, 40);
     m.layer_step = 1 + rng_below(r, 4);
     m.by_slot = coin(r);
+    m.beside = m.by_slot && coin(r);
     m.sum = rng_below(r, 3);
     m.silent = coin(r);
     m.sinks = rng_below(r, 5);
