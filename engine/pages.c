@@ -4,7 +4,10 @@
  * engine thread draw another one, between two steps and while the backend computes. All who ask
  * within MAP_EVERY_US get the same map. Drawing takes at most one part in MAP_SHARE of the engine
  * thread's time, however many requests are looked at and however large they are: after a map the
- * next one waits for that many times as long as the drawing took. */
+ * next one waits for that many times as long as the drawing took.
+ *
+ * Who has a map drawn also has the attention of one of the request's next rows measured, for the
+ * maps after this one (sched_watch). */
 #include "engine/internal.h"
 
 #include <stdlib.h>
@@ -47,6 +50,53 @@ static void put_rows(const pkv_map *m, strbuf *out)
     }
 }
 
+/* A level's letter: '.' = not read, then the printable characters that JSON does not escape. */
+static const char levels[] =
+    ".!#$%&'()*+,-/0123456789:;<=>?@ABCDEFGHIJKLMNOPQRSTUVWXYZ[]^_`abcdefghijklmnopqrstuvwxyz{|}~";
+_Static_assert(sizeof levels == PKV_MASS_LEVELS + 2, "a letter for each level and for none");
+
+static void put_levels(const uint8_t *cells, uint32_t n, strbuf *out)
+{
+    char text[PKV_MAP_COLUMNS_MOST];
+    for (uint32_t i = 0; i < n; i++) text[i] = levels[cells[i]];
+    strbuf_append(out, text, n);
+}
+
+static void put_lack(const engine *e, const char *what, strbuf *out)
+{
+    strbuf text = {0};
+    strbuf_printf(&text, "the %s backend does not measure %s", e->info.name, what);
+    strbuf_puts(out, ",\"attention_lacks\":");
+    strbuf_json_string(out, text.data ? text.data : "", text.size);
+    strbuf_destroy(&text);
+}
+
+/* Where the last measured row's attention went. Rows of the map that were not measured are null. */
+static void put_attention(const engine *e, const sched_sight *sight, strbuf *out)
+{
+    const pkv_mass_map *a = sight->attention;
+    if (!a || sight->unmeasured) {
+        strbuf_puts(out, ",\"attention\":null");
+        if (sight->unmeasured) put_lack(e, sight->unmeasured, out);
+        return;
+    }
+    strbuf_printf(out,
+                  ",\"attention\":{\"token\":%u,\"layers\":%u,\"column_tokens\":%u,\"columns\":%u,"
+                  "\"rows\":[",
+                  sight->attention_at, a->layers, a->column_tokens, a->n_columns);
+    for (uint32_t i = 0; i < a->n_rows; i++) {
+        if (i) strbuf_putc(out, ',');
+        if (a->read[i] < 0) {
+            strbuf_puts(out, "null");
+            continue;
+        }
+        strbuf_printf(out, "[%.1f,\"", (double)a->read[i]);
+        put_levels(a->levels + (size_t)i * a->n_columns, a->n_columns, out);
+        strbuf_puts(out, "\"]");
+    }
+    strbuf_puts(out, "]}");
+}
+
 static void put_map(const engine *e, const sched_sight *sight, strbuf *out)
 {
     const pkv_geometry *g = &e->info.geometry;
@@ -73,7 +123,10 @@ static void put_sight(const engine *e, const sched_sight *sight, strbuf *out)
                   sight->method, sight->choice, sight->n_choices, sight->prompt_tokens,
                   sight->output_tokens, sight->kept_tokens,
                   (unsigned long long)sight->pages_dropped);
-    if (sight->running) put_map(e, sight, out);
+    if (sight->running) {
+        put_map(e, sight, out);
+        put_attention(e, sight, out);
+    }
     if (sight->reading) {
         strbuf_puts(out, ",\"reading\":");
         retrieval_report_json(sight->reading, out);
@@ -133,8 +186,12 @@ static void draw_map(engine *e, engine_stream *s)
     sched_sight sight;
     if (!e->map) e->map = malloc(sizeof *e->map);
     bool known = s->id != 0 && slots_find(e, s->id) == s;
-    if (known && e->map && sched_look(e->sched, s->id, &sight, e->map)) put_sight(e, &sight, &json);
-    else if (e->map) strbuf_printf(&json, "{\"state\":\"%s\"}", state_of(s));
+    if (known && e->map && sched_look(e->sched, s->id, &sight, e->map)) {
+        put_sight(e, &sight, &json);
+        sched_watch(e->sched, s->id);
+    } else if (e->map) {
+        strbuf_printf(&json, "{\"state\":\"%s\"}", state_of(s));
+    }
     if (json.failed) strbuf_destroy(&json);
     pthread_mutex_lock(&s->lock);
     before = s->map;

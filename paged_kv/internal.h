@@ -219,6 +219,14 @@ static inline uint32_t groups_at(const pkv *p, pkv_grain grain)
 {
     return grain == PKV_ALL ? 1 : grain == PKV_LAYER ? p->pool.n_layers : p->groups;
 }
+/* ---- map.c ---- */
+/* The grid of a picture of `length` tokens (pkv_map). */
+typedef struct pkv_grid {
+    uint32_t n_rows, n_columns, row_layers, column_tokens;
+    uint32_t row_groups; // layer groups of a row
+} pkv_grid;
+pkv_grid pkv_grid_of(const pkv *p, uint32_t length);
+
 /* The layer group of a table. */
 static inline uint32_t layer_of(const pkv *p, pkv_grain grain, uint32_t table)
 {

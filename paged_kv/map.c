@@ -82,6 +82,18 @@ static void finish_row(const pkv_map *m, uint32_t length, uint32_t n_tables, uin
 
 static uint32_t divided(uint32_t n, uint32_t by) { return n / by + (n % by != 0); }
 
+pkv_grid pkv_grid_of(const pkv *p, uint32_t length)
+{
+    uint32_t layers = p->pool.n_layers, blocks = pages_for(p, length);
+    pkv_grid g = {.row_groups = divided(layers, PKV_MAP_ROWS_MOST)};
+    g.n_rows = divided(layers, g.row_groups);
+    g.row_layers = g.row_groups * p->geometry.layers_per_group;
+    g.column_tokens =
+        divided(blocks > 0 ? blocks : 1, PKV_MAP_COLUMNS_MOST) * p->geometry.page_tokens;
+    g.n_columns = divided(length, g.column_tokens);
+    return g;
+}
+
 /* Every how manyth KV head is looked at. */
 static uint32_t head_step(const pkv *p, const pkv_seq *s)
 {
@@ -95,15 +107,13 @@ static uint32_t head_step(const pkv *p, const pkv_seq *s)
 void pkv_seq_map(const pkv *p, uint32_t seq, pkv_map *out)
 {
     const pkv_seq *s = seq_opened(p, seq);
-    uint32_t layers = p->pool.n_layers, length = s->length;
-    uint32_t row_groups = divided(layers, PKV_MAP_ROWS_MOST);
-    uint32_t blocks = pages_for(p, length), heads = s->grain == PKV_HEAD ? p->pool.n_heads : 1;
-    uint32_t step = head_step(p, s);
-    out->n_rows = divided(layers, row_groups);
-    out->row_layers = row_groups * p->geometry.layers_per_group;
-    out->column_tokens =
-        divided(blocks > 0 ? blocks : 1, PKV_MAP_COLUMNS_MOST) * p->geometry.page_tokens;
-    out->n_columns = divided(length, out->column_tokens);
+    pkv_grid grid = pkv_grid_of(p, s->length);
+    uint32_t layers = p->pool.n_layers, length = s->length, row_groups = grid.row_groups;
+    uint32_t heads = s->grain == PKV_HEAD ? p->pool.n_heads : 1, step = head_step(p, s);
+    out->n_rows = grid.n_rows;
+    out->row_layers = grid.row_layers;
+    out->column_tokens = grid.column_tokens;
+    out->n_columns = grid.n_columns;
     out->tables = s->groups;
     out->tables_seen = 0;
     for (uint32_t i = 0; i < out->n_rows; i++) {

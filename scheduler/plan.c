@@ -491,6 +491,7 @@ void sched_plan_step(sched *s, int64_t now_us)
     for (uint32_t i = 0; has_chunks && i < s->running.n; i++) {
         if (s->running.seqs[i]->planned > 1) add_share(s, w, s->running.seqs[i], now_us);
     }
+    sched_watch_plan(s, w);
 }
 
 void sched_set_mask(sched *s, uint32_t share, const uint32_t *mask, uint32_t n_words)

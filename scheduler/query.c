@@ -74,8 +74,7 @@ bool sched_look(const sched *s, uint64_t request, sched_sight *out, pkv_map *map
 {
     const sched_entry *e = sched_entry_find(s, request);
     if (!e || e->live == 0) return false;
-    const sched_seq *q = e->seqs;
-    while (e->forked && q->ended) q++;
+    const sched_seq *q = sched_seen_choice(e);
     *out = (sched_sight){
         .choice = q->choice,
         .n_choices = e->n,
@@ -88,6 +87,9 @@ bool sched_look(const sched *s, uint64_t request, sched_sight *out, pkv_map *map
         .kept_tokens = sched_kept_tokens(s, q),
         .pages_dropped = q->pages_dropped,
         .reading = e->retrieval.block_tokens > 0 ? &q->reading : NULL,
+        .attention = e->measured ? e->masses : NULL,
+        .attention_at = e->cut + e->masses_at,
+        .unmeasured = e->unmeasured ? retention_measure_name(e->unmeasured) : NULL,
     };
     if (out->running) pkv_seq_map(s->kv, q->slot, map);
     return true;

@@ -275,6 +275,8 @@ static void entry_destroy(sched *s, sched_entry *e)
 {
     for (uint32_t i = 0; i < e->n; i++) free(e->seqs[i].final.report.kept_json);
     sched_note_end(s, e);
+    sched_watch_end(s, e);
+    alloc_free(&s->alloc, e->masses);
     alloc_free(&s->alloc, e);
 }
 

@@ -178,8 +178,9 @@ static void count_readings(sched *s, sched_seq *q, const step_seq *share,
 /* Takes the computed rows and begins the selection after them, if any. False when the selection
  * failed. */
 static bool take_rows(sched *s, sched_seq *q, const step_seq *share, const step_seq_result *result,
-                      int64_t measure_us)
+                      watch_kind watch, int64_t measure_us)
 {
+    static const measure_result no_measure = {0};
     sched_entry *e = q->entry;
     uint32_t from = q->computed, to = from + share->n_tokens;
     sched_stop stop = sched_next_stop(q, from);
@@ -192,13 +193,14 @@ static bool take_rows(sched *s, sched_seq *q, const step_seq *share, const step_
     if (to > q->furthest) q->furthest = to;
     if (share->want_logits || share->want_scores || share->pooling || share->n_embeds)
         e->rows_sent = to < e->n_prompt ? to : e->n_prompt;
-    if (share->measure.kind != MEASURE_NONE) q->scoring_us += measure_us;
+    if (share->measure.kind != MEASURE_NONE && watch != WATCH_ALONE) q->scoring_us += measure_us;
+    if (watch != WATCH_NONE) sched_watch_take(s, q, share, &result->measure);
 
     if (share->measure.novelty) note_novelty(q, from, share->n_tokens, result->novelty);
 
     /* Before the selection: these blocks were computed with everything kept. */
     if (!e->has_sums) pkv_seq_publish(s->kv, q->slot, q->tokens, publishable(e, to));
-    status st = select_at(s, q, &stop, &result->measure);
+    status st = select_at(s, q, &stop, watch == WATCH_ALONE ? &no_measure : &result->measure);
     q->drop_planned = false;
     return status_ok(st);
 }
@@ -242,12 +244,13 @@ static void forget_session(sched *s, sched_seq *q)
     sched_describe_session(q->entry, &q->final);
 }
 
-static int64_t measure_us_each(const step_plan *plan, const step_result *r)
+/* Each share that its policy has measured has as much of the time. */
+static int64_t measure_us_each(const sched_work *w, const step_result *r)
 {
     uint32_t n_measured = 0;
-    for (uint32_t i = 0; i < plan->n_seqs; i++) {
-        n_measured += plan->seqs[i].measure.kind != MEASURE_NONE;
-    }
+    for (uint32_t i = 0; i < w->plan.n_seqs; i++)
+        n_measured += w->seqs[i].measure.kind != MEASURE_NONE;
+    n_measured -= w->watch == WATCH_ALONE;
     return n_measured > 0 ? r->measure_us / n_measured : 0;
 }
 
@@ -271,14 +274,15 @@ void sched_take_result(sched *s, const step_result *r)
 {
     assert(s->n_in_flight > 0 && r->step == oldest_work(s)->plan.step);
     const sched_work *w = take_work(s);
-    int64_t measure_us = measure_us_each(&w->plan, r);
+    int64_t measure_us = measure_us_each(w, r);
     bool ok = status_ok(r->status);
     s->failed = !ok && s->n_in_flight > 0;
     for (uint32_t i = 0; i < w->plan.n_seqs; i++) {
         sched_seq *q = w->planned[i];
         s->fates[i] = ROWS_DISCARDED;
         if (q->flying == 0 || (seq_is_over(q) && !q->stores)) continue;
-        bool fine = ok && take_rows(s, q, &w->seqs[i], &r->seqs[i], measure_us);
+        watch_kind watch = i == w->watch_share ? w->watch : WATCH_NONE;
+        bool fine = ok && take_rows(s, q, &w->seqs[i], &r->seqs[i], watch, measure_us);
         s->fates[i] = fine ? ROWS_COMMITTED : ROWS_LOST;
     }
     for (uint32_t i = 0; i < w->plan.n_seqs; i++) {

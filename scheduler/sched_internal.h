@@ -109,9 +109,14 @@ struct sched_entry {
     uint32_t note;
     uint64_t note_bytes;
     uint64_t session[2], owner;
-    bool claims;                          // whether its last pages are stored as this session
-    const char *session_note;             // what the report says of its session; NULL = nothing
-    sched_seq *seqs;                      // [n]
+    pkv_mass_map *masses;     // where the attention of a watched row went; NULL: never watched
+    uint32_t masses_at;       // the row's logical index, where `measured`
+    bool measured;            // masses has a row's
+    uint64_t watched;         // its number among those that wait to be measured; 0 = it does not
+    uint32_t unmeasured;      // bits that the backend lacks of what was to be measured last
+    bool claims;              // whether its last pages are stored as this session
+    const char *session_note; // what the report says of its session; NULL = nothing
+    sched_seq *seqs;          // [n]
     sched_entry *earlier, *later;         // live requests in the order of arrival
     sched_entry *next_ended, *next_claim; // next_claim: in its bucket
 };
@@ -170,6 +175,13 @@ typedef struct sched_idle {
     sched_idle_heap heaps[SCHED_PLACES];
 } sched_idle;
 
+/* Whether a share is measured for people who look at its request (watch.c). */
+typedef enum watch_kind {
+    WATCH_NONE,
+    WATCH_SAME,  // its policy measures it too
+    WATCH_ALONE, // what it measures is for them alone
+} watch_kind;
+
 /* A step: its plan, and the sequence of each share. */
 typedef struct sched_work {
     step_plan plan;
@@ -182,6 +194,8 @@ typedef struct sched_work {
     bool ahead;         // planned while the step before was in flight
     bool has_logits;    // some share wants the logits, scores or novelty of its rows
     uint32_t n_awaited; // shares of sequences that are `awaited`
+    watch_kind watch;   // of watch_share, unless it is WATCH_NONE
+    uint32_t watch_share;
 } sched_work;
 
 enum { SCHED_MOST_IN_FLIGHT = 2 };
@@ -249,6 +263,9 @@ struct sched {
     uint32_t logit_rows;      // rows of logits that this step may still ask for
     uint32_t draws;           // draws for choices yet to be forked that this step may still make
     uint32_t sparse_rows;     // rows that read by retrieval which this step may still compute
+    uint32_t n_watched;       // requests that wait to be measured
+    uint64_t n_watches;       // that ever did
+    int64_t watch_us;         // when the next of them may be
     row_fate *fates;          // [max_seqs], one for each share of the step whose result is taken
 
     sched_selection *first_selection, *last_selection; // the oldest, the newest
@@ -633,6 +650,18 @@ void sched_apply_loads(sched *s);
 void sched_loads_destroy(sched *s);
 const char *sched_load_check(const sched *s);
 
+/* ---- watch.c: rows that are measured for people who look at their sequence ---- */
+/* The first choice that has not ended; before the choices are forked, choice 0. The request is
+ * live. */
+const sched_seq *sched_seen_choice(const sched_entry *e);
+/* Lets the watched request that has waited longest, of those that draw in this step, measure where
+ * the attention of its last row goes. */
+void sched_watch_plan(sched *s, sched_work *w);
+/* The request does not wait to be measured any more. */
+void sched_watch_end(sched *s, sched_entry *e);
+/* Keeps what was measured of the rows up to q->computed, before the sequence's tables change. */
+void sched_watch_take(const sched *s, sched_seq *q, const step_seq *share,
+                      const measure_result *measure);
 /* ---- query.c ---- */
 void sched_describe_seq(const sched *s, const sched_seq *q, sched_choice_info *out);
 void sched_describe_session(const sched_entry *e, sched_choice_info *out);

@@ -301,11 +301,23 @@ typedef struct sched_sight {
     double kept_tokens; // that attention still reads
     uint64_t pages_dropped;
     const retrieval_totals *reading; // of its rows; NULL when it reads everything
+    /* Where the attention of the last row that was measured went (sched_watch), of whichever choice
+     * it was then; NULL: none was yet. */
+    const pkv_mass_map *attention;
+    uint32_t attention_at; // tokens before that row, with what the method cut
+    /* What the backend would have to measure and cannot (retention_measure_name); NULL: nothing. */
+    const char *unmeasured;
 } sched_sight;
 
 /* False when the request is unknown or has ended. *map is untouched unless it runs. The sight is
  * valid until the next sched_step. */
 bool sched_look(const sched *s, uint64_t request, sched_sight *out, pkv_map *map);
+/* Somebody looks at the request, if it is known and runs: one of its next rows that draw a token
+ * has its attention mass measured, for later sights. That changes nothing that is computed, and
+ * takes at most about one part in SCHED_WATCH_SHARE of this thread's time, however many are
+ * watched. */
+enum { SCHED_WATCH_SHARE = 100 };
+void sched_watch(sched *s, uint64_t request);
 
 /* Everything that a scheduler counts from its creation on. One row is X(field, metric, help). This
  * list makes the fields of sched_stats, the sums of sched_add_counters and the rows of the

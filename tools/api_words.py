@@ -302,6 +302,17 @@ PAGE_MAP = {
     "rows": "A list of [how many rows in succession are alike, their cells]. Cells are letters, each after its number where "
             "several are alike: `.` nothing is kept, `a` to `h` so many eighths of the tokens are, `A` to `H` the same "
             "where other requests or sessions hold a page too.",
+    "attention": "Where the attention of one token went, which was computed since the map was asked for before: null, or an "
+                 "object with the keys below and with `columns` and `column_tokens` of its own. Its `rows` are those of the "
+                 "map: null where no layer of the row was measured, or [the tokens that a KV head read of a layer, on "
+                 "average, a letter for each column]. Layers with a sliding window are not measured, nor all layers where "
+                 "those and the pages are very many.",
+    "token": "`attention`: the number of the token that attended, counted from 0, with the prompt's. A letter is `.` where "
+             "it read nothing; the others in order of their codes, from `!` on but without the quotation mark, the full "
+             "stop and the backslash, are its share of the attention in the layer: the last, `~`, is all, each one before "
+             "is less by a factor of 10^(1/20), and `!` is also what is less than that.",
+    "attention_lacks": "Why there is no attention: what the backend cannot measure, by name. GPUs have neither what tokens "
+                       "read by `retrieval` nor the attention of a method that keeps running sums.",
 }
 SMALL_ANSWERS = {
     "tokens": "/tokenize: the token ids.",

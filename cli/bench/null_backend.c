@@ -82,7 +82,7 @@ static status make_measures(null_backend *b, uint32_t tokens)
     b->measures = alloc_resize(NULL, NULL, b->n_measures, sizeof *b->measures);
     if (!b->measures) return status_make(STATUS_NO_MEMORY, NULL);
     for (size_t i = 0; i < b->n_measures; i++)
-        b->measures[i] = (float)(hash_mix64(i) >> 40) * 0x1p-24f;
+        b->measures[i] = exp2f((float)(hash_mix64(i) >> 40) * -0x1p-20f); /* 1 to 2^-16 */
     return STATUS_IS_OK;
 }
 
@@ -204,15 +204,16 @@ status null_backend_create(const null_options *o, backend *out, error *err)
     if (!b) return error_set(err, STATUS_NO_MEMORY, "null backend: out of memory");
     pthread_mutex_init(&b->lock, NULL);
     b->step_ns = o->step_us * 1000;
-    b->info = (backend_info){.name = "null",
-                             .vocab_size = o->vocab_size,
-                             .max_positions = o->max_positions,
-                             .max_rows = o->max_rows,
-                             .max_seqs = o->max_seqs,
-                             .lacks = o->measured_tokens ? 0 : UINT32_MAX,
-                             .n_pages = o->n_pages,
-                             .max_in_flight = MOST_IN_FLIGHT,
-                             .geometry = o->geometry};
+    b->info =
+        (backend_info){.name = "null",
+                       .vocab_size = o->vocab_size,
+                       .max_positions = o->max_positions,
+                       .max_rows = o->max_rows,
+                       .max_seqs = o->max_seqs,
+                       .lacks = o->measured_tokens ? MEASURES_READS | MEASURES_BESIDE : UINT32_MAX,
+                       .n_pages = o->n_pages,
+                       .max_in_flight = MOST_IN_FLIGHT,
+                       .geometry = o->geometry};
     b->seqs = calloc(o->max_seqs, sizeof *b->seqs);
     b->samples = calloc(step_most_draws(o->max_seqs), sizeof *b->samples);
     status st = b->seqs && b->samples ? STATUS_IS_OK : status_make(STATUS_NO_MEMORY, NULL);

@@ -84,6 +84,7 @@ bool tally_print(const tally *t, uint32_t n_requests)
     need(&ok, "prompts that were cut", t->cuts, 50);
     need(&ok, "forced tokens", t->forced, 2000);
     need(&ok, "kept sets compared", t->kept_compared, 200);
+    need(&ok, "looks at a row's attention", t->watched, 500);
     need(&ok, "steps planned ahead", t->ahead, 40000);
     need(&ok, "rows planned ahead in vain", t->wasted, 1000);
     need(&ok, "failures of steps with one behind", t->failed_ahead, 100);

@@ -38,7 +38,9 @@ static void world_create(world *w, uint64_t seed, uint32_t depth, uint32_t n_req
 {
     *w = (world){.seed = seed, .random = rng_seed(seed), .n_requests = n_requests, .t = t};
     w->lengths = rng_seed(seed + 5000011);
+    w->looks = rng_seed(seed + 6000011);
     sched_options *o = &w->options;
+    o->lacks = MEASURES_BESIDE | MEASURES_READS; /* of sim_measure */
     o->geometry = random_geometry(w);
     o->max_model_len = CONTEXT;
     o->max_logical_len = CHOICES_MAX * LONGEST;
@@ -470,6 +472,24 @@ static void submit(world *w, const step_plan *plan)
     w->plans[w->n_plans++] = plan;
 }
 
+/* Somebody looks at some request, perhaps at none that is live. Where pages may be taken under
+ * pressure nobody does, because measures tell of that (find_pressure_drop). */
+static void look(world *w)
+{
+    static pkv_map map;
+    sched_sight sight;
+    enum { NEWEST = 40 };
+    uint32_t n = w->n_arrived < NEWEST ? w->n_arrived : NEWEST;
+    uint64_t id = w->n_arrived - rng_below(&w->looks, n + 1); /* perhaps one that is to come */
+    if (w->options.pressure || rng_below(&w->looks, 3)) return;
+    if (!sched_look(w->s, id, &sight, &map)) return;
+    uint32_t known = sight.prompt_tokens + sight.output_tokens;
+    if (sight.attention && sight.n_choices == 1 && sight.attention_at >= known)
+        FAIL(w, "a token attended that does not exist");
+    w->t->watched += sight.attention != NULL;
+    sched_watch(w->s, id);
+}
+
 static void turn(world *w)
 {
     w->turn++;
@@ -486,6 +506,7 @@ static void turn(world *w)
         add_event(w, (sched_event){.kind = SCHED_FLUSH});
         disk_flush(w);
     }
+    look(w);
 
     const step_plan *plan = sched_step(w->s, w->now_us, w->events, w->n_events);
     take_selections(w);

@@ -70,6 +70,7 @@ typedef struct tally {
     uint64_t pages_in, pages_retaken;
     uint64_t stored, continued, ignored, expired, sessions_swapped;
     uint64_t pressure_drops, kept_compared;
+    uint64_t watched;                     // looks at requests with a row's attention
     uint64_t ahead, wasted, failed_ahead; // steps ahead, rows discarded, failures before them
     /* In steps ahead: shares of several rows, requests that start, and sequences that wait for what
      * follows their rows in flight while others go on. */
@@ -127,7 +128,7 @@ typedef struct world_disk {
 
 typedef struct world {
     uint64_t seed;
-    rng random, lengths;
+    rng random, lengths, looks;
     sched_options options;
     retention_policy pressure;
     uint32_t n_requests;

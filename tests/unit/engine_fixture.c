@@ -160,6 +160,7 @@ static status scripted_collect(void *ctx, const step_result **out)
                                                   .n_layers = b->info.geometry.n_layers,
                                                   .n_kv_heads = 2,
                                                   .stride = 2048 / 16,
+                                                  .q_heads = 1,
                                                   .holders = &b->holders};
     }
     b->result.checksum += has_rows && step == atomic_load(&b->lie_at);

@@ -85,6 +85,41 @@ static void what_is_dropped_is_seen(void **state)
     engine_stream_release(s);
 }
 
+/* The attention of one of the last rows is measured once somebody has looked. */
+static void attention_is_seen(void **state)
+{
+    fixture *f = *state;
+    engine_output out;
+    strbuf map = {0};
+    json_error_t err;
+    engine_stream *s = submit_long(f, STREAMING);
+    for (uint32_t i = 0; i < 20; i++) assert_true(engine_stream_wait(s, &out));
+    await_map(s, "\"attention\":null", &map);
+    for (uint32_t i = 0; i < 20; i++) assert_true(engine_stream_wait(s, &out));
+    await_map(s, "\"attention\":{", &map);
+    json_t *doc = json_loads(map.data, 0, &err);
+    if (!doc) fail_msg("%s: %s", err.text, map.data);
+    const json_t *a = json_object_get(doc, "attention");
+    assert_true(json_integer_value(json_object_get(a, "token")) >= 320);
+    assert_int_equal(json_integer_value(json_object_get(a, "layers")),
+                     f->model.info.geometry.n_layers);
+    assert_int_equal(json_integer_value(json_object_get(a, "column_tokens")), 16);
+    size_t columns = (size_t)json_integer_value(json_object_get(a, "columns")), i;
+    json_t *row;
+    json_array_foreach(json_object_get(a, "rows"), i, row)
+    {
+        const char *cells = json_string_value(json_array_get(row, 1));
+        double read = json_real_value(json_array_get(row, 0));
+        assert_int_equal(strlen(cells), columns);
+        assert_true(read > 0 && read < 100);
+        assert_true(cells[0] != '.' && cells[3] == '.'); /* the sink, and what is dropped */
+    }
+    assert_int_equal(i, f->model.info.geometry.n_layers);
+    json_decref(doc);
+    strbuf_destroy(&map);
+    engine_stream_release(s);
+}
+
 static void before_and_after(void **state)
 {
     fixture *f = *state;
@@ -161,6 +196,7 @@ int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test_setup_teardown(what_is_dropped_is_seen, setup, fixture_teardown),
+        cmocka_unit_test_setup_teardown(attention_is_seen, setup, fixture_teardown),
         cmocka_unit_test_setup_teardown(before_and_after, setup, fixture_teardown),
         cmocka_unit_test_setup_teardown(an_end_before_the_start_is_seen, setup, fixture_teardown),
         cmocka_unit_test_setup_teardown(nobody_waits_for_the_map, setup, fixture_teardown),

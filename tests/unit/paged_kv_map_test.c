@@ -2,6 +2,8 @@
  * grid stays small. */
 #include "tests/unit/paged_kv_fixture.h"
 
+#include <math.h>
+
 static pkv_map map;
 
 enum { FULL = PKV_MAP_FULL, SHARED = PKV_MAP_SHARED };
@@ -151,6 +153,134 @@ static void heads_are_left_out(void **state)
     pkv_destroy(kv);
 }
 
+/* ---- where attention went -------------------------------------------------------------------- */
+
+static pkv_mass_map masses;
+
+/* The level of a share of a layer's mass. */
+static int level(double mass) { return (int)lround(PKV_MASS_LEVELS + 20 * log10(mass)); }
+
+static void expect_levels(uint32_t row, const int *want)
+{
+    for (uint32_t c = 0; c < masses.n_columns; c++)
+        assert_int_equal(masses.levels[row * masses.n_columns + c], want[c]);
+}
+
+static void a_page_has_its_share(void **state)
+{
+    (void)state;
+    fixture f;
+    begin(&f, 2, 30, 0);
+    fill(&f, 0, 70);
+    keep(&f, 0, 0, all_but(16, 48));
+    /* Three pages of the first layer, the third with 6 tokens; five of the second. */
+    static const float values[] = {1, 0.5f, 0.5f, -9, -9, 1.2f, -1, 0, 0.8f, -1};
+    pkv_masses m = {.values = values, .layer_step = 1, .stride = 5, .whole = 2};
+    pkv_seq_map_masses(f.kv, 0, &m, &masses);
+    assert_int_equal(masses.n_rows, 2);
+    assert_int_equal(masses.n_columns, 5);
+    assert_int_equal(masses.column_tokens, P);
+    assert_int_equal(masses.layers, 2);
+    expect_levels(0, (const int[]){level(0.5), 0, 0, level(0.25), level(0.25)});
+    expect_levels(1, (const int[]){level(0.6), 0, 1, level(0.4), 0});
+    assert_true(masses.read[0] == 38 && masses.read[1] == 48);
+    /* Tokens that came later are no part of it, even where they lie in its last page. */
+    grow(&f, 0, 20);
+    m.behind = 20;
+    pkv_seq_map_masses(f.kv, 0, &m, &masses);
+    assert_int_equal(masses.n_columns, 5);
+    expect_levels(0, (const int[]){level(0.5), 0, 0, level(0.25), level(0.25)});
+    assert_true(masses.read[0] == 38 && masses.read[1] == 48);
+    m.layer_step = 2;
+    pkv_seq_map_masses(f.kv, 0, &m, &masses);
+    assert_int_equal(masses.layers, 1);
+    assert_true(masses.read[0] == 38 && masses.read[1] < 0);
+    end(&f);
+}
+
+static void extreme_masses_have_levels(void **state)
+{
+    (void)state;
+    fixture f;
+    begin(&f, 1, 30, 0);
+    fill(&f, 0, 70);
+    static const float values[] = {3, 1e-9f, NAN, INFINITY, 0.00009f};
+    const pkv_masses m = {.values = values, .layer_step = 1, .stride = 5, .whole = 1};
+    pkv_seq_map_masses(f.kv, 0, &m, &masses);
+    expect_levels(0, (const int[]){PKV_MASS_LEVELS, 1, 1, PKV_MASS_LEVELS, level(0.00009)});
+    end(&f);
+}
+
+/* Single tokens count where they lie: by slot with their own numbers, by page with equal parts. */
+static void single_tokens_have_their_share(void **state)
+{
+    (void)state;
+    fixture f;
+    begin(&f, 1, 30, 0);
+    squeeze(&f, 0, 64);
+    bits b = all_but(0, TEXT);
+    b.words[0] = UINT64_C(0x5555555555);
+    keep(&f, 0, 0, b);
+    pkv_table_view t = pkv_seq_table(f.kv, 0, 0);
+    float values[TEXT] = {0};
+    double want[2][4] = {{0}};
+    for (uint32_t slot = 0; slot < t.kept_tokens; slot++) {
+        uint32_t column = pkv_seq_position(f.kv, 0, 0, slot) / P;
+        uint32_t page = slot / P, left = t.kept_tokens - page * P;
+        values[slot] = 0.001f * (float)(slot + 1);
+        want[0][column] += values[slot];
+        want[1][column] += 0.1 / (left < P ? left : P);
+    }
+    pkv_masses m = {
+        .values = values, .layer_step = 1, .stride = t.kept_tokens, .by_slot = true, .whole = 1};
+    for (int by_page = 0; by_page < 2; by_page++) {
+        pkv_seq_map_masses(f.kv, 0, &m, &masses);
+        assert_int_equal(masses.n_columns, 4);
+        assert_true(masses.read[0] == (float)t.kept_tokens);
+        for (uint32_t c = 0; c < 4; c++)
+            assert_int_equal(masses.levels[c], want[by_page][c] > 0 ? level(want[by_page][c]) : 0);
+        for (uint32_t i = 0; i < t.n_pages; i++) values[i] = 0.1f;
+        m.by_slot = false;
+        m.stride = t.n_pages;
+    }
+    end(&f);
+}
+
+/* Several layers in a row, several pages in a column, heads that share a table: a cell is a mean
+ * over layers and adds up the rest, in tables of each grain. */
+static void masses_of_large_ones_are_means(void **state)
+{
+    (void)state;
+    enum { LAYERS = PKV_MAP_ROWS_MOST + 2, HEADS = 2, BLOCKS = PKV_MAP_COLUMNS_MOST + 2 };
+    pkv *kv = pool_of(LAYERS, HEADS, LAYERS * HEADS * (BLOCKS + 1) + 1);
+    float *values = malloc(sizeof *values * LAYERS * HEADS * BLOCKS);
+    for (uint32_t l = 0; l < LAYERS; l++)
+        for (uint32_t h = 0; h < HEADS; h++)
+            for (uint32_t i = 0; i < BLOCKS; i++)
+                values[(l * HEADS + h) * BLOCKS + i] =
+                    i >= 8 ? -1 : 0.02f * (float)(1 + l % 2) * (float)(1 + h + i);
+    const pkv_masses m = {.values = values, .layer_step = 1, .stride = BLOCKS, .whole = HEADS};
+    for (pkv_grain grain = PKV_ALL; grain <= PKV_HEAD; grain++) {
+        open_long(kv, grain, P * BLOCKS);
+        pkv_seq_map_masses(kv, 0, &m, &masses);
+        assert_int_equal(masses.n_rows, LAYERS / 2);
+        assert_int_equal(masses.row_layers, 2);
+        assert_int_equal(masses.column_tokens, 2 * P);
+        assert_int_equal(masses.layers, LAYERS);
+        for (uint32_t r = 0; r < masses.n_rows; r++) {
+            assert_true(masses.read[r] == 8 * P);
+            for (uint32_t c = 0; c < masses.n_columns; c++) {
+                /* pages 2c and 2c + 1, heads 0 and 1: 1 + h + i adds up to 8c + 8 */
+                double sum = 0.02 * 1.5 * (8 * c + 8) / HEADS;
+                assert_int_equal(masses.levels[r * masses.n_columns + c], c < 4 ? level(sum) : 0);
+            }
+        }
+        pkv_seq_close(kv, 0);
+    }
+    free(values);
+    pkv_destroy(kv);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -160,6 +290,10 @@ int main(void)
         cmocka_unit_test(single_tokens),
         cmocka_unit_test(long_and_deep_ones_are_drawn_smaller),
         cmocka_unit_test(heads_are_left_out),
+        cmocka_unit_test(a_page_has_its_share),
+        cmocka_unit_test(extreme_masses_have_levels),
+        cmocka_unit_test(single_tokens_have_their_share),
+        cmocka_unit_test(masses_of_large_ones_are_means),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -138,15 +138,15 @@ void finish_choice(fixture *f, uint64_t id)
 void answer(fixture *f, status st)
 {
     uint32_t n_samples = 0;
-    for (uint32_t i = 0; i < 2 * FIXTURE_SLOTS; i++)
-        f->measures[i] = (float)(i % FIXTURE_SLOTS) + (i < FIXTURE_SLOTS ? 0 : f->second_more);
+    for (uint32_t i = 0; i < 4 * FIXTURE_SLOTS; i++)
+        f->measures[i] = (float)(i % FIXTURE_SLOTS) + (i / FIXTURE_SLOTS % 2 ? f->second_more : 0);
     for (uint32_t i = 0; i < f->plan->n_seqs; i++) {
         const step_seq *q = &f->plan->seqs[i];
         f->seqs[i] =
             (step_seq_result){.samples = f->samples + n_samples, .n_samples = q->n_samples};
         for (uint32_t j = 0; j < q->n_samples; j++)
             f->samples[n_samples++].token = 500 + q->choice + j;
-        if (q->measure.kind != MEASURE_NONE && !q->measure.silent)
+        if (q->measure.kind != MEASURE_NONE && (!q->measure.silent || q->measure.beside))
             f->seqs[i].measure = (measure_result){.values = f->measures,
                                                   .n_layers = f->geometry.n_layers,
                                                   .n_kv_heads = f->geometry.n_kv_heads,

@@ -30,8 +30,8 @@ typedef struct fixture {
     step_result result;
     step_seq_result seqs[FIXTURE_SEQS];
     step_sample samples[2 * FIXTURE_SEQS]; // step_most_draws
-    float measures[2 * FIXTURE_SLOTS];     // layers x KV heads is 2
-    float second_more;                     // what the second half of them is larger by
+    float measures[4 * FIXTURE_SLOTS];     // two arrays of layers x KV heads = 2
+    float second_more;                     // what the second half of each is larger by
     _Atomic uint32_t holders;              // of measures
     char trace[2048];
     uint32_t prompts[FIXTURE_PROMPTS][2048];
