@@ -1,6 +1,7 @@
 #!/usr/bin/env python3
 """Measures what the page map of one request costs a server: processor time of the whole process,
-HTTP and gzip included, while the map is asked for --rate times a second, less that while it is not.
+HTTP and gzip included, while the map is asked for --rate times a second, less that while it is
+not. The attention is invented and uneven; what a backend takes to measure it is not in this.
 The request runs over `octavo bench engine --backend null`, whose steps take --step-us on a timer
 and compute nothing, so that little else takes time. usage: page_map_cost.py OCTAVO [flags]"""
 
@@ -30,14 +31,16 @@ def cpu_s(pid):
 
 
 def measured(pid, seconds, rate, ask):
-    """Processor seconds a second, and the asks that got a map drawn since the one before."""
-    start, began, n, maps = cpu_s(pid), time.monotonic(), 0, set()
+    """Processor seconds a second, and how many maps and how many tokens' attention the asks got."""
+    start, began, n, maps, rows = cpu_s(pid), time.monotonic(), 0, set(), set()
     while (now := time.monotonic() - began) < seconds:
         if ask and now >= n / rate:
             n += 1
-            maps.add(round(time.monotonic() - ask() / 1000, 1))
+            age, token = ask()
+            maps.add(round(time.monotonic() - age / 1000, 1))
+            rows.add(token)
         time.sleep(0.002)
-    return (cpu_s(pid) - start) / (time.monotonic() - began), len(maps)
+    return (cpu_s(pid) - start) / (time.monotonic() - began), len(maps), len(rows)
 
 
 def ask_for(port):
@@ -50,7 +53,8 @@ def ask_for(port):
         data = r.read()
         last["sent"] = len(data)
         last["answer"] = json.loads(gzip.decompress(data) if r.headers["content-encoding"] == "gzip" else data)
-        return last["answer"]["map_age_ms"] or 0
+        attention = (last["answer"]["map"] or {}).get("attention")
+        return last["answer"]["map_age_ms"] or 0, attention and attention["token"]
 
     return ask, last
 
@@ -82,13 +86,14 @@ def run(o, name, retention):
             first.readline()
             ask, last = ask_for(port)
             time.sleep(2) # a selection may still be under way
-            plain, _ = measured(server.pid, o.seconds, o.rate, None)
-            while ask() == 0:
+            plain, _, _ = measured(server.pid, o.seconds, o.rate, None)
+            while ask()[1] is None:
                 time.sleep(0.1)
-            looked, maps = measured(server.pid, o.seconds, o.rate, ask)
+            looked, maps, rows = measured(server.pid, o.seconds, o.rate, ask)
             m = last["answer"]["map"]
             print(f"| {name} | {m['tables_seen']} of {m['tables']} | {sum(n for n, _ in m['rows'])} x {m['columns']} | "
-                  f"{maps / o.seconds:.1f} | {last['sent']:,} | {100 * plain:.2f} | {100 * (looked - plain):.2f} |",
+                  f"{maps / o.seconds:.1f} | {rows / o.seconds:.1f} | {m['attention']['layers']} | {last['sent']:,} | "
+                  f"{100 * plain:.2f} | {100 * (looked - plain):.2f} |",
                   flush=True)
         finally:
             server.kill()
@@ -104,8 +109,8 @@ def main():
     p.add_argument("--seconds", type=int, default=15)
     p.add_argument("--step-us", type=int, default=100000)
     o = p.parse_args()
-    print("| tables | looked at | cells | maps/s | bytes sent | % of a core without | % of a core for the map |\n"
-          "| --- | --- | --- | --- | --- | --- | --- |")
+    print("| tables | looked at | cells | maps/s | tokens' attention/s | layers of it | bytes sent | % of a core without | "
+          "% of a core for the map |\n| --- | --- | --- | --- | --- | --- | --- | --- | --- |")
     for name, retention in SHAPES.items():
         run(o, name, retention)
 

@@ -4,6 +4,9 @@
 
 const $ = (id) => document.getElementById(id);
 const LETTERS = ".abcdefgh"; // a cell's eighths; a capital is shared
+/* Levels of attention mass: 0 is not read, 91 all of a layer's, and 20 of them a factor of 10. */
+const LEVELS = ".!#$%&'()*+,-/0123456789:;<=>?@ABCDEFGHIJKLMNOPQRSTUVWXYZ[]^_`abcdefghijklmnopqrstuvwxyz{|}~";
+const FAINT = 0.25, SHADES = 40; // opacity of the least shade; levels between it and the map's highest
 const MAP_MS = 250, FIRST_MS = 40, OVERVIEW_MS = 1000;
 
 const state = {
@@ -211,13 +214,37 @@ function tally(cells) {
   return { kept, part, shared, dropped: cells.length - kept };
 }
 
+/* The attention of one token: levels by row and column, tokens read by row, and the highest level. A
+ * row that was not measured has no levels. */
+function attentionOf(map) {
+  if (!map.attention) return null;
+  const levels = map.attention.rows.map((row) => row && Uint8Array.from(row[1], (letter) => LEVELS.indexOf(letter)));
+  const read = map.attention.rows.map((row) => row && row[0]);
+  const highest = levels.reduce((all, row) => Math.max(all, row ? row.reduce((a, b) => Math.max(a, b), 0) : 0), 1);
+  return { ...map.attention, levels, read, highest };
+}
+
+const massOf = (level) => (level > 0 ? 10 ** ((level - (LEVELS.length - 1)) / 20) : 0);
+
+function percent(mass) {
+  const n = 100 * mass;
+  return `${n >= 10 ? n.toFixed(0) : n >= 1 ? n.toFixed(1) : n.toFixed(n >= 0.1 ? 2 : 3)} %`;
+}
+
+/* The level of the map's cell; undefined where it was not measured: its layer is not, or its tokens
+ * came later. */
+function levelAt(y, x) {
+  const { attention: a, column_tokens: wide } = state.map;
+  return a && a.levels[y] ? a.levels[y][Math.floor((x * wide) / a.column_tokens)] : undefined;
+}
+
 function takeMap(map) {
   const rows = [];
   for (const [count, text] of map.rows) {
     const cells = cellsOf(text, map.columns);
     for (let i = 0; i < count; i++) rows.push(cells);
   }
-  state.map = { ...map, rows, tallies: rows.map(tally) };
+  state.map = { ...map, rows, tallies: rows.map(tally), attention: attentionOf(map) };
 }
 
 function layersOf(row) {
@@ -229,6 +256,13 @@ function sizeOfCell() {
   const { rows, columns } = state.map;
   const wide = Math.floor(($("map-frame").clientWidth - 8) / Math.max(columns, 1));
   return [Math.max(1, Math.min(wide, 14)), Math.max(3, Math.min(Math.floor(320 / rows.length), 14))];
+}
+
+/* The more attention, the more opaque; all is where the map has no attention. */
+function shade(level) {
+  const a = state.map.attention;
+  if (!a) return 1;
+  return FAINT + (1 - FAINT) * Math.max(0, 1 - (a.highest - (level || -SHADES)) / SHADES);
 }
 
 function paint() {
@@ -243,14 +277,21 @@ function paint() {
   const c = canvas.getContext("2d");
   c.fillStyle = dropped;
   c.fillRect(0, 0, canvas.width, canvas.height);
-  const gapX = w > 3 ? 1 : 0, gapY = h > 3 ? 1 : 0;
+  const gapX = w > 3 ? 1 : 0, gapY = h > 3 ? 1 : 0, line = Math.max(1, Math.floor(h / 5));
+  const marks = Boolean(state.map.attention && state.map.reading);
   rows.forEach((cells, y) => {
     for (let x = 0, n; x < columns; x += n) {
-      for (n = 1; gapX === 0 && x + n < columns && cells[x + n] === cells[x];) n++;
+      const level = levelAt(y, x);
+      for (n = 1; gapX === 0 && x + n < columns && cells[x + n] === cells[x] && levelAt(y, x + n) === level;) n++;
       const eighths = cells[x] & 15, tall = Math.ceil(((h - gapY) * eighths) / 8);
       if (!eighths) continue;
       c.fillStyle = cells[x] > 15 ? shared : kept;
+      c.globalAlpha = shade(level);
       c.fillRect(x * w, y * h + h - gapY - tall, n * w - gapX, tall);
+      c.globalAlpha = 1;
+      if (!marks || !level) continue;
+      c.fillStyle = text;
+      c.fillRect(x * w, y * h + h - gapY - line, n * w - gapX, line);
     }
   });
   if (document.activeElement !== canvas) return;
@@ -259,14 +300,55 @@ function paint() {
   c.strokeRect(state.cursor[1] * w, state.cursor[0] * h, Math.max(w, 3), h);
 }
 
-function readCell() {
+/* What the last token did with a cell. */
+function attentionText(y, x) {
+  const level = levelAt(y, x);
+  if (level === undefined) return state.map.attention ? ", not measured" : "";
+  if (level === 0) return state.map.rows[y][x] ? ", not read by the last token" : "";
+  return `, ${level === 1 ? "less than " : ""}${percent(massOf(level))} of the attention` +
+    (state.map.reading ? ", read by the last token" : "");
+}
+
+/* A screen reader hears the cell when the cursor has moved, not whenever its numbers change. */
+function readCell(moved) {
   if (!state.map || !state.map.columns) return;
   const { rows, columns, column_tokens: wide, first_token: cut } = state.map;
   const y = (state.cursor[0] = Math.min(state.cursor[0], rows.length - 1));
   const x = (state.cursor[1] = Math.min(state.cursor[1], columns - 1));
   const cell = rows[y][x], eighths = cell & 15, from = cut + x * wide;
   const how = eighths === 0 ? "dropped" : eighths === 8 ? "kept" : `${eighths} eighths kept`;
-  say("cell", `${layersOf(y)}, tokens ${from} to ${from + wide - 1}: ${how}${cell > 15 ? ", shared" : ""}`);
+  say("cell", `${layersOf(y)}, tokens ${from} to ${from + wide - 1}: ${how}${cell > 15 ? ", shared" : ""}` +
+    attentionText(y, x));
+  if (moved) say("said", $("cell").textContent);
+}
+
+/* The column with the highest level of some rows: its tokens, and its mean mass over these rows. */
+function mostAttended(levels) {
+  const a = state.map.attention, sums = new Float64Array(a.columns);
+  for (const row of levels) row.forEach((level, x) => (sums[x] += massOf(level)));
+  const x = sums.reduce((best, sum, i) => (sum > sums[best] ? i : best), 0), from = state.map.first_token + x * a.column_tokens;
+  return `tokens ${from} to ${from + a.column_tokens - 1}, ${percent(Math.min(1, sums[x] / levels.length))}`;
+}
+
+/* What the summary says of the attention. */
+function describeAttention() {
+  const { attention: a, attention_lacks: lacks, reading, rows } = state.map, canvas = $("map");
+  const measured = a ? a.levels.filter((row) => row) : [];
+  canvas.dataset.measured = measured.length;
+  canvas.dataset.read = measured.reduce((all, row) => all + row.reduce((n, level) => n + (level > 0), 0), 0);
+  $("legend-mass").hidden = measured.length === 0;
+  $("legend-read").hidden = measured.length === 0 || !reading;
+  if (lacks) return [`No attention: ${lacks}.`];
+  if (measured.length === 0) return [];
+  canvas.dataset.token = a.token;
+  say("ramp", `${percent(massOf(a.highest - SHADES))} or less to ${percent(massOf(a.highest))} of a layer's`);
+  const text = [`Token ${a.token} attends most to ${mostAttended(measured)}, on average over ` +
+    (measured.length === rows.length ? "all rows." : `the ${measured.length} rows that are measured.`)];
+  if (reading) {
+    const mean = a.read.reduce((all, n) => all + (n || 0), 0) / measured.length;
+    text.push(`It read ${Math.round(mean)} tokens in a layer.`);
+  }
+  return text;
 }
 
 function describe(answer) {
@@ -282,15 +364,16 @@ function describe(answer) {
   ];
   if (seen < tables && state.map.rows.length * 2 <= tables)
     summary.push(`${seen} of ${tables} tables were looked at.`);
-  if (answer.map.reading && answer.map.reading.rows) summary.push("Tokens read a selection of what is kept.");
+  summary.push(...describeAttention());
   say("map-summary", summary.join(" "));
 }
 
 function fillLayers() {
   if (!$("layers").open || !state.map) return;
   $("layer-rows").replaceChildren(...state.map.tallies.map((t, y) => {
-    const row = make("tr");
-    row.append(make("th", layersOf(y)), make("td", t.kept), make("td", t.dropped), make("td", t.shared));
+    const row = make("tr"), a = state.map.attention, levels = a && a.levels[y];
+    row.append(make("th", layersOf(y)), make("td", t.kept), make("td", t.dropped), make("td", t.shared),
+      make("td", levels ? Math.round(a.read[y]) : "–"), make("td", levels ? mostAttended([levels]) : "–"));
     row.firstChild.scope = "row";
     return row;
   }));
@@ -347,7 +430,7 @@ function moveCursor(event) {
   else if (event.key === "End") state.cursor = [y, state.map.columns - 1];
   else return;
   event.preventDefault();
-  readCell();
+  readCell(true);
   paint();
 }
 

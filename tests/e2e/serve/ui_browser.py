@@ -169,9 +169,18 @@ class Browser:
                         "i += 4) { const k = d[i] + ',' + d[i + 1] + ',' + d[i + 2]; n[k] = (n[k] || 0) + 1; } "
                         "return n; })()")
 
+    def colour(self, name):
+        """A colour of the style, as `colours` writes it."""
+        return self.run("(() => { const c = document.createElement('canvas').getContext('2d'); c.fillStyle = "
+                        f"getComputedStyle(document.documentElement).getPropertyValue('{name}'); "
+                        "c.fillRect(0, 0, 1, 1); return [...c.getImageData(0, 0, 1, 1).data].slice(0, 3)"
+                        ".join(','); })()")
+
     def complaints(self):
-        """What the page's console says, but for a request that is not known yet or no more."""
+        """What the page's console says, but for a request that is not known yet or no more, and
+        for the pixels that are read here."""
         said = [e["params"]["entry"] for e in self.events if e.get("method") == "Log.entryAdded"]
+        said = [s for s in said if "willReadFrequently" not in s["text"]]
         said = [s for s in said if not ("404" in s["text"] and "/octavo/pages/" in s.get("url", ""))]
         thrown = [e["params"] for e in self.events if e.get("method") == "Runtime.exceptionThrown"]
         return said + thrown
@@ -236,13 +245,15 @@ class Page(unittest.TestCase):
         got = self.dataset()
         self.assertEqual(got["rows"] * got["columns"], got["kept"] + got["dropped"])
         self.assertGreater(got["kept"], 0)
-        kept, dropped = (b.run("(() => { const c = document.createElement('canvas').getContext('2d'); c.fillStyle = "
-                               f"getComputedStyle(document.documentElement).getPropertyValue('{name}'); "
-                               "c.fillRect(0, 0, 1, 1); return [...c.getImageData(0, 0, 1, 1).data].slice(0, 3)"
-                               ".join(','); })()") for name in ("--kept", "--dropped"))
+        eventually("attention is there", lambda: self.dataset().get("measured") == got["rows"])
         pixels = b.colours()
-        self.assertGreater(pixels[kept], 0)
-        self.assertGreater(pixels[dropped], 0)
+        self.assertGreater(len(pixels), 4) # shades
+        self.assertGreater(pixels[b.colour("--kept")], 0) # the cell with most attention
+        self.assertGreater(pixels[b.colour("--dropped")], 0)
+        self.assertRegex(b.text("#legend-mass"), r"the last token's attention, [\d.]+ % or less to [\d.]+ % of a layer's")
+        self.assertTrue(b.run("document.getElementById('legend-read').hidden"))
+        self.assertRegex(b.text("#map-summary"), r"Token \d+ attends most to tokens \d+ to \d+, [\d.]+ %, on average over "
+                         r"all rows\.")
         self.assertRegex(b.text("#map-state"), r"chunkkv, \d+ \+ \d+ tokens")
         eventually("the request is listed", lambda: b.run("document.querySelectorAll('#requests button').length") == 1)
         eventually("the pool is used", lambda: b.run("document.getElementById('pool').value") > 0)
@@ -267,11 +278,61 @@ class Page(unittest.TestCase):
         b.key("ArrowRight")
         b.key("ArrowDown")
         self.assertRegex(b.text("#cell"), r"^layers? [1-9].*, tokens 16 to 31: ")
+        b.key("End")
+        # The last cells may have tokens after the one that was measured.
+        while b.text("#cell").endswith(": kept, not measured"):
+            b.key("ArrowLeft")
+        self.assertRegex(b.text("#cell"), r": (kept|\d eighths kept)(, shared)?, (less than )?[\d.]+ % of the attention$")
+        self.assertEqual(b.text("#cell"), b.run("document.getElementById('said').textContent"))
         b.run("document.getElementById('layers').open = true")
         eventually("the table has all rows", lambda: b.run("document.querySelectorAll('#layer-rows tr').length")
                    == self.dataset()["rows"])
+        self.assertRegex(b.text("#layer-rows tr:last-child"), r"\d+\s+tokens \d+ to \d+, [\d.]+ %$")
 
-    def test_5_light_and_dark(self):
+    def test_5_what_is_read_is_marked(self):
+        b = self.browser
+        c = self.server.connect()
+        c.request("POST", "/v1/completions", json.dumps({
+            "prompt": list(range(1, 801)), "max_tokens": 3000, "ignore_eos": True, "stream": True,
+            "retrieval": {"method": "ktransformers", "block_size": 16, "local_windows_len": 32, "second_select_num": 6,
+                          "dense_layer_num": 1}}),
+            {"Authorization": "Bearer " + KEYS["alice"], "X-Request-Id": "reads", "Content-Type": "application/json"})
+        answer = c.getresponse()
+        self.assertEqual(200, answer.status)
+        button = "#requests button[data-id=reads]"
+        eventually("it is listed", lambda: b.run(f"document.querySelector('{button}') !== null"))
+        b.run(f"document.querySelector('{button}').click()")
+        eventually("it is shown", lambda: b.text("#map-state").startswith("Request reads: running"))
+        eventually("reads are marked", lambda: not b.run("document.getElementById('legend-read').hidden"))
+        got = self.dataset()
+        self.assertLess(got["columns"], got["read"]) # the first layer reads all
+        self.assertLess(got["read"], got["rows"] * got["columns"] / 2)
+        self.assertIn(b.colour("--text"), b.colours())
+        self.assertRegex(b.text("#map-summary"), r"It read \d+ tokens in a layer\.$")
+        read = [int(n) for n in b.run("[...document.querySelectorAll('#layer-rows tr')].map((r) => r.cells[4].innerText)")]
+        self.assertGreater(read[0], 800)
+        self.assertTrue(all(n < 200 for n in read[1:]), read)
+        # Each cell is read, or not, in words; what changes by itself is not read out.
+        b.run("document.getElementById('map').focus()")
+        b.key("Home")
+        b.key("ArrowDown")
+        said, words = b.run("document.getElementById('said').textContent"), set()
+        for _ in range(got["columns"] - 1):
+            words.add(b.text("#cell").rsplit(", ", 1)[-1])
+            b.key("ArrowRight")
+        self.assertLessEqual({"read by the last token", "not read by the last token"}, words)
+        token = self.dataset()["token"]
+        eventually("another token is measured", lambda: self.dataset()["token"] != token)
+        self.assertNotEqual(said, b.run("document.getElementById('said').textContent"))
+        self.assertEqual("off", b.run("document.getElementById('cell').getAttribute('aria-live')"))
+        if PICTURE:
+            b.run("document.activeElement.blur(), scrollTo(0, 0)")
+            b.picture(PICTURE.replace(".png", "-reads.png"))
+        answer.close()
+        c.close()
+        eventually("the map stays", lambda: "ended" in b.text("#map-state"))
+
+    def test_6_light_and_dark(self):
         b = self.browser
         seen = {}
         for scheme in ("light", "dark"):
@@ -280,7 +341,7 @@ class Page(unittest.TestCase):
         self.assertNotEqual(seen["light"][0], seen["dark"][0])
         self.assertNotEqual(seen["light"][1], seen["dark"][1])
 
-    def test_6_nothing_else_was_asked_for(self):
+    def test_7_nothing_else_was_asked_for(self):
         b = self.browser
         self.assertEqual(set(), {u for u in b.asked() if not u.startswith((self.server.url + "/", "data:"))})
         refused = [c for c in b.complaints() if "401" not in c.get("text", "")]
