@@ -411,6 +411,7 @@ static rpc_options options_of(const serving *s)
         .http_address = is_on(f->http) ? f->http : NULL,
         .grpc_address = is_on(f->grpc) ? f->grpc : NULL,
         .kv_events_config = f->kv_events_config,
+        .otlp_traces_endpoint = f->otlp_traces_endpoint,
         .tls_cert = f->tls_cert,
         .tls_key = f->tls_key,
         .tls_client_ca = f->tls_client_ca,
@@ -546,6 +547,7 @@ static void drain_server(serving *s)
     snprintf(text, sizeof text, "%u requests were aborted", left);
     rpc_log_note(s->log, left ? "warning" : "info", "stop", text);
     engine_save_at_end(s->engine, until_us);
+    rpc_server_flush_until(s->server, until_us);
 }
 
 static int go(serving *s)

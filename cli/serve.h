@@ -31,8 +31,9 @@ typedef struct serve_flags {
     bool no_ui;
     bool log_prompts;
     const char *log_file;
-    const char *kv_events_config; // NULL, or JSON
-    const char *disk_cache;       // NULL, or a folder
+    const char *kv_events_config;     // NULL, or JSON
+    const char *otlp_traces_endpoint; // NULL, or a URL
+    const char *disk_cache;           // NULL, or a folder
     uint64_t disk_size;
 } serve_flags;
 

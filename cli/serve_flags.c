@@ -42,6 +42,9 @@ static const arg_flag flags_table[] = {
         "kv-events-config", "JSON", ARG_TEXT, serve_flags, kv_events_config,
         "publish KV events, which tell the tokens of prompts, over ZeroMQ as vLLM does, such as "
         "{\"enable_kv_cache_events\":true,\"endpoint\":\"tcp://router:5557\"}"),
+    ARG_ROW("otlp-traces-endpoint", "URL", ARG_TEXT, serve_flags, otlp_traces_endpoint,
+            "send a span of each request there, as OpenTelemetry does over HTTP, such as "
+            "http://localhost:4318/v1/traces; its variables OTEL_* set the rest"),
     ARG_ROW("disk-cache", "DIR", ARG_TEXT, serve_flags, disk_cache,
             "blocks that leave the prefix cache go to files in this folder, from where later "
             "requests take them, also after a restart; the K and V of prompts lie there (one CPU "

@@ -1,4 +1,5 @@
-/* proto: the messages of all gRPC services as C structs, and their descriptors for reflection.
+/* proto: the messages of gRPC services and of traces as C structs, and the services' descriptors
+ * for reflection.
  *
  * What     protobuf-c's code for the .proto files beside this header. A `string` of a .proto is
  *          bytes here (ProtobufCBinaryData, not NUL-terminated), so a NUL sent by a client cuts
@@ -14,13 +15,14 @@
 #include "proto/health.pb-c.h"
 #include "proto/kserve.pb-c.h"
 #include "proto/octavo.pb-c.h"
+#include "proto/otlp.pb-c.h"
 #include "proto/reflection.pb-c.h"
 #include "proto/reflection_v1alpha.pb-c.h"
 #include "proto/smg_common.pb-c.h"
 #include "proto/vllm_engine.pb-c.h"
 #include "proto/worker.pb-c.h"
 
-/* A serialised google.protobuf.FileDescriptorSet of all the files. */
+/* A serialised google.protobuf.FileDescriptorSet of the services' files. */
 extern const unsigned char octavo_descriptors[], octavo_descriptors_end[];
 
 #endif

@@ -1,5 +1,6 @@
 /* Generations: engine streams that share one answer. A generation is found by its id while it
- * lives, and each of its requests is logged in one line when it is released. */
+ * lives, and each of its requests is logged in one line, and its span ended, when it is
+ * released. */
 #include "rpc/generation.h"
 
 #include <math.h>
@@ -59,6 +60,7 @@ void generation_free(generation *g)
     for (uint32_t i = 0; g->requests && i < g->n; i++) {
         engine_stream_release(g->requests[i].stream);
         generation_log_destroy(&g->requests[i].log);
+        generation_trace_drop(g->requests[i].trace);
     }
     free(g->requests);
     free(g->ready);
@@ -209,6 +211,7 @@ static status start_generation(service *s, const engine_request *requests, uint3
         generation_free(g);
         return error_set(err, STATUS_INVALID, "request_id: a request with this id is running");
     }
+    generation_trace_begin(g, requests, o->trace);
     status st = submit_all(g, requests, o->identity, err);
     if (!status_ok(st)) {
         remove_live(s, g, false);
@@ -245,6 +248,7 @@ static bool take_generated(generation *g, uint32_t i, generation_output *out)
     out->index = i * g->n_choices + out->out.choice;
     if (out->out.finish != ENGINE_FINISH_NONE) g->n_open--;
     generation_log_take(r, &out->out);
+    generation_trace_take(r->trace, &out->out);
     g->hint = i + 1;
     return true;
 }
@@ -306,7 +310,10 @@ void generation_release(generation *g)
     remove_live(s, g, g->n_open == 0);
     /* Aborts first, so that pages are freed before the log lines, which take time, are written. */
     if (g->n_open) abort_streams(g, g->n);
-    for (uint32_t i = 0; i < g->n; i++) generation_log_end(g, &g->requests[i]);
+    for (uint32_t i = 0; i < g->n; i++) {
+        generation_log_end(g, &g->requests[i]);
+        generation_trace_end(g, &g->requests[i]);
+    }
     generation_free(g);
     atomic_fetch_sub(&s->in_flight, 1);
 }

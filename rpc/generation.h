@@ -1,6 +1,7 @@
-/* The inside of a generation, for its two files (private to rpc/).
+/* The inside of a generation, for its three files (private to rpc/).
  *
- * generation.c: starts, reads, releases      generation_log.c: the log line of each request */
+ * generation.c: starts, reads, releases      generation_log.c: the log line of each request
+ * generation_trace.c: its span */
 #ifndef RPC_GENERATION_H
 #define RPC_GENERATION_H
 
@@ -19,11 +20,14 @@ typedef struct request_log {
     char error[256];
 } request_log;
 
+typedef struct request_trace request_trace;
+
 typedef struct generation_request {
     generation *generation;
     uint32_t index;
     engine_stream *stream;
     request_log log;
+    request_trace *trace; // NULL: it has no span
 } generation_request;
 
 struct generation {
@@ -53,8 +57,19 @@ generation *generation_find(service *s, const char *identity, const char *id, si
 /* False when memory is out. */
 bool generation_log_begin(generation *g, const engine_request *requests);
 void generation_log_take(generation_request *r, const engine_output *out);
-/* Writes the request's line. */
+/* Completes the request's numbers and writes its line. */
 void generation_log_end(const generation *g, generation_request *r);
 void generation_log_destroy(request_log *log);
+
+/* Begins the spans of the requests that are to have one. headers may be NULL. */
+void generation_trace_begin(generation *g, const engine_request *requests,
+                            const trace_headers *headers);
+void generation_trace_take(request_trace *trace, const engine_output *out);
+/* NULL where the request has no span. */
+const trace_span *generation_span(const generation_request *r);
+/* Ends the request's span with the numbers of its log, which must be complete. */
+void generation_trace_end(const generation *g, generation_request *r);
+/* Frees what is left; NULL does nothing. */
+void generation_trace_drop(request_trace *trace);
 
 #endif

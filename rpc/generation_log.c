@@ -130,12 +130,18 @@ void generation_log_end(const generation *g, generation_request *r)
 {
     rpc_log *out = g->service->o.log;
     request_log *log = &r->log;
-    if (!out) return;
+    const trace_span *span = generation_span(r);
+    char trace[TRACE_ID_TEXT_BYTES];
     end_the_rest(g, log);
+    if (!out) return;
     strbuf line = {0};
     rpc_log_begin(&line, level_of(log), "request");
     rpc_log_text(&line, "id", g->id, strlen(g->id));
     if (g->n > 1) rpc_log_number(&line, "prompt_index", r->index);
+    if (span) {
+        trace_id_text(span, trace);
+        rpc_log_text(&line, "trace_id", trace, strlen(trace));
+    }
     rpc_log_text(&line, "surface", g->surface, strlen(g->surface));
     rpc_log_number(&line, "prompt_tokens", log->usage.prompt_tokens);
     rpc_log_number(&line, "cached_tokens", log->usage.cached_tokens);

@@ -266,6 +266,14 @@ static void put_by_label(page *p, service *s, const engine_stats *e, const engin
     labelled swaps = {
         "num_swaps_total", "Preempted sequences copied to the host tier and back.", "direction",
         {"out", "in"},     {(double)e->sched.swaps_out, (double)e->sched.swaps_in}, 2};
+    tracer_counts spans = tracer_count(s->tracer);
+    labelled traced = {"trace_spans_total",
+                       "Spans of requests, by what became of them.",
+                       "result",
+                       {"sent", "rejected", "failed", "queue_full"},
+                       {(double)spans.sent, (double)spans.rejected, (double)spans.failed,
+                        (double)spans.queue_full},
+                       4};
     labelled success = {.name = "request_success_total",
                         .help = "Choices ended, by finish reason.",
                         .label = "finished_reason"};
@@ -284,6 +292,7 @@ static void put_by_label(page *p, service *s, const engine_stats *e, const engin
     put_labelled(p, "counter", &swaps);
     put_labelled(p, "counter", &success);
     put_labelled(p, "counter", &refused);
+    put_labelled(p, "counter", &traced);
 }
 
 /* By vLLM's names of sources: what came from disk is to it a transfer from outside. */

@@ -7,7 +7,8 @@
  *          outlive it. Options are copied; their pointers are borrowed.
  * Threads  libmicrohttpd's two, one that watches for HTTP clients that go away, one for each of
  *          gRPC's completion queues, two for large requests in each front end, one that reads the
- *          engine's state four times a second, and for KV events over ZeroMQ one beside its own.
+ *          engine's state four times a second, for KV events over ZeroMQ one beside its own, and
+ *          one for traces.
  *          Functions may be called on any thread; create and destroy a server on the same one.
  * Units    microseconds, bytes.
  * Errors   a server that cannot start says why in one line (address in use, certificate). A later
@@ -100,6 +101,9 @@ typedef struct rpc_options {
     /* JSON of vLLM's --kv-events-config: KV events are published over ZeroMQ. NULL = they are not.
      * Where the server has keys, no address that other machines reach is listened on. */
     const char *kv_events_config;
+    /* The URL (OTLP over HTTP) that gets a span of each request. NULL = there are none. More
+     * settings are OpenTelemetry's environment variables (docs/serving.md). */
+    const char *otlp_traces_endpoint;
     const char *tls_cert, *tls_key; // PEM files; NULL = plain text
     const char *tls_client_ca;      // PEM file: clients must show a certificate it signed
     const char *const *api_keys;    // bearer keys of clients
@@ -149,6 +153,9 @@ uint16_t rpc_server_grpc_port(const rpc_server *s);
 void rpc_server_drain(rpc_server *s);
 /* How many admitted requests have not been answered completely. */
 uint32_t rpc_server_in_flight(const rpc_server *s);
+/* rpc_server_destroy will send the spans that are left as far as that is done at this time of the
+ * monotonic clock, or, where it has passed, within a second. Without this call it sends none. */
+void rpc_server_flush_until(rpc_server *s, int64_t until_us);
 /* Aborts all requests (their clients get an error), stops listening, and joins the threads. */
 void rpc_server_destroy(rpc_server *s);
 

@@ -1,6 +1,7 @@
 /* The server: one service, its front ends, and a thread that watches the engine's state. */
 #include "rpc/grpc/grpc.h"
 #include "rpc/http/http.h"
+#include "rpc/otlp/otlp.h"
 #include "rpc/service.h"
 #include "rpc/services/services.h"
 #include "rpc/zmq/publisher.h"
@@ -63,6 +64,19 @@ static void init_stop(rpc_server *s)
 
 /* ---- life ------------------------------------------------------------------------------------ */
 
+static void tell_trouble(void *log, const char *text)
+{
+    rpc_log_note(log, "warning", "traces", text);
+}
+
+static tracer_options traces_of(const rpc_options *o)
+{
+    return (tracer_options){.endpoint = o->otlp_traces_endpoint,
+                            .version = o->version,
+                            .on_trouble = tell_trouble,
+                            .on_trouble_ctx = o->log};
+}
+
 static status start_fronts(rpc_server *s, error *err)
 {
     static const rpc_service *const services[] = {
@@ -71,6 +85,10 @@ static status start_fronts(rpc_server *s, error *err)
         &kserve_service,
     };
     const rpc_options *o = &s->service.o;
+    if (o->otlp_traces_endpoint) {
+        tracer_options traces = traces_of(o);
+        RETURN_IF_ERROR(tracer_create(&traces, &s->service.tracer, err));
+    }
     if (o->http_address) RETURN_IF_ERROR(http_server_create(&s->service, &s->http, err));
     if (o->grpc_address)
         RETURN_IF_ERROR(grpc_front_create(&s->service, services,
@@ -86,6 +104,8 @@ status rpc_server_check(const rpc_options *o, error *err)
     if (o->kv_events_config)
         RETURN_IF_ERROR(
             publisher_check(o->kv_events_config, o->n_api_keys || o->n_admin_keys, err));
+    tracer_options traces = traces_of(o);
+    if (traces.endpoint) RETURN_IF_ERROR(tracer_check(&traces, err));
     RETURN_IF_ERROR(http_server_check(o, &fd, err));
     status with_http = o->grpc_address ? grpc_front_check(o->grpc_address, err) : STATUS_IS_OK;
     if (fd < 0) return with_http;
@@ -143,6 +163,11 @@ static void stop_ticker(rpc_server *s)
     pthread_join(s->ticker, NULL);
 }
 
+void rpc_server_flush_until(rpc_server *s, int64_t until_us)
+{
+    tracer_flush_until(s->service.tracer, until_us);
+}
+
 void rpc_server_destroy(rpc_server *s)
 {
     if (!s) return;
@@ -150,6 +175,7 @@ void rpc_server_destroy(rpc_server *s)
     http_server_destroy(s->http);
     grpc_front_destroy(s->grpc);
     publisher_destroy(s->publisher);
+    tracer_destroy(s->service.tracer); // after the fronts, whose last requests have spans
     service_destroy(&s->service);
     pthread_cond_destroy(&s->stopped);
     pthread_mutex_destroy(&s->lock);

@@ -5,6 +5,7 @@
 #ifndef RPC_SERVICE_H
 #define RPC_SERVICE_H
 
+#include "rpc/otlp/otlp.h"
 #include "rpc/rpc.h"
 
 #include <pthread.h>
@@ -104,6 +105,7 @@ typedef struct service {
     bool leaves_calls;
     struct response_store *responses; // of /v1/responses; set by openai_open; NULL = none are kept
     char *tokenizer_info;             // JSON; set by openai_open; NULL = the model has none
+    tracer *tracer;                   // set by the server; NULL = requests are not traced
     answer_counts answers;
 
     pthread_mutex_t lock;                     // guards the fields below
@@ -169,6 +171,7 @@ typedef struct generation_options {
     void *notify_ctx;
     const char *identity; // owner of the sessions and the id (service_identity); NULL = ""
     bool shares_id;       // other live generations may have the id; an Abort of it ends them all
+    const trace_headers *trace; // the request's headers about traces; NULL = it has none
 } generation_options;
 
 /* Submits n requests (one for each prompt of an array), all with the same number of choices. When
@@ -201,8 +204,8 @@ const float *generation_pooled(const generation *g, uint32_t request, uint32_t *
 /* The factor that makes the L2 norm of such a vector 1; 0 where it has none. */
 float generation_scale_of(const float *values, uint32_t n);
 void generation_abort(generation *g);
-/* Aborts choices that still run, logs a line for each request, and frees the generation. notify is
- * not called after this returns. */
+/* Aborts choices that still run, logs a line for each request, ends its span, and frees the
+ * generation. notify is not called after this returns. */
 void generation_release(generation *g);
 /* Aborts the live generation that has this identity and id; with identity NULL, all live ones that
  * have this id. Returns how many it aborted. Any thread may call it. */

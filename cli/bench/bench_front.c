@@ -43,6 +43,7 @@ status bench_front_open(const bench_front_options *o, bench_front **out, error *
         .version = OCTAVO_VERSION,
         .http_address = o->http,
         .grpc_address = o->grpc,
+        .otlp_traces_endpoint = o->traces,
         .grpc_threads = 2, /* as octavo serve */
         .max_body_bytes = BODY_BYTES_MAX,
         .max_connections = CONNECTIONS_MAX,

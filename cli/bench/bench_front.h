@@ -8,6 +8,7 @@ typedef struct bench_front_options {
     engine *engine;
     const tokenizer *tokenizer;
     const char *http, *grpc; // "host:port", port 0 = any free one; NULL = off
+    const char *traces;      // rpc_options.otlp_traces_endpoint
     uint32_t vocab_size, max_model_len, page_tokens, n_pages, n_blocks;
     uint32_t max_batch, max_requests;
 } bench_front_options;

@@ -158,6 +158,7 @@ static status open_front(closed_loop *l, error *err)
                              .tokenizer = l->null.tokenizer,
                              .http = o->http,
                              .grpc = o->grpc,
+                             .traces = o->traces,
                              .vocab_size = NULL_VOCAB,
                              .max_model_len = info->max_positions,
                              .page_tokens = o->geometry.page_tokens,

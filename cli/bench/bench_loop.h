@@ -14,6 +14,7 @@ typedef struct bench_loop_options {
     uint32_t step_us, seconds;
     bool prefix_cache;
     const char *http, *grpc; // "host:port" of servers for clients; NULL = none
+    const char *traces;      // the URL that gets a span of each of their requests; NULL = none
 } bench_loop_options;
 
 /* Sums over the time that was measured. */

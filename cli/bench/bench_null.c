@@ -38,6 +38,8 @@ static const arg_flag flags_table[] = {
         "instead of the closed loops: serve HTTP there, and measure once clients have --running "
         "requests running; no call is timed alone"),
     ARG_ROW("grpc", "HOST:PORT", ARG_TEXT, bench_null_flags, grpc, "the same for gRPC"),
+    ARG_ROW("otlp-traces-endpoint", "URL", ARG_TEXT, bench_null_flags, traces,
+            "these servers send a span of each request there, as octavo serve does"),
 };
 
 arg_group bench_null_group(bench_null_flags *target)
@@ -138,7 +140,8 @@ static status run_loops(null_bench *b, error *err)
                                 .seconds = b->o.flags->seconds,
                                 .prefix_cache = !b->o.model->no_prefix_cache,
                                 .http = b->o.flags->http,
-                                .grpc = b->o.flags->grpc};
+                                .grpc = b->o.flags->grpc,
+                                .traces = b->o.flags->traces};
         bench_loop_numbers numbers;
         RETURN_IF_ERROR(bench_loop(&o, &numbers, err));
         report_loop(b, o.running, &numbers);

@@ -13,7 +13,7 @@ typedef struct bench_null_flags {
     uint32_t layers, kv_heads;
     uint32_t seconds;
     uint32_t sessions, arrivals, long_tokens;
-    const char *http, *grpc; // NULL = none
+    const char *http, *grpc, *traces; // NULL = none
 } bench_null_flags;
 
 arg_group bench_null_group(bench_null_flags *target);

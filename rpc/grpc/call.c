@@ -371,6 +371,19 @@ void call_identity(const rpc_call *c, char out[SERVICE_IDENTITY_BYTES])
     service_identity(c->queue->front->o.service, authorization_of(c, text), out);
 }
 
+const trace_headers *call_trace(const rpc_call *c, trace_headers *out)
+{
+    *out = (trace_headers){0};
+    if (!c->queue->front->o.service->tracer) return NULL;
+    for (size_t i = 0; i < c->metadata.count; i++) {
+        const grpc_metadata *m = &c->metadata.metadata[i];
+        trace_headers_add(out, (const char *)GRPC_SLICE_START_PTR(m->key),
+                          GRPC_SLICE_LENGTH(m->key), (const char *)GRPC_SLICE_START_PTR(m->value),
+                          GRPC_SLICE_LENGTH(m->value));
+    }
+    return out;
+}
+
 uint32_t call_abort(const rpc_call *c, const ProtobufCBinaryData *ids, size_t n)
 {
     char identity[SERVICE_IDENTITY_BYTES];

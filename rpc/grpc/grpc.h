@@ -51,6 +51,9 @@ const char *call_metadata(const rpc_call *c, const char *key, size_t *n);
 /* Writes the caller's identity for generation_options. Unless client_streams, call it inside
  * `message`, since it reads the metadata. */
 void call_identity(const rpc_call *c, char out[SERVICE_IDENTITY_BYTES]);
+/* Gathers the caller's headers about traces. NULL when requests are not traced. Unless
+ * client_streams, call it inside `message`, since it reads the metadata, which it points to. */
+const trace_headers *call_trace(const rpc_call *c, trace_headers *out);
 /* Aborts the generations with these ids that the caller may abort: its own, or, for an
  * administrator, those of any caller. Returns how many. Call it inside `message`, since it reads
  * the metadata. */

@@ -6,7 +6,8 @@
  * routes.c    the table of paths                  tls.c      certificates
  * work.c      large bodies, which a pool reads    wake.c     suspended connections, woken
  * cors.c      pages of other origins, OPTIONS     compress.c  answers as gzip
- * kserve.c    the routes of /v2              ui.c       the page for people */
+ * kserve.c    the routes of /v2              ui.c       the page for people
+ * trace.c     headers about traces */
 #ifndef RPC_HTTP_INTERNAL_H
 #define RPC_HTTP_INTERNAL_H
 
@@ -260,6 +261,9 @@ void exchange_completed(void *cls, struct MHD_Connection *mhd, void **state,
 /* libmicrohttpd's logger: counts the answers that libmicrohttpd gives by itself. cls is the
  * server. */
 void exchange_library_says(void *cls, const char *format, va_list args);
+
+/* Gathers the request's headers about traces. NULL when requests are not traced. */
+const trace_headers *http_trace(const exchange *e, trace_headers *out);
 
 /* Frees the request's body. What was made of it still counts (body_taken). */
 void exchange_drop_body(exchange *e);

@@ -212,13 +212,15 @@ static status start(exchange *e, const kserve_model *which, kserve_answer **out,
     size_t n;
     json_t *json = NULL;
     char identity[SERVICE_IDENTITY_BYTES];
+    trace_headers trace;
     service_identity(s, e->x.authorization, identity);
     generation_options o = {.id = e->id,
                             .surface = "kserve",
                             .notify = wake_notify,
                             .notify_ctx = &e->wake,
                             .identity = identity,
-                            .shares_id = true};
+                            .shares_id = true,
+                            .trace = http_trace(e, &trace)};
     RETURN_IF_ERROR(generation_admits(s, err));
     RETURN_IF_ERROR(count_json(&e->x, &n, err));
     RETURN_IF_ERROR(openai_check_amount(s, e->x.body, n, err));

@@ -227,13 +227,15 @@ static status start_answer(exchange *e, const openai_call *call, error *err)
 {
     service *s = e->server->service;
     char identity[SERVICE_IDENTITY_BYTES];
+    trace_headers trace;
     service_identity(s, e->x.authorization, identity);
     if (*call->id && !e->has_own_id) memcpy(e->id, call->id, sizeof e->id);
     generation_options o = {.id = e->id,
                             .surface = "http",
                             .notify = wake_notify,
                             .notify_ctx = &e->wake,
-                            .identity = identity};
+                            .identity = identity,
+                            .trace = http_trace(e, &trace)};
     status st = generation_start(s, call->requests, call->n_requests, &o, &e->generation, err);
     if (st.code != STATUS_INVALID || strncmp(err->text, "request_id:", 11) != 0) return st;
     o.id = NULL;

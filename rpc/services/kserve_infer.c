@@ -55,13 +55,15 @@ static status make_choices(infer *s, uint32_t n, error *err)
 static status start_all(rpc_call *c, const Inference__ModelInferRequest *m, infer *s, error *err)
 {
     char identity[SERVICE_IDENTITY_BYTES];
+    trace_headers trace;
     call_identity(c, identity);
     generation_options o = {.id = s->facts.id,
                             .surface = "kserve",
                             .notify = call_wake,
                             .notify_ctx = c,
                             .identity = identity,
-                            .shares_id = true}; // Triton's clients count: "0", "1", …
+                            .shares_id = true, // Triton's clients count: "0", "1", …
+                            .trace = call_trace(c, &trace)};
     uint32_t n = 0;
     RETURN_IF_ERROR(kserve_start(call_service(c), m, &s->facts, &o, &s->generation, &n, err));
     return make_choices(s, n, err);

@@ -278,9 +278,15 @@ static status start_octavo_generate(rpc_call *c, const Octavo__V1__GenerateReque
                                     error *err)
 {
     char id[SERVICE_ID_BYTES_MAX + 1], identity[SERVICE_IDENTITY_BYTES];
+    trace_headers trace;
     RETURN_IF_ERROR(field_word("request_id", m->request_id, id, sizeof id, err));
     call_identity(c, identity);
-    generation_options o = {id, "octavo.v1", call_wake, c, identity, false};
+    generation_options o = {.id = id,
+                            .surface = "octavo.v1",
+                            .notify = call_wake,
+                            .notify_ctx = c,
+                            .identity = identity,
+                            .trace = call_trace(c, &trace)};
     engine_request r;
     status st = octavo_v1_request_of(call_service(c), m, &r, err);
     s->logprobs = r.logprobs >= 0;

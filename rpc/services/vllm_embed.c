@@ -53,10 +53,16 @@ static status start_embed(rpc_call *c, const Vllm__Grpc__Engine__EmbedRequest *m
                           error *err)
 {
     char id[SERVICE_ID_BYTES_MAX + 1], identity[SERVICE_IDENTITY_BYTES];
+    trace_headers trace;
     RETURN_IF_ERROR(field_word("request_id", m->request_id, id, sizeof id, err));
     if (!m->tokenized) return error_set(err, STATUS_INVALID, "tokenized: must be given");
     call_identity(c, identity);
-    generation_options o = {id, "vllm", call_wake, c, identity, false};
+    generation_options o = {.id = id,
+                            .surface = "vllm",
+                            .notify = call_wake,
+                            .notify_ctx = c,
+                            .identity = identity,
+                            .trace = call_trace(c, &trace)};
     engine_request r;
     engine_request_init(&r, &call_service(c)->o.model.defaults);
     r.pooling = POOLING_LAST;

@@ -195,13 +195,19 @@ static status start_vllm_generate(rpc_call *c, const Vllm__Grpc__Engine__Generat
                                   generate *s, error *err)
 {
     char id[SERVICE_ID_BYTES_MAX + 1], identity[SERVICE_IDENTITY_BYTES];
+    trace_headers trace;
     size_t n_retention = 0, n_retrieval = 0, n_session = 0;
     const char *retention = call_metadata(c, "octavo-retention", &n_retention);
     const char *retrieval = call_metadata(c, "octavo-retrieval", &n_retrieval);
     const char *session = call_metadata(c, "octavo-session", &n_session);
     RETURN_IF_ERROR(field_word("request_id", m->request_id, id, sizeof id, err));
     call_identity(c, identity);
-    generation_options o = {id, "vllm", call_wake, c, identity, false};
+    generation_options o = {.id = id,
+                            .surface = "vllm",
+                            .notify = call_wake,
+                            .notify_ctx = c,
+                            .identity = identity,
+                            .trace = call_trace(c, &trace)};
     engine_request r;
     status st = vllm_request_of(call_service(c), m, retention, n_retention, &r, err);
     if (status_ok(st))

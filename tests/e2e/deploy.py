@@ -47,7 +47,7 @@ class Images(unittest.TestCase):
         needs = {"libjansson": "libjansson4", "libpcre2": "libpcre2-8-0", "libutf8proc": "libutf8proc2",
                  "libjemalloc": "libjemalloc2", "libmicrohttpd": "libmicrohttpd12", "libgrpc.": "libgrpc29",
                  "libprotobuf-c": "libprotobuf-c1", "libyaml": "libyaml-0-2", "libedit": "libedit2",
-                 "libzmq": "libzmq5", "libz.": "zlib1g"}
+                 "libzmq": "libzmq5", "libz.": "zlib1g", "libcurl-gnutls": "libcurl3-gnutls"}
         has = packages_of("deploy/Dockerfile", 2)
         self.assertIn("libucx0", has)
         for library, package in needs.items():
