@@ -1,18 +1,28 @@
-/* Counts answers by route and code, and logs a line for each refusal up to LINES_MAX a second. */
+/* Counts answers by route and code, and logs a line for each refusal up to LINES_MAX a second of
+ * each sender. */
 #include "rpc/service.h"
 
+#include <stdlib.h>
 #include <string.h>
 
 /* Lines a second. A client that floods the server with bad requests must not flood the log. */
 enum { LINES_MAX = 10 };
 
-void answers_init(answer_counts *a)
+bool answers_init(answer_counts *a, uint32_t n_keys)
 {
+    a->n_senders = n_keys + 1;
+    a->lines_left = malloc(a->n_senders);
+    if (!a->lines_left) return false;
+    memset(a->lines_left, LINES_MAX, a->n_senders);
     pthread_mutex_init(&a->lock, NULL);
-    a->lines_left = LINES_MAX;
+    return true;
 }
 
-void answers_destroy(answer_counts *a) { pthread_mutex_destroy(&a->lock); }
+void answers_destroy(answer_counts *a)
+{
+    free(a->lines_left);
+    pthread_mutex_destroy(&a->lock);
+}
 
 /* The row of this route and code, added if it is new. NULL when the table is full. Call it with the
  * lock held. */
@@ -52,11 +62,12 @@ void service_count_answer(service *s, const service_answer *what)
     pthread_mutex_lock(&a->lock);
     answer_count *row = find_count(a, what);
     if (row) row->n++;
-    if (tells && a->lines_left == 0) {
+    uint8_t *left = &a->lines_left[what->key];
+    if (tells && *left == 0) {
         a->lines_skipped++;
         tells = false;
     }
-    if (tells) a->lines_left--;
+    if (tells) --*left;
     pthread_mutex_unlock(&a->lock);
     if (tells) write_line(s, what);
 }
@@ -79,7 +90,7 @@ void answers_tick(service *s)
     pthread_mutex_lock(&a->lock);
     uint64_t skipped = a->lines_skipped;
     a->lines_skipped = 0;
-    a->lines_left = LINES_MAX;
+    memset(a->lines_left, LINES_MAX, a->n_senders);
     pthread_mutex_unlock(&a->lock);
     if (skipped == 0 || !s->o.log) return;
     strbuf line = {0};

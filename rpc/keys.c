@@ -79,28 +79,35 @@ static const char *find_key(const char *authorization, size_t *n)
     return *n > 0 && *n <= SERVICE_KEY_BYTES_MAX ? sent : NULL;
 }
 
-/* True when the header's value holds one of keys[first..]. */
-static bool holds_key(const service_keys *k, size_t first, const char *authorization)
+/* The key's place among all, from 1; 0: it is none of them. */
+static uint32_t number_of(const service_keys *k, const char *authorization)
 {
     size_t n;
     const char *sent = find_key(authorization, &n);
-    if (!sent) return false;
+    if (!sent) return 0;
     padded_key given = {{0}};
     memcpy(given.bytes, sent, n);
-    bool ok = false;
-    for (size_t i = first; i < k->n; i++) ok |= equal(&given, &k->keys[i]);
+    size_t number = 0;
+    for (size_t i = 0; i < k->n; i++) {
+        size_t mask = -(size_t)equal(&given, &k->keys[i]);
+        number = (number & ~mask) | ((i + 1) & mask);
+    }
     explicit_bzero(&given, sizeof given);
-    return ok;
+    return (uint32_t)number;
 }
 
-bool service_key_ok(const service *s, const char *authorization)
+uint32_t service_key_count(const service *s) { return s->keys ? (uint32_t)s->keys->n : 0; }
+
+bool service_key_ok(const service *s, const char *authorization, uint32_t *number)
 {
-    return !s->keys || holds_key(s->keys, 0, authorization);
+    uint32_t found = s->keys ? number_of(s->keys, authorization) : 0;
+    if (number) *number = found;
+    return !s->keys || found > 0;
 }
 
 bool service_is_admin(const service *s, const char *authorization)
 {
-    return !s->keys || holds_key(s->keys, s->keys->n_clients, authorization);
+    return !s->keys || number_of(s->keys, authorization) > s->keys->n_clients;
 }
 
 void service_identity(const service *s, const char *authorization, char out[SERVICE_IDENTITY_BYTES])

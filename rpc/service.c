@@ -24,8 +24,11 @@ status service_init(service *s, const rpc_options *options)
         .was_serving = true,
     };
     RETURN_IF_ERROR(service_keys_create(options, &s->keys));
+    if (!answers_init(&s->answers, service_key_count(s))) {
+        service_keys_destroy(s->keys);
+        return status_make(STATUS_NO_MEMORY, "service");
+    }
     pthread_mutex_init(&s->lock, NULL);
-    answers_init(&s->answers);
     listeners_init(&s->state_listeners);
     return STATUS_IS_OK;
 }

@@ -49,7 +49,10 @@ typedef struct answer_counts {
     pthread_mutex_t lock;
     answer_count rows[ANSWER_ROWS_MAX];
     size_t n_rows;
-    uint32_t lines_left; // log lines that may be written before the next answers_tick
+    /* Log lines that may be written before the next answers_tick: of requests without a valid key,
+     * then of each key, so that no sender takes the lines of another. */
+    uint8_t *lines_left; // [n_senders]
+    uint32_t n_senders;
     uint64_t lines_skipped;
 } answer_counts;
 
@@ -60,6 +63,7 @@ typedef struct service_answer {
     const char *code;    // "404", "NOT_FOUND"
     const char *id;      // of the request; NULL = none
     const char *message; // why the request was refused; NULL = none
+    uint32_t key;        // the sender's, by service_key_ok
     bool of_api;         // over HTTP, by a route that clients with keys call, not by a probe
     bool is_refusal;
     bool is_own_message; // the message holds no bytes that the client sent
@@ -121,11 +125,13 @@ void service_destroy(service *s);
  * changed its state by itself, and logs refused requests and connections closed early, each in at
  * most one line a second. */
 void service_tick(service *s);
-/* Counts an answer; logs it if it is a refusal, in at most ten lines a second. */
+/* Counts an answer; logs it if it is a refusal, in at most ten lines a second for each key and ten
+ * for requests without one. */
 void service_count_answer(service *s, const service_answer *answer);
 /* Adds the time from a request's head to its answer's end, for an answer that was counted. */
 void service_time_answer(service *s, const service_answer *answer, double seconds);
-void answers_init(answer_counts *a);
+/* False when memory is out. */
+bool answers_init(answer_counts *a, uint32_t n_keys);
 void answers_destroy(answer_counts *a);
 /* Called once a second: logs how many lines were skipped, and allows ten new ones. */
 void answers_tick(service *s);
@@ -142,8 +148,10 @@ const char *service_state(service *s);
 /* True when the model is served by `name`; "" and NULL stand for its first name. */
 bool service_knows_model(const service *s, const char *name, size_t n);
 /* Checks the value of an `authorization` header ("Bearer KEY", NULL = absent) against all keys. The
- * time taken does not show how much of a key was right. True when the service has no keys. */
-bool service_key_ok(const service *s, const char *authorization);
+ * time taken does not show how much of a key was right. True when the service has no keys. *number
+ * (unless NULL) receives the key's number, from 1 to service_key_count; 0 without a valid key. */
+bool service_key_ok(const service *s, const char *authorization, uint32_t *number);
+uint32_t service_key_count(const service *s);
 /* True when a sender of this `authorization` value may read and change what belongs to other keys:
  * the value holds an administrator's key, or the service has no keys. */
 bool service_is_admin(const service *s, const char *authorization);

@@ -72,6 +72,7 @@ static void count_answer(const rpc_call *c)
     service_answer a = {.surface = "grpc",
                         .route = c->method ? c->method->path : "other",
                         .code = call_code_name(code),
+                        .key = c->key,
                         .is_refusal = code != GRPC_STATUS_OK && code != GRPC_STATUS_CANCELLED};
     char text[DETAILS_BYTES_MAX + 1];
     size_t n = GRPC_SLICE_LENGTH(c->details);
@@ -351,11 +352,11 @@ static const char *authorization_of(const rpc_call *c, char text[AUTHORIZATION_B
     return text;
 }
 
-static bool has_key(const rpc_call *c)
+static bool has_key(rpc_call *c)
 {
     char text[AUTHORIZATION_BYTES];
     const service *s = c->queue->front->o.service;
-    return !s || service_key_ok(s, authorization_of(c, text));
+    return !s || service_key_ok(s, authorization_of(c, text), &c->key);
 }
 
 static bool is_admin(const rpc_call *c)

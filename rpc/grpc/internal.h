@@ -107,6 +107,7 @@ struct rpc_call {
     bool was_closed;    // on_closed left the end to on_received
     bool gets_code;     // the client is told `code` even if the call counts as cancelled
     int cancelled;      // written by RECV_CLOSE_ON_SERVER
+    uint32_t key;       // its number, by service_key_ok
     int64_t since_us;   // when the send in flight, or the wait for the first message, began
     queue_op closed, received, sent, finished;
     grpc_byte_buffer *incoming, *outgoing;

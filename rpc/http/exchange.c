@@ -123,6 +123,7 @@ static void count_answer(service *s, const exchange *e, unsigned code)
     a.message = !e ? out_of_memory : e->why;
     if (!a.message && code == 503) a.message = service_state(s); /* /health says so, too */
     if (e) a.id = e->id;
+    if (e) a.key = e->key;
     service_count_answer(s, &a);
 }
 
@@ -279,7 +280,7 @@ static void judge_head(exchange *e, const http_head *head, const http_framing *f
     size_t n = strlen(e->route->path);
     if (e->route->path[n - 1] == '/') e->x.rest = e->path + n;
     find_key(e, head);
-    if (e->route->needs_key && !service_key_ok(s, e->x.authorization))
+    if (e->route->needs_key && !service_key_ok(s, e->x.authorization, &e->key))
         refuse_plain(e, 401, "the API key is missing or wrong");
     else if (e->route->has_body && is_not_json(head))
         refuse_plain(e, 415,

@@ -221,6 +221,7 @@ struct exchange {
     char id[HTTP_ID_BYTES_MAX + 1];
     bool has_own_id;                        // the id is the client's header
     char bearer[8 + SERVICE_KEY_BYTES_MAX]; // of x-api-key, as an Authorization header has it
+    uint32_t key;                           // its number, by service_key_ok
     char path[512];                         // without escapes; the longest has a session's id
     openai_error refusal; // decided before the answer could be sent; status 0 = none
     bool is_own_refusal;  // refusal's message holds no bytes of the client

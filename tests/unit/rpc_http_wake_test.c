@@ -418,7 +418,7 @@ static worked *worked_make(void)
     error err;
     worked *w = calloc(1, sizeof *w);
     assert_non_null(w);
-    answers_init(&w->service.answers);
+    assert_true(answers_init(&w->service.answers, 0));
     w->server.service = &w->service;
     w->e.server = &w->server;
     wake_init(&w->e.wake, &w->server.workers[0], NULL);

@@ -10,16 +10,16 @@ static void any_of_the_keys_opens(void **state)
     const char *keys[] = {"first-key", "second", longest};
     rpc_fixture *f = rpc_fixture_create(&(rpc_fixture_options){.keys = keys, .n_keys = 3});
     const service *s = &f->service;
-    assert_true(service_key_ok(s, "Bearer first-key"));
-    assert_true(service_key_ok(s, "bearer second"));
-    assert_true(service_key_ok(s, "BEARER   second"));
+    assert_true(service_key_ok(s, "Bearer first-key", NULL));
+    assert_true(service_key_ok(s, "bearer second", NULL));
+    assert_true(service_key_ok(s, "BEARER   second", NULL));
     snprintf(header, sizeof header, "Bearer %s", longest);
-    assert_true(service_key_ok(s, header));
+    assert_true(service_key_ok(s, header, NULL));
     snprintf(header, sizeof header, "Bearer %sk", longest);
-    assert_false(service_key_ok(s, header));
+    assert_false(service_key_ok(s, header, NULL));
     longest[SERVICE_KEY_BYTES_MAX - 1] = 'x';
     snprintf(header, sizeof header, "Bearer %s", longest);
-    assert_false(service_key_ok(s, header));
+    assert_false(service_key_ok(s, header, NULL));
 
     static const char *const wrong[] = {
         NULL,
@@ -35,7 +35,8 @@ static void any_of_the_keys_opens(void **state)
         "Bearer Second",
     };
     for (size_t i = 0; i < sizeof wrong / sizeof wrong[0]; i++)
-        if (service_key_ok(s, wrong[i])) fail_msg("'%s' opened", wrong[i] ? wrong[i] : "(none)");
+        if (service_key_ok(s, wrong[i], NULL))
+            fail_msg("'%s' opened", wrong[i] ? wrong[i] : "(none)");
     rpc_fixture_destroy(f);
 }
 
@@ -70,8 +71,15 @@ static void administrators_have_keys_of_their_own(void **state)
     const char *keys[] = {"first-key", "second"}, *admins[] = {"root"};
     rpc_fixture_options both = {.keys = keys, .n_keys = 2, .admin_keys = admins, .n_admin_keys = 1};
     rpc_fixture *f = rpc_fixture_create(&both);
-    assert_true(service_key_ok(&f->service, "Bearer second"));
-    assert_true(service_key_ok(&f->service, "Bearer root"));
+    assert_true(service_key_ok(&f->service, "Bearer second", NULL));
+    assert_true(service_key_ok(&f->service, "Bearer root", NULL));
+    uint32_t number = 99;
+    assert_false(service_key_ok(&f->service, "Bearer roo", &number));
+    assert_int_equal(number, 0);
+    assert_true(service_key_ok(&f->service, "Bearer second", &number));
+    assert_int_equal(number, 2);
+    assert_true(service_key_ok(&f->service, "Bearer root", &number));
+    assert_int_equal(number, service_key_count(&f->service));
     assert_true(service_is_admin(&f->service, "Bearer root"));
     static const char *const others[] = {NULL, "Bearer first-key", "Bearer second", "Bearer roo"};
     for (size_t i = 0; i < sizeof others / sizeof others[0]; i++)
@@ -84,8 +92,8 @@ static void administrators_have_keys_of_their_own(void **state)
 
     f = rpc_fixture_create(&(rpc_fixture_options){.admin_keys = admins, .n_admin_keys = 1});
     assert_true(service_is_admin(&f->service, "Bearer root"));
-    assert_false(service_key_ok(&f->service, NULL));
-    assert_false(service_key_ok(&f->service, "Bearer other"));
+    assert_false(service_key_ok(&f->service, NULL, NULL));
+    assert_false(service_key_ok(&f->service, "Bearer other", NULL));
     rpc_fixture_destroy(f);
 }
 
@@ -93,8 +101,10 @@ static void without_keys_all_is_open(void **state)
 {
     (void)state;
     rpc_fixture *f = rpc_fixture_create(&(rpc_fixture_options){0});
-    assert_true(service_key_ok(&f->service, NULL));
-    assert_true(service_key_ok(&f->service, "Bearer anything"));
+    assert_true(service_key_ok(&f->service, NULL, NULL));
+    uint32_t number = 99;
+    assert_true(service_key_ok(&f->service, "Bearer anything", &number));
+    assert_int_equal(number, 0);
     assert_true(service_is_admin(&f->service, NULL));
     rpc_fixture_destroy(f);
 }

@@ -190,6 +190,57 @@ static void a_closed_pipe_is_survived(void **state)
     close_pipe(&p);
 }
 
+/* ---- lines of refusals ----------------------------------------------------------------------- */
+
+static void refuse(rpc_fixture *f, const char *authorization, const char *route, int n)
+{
+    service_answer a = {.surface = "http", .route = route, .code = "400", .is_refusal = true};
+    service_key_ok(&f->service, authorization, &a.key);
+    for (int i = 0; i < n; i++) service_count_answer(&f->service, &a);
+}
+
+/* Counts the log's lines of refusals of this route; *hidden: how many the log says it left out. */
+static int count_refusals(rpc_fixture *f, const char *route, json_int_t *hidden)
+{
+    int n = 0;
+    size_t i;
+    json_t *line, *lines = rpc_fixture_log(f);
+    *hidden = 0;
+    json_array_foreach(lines, i, line)
+    {
+        n += strcmp(text(line, "event"), "refusal") == 0 && strcmp(text(line, "route"), route) == 0;
+        *hidden += json_integer_value(json_object_get(line, "not_shown"));
+    }
+    json_decref(lines);
+    return n;
+}
+
+static void a_key_takes_no_lines_of_another(void **state)
+{
+    (void)state;
+    const char *keys[] = {"first-key", "second"}, *admins[] = {"root"};
+    rpc_fixture *f = rpc_fixture_create(
+        &(rpc_fixture_options){.keys = keys, .n_keys = 2, .admin_keys = admins, .n_admin_keys = 1});
+    json_int_t hidden;
+    refuse(f, "Bearer first-key", "/noisy", 100);
+    refuse(f, "bearer   first-key", "/spelled", 1); // it is the same key
+    refuse(f, "Bearer wrong", "/wrong", 100);
+    refuse(f, NULL, "/none", 1); // all that have no valid key are one sender
+    refuse(f, "Bearer second", "/second", 3);
+    refuse(f, "Bearer root", "/root", 11);
+    assert_int_equal(count_refusals(f, "/noisy", &hidden), 10);
+    assert_int_equal(count_refusals(f, "/spelled", &hidden), 0);
+    assert_int_equal(count_refusals(f, "/wrong", &hidden), 10);
+    assert_int_equal(count_refusals(f, "/none", &hidden), 0);
+    assert_int_equal(count_refusals(f, "/second", &hidden), 3);
+    assert_int_equal(count_refusals(f, "/root", &hidden), 10);
+    answers_tick(&f->service); // a second has passed
+    refuse(f, "Bearer first-key", "/noisy", 11);
+    assert_int_equal(count_refusals(f, "/noisy", &hidden), 20);
+    assert_int_equal(hidden, 90 + 1 + 90 + 1 + 1);
+    rpc_fixture_destroy(f);
+}
+
 int main(void)
 {
     signal(SIGPIPE, SIG_IGN);
@@ -200,6 +251,7 @@ int main(void)
         cmocka_unit_test(a_reader_that_does_not_read_costs_lines),
         cmocka_unit_test(a_torn_line_damages_no_other),
         cmocka_unit_test(a_closed_pipe_is_survived),
+        cmocka_unit_test(a_key_takes_no_lines_of_another),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

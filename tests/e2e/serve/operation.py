@@ -396,6 +396,20 @@ class Settings(unittest.TestCase):
         self.assertEqual((told[2]["code"], told[2]["message"]), ("414", "libmicrohttpd could not read the request"))
         self.assertNotIn(secret, server.log())
 
+    def test_a_key_takes_no_lines_of_another(self):
+        with Server("--api-key", "noisy", "--api-key", "quiet") as server, \
+                grpc.insecure_channel(server.target) as channel:
+            for _ in range(100):
+                server.post("/v1/completions", {}, 400, {"Authorization": "Bearer noisy"})
+            server.post("/v1/completions", {}, 400, {"Authorization": "Bearer quiet", "X-Request-Id": "heard"})
+            with self.assertRaises(grpc.RpcError):
+                list(rpc.InferenceStub(channel).Generate(pb.GenerateRequest(),
+                                                         metadata=[("authorization", "Bearer quiet")]))
+            eventually("the quiet key's refusal over HTTP", lambda: any(
+                e["event"] == "refusal" and e.get("id") == "heard" for e in server.events()))
+            eventually("and over gRPC", lambda: any(
+                e["event"] == "refusal" and e["surface"] == "grpc" for e in server.events()))
+
     def test_log_file(self):
         with tempfile.TemporaryDirectory() as folder:
             path = os.path.join(folder, "log")
