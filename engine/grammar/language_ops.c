@@ -67,18 +67,37 @@ static void cut_state(const language *l, uint32_t state, bool cut[257])
         edges_cut(l->edges + l->first[state], l->first[state + 1] - l->first[state], cut);
 }
 
+/* The edges of a state, read by ascending bytes. */
+typedef struct edge_cursor {
+    const byte_edge *at, *end;
+} edge_cursor;
+
+static edge_cursor edges_from(const language *l, uint32_t state)
+{
+    if (state == NONE) return (edge_cursor){0};
+    return (edge_cursor){l->edges + l->first[state], l->edges + l->first[state + 1]};
+}
+
+/* The state behind a byte that is not below the last one that was asked for, or NONE. */
+static uint32_t pass_to(edge_cursor *c, uint32_t byte)
+{
+    while (c->at < c->end && c->at->hi < byte) c->at++;
+    return c->at < c->end && c->at->lo <= byte ? c->at->to : NONE;
+}
+
 static void write_pair(explorer *x, const language *l, const language *r, uint64_t key, bool both)
 {
     uint32_t s = (uint32_t)(key >> 32), t = (uint32_t)key;
     bool right = t != NONE && r->ends[t], cut[257] = {false};
+    edge_cursor left = edges_from(l, s), other = edges_from(r, t);
     writer_state(&x->w, l->ends[s] && right == both);
     cut_state(l, s, cut);
     cut_state(r, t, cut);
     for (uint32_t lo = 0, hi; lo < 256 && build_work(x->w.b, 1); lo = hi) {
         for (hi = lo + 1; hi < 256 && !cut[hi];) hi++;
-        uint32_t to = follow(l, s, lo), other = follow(r, t, lo);
-        if (to == NONE || (both && other == NONE)) continue;
-        writer_edge(&x->w, lo, hi - 1, meet(x, (uint64_t)to << 32 | other));
+        uint32_t to = pass_to(&left, lo), beside = pass_to(&other, lo);
+        if (to == NONE || (both && beside == NONE)) continue;
+        writer_edge(&x->w, lo, hi - 1, meet(x, (uint64_t)to << 32 | beside));
     }
 }
 

@@ -113,6 +113,7 @@ bool schema_restricts(const char *key)
                                         "$recursiveRef",
                                         SCHEMA_NOT_VALUES,
                                         SCHEMA_NOT_PATTERNS,
+                                        SCHEMA_NOT_FORMATS,
                                         SCHEMA_NOT_WHOLE};
     for (size_t i = 0; i < sizeof words / sizeof *words; i++)
         if (strcmp(key, words[i]) == 0) return true;
@@ -179,6 +180,7 @@ static unsigned implied_types(const json_t *s)
                  {"maxLength", TYPE_STRING},
                  {"format", TYPE_STRING},
                  {SCHEMA_NOT_PATTERNS, TYPE_STRING},
+                 {SCHEMA_NOT_FORMATS, TYPE_STRING},
                  {"minimum", TYPE_NUMBER},
                  {"maximum", TYPE_NUMBER},
                  {"exclusiveMinimum", TYPE_NUMBER},
@@ -201,6 +203,28 @@ static unsigned types_of(schema_reader *r, const json_t *s)
         json_array_foreach(type, i, name) types |= type_of_name(r, name);
     if (json_is_true(json_object_get(s, "nullable"))) types |= TYPE_NULL;
     return types;
+}
+
+const json_t *schema_typed(schema_reader *r, const json_t *s)
+{
+    unsigned types = implied_types(s);
+    if (!json_is_object(s) || json_object_get(s, "type") || types == TYPE_ALL) return s;
+    json_t *copy = json_copy((json_t *)(uintptr_t)s), *names = json_array();
+    for (size_t i = 0; i < sizeof type_names / sizeof *type_names; i++)
+        if (types & type_names[i].bit)
+            json_array_append_new(names, json_string(type_names[i].name));
+    if (!copy || json_object_set_new(copy, "type", names) != 0)
+        build_fail(r->b, STATUS_NO_MEMORY, "out of memory");
+    return schema_keep(r, copy);
+}
+
+bool schema_types_differ(schema_reader *r, const json_t *a, const json_t *b)
+{
+    if (!json_object_get(a, "type") || !json_object_get(b, "type")) return false;
+    unsigned x = types_of(r, a), y = types_of(r, b);
+    if (x & TYPE_NUMBER) x |= TYPE_INTEGER;
+    if (y & TYPE_NUMBER) y |= TYPE_INTEGER;
+    return !(x & y);
 }
 
 static unsigned type_of_value(const json_t *v)
@@ -311,18 +335,19 @@ static expr expr_of_alternatives(schema_reader *r, const json_t *s, const char *
 {
     const json_t *list = json_object_get(s, key), *one;
     const json_t *rest = schema_without(r, s, key);
+    bool exclusive = key[0] == 'o';
     expr_list all = {0};
     size_t i;
     if (!json_is_array(list) || json_array_size(list) == 0) {
         schema_fail(r, STATUS_INVALID, key, "must be an array of schemas, not empty");
         return 0;
     }
-    bool alone = rest && schema_free(rest);
+    bool alone = exclusive || (rest && schema_free(rest));
+    if (exclusive) list = schema_one_of(r, s);
     json_array_foreach(list, i, one)
     {
         if (!build_ok(r->b)) return 0;
-        if (key[0] == 'o') one = schema_one_of(r, list, i);
-        const json_t *both = alone || !build_ok(r->b) ? one : schema_merge(r, rest, one);
+        const json_t *both = alone ? one : schema_join(r, rest, one);
         if (build_ok(r->b)) expr_list_add(r->b, &all, schema_member(r, both, key, (int64_t)i));
     }
     return build_ok(r->b) ? expr_alt(r->b, all.items, all.n) : 0;
@@ -370,7 +395,8 @@ static expr expr_of_object(schema_reader *r, const json_t *s)
     if (reference)
         return expr_of_rule(r, schema_resolve(r, reference),
                             reference[0] == '#' ? reference + 1 : reference);
-    if (!json_object_get(s, "$ref") && !json_object_get(s, "allOf")) return expr_of_flat(r, s);
+    if (!json_object_get(s, "$ref") && !json_object_get(s, "allOf") && !json_object_get(s, "oneOf"))
+        return expr_of_flat(r, s);
     const char *place = r->path.size ? build_copy(r->b, r->path.data, r->path.size + 1, 1) : "";
     return expr_of_rule(r, s, place);
 }

@@ -6,10 +6,11 @@
 
 enum { FORMATS_MOST = 24, SCHEMA_DEPTH_MAX = 400 };
 
-/* Words that schema_not.c writes into schemas: values and patterns that are not allowed, and true
- * where whole numbers are not. */
+/* Words that schema_not.c writes into schemas: values, patterns and formats that are not allowed,
+ * and true where whole numbers are not. */
 #define SCHEMA_NOT_VALUES   "not values"
 #define SCHEMA_NOT_PATTERNS "not patterns"
+#define SCHEMA_NOT_FORMATS  "not formats"
 #define SCHEMA_NOT_WHOLE    "not whole"
 
 typedef struct schema_pending {
@@ -35,6 +36,7 @@ typedef struct schema_reader {
     json_t *made;                  // array of merged schemas, which live as long as the reader
     uint32_t n_merged, merged_max; // merges so far, and how many there may be
     uint32_t n_turned;             // schemas that were turned around for the word that is read
+    bool loose;                    // words that schema_opened writes in others are left out
     key_map other_names;           // a hash of declared names -> other names, in quotes
     key_map text_places;           // the address of a schema or a pattern -> its number in texts
     schema_texts *texts;
@@ -93,6 +95,8 @@ const language *schema_patterns(schema_reader *r, const json_t *schema);
 language *schema_name_pattern(schema_reader *r, const char *pattern);
 /* The language of a named format; NULL and `known` false: no format that JSON Schema names. */
 language *format_language(schema_reader *r, const char *name, bool *known);
+/* Whether JSON Schema names the format. `whole`: all of its texts are in its language. */
+bool schema_format_known(const char *name, bool *whole);
 /* A member that is a bound >= 0, or `fallback`. */
 uint32_t schema_bound(schema_reader *r, const json_t *schema, const char *key, uint32_t fallback);
 
@@ -101,12 +105,23 @@ uint32_t schema_bound(schema_reader *r, const json_t *schema, const char *key, u
 const json_t *schema_flat(schema_reader *r, const json_t *schema);
 /* Returns a schema of the values that both schemas allow. */
 const json_t *schema_merge(schema_reader *r, const json_t *a, const json_t *b);
+/* The same for a schema and one that it applies to its own value, as "allOf" and branches are: what
+ * its "unevaluatedProperties" does not name, neither schema does. */
+const json_t *schema_join(schema_reader *r, const json_t *around, const json_t *within);
+/* A flat schema with "additionalProperties" in place of "unevaluatedProperties". */
+const json_t *schema_closed(schema_reader *r, const json_t *schema);
 /* Keeps a value that was made until the reader ends; NULL when memory is out. */
 const json_t *schema_keep(schema_reader *r, json_t *value);
-/* The schema with "not", "if" and dependencies written in other words. */
+/* The schema with "not", "if" and dependencies written in other words. It allows at most what the
+ * source allows; where r->loose is set, at least that. */
 const json_t *schema_opened(schema_reader *r, const json_t *schema);
-/* Branch i of a "oneOf" without what other branches allow, as far as that can be written. */
-const json_t *schema_one_of(schema_reader *r, const json_t *list, size_t i);
+/* Returns a schema of values that this one refuses, not of all such values where `all` becomes
+ * false; NULL where none can be written. `names`: an array of names that members may have, where
+ * the schema speaks of members without naming them. */
+const json_t *schema_turned(schema_reader *r, const json_t *schema, const json_t *names, bool *all);
+/* Returns an array of the branches of the schema's "oneOf" with the words beside it, each without
+ * what other branches allow. Fails where two branches cannot be told apart. */
+const json_t *schema_one_of(schema_reader *r, const json_t *schema);
 /* The schema that a reference names. */
 const json_t *schema_resolve(schema_reader *r, const char *reference);
 /* The schema without one member. */
@@ -124,6 +139,10 @@ bool schema_fits(schema_reader *r, const json_t *schema, const json_t *value);
 /* The same for a value of the schema's own list, which is not compared with the others. */
 bool schema_fits_listed(schema_reader *r, const json_t *schema, const json_t *list,
                         const json_t *value);
+/* The schema with a "type" of those types that its words belong to, where they say so. */
+const json_t *schema_typed(schema_reader *r, const json_t *schema);
+/* Whether the "type" of both is given, and no value has both. */
+bool schema_types_differ(schema_reader *r, const json_t *a, const json_t *b);
 /* Whether the schema's "type" allows it. */
 bool schema_type_fits(schema_reader *r, const json_t *schema, const json_t *value);
 /* Whether nothing in the schema restricts. */

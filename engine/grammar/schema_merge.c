@@ -220,6 +220,50 @@ static const json_t *merge_properties(schema_reader *r, const json_t *a, const j
     return out;
 }
 
+/* Element i of an array whose first elements have schemas of their own; NULL: any. */
+static const json_t *element_schema(const item_words *words, size_t i)
+{
+    return i < json_array_size(words->fixed) ? json_array_get(words->fixed, i) : words->items;
+}
+
+static const json_t *merge_optional(schema_reader *r, const json_t *a, const json_t *b)
+{
+    return a && b ? schema_merge(r, a, b) : a ? a : b;
+}
+
+/* Writes the elements of both to `out`, in the words of draft 2020-12. False: no schema has words
+ * for its first elements, and each word is joined on its own. */
+static bool merge_elements(schema_reader *r, const json_t *a, const json_t *b, json_t *out)
+{
+    item_words x = schema_items(a), y = schema_items(b);
+    size_t n = json_array_size(x.fixed), more = json_array_size(y.fixed);
+    if (n == 0 && more == 0) return false;
+    json_t *fixed = json_array();
+    if (more > n) n = more;
+    if (!schema_keep(r, fixed)) return true;
+    for (size_t i = 0; i < n && build_work(r->b, MEMBER_WORK); i++) {
+        const json_t *one = merge_optional(r, element_schema(&x, i), element_schema(&y, i));
+        if (!build_ok(r->b)) return true;
+        if (one) json_array_append(fixed, (json_t *)(uintptr_t)one);
+        else json_array_append_new(fixed, json_true());
+    }
+    const json_t *items = merge_optional(r, x.items, y.items);
+    if (!build_ok(r->b)) return true;
+    json_object_del(out, "additionalItems");
+    json_object_del(out, "items");
+    set(r, out, "prefixItems", fixed);
+    if (items) set(r, out, "items", items);
+    return true;
+}
+
+/* Words that merge_objects joins with others beside them. */
+static bool joined_apart(const char *key, bool elements)
+{
+    return strcmp(key, "properties") == 0 || strcmp(key, "patternProperties") == 0 ||
+           (elements && (strcmp(key, "prefixItems") == 0 || strcmp(key, "items") == 0 ||
+                         strcmp(key, "additionalItems") == 0));
+}
+
 /* Returns the value that both members with this key mean together. */
 static const json_t *merge_member(schema_reader *r, const char *key, const json_t *x,
                                   const json_t *y)
@@ -233,12 +277,11 @@ static const json_t *merge_member(schema_reader *r, const char *key, const json_
     if (strcmp(key, "enum") == 0) return common_values(r, x, y);
     if (strcmp(key, "const") == 0) return schema_same(r, x, y) ? x : schema_keep(r, json_false());
     if (strcmp(key, "required") == 0 || strcmp(key, "pattern") == 0 ||
-        strcmp(key, SCHEMA_NOT_VALUES) == 0 || strcmp(key, SCHEMA_NOT_PATTERNS) == 0)
+        strncmp(key, "not ", 4) == 0) // the words of schema_not.c
         return joined(r, x, y);
     if (strcmp(key, "anyOf") == 0 || strcmp(key, "oneOf") == 0) return crossed(r, x, y);
-    if (strcmp(key, "additionalProperties") == 0 || strcmp(key, "unevaluatedProperties") == 0 ||
-        strcmp(key, "propertyNames") == 0 ||
-        (strcmp(key, "items") == 0 && !json_is_array(x) && !json_is_array(y)))
+    if (strcmp(key, "additionalProperties") == 0 || strcmp(key, "propertyNames") == 0 ||
+        strcmp(key, "items") == 0)
         return schema_merge(r, x, y);
     schema_fail(r, STATUS_UNSUPPORTED, "allOf", "two different values of `%.60s`", key);
     return NULL;
@@ -265,14 +308,19 @@ static const json_t *merge_objects(schema_reader *r, const json_t *a, const json
     json_t *out = json_copy((json_t *)(uintptr_t)a), *value;
     const char *key;
     if (!schema_keep(r, out)) return NULL;
+    bool elements = merge_elements(r, a, b, out);
     json_object_foreach((json_t *)(uintptr_t)b, key, value)
     {
         if (!build_work(r->b, 1)) return NULL;
         const json_t *own = json_object_get(a, key);
-        if (strcmp(key, "properties") == 0 || strcmp(key, "patternProperties") == 0) continue;
+        if (joined_apart(key, elements)) continue;
         const json_t *both = own ? merge_member(r, key, own, value) : value;
         if (!build_ok(r->b)) return NULL;
-        if (strcmp(key, "const") == 0 && own && both != own) return schema_keep(r, json_false());
+        bool none = strcmp(key, "const") == 0
+                        ? own && both != own
+                        : own && both != own && json_array_size(both) == 0 &&
+                              (strcmp(key, "anyOf") == 0 || strcmp(key, "oneOf") == 0);
+        if (none) return schema_keep(r, json_false());
         set(r, out, key, both);
     }
     if (json_object_get(a, "properties") || json_object_get(b, "properties")) {
@@ -287,7 +335,24 @@ static const json_t *merge_objects(schema_reader *r, const json_t *a, const json
     return build_ok(r->b) ? possible(r, out) : NULL;
 }
 
-const json_t *schema_merge(schema_reader *r, const json_t *a, const json_t *b)
+const json_t *schema_closed(schema_reader *r, const json_t *s)
+{
+    const json_t *rest = json_object_get(s, "unevaluatedProperties");
+    if (!rest || !build_ok(r->b)) return s;
+    bool free = json_is_true(rest) || json_object_get(s, "additionalProperties");
+    bool open = json_object_get(s, "anyOf") || json_object_get(s, "oneOf");
+    if (!free && open && !r->loose) schema_unsupported(r, "unevaluatedProperties");
+    json_t *copy = json_copy((json_t *)(uintptr_t)s);
+    if (copy && !free && !open)
+        json_object_set(copy, "additionalProperties", (json_t *)(uintptr_t)rest);
+    if (copy) json_object_del(copy, "unevaluatedProperties");
+    return schema_keep(r, copy);
+}
+
+/* `around`: the schema of the two that applies the other one to its own value, so that its
+ * "unevaluatedProperties" are those that neither names; NULL: neither does. */
+static const json_t *merge_two(schema_reader *r, const json_t *a, const json_t *b,
+                               const json_t *around)
 {
     if (!build_work(r->b, 1)) return NULL;
     if (json_is_false(a) || json_is_true(b)) return a;
@@ -296,17 +361,30 @@ const json_t *schema_merge(schema_reader *r, const json_t *a, const json_t *b)
         schema_fail(r, STATUS_LIMIT, NULL, "more than %u schemas to join", r->merged_max);
     if (++r->depth > 2 * DEPTH_MAX)
         schema_fail(r, STATUS_LIMIT, NULL, "schemas are joined with themselves");
-    a = build_ok(r->b) ? schema_flat(r, a) : NULL;
-    b = build_ok(r->b) ? schema_flat(r, b) : NULL;
+    const json_t *x = build_ok(r->b) ? schema_flat(r, a) : NULL;
+    const json_t *y = build_ok(r->b) ? schema_flat(r, b) : NULL;
+    if (a != around) x = schema_closed(r, x);
+    if (b != around) y = schema_closed(r, y);
     const json_t *out = NULL;
     if (build_ok(r->b)) {
-        bool plain = json_is_object(a) && json_is_object(b);
-        if (!plain && (json_is_boolean(a) || json_is_boolean(b))) out = schema_merge(r, a, b);
-        else if (plain) out = merge_objects(r, a, b);
+        bool plain = json_is_object(x) && json_is_object(y);
+        if (!plain && (json_is_boolean(x) || json_is_boolean(y)))
+            out = merge_two(r, x, y, a == around ? x : b == around ? y : NULL);
+        else if (plain) out = merge_objects(r, x, y);
         else schema_fail(r, STATUS_INVALID, NULL, "a schema must be an object, true or false");
     }
     r->depth--;
     return out;
+}
+
+const json_t *schema_merge(schema_reader *r, const json_t *a, const json_t *b)
+{
+    return merge_two(r, a, b, NULL);
+}
+
+const json_t *schema_join(schema_reader *r, const json_t *around, const json_t *within)
+{
+    return merge_two(r, around, within, around);
 }
 
 /* Whether the schema has words that schema_opened writes in other words. */
@@ -329,11 +407,11 @@ const json_t *schema_flat(schema_reader *r, const json_t *schema)
     const json_t *out = schema_without(r, schema, reference ? "$ref" : "allOf");
     if (reference) {
         const json_t *target = build_ok(r->b) ? schema_resolve(r, reference) : NULL;
-        if (build_ok(r->b)) out = schema_merge(r, target, out);
+        if (build_ok(r->b)) out = merge_two(r, target, out, out);
     } else if (!json_is_array(list)) {
         schema_fail(r, STATUS_INVALID, "allOf", "must be an array of schemas");
     } else {
-        json_array_foreach(list, i, one) if (build_ok(r->b)) out = schema_merge(r, out, one);
+        json_array_foreach(list, i, one) if (build_ok(r->b)) out = schema_join(r, out, one);
     }
     if (build_ok(r->b)) out = schema_flat(r, out);
     r->depth--;

@@ -23,7 +23,9 @@ typedef struct object_reader {
     const json_t *schema;
     property *items;
     uint32_t n, room, n_required;
-    language *names;   // of "propertyNames", or NULL
+    language *names; // of "propertyNames", or NULL
+    bool counted;    // "propertyNames" bounds characters alone; `names` is NULL
+    uint32_t name_min, name_max;
     language *others;  // names that are not declared and match no pattern
     expr_list extra;   // pairs of other names
     other_names *sets; // the same names and values apart, where "minProperties"
@@ -71,6 +73,21 @@ static const json_t *additional(const json_t *schema)
     return own ? own : json_object_get(schema, "unevaluatedProperties");
 }
 
+static uint32_t count_chars(const char *text)
+{
+    uint32_t n = 0;
+    for (; *text; text++) n += ((uint8_t)*text & 0xc0) != 0x80;
+    return n;
+}
+
+/* Whether "propertyNames" allows the name. */
+static bool may_be_named(const object_reader *o, const char *name)
+{
+    uint32_t n = o->counted ? count_chars(name) : 0;
+    if (o->counted) return n >= o->name_min && (n <= o->name_max || o->name_max == REPEAT_MANY);
+    return !o->names || language_has(o->names, name, strlen(name));
+}
+
 static void add_property(object_reader *o, const char *name, const json_t *value, bool declared)
 {
     build *b = o->r->b;
@@ -79,8 +96,7 @@ static void add_property(object_reader *o, const char *name, const json_t *value
     *p = (property){.name = name};
     value = with_patterns(o, name, value);
     if (!value) value = additional(o->schema);
-    p->possible = build_ok(b) && !json_is_false(value) &&
-                  !(o->names && !language_has(o->names, name, strlen(name)));
+    p->possible = build_ok(b) && !json_is_false(value) && may_be_named(o, name);
     if (!p->possible) return;
     json_t *text = json_string(name);
     if (!text) build_fail(b, STATUS_NO_MEMORY, "out of memory");
@@ -191,8 +207,8 @@ static void read_patterns(object_reader *o)
     o->others = sets[0].names;
 }
 
-/* The names that are not declared. */
-static language *undeclared(object_reader *o)
+/* The names among `base` that are not declared. */
+static language *undeclared_of(object_reader *o, const language *base)
 {
     build *b = o->r->b;
     expr_list declared = {0};
@@ -200,8 +216,37 @@ static language *undeclared(object_reader *o)
         expr_list_add(b, &declared, expr_words(b, o->items[i].name));
     if (!build_ok(b)) return NULL;
     language *own = language_of(b, expr_alt(b, declared.items, declared.n));
-    language *base = o->names ? o->names : schema_any_text(o->r);
-    return own ? language_without(b, base, own) : NULL;
+    return own && base ? language_without(b, base, own) : NULL;
+}
+
+static language *undeclared(object_reader *o)
+{
+    return undeclared_of(o, o->names ? o->names : schema_any_text(o->r));
+}
+
+/* The names that are not declared, in quotes, where their characters alone are bounded: those that
+ * are no longer than the declared ones, and longer ones, whose characters a rule counts. */
+static expr quoted_counted(object_reader *o)
+{
+    build *b = o->r->b;
+    uint32_t longest = 0, min = o->name_min, max = o->name_max;
+    for (uint32_t i = 0; i < o->n; i++) {
+        uint32_t n = count_chars(o->items[i].name);
+        if (n > longest) longest = n;
+    }
+    language *any = schema_any_text(o->r), *chars = language_chars(b, any, 1, 1);
+    expr_list all = {0};
+    if (o->n > 0 && min <= longest) {
+        language *near = language_chars(b, any, min, max < longest ? max : longest);
+        expr_list_add(b, &all, expr_language(b, language_json(b, undeclared_of(o, near))));
+        min = longest + 1;
+    }
+    if (min <= max && build_ok(b))
+        expr_list_add(b, &all, expr_count(b, expr_language(b, language_json(b, chars)), min, max));
+    expr quote = expr_words(b, "\""), inside = expr_alt(b, all.items, all.n);
+    uint32_t rule = rule_create(b, NULL);
+    rule_define(b, rule, expr_seq(b, (expr[]){quote, inside, quote}, 3));
+    return expr_rule(b, rule);
 }
 
 /* The same in quotes; once for all schemas that declare the same names. */
@@ -223,14 +268,15 @@ static void read_others(object_reader *o)
     build *b = o->r->b;
     const json_t *more = additional(o->schema);
     const json_t *patterns = json_object_get(o->schema, "patternProperties");
-    bool any = o->n == 0 && !patterns && !o->names, plain = !patterns && !o->names;
+    bool plain = !patterns && !o->names, any = o->n == 0 && plain;
     if (json_is_false(more) && !patterns) return;
     if (!plain) o->others = undeclared(o);
     if (patterns && build_ok(b)) read_patterns(o);
     if (json_is_false(more) || !build_ok(b) || (!plain && language_empty(o->others))) return;
-    expr key = any     ? json_expr(b, RULE_STRING)
-               : plain ? quoted_others(o)
-                       : quoted_language(b, o->others);
+    expr key = o->counted ? quoted_counted(o)
+               : any      ? json_expr(b, RULE_STRING)
+               : plain    ? quoted_others(o)
+                          : quoted_language(b, o->others);
     expr value =
         more ? schema_member(o->r, more, "additionalProperties", -1) : json_expr(b, RULE_VALUE);
     if (plain && counts_names(o)) o->others = undeclared(o);
@@ -438,15 +484,40 @@ static expr graph_of(object_reader *o)
             add_different(o, &arcs, before_node(o, levels, o->n, c),
                           before_node(o, levels, o->n, o->min) + 1, o->min - c, &nodes);
     }
+    if (b->failure.code == STATUS_LIMIT) { // of languages; fuel that ran out fails again
+        b->failure = STATUS_IS_OK;
+        schema_fail(o->r, STATUS_LIMIT, "minProperties", "too large for these names of members");
+    }
     return build_ok(b) ? expr_graph(b, arcs.items, arcs.n, nodes) : 0;
+}
+
+/* Whether "propertyNames" bounds characters and says nothing else. */
+static bool reads_bounds(object_reader *o, const json_t *names)
+{
+    const char *key, *type = json_string_value(json_object_get(names, "type"));
+    json_t *value;
+    if (!json_is_object(names) || (type && strcmp(type, "string") != 0)) return false;
+    json_object_foreach((json_t *)(uintptr_t)names, key, value)
+    {
+        bool known = (type && strcmp(key, "type") == 0) || strcmp(key, "minLength") == 0 ||
+                     strcmp(key, "maxLength") == 0;
+        if (!known && schema_restricts(key)) return false;
+    }
+    size_t path = schema_enter(o->r, "propertyNames");
+    o->name_min = schema_bound(o->r, names, "minLength", 0);
+    o->name_max = schema_bound(o->r, names, "maxLength", REPEAT_MANY);
+    schema_leave(o->r, path);
+    return true;
 }
 
 expr schema_object(schema_reader *r, const json_t *schema)
 {
     object_reader o = {.r = r, .schema = schema};
     const json_t *names = json_object_get(schema, "propertyNames");
-    if (names) o.names = schema_names(r, names);
     o.min = schema_bound(r, schema, "minProperties", 0);
+    o.counted = names && o.min <= 1 && !json_object_get(schema, "patternProperties") &&
+                reads_bounds(&o, names);
+    if (names && !o.counted) o.names = schema_names(r, names);
     o.max = schema_bound(r, schema, "maxProperties", REPEAT_MANY);
     if (build_ok(r->b)) read_properties(&o);
     if (build_ok(r->b)) read_others(&o);

@@ -42,26 +42,27 @@
 
 static const struct {
     const char *name, *regex; // NULL: a format that is not kept
+    bool whole;               // the expression has every text of the format
 } formats[] = {
-    {"date", DATE},
-    {"time", TIME},
-    {"date-time", DATE "[Tt]" TIME},
-    {"duration", "P(?:(?:" DAYS ")(?:T(?:" HOURS "))?|T(?:" HOURS ")|[0-9]+W)"},
-    {"email", ATOM "(?:\\." ATOM ")*@" HOST},
-    {"hostname", HOST},
-    {"ipv4", IPV4},
-    {"ipv6", IPV6},
-    {"uuid", "[0-9a-fA-F]{8}(?:-[0-9a-fA-F]{4}){3}-[0-9a-fA-F]{12}"},
-    {"uri", URI},
-    {"uri-reference", "(?:" URI "|" RELATIVE ")"},
-    {"json-pointer", POINTER},
-    {"relative-json-pointer", "(?:0|[1-9][0-9]*)(?:#|" POINTER ")"},
-    {"uri-template", NULL},
-    {"idn-email", NULL},
-    {"idn-hostname", NULL},
-    {"iri", NULL},
-    {"iri-reference", NULL},
-    {"regex", NULL},
+    {"date", DATE, false},
+    {"time", TIME, false},
+    {"date-time", DATE "[Tt]" TIME, false},
+    {"duration", "P(?:(?:" DAYS ")(?:T(?:" HOURS "))?|T(?:" HOURS ")|[0-9]+W)", false},
+    {"email", ATOM "(?:\\." ATOM ")*@" HOST, false},
+    {"hostname", HOST, true},
+    {"ipv4", IPV4, true},
+    {"ipv6", IPV6, true},
+    {"uuid", "[0-9a-fA-F]{8}(?:-[0-9a-fA-F]{4}){3}-[0-9a-fA-F]{12}", true},
+    {"uri", URI, false},
+    {"uri-reference", "(?:" URI "|" RELATIVE ")", false},
+    {"json-pointer", POINTER, true},
+    {"relative-json-pointer", "(?:0|[1-9][0-9]*)(?:#|" POINTER ")", true},
+    {"uri-template", NULL, false},
+    {"idn-email", NULL, false},
+    {"idn-hostname", NULL, false},
+    {"iri", NULL, false},
+    {"iri-reference", NULL, false},
+    {"regex", NULL, false},
 };
 
 _Static_assert(sizeof formats / sizeof *formats <= FORMATS_MOST, "schema_reader.formats");
@@ -78,6 +79,15 @@ language *format_language(schema_reader *r, const char *name, bool *known)
         return r->formats[i];
     }
     return NULL;
+}
+
+bool schema_format_known(const char *name, bool *whole)
+{
+    for (size_t i = 0; i < sizeof formats / sizeof *formats; i++) {
+        *whole = formats[i].whole;
+        if (strcmp(name, formats[i].name) == 0) return true;
+    }
+    return false;
 }
 
 language *schema_any_text(schema_reader *r)
@@ -141,7 +151,7 @@ static language *texts_of(schema_reader *r, const json_t *list)
     return build_ok(r->b) && all.n ? language_of(r->b, expr_alt(r->b, all.items, all.n)) : NULL;
 }
 
-/* Without the values and patterns that the schema forbids. */
+/* Without the values, patterns and formats that the schema forbids. */
 static language *forbidden(schema_reader *r, const json_t *s, language *l)
 {
     language *values = texts_of(r, json_object_get(s, SCHEMA_NOT_VALUES));
@@ -151,6 +161,11 @@ static language *forbidden(schema_reader *r, const json_t *s, language *l)
     json_array_foreach(json_object_get(s, SCHEMA_NOT_PATTERNS), i, one)
     {
         language *matched = build_ok(r->b) ? add_pattern(r, NULL, one) : NULL;
+        if (matched) l = language_without(r->b, l ? l : schema_any_text(r), matched);
+    }
+    json_array_foreach(json_object_get(s, SCHEMA_NOT_FORMATS), i, one)
+    {
+        language *matched = build_ok(r->b) ? add_format(r, NULL, one) : NULL;
         if (matched) l = language_without(r->b, l ? l : schema_any_text(r), matched);
     }
     return l;

@@ -1,60 +1,7 @@
 /* Grammars of each kind allow the texts that they describe and no others; sources that are wrong,
  * unsupported or too large are refused with their place; a matcher goes back, is copied, and knows
  * what is forced. */
-#include "engine/grammar/grammar.h"
-
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stdio.h>
-#include <stdlib.h>
-#include <string.h>
-
-#include <cmocka.h>
-
-static grammar *make(grammar_kind kind, const char *text)
-{
-    grammar_source source = {.kind = kind, .text = text, .n = strlen(text)};
-    grammar *g = NULL;
-    error err = {{0}};
-    status s = grammar_create(&source, NULL, &g, &err);
-    if (!status_ok(s)) print_error("%s\n  %s\n", text, err.text);
-    assert_true(status_ok(s));
-    return g;
-}
-
-static bool allows(grammar *g, const char *text)
-{
-    grammar_matcher *m = grammar_matcher_create(g);
-    assert_non_null(m);
-    bool ok = status_ok(grammar_accept_bytes(m, text, strlen(text))) && grammar_may_end(m);
-    grammar_matcher_destroy(m);
-    return ok;
-}
-
-/* Texts that are allowed, NULL, texts that are not, NULL. */
-static void check(grammar_kind kind, const char *source, const char *const *texts)
-{
-    grammar *g = make(kind, source);
-    for (bool allowed = true;; texts++) {
-        if (!*texts && !allowed) break;
-        if (!*texts) allowed = false;
-        else if (allows(g, *texts) != allowed)
-            fail_msg("%s\n  %s %s", source, allowed ? "refuses" : "allows", *texts);
-    }
-    grammar_release(g);
-}
-#define CHECK(kind, source, ...) check(GRAMMAR_##kind, source, (const char *const[]){__VA_ARGS__})
-#define SCHEMA(source, ...)      CHECK(JSON_SCHEMA, source, __VA_ARGS__)
-
-static void refuses(grammar_kind kind, const char *source, status_code code, const char *message)
-{
-    grammar_source s = {.kind = kind, .text = source, .n = strlen(source)};
-    grammar *g = NULL;
-    error err = {{0}};
-    assert_int_equal(grammar_create(&s, NULL, &g, &err).code, code);
-    assert_null(g);
-    if (!strstr(err.text, message)) fail_msg("'%s' has no '%s'", err.text, message);
-}
+#include "tests/unit/engine_grammar_fixture.h"
 
 /* ---- kinds ----------------------------------------------------------------------------------- */
 
@@ -219,82 +166,12 @@ static void test_combinations(void **state)
            "\"null\"}},\"anyOf\":[{\"required\":[\"a\"]},{\"required\":[\"b\"]}],"
            "\"additionalProperties\":false}",
            "{\"a\":1}", "{\"b\":null}", "{\"a\":1,\"b\":null}", NULL, "{}", NULL);
-    SCHEMA("{\"$ref\":\"#/$defs/n\",\"$defs\":{\"n\":{\"properties\":{\"v\":{\"type\":\"integer\"},"
+    SCHEMA("{\"$ref\":\"#/$defs/"
+           "n\",\"$defs\":{\"n\":{\"type\":\"object\",\"properties\":{\"v\":{\"type\":\"integer\"},"
            "\"next\":{\"oneOf\":[{\"$ref\":\"#/$defs/n\"},{\"type\":\"null\"}]}},"
            "\"required\":[\"v\",\"next\"],\"additionalProperties\":false}}}",
            "{\"v\":1,\"next\":{\"v\":2,\"next\":null}}", NULL, "{\"v\":1}", NULL);
     SCHEMA("true", "[1,{\"a\":null}]", NULL, "", NULL);
-}
-
-/* "not", "if" and dependencies are written in other words; what cannot be is refused. */
-static void test_turned_schemas(void **state)
-{
-    (void)state;
-    SCHEMA("{\"type\":[\"string\",\"integer\"],\"not\":{\"type\":\"string\"}}", "12", NULL, "\"a\"",
-           NULL);
-    SCHEMA("{\"type\":\"string\",\"not\":{\"enum\":[\"a\",\"b\"]}}", "\"c\"", "\"ab\"", "\"\"",
-           NULL, "\"a\"", "\"b\"", NULL);
-    SCHEMA("{\"type\":\"number\",\"not\":{\"const\":5}}", "5.1", "55", "-5", "0", NULL, "5", "5.0",
-           "5.00", NULL);
-    SCHEMA("{\"type\":\"number\",\"not\":{\"type\":\"integer\"}}", "0.5", "-1.10", NULL, "1",
-           "-1.0", "0", NULL);
-    SCHEMA("{\"enum\":[1,2,true,null],\"not\":{\"enum\":[2,null]}}", "1", "true", NULL, "2", "null",
-           NULL);
-    SCHEMA("{\"not\":{\"anyOf\":[{\"type\":[\"object\",\"array\",\"string\",\"number\"]},"
-           "{\"const\":true}]}}",
-           "false", "null", NULL, "true", "1", "\"\"", NULL);
-    SCHEMA("{\"type\":\"string\",\"not\":{\"pattern\":\"^a\",\"minLength\":3}}", "\"b\"", "\"aa\"",
-           "\"bcd\"", NULL, "\"abc\"", NULL);
-    SCHEMA("{\"properties\":{\"a\":{},\"b\":{}},\"not\":{\"required\":[\"a\",\"b\"]},"
-           "\"additionalProperties\":false}",
-           "{}", "{\"a\":1}", "{\"b\":1}", NULL, "{\"a\":1,\"b\":1}", NULL);
-    SCHEMA("{\"type\":\"object\",\"properties\":{\"k\":{\"enum\":[\"x\",\"y\"]},\"v\":{}},"
-           "\"required\":[\"k\"],\"additionalProperties\":false,"
-           "\"if\":{\"properties\":{\"k\":{\"const\":\"x\"}}},\"then\":{\"required\":[\"v\"]},"
-           "\"else\":{\"properties\":{\"v\":{\"type\":\"null\"}}}}",
-           "{\"k\":\"x\",\"v\":1}", "{\"k\":\"y\"}", "{\"k\":\"y\",\"v\":null}", NULL,
-           "{\"k\":\"x\"}", "{\"k\":\"y\",\"v\":1}", NULL);
-    SCHEMA("{\"properties\":{\"a\":{},\"b\":{},\"c\":{\"type\":[\"null\",\"integer\"]}},"
-           "\"additionalProperties\":false,\"dependencies\":{\"a\":[\"b\"],"
-           "\"b\":{\"properties\":{\"c\":{\"type\":\"null\"}}}}}",
-           "{}", "{\"b\":1}", "{\"c\":1}", "{\"a\":1,\"b\":1,\"c\":null}", NULL, "{\"a\":1}",
-           "{\"b\":1,\"c\":1}", NULL);
-    SCHEMA("{\"properties\":{\"a\":{},\"b\":{}},\"additionalProperties\":false,"
-           "\"dependentRequired\":{\"b\":[\"a\"]}}",
-           "{\"a\":1}", "{\"a\":1,\"b\":2}", NULL, "{\"b\":1}", NULL);
-}
-
-/* A value that two branches of "oneOf" allow is refused where that can be written. */
-static void test_one_of(void **state)
-{
-    (void)state;
-    SCHEMA("{\"type\":\"object\",\"oneOf\":[{\"required\":[\"a\"]},{\"required\":[\"b\"]}],"
-           "\"properties\":{\"a\":{},\"b\":{}},\"additionalProperties\":false}",
-           "{\"a\":1}", "{\"b\":1}", NULL, "{}", "{\"a\":1,\"b\":1}", NULL);
-    SCHEMA("{\"type\":\"object\",\"oneOf\":[{\"properties\":{\"a\":{\"type\":\"string\"}}},"
-           "{\"properties\":{\"b\":{\"type\":\"string\"}}}]}",
-           "{\"a\":1}", "{\"a\":\"\",\"b\":1}", NULL, "{}", "{\"a\":\"\"}",
-           "{\"a\":\"\",\"b\":\"\"}", NULL);
-    SCHEMA(
-        "{\"oneOf\":[{\"type\":\"integer\",\"minimum\":3},{\"type\":\"integer\",\"maximum\":5}]}",
-        "2", "6", NULL, "3", "5", NULL);
-    /* Too many ways to leave out the others, but each branch lists other values of "c". */
-#define KIND(c)                                                                                    \
-    "{\"properties\":{\"c\":{\"enum\":[" #c "]},\"p\":{\"type\":\"object\",\"required\":[\"x\"]}}" \
-    "}"
-    SCHEMA("{\"type\":\"object\",\"oneOf\":[" KIND(1) "," KIND(2) "," KIND(3) "," KIND(4) "," KIND(
-               5) "]}",
-           "{\"c\":1}", "{\"c\":5,\"p\":{\"x\":1}}", NULL, "{}", "{\"a\":1}", "{\"c\":6}",
-           "{\"p\":{\"x\":1}}", NULL);
-    SCHEMA("{\"type\":\"object\",\"oneOf\":[" KIND(1) "," KIND(2) "," KIND(3) "," KIND(
-               4) ",{\"properties\":{\"c\":{\"not\":{\"type\":\"integer\",\"enum\":[1,2,3,4]}},"
-                  "\"p\":{}}}]}",
-           "{\"c\":1}", "{\"c\":5}", "{\"c\":\"\"}", NULL, "{}", "{\"a\":1}", NULL);
-#undef KIND
-    refuses(GRAMMAR_JSON_SCHEMA,
-            "{\"type\":\"object\",\"required\":[\"a\",\"b\"],\"oneOf\":[{\"required\":[\"a\"]},"
-            "{\"required\":[\"b\"]}]}",
-            STATUS_INVALID, "no text can satisfy it");
 }
 
 /* Patterns that match the same names, in one schema and in two, and words of no standard. */
@@ -323,6 +200,12 @@ static void test_joined_schemas(void **state)
         "{\"^x\":{\"type\":\"string\"}},\"properties\":{\"a\":{\"anyOf\":[{\"type\":\"null\"},"
         "{\"type\":\"string\"}]}},\"additionalProperties\":{\"minimum\":3}}",
         "{\"a\":null}", "{\"x\":\"\"}", NULL, "{\"a\":1}", "{\"x\":2}", "{\"y\":1}", NULL);
+    SCHEMA("{\"propertyNames\":{\"minLength\":2,\"maxLength\":6},\"properties\":{\"abc\":{\"type\":"
+           "\"null\"},\"a\":{}}}",
+           "{\"abc\":null}", "{\"ab\":1,\"abd\":1,\"abcdef\":1}", "{\"\xc3\xa9\xc3\xa9\":1}", NULL,
+           "{\"abc\":1}", "{\"a\":1}", "{\"b\":1}", "{\"\xc3\xa9\":1}", "{\"abcdefg\":1}", NULL);
+    SCHEMA("{\"propertyNames\":{\"maxLength\":1000000000}}", "{\"a long name\":1}", "{\"\":1}",
+           NULL, NULL);
     SCHEMA("{\"propertyNames\":false}", "{}", NULL, "{\"a\":1}", NULL);
     SCHEMA("{\"enum\":[3,4,5,6.5,8,9],\"exclusiveMinimum\":3,\"multipleOf\":0.5,\"maximum\":9,"
            "\"exclusiveMaximum\":true}",
@@ -493,7 +376,10 @@ static void test_refused_schemas(void **state)
         {"{\"$ref\":\"https://example.com/schema\"}", STATUS_UNSUPPORTED, "\"/$ref\""},
         {"{\"allOf\":[{\"$ref\":\"#\"}]}", STATUS_LIMIT, "joined with themselves"},
         {"{\"$ref\":\"#\"}", STATUS_INVALID, "no text can satisfy it"},
-        {"{\"items\":{\"propertyNames\":{\"maxLength\":90000}}}", STATUS_LIMIT, "\"/items"},
+        {"{\"items\":{\"propertyNames\":{\"pattern\":\"a\",\"maxLength\":90000}}}", STATUS_LIMIT,
+         "\"/items"},
+        {"{\"propertyNames\":{\"maxLength\":2000},\"minProperties\":2}", STATUS_LIMIT,
+         "\"/minProperties\": too large for these names"},
         {"{\"type\":\"float\"}", STATUS_INVALID, "\"/type\""},
         {"{\"minLength\":-1}", STATUS_INVALID, "\"/minLength\""},
         {"{\"type\":\"string\",\"enum\":[1]}", STATUS_INVALID, "no text can satisfy it"},
@@ -681,8 +567,6 @@ int main(void)
         cmocka_unit_test(test_strings),
         cmocka_unit_test(test_numbers),
         cmocka_unit_test(test_combinations),
-        cmocka_unit_test(test_turned_schemas),
-        cmocka_unit_test(test_one_of),
         cmocka_unit_test(test_joined_schemas),
         cmocka_unit_test(test_listed_values),
         cmocka_unit_test(test_different_names),
