@@ -42,6 +42,15 @@ void forced_take(forced_run *run, uint32_t token)
     run->known = forced_left(run) > 0;
 }
 
+uint32_t forced_count(uint32_t n, uint32_t room, uint32_t left)
+{
+    enum { KEPT = 3 }; // outputs: the drawn token, the next one, an end
+    room = room > KEPT ? room - KEPT : 0;
+    left -= left > 0;
+    if (n > room) n = room;
+    return n < left ? n : left;
+}
+
 void forced_destroy(forced_run *run)
 {
     tok_ids_destroy(&run->ids);

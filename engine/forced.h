@@ -23,6 +23,11 @@ void forced_find(const tokenizer *t, grammar_matcher *m, forced_run *run);
 /* Follows a token of the answer: the next one of the run, or another, which ends the run. */
 void forced_take(forced_run *run, uint32_t token);
 void forced_destroy(forced_run *run);
+/* Returns how many of n forced tokens a choice takes with a drawn one. `room`: outputs that fit
+ * into its stream's ring before the drawn token is there; it keeps room for that one, for the next
+ * draw and for an end. `left`: tokens that the answer may have behind the drawn one; the last of
+ * them ends it, and is drawn. */
+uint32_t forced_count(uint32_t n, uint32_t room, uint32_t left);
 
 static inline uint32_t forced_left(const forced_run *run)
 {

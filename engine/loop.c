@@ -50,11 +50,7 @@ static void take_forced(engine *e, engine_stream *s, untold_token *drawn)
     const uint32_t *tokens;
     bool may = r->n == 1 && r->n_stop == 0 && r->logprobs < 0 && engine_in_flight(e) == 1;
     uint32_t n = may ? form_forced(e, s, 0, &tokens) : 0;
-    /* The ring keeps room for the drawn token, and for the next one and an end (pause_if_full). */
-    uint32_t room = n ? stream_room(s) : 0, most = s->max_new_tokens - c->n_tokens - 1;
-    room = room > 3 ? room - 3 : 0;
-    if (room < most) most = room;
-    if (most < n) n = most;
+    if (n > 0) n = forced_count(n, stream_room(s), s->max_new_tokens - c->n_tokens);
     if (n == 0) return;
     tell_token(e, drawn);
     for (uint32_t i = 0; i < n && !s->failed; i++) {

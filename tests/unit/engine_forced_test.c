@@ -116,6 +116,26 @@ static void a_run_is_followed(void **state)
     grammar_matcher_destroy(m);
 }
 
+/* A run stops where the ring has room for three outputs more, or before the last token of the
+ * answer, whichever comes first. */
+static void a_run_ends_where_the_answer_or_the_ring_does(void **state)
+{
+    (void)state;
+    assert_int_equal(forced_count(8, 100, 100), 8);
+    assert_int_equal(forced_count(8, 11, 100), 8);
+    assert_int_equal(forced_count(8, 10, 100), 7);
+    assert_int_equal(forced_count(8, 4, 100), 1);
+    assert_int_equal(forced_count(8, 3, 100), 0);
+    assert_int_equal(forced_count(8, 0, 100), 0);
+    assert_int_equal(forced_count(8, 100, 6), 5);
+    assert_int_equal(forced_count(8, 7, 4), 3);
+    assert_int_equal(forced_count(8, 6, 4), 3);
+    assert_int_equal(forced_count(8, 5, 4), 2);
+    assert_int_equal(forced_count(8, 100, 1), 0);
+    assert_int_equal(forced_count(8, 100, 0), 0);
+    assert_int_equal(forced_count(0, 100, 100), 0);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -123,6 +143,7 @@ int main(void)
         cmocka_unit_test(a_token_that_may_reach_past_the_text_is_drawn),
         cmocka_unit_test(tokens_of_another_text_are_none),
         cmocka_unit_test(a_run_is_followed),
+        cmocka_unit_test(a_run_ends_where_the_answer_or_the_ring_does),
     };
     return cmocka_run_group_tests(tests, load, unload);
 }
