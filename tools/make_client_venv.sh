@@ -1,29 +1,30 @@
 #!/usr/bin/env bash
-# usage: tools/make_client_venv.sh [agents]
-# Installs the Python clients of tests/e2e/serve in build/clients-venv, or the agent libraries in
-# build/agents-venv, again only when the requirements or Python change. Where the packages are not
-# available it prints why and leaves nothing behind: the suites that need them are then skipped, and
-# named.
+# usage: tools/make_client_venv.sh [agents | cuda]
+# Installs the Python clients of tests/e2e/serve in build/clients-venv, the agent libraries in
+# build/agents-venv, or NVIDIA's disassemblers in build/cuda-venv, again only when the requirements
+# or Python change. Where the packages are not available it prints why and leaves nothing behind:
+# the suites that need them are then skipped, and named.
 set -euo pipefail
 root=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)
 case ${1-} in
-"") venv=clients requirements=requirements.txt ;;
-agents) venv=agents requirements=requirements-agents.txt ;;
-*) echo "usage: $0 [agents]" >&2 && exit 2 ;;
+"") venv=clients requirements=e2e/serve/requirements.txt ;;
+agents) venv=agents requirements=e2e/serve/requirements-agents.txt ;;
+cuda) venv=cuda requirements=cuda/requirements.txt ;;
+*) echo "usage: $0 [agents | cuda]" >&2 && exit 2 ;;
 esac
 venv=$root/build/$venv-venv
-requirements=$root/tests/e2e/serve/$requirements
+requirements=$root/tests/$requirements
 
 stamp=$({ cat "$requirements" && python3 --version; } | sha256sum)
 [[ $(cat "$venv/stamp" 2>/dev/null) == "$stamp" ]] && exit 0
 
 give_up() {
     rm -rf "$venv"
-    echo "make_client_venv: $1: suites with these clients will be skipped" >&2
+    echo "make_client_venv: $1: suites with these packages will be skipped" >&2
     exit 1
 }
 
-echo "== installing the clients of the e2e suites into ${venv#"$root"/}"
+echo "== installing the packages of ${requirements#"$root"/} into ${venv#"$root"/}"
 mkdir -p "$root/build"
 python3 -m venv --clear "$venv" || give_up "python3 -m venv failed (package python3-venv)"
 "$venv/bin/python" -m pip install --quiet --disable-pip-version-check --no-input --only-binary :all: \

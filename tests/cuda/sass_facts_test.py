@@ -1,0 +1,188 @@
+#!/usr/bin/env python3
+"""What tools/sass_facts.py says of machine code that got worse, over a cuobjdump that prints
+made-up code. cuda_sass_facts runs it over the plugin."""
+
+import contextlib
+import io
+import os
+import pathlib
+import sys
+import tempfile
+import unittest
+from unittest import mock
+
+ROOT = pathlib.Path(__file__).resolve().parents[2]
+sys.path.insert(0, str(ROOT / "tools"))
+import sass_facts  # noqa: E402
+
+DRAW = "_Z11draw_kernel12gpu_sampling"
+FEW = "_Z10few_kernelI10plain_tileI4bf16ELi2ELi1EEv7few_job"
+ATTENTION = "_Z16attention_kernelI4bf16Li128ELb1EEv13gpu_attention"
+PATCH = "_Z12patch_kernelPjPK9gpu_patchPKj"
+# W by 16 loads of 16 bytes past the first cache in a loop of the tensor cores, after as many
+# outside of it; scales, which are narrow.
+FEW_CODE = [*["LDG.E.NA.128.CONSTANT R4, desc[UR4][R2.64]"] * 16, "LDG.E R8, desc[UR4][R2.64]",
+            "LOOP", *["@P1 LDG.E.NA.128.CONSTANT R4, desc[UR4][R2.64]"] * 16,
+            "HMMA.16816.F32.BF16 R4, R8, R12, R4", "@!P0 BRA LOOP", "STG.E desc[UR4][R2.64], R4"]
+# K and V of 64 slots of 128 dims in bf16 are 2,048 copies of 16 bytes: 16 for each of 128 threads.
+ATTENTION_CODE = ["LDGSTS.E.BYPASS.LTC128B.128 [R1], desc[UR4][R2.64]", "LDG.E R8, desc[UR4][R2.64]",
+                  "LOOP", *["LDGSTS.E.BYPASS.LTC128B.128 [R1], desc[UR4][R2.64], !P1"] * 16,
+                  "HMMA.16816.F32.BF16 R4, R8, R12, R4", "@P2 BRA LOOP"]
+
+
+class Kernel:
+    def __init__(self, name, code, registers, shared=0, arch="sm_90"):
+        self.name, self.code, self.arch = name, code, arch
+        self.registers, self.shared = registers, shared
+
+    def sass(self):
+        lines, loop = [f"\t\tFunction : {self.name}"], 0
+        for i, text in enumerate(c for c in self.code if c != "LOOP"):
+            text = text.replace("LOOP", f"{16 * self.code.index('LOOP'):#x}" if "LOOP" in text else "")
+            lines.append(f"        /*{16 * i:04x}*/               {text} ;      /* 0x0000000000007918 */")
+            lines.append(" " * 104 + "/* 0x000fe20000000800 */")
+        return lines
+
+    def usage(self):
+        return [f" Function {self.name}:",
+                f"  REG:{self.registers} STACK:0 SHARED:{self.shared + 1024} LOCAL:0 CONSTANT[0]:760"]
+
+
+def good():
+    """Kernels by name, as they should be."""
+    return {k.name: k for k in (Kernel(DRAW, ["LDG.E.128 R4, desc[UR4][R2.64]", "EXIT"], 64, 16384),
+                                Kernel(FEW, FEW_CODE, 110, 8192),
+                                Kernel(ATTENTION, ATTENTION_CODE, 168, 128),
+                                Kernel(PATCH, ["LDG.E R4, desc[UR4][R2.64]", "EXIT"], 16))}
+
+
+class SassFacts(unittest.TestCase):
+    def setUp(self):
+        self.folder = tempfile.TemporaryDirectory()
+        self.addCleanup(self.folder.cleanup)
+        self.at = pathlib.Path(self.folder.name)
+        patch = mock.patch.object(sass_facts, "TABLE", self.at / "table.txt")
+        patch.start()
+        self.addCleanup(patch.stop)
+        self.write_tool("nvcc", "echo 'Cuda compilation tools, release 13.0, V13.0.88'")
+        self.write_tool("nvdisasm", "exit 0")
+        self.kernels = good()
+        self.main("--write")
+
+    def write_tool(self, name, body):
+        path = self.at / name
+        path.write_text(f"#!/bin/sh\n{body}\n", encoding="utf-8")
+        path.chmod(0o755)
+
+    def main(self, *flags):
+        """(exit status, output) of the script over the kernels."""
+        head = ["Fatbin elf code:", "arch = sm_90"]
+        sass = head + [line for k in self.kernels.values() for line in k.sass()]
+        usage = head + [line for k in self.kernels.values() for line in k.usage()]
+        (self.at / "sass").write_text("\n".join(sass), encoding="utf-8")
+        (self.at / "usage").write_text("\n".join(usage), encoding="utf-8")
+        self.write_tool("cuobjdump", f'[ "$1" = -sass ] && cat {self.at}/sass || cat {self.at}/usage')
+        arguments = ["sass_facts.py", *flags, "--nvcc", str(self.at / "nvcc"), "plugin"]
+        path = {"PATH": f"{self.at}{os.pathsep}{os.environ['PATH']}"}
+        out, status = io.StringIO(), 0
+        with mock.patch.object(sys, "argv", arguments), mock.patch.dict(os.environ, path), \
+                contextlib.redirect_stdout(out), contextlib.redirect_stderr(out):
+            try:
+                sass_facts.main()
+            except SystemExit as e:
+                status = e.code
+        return status, out.getvalue()
+
+    def expect(self, *says):
+        """The script fails and says this; with what is worse put right, it passes."""
+        status, out = self.main()
+        self.assertEqual(status, 1, out)
+        for text in says:
+            self.assertIn(text, out)
+        self.kernels = good()
+        self.assertEqual(self.main()[0], 0)
+
+    def test_facts_are_read(self):
+        status, out = self.main("--table")
+        self.assertEqual(status, 0, out)
+        rows = {line.split()[1]: line.split()[2:] for line in out.splitlines()}
+        # registers, stored, loaded, shared, blocks, tensor, wide, flight: 2 blocks of 256 threads
+        # have 2 x 256 x 16 loads of 16 bytes on their way; 3 blocks 32 KB of K and V each.
+        self.assertEqual(rows["few_kernel<plain_tile<bf16>,2,1>"],
+                         ["110", "0", "0", "8192", "2", "yes", "100", "128"])
+        self.assertEqual(rows["attention_kernel<bf16,128,true>"],
+                         ["168", "0", "0", "74112", "3", "yes", "100", "96"])
+        self.assertEqual(rows["draw_kernel"], ["64", "0", "0", "16384", "1", "-", "100", "-"])
+
+    def test_nothing_worse(self):
+        status, out = self.main()
+        self.assertEqual(status, 0, out)
+        self.assertIn("4 kernels, 0 of them worse", out)
+
+    def test_spills(self):
+        self.kernels[DRAW].code = ["STL.64 [R1], R2", "LDL R4, [R1]", *self.kernels[DRAW].code]
+        self.expect("sm_90 draw_kernel: 12 bytes of local memory, not 0")
+
+    def test_spills_of_a_kernel_without_a_row(self):
+        self.kernels[PATCH].code = ["STL [R1], R2", *self.kernels[PATCH].code]
+        self.expect("sm_90 patch_kernel: 4 bytes of local memory, not 0")
+
+    def test_fewer_blocks(self):
+        self.kernels[ATTENTION].registers = 169  # rounded up to 176: two blocks
+        self.expect("sm_90 attention_kernel<bf16,128,true>: 2 blocks on a multiprocessor, not 3; "
+                    "64 KB in flight, not 96")
+
+    def test_shared_memory_takes_blocks(self):
+        self.kernels[FEW].shared = 120 * 1024
+        self.expect("few_kernel<plain_tile<bf16>,2,1>: 1 blocks on a multiprocessor, not 2")
+
+    def test_no_tensor_cores(self):
+        self.kernels[FEW].code = [c.replace("HMMA.16816", "FFMA") for c in FEW_CODE]
+        self.expect("few_kernel<plain_tile<bf16>,2,1>: 0 KB in flight, not 128; no tensor cores")
+
+    def test_narrow_loads_in_a_loop(self):
+        self.kernels[FEW].code = [c.replace("@P1 LDG.E.NA.128", "@P1 LDG.E.NA.64") if i < 22 else c
+                                  for i, c in enumerate(FEW_CODE)]
+        self.expect("few_kernel<plain_tile<bf16>,2,1>: 75 % of loads of 16 bytes, not 100")
+
+    def test_narrow_loads(self):
+        self.kernels[DRAW].code = ["LDG.E.64 R4, desc[UR4][R2.64]", "EXIT"]
+        self.expect("draw_kernel: 0 % of loads of 16 bytes, not 100")
+
+    def test_less_in_flight(self):
+        self.kernels[FEW].code = [c for i, c in enumerate(FEW_CODE) if i not in range(20, 28)]
+        self.expect("few_kernel<plain_tile<bf16>,2,1>: 64 KB in flight, not 128")
+
+    def test_layout_that_is_not_the_source(self):
+        self.kernels[ATTENTION].code = ATTENTION_CODE[:3] + ATTENTION_CODE[5:]
+        self.expect("attention_kernel<bf16,128,true>: its loop has 14 copies, the layout of "
+                    "attention.cuh 16")
+
+    def test_kernels_that_come_and_go(self):
+        del self.kernels[DRAW]
+        self.expect("sm_90 draw_kernel: in table.txt, but not in the code")
+        self.kernels["new"] = Kernel(FEW.replace("Li1E", "Li4E"), FEW_CODE, 110, 8192)
+        self.expect("few_kernel<plain_tile<bf16>,2,4>: not in table.txt")
+
+    def test_better(self):
+        self.kernels[FEW].registers = 80
+        status, out = self.main()
+        self.assertEqual(status, 0, out)
+        self.assertIn("1 better", out)
+
+    def test_another_compiler(self):
+        self.write_tool("nvcc", "echo 'Cuda compilation tools, release 13.2, V13.2.51'")
+        self.kernels[DRAW].code = ["STL.64 [R1], R2", *self.kernels[DRAW].code]
+        status, out = self.main()
+        self.assertEqual(status, 77, out)
+        self.assertIn("SKIPPED: table.txt is of nvcc 13.0, this is 13.2", out)
+
+    def test_no_disassembler(self):
+        with mock.patch.object(sass_facts, "find_tool", lambda name, nvcc: None):
+            status, out = self.main()
+        self.assertEqual(status, 77, out)
+        self.assertIn("SKIPPED: no cuobjdump", out)
+
+
+if __name__ == "__main__":
+    unittest.main()
