@@ -1,13 +1,15 @@
 #!/usr/bin/env bash
-# Checks the GPU path on a machine with a GPU, in under 8 minutes: builds, checks every kernel
-# against the CPU's reference, measures, looks for bad accesses and races, runs models, ranks and
-# NCCL, runs PyTorch beside them, and prints a table with the bars. The most telling stages come
-# first. Each stage has a time limit and reports PASS, FAIL or SKIPPED (with a reason); the next
-# stage runs either way, but without a GPU the script ends after the build. The table is rewritten
-# after every stage, so that a run that is cut short leaves the results so far. Needs CUDA 13 with
-# nvcc, CMake, gcc, g++ and Python; where jansson, pcre2, utf8proc, jemalloc, libyaml, libedit,
-# cmocka or pkg-config are missing, also build/deps from tools/make_gpu_deps.sh. Uses PyTorch,
-# transformers, NCCL and compute-sanitizer where they are installed.
+# Checks the GPU path on a machine with a GPU, in under 8 minutes: looks at the driver, builds,
+# holds the machine code to its table, checks every kernel against the CPU's reference, measures,
+# runs models, ranks and NCCL, runs PyTorch beside them, looks for bad accesses and races, and
+# prints a table with the bars. The most telling stages come first, and no other stage runs while
+# one measures. Each stage has a time limit and reports PASS, FAIL or SKIPPED (with a reason); the
+# next stage runs either way, but without a GPU, or with a driver that is too old, the script ends
+# after the build. The table is rewritten after every stage, so that a run that is cut short leaves
+# the results so far. Needs CUDA 13 with nvcc, CMake, gcc, g++ and Python; where jansson, pcre2,
+# utf8proc, jemalloc, libyaml, libedit, cmocka or pkg-config are missing, also build/deps from
+# tools/make_gpu_deps.sh. Uses PyTorch, transformers, NCCL and compute-sanitizer where they are
+# installed.
 # usage: tools/gpu_check.sh [BUILD_FOLDER]     OUT: folder of table.txt, logs.txt and *.json;
 #        ARCH: 80 for an A100 (90); GPU_CHECK_SECONDS: all stages together (470)
 set -uo pipefail
@@ -75,6 +77,7 @@ verdict() { # NAME
     read -r code seconds <"$logs/$1.end"
     case $code in
     0) if grep -q '^SKIPPED' "$logs/$1.log"; then code=SKIPPED; else code=PASS; fi ;;
+    77) code=SKIPPED ;;
     124 | 137) code="FAIL (time)" ;;
     *) if grep -q 'Device not supported' "$logs/$1.log"; then code="SKIPPED (device)"; else code="FAIL ($code)"; fi ;;
     esac
@@ -136,6 +139,21 @@ settle() {
 
 stage() { start "$@" && settle; }
 
+# Prints the device, its driver and nvcc; false where there is none, or where the driver is older
+# than the runtime in the plugin needs: its first call would fail, with a message that says less.
+driver() {
+    local release driver needs=525
+    release=$(nvcc --version | sed -n 's/.*release \([0-9]*\)\..*/\1/p')
+    nvidia-smi --query-gpu=name,driver_version,memory.total,clocks.sm --format=csv,noheader || return
+    echo "nvcc of CUDA ${release:-?}"
+    ((${release:-0} < 13)) || needs=580
+    driver=$(nvidia-smi --query-gpu=driver_version --format=csv,noheader | head -n 1)
+    ((${driver%%.*} >= needs)) && return
+    echo "driver $driver is too old: the runtime of CUDA $release needs $needs or newer"
+    return 1
+}
+export -f driver
+
 # ---- models: a folder with a config.json gives the shape; weights are random ---------------------
 
 mkdir -p "$build/llama-3-8b" "$build/wide"
@@ -152,34 +170,31 @@ with open(sys.argv[2], "w", encoding="utf-8") as f:
 
 octavo=$build/octavo plugin=$build/liboctavo_cuda.so check=$build/tests/kernels_cuda_check
 compare=(python3 tests/e2e/cuda_device.py --compare "$octavo")
-eight=(--model "$build/llama-3-8b" --load-format dummy --device cuda --kv-memory 24G --swap-memory 0)
-speeds=("${eight[@]}" --prefill-chunk 16384 --prefill 2048 --prompts "8,1" --batch "1,32" --context 1024
-    --rounds 5)
+eight=(--model "$build/llama-3-8b" --load-format dummy --device cuda --kv-memory 36G --swap-memory 0)
+speeds=("${eight[@]}" --prefill-chunk 16384 --prefill 2048 --prompts "8,1" --batch "1,32,256"
+    --context 1024 --rounds 5)
+long=("${eight[@]}" --prefill-chunk 16384 --prefill 32768 --batch "1,8" --context 32768 --rounds 3)
 
 # ---- the run -------------------------------------------------------------------------------------
 
 generator=(-G Ninja)
 command -v ninja >/dev/null || generator=(-G "Unix Makefiles")
+stage driver 20 bash -c driver
+has_driver=$?
 stage configure 40 cmake -S . -B "$build" "${generator[@]}" -DCMAKE_BUILD_TYPE=Release -DOCTAVO_RPC=OFF \
     -DOCTAVO_CUDA=ON -DOCTAVO_WERROR=OFF "-DOCTAVO_CUDA_ARCHITECTURES=${ARCH:-90}" || finish
 stage build 150 cmake --build "$build" -j "$(nproc)" --target octavo octavo_cuda kernels_cuda_check \
     cuda_nccl_check || finish
-stage device 20 nvidia-smi --query-gpu=name,driver_version,memory.total,clocks.sm --format=csv,noheader ||
-    finish
+((has_driver == 0)) || finish
 
+start sass_facts 60 python3 tools/sass_facts.py "$plugin"
 # A lost device ends its process, so each group has one of its own.
 for group in rows products pages sample retrieve; do start "kernels_$group" 45 "$check" "$plugin" "$group"; done
 settle
 stage bench_kernels 40 "$octavo" bench kernels --device cuda
 stage bench_engine 170 "$octavo" bench engine "${speeds[@]}" --out "$logs/engine.json"
+stage bench_long 90 "$octavo" bench engine "${long[@]}" --out "$logs/engine_long.json"
 
-for tool in memcheck racecheck synccheck; do
-    if command -v compute-sanitizer >/dev/null; then
-        start "$tool" 75 compute-sanitizer --tool "$tool" --error-exitcode 9 "$check" "$plugin" --small
-    else
-        start "$tool" 5 echo "SKIPPED: no compute-sanitizer"
-    fi
-done
 start nccl_one_rank 60 "$build/tests/cuda_nccl_check" "$plugin" ${nccl:+"$nccl"}
 start tp2_threads 75 "${compare[@]}" --tp 2 --workers threads
 start wide 75 "${compare[@]}" --model "$build/wide" --load-format dummy
@@ -192,4 +207,13 @@ stage peer 150 python3 tools/gpu_peer.py "$logs/peer.json" "$octavo" bench engin
     --out "$logs/engine_again.json"
 stage bench_int8 40 "$octavo" bench kernels --device cuda --dtype int8 --kv-dtype int8
 stage bench_int4_fp8 40 "$octavo" bench kernels --device cuda --dtype int4 --kv-dtype fp8
+
+for tool in memcheck racecheck synccheck; do
+    if command -v compute-sanitizer >/dev/null; then
+        start "$tool" 75 compute-sanitizer --tool "$tool" --error-exitcode 9 "$check" "$plugin" --small
+    else
+        start "$tool" 5 echo "SKIPPED: no compute-sanitizer"
+    fi
+done
+settle
 finish

@@ -9,7 +9,7 @@ import sys
 
 folder = sys.argv[1]
 CROWDS = ("64 x 4096", "8 x 32768")
-GRAPHS = ("bench_engine", "demo", "wide")  # stages that decode on a single GPU
+GRAPHS = ("bench_engine", "bench_long", "demo", "wide")  # stages that decode on a single GPU
 
 
 def text(name):
@@ -88,9 +88,12 @@ def bars():
     for crowd in CROWDS:
         found = kernel_line(f"decode attention {crowd}, bf16")
         bar(f"decode attention {crowd}, of copies", found and found[1], at_least=0.85)
-    for batch in (1, 32):
+    for batch in (1, 32, 256):
         bar(f"8B decode, batch {batch}, of the bandwidth",
             engine_share("read_share", what="decode", batch=batch), at_least=0.80)
+    for batch in (1, 8):
+        bar(f"8B decode, batch {batch} at 32768, of the bandwidth",
+            engine_share("read_share", "engine_long.json", what="decode", batch=batch), at_least=0.80)
     bar("8B prefill of 8 x 2048, of the product rate",
         engine_share("fma_share", what="prefill", batch=8), at_least=0.60)
     for r in rows("retention.json", what="cost"):
