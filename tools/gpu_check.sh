@@ -154,6 +154,33 @@ driver() {
 }
 export -f driver
 
+# Reads a launch's counters of each kernel that a step spends its time in, where the driver lets
+# this user read them: shares of the memory's and the issue's peaks, conflicts, what warps wait for.
+# Attention's last argument is whether it decodes.
+counters() { # OCTAVO
+    local stall='regex:smsp__average_warps_issue_stalled_[a-z_]+_per_issue_active[.]ratio' kernel skip flags
+    local metrics=dram__throughput.avg.pct_of_peak_sustained_elapsed
+    metrics+=,sm__inst_issued.avg.pct_of_peak_sustained_active,l1tex__data_bank_conflicts_pipe_lsu.sum
+    command -v ncu >/dev/null || { echo "SKIPPED: no ncu"; return; }
+    while read -r kernel skip flags; do
+        # shellcheck disable=SC2086 # several flags
+        ncu --csv --kernel-name-base demangled --kernel-name "regex:$kernel" --launch-skip "$skip" \
+            --launch-count 1 --kill yes --metrics "$metrics,$stall" \
+            "$1" bench kernels --device cuda --rows 2048 $flags </dev/null >"$logs/ncu" 2>&1
+        if grep ERR_NVGPUCTRPERM "$logs/ncu"; then
+            echo "SKIPPED: this user may not read the GPU's counters"
+            return
+        fi
+        cat "$logs/ncu"
+    done <<<"few_kernel 2
+attention_kernel<.*([)]1|true)> 2
+attention_kernel<.*([)]0|false)> 2
+mass_kernel 2
+dequant_kernel 2 --dtype int8"
+}
+export -f counters
+export logs
+
 # ---- models: a folder with a config.json gives the shape; weights are random ---------------------
 
 mkdir -p "$build/llama-3-8b" "$build/wide"
@@ -207,6 +234,8 @@ stage peer 150 python3 tools/gpu_peer.py "$logs/peer.json" "$octavo" bench engin
     --out "$logs/engine_again.json"
 stage bench_int8 40 "$octavo" bench kernels --device cuda --dtype int8 --kv-dtype int8
 stage bench_int4_fp8 40 "$octavo" bench kernels --device cuda --dtype int4 --kv-dtype fp8
+
+stage counters 60 bash -c 'counters "$1"' counters "$octavo"
 
 for tool in memcheck racecheck synccheck; do
     if command -v compute-sanitizer >/dev/null; then

@@ -1,6 +1,7 @@
 #!/usr/bin/env python3
 """Prints the bars beside the figures from tools/gpu_check.sh's logs. usage: gpu_table.py FOLDER"""
 
+import csv
 import glob
 import json
 import os
@@ -130,5 +131,29 @@ def side_by_side():
             print(f"{log[6:-4]}: {line.strip()}")
 
 
+def counters():
+    """A line for each kernel of which ncu read counters: the shares and the longest wait."""
+    log = text("counters.log").splitlines()
+    found = {}
+    for row in csv.DictReader(line for line in log if line.startswith('"')):
+        try:
+            value = float(row["Metric Value"].replace(",", ""))
+        except (AttributeError, KeyError, ValueError):
+            continue  # another launch's header
+        found.setdefault(row["Kernel Name"], {})[row["Metric Name"]] = value
+    print(f"\n{'by the counters of a launch':<34} memory; issue; bank conflicts; longest wait")
+    for kernel, metrics in found.items():
+        waits = [(v, re.search("stalled_(.*)_per_issue", n)[1]) for n, v in metrics.items() if "_stalled_" in n]
+        wait = "{1}, {0:.1f} cycles".format(*max(waits)) if waits else "-"
+        name = re.sub(r"^void |\((?:int|bool)\)|\(\w+(?:, [\w *]+)*\)$|(?<=,) ", "", kernel)
+        print(f"{name:<34} "
+              f"{metrics.get('dram__throughput.avg.pct_of_peak_sustained_elapsed', 0):.1f} %; "
+              f"{metrics.get('sm__inst_issued.avg.pct_of_peak_sustained_active', 0):.1f} %; "
+              f"{metrics.get('l1tex__data_bank_conflicts_pipe_lsu.sum', 0):.0f}; {wait}")
+    if not found:
+        print("not measured")
+
+
 bars()
 side_by_side()
+counters()
