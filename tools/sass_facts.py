@@ -2,7 +2,8 @@
 """Reads the machine code of the plugin for GPUs and compares it with tools/sass_facts.txt: what
 each kernel keeps in local memory (spilled registers), how many of its blocks fit on a
 multiprocessor, whether it uses tensor cores, which share of the loads from global memory in its
-loops are 16 bytes wide, and how many bytes are on their way. Exits with 1 and names each kernel of
+loops are 16 bytes wide, and how many bytes are on their way; and whether large products are
+cublasLt's. Exits with 1 and names each kernel of
 which a fact got worse, and with 77 where cuobjdump and nvdisasm are missing or the table is another
 compiler's.
 usage: sass_facts.py [--table | --write] [--nvcc PATH] PLUGIN_OR_OBJECT...
@@ -437,9 +438,11 @@ def main():
         print(f"SKIPPED: {TABLE.name} is of nvcc {table_nvcc}, this is {nvcc or 'unknown'}")
         sys.exit(SKIPPED)
     bad, better = compare(facts, rows, {f.arch for f in facts})
+    bad += [f"{path}: large products are not cublasLt's" for path in a.files
+            if path.endswith(".so") and b"cublasLtMatmul\0" not in pathlib.Path(path).read_bytes()]
     for line in bad:
         print(line)
-    print(f"{len(facts)} kernels, {len(bad)} of them worse than {TABLE.name}"
+    print(f"{len(facts)} kernels, {len(bad)} facts worse than {TABLE.name}"
           + (f"; {better} better: --write keeps that" if better else ""))
     sys.exit(1 if bad else 0)
 

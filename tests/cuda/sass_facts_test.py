@@ -66,6 +66,8 @@ class SassFacts(unittest.TestCase):
         self.addCleanup(patch.stop)
         self.write_tool("nvcc", "echo 'Cuda compilation tools, release 13.0, V13.0.88'")
         self.write_tool("nvdisasm", "exit 0")
+        self.plugin = self.at / "plugin.so"
+        self.plugin.write_bytes(b"\0cublasLtMatmul\0")
         self.kernels = good()
         self.main("--write")
 
@@ -82,7 +84,7 @@ class SassFacts(unittest.TestCase):
         (self.at / "sass").write_text("\n".join(sass), encoding="utf-8")
         (self.at / "usage").write_text("\n".join(usage), encoding="utf-8")
         self.write_tool("cuobjdump", f'[ "$1" = -sass ] && cat {self.at}/sass || cat {self.at}/usage')
-        arguments = ["sass_facts.py", *flags, "--nvcc", str(self.at / "nvcc"), "plugin"]
+        arguments = ["sass_facts.py", *flags, "--nvcc", str(self.at / "nvcc"), str(self.plugin)]
         path = {"PATH": f"{self.at}{os.pathsep}{os.environ['PATH']}"}
         out, status = io.StringIO(), 0
         with mock.patch.object(sys, "argv", arguments), mock.patch.dict(os.environ, path), \
@@ -117,7 +119,13 @@ class SassFacts(unittest.TestCase):
     def test_nothing_worse(self):
         status, out = self.main()
         self.assertEqual(status, 0, out)
-        self.assertIn("4 kernels, 0 of them worse", out)
+        self.assertIn("4 kernels, 0 facts worse", out)
+
+    def test_products_that_are_not_the_library(self):
+        self.plugin.write_bytes(b"\0cublasLtMatmulDescInit\0")
+        status, out = self.main()
+        self.assertEqual(status, 1, out)
+        self.assertIn("plugin.so: large products are not cublasLt's", out)
 
     def test_spills(self):
         self.kernels[DRAW].code = ["STL.64 [R1], R2", "LDL R4, [R1]", *self.kernels[DRAW].code]
