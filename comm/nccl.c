@@ -1,8 +1,10 @@
 /* Ranks on GPUs, over NCCL, which is opened when needed.
  *
- * The communicator is non-blocking: a call into NCCL returns at once and its state is polled, so
- * that another thread can abort at any time, also while ranks are still meeting. A lock keeps two
- * threads out of one communicator, and is never held during a wait. */
+ * Ranks meet in a non-blocking communicator, whose state is polled, so that the meeting can be
+ * given up at any time. Since 2.23 NCCL answers "in progress" to every call on such a communicator
+ * and makes a thread for it, so collectives go to a blocking one, which is split off when the ranks
+ * have met: there a call returns when its work is on the stream. A blocked call, which waits for a
+ * peer that is lost, ends when another thread aborts the communicator under it. */
 #include "comm/address.h"
 #include "comm/kinds.h"
 
@@ -39,6 +41,7 @@ typedef struct nccl_library {
     int (*ncclGetVersion)(int *version);
     int (*ncclGetUniqueId)(nccl_id *id);
     int (*ncclCommInitRankConfig)(void **handle, int size, nccl_id id, int rank, nccl_config *c);
+    int (*ncclCommSplit)(void *handle, int color, int key, void **part, nccl_config *c);
     int (*ncclCommGetAsyncError)(void *handle, int *state);
     int (*ncclCommAbort)(void *handle);
     int (*ncclAllReduce)(const void *in, void *out, size_t n, int type, int op, void *handle,
@@ -57,9 +60,10 @@ static const struct {
     {                                                                                              \
 #name, offsetof(nccl_library, name)                                                        \
     }
-    FUNCTION(ncclGetVersion),        FUNCTION(ncclGetUniqueId), FUNCTION(ncclCommInitRankConfig),
-    FUNCTION(ncclCommGetAsyncError), FUNCTION(ncclCommAbort),   FUNCTION(ncclAllReduce),
-    FUNCTION(ncclAllGather),         FUNCTION(ncclBroadcast),   FUNCTION(ncclGetErrorString),
+    FUNCTION(ncclGetVersion),     FUNCTION(ncclGetUniqueId),       FUNCTION(ncclCommInitRankConfig),
+    FUNCTION(ncclCommSplit),      FUNCTION(ncclCommGetAsyncError), FUNCTION(ncclCommAbort),
+    FUNCTION(ncclAllReduce),      FUNCTION(ncclAllGather),         FUNCTION(ncclBroadcast),
+    FUNCTION(ncclGetErrorString),
 #undef FUNCTION
 };
 
@@ -69,8 +73,9 @@ typedef struct nccl {
     strbuf address; /* rank 0's id, framed */
     nccl_id id;
     void *stream;
-    pthread_mutex_t lock;           /* guards handle and calls with it */
-    void *handle;                   /* NULL: not connected, or aborted */
+    pthread_mutex_t lock;           /* held during each call with a handle, but see nccl_abort */
+    _Atomic(void *) meeting;        /* non-blocking; NULL: not there, or aborted */
+    _Atomic(void *) handle;         /* blocking, of collectives; likewise */
     _Atomic(const char *) ended_by; /* why the group is unusable; NULL = usable */
 } nccl;
 
@@ -102,17 +107,21 @@ static status load_library(nccl *c, const char *file, error *err)
 
 /* ---- the end --------------------------------------------------------------------------------- */
 
+enum { PATIENCE_NS = 200000000 }; /* for a call that will return by itself */
+
 static void fail_group(nccl *c, const char *why)
 {
     const char *well = NULL;
     atomic_compare_exchange_strong(&c->ended_by, &well, why);
 }
 
-/* Aborts the communicator, which removes its work from the stream. The lock is held. */
-static void drop_handle(nccl *c)
+/* Aborts the communicators, which removes their work from the stream. Each is aborted once, by
+ * whichever thread comes first. */
+static void drop_handles(nccl *c)
 {
-    void *handle = c->handle;
-    c->handle = NULL;
+    void *handle = atomic_exchange(&c->handle, NULL);
+    if (handle) c->lib.ncclCommAbort(handle);
+    handle = atomic_exchange(&c->meeting, NULL);
     if (handle) c->lib.ncclCommAbort(handle);
 }
 
@@ -123,38 +132,50 @@ static status call_status(nccl *c, int result)
     if (result != NCCL_SUCCESS && result != NCCL_IN_PROGRESS)
         fail_group(c, c->lib.ncclGetErrorString(result));
     const char *ended_by = atomic_load(&c->ended_by);
-    if (ended_by) drop_handle(c);
+    if (ended_by) drop_handles(c);
     pthread_mutex_unlock(&c->lock);
     return ended_by ? status_make(STATUS_IO, ended_by) : STATUS_IS_OK;
 }
 
-static status ask_state(nccl *c, int *state)
+/* Asks for the state of one of the communicators. */
+static status ask_state(nccl *c, const _Atomic(void *) *which, int *state)
 {
     pthread_mutex_lock(&c->lock);
+    void *handle = atomic_load(which);
     *state = NCCL_SUCCESS;
-    int result = c->handle ? c->lib.ncclCommGetAsyncError(c->handle, state) : NCCL_SUCCESS;
+    int result = handle ? c->lib.ncclCommGetAsyncError(handle, state) : NCCL_SUCCESS;
     return call_status(c, result != NCCL_SUCCESS ? result : *state);
 }
 
 static status nccl_check(void *state)
 {
+    nccl *c = state;
     int now;
-    return ask_state(state, &now);
+    return ask_state(c, &c->handle, &now);
 }
 
+/* Lets a call that is under way return by itself. One that does not is blocked: only the abort ends
+ * it, so the abort does not wait for the lock. */
 static void nccl_abort(void *state)
 {
     nccl *c = state;
+    struct timespec until;
     fail_group(c, "the group of ranks was aborted");
-    nccl_check(c);
+    clock_gettime(CLOCK_REALTIME, &until);
+    until.tv_nsec += PATIENCE_NS;
+    until.tv_sec += until.tv_nsec / 1000000000;
+    until.tv_nsec %= 1000000000;
+    bool held = pthread_mutex_timedlock(&c->lock, &until) == 0;
+    drop_handles(c);
+    if (held) pthread_mutex_unlock(&c->lock);
 }
 
-/* Waits until NCCL's own thread has finished what it began. */
+/* Waits until NCCL's own thread has finished what it began in the meeting. */
 static status settle(nccl *c, int64_t deadline_us)
 {
     int state = NCCL_IN_PROGRESS;
     for (;;) {
-        RETURN_IF_ERROR(ask_state(c, &state));
+        RETURN_IF_ERROR(ask_state(c, &c->meeting, &state));
         if (state == NCCL_SUCCESS) return STATUS_IS_OK;
         if (clock_now_us() >= deadline_us) break;
         nanosleep(&(struct timespec){0, 50000}, NULL);
@@ -169,7 +190,7 @@ static status settle(nccl *c, int64_t deadline_us)
 static void nccl_close(void *state)
 {
     nccl *c = state;
-    drop_handle(c);
+    drop_handles(c);
     pthread_mutex_destroy(&c->lock);
     strbuf_destroy(&c->address);
     free(c);
@@ -205,6 +226,40 @@ static comm_address nccl_own_address(const void *state)
     return (comm_address){c->address.data, c->address.size};
 }
 
+static nccl_config config_of(int blocking)
+{
+    return (nccl_config){.size = sizeof(nccl_config),
+                         .magic = NCCL_MAGIC,
+                         .version = CONFIG_VERSION,
+                         .blocking = blocking};
+}
+
+static status meet(nccl *c, int64_t deadline_us)
+{
+    nccl_config polled = config_of(0);
+    void *handle = NULL;
+    pthread_mutex_lock(&c->lock);
+    int result =
+        c->lib.ncclCommInitRankConfig(&handle, c->origin.size, c->id, c->origin.rank, &polled);
+    atomic_store(&c->meeting, handle);
+    RETURN_IF_ERROR(call_status(c, result));
+    return settle(c, deadline_us);
+}
+
+/* Splits the communicator of collectives off the meeting: all ranks, in the same order. */
+static status split(nccl *c, int64_t deadline_us)
+{
+    nccl_config blocking = config_of(1);
+    void *meeting, *handle = NULL;
+    pthread_mutex_lock(&c->lock);
+    meeting = atomic_load(&c->meeting);
+    int result = meeting ? c->lib.ncclCommSplit(meeting, 0, c->origin.rank, &handle, &blocking)
+                         : NCCL_SUCCESS; /* it was aborted, which call_status reports */
+    atomic_store(&c->handle, handle);
+    RETURN_IF_ERROR(call_status(c, result));
+    return settle(c, deadline_us);
+}
+
 static status nccl_connect(void *state, const comm_address *all, int64_t timeout_us, error *err)
 {
     nccl *c = state;
@@ -215,12 +270,8 @@ static status nccl_connect(void *state, const comm_address *all, int64_t timeout
     if (id.n != sizeof c->id)
         return error_set(err, STATUS_CORRUPT, "comm: the address of rank 0 is damaged");
     memcpy(&c->id, id.bytes, sizeof c->id);
-    nccl_config config = {.size = sizeof config, .magic = NCCL_MAGIC, .version = CONFIG_VERSION};
-    pthread_mutex_lock(&c->lock);
-    int result =
-        c->lib.ncclCommInitRankConfig(&c->handle, c->origin.size, c->id, c->origin.rank, &config);
-    status met = call_status(c, result);
-    if (status_ok(met)) met = settle(c, deadline_us);
+    status met = meet(c, deadline_us);
+    if (status_ok(met)) met = split(c, deadline_us);
     if (met.code == STATUS_UNAVAILABLE)
         return error_set(err, STATUS_UNAVAILABLE,
                          "comm: rank %d waited %.1f s for the others of %d", c->origin.rank,
@@ -230,46 +281,42 @@ static status nccl_connect(void *state, const comm_address *all, int64_t timeout
 
 /* ---- collectives ----------------------------------------------------------------------------- */
 
-/* Takes the lock if the group is usable. */
-static status begin_collective(nccl *c)
+/* Takes the lock and gives the handle, if the group is usable. */
+static status begin_collective(nccl *c, void **handle)
 {
     pthread_mutex_lock(&c->lock);
     const char *ended_by = atomic_load(&c->ended_by);
-    if (!ended_by && c->handle) return STATUS_IS_OK;
+    *handle = atomic_load(&c->handle);
+    if (!ended_by && *handle) return STATUS_IS_OK;
     pthread_mutex_unlock(&c->lock);
     return ended_by ? status_make(STATUS_IO, ended_by)
                     : status_make(STATUS_INVALID, "the ranks have not met");
 }
 
-/* Ends a collective. The first calls make connections in a thread of NCCL's; their work is on the
- * stream only when that is settled. */
-static status end_collective(nccl *c, int result)
-{
-    RETURN_IF_ERROR(call_status(c, result));
-    return result == NCCL_IN_PROGRESS ? settle(c, INT64_MAX) : STATUS_IS_OK;
-}
-
 static status nccl_all_reduce_sum(void *state, float *data, size_t n)
 {
     nccl *c = state;
-    RETURN_IF_ERROR(begin_collective(c));
-    return end_collective(
-        c, c->lib.ncclAllReduce(data, data, n, NCCL_FLOAT32, NCCL_SUM, c->handle, c->stream));
+    void *handle;
+    RETURN_IF_ERROR(begin_collective(c, &handle));
+    return call_status(
+        c, c->lib.ncclAllReduce(data, data, n, NCCL_FLOAT32, NCCL_SUM, handle, c->stream));
 }
 
 static status nccl_all_gather(void *state, const float *in, size_t n, float *out)
 {
     nccl *c = state;
-    RETURN_IF_ERROR(begin_collective(c));
-    return end_collective(c, c->lib.ncclAllGather(in, out, n, NCCL_FLOAT32, c->handle, c->stream));
+    void *handle;
+    RETURN_IF_ERROR(begin_collective(c, &handle));
+    return call_status(c, c->lib.ncclAllGather(in, out, n, NCCL_FLOAT32, handle, c->stream));
 }
 
 static status nccl_broadcast(void *state, void *data, size_t bytes, int root)
 {
     nccl *c = state;
-    RETURN_IF_ERROR(begin_collective(c));
-    return end_collective(
-        c, c->lib.ncclBroadcast(data, data, bytes, NCCL_INT8, root, c->handle, c->stream));
+    void *handle;
+    RETURN_IF_ERROR(begin_collective(c, &handle));
+    return call_status(c,
+                       c->lib.ncclBroadcast(data, data, bytes, NCCL_INT8, root, handle, c->stream));
 }
 
 const comm_kind comm_kind_nccl = {

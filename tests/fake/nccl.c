@@ -1,5 +1,6 @@
 /* A library with NCCL's symbols, whose ranks are threads, whose device is the host, and whose
- * streams are fake_stream: an enqueued call is done when all ranks have enqueued theirs. */
+ * streams are fake_stream. As NCCL since 2.23 it answers "in progress" to every call on a
+ * non-blocking communicator. */
 #include "tests/fake/nccl.h"
 
 #include <pthread.h>
@@ -12,7 +13,7 @@
 #define FAKE_VERSION 22809
 #endif
 
-enum { RANKS_MAX = 8, GROUPS_MAX = 64, SETTLING = 2 };
+enum { RANKS_MAX = 8, GROUPS_MAX = 128, SETTLING = 2 };
 enum { SUCCESS = 0, INVALID_ARGUMENT = 4, REMOTE_ERROR = 6, IN_PROGRESS = 7 };
 
 typedef struct call {
@@ -23,17 +24,24 @@ typedef struct call {
     int type;
     int root;
     fake_stream *stream;
+    int group, rank;
 } call;
 
 typedef struct group {
     int size, n_joined, n_called;
+    int part;              /* the group that is split off, or 0 */
+    unsigned n_rounds;     /* collectives that all ranks have made */
+    bool aborted;          /* by some rank */
+    bool has_streams;      /* that wait for other ranks in their own order */
     call calls[RANKS_MAX]; /* enqueued, but not by all ranks yet */
+    call first;            /* of these */
 } group;
 
 typedef struct communicator {
-    group *g;
-    int rank;
-    int n_settling; /* queries until the last call is reported as enqueued on the stream */
+    int group, rank;
+    bool blocking, aborted, is_split;
+    int n_inside;   /* calls that are blocked */
+    int n_settling; /* queries until the last call is reported as done */
     fake_stream *stream;
 } communicator;
 
@@ -49,9 +57,10 @@ typedef struct config {
 } config;
 
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
+static pthread_cond_t changed = PTHREAD_COND_INITIALIZER;
 static fake_nccl_behaviour behaviour;
 static group groups[GROUPS_MAX];
-static int n_groups, n_live;
+static int n_groups = 1, n_live, n_polls;
 
 void fake_nccl_behave(fake_nccl_behaviour b)
 {
@@ -60,13 +69,16 @@ void fake_nccl_behave(fake_nccl_behaviour b)
     pthread_mutex_unlock(&lock);
 }
 
-int fake_nccl_live(void)
+static int read_number(const int *number)
 {
     pthread_mutex_lock(&lock);
-    int n = n_live;
+    int n = *number;
     pthread_mutex_unlock(&lock);
     return n;
 }
+
+int fake_nccl_live(void) { return read_number(&n_live); }
+int fake_nccl_polls(void) { return read_number(&n_polls); }
 
 /* ---- ranks ----------------------------------------------------------------------------------- */
 
@@ -86,23 +98,52 @@ int ncclGetUniqueId(unique_id *id)
     return id->group < GROUPS_MAX ? SUCCESS : INVALID_ARGUMENT;
 }
 
+static bool config_is_valid(const config *c)
+{
+    return c->magic == 0xcafebeef && c->version >= 21400 && c->size >= sizeof *c &&
+           (c->blocking == 0 || c->blocking == 1);
+}
+
+/* Joins a group. The lock is held. */
+static communicator *join(int number, int size, int rank, const config *c)
+{
+    communicator *m = calloc(1, sizeof *m);
+    if (!m) return NULL;
+    *m = (communicator){.group = number, .rank = rank, .blocking = c->blocking};
+    groups[number].size = size;
+    groups[number].n_joined++;
+    n_live++;
+    return m;
+}
+
+/* A blocking communicator would block here, where nothing could give the meeting up. */
 int ncclCommInitRankConfig(void **handle, int size, unique_id id, int rank, config *c);
 int ncclCommInitRankConfig(void **handle, int size, unique_id id, int rank, config *c)
 {
-    if (c->magic != 0xcafebeef || c->version < 21400 || c->blocking != 0 || size > RANKS_MAX ||
-        c->size < sizeof *c || id.group < 0 || id.group >= n_groups)
+    if (!config_is_valid(c) || c->blocking || size > RANKS_MAX || id.group < 1 ||
+        id.group >= n_groups)
         return INVALID_ARGUMENT;
-    communicator *m = calloc(1, sizeof *m);
-    if (!m) return INVALID_ARGUMENT;
     pthread_mutex_lock(&lock);
-    m->g = &groups[id.group];
-    m->rank = rank;
-    m->g->size = size;
-    m->g->n_joined++;
-    n_live++;
+    communicator *m = join(id.group, size, rank, c);
     pthread_mutex_unlock(&lock);
     *handle = m;
-    return IN_PROGRESS;
+    return m ? IN_PROGRESS : INVALID_ARGUMENT;
+}
+
+int ncclCommSplit(void *handle, int color, int key, void **part, config *c);
+int ncclCommSplit(void *handle, int color, int key, void **part, config *c)
+{
+    communicator *m = handle, *made = NULL;
+    pthread_mutex_lock(&lock);
+    group *g = &groups[m->group];
+    bool valid = config_is_valid(c) && color == 0 && key == m->rank && g->n_joined == g->size;
+    if (valid && !g->part && n_groups < GROUPS_MAX) g->part = n_groups++;
+    if (valid && g->part) made = join(g->part, g->size, m->rank, c);
+    m->is_split = true;
+    m->n_settling = SETTLING;
+    pthread_mutex_unlock(&lock);
+    *part = made;
+    return made ? IN_PROGRESS : INVALID_ARGUMENT;
 }
 
 int ncclCommGetAsyncError(void *handle, int *state);
@@ -110,11 +151,12 @@ int ncclCommGetAsyncError(void *handle, int *state)
 {
     communicator *m = handle;
     pthread_mutex_lock(&lock);
-    bool settling = m->n_settling > 0;
-    if (settling) m->n_settling--;
-    if (behaviour == FAKE_SYNCHRONOUS && m->stream)
-        settling = m->stream->n_done < m->stream->n_enqueued;
-    if (m->g->n_joined < m->g->size || behaviour == FAKE_NEVER_MEETS || settling)
+    const group *g = &groups[m->group];
+    n_polls++;
+    bool settling = m->n_settling > 0 || (m->is_split && groups[g->part].n_joined < g->size);
+    if (m->n_settling > 0) m->n_settling--;
+    if (g->aborted && g->has_streams) *state = REMOTE_ERROR;
+    else if (g->n_joined < g->size || behaviour == FAKE_NEVER_MEETS || settling)
         *state = IN_PROGRESS;
     else *state = behaviour == FAKE_FAILS && m->stream ? REMOTE_ERROR : SUCCESS;
     pthread_mutex_unlock(&lock);
@@ -127,6 +169,10 @@ int ncclCommAbort(void *handle)
 {
     communicator *m = handle;
     pthread_mutex_lock(&lock);
+    m->aborted = true;
+    groups[m->group].aborted = true;
+    pthread_cond_broadcast(&changed);
+    while (m->n_inside > 0) pthread_cond_wait(&changed, &lock);
     if (m->stream) m->stream->n_done = m->stream->n_enqueued;
     n_live--;
     pthread_mutex_unlock(&lock);
@@ -172,42 +218,86 @@ static void do_calls(group *g)
      * rank has read what it needs of the others. */
     for (int r = 0; r < g->size; r++) g->calls[r].stream->n_done++;
     g->n_called = 0;
+    g->n_rounds++;
+    pthread_cond_broadcast(&changed);
 }
 
+/* A call whose turn it is in a stream of its own: waits for the other ranks. */
+static void run_call(const void *of_stream)
+{
+    const call *c = of_stream;
+    pthread_mutex_lock(&lock);
+    group *g = &groups[c->group];
+    unsigned round = g->n_rounds;
+    if (g->aborted) { /* the abort has emptied the stream */
+        pthread_mutex_unlock(&lock);
+        return;
+    }
+    g->calls[c->rank] = *c;
+    if (g->n_called == 0) g->first = *c;
+    /* NCCL would hang, or mix what it adds up. */
+    if (g->first.what != c->what || g->first.n != c->n || g->first.type != c->type) abort();
+    if (++g->n_called == g->size) do_calls(g);
+    while (g->n_rounds == round && !g->aborted) pthread_cond_wait(&changed, &lock);
+    pthread_mutex_unlock(&lock);
+}
+
+/* Enqueues the call. The lock is held. */
+static int enqueue_call(communicator *m, call c)
+{
+    group *g = &groups[m->group];
+    m->stream = c.stream;
+    g->calls[m->rank] = c;
+    c.stream->n_enqueued++;
+    if (++g->n_called == g->size && behaviour == FAKE_WELL) do_calls(g);
+    m->n_inside++;
+    while (behaviour == FAKE_BLOCKS && !m->aborted) pthread_cond_wait(&changed, &lock);
+    m->n_inside--;
+    pthread_cond_broadcast(&changed);
+    return m->aborted ? REMOTE_ERROR : SUCCESS;
+}
+
+/* On a non-blocking communicator a thread of NCCL's enqueues the call some time after it, here
+ * never. */
 static int enqueue(communicator *m, call c)
 {
-    int result = IN_PROGRESS;
+    int result = INVALID_ARGUMENT;
+    if (!m->blocking) return IN_PROGRESS;
     pthread_mutex_lock(&lock);
-    if (behaviour == FAKE_REFUSES) {
-        result = INVALID_ARGUMENT;
-    } else {
-        m->stream = c.stream;
-        m->n_settling = SETTLING;
-        m->g->calls[m->rank] = c;
-        c.stream->n_enqueued++;
-        if (++m->g->n_called == m->g->size &&
-            (behaviour == FAKE_WELL || behaviour == FAKE_SYNCHRONOUS))
-            do_calls(m->g);
-    }
+    c.group = m->group;
+    c.rank = m->rank;
+    bool refuses = behaviour == FAKE_REFUSES, submits = c.stream->submit;
+    if (!refuses && !submits) result = enqueue_call(m, c);
+    groups[m->group].has_streams |= submits;
     pthread_mutex_unlock(&lock);
-    return result;
+    if (refuses || !submits) return result;
+    c.stream->submit(c.stream->ctx, run_call, &c, sizeof c);
+    return SUCCESS;
 }
 
 int ncclAllReduce(const void *in, void *out, size_t n, int type, int op, void *handle, void *s);
 int ncclAllReduce(const void *in, void *out, size_t n, int type, int op, void *handle, void *s)
 {
     if (op != 0 || type != 7) return INVALID_ARGUMENT;
-    return enqueue(handle, (call){REDUCE, in, out, n, type, 0, s});
+    return enqueue(handle,
+                   (call){.what = REDUCE, .in = in, .out = out, .n = n, .type = type, .stream = s});
 }
 
 int ncclAllGather(const void *in, void *out, size_t n, int type, void *handle, void *s);
 int ncclAllGather(const void *in, void *out, size_t n, int type, void *handle, void *s)
 {
-    return enqueue(handle, (call){GATHER, in, out, n, type, 0, s});
+    return enqueue(handle,
+                   (call){.what = GATHER, .in = in, .out = out, .n = n, .type = type, .stream = s});
 }
 
 int ncclBroadcast(const void *in, void *out, size_t n, int type, int root, void *handle, void *s);
 int ncclBroadcast(const void *in, void *out, size_t n, int type, int root, void *handle, void *s)
 {
-    return enqueue(handle, (call){BROADCAST, in, out, n, type, root, s});
+    return enqueue(handle, (call){.what = BROADCAST,
+                                  .in = in,
+                                  .out = out,
+                                  .n = n,
+                                  .type = type,
+                                  .root = root,
+                                  .stream = s});
 }

@@ -14,7 +14,7 @@ void simt_fail_after(int launches);
 /* Sets a block's shared memory; 163 KB by default. */
 void simt_have_shared(size_t bytes);
 /* Whether launches and copies are done only when they are waited for, which shows pinned memory
- * that the host writes or reads too early. Not with a library that adds up at once. */
+ * that the host writes or reads too early. */
 void simt_be_late(int late);
 /* Where launches are late: whether copies on lanes of their own are done as soon as what they wait
  * for allows, instead of when the stream waits for them. */

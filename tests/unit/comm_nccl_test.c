@@ -20,6 +20,7 @@ enum { RANKS = 3, FLOATS = 1000, LONG_US = 60000000 };
 typedef struct fake {
     void (*behave)(fake_nccl_behaviour);
     int (*live)(void);
+    int (*polls)(void);
 } fake;
 
 static fake open_fake(void)
@@ -27,9 +28,11 @@ static fake open_fake(void)
     void *library = dlopen(FAKE_NCCL, RTLD_NOW | RTLD_LOCAL);
     assert_non_null(library);
     fake f;
-    void *found[] = {dlsym(library, "fake_nccl_behave"), dlsym(library, "fake_nccl_live")};
+    void *found[] = {dlsym(library, "fake_nccl_behave"), dlsym(library, "fake_nccl_live"),
+                     dlsym(library, "fake_nccl_polls")};
     memcpy(&f.behave, &found[0], sizeof f.behave);
     memcpy(&f.live, &found[1], sizeof f.live);
+    memcpy(&f.polls, &found[2], sizeof f.polls);
     f.behave(FAKE_WELL);
     return f;
 }
@@ -140,6 +143,33 @@ static void collectives_go_to_the_stream(void **state)
     assert_int_equal(f.live(), 0);
 }
 
+/* The fake answers "in progress" to every call on a non-blocking communicator. A collective must
+ * not wait for such an answer: nothing asks for a state between the calls. */
+static void silent_body(world *w, comm *c, int rank, fake_stream *stream)
+{
+    fake f = open_fake();
+    float x[RANKS] = {0};
+    enum { CALLS = 50 };
+    CHECK(w, status_ok(comm_all_reduce_sum(c, x, 1)));
+    while (stream->n_done < stream->n_enqueued) nap();
+    int polls = f.polls(); /* all ranks have made a call, so none is meeting any more */
+    for (int i = 0; i < CALLS; i++) {
+        CHECK(w, status_ok(comm_all_reduce_sum(c, x, 1)));
+        while (stream->n_done < stream->n_enqueued) nap();
+        CHECK(w, status_ok(comm_all_gather(c, &x[rank], 1, x)));
+        while (stream->n_done < stream->n_enqueued) nap();
+    }
+    CHECK(w, f.polls() == polls);
+}
+
+static void collectives_return_when_they_are_enqueued(void **state)
+{
+    (void)state;
+    fake f = open_fake();
+    run_ranks(silent_body);
+    assert_int_equal(f.live(), 0);
+}
+
 /* ---- groups that fail ------------------------------------------------------------------------ */
 
 static void check_ended(world *w, comm *c, const char *why)
@@ -193,6 +223,19 @@ static void aborted_body(world *w, comm *c, int rank, fake_stream *stream)
     check_ended(w, c, "the group of ranks was aborted");
 }
 
+/* A call waits for a peer that is lost, and holds the lock meanwhile. */
+static void blocked_body(world *w, comm *c, int rank, fake_stream *stream)
+{
+    (void)rank, (void)stream;
+    float x = 0;
+    pthread_t outsider;
+    pthread_create(&outsider, NULL, abort_soon, c);
+    status s = comm_all_reduce_sum(c, &x, 1);
+    pthread_join(outsider, NULL);
+    CHECK(w, s.code == STATUS_IO && strcmp(s.message, "the group of ranks was aborted") == 0);
+    check_ended(w, c, "the group of ranks was aborted");
+}
+
 static void failures_end_the_group_by_name(void **state)
 {
     (void)state;
@@ -203,6 +246,8 @@ static void failures_end_the_group_by_name(void **state)
     run_ranks(failing_body);
     f.behave(FAKE_NEVER_DOES);
     run_ranks(aborted_body);
+    f.behave(FAKE_BLOCKS);
+    run_ranks(blocked_body);
     assert_int_equal(f.live(), 0);
 }
 
@@ -294,6 +339,7 @@ int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(collectives_go_to_the_stream),
+        cmocka_unit_test(collectives_return_when_they_are_enqueued),
         cmocka_unit_test(failures_end_the_group_by_name),
         cmocka_unit_test(a_meeting_that_never_ends_is_given_up),
         cmocka_unit_test(addresses_are_whole_and_of_rank_0),

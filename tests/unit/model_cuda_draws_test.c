@@ -226,7 +226,7 @@ static void ranks_that_meet_on_the_device_do(void **state)
 {
     (void)state;
     pass p = model;
-    void *library = open_nccl(FAKE_SYNCHRONOUS);
+    void *library = open_nccl(FAKE_WELL);
     p.gpu = octavo_cuda_api(GPU_API_VERSION);
     p.n_ranks = RANKS;
     p.make_ranks = make_ranks;
