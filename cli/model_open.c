@@ -178,6 +178,17 @@ static status find_device(const model_flags *f, loaded_model *m, error *err)
     return check_fp8(m, err);
 }
 
+/* Whether each rank can have a GPU of its own. */
+static bool has_gpus(const loaded_model *m)
+{
+    comm_options o = {.kind = "nccl", .rank = 1, .size = 2};
+    comm *c = NULL;
+    if (backend_cuda_devices() < m->gpu_ordinal + m->n_ranks) return false;
+    bool has = status_ok(comm_create(&o, &c, NULL)); /* a library on the loader's path */
+    comm_destroy(c);
+    return has;
+}
+
 static status make_cuda(loaded_model *m, error *err)
 {
     backend_cuda_options o = {.common = m->options,
@@ -186,6 +197,7 @@ static status make_cuda(loaded_model *m, error *err)
                               .kv = m->gpu_kv,
                               .batch_invariant = m->batch_invariant};
     if (m->n_ranks > 1) {
+        o.own_gpus = has_gpus(m);
         RETURN_IF_ERROR(backend_cuda_ranks_create(&o, m->n_ranks, &m->backend, err));
         m->facts = backend_cuda_ranks_describe(&m->backend);
         return STATUS_IS_OK;
@@ -225,7 +237,7 @@ static status make_first(const model_flags *f, loaded_model *m, error *err)
     return make_backend(m, err);
 }
 
-static void tell_cache(void *ctx, const char *line) { tell(ctx, "weights-cache: %s", line); }
+static void tell_line(void *ctx, const char *line) { tell(ctx, "%s", line); }
 
 static loaded_model unopened(const model_flags *flags)
 {
@@ -280,7 +292,7 @@ static status read_options(const model_flags *f, loaded_model *m, error *err)
         .max_seqs = f->max_batch,
         .max_model_len = m->max_model_len,
         .cache_dir = f->weights_cache,
-        .log_line = tell_cache,
+        .log_line = tell_line,
         .log_ctx = m,
         .progress = m->listener.progress,
         .progress_ctx = m->listener.ctx,

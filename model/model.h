@@ -168,7 +168,8 @@ typedef struct backend_options {
     uint32_t max_seqs;
     uint32_t max_model_len; // sizes the RoPE range and attention scratch
     const char *cache_dir;  // NULL, or the folder of the cache of packed weights; unused with dummy
-    /* Called with a log line about the cache, on the thread that makes a rank; may be NULL. */
+    /* Called with a log line about the cache of weights or about a GPU, on the rank's own thread or
+     * the caller's; may be NULL. */
     void (*log_line)(void *ctx, const char *line);
     void *log_ctx;
     /* weights_options.progress of rank 0, called on the thread that makes that rank. */
@@ -325,6 +326,10 @@ typedef struct backend_cuda_options {
      * (comm_options.stream). The caller closes it after comm and backend. */
     struct gpu *gpu;
     const struct gpu_facts *gpu_facts; // facts of gpu; read during this call only
+    /* The ranks of common.group, which are threads of this process, open a GPU each, from `ordinal`
+     * on, and meet there over NCCL. Otherwise they share one GPU, and meet on the host. */
+    bool own_gpus;
+    const char *nccl; // opened in place of libnccl.so.2; may be NULL
 } backend_cuda_options;
 
 /* The pool's share of the GPU memory that weights and step buffers leave, when kv_bytes is 0. The
@@ -374,7 +379,7 @@ status backend_cpu_ranks_create(const backend_options *options, uint32_t n_ranks
 /* Facts summed over the ranks. */
 backend_facts backend_cpu_ranks_describe(const backend *b);
 
-/* The same with CUDA backends, which all share one GPU. */
+/* The same with CUDA backends: on one GPU, or with options->own_gpus on a GPU each. */
 status backend_cuda_ranks_create(const backend_cuda_options *options, uint32_t n_ranks,
                                  backend *out, error *err);
 backend_facts backend_cuda_ranks_describe(const backend *b);

@@ -296,9 +296,10 @@ const sample_params *sampler_describe(const sampler *s, const sampler_draw *d, u
     const sampler_seq *q = &s->seqs[d->seq];
     const sample_params *p = &q->params;
     *key = draw_key(p->seed, d->choice);
-    *n = (sampler_edits){.n_banned = d->sample_index < p->min_tokens ? p->n_stop_ids : 0,
-                         .n_biased = p->n_bias,
-                         .n_seen = q->counting ? q->counts.n : 0};
+    *n =
+        (sampler_edits){.n_banned = d->sample_index < p->min_tokens && !d->mask ? p->n_stop_ids : 0,
+                        .n_biased = p->n_bias,
+                        .n_seen = q->counting ? q->counts.n : 0};
     if (!edits) return p;
     for (uint32_t i = 0; i < n->n_banned; i++) *edits++ = (sampler_edit){.token = p->stop_ids[i]};
     for (uint32_t i = 0; i < n->n_biased; i++)

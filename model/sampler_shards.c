@@ -488,12 +488,6 @@ static void decide(void *ctx, size_t from, size_t to, unsigned thread)
     }
 }
 
-static status gather_words(const sampler_shards *s, const float *in, size_t n, float *out)
-{
-    if (s->o.gather) return s->o.gather(s->o.ctx, in, n, out);
-    return comm_all_gather(s->o.group, in, n, out);
-}
-
 /* ---- rounds ---------------------------------------------------------------------------------- */
 
 static one_draw start_draw(const sampler_shards *s, const sampler_draw *draw)
@@ -536,7 +530,8 @@ static status run_round(sampler_shards *s, round_words *r)
     }
     thread_pool_for(s->o.pool, s->n_draws, 1, fill_words, s);
     float *all = (float *)(void *)r->words;
-    RETURN_IF_ERROR(gather_words(s, all + (size_t)comm_rank(s->o.group) * r->n, r->n, all));
+    RETURN_IF_ERROR(
+        comm_all_gather(s->o.group, all + (size_t)comm_rank(s->o.group) * r->n, r->n, all));
     thread_pool_for(s->o.pool, s->n_draws, 1, decide, s);
     return STATUS_IS_OK;
 }
@@ -557,7 +552,7 @@ static status draw_whole(sampler_shards *s, sampler_draw *draws, uint32_t n)
     size_t slice = s->o.slice, vocab = s->o.vocab_size;
     float *own = s->parts + (size_t)comm_rank(s->o.group) * n * slice;
     for (uint32_t i = 0; i < n; i++) memcpy(own + i * slice, draws[i].logits, s->n * sizeof *own);
-    RETURN_IF_ERROR(gather_words(s, own, n * slice, s->parts));
+    RETURN_IF_ERROR(comm_all_gather(s->o.group, own, n * slice, s->parts));
     for (uint32_t i = 0; i < n; i++) {
         float *row = s->rows + i * vocab;
         for (size_t at = 0; at < vocab; at += slice) {

@@ -1,16 +1,14 @@
 /* sampler_shards: draws of ranks that share the vocabulary (private to model/).
  *
  * What     each rank reduces its own tokens' logits to a few words a draw, one gather joins those
- *          of all draws, and every rank decides from the same words. That is repeated for draws
- *          which the first words leave open. Token, logprob, rank and likeliest tokens have the
- *          bits that sampler_run gives from whole rows.
- * Rounds   temperature without limits, greedy, and top_k where the candidates suffice: 1. min_p
- *          alone and top_p: 2. Logprobs: 1 more. Draws whose sets are wider than the candidates of
- *          the ranks, and those alone, are made from whole rows, which are gathered for them.
- * Words    in the order of enum stage in the .c file. Ranks on devices can fill them as well: all
- *          sums are of integers, and all choices are by total orders.
- * Threads  one thread of each rank; every rank makes the same calls with the same draws.
- * Errors   those of the group, or STATUS_NO_MEMORY. */
+ * of all draws, and every rank decides from the same words. That is repeated for draws which the
+ * first words leave open. Token, logprob, rank and likeliest tokens have the bits that sampler_run
+ * gives from whole rows. Rounds   temperature without limits, greedy, and top_k where the
+ * candidates suffice: 1. min_p alone and top_p: 2. Logprobs: 1 more. Draws whose sets are wider
+ * than the candidates of the ranks, and those alone, are made from whole rows, which are gathered
+ * for them. Words    in the order of enum stage in the .c file. All sums are of integers, and all
+ * choices are by total orders. Threads  one thread of each rank; every rank makes the same calls
+ * with the same draws. Errors   those of the group, or STATUS_NO_MEMORY. */
 #ifndef MODEL_SAMPLER_SHARDS_H
 #define MODEL_SAMPLER_SHARDS_H
 
@@ -23,11 +21,7 @@ enum { SHARDS_CANDIDATES = 128 };
 typedef struct sampler_shards_options {
     sampler *sampler; /* has opened this rank's sequences; borrowed, as all here is */
     thread_pool *pool;
-    comm *group;
-    /* comm_all_gather of the group's for host memory, called with ctx. NULL: the group's own, whose
-     * buffers are host memory. */
-    status (*gather)(void *ctx, const float *in, size_t n, float *out);
-    void *ctx;
+    comm *group; /* its buffers are host memory */
     uint32_t max_draws;
     uint32_t vocab_size;
     uint32_t slice; /* tokens of each rank, in rank order; the last ones may have fewer or none */

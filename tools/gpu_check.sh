@@ -216,17 +216,30 @@ stage build 150 cmake --build "$build" -j "$(nproc)" --target octavo octavo_cuda
 
 start sass_facts 60 python3 tools/sass_facts.py "$plugin"
 # A lost device ends its process, so each group has one of its own.
-for group in rows products pages sample retrieve; do start "kernels_$group" 45 "$check" "$plugin" "$group"; done
+for group in rows products pages sample retrieve ranks; do start "kernels_$group" 45 "$check" "$plugin" "$group"; done
 settle
 stage bench_kernels 40 "$octavo" bench kernels --device cuda
 stage bench_engine 170 "$octavo" bench engine "${speeds[@]}" --out "$logs/engine.json"
 stage bench_long 90 "$octavo" bench engine "${long[@]}" --out "$logs/engine_long.json"
 
 start nccl_one_rank 60 "$build/tests/cuda_nccl_check" "$plugin" ${nccl:+"$nccl"}
-start tp2_threads 75 "${compare[@]}" --tp 2 --workers threads
+start tp2_one_gpu 75 env CUDA_VISIBLE_DEVICES=0 "${compare[@]}" --tp 2 --workers threads
 start wide 75 "${compare[@]}" --model "$build/wide" --load-format dummy
 start demo 75 "${compare[@]}"
 settle
+
+# Ranks with a GPU each: NCCL, sums over memory that the other GPU reaches, graphs with both.
+ranks=(--tp 2 --workers threads)
+[[ -n $nccl ]] && LD_LIBRARY_PATH=$(dirname "$nccl")${LD_LIBRARY_PATH:+:$LD_LIBRARY_PATH}
+if (($(nvidia-smi -L | wc -l) >= 2)); then
+    start tp2_gpus 75 "${compare[@]}" "${ranks[@]}"
+    start tp2_gpus_wide 75 "${compare[@]}" --model "$build/wide" --load-format dummy "${ranks[@]}"
+    settle
+    stage bench_tp2 90 "$octavo" bench engine "${speeds[@]}" "${ranks[@]}" --out "$logs/tp2.json"
+else
+    for name in tp2_gpus tp2_gpus_wide bench_tp2; do start "$name" 5 echo "SKIPPED: one GPU"; done
+    settle
+fi
 
 stage bench_retention 90 "$octavo" bench retention "${eight[@]}" --prefill-chunk 2048 --tokens 2048 \
     --context 0 --rounds 3 --out "$logs/retention.json"

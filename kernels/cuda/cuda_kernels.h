@@ -28,7 +28,7 @@ extern "C" {
 #endif
 
 /* Rises with every change below: a plugin of another version is refused. */
-enum { GPU_API_VERSION = 14 };
+enum { GPU_API_VERSION = 15 };
 
 typedef enum gpu_status { GPU_OK, GPU_NO_MEMORY, GPU_UNSUPPORTED, GPU_LOST } gpu_status;
 
@@ -470,15 +470,76 @@ typedef struct gpu_drawn {
     float top_logprobs[GPU_LOGPROBS_MAX];
 } gpu_drawn;
 
+/* Draws from rows of logits, or from a rank's part of them: of tokens [first, first + n_vocab). */
 typedef struct gpu_sampling {
-    const float *logits; /* [rows, n_vocab] */
-    uint32_t n_vocab, n;
+    const float *logits; /* [rows, stride], of which n_vocab are used */
+    uint32_t first, n_vocab, stride, n;
     const gpu_draw *draws; /* [n] */
     const gpu_edit *edits;
     gpu_before before; /* set when some draw has a `last` */
     float *scratch;    /* [n, n_vocab] */
     gpu_drawn *out;    /* [n] */
 } gpu_sampling;
+
+/* What a rank's part of a row gives to a draw without logprobs, min_p, top_k and top_p: its largest
+ * edited logit, and its largest with noise, which a greedy draw lacks. GPU_NO_TOKEN: there is
+ * none. */
+typedef struct gpu_part {
+    float largest;
+    uint32_t largest_token;
+    float drawn;
+    uint32_t drawn_token;
+} gpu_part;
+
+/* ---- sums over ranks ------------------------------------------------------------------------- */
+
+/* Each rank copies what it adds to memory of its own that all ranks reach, raises a flag at each of
+ * them, and adds up all ranks' copies once it sees their flags. Where that is much to read, a rank
+ * adds up a part of each row, and a second flag says that the others may read its sums. Both exist
+ * twice, and calls take them in turn: a rank that is in call n has seen that the others began call
+ * n - 1, so nobody reads those of call n - 2 any more. */
+enum { GPU_RANKS_MOST = 8, GPU_SUM_BLOCKS = 64, GPU_SUM_DIMS = 16384 };
+
+/* Device memory that another gpu can reach, of this process or of another one on this host. */
+typedef struct gpu_handle {
+    uint8_t bytes[64];
+    uint64_t host, process, address;
+    uint32_t ordinal, is_there; /* 0: the device cannot share it */
+} gpu_handle;
+
+typedef struct gpu_meeting {
+    uint32_t rank, ranks;
+    size_t room;                     /* bytes of a call's copies; a multiple of 16 */
+    size_t once;                     /* of more bytes each rank adds up a part */
+    uint8_t *copies[GPU_RANKS_MOST]; /* of each rank [4, room]: copies twice, then sums twice */
+    /* Those of each rank [2, GPU_SUM_BLOCKS, GPU_RANKS_MOST]: its copies, and its sums, are there.
+     * Zeros at first. */
+    uint32_t *flags[GPU_RANKS_MOST];
+    uint32_t *calls;      /* this rank's own [GPU_SUM_BLOCKS], likewise */
+    const uint32_t *stop; /* in pinned host memory: not 0 ends all waits, and the sums are wrong */
+} gpu_meeting;
+
+/* x [m, d] = the sum of all ranks' delta in rank order, added to x where it `adds`; then out =
+ * rmsnorm(x). delta, and sums that ranks have parts of, travel as bf16 where out is bf16, and as
+ * f32 otherwise. */
+typedef struct gpu_sums {
+    gpu_meeting meeting;
+    float *x;
+    const float *delta; /* may be x where nothing is added */
+    bool adds;
+    const float *weight;
+    float eps;
+    size_t m, d;
+    void *out;
+    gpu_type type;
+} gpu_sums;
+
+static inline size_t gpu_sums_bytes(size_t room) { return 4 * room; }
+static inline size_t gpu_sums_flags(void) { return 2 * GPU_SUM_BLOCKS * GPU_RANKS_MOST; }
+static inline bool gpu_takes_sums(size_t room, size_t m, size_t d, gpu_type type)
+{
+    return d % 4 == 0 && d <= GPU_SUM_DIMS && m * d * (type == GPU_BF16 ? 2 : 4) <= room;
+}
 
 /* ---- moves ----------------------------------------------------------------------------------- */
 
@@ -531,6 +592,7 @@ typedef struct gpu_api {
      * after it. */
     gpu_status (*note)(gpu *g, uint32_t number);
     gpu_status (*await)(gpu *g, uint32_t number);
+    gpu_status (*reached)(gpu *g, uint32_t number, bool *reached); /* await would return at once */
     gpu_status (*poll)(gpu *g, bool *idle); /* idle: `wait` would return at once */
     void *(*stream)(gpu *g);                /* the CUDA stream */
     gpu_status (*copy)(gpu *g, void *to, const void *from, size_t bytes); /* on the device */
@@ -548,9 +610,10 @@ typedef struct gpu_api {
     gpu_status (*product)(gpu *g, const gpu_matrix *w, const void *x, size_t m, void *y,
                           gpu_type y_type, void *scratch);
 
-    /* tokens[i] = the token of draw draws[i] - 1; unchanged where draws[i] is 0. */
+    /* tokens[i] = the token of draw draws[i] - 1, counted from `first`, as embed takes it;
+     * unchanged where draws[i] is 0. */
     gpu_status (*follow)(gpu *g, const gpu_before *before, const uint32_t *draws, size_t n,
-                         uint32_t *tokens);
+                         uint32_t first, uint32_t *tokens);
     /* x [n, k] f32 = rows of w times scale; zeros for tokens from w->n on. */
     gpu_status (*embed)(gpu *g, const gpu_matrix *w, const uint32_t *tokens, size_t n, float scale,
                         float *x);
@@ -560,6 +623,14 @@ typedef struct gpu_api {
     /* x [m, d] += delta (unless NULL); out = rmsnorm(x). out may be x where the type is f32. */
     gpu_status (*norm)(gpu *g, float *x, const float *delta, const float *weight, float eps,
                        size_t m, size_t d, void *out, gpu_type type);
+    /* The ranks' calls are the same and in the same order. A call that gpu_takes_sums refuses is
+     * GPU_UNSUPPORTED. */
+    gpu_status (*sums)(gpu *g, const gpu_sums *s);
+    /* share gives a block of `alloc` away; reach maps one that another gpu has shared, which stays
+     * there until unreach. GPU_UNSUPPORTED: the devices do not reach each other. */
+    gpu_status (*share)(gpu *g, void *device, gpu_handle *out);
+    gpu_status (*reach)(gpu *g, const gpu_handle *from, void **out);
+    void (*unreach)(gpu *g, const gpu_handle *from, void *device);
     /* out [m, d] = silu (or gelu by tanh) of gate_up [m, 0:d], times gate_up [m, d:2d]. */
     gpu_status (*gate)(gpu *g, const void *gate_up, size_t m, size_t d, bool gelu, void *out,
                        gpu_type type);
@@ -568,14 +639,22 @@ typedef struct gpu_api {
                          void *out);
     /* out [m]: the index of the largest of x [m, n], the lowest of equals. */
     gpu_status (*argmax)(gpu *g, const float *x, size_t m, size_t n, uint32_t *out);
-    /* Makes -inf of the logits [.., n] in row rows[i] - first, for i in [0, m), whose bit in words
-     * [m, words of n bits] is 0. */
-    gpu_status (*mask)(gpu *g, float *logits, size_t n, const uint32_t *rows, uint32_t first,
-                       size_t m, const uint32_t *words);
+    /* Makes -inf of logits in row rows[i] - first_row, for i in [0, m), whose token's bit in words
+     * [m, n_words] is 0. A row of logits [.., n] has the tokens from first_token on. */
+    gpu_status (*mask)(gpu *g, float *logits, size_t n, uint32_t first_token, const uint32_t *rows,
+                       uint32_t first_row, size_t m, const uint32_t *words, size_t n_words);
 
     /* Waits for the device when there are many rows. */
     gpu_status (*experts)(gpu *g, const gpu_experts *e);
     gpu_status (*sample)(gpu *g, const gpu_sampling *s);
+    /* Writes the part of each draw instead of making it. */
+    gpu_status (*draw_parts)(gpu *g, const gpu_sampling *s, gpu_part *parts);
+    /* Makes n draws from the parts [ranks, n] of all ranks, which are in the order of their tokens:
+     * what `sample` draws from whole rows. */
+    gpu_status (*decide)(gpu *g, const gpu_part *parts, uint32_t ranks, size_t n, gpu_drawn *out);
+    /* out [n, vocab] from parts [ranks, n, slice], whose tail beyond vocab is dropped. */
+    gpu_status (*join)(gpu *g, const float *parts, size_t n, size_t slice, size_t vocab,
+                       float *out);
     gpu_status (*heads)(gpu *g, const gpu_heads *h);
     gpu_status (*attention)(gpu *g, const gpu_attention *a);
     gpu_status (*measure)(gpu *g, const gpu_measure *m);

@@ -5,6 +5,8 @@
 
 #include <stdio.h>
 #include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
 
 enum {
     WORKSPACE_BYTES = 32 << 20,
@@ -36,9 +38,9 @@ struct gpu {
     algorithm algorithms[ALGORITHMS];
 };
 
-/* Makes the gpu's device current. The current device belongs to the thread, the thread that opened
- * the gpu need not be the one that uses it, and launches, memory and events go to the current
- * device. */
+/* Makes the gpu's device current: the first thing that every function which calls CUDA does. The
+ * current device belongs to the thread, the thread that opened the gpu need not be the one that
+ * uses it, and launches, memory and events go to the current device. */
 static void enter(const gpu *g)
 {
     int current;
@@ -62,7 +64,11 @@ static gpu_status fail(gpu *g, const char *what, cudaError_t e)
     return e == cudaErrorMemoryAllocation ? GPU_NO_MEMORY : GPU_LOST;
 }
 
-gpu_status gpu_launched(gpu *g, const char *what) { return fail(g, what, cudaPeekAtLastError()); }
+gpu_status gpu_launched(gpu *g, const char *what)
+{
+    enter(g); /* errors are the current device's */
+    return fail(g, what, cudaPeekAtLastError());
+}
 
 void gpu_allow_shared(gpu *g, const void *kernel, size_t bytes)
 {
@@ -180,13 +186,14 @@ static gpu_status gpu_alloc_host(gpu *g, size_t bytes, void **out)
 
 static void gpu_release_host(gpu *g, void *host)
 {
-    (void)g;
+    enter(g);
     cudaFreeHost(host);
 }
 
 static gpu_status gpu_copy_in(gpu *g, void *device, const void *host, size_t bytes)
 {
     if (bytes == 0) return GPU_OK;
+    enter(g);
     return fail(g, "copy to the device",
                 cudaMemcpyAsync(device, host, bytes, cudaMemcpyHostToDevice, g->stream));
 }
@@ -194,6 +201,7 @@ static gpu_status gpu_copy_in(gpu *g, void *device, const void *host, size_t byt
 static gpu_status gpu_copy_out(gpu *g, void *host, const void *device, size_t bytes)
 {
     if (bytes == 0) return GPU_OK;
+    enter(g);
     return fail(g, "copy to the host",
                 cudaMemcpyAsync(host, device, bytes, cudaMemcpyDeviceToHost, g->stream));
 }
@@ -205,6 +213,7 @@ static cudaStream_t lane_of(const gpu *g, gpu_lane lane)
 
 static gpu_status gpu_copy_up(gpu *g, void *device, const void *host, size_t bytes)
 {
+    enter(g);
     return fail(
         g, "copy of pages to the device",
         cudaMemcpyAsync(device, host, bytes, cudaMemcpyHostToDevice, lane_of(g, GPU_LANE_UP)));
@@ -212,6 +221,7 @@ static gpu_status gpu_copy_up(gpu *g, void *device, const void *host, size_t byt
 
 static gpu_status gpu_copy_down(gpu *g, void *host, const void *device, size_t bytes)
 {
+    enter(g);
     return fail(
         g, "copy of pages to the host",
         cudaMemcpyAsync(host, device, bytes, cudaMemcpyDeviceToHost, lane_of(g, GPU_LANE_DOWN)));
@@ -225,24 +235,42 @@ static gpu_status gpu_order(gpu *g, gpu_lane first, gpu_lane then)
     return fail(g, "order", cudaStreamWaitEvent(lane_of(g, then), g->reached[first], 0));
 }
 
-static gpu_status gpu_wait(gpu *g) { return fail(g, "wait", cudaStreamSynchronize(g->stream)); }
+static gpu_status gpu_wait(gpu *g)
+{
+    enter(g);
+    return fail(g, "wait", cudaStreamSynchronize(g->stream));
+}
 
 static gpu_status gpu_note(gpu *g, uint32_t number)
 {
+    enter(g);
     return fail(g, "note", cudaEventRecord(g->notes[number], g->stream));
 }
 
 static gpu_status gpu_await(gpu *g, uint32_t number)
 {
+    enter(g);
     return fail(g, "await", cudaEventSynchronize(g->notes[number]));
+}
+
+/* The result of a query: whether what was asked for is over. */
+static gpu_status is_over(gpu *g, cudaError_t e, bool *over)
+{
+    *over = e == cudaSuccess;
+    if (e == cudaErrorNotReady) (void)cudaGetLastError(); /* no error, but CUDA keeps it as one */
+    return e == cudaErrorNotReady ? GPU_OK : fail(g, "wait", e);
+}
+
+static gpu_status gpu_reached(gpu *g, uint32_t number, bool *reached)
+{
+    enter(g);
+    return is_over(g, cudaEventQuery(g->notes[number]), reached);
 }
 
 static gpu_status gpu_poll(gpu *g, bool *idle)
 {
-    cudaError_t e = cudaStreamQuery(g->stream);
-    *idle = e == cudaSuccess;
-    if (e == cudaErrorNotReady) (void)cudaGetLastError(); /* no error, but CUDA keeps it as one */
-    return e == cudaErrorNotReady ? GPU_OK : fail(g, "wait", e);
+    enter(g);
+    return is_over(g, cudaStreamQuery(g->stream), idle);
 }
 
 static void *gpu_stream_of(gpu *g) { return g->stream; }
@@ -250,6 +278,7 @@ static void *gpu_stream_of(gpu *g) { return g->stream; }
 static gpu_status gpu_copy(gpu *g, void *to, const void *from, size_t bytes)
 {
     if (bytes == 0) return GPU_OK;
+    enter(g);
     return fail(g, "copy on the device",
                 cudaMemcpyAsync(to, from, bytes, cudaMemcpyDeviceToDevice, g->stream));
 }
@@ -257,6 +286,7 @@ static gpu_status gpu_copy(gpu *g, void *to, const void *from, size_t bytes)
 static gpu_status gpu_clear(gpu *g, void *device, size_t bytes)
 {
     if (bytes == 0) return GPU_OK;
+    enter(g);
     return fail(g, "clearing memory", cudaMemsetAsync(device, 0, bytes, g->stream));
 }
 
@@ -278,6 +308,92 @@ static gpu_status gpu_elapsed(gpu *g, double *us)
     if (s == GPU_OK) s = fail(g, "mark", cudaEventElapsedTime(&ms, g->events[0], g->events[1]));
     *us = (double)ms * 1000.0;
     return s;
+}
+
+/* ---- memory that other gpus reach ------------------------------------------------------------ */
+
+static_assert(sizeof(cudaIpcMemHandle_t) == sizeof(((gpu_handle *)0)->bytes), "a handle's bytes");
+
+static uint64_t hash_text(const char *text)
+{
+    uint64_t hash = 0xcbf29ce484222325u; /* FNV-1a */
+    for (const char *c = text; *c; c++) hash = (hash ^ (uint8_t)*c) * 0x100000001b3u;
+    return hash;
+}
+
+/* Names this process among those of all hosts: processes of two containers may have one number, and
+ * the same addresses. False where that cannot be told. */
+static bool name_process(uint64_t *host, uint64_t *process)
+{
+    char boot[64] = "", space[96] = "", text[160];
+    FILE *f = fopen("/proc/sys/kernel/random/boot_id", "r");
+    bool known = f && fread(boot, 1, sizeof boot - 1, f) > 0;
+    if (f) fclose(f);
+    known = known && readlink("/proc/self/ns/pid", space, sizeof space - 1) > 0;
+    snprintf(text, sizeof text, "%s %ld", space, (long)getpid());
+    *host = hash_text(boot);
+    *process = hash_text(text);
+    return known;
+}
+
+static gpu_status gpu_share(gpu *g, void *device, gpu_handle *out)
+{
+    cudaIpcMemHandle_t ipc;
+    enter(g);
+    *out = gpu_handle();
+    cudaError_t e = cudaIpcGetMemHandle(&ipc, device);
+    if (e != cudaSuccess) {
+        (void)fail(g, "sharing memory", e);
+        return GPU_UNSUPPORTED;
+    }
+    memcpy(out->bytes, &ipc, sizeof ipc);
+    bool known = name_process(&out->host, &out->process);
+    out->address = (uint64_t)(uintptr_t)device;
+    out->ordinal = (uint32_t)g->ordinal;
+    out->is_there = known;
+    return GPU_OK;
+}
+
+/* Whether memory is this process's own. */
+static bool is_own(const gpu_handle *from)
+{
+    uint64_t host, process;
+    return name_process(&host, &process) && from->host == host && from->process == process;
+}
+
+static bool is_near(const gpu_handle *from)
+{
+    uint64_t host, process;
+    return name_process(&host, &process) && from->host == host;
+}
+
+static gpu_status gpu_reach(gpu *g, const gpu_handle *from, void **out)
+{
+    cudaIpcMemHandle_t ipc;
+    cudaError_t e = cudaSuccess;
+    enter(g);
+    if (!is_near(from)) {
+        snprintf(g->why, sizeof g->why, "another gpu's memory is on another host");
+        return GPU_UNSUPPORTED;
+    }
+    if (is_own(from)) {
+        *out = (void *)(uintptr_t)from->address;
+        if (from->ordinal != (uint32_t)g->ordinal)
+            e = cudaDeviceEnablePeerAccess((int)from->ordinal, 0);
+        if (e == cudaErrorPeerAccessAlreadyEnabled) e = cudaSuccess, (void)cudaGetLastError();
+    } else {
+        memcpy(&ipc, from->bytes, sizeof ipc);
+        e = cudaIpcOpenMemHandle(out, ipc, cudaIpcMemLazyEnablePeerAccess);
+    }
+    if (e == cudaSuccess) return GPU_OK;
+    (void)fail(g, "reaching another gpu's memory", e);
+    return GPU_UNSUPPORTED;
+}
+
+static void gpu_unreach(gpu *g, const gpu_handle *from, void *device)
+{
+    enter(g);
+    if (!is_own(from)) cudaIpcCloseMemHandle(device);
 }
 
 /* ---- graphs ---------------------------------------------------------------------------------- */
@@ -303,6 +419,7 @@ static gpu_status gpu_captured(gpu *g, gpu_graph **out)
 {
     cudaGraph_t graph = NULL;
     gpu_graph *made = (gpu_graph *)calloc(1, sizeof *made);
+    enter(g);
     cudaError_t e = cudaStreamEndCapture(g->stream, &graph);
     if (e == cudaSuccess && !made) e = cudaErrorMemoryAllocation;
     if (e == cudaSuccess) e = cudaGraphInstantiate(&made->exec, graph, 0);

@@ -49,10 +49,11 @@ static __global__ void angles_kernel(const float *inv_freq, const uint32_t *posi
 }
 
 static __global__ void follow_kernel(gpu_before before, const uint32_t *draws, size_t n,
-                                     uint32_t *tokens)
+                                     uint32_t first, uint32_t *tokens)
 {
     size_t i = (size_t)blockIdx.x * blockDim.x + threadIdx.x;
-    if (i < n && draws[i]) tokens[i] = before.tokens[(size_t)(draws[i] - 1) * before.stride];
+    if (i < n && draws[i])
+        tokens[i] = before.tokens[(size_t)(draws[i] - 1) * before.stride] - first;
 }
 
 /* Norms a row in registers: all loads are issued at once, because with few rows their latency is
@@ -217,9 +218,9 @@ gpu_status gpu_angles(gpu *g, const float *inv_freq, const uint32_t *positions, 
 }
 
 gpu_status gpu_follow(gpu *g, const gpu_before *before, const uint32_t *draws, size_t n,
-                      uint32_t *tokens)
+                      uint32_t first, uint32_t *tokens)
 {
-    if (n) LAUNCH(follow_kernel, blocks_of(n), ROW_THREADS, 0, g, *before, draws, n, tokens);
+    if (n) LAUNCH(follow_kernel, blocks_of(n), ROW_THREADS, 0, g, *before, draws, n, first, tokens);
     return gpu_launched(g, "follow");
 }
 

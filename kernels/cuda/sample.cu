@@ -163,31 +163,34 @@ static DEVICE float penalised(const gpu_draw &d, float v, uint32_t outputs)
     return outputs ? v - d.presence : v;
 }
 
+/* Tokens of other ranks wrap to indices beyond n_vocab. */
 static DEVICE void edit(const gpu_sampling &s, const gpu_draw &d, float *x)
 {
     __shared__ uint32_t is_known; /* the last token is among the seen ones */
     const gpu_edit *banned = s.edits + d.first_edit, *biased = banned + d.n_banned;
     const gpu_edit *seen = biased + d.n_biased;
-    const float *row = s.logits + (size_t)d.row * s.n_vocab;
+    const float *row = s.logits + (size_t)d.row * s.stride;
     for_each(row, s.n_vocab, [=](float v, uint32_t i) { x[i] = v; });
     __syncthreads();
     for (uint32_t i = threadIdx.x; i < d.n_banned; i += DRAW_THREADS)
-        if (banned[i].token < s.n_vocab) x[banned[i].token] = -INFINITY;
+        if (banned[i].token - s.first < s.n_vocab) x[banned[i].token - s.first] = -INFINITY;
     __syncthreads();
     /* One thread adds all biases of a token, in their order, so that the sum is deterministic. */
     for (uint32_t i = 0; i < d.n_biased; i++) {
-        uint32_t token = biased[i].token;
-        if (token % DRAW_THREADS == threadIdx.x && token < s.n_vocab) x[token] += biased[i].bias;
+        uint32_t at = biased[i].token - s.first;
+        if (at % DRAW_THREADS == threadIdx.x && at < s.n_vocab) x[at] += biased[i].bias;
     }
     __syncthreads();
     uint32_t last = GPU_NO_TOKEN;
     if (d.last) last = s.before.tokens[(size_t)(d.last - 1) * s.before.stride];
-    if (threadIdx.x == 0) is_known = last == GPU_NO_TOKEN;
+    last -= s.first;
+    if (threadIdx.x == 0) is_known = last >= s.n_vocab;
     __syncthreads();
     for (uint32_t i = threadIdx.x; i < d.n_seen; i += DRAW_THREADS) {
-        uint32_t token = seen[i].token;
-        x[token] = penalised(d, x[token], seen[i].outputs + (token == last));
-        if (token == last) is_known = 1;
+        uint32_t at = seen[i].token - s.first;
+        if (at >= s.n_vocab) continue;
+        x[at] = penalised(d, x[at], seen[i].outputs + (at == last));
+        if (at == last) is_known = 1;
     }
     __syncthreads();
     if (threadIdx.x == 0 && !is_known) x[last] = penalised(d, x[last], 1);
@@ -279,35 +282,43 @@ static DEVICE noise philox(u64 key, u64 low, u64 high)
     return noise{{c0, c1, c2, c3}};
 }
 
-/* A thread takes four ids, which one block of noise serves. Noise is at most 16.7, so ids that
- * cannot win any more are skipped. */
-static DEVICE uint32_t draw_token(const float *x, uint32_t n, const gpu_draw &d, const kept &k)
+/* The best of x [n], the tokens from `first` on, with noise. A thread takes four tokens, which one
+ * block of noise serves. Noise is at most 16.7, so tokens that cannot win any more are skipped. */
+static DEVICE best draw_token(const float *x, uint32_t first, uint32_t n, const gpu_draw &d,
+                              const kept &k)
 {
     best b = {-INFINITY, NO_TOKEN};
-    for (uint32_t i = threadIdx.x * 4; i < n; i += DRAW_THREADS * 4) {
+    for (uint32_t at = first / 4 * 4 + threadIdx.x * 4; at < first + n; at += DRAW_THREADS * 4) {
         noise r = {{0, 0, 0, 0}};
         bool made = false;
-        for (uint32_t j = 0; j < 4 && i + j < n; j++) {
-            float v = x[i + j];
-            if (!is_kept(k, v, i + j) || v + 17.0f < b.value) continue;
-            if (!made) r = philox(d.key, d.sample_index, i / 4);
+        for (uint32_t j = 0; j < 4; j++) {
+            uint32_t i = at + j - first; /* wraps below the first one */
+            if (i >= n) continue;
+            float v = x[i];
+            if (!is_kept(k, v, at + j) || v + 17.0f < b.value) continue;
+            if (!made) r = philox(d.key, d.sample_index, at / 4);
             made = true;
             /* 23 bits plus a half: exact in f32, never 0 or 1 */
             float u = ((float)(r.v[j] >> 9) + 0.5f) * 0x1p-23f;
-            b = better(b, v - logf(-logf(u)), i + j);
+            b = better(b, v - logf(-logf(u)), at + j);
         }
     }
-    return block_best(b).id;
+    return block_best(b);
+}
+
+/* Edits the draw's row into x [n_vocab], divided by the temperature unless the draw is greedy. */
+static DEVICE void prepare(const gpu_sampling &s, const gpu_draw &d, float *x)
+{
+    edit(s, d, x);
+    if (d.temperature < GREEDY_BELOW) return;
+    for_each(x, s.n_vocab, [=](float v, uint32_t i) { x[i] = v / d.temperature; });
+    __syncthreads();
 }
 
 static DEVICE uint32_t draw(digits &all, const gpu_sampling &s, const gpu_draw &d, float *x)
 {
     uint32_t n = s.n_vocab;
-    edit(s, d, x);
-    if (d.temperature >= GREEDY_BELOW) {
-        for_each(x, n, [=](float v, uint32_t i) { x[i] = v / d.temperature; });
-        __syncthreads();
-    }
+    prepare(s, d, x);
     best top = row_best(x, n, NULL);
     uint32_t greedy = top.id == NO_TOKEN ? 0 : top.id;
     if (d.temperature < GREEDY_BELOW) return greedy;
@@ -324,7 +335,7 @@ static DEVICE uint32_t draw(digits &all, const gpu_sampling &s, const gpu_draw &
         k.key = find_crossing(all, x, n, d.top_k, each).key;
     }
     if (d.top_p < 1.0f && left > 1) keep_top_p(all, x, n, top.value, d.top_p, &k);
-    uint32_t token = draw_token(x, n, d, k);
+    uint32_t token = draw_token(x, 0, n, d, k).id;
     return token == NO_TOKEN ? greedy : token;
 }
 
@@ -374,7 +385,25 @@ static __global__ void __launch_bounds__(DRAW_THREADS) draw_kernel(gpu_sampling 
         out->rank = out->n_top = 0;
     }
     if (d.n_logprobs < 0) return; /* the whole block */
-    score(s.logits + (size_t)d.row * s.n_vocab, s.n_vocab, token, (uint32_t)d.n_logprobs, out);
+    score(s.logits + (size_t)d.row * s.stride, s.n_vocab, token, (uint32_t)d.n_logprobs, out);
+}
+
+static __global__ void __launch_bounds__(DRAW_THREADS) part_kernel(gpu_sampling s, gpu_part *parts)
+{
+    const gpu_draw d = s.draws[blockIdx.x];
+    float *x = s.scratch + (size_t)blockIdx.x * s.n_vocab;
+    prepare(s, d, x);
+    best top = row_best(x, s.n_vocab, NULL), drawn = {-INFINITY, NO_TOKEN};
+    if (top.id != NO_TOKEN) top.id += s.first;
+    if (d.temperature >= GREEDY_BELOW)
+        drawn = draw_token(x, s.first, s.n_vocab, d, kept{-INFINITY, 0, NO_TOKEN});
+    if (threadIdx.x == 0) parts[blockIdx.x] = gpu_part{top.value, top.id, drawn.value, drawn.id};
+}
+
+gpu_status gpu_draw_parts(gpu *g, const gpu_sampling *s, gpu_part *parts)
+{
+    if (s->n) LAUNCH(part_kernel, s->n, DRAW_THREADS, 0, g, *s, parts);
+    return gpu_launched(g, "parts of draws");
 }
 
 gpu_status gpu_sample(gpu *g, const gpu_sampling *s)

@@ -23,6 +23,9 @@ struct i8 {
 struct alignas(16) vec16 {
     uint32_t w[4];
 };
+struct alignas(8) vec8 {
+    uint32_t w[2];
+};
 
 enum { WARP = 32 };
 
@@ -111,6 +114,37 @@ DEVICE float exp2_fast(float x)
     return y;
 }
 /* Loads what is read only once, past the first cache. */
+/* Memory that several gpus write: what a rank has written before a fence and raises a flag behind
+ * it, another one sees once it has seen the flag. await_flag ends early where *stop is not 0. */
+DEVICE void fence_ranks() { __threadfence_system(); }
+DEVICE void raise_flag(uint32_t *flag, uint32_t value)
+{
+    asm volatile("st.release.sys.global.u32 [%0], %1;" ::"l"(flag), "r"(value) : "memory");
+}
+DEVICE void await_flag(const uint32_t *flag, uint32_t value, const uint32_t *stop)
+{
+    enum { LOOKS = 1024 }; /* at the flag, before one at host memory */
+    for (uint32_t n = 1;; n++) {
+        uint32_t now;
+        asm volatile("ld.acquire.sys.global.u32 %0, [%1];" : "=r"(now) : "l"(flag) : "memory");
+        if ((int32_t)(now - value) >= 0) return;
+        if (n % LOOKS == 0 && *(const volatile uint32_t *)stop) return;
+    }
+}
+DEVICE vec16 load_shared(const vec16 *p)
+{
+    vec16 v;
+    asm volatile("ld.volatile.global.v4.u32 {%0,%1,%2,%3}, [%4];"
+                 : "=r"(v.w[0]), "=r"(v.w[1]), "=r"(v.w[2]), "=r"(v.w[3])
+                 : "l"(p));
+    return v;
+}
+DEVICE vec8 load_shared(const vec8 *p)
+{
+    vec8 v;
+    asm volatile("ld.volatile.global.v2.u32 {%0,%1}, [%2];" : "=r"(v.w[0]), "=r"(v.w[1]) : "l"(p));
+    return v;
+}
 DEVICE vec16 load_once(const vec16 *p)
 {
     vec16 v;
@@ -277,24 +311,30 @@ gpu_status gpu_few_experts(gpu *g, const gpu_matrix *w, const void *x, const gpu
 extern "C" {
 /* rows.cu */
 gpu_status gpu_follow(gpu *g, const gpu_before *before, const uint32_t *draws, size_t n,
-                      uint32_t *tokens);
+                      uint32_t first, uint32_t *tokens);
 gpu_status gpu_embed(gpu *g, const gpu_matrix *w, const uint32_t *tokens, size_t n, float scale,
                      float *x);
 gpu_status gpu_angles(gpu *g, const float *inv_freq, const uint32_t *positions, size_t n,
                       uint32_t head_dim, float factor, float *angles);
 gpu_status gpu_norm(gpu *g, float *x, const float *delta, const float *weight, float eps, size_t m,
                     size_t d, void *out, gpu_type type);
+/* sums.cu */
+gpu_status gpu_sum_up(gpu *g, const gpu_sums *s);
 gpu_status gpu_gate(gpu *g, const void *gate_up, size_t m, size_t d, bool gelu, void *out,
                     gpu_type type);
 gpu_status gpu_gather(gpu *g, const void *x, const uint32_t *rows, size_t n, size_t bytes,
                       void *out);
 gpu_status gpu_argmax(gpu *g, const float *x, size_t m, size_t n, uint32_t *out);
-gpu_status gpu_mask(gpu *g, float *logits, size_t n, const uint32_t *rows, uint32_t first, size_t m,
-                    const uint32_t *words);
+gpu_status gpu_mask(gpu *g, float *logits, size_t n, uint32_t first_token, const uint32_t *rows,
+                    uint32_t first_row, size_t m, const uint32_t *words, size_t n_words);
 /* experts.cu */
 gpu_status gpu_run_experts(gpu *g, const gpu_experts *e);
 /* sample.cu */
 gpu_status gpu_sample(gpu *g, const gpu_sampling *s);
+gpu_status gpu_draw_parts(gpu *g, const gpu_sampling *s, gpu_part *parts);
+/* parts.cu */
+gpu_status gpu_decide(gpu *g, const gpu_part *parts, uint32_t ranks, size_t n, gpu_drawn *out);
+gpu_status gpu_join(gpu *g, const float *parts, size_t n, size_t slice, size_t vocab, float *out);
 /* heads.cu */
 gpu_status gpu_write_heads(gpu *g, const gpu_heads *h);
 gpu_status gpu_moves(gpu *g, const gpu_pages *pages, gpu_grain grain, const gpu_move *moves,

@@ -6,7 +6,7 @@
 #include "model/cuda/far.h"
 #include "model/load/tensors.h"
 #include "model/measured.h"
-#include "model/sampler_shards.h"
+#include "model/sampler.h"
 
 /* Scratch of a step's moves, and where they lie on the device. */
 typedef struct cuda_moves {
@@ -29,6 +29,7 @@ typedef struct cuda_measuring {
     cuda_measure_memory memory;
     size_t n_values; /* floats of results that the step gives back */
     size_t values_capacity, scratch_capacity;
+    uint32_t n_moved; /* how often one of them went elsewhere */
     uint32_t n_mean_ropes;
 } cuda_measuring;
 
@@ -49,6 +50,9 @@ typedef struct cuda_flight {
     step_sample *samples;         /* [step_most_draws] */
     sampler_draw *draws;          /* [step_most_draws] */
     uint32_t n_draws;
+    uint32_t *rows;  /* [max_seqs] the share of each row that is drawn from */
+    uint32_t n_rows; /* of these; the first n_apart are drawn from by parts (is_apart) */
+    uint32_t n_apart, n_apart_draws;
     bool largest;            /* drawn and host have tokens only, those of largest logits */
     gpu_drawn *drawn, *host; /* [step_most_draws] on the device, and pinned */
     uint32_t *drawn_at;      /* [max_seqs] where drawn has the first draw of each share */
@@ -64,7 +68,9 @@ typedef struct backend_cuda {
     backend_info info;
     backend_facts facts;
     cuda_device device;
-    bool invariant; /* a sequence is computed the same way in every batch */
+    comm *meeting;     /* this rank's own, where ranks in threads have a GPU each; or NULL */
+    char trouble[320]; /* the message of the last result that failed by the device */
+    bool invariant;    /* a sequence is computed the same way in every batch */
     thread_pool *pool;
     cuda_weights weights;
     gpu_pages pages;
@@ -79,8 +85,10 @@ typedef struct backend_cuda {
     cuda_graphs *graphs;
     cuda_retrieve *retrieve; /* NULL without retrieval */
     sampler *sampler;
-    sampler_shards *shards; /* NULL: one rank */
-    bool *is_greedy;        /* [max_seqs] the sequence wants the largest logit's token alone */
+    bool *is_greedy; /* [max_seqs] the sequence wants the largest logit's token alone */
+    /* [max_seqs] of ranks: its draws follow from what each rank finds in its part of the row
+     * (gpu_part). Other rows are joined. */
+    bool *is_apart;
 
     _Atomic bool interrupted;
     cuda_flight flights[CUDA_FLIGHTS];
@@ -93,8 +101,9 @@ typedef struct backend_cuda {
     gpu_seq *seqs;        /* [max_seqs] the host's copy of the device's */
     uint32_t *logit_rows; /* [max_rows + max_seqs] */
     cuda_moves moves;
-    cuda_pack step;  /* arrays that go to the device */
-    cuda_pack moved; /* moves of a pool with a window */
+    cuda_pack step;    /* arrays that go to the device: their sizes are the same on all ranks */
+    cuda_pack changes; /* patches of tables and moves: a rank has those of its own heads */
+    cuda_pack moved;   /* moves of a pool with a window */
     cuda_measuring measuring;
     bool has_sums;       /* a plan has asked for running sums; until then all are 0 */
     float *host_sums;    /* running sums of the host tier's cells, pinned */
@@ -104,8 +113,13 @@ typedef struct backend_cuda {
     float *pooled;      /* [shares that pool, hidden] of the last step that had any */
     double *pooled_sum; /* [hidden] */
     size_t pooled_capacity;
-    float *draw_scratch; /* [CUDA_LOGIT_ROWS, vocab] on the device */
-    cuda_pack logits;    /* row numbers and draws go in, logits and draws come back */
+    /* [CUDA_LOGIT_ROWS, vocab, the ranks' padding included] on the device; also the parts of rows
+     * until they are joined. */
+    float *draw_scratch;
+    float *joined;              /* [CUDA_LOGIT_ROWS, vocab], of ranks */
+    gpu_part *parts, *gathered; /* [step_most_draws] and [ranks, step_most_draws], of ranks */
+    cuda_pack logits;           /* row numbers go in, logits come back */
+    cuda_pack draws;            /* row numbers and draws */
 } backend_cuda;
 
 static inline gpu_grain cuda_grain(pkv_grain grain)
@@ -179,7 +193,8 @@ status cuda_pooled(backend_cuda *b, const step_plan *plan);
 
 /* ---- graphs.c -------------------------------------------------------------------------------- */
 
-status cuda_graphs_create(cuda_device *d, cuda_graphs **out);
+/* The line that says that captures fail is logged once. */
+status cuda_graphs_create(cuda_device *d, const backend_options *o, cuda_graphs **out);
 void cuda_graphs_destroy(cuda_graphs *all);
 /* Rounds n up to one of few numbers, so that steps share shapes: at most `steps` of these lie
  * between two powers of two. */
@@ -191,12 +206,14 @@ status cuda_graphs_run(cuda_graphs *all, cuda_forward *f, const cuda_batch *batc
 
 /* ---- draws.c --------------------------------------------------------------------------------- */
 
-/* Makes the draws that the flight lists from the logits of b->logit_rows [n_rows]. Each row has the
- * draws of one sequence, and rows and draws are in the same order. Results are copied to the
- * flight's host memory without waiting. */
-status cuda_draw(backend_cuda *b, uint32_t n_rows);
-/* The same when every draw is the largest logit of its row. */
-status cuda_draw_largest(backend_cuda *b, uint32_t n_rows);
+/* Lists the flight's draws, in the order of its rows, and starts them. Results are copied to the
+ * flight's host memory without waiting, where all ranks' comm is on the device. */
+status cuda_draw(backend_cuda *b);
+/* Lists the flight's draws from rows of logits on the host. */
+void cuda_list_draws(backend_cuda *b, const float *row);
+/* Whether a share's row is drawn from by parts: one of several ranks, without logprobs and
+ * limits. */
+bool cuda_draws_apart(const backend_cuda *b, const sample_params *p);
 /* Called when the draws have arrived: puts them into results and histories. */
 void cuda_drawn(backend_cuda *b, cuda_flight *f);
 /* Where the draws of the step before lie on the device. */

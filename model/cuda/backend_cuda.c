@@ -20,6 +20,7 @@ static bool is_plain_greedy(const sample_params *p)
            p->n_bias == 0;
 }
 
+/* Lists the rows whose logits the plan wants; those that are drawn from come after them. */
 static uint32_t list_logit_rows(backend_cuda *b, const step_plan *plan, uint32_t *n_asked)
 {
     uint32_t n = 0;
@@ -33,105 +34,58 @@ static uint32_t list_logit_rows(backend_cuda *b, const step_plan *plan, uint32_t
     return n;
 }
 
-/* Copies logits of these rows to the host: those of all ranks (`whole`), or this rank's own. */
-static status fetch_some(backend_cuda *b, const uint32_t *rows, uint32_t n, bool whole, float *out)
+/* Copies whole logits of these rows to the host. */
+static status fetch_some(backend_cuda *b, const uint32_t *rows, uint32_t n, float *out)
 {
     cuda_device *d = &b->device;
     size_t slice = b->weights.head.n, vocab = b->config.vocab_size;
-    bool joins = whole && !cuda_is_alone(d);
     for (uint32_t done = 0; done < n; done += CUDA_LOGIT_ROWS) {
         uint32_t some = n - done < CUDA_LOGIT_ROWS ? n - done : CUDA_LOGIT_ROWS;
         float *logits;
         if (atomic_load(&b->interrupted)) return status_make(STATUS_INTERNAL, "interrupted");
         RETURN_IF_ERROR(cuda_forward_logits(b->forward, rows + done, some, &logits));
-        if (joins)
-            RETURN_IF_ERROR(cuda_join_logits(d, logits, some, slice, vocab, out + done * vocab));
-        else
+        if (cuda_is_alone(d))
             RETURN_IF_GPU_ERROR(
-                d->api->copy_out(d->g, out + done * slice, logits, some * slice * sizeof *out));
+                d->api->copy_out(d->g, out + done * vocab, logits, some * vocab * sizeof *out));
+        else RETURN_IF_ERROR(cuda_join_logits(d, logits, some, slice, vocab, out + done * vocab));
     }
     return STATUS_IS_OK;
 }
 
-/* Copies the logits of rows to the host: n_asked whole ones, which the plan wants, then this rank's
- * own of n_drawn, which are drawn from. */
-static status fetch_logits(backend_cuda *b, uint32_t n_asked, uint32_t n_drawn, float **out)
+static status fetch_logits(backend_cuda *b, uint32_t n, float **out)
 {
     cuda_device *d = &b->device;
-    uint32_t n = n_asked + n_drawn;
-    size_t asked = (size_t)n_asked * b->config.vocab_size, drawn = n_drawn * b->weights.head.n;
+    size_t values = (size_t)n * b->config.vocab_size;
     const uint32_t *rows;
     uint32_t *mine;
     /* The pack's host memory holds row numbers, then the logits. */
-    RETURN_IF_ERROR(
-        cuda_pack_begin(d, &b->logits, n * sizeof *mine + 128 + (asked + drawn) * sizeof **out));
+    RETURN_IF_ERROR(cuda_pack_begin(d, &b->logits, n * sizeof *mine + 128 + values * sizeof **out));
     mine = cuda_pack_take(&b->logits, n * sizeof *mine, &rows);
     memcpy(mine, b->logit_rows, n * sizeof *mine);
     RETURN_IF_ERROR(cuda_pack_send(d, &b->logits));
     *out = (float *)(void *)(b->logits.host + b->logits.size);
-    RETURN_IF_ERROR(fetch_some(b, rows, n_asked, true, *out));
-    RETURN_IF_ERROR(fetch_some(b, rows + n_asked, n_drawn, false, *out + asked));
+    RETURN_IF_ERROR(fetch_some(b, rows, n, *out));
     return cuda_wait(d);
 }
 
-static bool all_greedy(const backend_cuda *b, const step_plan *plan)
-{
-    for (uint32_t i = 0; i < plan->n_seqs; i++)
-        if (plan->seqs[i].n_samples && !b->is_greedy[plan->seqs[i].seq]) return false;
-    return true;
-}
-
-/* Lists the flight's draws. row points to this rank's logits on the host; NULL: they are on the
- * device. */
-static void list_draws(backend_cuda *b, const step_plan *plan, const float *row)
-{
-    cuda_flight *f = b->flight;
-    uint32_t n_rows = 0;
-    f->n_draws = 0;
-    for (uint32_t i = 0; i < plan->n_seqs; i++) {
-        const step_seq *s = &plan->seqs[i];
-        f->drawn_at[i] = f->largest ? n_rows : f->n_draws;
-        if (!s->n_samples) continue;
-        n_rows++;
-        f->seq_results[i].samples = &f->samples[f->n_draws];
-        f->seq_results[i].n_samples = s->n_samples;
-        for (uint32_t j = 0; j < s->n_samples; j++, f->n_draws++)
-            f->draws[f->n_draws] = (sampler_draw){.seq = s->seq,
-                                                  .choice = s->choice + j,
-                                                  .sample_index = s->sample_index,
-                                                  .own = j == 0,
-                                                  .logits = row,
-                                                  .mask = s->n_mask_words ? s->mask : NULL,
-                                                  .out = &f->samples[f->n_draws]};
-        if (row) row += b->weights.head.n;
-    }
-}
-
-/* Starts the draws from n rows of logits on the device. */
-static status start_draws(backend_cuda *b, const step_plan *plan, uint32_t n)
-{
-    b->flight->largest = all_greedy(b, plan);
-    list_draws(b, plan, NULL);
-    return b->flight->largest ? cuda_draw_largest(b, n) : cuda_draw(b, n);
-}
-
+/* Draws of a single rank are made from the logits on the host where the plan wants any. */
 static status sample_flight(backend_cuda *b, const step_plan *plan)
 {
     step_result *result = &b->flight->result;
     uint32_t n_asked, n = list_logit_rows(b, plan, &n_asked);
-    if (n == 0) return cuda_wait(&b->device);
-    if (n_asked == 0 && comm_size(b->device.group) == 1) {
-        RETURN_IF_ERROR(start_draws(b, plan, n));
+    bool here = n_asked == 0 || !cuda_is_alone(&b->device);
+    float *logits = NULL;
+    if (n_asked > 0) RETURN_IF_ERROR(fetch_logits(b, here ? n_asked : n, &logits));
+    result->logits = logits;
+    result->n_logit_rows = n_asked;
+    if (here) {
+        RETURN_IF_ERROR(cuda_draw(b));
         RETURN_IF_ERROR(cuda_wait(&b->device));
         cuda_drawn(b, b->flight);
         return STATUS_IS_OK;
     }
-    float *logits;
-    RETURN_IF_ERROR(fetch_logits(b, n_asked, n - n_asked, &logits));
-    result->logits = logits;
-    result->n_logit_rows = n_asked;
-    list_draws(b, plan, logits + (size_t)n_asked * b->config.vocab_size);
-    if (b->shards) return sampler_shards_run(b->shards, b->flight->draws, b->flight->n_draws);
+    b->flight->largest = false;
+    cuda_list_draws(b, logits + (size_t)n_asked * b->config.vocab_size);
     sampler_run(b->sampler, b->flight->draws, b->flight->n_draws);
     return STATUS_IS_OK;
 }
@@ -197,6 +151,7 @@ static status begin_step(backend_cuda *b, const step_plan *plan)
     for (uint32_t i = 0; i < plan->n_opens; i++) {
         RETURN_IF_ERROR(sampler_open(b->sampler, &plan->opens[i]));
         b->is_greedy[plan->opens[i].seq] = is_plain_greedy(plan->opens[i].params);
+        b->is_apart[plan->opens[i].seq] = cuda_draws_apart(b, plan->opens[i].params);
     }
     if (!computes) return checked;
     if (b->window) RETURN_IF_ERROR(plan_window(b, plan));
@@ -213,17 +168,16 @@ static status run_rows(backend_cuda *b)
 }
 
 /* Starts a step, draws included, without waiting for it. */
-static status start_step(backend_cuda *b, const step_plan *plan)
+static status start_step(backend_cuda *b)
 {
-    uint32_t n_asked, n = list_logit_rows(b, plan, &n_asked);
     RETURN_IF_ERROR(run_rows(b));
-    if (n > 0) RETURN_IF_ERROR(start_draws(b, plan, n));
+    RETURN_IF_ERROR(cuda_draw(b));
     return cuda_status(b->device.api->note(b->device.g, (uint32_t)(b->flight - b->flights)));
 }
 
 static status await_step(backend_cuda *b, cuda_flight *f)
 {
-    RETURN_IF_GPU_ERROR(b->device.api->await(b->device.g, (uint32_t)(f - b->flights)));
+    RETURN_IF_ERROR(cuda_await(&b->device, (uint32_t)(f - b->flights)));
     cuda_drawn(b, f);
     return STATUS_IS_OK;
 }
@@ -238,25 +192,31 @@ static status run_step(backend_cuda *b, const step_plan *plan)
     return sample_flight(b, plan);
 }
 
-/* Waits for work in flight, which must not read what the next step writes, and logs the failure. */
-static void log_failure(backend_cuda *b, status s)
+/* Whether all ranks refuse the plan, so that none waits. */
+static bool is_of_plan(status s) { return s.code == STATUS_INVALID || s.code == STATUS_LIMIT; }
+
+/* Waits for work in flight, which must not read what the next step writes. Returns the failure,
+ * with the device's own words where it is the device's. */
+static status end_failed(backend_cuda *b, status s)
 {
     const gpu_api *api = b->device.api;
-    bool of_plan = s.code == STATUS_INVALID || s.code == STATUS_LIMIT; /* all ranks refuse it */
+    bool of_plan = is_of_plan(s);
     if (!of_plan && comm_on_device(b->device.group))
         comm_abort(b->device.group); /* else other ranks wait */
+    if (!of_plan) cuda_peers_stop(&b->device);
     if (b->window) (void)cuda_window_settle(b->window);
     (void)api->wait(b->device.g);
     /* `why` may be old, such as a failed capture's, unless this status is the device's own. */
-    if (s.code == STATUS_INTERNAL && s.message && strncmp(s.message, "cuda:", 5) == 0)
-        fprintf(stderr, "octavo: cuda: %s\n", api->why(b->device.g));
+    if (s.code != STATUS_INTERNAL || !s.message || strncmp(s.message, "cuda:", 5) != 0) return s;
+    snprintf(b->trouble, sizeof b->trouble, "%s: %s", s.message, api->why(b->device.g));
+    return status_make(s.code, b->trouble);
 }
 
 /* Whether collect must compute the step: logits or states of it go through the host, to the caller
  * or to the other ranks. Submit starts every other step. */
 static bool defers(const backend_cuda *b, const step_plan *plan)
 {
-    bool host = comm_size(b->device.group) > 1;
+    bool host = !cuda_meets_here(&b->device);
     for (uint32_t i = 0; !host && i < plan->n_seqs; i++) {
         const step_seq *s = &plan->seqs[i];
         host = s->want_logits || s->want_scores || s->measure.novelty || s->pooling;
@@ -296,8 +256,11 @@ static status cuda_submit(void *ctx, const step_plan *plan)
     enter_flight(b, f);
     f->status = begin_step(b, plan);
     f->started = plan->n_seqs > 0 && !f->defers && status_ok(f->status);
-    if (f->started) f->status = start_step(b, plan);
-    return STATUS_IS_OK;
+    if (f->started) f->status = start_step(b);
+    if (status_ok(f->status) || cuda_is_alone(&b->device) || is_of_plan(f->status))
+        return STATUS_IS_OK;
+    b->n_in_flight--; /* the caller learns it now, because the other ranks wait already */
+    return end_failed(b, f->status);
 }
 
 static status cuda_collect(void *ctx, const step_result **out)
@@ -309,7 +272,7 @@ static status cuda_collect(void *ctx, const step_result **out)
     r->status = f->status;
     if (status_ok(r->status)) r->status = f->started ? await_step(b, f) : run_step(b, f->plan);
     if (status_ok(r->status)) r->n_seqs = f->plan->n_seqs;
-    else log_failure(b, r->status);
+    else r->status = end_failed(b, r->status);
     /* Compute time starts when the step before was collected: the two did not run side by side. */
     int64_t start = f->start_us > b->collected_us ? f->start_us : b->collected_us;
     b->collected_us = clock_now_us();
@@ -321,17 +284,23 @@ static status cuda_collect(void *ctx, const step_result **out)
                                         : STATUS_IS_OK;
 }
 
-static void cuda_interrupt(void *ctx) { atomic_store(&((backend_cuda *)ctx)->interrupted, true); }
+static void cuda_interrupt(void *ctx)
+{
+    backend_cuda *b = ctx;
+    atomic_store(&b->interrupted, true);
+    if (b->meeting) comm_abort(b->meeting); /* a call that waits for a lost rank ends only so */
+    cuda_peers_stop(&b->device);
+}
 
 static void cuda_destroy(void *ctx)
 {
     backend_cuda *b = ctx;
     if (!b) return;
     cuda_device *d = &b->device;
-    sampler_shards_destroy(b->shards);
     sampler_destroy(b->sampler);
     pkv_mirror_destroy(b->mirror);
     if (d->g) {
+        if (!cuda_is_alone(d) && !status_ok(comm_check(d->group))) cuda_peers_stop(d);
         (void)d->api->wait(d->g);
         cuda_graphs_destroy(b->graphs);
         cuda_forward_destroy(b->forward);
@@ -340,9 +309,12 @@ static void cuda_destroy(void *ctx)
         cuda_far_destroy(b->far);
         cuda_window_destroy(b->window);
         cuda_pack_destroy(d, &b->step);
+        cuda_pack_destroy(d, &b->changes);
         cuda_pack_destroy(d, &b->moved);
         cuda_pack_destroy(d, &b->logits);
+        cuda_pack_destroy(d, &b->draws);
         cuda_pack_destroy(d, &d->stage);
+        cuda_peers_destroy(d);
         for (int i = 0; i < CUDA_FLIGHTS; i++) {
             if (b->flights[i].drawn) d->api->release(d->g, b->flights[i].drawn);
             if (b->flights[i].host) d->api->release_host(d->g, b->flights[i].host);
@@ -350,10 +322,14 @@ static void cuda_destroy(void *ctx)
         }
         if (b->pages.data) d->api->release(d->g, b->pages.data);
         if (b->draw_scratch) d->api->release(d->g, b->draw_scratch);
+        if (b->joined) d->api->release(d->g, b->joined);
+        if (b->parts) d->api->release(d->g, b->parts);
+        if (b->gathered) d->api->release(d->g, b->gathered);
         if (b->host) d->api->release_host(d->g, b->host);
         cuda_measuring_destroy(b);
         cuda_sums_destroy(b);
         cuda_retrieve_destroy(b);
+        comm_destroy(b->meeting); /* its work is on the gpu's stream */
         if (!d->borrowed) d->api->close(d->g);
     }
     thread_pool_destroy(b->pool);
@@ -362,8 +338,10 @@ static void cuda_destroy(void *ctx)
         free(b->flights[i].samples);
         free(b->flights[i].draws);
         free(b->flights[i].drawn_at);
+        free(b->flights[i].rows);
     }
     free(b->is_greedy);
+    free(b->is_apart);
     free(b->seqs);
     free(b->logit_rows);
     free(b->scores);

@@ -6,6 +6,7 @@
 #include <assert.h>
 #include <stdatomic.h>
 #include <stdlib.h>
+#include <string.h>
 
 /* Limit of the logits of a step's prompt rows, the same as on the CPU. */
 enum { LOGITS_BYTES = 64 << 20 };
@@ -40,6 +41,7 @@ static status check_device(const backend_cuda *b, error *err)
 static status open_device(backend_cuda *b, const backend_cuda_options *o, error *err)
 {
     char why[256] = "";
+    if (b->device.g) return STATUS_IS_OK; /* meet_on_gpus has opened it */
     b->device.api = o->api;
     if (o->gpu) {
         b->device.g = o->gpu;
@@ -96,6 +98,19 @@ static void lay_out_pages(backend_cuda *b, const backend_cuda_options *o)
                            .run_heads = pkv_head_groups(g) / pkv_shares(g)};
 }
 
+/* What draws need on the device; of several ranks also rows of all of them. */
+static status make_draw_buffers(backend_cuda *b, const backend_options *o)
+{
+    cuda_device *d = &b->device;
+    size_t ranks = (size_t)comm_size(o->group), n_draws = step_most_draws(o->max_seqs);
+    size_t rows = CUDA_LOGIT_ROWS * sizeof(float);
+    RETURN_IF_ERROR(cuda_alloc(d, rows * b->weights.head.n * ranks, &b->draw_scratch));
+    if (ranks == 1) return STATUS_IS_OK;
+    RETURN_IF_ERROR(cuda_alloc(d, rows * b->config.vocab_size, &b->joined));
+    RETURN_IF_ERROR(cuda_alloc(d, n_draws * sizeof *b->parts, &b->parts));
+    return cuda_alloc(d, ranks * n_draws * sizeof *b->gathered, &b->gathered);
+}
+
 static status make_forward(backend_cuda *b, const backend_options *o, error *err)
 {
     cuda_forward_options pass = {.device = &b->device,
@@ -111,10 +126,8 @@ static status make_forward(backend_cuda *b, const backend_options *o, error *err
     uint32_t row =
         o->kv_host_bytes ? 1 : (b->info.max_positions + page_tokens - 1) / page_tokens + 1;
     status s = cuda_forward_create(&pass, &b->forward);
-    if (status_ok(s)) s = cuda_graphs_create(&b->device, &b->graphs);
-    if (status_ok(s))
-        s = cuda_alloc(&b->device, (size_t)CUDA_LOGIT_ROWS * b->config.vocab_size * sizeof(float),
-                       &b->draw_scratch);
+    if (status_ok(s)) s = cuda_graphs_create(&b->device, o, &b->graphs);
+    if (status_ok(s)) s = make_draw_buffers(b, o);
     if (status_ok(s))
         s = cuda_tables_create(&b->device, &b->info.geometry, &b->slice, o->max_seqs, row,
                                &b->tables);
@@ -222,25 +235,12 @@ static status make_flight(backend_cuda *b, uint32_t max_seqs, cuda_flight *f)
     f->samples = calloc(n_draws, sizeof *f->samples);
     f->draws = calloc(n_draws, sizeof *f->draws);
     f->drawn_at = calloc(max_seqs, sizeof *f->drawn_at);
+    f->rows = calloc(max_seqs, sizeof *f->rows);
     RETURN_IF_ERROR(cuda_alloc(&b->device, n_draws * sizeof *f->drawn, &f->drawn));
     RETURN_IF_GPU_ERROR(b->device.api->alloc_host(b->device.g, n_draws * sizeof *f->host, &host));
     f->host = host;
-    bool ok = f->seq_results && f->samples && f->draws && f->drawn_at;
+    bool ok = f->seq_results && f->samples && f->draws && f->drawn_at && f->rows;
     return ok ? STATUS_IS_OK : status_make(STATUS_NO_MEMORY, NULL);
-}
-
-static status make_shards(backend_cuda *b, const backend_options *o)
-{
-    if (cuda_is_alone(&b->device)) return STATUS_IS_OK;
-    sampler_shards_options shards = {.sampler = b->sampler,
-                                     .pool = b->pool,
-                                     .group = b->device.group,
-                                     .gather = cuda_gather_host,
-                                     .ctx = &b->device,
-                                     .max_draws = step_most_draws(o->max_seqs),
-                                     .vocab_size = b->config.vocab_size,
-                                     .slice = (uint32_t)b->weights.head.n};
-    return sampler_shards_create(&shards, &b->shards);
 }
 
 static status make_step_buffers(backend_cuda *b, const backend_options *o)
@@ -248,15 +248,15 @@ static status make_step_buffers(backend_cuda *b, const backend_options *o)
     RETURN_IF_ERROR(
         pkv_mirror_create(&b->info.geometry, b->info.n_pages, o->max_seqs, NULL, &b->mirror));
     RETURN_IF_ERROR(sampler_create(o->max_seqs, b->config.vocab_size, b->pool, &b->sampler));
-    RETURN_IF_ERROR(make_shards(b, o));
     for (int i = 0; i < CUDA_FLIGHTS; i++)
         RETURN_IF_ERROR(make_flight(b, o->max_seqs, &b->flights[i]));
-    b->step.is_double = b->logits.is_double = true;
+    b->step.is_double = b->changes.is_double = b->draws.is_double = true;
     RETURN_IF_ERROR(cuda_measuring_create(&b->measuring, o->max_seqs));
     b->is_greedy = calloc(o->max_seqs, sizeof *b->is_greedy);
+    b->is_apart = calloc(o->max_seqs, sizeof *b->is_apart);
     b->seqs = calloc(o->max_seqs, sizeof *b->seqs);
     b->logit_rows = calloc((size_t)o->max_rows + o->max_seqs, sizeof *b->logit_rows);
-    bool ok = b->is_greedy && b->seqs && b->logit_rows;
+    bool ok = b->is_greedy && b->is_apart && b->seqs && b->logit_rows;
     return ok ? STATUS_IS_OK : status_make(STATUS_NO_MEMORY, "step buffers");
 }
 
@@ -272,9 +272,8 @@ static void fill_info(backend_cuda *b, const backend_options *o)
     size_t rows = LOGITS_BYTES / (b->config.vocab_size * sizeof(float));
     b->info.max_logit_rows = rows < 16 ? 16 : rows > o->max_rows ? o->max_rows : (uint32_t)rows;
     b->info.logit_row_cost = sizes_logit_row_cost(&b->config, comm_size(o->group));
-    /* Several ranks take one step at a time: they meet at every layer, on the host unless their
-     * comm is on the device, and draw on the host. */
-    b->info.max_in_flight = comm_size(o->group) == 1 ? CUDA_FLIGHTS : 1;
+    /* Ranks that meet on the host do so at every layer, one step at a time. */
+    b->info.max_in_flight = comm_size(o->group) == 1 || comm_on_device(o->group) ? CUDA_FLIGHTS : 1;
     b->info.lacks = MEASURES_READS | MEASURES_BESIDE;
     /* Selections do not cross GPUs yet. */
     b->info.retrieves = comm_size(o->group) == 1 ? CUDA_RETRIEVES : 0;
@@ -311,6 +310,10 @@ status cuda_make_parts(backend_cuda *b, const backend_cuda_options *options, cud
     RETURN_IF_ERROR(load(b, o, err));
     b->facts.load_us = clock_now_us() - start;
     b->weight_bytes = b->device.allocated;
+    /* Attention's tiles follow from it, and steps must have one shape on all ranks. */
+    status s = cuda_smallest(&b->device, &b->device.facts.n_sms);
+    if (status_ok(s)) s = cuda_peers_create(&b->device, b->invariant);
+    if (!status_ok(s)) return error_set(err, s.code, "device cuda: %s", status_text(s.code));
     return make_forward(b, o, err);
 }
 
@@ -339,9 +342,50 @@ static status make_far(backend_cuda *b, const backend_options *o, error *err)
     return cuda_far_create(&far, &b->far, err);
 }
 
-static status make_cuda_backend(backend_cuda *b, const backend_cuda_options *options, error *err)
+/* ---- ranks with a GPU each ------------------------------------------------------------------- */
+
+enum { CONNECT_US = 20 * 1000 * 1000, ADDRESS_MOST = 4096 };
+
+/* Rank 0 tells the others where they meet. */
+static status connect(comm *threads, comm *meeting, error *err)
+{
+    uint8_t bytes[ADDRESS_MOST];
+    float own = (float)comm_own_address(meeting).n;
+    float *all = calloc((size_t)comm_size(threads), sizeof *all);
+    if (!all) return error_set(err, STATUS_NO_MEMORY, "backend: out of memory");
+    status s = comm_all_gather(threads, &own, 1, all);
+    comm_address first = {bytes, (size_t)all[0]};
+    free(all);
+    if (status_ok(s) && first.n > sizeof bytes) s = status_make(STATUS_LIMIT, NULL);
+    if (status_ok(s) && comm_rank(threads) == 0)
+        memcpy(bytes, comm_own_address(meeting).bytes, first.n);
+    if (status_ok(s)) s = comm_broadcast(threads, bytes, first.n, 0);
+    if (!status_ok(s)) return error_set(err, s.code, "backend: %s", status_text(s.code));
+    return comm_connect(meeting, &first, CONNECT_US, err);
+}
+
+/* Opens the rank's own GPU, and has it meet the others there. Sets o->common.group. */
+static status meet_on_gpus(backend_cuda *b, backend_cuda_options *o, error *err)
+{
+    comm *threads = o->common.group;
+    o->ordinal += (uint32_t)comm_rank(threads);
+    RETURN_IF_ERROR(open_device(b, o, err));
+    comm_options c = {.kind = "nccl",
+                      .rank = comm_rank(threads),
+                      .size = comm_size(threads),
+                      .stream = b->device.api->stream(b->device.g),
+                      .library = o->nccl};
+    RETURN_IF_ERROR(comm_create(&c, &b->meeting, err));
+    RETURN_IF_ERROR(connect(threads, b->meeting, err));
+    b->device.threads = threads;
+    o->common.group = b->meeting;
+    return STATUS_IS_OK;
+}
+
+static status make_cuda_backend(backend_cuda *b, backend_cuda_options *options, error *err)
 {
     const backend_options *o = &options->common;
+    if (options->own_gpus) RETURN_IF_ERROR(meet_on_gpus(b, options, err));
     b->device.group = o->group;
     RETURN_IF_ERROR(cuda_make_parts(b, options, load_weights, err));
     RETURN_IF_ERROR(cuda_make_pages(b, o, err));
@@ -354,7 +398,8 @@ status backend_cuda_create(const backend_cuda_options *options, backend *out, er
 {
     backend_cuda *b = calloc(1, sizeof *b);
     if (!b) return error_set(err, STATUS_NO_MEMORY, "backend: out of memory");
-    status s = make_cuda_backend(b, options, err);
+    backend_cuda_options own = *options;
+    status s = make_cuda_backend(b, &own, err);
     if (!status_ok(s)) {
         cuda_ops.destroy(b);
         return s;

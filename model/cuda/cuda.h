@@ -2,8 +2,8 @@
  * of functions (kernels/cuda/cuda_kernels.h), which tests replace.
  *
  * Threads  one, which calls the backend.
- * Errors   a gpu_status becomes a status of a fixed text; gpu->why goes to stderr once, by the
- *          backend. A lost device is STATUS_INTERNAL: the backend can only be destroyed. */
+ * Errors   a gpu_status becomes a status of a fixed text, to which the backend adds gpu->why in its
+ *          result. A lost device is STATUS_INTERNAL: the backend can only be destroyed. */
 #ifndef MODEL_CUDA_CUDA_H
 #define MODEL_CUDA_CUDA_H
 
@@ -16,11 +16,14 @@
 typedef struct cuda_pack {
     uint8_t *host, *device;
     size_t size, capacity;
+    uint32_t n_moved; /* how often its memory was replaced */
     /* For packs of steps that are laid out while another is in flight: packs alternate between two
      * host memories, because the one before may not have been copied yet. */
     bool is_double;
     uint8_t *other;
 } cuda_pack;
+
+typedef struct cuda_peers cuda_peers;
 
 typedef struct cuda_device {
     const gpu_api *api;
@@ -29,7 +32,9 @@ typedef struct cuda_device {
     gpu_facts facts;
     uint64_t allocated; /* bytes on the device */
     comm *group;        /* borrowed; NULL while there is no other rank to meet */
-    cuda_pack stage;    /* stages what ranks exchange through the host */
+    comm *threads; /* borrowed: another comm of the same ranks, whose end is this one's; or NULL */
+    cuda_pack stage;   /* stages what ranks exchange through the host */
+    cuda_peers *peers; /* NULL: the ranks' devices do not reach each other */
 } cuda_device;
 
 status cuda_status(gpu_status s);
@@ -43,6 +48,8 @@ status cuda_alloc(cuda_device *d, size_t bytes, void *out); /* out: any pointer'
 
 /* Waits for the stream; fails when the group of ranks was aborted. */
 status cuda_wait(cuda_device *d);
+/* The same for all before the stream's last note of that number. */
+status cuda_await(cuda_device *d, uint32_t number);
 
 /* ---- ranks.c --------------------------------------------------------------------------------- */
 
@@ -51,18 +58,40 @@ static inline bool cuda_is_alone(const cuda_device *d)
     return !d->group || comm_size(d->group) == 1;
 }
 
+/* Whether ranks meet on the stream, if there are several: nothing of a step passes the host. */
+static inline bool cuda_meets_here(const cuda_device *d)
+{
+    return cuda_is_alone(d) || comm_on_device(d->group);
+}
+
 /* Makes x [n] on the device the sum over all ranks. */
 status cuda_sum(cuda_device *d, float *x, size_t n);
 /* Sets *all to x of all ranks, [ranks, n] on the host, valid until the next such call. Waits. */
 status cuda_gather(cuda_device *d, const float *x, size_t n, const float **all);
-/* comm_all_gather of host memory; ctx is the cuda_device. */
-status cuda_gather_host(void *ctx, const float *in, size_t n, float *out);
+/* Sets out [ranks, n] on the device to x of all ranks. Waits where the comm is on the host. */
+status cuda_gather_here(cuda_device *d, const float *x, size_t n, float *out);
 /* Joins the ranks' parts [n, slice] of n rows of logits to out [n, vocab]. Where the ranks do not
  * divide the vocabulary, the parts' tail is dropped. Waits. */
 status cuda_join_logits(cuda_device *d, const float *part, uint32_t n, size_t slice, size_t vocab,
                         float *out);
 /* Sets *n to the smallest of all ranks' numbers. Waits. */
 status cuda_smallest(cuda_device *d, uint32_t *n);
+
+/* ---- peers.c --------------------------------------------------------------------------------- */
+
+/* Sets d->peers where the ranks meet on their devices and all of these reach each other. Waits. Not
+ * where results must not depend on the number of rows, because many rows take another way. */
+status cuda_peers_create(cuda_device *d, bool invariant);
+/* After all work of this rank has ended; the others may still reach the memory, but wait for
+ * nothing in it any more. */
+void cuda_peers_destroy(cuda_device *d);
+/* What that takes on the device; 0 where ranks are too few or too many. */
+size_t cuda_peers_bytes(uint32_t n_ranks);
+/* Ends waits of kernels for other ranks, whose results are then wrong. Any thread. */
+void cuda_peers_stop(const cuda_device *d);
+/* Whether [m, dims] is added up so, with the norm that follows; else cuda_sum does it. */
+bool cuda_peers_take(const cuda_device *d, size_t m, size_t dims, gpu_type type);
+status cuda_peers_sum(const cuda_device *d, gpu_sums s); /* sets s.meeting */
 
 /* ---- weights --------------------------------------------------------------------------------- */
 
@@ -122,6 +151,7 @@ typedef struct cuda_tables {
     gpu_patch *patches;
     uint32_t *values;
     size_t n_patches, n_values, patches_capacity, values_capacity;
+    uint32_t n_moved; /* how often the tables went to other memory */
 } cuda_tables;
 
 /* A rank with these heads. The caller sets first_cell once there is a pool. */
@@ -186,6 +216,7 @@ typedef struct cuda_batch {
     gpu_tables tables;
     bool rounds;    /* rows and parts of tables are rounded up, as in each step that only decodes */
     bool repeats;   /* many steps have these rows and tiles (cuda_graphs_run) */
+    uint32_t moved; /* how often memory that its launches read went elsewhere */
     bool wants_lse; /* something is measured */
     struct cuda_window *window; /* has the tables and lengths of each layer; NULL: those above */
     struct cuda_far *far;       /* attends to what the window leaves in host memory; or NULL */

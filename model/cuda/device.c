@@ -25,14 +25,36 @@ status cuda_alloc(cuda_device *d, size_t bytes, void *out)
     return STATUS_IS_OK;
 }
 
+/* An aborted group leaves the stream idle. */
+static status check_group(const cuda_device *d)
+{
+    status s = comm_check(d->group);
+    if (status_ok(s) && d->threads) s = comm_check(d->threads);
+    if (!status_ok(s)) cuda_peers_stop(d);
+    return s;
+}
+
 status cuda_wait(cuda_device *d)
 {
     if (cuda_is_alone(d) || !comm_on_device(d->group)) return cuda_status(d->api->wait(d->g));
     for (;;) {
         bool idle;
         RETURN_IF_GPU_ERROR(d->api->poll(d->g, &idle));
-        RETURN_IF_ERROR(comm_check(d->group)); /* an aborted group leaves the stream idle */
+        RETURN_IF_ERROR(check_group(d));
         if (idle) return STATUS_IS_OK;
+        usleep(POLL_US);
+    }
+}
+
+status cuda_await(cuda_device *d, uint32_t number)
+{
+    if (cuda_is_alone(d) || !comm_on_device(d->group))
+        return cuda_status(d->api->await(d->g, number));
+    for (;;) {
+        bool reached;
+        RETURN_IF_GPU_ERROR(d->api->reached(d->g, number, &reached));
+        RETURN_IF_ERROR(check_group(d));
+        if (reached) return STATUS_IS_OK;
         usleep(POLL_US);
     }
 }
@@ -46,9 +68,11 @@ static status pack_grow(cuda_device *d, cuda_pack *p, size_t bytes)
 {
     void *host, *other = NULL;
     bool is_double = p->is_double;
+    uint32_t n_moved = p->n_moved;
     if (p->capacity) RETURN_IF_ERROR(cuda_wait(d));
     cuda_pack_destroy(d, p);
     p->is_double = is_double;
+    p->n_moved = n_moved + 1;
     bytes += bytes / 2;
     RETURN_IF_GPU_ERROR(d->api->alloc_host(d->g, bytes, &host));
     p->host = host;

@@ -225,7 +225,6 @@ static status attention_block(cuda_forward *f, const cuda_batch *b, uint32_t lay
     const gpu_api *api = f->o.device->api;
     gpu *g = f->o.device->g;
     const cuda_layer *w = &f->o.weights->layers[layer];
-    const model_config *c = f->o.config;
     cuda_layer_kv kv = kv_of(f, b, layer);
     RETURN_IF_GPU_ERROR(
         api->product(g, &w->qkv, f->normed, b->n_rows, f->qkv, GPU_F32, f->scratch));
@@ -241,11 +240,7 @@ static status attention_block(cuda_forward *f, const cuda_batch *b, uint32_t lay
     if (has_far) RETURN_IF_ERROR(cuda_far_add(b->far, layer, &attention));
     RETURN_IF_ERROR(measure_layer(f, b, &attention, layer));
     if (b->window) RETURN_IF_ERROR(cuda_window_end(b->window, layer));
-    RETURN_IF_GPU_ERROR(api->product(g, &w->o, f->attn, b->n_rows, f->delta, GPU_F32, f->scratch));
-    RETURN_IF_ERROR(cuda_sum(f->o.device, f->delta, (size_t)b->n_rows * c->hidden));
-    if (!w->attn_post_norm) return STATUS_IS_OK;
-    return cuda_status(api->norm(g, f->delta, NULL, w->attn_post_norm, c->rms_eps, b->n_rows,
-                                 c->hidden, f->delta, GPU_F32));
+    return cuda_status(api->product(g, &w->o, f->attn, b->n_rows, f->delta, GPU_F32, f->scratch));
 }
 
 static status run_experts(cuda_forward *f, const cuda_batch *b, const cuda_layer *w)
@@ -279,21 +274,33 @@ static status run_dense(cuda_forward *f, const cuda_batch *b, const cuda_layer *
 static status ffn_block(cuda_forward *f, const cuda_batch *b, uint32_t layer)
 {
     const cuda_layer *w = &f->o.weights->layers[layer];
-    const model_config *c = f->o.config;
-    RETURN_IF_ERROR(w->experts_up.data ? run_experts(f, b, w) : run_dense(f, b, w));
-    RETURN_IF_ERROR(cuda_sum(f->o.device, f->delta, (size_t)b->n_rows * c->hidden));
-    if (!w->ffn_post_norm) return STATUS_IS_OK;
-    return cuda_status(f->o.device->api->norm(f->o.device->g, f->delta, NULL, w->ffn_post_norm,
-                                              c->rms_eps, b->n_rows, c->hidden, f->delta, GPU_F32));
+    return w->experts_up.data ? run_experts(f, b, w) : run_dense(f, b, w);
 }
 
-/* Adds delta (unless NULL) to x and makes x's norm the operands of `next`. */
-static status norm_for(cuda_forward *f, const cuda_batch *b, const float *delta,
-                       const float *weight, const gpu_matrix *next)
+/* Makes all ranks' sum of `delta` part of x, and x's norm the operands of `next`. delta is x itself
+ * where there is nothing to add to. post: NULL, or a norm of the sum before it is added. */
+static status sum_and_norm(cuda_forward *f, const cuda_batch *b, float *delta, const float *post,
+                           const float *weight, const gpu_matrix *next)
 {
     const model_config *c = f->o.config;
-    return cuda_status(f->o.device->api->norm(f->o.device->g, f->x, delta, weight, c->rms_eps,
-                                              b->n_rows, c->hidden, f->normed, next->type));
+    cuda_device *d = f->o.device;
+    bool adds = delta != f->x;
+    if (!post && cuda_peers_take(d, b->n_rows, c->hidden, next->type))
+        return cuda_peers_sum(d, (gpu_sums){.x = f->x,
+                                            .delta = delta,
+                                            .adds = adds,
+                                            .weight = weight,
+                                            .eps = c->rms_eps,
+                                            .m = b->n_rows,
+                                            .d = c->hidden,
+                                            .out = f->normed,
+                                            .type = next->type});
+    RETURN_IF_ERROR(cuda_sum(d, delta, (size_t)b->n_rows * c->hidden));
+    if (post)
+        RETURN_IF_GPU_ERROR(d->api->norm(d->g, delta, NULL, post, c->rms_eps, b->n_rows, c->hidden,
+                                         delta, GPU_F32));
+    return cuda_status(d->api->norm(d->g, f->x, adds ? delta : NULL, weight, c->rms_eps, b->n_rows,
+                                    c->hidden, f->normed, next->type));
 }
 
 static status start_step(cuda_forward *f, const cuda_batch *b)
@@ -303,13 +310,12 @@ static status start_step(cuda_forward *f, const cuda_batch *b)
     const model_config *c = f->o.config;
     const cuda_weights *w = f->o.weights;
     RETURN_IF_GPU_ERROR(api->embed(g, &w->embed, b->tokens, b->n_rows, w->embed_scale, f->x));
-    RETURN_IF_ERROR(cuda_sum(f->o.device, f->x, (size_t)b->n_rows * c->hidden));
     RETURN_IF_GPU_ERROR(api->angles(g, f->inv_freq, b->positions, b->n_rows, c->head_dim,
                                     (float)c->rope.attention_factor, f->angles));
     if (f->local)
         RETURN_IF_GPU_ERROR(api->angles(g, f->local_inv_freq, b->positions, b->n_rows, c->head_dim,
                                         (float)c->local_rope.attention_factor, f->local));
-    return norm_for(f, b, NULL, w->layers[0].attn_norm, &w->layers[0].qkv);
+    return sum_and_norm(f, b, f->x, NULL, w->layers[0].attn_norm, &w->layers[0].qkv);
 }
 
 static const gpu_matrix *ffn_input(const cuda_layer *w)
@@ -326,11 +332,14 @@ status cuda_forward_run(cuda_forward *f, const cuda_batch *b, const _Atomic bool
         bool last = l + 1 == n;
         if (atomic_load_explicit(interrupted, memory_order_relaxed))
             return status_make(STATUS_INTERNAL, "interrupted");
+        const cuda_layer *layer = &w->layers[l];
         RETURN_IF_ERROR(attention_block(f, b, l));
-        RETURN_IF_ERROR(norm_for(f, b, f->delta, w->layers[l].ffn_norm, ffn_input(&w->layers[l])));
+        RETURN_IF_ERROR(
+            sum_and_norm(f, b, f->delta, layer->attn_post_norm, layer->ffn_norm, ffn_input(layer)));
         RETURN_IF_ERROR(ffn_block(f, b, l));
-        RETURN_IF_ERROR(norm_for(f, b, f->delta, last ? w->norm : w->layers[l + 1].attn_norm,
-                                 last ? &w->head : &w->layers[l + 1].qkv));
+        RETURN_IF_ERROR(sum_and_norm(f, b, f->delta, layer->ffn_post_norm,
+                                     last ? w->norm : layer[1].attn_norm,
+                                     last ? &w->head : &layer[1].qkv));
     }
     return STATUS_IS_OK;
 }

@@ -20,14 +20,17 @@ struct cuda_graphs {
     cuda_device *device;
     entry entries[GRAPHS];
     uint64_t now;
-    bool logged; /* a failed capture has been reported */
+    void (*log_line)(void *ctx, const char *line); /* NULL: a failed capture was reported */
+    void *log_ctx;
 };
 
-status cuda_graphs_create(cuda_device *d, cuda_graphs **out)
+status cuda_graphs_create(cuda_device *d, const backend_options *o, cuda_graphs **out)
 {
     cuda_graphs *all = calloc(1, sizeof *all);
     if (!all) return status_make(STATUS_NO_MEMORY, "graphs");
     all->device = d;
+    all->log_line = o->log_line;
+    all->log_ctx = o->log_ctx;
     *out = all;
     return STATUS_IS_OK;
 }
@@ -59,14 +62,16 @@ static bool same_measures(const cuda_batch *a, const cuda_batch *b)
            a->measures.mean_ropes == b->measures.mean_ropes;
 }
 
-/* Compares all that launches take from a batch; their other arguments never change. */
+/* Compares all that launches take from a batch; their other arguments never change. All ranks
+ * find the same answer: the numbers follow from the plan, and so does when memory moves.
+ * An address alone might come back on one rank and not on another. */
 static bool same_shape(const cuda_batch *a, const cuda_batch *b)
 {
-    return a->n_rows == b->n_rows && a->n_decode == b->n_decode && a->n_prefill == b->n_prefill &&
-           a->part_slots == b->part_slots && a->whole == b->whole && a->tokens == b->tokens &&
-           a->positions == b->positions && a->row_seqs == b->row_seqs && a->lengths == b->lengths &&
-           a->seqs == b->seqs && a->decode == b->decode && a->prefill == b->prefill &&
-           a->tables.pages == b->tables.pages && same_measures(a, b);
+    return a->moved == b->moved && a->n_rows == b->n_rows && a->n_decode == b->n_decode &&
+           a->n_prefill == b->n_prefill && a->part_slots == b->part_slots && a->whole == b->whole &&
+           a->tokens == b->tokens && a->positions == b->positions && a->row_seqs == b->row_seqs &&
+           a->lengths == b->lengths && a->seqs == b->seqs && a->decode == b->decode &&
+           a->prefill == b->prefill && a->tables.pages == b->tables.pages && same_measures(a, b);
 }
 
 /* The shape's entry, or the least recently used one, emptied. With GRAPHS entries, the least
@@ -86,8 +91,9 @@ static entry *find_entry(cuda_graphs *all, const cuda_batch *batch)
 
 /* ---- a step ---------------------------------------------------------------------------------- */
 
-/* Captures the entry's graph. After a failure the steps run launch by launch. */
-static void capture(cuda_graphs *all, cuda_forward *f, entry *e, const _Atomic bool *interrupted)
+/* Captures the entry's graph. After a failure, of any rank, the steps run launch by launch: ranks
+ * that replay and ranks that launch would not make the same collectives. */
+static status capture(cuda_graphs *all, cuda_forward *f, entry *e, const _Atomic bool *interrupted)
 {
     cuda_device *d = all->device;
     gpu_status s = d->api->capture(d->g);
@@ -99,12 +105,18 @@ static void capture(cuda_graphs *all, cuda_forward *f, entry *e, const _Atomic b
             e->graph = NULL;
         }
     }
-    if (e->graph || atomic_load(interrupted)) return;
+    uint32_t all_have = e->graph != NULL;
+    const char *why = all_have ? "another rank captures none" : d->api->why(d->g);
+    RETURN_IF_ERROR(cuda_smallest(d, &all_have));
+    if (all_have || atomic_load(interrupted)) return STATUS_IS_OK;
+    d->api->forget(e->graph);
+    e->graph = NULL;
     e->refused = true;
-    if (!all->logged)
-        fprintf(stderr, "octavo: cuda: some decode steps go without a graph: %s\n",
-                d->api->why(d->g));
-    all->logged = true;
+    char line[320];
+    snprintf(line, sizeof line, "cuda: some decode steps go without a graph: %s", why);
+    if (all->log_line) all->log_line(all->log_ctx, line);
+    all->log_line = NULL;
+    return STATUS_IS_OK;
 }
 
 status cuda_graphs_run(cuda_graphs *all, cuda_forward *f, const cuda_batch *batch,
@@ -114,7 +126,7 @@ status cuda_graphs_run(cuda_graphs *all, cuda_forward *f, const cuda_batch *batc
     entry *e = find_entry(all, batch);
     bool seen = e->used > 0; /* a shape's first launches load kernels and choose algorithms */
     e->used = ++all->now;
-    if (seen && !e->graph && !e->refused) capture(all, f, e, interrupted);
+    if (seen && !e->graph && !e->refused) RETURN_IF_ERROR(capture(all, f, e, interrupted));
     if (!e->graph) return cuda_forward_run(f, batch, interrupted);
     if (atomic_load(interrupted)) return status_make(STATUS_INTERNAL, "interrupted");
     return cuda_status(all->device->api->replay(all->device->g, e->graph));

@@ -208,10 +208,10 @@ status cuda_moves_pack(backend_cuda *b, const pkv_deltas *d)
     if (d->n_moves == 0 || b->window) return STATUS_IS_OK;
     if (!cuda_moves_reserve(m, b->cells.n, d->n_moves))
         return status_make(STATUS_NO_MEMORY, "step buffers");
-    gpu_move *moves = cuda_pack_take(&b->step, d->n_moves * sizeof *moves, &m->d_moves);
-    gpu_chain *chains = cuda_pack_take(&b->step, d->n_moves * sizeof *chains, &m->d_chains);
+    gpu_move *moves = cuda_pack_take(&b->changes, d->n_moves * sizeof *moves, &m->d_moves);
+    gpu_chain *chains = cuda_pack_take(&b->changes, d->n_moves * sizeof *chains, &m->d_chains);
     float *rope_shifts =
-        cuda_pack_take(&b->step, count_rope_shifts(d) * b->config.head_dim * sizeof *rope_shifts,
+        cuda_pack_take(&b->changes, count_rope_shifts(d) * b->config.head_dim * sizeof *rope_shifts,
                        &m->d_rope_shifts);
     for (size_t i = 0; i < d->n_moves;) {
         size_t end = batch_end(d, i);

@@ -2,7 +2,6 @@
  * through pinned memory (every other kind). With one rank these do nothing. */
 #include "model/cuda/cuda.h"
 
-#include <stdlib.h>
 #include <string.h>
 
 status cuda_sum(cuda_device *d, float *x, size_t n)
@@ -34,21 +33,13 @@ status cuda_gather(cuda_device *d, const float *x, size_t n, const float **all)
     return comm_all_gather(d->group, own, n, host);
 }
 
-status cuda_gather_host(void *ctx, const float *in, size_t n, float *out)
+status cuda_gather_here(cuda_device *d, const float *x, size_t n, float *out)
 {
-    cuda_device *d = ctx;
-    if (!comm_on_device(d->group)) return comm_all_gather(d->group, in, n, out);
-    size_t bytes = n * sizeof *in, ranks = (size_t)comm_size(d->group);
-    size_t own = (size_t)comm_rank(d->group) * n;
-    RETURN_IF_ERROR(cuda_pack_begin(d, &d->stage, ranks * bytes));
-    float *host = (float *)(void *)d->stage.host, *device = (float *)(void *)d->stage.device;
-    memcpy(host + own, in, bytes);
-    RETURN_IF_GPU_ERROR(d->api->copy_in(d->g, device + own, host + own, bytes));
-    RETURN_IF_ERROR(comm_all_gather(d->group, device + own, n, device));
-    RETURN_IF_GPU_ERROR(d->api->copy_out(d->g, host, device, ranks * bytes));
-    RETURN_IF_ERROR(cuda_wait(d));
-    memcpy(out, host, ranks * bytes);
-    return STATUS_IS_OK;
+    size_t bytes = n * sizeof *x, ranks = (size_t)comm_size(d->group);
+    if (comm_on_device(d->group)) return comm_all_gather(d->group, x, n, out);
+    const float *all;
+    RETURN_IF_ERROR(cuda_gather(d, x, n, &all));
+    return cuda_status(d->api->copy_in(d->g, out, all, ranks * bytes));
 }
 
 status cuda_join_logits(cuda_device *d, const float *part, uint32_t n, size_t slice, size_t vocab,

@@ -22,6 +22,7 @@ static status from_device(backend_cuda *b, const some_rows *some, const float *l
     gpu_drawn *drawn = (gpu_drawn *)(void *)(b->logits.device + drawn_at);
     gpu_sampling job = {.logits = logits,
                         .n_vocab = b->config.vocab_size,
+                        .stride = b->config.vocab_size,
                         .n = some->n,
                         .draws = draws,
                         .scratch = b->draw_scratch,

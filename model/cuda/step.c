@@ -8,14 +8,14 @@
 /* ---- a step's arrays ------------------------------------------------------------------------- */
 
 /* Whether the step can run as a graph: its rows and attention tiles are then padded, so that many
- * steps have one shape. Only steps that decode alone qualify. With several ranks, sums happen
- * between launches and a window has copies there: neither is captured. Where sequences are
+ * steps have one shape. Only steps that decode alone qualify. Sums of ranks that meet on the host
+ * and the copies of a window happen between launches: neither is captured. Where sequences are
  * measured, all must be, and alike: others make too many shapes. Moves, patches and logits lie
  * outside the captured part. */
 static bool only_decodes(const backend_cuda *b, const step_plan *plan)
 {
-    bool one = plan->n_seqs > 0 && comm_size(b->device.group) == 1 && !b->window &&
-               cuda_measures_alike(plan);
+    bool one =
+        plan->n_seqs > 0 && cuda_meets_here(&b->device) && !b->window && cuda_measures_alike(plan);
     for (uint32_t i = 0; one && i < plan->n_seqs; i++) one = plan->seqs[i].n_tokens == 1;
     return one;
 }
@@ -43,18 +43,16 @@ static cuda_batch shape_of(const backend_cuda *b, const step_plan *plan)
     return batch;
 }
 
-/* An upper bound of the step's arrays, with the alignment of each. */
-static size_t pack_bytes(const backend_cuda *b, const step_plan *plan, const cuda_batch *batch,
-                         const pkv_deltas *deltas)
+/* An upper bound of the step's arrays, with the alignment of each. It follows from the plan alone:
+ * ranks agree on which shapes came before (cuda_graphs_run). */
+static size_t pack_bytes(const backend_cuda *b, const step_plan *plan, const cuda_batch *batch)
 {
     size_t rows = batch->n_rows, seqs = batch->n_seqs, groups = b->tables.counts[PKV_HEAD];
     size_t q_heads = b->local.n_heads / b->local.n_kv_heads;
     size_t prefill = rows * q_heads / GPU_PREFILL_ROWS + seqs;
     return 4 * rows * sizeof(uint32_t) + seqs * sizeof(gpu_seq) + cuda_measures_bytes(b, plan) +
            (seqs * groups + rows + seqs) * sizeof(uint32_t) +
-           (cuda_forward_tiles(b->forward) + prefill) * sizeof(gpu_tile) +
-           b->tables.n_patches * sizeof(gpu_patch) + b->tables.n_values * sizeof(uint32_t) +
-           cuda_moves_bytes(b, deltas) + 16 * 64;
+           (cuda_forward_tiles(b->forward) + prefill) * sizeof(gpu_tile) + 16 * 64;
 }
 
 /* A step's row arrays, to be filled in. */
@@ -213,34 +211,49 @@ static void pack_tiles(backend_cuda *b, const step_plan *plan, cuda_batch *batch
     assert(batch->n_decode <= most && batch->n_prefill == t.n_prefill);
 }
 
-status cuda_send(backend_cuda *b, const step_plan *plan, bool computes, cuda_batch *batch)
+/* Sends the tables' patches and the moves, and executes both. */
+static status send_changes(backend_cuda *b, const pkv_deltas *deltas)
 {
     cuda_device *d = &b->device;
-    step_plan nothing = {0};
-    const step_plan *rows = computes ? plan : &nothing;
-    *batch = shape_of(b, rows);
-    RETURN_IF_ERROR(cuda_pack_begin(d, &b->step, pack_bytes(b, rows, batch, &plan->deltas)));
-    uint32_t n_lengths = pack_rows(b, rows, batch);
-    pack_tiles(b, rows, batch);
-    cuda_measures_pack(b, rows, batch);
-    pack_lengths(b, rows, n_lengths, batch);
     const gpu_patch *d_patches;
     const uint32_t *d_values;
     size_t n = b->tables.n_patches, n_values = b->tables.n_values;
-    gpu_patch *patches = cuda_pack_take(&b->step, n * sizeof *patches, &d_patches);
-    uint32_t *values = cuda_pack_take(&b->step, n_values * sizeof *values, &d_values);
+    size_t bytes = n * sizeof *d_patches + n_values * sizeof *d_values;
+    if (n == 0 && deltas->n_moves == 0) return STATUS_IS_OK;
+    RETURN_IF_ERROR(cuda_pack_begin(d, &b->changes, bytes + cuda_moves_bytes(b, deltas) + 4 * 64));
+    gpu_patch *patches = cuda_pack_take(&b->changes, n * sizeof *patches, &d_patches);
+    uint32_t *values = cuda_pack_take(&b->changes, n_values * sizeof *values, &d_values);
     if (n) {
         memcpy(patches, b->tables.patches, n * sizeof *patches);
         memcpy(values, b->tables.values, n_values * sizeof *values);
     }
-    status moves = cuda_moves_pack(b, &plan->deltas);
-    RETURN_IF_ERROR(cuda_pack_send(d, &b->step));
+    status moves = cuda_moves_pack(b, deltas);
+    RETURN_IF_ERROR(cuda_pack_send(d, &b->changes));
     RETURN_IF_GPU_ERROR(
         d->api->patch(d->g, b->tables.device.pages, d_patches, (uint32_t)n, d_values));
     RETURN_IF_ERROR(moves);
-    RETURN_IF_ERROR(cuda_moves_apply(b, &plan->deltas));
-    if (!computes || !b->flight->ahead) return STATUS_IS_OK;
+    return cuda_moves_apply(b, deltas);
+}
+
+status cuda_send(backend_cuda *b, const step_plan *plan, bool computes, cuda_batch *batch)
+{
+    cuda_device *d = &b->device;
+    RETURN_IF_ERROR(send_changes(b, &plan->deltas));
+    if (!computes) {
+        *batch = (cuda_batch){0};
+        return STATUS_IS_OK;
+    }
+    *batch = shape_of(b, plan);
+    RETURN_IF_ERROR(cuda_pack_begin(d, &b->step, pack_bytes(b, plan, batch)));
+    uint32_t n_lengths = pack_rows(b, plan, batch);
+    pack_tiles(b, plan, batch);
+    cuda_measures_pack(b, plan, batch);
+    pack_lengths(b, plan, n_lengths, batch);
+    batch->moved = b->step.n_moved + b->tables.n_moved;
+    RETURN_IF_ERROR(cuda_pack_send(d, &b->step));
+    if (!b->flight->ahead) return STATUS_IS_OK;
     gpu_before before = cuda_before(b);
     uint32_t *tokens = (uint32_t *)(uintptr_t)batch->tokens;
-    return cuda_status(d->api->follow(d->g, &before, batch->draws, batch->n_rows, tokens));
+    return cuda_status(
+        d->api->follow(d->g, &before, batch->draws, batch->n_rows, b->slice.first_token, tokens));
 }

@@ -256,9 +256,11 @@ void cuda_measures_pack(backend_cuda *b, const step_plan *plan, cuda_batch *batc
 
 /* Grows memory on the device that kernels in flight may still use, by more than is asked for: it
  * waits, and graphs of launches that had the old memory are of no more use. Its content is lost. */
-static status reserve(cuda_device *d, float **memory, size_t *capacity, size_t floats)
+static status reserve(cuda_measuring *m, cuda_device *d, float **memory, size_t *capacity,
+                      size_t floats)
 {
     if (floats <= *capacity) return STATUS_IS_OK;
+    m->n_moved++;
     RETURN_IF_ERROR(cuda_wait(d));
     if (*memory) d->api->release(d->g, *memory);
     *memory = NULL;
@@ -291,7 +293,7 @@ static status reserve_results(backend_cuda *b)
 {
     cuda_measuring *m = &b->measuring;
     measured *host = &b->flight->measured;
-    RETURN_IF_ERROR(reserve(&b->device, &m->memory.values, &m->values_capacity, m->n_values));
+    RETURN_IF_ERROR(reserve(m, &b->device, &m->memory.values, &m->values_capacity, m->n_values));
     host->alloc = alloc_pinned;
     host->release = release_pinned;
     host->ctx = &b->device;
@@ -304,7 +306,7 @@ status cuda_measures_reserve(backend_cuda *b, const step_plan *plan)
 {
     cuda_measuring *m = &b->measuring;
     for (uint32_t g = 0; g < m->n_groups; g++)
-        RETURN_IF_ERROR(reserve(&b->device, &m->memory.scratch, &m->scratch_capacity,
+        RETURN_IF_ERROR(reserve(m, &b->device, &m->memory.scratch, &m->scratch_capacity,
                                 m->groups[g].list.scratch));
     if (m->n_values == 0) return STATUS_IS_OK;
     RETURN_IF_ERROR(reserve_results(b));
@@ -356,6 +358,7 @@ void cuda_measures_join(backend_cuda *b, cuda_batch *batch)
     batch->ctx = b;
     batch->measured = m->groups[0];
     batch->measures = m->memory;
+    batch->moved += m->n_moved;
 }
 
 status cuda_fetch_measures(backend_cuda *b)

@@ -99,6 +99,7 @@ static status reserve_tables(cuda_device *d, cuda_tables *t)
     RETURN_IF_ERROR(
         cuda_alloc(d, (size_t)capacity * t->device.row * sizeof(uint32_t), &t->device.pages));
     t->capacity = capacity;
+    t->n_moved++;
     memset(t->touched, 1, t->max_seqs);
     return STATUS_IS_OK;
 }

@@ -532,7 +532,7 @@ static void list_places(loader *ld, strbuf *out)
 static void log_line(const weights_options *o, const char *about, const char *what)
 {
     char line[WEIGHTS_CACHE_PATH_MAX + 64];
-    snprintf(line, sizeof line, "%s: %s", about, what);
+    snprintf(line, sizeof line, "weights-cache: %s: %s", about, what);
     if (o->log_line) o->log_line(o->log_ctx, line);
 }
 

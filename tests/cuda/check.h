@@ -51,5 +51,6 @@ void check_products(check *c);
 void check_pages(check *c);
 void check_sample(check *c);
 void check_retrieve(check *c);
+void check_ranks(check *c);
 
 #endif

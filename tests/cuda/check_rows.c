@@ -110,11 +110,12 @@ static void check_argmax(check *c, size_t m, size_t n)
     free(x), free(due), free(got), free(indices);
 }
 
-/* Masks of some rows, in rows that begin with row FIRST. */
-static void check_mask(check *c, size_t m, size_t n)
+/* Masks of some rows, in rows that begin with row FIRST. A row has n tokens from `token` on, of a
+ * vocabulary with some more. */
+static void check_mask(check *c, size_t m, size_t n, uint32_t token)
 {
-    enum { FIRST = 7 };
-    size_t rows_of_x = 2 * m + 1, n_words = (n + 31) / 32;
+    enum { FIRST = 7, MORE = 70 };
+    size_t rows_of_x = 2 * m + 1, n_words = (token + n + MORE + 31) / 32;
     float *x = check_memory(rows_of_x * n, 4), *got = check_memory(rows_of_x * n, 4);
     uint32_t *words = check_memory(m * n_words, 4), *rows = check_memory(m, 4);
     check_fill(c, x, rows_of_x * n);
@@ -123,12 +124,13 @@ static void check_mask(check *c, size_t m, size_t n)
     for (uint32_t i = 0; i < m; i++) rows[i] = FIRST + 2 * i;
     for (size_t i = 0; i < m; i++)
         for (size_t t = 0; t < n; t++)
-            if (!(words[i * n_words + t / 32] >> t % 32 & 1)) x[2 * i * n + t] = -INFINITY;
+            if (!(words[i * n_words + (token + t) / 32] >> (token + t) % 32 & 1))
+                x[2 * i * n + t] = -INFINITY;
     void *dr = check_device(c, rows, m * 4), *dw = check_device(c, words, m * n_words * 4);
-    check_ok(c, c->api->mask(c->g, dx, n, dr, FIRST, m, dw));
+    check_ok(c, c->api->mask(c->g, dx, n, token, dr, FIRST, m, dw, n_words));
     check_fetch(c, got, dx, rows_of_x * n * 4);
     char name[96];
-    snprintf(name, sizeof name, "masks of %zu rows of %zu", m, n);
+    snprintf(name, sizeof name, "masks of %zu rows of %zu from token %u", m, n, token);
     uint32_t wrong = 0;
     for (size_t i = 0; i < rows_of_x * n; i++) wrong += memcmp(&x[i], &got[i], 4) != 0;
     check_row(c, name, &(float){0}, &(float){(float)wrong}, 1, 0.0);
@@ -143,15 +145,16 @@ static void check_follow(check *c, size_t n, uint32_t stride)
     uint32_t *drawn = check_memory(n * stride, 4), *draws = check_memory(n, 4);
     uint32_t *tokens = check_memory(n, 4), *after = check_memory(n, 4);
     float *due = check_memory(n, 4), *got = check_memory(n, 4);
+    const uint32_t first = 64128; /* earlier tokens wrap, and are no tokens of this rank */
     for (size_t i = 0; i < n * stride; i++) drawn[i] = rng_u32(&c->random) % 128256;
     for (size_t i = 0; i < n; i++) {
         tokens[i] = (uint32_t)i;
         draws[i] = i % 5 ? 1 + rng_u32(&c->random) % (uint32_t)n : 0;
-        due[i] = (float)(draws[i] ? drawn[(draws[i] - 1) * stride] : tokens[i]);
+        due[i] = (float)(draws[i] ? drawn[(draws[i] - 1) * stride] - first : tokens[i]);
     }
     gpu_before before = {check_device(c, drawn, n * stride * 4), stride};
     void *dd = check_device(c, draws, n * 4), *dt = check_device(c, tokens, n * 4);
-    check_ok(c, c->api->follow(c->g, &before, dd, n, dt));
+    check_ok(c, c->api->follow(c->g, &before, dd, n, first, dt));
     check_fetch(c, after, dt, n * 4);
     for (size_t i = 0; i < n; i++) got[i] = (float)after[i];
     check_row(c, "tokens of draws before", due, got, n, 0.0);
@@ -177,7 +180,8 @@ void check_rows(check *c)
     check_follow(c, c->small ? 9 : 1000, 1);
     check_follow(c, c->small ? 9 : 1000, sizeof(gpu_drawn) / 4);
     check_argmax(c, 8, c->small ? 1100 : 128256);
-    check_mask(c, 1, 63);
-    check_mask(c, 3, 1100);
-    check_mask(c, 31, c->small ? 65 : 128256);
+    check_mask(c, 1, 63, 0);
+    check_mask(c, 3, 1100, 0);
+    check_mask(c, 3, 1061, 331);
+    check_mask(c, 31, c->small ? 65 : 128256, 0);
 }

@@ -67,6 +67,47 @@ static void check_drawn(check *c, const char *name, const step_sample *due, cons
     free(x), free(y);
 }
 
+/* The same draws by ranks that have a part of each row: `job` draws from whole rows. The last rank
+ * may have few tokens, or none. */
+static void check_parts(check *c, const char *name, const gpu_sampling *job, const float *logits,
+                        const step_sample *due)
+{
+    enum { RANKS = 3 };
+    uint32_t n = job->n, vocab = job->n_vocab, slice = (vocab + 1) / 2 + 3;
+    gpu_part *all = check_device(c, NULL, RANKS * n * sizeof *all);
+    float *part = check_memory((size_t)n * slice, sizeof *part);
+    float *parts = check_device(c, NULL, (size_t)RANKS * n * slice * sizeof *parts);
+    float *scratch = check_device(c, NULL, (size_t)n * slice * sizeof *scratch);
+    float *joined = check_device(c, NULL, (size_t)n * vocab * sizeof *joined);
+    float *got = check_memory((size_t)n * vocab, sizeof *got);
+    gpu_drawn *drawn = check_memory(n, sizeof *drawn);
+    for (uint32_t r = 0; r < RANKS; r++) {
+        gpu_sampling mine = *job;
+        mine.first = r * slice < vocab ? r * slice : vocab;
+        mine.n_vocab = vocab - mine.first < slice ? vocab - mine.first : slice;
+        mine.stride = slice;
+        mine.scratch = scratch;
+        for (size_t i = 0; i < (size_t)n * slice; i++)
+            part[i] = i % slice < mine.n_vocab ? logits[i / slice * vocab + mine.first + i % slice]
+                                               : 1e9f; /* padding, which no draw may see */
+        float *there = parts + (size_t)r * n * slice;
+        check_ok(c, c->api->copy_in(c->g, there, part, (size_t)n * slice * sizeof *part));
+        check_ok(c, c->api->wait(c->g));
+        mine.logits = there;
+        check_ok(c, c->api->draw_parts(c->g, &mine, all + (size_t)r * n));
+    }
+    check_ok(c, c->api->decide(c->g, all, RANKS, n, job->out));
+    check_fetch(c, drawn, job->out, n * sizeof *drawn);
+    check_drawn(c, name, due, drawn, n);
+    check_ok(c, c->api->join(c->g, parts, n, slice, vocab, joined));
+    check_fetch(c, got, joined, (size_t)n * vocab * sizeof *got);
+    float same = memcmp(got, logits, (size_t)n * vocab * sizeof *got) == 0, yes = 1;
+    check_row(c, "  rows joined of parts", &yes, &same, 1, 0.0);
+    void *const device[] = {all, parts, scratch, joined};
+    for (size_t i = 0; i < sizeof device / sizeof *device; i++) c->api->release(c->g, device[i]);
+    free(part), free(got), free(drawn);
+}
+
 static void check_asked(check *c, const asked *a, uint32_t vocab, uint32_t n)
 {
     static const uint32_t stops[BANNED] = {3, 9}, biased[BIASED] = {5, 17, 3};
@@ -124,6 +165,7 @@ static void check_asked(check *c, const asked *a, uint32_t vocab, uint32_t n)
     sampler_run(s, draws, n);
     gpu_sampling job = {.logits = check_device(c, logits, (size_t)n * vocab * 4),
                         .n_vocab = vocab,
+                        .stride = vocab,
                         .n = n,
                         .draws = check_device(c, mine, n * sizeof *mine),
                         .edits = check_device(c, edits, sizeof edits),
@@ -133,6 +175,8 @@ static void check_asked(check *c, const asked *a, uint32_t vocab, uint32_t n)
     check_ok(c, c->api->sample(c->g, &job));
     check_fetch(c, got, job.out, n * sizeof *got);
     check_drawn(c, a->name, due, got, n);
+    bool limits = p.top_k || p.top_p < 1 || p.min_p > 0;
+    if (!limits && p.n_logprobs < 0) check_parts(c, a->name, &job, logits, due);
     const void *device[] = {job.logits,        job.draws,   job.edits,
                             job.before.tokens, job.scratch, job.out};
     for (size_t i = 0; i < sizeof device / sizeof *device; i++)
@@ -147,6 +191,11 @@ void check_sample(check *c)
     .temperature = 1.0f, .top_p = 1.0f, .repetition_penalty = 1.0f, .n_logprobs = -1, .seed = 7
     static const asked all[] = {
         {"as they are", {PLAIN}, false},
+        {"greedy", {.top_p = 1.0f, .repetition_penalty = 1.0f, .n_logprobs = -1}, true},
+        {"penalties, biases, no limits",
+         {PLAIN, .presence_penalty = 0.5f, .frequency_penalty = 0.3f, .min_tokens = 9,
+          .n_stop_ids = BANNED, .n_bias = BIASED},
+         true},
         {"greedy, logprobs", {.top_p = 1.0f, .repetition_penalty = 1.0f, .n_logprobs = 5}, true},
         {"top k", {PLAIN, .top_k = 12}, false},
         {"top k of ties", {PLAIN, .top_k = 12}, true},

@@ -128,7 +128,7 @@ static const struct {
     void (*check)(check *c);
 } groups[] = {
     {"rows", check_rows},     {"products", check_products}, {"pages", check_pages},
-    {"sample", check_sample}, {"retrieve", check_retrieve},
+    {"sample", check_sample}, {"retrieve", check_retrieve}, {"ranks", check_ranks},
 };
 enum { GROUPS = sizeof groups / sizeof groups[0] };
 

@@ -14,6 +14,7 @@
 struct gpu {
     fake_stream stream; /* given out as its stream, for the fake NCCL */
     char why[256];
+    uint64_t number; /* counts those that were opened */
     bool lost, invariant;
     timespec marked;
     struct lane {
@@ -31,21 +32,24 @@ struct gpu_graph {
 
 static int left_to_fail = -1;               /* launches until the device is lost; -1: never */
 static std::atomic<uint64_t> n_allocations; /* atomic, since ranks are threads */
+static std::atomic<uint64_t> n_opened;      /* likewise */
 static struct {
-    std::atomic<uint64_t> launches, replays, copies_in, bytes_in, copies_out, bytes_out, waits;
+    std::atomic<uint64_t> launches, replays, collectives, copies_in, bytes_in, copies_out,
+        bytes_out, waits;
 } counts; /* simt_counts, and atomic likewise */
-static int refuse_captures, is_late, is_eager;
+static int refuse_captures, refuse_shares, is_late, is_eager;
 static size_t shared_bytes = 163 << 10;
 
 void simt_fail_after(int launches) { left_to_fail = launches; }
-void simt_refuse_captures(int refuse) { refuse_captures = refuse; }
+void simt_refuse_captures(int which) { refuse_captures = which; }
+void simt_refuse_shares(int which) { refuse_shares = which; }
 void simt_have_shared(size_t bytes) { shared_bytes = bytes; }
 void simt_be_late(int late) { is_late = late; }
 void simt_copy_early(int early) { is_eager = early; }
 simt_counts simt_counted(void)
 {
-    return {counts.launches,   counts.replays,   counts.copies_in, counts.bytes_in,
-            counts.copies_out, counts.bytes_out, counts.waits};
+    return {counts.launches, counts.replays,    counts.collectives, counts.copies_in,
+            counts.bytes_in, counts.copies_out, counts.bytes_out,   counts.waits};
 }
 uint64_t simt_allocations(void) { return n_allocations; }
 
@@ -114,6 +118,7 @@ static void submit_call(void *ctx, void (*run)(const void *call), const void *ca
 {
     const unsigned char *from = (const unsigned char *)call;
     std::vector<unsigned char> copy(from, from + bytes);
+    counts.collectives++;
     simt_submit((gpu *)ctx, [=]() { run(copy.data()); });
 }
 
@@ -125,6 +130,7 @@ static gpu_status gpu_open(uint32_t ordinal, gpu **out, gpu_facts *facts, char *
         return GPU_UNSUPPORTED;
     }
     *out = new gpu();
+    (*out)->number = n_opened++;
     (*out)->stream.submit = submit_call;
     (*out)->stream.ctx = *out;
     *facts = gpu_facts();
@@ -226,11 +232,16 @@ static gpu_status gpu_await(gpu *g, uint32_t number)
     do_queued(g, GPU_LANE_STREAM, g->noted[number]);
     return check(g);
 }
+static gpu_status gpu_reached(gpu *g, uint32_t number, bool *reached)
+{
+    *reached = true;
+    return gpu_await(g, number);
+}
 static gpu_status gpu_poll(gpu *g, bool *idle)
 {
-    catch_up(g);
+    counts.waits++;
     *idle = true; /* collectives wait in the stream's order */
-    return check(g);
+    return check_alone(g);
 }
 static void *gpu_stream_of(gpu *g) { return &g->stream; }
 
@@ -270,12 +281,34 @@ gpu_status gpu_read(gpu *g, void *host, const void *device, size_t bytes)
     return s == GPU_OK ? gpu_wait(g) : s;
 }
 
+/* ---- memory that other gpus reach ------------------------------------------------------------ */
+
+static gpu_status gpu_share(gpu *g, void *device, gpu_handle *out)
+{
+    *out = gpu_handle();
+    if (refuse_shares == SIMT_REFUSE_ALL) return GPU_UNSUPPORTED;
+    if (refuse_shares == SIMT_REFUSE_SOME && g->number % 2) return GPU_UNSUPPORTED;
+    out->address = (uint64_t)(uintptr_t)device;
+    out->is_there = 1;
+    return check_alone(g);
+}
+static gpu_status gpu_reach(gpu *g, const gpu_handle *from, void **out)
+{
+    *out = (void *)(uintptr_t)from->address;
+    return check_alone(g);
+}
+static void gpu_unreach(gpu *g, const gpu_handle *from, void *device)
+{
+    (void)g, (void)from, (void)device;
+}
+
 /* ---- graphs ---------------------------------------------------------------------------------- */
 
 static gpu_status gpu_capture(gpu *g)
 {
     snprintf(g->why, sizeof g->why, "no captures, as the test wants it");
-    if (refuse_captures) return GPU_UNSUPPORTED;
+    if (refuse_captures == SIMT_REFUSE_ALL) return GPU_UNSUPPORTED;
+    if (refuse_captures == SIMT_REFUSE_SOME && g->number % 2) return GPU_UNSUPPORTED;
     g->capture = new gpu_graph();
     g->broken = false;
     return GPU_OK;

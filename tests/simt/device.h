@@ -19,12 +19,16 @@ void simt_be_late(int late);
 /* Where launches are late: whether copies on lanes of their own are done as soon as what they wait
  * for allows, instead of when the stream waits for them. */
 void simt_copy_early(int early);
-/* Whether captures fail from now on. */
-void simt_refuse_captures(int refuse);
+/* Which captures fail from now on: none, all, or those of every second gpu that is opened. */
+enum { SIMT_REFUSE_NONE, SIMT_REFUSE_ALL, SIMT_REFUSE_SOME };
+void simt_refuse_captures(int which);
+/* Which gpus share no memory from now on, likewise. */
+void simt_refuse_shares(int which);
 /* What all emulated GPUs were asked for so far. A launch that is captured counts once, whatever is
  * replayed. */
 typedef struct simt_counts {
     uint64_t launches, replays;
+    uint64_t collectives; /* calls of a library on the stream, counted as launches are */
     /* Between host and device, on the stream. */
     uint64_t copies_in, bytes_in, copies_out, bytes_out;
     uint64_t waits; /* of the host for the device */

@@ -1,10 +1,12 @@
 /* Fibers that are the threads of a block (simt.h). */
 #include "tests/simt/strict.h"
 
+#include <algorithm>
 #include <map>
 #include <mutex>
 #include <stdio.h>
 #include <stdlib.h>
+#include <unistd.h>
 #include <vector>
 
 enum {
@@ -28,7 +30,7 @@ struct fiber {
     void *sp; /* while it is not running */
     unsigned char *stack;
     bool done;
-    bool at_block, at_warp;
+    bool at_block, at_warp, spins;
     int line; /* of the barrier or exchange where it waits */
     unsigned n_groups;
     std::vector<copying> copies;
@@ -40,6 +42,7 @@ struct barrier {
 
 simt_place simt_now;
 simt_view simt_seen;
+thread_local bool simt_here;
 
 struct fiber_list : std::vector<fiber> {
     ~fiber_list()
@@ -95,7 +98,7 @@ static void prepare(fiber *f)
     *--top = (void *)fiber_main; /* simt_switch returns to it */
     for (int i = 0; i < 6; i++) *--top = NULL;
     f->sp = top;
-    f->done = f->at_block = f->at_warp = false;
+    f->done = f->at_block = f->at_warp = f->spins = false;
     f->n_groups = 0;
     f->copies.clear();
 }
@@ -154,6 +157,41 @@ const unsigned char *simt_exchange(const void *mine, size_t bytes, int line)
     return all + (size_t)warp * WARP * LANE_BYTES;
 }
 
+void simt_spin(void)
+{
+    running->spins = true;
+    yield();
+    running->spins = false;
+}
+
+/* Lets other ranks run their kernels, which need all that is static here. This launch then goes on
+ * as if it had just begun: accesses from before are not compared with those that follow, and what
+ * was in shared memory is gone. */
+static void let_others_run(void)
+{
+    static const useconds_t NAP_US = 50;
+    fiber_list own;
+    const simt_place place = simt_now;
+    const simt_view view = simt_seen;
+    const barrier block = of_block;
+    std::vector<barrier> warps(of_warp, of_warp + THREADS_MOST / WARP);
+    std::vector<unsigned> rounds(round_of, round_of + THREADS_MOST);
+    const std::function<void()> *body = current;
+    own.swap(fibers);
+    one.unlock();
+    usleep(NAP_US);
+    one.lock();
+    own.swap(fibers);
+    current = body;
+    std::copy(rounds.begin(), rounds.end(), round_of);
+    std::copy(warps.begin(), warps.end(), of_warp);
+    of_block = block;
+    simt_now = place;
+    simt_seen = view;
+    memset(shared_memory, 0xff, simt_seen.job->shared);
+    simt_seen.launch = simt_seen.block = simt_seen.now = ++phase;
+}
+
 /* ---- asynchronous copies --------------------------------------------------------------------- */
 
 void simt_copy_async(void *shared, const void *global, bool there)
@@ -197,7 +235,7 @@ static void run_block(unsigned n)
     for (unsigned i = 0; i < n; i++) prepare(&fibers[i]);
     for (unsigned left = n, stuck = 0; left > 0;) {
         left = 0;
-        unsigned waiting = 0;
+        unsigned waiting = 0, spinning = 0;
         for (unsigned i = 0; i < n; i++) {
             fiber *f = &fibers[i];
             if (f->done) continue;
@@ -207,9 +245,11 @@ static void run_block(unsigned n)
             simt_switch(&scheduler_sp, f->sp);
             left += !f->done;
             waiting += f->at_block || f->at_warp;
+            spinning += !f->done && f->spins;
         }
         unsigned arrived = of_block.arrived;
         for (unsigned w = 0; w < n / WARP; w++) arrived += of_warp[w].arrived;
+        if (spinning > 0 && waiting + spinning == left && arrived == waiting) let_others_run();
         stuck = left > 0 && waiting == left && arrived == left ? stuck + 1 : 0;
         if (stuck > 2) {
             fprintf(stderr, "simt: %u of %u threads\n", left, n);
@@ -245,6 +285,7 @@ static void check_job(const simt_job &job)
 void simt_run(const simt_job &job, const std::function<void()> &body)
 {
     std::lock_guard<std::mutex> held(one);
+    simt_here = true;
     simt_seen.job = &job;
     check_job(job);
     for (size_t i = fibers.size(); i < job.block.x; i++) {
@@ -269,6 +310,7 @@ void simt_run(const simt_job &job, const std::function<void()> &body)
             }
     running = NULL;
     simt_seen.job = NULL;
+    simt_here = false;
 }
 
 #ifndef OCTAVO_SIMT_STRICT

@@ -48,6 +48,9 @@ const unsigned char *simt_exchange(const void *mine, size_t bytes, int line);
 void simt_copy_async(void *shared, const void *global, bool there);
 void simt_copy_commit(void);
 void simt_copy_wait(unsigned left);
+/* A thread that waits for another rank's kernel: the next one runs. Where all that are left wait so
+ * or for each other, kernels of other ranks run; what the block had in shared memory is lost. */
+void simt_spin(void);
 
 enum simt_access {
     SIMT_READ,
@@ -56,6 +59,7 @@ enum simt_access {
     SIMT_READ_ONLY, /* through the read-only path: no kernel may write meanwhile */
     SIMT_COPY,      /* an asynchronous copy starts to write */
     SIMT_ARRIVE,    /* the copy has written */
+    SIMT_RANKS,     /* of memory that kernels of other ranks write, in an order of their own */
 };
 
 #ifdef OCTAVO_SIMT_STRICT
@@ -209,6 +213,27 @@ inline uint32_t widen2(uint32_t pair, e4m3)
     return (uint32_t)widen(low).bits | (uint32_t)widen(high).bits << 16;
 }
 inline float exp2_fast(float x) { return exp2f(x); }
+inline void fence_ranks() {}
+SIMT_RAW inline void raise_flag(uint32_t *flag, uint32_t value)
+{
+    simt_touch(flag, sizeof *flag, SIMT_RANKS);
+    *flag = value;
+}
+/* Kernels run one at a time, and others only in simt_spin. `stop` is set by the host at any
+ * time. */
+SIMT_RAW inline void await_flag(const uint32_t *flag, uint32_t value, const uint32_t *stop)
+{
+    simt_touch(flag, sizeof *flag, SIMT_RANKS);
+    while ((int32_t)(*(const volatile uint32_t *)flag - value) < 0 &&
+           !__atomic_load_n(stop, __ATOMIC_RELAXED))
+        simt_spin();
+}
+template <class V> SIMT_RAW inline V load_shared(const V *p)
+{
+    assert((uintptr_t)p % sizeof *p == 0);
+    simt_touch(p, sizeof *p, SIMT_RANKS);
+    return *p;
+}
 SIMT_RAW inline vec16 load_once(const vec16 *p)
 {
     assert((uintptr_t)p % 16 == 0);

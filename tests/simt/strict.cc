@@ -159,12 +159,12 @@ static bool is_valid(size_t at, size_t n)
 
 void simt_touch(const void *p, size_t n, simt_access how)
 {
-    if (!simt_seen.job || n == 0) return;
+    if (!simt_here || n == 0) return;
     if (is_in(p, n, simt_seen.stack, simt_seen.stack_bytes)) return;
     if (arena && is_in(p, 1, arena, ARENA)) {
         size_t at = (size_t)((const unsigned char *)p - arena);
         if (!is_valid(at, n)) refuse("outside of what is allocated", p, n, MANY);
-        judge(cells + at, n, how, p);
+        if (how != SIMT_RANKS) judge(cells + at, n, how, p);
         return;
     }
     const unsigned char *dynamic = simt_shared();

@@ -24,6 +24,8 @@ struct simt_view {
     uint32_t launch, block, now;
 };
 extern simt_view simt_seen;
+/* Whether this thread of the host runs kernels now. Others may meanwhile prepare launches. */
+extern thread_local bool simt_here;
 
 /* Device memory: zeroed, aligned as cudaMalloc aligns. */
 void *simt_alloc(size_t bytes);

@@ -1,11 +1,9 @@
 /* Two steps in flight over emulated GPUs, which execute nothing until they are waited for: the
  * tokens and logprobs equal those with one step in flight, for all sampling parameters, prompts in
  * chunks, measures and scores, and after a step that failed; and refused plans. */
-#include "tests/unit/model_pass.h"
+#include "tests/unit/model_nccl.h"
 
-#include "kernels/cuda/cuda_kernels.h"
 #include "scheduler/scheduler.h"
-#include "tests/simt/device.h"
 
 enum { REQUESTS = 9, CHOICES = 2, OUTPUTS = 18, SEQS = 12, ROWS = 44, PROMPT = 90 };
 
@@ -34,6 +32,7 @@ typedef struct heard {
 } heard;
 
 typedef struct house {
+    bool has_ranks;
     comm *group;
     backend backend;
     model_config config;
@@ -116,7 +115,7 @@ static void open_house(house *h, const pass *p, uint32_t depth, bool greedy)
 {
     error err = {{0}};
     comm_options self = {.kind = "self", .size = 1};
-    *h = (house){.depth = depth};
+    *h = (house){.depth = depth, .has_ranks = p->make_ranks};
     assert_true(status_ok(comm_create(&self, &h->group, NULL)));
     h->backend = open_backend(p, h->group, &h->config);
     const backend_info *info = h->backend.ops->info(h->backend.ctx);
@@ -135,6 +134,7 @@ static void close_house(house *h)
 {
     sched_destroy(h->s);
     h->backend.ops->destroy(h->backend.ctx);
+    if (h->has_ranks) leave();
     comm_destroy(h->group);
     assert_int_equal(simt_allocations(), 0);
 }
@@ -268,9 +268,9 @@ static void expect_recovery(const pass *p, const heard *one, bool greedy)
     expect_same(one, &two);
 }
 
-static void two_are_as_one(bool greedy)
+static void two_are_as_one(const pass *model, bool greedy)
 {
-    pass p = wide;
+    pass p = *model;
     p.gpu = octavo_cuda_api(GPU_API_VERSION);
     heard one = hear(&p, 1, greedy, 0);
     simt_be_late(1);
@@ -285,24 +285,38 @@ static void two_are_as_one(bool greedy)
     uint32_t early = 0; /* some choices stop early: their extra row was discarded */
     for (uint32_t i = 0; i < REQUESTS; i++) early += one.n[i][0] < OUTPUTS - i;
     assert_true(greedy || early > 0);
-    if (greedy) expect_recovery(&p, &one, greedy);
+    if (greedy && !p.make_ranks) expect_recovery(&p, &one, greedy);
 }
 
 static void the_same_draws(void **state)
 {
     (void)state;
-    two_are_as_one(false);
+    two_are_as_one(&wide, false);
 }
 
 static void the_same_largest(void **state)
 {
     (void)state;
-    two_are_as_one(true);
+    two_are_as_one(&wide, true);
+}
+
+/* Ranks that meet on their devices; they draw by parts and from whole rows, and see each other's
+ * draws there. */
+static void ranks_that_meet_on_the_device_take_two(void **state)
+{
+    (void)state;
+    pass p = wide;
+    void *library = open_nccl(FAKE_WELL);
+    p.n_ranks = RANKS;
+    p.make_ranks = make_ranks;
+    two_are_as_one(&p, false);
+    two_are_as_one(&p, true);
+    dlclose(library);
 }
 
 /* ---- refusals and failures ------------------------------------------------------------------- */
 
-static void ranks_take_one(void **state)
+static void ranks_that_meet_on_the_host_take_one(void **state)
 {
     (void)state;
     pass p = wide;
@@ -403,7 +417,8 @@ int main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(the_same_draws),
         cmocka_unit_test(the_same_largest),
-        cmocka_unit_test(ranks_take_one),
+        cmocka_unit_test(ranks_that_meet_on_the_device_take_two),
+        cmocka_unit_test(ranks_that_meet_on_the_host_take_one),
         cmocka_unit_test(a_lost_device_fails_both),
         cmocka_unit_test(what_does_not_follow_is_refused),
     };

@@ -43,6 +43,12 @@ static void make_asked(asked *a, uint32_t vocab, bool all_greedy, uint64_t seed)
         for (uint32_t k = 0; k < 8; k++) a->history[i][k] = rng_below(&r, vocab);
         a->has_mask[i] = i % 3 == 1 || i == SEQS - 1;
         for (uint32_t k = 0; k < WORDS_MOST; k++) a->masks[i][k] = rng_u32(&r) & rng_u32(&r);
+        if (i % 14 == 6) { /* a stop token alone may come, though fewer than min_tokens did */
+            a->has_mask[i] = true;
+            memset(a->masks[i], 0, sizeof a->masks[i]);
+            a->masks[i][0] = 1u << a->stops[0];
+            p->min_tokens = 5, p->stop_ids = a->stops, p->n_stop_ids = 1;
+        }
         if (all_greedy) continue;
         if (i % 4) p->temperature = 0.5f + rng_unit(&r);
         if (i % 5 == 1) p->top_k = 1 + rng_below(&r, 20);

@@ -2,10 +2,7 @@
  * one by one, while sequences come and go, tables grow, shrink and are measured, and pages change
  * hands. With --batch-invariant a sequence's bits are the same alone and among others. Launches and
  * copies are executed only when they are waited for, as on a slow GPU. */
-#include "tests/unit/model_pass.h"
-
-#include "kernels/cuda/cuda_kernels.h"
-#include "tests/simt/device.h"
+#include "tests/unit/model_nccl.h"
 
 enum {
     SEQS = 11, /* above eight, rows are padded */
@@ -53,6 +50,7 @@ enum { SOME = 1 << 0 | 1 << 2 | 1 << 4 | 1 << 5 | 1 << 6 };
 enum { MEASURED = 1, THINNED = 6 };
 
 typedef struct house {
+    bool has_ranks;
     comm *group;
     backend backend;
     uint32_t prompt_most;
@@ -70,7 +68,7 @@ typedef struct account {
 
 static house open_house(const pass *p)
 {
-    house h = {.prompt_most = p->max_model_len - 2 * STEPS};
+    house h = {.prompt_most = p->max_model_len - 2 * STEPS, .has_ranks = p->make_ranks};
     comm_options self = {.kind = "self", .size = 1};
     assert_true(status_ok(comm_create(&self, &h.group, NULL)));
     h.backend = open_backend(p, h.group, &h.config);
@@ -85,6 +83,7 @@ static void close_house(house *h)
 {
     pkv_destroy(h->kv);
     h->backend.ops->destroy(h->backend.ctx);
+    if (h->has_ranks) leave();
     comm_destroy(h->group);
     assert_int_equal(simt_allocations(), 0);
 }
@@ -215,6 +214,29 @@ static void replays_are_the_launches(void **state)
     (void)state;
     check_replays(&wide, SOME, 3, STEPS);
     check_replays(&wide, ~0u & ~(1u << 2), 1, STEPS);
+}
+
+/* Ranks capture their sums with the rest, all of them or none. */
+static void replays_of_ranks(void **state)
+{
+    (void)state;
+    pass p = wide;
+    void *library = open_nccl(FAKE_WELL);
+    p.n_ranks = RANKS;
+    p.make_ranks = make_ranks;
+    check_replays(&p, SOME, RANKS * 3, RANKS * STEPS);
+    check_replays(&p, ~0u & ~(1u << 2), RANKS, RANKS * STEPS);
+    p = on_gpu(&p);
+    account *all = live(&p, SOME);
+    simt_refuse_captures(SIMT_REFUSE_SOME);
+    uint64_t before = simt_counted().replays;
+    account *none = live(&p, SOME);
+    assert_int_equal(simt_counted().replays, before);
+    assert_memory_equal(all, none, sizeof *all);
+    simt_refuse_captures(SIMT_REFUSE_NONE);
+    free(all);
+    free(none);
+    dlclose(library);
 }
 
 static void replays_of_experts(void **state)
@@ -364,6 +386,7 @@ int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(replays_are_the_launches),
+        cmocka_unit_test(replays_of_ranks),
         cmocka_unit_test(replays_of_experts),
         cmocka_unit_test(what_replays_measure),
         cmocka_unit_test(what_waits_is_not_captured),

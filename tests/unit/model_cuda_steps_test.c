@@ -1,10 +1,7 @@
 /* What a decode step asks of a GPU, counted over the emulator: launches, copies between host and
  * device, their bytes, and waits. A change of the backend that adds one fails here. From the counts
  * follow estimates of steps of large models on H100s, which are printed. */
-#include "tests/unit/model_pass.h"
-
-#include "kernels/cuda/cuda_kernels.h"
-#include "tests/simt/device.h"
+#include "tests/unit/model_nccl.h"
 
 enum { PROMPT = 20, STEPS = 5, SEQS = 8 };
 
@@ -22,11 +19,12 @@ static const pass model = {.dir = "tests/golden/models/qwen3_f32",
 /* A kind of step. */
 typedef struct kind {
     uint32_t n_layers, n_seqs;
-    bool graphs, measured, sampled;
+    bool graphs, measured, sampled, limits, ranks; /* ranks: two, that meet on their devices */
     uint8_t quant_bits;
 } kind;
 
 typedef struct house {
+    bool has_ranks;
     comm *group;
     backend backend;
     pkv *kv;
@@ -37,13 +35,15 @@ static house open_house(const kind *k)
 {
     char override[64];
     pass p = model;
-    house h = {0};
+    house h = {.has_ranks = k->ranks};
     model_config config;
     snprintf(override, sizeof override, "num_hidden_layers=%u", k->n_layers);
     p.override = override;
     p.quant_bits = p.quant_attention = k->quant_bits;
     p.quant_group = k->quant_bits ? 32 : 0;
     p.gpu = octavo_cuda_api(GPU_API_VERSION);
+    p.n_ranks = k->ranks ? RANKS : 0;
+    p.make_ranks = k->ranks ? make_ranks : NULL;
     comm_options self = {.kind = "self", .size = 1};
     assert_true(status_ok(comm_create(&self, &h.group, NULL)));
     h.backend = open_backend(&p, h.group, &config);
@@ -57,6 +57,7 @@ static void close_house(house *h)
 {
     pkv_destroy(h->kv);
     h->backend.ops->destroy(h->backend.ctx);
+    if (h->has_ranks) leave();
     comm_destroy(h->group);
     assert_int_equal(simt_allocations(), 0);
 }
@@ -69,6 +70,7 @@ static void take_step(house *h, const kind *k, uint64_t step, uint32_t n)
     step_seq seqs[SEQS];
     step_open opens[SEQS];
     if (k->sampled) params.temperature = 1;
+    if (k->limits) params.top_p = 0.9f;
     for (uint32_t s = 0; s < k->n_seqs; s++) {
         if (step == 1)
             assert_true(status_ok(pkv_seq_open(h->kv, s, PKV_HEAD, NULL, 0, 0, 64, &hit)));
@@ -112,14 +114,16 @@ static simt_counts count(kind k)
     }
     after = simt_counted();
     close_house(&h);
+    uint64_t ranks = k.ranks ? RANKS : 1; /* each does the same */
     return (simt_counts){
-        .launches = after.launches - before.launches,
-        .replays = after.replays - before.replays,
-        .copies_in = after.copies_in - before.copies_in,
-        .bytes_in = after.bytes_in - before.bytes_in,
-        .copies_out = after.copies_out - before.copies_out,
-        .bytes_out = after.bytes_out - before.bytes_out,
-        .waits = after.waits - before.waits,
+        .launches = (after.launches - before.launches) / ranks,
+        .replays = (after.replays - before.replays) / ranks,
+        .collectives = (after.collectives - before.collectives) / ranks,
+        .copies_in = (after.copies_in - before.copies_in) / ranks,
+        .bytes_in = (after.bytes_in - before.bytes_in) / ranks,
+        .copies_out = (after.copies_out - before.copies_out) / ranks,
+        .bytes_out = (after.bytes_out - before.bytes_out) / ranks,
+        .waits = (after.waits - before.waits) / ranks,
     };
 }
 
@@ -131,16 +135,17 @@ static void check(const kind *k, simt_counts want)
 {
     simt_counts got = count(*k);
     if (got.launches != want.launches || got.replays != want.replays ||
-        got.copies_in != want.copies_in || got.copies_out != want.copies_out ||
-        got.waits != want.waits)
-        fail_msg("%u layers, %u sequences: launches, replays, copies in and out, waits are %d %d "
-                 "%d %d %d, not %d %d %d %d %d",
-                 k->n_layers, k->n_seqs, (int)got.launches, (int)got.replays, (int)got.copies_in,
-                 (int)got.copies_out, (int)got.waits, (int)want.launches, (int)want.replays,
-                 (int)want.copies_in, (int)want.copies_out, (int)want.waits);
+        got.collectives != want.collectives || got.copies_in != want.copies_in ||
+        got.copies_out != want.copies_out || got.waits != want.waits)
+        fail_msg("%u layers, %u sequences: launches, replays, collectives, copies in and out, "
+                 "waits are %d %d %d %d %d %d, not %d %d %d %d %d %d",
+                 k->n_layers, k->n_seqs, (int)got.launches, (int)got.replays, (int)got.collectives,
+                 (int)got.copies_in, (int)got.copies_out, (int)got.waits, (int)want.launches,
+                 (int)want.replays, (int)want.collectives, (int)want.copies_in,
+                 (int)want.copies_out, (int)want.waits);
     /* Rows, tiles and tables; and a token of each sequence. */
     assert_in_range(got.bytes_in, 1, 2048 + 64 * k->n_seqs);
-    if (!k->measured && !k->sampled) assert_int_equal(got.bytes_out, 4 * k->n_seqs);
+    if (!k->measured && !k->sampled && !k->ranks) assert_int_equal(got.bytes_out, 4 * k->n_seqs);
 }
 
 /* In a layer: two norms, four products, heads, attention, gate; tables of one part need no merge.
@@ -195,6 +200,40 @@ static void with_measures(void **state)
         }
 }
 
+/* Ranks have their sums in the graph. Draws without limits are decided from a few words of each
+ * rank: one gather, and two launches in place of one. Draws with limits gather whole rows and join
+ * them. */
+static void of_ranks(void **state)
+{
+    (void)state;
+    void *library = open_nccl(FAKE_WELL);
+    for (uint32_t layers = 1; layers <= 3; layers += 2)
+        for (int i = 0; i < 12; i++) {
+            bool kernels = i >= 6; /* they add up with the norm that follows, in one launch */
+            simt_refuse_shares(kernels ? SIMT_REFUSE_NONE : SIMT_REFUSE_ALL);
+            kind k = {.n_layers = layers,
+                      .n_seqs = batches[i % 2],
+                      .sampled = i % 6 >= 2,
+                      .limits = i % 6 >= 4,
+                      .ranks = true,
+                      .graphs = true};
+            check(&k, (simt_counts){.launches = BEHIND + 1,
+                                    .replays = 1,
+                                    .collectives = 1,
+                                    .copies_in = 2,
+                                    .copies_out = 1,
+                                    .waits = 1});
+            k.graphs = false;
+            check(&k, (simt_counts){.launches = BEFORE + OF_LAYER * layers + BEHIND + 1,
+                                    .collectives = 1 + (kernels ? 0 : 1 + 2 * layers),
+                                    .copies_in = 2,
+                                    .copies_out = 1,
+                                    .waits = 1});
+        }
+    simt_refuse_shares(SIMT_REFUSE_NONE);
+    dlclose(library);
+}
+
 /* ---- estimates ------------------------------------------------------------------------------- */
 
 /* A Llama of today on H100s, bf16. */
@@ -208,29 +247,45 @@ static const shape shapes[] = {
     {"70B, 8 ranks", 80, 8192, 28672, 1024, 128256, 8},
 };
 
-/* Read and product rates of the specification. The rest is assumed until a GPU is measured: the
- * time between kernels in a graph and alone, of a sum over ranks, of logits to the host, and of a
- * draw from a whole row there. A rank has its part of each row, and draws have two gathers. */
-static const double READ = 3.35e12, PRODUCTS = 989e12, IN_GRAPH = 1.3e-6, ALONE = 3.5e-6,
-                    SUM = 15e-6, TO_HOST = 50e9, DRAW = 180e-6;
+/* Rates of the specification: of memory, of products, of NVLink in one direction. The rest is
+ * assumed until a GPU is measured: the time between kernels in a graph, of flags that all ranks
+ * raise and see, and of a collective of the library beside its bytes. */
+static const double READ = 3.35e12, PRODUCTS = 989e12, LINK = 450e9, IN_GRAPH = 1.3e-6,
+                    FLAGS = 4e-6, LIBRARY = 15e-6;
+
+/* What a sum over ranks takes beyond its launch, which is counted: of `batch` rows in bf16. The
+ * sizes are those of model/cuda/peers.c. */
+static double time_of_sum(const shape *s, double batch)
+{
+    double bytes = batch * s->hidden * 2, others = s->ranks - 1;
+    if (s->ranks == 1) return 0;
+    if (bytes <= 512 << 10) return FLAGS + bytes * others / LINK;
+    if (bytes <= 4 << 20) return 2 * (FLAGS + bytes * others / s->ranks / LINK);
+    return LIBRARY + 2 * 2 * bytes * others / s->ranks / LINK; /* f32, a ring */
+}
+
+/* Whole rows of logits, gathered and joined 64 at a time, as draws with limits need them. */
+static double time_of_rows(const shape *s, double batch)
+{
+    double bytes = batch * s->vocab * 4;
+    if (s->ranks == 1) return 0;
+    return ceil(batch / 64) * LIBRARY + bytes * (s->ranks - 1) / s->ranks / LINK + 2 * bytes / READ;
+}
 
 static void print_estimate(const shape *s, double batch, double context)
 {
-    bool graph = s->ranks == 1; /* ranks have sums between launches, and draw on their hosts */
     double weights =
         s->layers * (2 * s->hidden * (s->hidden + s->kv_width) + 3 * s->hidden * s->ffn) +
         2 * s->vocab * s->hidden;
     double read = weights - s->vocab * s->hidden; /* of embeddings, only some rows */
     double bytes = 2 * (read + batch * context * 2 * s->kv_width * s->layers) / s->ranks;
     double products = 2 * batch * read / s->ranks / PRODUCTS;
-    double launches = BEFORE + OF_LAYER * s->layers + BEHIND;
-    double memory = bytes / READ, between = launches * (graph ? IN_GRAPH : ALONE);
-    double sums = graph ? 0 : (2 * s->layers + 1) * SUM;
-    double draw = (s->vocab * 4 / TO_HOST + DRAW) / s->ranks;
-    double host = graph ? 0 : batch * draw + 2 * SUM;
-    double all = (memory > products ? memory : products) + between + sums + host;
+    double launches = BEFORE + OF_LAYER * s->layers + BEHIND + (s->ranks > 1);
+    double memory = bytes / READ, between = launches * IN_GRAPH;
+    double sums = (2 * s->layers + 1) * time_of_sum(s, batch), rows = time_of_rows(s, batch);
+    double all = (memory > products ? memory : products) + between + sums + rows;
     print_message("%-14s %5.0f %8.0f %8.2f %8.2f %8.2f %8.2f %8.2f %8.2f\n", s->name, batch,
-                  context, memory * 1e3, products * 1e3, between * 1e3, sums * 1e3, host * 1e3,
+                  context, memory * 1e3, products * 1e3, between * 1e3, sums * 1e3, rows * 1e3,
                   all * 1e3);
 }
 
@@ -238,7 +293,7 @@ static void print_estimates(void)
 {
     static const double sizes[] = {1, 32, 256}, contexts[] = {2048, 32768};
     print_message("ms of a decode step by these counts and the H100's specification:\n"
-                  "model          batch  context     read products launches     sums     host"
+                  "model          batch  context     read products launches     sums     rows"
                   "     step\n");
     for (int i = 0; i < 2; i++)
         for (int j = 0; j < 3; j++)
@@ -252,6 +307,7 @@ int main(void)
         cmocka_unit_test(launch_by_launch),
         cmocka_unit_test(by_graph),
         cmocka_unit_test(with_measures),
+        cmocka_unit_test(of_ranks),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -1,0 +1,168 @@
+/* Sums over ranks whose devices reach each other's memory, with the addition and the norm that
+ * follow. */
+#include "kernels/cuda/simt.cuh"
+
+/* A row is spread over a block as norm_kernel (rows.cu) spreads it, so that both give the same bits
+ * from the same sums. */
+enum { FOUR = 4, HELD = 4, SUM_THREADS = 256, SUM_THREADS_MOST = GPU_SUM_DIMS / FOUR / HELD };
+
+struct alignas(16) four {
+    float v[FOUR];
+};
+
+static DEVICE four unpack(const vec16 &e, float)
+{
+    return four{{float_of_bits(e.w[0]), float_of_bits(e.w[1]), float_of_bits(e.w[2]),
+                 float_of_bits(e.w[3])}};
+}
+static DEVICE four unpack(const vec8 &e, bf16)
+{
+    return four{{float_of_bits(e.w[0] << 16), float_of_bits(e.w[0] & 0xffff0000u),
+                 float_of_bits(e.w[1] << 16), float_of_bits(e.w[1] & 0xffff0000u)}};
+}
+
+/* Four elements as they lie in memory. */
+template <class T> struct raw_of {
+    typedef vec8 type;
+};
+template <> struct raw_of<float> {
+    typedef vec16 type;
+};
+
+static DEVICE void store(float *to, const four &x) { *(four *)to = x; }
+template <class T> static DEVICE void store(T *to, const four &x)
+{
+    *(vec8 *)to = vec8{{pack2(x.v[0], x.v[1], T()), pack2(x.v[2], x.v[3], T())}};
+}
+
+/* Where a rank's copies of this call begin, and its sums. */
+template <class E> static DEVICE E *copies_of(const gpu_meeting &g, uint32_t rank, uint32_t call)
+{
+    return (E *)(g.copies[rank] + call % 2 * g.room);
+}
+template <class E> static DEVICE E *sums_of(const gpu_meeting &g, uint32_t rank, uint32_t call)
+{
+    return (E *)(g.copies[rank] + (2 + call % 2) * g.room);
+}
+
+/* Tells all ranks that this block has written its copies (0) or sums (1), and waits for theirs. */
+static DEVICE void meet(const gpu_meeting &g, uint32_t what, uint32_t call)
+{
+    fence_ranks();
+    __syncthreads();
+    if (threadIdx.x < g.ranks) {
+        uint32_t at = (what * GPU_SUM_BLOCKS + blockIdx.x) * GPU_RANKS_MOST;
+        raise_flag(g.flags[threadIdx.x] + at + g.rank, call);
+        await_flag(g.flags[g.rank] + at + threadIdx.x, call, g.stop);
+    }
+    __syncthreads();
+}
+
+/* The elements of a row that a rank adds up where each has a part. */
+static DEVICE size_t part_of(const gpu_sums &s)
+{
+    return (s.d / FOUR + s.meeting.ranks - 1) / s.meeting.ranks * FOUR;
+}
+
+/* The sum of all ranks' elements from `at` on, in rank order. All loads are issued at once. */
+template <class E> static DEVICE four add_up(const gpu_meeting &g, uint32_t call, size_t at)
+{
+    typedef typename raw_of<E>::type raw;
+    raw all[GPU_RANKS_MOST];
+#pragma unroll
+    for (uint32_t r = 0; r < GPU_RANKS_MOST; r++)
+        if (r < g.ranks) all[r] = load_shared((const raw *)(copies_of<E>(g, r, call) + at));
+    four sum = unpack(all[0], E());
+#pragma unroll
+    for (uint32_t r = 1; r < GPU_RANKS_MOST; r++) {
+        if (r >= g.ranks) continue;
+        four more = unpack(all[r], E());
+        for (int j = 0; j < FOUR; j++) sum.v[j] += more.v[j];
+    }
+    return sum;
+}
+
+/* Adds up this rank's part of the block's rows. */
+template <class E> static DEVICE void add_part(const gpu_sums &s, uint32_t call)
+{
+    size_t part = part_of(s), from = s.meeting.rank * part;
+    size_t to = from + part < s.d ? from + part : s.d;
+    E *sums = sums_of<E>(s.meeting, s.meeting.rank, call);
+    for (size_t row = blockIdx.x; row < s.m; row += GPU_SUM_BLOCKS)
+        for (size_t i = from + (size_t)threadIdx.x * FOUR; i < to; i += (size_t)blockDim.x * FOUR)
+            store(sums + row * s.d + i, add_up<E>(s.meeting, call, row * s.d + i));
+}
+
+/* Elements from column i on, at `at`, of the sum that another rank may have made. */
+template <class E>
+static DEVICE four read_sum(const gpu_sums &s, uint32_t call, bool parts, size_t i, size_t at)
+{
+    typedef typename raw_of<E>::type raw;
+    if (!parts) return add_up<E>(s.meeting, call, at);
+    const E *sums = sums_of<E>(s.meeting, (uint32_t)(i / part_of(s)), call);
+    return unpack(load_shared((const raw *)(sums + at)), E());
+}
+
+template <class E, class T>
+static DEVICE void norm_row(const gpu_sums &s, uint32_t call, bool parts, size_t row)
+{
+    four v[HELD];
+    float square = 0.0f;
+#pragma unroll
+    for (int n = 0; n < HELD; n++) {
+        size_t i = ((size_t)n * blockDim.x + threadIdx.x) * FOUR, at = row * s.d + i;
+        v[n] = four{{0.0f, 0.0f, 0.0f, 0.0f}};
+        if (i >= s.d) continue;
+        if (s.adds) v[n] = *(const four *)(s.x + at);
+        four sum = read_sum<E>(s, call, parts, i, at);
+        for (int j = 0; j < FOUR; j++) v[n].v[j] = s.adds ? v[n].v[j] + sum.v[j] : sum.v[j];
+        store(s.x + at, v[n]);
+    }
+#pragma unroll
+    for (int n = 0; n < HELD; n++)
+        for (int j = 0; j < FOUR; j++) square += v[n].v[j] * v[n].v[j];
+    float scale = 1.0f / sqrtf(block_sum(square) / (float)s.d + s.eps);
+#pragma unroll
+    for (int n = 0; n < HELD; n++) {
+        size_t i = ((size_t)n * blockDim.x + threadIdx.x) * FOUR;
+        if (i >= s.d) continue;
+        four w = *(const four *)(s.weight + i);
+        for (int j = 0; j < FOUR; j++) v[n].v[j] = v[n].v[j] * scale * w.v[j];
+        store((T *)s.out + row * s.d + i, v[n]);
+    }
+}
+
+/* Every launch has all blocks, each of which waits for its like on the other ranks alone, so that
+ * their counts of calls are one. All are resident at once: a device has more multiprocessors. */
+template <class E, class T>
+static __global__ void __launch_bounds__(SUM_THREADS_MOST) sums_kernel(gpu_sums s)
+{
+    const gpu_meeting &g = s.meeting;
+    const uint32_t block = blockIdx.x, call = g.calls[block] + 1;
+    E *own = copies_of<E>(g, g.rank, call);
+    for (size_t row = block; row < s.m; row += GPU_SUM_BLOCKS)
+        for (size_t i = (size_t)threadIdx.x * FOUR; i < s.d; i += (size_t)blockDim.x * FOUR)
+            store(own + row * s.d + i, *(const four *)(s.delta + row * s.d + i));
+    const bool has_rows = block<s.m, parts = s.m * s.d * sizeof(E)> g.once;
+    if (has_rows) meet(g, 0, call);
+    if (has_rows && parts) {
+        add_part<E>(s, call);
+        meet(g, 1, call);
+    }
+    __syncthreads();
+    if (threadIdx.x == 0) g.calls[block] = call;
+    for (size_t row = block; row < s.m; row += GPU_SUM_BLOCKS) norm_row<E, T>(s, call, parts, row);
+}
+
+gpu_status gpu_sum_up(gpu *g, const gpu_sums *s)
+{
+    if (!gpu_takes_sums(s->meeting.room, s->m, s->d, s->type)) return GPU_UNSUPPORTED;
+    unsigned threads = SUM_THREADS;
+    while (s->d > (size_t)threads * FOUR * HELD) threads *= 2;
+    switch (s->type) {
+    case GPU_BF16: LAUNCH((sums_kernel<bf16, bf16>), GPU_SUM_BLOCKS, threads, 0, g, *s); break;
+    case GPU_F16: LAUNCH((sums_kernel<float, f16>), GPU_SUM_BLOCKS, threads, 0, g, *s); break;
+    default: LAUNCH((sums_kernel<float, float>), GPU_SUM_BLOCKS, threads, 0, g, *s); break;
+    }
+    return gpu_launched(g, "sums over ranks");
+}
