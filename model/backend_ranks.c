@@ -79,7 +79,7 @@ static void signal_done(backend_ranks *all)
     pthread_mutex_unlock(&all->lock);
 }
 
-/* What a rank does next. A backend that takes one step at a time computes in collect, so that is
+/* The next work of a rank. A backend that takes one step at a time computes in collect, so that is
  * called at once; others have launched everything in submit, and wait in collect. */
 typedef enum rank_work { RANK_SUBMITS, RANK_COLLECTS, RANK_ENDS } rank_work;
 

@@ -38,7 +38,7 @@ const char *measures_check(const measure_spec *spec);
  * first. */
 uint32_t measures_arrays(const measure_spec *spec);
 uint32_t measures_own_arrays(const measure_spec *spec);
-/* What one of the arrays holds. */
+/* The kind of measure that one of the arrays holds. */
 measure_kind measures_kind_of(const measure_spec *spec, uint32_t array);
 /* Whether its arrays are as long as the slots of the longest table, not as its pages. */
 bool measures_by_slot(const measure_spec *spec);

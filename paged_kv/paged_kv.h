@@ -330,7 +330,7 @@ status pkv_gather(pkv *p);
  * before its parent. */
 void pkv_seq_close(pkv *p, uint32_t seq);
 
-/* What becomes of the pages of a sequence that is closed: they are given up (pkv_seq_close), parked
+/* The fate of the pages of a sequence that is closed: they are given up (pkv_seq_close), parked
  * (pkv_seq_park) or copied to the host tier (pkv_seq_swap_out). */
 typedef enum pkv_way { PKV_GIVE_UP, PKV_PARK, PKV_SWAP_OUT } pkv_way;
 
@@ -471,7 +471,7 @@ typedef struct pkv_parked_pages {
 } pkv_parked_pages;
 
 pkv_parked_pages pkv_parked_look(const pkv *p, uint32_t parked);
-/* What these counts are at most, in a time that does not depend on the number of pages; the pages
+/* Upper bounds of these counts, in a time that does not depend on the number of pages; the pages
  * held by parked sequences alone are left out. */
 pkv_parked_pages pkv_parked_most(const pkv *p, uint32_t parked);
 /* As pkv_parked_look, remembering the answer until references of some parked page change. */

@@ -218,7 +218,7 @@ static void turn_names(turning *t, const json_t *names)
     }
 }
 
-/* What the presence of a member asks for is missing. */
+/* A member is there, and what its presence asks for is missing. */
 static void turn_dependencies(turning *t, const json_t *list)
 {
     const char *key;

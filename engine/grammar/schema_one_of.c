@@ -25,7 +25,7 @@ typedef struct one_of {
     const json_t *names;       // of members that the branches speak of
 } one_of;
 
-/* What may fail without a failure of the build. */
+/* An attempt may fail without a failure of the build. */
 typedef struct attempt {
     error own, *err;
     uint32_t merged, most;
@@ -199,7 +199,7 @@ static const json_t *without_others(one_of *o, const json_t *base, const bool *m
     return out;
 }
 
-/* What a property has to be like, so that no value of it fits both schemas; NULL: nothing helps.
+/* A schema of a property such that no value of it fits both schemas; NULL: nothing helps.
  * `within`: properties of the property may tell. */
 static const json_t *telling_value(schema_reader *r, const json_t *a, const json_t *b,
                                    const char *name, bool within)

@@ -98,7 +98,7 @@ static void lay_out_pages(backend_cuda *b, const backend_cuda_options *o)
                            .run_heads = pkv_head_groups(g) / pkv_shares(g)};
 }
 
-/* What draws need on the device; of several ranks also rows of all of them. */
+/* Memory that draws need on the device; of several ranks also rows of all of them. */
 static status make_draw_buffers(backend_cuda *b, const backend_options *o)
 {
     cuda_device *d = &b->device;

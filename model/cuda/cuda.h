@@ -85,7 +85,7 @@ status cuda_peers_create(cuda_device *d, bool invariant);
 /* After all work of this rank has ended; the others may still reach the memory, but wait for
  * nothing in it any more. */
 void cuda_peers_destroy(cuda_device *d);
-/* What that takes on the device; 0 where ranks are too few or too many. */
+/* Memory that it takes on the device; 0 where ranks are too few or too many. */
 size_t cuda_peers_bytes(uint32_t n_ranks);
 /* Ends waits of kernels for other ranks, whose results are then wrong. Any thread. */
 void cuda_peers_stop(const cuda_device *d);
