@@ -9,12 +9,12 @@ import threading
 from harness import LIGHT, MODEL, PAGE, SLOW, ServeTest, eventually, main, tokens
 
 LEVELS = ".!" + "".join(chr(c) for c in range(ord("#"), ord("~") + 1) if chr(c) not in ".\\")
-N = 1000
+N = 400
 FEW = {"block_size": PAGE, "local_windows_len": PAGE, "second_select_num": 2, "dense_layer_num": 0}
 READS = {"shared": {"method": "ktransformers", **FEW}, "each head": {"method": "quest", **FEW},
          "held": {"method": "quest", "token_step": 4, **FEW}}
-METHODS = [None, {"method": "chunkkv", "ratio": 0.3}, {"method": "h2o", "tokens": 200}, {"method": "tova", "tokens": 200},
-           {"method": "streaming", "tokens": 200}, {"method": "snapkv-decode", "tokens": 100}]
+METHODS = [None, {"method": "chunkkv", "ratio": 0.3}, {"method": "h2o", "tokens": 150}, {"method": "tova", "tokens": 150},
+           {"method": "streaming", "tokens": 150}, {"method": "snapkv-decode", "tokens": 100}]
 
 
 def masses(row):
@@ -26,7 +26,7 @@ class Answer:
     """A streamed completion of seeded draws with logprobs, read on a thread of its own."""
 
     def __init__(self, server, name, ids, n=3000, key=None, **fields):
-        self.server, self.name, self.headers = server, name, {"Authorization": f"Bearer {key}"} if key else {}
+        self.server, self.headers = server, {"Authorization": f"Bearer {key}"} if key else {}
         self.c = server.connect()
         self.body = {"prompt": ids, "max_tokens": n, "ignore_eos": True, "temperature": 1.0, "seed": 5, "logprobs": 0,
                      "return_token_ids": True, **fields}
@@ -35,6 +35,8 @@ class Answer:
         self.r = self.c.getresponse()
         if self.r.status != 200:
             raise AssertionError(self.r.read())
+        # Another id than `name` while an answer of that name, which was given up, is being ended.
+        self.name = self.r.getheader("X-Request-Id")
         self.ids, self.logprobs, self.report, self.stops = [], [], None, False
         self.thread = threading.Thread(target=self.read, daemon=True)
         self.thread.start()
@@ -100,7 +102,7 @@ class PageMap(ServeTest):
                     if retention is None:
                         self.assertEqual((got["attention"]["token"] + 1, 0), (read, mass.count(None)))
                     else:
-                        self.assertLess(read, 400)
+                        self.assertLess(read, N)
 
     def test_reads_are_those_of_the_report(self):
         """The first block, two that are selected, the last full one, and what is behind it: a
@@ -136,8 +138,8 @@ class PageMap(ServeTest):
 class Same(ServeTest):
     """Answers beside each other in a pool that holds few of them, all of them looked at."""
 
-    MODEL = ["--model", MODEL, "--kv-memory", "24M", "--swap-memory", "8M", *SLOW[4:]] if LIGHT else \
-        ["--model", MODEL, "--kv-memory", "190M", "--swap-memory", "64M", *SLOW[4:]]
+    MODEL = ["--model", MODEL, "--kv-memory", "10M", "--swap-memory", "4M", *SLOW[4:]] if LIGHT else \
+        ["--model", MODEL, "--kv-memory", "76M", "--swap-memory", "26M", *SLOW[4:]]
     ROUNDS = [METHODS[:3], METHODS[3:], [{"retrieval": r} for r in READS.values()]]
 
     def test_nobody_changes_an_answer_by_looking(self):
