@@ -75,7 +75,7 @@ typedef struct embed_head {
 /* The most heads of a share, and the most bytes of a step's embeddings. */
 enum { EMBED_HEADS_MOST = 4096, EMBED_BYTES_MOST = 256 << 20 };
 
-/* What a share gives of its rows' last hidden states, those behind the final norm. */
+/* The pooled vector that a share gives of its rows' hidden states behind the final norm. */
 typedef enum step_pooling {
     POOLING_NONE,
     POOLING_LAST, // the last row's

@@ -6,7 +6,7 @@
 
 static const char name[] = "octavo completion";
 
-/* What a shell offers for a value. */
+/* The kinds of completions that a shell offers for a value. */
 typedef enum value_kind {
     VALUE_NONE, // a switch
     VALUE_FREE, // nothing is offered

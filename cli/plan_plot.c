@@ -12,7 +12,7 @@ enum {
     POINTS = 31 * STEPS + 2,
 };
 
-/* What one policy takes, by context. Lengths that the model or it cannot have are left out. */
+/* The memory of one policy by context, without lengths that the model or the policy cannot have. */
 typedef struct curve {
     double answering[2 * POINTS], peak[2 * POINTS], fit[2 * POINTS];
     size_t n;

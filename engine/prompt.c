@@ -1,5 +1,5 @@
-/* What the rows of a prompt give besides K and V: each row of its chunks comes back with a score of
- * the token after it, and each chunk with a pooled vector of its hidden states. */
+/* The rows of a prompt give scores and vectors besides K and V: each row of its chunks comes back
+ * with a score of the token after it, and each chunk with a pooled vector of its hidden states. */
 #include "engine/internal.h"
 
 #include <math.h>

@@ -1,4 +1,4 @@
-/* What backend_options ask for, and how memory is shared out (private to model/): the arithmetic by
+/* The sizes of a backend's buffers by its options (private to model/): the arithmetic by
  * which every backend is made and by which backend_cpu_measure predicts it. Pure functions. */
 #ifndef MODEL_SIZES_H
 #define MODEL_SIZES_H
@@ -76,8 +76,8 @@ uint32_t sizes_host_pages(const pkv_geometry *g, uint64_t bytes, uint64_t left, 
  * pages: a 128th of its K and V, at least 1 MiB. */
 uint64_t sizes_note_bytes(const kv_store *store, uint32_t n_pages, uint32_t n_ranks);
 
-/* What a prompt row costs whose logits are computed and scored, in hundredths of a row that only
- * goes through the layers (backend_info). Ranks share the products, but rank 0 alone scores. */
+/* The cost of a prompt row whose logits are computed and scored, in hundredths of a row that
+ * only goes through the layers (backend_info). Ranks share the products, but rank 0 alone scores. */
 uint32_t sizes_logit_row_cost(const model_config *config, int n_ranks);
 
 #endif

@@ -50,7 +50,7 @@ typedef struct lost_blocks {
     uint32_t *cells;     // [2 * most, groups]
 } lost_blocks;
 
-/* What pkv_parked_look_again has seen. */
+/* The result of pkv_parked_look_again. */
 typedef struct parked_sight {
     uint32_t parked; // 0 = none, or a page that a parked sequence holds has changed
     pkv_parked_pages pages;

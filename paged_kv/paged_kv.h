@@ -353,8 +353,8 @@ bool pkv_seq_has_dropped(const pkv *p, uint32_t seq);
 uint32_t pkv_seq_pages_held(const pkv *p, uint32_t seq); /* over all tables, shared pages too */
 /* The cells that copies of all its pages need, as many from each share. */
 uint64_t pkv_seq_copy_cost(const pkv *p, uint32_t seq);
-/* What the tables of a sequence keep: tokens x layers x KV heads. A whole number, so that sums over
- * sequences are exact; pkv_full_tokens turns one into tokens. */
+/* The size of what the tables of a sequence keep: tokens x layers x KV heads. A whole number, so
+ * that sums over sequences are exact; pkv_full_tokens turns one into tokens. */
 uint64_t pkv_seq_kept(const pkv *p, uint32_t seq);
 static inline double pkv_full_tokens(const pkv_geometry *g, uint64_t kept)
 {

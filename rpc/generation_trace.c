@@ -68,7 +68,7 @@ static void take_report(request_trace *trace, const retention_report *report)
     trace->logical_tokens += report->logical_tokens;
     trace->kept_tokens += report->kept_tokens;
     trace->pages_dropped += report->pages_dropped;
-    /* What follows the word says why. */
+    /* The reason follows the word. */
     size_t n = strcspn(report->session, ":");
     if (n < sizeof trace->session) {
         memcpy(trace->session, report->session, n);

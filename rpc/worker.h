@@ -71,7 +71,7 @@ typedef struct worker_facts {
     bool from_cache;
 } worker_facts;
 
-/* What a rank tells the others of itself; only hosts read it. */
+/* The address that a rank gives the others; only hosts read it. */
 typedef comm_address worker_address;
 
 /* ---- a worker -------------------------------------------------------------------------------- */

@@ -236,7 +236,7 @@ typedef struct beginning {
 /* Stands for the sequence's tokens. */
 static uint64_t key_of(const sched_seq *q) { return (q->entry->serial + 1) << 16 | q->choice; }
 
-/* What the pool says of a sequence that waits; which of the three depends on where its pages
+/* The pool's view of a sequence that waits; which of the three depends on where its pages
  * are. */
 typedef struct pool_view {
     pkv_swap_cost cost;

@@ -1,4 +1,4 @@
-/* What plan.c may not do while a step is in flight, and what is taken back afterwards.
+/* Planning a step while another one is in flight: what plan.c must leave, and what is undone.
  *
  * The backend never waits for the scheduler: where it takes two steps, the next one is planned
  * while one is in flight, from all that is known. Decodes take their tokens from the draws in

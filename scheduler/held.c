@@ -1,4 +1,4 @@
-/* What the tables of all sequences and sessions hold together: their tokens (stats.logical_tokens)
+/* Sums over the tables of all sequences and sessions: their tokens (stats.logical_tokens)
  * and what attention still reads of those (held_kept). The sums change with the tables, so that
  * reading them costs the same whatever runs and waits. They are whole numbers, so they cannot
  * drift. Every change of a table that a sequence has in the pool goes through this file, or through

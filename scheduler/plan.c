@@ -86,7 +86,7 @@ static uint32_t draws_at(const sched_seq *q, uint32_t to)
     return seq_is_parent(q) && q->entry->n > 1 && to == q->n_tokens ? draws_of(q) : 0;
 }
 
-/* What n rows of the sequence take from the budget. */
+/* Returns the share of the budget that n rows of the sequence take. */
 static uint64_t cost_of(const sched *s, const sched_seq *q, uint32_t n)
 {
     if (!computes_logits(q)) return n;

@@ -16,7 +16,7 @@
 #include "backend/backend.h"
 
 typedef struct sched sched;
-/* What is to stay of one sequence, to be found out on any thread. */
+/* A selection of what stays of one sequence, which may be computed on any thread. */
 typedef struct sched_selection sched_selection;
 
 /* The retention policy under which a sequence grows to length `end`. A request has one turn. If it
@@ -59,7 +59,7 @@ typedef struct sched_options {
     uint32_t max_logical_len;
     uint32_t max_requests;   // waiting and running: the queue's limit
     uint32_t max_logit_rows; // most rows with logits or scores in a step (backend_info); 0 = all
-    /* What a prompt row costs whose logits are computed, in hundredths of a plain row
+    /* The cost of a prompt row with logits that are computed, in hundredths of a plain row
      * (backend_info); less than 100 means 100. Such rows take this much of a step's budget, so the
      * step is as long as one of plain rows. Two things exceed it: a request beside which no other
      * runs or waits is computed in whole chunks, and the rows of a measured window are never
@@ -177,7 +177,7 @@ typedef struct sched_load {
 
 enum { SCHED_ALL_CHOICES = UINT32_MAX };
 
-/* What one call should take in at most, in ADD events and in tokens of their prompts: that takes
+/* The most that one call should take in, in ADD events and in tokens of their prompts: that takes
  * about a millisecond. The caller keeps the others for its next call, so that running sequences
  * never wait for the arrival of thousands. */
 enum { SCHED_ADDS_MOST = 256, SCHED_ADD_TOKENS_MOST = 1 << 17 };
@@ -305,7 +305,7 @@ typedef struct sched_sight {
      * it was then; NULL: none was yet. */
     const pkv_mass_map *attention;
     uint32_t attention_at; // tokens before that row, with what the method cut
-    /* What the backend would have to measure and cannot (retention_measure_name); NULL: nothing. */
+    /* The measure that the backend lacks and would need (retention_measure_name), or NULL. */
     const char *unmeasured;
 } sched_sight;
 

@@ -26,7 +26,7 @@ struct sched_selection {
     uint64_t request;
     selection_state state;
     sched_selection *earlier, *later; // among all
-    /* What is selected by: frozen until it was run. */
+    /* The input of the selection, frozen until it was run. */
     const pkv *kv;
     uint32_t slot, n_prompt;
     const retention_policy *policy;
@@ -302,7 +302,7 @@ void sched_select_reserve(sched *s, const sched_seq *q)
 
 void sched_select_then_fork(sched_seq *parent) { parent->selecting->forks = true; }
 
-/* What follows a selection that was applied, or could not be. */
+/* Lets the sequence go on after a selection that was applied, or could not be. */
 static void finish_selection(sched *s, sched_seq *q, sched_selection *x, bool invalid)
 {
     bool forks = x->forks;

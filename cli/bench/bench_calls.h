@@ -1,4 +1,4 @@
-/* What single calls cost the engine thread, at the geometry of a large model and without one. */
+/* The cost of single calls on the engine thread, at the geometry of a large model, without one. */
 #ifndef CLI_BENCH_BENCH_CALLS_H
 #define CLI_BENCH_BENCH_CALLS_H
 

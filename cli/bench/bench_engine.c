@@ -129,7 +129,7 @@ static status read_lists(const bench_flags *f, const bench_null_flags *null, lis
     return bench_list_read("prefill", f->prefill, &out->prefills, err);
 }
 
-/* What is wrong with the command line, or NULL. */
+/* Returns the first fault of the command line, or NULL. */
 static const char *misuse(const model_flags *model, const bench_flags *flags)
 {
     bool is_null = strcmp(flags->backend, "null") == 0;

@@ -9,7 +9,7 @@
 
 enum { POINTS = 400, PERCENTS = 101, METRICS = 4 };
 
-/* What is drawn over time, in POINTS bins or fewer of a whole number of seconds each. */
+/* The curves over time, in POINTS bins or fewer of a whole number of seconds each. */
 typedef struct timeline {
     double tokens[2 * POINTS], running[2 * POINTS];
     size_t n;

@@ -280,8 +280,8 @@ measure_spec retention_measure_rows(const retention_policy *policy, uint32_t n_p
 /* Everything that a sequence's selections may ask of a backend: bit 1 << kind for each kind, and
  * the bits below. */
 enum { MEASURES_SUMS = 1 << 30, MEASURES_NOVELTY = 1 << 29 };
-/* What people who look at a sequence ask for, and no policy: masses of rows that read by retrieval,
- * and measure_spec.beside. */
+/* Measures for people who look at a sequence, which no policy asks for: masses of rows that read by
+ * retrieval, and measure_spec.beside. */
 enum { MEASURES_READS = 1 << 28, MEASURES_BESIDE = 1 << 27 };
 uint32_t retention_measures(const retention_policy *policy, uint32_t n_prompt);
 /* The name of the lowest bit: "attention mass", "running sums". */

@@ -1,4 +1,4 @@
-/* What all drawings share: their files, and the scale of their colours. */
+/* The parts that all drawings share: their files, and the scale of their colours. */
 #include "quality/report/report.h"
 #include "quality/report/svg.h"
 

@@ -1,4 +1,4 @@
-/* What an eviction does to attention, and where heavy hitters lie (private to quality/).
+/* The effect of an eviction on attention, and where heavy hitters lie (private to quality/).
  *
  * A probe (model/probe.h) runs prompt and answer with the full cache. Then the rows of the answer
  * attend once over all tokens and once over those that the method kept of the prompt: the same

@@ -7,7 +7,7 @@
 #include "quality/tasks/document.h"
 #include "quality/tasks/haystack.h"
 
-/* What a generator is given. */
+/* The input of a generator. */
 typedef struct task_context {
     const haystack *text;   // NULL = noise lines
     uint32_t max_questions; // at most, about one document

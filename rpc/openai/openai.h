@@ -48,7 +48,7 @@ status openai_check_parsers(const rpc_options *o, error *err);
 /* Chooses the parsers by the options and the model's chat template. */
 void openai_choose_parsers(service *s);
 
-/* What POST /v1/embeddings answers with. */
+/* The form of the vectors in the answer of POST /v1/embeddings. */
 typedef struct openai_vectors {
     uint32_t pooling; // step_pooling; POOLING_NONE = the call is of another endpoint
     bool base64;      // little-endian f32 in base64 instead of a list of numbers

@@ -1,4 +1,4 @@
-/* What the files of rpc/otlp share (private to it).
+/* Types and functions that the files of rpc/otlp share (private to it).
  *
  * context.c  the headers of a request        config.c  the endpoint and the environment
  * span.c     spans                           batch.c   spans as the body of a request, its answer

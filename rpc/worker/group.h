@@ -60,7 +60,7 @@ bool unary_begin(unary_call *x, const ProtobufCMessage *m, void *tag);
 /* Frees all but the call. */
 void unary_end(unary_call *x);
 
-/* What a rank has reported about its waits for other ranks (peers.c). */
+/* The last report of a rank about its waits for other ranks (peers.c). */
 typedef struct peer_view {
     bool reports;          // the rank reports its waits
     comm_wait wait;        // its last report

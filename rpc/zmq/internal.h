@@ -1,4 +1,4 @@
-/* What the files of rpc/zmq share. */
+/* Types and functions that the files of rpc/zmq share (private to it). */
 #ifndef RPC_ZMQ_INTERNAL_H
 #define RPC_ZMQ_INTERNAL_H
 

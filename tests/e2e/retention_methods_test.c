@@ -1,4 +1,4 @@
-/* What every method of docs/retention.md keeps, table by table, and the model's answers afterwards,
+/* The pages that every method of docs/retention.md keeps, and the model's answers afterwards,
  * against tools/retention_oracle, which was written from that document without knowledge of this
  * code. */
 #include "tests/e2e/house.h"

@@ -114,7 +114,7 @@ typedef struct world_load {
 
 enum { SELECTIONS_MAX = 64, LOADS_MAX = 64 };
 
-/* What a disk has: blocks that left memory, and that may go at any time. */
+/* The content of a disk: blocks that left memory, and that may go at any time. */
 typedef struct world_disk {
     rng random;
     bool is_on;

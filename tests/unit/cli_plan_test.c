@@ -421,7 +421,7 @@ static void numbers(void **state)
     assert_string_equal(plan_number(UINT64_MAX, out), "18,446,744,073,709,551,615");
 }
 
-/* What inspect says of a model and this much memory. */
+/* Checks the words of `inspect` for a model and this much memory. */
 static void inspection_says_whether_it_fits(void **state)
 {
     (void)state;

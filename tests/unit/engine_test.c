@@ -320,7 +320,7 @@ static void a_late_reader_finds_everything(void **state)
     engine_stream_release(s);
 }
 
-/* What the backend did whenever a reader was notified. */
+/* The state of the backend at each notice of a reader. */
 typedef struct notices {
     const scripted *model;
     uint32_t n, idle, collecting;
