@@ -57,7 +57,7 @@ static void *scheduler_sp;
 static barrier of_block, of_warp[THREADS_MOST / WARP];
 static unsigned char lanes[2][THREADS_MOST * LANE_BYTES]; /* by the parity of the exchange */
 static unsigned round_of[THREADS_MOST];
-static uint32_t phase;
+static uint32_t phase, n_launches;
 alignas(128) static unsigned char shared_memory[SHARED_BYTES];
 static std::map<const void *, size_t> allowed_shared;
 static std::mutex one; /* ranks are threads, and this state is static */
@@ -165,8 +165,8 @@ void simt_spin(void)
 }
 
 /* Lets other ranks run their kernels, which need all that is static here. This launch then goes on
- * as if it had just begun: accesses from before are not compared with those that follow, and what
- * was in shared memory is gone. */
+ * as if it had just begun: accesses from before are compared with those that follow only where
+ * other ranks reach the memory (ranks.cc), and what was in shared memory is gone. */
 static void let_others_run(void)
 {
     static const useconds_t NAP_US = 50;
@@ -190,6 +190,7 @@ static void let_others_run(void)
     simt_seen = view;
     memset(shared_memory, 0xff, simt_seen.job->shared);
     simt_seen.launch = simt_seen.block = simt_seen.now = ++phase;
+    simt_block_runs();
 }
 
 /* ---- asynchronous copies --------------------------------------------------------------------- */
@@ -299,6 +300,9 @@ void simt_run(const simt_job &job, const std::function<void()> &body)
     simt_now.block = job.block;
     simt_seen.stack_bytes = STACK_BYTES;
     simt_seen.launch = phase + 1;
+    simt_seen.g = job.g;
+    simt_seen.launch_number = ++n_launches;
+    simt_seen.block_number = 0;
     for (unsigned z = 0; z < job.grid.z; z++)
         for (unsigned y = 0; y < job.grid.y; y++)
             for (unsigned x = 0; x < job.grid.x; x++) {
@@ -306,8 +310,12 @@ void simt_run(const simt_job &job, const std::function<void()> &body)
                 memset(shared_memory, 0xff, job.shared);
                 simt_now.block_at = dim3(x, y, z);
                 simt_seen.block = simt_seen.now = ++phase;
+                simt_seen.block_number++;
+                simt_block_runs();
                 run_block(job.block.x);
+                simt_block_ends();
             }
+    simt_launch_ends();
     running = NULL;
     simt_seen.job = NULL;
     simt_here = false;

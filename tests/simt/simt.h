@@ -27,6 +27,7 @@ extern simt_place simt_now;
 
 /* A launch. The memory that its arguments are copied from is the only host memory it reads. */
 struct simt_job {
+    const gpu *g;
     const char *name;
     const void *kernel;
     dim3 grid, block;
@@ -59,15 +60,21 @@ enum simt_access {
     SIMT_READ_ONLY, /* through the read-only path: no kernel may write meanwhile */
     SIMT_COPY,      /* an asynchronous copy starts to write */
     SIMT_ARRIVE,    /* the copy has written */
-    SIMT_RANKS,     /* of memory that kernels of other ranks write, in an order of their own */
+    SIMT_REMOTE,    /* reads what a kernel of another rank may have written */
+    SIMT_FLAG,      /* raises or awaits a flag between ranks */
 };
 
 #ifdef OCTAVO_SIMT_STRICT
 /* Records an access that is not a plain one; the compiler reports plain ones itself. */
 void simt_touch(const void *p, size_t n, simt_access how);
+/* A thread raises a flag, or has seen one raised (ranks.cc). */
+void simt_release(const void *flag);
+void simt_acquire(const void *flag);
 #define SIMT_RAW __attribute__((no_sanitize_thread))
 #else
 inline void simt_touch(const void *, size_t, simt_access) {}
+inline void simt_release(const void *) {}
+inline void simt_acquire(const void *) {}
 #define SIMT_RAW
 #endif
 
@@ -79,7 +86,7 @@ inline void simt_launch(const char *name, gpu *g, dim3 grid, dim3 block, size_t 
     auto work = [=]() { kernel(args...); };
     simt_count_launch();
     simt_submit(g, [=]() {
-        simt_job job = {name, (const void *)kernel, grid, block, shared, &work, sizeof work};
+        simt_job job = {g, name, (const void *)kernel, grid, block, shared, &work, sizeof work};
         simt_run(job, std::ref(work));
     });
 }
@@ -87,7 +94,7 @@ inline void simt_launch(const char *name, gpu *g, dim3 grid, dim3 block, size_t 
 #define __global__
 #define __device__
 #define __shared__ static
-#define __launch_bounds__(n)
+#define __launch_bounds__(...)
 #define DEVICE               inline
 #define blockIdx             simt_now.block_at
 #define threadIdx            simt_now.thread_at
@@ -216,22 +223,25 @@ inline float exp2_fast(float x) { return exp2f(x); }
 inline void fence_ranks() {}
 SIMT_RAW inline void raise_flag(uint32_t *flag, uint32_t value)
 {
-    simt_touch(flag, sizeof *flag, SIMT_RANKS);
+    simt_touch(flag, sizeof *flag, SIMT_FLAG);
+    simt_release(flag);
     *flag = value;
 }
 /* Kernels run one at a time, and others only in simt_spin. `stop` is set by the host at any
  * time. */
 SIMT_RAW inline void await_flag(const uint32_t *flag, uint32_t value, const uint32_t *stop)
 {
-    simt_touch(flag, sizeof *flag, SIMT_RANKS);
-    while ((int32_t)(*(const volatile uint32_t *)flag - value) < 0 &&
-           !__atomic_load_n(stop, __ATOMIC_RELAXED))
+    simt_touch(flag, sizeof *flag, SIMT_FLAG);
+    while ((int32_t)(*(const volatile uint32_t *)flag - value) < 0) {
+        if (__atomic_load_n(stop, __ATOMIC_RELAXED)) return;
         simt_spin();
+    }
+    simt_acquire(flag);
 }
 template <class V> SIMT_RAW inline V load_shared(const V *p)
 {
     assert((uintptr_t)p % sizeof *p == 0);
-    simt_touch(p, sizeof *p, SIMT_RANKS);
+    simt_touch(p, sizeof *p, SIMT_REMOTE);
     return *p;
 }
 SIMT_RAW inline vec16 load_once(const vec16 *p)

@@ -2,6 +2,7 @@
 #include "tests/simt/strict.h"
 
 #include <map>
+#include <mutex>
 #include <stdio.h>
 #include <stdlib.h>
 #include <sys/mman.h>
@@ -16,6 +17,7 @@ struct cell {
     uint8_t atomic;       /* written by an atomic */
     uint8_t pending;      /* written by a copy that was not waited for */
     uint8_t other_blocks; /* read by more than one block of the launch */
+    uint8_t remote;       /* read as memory that several ranks reach */
 };
 
 enum { MANY = 0xffff };
@@ -25,6 +27,7 @@ static uint8_t *valid; /* [ARENA / 8] a bit for each allocated byte */
 static cell *cells;    /* [ARENA] */
 static size_t arena_used;
 static std::map<uintptr_t, size_t> blocks;
+static std::mutex allocating; /* ranks are threads */
 static cell *of_static, *of_dynamic; /* [bytes of .bss], [DYNAMIC_BYTES] */
 
 extern unsigned char __executable_start[], __bss_start[], _end[];
@@ -58,6 +61,7 @@ static void give_back(void *p, size_t bytes)
 /* Never returns the same address twice, so that uses after a release are found. */
 void *simt_alloc(size_t bytes)
 {
+    std::lock_guard<std::mutex> held(allocating);
     if (!arena) {
         arena = (unsigned char *)reserve(ARENA);
         valid = (uint8_t *)reserve(ARENA / 8);
@@ -75,6 +79,7 @@ void *simt_alloc(size_t bytes)
 
 void simt_free(void *p)
 {
+    std::lock_guard<std::mutex> held(allocating);
     auto found = blocks.find((uintptr_t)p);
     if (!p) return;
     if (found == blocks.end()) abort();
@@ -117,6 +122,8 @@ static void judge(cell *c, size_t n, simt_access how, const void *p)
             if (c->other_blocks || c->read < at.block) refuse("race with a block", p, n, MANY);
             if (c->read == at.now && c->reader != me) refuse("race with a read", p, n, c->reader);
         }
+        if (writes && c->remote && !simt_may_write((const char *)p + i))
+            refuse("another rank may still read there", p, n, MANY);
         if (writes) {
             c->written = at.now;
             c->writer = me;
@@ -128,6 +135,18 @@ static void judge(cell *c, size_t n, simt_access how, const void *p)
         c->reader = was_read && c->read == at.now && c->reader != me ? (uint16_t)MANY : me;
         c->read = at.now;
     }
+}
+
+/* The same of a read of memory that several ranks reach. */
+static void judge_remote(cell *c, size_t n, const void *p)
+{
+    for (size_t i = 0; i < n; i++) {
+        if (!simt_may_read(c[i].written, c[i].writer))
+            refuse("no flag says that another rank has written there", p, n, MANY);
+        if (i % 4 == 0) simt_note_read((const char *)p + i);
+        c[i].remote = 1;
+    }
+    judge(c, n, SIMT_READ, p);
 }
 
 static void judge_shared(cell *c, size_t n, simt_access how, const void *p)
@@ -164,7 +183,8 @@ void simt_touch(const void *p, size_t n, simt_access how)
     if (arena && is_in(p, 1, arena, ARENA)) {
         size_t at = (size_t)((const unsigned char *)p - arena);
         if (!is_valid(at, n)) refuse("outside of what is allocated", p, n, MANY);
-        if (how != SIMT_RANKS) judge(cells + at, n, how, p);
+        if (how == SIMT_REMOTE) judge_remote(cells + at, n, p);
+        else if (how != SIMT_FLAG) judge(cells + at, n, how, p);
         return;
     }
     const unsigned char *dynamic = simt_shared();

@@ -6,6 +6,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <sys/wait.h>
+#include <thread>
 #include <unistd.h>
 
 enum { THREADS = 64, FLOATS = 6 * THREADS + 1 };
@@ -119,6 +120,95 @@ static __global__ void never_there(float *x)
     x[self()] = 1.0f;
 }
 
+/* ---- ranks ------------------------------------------------------------------------------------ */
+
+/* What two ranks reach: their rows of THREADS floats, one for each of two blocks, and a flag for
+ * each block, which the other rank raises. */
+struct rank_view {
+    unsigned rank;
+    float *own;
+    const float *other;
+    uint32_t *flags, *of_other;
+    const uint32_t *stop;
+};
+
+static void write_row(rank_view v, float x) { v.own[blockIdx.x * THREADS + self()] = x; }
+static void read_row(rank_view v)
+{
+    (void)load_shared((const vec8 *)(v.other + blockIdx.x * THREADS + self() / 2 * 2));
+}
+static void raise(rank_view v, uint32_t value)
+{
+    if (self() == 0) raise_flag(v.of_other + blockIdx.x, value);
+}
+static void await(rank_view v, unsigned block, uint32_t value)
+{
+    if (self() == 0) await_flag(v.flags + block, value, v.stop);
+}
+static void meet(rank_view v, uint32_t value)
+{
+    __syncthreads();
+    raise(v, value);
+    await(v, blockIdx.x, value);
+    __syncthreads();
+}
+
+static __global__ void ranks_right(rank_view v)
+{
+    write_row(v, 1.0f);
+    meet(v, 1);
+    read_row(v);
+    meet(v, 2);
+    write_row(v, 2.0f);
+    meet(v, 3);
+    read_row(v);
+}
+static __global__ void awaits_no_flag(rank_view v)
+{
+    write_row(v, 1.0f);
+    __syncthreads();
+    raise(v, 1);
+    read_row(v);
+}
+static __global__ void no_barrier_before_raising(rank_view v)
+{
+    write_row(v, 1.0f);
+    raise(v, 1);
+    await(v, blockIdx.x, 1);
+    __syncthreads();
+    read_row(v);
+}
+static __global__ void no_barrier_after_awaiting(rank_view v)
+{
+    write_row(v, 1.0f);
+    __syncthreads();
+    raise(v, 1);
+    await(v, blockIdx.x, 1);
+    read_row(v);
+}
+static __global__ void awaits_another_block(rank_view v)
+{
+    write_row(v, 1.0f);
+    __syncthreads();
+    raise(v, 1);
+    await(v, 0, 1);
+    __syncthreads();
+    read_row(v);
+}
+static __global__ void raises_before_reading(rank_view v)
+{
+    write_row(v, 1.0f);
+    meet(v, 1);
+    if (v.rank == 0) {
+        raise(v, 2);
+        read_row(v);
+        return;
+    }
+    await(v, blockIdx.x, 2);
+    __syncthreads();
+    write_row(v, 2.0f);
+}
+
 typedef struct planted {
     const char *name;
     void (*kernel)(float *);
@@ -153,6 +243,42 @@ static const planted all[] = {
     {"no blocks", right, "a grid without blocks", 0, 0, false},
 };
 
+static const struct planted_ranks {
+    const char *name;
+    void (*kernel)(rank_view);
+    const char *says;
+} of_ranks[] = {
+    {"ranks: nothing", ranks_right, NULL},
+    {"ranks: awaits no flag", awaits_no_flag, "another rank"},
+    {"ranks: no barrier before a flag", no_barrier_before_raising, "another rank has written"},
+    {"ranks: no barrier behind a flag", no_barrier_after_awaiting, "another rank"},
+    {"ranks: awaits another block's", awaits_another_block, "another rank"},
+    {"ranks: a flag before reading", raises_before_reading, "another rank may still read"},
+};
+
+/* Two gpus of one device, each with a thread of the host. */
+static void run_ranks(const planted_ranks *p)
+{
+    enum { BLOCKS = 2, FLAGS = BLOCKS * THREADS, WORDS = FLAGS + BLOCKS };
+    const gpu_api *api = octavo_cuda_api(GPU_API_VERSION);
+    static const uint32_t stop = 0;
+    gpu *g[2];
+    gpu_facts facts;
+    char why[64];
+    void *words[2];
+    std::thread threads[2];
+    for (int r = 0; r < 2; r++) {
+        if (api->open(0, &g[r], &facts, why, sizeof why) != GPU_OK) exit(1);
+        if (api->alloc(g[r], WORDS * sizeof(float), &words[r]) != GPU_OK) exit(1);
+    }
+    for (unsigned r = 0; r < 2; r++) {
+        float *own = (float *)words[r], *other = (float *)words[1 - r];
+        rank_view v = {r, own, other, (uint32_t *)own + FLAGS, (uint32_t *)other + FLAGS, &stop};
+        threads[r] = std::thread([=]() { LAUNCH(p->kernel, BLOCKS, THREADS, 0, g[r], v); });
+    }
+    for (std::thread &t : threads) t.join();
+}
+
 static void run(const planted *p)
 {
     const gpu_api *api = octavo_cuda_api(GPU_API_VERSION);
@@ -170,7 +296,7 @@ static void run(const planted *p)
 }
 
 /* Runs in a process of its own, whose output is read. */
-static bool is_found(const planted *p)
+static bool is_found(const char *name, const char *says, const std::function<void()> &work)
 {
     int ends[2];
     char output[2048];
@@ -180,7 +306,7 @@ static bool is_found(const planted *p)
     if (child == 0) {
         dup2(ends[1], 2);
         close(ends[0]);
-        run(p);
+        work();
         _exit(0);
     }
     close(ends[1]);
@@ -191,14 +317,16 @@ static bool is_found(const planted *p)
     int status = 0;
     waitpid(child, &status, 0);
     bool well = WIFEXITED(status) && WEXITSTATUS(status) == 0;
-    bool found = p->says ? !well && strstr(output, p->says) : well;
-    printf("%s  %-32s %s\n", found ? "PASS" : "FAIL", p->name, found ? "" : output);
+    bool found = says ? !well && strstr(output, says) : well;
+    printf("%s  %-32s %s\n", found ? "PASS" : "FAIL", name, found ? "" : output);
     return found;
 }
 
 int main(void)
 {
     unsigned n_failed = 0;
-    for (const planted &p : all) n_failed += !is_found(&p);
+    for (const planted &p : all) n_failed += !is_found(p.name, p.says, [&]() { run(&p); });
+    for (const planted_ranks &p : of_ranks)
+        n_failed += !is_found(p.name, p.says, [&]() { run_ranks(&p); });
     return n_failed != 0;
 }
