@@ -4,7 +4,13 @@
 
 /* A row is spread over a block as norm_kernel (rows.cu) spreads it, so that both give the same bits
  * from the same sums. */
-enum { FOUR = 4, HELD = 4, SUM_THREADS = 256, SUM_THREADS_MOST = GPU_SUM_DIMS / FOUR / HELD };
+enum {
+    FOUR = 4,
+    HELD = 4,
+    SUM_THREADS = 256, /* of the smallest block */
+    SUM_THREADS_USUAL = 512,
+    SUM_THREADS_MOST = GPU_SUM_DIMS / FOUR / HELD,
+};
 
 struct alignas(16) four {
     float v[FOUR];
@@ -64,46 +70,54 @@ static DEVICE size_t part_of(const gpu_sums &s)
     return (s.d / FOUR + s.meeting.ranks - 1) / s.meeting.ranks * FOUR;
 }
 
-/* The sum of all ranks' elements from `at` on, in rank order. All loads are issued at once. */
-template <class E> static DEVICE four add_up(const gpu_meeting &g, uint32_t call, size_t at)
+/* The sum of all ranks' elements from `at` on, in rank order. All ranks' are loaded before they are
+ * added up, or as many as the registers of a thread hold in the largest blocks. */
+template <class E, int THREADS>
+static DEVICE four add_up(const gpu_meeting &g, uint32_t call, size_t at)
 {
     typedef typename raw_of<E>::type raw;
-    raw all[GPU_RANKS_MOST];
+    const uint32_t some = THREADS > SUM_THREADS_USUAL ? 2 : GPU_RANKS_MOST;
+    four sum;
+#pragma unroll 1
+    for (uint32_t first = 0; first < GPU_RANKS_MOST; first += some) {
+        raw all[some];
 #pragma unroll
-    for (uint32_t r = 0; r < GPU_RANKS_MOST; r++)
-        if (r < g.ranks) all[r] = load_shared((const raw *)(copies_of<E>(g, r, call) + at));
-    four sum = unpack(all[0], E());
+        for (uint32_t r = 0; r < some; r++)
+            if (first + r < g.ranks)
+                all[r] = load_shared((const raw *)(copies_of<E>(g, first + r, call) + at));
 #pragma unroll
-    for (uint32_t r = 1; r < GPU_RANKS_MOST; r++) {
-        if (r >= g.ranks) continue;
-        four more = unpack(all[r], E());
-        for (int j = 0; j < FOUR; j++) sum.v[j] += more.v[j];
+        for (uint32_t r = 0; r < some; r++) {
+            if (first + r >= g.ranks) continue;
+            four more = unpack(all[r], E());
+            for (int j = 0; j < FOUR; j++)
+                sum.v[j] = first + r == 0 ? more.v[j] : sum.v[j] + more.v[j];
+        }
     }
     return sum;
 }
 
 /* Adds up this rank's part of the block's rows. */
-template <class E> static DEVICE void add_part(const gpu_sums &s, uint32_t call)
+template <class E, int THREADS> static DEVICE void add_part(const gpu_sums &s, uint32_t call)
 {
     size_t part = part_of(s), from = s.meeting.rank * part;
     size_t to = from + part < s.d ? from + part : s.d;
     E *sums = sums_of<E>(s.meeting, s.meeting.rank, call);
     for (size_t row = blockIdx.x; row < s.m; row += GPU_SUM_BLOCKS)
         for (size_t i = from + (size_t)threadIdx.x * FOUR; i < to; i += (size_t)blockDim.x * FOUR)
-            store(sums + row * s.d + i, add_up<E>(s.meeting, call, row * s.d + i));
+            store(sums + row * s.d + i, add_up<E, THREADS>(s.meeting, call, row * s.d + i));
 }
 
 /* Elements from column i on, at `at`, of the sum that another rank may have made. */
-template <class E>
+template <class E, int THREADS>
 static DEVICE four read_sum(const gpu_sums &s, uint32_t call, bool parts, size_t i, size_t at)
 {
     typedef typename raw_of<E>::type raw;
-    if (!parts) return add_up<E>(s.meeting, call, at);
+    if (!parts) return add_up<E, THREADS>(s.meeting, call, at);
     const E *sums = sums_of<E>(s.meeting, (uint32_t)(i / part_of(s)), call);
     return unpack(load_shared((const raw *)(sums + at)), E());
 }
 
-template <class E, class T>
+template <class E, class T, int THREADS>
 static DEVICE void norm_row(const gpu_sums &s, uint32_t call, bool parts, size_t row)
 {
     four v[HELD];
@@ -114,7 +128,7 @@ static DEVICE void norm_row(const gpu_sums &s, uint32_t call, bool parts, size_t
         v[n] = four{{0.0f, 0.0f, 0.0f, 0.0f}};
         if (i >= s.d) continue;
         if (s.adds) v[n] = *(const four *)(s.x + at);
-        four sum = read_sum<E>(s, call, parts, i, at);
+        four sum = read_sum<E, THREADS>(s, call, parts, i, at);
         for (int j = 0; j < FOUR; j++) v[n].v[j] = s.adds ? v[n].v[j] + sum.v[j] : sum.v[j];
         store(s.x + at, v[n]);
     }
@@ -134,8 +148,8 @@ static DEVICE void norm_row(const gpu_sums &s, uint32_t call, bool parts, size_t
 
 /* Every launch has all blocks, each of which waits for its like on the other ranks alone, so that
  * their counts of calls are one. All are resident at once: a device has more multiprocessors. */
-template <class E, class T>
-static __global__ void __launch_bounds__(SUM_THREADS_MOST) sums_kernel(gpu_sums s)
+template <class E, class T, int THREADS>
+static __global__ void __launch_bounds__(THREADS) sums_kernel(gpu_sums s)
 {
     const gpu_meeting &g = s.meeting;
     const uint32_t block = blockIdx.x, call = g.calls[block] + 1;
@@ -146,12 +160,21 @@ static __global__ void __launch_bounds__(SUM_THREADS_MOST) sums_kernel(gpu_sums 
     const bool has_rows = block<s.m, parts = s.m * s.d * sizeof(E)> g.once;
     if (has_rows) meet(g, 0, call);
     if (has_rows && parts) {
-        add_part<E>(s, call);
+        add_part<E, THREADS>(s, call);
         meet(g, 1, call);
     }
     __syncthreads();
     if (threadIdx.x == 0) g.calls[block] = call;
-    for (size_t row = block; row < s.m; row += GPU_SUM_BLOCKS) norm_row<E, T>(s, call, parts, row);
+    for (size_t row = block; row < s.m; row += GPU_SUM_BLOCKS)
+        norm_row<E, T, THREADS>(s, call, parts, row);
+}
+
+/* Blocks of more threads have fewer registers for each. */
+template <class E, class T> static void launch_sums(gpu *g, const gpu_sums *s, unsigned threads)
+{
+    if (threads > SUM_THREADS_USUAL)
+        LAUNCH((sums_kernel<E, T, SUM_THREADS_MOST>), GPU_SUM_BLOCKS, threads, 0, g, *s);
+    else LAUNCH((sums_kernel<E, T, SUM_THREADS_USUAL>), GPU_SUM_BLOCKS, threads, 0, g, *s);
 }
 
 gpu_status gpu_sum_up(gpu *g, const gpu_sums *s)
@@ -160,9 +183,9 @@ gpu_status gpu_sum_up(gpu *g, const gpu_sums *s)
     unsigned threads = SUM_THREADS;
     while (s->d > (size_t)threads * FOUR * HELD) threads *= 2;
     switch (s->type) {
-    case GPU_BF16: LAUNCH((sums_kernel<bf16, bf16>), GPU_SUM_BLOCKS, threads, 0, g, *s); break;
-    case GPU_F16: LAUNCH((sums_kernel<float, f16>), GPU_SUM_BLOCKS, threads, 0, g, *s); break;
-    default: LAUNCH((sums_kernel<float, float>), GPU_SUM_BLOCKS, threads, 0, g, *s); break;
+    case GPU_BF16: launch_sums<bf16, bf16>(g, s, threads); break;
+    case GPU_F16: launch_sums<float, f16>(g, s, threads); break;
+    default: launch_sums<float, float>(g, s, threads); break;
     }
     return gpu_launched(g, "sums over ranks");
 }
