@@ -21,6 +21,9 @@ typedef struct check {
 /* An error of the device, or no memory, ends the program. */
 void check_ok(check *c, gpu_status s);
 void *check_device(check *c, const void *host, size_t bytes); /* host NULL: zeros */
+/* Memory for results and scratch, filled with NaN, so that an element that a kernel does not write
+ * is seen, and one that it reads before. */
+void *check_output(check *c, size_t bytes);
 void check_fetch(check *c, void *host, const void *device, size_t bytes);
 void *check_memory(size_t n, size_t size);
 

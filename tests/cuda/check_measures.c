@@ -141,8 +141,8 @@ static void measure(check *c, gpu_measure *m, size_t n, float *got)
     m->list = (gpu_measured_list){.scratch = gpu_measure_shared(m)};
     m->one.wave = gpu_measure_wave(m, &m->one);
     gpu_measure_add(&m->list, &m->one, own_scratch(m, &m->one));
-    m->scratch = check_device(c, NULL, m->list.scratch * 4 + 4);
-    m->values = check_device(c, NULL, n * 4);
+    m->scratch = check_output(c, m->list.scratch * 4 + 4);
+    m->values = check_output(c, n * 4);
     check_ok(c, c->api->measure(c->g, m));
     check_fetch(c, got, m->values, n * 4);
     c->api->release(c->g, m->values);
@@ -236,8 +236,8 @@ static void check_together(check *c, const world *w, gpu_measure m)
         }
         list.seqs = check_device(c, seqs, n * sizeof *seqs);
         m.list = list;
-        m.scratch = check_device(c, NULL, list.scratch * 4 + 4);
-        m.values = check_device(c, NULL, at * 4);
+        m.scratch = check_output(c, list.scratch * 4 + 4);
+        m.values = check_output(c, at * 4);
         check_ok(c, c->api->measure(c->g, &m));
         check_fetch(c, got, m.values, at * 4);
         check_row(c, by_page ? "  together, by page" : "  together", due, got, at, 0.0);

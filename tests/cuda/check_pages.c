@@ -225,9 +225,9 @@ static void write_both(check *c, world *w, const char *name)
         }
     w->d_seqs = check_device(c, w->seqs, sizeof w->seqs);
     w->d_lengths = check_device(c, w->lengths, sizeof w->lengths);
-    w->q = check_device(c, NULL, rows * w->heads * s->dim * 2);
-    w->out = check_device(c, NULL, rows * w->heads * s->dim * 4);
-    w->lse = check_device(c, NULL, rows * w->heads * 4);
+    w->q = check_output(c, rows * w->heads * s->dim * 2);
+    w->out = check_output(c, rows * w->heads * s->dim * 4);
+    w->lse = check_output(c, rows * w->heads * 4);
     void *d_rows = check_device(c, row_seqs, rows * 4);
     float *d_qkv = check_device(c, w->qkv, rows * w->width * 4);
     float *d_bias = check_device(c, bias, w->width * 4);
@@ -316,7 +316,7 @@ static void attend_gpu(check *c, world *w, uint32_t part_slots)
     void *d_seqs = check_device(c, w->seqs, sizeof w->seqs);
     void *d_decode = check_device(c, decode, most * sizeof *decode);
     void *d_prefill = check_device(c, prefill, most * sizeof *prefill);
-    void *partial = check_device(c, NULL, gpu_partial_floats(n_decode, s->kv_heads, s->dim) * 4);
+    void *partial = check_output(c, gpu_partial_floats(n_decode, s->kv_heads, s->dim) * 4);
     gpu_attention a = {.pages = w->pages,
                        .tables = w->gpu_tables,
                        .layer = w->layer,
@@ -343,6 +343,21 @@ static void attend_gpu(check *c, world *w, uint32_t part_slots)
     free(decode), free(prefill);
 }
 
+/* Makes zeros of the output of the rows that do not attend, as the reference leaves it; where the
+ * kernel wrote there, the output stays. */
+static void clear_unasked(const world *w, size_t stride, float *out)
+{
+    for (uint32_t i = 0; i < w->s->n_seqs; i++) {
+        uint32_t idle = w->s->lengths[i] - w->s->rows[i];
+        float *first = out + (w->seqs[i].first_row - idle) * stride;
+        for (size_t e = 0; e < idle * stride; e++) {
+            uint32_t bits;
+            memcpy(&bits, first + e, sizeof bits);
+            if (bits == 0xffffffff) first[e] = 0.0f; /* check_output's */
+        }
+    }
+}
+
 static void check_attention(check *c, world *w, const char *name, uint32_t part_slots)
 {
     const shape *s = w->s;
@@ -350,6 +365,7 @@ static void check_attention(check *c, world *w, const char *name, uint32_t part_
     float *due = check_memory(n, 4), *got = check_memory(n, 4);
     attend_gpu(c, w, part_slots);
     check_fetch(c, got, w->out, n * 4);
+    clear_unasked(w, stride, got);
     kern_attn_item *items = check_memory((size_t)s->n_seqs * s->kv_heads, sizeof *items);
     size_t n_items = 0;
     for (uint32_t i = 0; i < s->n_seqs; i++)

@@ -93,8 +93,8 @@ static void check_product(check *c, weights *w, size_t m, gpu_type y_type)
     check_narrow(x, m * k, w->gpu.type, raw);
     check_widen(raw, m * k, w->gpu.type, x);
     void *dx = check_device(c, raw, m * k * gpu_type_bytes(w->gpu.type));
-    void *dy = check_device(c, NULL, m * n * 4);
-    void *scratch = check_device(c, NULL, gpu_product_scratch(&w->gpu));
+    void *dy = check_output(c, m * n * 4);
+    void *scratch = check_output(c, gpu_product_scratch(&w->gpu));
     check_ok(c, c->api->product(c->g, &w->gpu, dx, m, dy, y_type, scratch));
     check_fetch(c, raw, dy, m * n * gpu_type_bytes(y_type));
     check_widen(raw, m * n, y_type, got);
@@ -122,8 +122,8 @@ static void check_invariant(check *c, const weights *w)
     check_fill(c, x, MOST * k);
     check_narrow(x, MOST * k, w->gpu.type, raw);
     void *dx = check_device(c, raw, MOST * k * gpu_type_bytes(w->gpu.type));
-    void *dy = check_device(c, NULL, MOST * n * 4);
-    void *scratch = check_device(c, NULL, gpu_product_scratch(&w->gpu));
+    void *dy = check_output(c, MOST * n * 4);
+    void *scratch = check_output(c, gpu_product_scratch(&w->gpu));
     c->api->set_invariant(c->g, true);
     check_ok(c, c->api->product(c->g, &w->gpu, dx, MOST, dy, GPU_F32, scratch));
     check_fetch(c, due, dy, MOST * n * 4);
@@ -154,12 +154,12 @@ static void check_embed(check *c, weights *w)
     }
     for (size_t i = 0; i < N * k; i++) due[i] *= 2.0f;
     void *dt = check_device(c, tokens, sizeof tokens);
-    float *out = check_device(c, NULL, N * k * 4);
+    float *out = check_output(c, N * k * 4);
     check_ok(c, c->api->embed(c->g, &w->gpu, dt, N, 2.0f, out));
     check_fetch(c, got, out, N * k * 4);
     check_row(c, "embed", due, got, N * k, 0.0);
     uint32_t rows[] = {4, 0, 4};
-    void *dr = check_device(c, rows, sizeof rows), *some = check_device(c, NULL, 3 * k * 4);
+    void *dr = check_device(c, rows, sizeof rows), *some = check_output(c, 3 * k * 4);
     check_ok(c, c->api->gather(c->g, out, dr, 3, k * 4, some));
     check_fetch(c, got, some, 3 * k * 4);
     memmove(due + k, due, k * 4); /* rows 4, 0, 4 of due, in place */
@@ -276,23 +276,23 @@ static void check_experts(check *c, const sparse *s)
         route(logits + r * s->n_experts, s, chosen, shares);
         experts_due(s, ups, downs, x + r * s->hidden, chosen, shares, due + r * s->hidden);
     }
-    gpu_experts e = {
-        .logits = check_device(c, logits, s->rows * s->n_experts * 4),
-        .n_rows = (uint32_t)s->rows,
-        .n_experts = (uint32_t)s->n_experts,
-        .of_row = (uint32_t)s->of_row,
-        .norm = s->norm,
-        .gate_up = up,
-        .down = down,
-        .x = check_device(c, raw, n * 2),
-        .switches = s->shared ? check_device(c, switches, s->rows * 4) : NULL,
-        .out = check_device(c, got, n * 4),
-        .picked = check_device(c, NULL, entries * s->hidden * 2),
-        .wide = check_device(c, NULL, entries * 2 * s->ffn * 2),
-        .act = check_device(c, NULL, entries * s->ffn * 2),
-        .part = check_device(c, NULL, entries * s->hidden * 4),
-        .words = check_device(c, NULL, gpu_expert_words(s->rows, s->of_row, s->n_experts) * 4),
-        .scratch = check_device(c, NULL, gpu_product_scratch(&up))};
+    gpu_experts e = {.logits = check_device(c, logits, s->rows * s->n_experts * 4),
+                     .n_rows = (uint32_t)s->rows,
+                     .n_experts = (uint32_t)s->n_experts,
+                     .of_row = (uint32_t)s->of_row,
+                     .norm = s->norm,
+                     .gate_up = up,
+                     .down = down,
+                     .x = check_device(c, raw, n * 2),
+                     .switches = s->shared ? check_device(c, switches, s->rows * 4) : NULL,
+                     .out = check_device(c, got, n * 4),
+                     .picked = check_output(c, entries * s->hidden * 2),
+                     .wide = check_output(c, entries * 2 * s->ffn * 2),
+                     .act = check_output(c, entries * s->ffn * 2),
+                     .part = check_output(c, entries * s->hidden * 4),
+                     .words =
+                         check_output(c, gpu_expert_words(s->rows, s->of_row, s->n_experts) * 4),
+                     .scratch = check_output(c, gpu_product_scratch(&up))};
     check_ok(c, c->api->experts(c->g, &e));
     check_fetch(c, got, e.out, n * 4);
     char name[96];

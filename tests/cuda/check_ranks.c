@@ -69,7 +69,8 @@ static void *rank_main(void *arg)
     const gpu_api *api = w->c->api;
     gpu *g = w->gpus[a->rank];
     size_t bytes = w->values * sizeof(float);
-    void *stop, *out_host = malloc(bytes);
+    void *stop, *out_host = malloc(bytes), *poison = malloc(bytes);
+    memset(poison, 0xff, bytes); /* NaN */
     w->n_trouble += api->alloc_host(g, sizeof(uint32_t), &stop) != GPU_OK;
     memset(stop, 0, sizeof(uint32_t));
     uint8_t *memory = alloc_here(w, g, NULL,
@@ -83,7 +84,7 @@ static void *rank_main(void *arg)
                   .eps = 1e-5f,
                   .m = w->s->m,
                   .d = w->s->d,
-                  .out = alloc_here(w, g, NULL, bytes),
+                  .out = alloc_here(w, g, poison, bytes),
                   .type = w->s->type};
     meet(w, a->rank, memory, &s.meeting);
     s.meeting.stop = stop;
@@ -100,7 +101,7 @@ static void *rank_main(void *arg)
     void *const device[] = {memory, delta, x, s.out, (void *)(uintptr_t)s.weight};
     for (size_t i = 0; i < sizeof device / sizeof *device; i++) api->release(g, device[i]);
     api->release_host(g, stop);
-    free(out_host);
+    free(out_host), free(poison);
     return NULL;
 }
 

@@ -418,12 +418,12 @@ static void run_gpu(check *c, world *w, const plan *plans, uint32_t n, gpu_spars
     check_ok(c, c->api->copy_in(c->g, w->d_qkv, w->qkv, n * w->width * sizeof *w->qkv));
     arrays d = {.rows = check_device(c, rows, n * sizeof *rows),
                 .reads = check_device(c, reads, n),
-                .folded = check_device(c, NULL, (size_t)n * KV_HEADS * 2 * w->s->dim * 4),
-                .scores = check_device(c, NULL, scores * 4 + 4),
-                .unmade = check_device(c, NULL, scores * sizeof(gpu_unmade) + 8),
-                .blocks = check_device(c, NULL, blocks * 4),
-                .pages = check_device(c, NULL, (size_t)n * KV_HEADS * w->pages_of_seq * 4),
-                .lengths = check_device(c, NULL, (size_t)n * KV_HEADS * 4)};
+                .folded = check_output(c, (size_t)n * KV_HEADS * 2 * w->s->dim * 4),
+                .scores = check_output(c, scores * 4 + 4),
+                .unmade = check_output(c, scores * sizeof(gpu_unmade) + 8),
+                .blocks = check_output(c, blocks * 4),
+                .pages = check_output(c, (size_t)n * KV_HEADS * w->pages_of_seq * 4),
+                .lengths = check_output(c, (size_t)n * KV_HEADS * 4)};
     job.rows = d.rows, job.reads = d.reads, job.folded = d.folded, job.scores = d.scores;
     job.unmade = d.unmade, job.blocks = d.blocks, job.pages_of = d.pages,
     job.lengths_of = d.lengths;
@@ -598,11 +598,11 @@ static void check_observed(check *c, uint32_t n_prompt, uint32_t size, uint32_t 
         .first = e.first,
         .end = e.end,
         .n_left = spec.preselect_blocks,
-        .left_out = check_device(c, NULL, (size_t)2 * lists * words * 4),
+        .left_out = check_output(c, (size_t)2 * lists * words * 4),
         .n_chosen = spec.representative_num,
-        .chosen = check_device(c, NULL, (size_t)2 * KV_HEADS * n * of_block * 4),
-        .pooled = check_device(c, NULL, (size_t)KV_HEADS * n * 4),
-        .keys = check_device(c, NULL, (size_t)KV_HEADS * n_prompt * 4),
+        .chosen = check_output(c, (size_t)2 * KV_HEADS * n * of_block * 4),
+        .pooled = check_output(c, (size_t)KV_HEADS * n * 4),
+        .keys = check_output(c, (size_t)KV_HEADS * n_prompt * 4),
     };
     check_ok(c, c->api->observe(c->g, &o));
     check_fetch(c, left_out, o.left_out, (size_t)2 * lists * words * 4);

@@ -22,7 +22,7 @@ static void check_norm(check *c, size_t m, size_t d, gpu_type type, bool adds)
     float *x = check_memory(m * d, 4), *delta = check_memory(m * d, 4), *w = check_memory(d, 4);
     float *due = check_memory(m * d, 4), *got = check_memory(m * d, 4);
     void *raw = check_memory(m * d, 4), *dx = floats(c, x, m * d), *dd = floats(c, delta, m * d);
-    void *dw = floats(c, w, d), *out = check_device(c, NULL, m * d * 4);
+    void *dw = floats(c, w, d), *out = check_output(c, m * d * 4);
     check_ok(c, c->api->norm(c->g, dx, adds ? dd : NULL, dw, 1e-5f, m, d, out, type));
     check_fetch(c, raw, out, m * d * bytes_of(type));
     check_widen(raw, m * d, type, got);
@@ -49,7 +49,7 @@ static void check_gate(check *c, size_t m, size_t d, gpu_type type, bool gelu)
     check_fill(c, x, n);
     check_narrow(x, n, type, raw);
     check_widen(raw, n, type, x);
-    void *dx = check_device(c, raw, n * bytes_of(type)), *out = check_device(c, NULL, m * d * 4);
+    void *dx = check_device(c, raw, n * bytes_of(type)), *out = check_output(c, m * d * 4);
     check_ok(c, c->api->gate(c->g, dx, m, d, gelu, out, type));
     check_fetch(c, raw, out, m * d * bytes_of(type));
     check_widen(raw, m * d, type, got);
@@ -77,7 +77,7 @@ static void check_angles(check *c, size_t n, uint32_t dim)
         }
     }
     void *df = check_device(c, freq, dim / 2 * 4), *da = check_device(c, at, n * 4);
-    float *out = check_device(c, NULL, n * dim * 4);
+    float *out = check_output(c, n * dim * 4);
     check_ok(c, c->api->angles(c->g, df, da, n, dim, 1.25f, out));
     check_fetch(c, got, out, n * dim * 4);
     check_row(c, "angles up to position 131071", due, got, n * dim, 1e-12);
@@ -100,7 +100,7 @@ static void check_argmax(check *c, size_t m, size_t n)
         if (r % 4 == 3) row[0] = NAN, row[n - 1] = 10.0f;
         due[r] = (float)logits_argmax(row, n);
     }
-    void *dx = check_device(c, x, m * n * 4), *out = check_device(c, NULL, m * 4);
+    void *dx = check_device(c, x, m * n * 4), *out = check_output(c, m * 4);
     check_ok(c, c->api->argmax(c->g, dx, m, n, out));
     check_fetch(c, indices, out, m * 4);
     for (size_t r = 0; r < m; r++) got[r] = (float)indices[r];

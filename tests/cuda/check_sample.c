@@ -74,11 +74,11 @@ static void check_parts(check *c, const char *name, const gpu_sampling *job, con
 {
     enum { RANKS = 3 };
     uint32_t n = job->n, vocab = job->n_vocab, slice = (vocab + 1) / 2 + 3;
-    gpu_part *all = check_device(c, NULL, RANKS * n * sizeof *all);
+    gpu_part *all = check_output(c, RANKS * n * sizeof *all);
     float *part = check_memory((size_t)n * slice, sizeof *part);
-    float *parts = check_device(c, NULL, (size_t)RANKS * n * slice * sizeof *parts);
-    float *scratch = check_device(c, NULL, (size_t)n * slice * sizeof *scratch);
-    float *joined = check_device(c, NULL, (size_t)n * vocab * sizeof *joined);
+    float *parts = check_output(c, (size_t)RANKS * n * slice * sizeof *parts);
+    float *scratch = check_output(c, (size_t)n * slice * sizeof *scratch);
+    float *joined = check_output(c, (size_t)n * vocab * sizeof *joined);
     float *got = check_memory((size_t)n * vocab, sizeof *got);
     gpu_drawn *drawn = check_memory(n, sizeof *drawn);
     for (uint32_t r = 0; r < RANKS; r++) {
@@ -170,8 +170,8 @@ static void check_asked(check *c, const asked *a, uint32_t vocab, uint32_t n)
                         .draws = check_device(c, mine, n * sizeof *mine),
                         .edits = check_device(c, edits, sizeof edits),
                         .before = {check_device(c, before, sizeof before), 3},
-                        .scratch = check_device(c, NULL, (size_t)n * vocab * 4),
-                        .out = check_device(c, NULL, n * sizeof *got)};
+                        .scratch = check_output(c, (size_t)n * vocab * 4),
+                        .out = check_output(c, n * sizeof *got)};
     check_ok(c, c->api->sample(c->g, &job));
     check_fetch(c, got, job.out, n * sizeof *got);
     check_drawn(c, a->name, due, got, n);

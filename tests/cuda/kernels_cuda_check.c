@@ -1,6 +1,7 @@
 /* Every GPU kernel against the CPU's reference, over seeded shapes: kernels_cuda_check PLUGIN
- * [--small] [rows|products|pages|sample|retrieve]. Prints a row for each, PASS or FAIL; the exit
- * status is 0 when all pass. A lost device ends the process, so run one group to find the cause.
+ * [--small] [rows|products|pages|sample|retrieve|ranks]. Prints a row for each, PASS or FAIL; the
+ * exit status is 0 when all pass. A lost device ends the process, so run one group to find the
+ * cause.
  * Built with OCTAVO_SIMT it needs neither plugin nor GPU (tests/simt/), and its shapes are small
  * unless OCTAVO_SOAK is set. */
 #include "tests/cuda/check.h"
@@ -41,6 +42,15 @@ void *check_device(check *c, const void *host, size_t bytes)
         check_ok(c, c->api->copy_in(c->g, device, host, bytes));
         check_ok(c, c->api->wait(c->g));
     }
+    return device;
+}
+
+void *check_output(check *c, size_t bytes)
+{
+    unsigned char *poison = check_memory(bytes, 1);
+    memset(poison, 0xff, bytes); /* NaN in every float type; the largest of integers */
+    void *device = check_device(c, poison, bytes);
+    free(poison);
     return device;
 }
 
