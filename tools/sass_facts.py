@@ -6,13 +6,15 @@ loops are 16 bytes wide, and how many bytes are on their way; and whether large 
 cublasLt's. Exits with 1 and names each kernel of
 which a fact got worse, and with 77 where cuobjdump and nvdisasm are missing or the table is another
 compiler's.
-usage: sass_facts.py [--table | --write] [--nvcc PATH] PLUGIN_OR_OBJECT...
+usage: sass_facts.py [--table | --write] [--nvcc PATH] [--cache FOLDER] PLUGIN_OR_OBJECT...
   --table  prints all that was read instead, registers and shared memory too
   --write  writes the table, after a change whose figures are wanted
+  --cache  keeps what was read of each file's code, since the disassembler takes a minute for all
 A table that was written by another version of nvcc says little: it is not compared then."""
 
 import argparse
 import glob
+import hashlib
 import importlib.util
 import os
 import pathlib
@@ -20,6 +22,8 @@ import re
 import shutil
 import subprocess
 import sys
+import tempfile
+import time
 from concurrent.futures import ThreadPoolExecutor
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent
@@ -72,8 +76,8 @@ def find_tool(name, nvcc):
     return found
 
 
-def run(command):
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
+def run(command, folder=None):
+    done = subprocess.run(command, capture_output=True, text=True, check=False, cwd=folder)
     if done.returncode != 0:
         fail(f"{' '.join(command[:2])}: {done.stderr.strip()[:400]}")
     return done.stdout
@@ -149,6 +153,7 @@ class Stage:
 # ---- machine code --------------------------------------------------------------------------------
 
 INSTRUCTION = re.compile(r"^\s+/\*([0-9a-f]{4,})\*/\s+(?:@!?U?P\w+ )?\s*([A-Z][A-Z0-9_.]*)([^;]*);")
+COUNTED = re.compile("Function :|STL|LDL|LDG|MMA|BRA")
 WIDTHS = {"128": 16, "64": 8, "U16": 2, "S16": 2, "U8": 1, "S8": 1}
 
 
@@ -195,22 +200,50 @@ class Code:
         return best
 
 
-def read_code(cuobjdump, path, arch):
-    """mangled name -> [Code] of an architecture's code; a name can be in several files."""
+def unpack(cuobjdump, path, folder):
+    """[(arch, file)]: the machine code in a plugin or object, in its order."""
+    run([cuobjdump, "-xelf", "all", os.path.abspath(path)], folder)
+    found = {}
+    for name in os.listdir(folder):
+        if parts := re.search(r"\.(\d+)\.(sm_\w+)\.cubin$", name):
+            found[int(parts[1])] = (parts[2], pathlib.Path(folder, name))
+    return [found[number] for number in sorted(found)]
+
+
+def disassemble(cuobjdump, code, cache):
+    """The lines of a file's disassembly that class Code counts, from the cache where it has them."""
+    digest = hashlib.sha256(pathlib.Path(cuobjdump).read_bytes() + code.read_bytes())
+    kept = pathlib.Path(cache, digest.hexdigest()) if cache else None
+    if kept and kept.exists():
+        kept.touch()
+        return kept.read_text(encoding="utf-8").splitlines()
+    lines = [line for line in run([cuobjdump, "-sass", str(code)]).splitlines() if COUNTED.search(line)]
+    if kept:
+        kept.parent.mkdir(parents=True, exist_ok=True)
+        new = kept.with_name(f"{kept.name}.{os.getpid()}")
+        new.write_text("\n".join(lines), encoding="utf-8")
+        new.replace(kept)
+    return lines
+
+
+def read_code(lines):
+    """mangled name -> [Code]; a name can be in several files."""
     found, code = {}, None
-    command = [cuobjdump, "-sass", "-arch", arch, path]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as dump:
-        for line in dump.stdout:
-            instruction = INSTRUCTION.match(line)
-            if instruction and code:
-                code.take(int(instruction[1], 16), instruction[2], instruction[3])
-            elif "Function :" in line:
-                code = Code()
-                found.setdefault(line.split(":")[1].strip(), []).append(code)
-        errors = dump.stderr.read()
-    if dump.returncode != 0:
-        fail(f"cuobjdump -sass {path}: {errors.strip()[:400]}")
+    for line in lines:
+        instruction = INSTRUCTION.match(line)
+        if instruction and code:
+            code.take(int(instruction[1], 16), instruction[2], instruction[3])
+        elif "Function :" in line:
+            code = Code()
+            found.setdefault(line.split(":")[1].strip(), []).append(code)
     return found
+
+
+def forget_old(cache):
+    """Drops what no run has used for a week."""
+    for kept in pathlib.Path(cache).glob("*"):
+        if time.time() - kept.stat().st_mtime > 7 * 24 * 3600:
+            kept.unlink(missing_ok=True)
 
 
 def read_usage(cuobjdump, path):
@@ -303,17 +336,27 @@ def worst(found):
     return first
 
 
-def read_facts(cuobjdump, paths):
+def read_codes(cuobjdump, path, cache):
+    """arch -> mangled name -> [Code], as read_usage has them."""
+    codes = {}
+    with tempfile.TemporaryDirectory() as folder, ThreadPoolExecutor(os.cpu_count()) as pool:
+        jobs = unpack(cuobjdump, path, folder)
+        texts = pool.map(lambda job: disassemble(cuobjdump, job[1], cache), jobs)
+        for (arch, _), lines in zip(jobs, texts):
+            for name, several in read_code(lines).items():
+                codes.setdefault(arch, {}).setdefault(name, []).extend(several)
+    return codes
+
+
+def read_facts(cuobjdump, paths, cache=None):
     """[Facts], the hot ones first in the order of HOT, of each architecture."""
     known, threads = read_source()
     usages = {path: read_usage(cuobjdump, path) for path in paths}
-    jobs = [(path, arch) for path in paths for arch in sorted(usages[path])]
-    with ThreadPoolExecutor(os.cpu_count()) as pool:
-        codes = list(pool.map(lambda job: read_code(cuobjdump, *job), jobs))
-    plain = plain_names({name for code in codes for name in code})
+    codes = {path: read_codes(cuobjdump, path, cache) for path in paths}
+    plain = plain_names({name for path in paths for code in codes[path].values() for name in code})
     found = {}
-    for (path, arch), code in zip(jobs, codes):
-        for name, several in code.items():
+    for path, arch in ((path, arch) for path in paths for arch in sorted(usages[path])):
+        for name, several in codes[path].get(arch, {}).items():
             usage = usages[path][arch].get(name, [])
             if len(usage) != len(several):
                 fail(f"{path}: {name}: code of {len(several)} and registers of {len(usage)}")
@@ -417,6 +460,7 @@ def main():
     parser = argparse.ArgumentParser(usage=__doc__[__doc__.index("sass_facts.py"):])
     parser.add_argument("--table", action="store_true")
     parser.add_argument("--write", action="store_true")
+    parser.add_argument("--cache")
     parser.add_argument("--nvcc", default=shutil.which("nvcc"))
     parser.add_argument("files", nargs="+")
     a = parser.parse_args()
@@ -425,7 +469,9 @@ def main():
         print("SKIPPED: no cuobjdump and nvdisasm (tools/make_client_venv.sh cuda installs them)")
         sys.exit(SKIPPED)
     os.environ["PATH"] += os.pathsep + os.path.dirname(nvdisasm)  # cuobjdump starts it
-    facts = read_facts(cuobjdump, a.files)
+    facts = read_facts(cuobjdump, a.files, a.cache)
+    if a.cache:
+        forget_old(a.cache)
     nvcc = compiler_of(a.nvcc)
     if a.table:
         print_table(facts)

@@ -83,7 +83,11 @@ class SassFacts(unittest.TestCase):
         usage = head + [line for k in self.kernels.values() for line in k.usage()]
         (self.at / "sass").write_text("\n".join(sass), encoding="utf-8")
         (self.at / "usage").write_text("\n".join(usage), encoding="utf-8")
-        self.write_tool("cuobjdump", f'[ "$1" = -sass ] && cat {self.at}/sass || cat {self.at}/usage')
+        self.write_tool("cuobjdump", f'''case $1 in
+-xelf) cp {self.at}/sass plugin.1.sm_90.cubin ;;
+-sass) echo >>{self.at}/read && cat "$2" ;;
+*) cat {self.at}/usage ;;
+esac''')
         arguments = ["sass_facts.py", *flags, "--nvcc", str(self.at / "nvcc"), str(self.plugin)]
         path = {"PATH": f"{self.at}{os.pathsep}{os.environ['PATH']}"}
         out, status = io.StringIO(), 0
@@ -171,6 +175,26 @@ class SassFacts(unittest.TestCase):
         self.expect("sm_90 draw_kernel: in table.txt, but not in the code")
         self.kernels["new"] = Kernel(FEW.replace("Li1E", "Li4E"), FEW_CODE, 110, 8192)
         self.expect("few_kernel<plain_tile<bf16>,2,4>: not in table.txt")
+
+    def test_cache(self):
+        cache = self.at / "cache"
+        (self.at / "read").unlink()
+        for _ in range(2):
+            status, out = self.main("--cache", str(cache))
+            self.assertEqual(status, 0, out)
+        self.assertEqual(len((self.at / "read").read_text(encoding="utf-8")), 1)
+        self.kernels[DRAW].code = ["STL.64 [R1], R2", *self.kernels[DRAW].code]
+        for _ in range(2):
+            status, out = self.main("--cache", str(cache))
+            self.assertEqual(status, 1, out)
+            self.assertIn("sm_90 draw_kernel: 8 bytes of local memory, not 0", out)
+        self.assertEqual(len((self.at / "read").read_text(encoding="utf-8")), 2)
+        old = cache / "old"
+        old.touch()
+        os.utime(old, (0, 0))
+        self.main("--cache", str(cache))
+        self.assertFalse(old.exists())
+        self.assertEqual(len(list(cache.iterdir())), 2)
 
     def test_better(self):
         self.kernels[FEW].registers = 80
