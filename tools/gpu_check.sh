@@ -176,10 +176,21 @@ counters() { # OCTAVO
 attention_kernel<.*([)]1|true)> 2
 attention_kernel<.*([)]0|false)> 2
 mass_kernel 2
+draw_kernel 2
 dequant_kernel 2 --dtype int8"
 }
 export -f counters
 export logs
+
+# Times decode attention with several lengths of the parts that blocks read, by one binary.
+sweep_parts() { # OCTAVO
+    local slots
+    for slots in 64 128 256 512 1024 2048; do
+        echo "part-slots $slots"
+        "$1" bench kernels --device cuda --rows 1 --part-slots "$slots" | grep '^decode attention'
+    done
+}
+export -f sweep_parts
 
 # ---- models: a folder with a config.json gives the shape; weights are random ---------------------
 
@@ -248,6 +259,7 @@ stage peer 150 python3 tools/gpu_peer.py "$logs/peer.json" "$octavo" bench engin
 stage bench_int8 40 "$octavo" bench kernels --device cuda --dtype int8 --kv-dtype int8
 stage bench_int4_fp8 40 "$octavo" bench kernels --device cuda --dtype int4 --kv-dtype fp8
 
+stage sweep_parts 40 bash -c 'sweep_parts "$1"' sweep_parts "$octavo"
 stage counters 60 bash -c 'counters "$1"' counters "$octavo"
 
 for tool in memcheck racecheck synccheck; do

@@ -10,6 +10,9 @@ import sys
 
 folder = sys.argv[1]
 CROWDS = ("64 x 4096", "8 x 32768")
+# What NVIDIA's data sheets promise: GB/s of memory, and TFLOP/s of dense bf16 products.
+SPECIFIED = (("H200", 4800, 989), ("H100 PCIe", 2000, 756), ("H100 NVL", 3900, 835), ("H100", 3350, 989),
+             ("A100-SXM4-80GB", 2039, 312), ("A100-SXM4-40GB", 1555, 312), ("A100", 1935, 312))
 GRAPHS = ("bench_engine", "bench_long", "demo", "wide")  # stages that decode on a single GPU
 
 
@@ -34,6 +37,27 @@ def kernel_line(name, log="bench_kernels.log"):
     """(us, share of the copy bandwidth) of a line of `octavo bench kernels`."""
     m = re.search(rf"^{re.escape(name)} +([\d.]+) us +[\d.]+ GB/s +([\d.]+) %", text(log), re.M)
     return (float(m[1]), float(m[2]) / 100) if m else None
+
+
+def limits():
+    """(measured, specified) limits of the device, each {"copies": GB/s, "products": TFLOP/s}; None where
+    they are not known."""
+    log = text("bench_kernels.log")
+    found = re.search(r"^limits: copy on the device ([\d.]+) GB/s, .* ([\d.]+) TFLOP/s$", log, re.M)
+    measured = found and {"copies": float(found[1]), "products": float(found[2])}
+    device = re.search(r"^(.*), \d+ multiprocessors, compute \d+$", log, re.M)
+    for name, memory, products in SPECIFIED:
+        if device and name in device[1]:
+            return measured, {"copies": memory, "products": products}
+    return measured, None
+
+
+def of_specified(share, what):
+    """Such as "; 61.0 % of the specification" for a share of what was measured."""
+    measured, specified = limits()
+    if share is None or not measured or not specified:
+        return ""
+    return f"; {100 * share * measured[what] / specified[what]:.1f} % of the specification"
 
 
 def bar(what, share, at_least=None, at_most=None, note=""):
@@ -82,21 +106,25 @@ def engine_share(key, name="engine.json", **wanted):
 
 
 def bars():
-    limits = re.search(r"^limits: .*$", text("bench_kernels.log"), re.M)
-    print(f"\n{limits[0] if limits else 'limits: not measured'}\n")
+    line = re.search(r"^limits: .*$", text("bench_kernels.log"), re.M)
+    _, specified = limits()
+    print(f"\n{line[0] if line else 'limits: not measured'}")
+    print("specified: {copies} GB/s, {products} TFLOP/s\n".format(**specified) if specified else "specified: unknown\n")
     kernels()
     graphs()
     for crowd in CROWDS:
         found = kernel_line(f"decode attention {crowd}, bf16")
-        bar(f"decode attention {crowd}, of copies", found and found[1], at_least=0.85)
+        share = found and found[1]
+        bar(f"decode attention {crowd}, of copies", share, at_least=0.85, note=of_specified(share, "copies"))
     for batch in (1, 32, 256):
-        bar(f"8B decode, batch {batch}, of the bandwidth",
-            engine_share("read_share", what="decode", batch=batch), at_least=0.80)
+        share = engine_share("read_share", what="decode", batch=batch)
+        bar(f"8B decode, batch {batch}, of the bandwidth", share, at_least=0.80, note=of_specified(share, "copies"))
     for batch in (1, 8):
-        bar(f"8B decode, batch {batch} at 32768, of the bandwidth",
-            engine_share("read_share", "engine_long.json", what="decode", batch=batch), at_least=0.80)
-    bar("8B prefill of 8 x 2048, of the product rate",
-        engine_share("fma_share", what="prefill", batch=8), at_least=0.60)
+        share = engine_share("read_share", "engine_long.json", what="decode", batch=batch)
+        bar(f"8B decode, batch {batch} at 32768, of the bandwidth", share, at_least=0.80,
+            note=of_specified(share, "copies"))
+    share = engine_share("fma_share", what="prefill", batch=8)
+    bar("8B prefill of 8 x 2048, of the product rate", share, at_least=0.60, note=of_specified(share, "products"))
     for r in rows("retention.json", what="cost"):
         spread = f" ({100 * r['extra_ms_low'] / r['prefill_ms']:.2f} to " \
                  f"{100 * r['extra_ms_high'] / r['prefill_ms']:.2f})"
@@ -131,6 +159,21 @@ def side_by_side():
             print(f"{log[6:-4]}: {line.strip()}")
 
 
+def sweep():
+    """Decode attention's time by the slots that a block reads."""
+    found, slots = {}, None
+    for line in text("sweep_parts.log").splitlines():
+        if line.startswith("part-slots "):
+            slots = line.split()[1]
+        elif m := re.match(r"decode attention (\d+ x \d+), bf16 +([\d.]+) us", line):
+            found.setdefault(m[1], []).append(f"{slots}: {m[2]}")
+    print("\ndecode attention by slots of a part, us")
+    for crowd, times in found.items():
+        print(f"{crowd:<34} {'; '.join(times)}")
+    if not found:
+        print("not measured")
+
+
 def counters():
     """A line for each kernel of which ncu read counters: the shares and the longest wait."""
     log = text("counters.log").splitlines()
@@ -156,4 +199,5 @@ def counters():
 
 bars()
 side_by_side()
+sweep()
 counters()

@@ -13,9 +13,10 @@ typedef struct bench_gpu {
     const gpu_api *api;
     gpu *g;
     gpu_facts facts;
-    gpu_status state; // the first failure
-    size_t cold;      // bytes that no cache holds
-    uint32_t divide;  // matrix sides are divided by it; 1 unless emulated
+    gpu_status state;    // the first failure
+    size_t cold;         // bytes that no cache holds
+    uint32_t divide;     // matrix sides are divided by it; 1 unless emulated
+    uint32_t part_slots; // of a decode tile of attention; 0: what the backend takes
     rng random;
     double copy_gb_s, product_tflop_s; // set by bench_gpu_limits
     size_t side;                       // rows and columns of the large product's matrices
@@ -36,7 +37,8 @@ typedef struct bench_gpu_kernels_options {
     gpu_type type; // of the operands
     uint8_t bits;  // of the weights: 8, 4, or 0 for `type`
     gpu_kv_format kv;
-    size_t most_rows; // the largest number of rows in a product
+    size_t most_rows;    // the largest number of rows in a product
+    uint32_t part_slots; // slots that a block of decode attention reads, or 0 for the usual number
 } bench_gpu_kernels_options;
 status bench_gpu_kernels(bench_gpu *b, const bench_gpu_kernels_options *o, error *err);
 

@@ -133,7 +133,9 @@ static uint32_t *shuffled(bench_gpu *b, size_t n)
 static void place_tiles(bench_gpu *b, const crowd *c, gpu_attention *a)
 {
     uint32_t packed = c->rows * Q_HEADS, n = 0;
-    uint32_t part = gpu_part_slots((uint64_t)c->n * c->slots, c->slots, KV_HEADS, b->facts.n_sms);
+    uint32_t part = b->part_slots ? b->part_slots
+                                  : gpu_part_slots((uint64_t)c->n * c->slots, c->slots, KV_HEADS,
+                                                   b->facts.n_sms);
     uint32_t parts = (c->slots + part - 1) / part;
     uint32_t blocks = (packed + GPU_PREFILL_ROWS - 1) / GPU_PREFILL_ROWS;
     bool decode = packed <= GPU_DECODE_ROWS;
@@ -288,6 +290,11 @@ typedef struct rowing {
     void *x, *delta, *weight, *out;
 } rowing;
 
+typedef struct drawing {
+    bench_gpu *b;
+    gpu_sampling s;
+} drawing;
+
 static void norm_once(void *ctx, size_t i)
 {
     (void)i;
@@ -306,6 +313,49 @@ static void argmax_once(void *ctx, size_t i)
     (void)i;
     const rowing *k = ctx;
     bench_gpu_note(k->b, k->b->api->argmax(k->b->g, k->x, k->m, VOCAB, k->out));
+}
+
+static void draw_once(void *ctx, size_t i)
+{
+    (void)i;
+    const drawing *k = ctx;
+    bench_gpu_note(k->b, k->b->api->sample(k->b->g, &k->s));
+}
+
+/* Rows of logits that are normally distributed, each with a draw of the usual limits. */
+static void bench_draws(bench_gpu *b, uint32_t n)
+{
+    float *logits = malloc((size_t)n * VOCAB * sizeof *logits);
+    gpu_draw draws[LOGIT_ROWS];
+    if (!logits) {
+        bench_gpu_note(b, GPU_NO_MEMORY);
+        return;
+    }
+    for (size_t i = 0; i < (size_t)n * VOCAB; i++) logits[i] = 3.0f * rng_normal(&b->random);
+    for (uint32_t i = 0; i < n; i++)
+        draws[i] = (gpu_draw){.key = i,
+                              .row = i,
+                              .given = GPU_NO_TOKEN,
+                              .top_k = 50,
+                              .temperature = 0.8f,
+                              .top_p = 0.9f,
+                              .log_min_p = -INFINITY,
+                              .repetition = 1.0f,
+                              .n_logprobs = -1};
+    drawing k = {b,
+                 {.logits = bench_gpu_send(b, logits, (size_t)n * VOCAB * sizeof *logits),
+                  .n_vocab = VOCAB,
+                  .stride = VOCAB,
+                  .n = n,
+                  .draws = bench_gpu_send(b, draws, n * sizeof *draws),
+                  .scratch = bench_gpu_alloc(b, (size_t)n * VOCAB * sizeof(float), false),
+                  .out = bench_gpu_alloc(b, n * sizeof(gpu_drawn), false)}};
+    put_line(b, "draw by top-k and top-p of 128256 logits", bench_gpu_time(b, draw_once, &k, 20),
+             (double)n * VOCAB * 4.0, 0.0);
+    void *const device[] = {(void *)(uintptr_t)k.s.logits, (void *)(uintptr_t)k.s.draws,
+                            k.s.scratch, k.s.out};
+    bench_gpu_release(b, device, sizeof device / sizeof *device);
+    free(logits);
 }
 
 static void bench_rows(bench_gpu *b)
@@ -328,11 +378,13 @@ static void bench_rows(bench_gpu *b)
              (double)logits * VOCAB * 4.0, 0.0);
     void *const device[] = {k.x, k.delta, k.weight, k.out};
     bench_gpu_release(b, device, sizeof device / sizeof *device);
+    bench_draws(b, (uint32_t)logits);
 }
 
 status bench_gpu_kernels(bench_gpu *b, const bench_gpu_kernels_options *o, error *err)
 {
     static const char *const types[GPU_TYPES] = {"f32", "bf16", "f16"};
+    b->part_slots = o->part_slots;
     RETURN_IF_ERROR(bench_gpu_limits(b, o->type, err));
     printf("%s, %u multiprocessors, compute %u\n", b->facts.name, b->facts.n_sms, b->facts.compute);
     printf("limits: copy on the device %.0f GB/s, %s product of %zu by the library %.1f TFLOP/s\n",

@@ -23,7 +23,7 @@ enum {
 static const char name[] = "octavo bench kernels";
 
 typedef struct kernels_flags {
-    uint32_t threads, rows;
+    uint32_t threads, rows, part_slots;
     const char *dtype, *kv_dtype, *isa, *precision, *device;
 } kernels_flags;
 
@@ -38,6 +38,10 @@ static const arg_flag flags_table[] = {
             "threads (default: all allowed cores)", .min = 1, .max = 1024, .also = "-t"),
     ARG_ROW("rows", "N", ARG_COUNT, kernels_flags, rows,
             "most rows of a matrix product (default: 512; a GPU's 16384)", .min = 1, .max = 16384),
+    ARG_ROW("part-slots", "N", ARG_COUNT, kernels_flags, part_slots,
+            "slots of a table that a block of a GPU's decode attention reads, a multiple of 64 "
+            "(default: what serving takes)",
+            .min = 64, .max = 1 << 20),
     ARG_ROW("dtype", "TYPE", ARG_OPTION, kernels_flags, dtype, "type of weights", .initial = "bf16",
             .options = dtypes),
     ARG_ROW(
@@ -294,7 +298,8 @@ static status read_gpu_types(const kernels_flags *f, bench_gpu_kernels_options *
     *out = (bench_gpu_kernels_options){.type = types[type],
                                        .bits = named_quant(f->dtype).bits,
                                        .kv = (gpu_kv_format)kv,
-                                       .most_rows = f->rows ? f->rows : ROWS_OF_GPU};
+                                       .most_rows = f->rows ? f->rows : ROWS_OF_GPU,
+                                       .part_slots = f->part_slots};
     return STATUS_IS_OK;
 }
 
@@ -315,7 +320,10 @@ static int run_on_gpu(const kernels_flags *f, uint32_t ordinal)
 static int run_on(const kernels_flags *f)
 {
     uint32_t ordinal;
+    if (f->part_slots % GPU_KV_STEP != 0)
+        return cli_complain(name, CLI_USAGE, "--part-slots: it is no multiple of 64");
     if (device_is_cuda(f->device, &ordinal)) return run_on_gpu(f, ordinal);
+    if (f->part_slots) return cli_complain(name, CLI_USAGE, "--part-slots: it needs --device cuda");
     if (strcmp(f->device, "cpu") == 0) return run_on_cpu(f);
     return cli_complain(name, CLI_USAGE, "--device: it is none of cpu, cuda and cuda:N");
 }

@@ -172,8 +172,11 @@ def benches():
     """Shapes are a 64th where a device has few multiprocessors."""
     lines = octavo_with_device("bench", "kernels", "--device", "cuda", "--dtype", "int8", "--kv-dtype", "fp8", "--rows",
                                "8").stdout
-    for word in ("limits: copy", "decode attention 1 x 64, fp8", "mass by page", "by 8 rows, int8", "largest of"):
+    for word in ("limits: copy", "decode attention 1 x 64, fp8", "mass by page", "by 8 rows, int8", "largest of",
+                 "draw by top-k and top-p"):
         assert word in lines, f"no '{word}' in: {lines}"
+    lines = octavo_with_device("bench", "kernels", "--device", "cuda", "--rows", "1", "--part-slots", "64").stdout
+    assert "decode attention 1 x 512, bf16" in lines, lines
     model = ["--model", "models/demo", "--device", "cuda", "--max-batch", "2", "--prefill-chunk", "16", "--rounds", "1",
              "--json", *SMALL]
     rows = json.loads(octavo_with_device("bench", "engine", *model, "--batch", "2", "--context", "16", "--prefill", "32",
@@ -201,6 +204,7 @@ def main():
     refused(run("--device", "cpu", "--kv-dtype", "fp8", *prompt("x"), driver=True), "--kv-dtype", "fp8")
     kernels = [here, "bench", "kernels", "--device"]
     for flags, word in ((["gpu"], "--device"), (["cuda:7"], "ordinal"), (["cuda", "--kv-dtype", "f32"], "--kv-dtype"),
+                        (["cpu", "--part-slots", "64"], "--part-slots"), (["cuda", "--part-slots", "65"], "--part-slots"),
                         (["cpu", "--kv-dtype", "fp8"], "--kv-dtype")):
         refused(subprocess.run([*kernels, *flags], env=dict(os.environ, LD_LIBRARY_PATH=home), capture_output=True,
                                text=True, timeout=300), word)
