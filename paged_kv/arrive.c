@@ -217,3 +217,13 @@ void seq_stop_arriving(pkv *p, pkv_seq *s)
     }
     end_arrive(p, s);
 }
+
+void seq_discard_coming(pkv *p, pkv_seq *s)
+{
+    pkv_arriving x = s->arriving;
+    if (x.number == 0) return;
+    promise(p, &s->arriving, UINT32_MAX);
+    s->arriving = (pkv_arriving){0};
+    p->swaps[x.number].seq.to = 0;
+    record_discard_rest(p, x.number, x.table, x.rows);
+}

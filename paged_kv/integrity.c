@@ -117,7 +117,8 @@ static const char *check_table(const pkv *p, const pkv_seq *s, uint32_t table, b
     REQUIRE(t->kept <= seen, "a table keeps more tokens than it has taken");
     REQUIRE(t->slot_pages <= t->n_pages, "a table has positions of pages that it has not");
     REQUIRE((uint64_t)t->slot_pages * size <= t->slots_cap, "a table's positions overflow");
-    REQUIRE(s->dropped || s->arriving.number || t->kept == seen, "a whole sequence lacks tokens");
+    REQUIRE(s->dropped || s->arriving.number || s->leaving.on || t->kept == seen,
+            "a whole sequence lacks tokens");
     REQUIRE(s->dropped || t->slot_pages == 0, "a whole sequence has compacted pages");
     for (uint32_t i = 0; i < t->n_pages; i++) {
         holder now = {.table = table,
@@ -150,7 +151,7 @@ static const char *check_seq(const pkv *p, const pkv_seq *s, bool parked, holder
         held += s->tables[g].n_pages * cells_of(p, s);
     }
     REQUIRE(held == s->held, "a sequence miscounts its pages");
-    REQUIRE(s->arriving.number || keeps_evenly(p, s),
+    REQUIRE(s->arriving.number || s->leaving.on || keeps_evenly(p, s),
             "tables of a contiguous sequence keep unequally many");
     REQUIRE(s->dropped || !s->contiguous, "a whole sequence is contiguous");
     REQUIRE(s->published <= s->length / p->geometry.page_tokens, "a sequence published too much");
@@ -362,7 +363,7 @@ static const char *check_pages(const pkv *p, const holder *holders)
 }
 
 /* Checks the host pages of a swapped sequence, and counts their cells. While a sequence leaves to
- * it, it has those that have left. */
+ * it, or it is moved there itself, it has those that have left. */
 static const char *check_swapped(const pkv *p, const pkv_swap *record, uint8_t *seen,
                                  uint32_t *held)
 {
@@ -370,6 +371,7 @@ static const char *check_swapped(const pkv *p, const pkv_swap *record, uint8_t *
     REQUIRE(!from || (from->open && from->leaving.on && &p->swaps[from->leaving.number] == record),
             "a record is filled by no sequence");
     uint32_t own = 0;
+    bool moves = record_moves(record), leaves = s->leaving.on;
     for (uint32_t g = 0; g < s->groups; g++) {
         const pkv_table *t = from ? &from->tables[g] : &s->tables[g];
         REQUIRE(t->n_pages == pages_for(p, t->kept) && t->n_pages <= s->row &&
@@ -378,14 +380,34 @@ static const char *check_swapped(const pkv *p, const pkv_swap *record, uint8_t *
         for (uint32_t k = 0; k < t->n_pages; k++) {
             if (from && !is_left(p, from, g, k)) continue;
             if (s->to && has_come(p, &p->seqs[s->to - 1], g, k)) continue;
+            if (leaves && is_left(p, s, g, k) != moves) continue;
             uint32_t node = node_of(&p->host, s->grain, seq_pages(s, g)[k]);
             REQUIRE(is_set(&p->host, node) && p->host.nodes[node].refs == 1 && !seen[node]++,
                     "a swapped table holds a host page that is not its own");
             own += cells_in(&p->host, s->grain);
         }
     }
-    REQUIRE(from || s->to || (own == s->held && own > 0), "a swapped sequence miscounts its pages");
+    REQUIRE(from || s->to || leaves || (own == s->held && own > 0),
+            "a swapped sequence miscounts its pages");
     *held += own;
+    return NULL;
+}
+
+/* Checks the list of records that are discarded in portions. */
+static const char *check_discards(const pkv *p)
+{
+    uint32_t n = 0, n_host = 0, n_leaving = 0, last = 0;
+    for (uint32_t i = p->discard_first; i != 0; last = i, i = p->swaps[i].next) {
+        REQUIRE(n++ < p->n_swaps && p->swaps[i].seq.open && p->swaps[i].seq.leaving.on,
+                "the list of discarded records is broken");
+        n_host += !p->swaps[i].parked;
+    }
+    for (uint32_t i = 1; i <= p->n_swaps; i++)
+        n_leaving +=
+            p->swaps[i].seq.open && p->swaps[i].seq.leaving.on && !record_moves(&p->swaps[i]);
+    REQUIRE(last == p->discard_last && n == p->n_discards && n_host == p->n_host_discards &&
+                n == n_leaving,
+            "discarded records are miscounted");
     return NULL;
 }
 
@@ -398,8 +420,8 @@ static const char *check_host(const pkv *p, uint8_t *seen)
         const pkv_swap *record = &p->swaps[i];
         if (!record->seq.open) continue;
         n_open++;
-        if (record->parked) continue;
-        is_swapping |= record->from != 0;
+        if (record->parked && !record_moves(record)) continue;
+        is_swapping |= record->from != 0 || record_moves(record);
         const char *wrong = check_swapped(p, record, seen, &held);
         if (wrong) return wrong;
     }
@@ -410,6 +432,8 @@ static const char *check_host(const pkv *p, uint8_t *seen)
                 "the list of free records is broken");
     }
     REQUIRE(n_free + n_open == p->n_swaps, "a record is lost");
+    const char *wrong = check_discards(p);
+    if (wrong) return wrong;
     return p->n_host_pages > 0 ? check_tree(&p->host, p->n_host_pages) : NULL;
 }
 

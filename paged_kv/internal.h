@@ -77,14 +77,16 @@ typedef struct pkv_splitting {
     uint64_t checksum;    // terms of the pages of `tables`
 } pkv_splitting;
 
-/* A sequence that is closed in portions. Its tables are as before until the last one, but pages
- * that have left are no longer its own: they were given up, are parked, or were copied to the host
- * tier. The tables of one layer leave together, from their ends on. */
+/* A sequence that is closed, or a record that is discarded or moved to the host tier, in portions.
+ * Its tables are as before until the last one, but pages that have left are no longer its own: they
+ * were given up, are parked, or were copied to the host tier. The tables of one layer leave
+ * together, from their ends on. */
 typedef struct pkv_leaving {
     bool on;
     pkv_way way;
-    uint32_t number;      // the record that takes the pages; 0 = they are given up
-    uint32_t table, rows; // tables before `table` have left; rows: pages of its layer that have not
+    uint32_t number; // the record that takes the pages; 0 = they are given up
+    /* Tables before `table` have left. Of those of its layer, pages floor .. rows - 1 have not. */
+    uint32_t table, rows, floor;
 } pkv_leaving;
 
 /* A parked or swapped sequence that is opened in portions. Its tables hold what has come: of the
@@ -133,7 +135,7 @@ typedef struct pkv_swap {
     bool parked;
     uint32_t
         from; // the sequence that is leaving to it + 1: it has the pages that have left; 0 = none
-    uint32_t next; // in the list of free records
+    uint32_t next; // in the list of free records, or of those that are discarded in portions
 } pkv_swap;
 
 /* The delta log. Drops and closes cannot fail, so operations that can fail set room for them aside:
@@ -179,11 +181,13 @@ struct pkv {
     uint64_t checksum;
 
     uint32_t n_host_pages, host_most;
-    bool is_swapping;  // a sequence is leaving to the host tier
+    bool is_swapping;  // a sequence, or a parked record, is leaving to the host tier
     uint32_t promised; // cells of the pool, to sequences that arrive from it
     pkv_tree host;     // when n_host_pages > 0
     pkv_swap *swaps;   // [cap_swaps], numbered from 1; [0] heads the free list
     uint32_t n_swaps, cap_swaps;
+    uint32_t discard_first, discard_last; // the records that are discarded in portions; 0 = none
+    uint32_t n_discards, n_host_discards; // how many, and how many of them were swapped
     delta_log log;
     uint32_t *cursors; // [groups] of a walk over a sequence's tables
     int64_t *in_share; // [SUMS_MOST, shares] of a walk over a sequence's tables (shares_even)
@@ -436,6 +440,16 @@ void seq_add_refs(pkv *p, pkv_tree *tier, const pkv_seq *s, uint32_t refs, uint3
 bool is_left(const pkv *p, const pkv_seq *s, uint32_t table, uint32_t index);
 /* Pages of the longest table of a layer, of which `table` is the first one. */
 uint32_t layer_rows(const pkv *p, const pkv_seq *s, uint32_t table);
+/* Lets all pages of the sequence or record leave, from this table and row on. It has some. */
+void seq_begin_leave(const pkv *p, pkv_seq *s, pkv_leaving begun);
+static inline bool is_all_left(const pkv_seq *s) { return s->leaving.table >= s->groups; }
+/* A portion of at most `most` pages, though at least one row. */
+typedef struct leave_portion {
+    uint32_t most, n_pages, n_rows;
+    table_rows rows; // the last ones
+} leave_portion;
+/* The next rows of the portion, which count as left from now on; false behind the last. */
+bool leave_next(const pkv *p, pkv_seq *s, leave_portion *portion);
 
 /* ---- arrive.c ---- */
 /* Whether a page of an open sequence, or of the record that it arrives from, is the sequence's. */
@@ -445,8 +459,25 @@ status seq_begin_arrive(pkv *p, uint32_t number, uint32_t id, uint32_t expect_to
                         uint32_t most);
 /* The first portion. There are pages for all of them. */
 void seq_arrive_first(pkv *p, uint32_t id, uint32_t most);
-/* Gives up what has not come. */
+/* Gives up what has not come: at once, or in portions, as a record. */
 void seq_stop_arriving(pkv *p, pkv_seq *s);
+void seq_discard_coming(pkv *p, pkv_seq *s);
+/* The sequence, or the record that it arrives from, whose tables are whole. */
+static inline const pkv_seq *seq_whole(const pkv *p, uint32_t id)
+{
+    const pkv_seq *s = seq_opened(p, id);
+    return s->arriving.number != 0 ? &p->swaps[s->arriving.number].seq : s;
+}
+
+/* ---- discard.c ---- */
+/* Discards a record in portions, but for the pages before page `row` of this table and those around
+ * it. */
+void record_discard_rest(pkv *p, uint32_t number, uint32_t table, uint32_t row);
+/* Whether the record is moved to the host tier, of which it has the pages that have left. */
+static inline bool record_moves(const pkv_swap *record)
+{
+    return record->seq.leaving.on && record->seq.leaving.way == PKV_SWAP_OUT;
+}
 
 /* ---- park.c ---- */
 pkv_seq *parked_at(const pkv *p, uint32_t parked);

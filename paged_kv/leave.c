@@ -16,19 +16,42 @@ uint32_t layer_rows(const pkv *p, const pkv_seq *s, uint32_t table)
 static void enter_layer(const pkv *p, pkv_seq *s, uint32_t table)
 {
     pkv_leaving *x = &s->leaving;
-    x->rows = 0;
+    x->rows = x->floor = 0;
     for (x->table = table; x->table < s->groups; x->table = layer_end(&p->pool, s->grain, x->table))
         if ((x->rows = layer_rows(p, s, x->table)) > 0) return;
+}
+
+void seq_begin_leave(const pkv *p, pkv_seq *s, pkv_leaving begun)
+{
+    s->leaving = begun;
+    enter_layer(p, s, begun.table);
+    s->leaving.floor = begun.floor;
 }
 
 bool is_left(const pkv *p, const pkv_seq *s, uint32_t table, uint32_t index)
 {
     const pkv_leaving *x = &s->leaving;
     if (!x->on || table < x->table) return x->on;
-    return table < layer_end(&p->pool, s->grain, x->table) && index >= x->rows;
+    bool within = table < layer_end(&p->pool, s->grain, x->table);
+    return within && (index >= x->rows || index < x->floor);
 }
 
-static bool is_all_left(const pkv_seq *s) { return s->leaving.table >= s->groups; }
+bool leave_next(const pkv *p, pkv_seq *s, leave_portion *portion)
+{
+    pkv_leaving *x = &s->leaving;
+    if (is_all_left(s)) return false;
+    uint32_t end = layer_end(&p->pool, s->grain, x->table), width = end - x->table;
+    uint32_t room = portion->most - portion->n_pages, rows = room / width;
+    if (rows == 0 && portion->n_rows == 0) rows = 1;
+    if (rows > x->rows - x->floor) rows = x->rows - x->floor;
+    if (rows == 0) return false;
+    portion->rows = (table_rows){x->table, end, x->rows - rows, x->rows};
+    portion->n_rows += rows;
+    portion->n_pages += rows * width < room ? rows * width : room;
+    x->rows -= rows;
+    if (x->rows == x->floor) enter_layer(p, s, end);
+    return true;
+}
 
 /* ---- records --------------------------------------------------------------------------------- */
 
@@ -42,8 +65,9 @@ static status portion_room(pkv *p, const pkv_seq *s, pkv_way way, uint32_t most)
 
 static status begin_leave(pkv *p, uint32_t id, pkv_way way, uint32_t most)
 {
-    pkv_seq *s = seq_changing(p, id);
+    pkv_seq *s = seq_opened(p, id);
     pkv_leaving begun = {.on = true, .way = way};
+    assert(s->arriving.number == 0 || way == PKV_GIVE_UP);
     if (way == PKV_SWAP_OUT) {
         if (!host_has_room(p, s)) return status_make(STATUS_NO_PAGES, NULL);
         RETURN_IF_ERROR(pkv_seq_split(p, id, tier_grain(p, &p->host, s->grain, s->held), 0));
@@ -60,8 +84,8 @@ static status begin_leave(pkv *p, uint32_t id, pkv_way way, uint32_t most)
         record->seq.held = s->held;
     }
     p->is_swapping |= way == PKV_SWAP_OUT;
-    s->leaving = begun;
-    enter_layer(p, s, 0);
+    seq_begin_leave(p, s, begun);
+    seq_discard_coming(p, s);
     return STATUS_IS_OK;
 }
 
@@ -107,27 +131,17 @@ static void leave_rows(pkv *p, uint32_t id, table_rows rows)
     else rows_add_refs(p, &p->pool, s, rows, UINT32_MAX, 0);
 }
 
-/* Takes away at most `most` pages, though at least one row; returns the number of rows. */
+/* Takes away a portion; returns the number of rows. */
 static uint32_t leave_some(pkv *p, uint32_t id, uint32_t most)
 {
     pkv_seq *s = &p->seqs[id];
-    pkv_leaving *x = &s->leaving;
-    uint32_t n_rows = 0, n_pages = 0;
-    while (!is_all_left(s)) {
-        uint32_t end = layer_end(&p->pool, s->grain, x->table), width = end - x->table;
-        uint32_t rows = (most - n_pages) / width;
-        if (rows == 0 && n_rows == 0) rows = 1;
-        if (rows > x->rows) rows = x->rows;
-        if (rows == 0) break;
-        leave_rows(p, id, (table_rows){x->table, end, x->rows - rows, x->rows});
-        x->rows -= rows;
-        n_rows += rows;
-        n_pages += rows * width < most - n_pages ? rows * width : most - n_pages;
-        if (x->rows > 0) continue;
-        if (x->number != 0) copy_lengths(p, s, x->table, end);
-        enter_layer(p, s, end);
+    leave_portion portion = {.most = most};
+    while (leave_next(p, s, &portion)) {
+        table_rows rows = portion.rows;
+        leave_rows(p, id, rows);
+        if (rows.from == 0 && s->leaving.number != 0) copy_lengths(p, s, rows.first, rows.end);
     }
-    return n_rows;
+    return portion.n_rows;
 }
 
 /* The sequence's number is free; all of its pages have left. */
@@ -173,6 +187,8 @@ status pkv_seq_leave_some(pkv *p, uint32_t id, pkv_way way, uint32_t most, uint3
     return STATUS_IS_OK;
 }
 
+bool pkv_seq_is_leaving(const pkv *p, uint32_t id) { return seq_opened(p, id)->leaving.on; }
+
 status pkv_seq_park(pkv *p, uint32_t id, uint32_t *parked)
 {
     return pkv_seq_leave_some(p, id, PKV_PARK, UINT32_MAX, parked);
@@ -208,8 +224,7 @@ void pkv_seq_close(pkv *p, uint32_t id)
     seq_finish_split(p, id);
     seq_stop_arriving(p, s);
     if (!s->leaving.on) {
-        s->leaving = (pkv_leaving){.on = true, .way = PKV_GIVE_UP};
-        enter_layer(p, s, 0);
+        seq_begin_leave(p, s, (pkv_leaving){.on = true, .way = PKV_GIVE_UP});
     } else if (s->leaving.number != 0) {
         give_up_left(p, s);
     }

@@ -443,18 +443,36 @@ status pkv_seq_fork_parked(pkv *p, uint32_t seq, uint32_t *parked);
 /* Turns a parked sequence into open sequence `seq` (closed before). All or nothing. */
 status pkv_unpark(pkv *p, uint32_t parked, uint32_t seq, uint32_t expect_tokens);
 /* The same in portions, as pkv_seq_leave_some: it opens the sequence with the first one, and as
- * long as that is arriving, pkv_seq_arrive adds another. Until then its tables are incomplete, and
- * it may only be closed, which gives up what has not come, too. */
+ * long as that is arriving, pkv_seq_arrive adds another. Until then its tables are incomplete, but
+ * pkv_seq_table, pkv_seq_position and pkv_seq_kept show those that it will have, on the pages that
+ * they come from. It may only be closed, at once or by PKV_GIVE_UP in portions, in which what has
+ * not come is then given up by pkv_discard_some. */
 status pkv_unpark_some(pkv *p, uint32_t parked, uint32_t seq, uint32_t expect_tokens,
                        uint32_t most);
 /* STATUS_NO_MEMORY, and STATUS_NO_PAGES where others took pages of a swapped sequence, change
  * nothing: it may be tried again. */
 status pkv_seq_arrive(pkv *p, uint32_t seq, uint32_t most);
 bool pkv_seq_is_arriving(const pkv *p, uint32_t seq);
+/* Between the portions of pkv_seq_leave_some. */
+bool pkv_seq_is_leaving(const pkv *p, uint32_t seq);
 /* Discards a parked sequence: gives up its pages, as pkv_seq_close. */
 void pkv_parked_discard(pkv *p, uint32_t parked);
+/* Discards a parked or swapped sequence in portions: its number is gone, and its pages are given up
+ * by calls of pkv_discard_some, in the order in which sequences were discarded: at most `most`
+ * (at least 1) pages, though at least a page of each table of a layer. Returns how many, of which
+ * tables of unequal lengths have fewer. */
+void pkv_discard_later(pkv *p, uint32_t number);
+uint32_t pkv_discard_some(pkv *p, uint32_t most);
+/* Parked sequences, and swapped ones, of which pages are left to be given up. */
+uint32_t pkv_discards(const pkv *p);
+uint32_t pkv_host_discards(const pkv *p);
 /* Swaps a parked sequence out to the host tier, as pkv_seq_swap_out. */
 status pkv_parked_swap_out(pkv *p, uint32_t parked, uint32_t *swap);
+/* The same in portions of at most `most` (at least 1) pages: *swap is 0 as long as pages are left.
+ * Until the last portion the sequence stays parked and keeps its number, by which the next portion
+ * is asked for, and it may not be opened, looked at or discarded. STATUS_NO_MEMORY changes nothing:
+ * it may be tried again. */
+status pkv_parked_swap_out_some(pkv *p, uint32_t parked, uint32_t most, uint32_t *swap);
 uint32_t pkv_parked_length(const pkv *p, uint32_t parked); /* logical */
 uint64_t pkv_parked_kept(const pkv *p, uint32_t parked);   /* as pkv_seq_kept */
 
@@ -471,6 +489,8 @@ typedef struct pkv_parked_pages {
 } pkv_parked_pages;
 
 pkv_parked_pages pkv_parked_look(const pkv *p, uint32_t parked);
+/* Whether parked sequences alone hold some of its pages: it takes as long as finding one. */
+bool pkv_parked_frees(const pkv *p, uint32_t parked);
 /* Upper bounds of these counts, in a time that does not depend on the number of pages; the pages
  * held by parked sequences alone are left out. */
 pkv_parked_pages pkv_parked_most(const pkv *p, uint32_t parked);

@@ -50,33 +50,56 @@ status pkv_seq_fork_parked(pkv *p, uint32_t id, uint32_t *parked)
     return STATUS_IS_OK;
 }
 
-static void unref_pages(pkv *p, const pkv_seq *s)
+/* Room for the moves of a portion. */
+static status moves_room(pkv *p, const pkv_seq *s, uint32_t most)
 {
-    seq_add_refs(p, &p->pool, s, UINT32_MAX, UINT32_MAX);
+    uint64_t pages = s->held / cells_of(p, s), moves = (uint64_t)most + p->pool.n_heads;
+    return log_room(p, 0, moves < pages ? moves : pages, 0);
 }
 
-void pkv_parked_discard(pkv *p, uint32_t parked)
+/* Copies rows of a parked sequence to the host tier. Giving up their pages first is safe: none is
+ * handed out before they are copied. */
+static void move_rows(pkv *p, const pkv_seq *s, table_rows rows)
 {
-    assert(parked_at(p, parked)->to == 0);
-    unref_pages(p, parked_at(p, parked));
-    record_free(p, parked);
+    rows_add_refs(p, &p->pool, s, rows, UINT32_MAX, UINT32_MAX);
+    for (uint32_t g = rows.first; g < rows.end; g++) {
+        uint32_t end = rows_end(s, rows, g);
+        if (end > rows.from) table_copy_out(p, s, g, rows.from, end, seq_pages(s, g));
+    }
 }
 
-status pkv_parked_swap_out(pkv *p, uint32_t parked, uint32_t *swap)
+static status begin_move(pkv *p, pkv_seq *s, uint32_t most)
 {
-    pkv_seq *s = parked_at(p, parked);
     if (!host_has_room(p, s)) return status_make(STATUS_NO_PAGES, NULL);
     pkv_grain grain = tier_grain(p, &p->host, s->grain, s->held);
     if (grain > s->grain) RETURN_IF_ERROR(seq_split(p, &p->pool, s, grain, true));
-    RETURN_IF_ERROR(log_room(p, 0, s->held / cells_of(p, s), 0));
-    /* Giving up the pages first is safe: no page is handed out before all are copied. */
-    unref_pages(p, s);
-    for (uint32_t g = 0; g < s->groups; g++)
-        table_copy_out(p, s, g, 0, s->tables[g].n_pages, seq_pages(s, g));
+    RETURN_IF_ERROR(moves_room(p, s, most));
+    p->is_swapping = true;
+    seq_begin_leave(p, s, (pkv_leaving){.on = true, .way = PKV_SWAP_OUT});
+    return STATUS_IS_OK;
+}
+
+status pkv_parked_swap_out_some(pkv *p, uint32_t parked, uint32_t most, uint32_t *swap)
+{
+    pkv_seq *s = parked_at(p, parked);
+    assert(s->to == 0 && (!s->leaving.on || record_moves(&p->swaps[parked])));
+    leave_portion portion = {.most = most};
+    *swap = 0;
+    if (!s->leaving.on) RETURN_IF_ERROR(begin_move(p, s, most));
+    else RETURN_IF_ERROR(moves_room(p, s, most));
+    while (leave_next(p, s, &portion)) move_rows(p, s, portion.rows);
+    if (!is_all_left(s)) return STATUS_IS_OK;
+    s->leaving = (pkv_leaving){0};
+    p->is_swapping = false;
     p->counts.pages_swapped_out += s->held;
     p->swaps[parked].parked = false;
     *swap = parked;
     return STATUS_IS_OK;
+}
+
+status pkv_parked_swap_out(pkv *p, uint32_t parked, uint32_t *swap)
+{
+    return pkv_parked_swap_out_some(p, parked, UINT32_MAX, swap);
 }
 
 uint32_t pkv_parked_length(const pkv *p, uint32_t parked) { return parked_at(p, parked)->length; }
@@ -116,6 +139,15 @@ pkv_parked_pages pkv_parked_look(const pkv *p, uint32_t parked)
     n.filling_open = (uint32_t)shares_even(p, 3);
     n.alone_even = (uint32_t)shares_even(p, 4);
     return n;
+}
+
+bool pkv_parked_frees(const pkv *p, uint32_t parked)
+{
+    const pkv_seq *s = parked_at(p, parked);
+    for (uint32_t g = 0; g < s->groups; g++)
+        for (uint32_t i = s->tables[g].n_pages; i-- > 0;)
+            if (cells_parked(p, node_of(&p->pool, s->grain, seq_pages(s, g)[i])) > 0) return true;
+    return false;
 }
 
 pkv_parked_pages pkv_parked_most(const pkv *p, uint32_t parked)

@@ -298,13 +298,6 @@ status pkv_swap_in(pkv *p, uint32_t swap, uint32_t id, const uint32_t *tokens,
     return pkv_swap_in_some(p, swap, id, tokens, expect_tokens, UINT32_MAX);
 }
 
-void pkv_swap_discard(pkv *p, uint32_t swap)
-{
-    const pkv_seq *s = swapped(p, swap);
-    seq_add_refs(p, &p->host, s, UINT32_MAX, 0);
-    record_free(p, swap);
-}
-
 uint32_t pkv_swap_length(const pkv *p, uint32_t swap) { return swapped(p, swap)->length; }
 
 uint32_t pkv_seq_shared_tokens(const pkv *p, uint32_t id)

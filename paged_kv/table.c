@@ -400,7 +400,7 @@ uint64_t seq_kept(const pkv *p, const pkv_seq *s)
     return sum;
 }
 
-uint64_t pkv_seq_kept(const pkv *p, uint32_t id) { return seq_kept(p, seq_opened(p, id)); }
+uint64_t pkv_seq_kept(const pkv *p, uint32_t id) { return seq_kept(p, seq_whole(p, id)); }
 
 uint32_t pkv_seq_pages_shared(const pkv *p, uint32_t id)
 {
@@ -419,7 +419,7 @@ uint32_t pkv_seq_pages_shared(const pkv *p, uint32_t id)
 
 pkv_table_view pkv_seq_table(const pkv *p, uint32_t id, uint32_t table)
 {
-    const pkv_seq *s = seq_opened(p, id);
+    const pkv_seq *s = seq_whole(p, id);
     assert(table < s->groups);
     return (pkv_table_view){
         .pages = seq_pages(s, table),
@@ -438,5 +438,5 @@ uint32_t table_position(const pkv *p, const pkv_seq *s, uint32_t table, uint32_t
 
 uint32_t pkv_seq_position(const pkv *p, uint32_t id, uint32_t table, uint32_t slot)
 {
-    return table_position(p, seq_opened(p, id), table, slot);
+    return table_position(p, seq_whole(p, id), table, slot);
 }

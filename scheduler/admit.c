@@ -387,7 +387,7 @@ const char *sched_blocked_check(const sched *s)
 {
     for (uint32_t i = 0; i < s->waiting.n; i++) {
         const sched_seq *q = s->waiting.seqs[i];
-        if (key_of(q) != s->blocked) continue;
+        if (key_of(q) != s->blocked || (q->parked && q->parked == s->moving)) continue;
         pool_view fresh = view_fresh(s, q), again = view_again(s, q);
         if (memcmp(&fresh, &again, sizeof fresh) != 0)
             return "what the pool remembers of a waiting sequence is not so";
@@ -411,7 +411,7 @@ static status begin_rows(sched *s, sched_seq *q, uint32_t chunk, uint32_t max_hi
 static bool try_start(sched *s, sched_seq *q, const pages_owed *owed)
 {
     sched_entry *e = q->entry;
-    if (s->n_free_slots == 0) return false;
+    if (s->n_free_slots == 0 || (q->parked && q->parked == s->moving)) return false;
 
     beginning b;
     if (!has_pages(s, q, &b, owed)) return false;
@@ -535,7 +535,7 @@ void sched_admit(sched *s, int64_t now_us)
             owe_running(s, q, &owed);
             n_active++;
             if (note_pass(s, q->entry)) i = 0; /* the aged request is first in the list now */
-        } else if (s->budget > 0 && s->n_leaving == 0 &&
+        } else if (s->budget > 0 && s->n_leaving == 0 && !sched_away_frees(s) &&
                    sched_preempt_idle(s, n_active == 0, now_us)) {
             i = 0; /* the preempted sequence may rank before q */
         } else {

@@ -82,7 +82,7 @@ const char *sched_held_check(const sched *s)
     uint32_t idle = 0, swapped = 0;
     for (uint32_t i = 0; i < s->running.n; i++) {
         const sched_seq *q = s->running.seqs[i];
-        uint64_t kept = q->arriving ? q->kept : pkv_seq_kept(s->kv, q->slot);
+        uint64_t kept = q->leaving ? q->kept : pkv_seq_kept(s->kv, q->slot);
         sums.tokens += pkv_seq_length(s->kv, q->slot);
         sums.kept += kept;
         sums.agrees &= q->kept == kept;

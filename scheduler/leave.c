@@ -15,11 +15,12 @@ uint32_t sched_portion(const sched *s)
 
 static void set_leaving(sched *s, sched_seq *q, bool leaving, pkv_way way)
 {
-    uint32_t one = (uint32_t)leaving - q->leaving;
+    s->n_leaving -= q->leaving;
+    s->n_giving -= q->leaving && q->way != PKV_PARK;
     q->leaving = leaving;
     q->way = way;
-    s->n_leaving += one;
-    s->n_giving += way != PKV_PARK ? one : 0;
+    s->n_leaving += leaving;
+    s->n_giving += leaving && way != PKV_PARK;
 }
 
 /* Notes what has become of the tables, of n_tokens. */
@@ -51,11 +52,9 @@ static void has_come(sched *s, sched_seq *q)
 static status leave_some(sched *s, sched_seq *q, pkv_way way, uint32_t most)
 {
     uint32_t number = 0, n_tokens = pkv_seq_length(s->kv, q->slot);
-    if (q->arriving) { /* memory or pages were out for what has not come */
-        pkv_seq_close(s->kv, q->slot);
+    if (q->arriving) {
         has_come(s, q);
-        has_left(s, q, PKV_GIVE_UP, 0, n_tokens);
-        return STATUS_IS_OK;
+        way = PKV_GIVE_UP;
     }
     status st = pkv_seq_leave_some(s->kv, q->slot, way, most, &number);
     if (st.code == STATUS_NO_PAGES) return st;
@@ -73,10 +72,18 @@ static status leave_some(sched *s, sched_seq *q, pkv_way way, uint32_t most)
     return STATUS_IS_OK;
 }
 
+/* The way that it goes, or is to go: one that waits for room in the tier has not begun. */
+static pkv_way way_of(const sched *s, const sched_seq *q, pkv_way way)
+{
+    return pkv_seq_is_leaving(s->kv, q->slot) ? q->way : way;
+}
+
 status sched_leave(sched *s, sched_seq *q, pkv_way way)
 {
-    return leave_some(s, q, q->leaving ? q->way : way, sched_portion(s));
+    return leave_some(s, q, way_of(s, q, way), sched_portion(s));
 }
+
+void sched_leave_later(sched *s, sched_seq *q) { set_leaving(s, q, true, PKV_SWAP_OUT); }
 
 bool sched_leave_waits(const sched *s, const sched_seq *q)
 {
@@ -92,17 +99,18 @@ void sched_has_opened(sched *s, sched_seq *q, uint32_t slot)
     s->has_left |= q->arriving;
 }
 
-status sched_arrive(sched *s, sched_seq *q, bool all)
+status sched_arrive(sched *s, sched_seq *q)
 {
-    RETURN_IF_ERROR(pkv_seq_arrive(s->kv, q->slot, all ? UINT32_MAX : sched_portion(s)));
+    RETURN_IF_ERROR(pkv_seq_arrive(s->kv, q->slot, sched_portion(s)));
     s->has_left = true;
     if (!pkv_seq_is_arriving(s->kv, q->slot)) has_come(s, q);
     return STATUS_IS_OK;
 }
 
-void sched_leave_all(sched *s, sched_seq *q)
+void sched_leave_all(sched *s, sched_seq *q, pkv_way way)
 {
-    while (q->leaving) (void)leave_some(s, q, q->way, UINT32_MAX);
+    do (void)leave_some(s, q, way_of(s, q, way), UINT32_MAX);
+    while (q->leaving);
 }
 
 const char *sched_leave_check(const sched *s)

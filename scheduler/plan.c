@@ -303,7 +303,7 @@ static bool take_share(sched *s, sched_seq *q)
  * tables: it is about to give up pages, and can be preempted afterwards. One that waits for a load
  * is passed over. While a step is in flight, its rows need their pages: a sequence that lacks some
  * waits for the next step, which is then planned with none in flight. It waits too while the tables
- * of another one are being closed, whose pages come free. */
+ * of another one are being closed, or pages of one without a slot given up, which come free. */
 static void take_pages(sched *s)
 {
     uint32_t i = 0;
@@ -313,7 +313,7 @@ static void take_pages(sched *s)
             i++;
         } else if (sched_parked_give_way(s, NULL)) {
             continue;
-        } else if (s->n_in_flight > 0 || s->n_leaving > 0) {
+        } else if (s->n_in_flight > 0 || s->n_leaving > 0 || sched_away_frees(s)) {
             q->planned = 0;
             s->lacks_pages = true;
             i++;

@@ -39,14 +39,20 @@ static bool is_worth_swapping(const sched *s, const sched_seq *q)
                (uint64_t)pkv_seq_pages_held(s->kv, q->slot) * s->page_tokens;
 }
 
-/* Idle sessions leave the tier to make room. */
+/* Idle sessions leave the tier to make room, a long one in several steps: then the sequence waits
+ * for it, as one that is leaving. */
 static status swap_out(sched *s, sched_seq *q)
 {
-    status st;
     bool fits = pkv_seq_copy_cost(s->kv, q->slot) <= pkv_host_most(s->kv);
-    do st = sched_leave(s, q, PKV_SWAP_OUT);
-    while (st.code == STATUS_NO_PAGES && fits && sched_sessions_leave_tier(s));
-    return st;
+    for (;;) {
+        status st = sched_leave(s, q, PKV_SWAP_OUT);
+        if (st.code != STATUS_NO_PAGES || !fits) return st;
+        if (pkv_host_discards(s->kv) > 0) {
+            sched_leave_later(s, q);
+            return STATUS_IS_OK;
+        }
+        if (!sched_sessions_leave_tier(s)) return st;
+    }
 }
 
 /* The sequence's tables are closed. */
@@ -56,14 +62,18 @@ static void has_left(sched *s, sched_seq *q)
     else sched_replay(s, q);
 }
 
+/* Swaps the sequence out or gives up its pages, or goes on with that. */
+static void leave(sched *s, sched_seq *q, bool swap)
+{
+    if (swap && status_ok(swap_out(s, q))) return;
+    s->stats.swaps_refused += swap;
+    (void)sched_leave(s, q, PKV_GIVE_UP);
+}
+
 void sched_preempt(sched *s, sched_seq *q)
 {
     assert(pkv_seq_length(s->kv, q->slot) == q->computed);
-    bool swap = is_worth_swapping(s, q);
-    if (!swap || !status_ok(swap_out(s, q))) {
-        s->stats.swaps_refused += swap;
-        (void)sched_leave(s, q, PKV_GIVE_UP);
-    }
+    leave(s, q, is_worth_swapping(s, q));
     if (!q->leaving) {
         has_left(s, q);
         return;
@@ -76,10 +86,9 @@ void sched_go_on(sched *s)
 {
     for (uint32_t i = s->running.n; s->n_leaving + s->n_arriving > 0 && i-- > 0;) {
         sched_seq *q = s->running.seqs[i];
-        if (q->arriving && !s->has_left && !status_ok(sched_arrive(s, q, false)))
-            sched_replay(s, q);
+        if (q->arriving && !s->has_left && !status_ok(sched_arrive(s, q))) sched_replay(s, q);
         if (!q->leaving || seq_is_over(q) || sched_leave_waits(s, q)) continue;
-        (void)sched_leave(s, q, q->way);
+        leave(s, q, q->way == PKV_SWAP_OUT);
         if (!q->leaving) has_left(s, q);
     }
 }

@@ -250,5 +250,6 @@ const char *sched_check_integrity(const sched *s)
     if (!wrong) wrong = sched_select_check(s);
     if (!wrong) wrong = sched_load_check(s);
     if (!wrong) wrong = sched_leave_check(s);
+    if (!wrong) wrong = sched_away_check(s);
     return wrong ? wrong : pkv_check_integrity(s->kv);
 }

@@ -388,11 +388,11 @@ void sched_entry_age(sched *s, sched_entry *e)
 static void give_up_pages(sched *s, sched_seq *q)
 {
     if (q->swap) {
-        pkv_swap_discard(s->kv, q->swap);
+        sched_discard(s, q->swap);
         sched_left_tier(s, q);
     }
     if (q->parked) {
-        pkv_parked_discard(s->kv, q->parked);
+        sched_discard(s, q->parked);
         sched_unhold(s, q->computed, q->kept);
     }
     q->parked = 0;
@@ -418,12 +418,12 @@ static void end_choice(sched *s, sched_seq *q, bool finished)
     /* A session has what is kept. Without one, a choice that ends before its selection, which is
      * long, has no use for it, and reports that it kept everything. */
     if (finished && e->claims) sched_select_settle(s, e->forked ? q : e->seqs);
-    sched_seq *holder = e->forked ? q : e->seqs;               /* has list place and pages for q */
-    if (holder->arriving) (void)sched_arrive(s, holder, true); /* the report reads its tables */
+    sched_seq *holder = e->forked ? q : e->seqs; /* has list place and pages for q */
     finished = finished && !holder->selecting && !holder->loading;
     bool is_last = e->forked || e->live == 1;
     bool whole = !is_last || sched_forget_ahead(s, holder);
     sched_describe_seq(s, q, &q->final);
+    q->final.arriving = false;
     if (finished && e->claims && whole) leave_session(s, q);
     sched_describe_session(e, &q->final);
     q->ended = true;
@@ -513,7 +513,6 @@ void sched_reap_session(sched *s, const uint64_t key[2])
     if (!q || q->state != SEQ_RUNNING || q->listed > 0 || q->selecting) return;
     if (!q->stores && !q->leaving) return;
     tell_session(s, q);
-    if (!q->leaving) (void)sched_leave(s, q, PKV_PARK);
-    sched_leave_all(s, q);
+    sched_leave_all(s, q, q->stores ? PKV_PARK : PKV_GIVE_UP);
     reap_seq(s, q);
 }

@@ -184,6 +184,20 @@ static void take_event(sched *s, const sched_event *event, int64_t now_us)
     }
 }
 
+/* Pages that are given up in portions are nothing that a backend runs. So where nothing runs, no
+ * later call is sure: all portions are made in this one, until something can run. */
+static const step_plan *plan_step(sched *s, int64_t now_us)
+{
+    for (;;) {
+        sched_plan_step(s, now_us);
+        if (s->n_in_flight > 0 && next_work(s)->plan.n_seqs == 0)
+            return &s->idle_plan; /* the deltas go with the next plan */
+        const step_plan *plan = sched_close_plan(s);
+        if (!sched_plan_empty(plan) || s->n_in_flight > 0 || !sched_away_again(s)) return plan;
+        sched_go_on(s);
+    }
+}
+
 /* A step: forgets what ended before the last call, takes the events in order, applies selections,
  * gives up what has ended, and plans, also behind a step in flight (ahead.c). */
 const step_plan *sched_step(sched *s, int64_t now_us, const sched_event *events, size_t n_events)
@@ -193,6 +207,7 @@ const step_plan *sched_step(sched *s, int64_t now_us, const sched_event *events,
     bool may_touch = s->n_in_flight == 0 || s->depth > 1;
     s->now_us = now_us;
     s->is_starved = s->has_left = false;
+    sched_away_begin(s);
     sched_entries_forget(s);
     /* A session never continues after its time, however long no call was made. */
     if (may_touch) sched_sessions_expire(s);
@@ -201,14 +216,12 @@ const step_plan *sched_step(sched *s, int64_t now_us, const sched_event *events,
     sched_apply_selections(s);
     sched_apply_loads(s);
     sched_reap(s);
+    (void)sched_away_go_on(s);
     sched_go_on(s);
     sched_sessions_expire(s);
     if (s->n_in_flight > 0 && !sched_may_plan_ahead(s)) return &s->idle_plan;
     if (s->running.n > 0) (void)pkv_gather(s->kv); /* it only saves time */
-    sched_plan_step(s, now_us);
-    if (s->n_in_flight > 0 && next_work(s)->plan.n_seqs == 0)
-        return &s->idle_plan; /* the deltas go with the next plan */
-    return sched_close_plan(s);
+    return plan_step(s, now_us);
 }
 
 pkv_lost sched_take_lost(sched *s) { return pkv_take_lost(s->kv); }

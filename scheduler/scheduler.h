@@ -220,7 +220,7 @@ typedef struct sched_event {
 const step_plan *sched_step(sched *s, int64_t now_us, const sched_event *events, size_t n_events);
 static inline bool sched_plan_empty(const step_plan *p)
 {
-    return p->n_seqs == 0 && p->deltas.n_words == 0 && p->n_opens == 0;
+    return p->n_seqs == 0 && p->deltas.n_words == 0 && p->deltas.n_moves == 0 && p->n_opens == 0;
 }
 
 /* Gives a share of the plan that the last sched_step call returned a mask for its draws; it is
@@ -273,7 +273,7 @@ typedef struct sched_choice_info {
     bool selecting;    // its selection is under way: the report is of the tables before it, or of
                        // those that it has changed so far
     bool loading;      // it waits for blocks that are being loaded, which count as tokens already
-    bool arriving;     // its tables come back: the report is of those that have come
+    bool arriving;     // its tables come back, and it waits for them
     int64_t queued_us; // arrival to first planned
     /* The part of the report from before the request's choices were forked, which the report of the
      * first choice holds too. */

@@ -157,11 +157,11 @@ static void session_free(sched *s, sched_session *session)
 static void drop_session(sched *s, sched_session *session)
 {
     if (session->swap) {
-        pkv_swap_discard(s->kv, session->swap);
+        sched_discard(s, session->swap);
         s->stats.swapped_tokens -= session->n_tokens;
     }
     if (session->parked) {
-        pkv_parked_discard(s->kv, session->parked);
+        sched_discard(s, session->parked);
         sched_unhold(s, session->n_tokens, session->kept);
     }
     sched_idle_remove(s, session);
@@ -191,6 +191,7 @@ void sched_session_take(sched *s, sched_session *session, sched_entry *e)
     q->computed = session->n_tokens;
     q->parked = session->parked;
     q->swap = session->swap;
+    sched_moves_to(s, q->parked, q);
     q->kept = session->kept;
     sched_idle_remove(s, session);
     session_free(s, session);
@@ -319,7 +320,7 @@ void sched_sessions_expire(sched *s)
 /* Giving the parked pages up frees some, at once or together with others that hold them too. */
 static bool can_free(const sched *s, uint32_t parked)
 {
-    return parked && pkv_parked_look(s->kv, parked).alone > 0;
+    return parked && pkv_parked_frees(s->kv, parked);
 }
 
 static bool frees_pages(const sched *s, const sched_session *session)
@@ -329,31 +330,21 @@ static bool frees_pages(const sched *s, const sched_session *session)
 
 bool sched_parked_give_way(sched *s, const sched_seq *but)
 {
-    if (pkv_parked_alone(s->kv) == 0 || s->n_giving > 0) return false;
+    if (pkv_parked_alone(s->kv) == 0 || s->n_giving > 0 || sched_away_frees(s)) return false;
     sched_session *session = sched_idle_first_that(s, SCHED_IN_POOL, frees_pages);
     if (session) {
-        uint32_t swap;
-        if (!status_ok(pkv_parked_swap_out(s->kv, session->parked, &swap))) {
-            drop_session(s, session);
-            return true;
-        }
-        sched_idle_to_tier(s, session, swap);
-        sched_unhold(s, session->n_tokens, session->kept);
-        s->stats.swapped_tokens += session->n_tokens;
+        if (!status_ok(sched_move_session(s, session))) drop_session(s, session);
         return true;
     }
     for (uint32_t i = s->waiting.n; i-- > 0;) {
         sched_seq *q = s->waiting.seqs[i];
         if (q == but || !can_free(s, q->parked)) continue;
+        if (status_ok(sched_move_seq(s, q))) return true;
+        sched_discard(s, q->parked);
         sched_unhold(s, q->computed, q->kept);
-        if (status_ok(pkv_parked_swap_out(s->kv, q->parked, &q->swap))) {
-            s->stats.swapped_tokens += q->computed;
-        } else {
-            pkv_parked_discard(s->kv, q->parked);
-            q->computed = 0;
-            q->kept = 0;
-        }
         q->parked = 0;
+        q->computed = 0;
+        q->kept = 0;
         return true;
     }
     return false;

@@ -99,6 +99,8 @@ typedef enum done_kind {
     DONE_SWAP_OUT,
     DONE_SWAP_IN,
     DONE_DISCARD,
+    DONE_DISCARD_SOME,    // in portions
+    DONE_PARKED_OUT_SOME, // parked, then swapped out in portions
     DONE_PARK,
     DONE_FORK_PARKED,
     DONE_UNPARK,

@@ -35,6 +35,19 @@ static bool is_cost_at_some_grain(const sim *s, uint32_t i, const pkv_swap_cost 
     return false;
 }
 
+/* Gives up what is being discarded, at most so many pages at a time. */
+static void discard_all(sim *s)
+{
+    while (pkv_discards(s->kv) + pkv_host_discards(s->kv) > 0) {
+        uint32_t left = pkv_discards(s->kv) + pkv_host_discards(s->kv);
+        uint32_t n = pkv_discard_some(s->kv, 1 + rng_below(&s->random, 20));
+        CHECK(s, n > 0 || pkv_discards(s->kv) + pkv_host_discards(s->kv) < left);
+        s->done[DONE_DISCARD_SOME]++;
+        check_between(s);
+    }
+    CHECK(s, pkv_discard_some(s->kv, 1) == 0);
+}
+
 /* Whether a sequence that was opened is there, after portions that are left. False where it was
  * closed between two of them: then it is gone. */
 static bool arrives(sim *s, uint32_t id, uint32_t most)
@@ -45,7 +58,14 @@ static bool arrives(sim *s, uint32_t id, uint32_t most)
         uint64_t before = pkv_checksum(s->kv);
         if (rng_below(&s->random, 16) > 0 && went(s, pkv_seq_arrive(s->kv, id, most), true, before))
             continue;
-        pkv_seq_close(s->kv, id);
+        uint32_t none;
+        while (rng_below(&s->random, 8) > 0 && pkv_seq_is_open(s->kv, id)) {
+            before = pkv_checksum(s->kv);
+            (void)went(s, pkv_seq_leave_some(s->kv, id, PKV_GIVE_UP, most, &none), true, before);
+            check_between(s);
+        }
+        if (pkv_seq_is_open(s->kv, id)) pkv_seq_close(s->kv, id);
+        discard_all(s);
         s->done[DONE_BROKEN_OFF]++;
         return false;
     }
@@ -83,7 +103,9 @@ static void op_swap_in(sim *s, uint32_t id)
 static void discard(sim *s, uint32_t i)
 {
     if (s->swapped[i].number == 0) return;
-    pkv_swap_discard(s->kv, s->swapped[i].number);
+    if (rng_below(&s->random, 2)) pkv_swap_discard(s->kv, s->swapped[i].number);
+    else pkv_discard_later(s->kv, s->swapped[i].number);
+    discard_all(s);
     s->swapped[i].number = 0;
     s->host_used -= s->swapped[i].held;
     s->done[DONE_DISCARD]++;
@@ -144,7 +166,15 @@ static void parked_out(sim *s, model_parked *away)
     if (away->number == 0 || i == SWAPS) return;
     bool room = away->held > 0 && away->held <= s->n_host - s->host_used;
     uint64_t before = pkv_checksum(s->kv);
-    if (!went(s, pkv_parked_swap_out(s->kv, away->number, &number), room, before)) return;
+    uint32_t most = portion(s);
+    if (!went(s, pkv_parked_swap_out_some(s->kv, away->number, most, &number), room, before))
+        return;
+    while (number == 0) {
+        s->done[DONE_PARKED_OUT_SOME]++;
+        check_between(s);
+        before = pkv_checksum(s->kv);
+        (void)went(s, pkv_parked_swap_out_some(s->kv, away->number, most, &number), true, before);
+    }
     CHECK(s, pkv_swap_length(s->kv, number) == away->seq.length);
     s->swapped[i].number = number;
     s->swapped[i].held = away->held;
@@ -158,7 +188,9 @@ static void parked_out(sim *s, model_parked *away)
 static void discard_parked(sim *s, model_parked *away)
 {
     if (away->number == 0) return;
-    pkv_parked_discard(s->kv, away->number);
+    if (rng_below(&s->random, 2)) pkv_parked_discard(s->kv, away->number);
+    else pkv_discard_later(s->kv, away->number);
+    discard_all(s);
     away->number = 0;
     s->done[DONE_PARKED_DISCARD]++;
 }
@@ -197,6 +229,7 @@ static void check_parked(sim *s, const model_parked *away)
             want.alone += model_is_alone(s, g, away->cells[g][i]);
         }
     }
+    CHECK(s, pkv_parked_frees(s->kv, away->number) == (want.alone > 0));
     CHECK(s, pkv_parked_length(s->kv, away->number) == away->seq.length);
     want.held_even = want.held; /* there is one share */
     want.alone_even = want.alone;

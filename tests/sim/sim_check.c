@@ -139,7 +139,8 @@ void check_progress(world *w, const step_plan *plan)
             } else if (!waits && worst && ranks_before(r, c, worst, worst_choice)) {
                 /* A step ahead leaves out sequences that wait for the result in flight. */
                 bool whole = w->n_plans == 0 && !w->options.pressure && !some_select(w) &&
-                             !some_load(w); /* whose pages cannot be had */
+                             !some_load(w) &&                /* whose pages cannot be had */
+                             w->options.hand_out_slots == 0; /* or come free in portions */
                 if (due && whole && w->options.max_passes == NEVER_AGED)
                     FAIL(w, "request %u, choice %u was preempted before a worse one", i, c);
                 if (++q->passed_over > w->max_passed_over) w->max_passed_over = q->passed_over;
@@ -152,7 +153,7 @@ void check_progress(world *w, const step_plan *plan)
         FAIL(w, "starvation: passed over %llu times", (unsigned long long)bound);
     /* Sequences may wait for pages that a selection is about to give up, or one that is over: the
      * plan has the tables that it gave up now. */
-    bool sheds = w->options.hand_out_slots > 0 && plan->deltas.n_words > 0;
+    bool sheds = w->options.hand_out_slots > 0 && plan->deltas.n_words + plan->deltas.n_moves > 0;
     bool idle = plan->n_seqs == 0 && !some_select(w) && !sheds;
     if (could_run && idle && (!some_load(w) || has_pages_for_all(w)))
         FAIL(w, "nothing runs, although a request could");

@@ -187,9 +187,9 @@ static void a_session_may_be_deleted_between_portions(void **state)
     end_one(f, true);
     step(f);
     post(f, (sched_event){.kind = SCHED_FORGET, .session = {7, 7}});
-    for (int i = 0; i < 4; i++) step(f);
+    for (int i = 0; i < 8; i++) step(f); /* they are parked, then given up */
     assert_int_equal(idle_sessions(f), 0);
-    assert_int_equal(used_pages(f), 2 * 1);
+    assert_int_equal(used_pages(f), 2 * 2); /* of request 2 */
     sched_request c = second_turn(f);
     add(f, &c);
     step(f);
@@ -260,7 +260,7 @@ static void a_victim_may_end_between_portions(void **state)
         press(f);
         step(f);
         end(f, 2, 0);
-        for (int i = 0; i < 10; i++) step(f);
+        for (int i = 0; i < 16; i++) step(f); /* to the tier, then out of it */
         sched_stats stats = sched_get_stats(f->s);
         assert_int_equal(stats.pages.host_used, 0);
         assert_int_equal(stats.swapped_tokens, 0);

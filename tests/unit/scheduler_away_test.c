@@ -1,0 +1,314 @@
+/* Pages of sequences without a slot that are given up, or moved to the host tier, in portions: what
+ * others do meanwhile. A page of all groups is 2 cells, and a step changes one such page. Plans are
+ * read as traces, and what a step did is counted in pages. */
+#include "tests/unit/scheduler_fixture.h"
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include <cmocka.h>
+
+static sched_options in_portions(uint32_t blocks, uint32_t host_blocks)
+{
+    sched_options o = small_options();
+    o.prefill_chunk = 200;
+    o.n_pages = 1 + 2 * blocks;
+    o.n_host_pages = 2 * host_blocks;
+    o.prefix_cache = false;
+    o.max_sessions = 4;
+    o.session_ttl_us = 1000000;
+    o.hand_out_slots = 4;
+    return o;
+}
+
+static uint32_t idle_sessions(const fixture *f) { return sched_get_stats(f->s).sessions_idle; }
+static uint32_t swapped_sessions(const fixture *f)
+{
+    return sched_get_stats(f->s).sessions_swapped;
+}
+static uint32_t host_pages(const fixture *f) { return sched_get_stats(f->s).pages.host_used; }
+static size_t moves(const fixture *f) { return f->plan ? f->plan->deltas.n_moves : 0; }
+
+/* Pages that the plan copies to the host tier. */
+static uint32_t copies_out(const fixture *f)
+{
+    uint32_t n = 0;
+    for (size_t i = 0; i < moves(f); i++) n += f->plan->deltas.moves[i].kind == PKV_MOVE_OUT;
+    return n;
+}
+
+/* Request 1 leaves session 7, of 51 tokens in 4 pages. */
+static void leave_session(fixture *f)
+{
+    sched_request a = of_session(request(f, 1, 0, 50, 9), 7);
+    add(f, &a);
+    step(f);
+    step(f);
+    finish_choice(f, 1);
+    while (idle_sessions(f) == 0) step(f);
+    assert_int_equal(used_pages(f), 2 * 4);
+}
+
+/* Tokens that the fixture's backend drew, and new ones. */
+static sched_request second_turn(fixture *f, uint64_t id)
+{
+    sched_request r = request(f, id, 0, 72, 4);
+    for (uint32_t i = 50; i < 52; i++) ((uint32_t *)r.prompt)[i] = 500;
+    return of_session(r, 7);
+}
+
+static void forget(fixture *f) { post(f, (sched_event){.kind = SCHED_FORGET, .session = {7}}); }
+
+/* Request 2 decodes in one page. */
+static void run_beside(fixture *f)
+{
+    sched_request b = request(f, 2, 500, 4, 40);
+    add(f, &b);
+    step(f);
+}
+
+static void a_session_is_forgotten_page_by_page(void **state)
+{
+    (void)state;
+    for (int expires = 0; expires < 2; expires++) {
+        fixture *f = begin(in_portions(40, 0));
+        leave_session(f);
+        run_beside(f);
+        if (expires) f->now_us += 1000000;
+        else forget(f);
+        for (uint32_t left = 4; left-- > 0;) {
+            assert_int_equal(strncmp(step(f), "2@", 2), 0);
+            assert_int_equal(idle_sessions(f), 0);
+            assert_int_equal(used_pages(f), 2 * (1 + left));
+        }
+        finish(f);
+    }
+}
+
+/* Nobody waits for the portions where nothing runs, and perhaps no other call comes. */
+static void all_at_once_where_nothing_runs(void **state)
+{
+    (void)state;
+    fixture *f = begin(in_portions(40, 0));
+    leave_session(f);
+    forget(f);
+    step(f);
+    assert_int_equal(used_pages(f), 0);
+    leave_session(f);
+    sched_request b = request(f, 2, 500, 16 * 39, 4); /* it needs pages of the session */
+    add(f, &b);
+    assert_int_equal(strncmp(step(f), "2@0+", 4), 0);
+    assert_int_equal(idle_sessions(f), 0);
+    finish(f);
+}
+
+/* Request 2 decodes in a pool that the session keeps from being enough for it. */
+static void press(fixture *f)
+{
+    sched_request b = request(f, 2, 500, 16 * 6 - 2, 40);
+    add(f, &b);
+    for (int i = 0; i < 40 && host_pages(f) == 0; i++)
+        assert_int_equal(strncmp(step(f), "2@", 2), 0);
+}
+
+static void a_session_moves_page_by_page(void **state)
+{
+    (void)state;
+    fixture *f = begin(in_portions(10, 10));
+    leave_session(f);
+    press(f);
+    for (uint32_t moved = 1; moved <= 4; moved++) {
+        assert_int_equal(moves(f), 1);
+        assert_int_equal(host_pages(f), 2 * moved);
+        assert_int_equal(swapped_sessions(f), moved == 4);
+        assert_int_equal(idle_sessions(f), moved < 4);
+        assert_int_equal(describe(f, 2, 0).preemptions, 0);
+        if (moved < 4) assert_int_equal(strncmp(step(f), "2@", 2), 0);
+    }
+    step(f);
+    assert_int_equal(moves(f), 0);
+    end(f, 2, 0);
+    sched_request c = second_turn(f, 3);
+    add(f, &c);
+    for (int i = 0; i < 10 && host_pages(f) > 0; i++) step(f); /* until 2 has left its pages */
+    assert_string_equal(f->trace, "3@51+21*");
+    finish(f);
+}
+
+static void a_session_that_moves_may_be_forgotten(void **state)
+{
+    (void)state;
+    fixture *f = begin(in_portions(10, 10));
+    leave_session(f);
+    press(f);
+    forget(f);
+    step(f);
+    assert_int_equal(idle_sessions(f) + swapped_sessions(f), 0);
+    for (int i = 0; i < 8; i++) {
+        assert_int_equal(strncmp(f->trace, "2@", 2), 0);
+        step(f);
+    }
+    assert_int_equal(host_pages(f), 0);
+    assert_int_equal(sched_get_stats(f->s).swapped_tokens, 0);
+    finish(f);
+}
+
+static void the_next_turn_waits_for_a_move(void **state)
+{
+    (void)state;
+    fixture *f = begin(in_portions(20, 20));
+    leave_session(f);
+    sched_request b = request(f, 2, 500, 16 * 16 - 2, 40);
+    add(f, &b);
+    for (int i = 0; i < 40 && host_pages(f) == 0; i++) step(f);
+    uint32_t copied = copies_out(f);
+    sched_request c = second_turn(f, 3);
+    add(f, &c);
+    end(f, 2, 0);
+    for (int i = 0; i < 8 && !strstr(f->trace, "3@"); i++) {
+        assert_in_range(copies_out(f), 0, 1);
+        step(f); /* also where the plan has nothing but copies */
+        copied += copies_out(f);
+        assert_int_equal(idle_sessions(f) + swapped_sessions(f), 0);
+        assert_string_equal(describe(f, 3, 0).report.session, "continued");
+    }
+    assert_string_equal(f->trace, "3@51+21*");
+    assert_int_equal(copied, 4);
+    finish(f);
+}
+
+/* A backend gets a plan that has nothing but copies. */
+static void a_session_moves_where_nothing_runs(void **state)
+{
+    (void)state;
+    fixture *f = begin(in_portions(20, 20));
+    leave_session(f);
+    sched_request b = request(f, 2, 500, 16 * 16 - 2, 40);
+    add(f, &b);
+    for (int i = 0; i < 40 && host_pages(f) == 0; i++) step(f);
+    uint32_t copied = copies_out(f);
+    post(f, (sched_event){.kind = SCHED_PAUSE, .request = 2});
+    for (int i = 0; i < 3; i++) {
+        assert_string_equal(step(f), "");
+        copied += copies_out(f);
+    }
+    assert_int_equal(copied, 4);
+    assert_int_equal(swapped_sessions(f), 1);
+    finish(f);
+}
+
+/* Three requests need a page each in one step: one is free, and one of the session comes free. */
+static void others_wait_for_its_pages(void **state)
+{
+    (void)state;
+    fixture *f = begin(in_portions(14, 0));
+    leave_session(f);
+    sched_request r[3];
+    for (uint32_t i = 0; i < 3; i++) {
+        r[i] = request(f, 2 + i, 500 * (2 + i), 46, 20);
+        add(f, &r[i]);
+    }
+    for (int i = 0; i < 10 && idle_sessions(f) > 0; i++) step(f);
+    assert_string_equal(f->trace, "2@48+1* 3@48+1*");
+    assert_int_equal(used_pages(f), 2 * 14);
+    assert_string_equal(step(f), "2@49+1* 3@49+1* 4@48+1*");
+    for (uint32_t i = 2; i <= 4; i++) assert_int_equal(describe(f, i, 0).preemptions, 0);
+    finish(f);
+}
+
+static void what_waits_may_end_while_it_moves(void **state)
+{
+    (void)state;
+    fixture *f = begin(in_portions(10, 10));
+    leave_session(f);
+    press(f);
+    sched_request c = second_turn(f, 3);
+    add(f, &c);
+    step(f);
+    end(f, 3, 0);
+    for (int i = 0; i < 9; i++) step(f);
+    assert_int_equal(host_pages(f), 0);
+    assert_int_equal(sched_get_stats(f->s).swapped_tokens, 0);
+    finish(f);
+}
+
+/* Its 4 parked pages were to come back one by one. */
+static void a_request_that_ends_before_its_tables_are_back_gives_them_up(void **state)
+{
+    (void)state;
+    for (uint32_t come = 1; come <= 3; come++) {
+        fixture *f = begin(in_portions(40, 0));
+        leave_session(f);
+        run_beside(f);
+        sched_request c = second_turn(f, 3);
+        c.policy.report_positions = true;
+        add(f, &c);
+        for (uint32_t i = 0; i < come; i++) step(f);
+        sched_choice_info info = describe(f, 3, 0);
+        assert_true(info.arriving);
+        free(info.report.kept_json);
+        end(f, 3, 0);
+        step(f);
+        info = describe(f, 3, 0);
+        assert_false(info.arriving);
+        assert_string_equal(info.report.kept_json, "[{\"layers\": [0, 0], \"heads\": [0, 0], "
+                                                   "\"ranges\": [[0, 51]]}, {\"layers\": "
+                                                   "[1, 1], \"heads\": [0, 0], \"ranges\": "
+                                                   "[[0, 51]]}]");
+        free(info.report.kept_json);
+        uint32_t used = used_pages(f);
+        assert_true(used >= 2 * (1 + 2));
+        while (used > 2 * 1) {
+            step(f);
+            assert_in_range(used - used_pages(f), 2, 4); /* of what had come, and of the rest */
+            used = used_pages(f);
+        }
+        finish(f);
+    }
+}
+
+/* Session 7 is in a tier without room for the victim, which waits until it is forgotten. */
+static void a_victim_waits_for_room_in_the_tier(void **state)
+{
+    (void)state;
+    fixture *f = begin(in_portions(15, 8));
+    leave_session(f);
+    sched_request a = request(f, 2, 500, 100, 60), b = request(f, 3, 1000, 100, 60);
+    a.priority = -1;
+    add(f, &a);
+    add(f, &b);
+    bool waits = false;
+    step(f);
+    for (int i = 0; i < 80 && describe(f, 3, 0).preemptions == 0; i++) {
+        step(f);
+        assert_non_null(strstr(f->trace, "2@"));
+        assert_true(moves(f) <= 1);
+        uint32_t gone = idle_sessions(f) + swapped_sessions(f);
+        waits |= gone == 0 && moves(f) == 0 && host_pages(f) > 0;
+    }
+    assert_true(waits);
+    sched_stats stats = sched_get_stats(f->s);
+    assert_int_equal(stats.swaps_out, 1);
+    assert_int_equal(stats.swaps_refused, 0);
+    assert_int_equal(stats.sessions_expired, 1);
+    assert_int_equal(host_pages(f), 2 * 7);
+    finish(f);
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(a_session_is_forgotten_page_by_page),
+        cmocka_unit_test(all_at_once_where_nothing_runs),
+        cmocka_unit_test(a_session_moves_page_by_page),
+        cmocka_unit_test(a_session_that_moves_may_be_forgotten),
+        cmocka_unit_test(the_next_turn_waits_for_a_move),
+        cmocka_unit_test(a_session_moves_where_nothing_runs),
+        cmocka_unit_test(others_wait_for_its_pages),
+        cmocka_unit_test(what_waits_may_end_while_it_moves),
+        cmocka_unit_test(a_request_that_ends_before_its_tables_are_back_gives_them_up),
+        cmocka_unit_test(a_victim_waits_for_room_in_the_tier),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
