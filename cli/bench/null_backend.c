@@ -78,7 +78,6 @@ static status make_measures(null_backend *b, uint32_t tokens)
 {
     const pkv_geometry *g = &b->info.geometry;
     b->n_measures = (size_t)g->n_layers * g->n_kv_heads * tokens;
-    if (tokens == 0) return STATUS_IS_OK;
     b->measures = alloc_resize(NULL, NULL, b->n_measures, sizeof *b->measures);
     if (!b->measures) return status_make(STATUS_NO_MEMORY, NULL);
     for (size_t i = 0; i < b->n_measures; i++)
@@ -210,14 +209,14 @@ status null_backend_create(const null_options *o, backend *out, error *err)
                        .max_positions = o->max_positions,
                        .max_rows = o->max_rows,
                        .max_seqs = o->max_seqs,
-                       .lacks = o->measured_tokens ? MEASURES_READS | MEASURES_BESIDE : UINT32_MAX,
+                       .lacks = MEASURES_SUMS | MEASURES_NOVELTY | MEASURES_READS | MEASURES_BESIDE,
                        .n_pages = o->n_pages,
                        .max_in_flight = MOST_IN_FLIGHT,
                        .geometry = o->geometry};
     b->seqs = calloc(o->max_seqs, sizeof *b->seqs);
     b->samples = calloc(step_most_draws(o->max_seqs), sizeof *b->samples);
     status st = b->seqs && b->samples ? STATUS_IS_OK : status_make(STATUS_NO_MEMORY, NULL);
-    if (status_ok(st)) st = make_measures(b, o->measured_tokens);
+    if (status_ok(st)) st = make_measures(b, o->max_positions);
     if (status_ok(st)) st = bench_mirror_create(&o->geometry, o->n_pages, o->max_seqs, &b->mirror);
     if (!status_ok(st)) {
         null_destroy(b);

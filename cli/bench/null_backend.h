@@ -1,6 +1,7 @@
 /* A backend that computes nothing: a step takes a fixed time on a timer, as a step of a GPU does,
  * and draws invented tokens. What a GPU's host does for a step before it starts, with the page
- * tables, is done on the engine thread and timed apart. Two steps may be in flight. */
+ * tables, is done on the engine thread and timed apart. Values of measures are invented too. Two
+ * steps may be in flight. */
 #ifndef CLI_BENCH_NULL_BACKEND_H
 #define CLI_BENCH_NULL_BACKEND_H
 
@@ -11,8 +12,6 @@ typedef struct null_options {
     uint32_t n_pages, max_seqs, max_rows;
     uint32_t vocab_size, max_positions;
     int64_t step_us; // 0 = a step is over when it was submitted
-    /* Measures are invented for sequences of up to this many tokens; 0 = nothing is measured. */
-    uint32_t measured_tokens;
 } null_options;
 
 /* Sums since null_backend_create. */

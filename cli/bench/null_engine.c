@@ -32,7 +32,6 @@ static status make_backend(const null_engine_options *o, backend *out, error *er
                       .max_rows = o->prefill_chunk + o->running,
                       .vocab_size = NULL_VOCAB,
                       .max_positions = o->tokens > o->long_tokens ? o->tokens : o->long_tokens,
-                      .measured_tokens = o->long_tokens,
                       .step_us = o->step_us};
     return null_backend_create(&n, out, err);
 }
