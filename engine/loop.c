@@ -83,7 +83,14 @@ static bool take_token(engine *e, engine_stream *s, uint32_t choice, const step_
     return !u->in_ring;
 }
 
-static void take_share(engine *e, engine_stream *s, const step_seq *share,
+/* Whether a selection reads what the share measures. */
+static bool share_selects(const engine *e, const step_plan *plan, uint32_t share)
+{
+    const measure_spec *m = &plan->seqs[share].measure;
+    return m->kind != MEASURE_NONE && !m->silent && !sched_measured_to_look(e->sched, share);
+}
+
+static void take_share(engine *e, engine_stream *s, const step_seq *share, bool selects,
                        const step_seq_result *got)
 {
     if (share->want_scores && !s->failed) {
@@ -99,8 +106,7 @@ static void take_share(engine *e, engine_stream *s, const step_seq *share,
             slots_fail_stream(e, s, status_make(STATUS_NO_MEMORY, "pooled hidden states"));
     }
     if (share->n_embeds && !s->failed) reform_take_rows(e, s, share, got);
-    if (share->measure.kind != MEASURE_NONE && !share->measure.silent)
-        e->measured[e->n_measured++] = s;
+    if (selects) e->measured[e->n_measured++] = s;
     if (s->request.progress && s->first_token_us == 0) e->prefilled[e->n_prefilled++] = s;
     uint32_t n_due = 0;
     for (uint32_t j = 0; j < got->n_samples; j++)
@@ -134,7 +140,7 @@ static void take_result(engine *e, const step_plan *plan, const step_result *res
             if (s && !behind) slots_fail_stream(e, s, result->status);
             continue;
         }
-        if (s) take_share(e, s, share, &result->seqs[i]);
+        if (s) take_share(e, s, share, share_selects(e, plan, i), &result->seqs[i]);
     }
 }
 

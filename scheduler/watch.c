@@ -104,6 +104,13 @@ void sched_watch_plan(sched *s, sched_work *w)
     w->watch = policy.kind == MEASURE_NONE ? WATCH_ALONE : WATCH_SAME;
 }
 
+bool sched_measured_to_look(const sched *s, uint32_t share)
+{
+    assert(s->n_in_flight > 0);
+    const sched_work *w = &s->works[s->first];
+    return w->watch == WATCH_ALONE && w->watch_share == share;
+}
+
 /* The array of values that has the row's mass. */
 static const float *mass_of(const sched *s, const measure_spec *spec, const measure_result *r)
 {

@@ -117,6 +117,9 @@ static void attention_is_seen(void **state)
     assert_int_equal(i, f->model.info.geometry.n_layers);
     json_decref(doc);
     strbuf_destroy(&map);
+    while (engine_stream_wait(s, &out)) continue;
+    assert_non_null(out.report);
+    assert_true(out.report->scoring_ms == 0); /* no selection read the row */
     engine_stream_release(s);
 }
 
