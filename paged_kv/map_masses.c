@@ -48,6 +48,18 @@ static void add_page(masses_row *r, uint32_t base, uint32_t n, uint32_t heads, f
     if (n > first) add_run(r, base + first, n - first, heads, mass * (float)(n - first) / (float)n);
 }
 
+/* The same of a page whose n tokens have positions of their own, those of a column at once. */
+static void add_scattered(masses_row *r, const uint32_t *positions, uint32_t n, uint32_t heads,
+                          float mass)
+{
+    uint32_t wide = r->map->column_tokens;
+    for (uint32_t from = 0, to = 0; from < n; from = to) {
+        uint32_t start = positions[from] - positions[from] % wide;
+        while (to < n && positions[to] - start < wide) to++; // one before `start` wraps around
+        add_run(r, positions[from], to - from, heads, mass * (float)(to - from) / (float)n);
+    }
+}
+
 static void add_table(const pkv *p, const pkv_seq *s, uint32_t table, masses_row *r)
 {
     const pkv_masses *m = r->m;
@@ -60,9 +72,10 @@ static void add_table(const pkv *p, const pkv_seq *s, uint32_t table, masses_row
         bool scattered = i < t->slot_pages;
         if (m->by_slot ? slot + n > m->stride : i >= m->stride) return;
         float mass = m->by_slot ? 0.0f : value_at(r, i, &heads);
-        if (!m->by_slot && !scattered) add_page(r, bases[i], n, heads, mass);
-        for (uint32_t k = 0; (m->by_slot || scattered) && k < n; k++) {
-            float part = m->by_slot ? value_at(r, slot + k, &heads) : mass / (float)n;
+        if (!m->by_slot && scattered) add_scattered(r, t->slots + slot, n, heads, mass);
+        else if (!m->by_slot) add_page(r, bases[i], n, heads, mass);
+        for (uint32_t k = 0; m->by_slot && k < n; k++) {
+            float part = value_at(r, slot + k, &heads);
             add_run(r, scattered ? t->slots[slot + k] : bases[i] + k, 1, heads, part);
         }
     }
