@@ -265,12 +265,21 @@ typedef struct backend_info {
     uint32_t max_in_flight; // 2 = the next step is submitted while one runs; else 1
     pkv_geometry geometry;
     uint64_t identity; // digest of weights and RoPE base: part of the prefix salt
-    /* Bytes of K and V of a block, over all KV groups; 0 = read_block and write_block are not to be
+    /* Bytes of K and V of a block, over all KV groups; 0 = read_cells and write_cells are not to be
      * called. */
     size_t block_bytes;
     /* Digest of all that they depend on beside tokens, the state of the weights' files among it. */
     uint64_t block_identity;
+    /* Digest of all that K and V of given tokens depend on, equal on every machine that has copies
+     * of the same files; where block_bytes is not 0. */
+    uint64_t kv_identity;
 } backend_info;
+
+/* Bytes of K and V of a cell, where block_bytes is not 0. */
+static inline size_t backend_cell_bytes(const backend_info *info)
+{
+    return info->block_bytes / pkv_groups(&info->geometry);
+}
 
 /* The rank of `ranks` that gives a head's vectors: the first that has the head. n_heads and
  * n_kv_heads are the model's. */
@@ -298,10 +307,12 @@ typedef struct backend_ops {
     /* Asks the steps in flight to stop soon. collect then returns STATUS_INTERNAL, and the backend
      * can only be destroyed. Any thread. */
     void (*interrupt)(void *ctx);
-    /* Copy K and V of a block [block_bytes] from the cells of its KV groups, and into them. Any
-     * thread, also while steps run that neither read nor write these cells. May be NULL. */
-    void (*read_block)(void *ctx, const uint32_t *cells, uint8_t *to);
-    void (*write_block)(void *ctx, const uint32_t *cells, const uint8_t *from);
+    /* Copy K and V of cells [n, backend_cell_bytes] out of the pool, and into it. Of the slots of a
+     * cell that is read the first n_slots are copied, and the others are zeros, because they may
+     * have tokens of another sequence. Any thread, also while steps run that neither read nor write
+     * these cells. May be NULL. */
+    void (*read_cells)(void *ctx, const uint32_t *cells, uint32_t n, uint32_t n_slots, uint8_t *to);
+    void (*write_cells)(void *ctx, const uint32_t *cells, uint32_t n, const uint8_t *from);
     /* After a step that failed for good, others may still be in flight when this is called. No
      * measures are held. */
     void (*destroy)(void *ctx);

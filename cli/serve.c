@@ -34,6 +34,7 @@ typedef struct serving {
     rpc_events *events;
     disk_cache *disk;
     disk_records *sessions, *embeddings; // NULL: none are kept on disk
+    transfer *transfer;
     engine *engine;
     rpc_server *server;
 } serving;
@@ -358,6 +359,7 @@ static status start_engine(serving *s, error *err)
     o.disk = s->disk;
     o.sessions = s->sessions;
     o.embeddings = s->embeddings;
+    o.transfer = s->transfer;
     o.step_timeout_us = step_timeout_us(s);
     o.restart = model_restart;
     o.restart_ctx = &s->model;
@@ -476,6 +478,8 @@ static status start_serving(serving *s, error *err)
     model_log(&s->model, s->model_flags.dir);
     RETURN_IF_ERROR(open_disk(s, err));
     RETURN_IF_ERROR(open_sessions(s, err));
+    RETURN_IF_ERROR(serve_open_transfer(&s->flags, s->model.backend.ops->info(s->model.backend.ctx),
+                                        s->room.transfer, &s->transfer, err));
     RETURN_IF_ERROR(start_engine(s, err));
     return start_server(s, err);
 }
@@ -572,6 +576,7 @@ static void close_all(serving *s)
     if (s->model.workers) workers_on_loss(s->model.workers, NULL, NULL);
     model_give_up(&s->model);
     engine_destroy(s->engine);
+    transfer_close(s->transfer);
     disk_records_close(s->sessions);
     disk_records_close(s->embeddings);
     disk_close(s->disk);

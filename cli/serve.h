@@ -35,6 +35,10 @@ typedef struct serve_flags {
     const char *otlp_traces_endpoint; // NULL, or a URL
     const char *disk_cache;           // NULL, or a folder
     uint64_t disk_size;
+    const char *transfer_listen; // NULL, or HOST:PORT
+    arg_list transfer_peers;
+    uint64_t transfer_memory;
+    uint32_t transfer_ttl_s, transfer_timeout_s;
 } serve_flags;
 
 arg_group serve_flags_group(serve_flags *target);
@@ -55,6 +59,7 @@ enum { SERVE_OWN_BYTES = 16 << 20 };
 typedef struct serve_room {
     uint64_t swap;      // the host tier
     uint64_t embeds;    // embeddings of method reform
+    uint64_t transfer;  // transfer_options.bytes
     uint64_t responses; // rpc_options.responses_bytes
     uint64_t bodies;    // rpc_options.body_memory_bytes; 0 = not known, the model runs elsewhere
 } serve_room;
@@ -64,12 +69,13 @@ typedef struct serve_wants {
     uint64_t max_body;
     uint64_t disk_size; // of the prefix cache on disk; 0 = none
     uint64_t responses; // --responses-memory
+    uint64_t transfer;  // --kv-transfer-memory; 0 where no prompts go from server to server
     uint64_t embeds;    // --embed-memory; 0 where the model has no heads for method reform
 } serve_wants;
 
 /* Shares the bound's memory: the host tier may have what the largest request leaves, embeddings
- * half of what is left then, stored responses at their most a quarter of the rest, and bodies what
- * remains.
+ * half of what is left then, prompts of other servers half of the rest, stored responses at their
+ * most a quarter of what is left by them, and bodies what remains.
  * Refuses needs that exceed the bound, with figures, because the kernel would end such a server
  * under load. STATUS_NO_MEMORY. */
 status serve_check_needs(const backend_cpu_needs *needs, const serve_wants *wants,
@@ -82,6 +88,11 @@ status serve_check_retention(const model_flags *flags, const retention_flags *re
  * model is to run on the CPUs of this machine. Reads no weights. */
 status serve_check_memory(const model_flags *flags, const serve_flags *serving, serve_room *out,
                           error *err);
+
+/* Opens what hands prompts over to other servers and fetches theirs, within so many bytes
+ * (serve_transfer.c). *out is NULL where the flags ask for neither. */
+status serve_open_transfer(const serve_flags *flags, const backend_info *info, uint64_t bytes,
+                           transfer **out, error *err);
 
 /* Makes the allocator's arenas now, so that no thread's first allocation has to
  * (serve_arenas.c). */

@@ -54,6 +54,23 @@ static const arg_flag flags_table[] = {
         "the files of --disk-cache together, at most; those used longest ago make room. A quarter "
         "is for embeddings of sessions where the model has heads for method reform",
         .min = 1 << 20, .max = 0x1p50, .initial = "32G"),
+    ARG_ROW("kv-transfer-listen", "HOST:PORT", ARG_TEXT, serve_flags, transfer_listen,
+            "computed prompts are held here for other servers, which fetch their K and V from this "
+            "address (disaggregated prefill); port 0 is any free one. For a network that clients "
+            "are not on"),
+    ARG_ROW("kv-transfer-peers", "HOST:PORT", ARG_LIST, serve_flags, transfer_peers,
+            "a server's --kv-transfer-listen, from which requests may have their prompt fetched; "
+            "may be repeated, and others are refused"),
+    ARG_ROW("kv-transfer-memory", "BYTES", ARG_BYTES, serve_flags, transfer_memory,
+            "prompts that are held for other servers, and those that were fetched, together",
+            .min = 1 << 20, .max = 0x1p50, .initial = "1G"),
+    ARG_ROW("kv-transfer-ttl", "SECONDS", ARG_COUNT, serve_flags, transfer_ttl_s,
+            "a prompt that no server has fetched for so long is forgotten", .min = 1, .max = 86400,
+            .initial = "120"),
+    ARG_ROW("kv-transfer-timeout", "SECONDS", ARG_COUNT, serve_flags, transfer_timeout_s,
+            "a server that sends or takes nothing for so long is given up, and the prompt is "
+            "computed here",
+            .min = 1, .max = 3600, .initial = "10"),
     ARG_ROW("tls-cert", "FILE", ARG_TEXT, serve_flags, tls_cert,
             "certificate chain (PEM): both servers speak TLS only",
             .also = "--ssl-certfile --ssl-cert-file"),
@@ -149,4 +166,5 @@ void serve_flags_destroy(serve_flags *f)
     free(f->keys.items);
     free(f->admin_keys.items);
     free(f->cors_origins.items);
+    free(f->transfer_peers.items);
 }

@@ -44,6 +44,8 @@ status serve_check_needs(const backend_cpu_needs *needs, const serve_wants *want
     left -= out->swap;
     out->embeds = wants->embeds < left / 2 ? wants->embeds : left / 2;
     left -= out->embeds;
+    out->transfer = wants->transfer < left / 2 ? wants->transfer : left / 2;
+    left -= out->transfer;
     uint64_t most = left / 4 / RPC_RESPONSES_FACTOR;
     out->responses = wants->responses < most ? wants->responses : most;
     out->bodies = left - out->responses * RPC_RESPONSES_FACTOR + body;
@@ -71,7 +73,9 @@ status serve_check_memory(const model_flags *flags, const serve_flags *serving, 
     struct rlimit space;
     uint64_t most = UINT64_MAX;
     const char *where = flags->workers.where ? flags->workers.where : "threads";
-    *out = (serve_room){.responses = serving->responses_memory};
+    bool transfers = serving->transfer_listen || serving->transfer_peers.n > 0;
+    *out = (serve_room){.responses = serving->responses_memory,
+                        .transfer = transfers ? serving->transfer_memory : 0};
     if (!flags->dir || !computes_here(flags, where)) return STATUS_IS_OK;
     status s = model_describe(flags, &m, err);
     if (status_ok(s))
@@ -79,6 +83,7 @@ status serve_check_memory(const model_flags *flags, const serve_flags *serving, 
     serve_wants wants = {.max_body = serving->max_body,
                          .disk_size = serving->disk_cache ? serving->disk_size : 0,
                          .responses = serving->responses_memory,
+                         .transfer = out->transfer,
                          .embeds = m.embeds.n > 0 ? m.embed_memory : 0};
     model_close(&m);
     RETURN_IF_ERROR(s);

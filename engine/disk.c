@@ -33,6 +33,12 @@ status disk_check(const engine *e, error *err)
     return STATUS_IS_OK;
 }
 
+static void read_block(engine *e, const uint32_t *cells, uint8_t *to)
+{
+    const pkv_geometry *g = &e->info.geometry;
+    e->backend.ops->read_cells(e->backend.ctx, cells, pkv_groups(g), g->page_tokens, to);
+}
+
 /* Where buffers are few, the blocks that left last get them, because they are nearest to the
  * beginning of their chains. All are put in the order in which they left, so that the store forgets
  * children before their parent. */
@@ -46,8 +52,7 @@ void disk_save_lost(engine *e)
     for (uint32_t i = lost.n; i-- > 0;) {
         disk_key key = key_of(&lost.keys[i]);
         buffers[i] = disk_put_begin(e->o.disk, &key);
-        if (buffers[i])
-            e->backend.ops->read_block(e->backend.ctx, lost.cells + i * groups, buffers[i]);
+        if (buffers[i]) read_block(e, lost.cells + i * groups, buffers[i]);
     }
     for (uint32_t i = 0; i < lost.n; i++) {
         disk_key key = key_of(&lost.keys[i]);
@@ -88,7 +93,7 @@ void disk_save_cached(engine *e, int64_t until_us)
                 disk_touch(e->o.disk, &key);
                 continue;
             }
-            e->backend.ops->read_block(e->backend.ctx, some.cells + i * groups, buffer);
+            read_block(e, some.cells + i * groups, buffer);
             disk_put_end(e->o.disk, buffer);
         }
     }
@@ -108,7 +113,8 @@ static void take_block(void *ctx, uint32_t i, const uint8_t *bytes)
     const load_job *j = ctx;
     const engine *e = j->engine;
     size_t groups = pkv_groups(&e->info.geometry);
-    e->backend.ops->write_block(e->backend.ctx, j->load->cells + i * groups, bytes);
+    e->backend.ops->write_cells(e->backend.ctx, j->load->cells + i * groups, (uint32_t)groups,
+                                bytes);
 }
 
 static void end_job(void *ctx, uint32_t n_good)
@@ -136,8 +142,11 @@ static void begin_load(engine *e, const sched_load *load)
 
 void disk_begin_loads(engine *e)
 {
-    if (!e->o.disk) return;
-    for (const sched_load *load; (load = sched_next_load(e->sched)) != NULL;) begin_load(e, load);
+    if (!e->o.disk && !e->o.transfer) return;
+    for (const sched_load *load; (load = sched_next_load(e->sched)) != NULL;) {
+        if (load->keys) begin_load(e, load);
+        else hand_begin_load(e, load);
+    }
 }
 
 void disk_take_back(engine *e, uint32_t n_loaded)

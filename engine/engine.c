@@ -37,7 +37,7 @@ static bool allocate(engine *e)
 static bool start_threads(engine *e)
 {
     session_watch(e);
-    if (!status_ok(select_start(e))) return false;
+    if (!status_ok(select_start(e)) || !status_ok(hand_start(e))) return false;
     if (pthread_create(&e->thread, NULL, engine_loop, e)) return false;
     e->thread_started = true;
     if (!status_ok(watch_start(e))) return false;
@@ -59,6 +59,9 @@ static void init_locks(engine *e)
     pthread_mutex_init(&e->forms.lock, NULL);
     pthread_cond_init(&e->selecting.arrived, NULL);
     pthread_cond_init(&e->selecting.done, NULL);
+    pthread_mutex_init(&e->hands.lock, NULL);
+    pthread_cond_init(&e->hands.arrived, NULL);
+    pthread_cond_init(&e->hands.done, NULL);
     pthread_mutex_init(&e->stats_lock, NULL);
     pthread_rwlock_init(&e->sched_lock, NULL);
     pthread_mutex_init(&e->watch.lock, NULL);
@@ -72,6 +75,9 @@ static void destroy_locks(engine *e)
     pthread_mutex_destroy(&e->watch.lock);
     pthread_rwlock_destroy(&e->sched_lock);
     pthread_mutex_destroy(&e->stats_lock);
+    pthread_cond_destroy(&e->hands.done);
+    pthread_cond_destroy(&e->hands.arrived);
+    pthread_mutex_destroy(&e->hands.lock);
     pthread_cond_destroy(&e->selecting.done);
     pthread_cond_destroy(&e->selecting.arrived);
     pthread_mutex_destroy(&e->selecting.lock);
@@ -105,6 +111,7 @@ status engine_create(const engine_options *options, engine **out, error *err)
                    : error_set(err, STATUS_NO_MEMORY, "engine: out of memory");
     if (status_ok(s)) s = reform_start(e, err);
     if (status_ok(s)) s = disk_check(e, err);
+    if (status_ok(s)) s = hand_check(e, err);
     if (status_ok(s)) s = engine_make_scheduler(e, &e->sched, err);
     if (status_ok(s) && !start_threads(e))
         s = error_set(err, STATUS_NO_MEMORY, "engine: cannot start its threads");
@@ -141,10 +148,12 @@ void engine_destroy(engine *e)
     if (!e) return;
     stop_flag(&e->prepare.lock, &e->prepare.arrived, &e->prepare.stop);
     for (uint32_t i = 0; i < e->n_workers; i++) pthread_join(e->workers[i], NULL);
+    if (e->o.transfer) transfer_cancel(e->o.transfer);
     stop_flag(&e->inbox.lock, &e->inbox.arrived, &e->inbox.stop);
     if (e->thread_started) pthread_join(e->thread, NULL);
     session_unwatch(e);
     select_stop(e);
+    hand_stop(e);
     drop_inbox(e);
     watch_stop(e); /* last: only the watchdog ends a stuck step */
     sched_destroy(e->sched);
@@ -184,6 +193,7 @@ status engine_submit(engine *e, const engine_request *r, engine_notify notify, v
     RETURN_IF_ERROR(retention_rules_apply(&e->retention, r, &policy, err));
     RETURN_IF_ERROR(reform_check(e, r, &policy, err));
     RETURN_IF_ERROR(retrieval_parse(r->retrieval, &e->info.geometry, &retrieval, err));
+    RETURN_IF_ERROR(hand_check_request(e, r, err));
     RETURN_IF_ERROR(engine_check_state(e, err));
     /* Counting first keeps every later queue within max_requests. */
     if (atomic_fetch_add(&e->n_live, 1) >= e->o.max_requests) {
@@ -196,6 +206,7 @@ status engine_submit(engine *e, const engine_request *r, engine_notify notify, v
     if (status_ok(st)) {
         s->policy = policy;
         st = reform_create(e, s);
+        if (status_ok(st)) st = hand_create(e, s);
     }
     if (!status_ok(st)) {
         stream_unref(s);
@@ -222,6 +233,7 @@ engine_stats engine_get_stats(engine *e)
     stats.state = (engine_state)atomic_load(&e->state);
     if (e->o.disk) stats.disk = disk_count(e->o.disk);
     if (e->o.sessions) stats.records = disk_record_count(e->o.sessions);
+    if (e->o.transfer) stats.transfer = transfer_count(e->o.transfer);
     if (e->o.embeddings) stats.embeddings = disk_record_count(e->o.embeddings);
     stats.embed_bytes = reform_store_used(&e->embeddings);
     stats.n_live = atomic_load(&e->n_live);

@@ -31,6 +31,7 @@
 #include "scheduler/scheduler.h"
 #include "text/chat_template.h"
 #include "text/tokenizer.h"
+#include "transfer/transfer.h"
 
 typedef struct engine engine;
 typedef struct engine_stream engine_stream;
@@ -79,6 +80,9 @@ typedef struct engine_options {
      * wanted again (borrowed); NULL: there is none. It has the backend's block_bytes and
      * block_identity. */
     disk_cache *disk;
+    /* Hands prompts over to other servers and takes prompts over from them (borrowed); NULL: such
+     * requests are refused. */
+    transfer *transfer;
     /* The watchdog: a step that takes longer than this is stuck. It is reported, its requests fail,
      * the backend is asked to stop (backend_ops.interrupt) and is then made again. 0 = no
      * watchdog. */
@@ -128,6 +132,7 @@ enum {
     ENGINE_BAD_WORDS_MAX = 512,
     ENGINE_N_MAX = 128,
     ENGINE_SESSION_BYTES_MAX = 256,
+    ENGINE_TRANSFER_ID_BYTES = 33, // 32 hexadecimal digits and a NUL
 };
 
 /* The form that the answer is held to (docs/structured.md). */
@@ -180,6 +185,14 @@ typedef struct engine_request {
      * its own. NULL = no session. A session belongs to (identity, cache_salt, session): no identity
      * reaches another's. */
     char *session;
+    /* Disaggregated prefill. hands_over: once the first token is drawn, which is the only one, what
+     * is kept of the prompt is held for another server (engine_output.transfer). takes_over: what
+     * another server holds so is fetched instead of computed. Both belong to (identity, cache_salt)
+     * as a session does. */
+    bool hands_over, takes_over;
+    char transfer_host[TRANSFER_HOST_BYTES]; // takes_over: the server
+    uint32_t transfer_port;
+    char transfer_id[ENGINE_TRANSFER_ID_BYTES]; // takes_over: what it calls the prompt
     /* The client's identity, such as a digest of its API key; opaque; NULL = none. */
     char *identity;
 } engine_request;
@@ -206,6 +219,10 @@ status engine_request_read_form(engine_request *r, const char *field, const json
                                 error *err);
 status engine_request_set_form(engine_request *r, const char *field, grammar_kind kind,
                                const char *text, size_t n, error *err);
+
+/* Reads vLLM's kv_transfer_params, an object of which unknown members are left out. */
+status engine_request_read_transfer(engine_request *r, const char *where, const char *field,
+                                    const json_t *value, error *err);
 
 /* The request's prompt (text, messages or ids) as token ids, as engine_submit would see it. Any
  * thread. */
@@ -245,6 +262,18 @@ typedef struct engine_progress {
     uint32_t computed_tokens, total_tokens;
 } engine_progress;
 
+/* What became of a request's hands_over or takes_over. */
+typedef struct engine_transfer {
+    bool held;                         // another server can fetch the prompt, once
+    char id[ENGINE_TRANSFER_ID_BYTES]; // by this
+    const char *host;                  // from there
+    uint16_t port;
+    bool received;                      // the prompt was fetched, not computed
+    uint32_t tokens;                    // of the prompt
+    uint64_t bytes;                     // held or received
+    char note[TRANSFER_WHY_BYTES + 32]; // why neither; "" = it is so
+} engine_transfer;
+
 /* One token of one choice, its end, or progress. `text` is valid until the next read of this
  * stream, the other pointers until its release. */
 typedef struct engine_output {
@@ -263,6 +292,7 @@ typedef struct engine_output {
      * retention. */
     const retention_report *report;
     const retrieval_totals *reading; // of the choice's rows; NULL when it reads everything
+    const engine_transfer *transfer; // NULL unless the request hands its prompt over or takes it
     status_code error_code; // ENGINE_FINISH_ERROR: the kind of fault, and one line that says why
     const char *error_text;
     /* Given where a request asks for it, before its first token and at most ten times a second. A
@@ -344,6 +374,7 @@ typedef struct engine_stats {
     disk_counts disk;              // all 0 without one
     disk_record_counts records;    // all 0 without engine_options.sessions
     disk_record_counts embeddings; // likewise, of engine_options.embeddings
+    transfer_counts transfer;      // likewise, of engine_options.transfer
     backend_tier tier;             // summed over steps
     size_t embed_bytes;            // of engine_options.embed_memory, taken by requests and sessions
 } engine_stats;

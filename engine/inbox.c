@@ -25,7 +25,8 @@ void inbox_put(engine *e, unsigned what, engine_stream *s)
 static bool is_empty(const inbox *in)
 {
     return !in->added.first && !in->other.first && !in->looks.first && !in->flush && !in->lost &&
-           !in->stop && !in->written && in->n_selected + in->n_loaded + in->n_forgotten == 0;
+           !in->stop && !in->written && !in->handed &&
+           in->n_selected + in->n_loaded + in->n_forgotten == 0;
 }
 
 void inbox_put_selected(engine *e, made_selection made)
@@ -53,6 +54,28 @@ void inbox_put_written(engine *e)
     in->written = true;
     pthread_cond_signal(&in->arrived);
     pthread_mutex_unlock(&in->lock);
+}
+
+void inbox_put_handed(engine *e, hand_job *job)
+{
+    inbox *in = &e->inbox;
+    pthread_mutex_lock(&in->lock);
+    hand_job **at = &in->handed;
+    while (*at) at = &(*at)->next;
+    job->next = NULL;
+    *at = job;
+    pthread_cond_signal(&in->arrived);
+    pthread_mutex_unlock(&in->lock);
+}
+
+/* Takes the first ones that were handed. */
+static hand_job *take_handed(inbox *in)
+{
+    hand_job *first = in->handed, **at = &first;
+    for (uint32_t n = 0; *at && n < HANDED_MOST; n++) at = &(*at)->next;
+    in->handed = *at;
+    *at = NULL;
+    return first;
 }
 
 void inbox_put_look(engine *e, engine_stream *s)
@@ -112,6 +135,7 @@ static inbox_batch drain(engine *e, int64_t wait_us, bool all)
     if (in->n_selected > 0) memcpy(e->selected, in->selected, in->n_selected * sizeof *e->selected);
     batch.n_loaded = in->n_loaded;
     if (in->n_loaded > 0) memcpy(e->loaded, in->loaded, in->n_loaded * sizeof *e->loaded);
+    batch.handed = take_handed(in);
     batch.n_forgotten = in->n_forgotten;
     memcpy(batch.forgotten, in->forgotten, in->n_forgotten * sizeof *in->forgotten);
     in->n_selected = in->n_loaded = in->n_forgotten = 0;

@@ -164,6 +164,7 @@ struct engine {
     inbox inbox;
     prepare_queue prepare;
     select_queue selecting;
+    hand_queue hands;
     reform_store embeddings;
     embed_head *embed_heads; /* [o.n_embed_heads] */
     uint32_t embed_layers;   /* that must run for them */
@@ -250,6 +251,9 @@ void engine_count_choice(engine *e, engine_finish how);
 /* UNAVAILABLE with the missing part and the reason while the backend is down. */
 status engine_check_state(engine *e, error *err);
 status engine_make_scheduler(engine *e, sched **out, error *err);
+
+/* Takes a token that another server drew as the first one of the stream's only choice. */
+void loop_take_first(engine *e, engine_stream *s, const step_sample *sample);
 
 /* Threads: the engine thread, and one that prepares requests. */
 void *engine_loop(void *e);

@@ -73,6 +73,7 @@ static bool take_token(engine *e, engine_stream *s, uint32_t choice, const step_
         slots_end_choice(e, s, choice, ENGINE_FINISH_LENGTH);
         return false;
     }
+    hand_note_first(s, sample);
     untold_token *u = keep_token(e, s, choice, sample);
     u->finish =
         choice_take(c, &s->request, s->stop_ids, s->n_stop_ids, s->max_new_tokens, sample->token);
@@ -88,6 +89,23 @@ static bool share_selects(const engine *e, const step_plan *plan, uint32_t share
 {
     const measure_spec *m = &plan->seqs[share].measure;
     return m->kind != MEASURE_NONE && !m->silent && !sched_measured_to_look(e->sched, share);
+}
+
+void loop_take_first(engine *e, engine_stream *s, const step_sample *sample)
+{
+    choice_state *c = &s->choices[0];
+    if (c->finish != ENGINE_FINISH_NONE || s->failed) return;
+    untold_token u = {.stream = s, .sample = *sample};
+    e->now_us = clock_now_us();
+    u.finish =
+        choice_take(c, &s->request, s->stop_ids, s->n_stop_ids, s->max_new_tokens, sample->token);
+    u.finish = form_take(e, s, 0, sample->token, u.finish);
+    if (u.finish == ENGINE_FINISH_NONE && !s->failed) take_forced(e, s, &u);
+    if (!u.in_ring && !s->failed) tell_token(e, &u);
+    if (s->failed) return;
+    if (u.finish != ENGINE_FINISH_NONE) slots_end_choice(e, s, 0, u.finish);
+    else stream_notify(s);
+    pause_if_full(e, s, 0);
 }
 
 static void take_share(engine *e, engine_stream *s, const step_seq *share, bool selects,
@@ -187,6 +205,7 @@ static const step_plan *plan_step(engine *e)
     int64_t schedule_us = clock_now_us() - start;
     e->schedule_us += schedule_us;
     select_hand_out(e);
+    hand_collect(e);
     disk_save_lost(e);
     session_delete_forgotten(e);
     take_added(e);
@@ -198,6 +217,13 @@ static const step_plan *plan_step(engine *e)
     return plan;
 }
 
+/* Copies of K and V into pages and out of them, which the moves of all plans have reached. */
+static void begin_copies(engine *e)
+{
+    disk_begin_loads(e);
+    hand_begin_exports(e);
+}
+
 /* One iteration: passes what happened to the scheduler, its plan to the backend, and tokens to
  * readers. Waits for a step unless one more may be planned while it runs. False when there is
  * nothing to run. */
@@ -207,6 +233,7 @@ static bool loop_once(engine *e, const inbox_batch *batch, const step_result **r
     slots_take_inbox(e, batch);
     select_take_back(e, batch->n_selected);
     disk_take_back(e, batch->n_loaded);
+    hand_take_back(e, batch->handed);
     e->lost |= batch->lost;
     *result = NULL;
     if (atomic_load(&e->state) == ENGINE_BROKEN) {
@@ -219,7 +246,7 @@ static bool loop_once(engine *e, const inbox_batch *batch, const step_result **r
     bool is_new = !sched_plan_empty(plan);
     bool moves = plan->deltas.n_moves > 0;
     if (is_new && !watch_submit(e, plan)) return false;
-    if (!moves) disk_begin_loads(e);
+    if (!moves) begin_copies(e);
     tell_all(e);
     pages_draw(e);
     if (e->n_in_flight == (is_new ? engine_in_flight(e) : 1)) *result = watch_collect(e);
@@ -227,7 +254,7 @@ static bool loop_once(engine *e, const inbox_batch *batch, const step_result **r
     else if (!is_new) fail_starved(e);
     /* A load writes pages of the backend, and there is none if it could not be made again. */
     bool broken = atomic_load(&e->state) == ENGINE_BROKEN;
-    if (e->n_in_flight == 0 && !broken) disk_begin_loads(e);
+    if (e->n_in_flight == 0 && !broken) begin_copies(e);
     return *result || e->n_in_flight > 0 || e->n_events > 0;
 }
 
@@ -282,6 +309,7 @@ void *engine_loop(void *arg)
     watch_drain(e);
     select_cancel(e);
     disk_cancel(e);
+    hand_cancel(e);
     save_at_end(e);
     return NULL;
 }

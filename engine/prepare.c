@@ -255,7 +255,7 @@ static void prepare_one(engine *e, engine_stream *s)
     status st = STATUS_IS_OK;
     if (!atomic_load(&s->aborted)) st = prepare_stream(e, s, &err);
     if (status_ok(st)) {
-        inbox_put(e, INBOX_ADD, s);
+        if (!hand_prepare(e, s)) inbox_put(e, INBOX_ADD, s);
     } else {
         engine_count_out(e, ENGINE_FINISH_ERROR);
         stream_fail(s, st.code, err.text);

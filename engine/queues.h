@@ -6,6 +6,8 @@
 
 #include "engine/stream.h"
 
+enum { HANDED_MOST = 64 }; /* that one step takes back */
+
 /* ---- the inbox (inbox.c) --------------------------------------------------------------------- */
 
 /* Streams linked through their inbox_next. */
@@ -50,6 +52,7 @@ typedef struct inbox {
     uint32_t n_loaded;
     forgotten_session forgotten[FORGETS_MOST]; /* before the streams added in this batch start */
     uint32_t n_forgotten;
+    hand_job *handed; /* copies of K and V that were made */
 } inbox;
 
 /* Puts the stream with one of INBOX_* into the inbox. */
@@ -57,6 +60,7 @@ void inbox_put(engine *e, unsigned what, engine_stream *s);
 void inbox_put_selected(engine *e, made_selection made);
 void inbox_put_loaded(engine *e, ended_load ended);
 void inbox_put_written(engine *e);
+void inbox_put_handed(engine *e, hand_job *job);
 /* Once for each time that the stream's map_wanted was set. */
 void inbox_put_look(engine *e, engine_stream *s);
 
@@ -69,6 +73,7 @@ typedef struct inbox_batch {
     uint32_t n_loaded;   /* in e->loaded */
     forgotten_session forgotten[FORGETS_MOST];
     uint32_t n_forgotten;
+    hand_job *handed; /* at most HANDED_MOST */
 } inbox_batch;
 
 /* Takes all news except that added streams beyond SCHED_ADDS_MOST and SCHED_ADD_TOKENS_MOST stay
@@ -129,5 +134,47 @@ void select_take_back(engine *e, uint32_t n_selected);
 /* Before the scheduler or the backend goes: cancels all selections and waits until no thread has
  * one. The scheduler is not told. */
 void select_cancel(engine *e);
+
+/* ---- prompts handed over and taken over (hand.c; all do nothing without a transfer) ---------- */
+
+/* The thread that copies their K and V. */
+typedef struct hand_queue {
+    pthread_mutex_t lock;
+    pthread_cond_t arrived, done;
+    pthread_t thread;
+    bool thread_started, stop;
+    hand_job *first, *last;
+    uint32_t n_under_way;
+    hand_job *made; /* engine thread: exports of the last sched_step calls, not begun */
+} hand_queue;
+
+/* Whether the engine can have the transfer that its options give. */
+status hand_check(const engine *e, error *err);
+status hand_start(engine *e);
+/* No copy is under way. */
+void hand_stop(engine *e);
+/* Makes what the stream needs to hand its prompt over or to take one over. */
+status hand_create(engine *e, engine_stream *s);
+/* Whether a request may hand its prompt over, or take one over, as it asks. */
+status hand_check_request(const engine *e, const engine_request *r, error *err);
+void hand_release(engine_stream *s);
+/* The stream is prepared. True: it waits for what is fetched, and is put into the inbox then. */
+bool hand_prepare(engine *e, engine_stream *s);
+/* Notes the first token of a request that hands its prompt over. */
+void hand_note_first(engine_stream *s, const step_sample *first);
+/* The scheduler has promised an export of the request. */
+void hand_await(engine_stream *s);
+/* After sched_step: takes the exports that it has made. */
+void hand_collect(engine *e);
+/* Begins what was collected, when the moves of its plans are done. */
+void hand_begin_exports(engine *e);
+void hand_begin_load(engine *e, const sched_load *load);
+/* Tells the scheduler which copies are made, and the reader a first token that was taken over. */
+void hand_take_back(engine *e, hand_job *jobs);
+/* Whether what the reader is told of the transfer is known. */
+bool hand_is_settled(const engine_stream *s);
+/* Before the scheduler or the backend goes: waits until no copy is under way. The scheduler is not
+ * told. */
+void hand_cancel(engine *e);
 
 #endif

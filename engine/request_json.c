@@ -230,6 +230,8 @@ READER(bad_words,
 READER(retrieval, keep_tree(at, &r->retrieval, json_is_object(at->value), "must be an object", err))
 READER(retention, keep_tree(at, &r->retention, json_is_object(at->value), "must be an object", err))
 
+READER(kv_transfer_params, engine_request_read_transfer(r, at->where, at->key, at->value, err))
+
 #define FORM_READER(name) READER(name, form_read(at->where, at->key, at->value, &r->form, err))
 FORM_READER(response_format)
 FORM_READER(structured_outputs)

@@ -22,7 +22,7 @@ bool slots_make_room(engine *e, size_t n_more)
     /* Between two steps a choice ends and is given forced tokens at most once, and its request is
      * added, paused and resumed at most once. A request of method `reform` ends once more, behind
      * its reading. */
-    enum { OF_A_CHOICE = 6, OF_ALL = 2 /* RESULT, FLUSH */ };
+    enum { OF_A_CHOICE = 6, OF_ALL = 2 + HANDED_MOST /* RESULT, FLUSH; EXPORTED, LOADED */ };
     size_t n = e->n_choices + n_more;
     size_t others =
         OF_ALL + FORGETS_MOST + 2 * (size_t)e->info.max_seqs; /* FORGET; SELECTED, LOADED */

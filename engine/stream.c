@@ -59,6 +59,7 @@ void stream_unref(engine_stream *s)
     for (uint32_t i = 0; s->choices && i < s->request.n; i++) choice_destroy(&s->choices[i]);
     for (uint32_t i = 0; s->ends && i < s->request.n; i++) free(s->ends[i].report.kept_json);
     session_release(s);
+    hand_release(s);
     reform_release(s);
     engine_request_destroy(&s->request);
     pthread_cond_destroy(&s->readable);
@@ -251,6 +252,7 @@ static void fill_end(engine_stream *s, const ring_item *item, engine_output *out
     out->timings = end->timings;
     out->report = end->has_report ? &end->report : NULL;
     out->reading = end->has_reading ? &end->reading : NULL;
+    out->transfer = s->request.hands_over || s->request.takes_over ? &s->transfer : NULL;
     out->error_code = end->error_code;
     out->error_text = end->finish == ENGINE_FINISH_ERROR ? s->failure.text : NULL;
     s->n_unread_ends--;

@@ -8,6 +8,7 @@
 #include "engine/bad_words.h"
 #include "engine/engine.h"
 #include "engine/forced.h"
+#include "engine/handover.h"
 #include "engine/recall.h"
 #include "engine/reform/reform.h"
 
@@ -132,6 +133,8 @@ struct engine_stream {
     uint32_t made_for; /* n_backends when sched_check accepted it */
     sched_request sched_request;
     recalled_session recalled; /* until the scheduler has seen it */
+    handover *handover;        /* of a request that hands its prompt over; NULL for others */
+    takeover *takeover;        /* of one that takes its prompt over */
     reform_run *reform;        /* of a request of method `reform`; NULL for others */
 
     /* Engine thread only. */
@@ -165,6 +168,7 @@ struct engine_stream {
     int64_t map_asked_us;     /* when it was wanted last */
     bool map_wanted;          /* it is in the list of those to draw, which holds a reference */
     choice_end *ends;         /* [n] */
+    engine_transfer transfer; /* set before the end */
     uint32_t n_unread_ends;   /* choices whose last item is unread */
     bool resume_wanted;       /* the engine thread paused this stream until there is room */
     error failure;            /* text of ENGINE_FINISH_ERROR */

@@ -108,6 +108,7 @@ static void count_end(engine *e, ending_choice *ending)
     sched_choice_info info = {0};
     (void)sched_describe(e->sched, s->id, ending->choice, &info);
     if (s->reform) reform_describe(e, s, &info);
+    if (info.hands_over) hand_await(s);
     bool lacks_report = info.lacks_kept && !s->failed;
     /* The request fails, because half a report would look like the whole one. */
     if (lacks_report) {
@@ -134,14 +135,19 @@ static void give_end(engine *e, ending_choice *ending)
     if (--s->n_untold == 0) slots_forget(e, s);
 }
 
+static bool is_settled(const engine *e, const engine_stream *s)
+{
+    return session_is_kept(e, s) && hand_is_settled(s);
+}
+
 /* An end is told once its session is written, so that a client which was told of a stored session
- * finds it after a sudden end too. */
+ * finds it after a sudden end too; and once a prompt that is handed over can be fetched. */
 void tell_late(engine *e, bool all)
 {
     size_t n = e->n_late;
     e->n_late = 0;
     for (size_t i = 0; i < n; i++) {
-        if (all || session_is_kept(e, e->late[i].stream)) give_end(e, &e->late[i]);
+        if (all || is_settled(e, e->late[i].stream)) give_end(e, &e->late[i]);
         else e->late[e->n_late++] = e->late[i];
     }
 }
@@ -154,7 +160,7 @@ static void tell_ends(engine *e)
     for (size_t i = 0; i < n; i++) count_end(e, &e->ending[i]);
     metrics_publish(e);
     for (size_t i = 0; i < n; i++) {
-        if (session_is_kept(e, e->ending[i].stream)) give_end(e, &e->ending[i]);
+        if (is_settled(e, e->ending[i].stream)) give_end(e, &e->ending[i]);
         else e->late[e->n_late++] = e->ending[i];
     }
     /* Streams that failed while they were told have their ENDs in the next step's events. */

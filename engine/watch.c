@@ -109,6 +109,7 @@ void watch_stop(engine *e)
  * and the blocks on disk, if there are any. Its pool may differ. */
 static bool is_alike(const backend_info *a, const backend_info *b, bool has_disk)
 {
+    if (a->kv_identity != b->kv_identity) return false;
     if (has_disk && a->block_identity != b->block_identity) return false;
     return a->vocab_size == b->vocab_size && a->max_positions == b->max_positions &&
            a->max_rows == b->max_rows && a->max_seqs == b->max_seqs && a->lacks == b->lacks &&
@@ -196,6 +197,7 @@ static status make_anew(engine *e, bool was_lost, error *err)
     sched *fresh = NULL;
     select_cancel(e); /* selections read the backend's measures */
     disk_cancel(e);   /* loads write its pages */
+    hand_cancel(e);   /* and copies read them */
     RETURN_IF_ERROR(make_backend(e, was_lost, err));
     RETURN_IF_ERROR(engine_make_scheduler(e, &fresh, err));
     sched_stats last = sched_get_stats(e->sched);

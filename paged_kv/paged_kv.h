@@ -501,6 +501,42 @@ uint32_t pkv_parked_alone(const pkv *p);
 /* Pages that would be available if every parked sequence were discarded or swapped out. */
 uint32_t pkv_available_unparked(const pkv *p);
 
+/* ---- images: sequences that go to another pool (image.c) ------------------------------------- */
+
+/* One table of an image. */
+typedef struct pkv_image_table {
+    uint32_t kept;         // tokens; all pages but the last are full
+    uint32_t slot_pages;   // first pages, whose slots have positions in `slots`, not in `bases`
+    const uint32_t *bases; // for each page the logical index of its first token
+    const uint32_t *slots; // [pkv_image_slots] logical index of each slot
+} pkv_image_table;
+
+/* What a sequence holds, without its pages. */
+typedef struct pkv_image {
+    pkv_grain grain; // as fine as any of the geometry: pkv_grain_fit changes nothing
+    uint32_t length;
+    bool dropped, contiguous;
+    const pkv_image_table *tables; // [tables of the grain]
+} pkv_image;
+
+uint32_t pkv_image_slots(const pkv_geometry *g, const pkv_image_table *t);
+/* Its pages, counted in cells. */
+uint64_t pkv_image_cells(const pkv_geometry *g, const pkv_image *image);
+/* Whether the image, whose bases and slots may be any numbers, is one that a sequence can have. */
+bool pkv_image_fits(const pkv_geometry *g, const pkv_image *image);
+/* The image of a parked sequence, into tables [pkv_parked_tables]; valid while it stays parked. */
+uint32_t pkv_parked_tables(const pkv *p, uint32_t parked);
+pkv_image pkv_parked_image(const pkv *p, uint32_t parked, pkv_image_table *tables);
+/* Writes the cells of a parked sequence [pkv_image_cells] and returns how many: KV group after KV
+ * group, each in the order of its table's pages. */
+uint32_t pkv_parked_cells(const pkv *p, uint32_t parked, uint32_t *cells);
+/* The cells that pkv_adopt takes, as many from each share as from the one that gives most. */
+uint64_t pkv_image_cost(const pkv *p, const pkv_image *image);
+/* Makes a parked sequence of an image that fits, on fresh pages, whose K and V the caller writes
+ * before it is unparked. It has published nothing. All or nothing: STATUS_NO_PAGES and
+ * STATUS_NO_MEMORY change nothing. */
+status pkv_adopt(pkv *p, const pkv_image *image, uint64_t salt, bool hidden, uint32_t *parked);
+
 /* ---- the host tier --------------------------------------------------------------------------- */
 
 /* Copies all pages of a sequence to the host tier and closes it: its pages are given up as by

@@ -229,6 +229,30 @@ static void put_embeddings_on_disk(page *p, const disk_record_counts *d)
     put_rows(p, "counter", counters, sizeof counters / sizeof counters[0]);
 }
 
+/* Zeros where no prompts go from one server to another. */
+static void put_transfer_counts(page *p, const transfer_counts *t)
+{
+#define TRANSFER_ROW(field, metric, help) {metric, help, (double)t->field},
+    const metric gauges[] = {
+        {"kv_transfer_records", "Computed prompts that are held for another server.", t->records},
+        {"kv_transfer_bytes",
+         "Bytes of prompts that are held for another server, or were fetched "
+         "from one and are not in pages yet.",
+         (double)t->bytes},
+    };
+    const metric counters[] = {
+        TRANSFER_COUNTERS(TRANSFER_ROW){"kv_transfer_sent_seconds_total",
+                                        "Time from another server's connection to the end of what "
+                                        "it fetched.",
+                                        (double)t->sent_us / 1e6},
+        {"kv_transfer_fetched_seconds_total", "Time from the begin of a fetch to its end.",
+         (double)t->fetched_us / 1e6},
+    };
+#undef TRANSFER_ROW
+    put_rows(p, "gauge", gauges, sizeof gauges / sizeof gauges[0]);
+    put_rows(p, "counter", counters, sizeof counters / sizeof counters[0]);
+}
+
 /* Writes zeros where no rank is in another process. */
 static void put_workers(page *p, service *s)
 {
@@ -295,16 +319,18 @@ static void put_by_label(page *p, service *s, const engine_stats *e, const engin
     put_labelled(p, "counter", &traced);
 }
 
-/* By vLLM's names of sources: what came from disk is to it a transfer from outside. */
+/* By vLLM's names of sources: what came from disk or another server is to it a transfer from
+ * outside. */
 static void put_prompts(page *p, const sched_stats *st)
 {
     uint64_t hit = st->prompt_hit_tokens, loaded = st->prompt_loaded_tokens;
-    double computed = (double)(st->prompt_tokens - hit - loaded);
+    uint64_t outside = loaded + st->prompt_handed_tokens;
+    double computed = (double)(st->prompt_tokens - hit - outside);
     labelled sources = {"prompt_tokens_by_source_total",
                         "Prompt tokens of requests, by where their K and V came from.",
                         "source",
                         {"local_compute", "local_cache_hit", "external_kv_transfer"},
-                        {computed, (double)hit, (double)loaded},
+                        {computed, (double)hit, (double)outside},
                         3};
     labelled cached = {"prompt_tokens_cached_by_source_total",
                        "Prompt tokens of requests that the prefix cache had, by where it had them.",
@@ -505,6 +531,7 @@ void metrics_text(service *s, strbuf *out)
     put_tier(&p, &stats.tier);
     put_sessions_on_disk(&p, &stats.records);
     put_embeddings_on_disk(&p, &stats.embeddings);
+    put_transfer_counts(&p, &stats.transfer);
     put_workers(&p, s);
     put_sessions(&p, &stats.sched);
     put_prompts(&p, &stats.sched);

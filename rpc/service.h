@@ -121,6 +121,9 @@ typedef struct service {
 status service_init(service *s, const rpc_options *options);
 /* Call it after every generation has been released. */
 void service_destroy(service *s);
+/* Appends what became of a request's kv_transfer_params as vLLM's answers have it: for another
+ * server to fetch the prompt by, or where the prompt's K and V came from (transfer_params.c). */
+void service_put_transfer(const service *s, const engine_transfer *t, strbuf *out);
 /* One thread calls this a few times a second. It calls the state's listeners when the engine has
  * changed its state by itself, and logs refused requests and connections closed early, each in at
  * most one line a second. */

@@ -272,8 +272,17 @@ static pool_view view_of(sched *s, const sched_seq *q)
     return again ? view_again(s, q) : view_fresh(s, q);
 }
 
+/* All pages of an arrival are fresh. */
+static beginning beginning_of_handed(const sched *s, const sched_seq *q)
+{
+    uint64_t cost = pkv_image_cost(s->kv, &q->entry->handed->image);
+    return (beginning){
+        .computed = q->entry->n_prompt, .held = cost, .taken = cost, .taken_alone = cost};
+}
+
 static beginning beginning_of(sched *s, const sched_seq *q)
 {
+    if (sched_awaits_handed(q)) return beginning_of_handed(s, q);
     pool_view view = view_of(s, q);
     if (q->swap) {
         pkv_swap_cost cost = view.cost;
@@ -407,6 +416,18 @@ static status begin_rows(sched *s, sched_seq *q, uint32_t chunk, uint32_t max_hi
     return STATUS_IS_OK;
 }
 
+/* Takes pages for the arrival that the sequence waits for, when a slot and enough pages beside
+ * those owed are there. It goes on waiting while they are filled. */
+static bool try_handed(sched *s, sched_seq *q, const pages_owed *owed)
+{
+    beginning b;
+    if (s->n_free_slots == 0 || !has_pages(s, q, &b, owed)) return false;
+    status st = sched_handed_begin(s, q);
+    if (st.code == STATUS_NO_MEMORY) sched_starve(s, q);
+    if (st.code == STATUS_NO_PAGES) (void)sched_parked_give_way(s, q);
+    return status_ok(st);
+}
+
 /* Starts the sequence when a slot, enough pages beside those owed, and enough tokens are there. */
 static bool try_start(sched *s, sched_seq *q, const pages_owed *owed)
 {
@@ -439,7 +460,7 @@ static bool try_start(sched *s, sched_seq *q, const pages_owed *owed)
         if (st.code == STATUS_NO_PAGES) (void)sched_parked_give_way(s, q);
         return false;
     }
-    if (e->first_planned_us < 0) {
+    if (e->first_planned_us < 0 && !e->was_handed) {
         e->cached_tokens = b.hit;
         e->loaded_tokens = 0;
     }
@@ -522,12 +543,14 @@ void sched_admit(sched *s, int64_t now_us)
     while (i < s->waiting.n && s->budget > 0) {
         sched_seq *q = s->waiting.seqs[i];
         bool lacks_note = sched_note_lacks(s, q->entry, lacks_notes);
-        if (sched_seq_is_idle(q) || sched_seq_lacks_logits(s, q)) {
+        if (sched_seq_is_idle(q) || sched_seq_lacks_logits(s, q) || q->loading) {
+            i++;
+        } else if (sched_awaits_handed(q) && try_handed(s, q, &owed)) {
             i++;
         } else if (lacks_note) {
             lacks_notes = true;
             i++;
-        } else if (try_start(s, q, &owed)) {
+        } else if (!sched_awaits_handed(q) && try_start(s, q, &owed)) {
             uint64_t before = s->lasting;
             note_shared(s, q);
             sched_reserve(s, q);

@@ -97,6 +97,7 @@ const char *sched_held_check(const sched *s)
         idle += x->parked != 0;
         swapped += x->swap != 0;
     }
+    sched_exports_count(s, &sums.tokens, &sums.kept);
     if (!sums.agrees) return "a sequence or session miscounts what its tables keep";
     if (sums.tokens != s->stats.logical_tokens) return "logical tokens are miscounted";
     if (sums.kept != s->held_kept) return "kept tokens are miscounted";

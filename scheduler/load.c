@@ -12,6 +12,7 @@ struct sched_loading {
     sched_seq *holder; // while the caller has the load: its sequence, even one that is over
     uint32_t to;       // tokens of the sequence that may be loaded, those behind this load too
     uint32_t n_good;
+    uint32_t parked; // of a prompt that is taken over: the sequence that is filled
     sched_loading *earlier, *later;
     pkv_key *keys;   // [n_blocks]
     uint32_t *cells; // [n_blocks, groups]
@@ -42,6 +43,12 @@ static void describe_blocks(const sched *s, const sched_seq *q, pkv_key key, sch
     }
 }
 
+static void link_load(sched *s, sched_loading *l)
+{
+    *(l->earlier ? &l->earlier->later : &s->first_load) = l;
+    s->last_load = l;
+}
+
 /* The sequence's tables end with the pages of n blocks. NULL when memory is out, or when the pages
  * may be moved meanwhile, as gathering does with those of a finer grain. */
 static sched_loading *make_load(sched *s, sched_seq *q, pkv_key key, uint32_t n)
@@ -55,9 +62,22 @@ static sched_loading *make_load(sched *s, sched_seq *q, pkv_key key, uint32_t n)
     l->cells = (uint32_t *)(l->keys + n);
     l->load = (sched_load){.keys = l->keys, .cells = l->cells, .n_blocks = n};
     describe_blocks(s, q, key, l);
-    *(l->earlier ? &l->earlier->later : &s->first_load) = l;
-    s->last_load = l;
+    link_load(s, l);
     return l;
+}
+
+bool sched_load_parked(sched *s, sched_seq *q, uint32_t parked, uint32_t n_cells)
+{
+    sched_loading *l = alloc_resize(&s->alloc, NULL, sizeof *l + n_cells * sizeof *l->cells, 1);
+    if (!l) return false;
+    *l = (sched_loading){.seq = q, .parked = parked, .earlier = s->last_load};
+    l->cells = (uint32_t *)(l + 1);
+    l->load =
+        (sched_load){.cells = l->cells, .n_blocks = 1, .n_cells = n_cells, .request = q->entry->id};
+    (void)pkv_parked_cells(s->kv, parked, l->cells);
+    link_load(s, l);
+    q->loading = l;
+    return true;
 }
 
 /* Takes the pages of n more tokens if they are available beside those that are set aside. */
@@ -91,6 +111,7 @@ status sched_load_begin(sched *s, sched_seq *q, uint32_t to, bool *began)
 static void free_load(sched *s, sched_loading *l)
 {
     if (l->seq) l->seq->loading = NULL;
+    if (l->parked) pkv_parked_discard(s->kv, l->parked);
     *(l->earlier ? &l->earlier->later : &s->first_load) = l->later;
     *(l->later ? &l->later->earlier : &s->last_load) = l->earlier;
     alloc_free(&s->alloc, l);
@@ -108,7 +129,7 @@ void sched_load_drop(sched *s, sched_seq *q)
 bool sched_load_fills(const sched *s, const sched_seq *q)
 {
     for (const sched_loading *l = s->first_load; l; l = l->later)
-        if (l->seq == q || (l->state == LOAD_OUT && l->holder == q)) return true;
+        if (!l->parked && (l->seq == q || (l->state == LOAD_OUT && l->holder == q))) return true;
     return false;
 }
 
@@ -124,6 +145,17 @@ const sched_load *sched_next_load(sched *s)
     return &l->load;
 }
 
+/* At once, because the caller tells what follows the first token in the same call. */
+static void end_handed(sched *s, sched_loading *l)
+{
+    sched_seq *q = l->seq;
+    uint32_t parked = l->parked;
+    bool good = l->n_good == 1;
+    l->parked = 0;
+    free_load(s, l);
+    sched_handed_end(s, q, parked, good);
+}
+
 void sched_take_load(sched *s, const sched_load *load, uint32_t n_loaded)
 {
     sched_loading *l = s->first_load;
@@ -135,7 +167,8 @@ void sched_take_load(sched *s, const sched_load *load, uint32_t n_loaded)
     s->ended_listed = false;
     l->state = LOAD_BACK;
     l->n_good = n_loaded;
-    if (!l->seq) free_load(s, l);
+    if (l->seq && l->parked) end_handed(s, l);
+    else if (!l->seq) free_load(s, l);
 }
 
 /* The blocks that were filled are computed; the pages of the others are given back. Behind a load
@@ -182,6 +215,11 @@ const char *sched_load_check(const sched *s)
     for (const sched_loading *l = s->first_load; l; l = l->later) {
         const sched_seq *q = l->seq;
         if (!q) continue;
+        if (l->parked) {
+            if (q->loading != l || q->state != SEQ_WAITING || q->parked || seq_is_over(q))
+                return "a prompt that is taken over is not of a sequence that waits for it";
+            continue;
+        }
         if (q->loading != l || q->state != SEQ_RUNNING || q->flying > 0 || q->selecting ||
             seq_is_over(q))
             return "a load is not of a sequence that waits for it";

@@ -228,6 +228,7 @@ sched_entry *sched_entry_create(sched *s, const sched_request *r, int64_t now_us
         .salt = sched_salt_of(s, r),
         .hidden = r->hidden,
         .masked = r->masked,
+        .hands_over = r->hands_over,
         .n_prompt = turn.n_prompt,
         .cut = r->n_prompt - turn.n_prompt,
         .max_new_tokens = r->max_new_tokens,
@@ -258,6 +259,7 @@ sched_entry *sched_entry_create(sched *s, const sched_request *r, int64_t now_us
     retention_cut(&turn.policy, r->prompt, r->n_prompt, e->seqs[0].tokens);
     e->seqs[0].n_tokens = e->n_prompt;
     e->seqs[0].budget_raised = retention_cut_raises(&turn.policy, r->n_prompt);
+    e->handed = sched_handed_for(s, r, e);
     s->stats.sessions_ignored += session_note && !claims;
     if (session) sched_session_take(s, session, e);
     if (claims) sched_idle_claim(s, e);
@@ -417,7 +419,7 @@ static void end_choice(sched *s, sched_seq *q, bool finished)
     sched_entry *e = q->entry;
     /* A session has what is kept. Without one, a choice that ends before its selection, which is
      * long, has no use for it, and reports that it kept everything. */
-    if (finished && e->claims) sched_select_settle(s, e->forked ? q : e->seqs);
+    if (finished && (e->claims || e->hands_over)) sched_select_settle(s, e->forked ? q : e->seqs);
     sched_seq *holder = e->forked ? q : e->seqs; /* has list place and pages for q */
     finished = finished && !holder->selecting && !holder->loading;
     bool is_last = e->forked || e->live == 1;
@@ -425,6 +427,7 @@ static void end_choice(sched *s, sched_seq *q, bool finished)
     sched_describe_seq(s, q, &q->final);
     q->final.arriving = false;
     if (finished && e->claims && whole) leave_session(s, q);
+    if (finished && whole) sched_promise_export(s, q);
     sched_describe_session(e, &q->final);
     q->ended = true;
     e->live--;
@@ -471,6 +474,7 @@ static void reap_seq(sched *s, sched_seq *q)
         e->session_note = NULL;
         sched_describe_session(e, &q->final);
     }
+    if (q->handing) sched_hand_over(s, q);
     give_up_pages(s, q);
     if (e->claims) sched_session_unclaim(s, e);
     sched_seq_stop(s, q, SEQ_GONE);
@@ -498,7 +502,7 @@ void sched_reap(sched *s)
             is_left = true;
             continue;
         }
-        (void)sched_leave(s, q, q->stores ? PKV_PARK : PKV_GIVE_UP);
+        (void)sched_leave(s, q, q->stores || q->handing ? PKV_PARK : PKV_GIVE_UP);
         is_left |= q->leaving;
         if (!q->leaving) reap_seq(s, q);
     }

@@ -23,6 +23,7 @@
 typedef struct sched_seq sched_seq;
 typedef struct sched_entry sched_entry;
 typedef struct sched_loading sched_loading;
+typedef struct sched_handing sched_handing;
 
 enum { SCHED_MAX_PASSES = 8, PLAIN_ROW_COST = 100 };
 
@@ -33,11 +34,12 @@ struct sched_seq {
     uint32_t choice;
     seq_state state;
     bool ended, paused;
-    int64_t paused_us; // since when
-    bool needs_open;   // the backend must be told how this sequence samples
-    bool stores;       // ended, and its pages become a session
-    bool told;         // the caller was told of that session
-    bool drop_planned; // pressure retention selects after this step, because pages are short
+    int64_t paused_us;      // since when
+    bool needs_open;        // the backend must be told how this sequence samples
+    bool stores;            // ended, and its pages become a session
+    bool told;              // the caller was told of that session
+    sched_handing *handing; // ended, and its pages go to another scheduler
+    bool drop_planned;      // pressure retention selects after this step, because pages are short
     sched_selection *selecting; // it waits for this selection, and has no share of a step
     sched_loading *loading;     // it waits for these blocks, and has no share of a step
     bool leaving;               // its tables are being closed, and it has no share of a step
@@ -83,7 +85,9 @@ struct sched_entry {
     uint64_t arrival, serial;
     int64_t arrival_us, first_planned_us; // first_planned_us is -1 before the first plan
     uint64_t salt;
-    bool hidden, masked;
+    bool hidden, masked, hands_over;
+    const sched_handed *handed; // waits to be taken over, or is being loaded
+    bool was_handed;
     uint32_t n_prompt, max_new_tokens, n, max_pressure_drops;
     uint32_t n_positions; // what a sequence of it takes at most: the room of its tables
     uint32_t cut;         // tokens of the client's prompt that its method cut: not in n_prompt
@@ -270,6 +274,7 @@ struct sched {
 
     sched_selection *first_selection, *last_selection; // the oldest, the newest
     sched_loading *first_load, *last_load;
+    sched_handing *first_handing, *last_handing;
     uint32_t n_selecting, n_pressing; // sequences that wait for one; for one under pressure
     uint32_t n_leaving;               // running sequences whose tables are being closed
     uint32_t n_giving;                // those of them whose pages become free meanwhile
@@ -663,7 +668,32 @@ void sched_apply_selections(sched *s);
 void sched_selections_destroy(sched *s);
 const char *sched_select_check(const sched *s);
 
+/* ---- handover.c: prompts that go to another scheduler, or come from one ---- */
+/* Whether the sequence's prompt can be taken over instead of computed. */
+static inline bool sched_awaits_handed(const sched_seq *q)
+{
+    return q->entry->handed && q->state == SEQ_WAITING && !q->loading;
+}
+/* The prompt that the request takes over, or NULL where it does not suit the request, whose policy,
+ * lengths and tokens are set. */
+const sched_handed *sched_handed_for(const sched *s, const sched_request *r, const sched_entry *e);
+/* Makes a parked sequence for it, and a load that fills it. */
+status sched_handed_begin(sched *s, sched_seq *q);
+/* The pages of a prompt that is taken over have been filled, or could not be. */
+void sched_handed_end(sched *s, sched_seq *q, uint32_t parked, bool good);
+/* Promises an export of a choice that ends finished, if it may hand its pages over. */
+void sched_promise_export(sched *s, sched_seq *q);
+/* The tables are closed: the export takes the parked pages, or is one of nothing when memory is
+ * out, and the pages stay the sequence's. */
+void sched_hand_over(sched *s, sched_seq *q);
+void sched_take_export(sched *s, const sched_export *x);
+void sched_exports_destroy(sched *s);
+/* Tokens and kept tokens of the pages that are being handed over. */
+void sched_exports_count(const sched *s, uint64_t *n_tokens, uint64_t *kept);
+
 /* ---- load.c: blocks that are loaded instead of computed ---- */
+/* Lists a load of all cells of a parked sequence. False when memory is out. */
+bool sched_load_parked(sched *s, sched_seq *q, uint32_t parked, uint32_t n_cells);
 /* Begins to load the blocks behind the hit of a sequence that has just been opened, up to its token
  * `to`, as far as they can be had. *began: the sequence has the pages and waits. STATUS_NO_MEMORY:
  * it must be computed again. */

@@ -131,6 +131,7 @@ void sched_destroy(sched *s)
     if (!s) return;
     sched_selections_destroy(s);
     sched_loads_destroy(s);
+    sched_exports_destroy(s);
     sched_entries_destroy(s);
     sched_sessions_destroy(s);
     pkv_destroy(s->kv);
@@ -174,6 +175,7 @@ static void take_event(sched *s, const sched_event *event, int64_t now_us)
         return;
     case SCHED_SELECTED: sched_take_selection(s, event->selection); return;
     case SCHED_LOADED: sched_take_load(s, event->load, event->n_loaded); return;
+    case SCHED_EXPORTED: sched_take_export(s, event->exported); return;
     case SCHED_FLUSH: pkv_flush(s->kv); return;
     case SCHED_FORGET: sched_session_forget(s, event->session); return;
     case SCHED_PAUSE:

@@ -103,6 +103,16 @@ status sched_check_pressure(const retention_policy *policy, error *err);
 status sched_create(const sched_options *options, sched **out, error *err);
 void sched_destroy(sched *s);
 
+/* A prompt that another scheduler has computed and selected in: what its sequence holds. */
+typedef struct sched_handed {
+    pkv_image image;        // fits (pkv_image_fits), and its length is n_tokens
+    const uint32_t *tokens; // [n_tokens], without what the policy cuts off
+    uint32_t n_tokens;
+    uint32_t first_token; // drawn there
+    uint64_t pages_dropped;
+    bool budget_raised;
+} sched_handed;
+
 typedef struct sched_request {
     uint64_t id;             // unique among live requests
     int32_t priority;        // under SCHED_PRIORITY lower runs first
@@ -142,6 +152,14 @@ typedef struct sched_request {
     const embed_head *embeds; // [n_embeds], borrowed until the request is forgotten
     uint32_t n_embeds;
     uint32_t n_layers; // of a reading alone; it takes pages for these layers, 0 = all
+    /* The pages go to another scheduler (sched_next_export) when the only choice finishes with its
+     * first token; see sched_hands_over. Such a request has no session. */
+    bool hands_over;
+    /* The prompt is taken over instead of computed: once there are pages for it, sched_next_load
+     * gives their cells out, and with LOADED the first token is the choice's. Dropped, so that the
+     * prompt is computed, where it does not suit the request. NULL = nothing. Borrowed until its
+     * load was fetched, or the request has ended. */
+    const sched_handed *handed;
     /* Stands for the API key. Room is made by the longest idle session of the owner that has most,
      * so that no owner pushes out the few of another. */
     uint64_t owner;
@@ -166,12 +184,31 @@ sched_need sched_need_of(const pkv_geometry *geometry, uint32_t n_layers,
                          const retention_policy *policy, uint32_t n_prompt,
                          uint32_t max_new_tokens);
 
-/* Blocks of one sequence, one behind the other, that are to be loaded into its pages. */
+/* NULL where requests of this policy can hand their prompt over or take one over, else why not, as
+ * the rest of a sentence about it. */
+const char *sched_hands_over(const retention_policy *policy);
+
+/* Blocks of one sequence, one behind the other, that are to be loaded into its pages; or all of a
+ * prompt that a request takes over. */
 typedef struct sched_load {
-    const pkv_key *keys;   // [n_blocks]
+    const pkv_key *keys;   // [n_blocks]; NULL: a prompt taken over, which counts as one
     const uint32_t *cells; // [n_blocks, pkv_groups]: the cells that they are loaded into
     uint32_t n_blocks;
+    uint32_t n_cells; // of a prompt taken over, in the order of pkv_parked_cells
+    uint64_t request; // of a prompt taken over
 } sched_load;
+
+/* A prompt that is handed over, with K and V in the pool's cells until the event EXPORTED. Where
+ * memory was out, all but the request is 0. */
+typedef struct sched_export {
+    uint64_t request;
+    pkv_image image;
+    const uint32_t *cells;  // [n_cells] in the order of pkv_parked_cells
+    const uint32_t *tokens; // [n_tokens] of the prompt, then the first token
+    uint32_t n_cells, n_tokens;
+    uint64_t pages_dropped;
+    bool budget_raised;
+} sched_export;
 
 /* ---- what happened --------------------------------------------------------------------------- */
 
@@ -195,6 +232,7 @@ typedef struct sched_event {
         SCHED_RESUME,
         SCHED_SELECTED, // a selection that was handed out has been run
         SCHED_LOADED,   // a load that was handed out has ended
+        SCHED_EXPORTED, // the K and V of an export have been read
         SCHED_FORCED,   // tokens behind the last one of a choice, which nobody has to draw: its
                         // request has one choice, and none of its rows is in flight
         SCHED_FLUSH,    // forget every cached block (pkv_flush), at any moment
@@ -208,9 +246,10 @@ typedef struct sched_event {
     const step_result *result; // RESULT
     const uint32_t *forced;    // FORCED: [n_forced]; the request has room for one more behind them
     uint32_t n_forced;
-    sched_selection *selection; // SELECTED
-    const sched_load *load;     // LOADED
-    uint32_t n_loaded;          // LOADED: its first blocks that are in their cells
+    sched_selection *selection;   // SELECTED
+    const sched_load *load;       // LOADED
+    const sched_export *exported; // EXPORTED
+    uint32_t n_loaded;            // LOADED: its first blocks that are in their cells
 } sched_event;
 
 /* Takes events in order, then plans. While a step is in flight (its RESULT not yet given) the plan
@@ -245,6 +284,11 @@ void sched_cancel_selections(sched *s);
  * and until its event LOADED is given, which every load that was fetched gets, also when its
  * sequence has ended. Meanwhile the sequence has no share of a step. */
 const sched_load *sched_next_load(sched *s);
+/* The next prompt that is handed over; NULL = no more. To be fetched after every call: one follows
+ * each end that was described as hands_over, in the same call or, where long tables are parked in
+ * portions, in a later one. Its cells may be read once the moves of the last plan are made. Its
+ * event EXPORTED must be given, except before sched_destroy. */
+const sched_export *sched_next_export(sched *s);
 /* Blocks that left the prefix cache in the last sched_step call (pkv_take_lost): to be read before
  * its plan is submitted. */
 pkv_lost sched_take_lost(sched *s);
@@ -270,6 +314,7 @@ typedef struct sched_choice_info {
     retention_report
         report;        // kept_json malloc'd when the policy asks for positions: the caller frees it
     bool lacks_kept;   // memory was out for kept_json
+    bool hands_over;   // it has ended, and an export of it follows
     bool selecting;    // its selection is under way: the report is of the tables before it, or of
                        // those that it has changed so far
     bool loading;      // it waits for blocks that are being loaded, which count as tokens already
@@ -336,6 +381,7 @@ bool sched_measured_to_look(const sched *s, uint32_t share);
       "Prompt tokens of requests taken in, without what truncate cuts.")                           \
     X(prompt_hit_tokens, NULL, "Those of them that the prefix cache had in memory.")               \
     X(prompt_loaded_tokens, NULL, "Those of them that it had on disk.")                            \
+    X(prompt_handed_tokens, NULL, "Those of them that another server has computed.")               \
     X(generated_tokens, "generation_tokens_total", "Tokens generated.")                            \
     X(forced_tokens, "forced_tokens_total",                                                        \
       "Generated tokens that the form of the answer forced, so that none was drawn.")              \

@@ -255,7 +255,7 @@ def plain_rows(function):
 
 def counter_rows(root):
     for path in ("scheduler/scheduler.h", "paged_kv/paged_kv.h", "disk/disk.h", "disk/records.h",
-                 "backend/backend.h"):
+                 "transfer/transfer.h", "backend/backend.h"):
         for name, help_ in rows(rf"X\(\w+, ({TEXT}|NULL),[\s\\]*({TEXTS})\)", read(root, path), path):
             if name != "NULL":
                 yield PREFIX + literal(name), "counter", [], literal(help_)

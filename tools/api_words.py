@@ -15,11 +15,12 @@ OTHER_NAMES = {
                "structured_outputs": "structured_outputs_json"},
     "vllm": {"prompt": "text", "prompt_token_ids": "tokenized.input_ids",
              "retention": "metadata octavo-retention", "retrieval": "metadata octavo-retrieval",
-             "session": "metadata octavo-session"},
+             "session": "metadata octavo-session", "kv_transfer_params": "kv_transfer_params_json"},
 }
 # Engine fields that KServe refuses, because its prompt is a tensor and no tensor has logprobs.
 NOT_KSERVE = {"prompt", "messages", "tools", "chat_template", "chat_template_kwargs", "add_generation_prompt",
-              "continue_final_message", "prompt_token_ids", "logprobs", "top_logprobs", "prompt_logprobs"}
+              "continue_final_message", "prompt_token_ids", "logprobs", "top_logprobs", "prompt_logprobs",
+              "kv_transfer_params"}
 
 # Fields of HTTP bodies that are read by the HTTP endpoints themselves.
 HTTP_FIELDS = {
@@ -156,7 +157,10 @@ HTTP_ANSWER = {
     "completion_tokens": "Tokens generated.",
     "total_tokens": "The sum of both. In `progress`: the tokens of the phase.",
     "prompt_tokens_details": "An object with `cached_tokens`.",
-    "cached_tokens": "Prompt tokens found in the prefix cache.",
+    "cached_tokens": "Prompt tokens found in the prefix cache, or fetched from another server.",
+    "kv_transfer_params": "With `kv_transfer_params`, in a stream in the event that ends the choice: what another server "
+                          "fetches the prompt by, or in `note` where its K and V came from. "
+                          "[cluster.md](docs/cluster.md) says more.",
 }
 TALK_KEYS = {
     "role": "`assistant`; in a stream in the first event of a choice.",

@@ -369,14 +369,15 @@ static void cpu_destroy(void *ctx)
     free(b);
 }
 
-static void cpu_read_block(void *ctx, const uint32_t *cells, uint8_t *to)
+static void cpu_read_cells(void *ctx, const uint32_t *cells, uint32_t n, uint32_t n_slots,
+                           uint8_t *to)
 {
-    kv_read_block(&((backend_cpu *)ctx)->store, cells, to);
+    kv_read_cells(&((backend_cpu *)ctx)->store, cells, n, n_slots, to);
 }
 
-static void cpu_write_block(void *ctx, const uint32_t *cells, const uint8_t *from)
+static void cpu_write_cells(void *ctx, const uint32_t *cells, uint32_t n, const uint8_t *from)
 {
-    kv_write_block(&((backend_cpu *)ctx)->store, cells, from);
+    kv_write_cells(&((backend_cpu *)ctx)->store, cells, n, from);
 }
 
 static const backend_ops cpu_ops = {
@@ -384,8 +385,8 @@ static const backend_ops cpu_ops = {
     .submit = cpu_submit,
     .collect = cpu_collect,
     .interrupt = cpu_interrupt,
-    .read_block = cpu_read_block,
-    .write_block = cpu_write_block,
+    .read_cells = cpu_read_cells,
+    .write_cells = cpu_write_cells,
     .destroy = cpu_destroy,
 };
 
@@ -527,14 +528,14 @@ static status make_step_buffers(backend_cpu *b, const backend_options *o)
 /* Stands for all that K and V of given tokens depend on, to the last bit: the weights' identity has
  * what the model's configuration says, RoPE among it. That identity samples the tensors, which
  * blocks that outlive the process may not rely on: a change of few weights may be in no sample, so
- * the files' sizes and times count too. */
-static uint64_t block_identity(const backend_cpu *b, const backend_options *o)
+ * `files` stands for the files' sizes and times, too; 0 where they do not count. */
+static uint64_t kv_identity(const backend_cpu *b, const backend_options *o, uint64_t files)
 {
     const char *isa = kern_isa_name(b->kernels);
     const uint64_t numbers[] = {
-        b->weights.identity,          b->weights.files, b->store.shape.format,
-        b->store.shape.page_tokens,   o->weight_type,   o->quant_bits,
-        (uint64_t)o->quant_attention, o->quant_group,   o->precision,
+        b->weights.identity,          files,          b->store.shape.format,
+        b->store.shape.page_tokens,   o->weight_type, o->quant_bits,
+        (uint64_t)o->quant_attention, o->quant_group, o->precision,
     };
     return hash_bytes(isa, strlen(isa), hash_bytes(numbers, sizeof numbers, 0));
 }
@@ -562,7 +563,8 @@ static void fill_info(backend_cpu *b, const backend_options *o)
      * out of memory. */
     if (comm_size(o->group) == 1 && !b->store.filling && !b->store.tier)
         b->info.block_bytes = kv_block_bytes(&b->store);
-    b->info.block_identity = block_identity(b, o);
+    b->info.block_identity = kv_identity(b, o, b->weights.files);
+    b->info.kv_identity = kv_identity(b, o, 0);
     b->facts.isa = kern_isa_name(b->kernels);
     b->facts.n_threads = thread_pool_size(b->pool);
     b->facts.weight_bytes = b->weights.bytes;

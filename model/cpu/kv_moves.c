@@ -58,17 +58,29 @@ void kv_move_rotated(const kv_store *s, kern_context *kc, const rope_config *rop
 
 size_t kv_block_bytes(const kv_store *s) { return pkv_groups(&s->geometry) * s->page_bytes; }
 
-void kv_read_block(const kv_store *s, const uint32_t *cells, uint8_t *to)
+static void read_slots(const kv_store *s, uint32_t cell, uint32_t n_slots, uint8_t *to)
 {
-    for (uint32_t g = 0, n = pkv_groups(&s->geometry); g < n; g++)
-        memcpy(to + g * s->page_bytes, kv_store_page(s, cells[g]), s->page_bytes);
+    const uint8_t *from = kv_store_page(s, cell);
+    memset(to, 0, s->page_bytes);
+    for (size_t t = 0; t < s->page_tiles; t++)
+        kern_kv_move(&s->shape, to + t * s->tile_bytes, 0, from + t * s->tile_bytes, 0, n_slots);
 }
 
-void kv_write_block(const kv_store *s, const uint32_t *cells, const uint8_t *from)
+void kv_read_cells(const kv_store *s, const uint32_t *cells, uint32_t n, uint32_t n_slots,
+                   uint8_t *to)
 {
-    for (uint32_t g = 0, n = pkv_groups(&s->geometry); g < n; g++) {
-        memcpy(kv_store_page(s, cells[g]), from + g * s->page_bytes, s->page_bytes);
+    bool whole = n_slots == s->geometry.page_tokens;
+    for (uint32_t i = 0; i < n; i++, to += s->page_bytes) {
+        if (whole) memcpy(to, kv_store_page(s, cells[i]), s->page_bytes);
+        else read_slots(s, cells[i], n_slots, to);
+    }
+}
+
+void kv_write_cells(const kv_store *s, const uint32_t *cells, uint32_t n, const uint8_t *from)
+{
+    for (uint32_t i = 0; i < n; i++, from += s->page_bytes) {
+        memcpy(kv_store_page(s, cells[i]), from, s->page_bytes);
         /* Whether any page has marks is for the thread of the steps to know. */
-        if (s->marks) memset(kv_store_page_marks(s, cells[g]), 0, s->page_tiles * sizeof *s->marks);
+        if (s->marks) memset(kv_store_page_marks(s, cells[i]), 0, s->page_tiles * sizeof *s->marks);
     }
 }

@@ -1,6 +1,6 @@
 /* Moves of K and V (private to model/): slot by slot, between formats and with keys rotated on the
  * way, since after retention gathers a table to contiguous positions, each key is rotated to the
- * position of its new slot; and block by block, out of the store and back. */
+ * position of its new slot; and page by page, out of the store and back. */
 #ifndef MODEL_CPU_KV_MOVES_H
 #define MODEL_CPU_KV_MOVES_H
 
@@ -23,10 +23,11 @@ void kv_move_slots(kern_context *kc, const rope_config *rope, const pkv_move *m,
 void kv_move_rotated(const kv_store *s, kern_context *kc, const rope_config *rope,
                      const pkv_move *m);
 
-/* backend_ops.read_block and write_block, over a store with all heads and no kv_filling. A block's
- * bytes are its cells, by KV group. */
+/* backend_ops.read_cells and write_cells, over a store with all heads and no kv_filling. A cell's
+ * bytes are its page. */
 size_t kv_block_bytes(const kv_store *s);
-void kv_read_block(const kv_store *s, const uint32_t *cells, uint8_t *to);
-void kv_write_block(const kv_store *s, const uint32_t *cells, const uint8_t *from);
+void kv_read_cells(const kv_store *s, const uint32_t *cells, uint32_t n, uint32_t n_slots,
+                   uint8_t *to);
+void kv_write_cells(const kv_store *s, const uint32_t *cells, uint32_t n, const uint8_t *from);
 
 #endif

@@ -34,8 +34,9 @@ struct openai_answer {
     choice *choices;                   // [n]
     bool *counted;                     // [n_requests]: the request's prompt is counted in usage
     engine_usage usage;
-    uint64_t seed; // of the ids of tool calls
-    size_t held;   // bytes that the choices of a whole body hold
+    strbuf transfer; // whole bodies: kv_transfer_params; empty: none
+    uint64_t seed;   // of the ids of tool calls
+    size_t held;     // bytes that the choices of a whole body hold
     strbuf scratch;
     openai_error error; // status 0 = none
 };
@@ -136,6 +137,7 @@ void openai_answer_destroy(openai_answer *a)
     }
     strbuf_destroy(&a->head);
     strbuf_destroy(&a->scratch);
+    strbuf_destroy(&a->transfer);
     free(a->choices);
     free(a->counted);
     openai_call_destroy(&a->call);
@@ -196,6 +198,13 @@ static void put_ids(strbuf *out, const uint32_t *ids, uint32_t n)
         put_uint(out, ids[i]);
     }
     strbuf_putc(out, ']');
+}
+
+static void put_transfer(const openai_answer *a, const generation_output *o, strbuf *out)
+{
+    if (o->out.finish == ENGINE_FINISH_NONE || !o->out.transfer) return;
+    strbuf_puts(out, ",\"kv_transfer_params\":");
+    service_put_transfer(a->s, o->out.transfer, out);
 }
 
 static const engine_request *request_of(const openai_answer *a, const generation_output *o)
@@ -390,7 +399,7 @@ static bool out_of_memory(const openai_answer *a, const choice *c)
 {
     return completion_logprobs_failed(&c->completion) || c->text.failed || talk_failed(&c->talk) ||
            c->chat.failed || c->token_ids.failed || c->prompt.failed || c->ending.failed ||
-           a->scratch.failed;
+           a->scratch.failed || a->transfer.failed;
 }
 
 /* ---- frames ---------------------------------------------------------------------------------- */
@@ -437,6 +446,7 @@ static void put_frame(openai_answer *a, choice *c, const generation_output *o, b
     put_members(a, c, o, out);
     strbuf_puts(out, "}]");
     put_buffered(out, &c->prompt);
+    put_transfer(a, o, out);
     if (call->continuous_usage) {
         engine_usage so_far = {.prompt_tokens = c->prompt_tokens, .completion_tokens = c->n_tokens};
         strbuf_putc(out, ',');
@@ -475,9 +485,11 @@ static bool needs_frame(const openai_answer *a, const choice *c, const generatio
            !talk_is_empty(&c->talk);
 }
 
-static void take_whole(const openai_answer *a, choice *c, const generation_output *o)
+static void take_whole(openai_answer *a, choice *c, const generation_output *o)
 {
-    if (o->out.finish != ENGINE_FINISH_NONE) put_members(a, c, o, &c->ending);
+    if (o->out.finish == ENGINE_FINISH_NONE) return;
+    put_members(a, c, o, &c->ending);
+    put_transfer(a, o, &a->transfer);
 }
 
 /* Has the form write what an output brings. */
@@ -622,6 +634,7 @@ static void finish_whole(openai_answer *a, strbuf *out)
     strbuf_puts(out, "],");
     put_usage(out, &a->usage, true);
     if (a->call.chat) put_buffered(out, &a->choices[0].prompt);
+    put_buffered(out, &a->transfer);
     strbuf_putc(out, '}');
 }
 

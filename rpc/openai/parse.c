@@ -356,6 +356,18 @@ static status read_progress(const reading *in, error *err)
     return STATUS_IS_OK;
 }
 
+/* An answer has one place for what becomes of its prompt, and a stream that hands over has none. */
+static status check_transfer(const reading *in, error *err)
+{
+    const openai_call *c = in->call;
+    const engine_request *r = c->requests;
+    if (!r->hands_over && !r->takes_over) return STATUS_IS_OK;
+    if (c->n_requests > 1) return refuse_body(err, "kv_transfer_params: is for one prompt");
+    if (r->hands_over && c->stream)
+        return refuse_body(err, "kv_transfer_params: do_remote_decode: stream must be false");
+    return STATUS_IS_OK;
+}
+
 static status read_call(reading *in, error *err)
 {
     openai_call *c = in->call;
@@ -368,6 +380,7 @@ static status read_call(reading *in, error *err)
         openai_read_bool(in->body, "return_tokens_as_token_ids", &c->tokens_by_id, err));
     RETURN_IF_ERROR(c->chat ? read_chat(in, err) : read_completion(in, err));
     RETURN_IF_ERROR(read_progress(in, err));
+    RETURN_IF_ERROR(check_transfer(in, err));
     c->n_choices = c->requests[0].n;
     return STATUS_IS_OK;
 }

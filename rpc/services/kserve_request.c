@@ -276,6 +276,9 @@ static status check_fields(const engine_request *r, error *err)
     if (r->logprobs >= 0 || r->prompt_logprobs >= 0)
         return error_set(err, STATUS_UNSUPPORTED, "%s: this service has no tensor for them",
                          r->logprobs >= 0 ? "logprobs" : "prompt_logprobs");
+    if (r->hands_over || r->takes_over)
+        return error_set(err, STATUS_UNSUPPORTED,
+                         "kv_transfer_params: this service has no tensor for the answer's");
     return STATUS_IS_OK;
 }
 

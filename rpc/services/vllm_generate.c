@@ -95,27 +95,55 @@ static void fill_end(const engine_output *o, Vllm__Grpc__Engine__GenerateComplet
     }
 }
 
+static void fill_transfer(const service *s, const engine_transfer *t,
+                          Vllm__Grpc__Engine__KvTransferParams *place, strbuf *json,
+                          Vllm__Grpc__Engine__GenerateComplete *m)
+{
+    if (!t) return;
+    service_put_transfer(s, t, json);
+    m->kv_transfer_params_json_opt_case =
+        VLLM__GRPC__ENGINE__GENERATE_COMPLETE__KV_TRANSFER_PARAMS_JSON_OPT_KV_TRANSFER_PARAMS_JSON;
+    m->kv_transfer_params_json = field_of(json->data ? json->data : "");
+    if (!t->held) return;
+    place->remote_host = field_of(t->host);
+    place->remote_port = t->port;
+    m->kv_transfer_params = place;
+}
+
+static bool fill_logprobs(const generate *s, const vllm_choice *choice, arena *memory,
+                          Vllm__Grpc__Engine__GenerateComplete *m)
+{
+    engine_prompt prompt = generation_prompt(s->generation, run_last(&s->run)->request);
+    if (s->logprobs && !s->stream) {
+        m->output_logprobs = vllm_choice_logprobs(choice, memory);
+        if (!m->output_logprobs) return false;
+    }
+    if (s->prompt_logprobs && !choice->started && prompt.logprobs) {
+        m->input_logprobs = vllm_prompt_logprobs(&prompt, memory);
+        if (!m->input_logprobs) return false;
+    }
+    return true;
+}
+
 /* Sends the complete response of the run's choice. False when memory is out. */
 static bool send_complete(rpc_call *c, generate *s, arena *memory)
 {
     const generation_output *last = run_last(&s->run);
     const vllm_choice *choice = &s->choices[last->index];
-    engine_prompt prompt = generation_prompt(s->generation, last->request);
-    Vllm__Grpc__Engine__GenerateComplete m = VLLM__GRPC__ENGINE__GENERATE_COMPLETE__INIT;
+    Vllm__Grpc__Engine__GenerateComplete m;
+    vllm__grpc__engine__generate_complete__init(&m);
     m.index = last->index;
     m.n_output_ids = choice->n;
     m.output_ids = (uint32_t *)(void *)choice->ids.data;
     fill_end(&last->out, &m);
-    if (s->logprobs && !s->stream) {
-        m.output_logprobs = vllm_choice_logprobs(choice, memory);
-        if (!m.output_logprobs) return false;
-    }
-    if (s->prompt_logprobs && !choice->started && prompt.logprobs) {
-        m.input_logprobs = vllm_prompt_logprobs(&prompt, memory);
-        if (!m.input_logprobs) return false;
-    }
-    send(c, NULL, &m);
-    return true;
+    if (!fill_logprobs(s, choice, memory, &m)) return false;
+    Vllm__Grpc__Engine__KvTransferParams place = VLLM__GRPC__ENGINE__KV_TRANSFER_PARAMS__INIT;
+    strbuf params = {0};
+    fill_transfer(call_service(c), last->out.transfer, &place, &params, &m);
+    bool whole = !params.failed;
+    if (whole) send(c, NULL, &m);
+    strbuf_destroy(&params);
+    return whole;
 }
 
 /* ---- the call -------------------------------------------------------------------------------- */

@@ -18,7 +18,6 @@ static status refuse_unsupported(const Vllm__Grpc__Engine__GenerateRequest *m, e
         {m->n_media_refs > 0, "media_refs"},
         {m->n_extra_mm_inputs > 0, "extra_mm_inputs"},
         {m->kv_transfer_params != NULL, "kv_transfer_params"},
-        {m->kv_transfer_params_json_opt_case != 0, "kv_transfer_params_json"},
     };
     for (size_t i = 0; i < sizeof fields / sizeof fields[0]; i++)
         if (fields[i].given) return refuse_named(fields[i].name, err);
@@ -125,6 +124,21 @@ static status read_input(const Vllm__Grpc__Engine__GenerateRequest *m, engine_re
     }
 }
 
+static status read_transfer(const Vllm__Grpc__Engine__GenerateRequest *m, engine_request *r,
+                            error *err)
+{
+    static const char name[] = "kv_transfer_params_json";
+    json_t *params = NULL;
+    if (!m->kv_transfer_params_json_opt_case) return STATUS_IS_OK;
+    RETURN_IF_ERROR(field_json(name, m->kv_transfer_params_json, JSON_OBJECT, &params, err));
+    status st =
+        params ? engine_request_read_transfer(r, "request", name, params, err) : STATUS_IS_OK;
+    json_decref(params);
+    if (status_ok(st) && r->hands_over && m->stream)
+        return error_set(err, STATUS_INVALID, "%s: do_remote_decode: stream must be false", name);
+    return st;
+}
+
 status vllm_request_of(const service *s, const Vllm__Grpc__Engine__GenerateRequest *m,
                        const char *retention, size_t n_retention, engine_request *out, error *err)
 {
@@ -132,6 +146,7 @@ status vllm_request_of(const service *s, const Vllm__Grpc__Engine__GenerateReque
     RETURN_IF_ERROR(refuse_unsupported(m, err));
     RETURN_IF_ERROR(read_input(m, out, err));
     if (m->sampling_params) RETURN_IF_ERROR(read_sampling(m->sampling_params, out, err));
+    RETURN_IF_ERROR(read_transfer(m, out, err));
     return field_json("octavo-retention", call_bytes(retention, n_retention), JSON_OBJECT,
                       &out->retention, err);
 }

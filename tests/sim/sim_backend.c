@@ -231,22 +231,25 @@ static void do_moves(sim_backend *b, const pkv_move *moves, size_t n)
 }
 
 /* A block whose sequence keeps running sums is never published, so it is without them. */
-static void sim_read_block(void *ctx, const uint32_t *cells, uint8_t *to)
+static void sim_read_cells(void *ctx, const uint32_t *cells, uint32_t n, uint32_t n_slots,
+                           uint8_t *to)
 {
     const sim_backend *b = ctx;
     uint32_t size = b->options.geometry.page_tokens;
-    for (uint32_t i = 0; i < b->groups * size; i++, to += SLOT_BYTES) {
+    memset(to, 0, (size_t)n * size * SLOT_BYTES);
+    for (uint32_t i = 0; i < n * size; i++, to += SLOT_BYTES) {
         const sim_cell *cell = &b->cells[(size_t)cells[i / size] * size + i % size];
+        if (i % size >= n_slots) continue;
         memcpy(to, &cell->content, sizeof cell->content);
         memcpy(to + sizeof cell->content, &cell->rope, sizeof cell->rope);
     }
 }
 
-static void sim_write_block(void *ctx, const uint32_t *cells, const uint8_t *from)
+static void sim_write_cells(void *ctx, const uint32_t *cells, uint32_t n, const uint8_t *from)
 {
     sim_backend *b = ctx;
     uint32_t size = b->options.geometry.page_tokens;
-    for (uint32_t i = 0; i < b->groups * size; i++, from += SLOT_BYTES) {
+    for (uint32_t i = 0; i < n * size; i++, from += SLOT_BYTES) {
         sim_cell cell = {0};
         memcpy(&cell.content, from, sizeof cell.content);
         memcpy(&cell.rope, from + sizeof cell.content, sizeof cell.rope);
@@ -556,8 +559,8 @@ backend sim_backend_as_backend(sim_backend *b)
     static const backend_ops ops = {.info = sim_info,
                                     .submit = sim_submit,
                                     .collect = sim_collect,
-                                    .read_block = sim_read_block,
-                                    .write_block = sim_write_block,
+                                    .read_cells = sim_read_cells,
+                                    .write_cells = sim_write_cells,
                                     .destroy = sim_destroy};
     return (backend){&ops, b};
 }

@@ -68,7 +68,8 @@ static void save_block(world *w, const pkv_key *key, const uint32_t *cells)
     world_disk *d = &w->disk;
     uint8_t *bytes = d->blocks + d->most * d->block_bytes;
     uint32_t at = find(d, key);
-    w->b.ops->read_block(w->b.ctx, cells, bytes);
+    w->b.ops->read_cells(w->b.ctx, cells, pkv_groups(&w->options.geometry),
+                         w->options.geometry.page_tokens, bytes);
     if (at < d->n) {
         if (memcmp(d->blocks + at * d->block_bytes, bytes, d->block_bytes) != 0)
             FAIL(w, "a block has left memory with other contents than before");
@@ -138,7 +139,7 @@ static void write_blocks(world *w, world_load *l)
 {
     uint32_t groups = pkv_groups(&w->options.geometry);
     for (uint32_t i = 0; i < l->load->n_blocks; i++)
-        w->b.ops->write_block(w->b.ctx, l->load->cells + (size_t)i * groups,
+        w->b.ops->write_cells(w->b.ctx, l->load->cells + (size_t)i * groups, groups,
                               l->blocks + i * w->disk.block_bytes);
     l->written = true;
 }

@@ -178,17 +178,20 @@ static status scripted_collect(void *ctx, const step_result **out)
 static void scripted_interrupt(void *ctx) { atomic_fetch_add(&((scripted *)ctx)->interrupts, 1); }
 static void scripted_destroy(void *ctx) { (void)ctx; }
 
-static void scripted_read_block(void *ctx, const uint32_t *cells, uint8_t *to)
+static void scripted_read_cells(void *ctx, const uint32_t *cells, uint32_t n, uint32_t n_slots,
+                                uint8_t *to)
 {
     scripted *b = ctx;
     (void)cells;
-    memset(to, 0, b->info.block_bytes);
+    (void)n_slots;
+    memset(to, 0, n * backend_cell_bytes(&b->info));
 }
 
-static void scripted_write_block(void *ctx, const uint32_t *cells, const uint8_t *from)
+static void scripted_write_cells(void *ctx, const uint32_t *cells, uint32_t n, const uint8_t *from)
 {
     scripted *b = ctx;
     (void)cells;
+    (void)n;
     (void)from;
     atomic_fetch_add(atomic_load(&b->gone) ? &b->late_writes : &b->writes, 1);
 }
@@ -199,8 +202,8 @@ static const backend_ops scripted_ops = {
     .collect = scripted_collect,
     .interrupt = scripted_interrupt,
     .destroy = scripted_destroy,
-    .read_block = scripted_read_block,
-    .write_block = scripted_write_block,
+    .read_cells = scripted_read_cells,
+    .write_cells = scripted_write_cells,
 };
 
 /* ---- the engine ------------------------------------------------------------------------------ */

@@ -180,7 +180,7 @@ static void test_forms(void **state)
 /* ---- refusals -------------------------------------------------------------------------------- */
 
 static Vllm__Grpc__Engine__MultimodalInputs images = VLLM__GRPC__ENGINE__MULTIMODAL_INPUTS__INIT;
-static Vllm__Grpc__Engine__KvTransferParams transfer = VLLM__GRPC__ENGINE__KV_TRANSFER_PARAMS__INIT;
+static Vllm__Grpc__Engine__KvTransferParams place = VLLM__GRPC__ENGINE__KV_TRANSFER_PARAMS__INIT;
 static ProtobufCBinaryData reference;
 static Vllm__Grpc__Engine__SamplingParams__LogitBiasEntry negative =
     VLLM__GRPC__ENGINE__SAMPLING_PARAMS__LOGIT_BIAS_ENTRY__INIT;
@@ -201,8 +201,15 @@ DAMAGE(no_input, m->input_case = 0)
 DAMAGE(mm, m->mm_inputs = &images)
 DAMAGE(media, (m->n_media_refs = 1, m->media_refs = &reference))
 DAMAGE(extra_mm, (m->n_extra_mm_inputs = 1, m->extra_mm_inputs = &reference))
-DAMAGE(kv, m->kv_transfer_params = &transfer)
-DAMAGE(kv_json, m->kv_transfer_params_json_opt_case = 8)
+DAMAGE(kv, m->kv_transfer_params = &place)
+DAMAGE(kv_json,
+       (m->kv_transfer_params_json_opt_case = 8, m->kv_transfer_params_json = field_of("[]")))
+DAMAGE(kv_flag, (m->kv_transfer_params_json_opt_case = 8,
+                 m->kv_transfer_params_json = field_of("{\"do_remote_decode\":1}")))
+DAMAGE(kv_stream, (m->kv_transfer_params_json_opt_case = 8, m->stream = true,
+                   m->kv_transfer_params_json = field_of("{\"do_remote_decode\":true}")))
+DAMAGE(kv_host, (m->kv_transfer_params_json_opt_case = 8,
+                 m->kv_transfer_params_json = field_of("{\"do_remote_prefill\":true}")))
 DAMAGE(rank, (m->data_parallel_rank_opt_case = 9, m->data_parallel_rank = 1))
 DAMAGE(truncate, p->truncate_prompt_tokens_opt_case = 27) // to 0 tokens
 DAMAGE(empty_regex, (p->constraint_case = 17, p->regex = field_of("")))
@@ -227,7 +234,12 @@ static const struct {
     {media, STATUS_UNSUPPORTED, "media_refs: not supported"},
     {extra_mm, STATUS_UNSUPPORTED, "extra_mm_inputs: not supported"},
     {kv, STATUS_UNSUPPORTED, "kv_transfer_params: not supported"},
-    {kv_json, STATUS_UNSUPPORTED, "kv_transfer_params_json: not supported"},
+    {kv_json, STATUS_INVALID, "kv_transfer_params_json: must be a JSON object"},
+    {kv_flag, STATUS_INVALID,
+     "request: kv_transfer_params_json: do_remote_decode: must be true or false"},
+    {kv_stream, STATUS_INVALID, "kv_transfer_params_json: do_remote_decode: stream must be false"},
+    {kv_host, STATUS_INVALID,
+     "request: kv_transfer_params_json: remote_host: must be the name of a host"},
     {rank, STATUS_INVALID, "data_parallel_rank: there is only rank 0"},
     {truncate, STATUS_INVALID, "sampling_params.truncate_prompt_tokens: must be 1 or more, or -1"},
     {empty_regex, STATUS_INVALID, "regex: must not be empty"},

@@ -235,10 +235,11 @@ class Generate(VllmTest):
         base = message((2, message((2, IDS))))
         self.refuses(missing, base + field(4, message((19, "x"))), "structural_tag")
         self.refuses(bad, self.request(sampling={"truncate_prompt_tokens": -2}), "truncate_prompt_tokens")
-        for number, value, word in ((7, b"", "mm_inputs"), (8, "{}", "kv_transfer_params_json"), (10, b"x", "media_refs"),
+        for number, value, word in ((7, b"", "mm_inputs"), (10, b"x", "media_refs"),
                                     (11, b"x", "extra_mm_inputs"), (6, b"", "kv_transfer_params")):
             with self.subTest(word=word):
                 self.refuses(missing, base + field(number, value), word)
+        self.refuses(bad, base + field(8, "{"), "kv_transfer_params_json")
         for number, value, word in ((16, "{", "json_schema"), (17, "(", "regex"), (18, "x", "grammar"), (21, b"", "choice")):
             with self.subTest(word=word):
                 self.refuses(bad, base + field(4, message((number, value))), word)

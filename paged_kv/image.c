@@ -1,0 +1,182 @@
+/* Sequences that go to another pool: the image of a parked one, and a parked one made of an image,
+ * on fresh pages. The cells of an image are told in the order of KV groups, whatever the grain is,
+ * because the other pool may have no runs of that grain. */
+#include "paged_kv/internal.h"
+
+static uint32_t image_tables(const pkv_geometry *g, pkv_grain grain)
+{
+    pkv_geometry at = pkv_geometry_at(g, grain);
+    return pkv_groups(&at);
+}
+
+static uint32_t pages_of_tokens(uint32_t page_tokens, uint32_t n)
+{
+    return n / page_tokens + (n % page_tokens != 0);
+}
+
+uint32_t pkv_image_slots(const pkv_geometry *g, const pkv_image_table *t)
+{
+    uint64_t n = (uint64_t)t->slot_pages * g->page_tokens;
+    return n < t->kept ? (uint32_t)n : t->kept;
+}
+
+/* ---- out ------------------------------------------------------------------------------------- */
+
+uint32_t pkv_parked_tables(const pkv *p, uint32_t parked) { return parked_at(p, parked)->groups; }
+
+pkv_image pkv_parked_image(const pkv *p, uint32_t parked, pkv_image_table *tables)
+{
+    const pkv_seq *s = parked_at(p, parked);
+    for (uint32_t i = 0; i < s->groups; i++) {
+        const pkv_table *t = &s->tables[i];
+        tables[i] = (pkv_image_table){.kept = t->kept,
+                                      .slot_pages = t->slot_pages,
+                                      .bases = seq_bases(s, i),
+                                      .slots = t->slots};
+    }
+    return (pkv_image){.grain = s->grain,
+                       .length = s->length,
+                       .dropped = s->dropped,
+                       .contiguous = s->contiguous,
+                       .tables = tables};
+}
+
+/* The table, of so many at some grain, that holds a KV group. */
+static uint32_t table_holding(const pkv *p, uint32_t tables, uint32_t group)
+{
+    return group / (p->groups / tables);
+}
+
+uint32_t pkv_parked_cells(const pkv *p, uint32_t parked, uint32_t *cells)
+{
+    const pkv_seq *s = parked_at(p, parked);
+    uint32_t n = 0, heads = p->pool.n_heads;
+    for (uint32_t g = 0; g < p->groups; g++) {
+        uint32_t table = table_holding(p, s->groups, g);
+        uint32_t offset =
+            pkv_cell_offset(&p->geometry, p->n_pages - 1, s->grain, g / heads, g % heads);
+        for (uint32_t i = 0; i < s->tables[table].n_pages; i++)
+            cells[n++] = seq_pages(s, table)[i] + offset;
+    }
+    return n;
+}
+
+/* ---- checks ---------------------------------------------------------------------------------- */
+
+uint64_t pkv_image_cells(const pkv_geometry *g, const pkv_image *image)
+{
+    uint32_t tables = image_tables(g, image->grain), parts = pkv_groups(g) / tables;
+    uint64_t n = 0;
+    for (uint32_t i = 0; i < tables; i++)
+        n += (uint64_t)pages_of_tokens(g->page_tokens, image->tables[i].kept) * parts;
+    return n;
+}
+
+static uint32_t image_position(const pkv_geometry *g, const pkv_image_table *t, uint32_t slot)
+{
+    uint32_t page = slot / g->page_tokens;
+    return page < t->slot_pages ? t->slots[slot] : t->bases[page] + slot % g->page_tokens;
+}
+
+/* Whether each slot has a position of its own below the length. `seen` has a bit for each, all 0,
+ * and is left so. */
+static bool positions_fit(const pkv_geometry *g, const pkv_image *image, const pkv_image_table *t,
+                          uint64_t *seen)
+{
+    bool fits = true;
+    uint32_t n = 0, last = 0;
+    for (; fits && n < t->kept; n++) {
+        uint32_t at = image_position(g, t, n);
+        fits = at < image->length && !(seen[at / 64] >> at % 64 & 1) &&
+               (image->dropped || at == n) && (!image->contiguous || n == 0 || at > last);
+        if (fits) seen[at / 64] |= 1ull << at % 64;
+        last = at;
+    }
+    memset(seen, 0, ((size_t)image->length / 64 + 1) * sizeof *seen);
+    return fits;
+}
+
+bool pkv_image_fits(const pkv_geometry *g, const pkv_image *image)
+{
+    uint32_t tables = image_tables(g, image->grain), size = g->page_tokens;
+    bool fits = image->length > 0 && (image->dropped || !image->contiguous);
+    for (uint32_t i = 0; fits && i < tables; i++) {
+        const pkv_image_table *t = &image->tables[i];
+        fits = t->kept <= image->length && t->slot_pages <= pages_of_tokens(size, t->kept) &&
+               (image->dropped || (t->kept == image->length && t->slot_pages == 0)) &&
+               (!image->contiguous || t->kept == image->tables[0].kept);
+    }
+    uint64_t *seen = fits ? alloc_zeroed(NULL, (size_t)image->length / 64 + 1, sizeof *seen) : NULL;
+    for (uint32_t i = 0; seen && fits && i < tables; i++)
+        fits = positions_fit(g, image, &image->tables[i], seen);
+    fits = fits && seen != NULL;
+    alloc_free(NULL, seen);
+    return fits;
+}
+
+/* ---- in -------------------------------------------------------------------------------------- */
+
+uint64_t pkv_image_cost(const pkv *p, const pkv_image *image)
+{
+    if (image->grain != PKV_HEAD || p->pool.n_shares == 1)
+        return pkv_image_cells(&p->geometry, image);
+    shares_clear(p);
+    for (uint32_t g = 0; g < p->groups; g++)
+        shares_add(p, 0, g, pages_for(p, image->tables[g].kept));
+    return shares_even(p, 0);
+}
+
+/* Gives the record tables of `grain` with room for the image's pages and positions. */
+static status shape_record(pkv *p, pkv_seq *s, const pkv_image *image, pkv_grain grain)
+{
+    uint32_t tables = image_tables(&p->geometry, image->grain), row = 1;
+    for (uint32_t i = 0; i < tables; i++) {
+        uint32_t n = pages_for(p, image->tables[i].kept);
+        if (n > row) row = n;
+    }
+    RETURN_IF_ERROR(seq_shape(p, s, grain, row));
+    for (uint32_t i = 0; i < s->groups; i++) {
+        const pkv_image_table *from = &image->tables[i / (s->groups / tables)];
+        RETURN_IF_ERROR(table_reserve_slots(p, &s->tables[i], from->slot_pages));
+    }
+    return STATUS_IS_OK;
+}
+
+static void fill_table(pkv *p, pkv_seq *s, uint32_t table, const pkv_image_table *from)
+{
+    pkv_table *t = &s->tables[table];
+    uint32_t n = pages_for(p, from->kept), slots = pkv_image_slots(&p->geometry, from);
+    table_clear(t);
+    for (uint32_t i = 0; i < n; i++) {
+        seq_pages(s, table)[i] = pool_take(p, s->grain, table);
+        seq_bases(s, table)[i] = i < from->slot_pages ? 0 : from->bases[i];
+    }
+    if (slots > 0) memcpy(t->slots, from->slots, slots * sizeof *t->slots);
+    t->n_pages = n;
+    t->kept = from->kept;
+    t->slot_pages = from->slot_pages;
+    s->held += n * cells_of(p, s);
+}
+
+status pkv_adopt(pkv *p, const pkv_image *image, uint64_t salt, bool hidden, uint32_t *parked)
+{
+    if (pkv_image_cost(p, image) > pkv_available(p)) return status_make(STATUS_NO_PAGES, NULL);
+    uint32_t number = record_find(p), tables = image_tables(&p->geometry, image->grain);
+    if (number == 0) return status_make(STATUS_NO_MEMORY, NULL);
+    pkv_grain grain = tier_grain(p, &p->pool, image->grain, pkv_image_cells(&p->geometry, image));
+    RETURN_IF_ERROR(shape_record(p, &p->swaps[number].seq, image, grain));
+    record_take(p, number, true);
+    pkv_seq *s = &p->swaps[number].seq;
+    s->dropped = image->dropped;
+    s->contiguous = image->contiguous;
+    s->sealed = s->unshared = s->forked = false;
+    s->hidden = hidden;
+    s->salt = salt;
+    s->length = image->length;
+    s->held = s->published = s->cursor = s->cursor_generation = 0;
+    for (uint32_t i = 0; i < s->groups; i++)
+        fill_table(p, s, i, &image->tables[i / (s->groups / tables)]);
+    seq_add_refs(p, &p->pool, s, 0, 1); /* the record has the references */
+    *parked = number;
+    return STATUS_IS_OK;
+}

@@ -1,0 +1,224 @@
+/* Prompts that one scheduler computes and another goes on from: the pages that are left after the
+ * prompt's selection, with the first token.
+ *
+ *   out   the sequence ends with its first token, and its parked pages wait until their K and V
+ *         have been read
+ *   in    a waiting sequence takes pages for what arrives, parked ones, which are filled while it
+ *         waits; then it starts from them as from any parked pages
+ *
+ * A replay computes the prompt and selects in it again, as after any preemption. */
+#include "scheduler/sched_internal.h"
+
+typedef enum handing_state { HANDING_PROMISED, HANDING_NEW, HANDING_OUT } handing_state;
+
+struct sched_handing {
+    sched_export export; // what the caller sees
+    handing_state state;
+    uint32_t parked; // 0: memory was out
+    uint64_t kept;
+    char *lists; // of the export
+    sched_handing *earlier, *later;
+};
+
+const char *sched_hands_over(const retention_policy *policy)
+{
+    if (retention_has_sums(policy)) return "keeps running scores beside its pages";
+    if (retention_wants_novelty(policy)) return "measures every token of the prompt for later";
+    if (policy->growth != RETENTION_GROWTH_JOINT)
+        return "divides its budget by the length of the answer";
+    if (policy->gather_tokens > 0) return "reads the prompt before it computes a part of it";
+    return NULL;
+}
+
+/* ---- out ------------------------------------------------------------------------------------- */
+
+static bool may_hand_over(const sched_seq *q)
+{
+    const sched_entry *e = q->entry;
+    return e->hands_over && e->forked && q->state == SEQ_RUNNING && q->computed == e->n_prompt &&
+           q->n_tokens == e->n_prompt + 1 && q->n_pressure_drops == 0 && !q->leaving &&
+           !q->arriving;
+}
+
+void sched_promise_export(sched *s, sched_seq *q)
+{
+    if (!may_hand_over(q)) return;
+    sched_handing *x = alloc_zeroed(&s->alloc, 1, sizeof *x);
+    if (!x) return;
+    *x = (sched_handing){.export.request = q->entry->id, .earlier = s->last_handing};
+    *(x->earlier ? &x->earlier->later : &s->first_handing) = x;
+    s->last_handing = x;
+    q->handing = x;
+    q->final.hands_over = true;
+}
+
+static void *take_words(char **at, size_t n)
+{
+    void *p = *at;
+    *at += n * sizeof(uint32_t);
+    return p;
+}
+
+/* Bytes of the tables with their lists. */
+static size_t tables_bytes(const sched *s, const pkv_image *image, uint32_t n_tables)
+{
+    size_t words = 0;
+    for (uint32_t i = 0; i < n_tables; i++)
+        words += pages_of(s, image->tables[i].kept) +
+                 pkv_image_slots(&s->options.geometry, &image->tables[i]);
+    return n_tables * sizeof *image->tables + words * sizeof(uint32_t);
+}
+
+/* The caller reads the image on another thread, so its lists are copied. */
+static void copy_tables(const sched *s, pkv_image *image, uint32_t n_tables, char **at)
+{
+    pkv_image_table *tables = (pkv_image_table *)*at;
+    *at += n_tables * sizeof *tables;
+    for (uint32_t i = 0; i < n_tables; i++) {
+        const pkv_image_table *from = &image->tables[i];
+        uint32_t n = pages_of(s, from->kept), slots = pkv_image_slots(&s->options.geometry, from);
+        tables[i] = *from;
+        uint32_t *bases = take_words(at, n), *own = take_words(at, slots);
+        for (uint32_t k = 0; k < n; k++) bases[k] = k < from->slot_pages ? 0 : from->bases[k];
+        if (slots > 0) memcpy(own, from->slots, slots * sizeof *own);
+        tables[i].bases = bases;
+        tables[i].slots = own;
+    }
+    image->tables = tables;
+}
+
+/* False when memory is out. */
+static bool fill_export(sched *s, const sched_seq *q, sched_handing *x)
+{
+    uint32_t n_tables = pkv_parked_tables(s->kv, q->parked), n_tokens = q->entry->n_prompt;
+    pkv_image_table *views = alloc_zeroed(&s->alloc, n_tables, sizeof *views);
+    if (!views) return false;
+    pkv_image image = pkv_parked_image(s->kv, q->parked, views);
+    uint32_t n_cells = (uint32_t)pkv_image_cells(&s->options.geometry, &image);
+    size_t words = (size_t)n_cells + n_tokens + 1;
+    x->lists = alloc_resize(&s->alloc, NULL,
+                            tables_bytes(s, &image, n_tables) + words * sizeof(uint32_t), 1);
+    char *at = x->lists;
+    if (at) {
+        copy_tables(s, &image, n_tables, &at);
+        uint32_t *cells = take_words(&at, n_cells), *tokens = take_words(&at, n_tokens + 1);
+        (void)pkv_parked_cells(s->kv, q->parked, cells);
+        memcpy(tokens, q->tokens, (n_tokens + 1) * sizeof *tokens);
+        x->export = (sched_export){.request = q->entry->id,
+                                   .image = image,
+                                   .cells = cells,
+                                   .tokens = tokens,
+                                   .n_cells = n_cells,
+                                   .n_tokens = n_tokens,
+                                   .pages_dropped = q->pages_dropped,
+                                   .budget_raised = q->budget_raised};
+    }
+    alloc_free(&s->alloc, views);
+    return at != NULL;
+}
+
+void sched_hand_over(sched *s, sched_seq *q)
+{
+    sched_handing *x = q->handing;
+    q->handing = NULL;
+    x->state = HANDING_NEW;
+    if (!q->parked || !fill_export(s, q, x)) return;
+    x->parked = q->parked;
+    x->kept = q->kept;
+    q->parked = 0;
+    q->kept = 0;
+}
+
+const sched_export *sched_next_export(sched *s)
+{
+    sched_handing *x = s->first_handing;
+    while (x && x->state != HANDING_NEW) x = x->later;
+    if (!x) return NULL;
+    x->state = HANDING_OUT;
+    return &x->export;
+}
+
+static void free_handing(sched *s, sched_handing *x)
+{
+    *(x->earlier ? &x->earlier->later : &s->first_handing) = x->later;
+    *(x->later ? &x->later->earlier : &s->last_handing) = x->earlier;
+    alloc_free(&s->alloc, x->lists);
+    alloc_free(&s->alloc, x);
+}
+
+void sched_take_export(sched *s, const sched_export *export)
+{
+    sched_handing *x = s->first_handing;
+    while (&x->export != export) x = x->later;
+    assert(x->state == HANDING_OUT);
+    if (x->parked) {
+        sched_unhold(s, pkv_parked_length(s->kv, x->parked), x->kept);
+        pkv_parked_discard(s->kv, x->parked);
+    }
+    free_handing(s, x);
+}
+
+void sched_exports_destroy(sched *s)
+{
+    while (s->first_handing) free_handing(s, s->first_handing);
+}
+
+void sched_exports_count(const sched *s, uint64_t *n_tokens, uint64_t *kept)
+{
+    for (const sched_handing *x = s->first_handing; x; x = x->later) {
+        if (!x->parked) continue;
+        *n_tokens += pkv_parked_length(s->kv, x->parked);
+        *kept += pkv_parked_kept(s->kv, x->parked);
+    }
+}
+
+/* ---- in -------------------------------------------------------------------------------------- */
+
+const sched_handed *sched_handed_for(const sched *s, const sched_request *r, const sched_entry *e)
+{
+    const sched_handed *a = r->handed;
+    if (!a) return NULL;
+    bool plain = r->n == 1 && !r->want_logits && !r->want_scores && !r->pooling && !r->n_embeds &&
+                 !r->n_layers && !r->retrieval.block_tokens && !r->session[0] && !r->session[1] &&
+                 !sched_hands_over(&r->policy);
+    return plain && a->n_tokens == e->n_prompt &&
+                   memcmp(a->tokens, e->seqs[0].tokens, a->n_tokens * sizeof *a->tokens) == 0 &&
+                   pkv_image_cost(s->kv, &a->image) <= s->even_pages
+               ? a
+               : NULL;
+}
+
+status sched_handed_begin(sched *s, sched_seq *q)
+{
+    sched_entry *e = q->entry;
+    uint32_t parked;
+    RETURN_IF_ERROR(pkv_adopt(s->kv, &e->handed->image, e->salt, e->hidden, &parked));
+    uint32_t n_cells = (uint32_t)pkv_image_cells(&s->options.geometry, &e->handed->image);
+    if (sched_load_parked(s, q, parked, n_cells)) return STATUS_IS_OK;
+    pkv_parked_discard(s->kv, parked);
+    return status_make(STATUS_NO_MEMORY, NULL);
+}
+
+/* The sequence is as one whose prompt was computed and selected in here, and that was parked. */
+void sched_handed_end(sched *s, sched_seq *q, uint32_t parked, bool good)
+{
+    sched_entry *e = q->entry;
+    const sched_handed *a = e->handed;
+    e->handed = NULL;
+    if (!good) {
+        pkv_parked_discard(s->kv, parked);
+        return;
+    }
+    q->parked = parked;
+    q->kept = pkv_parked_kept(s->kv, parked);
+    sched_hold(s, e->n_prompt, q->kept);
+    q->computed = q->furthest = q->selected = e->n_prompt;
+    q->pages_dropped = a->pages_dropped;
+    q->budget_raised = a->budget_raised;
+    q->tokens[q->n_tokens++] = a->first_token;
+    e->rows_sent = e->cached_tokens = e->n_prompt;
+    e->forked = e->was_handed = true;
+    s->stats.prompt_tokens += e->n_prompt;
+    s->stats.prompt_handed_tokens += e->n_prompt;
+    s->stats.generated_tokens++;
+}

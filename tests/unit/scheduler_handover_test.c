@@ -1,0 +1,273 @@
+/* Prompts that one scheduler computes and another goes on from. A page of all groups is 2 cells.
+ * Plans are read as traces. */
+#include "tests/unit/scheduler_fixture.h"
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include <cmocka.h>
+
+enum { PROMPT = 50, PAGES = 4, FIRST = 500 };
+
+/* A pool of so many blocks. */
+static sched_options pool_of(uint32_t blocks)
+{
+    sched_options o = small_options();
+    o.prefill_chunk = 200;
+    o.n_pages = 1 + 2 * blocks;
+    o.n_host_pages = 0;
+    o.prefix_cache = false;
+    return o;
+}
+
+/* Request 1 computes its prompt, draws its first token and ends, beside request 2. */
+static void end_prompt(fixture *f)
+{
+    sched_request a = request(f, 1, 0, PROMPT, 1), b = request(f, 2, 700, 10, 40);
+    a.hands_over = true;
+    add(f, &a);
+    add(f, &b);
+    step(f);
+    finish_choice(f, 1);
+    step(f);
+}
+
+static void take_export(fixture *f, const sched_export *x)
+{
+    post(f, (sched_event){.kind = SCHED_EXPORTED, .exported = x});
+    step(f);
+}
+
+static void end_and_finish(fixture *f, uint64_t id)
+{
+    end(f, id, 0);
+    step(f);
+    finish(f);
+}
+
+/* ---- out ------------------------------------------------------------------------------------- */
+
+static void what_is_exported_stays_until_it_was_read(void **state)
+{
+    (void)state;
+    fixture *f = begin(pool_of(40));
+    end_prompt(f);
+    assert_true(describe(f, 1, 0).hands_over);
+    const sched_export *x = sched_next_export(f->s);
+    assert_non_null(x);
+    assert_null(sched_next_export(f->s));
+    assert_int_equal(x->request, 1);
+    assert_int_equal(x->n_tokens, PROMPT);
+    assert_int_equal(x->n_cells, 2 * PAGES);
+    assert_int_equal(x->tokens[PROMPT - 1], PROMPT - 1);
+    assert_int_equal(x->tokens[PROMPT], FIRST);
+    assert_int_equal(x->image.length, PROMPT);
+    step(f);
+    assert_int_equal(used_pages(f), 2 * (PAGES + 1));
+    take_export(f, x);
+    assert_int_equal(used_pages(f), 2);
+    end_and_finish(f, 2);
+}
+
+/* A step parks one page of all groups. The end says at once that an export will follow. */
+static void an_export_follows_long_tables(void **state)
+{
+    (void)state;
+    sched_options o = pool_of(40);
+    o.hand_out_slots = 4;
+    fixture *f = begin(o);
+    end_prompt(f);
+    assert_true(describe(f, 1, 0).hands_over);
+    const sched_export *x = NULL;
+    for (uint32_t n = 1; n < PAGES; n++) {
+        assert_null(sched_next_export(f->s));
+        assert_non_null(strstr(step(f), "2@"));
+    }
+    x = sched_next_export(f->s);
+    assert_non_null(x);
+    assert_int_equal(x->n_cells, 2 * PAGES);
+    take_export(f, x);
+    end_and_finish(f, 2);
+}
+
+/* Wherever memory is out, a promised export comes, and may be one of nothing. */
+static void memory_may_be_out(void **state)
+{
+    (void)state;
+    uint32_t n_without = 0;
+    bool failed = true;
+    for (long fail_at = 0; failed; fail_at++) {
+        fixture *f = begin(pool_of(40));
+        sched_request a = request(f, 1, 0, PROMPT, 1), b = request(f, 2, 700, 10, 40);
+        a.hands_over = true;
+        add(f, &a);
+        add(f, &b);
+        step(f);
+        finish_choice(f, 1);
+        f->heap.calls = 0;
+        f->heap.fail_at = fail_at;
+        step(f);
+        failed = f->heap.calls > fail_at;
+        f->heap.fail_at = -1;
+        bool promised = describe(f, 1, 0).hands_over;
+        const sched_export *x = sched_next_export(f->s);
+        assert_int_equal(x != NULL, promised);
+        n_without += x && !x->cells;
+        if (x) assert_int_equal(x->n_cells, x->cells ? 2 * PAGES : 0);
+        if (x) take_export(f, x);
+        step(f);
+        assert_int_equal(used_pages(f), 2);
+        end_and_finish(f, 2);
+    }
+    assert_true(n_without >= 2); /* parking, and the lists of the export */
+}
+
+static void no_other_end_exports(void **state)
+{
+    (void)state;
+    fixture *f = begin(pool_of(40));
+    sched_request a = request(f, 1, 0, PROMPT, 1);
+    a.hands_over = true;
+    add(f, &a);
+    step(f);
+    end(f, 1, 0); /* it was aborted */
+    step(f);
+    assert_false(describe(f, 1, 0).hands_over);
+    assert_null(sched_next_export(f->s));
+    finish(f);
+}
+
+/* ---- in -------------------------------------------------------------------------------------- */
+
+/* What request 1 of another scheduler left: PAGES pages of PROMPT tokens. */
+typedef struct arrival {
+    uint32_t tokens[PROMPT], bases[PAGES];
+    pkv_image_table tables[2];
+    sched_handed handed;
+    sched_request request;
+} arrival;
+
+static void make_arrival(arrival *a)
+{
+    for (uint32_t i = 0; i < PROMPT; i++) a->tokens[i] = i;
+    for (uint32_t i = 0; i < PAGES; i++) a->bases[i] = 16 * i;
+    for (uint32_t i = 0; i < 2; i++)
+        a->tables[i] = (pkv_image_table){.kept = PROMPT, .bases = a->bases};
+    a->handed = (sched_handed){
+        .image = {.grain = PKV_LAYER, .length = PROMPT, .tables = a->tables},
+        .tokens = a->tokens,
+        .n_tokens = PROMPT,
+        .first_token = FIRST,
+    };
+}
+
+static void add_taker(fixture *f, arrival *a)
+{
+    make_arrival(a);
+    a->handed.image.grain = pkv_grain_fit(&f->geometry, PKV_LAYER);
+    a->request = request(f, 1, 0, PROMPT, 9);
+    a->request.handed = &a->handed;
+    add(f, &a->request);
+}
+
+static const char *fill(fixture *f, const sched_load *load, uint32_t n)
+{
+    post(f, (sched_event){.kind = SCHED_LOADED, .load = load, .n_loaded = n});
+    return step(f);
+}
+
+static void it_goes_on_from_what_came(void **state)
+{
+    (void)state;
+    arrival a;
+    fixture *f = begin(pool_of(40));
+    add_taker(f, &a);
+    step(f);
+    const sched_load *load = sched_next_load(f->s);
+    assert_non_null(load);
+    assert_null(load->keys);
+    assert_int_equal(load->request, 1);
+    assert_int_equal(load->n_cells, 2 * PAGES);
+    assert_int_equal(used_pages(f), 2 * PAGES);
+    assert_string_equal(fill(f, load, 1), "1@50+1*");
+    end_and_finish(f, 1);
+}
+
+static void what_was_not_filled_is_computed(void **state)
+{
+    (void)state;
+    arrival a;
+    fixture *f = begin(pool_of(40));
+    add_taker(f, &a);
+    step(f);
+    assert_string_equal(fill(f, sched_next_load(f->s), 0), "1@0+50*");
+    end_and_finish(f, 1);
+}
+
+/* While another request has the pages, it waits as others do; then it is filled. */
+static void it_waits_while_the_pool_is_full(void **state)
+{
+    (void)state;
+    arrival a;
+    fixture *f = begin(pool_of(9)); /* 4 pages are free, and request 2 is to have one of them */
+    sched_request b = request(f, 2, 700, 70, 20);
+    add(f, &b);
+    step(f);
+    add_taker(f, &a);
+    for (int i = 0; i < 3; i++) {
+        assert_non_null(strstr(step(f), "2@"));
+        assert_null(sched_next_load(f->s));
+    }
+    end(f, 2, 0);
+    step(f);
+    const sched_load *load = sched_next_load(f->s);
+    assert_non_null(load);
+    assert_string_equal(fill(f, load, 1), "1@50+1*");
+    end_and_finish(f, 1);
+}
+
+/* What is of another prompt is dropped. */
+static void what_does_not_suit_is_computed(void **state)
+{
+    (void)state;
+    arrival a;
+    fixture *f = begin(pool_of(40));
+    add_taker(f, &a);
+    a.handed.n_tokens--;
+    assert_string_equal(step(f), "1@0+50*");
+    assert_null(sched_next_load(f->s));
+    end_and_finish(f, 1);
+}
+
+static void a_request_may_end_while_it_is_filled(void **state)
+{
+    (void)state;
+    arrival a;
+    fixture *f = begin(pool_of(40));
+    add_taker(f, &a);
+    step(f);
+    const sched_load *load = sched_next_load(f->s);
+    end(f, 1, 0);
+    step(f);
+    assert_int_equal(used_pages(f), 2 * PAGES); /* they are being written */
+    fill(f, load, 1);
+    assert_int_equal(used_pages(f), 0);
+    finish(f);
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(what_is_exported_stays_until_it_was_read),
+        cmocka_unit_test(an_export_follows_long_tables),
+        cmocka_unit_test(memory_may_be_out),
+        cmocka_unit_test(no_other_end_exports),
+        cmocka_unit_test(it_goes_on_from_what_came),
+        cmocka_unit_test(what_was_not_filled_is_computed),
+        cmocka_unit_test(it_waits_while_the_pool_is_full),
+        cmocka_unit_test(what_does_not_suit_is_computed),
+        cmocka_unit_test(a_request_may_end_while_it_is_filled),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}

@@ -1,0 +1,159 @@
+/* Threads that fetch records of peers, one connection for each record. */
+#include "transfer/internal.h"
+
+#include <assert.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+const char *wire_read_answer(const wire_answer *a, uint64_t most, size_t *n)
+{
+    static const char *const refusals[WIRE_OUTCOMES] = {
+        [WIRE_UNKNOWN] = "it does not hold this prompt: it was fetched before, or forgotten",
+        [WIRE_OTHER] = "it has another model, or stores K and V in another way",
+        [WIRE_LONG] = "its record is longer than one of this prompt can be",
+    };
+    *n = 0;
+    if (memcmp(a->magic, WIRE_ANSWERS, sizeof a->magic) != 0 || a->outcome >= WIRE_OUTCOMES)
+        return "it does not answer as a server that holds prompts";
+    if (a->outcome != WIRE_SENT) return refusals[a->outcome];
+    if (a->n == 0 || a->n > most) return "it sends more than was asked for";
+    *n = (size_t)a->n;
+    return NULL;
+}
+
+/* Receives n bytes into memory of their own. NULL: *why says what is missing. */
+static uint8_t *receive_bytes(transfer *t, int fd, const wire_answer *a, size_t n, const char **why)
+{
+    if (!room_take(t, n)) {
+        *why = "there is no room for it (--kv-transfer-memory)";
+        return NULL;
+    }
+    uint8_t *bytes = malloc(n);
+    *why = bytes ? socket_receive(fd, bytes, n, t->o.timeout_us, t->stop_pipe[0]) : "memory is out";
+    if (!*why && hash_bytes(bytes, n, t->o.identity) != a->hash)
+        *why = "its bytes are not those that it holds";
+    if (!*why) return bytes;
+    free(bytes);
+    transfer_release(t, n);
+    return NULL;
+}
+
+static void fetch_one(transfer *t, const transfer_fetch *f, transfer_got *got)
+{
+    wire_ask ask = {.key = f->key, .identity = t->o.identity, .most = f->most};
+    wire_answer answer;
+    const char *why = NULL;
+    memcpy(ask.magic, WIRE_ASKS, sizeof ask.magic);
+    int stop = t->stop_pipe[0], fd = socket_connect(f->host, f->port, t->o.timeout_us, stop, &why);
+    if (fd >= 0) why = socket_send(fd, &ask, sizeof ask, t->o.timeout_us, stop);
+    if (!why) why = socket_receive(fd, &answer, sizeof answer, t->o.timeout_us, stop);
+    if (!why) why = wire_read_answer(&answer, f->most, &got->n);
+    if (!why) got->bytes = receive_bytes(t, fd, &answer, got->n, &why);
+    if (fd >= 0) close(fd);
+    if (why) snprintf(got->why, sizeof got->why, "%.64s:%u: %.80s", f->host, f->port, why);
+}
+
+static void count_fetch(transfer *t, const transfer_got *got)
+{
+    pthread_mutex_lock(&t->count_lock);
+    if (got->bytes) {
+        t->counts.fetched++;
+        t->counts.fetched_bytes += sizeof(wire_answer) + got->n;
+        t->counts.fetched_us += got->us;
+    } else {
+        t->counts.fetch_failures++;
+    }
+    pthread_mutex_unlock(&t->count_lock);
+}
+
+static void end_fetch(transfer *t, transfer_fetch *f, transfer_got *got)
+{
+    got->us = clock_now_us() - f->begun_us;
+    count_fetch(t, got);
+    f->done(f->ctx, got);
+    fetch_queue *q = &t->fetches;
+    pthread_mutex_lock(&q->lock);
+    q->n_under_way--;
+    pthread_cond_broadcast(&q->ended);
+    pthread_mutex_unlock(&q->lock);
+}
+
+/* The next fetch, and why it is not to be tried; NULL: it is. */
+static transfer_fetch *next_fetch(fetch_queue *q, const char **why)
+{
+    pthread_mutex_lock(&q->lock);
+    while (!q->first && !q->stop) pthread_cond_wait(&q->arrived, &q->lock);
+    transfer_fetch *f = q->first;
+    if (f) q->first = f->next;
+    if (!q->first) q->last = NULL;
+    bool silent = f && q->silent_us[f->peer] > f->begun_us;
+    *why = q->cancelled ? "this server stops"
+           : silent     ? "it did nothing within the time, for a prompt before this one"
+                        : NULL;
+    pthread_mutex_unlock(&q->lock);
+    return f;
+}
+
+/* A fetch was given up. Where it took a whole timeout, the peer is silent. */
+static void note_silent(transfer *t, const transfer_fetch *f, int64_t tried_us)
+{
+    int64_t now = clock_now_us();
+    if (now - tried_us < t->o.timeout_us) return;
+    pthread_mutex_lock(&t->fetches.lock);
+    t->fetches.silent_us[f->peer] = now;
+    pthread_mutex_unlock(&t->fetches.lock);
+}
+
+static void *fetch_loop(void *arg)
+{
+    transfer *t = arg;
+    const char *why;
+    thread_set_name("oct-fetch");
+    for (transfer_fetch *f; (f = next_fetch(&t->fetches, &why)) != NULL;) {
+        transfer_got got = {0};
+        int64_t tried_us = clock_now_us();
+        if (why) snprintf(got.why, sizeof got.why, "%.64s:%u: %.80s", f->host, f->port, why);
+        else fetch_one(t, f, &got);
+        if (!why && !got.bytes) note_silent(t, f, tried_us);
+        end_fetch(t, f, &got);
+    }
+    return NULL;
+}
+
+void transfer_fetch_begin(transfer *t, transfer_fetch *f)
+{
+    fetch_queue *q = &t->fetches;
+    f->next = NULL;
+    f->begun_us = clock_now_us();
+    f->peer = peer_find(t, f->host, f->port);
+    assert(f->peer < t->o.n_peers);
+    pthread_mutex_lock(&q->lock);
+    *(q->last ? &q->last->next : &q->first) = f;
+    q->last = f;
+    q->n_under_way++;
+    pthread_cond_signal(&q->arrived);
+    pthread_mutex_unlock(&q->lock);
+}
+
+status fetch_start(transfer *t, error *err)
+{
+    fetch_queue *q = &t->fetches;
+    q->silent_us = calloc((size_t)t->o.n_peers + 1, sizeof *q->silent_us);
+    if (!q->silent_us) return error_set(err, STATUS_NO_MEMORY, "out of memory");
+    for (; t->o.n_peers > 0 && q->n_threads < FETCH_THREADS; q->n_threads++)
+        if (pthread_create(&q->threads[q->n_threads], NULL, fetch_loop, t))
+            return error_set(err, STATUS_NO_MEMORY, "cannot start a thread");
+    return STATUS_IS_OK;
+}
+
+void fetch_stop(transfer *t)
+{
+    fetch_queue *q = &t->fetches;
+    pthread_mutex_lock(&q->lock);
+    q->stop = true;
+    pthread_cond_broadcast(&q->arrived);
+    pthread_mutex_unlock(&q->lock);
+    for (uint32_t i = 0; i < q->n_threads; i++) pthread_join(q->threads[i], NULL);
+}

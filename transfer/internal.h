@@ -1,0 +1,124 @@
+/* Shared by the files of transfer/ (private to it). */
+#ifndef TRANSFER_INTERNAL_H
+#define TRANSFER_INTERNAL_H
+
+#include "transfer/wire.h"
+
+#include <pthread.h>
+#include <stdatomic.h>
+
+/* ---- records (hold.c) ------------------------------------------------------------------------ */
+
+enum { HOLD_BUCKETS = 1024 };
+
+/* Whose records are held. */
+typedef struct hold_owner {
+    uint64_t id;
+    size_t bytes;
+    uint32_t n;
+    struct hold_owner *next;
+} hold_owner;
+
+typedef struct held_record {
+    transfer_key key;
+    hold_owner *owner;
+    uint8_t *bytes;
+    size_t n;
+    int64_t since_us;
+    struct held_record *older, *newer; /* among all */
+    struct held_record *next_in_bucket;
+} held_record;
+
+typedef struct hold_store {
+    pthread_mutex_t lock;
+    held_record *oldest, *newest;
+    held_record *buckets[HOLD_BUCKETS];
+    hold_owner *owners; /* those that have records */
+    uint32_t n;
+} hold_store;
+
+/* Takes the record out, which is the caller's then; NULL: there is none. *outcome says why not. */
+held_record *hold_take(transfer *t, const wire_ask *ask, wire_outcome *outcome);
+void hold_free(transfer *t, held_record *r); /* with its room */
+void hold_expire(transfer *t, int64_t now_us);
+void hold_clear(transfer *t);
+
+/* ---- threads --------------------------------------------------------------------------------- */
+
+/* `oct-peers` (peers.c) */
+status peers_start(transfer *t, error *err);
+void peers_stop(transfer *t);
+
+typedef struct peer_times {
+    int64_t begun_us, moved_us; /* of its connection; when it last sent or took something */
+    bool answers;               /* it has asked, and is answered */
+} peer_times;
+
+/* Whether a peer has had its time: between two parts of what it asks or takes, to ask, or in
+ * all. */
+bool peer_is_late(const transfer *t, const peer_times *p, int64_t now_us);
+
+enum { FETCH_THREADS = 4 };
+
+/* `oct-fetch` (fetch.c) */
+typedef struct fetch_queue {
+    pthread_mutex_t lock;
+    pthread_cond_t arrived, ended;
+    pthread_t threads[FETCH_THREADS];
+    uint32_t n_threads, n_under_way;
+    transfer_fetch *first, *last;
+    int64_t *silent_us; /* [n_peers] when the last fetch of each was given up, 0 = none was */
+    bool cancelled, stop;
+} fetch_queue;
+
+status fetch_start(transfer *t, error *err);
+void fetch_stop(transfer *t);
+
+/* ---- sockets (sockets.c) --------------------------------------------------------------------- */
+
+/* Splits HOST:PORT or [HOST]:PORT. False: it is neither, or the host is empty. */
+bool socket_split(const char *address, char host[TRANSFER_HOST_BYTES], uint16_t *port);
+/* A socket that listens and does not block, and the port that it has. */
+status socket_listen(const char *address, int *fd, uint16_t *port, error *err);
+/* A connection that does not block. -1 with *why set: none within the time, or stop_fd can be
+ * read. */
+int socket_connect(const char *host, uint16_t port, int64_t timeout_us, int stop_fd,
+                   const char **why);
+/* A peer that does a little now and then is given up too, after so many times the timeout. */
+enum { TIMEOUTS_IN_ALL = 10 };
+/* Sends or receives all n bytes. NULL, or why not: the peer did nothing for so long, or closed. */
+const char *socket_send(int fd, const void *bytes, size_t n, int64_t timeout_us, int stop_fd);
+const char *socket_receive(int fd, void *bytes, size_t n, int64_t timeout_us, int stop_fd);
+
+/* ---- all ------------------------------------------------------------------------------------- */
+
+struct transfer {
+    transfer_options o;
+    char **peers; /* [o.n_peers] copies */
+    char host[TRANSFER_HOST_BYTES];
+    uint16_t port;
+    int listen_fd;    /* -1: none */
+    int stop_pipe[2]; /* closing [1] ends all waits */
+    pthread_t thread;
+    bool thread_started;
+    _Atomic size_t room; /* taken */
+    hold_store held;
+    fetch_queue fetches;
+    pthread_mutex_t count_lock;
+    transfer_counts counts;
+};
+
+/* The number of a peer; n_peers: it is none. */
+uint32_t peer_find(const transfer *t, const char *host, uint32_t port);
+/* Takes room without making any. */
+bool room_take(transfer *t, size_t n);
+
+/* Adds to one counter, under the lock of the counters. */
+#define TRANSFER_ADD(t, field, value)                                                              \
+    do {                                                                                           \
+        pthread_mutex_lock(&(t)->count_lock);                                                      \
+        (t)->counts.field += (value);                                                              \
+        pthread_mutex_unlock(&(t)->count_lock);                                                    \
+    } while (0)
+
+#endif

@@ -1,0 +1,181 @@
+/* The thread that serves peers: all of their connections at once, each of which asks for one
+ * record. A peer that does nothing is given up. Where there are too many, the one that has done
+ * nothing for longest makes room, so that no peer keeps others from their records; but none of
+ * those that are being sent a record, because they knew its key. */
+#include "transfer/internal.h"
+
+#include <errno.h>
+#include <poll.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/socket.h>
+#include <unistd.h>
+
+enum { PEERS_MOST = 64, SEND_AT_ONCE = 1 << 20, LOOK_MS = 1000 };
+
+typedef struct peer {
+    int fd; // -1: none
+    peer_times times;
+    wire_ask ask;
+    size_t got; // bytes of it
+    wire_answer answer;
+    held_record *record; // NULL where the answer has no bytes
+    size_t sent;         // of the answer and its bytes
+} peer;
+
+static void end_peer(transfer *t, peer *p, bool fine)
+{
+    bool whole = fine && p->times.answers && p->answer.outcome == WIRE_SENT;
+    if (whole) {
+        pthread_mutex_lock(&t->count_lock);
+        t->counts.sent++;
+        t->counts.sent_bytes += p->sent;
+        t->counts.sent_us += clock_now_us() - p->times.begun_us;
+        pthread_mutex_unlock(&t->count_lock);
+    } else {
+        TRANSFER_ADD(t, send_failures, 1);
+    }
+    if (p->record) hold_free(t, p->record);
+    close(p->fd);
+    *p = (peer){.fd = -1};
+}
+
+static void begin_answer(transfer *t, peer *p)
+{
+    wire_outcome outcome = WIRE_UNKNOWN;
+    p->record = hold_take(t, &p->ask, &outcome);
+    p->times.answers = true;
+    p->answer = (wire_answer){.outcome = outcome};
+    memcpy(p->answer.magic, WIRE_ANSWERS, sizeof p->answer.magic);
+    if (!p->record) return;
+    p->answer.n = p->record->n;
+    p->answer.hash = hash_bytes(p->record->bytes, p->record->n, t->o.identity);
+}
+
+/* Reads what the peer asks. False: the connection has ended, or this is no peer. */
+static bool read_peer(transfer *t, peer *p)
+{
+    ssize_t n = recv(p->fd, (char *)&p->ask + p->got, sizeof p->ask - p->got, 0);
+    if (n < 0) return errno == EAGAIN || errno == EWOULDBLOCK || errno == EINTR;
+    if (n == 0) return false;
+    p->got += (size_t)n;
+    p->times.moved_us = clock_now_us();
+    if (p->got < sizeof p->ask) return true;
+    if (memcmp(p->ask.magic, WIRE_ASKS, sizeof p->ask.magic) != 0) return false;
+    begin_answer(t, p);
+    return true;
+}
+
+static size_t answer_bytes(const peer *p)
+{
+    return sizeof p->answer + (p->record ? p->record->n : 0);
+}
+
+/* Sends a part of the answer. False: the connection has ended. */
+static bool write_peer(peer *p)
+{
+    bool head = p->sent < sizeof p->answer;
+    size_t at = head ? p->sent : p->sent - sizeof p->answer;
+    const char *from = head ? (const char *)&p->answer : (const char *)p->record->bytes;
+    size_t n = (head ? sizeof p->answer : p->record->n) - at;
+    if (n > SEND_AT_ONCE) n = SEND_AT_ONCE;
+    ssize_t sent = send(p->fd, from + at, n, MSG_NOSIGNAL);
+    if (sent < 0) return errno == EAGAIN || errno == EWOULDBLOCK || errno == EINTR;
+    p->sent += (size_t)sent;
+    p->times.moved_us = clock_now_us();
+    return true;
+}
+
+static void serve_peer(transfer *t, peer *p, short events)
+{
+    bool fine = !(events & (POLLERR | POLLNVAL));
+    if (fine && !p->times.answers && (events & (POLLIN | POLLHUP))) fine = read_peer(t, p);
+    else if (fine && p->times.answers && (events & POLLOUT)) fine = write_peer(p);
+    else if (fine && (events & POLLHUP)) fine = false;
+    bool done = fine && p->times.answers && p->sent == answer_bytes(p);
+    if (!fine || done) end_peer(t, p, fine);
+}
+
+/* The place of a new peer: a free one, or that of the peer without a record that has done nothing
+ * for longest. NULL: all are being sent records. */
+static peer *place_for(transfer *t, peer *peers)
+{
+    peer *oldest = NULL;
+    for (uint32_t i = 0; i < PEERS_MOST; i++) {
+        if (peers[i].fd < 0) return &peers[i];
+        if (peers[i].record) continue;
+        if (!oldest || peers[i].times.moved_us < oldest->times.moved_us) oldest = &peers[i];
+    }
+    if (oldest) end_peer(t, oldest, false);
+    return oldest;
+}
+
+/* One at a time, so that each can ask before others take its place. False: the process has no file
+ * descriptor for it. */
+static bool accept_peer(transfer *t, peer *peers)
+{
+    int fd = accept4(t->listen_fd, NULL, NULL, SOCK_NONBLOCK | SOCK_CLOEXEC);
+    if (fd < 0) return errno != EMFILE && errno != ENFILE;
+    int64_t now = clock_now_us();
+    peer *place = place_for(t, peers);
+    if (place) *place = (peer){.fd = fd, .times = {.moved_us = now, .begun_us = now}};
+    else close(fd);
+    return true;
+}
+
+bool peer_is_late(const transfer *t, const peer_times *p, int64_t now_us)
+{
+    int64_t most = p->answers ? TIMEOUTS_IN_ALL * t->o.timeout_us : t->o.timeout_us;
+    return now_us - p->moved_us >= t->o.timeout_us || now_us - p->begun_us >= most;
+}
+
+static void give_up_late(transfer *t, peer *peers)
+{
+    int64_t now = clock_now_us();
+    for (uint32_t i = 0; i < PEERS_MOST; i++)
+        if (peers[i].fd >= 0 && peer_is_late(t, &peers[i].times, now))
+            end_peer(t, &peers[i], false);
+}
+
+static void *peers_loop(void *arg)
+{
+    transfer *t = arg;
+    peer peers[PEERS_MOST];
+    struct pollfd fds[2 + PEERS_MOST];
+    bool accepts = true;
+    thread_set_name("oct-peers");
+    for (uint32_t i = 0; i < PEERS_MOST; i++) peers[i] = (peer){.fd = -1};
+    for (;;) {
+        fds[0] = (struct pollfd){.fd = t->stop_pipe[0], .events = POLLIN};
+        fds[1] = (struct pollfd){.fd = accepts ? t->listen_fd : -1, .events = POLLIN};
+        for (uint32_t i = 0; i < PEERS_MOST; i++)
+            fds[2 + i] = (struct pollfd){.fd = peers[i].fd,
+                                         .events = peers[i].times.answers ? POLLOUT : POLLIN};
+        int n = poll(fds, 2 + PEERS_MOST, LOOK_MS);
+        if (n > 0 && fds[0].revents) break;
+        for (uint32_t i = 0; n > 0 && i < PEERS_MOST; i++)
+            if (peers[i].fd >= 0 && fds[2 + i].revents)
+                serve_peer(t, &peers[i], fds[2 + i].revents);
+        accepts = !(n > 0 && fds[1].revents) || accept_peer(t, peers);
+        give_up_late(t, peers);
+        hold_expire(t, clock_now_us());
+    }
+    for (uint32_t i = 0; i < PEERS_MOST; i++)
+        if (peers[i].fd >= 0) end_peer(t, &peers[i], false);
+    return NULL;
+}
+
+status peers_start(transfer *t, error *err)
+{
+    if (!t->o.listen) return STATUS_IS_OK;
+    if (pthread_create(&t->thread, NULL, peers_loop, t))
+        return error_set(err, STATUS_NO_MEMORY, "cannot start a thread");
+    t->thread_started = true;
+    return STATUS_IS_OK;
+}
+
+void peers_stop(transfer *t)
+{
+    if (t->thread_started) pthread_join(t->thread, NULL);
+    t->thread_started = false;
+}

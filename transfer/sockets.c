@@ -1,0 +1,171 @@
+/* Sockets that wait no longer than they should. */
+#include "transfer/internal.h"
+
+#include <errno.h>
+#include <netdb.h>
+#include <netinet/in.h>
+#include <netinet/tcp.h>
+#include <poll.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/socket.h>
+#include <unistd.h>
+
+enum { BACKLOG = 256, PORT_MOST = 65535 };
+
+bool socket_split(const char *address, char host[TRANSFER_HOST_BYTES], uint16_t *port)
+{
+    const char *colon = strrchr(address, ':');
+    if (!colon || colon == address) return false;
+    const char *from = address, *to = colon;
+    bool bracketed = *from == '[' && to[-1] == ']';
+    if (bracketed) from++, to--;
+    size_t n = (size_t)(to - from);
+    if (n == 0 || n >= TRANSFER_HOST_BYTES) return false;
+    if (!bracketed && memchr(from, ':', n)) return false;
+    size_t digits = strspn(colon + 1, "0123456789");
+    if (digits == 0 || digits > 5 || colon[1 + digits] != '\0') return false;
+    long number = strtol(colon + 1, NULL, 10);
+    if (number > PORT_MOST) return false;
+    memcpy(host, from, n);
+    host[n] = '\0';
+    *port = (uint16_t)number;
+    return true;
+}
+
+/* A name takes as long as the system's resolver does (resolv.conf's timeout and attempts), a number
+ * no time. It is resolved for every connection, because a server that was started again may have
+ * another address, and by the threads of fetches alone. */
+static struct addrinfo *resolve(const char *host, uint16_t port, int flags, const char **why)
+{
+    char digits[8];
+    struct addrinfo *found = NULL;
+    const struct addrinfo hints = {
+        .ai_flags = flags | AI_NUMERICSERV, .ai_family = AF_UNSPEC, .ai_socktype = SOCK_STREAM};
+    snprintf(digits, sizeof digits, "%u", port);
+    int rc = getaddrinfo(host, digits, &hints, &found);
+    if (rc != 0) *why = gai_strerror(rc);
+    return rc == 0 ? found : NULL;
+}
+
+static int listen_on(const struct addrinfo *a)
+{
+    int fd = socket(a->ai_family, a->ai_socktype | SOCK_NONBLOCK | SOCK_CLOEXEC, a->ai_protocol);
+    int on = 1;
+    if (fd < 0) return -1;
+    (void)setsockopt(fd, SOL_SOCKET, SO_REUSEADDR, &on, sizeof on);
+    if (bind(fd, a->ai_addr, a->ai_addrlen) == 0 && listen(fd, BACKLOG) == 0) return fd;
+    int why = errno;
+    close(fd);
+    errno = why;
+    return -1;
+}
+
+static uint16_t port_of(int fd)
+{
+    struct sockaddr_storage a = {0};
+    socklen_t n = sizeof a;
+    if (getsockname(fd, (struct sockaddr *)&a, &n) != 0) return 0;
+    const struct sockaddr_in *v4 = (const struct sockaddr_in *)&a;
+    const struct sockaddr_in6 *v6 = (const struct sockaddr_in6 *)&a;
+    return ntohs(a.ss_family == AF_INET6 ? v6->sin6_port : v4->sin_port);
+}
+
+status socket_listen(const char *address, int *fd, uint16_t *port, error *err)
+{
+    char host[TRANSFER_HOST_BYTES];
+    const char *why = "";
+    uint16_t wanted;
+    *fd = -1;
+    if (!socket_split(address, host, &wanted))
+        return error_set(err, STATUS_INVALID, "\"%.80s\" is not HOST:PORT", address);
+    struct addrinfo *found = resolve(host, wanted, AI_PASSIVE, &why);
+    if (!found) return error_set(err, STATUS_INVALID, "cannot resolve \"%.80s\": %s", host, why);
+    for (struct addrinfo *a = found; a && *fd < 0; a = a->ai_next) *fd = listen_on(a);
+    int number = errno;
+    freeaddrinfo(found);
+    if (*fd < 0)
+        return error_set(err, STATUS_IO, "cannot listen on %.80s: %s", address, strerror(number));
+    *port = port_of(*fd);
+    return STATUS_IS_OK;
+}
+
+/* Waits for events of fd. NULL, or why it must wait no longer. */
+static const char *await(int fd, short events, int64_t timeout_us, int stop_fd)
+{
+    struct pollfd fds[] = {{.fd = fd, .events = events}, {.fd = stop_fd, .events = POLLIN}};
+    int64_t until = clock_now_us() + timeout_us;
+    for (;;) {
+        int64_t left = until - clock_now_us();
+        if (left <= 0) return "it did nothing within the time";
+        int n = poll(fds, 2, (int)(left / 1000 + 1));
+        if (n < 0 && errno != EINTR) return "its connection cannot be waited for";
+        if (n > 0 && fds[1].revents) return "this server stops";
+        if (n > 0 && fds[0].revents) return NULL;
+    }
+}
+
+static int connect_to(const struct addrinfo *a, int64_t timeout_us, int stop_fd, const char **why)
+{
+    int fd = socket(a->ai_family, a->ai_socktype | SOCK_NONBLOCK | SOCK_CLOEXEC, a->ai_protocol);
+    int on = 1, failed = 0;
+    socklen_t n = sizeof failed;
+    *why = "it cannot be connected to";
+    if (fd < 0) return -1;
+    (void)setsockopt(fd, IPPROTO_TCP, TCP_NODELAY, &on, sizeof on);
+    if (connect(fd, a->ai_addr, a->ai_addrlen) == 0) return fd;
+    const char *late = NULL;
+    bool waits = errno == EINPROGRESS;
+    if (waits) late = await(fd, POLLOUT, timeout_us, stop_fd);
+    if (late) *why = late;
+    bool fine =
+        waits && !late && getsockopt(fd, SOL_SOCKET, SO_ERROR, &failed, &n) == 0 && failed == 0;
+    if (fine) return fd;
+    close(fd);
+    return -1;
+}
+
+int socket_connect(const char *host, uint16_t port, int64_t timeout_us, int stop_fd,
+                   const char **why)
+{
+    int fd = -1;
+    struct addrinfo *found = resolve(host, port, 0, why);
+    for (struct addrinfo *a = found; a && fd < 0; a = a->ai_next)
+        fd = connect_to(a, timeout_us, stop_fd, why);
+    if (found) freeaddrinfo(found);
+    return fd;
+}
+
+static const char too_slow[] = "it is too slow";
+
+static bool would_wait(void) { return errno == EAGAIN || errno == EWOULDBLOCK || errno == EINTR; }
+
+const char *socket_send(int fd, const void *bytes, size_t n, int64_t timeout_us, int stop_fd)
+{
+    int64_t until = clock_now_us() + TIMEOUTS_IN_ALL * timeout_us;
+    for (size_t done = 0; done < n;) {
+        if (clock_now_us() > until) return too_slow;
+        ssize_t sent = send(fd, (const char *)bytes + done, n - done, MSG_NOSIGNAL);
+        if (sent > 0) done += (size_t)sent;
+        if (sent < 0 && !would_wait()) return "its connection broke";
+        const char *late = sent > 0 ? NULL : await(fd, POLLOUT, timeout_us, stop_fd);
+        if (late) return late;
+    }
+    return NULL;
+}
+
+const char *socket_receive(int fd, void *bytes, size_t n, int64_t timeout_us, int stop_fd)
+{
+    int64_t until = clock_now_us() + TIMEOUTS_IN_ALL * timeout_us;
+    for (size_t done = 0; done < n;) {
+        if (clock_now_us() > until) return too_slow;
+        ssize_t got = recv(fd, (char *)bytes + done, n - done, 0);
+        if (got > 0) done += (size_t)got;
+        if (got == 0) return "it closed the connection before all was sent";
+        if (got < 0 && !would_wait()) return "its connection broke";
+        const char *late = got > 0 ? NULL : await(fd, POLLIN, timeout_us, stop_fd);
+        if (late) return late;
+    }
+    return NULL;
+}

@@ -1,0 +1,40 @@
+/* The two messages of a fetch (private to transfer/): a peer asks for a key, and is answered by a
+ * head and, where that says so, the bytes. Then the connection is closed. Numbers are
+ * little-endian, as on all machines that the server runs on. */
+#ifndef TRANSFER_WIRE_H
+#define TRANSFER_WIRE_H
+
+#include "transfer/transfer.h"
+
+#define WIRE_ASKS    "octavo?1"
+#define WIRE_ANSWERS "octavo!1"
+
+typedef struct wire_ask {
+    uint8_t magic[8];
+    transfer_key key;
+    uint64_t identity;
+    uint64_t most; // bytes that the peer takes
+} wire_ask;
+
+typedef enum wire_outcome {
+    WIRE_SENT,
+    WIRE_UNKNOWN, // never held, fetched before, or forgotten
+    WIRE_OTHER,   // of another model, or of K and V stored in another way
+    WIRE_LONG,    // longer than the peer takes
+    WIRE_OUTCOMES,
+} wire_outcome;
+
+typedef struct wire_answer {
+    uint8_t magic[8];
+    uint32_t outcome, zero;
+    uint64_t n;    // bytes that follow
+    uint64_t hash; // of them (hash_bytes, by the identity)
+} wire_answer;
+
+_Static_assert(sizeof(wire_ask) == 40 && sizeof(wire_answer) == 32, "messages have no holes");
+
+/* What a peer's answer means, where `most` was asked for: NULL and *n bytes follow, or why it gave
+ * nothing. */
+const char *wire_read_answer(const wire_answer *a, uint64_t most, size_t *n);
+
+#endif
