@@ -1,5 +1,6 @@
 /* Admission: whether a request can ever run, and whether it can start now. Counts physical
  * pages. */
+#include "scheduler/portions.h"
 #include "scheduler/sched_internal.h"
 #include <inttypes.h>
 #include <stdio.h>

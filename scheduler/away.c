@@ -1,6 +1,7 @@
 /* Pages of sequences without a slot, idle sessions and waiting ones, are given up or moved to the
  * host tier. Long tables have millions of pages, more than others should wait for in one
  * sched_step, so that is done in portions, as for running sequences (leave.c). */
+#include "scheduler/portions.h"
 #include "scheduler/sched_internal.h"
 
 void sched_away_begin(sched *s)

@@ -2,6 +2,7 @@
  * parked or swapped out. A long one with a table for each head has millions of pages, more than
  * others should wait for in one sched_step, so that is done in portions. Meanwhile the sequence has
  * its slot, but no share of a step, and is no victim. */
+#include "scheduler/portions.h"
 #include "scheduler/sched_internal.h"
 
 /* One sched_step changes at most one page for so many of options.hand_out_slots. */

@@ -5,6 +5,7 @@
  *
  * The step may be planned while another is in flight (ahead.c). A sequence then goes on from where
  * that step leaves it (seq_from), with the token that it draws there (token_from). */
+#include "scheduler/portions.h"
 #include "scheduler/sched_internal.h"
 
 /* The first length beyond `from` with a pressure drop. */

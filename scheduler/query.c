@@ -1,3 +1,4 @@
+#include "scheduler/portions.h"
 #include "scheduler/sched_internal.h"
 
 void sched_describe_seq(const sched *s, const sched_seq *q, sched_choice_info *out)

@@ -1,4 +1,5 @@
 /* Memory of requests, the map of their ids, the two lists and the slots. */
+#include "scheduler/portions.h"
 #include "scheduler/sched_internal.h"
 
 int sched_seq_compare(const sched_seq *a, const sched_seq *b)

@@ -1,3 +1,4 @@
+#include "scheduler/portions.h"
 #include "scheduler/sched_internal.h"
 
 status sched_check_pressure(const retention_policy *p, error *err)

@@ -7,6 +7,7 @@
  *
  * A request keeps all turns of its session, so that a replay can select at the same points under
  * the same policies. */
+#include "scheduler/portions.h"
 #include "scheduler/sched_internal.h"
 
 /* ---- where a request begins ------------------------------------------------------------------ */
