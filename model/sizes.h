@@ -77,7 +77,7 @@ uint32_t sizes_host_pages(const pkv_geometry *g, uint64_t bytes, uint64_t left, 
 uint64_t sizes_note_bytes(const kv_store *store, uint32_t n_pages, uint32_t n_ranks);
 
 /* The cost of a prompt row whose logits are computed and scored, in hundredths of a row that
- * only goes through the layers (backend_info). Ranks share the products, but rank 0 alone scores. */
+ * only goes through the layers (backend_info). Ranks share the products; rank 0 alone scores. */
 uint32_t sizes_logit_row_cost(const model_config *config, int n_ranks);
 
 #endif

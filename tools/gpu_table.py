@@ -40,8 +40,8 @@ def kernel_line(name, log="bench_kernels.log"):
 
 
 def limits():
-    """(measured, specified) limits of the device, each {"copies": GB/s, "products": TFLOP/s}; None where
-    they are not known."""
+    """(measured, specified) limits of the device, each {"copies": GB/s, "products": TFLOP/s}; None
+    where they are not known."""
     log = text("bench_kernels.log")
     found = re.search(r"^limits: copy on the device ([\d.]+) GB/s, .* ([\d.]+) TFLOP/s$", log, re.M)
     measured = found and {"copies": float(found[1]), "products": float(found[2])}

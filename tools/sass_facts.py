@@ -211,7 +211,7 @@ def unpack(cuobjdump, path, folder):
 
 
 def disassemble(cuobjdump, code, cache):
-    """The lines of a file's disassembly that class Code counts, from the cache where it has them."""
+    """The lines of a file's disassembly that class Code counts, out of the cache if it has them."""
     digest = hashlib.sha256(pathlib.Path(cuobjdump).read_bytes() + code.read_bytes())
     kept = pathlib.Path(cache, digest.hexdigest()) if cache else None
     if kept and kept.exists():

@@ -26,7 +26,7 @@ TARGETS = ["octavo", "paged_kv_retention_test"]
 
 def run(*command, cwd=None, status=0):
     """Output of a command, which must end with this status."""
-    # Where the compiler runs through ccache, the folder of the copy, a new one each time, does not count.
+    # The copy has a new folder each time, which ccache must not count as another compilation.
     environment = {**os.environ, "CCACHE_BASEDIR": tempfile.gettempdir(), "CCACHE_NOHASHDIR": "1"}
     done = subprocess.run(command, cwd=cwd, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, env=environment)
     if done.returncode != status:

@@ -28,8 +28,8 @@ struct seen {
     uint16_t thread;
 };
 
-/* The flags that a gpu's kernels have seen: in the running block, in other blocks of the launch, and
- * in earlier launches. */
+/* The flags that a gpu's kernels have seen: in the running block, in other blocks of the launch,
+ * and in earlier launches. */
 struct knowledge {
     std::vector<seen> of_block;
     std::vector<event> of_launch, earlier;
@@ -38,7 +38,7 @@ struct knowledge {
 static std::vector<turn> turns;
 static std::map<const gpu *, knowledge> known;
 static std::map<const void *, event> flags;
-/* The last reads by each gpu's blocks, of every four bytes that a gpu has read through load_shared. */
+/* The last reads by each gpu's blocks, for all four bytes that load_shared has read. */
 static std::map<uintptr_t, std::vector<event>> reads;
 
 static uint16_t self(void) { return (uint16_t)simt_now.thread_at.x; }
@@ -89,7 +89,7 @@ void simt_block_ends(void)
     own.of_block.clear();
 }
 
-/* Of a gpu's flags only those of its last launch are kept, which release what the others do. */
+/* Only the flags of a gpu's last launch are kept; they release what the other launches did. */
 void simt_launch_ends(void)
 {
     knowledge &own = known[simt_seen.g];

@@ -27,7 +27,7 @@ static uint8_t *valid; /* [ARENA / 8] a bit for each allocated byte */
 static cell *cells;    /* [ARENA] */
 static size_t arena_used;
 static std::map<uintptr_t, size_t> blocks;
-static std::mutex allocating; /* ranks are threads */
+static std::mutex allocating;        /* ranks are threads */
 static cell *of_static, *of_dynamic; /* [bytes of .bss], [DYNAMIC_BYTES] */
 
 extern unsigned char __executable_start[], __bss_start[], _end[];

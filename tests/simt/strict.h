@@ -36,7 +36,7 @@ extern thread_local bool simt_here;
 void simt_block_runs(void);
 void simt_block_ends(void);
 void simt_launch_ends(void);
-/* Whether a flag puts a rank's write, of that phase and thread, before what this thread does now. */
+/* Whether a flag puts a rank's write, of that phase and thread, before what this thread does. */
 bool simt_may_read(uint32_t written, uint16_t writer);
 /* This thread reads memory that other ranks may write. */
 void simt_note_read(const void *p);

@@ -120,7 +120,7 @@ static __global__ void never_there(float *x)
     x[self()] = 1.0f;
 }
 
-/* ---- ranks ------------------------------------------------------------------------------------ */
+/* ---- ranks ----------------------------------------------------------------------------------- */
 
 /* What two ranks reach: their rows of THREADS floats, one for each of two blocks, and a flag for
  * each block, which the other rank raises. */

@@ -152,7 +152,8 @@ class OneRank(unittest.TestCase):
         self.assertRegex(self.until_it_fails(damage),
                          r"^kv-disk: rank 1 \(unix:\S+/1\): a page that was read from the disk is damaged$")
         self.assertEqual(self.answer(), want)
-        # A write behind the cut makes zeros of what was cut off: such pages can be read, and are damaged.
+        # A write behind the cut makes zeros of what was cut off. Such pages can be read, and are
+        # damaged.
         self.assertRegex(self.until_it_fails(lambda: os.truncate(files[0][0], 0)),
                          r"^kv-disk: rank 0 \(unix:\S+/0\): a page (could not be read|that was read) from the disk"
                          r"( is damaged)?$")
