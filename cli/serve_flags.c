@@ -65,8 +65,8 @@ static const arg_flag flags_table[] = {
             "prompts that are held for other servers, and those that were fetched, together",
             .min = 1 << 20, .max = 0x1p50, .initial = "1G"),
     ARG_ROW("kv-transfer-ttl", "SECONDS", ARG_COUNT, serve_flags, transfer_ttl_s,
-            "a prompt that no server has fetched for so long is forgotten", .min = 1, .max = 86400,
-            .initial = "120"),
+            "a held prompt that no server fetches within this time is forgotten", .min = 1,
+            .max = 86400, .initial = "120"),
     ARG_ROW("kv-transfer-timeout", "SECONDS", ARG_COUNT, serve_flags, transfer_timeout_s,
             "a server that sends or takes nothing for so long is given up, and the prompt is "
             "computed here",

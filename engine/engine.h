@@ -262,16 +262,16 @@ typedef struct engine_progress {
     uint32_t computed_tokens, total_tokens;
 } engine_progress;
 
-/* What became of a request's hands_over or takes_over. */
+/* The outcome of a request's hands_over or takes_over. */
 typedef struct engine_transfer {
     bool held;                         // another server can fetch the prompt, once
-    char id[ENGINE_TRANSFER_ID_BYTES]; // by this
-    const char *host;                  // from there
+    char id[ENGINE_TRANSFER_ID_BYTES]; // the name by which a server fetches the held prompt
+    const char *host;                  // the address where a server fetches it
     uint16_t port;
     bool received;                      // the prompt was fetched, not computed
     uint32_t tokens;                    // of the prompt
     uint64_t bytes;                     // held or received
-    char note[TRANSFER_WHY_BYTES + 32]; // why neither; "" = it is so
+    char note[TRANSFER_WHY_BYTES + 32]; // why the prompt is neither held nor received, else ""
 } engine_transfer;
 
 /* One token of one choice, its end, or progress. `text` is valid until the next read of this

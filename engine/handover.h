@@ -21,9 +21,9 @@ typedef struct hand_job {
     bool good;
 } hand_job;
 
-/* What a request has that hands its prompt over. From the scheduler's promise of an export on until
- * the record is made, or cannot be made, it is `making`, and belongs to the thread of hand.c once
- * that has the export. */
+/* The state of a request that hands its prompt over. It is `making` from the scheduler's promise of
+ * an export until the record is made, or cannot be made. Once the thread of hand.c has the export,
+ * the state belongs to that thread. */
 typedef struct handover {
     transfer_key key;
     uint64_t owner; /* whose room the record takes */
@@ -34,10 +34,11 @@ typedef struct handover {
     hand_job job;
 } handover;
 
-/* What a request has that takes its prompt over. */
+/* The state of a request that takes its prompt over. */
 typedef struct takeover {
     transfer_fetch fetch;
-    uint8_t *bytes; /* the record, with its room in the transfer; NULL: none, or no more */
+    uint8_t
+        *bytes; /* the record, with its room in the transfer; NULL before the fetch and after use */
     size_t n;
     sched_handed handed;
     pkv_image_table *tables;
@@ -46,7 +47,7 @@ typedef struct takeover {
     hand_job job;
 } takeover;
 
-/* What a record must agree with. */
+/* The facts of a request and its model that a record must agree with. */
 typedef struct handover_terms {
     const pkv_geometry *geometry;
     size_t cell_bytes;

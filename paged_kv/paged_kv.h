@@ -511,7 +511,7 @@ typedef struct pkv_image_table {
     const uint32_t *slots; // [pkv_image_slots] logical index of each slot
 } pkv_image_table;
 
-/* What a sequence holds, without its pages. */
+/* The tables of a sequence as data, without the K and V of its pages. */
 typedef struct pkv_image {
     pkv_grain grain; // as fine as any of the geometry: pkv_grain_fit changes nothing
     uint32_t length;
@@ -520,7 +520,7 @@ typedef struct pkv_image {
 } pkv_image;
 
 uint32_t pkv_image_slots(const pkv_geometry *g, const pkv_image_table *t);
-/* Its pages, counted in cells. */
+/* The number of cells in the image's pages. */
 uint64_t pkv_image_cells(const pkv_geometry *g, const pkv_image *image);
 /* Whether the image, whose bases and slots may be any numbers, is one that a sequence can have. */
 bool pkv_image_fits(const pkv_geometry *g, const pkv_image *image);

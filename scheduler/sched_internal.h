@@ -282,8 +282,8 @@ struct sched {
     bool has_left;                    // one of these has had this step's portion
     uint32_t away_left; // pages of sequences without a slot that this step may still change
     uint32_t moving;    // the parked sequence that is being moved to the host tier; 0 = none
-    sched_session *moving_session; // whose it is: an idle session's,
-    sched_seq *moving_seq;         // a waiting sequence's, or nobody's any more
+    sched_session *moving_session; // the idle session that owns it, or NULL
+    sched_seq *moving_seq;         // the waiting sequence that owns it, or NULL
     uint64_t *keep;                // buffers of a selection, sized as requests are taken in
     float *scratch;
     size_t n_keep, n_scratch;

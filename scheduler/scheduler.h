@@ -363,8 +363,8 @@ bool sched_look(const sched *s, uint64_t request, sched_sight *out, pkv_map *map
  * watched. */
 enum { SCHED_WATCH_SHARE = 100 };
 void sched_watch(sched *s, uint64_t request);
-/* Whether this share of the oldest step in flight, whose result is not yet an event, is measured
- * only because somebody looks: no selection reads it. */
+/* Whether this share of the oldest step in flight is measured for a map of pages alone, and no
+ * selection reads its measures. The step's result is not yet an event. */
 bool sched_measured_to_look(const sched *s, uint32_t share);
 
 /* Everything that a scheduler counts from its creation on. One row is X(field, metric, help). This

@@ -32,7 +32,7 @@ typedef struct transfer_options {
     /* Stands for all that a record's bytes depend on. Peers of another identity get nothing. */
     uint64_t identity;
     size_t bytes;       // of records that are held or fetched, together
-    int64_t ttl_us;     // a record that nobody has fetched for so long is forgotten
+    int64_t ttl_us;     // a record that is not fetched within it is forgotten
     int64_t timeout_us; // a peer that does nothing for so long is given up
 } transfer_options;
 
@@ -63,7 +63,7 @@ bool transfer_knows(const transfer *t, const char *host, uint32_t port);
 
 enum { TRANSFER_HOST_BYTES = 256, TRANSFER_WHY_BYTES = 160 };
 
-/* What a fetch got: bytes (malloc'd) that are the caller's with their room, or NULL and why. */
+/* The result of a fetch: bytes (malloc'd) that the caller owns with their room, or NULL and why. */
 typedef struct transfer_got {
     uint8_t *bytes;
     size_t n;

@@ -33,8 +33,8 @@ typedef struct wire_answer {
 
 _Static_assert(sizeof(wire_ask) == 40 && sizeof(wire_answer) == 32, "messages have no holes");
 
-/* What a peer's answer means, where `most` was asked for: NULL and *n bytes follow, or why it gave
- * nothing. */
+/* Reads a peer's answer to a request for at most `most` bytes. Returns NULL, and *n bytes follow,
+ * or the reason why the peer sends none. */
 const char *wire_read_answer(const wire_answer *a, uint64_t most, size_t *n);
 
 #endif

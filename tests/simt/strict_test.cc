@@ -122,8 +122,8 @@ static __global__ void never_there(float *x)
 
 /* ---- ranks ----------------------------------------------------------------------------------- */
 
-/* What two ranks reach: their rows of THREADS floats, one for each of two blocks, and a flag for
- * each block, which the other rank raises. */
+/* The memory that one of two ranks reaches: rows of THREADS floats of both, a row for each of two
+ * blocks, and a flag for each block, which the other rank raises. */
 struct rank_view {
     unsigned rank;
     float *own;

@@ -140,7 +140,7 @@ static void no_other_end_exports(void **state)
 
 /* ---- in -------------------------------------------------------------------------------------- */
 
-/* What request 1 of another scheduler left: PAGES pages of PROMPT tokens. */
+/* The export of request 1 of another scheduler: PAGES pages of PROMPT tokens. */
 typedef struct arrival {
     uint32_t tokens[PROMPT], bases[PAGES];
     pkv_image_table tables[2];
@@ -227,7 +227,7 @@ static void it_waits_while_the_pool_is_full(void **state)
     end_and_finish(f, 1);
 }
 
-/* What is of another prompt is dropped. */
+/* An export of another prompt is dropped. */
 static void what_does_not_suit_is_computed(void **state)
 {
     (void)state;

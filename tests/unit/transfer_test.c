@@ -327,12 +327,12 @@ static void fetches_of_a_silent_peer_do_not_queue(void **state)
     int fd;
     uint16_t port;
     error err;
-    set_up(&f, (transfer_options){0}, (transfer_options){.timeout_us = 1000});
+    set_up(&f, (transfer_options){0}, (transfer_options){.timeout_us = 50000});
     assert_true(status_ok(socket_listen("127.0.0.1:0", &fd, &port, &err)));
     transfer_close(f.fetcher);
     snprintf(f.peer, sizeof f.peer, "127.0.0.1:%u", port);
     f.fetcher =
-        open_transfer((transfer_options){.peers = f.peers, .n_peers = 1, .timeout_us = 1000});
+        open_transfer((transfer_options){.peers = f.peers, .n_peers = 1, .timeout_us = 50000});
     transfer_fetch x = fetch_of(&f, key_of(1), ROOM);
     x.port = port;
     transfer_fetch_begin(f.fetcher, &x);
