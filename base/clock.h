@@ -1,4 +1,4 @@
-/* The monotonic clock. */
+/* The monotonic clock, and the processor's time of a thread. */
 #ifndef BASE_CLOCK_H
 #define BASE_CLOCK_H
 
@@ -6,5 +6,9 @@
 
 int64_t clock_now_us(void);
 int64_t clock_now_ns(void);
+
+/* What the calling thread has computed so far. Time in which it waited, or in which other threads
+ * had its core, does not count. */
+int64_t clock_thread_ns(void);
 
 #endif

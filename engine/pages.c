@@ -4,7 +4,8 @@
  * engine thread draw another one, between two steps and while the backend computes. All who ask
  * within MAP_EVERY_US get the same map. Drawing takes at most one part in MAP_SHARE of the engine
  * thread's time, however many requests are looked at and however large they are: after a map the
- * next one waits for that many times as long as the drawing took.
+ * next one waits for that many times as long as the thread computed for it. A core that was taken
+ * from the thread meanwhile does not count: on a busy machine that would keep maps away for minutes.
  *
  * Who has a map drawn also has the attention of one of the request's next rows measured, for the
  * maps after this one (sched_watch). */
@@ -207,10 +208,12 @@ void pages_draw(engine *e)
     if (!e->looks.first) return;
     int64_t start = clock_now_us();
     if (start < e->draw_us) return;
+    int64_t computed_ns = clock_thread_ns();
     engine_stream *s = take_first(e);
     draw_map(e, s);
     stream_unref(s);
-    e->draw_us = start + MAP_SHARE * (clock_now_us() - start);
+    computed_ns = clock_thread_ns() - computed_ns;
+    e->draw_us = start + MAP_SHARE * computed_ns / 1000;
 }
 
 int64_t pages_wait(const engine *e, int64_t wait_us)

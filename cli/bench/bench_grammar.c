@@ -11,7 +11,6 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <time.h>
 
 static const char name[] = "octavo bench grammar";
 
@@ -59,16 +58,8 @@ typedef struct grammar_bench {
     bench_report report;
 } grammar_bench;
 
-/* The processor's time of this thread: all that is timed computes alone, and other processes of the
- * machine do not count. */
-static int64_t cpu_now_ns(void)
-{
-    struct timespec t;
-    clock_gettime(CLOCK_THREAD_CPUTIME_ID, &t);
-    return (int64_t)t.tv_sec * 1000000000 + t.tv_nsec;
-}
-
-static double us_since(int64_t start_ns) { return (double)(cpu_now_ns() - start_ns) / 1e3; }
+/* All that is timed computes alone, and other processes of the machine do not count. */
+static double us_since(int64_t start_ns) { return (double)(clock_thread_ns() - start_ns) / 1e3; }
 
 static status read_vocab(grammar_bench *b, error *err)
 {
@@ -83,7 +74,7 @@ static status read_vocab(grammar_bench *b, error *err)
             continue;
         tokens[t] = (grammar_token){bytes, (uint32_t)n};
     }
-    int64_t start = cpu_now_ns();
+    int64_t start = clock_thread_ns();
     status st = tokens && b->mask ? grammar_vocab_create(tokens, b->n_tokens, &b->vocab)
                                   : status_make(STATUS_NO_MEMORY, NULL);
     double ms = us_since(start) / 1e3;
@@ -98,7 +89,7 @@ static status read_vocab(grammar_bench *b, error *err)
 
 static status time_mask(grammar_bench *b, grammar_matcher *m, file_cost *cost)
 {
-    int64_t start = cpu_now_ns();
+    int64_t start = clock_thread_ns();
     status st = grammar_mask(m, b->mask);
     double us = us_since(start);
     b->hash = hash_bytes(b->mask, grammar_mask_words(b->n_tokens) * sizeof *b->mask, b->hash);
@@ -112,7 +103,7 @@ static status time_mask(grammar_bench *b, grammar_matcher *m, file_cost *cost)
 
 static status time_accept(grammar_bench *b, grammar_matcher *m, uint32_t token)
 {
-    int64_t start = cpu_now_ns();
+    int64_t start = clock_thread_ns();
     status st = grammar_accept(m, token);
     samples_add(&b->accept, us_since(start));
     return st;
@@ -181,7 +172,7 @@ static void bench_document(grammar_bench *b, const json_t *document, file_cost *
     error err;
     if (!text) return;
     const grammar_source source = {GRAMMAR_JSON_SCHEMA, text, strlen(text), false};
-    int64_t start = cpu_now_ns();
+    int64_t start = clock_thread_ns();
     status st = grammar_create(&source, b->vocab, &g, &err);
     cost->compile_us = us_since(start);
     samples_add(&b->compile, cost->compile_us);

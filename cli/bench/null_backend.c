@@ -39,13 +39,6 @@ typedef struct null_backend {
 
 static const backend_info *null_info(void *ctx) { return &((null_backend *)ctx)->info; }
 
-static int64_t thread_time_ns(void)
-{
-    struct timespec t;
-    clock_gettime(CLOCK_THREAD_CPUTIME_ID, &t);
-    return (int64_t)t.tv_sec * 1000000000 + t.tv_nsec;
-}
-
 /* The result of a share's measure: invented values, the same for all shares. */
 static measure_result measure(null_backend *b, const step_seq *s)
 {
@@ -92,7 +85,7 @@ static void count_step(null_backend *b, const step_plan *plan, bool in_time, int
     b->numbers.in_time += in_time;
     b->numbers.rows += plan->n_tokens;
     b->numbers.mirror_ns += mirror_ns;
-    b->numbers.thread_ns = thread_time_ns();
+    b->numbers.thread_ns = clock_thread_ns();
     pthread_mutex_unlock(&b->lock);
 }
 

@@ -436,6 +436,14 @@ static void test_clock(void **state)
     (void)state;
     int64_t us = clock_now_us(), ns = clock_now_ns(), later = clock_now_us();
     assert_true(us > 0 && ns / 1000 >= us && later >= ns / 1000);
+
+    /* A thread that sleeps computes nothing. */
+    int64_t computed = clock_thread_ns();
+    ns = clock_now_ns();
+    usleep(50000);
+    computed = clock_thread_ns() - computed;
+    assert_in_range(computed, 0, clock_now_ns() - ns - 1);
+    for (computed = clock_thread_ns(); clock_thread_ns() == computed;) continue;
 }
 
 /* ---- files ---- */

@@ -26,16 +26,19 @@ class Answer:
     """A streamed completion of seeded draws with logprobs, read on a thread of its own."""
 
     def __init__(self, server, name, ids, n=3000, key=None, **fields):
-        self.server, self.headers = server, {"Authorization": f"Bearer {key}"} if key else {}
-        self.c = server.connect()
+        self.server, self.asked, self.headers = server, name, {"Authorization": f"Bearer {key}"} if key else {}
         self.body = {"prompt": ids, "max_tokens": n, "ignore_eos": True, "temperature": 1.0, "seed": 5, "logprobs": 0,
                      "return_token_ids": True, **fields}
+        self.start()
+
+    def start(self):
+        self.c = self.server.connect()
         self.c.request("POST", "/v1/completions", json.dumps({**self.body, "stream": True}),
-                       {"Content-Type": "application/json", "X-Request-Id": name, **self.headers})
+                       {"Content-Type": "application/json", "X-Request-Id": self.asked, **self.headers})
         self.r = self.c.getresponse()
         if self.r.status != 200:
             raise AssertionError(self.r.read())
-        # Another id than `name` while an answer of that name, which was given up, is being ended.
+        # Another id than was asked for while an answer of that name, which was given up, is being ended.
         self.name = self.r.getheader("X-Request-Id")
         self.ids, self.logprobs, self.report, self.stops = [], [], None, False
         self.thread = threading.Thread(target=self.read, daemon=True)
@@ -55,8 +58,12 @@ class Answer:
         return json.loads(text)["map"] if status == 200 else None
 
     def attention(self, after=-1):
-        """The map, once it has the attention of a token behind `after`."""
+        """The map, once it has the attention of a token behind `after`. An answer that ended before
+        it was seen (this process may have waited for a core) is asked for again."""
         def seen():
+            if not self.thread.is_alive():
+                self.end()
+                self.start()
             got = self.map()
             return got if got and (got.get("attention") or {"token": -1})["token"] > after else None
 
