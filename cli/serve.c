@@ -414,6 +414,7 @@ static rpc_options options_of(const serving *s)
         .grpc_address = is_on(f->grpc) ? f->grpc : NULL,
         .kv_events_config = f->kv_events_config,
         .otlp_traces_endpoint = f->otlp_traces_endpoint,
+        .kv_role = serve_kv_role(f),
         .tls_cert = f->tls_cert,
         .tls_key = f->tls_key,
         .tls_client_ca = f->tls_client_ca,

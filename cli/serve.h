@@ -93,6 +93,8 @@ status serve_check_memory(const model_flags *flags, const serve_flags *serving, 
  * (serve_transfer.c). *out is NULL where the flags ask for neither. */
 status serve_open_transfer(const serve_flags *flags, const backend_info *info, uint64_t bytes,
                            transfer **out, error *err);
+/* vLLM's name of what the server does with prompts then; NULL = neither. */
+const char *serve_kv_role(const serve_flags *flags);
 
 /* Makes the allocator's arenas now, so that no thread's first allocation has to
  * (serve_arenas.c). */

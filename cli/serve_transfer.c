@@ -29,3 +29,9 @@ status serve_open_transfer(const serve_flags *flags, const backend_info *info, u
     if (!status_ok(st)) error_prefix(err, "--kv-transfer");
     return st;
 }
+
+const char *serve_kv_role(const serve_flags *flags)
+{
+    if (flags->transfer_peers.n == 0) return flags->transfer_listen ? "kv_producer" : NULL;
+    return flags->transfer_listen ? "kv_both" : "kv_consumer";
+}

@@ -104,6 +104,7 @@ typedef struct rpc_options {
     /* The URL (OTLP over HTTP) that gets a span of each request. NULL = there are none. More
      * settings are OpenTelemetry's environment variables (docs/serving.md). */
     const char *otlp_traces_endpoint;
+    const char *kv_role;            // vLLM's kv_role of engine_options.transfer; NULL = none
     const char *tls_cert, *tls_key; // PEM files; NULL = plain text
     const char *tls_client_ca;      // PEM file: clients must show a certificate it signed
     const char *const *api_keys;    // bearer keys of clients

@@ -80,7 +80,7 @@ typedef enum service_refusal {
 } service_refusal;
 
 enum { SERVICE_KEY_BYTES_MAX = 256, SERVICE_ID_BYTES_MAX = 128, SERVICE_BUCKETS = 1024 };
-enum { SERVICE_IDENTITY_BYTES = 65 }; // with the NUL
+enum { SERVICE_IDENTITY_BYTES = 65, SERVICE_ENGINE_ID_BYTES = 17 }; // with the NUL
 
 typedef struct service {
     rpc_options o; // engine, model, log, events, keys
@@ -121,6 +121,8 @@ typedef struct service {
 status service_init(service *s, const rpc_options *options);
 /* Call it after every generation has been released. */
 void service_destroy(service *s);
+/* What vLLM's connectors call an engine: another one at each start (transfer_params.c). */
+void service_engine_id(const service *s, char id[SERVICE_ENGINE_ID_BYTES]);
 /* Appends what became of a request's kv_transfer_params as vLLM's answers have it: for another
  * server to fetch the prompt by, or where the prompt's K and V came from (transfer_params.c). */
 void service_put_transfer(const service *s, const engine_transfer *t, strbuf *out);

@@ -74,6 +74,7 @@ static void get_server_info(rpc_call *c, const ProtobufCMessage *message)
 {
     (void)message;
     service *s = call_service(c);
+    char engine_id[SERVICE_ENGINE_ID_BYTES];
     int64_t last_us = atomic_load(&s->last_receive_us);
     Vllm__Grpc__Engine__GetServerInfoResponse m =
         VLLM__GRPC__ENGINE__GET_SERVER_INFO_RESPONSE__INIT;
@@ -82,11 +83,18 @@ static void get_server_info(rpc_call *c, const ProtobufCMessage *message)
     if (last_us) m.last_receive_timestamp = s->start_time + (double)(last_us - s->start_us) / 1e6;
     m.uptime_seconds = (double)(clock_now_us() - s->start_us) / 1e6;
     m.server_type = field_of("octavo");
+    if (s->o.kv_role) {
+        service_engine_id(s, engine_id);
+        m.kv_connector = field_of("NixlConnector");
+        m.kv_role = field_of(s->o.kv_role);
+        m.kv_engine_id = field_of(engine_id);
+    }
     m.data_parallel_size = 1;
     m.kv_cache_dtype = field_of(s->o.model.kv_dtype);
     m.block_size = (int32_t)s->o.model.page_tokens;
     m.attention_backend = field_of(s->o.model.isa);
     m.model_dtype = field_of(s->o.model.weight_dtype);
+    m.max_num_seqs = (int32_t)s->o.model.max_batch;
     call_reply(c, &m.base);
 }
 

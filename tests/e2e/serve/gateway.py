@@ -31,7 +31,7 @@ def prefix(i):
 class Smg:
     """The gateway, in a folder of its own that contains no model."""
 
-    def __init__(self, *replicas):
+    def __init__(self, *replicas, flags=()):
         self.held = [HeldPort(), HeldPort()] # it starts slowly
         self.port, self.metrics_port = (port.number for port in self.held)
         self.folder = tempfile.TemporaryDirectory()
@@ -39,10 +39,11 @@ class Smg:
             self.process = subprocess.Popen(
                 [sys.executable, "-m", "smg", "launch", "--host", "127.0.0.1", "--port", str(self.port),
                  "--prometheus-host", "127.0.0.1", "--prometheus-port", str(self.metrics_port),
-                 "--worker-urls", *[f"grpc://{r.target}" for r in replicas], "--policy", "cache_aware",
+                 *(["--worker-urls", *[f"grpc://{r.target}" for r in replicas]] if replicas else []),
+                 "--policy", "cache_aware",
                  "--block-size", str(PAGE), "--worker-startup-check-interval", "1", "--health-check-interval-secs", "1",
                  "--health-failure-threshold", "1", "--health-success-threshold", "1",
-                 "--cb-timeout-duration-secs", "1"],
+                 "--cb-timeout-duration-secs", "1", *flags],
                 stdin=subprocess.DEVNULL, stdout=log, stderr=subprocess.STDOUT, cwd=self.folder.name)
 
     def log(self):

@@ -342,6 +342,8 @@ class ByHand(VllmTest):
         self.assertEqual(loads[3], [1])
         load = decode(loads[4][0])
         self.assertTrue(load[6][0] > 0 and load[11][0] > 0)
+        self.assertEqual(load[11], server[20])
+        self.assertFalse({6, 7, 8} & set(server)) # without --kv-transfer-listen and -peers
         self.assertEqual((load.get(2, [0]), load.get(3, [0])), ([0], [0]))
         (flushed,) = self.call("FlushCache", b"")
         self.assertEqual(flushed[1], [1])
