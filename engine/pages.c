@@ -4,8 +4,8 @@
  * engine thread draw another one, between two steps and while the backend computes. All who ask
  * within MAP_EVERY_US get the same map. Drawing takes at most one part in MAP_SHARE of the engine
  * thread's time, however many requests are looked at and however large they are: after a map the
- * next one waits for that many times as long as the thread computed for it. A core that was taken
- * from the thread meanwhile does not count: on a busy machine that would keep maps away for minutes.
+ * next one waits for that many times as long as the thread computed for it. Time in which the
+ * thread had no core does not count: on a busy machine that would keep maps away for minutes.
  *
  * Who has a map drawn also has the attention of one of the request's next rows measured, for the
  * maps after this one (sched_watch). */

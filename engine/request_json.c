@@ -3,6 +3,7 @@
 #include "engine/internal.h"
 
 #include <limits.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -219,6 +220,20 @@ static status keep_tree(const field_place *at, json_t **slot, bool right_type, c
     return STATUS_IS_OK;
 }
 
+static status read_retention(const field_place *at, engine_request *r, error *err)
+{
+    if (!json_is_string(at->value))
+        return keep_tree(at, &r->retention, json_is_object(at->value),
+                         "must be an object or METHOD:RATIO", err);
+    char name[64];
+    json_t *policy = NULL;
+    snprintf(name, sizeof name, "%s: %s", at->where, at->key);
+    RETURN_IF_ERROR(retention_read_text(name, json_string_value(at->value), &policy, err));
+    json_decref(r->retention);
+    r->retention = policy;
+    return STATUS_IS_OK;
+}
+
 READER(messages,
        keep_tree(at, &r->messages, json_is_array(at->value), "must be a list of messages", err))
 READER(tools, keep_tree(at, &r->tools, json_is_array(at->value), "must be a list of tools", err))
@@ -228,7 +243,6 @@ READER(chat_template, read_word(at, &r->chat_template, err))
 READER(bad_words,
        keep_tree(at, &r->bad_words, json_is_array(at->value), "must be a list of strings", err))
 READER(retrieval, keep_tree(at, &r->retrieval, json_is_object(at->value), "must be an object", err))
-READER(retention, keep_tree(at, &r->retention, json_is_object(at->value), "must be an object", err))
 
 READER(kv_transfer_params, engine_request_read_transfer(r, at->where, at->key, at->value, err))
 

@@ -150,7 +150,7 @@ def put_retention(page, root):
     ranges, defaults = tables.retention_ranges(root), tables.retention_defaults(root)
     page.title(2, "Retention")
     page.text("The object `retention` says which part of its context a request keeps: "
-              "`{\"method\": \"chunkkv\", \"ratio\": 0.25}`. `ratio` or `tokens` must be given unless the "
+              "`{\"method\": \"chunkkv\", \"ratio\": 0.25}`, or in one word `\"chunkkv:0.25\"`. `ratio` or `tokens` must be given unless the "
               "method has a budget of its own. A key that the method cannot use is refused by name. A default "
               "that is empty is the method's; `octavo methods NAME` prints all of them, and "
               "[retention.md](docs/retention.md) says exactly what each part does.")

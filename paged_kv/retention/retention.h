@@ -170,10 +170,10 @@ typedef struct retention_limits {
  * name the field. */
 status retention_parse(const json_t *json, const retention_limits *limits, retention_policy *out,
                        error *err);
-/* Makes such an object, which the caller owns, of a command line's text: METHOD:RATIO, "full", or
- * an object in JSON. Errors begin with `flag`; names of methods and members are left to
+/* Makes such an object, which the caller owns, of a text: METHOD:RATIO, "full", or an object in
+ * JSON. Errors begin with `name`, of a flag or a field; names of methods and members are left to
  * retention_parse. */
-status retention_read_text(const char *flag, const char *text, json_t **out, error *err);
+status retention_read_text(const char *name, const char *text, json_t **out, error *err);
 
 /* ---- at work --------------------------------------------------------------------------------- */
 

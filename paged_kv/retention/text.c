@@ -1,25 +1,25 @@
-/* How a command line writes a policy. */
+/* How command lines and requests write a policy in one word. */
 #include "paged_kv/retention/retention.h"
 
 #include <stdlib.h>
 #include <string.h>
 
-static status read_object(const char *flag, const char *text, json_t **out, error *err)
+static status read_object(const char *name, const char *text, json_t **out, error *err)
 {
-    status s = json_read_text(flag, text, strlen(text), out, err);
-    /* Bad JSON on a command line is an invalid argument, not a damaged file. */
+    status s = json_read_text(name, text, strlen(text), out, err);
+    /* Bad JSON in an argument is an invalid argument, not a damaged file. */
     if (!status_ok(s)) return s.code == STATUS_CORRUPT ? status_make(STATUS_INVALID, NULL) : s;
     if (json_is_object(*out)) return STATUS_IS_OK;
-    return error_set(err, STATUS_INVALID, "%s: must be a JSON object", flag);
+    return error_set(err, STATUS_INVALID, "%s: must be a JSON object", name);
 }
 
 /* "chunkkv:0.25" is {"method": "chunkkv", "ratio": 0.25}; "full", which has no ratio, is
  * {"method": "full"}. */
-static status read_short(const char *flag, const char *text, json_t **out, error *err)
+static status read_short(const char *name, const char *text, json_t **out, error *err)
 {
     if (strcmp(text, "full") == 0) {
         *out = json_pack("{s:s}", "method", "full");
-        return *out ? STATUS_IS_OK : error_set(err, STATUS_NO_MEMORY, "%s: out of memory", flag);
+        return *out ? STATUS_IS_OK : error_set(err, STATUS_NO_MEMORY, "%s: out of memory", name);
     }
     const char *colon = strrchr(text, ':');
     char *end = NULL;
@@ -28,13 +28,13 @@ static status read_short(const char *flag, const char *text, json_t **out, error
     if (!number || colon == text || !(ratio > 0 && ratio <= 1))
         return error_set(
             err, STATUS_INVALID,
-            "%s: '%.64s' must be METHOD:RATIO with a ratio in (0, 1], full, or a JSON object", flag,
+            "%s: '%.64s' must be METHOD:RATIO with a ratio in (0, 1], full, or a JSON object", name,
             text);
     *out = json_pack("{s:s%, s:f}", "method", text, (size_t)(colon - text), "ratio", ratio);
-    return *out ? STATUS_IS_OK : error_set(err, STATUS_INVALID, "%s: is not UTF-8", flag);
+    return *out ? STATUS_IS_OK : error_set(err, STATUS_INVALID, "%s: is not UTF-8", name);
 }
 
-status retention_read_text(const char *flag, const char *text, json_t **out, error *err)
+status retention_read_text(const char *name, const char *text, json_t **out, error *err)
 {
-    return *text == '{' ? read_object(flag, text, out, err) : read_short(flag, text, out, err);
+    return *text == '{' ? read_object(name, text, out, err) : read_short(name, text, out, err);
 }

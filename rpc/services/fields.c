@@ -1,7 +1,10 @@
 #include "rpc/services/fields.h"
 
+#include <ctype.h>
 #include <math.h>
 #include <stdlib.h>
+
+enum { FIELD_RETENTION_BYTES = 128 }; // of METHOD:RATIO, with the NUL
 
 /* ---- texts ----------------------------------------------------------------------------------- */
 
@@ -91,6 +94,19 @@ status field_json(const char *name, ProtobufCBinaryData text, json_type type, js
     }
     json_decref(*out);
     *out = doc;
+    return STATUS_IS_OK;
+}
+
+status field_retention(const char *name, ProtobufCBinaryData text, json_t **out, error *err)
+{
+    char word[FIELD_RETENTION_BYTES];
+    if (text.len == 0 || !isalpha(text.data[0]))
+        return field_json(name, text, JSON_OBJECT, out, err);
+    RETURN_IF_ERROR(field_word(name, text, word, sizeof word, err));
+    json_t *policy = NULL;
+    RETURN_IF_ERROR(retention_read_text(name, word, &policy, err));
+    json_decref(*out);
+    *out = policy;
     return STATUS_IS_OK;
 }
 

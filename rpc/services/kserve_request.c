@@ -219,7 +219,7 @@ static status read_parameter(const char *key, const Inference__InferParameter *p
     /* Triton's switch for a mark on the last response, which octavo always sends. */
     if (strcmp(key, "triton_enable_empty_final_response") == 0) return STATUS_IS_OK;
     if (strcmp(key, "retention") == 0 && text)
-        return field_json(retention, p->string_param, JSON_OBJECT, out, err);
+        return field_retention(retention, p->string_param, out, err);
     if (strcmp(key, "retrieval") == 0 && text)
         return field_json(retrieval, p->string_param, JSON_OBJECT, out, err);
     if (!has_value(p))

@@ -143,8 +143,7 @@ status octavo_v1_request_of(const service *s, const Octavo__V1__GenerateRequest 
     out->progress = m->progress;
     RETURN_IF_ERROR(read_salt(m, out, err));
     RETURN_IF_ERROR(read_form(m, out, err));
-    RETURN_IF_ERROR(
-        field_json("retention_json", m->retention_json, JSON_OBJECT, &out->retention, err));
+    RETURN_IF_ERROR(field_retention("retention_json", m->retention_json, &out->retention, err));
     return field_json("retrieval_json", m->retrieval_json, JSON_OBJECT, &out->retrieval, err);
 }
 

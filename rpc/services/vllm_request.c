@@ -147,6 +147,6 @@ status vllm_request_of(const service *s, const Vllm__Grpc__Engine__GenerateReque
     RETURN_IF_ERROR(read_input(m, out, err));
     if (m->sampling_params) RETURN_IF_ERROR(read_sampling(m->sampling_params, out, err));
     RETURN_IF_ERROR(read_transfer(m, out, err));
-    return field_json("octavo-retention", call_bytes(retention, n_retention), JSON_OBJECT,
-                      &out->retention, err);
+    return field_retention("octavo-retention", call_bytes(retention, n_retention), &out->retention,
+                           err);
 }

@@ -227,13 +227,34 @@ static void test_allowed_token_ids(void **state)
                   "allowed_token_ids: the backend 'some' cannot keep tokens from being drawn");
 }
 
+static void test_a_policy_in_one_word(void **state)
+{
+    (void)state;
+    engine_request r = make_request();
+    error err = {{0}};
+    assert_true(status_ok(parse("retention", json_string("h2o:0.25"), &r, &err)));
+    assert_string_equal(json_string_value(json_object_get(r.retention, "method")), "h2o");
+    assert_true(json_real_value(json_object_get(r.retention, "ratio")) == 0.25);
+    assert_true(status_ok(parse("retention", json_string("full"), &r, &err)));
+    assert_string_equal(json_string_value(json_object_get(r.retention, "method")), "full");
+    assert_int_equal(parse("retention", json_string("h2o:2"), &r, &err).code, STATUS_INVALID);
+    assert_string_equal(err.text, "t: retention: 'h2o:2' must be METHOD:RATIO with a ratio in (0, "
+                                  "1], full, or a JSON object");
+    json_decref(r.retention);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_ranges),     cmocka_unit_test(test_types),
-        cmocka_unit_test(test_bad_floats), cmocka_unit_test(test_error_texts),
-        cmocka_unit_test(test_values),     cmocka_unit_test(test_allowed_token_ids),
-        cmocka_unit_test(test_logprobs),   cmocka_unit_test(test_flags),
+        cmocka_unit_test(test_ranges),
+        cmocka_unit_test(test_types),
+        cmocka_unit_test(test_bad_floats),
+        cmocka_unit_test(test_error_texts),
+        cmocka_unit_test(test_values),
+        cmocka_unit_test(test_allowed_token_ids),
+        cmocka_unit_test(test_logprobs),
+        cmocka_unit_test(test_flags),
+        cmocka_unit_test(test_a_policy_in_one_word),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

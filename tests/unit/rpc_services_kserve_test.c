@@ -308,7 +308,7 @@ static const struct {
     {wrong_value, STATUS_INVALID, "parameters: n: must be an integer"},
     {bad_key, STATUS_INVALID, "parameters: a name is not UTF-8"},
     {session_parameter, STATUS_INVALID, "parameters: session: must have 1 to 256 bytes"},
-    {bad_retention, STATUS_INVALID, "parameters: retention: line 1"},
+    {bad_retention, STATUS_INVALID, "parameters: retention: 'x' must be METHOD:RATIO"},
     {bad_retrieval, STATUS_INVALID, "parameters: retrieval: must be a JSON object"},
     {logprobs, STATUS_UNSUPPORTED, "logprobs: this service has no tensor for them"},
     {huge_unsigned, STATUS_INVALID, "parameters: seed: has no value that can be used"},

@@ -235,6 +235,12 @@ DAMAGE(salt_nul, m->cache_salt = call_bytes("a\0b", 3))
 DAMAGE(retention_list, m->retention_json = text("[]"))
 DAMAGE(retrieval_list, m->retrieval_json = text("[]"))
 DAMAGE(retention_broken, m->retention_json = text("{"))
+DAMAGE(retention_word, m->retention_json = text("chunkkv"))
+DAMAGE(retention_nul, m->retention_json = call_bytes("full\0", 5))
+static const char wide_word[] =
+    "chunkkv-a-name-that-no-method-has-and-that-is-longer-than-any-of-them-would-be-even-with-a-"
+    "ratio-of-many-digits-behind-the-colon:0.25";
+DAMAGE(retention_wide, m->retention_json = call_bytes(wide_word, sizeof wide_word - 1))
 DAMAGE(form_list, m->structured_outputs_json = text("[]"))
 DAMAGE(form_none, m->structured_outputs_json = text("{}"))
 DAMAGE(form_two, m->structured_outputs_json = text("{\"json\": {}, \"regex\": \"a\"}"))
@@ -289,6 +295,9 @@ static const struct {
     {retention_list, STATUS_INVALID, "retention_json: must be a JSON object"},
     {retrieval_list, STATUS_INVALID, "retrieval_json: must be a JSON object"},
     {retention_broken, STATUS_INVALID, "retention_json: line 1"},
+    {retention_word, STATUS_INVALID, "retention_json: 'chunkkv' must be METHOD:RATIO"},
+    {retention_nul, STATUS_INVALID, "retention_json: must be UTF-8 without NUL"},
+    {retention_wide, STATUS_INVALID, "retention_json: is longer than 127 bytes"},
     {form_list, STATUS_INVALID, "structured_outputs_json: must be a JSON object"},
     {form_none, STATUS_INVALID, "structured_outputs_json: must give one form"},
     {form_two, STATUS_INVALID, "structured_outputs_json: must give one form"},

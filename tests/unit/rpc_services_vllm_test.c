@@ -282,6 +282,9 @@ static void test_retention_metadata(void **state)
     assert_int_equal(vllm_request_of(&served, &m, "7", 1, &r, &err).code, STATUS_INVALID);
     assert_string_equal(err.text, "octavo-retention: must be a JSON object");
     engine_request_destroy(&r);
+    assert_true(status_ok(vllm_request_of(&served, &m, "chunkkv:0.5", 11, &r, &err)));
+    assert_string_equal(json_string_value(json_object_get(r.retention, "method")), "chunkkv");
+    engine_request_destroy(&r);
 }
 
 /* ---- logprobs -------------------------------------------------------------------------------- */

@@ -38,7 +38,7 @@ class Answer:
         self.r = self.c.getresponse()
         if self.r.status != 200:
             raise AssertionError(self.r.read())
-        # Another id than was asked for while an answer of that name, which was given up, is being ended.
+        # Another id than was asked for while a given-up answer of that name is being ended.
         self.name = self.r.getheader("X-Request-Id")
         self.ids, self.logprobs, self.report, self.stops = [], [], None, False
         self.thread = threading.Thread(target=self.read, daemon=True)
