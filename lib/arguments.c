@@ -2,6 +2,7 @@
  * that callers get. */
 #include "lib/internal.h"
 
+#include <ctype.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -191,7 +192,8 @@ static status put_params(const octavo_params *p, json_t *fields, error *err)
     RETURN_IF_ERROR(put_text(fields, "prompt", p->prompt, err));
     RETURN_IF_ERROR(put_text(fields, "session", p->session, err));
     RETURN_IF_ERROR(put_json(fields, "messages", p->messages, err));
-    RETURN_IF_ERROR(put_json(fields, "retention", p->retention, err));
+    bool one_word = p->retention && isalpha((unsigned char)*p->retention); // METHOD:RATIO
+    RETURN_IF_ERROR((one_word ? put_text : put_json)(fields, "retention", p->retention, err));
     RETURN_IF_ERROR(put_json(fields, "retrieval", p->retrieval, err));
     if (p->max_tokens == 0) return STATUS_IS_OK;
     return put_field(fields, "max_tokens", json_integer(p->max_tokens), err);

@@ -5,7 +5,7 @@
  *     octavo_engine_open(&o, &engine, why, sizeof why);
  *     octavo_params p = octavo_params_init();
  *     p.prompt = "O Romeo, Romeo";
- *     p.retention = "{\"method\": \"chunkkv\", \"ratio\": 0.25}";
+ *     p.retention = "chunkkv:0.25";
  *     octavo_submit(engine, &p, &request, why, sizeof why);
  *     octavo_output out = octavo_output_init();
  *     while (octavo_read(request, &out, -1) == OCTAVO_OK)
@@ -122,7 +122,8 @@ typedef struct octavo_params {
     const char *messages;      /* JSON: [{"role": "user", "content": "..."}, ...] */
     const uint32_t *token_ids; /* [n_token_ids] */
     size_t n_token_ids;
-    const char *retention; /* JSON: which KV pages stay (docs/retention.md); NULL = the default */
+    /* Which KV pages stay (docs/retention.md): JSON, or METHOD:RATIO; NULL = the default. */
+    const char *retention;
     const char *retrieval; /* JSON: which blocks each token reads (docs/retrieval.md) */
     /* The request goes on from the pages that the last request of this name left, and leaves its
      * own. A turn is submitted after the one before has ended. Needs the setting max-sessions above

@@ -180,7 +180,7 @@ static void a_second_question_reads_little(void **state)
     p.token_ids = ids;
     p.n_token_ids = n;
     p.session = "play";
-    p.retention = "{\"method\": \"chunkkv\", \"ratio\": 0.25}";
+    p.retention = "chunkkv:0.25";
     p.max_tokens = 4;
     p.fields = "{\"ignore_eos\": true}";
     ask(e, &p, &a);
@@ -404,6 +404,8 @@ static void wrong_requests_are_refused(void **state)
     check_submit(*state, &p, OCTAVO_INVALID, "retention");
     p.retention = "{\"method\": \"best\"}";
     check_submit(*state, &p, OCTAVO_INVALID, "best");
+    p.retention = "chunkkv:2";
+    check_submit(*state, &p, OCTAVO_INVALID, "retention: 'chunkkv:2' must be METHOD:RATIO");
     p.retention = "[]";
     check_submit(*state, &p, OCTAVO_INVALID, "retention");
     p.retention = NULL;

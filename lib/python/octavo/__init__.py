@@ -3,7 +3,7 @@
     import octavo
     with octavo.Engine("models/demo", kv_memory="512M") as engine:
         answer = engine.generate("O Romeo, Romeo", max_tokens=40,
-                                 retention={"method": "chunkkv", "ratio": 0.25})
+                                 retention="chunkkv:0.25")
         print(answer.text, answer.retention)
         for output in engine.submit(messages=[{"role": "user", "content": "Good morrow"}]):
             print(output.text, end="")
