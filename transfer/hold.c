@@ -98,7 +98,12 @@ bool transfer_hold(transfer *t, const transfer_key *key, uint64_t owner, uint8_t
     hold_store *h = &t->held;
     held_record *r = malloc(sizeof *r);
     if (!r) return false;
-    *r = (held_record){.key = *key, .bytes = bytes, .n = n, .since_us = clock_now_us()};
+    /* The caller's thread computes the hash, because peers wait for `oct-peers`. */
+    *r = (held_record){.key = *key,
+                       .bytes = bytes,
+                       .n = n,
+                       .hash = hash_bytes(bytes, n, t->o.identity),
+                       .since_us = clock_now_us()};
     pthread_mutex_lock(&h->lock);
     held_record **at = find(h, key);
     bool is_new = *at == NULL && (r->owner = add_to_owner(h, owner, n)) != NULL;

@@ -24,6 +24,7 @@ typedef struct held_record {
     hold_owner *owner;
     uint8_t *bytes;
     size_t n;
+    uint64_t hash; /* of the bytes, as wire_answer has it */
     int64_t since_us;
     struct held_record *older, *newer; /* among all */
     struct held_record *next_in_bucket;

@@ -49,7 +49,7 @@ static void begin_answer(transfer *t, peer *p)
     memcpy(p->answer.magic, WIRE_ANSWERS, sizeof p->answer.magic);
     if (!p->record) return;
     p->answer.n = p->record->n;
-    p->answer.hash = hash_bytes(p->record->bytes, p->record->n, t->o.identity);
+    p->answer.hash = p->record->hash;
 }
 
 /* Reads what the peer asks. False: the connection has ended, or this is no peer. */

@@ -149,6 +149,21 @@ static void each_record_is_fetched_once(void **state)
     tear_down(&f);
 }
 
+/* The checksum is that of the bytes as they were when they were held: no peer waits while another's
+ * record is hashed, and what memory damaged since is noticed. */
+static void bytes_are_those_that_were_held(void **state)
+{
+    (void)state;
+    fixture f;
+    set_up(&f, (transfer_options){0}, (transfer_options){0});
+    hold(&f, key_of(1), BYTES);
+    f.holder->held.oldest->bytes[BYTES / 2] ^= 1;
+    assert_false(fetch(&f, key_of(1), ROOM));
+    assert_non_null(strstr(f.got.why, "not those that it holds"));
+    assert_int_equal(transfer_count(f.fetcher).bytes, 0);
+    tear_down(&f);
+}
+
 static void another_identity_gets_nothing(void **state)
 {
     (void)state;
@@ -441,6 +456,7 @@ int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(each_record_is_fetched_once),
+        cmocka_unit_test(bytes_are_those_that_were_held),
         cmocka_unit_test(another_identity_gets_nothing),
         cmocka_unit_test(lengths_and_room_are_limits),
         cmocka_unit_test(records_are_forgotten_after_their_time),
