@@ -81,6 +81,8 @@ void fetch_stop(transfer *t);
 bool socket_split(const char *address, char host[TRANSFER_HOST_BYTES], uint16_t *port);
 /* A socket that listens and does not block, and the port that it has. */
 status socket_listen(const char *address, int *fd, uint16_t *port, error *err);
+/* Whether it listens at every address of this machine, in whatever form that was written. */
+bool socket_is_of_any_address(int fd);
 /* A connection that does not block. -1 with *why set: none within the time, or stop_fd can be
  * read. */
 int socket_connect(const char *host, uint16_t port, int64_t timeout_us, int stop_fd,

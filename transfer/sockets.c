@@ -62,6 +62,19 @@ static int listen_on(const struct addrinfo *a)
     return -1;
 }
 
+bool socket_is_of_any_address(int fd)
+{
+    struct sockaddr_storage a = {0};
+    socklen_t n = sizeof a;
+    if (getsockname(fd, (struct sockaddr *)&a, &n) != 0) return false;
+    const struct sockaddr_in *v4 = (const struct sockaddr_in *)&a;
+    const struct sockaddr_in6 *v6 = (const struct sockaddr_in6 *)&a;
+    if (a.ss_family != AF_INET6) return v4->sin_addr.s_addr == htonl(INADDR_ANY);
+    const uint8_t *last = v6->sin6_addr.s6_addr + 12; /* of an address of IPv4 in one of IPv6 */
+    return IN6_IS_ADDR_UNSPECIFIED(&v6->sin6_addr) ||
+           (IN6_IS_ADDR_V4MAPPED(&v6->sin6_addr) && !last[0] && !last[1] && !last[2] && !last[3]);
+}
+
 static uint16_t port_of(int fd)
 {
     struct sockaddr_storage a = {0};

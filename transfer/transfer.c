@@ -20,17 +20,12 @@ static status copy_peers(transfer *t, error *err)
     return t->peers ? STATUS_IS_OK : error_set(err, STATUS_NO_MEMORY, "out of memory");
 }
 
-static bool is_any_address(const char *host)
-{
-    return strcmp(host, "0.0.0.0") == 0 || strcmp(host, "::") == 0;
-}
-
 static status open_listener(transfer *t, error *err)
 {
     if (!t->o.listen) return STATUS_IS_OK;
     RETURN_IF_ERROR(socket_listen(t->o.listen, &t->listen_fd, &t->port, err));
     (void)socket_split(t->o.listen, t->host, &(uint16_t){0});
-    if (is_any_address(t->host))
+    if (socket_is_of_any_address(t->listen_fd))
         return error_set(err, STATUS_INVALID,
                          "%.80s is every address of this machine: name the one at which other "
                          "servers reach it",

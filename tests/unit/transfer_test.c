@@ -431,9 +431,14 @@ static void addresses(void **state)
     }
     for (size_t i = 0; i < sizeof bad / sizeof bad[0]; i++)
         assert_false(socket_split(bad[i], host, &port));
-    transfer_options o = {.listen = "0.0.0.0:0", .bytes = 1, .ttl_us = 1, .timeout_us = 1};
-    assert_int_equal(transfer_open(&o, &t, &err).code, STATUS_INVALID);
-    o = (transfer_options){.peers = (const char *const[]){"h:0"}, .n_peers = 1};
+    /* Every address of the machine, in forms that resolve to it. */
+    static const char *const every[] = {"0.0.0.0:0", "0:0", "00.0:0", "0x0:0"};
+    for (size_t i = 0; i < sizeof every / sizeof every[0]; i++) {
+        transfer_options o = {.listen = every[i], .bytes = 1, .ttl_us = 1, .timeout_us = 1};
+        assert_int_equal(transfer_open(&o, &t, &err).code, STATUS_INVALID);
+        assert_non_null(strstr(err.text, "every address"));
+    }
+    transfer_options o = (transfer_options){.peers = (const char *const[]){"h:0"}, .n_peers = 1};
     assert_int_equal(transfer_open(&o, &t, &err).code, STATUS_INVALID);
 }
 
