@@ -4,10 +4,13 @@
 
 #include "transfer/wire.h"
 
+#include <poll.h>
 #include <pthread.h>
 #include <stdatomic.h>
 
 /* ---- records (hold.c) ------------------------------------------------------------------------ */
+
+typedef struct name_finder name_finder; /* names.c */
 
 enum { HOLD_BUCKETS = 1024 };
 
@@ -59,6 +62,20 @@ typedef struct peer_times {
  * all. */
 bool peer_is_late(const transfer *t, const peer_times *p, int64_t now_us);
 
+typedef struct peer {
+    int fd; /* -1: none */
+    peer_times times;
+    wire_ask ask;
+    size_t got; /* bytes of it */
+    wire_answer answer;
+    held_record *record; /* NULL where the answer has no bytes */
+    size_t sent;         /* of the answer and its bytes */
+} peer;
+
+/* Reads a part of what the peer asks, or sends it a part of its answer. What poll told of its
+ * connection says which. */
+void peer_serve(transfer *t, peer *p, short events);
+
 enum { FETCH_THREADS = 4 };
 
 /* `oct-fetch` (fetch.c) */
@@ -66,6 +83,10 @@ typedef struct fetch_queue {
     pthread_mutex_t lock;
     pthread_cond_t arrived, ended;
     pthread_t threads[FETCH_THREADS];
+    /* Of each thread: the fetch that it is at, and what can be read once nobody wants it. */
+    transfer_fetch *at[FETCH_THREADS];
+    int unwanted_fds[FETCH_THREADS];
+    bool unwanted[FETCH_THREADS]; /* nobody wants that fetch */
     uint32_t n_threads, n_under_way;
     transfer_fetch *first, *last;
     int64_t *silent_us; /* [n_peers] when the last fetch of each was given up, 0 = none was */
@@ -83,15 +104,38 @@ bool socket_split(const char *address, char host[TRANSFER_HOST_BYTES], uint16_t 
 status socket_listen(const char *address, int *fd, uint16_t *port, error *err);
 /* Whether it listens at every address of this machine, in whatever form that was written. */
 bool socket_is_of_any_address(int fd);
-/* A connection that does not block. -1 with *why set: none within the time, or stop_fd can be
- * read. */
-int socket_connect(const char *host, uint16_t port, int64_t timeout_us, int stop_fd,
+/* How long something is waited for, and what ends it before. */
+typedef struct socket_wait {
+    int64_t timeout_us;
+    int stop_fd, unwanted_fd; /* that can be read; -1 = none */
+    const char *late;         /* what is said of the end of the time; NULL: of a peer */
+} socket_wait;
+
+/* Waits for events of fd. NULL, or why it must wait no longer. */
+const char *socket_await(int fd, short events, const socket_wait *w);
+/* A connection that does not block. -1 with *why set: there is none. */
+int socket_connect(name_finder *names, const char *host, uint16_t port, const socket_wait *w,
                    const char **why);
 /* A peer that does a little now and then is given up too, after so many times the timeout. */
 enum { TIMEOUTS_IN_ALL = 10 };
 /* Sends or receives all n bytes. NULL, or why not: the peer did nothing for so long, or closed. */
-const char *socket_send(int fd, const void *bytes, size_t n, int64_t timeout_us, int stop_fd);
-const char *socket_receive(int fd, void *bytes, size_t n, int64_t timeout_us, int stop_fd);
+const char *socket_send(int fd, const void *bytes, size_t n, const socket_wait *w);
+const char *socket_receive(int fd, void *bytes, size_t n, const socket_wait *w);
+
+/* Asks a connected peer for the record, and takes its answer (fetch.c). NULL: got has bytes and
+ * their room; else why it has none. */
+const char *fetch_over(transfer *t, int fd, const transfer_fetch *f, const socket_wait *w,
+                       transfer_got *got);
+
+/* ---- names of hosts (names.c) ---------------------------------------------------------------- */
+
+struct addrinfo;
+name_finder *names_open(void); /* NULL: memory is out */
+void names_close(name_finder *n);
+/* The host's addresses, for freeaddrinfo; NULL with *why set. It is resolved for every connection,
+ * because a server that was started again may have another address. */
+struct addrinfo *names_find(name_finder *n, const char *host, uint16_t port, const socket_wait *w,
+                            const char **why);
 
 /* ---- all ------------------------------------------------------------------------------------- */
 
@@ -106,6 +150,7 @@ struct transfer {
     bool thread_started;
     _Atomic size_t room; /* taken */
     hold_store held;
+    name_finder *names;
     fetch_queue fetches;
     pthread_mutex_t count_lock;
     transfer_counts counts;

@@ -13,16 +13,6 @@
 
 enum { PEERS_MOST = 64, SEND_AT_ONCE = 1 << 20, LOOK_MS = 1000 };
 
-typedef struct peer {
-    int fd; // -1: none
-    peer_times times;
-    wire_ask ask;
-    size_t got; // bytes of it
-    wire_answer answer;
-    held_record *record; // NULL where the answer has no bytes
-    size_t sent;         // of the answer and its bytes
-} peer;
-
 static void end_peer(transfer *t, peer *p, bool fine)
 {
     bool whole = fine && p->times.answers && p->answer.outcome == WIRE_SENT;
@@ -86,7 +76,7 @@ static bool write_peer(peer *p)
     return true;
 }
 
-static void serve_peer(transfer *t, peer *p, short events)
+void peer_serve(transfer *t, peer *p, short events)
 {
     bool fine = !(events & (POLLERR | POLLNVAL));
     if (fine && !p->times.answers && (events & (POLLIN | POLLHUP))) fine = read_peer(t, p);
@@ -155,7 +145,7 @@ static void *peers_loop(void *arg)
         if (n > 0 && fds[0].revents) break;
         for (uint32_t i = 0; n > 0 && i < PEERS_MOST; i++)
             if (peers[i].fd >= 0 && fds[2 + i].revents)
-                serve_peer(t, &peers[i], fds[2 + i].revents);
+                peer_serve(t, &peers[i], fds[2 + i].revents);
         accepts = !(n > 0 && fds[1].revents) || accept_peer(t, peers);
         give_up_late(t, peers);
         hold_expire(t, clock_now_us());

@@ -2,10 +2,10 @@
 #include "transfer/internal.h"
 
 #include <errno.h>
+#include <limits.h>
 #include <netdb.h>
 #include <netinet/in.h>
 #include <netinet/tcp.h>
-#include <poll.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -34,15 +34,14 @@ bool socket_split(const char *address, char host[TRANSFER_HOST_BYTES], uint16_t 
     return true;
 }
 
-/* A name takes as long as the system's resolver does (resolv.conf's timeout and attempts), a number
- * no time. It is resolved for every connection, because a server that was started again may have
- * another address, and by the threads of fetches alone. */
-static struct addrinfo *resolve(const char *host, uint16_t port, int flags, const char **why)
+/* The server begins with it, so it may take as long as the resolver does. */
+static struct addrinfo *resolve_own(const char *host, uint16_t port, const char **why)
 {
     char digits[8];
     struct addrinfo *found = NULL;
-    const struct addrinfo hints = {
-        .ai_flags = flags | AI_NUMERICSERV, .ai_family = AF_UNSPEC, .ai_socktype = SOCK_STREAM};
+    const struct addrinfo hints = {.ai_flags = AI_PASSIVE | AI_NUMERICSERV,
+                                   .ai_family = AF_UNSPEC,
+                                   .ai_socktype = SOCK_STREAM};
     snprintf(digits, sizeof digits, "%u", port);
     int rc = getaddrinfo(host, digits, &hints, &found);
     if (rc != 0) *why = gai_strerror(rc);
@@ -93,7 +92,7 @@ status socket_listen(const char *address, int *fd, uint16_t *port, error *err)
     *fd = -1;
     if (!socket_split(address, host, &wanted))
         return error_set(err, STATUS_INVALID, "\"%.80s\" is not HOST:PORT", address);
-    struct addrinfo *found = resolve(host, wanted, AI_PASSIVE, &why);
+    struct addrinfo *found = resolve_own(host, wanted, &why);
     if (!found) return error_set(err, STATUS_INVALID, "cannot resolve \"%.80s\": %s", host, why);
     for (struct addrinfo *a = found; a && *fd < 0; a = a->ai_next) *fd = listen_on(a);
     int number = errno;
@@ -104,22 +103,27 @@ status socket_listen(const char *address, int *fd, uint16_t *port, error *err)
     return STATUS_IS_OK;
 }
 
-/* Waits for events of fd. NULL, or why it must wait no longer. */
-static const char *await(int fd, short events, int64_t timeout_us, int stop_fd)
+/* For poll, which takes no more than an int. */
+static int poll_ms(int64_t us) { return us / 1000 < INT_MAX ? (int)(us / 1000) + 1 : INT_MAX; }
+
+const char *socket_await(int fd, short events, const socket_wait *w)
 {
-    struct pollfd fds[] = {{.fd = fd, .events = events}, {.fd = stop_fd, .events = POLLIN}};
-    int64_t until = clock_now_us() + timeout_us;
+    struct pollfd fds[] = {{.fd = fd, .events = events},
+                           {.fd = w->stop_fd, .events = POLLIN},
+                           {.fd = w->unwanted_fd, .events = POLLIN}};
+    int64_t until = clock_now_us() + w->timeout_us;
     for (;;) {
         int64_t left = until - clock_now_us();
-        if (left <= 0) return "it did nothing within the time";
-        int n = poll(fds, 2, (int)(left / 1000 + 1));
+        if (left <= 0) return w->late ? w->late : "it did nothing within the time";
+        int n = poll(fds, 3, poll_ms(left));
         if (n < 0 && errno != EINTR) return "its connection cannot be waited for";
         if (n > 0 && fds[1].revents) return "this server stops";
+        if (n > 0 && fds[2].revents) return "the request has ended";
         if (n > 0 && fds[0].revents) return NULL;
     }
 }
 
-static int connect_to(const struct addrinfo *a, int64_t timeout_us, int stop_fd, const char **why)
+static int connect_to(const struct addrinfo *a, const socket_wait *w, const char **why)
 {
     int fd = socket(a->ai_family, a->ai_socktype | SOCK_NONBLOCK | SOCK_CLOEXEC, a->ai_protocol);
     int on = 1, failed = 0;
@@ -130,7 +134,7 @@ static int connect_to(const struct addrinfo *a, int64_t timeout_us, int stop_fd,
     if (connect(fd, a->ai_addr, a->ai_addrlen) == 0) return fd;
     const char *late = NULL;
     bool waits = errno == EINPROGRESS;
-    if (waits) late = await(fd, POLLOUT, timeout_us, stop_fd);
+    if (waits) late = socket_await(fd, POLLOUT, w);
     if (late) *why = late;
     bool fine =
         waits && !late && getsockopt(fd, SOL_SOCKET, SO_ERROR, &failed, &n) == 0 && failed == 0;
@@ -139,13 +143,12 @@ static int connect_to(const struct addrinfo *a, int64_t timeout_us, int stop_fd,
     return -1;
 }
 
-int socket_connect(const char *host, uint16_t port, int64_t timeout_us, int stop_fd,
+int socket_connect(name_finder *names, const char *host, uint16_t port, const socket_wait *w,
                    const char **why)
 {
     int fd = -1;
-    struct addrinfo *found = resolve(host, port, 0, why);
-    for (struct addrinfo *a = found; a && fd < 0; a = a->ai_next)
-        fd = connect_to(a, timeout_us, stop_fd, why);
+    struct addrinfo *found = names_find(names, host, port, w, why);
+    for (struct addrinfo *a = found; a && fd < 0; a = a->ai_next) fd = connect_to(a, w, why);
     if (found) freeaddrinfo(found);
     return fd;
 }
@@ -154,30 +157,30 @@ static const char too_slow[] = "it is too slow";
 
 static bool would_wait(void) { return errno == EAGAIN || errno == EWOULDBLOCK || errno == EINTR; }
 
-const char *socket_send(int fd, const void *bytes, size_t n, int64_t timeout_us, int stop_fd)
+const char *socket_send(int fd, const void *bytes, size_t n, const socket_wait *w)
 {
-    int64_t until = clock_now_us() + TIMEOUTS_IN_ALL * timeout_us;
+    int64_t until = clock_now_us() + TIMEOUTS_IN_ALL * w->timeout_us;
     for (size_t done = 0; done < n;) {
         if (clock_now_us() > until) return too_slow;
         ssize_t sent = send(fd, (const char *)bytes + done, n - done, MSG_NOSIGNAL);
         if (sent > 0) done += (size_t)sent;
         if (sent < 0 && !would_wait()) return "its connection broke";
-        const char *late = sent > 0 ? NULL : await(fd, POLLOUT, timeout_us, stop_fd);
+        const char *late = sent > 0 ? NULL : socket_await(fd, POLLOUT, w);
         if (late) return late;
     }
     return NULL;
 }
 
-const char *socket_receive(int fd, void *bytes, size_t n, int64_t timeout_us, int stop_fd)
+const char *socket_receive(int fd, void *bytes, size_t n, const socket_wait *w)
 {
-    int64_t until = clock_now_us() + TIMEOUTS_IN_ALL * timeout_us;
+    int64_t until = clock_now_us() + TIMEOUTS_IN_ALL * w->timeout_us;
     for (size_t done = 0; done < n;) {
         if (clock_now_us() > until) return too_slow;
         ssize_t got = recv(fd, (char *)bytes + done, n - done, 0);
         if (got > 0) done += (size_t)got;
         if (got == 0) return "it closed the connection before all was sent";
         if (got < 0 && !would_wait()) return "its connection broke";
-        const char *late = got > 0 ? NULL : await(fd, POLLIN, timeout_us, stop_fd);
+        const char *late = got > 0 ? NULL : socket_await(fd, POLLIN, w);
         if (late) return late;
     }
     return NULL;

@@ -46,6 +46,8 @@ status transfer_open(const transfer_options *options, transfer **out, error *err
     pthread_cond_init(&t->fetches.ended, NULL);
     pthread_mutex_init(&t->count_lock, NULL);
     status s = copy_peers(t, err);
+    t->names = names_open();
+    if (status_ok(s) && !t->names) s = error_set(err, STATUS_NO_MEMORY, "out of memory");
     if (status_ok(s) && pipe2(t->stop_pipe, O_CLOEXEC) != 0)
         s = error_set(err, STATUS_IO, "cannot make a pipe");
     if (status_ok(s)) s = open_listener(t, err);
@@ -87,6 +89,7 @@ void transfer_close(transfer *t)
     for (uint32_t i = 0; t->peers && i < t->o.n_peers; i++) free(t->peers[i]);
     free(t->peers);
     free(t->fetches.silent_us);
+    names_close(t->names);
     pthread_mutex_destroy(&t->count_lock);
     pthread_cond_destroy(&t->fetches.ended);
     pthread_cond_destroy(&t->fetches.arrived);

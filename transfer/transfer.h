@@ -82,6 +82,7 @@ typedef struct transfer_fetch {
     struct transfer_fetch *next;
     int64_t begun_us;
     uint32_t peer;
+    bool waits; // for a thread
 } transfer_fetch;
 
 /* Begins a fetch from a peer that transfer_knows. It stays in place until `done` is called: once,
@@ -89,6 +90,10 @@ typedef struct transfer_fetch {
  * is given up because the peer did nothing in time, so are all that wait for the same peer by
  * then. */
 void transfer_fetch_begin(transfer *t, transfer_fetch *f);
+/* Nobody wants a fetch any more that transfer_fetch_begin has returned of, and whose memory is still
+ * there. True: it waited for a thread, and `done` is not called. False: `done` was called, or soon
+ * is, because its peer is not waited for any longer. */
+bool transfer_fetch_take_back(transfer *t, transfer_fetch *f);
 /* Gives up all fetches, also later ones, and returns once each was told. */
 void transfer_cancel(transfer *t);
 

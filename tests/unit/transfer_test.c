@@ -1,6 +1,7 @@
 /* Records that one server holds and another fetches, over connections of this machine. */
 #include "transfer/internal.h"
 
+#include <netdb.h>
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stdio.h>
@@ -215,11 +216,16 @@ static void records_are_forgotten_after_their_time(void **state)
     tear_down(&f);
 }
 
+static socket_wait wait_of(const fixture *f)
+{
+    return (socket_wait){20000000, f->fetcher->stop_pipe[0], -1, NULL};
+}
+
 static int connect_silently(const fixture *f)
 {
     const char *why;
-    int fd = socket_connect("127.0.0.1", transfer_port(f->holder), 20000000,
-                            f->fetcher->stop_pipe[0], &why);
+    const socket_wait w = wait_of(f);
+    int fd = socket_connect(f->fetcher->names, "127.0.0.1", transfer_port(f->holder), &w, &why);
     assert_true(fd >= 0);
     return fd;
 }
@@ -300,15 +306,16 @@ static void a_record_that_is_being_sent_is_not_given_up(void **state)
     const struct timespec nap = {.tv_nsec = 1000000};
     wire_answer answer;
     set_up(&f, (transfer_options){.bytes = 64 << 20}, (transfer_options){0});
+    const socket_wait w = wait_of(&f);
     hold(&f, key_of(1), 48 << 20); /* more than the kernel keeps for a connection */
     int fd = ask_for(&f, key_of(1));
     while (transfer_count(f.holder).records > 0) nanosleep(&nap, NULL);
     for (int i = 0; i < SILENT; i++) fds[i] = connect_silently(&f);
     hold(&f, key_of(2), 7);
     assert_true(fetch(&f, key_of(2), ROOM)); /* it came behind all of them */
-    assert_null(socket_receive(fd, &answer, sizeof answer, 20000000, f.fetcher->stop_pipe[0]));
+    assert_null(socket_receive(fd, &answer, sizeof answer, &w));
     uint8_t *bytes = malloc(answer.n);
-    assert_null(socket_receive(fd, bytes, answer.n, 20000000, f.fetcher->stop_pipe[0]));
+    assert_null(socket_receive(fd, bytes, answer.n, &w));
     assert_int_equal(hash_bytes(bytes, answer.n, 5), answer.hash);
     free(bytes);
     close(fd);
@@ -389,6 +396,185 @@ static void cancelling_ends_fetches(void **state)
     assert_int_equal(transfer_count(f.fetcher).fetch_failures, 2 * FETCH_THREADS);
     close(fd);
     tear_down(&f);
+}
+
+/* A peer that says nothing, and all fetches of it, which wait for an hour. */
+typedef struct silent_peer {
+    transfer_fetch fetches[FETCH_THREADS + 2];
+    int fd;
+} silent_peer;
+
+static void set_up_silent(fixture *f, silent_peer *p)
+{
+    uint16_t port;
+    error err;
+    set_up(f, (transfer_options){0}, (transfer_options){0});
+    assert_true(status_ok(socket_listen("127.0.0.1:0", &p->fd, &port, &err)));
+    transfer_close(f->fetcher);
+    snprintf(f->peer, sizeof f->peer, "127.0.0.1:%u", port);
+    f->fetcher = open_transfer(
+        (transfer_options){.peers = f->peers, .n_peers = 1, .timeout_us = INT64_C(3600000000)});
+    for (int i = 0; i < FETCH_THREADS + 2; i++) {
+        p->fetches[i] = fetch_of(f, key_of(1), ROOM);
+        p->fetches[i].port = port;
+        transfer_fetch_begin(f->fetcher, &p->fetches[i]);
+    }
+}
+
+static uint32_t n_at_threads(fetch_queue *q)
+{
+    uint32_t n = 0;
+    pthread_mutex_lock(&q->lock);
+    for (int i = 0; i < FETCH_THREADS; i++) n += q->at[i] != NULL;
+    pthread_mutex_unlock(&q->lock);
+    return n;
+}
+
+/* What nobody wants any more ends at once, whether a thread has it or it waits for one. */
+static void fetches_are_taken_back(void **state)
+{
+    (void)state;
+    fixture f;
+    silent_peer p;
+    const struct timespec nap = {.tv_nsec = 1000000};
+    set_up_silent(&f, &p);
+    while (n_at_threads(&f.fetcher->fetches) < FETCH_THREADS) nanosleep(&nap, NULL);
+    assert_true(transfer_fetch_take_back(f.fetcher, &p.fetches[FETCH_THREADS + 1])); /* the last */
+    assert_false(transfer_fetch_take_back(f.fetcher, &p.fetches[1]));
+    await(&f);
+    assert_non_null(strstr(f.got.why, "the request has ended"));
+    assert_false(transfer_fetch_take_back(f.fetcher, &p.fetches[1])); /* it is over */
+    /* The next is tried by that thread, which waits for it as for any. */
+    while (n_at_threads(&f.fetcher->fetches) < FETCH_THREADS) nanosleep(&nap, NULL);
+    assert_false(transfer_fetch_take_back(f.fetcher, &p.fetches[FETCH_THREADS]));
+    await(&f);
+    assert_int_equal(transfer_count(f.fetcher).fetch_failures, 2);
+    close(p.fd);
+    tear_down(&f);
+}
+
+/* ---- names ----------------------------------------------------------------------------------- */
+
+/* The resolver of this program: "slow.test" takes until the test lets it go. */
+typedef struct slow_names {
+    pthread_mutex_t lock;
+    pthread_cond_t changed;
+    uint32_t n_asked, n_left;
+    bool let_go;
+} slow_names;
+
+static slow_names *slow_place(void)
+{
+    static slow_names n = {.lock = PTHREAD_MUTEX_INITIALIZER, .changed = PTHREAD_COND_INITIALIZER};
+    return &n;
+}
+
+int __real_getaddrinfo(const char *host, const char *port, const struct addrinfo *hints,
+                       struct addrinfo **found);
+int __wrap_getaddrinfo(const char *host, const char *port, const struct addrinfo *hints,
+                       struct addrinfo **found);
+int __wrap_getaddrinfo(const char *host, const char *port, const struct addrinfo *hints,
+                       struct addrinfo **found)
+{
+    slow_names *n = slow_place();
+    if (strcmp(host, "slow.test") != 0) return __real_getaddrinfo(host, port, hints, found);
+    if (hints->ai_flags & AI_NUMERICHOST) return EAI_NONAME;
+    pthread_mutex_lock(&n->lock);
+    n->n_asked++;
+    pthread_cond_broadcast(&n->changed);
+    while (!n->let_go) pthread_cond_wait(&n->changed, &n->lock);
+    n->n_left++;
+    pthread_cond_broadcast(&n->changed);
+    pthread_mutex_unlock(&n->lock);
+    return __real_getaddrinfo("127.0.0.1", port, hints, found);
+}
+
+static void await_asked(uint32_t wanted)
+{
+    slow_names *n = slow_place();
+    pthread_mutex_lock(&n->lock);
+    while (n->n_asked < wanted) pthread_cond_wait(&n->changed, &n->lock);
+    pthread_mutex_unlock(&n->lock);
+}
+
+static void let_names_go(bool all_end)
+{
+    slow_names *n = slow_place();
+    pthread_mutex_lock(&n->lock);
+    n->let_go = true;
+    pthread_cond_broadcast(&n->changed);
+    while (all_end && n->n_left < n->n_asked) pthread_cond_wait(&n->changed, &n->lock);
+    n->let_go = !all_end;
+    pthread_mutex_unlock(&n->lock);
+}
+
+static void fetch_slowly(fixture *f, transfer_fetch *x)
+{
+    *x = fetch_of(f, key_of(1), ROOM);
+    snprintf(x->host, sizeof x->host, "slow.test");
+    transfer_fetch_begin(f->fetcher, x);
+}
+
+static void name_the_holder(fixture *f, int64_t timeout_us)
+{
+    set_up(f, (transfer_options){0}, (transfer_options){0});
+    transfer_close(f->fetcher);
+    snprintf(f->peer, sizeof f->peer, "slow.test:%u", transfer_port(f->holder));
+    f->fetcher = open_transfer(
+        (transfer_options){.peers = f->peers, .n_peers = 1, .timeout_us = timeout_us});
+}
+
+/* A name that the resolver is still looking for holds up neither the end of the server nor, longer
+ * than a peer does, a fetch; and what was found is connected to. */
+static void slow_names_hold_up_nothing(void **state)
+{
+    (void)state;
+    fixture f;
+    transfer_fetch x;
+    uint32_t asked = 0;
+    for (int turn = 0; turn < 2; turn++) {
+        bool ends = turn == 0;
+        name_the_holder(&f, ends ? INT64_C(3600000000) : 1000);
+        fetch_slowly(&f, &x);
+        if (ends) await_asked(++asked);
+        if (ends) transfer_cancel(f.fetcher);
+        await(&f);
+        assert_non_null(
+            strstr(f.got.why, ends ? "this server stops" : "not resolved within the time"));
+        if (!ends) await_asked(++asked);
+        tear_down(&f);
+    }
+    let_names_go(true);
+    name_the_holder(&f, INT64_C(3600000000));
+    hold(&f, key_of(1), 7);
+    let_names_go(false);
+    fetch_slowly(&f, &x);
+    await(&f);
+    assert_non_null(f.got.bytes);
+    free(f.got.bytes);
+    transfer_release(f.fetcher, f.got.n);
+    let_names_go(true);
+    tear_down(&f);
+}
+
+/* However many names are looked for in vain, the threads that do so are few. */
+static void names_that_are_looked_for_are_bounded(void **state)
+{
+    (void)state;
+    enum { MANY = 40 };
+    fixture f;
+    transfer_fetch x;
+    uint32_t n_refused = 0, before = slow_place()->n_asked;
+    name_the_holder(&f, 1000);
+    for (int i = 0; i < MANY; i++) {
+        fetch_slowly(&f, &x);
+        await(&f);
+        n_refused += strstr(f.got.why, "too many names") != NULL;
+    }
+    assert_in_range(n_refused, 1, MANY - 1);
+    await_asked(before + MANY - n_refused);
+    tear_down(&f);
+    let_names_go(true);
 }
 
 static void answers_that_are_none(void **state)
@@ -472,6 +658,9 @@ int main(void)
         cmocka_unit_test(fetches_of_a_silent_peer_do_not_queue),
         cmocka_unit_test(a_peer_that_goes_away_frees_its_record),
         cmocka_unit_test(cancelling_ends_fetches),
+        cmocka_unit_test(fetches_are_taken_back),
+        cmocka_unit_test(slow_names_hold_up_nothing),
+        cmocka_unit_test(names_that_are_looked_for_are_bounded),
         cmocka_unit_test(answers_that_are_none),
         cmocka_unit_test(addresses),
         cmocka_unit_test(peers_are_those_that_are_named),
