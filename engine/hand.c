@@ -265,7 +265,17 @@ bool hand_prepare(engine *e, engine_stream *s)
     memcpy(f->host, r->transfer_host, sizeof f->host);
     atomic_fetch_add(&s->references, 1);
     transfer_fetch_begin(e->o.transfer, f);
-    return true;
+    atomic_store(&s->takeover->fetches, true);
+    /* An abort from before that could not take it back. */
+    if (!atomic_load(&s->aborted) || !hand_take_back_fetch(e, s)) return true;
+    stream_unref(s);
+    return false;
+}
+
+bool hand_take_back_fetch(engine *e, engine_stream *s)
+{
+    takeover *t = s->takeover;
+    return t && atomic_load(&t->fetches) && transfer_fetch_take_back(e->o.transfer, &t->fetch);
 }
 
 /* ---- the thread that copies ------------------------------------------------------------------ */

@@ -10,6 +10,8 @@
 
 #include "engine/engine.h"
 
+#include <stdatomic.h>
+
 struct engine_stream;
 
 /* A copy of K and V, made by the thread of hand.c. */
@@ -37,6 +39,7 @@ typedef struct handover {
 /* The state of a request that takes its prompt over. */
 typedef struct takeover {
     transfer_fetch fetch;
+    atomic_bool fetches; /* the fetch was begun, so that it can be taken back */
     uint8_t
         *bytes; /* the record, with its room in the transfer; NULL before the fetch and after use */
     size_t n;

@@ -160,6 +160,9 @@ status hand_check_request(const engine *e, const engine_request *r, error *err);
 void hand_release(engine_stream *s);
 /* The stream is prepared. True: it waits for what is fetched, and is put into the inbox then. */
 bool hand_prepare(engine *e, engine_stream *s);
+/* The stream is aborted. True: its fetch waited for a thread and has ended, and the reference that
+ * it had is the caller's. */
+bool hand_take_back_fetch(engine *e, engine_stream *s);
 /* Notes the first token of a request that hands its prompt over. */
 void hand_note_first(engine_stream *s, const step_sample *first);
 /* The scheduler has promised an export of the request. */

@@ -351,9 +351,10 @@ bool engine_stream_wait(engine_stream *s, engine_output *out)
 void engine_stream_abort(engine_stream *s)
 {
     if (atomic_exchange(&s->aborted, true)) return;
-    /* A stream that waits for a tokenizer thread, or for its turn to compile a form, goes to the
-     * engine thread at once, which ends it. */
-    bool waited = prepare_take_back(s->engine, s) || form_take_back(s->engine, s);
+    /* A stream that waits for a tokenizer thread, for its turn to compile a form or for its prompt
+     * to be fetched, goes to the engine thread at once, which ends it. */
+    bool waited = prepare_take_back(s->engine, s) || form_take_back(s->engine, s) ||
+                  hand_take_back_fetch(s->engine, s);
     inbox_put(s->engine, waited ? INBOX_ADD : INBOX_ABORT, s);
     if (waited) stream_unref(s);
 }

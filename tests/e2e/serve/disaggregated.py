@@ -5,6 +5,7 @@ the wire those of the kept pages; whatever goes wrong, the prompt is computed at
 usage: disaggregated.py OCTAVO [unittest arguments]"""
 
 import concurrent.futures
+import json
 import socket
 import struct
 import threading
@@ -13,6 +14,7 @@ import unittest
 from harness import MODEL, PAGE, Server, eventually, main, sse, tokens
 
 PROMPT, ANSWER = 200, 12
+FETCH_THREADS = 4
 KEYS = {"alice": "key-of-alice", "bob": "key-of-bob"}
 POOL = ["--model", MODEL, "--kv-memory", "4M"]
 FLAGS = ["--max-model-len", "1024", "--threads", "1", *[flag for key in KEYS.values() for flag in ("--api-key", key)]]
@@ -423,6 +425,27 @@ class Hostile(unittest.TestCase):
         self.stalled.answer = struct.pack("<8sIIQQ", b"octavo!1", 0, 0, 100, 0) + b"x" * 50
         self.assertIn("nothing within the time", self.ask(self.stalled))
         self.assertGreaterEqual(self.server.metric("kv_transfer_fetch_failures_total"), 2)
+
+    def test_clients_that_go_away_while_a_peer_stalls(self):
+        """Their requests end at once, those whose fetch has a thread and those that wait for one."""
+        clients, peer = 6, Scripted(keeps=True)
+        self.addCleanup(peer.close)
+        with Server(*FLAGS, "--kv-transfer-peers", f"127.0.0.1:{peer.port}", "--kv-transfer-timeout", "3600",
+                    model=POOL) as server:
+            params = {"do_remote_prefill": True, "remote_host": "127.0.0.1", "remote_port": peer.port,
+                      "remote_request_id": "ab" * 16}
+            sent = [socket.create_connection(("127.0.0.1", server.http_port)) for _ in range(clients)]
+            text = json.dumps({**self.request, "stream": True, "kv_transfer_params": params})
+            for client in sent:
+                client.sendall((f"POST /v1/completions HTTP/1.1\r\nHost: h\r\nContent-Type: application/json\r\n"
+                                f"Authorization: Bearer {KEYS['alice']}\r\nContent-Length: {len(text)}\r\n\r\n{text}"
+                                ).encode())
+            eventually("all threads of fetches wait", lambda: len(peer.open) == FETCH_THREADS)
+            for client in sent:
+                client.close()
+            eventually("all requests have ended", lambda: clients == server.metric("request_success_total",
+                                                                                   finished_reason="abort"))
+            self.assertEqual(server.metric("kv_transfer_bytes"), 0)
 
 
 if __name__ == "__main__":
