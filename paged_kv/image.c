@@ -96,6 +96,15 @@ static bool positions_fit(const pkv_geometry *g, const pkv_image *image, const p
     return fits;
 }
 
+/* Whether the next token of a table gets the position that follows the sequence: where a page with
+ * a base has room, that is its next slot's. */
+static bool goes_on(const pkv_geometry *g, const pkv_image *image, const pkv_image_table *t)
+{
+    bool has_room = t->kept % g->page_tokens != 0;
+    bool scattered = t->slot_pages == pages_of_tokens(g->page_tokens, t->kept);
+    return !has_room || scattered || image_position(g, t, t->kept) == image->length;
+}
+
 bool pkv_image_fits(const pkv_geometry *g, const pkv_image *image)
 {
     uint32_t tables = image_tables(g, image->grain), size = g->page_tokens;
@@ -108,7 +117,8 @@ bool pkv_image_fits(const pkv_geometry *g, const pkv_image *image)
     }
     uint64_t *seen = fits ? alloc_zeroed(NULL, (size_t)image->length / 64 + 1, sizeof *seen) : NULL;
     for (uint32_t i = 0; seen && fits && i < tables; i++)
-        fits = positions_fit(g, image, &image->tables[i], seen);
+        fits = positions_fit(g, image, &image->tables[i], seen) &&
+               goes_on(g, image, &image->tables[i]);
     fits = fits && seen != NULL;
     alloc_free(NULL, seen);
     return fits;

@@ -103,6 +103,10 @@ static const char *check_positions(const pkv *p, const pkv_seq *s, uint32_t tabl
                 "positions of a contiguous sequence do not ascend");
     }
     for (uint32_t slot = 0; slot < kept; slot++) seen[table_position(p, s, table, slot)] = 0;
+    const pkv_table *t = &s->tables[table];
+    REQUIRE(table_room(p, t) == 0 || t->slot_pages == t->n_pages ||
+                seq_bases(s, table)[t->n_pages - 1] + kept % p->geometry.page_tokens == s->length,
+            "a token that is appended would get another position than its own");
     return NULL;
 }
 

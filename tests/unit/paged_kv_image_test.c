@@ -151,7 +151,9 @@ static void images_that_no_sequence_has(void **state)
     t[1].kept = 39;
     assert_false(pkv_image_fits(&g, &image)); /* a whole one lacks a token */
     image.dropped = true;
-    assert_true(pkv_image_fits(&g, &image));
+    assert_false(pkv_image_fits(&g, &image)); /* the next token would have its position */
+    t[1].kept = 32;
+    assert_true(pkv_image_fits(&g, &image)); /* a page of its own */
     t[1].kept = 41;
     assert_false(pkv_image_fits(&g, &image)); /* more than there were */
     t[1].kept = 24;
