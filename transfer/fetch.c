@@ -95,15 +95,38 @@ static void end_fetch(transfer *t, uint32_t thread, transfer_fetch *f, transfer_
     pthread_mutex_unlock(&q->lock);
 }
 
+static uint32_t n_fetches_of(const fetch_queue *q, uint32_t number)
+{
+    uint32_t n = 0;
+    for (uint32_t i = 0; i < FETCH_THREADS; i++) n += q->at[i] && q->at[i]->peer == number;
+    return n;
+}
+
+/* The first fetch whose peer may have a thread. Where it may not, one that has the peer's looks
+ * again when it is done. */
+static transfer_fetch *find_fetch(const fetch_queue *q)
+{
+    transfer_fetch *f = q->first;
+    while (f && n_fetches_of(q, f->peer) >= FETCHES_OF_A_PEER) f = f->next;
+    return f;
+}
+
+static void take_out(fetch_queue *q, transfer_fetch *f)
+{
+    transfer_fetch *before = NULL;
+    for (transfer_fetch *x = q->first; x != f; x = x->next) before = x;
+    *(before ? &before->next : &q->first) = f->next;
+    if (q->last == f) q->last = before;
+    f->waits = false;
+}
+
 /* The next fetch, and why it is not to be tried; NULL: it is. */
 static transfer_fetch *next_fetch(fetch_queue *q, uint32_t thread, const char **why)
 {
     pthread_mutex_lock(&q->lock);
-    while (!q->first && !q->stop) pthread_cond_wait(&q->arrived, &q->lock);
-    transfer_fetch *f = q->first;
-    if (f) q->first = f->next;
-    if (!q->first) q->last = NULL;
-    if (f) f->waits = false;
+    transfer_fetch *f;
+    while (!(f = find_fetch(q)) && !q->stop) pthread_cond_wait(&q->arrived, &q->lock);
+    if (f) take_out(q, f);
     q->at[thread] = f;
     q->unwanted[thread] = false;
     bool silent = f && q->silent_us[f->peer] > f->begun_us;
@@ -167,23 +190,16 @@ void transfer_fetch_begin(transfer *t, transfer_fetch *f)
     pthread_mutex_unlock(&q->lock);
 }
 
-static void take_out(fetch_queue *q, transfer_fetch *f)
-{
-    transfer_fetch *before = NULL;
-    for (transfer_fetch *x = q->first; x != f; x = x->next) before = x;
-    *(before ? &before->next : &q->first) = f->next;
-    if (q->last == f) q->last = before;
-    f->waits = false;
-    q->n_under_way--;
-    pthread_cond_broadcast(&q->ended);
-}
-
 bool transfer_fetch_take_back(transfer *t, transfer_fetch *f)
 {
     fetch_queue *q = &t->fetches;
     pthread_mutex_lock(&q->lock);
     bool waited = f->waits;
-    if (waited) take_out(q, f);
+    if (waited) {
+        take_out(q, f);
+        q->n_under_way--;
+        pthread_cond_broadcast(&q->ended);
+    }
     for (uint32_t i = 0; i < q->n_threads; i++)
         if (q->at[i] == f) {
             q->unwanted[i] = true;

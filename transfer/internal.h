@@ -76,17 +76,18 @@ typedef struct peer {
  * connection says which. */
 void peer_serve(transfer *t, peer *p, short events);
 
-enum { FETCH_THREADS = 4 };
+/* One peer has at most FETCHES_OF_A_PEER of the threads, so that one that is as slow as it may be
+ * leaves threads for the others. */
+enum { FETCH_THREADS = 8, FETCHES_OF_A_PEER = 4 };
 
 /* `oct-fetch` (fetch.c) */
 typedef struct fetch_queue {
     pthread_mutex_t lock;
     pthread_cond_t arrived, ended;
     pthread_t threads[FETCH_THREADS];
-    /* Of each thread: the fetch that it is at, and what can be read once nobody wants it. */
-    transfer_fetch *at[FETCH_THREADS];
-    int unwanted_fds[FETCH_THREADS];
-    bool unwanted[FETCH_THREADS]; /* nobody wants that fetch */
+    transfer_fetch *at[FETCH_THREADS]; /* the fetch that each thread is at */
+    int unwanted_fds[FETCH_THREADS];   /* each can be read once nobody wants that fetch */
+    bool unwanted[FETCH_THREADS];      /* that is so */
     uint32_t n_threads, n_under_way;
     transfer_fetch *first, *last;
     int64_t *silent_us; /* [n_peers] when the last fetch of each was given up, 0 = none was */

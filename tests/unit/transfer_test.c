@@ -398,23 +398,30 @@ static void cancelling_ends_fetches(void **state)
     tear_down(&f);
 }
 
-/* A peer that says nothing, and all fetches of it, which wait for an hour. */
+/* A peer that says nothing, and fetches of it, which wait for an hour. */
+enum { SILENT_FETCHES = 2 * FETCH_THREADS };
+
 typedef struct silent_peer {
-    transfer_fetch fetches[FETCH_THREADS + 2];
+    char address[64];
+    const char *peers[2];
+    transfer_fetch fetches[SILENT_FETCHES];
     int fd;
 } silent_peer;
 
-static void set_up_silent(fixture *f, silent_peer *p)
+/* Begins the first n; the fetcher knows the holder, too. */
+static void set_up_silent(fixture *f, silent_peer *p, int n)
 {
     uint16_t port;
     error err;
     set_up(f, (transfer_options){0}, (transfer_options){0});
     assert_true(status_ok(socket_listen("127.0.0.1:0", &p->fd, &port, &err)));
     transfer_close(f->fetcher);
-    snprintf(f->peer, sizeof f->peer, "127.0.0.1:%u", port);
+    snprintf(p->address, sizeof p->address, "127.0.0.1:%u", port);
+    p->peers[0] = p->address;
+    p->peers[1] = f->peer;
     f->fetcher = open_transfer(
-        (transfer_options){.peers = f->peers, .n_peers = 1, .timeout_us = INT64_C(3600000000)});
-    for (int i = 0; i < FETCH_THREADS + 2; i++) {
+        (transfer_options){.peers = p->peers, .n_peers = 2, .timeout_us = INT64_C(3600000000)});
+    for (int i = 0; i < n; i++) {
         p->fetches[i] = fetch_of(f, key_of(1), ROOM);
         p->fetches[i].port = port;
         transfer_fetch_begin(f->fetcher, &p->fetches[i]);
@@ -434,21 +441,39 @@ static uint32_t n_at_threads(fetch_queue *q)
 static void fetches_are_taken_back(void **state)
 {
     (void)state;
+    enum { MOST = FETCHES_OF_A_PEER };
     fixture f;
     silent_peer p;
     const struct timespec nap = {.tv_nsec = 1000000};
-    set_up_silent(&f, &p);
-    while (n_at_threads(&f.fetcher->fetches) < FETCH_THREADS) nanosleep(&nap, NULL);
-    assert_true(transfer_fetch_take_back(f.fetcher, &p.fetches[FETCH_THREADS + 1])); /* the last */
+    set_up_silent(&f, &p, MOST + 2);
+    while (n_at_threads(&f.fetcher->fetches) < MOST) nanosleep(&nap, NULL);
+    assert_true(transfer_fetch_take_back(f.fetcher, &p.fetches[MOST + 1])); /* the last */
     assert_false(transfer_fetch_take_back(f.fetcher, &p.fetches[1]));
     await(&f);
     assert_non_null(strstr(f.got.why, "the request has ended"));
     assert_false(transfer_fetch_take_back(f.fetcher, &p.fetches[1])); /* it is over */
     /* The next is tried by that thread, which waits for it as for any. */
-    while (n_at_threads(&f.fetcher->fetches) < FETCH_THREADS) nanosleep(&nap, NULL);
-    assert_false(transfer_fetch_take_back(f.fetcher, &p.fetches[FETCH_THREADS]));
+    while (n_at_threads(&f.fetcher->fetches) < MOST) nanosleep(&nap, NULL);
+    assert_false(transfer_fetch_take_back(f.fetcher, &p.fetches[MOST]));
     await(&f);
     assert_int_equal(transfer_count(f.fetcher).fetch_failures, 2);
+    close(p.fd);
+    tear_down(&f);
+}
+
+/* However many fetches wait for it, others are made. */
+static void a_slow_peer_leaves_threads_to_others(void **state)
+{
+    (void)state;
+    fixture f;
+    silent_peer p;
+    set_up_silent(&f, &p, SILENT_FETCHES);
+    hold(&f, key_of(1), BYTES);
+    hold(&f, key_of(2), 7);
+    assert_true(fetch(&f, key_of(1), ROOM));
+    assert_true(fetch(&f, key_of(2), ROOM));
+    transfer_cancel(f.fetcher);
+    assert_int_equal(transfer_count(f.fetcher).fetch_failures, SILENT_FETCHES);
     close(p.fd);
     tear_down(&f);
 }
@@ -659,6 +684,7 @@ int main(void)
         cmocka_unit_test(a_peer_that_goes_away_frees_its_record),
         cmocka_unit_test(cancelling_ends_fetches),
         cmocka_unit_test(fetches_are_taken_back),
+        cmocka_unit_test(a_slow_peer_leaves_threads_to_others),
         cmocka_unit_test(slow_names_hold_up_nothing),
         cmocka_unit_test(names_that_are_looked_for_are_bounded),
         cmocka_unit_test(answers_that_are_none),

@@ -14,7 +14,7 @@ import unittest
 from harness import MODEL, PAGE, Server, eventually, main, sse, tokens
 
 PROMPT, ANSWER = 200, 12
-FETCH_THREADS = 4
+FETCHES_OF_A_PEER = 4
 KEYS = {"alice": "key-of-alice", "bob": "key-of-bob"}
 POOL = ["--model", MODEL, "--kv-memory", "4M"]
 FLAGS = ["--max-model-len", "1024", "--threads", "1", *[flag for key in KEYS.values() for flag in ("--api-key", key)]]
@@ -427,7 +427,7 @@ class Hostile(unittest.TestCase):
         self.assertGreaterEqual(self.server.metric("kv_transfer_fetch_failures_total"), 2)
 
     def test_clients_that_go_away_while_a_peer_stalls(self):
-        """Their requests end at once, those whose fetch has a thread and those that wait for one."""
+        """Their requests end at once, whether a thread has the fetch or it waits for one."""
         clients, peer = 6, Scripted(keeps=True)
         self.addCleanup(peer.close)
         with Server(*FLAGS, "--kv-transfer-peers", f"127.0.0.1:{peer.port}", "--kv-transfer-timeout", "3600",
@@ -440,7 +440,7 @@ class Hostile(unittest.TestCase):
                 client.sendall((f"POST /v1/completions HTTP/1.1\r\nHost: h\r\nContent-Type: application/json\r\n"
                                 f"Authorization: Bearer {KEYS['alice']}\r\nContent-Length: {len(text)}\r\n\r\n{text}"
                                 ).encode())
-            eventually("all threads of fetches wait", lambda: len(peer.open) == FETCH_THREADS)
+            eventually("all threads of fetches wait", lambda: len(peer.open) == FETCHES_OF_A_PEER)
             for client in sent:
                 client.close()
             eventually("all requests have ended", lambda: clients == server.metric("request_success_total",
