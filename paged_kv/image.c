@@ -157,10 +157,10 @@ static void fill_table(pkv *p, pkv_seq *s, uint32_t table, const pkv_image_table
     pkv_table *t = &s->tables[table];
     uint32_t n = pages_for(p, from->kept), slots = pkv_image_slots(&p->geometry, from);
     table_clear(t);
-    for (uint32_t i = 0; i < n; i++) {
-        seq_pages(s, table)[i] = pool_take(p, s->grain, table);
+    for (uint32_t i = 0; i < n;)
+        i += pool_take_some(p, s->grain, table, n - i, seq_pages(s, table) + i);
+    for (uint32_t i = 0; i < n; i++)
         seq_bases(s, table)[i] = i < from->slot_pages ? 0 : from->bases[i];
-    }
     if (slots > 0) memcpy(t->slots, from->slots, slots * sizeof *t->slots);
     t->n_pages = n;
     t->kept = from->kept;

@@ -7,6 +7,7 @@
  *         waits; then it starts from them as from any parked pages
  *
  * A replay computes the prompt and selects in it again, as after any preemption. */
+#include "scheduler/portions.h"
 #include "scheduler/sched_internal.h"
 
 typedef enum handing_state { HANDING_PROMISED, HANDING_NEW, HANDING_OUT } handing_state;
@@ -153,7 +154,7 @@ void sched_take_export(sched *s, const sched_export *export)
     assert(x->state == HANDING_OUT);
     if (x->parked) {
         sched_unhold(s, pkv_parked_length(s->kv, x->parked), x->kept);
-        pkv_parked_discard(s->kv, x->parked);
+        sched_discard(s, x->parked);
     }
     free_handing(s, x);
 }
@@ -195,7 +196,7 @@ status sched_handed_begin(sched *s, sched_seq *q)
     RETURN_IF_ERROR(pkv_adopt(s->kv, &e->handed->image, e->salt, e->hidden, &parked));
     uint32_t n_cells = (uint32_t)pkv_image_cells(&s->options.geometry, &e->handed->image);
     if (sched_load_parked(s, q, parked, n_cells)) return STATUS_IS_OK;
-    pkv_parked_discard(s->kv, parked);
+    sched_discard(s, parked);
     return status_make(STATUS_NO_MEMORY, NULL);
 }
 
@@ -206,7 +207,7 @@ void sched_handed_end(sched *s, sched_seq *q, uint32_t parked, bool good)
     const sched_handed *a = e->handed;
     e->handed = NULL;
     if (!good) {
-        pkv_parked_discard(s->kv, parked);
+        sched_discard(s, parked);
         return;
     }
     q->parked = parked;

@@ -1,6 +1,7 @@
 /* Loads blocks that the prefix cache lost and a store still has. A sequence that starts
  * takes pages for them, as for a chunk, and waits while they are filled; then they count as
  * computed. So decodes go on meanwhile, and a block that cannot be had is computed. */
+#include "scheduler/portions.h"
 #include "scheduler/sched_internal.h"
 
 typedef enum load_state { LOAD_NEW, LOAD_OUT, LOAD_BACK } load_state;
@@ -111,7 +112,7 @@ status sched_load_begin(sched *s, sched_seq *q, uint32_t to, bool *began)
 static void free_load(sched *s, sched_loading *l)
 {
     if (l->seq) l->seq->loading = NULL;
-    if (l->parked) pkv_parked_discard(s->kv, l->parked);
+    if (l->parked) sched_discard(s, l->parked);
     *(l->earlier ? &l->earlier->later : &s->first_load) = l->later;
     *(l->later ? &l->later->earlier : &s->last_load) = l->earlier;
     alloc_free(&s->alloc, l);

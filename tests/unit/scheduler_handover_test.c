@@ -24,7 +24,7 @@ static sched_options pool_of(uint32_t blocks)
 /* Request 1 computes its prompt, draws its first token and ends, beside request 2. */
 static void end_prompt(fixture *f)
 {
-    sched_request a = request(f, 1, 0, PROMPT, 1), b = request(f, 2, 700, 10, 40);
+    sched_request a = request(f, 1, 0, PROMPT, 1), b = request(f, 2, 700, 1, 40);
     a.hands_over = true;
     add(f, &a);
     add(f, &b);
@@ -87,7 +87,14 @@ static void an_export_follows_long_tables(void **state)
     x = sched_next_export(f->s);
     assert_non_null(x);
     assert_int_equal(x->n_cells, 2 * PAGES);
+    /* Nor does a step give up more of them. */
+    uint32_t used = used_pages(f);
     take_export(f, x);
+    for (uint32_t n = 1; n < PAGES; n++) {
+        assert_int_equal(used_pages(f), used - 2 * n);
+        step(f);
+    }
+    assert_int_equal(used_pages(f), used - 2 * PAGES);
     end_and_finish(f, 2);
 }
 
@@ -256,6 +263,52 @@ static void a_request_may_end_while_it_is_filled(void **state)
     finish(f);
 }
 
+/* A step gives up one page of one layer of an arrival that nobody waits for. */
+static void what_came_in_vain_goes_in_portions(void **state)
+{
+    (void)state;
+    arrival a;
+    sched_options o = pool_of(40);
+    o.hand_out_slots = 4;
+    fixture *f = begin(o);
+    sched_request b = request(f, 2, 700, 1, 40);
+    add(f, &b);
+    add_taker(f, &a);
+    step(f);
+    const sched_load *load = sched_next_load(f->s);
+    end(f, 1, 0);
+    step(f);
+    uint32_t used = used_pages(f);
+    fill(f, load, 0);
+    for (uint32_t n = 1; n < 2 * PAGES; n++) {
+        assert_int_equal(used_pages(f), used - n);
+        step(f);
+    }
+    assert_int_equal(used_pages(f), used - 2 * PAGES);
+    end_and_finish(f, 2);
+}
+
+/* So it does where the prompt is computed instead, on other pages meanwhile. */
+static void what_was_not_filled_goes_in_portions(void **state)
+{
+    (void)state;
+    arrival a;
+    sched_options o = pool_of(40);
+    o.hand_out_slots = 4;
+    fixture *f = begin(o);
+    add_taker(f, &a);
+    step(f);
+    const sched_load *load = sched_next_load(f->s);
+    assert_int_equal(used_pages(f), 2 * PAGES);
+    assert_string_equal(fill(f, load, 0), "1@0+50*");
+    for (uint32_t n = 1; n < 2 * PAGES; n++) {
+        assert_int_equal(used_pages(f), 2 * PAGES + 2 * PAGES - n);
+        step(f);
+    }
+    assert_int_equal(used_pages(f), 2 * PAGES);
+    end_and_finish(f, 1);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -268,6 +321,8 @@ int main(void)
         cmocka_unit_test(it_waits_while_the_pool_is_full),
         cmocka_unit_test(what_does_not_suit_is_computed),
         cmocka_unit_test(a_request_may_end_while_it_is_filled),
+        cmocka_unit_test(what_came_in_vain_goes_in_portions),
+        cmocka_unit_test(what_was_not_filled_goes_in_portions),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
