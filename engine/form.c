@@ -338,6 +338,28 @@ static status make_list_mask(engine *e, const engine_stream *s, const choice_sta
                                              "min_tokens does not allow yet");
 }
 
+static bool is_listed(engine *e, const engine_stream *s, uint32_t token)
+{
+    uint32_t *mask = malloc(step_mask_words(e->info.vocab_size) * sizeof *mask);
+    bool listed = mask && status_ok(make_list_mask(e, s, &s->choices[0], mask)) &&
+                  (mask[token / 32] >> token % 32 & 1);
+    free(mask);
+    return listed;
+}
+
+bool form_may_begin(engine *e, engine_stream *s, uint32_t token)
+{
+    grammar_matcher *m = s->choices[0].matcher;
+    if (!m) return (!s->request.allowed_token_ids && !s->bad.n) || is_listed(e, s, token);
+    if (status_ok(grammar_accept(m, token))) {
+        grammar_rollback(m, 0);
+        return true;
+    }
+    bool ends = false;
+    for (uint32_t i = 0; i < e->o.n_stop_ids; i++) ends |= e->stop_ids[i] == token;
+    return ends && grammar_may_end(m);
+}
+
 static status mask_share(engine *e, engine_stream *s, const step_seq *share, uint32_t *mask)
 {
     choice_state *c = &s->choices[share->choice];

@@ -76,6 +76,9 @@ bool form_take_back(engine *e, struct engine_stream *s);
 status form_prepare(engine *e, struct engine_stream *s, error *err);
 /* Gives the plan of the last sched_step call its masks. */
 void form_mask_plan(engine *e, const step_plan *plan);
+/* Whether the form, allowed_token_ids and bad_words let the answer of a prepared stream begin with
+ * this token, which another server drew. */
+bool form_may_begin(engine *e, struct engine_stream *s, uint32_t token);
 /* Follows a token that was drawn or forced; `finish` is what it does to the choice otherwise. */
 engine_finish form_take(engine *e, struct engine_stream *s, uint32_t choice, uint32_t token,
                         engine_finish finish);

@@ -222,6 +222,8 @@ static const char *take_record(engine *e, engine_stream *s)
     retention_cut(&s->policy, s->tokens, s->n_tokens, tokens);
     handover_terms terms = terms_of(e, s, tokens);
     const char *why = handover_read(&terms, t->bytes, t->n, t);
+    if (!why && !form_may_begin(e, s, t->first.token))
+        why = "its first token is none that the request allows";
     alloc_free(NULL, tokens);
     return why;
 }
