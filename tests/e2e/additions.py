@@ -2,7 +2,9 @@
 """Tries "Adding things" of ARCHITECTURE.md: adds a retention scorer, a model family, a counter and
 a request field to a copy of the tree, each by the edits that the document names, builds the copy,
 and uses each of them. The paths come from the document, so the test fails when the document is
-wrong and when an addition needs another file. usage: additions.py [CMAKE OPTIONS]   (from the root)
+wrong and when an addition needs another file. The modules in BELOW, which know none of what is added,
+are those of the tree's own build.
+usage: additions.py BUILD [CMAKE OPTIONS]   (from the root)
 """
 
 import json
@@ -14,7 +16,7 @@ import subprocess
 import sys
 import tempfile
 
-cmake_options = sys.argv[1:]
+build, *cmake_options = sys.argv[1:]
 sys.argv[1:] = []
 sys.path.insert(0, os.path.join(os.path.dirname(os.path.abspath(__file__)), "serve"))
 import harness  # noqa: E402
@@ -22,6 +24,16 @@ import harness  # noqa: E402
 # A build without optimisation takes a fraction of the time, and speed is not what is tried here.
 BUILD = ["-DCMAKE_BUILD_TYPE=None", "-DCMAKE_C_FLAGS=-O0", "-DOCTAVO_CUDA=OFF", "-DOCTAVO_UCX=OFF"]
 TARGETS = ["octavo", "paged_kv_retention_test"]
+# What these folders may include is in these folders (ARCHITECTURE.md's layers).
+BELOW = ["base", "disk", "transfer", "text", "kernels"]
+TAKE = """  if(name MATCHES "^({names})$")
+    add_library(octavo_${{name}} STATIC IMPORTED GLOBAL)
+    set_target_properties(octavo_${{name}} PROPERTIES IMPORTED_LOCATION "{build}/${{name}}/liboctavo_${{name}}.a")
+    list(TRANSFORM M_DEPENDS PREPEND octavo_)
+    target_link_libraries(octavo_${{name}} INTERFACE octavo_flags ${{M_DEPENDS}} ${{M_LIBRARIES}})
+    return()
+  endif()
+"""
 
 
 def run(*command, cwd=None, status=0):
@@ -80,6 +92,11 @@ class Tree:
             sys.exit(f"{path}: {len(matches)} matches of {pattern}")
         at = matches[0].end()
         self.write(path, text[:at] + change(matches[0].group(0)) + text[at:])
+
+    def take_below(self, build):
+        """The build links the libraries of another build instead of making those of BELOW."""
+        self.add_row("CMakeLists.txt", r"^function\(octavo_module name\)\n[^\n]*\n",
+                     lambda _: TAKE.format(names="|".join(BELOW), build=build))
 
     def make(self):
         self.octavo = os.path.join(self.build, "octavo")
@@ -210,6 +227,7 @@ def main():
     os.chdir(harness.ROOT)
     with tempfile.TemporaryDirectory() as folder:
         tree = Tree(folder)
+        tree.take_below(os.path.abspath(build))
         for add in (add_scorer, add_family, add_counter, add_field):
             add(tree)
         tree.make()
