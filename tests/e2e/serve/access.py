@@ -12,7 +12,7 @@ import tempfile
 import threading
 import unittest
 
-from harness import (OCTAVO, PAGE, PATIENCE, POOL, ROOT, SLOW, ServeTest, eventually, main, need, stubs, tokens,
+from harness import (LONG, OCTAVO, PAGE, PATIENCE, POOL, ROOT, SLOW, ServeTest, eventually, main, need, stubs, tokens,
                      trailers)
 
 grpc, health, alpha, descriptors = need("grpc", "grpc_health.v1.health_pb2", "grpc_reflection.v1alpha.reflection_pb2",
@@ -437,7 +437,7 @@ class Ids(AccessTest):
     def run_jobs(self, who):
         """Runs a long request over each surface that takes an id, each with the id "job"-surface
         and a thread."""
-        long = {"max_tokens": 4000, "ignore_eos": True}
+        long = {"max_tokens": LONG, "ignore_eos": True}
         ends = {}
 
         def over_http():

@@ -6,7 +6,8 @@ import json
 import math
 import threading
 
-from harness import CONTEXT, LIGHT, PAGE, PATIENCE, SLOW, VOCAB, ServeTest, eventually, main, need, stubs, tokens, trailers
+from harness import CONTEXT, LIGHT, LONG, PAGE, PATIENCE, SLOW, VOCAB, ServeTest, eventually, main, need, stubs, tokens
+from harness import trailers
 
 grpc = need("grpc")
 pb, rpc, rpc_status, _ = stubs("octavo", "google_rpc")
@@ -296,7 +297,7 @@ class Ending(OctavoTest):
     MODEL = SLOW
 
     def long(self, **fields):
-        return self.request(sampling={"max_tokens": 4000, "ignore_eos": True}, **fields)
+        return self.request(sampling={"max_tokens": LONG, "ignore_eos": True}, **fields)
 
     def test_cancelled(self):
         calls = [self.stub.Generate(self.long()) for _ in range(4)]
@@ -336,7 +337,7 @@ class Ending(OctavoTest):
         answers = []
 
         def ask():
-            body = json.dumps({"prompt": "O", "max_tokens": 4000, "ignore_eos": True})
+            body = json.dumps({"prompt": "O", "max_tokens": LONG, "ignore_eos": True})
             answers.append(self.server.request("POST", "/v1/completions", body, {"X-Request-Id": "web"}))
 
         thread = threading.Thread(target=ask)
@@ -359,7 +360,7 @@ class Full(OctavoTest):
     MODEL = SLOW
 
     def test_exhausted(self):
-        running = [self.stub.Generate(self.request(sampling={"max_tokens": 4000, "ignore_eos": True}))
+        running = [self.stub.Generate(self.request(sampling={"max_tokens": LONG, "ignore_eos": True}))
                    for _ in range(2)]
         for call in running:
             next(call)

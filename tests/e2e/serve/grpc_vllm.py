@@ -10,7 +10,7 @@ import re
 import struct
 import zipfile
 
-from harness import CONTEXT, MODEL, PAGE, PATIENCE, SLOW, VOCAB, ServeTest, main, need, stubs, tokens, trailers
+from harness import CONTEXT, LONG, MODEL, PAGE, PATIENCE, SLOW, VOCAB, ServeTest, main, need, stubs, tokens, trailers
 
 grpc = need("grpc")
 common, _, pb, rpc = stubs("smg_common", "vllm_engine")
@@ -383,7 +383,7 @@ class Ending(VllmTest):
 
     def test_abort_and_cancel(self):
         for by_id in (True, False):
-            call = self.stub.Generate(self.request(sampling={"max_tokens": 4000}, request_id="r"))
+            call = self.stub.Generate(self.request(sampling={"max_tokens": LONG}, request_id="r"))
             next(call)
             self.assertGreaterEqual(self.stub.GetServerInfo(pb.GetServerInfoRequest()).active_requests, 1)
             load = self.stub.GetLoads(pb.GetLoadsRequest()).loads[0]

@@ -15,8 +15,8 @@ import tempfile
 import threading
 import unittest
 
-from harness import (LIGHT, OCTAVO, PATIENCE, POOL, ROOT, SLOW, Server, ServeTest, certificates, eventually, main, need, raw,
-                     stubs, tls_context, tokens)
+from harness import (LIGHT, LONG, OCTAVO, PATIENCE, POOL, ROOT, SLOW, Server, ServeTest, certificates, eventually, main, need,
+                     raw, stubs, tls_context, tokens)
 
 grpc, health, health_grpc = need("grpc", "grpc_health.v1.health_pb2", "grpc_health.v1.health_pb2_grpc")
 pb, rpc = stubs("octavo")
@@ -119,7 +119,7 @@ class Drain(unittest.TestCase):
     def test_timeout(self):
         """A request that is not done by then gets an error, and the exit status is still 0."""
         server = Server("--drain-timeout", "1", model=SLOW)
-        load = Load(server, 2, 4000)
+        load = Load(server, 2, LONG)
         server.terminate()
         results = load.results()
         self.assertEqual(server.wait(), 0, server.log())
@@ -128,7 +128,7 @@ class Drain(unittest.TestCase):
                 self.assertIn("StatusCode.UNAVAILABLE", result)
             else:
                 self.assertEqual(result[1:], ("abort", True))
-                self.assertTrue(0 <= result[0] < 4000)
+                self.assertTrue(0 <= result[0] < LONG)
 
     def test_idle(self):
         for sign in (signal.SIGTERM, signal.SIGINT):
@@ -142,7 +142,7 @@ class Drain(unittest.TestCase):
 
     def test_second_signal(self):
         server = Server(model=SLOW)
-        load = Load(server, 1, 4000)
+        load = Load(server, 1, LONG)
         server.terminate()
         eventually("it drains", lambda: any('"drain"' in line for line in server.lines))
         server.terminate()

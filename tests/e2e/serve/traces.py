@@ -12,7 +12,7 @@ import tempfile
 import threading
 import unittest
 
-from harness import OCTAVO, PAGE, PATIENCE, POOL, SLOW, HeldPort, Server, certificates, eventually, main, need, stubs
+from harness import LONG, OCTAVO, PAGE, PATIENCE, POOL, SLOW, HeldPort, Server, certificates, eventually, main, need, stubs
 from harness import tokens
 
 grpc = need("grpc")
@@ -348,7 +348,7 @@ class Traced(unittest.TestCase):
 class Ends(unittest.TestCase):
     def test_a_client_that_leaves(self):
         with Receiver() as receiver, tracing(receiver, model=SLOW) as server:
-            body = json.dumps({"prompt": "O", "max_tokens": 3000, "ignore_eos": True, "stream": True})
+            body = json.dumps({"prompt": "O", "max_tokens": LONG, "ignore_eos": True, "stream": True})
             with socket.create_connection(("127.0.0.1", server.http_port), timeout=PATIENCE) as s:
                 s.sendall(f"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\n"
                           f"traceparent: {parent()['traceparent']}\r\nContent-Length: {len(body)}\r\n\r\n{body}".encode())
@@ -358,7 +358,7 @@ class Ends(unittest.TestCase):
             (span,) = receiver.spans
             self.assertEqual(span["gen_ai.response.finish_reasons"], ["abort"])
             self.assertEqual((span.trace, span.parent), (TRACE, SPAN))
-            self.assertLess(span["gen_ai.usage.completion_tokens"], 3000)
+            self.assertLess(span["gen_ai.usage.completion_tokens"], LONG)
             self.assertEqual(span.message.status.code, trace.Status.STATUS_CODE_UNSET)
 
     def test_spans_that_wait_are_sent_at_the_end(self):
@@ -368,7 +368,7 @@ class Ends(unittest.TestCase):
                 server.post("/v1/completions", {"prompt": "O", "max_tokens": 1})
                 c = server.connect()
                 self.addCleanup(c.close)
-                c.request("POST", "/v1/completions", json.dumps({"prompt": "O", "max_tokens": 3000, "ignore_eos": True}))
+                c.request("POST", "/v1/completions", json.dumps({"prompt": "O", "max_tokens": LONG, "ignore_eos": True}))
                 eventually("it runs", lambda: server.metric("num_requests_running") == 1)
                 self.assertEqual(receiver.spans, [])
             self.assertEqual(sorted(s["gen_ai.response.finish_reasons"][0] for s in receiver.spans)[0], "abort")

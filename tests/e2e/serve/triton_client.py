@@ -6,7 +6,7 @@ import json
 import queue
 import threading
 
-from harness import CONTEXT, PATIENCE, SLOW, ServeTest, eventually, main, need, stubs
+from harness import CONTEXT, LONG, PATIENCE, SLOW, ServeTest, eventually, main, need, stubs
 
 grpc, numpy, triton, utils = need("grpc", "numpy", "tritonclient.grpc", "tritonclient.utils")
 pb, rpc = stubs("octavo")
@@ -221,7 +221,7 @@ class Vanished(TritonTest):
 
     def run_long(self, name, finishes):
         with triton.InferenceServerClient(self.server.target) as client:
-            result = client.infer(self.model, self.inputs(["O"], {"max_tokens": 4000, "ignore_eos": True}),
+            result = client.infer(self.model, self.inputs(["O"], {"max_tokens": LONG, "ignore_eos": True}),
                                   request_id=name, client_timeout=PATIENCE)
             finishes.put(self.texts(result, "finish_reason"))
 
@@ -229,7 +229,7 @@ class Vanished(TritonTest):
         results = queue.Queue()
         client = triton.InferenceServerClient(self.server.target)
         client.start_stream(lambda result, error: results.put(error))
-        client.async_stream_infer(self.model, self.inputs(["O"], {"max_tokens": 4000, "ignore_eos": True}, stream=True))
+        client.async_stream_infer(self.model, self.inputs(["O"], {"max_tokens": LONG, "ignore_eos": True}, stream=True))
         self.assertIsNone(results.get(timeout=PATIENCE))
         self.assertGreater(self.server.metric("kv_pages_used"), 0)
         client.stop_stream(cancel_requests=True)

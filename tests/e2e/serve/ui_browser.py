@@ -18,7 +18,7 @@ import time
 import unittest
 from urllib.parse import urlsplit
 
-from harness import PATIENCE, ROOT, SKIP, SLOW, Server, eventually, main
+from harness import LONG, PATIENCE, ROOT, SKIP, SLOW, Server, eventually, main
 
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
 if not CHROMIUM:
@@ -236,7 +236,7 @@ class Page(unittest.TestCase):
         eventually("the key is taken", lambda: b.run("document.getElementById('trouble').hidden"))
         eventually("methods are listed", lambda: b.run("document.getElementById('method').options.length") > 20)
         b.choose("#method", "chunkkv")
-        b.type("#tokens", "600")
+        b.type("#tokens", str(LONG))
         b.type("#prompt", HOSTILE + " Now is the winter of our discontent." * 12)
         b.key("Enter", modifiers=2)
         first = eventually("text comes", lambda: b.text("#log article:last-child p"))
@@ -293,7 +293,7 @@ class Page(unittest.TestCase):
         b = self.browser
         c = self.server.connect()
         c.request("POST", "/v1/completions", json.dumps({
-            "prompt": list(range(1, 801)), "max_tokens": 3000, "ignore_eos": True, "stream": True,
+            "prompt": list(range(1, 801)), "max_tokens": LONG, "ignore_eos": True, "stream": True,
             "retrieval": {"method": "ktransformers", "block_size": 16, "local_windows_len": 32, "second_select_num": 6,
                           "dense_layer_num": 1}}),
             {"Authorization": "Bearer " + KEYS["alice"], "X-Request-Id": "reads", "Content-Type": "application/json"})
