@@ -393,18 +393,25 @@ class Hostile(unittest.TestCase):
         cls.peer, cls.stalled = Scripted(), Scripted(keeps=True)
         cls.addClassCleanup(cls.peer.close)
         cls.addClassCleanup(cls.stalled.close)
-        cls.server = Server(*FLAGS, "--kv-transfer-peers", f"127.0.0.1:{cls.peer.port}", "--kv-transfer-peers",
-                            f"127.0.0.1:{cls.stalled.port}", "--kv-transfer-timeout", "1", model=POOL)
-        cls.addClassCleanup(cls.server.stop)
+        # This process, which has the peer that answers, may wait for a core as long as the time-out
+        # of the other one is.
+        cls.server, cls.hasty = cls.serve(cls.peer, 60), cls.serve(cls.stalled, 1)
         cls.request = body(tokens(PROMPT, 3), CHUNKKV)
         cls.expected = drawn(cls.server.post("/v1/completions", cls.request, headers=headers()))
 
-    def ask(self, peer):
+    @classmethod
+    def serve(cls, peer, seconds):
+        server = Server(*FLAGS, "--kv-transfer-peers", f"127.0.0.1:{peer.port}", "--kv-transfer-timeout", str(seconds),
+                        model=POOL)
+        cls.addClassCleanup(server.stop)
+        return server
+
+    def ask(self, server, peer):
         params = {"do_remote_prefill": True, "remote_host": "127.0.0.1", "remote_port": peer.port,
                   "remote_request_id": "ab" * 16}
-        answer = self.server.post("/v1/completions", {**self.request, "kv_transfer_params": params}, headers=headers())
+        answer = server.post("/v1/completions", {**self.request, "kv_transfer_params": params}, headers=headers())
         self.assertEqual(drawn(answer), self.expected)
-        self.assertEqual(self.server.metric("kv_transfer_bytes"), 0)
+        self.assertEqual(server.metric("kv_transfer_bytes"), 0)
         return answer["kv_transfer_params"]["note"]
 
     def test_bytes(self):
@@ -418,13 +425,13 @@ class Hostile(unittest.TestCase):
                             (head.pack(b"octavo!1", 0, 0, 100, 0) + b"x" * 100, "not those that it holds")):
             self.peer.answer = answer
             with self.subTest(why):
-                self.assertIn(why, self.ask(self.peer))
+                self.assertIn(why, self.ask(self.server, self.peer))
 
     def test_a_peer_that_stalls(self):
-        self.assertIn("nothing within the time", self.ask(self.stalled))
+        self.assertIn("nothing within the time", self.ask(self.hasty, self.stalled))
         self.stalled.answer = struct.pack("<8sIIQQ", b"octavo!1", 0, 0, 100, 0) + b"x" * 50
-        self.assertIn("nothing within the time", self.ask(self.stalled))
-        self.assertGreaterEqual(self.server.metric("kv_transfer_fetch_failures_total"), 2)
+        self.assertIn("nothing within the time", self.ask(self.hasty, self.stalled))
+        self.assertGreaterEqual(self.hasty.metric("kv_transfer_fetch_failures_total"), 2)
 
     def test_clients_that_go_away_while_a_peer_stalls(self):
         """Their requests end at once, whether a thread has the fetch or it waits for one."""

@@ -121,12 +121,12 @@ class DiskSessions(unittest.TestCase):
         server.stop()
 
     def test_ends_after_its_time(self):
-        server = self.start(ttl=2)
+        server = self.start()
         prompt, _, server = self.conversation(server, "s", 1, 1)
         self.assertEqual(len(self.files()), 1)
         self.kill(server)
-        time.sleep(2.1)
-        with self.start(ttl=2) as server:
+        time.sleep(1.1)
+        with self.start(ttl=1) as server:
             eventually("its file is deleted", lambda: not self.files())
             self.assertEqual(self.ask(server, prompt, "s")[1], "stored")
             eventually("and again while the server runs", lambda: not self.files())
