@@ -265,17 +265,18 @@ typedef struct backend_info {
     uint32_t max_in_flight; // 2 = the next step is submitted while one runs; else 1
     pkv_geometry geometry;
     uint64_t identity; // digest of weights and RoPE base: part of the prefix salt
-    /* Bytes of K and V of a block, over all KV groups; 0 = read_cells and write_cells are not to be
-     * called. */
+    /* Bytes of K and V of a block, over all KV groups; of a rank of several, those of its own cells
+     * and heads. 0 = read_cells and write_cells are not to be called. */
     size_t block_bytes;
-    /* Digest of all that they depend on beside tokens, the state of the weights' files among it. */
+    /* Digest of all that they depend on beside tokens, the state of the weights' files and the
+     * number of ranks among it. */
     uint64_t block_identity;
     /* Digest of all that K and V of given tokens depend on, equal on every machine that has copies
-     * of the same files; where block_bytes is not 0. */
+     * of the same files; 0 where K and V cannot go to other servers. */
     uint64_t kv_identity;
 } backend_info;
 
-/* Bytes of K and V of a cell, where block_bytes is not 0. */
+/* Bytes of K and V of a cell, where block_bytes is not 0, of all ranks. */
 static inline size_t backend_cell_bytes(const backend_info *info)
 {
     return info->block_bytes / pkv_groups(&info->geometry);
@@ -299,6 +300,33 @@ static inline uint32_t embed_heads_of(const backend_info *info, const step_seq *
     return n;
 }
 
+/* What a rank of `ranks` has of cells: of those numbers `cell_bytes` each. In a cell's bytes, which
+ * are those of all ranks, its slice is number `place` of `n_slices`. Ranks that share a head have
+ * equal slices, and the first gives them. cell_bytes is 0 where the rank has no block_bytes, or
+ * where the geometry is not one for so many ranks. */
+typedef struct backend_slice {
+    pkv_cells cells;
+    size_t cell_bytes;
+    uint32_t place, n_slices;
+    bool gives;
+} backend_slice;
+
+static inline backend_slice backend_slice_of(const backend_info *info, uint32_t rank,
+                                             uint32_t ranks)
+{
+    const pkv_geometry *g = &info->geometry;
+    uint32_t heads = g->n_kv_heads > ranks ? g->n_kv_heads / ranks : 1;
+    uint32_t first = (uint32_t)((uint64_t)rank * g->n_kv_heads / ranks);
+    uint32_t shares = pkv_shares(g), slices = g->n_kv_heads / heads;
+    if (info->block_bytes == 0 || slices % shares != 0 || pkv_groups(g) % shares != 0)
+        return (backend_slice){.n_slices = 1};
+    return (backend_slice){.cells = pkv_cells_of(g, info->n_pages - 1, first, heads),
+                           .cell_bytes = info->block_bytes / (pkv_groups(g) / shares),
+                           .place = first / heads % (slices / shares),
+                           .n_slices = slices / shares,
+                           .gives = (uint64_t)first * ranks / g->n_kv_heads == rank};
+}
+
 typedef struct backend_ops {
     const backend_info *(*info)(void *ctx);
     status (*submit)(void *ctx, const step_plan *plan);
@@ -309,10 +337,11 @@ typedef struct backend_ops {
     void (*interrupt)(void *ctx);
     /* Copy K and V of cells [n, backend_cell_bytes] out of the pool, and into it. Of the slots of a
      * cell that is read the first n_slots are copied, and the others are zeros, because they may
-     * have tokens of another sequence. Any thread, also while steps run that neither read nor write
-     * these cells. May be NULL. */
-    void (*read_cells)(void *ctx, const uint32_t *cells, uint32_t n, uint32_t n_slots, uint8_t *to);
-    void (*write_cells)(void *ctx, const uint32_t *cells, uint32_t n, const uint8_t *from);
+     * have tokens of another sequence. A rank of several is called for its own cells alone. Any
+     * thread, also while steps run that neither read nor write these cells. False: a rank cannot be
+     * reached or memory is out, and what was copied is not to be used. May be NULL. */
+    bool (*read_cells)(void *ctx, const uint32_t *cells, uint32_t n, uint32_t n_slots, uint8_t *to);
+    bool (*write_cells)(void *ctx, const uint32_t *cells, uint32_t n, const uint8_t *from);
     /* After a step that failed for good, others may still be in flight when this is called. No
      * measures are held. */
     void (*destroy)(void *ctx);

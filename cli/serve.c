@@ -278,8 +278,8 @@ static status open_disk(serving *s, error *err)
                          "--disk-cache: cannot go with --kv-disk, whose pages are on disk already");
     if (info->block_bytes == 0)
         return error_set(err, STATUS_UNSUPPORTED,
-                         "--disk-cache: needs one rank on the CPU (no --tp, --device or workers), "
-                         "and --kv-dtype other than int4 and int2");
+                         "--disk-cache: needs ranks on CPUs (--device cpu), --kv-dtype other than "
+                         "int4 and int2, and pages below 32 MiB at each worker");
     const disk_options o = {.dir = s->flags.disk_cache,
                             .bytes = s->flags.disk_size - embeddings_share(s),
                             .block_bytes = info->block_bytes,

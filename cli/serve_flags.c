@@ -47,8 +47,8 @@ static const arg_flag flags_table[] = {
             "http://localhost:4318/v1/traces; its variables OTEL_* set the rest"),
     ARG_ROW("disk-cache", "DIR", ARG_TEXT, serve_flags, disk_cache,
             "blocks that leave the prefix cache go to files in this folder, from where later "
-            "requests take them, also after a restart; the K and V of prompts lie there (one CPU "
-            "rank, K and V of 8 bits or more)"),
+            "requests take them, also after a restart; the K and V of prompts lie there (CPUs, of "
+            "one rank or several, K and V of 8 bits or more)"),
     ARG_ROW(
         "disk-size", "BYTES", ARG_BYTES, serve_flags, disk_size,
         "the files of --disk-cache together, at most; those used longest ago make room. A quarter "

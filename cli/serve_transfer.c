@@ -9,7 +9,7 @@ status serve_open_transfer(const serve_flags *flags, const backend_info *info, u
     const arg_list *peers = &flags->transfer_peers;
     *out = NULL;
     if (!flags->transfer_listen && peers->n == 0) return STATUS_IS_OK;
-    if (info->block_bytes == 0)
+    if (info->kv_identity == 0)
         return error_set(err, STATUS_UNSUPPORTED,
                          "--kv-transfer-%s: needs one rank on the CPU (no --tp, --device or "
                          "workers), K and V in memory, and --kv-dtype other than int4 and int2",

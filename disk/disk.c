@@ -123,15 +123,21 @@ static void write_put(disk_cache *d, put_buffer *b)
     if (why) turn_off(d, "a block cannot be written", why);
 }
 
+/* The lock is held. */
+static void give_back(disk_cache *d, put_buffer *b)
+{
+    b->next = d->free_buffers;
+    d->free_buffers = b;
+    d->n_free++;
+}
+
 static void run_put(disk_cache *d)
 {
     put_buffer *b = d->first_put;
     d->first_put = b->next;
     if (!d->first_put) d->last_put = NULL;
     write_put(d, b);
-    b->next = d->free_buffers;
-    d->free_buffers = b;
-    d->n_free++;
+    give_back(d, b);
 }
 
 bool disk_has(disk_cache *d, const disk_key *key)
@@ -169,10 +175,24 @@ uint8_t *disk_put_begin(disk_cache *d, const disk_key *key)
     return b ? b->bytes : NULL;
 }
 
-void disk_put_end(disk_cache *d, uint8_t *buffer)
+static put_buffer *buffer_of(disk_cache *d, const uint8_t *bytes)
 {
     put_buffer *b = d->buffers;
-    while (b->bytes != buffer) b++;
+    while (b->bytes != bytes) b++;
+    return b;
+}
+
+void disk_put_drop(disk_cache *d, uint8_t *buffer)
+{
+    put_buffer *b = buffer_of(d, buffer);
+    pthread_mutex_lock(&d->lock);
+    give_back(d, b);
+    pthread_mutex_unlock(&d->lock);
+}
+
+void disk_put_end(disk_cache *d, uint8_t *buffer)
+{
+    put_buffer *b = buffer_of(d, buffer);
     pthread_mutex_lock(&d->lock);
     b->next = NULL;
     *(d->last_put ? &d->last_put->next : &d->first_put) = b;
@@ -194,13 +214,13 @@ static bool read_one(disk_cache *d, disk_read *r, uint32_t i, uint8_t *buffer)
     pthread_mutex_unlock(&d->lock);
     int why = files_read_block(&d->files, slot, buffer);
     bool good = !why && files_checksum(&d->files, &r->keys[i], buffer) == checksum;
-    if (good) r->take(r->ctx, i, buffer);
+    bool taken = good && r->take(r->ctx, i, buffer);
     pthread_mutex_lock(&d->lock);
     if (why) turn_off(d, "a block cannot be read", why);
     else if (!good) note_damage(d, slot);
-    d->counts.read += good;
+    d->counts.read += taken;
     index_read_end(&d->index, slot);
-    return good;
+    return taken;
 }
 
 /* The read has no further blocks for threads to begin with. */

@@ -73,6 +73,8 @@ void disk_touch(disk_cache *d, const disk_key *key);
  * once. NULL: the block is there already, or all buffers wait to be written and it is left out. */
 uint8_t *disk_put_begin(disk_cache *d, const disk_key *key);
 void disk_put_end(disk_cache *d, uint8_t *buffer);
+/* In place of disk_put_end: the buffer could not be filled, and the block is not stored. */
+void disk_put_drop(disk_cache *d, uint8_t *buffer);
 
 /* Reads blocks in order. */
 typedef struct disk_read {
@@ -80,8 +82,8 @@ typedef struct disk_read {
     uint32_t n;           // >= 1
     /* Called by threads of the store, several at once, for blocks that were read and checked:
      * `bytes` [block_bytes] is block i. Not for blocks behind the first that is missing, as far as
-     * that is known. */
-    void (*take)(void *ctx, uint32_t i, const uint8_t *bytes);
+     * that is known. False: they could not be taken, and the block counts as missing. */
+    bool (*take)(void *ctx, uint32_t i, const uint8_t *bytes);
     /* The first n_good blocks were taken; no further call follows. Called by a thread of the store,
      * or by disk_read_begin or disk_drain. */
     void (*done)(void *ctx, uint32_t n_good);

@@ -33,10 +33,23 @@ status disk_check(const engine *e, error *err)
     return STATUS_IS_OK;
 }
 
-static void read_block(engine *e, const uint32_t *cells, uint8_t *to)
+static bool read_block(engine *e, const uint32_t *cells, uint8_t *to)
 {
     const pkv_geometry *g = &e->info.geometry;
-    e->backend.ops->read_cells(e->backend.ctx, cells, pkv_groups(g), g->page_tokens, to);
+    return e->backend.ops->read_cells(e->backend.ctx, cells, pkv_groups(g), g->page_tokens, to);
+}
+
+/* A buffer with the block. NULL: the store has the block, or no buffer, or the backend cannot give
+ * it, as `gives` is told: its ranks are made again then. */
+static uint8_t *fill_buffer(engine *e, const pkv_key *of, const uint32_t *cells, bool *gives)
+{
+    disk_key key = key_of(of);
+    uint8_t *buffer = *gives ? disk_put_begin(e->o.disk, &key) : NULL;
+    if (!buffer) return NULL;
+    *gives = read_block(e, cells, buffer);
+    if (*gives) return buffer;
+    disk_put_drop(e->o.disk, buffer);
+    return NULL;
 }
 
 /* Where buffers are few, the blocks that left last get them, because they are nearest to the
@@ -48,12 +61,10 @@ void disk_save_lost(engine *e)
     uint8_t *buffers[DISK_BUFFERS_MOST];
     pkv_lost lost = sched_take_lost(e->sched);
     size_t groups = pkv_groups(&e->info.geometry);
+    bool gives = true;
     assert(lost.n <= DISK_BUFFERS_MOST);
-    for (uint32_t i = lost.n; i-- > 0;) {
-        disk_key key = key_of(&lost.keys[i]);
-        buffers[i] = disk_put_begin(e->o.disk, &key);
-        if (buffers[i]) read_block(e, lost.cells + i * groups, buffers[i]);
-    }
+    for (uint32_t i = lost.n; i-- > 0;)
+        buffers[i] = fill_buffer(e, &lost.keys[i], lost.cells + i * groups, &gives);
     for (uint32_t i = 0; i < lost.n; i++) {
         disk_key key = key_of(&lost.keys[i]);
         if (buffers[i]) disk_put_end(e->o.disk, buffers[i]);
@@ -93,7 +104,10 @@ void disk_save_cached(engine *e, int64_t until_us)
                 disk_touch(e->o.disk, &key);
                 continue;
             }
-            read_block(e, some.cells + i * groups, buffer);
+            if (!read_block(e, some.cells + i * groups, buffer)) {
+                disk_put_drop(e->o.disk, buffer);
+                return;
+            }
             disk_put_end(e->o.disk, buffer);
         }
     }
@@ -108,13 +122,13 @@ typedef struct load_job {
     disk_key keys[]; // [load->n_blocks]
 } load_job;
 
-static void take_block(void *ctx, uint32_t i, const uint8_t *bytes)
+static bool take_block(void *ctx, uint32_t i, const uint8_t *bytes)
 {
     const load_job *j = ctx;
     const engine *e = j->engine;
     size_t groups = pkv_groups(&e->info.geometry);
-    e->backend.ops->write_cells(e->backend.ctx, j->load->cells + i * groups, (uint32_t)groups,
-                                bytes);
+    return e->backend.ops->write_cells(e->backend.ctx, j->load->cells + i * groups,
+                                       (uint32_t)groups, bytes);
 }
 
 static void end_job(void *ctx, uint32_t n_good)

@@ -22,7 +22,7 @@
 status hand_check(const engine *e, error *err)
 {
     if (!e->o.transfer) return STATUS_IS_OK;
-    if (e->info.block_bytes == 0 || engine_in_flight(e) > 1)
+    if (e->info.kv_identity == 0 || engine_in_flight(e) > 1)
         return error_set(err, STATUS_UNSUPPORTED,
                          "kv-transfer: the backend '%s' cannot copy K and V out of its pages",
                          e->info.name);
@@ -283,7 +283,7 @@ bool hand_take_back_fetch(engine *e, engine_stream *s)
 /* ---- the thread that copies ------------------------------------------------------------------ */
 
 /* Reads K and V of the export's cells: of a table's last page the slots that it fills. */
-static void read_cells(const engine *e, const sched_export *x, uint8_t *to)
+static bool read_cells(const engine *e, const sched_export *x, uint8_t *to)
 {
     const pkv_geometry *g = &e->info.geometry;
     size_t bytes = backend_cell_bytes(&e->info);
@@ -292,13 +292,14 @@ static void read_cells(const engine *e, const sched_export *x, uint8_t *to)
     const uint32_t *cells = x->cells;
     for (uint32_t i = 0; i < groups; i++) {
         uint32_t kept = x->image.tables[i / parts].kept, full = kept / size, rest = kept % size;
-        e->backend.ops->read_cells(e->backend.ctx, cells, full, size, to);
+        if (!e->backend.ops->read_cells(e->backend.ctx, cells, full, size, to)) return false;
         cells += full;
         to += full * bytes;
         if (rest == 0) continue;
-        e->backend.ops->read_cells(e->backend.ctx, cells++, 1, rest, to);
+        if (!e->backend.ops->read_cells(e->backend.ctx, cells++, 1, rest, to)) return false;
         to += bytes;
     }
+    return true;
 }
 
 /* Makes the record and has the transfer hold it. NULL, or why not. */
@@ -311,12 +312,12 @@ static const char *hold_prompt(engine *e, engine_stream *s, const sched_export *
     if (!transfer_make_room(e->o.transfer, h->owner, n))
         return "there is no room for it (--kv-transfer-memory)";
     uint8_t *bytes = malloc(n);
-    if (bytes) read_cells(e, x, handover_write(&terms, x, &h->first, bytes));
+    bool read = bytes && read_cells(e, x, handover_write(&terms, x, &h->first, bytes));
     h->bytes = n;
-    if (bytes && transfer_hold(e->o.transfer, &h->key, h->owner, bytes, n)) return NULL;
+    if (read && transfer_hold(e->o.transfer, &h->key, h->owner, bytes, n)) return NULL;
     free(bytes);
     transfer_release(e->o.transfer, n);
-    return "memory is out";
+    return bytes && !read ? "its pages could not be read" : "memory is out";
 }
 
 static void run_job(engine *e, hand_job *job)
@@ -326,9 +327,8 @@ static void run_job(engine *e, hand_job *job)
         s->handover->why_not = hold_prompt(e, s, job->exported);
         job->good = s->handover->why_not == NULL;
     } else {
-        e->backend.ops->write_cells(e->backend.ctx, job->load->cells, job->load->n_cells,
-                                    s->takeover->cells);
-        job->good = true;
+        job->good = e->backend.ops->write_cells(e->backend.ctx, job->load->cells,
+                                                job->load->n_cells, s->takeover->cells);
     }
     inbox_put_handed(e, job);
 }
@@ -451,7 +451,12 @@ static void take_back_export(engine *e, const hand_job *job)
 static void take_back_load(engine *e, const hand_job *job)
 {
     engine_stream *s = job->stream;
-    slots_add_event(e, (sched_event){.kind = SCHED_LOADED, .load = job->load, .n_loaded = 1});
+    slots_add_event(e,
+                    (sched_event){.kind = SCHED_LOADED, .load = job->load, .n_loaded = job->good});
+    if (!job->good) {
+        note(s, "its pages could not be filled");
+        return;
+    }
     s->transfer.received = true;
     s->transfer.bytes = s->takeover->n;
     s->transfer.note[0] = '\0';

@@ -276,6 +276,8 @@ static const backend_ops ranks_ops = {
     .submit = ranks_submit,
     .collect = ranks_collect,
     .interrupt = ranks_interrupt,
+    .read_cells = ranks_read_cells,
+    .write_cells = ranks_write_cells,
     .destroy = ranks_destroy,
 };
 
@@ -352,6 +354,7 @@ static status make_ranks(backend_ranks *all, error *err)
         return failed->status;
     }
     RETURN_IF_ERROR(compare_infos(all, err));
+    ranks_know_blocks(all);
     all->seq_results = calloc(all->info.max_seqs, sizeof *all->seq_results);
     all->readings = calloc(all->info.max_rows, sizeof *all->readings);
     if (!all->seq_results || !all->readings)

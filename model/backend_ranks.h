@@ -1,5 +1,5 @@
 /* The state of a backend that is a group of ranks (private to model/): backend_ranks.c makes and
- * runs the ranks, ranks_join.c makes one result of theirs. */
+ * runs the ranks, ranks_join.c makes one result of theirs, ranks_cells.c copies their K and V. */
 #ifndef MODEL_BACKEND_RANKS_H
 #define MODEL_BACKEND_RANKS_H
 
@@ -24,6 +24,7 @@ typedef struct rank {
     uint32_t failed;                   /* order of this failure within the group */
     error why;                         /* why it could not be made */
     const step_result *result;
+    backend_slice slice; /* of cells, where all->info.block_bytes is not 0 */
 } rank;
 
 typedef struct backend_ranks {
@@ -56,6 +57,12 @@ typedef struct backend_ranks {
 
 /* The rank whose failure is reported, or NULL. Among equals the first to fail. */
 const rank *ranks_failed(const backend_ranks *all);
+/* Sets what all->info says of blocks, by what the ranks' do. */
+void ranks_know_blocks(backend_ranks *all);
+/* backend_ops.read_cells and write_cells. A cell's bytes are the slices of the ranks that have it,
+ * in their order. False: a rank could not be reached. */
+bool ranks_read_cells(void *ctx, const uint32_t *cells, uint32_t n, uint32_t n_slots, uint8_t *to);
+bool ranks_write_cells(void *ctx, const uint32_t *cells, uint32_t n, const uint8_t *from);
 /* Makes all->result of what the ranks have collected of all->plan. */
 void ranks_join(backend_ranks *all);
 

@@ -8,7 +8,7 @@
  * Threads  a server has three: for the completion queue, for steps, and to watch for heartbeats. A
  *          group has one for heartbeats. A group's backends may be made on several threads at once;
  *          one thread then drives and destroys them (backend_ranks_options.driven). Any thread may
- *          interrupt them.
+ *          interrupt them and copy cells.
  * Units    microseconds, bytes.
  * Errors   messages of a peer are checked field by field, and the error names the field. A lost
  *          rank is STATUS_UNAVAILABLE with rank, address and reason: "rank 1 (10.0.0.2:7000): no
@@ -22,7 +22,7 @@
 #include "comm/comm.h"
 
 enum {
-    WORKER_PROTOCOL = 19, // changes with proto/worker.proto
+    WORKER_PROTOCOL = 20, // changes with proto/worker.proto
     WORKER_RANKS_MAX = 1024,
     WORKER_ADDRESS_BYTES_MAX = 64 << 10,
 };

@@ -369,15 +369,17 @@ static void cpu_destroy(void *ctx)
     free(b);
 }
 
-static void cpu_read_cells(void *ctx, const uint32_t *cells, uint32_t n, uint32_t n_slots,
+static bool cpu_read_cells(void *ctx, const uint32_t *cells, uint32_t n, uint32_t n_slots,
                            uint8_t *to)
 {
     kv_read_cells(&((backend_cpu *)ctx)->store, cells, n, n_slots, to);
+    return true;
 }
 
-static void cpu_write_cells(void *ctx, const uint32_t *cells, uint32_t n, const uint8_t *from)
+static bool cpu_write_cells(void *ctx, const uint32_t *cells, uint32_t n, const uint8_t *from)
 {
     kv_write_cells(&((backend_cpu *)ctx)->store, cells, n, from);
+    return true;
 }
 
 static const backend_ops cpu_ops = {
@@ -559,12 +561,10 @@ static void fill_info(backend_cpu *b, const backend_options *o)
     b->info.n_pages = b->store.n_pages;
     b->info.max_in_flight = 1;
     b->info.identity = b->weights.identity;
-    /* A rank has a part of a block, pages of formats with grids may be filling, and pages may be
-     * out of memory. */
-    if (comm_size(o->group) == 1 && !b->store.filling && !b->store.tier)
-        b->info.block_bytes = kv_block_bytes(&b->store);
+    /* Pages of formats with grids may be filling, and pages may be out of memory. */
+    if (!b->store.filling && !b->store.tier) b->info.block_bytes = kv_block_bytes(&b->store);
     b->info.block_identity = kv_identity(b, o, b->weights.files);
-    b->info.kv_identity = kv_identity(b, o, 0);
+    if (comm_size(o->group) == 1 && b->info.block_bytes) b->info.kv_identity = kv_identity(b, o, 0);
     b->facts.isa = kern_isa_name(b->kernels);
     b->facts.n_threads = thread_pool_size(b->pool);
     b->facts.weight_bytes = b->weights.bytes;

@@ -56,7 +56,11 @@ void kv_move_rotated(const kv_store *s, kern_context *kc, const rope_config *rop
     kv_move_slots(kc, rope, m, s->geometry.layers_per_group * s->heads_in_page, to, from);
 }
 
-size_t kv_block_bytes(const kv_store *s) { return pkv_groups(&s->geometry) * s->page_bytes; }
+size_t kv_block_bytes(const kv_store *s)
+{
+    const pkv_geometry *g = &s->geometry;
+    return pkv_groups(g) / pkv_shares(g) * pkv_shares_of(g, s->n_heads) * s->page_bytes;
+}
 
 static void read_slots(const kv_store *s, uint32_t cell, uint32_t n_slots, uint8_t *to)
 {

@@ -23,8 +23,8 @@ void kv_move_slots(kern_context *kc, const rope_config *rope, const pkv_move *m,
 void kv_move_rotated(const kv_store *s, kern_context *kc, const rope_config *rope,
                      const pkv_move *m);
 
-/* backend_ops.read_cells and write_cells, over a store with all heads and no kv_filling. A cell's
- * bytes are its page. */
+/* backend_ops.read_cells and write_cells, over a store without kv_filling. A cell's bytes are its
+ * page, and a block's those of the cells that are stored here. */
 size_t kv_block_bytes(const kv_store *s);
 void kv_read_cells(const kv_store *s, const uint32_t *cells, uint32_t n, uint32_t n_slots,
                    uint8_t *to);

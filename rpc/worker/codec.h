@@ -14,6 +14,7 @@ typedef Octavo__Worker__V1__Geometry geometry_message;
 typedef Octavo__Worker__V1__ConfigureRequest configure_message;
 typedef Octavo__Worker__V1__JoinRequest join_message;
 typedef Octavo__Worker__V1__LoadReply load_message;
+typedef Octavo__Worker__V1__CellsRequest cells_message;
 typedef Octavo__Worker__V1__Open open_message;
 typedef Octavo__Worker__V1__StepPlan plan_message;
 typedef Octavo__Worker__V1__StepResult result_message;
@@ -28,6 +29,9 @@ static const size_t message_bytes_max = ((size_t)64 << 20) + 4096;
  * many long sequences by slot; its limit is protobuf's. */
 static const size_t plan_bytes_max = (size_t)1 << 30;
 static const size_t result_bytes_max = INT32_MAX;
+
+/* The largest cell of a rank that Cells copies. */
+static const size_t cell_bytes_max = (size_t)32 << 20;
 
 enum { MEMORY_BLOCK = 4096 }; // block size of arenas that hold messages
 
@@ -153,6 +157,11 @@ typedef struct rank_facts {
 status load_pack(const backend_info *info, const worker_facts *facts, arena *a, load_message *out);
 /* Unpacks the facts of a rank and checks them against the config it was asked to load. */
 status load_unpack(const load_message *m, const worker_config *config, rank_facts *out, error *err);
+
+/* Checks a request for cells of the rank, and that no message above message_bytes_max answers it.
+ * slice: what the rank has. */
+status cells_check(const cells_message *m, const backend_info *info, const backend_slice *slice,
+                   error *err);
 
 /* Copies a peer's text into out [size]: cut to the size, control characters replaced by '?'. */
 void text_copy(const void *bytes, size_t n, char *out, size_t size);

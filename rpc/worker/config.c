@@ -267,6 +267,8 @@ status load_pack(const backend_info *info, const worker_facts *facts, arena *a, 
     m->page_bytes = facts->page_bytes;
     m->pool_bytes = facts->pool_bytes;
     m->disk_bytes = facts->disk_bytes;
+    m->block_bytes = info->block_bytes;
+    m->block_identity = info->block_identity;
     m->filling_bytes = facts->filling_bytes;
     m->swap_bytes = facts->swap_bytes;
     m->load_us = (uint64_t)facts->load_us;
@@ -314,6 +316,22 @@ static status check_info(const backend_info *i, const worker_config *config, err
     return check_rank_geometry(&i->geometry, config, err);
 }
 
+/* Blocks are copied where a cell fits a message, and are a whole number of cells. */
+static status take_block_bytes(uint64_t bytes, const worker_config *config, backend_info *info,
+                               error *err)
+{
+    uint64_t cells = pkv_groups(&info->geometry) / pkv_shares(&info->geometry);
+    if (bytes % cells != 0)
+        return error_set(err, STATUS_INVALID, "block_bytes: %llu are not %llu equal cells",
+                         (unsigned long long)bytes, (unsigned long long)cells);
+    if (bytes / cells > cell_bytes_max) return STATUS_IS_OK;
+    info->block_bytes = (size_t)bytes;
+    if (bytes == 0 || backend_slice_of(info, config->rank, config->size).cell_bytes > 0)
+        return STATUS_IS_OK;
+    return error_set(err, STATUS_INVALID, "geometry.n_shares: %u are not those of %u ranks",
+                     info->geometry.n_shares, config->size);
+}
+
 status load_unpack(const load_message *m, const worker_config *config, rank_facts *out, error *err)
 {
     text_copy(m->name.data, m->name.len, out->name, sizeof out->name);
@@ -336,6 +354,7 @@ status load_unpack(const load_message *m, const worker_config *config, rank_fact
         .n_host_pages = m->n_host_pages,
         .max_in_flight = 1,
         .identity = m->identity,
+        .block_identity = m->block_identity,
     };
     out->facts = (worker_facts){
         .n_threads = m->n_threads,
@@ -350,5 +369,6 @@ status load_unpack(const load_message *m, const worker_config *config, rank_fact
     };
     text_copy(m->device.data, m->device.len, out->facts.device, sizeof out->facts.device);
     RETURN_IF_ERROR(unpack_geometry(m->geometry, &out->info.geometry, err));
-    return check_info(&out->info, config, err);
+    RETURN_IF_ERROR(check_info(&out->info, config, err));
+    return take_block_bytes(m->block_bytes, config, &out->info, err);
 }

@@ -57,6 +57,7 @@ void group_fail(worker_group *g, uint32_t rank)
             worker_link *l = &g->links[i];
             if (l->asking) grpc_call_cancel(l->asking, NULL);
             if (l->stream.call) grpc_call_cancel(l->stream.call, NULL);
+            link_cancel_cells(l);
         }
         pthread_cond_broadcast(&g->changed);
     }

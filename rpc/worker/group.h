@@ -4,6 +4,7 @@
  *   threads that make ranks   group.c      with ask.c: one call after the other, each answered
  *   the engine's thread       proxy.c      plans and results; one queue for all ranks' streams:
  *                                          the failure of one ends the wait for another
+ *   any threads               cells.c      copies of K and V, each with a queue of its own
  *   the heartbeats' thread    heartbeat.c  calls Health of all ranks, with a queue of its own */
 #ifndef RPC_WORKER_GROUP_H
 #define RPC_WORKER_GROUP_H
@@ -15,6 +16,7 @@
 #include <pthread.h>
 
 typedef struct worker_link worker_link;
+typedef struct cells_call cells_call; // cells.c
 
 /* The callback for an event of the streams' queue; its address is the event's tag. */
 typedef struct stream_op {
@@ -92,10 +94,11 @@ struct worker_link {
     heartbeat beat;
 
     /* The group's lock guards the fields below. */
-    grpc_call *asking; // the call of the thread that makes the rank, while it runs
-    bool configured;   // the worker has answered Configure: it has the session
-    bool beating;      // heartbeats are sent
-    bool beat_flies;   // beat.call is in flight
+    grpc_call *asking;  // the call of the thread that makes the rank, while it runs
+    cells_call *copies; // in flight
+    bool configured;    // the worker has answered Configure: it has the session
+    bool beating;       // heartbeats are sent
+    bool beat_flies;    // beat.call is in flight
     int64_t last_beat_us;
     bool lost;
     bool in_reach; // only its peers cannot reach it: the coordinator still can
@@ -180,6 +183,14 @@ grpc_byte_buffer *bytes_of_message(const ProtobufCMessage *m);
 bool bytes_read(grpc_byte_buffer *buffer, grpc_slice *out);
 /* Copies the text that a call ended with; "the connection is gone" when it is empty. */
 void text_of_status(grpc_slice details, char *out, size_t size);
+
+/* ---- cells.c --------------------------------------------------------------------------------- */
+
+/* backend_ops.read_cells and write_cells; ctx is the link. */
+bool proxy_read_cells(void *ctx, const uint32_t *cells, uint32_t n, uint32_t n_slots, uint8_t *to);
+bool proxy_write_cells(void *ctx, const uint32_t *cells, uint32_t n, const uint8_t *from);
+/* Makes the copies in flight fail soon. Call it with the group's lock held. */
+void link_cancel_cells(worker_link *l);
 
 /* ---- heartbeat.c ----------------------------------------------------------------------------- */
 

@@ -409,6 +409,7 @@ static void proxy_interrupt(void *ctx)
     pthread_mutex_lock(&g->lock);
     l->interrupted = true;
     if (l->stream.call) grpc_call_cancel(l->stream.call, NULL);
+    link_cancel_cells(l);
     pthread_mutex_unlock(&g->lock);
 }
 
@@ -419,5 +420,7 @@ const backend_ops proxy_ops = {
     .submit = proxy_submit,
     .collect = proxy_collect,
     .interrupt = proxy_interrupt,
+    .read_cells = proxy_read_cells,
+    .write_cells = proxy_write_cells,
     .destroy = proxy_destroy,
 };

@@ -1,7 +1,8 @@
 /* The inside of a worker: the server's state, and the functions that its files share (private to
  * rpc/worker).
  *
- *   queue's thread    methods.c   checks a coordinator's calls, hands over jobs, sends answers
+ *   queue's thread    methods.c   checks a coordinator's calls, hands over jobs, sends answers;
+ *                                 methods_cells.c copies K and V
  *   step thread       server.c    runs jobs on the host and the backend; frees ended sessions
  *   watching thread   server.c    ends a session whose coordinator has fallen silent
  *
@@ -75,6 +76,7 @@ struct worker_server {
 };
 
 extern const rpc_service worker_service;
+void method_cells(rpc_call *c, const ProtobufCMessage *m); // methods_cells.c
 
 /* Ends the session, if there is one: interrupts its job and wakes the waiting calls. The step
  * thread frees the session once no call waits for an answer. Call it with the lock held. */

@@ -231,7 +231,7 @@ static void do_moves(sim_backend *b, const pkv_move *moves, size_t n)
 }
 
 /* A block whose sequence keeps running sums is never published, so it is without them. */
-static void sim_read_cells(void *ctx, const uint32_t *cells, uint32_t n, uint32_t n_slots,
+static bool sim_read_cells(void *ctx, const uint32_t *cells, uint32_t n, uint32_t n_slots,
                            uint8_t *to)
 {
     const sim_backend *b = ctx;
@@ -243,9 +243,10 @@ static void sim_read_cells(void *ctx, const uint32_t *cells, uint32_t n, uint32_
         memcpy(to, &cell->content, sizeof cell->content);
         memcpy(to + sizeof cell->content, &cell->rope, sizeof cell->rope);
     }
+    return true;
 }
 
-static void sim_write_cells(void *ctx, const uint32_t *cells, uint32_t n, const uint8_t *from)
+static bool sim_write_cells(void *ctx, const uint32_t *cells, uint32_t n, const uint8_t *from)
 {
     sim_backend *b = ctx;
     uint32_t size = b->options.geometry.page_tokens;
@@ -255,6 +256,7 @@ static void sim_write_cells(void *ctx, const uint32_t *cells, uint32_t n, const 
         memcpy(&cell.rope, from + sizeof cell.content, sizeof cell.rope);
         put(b, cells[i / size], i % size, cell.content, cell.rope);
     }
+    return true;
 }
 
 /* The fold of what a row in slot `slot` of a table attends to: every slot before it. */

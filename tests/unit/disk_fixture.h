@@ -195,16 +195,18 @@ typedef struct reader {
     uint32_t first;
     _Atomic uint32_t taken[64];
     _Atomic bool wrong, done;
+    _Atomic uint32_t refused; // a block that is not taken, + 1
     uint32_t n_good;
 } reader;
 
-static inline void take(void *ctx, uint32_t i, const uint8_t *bytes)
+static inline bool take(void *ctx, uint32_t i, const uint8_t *bytes)
 {
     reader *r = ctx;
     uint8_t want[BLOCK];
     fill(want, r->first + i);
     r->taken[i]++;
     if (memcmp(bytes, want, BLOCK) != 0) r->wrong = true;
+    return r->refused != i + 1;
 }
 
 static inline void done(void *ctx, uint32_t n_good)

@@ -79,6 +79,39 @@ static void test_damage(void **state)
     assert_true(disk_count(f->d).works);
 }
 
+/* Buffers that could not be filled are free again, and their blocks are not stored. */
+static void test_dropped(void **state)
+{
+    fixture *f = *state;
+    disk_key k = key(1);
+    for (uint32_t i = 0; i < 2 * DISK_BUFFERS_MOST; i++) {
+        uint8_t *bytes = disk_put_begin(f->d, &k);
+        assert_non_null(bytes);
+        disk_put_drop(f->d, bytes);
+    }
+    assert_int_equal(disk_count(f->d).waiting, 0);
+    assert_int_equal(disk_count(f->d).left_out, 0);
+    assert_false(has(f, 1));
+    put_blocks(f, 1, 1);
+    assert_int_equal(read_blocks(f, 1, 1), 1);
+}
+
+/* A block that the reader cannot take ends the read, and stays. */
+static void test_not_taken(void **state)
+{
+    fixture *f = *state;
+    put_blocks(f, 0, 6);
+    reader r = {.refused = 1 + 2};
+    for (uint32_t i = 0; i < 6; i++) r.keys[i] = key(i);
+    r.read = (disk_read){.keys = r.keys, .n = 6, .take = take, .done = done, .ctx = &r};
+    disk_read_begin(f->d, &r.read);
+    while (!r.done) usleep(100);
+    assert_int_equal(r.n_good, 2);
+    assert_int_equal(disk_count(f->d).damaged, 0);
+    assert_int_equal(f->troubles, 0);
+    assert_int_equal(read_blocks(f, 0, 6), 6);
+}
+
 /* Every byte of a record is checked, so is its place; so is the header. */
 static void test_damaged_index(void **state)
 {
@@ -374,7 +407,8 @@ int main(void)
         TEST(test_failing_reads), TEST(test_deleted),
         TEST(test_bad_folders),   TEST(test_other_contents),
         TEST(test_links),         TEST(test_other_users),
-        TEST(test_modes),
+        TEST(test_modes),         TEST(test_dropped),
+        TEST(test_not_taken),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

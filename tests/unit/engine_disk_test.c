@@ -138,6 +138,40 @@ static void no_load_begins_without_a_backend(void **state)
     assert_int_equal(atomic_load(&f->model.late_writes), 0);
 }
 
+/* A rank that has a part of the pages is gone while blocks leave memory. */
+static void blocks_that_cannot_be_read_are_not_stored(void **state)
+{
+    stored *s = *state;
+    atomic_store(&s->f.model.unreadable, true);
+    read_all(submit(&s->f, ask(100, PROMPT, "")));
+    read_all(submit(&s->f, ask(400, (POOL_BLOCKS - 1) * 16, "")));
+    assert_int_equal(disk_count(s->disk).waiting, 0);
+    engine_save_at_end(s->f.engine, clock_now_us() + 60000000);
+    engine_destroy(s->f.engine);
+    assert_int_equal(disk_count(s->disk).waiting, 0);
+    assert_int_equal(disk_count(s->disk).blocks, 0);
+    atomic_store(&s->f.model.unreadable, false);
+    fixture_start(&s->f);
+    store_prompt(s);
+}
+
+/* A rank is gone while blocks are loaded: they are computed, and stay on disk. */
+static void blocks_that_cannot_be_loaded_are_computed(void **state)
+{
+    stored *s = *state;
+    store_prompt(s);
+    atomic_store(&s->f.model.unwritable, true);
+    reading r = read_all(submit(&s->f, ask(100, PROMPT, "")));
+    assert_string_equal(r.text, "some words");
+    assert_int_equal(r.usage.cached_tokens, 0);
+    assert_true(atomic_load(&s->f.model.writes) > 0);
+    assert_int_equal(disk_count(s->disk).damaged, 0);
+    atomic_store(&s->f.model.unwritable, false);
+    read_all(submit(&s->f, ask(400, (POOL_BLOCKS - 1) * 16, "")));
+    r = read_all(submit(&s->f, ask(100, PROMPT, "")));
+    assert_int_equal(r.usage.cached_tokens, PROMPT_BLOCKS * 16);
+}
+
 /* What only memory has is written when the engine ends, if there is time. */
 static void the_end_writes_what_memory_has(void **state)
 {
@@ -190,6 +224,8 @@ int main(void)
 #define CASE(name) cmocka_unit_test_setup_teardown(name, setup, teardown)
     const struct CMUnitTest tests[] = {
         CASE(blocks_come_back),
+        CASE(blocks_that_cannot_be_read_are_not_stored),
+        CASE(blocks_that_cannot_be_loaded_are_computed),
         CASE(the_end_writes_what_memory_has),
         CASE(no_load_begins_without_a_backend),
         CASE(changed_files_are_no_replacement_with_a_disk),

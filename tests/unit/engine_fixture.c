@@ -178,22 +178,24 @@ static status scripted_collect(void *ctx, const step_result **out)
 static void scripted_interrupt(void *ctx) { atomic_fetch_add(&((scripted *)ctx)->interrupts, 1); }
 static void scripted_destroy(void *ctx) { (void)ctx; }
 
-static void scripted_read_cells(void *ctx, const uint32_t *cells, uint32_t n, uint32_t n_slots,
+static bool scripted_read_cells(void *ctx, const uint32_t *cells, uint32_t n, uint32_t n_slots,
                                 uint8_t *to)
 {
     scripted *b = ctx;
     (void)cells;
     (void)n_slots;
     memset(to, 0, n * backend_cell_bytes(&b->info));
+    return !atomic_load(&b->unreadable);
 }
 
-static void scripted_write_cells(void *ctx, const uint32_t *cells, uint32_t n, const uint8_t *from)
+static bool scripted_write_cells(void *ctx, const uint32_t *cells, uint32_t n, const uint8_t *from)
 {
     scripted *b = ctx;
     (void)cells;
     (void)n;
     (void)from;
     atomic_fetch_add(atomic_load(&b->gone) ? &b->late_writes : &b->writes, 1);
+    return !atomic_load(&b->unwritable);
 }
 
 static const backend_ops scripted_ops = {

@@ -1,5 +1,7 @@
 /* Tensor-parallel ranks as one backend: near a single rank, the same bits however the work is cut,
  * and ranks that diverge are found. */
+#include "model/backend_ranks.h"
+#include "tests/unit/cells_of_block.h"
 #include "tests/unit/model_pass.h"
 
 #include <pthread.h>
@@ -145,6 +147,66 @@ static void slices_share_the_memory(void **state)
         assert_int_equal(f.pool_bytes, 32 << 20);
         assert_int_equal(f.n_threads, n_ranks > 2 ? n_ranks : 2);
         b.ops->destroy(b.ctx);
+    }
+}
+
+/* Each rank has its slice of the block [groups, n_slices], those that share a head the same one. */
+static void expect_slices(const backend *group, const uint32_t *cells, const uint8_t *bytes)
+{
+    const backend_ranks *all = group->ctx;
+    uint32_t groups = pkv_groups(&all->info.geometry);
+    for (uint32_t r = 0; r < all->n_ranks; r++) {
+        const backend_slice *s = &all->ranks[r].slice;
+        const backend *b = &all->ranks[r].backend;
+        uint8_t *own = malloc(s->cell_bytes);
+        for (uint32_t i = 0; i < groups; i++) {
+            if (cells[i] - s->cells.first >= s->cells.n) continue;
+            assert_true(b->ops->read_cells(b->ctx, &cells[i], 1, 16, own));
+            assert_memory_equal(own, bytes + (i * s->n_slices + s->place) * s->cell_bytes,
+                                s->cell_bytes);
+        }
+        free(own);
+    }
+}
+
+/* A block that is copied out of all ranks is as large as one rank's alone, comes back into any
+ * cells, and is for so many ranks only. */
+static void blocks_have_the_slices_of_all_ranks(void **state)
+{
+    (void)state;
+    static const uint32_t cuts[][2] = {{1, 1}, {1, 0}, {2, 2}, {4, 4}}; /* layers, heads */
+    for (size_t i = 0; i < sizeof cuts / sizeof cuts[0]; i++) {
+        uint64_t identities[4] = {0};
+        size_t block = 0;
+        for (unsigned n = 0, n_ranks = 1; n < 4; n++, n_ranks *= 2) {
+            pass p = demo;
+            model_config config;
+            p.n_ranks = n_ranks;
+            p.layers_per_group = cuts[i][0];
+            p.heads_per_group = cuts[i][1];
+            backend b = open_backend(&p, NULL, &config);
+            const backend_info *info = b.ops->info(b.ctx);
+            uint32_t cells[2][GROUPS_MOST], groups = pkv_groups(&info->geometry);
+            if (n == 0) block = info->block_bytes;
+            assert_true(block > 0);
+            assert_int_equal(info->block_bytes, block);
+            identities[n] = info->block_identity;
+            for (unsigned j = 0; j < n; j++) assert_true(identities[j] != identities[n]);
+            uint8_t *bytes = malloc(3 * block), *got = bytes + 2 * block;
+            rng r = rng_seed(n_ranks);
+            for (size_t j = 0; j < 2 * block; j++) bytes[j] = (uint8_t)rng_u32(&r);
+            for (uint32_t k = 0; k < 2; k++) {
+                cells_of_block(info, k, cells[k]);
+                assert_true(b.ops->write_cells(b.ctx, cells[k], groups, bytes + k * block));
+            }
+            for (uint32_t k = 0; k < 2; k++) {
+                assert_true(b.ops->read_cells(b.ctx, cells[k], groups, 16, got));
+                assert_memory_equal(got, bytes + k * block, block);
+                if (n_ranks > 1) expect_slices(&b, cells[k], bytes + k * block);
+            }
+            free(bytes);
+            b.ops->destroy(b.ctx);
+        }
     }
 }
 
@@ -481,6 +543,7 @@ int main(void)
         cmocka_unit_test(ranks_are_near_one_alone),
         cmocka_unit_test(no_cut_of_the_work_changes_a_bit),
         cmocka_unit_test(slices_share_the_memory),
+        cmocka_unit_test(blocks_have_the_slices_of_all_ranks),
         cmocka_unit_test(a_rank_that_differs_is_named),
         cmocka_unit_test(an_interrupt_frees_ranks_that_wait),
         cmocka_unit_test(a_rank_that_cannot_be_made_is_reported),

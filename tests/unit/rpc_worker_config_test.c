@@ -184,6 +184,19 @@ static void results_of_a_rank_are_checked(void **state)
     WRONG_RANK(geometry->n_kv_heads, 3, "geometry");
     WRONG_RANK(geometry->page_tokens, 32, "geometry.page_tokens: 32");
     WRONG_RANK(geometry->n_window_layers, 17, "geometry.window_layers: 17");
+
+    /* Cells of a block are equal, fit a message, and are those of so many ranks. */
+    uint64_t cells = pkv_groups(&info.geometry) / pkv_shares(&info.geometry);
+    assert_int_equal(out.info.block_bytes, 0);
+    WRONG_RANK(block_bytes, 1000 * cells + 1, "block_bytes: ");
+    m.block_bytes = 1000 * cells;
+    m.block_identity = 5;
+    assert_true(status_ok(load_unpack(&m, &config, &out, &err)));
+    assert_int_equal(out.info.block_bytes, 1000 * cells);
+    assert_true(out.info.block_identity == 5);
+    m.block_bytes = (cell_bytes_max + 1) * cells;
+    assert_true(status_ok(load_unpack(&m, &config, &out, &err)));
+    assert_int_equal(out.info.block_bytes, 0);
     arena_destroy(&a);
 }
 

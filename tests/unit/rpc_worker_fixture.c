@@ -62,11 +62,26 @@ static void rank_destroy(void *ctx)
     r->inner.ops->destroy(r->inner.ctx);
 }
 
+static bool rank_read_cells(void *ctx, const uint32_t *cells, uint32_t n, uint32_t n_slots,
+                            uint8_t *to)
+{
+    const backend *b = &((site_rank *)ctx)->inner;
+    return b->ops->read_cells(b->ctx, cells, n, n_slots, to);
+}
+
+static bool rank_write_cells(void *ctx, const uint32_t *cells, uint32_t n, const uint8_t *from)
+{
+    const backend *b = &((site_rank *)ctx)->inner;
+    return b->ops->write_cells(b->ctx, cells, n, from);
+}
+
 static const backend_ops rank_ops = {
     .info = rank_info,
     .submit = rank_submit,
     .collect = rank_collect,
     .interrupt = rank_interrupt,
+    .read_cells = rank_read_cells,
+    .write_cells = rank_write_cells,
     .destroy = rank_destroy,
 };
 
@@ -312,11 +327,26 @@ static void made_destroy(void *ctx)
     *b = (backend){0};
 }
 
+static bool made_read_cells(void *ctx, const uint32_t *cells, uint32_t n, uint32_t n_slots,
+                            uint8_t *to)
+{
+    const backend *b = &((site *)ctx)->made;
+    return b->ops->read_cells(b->ctx, cells, n, n_slots, to);
+}
+
+static bool made_write_cells(void *ctx, const uint32_t *cells, uint32_t n, const uint8_t *from)
+{
+    const backend *b = &((site *)ctx)->made;
+    return b->ops->write_cells(b->ctx, cells, n, from);
+}
+
 static const backend_ops made_ops = {
     .info = made_info,
     .submit = made_submit,
     .collect = made_collect,
     .interrupt = made_interrupt,
+    .read_cells = made_read_cells,
+    .write_cells = made_write_cells,
     .destroy = made_destroy,
 };
 

@@ -218,7 +218,8 @@ static void garbage_is_survived(void **state)
     for (uint64_t i = 0; i < 6; i++) write_garbage(port, i);
     grpc_client c = grpc_client_plain(port);
     static const char *const paths[] = {PATH("Configure"), PATH("Join"),   PATH("Load"),
-                                        PATH("Step"),      PATH("Health"), PATH("Shutdown")};
+                                        PATH("Step"),      PATH("Health"), PATH("Shutdown"),
+                                        PATH("Cells")};
     for (size_t i = 0; i < sizeof paths / sizeof *paths; i++) {
         client_call *k = client_start(&c, paths[i], NULL, 0);
         client_write_bytes(k, "\xff\xff\xff\xff", 4);

@@ -36,7 +36,9 @@ def flip(path, at, mask=1):
         f.write(bytes([byte[0] ^ mask]))
 
 
-class DiskCache(unittest.TestCase):
+class Store(unittest.TestCase):
+    """A folder for the cache, and servers over it."""
+
     def setUp(self):
         self.dir = tempfile.mkdtemp(prefix="octavo-disk-")
         self.addCleanup(shutil.rmtree, self.dir, ignore_errors=True)
@@ -72,6 +74,8 @@ class DiskCache(unittest.TestCase):
     def trouble(server):
         return [e["message"] if "message" in e else str(e) for e in server.events() if "disk" in str(e)]
 
+
+class DiskCache(Store):
     def test_outlives_a_kill(self):
         server = self.start()
         answers = self.fill(server)
@@ -241,7 +245,7 @@ class DiskCache(unittest.TestCase):
 
     @unittest.skipIf(LIGHT, "about files, not threads")
     def test_refusals(self):
-        for flags in (["--tp", "2"], ["--kv-dtype", "int4"], ["--no-prefix-cache"], ["--disk-size", "1M"]):
+        for flags in (["--kv-dtype", "int4"], ["--no-prefix-cache"], ["--disk-size", "1M"]):
             with self.subTest(flags=flags):
                 self.assertIn("--disk-cache: ", self.refusal(*flags, *BIG if "1M" in flags else []))
         self.assertIn("--disk-cache: cannot go with --kv-disk",

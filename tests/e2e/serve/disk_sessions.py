@@ -24,7 +24,9 @@ FLAGS = ["--max-model-len", "1024", "--threads", "1", "--swap-memory", "0", "--d
          *[flag for key in KEYS.values() for flag in ("--api-key", key)]]
 
 
-class DiskSessions(unittest.TestCase):
+class Conversations(unittest.TestCase):
+    """A folder for sessions, and conversations over servers that use it."""
+
     def setUp(self):
         self.dir = tempfile.mkdtemp(prefix="octavo-sessions-")
         self.addCleanup(shutil.rmtree, self.dir, ignore_errors=True)
@@ -73,6 +75,8 @@ class DiskSessions(unittest.TestCase):
         server.stop()
         return self.start()
 
+
+class DiskSessions(Conversations):
     def test_goes_on_after_a_kill(self):
         """At once after the answer, in three ways of keeping: the tokens are as without a kill."""
         server = self.start()

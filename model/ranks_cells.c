@@ -1,0 +1,118 @@
+/* K and V of cells over all ranks: a cell's bytes are the slices of the ranks that have it. So a
+ * block that is kept elsewhere has the slices of all ranks under one checksum, and no rank uses a
+ * block that another one lacks. */
+#include "model/backend_ranks.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+/* Bytes and cells that a rank is asked for at once: it may be behind a connection. */
+enum { BYTES_AT_ONCE = 1 << 20, CELLS_AT_ONCE = 1024 };
+
+void ranks_know_blocks(backend_ranks *all)
+{
+    backend_info *info = &all->info;
+    bool can = true;
+    uint64_t identity = all->n_ranks;
+    for (uint32_t i = 0; i < all->n_ranks; i++) {
+        rank *r = &all->ranks[i];
+        const backend_info *own = r->backend.ops->info(r->backend.ctx);
+        r->slice = backend_slice_of(own, i, all->n_ranks);
+        can &= r->slice.cell_bytes > 0 && r->slice.cell_bytes == all->ranks[0].slice.cell_bytes;
+        identity = hash_bytes(&own->block_identity, sizeof own->block_identity, identity);
+    }
+    const backend_slice *first = &all->ranks[0].slice;
+    info->block_bytes = can ? pkv_groups(&info->geometry) * first->n_slices * first->cell_bytes : 0;
+    info->block_identity = identity;
+    info->kv_identity = 0;
+}
+
+/* Cells of a list that a rank has. */
+typedef struct picked {
+    uint32_t cells[CELLS_AT_ONCE];
+    uint32_t at[CELLS_AT_ONCE]; /* their indices in the list */
+    uint32_t n;
+} picked;
+
+/* Takes the next cells of the list that the rank has, from `from` on, as many as it is asked for at
+ * once. Returns where to go on. */
+static uint32_t pick(const backend_slice *s, const uint32_t *cells, uint32_t from, uint32_t n,
+                     uint32_t most, picked *out)
+{
+    out->n = 0;
+    for (; from < n && out->n < most; from++) {
+        if (cells[from] - s->cells.first >= s->cells.n) continue;
+        out->cells[out->n] = cells[from];
+        out->at[out->n++] = from;
+    }
+    return from;
+}
+
+static uint32_t most_at_once(const backend_slice *s)
+{
+    size_t n = BYTES_AT_ONCE / s->cell_bytes;
+    return n < 1 ? 1 : n > CELLS_AT_ONCE ? CELLS_AT_ONCE : (uint32_t)n;
+}
+
+/* Where the rank's slice of cell i of a list lies. */
+static size_t slice_place(const backend_slice *s, uint32_t i)
+{
+    return ((size_t)i * s->n_slices + s->place) * s->cell_bytes;
+}
+
+static bool read_slices(rank *r, const uint32_t *cells, uint32_t n, uint32_t n_slots, uint8_t *to,
+                        uint8_t *buffer)
+{
+    const backend_slice *s = &r->slice;
+    const backend *b = &r->backend;
+    picked some;
+    for (uint32_t i = 0; i < n;) {
+        i = pick(s, cells, i, n, most_at_once(s), &some);
+        if (some.n == 0) break;
+        if (!b->ops->read_cells(b->ctx, some.cells, some.n, n_slots, buffer)) return false;
+        for (uint32_t c = 0; c < some.n; c++)
+            memcpy(to + slice_place(s, some.at[c]), buffer + c * s->cell_bytes, s->cell_bytes);
+    }
+    return true;
+}
+
+static bool write_slices(rank *r, const uint32_t *cells, uint32_t n, const uint8_t *from,
+                         uint8_t *buffer)
+{
+    const backend_slice *s = &r->slice;
+    const backend *b = &r->backend;
+    picked some;
+    for (uint32_t i = 0; i < n;) {
+        i = pick(s, cells, i, n, most_at_once(s), &some);
+        if (some.n == 0) break;
+        for (uint32_t c = 0; c < some.n; c++)
+            memcpy(buffer + c * s->cell_bytes, from + slice_place(s, some.at[c]), s->cell_bytes);
+        if (!b->ops->write_cells(b->ctx, some.cells, some.n, buffer)) return false;
+    }
+    return true;
+}
+
+bool ranks_read_cells(void *ctx, const uint32_t *cells, uint32_t n, uint32_t n_slots, uint8_t *to)
+{
+    backend_ranks *all = ctx;
+    const backend_slice *first = &all->ranks[0].slice;
+    uint8_t *buffer = malloc(most_at_once(first) * first->cell_bytes);
+    bool good = buffer != NULL;
+    for (uint32_t i = 0; good && i < all->n_ranks; i++)
+        if (all->ranks[i].slice.gives)
+            good = read_slices(&all->ranks[i], cells, n, n_slots, to, buffer);
+    free(buffer);
+    return good;
+}
+
+bool ranks_write_cells(void *ctx, const uint32_t *cells, uint32_t n, const uint8_t *from)
+{
+    backend_ranks *all = ctx;
+    const backend_slice *first = &all->ranks[0].slice;
+    uint8_t *buffer = malloc(most_at_once(first) * first->cell_bytes);
+    bool good = buffer != NULL;
+    for (uint32_t i = 0; good && i < all->n_ranks; i++)
+        good = write_slices(&all->ranks[i], cells, n, from, buffer);
+    free(buffer);
+    return good;
+}
