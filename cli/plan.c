@@ -35,7 +35,7 @@ static const char about[] =
     "Computes the memory that a model needs and how many sequences fit, from its folder or its\n"
     "config.json alone; nothing is loaded. Takes the model flags of serve, so that a command\n"
     "line can be tried, and computes the same sizes as serve. Missing weights are assumed to be\n"
-    "stored in config.json's type.\n"
+    "stored in config.json's type, and not quantised.\n"
     "\n"
     "Exit status: 0 when the sequences fit, else 1.\n"
     "\n"

@@ -65,7 +65,11 @@ static inline unsigned kern_pair(dtype t) { return t == DTYPE_F32 ? 1u : 2u; }
  *     4 bits    [group / 8][16][4]     q + 8 in [0, 15]; low halves a quad, high halves the next
  * A 4-bit weight's scale is a bf16. An 8-bit weight's scale is never negative, so it is bits 30 to
  * 15 of an f32: the sign bit becomes one more bit of fraction. k is padded with zeros to two
- * groups. Zeroed memory is a matrix of zeros. */
+ * groups. Zeroed memory is a matrix of zeros.
+ *
+ * A matrix of e4m3 floats (is_float) is for GPUs, which make their own order of it; no product here
+ * takes it. It is its bytes [n][k], then at the next multiple of 16 bytes f32 scales [n][groups],
+ * with a group for each `group` columns, or one of all columns where that is 0. */
 enum { KERN_PANEL = 16, KERN_GROUP_MIN = 32, KERN_GROUP_MAX = 128 };
 
 typedef struct kern_quant {
@@ -79,12 +83,22 @@ typedef struct kern_matrix {
     size_t k;   /* columns of W = inputs */
     void *data; /* kern_matrix_size, 64-byte aligned, owned by the caller */
     kern_quant quant;
+    bool is_float; /* quant.bits is 8 */
 } kern_matrix;
 
 /* Bytes of the data of a matrix that is not quantised. */
 size_t kern_matrix_bytes(dtype type, size_t n, size_t k);
 /* Bytes of the data of any matrix; reads every field but `data`. */
 size_t kern_matrix_size(const kern_matrix *w);
+/* The number of scales of a row of e4m3 floats, and the scales of row 0. */
+static inline size_t kern_float_groups(const kern_matrix *w)
+{
+    return w->quant.group ? (w->k + w->quant.group - 1) / w->quant.group : 1;
+}
+static inline float *kern_float_scales(const kern_matrix *w)
+{
+    return (float *)(void *)((uint8_t *)w->data + (w->n * w->k + 15) / 16 * 16);
+}
 /* Packs rows [row0, row0 + rows) of w from src [rows, w->k] of src_type, with src_stride elements
  * between rows; src may be unaligned. Converts when the types differ, or quantises: the values of a
  * group alone decide its scale, so the bits are the same on every ISA. Runs on the pool. The caller

@@ -22,6 +22,7 @@ static size_t group_pairs(const kern_matrix *w)
 
 size_t kern_matrix_size(const kern_matrix *w)
 {
+    if (w->is_float) return (w->n * w->k + 15) / 16 * 16 + w->n * kern_float_groups(w) * 4;
     if (!w->quant.bits) return kern_matrix_bytes(w->type, w->n, w->k);
     return (w->n + KERN_PANEL - 1) / KERN_PANEL * group_pairs(w) * kern_quant_bytes(w->quant);
 }
@@ -161,7 +162,7 @@ static void pack_panels(void *ctx, size_t from, size_t to, unsigned thread)
 void kern_matrix_pack(kern_context *kc, kern_matrix *w, size_t row0, size_t rows, const void *src,
                       dtype src_type, size_t src_stride)
 {
-    assert(row0 + rows <= w->n && src_stride >= w->k);
+    assert(row0 + rows <= w->n && src_stride >= w->k && !w->is_float);
     if (rows == 0 || w->k == 0) return;
     pack_job j = {.isa = &kc->isa, .w = w, .row0 = row0, .rows = rows};
     j.src = src;
@@ -193,7 +194,7 @@ static void quantised_row(const kern_matrix *w, size_t row, float *out)
 void kern_matrix_row(const kern_context *kc, const kern_matrix *w, size_t row, float *out)
 {
     (void)kc;
-    assert(row < w->n);
+    assert(row < w->n && !w->is_float);
     if (w->quant.bits) {
         quantised_row(w, row, out);
         return;

@@ -177,7 +177,7 @@ attention_kernel<.*([)]1|true)> 2
 attention_kernel<.*([)]0|false)> 2
 mass_kernel 2
 draw_kernel 2
-dequant_kernel 2 --dtype int8"
+dequant_kernel 2 --dtype fp8"
 }
 export -f counters
 export logs
@@ -256,8 +256,9 @@ stage bench_retention 90 "$octavo" bench retention "${eight[@]}" --prefill-chunk
     --context 0 --rounds 3 --out "$logs/retention.json"
 stage peer 150 python3 tools/gpu_peer.py "$logs/peer.json" "$octavo" bench engine "${speeds[@]}" \
     --out "$logs/engine_again.json"
+stage bench_fp8 40 "$octavo" bench kernels --device cuda --dtype fp8 --kv-dtype fp8
 stage bench_int8 40 "$octavo" bench kernels --device cuda --dtype int8 --kv-dtype int8
-stage bench_int4_fp8 40 "$octavo" bench kernels --device cuda --dtype int4 --kv-dtype fp8
+stage bench_int4 40 "$octavo" bench kernels --device cuda --dtype int4
 
 stage sweep_parts 40 bash -c 'sweep_parts "$1"' sweep_parts "$octavo"
 stage counters 60 bash -c 'counters "$1"' counters "$octavo"

@@ -36,6 +36,7 @@ status bench_gpu_limits(bench_gpu *b, gpu_type type, error *err);
 typedef struct bench_gpu_kernels_options {
     gpu_type type; // of the operands
     uint8_t bits;  // of the weights: 8, 4, or 0 for `type`
+    bool is_float; // they are e4m3, with a scale for each 128 columns of a row
     gpu_kv_format kv;
     size_t most_rows;    // the largest number of rows in a product
     uint32_t part_slots; // slots that a block of decode attention reads, or 0 for the usual number

@@ -52,7 +52,10 @@ static double bench_product(bench_gpu *b, const bench_gpu_kernels_options *o, co
                        .k = s->k / b->divide,
                        .type = o->type,
                        .bits = o->bits,
-                       .group = o->bits ? 32 : 0};
+                       .group = o->is_float ? 128
+                                : o->bits   ? 32
+                                            : 0,
+                       .is_float = o->is_float};
     size_t n = p.w.n, k = p.w.k, element = gpu_type_bytes(o->type);
     size_t bytes = gpu_matrix_bytes(&p.w) + gpu_scale_bytes(&p.w);
     p.copies = m > COLD_ROWS ? 1 : b->cold / bytes + 1;
@@ -64,7 +67,8 @@ static double bench_product(bench_gpu *b, const bench_gpu_kernels_options *o, co
     double us = bench_gpu_time(b, multiply_once, &p, m > COLD_ROWS ? 10 : 50);
     char name[96];
     snprintf(name, sizeof name, "%s %zu x %zu by %zu rows%s", s->name, n, k, m,
-             o->bits == 8   ? ", int8"
+             o->is_float    ? ", fp8"
+             : o->bits == 8 ? ", int8"
              : o->bits == 4 ? ", int4"
                             : "");
     put_line(b, name, us, (double)bytes + (double)(m * (n + k) * element),

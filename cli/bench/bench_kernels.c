@@ -28,7 +28,7 @@ typedef struct kernels_flags {
 } kernels_flags;
 
 static const char *const precisions[] = {"standard", "high", NULL};
-static const char *const dtypes[] = {"bf16", "f16", "f32", "int8", "int4", NULL};
+static const char *const dtypes[] = {"bf16", "f16", "f32", "int8", "int4", "fp8", NULL};
 static const char *const kv_dtypes[] = {"auto", "bf16", "f16", "f32", "int8", "fp8", NULL};
 
 static const arg_flag flags_table[] = {
@@ -42,12 +42,12 @@ static const arg_flag flags_table[] = {
             "slots of a table that a block of a GPU's decode attention reads, a multiple of 64 "
             "(default: what serving takes)",
             .min = 64, .max = 1 << 20),
-    ARG_ROW("dtype", "TYPE", ARG_OPTION, kernels_flags, dtype, "type of weights", .initial = "bf16",
-            .options = dtypes),
-    ARG_ROW(
-        "kv-dtype", "TYPE", ARG_OPTION, kernels_flags, kv_dtype,
-        "type of KV pages (auto: that of the weights, bf16 beside int8 and int4; fp8 needs a GPU)",
-        .initial = "auto", .options = kv_dtypes),
+    ARG_ROW("dtype", "TYPE", ARG_OPTION, kernels_flags, dtype, "type of weights (fp8 needs a GPU)",
+            .initial = "bf16", .options = dtypes),
+    ARG_ROW("kv-dtype", "TYPE", ARG_OPTION, kernels_flags, kv_dtype,
+            "type of KV pages (auto: that of the weights, bf16 beside int8, int4 and fp8; fp8 "
+            "needs a GPU)",
+            .initial = "auto", .options = kv_dtypes),
     ARG_ROW("isa", "NAME", ARG_TEXT, kernels_flags, isa,
             "instruction set (default: the best this CPU has)"),
     ARG_ROW("precision", "NAME", ARG_OPTION, kernels_flags, precision,
@@ -263,6 +263,8 @@ static int run_on_cpu(const kernels_flags *f)
     if (b.kv_type == KERN_KV_FORMATS) b.kv_type = (kern_kv_format)b.type; /* auto */
     if (strcmp(f->kv_dtype, "fp8") == 0)
         return cli_complain(name, CLI_FAILED, "--kv-dtype: fp8 pages need --device cuda");
+    if (strcmp(f->dtype, "fp8") == 0)
+        return cli_complain(name, CLI_FAILED, "--dtype: fp8 weights need --device cuda");
     unsigned n_threads = f->threads ? f->threads : cpu_count_allowed();
     error err = {{0}};
     thread_pool_options threads = {.n_threads = n_threads, .pin = true};
@@ -295,8 +297,10 @@ static status read_gpu_types(const kernels_flags *f, bench_gpu_kernels_options *
                          "--kv-dtype: %s pages are not built for --device cuda: bf16, f16, int8 or "
                          "fp8",
                          pages);
+    bool is_float = strcmp(f->dtype, "fp8") == 0;
     *out = (bench_gpu_kernels_options){.type = types[type],
-                                       .bits = named_quant(f->dtype).bits,
+                                       .bits = is_float ? 8 : named_quant(f->dtype).bits,
+                                       .is_float = is_float,
                                        .kv = (gpu_kv_format)kv,
                                        .most_rows = f->rows ? f->rows : ROWS_OF_GPU,
                                        .part_slots = f->part_slots};

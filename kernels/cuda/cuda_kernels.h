@@ -28,7 +28,7 @@ extern "C" {
 #endif
 
 /* Rises with every change below: a plugin of another version is refused. */
-enum { GPU_API_VERSION = 15 };
+enum { GPU_API_VERSION = 16 };
 
 typedef enum gpu_status { GPU_OK, GPU_NO_MEMORY, GPU_UNSUPPORTED, GPU_LOST } gpu_status;
 
@@ -62,22 +62,23 @@ typedef struct gpu_facts {
 
 /* ---- weights --------------------------------------------------------------------------------- */
 
-/* W [n, k]. bits 0: elements of `type`, row by row. Quantised: integers in tiles (quant.cuh), and
- * 16-bit `scales` for each row and group of columns. gpu_matrix_bytes and gpu_scale_bytes give the
- * sizes of both. */
+/* W [n, k]. bits 0: elements of `type`, row by row. Quantised: integers or e4m3 floats in tiles
+ * (quant.cuh), and `scales` for each row and group of columns: 16 bits for integers, f32 for
+ * floats. gpu_matrix_bytes and gpu_scale_bytes give the sizes of both. */
 typedef struct gpu_matrix {
     void *data, *scales;
     size_t n, k;
     gpu_type type;       /* quantised: type of the operands of products */
-    uint8_t bits, group; /* 8 or 4, and 32, 64 or 128 */
+    uint8_t bits, group; /* 8 or 4, and 32, 64 or 128; of floats also 0: all columns */
+    bool is_float;       /* bits is 8 */
 } gpu_matrix;
 
 static GPU_INLINE size_t gpu_tile_columns(uint8_t bits) { return bits == 4 ? 64 : 32; }
 /* Groups of a row, including those that pad its last tile. */
 static GPU_INLINE size_t gpu_groups(const gpu_matrix *w)
 {
-    size_t columns = gpu_tile_columns(w->bits);
-    return ((w->k + columns - 1) / columns * columns + w->group - 1) / w->group;
+    size_t columns = gpu_tile_columns(w->bits), all = (w->k + columns - 1) / columns * columns;
+    return w->group ? (all + w->group - 1) / w->group : 1;
 }
 static GPU_INLINE size_t gpu_matrix_bytes(const gpu_matrix *w)
 {
@@ -87,7 +88,7 @@ static GPU_INLINE size_t gpu_matrix_bytes(const gpu_matrix *w)
 }
 static GPU_INLINE size_t gpu_scale_bytes(const gpu_matrix *w)
 {
-    return w->bits ? (w->n + 15) / 16 * 16 * gpu_groups(w) * 2 : 0;
+    return w->bits ? (w->n + 15) / 16 * 16 * gpu_groups(w) * (w->is_float ? 4 : 2) : 0;
 }
 
 static GPU_INLINE size_t gpu_type_bytes(gpu_type t) { return t == GPU_F32 ? 4 : 2; }

@@ -16,14 +16,13 @@ enum {
 
 template <class T> struct plain_tile {
     typedef T type;
-    enum { COLUMNS = 32, SCALED = 0, SCALE_AT = 0 };
+    enum { COLUMNS = 32, SCALED = 0 };
     /* The start of a lane's parts of a panel. */
     struct place {
         const T *rows[2];
         uint32_t columns; /* columns from there on */
     };
     vec16 rows[2];
-    uint32_t scales[1];
     static DEVICE place find(const gpu_matrix &w, size_t panel)
     {
         unsigned lane = threadIdx.x % WARP;
@@ -50,11 +49,12 @@ template <class T> struct plain_tile {
         a[2] = rows[0].w[2 * j + 1];
         a[3] = rows[1].w[2 * j + 1];
     }
+    DEVICE float scale(int, int) const { return 1.0f; }
 };
 
 template <class T, int BITS> struct quant_tile {
     typedef T type;
-    enum { COLUMNS = BITS == 4 ? 64 : 32, SCALED = 1, SCALE_AT = BITS == 4 ? 16 : 15 };
+    enum { COLUMNS = BITS == 4 ? 64 : 32, SCALED = 1 };
     struct place {
         const vec16 *tiles;
         const uint32_t *scales; /* scales of the panel's groups */
@@ -86,6 +86,47 @@ template <class T, int BITS> struct quant_tile {
                 else a[row + 2 * b] = pair_of_bytes(v.w[2 * row + j] ^ 0x80808080u, b, T());
             }
     }
+    /* The scale of row g, or of row g + 8, in the s-th 32 columns. */
+    DEVICE float scale(int s, int row) const
+    {
+        uint32_t scale = row ? scales[s] >> 16 : scales[s] & 0xffffu;
+        return float_of_bits(scale << (BITS == 4 ? 16 : 15));
+    }
+};
+
+/* quant_tile for e4m3 floats. */
+template <class T> struct float_tile {
+    typedef T type;
+    enum { COLUMNS = 32, SCALED = 1 };
+    struct place {
+        const vec16 *tiles;
+        const vec8 *scales; /* scales of the panel's groups */
+        uint32_t group;     /* log2 of the group's tiles; 31: one group has all */
+    };
+    vec16 v;
+    vec8 scales;
+    static DEVICE place find(const gpu_matrix &w, size_t panel)
+    {
+        unsigned lane = threadIdx.x % WARP;
+        size_t tiles = (w.k + COLUMNS - 1) / COLUMNS;
+        return place{(const vec16 *)w.data + panel * tiles * WARP + lane,
+                     (const vec8 *)w.scales + panel * gpu_groups(&w) * 8 + lane / 4,
+                     w.group == 0    ? 31u
+                     : w.group == 32 ? 0u
+                     : w.group == 64 ? 1u
+                                     : 2u};
+    }
+    DEVICE void load(const place &at, uint32_t tile)
+    {
+        v = load_once(at.tiles + (size_t)tile * WARP);
+        scales = at.scales[(tile >> at.group) * 8];
+    }
+    DEVICE void fragment(int, int j, uint32_t a[4]) const
+    {
+        for (int row = 0; row < 2; row++)
+            for (int b = 0; b < 2; b++) a[row + 2 * b] = pair_of_floats(v.w[2 * row + j], b, T());
+    }
+    DEVICE float scale(int, int row) const { return float_of_bits(scales.w[row]); }
 };
 
 /* ---- a block --------------------------------------------------------------------------------- */
@@ -153,8 +194,7 @@ static DEVICE void add_tile(const x_place<typename C::type, N> &x_at, const C w[
                 for (int n = 0; n < N; n++)
                     multiply(part[n], a, x[n].w[2 * j], x[n].w[2 * j + 1], T());
             }
-            float low = float_of_bits((w[r].scales[s] & 0xffffu) << C::SCALE_AT);
-            float high = float_of_bits((w[r].scales[s] >> 16) << C::SCALE_AT);
+            float low = w[r].scale(s, 0), high = w[r].scale(s, 1);
 #pragma unroll
             for (int n = 0; n < N; n++)
                 for (int i = 0; i < 4; i++)
@@ -265,6 +305,7 @@ static gpu_status run(gpu *g, const few_job &job, uint32_t rows, uint32_t n_tile
 template <class T>
 static gpu_status run_type(gpu *g, const few_job &job, uint32_t rows, uint32_t n_tiles)
 {
+    if (job.w.is_float) return run<float_tile<T>>(g, job, rows, n_tiles);
     switch (job.w.bits) {
     case 8: return run<quant_tile<T, 8>>(g, job, rows, n_tiles);
     case 4: return run<quant_tile<T, 4>>(g, job, rows, n_tiles);

@@ -1,10 +1,10 @@
 /* Products with weights. Few rows: reading W is the cost, so W is read as it lies, integers
- * included. Many rows: the library multiplies, and integers become operands first. */
+ * and e4m3 floats included. Many rows: the library multiplies, and those become operands first. */
 #include "kernels/cuda/quant.cuh"
 
 enum {
     FEW_ROWS = 8,         /* with W in operands: for more rows x is read about as often as W */
-    FEW_ROWS_QUANT = 128, /* with W in integers: for more rows operands cost less than passes */
+    FEW_ROWS_QUANT = 128, /* with W quantised: for more rows operands cost less than passes */
     CONVERT_THREADS = 256,
     PANEL = 16, /* kernels.h */
 };
@@ -63,23 +63,41 @@ static __global__ void unpack_quant_kernel(const uint8_t *packed, gpu_matrix w)
         scales[first / w.group % 2 * PANEL + row % PANEL];
 }
 
+/* A thread takes eight columns of a row of a matrix of e4m3 floats (kernels.h). */
+static __global__ void unpack_float_kernel(const uint8_t *packed, gpu_matrix w)
+{
+    size_t eights = (w.k + 7) / 8, i = (size_t)blockIdx.x * blockDim.x + threadIdx.x;
+    if (i >= w.n * eights) return;
+    size_t row = i / eights, first = i % eights * 8, groups = w.group ? (w.k - 1) / w.group + 1 : 1;
+    vec8 words = {{0, 0}}; /* padding columns stay 0 */
+#pragma unroll
+    for (uint32_t e = 0; e < 8; e++)
+        if (first + e < w.k) words.w[e / 4] |= (uint32_t)packed[row * w.k + first + e] << e % 4 * 8;
+    *(vec8 *)((uint8_t *)w.data + quant_bytes_at(w, row, first)) = words;
+    if (w.group ? first % w.group != 0 : first != 0) return;
+    const float *scales = (const float *)(packed + (w.n * w.k + 15) / 16 * 16);
+    ((float *)w.scales)[scale_index(w, row, first)] =
+        scales[row * groups + (w.group ? first / w.group : 0)];
+}
+
 /* A thread dequantises eight columns. */
 template <class T> static __global__ void dequant_kernel(gpu_matrix w, T *out)
 {
     size_t eights = (w.k + 7) / 8, i = (size_t)blockIdx.x * blockDim.x + threadIdx.x;
     if (i >= w.n * eights) return;
     size_t row = i / eights, first = i % eights * 8;
-    float scale = scale_at(w, row, first);
+    float scale = scale_at(w, row, first), x[8];
+    quant_eight(w, row, first, x);
+    vec16 v;
+#pragma unroll
+    for (int e = 0; e < 4; e++) v.w[e] = pack2(x[2 * e] * scale, x[2 * e + 1] * scale, T());
     if (w.k % 8 == 0) {
-        vec16 v;
-        for (int e = 0; e < 4; e++)
-            v.w[e] = pack2((float)quant_at(w, row, first + 2 * e) * scale,
-                           (float)quant_at(w, row, first + 2 * e + 1) * scale, T());
         *(vec16 *)(out + row * w.k + first) = v;
         return;
     }
-    for (size_t c = first; c < w.k && c < first + 8; c++)
-        out[row * w.k + c] = from_float<T>((float)quant_at(w, row, c) * scale);
+#pragma unroll
+    for (int e = 0; e < 8; e++)
+        if (first + e < w.k) out[row * w.k + first + e] = T{(uint16_t)(v.w[e / 2] >> e % 2 * 16)};
 }
 
 /* A thread converts eight elements to another type. */
@@ -103,7 +121,10 @@ static unsigned blocks_of(size_t n)
 gpu_status gpu_unpack(gpu *g, const void *packed, const gpu_matrix *w)
 {
     size_t n = w->n * w->k;
-    if (w->bits)
+    if (w->is_float)
+        LAUNCH(unpack_float_kernel, blocks_of(w->n * ((w->k + 7) / 8)), CONVERT_THREADS, 0, g,
+               (const uint8_t *)packed, *w);
+    else if (w->bits)
         LAUNCH(unpack_quant_kernel, blocks_of(w->n * ((w->k + 7) / 8)), CONVERT_THREADS, 0, g,
                (const uint8_t *)packed, *w);
     else
@@ -116,7 +137,7 @@ template <class T> static gpu_status dequant(gpu *g, const gpu_matrix *w, T *out
 {
     unsigned blocks = blocks_of(w->n * ((w->k + 7) / 8));
     LAUNCH(dequant_kernel<T>, blocks, CONVERT_THREADS, 0, g, *w, out);
-    return gpu_launched(g, "operands of integers");
+    return gpu_launched(g, "operands of quantised weights");
 }
 
 template <class U> static gpu_status operands(gpu *g, const gpu_matrix *w, U *out)
@@ -155,5 +176,6 @@ gpu_status gpu_product(gpu *g, const gpu_matrix *w, const void *x, size_t m, voi
     gpu_matrix whole = *w;
     whole.data = scratch;
     whole.bits = 0;
+    whole.is_float = false;
     return s == GPU_OK ? gpu_library_product(g, &whole, x, m, y, y_type) : s;
 }

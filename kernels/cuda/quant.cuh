@@ -1,4 +1,4 @@
-/* kernels/cuda, private: how integers of weights lie. A tile is 16 rows by as many columns as a
+/* kernels/cuda, private: how quantised weights lie. A tile is 16 rows by as many columns as a
  * warp reads at once, 16 bytes a lane. A lane reads its own fragments of A (multiply), so nothing
  * is shuffled. Of every 32 columns of rows g and g + 8, lane 4 g + t has the eight from 8 t on.
  *
@@ -6,9 +6,10 @@
  *     4 bits   tiles of 64: 4 bytes of row g, 4 of row g + 8, then those of the other 32 columns;
  *              of eight columns, column e's q + 8 is in bits 4 (e / 2) + 16 (e % 2)
  *     scales   [panel of 16 rows][group][g][row g, row g + 8]; 4 bits: bf16; 8 bits, where they are
- *              never negative: bits 30 to 15 of an f32
+ *              never negative: bits 30 to 15 of an f32; e4m3: f32
  *
- * Columns that pad the last tile may hold anything; x is zeros there. */
+ * e4m3 floats lie as integers of 8 bits do. Columns that pad the last tile may hold any integer; x
+ * is zeros there. Floats are zeros there, because 0 times NaN is NaN. */
 #ifndef KERNELS_CUDA_QUANT_CUH
 #define KERNELS_CUDA_QUANT_CUH
 
@@ -24,21 +25,15 @@ static DEVICE size_t quant_bytes_at(const gpu_matrix &w, size_t row, size_t colu
            row % 16 / 8 * eight;
 }
 
-static DEVICE int quant_at(const gpu_matrix &w, size_t row, size_t column)
-{
-    const uint8_t *at = (const uint8_t *)w.data + quant_bytes_at(w, row, column);
-    size_t e = column % 8;
-    if (w.bits == 8) return (int8_t)at[e];
-    return (*(const uint32_t *)at >> (4 * (e / 2) + 16 * (e % 2)) & 15) - 8;
-}
-
 static DEVICE size_t scale_index(const gpu_matrix &w, size_t row, size_t column)
 {
-    return ((row / 16 * gpu_groups(&w) + column / w.group) * 8 + row % 8) * 2 + row % 16 / 8;
+    size_t group = w.group ? column / w.group : 0;
+    return ((row / 16 * gpu_groups(&w) + group) * 8 + row % 8) * 2 + row % 16 / 8;
 }
 
 static DEVICE float scale_at(const gpu_matrix &w, size_t row, size_t column)
 {
+    if (w.is_float) return ((const float *)w.scales)[scale_index(w, row, column)];
     uint32_t scale = ((const uint16_t *)w.scales)[scale_index(w, row, column)];
     return float_of_bits(scale << (w.bits == 8 ? 15 : 16));
 }
@@ -63,6 +58,50 @@ static DEVICE uint32_t pair_of_halves(uint32_t word, int pair, f16)
 static DEVICE uint32_t pair_of_halves(uint32_t word, int pair, bf16)
 {
     return subtract2((word >> 4 * pair & 0x000f000fu) | 0x43004300u, 0x43084308u, bf16());
+}
+/* Two of the four e4m3 of `word` as a pair of T. A byte's exponent and fraction are put into those
+ * of a T, whose exponents' bias is larger: the product by a power of two makes up for that. It is
+ * exact, and right for denormals, but not for NaN, which is never stored. */
+static DEVICE uint32_t pair_of_floats(uint32_t word, int pair, f16)
+{
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 890
+    return widen2(word >> 16 * pair, e4m3());
+#else
+    uint32_t u = pick_bytes(word, 0, pair ? 0x3424 : 0x1404);
+    return multiply2((u & 0x80008000u) | (u >> 1 & 0x3f803f80u), 0x5c005c00u, f16()); /* 2^8 */
+#endif
+}
+static DEVICE uint32_t pair_of_floats(uint32_t word, int pair, bf16)
+{
+    uint32_t u = pick_bytes(word, 0, pair ? 0x3424 : 0x1404);
+    return multiply2((u & 0x80008000u) | (u >> 4 & 0x07f007f0u), 0x7b807b80u, bf16()); /* 2^120 */
+}
+
+/* Eight columns of a row as f32 without their scale. */
+static DEVICE void quant_eight(const gpu_matrix &w, size_t row, size_t column, float out[8])
+{
+    const uint32_t *at =
+        (const uint32_t *)((const uint8_t *)w.data + quant_bytes_at(w, row, column));
+    if (w.bits == 4) {
+        uint32_t word = at[0];
+#pragma unroll
+        for (int e = 0; e < 8; e++)
+            out[e] = (float)((int)(word >> (4 * (e / 2) + 16 * (e % 2)) & 15) - 8);
+        return;
+    }
+    vec8 words = *(const vec8 *)at;
+#pragma unroll
+    for (int e = 0; e < 8; e += 2) {
+        uint32_t word = words.w[e / 4];
+        if (w.is_float) {
+            uint32_t pair = pair_of_floats(word, e % 4 / 2, f16());
+            out[e] = to_float(f16{(uint16_t)pair});
+            out[e + 1] = to_float(f16{(uint16_t)(pair >> 16)});
+        } else {
+            out[e] = (float)(int8_t)(word >> e % 4 * 8);
+            out[e + 1] = (float)(int8_t)(word >> (e % 4 + 1) * 8);
+        }
+    }
 }
 
 #endif

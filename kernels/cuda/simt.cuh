@@ -91,6 +91,17 @@ DEVICE uint32_t subtract2(uint32_t a, uint32_t b, bf16)
     __nv_bfloat162 d = __hsub2(*(const __nv_bfloat162 *)&a, *(const __nv_bfloat162 *)&b);
     return *(const uint32_t *)&d;
 }
+/* The halves of a times those of b. */
+DEVICE uint32_t multiply2(uint32_t a, uint32_t b, f16)
+{
+    __half2 d = __hmul2(*(const __half2 *)&a, *(const __half2 *)&b);
+    return *(const uint32_t *)&d;
+}
+DEVICE uint32_t multiply2(uint32_t a, uint32_t b, bf16)
+{
+    __nv_bfloat162 d = __hmul2(*(const __nv_bfloat162 *)&a, *(const __nv_bfloat162 *)&b);
+    return *(const uint32_t *)&d;
+}
 /* Byte i of the result is byte (selector >> 4 i & 7) of a (0 to 3) and b (4 to 7). */
 DEVICE uint32_t pick_bytes(uint32_t a, uint32_t b, uint32_t selector)
 {

@@ -68,7 +68,7 @@ static status load_weights(backend_cuda *b, const backend_options *o, error *err
     thread_pool_options threads = {.n_threads = o->n_threads, .pin = comm_size(o->group) == 1};
     status s = thread_pool_create(&threads, &b->pool);
     if (!status_ok(s)) return error_set(err, s.code, "threads: cannot start %u", o->n_threads);
-    weights_options wanted = sizes_weights(o, &b->config, comm_rank(o->group), comm_size(o->group));
+    weights_options wanted = cuda_weights_wanted(o, &b->config);
     wanted.pool = b->pool;
     kern_options kernels = {.pool = b->pool, .isa = o->isa};
     model_weights weights;

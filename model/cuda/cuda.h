@@ -114,6 +114,9 @@ typedef struct cuda_weights {
     size_t n_blocks;
 } cuda_weights;
 
+/* What to load of a model for a rank's device: the CPU's weights, but that what is stored as e4m3
+ * stays that. */
+weights_options cuda_weights_wanted(const backend_options *o, const model_config *config);
 /* Copies weights packed for the CPU and unpacks them on the device. w may be destroyed after it. */
 status cuda_weights_load(cuda_device *d, const model_weights *w, const model_config *c,
                          cuda_weights *out, error *err);

@@ -88,7 +88,7 @@ static status send_shapes(void *ctx, const model_weights *shapes)
 
 static status load_shapes(backend_cuda *b, const backend_options *o, error *err)
 {
-    weights_options wanted = sizes_weights(o, &b->config, comm_rank(o->group), comm_size(o->group));
+    weights_options wanted = cuda_weights_wanted(o, &b->config);
     measuring m = {b, err};
     return weights_shapes(&wanted, send_shapes, &m, err);
 }

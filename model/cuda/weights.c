@@ -1,5 +1,6 @@
 /* Weights on the device. */
 #include "model/cuda/cuda.h"
+#include "model/sizes.h"
 
 #include <stdlib.h>
 #include <string.h>
@@ -12,6 +13,13 @@ typedef struct loader {
     cuda_weights *w;
     void *packed; /* on the device, room for the largest matrix as the CPU packs it */
 } loader;
+
+weights_options cuda_weights_wanted(const backend_options *o, const model_config *config)
+{
+    weights_options wanted = sizes_weights(o, config, comm_rank(o->group), comm_size(o->group));
+    wanted.keep_floats = true;
+    return wanted;
+}
 
 static status take_block(loader *l, size_t bytes, void *out)
 {
@@ -37,7 +45,8 @@ static status take_matrix(loader *l, const kern_matrix *m, size_t copies, gpu_ma
                         .k = m->k,
                         .type = types[m->type],
                         .bits = m->quant.bits,
-                        .group = m->quant.group};
+                        .group = m->quant.group,
+                        .is_float = m->is_float};
     if (out->bits && out->type == GPU_F32) out->type = GPU_BF16;
     RETURN_IF_ERROR(take_block(l, copies * gpu_matrix_bytes(out), &out->data));
     if (out->bits) RETURN_IF_ERROR(take_block(l, copies * gpu_scale_bytes(out), &out->scales));

@@ -5,6 +5,8 @@
 #include "model/load/gguf/gguf_model.h"
 #include "model/load/quantized/quantized.h"
 #include "model/load/weights_cache.h"
+#include "model/load/weights_hash.h"
+#include "model/load/weights_quant.h"
 
 #include <math.h>
 #include <stdatomic.h>
@@ -79,20 +81,6 @@ static float **vector_of(model_weights *w, const tensor_part *p)
     }
 }
 
-/* How a role's matrix is quantised. The head keeps 8 bits, because its rounding goes straight into
- * logits and its weights are few. Routers stay as they are, because they choose experts. */
-static kern_quant quant_of(const weights_options *o, tensor_role role)
-{
-    if (role == TENSOR_EMBED || role == TENSOR_ROUTER || role == TENSOR_SHARED_SWITCH ||
-        !o->quant.bits)
-        return (kern_quant){0};
-    bool attention = role == TENSOR_Q || role == TENSOR_K || role == TENSOR_V || role == TENSOR_O;
-    uint8_t bits = o->quant.bits;
-    if (role == TENSOR_HEAD) bits = 8;
-    else if (attention && o->attention_bits) bits = o->attention_bits;
-    return (kern_quant){bits, o->quant.group};
-}
-
 /* Whether a tied head is a matrix of its own: it is quantised and the embeddings are not. */
 static bool head_is_copy(const weights_options *o)
 {
@@ -118,14 +106,16 @@ static void shape_matrices(loader *ld)
         if (!m) continue;
         ld->first_rows[i] = m->n;
         m->type = joined_type(ld->o->type, m->n == 0, m->type, p->stored);
+        weights_join_quant(ld->o, p, m->n == 0, m);
         m->n += p->n_rows;
         m->k = p->n_cols;
         ld->total += (uint64_t)p->n_rows * p->n_cols;
-        m->quant = quant_of(ld->o, p->role);
     }
+    for (uint32_t l = 0; l < ld->o->config->n_layers; l++)
+        if (ld->w.layers[l].experts) weights_join_experts(ld->o, ld->w.layers[l].experts);
     if (!head_is_copy(ld->o)) return;
     ld->w.head = ld->w.embed;
-    ld->w.head.quant = quant_of(ld->o, TENSOR_HEAD);
+    ld->w.head.quant = weights_quant_of(ld->o, TENSOR_HEAD);
 }
 
 /* ---- the block ------------------------------------------------------------------------------- */
@@ -317,11 +307,30 @@ static void log_progress(loader *ld, uint64_t elements)
     if (ld->o->progress) ld->o->progress(ld->o->progress_ctx, ld->done, ld->total);
 }
 
+/* Copies n rows of a part from `row` on, which are e4m3, to rows of its matrix from `to` on. */
+static status keep_rows(loader *ld, const tensor_part *p, size_t row, size_t n, size_t to,
+                        error *err)
+{
+    const kern_matrix *m = matrix_of(&ld->w, p);
+    quantized_kept k = {.w = p->source.quantized,
+                        .row = row,
+                        .rows = n,
+                        .col = p->col,
+                        .n = p->n_cols,
+                        .group = m->quant.group ? m->quant.group : p->n_cols,
+                        .values = (uint8_t *)m->data + to * m->k,
+                        .scales = kern_float_scales(m) + to * kern_float_groups(m)};
+    size_t bad;
+    if (quantized_keep_rows(&k, ld->o->pool, &bad)) return STATUS_IS_OK;
+    return error_set(err, STATUS_CORRUPT, "%s: tensor \"%s\": row %zu holds NaN or infinity",
+                     ld->o->dir, p->name, bad);
+}
+
 static status load_matrix(loader *ld, const tensor_part *p, size_t first_row, error *err)
 {
     const tensor_source *s = &p->source;
     size_t element = dtype_bytes(p->stored), row_bytes = p->cols * element;
-    bool made = !is_plain(s);
+    bool keeps = matrix_of(&ld->w, p)->is_float, made = !keeps && !is_plain(s);
     size_t step = rows_of_chunk(made ? MADE_CHUNK : MAPPED_CHUNK, row_bytes);
     dummy_tensor dummy;
     if (!s->map) dummy_tensor_init(&dummy, ld->o->dummy_seed, p->name, p->cols, p->stored);
@@ -339,9 +348,13 @@ static status load_matrix(loader *ld, const tensor_part *p, size_t first_row, er
         if (is_given_up(ld)) return error_set(err, STATUS_ABORTED, "%s: given up", p->name);
         if (n > step) n = step;
         if (n > count - i) n = count - i;
-        const uint8_t *rows = rows_of(ld, p, &dummy, row, n);
-        RETURN_IF_ERROR(check_finite(ld, p, rows, row, n, err));
-        pack_rows(ld, p, first_row + i, n, rows + p->col * element);
+        if (keeps) {
+            RETURN_IF_ERROR(keep_rows(ld, p, row, n, first_row + i, err));
+        } else {
+            const uint8_t *rows = rows_of(ld, p, &dummy, row, n);
+            RETURN_IF_ERROR(check_finite(ld, p, rows, row, n, err));
+            pack_rows(ld, p, first_row + i, n, rows + p->col * element);
+        }
         size_t from = s->begin + row * s->row_bytes; /* inexact for rows in pairs */
         if (s->map) file_map_release(s->map, from, from + n * s->row_bytes);
         log_progress(ld, (uint64_t)n * p->n_cols);
@@ -352,59 +365,6 @@ static status load_matrix(loader *ld, const tensor_part *p, size_t first_row, er
 }
 
 /* ---- identity -------------------------------------------------------------------------------- */
-
-static uint64_t hash_number(uint64_t h, uint64_t v) { return hash_bytes(&v, sizeof v, h); }
-
-static uint64_t hash_real(uint64_t h, double v) { return hash_bytes(&v, sizeof v, h); }
-
-/* Hashes the fields that change K and V for equal tokens and equal tensors. */
-static uint64_t hash_config(const weights_options *o)
-{
-    const model_config *c = o->config;
-    const rope_config *r = &c->rope;
-    uint64_t h = hash_bytes(c->architecture, strlen(c->architecture), 0);
-    const uint64_t numbers[] = {c->n_layers,
-                                c->hidden,
-                                c->n_heads,
-                                c->n_kv_heads,
-                                c->head_dim,
-                                c->ffn,
-                                c->vocab_size,
-                                (uint64_t)r->kind,
-                                r->original_max_positions,
-                                (uint64_t)o->type,
-                                c->window,
-                                c->n_experts,
-                                c->experts_per_token,
-                                c->expert_ffn,
-                                c->expert_norm,
-                                r->max_positions,
-                                r->kind == ROPE_DYNAMIC || r->kind == ROPE_LONGROPE ? r->length : 0,
-                                r->truncate,
-                                c->shared_ffn,
-                                (uint64_t)c->local_rope.kind};
-    const double reals[] = {(double)c->rms_eps,
-                            r->theta,
-                            r->factor,
-                            r->low_freq_factor,
-                            r->high_freq_factor,
-                            r->beta_fast,
-                            r->beta_slow,
-                            r->attention_factor,
-                            (double)c->query_factor,
-                            c->local_rope.theta,
-                            c->local_rope.factor};
-    h = hash_bytes(c->layers, c->n_layers, h);
-    h = hash_bytes(r->short_factor, sizeof r->short_factor, h);
-    h = hash_bytes(r->long_factor, sizeof r->long_factor, h);
-    for (size_t i = 0; i < sizeof numbers / sizeof *numbers; i++) h = hash_number(h, numbers[i]);
-    for (size_t i = 0; i < sizeof reals / sizeof *reals; i++) h = hash_real(h, reals[i]);
-    kern_quant quant = o->quant;
-    if (quant.bits)
-        h = hash_number(h, (uint64_t)o->attention_bits << 16 | (uint64_t)quant.bits << 8 |
-                               quant.group);
-    return h;
-}
 
 /* Hashes samples spread over the data, which suffice: a fine-tune changes nearly every weight. */
 static uint64_t hash_samples(const uint8_t *data, size_t bytes, uint64_t h)
@@ -443,7 +403,7 @@ static status check_groups(const loader *ld, error *err)
 {
     for (size_t i = 0; i < ld->n_parts; i++) {
         const tensor_part *p = &ld->parts[i];
-        kern_quant quant = quant_of(ld->o, p->role);
+        kern_quant quant = weights_quant_of(ld->o, p->role);
         if (!p->is_vector && quant.bits && p->n_cols != p->cols && p->n_cols % quant.group)
             return error_set(err, STATUS_UNSUPPORTED,
                              "tensor \"%s\": %zu columns for each of %d ranks cut its quantised "
@@ -509,9 +469,9 @@ static size_t place_of(const loader *ld, const void *data)
 
 static void list_matrix(const loader *ld, const char *name, const kern_matrix *m, strbuf *out)
 {
-    strbuf_printf(out, "%s %zu %zu [%zu,%zu] %s %u/%u\n", name, place_of(ld, m->data),
+    strbuf_printf(out, "%s %zu %zu [%zu,%zu] %s %u/%u%s\n", name, place_of(ld, m->data),
                   kern_matrix_size(m), m->n, m->k, dtype_name(m->type), m->quant.bits,
-                  m->quant.group);
+                  m->quant.group, m->is_float ? " float" : "");
 }
 
 /* Writes a line for each matrix and vector: its first tensor, place, bytes, shape and format. */
@@ -568,9 +528,10 @@ static status load_cached(loader *ld, error *err)
 {
     const weights_options *o = ld->o;
     char kind[64];
-    snprintf(kind, sizeof kind, "int%u.%u-g%u-%s-rank%dof%d", o->quant.bits,
+    snprintf(kind, sizeof kind, "int%u.%u-g%u-%s%s-rank%dof%d", o->quant.bits,
              o->attention_bits ? o->attention_bits : o->quant.bits, o->quant.group,
-             dtype_name(o->type), o->rank, o->size);
+             o->keep_floats && o->config->quantized ? "e4m3-" : "", dtype_name(o->type), o->rank,
+             o->size);
     strbuf table = {0};
     list_places(ld, &table);
     if (table.failed) {
@@ -608,11 +569,6 @@ static float embed_scale(const weights_options *o)
     float root = sqrtf((float)o->config->hidden);
     if (o->type == DTYPE_BF16) return bf16_to_f32(bf16_from_f32(root));
     return o->type == DTYPE_F16 ? f16_to_f32(f16_from_f32(root)) : root;
-}
-
-uint64_t weights_config_hash(const model_config *config)
-{
-    return hash_config(&(weights_options){.config = config});
 }
 
 static void release(loader *ld)
@@ -680,7 +636,7 @@ status weights_load(const weights_options *options, model_weights *out, error *e
     status result = plan_tensors(&ld, err);
     if (status_ok(result)) result = take_memory(&ld, err);
     if (status_ok(result)) {
-        ld.w.identity = hash_parts(&ld, hash_config(options));
+        ld.w.identity = hash_parts(&ld, weights_hash_options(options));
         ld.w.files = hash_files(&ld, options->dummy ? 0 : weights_place(options->dir));
         result = options->cache_dir ? load_cached(&ld, err) : load_tensors(&ld, err);
         if (options->config->tied_embeddings && !head_is_copy(options)) ld.w.head = ld.w.embed;

@@ -14,6 +14,11 @@
  * tied head is then a copy of its own. A row-parallel slice must begin and end with whole groups of
  * columns, so that its weights have the bits that the whole matrix would have.
  *
+ * With keep_floats, matrices that would be of a 16-bit `type` and are stored as e4m3 (the "fp8" and
+ * compressed-tensors schemes) keep their bytes, with f32 scales. A scale must be one for all
+ * columns or for runs of columns that 32 divides, which must also divide the columns of a
+ * row-parallel slice; other matrices, and those of which a part is stored otherwise, are widened.
+ *
  * Element types: a 16-bit `type` rounds every stored value to it. DTYPE_F32 keeps a matrix as it is
  * stored (16-bit values are exact in f32 arithmetic), and converts to f32 a matrix whose parts are
  * stored in different types. */
@@ -68,6 +73,7 @@ typedef struct weights_options {
     dtype type;       // wanted; 16-bit stored weights stay as they are under DTYPE_F32 (exact)
     kern_quant quant; // bits 0: matrices of `type`
     uint8_t attention_bits; // 8, 4: for q, k, v and o; 0 = quant.bits
+    bool keep_floats;       // what is stored as e4m3 stays that, where it can (below)
     kern_context *kernels;
     int rank, size;        // tensor-parallel slice
     uint32_t ranks_here;   // ranks that share this machine's memory; 0 = all

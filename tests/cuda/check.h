@@ -44,9 +44,16 @@ typedef struct weights {
     float *values; /* [n, k] */
 } weights;
 
+/* How weights lie: `bits` 0: as `type`; 8 and 4: integers, or e4m3 floats, with a scale for each
+ * row and `group` columns; 0: all columns, of floats alone. */
+typedef struct check_form {
+    dtype type;
+    uint8_t bits, group;
+    bool is_float;
+} check_form;
+
 /* Packs the weights into device memory at `at`, or into memory of their own with `at` NULL. */
-weights check_weights(check *c, size_t n, size_t k, dtype type, unsigned bits,
-                      const gpu_matrix *at);
+weights check_weights(check *c, size_t n, size_t k, check_form form, const gpu_matrix *at);
 void check_forget_weights(check *c, weights *w, bool device);
 
 void check_rows(check *c);

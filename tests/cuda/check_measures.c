@@ -260,15 +260,15 @@ static kern_matrix plain_matrix(check *c, const weights *o)
 
 void check_measures(check *c, world *w, uint32_t seq)
 {
-    static const struct {
-        dtype type;
-        unsigned bits;
-    } types[] = {{DTYPE_BF16, 0}, {DTYPE_F16, 0}, {DTYPE_BF16, 4}, {DTYPE_F32, 0}};
+    static const check_form forms[] = {{DTYPE_BF16, 0, 0, false},
+                                       {DTYPE_F16, 0, 0, false},
+                                       {DTYPE_BF16, 4, 32, false},
+                                       {DTYPE_F32, 0, 0, false},
+                                       {DTYPE_BF16, 8, 64, true}};
     const shape *s = w->s;
-    uint32_t of = rng_u32(&c->random) % 4;
+    uint32_t of = rng_u32(&c->random) % (sizeof forms / sizeof *forms);
     size_t rows = (size_t)w->total * w->heads * s->dim;
-    weights o =
-        check_weights(c, HIDDEN, (size_t)w->heads * s->dim, types[of].type, types[of].bits, NULL);
+    weights o = check_weights(c, HIDDEN, (size_t)w->heads * s->dim, forms[of], NULL);
     float mean_rope[256];
     for (uint32_t d = 0; d < s->dim; d++) mean_rope[d] = cosf(0.7f * (float)d);
     inputs in = {w, seq, check_memory(rows, 4), mean_rope, plain_matrix(c, &o)};

@@ -19,6 +19,7 @@ static gpu_type type_of(dtype t)
 static void read_row(check *c, const weights *w, size_t n, float *row)
 {
     size_t k = w->cpu.k, lines = (k + 63) / 64, bits = w->gpu.bits;
+    if (w->cpu.is_float) return; /* as they were made */
     if (!bits) {
         kern_matrix_row(c->ref, &w->cpu, n, row);
         return;
@@ -39,21 +40,61 @@ static void read_row(check *c, const weights *w, size_t n, float *row)
     }
 }
 
-weights check_weights(check *c, size_t n, size_t k, dtype type, unsigned bits, const gpu_matrix *at)
+static gpu_matrix matrix_of(size_t n, size_t k, check_form f)
 {
-    weights w = {.cpu = {.type = type, .n = n, .k = k, .quant = {(uint8_t)bits, bits ? 32 : 0}}};
+    return (gpu_matrix){.n = n,
+                        .k = k,
+                        .type = type_of(f.type),
+                        .bits = f.bits,
+                        .group = f.group,
+                        .is_float = f.is_float};
+}
+
+static float value_of_e4m3(uint8_t bits)
+{
+    int e = bits >> 3 & 15, m = bits & 7;
+    float v = e ? ldexpf((float)(8 + m), e - 10) : ldexpf((float)m, -9);
+    return bits & 128 ? -v : v;
+}
+
+/* Fills w with every finite e4m3 and with a scale of its own for each row and group. */
+static void make_floats(check *c, weights *w)
+{
+    size_t n = w->cpu.n, k = w->cpu.k, groups = kern_float_groups(&w->cpu), in = k;
+    float *scales = kern_float_scales(&w->cpu);
+    if (w->cpu.quant.group) in = w->cpu.quant.group;
+    for (size_t i = 0; i < n * groups; i++)
+        scales[i] = (0.5f + (float)(rng_u32(&c->random) % 4096) / 4096.0f) / (64 * sqrtf((float)k));
+    for (size_t i = 0; i < n * k; i++) {
+        uint8_t bits = (uint8_t)rng_u32(&c->random);
+        if ((bits & 127) == 127) bits = (uint8_t)i & 7; /* no NaN; denormals instead */
+        ((uint8_t *)w->cpu.data)[i] = bits;
+        w->values[i] = value_of_e4m3(bits) * scales[i / k * groups + i % k / in];
+    }
+}
+
+weights check_weights(check *c, size_t n, size_t k, check_form form, const gpu_matrix *at)
+{
+    weights w = {.cpu = {.type = form.type,
+                         .n = n,
+                         .k = k,
+                         .quant = {form.bits, form.group},
+                         .is_float = form.is_float}};
     w.values = check_memory(n * k, 4);
-    check_fill(c, w.values, n * k);
-    for (size_t i = 0; i < n * k; i++) w.values[i] /= sqrtf((float)k);
     size_t bytes = kern_matrix_size(&w.cpu);
     w.cpu.data = alloc_pages(bytes);
-    kern_matrix_pack(c->ref, &w.cpu, 0, n, w.values, DTYPE_F32, k);
-    w.gpu = (gpu_matrix){
-        .n = n, .k = k, .type = type_of(type), .bits = (uint8_t)bits, .group = bits ? 32 : 0};
+    if (form.is_float) {
+        make_floats(c, &w);
+    } else {
+        check_fill(c, w.values, n * k);
+        for (size_t i = 0; i < n * k; i++) w.values[i] /= sqrtf((float)k);
+        kern_matrix_pack(c->ref, &w.cpu, 0, n, w.values, DTYPE_F32, k);
+    }
+    w.gpu = matrix_of(n, k, form);
     if (at) w.gpu = *at;
     else {
         w.gpu.data = check_device(c, NULL, gpu_matrix_bytes(&w.gpu));
-        if (bits) w.gpu.scales = check_device(c, NULL, gpu_scale_bytes(&w.gpu));
+        if (form.bits) w.gpu.scales = check_device(c, NULL, gpu_scale_bytes(&w.gpu));
     }
     void *packed = check_device(c, w.cpu.data, bytes);
     check_ok(c, c->api->unpack(c->g, packed, &w.gpu));
@@ -99,8 +140,9 @@ static void check_product(check *c, weights *w, size_t m, gpu_type y_type)
     check_fetch(c, raw, dy, m * n * gpu_type_bytes(y_type));
     check_widen(raw, m * n, y_type, got);
     product_due(w, x, m, due);
-    char name[96], bits[16] = "";
-    if (w->gpu.bits) snprintf(bits, sizeof bits, " int%u", w->gpu.bits);
+    char name[96], bits[24] = "";
+    if (w->gpu.is_float) snprintf(bits, sizeof bits, " e4m3 by %u", w->gpu.group);
+    else if (w->gpu.bits) snprintf(bits, sizeof bits, " int%u", w->gpu.bits);
     snprintf(name, sizeof name, "product %zu rows, %zu x %zu %s%s to %s", m, n, k,
              type_names[w->gpu.type], bits, type_names[y_type]);
     check_row(c, name, due, got, m * n, w->gpu.bits && m > 128 ? 1e-5 : limits[y_type]);
@@ -132,7 +174,10 @@ static void check_invariant(check *c, const weights *w)
         check_ok(c, c->api->product(c->g, &w->gpu, dx, rows[r], dy, GPU_F32, scratch));
         check_fetch(c, got, dy, rows[r] * n * 4);
         snprintf(name, sizeof name, "invariant product %zu rows, %s%s", rows[r],
-                 type_names[w->gpu.type], w->gpu.bits ? " of integers" : "");
+                 type_names[w->gpu.type],
+                 w->gpu.is_float ? " of e4m3"
+                 : w->gpu.bits   ? " of integers"
+                                 : "");
         check_row(c, name, due, got, rows[r] * n, 0.0);
     }
     c->api->set_invariant(c->g, false);
@@ -177,8 +222,7 @@ static void check_embed(check *c, weights *w)
 
 typedef struct sparse {
     size_t rows, hidden, ffn, n_experts, of_row;
-    dtype type;
-    unsigned bits;
+    check_form form;
     bool norm, shared;
 } sparse;
 
@@ -228,13 +272,9 @@ static void experts_due(const sparse *s, const weights *up, const weights *down,
 
 static gpu_matrix many(check *c, size_t n, size_t k, const sparse *s)
 {
-    gpu_matrix w = {.n = n,
-                    .k = k,
-                    .type = type_of(s->type),
-                    .bits = (uint8_t)s->bits,
-                    .group = s->bits ? 32 : 0};
+    gpu_matrix w = matrix_of(n, k, s->form);
     w.data = check_device(c, NULL, s->n_experts * gpu_matrix_bytes(&w));
-    if (s->bits) w.scales = check_device(c, NULL, s->n_experts * gpu_scale_bytes(&w));
+    if (w.bits) w.scales = check_device(c, NULL, s->n_experts * gpu_scale_bytes(&w));
     return w;
 }
 
@@ -254,8 +294,8 @@ static void check_experts(check *c, const sparse *s)
             *downs = check_memory(s->n_experts, sizeof *downs);
     for (size_t i = 0; i < s->n_experts; i++) {
         gpu_matrix one = nth(&up, i), other = nth(&down, i);
-        ups[i] = check_weights(c, up.n, up.k, s->type, s->bits, &one);
-        downs[i] = check_weights(c, down.n, down.k, s->type, s->bits, &other);
+        ups[i] = check_weights(c, up.n, up.k, s->form, &one);
+        downs[i] = check_weights(c, down.n, down.k, s->form, &other);
     }
     float *logits = check_memory(s->rows * s->n_experts, 4), *x = check_memory(n, 4);
     float *due = check_memory(n, 4), *got = check_memory(n, 4),
@@ -298,9 +338,10 @@ static void check_experts(check *c, const sparse *s)
     char name[96];
     snprintf(name, sizeof name, "%zu of %zu experts, %zu rows, %s%s", s->of_row, s->n_experts,
              s->rows, type_names[up.type],
-             s->bits == 8 ? " int8"
-             : s->bits    ? " int4"
-                          : "");
+             s->form.is_float    ? " e4m3"
+             : s->form.bits == 8 ? " int8"
+             : s->form.bits      ? " int4"
+                                 : "");
     check_row(c, name, due, got, n, 3e-5);
     void *device[] = {up.data,
                       up.scales,
@@ -326,30 +367,33 @@ static void check_experts(check *c, const sparse *s)
 
 void check_products(check *c)
 {
-    static const struct {
-        dtype type;
-        unsigned bits;
-    } kinds[] = {{DTYPE_F32, 0},  {DTYPE_BF16, 0}, {DTYPE_F16, 0},
-                 {DTYPE_BF16, 8}, {DTYPE_BF16, 4}, {DTYPE_F16, 4}};
+    static const check_form forms[] = {{DTYPE_F32, 0, 0, false},   {DTYPE_BF16, 0, 0, false},
+                                       {DTYPE_F16, 0, 0, false},   {DTYPE_BF16, 8, 32, false},
+                                       {DTYPE_BF16, 4, 32, false}, {DTYPE_F16, 4, 32, false},
+                                       {DTYPE_BF16, 8, 128, true}, {DTYPE_F16, 8, 64, true},
+                                       {DTYPE_BF16, 8, 32, true},  {DTYPE_F16, 8, 0, true}};
     static const size_t rows[] = {1, 2, 7, 15, 33, 130};
-    for (size_t i = 0; i < sizeof kinds / sizeof *kinds; i++) {
+    for (size_t i = 0; i < sizeof forms / sizeof *forms; i++) {
         size_t n = c->small ? 37 : 1000, k = c->small ? 160 : 2080; /* no whole panels in either */
-        weights w = check_weights(c, n, k, kinds[i].type, kinds[i].bits, NULL);
+        if (forms[i].is_float) k += 8;                              /* nor whole tiles */
+        weights w = check_weights(c, n, k, forms[i], NULL);
         for (size_t r = 0; r < sizeof rows / sizeof *rows; r++) {
             check_product(c, &w, rows[r], GPU_F32);
             if (w.gpu.type != GPU_F32) check_product(c, &w, rows[r], w.gpu.type);
         }
         check_invariant(c, &w);
-        if (!kinds[i].bits) check_embed(c, &w);
+        if (!forms[i].bits) check_embed(c, &w);
         check_forget_weights(c, &w, true);
     }
     static const sparse layers[] = {
-        {5, 64, 48, 8, 2, DTYPE_BF16, 0, true, true},
-        {1, 64, 32, 40, 8, DTYPE_F16, 0, false, false},
-        {30, 64, 32, 8, 4, DTYPE_BF16, 4, true, false},
-        {9, 96, 32, 8, 2, DTYPE_BF16, 8, false, true},
-        {150, 64, 32, 4, 2, DTYPE_BF16, 0, true, true}, /* by the library */
-        {150, 64, 32, 4, 2, DTYPE_F16, 4, true, false},
+        {5, 64, 48, 8, 2, {DTYPE_BF16, 0, 0, false}, true, true},
+        {1, 64, 32, 40, 8, {DTYPE_F16, 0, 0, false}, false, false},
+        {30, 64, 32, 8, 4, {DTYPE_BF16, 4, 32, false}, true, false},
+        {9, 96, 32, 8, 2, {DTYPE_BF16, 8, 32, false}, false, true},
+        {9, 96, 40, 8, 2, {DTYPE_BF16, 8, 64, true}, false, true},
+        {150, 64, 32, 4, 2, {DTYPE_BF16, 0, 0, false}, true, true}, /* by the library */
+        {150, 64, 32, 4, 2, {DTYPE_F16, 4, 32, false}, true, false},
+        {150, 64, 32, 4, 2, {DTYPE_F16, 8, 0, true}, true, false},
     };
     for (size_t i = 0; i < sizeof layers / sizeof *layers; i++) check_experts(c, &layers[i]);
 }

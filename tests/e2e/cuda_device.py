@@ -175,8 +175,9 @@ def benches():
     for word in ("limits: copy", "decode attention 1 x 64, fp8", "mass by page", "by 8 rows, int8", "largest of",
                  "draw by top-k and top-p"):
         assert word in lines, f"no '{word}' in: {lines}"
-    lines = octavo_with_device("bench", "kernels", "--device", "cuda", "--rows", "1", "--part-slots", "64").stdout
-    assert "decode attention 1 x 512, bf16" in lines, lines
+    lines = octavo_with_device("bench", "kernels", "--device", "cuda", "--dtype", "fp8", "--rows", "1", "--part-slots",
+                               "64").stdout
+    assert "decode attention 1 x 512, bf16" in lines and "by 1 rows, fp8" in lines, lines
     model = ["--model", "models/demo", "--device", "cuda", "--max-batch", "2", "--prefill-chunk", "16", "--rounds", "1",
              "--json", *SMALL]
     rows = json.loads(octavo_with_device("bench", "engine", *model, "--batch", "2", "--context", "16", "--prefill", "32",
@@ -205,7 +206,7 @@ def main():
     kernels = [here, "bench", "kernels", "--device"]
     for flags, word in ((["gpu"], "--device"), (["cuda:7"], "ordinal"), (["cuda", "--kv-dtype", "f32"], "--kv-dtype"),
                         (["cpu", "--part-slots", "64"], "--part-slots"), (["cuda", "--part-slots", "65"], "--part-slots"),
-                        (["cpu", "--kv-dtype", "fp8"], "--kv-dtype")):
+                        (["cpu", "--kv-dtype", "fp8"], "--kv-dtype"), (["cpu", "--dtype", "fp8"], "--dtype")):
         refused(subprocess.run([*kernels, *flags], env=dict(os.environ, LD_LIBRARY_PATH=home), capture_output=True,
                                text=True, timeout=300), word)
     two = run("--device", "cuda", "--tp", "2", "--workers", "threads", *prompt(PROMPTS[1]), driver=True)

@@ -203,6 +203,17 @@ template <class T> inline uint32_t subtract2(uint32_t a, uint32_t b, T)
     }
     return out;
 }
+template <class T> inline uint32_t multiply2(uint32_t a, uint32_t b, T)
+{
+    uint32_t out = 0;
+    for (int i = 0; i < 2; i++) {
+        T x, y;
+        x.bits = (uint16_t)(a >> 16 * i);
+        y.bits = (uint16_t)(b >> 16 * i);
+        out |= (uint32_t)from_float<T>(to_float(x) * to_float(y)).bits << 16 * i;
+    }
+    return out;
+}
 inline uint32_t pick_bytes(uint32_t a, uint32_t b, uint32_t selector)
 {
     uint64_t both = (uint64_t)b << 32 | a;

@@ -26,7 +26,7 @@ void quantized_unpack_i8(const quantized_weight *w, size_t row, size_t col, size
     for (size_t i = 0; i < n; i++) out[i] = (float)(int8_t)in[i];
 }
 
-static float scale_of(const quantized_weight *w, size_t row, size_t group)
+float quantized_scale(const quantized_weight *w, size_t row, size_t group)
 {
     size_t at = row / w->group_rows * w->scale_row_step + group * w->scale_step;
     const uint8_t *in = w->in[QUANTIZED_SCALES].data;
@@ -74,7 +74,7 @@ static void make_row(const quantized_weight *w, size_t row, uint8_t *out)
 {
     float scale[QUANTIZED_GROUPS_MAX], zero[QUANTIZED_GROUPS_MAX], x[CHUNK];
     for (size_t g = 0; g < w->n_groups; g++) {
-        scale[g] = scale_of(w, row, g);
+        scale[g] = quantized_scale(w, row, g);
         zero[g] = w->zero ? w->zero(w, row, g) : 0.0f;
     }
     for (size_t col = 0; col < w->cols; col += CHUNK) {

@@ -58,6 +58,28 @@ void quantized_rows(const quantized_weight *w, size_t row, size_t n, uint8_t *ou
 /* Hashes into h all that decides the rows except the data. */
 uint64_t quantized_hash(const quantized_weight *w, uint64_t h);
 
+/* ---- e4m3 that stays as it is (kept.c) ------------------------------------------------------- */
+
+/* Whether slices of n columns of w, or all of its columns, can be kept as e4m3 with f32 scales: its
+ * values are that, and no run of 32 columns of any slice has two scales in a row. Sets *group to
+ * the most columns, of 32, 64 and 128, that never have two, or to 0 where all columns of w share a
+ * scale. It is the same for all slices, which so have the same size. */
+bool quantized_can_keep(const quantized_weight *w, size_t n, uint8_t *group);
+/* The group of a matrix with parts of both groups. */
+uint8_t quantized_join_groups(uint8_t a, uint8_t b);
+
+typedef struct quantized_kept {
+    const quantized_weight *w;
+    size_t row, rows, col, n; /* the part of w */
+    size_t group;             /* columns that share a scale, at least 1; from col on */
+    uint8_t *values;          /* [rows, n] */
+    float *scales;            /* [rows, groups] */
+} quantized_kept;
+
+/* Copies values and makes scales. False: row *bad of w, the first such one, holds a NaN, or has a
+ * scale by which a value may not be finite. pool may be NULL. */
+bool quantized_keep_rows(const quantized_kept *k, thread_pool *pool, size_t *bad);
+
 /* ---- a folder's configuration ---------------------------------------------------------------- */
 
 struct quantized_name;

@@ -90,6 +90,8 @@ static inline uint32_t quantized_word(const quantized_weight *w, quantized_tenso
     return word;
 }
 
+/* The scale of a row's group. */
+float quantized_scale(const quantized_weight *w, size_t row, size_t group);
 /* quantized_weight.unpack for rows of bytes: E4M3 floats, and signed integers. */
 void quantized_unpack_e4m3(const quantized_weight *w, size_t row, size_t col, size_t n, float *out);
 void quantized_unpack_i8(const quantized_weight *w, size_t row, size_t col, size_t n, float *out);
