@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # usage: tools/make_client_venv.sh [agents | evals | cuda]
 # Installs the Python clients of tests/e2e/serve in build/clients-venv, the agent libraries in
-# build/agents-venv, guidellm in build/evals-venv, or NVIDIA's disassemblers in
+# build/agents-venv, the evaluation tools in build/evals-venv, or NVIDIA's disassemblers in
 # build/cuda-venv, again only when the requirements or Python change. Where the packages are not
 # available it prints why and leaves nothing behind: the suites that need them are then skipped, and
 # named.
