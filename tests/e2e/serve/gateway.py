@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """smg (the gateway of the package smg) in front of two replicas over gRPC: it tokenizes with what
-GetTokenizer returned, sends a prompt where KV events show its prefix as cached, and loses no
-request when a replica dies. usage: gateway.py OCTAVO [unittest arguments]"""
+GetTokenizer returned, sends a prompt where KV events show its prefix as cached, loses no request
+when a replica dies, and reads tool calls. usage: gateway.py OCTAVO [unittest arguments]"""
 
 import http.client
 import itertools
@@ -18,6 +18,9 @@ import urllib.request
 from harness import PAGE, PATIENCE, HeldPort, Server, eventually, main, need
 
 need("smg")
+openai = need("openai")
+
+from openai_tools import PARIS, TOOLS, Format, joined, told  # noqa: E402
 
 PREFIXES, TURNS = 12, 4
 GREEDY = {"max_tokens": 4, "temperature": 0}
@@ -182,6 +185,67 @@ class Gateway(unittest.TestCase):
         got = [answers.get() for _ in range(answers.qsize())]
         self.assertEqual([a for a in got if a[0] != 200], [])
         self.assertEqual([a for a in got if a[2] != texts[a[1]]], [])
+
+
+# smg's parser reads a call only where line breaks are around its object, as Qwen's models write it:
+# one behind a space, which Octavo's own parser reads too, stays text.
+CALLS = ['<tool_call>\n{"name": "weather", "argu', 'ments": {"city": "Par', 'is {}\\n"}}\n</tool', "_call>\n<tool",
+         '_call>\n{"name": "time"', ', "arguments": {}}\n</tool_call>']
+# Tools whose arguments end, whatever the model would say.
+CLOSED = [{"type": "function", "function": {"name": name, "parameters": {
+    "type": "object", "properties": {"city": {"enum": ["Paris"]}}, "required": ["city"],
+    "additionalProperties": False}}} for name in ("weather", "time")]
+
+
+class GatewayTools(unittest.TestCase):
+    """The gateway renders the template and reads calls; Octavo holds answers to its schemas."""
+
+    def setUp(self):
+        self.model = Format("hermes", "--served-model-name", "demo", more={"#call": CALLS})
+        self.addCleanup(self.model.__exit__, None, None, None)
+        self.smg = Smg(self.model.server, flags=["--tool-call-parser", "qwen"])
+        self.addCleanup(self.smg.stop)
+        eventually("smg has its worker", self.smg.ready)
+        self.client = openai.OpenAI(base_url=f"http://127.0.0.1:{self.smg.port}/v1", api_key="none", max_retries=0)
+
+    def ask(self, text, **more):
+        return self.client.chat.completions.create(
+            model="demo", messages=[{"role": "user", "content": text}], temperature=0, max_tokens=60,
+            **{"tools": TOOLS, **more})
+
+    def test_calls(self):
+        both = [("weather", PARIS), ("time", {})]
+        answer = self.ask("#call")
+        self.assertEqual(told(answer.choices[0].message.tool_calls), both)
+        self.assertEqual(answer.choices[0].finish_reason, "tool_calls")
+        direct = self.model.ask("#call")
+        self.assertEqual(answer.usage.prompt_tokens, direct.usage.prompt_tokens)
+        _, calls, finish = joined(self.ask("#call", stream=True))
+        # smg 1.13 lost the second call of a streamed answer in two runs of two.
+        self.assertEqual((calls[0][1:], finish), (both[0], "tool_calls"))
+        single = self.ask("#call", parallel_tool_calls=False).choices[0].message
+        self.assertEqual(told(single.tool_calls), both[:1])
+        for text, more in (("#plain", {}), ("#call", {"tool_choice": "none"})):
+            message = self.ask(text, **more).choices[0].message
+            self.assertEqual((message.content, message.tool_calls),
+                             ("".join(CALLS) if more else "It is warm.", None))
+
+    def test_a_named_call(self):
+        choice = {"type": "function", "function": {"name": "weather"}}
+        answer = self.ask("#plain", tools=CLOSED, tool_choice=choice).choices[0]
+        self.assertEqual(told(answer.message.tool_calls), [("weather", {"city": "Paris"})])
+        _, calls, finish = joined(self.ask("#plain", tools=CLOSED, tool_choice=choice, stream=True))
+        self.assertEqual(([call[1:] for call in calls], finish), ([("weather", {"city": "Paris"})], "tool_calls"))
+
+    def test_a_call_is_required(self):
+        """smg's schema lets a call have more members than it reads, with which this model does not
+        end: max_tokens cuts the answer, whose stream has the first call, while whole it is text."""
+        _, calls, finish = joined(self.ask("#plain", tools=CLOSED, tool_choice="required", stream=True))
+        self.assertIn(calls[0][1], ("weather", "time"))
+        self.assertEqual((calls[0][2], finish), ({"city": "Paris"}, "length"))
+        answer = self.ask("#plain", tools=CLOSED, tool_choice="required").choices[0]
+        self.assertIsNone(answer.message.tool_calls)
+        self.assertRegex(answer.message.content, r'^\[\{"name":"(weather|time)","parameters":\{"city":"Paris"\},')
 
 
 if __name__ == "__main__":

@@ -78,7 +78,7 @@ def joined(chunks):
         for c in choice.delta.tool_calls or []:
             if c.index == len(found):
                 found.append({"id": c.id, "name": c.function.name, "arguments": ""})
-            found[c.index]["arguments"] += c.function.arguments
+            found[c.index]["arguments"] += c.function.arguments or "" # none in smg's first delta
     return content, [(c["id"], c["name"], json.loads(c["arguments"])) for c in found], finish
 
 
