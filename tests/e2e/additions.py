@@ -2,8 +2,8 @@
 """Tries "Adding things" of ARCHITECTURE.md: adds a retention scorer, a model family, a counter and
 a request field to a copy of the tree, each by the edits that the document names, builds the copy,
 and uses each of them. The paths come from the document, so the test fails when the document is
-wrong and when an addition needs another file. The modules in BELOW, which know none of what is added,
-are those of the tree's own build.
+wrong and when an addition needs another file. The modules in BELOW, which know none of what is
+added, are those of the tree's own build.
 usage: additions.py BUILD [CMAKE OPTIONS]   (from the root)
 """
 

@@ -71,7 +71,8 @@ class Settings(unittest.TestCase):
         for command in ("serve", "worker", "plan", "run"):
             every |= flags_of(command)
         foreign = {"worker-urls", "model-path", "policy", "block-size", "host", "port", "tenant-api-key",
-                   "health-check-interval-secs", "cb-timeout-duration-secs",                # smg
+                   "health-check-interval-secs", "cb-timeout-duration-secs", "pd-disaggregation", "prefill",
+                   "decode",                                                                # smg
                    "nodes", "ntasks-per-node", "exclusive", "time", "signal", "job-name", "kill-on-bad-exit",
                    "from-file", "help"}
         for path in ("docs/cluster.md", "deploy/octavo.sbatch", "deploy/kubernetes/group.yaml"):

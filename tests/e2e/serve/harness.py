@@ -279,7 +279,7 @@ def run_offline(requests, *flags):
 
 
 def rank_was_missed(text):
-    """Whether an error is of a rank that did not answer in time, which happens on a busy machine."""
+    """Whether an error is of a rank that did not answer in time, as on a busy machine."""
     return re.search("no heartbeat|its peers failed|is being restarted", text) is not None
 
 

@@ -40,7 +40,7 @@ class Answer:
         self.thread.start()
 
     def send(self):
-        """Whether it is accepted: not while a rank that was missed on a busy machine is made again."""
+        """Whether it is accepted: not while a missed rank of a busy machine is made again."""
         self.c = self.server.connect()
         self.c.request("POST", "/v1/completions", json.dumps({**self.body, "stream": True}),
                        {"Content-Type": "application/json", "X-Request-Id": self.asked, **self.headers})
@@ -69,8 +69,8 @@ class Answer:
         return json.loads(text)["map"] if status == 200 else None
 
     def again(self):
-        """Asks again for an answer that ended before it was seen: this process may have waited for a
-        core, or a rank may have been missed."""
+        """Asks again for an answer that ended before it was seen: this process may have waited for
+        a core, or a rank may have been missed."""
         if not self.thread.is_alive():
             self.end()
             self.start()

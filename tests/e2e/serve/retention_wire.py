@@ -84,8 +84,8 @@ class Wire(ServeTest):
                 self.assertEqual(whole_metrics["kept_tokens"], whole_metrics["logical_tokens"])
                 self.stub.FlushCache(pb.FlushCacheRequest())
                 part, metrics, end = self.running(surface, ids, RETENTION)
-                # The answer goes on meanwhile, and grows with each token; what was dropped is N - KEPT
-                # tokens however long it is.
+                # The answer goes on meanwhile, and grows with each token; what was dropped is
+                # N - KEPT tokens however long it is.
                 pages = (N - KEPT) // PAGE * self.layers * KV_HEADS
                 grown = metrics["logical_tokens"] - N
                 self.assertEqual(metrics["logical_tokens"] - metrics["kept_tokens"], N - KEPT)
