@@ -300,10 +300,10 @@ static inline uint32_t embed_heads_of(const backend_info *info, const step_seq *
     return n;
 }
 
-/* What a rank of `ranks` has of cells: of those numbers `cell_bytes` each. In a cell's bytes, which
- * are those of all ranks, its slice is number `place` of `n_slices`. Ranks that share a head have
- * equal slices, and the first gives them. cell_bytes is 0 where the rank has no block_bytes, or
- * where the geometry is not one for so many ranks. */
+/* A rank's slice of each cell: it has the cells of numbers `cells`, and `cell_bytes` bytes of each.
+ * A whole cell's bytes are `n_slices` slices one behind the other, of which this is number `place`.
+ * Ranks that share a head have equal slices, and the first of them `gives` it. cell_bytes is 0
+ * where the rank has no block_bytes, or where KV heads cannot be divided among so many ranks. */
 typedef struct backend_slice {
     pkv_cells cells;
     size_t cell_bytes;

@@ -7,8 +7,8 @@
 int64_t clock_now_us(void);
 int64_t clock_now_ns(void);
 
-/* What the calling thread has computed so far. Time in which it waited, or in which other threads
- * had its core, does not count. */
+/* The time for which the calling thread has had a core so far. Time in which it waited, or in which
+ * other threads had its core, does not count. */
 int64_t clock_thread_ns(void);
 
 #endif

@@ -121,7 +121,8 @@ typedef struct service {
 status service_init(service *s, const rpc_options *options);
 /* Call it after every generation has been released. */
 void service_destroy(service *s);
-/* What vLLM's connectors call an engine: another one at each start (transfer_params.c). */
+/* Writes the engine id of vLLM's connectors, which is another one at each start of the server
+ * (transfer_params.c). */
 void service_engine_id(const service *s, char id[SERVICE_ENGINE_ID_BYTES]);
 /* Appends what became of a request's kv_transfer_params as vLLM's answers have it: for another
  * server to fetch the prompt by, or where the prompt's K and V came from (transfer_params.c). */

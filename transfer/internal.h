@@ -86,8 +86,8 @@ typedef struct fetch_queue {
     pthread_cond_t arrived, ended;
     pthread_t threads[FETCH_THREADS];
     transfer_fetch *at[FETCH_THREADS]; /* the fetch that each thread is at */
-    int unwanted_fds[FETCH_THREADS];   /* each can be read once nobody wants that fetch */
-    bool unwanted[FETCH_THREADS];      /* that is so */
+    int unwanted_fds[FETCH_THREADS];   /* each becomes readable when that fetch is taken back */
+    bool unwanted[FETCH_THREADS];      /* that fetch was taken back */
     uint32_t n_threads, n_under_way;
     transfer_fetch *first, *last;
     int64_t *silent_us; /* [n_peers] when the last fetch of each was given up, 0 = none was */
@@ -105,11 +105,11 @@ bool socket_split(const char *address, char host[TRANSFER_HOST_BYTES], uint16_t 
 status socket_listen(const char *address, int *fd, uint16_t *port, error *err);
 /* Whether it listens at every address of this machine, in whatever form that was written. */
 bool socket_is_of_any_address(int fd);
-/* How long something is waited for, and what ends it before. */
+/* The time that a socket is waited for, and what ends the wait earlier. */
 typedef struct socket_wait {
     int64_t timeout_us;
-    int stop_fd, unwanted_fd; /* that can be read; -1 = none */
-    const char *late;         /* what is said of the end of the time; NULL: of a peer */
+    int stop_fd, unwanted_fd; /* either ends the wait once it is readable; -1 = none */
+    const char *late;         /* the error after the timeout; NULL: that the peer did nothing */
 } socket_wait;
 
 /* Waits for events of fd. NULL, or why it must wait no longer. */

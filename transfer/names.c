@@ -1,6 +1,6 @@
-/* Names of hosts, which take as long as the system's resolver does (resolv.conf's timeout and
- * attempts), and which it cannot be told to give up. Hence a thread for each, that nobody waits for
- * longer than for a peer: it ends by itself. */
+/* Addresses of hosts by their names. The system's resolver takes as long as resolv.conf's timeout
+ * and attempts say, and cannot be told to stop. So a thread of its own asks it for each name; a
+ * fetch waits for that thread no longer than for a peer, and the thread ends by itself. */
 #include "transfer/internal.h"
 
 #include <netdb.h>
@@ -11,7 +11,7 @@
 #include <sys/socket.h>
 #include <unistd.h>
 
-/* Names that are being resolved at once, those that nobody waits for any more among them. */
+/* Names that are resolved at once, with those whose fetch has given up waiting. */
 enum { LOOKUPS_MOST = 16 };
 
 struct name_finder {

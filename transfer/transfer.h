@@ -90,9 +90,9 @@ typedef struct transfer_fetch {
  * is given up because the peer did nothing in time, so are all that wait for the same peer by
  * then. */
 void transfer_fetch_begin(transfer *t, transfer_fetch *f);
-/* Nobody wants the fetch any more, for which transfer_fetch_begin has returned and whose memory is
- * still there. True: it waited for a thread, and `done` is not called. False: `done` was called, or
- * soon is, because its peer is not waited for any longer. */
+/* Takes back a fetch for which transfer_fetch_begin has returned and whose memory is still there.
+ * True: the fetch waited for a thread, and `done` is not called. False: `done` was called, or soon
+ * is, because the fetch waits for its peer no longer. */
 bool transfer_fetch_take_back(transfer *t, transfer_fetch *f);
 /* Gives up all fetches, also later ones, and returns once each was told. */
 void transfer_cancel(transfer *t);

@@ -114,8 +114,8 @@ typedef struct cuda_weights {
     size_t n_blocks;
 } cuda_weights;
 
-/* What to load of a model for a rank's device: the CPU's weights, but that what is stored as e4m3
- * stays that. */
+/* The options to load a model's weights by, for a rank's device: those of the CPU, except that
+ * matrices which the checkpoint stores as e4m3 stay e4m3. */
 weights_options cuda_weights_wanted(const backend_options *o, const model_config *config);
 /* Copies weights packed for the CPU and unpacks them on the device. w may be destroyed after it. */
 status cuda_weights_load(cuda_device *d, const model_weights *w, const model_config *c,

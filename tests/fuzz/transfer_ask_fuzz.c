@@ -26,7 +26,7 @@ static void mend(uint8_t how, uint8_t *bytes, size_t n)
     memcpy(bytes, &a, sizeof a);
 }
 
-/* What it should be answered; WIRE_OUTCOMES: nothing. */
+/* The answer that these bytes should get; WIRE_OUTCOMES: none. */
 static wire_outcome expected(const uint8_t *bytes, size_t n)
 {
     wire_ask a;

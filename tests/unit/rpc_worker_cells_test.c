@@ -1,6 +1,6 @@
 /* Copies of K and V out of workers and into them: the same bytes as of ranks in threads, beside
- * steps and from several threads; callers without the session get nothing, and nobody gets cells
- * that the rank does not have; a lost rank ends the copies. */
+ * steps and from several threads. A call without the session, or for cells that the rank does not
+ * have, is refused; a lost rank ends the copies. */
 #include "rpc/worker/group.h"
 #include "rpc/worker/server.h"
 #include "tests/unit/cells_of_block.h"

@@ -263,7 +263,7 @@ static void a_request_may_end_while_it_is_filled(void **state)
     finish(f);
 }
 
-/* A step gives up one page of one layer of an arrival that nobody waits for. */
+/* An arrival whose request has ended is given up in portions: here one page of a layer a step. */
 static void what_came_in_vain_goes_in_portions(void **state)
 {
     (void)state;

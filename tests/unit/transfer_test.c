@@ -437,7 +437,7 @@ static uint32_t n_at_threads(fetch_queue *q)
     return n;
 }
 
-/* What nobody wants any more ends at once, whether a thread has it or it waits for one. */
+/* A fetch that is taken back ends at once, whether a thread has it or it waits for one. */
 static void fetches_are_taken_back(void **state)
 {
     (void)state;

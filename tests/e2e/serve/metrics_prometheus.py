@@ -100,7 +100,7 @@ class Prometheus(ServeTest):
         before = self.scrapes(port)
         eventually("Prometheus reads it again", lambda: self.scrapes(port) >= before + 2)
         for title, query in queries():
-            # Divisions give nothing while nothing happens, and nobody called by gRPC.
+            # A quotient has no value while its counters stand still, and no call came over gRPC.
             lacks = "/ (" in query or "grpc_requests_total" in query
             # After a page that came late, every series is gone until the next page.
             eventually(f"{title}: {query}", lambda q=query, may=lacks: self.result(port, q) or may)
