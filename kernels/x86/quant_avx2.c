@@ -75,6 +75,18 @@ INLINE void add_scaled(__m256i sums, __m256 w_scales, float x_scale, float *acc)
     _mm256_storeu_ps(acc, _mm256_fmadd_ps(_mm256_cvtepi32_ps(sums), by, _mm256_loadu_ps(acc)));
 }
 
+/* acc [rows][16] += sums [rows][2], scaled. */
+INLINE void add_sums(const int bits, const int rows, const uint8_t *scales, const __m256i *sums,
+                     const float *x_scales, float *acc)
+{
+    const __m256 w_scales[] = {scales_of(bits, scales), scales_of(bits, scales + 16)};
+#pragma GCC unroll 6
+    for (int r = 0; r < rows; r++)
+#pragma GCC unroll 2
+        for (int h = 0; h < 2; h++)
+            add_scaled(sums[2 * r + h], w_scales[h], x_scales[r], acc + r * KERN_PANEL + 8 * h);
+}
+
 /* acc [rows][16] += a group of a panel. line and step are those of run_8. */
 INLINE void add_group_8(const int rows, const uint8_t *scales, const uint8_t *w, size_t group,
                         const uint8_t *x, float *acc, const uint8_t *line, size_t step)
@@ -85,37 +97,36 @@ INLINE void add_group_8(const int rows, const uint8_t *scales, const uint8_t *w,
 #pragma GCC unroll 12
     for (int i = 0; i < 2 * rows; i++) sums[i] = _mm256_setzero_si256();
     run_8(rows, w, q, group, sums, line, step);
-    const __m256 w_scales[] = {scales_of(8, scales), scales_of(8, scales + 16)};
-#pragma GCC unroll 6
-    for (int r = 0; r < rows; r++)
-#pragma GCC unroll 2
-        for (int h = 0; h < 2; h++)
-            add_scaled(sums[2 * r + h], w_scales[h], x_scales[r], acc + r * KERN_PANEL + 8 * h);
+    add_sums(8, rows, scales, sums, x_scales, acc);
 }
 
-INLINE void run_4(const int rows, const uint8_t *w, const int8_t *x, size_t group, __m256i *sums)
+/* pairs [rows][2] += a run of a panel times x, in 16 bits. Both halves of the panel use a quad of x
+ * while it is in a register. */
+INLINE void run_4(const int rows, const uint8_t *w, const int8_t *x, size_t group, __m256i *pairs)
 {
-    const __m256i ones = _mm256_set1_epi16(1), low = _mm256_set1_epi8(15);
-    __m256i pairs[TILE_ROWS];
-#pragma GCC unroll 6
-    for (int r = 0; r < rows; r++) pairs[r] = _mm256_setzero_si256();
+    const __m256i low = _mm256_set1_epi8(15);
 #pragma GCC unroll 1
-    for (size_t i = 0; i < RUN / 8; i++) {
-        __m256i both = _mm256_load_si256((const __m256i *)(w + i * 64));
-        __m256i even = _mm256_and_si256(both, low);
-        __m256i odd = _mm256_and_si256(_mm256_srli_epi16(both, 4), low);
+    for (size_t i = 0; i < RUN; i += 8, w += 64) {
+#pragma GCC unroll 2
+        for (size_t odd = 0; odd < 2; odd++) {
+            __m256i v[2];
+#pragma GCC unroll 2
+            for (int h = 0; h < 2; h++) {
+                v[h] = _mm256_load_si256((const __m256i *)(w + 32 * h));
+                v[h] = _mm256_and_si256(odd ? _mm256_srli_epi16(v[h], 4) : v[h], low);
+            }
 #pragma GCC unroll 6
-        for (int r = 0; r < rows; r++) {
-            const int8_t *at = x + (size_t)r * group + 8 * i;
-            __m256i first = _mm256_maddubs_epi16(even, quad_of(at));
-            __m256i second = _mm256_maddubs_epi16(odd, quad_of(at + 4));
-            pairs[r] = _mm256_add_epi16(pairs[r], first);
-            pairs[r] = _mm256_add_epi16(pairs[r], second);
+            for (int r = 0; r < rows; r++) {
+                __m256i quad = quad_of(x + (size_t)r * group + i + 4 * odd);
+#pragma GCC unroll 2
+                for (int h = 0; h < 2; h++) {
+                    __m256i product = _mm256_maddubs_epi16(v[h], quad);
+                    pairs[2 * r + h] = _mm256_add_epi16(pairs[2 * r + h], product);
+                    KEEP(pairs[2 * r + h]);
+                }
+            }
         }
     }
-#pragma GCC unroll 6
-    for (int r = 0; r < rows; r++)
-        sums[r] = _mm256_add_epi32(sums[r], _mm256_madd_epi16(pairs[r], ones));
 }
 
 /* The 4-bit run for one row, without a loop: it bounds decoding at batch 1 where memory is fast. */
@@ -135,23 +146,49 @@ INLINE __m256i run_4_row(const uint8_t *w, const int8_t *x)
     return _mm256_madd_epi16(_mm256_add_epi16(pairs[0], pairs[1]), _mm256_set1_epi16(1));
 }
 
-/* acc [rows][16] += a group of half a panel. scales points to its eight scales. */
+/* sums [rows][2] = starts + a group of a panel times x [rows][group]. */
+INLINE void group_4(const int rows, const uint8_t *w, const int8_t *x, size_t group,
+                    const int32_t *starts, __m256i *sums)
+{
+    const __m256i ones = _mm256_set1_epi16(1);
+    size_t at = 0;
+    do {
+        __m256i pairs[2 * TILE_ROWS];
+#pragma GCC unroll 12
+        for (int i = 0; i < 2 * rows; i++) pairs[i] = _mm256_setzero_si256();
+        run_4(rows, w + at * 8, x + at, group, pairs);
+#pragma GCC unroll 12
+        for (int i = 0; i < 2 * rows; i++) {
+            /* Read here, because before the run they would take its registers. */
+            __m256i before = at == 0 ? _mm256_set1_epi32(starts[i / 2]) : sums[i];
+            sums[i] = _mm256_add_epi32(before, _mm256_madd_epi16(pairs[i], ones));
+        }
+        at += RUN;
+    } while (at < group);
+}
+
+/* group_4 for one row. */
+INLINE void group_4_row(const uint8_t *w, const int8_t *x, size_t group, const int32_t *starts,
+                        __m256i *sums)
+{
+    for (int h = 0; h < 2; h++) {
+        sums[h] = _mm256_set1_epi32(starts[0]);
+        for (size_t at = 0; at < group; at += RUN)
+            sums[h] = _mm256_add_epi32(sums[h], run_4_row(w + 32 * h + at * 8, x + at));
+    }
+}
+
+/* acc [rows][16] += a group of a panel. */
 INLINE void add_group_4(const int rows, const uint8_t *scales, const uint8_t *w, size_t group,
                         const uint8_t *x, float *acc)
 {
-    __m256i sums[TILE_ROWS];
+    __m256i sums[2 * TILE_ROWS];
     const int8_t *q = (const int8_t *)x;
     const float *x_scales = (const float *)(const void *)(x + (size_t)rows * group);
     const int32_t *starts = (const int32_t *)(const void *)(x_scales + rows);
-#pragma GCC unroll 6
-    for (int r = 0; r < rows; r++) sums[r] = _mm256_set1_epi32(starts[r]);
-    for (size_t at = 0; at < group; at += RUN) {
-        if (rows == 1) sums[0] = _mm256_add_epi32(sums[0], run_4_row(w + at * 8, q + at));
-        else run_4(rows, w + at * 8, q + at, group, sums);
-    }
-    __m256 scale = scales_of(4, scales);
-#pragma GCC unroll 6
-    for (int r = 0; r < rows; r++) add_scaled(sums[r], scale, x_scales[r], acc + r * KERN_PANEL);
+    if (rows == 1) group_4_row(w, q, group, starts, sums);
+    else group_4(rows, w, q, group, starts, sums);
+    add_sums(4, rows, scales, sums, x_scales, acc);
 }
 
 INLINE void add_group(const int bits, const int rows, const uint8_t *scales, const uint8_t *w,
@@ -161,8 +198,7 @@ INLINE void add_group(const int bits, const int rows, const uint8_t *scales, con
         add_group_8(rows, scales, w, group, x, acc, line, step);
         return;
     }
-    for (size_t h = 0; h < 2; h++)
-        add_group_4(rows, scales + 16 * h, w + 32 * h, group, x, acc + 8 * h);
+    add_group_4(rows, scales, w, group, x, acc);
 }
 
 INLINE void tile(const int bits, const int rows, const int side, const uint8_t *w, size_t w_stride,
@@ -176,9 +212,9 @@ INLINE void tile(const int bits, const int rows, const int side, const uint8_t *
         for (int i = 0; i < side; i++) {
             const uint8_t *at = w + (size_t)i * w_stride, *line = next + (size_t)i * ahead->stride;
             /* 8 bits: run_8 prefetches the other lines; only the line of scales is prefetched
-             * here. */
-            for (size_t l = 0; l < (bits == 8 ? 1 : lines); l++)
-                _mm_prefetch((const char *)(line + l * ahead->step), _MM_HINT_T0);
+             * here. Tiles that share a prefetch have steps of a few bytes. */
+            for (size_t l = 0; l < (bits == 8 ? 1 : lines * ahead->step); l += 64)
+                _mm_prefetch((const char *)(line + l), _MM_HINT_T0);
             for (size_t g = 0; g < 2; g++)
                 add_group(bits, rows, at + 32 * g, at + 64 + g * group_bytes, group,
                           x + g * x_bytes, acc + i * rows * KERN_PANEL,
