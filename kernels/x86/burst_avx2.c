@@ -20,9 +20,10 @@ static double fma_burst__avx2(size_t rounds, float *sink)
     return 2.0 * 8 * CHAINS * (double)rounds;
 }
 
-/* The compiler sees lanes of 16 bits too: GCC 12 copies a __m256i, lanes of 64, to the stack at
- * each instruction of a chain. */
+/* The compiler sees the lanes that the instruction gives: GCC 12 copies a vector of other lanes,
+ * such as a __m256i, to the stack at each instruction of a chain. */
 typedef int16_t sums_i16 __attribute__((vector_size(32)));
+typedef int32_t sums_i32 __attribute__((vector_size(32)));
 
 /* Each product is an operand of the next one; a sum would take an instruction of its own. */
 static double int_burst__avx2(size_t rounds, float *sink)
@@ -43,14 +44,14 @@ static double int_burst__avx2(size_t rounds, float *sink)
 static double pair_burst__avx2(size_t rounds, float *sink)
 {
     const __m256i x = _mm256_set1_epi16(-3);
-    sums_i16 sums[CHAINS];
+    sums_i32 sums[CHAINS];
 #pragma GCC unroll 12
-    for (int c = 0; c < CHAINS; c++) sums[c] = (sums_i16)_mm256_set1_epi16((int16_t)c);
+    for (int c = 0; c < CHAINS; c++) sums[c] = (sums_i32)_mm256_set1_epi32(c);
     for (size_t i = 0; i < rounds; i++)
 #pragma GCC unroll 12
-        for (int c = 0; c < CHAINS; c++) sums[c] = (sums_i16)_mm256_madd_epi16((__m256i)sums[c], x);
+        for (int c = 0; c < CHAINS; c++) sums[c] = (sums_i32)_mm256_madd_epi16((__m256i)sums[c], x);
 #pragma GCC unroll 12
-    for (int c = 0; c < CHAINS; c++) *sink += (float)_mm256_extract_epi16((__m256i)sums[c], 0);
+    for (int c = 0; c < CHAINS; c++) *sink += (float)_mm256_extract_epi32((__m256i)sums[c], 0);
     return 2.0 * 16 * CHAINS * (double)rounds;
 }
 
