@@ -22,7 +22,7 @@
 #include "comm/comm.h"
 
 enum {
-    WORKER_PROTOCOL = 20, // changes with proto/worker.proto
+    WORKER_PROTOCOL = 21, // changes with proto/worker.proto
     WORKER_RANKS_MAX = 1024,
     WORKER_ADDRESS_BYTES_MAX = 64 << 10,
 };
@@ -60,6 +60,7 @@ typedef struct worker_config {
     const char *cache_dir;
     const char *kv_disk;    // folder of the rank's part of a pool on disk
     uint64_t kv_disk_bytes; // over all ranks; 0 = the pool is in memory
+    uint32_t silence_ms;    // the worker ends a session without a heartbeat for so long; not 0
 } worker_config;
 
 /* Facts about a loaded rank, for reports: those of backend_facts, and its device. */
@@ -104,9 +105,8 @@ typedef struct worker_server_options {
     worker_tls tls;
     const char *version; // octavo's version: coordinators of another version are refused
     worker_host host;
-    int64_t silence_us; // a session without a heartbeat for so long ends; 0 = 3 s
-    size_t part_bytes;  // a larger result or plan is sent in parts of this size: the coordinator
-                        // must have the same value; 0 = 64 MiB
+    size_t part_bytes; // a larger result or plan is sent in parts of this size: the coordinator
+                       // must have the same value; 0 = 64 MiB
     /* Gets a line about each change of a session, for a log. Called on any of the server's threads.
      * May be NULL. */
     void (*log_line)(void *ctx, const char *line);
@@ -128,8 +128,10 @@ typedef struct worker_group_options {
     uint32_t n;
     worker_tls tls;
     const char *version;
-    const worker_config *config; // read whenever a rank is made, which fills in rank and size
-    int64_t silence_us;  // a worker that answers no heartbeat for so long is lost; 0 = 1.5 s
+    const worker_config *config; // read whenever a rank is made; it fills rank, size, silence_ms
+    /* A worker that answers no heartbeat for so long is lost; 0 = 1.5 s. A worker that gets none
+     * for twice as long ends its session. */
+    int64_t silence_us;
     int64_t patience_us; // how long Configure is repeated while a worker is busy; 0 = 5 s
     size_t part_bytes;   // as worker_server_options.part_bytes
     /* Called when a worker that the group waits for accepts connections but has answered nothing

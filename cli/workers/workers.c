@@ -142,7 +142,7 @@ static status create(workers *w, const workers_flags *f, bool by_address, uint32
     int64_t patience_s = w->wait_s < PATIENCE_S ? w->wait_s : PATIENCE_S;
     worker_group_options o = {
         .patience_us = patience_s * 1000000 + 1, /* 0 would be the default */
-        .silence_us = f->silence_us,
+        .silence_us = (int64_t)f->silence_ms * 1000,
         .addresses = w->addresses,
         .n = w->n,
         .tls = {f->cert, f->key, f->ca},

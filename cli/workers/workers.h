@@ -10,7 +10,7 @@ typedef struct workers_flags {
     const char *where;           // NULL = "threads"; "auto", "threads", "local", or addresses
     const char *cert, *key, *ca; // PEM files
     uint32_t wait_s;             // for workers by address, at the start
-    int64_t silence_us;          // silence after which a rank is lost; not a flag; 0 = the default
+    uint32_t silence_ms;         // silence after which a rank is lost; 0 = the default
 } workers_flags;
 
 /* The device that the ranks compute on, and the format of their pages. */

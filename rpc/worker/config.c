@@ -14,6 +14,7 @@ enum {
     SEQS_MAX = 1 << 16,
     VOCAB_MAX = 1 << 24,
     THREADS_MAX = 1024,
+    SILENCE_MAX_MS = 7200000,
 };
 
 /* ---- texts ----------------------------------------------------------------------------------- */
@@ -118,6 +119,7 @@ status config_pack(const worker_config *c, uint64_t session, const char *version
     m->max_rows = c->max_rows;
     m->max_seqs = c->max_seqs;
     m->max_model_len = c->max_model_len;
+    m->silence_ms = c->silence_ms;
     for (const text_field *t = texts; t < texts + sizeof texts / sizeof *texts; t++) {
         const char *text = *(const char *const *)(const void *)((const char *)c + t->config);
         *(ProtobufCBinaryData *)(void *)((char *)m + t->message) = pack_text(text);
@@ -177,6 +179,9 @@ static status check_numbers(const configure_message *m, error *err)
     if (m->n_threads > THREADS_MAX)
         return error_set(err, STATUS_INVALID, "n_threads: %u is above %d", m->n_threads,
                          THREADS_MAX);
+    if (m->silence_ms == 0 || m->silence_ms > SILENCE_MAX_MS)
+        return error_set(err, STATUS_INVALID, "silence_ms: %u is not 1 to %d", m->silence_ms,
+                         SILENCE_MAX_MS);
     return STATUS_IS_OK;
 }
 
@@ -206,6 +211,7 @@ status config_unpack(const configure_message *m, const char *version, arena *a, 
         .max_rows = m->max_rows,
         .max_seqs = m->max_seqs,
         .max_model_len = m->max_model_len,
+        .silence_ms = m->silence_ms,
     };
     for (const text_field *t = texts; t < texts + sizeof texts / sizeof *texts; t++) {
         const void *from = (const char *)m + t->message;

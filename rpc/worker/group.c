@@ -96,6 +96,7 @@ static void note_arrival(worker_link *l)
     l->config = *g->o.config;
     l->config.rank = l->rank;
     l->config.size = g->o.n;
+    l->config.silence_ms = (uint32_t)(2 * group_silence_us(g) / 1000);
     pthread_mutex_unlock(&g->lock);
 }
 

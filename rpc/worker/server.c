@@ -11,7 +11,6 @@ enum {
     STREAMS_MAX = 64,
     DESCRIPTORS_MAX = 128, // of connections: a coordinator needs a few
     FIRST_MESSAGE_US = 10000000,
-    SILENCE_US = 3000000,
     UNPACK_FACTOR = 4, // as in rpc/grpc
     UNPACK_EXTRA = 1 << 20,
 };
@@ -205,10 +204,7 @@ static void *step_main(void *arg)
 
 /* ---- the watcher ----------------------------------------------------------------------------- */
 
-static int64_t silence_us(const worker_server *s)
-{
-    return s->o.silence_us ? s->o.silence_us : SILENCE_US;
-}
+static int64_t silence_us(const worker_server *s) { return (int64_t)s->config.silence_ms * 1000; }
 
 static void *watch_main(void *arg)
 {

@@ -350,7 +350,7 @@ static status make_threads(const backend_options *o, uint32_t n_ranks, backend *
 static status make_processes(const backend_options *o, uint32_t n_ranks, backend *out, error *err)
 {
     /* A busy machine may let eight processes wait for seconds. */
-    static const workers_flags local = {.where = "local", .silence_us = 60000000};
+    static const workers_flags local = {.where = "local", .silence_ms = 60000};
     const workers_device cpu = {"cpu", 0, kern_kv_name(o->kv_type)};
     backend_facts facts;
     if (!groups[n_ranks])

@@ -33,6 +33,7 @@ static worker_config a_config(void)
         .max_rows = ROWS,
         .max_seqs = SEQS,
         .max_model_len = 256,
+        .silence_ms = 3000,
         .cache_dir = "",
         .kv_disk = "/var/kv",
         .kv_disk_bytes = UINT64_MAX - 2,
@@ -68,6 +69,7 @@ static void assert_same_numbers(const worker_config *a, const worker_config *b)
     assert_int_equal(a->max_rows, b->max_rows);
     assert_int_equal(a->max_seqs, b->max_seqs);
     assert_int_equal(a->max_model_len, b->max_model_len);
+    assert_int_equal(a->silence_ms, b->silence_ms);
 }
 
 static void configs_come_out_as_they_went_in(void **state)
@@ -138,6 +140,8 @@ static void absurd_numbers_are_refused(void **state)
     } while (0)
     WRONG_CONFIG(quant_bits, 260, "quant_bits: 260 is not 0, 4 or 8");
     WRONG_CONFIG(quant_bits, 2, "quant_bits: 2 is not 0, 4 or 8");
+    WRONG_CONFIG(silence_ms, 0, "silence_ms: 0 is not 1 to 7200000");
+    WRONG_CONFIG(silence_ms, 7200001, "silence_ms: 7200001 is not 1 to 7200000");
     WRONG_CONFIG(quant_attention, UINT32_MAX, "quant_attention: 4294967295 is not 0, 4 or 8");
     WRONG_CONFIG(quant_group, 0, "quant_group: 0 is not 32, 64 or 128");
     WRONG_CONFIG(quant_group, 320, "quant_group: 320 is not 32, 64 or 128");

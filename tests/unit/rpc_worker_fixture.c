@@ -230,7 +230,7 @@ site *site_create(uint32_t n)
     s->n = n;
     pthread_mutex_init(&s->lock, NULL);
     assert_true(status_ok(model_config_load("models/demo", NULL, 0, &s->model, NULL)));
-    s->worker_silence_us = s->silence_us = SITE_LONG;
+    s->silence_us = SITE_LONG;
     s->config = (worker_config){
         .model = "models/demo",
         .config_fingerprint = SITE_FINGERPRINT,
@@ -266,7 +266,6 @@ void site_start_worker(site *s, uint32_t rank, const char *address)
         .tls = s->tls,
         .version = SITE_VERSION,
         .host = {r, host_configure, host_join, host_load, host_abort, host_reset, host_waits},
-        .silence_us = s->worker_silence_us,
         .part_bytes = s->part_bytes,
         .log_line = log_line,
         .log_ctx = r,

@@ -51,7 +51,7 @@ typedef struct site {
     model_config model;
     worker_config config;
     worker_tls tls; // of the workers
-    int64_t worker_silence_us, silence_us, patience_us;
+    int64_t silence_us, patience_us;
     size_t part_bytes; // of both sides
     site_rank ranks[SITE_RANKS];
     const char *addresses[SITE_RANKS];

@@ -182,6 +182,7 @@ static void step_begin(stepping *t, site *s)
     configure.version = call_bytes(SITE_VERSION, strlen(SITE_VERSION));
     configure.session = join.session = load.session = t->m.session = 7;
     configure.size = configure.max_rows = configure.max_seqs = 1;
+    configure.silence_ms = SITE_LONG / 1000;
     configure.config_fingerprint = SITE_FINGERPRINT;
     configure.kv_type = call_bytes("f32", 3);
     configure.geometry = &geometry;

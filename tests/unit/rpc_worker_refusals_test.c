@@ -169,6 +169,7 @@ static void calls_out_of_turn_are_refused(void **state)
     configure.protocol = WORKER_PROTOCOL;
     configure.version = call_bytes(SITE_VERSION, strlen(SITE_VERSION));
     configure.size = configure.max_rows = configure.max_seqs = 1;
+    configure.silence_ms = SITE_LONG / 1000;
     configure.config_fingerprint = SITE_FINGERPRINT;
     configure.kv_type = call_bytes("f32", 3);
     configure.geometry = &geometry;

@@ -11,7 +11,7 @@ import signal
 import threading
 import unittest
 
-from harness import LIGHT, PATIENCE, eventually, main
+from harness import LIGHT, PATIENCE, PATIENT, eventually, main
 from disk_cache import HIT, PAGE, PROMPTS, Store, flip
 from disk_sessions import CHUNKKV, Conversations
 from processes import ranks_of
@@ -19,7 +19,7 @@ from workers import Worker
 
 RANKS = 2
 ROUNDS = 50 if "OCTAVO_SOAK" in os.environ else 2
-THREADS, LOCAL = (["--tp", str(RANKS), "--workers", where] for where in ("threads", "local"))
+THREADS, LOCAL = (["--tp", str(RANKS), "--workers", where, *PATIENT] for where in ("threads", "local"))
 # The K and V of a page of one layer and head, in bf16; a block begins with all heads of layer 0,
 # of which rank 1 has the second half.
 TILE, HEADS, LAYERS = PAGE * 32 * 2 * 2, 4, 4
@@ -57,7 +57,7 @@ class OverRanks(Store):
     def test_outlives_workers_by_address(self):
         """All of them, then the coordinator."""
         workers = [Worker() for _ in range(RANKS)]
-        flags = ["--workers", ",".join(w.address for w in workers)]
+        flags = ["--workers", ",".join(w.address for w in workers), *PATIENT]
         try:
             answers = self.after_a_kill(*flags)
             server = self.start(*flags)

@@ -6,7 +6,7 @@ usage: page_map.py OCTAVO [unittest arguments]"""
 import json
 import threading
 
-from harness import LIGHT, MODEL, PAGE, SLOW, ServeTest, eventually, main, rank_was_missed, tokens
+from harness import LIGHT, MODEL, PAGE, PATIENT, SLOW, ServeTest, eventually, main, tokens
 
 LEVELS = ".!" + "".join(chr(c) for c in range(ord("#"), ord("~") + 1) if chr(c) not in ".\\")
 N = 400
@@ -32,33 +32,22 @@ class Answer:
         self.start()
 
     def start(self):
-        eventually(f"{self.asked} is accepted", self.send)
+        self.c = self.server.connect()
+        self.c.request("POST", "/v1/completions", json.dumps({**self.body, "stream": True}),
+                       {"Content-Type": "application/json", "X-Request-Id": self.asked, **self.headers})
+        self.r = self.c.getresponse()
+        if self.r.status != 200:
+            raise AssertionError(self.r.read().decode())
         # Another id than was asked for while a given-up answer of that name is being ended.
         self.name = self.r.getheader("X-Request-Id")
         self.ids, self.logprobs, self.report, self.stops = [], [], None, False
         self.thread = threading.Thread(target=self.read, daemon=True)
         self.thread.start()
 
-    def send(self):
-        """Whether it is accepted: not while a missed rank of a busy machine is made again."""
-        self.c = self.server.connect()
-        self.c.request("POST", "/v1/completions", json.dumps({**self.body, "stream": True}),
-                       {"Content-Type": "application/json", "X-Request-Id": self.asked, **self.headers})
-        self.r = self.c.getresponse()
-        if self.r.status == 200:
-            return True
-        text = self.r.read().decode()
-        self.c.close()
-        if self.r.status != 503 or not rank_was_missed(text):
-            raise AssertionError(text)
-        return False
-
     def read(self):
         while not self.stops and (line := self.r.readline()):
             if not line.startswith(b"data: {"):
                 continue
-            if b'"error"' in line and rank_was_missed(line.decode()):
-                break
             (choice,) = json.loads(line[6:])["choices"]
             self.ids += choice["token_ids"]
             self.logprobs += (choice["logprobs"] or {"token_logprobs": []})["token_logprobs"]
@@ -70,7 +59,7 @@ class Answer:
 
     def again(self):
         """Asks again for an answer that ended before it was seen: this process may have waited for
-        a core, or a rank may have been missed."""
+        a core."""
         if not self.thread.is_alive():
             self.end()
             self.start()
@@ -105,15 +94,10 @@ class Answer:
         n = min(len(self.ids), len(self.logprobs))
         test.assertGreater(n, 20)
 
-        def alone():
-            status, _, text = self.server.request("POST", "/v1/completions", {**self.body, "max_tokens": n}, {
-                "Content-Type": "application/json", **self.headers})
-            if status == 503 and rank_was_missed(text):
-                return None
-            test.assertEqual(200, status, text)
-            return json.loads(text)["choices"]
-
-        (choice,) = eventually("an answer that nobody looks at", alone)
+        status, _, text = self.server.request("POST", "/v1/completions", {**self.body, "max_tokens": n}, {
+            "Content-Type": "application/json", **self.headers})
+        test.assertEqual(200, status, text)
+        (choice,) = json.loads(text)["choices"]
         test.assertEqual((choice["token_ids"], choice["logprobs"]["token_logprobs"]), (self.ids[:n], self.logprobs[:n]))
 
 
@@ -202,7 +186,7 @@ class Same(ServeTest):
 
 
 class SameOverRanks(Same):
-    FLAGS = ["--tp", "2", "--workers", "local"]
+    FLAGS = ["--tp", "2", "--workers", "local", *PATIENT]
     ROUNDS = [[METHODS[2], METHODS[3], {"retrieval": READS["each head"]}]]
 
 
