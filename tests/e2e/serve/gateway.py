@@ -14,11 +14,13 @@ import tempfile
 import threading
 import unittest
 import urllib.request
+from concurrent.futures import ThreadPoolExecutor
 
-from harness import PAGE, PATIENCE, HeldPort, Server, eventually, main, need
+from harness import PAGE, PATIENCE, HeldPort, Server, eventually, main, need, stubs
 
 need("smg")
-openai = need("openai")
+openai, grpc = need("openai", "grpc")
+_, _, pb, _ = stubs("smg_common", "vllm_engine")
 
 from openai_tools import PARIS, TOOLS, Format, joined, told  # noqa: E402
 
@@ -197,21 +199,65 @@ CLOSED = [{"type": "function", "function": {"name": name, "parameters": {
     "additionalProperties": False}}} for name in ("weather", "time")]
 
 
+class Between(grpc.GenericRpcHandler):
+    """Passes smg's calls on to a server, and each token of an answer in a message of its own: smg
+    reads one tool call from each message, and Octavo puts all tokens that are there into one."""
+
+    def __init__(self, server):
+        self.asked = []  # what smg sent to Generate
+        self.channel = grpc.insecure_channel(server.target)
+        self.server = grpc.server(ThreadPoolExecutor(16), handlers=[self])
+        self.target = f"127.0.0.1:{self.server.add_insecure_port('127.0.0.1:0')}"
+        self.server.start()
+
+    def stop(self):
+        self.server.stop(0).wait(PATIENCE)
+        self.channel.close()
+
+    def service(self, details):
+        return grpc.unary_stream_rpc_method_handler(
+            lambda request, context: self.pass_on(details.method, request, context))
+
+    def pass_on(self, method, request, context):
+        call = self.channel.unary_stream(method)(request)
+        context.add_callback(call.cancel)
+        generates = method.endswith("/Generate")
+        if generates:
+            self.asked.append(pb.GenerateRequest.FromString(request))
+        try:
+            for message in call:
+                yield from self.singles(message) if generates else (message,)
+        except grpc.RpcError as e:
+            context.abort(e.code(), e.details())
+
+    @staticmethod
+    def singles(message):
+        answer = pb.GenerateResponse.FromString(message)
+        ids = list(answer.chunk.token_ids)
+        for token in ids:
+            answer.chunk.token_ids[:] = [token]
+            yield answer.SerializeToString()
+        if not ids:
+            yield message
+
+
 class GatewayTools(unittest.TestCase):
     """The gateway renders the template and reads calls; Octavo holds answers to its schemas."""
 
     def setUp(self):
         self.model = Format("hermes", "--served-model-name", "demo", more={"#call": CALLS})
         self.addCleanup(self.model.__exit__, None, None, None)
-        self.smg = Smg(self.model.server, flags=["--tool-call-parser", "qwen"])
+        self.between = Between(self.model.server)
+        self.addCleanup(self.between.stop)
+        self.smg = Smg(self.between, flags=["--tool-call-parser", "qwen"])
         self.addCleanup(self.smg.stop)
         eventually("smg has its worker", self.smg.ready)
         self.client = openai.OpenAI(base_url=f"http://127.0.0.1:{self.smg.port}/v1", api_key="none", max_retries=0)
 
     def ask(self, text, **more):
         return self.client.chat.completions.create(
-            model="demo", messages=[{"role": "user", "content": text}], temperature=0, max_tokens=60,
-            **{"tools": TOOLS, **more})
+            model="demo", messages=[{"role": "user", "content": text}], max_tokens=60,
+            **{"tools": TOOLS, "temperature": 0, **more})
 
     def test_calls(self):
         both = [("weather", PARIS), ("time", {})]
@@ -221,14 +267,25 @@ class GatewayTools(unittest.TestCase):
         direct = self.model.ask("#call")
         self.assertEqual(answer.usage.prompt_tokens, direct.usage.prompt_tokens)
         _, calls, finish = joined(self.ask("#call", stream=True))
-        # smg 1.13 lost the second call of a streamed answer in two runs of two.
-        self.assertEqual((calls[0][1:], finish), (both[0], "tool_calls"))
+        self.assertEqual(([call[1:] for call in calls], finish), (both, "tool_calls"))
         single = self.ask("#call", parallel_tool_calls=False).choices[0].message
         self.assertEqual(told(single.tool_calls), both[:1])
         for text, more in (("#plain", {}), ("#call", {"tool_choice": "none"})):
             message = self.ask(text, **more).choices[0].message
             self.assertEqual((message.content, message.tool_calls),
                              ("".join(CALLS) if more else "It is warm.", None))
+
+    def test_what_it_passes_on(self):
+        """All of these fields but logit_bias, which smg 1.13 does not send over gRPC."""
+        fields = {"temperature": 0.5, "top_p": 0.25, "frequency_penalty": 0.5, "presence_penalty": 0.25, "seed": 7, "n": 2,
+                  "stop": ["xyzzy"]}
+        more = {"top_k": 20, "min_p": 0.125, "repetition_penalty": 1.5, "ignore_eos": True, "stop_token_ids": [9]}
+        answer = self.ask("#plain", tools=openai.NOT_GIVEN, logit_bias={"40": 100}, extra_body=more, **fields)
+        self.assertEqual(len(answer.choices), 2)
+        sent = self.between.asked[-1].sampling_params
+        for name, value in {**fields, **more, "max_tokens": 60, "logit_bias": {}}.items():
+            got = getattr(sent, name)
+            self.assertEqual(type(value)(got) if isinstance(value, (list, dict)) else got, value, name)
 
     def test_a_named_call(self):
         choice = {"type": "function", "function": {"name": "weather"}}
