@@ -2,7 +2,8 @@
 """liboctavo as it is installed: the example of lib/example built against the installed tree by
 pkg-config and by CMake's find_package, shared and static, and the Python package, installed by pip,
 synchronous and with asyncio. usage: library.py OCTAVO   (from the root; OCTAVO lies in the build
-folder)"""
+folder). With OCTAVO_INSTALLED in the environment the tests of class Package take the Python package
+and the library that are installed on this machine, as tools/check_packages.sh asks for."""
 
 import asyncio
 import gc
@@ -26,6 +27,7 @@ with open("tools/needle_4000.txt", encoding="utf-8") as f:
 RETENTION = {"method": "chunkkv", "ratio": 0.25}
 where = tempfile.TemporaryDirectory()
 PREFIX = os.path.join(where.name, "prefix")
+INSTALLED = "OCTAVO_INSTALLED" in os.environ
 
 
 def run(*command, **environment):
@@ -45,7 +47,7 @@ def library_folder():
 
 
 def setUpModule():
-    for component in "library", "development":
+    for component in () if INSTALLED else ("library", "development"):
         run("cmake", "--install", BUILD, "--prefix", PREFIX, "--component", component)
 
 
@@ -85,8 +87,8 @@ class Example(unittest.TestCase):
 
 
 class Package(unittest.TestCase):
-    @classmethod
-    def setUpClass(cls):
+    @staticmethod
+    def install():
         if subprocess.run([sys.executable, "-m", "pip", "--version"], capture_output=True).returncode != 0:
             raise unittest.SkipTest("no pip")
         packages, source = os.path.join(where.name, "packages"), os.path.join(where.name, "source")
@@ -95,6 +97,11 @@ class Package(unittest.TestCase):
             "--disable-pip-version-check", "--target", packages, source)
         os.environ["OCTAVO_LIBRARY"] = os.path.join(library_folder(), "liboctavo.so.0")
         sys.path.insert(0, packages)
+
+    @classmethod
+    def setUpClass(cls):
+        if not INSTALLED:
+            cls.install()
         import octavo
         cls.octavo = octavo
         cls.engine = octavo.Engine("models/demo", kv_memory="24M", threads=1, max_batch=4)
