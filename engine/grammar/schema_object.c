@@ -1,5 +1,5 @@
-/* Objects and arrays. An object's members come in the order of the schema's
- * "properties"; those that it does not name come last. */
+/* Objects. Their members come in the order of the schema's "properties"; those that it does not
+ * name come last. */
 #include "engine/grammar/schema.h"
 
 #include <string.h>
@@ -12,9 +12,12 @@ typedef struct property {
     bool required, possible;
 } property;
 
-/* Names that are not declared, and their value. */
+/* Names that are not declared, and their value. Where their characters alone are bounded, `names`
+ * has those of up to some length, and longer ones begin with one of `starts`. */
 typedef struct other_names {
     language *names;
+    language *starts; // NULL: there are no longer ones
+    expr rest;        // of a longer name, as it stands in JSON
     expr value;
 } other_names;
 
@@ -34,13 +37,17 @@ typedef struct object_reader {
     uint32_t min, max;
 } object_reader;
 
-static expr quoted_language(build *b, const language *l)
+static expr quoted(build *b, expr inside)
 {
-    expr inside = expr_language(b, language_json(b, l));
     uint32_t rule = rule_create(b, NULL);
     rule_define(b, rule,
                 expr_seq(b, (expr[]){expr_words(b, "\""), inside, expr_words(b, "\"")}, 3));
     return expr_rule(b, rule);
+}
+
+static expr quoted_language(build *b, const language *l)
+{
+    return quoted(b, expr_language(b, language_json(b, l)));
 }
 
 static expr pair_of(build *b, expr key, expr value)
@@ -148,13 +155,13 @@ static void read_properties(object_reader *o)
  * that comes twice counts once. */
 static bool counts_names(const object_reader *o) { return o->min > o->n_required + 1; }
 
-static void add_other(object_reader *o, expr key, language *names, expr value)
+static void add_other(object_reader *o, expr key, other_names names)
 {
     build *b = o->r->b;
-    expr_list_add(b, &o->extra, pair_of(b, key, value));
+    expr_list_add(b, &o->extra, pair_of(b, key, names.value));
     if (!counts_names(o)) return;
     if (build_room(b, &o->sets, o->n_sets, 1, &o->sets_room, sizeof *o->sets))
-        o->sets[o->n_sets++] = (other_names){names, value};
+        o->sets[o->n_sets++] = names;
 }
 
 /* Names that the same patterns match, and what those say together. */
@@ -201,7 +208,8 @@ static void read_patterns(object_reader *o)
     for (uint32_t i = 1; i < n && build_ok(b); i++) {
         if (json_is_false(sets[i].value) || language_empty(sets[i].names)) continue;
         expr name = quoted_language(b, sets[i].names);
-        add_other(o, name, sets[i].names, schema_member(o->r, sets[i].value, sets[i].pattern, -1));
+        expr member = schema_member(o->r, sets[i].value, sets[i].pattern, -1);
+        add_other(o, name, (other_names){.names = sets[i].names, .value = member});
     }
     schema_leave(o->r, path);
     o->others = sets[0].names;
@@ -224,29 +232,57 @@ static language *undeclared(object_reader *o)
     return undeclared_of(o, o->names ? o->names : schema_any_text(o->r));
 }
 
+static uint32_t longest_declared(const object_reader *o)
+{
+    uint32_t longest = 0;
+    for (uint32_t i = 0; i < o->n; i++) {
+        uint32_t n = count_chars(o->items[i].name);
+        if (n > longest) longest = n;
+    }
+    return longest;
+}
+
+/* Between min and max characters as they stand in JSON, which a rule counts. */
+static expr counted_chars(object_reader *o, uint32_t min, uint32_t max)
+{
+    build *b = o->r->b;
+    language *one = language_chars(b, schema_any_text(o->r), 1, 1);
+    return expr_count(b, expr_language(b, language_json(b, one)), min, max);
+}
+
 /* The names that are not declared, in quotes, where their characters alone are bounded: those that
  * are no longer than the declared ones, and longer ones, whose characters a rule counts. */
 static expr quoted_counted(object_reader *o)
 {
     build *b = o->r->b;
-    uint32_t longest = 0, min = o->name_min, max = o->name_max;
-    for (uint32_t i = 0; i < o->n; i++) {
-        uint32_t n = count_chars(o->items[i].name);
-        if (n > longest) longest = n;
-    }
-    language *any = schema_any_text(o->r), *chars = language_chars(b, any, 1, 1);
+    uint32_t longest = longest_declared(o), min = o->name_min, max = o->name_max;
     expr_list all = {0};
     if (o->n > 0 && min <= longest) {
-        language *near = language_chars(b, any, min, max < longest ? max : longest);
+        language *near =
+            language_chars(b, schema_any_text(o->r), min, max < longest ? max : longest);
         expr_list_add(b, &all, expr_language(b, language_json(b, undeclared_of(o, near))));
         min = longest + 1;
     }
-    if (min <= max && build_ok(b))
-        expr_list_add(b, &all, expr_count(b, expr_language(b, language_json(b, chars)), min, max));
-    expr quote = expr_words(b, "\""), inside = expr_alt(b, all.items, all.n);
-    uint32_t rule = rule_create(b, NULL);
-    rule_define(b, rule, expr_seq(b, (expr[]){quote, inside, quote}, 3));
-    return expr_rule(b, rule);
+    if (min <= max && build_ok(b)) expr_list_add(b, &all, counted_chars(o, min, max));
+    return quoted(b, expr_alt(b, all.items, all.n));
+}
+
+/* The same names for add_different, which tells longer ones apart by how they start: telling them
+ * apart by all of their characters would take states for each character of the longest. */
+static other_names counted_names(object_reader *o)
+{
+    enum { START_CHARS = 16 };
+    build *b = o->r->b;
+    language *any = schema_any_text(o->r);
+    uint32_t longest = longest_declared(o), min = o->name_min, max = o->name_max;
+    uint32_t start = longest > START_CHARS ? longest : START_CHARS;
+    other_names out = {
+        .names = undeclared_of(o, language_chars(b, any, min, max < start ? max : start))};
+    if (max <= start) return out;
+    out.starts = language_chars(b, any, start, start);
+    out.rest = counted_chars(o, min > start ? min - start : 1,
+                             max == REPEAT_MANY ? REPEAT_MANY : max - start);
+    return out;
 }
 
 /* The same in quotes; once for all schemas that declare the same names. */
@@ -279,8 +315,11 @@ static void read_others(object_reader *o)
                           : quoted_language(b, o->others);
     expr value =
         more ? schema_member(o->r, more, "additionalProperties", -1) : json_expr(b, RULE_VALUE);
-    if (plain && counts_names(o)) o->others = undeclared(o);
-    add_other(o, key, o->others, value);
+    other_names names = {.names = o->others};
+    if (plain && counts_names(o))
+        names = o->counted ? counted_names(o) : (other_names){.names = undeclared(o)};
+    names.value = value;
+    add_other(o, key, names);
 }
 
 /* ---- different names
@@ -361,8 +400,10 @@ static name_classes divide_names(object_reader *o, uint32_t need)
         for (uint32_t weight = 1; weight <= WEIGHTS && build_ok(o->r->b); weight++) {
             name_classes d = {n, weight};
             uint32_t found = 0;
-            for (uint32_t i = 0; i < o->n_sets; i++)
+            for (uint32_t i = 0; i < o->n_sets; i++) {
                 found |= classes_of(o->r->b, o->sets[i].names, d);
+                if (o->sets[i].starts) found |= classes_of(o->r->b, o->sets[i].starts, d);
+            }
             uint32_t size = (uint32_t)__builtin_popcount(found);
             if (size > most) best = d;
             if (size > most) most = size;
@@ -379,9 +420,14 @@ static expr pairs_of_class(object_reader *o, uint32_t class, name_classes d)
     expr_list pairs = {0};
     language *own = names_of_class(b, class, d);
     for (uint32_t i = 0; i < o->n_sets && build_ok(b); i++) {
-        language *names = language_and(b, o->sets[i].names, own);
+        const other_names *set = &o->sets[i];
+        language *names = language_and(b, set->names, own);
         if (build_ok(b) && !language_empty(names))
-            expr_list_add(b, &pairs, pair_of(b, quoted_language(b, names), o->sets[i].value));
+            expr_list_add(b, &pairs, pair_of(b, quoted_language(b, names), set->value));
+        language *starts = set->starts ? language_and(b, set->starts, own) : NULL;
+        if (!starts || language_empty(starts)) continue;
+        expr start = expr_language(b, language_json(b, starts));
+        expr_list_add(b, &pairs, pair_of(b, quoted(b, expr_then(b, start, set->rest)), set->value));
     }
     if (!build_ok(b)) return 0;
     uint32_t rule = rule_create(b, NULL);
@@ -515,8 +561,7 @@ expr schema_object(schema_reader *r, const json_t *schema)
     object_reader o = {.r = r, .schema = schema};
     const json_t *names = json_object_get(schema, "propertyNames");
     o.min = schema_bound(r, schema, "minProperties", 0);
-    o.counted = names && o.min <= 1 && !json_object_get(schema, "patternProperties") &&
-                reads_bounds(&o, names);
+    o.counted = names && !json_object_get(schema, "patternProperties") && reads_bounds(&o, names);
     if (names && !o.counted) o.names = schema_names(r, names);
     o.max = schema_bound(r, schema, "maxProperties", REPEAT_MANY);
     if (build_ok(r->b)) read_properties(&o);
@@ -528,86 +573,4 @@ expr schema_object(schema_reader *r, const json_t *schema)
     uint32_t rule = rule_create(r->b, NULL);
     rule_define(r->b, rule, graph_of(&o));
     return expr_rule(r->b, rule);
-}
-
-/* ---- arrays
- * ----------------------------------------------------------------------------------
- */
-
-typedef struct array_reader {
-    expr_list fixed; // of "prefixItems"
-    bool more;       // elements behind them
-    expr item;
-    uint32_t min, max;
-} array_reader;
-
-item_words schema_items(const json_t *s)
-{
-    const json_t *items = json_object_get(s, "items");
-    if (json_is_array(items)) // before draft 2020-12
-        return (item_words){items, json_object_get(s, "additionalItems"), "items",
-                            "additionalItems"};
-    return (item_words){json_object_get(s, "prefixItems"), items, "prefixItems", "items"};
-}
-
-static bool read_items(schema_reader *r, const json_t *s, array_reader *a)
-{
-    item_words words = schema_items(s);
-    const json_t *one;
-    size_t i;
-    if (words.fixed && !json_is_array(words.fixed))
-        schema_fail(r, STATUS_INVALID, words.fixed_word, "must be an array");
-    json_array_foreach(words.fixed, i, one) if (build_ok(r->b))
-        expr_list_add(r->b, &a->fixed, schema_member(r, one, words.fixed_word, (int64_t)i));
-    a->more = !json_is_false(words.items);
-    if (a->more && build_ok(r->b))
-        a->item = words.items ? schema_member(r, words.items, words.items_word, -1)
-                              : json_expr(r->b, RULE_VALUE);
-    if (json_object_get(s, "unevaluatedItems")) schema_unsupported(r, "unevaluatedItems");
-    a->min = schema_bound(r, s, "minItems", 0);
-    a->max = schema_bound(r, s, "maxItems", REPEAT_MANY);
-    if (!a->more && a->max > a->fixed.n) a->max = a->fixed.n;
-    return build_ok(r->b);
-}
-
-/* Elements from number i on; `first`: no comma before it. */
-static expr elements_behind(build *b, const array_reader *a, uint32_t i)
-{
-    uint32_t min = a->min > i ? a->min - i : 0;
-    uint32_t max = a->max == REPEAT_MANY ? REPEAT_MANY : a->max > i ? a->max - i : 0;
-    expr more = expr_then(b, json_comma(b), a->item);
-    return a->more && max > 0 ? expr_count(b, more, min, max) : expr_empty(b);
-}
-
-static expr elements(build *b, const array_reader *a)
-{
-    uint32_t n = a->fixed.n < a->max ? a->fixed.n : a->max;
-    if (a->max == 0) return expr_empty(b);
-    if (n == 0) {
-        expr some = expr_then(b, a->item, elements_behind(b, a, 1));
-        return a->min > 0 ? some : expr_optional(b, some);
-    }
-    expr tail = elements_behind(b, a, n);
-    for (uint32_t i = n; i-- > 0 && build_ok(b);) {
-        expr one = i > 0 ? expr_then(b, json_comma(b), a->fixed.items[i]) : a->fixed.items[i];
-        tail = expr_then(b, one, tail);
-        if (a->min <= i) tail = expr_optional(b, tail);
-    }
-    return tail;
-}
-
-expr schema_array(schema_reader *r, const json_t *schema)
-{
-    array_reader a = {0};
-    build *b = r->b;
-    if (!read_items(r, schema, &a)) return 0;
-    if (a.max < a.min) return expr_never(b);
-    bool unique = json_is_true(json_object_get(schema, "uniqueItems")) && a.max > 1;
-    if (unique && a.fixed.n > 0) schema_unsupported(r, "uniqueItems");
-    uint32_t rule = rule_create(b, NULL);
-    const json_t *items = json_object_get(schema, "items");
-    expr inside = unique ? schema_unique(r, items, a.min, a.max) : elements(b, &a);
-    expr parts[] = {expr_words(b, "["), json_space(b), inside, json_space(b), expr_words(b, "]")};
-    rule_define(b, rule, expr_seq(b, parts, 5));
-    return expr_rule(b, rule);
 }

@@ -1,6 +1,7 @@
 /* Grammars of each kind allow the texts that they describe and no others; sources that are wrong,
  * unsupported or too large are refused with their place; a matcher goes back, is copied, and knows
  * what is forced. */
+#include "engine/grammar/internal.h"
 #include "tests/unit/engine_grammar_fixture.h"
 
 /* ---- kinds ----------------------------------------------------------------------------------- */
@@ -314,6 +315,52 @@ static void test_different_names(void **state)
            "\"additionalProperties\":false}",
            "{\"a\":null,\"b\":null,\"c\":null}", "{\"a\":null,\"x\":1,\"c\":null}", NULL,
            "{\"a\":null,\"b\":null,\"a\":null}", "{\"a\":1,\"b\":null,\"c\":null}", NULL);
+    /* Names of more than 16 characters are told apart by how they start. */
+#define START "bcdefghijklmnop" // and one character before it
+    SCHEMA("{\"propertyNames\":{\"minLength\":2,\"maxLength\":24},\"minProperties\":2}",
+           "{\"ab\":1,\"abc\":2}", "{\"ab\":1,\"a" START "12345678\":2}",
+           "{\"a" START "1\":1,\"b" START "\\n\u00e9\":2}", NULL, "{\"ab\":1}",
+           "{\"ab\":1,\"ab\":2}", "{\"a\":1,\"bc\":2}", "{\"ab\":1,\"a" START "123456789\":2}",
+           "{\"a" START "1\":1,\"a" START "1\":2}", NULL);
+    SCHEMA("{\"propertyNames\":{\"minLength\":18},\"minProperties\":2}",
+           "{\"a" START "12\":1,\"b" START "12\":1}", NULL,
+           "{\"a" START "1\":1,\"b" START "12\":1}", "{\"ab\":1,\"b" START "12\":1}",
+           "{\"a" START "12\":1,\"a" START "12\":1}", NULL);
+    SCHEMA("{\"properties\":{\"a" START "67\":{\"type\":\"null\"}},\"propertyNames\":{"
+           "\"minLength\":17},\"minProperties\":2}",
+           "{\"a" START "67\":null,\"a" START "678\":1}", "{\"b" START "678\":1,\"c" START "6\":1}",
+           NULL, "{\"b" START "678\":1}", "{\"a" START "67\":1,\"a" START "678\":1}",
+           "{\"b" START "67\":1,\"b" START "67\":1}", "{\"b" START "67\":1,\"a" START "\":1}",
+           NULL);
+#undef START
+}
+
+/* Operations of compiling a schema. */
+static int64_t work_of(const char *text)
+{
+    build b;
+    error err = {{0}};
+    grammar *g = NULL;
+    json_t *schema = json_loads(text, 0, NULL);
+    assert_non_null(schema);
+    build_init(&b, &err);
+    uint32_t root = front_schema(&b, schema);
+    assert_true(build_ok(&b));
+    assert_true(status_ok(link_grammar(&b, root, &g)));
+    int64_t work = FUEL - b.fuel;
+    grammar_release(g);
+    build_destroy(&b);
+    json_decref(schema);
+    return work;
+}
+
+/* The work of telling names apart does not grow with the length that they may have. */
+static void test_work_of_different_names(void **state)
+{
+    (void)state;
+    int64_t near = work_of("{\"propertyNames\":{\"maxLength\":40},\"minProperties\":2}");
+    int64_t far = work_of("{\"propertyNames\":{\"maxLength\":2000},\"minProperties\":2}");
+    assert_true(far < near + near / 10);
 }
 
 static void test_unique_items(void **state)
@@ -378,7 +425,7 @@ static void test_refused_schemas(void **state)
         {"{\"$ref\":\"#\"}", STATUS_INVALID, "no text can satisfy it"},
         {"{\"items\":{\"propertyNames\":{\"pattern\":\"a\",\"maxLength\":90000}}}", STATUS_LIMIT,
          "\"/items"},
-        {"{\"propertyNames\":{\"maxLength\":2000},\"minProperties\":2}", STATUS_LIMIT,
+        {"{\"propertyNames\":{\"pattern\":\"^.{0,2000}$\"},\"minProperties\":2}", STATUS_LIMIT,
          "\"/minProperties\": too large for these names"},
         {"{\"type\":\"float\"}", STATUS_INVALID, "\"/type\""},
         {"{\"minLength\":-1}", STATUS_INVALID, "\"/minLength\""},
@@ -557,25 +604,16 @@ static void test_long_lists(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_json_object),
-        cmocka_unit_test(test_regex),
-        cmocka_unit_test(test_choice),
-        cmocka_unit_test(test_gbnf),
-        cmocka_unit_test(test_tagged),
-        cmocka_unit_test(test_objects),
-        cmocka_unit_test(test_arrays),
-        cmocka_unit_test(test_strings),
-        cmocka_unit_test(test_numbers),
-        cmocka_unit_test(test_combinations),
-        cmocka_unit_test(test_joined_schemas),
-        cmocka_unit_test(test_listed_values),
-        cmocka_unit_test(test_different_names),
-        cmocka_unit_test(test_unique_items),
-        cmocka_unit_test(test_refused_schemas),
-        cmocka_unit_test(test_hostile_schemas),
-        cmocka_unit_test(test_back_and_copy),
-        cmocka_unit_test(test_forced),
-        cmocka_unit_test(test_too_many_readings),
+        cmocka_unit_test(test_json_object),     cmocka_unit_test(test_regex),
+        cmocka_unit_test(test_choice),          cmocka_unit_test(test_gbnf),
+        cmocka_unit_test(test_tagged),          cmocka_unit_test(test_objects),
+        cmocka_unit_test(test_arrays),          cmocka_unit_test(test_strings),
+        cmocka_unit_test(test_numbers),         cmocka_unit_test(test_combinations),
+        cmocka_unit_test(test_joined_schemas),  cmocka_unit_test(test_listed_values),
+        cmocka_unit_test(test_different_names), cmocka_unit_test(test_work_of_different_names),
+        cmocka_unit_test(test_unique_items),    cmocka_unit_test(test_refused_schemas),
+        cmocka_unit_test(test_hostile_schemas), cmocka_unit_test(test_back_and_copy),
+        cmocka_unit_test(test_forced),          cmocka_unit_test(test_too_many_readings),
         cmocka_unit_test(test_long_lists),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
