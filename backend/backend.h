@@ -50,7 +50,8 @@ enum { SAMPLE_LOGPROBS_MAX = 20 };
 
 /* Tells the backend how sequence `seq` samples from now on. Sent when a sequence is opened, forked
  * or opened again after a preemption. history is what penalties count: all tokens known so far
- * (n_history is 0 when no penalty is set); the first n_prompt of them are the prompt. */
+ * (n_history is 0 when no penalty is set); the first n_prompt of them are the prompt. Tokens that
+ * are drawn later are counted by the draws, others by step_seq.n_uncounted. */
 typedef struct step_open {
     uint32_t seq;
     uint32_t choice; // index among the request's n: part of the random key
@@ -104,6 +105,9 @@ typedef struct step_seq {
      * entry in tokens[] is 0 then. If the step before fails, the results of all shares of its
      * sequences are discarded. */
     uint32_t token_from;
+    /* How many of the share's last tokens no draw gave and no history had: penalties count them as
+     * tokens of the answer before the share's draws. Not of a share with token_from. */
+    uint32_t n_uncounted;
     /* Where rows read by retrieval: kind NONE, or MASS by page of the last row alone, where pages
      * that the row does not read have values below 0. */
     measure_spec measure;

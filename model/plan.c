@@ -63,9 +63,11 @@ static const char *wrong_embeds(const backend_info *info, const step_seq *s)
     return NULL;
 }
 
-/* Says why a share's draws cannot be masked, or returns NULL. */
-static const char *wrong_mask(const backend_info *info, const step_seq *s)
+/* Says why a share's draws cannot be masked, or its tokens counted, or returns NULL. */
+static const char *wrong_draws(const backend_info *info, const step_seq *s)
 {
+    if (s->n_uncounted > (s->token_from ? 0 : s->n_tokens))
+        return "plan: more tokens to be counted than a share has, or one that is not drawn yet";
     if (s->n_mask_words == 0) return NULL;
     if (!info->masks) return "plan: a mask of tokens, which this backend does not support";
     if (s->n_mask_words != step_mask_words(info->vocab_size) || s->token_from)
@@ -122,7 +124,7 @@ status plan_check(const backend_info *info, const pkv_mirror *mirror, const step
             wrong = "plan: a mass beside a measure, which this backend does not have";
         if (wrong) return status_make(STATUS_INVALID, wrong);
         wrong = wrong_layers(info, s);
-        if (!wrong) wrong = wrong_mask(info, s);
+        if (!wrong) wrong = wrong_draws(info, s);
         if (!wrong) wrong = wrong_pooling(info, s);
         if (wrong) return status_make(STATUS_INVALID, wrong);
         embed_bytes += (uint64_t)s->n_tokens * s->n_embeds * info->head_dim * sizeof(uint16_t);

@@ -161,6 +161,17 @@ status sampler_open(sampler *s, const step_open *open)
     return STATUS_IS_OK;
 }
 
+void sampler_count_given(sampler *s, const step_plan *plan)
+{
+    for (uint32_t i = 0; i < plan->n_seqs; i++) {
+        const step_seq *share = &plan->seqs[i];
+        const uint32_t *end = plan->tokens + share->first_token + share->n_tokens;
+        sampler_seq *q = &s->seqs[share->seq];
+        for (const uint32_t *t = end - share->n_uncounted; q->counting && t < end; t++)
+            counts_add(&q->counts, *t, true);
+    }
+}
+
 /* ---- one draw -------------------------------------------------------------------------------- */
 
 /* Copies the logits of tokens [first, first + n); those that are not in the mask become -inf. */

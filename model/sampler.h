@@ -18,6 +18,9 @@ void sampler_destroy(sampler *s);
 
 /* Sets a sequence's parameters and history, in place of those that its number had before. */
 status sampler_open(sampler *s, const step_open *open);
+/* Adds the tokens of a plan's shares that no draw gave (step_seq.n_uncounted) to the histories.
+ * plan_check has passed the plan. */
+void sampler_count_given(sampler *s, const step_plan *plan);
 
 /* One draw from one row of logits. */
 typedef struct sampler_draw {

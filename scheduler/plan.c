@@ -343,6 +343,7 @@ static void add_open(sched_work *w, sched_seq *q)
 {
     const sched_entry *e = q->entry;
     q->needs_open = false;
+    q->n_uncounted = 0;
     w->opens[w->plan.n_opens++] = (step_open){
         .seq = q->slot,
         .choice = q->choice,
@@ -400,6 +401,16 @@ static uint32_t prompt_slots(const sched *s, const sched_seq *q, uint32_t to)
     return e->retrieval.block_tokens ? e->n_prompt - sched_given_up(s, q, to) : 0;
 }
 
+/* How many tokens before `to` the backend's penalties do not count yet; they will, with the share
+ * that computes them. */
+static uint32_t count_uncounted(sched_seq *q, uint32_t to)
+{
+    uint32_t first = q->n_tokens - q->n_uncounted;
+    if (q->n_uncounted == 0 || to <= first) return 0;
+    q->n_uncounted = q->n_tokens - to;
+    return to - first;
+}
+
 static void add_share(sched *s, sched_work *w, sched_seq *q, int64_t now_us)
 {
     sched_entry *e = q->entry;
@@ -425,6 +436,7 @@ static void add_share(sched *s, sched_work *w, sched_seq *q, int64_t now_us)
                      .want_scores = wants_logits(q) ? e->want_scores : 0,
                      .next_token = to < q->n_tokens ? q->tokens[to] : 0,
                      .token_from = is_drawn_now ? 1 + q->share : 0,
+                     .n_uncounted = count_uncounted(q, to),
                      .measure = measure_of(s, q, &stop, to),
                      .retrieval = e->retrieval,
                      .n_prompt = prompt_slots(s, q, to),

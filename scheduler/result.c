@@ -205,14 +205,15 @@ static bool take_rows(sched *s, sched_seq *q, const step_seq *share, const step_
     return status_ok(st);
 }
 
-/* The backend's history for penalties has the tokens that were drawn: it gets a new one. */
+/* The backend counts the tokens that it draws; where there are penalties, these come to it with the
+ * shares that compute them. An open of the sequence that comes first has them in its history. */
 void sched_take_forced(sched *s, sched_entry *e, const uint32_t *tokens, uint32_t n)
 {
     sched_seq *q = e->seqs;
     if (q->ended) return;
     assert(e->n == 1 && e->forked && q->flying == 0);
     for (uint32_t i = 0; i < n; i++) add_token(q, tokens[i]);
-    q->needs_open |= e->has_penalties && q->state == SEQ_RUNNING;
+    if (e->has_penalties) q->n_uncounted += n;
     s->stats.generated_tokens += n;
     s->stats.forced_tokens += n;
 }

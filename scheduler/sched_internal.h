@@ -58,6 +58,7 @@ struct sched_seq {
     uint32_t listed;
     uint32_t share;           // index of its share in the last of those steps
     uint32_t n_tokens;        // known tokens: the prompt and the sampled ones
+    uint32_t n_uncounted;     // the last of them, which the backend's penalties do not count yet
     uint32_t computed;        // tokens whose K and V are computed
     uint32_t furthest;        // most tokens ever computed: below this it is a replay
     uint32_t *tokens;         // [entry->n_prompt + entry->max_new_tokens]

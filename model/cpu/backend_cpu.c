@@ -140,7 +140,9 @@ static status prepare_step(backend_cpu *b, const step_plan *plan)
     RETURN_IF_ERROR(apply_moves(b, plan->deltas.moves, plan->deltas.n_moves));
     for (uint32_t i = 0; i < plan->n_opens; i++)
         RETURN_IF_ERROR(sampler_open(b->sampler, &plan->opens[i]));
-    return plan_check(&b->info, b->mirror, plan);
+    RETURN_IF_ERROR(plan_check(&b->info, b->mirror, plan));
+    sampler_count_given(b->sampler, plan);
+    return STATUS_IS_OK;
 }
 
 static status grow_buffer(float **buffer, size_t *capacity, size_t n)

@@ -154,6 +154,7 @@ static status begin_step(backend_cuda *b, const step_plan *plan)
         b->is_apart[plan->opens[i].seq] = cuda_draws_apart(b, plan->opens[i].params);
     }
     if (!computes) return checked;
+    sampler_count_given(b->sampler, plan);
     if (b->window) RETURN_IF_ERROR(plan_window(b, plan));
     RETURN_IF_ERROR(cuda_measures_reserve(b, plan));
     return cuda_retrieve_lay_out(b, plan, &f->batch);

@@ -358,6 +358,19 @@ static uint32_t token_of(sim_backend *b, const step_plan *plan, const step_seq *
     return from->samples[0].token;
 }
 
+/* Counts the share's tokens that no draw gave. */
+static void count_given(sim_backend *b, const step_plan *plan, const step_seq *q)
+{
+    sim_slot *slot = &b->slots[q->seq];
+    if (q->n_uncounted > (q->token_from ? 0 : q->n_tokens) || (q->n_uncounted && !slot->known)) {
+        b->wrong = "a share has tokens to count that are not its own";
+        return;
+    }
+    const uint32_t *end = plan->tokens + q->first_token + q->n_tokens;
+    for (const uint32_t *t = end - q->n_uncounted; slot->has_penalties && t < end; t++)
+        slot->history = sim_fold(slot->history, *t);
+}
+
 static void run_seq(sim_backend *b, const step_plan *plan, const step_seq *q, step_seq_result *out)
 {
     sim_step *step = b->step;
@@ -379,6 +392,7 @@ static void run_seq(sim_backend *b, const step_plan *plan, const step_seq *q, st
         b->wrong = "a position beyond the model's";
         return;
     }
+    count_given(b, plan, q);
     *out = (step_seq_result){0};
     uint64_t x = 0;
     for (uint32_t i = 0; i < q->n_tokens; i++) {

@@ -5,7 +5,7 @@
 
 #include "model/sampler.h"
 
-enum { SEQS = 90, PROMPT = 6, CHOICES = 2, WORDS_MOST = 64 };
+enum { SEQS = 90, PROMPT = 6, CHOICES = 2, WORDS_MOST = 64, GIVEN = 2 };
 
 #define DIR "tests/golden/models/qwen3_f32"
 
@@ -41,6 +41,8 @@ static void make_asked(asked *a, uint32_t vocab, bool all_greedy, uint64_t seed)
             .top_p = 1, .repetition_penalty = 1, .n_logprobs = -1, .seed = rng_u64(&r)};
         for (uint32_t k = 0; k < PROMPT; k++) a->tokens[i][k] = rng_below(&r, vocab);
         for (uint32_t k = 0; k < 8; k++) a->history[i][k] = rng_below(&r, vocab);
+        for (uint32_t k = 0; k < GIVEN; k++)
+            a->history[i][8 - GIVEN + k] = a->tokens[i][PROMPT - GIVEN + k];
         a->has_mask[i] = i % 3 == 1 || i == SEQS - 1;
         for (uint32_t k = 0; k < WORDS_MOST; k++) a->masks[i][k] = rng_u32(&r) & rng_u32(&r);
         if (i % 14 == 6) { /* a stop token alone may come, though fewer than min_tokens did */
@@ -120,6 +122,10 @@ static const step_result *take_step(house *h, const asked *a, uint64_t step, uin
                              .pooling = pooling,
                              .n_samples = i % 10 == 9 ? 0 : 1 + i % CHOICES,
                              .sample_index = 3};
+        if (i % 2) { /* its share brings the last tokens of its history */
+            opens[i].n_history -= GIVEN;
+            seqs[i].n_uncounted = GIVEN;
+        }
         if (!a->has_mask[i] || !seqs[i].n_samples) continue;
         seqs[i].mask = a->masks[i];
         seqs[i].n_mask_words = words;

@@ -128,6 +128,24 @@ static void shares_that_do_not_fit(void **state)
     tokens[99] = 0;
 }
 
+/* Penalties count tokens of the share itself. */
+static void tokens_to_count_that_a_share_has_not(void **state)
+{
+    (void)state;
+    static const char why[] =
+        "plan: more tokens to be counted than a share has, or one that is not drawn yet";
+    trial t = good(0, 100);
+    t.seq.n_uncounted = 100;
+    assert_true(status_ok(check(&t)));
+    t.seq.n_uncounted = 101;
+    refused(t, STATUS_INVALID, why);
+    t = good(99, 100);
+    t.seq.token_from = 1;
+    assert_true(status_ok(check(&t)));
+    t.seq.n_uncounted = 1;
+    refused(t, STATUS_INVALID, why);
+}
+
 static void retrievals_that_cannot_be_made(void **state)
 {
     (void)state;
@@ -278,6 +296,7 @@ int main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(good_plans_pass),
         cmocka_unit_test(shares_that_do_not_fit),
+        cmocka_unit_test(tokens_to_count_that_a_share_has_not),
         cmocka_unit_test(retrievals_that_cannot_be_made),
         cmocka_unit_test(rows_that_cannot_leave_early),
         cmocka_unit_test(tables_behind_the_exit_may_be_short),

@@ -257,6 +257,42 @@ static void penalties_follow_their_formulas(void **state)
     assert_int_equal(out.token, 1);
 }
 
+/* The last tokens of a share that no draw gave count as those that were drawn; other shares' tokens
+ * do not, and nothing is counted where there are no penalties. */
+static void given_tokens_count_as_drawn_ones(void **state)
+{
+    fixture *f = *state;
+    for (int i = 0; i < VOCAB; i++) f->logits[i] = -10;
+    for (int i = 1; i <= 5; i++) f->logits[i] = 6 - i;
+    sample_params p = neutral, plain = neutral;
+    p.temperature = plain.temperature = 0;
+    p.frequency_penalty = 1.25f;
+    uint32_t history[] = {9};
+    open_seq(f, 3, &p, history, 1, 1);
+    open_seq(f, 2, &plain, NULL, 0, 0);
+    uint32_t tokens[] = {1, 1, 2, 2, 4, 1, 1, 1};
+    step_seq shares[] = {{.seq = 2, .n_tokens = 2, .n_uncounted = 2},
+                         {.seq = 3, .first_token = 2, .n_tokens = 5, .n_uncounted = 2},
+                         {.seq = 1, .first_token = 7, .n_tokens = 1}};
+    step_plan plan = {.seqs = shares, .n_seqs = 3, .tokens = tokens, .n_tokens = 8};
+    sampler_count_given(f->sampler, &plan);
+    step_sample out;
+    sampler_draw d = {.seq = 3, .logits = f->logits, .out = &out, .own = true};
+    sampler_run(f->sampler, &d, 1);
+    assert_int_equal(out.token, 2); /* 4; 1 was given twice: 5 - 2.5; then 2.75 */
+    shares[1].n_uncounted = 0;
+    sampler_count_given(f->sampler, &plan);
+    sampler_run(f->sampler, &d, 1);
+    assert_int_equal(out.token, 3); /* 3, then 1.75 */
+    sampler_run(f->sampler, &d, 1);
+    assert_int_equal(out.token, 2); /* 2.75 beside 1 at 2.5 */
+    sampler_run(f->sampler, &d, 1);
+    assert_int_equal(out.token, 1);
+    d.seq = 2;
+    sampler_run(f->sampler, &d, 1);
+    assert_int_equal(out.token, 1);
+}
+
 static void min_tokens_masks_stops_and_bias_moves_logits(void **state)
 {
     fixture *f = *state;
@@ -404,6 +440,7 @@ int main(void)
         CASE(top_k_keeps_ties_at_the_kth_value),
         CASE(top_p_always_keeps_the_most_likely),
         CASE(penalties_follow_their_formulas),
+        CASE(given_tokens_count_as_drawn_ones),
         CASE(min_tokens_masks_stops_and_bias_moves_logits),
         CASE(a_mask_bans_all_other_tokens),
         CASE(logprobs_are_of_the_raw_logits),

@@ -165,6 +165,7 @@ static void make_plan(rng *r, random_plan *p, bool decode)
             s->want_logits = coin(r);
             s->want_scores = coin(r) ? rng_below(r, 2 + SAMPLE_LOGPROBS_MAX) : 0;
             s->next_token = rng_below(r, VOCAB);
+            s->n_uncounted = rng_below(r, s->n_tokens + 1);
             s->measure = random_measure(r);
             if (coin(r)) s->retrieval = random_retrieval(r);
             s->n_prompt = rng_below(r, 500);

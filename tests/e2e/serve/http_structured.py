@@ -122,13 +122,15 @@ class Structured(unittest.TestCase):
             self.assertIn(words, error["message"])
             self.assertIn(name, error["message"])
 
-    def many(self, server):
-        """Eight requests at once, for four values each; the answers by number."""
+    def many(self, server, **fields):
+        """Eight requests at once, half of them with penalties, for four values each; the answers by
+        number."""
         answers = {}
         four = {**COMPACT, "json": {"type": "array", "items": SCHEMA, "minItems": 4, "maxItems": 4}}
 
         def ask(i):
-            body = {"prompt": "word " * 40, "max_tokens": 300, "seed": i, "temperature": 1, "structured_outputs": four}
+            body = {"prompt": "word " * 40, "max_tokens": 300, "seed": i, "temperature": 1, "structured_outputs": four,
+                    "repetition_penalty": 1 + i % 2 / 4, "frequency_penalty": i % 2, **fields}
             answers[i] = server.post("/v1/completions", body)["choices"][0]["text"]
 
         threads = [threading.Thread(target=ask, args=(i,)) for i in range(8)]
@@ -143,8 +145,13 @@ class Structured(unittest.TestCase):
         self.assertEqual(len(alone), 8)
         for text in alone.values():
             self.assertTrue(four_fit(text), text)
-        with Server("--tp", "2") as ranks:
-            self.assertTrue(all(four_fit(text) for text in self.many(ranks).values()))
+        self.assertEqual(self.many(self.server, logprobs=0), alone) # every token is drawn
+        with Server("--tp", "2", "--workers", "threads") as ranks:
+            together = self.many(ranks)
+            self.assertTrue(all(four_fit(text) for text in together.values()))
+        with Server("--tp", "2", "--workers", "local") as workers:
+            self.assertEqual(self.many(workers), together)
+            self.assertGreater(workers.metric("forced_tokens_total"), 0)
         with Server("--swap-memory", "0", model=["--model", MODEL, "--kv-memory", "1M"]) as small:
             self.assertEqual(self.many(small), alone)
             self.assertGreater(small.metric("num_preemptions_total"), 0)
