@@ -39,7 +39,8 @@ class WithoutCertificates(unittest.TestCase):
         geometry = pb.Geometry(page_tokens=16, layers_per_group=1, heads_per_group=1)
         request = {"protocol": PROTOCOL, "version": VERSION, "session": 1, "size": 1, "model": ANOTHER, "comm": "self",
                    "device": "cpu", "kv_type": "f32", "weight_type": "f32", "max_rows": 64, "max_seqs": 4,
-                   "max_model_len": 128, "kv_bytes": 1 << 20, "config_fingerprint": 1, "geometry": geometry}
+                   "max_model_len": 128, "kv_bytes": 1 << 20, "config_fingerprint": 1, "silence_ms": 3000,
+                   "geometry": geometry}
         with self.assertRaises(grpc.RpcError) as caught:
             # A failed session may still be ending when the next one comes: the worker says so, and
             # the client tries again.
