@@ -26,6 +26,17 @@ static void promise(pkv *p, pkv_arriving *x, uint32_t taken)
     p->promised -= taken;
 }
 
+/* Resident pages that others hold take nothing: no more is promised than what has not come. */
+static void promise_rest(pkv *p, pkv_seq *s, const pkv_seq *from)
+{
+    shares_clear(p);
+    for (uint32_t g = 0; g < s->groups; g++)
+        shares_add(p, 0, g, (int64_t)from->tables[g].n_pages - s->tables[g].n_pages);
+    uint64_t rest = shares_even(p, 0);
+    if (s->arriving.promised > rest)
+        promise(p, &s->arriving, s->arriving.promised - (uint32_t)rest);
+}
+
 static bool has_all_come(const pkv_seq *s) { return s->arriving.table >= s->groups; }
 
 /* Copies the positions of the compacted ones among pages first .. end - 1. */
@@ -81,13 +92,17 @@ static void arrive_rows(pkv *p, uint32_t id, const pkv_seq *from, table_rows row
     else rows_add_refs(p, &p->host, from, rows, UINT32_MAX, 0);
 }
 
-/* Whether there are places for the rows. */
-static bool has_places(pkv *p, const pkv_seq *from, table_rows rows)
+/* Whether there are places for the rows, of which those that are resident and in use take none. */
+static bool has_places(pkv *p, const pkv_seq *s, const pkv_seq *from, table_rows rows)
 {
     shares_clear(p);
     for (uint32_t g = rows.first; g < rows.end; g++) {
-        uint32_t end = rows_end(from, rows, g);
-        shares_add(p, 0, g, end > rows.from ? end - rows.from : 0);
+        uint32_t end = rows_end(from, rows, g), n = end > rows.from ? end - rows.from : 0;
+        for (uint32_t i = rows.from; s->arriving.chain && i < end; i++) {
+            uint32_t page = seq_pages(s, g)[i];
+            n -= page != 0 && cells_with(&p->pool, page, COVER_USED) > 0;
+        }
+        shares_add(p, 0, g, n);
     }
     return shares_even(p, 0) <= tree_without(&p->pool, COVER_USED);
 }
@@ -98,7 +113,8 @@ static bool arrive_some(pkv *p, uint32_t id, const pkv_seq *from, uint32_t most,
 {
     pkv_seq *s = &p->seqs[id];
     pkv_arriving *x = &s->arriving;
-    bool takes = !p->swaps[x->number].parked && !first;
+    bool whole = first && most == UINT32_MAX; /* the caller has taken the resident pages */
+    bool takes = !p->swaps[x->number].parked && !whole;
     for (uint32_t n_rows = 0; !has_all_come(s);) {
         uint32_t end = layer_end(&p->pool, s->grain, x->table), width = end - x->table;
         uint32_t rows = most / width, left = layer_rows(p, from, x->table) - x->rows;
@@ -106,10 +122,12 @@ static bool arrive_some(pkv *p, uint32_t id, const pkv_seq *from, uint32_t most,
         if (rows > left) rows = left;
         if (rows == 0) return true;
         table_rows now = {x->table, end, x->rows, x->rows + rows};
-        if (takes && !has_places(p, from, now)) return n_rows > 0;
-        uint32_t held = s->held;
+        uint32_t used = p->pool.covered[COVER_USED];
+        if (x->chain) resident_find(p, s, from, now);
+        if (takes && !has_places(p, s, from, now)) return n_rows > 0;
+        if (x->chain) resident_take(p, s, from, now);
         arrive_rows(p, id, from, now, first);
-        promise(p, x, s->held - held);
+        promise(p, x, p->pool.covered[COVER_USED] - used);
         x->rows += rows;
         n_rows += rows;
         most -= rows * width < most ? rows * width : most;
@@ -120,10 +138,21 @@ static bool arrive_some(pkv *p, uint32_t id, const pkv_seq *from, uint32_t most,
     return true;
 }
 
+/* A portion. */
+static bool arrive_portion(pkv *p, uint32_t id, uint32_t most, bool first)
+{
+    pkv_seq *s = &p->seqs[id];
+    const pkv_seq *from = &p->swaps[s->arriving.number].seq;
+    bool came = arrive_some(p, id, from, most, first);
+    if (s->arriving.promised > 0) promise_rest(p, s, from);
+    return came;
+}
+
 static void end_arrive(pkv *p, pkv_seq *s)
 {
     uint32_t number = s->arriving.number;
     promise(p, &s->arriving, UINT32_MAX);
+    resident_free(p, &s->arriving);
     s->arriving = (pkv_arriving){0};
     p->swaps[number].seq.to = 0;
     record_free(p, number);
@@ -165,7 +194,7 @@ void seq_arrive_first(pkv *p, uint32_t id, uint32_t most)
     log_word(p, s->grain);
     log_word(p, s->row);
     for (uint32_t g = 0; g < s->arriving.table; g++) log_word(p, 0);
-    (void)arrive_some(p, id, &record->seq, most, true);
+    (void)arrive_portion(p, id, most, true);
     uint32_t listed = s->arriving.table;
     if (s->arriving.rows > 0) listed = layer_end(&p->pool, s->grain, listed);
     for (uint32_t g = listed; g < s->groups; g++) log_word(p, 0);
@@ -180,7 +209,7 @@ status pkv_seq_arrive(pkv *p, uint32_t id, uint32_t most)
     size_t n = portion_pages(p, &record->seq, most);
     RETURN_IF_ERROR(
         log_room(p, n + (size_t)s->groups * DELTA_BACK_HEAD, record->parked ? 0 : n, 0));
-    if (!arrive_some(p, id, &record->seq, most, false)) return status_make(STATUS_NO_PAGES, NULL);
+    if (!arrive_portion(p, id, most, false)) return status_make(STATUS_NO_PAGES, NULL);
     if (has_all_come(s)) end_arrive(p, s);
     return STATUS_IS_OK;
 }
@@ -223,6 +252,7 @@ void seq_discard_coming(pkv *p, pkv_seq *s)
     pkv_arriving x = s->arriving;
     if (x.number == 0) return;
     promise(p, &s->arriving, UINT32_MAX);
+    resident_free(p, &s->arriving);
     s->arriving = (pkv_arriving){0};
     p->swaps[x.number].seq.to = 0;
     record_discard_rest(p, x.number, x.table, x.rows);

@@ -50,6 +50,28 @@ typedef struct lost_blocks {
     uint32_t *cells;     // [2 * most, groups]
 } lost_blocks;
 
+/* Where a walk over the resident blocks of a swapped sequence goes on. */
+typedef struct resident_at {
+    uint32_t block; // the next one, 0 = none: its parents follow
+    uint32_t n;     // blocks up to it
+} resident_at;
+
+/* A look at the pages of a parked or swapped sequence, in portions (look.c). */
+typedef struct long_look {
+    uint32_t number; // the record, 0 = none
+    bool is_parked;
+    pkv_grain grain; // of its tables
+    bool is_seen;    // a look was completed: `pages` or `cost` is what it saw
+    bool is_going;
+    uint64_t seen, began; // pkv.changes when that look began, and the one that is going on
+    uint32_t table, row;  // of a parked sequence: the next page
+    resident_at at;       // of a swapped one: the next block
+    uint32_t generation;
+    pkv_parked_pages pages, pages_going;
+    pkv_swap_cost cost, cost_going;
+    int64_t *in_share; // as pkv.in_share
+} long_look;
+
 /* The result of pkv_parked_look_again. */
 typedef struct parked_sight {
     uint32_t parked; // 0 = none, or a page that a parked sequence holds has changed
@@ -89,13 +111,22 @@ typedef struct pkv_leaving {
     uint32_t table, rows, floor;
 } pkv_leaving;
 
+/* A block that a swapped sequence had published, and that was resident when it began to come back.
+ * It has left the cache where its generation differs. */
+typedef struct resident_block {
+    uint32_t block, generation;
+    uint32_t node, at; // node `at` of the block: tables are asked for in ascending order
+} resident_block;
+
 /* A parked or swapped sequence that is opened in portions. Its tables hold what has come: of the
  * tables before `table` all pages, of those of its layer the first ones. The others are still the
  * record's. */
 typedef struct pkv_arriving {
     uint32_t number; // the record; 0 = it is not arriving
     uint32_t table, rows;
-    bool retakes;      // some pages are resident: its lists have those, and 0 for others
+    bool retakes;          // some pages are resident: its lists have those, and 0 for others
+    resident_block *chain; // blocks of its first tokens, whose pages each portion takes back
+    uint32_t n_chain;
     uint32_t promised; // cells that it will take, which are not available to others
 } pkv_arriving;
 
@@ -175,6 +206,8 @@ struct pkv {
     lost_blocks lost;
     prefix_watch watch;
     parked_sight sight;
+    long_look look;
+    uint64_t changes; // of references of pages, and of blocks
 
     pkv_seq *seqs;                                 // [max_seqs]
     uint32_t gather_at, gather_table, gather_page; // the page that pkv_gather looks at next
@@ -481,6 +514,45 @@ static inline bool record_moves(const pkv_swap *record)
 
 /* ---- park.c ---- */
 pkv_seq *parked_at(const pkv *p, uint32_t parked);
+/* Adds to *n what pages from .. to - 1 of a parked table count, and to the sums of shares. */
+void parked_count(const pkv *p, const pkv_seq *s, uint32_t table, uint32_t from, uint32_t to,
+                  pkv_parked_pages *n);
+/* Begins a count of all of them, and completes one. */
+void parked_count_begin(const pkv *p, const pkv_seq *s, pkv_parked_pages *n);
+void parked_count_end(const pkv *p, const pkv_seq *s, pkv_parked_pages *n);
+
+/* ---- look.c ---- */
+/* Forgets what was seen of a record. */
+static inline void look_forget(pkv *p, uint32_t number)
+{
+    if (p->look.number == number) p->look.number = 0;
+}
+/* The last block of those that a swapped sequence had published and that are resident, which may be
+ * none. Equal tokens have equal K and V up to there, even when another sequence computed them. One
+ * that was swapped out before a flush takes no block from after it. */
+resident_at resident_blocks(const pkv *p, const pkv_seq *s, const uint32_t *tokens);
+/* A page of a swapped sequence that is still resident: page `index` of a table lies in `node`. */
+typedef void resident_fn(pkv *p, void *ctx, uint32_t table, uint32_t index, uint32_t node);
+/* Calls `fn` for those pages of the tables that blocks hold, from the last block on, among at most
+ * `most` pages, though at least those of one block; *at is moved on. A block of a finer grain than
+ * the tables' cannot be one of their pages. */
+void each_resident(pkv *p, const pkv_seq *s, resident_at *at, uint32_t most, resident_fn *fn,
+                   void *ctx);
+/* Begins a count of what a swapped sequence costs, of which resident_count_some counts the next
+ * blocks, and completes it. */
+void resident_count_begin(const pkv *p, const pkv_seq *s, pkv_swap_cost *cost);
+void resident_count_some(pkv *p, const pkv_seq *s, resident_at *at, uint32_t most,
+                         pkv_swap_cost *cost);
+void resident_count_end(const pkv *p, pkv_swap_cost *cost);
+
+/* ---- resident.c ---- */
+/* Notes which blocks are resident, for rows that come later. STATUS_NO_MEMORY changes nothing. */
+status resident_chain(const pkv *p, resident_at last, resident_block **chain);
+/* Lists the resident pages of rows that come to a sequence, and 0 for others. */
+void resident_find(pkv *p, pkv_seq *s, const pkv_seq *from, table_rows rows);
+/* Takes references to them. */
+void resident_take(pkv *p, const pkv_seq *s, const pkv_seq *from, table_rows rows);
+void resident_free(const pkv *p, pkv_arriving *x);
 
 /* ---- table.c ---- */
 /* Makes every list of an open sequence hold at least `row` pages; they grow by more, so that

@@ -494,6 +494,16 @@ bool pkv_parked_frees(const pkv *p, uint32_t parked);
 /* Upper bounds of these counts, in a time that does not depend on the number of pages; the pages
  * held by parked sequences alone are left out. */
 pkv_parked_pages pkv_parked_most(const pkv *p, uint32_t parked);
+/* How much a look at a long sequence in portions has seen. */
+typedef enum pkv_seen {
+    PKV_SEEN_NOTHING, // not all pages yet
+    PKV_SEEN_EARLIER, // all, but references or blocks have changed since it began to look
+    PKV_SEEN_NOW,     // all, and it is still so
+} pkv_seen;
+
+/* As pkv_parked_look, in portions: while it does not see how things are now, each call looks at
+ * `most` (at least 1) pages more. What was seen is remembered of the sequence last asked about. */
+pkv_seen pkv_parked_look_some(pkv *p, uint32_t parked, uint32_t most, pkv_parked_pages *pages);
 /* As pkv_parked_look, remembering the answer until references of some parked page change. */
 pkv_parked_pages pkv_parked_look_again(pkv *p, uint32_t parked);
 /* Pages that parked sequences alone hold. */
@@ -563,6 +573,12 @@ pkv_swap_cost pkv_swap_in_cost(pkv *p, uint32_t swap, const uint32_t *tokens);
 /* As pkv_swap_in_cost, remembering the answer until the resident blocks of the tokens or references
  * of their pages change; `key` as in pkv_lookup_again, with which it shares what is remembered. */
 pkv_swap_cost pkv_swap_in_cost_again(pkv *p, uint64_t key, uint32_t swap, const uint32_t *tokens);
+/* As pkv_swap_in_cost where no page is resident, which is the most that it takes, in a time that
+ * does not depend on the number of pages; every page may be held by others (shared_even). */
+pkv_swap_cost pkv_swap_in_most(const pkv *p, uint32_t swap);
+/* As pkv_swap_in_cost, in portions as pkv_parked_look_some, though at least a block in each. */
+pkv_seen pkv_swap_in_cost_some(pkv *p, uint32_t swap, const uint32_t *tokens, uint32_t most,
+                               pkv_swap_cost *cost);
 /* Swaps a sequence in as open sequence `seq` (closed before): same tables, positions and publishing
  * state, on other pages. tokens are the sequence's own. Blocks that it had published and that are
  * still resident are taken back, even where another sequence computed their pages; only the rest is
@@ -570,7 +586,9 @@ pkv_swap_cost pkv_swap_in_cost_again(pkv *p, uint64_t key, uint32_t swap, const 
 status pkv_swap_in(pkv *p, uint32_t swap, uint32_t seq, const uint32_t *tokens,
                    uint32_t expect_tokens);
 /* The same in portions, as pkv_unpark_some. The pages that it will take are not available to
- * others. A sequence with resident blocks or of a coarser grain than PKV_HEAD comes at once. */
+ * others, but blocks may leave the cache before their portion, and are copied then. That there are
+ * pages is judged by what pkv_swap_in_cost_some has seen, if it was asked last about this sequence.
+ * A sequence of a coarser grain than PKV_HEAD comes at once. */
 status pkv_swap_in_some(pkv *p, uint32_t swap, uint32_t seq, const uint32_t *tokens,
                         uint32_t expect_tokens, uint32_t most);
 /* Forgets a swapped sequence: its host pages are free at once. */

@@ -104,40 +104,63 @@ status pkv_parked_swap_out(pkv *p, uint32_t parked, uint32_t *swap)
 
 uint32_t pkv_parked_length(const pkv *p, uint32_t parked) { return parked_at(p, parked)->length; }
 
+/* Sums of cells in the shares of heads, for tables of the finest grain. */
+enum { SHARED, FILLING, SHARED_OPEN, FILLING_OPEN, ALONE };
+
+static bool is_uneven(const pkv *p, const pkv_seq *s)
+{
+    return s->grain == PKV_HEAD && p->pool.n_shares > 1;
+}
+
+void parked_count_begin(const pkv *p, const pkv_seq *s, pkv_parked_pages *n)
+{
+    *n = (pkv_parked_pages){.held = s->held, .held_even = (uint32_t)seq_held_evenly(p, s)};
+    shares_clear(p);
+}
+
+void parked_count(const pkv *p, const pkv_seq *s, uint32_t table, uint32_t from, uint32_t to,
+                  pkv_parked_pages *n)
+{
+    const pkv_table *t = &s->tables[table];
+    uint32_t size = cells_of(p, s);
+    bool uneven = is_uneven(p, s);
+    for (uint32_t i = from; i < to; i++) {
+        uint32_t node = node_of(&p->pool, s->grain, seq_pages(s, table)[i]);
+        bool fills = s->forked && i + 1 == t->n_pages && table_room(p, t) > 0;
+        bool shared = node_is_shared(&p->pool, node);
+        uint32_t alone = cells_parked(p, node);
+        n->shared += shared ? size : 0;
+        n->filling += shared && fills ? size : 0;
+        n->shared_open += alone < size ? size : 0;
+        n->filling_open += alone < size && fills ? size : 0;
+        n->alone += alone;
+        if (!uneven) continue;
+        shares_add(p, SHARED, table, shared);
+        shares_add(p, FILLING, table, shared && fills);
+        shares_add(p, SHARED_OPEN, table, alone < size);
+        shares_add(p, FILLING_OPEN, table, alone < size && fills);
+        shares_add(p, ALONE, table, alone);
+    }
+}
+
+void parked_count_end(const pkv *p, const pkv_seq *s, pkv_parked_pages *n)
+{
+    n->alone_even = n->alone;
+    if (!is_uneven(p, s)) return;
+    n->shared = (uint32_t)shares_even(p, SHARED);
+    n->filling = (uint32_t)shares_even(p, FILLING);
+    n->shared_open = (uint32_t)shares_even(p, SHARED_OPEN);
+    n->filling_open = (uint32_t)shares_even(p, FILLING_OPEN);
+    n->alone_even = (uint32_t)shares_even(p, ALONE);
+}
+
 pkv_parked_pages pkv_parked_look(const pkv *p, uint32_t parked)
 {
     const pkv_seq *s = parked_at(p, parked);
-    pkv_parked_pages n = {.held = s->held, .held_even = (uint32_t)seq_held_evenly(p, s)};
-    uint32_t size = cells_of(p, s);
-    bool uneven = s->grain == PKV_HEAD && p->pool.n_shares > 1;
-    shares_clear(p);
-    for (uint32_t g = 0; g < s->groups; g++) {
-        const pkv_table *t = &s->tables[g];
-        for (uint32_t i = 0; i < t->n_pages; i++) {
-            uint32_t node = node_of(&p->pool, s->grain, seq_pages(s, g)[i]);
-            bool fills = s->forked && i + 1 == t->n_pages && table_room(p, t) > 0;
-            bool shared = node_is_shared(&p->pool, node);
-            uint32_t alone = cells_parked(p, node);
-            n.shared += shared ? size : 0;
-            n.filling += shared && fills ? size : 0;
-            n.shared_open += alone < size ? size : 0;
-            n.filling_open += alone < size && fills ? size : 0;
-            n.alone += alone;
-            if (!uneven) continue;
-            shares_add(p, 0, g, shared);
-            shares_add(p, 1, g, shared && fills);
-            shares_add(p, 2, g, alone < size);
-            shares_add(p, 3, g, alone < size && fills);
-            shares_add(p, 4, g, alone);
-        }
-    }
-    n.alone_even = n.alone;
-    if (!uneven) return n;
-    n.shared = (uint32_t)shares_even(p, 0);
-    n.filling = (uint32_t)shares_even(p, 1);
-    n.shared_open = (uint32_t)shares_even(p, 2);
-    n.filling_open = (uint32_t)shares_even(p, 3);
-    n.alone_even = (uint32_t)shares_even(p, 4);
+    pkv_parked_pages n;
+    parked_count_begin(p, s, &n);
+    for (uint32_t g = 0; g < s->groups; g++) parked_count(p, s, g, 0, s->tables[g].n_pages, &n);
+    parked_count_end(p, s, &n);
     return n;
 }
 

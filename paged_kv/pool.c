@@ -96,9 +96,10 @@ status pkv_create(const pkv_options *options, pkv **out)
     p->log.epoch = 1;
     p->seqs = alloc_zeroed(a, p->max_seqs, sizeof *p->seqs);
     p->cursors = alloc_resize(a, NULL, p->groups, sizeof *p->cursors);
-    p->in_share =
-        alloc_zeroed(a, (size_t)SUMS_MOST * pkv_shares(&p->geometry), sizeof *p->in_share);
-    if (!p->seqs || !p->cursors || !p->in_share ||
+    size_t n_sums = (size_t)SUMS_MOST * pkv_shares(&p->geometry);
+    p->in_share = alloc_zeroed(a, n_sums, sizeof *p->in_share);
+    p->look.in_share = alloc_zeroed(a, n_sums, sizeof *p->look.in_share);
+    if (!p->seqs || !p->cursors || !p->in_share || !p->look.in_share ||
         !status_ok(tree_create(&p->pool, a, &p->geometry, p->n_pages - 1)) ||
         (p->prefix_cache && !status_ok(prefix_create(p))) ||
         (p->prefix_cache && !status_ok(lost_create(p, options->lost_most))) ||
@@ -113,7 +114,10 @@ status pkv_create(const pkv_options *options, pkv **out)
 void pkv_destroy(pkv *p)
 {
     if (!p) return;
-    for (uint32_t i = 0; p->seqs && i < p->max_seqs; i++) seq_free_lists(p, &p->seqs[i]);
+    for (uint32_t i = 0; p->seqs && i < p->max_seqs; i++) {
+        resident_free(p, &p->seqs[i].arriving);
+        seq_free_lists(p, &p->seqs[i]);
+    }
     host_destroy(p);
     prefix_destroy(p);
     lost_destroy(p);
@@ -121,6 +125,7 @@ void pkv_destroy(pkv *p)
     tree_destroy(&p->pool, &p->alloc);
     alloc_free(&p->alloc, p->cursors);
     alloc_free(&p->alloc, p->in_share);
+    alloc_free(&p->alloc, p->look.in_share);
     alloc_free(&p->alloc, p->log.words);
     alloc_free(&p->alloc, p->log.moves);
     alloc_free(&p->alloc, p->scratch);
@@ -323,6 +328,7 @@ void tier_split(pkv *p, pkv_tree *tier, const uint32_t *runs, uint32_t n, pkv_gr
 
 void pool_hash(pkv *p, uint32_t node, uint32_t block)
 {
+    p->changes++;
     tree_change_begin(&p->pool, node);
     p->pool.nodes[node].block = block;
     tree_change_end(&p->pool, node);

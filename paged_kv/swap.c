@@ -60,6 +60,7 @@ void record_take(pkv *p, uint32_t number, bool parked)
     r->parked = parked;
     p->sight.parked = 0;
     p->watch.has_cost = false;
+    look_forget(p, number);
 }
 
 void record_free(pkv *p, uint32_t number)
@@ -105,115 +106,42 @@ void table_copy_out(pkv *p, const pkv_seq *s, uint32_t table, uint32_t from, uin
 
 /* ---- in -------------------------------------------------------------------------------------- */
 
-/* The last resident block of those that the sequence had published, 0 = none; *n counts them. Equal
- * tokens have equal K and V up to there, even when another sequence computed them. A sequence
- * swapped out before a flush takes no block from after it. */
-static uint32_t resident_blocks(const pkv *p, const pkv_seq *s, const uint32_t *tokens, uint32_t *n)
+/* The cost beside resident blocks. */
+static pkv_swap_cost cost_beside(pkv *p, const pkv_seq *s, resident_at at)
 {
-    *n = 0;
-    if (s->sealed || s->unshared) return 0;
-    return prefix_walk(p, tokens, s->published * p->geometry.page_tokens, s->salt, n);
-}
-
-/* A page of a swapped sequence that is still resident: page `index` of a table lies in `node`. */
-typedef void resident_fn(pkv *p, void *ctx, uint32_t table, uint32_t index, uint32_t node);
-
-/* Calls `fn` for those pages of the tables that a block of the chain holds. A block of a finer
- * grain than the tables' cannot be one of their pages. */
-static void each_resident(pkv *p, const pkv_seq *s, uint32_t last, uint32_t n_blocks,
-                          resident_fn *fn, void *ctx)
-{
-    uint32_t size = p->geometry.page_tokens, *next = p->cursors;
-    for (uint32_t g = 0; g < s->groups; g++) next[g] = s->tables[g].n_pages;
-    for (uint32_t b = last; b != 0; b = p->blocks[b].parent) {
-        uint32_t base = --n_blocks * size, table = 0;
-        if (p->blocks[b].grain > s->grain) continue;
-        uint32_t parts = s->groups / groups_at(p, p->blocks[b].grain);
-        for (uint32_t node = p->blocks[b].first_node; node != 0;
-             node = p->pool.nodes[node].block_next) {
-            for (uint32_t end = table + parts; table < end; table++) {
-                const uint32_t *bases = seq_bases(s, table);
-                uint32_t *at = &next[table], first = s->tables[table].slot_pages;
-                while (*at > first && bases[*at - 1] > base) --*at;
-                if (*at == first || bases[*at - 1] != base) continue;
-                fn(p, ctx, table, --*at,
-                   node_inside(&p->pool, node, s->grain, layer_of(p, s->grain, table),
-                               table % p->pool.n_heads));
-            }
-        }
-    }
-}
-
-/* Sums of a swapped sequence's cells: those that it would take, and those in use already. */
-enum { TAKEN, IN_USE };
-
-/* The used cells of a resident page are not taken. */
-static void add_used(pkv *p, uint32_t table, uint32_t node)
-{
-    const pkv_tree *t = &p->pool;
-    pkv_grain grain = node_grain(t, node);
-    uint32_t cells = cells_in(t, grain), used = cells_with(t, node, COVER_USED);
-    if (used == cells && grain != PKV_HEAD) {
-        shares_add_all(p, TAKEN, -(int64_t)(cells / t->n_shares));
-        shares_add_all(p, IN_USE, cells / t->n_shares);
-        return;
-    }
-    uint32_t layers = grain == PKV_ALL ? t->n_layers : 1,
-             heads = grain == PKV_HEAD ? 1 : t->n_heads;
-    for (uint32_t i = 0; used > 0 && i < layers * heads; i++) {
-        uint32_t head = grain == PKV_HEAD ? table % t->n_heads : i % heads;
-        bool in_use =
-            cells_with(t, node_inside(t, node, PKV_HEAD, i / heads, head), COVER_USED) > 0;
-        shares_add(p, TAKEN, head, -(int64_t)in_use);
-        shares_add(p, IN_USE, head, in_use);
-    }
-}
-
-static void count_resident(pkv *p, void *ctx, uint32_t table, uint32_t index, uint32_t node)
-{
-    (void)index;
-    pkv_swap_cost *cost = ctx;
-    uint32_t cells = cells_in(&p->pool, node_grain(&p->pool, node));
-    uint32_t cached = cells - cells_with(&p->pool, node, COVER_USED);
-    cost->fresh -= cells;
-    cost->cached_pages += cached;
-    add_used(p, table, node);
-    cost->parked_pages += cells_parked(p, node);
-}
-
-/* The cost beside n resident blocks, of which the last is given. */
-static pkv_swap_cost cost_beside(pkv *p, const pkv_seq *s, uint32_t last, uint32_t n)
-{
-    pkv_swap_cost cost = {.held = s->held, .fresh = s->held};
-    cost.held_even = (uint32_t)seq_held_evenly(p, s);
-    shares_clear(p);
-    for (uint32_t g = 0; g < s->groups; g++) {
-        uint32_t n_pages = s->tables[g].n_pages;
-        if (s->grain == PKV_HEAD) shares_add(p, TAKEN, g, n_pages);
-        else shares_add_all(p, TAKEN, (int64_t)n_pages * (cells_of(p, s) / p->pool.n_shares));
-    }
-    each_resident(p, s, last, n, count_resident, &cost);
-    cost.uneven = (uint32_t)(shares_even(p, TAKEN) - cost.fresh - cost.cached_pages);
-    cost.shared_even = (uint32_t)shares_even(p, IN_USE);
+    pkv_swap_cost cost;
+    resident_count_begin(p, s, &cost);
+    resident_count_some(p, s, &at, UINT32_MAX, &cost);
+    resident_count_end(p, &cost);
     return cost;
 }
 
 pkv_swap_cost pkv_swap_in_cost(pkv *p, uint32_t swap, const uint32_t *tokens)
 {
     const pkv_seq *s = swapped(p, swap);
-    uint32_t n, last = resident_blocks(p, s, tokens, &n);
-    return cost_beside(p, s, last, n);
+    return cost_beside(p, s, resident_blocks(p, s, tokens));
 }
 
 pkv_swap_cost pkv_swap_in_cost_again(pkv *p, uint64_t key, uint32_t swap, const uint32_t *tokens)
 {
     const pkv_seq *s = swapped(p, swap);
     prefix_watch *w = &p->watch;
-    if (s->sealed || s->unshared) return cost_beside(p, s, 0, 0);
+    if (s->sealed || s->unshared) return cost_beside(p, s, (resident_at){0});
     pkv_lookup_again(p, key, tokens, s->published * p->geometry.page_tokens, s->salt);
-    if (!w->has_cost) w->cost = cost_beside(p, s, w->last, w->n_blocks);
+    if (!w->has_cost) w->cost = cost_beside(p, s, (resident_at){w->last, w->n_blocks});
     w->has_cost = true;
     return w->cost;
+}
+
+pkv_swap_cost pkv_swap_in_most(const pkv *p, uint32_t swap)
+{
+    const pkv_seq *s = swapped(p, swap);
+    uint32_t even = (uint32_t)seq_held_evenly(p, s);
+    return (pkv_swap_cost){.held = s->held,
+                           .fresh = s->held,
+                           .uneven = even - s->held,
+                           .held_even = even,
+                           .shared_even = even};
 }
 
 /* Lists a resident page and takes a reference to it, so that it is not reclaimed for another. */
@@ -263,8 +191,9 @@ static uint64_t taken_by(const pkv_swap_cost *cost)
     return (uint64_t)cost->fresh + cost->cached_pages + cost->uneven;
 }
 
-status pkv_swap_in_some(pkv *p, uint32_t swap, uint32_t id, const uint32_t *tokens,
-                        uint32_t expect_tokens, uint32_t most)
+/* All pages at once. */
+static status swap_in_whole(pkv *p, uint32_t swap, uint32_t id, const uint32_t *tokens,
+                            uint32_t expect_tokens)
 {
     pkv_seq *from = swapped(p, swap), *s = &p->seqs[id];
     pkv_swap_cost cost = pkv_swap_in_cost(p, swap, tokens);
@@ -275,18 +204,53 @@ status pkv_swap_in_some(pkv *p, uint32_t swap, uint32_t id, const uint32_t *toke
     if (grain > from->grain) {
         RETURN_IF_ERROR(seq_split(p, &p->host, from, grain, false));
         p->watch.has_cost = false;
+        look_forget(p, swap);
         cost = pkv_swap_in_cost(p, swap, tokens);
         if (taken_by(&cost) > pkv_available(p)) return status_make(STATUS_NO_PAGES, NULL);
     }
-    uint32_t n, last = resident_blocks(p, from, tokens, &n);
-    /* Resident blocks may leave the cache, and others may break runs, until the next portion. */
-    if (last != 0 || from->grain != PKV_HEAD) most = UINT32_MAX;
-    RETURN_IF_ERROR(seq_begin_arrive(p, swap, id, expect_tokens, most));
-    s->arriving.retakes = last != 0;
-    for (uint32_t g = 0; last != 0 && g < s->groups; g++)
+    resident_at last = resident_blocks(p, from, tokens);
+    RETURN_IF_ERROR(seq_begin_arrive(p, swap, id, expect_tokens, UINT32_MAX));
+    s->arriving.retakes = last.block != 0;
+    for (uint32_t g = 0; last.block != 0 && g < s->groups; g++)
         memset(seq_pages(s, g), 0, from->tables[g].n_pages * sizeof *s->pages);
-    each_resident(p, from, last, n, take_back, s);
-    s->arriving.promised = cost.fresh + cost.uneven;
+    each_resident(p, from, &last, UINT32_MAX, take_back, s);
+    seq_arrive_first(p, id, UINT32_MAX);
+    return STATUS_IS_OK;
+}
+
+/* The cells that a sequence in portions may take. Where there are as many as it has, its resident
+ * pages need not be looked at. */
+static uint64_t taken_in_portions(pkv *p, uint32_t swap, const uint32_t *tokens)
+{
+    const long_look *look = &p->look;
+    uint64_t most = seq_held_evenly(p, swapped(p, swap));
+    if (most <= pkv_available(p)) return most;
+    if (look->number == swap && look->is_seen) return taken_by(&look->cost);
+    pkv_swap_cost cost = pkv_swap_in_cost(p, swap, tokens);
+    return taken_by(&cost);
+}
+
+status pkv_swap_in_some(pkv *p, uint32_t swap, uint32_t id, const uint32_t *tokens,
+                        uint32_t expect_tokens, uint32_t most)
+{
+    pkv_seq *from = swapped(p, swap), *s = &p->seqs[id];
+    /* Others may break runs until the next portion. */
+    if (most >= from->held || from->grain != PKV_HEAD)
+        return swap_in_whole(p, swap, id, tokens, expect_tokens);
+    uint64_t taken = taken_in_portions(p, swap, tokens);
+    if (taken > pkv_available(p)) return status_make(STATUS_NO_PAGES, NULL);
+    resident_at last = resident_blocks(p, from, tokens);
+    resident_block *chain;
+    RETURN_IF_ERROR(resident_chain(p, last, &chain));
+    status st = seq_begin_arrive(p, swap, id, expect_tokens, most);
+    if (!status_ok(st)) {
+        alloc_free(&p->alloc, chain);
+        return st;
+    }
+    s->arriving.chain = chain;
+    s->arriving.n_chain = last.n;
+    s->arriving.retakes = chain != NULL;
+    s->arriving.promised = (uint32_t)taken;
     p->promised += s->arriving.promised;
     seq_arrive_first(p, id, most);
     return STATUS_IS_OK;

@@ -38,6 +38,7 @@ static void forget_sight(pkv *p, uint32_t whole)
 void watch_count(pkv *p, const uint32_t *nodes, uint32_t n, uint32_t one)
 {
     uint32_t node = nodes[0];
+    p->changes++;
     if (p->watch.last != 0) count_parts(p, node, one);
     for (uint32_t i = 0; p->watch.last != 0 && i < n; i++) count_node(p, nodes[i], one);
     while (node < tree_whole_at(&p->pool)) {

@@ -281,30 +281,34 @@ static beginning beginning_of_handed(const sched *s, const sched_seq *q)
         .computed = q->entry->n_prompt, .held = cost, .taken = cost, .taken_alone = cost};
 }
 
+static beginning beginning_of_swapped(const sched_seq *q, const pkv_swap_cost *cost)
+{
+    uint64_t own = (uint64_t)cost->fresh + cost->cached_pages;
+    return (beginning){.computed = q->computed,
+                       .held = cost->held_even,
+                       .taken = own + cost->uneven,
+                       .shared = cost->shared_even,
+                       .taken_alone = own + cost->parked_pages,
+                       .shared_alone = cost->held - own - cost->parked_pages};
+}
+
+static beginning beginning_of_parked(const sched_seq *q, const pkv_parked_pages *pages)
+{
+    return (beginning){.computed = q->computed,
+                       .held = pages->held_even,
+                       .taken = pages->filling,
+                       .shared = pages->shared,
+                       .taken_alone = pages->filling_open,
+                       .shared_alone = pages->shared_open,
+                       .alone = pages->alone_even};
+}
+
 static beginning beginning_of(sched *s, const sched_seq *q)
 {
     if (sched_awaits_handed(q)) return beginning_of_handed(s, q);
     pool_view view = view_of(s, q);
-    if (q->swap) {
-        pkv_swap_cost cost = view.cost;
-        uint64_t own = (uint64_t)cost.fresh + cost.cached_pages, taken = own + cost.uneven;
-        return (beginning){.computed = q->computed,
-                           .held = cost.held_even,
-                           .taken = taken,
-                           .shared = cost.shared_even,
-                           .taken_alone = own + cost.parked_pages,
-                           .shared_alone = cost.held - own - cost.parked_pages};
-    }
-    if (q->parked) {
-        pkv_parked_pages pages = view.pages;
-        return (beginning){.computed = q->computed,
-                           .held = pages.held_even,
-                           .taken = pages.filling,
-                           .shared = pages.shared,
-                           .taken_alone = pages.filling_open,
-                           .shared_alone = pages.shared_open,
-                           .alone = pages.alone_even};
-    }
+    if (q->swap) return beginning_of_swapped(q, &view.cost);
+    if (q->parked) return beginning_of_parked(q, &view.pages);
     pkv_hit hit = view.hit;
     uint64_t held = (uint64_t)s->groups * (hit.tokens / s->page_tokens);
     return (beginning){.computed = hit.tokens,
@@ -361,35 +365,81 @@ static uint64_t pages_needed(const sched *s, const sched_seq *q, const beginning
     return need + (shared < s->if_shared ? shared : s->if_shared);
 }
 
-/* Whether a sequence whose pages are parked has enough even if others held all of them too. To see
- * which those are takes as long as the sequence is long. */
-static bool has_pages_for_most(const sched *s, const sched_seq *q, beginning *b,
-                               const pages_owed *owed)
+static bool fits(const sched *s, const sched_seq *q, const beginning *b, const pages_owed *owed)
 {
-    pkv_parked_pages pages = pkv_parked_most(s->kv, q->parked);
-    if (pages.held <= sched_portion(s)) return false;
-    *b = (beginning){.computed = q->computed,
-                     .held = pages.held_even,
-                     .taken = pages.filling,
-                     .shared = pages.shared};
     return pages_needed(s, q, b, b->taken, b->shared, owed) <= pkv_available(s->kv);
 }
 
+/* Gives up parked pages for the sequence if that is enough for it. Those that open sequences, or
+ * this sequence at its start, hold too do not count, because they would not come free. */
+static bool make_room(sched *s, const sched_seq *q, const beginning *b, const pages_owed *owed)
+{
+    uint64_t most = pkv_available_unparked(s->kv);
+    if (pages_needed(s, q, b, b->taken_alone, b->shared_alone, owed) + b->alone > most)
+        return false;
+    /* Pages that still come to a sequence count as parked, but nobody can give them up. */
+    return s->n_arriving == 0 && sched_parked_give_way(s, q);
+}
+
+/* What the sequence begins from if others hold all of its parked pages, or none of its swapped ones
+ * is resident. *n_pages counts its pages, 0 if it is neither parked nor swapped. */
+static beginning beginning_at_most(const sched *s, const sched_seq *q, uint32_t *n_pages)
+{
+    if (q->swap) {
+        pkv_swap_cost cost = pkv_swap_in_most(s->kv, q->swap);
+        *n_pages = cost.held;
+        return beginning_of_swapped(q, &cost);
+    }
+    *n_pages = 0;
+    if (!q->parked) return (beginning){0};
+    pkv_parked_pages pages = pkv_parked_most(s->kv, q->parked);
+    *n_pages = pages.held;
+    return beginning_of_parked(q, &pages);
+}
+
+/* One sched_step looks at this many times the pages of a long sequence that it changes. */
+enum { LOOKED_AT_ONCE = 2 };
+
+static pkv_seen look_on(sched *s, const sched_seq *q, beginning *b)
+{
+    uint32_t portion = sched_portion(s), most = portion > 0 ? LOOKED_AT_ONCE * portion : 1;
+    pkv_swap_cost cost;
+    pkv_parked_pages pages;
+    pkv_seen seen = q->swap ? pkv_swap_in_cost_some(s->kv, q->swap, q->tokens, most, &cost)
+                            : pkv_parked_look_some(s->kv, q->parked, most, &pages);
+    if (seen != PKV_SEEN_NOTHING)
+        *b = q->swap ? beginning_of_swapped(q, &cost) : beginning_of_parked(q, &pages);
+    s->looks |= seen != PKV_SEEN_NOW;
+    return seen;
+}
+
+/* As has_pages, for a long sequence that comes back, whose `b` is beginning_at_most. To see which
+ * of its pages others hold takes as long as it is long, so that is done in portions, and only where
+ * it decides. Meanwhile references change: what was seen last decides. */
+static bool has_pages_long(sched *s, const sched_seq *q, beginning *b, const pages_owed *owed)
+{
+    if (fits(s, q, b, owed)) return true;
+    pkv_seen seen = look_on(s, q, b);
+    if (seen != PKV_SEEN_NOTHING) {
+        if (fits(s, q, b, owed)) return true;
+        if (!make_room(s, q, b, owed)) return false;
+        s->looks = true;
+    }
+    s->budget = 0; /* it may yet start, so no running sequence needs to give way */
+    return false;
+}
+
 /* Whether the sequence can have its pages beside those owed. Parked pages are given up for it where
- * that is enough. Parked pages that open sequences, or this sequence at its start, hold too do not
- * count, because they would not come free. */
+ * that is enough. */
 static bool has_pages(sched *s, const sched_seq *q, beginning *b, const pages_owed *owed)
 {
-    if (q->parked && has_pages_for_most(s, q, b, owed)) return true;
+    uint32_t n_pages;
+    *b = beginning_at_most(s, q, &n_pages);
+    if (n_pages > sched_portion(s)) return has_pages_long(s, q, b, owed);
     for (;;) {
         *b = beginning_of(s, q);
-        uint64_t available = pkv_available(s->kv);
-        if (pages_needed(s, q, b, b->taken, b->shared, owed) <= available) return true;
-        uint64_t most = pkv_available_unparked(s->kv);
-        if (pages_needed(s, q, b, b->taken_alone, b->shared_alone, owed) + b->alone > most)
-            return false;
-        /* Pages that still come to a sequence count as parked, but nobody can give them up. */
-        if (s->n_arriving > 0 || !sched_parked_give_way(s, q)) return false;
+        if (fits(s, q, b, owed)) return true;
+        if (!make_room(s, q, b, owed)) return false;
     }
 }
 

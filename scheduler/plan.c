@@ -470,7 +470,7 @@ static void begin_plan(sched *s)
     w->plan.n_seqs = w->plan.n_opens = w->plan.n_tokens = s->n_preempted = s->n_drops_planned = 0;
     sched_notes_tell(s, w);
     w->ahead = s->n_in_flight > 0;
-    w->has_logits = s->lacks_pages = false;
+    w->has_logits = s->lacks_pages = s->looks = false;
     w->n_awaited = 0;
     sched_set_aside(s);
     s->draws = s->options.max_seqs;

@@ -187,8 +187,9 @@ static void take_event(sched *s, const sched_event *event, int64_t now_us)
     }
 }
 
-/* Pages that are given up in portions are nothing that a backend runs. So where nothing runs, no
- * later call is sure: all portions are made in this one, until something can run. */
+/* Pages that are given up or looked at in portions are nothing that a backend runs. So where
+ * nothing runs, no later call is sure: all portions are made in this one, until something can
+ * run. */
 static const step_plan *plan_step(sched *s, int64_t now_us)
 {
     for (;;) {
@@ -196,7 +197,9 @@ static const step_plan *plan_step(sched *s, int64_t now_us)
         if (s->n_in_flight > 0 && next_work(s)->plan.n_seqs == 0)
             return &s->idle_plan; /* the deltas go with the next plan */
         const step_plan *plan = sched_close_plan(s);
-        if (!sched_plan_empty(plan) || s->n_in_flight > 0 || !sched_away_again(s)) return plan;
+        if (!sched_plan_empty(plan) || s->n_in_flight > 0) return plan;
+        bool looks = s->looks;
+        if (!sched_away_again(s) && !looks) return plan;
         sched_go_on(s);
     }
 }

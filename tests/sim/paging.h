@@ -24,6 +24,7 @@ enum {
     PAGES_MAX = 248,
     PAGE_TOKENS_MAX = 48,
     PAGES_OF_TABLE = LEN_MAX / 16 + 1,
+    CELLS_OF_SEQ = PAGES_OF_TABLE * GROUPS_MAX,
     SWAPS = 5,
     PARKS = 4,
     HOST_MAX = 128,
@@ -111,6 +112,7 @@ typedef enum done_kind {
     DONE_HIT_AGAIN,
     DONE_COST_AGAIN,
     DONE_SIGHT_AGAIN,
+    DONE_LOOK_SOME,
     DONE_REMOVED, // blocks removed
     DONE_NO_PAGES,
     DONE_NO_RUNS, // refused although there were cells
@@ -259,6 +261,8 @@ void op_unshare(sim *s, uint32_t id);
 
 /* ---- paging_away.c: sequences that are parked, swapped out and resumed ----------------------- */
 
+/* Empties the prefix cache. */
+void flush(sim *s);
 void op_swap(sim *s, uint32_t id);
 void op_park(sim *s, uint32_t id);
 /* Discards all parked sequences. */

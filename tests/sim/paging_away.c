@@ -49,15 +49,23 @@ static void discard_all(sim *s)
 }
 
 /* Whether a sequence that was opened is there, after portions that are left. False where it was
- * closed between two of them: then it is gone. */
+ * closed between two of them: then it is gone. After a flush it takes back no resident page, so it
+ * may lack places for those that others hold. */
 static bool arrives(sim *s, uint32_t id, uint32_t most)
 {
+    bool flushed = false;
     while (pkv_seq_is_arriving(s->kv, id)) {
         s->done[DONE_ARRIVE_SOME]++;
         check_between(s);
+        if (rng_below(&s->random, 20) == 0) {
+            flush(s);
+            flushed = true;
+        }
         uint64_t before = pkv_checksum(s->kv);
-        if (rng_below(&s->random, 16) > 0 && went(s, pkv_seq_arrive(s->kv, id, most), true, before))
-            continue;
+        if (rng_below(&s->random, 16) > 0) {
+            status st = pkv_seq_arrive(s->kv, id, most);
+            if (went(s, st, !flushed || st.code != STATUS_NO_PAGES, before)) continue;
+        }
         uint32_t none;
         while (rng_below(&s->random, 8) > 0 && pkv_seq_is_open(s->kv, id)) {
             before = pkv_checksum(s->kv);
@@ -89,6 +97,7 @@ static void op_swap_in(sim *s, uint32_t id)
     bool enough = cost.fresh + cost.cached_pages <= pkv_available(s->kv);
     uint32_t expect = rng_below(&s->random, 2) ? LEN_MAX : 0;
     uint32_t most = portion(s), number = s->swapped[i].number;
+    while (pkv_swap_in_cost_some(s->kv, number, m->tokens, 30, &cost) != PKV_SEEN_NOW) continue;
     if (!went(s, pkv_swap_in_some(s->kv, number, id, m->tokens, expect, most), enough, before))
         return;
     s->swapped[i].number = 0;

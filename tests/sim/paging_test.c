@@ -390,7 +390,7 @@ static void op_close(sim *s, uint32_t id)
     s->done[DONE_CLOSE]++;
 }
 
-static void op_flush(sim *s)
+void flush(sim *s)
 {
     pkv_flush(s->kv);
     for (uint32_t q = 0; q < SEQS; q++) s->seqs[q].sealed = s->seqs[q].open;
@@ -447,6 +447,28 @@ static void op_look_again(sim *s)
     }
 }
 
+/* Looks in portions, which other operations may come between. */
+static void op_look_some(sim *s)
+{
+    uint32_t i = rng_below(&s->random, SWAPS), k = rng_below(&s->random, PARKS), number;
+    uint32_t most = 1 + rng_below(&s->random, 40);
+    bool parked = rng_below(&s->random, 2);
+    pkv_swap_cost cost;
+    pkv_parked_pages pages;
+    pkv_seen seen = PKV_SEEN_NOTHING;
+    if ((number = parked ? s->parked[k].number : s->swapped[i].number) == 0) return;
+    const uint32_t *tokens = s->swapped[i].seq.tokens;
+    for (uint32_t n = 0; seen != PKV_SEEN_NOW && rng_below(&s->random, 8) > 0; n++) {
+        seen = parked ? pkv_parked_look_some(s->kv, number, most, &pages)
+                      : pkv_swap_in_cost_some(s->kv, number, tokens, most, &cost);
+        CHECK(s, n <= 2 * CELLS_OF_SEQ);
+    }
+    if (seen != PKV_SEEN_NOW) return;
+    if (parked) CHECK(s, same_pages(pages, pkv_parked_look(s->kv, number)));
+    else CHECK(s, same_cost(cost, pkv_swap_in_cost(s->kv, number, tokens)));
+    s->done[DONE_LOOK_SOME]++;
+}
+
 /* A sequence of which some pages are split is split further, or closed. */
 static void go_on_splitting(sim *s, uint32_t id)
 {
@@ -478,9 +500,10 @@ static void run_operation(sim *s)
     else if (kind < 86) op_unshare(s, id);
     else if (kind < 89) op_fork(s, id);
     else if (kind < 97 && rng_below(&s->random, 40)) op_close(s, id);
-    else if (kind < 97) op_flush(s);
+    else if (kind < 97) flush(s);
     if (kind >= 97 || rng_below(&s->random, s->batch) == 0) take(s);
     if (rng_below(&s->random, 3) == 0) op_look_again(s);
+    if (rng_below(&s->random, 3) == 0) op_look_some(s);
     check_always(s);
     s->grains = grains_of(s);
     s->op++;
@@ -605,6 +628,7 @@ static const char *const done_names[N_DONE] = {
     [DONE_HIT_AGAIN] = "hit, looked up again",
     [DONE_COST_AGAIN] = "cost of swapping in, again",
     [DONE_SIGHT_AGAIN] = "parked pages, again",
+    [DONE_LOOK_SOME] = "looked at in portions",
     [DONE_REMOVED] = "block removed",
     [DONE_NO_PAGES] = "no pages",
     [DONE_NO_RUNS] = "cells, but no runs",

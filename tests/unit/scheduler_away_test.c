@@ -296,6 +296,71 @@ static void a_victim_waits_for_room_in_the_tier(void **state)
     finish(f);
 }
 
+/* ---- looks at pages that come back ----------------------------------------------------------- */
+
+/* Session 7 has 10 pages, session 8 has 6, and 4 are free. The next turn of 7 takes 6 more, so it
+ * must be known which of its pages others hold; a step looks at 2. */
+static fixture *with_two_sessions(void)
+{
+    fixture *f = begin(in_portions(20, 0));
+    for (uint32_t i = 0; i < 2; i++) {
+        uint32_t key = 7 + i, n_prompt = i == 0 ? 16 * 10 - 2 : 16 * 6 - 2;
+        sched_request a = of_session(request(f, 1, i * 2000, n_prompt, 9), key);
+        add(f, &a);
+        step(f);
+        step(f);
+        finish_choice(f, 1);
+        while (idle_sessions(f) == i) step(f);
+    }
+    assert_int_equal(used_pages(f), 2 * 16);
+    return f;
+}
+
+static sched_request long_turn(fixture *f)
+{
+    sched_request r = request(f, 3, 0, 16 * 15 + 2, 4);
+    uint32_t *tokens = (uint32_t *)r.prompt;
+    for (uint32_t i = 16 * 10 - 2; i < 16 * 10; i++) tokens[i] = 500;
+    return of_session(r, 7);
+}
+
+static void a_turn_waits_until_its_pages_were_looked_at(void **state)
+{
+    (void)state;
+    fixture *f = with_two_sessions();
+    sched_request b = request(f, 2, 500, 4, 40), c = long_turn(f);
+    add(f, &b);
+    step(f);
+    add(f, &c);
+    for (int i = 0; i < 4; i++) {
+        assert_int_equal(strncmp(step(f), "2@", 2), 0);
+        assert_int_equal(sched_get_stats(f->s).sessions_expired, 0);
+        assert_false(describe(f, 3, 0).arriving);
+    }
+    step(f);
+    assert_int_equal(sched_get_stats(f->s).sessions_expired, 1); /* 8 gives way */
+    for (int i = 0; i < 20 && !describe(f, 3, 0).arriving; i++) step(f);
+    assert_true(describe(f, 3, 0).arriving);
+    for (int i = 0; i < 20 && !strstr(f->trace, "3@"); i++) step(f);
+    assert_non_null(strstr(f->trace, "3@159+"));
+    finish(f);
+}
+
+/* No other call is sure where nothing runs. */
+static void its_pages_are_looked_at_where_nothing_runs(void **state)
+{
+    (void)state;
+    fixture *f = with_two_sessions();
+    sched_request c = long_turn(f);
+    add(f, &c);
+    step(f);
+    assert_int_equal(sched_get_stats(f->s).sessions_expired, 1);
+    assert_true(describe(f, 3, 0).arriving);
+    for (int i = 0; i < 20 && !strstr(f->trace, "3@"); i++) step(f);
+    assert_non_null(strstr(f->trace, "3@159+"));
+    finish(f);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -309,6 +374,8 @@ int main(void)
         cmocka_unit_test(what_waits_may_end_while_it_moves),
         cmocka_unit_test(a_request_that_ends_before_its_tables_are_back_gives_them_up),
         cmocka_unit_test(a_victim_waits_for_room_in_the_tier),
+        cmocka_unit_test(a_turn_waits_until_its_pages_were_looked_at),
+        cmocka_unit_test(its_pages_are_looked_at_where_nothing_runs),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
