@@ -122,15 +122,15 @@ static void others_take_pages(bool looked)
 {
     grain_fixture f;
     pkv_swap_cost cost;
-    uint32_t swap = begin_swapped(&f, PKV_ALL, BLOCKS + 1, true);
-    assert_int_equal(pkv_available(f.kv), RUN);
+    uint32_t swap = begin_swapped(&f, PKV_ALL, BLOCKS, true);
+    assert_int_equal(pkv_available(f.kv), 0);
     if (looked)
         assert_int_equal(pkv_swap_in_cost_some(f.kv, swap, text(), 100, &cost), PKV_SEEN_NOW);
     begin_swap_in(&f, swap);
-    assert_int_equal(pkv_available(f.kv), RUN);
+    assert_int_equal(pkv_available(f.kv), 0);
     pkv_seq_close(f.kv, 1);
     uint32_t left = pkv_available(f.kv);
-    assert_int_equal(left, RUN + CELLS - MOST);
+    assert_int_equal(left, CELLS - MOST);
     fill_between(&f, 2, left / RUN);
     assert_true(pkv_available(f.kv) < RUN);
     status st;
@@ -151,6 +151,60 @@ static void pages_that_others_took_are_waited_for(void **state)
     (void)state;
     others_take_pages(false);
     others_take_pages(true);
+}
+
+/* It begins to come back for what was seen, which is not so any more. */
+static void nothing_comes_where_a_look_was_too_early(void **state)
+{
+    (void)state;
+    grain_fixture f;
+    pkv_swap_cost cost;
+    uint32_t swap = begin_swapped(&f, PKV_ALL, BLOCKS, true);
+    assert_int_equal(pkv_swap_in_cost_some(f.kv, swap, text(), 100, &cost), PKV_SEEN_NOW);
+    pkv_seq_close(f.kv, 1);
+    fill_between(&f, 2, BLOCKS);
+    begin_swap_in(&f, swap);
+    assert_int_equal(pkv_seq_arrive(f.kv, 0, MOST).code, STATUS_NO_PAGES);
+    pkv_seq_close(f.kv, 2);
+    go_on(&f);
+    assert_int_equal(pkv_count(f.kv).pages_swapped_in, CELLS);
+    end(&f);
+}
+
+/* Resident pages that another sequence holds take none, so they are promised no longer than until
+ * they have come. */
+static void pages_of_others_are_not_promised_for_long(void **state)
+{
+    (void)state;
+    grain_fixture f;
+    uint32_t swap = begin_swapped(&f, PKV_ALL, 2 * BLOCKS, true);
+    assert_int_equal(pkv_available(f.kv), CELLS);
+    begin_swap_in(&f, swap);
+    assert_int_equal(pkv_available(f.kv), MOST);
+    go_on(&f);
+    assert_int_equal(pkv_available(f.kv), CELLS);
+    assert_int_equal(pkv_count(f.kv).pages_retaken, CELLS);
+    end(&f);
+}
+
+/* A portion that lacks places is asked for again: the same pages are found. */
+static void a_portion_is_tried_again(void **state)
+{
+    (void)state;
+    for (pkv_grain grain = PKV_ALL; grain <= PKV_HEAD; grain++) {
+        grain_fixture f;
+        uint32_t swap = begin_swapped(&f, grain, BLOCKS, true);
+        begin_swap_in(&f, swap); /* page 0 of layer 0 */
+        for (uint32_t g = 0; g < RUN; g++) pkv_seq_drop(f.kv, 1, g, &(uint64_t){1});
+        fill_between(&f, 2, 1);
+        assert_true(status_ok(pkv_seq_arrive(f.kv, 0, 6))); /* the others of layer 0 */
+        assert_int_equal(pkv_seq_arrive(f.kv, 0, 6).code, STATUS_NO_PAGES);
+        assert_int_equal(pkv_seq_arrive(f.kv, 0, 6).code, STATUS_NO_PAGES);
+        check_portion(&f);
+        pkv_seq_close(f.kv, 2);
+        go_on(&f);
+        end(&f);
+    }
 }
 
 /* What has come is given up with the rest, at once or in portions. */
@@ -199,10 +253,7 @@ static void a_look_at_a_swapped_sequence_has_portions(void **state)
     assert_int_equal(cost.cached_pages, 0);
     close_seq(&f, 1);
     fill(&f, 2, PKV_ALL, 9, (RUNS - 1) * P); /* all but one block leave the cache: it begins anew */
-    pkv_seen seen = PKV_SEEN_EARLIER;
-    for (int i = 0; i < BLOCKS && seen != PKV_SEEN_NOW; i++)
-        seen = pkv_swap_in_cost_some(f.kv, swap, text(), RUN, &cost);
-    assert_int_equal(seen, PKV_SEEN_NOW);
+    assert_int_equal(pkv_swap_in_cost_some(f.kv, swap, text(), RUN, &cost), PKV_SEEN_NOW);
     want = pkv_swap_in_cost(f.kv, swap, text());
     assert_memory_equal(&cost, &want, sizeof want);
     assert_int_equal(cost.cached_pages, RUN);
@@ -255,6 +306,9 @@ int main(void)
         cmocka_unit_test(dropped_pages_do_not_come_back),
         cmocka_unit_test(blocks_that_have_left_are_copied),
         cmocka_unit_test(pages_that_others_took_are_waited_for),
+        cmocka_unit_test(nothing_comes_where_a_look_was_too_early),
+        cmocka_unit_test(pages_of_others_are_not_promised_for_long),
+        cmocka_unit_test(a_portion_is_tried_again),
         cmocka_unit_test(it_ends_between_portions),
         cmocka_unit_test(a_look_at_a_swapped_sequence_has_portions),
         cmocka_unit_test(a_look_at_a_parked_sequence_has_portions),
