@@ -39,6 +39,15 @@ def kernel_line(name, log="bench_kernels.log"):
     return (float(m[1]), float(m[2]) / 100) if m else None
 
 
+def product_share(name, log="bench_kernels.log"):
+    """A line's share of the specified products, or of the measured ones where those are unknown."""
+    m = re.search(rf"^{re.escape(name)} +[\d.]+ us .* ([\d.]+) TFLOP/s +([\d.]+) %", text(log), re.M)
+    _, specified = limits()
+    if not m:
+        return None
+    return float(m[1]) / specified["products"] if specified else float(m[2]) / 100
+
+
 def limits():
     """(measured, specified) limits of the device, each {"copies": GB/s, "products": TFLOP/s}; None
     where they are not known."""
@@ -116,6 +125,10 @@ def bars():
         found = kernel_line(f"decode attention {crowd}, bf16")
         share = found and found[1]
         bar(f"decode attention {crowd}, of copies", share, at_least=0.85, note=of_specified(share, "copies"))
+    for crowd in ("8 x 2048", "1 x 8192"):
+        for kernel in (", wgmma", ""):
+            bar(f"prefill attention {crowd}{kernel or ', mma'}, of products",
+                product_share(f"prefill attention {crowd}, bf16{kernel}"), at_least=0.60 if kernel else 0.20)
     for batch in (1, 32, 256):
         share = engine_share("read_share", what="decode", batch=batch)
         bar(f"8B decode, batch {batch}, of the bandwidth", share, at_least=0.80, note=of_specified(share, "copies"))

@@ -33,16 +33,17 @@ SKIPPED = 77
 
 # What a multiprocessor has: bytes of shared memory, of which each block takes 1 KB for the system.
 # Registers are the same for all: 65,536, given to warps in units of 256.
-SHARED_OF_SM = {"sm_80": 164 * 1024, "sm_86": 100 * 1024, "sm_89": 100 * 1024, "sm_90": 228 * 1024}
-BLOCKS_OF_SM = {"sm_80": 32, "sm_86": 16, "sm_89": 24, "sm_90": 32}
-THREADS_OF_SM = {"sm_80": 2048, "sm_86": 1536, "sm_89": 1536, "sm_90": 2048}
+SHARED_OF_SM = {"sm_80": 164 * 1024, "sm_86": 100 * 1024, "sm_89": 100 * 1024, "sm_90": 228 * 1024,
+                "sm_90a": 228 * 1024}
+BLOCKS_OF_SM = {"sm_80": 32, "sm_86": 16, "sm_89": 24, "sm_90": 32, "sm_90a": 32}
+THREADS_OF_SM = {"sm_80": 2048, "sm_86": 1536, "sm_89": 1536, "sm_90": 2048, "sm_90a": 2048}
 REGISTERS_OF_SM, REGISTER_UNIT, SYSTEM_SHARED, WARP = 65536, 256, 1024, 32
 
 # The kernels whose speed matters, in the order of the table, and the threads of a block where the
 # source states no __launch_bounds__, or more than is usual: a name of its constants. Of the other
 # kernels only those that use local memory are in the table.
 HOT = {
-    "attention_kernel": None, "merge_kernel": None, "few_kernel": None,
+    "attention_kernel": None, "wide_kernel": None, "merge_kernel": None, "few_kernel": None,
     "dequant_kernel": "CONVERT_THREADS", "convert_kernel": "CONVERT_THREADS",
     "norm_kernel": "ROW_THREADS", "gate_kernel": "ROW_THREADS", "embed_kernel": "ROW_THREADS",
     "heads_kernel": "HEAD_THREADS", "move_kernel": "HEAD_THREADS", "argmax_kernel": None,
@@ -148,6 +149,17 @@ class Stage:
         self.bytes = 2 * step * dim * size  # of K and V
         chunks = step * dim * size // 16
         self.copies = 2 * -(-chunks // known["THREADS"]) + scaled
+
+
+class WideStage:
+    """What attention_wide.cu says of its kernel's shared memory, likewise. Its loop fills two."""
+
+    def __init__(self, known, dim):
+        step, threads = known["GPU_KV_STEP"], known["WIDE_THREADS"]
+        self.bytes = 2 * step * dim * 2
+        self.shared = known["SWIZZLED"] + known["STAGES"] * self.bytes \
+            + known["GPU_WIDE_ROWS"] * (dim + known["PAD"]) * 2
+        self.copies = 2 * self.bytes // 16 // threads
 
 
 # ---- machine code --------------------------------------------------------------------------------
@@ -289,7 +301,7 @@ class Facts:
         asks = code.repeated()
         self.wide = 100 * sum(width_of(op) == 16 for op in asks) // len(asks) if asks else 100
         # Since sm_90 the block's kilobyte for the system is among the kernel's own.
-        self.shared = max(0, shared - (SYSTEM_SHARED if int(arch[3:]) >= 90 else 0))
+        self.shared = max(0, shared - (SYSTEM_SHARED if int(arch[3:].rstrip("af")) >= 90 else 0))
         self.blocks = self.flight = None
 
     kernel = property(lambda self: self.name.split("<")[0])
@@ -309,6 +321,9 @@ class Facts:
             kv, dim, decode = self.arguments
             stage = Stage(known, kv, int(dim), decode == "true")
             self.shared += stage.shared
+        elif self.kernel == "wide_kernel":
+            stage = WideStage(known, int(self.arguments[0]))
+            self.shared += stage.shared
         elif self.kernel == "mass_kernel":
             rows = known["SLOTS"] + known["TILE_ROWS"]
             self.shared += rows * (int(self.arguments[1]) + known["PAD"]) * 2
@@ -316,8 +331,8 @@ class Facts:
         if stage:
             copies = sum(op.startswith("LDGSTS") for op in self.code.loop())
             if copies != stage.copies:
-                fail(f"{self.arch} {self.name}: its loop has {copies} copies, the layout of "
-                     f"attention.cuh {stage.copies}: is class Stage still what the source says?")
+                fail(f"{self.arch} {self.name}: its loop has {copies} copies, the layout in the "
+                     f"source {stage.copies}: is class {type(stage).__name__} still what it says?")
             self.flight = stage.bytes * self.blocks // 1024
         elif self.kernel == "few_kernel":  # W is what is read past the first cache
             asks = [op for op in self.code.loop() if ".NA." in op + "."]

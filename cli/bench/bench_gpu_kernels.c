@@ -134,14 +134,14 @@ static uint32_t *shuffled(bench_gpu *b, size_t n)
     return pages;
 }
 
-static void place_tiles(bench_gpu *b, const crowd *c, gpu_attention *a)
+static void place_tiles(bench_gpu *b, const crowd *c, uint32_t rows, gpu_attention *a)
 {
     uint32_t packed = c->rows * Q_HEADS, n = 0;
     uint32_t part = b->part_slots ? b->part_slots
                                   : gpu_part_slots((uint64_t)c->n * c->slots, c->slots, KV_HEADS,
                                                    b->facts.n_sms);
     uint32_t parts = (c->slots + part - 1) / part;
-    uint32_t blocks = (packed + GPU_PREFILL_ROWS - 1) / GPU_PREFILL_ROWS;
+    uint32_t blocks = (packed + rows - 1) / rows;
     bool decode = packed <= GPU_DECODE_ROWS;
     gpu_tile *tiles = calloc((size_t)c->n * (decode ? parts : blocks), sizeof *tiles);
     if (!tiles) {
@@ -153,13 +153,14 @@ static void place_tiles(bench_gpu *b, const crowd *c, gpu_attention *a)
         for (uint32_t p = 0; decode && p < parts; p++)
             tiles[n++] = (gpu_tile){i, p * part, parts, first};
         for (uint32_t p = 0; !decode && p < blocks; p++)
-            tiles[n++] = (gpu_tile){.seq = i, .first = p * GPU_PREFILL_ROWS};
+            tiles[n++] = (gpu_tile){.seq = i, .first = p * rows};
     }
     void *device = bench_gpu_send(b, tiles, n * sizeof *tiles);
     a->decode = decode ? device : NULL;
     a->prefill = decode ? NULL : device;
     a->n_decode = decode ? n : 0;
     a->n_prefill = decode ? 0 : n;
+    a->prefill_rows = rows;
     a->part_slots = part;
     a->partial = bench_gpu_alloc(b, gpu_partial_floats(n, KV_HEADS, DIM) * sizeof(float), false);
     free(tiles);
@@ -198,12 +199,12 @@ static void place_pages(bench_gpu *b, const crowd *c, gpu_kv_format format, atte
     free(pages);
 }
 
-static void set_up(bench_gpu *b, const crowd *c, gpu_kv_format format, attending *k)
+static void set_up(bench_gpu *b, const crowd *c, uint32_t rows, gpu_kv_format format, attending *k)
 {
     size_t heads = (size_t)c->n * c->rows * KV_HEADS * Q_HEADS;
     *k = (attending){.b = b};
     place_pages(b, c, format, k);
-    place_tiles(b, c, &k->a);
+    place_tiles(b, c, rows, &k->a);
     gpu_attention *a = &k->a;
     a->kv_heads = KV_HEADS;
     a->q_heads = Q_HEADS;
@@ -251,7 +252,8 @@ static void tear_down(bench_gpu *b, const attending *k)
     bench_gpu_release(b, device, sizeof device / sizeof *device);
 }
 
-static void bench_crowd(bench_gpu *b, crowd c, gpu_kv_format format)
+/* `rows`: of a prefill tile. */
+static void bench_crowd(bench_gpu *b, crowd c, uint32_t rows, gpu_kv_format format)
 {
     static const char *const formats[GPU_KV_FORMATS] = {"bf16", "f16", "fp8", "int8"};
     attending k;
@@ -262,14 +264,14 @@ static void bench_crowd(bench_gpu *b, crowd c, gpu_kv_format format)
         c.slots /= b->divide;
         c.rows = decode ? 1 : c.slots;
     }
-    set_up(b, &c, format, &k);
+    set_up(b, &c, rows, format, &k);
     double us = bench_gpu_time(b, attend_once, &k, 20), all = (double)c.n * c.slots;
     double pairs = decode ? all : all * (c.slots + 1) / 2.0;
-    snprintf(name, sizeof name, "%s attention %u x %u, %s", decode ? "decode" : "prefill", c.n,
-             c.slots, formats[format]);
+    snprintf(name, sizeof name, "%s attention %u x %u, %s%s", decode ? "decode" : "prefill", c.n,
+             c.slots, formats[format], !decode && rows == GPU_WIDE_ROWS ? ", wgmma" : "");
     put_line(b, name, us, all * KV_HEADS * (double)gpu_tile_bytes(format, PAGE, DIM) / PAGE,
              4.0 * pairs * KV_HEADS * Q_HEADS * DIM);
-    if (!decode) {
+    if (!decode && rows == GPU_PREFILL_ROWS) {
         us = bench_gpu_time(b, measure_once, &k, 20);
         snprintf(name, sizeof name, "mass by page of one of them, %s", formats[format]);
         put_line(b, name, us, 0.0, 0.0);
@@ -279,9 +281,18 @@ static void bench_crowd(bench_gpu *b, crowd c, gpu_kv_format format)
 
 static void bench_attentions(bench_gpu *b, gpu_kv_format format)
 {
-    static const crowd crowds[] = {
-        {64, 4096, 1}, {8, 32768, 1}, {1, 4096, 1}, {1, 32768, 1}, {8, 2048, 2048}};
-    for (size_t i = 0; i < sizeof crowds / sizeof *crowds; i++) bench_crowd(b, crowds[i], format);
+    static const crowd decodes[] = {{64, 4096, 1}, {8, 32768, 1}, {1, 4096, 1}, {1, 32768, 1}};
+    static const crowd prefills[] = {{8, 2048, 2048}, {1, 8192, 8192}};
+    uint32_t best = gpu_prefill_rows(b->facts.compute, format, DIM);
+    uint32_t rows = b->prefill_rows ? b->prefill_rows : best;
+    for (size_t i = 0; i < sizeof decodes / sizeof *decodes; i++)
+        bench_crowd(b, decodes[i], rows, format);
+    size_t n = b->divide > 1 ? 1 : sizeof prefills / sizeof *prefills;
+    for (size_t i = 0; i < n; i++) {
+        bench_crowd(b, prefills[i], rows, format);
+        if (!b->prefill_rows && best != GPU_PREFILL_ROWS)
+            bench_crowd(b, prefills[i], GPU_PREFILL_ROWS, format);
+    }
 }
 
 /* ---- rows ------------------------------------------------------------------------------------ */
@@ -389,6 +400,13 @@ status bench_gpu_kernels(bench_gpu *b, const bench_gpu_kernels_options *o, error
 {
     static const char *const types[GPU_TYPES] = {"f32", "bf16", "f16"};
     b->part_slots = o->part_slots;
+    b->prefill_rows = o->prefill_rows;
+    if (o->prefill_rows == GPU_WIDE_ROWS &&
+        gpu_prefill_rows(b->facts.compute, o->kv, DIM) != GPU_WIDE_ROWS)
+        return error_set(err, STATUS_UNSUPPORTED,
+                         "--prefill-kernel: wgmma needs pages of bf16 and compute capability 9.0, "
+                         "and %s has %u.%u",
+                         b->facts.name, b->facts.compute / 10, b->facts.compute % 10);
     RETURN_IF_ERROR(bench_gpu_limits(b, o->type, err));
     printf("%s, %u multiprocessors, compute %u\n", b->facts.name, b->facts.n_sms, b->facts.compute);
     printf("limits: copy on the device %.0f GB/s, %s product of %zu by the library %.1f TFLOP/s\n",

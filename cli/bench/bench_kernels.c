@@ -24,9 +24,10 @@ static const char name[] = "octavo bench kernels";
 
 typedef struct kernels_flags {
     uint32_t threads, rows, part_slots;
-    const char *dtype, *kv_dtype, *isa, *precision, *device;
+    const char *dtype, *kv_dtype, *isa, *precision, *device, *prefill;
 } kernels_flags;
 
+static const char *const prefills[] = {"all", "mma", "wgmma", NULL};
 static const char *const precisions[] = {"standard", "high", NULL};
 static const char *const dtypes[] = {"bf16", "f16", "f32", "int8", "int4", "fp8", NULL};
 static const char *const kv_dtypes[] = {"auto", "bf16", "f16", "f32", "int8", "fp8", NULL};
@@ -42,6 +43,9 @@ static const arg_flag flags_table[] = {
             "slots of a table that a block of a GPU's decode attention reads, a multiple of 64 "
             "(default: what serving takes)",
             .min = 64, .max = 1 << 20),
+    ARG_ROW("prefill-kernel", "NAME", ARG_OPTION, kernels_flags, prefill,
+            "kernel of a GPU's prefill attention: all that run there, or one", .initial = "all",
+            .options = prefills),
     ARG_ROW("dtype", "TYPE", ARG_OPTION, kernels_flags, dtype, "type of weights (fp8 needs a GPU)",
             .initial = "bf16", .options = dtypes),
     ARG_ROW("kv-dtype", "TYPE", ARG_OPTION, kernels_flags, kv_dtype,
@@ -303,6 +307,10 @@ static status read_gpu_types(const kernels_flags *f, bench_gpu_kernels_options *
                                        .is_float = is_float,
                                        .kv = (gpu_kv_format)kv,
                                        .most_rows = f->rows ? f->rows : ROWS_OF_GPU,
+                                       .prefill_rows =
+                                           strcmp(f->prefill, "mma") == 0     ? GPU_PREFILL_ROWS
+                                           : strcmp(f->prefill, "wgmma") == 0 ? GPU_WIDE_ROWS
+                                                                              : 0,
                                        .part_slots = f->part_slots};
     return STATUS_IS_OK;
 }
@@ -328,6 +336,8 @@ static int run_on(const kernels_flags *f)
         return cli_complain(name, CLI_USAGE, "--part-slots: it is no multiple of 64");
     if (device_is_cuda(f->device, &ordinal)) return run_on_gpu(f, ordinal);
     if (f->part_slots) return cli_complain(name, CLI_USAGE, "--part-slots: it needs --device cuda");
+    if (strcmp(f->prefill, "all") != 0)
+        return cli_complain(name, CLI_USAGE, "--prefill-kernel: it needs --device cuda");
     if (strcmp(f->device, "cpu") == 0) return run_on_cpu(f);
     return cli_complain(name, CLI_USAGE, "--device: it is none of cpu, cuda and cuda:N");
 }

@@ -56,14 +56,14 @@ struct row_state {
 
 /* ---- into shared memory ---------------------------------------------------------------------- */
 
-/* Starts copying the queries; rows beyond the last are zeros. */
-template <class Q, int D>
+/* Starts copying the queries; rows beyond the last are zeros. OF threads share the work. */
+template <class Q, int D, uint32_t OF = THREADS>
 static DEVICE void fetch_queries(const gpu_attention &a, const gpu_seq &seq, uint32_t head,
                                  uint32_t first, uint32_t rows, Q *out)
 {
     const uint32_t chunks = D / 8; /* 16 bytes each */
     uint32_t n_heads = a.kv_heads * a.q_heads;
-    for (uint32_t i = threadIdx.x; i < rows * chunks; i += THREADS) {
+    for (uint32_t i = threadIdx.x; i < rows * chunks; i += OF) {
         uint32_t r = i / chunks, chunk = i % chunks, packed = first + r;
         bool there = packed < seq.n_rows * a.q_heads;
         size_t row = seq.first_row + packed / a.q_heads;
@@ -569,7 +569,8 @@ static gpu_status run(gpu *g, const gpu_attention *a, uint32_t n)
 
 template <class KV, int D> static gpu_status run_all(gpu *g, const gpu_attention *a)
 {
-    gpu_status s = run<KV, D, false>(g, a, a->n_prefill);
+    bool wide = a->prefill_rows == GPU_WIDE_ROWS;
+    gpu_status s = wide ? gpu_attend_wide(g, a) : run<KV, D, false>(g, a, a->n_prefill);
     if (s == GPU_OK) s = run<KV, D, true>(g, a, a->n_decode);
     if (s != GPU_OK || a->n_decode == 0 || a->whole) return s;
     LAUNCH(merge_kernel<D>, dim3(a->n_decode, a->kv_heads), MERGE_THREADS, 0, g, *a);

@@ -28,7 +28,7 @@ extern "C" {
 #endif
 
 /* Rises with every change below: a plugin of another version is refused. */
-enum { GPU_API_VERSION = 16 };
+enum { GPU_API_VERSION = 17 };
 
 typedef enum gpu_status { GPU_OK, GPU_NO_MEMORY, GPU_UNSUPPORTED, GPU_LOST } gpu_status;
 
@@ -51,6 +51,8 @@ typedef struct gpu gpu;
 typedef struct gpu_graph gpu_graph;         /* captured launches and copies */
 typedef struct gpu_retrieval gpu_retrieval; /* cuda_retrieval.h, as the next one */
 typedef struct gpu_observed gpu_observed;
+typedef struct gpu_handle gpu_handle; /* cuda_sums.h, as the next one */
+typedef struct gpu_sums gpu_sums;
 
 typedef struct gpu_facts {
     char name[128];
@@ -208,6 +210,7 @@ typedef struct gpu_tile {
 enum {
     GPU_DECODE_ROWS = 16,  /* packed rows that go to the decode kernel */
     GPU_PREFILL_ROWS = 64, /* packed rows of a prefill tile */
+    GPU_WIDE_ROWS = 128,   /* the same of the kernel with wgmma */
     GPU_KV_STEP = 64,      /* slots that are read at a time; a part is a multiple of it */
 };
 
@@ -219,8 +222,9 @@ typedef struct gpu_attention {
     const uint32_t *lengths;
     const gpu_tile *decode, *prefill;
     uint32_t n_decode, n_prefill;
-    uint32_t part_slots; /* slots of a decode tile */
-    bool whole;          /* no sequence has several decode tiles, so that none are merged */
+    uint32_t prefill_rows; /* of a prefill tile: GPU_PREFILL_ROWS, or what gpu_prefill_rows gives */
+    uint32_t part_slots;   /* slots of a decode tile */
+    bool whole;            /* no sequence has several decode tiles, so that none are merged */
     uint32_t kv_heads, q_heads;
     float scale;
     const void *q; /* [rows, kv_heads * q_heads, head_dim], gpu_query_type */
@@ -273,6 +277,14 @@ static inline size_t gpu_tile_bytes(gpu_kv_format f, uint32_t page_tokens, uint3
 static inline bool gpu_has_head_dim(uint32_t d)
 {
     return d == 32 || d == 64 || d == 96 || d == 128 || d == 256;
+}
+
+/* The packed rows of a prefill tile: those of the kernel that is made for the device, the format
+ * and the head size. GPU_PREFILL_ROWS, of the kernel that runs everywhere, are right too. */
+static inline uint32_t gpu_prefill_rows(uint32_t compute, gpu_kv_format f, uint32_t head_dim)
+{
+    bool wide = compute == 90 && f == GPU_KV_BF16 && (head_dim == 64 || head_dim == 128);
+    return wide ? GPU_WIDE_ROWS : GPU_PREFILL_ROWS;
 }
 
 /* ---- from qkv to queries and pages ----------------------------------------------------------- */
@@ -491,56 +503,6 @@ typedef struct gpu_part {
     float drawn;
     uint32_t drawn_token;
 } gpu_part;
-
-/* ---- sums over ranks ------------------------------------------------------------------------- */
-
-/* Each rank copies what it adds to memory of its own that all ranks reach, raises a flag at each of
- * them, and adds up all ranks' copies once it sees their flags. Where that is much to read, a rank
- * adds up a part of each row, and a second flag says that the others may read its sums. Both exist
- * twice, and calls take them in turn: a rank that is in call n has seen that the others began call
- * n - 1, so nobody reads those of call n - 2 any more. */
-enum { GPU_RANKS_MOST = 8, GPU_SUM_BLOCKS = 64, GPU_SUM_DIMS = 16384 };
-
-/* Device memory that another gpu can reach, of this process or of another one on this host. */
-typedef struct gpu_handle {
-    uint8_t bytes[64];
-    uint64_t host, process, address;
-    uint32_t ordinal, is_there; /* 0: the device cannot share it */
-} gpu_handle;
-
-typedef struct gpu_meeting {
-    uint32_t rank, ranks;
-    size_t room;                     /* bytes of a call's copies; a multiple of 16 */
-    size_t once;                     /* of more bytes each rank adds up a part */
-    uint8_t *copies[GPU_RANKS_MOST]; /* of each rank [4, room]: copies twice, then sums twice */
-    /* Those of each rank [2, GPU_SUM_BLOCKS, GPU_RANKS_MOST]: its copies, and its sums, are there.
-     * Zeros at first. */
-    uint32_t *flags[GPU_RANKS_MOST];
-    uint32_t *calls;      /* this rank's own [GPU_SUM_BLOCKS], likewise */
-    const uint32_t *stop; /* in pinned host memory: not 0 ends all waits, and the sums are wrong */
-} gpu_meeting;
-
-/* x [m, d] = the sum of all ranks' delta in rank order, added to x where it `adds`; then out =
- * rmsnorm(x). delta, and sums that ranks have parts of, travel as bf16 where out is bf16, and as
- * f32 otherwise. */
-typedef struct gpu_sums {
-    gpu_meeting meeting;
-    float *x;
-    const float *delta; /* may be x where nothing is added */
-    bool adds;
-    const float *weight;
-    float eps;
-    size_t m, d;
-    void *out;
-    gpu_type type;
-} gpu_sums;
-
-static inline size_t gpu_sums_bytes(size_t room) { return 4 * room; }
-static inline size_t gpu_sums_flags(void) { return 2 * GPU_SUM_BLOCKS * GPU_RANKS_MOST; }
-static inline bool gpu_takes_sums(size_t room, size_t m, size_t d, gpu_type type)
-{
-    return d % 4 == 0 && d <= GPU_SUM_DIMS && m * d * (type == GPU_BF16 ? 2 : 4) <= room;
-}
 
 /* ---- moves ----------------------------------------------------------------------------------- */
 

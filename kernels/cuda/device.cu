@@ -1,4 +1,5 @@
 /* A GPU: memory, copies, the stream, the library's products, and the plugin's table. */
+#include "kernels/cuda/cuda_sums.h"
 #include "kernels/cuda/simt.cuh"
 
 #include <cublasLt.h>

@@ -1,5 +1,6 @@
 /* Sums over ranks whose devices reach each other's memory, with the addition and the norm that
  * follow. */
+#include "kernels/cuda/cuda_sums.h"
 #include "kernels/cuda/simt.cuh"
 
 /* A row is spread over a block as norm_kernel (rows.cu) spreads it, so that both give the same bits

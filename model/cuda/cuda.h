@@ -8,6 +8,7 @@
 #define MODEL_CUDA_CUDA_H
 
 #include "kernels/cuda/cuda_kernels.h"
+#include "kernels/cuda/cuda_sums.h"
 #include "model/load/weights.h"
 #include "model/model.h"
 #include "paged_kv/paged_kv.h"
@@ -211,6 +212,7 @@ typedef struct cuda_measure_memory {
 /* One step's rows, its arrays on the device. */
 typedef struct cuda_batch {
     uint32_t n_rows, n_seqs, n_decode, n_prefill, part_slots; /* padding included */
+    uint32_t prefill_rows;                                    /* as in gpu_attention */
     const uint32_t *tokens, *positions, *row_seqs, *lengths;
     const uint32_t *draws; /* for each row: 0, or 1 + the earlier step's draw that is its token */
     const gpu_seq *seqs;

@@ -34,14 +34,15 @@ static item list_item(const backend_cuda *b, const step_plan *plan, uint32_t i)
     return (item){i, 1, cuda_most_slots(b, i), alone && cuda_goes_by_parts(b, 1)};
 }
 
-static void add_item(const backend_cuda *b, const item *it, uint32_t part, cuda_tiles *t)
+static void add_item(const backend_cuda *b, const item *it, uint32_t part, uint32_t prefill_rows,
+                     cuda_tiles *t)
 {
     uint32_t q_heads = b->local.n_heads / b->local.n_kv_heads, first = t->n_decode;
     uint32_t parts = ceil_div(it->slots, part);
     if (it->n_rows == 0) return;
     for (uint32_t p = 0; it->by_parts && p < parts; p++)
         t->decode[t->n_decode++] = (gpu_tile){it->seq, p * part, parts, first};
-    for (uint32_t row = 0; !it->by_parts && row < it->n_rows * q_heads; row += GPU_PREFILL_ROWS)
+    for (uint32_t row = 0; !it->by_parts && row < it->n_rows * q_heads; row += prefill_rows)
         t->prefill[t->n_prefill++] = (gpu_tile){.seq = it->seq, .first = row};
 }
 
@@ -56,7 +57,8 @@ void cuda_add_tiles(backend_cuda *b, const step_plan *plan, const cuda_batch *ba
         for (uint32_t i = 0; i < n; i++) {
             bool is_list = i >= batch->n_seqs;
             item it = is_list ? list_item(b, plan, i - batch->n_seqs) : full_item(b, plan, i);
-            if (pass == 1) add_item(b, &it, r->part_slots, is_list ? &r->list : &r->full);
+            if (pass == 1)
+                add_item(b, &it, r->part_slots, batch->prefill_rows, is_list ? &r->list : &r->full);
             else if (it.by_parts && it.n_rows > 0 && (is_list || i < plan->n_seqs)) {
                 slots += it.slots;
                 if (it.slots > longest) longest = it.slots;

@@ -35,6 +35,8 @@ static cuda_batch shape_of(const backend_cuda *b, const step_plan *plan)
                         .n_seqs = plan->n_seqs,
                         .tables = b->tables.device,
                         .window = b->window,
+                        .prefill_rows = gpu_prefill_rows(b->device.facts.compute, b->pages.format,
+                                                         b->pages.head_dim),
                         .rounds = only_decodes(b, plan)};
     batch.repeats = batch.rounds && !retrieves(plan);
     if (!batch.rounds) return batch;
@@ -136,7 +138,7 @@ static void pack_lengths(backend_cuda *b, const step_plan *plan, uint32_t n, cud
 
 /* How a step's attention is cut into tiles. */
 typedef struct tiling {
-    uint32_t q_heads, part, n_prefill, longest;
+    uint32_t q_heads, part, prefill_rows, n_prefill, longest;
 } tiling;
 
 bool cuda_goes_by_parts(const backend_cuda *b, uint32_t n_rows)
@@ -152,10 +154,10 @@ uint32_t cuda_part_slots(const backend_cuda *b, uint64_t slots, uint32_t longest
     return cuda_graphs_round(part / GPU_KV_STEP, CUDA_SHAPE_STEPS) * GPU_KV_STEP;
 }
 
-static uint32_t prefill_tiles(const backend_cuda *b, uint32_t q_heads, uint32_t n_tokens)
+static uint32_t prefill_tiles(const backend_cuda *b, const tiling *t, uint32_t n_tokens)
 {
     if (cuda_goes_by_parts(b, n_tokens)) return 0;
-    return (n_tokens * q_heads + GPU_PREFILL_ROWS - 1) / GPU_PREFILL_ROWS;
+    return (n_tokens * t->q_heads + t->prefill_rows - 1) / t->prefill_rows;
 }
 
 static uint32_t slots_of(const backend_cuda *b, const step_seq *s)
@@ -165,16 +167,17 @@ static uint32_t slots_of(const backend_cuda *b, const step_seq *s)
 
 static tiling plan_tiles(const backend_cuda *b, const step_plan *plan, const cuda_batch *batch)
 {
-    tiling t = {.q_heads = b->local.n_heads / b->local.n_kv_heads};
+    tiling t = {.q_heads = b->local.n_heads / b->local.n_kv_heads,
+                .prefill_rows = batch->prefill_rows};
     uint64_t slots = 0;
     for (uint32_t i = 0; i < plan->n_seqs; i++) {
-        t.n_prefill += prefill_tiles(b, t.q_heads, plan->seqs[i].n_tokens);
+        t.n_prefill += prefill_tiles(b, &t, plan->seqs[i].n_tokens);
         if (!cuda_goes_by_parts(b, plan->seqs[i].n_tokens)) continue;
         uint32_t n = slots_of(b, &plan->seqs[i]);
         slots += n;
         if (n > t.longest) t.longest = n;
     }
-    t.n_prefill += (batch->n_seqs - plan->n_seqs) * prefill_tiles(b, t.q_heads, 1);
+    t.n_prefill += (batch->n_seqs - plan->n_seqs) * prefill_tiles(b, &t, 1);
     t.part = cuda_part_slots(b, slots, t.longest, batch->rounds);
     return t;
 }
@@ -186,7 +189,7 @@ static void add_tiles(const backend_cuda *b, const tiling *t, uint32_t seq, uint
     bool by_parts = cuda_goes_by_parts(b, n_tokens);
     for (uint32_t p = 0; by_parts && p < parts; p++)
         decode[batch->n_decode++] = (gpu_tile){seq, p * t->part, parts, first};
-    for (uint32_t r = 0; !by_parts && r < n_tokens * t->q_heads; r += GPU_PREFILL_ROWS)
+    for (uint32_t r = 0; !by_parts && r < n_tokens * t->q_heads; r += t->prefill_rows)
         prefill[batch->n_prefill++] = (gpu_tile){.seq = seq, .first = r};
 }
 

@@ -281,38 +281,51 @@ static void take_queries(check *c, world *w, const char *name)
 /* ---- attention
  * ----------------------------------------------------------------------------------- */
 
+/* How a step's attention is cut into tiles. */
+typedef struct cut {
+    uint32_t part_slots;
+    uint32_t prefill_rows;
+    bool invariant; /* all rows are prefill tiles */
+} cut;
+
 /* Tiles as model/cuda/step.c makes them. Returns whether no sequence has several decode tiles. */
-static bool make_tiles(const world *w, uint32_t part_slots, gpu_tile *decode, uint32_t *n_decode,
+static bool make_tiles(const world *w, cut by, gpu_tile *decode, uint32_t *n_decode,
                        gpu_tile *prefill, uint32_t *n_prefill)
 {
     const shape *s = w->s;
     bool whole = true;
     *n_decode = *n_prefill = 0;
     for (uint32_t i = 0; i < s->n_seqs; i++) {
-        uint32_t packed = s->rows[i] * s->q_heads, first = *n_decode;
-        uint32_t parts = (s->lengths[i] + part_slots - 1) / part_slots;
-        if (packed <= GPU_DECODE_ROWS) whole &= parts <= 1;
-        if (packed <= GPU_DECODE_ROWS)
+        uint32_t packed = w->seqs[i].n_rows * s->q_heads, first = *n_decode;
+        uint32_t parts = (s->lengths[i] + by.part_slots - 1) / by.part_slots;
+        bool by_parts = packed <= GPU_DECODE_ROWS && !by.invariant;
+        if (by_parts) whole &= parts <= 1;
+        if (by_parts)
             for (uint32_t p = 0; p < parts; p++)
-                decode[(*n_decode)++] = (gpu_tile){i, p * part_slots, parts, first};
+                decode[(*n_decode)++] = (gpu_tile){i, p * by.part_slots, parts, first};
         else
-            for (uint32_t r = 0; r < packed; r += GPU_PREFILL_ROWS)
+            for (uint32_t r = 0; r < packed; r += by.prefill_rows)
                 prefill[(*n_prefill)++] = (gpu_tile){.seq = i, .first = r};
     }
     return whole;
 }
 
-static void attend_gpu(check *c, world *w, uint32_t part_slots)
+/* Only the last rows of each sequence attend from now on. */
+static void leave_rows(world *w, const uint32_t *rows)
+{
+    for (uint32_t i = 0; i < w->s->n_seqs; i++) {
+        w->seqs[i].first_row += w->seqs[i].n_rows - rows[i];
+        w->seqs[i].n_rows = rows[i];
+    }
+}
+
+static void attend_gpu(check *c, world *w, cut by)
 {
     const shape *s = w->s;
     uint32_t most = w->total * s->q_heads / 16 + 64, n_decode, n_prefill;
     gpu_tile *decode = check_memory(most, sizeof *decode),
              *prefill = check_memory(most, sizeof *prefill);
-    bool whole = make_tiles(w, part_slots, decode, &n_decode, prefill, &n_prefill);
-    for (uint32_t i = 0; i < s->n_seqs; i++) { /* only the last rows */
-        w->seqs[i].first_row += s->lengths[i] - s->rows[i];
-        w->seqs[i].n_rows = s->rows[i];
-    }
+    bool whole = make_tiles(w, by, decode, &n_decode, prefill, &n_prefill);
     void *d_seqs = check_device(c, w->seqs, sizeof w->seqs);
     void *d_decode = check_device(c, decode, most * sizeof *decode);
     void *d_prefill = check_device(c, prefill, most * sizeof *prefill);
@@ -326,7 +339,8 @@ static void attend_gpu(check *c, world *w, uint32_t part_slots)
                        .prefill = d_prefill,
                        .n_decode = n_decode,
                        .n_prefill = n_prefill,
-                       .part_slots = part_slots,
+                       .prefill_rows = by.prefill_rows,
+                       .part_slots = by.part_slots,
                        .whole = whole,
                        .kv_heads = s->kv_heads,
                        .q_heads = s->q_heads,
@@ -358,12 +372,12 @@ static void clear_unasked(const world *w, size_t stride, float *out)
     }
 }
 
-static void check_attention(check *c, world *w, const char *name, uint32_t part_slots)
+static void check_attention(check *c, world *w, const char *name, cut by)
 {
     const shape *s = w->s;
     size_t stride = (size_t)w->heads * s->dim, n = w->total * stride;
     float *due = check_memory(n, 4), *got = check_memory(n, 4);
-    attend_gpu(c, w, part_slots);
+    attend_gpu(c, w, by);
     check_fetch(c, got, w->out, n * 4);
     clear_unasked(w, stride, got);
     kern_attn_item *items = check_memory((size_t)s->n_seqs * s->kv_heads, sizeof *items);
@@ -467,6 +481,14 @@ static void check_moves(check *c, world *w)
     c->api->release(c->g, d_rope_shift);
 }
 
+static void forget(check *c, world *w)
+{
+    void *device[] = {w->pages.data, w->gpu_tables.pages, w->d_seqs,   w->d_lengths, w->q, w->out,
+                      w->lse,        w->gpu_qkv,          w->gpu_bias, w->gpu_norms};
+    for (size_t i = 0; i < sizeof device / sizeof *device; i++) c->api->release(c->g, device[i]);
+    free(w->tables), free(w->qkv), free(w->cpu_pages), free(w->cpu_q), free(w->unrotated);
+}
+
 static void check_shape(check *c, const shape *s, uint32_t first_grain, uint32_t part_slots)
 {
     world w;
@@ -478,13 +500,70 @@ static void check_shape(check *c, const shape *s, uint32_t first_grain, uint32_t
              s->window ? ", window" : "");
     write_both(c, &w, name);
     take_queries(c, &w, name);
-    check_attention(c, &w, name, part_slots);
+    leave_rows(&w, s->rows);
+    check_attention(c, &w, name, (cut){part_slots, GPU_PREFILL_ROWS, false});
     for (uint32_t i = 0; !s->window && i < s->n_seqs; i += 2) check_measures(c, &w, i);
     check_moves(c, &w);
-    void *device[] = {w.pages.data, w.gpu_tables.pages, w.d_seqs,   w.d_lengths, w.q, w.out,
-                      w.lse,        w.gpu_qkv,          w.gpu_bias, w.gpu_norms};
-    for (size_t i = 0; i < sizeof device / sizeof *device; i++) c->api->release(c->g, device[i]);
-    free(w.tables), free(w.qkv), free(w.cpu_pages), free(w.cpu_q), free(w.unrotated);
+    forget(c, &w);
+}
+
+/* The kernel with wgmma, where there is one for the shape: every row, and then the last one of each
+ * sequence alone, whose bits must be the same. */
+static void check_wide_shape(check *c, const shape *s, uint32_t first_grain)
+{
+    world w;
+    char name[96];
+    cut by = {64, gpu_prefill_rows(c->compute, s->format, s->dim), true};
+    if (by.prefill_rows != GPU_WIDE_ROWS) return;
+    lay_out(c, s, first_grain, &w);
+    make_pages(c, &w);
+    snprintf(name, sizeof name, "wgmma, %u dims, %u x %u heads, %u-token pages%s", s->dim,
+             s->kv_heads, s->q_heads, s->page_tokens, s->window ? ", window" : "");
+    write_both(c, &w, name);
+    take_queries(c, &w, name);
+    leave_rows(&w, s->rows);
+    check_attention(c, &w, name, by);
+
+    static const uint32_t ones[SEQS_MOST] = {1, 1, 1, 1, 1, 1, 1, 1};
+    size_t stride = (size_t)w.heads * s->dim, n = w.total * stride;
+    float *due = check_memory(n, 4), *got = check_memory(n, 4);
+    check_fetch(c, due, w.out, n * 4);
+    c->api->release(c->g, w.out);
+    w.out = check_output(c, n * 4);
+    leave_rows(&w, ones);
+    attend_gpu(c, &w, by);
+    check_fetch(c, got, w.out, n * 4);
+    uint32_t differ = 0;
+    for (uint32_t i = 0; i < s->n_seqs; i++) {
+        size_t at = w.seqs[i].first_row * stride;
+        differ += memcmp(due + at, got + at, stride * 4) != 0;
+    }
+    const float none = 0.0f, found = (float)differ;
+    check_row(c, "wgmma, rows of another step: the same bits", &none, &found, 1, 0.0);
+    free(due), free(got);
+    forget(c, &w);
+}
+
+/* Rows of a step from 1 to 300, tiles that end within a warpgroup, tables that end within a stage,
+ * and more stages than are kept. */
+void check_wide(check *c)
+{
+    static const shape shapes[] = {
+        {GPU_KV_BF16, 128, 2, 4, 16, 0, 3, {70, 5, 200}, {70, 5, 3}, 0, 0},
+        {GPU_KV_BF16, 64, 1, 4, 16, 0, 4, {129, 1, 65, 520}, {33, 1, 17, 2}, 0, 0},
+        {GPU_KV_BF16, 128, 1, 1, 128, 0, 3, {300, 128, 67}, {300, 1, 66}, 0, 0},
+        {GPU_KV_BF16, 64, 1, 8, 128, 0, 3, {70, 257, 16}, {31, 17, 16}, 0, 0},
+        {GPU_KV_BF16, 128, 1, 8, 16, 70, 2, {330, 64}, {20, 64}, 0, 0},
+        {GPU_KV_BF16, 64, 2, 1, 48, 100, 3, {420, 150, 33}, {7, 140, 33}, 0, 0},
+    };
+    static const shape large[] = {
+        {GPU_KV_BF16, 128, 8, 4, 16, 0, 3, {6000, 2049, 700}, {500, 2049, 333}, 0, 0},
+        {GPU_KV_BF16, 64, 4, 8, 128, 700, 3, {5000, 1500, 129}, {1100, 900, 128}, 0, 0},
+    };
+    for (size_t i = 0; i < sizeof shapes / sizeof *shapes; i++)
+        check_wide_shape(c, &shapes[i], (uint32_t)i % 3);
+    for (size_t i = 0; !c->small && i < sizeof large / sizeof *large; i++)
+        check_wide_shape(c, &large[i], (uint32_t)i % 3);
 }
 
 void check_pages(check *c)

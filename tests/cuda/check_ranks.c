@@ -1,5 +1,6 @@
 /* Sums over ranks in device memory (gpu_sums): ranks are threads, each with a gpu of its own on
  * device 0. The sums must be those of rank order, bit for bit, on all ranks. */
+#include "kernels/cuda/cuda_sums.h"
 #include "tests/cuda/check.h"
 
 #include <math.h>

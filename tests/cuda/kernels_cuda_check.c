@@ -1,6 +1,6 @@
 /* Every GPU kernel against the CPU's reference, over seeded shapes: kernels_cuda_check PLUGIN
- * [--small] [rows|products|pages|sample|retrieve|ranks]. Prints a row for each, PASS or FAIL; the
- * exit status is 0 when all pass. A lost device ends the process, so run one group to find the
+ * [--small] [rows|products|pages|wide|sample|retrieve|ranks]. Prints a row for each, PASS or FAIL;
+ * the exit status is 0 when all pass. A lost device ends the process, so run one group to find the
  * cause.
  * Built with OCTAVO_SIMT it needs neither plugin nor GPU (tests/simt/), and its shapes are small
  * unless OCTAVO_SOAK is set. */
@@ -137,8 +137,9 @@ static const struct {
     const char *name;
     void (*check)(check *c);
 } groups[] = {
-    {"rows", check_rows},     {"products", check_products}, {"pages", check_pages},
-    {"sample", check_sample}, {"retrieve", check_retrieve}, {"ranks", check_ranks},
+    {"rows", check_rows},   {"products", check_products}, {"pages", check_pages},
+    {"wide", check_wide},   {"sample", check_sample},     {"retrieve", check_retrieve},
+    {"ranks", check_ranks},
 };
 enum { GROUPS = sizeof groups / sizeof groups[0] };
 
@@ -153,6 +154,9 @@ int main(int argc, char **argv)
 #if defined(OCTAVO_SIMT) && !defined(OCTAVO_SIMT_STRICT)
     if (getenv("OCTAVO_SOAK")) c.small = false;
 #endif
+#ifdef OCTAVO_SIMT
+    simt_have_compute(90); /* the kernels that only it has, too */
+#endif
     gpu_facts facts;
     char why[256];
     error err;
@@ -164,6 +168,7 @@ int main(int argc, char **argv)
     if (!status_ok(kern_create(&options, &c.ref, &err))) give_up("reference", err.text);
     c.random = rng_seed(1);
     c.n_sms = facts.n_sms;
+    c.compute = facts.compute;
     printf("%s, %u multiprocessors, compute %u; mean squared difference to the CPU's reference\n",
            facts.name, facts.n_sms, facts.compute);
     for (int i = 0; i < GROUPS; i++)

@@ -167,8 +167,8 @@ esac''')
 
     def test_layout_that_is_not_the_source(self):
         self.kernels[ATTENTION].code = ATTENTION_CODE[:3] + ATTENTION_CODE[5:]
-        self.expect("attention_kernel<bf16,128,true>: its loop has 14 copies, the layout of "
-                    "attention.cuh 16")
+        self.expect("attention_kernel<bf16,128,true>: its loop has 14 copies, the layout in "
+                    "the source 16")
 
     def test_kernels_that_come_and_go(self):
         del self.kernels[DRAW]

@@ -206,6 +206,8 @@ def main():
     kernels = [here, "bench", "kernels", "--device"]
     for flags, word in ((["gpu"], "--device"), (["cuda:7"], "ordinal"), (["cuda", "--kv-dtype", "f32"], "--kv-dtype"),
                         (["cpu", "--part-slots", "64"], "--part-slots"), (["cuda", "--part-slots", "65"], "--part-slots"),
+                        (["cpu", "--prefill-kernel", "mma"], "--prefill-kernel"),
+                        (["cuda", "--prefill-kernel", "wgmma", "--rows", "1"], "--prefill-kernel"),
                         (["cpu", "--kv-dtype", "fp8"], "--kv-dtype"), (["cpu", "--dtype", "fp8"], "--dtype")):
         refused(subprocess.run([*kernels, *flags], env=dict(os.environ, LD_LIBRARY_PATH=home), capture_output=True,
                                text=True, timeout=300), word)

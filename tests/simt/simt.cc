@@ -1,4 +1,5 @@
 /* Fibers that are the threads of a block (simt.h). */
+#include "tests/simt/group.h"
 #include "tests/simt/strict.h"
 
 #include <algorithm>
@@ -11,10 +12,8 @@
 
 enum {
     STACK_BYTES = 128 << 10,
-    SHARED_BYTES = 232448,     /* a block's shared memory on sm_90 */
     SHARED_UNASKED = 48 << 10, /* without gpu_allow_shared */
-    THREADS_MOST = 1024,
-    GRID_MOST = 65535, /* along y and z */
+    GRID_MOST = 65535,         /* along y and z */
     LANE_BYTES = 64,
 };
 
@@ -54,7 +53,7 @@ struct fiber_list : std::vector<fiber> {
 static fiber_list fibers;
 static fiber *running;
 static void *scheduler_sp;
-static barrier of_block, of_warp[THREADS_MOST / WARP];
+static barrier of_block, of_warp[THREADS_MOST / WARP], of_group[THREADS_MOST / GROUP];
 static unsigned char lanes[2][THREADS_MOST * LANE_BYTES]; /* by the parity of the exchange */
 static unsigned round_of[THREADS_MOST];
 static uint32_t phase, n_launches;
@@ -65,7 +64,7 @@ static const std::function<void()> *current;
 
 unsigned char *simt_shared(void) { return shared_memory; }
 
-static void refuse(const char *why)
+void simt_refuse(const char *why)
 {
     const simt_job *job = simt_seen.job;
     fprintf(stderr, "simt: %s: %s\n", job ? job->name : "host", why);
@@ -130,7 +129,7 @@ static void check_lines(unsigned first, unsigned n, int line)
         if (fibers[i].line != line) {
             fprintf(stderr, "simt: lines %d and %d, threads %u and %u\n", line, fibers[i].line,
                     thread_number(), i);
-            refuse("threads meet that stand at different places");
+            simt_refuse("threads meet that stand at different places");
         }
 }
 
@@ -155,6 +154,18 @@ const unsigned char *simt_exchange(const void *mine, size_t bytes, int line)
     if (arrive(&of_warp[warp], WARP)) check_lines(warp * WARP, WARP, -line);
     wait_at(&of_warp[warp], generation, &running->at_warp);
     return all + (size_t)warp * WARP * LANE_BYTES;
+}
+
+void simt_meet_group(int line, const std::function<void()> &last)
+{
+    unsigned group = thread_number() / GROUP, generation = of_group[group].generation;
+    running->line = -line;
+    if (of_group[group].arrived + 1 == GROUP) {
+        check_lines(group * GROUP, GROUP, -line);
+        last();
+    }
+    arrive(&of_group[group], GROUP);
+    wait_at(&of_group[group], generation, &running->at_warp);
 }
 
 void simt_spin(void)
@@ -198,9 +209,9 @@ static void let_others_run(void)
 void simt_copy_async(void *shared, const void *global, bool there)
 {
     if ((uintptr_t)shared % 16 != 0 || (uintptr_t)global % 16 != 0)
-        refuse("a copy of 16 bytes that is not aligned");
+        simt_refuse("a copy of 16 bytes that is not aligned");
     if ((uintptr_t)shared - (uintptr_t)shared_memory >= SHARED_BYTES)
-        refuse("a copy to elsewhere than shared memory");
+        simt_refuse("a copy to elsewhere than shared memory");
     simt_touch(shared, 16, SIMT_COPY);
     memset(shared, 0xff, 16);
     running->copies.push_back(copying{shared, global, there, running->n_groups});
@@ -232,6 +243,7 @@ static void run_block(unsigned n)
 {
     memset(&of_block, 0, sizeof of_block);
     memset(of_warp, 0, sizeof of_warp);
+    memset(of_group, 0, sizeof of_group);
     memset(round_of, 0, sizeof round_of);
     for (unsigned i = 0; i < n; i++) prepare(&fibers[i]);
     for (unsigned left = n, stuck = 0; left > 0;) {
@@ -250,11 +262,12 @@ static void run_block(unsigned n)
         }
         unsigned arrived = of_block.arrived;
         for (unsigned w = 0; w < n / WARP; w++) arrived += of_warp[w].arrived;
+        for (unsigned i = 0; i < n / GROUP; i++) arrived += of_group[i].arrived;
         if (spinning > 0 && waiting + spinning == left && arrived == waiting) let_others_run();
         stuck = left > 0 && waiting == left && arrived == left ? stuck + 1 : 0;
         if (stuck > 2) {
             fprintf(stderr, "simt: %u of %u threads\n", left, n);
-            refuse("threads wait at a barrier for the rest");
+            simt_refuse("threads wait at a barrier for the rest");
         }
     }
 }
@@ -263,7 +276,7 @@ void gpu_allow_shared(gpu *g, const void *kernel, size_t bytes)
 {
     (void)g;
     std::lock_guard<std::mutex> held(one);
-    if (bytes > SHARED_BYTES) refuse("more shared memory than a block can have");
+    if (bytes > SHARED_BYTES) simt_refuse("more shared memory than a block can have");
     size_t &allowed = allowed_shared[kernel];
     if (allowed < bytes) allowed = bytes;
 }
@@ -273,14 +286,14 @@ static void check_job(const simt_job &job)
 {
     const dim3 &b = job.block, &g = job.grid;
     if (b.x == 0 || b.x % WARP != 0 || b.x > THREADS_MOST || b.y != 1 || b.z != 1)
-        refuse("a block of no whole warps, or of too many");
+        simt_refuse("a block of no whole warps, or of too many");
     if (g.x == 0 || g.y == 0 || g.z == 0 || g.x > INT32_MAX || g.y > GRID_MOST || g.z > GRID_MOST)
-        refuse("a grid without blocks, or with too many");
+        simt_refuse("a grid without blocks, or with too many");
     auto allowed = allowed_shared.find(job.kernel);
     if (job.shared > SHARED_UNASKED &&
         (allowed == allowed_shared.end() || allowed->second < job.shared))
-        refuse("more shared memory than was asked for");
-    if (job.args_bytes > 4096) refuse("more than 4 KiB of arguments");
+        simt_refuse("more shared memory than was asked for");
+    if (job.args_bytes > 4096) simt_refuse("more than 4 KiB of arguments");
 }
 
 void simt_run(const simt_job &job, const std::function<void()> &body)
@@ -313,6 +326,7 @@ void simt_run(const simt_job &job, const std::function<void()> &body)
                 simt_seen.block_number++;
                 simt_block_runs();
                 run_block(job.block.x);
+                simt_group_ends(job.block.x);
                 simt_block_ends();
             }
     simt_launch_ends();

@@ -49,6 +49,14 @@ const unsigned char *simt_exchange(const void *mine, size_t bytes, int line);
 void simt_copy_async(void *shared, const void *global, bool there);
 void simt_copy_commit(void);
 void simt_copy_wait(unsigned left);
+/* wgmma (group.cc). The 128 threads of a warpgroup make one product each time; `columns` is N, and
+ * `rows` says that B's rows are those of memory. d [columns / 2] is junk until the wait. */
+void simt_group_multiply(float *d, unsigned columns, const uint32_t *a, uint64_t b, bool adds,
+                         bool rows, int line);
+void simt_group_fence(void);
+void simt_group_commit(void);
+void simt_group_wait(unsigned left, int line);
+uint32_t simt_shared_address(const void *p);
 /* A thread that waits for another rank's kernel: the next one runs. Where all that are left wait so
  * or for each other, kernels of other ranks run; what the block had in shared memory is lost. */
 void simt_spin(void);
@@ -62,6 +70,7 @@ enum simt_access {
     SIMT_ARRIVE,    /* the copy has written */
     SIMT_REMOTE,    /* reads what a kernel of another rank may have written */
     SIMT_FLAG,      /* raises or awaits a flag between ranks */
+    SIMT_OPERAND,   /* wgmma reads, for all threads of a warpgroup */
 };
 
 #ifdef OCTAVO_SIMT_STRICT
@@ -70,11 +79,14 @@ void simt_touch(const void *p, size_t n, simt_access how);
 /* A thread raises a flag, or has seen one raised (ranks.cc). */
 void simt_release(const void *flag);
 void simt_acquire(const void *flag);
+/* What this thread has written to shared memory, wgmma may read behind the next barrier. */
+void simt_fence_operands(void);
 #define SIMT_RAW __attribute__((no_sanitize_thread))
 #else
 inline void simt_touch(const void *, size_t, simt_access) {}
 inline void simt_release(const void *) {}
 inline void simt_acquire(const void *) {}
+inline void simt_fence_operands(void) {}
 #define SIMT_RAW
 #endif
 
@@ -346,6 +358,25 @@ SIMT_RAW inline void multiply(float d[4], const uint32_t a[4], uint32_t b0, uint
         }
         d[i] += sum;
     }
+}
+
+/* ---- products of a warpgroup ----------------------------------------------------------------- */
+
+inline uint32_t shared_address(const void *p) { return simt_shared_address(p); }
+inline void fence_operands() { simt_fence_operands(); }
+inline void group_fence() { simt_group_fence(); }
+inline void group_commit() { simt_group_commit(); }
+template <int left> inline void group_wait(int line = __builtin_LINE())
+{
+    simt_group_wait(left, line);
+}
+template <class T, int N> inline void hold(T (&)[N][4]) {}
+template <bool ROWS, int N>
+inline void multiply_group(float (&d)[N][4], const uint32_t a[4], uint64_t b, bool adds, bf16,
+                           int line = __builtin_LINE())
+{
+    static_assert(N == 8 || N == 16, "as nvcc has it");
+    simt_group_multiply(&d[0][0], N * 8, a, b, adds, ROWS, line);
 }
 
 #endif

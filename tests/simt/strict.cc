@@ -1,6 +1,8 @@
 /* Checks every access of a kernel (strict.h). */
 #include "tests/simt/strict.h"
+#include "tests/simt/group.h"
 
+#include <algorithm>
 #include <map>
 #include <mutex>
 #include <stdio.h>
@@ -8,7 +10,6 @@
 #include <sys/mman.h>
 
 static const size_t ARENA = (size_t)8 << 30, ALIGNMENT = 256;
-enum { DYNAMIC_BYTES = 232448 };
 
 /* For a byte: its last writer and the readers since, with phases (simt_view). */
 struct cell {
@@ -28,7 +29,9 @@ static cell *cells;    /* [ARENA] */
 static size_t arena_used;
 static std::map<uintptr_t, size_t> blocks;
 static std::mutex allocating;        /* ranks are threads */
-static cell *of_static, *of_dynamic; /* [bytes of .bss], [DYNAMIC_BYTES] */
+static cell *of_static, *of_dynamic; /* [bytes of .bss], [SHARED_BYTES] */
+static uint32_t *unfenced;           /* [SHARED_BYTES] its writer's fences when it was written */
+static uint32_t fences[THREADS_MOST];
 
 extern unsigned char __executable_start[], __bss_start[], _end[];
 
@@ -67,7 +70,8 @@ void *simt_alloc(size_t bytes)
         valid = (uint8_t *)reserve(ARENA / 8);
         cells = (cell *)reserve(ARENA * sizeof *cells);
         of_static = (cell *)reserve((size_t)(_end - __bss_start) * sizeof *of_static);
-        of_dynamic = (cell *)reserve(DYNAMIC_BYTES * sizeof *of_dynamic);
+        of_dynamic = (cell *)reserve(SHARED_BYTES * sizeof *of_dynamic);
+        unfenced = (uint32_t *)reserve(SHARED_BYTES * sizeof *unfenced);
     }
     size_t at = arena_used, whole = (bytes + ALIGNMENT - 1) / ALIGNMENT * ALIGNMENT + ALIGNMENT;
     if (whole > ARENA - at) return NULL;
@@ -106,9 +110,9 @@ static void refuse(const char *why, const void *p, size_t n, unsigned other)
 /* Reports an access that conflicts with an earlier one, with no barrier between them. */
 static void judge(cell *c, size_t n, simt_access how, const void *p)
 {
-    const uint16_t me = (uint16_t)simt_now.thread_at.x;
+    const uint16_t me = how == SIMT_OPERAND ? (uint16_t)MANY : (uint16_t)simt_now.thread_at.x;
     const simt_view &at = simt_seen;
-    const bool writes = how != SIMT_READ && how != SIMT_READ_ONLY;
+    const bool writes = how != SIMT_READ && how != SIMT_READ_ONLY && how != SIMT_OPERAND;
     for (size_t i = 0; i < n; i++, c++) {
         if (c->written >= at.launch) {
             bool both_atomic = c->atomic && how == SIMT_ATOMIC;
@@ -151,7 +155,8 @@ static void judge_remote(cell *c, size_t n, const void *p)
 
 static void judge_shared(cell *c, size_t n, simt_access how, const void *p)
 {
-    bool reads = how == SIMT_READ || how == SIMT_READ_ONLY || how == SIMT_ATOMIC;
+    bool reads =
+        how == SIMT_READ || how == SIMT_READ_ONLY || how == SIMT_ATOMIC || how == SIMT_OPERAND;
     for (size_t i = 0; i < n; i++) {
         bool written = c[i].written >= simt_seen.block;
         if (reads && !written) refuse("shared memory that no thread wrote", p, n, MANY);
@@ -161,6 +166,29 @@ static void judge_shared(cell *c, size_t n, simt_access how, const void *p)
             c[i] = cell(); /* other blocks have their own */
     }
     judge(c, n, how, p);
+}
+
+/* Notes what the threads write, and whether they have fenced what wgmma reads. */
+static void judge_fences(size_t at, size_t n, simt_access how, const void *p)
+{
+    if (how == SIMT_WRITE || how == SIMT_ATOMIC || how == SIMT_ARRIVE)
+        std::fill_n(unfenced + at, n, fences[simt_now.thread_at.x]);
+    if (how != SIMT_OPERAND) return;
+    for (size_t i = at; i < at + n; i++) {
+        uint16_t writer = of_dynamic[i].writer;
+        if (unfenced[i] == fences[writer])
+            refuse("wgmma reads what its writer has not fenced", p, n, writer);
+    }
+}
+
+void simt_fence_operands(void) { fences[simt_now.thread_at.x]++; }
+
+bool simt_written_since(const void *p, size_t n, uint32_t phase)
+{
+    const cell *c = of_dynamic + ((const unsigned char *)p - simt_shared());
+    for (size_t i = 0; i < n; i++)
+        if (c[i].written > phase) return true;
+    return false;
 }
 
 static bool is_in(const void *p, size_t n, const void *from, size_t bytes)
@@ -188,10 +216,11 @@ void simt_touch(const void *p, size_t n, simt_access how)
         return;
     }
     const unsigned char *dynamic = simt_shared();
-    if (is_in(p, 1, dynamic, DYNAMIC_BYTES)) {
+    if (is_in(p, 1, dynamic, SHARED_BYTES)) {
         if (!is_in(p, n, dynamic, simt_seen.job->shared))
             refuse("outside of shared memory", p, n, MANY);
         judge_shared(of_dynamic + ((const unsigned char *)p - dynamic), n, how, p);
+        judge_fences((size_t)((const unsigned char *)p - dynamic), n, how, p);
         return;
     }
     bool reads = how == SIMT_READ || how == SIMT_READ_ONLY;

@@ -120,6 +120,174 @@ static __global__ void never_there(float *x)
     x[self()] = 1.0f;
 }
 
+/* ---- products of a warpgroup ----------------------------------------------------------------- */
+
+enum { GROUP_THREADS = 128, GROUP_BYTES = 1024 + 16 * 128 };
+
+/* b [16, 64] of bf16 ones where wgmma takes it, at a multiple of 1024 bytes. */
+static unsigned char *write_operand(void)
+{
+    DYNAMIC_SHARED(all);
+    unsigned char *to = all + (1024 - shared_address(all) % 1024) % 1024;
+    *(vec16 *)(to + self() * 16) = vec16{{0x3f803f80, 0x3f803f80, 0x3f803f80, 0x3f803f80}};
+    return to;
+}
+static void start_product(const unsigned char *b, const uint32_t (&a)[4], float (&d)[8][4])
+{
+    multiply_group<true>(d, a, group_operand(b, 0, 1024), false, bf16());
+    group_commit();
+}
+static void put_sum(float *x, const float (&d)[8][4])
+{
+    if (d[7][3] == 16.0f) x[self()] = d[7][3];
+    else x[FLOATS] = 0.0f; /* beyond the end */
+}
+
+static __global__ void group_right(float *x)
+{
+    const uint32_t a[4] = {0x3f803f80, 0x3f803f80, 0x3f803f80, 0x3f803f80};
+    const unsigned char *b = write_operand();
+    float d[8][4];
+    fence_operands();
+    __syncthreads();
+    group_fence();
+    start_product(b, a, d);
+    group_wait<0>();
+    put_sum(x, d);
+}
+static __global__ void group_without_fence(float *x)
+{
+    const uint32_t a[4] = {0x3f803f80, 0x3f803f80, 0x3f803f80, 0x3f803f80};
+    const unsigned char *b = write_operand();
+    float d[8][4];
+    fence_operands();
+    __syncthreads();
+    start_product(b, a, d);
+    group_wait<0>();
+    put_sum(x, d);
+}
+static __global__ void group_changed_behind_fence(float *x)
+{
+    uint32_t a[4] = {0, 0, 0, 0};
+    const unsigned char *b = write_operand();
+    float d[8][4];
+    fence_operands();
+    __syncthreads();
+    group_fence();
+    start_product(b, a, d);
+    group_wait<0>();
+    group_fence();
+    for (uint32_t &two : a) two = 0x3f803f80;
+    start_product(b, a, d);
+    group_wait<0>();
+    put_sum(x, d);
+}
+static __global__ void group_without_wait(float *x)
+{
+    const uint32_t a[4] = {0x3f803f80, 0x3f803f80, 0x3f803f80, 0x3f803f80};
+    const unsigned char *b = write_operand();
+    float d[8][4];
+    fence_operands();
+    __syncthreads();
+    group_fence();
+    start_product(b, a, d);
+    x[self()] = d[0][0];
+}
+/* The wait leaves one group, the only one. */
+static __global__ void group_waits_for_too_few(float *x)
+{
+    const uint32_t a[4] = {0x3f803f80, 0x3f803f80, 0x3f803f80, 0x3f803f80};
+    const unsigned char *b = write_operand();
+    float d[8][4];
+    fence_operands();
+    __syncthreads();
+    group_fence();
+    start_product(b, a, d);
+    group_wait<1>();
+    put_sum(x, d);
+    group_wait<0>();
+}
+static __global__ void group_accumulator_changed(float *x)
+{
+    const uint32_t a[4] = {0x3f803f80, 0x3f803f80, 0x3f803f80, 0x3f803f80};
+    const unsigned char *b = write_operand();
+    float d[8][4];
+    fence_operands();
+    __syncthreads();
+    group_fence();
+    start_product(b, a, d);
+    d[1][1] = x[self()];
+    group_wait<0>();
+    put_sum(x, d);
+}
+static __global__ void group_no_proxy_fence(float *x)
+{
+    const uint32_t a[4] = {0x3f803f80, 0x3f803f80, 0x3f803f80, 0x3f803f80};
+    const unsigned char *b = write_operand();
+    float d[8][4];
+    __syncthreads();
+    group_fence();
+    start_product(b, a, d);
+    group_wait<0>();
+    put_sum(x, d);
+}
+static __global__ void group_no_barrier(float *x)
+{
+    const uint32_t a[4] = {0x3f803f80, 0x3f803f80, 0x3f803f80, 0x3f803f80};
+    const unsigned char *b = write_operand();
+    float d[8][4];
+    fence_operands();
+    (void)warp_sum(1.0f); /* the warp has written */
+    group_fence();
+    start_product(b, a, d);
+    group_wait<0>();
+    put_sum(x, d);
+}
+static __global__ void group_operand_changed(float *x)
+{
+    const uint32_t a[4] = {0x3f803f80, 0x3f803f80, 0x3f803f80, 0x3f803f80};
+    const unsigned char *b = write_operand();
+    float d[8][4];
+    fence_operands();
+    __syncthreads();
+    group_fence();
+    start_product(b, a, d);
+    __syncthreads();
+    (void)write_operand();
+    __syncthreads();
+    group_wait<0>();
+    put_sum(x, d);
+}
+static __global__ void group_differs(float *x)
+{
+    const uint32_t a[4] = {0x3f803f80, 0x3f803f80, 0x3f803f80, 0x3f803f80};
+    const unsigned char *b = write_operand();
+    float d[8][4];
+    fence_operands();
+    __syncthreads();
+    group_fence();
+    start_product(b + (self() == 77 ? 16 : 0), a, d);
+    group_wait<0>();
+    put_sum(x, d);
+}
+/* Half a product of the usual order of fence and barrier: the copy is fenced before it arrived. */
+static __global__ void group_fence_before_arrival(float *x)
+{
+    const uint32_t a[4] = {0x3f803f80, 0x3f803f80, 0x3f803f80, 0x3f803f80};
+    DYNAMIC_SHARED(all);
+    unsigned char *b = all + (1024 - shared_address(all) % 1024) % 1024;
+    float d[8][4];
+    copy_async(b + self() * 16, x, true);
+    copy_commit();
+    fence_operands();
+    copy_wait<0>();
+    __syncthreads();
+    group_fence();
+    start_product(b, a, d);
+    group_wait<0>();
+    x[self()] = d[0][0];
+}
+
 /* ---- ranks ----------------------------------------------------------------------------------- */
 
 /* The memory that one of two ranks reaches: rows of THREADS floats of both, a row for each of two
@@ -215,32 +383,55 @@ typedef struct planted {
     const char *says;
     unsigned blocks, n_shared;
     bool host;
+    unsigned n_threads; /* 0: THREADS */
 } planted;
 
 static void read_unaligned(float *x) { not_aligned(x); }
 
 static const planted all[] = {
-    {"nothing", right, NULL, 2, THREADS * 16, false},
-    {"no barrier", no_barrier, "that no thread wrote", 1, 0, false},
-    {"write after read", no_barrier_before_writing, "race with", 1, 0, false},
-    {"exchange for a barrier", exchange_for_barrier, "race with a write", 1, 0, false},
-    {"no wait", no_wait, "a copy is under way", 1, THREADS * 16, false},
+    {"nothing", right, NULL, 2, THREADS * 16, false, 0},
+    {"no barrier", no_barrier, "that no thread wrote", 1, 0, false, 0},
+    {"write after read", no_barrier_before_writing, "race with", 1, 0, false, 0},
+    {"exchange for a barrier", exchange_for_barrier, "race with a write", 1, 0, false, 0},
+    {"no wait", no_wait, "a copy is under way", 1, THREADS * 16, false, 0},
     {"no barrier after the wait", no_barrier_after_wait, "that no thread wrote", 1, THREADS * 16,
-     false},
-    {"waits for too few groups", wait_for_too_few, "a copy is under way", 1, THREADS * 16, false},
-    {"unwritten shared memory", unwritten, "shared memory that no thread wrote", 1, 0, false},
-    {"two blocks", two_blocks, "race with a block", 2, 0, false},
-    {"out of bounds", beyond, "outside of what is allocated", 1, 0, false},
-    {"out of shared memory", beyond_shared, "outside of shared memory", 1, THREADS * 16, false},
-    {"a host's pointer", of_the_host, "memory of the host", 1, 0, true},
-    {"16 bytes not aligned", read_unaligned, "Assertion", 1, 0, false},
-    {"a vector not aligned", no_aligned_vector, "misaligned", 1, 0, false},
-    {"read-only path", read_only_path, "read-only path", 1, 0, false},
-    {"an exchange of half a warp", half_a_warp, "different places", 1, 0, false},
-    {"two barriers", two_barriers, "different places", 1, 0, false},
-    {"a barrier not reached", never_there, "wait at a barrier", 1, 0, false},
-    {"shared memory not asked for", right, "than was asked for", 1, 50 << 10, false},
-    {"no blocks", right, "a grid without blocks", 0, 0, false},
+     false, 0},
+    {"waits for too few groups", wait_for_too_few, "a copy is under way", 1, THREADS * 16, false,
+     0},
+    {"unwritten shared memory", unwritten, "shared memory that no thread wrote", 1, 0, false, 0},
+    {"two blocks", two_blocks, "race with a block", 2, 0, false, 0},
+    {"out of bounds", beyond, "outside of what is allocated", 1, 0, false, 0},
+    {"out of shared memory", beyond_shared, "outside of shared memory", 1, THREADS * 16, false, 0},
+    {"a host's pointer", of_the_host, "memory of the host", 1, 0, true, 0},
+    {"16 bytes not aligned", read_unaligned, "Assertion", 1, 0, false, 0},
+    {"a vector not aligned", no_aligned_vector, "misaligned", 1, 0, false, 0},
+    {"read-only path", read_only_path, "read-only path", 1, 0, false, 0},
+    {"an exchange of half a warp", half_a_warp, "different places", 1, 0, false, 0},
+    {"two barriers", two_barriers, "different places", 1, 0, false, 0},
+    {"a barrier not reached", never_there, "wait at a barrier", 1, 0, false, 0},
+    {"shared memory not asked for", right, "than was asked for", 1, 50 << 10, false, 0},
+    {"no blocks", right, "a grid without blocks", 0, 0, false, 0},
+    {"wgmma: nothing", group_right, NULL, 1, GROUP_BYTES, false, GROUP_THREADS},
+    {"wgmma: no fence", group_without_fence, "wgmma without a fence", 1, GROUP_BYTES, false,
+     GROUP_THREADS},
+    {"wgmma: an operand changed behind the fence", group_changed_behind_fence,
+     "changed behind the fence", 1, GROUP_BYTES, false, GROUP_THREADS},
+    {"wgmma: no wait", group_without_wait, "while a product is under way", 1, GROUP_BYTES, false,
+     GROUP_THREADS},
+    {"wgmma: waits for too few groups", group_waits_for_too_few, "outside of what is allocated", 1,
+     GROUP_BYTES, false, GROUP_THREADS},
+    {"wgmma: an accumulator changed", group_accumulator_changed, "an accumulator changed", 1,
+     GROUP_BYTES, false, GROUP_THREADS},
+    {"wgmma: no fence of the proxy", group_no_proxy_fence, "has not fenced", 1, GROUP_BYTES, false,
+     GROUP_THREADS},
+    {"wgmma: no barrier", group_no_barrier, "race with a write", 1, GROUP_BYTES, false,
+     GROUP_THREADS},
+    {"wgmma: an operand in memory changed", group_operand_changed, "changed while a product", 1,
+     GROUP_BYTES, false, GROUP_THREADS},
+    {"wgmma: threads differ", group_differs, "different products", 1, GROUP_BYTES, false,
+     GROUP_THREADS},
+    {"wgmma: a fence before the copy", group_fence_before_arrival, "has not fenced", 1, GROUP_BYTES,
+     false, GROUP_THREADS},
 };
 
 static const struct planted_ranks {
@@ -289,7 +480,8 @@ static void run(const planted *p)
     if (api->open(0, &g, &facts, why, sizeof why) != GPU_OK) exit(1);
     if (api->alloc(g, FLOATS * sizeof(float), &x) != GPU_OK) exit(1);
     void *host = p->host ? calloc(THREADS, sizeof(float)) : NULL;
-    LAUNCH(p->kernel, p->blocks, THREADS, p->n_shared, g, (float *)(host ? host : x));
+    LAUNCH(p->kernel, p->blocks, p->n_threads ? p->n_threads : (unsigned)THREADS, p->n_shared, g,
+           (float *)(host ? host : x));
     free(host);
     api->release(g, x);
     api->close(g);

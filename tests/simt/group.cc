@@ -1,0 +1,285 @@
+/* wgmma.mma_async.m64nNk16 of bf16 with A in registers and B in shared memory, as the PTX ISA
+ * describes it ("Asynchronous Warpgroup Level Matrix Multiply-Accumulate Instructions").
+ *
+ * A product is computed when its group is waited for, of what is in shared memory by then; until
+ * then its accumulators are junk. Refused are:
+ *
+ *     registers   products whose accumulators or A changed since the last fence, or without a fence
+ *                 since the last wait; accumulators that are touched while a product is under way
+ *     the group   threads that make different products, and kernels that end before a product
+ *     memory      (strict) operands that no barrier, copy's wait or fence of the async proxy made
+ *                 visible, and writes to them while a product is under way */
+#include "tests/simt/group.h"
+#include "tests/simt/strict.h"
+
+#include <stdio.h>
+#include <vector>
+
+enum {
+    M = 64,
+    K = 16,
+    N_MOST = 256,
+    PIECE = 16, /* bytes that a swizzle moves as one */
+    PIECE_ELEMENTS = PIECE / 2,
+    EIGHT = 8, /* rows, or columns, that a stride leads over */
+    /* As on a device, where the system's and static variables come first: dynamic shared memory
+     * begins at a multiple of 16, and not of what a swizzle repeats after. */
+    DYNAMIC_AT = 0x510,
+    JUNK = 0xff, /* each byte of an accumulator under way: NaNs */
+    OPEN = -1,   /* not committed yet */
+};
+
+struct product {
+    float *d;
+    unsigned columns;
+    uint32_t a[4];
+    uint64_t b;
+    bool adds, rows;
+    int line;
+    long group;
+    uint32_t phase;
+};
+
+/* An accumulator under way, and its values before the first of its products. */
+struct accumulator {
+    float *d;
+    unsigned n;
+    float values[N_MOST / 2];
+};
+
+/* Registers that were an operand before, as they were at the last fence. */
+struct seen {
+    const void *at;
+    size_t bytes;
+    unsigned char values[N_MOST / 2 * sizeof(float)];
+};
+
+struct member {
+    std::vector<product> products;
+    std::vector<accumulator> under_way;
+    std::vector<seen> operands;
+    bool fenced;
+    long n_groups;
+};
+
+static member members[THREADS_MOST];
+
+uint32_t simt_shared_address(const void *p)
+{
+    return (uint32_t)((const unsigned char *)p - simt_shared()) + DYNAMIC_AT;
+}
+
+/* ---- registers ------------------------------------------------------------------------------- */
+
+static accumulator *find_under_way(member *m, const float *d)
+{
+    for (accumulator &a : m->under_way)
+        if (a.d == d) return &a;
+    return NULL;
+}
+
+static void check_junk(const accumulator &a)
+{
+    for (size_t i = 0; i < a.n * sizeof(float); i++)
+        if (((const unsigned char *)a.d)[i] != JUNK)
+            simt_refuse("an accumulator changed while a product was under way");
+}
+
+/* What was seen at a fence must still be there; what was not is noted for the next one. */
+static void check_operand(member *m, const void *at, size_t bytes)
+{
+    for (const seen &s : m->operands)
+        if (s.at == at && s.bytes == bytes) {
+            if (memcmp(s.values, at, bytes) != 0)
+                simt_refuse("an operand of wgmma changed behind the fence");
+            return;
+        }
+    seen s = {at, bytes, {0}};
+    memcpy(s.values, at, bytes);
+    m->operands.push_back(s);
+}
+
+void simt_group_fence(void)
+{
+    member *m = &members[threadIdx.x];
+    m->fenced = true;
+    for (seen &s : m->operands) memcpy(s.values, s.at, s.bytes);
+}
+
+void simt_group_commit(void)
+{
+    member *m = &members[threadIdx.x];
+    for (product &p : m->products)
+        if (p.group == OPEN) p.group = m->n_groups;
+    m->n_groups++;
+}
+
+/* ---- shared memory --------------------------------------------------------------------------- */
+
+static uint32_t field(uint64_t descriptor, int at, int bits)
+{
+    return (uint32_t)(descriptor >> at & ((1u << bits) - 1));
+}
+
+/* Where element (k, n) of B lies: the start, the offset within the layout, then the swizzle, which
+ * exchanges pieces by their address. Swizzled rows have 8, 4 or 2 pieces, those without one.
+ *
+ *     of columns (K-major)   8 columns of B are 8 rows of memory, one behind the other; the next 8
+ *                            lie a stride behind. Without swizzle K's second piece lies the leading
+ *                            offset behind.
+ *     of rows (MN-major)     8 rows of B likewise, the next 8 a stride behind; columns beyond a row
+ *                            of memory lie the leading offset behind. Without swizzle the two are
+ *                            exchanged. */
+static const unsigned char *element(uint64_t b, bool rows, unsigned k, unsigned n)
+{
+    const uint32_t start = field(b, 0, 14) * PIECE, leading = field(b, 16, 14) * PIECE;
+    const uint32_t stride = field(b, 32, 14) * PIECE, base = field(b, 49, 3);
+    const uint32_t mode = field(b, 62, 2), pieces = mode == 0 ? 1 : 16u >> mode;
+    if (base != 0) simt_refuse("a base offset in a descriptor of wgmma");
+    uint32_t at = start;
+    if (!rows) {
+        at += n % EIGHT * pieces * PIECE + n / EIGHT * stride + k % PIECE_ELEMENTS * 2;
+        at += k / PIECE_ELEMENTS * (mode == 0 ? leading : (uint32_t)PIECE);
+    } else {
+        uint32_t piece = n / PIECE_ELEMENTS;
+        at += n % PIECE_ELEMENTS * 2 + piece % pieces * PIECE + k % EIGHT * pieces * PIECE;
+        at += piece / pieces * (mode == 0 ? stride : leading);
+        at += k / EIGHT * (mode == 0 ? leading : stride);
+    }
+    at ^= (at >> 7 & (pieces - 1)) << 4;
+    uint32_t offset = at - DYNAMIC_AT;
+    if (offset >= SHARED_BYTES) simt_refuse("an operand of wgmma outside of shared memory");
+    return simt_shared() + offset;
+}
+
+/* Tells the strict checks of all pieces that a product reads. `issued`: its phase, or 0. */
+static void touch_operand(const product &p, uint32_t issued)
+{
+    for (unsigned k = 0; k < K; k += p.rows ? 1 : PIECE_ELEMENTS)
+        for (unsigned n = 0; n < p.columns; n += p.rows ? PIECE_ELEMENTS : 1) {
+            const unsigned char *at = element(p.b, p.rows, k, n);
+            if (issued != 0 && simt_written_since(at, PIECE, issued))
+                simt_refuse("an operand of wgmma changed while a product was under way");
+            simt_touch(at, PIECE, SIMT_OPERAND);
+        }
+}
+
+/* ---- products -------------------------------------------------------------------------------- */
+
+void simt_group_multiply(float *d, unsigned columns, const uint32_t *a, uint64_t b, bool adds,
+                         bool rows, int line)
+{
+    member *m = &members[threadIdx.x];
+    size_t n = columns / 2; /* accumulators of a thread */
+    if (blockDim.x % GROUP != 0) simt_refuse("wgmma in a block of no whole warpgroups");
+    if (!m->fenced) simt_refuse("wgmma without a fence before it");
+    check_operand(m, a, 4 * sizeof *a);
+    if (accumulator *under_way = find_under_way(m, d)) {
+        if (under_way->n != n) simt_refuse("wgmma of two shapes with one accumulator");
+        check_junk(*under_way);
+    } else {
+        accumulator now = {d, (unsigned)n, {0}};
+        check_operand(m, d, n * sizeof *d);
+        memcpy(now.values, d, n * sizeof *d);
+        m->under_way.push_back(now);
+        memset((void *)d, JUNK, n * sizeof *d);
+    }
+    product p = {d, columns, {a[0], a[1], a[2], a[3]}, b, adds, rows, line, OPEN, simt_seen.now};
+    m->products.push_back(p);
+    if (threadIdx.x % GROUP == 0) touch_operand(p, 0);
+}
+
+/* "Register Fragments": warp w has rows 16 w to 16 w + 15; registers hold two neighbouring columns,
+ * those of rows 8 below come next, then the next 8 columns. */
+static unsigned fragment_row(unsigned thread, unsigned i)
+{
+    return thread / WARP * 16 + thread % WARP / 4 + i / 2 % 2 * 8;
+}
+static unsigned fragment_column(unsigned thread, unsigned i)
+{
+    return i / 4 * 8 + thread % 4 * 2 + i % 2;
+}
+
+static float of_bf16(const void *p)
+{
+    bf16 x;
+    memcpy(&x, p, sizeof x);
+    return to_float(x);
+}
+
+/* Computes product i of a warpgroup's threads. */
+static void compute(unsigned first, size_t i)
+{
+    static float a[M][K], b[K][N_MOST], d[M][N_MOST];
+    const product &p = members[first].products[i];
+    touch_operand(p, p.phase);
+    for (unsigned k = 0; k < K; k++)
+        for (unsigned n = 0; n < p.columns; n++) b[k][n] = of_bf16(element(p.b, p.rows, k, n));
+    for (unsigned t = 0; t < GROUP; t++) {
+        member *m = &members[first + t];
+        const product &q = m->products[i];
+        if (q.b != p.b || q.line != p.line || q.columns != p.columns || q.adds != p.adds)
+            simt_refuse("threads of a warpgroup make different products");
+        const float *values = find_under_way(m, q.d)->values;
+        for (unsigned e = 0; e < 8; e++)
+            a[fragment_row(t, e)][fragment_column(t, e)] = of_bf16((const char *)q.a + 2 * e);
+        for (unsigned e = 0; e < p.columns / 2; e++)
+            d[fragment_row(t, e)][fragment_column(t, e)] = p.adds ? values[e] : 0.0f;
+    }
+    for (unsigned row = 0; row < M; row++)
+        for (unsigned k = 0; k < K; k++)
+            for (unsigned n = 0; n < p.columns; n++) d[row][n] += a[row][k] * b[k][n];
+    for (unsigned t = 0; t < GROUP; t++) {
+        member *m = &members[first + t];
+        float *values = find_under_way(m, m->products[i].d)->values;
+        for (unsigned e = 0; e < p.columns / 2; e++)
+            values[e] = d[fragment_row(t, e)][fragment_column(t, e)];
+    }
+}
+
+/* Gives a thread the results of its first n products; an accumulator of later ones stays junk. */
+static void deliver(member *m, size_t n)
+{
+    size_t kept = 0;
+    m->products.erase(m->products.begin(), m->products.begin() + (long)n);
+    for (accumulator &a : m->under_way) {
+        bool later = false;
+        for (const product &p : m->products) later |= p.d == a.d;
+        check_junk(a);
+        if (later) m->under_way[kept++] = a;
+        else memcpy((void *)a.d, a.values, a.n * sizeof *a.d);
+    }
+    m->under_way.resize(kept);
+    m->fenced = false;
+}
+
+static void complete(unsigned first, unsigned left)
+{
+    const member &one = members[first];
+    size_t n = 0;
+    while (n < one.products.size() && one.products[n].group != OPEN &&
+           one.products[n].group + (long)left < one.n_groups)
+        n++;
+    for (unsigned t = 1; t < GROUP; t++)
+        if (members[first + t].products.size() != one.products.size() ||
+            members[first + t].n_groups != one.n_groups)
+            simt_refuse("threads of a warpgroup make different products");
+    for (size_t i = 0; i < n; i++) compute(first, i);
+    for (unsigned t = 0; t < GROUP; t++) deliver(&members[first + t], n);
+}
+
+void simt_group_wait(unsigned left, int line)
+{
+    unsigned first = threadIdx.x / GROUP * GROUP;
+    simt_meet_group(line, [=]() { complete(first, left); });
+}
+
+void simt_group_ends(unsigned n)
+{
+    for (unsigned i = 0; i < n; i++) {
+        if (!members[i].products.empty()) simt_refuse("a block ends while a product is under way");
+        members[i].operands.clear();
+        members[i].n_groups = 0;
+        members[i].fenced = false;
+    }
+}
