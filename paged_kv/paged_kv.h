@@ -501,8 +501,9 @@ typedef enum pkv_seen {
     PKV_SEEN_NOW,     // all, and it is still so
 } pkv_seen;
 
-/* As pkv_parked_look, in portions: while it does not see how things are now, each call looks at
- * `most` (at least 1) pages more. What was seen is remembered of the sequence last asked about. */
+/* Does what pkv_parked_look does, in portions: each call looks at `most` (at least 1) pages more,
+ * until all were seen and nothing has changed since. The pool remembers what was seen of one
+ * sequence, the one last asked about. */
 pkv_seen pkv_parked_look_some(pkv *p, uint32_t parked, uint32_t most, pkv_parked_pages *pages);
 /* As pkv_parked_look, remembering the answer until references of some parked page change. */
 pkv_parked_pages pkv_parked_look_again(pkv *p, uint32_t parked);
@@ -573,10 +574,11 @@ pkv_swap_cost pkv_swap_in_cost(pkv *p, uint32_t swap, const uint32_t *tokens);
 /* As pkv_swap_in_cost, remembering the answer until the resident blocks of the tokens or references
  * of their pages change; `key` as in pkv_lookup_again, with which it shares what is remembered. */
 pkv_swap_cost pkv_swap_in_cost_again(pkv *p, uint64_t key, uint32_t swap, const uint32_t *tokens);
-/* As pkv_swap_in_cost where no page is resident, which is the most that it takes, in a time that
- * does not depend on the number of pages; every page may be held by others (shared_even). */
+/* The most that pkv_swap_in_cost can say, that of a sequence without resident pages, in a time that
+ * does not depend on the number of pages; shared_even counts every page. */
 pkv_swap_cost pkv_swap_in_most(const pkv *p, uint32_t swap);
-/* As pkv_swap_in_cost, in portions as pkv_parked_look_some, though at least a block in each. */
+/* Does what pkv_swap_in_cost does, in portions of `most` pages, or of one block where that has
+ * more; pkv_parked_look_some says how. */
 pkv_seen pkv_swap_in_cost_some(pkv *p, uint32_t swap, const uint32_t *tokens, uint32_t most,
                                pkv_swap_cost *cost);
 /* Swaps a sequence in as open sequence `seq` (closed before): same tables, positions and publishing

@@ -377,12 +377,12 @@ static bool make_room(sched *s, const sched_seq *q, const beginning *b, const pa
     uint64_t most = pkv_available_unparked(s->kv);
     if (pages_needed(s, q, b, b->taken_alone, b->shared_alone, owed) + b->alone > most)
         return false;
-    /* Pages that still come to a sequence count as parked, but nobody can give them up. */
+    /* Pages of a sequence that is coming back count as parked, but cannot be given up. */
     return s->n_arriving == 0 && sched_parked_give_way(s, q);
 }
 
-/* What the sequence begins from if others hold all of its parked pages, or none of its swapped ones
- * is resident. *n_pages counts its pages, 0 if it is neither parked nor swapped. */
+/* The beginning of the sequence for which it needs most: others hold all of its parked pages, or no
+ * swapped one is resident. *n_pages counts its pages, 0 if it is neither parked nor swapped. */
 static beginning beginning_at_most(const sched *s, const sched_seq *q, uint32_t *n_pages)
 {
     if (q->swap) {
@@ -413,9 +413,10 @@ static pkv_seen look_on(sched *s, const sched_seq *q, beginning *b)
     return seen;
 }
 
-/* As has_pages, for a long sequence that comes back, whose `b` is beginning_at_most. To see which
- * of its pages others hold takes as long as it is long, so that is done in portions, and only where
- * it decides. Meanwhile references change: what was seen last decides. */
+/* Does what has_pages does, for a long sequence that comes back, whose `b` is beginning_at_most. A
+ * look at which of its pages others hold takes a time that grows with its length, so the look goes
+ * in portions, and only where it decides. References change meanwhile: the last complete look
+ * decides. */
 static bool has_pages_long(sched *s, const sched_seq *q, beginning *b, const pages_owed *owed)
 {
     if (fits(s, q, b, owed)) return true;

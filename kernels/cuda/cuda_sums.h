@@ -15,9 +15,9 @@ extern "C" {
 
 /* Each rank copies what it adds to memory of its own that all ranks reach, raises a flag at each of
  * them, and adds up all ranks' copies once it sees their flags. Where that is much to read, a rank
- * adds up a part of each row, and a second flag says that the others may read its sums. Both exist
- * twice, and calls take them in turn: a rank that is in call n has seen that the others began call
- * n - 1, so nobody reads those of call n - 2 any more. */
+ * adds up a part of each row, and a second flag says that the others may read its sums. Copies and
+ * sums exist twice, and calls take them in turn: a rank that is in call n has seen that the others
+ * began call n - 1, so no rank reads the copies and sums of call n - 2 any more. */
 enum { GPU_RANKS_MOST = 8, GPU_SUM_BLOCKS = 64, GPU_SUM_DIMS = 16384 };
 
 /* Device memory that another gpu can reach, of this process or of another one on this host. */
@@ -32,8 +32,8 @@ typedef struct gpu_meeting {
     size_t room;                     /* bytes of a call's copies; a multiple of 16 */
     size_t once;                     /* of more bytes each rank adds up a part */
     uint8_t *copies[GPU_RANKS_MOST]; /* of each rank [4, room]: copies twice, then sums twice */
-    /* Those of each rank [2, GPU_SUM_BLOCKS, GPU_RANKS_MOST]: its copies, and its sums, are there.
-     * Zeros at first. */
+    /* The flags of each rank [2, GPU_SUM_BLOCKS, GPU_RANKS_MOST] say that its copies, and its sums,
+     * are there. All are zero at first. */
     uint32_t *flags[GPU_RANKS_MOST];
     uint32_t *calls;      /* this rank's own [GPU_SUM_BLOCKS], likewise */
     const uint32_t *stop; /* in pinned host memory: not 0 ends all waits, and the sums are wrong */

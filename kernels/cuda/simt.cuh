@@ -217,7 +217,8 @@ DEVICE void multiply(float d[4], const uint32_t a[4], uint32_t b0, uint32_t b1, 
 /* ---- products of a warpgroup: wgmma, of compute capability 9.0 alone (sm_90a) */
 
 DEVICE uint32_t shared_address(const void *p) { return (uint32_t)__cvta_generic_to_shared(p); }
-/* What this thread wrote to shared memory so far, wgmma reads once the block has met. */
+/* wgmma sees what this thread has written to shared memory, once all threads of the block have
+ * called this and met at a barrier. */
 DEVICE void fence_operands() { asm volatile("fence.proxy.async.shared::cta;" ::: "memory"); }
 /* Registers that this thread wrote so far may be operands of wgmma. */
 DEVICE void group_fence() { asm volatile("wgmma.fence.sync.aligned;" ::: "memory"); }
@@ -227,7 +228,7 @@ template <int left> DEVICE void group_wait()
 {
     asm volatile("wgmma.wait_group.sync.aligned %0;" ::"n"(left) : "memory");
 }
-/* Keeps what is done to these registers before it before, and behind it behind: to the compiler the
+/* Keeps the compiler from moving uses of these registers across this place: to the compiler the
  * instructions above have nothing to do with them. */
 template <int N> DEVICE void hold(float (&d)[N][4])
 {

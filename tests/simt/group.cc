@@ -22,8 +22,8 @@ enum {
     PIECE = 16, /* bytes that a swizzle moves as one */
     PIECE_ELEMENTS = PIECE / 2,
     EIGHT = 8, /* rows, or columns, that a stride leads over */
-    /* As on a device, where the system's and static variables come first: dynamic shared memory
-     * begins at a multiple of 16, and not of what a swizzle repeats after. */
+    /* Dynamic shared memory begins at a multiple of 16, and not of the bytes after which a swizzle
+     * repeats: on a device the system's and static variables come first. */
     DYNAMIC_AT = 0x510,
     JUNK = 0xff, /* each byte of an accumulator under way: NaNs */
     OPEN = -1,   /* not committed yet */
@@ -85,7 +85,8 @@ static void check_junk(const accumulator &a)
             simt_refuse("an accumulator changed while a product was under way");
 }
 
-/* What was seen at a fence must still be there; what was not is noted for the next one. */
+/* An operand that an earlier fence has seen must still have that value; a new one is noted for the
+ * next fence. */
 static void check_operand(member *m, const void *at, size_t bytes)
 {
     for (const seen &s : m->operands)

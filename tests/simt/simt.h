@@ -79,7 +79,7 @@ void simt_touch(const void *p, size_t n, simt_access how);
 /* A thread raises a flag, or has seen one raised (ranks.cc). */
 void simt_release(const void *flag);
 void simt_acquire(const void *flag);
-/* What this thread has written to shared memory, wgmma may read behind the next barrier. */
+/* wgmma may read what this thread has written to shared memory, behind the next barrier. */
 void simt_fence_operands(void);
 #define SIMT_RAW __attribute__((no_sanitize_thread))
 #else

@@ -207,7 +207,7 @@ static void a_portion_is_tried_again(void **state)
     }
 }
 
-/* What has come is given up with the rest, at once or in portions. */
+/* Pages that have come back are given up with the rest, at once or in portions. */
 static void it_ends_between_portions(void **state)
 {
     (void)state;

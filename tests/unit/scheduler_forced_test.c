@@ -53,7 +53,7 @@ static void a_prompt_runs_beside_forced_tokens(void **state)
     finish(f);
 }
 
-/* What the plan in flight tells the backend for penalties: tokens of histories, and of shares. */
+/* How many tokens the plan in flight gives the backend for penalties, in histories and shares. */
 static uint32_t told(const fixture *f)
 {
     uint32_t n = 0;
