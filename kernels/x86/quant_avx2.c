@@ -32,6 +32,10 @@ INLINE __m256i pair_of(const int16_t *x)
 /* Stops the compiler from adding products first, for which it runs out of registers. */
 #define KEEP(v) __asm__("" : "+x"(v))
 
+/* Stops the compiler from keeping a tile's sums of f32 on the stack too, where each group would
+ * store them a second time. */
+#define SUMS_STAY_IN_MEMORY() __asm__ volatile("" ::: "memory")
+
 /* sums [rows][2] += a group of a panel times x [rows][group]. Prefetches one line, from `line` on,
  * for each line of w that it reads: seventeen prefetches at once would wait for each other. */
 INLINE void run_8(const int rows, const uint8_t *w, const int16_t *x, size_t group, __m256i *sums,
@@ -97,6 +101,7 @@ INLINE void add_group_8(const int rows, const uint8_t *scales, const uint8_t *w,
 #pragma GCC unroll 12
     for (int i = 0; i < 2 * rows; i++) sums[i] = _mm256_setzero_si256();
     run_8(rows, w, q, group, sums, line, step);
+    SUMS_STAY_IN_MEMORY();
     add_sums(8, rows, scales, sums, x_scales, acc);
 }
 
@@ -105,7 +110,7 @@ INLINE void add_group_8(const int rows, const uint8_t *scales, const uint8_t *w,
 INLINE void run_4(const int rows, const uint8_t *w, const int8_t *x, size_t group, __m256i *pairs)
 {
     const __m256i low = _mm256_set1_epi8(15);
-#pragma GCC unroll 1
+#pragma GCC unroll 4
     for (size_t i = 0; i < RUN; i += 8, w += 64) {
 #pragma GCC unroll 2
         for (size_t odd = 0; odd < 2; odd++) {
@@ -129,8 +134,20 @@ INLINE void run_4(const int rows, const uint8_t *w, const int8_t *x, size_t grou
     }
 }
 
+/* Where the sums of a group of 4 bits begin, as its x has it: -8 times the sum of x, because w + 8
+ * is multiplied. A group of one run begins in 16 bits, with a number for the first two columns of
+ * each quad and one for the others: sums there may wrap on the way, but end within 16 * 8 * 127. */
+INLINE int32_t start_of(const unsigned group, int16_t first, int16_t second)
+{
+    if (group > RUN) return -8 * (first + second);
+    const int16_t starts[] = {(int16_t)(-8 * first), (int16_t)(-8 * second)};
+    int32_t start;
+    memcpy(&start, starts, sizeof start);
+    return start;
+}
+
 /* The 4-bit run for one row, without a loop: it bounds decoding at batch 1 where memory is fast. */
-INLINE __m256i run_4_row(const uint8_t *w, const int8_t *x)
+INLINE __m256i run_4_row(const uint8_t *w, const int8_t *x, __m256i start)
 {
     const __m256i low = _mm256_set1_epi8(15);
     __m256i pairs[2];
@@ -143,7 +160,8 @@ INLINE __m256i run_4_row(const uint8_t *w, const int8_t *x)
         pairs[0] = i == 0 ? even : _mm256_add_epi16(pairs[0], even);
         pairs[1] = i == 0 ? odd : _mm256_add_epi16(pairs[1], odd);
     }
-    return _mm256_madd_epi16(_mm256_add_epi16(pairs[0], pairs[1]), _mm256_set1_epi16(1));
+    pairs[0] = _mm256_add_epi16(_mm256_add_epi16(pairs[0], pairs[1]), start);
+    return _mm256_madd_epi16(pairs[0], _mm256_set1_epi16(1));
 }
 
 /* sums [rows][2] = starts + a group of a panel times x [rows][group]. */
@@ -151,17 +169,21 @@ INLINE void group_4(const int rows, const uint8_t *w, const int8_t *x, size_t gr
                     const int32_t *starts, __m256i *sums)
 {
     const __m256i ones = _mm256_set1_epi16(1);
+    const bool one_run = group == RUN;
     size_t at = 0;
     do {
         __m256i pairs[2 * TILE_ROWS];
 #pragma GCC unroll 12
-        for (int i = 0; i < 2 * rows; i++) pairs[i] = _mm256_setzero_si256();
+        for (int i = 0; i < 2 * rows; i++)
+            pairs[i] = one_run ? _mm256_set1_epi32(starts[i / 2]) : _mm256_setzero_si256();
         run_4(rows, w + at * 8, x + at, group, pairs);
+        SUMS_STAY_IN_MEMORY();
 #pragma GCC unroll 12
         for (int i = 0; i < 2 * rows; i++) {
+            __m256i sum = _mm256_madd_epi16(pairs[i], ones);
             /* Read here, because before the run they would take its registers. */
             __m256i before = at == 0 ? _mm256_set1_epi32(starts[i / 2]) : sums[i];
-            sums[i] = _mm256_add_epi32(before, _mm256_madd_epi16(pairs[i], ones));
+            sums[i] = one_run ? sum : _mm256_add_epi32(before, sum);
         }
         at += RUN;
     } while (at < group);
@@ -171,10 +193,16 @@ INLINE void group_4(const int rows, const uint8_t *w, const int8_t *x, size_t gr
 INLINE void group_4_row(const uint8_t *w, const int8_t *x, size_t group, const int32_t *starts,
                         __m256i *sums)
 {
+    const __m256i start = _mm256_set1_epi32(starts[0]);
     for (int h = 0; h < 2; h++) {
-        sums[h] = _mm256_set1_epi32(starts[0]);
+        if (group == RUN) {
+            sums[h] = run_4_row(w + 32 * h, x, start);
+            continue;
+        }
+        sums[h] = start;
         for (size_t at = 0; at < group; at += RUN)
-            sums[h] = _mm256_add_epi32(sums[h], run_4_row(w + 32 * h + at * 8, x + at));
+            sums[h] = _mm256_add_epi32(
+                sums[h], run_4_row(w + 32 * h + at * 8, x + at, _mm256_setzero_si256()));
     }
 }
 
@@ -264,11 +292,12 @@ INLINE __m256i max_lanes(__m256i v)
     return _mm256_max_epi32(v, _mm256_shuffle_epi32(v, 0xb1));
 }
 
-INLINE int32_t add_lanes(__m256i v)
+/* The sums of the even and of the odd 16-bit lanes. */
+INLINE __m128i add_pairs(__m256i v)
 {
-    __m128i sum = _mm_add_epi32(_mm256_castsi256_si128(v), _mm256_extracti128_si256(v, 1));
-    sum = _mm_add_epi32(sum, _mm_shuffle_epi32(sum, 0x4e));
-    return _mm_cvtsi128_si32(_mm_add_epi32(sum, _mm_shuffle_epi32(sum, 0xb1)));
+    __m128i sum = _mm_add_epi16(_mm256_castsi256_si128(v), _mm256_extracti128_si256(v, 1));
+    sum = _mm_add_epi16(sum, _mm_shuffle_epi32(sum, 0x4e));
+    return _mm_add_epi16(sum, _mm_shuffle_epi32(sum, 0xb1));
 }
 
 /* The bits of the largest |x|. */
@@ -315,27 +344,29 @@ INLINE void x_wide(const float *x, size_t groups, const unsigned group, float mo
     }
 }
 
-INLINE void to_8(const float *x, const unsigned group, int8_t *q, float *scale, int32_t *sum)
+/* start is for start_of. */
+INLINE void to_8(const float *x, const unsigned group, int8_t *q, float *scale, int32_t *start)
 {
     const float inverse = quant_scale_of(largest_of(x, group), 127.0f, scale);
-    *sum = 0;
+    *start = 0;
     if (inverse == 0.0f) {
         memset(q, 0, group);
         return;
     }
     const __m256 by = _mm256_set1_ps(inverse);
     const __m256i order = _mm256_setr_epi32(0, 4, 1, 5, 2, 6, 3, 7);
-    __m256i total = _mm256_setzero_si256();
+    __m256i pairs = _mm256_setzero_si256();
     for (unsigned at = 0; at < group; at += RUN) {
         __m256i v[4];
         for (unsigned i = 0; i < 4; i++) v[i] = to_integers(x + at + 8 * i, by);
         __m256i left = _mm256_packs_epi32(v[0], v[1]), right = _mm256_packs_epi32(v[2], v[3]);
         __m256i bytes = _mm256_permutevar8x32_epi32(_mm256_packs_epi16(left, right), order);
         _mm256_storeu_si256((__m256i *)(void *)(q + at), bytes);
-        __m256i pairs = _mm256_maddubs_epi16(_mm256_set1_epi8(1), bytes);
-        total = _mm256_add_epi32(total, _mm256_madd_epi16(pairs, _mm256_set1_epi16(1)));
+        pairs = _mm256_add_epi16(pairs, _mm256_maddubs_epi16(_mm256_set1_epi8(1), bytes));
     }
-    *sum = add_lanes(total);
+    const __m128i sums = add_pairs(pairs); /* each within 64 * 127 */
+    *start =
+        start_of(group, (int16_t)_mm_extract_epi16(sums, 0), (int16_t)_mm_extract_epi16(sums, 1));
 }
 
 INLINE void x_narrow(const float *x, size_t groups, const unsigned group, size_t rows, size_t r,
@@ -343,9 +374,8 @@ INLINE void x_narrow(const float *x, size_t groups, const unsigned group, size_t
 {
     for (; groups > 0; groups--, x += group, out += rows * kern_quant_x_bytes(false, group)) {
         float *scales = (float *)(void *)(out + rows * group);
-        int32_t *starts = (int32_t *)(void *)(scales + rows), sum;
-        to_8(x, group, (int8_t *)out + r * group, scales + r, &sum);
-        starts[r] = -8 * sum;
+        int32_t *starts = (int32_t *)(void *)(scales + rows);
+        to_8(x, group, (int8_t *)out + r * group, scales + r, starts + r);
     }
 }
 

@@ -183,25 +183,35 @@ static void test_four_bits_are_one_precision(void **state)
     free_problem(&p);
 }
 
-/* The largest integers everywhere, to provoke overflow. */
+/* The largest integers everywhere, to provoke overflow: weights that are all alike, which become -8
+ * in 4 bits, or all but one of each 32, which become 7; rows of x that are all alike, and that
+ * change every two columns to a third of the other sign. */
+static void check_extremes(fixture *f, kern_quant quant, kern_precision precision, float sign,
+                           bool mixed)
+{
+    rng r = rng_seed(3);
+    problem p = make_problem(&r, quant, 33, 512, 19); /* AMX too */
+    for (size_t i = 0; i < p.w.n * p.w.k; i++)
+        p.src[i] = sign * (mixed && i % p.w.k % 32 == 0 ? -8.0f / 7 : 1) * 3.0f;
+    for (size_t i = 0; i < p.m * p.x_stride; i++) {
+        size_t row = i / p.x_stride, pair = i % p.x_stride / 2;
+        p.x[i] = (row % 2 ? 5.0f : -5.0f) * (row / 2 % 2 && pair % 2 ? -1.0f / 3 : 1);
+    }
+    for (size_t a = 0; a < f->n_isas; a++) {
+        pack(contexts(f, precision)[a], &p);
+        multiply(contexts(f, precision)[a], &p);
+        check_against_double(contexts(f, precision)[a], precision, &p);
+    }
+    free_problem(&p);
+}
+
 static void test_extremes(void **state)
 {
-    fixture *f = *state;
-    rng r = rng_seed(3);
     for (int q = 0; q < 2 * QUANTS; q++)
-        for (int sign = -1; sign <= 1; sign += 2) {
-            kern_precision precision = q < QUANTS ? KERN_PRECISION_STANDARD : KERN_PRECISION_HIGH;
-            problem p = make_problem(&r, quants[q % QUANTS], 33, 512, 19); /* AMX too */
-            for (size_t i = 0; i < p.w.n * p.w.k; i++) p.src[i] = (float)sign * 3.0f;
-            for (size_t i = 0; i < p.m * p.x_stride; i++)
-                p.x[i] = i / p.x_stride % 2 ? 5.0f : -5.0f;
-            for (size_t a = 0; a < f->n_isas; a++) {
-                pack(contexts(f, precision)[a], &p);
-                multiply(contexts(f, precision)[a], &p);
-                check_against_double(contexts(f, precision)[a], precision, &p);
-            }
-            free_problem(&p);
-        }
+        for (int i = 0; i < 4; i++)
+            check_extremes(*state, quants[q % QUANTS],
+                           q < QUANTS ? KERN_PRECISION_STANDARD : KERN_PRECISION_HIGH,
+                           i % 2 ? 1.0f : -1.0f, i / 2);
 }
 
 /* Every row alone and among others, on one thread and on two, has the same bits. */
