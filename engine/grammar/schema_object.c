@@ -55,8 +55,7 @@ static expr pair_of(build *b, expr key, expr value)
     return expr_seq(b, (expr[]){key, json_colon(b), value}, 3);
 }
 
-/* ---- declared properties
- * --------------------------------------------------------------------- */
+/* ---- declared properties --------------------------------------------------------------------- */
 
 /* Joins the schemas of the patterns that a name matches with `own` (NULL:
  * nothing yet). */
@@ -147,9 +146,7 @@ static void read_properties(object_reader *o)
     }
 }
 
-/* ---- other names
- * -----------------------------------------------------------------------------
- */
+/* ---- other names ----------------------------------------------------------------------------- */
 
 /* Whether "minProperties" may ask for several names that are not declared: one
  * that comes twice counts once. */
@@ -278,7 +275,7 @@ static other_names counted_names(object_reader *o)
     uint32_t start = longest > START_CHARS ? longest : START_CHARS;
     other_names out = {
         .names = undeclared_of(o, language_chars(b, any, min, max < start ? max : start))};
-    if (max <= start) return out;
+    if (max <= start || max < min) return out;
     out.starts = language_chars(b, any, start, start);
     out.rest = counted_chars(o, min > start ? min - start : 1,
                              max == REPEAT_MANY ? REPEAT_MANY : max - start);
@@ -322,8 +319,7 @@ static void read_others(object_reader *o)
     add_other(o, key, names);
 }
 
-/* ---- different names
- * ------------------------------------------------------------------------- */
+/* ---- different names ------------------------------------------------------------------------- */
 
 /* So many names that are not declared have to be different. */
 enum { DIFFERENT_MOST = 9, CLASSES_MOST = 10, WEIGHTS = 3 };
@@ -462,8 +458,7 @@ static void add_different(object_reader *o, arc_list *arcs, uint32_t from, uint3
     }
 }
 
-/* ---- the graph of members
- * -------------------------------------------------------------------- */
+/* ---- the graph of members -------------------------------------------------------------------- */
 
 /* Node numbers: 0 the start, 1 the end; then for each place i of the declared
  * properties and count c of members so far: one before a member of place i or

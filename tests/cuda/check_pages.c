@@ -125,8 +125,7 @@ static void make_pages(check *c, world *w)
     free(patches);
 }
 
-/* ---- K, V and queries
- * ---------------------------------------------------------------------------- */
+/* ---- K, V and queries ------------------------------------------------------------------------ */
 
 /* The CPU's side: bias, norms, rotation; K and V are rounded into pages, q into cpu_q. */
 static void write_cpu(check *c, world *w, const float *bias, const float *q_norm,
@@ -278,8 +277,7 @@ static void take_queries(check *c, world *w, const char *name)
     free(raw), free(got);
 }
 
-/* ---- attention
- * ----------------------------------------------------------------------------------- */
+/* ---- attention ------------------------------------------------------------------------------- */
 
 /* How a step's attention is cut into tiles. */
 typedef struct cut {
@@ -400,8 +398,7 @@ static void check_attention(check *c, world *w, const char *name, cut by)
     free(due), free(got), free(items);
 }
 
-/* ---- moves
- * --------------------------------------------------------------------------------------- */
+/* ---- moves ----------------------------------------------------------------------------------- */
 
 /* Makes a move between two cells on the CPU's side. */
 static void move_cells(check *c, world *w, const gpu_move *m, uint32_t src_cell, uint32_t dst_cell,

@@ -425,6 +425,8 @@ static void test_refused_schemas(void **state)
         {"{\"$ref\":\"#\"}", STATUS_INVALID, "no text can satisfy it"},
         {"{\"items\":{\"propertyNames\":{\"pattern\":\"a\",\"maxLength\":90000}}}", STATUS_LIMIT,
          "\"/items"},
+        {"{\"propertyNames\":{\"minLength\":50,\"maxLength\":40},\"minProperties\":2}",
+         STATUS_INVALID, "no text can satisfy it"},
         {"{\"propertyNames\":{\"pattern\":\"^.{0,2000}$\"},\"minProperties\":2}", STATUS_LIMIT,
          "\"/minProperties\": too large for these names"},
         {"{\"type\":\"float\"}", STATUS_INVALID, "\"/type\""},
