@@ -59,7 +59,6 @@ typedef struct resident_at {
 /* A look at the pages of a parked or swapped sequence, in portions (look.c). */
 typedef struct long_look {
     uint32_t number; // the record, 0 = none
-    bool is_parked;
     pkv_grain grain; // of its tables
     bool is_seen;    // a look was completed: `pages` or `cost` is what it saw
     bool is_going;

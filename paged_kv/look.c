@@ -8,13 +8,9 @@
 static void turn_to(pkv *p, uint32_t number)
 {
     long_look *l = &p->look;
-    const pkv_swap *record = &p->swaps[number];
-    if (l->number == number && l->is_parked == record->parked && l->grain == record->seq.grain)
-        return;
-    *l = (long_look){.number = number,
-                     .is_parked = record->parked,
-                     .grain = record->seq.grain,
-                     .in_share = l->in_share};
+    pkv_grain grain = p->swaps[number].seq.grain;
+    if (l->number == number && l->grain == grain) return;
+    *l = (long_look){.number = number, .grain = grain, .in_share = l->in_share};
 }
 
 /* Lets a walk add to the sums of the look; call it again to let others add to theirs. */

@@ -93,6 +93,7 @@ status pkv_parked_swap_out_some(pkv *p, uint32_t parked, uint32_t most, uint32_t
     p->is_swapping = false;
     p->counts.pages_swapped_out += s->held;
     p->swaps[parked].parked = false;
+    look_forget(p, parked); /* what was seen is of the pages that it had in the pool */
     *swap = parked;
     return STATUS_IS_OK;
 }

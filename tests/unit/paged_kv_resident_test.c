@@ -299,6 +299,27 @@ static void a_look_at_a_parked_sequence_has_portions(void **state)
     end(&f);
 }
 
+/* What was seen of a parked sequence says nothing of the pages that it takes once it is swapped. */
+static void a_look_at_the_parked_pages_does_not_count(void **state)
+{
+    (void)state;
+    grain_fixture f;
+    pkv_parked_pages pages;
+    uint32_t parked, swap;
+    begin(&f, 2, 2, 1 + BLOCKS * RUN, CELLS);
+    fill(&f, 0, PKV_HEAD, 1, BLOCKS * P);
+    assert_true(status_ok(pkv_seq_park(f.kv, 0, &parked)));
+    assert_int_equal(pkv_parked_look_some(f.kv, parked, 100, &pages), PKV_SEEN_NOW);
+    assert_true(status_ok(pkv_parked_swap_out(f.kv, parked, &swap)));
+    assert_int_equal(swap, parked);
+    fill(&f, 2, PKV_HEAD, 9, BLOCKS * P);
+    assert_int_equal(pkv_swap_in_some(f.kv, swap, 0, text(), 0, MOST).code, STATUS_NO_PAGES);
+    close_seq(&f, 2);
+    begin_swap_in(&f, swap);
+    go_on(&f);
+    end(&f);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -312,6 +333,7 @@ int main(void)
         cmocka_unit_test(it_ends_between_portions),
         cmocka_unit_test(a_look_at_a_swapped_sequence_has_portions),
         cmocka_unit_test(a_look_at_a_parked_sequence_has_portions),
+        cmocka_unit_test(a_look_at_the_parked_pages_does_not_count),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
