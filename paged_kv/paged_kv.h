@@ -593,6 +593,8 @@ status pkv_swap_in(pkv *p, uint32_t swap, uint32_t seq, const uint32_t *tokens,
  * A sequence of a coarser grain than PKV_HEAD comes at once. */
 status pkv_swap_in_some(pkv *p, uint32_t swap, uint32_t seq, const uint32_t *tokens,
                         uint32_t expect_tokens, uint32_t most);
+/* Whether pkv_swap_in_some opens it in several portions of `most` pages. */
+bool pkv_swap_has_portions(const pkv *p, uint32_t swap, uint32_t most);
 /* Forgets a swapped sequence: its host pages are free at once. */
 void pkv_swap_discard(pkv *p, uint32_t swap);
 uint32_t pkv_swap_length(const pkv *p, uint32_t swap); /* logical */

@@ -230,12 +230,18 @@ static uint64_t taken_in_portions(pkv *p, uint32_t swap, const uint32_t *tokens)
     return taken_by(&cost);
 }
 
+/* Others may break the runs of a coarser grain until the next portion. */
+bool pkv_swap_has_portions(const pkv *p, uint32_t swap, uint32_t most)
+{
+    const pkv_seq *from = swapped(p, swap);
+    return most < from->held && from->grain == PKV_HEAD;
+}
+
 status pkv_swap_in_some(pkv *p, uint32_t swap, uint32_t id, const uint32_t *tokens,
                         uint32_t expect_tokens, uint32_t most)
 {
     pkv_seq *from = swapped(p, swap), *s = &p->seqs[id];
-    /* Others may break runs until the next portion. */
-    if (most >= from->held || from->grain != PKV_HEAD)
+    if (!pkv_swap_has_portions(p, swap, most))
         return swap_in_whole(p, swap, id, tokens, expect_tokens);
     uint64_t taken = taken_in_portions(p, swap, tokens);
     if (taken > pkv_available(p)) return status_make(STATUS_NO_PAGES, NULL);

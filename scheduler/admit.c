@@ -397,7 +397,7 @@ static beginning beginning_at_most(const sched *s, const sched_seq *q, uint32_t 
     return beginning_of_parked(q, &pages);
 }
 
-/* One sched_step looks at this many times the pages of a long sequence that it changes. */
+/* One sched_step looks at this many times as many pages of a long sequence as it changes. */
 enum { LOOKED_AT_ONCE = 2 };
 
 static pkv_seen look_on(sched *s, const sched_seq *q, beginning *b)
@@ -413,6 +413,19 @@ static pkv_seen look_on(sched *s, const sched_seq *q, beginning *b)
     return seen;
 }
 
+/* As fits, by the last complete look. A swapped sequence whose tables come at once computes rows in
+ * the same step, so what was seen earlier does not do: its pages are counted anew. */
+static bool fits_as_seen(sched *s, const sched_seq *q, beginning *b, const pages_owed *owed,
+                         pkv_seen seen)
+{
+    if (!fits(s, q, b, owed)) return false;
+    if (seen == PKV_SEEN_NOW || !q->swap || pkv_swap_has_portions(s->kv, q->swap, sched_portion(s)))
+        return true;
+    pkv_swap_cost cost = pkv_swap_in_cost(s->kv, q->swap, q->tokens);
+    *b = beginning_of_swapped(q, &cost);
+    return fits(s, q, b, owed);
+}
+
 /* Does what has_pages does, for a long sequence that comes back, whose `b` is beginning_at_most. A
  * look at which of its pages others hold takes a time that grows with its length, so the look goes
  * in portions, and only where it decides. References change meanwhile: the last complete look
@@ -422,7 +435,7 @@ static bool has_pages_long(sched *s, const sched_seq *q, beginning *b, const pag
     if (fits(s, q, b, owed)) return true;
     pkv_seen seen = look_on(s, q, b);
     if (seen != PKV_SEEN_NOTHING) {
-        if (fits(s, q, b, owed)) return true;
+        if (fits_as_seen(s, q, b, owed, seen)) return true;
         if (!make_room(s, q, b, owed)) return false;
         s->looks = true;
     }

@@ -361,6 +361,40 @@ static void its_pages_are_looked_at_where_nothing_runs(void **state)
     finish(f);
 }
 
+/* Requests 1 and 2 begin with the same 8 pages. Request 1, of 14 pages, was swapped out for request
+ * 3, and its pages were looked at while request 2 held the common ones. When request 2 ends, request
+ * 1 would have to take these 8 too, and lacks a page for its next row beside them: it waits. */
+static void tables_that_come_at_once_are_counted_anew(void **state)
+{
+    (void)state;
+    sched_options o = in_portions(18, 40);
+    o.prefill_chunk = 400;
+    o.prefix_cache = true;
+    fixture *f = begin(o);
+    sched_request a = request(f, 1, 0, 16 * 8 + 94, 60), b = request(f, 2, 0, 16 * 8 + 1, 60);
+    sched_request c = request(f, 3, 1000, 32, 60);
+    for (uint32_t i = 16 * 8; i < a.n_prompt; i++) ((uint32_t *)a.prompt)[i] = 700 + i;
+    b.priority = -1;
+    c.priority = -2;
+    const sched_request *in_order[] = {&b, &a, &c};
+    for (int i = 0; i < 3; i++) {
+        add(f, in_order[i]);
+        step(f);
+        step(f);
+    }
+    for (int i = 0; i < 60 && sched_get_stats(f->s).swaps_out == 0; i++) step(f);
+    assert_int_equal(describe(f, 1, 0).preemptions, 1);
+    for (int i = 0; i < 8; i++) step(f); /* 7 of these look at 2 pages each */
+    end(f, 2, 0);
+    for (int i = 0; i < 20; i++) step(f); /* its 14 pages were free, but no other */
+    assert_int_equal(sched_get_stats(f->s).swaps_in, 0);
+    end(f, 3, 0);
+    for (int i = 0; i < 20 && sched_get_stats(f->s).swaps_in == 0; i++) step(f);
+    assert_string_equal(f->trace, "1@224+1*");
+    assert_int_equal(sched_get_stats(f->s).preemptions, 1);
+    finish(f);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -376,6 +410,7 @@ int main(void)
         cmocka_unit_test(a_victim_waits_for_room_in_the_tier),
         cmocka_unit_test(a_turn_waits_until_its_pages_were_looked_at),
         cmocka_unit_test(its_pages_are_looked_at_where_nothing_runs),
+        cmocka_unit_test(tables_that_come_at_once_are_counted_anew),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
