@@ -25,6 +25,7 @@ enum {
     PAGE_TOKENS_MAX = 48,
     PAGES_OF_TABLE = LEN_MAX / 16 + 1,
     CELLS_OF_SEQ = PAGES_OF_TABLE * GROUPS_MAX,
+    PORTIONS_MOST = 2,
     SWAPS = 5,
     PARKS = 4,
     HOST_MAX = 128,
@@ -44,6 +45,7 @@ void *heap_resize(void *ctx, void *ptr, size_t size);
 
 typedef struct model_seq {
     bool open, dropped;
+    bool in_portions; // it is closed or opened in portions, of which some are left
     bool repositions; // all its selections are contiguous ones
     bool contiguous;  // it is repositioned, and has made a contiguous selection
     bool unshared;
@@ -94,6 +96,8 @@ typedef enum done_kind {
     DONE_LEAVE_SOME,  // closed, parked or swapped out in portions
     DONE_ARRIVE_SOME, // unparked or swapped in in portions
     DONE_BROKEN_OFF,  // pages given up after some had left
+    DONE_BETWEEN,     // any operation on others between two portions
+    DONE_TOGETHER,    // that, while two sequences or more change in portions
     DONE_FINER,       // tables became finer because the pool lacked runs
     DONE_CLOSE,
     DONE_FLUSH,
@@ -172,6 +176,7 @@ typedef struct sim {
     } again;
     uint64_t n_keys;     // given to again.key and to sequences
     uint32_t publishing; // the sequence whose pkv_seq_publish runs
+    uint32_t portions;   // how many sequences change in portions
     model_slot memory[PAGES_MAX][PAGE_TOKENS_MAX];
     uint64_t taint;
     uint64_t slots_moved, pages_dropped;
@@ -240,15 +245,18 @@ bool model_is_common(const sim *s, uint32_t id, uint32_t group, uint32_t index);
 /* The cost that the model expects for swapping in the `held` cells of m at a grain. */
 pkv_swap_cost model_swap_cost(const sim *s, const model_seq *m, pkv_grain grain, uint32_t held);
 
+/* CHECK, but not while other sequences change in portions: which of their pages are held, and what
+ * has left, is not modelled. */
+#define CHECK_WHOLE(s, condition) CHECK(s, (s)->portions > 0 || (condition))
+
 /* True when the operation succeeded. Checks that it was refused for lack of pages exactly when
  * pages were short, and that a refusal changed nothing, except that tables may have become finer
  * before memory ran out. */
 bool went(sim *s, status result, bool enough_pages, uint64_t checksum_before);
-/* Checks between two portions of a sequence that is closed or unparked. */
-void check_between(sim *s);
-/* Closes an open sequence in that way, at once or in portions. False where it was refused, or given
- * up between two portions: then it is closed too. */
-bool leave(sim *s, uint32_t id, pkv_way way, bool room, uint32_t *number);
+/* Between two portions of a sequence: checks, and operations on others. */
+void between(sim *s);
+/* Any operation on sequences that do not change in portions. */
+void run_operation(sim *s);
 
 /* ---- paging_keep.c: selections and drops; each call may do nothing -------------------------- */
 
@@ -261,6 +269,9 @@ void op_unshare(sim *s, uint32_t id);
 
 /* ---- paging_away.c: sequences that are parked, swapped out and resumed ----------------------- */
 
+/* Closes an open sequence in that way, at once or in portions. False where it was refused, or given
+ * up between two portions: then it is closed too. */
+bool leave(sim *s, uint32_t id, pkv_way way, bool room, uint32_t *number);
 /* Empties the prefix cache. */
 void flush(sim *s);
 void op_swap(sim *s, uint32_t id);

@@ -1,6 +1,47 @@
 /* Operations on sequences that give up their sequence number: swapped out, or parked. */
 #include "tests/sim/paging.h"
 
+bool leave(sim *s, uint32_t id, pkv_way way, bool room, uint32_t *number)
+{
+    model_seq *m = &s->seqs[id];
+    uint32_t most = rng_below(&s->random, 2) ? UINT32_MAX : rng_below(&s->random, 20);
+    uint64_t before = pkv_checksum(s->kv);
+    if (!went(s, pkv_seq_leave_some(s->kv, id, way, most, number), room, before)) return false;
+    m->splitting = PKV_ALL;
+    m->in_portions = true;
+    while (pkv_seq_is_open(s->kv, id)) {
+        s->done[DONE_LEAVE_SOME]++;
+        between(s);
+        before = pkv_checksum(s->kv);
+        if (rng_below(&s->random, 16) > 0 &&
+            went(s, pkv_seq_leave_some(s->kv, id, way, most, number), true, before))
+            continue;
+        pkv_seq_close(s->kv, id);
+        s->done[DONE_BROKEN_OFF]++;
+        m->open = false;
+    }
+    bool left = m->open;
+    m->open = m->in_portions = false;
+    return left;
+}
+
+/* Notes a swapped sequence. It is discarded where others have taken the room for it meanwhile. */
+static void keep_swapped(sim *s, uint32_t number, uint32_t held, pkv_grain grain,
+                         const model_seq *seq)
+{
+    uint32_t i = 0;
+    while (i < SWAPS && s->swapped[i].number != 0) i++;
+    if (i == SWAPS) {
+        pkv_swap_discard(s->kv, number);
+        return;
+    }
+    s->swapped[i].number = number;
+    s->swapped[i].held = held;
+    s->swapped[i].grain = grain;
+    s->swapped[i].seq = *seq;
+    s->host_used += held;
+}
+
 /* Tokens that are not computed yet have no content to copy. */
 static void op_swap_out(sim *s, uint32_t id)
 {
@@ -15,11 +56,8 @@ static void op_swap_out(sim *s, uint32_t id)
     s->done[DONE_NO_ROOM] += held > 0 && !room;
     if (!leave(s, id, PKV_SWAP_OUT, room, &number)) return;
     CHECK(s, number != 0 && pkv_swap_length(s->kv, number) == m->length);
-    s->swapped[i].number = number;
-    s->swapped[i].held = held;
-    s->swapped[i].grain = grain;
-    s->swapped[i].seq = before;
-    s->host_used += held;
+    before.sealed = m->sealed;
+    keep_swapped(s, number, held, grain, &before);
     s->done[DONE_SWAP_OUT]++;
 }
 
@@ -43,40 +81,54 @@ static void discard_all(sim *s)
         uint32_t n = pkv_discard_some(s->kv, 1 + rng_below(&s->random, 20));
         CHECK(s, n > 0 || pkv_discards(s->kv) + pkv_host_discards(s->kv) < left);
         s->done[DONE_DISCARD_SOME]++;
-        check_between(s);
+        between(s);
     }
     CHECK(s, pkv_discard_some(s->kv, 1) == 0);
 }
 
-/* Whether a sequence that was opened is there, after portions that are left. False where it was
- * closed between two of them: then it is gone. After a flush it takes back no resident page, so it
- * may lack places for those that others hold. */
-static bool arrives(sim *s, uint32_t id, uint32_t most)
+/* The sequence is closed between two portions. */
+static void break_off(sim *s, uint32_t id, uint32_t most)
 {
-    bool flushed = false;
+    uint32_t none;
+    while (rng_below(&s->random, 8) > 0 && pkv_seq_is_open(s->kv, id)) {
+        uint64_t before = pkv_checksum(s->kv);
+        (void)went(s, pkv_seq_leave_some(s->kv, id, PKV_GIVE_UP, most, &none), true, before);
+        s->seqs[id].open = pkv_seq_is_open(s->kv, id);
+        between(s);
+    }
+    if (pkv_seq_is_open(s->kv, id)) pkv_seq_close(s->kv, id);
+    s->seqs[id].open = s->seqs[id].in_portions = false;
+    discard_all(s);
+    s->done[DONE_BROKEN_OFF]++;
+}
+
+/* Whether sequence m, of which a first portion was opened, is there after the others. False where
+ * it was closed between two of them: then it is gone. Where others have changed meanwhile, or the
+ * cache was flushed, it may lack places for pages that were resident, or that others held. */
+static bool arrives(sim *s, uint32_t id, const model_seq *m, uint32_t most, bool looked)
+{
+    long others = s->done[DONE_BETWEEN];
+    bool disturbed = !looked;
+    s->seqs[id] = *m;
+    s->seqs[id].in_portions = true;
     while (pkv_seq_is_arriving(s->kv, id)) {
         s->done[DONE_ARRIVE_SOME]++;
-        check_between(s);
+        between(s);
         if (rng_below(&s->random, 20) == 0) {
             flush(s);
-            flushed = true;
+            disturbed = true;
         }
+        disturbed |= s->done[DONE_BETWEEN] != others;
         uint64_t before = pkv_checksum(s->kv);
         if (rng_below(&s->random, 16) > 0) {
             status st = pkv_seq_arrive(s->kv, id, most);
-            if (went(s, st, !flushed || st.code != STATUS_NO_PAGES, before)) continue;
+            if (went(s, st, !disturbed || st.code != STATUS_NO_PAGES, before)) continue;
+            if (st.code == STATUS_NO_PAGES && rng_below(&s->random, 2)) continue; /* again */
         }
-        uint32_t none;
-        while (rng_below(&s->random, 8) > 0 && pkv_seq_is_open(s->kv, id)) {
-            before = pkv_checksum(s->kv);
-            (void)went(s, pkv_seq_leave_some(s->kv, id, PKV_GIVE_UP, most, &none), true, before);
-            check_between(s);
-        }
-        if (pkv_seq_is_open(s->kv, id)) pkv_seq_close(s->kv, id);
-        discard_all(s);
-        s->done[DONE_BROKEN_OFF]++;
+        break_off(s, id, most);
         return false;
     }
+    s->seqs[id].in_portions = false;
     return true;
 }
 
@@ -87,36 +139,38 @@ static uint32_t portion(sim *s)
 
 static void op_swap_in(sim *s, uint32_t id)
 {
-    uint32_t i = rng_below(&s->random, SWAPS);
-    if (s->seqs[id].open || s->swapped[i].number == 0) return;
-    const model_seq *m = &s->swapped[i].seq;
+    uint32_t i = rng_below(&s->random, SWAPS), number = s->swapped[i].number;
+    if (s->seqs[id].open || number == 0) return;
+    const model_seq m = s->swapped[i].seq;
     uint32_t held = s->swapped[i].held;
-    pkv_swap_cost cost = pkv_swap_in_cost(s->kv, s->swapped[i].number, m->tokens);
-    CHECK(s, cost.held == held && is_cost_at_some_grain(s, i, &cost));
+    pkv_swap_cost cost = pkv_swap_in_cost(s->kv, number, m.tokens);
+    CHECK(s, cost.held == held);
+    CHECK_WHOLE(s, is_cost_at_some_grain(s, i, &cost));
     uint64_t before = pkv_checksum(s->kv);
     bool enough = cost.fresh + cost.cached_pages <= pkv_available(s->kv);
-    uint32_t expect = rng_below(&s->random, 2) ? LEN_MAX : 0;
-    uint32_t most = portion(s), number = s->swapped[i].number;
-    while (pkv_swap_in_cost_some(s->kv, number, m->tokens, 30, &cost) != PKV_SEEN_NOW) continue;
-    if (!went(s, pkv_swap_in_some(s->kv, number, id, m->tokens, expect, most), enough, before))
-        return;
+    uint32_t expect = rng_below(&s->random, 2) ? LEN_MAX : 0, most = portion(s), fresh = cost.fresh;
+    bool looks = most == UINT32_MAX || rng_below(&s->random, 2);
+    while (looks && pkv_swap_in_cost_some(s->kv, number, m.tokens, 30, &cost) != PKV_SEEN_NOW)
+        continue;
+    status st = pkv_swap_in_some(s->kv, number, id, m.tokens, expect, most);
+    if (!went(s, st, looks ? enough : status_ok(st), before)) return;
     s->swapped[i].number = 0;
     s->host_used -= held;
-    if (!arrives(s, id, most)) return;
-    s->seqs[id] = *m;
+    if (!arrives(s, id, &m, most, looks)) return;
     s->seqs[id].arriving = true;
-    s->done[DONE_RETAKEN] += held - cost.fresh;
+    s->done[DONE_RETAKEN] += held - fresh;
     s->done[DONE_SWAP_IN]++;
 }
 
 static void discard(sim *s, uint32_t i)
 {
-    if (s->swapped[i].number == 0) return;
-    if (rng_below(&s->random, 2)) pkv_swap_discard(s->kv, s->swapped[i].number);
-    else pkv_discard_later(s->kv, s->swapped[i].number);
-    discard_all(s);
+    uint32_t number = s->swapped[i].number;
+    if (number == 0) return;
     s->swapped[i].number = 0;
     s->host_used -= s->swapped[i].held;
+    if (rng_below(&s->random, 2)) pkv_swap_discard(s->kv, number);
+    else pkv_discard_later(s->kv, number);
+    discard_all(s);
     s->done[DONE_DISCARD]++;
 }
 
@@ -144,11 +198,15 @@ static void park(sim *s, uint32_t id, model_parked *away, bool stays)
     }
     uint64_t before = pkv_checksum(s->kv);
     uint32_t used = pkv_count(s->kv).used;
+    long others = s->done[DONE_BETWEEN];
     if (!stays && !leave(s, id, PKV_PARK, true, &now.number)) return;
     if (stays && !went(s, pkv_seq_fork_parked(s->kv, id, &now.number), true, before)) return;
     if (stays) now.seq.key = ++s->n_keys;
-    CHECK(s, now.number != 0 && pkv_count(s->kv).used == used);
-    *away = now;
+    CHECK(s, now.number != 0);
+    CHECK(s, s->done[DONE_BETWEEN] != others || pkv_count(s->kv).used == used);
+    now.seq.sealed = m->sealed;
+    if (away->number == 0) *away = now;
+    else pkv_parked_discard(s->kv, now.number); /* others have taken its place */
     s->done[stays ? DONE_FORK_PARKED : DONE_PARK]++;
 }
 
@@ -158,49 +216,49 @@ static void unpark(sim *s, uint32_t id, model_parked *away)
     uint32_t expect = rng_below(&s->random, 2) ? LEN_MAX : 0, used = pkv_count(s->kv).used;
     uint32_t most = portion(s), number = away->number;
     uint64_t before = pkv_checksum(s->kv);
+    long others = s->done[DONE_BETWEEN];
     if (!went(s, pkv_unpark_some(s->kv, number, id, expect, most), true, before)) return;
+    model_seq m = away->seq;
+    uint32_t held = away->held;
+    pkv_grain grain = away->grain;
     away->number = 0;
-    if (!arrives(s, id, most)) return;
-    CHECK(s, pkv_count(s->kv).used == used && pkv_seq_pages_held(s->kv, id) == away->held);
-    CHECK(s, pkv_seq_grain(s->kv, id) == away->grain);
-    s->seqs[id] = away->seq;
+    if (!arrives(s, id, &m, most, true)) return;
+    CHECK(s, s->done[DONE_BETWEEN] != others || pkv_count(s->kv).used == used);
+    CHECK(s, pkv_seq_pages_held(s->kv, id) == held && pkv_seq_grain(s->kv, id) == grain);
     /* Its pages are unchanged; copies that the sequence awaits may still be among the moves. */
     s->done[DONE_UNPARK]++;
 }
 
 static void parked_out(sim *s, model_parked *away)
 {
-    uint32_t i = 0, number;
-    while (i < SWAPS && s->swapped[i].number != 0) i++;
-    if (away->number == 0 || i == SWAPS) return;
-    bool room = away->held > 0 && away->held <= s->n_host - s->host_used;
+    if (away->number == 0) return;
+    model_parked now = *away;
+    uint32_t number, most = portion(s);
+    bool room = now.held > 0 && now.held <= s->n_host - s->host_used;
     uint64_t before = pkv_checksum(s->kv);
-    uint32_t most = portion(s);
-    if (!went(s, pkv_parked_swap_out_some(s->kv, away->number, most, &number), room, before))
-        return;
+    if (!went(s, pkv_parked_swap_out_some(s->kv, now.number, most, &number), room, before)) return;
+    away->number = 0;
+    uint32_t flushes = (uint32_t)s->done[DONE_FLUSH];
     while (number == 0) {
         s->done[DONE_PARKED_OUT_SOME]++;
-        check_between(s);
+        between(s);
         before = pkv_checksum(s->kv);
-        (void)went(s, pkv_parked_swap_out_some(s->kv, away->number, most, &number), true, before);
+        (void)went(s, pkv_parked_swap_out_some(s->kv, now.number, most, &number), true, before);
     }
-    CHECK(s, pkv_swap_length(s->kv, number) == away->seq.length);
-    s->swapped[i].number = number;
-    s->swapped[i].held = away->held;
-    s->swapped[i].grain = away->grain;
-    s->swapped[i].seq = away->seq;
-    s->host_used += away->held;
-    away->number = 0;
+    CHECK(s, pkv_swap_length(s->kv, number) == now.seq.length);
+    now.seq.sealed |= s->done[DONE_FLUSH] != flushes;
+    keep_swapped(s, number, now.held, now.grain, &now.seq);
     s->done[DONE_PARKED_OUT]++;
 }
 
 static void discard_parked(sim *s, model_parked *away)
 {
-    if (away->number == 0) return;
-    if (rng_below(&s->random, 2)) pkv_parked_discard(s->kv, away->number);
-    else pkv_discard_later(s->kv, away->number);
-    discard_all(s);
+    uint32_t number = away->number;
+    if (number == 0) return;
     away->number = 0;
+    if (rng_below(&s->random, 2)) pkv_parked_discard(s->kv, number);
+    else pkv_discard_later(s->kv, number);
+    discard_all(s);
     s->done[DONE_PARKED_DISCARD]++;
 }
 
@@ -238,11 +296,11 @@ static void check_parked(sim *s, const model_parked *away)
             want.alone += model_is_alone(s, g, away->cells[g][i]);
         }
     }
-    CHECK(s, pkv_parked_frees(s->kv, away->number) == (want.alone > 0));
+    CHECK_WHOLE(s, pkv_parked_frees(s->kv, away->number) == (want.alone > 0));
     CHECK(s, pkv_parked_length(s->kv, away->number) == away->seq.length);
     want.held_even = want.held; /* there is one share */
     want.alone_even = want.alone;
-    CHECK(s, memcmp(&want, &seen, sizeof want) == 0);
+    CHECK_WHOLE(s, memcmp(&want, &seen, sizeof want) == 0);
 }
 
 static void check_alone(sim *s)
@@ -259,7 +317,7 @@ static void check_alone(sim *s)
             }
         }
     }
-    CHECK(s, pkv_parked_alone(s->kv) == alone);
+    CHECK_WHOLE(s, pkv_parked_alone(s->kv) == alone);
 }
 
 void op_park(sim *s, uint32_t id)

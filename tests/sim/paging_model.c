@@ -109,7 +109,7 @@ static void mark_held(const sim *s, bool *held)
         held[i / s->heads * stride + i % s->heads] = true;
     for (uint32_t g = 0; g < s->groups; g++) {
         for (uint32_t q = 0; q < SEQS; q++) {
-            if (!s->seqs[q].open) continue;
+            if (!s->seqs[q].open || s->seqs[q].in_portions) continue;
             pkv_table_view view = view_of(s, q, g);
             for (uint32_t i = 0; i < view.n_pages; i++) held[cell_at(&view, i)] = true;
         }
@@ -139,7 +139,7 @@ static uint32_t in_open_tables(const sim *s, uint32_t group, uint32_t cell)
 {
     uint32_t n = 0;
     for (uint32_t q = 0; q < SEQS; q++) {
-        if (!s->seqs[q].open) continue;
+        if (!s->seqs[q].open || s->seqs[q].in_portions) continue;
         pkv_table_view view = view_of(s, q, group);
         for (uint32_t i = 0; i < view.n_pages; i++) n += cell_at(&view, i) == cell;
     }

@@ -32,11 +32,12 @@ static void check_always(sim *s)
     pkv_counts c = pkv_count(s->kv);
     CHECK(s, c.free + c.used + c.cached == s->n_pages - 1);
     CHECK(s, c.pages_dropped == s->pages_dropped);
-    CHECK(s, c.host_used == s->host_used && c.n_host_pages == s->n_host);
+    CHECK(s, c.n_host_pages == s->n_host);
+    CHECK_WHOLE(s, c.host_used == s->host_used);
     for (uint32_t q = 0; q < SEQS; q++) {
         const model_seq *m = &s->seqs[q];
         CHECK(s, pkv_seq_is_open(s->kv, q) == m->open);
-        if (!m->open) continue;
+        if (!m->open || m->in_portions) continue;
         CHECK(s, pkv_seq_length(s->kv, q) == m->length);
         CHECK(s, pkv_seq_has_dropped(s->kv, q) == m->dropped);
         CHECK(s, pkv_seq_next_position(s->kv, q) == (m->contiguous ? m->n_kept[0] : m->length));
@@ -61,7 +62,7 @@ static void check_tables(sim *s)
 {
     for (uint32_t q = 0; q < SEQS; q++) {
         const model_seq *m = &s->seqs[q];
-        if (!m->open) continue;
+        if (!m->open || m->in_portions) continue;
         uint32_t held = 0;
         CHECK(s, pkv_mirror_grain(s->mirror, q) == pkv_seq_grain(s->kv, q));
         for (uint32_t g = 0; g < s->groups; g++) {
@@ -86,12 +87,13 @@ bool went(sim *s, status result, bool enough_pages, uint64_t checksum_before)
 {
     if (s->heap.fail_at < 0) CHECK(s, result.code != STATUS_NO_MEMORY);
     if (status_ok(result)) {
-        CHECK(s, enough_pages);
+        CHECK_WHOLE(s, enough_pages);
         return true;
     }
     if (result.code != STATUS_NO_MEMORY || grains_of(s) == s->grains)
         CHECK(s, pkv_checksum(s->kv) == checksum_before);
-    CHECK(s, result.code == STATUS_NO_MEMORY || (result.code == STATUS_NO_PAGES && !enough_pages));
+    CHECK(s, result.code == STATUS_NO_MEMORY || result.code == STATUS_NO_PAGES);
+    CHECK_WHOLE(s, result.code == STATUS_NO_MEMORY || !enough_pages);
     s->done[DONE_NO_PAGES] += result.code == STATUS_NO_PAGES;
     s->no_memory += result.code == STATUS_NO_MEMORY;
     return false;
@@ -102,7 +104,7 @@ static void compute(sim *s)
     for (uint32_t q = 0; q < SEQS; q++) {
         model_seq *m = &s->seqs[q];
         m->arriving = false;
-        if (!m->open || m->computed == m->length) continue;
+        if (!m->open || m->in_portions || m->computed == m->length) continue;
         for (uint32_t g = 0; g < s->groups; g++) {
             pkv_table_view view = pkv_mirror_table(s->mirror, q, g);
             for (uint32_t slot = view.kept_tokens; slot-- > 0;) {
@@ -219,8 +221,9 @@ static void op_open(sim *s, uint32_t id)
     uint32_t hit;
     bool mixed;
     pkv_hit want = model_hit(s, tokens, n, salt, &mixed), seen = pkv_lookup(s->kv, tokens, n, salt);
-    CHECK(s, seen.tokens == want.tokens && seen.cached_pages == want.cached_pages);
-    CHECK(s, seen.parked_pages == want.parked_pages);
+    CHECK(s, seen.tokens == want.tokens);
+    CHECK_WHOLE(s, seen.cached_pages == want.cached_pages);
+    CHECK_WHOLE(s, seen.parked_pages == want.parked_pages);
     uint64_t before = pkv_checksum(s->kv);
     uint32_t expect = rng_below(&s->random, 2) ? LEN_MAX : n;
     static const pkv_grain grains[] = {PKV_ALL, PKV_ALL, PKV_LAYER, PKV_HEAD};
@@ -259,13 +262,13 @@ static void op_append(sim *s, uint32_t id)
     uint32_t n = rng_below(&s->random, 2) ? 1 : 1 + rng_below(&s->random, 60);
     if (m->length + n > LEN_MAX) return;
     uint32_t cost = model_append_cost(s, id, n);
-    CHECK(s, pkv_append_cost(s->kv, id, n) == cost);
+    CHECK_WHOLE(s, pkv_append_cost(s->kv, id, n) == cost);
     uint64_t before = pkv_checksum(s->kv);
     bool enough = cost <= pkv_available(s->kv);
     pkv_grain grain = pkv_seq_grain(s->kv, id);
     bool has_runs = model_runs(s, grain) >= cost / groups_in(s, grain);
     if (!went(s, pkv_seq_append(s->kv, id, n), enough, before)) return;
-    CHECK(s, (pkv_seq_grain(s->kv, id) > grain) == !has_runs);
+    CHECK_WHOLE(s, (pkv_seq_grain(s->kv, id) > grain) == !has_runs);
     s->done[DONE_FINER] += !has_runs;
     for (uint32_t i = 0; i < n; i++) {
         uint32_t at = m->length++;
@@ -307,7 +310,7 @@ static void op_publish(sim *s, uint32_t id)
 static void op_fork(sim *s, uint32_t id)
 {
     uint32_t child = 0;
-    while (child < SEQS && s->seqs[child].open) child++;
+    while (child < SEQS && (s->seqs[child].open || s->seqs[child].in_portions)) child++;
     if (!s->seqs[id].open || child == SEQS) return;
     uint64_t before = pkv_checksum(s->kv);
     uint32_t expect = rng_below(&s->random, 2) ? LEN_MAX : 0;
@@ -349,34 +352,18 @@ static void op_split_some(sim *s, uint32_t id)
     s->done[DONE_SPLIT_SOME] += m->splitting != 0;
 }
 
-void check_between(sim *s)
+void between(sim *s)
 {
-    const char *wrong = pkv_check_integrity(s->kv);
-    if (wrong) fail_msg("seed %llu, operation %ld: %s", (unsigned long long)s->seed, s->op, wrong);
+    s->portions++;
+    check_always(s);
     if (rng_below(&s->random, 4) == 0) take(s);
-}
-
-bool leave(sim *s, uint32_t id, pkv_way way, bool room, uint32_t *number)
-{
-    model_seq *m = &s->seqs[id];
-    uint32_t most = rng_below(&s->random, 2) ? UINT32_MAX : rng_below(&s->random, 20);
-    uint64_t before = pkv_checksum(s->kv);
-    if (!went(s, pkv_seq_leave_some(s->kv, id, way, most, number), room, before)) return false;
-    m->splitting = PKV_ALL;
-    while (pkv_seq_is_open(s->kv, id)) {
-        s->done[DONE_LEAVE_SOME]++;
-        check_between(s);
-        before = pkv_checksum(s->kv);
-        if (rng_below(&s->random, 16) > 0 &&
-            went(s, pkv_seq_leave_some(s->kv, id, way, most, number), true, before))
-            continue;
-        pkv_seq_close(s->kv, id);
-        s->done[DONE_BROKEN_OFF]++;
-        m->open = false;
+    bool acts = s->portions <= PORTIONS_MOST && rng_below(&s->random, 2);
+    for (uint32_t n = acts ? rng_below(&s->random, 8) : 0; n > 0; n--) {
+        run_operation(s);
+        s->done[DONE_BETWEEN]++;
+        s->done[DONE_TOGETHER] += s->portions > 1;
     }
-    bool left = m->open;
-    m->open = false;
-    return left;
+    s->portions--;
 }
 
 static void op_close(sim *s, uint32_t id)
@@ -437,8 +424,9 @@ static void op_look_again(sim *s)
         bool mixed;
         pkv_hit want = model_hit(s, tokens, n, s->again.salt, &mixed);
         pkv_hit seen = pkv_lookup_again(s->kv, s->again.key, tokens, n, s->again.salt);
-        CHECK(s, seen.tokens == want.tokens && seen.cached_pages == want.cached_pages);
-        CHECK(s, seen.parked_pages == want.parked_pages);
+        CHECK(s, seen.tokens == want.tokens);
+        CHECK_WHOLE(s, seen.cached_pages == want.cached_pages);
+        CHECK_WHOLE(s, seen.parked_pages == want.parked_pages);
         s->done[DONE_HIT_AGAIN] += seen.tokens > 0;
     }
     if ((number = s->parked[s->again.parked].number) != 0) {
@@ -478,11 +466,12 @@ static void go_on_splitting(sim *s, uint32_t id)
     else op_split_some(s, id);
 }
 
-static void run_operation(sim *s)
+void run_operation(sim *s)
 {
     /* Often the sequence of the operation before, so that one batch holds several changes of a
      * table. */
     if (rng_below(&s->random, 2)) s->current = rng_below(&s->random, SEQS);
+    while (s->seqs[s->current].in_portions) s->current = (s->current + 1) % SEQS;
     uint32_t id = s->current, kind = rng_below(&s->random, 100);
     uint32_t away = kind < 92 ? rng_below(&s->random, 12) : 2;
     if (s->seqs[id].open && s->seqs[id].splitting) go_on_splitting(s, id);
@@ -577,8 +566,10 @@ static bool sim_begin(sim *s, uint64_t seed, long fail_at)
 
 static void sim_end(sim *s)
 {
+    s->portions = PORTIONS_MOST; /* nothing is opened between portions */
     for (uint32_t q = 0; q < SEQS; q++) op_close(s, q);
     away_end(s);
+    s->portions = 0;
     take(s);
     check_always(s);
     pkv_counts c = pkv_count(s->kv);
@@ -610,6 +601,8 @@ static const char *const done_names[N_DONE] = {
     [DONE_LEAVE_SOME] = "closed in portions",
     [DONE_ARRIVE_SOME] = "unparked or swapped in in portions",
     [DONE_BROKEN_OFF] = "given up between portions",
+    [DONE_BETWEEN] = "operations between portions",
+    [DONE_TOGETHER] = "operations between portions of several sequences",
     [DONE_FINER] = "split for lack of runs",
     [DONE_CLOSE] = "close",
     [DONE_FLUSH] = "flush",
