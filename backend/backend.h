@@ -106,7 +106,7 @@ typedef struct step_seq {
      * sequences are discarded. */
     uint32_t token_from;
     /* How many of the share's last tokens no draw gave and no history had: penalties count them as
-     * tokens of the answer before the share's draws. Not of a share with token_from. */
+     * tokens of the answer before the share's draws. 0 for a share with token_from. */
     uint32_t n_uncounted;
     /* Where rows read by retrieval: kind NONE, or MASS by page of the last row alone, where pages
      * that the row does not read have values below 0. */

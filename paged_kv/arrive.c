@@ -26,7 +26,8 @@ static void promise(pkv *p, pkv_arriving *x, uint32_t taken)
     p->promised -= taken;
 }
 
-/* Resident pages that others hold take nothing: no more is promised than what has not come. */
+/* Resident pages that others hold take no cells, so the promise shrinks to the cells of what has
+ * not come. */
 static void promise_rest(pkv *p, pkv_seq *s, const pkv_seq *from)
 {
     shares_clear(p);

@@ -114,7 +114,7 @@ typedef struct pkv_leaving {
  * It has left the cache where its generation differs. */
 typedef struct resident_block {
     uint32_t block, generation;
-    uint32_t node, at; // node `at` of the block: tables are asked for in ascending order
+    uint32_t node, at; // the block's node that was found last, and its number among them
 } resident_block;
 
 /* A parked or swapped sequence that is opened in portions. Its tables hold what has come: of the
@@ -206,7 +206,7 @@ struct pkv {
     prefix_watch watch;
     parked_sight sight;
     long_look look;
-    uint64_t changes; // of references of pages, and of blocks
+    uint64_t changes; // how often references of pages changed, or a block came or left
 
     pkv_seq *seqs;                                 // [max_seqs]
     uint32_t gather_at, gather_table, gather_page; // the page that pkv_gather looks at next
