@@ -83,15 +83,28 @@ void sched_preempt(sched *s, sched_seq *q)
     q->awaited = q->drop_planned = false;
 }
 
+/* The best in rank comes back first. Where its next portion lacks pages or memory, it gives up what
+ * has come, and is computed again. */
+static void arrive_next(sched *s)
+{
+    uint32_t i = 0;
+    while (i < s->running.n && !s->running.seqs[i]->arriving) i++;
+    if (i == s->running.n || s->has_left) return;
+    sched_seq *q = s->running.seqs[i];
+    if (status_ok(sched_arrive(s, q))) return;
+    leave(s, q, false);
+    if (!q->leaving) has_left(s, q);
+}
+
 void sched_go_on(sched *s)
 {
-    for (uint32_t i = s->running.n; s->n_leaving + s->n_arriving > 0 && i-- > 0;) {
+    for (uint32_t i = s->running.n; s->n_leaving > 0 && i-- > 0;) {
         sched_seq *q = s->running.seqs[i];
-        if (q->arriving && !s->has_left && !status_ok(sched_arrive(s, q))) sched_replay(s, q);
         if (!q->leaving || seq_is_over(q) || sched_leave_waits(s, q)) continue;
         leave(s, q, q->way == PKV_SWAP_OUT);
         if (!q->leaving) has_left(s, q);
     }
+    if (s->n_arriving > 0) arrive_next(s);
 }
 
 void sched_left_tier(sched *s, sched_seq *q)

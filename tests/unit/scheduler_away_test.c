@@ -298,11 +298,11 @@ static void a_victim_waits_for_room_in_the_tier(void **state)
 
 /* ---- looks at pages that come back ----------------------------------------------------------- */
 
-/* Session 7 has 10 pages, session 8 has 6, and 4 are free. The next turn of 7 takes 6 more, so it
- * must be known which of its pages others hold; a step looks at 2. */
-static fixture *with_two_sessions(void)
+/* Session 7 has 10 pages and session 8 has 6. Where 4 are free, the next turn of 7 takes 6 more, so
+ * it must be known which of its pages others hold; a step looks at 2. */
+static fixture *with_two_sessions(uint32_t n_free)
 {
-    fixture *f = begin(in_portions(20, 0));
+    fixture *f = begin(in_portions(16 + n_free, 0));
     for (uint32_t i = 0; i < 2; i++) {
         uint32_t key = 7 + i, n_prompt = i == 0 ? 16 * 10 - 2 : 16 * 6 - 2;
         sched_request a = of_session(request(f, 1, i * 2000, n_prompt, 9), key);
@@ -327,7 +327,7 @@ static sched_request long_turn(fixture *f)
 static void a_turn_waits_until_its_pages_were_looked_at(void **state)
 {
     (void)state;
-    fixture *f = with_two_sessions();
+    fixture *f = with_two_sessions(4);
     sched_request b = request(f, 2, 500, 4, 40), c = long_turn(f);
     add(f, &b);
     step(f);
@@ -350,7 +350,7 @@ static void a_turn_waits_until_its_pages_were_looked_at(void **state)
 static void its_pages_are_looked_at_where_nothing_runs(void **state)
 {
     (void)state;
-    fixture *f = with_two_sessions();
+    fixture *f = with_two_sessions(4);
     sched_request c = long_turn(f);
     add(f, &c);
     step(f);
@@ -361,9 +361,34 @@ static void its_pages_are_looked_at_where_nothing_runs(void **state)
     finish(f);
 }
 
+/* Pages come back one in a step: those of a later turn, of a session that is shorter, do not go
+ * before those of the turn that waits. */
+static void the_first_turn_comes_back_first(void **state)
+{
+    (void)state;
+    fixture *f = with_two_sessions(30);
+    sched_request first = long_turn(f), second = request(f, 4, 2000, 16 * 7 + 2, 4);
+    for (uint32_t i = 16 * 6 - 2; i < 16 * 6; i++) ((uint32_t *)second.prompt)[i] = 500;
+    second = of_session(second, 8);
+    add(f, &first);
+    step(f);
+    add(f, &second);
+    step(f);
+    assert_true(describe(f, 3, 0).arriving && describe(f, 4, 0).arriving);
+    for (int i = 0; i < 30 && !strstr(f->trace, "3@"); i++) {
+        assert_null(strstr(f->trace, "4@"));
+        step(f);
+    }
+    assert_non_null(strstr(f->trace, "3@159+"));
+    for (int i = 0; i < 10 && !strstr(f->trace, "4@"); i++) step(f);
+    assert_non_null(strstr(f->trace, "4@95+"));
+    finish(f);
+}
+
 /* Requests 1 and 2 begin with the same 8 pages. Request 1, of 14 pages, was swapped out for request
- * 3, and its pages were looked at while request 2 held the common ones. When request 2 ends, request
- * 1 would have to take these 8 too, and lacks a page for its next row beside them: it waits. */
+ * 3, and its pages were looked at while request 2 held the common ones. When request 2 ends,
+ * request 1 would have to take these 8 too, and lacks a page for its next row beside them: it
+ * waits. */
 static void tables_that_come_at_once_are_counted_anew(void **state)
 {
     (void)state;
@@ -410,6 +435,7 @@ int main(void)
         cmocka_unit_test(a_victim_waits_for_room_in_the_tier),
         cmocka_unit_test(a_turn_waits_until_its_pages_were_looked_at),
         cmocka_unit_test(its_pages_are_looked_at_where_nothing_runs),
+        cmocka_unit_test(the_first_turn_comes_back_first),
         cmocka_unit_test(tables_that_come_at_once_are_counted_anew),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
