@@ -46,6 +46,15 @@ static bool reads_all(const retrieve *r, const forward_seq *seq, uint32_t layer,
     return false;
 }
 
+/* Whether the sequence's next row reads everything in the layer, if it has one. */
+static bool reads_all_next(const kv_store *s, const forward_seq *seq, uint32_t layer, uint32_t kept)
+{
+    const retrieval_spec *spec = &seq->retrieval;
+    if (spec->block_tokens == 0 || kept < seq->n_prompt || spec->epsilon > 0) return true;
+    return retrieval_layer_leader(spec, &s->geometry, layer) == RETRIEVAL_ALL ||
+           retrieval_is_audited(spec, kept + 1);
+}
+
 /* Rows of a layer with a window see its last slots alone; measures look at all. */
 static uint32_t first_read(const forward_options *o, const forward_seq *seq, uint32_t layer,
                            uint32_t kept)
@@ -99,6 +108,24 @@ static void want_blocks(const forward_options *o, const retrieve *r, uint32_t la
     }
 }
 
+/* Expects what the sequence reads as a whole in the next layer: of this step, whose reads are
+ * known, or behind the last layer of the next step, if the sequence goes on. */
+static void expect_whole(const forward_options *o, const retrieve *r, uint32_t layer,
+                         const forward_seq *seq)
+{
+    const kv_store *s = o->store;
+    uint32_t next = (layer + 1) % s->geometry.n_layers;
+    if (next > 0 && seq->n_layers == next) return;
+    for (uint32_t head = 0; head < s->n_heads; head += s->heads_in_page) {
+        pkv_table_view table = pkv_mirror_table(o->mirror, seq->seq, kv_store_group(s, next, head));
+        bool all = next > 0 ? reads_all(r, seq, next, table.kept_tokens)
+                            : reads_all_next(s, seq, next, table.kept_tokens);
+        for (uint32_t p = first_read(o, seq, next, table.kept_tokens); all && p < table.n_pages;
+             p++)
+            kv_tier_expect(s->tier, table.pages[p] + table.offset - s->cells.first);
+    }
+}
+
 status kv_hold_rows(const forward_options *o, const retrieve *r, uint32_t layer,
                     const forward_seq *seqs, uint32_t n_seqs)
 {
@@ -117,7 +144,8 @@ status kv_hold_rows(const forward_options *o, const retrieve *r, uint32_t layer,
         nth += rows;
     }
     if (any) RETURN_IF_ERROR(kv_hold_agree(o, kv_tier_take(s->tier)));
-    kv_tier_expect(s->tier, (layer + 1) % s->geometry.n_layers);
+    for (uint32_t i = 0; i < n_seqs; i++) expect_whole(o, r, layer, &seqs[i]);
+    kv_tier_begin(s->tier, (layer + 1) % s->geometry.n_layers);
     return STATUS_IS_OK;
 }
 

@@ -25,8 +25,8 @@ status kv_hold_blocks(const kv_store *s);
 /* Called at the same place on all ranks, each with what became of it. Where one has failed, all end
  * the step: the result is an error on each. */
 status kv_hold_agree(const forward_options *o, status own);
-/* Once the layer has selected: the pages of the selected blocks. What the next layer used in the
- * step before begins to be read, while this one computes. */
+/* Once the layer has selected: the pages of the selected blocks. What the next layer reads as a
+ * whole, and what it selected in the step before, begins to be read while this one computes. */
 status kv_hold_rows(const forward_options *o, const retrieve *r, uint32_t layer,
                     const forward_seq *seqs, uint32_t n_seqs);
 void kv_hold_end(const forward_options *o, uint32_t layer);

@@ -13,8 +13,9 @@ typedef struct frame {
     bool dirty;
     bool writes; // the use in hand makes it dirty
     bool hot;    // it was selected or written
-    bool loaded; // it came by the use in hand, or by kv_tier_expect
+    bool loaded; // it came by the use in hand, or by kv_tier_begin
     bool wanted;
+    bool named;  // the use in hand selected or wrote it
     bool coming; // kv_tier_expect asked for it
     bool fresh;  // the use in hand needs nothing of what it held
     bool lost;
@@ -39,7 +40,7 @@ struct kv_tier {
     spill_job *jobs;      // [n_frames]
     uint32_t *entering;   // [n_frames + 1] where in `missing` the cells of each job begin
     uint32_t n_jobs, n_leaving, run_most;
-    /* The cells that each layer used in the last step. */
+    /* The cells that each layer selected or wrote in the last step. */
     struct used {
         uint32_t *cells;
         uint32_t n, capacity;
@@ -170,7 +171,7 @@ static status end_jobs(kv_tier *t)
     return st;
 }
 
-/* Ends what kv_tier_expect began. Where that failed, the cell is missing as before: reading it
+/* Ends what kv_tier_begin began. Where that failed, the cell is missing as before: reading it
  * again finds out whether it is lost. */
 static void end_expected(kv_tier *t)
 {
@@ -201,7 +202,7 @@ void kv_tier_want(kv_tier *t, uint32_t cell, kv_use use)
         f->fresh = use == KV_FRESH;
         if (f->resident && !f->coming) unlink_frame(t, cell);
     }
-    if (use != KV_SCAN) f->hot = true;
+    if (use != KV_SCAN) f->hot = f->named = true;
     if (use == KV_WRITE || use == KV_FRESH) f->writes = true;
 }
 
@@ -243,18 +244,22 @@ status kv_tier_take(kv_tier *t)
     return end_jobs(t);
 }
 
-/* A copy that fails for want of memory costs the next step some reads ahead. */
+/* Notes what was selected or written. A copy that fails for want of memory costs the next step some
+ * reads ahead. */
 static void note_used(kv_tier *t, uint32_t layer)
 {
     struct used *u = &t->used[layer];
-    if (t->n_wanted > u->capacity) {
-        uint32_t *grown = alloc_resize(NULL, u->cells, t->n_wanted, sizeof *grown);
+    uint32_t n = 0;
+    for (uint32_t i = 0; i < t->n_wanted; i++) n += t->frames[t->wanted[i]].named;
+    u->n = 0;
+    if (n > u->capacity) {
+        uint32_t *grown = alloc_resize(NULL, u->cells, n, sizeof *grown);
         if (!grown) return;
         u->cells = grown;
-        u->capacity = t->n_wanted;
+        u->capacity = n;
     }
-    memcpy(u->cells, t->wanted, t->n_wanted * sizeof *u->cells);
-    u->n = t->n_wanted;
+    for (uint32_t i = 0; i < t->n_wanted; i++)
+        if (t->frames[t->wanted[i]].named) u->cells[u->n++] = t->wanted[i];
 }
 
 void kv_tier_release(kv_tier *t, uint32_t layer)
@@ -263,7 +268,7 @@ void kv_tier_release(kv_tier *t, uint32_t layer)
     for (uint32_t i = 0; i < t->n_wanted; i++) {
         frame *f = &t->frames[t->wanted[i]];
         if (f->resident && f->writes) f->dirty = true;
-        f->wanted = f->fresh = f->writes = false;
+        f->wanted = f->named = f->fresh = f->writes = false;
         if (f->resident && !f->coming) put_back(t, t->wanted[i]);
         f->loaded = false;
     }
@@ -271,19 +276,22 @@ void kv_tier_release(kv_tier *t, uint32_t layer)
     t->too_many = false;
 }
 
-void kv_tier_expect(kv_tier *t, uint32_t layer)
+void kv_tier_expect(kv_tier *t, uint32_t cell)
+{
+    frame *f = &t->frames[cell];
+    if (t->n_coming >= t->o.n_frames - t->n_wanted) return;
+    if (f->resident || f->wanted || f->lost || !f->stored || f->coming) return;
+    f->coming = true;
+    t->coming[t->n_coming++] = cell;
+}
+
+void kv_tier_begin(kv_tier *t, uint32_t layer)
 {
     const struct used *u = &t->used[layer];
-    uint32_t room = t->o.n_frames - t->n_wanted, n = 0;
-    end_expected(t);
-    for (uint32_t i = 0; i < u->n && n < room; i++) {
-        frame *f = &t->frames[u->cells[i]];
-        if (f->resident || f->wanted || f->lost || !f->stored) continue;
-        f->coming = true;
-        t->coming[t->n_coming++] = t->missing[n++] = u->cells[i];
-    }
-    sort_cells(t->missing, n);
-    make_jobs(t, n);
+    for (uint32_t i = 0; i < u->n; i++) kv_tier_expect(t, u->cells[i]);
+    memcpy(t->missing, t->coming, t->n_coming * sizeof *t->missing);
+    sort_cells(t->missing, t->n_coming);
+    make_jobs(t, t->n_coming);
     spill_begin(t->spill, t->jobs, t->n_jobs);
 }
 

@@ -44,12 +44,17 @@ void kv_tier_want(kv_tier *t, uint32_t cell, kv_use use);
  * STATUS_IO: a page could not be read or written; one that could not be read is lost, and
  * STATUS_INTERNAL when it is wanted again. After an error nothing may be used. */
 status kv_tier_take(kv_tier *t);
-/* Ends the use of all wanted cells. layer: the one that used them, for kv_tier_expect; n_layers: no
+/* Ends the use of all wanted cells. layer: the one that used them, for kv_tier_begin; n_layers: no
  * layer did. */
 void kv_tier_release(kv_tier *t, uint32_t layer);
-/* Begins to read what the layer used when it was last released, as far as there is room beside the
- * pages in use. Called between take and release. */
-void kv_tier_expect(kv_tier *t, uint32_t layer);
+/* The cell will be used soon because everything is read. Called between take and release, before
+ * kv_tier_begin. */
+void kv_tier_expect(kv_tier *t, uint32_t cell);
+/* Begins to read the expected cells, and those that the layer selected or wrote when it was last
+ * released, as far as there is room beside the pages in use. Called once between take and release.
+ * What a layer scanned is not read again unless it is expected: a scan may have been the only one.
+ * */
+void kv_tier_begin(kv_tier *t, uint32_t layer);
 
 /* Since the last call. */
 backend_tier kv_tier_count(kv_tier *t);

@@ -155,15 +155,14 @@ bool retrieve_reads_few(const retrieve *r, const forward_seq *seq, uint32_t laye
 }
 
 /* Whether the layer's blocks are not those of an earlier layer. */
-static bool is_selecting(const retrieve *r, const sparse_row *row)
+static bool is_selecting(const retrieve *r, const forward_seq *seq)
 {
-    return retrieval_layer_leader(&row->seq->retrieval, &r->o.store->geometry, r->layer) ==
-           r->layer;
+    return retrieval_layer_leader(&seq->retrieval, &r->o.store->geometry, r->layer) == r->layer;
 }
 
 static bool selects_in(const retrieve *r, const sparse_row *row)
 {
-    return row->behind == 0 && is_selecting(r, row);
+    return row->behind == 0 && is_selecting(r, row->seq);
 }
 
 static uint32_t *blocks_of(const retrieve *r, const sparse_row *row, uint32_t list)
@@ -392,7 +391,7 @@ static status follow_rows(retrieve *r)
 {
     for (uint32_t i = 0; i < r->n_rows; i++) {
         const sparse_row *row = (const sparse_row *)r->rows.data + i;
-        if (row->seq->retrieval.token_step == 1 || !is_selecting(r, row)) continue;
+        if (row->seq->retrieval.token_step == 1 || !is_selecting(r, row->seq)) continue;
         for (uint32_t list = 0; list < row->n_lists; list++)
             RETURN_IF_ERROR(row->behind ? follow_row(r, row, list) : keep_row(r, row, list));
     }
@@ -413,12 +412,26 @@ static status select_rows(retrieve *r)
     return any ? kv_hold_agree(&r->o, s) : s;
 }
 
+/* Representatives are made with rows that read everything: these have all pages of their tables in
+ * memory. */
+static status make_ahead(retrieve *r)
+{
+    for (uint32_t i = 0; i < r->n_seqs; i++) {
+        const forward_seq *s = &r->seqs[i];
+        bool left = s->n_layers > 0 && r->layer >= s->n_layers;
+        if (s->retrieval.block_tokens && s->dense_rows > 0 && !left && is_selecting(r, s))
+            RETURN_IF_ERROR(retrieve_make_ahead(r, s));
+    }
+    return STATUS_IS_OK;
+}
+
 status retrieve_layer(retrieve *r, uint32_t layer, const float *qkv)
 {
     r->layer = layer;
     r->qkv = qkv;
     RETURN_IF_ERROR(retrieve_observe(&r->observer, &r->o, &r->ranks, r->q_heads, r->qkv_width,
                                      layer, qkv, r->seqs, r->n_seqs, r->notes));
+    RETURN_IF_ERROR(make_ahead(r));
     RETURN_IF_ERROR(begin_layer(r));
     RETURN_IF_ERROR(select_rows(r));
     RETURN_IF_ERROR(end_layer(r));

@@ -1,9 +1,10 @@
 /* Reading few blocks of a table (private to model/; docs/retrieval.md): the representatives of
  * blocks, which lie beside their pages in kv_store, and the blocks that the rows of a step read.
  *
- * A representative is made when a row first selects among blocks that have none, from the keys as
- * they are stored. What writes a page or moves slots to it clears its mark (kv_store_forget), and a
- * block whose pages do not all have the mark of one representative has none. */
+ * A representative is made from the keys as they are stored: with the prompt's rows, which read
+ * everything, or when a row first selects among blocks that have none. What writes a page or moves
+ * slots to it clears its mark (kv_store_forget), and a block whose pages do not all have the mark
+ * of one representative has none. */
 #ifndef MODEL_CPU_RETRIEVE_H
 #define MODEL_CPU_RETRIEVE_H
 

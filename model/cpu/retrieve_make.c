@@ -56,6 +56,7 @@ status retrieve_take_row(retrieve *r, const sparse_row *row)
     r->n_blocks = retrieval_reads_all(&e) ? 0 : e.end - e.first;
     r->first_block = e.first;
     r->n_known = n_prompt / spec->block_tokens;
+    r->unmarked = false;
     set_marks(r, row);
     for (uint32_t h = 0; h < store->n_heads; h++) {
         pkv_table_view table = retrieve_table(r, row->seq, r->layer, h);
@@ -94,6 +95,7 @@ static bool is_missing(const retrieve *r, const candidates *c, uint32_t block)
     const size_t tiles = r->o.store->page_tiles;
     uint64_t mark = c->marks[pages[0] * tiles], differ = 0;
     for (uint32_t p = 1; p < r->block_pages; p++) differ |= c->marks[pages[p] * tiles] ^ mark;
+    if (r->unmarked) return !differ && !mark;
     if (is_dynamic(r, block)) return differ || mark != r->dynamic;
     return differ || (mark & ((UINT64_C(1) << MARK_SPEC_BITS) - 1)) != r->wanted;
 }
@@ -185,4 +187,24 @@ status retrieve_make(retrieve *r, const sparse_row *row)
     if (spec->representative == RETRIEVAL_FIX) retrieval_fixed_slots(spec, r->fixed_slots);
     for (uint32_t h = 0; h < store->n_heads; h++) list_missing(r, row, &all[h]);
     return make_listed(r, spec);
+}
+
+/* What is kept of a prompt's end decides what some representatives are made of. Before that end,
+ * blocks with a representative of another kind keep it: a running request may read by it. */
+status retrieve_make_ahead(retrieve *r, const forward_seq *seq)
+{
+    const retrieval_spec *spec = &seq->retrieval;
+    uint32_t kept = retrieve_table(r, seq, r->layer, 0).kept_tokens;
+    uint32_t dense_end = kept - seq->n_rows + seq->dense_rows;
+    bool ends = dense_end >= seq->n_prompt;
+    sparse_row row = {.seq = seq,
+                      .n_slots = dense_end + 1,
+                      .together = retrieval_heads_together(spec, &r->o.store->geometry)};
+    row.n_lists = retrieve_list_of_head(r, &row, r->o.store->n_heads - 1) + 1;
+    if (!ends && retrieval_observed_rows(spec, seq->n_prompt) > 0) return STATUS_IS_OK;
+    if (!room_reserve(&r->candidates, r->o.store->n_heads, sizeof(candidates)))
+        return retrieve_no_memory();
+    RETURN_IF_ERROR(retrieve_take_row(r, &row));
+    r->unmarked = !ends;
+    return r->n_blocks > 0 ? retrieve_make(r, &row) : STATUS_IS_OK;
 }

@@ -74,6 +74,7 @@ struct retrieve {
     uint32_t first_block, n_known; /* number of the first candidate, of the prompt's blocks */
     uint64_t wanted;               /* the row's mark without its number */
     uint64_t dynamic;              /* the mark of the prompt's blocks with DYNAMIC; else 0 */
+    bool unmarked;                 /* only blocks without any representative lack one */
     uint64_t fixed_slots[RETRIEVAL_BLOCK_MOST / 64];
     uint32_t layer;
     const float *qkv;
@@ -122,5 +123,8 @@ const uint64_t *retrieve_left_out(const retrieve *r, const sparse_row *row, uint
 status retrieve_take_row(retrieve *r, const sparse_row *row);
 /* Makes the representatives that the row in hand lacks. */
 status retrieve_make(retrieve *r, const sparse_row *row);
+/* Makes those that the first row behind a share's rows that read everything will lack, while the
+ * keys of its blocks are in memory. */
+status retrieve_make_ahead(retrieve *r, const forward_seq *seq);
 
 #endif

@@ -157,6 +157,50 @@ static void few_blocks_are_few_reads(void **state)
                  (unsigned long long)reads[0]);
 }
 
+/* The pages that the first step behind the prompt read, and the most that a later one read. */
+static void count_reads(const pass *p, uint64_t *first, uint64_t *later)
+{
+    uint32_t tokens[TOKENS];
+    get_tokens(p, tokens);
+    pass disk = on_disk(p, 16);
+    pass_result r = run(&disk, tokens, TOKENS);
+    *first = r.reads[p->n_prompt];
+    *later = 0;
+    for (uint32_t row = p->n_prompt + 1; row < TOKENS; row++)
+        if (r.reads[row] > *later) *later = r.reads[row];
+    print_message("%llu pages behind the prompt, at most %llu later\n", (unsigned long long)*first,
+                  (unsigned long long)*later);
+    result_free(&r);
+}
+
+/* No step behind the prompt reads everything again: not to make representatives, because the
+ * prompt's rows have made them, and not because the step before read everything. Where a prompt was
+ * computed for another request, one step reads everything, and no later one. */
+static void representatives_are_made_with_the_prompt(void **state)
+{
+    (void)state;
+    enum { ROWS = 144, ALL = 16 * (ROWS / 16), FRAMES = 16 * BLOCKS / 4 };
+    static const char *const ways[] = {
+        "{\"method\": \"ktransformers\", \"initial_tokens\": 0, \"block_size\": 16, "
+        "\"local_windows_len\": 16, \"second_select_num\": 1}",
+        "{\"method\": \"dynamic\", \"anchor_num\": 2, \"observed_rows\": 1, "
+        "\"initial_tokens\": 0, \"block_size\": 16, \"local_windows_len\": 16, "
+        "\"second_select_num\": 1}",
+    };
+    for (uint32_t i = 0; i < 3; i++) {
+        pass p = shape;
+        uint64_t first, later;
+        read_spec(ways[i == 2], &p.retrieval);
+        p.chunk = 1;
+        p.n_prompt = ROWS;
+        p.late = i == 1;
+        count_reads(&p, &first, &later);
+        if (p.late) assert_true(first >= ALL - FRAMES);
+        else assert_in_range(first, 0, FRAMES - 1);
+        assert_in_range(later, 0, FRAMES - 1);
+    }
+}
+
 static void sliding_windows(void **state)
 {
     (void)state;
@@ -385,8 +429,8 @@ static status make_ranks(const backend_options *o, uint32_t n, backend *out, err
     return backend_ranks_create(&all, out, err);
 }
 
-/* Two ranks that read everything; or few blocks, from a step on that has such rows alone: it makes
- * representatives of more pages than memory holds. */
+/* Two ranks that read everything; or few blocks, behind a prompt of which nothing else was asked:
+ * its representatives are of more pages than memory holds. */
 static pass two_ranks(bool few)
 {
     pass p = shape;
@@ -394,6 +438,7 @@ static pass two_ranks(bool few)
     p.chunk = few ? 17 : 64;
     if (few) read_spec(methods[0], &p.retrieval);
     if (few) p.n_prompt = 8 * p.chunk;
+    p.late = few;
     return p;
 }
 
@@ -541,6 +586,7 @@ int main(void)
         cmocka_unit_test(whole_contexts_are_read_ahead),
         cmocka_unit_test(each_retrieval_method),
         cmocka_unit_test(few_blocks_are_few_reads),
+        cmocka_unit_test(representatives_are_made_with_the_prompt),
         cmocka_unit_test(sliding_windows),
         cmocka_unit_test(ranks_read_everything),
         cmocka_unit_test(ranks_read_few),

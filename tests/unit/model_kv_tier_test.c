@@ -155,7 +155,9 @@ static void random_layer(fixture *f, rng *r, uint32_t layer)
         assert_true(status_ok(kv_tier_take(f->tier)));
         assert_true(pages_held(f) <= FRAMES);
     }
-    kv_tier_expect(f->tier, (layer + 1) % LAYERS);
+    for (uint32_t i = rng_below(r, FRAMES); i > 0; i--)
+        kv_tier_expect(f->tier, rng_below(r, CELLS));
+    kv_tier_begin(f->tier, (layer + 1) % LAYERS);
     for (uint32_t i = 0; i < n; i++) {
         if (used[i].use != KV_FRESH) check_cell(f, used[i].cell);
         if (used[i].use == KV_WRITE || used[i].use == KV_FRESH) write_cell(f, used[i].cell);
@@ -236,23 +238,52 @@ static void of_selected_pages_the_oldest_leaves(void **state)
     assert_int_equal(kv_tier_count(f->tier).hits, 2);
 }
 
-/* What a layer used is there before the layer wants it. */
-static void a_layer_finds_what_it_used(void **state)
+/* A step in which each layer selects a half of its cells and scans the other half, which is
+ * expected or not. 24 pages hold the 10 of one layer beside those of the next. Counts the steps
+ * from the third on. */
+static void run_layers(fixture *f, uint32_t step, bool expects, backend_tier *sum)
+{
+    for (uint32_t layer = 0; layer < LAYERS; layer++) {
+        for (uint32_t i = 0; i < 10; i++)
+            kv_tier_want(f->tier, layer * 10 + i, i < 5 ? KV_READ : KV_SCAN);
+        assert_true(status_ok(kv_tier_take(f->tier)));
+        backend_tier c = kv_tier_count(f->tier);
+        if (step > 1) backend_tier_add(sum, &c);
+        for (uint32_t i = 5; expects && i < 10; i++)
+            kv_tier_expect(f->tier, (layer + 1) % LAYERS * 10 + i);
+        kv_tier_begin(f->tier, (layer + 1) % LAYERS);
+        kv_tier_release(f->tier, layer);
+    }
+}
+
+/* What a layer selected, and what it is expected to scan, is there before the layer wants it. */
+static void a_layer_finds_what_it_needs(void **state)
 {
     fixture *f = *state;
+    backend_tier c = {0};
     write_all(f);
-    for (uint32_t step = 0; step < 3; step++) {
-        for (uint32_t layer = 0; layer < LAYERS; layer++) {
-            for (uint32_t i = 0; i < 10; i++) kv_tier_want(f->tier, layer * 10 + i, KV_SCAN);
-            backend_tier c = kv_tier_count(f->tier);
-            assert_true(status_ok(kv_tier_take(f->tier)));
-            c = kv_tier_count(f->tier);
-            /* 24 pages hold the 10 of one layer beside those of the next. */
-            if (step > 1) assert_int_equal(c.hits, 10);
-            kv_tier_expect(f->tier, (layer + 1) % LAYERS);
-            kv_tier_release(f->tier, layer);
-        }
+    for (uint32_t step = 0; step < 3; step++) run_layers(f, step, true, &c);
+    assert_int_equal(c.hits, LAYERS * 10);
+    assert_true(c.reads > 0);
+    assert_int_equal(c.reads, c.ahead);
+}
+
+/* A layer that scanned once, for something else than its rows' attention, finds nothing read in
+ * vain when it does not scan again. */
+static void a_scan_is_not_repeated(void **state)
+{
+    fixture *f = *state;
+    backend_tier c = {0};
+    write_all(f);
+    run_layers(f, 0, false, &c);
+    (void)kv_tier_count(f->tier);
+    for (uint32_t layer = 0; layer < LAYERS; layer++) {
+        for (uint32_t i = 0; i < 5; i++) kv_tier_want(f->tier, layer * 10 + i, KV_READ);
+        assert_true(status_ok(kv_tier_take(f->tier)));
+        kv_tier_begin(f->tier, (layer + 1) % LAYERS);
+        kv_tier_release(f->tier, layer);
     }
+    assert_true(kv_tier_count(f->tier).reads <= LAYERS * 5);
 }
 
 /* ---- trouble --------------------------------------------------------------------------------- */
@@ -323,7 +354,8 @@ static void trouble_ahead_is_found_in_time(void **state)
     kv_tier_release(f->tier, 1);
     assert_true(status_ok(use_run(f, 24, 20, KV_SCAN)));
     f->read_errno = EIO;
-    kv_tier_expect(f->tier, 1);
+    for (uint32_t i = 0; i < 6; i++) kv_tier_expect(f->tier, i);
+    kv_tier_begin(f->tier, 1);
     assert_true(status_ok(kv_tier_take(f->tier))); /* nothing is wanted */
     f->read_errno = 0;
     assert_true(status_ok(use_run(f, 0, 6, KV_SCAN)));
@@ -338,7 +370,8 @@ int main(void)
         cmocka_unit_test_setup_teardown(a_scan_leaves_what_was_selected, setup, teardown),
         cmocka_unit_test_setup_teardown(a_scan_finds_a_part, setup, teardown),
         cmocka_unit_test_setup_teardown(of_selected_pages_the_oldest_leaves, setup, teardown),
-        cmocka_unit_test_setup_teardown(a_layer_finds_what_it_used, setup, teardown),
+        cmocka_unit_test_setup_teardown(a_layer_finds_what_it_needs, setup, teardown),
+        cmocka_unit_test_setup_teardown(a_scan_is_not_repeated, setup, teardown),
         cmocka_unit_test_setup_teardown(more_than_memory_holds_is_refused, setup, teardown),
         cmocka_unit_test_setup_teardown(what_cannot_be_written_stays_in_memory, setup, teardown),
         cmocka_unit_test_setup_teardown(what_was_damaged_is_lost, setup, teardown),

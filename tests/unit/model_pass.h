@@ -47,6 +47,8 @@ typedef struct pass {
     const char *cache_dir;    /* of packed weights */
     retrieval_spec retrieval; /* of rows from n_prompt on */
     uint32_t n_prompt;
+    bool decodes; /* steps behind the prompt have one row */
+    bool late;    /* the prompt's shares have no retrieval: its rows make no representatives */
     bool repeats; /* a step that fails is taken once more */
     bool may_fail;
     const struct gpu_api *gpu; /* NULL = the CPU */
@@ -65,6 +67,7 @@ typedef struct pass_result {
     step_sample *scores;         /* [n] score of the token after each row, 0 after the last */
     retrieval_reading *readings; /* [n] of rows that read by retrieval; else zeros */
     backend_tier tier;           /* summed over the steps */
+    uint64_t *reads;             /* [n] pages that the step with this first row read; else 0 */
     status failure;              /* of a step that failed, if the pass may fail; it is the last */
     error why;                   /* its message, which the backend owns */
     uint32_t n_done;             /* tokens whose logits there are */
@@ -129,6 +132,7 @@ static inline void keep_mass(const measure_result *m, pass_result *out)
 static inline uint32_t rows_of_step(const pass *p, uint32_t done, uint32_t n)
 {
     uint32_t to = n - done < p->chunk ? n : done + p->chunk;
+    if (p->decodes && done >= p->n_prompt) return 1;
     uint32_t observed = retrieval_observed_rows(&p->retrieval, p->n_prompt);
     if (observed == 0 || done >= p->n_prompt) return to - done;
     if (to >= p->n_prompt) return p->n_prompt - done;
@@ -151,6 +155,7 @@ static inline pass_result run(const pass *p, const uint32_t *tokens, uint32_t n)
     out.logits = malloc((size_t)n * info->vocab_size * sizeof(float));
     out.scores = calloc(n, sizeof *out.scores);
     out.readings = calloc(n, sizeof *out.readings);
+    out.reads = calloc(n, sizeof *out.reads);
 
     sample_params greedy = {.top_p = 1, .repetition_penalty = 1, .n_logprobs = -1};
     step_open open = {.seq = 1, .params = &greedy};
@@ -165,6 +170,7 @@ static inline pass_result run(const pass *p, const uint32_t *tokens, uint32_t n)
                         .retrieval = p->retrieval,
                         .n_prompt = p->n_prompt,
                         .next_token = done + some < n ? tokens[done + some] : 0};
+        if (p->late && done < p->n_prompt) seq.retrieval = (retrieval_spec){0};
         if (done + some == n && p->mass_rows)
             seq.measure = (measure_spec){
                 .kind = MEASURE_MASS, .rows = p->mass_rows, .layer_step = p->layer_step};
@@ -188,6 +194,7 @@ static inline pass_result run(const pass *p, const uint32_t *tokens, uint32_t n)
             assert_true(status_ok(b.ops->collect(b.ctx, &r)));
         }
         backend_tier_add(&out.tier, &r->tier);
+        out.reads[done] = r->tier.reads;
         if (p->may_fail && !status_ok(r->status)) {
             out.failure = r->status;
             error_set(&out.why, r->status.code, "%s", r->status.message);
@@ -220,6 +227,7 @@ static inline void result_free(pass_result *r)
     free(r->mass);
     free(r->scores);
     free(r->readings);
+    free(r->reads);
 }
 
 static inline double nmse(const float *ours, const float *golden, size_t n)
