@@ -98,7 +98,9 @@ static void whole_contexts_are_read_ahead(void **state)
     pass p = shape;
     p.chunk = 40;
     backend_tier tier = assert_same(&p, 16);
-    assert_true(tier.ahead > 0);
+    print_message("%llu of %llu pages were read ahead\n", (unsigned long long)tier.ahead,
+                  (unsigned long long)tier.reads);
+    assert_true(3 * tier.ahead > tier.reads);
 }
 
 #define FEW "\"block_size\": 16, \"local_windows_len\": 32, \"second_select_num\": 2"
@@ -163,10 +165,11 @@ static void count_reads(const pass *p, uint64_t *first, uint64_t *later)
     uint32_t tokens[TOKENS];
     get_tokens(p, tokens);
     pass disk = on_disk(p, 16);
-    pass_result r = run(&disk, tokens, TOKENS);
+    uint32_t n = p->n_prompt + 6;
+    pass_result r = run(&disk, tokens, n);
     *first = r.reads[p->n_prompt];
     *later = 0;
-    for (uint32_t row = p->n_prompt + 1; row < TOKENS; row++)
+    for (uint32_t row = p->n_prompt + 1; row < n; row++)
         if (r.reads[row] > *later) *later = r.reads[row];
     print_message("%llu pages behind the prompt, at most %llu later\n", (unsigned long long)*first,
                   (unsigned long long)*later);
@@ -187,11 +190,12 @@ static void representatives_are_made_with_the_prompt(void **state)
         "\"initial_tokens\": 0, \"block_size\": 16, \"local_windows_len\": 16, "
         "\"second_select_num\": 1}",
     };
-    for (uint32_t i = 0; i < 3; i++) {
+    for (uint32_t i = 0; i < (SLOW ? 1 : 3); i++) {
         pass p = shape;
         uint64_t first, later;
         read_spec(ways[i == 2], &p.retrieval);
-        p.chunk = 1;
+        p.chunk = ROWS / 3;
+        p.decodes = true;
         p.n_prompt = ROWS;
         p.late = i == 1;
         count_reads(&p, &first, &later);
