@@ -339,12 +339,14 @@ typedef struct backend_ops {
     /* Asks the steps in flight to stop soon. collect then returns STATUS_INTERNAL, and the backend
      * can only be destroyed. Any thread. */
     void (*interrupt)(void *ctx);
-    /* Copy K and V of cells [n, backend_cell_bytes] out of the pool, and into it. Of the slots of a
-     * cell that is read the first n_slots are copied, and the others are zeros, because they may
-     * have tokens of another sequence. A rank of several is called for its own cells alone. Any
+    /* Copy K and V of cells [n, backend_cell_bytes] out of the pool, and into it. Cells that are
+     * read go to several places, `each` of them to one: cell i to to[i / each], where it is number
+     * i % each. Of their slots the first n_slots are copied, and the others are zeros, because they
+     * may have tokens of another sequence. A rank of several is called for its own cells alone. Any
      * thread, also while steps run that neither read nor write these cells. False: a rank cannot be
      * reached or memory is out, and what was copied is not to be used. May be NULL. */
-    bool (*read_cells)(void *ctx, const uint32_t *cells, uint32_t n, uint32_t n_slots, uint8_t *to);
+    bool (*read_cells)(void *ctx, const uint32_t *cells, uint32_t n, uint32_t n_slots,
+                       uint8_t *const *to, uint32_t each);
     bool (*write_cells)(void *ctx, const uint32_t *cells, uint32_t n, const uint8_t *from);
     /* After a step that failed for good, others may still be in flight when this is called. No
      * measures are held. */

@@ -33,23 +33,32 @@ status disk_check(const engine *e, error *err)
     return STATUS_IS_OK;
 }
 
-static bool read_block(engine *e, const uint32_t *cells, uint8_t *to)
+/* Copies n blocks, each to its buffer. */
+static bool read_blocks(engine *e, const uint32_t *cells, uint32_t n, uint8_t *const *buffers)
 {
     const pkv_geometry *g = &e->info.geometry;
-    return e->backend.ops->read_cells(e->backend.ctx, cells, pkv_groups(g), g->page_tokens, to);
+    uint32_t groups = pkv_groups(g);
+    return e->backend.ops->read_cells(e->backend.ctx, cells, n * groups, g->page_tokens, buffers,
+                                      groups);
 }
 
-/* A buffer with the block. NULL: the store has the block, or no buffer, or the backend cannot give
- * it, as `gives` is told: its ranks are made again then. */
-static uint8_t *fill_buffer(engine *e, const pkv_key *of, const uint32_t *cells, bool *gives)
+/* Copies the blocks that have buffers, all that follow one another at once: ranks may be behind
+ * connections. Where the backend cannot give them, their buffers are dropped: its ranks are made
+ * again then. */
+static void fill_buffers(engine *e, const pkv_lost *lost, uint8_t **buffers)
 {
-    disk_key key = key_of(of);
-    uint8_t *buffer = *gives ? disk_put_begin(e->o.disk, &key) : NULL;
-    if (!buffer) return NULL;
-    *gives = read_block(e, cells, buffer);
-    if (*gives) return buffer;
-    disk_put_drop(e->o.disk, buffer);
-    return NULL;
+    size_t groups = pkv_groups(&e->info.geometry);
+    bool gives = true;
+    for (uint32_t from = 0, to; from < lost->n; from = to) {
+        to = from + 1;
+        if (!buffers[from]) continue;
+        while (to < lost->n && buffers[to]) to++;
+        gives = gives && read_blocks(e, lost->cells + from * groups, to - from, buffers + from);
+        for (uint32_t i = from; i < to && !gives; i++) {
+            disk_put_drop(e->o.disk, buffers[i]);
+            buffers[i] = NULL;
+        }
+    }
 }
 
 /* Where buffers are few, the blocks that left last get them, because they are nearest to the
@@ -60,11 +69,12 @@ void disk_save_lost(engine *e)
     if (!e->o.disk) return;
     uint8_t *buffers[DISK_BUFFERS_MOST];
     pkv_lost lost = sched_take_lost(e->sched);
-    size_t groups = pkv_groups(&e->info.geometry);
-    bool gives = true;
     assert(lost.n <= DISK_BUFFERS_MOST);
-    for (uint32_t i = lost.n; i-- > 0;)
-        buffers[i] = fill_buffer(e, &lost.keys[i], lost.cells + i * groups, &gives);
+    for (uint32_t i = lost.n; i-- > 0;) {
+        disk_key key = key_of(&lost.keys[i]);
+        buffers[i] = disk_put_begin(e->o.disk, &key);
+    }
+    fill_buffers(e, &lost, buffers);
     for (uint32_t i = 0; i < lost.n; i++) {
         disk_key key = key_of(&lost.keys[i]);
         if (buffers[i]) disk_put_end(e->o.disk, buffers[i]);
@@ -104,7 +114,7 @@ void disk_save_cached(engine *e, int64_t until_us)
                 disk_touch(e->o.disk, &key);
                 continue;
             }
-            if (!read_block(e, some.cells + i * groups, buffer)) {
+            if (!read_blocks(e, some.cells + i * groups, 1, &buffer)) {
                 disk_put_drop(e->o.disk, buffer);
                 return;
             }

@@ -292,11 +292,11 @@ static bool read_cells(const engine *e, const sched_export *x, uint8_t *to)
     const uint32_t *cells = x->cells;
     for (uint32_t i = 0; i < groups; i++) {
         uint32_t kept = x->image.tables[i / parts].kept, full = kept / size, rest = kept % size;
-        if (!e->backend.ops->read_cells(e->backend.ctx, cells, full, size, to)) return false;
+        if (!e->backend.ops->read_cells(e->backend.ctx, cells, full, size, &to, full)) return false;
         cells += full;
         to += full * bytes;
         if (rest == 0) continue;
-        if (!e->backend.ops->read_cells(e->backend.ctx, cells++, 1, rest, to)) return false;
+        if (!e->backend.ops->read_cells(e->backend.ctx, cells++, 1, rest, &to, 1)) return false;
         to += bytes;
     }
     return true;

@@ -60,8 +60,10 @@ const rank *ranks_failed(const backend_ranks *all);
 /* Sets what all->info says of blocks, by what the ranks' do. */
 void ranks_know_blocks(backend_ranks *all);
 /* backend_ops.read_cells and write_cells. A cell's bytes are the slices of the ranks that have it,
- * in their order. False: a rank could not be reached. */
-bool ranks_read_cells(void *ctx, const uint32_t *cells, uint32_t n, uint32_t n_slots, uint8_t *to);
+ * in their order. Ranks that compute elsewhere are read from at the same time. False: a rank could
+ * not be reached. */
+bool ranks_read_cells(void *ctx, const uint32_t *cells, uint32_t n, uint32_t n_slots,
+                      uint8_t *const *to, uint32_t each);
 bool ranks_write_cells(void *ctx, const uint32_t *cells, uint32_t n, const uint8_t *from);
 /* Makes all->result of what the ranks have collected of all->plan. */
 void ranks_join(backend_ranks *all);

@@ -60,20 +60,41 @@ static size_t slice_place(const backend_slice *s, uint32_t i)
     return ((size_t)i * s->n_slices + s->place) * s->cell_bytes;
 }
 
-static bool read_slices(rank *r, const uint32_t *cells, uint32_t n, uint32_t n_slots, uint8_t *to,
-                        uint8_t *buffer)
+/* What a rank gives of a list of cells; `each` of them lie in one of the places. */
+typedef struct read_job {
+    rank *r;
+    const uint32_t *cells;
+    uint32_t n, n_slots;
+    uint8_t *const *to;
+    uint32_t each;
+    pthread_t thread;
+    bool has_thread, good;
+} read_job;
+
+static void read_slices(read_job *j)
 {
-    const backend_slice *s = &r->slice;
-    const backend *b = &r->backend;
+    const backend_slice *s = &j->r->slice;
+    const backend *b = &j->r->backend;
+    uint32_t most = most_at_once(s);
+    uint8_t *buffer = malloc(most * s->cell_bytes);
     picked some;
-    for (uint32_t i = 0; i < n;) {
-        i = pick(s, cells, i, n, most_at_once(s), &some);
+    j->good = buffer != NULL;
+    for (uint32_t i = 0; j->good && i < j->n;) {
+        i = pick(s, j->cells, i, j->n, most, &some);
         if (some.n == 0) break;
-        if (!b->ops->read_cells(b->ctx, some.cells, some.n, n_slots, buffer)) return false;
-        for (uint32_t c = 0; c < some.n; c++)
-            memcpy(to + slice_place(s, some.at[c]), buffer + c * s->cell_bytes, s->cell_bytes);
+        j->good = b->ops->read_cells(b->ctx, some.cells, some.n, j->n_slots, &buffer, some.n);
+        for (uint32_t c = 0; j->good && c < some.n; c++)
+            memcpy(j->to[some.at[c] / j->each] + slice_place(s, some.at[c] % j->each),
+                   buffer + c * s->cell_bytes, s->cell_bytes);
     }
-    return true;
+    free(buffer);
+}
+
+static void *read_main(void *arg)
+{
+    thread_set_name("oct-cells");
+    read_slices(arg);
+    return NULL;
 }
 
 static bool write_slices(rank *r, const uint32_t *cells, uint32_t n, const uint8_t *from,
@@ -92,16 +113,31 @@ static bool write_slices(rank *r, const uint32_t *cells, uint32_t n, const uint8
     return true;
 }
 
-bool ranks_read_cells(void *ctx, const uint32_t *cells, uint32_t n, uint32_t n_slots, uint8_t *to)
+/* The bytes of ranks in other processes come over connections, so each has a thread that waits for
+ * them. One that cannot be started is no reason to give up. */
+bool ranks_read_cells(void *ctx, const uint32_t *cells, uint32_t n, uint32_t n_slots,
+                      uint8_t *const *to, uint32_t each)
 {
     backend_ranks *all = ctx;
-    const backend_slice *first = &all->ranks[0].slice;
-    uint8_t *buffer = malloc(most_at_once(first) * first->cell_bytes);
-    bool good = buffer != NULL;
-    for (uint32_t i = 0; good && i < all->n_ranks; i++)
-        if (all->ranks[i].slice.gives)
-            good = read_slices(&all->ranks[i], cells, n, n_slots, to, buffer);
-    free(buffer);
+    read_job *jobs = calloc(all->n_ranks, sizeof *jobs);
+    bool good = jobs != NULL;
+    for (uint32_t i = 0; good && i < all->n_ranks; i++) {
+        jobs[i] = (read_job){.r = &all->ranks[i],
+                             .cells = cells,
+                             .n = n,
+                             .n_slots = n_slots,
+                             .to = to,
+                             .each = each,
+                             .good = true};
+        if (all->driven && jobs[i].r->slice.gives)
+            jobs[i].has_thread = pthread_create(&jobs[i].thread, NULL, read_main, &jobs[i]) == 0;
+    }
+    for (uint32_t i = 0; jobs && i < all->n_ranks; i++) {
+        if (jobs[i].has_thread) pthread_join(jobs[i].thread, NULL);
+        else if (good && jobs[i].r->slice.gives) read_slices(&jobs[i]);
+        good &= jobs[i].good;
+    }
+    free(jobs);
     return good;
 }
 

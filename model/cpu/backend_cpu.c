@@ -372,9 +372,11 @@ static void cpu_destroy(void *ctx)
 }
 
 static bool cpu_read_cells(void *ctx, const uint32_t *cells, uint32_t n, uint32_t n_slots,
-                           uint8_t *to)
+                           uint8_t *const *to, uint32_t each)
 {
-    kv_read_cells(&((backend_cpu *)ctx)->store, cells, n, n_slots, to);
+    const kv_store *store = &((backend_cpu *)ctx)->store;
+    for (uint32_t i = 0; i < n; i += each)
+        kv_read_cells(store, cells + i, n - i < each ? n - i : each, n_slots, to[i / each]);
     return true;
 }
 

@@ -52,8 +52,8 @@ static void end(worker_link *l, cells_call *c)
     grpc_completion_queue_destroy(c->queue);
 }
 
-/* Copies the answer's data to `to` [bytes]. */
-static bool take_answer(unary_call *x, uint8_t *to, size_t bytes)
+/* Copies the answer's `bytes` of data to `to`, `each` to one place. */
+static bool take_answer(unary_call *x, uint8_t *const *to, size_t each, size_t bytes)
 {
     grpc_slice whole;
     arena memory;
@@ -67,15 +67,17 @@ static bool take_answer(unary_call *x, uint8_t *to, size_t bytes)
     if (good) {
         const Octavo__Worker__V1__CellsReply *reply = (const void *)m;
         good = reply->data.len == bytes;
-        if (good && bytes) memcpy(to, reply->data.data, bytes);
+        for (size_t at = 0; good && at < bytes; at += each)
+            memcpy(to[at / each], reply->data.data + at, bytes - at < each ? bytes - at : each);
     }
     arena_destroy(&memory);
     grpc_slice_unref(whole);
     return good;
 }
 
-/* Asks the rank, and copies the `bytes` of its answer to `to`. */
-static bool ask_cells(worker_link *l, cells_message *m, uint8_t *to, size_t bytes)
+/* Asks the rank, and copies the `bytes` of its answer to `to`, `each` to one place. */
+static bool ask_cells(worker_link *l, cells_message *m, uint8_t *const *to, size_t each,
+                      size_t bytes)
 {
     cells_call c = {0};
     bool good = begin(l, &c);
@@ -84,7 +86,7 @@ static bool ask_cells(worker_link *l, cells_message *m, uint8_t *to, size_t byte
         good = unary_begin(&c.x, &m->base, &c);
         if (good)
             grpc_completion_queue_pluck(c.queue, &c, gpr_inf_future(GPR_CLOCK_MONOTONIC), NULL);
-        good = good && c.x.code == GRPC_STATUS_OK && take_answer(&c.x, to, bytes);
+        good = good && c.x.code == GRPC_STATUS_OK && take_answer(&c.x, to, each, bytes);
         unary_end(&c.x);
     }
     end(l, &c);
@@ -96,14 +98,15 @@ static size_t bytes_of(const worker_link *l, uint32_t n)
     return n * backend_slice_of(&l->facts.info, l->rank, l->group->o.n).cell_bytes;
 }
 
-bool proxy_read_cells(void *ctx, const uint32_t *cells, uint32_t n, uint32_t n_slots, uint8_t *to)
+bool proxy_read_cells(void *ctx, const uint32_t *cells, uint32_t n, uint32_t n_slots,
+                      uint8_t *const *to, uint32_t each)
 {
     worker_link *l = ctx;
     cells_message m = OCTAVO__WORKER__V1__CELLS_REQUEST__INIT;
     m.cells = (uint32_t *)(uintptr_t)cells;
     m.n_cells = n;
     m.n_slots = n_slots;
-    return ask_cells(l, &m, to, bytes_of(l, n));
+    return ask_cells(l, &m, to, bytes_of(l, each), bytes_of(l, n));
 }
 
 bool proxy_write_cells(void *ctx, const uint32_t *cells, uint32_t n, const uint8_t *from)
@@ -113,5 +116,5 @@ bool proxy_write_cells(void *ctx, const uint32_t *cells, uint32_t n, const uint8
     m.cells = (uint32_t *)(uintptr_t)cells;
     m.n_cells = n;
     m.data = (ProtobufCBinaryData){bytes_of(l, n), (uint8_t *)(uintptr_t)from};
-    return ask_cells(l, &m, NULL, 0);
+    return ask_cells(l, &m, NULL, 0, 0);
 }

@@ -187,7 +187,8 @@ void text_of_status(grpc_slice details, char *out, size_t size);
 /* ---- cells.c --------------------------------------------------------------------------------- */
 
 /* backend_ops.read_cells and write_cells; ctx is the link. */
-bool proxy_read_cells(void *ctx, const uint32_t *cells, uint32_t n, uint32_t n_slots, uint8_t *to);
+bool proxy_read_cells(void *ctx, const uint32_t *cells, uint32_t n, uint32_t n_slots,
+                      uint8_t *const *to, uint32_t each);
 bool proxy_write_cells(void *ctx, const uint32_t *cells, uint32_t n, const uint8_t *from);
 /* Makes the copies in flight fail soon. Call it with the group's lock held. */
 void link_cancel_cells(worker_link *l);

@@ -41,7 +41,7 @@ static status copy_cells(worker_server *s, const cells_message *m, ProtobufCBina
     } else {
         reply->len = n * slice.cell_bytes;
         reply->data = malloc(reply->len);
-        good = reply->data && b->ops->read_cells(b->ctx, m->cells, n, m->n_slots, reply->data);
+        good = reply->data && b->ops->read_cells(b->ctx, m->cells, n, m->n_slots, &reply->data, n);
     }
     return good ? STATUS_IS_OK : error_set(err, STATUS_NO_MEMORY, "cells: they were not copied");
 }

@@ -232,16 +232,17 @@ static void do_moves(sim_backend *b, const pkv_move *moves, size_t n)
 
 /* A block whose sequence keeps running sums is never published, so it is without them. */
 static bool sim_read_cells(void *ctx, const uint32_t *cells, uint32_t n, uint32_t n_slots,
-                           uint8_t *to)
+                           uint8_t *const *to, uint32_t each)
 {
     const sim_backend *b = ctx;
     uint32_t size = b->options.geometry.page_tokens;
-    memset(to, 0, (size_t)n * size * SLOT_BYTES);
-    for (uint32_t i = 0; i < n * size; i++, to += SLOT_BYTES) {
+    for (uint32_t i = 0; i < n * size; i++) {
         const sim_cell *cell = &b->cells[(size_t)cells[i / size] * size + i % size];
+        uint8_t *at = to[i / size / each] + (size_t)(i % (each * size)) * SLOT_BYTES;
+        memset(at, 0, SLOT_BYTES);
         if (i % size >= n_slots) continue;
-        memcpy(to, &cell->content, sizeof cell->content);
-        memcpy(to + sizeof cell->content, &cell->rope, sizeof cell->rope);
+        memcpy(at, &cell->content, sizeof cell->content);
+        memcpy(at + sizeof cell->content, &cell->rope, sizeof cell->rope);
     }
     return true;
 }

@@ -69,7 +69,7 @@ static void save_block(world *w, const pkv_key *key, const uint32_t *cells)
     uint8_t *bytes = d->blocks + d->most * d->block_bytes;
     uint32_t at = find(d, key);
     w->b.ops->read_cells(w->b.ctx, cells, pkv_groups(&w->options.geometry),
-                         w->options.geometry.page_tokens, bytes);
+                         w->options.geometry.page_tokens, &bytes, pkv_groups(&w->options.geometry));
     if (at < d->n) {
         if (memcmp(d->blocks + at * d->block_bytes, bytes, d->block_bytes) != 0)
             FAIL(w, "a block has left memory with other contents than before");

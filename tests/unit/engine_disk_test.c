@@ -110,6 +110,17 @@ static void blocks_come_back(void **state)
     assert_int_equal(atomic_load(&s->f.model.writes), PROMPT_BLOCKS);
 }
 
+/* The prompt's blocks leave in the step that takes their pages. */
+static void blocks_that_leave_together_are_read_at_once(void **state)
+{
+    stored *s = *state;
+    read_all(submit(&s->f, ask(100, PROMPT, "")));
+    read_all(submit(&s->f, ask(400, POOL_BLOCKS * 16 - 5, "")));
+    while (disk_count(s->disk).waiting > 0) nap();
+    assert_int_equal(disk_count(s->disk).blocks, PROMPT_BLOCKS);
+    assert_int_equal(atomic_load(&s->f.model.reads), 1);
+}
+
 /* The step before which pages are moved fails, so that a load which waits for the end of that step
  * finds no backend. */
 static void no_load_begins_without_a_backend(void **state)
@@ -224,6 +235,7 @@ int main(void)
 #define CASE(name) cmocka_unit_test_setup_teardown(name, setup, teardown)
     const struct CMUnitTest tests[] = {
         CASE(blocks_come_back),
+        CASE(blocks_that_leave_together_are_read_at_once),
         CASE(blocks_that_cannot_be_read_are_not_stored),
         CASE(blocks_that_cannot_be_loaded_are_computed),
         CASE(the_end_writes_what_memory_has),

@@ -179,12 +179,14 @@ static void scripted_interrupt(void *ctx) { atomic_fetch_add(&((scripted *)ctx)-
 static void scripted_destroy(void *ctx) { (void)ctx; }
 
 static bool scripted_read_cells(void *ctx, const uint32_t *cells, uint32_t n, uint32_t n_slots,
-                                uint8_t *to)
+                                uint8_t *const *to, uint32_t each)
 {
     scripted *b = ctx;
     (void)cells;
     (void)n_slots;
-    memset(to, 0, n * backend_cell_bytes(&b->info));
+    for (uint32_t i = 0; i < n; i += each)
+        memset(to[i / each], 0, each * backend_cell_bytes(&b->info));
+    atomic_fetch_add(&b->reads, 1);
     return !atomic_load(&b->unreadable);
 }
 

@@ -45,6 +45,7 @@ typedef struct scripted {
     _Atomic uint32_t interrupts;
     _Atomic bool gone;                    /* the test's restart lost the backend for good */
     _Atomic uint32_t writes, late_writes; /* blocks written, before and after that */
+    _Atomic uint32_t reads;               /* calls that read blocks */
     _Atomic bool unreadable, unwritable;  /* a rank that has a part of them cannot be reached */
     const step_plan *plans[2];            /* in flight, the oldest first */
     uint32_t n_plans, most_plans;

@@ -161,7 +161,7 @@ static void expect_slices(const backend *group, const uint32_t *cells, const uin
         uint8_t *own = malloc(s->cell_bytes);
         for (uint32_t i = 0; i < groups; i++) {
             if (cells[i] - s->cells.first >= s->cells.n) continue;
-            assert_true(b->ops->read_cells(b->ctx, &cells[i], 1, 16, own));
+            assert_true(b->ops->read_cells(b->ctx, &cells[i], 1, 16, &own, 1));
             assert_memory_equal(own, bytes + (i * s->n_slices + s->place) * s->cell_bytes,
                                 s->cell_bytes);
         }
@@ -186,13 +186,15 @@ static void blocks_have_the_slices_of_all_ranks(void **state)
             p.heads_per_group = cuts[i][1];
             backend b = open_backend(&p, NULL, &config);
             const backend_info *info = b.ops->info(b.ctx);
-            uint32_t cells[2][GROUPS_MOST], groups = pkv_groups(&info->geometry);
+            uint32_t cells[2][GROUPS_MOST], both[2 * GROUPS_MOST];
+            uint32_t groups = pkv_groups(&info->geometry);
             if (n == 0) block = info->block_bytes;
             assert_true(block > 0);
             assert_int_equal(info->block_bytes, block);
             identities[n] = info->block_identity;
             for (unsigned j = 0; j < n; j++) assert_true(identities[j] != identities[n]);
-            uint8_t *bytes = malloc(3 * block), *got = bytes + 2 * block;
+            uint8_t *bytes = malloc(4 * block), *got = bytes + 2 * block;
+            uint8_t *places[2] = {got + block, got};
             rng r = rng_seed(n_ranks);
             for (size_t j = 0; j < 2 * block; j++) bytes[j] = (uint8_t)rng_u32(&r);
             for (uint32_t k = 0; k < 2; k++) {
@@ -200,10 +202,14 @@ static void blocks_have_the_slices_of_all_ranks(void **state)
                 assert_true(b.ops->write_cells(b.ctx, cells[k], groups, bytes + k * block));
             }
             for (uint32_t k = 0; k < 2; k++) {
-                assert_true(b.ops->read_cells(b.ctx, cells[k], groups, 16, got));
+                assert_true(b.ops->read_cells(b.ctx, cells[k], groups, 16, &got, groups));
                 assert_memory_equal(got, bytes + k * block, block);
                 if (n_ranks > 1) expect_slices(&b, cells[k], bytes + k * block);
+                memcpy(both + k * groups, cells[k], groups * sizeof *both);
             }
+            assert_true(b.ops->read_cells(b.ctx, both, 2 * groups, 16, places, groups));
+            for (uint32_t k = 0; k < 2; k++)
+                assert_memory_equal(places[k], bytes + k * block, block);
             free(bytes);
             b.ops->destroy(b.ctx);
         }

@@ -50,9 +50,10 @@ static void the_bytes_are_those_of_threads(void **state)
     for (int i = 0; i < 2; i++) {
         const backend *b = &both[i];
         assert_true(b->ops->write_cells(b->ctx, cells, groups, bytes));
-        assert_true(b->ops->read_cells(b->ctx, cells, groups, info->geometry.page_tokens, got[i]));
+        assert_true(
+            b->ops->read_cells(b->ctx, cells, groups, info->geometry.page_tokens, &got[i], groups));
         assert_memory_equal(got[i], bytes, n);
-        assert_true(b->ops->read_cells(b->ctx, cells, groups, 3, got[i]));
+        assert_true(b->ops->read_cells(b->ctx, cells, groups, 3, &got[i], groups));
     }
     assert_memory_equal(got[0], got[1], n);
     assert_memory_not_equal(got[0], bytes, n);
@@ -61,6 +62,57 @@ static void the_bytes_are_those_of_threads(void **state)
         free(got[i]);
     }
     free(bytes);
+}
+
+/* Blocks that leave in one step go to places of their own, and each rank is asked once. */
+static void blocks_are_read_at_once(void **state)
+{
+    enum { BLOCKS = 3 };
+    site *s = site_of(state, 2);
+    site_start(s, false);
+    backend b = site_make_sure(s);
+    const backend_info *info = b.ops->info(b.ctx);
+    uint32_t groups = pkv_groups(&info->geometry), cells[BLOCKS * GROUPS_MOST];
+    uint8_t *bytes[BLOCKS], *got[BLOCKS];
+    for (uint32_t i = 0; i < BLOCKS; i++) {
+        bytes[i] = random_bytes(info->block_bytes, 7 + i);
+        got[i] = calloc(1, info->block_bytes);
+        cells_of_block(info, 3 + i, cells + i * groups);
+        assert_true(b.ops->write_cells(b.ctx, cells + i * groups, groups, bytes[i]));
+    }
+    assert_true(
+        b.ops->read_cells(b.ctx, cells, BLOCKS * groups, info->geometry.page_tokens, got, groups));
+    for (uint32_t r = 0; r < 2; r++) assert_int_equal(atomic_load(&s->ranks[r].reads), 1);
+    for (uint32_t i = 0; i < BLOCKS; i++) {
+        assert_memory_equal(got[i], bytes[i], info->block_bytes);
+        free(bytes[i]);
+        free(got[i]);
+    }
+    b.ops->destroy(b.ctx);
+}
+
+/* The places of a proxy's own call may be several too. */
+static void a_rank_gives_to_several_places(void **state)
+{
+    site *s = site_of(state, 2);
+    site_start(s, false);
+    backend b = site_make_sure(s);
+    worker_link *own = &s->group->links[1];
+    const backend_info *info = &own->facts.info;
+    backend_slice slice = backend_slice_of(info, 1, 2);
+    size_t bytes = slice.cell_bytes;
+    const uint32_t cells[3] = {slice.cells.first + 8, slice.cells.first + 5,
+                               slice.cells.first + 11};
+    uint8_t *all_bytes = random_bytes(3 * bytes, 5), *first = calloc(2, bytes),
+            *second = calloc(1, bytes), *to[2] = {first, second};
+    assert_true(proxy_write_cells(own, cells, 3, all_bytes));
+    assert_true(proxy_read_cells(own, cells, 3, info->geometry.page_tokens, to, 2));
+    assert_memory_equal(first, all_bytes, 2 * bytes);
+    assert_memory_equal(second, all_bytes + 2 * bytes, bytes);
+    free(all_bytes);
+    free(first);
+    free(second);
+    b.ops->destroy(b.ctx);
 }
 
 typedef struct copier {
@@ -81,9 +133,10 @@ static void *copy_again_and_again(void *arg)
     for (uint64_t i = 0; c->good && i < 8; i++) {
         uint8_t *bytes = random_bytes(n, 100 * c->number + i);
         cells_of_block(info, c->number, cells);
-        c->good = b->ops->write_cells(b->ctx, cells, groups, bytes) &&
-                  b->ops->read_cells(b->ctx, cells, groups, info->geometry.page_tokens, got) &&
-                  memcmp(got, bytes, n) == 0;
+        c->good =
+            b->ops->write_cells(b->ctx, cells, groups, bytes) &&
+            b->ops->read_cells(b->ctx, cells, groups, info->geometry.page_tokens, &got, groups) &&
+            memcmp(got, bytes, n) == 0;
         free(bytes);
     }
     free(got);
@@ -187,7 +240,7 @@ static void a_lost_rank_ends_copies(void **state)
     worker_server_destroy(s->ranks[1].server);
     s->ranks[1].server = NULL;
     assert_false(b.ops->write_cells(b.ctx, cells, groups, bytes));
-    assert_false(b.ops->read_cells(b.ctx, cells, groups, 1, bytes));
+    assert_false(b.ops->read_cells(b.ctx, cells, groups, 1, &bytes, groups));
     b.ops->destroy(b.ctx);
     free(bytes);
 }
@@ -202,7 +255,8 @@ static void an_interrupt_ends_copies(void **state)
     uint8_t *bytes = malloc(info->block_bytes);
     cells_of_block(info, 1, cells);
     b.ops->interrupt(b.ctx);
-    assert_false(b.ops->read_cells(b.ctx, cells, pkv_groups(&info->geometry), 1, bytes));
+    assert_false(b.ops->read_cells(b.ctx, cells, pkv_groups(&info->geometry), 1, &bytes,
+                                   pkv_groups(&info->geometry)));
     b.ops->destroy(b.ctx);
     free(bytes);
 }
@@ -211,6 +265,8 @@ int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test_teardown(the_bytes_are_those_of_threads, teardown),
+        cmocka_unit_test_teardown(blocks_are_read_at_once, teardown),
+        cmocka_unit_test_teardown(a_rank_gives_to_several_places, teardown),
         cmocka_unit_test_teardown(threads_copy_beside_steps, teardown),
         cmocka_unit_test_teardown(only_the_session_gets_its_own_cells, teardown),
         cmocka_unit_test_teardown(a_lost_rank_ends_copies, teardown),

@@ -63,10 +63,11 @@ static void rank_destroy(void *ctx)
 }
 
 static bool rank_read_cells(void *ctx, const uint32_t *cells, uint32_t n, uint32_t n_slots,
-                            uint8_t *to)
+                            uint8_t *const *to, uint32_t each)
 {
     const backend *b = &((site_rank *)ctx)->inner;
-    return b->ops->read_cells(b->ctx, cells, n, n_slots, to);
+    atomic_fetch_add(&((site_rank *)ctx)->reads, 1);
+    return b->ops->read_cells(b->ctx, cells, n, n_slots, to, each);
 }
 
 static bool rank_write_cells(void *ctx, const uint32_t *cells, uint32_t n, const uint8_t *from)
@@ -327,10 +328,10 @@ static void made_destroy(void *ctx)
 }
 
 static bool made_read_cells(void *ctx, const uint32_t *cells, uint32_t n, uint32_t n_slots,
-                            uint8_t *to)
+                            uint8_t *const *to, uint32_t each)
 {
     const backend *b = &((site *)ctx)->made;
-    return b->ops->read_cells(b->ctx, cells, n, n_slots, to);
+    return b->ops->read_cells(b->ctx, cells, n, n_slots, to, each);
 }
 
 static bool made_write_cells(void *ctx, const uint32_t *cells, uint32_t n, const uint8_t *from)

@@ -31,7 +31,7 @@ typedef struct site_rank {
     comm *comm;
     backend inner;
     backend_info info;
-    _Atomic uint32_t sessions, resets;
+    _Atomic uint32_t sessions, resets, reads; // reads: calls of read_cells
     _Atomic bool hold_configure; // the next configure waits until the session is aborted
     _Atomic bool hold;           // the next step waits until it is interrupted
     _Atomic bool holding;        // a step waits so
