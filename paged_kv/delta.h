@@ -40,7 +40,8 @@
  *                                                closed when it went)
  *   BACK    seq parked table kept n pages[n]     n pages more come back behind those of a table,
  *                                                which then keeps so many tokens: as RETURN, or if
- *                                                parked is 1, as UNPARK
+ *                                                parked is 1, as UNPARK. Or they are more of a
+ *                                                prefix hit
  *
  * A fresh page is one that no table holds. `capacity` says how many pages a table will probably
  * grow to, so that later appends allocate nothing; a hint. */

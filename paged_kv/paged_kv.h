@@ -110,8 +110,7 @@ uint32_t pkv_cell_count(const pkv_geometry *g, uint32_t usable);
  * i-th n-th of all numbers. */
 uint32_t pkv_cell_offset(const pkv_geometry *g, uint32_t usable, pkv_grain grain,
                          uint32_t layer_group, uint32_t head_group);
-/* The cells of the shares that hold n_heads KV heads from first_head on: those that a rank with
- * these heads stores. */
+/* The cells of the shares that hold n_heads KV heads from first_head on: what their rank stores. */
 typedef struct pkv_cells {
     uint32_t first, n;
 } pkv_cells;
@@ -189,8 +188,7 @@ typedef struct pkv_counts {
 pkv_counts pkv_count(const pkv *p);
 /* Adds every counter of `more` to `sum`; current values stay. */
 void pkv_add_counters(pkv_counts *sum, const pkv_counts *more);
-/* Pages available to new work: free + cached. Where shares have different numbers, as many of each
- * as the one with least. */
+/* Pages available to new work: free + cached, as many of each share as the one with least has. */
 uint32_t pkv_available(const pkv *p);
 
 /* ---- prefix cache ---------------------------------------------------------------------------- */
@@ -202,9 +200,10 @@ typedef struct pkv_hit {
 } pkv_hit;
 
 /* The longest resident chain of blocks equal to tokens[0 .. max_tokens) under this salt (a hash
- * walk with a comparison of tokens). A block counts only while all its pages are resident. Changes
- * nothing. */
+ * walk with a comparison of tokens). A block counts while all its pages are resident. */
 pkv_hit pkv_lookup(const pkv *p, const uint32_t *tokens, uint32_t max_tokens, uint64_t salt);
+/* The same hit, as if all of its pages were unreferenced: they are not looked at. */
+pkv_hit pkv_lookup_most(const pkv *p, const uint32_t *tokens, uint32_t max_tokens, uint64_t salt);
 /* As pkv_lookup, for tokens that are looked up again and again because they wait for pages. `key`
  * (not 0) stands for tokens and salt: the caller gives it to no others. The pool remembers the
  * chain of the last key and keeps its numbers up to date, so a call costs what the chain has grown
@@ -259,6 +258,14 @@ void pkv_seq_cells(const pkv *p, uint32_t seq, uint32_t index, uint32_t *cells);
  * length allocates nothing. */
 status pkv_seq_open(pkv *p, uint32_t seq, pkv_grain grain, const uint32_t *tokens, uint32_t max_hit,
                     uint64_t salt, uint32_t expect_tokens, uint32_t *hit_tokens);
+/* The same in portions of at most `most` pages, though of one block at least. While nothing else
+ * changes the sequence, pkv_seq_hit_more adds *hit_tokens tokens, 0 once no more blocks are cached.
+ * Between two portions it is as one that hit no more. STATUS_NO_MEMORY changes nothing. */
+status pkv_seq_open_some(pkv *p, uint32_t seq, pkv_grain grain, const uint32_t *tokens,
+                         uint32_t max_hit, uint64_t salt, uint32_t expect_tokens, uint32_t most,
+                         uint32_t *hit_tokens);
+status pkv_seq_hit_more(pkv *p, uint32_t seq, const uint32_t *tokens, uint32_t max_hit,
+                        uint32_t most, uint32_t *hit_tokens);
 /* Cuts a sequence's tables to `grain`, or finer where the pool cannot give `fresh` more cells in
  * runs of that grain; tables that are as fine already stay. The cells stay where they are, so
  * nothing is copied. STATUS_NO_MEMORY changes nothing. */
@@ -288,12 +295,10 @@ uint32_t pkv_append_cost(const pkv *p, uint32_t seq, uint32_t n);
 /* Takes back the last n appended tokens. None of them may have been published, selected among, or
  * appended before a fork. The sequence is then as before. STATUS_NO_MEMORY changes nothing. */
 status pkv_seq_cut(pkv *p, uint32_t seq, uint32_t n);
-/* Reports that K and V of tokens[0 .. n) are computed and resident: hashes the blocks that became
- * full. Does nothing after the sequence's first drop or compaction, after a flush, or when the
- * prefix cache is off. */
+/* K and V of tokens[0 .. n) are computed and resident: hashes the blocks that became full. Nothing
+ * after the sequence's first drop or compaction, after a flush, or without a prefix cache. */
 void pkv_seq_publish(pkv *p, uint32_t seq, const uint32_t *tokens, uint32_t n);
-/* Drops the pages of one table whose bit in `keep` (bit i = page index i) is 0. Copies nothing and
- * cannot fail. */
+/* Drops the pages of one table whose bit in `keep` (bit i = page index i) is 0. Copies nothing. */
 void pkv_seq_drop(pkv *p, uint32_t seq, uint32_t table, const uint64_t *keep);
 /* Gathers the slots keep[0 .. n_keep) (ascending) of one table into fresh pages: the slow path, for
  * methods that keep single tokens. All or nothing, as pkv_seq_append. */
@@ -326,8 +331,7 @@ status pkv_seq_fork(pkv *p, uint32_t parent, uint32_t child, uint32_t expect_tok
  * positions are as before. K and V of all tokens must have been computed in earlier steps.
  * STATUS_NO_MEMORY changes nothing. */
 status pkv_gather(pkv *p);
-/* Closes a sequence: gives up every reference, the last blocks first, so that a block is reclaimed
- * before its parent. */
+/* Closes a sequence: gives up every reference, a block's before its parent's. */
 void pkv_seq_close(pkv *p, uint32_t seq);
 
 /* The fate of the pages of a sequence that is closed: they are given up (pkv_seq_close), parked
@@ -346,8 +350,7 @@ status pkv_seq_leave_some(pkv *p, uint32_t seq, pkv_way way, uint32_t most, uint
 
 bool pkv_seq_is_open(const pkv *p, uint32_t seq);
 uint32_t pkv_seq_length(const pkv *p, uint32_t seq); /* logical length: tokens appended so far */
-/* RoPE position of the next token: the logical length, or the kept tokens once the sequence is
- * contiguous. */
+/* RoPE position of the next token: the logical length, or once contiguous the kept tokens. */
 uint32_t pkv_seq_next_position(const pkv *p, uint32_t seq);
 bool pkv_seq_has_dropped(const pkv *p, uint32_t seq);
 uint32_t pkv_seq_pages_held(const pkv *p, uint32_t seq); /* over all tables, shared pages too */
@@ -437,8 +440,7 @@ void pkv_seq_map_masses(const pkv *p, uint32_t seq, const pkv_masses *masses, pk
  * session does. *parked is its number from now on, never 0. No page moves. K and V of all its
  * tokens must have been computed in earlier steps. STATUS_NO_MEMORY changes nothing. */
 status pkv_seq_park(pkv *p, uint32_t seq, uint32_t *parked);
-/* Parks a copy of the sequence that shares every page; the sequence stays open. Otherwise as
- * pkv_seq_park. */
+/* As pkv_seq_park, of a copy that shares every page: the sequence stays open. */
 status pkv_seq_fork_parked(pkv *p, uint32_t seq, uint32_t *parked);
 /* Turns a parked sequence into open sequence `seq` (closed before). All or nothing. */
 status pkv_unpark(pkv *p, uint32_t parked, uint32_t seq, uint32_t expect_tokens);
@@ -660,8 +662,7 @@ status pkv_mirror_apply(pkv_mirror *m, const uint32_t *words, size_t n_words);
 /* The table that holds a KV group of the finest grain: its pages and the offset from each of them
  * to the cell of that group. */
 pkv_table_view pkv_mirror_table(const pkv_mirror *m, uint32_t seq, uint32_t group);
-/* The lengths of a sequence's tables that have one of the first n_layers layers; all 0 when it is
- * closed. */
+/* The lengths of a sequence's tables that have one of the first n_layers layers; 0 when closed. */
 typedef struct pkv_mirror_extent {
     uint32_t least_kept, most_kept; // tokens
     uint32_t most_pages;
@@ -678,8 +679,7 @@ typedef struct pkv_mirror_page {
 
 pkv_mirror_page pkv_mirror_page_at(const pkv_mirror *m, uint32_t cell);
 
-/* The tables that one operation of a delta log changes, for code that keeps a copy of a mirror's
- * tables. */
+/* The tables that one operation of a delta log changes, for who keeps a copy of them. */
 enum { PKV_ALL_GROUPS = 0xffffffff };
 
 typedef struct pkv_touch {

@@ -88,6 +88,13 @@ pkv_hit pkv_lookup(const pkv *p, const uint32_t *tokens, uint32_t max_tokens, ui
     return hit;
 }
 
+pkv_hit pkv_lookup_most(const pkv *p, const uint32_t *tokens, uint32_t max_tokens, uint64_t salt)
+{
+    uint32_t n;
+    (void)prefix_walk(p, tokens, max_tokens, salt, &n);
+    return (pkv_hit){.tokens = n * p->geometry.page_tokens, .cached_pages = n * p->groups};
+}
+
 /* tokens: NULL for a removed block, or one whose tokens are hidden. */
 static void emit(const pkv *p, uint32_t b, bool stored, const uint32_t *tokens)
 {

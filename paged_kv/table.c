@@ -1,4 +1,4 @@
-/* Sequences and their tables: how they are opened, forked and closed, and what they hold. Every
+/* Sequences and their tables: how they are shaped, forked and closed, and what they hold. Every
  * operation makes room first, which can fail, then changes state. */
 #include "paged_kv/internal.h"
 
@@ -204,78 +204,6 @@ void table_copy_slots(const pkv *p, pkv_table *to, const pkv_table *from)
     if (slots > from->kept) slots = from->kept;
     if (slots > 0) memcpy(to->slots, from->slots, slots * sizeof *to->slots);
     to->slot_pages = from->slot_pages;
-}
-
-/* The finest grain of a chain's blocks, or `grain` where that is finer. */
-static pkv_grain finest_of(const pkv *p, uint32_t last, pkv_grain grain)
-{
-    for (uint32_t b = last; b != 0; b = p->blocks[b].parent) {
-        if (p->blocks[b].grain > grain) grain = p->blocks[b].grain;
-    }
-    return grain;
-}
-
-/* Enters the nodes of a block into the tables of a grain that is as fine or finer. */
-static void take_block(pkv *p, pkv_seq *s, uint32_t b, uint32_t index)
-{
-    uint32_t heads = p->pool.n_heads, table = 0, node = p->blocks[b].first_node;
-    uint32_t parts = s->groups / groups_at(p, p->blocks[b].grain);
-    for (; node != 0; node = p->pool.nodes[node].block_next) {
-        for (uint32_t i = 0; i < parts; i++, table++) {
-            uint32_t part =
-                node_inside(&p->pool, node, s->grain, layer_of(p, s->grain, table), table % heads);
-            seq_pages(s, table)[index] = page_of(&p->pool, part);
-            seq_bases(s, table)[index] = index * p->geometry.page_tokens;
-            pool_ref(p, s->grain, seq_pages(s, table)[index]);
-        }
-    }
-}
-
-status pkv_seq_open(pkv *p, uint32_t id, pkv_grain grain, const uint32_t *tokens, uint32_t max_hit,
-                    uint64_t salt, uint32_t expect_tokens, uint32_t *hit_tokens)
-{
-    pkv_seq *s = seq_at(p, id);
-    assert(!s->open);
-    uint32_t n_hit, size = p->geometry.page_tokens;
-    uint32_t last = prefix_walk(p, tokens, max_hit, salt, &n_hit);
-    uint32_t row = row_for(p, expect_tokens);
-    grain = finest_of(p, last, pkv_grain_fit(&p->geometry, grain));
-    RETURN_IF_ERROR(seq_shape(p, s, grain, row > n_hit ? row : n_hit));
-    RETURN_IF_ERROR(log_room(p, DELTA_OPEN_HEAD + (size_t)n_hit * s->groups, 0,
-                             log_reserve_of(s->groups, s->row)));
-    seq_enter(p, s, id);
-    s->dropped = s->sealed = s->contiguous = s->unshared = s->forked = s->hidden = false;
-    s->length = n_hit * size;
-    s->held = n_hit * p->groups;
-    s->salt = salt;
-    s->published = n_hit;
-    s->cursor = last;
-    s->cursor_generation = last != 0 ? p->blocks[last].generation : 0;
-
-    uint32_t index = n_hit;
-    for (uint32_t b = last; b != 0; b = p->blocks[b].parent) take_block(p, s, b, --index);
-    log_word(p, DELTA_OPEN);
-    log_word(p, id);
-    log_word(p, s->grain);
-    log_word(p, s->row);
-    log_word(p, n_hit);
-    for (uint32_t g = 0; g < s->groups; g++) {
-        pkv_table *t = &s->tables[g];
-        table_clear(t);
-        t->n_pages = n_hit;
-        t->kept = s->length;
-        uint64_t key = checksum_key(id, g);
-        for (uint32_t i = 0; i < n_hit; i++) {
-            uint32_t page = seq_pages(s, g)[i];
-            p->checksum += checksum_page(key, i, page);
-            log_word(p, page);
-        }
-    }
-    p->checksum += s->weight * s->length;
-    p->counts.queried_tokens += p->prefix_cache ? max_hit : 0;
-    p->counts.hit_tokens += s->length;
-    *hit_tokens = s->length;
-    return STATUS_IS_OK;
 }
 
 /* ---- drop, fork, close ----------------------------------------------------------------------- */

@@ -195,8 +195,14 @@ static void owe_running(const sched *s, const sched_seq *q, pages_owed *sum)
     uint32_t last = rows_of(e);
     uint32_t known = seq_known(q);
     uint32_t target = known + s->page_tokens < last ? known + s->page_tokens : last;
-    uint64_t held = pkv_seq_copy_cost(s->kv, q->slot), most = held;
+    uint64_t held = pkv_seq_copy_cost(s->kv, q->slot), most;
     uint32_t length = pkv_seq_length(s->kv, q->slot);
+    if (q->hit_to) { /* the rest of its hit takes only what others do not hold */
+        held += (uint64_t)s->groups * ((q->hit_to - length) / s->page_tokens);
+        length = q->hit_to;
+        sum->lasting += q->hit_owed;
+    }
+    most = held;
     sched_peak peak = sched_peak_of(s, e->n_layers, e->turns, e->n_turns, length, held, target);
     if (length < known)
         most = sched_peak_of(s, e->n_layers, e->turns, e->n_turns, length, held, known).most;
@@ -340,9 +346,13 @@ static status open_tables(sched *s, sched_seq *q, const beginning *b, uint32_t s
         q->parked = 0;
         return STATUS_IS_OK;
     }
-    RETURN_IF_ERROR(pkv_seq_open(s->kv, slot, sched_grain_of(s, e->n_layers), q->tokens, b->max_hit,
-                                 e->salt, expect, &hit_tokens));
-    assert(hit_tokens == b->computed);
+    uint64_t before = pkv_available(s->kv), taken;
+    RETURN_IF_ERROR(pkv_seq_open_some(s->kv, slot, sched_grain_of(s, e->n_layers), q->tokens,
+                                      b->max_hit, e->salt, expect, sched_portion(s), &hit_tokens));
+    assert(hit_tokens <= b->computed);
+    taken = before - pkv_available(s->kv);
+    if (hit_tokens < b->computed) sched_hit_begin(s, q, b->computed, b->max_hit, b->taken - taken);
+    q->computed = hit_tokens;
     if (e->n_layers) pkv_seq_fill_layers(s->kv, slot, e->n_layers);
     q->kept = hit_tokens * sched_token_kept(s, q);
     sched_hold(s, hit_tokens, q->kept);
@@ -443,11 +453,32 @@ static bool has_pages_long(sched *s, const sched_seq *q, beginning *b, const pag
     return false;
 }
 
+/* Sets *b to the beginning for which a sequence needs most whose hit has more pages than a portion:
+ * nothing of it is held, and everything. A look at these pages takes longer than one step should,
+ * so they are counted only where that does not fit, and for a sequence that waits the pool
+ * remembers the numbers. */
+static bool hits_long(const sched *s, const sched_seq *q, beginning *b)
+{
+    uint32_t portion = sched_portion(s);
+    if (q->swap || q->parked || sched_awaits_handed(q) || s->blocked == key_of(q)) return false;
+    uint32_t cap = hit_cap(q);
+    if ((uint64_t)cap / s->page_tokens * s->groups <= portion) return false;
+    pkv_hit hit = pkv_lookup_most(s->kv, q->tokens, cap, q->entry->salt);
+    *b = (beginning){.computed = hit.tokens,
+                     .hit = hit.tokens,
+                     .max_hit = cap,
+                     .held = hit.cached_pages,
+                     .taken = hit.cached_pages,
+                     .shared = hit.cached_pages};
+    return hit.cached_pages > portion;
+}
+
 /* Whether the sequence can have its pages beside those owed. Parked pages are given up for it where
  * that is enough. */
 static bool has_pages(sched *s, const sched_seq *q, beginning *b, const pages_owed *owed)
 {
     uint32_t n_pages;
+    if (hits_long(s, q, b) && fits(s, q, b, owed)) return true;
     *b = beginning_at_most(s, q, &n_pages);
     if (n_pages > sched_portion(s)) return has_pages_long(s, q, b, owed);
     for (;;) {
@@ -515,7 +546,7 @@ static bool try_start(sched *s, sched_seq *q, const pages_owed *owed)
     }
     sched_list_remove(&s->waiting, q);
     sched_seq_start(s, q);
-    st = q->arriving ? STATUS_IS_OK : begin_rows(s, q, chunk, b.max_hit);
+    st = q->arriving || q->hit_to ? STATUS_IS_OK : begin_rows(s, q, chunk, b.max_hit);
     /* They were counted, but not where the cached cells of a hit lie in the shares. They lie
      * unevenly only while others hold the rest, so idle sessions give way. */
     assert(st.code != STATUS_NO_PAGES || pkv_shares(&s->options.geometry) > 1);
@@ -529,7 +560,7 @@ static bool try_start(sched *s, sched_seq *q, const pages_owed *owed)
         e->cached_tokens = b.hit;
         e->loaded_tokens = 0;
     }
-    if (q->furthest < b.computed) q->furthest = b.computed;
+    if (q->furthest < q->computed) q->furthest = q->computed;
     return true;
 }
 

@@ -53,6 +53,7 @@ static void has_come(sched *s, sched_seq *q)
 static status leave_some(sched *s, sched_seq *q, pkv_way way, uint32_t most)
 {
     uint32_t number = 0, n_tokens = pkv_seq_length(s->kv, q->slot);
+    sched_hit_stop(s, q);
     if (q->arriving) {
         has_come(s, q);
         way = PKV_GIVE_UP;

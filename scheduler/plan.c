@@ -194,7 +194,7 @@ static bool runs_alone(const sched *s)
 static bool can_go_on(const sched_seq *q)
 {
     return !q->awaited && !q->selecting && !q->loading && !q->leaving && !q->arriving &&
-           !sched_seq_is_idle(q);
+           !q->hit_to && !sched_seq_is_idle(q);
 }
 
 /* Whether a sequence goes on behind tokens that were forced: no prompt, and no replay. */

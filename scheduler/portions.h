@@ -25,6 +25,16 @@ uint32_t sched_portion(const sched *s);
 void sched_leave_all(sched *s, sched_seq *q, pkv_way way);
 const char *sched_leave_check(const sched *s);
 
+/* ---- hit.c ---- */
+/* The tables of a waiting sequence were opened with a portion of a hit of `to` tokens, which takes
+ * `taken` of the available pages; the most that a hit may have are `most` tokens. */
+void sched_hit_begin(sched *s, sched_seq *q, uint32_t to, uint32_t most, uint64_t taken);
+/* Takes another portion. After the last one the sequence has blocks loaded, or computes. */
+void sched_hit_go_on(sched *s, sched_seq *q);
+/* It takes no more of its hit. */
+void sched_hit_stop(sched *s, sched_seq *q);
+const char *sched_hit_check(const sched *s);
+
 /* ---- away.c: pages of sequences without a slot ---- */
 /* A step begins: it has a portion of pages for all of these. */
 void sched_away_begin(sched *s);

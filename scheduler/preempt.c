@@ -83,14 +83,24 @@ void sched_preempt(sched *s, sched_seq *q)
     q->awaited = q->drop_planned = false;
 }
 
-/* The best in rank comes back first. Where its next portion lacks pages or memory, it gives up what
- * has come, and is computed again. */
+/* Whether it waits for portions of its tables. */
+static bool takes_portions(const sched_seq *q)
+{
+    return q->arriving || (q->hit_to && !seq_is_over(q));
+}
+
+/* The best in rank comes back, or takes its hit, first. Where its next portion lacks pages or
+ * memory, it gives up what has come, and is computed again. */
 static void arrive_next(sched *s)
 {
     uint32_t i = 0;
-    while (i < s->running.n && !s->running.seqs[i]->arriving) i++;
+    while (i < s->running.n && !takes_portions(s->running.seqs[i])) i++;
     if (i == s->running.n || s->has_left) return;
     sched_seq *q = s->running.seqs[i];
+    if (q->hit_to) {
+        sched_hit_go_on(s, q);
+        return;
+    }
     if (status_ok(sched_arrive(s, q))) return;
     leave(s, q, false);
     if (!q->leaving) has_left(s, q);
@@ -104,7 +114,7 @@ void sched_go_on(sched *s)
         leave(s, q, q->way == PKV_SWAP_OUT);
         if (!q->leaving) has_left(s, q);
     }
-    if (s->n_arriving > 0) arrive_next(s);
+    if (s->n_arriving + s->n_hitting > 0) arrive_next(s);
 }
 
 void sched_left_tier(sched *s, sched_seq *q)

@@ -24,7 +24,7 @@ void sched_describe_seq(const sched *s, const sched_seq *q, sched_choice_info *o
         .reading = line->reading,
         .selecting = line->selecting != NULL,
         .loading = line->loading != NULL,
-        .arriving = line->arriving,
+        .arriving = line->arriving || line->hit_to > 0,
         .queued_us = e->first_planned_us < 0 ? -1 : e->first_planned_us - e->arrival_us,
     };
     sched_describe_session(e, out);
@@ -251,6 +251,7 @@ const char *sched_check_integrity(const sched *s)
     if (!wrong) wrong = sched_select_check(s);
     if (!wrong) wrong = sched_load_check(s);
     if (!wrong) wrong = sched_leave_check(s);
+    if (!wrong) wrong = sched_hit_check(s);
     if (!wrong) wrong = sched_away_check(s);
     return wrong ? wrong : pkv_check_integrity(s->kv);
 }

@@ -45,13 +45,18 @@ struct sched_seq {
     bool leaving;               // its tables are being closed, and it has no share of a step
     pkv_way way;                // in which way
     bool arriving;              // its tables come back, and it has no share of a step
-    uint32_t slot;              // while running
-    uint32_t swap;              // while waiting: its pages in the host tier; 0 = none there
-    uint32_t parked;  // while waiting: its parked pages, from its session or its parent; 0 = none
-    uint64_t kept;    // pkv_seq_kept of its tables, wherever their pages are; 0 without any
-    uint32_t planned; // rows in the step that is being planned; 0 between two plans
-    uint32_t flying;  // rows in steps in flight, without those that will be discarded
-    bool awaited;     // what follows its last row in flight depends on the result of that row
+    /* Its hit of the prefix cache is taken in portions up to here, and it has no share of a step;
+     * 0 = all of it has been. */
+    uint32_t hit_to;
+    uint32_t hit_most; // the most tokens that a hit may have
+    uint64_t hit_owed; // pages that the rest takes from those available, as far as is known
+    uint32_t slot;     // while running
+    uint32_t swap;     // while waiting: its pages in the host tier; 0 = none there
+    uint32_t parked;   // while waiting: its parked pages, from its session or its parent; 0 = none
+    uint64_t kept;     // pkv_seq_kept of its tables, wherever their pages are; 0 without any
+    uint32_t planned;  // rows in the step that is being planned; 0 between two plans
+    uint32_t flying;   // rows in steps in flight, without those that will be discarded
+    bool awaited;      // what follows its last row in flight depends on the result of that row
     bool left_out; // a step planned ahead left it out, and no row without such a result came since
     /* Steps in flight with a share of it, even one that will be discarded, and selections and loads
      * of it on other threads, even one that was dropped. */
@@ -280,6 +285,7 @@ struct sched {
     uint32_t n_leaving;               // running sequences whose tables are being closed
     uint32_t n_giving;                // those of them whose pages become free meanwhile
     uint32_t n_arriving;              // running sequences whose tables come back
+    uint32_t n_hitting;               // running sequences whose hit is taken in portions
     bool has_left;                    // one of these has had this step's portion
     bool looks;         // a long sequence may start once more of its pages were looked at
     uint32_t away_left; // pages of sequences without a slot that this step may still change
@@ -324,10 +330,11 @@ static inline bool seq_is_over(const sched_seq *q)
 }
 /* Its pages stay as they are, or are being given up already: rows of it are in flight, they are
  * being loaded, a selection, of which it may have been dropped, reads its tables or is being
- * applied to them, its tables come back or are being closed, or it is over. */
+ * applied to them, its tables come back or are being closed, its hit is being taken, or it is
+ * over. */
 static inline bool seq_is_read(const sched_seq *q)
 {
-    return q->listed > 0 || q->selecting || q->loading || q->leaving || q->arriving ||
+    return q->listed > 0 || q->selecting || q->loading || q->leaving || q->arriving || q->hit_to ||
            seq_is_over(q);
 }
 /* -1, 0 or 1 when a ranks before, equal to or behind b. */

@@ -318,7 +318,7 @@ typedef struct sched_choice_info {
     bool selecting;    // its selection is under way: the report is of the tables before it, or of
                        // those that it has changed so far
     bool loading;      // it waits for blocks that are being loaded, which count as tokens already
-    bool arriving;     // its tables come back, and it waits for them
+    bool arriving;     // its tables come back, or its hit of the cache is taken, in portions
     int64_t queued_us; // arrival to first planned
     /* The part of the report from before the request's choices were forked, which the report of the
      * first choice holds too. */

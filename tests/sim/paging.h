@@ -53,6 +53,7 @@ typedef struct model_seq {
     pkv_grain splitting; // some of its pages are split to this grain; PKV_ALL = none
     bool compacted[GROUPS_MAX];
     uint32_t published;        // tokens published before any drop
+    uint32_t hits, hit_to;     // tokens that its blocks in the cache gave it, and may give it
     bool arriving;             // swapped in or unshared since the last batch: pages await copies
     uint32_t groups;           // the first ones, in which its tokens are
     uint32_t length, computed; // tokens; those from `computed` on are computed in the next batch
@@ -113,6 +114,7 @@ typedef enum done_kind {
     DONE_PARKED_DISCARD,
     DONE_HIT,
     DONE_HIT_MIXED, // on blocks of several grains
+    DONE_HIT_SOME,  // in portions, of which this was not the first
     DONE_HIT_AGAIN,
     DONE_COST_AGAIN,
     DONE_SIGHT_AGAIN,
@@ -257,6 +259,11 @@ bool went(sim *s, status result, bool enough_pages, uint64_t checksum_before);
 void between(sim *s);
 /* Any operation on sequences that do not change in portions. */
 void run_operation(sim *s);
+
+/* ---- paging_hit.c: what the prefix cache has; each call may do nothing ----------------------- */
+
+void op_open(sim *s, uint32_t id);
+void op_hit_more(sim *s, uint32_t id);
 
 /* ---- paging_keep.c: selections and drops; each call may do nothing -------------------------- */
 

@@ -158,6 +158,7 @@ static void op_swap_in(sim *s, uint32_t id)
     s->host_used -= held;
     if (!arrives(s, id, &m, most, looks)) return;
     s->seqs[id].arriving = true;
+    s->seqs[id].hits = 0;
     s->done[DONE_RETAKEN] += held - fresh;
     s->done[DONE_SWAP_IN]++;
 }

@@ -197,64 +197,6 @@ static void take(sim *s)
     check_tables(s);
 }
 
-/* The KV groups of a sequence of some layers, or of all. */
-static uint32_t fill_layers(sim *s, uint32_t id)
-{
-    uint32_t layers = s->geometry.n_layers, of_group = s->geometry.layers_per_group;
-    uint32_t n = rng_below(&s->random, layers + 1);
-    if (n == 0 && rng_below(&s->random, 2)) return s->groups;
-    pkv_seq_fill_layers(s->kv, id, n);
-    uint32_t groups = (n + of_group - 1) / of_group * s->heads;
-    s->done[DONE_OPEN_SOME] += groups > 0 && groups < s->groups;
-    return groups > 0 ? groups : s->groups;
-}
-
-static void op_open(sim *s, uint32_t id)
-{
-    model_seq *m = &s->seqs[id];
-    if (m->open) return;
-    uint32_t document = 1 + rng_below(&s->random, 12), n = 1 + rng_below(&s->random, 240);
-    uint64_t salt = rng_below(&s->random, 8) == 0;
-    uint32_t tokens[LEN_MAX];
-    for (uint32_t i = 0; i < n; i++) tokens[i] = document_token(document, i);
-
-    uint32_t hit;
-    bool mixed;
-    pkv_hit want = model_hit(s, tokens, n, salt, &mixed), seen = pkv_lookup(s->kv, tokens, n, salt);
-    CHECK(s, seen.tokens == want.tokens);
-    CHECK_WHOLE(s, seen.cached_pages == want.cached_pages);
-    CHECK_WHOLE(s, seen.parked_pages == want.parked_pages);
-    uint64_t before = pkv_checksum(s->kv);
-    uint32_t expect = rng_below(&s->random, 2) ? LEN_MAX : n;
-    static const pkv_grain grains[] = {PKV_ALL, PKV_ALL, PKV_LAYER, PKV_HEAD};
-    pkv_grain grain = grains[rng_below(&s->random, 4)];
-    if (!went(s, pkv_seq_open(s->kv, id, grain, tokens, n, salt, expect, &hit), true, before))
-        return;
-    CHECK(s, hit == want.tokens);
-    grain = pkv_grain_fit(&s->geometry, grain);
-    CHECK(s, hit ? pkv_seq_grain(s->kv, id) >= grain : pkv_seq_grain(s->kv, id) == grain);
-    s->done[DONE_HIT] += hit > 0;
-    s->done[DONE_HIT_MIXED] += mixed;
-    *m = (model_seq){.open = true,
-                     .salt = salt,
-                     .key = ++s->n_keys,
-                     .document = document,
-                     .length = hit,
-                     .computed = hit,
-                     .published = hit,
-                     .groups = s->groups,
-                     .repositions = rng_below(&s->random, 4) == 0,
-                     .tail = first_context(salt)};
-    memcpy(m->tokens, tokens, hit * sizeof *tokens);
-    for (uint32_t i = 0; i < hit; i++) {
-        m->tail = m->context[i] = next_context(m->tail, tokens[i]);
-        for (uint32_t g = 0; g < s->groups; g++) m->kept[g][i] = (uint16_t)i;
-    }
-    for (uint32_t g = 0; g < s->groups; g++) m->n_kept[g] = hit;
-    if (hit == 0 && grain != PKV_ALL) m->groups = fill_layers(s, id);
-    s->done[DONE_OPEN]++;
-}
-
 static void op_append(sim *s, uint32_t id)
 {
     model_seq *m = &s->seqs[id];
@@ -474,10 +416,12 @@ void run_operation(sim *s)
     while (s->seqs[s->current].in_portions) s->current = (s->current + 1) % SEQS;
     uint32_t id = s->current, kind = rng_below(&s->random, 100);
     uint32_t away = kind < 92 ? rng_below(&s->random, 12) : 2;
-    if (s->seqs[id].open && s->seqs[id].splitting) go_on_splitting(s, id);
+    const model_seq *m = &s->seqs[id];
+    if (m->open && m->splitting) go_on_splitting(s, id);
+    else if (m->open && m->length < m->hit_to && rng_below(&s->random, 2)) op_hit_more(s, id);
     else if (away == 0) op_swap(s, id);
     else if (away == 1) op_park(s, id);
-    else if (kind < 12) op_open(s, id);
+    else if (kind < 12) m->open ? op_hit_more(s, id) : op_open(s, id);
     else if (kind < 43) op_append(s, id);
     else if (kind < 45) op_split(s, id);
     else if (kind < 49) op_split_some(s, id);
@@ -618,6 +562,7 @@ static const char *const done_names[N_DONE] = {
     [DONE_PARKED_DISCARD] = "parked, discarded",
     [DONE_HIT] = "hit",
     [DONE_HIT_MIXED] = "hit, blocks of several grains",
+    [DONE_HIT_SOME] = "hit in portions",
     [DONE_HIT_AGAIN] = "hit, looked up again",
     [DONE_COST_AGAIN] = "cost of swapping in, again",
     [DONE_SIGHT_AGAIN] = "parked pages, again",

@@ -270,6 +270,104 @@ static void a_victim_may_end_between_portions(void **state)
     }
 }
 
+/* ---- hits of the prefix cache ---------------------------------------------------------------- */
+
+/* n steps in which request 3 takes a block and computes nothing. */
+static void take_blocks(fixture *f, uint32_t n)
+{
+    uint32_t before = used_pages(f);
+    for (uint32_t i = 0; i < n; i++) {
+        step(f);
+        assert_true(strncmp(f->trace, "2@", 2) == 0);
+        assert_null(strstr(f->trace, "3@"));
+        assert_true(describe(f, 3, 0).arriving);
+    }
+    assert_int_equal(used_pages(f), before + 2 * n);
+}
+
+/* Request 1 has left 4 blocks in the cache; request 2 goes on beside request 3, which hits them and
+ * has taken one. */
+static fixture *begin_hit(void)
+{
+    sched_options o = in_portions(40, 0);
+    o.prefix_cache = true;
+    fixture *f = begin(o);
+    sched_request a = request(f, 1, 0, 66, 1), b = request(f, 2, 500, 18, 40);
+    add(f, &a);
+    step(f);
+    end(f, 1, 0);
+    add(f, &b);
+    step(f);
+    while (used_pages(f) > 4) step(f);
+    sched_request c = request(f, 3, 0, 66, 9);
+    add(f, &c);
+    take_blocks(f, 1);
+    return f;
+}
+
+static void a_hit_is_taken_block_by_block(void **state)
+{
+    (void)state;
+    fixture *f = begin_hit();
+    take_blocks(f, 2);
+    assert_non_null(strstr(step(f), "3@64+2*"));
+    assert_false(describe(f, 3, 0).arriving);
+    assert_int_equal(describe(f, 3, 0).cached_tokens, 64);
+    end(f, 2, 0);
+    end(f, 3, 0);
+    for (int i = 0; i < 8; i++) step(f);
+    finish(f);
+}
+
+static void blocks_that_leave_meanwhile_are_computed(void **state)
+{
+    (void)state;
+    fixture *f = begin_hit();
+    take_blocks(f, 1);
+    post(f, (sched_event){.kind = SCHED_FLUSH});
+    assert_non_null(strstr(step(f), "3@32+34*"));
+    assert_int_equal(describe(f, 3, 0).cached_tokens, 32);
+    end(f, 2, 0);
+    end(f, 3, 0);
+    for (int i = 0; i < 8; i++) step(f);
+    finish(f);
+}
+
+static void a_request_may_end_before_it_has_its_hit(void **state)
+{
+    (void)state;
+    fixture *f = begin_hit();
+    take_blocks(f, 1);
+    end(f, 3, 0);
+    for (int i = 0; i < 4; i++) assert_null(strstr(step(f), "3@"));
+    assert_int_equal(used_pages(f), 4);
+    end(f, 2, 0);
+    step(f);
+    step(f);
+    finish(f);
+}
+
+/* Pages that others hold take none of the pool: they are counted where it decides. */
+static void a_hit_needs_no_pages_that_others_hold(void **state)
+{
+    (void)state;
+    sched_options o = in_portions(8, 0);
+    o.prefix_cache = true;
+    fixture *f = begin(o);
+    sched_request a = request(f, 1, 0, 66, 9), b = request(f, 2, 0, 66, 9);
+    add(f, &a);
+    step(f);
+    step(f);
+    add(f, &b);
+    for (int i = 0; i < 3; i++) assert_null(strstr(step(f), "2@"));
+    assert_non_null(strstr(step(f), "2@64+2*"));
+    assert_int_equal(used_pages(f), 2 * 6);
+    end(f, 1, 0);
+    end(f, 2, 0);
+    for (int i = 0; i < 12; i++) step(f);
+    finish(f);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -283,6 +381,10 @@ int main(void)
         cmocka_unit_test(others_wait_while_it_is_swapped_out),
         cmocka_unit_test(others_wait_while_it_gives_up_its_pages),
         cmocka_unit_test(a_victim_may_end_between_portions),
+        cmocka_unit_test(a_hit_is_taken_block_by_block),
+        cmocka_unit_test(blocks_that_leave_meanwhile_are_computed),
+        cmocka_unit_test(a_request_may_end_before_it_has_its_hit),
+        cmocka_unit_test(a_hit_needs_no_pages_that_others_hold),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
