@@ -183,12 +183,13 @@ dequant_kernel 2 --dtype fp8"
 export -f counters
 export logs
 
-# Times decode attention with several lengths of the parts that blocks read, by one binary.
+# Times attention of single rows and of short chunks with several lengths of the parts that blocks
+# read, by one binary.
 sweep_parts() { # OCTAVO
     local slots
     for slots in 64 128 256 512 1024 2048; do
         echo "part-slots $slots"
-        "$1" bench kernels --device cuda --rows 1 --part-slots "$slots" | grep '^decode attention'
+        "$1" bench kernels --device cuda --rows 1 --part-slots "$slots" | grep -E '^(decode|chunks of)'
     done
 }
 export -f sweep_parts

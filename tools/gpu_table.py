@@ -173,14 +173,14 @@ def side_by_side():
 
 
 def sweep():
-    """Decode attention's time by the slots that a block reads."""
+    """The time of attention of single rows and short chunks by the slots that a block reads."""
     found, slots = {}, None
     for line in text("sweep_parts.log").splitlines():
         if line.startswith("part-slots "):
             slots = line.split()[1]
-        elif m := re.match(r"decode attention (\d+ x \d+), bf16 +([\d.]+) us", line):
+        elif m := re.match(r"(.*attention \d+ x \d+, bf16(?:, wgmma)?) +([\d.]+) us", line):
             found.setdefault(m[1], []).append(f"{slots}: {m[2]}")
-    print("\ndecode attention by slots of a part, us")
+    print("\nattention by slots of a part, us")
     for crowd, times in found.items():
         print(f"{crowd:<34} {'; '.join(times)}")
     if not found:

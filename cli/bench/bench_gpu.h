@@ -16,7 +16,7 @@ typedef struct bench_gpu {
     gpu_status state;    // the first failure
     size_t cold;         // bytes that no cache holds
     uint32_t divide;     // matrix sides are divided by it; 1 unless emulated
-    uint32_t part_slots; // of a decode tile of attention; 0: what the backend takes
+    uint32_t part_slots; // of a tile of attention; 0: what the backend takes
     uint32_t
         prefill_rows; // of a prefill tile of attention, which say the kernel; 0: of all that run
     rng random;
@@ -41,7 +41,7 @@ typedef struct bench_gpu_kernels_options {
     bool is_float; // they are e4m3, with a scale for each 128 columns of a row
     gpu_kv_format kv;
     size_t most_rows;    // the largest number of rows in a product
-    uint32_t part_slots; // slots that a block of decode attention reads, or 0 for the usual number
+    uint32_t part_slots; // slots that a block of attention reads, or 0 for the usual number
     uint32_t prefill_rows; // of gpu_attention, or 0 for every kernel that runs here
 } bench_gpu_kernels_options;
 status bench_gpu_kernels(bench_gpu *b, const bench_gpu_kernels_options *o, error *err);

@@ -134,35 +134,44 @@ static uint32_t *shuffled(bench_gpu *b, size_t n)
     return pages;
 }
 
+/* The slots of a part, as if all tiles saw `slots` slots. A long prompt is never cut. */
+static uint32_t part_of(const bench_gpu *b, const crowd *c, uint32_t rows, uint32_t blocks)
+{
+    uint64_t slots = (uint64_t)c->n * blocks * c->slots;
+    uint32_t n_sms = b->facts.n_sms;
+    if (b->part_slots && c->rows < c->slots) return b->part_slots;
+    return rows == GPU_DECODE_ROWS
+               ? gpu_part_slots(slots, c->slots, KV_HEADS, n_sms)
+               : gpu_cut_slots(slots, c->slots, KV_HEADS, gpu_blocks_at_once(n_sms, rows));
+}
+
+/* `rows`: of a prefill tile. A long prompt's first rows see fewer slots than its last: where it is
+ * cut, their last parts are empty. */
 static void place_tiles(bench_gpu *b, const crowd *c, uint32_t rows, gpu_attention *a)
 {
     uint32_t packed = c->rows * Q_HEADS, n = 0;
-    uint32_t part = b->part_slots ? b->part_slots
-                                  : gpu_part_slots((uint64_t)c->n * c->slots, c->slots, KV_HEADS,
-                                                   b->facts.n_sms);
-    uint32_t parts = (c->slots + part - 1) / part;
-    uint32_t blocks = (packed + rows - 1) / rows;
     bool decode = packed <= GPU_DECODE_ROWS;
-    gpu_tile *tiles = calloc((size_t)c->n * (decode ? parts : blocks), sizeof *tiles);
+    uint32_t of_tile = decode ? GPU_DECODE_ROWS : rows, blocks = (packed + of_tile - 1) / of_tile;
+    uint32_t part = part_of(b, c, of_tile, blocks);
+    uint32_t parts = c->slots / part + (c->slots % part != 0);
+    gpu_tile *tiles = calloc((size_t)c->n * blocks * parts, sizeof *tiles);
     if (!tiles) {
         bench_gpu_note(b, GPU_NO_MEMORY);
         return;
     }
-    for (uint32_t i = 0; i < c->n; i++) {
-        uint32_t first = n;
-        for (uint32_t p = 0; decode && p < parts; p++)
-            tiles[n++] = (gpu_tile){i, p * part, parts, first};
-        for (uint32_t p = 0; !decode && p < blocks; p++)
-            tiles[n++] = (gpu_tile){.seq = i, .first = p * rows};
-    }
+    for (uint32_t i = 0; i < c->n; i++)
+        for (uint32_t k = 0; k < blocks; k++)
+            for (uint32_t p = 0, first = n; p < parts; p++)
+                tiles[n++] = (gpu_tile){i, k * of_tile, p * part, (p + 1) * part, parts, first};
     void *device = bench_gpu_send(b, tiles, n * sizeof *tiles);
     a->decode = decode ? device : NULL;
     a->prefill = decode ? NULL : device;
     a->n_decode = decode ? n : 0;
     a->n_prefill = decode ? 0 : n;
+    a->n_cut = parts > 1 ? a->n_prefill : 0;
     a->prefill_rows = rows;
-    a->part_slots = part;
-    a->partial = bench_gpu_alloc(b, gpu_partial_floats(n, KV_HEADS, DIM) * sizeof(float), false);
+    size_t bytes = gpu_partial_floats(n, of_tile, KV_HEADS, DIM) * sizeof(float);
+    a->partial = a->cut_partial = bench_gpu_alloc(b, parts > 1 ? bytes : sizeof(float), false);
     free(tiles);
 }
 
@@ -258,20 +267,24 @@ static void bench_crowd(bench_gpu *b, crowd c, uint32_t rows, gpu_kv_format form
     static const char *const formats[GPU_KV_FORMATS] = {"bf16", "f16", "fp8", "int8"};
     attending k;
     char name[96];
-    bool decode = c.rows == 1;
+    bool decode = c.rows == 1, chunk = c.rows < c.slots;
     if (b->divide > 1) {
         c.n = 1;
         c.slots /= b->divide;
-        c.rows = decode ? 1 : c.slots;
+        if (!chunk) c.rows = c.slots;
     }
     set_up(b, &c, rows, format, &k);
     double us = bench_gpu_time(b, attend_once, &k, 20), all = (double)c.n * c.slots;
-    double pairs = decode ? all : all * (c.slots + 1) / 2.0;
-    snprintf(name, sizeof name, "%s attention %u x %u, %s%s", decode ? "decode" : "prefill", c.n,
-             c.slots, formats[format], !decode && rows == GPU_WIDE_ROWS ? ", wgmma" : "");
+    double pairs = (double)c.n * c.rows * (c.slots - (c.rows - 1) / 2.0);
+    snprintf(name, sizeof name, "%s attention %u x %u", decode ? "decode" : "prefill", c.n,
+             c.slots);
+    if (chunk && !decode)
+        snprintf(name, sizeof name, "chunks of %u, attention %u x %u", c.rows, c.n, c.slots);
+    snprintf(name + strlen(name), sizeof name - strlen(name), ", %s%s", formats[format],
+             !decode && rows == GPU_WIDE_ROWS ? ", wgmma" : "");
     put_line(b, name, us, all * KV_HEADS * (double)gpu_tile_bytes(format, PAGE, DIM) / PAGE,
              4.0 * pairs * KV_HEADS * Q_HEADS * DIM);
-    if (!decode && rows == GPU_PREFILL_ROWS) {
+    if (!chunk && rows == GPU_PREFILL_ROWS) {
         us = bench_gpu_time(b, measure_once, &k, 20);
         snprintf(name, sizeof name, "mass by page of one of them, %s", formats[format]);
         put_line(b, name, us, 0.0, 0.0);
@@ -282,12 +295,13 @@ static void bench_crowd(bench_gpu *b, crowd c, uint32_t rows, gpu_kv_format form
 static void bench_attentions(bench_gpu *b, gpu_kv_format format)
 {
     static const crowd decodes[] = {{64, 4096, 1}, {8, 32768, 1}, {1, 4096, 1}, {1, 32768, 1}};
-    static const crowd prefills[] = {{8, 2048, 2048}, {1, 8192, 8192}};
+    static const crowd prefills[] = {
+        {8, 2048, 2048}, {1, 32768, 32}, {2, 8192, 128}, {1, 8192, 8192}};
     uint32_t best = gpu_prefill_rows(b->facts.compute, format, DIM);
     uint32_t rows = b->prefill_rows ? b->prefill_rows : best;
     for (size_t i = 0; i < sizeof decodes / sizeof *decodes; i++)
         bench_crowd(b, decodes[i], rows, format);
-    size_t n = b->divide > 1 ? 1 : sizeof prefills / sizeof *prefills;
+    size_t n = b->divide > 1 ? 3 : sizeof prefills / sizeof *prefills;
     for (size_t i = 0; i < n; i++) {
         bench_crowd(b, prefills[i], rows, format);
         if (!b->prefill_rows && best != GPU_PREFILL_ROWS)

@@ -40,8 +40,8 @@ static const arg_flag flags_table[] = {
     ARG_ROW("rows", "N", ARG_COUNT, kernels_flags, rows,
             "most rows of a matrix product (default: 512; a GPU's 16384)", .min = 1, .max = 16384),
     ARG_ROW("part-slots", "N", ARG_COUNT, kernels_flags, part_slots,
-            "slots of a table that a block of a GPU's decode attention reads, a multiple of 64 "
-            "(default: what serving takes)",
+            "slots of a table that a block of a GPU's attention reads, a multiple of 64 (default: "
+            "what serving takes)",
             .min = 64, .max = 1 << 20),
     ARG_ROW("prefill-kernel", "NAME", ARG_OPTION, kernels_flags, prefill,
             "kernel of a GPU's prefill attention: all that run there, or one", .initial = "all",

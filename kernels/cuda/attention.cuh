@@ -2,7 +2,7 @@
  * slots, online softmax in base 2.
  *
  * Prefill: four warps hold 16 packed rows each and read every slot. Decode: one tile of 16 packed
- * rows (all query heads of a KV head), a step's slots cut over the four warps; a long table is cut
+ * rows (all query heads of a KV head), a step's slots cut over the four warps. A long table is cut
  * into parts, whose results a second kernel merges. */
 #ifndef KERNELS_CUDA_ATTENTION_CUH
 #define KERNELS_CUDA_ATTENTION_CUH
@@ -297,10 +297,41 @@ static DEVICE size_t row_at(const gpu_attention &a, const gpu_seq &seq, uint32_t
     return row * a.kv_heads * a.q_heads + head * a.q_heads + packed % a.q_heads;
 }
 
+/* Offset of a part of tiles of `rows` rows: for each packed row D sums of weighted values, then its
+ * maximum and its sum. */
 template <int D>
-static DEVICE void finish_prefill(const gpu_attention &a, const gpu_seq &seq, uint32_t head,
-                                  uint32_t packed, const row_state &state, const float o[D / 8][4])
+static DEVICE size_t part_at(const gpu_attention &a, size_t part, uint32_t head, uint32_t rows)
 {
+    return (part * a.kv_heads + head) * rows * (D + 2);
+}
+
+/* Stores the results of a part; `first` is the tile's first packed row. */
+template <int D>
+static DEVICE void finish_cut(const gpu_attention &a, const gpu_seq &seq, uint32_t index,
+                              uint32_t head, uint32_t first, uint32_t packed,
+                              const row_state &state, const float o[D / 8][4])
+{
+    float *out = a.cut_partial + part_at<D>(a, index, head, a.prefill_rows);
+#pragma unroll
+    for (int i = 0; i < 2; i++, packed += 8) {
+        if (packed >= seq.n_rows * a.q_heads) continue;
+        float *row = out + (packed - first) * (D + 2);
+#pragma unroll
+        for (int d = 0; d < D / 8; d++)
+            put2(row, GPU_F32, d * 8 + threadIdx.x % 4 * 2, o[d][2 * i], o[d][2 * i + 1]);
+        if (threadIdx.x % 4 == 0) put2(row, GPU_F32, D, state.max[i], state.sum[i]);
+    }
+}
+
+template <int D>
+static DEVICE void finish_prefill(const gpu_attention &a, const gpu_seq &seq, const gpu_tile &tile,
+                                  uint32_t index, uint32_t head, uint32_t packed,
+                                  const row_state &state, const float o[D / 8][4])
+{
+    if (tile.parts > 1) {
+        finish_cut<D>(a, seq, index, head, tile.row, packed, state, o);
+        return;
+    }
 #pragma unroll
     for (int i = 0; i < 2; i++, packed += 8) {
         if (packed >= seq.n_rows * a.q_heads) continue;
@@ -312,12 +343,6 @@ static DEVICE void finish_prefill(const gpu_attention &a, const gpu_seq &seq, ui
         for (int d = 0; d < D / 8; d++)
             put2(a.out, a.out_type, at + d * 8, o[d][2 * i] * inverse, o[d][2 * i + 1] * inverse);
     }
-}
-
-/* Offset of a part: for each packed row D sums of weighted values, then its maximum and its sum. */
-template <int D> static DEVICE size_t part_at(const gpu_attention &a, size_t part, uint32_t head)
-{
-    return (part * a.kv_heads + head) * GPU_DECODE_ROWS * (D + 2);
 }
 
 /* The weight of a result with maximum `max`; 0 for one that saw no slot. */
@@ -350,7 +375,7 @@ static DEVICE void finish_decode(const gpu_attention &a, const gpu_seq &seq, con
         }
     }
     __syncthreads();
-    float *out = a.partial + part_at<D>(a, part, head);
+    float *out = a.partial + part_at<D>(a, part, head, GPU_DECODE_ROWS);
     for (uint32_t i = threadIdx.x; i < seq.n_rows * a.q_heads * D; i += THREADS) {
         uint32_t packed = i / D, d = i % D;
         const float *row = shared + packed * row_floats;
@@ -377,26 +402,23 @@ static DEVICE void finish_decode(const gpu_attention &a, const gpu_seq &seq, con
 
 /* ---- the kernels ----------------------------------------------------------------------------- */
 
-/* The slots that a tile reads: [begin, end), begin a multiple of STEP. */
+/* The slots that a tile reads: [begin, end), begin a multiple of STEP. A part may have none. */
 struct tile_range {
     uint32_t begin, end, first_slot, first_row;
 };
 
-template <class L, bool DECODE>
+template <class L>
 static DEVICE tile_range range_of(const gpu_attention &a, const gpu_seq &seq, const gpu_tile &tile,
                                   uint32_t length)
 {
-    tile_range r = {0, 0, length - seq.n_rows, DECODE ? 0 : tile.first};
+    tile_range r = {0, 0, length - seq.n_rows, tile.row};
     uint32_t packed = seq.n_rows * a.q_heads;
     uint32_t last_row = r.first_row + L::Q_ROWS < packed ? r.first_row + L::Q_ROWS : packed;
     r.end = r.first_slot + (last_row - 1) / a.q_heads + 1;
     uint32_t oldest = r.first_slot + r.first_row / a.q_heads + 1;
     if (a.layer.window && oldest > a.layer.window) r.begin = oldest - a.layer.window;
-    if (DECODE) {
-        uint32_t to = tile.first + a.part_slots;
-        if (r.begin < tile.first) r.begin = tile.first;
-        if (r.end > to) r.end = to;
-    }
+    if (r.begin < tile.first) r.begin = tile.first;
+    if (r.end > tile.end) r.end = tile.end;
     r.begin = r.begin / L::STEP * L::STEP;
     return r;
 }
@@ -413,12 +435,14 @@ static __global__ void __launch_bounds__(THREADS) attention_kernel(gpu_attention
     unsigned char *stages = shared + L::Q_BYTES, *wide = stages + 2 * L::STAGE_BYTES;
 
     /* Later tiles of a sequence see more slots, so they run first. */
-    const gpu_tile tile = DECODE ? a.decode[blockIdx.x] : a.prefill[a.n_prefill - 1 - blockIdx.x];
+    const uint32_t index = DECODE ? blockIdx.x : a.n_prefill - 1 - blockIdx.x;
+    const gpu_tile tile = DECODE ? a.decode[index] : a.prefill[index];
+    if (tile.parts == 0) return;
     const gpu_seq seq = a.seqs[tile.seq];
     uint32_t head = blockIdx.y, thread = threadIdx.x;
     unsigned lane = thread % WARP, warp = thread / WARP;
     const table_view t = view_table(a.pages, a.tables, a.layer, seq, a.lengths, head);
-    const tile_range r = range_of<L, DECODE>(a, seq, tile, t.length);
+    const tile_range r = range_of<L>(a, seq, tile, t.length);
 
     fetch_queries<Q, D>(a, seq, head, r.first_row, L::Q_ROWS, queries);
     copy_commit();
@@ -440,7 +464,6 @@ static __global__ void __launch_bounds__(THREADS) attention_kernel(gpu_attention
         high[i] = row < seq.n_rows ? r.first_slot + row + 1 : 0;
         low[i] = a.layer.window && high[i] > a.layer.window ? high[i] - a.layer.window : 0;
         if (high[i] > r.end) high[i] = r.end;
-        if (DECODE && low[i] < tile.first) low[i] = tile.first;
     }
     row_state state = {{-INFINITY, -INFINITY}, {0.0f, 0.0f}};
     float o[D / 8][4];
@@ -481,8 +504,8 @@ static __global__ void __launch_bounds__(THREADS) attention_kernel(gpu_attention
         state.sum[i] += shuffle_xor(state.sum[i], 1);
         state.sum[i] += shuffle_xor(state.sum[i], 2);
     }
-    if (DECODE) finish_decode<D>(a, seq, tile, head, blockIdx.x, state, o, (float *)stages);
-    else finish_prefill<D>(a, seq, head, r.first_row + my_row + lane / 4, state, o);
+    if (DECODE) finish_decode<D>(a, seq, tile, head, index, state, o, (float *)stages);
+    else finish_prefill<D>(a, seq, tile, index, head, r.first_row + my_row + lane / 4, state, o);
 }
 
 constexpr uint32_t MERGE_THREADS = 256, MERGE_SHARES = 1024;
@@ -509,25 +532,32 @@ static DEVICE float weigh_parts(const float *at, size_t of_part, const float *sh
     return sum;
 }
 
-/* Merges the parts of a packed row into its output. The blocks of a sequence's tiles share its
- * rows: with n tiles, block i takes rows i, i + n, i + 2 n, ... Threads form groups of D, which
- * share the parts, so that long tables do not become long chains of loads. */
+/* Tiles that may be parts, the results of these, and the most packed rows of a tile. */
+struct merge_work {
+    const gpu_tile *tiles;
+    const float *partial;
+    uint32_t rows;
+};
+
+/* Merges the parts of a packed row into its output. The blocks of a tile's parts, gridDim.z for
+ * each, share its rows: with n blocks, block i takes rows i, i + n, i + 2 n, ... Threads form groups
+ * of D, which share the parts, so that long tables do not become long chains of loads. */
 template <int D>
-static __global__ void __launch_bounds__(MERGE_THREADS) merge_kernel(gpu_attention a)
+static __global__ void __launch_bounds__(MERGE_THREADS) merge_kernel(gpu_attention a, merge_work w)
 {
     constexpr uint32_t GROUPS = MERGE_THREADS / D;
     __shared__ float shares[MERGE_SHARES], values[MERGE_THREADS];
-    const size_t row_floats = D + 2, of_part = a.kv_heads * GPU_DECODE_ROWS * row_floats;
-    const gpu_tile tile = a.decode[blockIdx.x];
-    if (tile.parts == 1) return;
-    /* Tiles that pad a step claim two parts from the first tile on, which that tile contradicts. */
-    if (blockIdx.x - tile.part >= tile.parts || a.decode[tile.part].parts != tile.parts) return;
+    const size_t row_floats = D + 2, of_part = a.kv_heads * w.rows * row_floats;
+    const gpu_tile tile = w.tiles[blockIdx.x];
+    if (tile.parts <= 1) return;
     const gpu_seq seq = a.seqs[tile.seq];
     uint32_t head = blockIdx.y, group = threadIdx.x / D, d = threadIdx.x % D;
-    const float *parts = a.partial + part_at<D>(a, tile.part, head);
-    for (uint32_t packed = blockIdx.x - tile.part; packed < seq.n_rows * a.q_heads;
-         packed += tile.parts) {
-        const float *row = parts + packed * row_floats;
+    uint32_t end = seq.n_rows * a.q_heads;
+    if (end > tile.row + w.rows) end = tile.row + w.rows;
+    const float *parts = w.partial + part_at<D>(a, tile.part, head, w.rows);
+    for (uint32_t packed = tile.row + (blockIdx.x - tile.part) * gridDim.z + blockIdx.z;
+         packed < end; packed += tile.parts * gridDim.z) {
+        const float *row = parts + (packed - tile.row) * row_floats;
         float most = -INFINITY, sum = 0.0f, value = 0.0f;
         for (uint32_t p = threadIdx.x; p < tile.parts; p += MERGE_THREADS)
             most = fmaxf(most, row[p * of_part + D]);
@@ -567,14 +597,28 @@ static gpu_status run(gpu *g, const gpu_attention *a, uint32_t n)
     return gpu_launched(g, DECODE ? "decode attention" : "prefill attention");
 }
 
+/* `shares`: blocks for each tile and head. */
+template <int D>
+static gpu_status merge(gpu *g, const gpu_attention *a, uint32_t n, uint32_t shares,
+                        const merge_work &w)
+{
+    if (n == 0) return GPU_OK;
+    LAUNCH(merge_kernel<D>, dim3(n, a->kv_heads, shares), MERGE_THREADS, 0, g, *a, w);
+    return gpu_launched(g, "merge of attention");
+}
+
+/* Of a prefill tile's rows each block merges few, so that two parts do not have long turns. */
+constexpr uint32_t CUT_SHARES = 16;
+
 template <class KV, int D> static gpu_status run_all(gpu *g, const gpu_attention *a)
 {
     bool wide = a->prefill_rows == GPU_WIDE_ROWS;
     gpu_status s = wide ? gpu_attend_wide(g, a) : run<KV, D, false>(g, a, a->n_prefill);
+    if (s == GPU_OK)
+        s = merge<D>(g, a, a->n_cut, CUT_SHARES, {a->prefill, a->cut_partial, a->prefill_rows});
     if (s == GPU_OK) s = run<KV, D, true>(g, a, a->n_decode);
-    if (s != GPU_OK || a->n_decode == 0 || a->whole) return s;
-    LAUNCH(merge_kernel<D>, dim3(a->n_decode, a->kv_heads), MERGE_THREADS, 0, g, *a);
-    return gpu_launched(g, "merge of attention");
+    if (s != GPU_OK || a->whole) return s;
+    return merge<D>(g, a, a->n_decode, 1, {a->decode, a->partial, GPU_DECODE_ROWS});
 }
 
 template <class KV> static gpu_status attend(gpu *g, const gpu_attention *a)

@@ -159,11 +159,21 @@ template <int D> static __global__ void __launch_bounds__(WIDE_THREADS) wide_ker
     DYNAMIC_SHARED(shared);
     __shared__ strip strips[AHEAD + 1][WIDE_STRIPS];
     /* Later tiles of a sequence see more slots, so they run first. */
-    const gpu_tile tile = a.prefill[a.n_prefill - 1 - blockIdx.x];
+    const uint32_t index = a.n_prefill - 1 - blockIdx.x;
+    const gpu_tile tile = a.prefill[index];
+    if (tile.parts == 0) return;
     const gpu_seq seq = a.seqs[tile.seq];
     const uint32_t head = blockIdx.y, thread = threadIdx.x;
     const table_view t = view_table(a.pages, a.tables, a.layer, seq, a.lengths, head);
-    const tile_range r = range_of<L, false>(a, seq, tile, t.length);
+    const tile_range r = range_of<L>(a, seq, tile, t.length);
+    const uint32_t my_row = thread / WARP * 16, lane = thread % WARP;
+    if (r.begin >= r.end) { /* a part without slots: behind a shorter table, or before a window */
+        const row_state none = {{-INFINITY, -INFINITY}, {0, 0}};
+        const float zeros[D / 8][4] = {};
+        finish_cut<D>(a, seq, index, head, r.first_row, r.first_row + my_row + lane / 4, none,
+                      zeros);
+        return;
+    }
     unsigned char *stages = shared + (SWIZZLED - shared_address(shared) % SWIZZLED) % SWIZZLED;
     bf16 *queries = (bf16 *)(stages + STAGES * L::STAGE_BYTES);
     wide_work<D> w = {a,  t, r, strips, stages, {0, 0}, {0, 0}, {{-INFINITY, -INFINITY}, {0, 0}},
@@ -179,7 +189,6 @@ template <int D> static __global__ void __launch_bounds__(WIDE_THREADS) wide_ker
     __syncthreads();
     for (uint32_t n = 0; n < AHEAD; n++) w.fetch(n);
 
-    const uint32_t my_row = thread / WARP * 16, lane = thread % WARP;
     for (int i = 0; i < 2; i++) {
         uint32_t row = (r.first_row + my_row + lane / 4 + i * 8) / a.q_heads;
         w.high[i] = row < seq.n_rows ? r.first_slot + row + 1 : 0;
@@ -209,7 +218,7 @@ template <int D> static __global__ void __launch_bounds__(WIDE_THREADS) wide_ker
         w.state.sum[i] += shuffle_xor(w.state.sum[i], 1);
         w.state.sum[i] += shuffle_xor(w.state.sum[i], 2);
     }
-    finish_prefill<D>(a, seq, head, r.first_row + my_row + lane / 4, w.state, w.o);
+    finish_prefill<D>(a, seq, tile, index, head, r.first_row + my_row + lane / 4, w.state, w.o);
 }
 
 template <int D> static gpu_status run_wide(gpu *g, const gpu_attention *a)

@@ -28,7 +28,7 @@ extern "C" {
 #endif
 
 /* Rises with every change below: a plugin of another version is refused. */
-enum { GPU_API_VERSION = 17 };
+enum { GPU_API_VERSION = 18 };
 
 typedef enum gpu_status { GPU_OK, GPU_NO_MEMORY, GPU_UNSUPPORTED, GPU_LOST } gpu_status;
 
@@ -200,10 +200,13 @@ typedef struct gpu_seq {
 
 /* ---- attention --------------------------------------------------------------------------------
  * Query rows of a KV head are packed: row r is query head r % q_heads of new token r / q_heads. */
+/* Some packed rows of a sequence against some slots of its table: all that they see, or a part. */
 typedef struct gpu_tile {
-    uint32_t seq;   /* index into the array of gpu_seq */
-    uint32_t first; /* decode: first slot of a part; prefill: first packed row */
-    uint32_t parts; /* decode: number of the sequence's parts, which lie together from `part` on */
+    uint32_t seq;        /* index into the array of gpu_seq */
+    uint32_t row;        /* prefill: first packed row */
+    uint32_t first, end; /* slots, multiples of GPU_KV_STEP, but for an end behind the table */
+    uint32_t parts;      /* tiles of these rows, which lie together from `part` on; 0: an unused
+                            tile */
     uint32_t part;
 } gpu_tile;
 
@@ -211,7 +214,7 @@ enum {
     GPU_DECODE_ROWS = 16,  /* packed rows that go to the decode kernel */
     GPU_PREFILL_ROWS = 64, /* packed rows of a prefill tile */
     GPU_WIDE_ROWS = 128,   /* the same of the kernel with wgmma */
-    GPU_KV_STEP = 64,      /* slots that are read at a time; a part is a multiple of it */
+    GPU_KV_STEP = 64,      /* slots that are read at a time */
 };
 
 typedef struct gpu_attention {
@@ -223,15 +226,17 @@ typedef struct gpu_attention {
     const gpu_tile *decode, *prefill;
     uint32_t n_decode, n_prefill;
     uint32_t prefill_rows; /* of a prefill tile: GPU_PREFILL_ROWS, or what gpu_prefill_rows gives */
-    uint32_t part_slots;   /* slots of a decode tile */
+    uint32_t n_cut;        /* so many prefill tiles, the first ones, may be parts */
     bool whole;            /* no sequence has several decode tiles, so that none are merged */
     uint32_t kv_heads, q_heads;
     float scale;
     const void *q; /* [rows, kv_heads * q_heads, head_dim], gpu_query_type */
     void *out;     /* the same shape */
     gpu_type out_type;
-    float *lse;     /* [rows, kv_heads * q_heads]: log2 of a row's sum of exponentials, or NULL */
-    float *partial; /* scratch of gpu_partial_floats(n_decode, kv_heads, head_dim) */
+    float *lse; /* [rows, kv_heads * q_heads]: log2 of a row's sum of exponentials, or NULL */
+    /* Scratch of gpu_partial_floats of n_decode tiles of GPU_DECODE_ROWS, and of n_cut tiles of
+     * prefill_rows. */
+    float *partial, *cut_partial;
 } gpu_attention;
 
 /* The slots of a decode tile's part when the tables hold `slots` slots in all. Parts have one
@@ -253,14 +258,39 @@ static inline uint32_t gpu_most_tiles(uint32_t max_seqs, uint32_t kv_heads, uint
     return max_seqs + 2 * GPU_BLOCKS_OF_SM * n_sms / kv_heads + 2;
 }
 
+/* The slots of a prefill tile's part when the tiles see `slots` slots in all, and one of them up to
+ * `longest`. Tiles are cut where all of them together are fewer blocks than run at once: as many
+ * blocks as that, none so short that merging dominates. */
+enum { GPU_CUT_MIN = 512 };
+static inline uint32_t gpu_blocks_at_once(uint32_t n_sms, uint32_t prefill_rows)
+{
+    return n_sms * (prefill_rows == GPU_WIDE_ROWS ? 1 : 2);
+}
+static inline uint32_t gpu_cut_slots(uint64_t slots, uint32_t longest, uint32_t kv_heads,
+                                     uint32_t blocks)
+{
+    uint64_t parts = slots ? (uint64_t)longest * blocks / (slots * kv_heads) : 1;
+    if (parts > longest / GPU_CUT_MIN) parts = longest / GPU_CUT_MIN;
+    if (parts <= 1) return UINT32_MAX;
+    uint64_t part = (longest + parts - 1) / parts;
+    return (uint32_t)((part + GPU_KV_STEP - 1) / GPU_KV_STEP * GPU_KV_STEP);
+}
+/* The most parts of prefill tiles that gpu_cut_slots leads to: a tile that is cut has less than
+ * twice as many parts as it has parts' slots. */
+static inline uint32_t gpu_most_cut(uint32_t kv_heads, uint32_t blocks)
+{
+    return 2 * blocks / kv_heads + 2;
+}
+
 /* The type of queries, in which K and V are multiplied. */
 static inline gpu_type gpu_query_type(gpu_kv_format f)
 {
     return f == GPU_KV_BF16 ? GPU_BF16 : GPU_F16;
 }
-static inline size_t gpu_partial_floats(size_t n_decode, size_t kv_heads, size_t head_dim)
+static inline size_t gpu_partial_floats(size_t n_tiles, size_t rows, size_t kv_heads,
+                                        size_t head_dim)
 {
-    return n_decode * kv_heads * GPU_DECODE_ROWS * (head_dim + 2);
+    return n_tiles * kv_heads * rows * (head_dim + 2);
 }
 static GPU_INLINE size_t gpu_kv_bytes(gpu_kv_format f)
 {

@@ -211,8 +211,8 @@ typedef struct cuda_measure_memory {
 
 /* One step's rows, its arrays on the device. */
 typedef struct cuda_batch {
-    uint32_t n_rows, n_seqs, n_decode, n_prefill, part_slots; /* padding included */
-    uint32_t prefill_rows;                                    /* as in gpu_attention */
+    uint32_t n_rows, n_seqs, n_decode, n_prefill; /* padding included */
+    uint32_t prefill_rows, n_cut;                 /* as in gpu_attention */
     const uint32_t *tokens, *positions, *row_seqs, *lengths;
     const uint32_t *draws; /* for each row: 0, or 1 + the earlier step's draw that is its token */
     const gpu_seq *seqs;
@@ -242,6 +242,9 @@ void cuda_forward_destroy(cuda_forward *f);
 /* The most decode tiles of a step. _part: slots of a tile when the tables hold `slots` together. */
 uint32_t cuda_forward_tiles(const cuda_forward *f);
 uint32_t cuda_forward_part(const cuda_forward *f, uint64_t slots, uint32_t longest);
+/* The most prefill tiles of a step that are parts. _cut: slots of such a part (gpu_cut_slots). */
+uint32_t cuda_forward_most_cut(const cuda_forward *f);
+uint32_t cuda_forward_cut(const cuda_forward *f, uint64_t slots, uint32_t longest);
 status cuda_forward_run(cuda_forward *f, const cuda_batch *b, const _Atomic bool *interrupted);
 /* The states of rows from `row` on behind the final norm, on the device, in the head's type. */
 const void *cuda_forward_states(const cuda_forward *f, uint32_t row);

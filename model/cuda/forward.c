@@ -12,10 +12,11 @@
 struct cuda_forward {
     cuda_forward_options o;
     uint32_t heads, qkv_width, attn_width, ffn;
-    float *x, *delta, *qkv, *angles, *local, *lse, *logits, *partial;
+    float *x, *delta, *qkv, *angles, *local, *lse, *logits, *partial, *cut_partial;
     float *inv_freq, *local_inv_freq; /* local ones are NULL without local RoPE */
     void *normed, *q, *attn, *wide, *act, *picked, *scratch;
-    uint32_t max_tiles;
+    uint32_t prefill_rows, at_once; /* of a prefill tile; blocks of such tiles that run at once */
+    uint32_t max_tiles, max_cut;
     cuda_experts *experts; /* NULL without sparse layers */
 };
 
@@ -25,14 +26,15 @@ typedef struct buffer {
     size_t bytes;
 } buffer;
 
-enum { BUFFERS = 17 };
+enum { BUFFERS = 18 };
 
 static size_t list_buffers(cuda_forward *f, buffer out[BUFFERS])
 {
     const model_config *c = f->o.config;
     size_t rows = f->o.max_rows, f32 = sizeof(float), hidden = c->hidden, dim = c->head_dim;
     bool local = c->family->local_theta != 0.0;
-    size_t partial = gpu_partial_floats(f->max_tiles, c->n_kv_heads, dim);
+    size_t partial = gpu_partial_floats(f->max_tiles, GPU_DECODE_ROWS, c->n_kv_heads, dim);
+    size_t cut = gpu_partial_floats(f->max_cut, f->prefill_rows, c->n_kv_heads, dim);
     const buffer all[] = {
         {&f->x, rows * hidden * f32},
         {&f->delta, rows * hidden * f32},
@@ -48,6 +50,7 @@ static size_t list_buffers(cuda_forward *f, buffer out[BUFFERS])
         {&f->local_inv_freq, local ? dim / 2 * f32 : 0},
         {&f->lse, rows * f->heads * f32},
         {&f->partial, partial * f32},
+        {&f->cut_partial, cut * f32},
         {&f->logits, (size_t)CUDA_LOGIT_ROWS * f->o.weights->head.n * f32},
         {&f->picked, (size_t)CUDA_LOGIT_ROWS * hidden * f32},
         {&f->scratch, f->o.weights->scratch},
@@ -90,7 +93,11 @@ status cuda_forward_create(const cuda_forward_options *options, cuda_forward **o
     for (uint32_t l = 0; l < c->n_layers; l++)
         if (options->weights->layers[l].down.k > f->ffn)
             f->ffn = (uint32_t)options->weights->layers[l].down.k;
-    f->max_tiles = gpu_most_tiles(options->max_seqs, c->n_kv_heads, options->device->facts.n_sms);
+    const gpu_facts *facts = &options->device->facts;
+    f->prefill_rows = gpu_prefill_rows(facts->compute, options->pages->format, c->head_dim);
+    f->at_once = gpu_blocks_at_once(facts->n_sms, f->prefill_rows);
+    f->max_tiles = gpu_most_tiles(options->max_seqs, c->n_kv_heads, facts->n_sms);
+    f->max_cut = gpu_most_cut(c->n_kv_heads, f->at_once);
     status s = make_buffers(f);
     if (status_ok(s))
         s = cuda_experts_create(options->device, c, options->weights, options->max_rows,
@@ -113,13 +120,20 @@ void cuda_forward_destroy(cuda_forward *f)
     free(f);
 }
 
-/* ---- decode tiles ---------------------------------------------------------------------------- */
+/* ---- tiles ----------------------------------------------------------------------------------- */
 
 uint32_t cuda_forward_tiles(const cuda_forward *f) { return f->max_tiles; }
 
 uint32_t cuda_forward_part(const cuda_forward *f, uint64_t slots, uint32_t longest)
 {
     return gpu_part_slots(slots, longest, f->o.config->n_kv_heads, f->o.device->facts.n_sms);
+}
+
+uint32_t cuda_forward_most_cut(const cuda_forward *f) { return f->max_cut; }
+
+uint32_t cuda_forward_cut(const cuda_forward *f, uint64_t slots, uint32_t longest)
+{
+    return gpu_cut_slots(slots, longest, f->o.config->n_kv_heads, f->at_once);
 }
 
 /* ---- layers ---------------------------------------------------------------------------------- */
@@ -183,7 +197,7 @@ static gpu_attention attention_of(const cuda_forward *f, const cuda_batch *b,
         .n_decode = b->n_decode,
         .n_prefill = b->n_prefill,
         .prefill_rows = b->prefill_rows,
-        .part_slots = b->part_slots,
+        .n_cut = b->n_cut,
         .whole = b->whole,
         .kv_heads = c->n_kv_heads,
         .q_heads = c->n_heads / c->n_kv_heads,
@@ -193,6 +207,7 @@ static gpu_attention attention_of(const cuda_forward *f, const cuda_batch *b,
         .out_type = f->o.weights->layers[layer].o.type,
         .lse = b->wants_lse ? f->lse : NULL,
         .partial = f->partial,
+        .cut_partial = f->cut_partial,
     };
 }
 

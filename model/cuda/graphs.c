@@ -68,7 +68,7 @@ static bool same_measures(const cuda_batch *a, const cuda_batch *b)
 static bool same_shape(const cuda_batch *a, const cuda_batch *b)
 {
     return a->moved == b->moved && a->n_rows == b->n_rows && a->n_decode == b->n_decode &&
-           a->n_prefill == b->n_prefill && a->part_slots == b->part_slots && a->whole == b->whole &&
+           a->n_prefill == b->n_prefill && a->n_cut == b->n_cut && a->whole == b->whole &&
            a->tokens == b->tokens && a->positions == b->positions && a->row_seqs == b->row_seqs &&
            a->lengths == b->lengths && a->seqs == b->seqs && a->decode == b->decode &&
            a->prefill == b->prefill && a->tables.pages == b->tables.pages && same_measures(a, b);

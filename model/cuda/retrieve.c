@@ -398,14 +398,14 @@ static void fill_job(backend_cuda *b, const cuda_batch *batch)
 
 /* ---- a layer --------------------------------------------------------------------------------- */
 
-static gpu_attention with_tiles(const gpu_attention *a, const cuda_tiles *t, uint32_t part_slots)
+static gpu_attention with_tiles(const gpu_attention *a, const cuda_tiles *t)
 {
     gpu_attention out = *a;
     out.decode = t->d_decode;
     out.prefill = t->d_prefill;
     out.n_decode = t->n_decode;
     out.n_prefill = t->n_prefill;
-    out.part_slots = part_slots;
+    out.n_cut = 0;
     out.whole = false;
     return out;
 }
@@ -448,11 +448,11 @@ static status attend_layer(const backend_cuda *b, uint32_t layer, const gpu_head
     job.eps = h->eps;
     job.angles = h->angles;
     RETURN_IF_ERROR(select_and_gather(b, &job));
-    gpu_attention full = with_tiles(a, &r->full, r->part_slots);
+    gpu_attention full = with_tiles(a, &r->full);
     full.seqs = r->full_seqs;
     full.lengths = r->full_lengths;
     RETURN_IF_GPU_ERROR(api->attention(b->device.g, &full));
-    gpu_attention list = with_tiles(a, &r->list, r->part_slots);
+    gpu_attention list = with_tiles(a, &r->list);
     list.tables = (gpu_tables){.pages = job.pages_of, .row = job.page_stride};
     list.seqs = r->list_seqs;
     list.lengths = job.lengths_of;

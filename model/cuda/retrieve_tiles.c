@@ -41,13 +41,16 @@ static void add_item(const backend_cuda *b, const item *it, uint32_t part, uint3
     uint32_t parts = ceil_div(it->slots, part);
     if (it->n_rows == 0) return;
     for (uint32_t p = 0; it->by_parts && p < parts; p++)
-        t->decode[t->n_decode++] = (gpu_tile){it->seq, p * part, parts, first};
+        t->decode[t->n_decode++] = (gpu_tile){it->seq, 0, p * part, (p + 1) * part, parts, first};
     for (uint32_t row = 0; !it->by_parts && row < it->n_rows * q_heads; row += prefill_rows)
-        t->prefill[t->n_prefill++] = (gpu_tile){.seq = it->seq, .first = row};
+        t->prefill[t->n_prefill++] =
+            (gpu_tile){.seq = it->seq, .row = row, .end = UINT32_MAX, .parts = 1};
 }
 
 /* The slots of a part are those that the step would have if nothing were retrieved and its tables
- * had the lists' lengths: so a row that reads all blocks computes the bits of full attention. */
+ * had the lists' lengths: so a row that reads all blocks computes the bits of full attention. That
+ * holds for a chunk's rows where nothing cuts its tiles (gpu_cut_slots): these rows are tiles of
+ * their own, enough of them without parts. */
 void cuda_add_tiles(backend_cuda *b, const step_plan *plan, const cuda_batch *batch)
 {
     cuda_retrieve *r = b->retrieve;

@@ -51,7 +51,7 @@ static size_t pack_bytes(const backend_cuda *b, const step_plan *plan, const cud
 {
     size_t rows = batch->n_rows, seqs = batch->n_seqs, groups = b->tables.counts[PKV_HEAD];
     size_t q_heads = b->local.n_heads / b->local.n_kv_heads;
-    size_t prefill = rows * q_heads / GPU_PREFILL_ROWS + seqs;
+    size_t prefill = rows * q_heads / GPU_PREFILL_ROWS + seqs + cuda_forward_most_cut(b->forward);
     return 4 * rows * sizeof(uint32_t) + seqs * sizeof(gpu_seq) + cuda_measures_bytes(b, plan) +
            (seqs * groups + rows + seqs) * sizeof(uint32_t) +
            (cuda_forward_tiles(b->forward) + prefill) * sizeof(gpu_tile) + 16 * 64;
@@ -136,10 +136,16 @@ static void pack_lengths(backend_cuda *b, const step_plan *plan, uint32_t n, cud
 
 /* ---- attention's tiles ----------------------------------------------------------------------- */
 
-/* How a step's attention is cut into tiles. */
+/* How a step's attention is cut into tiles: slots of a decode tile, and of a prefill tile. */
 typedef struct tiling {
-    uint32_t q_heads, part, prefill_rows, n_prefill, longest;
+    uint32_t q_heads, prefill_rows, part, cut, longest;
+    gpu_tile *decode, *prefill;
 } tiling;
+
+/* The rows of a sequence in the step, and its longest table. */
+typedef struct item {
+    uint32_t seq, n_tokens, length;
+} item;
 
 bool cuda_goes_by_parts(const backend_cuda *b, uint32_t n_rows)
 {
@@ -154,64 +160,104 @@ uint32_t cuda_part_slots(const backend_cuda *b, uint64_t slots, uint32_t longest
     return cuda_graphs_round(part / GPU_KV_STEP, CUDA_SHAPE_STEPS) * GPU_KV_STEP;
 }
 
-static uint32_t prefill_tiles(const backend_cuda *b, const tiling *t, uint32_t n_tokens)
+/* The i-th sequence of the batch: behind the plan's, those of padding rows. */
+static item item_of(const backend_cuda *b, const step_plan *plan, uint32_t i)
 {
-    if (cuda_goes_by_parts(b, n_tokens)) return 0;
-    return (n_tokens * t->q_heads + t->prefill_rows - 1) / t->prefill_rows;
+    if (i >= plan->n_seqs) return (item){i, 1, 1};
+    const step_seq *s = &plan->seqs[i];
+    return (item){i, s->n_tokens, plan_longest_table(b->mirror, s->seq, true)};
 }
 
-static uint32_t slots_of(const backend_cuda *b, const step_seq *s)
+/* The slots that the prefill tile from a packed row on sees, up to its last row. */
+static uint32_t slots_to(const tiling *t, const item *it, uint32_t row)
 {
-    return plan_longest_table(b->mirror, s->seq, true);
+    uint32_t packed = it->n_tokens * t->q_heads;
+    uint32_t end = row + t->prefill_rows < packed ? row + t->prefill_rows : packed;
+    return it->length - it->n_tokens + (end - 1) / t->q_heads + 1;
 }
 
+/* Parts depend on the step's other sequences: with --batch-invariant no prefill tile has any. */
 static tiling plan_tiles(const backend_cuda *b, const step_plan *plan, const cuda_batch *batch)
 {
     tiling t = {.q_heads = b->local.n_heads / b->local.n_kv_heads,
-                .prefill_rows = batch->prefill_rows};
-    uint64_t slots = 0;
-    for (uint32_t i = 0; i < plan->n_seqs; i++) {
-        t.n_prefill += prefill_tiles(b, &t, plan->seqs[i].n_tokens);
-        if (!cuda_goes_by_parts(b, plan->seqs[i].n_tokens)) continue;
-        uint32_t n = slots_of(b, &plan->seqs[i]);
-        slots += n;
-        if (n > t.longest) t.longest = n;
+                .prefill_rows = batch->prefill_rows,
+                .cut = UINT32_MAX};
+    uint64_t slots = 0, seen = 0;
+    uint32_t furthest = 0;
+    for (uint32_t i = 0; i < batch->n_seqs; i++) {
+        item it = item_of(b, plan, i);
+        bool by_parts = cuda_goes_by_parts(b, it.n_tokens);
+        if (by_parts && i < plan->n_seqs) {
+            slots += it.length;
+            if (it.length > t.longest) t.longest = it.length;
+        }
+        for (uint32_t r = 0; !by_parts && r < it.n_tokens * t.q_heads; r += t.prefill_rows) {
+            uint32_t n = slots_to(&t, &it, r);
+            seen += n;
+            if (n > furthest) furthest = n;
+        }
     }
-    t.n_prefill += (batch->n_seqs - plan->n_seqs) * prefill_tiles(b, &t, 1);
     t.part = cuda_part_slots(b, slots, t.longest, batch->rounds);
+    if (!b->invariant) t.cut = cuda_forward_cut(b->forward, seen, furthest);
     return t;
 }
 
-static void add_tiles(const backend_cuda *b, const tiling *t, uint32_t seq, uint32_t n_tokens,
-                      uint32_t length, gpu_tile *decode, gpu_tile *prefill, cuda_batch *batch)
+static uint32_t ceil_div(uint32_t n, uint32_t by) { return n / by + (n % by != 0); }
+
+static void add_decode(const tiling *t, const item *it, cuda_batch *batch)
 {
-    uint32_t parts = (length + t->part - 1) / t->part, first = batch->n_decode;
-    bool by_parts = cuda_goes_by_parts(b, n_tokens);
-    for (uint32_t p = 0; by_parts && p < parts; p++)
-        decode[batch->n_decode++] = (gpu_tile){seq, p * t->part, parts, first};
-    for (uint32_t r = 0; !by_parts && r < n_tokens * t->q_heads; r += t->prefill_rows)
-        prefill[batch->n_prefill++] = (gpu_tile){.seq = seq, .first = r};
+    uint32_t parts = ceil_div(it->length, t->part), first = batch->n_decode;
+    for (uint32_t p = 0; p < parts; p++)
+        t->decode[batch->n_decode++] =
+            (gpu_tile){it->seq, 0, p * t->part, (p + 1) * t->part, parts, first};
+}
+
+/* Adds those prefill tiles of a sequence that are cut, or those that are whole. */
+static void add_prefill(const tiling *t, const item *it, bool cut, cuda_batch *batch)
+{
+    for (uint32_t r = 0; r < it->n_tokens * t->q_heads; r += t->prefill_rows) {
+        uint32_t parts = ceil_div(slots_to(t, it, r), t->cut), first = batch->n_prefill;
+        if ((parts > 1) != cut) continue;
+        for (uint32_t p = 0; p < parts; p++)
+            t->prefill[batch->n_prefill++] =
+                (gpu_tile){it->seq, r, p * t->cut, (p + 1) * t->cut, parts, first};
+    }
+}
+
+/* Room for all prefill tiles: rows by tiles, and more of those that are cut. */
+static uint32_t room_for_prefill(const backend_cuda *b, const tiling *t, const step_plan *plan,
+                                 const cuda_batch *batch)
+{
+    uint32_t n = t->cut == UINT32_MAX ? 0 : cuda_forward_most_cut(b->forward);
+    for (uint32_t i = 0; i < batch->n_seqs; i++) {
+        item it = item_of(b, plan, i);
+        if (!cuda_goes_by_parts(b, it.n_tokens))
+            n += ceil_div(it.n_tokens * t->q_heads, t->prefill_rows);
+    }
+    return n;
 }
 
 static void pack_tiles(backend_cuda *b, const step_plan *plan, cuda_batch *batch)
 {
     tiling t = plan_tiles(b, plan, batch);
-    uint32_t most = cuda_forward_tiles(b->forward);
-    batch->part_slots = t.part;
+    uint32_t most = cuda_forward_tiles(b->forward), room = room_for_prefill(b, &t, plan, batch);
     batch->whole = t.longest <= t.part;
-    gpu_tile *decode = cuda_pack_take(&b->step, most * sizeof *decode, &batch->decode);
-    gpu_tile *prefill = cuda_pack_take(&b->step, t.n_prefill * sizeof *prefill, &batch->prefill);
-    for (uint32_t i = 0; i < plan->n_seqs; i++)
-        add_tiles(b, &t, i, plan->seqs[i].n_tokens, slots_of(b, &plan->seqs[i]), decode, prefill,
-                  batch);
-    for (uint32_t i = plan->n_seqs; i < batch->n_seqs; i++)
-        add_tiles(b, &t, i, 1, 1, decode, prefill, batch);
-    /* Padding tiles lie behind every table: they see no slot, and no sequence counts them. */
+    t.decode = cuda_pack_take(&b->step, most * sizeof *t.decode, &batch->decode);
+    t.prefill = cuda_pack_take(&b->step, room * sizeof *t.prefill, &batch->prefill);
+    for (int pass = 0; pass < 2; pass++) {
+        for (uint32_t i = 0; i < batch->n_seqs; i++) {
+            item it = item_of(b, plan, i);
+            bool by_parts = cuda_goes_by_parts(b, it.n_tokens);
+            if (!by_parts) add_prefill(&t, &it, pass == 0, batch);
+            else if (pass == 0) add_decode(&t, &it, batch);
+        }
+        if (pass == 0) batch->n_cut = batch->n_prefill;
+    }
     uint32_t n = batch->repeats ? cuda_graphs_round(batch->n_decode, CUDA_SHAPE_STEPS) : 0;
-    uint32_t beyond = (t.longest / GPU_KV_STEP + 1) * GPU_KV_STEP;
     while (batch->n_decode < n && batch->n_decode < most)
-        decode[batch->n_decode++] = (gpu_tile){.seq = 0, .first = beyond, .parts = 2, .part = 0};
-    assert(batch->n_decode <= most && batch->n_prefill == t.n_prefill);
+        t.decode[batch->n_decode++] = (gpu_tile){0};
+    assert(batch->n_decode <= most && batch->n_prefill <= room);
+    assert(batch->n_cut <= cuda_forward_most_cut(b->forward));
 }
 
 /* Sends the tables' patches and the moves, and executes both. */

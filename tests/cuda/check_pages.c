@@ -281,29 +281,48 @@ static void take_queries(check *c, world *w, const char *name)
 
 /* How a step's attention is cut into tiles. */
 typedef struct cut {
-    uint32_t part_slots;
+    uint32_t part_slots; /* of a decode tile */
+    uint32_t cut_slots;  /* of a prefill tile; UINT32_MAX: all */
     uint32_t prefill_rows;
     bool invariant; /* all rows are prefill tiles */
 } cut;
 
-/* Tiles as model/cuda/step.c makes them. Returns whether no sequence has several decode tiles. */
-static bool make_tiles(const world *w, cut by, gpu_tile *decode, uint32_t *n_decode,
-                       gpu_tile *prefill, uint32_t *n_prefill)
+static bool goes_by_parts(const world *w, cut by, uint32_t i)
+{
+    return w->seqs[i].n_rows * w->s->q_heads <= GPU_DECODE_ROWS && !by.invariant;
+}
+
+/* Tiles as model/cuda/step.c makes them, and unused ones. Returns whether no sequence has several
+ * decode tiles. */
+static bool make_tiles(const world *w, cut by, gpu_attention *a, gpu_tile *decode,
+                       gpu_tile *prefill)
 {
     const shape *s = w->s;
     bool whole = true;
-    *n_decode = *n_prefill = 0;
     for (uint32_t i = 0; i < s->n_seqs; i++) {
-        uint32_t packed = w->seqs[i].n_rows * s->q_heads, first = *n_decode;
-        uint32_t parts = (s->lengths[i] + by.part_slots - 1) / by.part_slots;
-        bool by_parts = packed <= GPU_DECODE_ROWS && !by.invariant;
-        if (by_parts) whole &= parts <= 1;
-        if (by_parts)
-            for (uint32_t p = 0; p < parts; p++)
-                decode[(*n_decode)++] = (gpu_tile){i, p * by.part_slots, parts, first};
-        else
-            for (uint32_t r = 0; r < packed; r += by.prefill_rows)
-                prefill[(*n_prefill)++] = (gpu_tile){.seq = i, .first = r};
+        uint32_t first = a->n_decode, parts = (s->lengths[i] + by.part_slots - 1) / by.part_slots;
+        if (!goes_by_parts(w, by, i)) continue;
+        whole &= parts <= 1;
+        for (uint32_t p = 0; p < parts; p++)
+            decode[a->n_decode++] =
+                (gpu_tile){i, 0, p * by.part_slots, (p + 1) * by.part_slots, parts, first};
+    }
+    if (a->n_decode) decode[a->n_decode++] = (gpu_tile){0};
+    for (int whole_ones = 0; whole_ones < 2; whole_ones++) {
+        for (uint32_t i = 0; i < s->n_seqs; i++) {
+            uint32_t packed = w->seqs[i].n_rows * s->q_heads, first_slot;
+            first_slot = s->lengths[i] - w->seqs[i].n_rows;
+            for (uint32_t r = 0; r < packed && !goes_by_parts(w, by, i); r += by.prefill_rows) {
+                uint32_t last = r + by.prefill_rows < packed ? r + by.prefill_rows : packed;
+                uint32_t sees = first_slot + (last - 1) / s->q_heads + 1, first = a->n_prefill;
+                uint32_t parts = (uint32_t)(((uint64_t)sees + by.cut_slots - 1) / by.cut_slots);
+                for (uint32_t p = 0; p < parts && (parts == 1) == whole_ones; p++)
+                    prefill[a->n_prefill++] =
+                        (gpu_tile){i, r, p * by.cut_slots, (p + 1) * by.cut_slots, parts, first};
+            }
+        }
+        if (a->n_prefill) prefill[a->n_prefill++] = (gpu_tile){0};
+        if (!whole_ones) a->n_cut = a->n_prefill;
     }
     return whole;
 }
@@ -320,37 +339,33 @@ static void leave_rows(world *w, const uint32_t *rows)
 static void attend_gpu(check *c, world *w, cut by)
 {
     const shape *s = w->s;
-    uint32_t most = w->total * s->q_heads / 16 + 64, n_decode, n_prefill;
+    uint32_t most = w->total * s->q_heads / 4 + 64;
     gpu_tile *decode = check_memory(most, sizeof *decode),
              *prefill = check_memory(most, sizeof *prefill);
-    bool whole = make_tiles(w, by, decode, &n_decode, prefill, &n_prefill);
-    void *d_seqs = check_device(c, w->seqs, sizeof w->seqs);
-    void *d_decode = check_device(c, decode, most * sizeof *decode);
-    void *d_prefill = check_device(c, prefill, most * sizeof *prefill);
-    void *partial = check_output(c, gpu_partial_floats(n_decode, s->kv_heads, s->dim) * 4);
     gpu_attention a = {.pages = w->pages,
                        .tables = w->gpu_tables,
                        .layer = w->layer,
-                       .seqs = d_seqs,
                        .lengths = w->d_lengths,
-                       .decode = d_decode,
-                       .prefill = d_prefill,
-                       .n_decode = n_decode,
-                       .n_prefill = n_prefill,
                        .prefill_rows = by.prefill_rows,
-                       .part_slots = by.part_slots,
-                       .whole = whole,
                        .kv_heads = s->kv_heads,
                        .q_heads = s->q_heads,
                        .scale = 1.0f / sqrtf((float)s->dim),
                        .q = w->q,
                        .out = w->out,
                        .out_type = GPU_F32,
-                       .lse = w->lse,
-                       .partial = partial};
+                       .lse = w->lse};
+    a.whole = make_tiles(w, by, &a, decode, prefill);
+    void *d_seqs = check_device(c, w->seqs, sizeof w->seqs);
+    void *d_decode = check_device(c, decode, most * sizeof *decode);
+    void *d_prefill = check_device(c, prefill, most * sizeof *prefill);
+    a.seqs = d_seqs, a.decode = d_decode, a.prefill = d_prefill;
+    a.partial =
+        check_output(c, gpu_partial_floats(a.n_decode, GPU_DECODE_ROWS, s->kv_heads, s->dim) * 4);
+    a.cut_partial =
+        check_output(c, gpu_partial_floats(a.n_cut, by.prefill_rows, s->kv_heads, s->dim) * 4);
     check_ok(c, c->api->attention(c->g, &a));
     check_ok(c, c->api->wait(c->g));
-    void *device[] = {d_seqs, d_decode, d_prefill, partial};
+    void *device[] = {d_seqs, d_decode, d_prefill, a.partial, a.cut_partial};
     for (size_t i = 0; i < sizeof device / sizeof *device; i++) c->api->release(c->g, device[i]);
     free(decode), free(prefill);
 }
@@ -486,7 +501,8 @@ static void forget(check *c, world *w)
     free(w->tables), free(w->qkv), free(w->cpu_pages), free(w->cpu_q), free(w->unrotated);
 }
 
-static void check_shape(check *c, const shape *s, uint32_t first_grain, uint32_t part_slots)
+static void check_shape(check *c, const shape *s, uint32_t first_grain, uint32_t part_slots,
+                        bool cuts)
 {
     world w;
     char name[96];
@@ -498,19 +514,23 @@ static void check_shape(check *c, const shape *s, uint32_t first_grain, uint32_t
     write_both(c, &w, name);
     take_queries(c, &w, name);
     leave_rows(&w, s->rows);
-    check_attention(c, &w, name, (cut){part_slots, GPU_PREFILL_ROWS, false});
+    check_attention(c, &w, name, (cut){part_slots, UINT32_MAX, GPU_PREFILL_ROWS, false});
+    snprintf(name + strlen(name), sizeof name - strlen(name), ", cut");
+    if (cuts)
+        check_attention(c, &w, name, (cut){part_slots, part_slots, GPU_PREFILL_ROWS, false});
     for (uint32_t i = 0; !s->window && i < s->n_seqs; i += 2) check_measures(c, &w, i);
     check_moves(c, &w);
     forget(c, &w);
 }
 
 /* The kernel with wgmma, where there is one for the shape: every row, and then the last one of each
- * sequence alone, whose bits must be the same. */
+ * sequence alone, whose bits must be the same. Then the tiles are cut, where they are no decode
+ * tiles. */
 static void check_wide_shape(check *c, const shape *s, uint32_t first_grain)
 {
     world w;
     char name[96];
-    cut by = {64, gpu_prefill_rows(c->compute, s->format, s->dim), true};
+    cut by = {64, UINT32_MAX, gpu_prefill_rows(c->compute, s->format, s->dim), true};
     if (by.prefill_rows != GPU_WIDE_ROWS) return;
     lay_out(c, s, first_grain, &w);
     make_pages(c, &w);
@@ -538,6 +558,16 @@ static void check_wide_shape(check *c, const shape *s, uint32_t first_grain)
     const float none = 0.0f, found = (float)differ;
     check_row(c, "wgmma, rows of another step: the same bits", &none, &found, 1, 0.0);
     free(due), free(got);
+
+    leave_rows(&w, s->rows);
+    by.invariant = false;
+    for (by.cut_slots = 64; by.cut_slots <= 192; by.cut_slots += 128) {
+        char text[128];
+        snprintf(text, sizeof text, "%s, cut by %u", name, by.cut_slots);
+        c->api->release(c->g, w.out);
+        w.out = check_output(c, n * 4);
+        check_attention(c, &w, text, by);
+    }
     forget(c, &w);
 }
 
@@ -596,7 +626,7 @@ void check_pages(check *c)
         {GPU_KV_BF16, 64, 4, 7, 256, 500, 3, {3000, 1500, 129}, {1, 900, 128}, false, true},
     };
     for (size_t i = 0; i < sizeof small / sizeof *small; i++)
-        check_shape(c, &small[i], (uint32_t)i % 3, 64);
+        check_shape(c, &small[i], (uint32_t)i % 3, 64, i % 2 == 0);
     for (size_t i = 0; !c->small && i < sizeof large / sizeof *large; i++)
-        check_shape(c, &large[i], (uint32_t)i % 3, 512);
+        check_shape(c, &large[i], (uint32_t)i % 3, 512, true);
 }

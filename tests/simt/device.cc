@@ -40,12 +40,13 @@ static struct {
 } counts; /* simt_counts, and atomic likewise */
 static int refuse_captures, refuse_shares, is_late, is_eager;
 static size_t shared_bytes = 163 << 10;
-static uint32_t compute = 80;
+static uint32_t compute = 80, n_sms = 2;
 
 void simt_fail_after(int launches) { left_to_fail = launches; }
 void simt_refuse_captures(int which) { refuse_captures = which; }
 void simt_refuse_shares(int which) { refuse_shares = which; }
 void simt_have_shared(size_t bytes) { shared_bytes = bytes; }
+void simt_have_sms(uint32_t n) { n_sms = n; }
 void simt_have_compute(uint32_t capability) { compute = capability; }
 void simt_be_late(int late) { is_late = late; }
 void simt_copy_early(int early) { is_eager = early; }
@@ -138,7 +139,7 @@ static gpu_status gpu_open(uint32_t ordinal, gpu **out, gpu_facts *facts, char *
     (*out)->stream.ctx = *out;
     *facts = gpu_facts();
     snprintf(facts->name, sizeof facts->name, "simt");
-    facts->n_sms = 2;
+    facts->n_sms = n_sms;
     facts->compute = compute;
     facts->shared_bytes = shared_bytes;
     facts->bytes = facts->free_bytes = (uint64_t)1 << 30;

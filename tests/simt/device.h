@@ -13,6 +13,8 @@ gpu_api_fn octavo_cuda_api;
 void simt_fail_after(int launches);
 /* Sets a block's shared memory; 163 KB by default. */
 void simt_have_shared(size_t bytes);
+/* Sets how many multiprocessors the devices have that are opened from now on; 2 by default. */
+void simt_have_sms(uint32_t n);
 /* Sets the compute capability of the devices that are opened from now on; 80 by default. */
 void simt_have_compute(uint32_t capability);
 /* Whether launches and copies are done only when they are waited for, which shows pinned memory

@@ -144,7 +144,7 @@ static void check(const kind *k, simt_counts want)
                  (int)want.replays, (int)want.collectives, (int)want.copies_in,
                  (int)want.copies_out, (int)want.waits);
     /* Rows, tiles and tables; and a token of each sequence. */
-    assert_in_range(got.bytes_in, 1, 2048 + 64 * k->n_seqs);
+    assert_in_range(got.bytes_in, 1, 2560 + 64 * k->n_seqs);
     if (!k->measured && !k->sampled && !k->ranks) assert_int_equal(got.bytes_out, 4 * k->n_seqs);
 }
 
