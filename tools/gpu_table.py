@@ -125,6 +125,10 @@ def bars():
         found = kernel_line(f"decode attention {crowd}, bf16")
         share = found and found[1]
         bar(f"decode attention {crowd}, of copies", share, at_least=0.85, note=of_specified(share, "copies"))
+    for kernel in (", wgmma", ""):
+        found = kernel_line(f"chunks of 32, attention 1 x 32768, bf16{kernel}")
+        bar(f"a chunk of 32 on 32768{kernel or ', mma'}, of copies", found and found[1],
+            at_least=0.50 if kernel else 0.25)
     for crowd in ("8 x 2048", "1 x 8192"):
         for kernel in (", wgmma", ""):
             bar(f"prefill attention {crowd}{kernel or ', mma'}, of products",

@@ -40,8 +40,8 @@ typedef struct bench_gpu_kernels_options {
     uint8_t bits;  // of the weights: 8, 4, or 0 for `type`
     bool is_float; // they are e4m3, with a scale for each 128 columns of a row
     gpu_kv_format kv;
-    size_t most_rows;    // the largest number of rows in a product
-    uint32_t part_slots; // slots that a block of attention reads, or 0 for the usual number
+    size_t most_rows;      // the largest number of rows in a product
+    uint32_t part_slots;   // slots that a block of attention reads, or 0 for the usual number
     uint32_t prefill_rows; // of gpu_attention, or 0 for every kernel that runs here
 } bench_gpu_kernels_options;
 status bench_gpu_kernels(bench_gpu *b, const bench_gpu_kernels_options *o, error *err);

@@ -540,8 +540,8 @@ struct merge_work {
 };
 
 /* Merges the parts of a packed row into its output. The blocks of a tile's parts, gridDim.z for
- * each, share its rows: with n blocks, block i takes rows i, i + n, i + 2 n, ... Threads form groups
- * of D, which share the parts, so that long tables do not become long chains of loads. */
+ * each, share its rows: with n blocks, block i takes rows i, i + n, i + 2 n, ... Threads form
+ * groups of D, which share the parts, so that long tables do not become long chains of loads. */
 template <int D>
 static __global__ void __launch_bounds__(MERGE_THREADS) merge_kernel(gpu_attention a, merge_work w)
 {
@@ -607,7 +607,7 @@ static gpu_status merge(gpu *g, const gpu_attention *a, uint32_t n, uint32_t sha
     return gpu_launched(g, "merge of attention");
 }
 
-/* Of a prefill tile's rows each block merges few, so that two parts do not have long turns. */
+/* Each block merges few of a prefill tile's rows, so that two parts do not have long turns. */
 constexpr uint32_t CUT_SHARES = 16;
 
 template <class KV, int D> static gpu_status run_all(gpu *g, const gpu_attention *a)

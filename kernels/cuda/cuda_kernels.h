@@ -241,21 +241,24 @@ typedef struct gpu_attention {
 
 /* The slots of a decode tile's part when the tables hold `slots` slots in all. Parts have one
  * length, are enough to keep every multiprocessor busy, and are not so short that merging
- * dominates. */
-enum { GPU_PART_MIN = 256, GPU_BLOCKS_OF_SM = 16 };
+ * dominates: where tables are short, from GPU_PART_MIN to twice as many slots. They are few enough
+ * to launch the most that a batch can have, of which unused ones end at once: of GPU_BLOCKS_OF_SM
+ * blocks a multiprocessor has 3 at a time. */
+enum { GPU_PART_MIN = 128, GPU_BLOCKS_OF_SM = 8 };
 static inline uint32_t gpu_part_slots(uint64_t slots, uint32_t longest, uint32_t kv_heads,
                                       uint32_t n_sms)
 {
     uint64_t part = slots * kv_heads / ((uint64_t)GPU_BLOCKS_OF_SM * n_sms) + 1;
     if (part < GPU_PART_MIN) part = GPU_PART_MIN;
-    uint64_t parts = (longest + part - 1) / part;
+    uint64_t parts = longest / part;
     if (parts > 0) part = (longest + parts - 1) / parts;
     return (uint32_t)((part + GPU_KV_STEP - 1) / GPU_KV_STEP * GPU_KV_STEP);
 }
-/* The most decode tiles that gpu_part_slots leads to. */
-static inline uint32_t gpu_most_tiles(uint32_t max_seqs, uint32_t kv_heads, uint32_t n_sms)
+/* The most decode tiles that gpu_part_slots leads to: for each sequence one, and as many as whole
+ * parts fit in the slots. */
+static inline uint32_t gpu_most_tiles(uint32_t n_seqs, uint32_t kv_heads, uint32_t n_sms)
 {
-    return max_seqs + 2 * GPU_BLOCKS_OF_SM * n_sms / kv_heads + 2;
+    return n_seqs + GPU_BLOCKS_OF_SM * n_sms / kv_heads;
 }
 
 /* The slots of a prefill tile's part when the tiles see `slots` slots in all, and one of them up to

@@ -150,8 +150,6 @@ status cuda_send_weights(backend_cuda *b, const model_weights *w, error *err);
 status cuda_send(backend_cuda *b, const step_plan *plan, bool computes, cuda_batch *batch);
 /* Whether so many rows of a sequence are cut by parts of their table, not by rows. */
 bool cuda_goes_by_parts(const backend_cuda *b, uint32_t n_rows);
-/* The slots of a part where sequences cut so have `slots` slots together. rounds: cuda_batch's. */
-uint32_t cuda_part_slots(const backend_cuda *b, uint64_t slots, uint32_t longest, bool rounds);
 
 /* ---- step_measures.c ------------------------------------------------------------------------- */
 

@@ -219,10 +219,10 @@ typedef struct cuda_batch {
     const gpu_tile *decode, *prefill;
     bool whole; /* as in gpu_attention */
     gpu_tables tables;
-    bool rounds;    /* rows and parts of tables are rounded up, as in each step that only decodes */
-    bool repeats;   /* many steps have these rows and tiles (cuda_graphs_run) */
-    uint32_t moved; /* how often memory that its launches read went elsewhere */
-    bool wants_lse; /* something is measured */
+    bool rounds;  /* rows are rounded up, as in each step that only decodes */
+    bool repeats; /* many steps have so many rows, and the most tiles of these (cuda_graphs_run) */
+    uint32_t moved;             /* how often memory that its launches read went elsewhere */
+    bool wants_lse;             /* something is measured */
     struct cuda_window *window; /* has the tables and lengths of each layer; NULL: those above */
     struct cuda_far *far;       /* attends to what the window leaves in host memory; or NULL */
     /* Called after each layer's attention when something is measured; else NULL. */
@@ -239,8 +239,9 @@ typedef struct cuda_forward cuda_forward;
 
 status cuda_forward_create(const cuda_forward_options *options, cuda_forward **out);
 void cuda_forward_destroy(cuda_forward *f);
-/* The most decode tiles of a step. _part: slots of a tile when the tables hold `slots` together. */
-uint32_t cuda_forward_tiles(const cuda_forward *f);
+/* The most decode tiles of n_seqs sequences. _part: slots of a tile when the tables hold `slots`
+ * together. */
+uint32_t cuda_forward_tiles(const cuda_forward *f, uint32_t n_seqs);
 uint32_t cuda_forward_part(const cuda_forward *f, uint64_t slots, uint32_t longest);
 /* The most prefill tiles of a step that are parts. _cut: slots of such a part (gpu_cut_slots). */
 uint32_t cuda_forward_most_cut(const cuda_forward *f);

@@ -16,7 +16,7 @@ struct cuda_forward {
     float *inv_freq, *local_inv_freq; /* local ones are NULL without local RoPE */
     void *normed, *q, *attn, *wide, *act, *picked, *scratch;
     uint32_t prefill_rows, at_once; /* of a prefill tile; blocks of such tiles that run at once */
-    uint32_t max_tiles, max_cut;
+    uint32_t max_cut;
     cuda_experts *experts; /* NULL without sparse layers */
 };
 
@@ -33,7 +33,8 @@ static size_t list_buffers(cuda_forward *f, buffer out[BUFFERS])
     const model_config *c = f->o.config;
     size_t rows = f->o.max_rows, f32 = sizeof(float), hidden = c->hidden, dim = c->head_dim;
     bool local = c->family->local_theta != 0.0;
-    size_t partial = gpu_partial_floats(f->max_tiles, GPU_DECODE_ROWS, c->n_kv_heads, dim);
+    size_t tiles = cuda_forward_tiles(f, f->o.max_seqs);
+    size_t partial = gpu_partial_floats(tiles, GPU_DECODE_ROWS, c->n_kv_heads, dim);
     size_t cut = gpu_partial_floats(f->max_cut, f->prefill_rows, c->n_kv_heads, dim);
     const buffer all[] = {
         {&f->x, rows * hidden * f32},
@@ -96,7 +97,6 @@ status cuda_forward_create(const cuda_forward_options *options, cuda_forward **o
     const gpu_facts *facts = &options->device->facts;
     f->prefill_rows = gpu_prefill_rows(facts->compute, options->pages->format, c->head_dim);
     f->at_once = gpu_blocks_at_once(facts->n_sms, f->prefill_rows);
-    f->max_tiles = gpu_most_tiles(options->max_seqs, c->n_kv_heads, facts->n_sms);
     f->max_cut = gpu_most_cut(c->n_kv_heads, f->at_once);
     status s = make_buffers(f);
     if (status_ok(s))
@@ -122,7 +122,10 @@ void cuda_forward_destroy(cuda_forward *f)
 
 /* ---- tiles ----------------------------------------------------------------------------------- */
 
-uint32_t cuda_forward_tiles(const cuda_forward *f) { return f->max_tiles; }
+uint32_t cuda_forward_tiles(const cuda_forward *f, uint32_t n_seqs)
+{
+    return gpu_most_tiles(n_seqs, f->o.config->n_kv_heads, f->o.device->facts.n_sms);
+}
 
 uint32_t cuda_forward_part(const cuda_forward *f, uint64_t slots, uint32_t longest)
 {

@@ -1,6 +1,7 @@
 /* CUDA graphs of steps that only decode. A forward pass's launches are captured once for each shape
- * of step and replayed afterwards. Steps of one shape differ only in the contents of their arrays,
- * which are copied to the same places before each replay. */
+ * of step, which without measures is the number of rows alone, and replayed afterwards. Steps of
+ * one shape differ only in the contents of their arrays, which are copied to the same places before
+ * each replay. */
 #include "model/cuda/backend.h"
 
 #include <stdatomic.h>

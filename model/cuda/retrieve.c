@@ -284,14 +284,16 @@ static size_t arrays_bytes(const backend_cuda *b, const cuda_batch *batch)
     prefill += n * (q_heads / GPU_PREFILL_ROWS + 1);
     return n * (sizeof *r->rows + b->info.geometry.n_layers + sizeof(gpu_seq)) +
            seqs * (sizeof(gpu_seq) + b->tables.counts[PKV_HEAD] * sizeof(uint32_t)) +
-           (2 * (size_t)cuda_forward_tiles(b->forward) + 2 * prefill) * sizeof(gpu_tile) + 9 * 64;
+           (2 * (size_t)cuda_forward_tiles(b->forward, batch->n_seqs) + 2 * prefill) *
+               sizeof(gpu_tile) +
+           9 * 64;
 }
 
-static void take_tiles(backend_cuda *b, size_t prefill, cuda_tiles *t)
+static void take_tiles(backend_cuda *b, uint32_t most, size_t prefill, cuda_tiles *t)
 {
     cuda_pack *p = &b->retrieve->pack;
     *t = (cuda_tiles){0};
-    t->decode = cuda_pack_take(p, cuda_forward_tiles(b->forward) * sizeof(gpu_tile), &t->d_decode);
+    t->decode = cuda_pack_take(p, most * sizeof(gpu_tile), &t->d_decode);
     t->prefill = cuda_pack_take(p, prefill * sizeof(gpu_tile), &t->d_prefill);
 }
 
@@ -338,8 +340,9 @@ static status send_arrays(backend_cuda *b, const step_plan *plan, const cuda_bat
     memcpy(rows, r->rows, r->n_rows * sizeof *rows);
     uint8_t *reads = cuda_pack_take(&r->pack, n_reads, &r->d_reads);
     memcpy(reads, r->reads, n_reads);
-    take_tiles(b, batch->n_rows * q_heads / GPU_PREFILL_ROWS + batch->n_seqs, &r->full);
-    take_tiles(b, r->n_rows * (q_heads / GPU_PREFILL_ROWS + 1), &r->list);
+    uint32_t most = cuda_forward_tiles(b->forward, batch->n_seqs);
+    take_tiles(b, most, batch->n_rows * q_heads / GPU_PREFILL_ROWS + batch->n_seqs, &r->full);
+    take_tiles(b, most, r->n_rows * (q_heads / GPU_PREFILL_ROWS + 1), &r->list);
     cuda_add_tiles(b, plan, batch);
     pack_full(b, plan, batch);
     pack_lists(b);

@@ -67,7 +67,7 @@ void cuda_add_tiles(backend_cuda *b, const step_plan *plan, const cuda_batch *ba
                 if (it.slots > longest) longest = it.slots;
             }
         }
-        if (pass == 0) r->part_slots = cuda_part_slots(b, slots, longest, batch->rounds);
+        if (pass == 0) r->part_slots = cuda_forward_part(b->forward, slots, longest);
     }
-    assert(r->full.n_decode + r->list.n_decode <= cuda_forward_tiles(b->forward));
+    assert(r->full.n_decode + r->list.n_decode <= cuda_forward_tiles(b->forward, batch->n_seqs));
 }

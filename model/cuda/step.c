@@ -7,11 +7,11 @@
 
 /* ---- a step's arrays ------------------------------------------------------------------------- */
 
-/* Whether the step can run as a graph: its rows and attention tiles are then padded, so that many
- * steps have one shape. Only steps that decode alone qualify. Sums of ranks that meet on the host
- * and the copies of a window happen between launches: neither is captured. Where sequences are
- * measured, all must be, and alike: others make too many shapes. Moves, patches and logits lie
- * outside the captured part. */
+/* Whether the step can run as a graph: its rows are then padded, and its tiles up to the most that
+ * so many sequences can have, so that their number alone is a step's shape. Only steps that decode
+ * alone qualify. Sums of ranks that meet on the host and the copies of a window happen between
+ * launches: neither is captured. Where sequences are measured, all must be, and alike: others make
+ * too many shapes. Moves, patches and logits lie outside the captured part. */
 static bool only_decodes(const backend_cuda *b, const step_plan *plan)
 {
     bool one =
@@ -20,8 +20,8 @@ static bool only_decodes(const backend_cuda *b, const step_plan *plan)
     return one;
 }
 
-/* A step whose rows read by retrieval has launches of its own too, but its rows and tiles are
- * rounded all the same: what it computes has the bits of a step that reads everything. */
+/* A step whose rows read by retrieval has launches of its own too, but its rows are rounded all the
+ * same: what it computes has the bits of a step that reads everything. */
 static bool retrieves(const step_plan *plan)
 {
     for (uint32_t i = 0; i < plan->n_seqs; i++)
@@ -54,7 +54,7 @@ static size_t pack_bytes(const backend_cuda *b, const step_plan *plan, const cud
     size_t prefill = rows * q_heads / GPU_PREFILL_ROWS + seqs + cuda_forward_most_cut(b->forward);
     return 4 * rows * sizeof(uint32_t) + seqs * sizeof(gpu_seq) + cuda_measures_bytes(b, plan) +
            (seqs * groups + rows + seqs) * sizeof(uint32_t) +
-           (cuda_forward_tiles(b->forward) + prefill) * sizeof(gpu_tile) + 16 * 64;
+           (cuda_forward_tiles(b->forward, batch->n_seqs) + prefill) * sizeof(gpu_tile) + 16 * 64;
 }
 
 /* A step's row arrays, to be filled in. */
@@ -152,14 +152,6 @@ bool cuda_goes_by_parts(const backend_cuda *b, uint32_t n_rows)
     return !b->invariant && n_rows * (b->local.n_heads / b->local.n_kv_heads) <= GPU_DECODE_ROWS;
 }
 
-uint32_t cuda_part_slots(const backend_cuda *b, uint64_t slots, uint32_t longest, bool rounds)
-{
-    uint32_t part = cuda_forward_part(b->forward, slots, longest);
-    if (!rounds) return part;
-    if (part < GPU_PART_MIN) part = GPU_PART_MIN;
-    return cuda_graphs_round(part / GPU_KV_STEP, CUDA_SHAPE_STEPS) * GPU_KV_STEP;
-}
-
 /* The i-th sequence of the batch: behind the plan's, those of padding rows. */
 static item item_of(const backend_cuda *b, const step_plan *plan, uint32_t i)
 {
@@ -197,7 +189,7 @@ static tiling plan_tiles(const backend_cuda *b, const step_plan *plan, const cud
             if (n > furthest) furthest = n;
         }
     }
-    t.part = cuda_part_slots(b, slots, t.longest, batch->rounds);
+    t.part = cuda_forward_part(b->forward, slots, t.longest);
     if (!b->invariant) t.cut = cuda_forward_cut(b->forward, seen, furthest);
     return t;
 }
@@ -224,11 +216,14 @@ static void add_prefill(const tiling *t, const item *it, bool cut, cuda_batch *b
     }
 }
 
-/* Room for all prefill tiles: rows by tiles, and more of those that are cut. */
+/* Room for all prefill tiles: rows by tiles, and more of those that are cut, which a step that
+ * repeats always has. */
 static uint32_t room_for_prefill(const backend_cuda *b, const tiling *t, const step_plan *plan,
                                  const cuda_batch *batch)
 {
-    uint32_t n = t->cut == UINT32_MAX ? 0 : cuda_forward_most_cut(b->forward);
+    bool may_cut = batch->repeats ? !b->invariant : t->cut != UINT32_MAX;
+    uint32_t n = may_cut ? cuda_forward_most_cut(b->forward) : 0;
+    if (batch->repeats && cuda_goes_by_parts(b, 1)) return 0;
     for (uint32_t i = 0; i < batch->n_seqs; i++) {
         item it = item_of(b, plan, i);
         if (!cuda_goes_by_parts(b, it.n_tokens))
@@ -237,10 +232,23 @@ static uint32_t room_for_prefill(const backend_cuda *b, const tiling *t, const s
     return n;
 }
 
+/* Fills up the tiles of a step that repeats to the most that so many sequences can have: unused
+ * tiles, which end at once. Then all may be parts, and are merged. */
+static void pad_tiles(const backend_cuda *b, const tiling *t, uint32_t most, uint32_t room,
+                      cuda_batch *batch)
+{
+    while (batch->n_decode > 0 && batch->n_decode < most)
+        t->decode[batch->n_decode++] = (gpu_tile){0};
+    while (batch->n_prefill < room) t->prefill[batch->n_prefill++] = (gpu_tile){0};
+    batch->whole = false;
+    batch->n_cut = room == 0 || b->invariant ? 0 : cuda_forward_most_cut(b->forward);
+}
+
 static void pack_tiles(backend_cuda *b, const step_plan *plan, cuda_batch *batch)
 {
     tiling t = plan_tiles(b, plan, batch);
-    uint32_t most = cuda_forward_tiles(b->forward), room = room_for_prefill(b, &t, plan, batch);
+    uint32_t most = cuda_forward_tiles(b->forward, batch->n_seqs);
+    uint32_t room = room_for_prefill(b, &t, plan, batch);
     batch->whole = t.longest <= t.part;
     t.decode = cuda_pack_take(&b->step, most * sizeof *t.decode, &batch->decode);
     t.prefill = cuda_pack_take(&b->step, room * sizeof *t.prefill, &batch->prefill);
@@ -253,11 +261,9 @@ static void pack_tiles(backend_cuda *b, const step_plan *plan, cuda_batch *batch
         }
         if (pass == 0) batch->n_cut = batch->n_prefill;
     }
-    uint32_t n = batch->repeats ? cuda_graphs_round(batch->n_decode, CUDA_SHAPE_STEPS) : 0;
-    while (batch->n_decode < n && batch->n_decode < most)
-        t.decode[batch->n_decode++] = (gpu_tile){0};
     assert(batch->n_decode <= most && batch->n_prefill <= room);
     assert(batch->n_cut <= cuda_forward_most_cut(b->forward));
+    if (batch->repeats) pad_tiles(b, &t, most, room, batch);
 }
 
 /* Sends the tables' patches and the moves, and executes both. */

@@ -516,8 +516,7 @@ static void check_shape(check *c, const shape *s, uint32_t first_grain, uint32_t
     leave_rows(&w, s->rows);
     check_attention(c, &w, name, (cut){part_slots, UINT32_MAX, GPU_PREFILL_ROWS, false});
     snprintf(name + strlen(name), sizeof name - strlen(name), ", cut");
-    if (cuts)
-        check_attention(c, &w, name, (cut){part_slots, part_slots, GPU_PREFILL_ROWS, false});
+    if (cuts) check_attention(c, &w, name, (cut){part_slots, part_slots, GPU_PREFILL_ROWS, false});
     for (uint32_t i = 0; !s->window && i < s->n_seqs; i += 2) check_measures(c, &w, i);
     check_moves(c, &w);
     forget(c, &w);

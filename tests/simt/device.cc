@@ -35,10 +35,10 @@ static int left_to_fail = -1;               /* launches until the device is lost
 static std::atomic<uint64_t> n_allocations; /* atomic, since ranks are threads */
 static std::atomic<uint64_t> n_opened;      /* likewise */
 static struct {
-    std::atomic<uint64_t> launches, replays, collectives, copies_in, bytes_in, copies_out,
+    std::atomic<uint64_t> launches, captures, replays, collectives, copies_in, bytes_in, copies_out,
         bytes_out, waits;
 } counts; /* simt_counts, and atomic likewise */
-static int refuse_captures, refuse_shares, is_late, is_eager;
+static int refuse_captures, refuse_shares, is_late, is_eager, is_idle;
 static size_t shared_bytes = 163 << 10;
 static uint32_t compute = 80, n_sms = 2;
 
@@ -49,11 +49,13 @@ void simt_have_shared(size_t bytes) { shared_bytes = bytes; }
 void simt_have_sms(uint32_t n) { n_sms = n; }
 void simt_have_compute(uint32_t capability) { compute = capability; }
 void simt_be_late(int late) { is_late = late; }
+void simt_be_idle(int idle) { is_idle = idle; }
 void simt_copy_early(int early) { is_eager = early; }
 simt_counts simt_counted(void)
 {
-    return {counts.launches, counts.replays,    counts.collectives, counts.copies_in,
-            counts.bytes_in, counts.copies_out, counts.bytes_out,   counts.waits};
+    return {counts.launches,    counts.captures,  counts.replays,
+            counts.collectives, counts.copies_in, counts.bytes_in,
+            counts.copies_out,  counts.bytes_out, counts.waits};
 }
 uint64_t simt_allocations(void) { return n_allocations; }
 
@@ -72,7 +74,11 @@ gpu_status gpu_launched(gpu *g, const char *what)
     return check(g);
 }
 
-void simt_count_launch(void) { counts.launches++; }
+bool simt_count_launch(void)
+{
+    counts.launches++;
+    return !is_idle;
+}
 
 void simt_submit(gpu *g, const std::function<void()> &work)
 {
@@ -324,6 +330,7 @@ static gpu_status gpu_captured(gpu *g, gpu_graph **out)
 {
     *out = g->capture;
     g->capture = NULL;
+    counts.captures += !g->broken;
     if (!g->broken) return GPU_OK;
     gpu_forget(*out);
     *out = NULL;
@@ -365,8 +372,7 @@ gpu_status gpu_library_product(gpu *g, const gpu_matrix *w, const void *x, size_
                                gpu_type y_type)
 {
     gpu_matrix own = *w;
-    simt_count_launch();
-    simt_submit(g, [=]() { multiply(&own, x, m, y, y_type); });
+    if (simt_count_launch()) simt_submit(g, [=]() { multiply(&own, x, m, y, y_type); });
     return check(g);
 }
 

@@ -20,6 +20,8 @@ void simt_have_compute(uint32_t capability);
 /* Whether launches and copies are done only when they are waited for, which shows pinned memory
  * that the host writes or reads too early. */
 void simt_be_late(int late);
+/* Whether kernels are counted but do nothing from now on, for tests of the host's work alone. */
+void simt_be_idle(int idle);
 /* Where launches are late: whether copies on lanes of their own are done as soon as what they wait
  * for allows, instead of when the stream waits for them. */
 void simt_copy_early(int early);
@@ -31,7 +33,7 @@ void simt_refuse_shares(int which);
 /* What all emulated GPUs were asked for so far. A launch that is captured counts once, whatever is
  * replayed. */
 typedef struct simt_counts {
-    uint64_t launches, replays;
+    uint64_t launches, captures, replays;
     uint64_t collectives; /* calls of a library on the stream, counted as launches are */
     /* Between host and device, on the stream. */
     uint64_t copies_in, bytes_in, copies_out, bytes_out;

@@ -39,7 +39,7 @@ struct simt_job {
 void simt_run(const simt_job &job, const std::function<void()> &body);
 /* Runs the work at once, or late (device.h); during a capture the work is recorded. */
 void simt_submit(gpu *g, const std::function<void()> &work);
-void simt_count_launch(void);
+bool simt_count_launch(void); /* whether the launch is to be done */
 unsigned char *simt_shared(void);
 void simt_sync_block(int line);
 /* Every lane of the warp gives `bytes` (at most 64) and reads those of any other: lane i's are at
@@ -96,7 +96,7 @@ inline void simt_launch(const char *name, gpu *g, dim3 grid, dim3 block, size_t 
                         A... args)
 {
     auto work = [=]() { kernel(args...); };
-    simt_count_launch();
+    if (!simt_count_launch()) return;
     simt_submit(g, [=]() {
         simt_job job = {g, name, (const void *)kernel, grid, block, shared, &work, sizeof work};
         simt_run(job, std::ref(work));

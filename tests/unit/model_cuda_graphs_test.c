@@ -249,6 +249,54 @@ static void replays_of_experts(void **state)
     check_replays(&p, SOME, 2, STEPS);
 }
 
+/* Grows the first n sequences from nothing to CONTEXT tokens, a token in each step. */
+enum { CONTEXT = 8192 };
+static void grow(house *h, uint32_t n)
+{
+    uint32_t rows[SEQS] = {0}, hit;
+    for (uint32_t s = 0; s < n; s++) {
+        assert_true(status_ok(pkv_seq_open(h->kv, s, PKV_HEAD, NULL, 0, 0, 64, &hit)));
+        h->length[s] = 0;
+        rows[s] = 1;
+    }
+    for (uint32_t t = 0; t < CONTEXT; t++) {
+        const step_result *r = take_step(h, rows, false);
+        if (!status_ok(r->status)) fail_msg("step %u: %s", h->step, r->status.message);
+    }
+    for (uint32_t s = 0; s < n; s++) pkv_seq_close(h->kv, s);
+}
+
+/* Contexts grow through all numbers of parts that attention cuts tables into. What the kernels
+ * compute does not matter here, and they compute nothing. */
+static void one_graph_for_each_batch_size(void **state)
+{
+    (void)state;
+    static const struct {
+        uint32_t n, captures; /* nine rows are padded to ten */
+    } sizes[] = {{1, 1}, {3, 1}, {9, 1}, {10, 0}};
+    pass p = on_gpu(&wide);
+    p.override = "max_position_embeddings=8192";
+    p.max_model_len = CONTEXT;
+    p.kv_bytes = 96 << 20;
+    for (int invariant = 0; invariant < 2; invariant++) {
+        p.batch_invariant = invariant;
+        simt_have_sms(132);
+        simt_be_idle(1);
+        house h = open_house(&p);
+        for (size_t i = 0; i < sizeof sizes / sizeof *sizes; i++) {
+            simt_counts before = simt_counted();
+            grow(&h, sizes[i].n);
+            simt_counts after = simt_counted();
+            assert_int_equal(after.captures - before.captures, sizes[i].captures);
+            /* The first step of a new shape launches, the second captures and replays. */
+            assert_int_equal(after.replays - before.replays, CONTEXT - sizes[i].captures);
+        }
+        close_house(&h);
+        simt_be_idle(0);
+        simt_have_sms(2);
+    }
+}
+
 /* ---- measured -------------------------------------------------------------------------------- */
 
 enum { MEASURED_SEQS = 10, MEASURED_STEPS = 12, MEASURED_FLOATS = 1 << 17 };
@@ -388,6 +436,7 @@ int main(void)
         cmocka_unit_test(replays_are_the_launches),
         cmocka_unit_test(replays_of_ranks),
         cmocka_unit_test(replays_of_experts),
+        cmocka_unit_test(one_graph_for_each_batch_size),
         cmocka_unit_test(what_replays_measure),
         cmocka_unit_test(what_waits_is_not_captured),
         cmocka_unit_test(alone_as_among_others),

@@ -99,51 +99,6 @@ static void the_same_as_the_cpu(void **state)
     simt_have_compute(80);
 }
 
-/* A pass whose last step has few rows behind many, on a device of so many multiprocessors. */
-static pass_result long_pass(const pass *p, const uint32_t *tokens, uint32_t n, uint32_t n_sms)
-{
-    simt_have_sms(n_sms);
-    pass_result out = run(p, tokens, n);
-    simt_have_sms(2);
-    return out;
-}
-
-/* A chunk on a table of more than 1,024 slots is cut into parts where multiprocessors would be idle
- * without them: its rows' bits then differ, which shows that it was cut, and with --batch-invariant
- * they do not. */
-static void chunks_on_long_tables(void **state)
-{
-    (void)state;
-    enum { LONG = 1088, CHUNK = 524, LAST = LONG - 2 * CHUNK };
-    static uint32_t tokens[LONG];
-    pass p = small;
-    p.override = "max_position_embeddings=1088";
-    p.chunk = CHUNK;
-    p.max_model_len = LONG;
-    uint32_t vocab = vocab_of(&p);
-    size_t first = (size_t)(LONG - LAST) * vocab, n = (size_t)LAST * vocab;
-    random_tokens(tokens, LONG, vocab);
-    pass_result cpu = run(&p, tokens, LONG);
-    p = on_gpu(p, GPU_KV_BF16);
-    for (int invariant = 0; invariant < 2; invariant++) {
-        p.batch_invariant = invariant;
-        pass_result whole = long_pass(&p, tokens, LONG, 2);
-        pass_result cut = long_pass(&p, tokens, LONG, 8);
-        assert_memory_equal(whole.logits, cut.logits, first * sizeof(float));
-        bool same = memcmp(whole.logits + first, cut.logits + first, n * sizeof(float)) == 0;
-        assert_int_equal(same, invariant);
-        double e = nmse(cut.logits + first, cpu.logits + first, n);
-        double of_mass = nmse(cut.mass, cpu.mass, cpu.mass_floats);
-        print_message("%s: NMSE of the last chunk's logits %.1e, of masses %.1e (< 1e-03)\n",
-                      invariant ? "with --batch-invariant" : "cut", e, of_mass);
-        assert_true(e < 1e-3 && of_mass < 1e-3);
-        result_free(&whole);
-        result_free(&cut);
-    }
-    result_free(&cpu);
-    assert_int_equal(simt_allocations(), 0);
-}
-
 /* In 16 bits a row may go to another expert when two are nearly as likely. */
 static void experts(void **state)
 {
@@ -708,7 +663,6 @@ int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(the_same_as_the_cpu),
-        cmocka_unit_test(chunks_on_long_tables),
         cmocka_unit_test(experts),
         cmocka_unit_test(weights_of_32_bits),
         cmocka_unit_test(other_geometries),
