@@ -8,18 +8,18 @@ compiler and, the first time, pip's index.
     bench/peer.py --octavo build/octavo --out bench/results/NAME.md
     # beside llama.cpp, OpenVINO and vLLM
     bench/peer.py --peer openvino,vllm --only prefill,decode,long,depth
-    # 128K tokens, read whole and in part
-    bench/peer.py --only far --rounds 3
+    # 128K and 256K tokens, read whole and in part
+    bench/peer.py --peer openvino --only far --rounds 3
     # a part, added to FILE's others
     bench/peer.py --only decode --formats int8 --rounds 3 --out FILE.md
 
   prefill   a prompt of 512 tokens
   decode    1, 8, 16 and 32 sequences at 128 tokens
   long      a prompt of 16384 tokens, bf16 and int8; not llama.cpp, which takes minutes for it
-  depth     1 sequence at 4096 and 16384 tokens, bf16 and int8; Octavo and llama.cpp fill their
-            caches with copies of a prompt's
-  far       1 sequence at 131072 tokens, int4: Octavo reads everything, or few blocks by retrieval;
-            llama.cpp alone, because the others' prefill of it takes more than 40 minutes
+  depth     1 sequence at 4096 and 16384 tokens, bf16 and int8; all but vLLM fill their caches with
+            copies of a prompt's
+  far       1 sequence at 131072 and 262144 tokens, int4, caches filled likewise: Octavo reads
+            everything, or few blocks by retrieval; not vLLM, whose prefill would take an hour
   server    8 and 32 clients at once, 256 + 64 tokens, no shared prefix; llama.cpp alone, because
             OpenVINO GenAI has no server and vLLM's takes a third core
   load      from the start of the server to ready, files in the page cache; llama.cpp alone
@@ -46,7 +46,7 @@ import peer_models
 import serve_server
 from peer_build import Peer, default_work
 from peer_openvino import OpenVino
-from peer_table import (BATCHES, CLIENTS, DEEP, DEPTHS, FAR, FAR_READS, FASTEST, LLAMA, LONG, PAIRS, PREFILL,
+from peer_table import (BATCHES, CLIENTS, DEEP, DEPTHS, FAR_READS, FARS, FASTEST, LLAMA, LONG, PAIRS, PREFILL,
                         markdown)
 from peer_vllm import Vllm
 from serve_server import Failed, ROOT, Server, load
@@ -243,8 +243,8 @@ def decode_section(s):
 
 
 def depth_section(s):
-    """Decode at depth with a cache of 16 bits; OpenVINO's own cache has 8 bits. The peers beside
-    llama.cpp prefill each depth once."""
+    """Decode at depth with a cache of 16 bits; OpenVINO's own cache has 8 bits. vLLM prefills each
+    depth once."""
     def ours(f):
         out = {}
         for row in our_rows(s, f, 16, [1], DEPTHS, OUR_ROUNDS):
@@ -254,7 +254,7 @@ def depth_section(s):
 
     def other_runs(stack, f):
         for other in s.with_format(f):
-            at = {depth: stack.enter_context(other.run(f, s.threads)) for depth in DEPTHS}
+            at = {depth: stack.enter_context(other.run_deep(f, s.threads)) for depth in DEPTHS}
             for depth, pipeline in at.items():
                 pipeline.start(1, depth)
             yield (f"{other.name} {f}", lambda at=at: {f"decode 1 at {depth}": pipeline.steps(DEPTH_STEPS)
@@ -270,20 +270,34 @@ def depth_section(s):
 
 
 def far_section(s):
-    """Decode at 131072 tokens with int4 weights and a cache of 16 bits. A peer reads everything, so
-    its figure stands beside each of Octavo's."""
+    """Decode at 131072 tokens and more with int4 weights and a cache of 16 bits, of OpenVINO 8. A
+    peer reads everything, so its figure stands beside each of Octavo's."""
+    names = {far: [f"decode at {far}, reads {what}" for what in FAR_READS] for far in FARS}
+
     def ours():
         out = command(s.octavo, "bench", "retrieval", "--shape", "1.1b", *quantize(s, "int4"), "--threads", s.threads,
-                      "--page-tokens", 128, "--context", FAR, "--rounds", 1, "--json")
+                      "--override", f"max_position_embeddings={2 * max(FARS)}", "--page-tokens", 128,
+                      "--context", ",".join(map(str, FARS)), "--rounds", 1, "--json")
         rates = [1000 / row["step_ms"] for row in json.loads(out)["rows"]]
-        return dict(zip((f"decode at {FAR}, reads {what}" for what in FAR_READS), rates, strict=True))
+        return dict(zip([name for far in FARS for name in names[far]], rates, strict=True))
 
-    with PeerDepth(s, "Q4_0", [FAR], FAR_STEPS) as peer:
-        def theirs():
-            (rate,) = peer.decode().values()
-            return {f"decode at {FAR}, reads {what}": rate for what in FAR_READS}
+    def reads_all(rate_at):
+        return {name: rate for far in FARS for rate in [rate_at(far)] for name in names[far]}
 
-        return interleave(s.rounds, [("octavo int4", ours), (f"{LLAMA} Q4_0", theirs)])
+    def openvino(pipeline, far):
+        pipeline.start(1, far)
+        rate = pipeline.steps(FAR_STEPS)
+        pipeline.stop()
+        return rate
+
+    with contextlib.ExitStack() as stack:
+        peer = stack.enter_context(PeerDepth(s, PAIRS["int4"], FARS, FAR_STEPS))
+        runs = [("octavo int4", ours), (f"{LLAMA} {PAIRS['int4']}", lambda: reads_all(peer.rate))]
+        for other in s.others:
+            if other.fills:
+                at = stack.enter_context(other.run_deep("int4", s.threads))
+                runs.append((f"{other.name} int4", lambda at=at: reads_all(lambda far: openvino(at, far))))
+        return interleave(s.rounds, runs)
 
 
 class PeerDepth:
@@ -321,9 +335,12 @@ class PeerDepth:
         self.process.wait()
         self.folder.cleanup()
 
+    def rate(self, depth):
+        """Returns tokens/s behind a context of that many tokens."""
+        return float(self._ask("decode", self._file(depth), self.steps))
+
     def decode(self):
-        return {f"decode 1 at {depth}": float(self._ask("decode", self._file(depth), self.steps))
-                for depth in self.depths}
+        return {f"decode 1 at {depth}": self.rate(depth) for depth in self.depths}
 
 
 # ---- servers -------------------------------------------------------------------------------------

@@ -24,9 +24,10 @@ BATCHED_TOKENS = 512  # tokens in a step, as Octavo's --prefill-chunk
 
 class Installed:
     """An installed peer. run(kind, threads) returns a Pipeline. A peer has its name, its packages,
-    the formats that it runs, its script, and weights(kind)."""
+    the formats that it runs, its script, whether it fills a long cache without a prefill, and
+    weights(kind)."""
 
-    name, packages, formats, script = "", (), (), ""
+    name, packages, formats, script, fills = "", (), (), "", False
 
     def __init__(self, work):
         self.work = os.path.abspath(work)
@@ -65,9 +66,15 @@ class Installed:
         """Returns a folder with the model in that format; makes it if it is missing."""
         raise NotImplementedError
 
+    def command(self, kind, threads):
+        return [self.tool("python"), self.script, self.weights(kind), str(threads)]
+
     def run(self, kind, threads):
-        return Pipeline(self, [self.tool("python"), self.script, self.weights(kind), str(threads)],
-                        {**os.environ, **self.environment(kind, threads)})
+        return Pipeline(self, self.command(kind, threads), {**os.environ, **self.environment(kind, threads)})
+
+    def run_deep(self, kind, threads):
+        """Returns a Pipeline for one long sequence; where the peer can, its start fills the cache."""
+        return self.run(kind, threads)
 
 
 class Pipeline:

@@ -14,7 +14,7 @@ KINDS = {LLAMA: PAIRS, **{name: {f: f for f in PAIRS} for name in ("openvino", "
 PREFILL, BATCHES, DEPTHS, CLIENTS = 512, (1, 8, 16, 32), (4096, 16384), (8, 32)
 DEEP = ("bf16", "int8")  # formats of the sections long and depth
 LONG = 16384
-FAR = 131072
+FARS = (131072, 262144)
 FAR_READS = ("everything", "16K", "8K")  # by `octavo bench retrieval` without --retrieval
 FASTEST = "read in the fastest step"
 LIMITS = ("read", "rate", FASTEST)
@@ -45,7 +45,7 @@ COMPARED = [
     *(("decode", f"decode {n}", [f], Bar((1.9, 1.3, 1.5))) for n in (8, 16, 32) for f in ALL),
     *(("depth", f"decode 1 at {DEPTHS[0]}", [f], Bar((3, 1.6, 1.6))) for f in DEEP),
     *(("depth", f"decode 1 at {DEPTHS[1]}", [f], Bar((5.5, 2.7, 3))) for f in DEEP),
-    *(("far", f"decode at {FAR}, reads {what}", ["int4"], Bar()) for what in FAR_READS),
+    *(("far", f"decode at {far}, reads {what}", ["int4"], Bar()) for far in FARS for what in FAR_READS),
     *(row for n in CLIENTS for row in (
         ("server", f"{n} clients, tokens/s", ALL, Bar((1.9, 1.3, 1.3))),
         ("server", f"{n} clients, TTFT p50 ms", ALL, Bar((0.5, 0.8, 0.8))))),
