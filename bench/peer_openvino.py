@@ -1,6 +1,7 @@
 """A second peer, OpenVINO GenAI's ContinuousBatchingPipeline: its models are exported from the
 folder that Octavo reads. In its venv this file is also the process that peer_pipeline.py
-describes; with a third word, "filled", the model decodes behind a cache that no prefill computed."""
+describes; with a third word, "filled", the model decodes behind a cache that no prefill
+computed."""
 
 import os
 import shutil

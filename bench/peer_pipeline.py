@@ -73,7 +73,8 @@ class Installed:
         return Pipeline(self, self.command(kind, threads), {**os.environ, **self.environment(kind, threads)})
 
     def run_deep(self, kind, threads):
-        """Returns a Pipeline for one long sequence; where the peer can, its start fills the cache."""
+        """Returns a Pipeline for one long sequence. Where the peer can, its start fills the
+        cache."""
         return self.run(kind, threads)
 
 
