@@ -41,7 +41,9 @@ void op_hit_more(sim *s, uint32_t id)
     if (m->hits == 0 || m->hits != m->length || m->hits != m->published || m->dropped) return;
     uint32_t tokens[LEN_MAX], n = 120 + rng_below(&s->random, 121), hit;
     uint32_t most = 1 + rng_below(&s->random, 24);
-    for (uint32_t i = 0; i < n; i++) tokens[i] = document_token(m->document, i);
+    /* A fork goes on with another document than its own first tokens are of. */
+    for (uint32_t i = 0; i < n; i++)
+        tokens[i] = i < m->length ? m->tokens[i] : document_token(m->document, i);
     bool mixed;
     uint32_t want = model_hit(s, tokens, n, m->salt, &mixed).tokens;
     pkv_grain grain = pkv_seq_grain(s->kv, id);
