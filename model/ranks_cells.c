@@ -60,7 +60,7 @@ static size_t slice_place(const backend_slice *s, uint32_t i)
     return ((size_t)i * s->n_slices + s->place) * s->cell_bytes;
 }
 
-/* What a rank gives of a list of cells; `each` of them lie in one of the places. */
+/* One rank's part of a list of cells, which are copied to several places, `each` cells to one. */
 typedef struct read_job {
     rank *r;
     const uint32_t *cells;

@@ -440,7 +440,7 @@ void pkv_seq_map_masses(const pkv *p, uint32_t seq, const pkv_masses *masses, pk
  * session does. *parked is its number from now on, never 0. No page moves. K and V of all its
  * tokens must have been computed in earlier steps. STATUS_NO_MEMORY changes nothing. */
 status pkv_seq_park(pkv *p, uint32_t seq, uint32_t *parked);
-/* As pkv_seq_park, of a copy that shares every page: the sequence stays open. */
+/* Parks a copy that shares every page, as pkv_seq_park does: the sequence stays open. */
 status pkv_seq_fork_parked(pkv *p, uint32_t seq, uint32_t *parked);
 /* Turns a parked sequence into open sequence `seq` (closed before). All or nothing. */
 status pkv_unpark(pkv *p, uint32_t parked, uint32_t seq, uint32_t expect_tokens);

@@ -423,8 +423,9 @@ static pkv_seen look_on(sched *s, const sched_seq *q, beginning *b)
     return seen;
 }
 
-/* As fits, by the last complete look. A swapped sequence whose tables come at once computes rows in
- * the same step, so what was seen earlier does not do: its pages are counted anew. */
+/* Whether the sequence fits by the last complete look at its pages. A swapped sequence whose
+ * tables come at once computes rows in the same step, and the look may be of an earlier step: its
+ * pages are counted anew. */
 static bool fits_as_seen(sched *s, const sched_seq *q, beginning *b, const pages_owed *owed,
                          pkv_seen seen)
 {

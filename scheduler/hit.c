@@ -36,7 +36,7 @@ void sched_hit_go_on(sched *s, sched_seq *q)
 {
     uint64_t before = pkv_available(s->kv), taken;
     uint32_t n = 0;
-    /* Where memory is out, the rest is computed. */
+    /* The rest of the hit is computed if memory is out. */
     (void)pkv_seq_hit_more(s->kv, q->slot, q->tokens, q->hit_to, sched_portion(s), &n);
     taken = before - pkv_available(s->kv);
     q->hit_owed -= taken < q->hit_owed ? taken : q->hit_owed;

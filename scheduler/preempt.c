@@ -83,7 +83,7 @@ void sched_preempt(sched *s, sched_seq *q)
     q->awaited = q->drop_planned = false;
 }
 
-/* Whether it waits for portions of its tables. */
+/* Whether the sequence waits for portions of its tables. */
 static bool takes_portions(const sched_seq *q)
 {
     return q->arriving || (q->hit_to && !seq_is_over(q));

@@ -134,7 +134,7 @@ INLINE void run_4(const int rows, const uint8_t *w, const int8_t *x, size_t grou
     }
 }
 
-/* Where the sums of a group of 4 bits begin, as its x has it: -8 times the sum of x, because w + 8
+/* The start of the sums of a 4-bit group, as its x has it: -8 times the sum of x, because w + 8
  * is multiplied. A group of one run begins in 16 bits, with a number for the first two columns of
  * each quad and one for the others: sums there may wrap on the way, but end within 16 * 8 * 127. */
 INLINE int32_t start_of(const unsigned group, int16_t first, int16_t second)

@@ -189,8 +189,9 @@ status retrieve_make(retrieve *r, const sparse_row *row)
     return make_listed(r, spec);
 }
 
-/* What is kept of a prompt's end decides what some representatives are made of. Before that end,
- * blocks with a representative of another kind keep it: a running request may read by it. */
+/* DYNAMIC's representatives and a preselection follow from the prompt's last rows, so nothing is
+ * made for them before these rows. Until then a block that has a representative of another kind
+ * keeps it, because a running request may select by it. */
 status retrieve_make_ahead(retrieve *r, const forward_seq *seq)
 {
     const retrieval_spec *spec = &seq->retrieval;

@@ -256,7 +256,7 @@ static void run_layers(fixture *f, uint32_t step, bool expects, backend_tier *su
     }
 }
 
-/* What a layer selected, and what it is expected to scan, is there before the layer wants it. */
+/* Pages that a layer selected, or is expected to scan, are in memory before it wants them. */
 static void a_layer_finds_what_it_needs(void **state)
 {
     fixture *f = *state;

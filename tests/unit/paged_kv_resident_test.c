@@ -299,7 +299,7 @@ static void a_look_at_a_parked_sequence_has_portions(void **state)
     end(&f);
 }
 
-/* What was seen of a parked sequence says nothing of the pages that it takes once it is swapped. */
+/* A look at a parked sequence says nothing of the pages that it takes once it is swapped. */
 static void a_look_at_the_parked_pages_does_not_count(void **state)
 {
     (void)state;
