@@ -88,9 +88,9 @@ typedef struct engine_options {
      * watchdog. */
     int64_t step_timeout_us;
     /* Destroys the failed backend, in which no call is running any more, and makes another like it.
-     * Engine thread. NULL = a failed backend stays failed. STATUS_UNAVAILABLE: something that the
-     * backend needs (a worker) is not there yet; restart is called again until it is there, or the
-     * engine is destroyed. */
+     * Engine thread. NULL = a failed backend stays failed. STATUS_UNAVAILABLE and
+     * STATUS_NO_MEMORY: something that the backend needs (a worker, memory) is not there yet;
+     * restart is called again until it is there, or the engine is destroyed. */
     status (*restart)(void *ctx, backend *out, error *err);
     void *restart_ctx;
     /* Gets one line about trouble with the backend, for a log. Called from any of the engine's

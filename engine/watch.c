@@ -154,7 +154,7 @@ static void log_delay(engine *e, const char *why)
     keep_trouble(e, why);
 }
 
-/* Tries until what the backend needs is there; requests are refused meanwhile. */
+/* Tries until what the backend needs is there, memory among it; requests are refused meanwhile. */
 static status restart_when_possible(engine *e, backend *fresh, error *err)
 {
     char last_error[sizeof err->text] = "";
@@ -162,7 +162,7 @@ static status restart_when_possible(engine *e, backend *fresh, error *err)
         if (is_stopping(e)) return error_set(err, STATUS_ABORTED, "the engine stops");
         forget_loss(e);
         status st = e->o.restart(e->o.restart_ctx, fresh, err);
-        if (st.code != STATUS_UNAVAILABLE) return st;
+        if (st.code != STATUS_UNAVAILABLE && st.code != STATUS_NO_MEMORY) return st;
         if (strcmp(last_error, err->text) != 0) {
             snprintf(last_error, sizeof last_error, "%s", err->text);
             log_delay(e, last_error);

@@ -2,6 +2,17 @@
 
 #include "model/measures.h"
 
+status plan_follow(pkv_mirror *mirror, const step_plan *plan)
+{
+    status s = pkv_mirror_apply(mirror, plan->deltas.words, plan->deltas.n_words);
+    if (s.code == STATUS_NO_MEMORY)
+        return status_make(STATUS_UNAVAILABLE, "page tables: out of memory");
+    if (!status_ok(s)) return status_make(STATUS_INTERNAL, s.message);
+    if (pkv_mirror_checksum(mirror) != plan->checksum)
+        return status_make(STATUS_INTERNAL, "page tables differ from the coordinator's");
+    return STATUS_IS_OK;
+}
+
 static uint32_t dense_rows(const step_seq *s, const pkv_mirror_extent *extent)
 {
     uint32_t from = extent->least_kept - s->n_tokens;

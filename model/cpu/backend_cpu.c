@@ -108,13 +108,11 @@ static status move_slots(backend_cpu *b, const pkv_move *m)
     return STATUS_IS_OK;
 }
 
-/* Makes the move for each cell of its two runs that is stored here. The scheduler counts on all
- * moves, so a page that cannot be read ends the backend. */
+/* Makes the move for each cell of its two runs that is stored here. */
 static status make_move(backend_cpu *b, const pkv_move *m)
 {
     const pkv_geometry *g = &b->store.geometry;
-    status held = kv_hold_move(&b->store, m, b->info.n_host_pages);
-    if (!status_ok(held)) return status_make(STATUS_INTERNAL, held.message);
+    RETURN_IF_ERROR(kv_hold_move(&b->store, m, b->info.n_host_pages));
     for (uint32_t i = 0, n = pkv_move_cells(g, m); i < n; i++) {
         pkv_move cell = pkv_move_cell(g, m, i, b->store.n_pages - 1, b->info.n_host_pages);
         if (!kv_store_is_ours(&b->store, cell.group)) continue;
@@ -125,18 +123,20 @@ static status make_move(backend_cpu *b, const pkv_move *m)
     return STATUS_IS_OK;
 }
 
+/* Later plans count on all moves, so one that cannot be made ends the backend. */
 static status apply_moves(backend_cpu *b, const pkv_move *moves, size_t n)
 {
-    for (size_t i = 0; i < n; i++) RETURN_IF_ERROR(make_move(b, &moves[i]));
+    for (size_t i = 0; i < n; i++) {
+        status s = make_move(b, &moves[i]);
+        if (!status_ok(s)) return status_make(STATUS_INTERNAL, s.message);
+    }
     return STATUS_IS_OK;
 }
 
 static status prepare_step(backend_cpu *b, const step_plan *plan)
 {
     forward_end_notes(b->forward, plan->ended_notes, plan->n_ended_notes);
-    RETURN_IF_ERROR(pkv_mirror_apply(b->mirror, plan->deltas.words, plan->deltas.n_words));
-    if (pkv_mirror_checksum(b->mirror) != plan->checksum)
-        return status_make(STATUS_INTERNAL, "page tables differ from the coordinator's");
+    RETURN_IF_ERROR(plan_follow(b->mirror, plan));
     RETURN_IF_ERROR(apply_moves(b, plan->deltas.moves, plan->deltas.n_moves));
     for (uint32_t i = 0; i < plan->n_opens; i++)
         RETURN_IF_ERROR(sampler_open(b->sampler, &plan->opens[i]));

@@ -136,10 +136,8 @@ static status begin_step(backend_cuda *b, const step_plan *plan)
 {
     cuda_flight *f = b->flight;
     RETURN_IF_ERROR(fatal(cuda_retrieve_end_notes(b, plan)));
-    RETURN_IF_ERROR(pkv_mirror_apply(b->mirror, plan->deltas.words, plan->deltas.n_words));
+    RETURN_IF_ERROR(plan_follow(b->mirror, plan));
     f->result.checksum = pkv_mirror_checksum(b->mirror);
-    if (f->result.checksum != plan->checksum)
-        return status_make(STATUS_INTERNAL, "page tables differ from the coordinator's");
     if (!b->window)
         RETURN_IF_ERROR(fatal(cuda_tables_update(&b->device, &b->tables, b->mirror,
                                                  plan->deltas.words, plan->deltas.n_words)));

@@ -19,7 +19,7 @@ static const char usual[] =
 typedef struct watched {
     fixture f; /* the first member, since the fixture's teardown is used */
     _Atomic uint32_t restarts, cleared, stored;
-    _Atomic uint32_t absent; /* this many restarts lack a worker */
+    _Atomic uint32_t absent; /* this many restarts lack a worker, or memory */
     _Atomic bool lose_next;  /* the next remade backend is lost at once */
     status_code restart_status;
     uint32_t restart_pages, restart_vocab, restart_heads, restart_head_dim;
@@ -32,8 +32,9 @@ static status restart(void *ctx, backend *out, error *err)
     watched *w = ctx;
     atomic_fetch_add(&w->restarts, 1);
     if (atomic_load(&w->absent) > 0) {
-        atomic_fetch_sub(&w->absent, 1);
-        return error_set(err, STATUS_UNAVAILABLE, "rank 1: no worker there");
+        bool even = atomic_fetch_sub(&w->absent, 1) % 2 == 0;
+        return error_set(err, even ? STATUS_NO_MEMORY : STATUS_UNAVAILABLE,
+                         "rank 1: no worker there");
     }
     if (w->restart_status != STATUS_OK)
         return error_set(err, w->restart_status, "no weights any more");

@@ -291,9 +291,69 @@ static void embeddings_that_cannot_be_made(void **state)
     refused(t, STATUS_INVALID, "plan: embeddings or early exit, which this backend does not have");
 }
 
+/* An allocator that fails from a chosen call on. */
+typedef struct last_calls {
+    uint32_t left;
+} last_calls;
+
+static void *resize_while_left(void *ctx, void *p, size_t size)
+{
+    last_calls *calls = ctx;
+    if (size == 0) {
+        free(p);
+        return NULL;
+    }
+    if (calls->left == 0) return NULL;
+    calls->left--;
+    return realloc(p, size);
+}
+
+/* Follows a plan that opens a sequence, with a number of allocations that succeed. */
+static status follow(uint32_t allocations, bool torn, bool other)
+{
+    last_calls calls = {.left = 2};
+    const allocator alloc = {resize_while_left, &calls};
+    const pkv_options options = {.geometry = geometry, .n_pages = 512, .max_seqs = 4};
+    pkv *kv;
+    pkv_mirror *m;
+    uint32_t hit;
+    assert_true(status_ok(pkv_create(&options, &kv)));
+    assert_true(status_ok(pkv_mirror_create(&geometry, 512, 4, &alloc, &m)));
+    assert_true(status_ok(pkv_seq_open(kv, SEQ, PKV_HEAD, tokens, 0, 0, PROMPT, &hit)));
+    assert_true(status_ok(pkv_seq_append(kv, SEQ, PROMPT)));
+    step_plan plan = {.deltas = pkv_take_deltas(kv), .checksum = pkv_checksum(kv) + other};
+    plan.deltas.n_words -= torn;
+    calls.left = allocations;
+    status s = plan_follow(m, &plan);
+    pkv_mirror_destroy(m);
+    pkv_destroy(kv);
+    return s;
+}
+
+/* The plan behind one that was not followed counts on its tables, so each failure is one that ends
+ * the backend. */
+static void tables_that_do_not_follow_end_the_backend(void **state)
+{
+    (void)state;
+    status s = {0};
+    uint32_t n = 0;
+    for (; !status_ok(s = follow(n, false, false)); n++) {
+        assert_int_equal(s.code, STATUS_UNAVAILABLE);
+        assert_string_equal(s.message, "page tables: out of memory");
+    }
+    assert_true(n >= 2);
+    s = follow(n, true, false);
+    assert_int_equal(s.code, STATUS_INTERNAL);
+    assert_string_equal(s.message, "delta log: APPEND is cut off");
+    s = follow(n, false, true);
+    assert_int_equal(s.code, STATUS_INTERNAL);
+    assert_string_equal(s.message, "page tables differ from the coordinator's");
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
+        cmocka_unit_test(tables_that_do_not_follow_end_the_backend),
         cmocka_unit_test(good_plans_pass),
         cmocka_unit_test(shares_that_do_not_fit),
         cmocka_unit_test(tokens_to_count_that_a_share_has_not),

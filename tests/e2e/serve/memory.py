@@ -100,6 +100,15 @@ class FailingServer(unittest.TestCase):
     def server(self):
         return Server("--served-model-name", "demo", env=self.env)
 
+    @staticmethod
+    def is_remade(server, text):
+        """Whether the answer says that the backend had no memory for page tables. It is made again
+        then, without what it had cached; waits until it is there."""
+        if "page tables" not in text:
+            return False
+        eventually("the backend is made again", lambda: server.request("GET", "/health")[0] == 200)
+        return True
+
 
 class EveryAllocation(FailingServer):
     """Allocation number 0, 1, 2 … of a request fails, the others succeed."""
@@ -133,6 +142,7 @@ class EveryAllocation(FailingServer):
             self.arm(at)
             status, text = ask(server, path, body)
             self.arm(-1)
+            self.is_remade(server, text)
             self.assertIsNone(server.process.poll(), server.log())
             if self.failures() == before:
                 self.assertEqual(status, 200, text)
@@ -165,6 +175,27 @@ class EveryAllocation(FailingServer):
         with self.server() as server:
             answer["model"] = "demo"
             self.assertGreater(self.sweep(server, "/v1/completions", body, answer), 10)
+
+    def test_tables_that_the_backend_has_no_memory_for(self):
+        """Each prompt is longer than those before, so the backend's copy of its page tables grows.
+        The next step counts on what the log of a step says: a backend that had no memory to apply
+        one is made again."""
+        with self.server() as server:
+            at, before = 0, -1
+            while self.failures() != before:
+                before = self.failures()
+                body = {"prompt": "Romeo, " * (40 + 8 * at), "max_tokens": 2, "ignore_eos": True}
+                self.arm(at)
+                status, text = ask(server, "/v1/completions", body)
+                self.arm(-1)
+                self.is_remade(server, text)
+                with self.subTest(at=at):
+                    self.assertEqual(status, 503 if '"error"' in text else 200, text)
+                at += 1
+            self.assertGreater(at, 10)
+            log = server.log()
+        self.assertTrue(re.search("step [0-9]+ failed: page tables: out of memory", log), "no failure")
+        self.assertTrue(re.search("the backend was restarted in [0-9]+ ms", log), "no restart")
 
 
 class Microhttpd(FailingServer):
