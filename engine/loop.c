@@ -142,6 +142,14 @@ static bool fails_behind(engine *e, const step_result *result)
     return behind;
 }
 
+/* A failed step's status, as its requests get it. Plans are the engine's own: that a backend
+ * refuses one says nothing about what a client has asked for. */
+static status failure_of(const step_result *result)
+{
+    bool refused = result->status.code == STATUS_INVALID || result->status.code == STATUS_CORRUPT;
+    return refused ? status_make(STATUS_INTERNAL, result->status.message) : result->status;
+}
+
 static void take_result(engine *e, const step_plan *plan, const step_result *result)
 {
     bool behind = fails_behind(e, result);
@@ -155,7 +163,7 @@ static void take_result(engine *e, const step_plan *plan, const step_result *res
         const step_seq *share = &plan->seqs[i];
         engine_stream *s = slots_find(e, share->request);
         if (!status_ok(result->status)) {
-            if (s && !behind) slots_fail_stream(e, s, result->status);
+            if (s && !behind) slots_fail_stream(e, s, failure_of(result));
             continue;
         }
         if (s) take_share(e, s, share, share_selects(e, plan, i), &result->seqs[i]);

@@ -396,6 +396,22 @@ static void a_failed_step_ends_its_requests_alone(void **state)
     assert_string_equal(r.text, "some words to say here");
 }
 
+/* Plans are the engine's own, so a refused one is no fault of the client's. */
+static void a_refused_plan_is_the_servers_fault(void **state)
+{
+    fixture *f = *state;
+    static const status_code codes[] = {STATUS_INVALID, STATUS_CORRUPT};
+    answer(f, "some words to say here");
+    for (size_t i = 0; i < 2; i++) {
+        f->model.failure = status_make(codes[i], "plan: no such page");
+        atomic_store(&f->model.fail_at, atomic_load(&f->model.steps) + 1 + fixture_in_flight);
+        reading r = read_all(submit(f, "{\"prompt\": \"a\"}"));
+        assert_int_equal(r.finish, ENGINE_FINISH_ERROR);
+        assert_int_equal(r.error_code, STATUS_INTERNAL);
+        assert_string_equal(r.error_text, "plan: no such page");
+    }
+}
+
 /* With two steps in flight a request is admitted into the step behind one that fails. That step
  * fails, too, and the request is none the worse for it. With one, it is in the step that fails. */
 static void a_failed_step_spares_who_came_behind_it(void **state)
@@ -561,6 +577,7 @@ int main(void)
         CASE(readers_are_told_between_submit_and_collect),
         CASE(a_short_answer_awaits_no_reader),
         CASE(a_failed_step_ends_its_requests_alone),
+        CASE(a_refused_plan_is_the_servers_fault),
         CASE(a_failed_step_spares_who_came_behind_it),
         CASE(a_request_without_memory_fails_alone),
         CASE(whichever_allocation_fails_a_request_ends),
