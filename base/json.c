@@ -1,6 +1,7 @@
 #include "base/json.h"
 
 #include "base/file.h"
+#include "base/strbuf.h"
 
 #include <math.h>
 #include <stdlib.h>
@@ -119,4 +120,18 @@ status json_get_string(const json_t *obj, const char *where, const char *key, co
         return error_set(err, STATUS_INVALID, "%s: \"%s\" must not contain NUL", where, key);
     *out = v ? json_string_value(v) : NULL;
     return STATUS_IS_OK;
+}
+
+static int append_text(const char *text, size_t n, void *out)
+{
+    strbuf_append(out, text, n);
+    return 0; // jansson passes over some failures of this function: the buffer remembers its own
+}
+
+char *json_write(const json_t *value, size_t flags)
+{
+    strbuf out = {0};
+    if (json_dump_callback(value, append_text, &out, flags) == 0 && !out.failed) return out.data;
+    strbuf_destroy(&out);
+    return NULL;
 }

@@ -3,7 +3,8 @@
  * Readers never trust a document: size is capped before parsing, nesting at 2,048, duplicate keys
  * are refused, and each getter names the key and place that are wrong. `where` is a short prefix
  * for messages: a file name or "retention". Reading and copying are our own (json_parse.c), because
- * jansson's reader crashes when memory is out, and its deep copy silently leaves values out. */
+ * jansson's reader crashes when memory is out, and its deep copy silently leaves values out; so
+ * does json_dumps with keys, which json_write is for. */
 #ifndef BASE_JSON_H
 #define BASE_JSON_H
 
@@ -19,6 +20,9 @@ status json_read_text(const char *where, const char *text, size_t n, json_t **ou
 /* Copies a value; the copy shares nothing with `from`. NULL when there is no memory for all of
  * it. */
 json_t *json_copy_whole(const json_t *from);
+/* The value as text, to be freed by free(). `flags` are json_dumps's. NULL when there is no memory
+ * for all of it. */
+char *json_write(const json_t *value, size_t flags);
 
 /* Typed members of an object. A missing key or JSON null gives `fallback`. A wrong type, a fraction
  * where an integer is required, or a value outside [min, max] is STATUS_INVALID with a message. */

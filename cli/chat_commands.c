@@ -1,4 +1,5 @@
 /* The commands of a chat: a command is a row of the table. */
+#include "base/json.h"
 #include "cli/chat.h"
 #include "cli/nearest.h"
 
@@ -72,7 +73,7 @@ static status save(chat *c, const char *path, strbuf *out, error *err)
 {
     bool again = c->saved && strcmp(c->saved, path) == 0;
     strbuf line = {0};
-    char *messages = json_dumps(c->messages, JSON_COMPACT), *copy = strdup(path);
+    char *messages = json_write(c->messages, JSON_COMPACT), *copy = strdup(path);
     strbuf_printf(&line, "{\"messages\":%s}\n", messages ? messages : "");
     status st = messages && copy && !line.failed
                     ? write_text(path, again ? O_TRUNC : O_EXCL, line.data, err)
@@ -96,7 +97,7 @@ static status set_retention(chat *c, const char *value, strbuf *out, error *err)
         RETURN_IF_ERROR(forget_session(c, err));
     }
     const json_t *policy = json_object_get(c->s->flags.fields, "retention");
-    char *text = policy ? json_dumps(policy, JSON_COMPACT) : NULL;
+    char *text = policy ? json_write(policy, JSON_COMPACT) : NULL;
     strbuf_printf(out, "Retention is %s.\n", text ? text : "full");
     free(text);
     return STATUS_IS_OK;

@@ -1,5 +1,7 @@
 #include "cli/config.h"
 
+#include "base/json.h"
+
 #include <stdlib.h>
 #include <string.h>
 #include <yaml.h>
@@ -185,7 +187,7 @@ static status add_value(reading *r, const char *name, const yaml_event_t *event,
     }
     json_t *value;
     RETURN_IF_ERROR(read_value(r, event, 1, &value));
-    char *text = json_dumps(value, JSON_COMPACT);
+    char *text = json_write(value, JSON_COMPACT);
     json_decref(value);
     return add_setting(r, name, text, line, item);
 }

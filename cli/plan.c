@@ -1,5 +1,6 @@
 /* `octavo plan`: the memory that a model would take and how many sequences it would hold, before it
  * is there. */
+#include "base/json.h"
 #include "cli/cli.h"
 #include "cli/plan_plot.h"
 #include "cli/plan_sizes.h"
@@ -226,7 +227,7 @@ static json_t *answer_json(const planning *p, bool fits, const char *verdict)
 static bool print_json(const planning *p, bool fits, const char *verdict)
 {
     json_t *all = answer_json(p, fits, verdict);
-    char *text = all ? json_dumps(all, JSON_INDENT(2)) : NULL;
+    char *text = all ? json_write(all, JSON_INDENT(2)) : NULL;
     if (text) puts(text);
     free(text);
     json_decref(all);

@@ -1,6 +1,8 @@
 /* Writes the lines of `octavo run`. */
 #include "cli/run_output.h"
 
+#include "base/json.h"
+
 #include <math.h>
 #include <stdlib.h>
 #include <string.h>
@@ -90,7 +92,7 @@ void run_choice_take(run_choice *c, const engine_output *out, const tokenizer *t
 
 static void put_id(strbuf *line, const json_t *id)
 {
-    char *text = json_dumps(id, JSON_ENCODE_ANY | JSON_COMPACT);
+    char *text = json_write(id, JSON_ENCODE_ANY | JSON_COMPACT);
     strbuf_puts(line, "{\"id\":");
     strbuf_puts(line, text ? text : "null");
     free(text);

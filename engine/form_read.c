@@ -1,6 +1,8 @@
 /* The fields of a request that hold its answer to a form: OpenAI's, vLLM's and llama.cpp's. */
 #include "engine/form.h"
 
+#include "base/json.h"
+
 #include <stdlib.h>
 #include <string.h>
 
@@ -56,7 +58,7 @@ static status set_text(const form_place *p, grammar_kind kind, const char *text,
 
 static status set_json(const form_place *p, grammar_kind kind, const json_t *value)
 {
-    char *text = json_dumps(value, JSON_COMPACT | JSON_ENCODE_ANY);
+    char *text = json_write(value, JSON_COMPACT | JSON_ENCODE_ANY);
     if (!text) return error_set(p->err, STATUS_NO_MEMORY, "%s: out of memory", p->key);
     status s = set_text(p, kind, text, strlen(text));
     free(text);

@@ -1,6 +1,8 @@
 /* The log line of a request: numbers always, texts only when the log shows prompts. */
 #include "rpc/generation.h"
 
+#include "base/json.h"
+
 #include <stdlib.h>
 #include <string.h>
 
@@ -15,7 +17,7 @@ static void copy_prompt(const engine_request *r, strbuf *out)
         return;
     }
     if (r->messages) {
-        char *text = json_dumps(r->messages, JSON_COMPACT);
+        char *text = json_write(r->messages, JSON_COMPACT);
         if (text) strbuf_append(out, text, strnlen(text, RPC_LOG_TEXT_MAX));
         free(text);
         return;

@@ -1,5 +1,6 @@
 /* `octavo bench grammar`: what the forms of answers cost at a tokenizer's vocabulary: compiling a
  * collection of JSON Schemas, the masks along texts that fit them, and following those texts. */
+#include "base/json.h"
 #include "cli/bench/bench_report.h"
 #include "cli/bench/bench_serve_stats.h"
 #include "cli/cli.h"
@@ -155,7 +156,7 @@ static void follow_texts(grammar_bench *b, grammar *g, const json_t *tests, file
     json_array_foreach(tests, i, test)
     {
         if (!json_is_true(json_object_get(test, "valid"))) continue;
-        char *text = json_dumps(json_object_get(test, "data"), JSON_ENCODE_ANY);
+        char *text = json_write(json_object_get(test, "data"), JSON_ENCODE_ANY);
         b->n_texts++;
         if (text && !follow_text(b, g, text, cost)) b->n_texts_refused++;
         free(text);
@@ -167,7 +168,7 @@ static void bench_document(grammar_bench *b, const json_t *document, file_cost *
 {
     const json_t *tests = json_object_get(document, "tests");
     const json_t *schema = tests ? json_object_get(document, "schema") : document;
-    char *text = schema ? json_dumps(schema, JSON_ENCODE_ANY) : NULL;
+    char *text = schema ? json_write(schema, JSON_ENCODE_ANY) : NULL;
     grammar *g = NULL;
     error err;
     if (!text) return;

@@ -1,6 +1,7 @@
 /* `octavo bench serve`: puts load on an OpenAI-compatible server and reports how it answers. */
 #include "cli/bench/bench_serve.h"
 
+#include "base/json.h"
 #include "cli/cli.h"
 
 #include <math.h>
@@ -165,7 +166,7 @@ static status read_extra(const char *text, char **out, error *err)
     if (!text) return STATUS_IS_OK;
     json_t *tree = NULL;
     RETURN_IF_ERROR(json_read_text("--extra", text, strlen(text), &tree, err));
-    char *all = json_is_object(tree) ? json_dumps(tree, JSON_COMPACT | JSON_ENSURE_ASCII) : NULL;
+    char *all = json_is_object(tree) ? json_write(tree, JSON_COMPACT | JSON_ENSURE_ASCII) : NULL;
     json_decref(tree);
     if (!all) return error_set(err, STATUS_INVALID, "--extra: must be a JSON object");
     size_t n = strlen(all);

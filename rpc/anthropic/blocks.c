@@ -2,6 +2,8 @@
  * carries, become messages of their own. */
 #include "rpc/anthropic/internal.h"
 
+#include "base/json.h"
+
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -67,7 +69,7 @@ static status read_use(const json_t *block, const char *role, const char *where,
     RETURN_IF_ERROR(turns_need_text(block, "name", where, &name, err));
     if (!json_is_object(input))
         return error_set(err, STATUS_INVALID, "request: %s.input: must be an object", where);
-    char *arguments = json_dumps(input, JSON_COMPACT);
+    char *arguments = json_write(input, JSON_COMPACT);
     p->turns->failed |= !arguments;
     if (arguments) turns_add_call(p->turns, open_message(p, role), id, name, arguments);
     free(arguments);

@@ -1,6 +1,8 @@
 /* The configuration of the model's tokenizer: the file that the model's folder has. */
 #include "rpc/openai/internal.h"
 
+#include "base/json.h"
+
 #include <stdlib.h>
 #include <string.h>
 
@@ -30,7 +32,7 @@ static status put_config(const char *dir, json_t *config, strbuf *out, error *er
     if (!json_is_string(json_object_get(config, "tokenizer_class")))
         failed =
             json_object_set_new(config, "tokenizer_class", json_string("PreTrainedTokenizerFast"));
-    char *text = failed ? NULL : json_dumps(config, JSON_COMPACT);
+    char *text = failed ? NULL : json_write(config, JSON_COMPACT);
     if (text) strbuf_puts(out, text);
     bool ok = text && !out->failed;
     free(text);

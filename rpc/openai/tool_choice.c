@@ -1,4 +1,5 @@
 /* tool_choice: which tools an answer may call, and the form that holds it to calls. */
+#include "base/json.h"
 #include "rpc/openai/internal.h"
 #include "rpc/openai/tools/tools.h"
 
@@ -102,7 +103,7 @@ static status set_form(const tool_form *form, json_t *values, bool many, engine_
 {
     json_t *doc = json_pack("{s:O,s:b,s:s,s:s,s:s}", "values", values, "many", many, "begin",
                             form->begin, "separator", form->separator, "end", form->end);
-    char *text = doc ? json_dumps(doc, JSON_COMPACT) : NULL;
+    char *text = doc ? json_write(doc, JSON_COMPACT) : NULL;
     json_decref(doc);
     if (!text) return out_of_memory(err);
     status s = engine_request_set_form(r, "tool_choice", GRAMMAR_TAGGED, text, strlen(text), err);

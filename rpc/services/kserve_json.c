@@ -1,6 +1,8 @@
 /* KServe's messages as JSON and back. */
 #include "rpc/services/kserve_json.h"
 
+#include "base/json.h"
+
 #include <stdlib.h>
 
 /* More than there are tensors and fields, so that a wrong one is named and a list is bounded. */
@@ -66,7 +68,7 @@ static status read_value(const char *key, const json_t *v, reading *in,
                          Inference__InferParameter *out, error *err)
 {
     if (json_is_object(v)) {
-        char *text = json_dumps(v, JSON_COMPACT);
+        char *text = json_write(v, JSON_COMPACT);
         char *copy = text ? arena_strndup(in->memory, text, strlen(text)) : NULL;
         free(text);
         if (!copy) return no_memory(err);

@@ -269,6 +269,33 @@ static void test_memory_is_out(void **state)
     free(text);
 }
 
+/* A text that lacks what there was no memory for would be another document, or none. */
+static void test_memory_is_out_for_a_text(void **state)
+{
+    (void)state;
+    json_t *keys = json_object();
+    for (int i = 0; i < 400; i++) {
+        char key[16];
+        snprintf(key, sizeof key, "k%d", i);
+        json_object_set_new(keys, key, json_true());
+    }
+    char *due = json_dumps(keys, JSON_COMPACT);
+    long i = 0;
+    for (bool done = false; !done; i++) {
+        left = i;
+        char *text = json_write(keys, JSON_COMPACT);
+        done = left >= 0;
+        left = -1;
+        assert_true(done == (text != NULL));
+        if (text) assert_string_equal(text, due);
+        free(text);
+    }
+    assert_true(i > 5);
+    assert_null(json_write(json_true(), 0));
+    free(due);
+    json_decref(keys);
+}
+
 int main(void)
 {
     json_set_alloc_funcs(count_malloc, count_free);
@@ -279,6 +306,7 @@ int main(void)
         cmocka_unit_test(test_nesting),
         cmocka_unit_test(test_cut_off),
         cmocka_unit_test(test_memory_is_out),
+        cmocka_unit_test(test_memory_is_out_for_a_text),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -2,6 +2,7 @@
 #include "rpc/openai/responses/responses.h"
 
 #include "base/clock.h"
+#include "base/json.h"
 #include "rpc/openai/internal.h"
 
 #include <stdio.h>
@@ -115,7 +116,7 @@ static status read_own(const reading *in, chat_turns *own, error *err)
     if (json_array_size(own->messages) == 0 && !in->w->before)
         return error_set(err, STATUS_INVALID, "request: input: must not be empty");
     if (!in->w->store) return STATUS_IS_OK;
-    char *text = json_dumps(own->messages, JSON_COMPACT);
+    char *text = json_write(own->messages, JSON_COMPACT);
     if (text) strbuf_puts(&in->w->turn, text);
     free(text);
     return text && !in->w->turn.failed ? STATUS_IS_OK : out_of_memory(err);
@@ -324,7 +325,7 @@ static status read_metadata(const reading *in, error *err)
 
 static void put_json(strbuf *out, const char *key, const json_t *value, const char *absent)
 {
-    char *text = value ? json_dumps(value, JSON_COMPACT | JSON_ENCODE_ANY) : NULL;
+    char *text = value ? json_write(value, JSON_COMPACT | JSON_ENCODE_ANY) : NULL;
     strbuf_printf(out, ",\"%s\":", key);
     strbuf_puts(out, text ? text : absent);
     out->failed |= value && !text;
