@@ -44,26 +44,25 @@ static bool ended_together(const backend_ranks *all)
     return true;
 }
 
-/* The group's status for a step that all ranks have ended together because of this one. */
-static status failure_of_all(backend_ranks *all, const rank *r, const char *text)
-{
-    error err;
-    error_set(&err, r->status.code, "%s", text);
-    if (!all->driven) error_insert(&err, "rank %u", r->index);
-    snprintf(all->trouble, sizeof all->trouble, "%s", err.text);
-    return status_make(r->status.code, all->trouble);
-}
-
-/* The group's status for a rank's failure. A driven rank's message names the rank already, and a
- * lost one gives STATUS_UNAVAILABLE, so that the whole group is made again. */
+/* The group's status for a rank's failure. A driven rank's message names the rank already. After a
+ * step that all ranks have ended because of this one the group goes on; otherwise it is made again,
+ * and that a rank was lost, or had no memory, says nothing about the next group:
+ * STATUS_UNAVAILABLE. */
 static status failure_of(backend_ranks *all, const rank *r)
 {
     const char *text = r->status.message ? r->status.message : status_text(r->status.code);
-    if (ended_together(all)) return failure_of_all(all, r, text);
-    if (!all->driven) return trouble(all, r, text);
-    snprintf(all->trouble, sizeof all->trouble, "%s", text);
-    bool lost = r->status.code == STATUS_UNAVAILABLE;
-    return status_make(lost ? STATUS_UNAVAILABLE : STATUS_INTERNAL, all->trouble);
+    status_code code = r->status.code;
+    bool unsaid = code == STATUS_NO_MEMORY && !strstr(text, "memory");
+    bool together = ended_together(all);
+    if (!together) {
+        bool blameless = code == STATUS_UNAVAILABLE || code == STATUS_NO_MEMORY;
+        code = blameless ? STATUS_UNAVAILABLE : STATUS_INTERNAL;
+    }
+    error err;
+    error_set(&err, code, "%s%s", text, unsaid ? ": out of memory" : "");
+    if (!all->driven) (together ? error_insert : error_prefix)(&err, "rank %u", r->index);
+    snprintf(all->trouble, sizeof all->trouble, "%s", err.text);
+    return status_make(code, all->trouble);
 }
 
 /* Whether two ranks' measures have the same shape, so that they can be joined. */

@@ -178,7 +178,8 @@ static void on_received(worker_link *l, bool ok)
     if (!status_ok(st)) {
         error_prefix(&err, "result");
         s->answered = true;
-        s->status = fail_with(l, STATUS_INTERNAL, err.text);
+        bool no_memory = st.code == STATUS_NO_MEMORY;
+        s->status = fail_with(l, no_memory ? STATUS_NO_MEMORY : STATUS_INTERNAL, err.text);
         group_fail(l->group, l->rank);
         return;
     }
