@@ -1,5 +1,6 @@
-/* Sequences are opened on what the prefix cache has of their tokens: at once, or in portions.
- * Between two portions a sequence is whole: it has computed the blocks that it has taken. */
+/* Opens sequences on the blocks that the prefix cache has of their tokens, at once or in portions.
+ * Between two portions a sequence is an ordinary one whose hit was shorter: the tokens of the
+ * blocks that it has taken count as computed. */
 #include "paged_kv/internal.h"
 
 /* The finest grain of a chain's blocks, or `grain` where that is finer. */
@@ -11,7 +12,7 @@ static pkv_grain finest_of(const pkv *p, uint32_t last, pkv_grain grain)
     return grain;
 }
 
-/* Enters the nodes of a block into the tables of a grain that is as fine or finer. */
+/* Enters the pages of a block, one into each table. The tables' grain is the block's or finer. */
 static void take_block(pkv *p, pkv_seq *s, uint32_t b, uint32_t index)
 {
     uint32_t heads = p->pool.n_heads, table = 0, node = p->blocks[b].first_node;
@@ -27,7 +28,9 @@ static void take_block(pkv *p, pkv_seq *s, uint32_t b, uint32_t index)
     }
 }
 
-/* Takes the last n blocks of a chain behind those that the tables hold. There is room. */
+/* Appends the last n blocks of a chain, which ends with block `last`, to the tables' lists and
+ * takes references to their pages. The lists have room. enter_pages makes them part of the
+ * tables. */
 static void take_blocks(pkv *p, pkv_seq *s, uint32_t last, uint32_t n)
 {
     uint32_t index = s->published + n;
@@ -41,7 +44,8 @@ static void take_blocks(pkv *p, pkv_seq *s, uint32_t last, uint32_t n)
     p->counts.hit_tokens += (uint64_t)n * p->geometry.page_tokens;
 }
 
-/* Enters the pages behind a table's, which take_blocks has listed, and logs them. */
+/* Makes the pages that take_blocks has listed behind a table's end part of the table, and logs
+ * them. */
 static void enter_pages(pkv *p, uint32_t id, uint32_t table)
 {
     pkv_seq *s = &p->seqs[id];
@@ -105,8 +109,9 @@ status pkv_seq_open(pkv *p, uint32_t id, pkv_grain grain, const uint32_t *tokens
                              hit_tokens);
 }
 
-/* How many blocks, at most `most`, follow the sequence's last one, and the last of them. Blocks
- * that were published since on finer pages than its tables have are none. */
+/* How many cached blocks, at most `most`, follow the sequence's last one; *last is the last of
+ * them. A block whose pages are finer than the sequence's tables ends them: such a block can have
+ * been published since the sequence was opened. */
 static uint32_t blocks_behind(const pkv *p, const pkv_seq *s, const uint32_t *tokens, uint32_t most,
                               uint32_t *last)
 {
@@ -132,7 +137,7 @@ status pkv_seq_hit_more(pkv *p, uint32_t id, const uint32_t *tokens, uint32_t ma
     assert(!s->dropped && s->length == s->published * size && !is_of_some_layers(p, s));
     uint32_t wanted = max_hit > s->length ? (max_hit - s->length) / size : 0;
     uint32_t n = blocks_behind(p, s, tokens, portion_of(s, wanted, most), &last);
-    *hit_tokens = n * size;
+    *hit_tokens = 0;
     if (n == 0) return STATUS_IS_OK;
     RETURN_IF_ERROR(seq_reserve(p, s, s->published + n));
     RETURN_IF_ERROR(log_room(p, (size_t)s->groups * (DELTA_BACK_HEAD + n), 0, 0));
@@ -147,5 +152,6 @@ status pkv_seq_hit_more(pkv *p, uint32_t id, const uint32_t *tokens, uint32_t ma
         enter_pages(p, id, g);
         table_set_kept(p, id, g, s->length);
     }
+    *hit_tokens = n * size;
     return STATUS_IS_OK;
 }
