@@ -1,5 +1,5 @@
-/* A parked or swapped sequence comes back, at once or in portions: its tables grow from their first
- * pages on. */
+/* A parked or swapped sequence comes back, at once or in portions. The tables of one layer come
+ * together, row by row from their first pages on, then those of the next layer. */
 #include "paged_kv/internal.h"
 
 bool has_come(const pkv *p, const pkv_seq *s, uint32_t table, uint32_t index)
@@ -18,29 +18,29 @@ static void enter_layer(const pkv *p, pkv_seq *s, const pkv_seq *from, uint32_t 
     s->arriving.rows = 0;
 }
 
-/* So many cells of those that the sequence was promised were taken. */
-static void promise(pkv *p, pkv_arriving *x, uint32_t taken)
+/* The sequence has taken this many of the cells that it was promised. */
+static void use_promise(pkv *p, pkv_arriving *x, uint32_t taken)
 {
     if (taken > x->promised) taken = x->promised;
     x->promised -= taken;
     p->promised -= taken;
 }
 
-/* Resident pages that others hold take no cells, so the promise shrinks to the cells of what has
- * not come. */
-static void promise_rest(pkv *p, pkv_seq *s, const pkv_seq *from)
+/* Resident pages that others hold take no cells, so after each portion the promise shrinks to the
+ * cells of what has not come. */
+static void shrink_promise(pkv *p, pkv_seq *s, const pkv_seq *from)
 {
     shares_clear(p);
     for (uint32_t g = 0; g < s->groups; g++)
         shares_add(p, 0, g, (int64_t)from->tables[g].n_pages - s->tables[g].n_pages);
     uint64_t rest = shares_even(p, 0);
     if (s->arriving.promised > rest)
-        promise(p, &s->arriving, s->arriving.promised - (uint32_t)rest);
+        use_promise(p, &s->arriving, s->arriving.promised - (uint32_t)rest);
 }
 
 static bool has_all_come(const pkv_seq *s) { return s->arriving.table >= s->groups; }
 
-/* Copies the positions of the compacted ones among pages first .. end - 1. */
+/* Copies the positions of slots of pages first .. end - 1, as far as the pages are compacted. */
 static void copy_positions(const pkv *p, pkv_table *to, const pkv_table *from, uint32_t first,
                            uint32_t end)
 {
@@ -53,8 +53,8 @@ static void copy_positions(const pkv *p, pkv_table *to, const pkv_table *from, u
     to->slot_pages = end;
 }
 
-/* Logs which pages of a table come, and how many tokens it has then. The first portion, a RETURN or
- * an UNPARK, names every table. */
+/* Logs how many pages of a table come, and how many tokens it has then; their numbers follow. The
+ * first portion is a RETURN or an UNPARK, which names every table. */
 static void log_table(pkv *p, uint32_t id, uint32_t table, uint32_t n, bool first)
 {
     const pkv_seq *s = &p->seqs[id];
@@ -68,8 +68,8 @@ static void log_table(pkv *p, uint32_t id, uint32_t table, uint32_t n, bool firs
     if (!first) log_word(p, n);
 }
 
-/* The sequence takes over the rows of a parked record with their references, or places for those of
- * a swapped one. */
+/* The sequence takes over the rows of a parked record with their references, or takes pages for the
+ * rows of a swapped one. */
 static void arrive_rows(pkv *p, uint32_t id, const pkv_seq *from, table_rows rows, bool first)
 {
     pkv_seq *s = &p->seqs[id];
@@ -93,8 +93,8 @@ static void arrive_rows(pkv *p, uint32_t id, const pkv_seq *from, table_rows row
     else rows_add_refs(p, &p->host, from, rows, UINT32_MAX, 0);
 }
 
-/* Whether there are places for the rows, of which those that are resident and in use take none. */
-static bool has_places(pkv *p, const pkv_seq *s, const pkv_seq *from, table_rows rows)
+/* Whether the pool has pages for the rows. A resident page that is in use takes none of them. */
+static bool has_pages(pkv *p, const pkv_seq *s, const pkv_seq *from, table_rows rows)
 {
     shares_clear(p);
     for (uint32_t g = rows.first; g < rows.end; g++) {
@@ -108,8 +108,8 @@ static bool has_places(pkv *p, const pkv_seq *s, const pkv_seq *from, table_rows
     return shares_even(p, 0) <= tree_without(&p->pool, COVER_USED);
 }
 
-/* At most `most` pages, though at least one row. False where other sequences have taken the places
- * that this one was promised. */
+/* Takes at most `most` pages, though at least one row. False where other sequences have taken pages
+ * that this one was promised, so that not even one row has come. */
 static bool arrive_some(pkv *p, uint32_t id, const pkv_seq *from, uint32_t most, bool first)
 {
     pkv_seq *s = &p->seqs[id];
@@ -125,10 +125,10 @@ static bool arrive_some(pkv *p, uint32_t id, const pkv_seq *from, uint32_t most,
         table_rows now = {x->table, end, x->rows, x->rows + rows};
         uint32_t used = p->pool.covered[COVER_USED];
         if (x->chain) resident_find(p, s, from, now);
-        if (takes && !has_places(p, s, from, now)) return n_rows > 0;
+        if (takes && !has_pages(p, s, from, now)) return n_rows > 0;
         if (x->chain) resident_take(p, s, from, now);
         arrive_rows(p, id, from, now, first);
-        promise(p, x, p->pool.covered[COVER_USED] - used);
+        use_promise(p, x, p->pool.covered[COVER_USED] - used);
         x->rows += rows;
         n_rows += rows;
         most -= rows * width < most ? rows * width : most;
@@ -139,20 +139,20 @@ static bool arrive_some(pkv *p, uint32_t id, const pkv_seq *from, uint32_t most,
     return true;
 }
 
-/* A portion. */
+/* Takes a portion. False as arrive_some. */
 static bool arrive_portion(pkv *p, uint32_t id, uint32_t most, bool first)
 {
     pkv_seq *s = &p->seqs[id];
     const pkv_seq *from = &p->swaps[s->arriving.number].seq;
     bool came = arrive_some(p, id, from, most, first);
-    if (s->arriving.promised > 0) promise_rest(p, s, from);
+    if (s->arriving.promised > 0) shrink_promise(p, s, from);
     return came;
 }
 
 static void end_arrive(pkv *p, pkv_seq *s)
 {
     uint32_t number = s->arriving.number;
-    promise(p, &s->arriving, UINT32_MAX);
+    use_promise(p, &s->arriving, UINT32_MAX);
     resident_free(p, &s->arriving);
     s->arriving = (pkv_arriving){0};
     p->swaps[number].seq.to = 0;
@@ -252,7 +252,7 @@ void seq_discard_coming(pkv *p, pkv_seq *s)
 {
     pkv_arriving x = s->arriving;
     if (x.number == 0) return;
-    promise(p, &s->arriving, UINT32_MAX);
+    use_promise(p, &s->arriving, UINT32_MAX);
     resident_free(p, &s->arriving);
     s->arriving = (pkv_arriving){0};
     p->swaps[x.number].seq.to = 0;

@@ -1,4 +1,4 @@
-/* Parked and swapped sequences are discarded: their pages are given up, at once or in portions. */
+/* Discards parked and swapped sequences: their pages are given up, at once or in portions. */
 #include "paged_kv/internal.h"
 
 static void give_up_rows(pkv *p, const pkv_swap *record, table_rows rows)

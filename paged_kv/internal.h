@@ -56,19 +56,20 @@ typedef struct resident_at {
     uint32_t n;     // blocks up to it
 } resident_at;
 
-/* A look at the pages of a parked or swapped sequence, in portions (look.c). */
+/* A look at the pages of a parked or swapped sequence, in portions (look.c). The fields `going` are
+ * of the look that is under way, the others of the last complete one. */
 typedef struct long_look {
     uint32_t number; // the record, 0 = none
     pkv_grain grain; // of its tables
     bool is_seen;    // a look was completed: `pages` or `cost` is what it saw
     bool is_going;
-    uint64_t seen, began; // pkv.changes when that look began, and the one that is going on
+    uint64_t seen, began; // pkv.changes when the complete look began, and the one under way
     uint32_t table, row;  // of a parked sequence: the next page
     resident_at at;       // of a swapped one: the next block
-    uint32_t generation;
+    uint32_t generation;  // of that block
     pkv_parked_pages pages, pages_going;
     pkv_swap_cost cost, cost_going;
-    int64_t *in_share; // as pkv.in_share
+    int64_t *in_share; // sums of the look under way, as pkv.in_share
 } long_look;
 
 /* The result of pkv_parked_look_again. */
@@ -88,7 +89,7 @@ typedef struct pkv_table {
 } pkv_table;
 
 /* A sequence that goes over to a finer grain in portions. Its tables are as before until all pages
- * are split; the parts of those before the next one have their references already. */
+ * are split. Pages before the next one are split already: their parts have the references. */
 typedef struct pkv_splitting {
     pkv_grain grain;
     uint32_t groups;
@@ -126,7 +127,7 @@ typedef struct pkv_arriving {
     bool retakes;          // some pages are resident: its lists have those, and 0 for others
     resident_block *chain; // blocks of its first tokens, whose pages each portion takes back
     uint32_t n_chain;
-    uint32_t promised; // cells that it will take, which are not available to others
+    uint32_t promised; // cells that it may yet take, which are not available to others
 } pkv_arriving;
 
 typedef struct pkv_seq {
@@ -163,8 +164,7 @@ typedef struct pkv_seq {
 typedef struct pkv_swap {
     pkv_seq seq; // open while in use
     bool parked;
-    uint32_t
-        from; // the sequence that is leaving to it + 1: it has the pages that have left; 0 = none
+    uint32_t from; // the sequence that is leaving to it + 1; 0 = none. It has what has left so far
     uint32_t next; // in the list of free records, or of those that are discarded in portions
 } pkv_swap;
 
@@ -206,7 +206,7 @@ struct pkv {
     prefix_watch watch;
     parked_sight sight;
     long_look look;
-    uint64_t changes; // how often references of pages changed, or a block came or left
+    uint64_t changes; // rises whenever references of pages change, or a block comes or leaves
 
     pkv_seq *seqs;                                 // [max_seqs]
     uint32_t gather_at, gather_table, gather_page; // the page that pkv_gather looks at next
@@ -255,14 +255,6 @@ static inline uint32_t groups_at(const pkv *p, pkv_grain grain)
 {
     return grain == PKV_ALL ? 1 : grain == PKV_LAYER ? p->pool.n_layers : p->groups;
 }
-/* ---- map.c ---- */
-/* The grid of a picture of `length` tokens (pkv_map). */
-typedef struct pkv_grid {
-    uint32_t n_rows, n_columns, row_layers, column_tokens;
-    uint32_t row_groups; // layer groups of a row
-} pkv_grid;
-pkv_grid pkv_grid_of(const pkv *p, uint32_t length);
-
 /* The layer group of a table. */
 static inline uint32_t layer_of(const pkv *p, pkv_grain grain, uint32_t table)
 {
@@ -491,7 +483,7 @@ status seq_begin_arrive(pkv *p, uint32_t number, uint32_t id, uint32_t expect_to
                         uint32_t most);
 /* The first portion. There are pages for all of them. */
 void seq_arrive_first(pkv *p, uint32_t id, uint32_t most);
-/* Gives up what has not come: at once, or in portions, as a record. */
+/* Gives up what has not come: at once, or in portions, by pkv_discard_some. */
 void seq_stop_arriving(pkv *p, pkv_seq *s);
 void seq_discard_coming(pkv *p, pkv_seq *s);
 /* The sequence, or the record that it arrives from, whose tables are whole. */
@@ -502,10 +494,10 @@ static inline const pkv_seq *seq_whole(const pkv *p, uint32_t id)
 }
 
 /* ---- discard.c ---- */
-/* Discards a record in portions, but for the pages before page `row` of this table and those around
- * it. */
+/* Discards a record in portions, except what a sequence has taken over: the tables before the layer
+ * of `table`, and the first `row` pages of that layer's tables. */
 void record_discard_rest(pkv *p, uint32_t number, uint32_t table, uint32_t row);
-/* Whether the record is moved to the host tier, of which it has the pages that have left. */
+/* Whether the record is being moved to the host tier: the pages that have left it are there. */
 static inline bool record_moves(const pkv_swap *record)
 {
     return record->seq.leaving.on && record->seq.leaving.way == PKV_SWAP_OUT;
@@ -513,7 +505,7 @@ static inline bool record_moves(const pkv_swap *record)
 
 /* ---- park.c ---- */
 pkv_seq *parked_at(const pkv *p, uint32_t parked);
-/* Adds to *n what pages from .. to - 1 of a parked table count, and to the sums of shares. */
+/* Counts pages from .. to - 1 of a table of a parked sequence, in *n and in the sums of shares. */
 void parked_count(const pkv *p, const pkv_seq *s, uint32_t table, uint32_t from, uint32_t to,
                   pkv_parked_pages *n);
 /* Begins a count of all of them, and completes one. */
@@ -526,6 +518,8 @@ static inline void look_forget(pkv *p, uint32_t number)
 {
     if (p->look.number == number) p->look.number = 0;
 }
+
+/* ---- resident.c ---- */
 /* The last block of those that a swapped sequence had published and that are resident, which may be
  * none. Equal tokens have equal K and V up to there, even when another sequence computed them. One
  * that was swapped out before a flush takes no block from after it. */
@@ -543,8 +537,6 @@ void resident_count_begin(const pkv *p, const pkv_seq *s, pkv_swap_cost *cost);
 void resident_count_some(pkv *p, const pkv_seq *s, resident_at *at, uint32_t most,
                          pkv_swap_cost *cost);
 void resident_count_end(const pkv *p, pkv_swap_cost *cost);
-
-/* ---- resident.c ---- */
 /* Notes which blocks are resident, for rows that come later. STATUS_NO_MEMORY changes nothing. */
 status resident_chain(const pkv *p, resident_at last, resident_block **chain);
 /* Lists the resident pages of rows that come to a sequence, and 0 for others. */
@@ -591,6 +583,14 @@ void table_cut(pkv *p, uint32_t seq, uint32_t table, uint32_t kept);
 /* The logical index of a slot. */
 uint32_t table_position(const pkv *p, const pkv_seq *s, uint32_t table, uint32_t slot);
 
+/* ---- map.c ---- */
+/* The grid of a picture of `length` tokens (pkv_map). */
+typedef struct pkv_grid {
+    uint32_t n_rows, n_columns, row_layers, column_tokens;
+    uint32_t row_groups; // layer groups of a row
+} pkv_grid;
+pkv_grid pkv_grid_of(const pkv *p, uint32_t length);
+
 /* ---- split.c ---- */
 /* Replaces the tables of a record by those of a finer grain, on the same cells of that tier. */
 status seq_split(pkv *p, pkv_tree *tier, pkv_seq *s, pkv_grain grain, bool parked);
@@ -620,13 +620,13 @@ bool host_has_room(const pkv *p, const pkv_seq *s);
 status host_create(pkv *p);
 void host_destroy(pkv *p);
 
-/* Takes places for pages first .. end - 1 of a swapped table, unless they were taken back, and adds
- * them to an open one. */
+/* Adds pages first .. end - 1 of a swapped table to an open one: resident pages that were taken
+ * back, and fresh ones for the others, to which the host pages are copied. */
 void table_copy_in(pkv *p, uint32_t id, const pkv_seq *from, uint32_t table, uint32_t first,
                    uint32_t end);
 /* The number of a free record, 0 when memory is out; record_take marks it used. */
 uint32_t record_find(pkv *p);
-/* One with lists for a copy of the sequence. */
+/* As record_find, for a record whose lists have room for a copy of the sequence. */
 uint32_t record_for(pkv *p, const pkv_seq *s);
 void record_take(pkv *p, uint32_t number, bool parked);
 void record_free(pkv *p, uint32_t number);

@@ -1,5 +1,6 @@
-/* A sequence is closed: its pages are given up, parked or copied to the host tier, at once or in
- * portions. */
+/* Closes sequences: their pages are given up, parked or copied to the host tier, at once or in
+ * portions. The tables of one layer leave together, row by row from their ends on, then those of
+ * the next layer. */
 #include "paged_kv/internal.h"
 
 /* ---- which pages have left ------------------------------------------------------------------- */
@@ -53,7 +54,7 @@ bool leave_next(const pkv *p, pkv_seq *s, leave_portion *portion)
     return true;
 }
 
-/* ---- records --------------------------------------------------------------------------------- */
+/* ---- the record that takes the pages --------------------------------------------------------- */
 
 /* Makes room for the words and moves of a portion. */
 static status portion_room(pkv *p, const pkv_seq *s, pkv_way way, uint32_t most)
@@ -89,7 +90,7 @@ static status begin_leave(pkv *p, uint32_t id, pkv_way way, uint32_t most)
     return STATUS_IS_OK;
 }
 
-/* The record gets the rows, which still have their references. */
+/* Enters the rows into the record. The pool's pages still have their references. */
 static void copy_rows(pkv *p, const pkv_seq *s, table_rows rows)
 {
     pkv_seq *kept = &p->swaps[s->leaving.number].seq;
@@ -131,7 +132,7 @@ static void leave_rows(pkv *p, uint32_t id, table_rows rows)
     else rows_add_refs(p, &p->pool, s, rows, UINT32_MAX, 0);
 }
 
-/* Takes away a portion; returns the number of rows. */
+/* Takes away a portion of at most `most` pages; returns the number of rows. */
 static uint32_t leave_some(pkv *p, uint32_t id, uint32_t most)
 {
     pkv_seq *s = &p->seqs[id];
@@ -199,7 +200,8 @@ status pkv_seq_swap_out(pkv *p, uint32_t id, uint32_t *swap)
     return pkv_seq_leave_some(p, id, PKV_SWAP_OUT, UINT32_MAX, swap);
 }
 
-/* Gives up the pages that have left to a record. */
+/* Gives up the pages that the record has got so far, and frees it. The rest is to be given up
+ * too. */
 static void give_up_left(pkv *p, pkv_seq *s)
 {
     pkv_leaving *x = &s->leaving;

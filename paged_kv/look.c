@@ -1,10 +1,11 @@
-/* Looks at the pages of long parked and swapped sequences, in portions: which of them others hold,
- * which are resident. References change between two portions, so what was seen is of some time
- * between the first and the last one; when something has changed since the first, the next calls
- * look again. */
+/* Looks at the pages of long parked and swapped sequences, in portions: which pages of a parked one
+ * others hold, which pages of a swapped one are resident. References change between two portions,
+ * so a look counts each page as it was at some time between its first portion and its last. If
+ * anything has changed since the first portion, the next calls look again. */
 #include "paged_kv/internal.h"
 
-/* Forgets what was seen of another sequence, or of tables of another grain. */
+/* Makes the look one at this record; what was seen of another record, or of its tables at another
+ * grain, is forgotten. */
 static void turn_to(pkv *p, uint32_t number)
 {
     long_look *l = &p->look;
@@ -13,7 +14,8 @@ static void turn_to(pkv *p, uint32_t number)
     *l = (long_look){.number = number, .grain = grain, .in_share = l->in_share};
 }
 
-/* Lets a walk add to the sums of the look; call it again to let others add to theirs. */
+/* Exchanges pkv.in_share for the look's sums, or back, because other walks use pkv.in_share between
+ * two portions. */
 static void exchange_sums(pkv *p)
 {
     int64_t *sums = p->in_share;
@@ -80,7 +82,7 @@ pkv_seen pkv_parked_look_some(pkv *p, uint32_t parked, uint32_t most, pkv_parked
 
 /* ---- swapped --------------------------------------------------------------------------------- */
 
-/* A block that has left the cache has no parent to go on with, so the look begins again. */
+/* Where the next block has left the cache, its parents are unknown, so the look begins again. */
 static void look_at_swapped(pkv *p, const pkv_seq *s, const uint32_t *tokens, uint32_t most)
 {
     long_look *l = &p->look;

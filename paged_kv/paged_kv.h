@@ -7,7 +7,8 @@
  * Owner    a pkv owns all its state; a pkv_mirror is a backend's copy of the tables, fed by deltas.
  * Threads  one thread for each pkv or mirror.
  * Units    tokens, pages, slots (a token's place in a table: page index * page_tokens + offset).
- *          Numbers of pages count cells, whatever the grain of the tables that hold them.
+ *          Numbers of pages count cells, whatever the grain of the tables that hold them; only the
+ *          `most` of a portion counts pages of the sequence's tables.
  * Errors   STATUS_NO_PAGES is a state, not an error, and leaves everything as it was. Misuse
  *          asserts.
  *
@@ -17,7 +18,9 @@
  * a run of as many cells. A *block* is page_tokens consecutive tokens from a multiple of
  * page_tokens on, across all groups. A *share* is some of the head groups, with cells of their own
  * for the rank that stores them. *Used* cells are referenced, *cached* ones are unreferenced
- * but hashed, and free + used + cached == n_pages - 1 (cell 0 is never handed out). */
+ * but hashed, and free + used + cached == n_pages - 1 (cell 0 is never handed out). A *parked*
+ * sequence keeps its pages but has no number, a *swapped* one has its pages in the host tier. Long
+ * sequences are opened, closed, swapped and looked at in *portions*: some pages with each call. */
 #ifndef PAGED_KV_PAGED_KV_H
 #define PAGED_KV_PAGED_KV_H
 
@@ -157,10 +160,9 @@ status pkv_create(const pkv_options *options, pkv **out);
 void pkv_destroy(pkv *p);
 const pkv_geometry *pkv_get_geometry(const pkv *p);
 
-/* Everything that a pool counts from its creation on. One row is X(field, metric, help). The list
- * makes the fields of pkv_counts, the sums of pkv_add_counters and the rows of the Prometheus page,
- * so a new counter is one line here. `metric` is the name on that page without its prefix, or NULL
- * for a counter without a row of its own. */
+/* Everything that a pool counts from its creation on, X(field, metric, help): the fields of
+ * pkv_counts, the sums of pkv_add_counters and the rows of /metrics, where `metric` is the name
+ * without its prefix, or NULL for a counter without a row of its own. */
 #define PKV_COUNTERS(X)                                                                            \
     X(queried_tokens, "prefix_cache_queries_total",                                                \
       "Prompt tokens looked up in the prefix cache.")                                              \
@@ -202,7 +204,7 @@ typedef struct pkv_hit {
 /* The longest resident chain of blocks equal to tokens[0 .. max_tokens) under this salt (a hash
  * walk with a comparison of tokens). A block counts while all its pages are resident. */
 pkv_hit pkv_lookup(const pkv *p, const uint32_t *tokens, uint32_t max_tokens, uint64_t salt);
-/* The same hit, as if all of its pages were unreferenced: they are not looked at. */
+/* The same hit, with every page counted as unreferenced: a bound that needs no look at pages. */
 pkv_hit pkv_lookup_most(const pkv *p, const uint32_t *tokens, uint32_t max_tokens, uint64_t salt);
 /* As pkv_lookup, for tokens that are looked up again and again because they wait for pages. `key`
  * (not 0) stands for tokens and salt: the caller gives it to no others. The pool remembers the
@@ -237,8 +239,8 @@ typedef struct pkv_lost {
     uint32_t n;
 } pkv_lost;
 
-/* The blocks that were lost since the last call; valid until the pool changes. Their K and V are in
- * their cells until the moves of the next deltas, and rows computed behind them, write those. */
+/* The blocks that were lost since the last call; valid until the pool changes. Their cells keep
+ * their K and V until a backend makes the moves of the next deltas and computes rows. */
 pkv_lost pkv_take_lost(pkv *p);
 /* Blocks that are in the prefix cache and stay there, some with each call, children before their
  * parent: all of them, if the cache does not change and *cursor was 0 before the first call. n is 0
@@ -258,9 +260,10 @@ void pkv_seq_cells(const pkv *p, uint32_t seq, uint32_t index, uint32_t *cells);
  * length allocates nothing. */
 status pkv_seq_open(pkv *p, uint32_t seq, pkv_grain grain, const uint32_t *tokens, uint32_t max_hit,
                     uint64_t salt, uint32_t expect_tokens, uint32_t *hit_tokens);
-/* The same in portions of at most `most` pages, though of one block at least. While nothing else
- * changes the sequence, pkv_seq_hit_more adds *hit_tokens tokens, 0 once no more blocks are cached.
- * Between two portions it is as one that hit no more. STATUS_NO_MEMORY changes nothing. */
+/* The same, but takes a portion of the hit alone: at most `most` pages, though at least one block.
+ * While nothing else has changed the sequence, pkv_seq_hit_more takes another, *hit_tokens tokens:
+ * 0 where memory is out, or where the next block is not cached or has finer pages than the tables.
+ * Between two portions the sequence has a shorter hit. STATUS_NO_MEMORY changes nothing. */
 status pkv_seq_open_some(pkv *p, uint32_t seq, pkv_grain grain, const uint32_t *tokens,
                          uint32_t max_hit, uint64_t salt, uint32_t expect_tokens, uint32_t most,
                          uint32_t *hit_tokens);
@@ -271,9 +274,8 @@ status pkv_seq_hit_more(pkv *p, uint32_t seq, const uint32_t *tokens, uint32_t m
  * nothing is copied. STATUS_NO_MEMORY changes nothing. */
 status pkv_seq_split(pkv *p, uint32_t seq, pkv_grain grain, uint32_t fresh);
 /* Splits as pkv_seq_split does, in portions: each call splits at most *pages (at least 1) more
- * pages of the tables, and *pages says how many it has split. The sequence reads as before until
- * all are split, when it is of the grain. Until then it may only be split further, by either
- * function, or closed, which first splits the rest. STATUS_NO_MEMORY changes nothing. */
+ * pages of the tables and sets *pages to how many. Until all are split the sequence reads as before
+ * and may only be split, or closed, which splits the rest. STATUS_NO_MEMORY changes nothing. */
 status pkv_seq_split_some(pkv *p, uint32_t seq, pkv_grain grain, uint32_t *pages);
 pkv_grain pkv_seq_grain(const pkv *p, uint32_t seq);
 /* The geometry whose groups are the sequence's tables, until it is split. */
@@ -319,17 +321,16 @@ status pkv_seq_compact(pkv *p, uint32_t seq, uint32_t table, const uint32_t *kee
  * gives any up. At a coarser grain than PKV_HEAD it is also the answer where cells are available
  * but not in runs. */
 status pkv_seq_keep(pkv *p, uint32_t seq, uint32_t table, const uint64_t *keep, bool contiguous);
-/* Replaces every shared or hashed page by a copy of the sequence's own, because running scores,
- * which lie beside K and V, cannot be shared. pkv_swap_in then takes no cached block in their
- * place. Pages published or forked later are shared again. All or nothing, as pkv_seq_append. */
+/* Replaces every shared or hashed page by a copy of the sequence's own, because running sums, which
+ * lie beside K and V, cannot be shared; pkv_swap_in takes no cached block in their place. Pages
+ * published or forked later are shared again. All or nothing, as pkv_seq_append. */
 status pkv_seq_unshare(pkv *p, uint32_t seq);
 /* Makes `child` (closed before) a copy of `parent` that shares every page. */
 status pkv_seq_fork(pkv *p, uint32_t parent, uint32_t child, uint32_t expect_tokens);
 /* Where most of what is available lies in broken runs, moves pages of open sequences, a bounded
- * number, out of their runs into fuller ones. Called again and again it makes runs whole. It moves
- * no shared page and none of a sequence at PKV_ALL, and it evicts no cached one. Slots and
- * positions are as before. K and V of all tokens must have been computed in earlier steps.
- * STATUS_NO_MEMORY changes nothing. */
+ * number, out of their runs into fuller ones: called again and again it makes runs whole. It moves
+ * no shared page and none of a sequence at PKV_ALL, and evicts no cached one. Slots and positions
+ * stay. K and V must have been computed in earlier steps. STATUS_NO_MEMORY changes nothing. */
 status pkv_gather(pkv *p);
 /* Closes a sequence: gives up every reference, a block's before its parent's. */
 void pkv_seq_close(pkv *p, uint32_t seq);
@@ -339,13 +340,13 @@ void pkv_seq_close(pkv *p, uint32_t seq);
 typedef enum pkv_way { PKV_GIVE_UP, PKV_PARK, PKV_SWAP_OUT } pkv_way;
 
 /* Closes a sequence in portions, because a long one with a table for each head has millions of
- * pages. A call takes away at most `most` pages, though at least one of each table of a layer, and
- * the last one leaves the sequence closed with what the function of that way does; *number is then
- * set, unless pages are given up. Pages become free portion by portion. Until then the sequence's
- * tables are as before, but may only be read, and the same way must be gone on: or pkv_seq_close,
- * which gives up all pages, those that were taken away, too. No other sequence is swapped out
- * meanwhile: that is STATUS_NO_PAGES. A first portion fails as the function of that way, a later
- * one with STATUS_NO_MEMORY, which changes nothing. */
+ * pages. Each call takes away at most `most` pages, though at least one of each table of a layer,
+ * and they come free with it. The last call closes the sequence, as the function of that way does;
+ * *number then names what was parked or swapped. Between two calls the sequence's tables are as
+ * before, but may only be read, and the next call has the same way, or is pkv_seq_close, which
+ * gives up all pages, also those that were taken away. While one sequence leaves to the host tier,
+ * no other can: STATUS_NO_PAGES. The first call may fail as the function of that way does, and each
+ * call with STATUS_NO_MEMORY, which changes nothing. */
 status pkv_seq_leave_some(pkv *p, uint32_t seq, pkv_way way, uint32_t most, uint32_t *number);
 
 bool pkv_seq_is_open(const pkv *p, uint32_t seq);
@@ -444,15 +445,15 @@ status pkv_seq_park(pkv *p, uint32_t seq, uint32_t *parked);
 status pkv_seq_fork_parked(pkv *p, uint32_t seq, uint32_t *parked);
 /* Turns a parked sequence into open sequence `seq` (closed before). All or nothing. */
 status pkv_unpark(pkv *p, uint32_t parked, uint32_t seq, uint32_t expect_tokens);
-/* The same in portions, as pkv_seq_leave_some: it opens the sequence with the first one, and as
- * long as that is arriving, pkv_seq_arrive adds another. Until then its tables are incomplete, but
+/* The same in portions, as large as those of pkv_seq_leave_some: the first one opens the sequence,
+ * which is *arriving* until pkv_seq_arrive has added the last. Its tables are incomplete then, but
  * pkv_seq_table, pkv_seq_position and pkv_seq_kept show those that it will have, on the pages that
- * they come from. It may only be closed, at once or by PKV_GIVE_UP in portions, in which what has
- * not come is then given up by pkv_discard_some. */
+ * they come from. It may only be closed, at once or by PKV_GIVE_UP in portions, where
+ * pkv_discard_some gives up what has not come. */
 status pkv_unpark_some(pkv *p, uint32_t parked, uint32_t seq, uint32_t expect_tokens,
                        uint32_t most);
-/* STATUS_NO_MEMORY, and STATUS_NO_PAGES where others took pages of a swapped sequence, change
- * nothing: it may be tried again. */
+/* STATUS_NO_MEMORY, and STATUS_NO_PAGES where others took the pages that a swapped sequence was to
+ * get, change nothing: it may be tried again. */
 status pkv_seq_arrive(pkv *p, uint32_t seq, uint32_t most);
 bool pkv_seq_is_arriving(const pkv *p, uint32_t seq);
 /* Between the portions of pkv_seq_leave_some. */
@@ -461,8 +462,8 @@ bool pkv_seq_is_leaving(const pkv *p, uint32_t seq);
 void pkv_parked_discard(pkv *p, uint32_t parked);
 /* Discards a parked or swapped sequence in portions: its number is gone, and its pages are given up
  * by calls of pkv_discard_some, in the order in which sequences were discarded: at most `most`
- * (at least 1) pages, though at least a page of each table of a layer. Returns how many, of which
- * tables of unequal lengths have fewer. */
+ * (at least 1) pages, though at least a page of each table of a layer. Returns how many, the tables
+ * of a layer counted as if all were as long as the longest. */
 void pkv_discard_later(pkv *p, uint32_t number);
 uint32_t pkv_discard_some(pkv *p, uint32_t most);
 /* Parked sequences, and swapped ones, of which pages are left to be given up. */
@@ -471,15 +472,15 @@ uint32_t pkv_host_discards(const pkv *p);
 /* Swaps a parked sequence out to the host tier, as pkv_seq_swap_out. */
 status pkv_parked_swap_out(pkv *p, uint32_t parked, uint32_t *swap);
 /* The same in portions of at most `most` (at least 1) pages: *swap is 0 as long as pages are left.
- * Until the last portion the sequence stays parked and keeps its number, by which the next portion
- * is asked for, and it may not be opened, looked at or discarded. STATUS_NO_MEMORY changes nothing:
- * it may be tried again. */
+ * Until the last portion the sequence stays parked under its number, by which the next portion is
+ * asked for, and it may not be opened, looked at or discarded. A later call can only fail with
+ * STATUS_NO_MEMORY, which changes nothing: it may be tried again. */
 status pkv_parked_swap_out_some(pkv *p, uint32_t parked, uint32_t most, uint32_t *swap);
 uint32_t pkv_parked_length(const pkv *p, uint32_t parked); /* logical */
 uint64_t pkv_parked_kept(const pkv *p, uint32_t parked);   /* as pkv_seq_kept */
 
-/* Pages of a parked sequence, over all tables; except for held and alone, as many in each share as
- * in the one with most. */
+/* Pages of a parked sequence. All but held and alone: with as many in each share as in the one with
+ * most. */
 typedef struct pkv_parked_pages {
     uint32_t held, held_even;
     uint32_t shared;  // those also held by other sequences, open or parked
@@ -504,8 +505,8 @@ typedef enum pkv_seen {
 } pkv_seen;
 
 /* Does what pkv_parked_look does, in portions: each call looks at `most` (at least 1) pages more,
- * until all were seen and nothing has changed since. The pool remembers what was seen of one
- * sequence, the one last asked about. */
+ * until all were seen and nothing has changed since. *pages is what the last complete look saw. The
+ * pool remembers one sequence's, the one last asked about. */
 pkv_seen pkv_parked_look_some(pkv *p, uint32_t parked, uint32_t most, pkv_parked_pages *pages);
 /* As pkv_parked_look, remembering the answer until references of some parked page change. */
 pkv_parked_pages pkv_parked_look_again(pkv *p, uint32_t parked);
@@ -546,8 +547,7 @@ uint32_t pkv_parked_cells(const pkv *p, uint32_t parked, uint32_t *cells);
 /* The cells that pkv_adopt takes, as many from each share as from the one that gives most. */
 uint64_t pkv_image_cost(const pkv *p, const pkv_image *image);
 /* Makes a parked sequence of an image that fits, on fresh pages, whose K and V the caller writes
- * before it is unparked. It has published nothing. All or nothing: STATUS_NO_PAGES and
- * STATUS_NO_MEMORY change nothing. */
+ * before it is unparked. It has published nothing. All or nothing, as pkv_seq_append. */
 status pkv_adopt(pkv *p, const pkv_image *image, uint64_t salt, bool hidden, uint32_t *parked);
 
 /* ---- the host tier --------------------------------------------------------------------------- */
@@ -566,8 +566,8 @@ typedef struct pkv_swap_cost {
     uint32_t fresh;        // held pages that must be copied in
     uint32_t cached_pages; // other held pages: unreferenced ones
     uint32_t parked_pages; // other held pages: referenced by parked sequences alone
-    /* With as many in each share as in the one with most: what fresh and cached ones are more by,
-     * the held ones, and the held ones that other tables hold. */
+    /* With as many in each share as in the one with most: `uneven` is what that adds to the fresh
+     * and cached ones; then the held ones, and those of them that other tables hold. */
     uint32_t uneven, held_even, shared_even;
 } pkv_swap_cost;
 
@@ -576,11 +576,11 @@ pkv_swap_cost pkv_swap_in_cost(pkv *p, uint32_t swap, const uint32_t *tokens);
 /* As pkv_swap_in_cost, remembering the answer until the resident blocks of the tokens or references
  * of their pages change; `key` as in pkv_lookup_again, with which it shares what is remembered. */
 pkv_swap_cost pkv_swap_in_cost_again(pkv *p, uint64_t key, uint32_t swap, const uint32_t *tokens);
-/* The most that pkv_swap_in_cost can say, that of a sequence without resident pages, in a time that
- * does not depend on the number of pages; shared_even counts every page. */
+/* A bound of pkv_swap_in_cost that needs no look at pages: none is taken for resident, but
+ * shared_even counts every page. */
 pkv_swap_cost pkv_swap_in_most(const pkv *p, uint32_t swap);
-/* Does what pkv_swap_in_cost does, in portions of `most` pages, or of one block where that has
- * more; pkv_parked_look_some says how. */
+/* Does what pkv_swap_in_cost does, in portions of `most` pages, rounded up to whole blocks, as
+ * pkv_parked_look_some has them. */
 pkv_seen pkv_swap_in_cost_some(pkv *p, uint32_t swap, const uint32_t *tokens, uint32_t most,
                                pkv_swap_cost *cost);
 /* Swaps a sequence in as open sequence `seq` (closed before): same tables, positions and publishing
@@ -590,9 +590,9 @@ pkv_seen pkv_swap_in_cost_some(pkv *p, uint32_t swap, const uint32_t *tokens, ui
 status pkv_swap_in(pkv *p, uint32_t swap, uint32_t seq, const uint32_t *tokens,
                    uint32_t expect_tokens);
 /* The same in portions, as pkv_unpark_some. The pages that it will take are not available to
- * others, but blocks may leave the cache before their portion, and are copied then. That there are
- * pages is judged by what pkv_swap_in_cost_some has seen, if it was asked last about this sequence.
- * A sequence of a coarser grain than PKV_HEAD comes at once. */
+ * others, but blocks may leave the cache before their portion, and are copied then. Whether there
+ * are pages enough follows from what pkv_swap_in_cost_some has seen, if it was asked last about
+ * this sequence. A sequence of a coarser grain than PKV_HEAD comes at once. */
 status pkv_swap_in_some(pkv *p, uint32_t swap, uint32_t seq, const uint32_t *tokens,
                         uint32_t expect_tokens, uint32_t most);
 /* Whether pkv_swap_in_some opens it in several portions of `most` pages. */

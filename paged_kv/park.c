@@ -50,15 +50,15 @@ status pkv_seq_fork_parked(pkv *p, uint32_t id, uint32_t *parked)
     return STATUS_IS_OK;
 }
 
-/* Room for the moves of a portion. */
+/* Makes room for the moves of a portion. */
 static status moves_room(pkv *p, const pkv_seq *s, uint32_t most)
 {
     uint64_t pages = s->held / cells_of(p, s), moves = (uint64_t)most + p->pool.n_heads;
     return log_room(p, 0, moves < pages ? moves : pages, 0);
 }
 
-/* Copies rows of a parked sequence to the host tier. Giving up their pages first is safe: none is
- * handed out before they are copied. */
+/* Copies rows of a parked sequence to the host tier. Giving up their pages first is safe: a backend
+ * makes moves in order, so it copies a page out before anything else is written there. */
 static void move_rows(pkv *p, const pkv_seq *s, table_rows rows)
 {
     rows_add_refs(p, &p->pool, s, rows, UINT32_MAX, UINT32_MAX);
@@ -93,7 +93,7 @@ status pkv_parked_swap_out_some(pkv *p, uint32_t parked, uint32_t most, uint32_t
     p->is_swapping = false;
     p->counts.pages_swapped_out += s->held;
     p->swaps[parked].parked = false;
-    look_forget(p, parked); /* what was seen is of the pages that it had in the pool */
+    look_forget(p, parked); /* it saw the pages of the pool, which the sequence has no more */
     *swap = parked;
     return STATUS_IS_OK;
 }
@@ -105,7 +105,7 @@ status pkv_parked_swap_out(pkv *p, uint32_t parked, uint32_t *swap)
 
 uint32_t pkv_parked_length(const pkv *p, uint32_t parked) { return parked_at(p, parked)->length; }
 
-/* Sums of cells in the shares of heads, for tables of the finest grain. */
+/* Sums by share that a count keeps for tables of the finest grain. */
 enum { SHARED, FILLING, SHARED_OPEN, FILLING_OPEN, ALONE };
 
 static bool is_uneven(const pkv *p, const pkv_seq *s)

@@ -1,5 +1,5 @@
-/* Blocks that a swapped sequence had published and that are still resident when it comes back:
- * their pages are taken back instead of being copied. */
+/* Finds the blocks that a swapped sequence had published and that are still in the prefix cache
+ * when it comes back: their pages are taken back instead of being copied. */
 #include "paged_kv/internal.h"
 
 resident_at resident_blocks(const pkv *p, const pkv_seq *s, const uint32_t *tokens)
@@ -10,10 +10,10 @@ resident_at resident_blocks(const pkv *p, const pkv_seq *s, const uint32_t *toke
     return last;
 }
 
-/* ---- all of them ----------------------------------------------------------------------------- */
+/* ---- a walk over all of them ----------------------------------------------------------------- */
 
-/* How many first pages of a table begin below token `below`: the bases of those behind the
- * compacted ones ascend. */
+/* How many of a table's pages begin below token `below`, the compacted ones included. The bases of
+ * the pages behind these ascend. */
 static uint32_t pages_below(const pkv_seq *s, uint32_t table, uint32_t below)
 {
     const uint32_t *bases = seq_bases(s, table);
@@ -57,7 +57,7 @@ void each_resident(pkv *p, const pkv_seq *s, resident_at *at, uint32_t most, res
 /* Sums of a swapped sequence's cells: those that it would take, and those in use already. */
 enum { TAKEN, IN_USE };
 
-/* The used cells of a resident page are not taken. */
+/* Moves the cells of a resident page that are in use from TAKEN to IN_USE. */
 static void add_used(pkv *p, uint32_t table, uint32_t node)
 {
     const pkv_tree *t = &p->pool;
@@ -117,8 +117,8 @@ void resident_count_end(const pkv *p, pkv_swap_cost *cost)
 
 /* ---- rows of a sequence that comes in portions ----------------------------------------------- */
 
-/* Blocks may leave the cache between portions, whose pages are copied then; a parent leaves after
- * its children. */
+/* A block may leave the cache between two portions: then its pages are copied. A parent leaves
+ * after its children. */
 
 status resident_chain(const pkv *p, resident_at last, resident_block **chain)
 {
@@ -149,7 +149,7 @@ static uint32_t find_node(const pkv *p, pkv_arriving *x, const pkv_seq *from, ui
     const pkv_block *block = &p->blocks[at->block];
     if (block->generation != at->generation || block->grain > from->grain) return 0;
     uint32_t wanted = table / (from->groups / groups_at(p, block->grain));
-    if (at->at > wanted) { /* rows that are asked for again, since they had no places */
+    if (at->at > wanted) { /* these rows were asked for before, when the pool lacked pages */
         at->node = block->first_node;
         at->at = 0;
     }

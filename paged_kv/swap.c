@@ -1,5 +1,6 @@
-/* The host tier: whole sequences leave the pool and come back. A swapped sequence holds host pages
- * of its own, never shared, and the rest of its tables' state. */
+/* The host tier: pages of whole sequences are copied out of the pool and back. A swapped sequence
+ * holds host pages of its own, never shared, and the rest of its tables' state. leave.c and
+ * arrive.c say which pages go when. */
 #include "paged_kv/internal.h"
 
 status host_create(pkv *p)
@@ -27,8 +28,9 @@ void host_destroy(pkv *p)
 
 /* ---- records of swapped and parked sequences ------------------------------------------------- */
 
-/* These sequences have no id, so a record's index stands for one. swaps[0] heads the list of free
- * records. record_find makes a record if none is free; record_take removes it from the list. */
+/* Swapped and parked sequences have no id: the index of their record in pkv.swaps is their number.
+ * swaps[0] heads the list of free records. record_find makes a record if none is free, and
+ * record_take removes it from the list. */
 
 uint32_t record_find(pkv *p)
 {
@@ -106,7 +108,7 @@ void table_copy_out(pkv *p, const pkv_seq *s, uint32_t table, uint32_t from, uin
 
 /* ---- in -------------------------------------------------------------------------------------- */
 
-/* The cost beside resident blocks. */
+/* What the sequence costs where the blocks up to `at` are resident. */
 static pkv_swap_cost cost_beside(pkv *p, const pkv_seq *s, resident_at at)
 {
     pkv_swap_cost cost;
@@ -153,9 +155,9 @@ static void take_back(pkv *p, void *ctx, uint32_t table, uint32_t index, uint32_
     seq_pages(s, table)[index] = page_of(&p->pool, node);
 }
 
-/* Takes fresh pages for the first of a table's n next pages, which are 0 where they are not
- * resident: at least one, and as many as lie in one run. */
-static void take_places(pkv *p, pkv_grain grain, uint32_t table, uint32_t *to, uint32_t n)
+/* Takes fresh pages for the first of a table's n next pages; to[i] is 0 where a page is not
+ * resident. Takes at least one, and stops at a resident page and at the end of a run. */
+static void take_fresh(pkv *p, pkv_grain grain, uint32_t table, uint32_t *to, uint32_t n)
 {
     uint32_t most = 0, pages[PAGES_TOGETHER];
     while (most < n && most < PAGES_TOGETHER && to[most] == 0) most++;
@@ -170,7 +172,7 @@ void table_copy_in(pkv *p, uint32_t id, const pkv_seq *from, uint32_t table, uin
     if (!p->seqs[id].arriving.retakes && end > first)
         memset(pages + first, 0, (end - first) * sizeof *pages);
     for (uint32_t i = first; i < end; i++) {
-        if (pages[i] == 0) take_places(p, from->grain, table, pages + i, end - i);
+        if (pages[i] == 0) take_fresh(p, from->grain, table, pages + i, end - i);
         uint32_t word = pages[i], page = word & ~DELTA_FRESH;
         if (word & DELTA_FRESH) {
             p->counts.pages_swapped_in += cells_of(p, from);
@@ -191,7 +193,7 @@ static uint64_t taken_by(const pkv_swap_cost *cost)
     return (uint64_t)cost->fresh + cost->cached_pages + cost->uneven;
 }
 
-/* All pages at once. */
+/* Swaps all pages in at once. */
 static status swap_in_whole(pkv *p, uint32_t swap, uint32_t id, const uint32_t *tokens,
                             uint32_t expect_tokens)
 {
@@ -218,8 +220,8 @@ static status swap_in_whole(pkv *p, uint32_t swap, uint32_t id, const uint32_t *
     return STATUS_IS_OK;
 }
 
-/* The cells that a sequence in portions may take. Where there are as many as it has, its resident
- * pages need not be looked at. */
+/* The most cells that a sequence takes which comes in portions. Where as many are available as it
+ * has, nobody needs to know which of its pages are resident. */
 static uint64_t taken_in_portions(pkv *p, uint32_t swap, const uint32_t *tokens)
 {
     const long_look *look = &p->look;
@@ -230,7 +232,8 @@ static uint64_t taken_in_portions(pkv *p, uint32_t swap, const uint32_t *tokens)
     return taken_by(&cost);
 }
 
-/* Others may break the runs of a coarser grain until the next portion. */
+/* Tables of a coarser grain come at once, because others may break the runs that they need before
+ * the next portion. */
 bool pkv_swap_has_portions(const pkv *p, uint32_t swap, uint32_t most)
 {
     const pkv_seq *from = swapped(p, swap);
