@@ -1,6 +1,7 @@
-/* Pages of sequences without a slot, idle sessions and waiting ones, are given up or moved to the
- * host tier. Long tables have millions of pages, more than others should wait for in one
- * sched_step, so that is done in portions, as for running sequences (leave.c). */
+/* Gives up pages of sequences without a slot, idle sessions and waiting sequences, or moves them to
+ * the host tier. Long tables have millions of pages, more than others should wait for in one
+ * sched_step, so this is done in portions, as for running sequences (leave.c). One sequence at a
+ * time moves: s->moving. */
 #include "scheduler/portions.h"
 #include "scheduler/sched_internal.h"
 
@@ -10,6 +11,7 @@ void sched_away_begin(sched *s)
     s->away_left = portion > 0 ? portion : 1;
 }
 
+/* Takes n pages off this step's portion. */
 static void spend(sched *s, uint32_t n)
 {
     if (s->away_left == UINT32_MAX) return;
@@ -26,7 +28,7 @@ static bool discard_some(sched *s)
 
 void sched_discard(sched *s, uint32_t number)
 {
-    if (number == s->moving) { /* once it is in the tier */
+    if (number == s->moving) { /* note_moved discards it, once it is in the tier */
         s->moving_session = NULL;
         s->moving_seq = NULL;
         return;
@@ -35,8 +37,9 @@ void sched_discard(sched *s, uint32_t number)
     (void)discard_some(s);
 }
 
-/* The record has been moved to the host tier. */
-static void has_moved(sched *s, uint32_t swap)
+/* Tells the owner of the parked sequence, which is in the host tier now, of its new number. Nobody
+ * owns one that was discarded while it moved. */
+static void note_moved(sched *s, uint32_t swap)
 {
     sched_session *session = s->moving_session;
     sched_seq *q = s->moving_seq;
@@ -57,14 +60,14 @@ static void has_moved(sched *s, uint32_t swap)
     }
 }
 
-/* Moves a portion. */
+/* Moves a portion of the parked sequence. */
 static status move_some(sched *s, uint32_t parked)
 {
     uint32_t swap;
     RETURN_IF_ERROR(pkv_parked_swap_out_some(s->kv, parked, s->away_left, &swap));
     s->moving = parked;
     if (swap == 0) spend(s, s->away_left);
-    else has_moved(s, swap);
+    else note_moved(s, swap);
     return STATUS_IS_OK;
 }
 

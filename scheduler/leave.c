@@ -1,11 +1,11 @@
-/* Sequences whose tables are closed, since they are preempted or over, or opened, since they were
- * parked or swapped out. A long one with a table for each head has millions of pages, more than
- * others should wait for in one sched_step, so that is done in portions. Meanwhile the sequence has
- * its slot, but no share of a step, and is no victim. */
+/* Closes the tables of sequences that are preempted or over, and opens those of sequences that were
+ * parked or swapped out. A long sequence with a table for each head has millions of pages, more
+ * than others should wait for in one sched_step, so this is done in portions. Meanwhile the
+ * sequence has its slot, but no share of a step, and is no victim. */
 #include "scheduler/portions.h"
 #include "scheduler/sched_internal.h"
 
-/* One sched_step changes at most one page for so many of options.hand_out_slots. */
+/* A portion has one page for every SLOTS_OF_PAGE of options.hand_out_slots. */
 enum { SLOTS_OF_PAGE = 4 };
 
 uint32_t sched_portion(const sched *s)
@@ -24,8 +24,8 @@ static void set_leaving(sched *s, sched_seq *q, bool leaving, pkv_way way)
     s->n_giving += leaving && way != PKV_PARK;
 }
 
-/* Notes what has become of the tables, of n_tokens. */
-static void has_left(sched *s, sched_seq *q, pkv_way way, uint32_t number, uint32_t n_tokens)
+/* Notes what has become of the tables, which had n_tokens. */
+static void note_closed(sched *s, sched_seq *q, pkv_way way, uint32_t number, uint32_t n_tokens)
 {
     set_leaving(s, q, false, way);
     if (way == PKV_PARK) {
@@ -42,20 +42,20 @@ static void has_left(sched *s, sched_seq *q, pkv_way way, uint32_t number, uint3
     s->stats.swapped_tokens += n_tokens;
 }
 
-static void has_come(sched *s, sched_seq *q)
+static void note_opened(sched *s, sched_seq *q)
 {
     s->n_arriving -= q->arriving;
     q->arriving = false;
 }
 
 /* Takes away a portion of at most `most` pages. STATUS_NO_PAGES changes nothing. Where memory is
- * out, all pages are given up. */
+ * out, all pages are given up at once. */
 static status leave_some(sched *s, sched_seq *q, pkv_way way, uint32_t most)
 {
     uint32_t number = 0, n_tokens = pkv_seq_length(s->kv, q->slot);
     sched_hit_stop(s, q);
     if (q->arriving) {
-        has_come(s, q);
+        note_opened(s, q);
         way = PKV_GIVE_UP;
     }
     status st = pkv_seq_leave_some(s->kv, q->slot, way, most, &number);
@@ -70,11 +70,12 @@ static status leave_some(sched *s, sched_seq *q, pkv_way way, uint32_t most)
         set_leaving(s, q, false, way);
         way = PKV_GIVE_UP;
     }
-    has_left(s, q, way, number, n_tokens);
+    note_closed(s, q, way, number, n_tokens);
     return STATUS_IS_OK;
 }
 
-/* The way that it goes, or is to go: one that waits for room in the tier has not begun. */
+/* The way that the sequence goes already, else the one that it is to go. A sequence that waits for
+ * room in the tier (sched_leave_later) has not begun. */
 static pkv_way way_of(const sched *s, const sched_seq *q, pkv_way way)
 {
     return pkv_seq_is_leaving(s->kv, q->slot) ? q->way : way;
@@ -105,7 +106,7 @@ status sched_arrive(sched *s, sched_seq *q)
 {
     RETURN_IF_ERROR(pkv_seq_arrive(s->kv, q->slot, sched_portion(s)));
     s->has_left = true;
-    if (!pkv_seq_is_arriving(s->kv, q->slot)) has_come(s, q);
+    if (!pkv_seq_is_arriving(s->kv, q->slot)) note_opened(s, q);
     return STATUS_IS_OK;
 }
 

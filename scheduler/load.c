@@ -1,6 +1,7 @@
-/* Loads blocks that the prefix cache lost and a store still has. A sequence that starts
- * takes pages for them, as for a chunk, and waits while they are filled; then they count as
- * computed. So decodes go on meanwhile, and a block that cannot be had is computed. */
+/* Loads blocks that the prefix cache lost and a store outside the pool still has, such as the disk.
+ * A sequence that starts takes pages for them, as for a chunk, and waits while they are filled;
+ * then they count as computed. Decodes go on meanwhile, and a block that cannot be had is
+ * computed. */
 #include "scheduler/portions.h"
 #include "scheduler/sched_internal.h"
 
@@ -20,8 +21,9 @@ struct sched_loading {
 };
 
 /* How many tokens of an open sequence behind those computed, whole blocks up to `to`, can be loaded
- * at once; `key` is that of the block before them. Their pages may be those of as many blocks that
- * leave memory and are to find room where they go: hence no more than half of what is told of. */
+ * at once; `key` is that of the block before them. The pages that a load takes may push as many
+ * other blocks out of memory, which are to be told of too (sched_take_lost): so one load has at
+ * most half as many blocks as can be told of. */
 static uint32_t loadable(const sched *s, const sched_seq *q, pkv_key key, uint32_t to)
 {
     uint32_t size = s->page_tokens, from = q->computed, at = from;
@@ -146,7 +148,8 @@ const sched_load *sched_next_load(sched *s)
     return &l->load;
 }
 
-/* At once, because the caller tells what follows the first token in the same call. */
+/* Ends the load of a prompt that is taken over. This is not put off to sched_apply_loads, because
+ * the same call may have events that follow from the prompt's first token. */
 static void end_handed(sched *s, sched_loading *l)
 {
     sched_seq *q = l->seq;

@@ -1,4 +1,9 @@
-/* Pages of long sequences that change hands a portion in each step (private to scheduler/). */
+/* Pages of long sequences that change hands in portions, one in each step (private to scheduler/).
+ *
+ * A portion is as many pages as sched_portion says, so that no other sequence waits long. In a step
+ * one long sequence with a slot goes on by a portion: its tables are closed or opened (leave.c), or
+ * it takes its hit (hit.c). All sequences without a slot together have another portion (away.c).
+ * First portions, with which all this begins, are not counted. */
 #ifndef SCHEDULER_PORTIONS_H
 #define SCHEDULER_PORTIONS_H
 
@@ -6,54 +11,61 @@
 
 /* ---- leave.c ---- */
 /* Closes the tables of a running sequence, or only a portion of long ones: then it is `leaving`,
- * and the call is made again in the next step. Afterwards its pages are parked (q->parked), in the
- * host tier (q->swap), or given up, which they also are where memory is out or its tables come
- * back. STATUS_NO_PAGES: the host tier has no room, and nothing has changed. */
+ * and the call is made again in a later step (sched_leave_waits). Afterwards its pages are parked
+ * (q->parked), in the host tier (q->swap), or given up. Where memory is out, or the sequence's own
+ * tables are still coming back, they are given up whatever `way` says. STATUS_NO_PAGES: the host
+ * tier has no room, and nothing has changed. */
 status sched_leave(sched *s, sched_seq *q, pkv_way way);
-/* It leaves to the host tier once that has room, for which the next steps try again. */
+/* Marks a sequence as leaving to the host tier, which has no room yet: later steps try again. */
 void sched_leave_later(sched *s, sched_seq *q);
 /* Whether its tables are long, and another sequence has had the portion of this step. */
 bool sched_leave_waits(const sched *s, const sched_seq *q);
-/* The tables of a waiting sequence were opened in this slot, or only a portion of long ones: then
- * it is `arriving`, and sched_arrive is called in each step until it is not. */
+/* Notes that the tables of a waiting sequence were opened in this slot, or only a portion of long
+ * ones: then it is `arriving`, and later steps call sched_arrive until it is not. */
 void sched_has_opened(sched *s, sched_seq *q, uint32_t slot);
-/* Opens a portion. An error changes nothing. */
+/* Opens another portion of its tables. An error changes nothing. */
 status sched_arrive(sched *s, sched_seq *q);
-/* The most pages of one long sequence that a step changes. */
+/* The most pages of one long sequence that a step changes; UINT32_MAX where nothing is handed out
+ * (sched_options.hand_out_slots). */
 uint32_t sched_portion(const sched *s);
-/* Closes all that is left of its tables; `way` is none that may lack room. */
+/* Closes all that is left of its tables at once. `way` is not PKV_SWAP_OUT, which may lack room. */
 void sched_leave_all(sched *s, sched_seq *q, pkv_way way);
 const char *sched_leave_check(const sched *s);
 
 /* ---- hit.c ---- */
-/* The tables of a waiting sequence were opened with a portion of a hit of `to` tokens, which takes
- * `taken` of the available pages; the most that a hit may have are `most` tokens. */
+/* Notes that the tables of a waiting sequence were opened with the first portion of a hit of `to`
+ * tokens, the rest of which takes `taken` of the available pages, as far as is known. A hit may
+ * have `most` tokens. */
 void sched_hit_begin(sched *s, sched_seq *q, uint32_t to, uint32_t most, uint64_t taken);
-/* Takes another portion. After the last one the sequence has blocks loaded, or computes. */
+/* Takes another portion of the hit. After the last one the sequence has the blocks behind its hit
+ * loaded, or computes. */
 void sched_hit_go_on(sched *s, sched_seq *q);
-/* It takes no more of its hit. */
+/* Ends the sequence's hit: it keeps what it has taken. */
 void sched_hit_stop(sched *s, sched_seq *q);
 const char *sched_hit_check(const sched *s);
 
 /* ---- away.c: pages of sequences without a slot ---- */
-/* A step begins: it has a portion of pages for all of these. */
+/* Begins a step, in which all of these together have one portion of pages. */
 void sched_away_begin(sched *s);
-/* Discards a parked or swapped sequence, whose pages come free in this step as far as its portion
- * goes, else in later ones. */
+/* Discards the pages of a parked or swapped sequence by its number in the pool: as many as this
+ * step's portion has left, and the others in later steps. */
 void sched_discard(sched *s, uint32_t number);
 /* Moves the parked pages of an idle session or of a waiting sequence to the host tier, in this step
- * or in later ones. Nothing else is being moved (sched_away_frees). STATUS_NO_PAGES: the tier has
- * no room. */
+ * or in later ones. Nothing else may be on its way there (sched_away_frees). STATUS_NO_PAGES: the
+ * tier has no room. */
 status sched_move_session(sched *s, sched_session *session);
 status sched_move_seq(sched *s, sched_seq *q);
-/* If these parked pages, of an idle session that the sequence continues, are being moved, they are
- * the sequence's now. */
+/* Notes that the parked pages of an idle session are the waiting sequence's now, which continues
+ * the session, if they are being moved to the host tier. */
 void sched_moves_to(sched *s, uint32_t parked, sched_seq *q);
-/* Whether more pages of the pool come free in later steps. */
+/* Whether waiting for later steps may help who lacks pages: more pages of the pool are on their way
+ * to come free, or this step's portion is used up. */
 bool sched_away_frees(const sched *s);
-/* False when there is nothing to go on with, or memory is out. */
+/* Goes on with discards and with the move. False when nothing could be done: there is neither, the
+ * portion is used up, or memory is out. */
 bool sched_away_go_on(sched *s);
-/* Another portion in a step in which nothing runs. False when there is none. */
+/* Takes another portion in a step in which nothing runs. False when there is nothing left that
+ * somebody may wait for. */
 bool sched_away_again(sched *s);
 const char *sched_away_check(const sched *s);
 

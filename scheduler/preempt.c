@@ -40,8 +40,8 @@ static bool is_worth_swapping(const sched *s, const sched_seq *q)
                (uint64_t)pkv_seq_pages_held(s->kv, q->slot) * s->page_tokens;
 }
 
-/* Idle sessions leave the tier to make room, a long one in several steps: then the sequence waits
- * for it, as one that is leaving. */
+/* Swaps the sequence out, or a portion of it. Idle sessions leave the tier to make room, a long one
+ * in several steps: then the sequence waits for it, marked as leaving. */
 static status swap_out(sched *s, sched_seq *q)
 {
     bool fits = pkv_seq_copy_cost(s->kv, q->slot) <= pkv_host_most(s->kv);
@@ -56,8 +56,8 @@ static status swap_out(sched *s, sched_seq *q)
     }
 }
 
-/* The sequence's tables are closed. */
-static void has_left(sched *s, sched_seq *q)
+/* The sequence, whose tables are closed, waits in its old place. */
+static void wait_closed(sched *s, sched_seq *q)
 {
     if (q->swap) wait_again(s, q);
     else sched_replay(s, q);
@@ -76,21 +76,21 @@ void sched_preempt(sched *s, sched_seq *q)
     assert(pkv_seq_length(s->kv, q->slot) == q->computed);
     leave(s, q, is_worth_swapping(s, q));
     if (!q->leaving) {
-        has_left(s, q);
+        wait_closed(s, q);
         return;
     }
     q->planned = q->flying = 0;
     q->awaited = q->drop_planned = false;
 }
 
-/* Whether the sequence waits for portions of its tables. */
+/* Whether the sequence waits for portions that come to it: of its own tables, or of its hit. */
 static bool takes_portions(const sched_seq *q)
 {
     return q->arriving || (q->hit_to && !seq_is_over(q));
 }
 
-/* The best in rank comes back, or takes its hit, first. Where its next portion lacks pages or
- * memory, it gives up what has come, and is computed again. */
+/* Gives a portion to the best in rank of the sequences that come back or take a hit. One that comes
+ * back and lacks pages or memory for its portion gives up what has come, and is computed again. */
 static void arrive_next(sched *s)
 {
     uint32_t i = 0;
@@ -103,7 +103,7 @@ static void arrive_next(sched *s)
     }
     if (status_ok(sched_arrive(s, q))) return;
     leave(s, q, false);
-    if (!q->leaving) has_left(s, q);
+    if (!q->leaving) wait_closed(s, q);
 }
 
 void sched_go_on(sched *s)
@@ -112,7 +112,7 @@ void sched_go_on(sched *s)
         sched_seq *q = s->running.seqs[i];
         if (!q->leaving || seq_is_over(q) || sched_leave_waits(s, q)) continue;
         leave(s, q, q->way == PKV_SWAP_OUT);
-        if (!q->leaving) has_left(s, q);
+        if (!q->leaving) wait_closed(s, q);
     }
     if (s->n_arriving + s->n_hitting > 0) arrive_next(s);
 }
@@ -148,18 +148,18 @@ uint32_t sched_pick_victim(const sched *s, uint32_t lacking)
     uint32_t none = s->running.n, last = none - 1;
     for (uint32_t i = none; i-- > 0;) {
         const sched_seq *q = s->running.seqs[i];
-        if (sched_seq_is_idle(q) && !seq_is_read(q)) return i;
+        if (sched_seq_is_idle(q) && !seq_is_spared(q)) return i;
     }
     while (last > lacking && sched_load_fills(s, s->running.seqs[last])) last--;
     bool spares = last == lacking && lacking + 1 < none;
-    return spares || seq_is_read(s->running.seqs[last]) ? none : last;
+    return spares || seq_is_spared(s->running.seqs[last]) ? none : last;
 }
 
 bool sched_preempt_idle(sched *s, bool all, int64_t now_us)
 {
     for (uint32_t i = s->running.n; i-- > 0;) {
         sched_seq *q = s->running.seqs[i];
-        if (seq_is_read(q)) continue;
+        if (seq_is_spared(q)) continue;
         if (!sched_seq_is_idle(q) || !(all || sleeps(q, now_us))) continue;
         sched_preempt(s, q);
         return true;

@@ -173,7 +173,6 @@ static bool waiting_reserve(sched *s, uint64_t n)
     return true;
 }
 
-/* Room for all numbers there are, and for one of each live request and the next. */
 uint64_t sched_salt_of(const sched *s, const sched_request *r)
 {
     return hash_mix64(r->salt + 0x9e3779b97f4a7c15ull) ^ s->options.salt;

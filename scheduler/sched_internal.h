@@ -45,8 +45,8 @@ struct sched_seq {
     bool leaving;               // its tables are being closed, and it has no share of a step
     pkv_way way;                // in which way
     bool arriving;              // its tables come back, and it has no share of a step
-    /* Its hit of the prefix cache is taken in portions up to here, and it has no share of a step;
-     * 0 = all of it has been. */
+    /* Its hit of the prefix cache is taken in portions up to this token, and it has no share of a
+     * step; 0 = it takes none. */
     uint32_t hit_to;
     uint32_t hit_most; // the most tokens that a hit may have
     uint64_t hit_owed; // pages that the rest takes from those available, as far as is known
@@ -286,7 +286,7 @@ struct sched {
     uint32_t n_giving;                // those of them whose pages become free meanwhile
     uint32_t n_arriving;              // running sequences whose tables come back
     uint32_t n_hitting;               // running sequences whose hit is taken in portions
-    bool has_left;                    // one of these has had this step's portion
+    bool has_left;                    // one of these four kinds has had this step's portion
     bool looks;         // a long sequence may start once more of its pages were looked at
     uint32_t away_left; // pages of sequences without a slot that this step may still change
     uint32_t moving;    // the parked sequence that is being moved to the host tier; 0 = none
@@ -328,11 +328,11 @@ static inline bool seq_is_over(const sched_seq *q)
 {
     return seq_is_parent(q) ? q->entry->live == 0 : q->ended;
 }
-/* Its pages stay as they are, or are being given up already: rows of it are in flight, they are
- * being loaded, a selection, of which it may have been dropped, reads its tables or is being
- * applied to them, its tables come back or are being closed, its hit is being taken, or it is
- * over. */
-static inline bool seq_is_read(const sched_seq *q)
+/* The sequence is no victim, because its pages cannot be given up now or are being given up
+ * already: its rows are in flight, its pages are being loaded, a selection (even one that was
+ * dropped) reads its tables or changes them, its tables come back or are being closed, its hit is
+ * being taken, or it is over. */
+static inline bool seq_is_spared(const sched_seq *q)
 {
     return q->listed > 0 || q->selecting || q->loading || q->leaving || q->arriving || q->hit_to ||
            seq_is_over(q);
@@ -666,7 +666,7 @@ bool sched_load_parked(sched *s, sched_seq *q, uint32_t parked, uint32_t n_cells
 status sched_load_begin(sched *s, sched_seq *q, uint32_t to, bool *began);
 /* The sequence is over, so it waits no longer. */
 void sched_load_drop(sched *s, sched_seq *q);
-/* Whether a load is filling pages of the sequence, which may have ended since the load began. */
+/* Whether a load is filling pages of the sequence, which may be over since the load began. */
 bool sched_load_fills(const sched *s, const sched_seq *q);
 void sched_take_load(sched *s, const sched_load *load, uint32_t n_loaded);
 /* Goes on with the sequences whose loads have ended. */
