@@ -1,4 +1,4 @@
-/* The store: threads that write what was put and read what is asked for. */
+/* The store of blocks: threads that write what was put and read what is asked for. */
 #include "disk/internal.h"
 
 #include <assert.h>
@@ -74,7 +74,7 @@ static void note_damage(disk_cache *d, uint32_t slot)
 
 /* ---- writing --------------------------------------------------------------------------------- */
 
-/* The store still wants the block. The lock is held. */
+/* Whether the store still wants the block. The lock is held. */
 static bool is_wanted(const disk_cache *d, const put_buffer *b)
 {
     return !d->off && b->flushes == d->flushes && index_find(&d->index, &b->key) == DISK_NONE;
@@ -223,7 +223,7 @@ static bool read_one(disk_cache *d, disk_read *r, uint32_t i, uint8_t *buffer)
     return taken;
 }
 
-/* The read has no further blocks for threads to begin with. */
+/* Takes the read off the list of those with blocks that no thread reads yet. */
 static void unlist_read(disk_cache *d, disk_read *r)
 {
     disk_read *before = NULL;

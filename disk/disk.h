@@ -6,9 +6,8 @@
  *          Threads of its own read and write.
  * Owner    the store owns its threads, buffers and files. A disk_read belongs to the caller, who
  *          keeps it in place until its `done` was called.
- * Threads  any thread may call every function but disk_open and disk_close. None of them waits for
- *          the disk, except disk_flush, which cuts a file short and syncs it, and
- *          disk_drain.
+ * Threads  any thread may call every function but disk_open and disk_close. Of these calls only
+ *          disk_flush, which cuts a file short and syncs it, and disk_drain wait for the disk.
  * Units    bytes.
  * Errors   a call of the system that fails turns the store off for good: it reports that once, and
  *          from then on has nothing and takes nothing. No error reaches who asks.
@@ -61,13 +60,15 @@ status disk_open(const disk_options *options, disk_cache **out, error *err);
 /* Writes what was put, then ends the threads. No read is under way. NULL is allowed. */
 void disk_close(disk_cache *d);
 
-/* Most memory that a store of `bytes` takes: buffers, and the index once every slot is in use. */
+/* Most memory that a store of `bytes` takes: buffers, a block for each thread, and the index once
+ * every slot is in use. */
 uint64_t disk_memory(uint64_t bytes, size_t block_bytes);
 
 bool disk_has(disk_cache *d, const disk_key *key);
-/* How many blocks can wait to be written: at most 64 MiB of them, but at least 4. */
+/* How many blocks can wait to be written: as many as 64 MiB hold, but at least 4 and at most
+ * DISK_BUFFERS_MOST. */
 uint32_t disk_buffers(const disk_cache *d);
-/* The block, if it is there, is among the last to be forgotten. */
+/* Counts a block as used now, if it is there: others are forgotten before it. */
 void disk_touch(disk_cache *d, const disk_key *key);
 /* Begins to store a block: the caller fills the buffer with block_bytes and calls disk_put_end at
  * once. NULL: the block is there already, or all buffers wait to be written and it is left out. */

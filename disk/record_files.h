@@ -5,7 +5,7 @@
 #include "disk/internal.h"
 #include "disk/records.h"
 
-/* A record's file without its bytes. */
+/* What the header of a record's file says. */
 typedef struct record_facts {
     disk_key key;
     uint64_t owner;

@@ -72,18 +72,19 @@ record *records_of_room(record_place *p);
 bool record_waits(const record *r);
 /* The record of a key, gone if it is new. NULL: memory is out. */
 record *records_find_or_make(disk_records *d, const disk_key *key);
-/* Makes it the newest of the owner. False: memory is out, and all is as before. */
+/* Makes the record the newest one of the owner, with another version. False: memory is out, and all
+ * is as before. */
 bool records_enter(disk_records *d, record *r, uint64_t owner, int64_t put_us);
 void payload_drop(payload *p);
 void record_drop_waiting(record *r);
-/* Makes it gone. Its file, if it has one, is still there. */
+/* Makes the record gone. Its file, if it has one, is still there. */
 void records_leave(disk_records *d, record *r);
 void records_set_file_bytes(disk_records *d, record *r, uint64_t n);
-/* The thread will write it or delete its file. */
+/* Lists the record for the thread, which will write it or delete its file. */
 void records_make_due(disk_records *d, record *r);
 /* Forgets a record that is gone and has no file. */
 void records_free(disk_records *d, record *r);
-/* Makes it gone and due, and counts that. */
+/* Makes the record gone and due, and counts that. */
 void records_remove(disk_records *d, record *r);
 
 #endif

@@ -1,4 +1,5 @@
-/* Records: a thread that writes and deletes their files, and the calls. */
+/* The store of records: a thread that writes and deletes their files, and the calls of
+ * records.h. */
 #include "disk/record_index.h"
 
 #include <assert.h>
@@ -183,7 +184,7 @@ static void make_room(disk_records *d)
     (void)make_space(d, NULL, 0);
 }
 
-/* Sleeps until there is work, or the oldest record may be due to go. */
+/* Sleeps until there is work, at most a second where records go by their age. */
 static void await_work(disk_records *d)
 {
     struct timespec until;

@@ -53,11 +53,12 @@ void disk_records_on_written(disk_records *d, void (*call)(void *ctx), void *ctx
 uint64_t disk_record_offer(disk_records *d, const disk_key *key, uint64_t owner, uint64_t n,
                            int64_t age_us);
 /* Copies bytes at .. at + n of what was offered under the key and this version. False: they are not
- * there any more, and the file stays as it was. The store's thread, which holds no lock that other
- * calls of the store want. */
+ * there any more, and the file stays as it was. The store's thread calls it, without a lock that
+ * calls of the store wait for, except disk_records_source. */
 typedef bool (*disk_record_copy)(void *ctx, const disk_key *key, uint64_t version, uint64_t at,
                                  void *to, size_t n);
-/* Sets the source of what is offered. NULL ends it; when this returns, no call is running. */
+/* Sets the source of what is offered; NULL ends that. When this returns, no call of the source
+ * before is running. */
 void disk_records_source(disk_records *d, disk_record_copy copy, void *ctx);
 /* Waits until what was put or offered last is written, or given up, or until this time of the
  * monotonic clock. */
@@ -75,10 +76,11 @@ bool disk_record_put(disk_records *d, const disk_key *key, uint64_t owner, const
                      size_t n);
 /* The bytes of a key (malloc'd: the caller frees them) and their version; NULL = none. */
 uint8_t *disk_record_get(disk_records *d, const disk_key *key, size_t *n, uint64_t *version);
-/* Another number with each put; 0 = the key has no record. Does not read the file. */
+/* The version of a key's record, another number with each put or offer; 0 = it has no record. Does
+ * not read the file. */
 uint64_t disk_record_version(disk_records *d, const disk_key *key);
-/* Whether what was put last waits to be written: else a sudden end leaves it, unless it could not
- * be written. */
+/* Whether what was put or offered last still waits to be written. If it does not, a sudden end
+ * leaves it, unless it could not be written. */
 bool disk_record_waits(disk_records *d, const disk_key *key);
 void disk_record_remove(disk_records *d, const disk_key *key);
 

@@ -61,9 +61,9 @@ static void fill_buffers(engine *e, const pkv_lost *lost, uint8_t **buffers)
     }
 }
 
-/* Where buffers are few, the blocks that left last get them, because they are nearest to the
- * beginning of their chains. All are put in the order in which they left, so that the store forgets
- * children before their parent. */
+/* Stores the blocks that leave memory with the coming step. Where buffers are few, the blocks that
+ * left last get them, because they are nearest to the beginning of their chains. All are put in the
+ * order in which they left, so that the store forgets children before their parent. */
 void disk_save_lost(engine *e)
 {
     if (!e->o.disk) return;
@@ -84,7 +84,8 @@ void disk_save_lost(engine *e)
 
 /* ---- at the end ------------------------------------------------------------------------------ */
 
-/* A buffer for a block that the store lacks, once there is one. False: there is no time left. */
+/* Waits for a buffer for the block; *buffer is NULL where the store has the block already. False:
+ * there is no time left, or the store is off. */
 static bool await_buffer(engine *e, const disk_key *key, int64_t until_us, uint8_t **buffer)
 {
     const struct timespec nap = {.tv_nsec = 500000};
@@ -99,7 +100,8 @@ static bool await_buffer(engine *e, const disk_key *key, int64_t until_us, uint8
     }
 }
 
-/* Pages of parked sequences hold blocks too, so this keeps what idle sessions are made of. */
+/* Stores the blocks that only memory has, until this time. Pages of parked sequences hold blocks
+ * too, so idle sessions go on from these after the next start. */
 void disk_save_cached(engine *e, int64_t until_us)
 {
     if (!e->o.disk || until_us == 0 || atomic_load(&e->state) != ENGINE_WORKING) return;

@@ -1,6 +1,6 @@
-/* K and V of cells over all ranks: a cell's bytes are the slices of the ranks that have it. So a
- * block that is kept elsewhere has the slices of all ranks under one checksum, and no rank uses a
- * block that another one lacks. */
+/* Reads and writes K and V of cells over all ranks, for blocks that are kept on disk. The bytes of
+ * a cell are the slices of the ranks that have it, so a block has the slices of all ranks under one
+ * checksum, and no rank uses a block that another one lacks. */
 #include "model/backend_ranks.h"
 
 #include <stdlib.h>
@@ -54,7 +54,7 @@ static uint32_t most_at_once(const backend_slice *s)
     return n < 1 ? 1 : n > CELLS_AT_ONCE ? CELLS_AT_ONCE : (uint32_t)n;
 }
 
-/* Where the rank's slice of cell i of a list lies. */
+/* The offset of the rank's slice of cell i in the bytes of a list of cells. */
 static size_t slice_place(const backend_slice *s, uint32_t i)
 {
     return ((size_t)i * s->n_slices + s->place) * s->cell_bytes;

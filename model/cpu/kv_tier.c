@@ -6,28 +6,28 @@
 /* Cells that follow one another are read and written together, up to so many bytes. */
 enum { RUN_BYTES = 256 << 10 };
 
-typedef struct frame {
+/* A cell, in memory or not. The use in hand is that of the cells which are wanted now. */
+typedef struct cell_state {
     uint32_t before, after; // neighbours in a list, while the cell is in memory and not in use
-    bool resident;
-    bool stored; // its place in the file has its bytes, unless it is dirty
-    bool dirty;
-    bool writes; // the use in hand makes it dirty
-    bool hot;    // it was selected or written
-    bool loaded; // it came by the use in hand, or by kv_tier_begin
-    bool wanted;
-    bool named;  // the use in hand selected or wrote it
-    bool coming; // kv_tier_expect asked for it
-    bool fresh;  // the use in hand needs nothing of what it held
-    bool lost;
-} frame;
+    bool resident;          // it is in memory: it has one of the n_frames frames
+    bool stored;            // its place in the file has its bytes, unless it is dirty
+    bool dirty;             // its bytes in memory are newer than those in the file
+    bool writes;            // the use in hand makes it dirty
+    bool hot;               // it was selected or written since it came; else scans alone used it
+    bool loaded;            // it came by the use in hand, or by kv_tier_begin
+    bool wanted;            // it is in use
+    bool named;             // the use in hand selected or wrote it
+    bool coming;            // kv_tier_expect asked for it
+    bool fresh;             // the use in hand needs nothing of what it held
+    bool lost;              // it could not be read, so its bytes are gone
+} cell_state;
 
-/* Frames are numbered by cell; behind them come the ends of the two lists. */
 struct kv_tier {
     kv_tier_options o;
     disk_spill *spill;
-    frame *frames;
-    size_t frames_bytes;
-    uint32_t hot, cold; // the lists' ends: `after` leads to the last one put in
+    cell_state *cells; // [n_cells + 2]: all cells, then the ends of the two lists
+    size_t cells_bytes;
+    uint32_t hot, cold; // the lists' ends, indices in `cells`: `after` leads to the last one put in
     uint32_t n_resident;
     uint32_t *wanted; // [n_frames]
     uint32_t n_wanted, n_taken;
@@ -50,44 +50,45 @@ struct kv_tier {
 
 /* ---- the lists of cells that may leave ------------------------------------------------------- */
 
-static void unlink_frame(kv_tier *t, uint32_t cell)
+static void unlink_cell(kv_tier *t, uint32_t cell)
 {
-    const frame *f = &t->frames[cell];
-    t->frames[f->before].after = f->after;
-    t->frames[f->after].before = f->before;
+    const cell_state *c = &t->cells[cell];
+    t->cells[c->before].after = c->after;
+    t->cells[c->after].before = c->before;
 }
 
 /* Puts the cell behind `at` as seen from the list's end: behind the end itself it is the last. */
 static void link_behind(kv_tier *t, uint32_t at, uint32_t cell)
 {
-    frame *f = &t->frames[cell], *end = &t->frames[at];
-    f->before = at;
-    f->after = end->after;
-    t->frames[end->after].before = cell;
+    cell_state *c = &t->cells[cell], *end = &t->cells[at];
+    c->before = at;
+    c->after = end->after;
+    t->cells[end->after].before = cell;
     end->after = cell;
 }
 
 /* The cell is in memory, and its use has ended. */
 static void put_back(kv_tier *t, uint32_t cell)
 {
-    frame *f = &t->frames[cell];
-    if (f->hot) link_behind(t, t->hot, cell);
-    else if (f->loaded) link_behind(t, t->cold, cell);
-    else link_behind(t, t->frames[t->cold].before, cell);
+    cell_state *c = &t->cells[cell];
+    if (c->hot) link_behind(t, t->hot, cell);
+    else if (c->loaded) link_behind(t, t->cold, cell);
+    else link_behind(t, t->cells[t->cold].before, cell);
 }
 
-/* The last of the cold ones, else the first of the hot ones. */
+/* Takes the cell that leaves out of its list: the cold one that came last, else the hot one that
+ * was used longest ago. */
 static uint32_t take_victim(kv_tier *t)
 {
-    uint32_t cell = t->frames[t->cold].after;
-    if (cell == t->cold) cell = t->frames[t->hot].before;
-    unlink_frame(t, cell);
+    uint32_t cell = t->cells[t->cold].after;
+    if (cell == t->cold) cell = t->cells[t->hot].before;
+    unlink_cell(t, cell);
     return cell;
 }
 
 /* ---- jobs ------------------------------------------------------------------------------------ */
 
-static bool must_read(const frame *f) { return f->stored && !f->fresh; }
+static bool must_read(const cell_state *c) { return c->stored && !c->fresh; }
 
 /* Gives a cell that enters a frame: a free one, or that of a cell that the job sends away. */
 static void make_room(kv_tier *t, spill_job *j)
@@ -97,28 +98,29 @@ static void make_room(kv_tier *t, spill_job *j)
         return;
     }
     uint32_t victim = take_victim(t);
-    frame *f = &t->frames[victim];
-    f->resident = f->loaded = f->hot = false;
-    t->leaving[t->n_leaving++] = (spill_leave){victim, f->dirty};
+    cell_state *c = &t->cells[victim];
+    c->resident = c->loaded = c->hot = false;
+    t->leaving[t->n_leaving++] = (spill_leave){victim, c->dirty};
     j->n_leaving++;
 }
 
-/* Makes jobs of the first n missing cells, which are ascending. There are frames for all. */
+/* Makes jobs of the first n missing cells, which are ascending. There are frames for all: free
+ * ones, or those of cells that are not in use. */
 static void make_jobs(kv_tier *t, uint32_t n)
 {
     t->n_jobs = t->n_leaving = 0;
     for (uint32_t i = 0; i < n;) {
         spill_job *j = &t->jobs[t->n_jobs++];
         uint32_t first = t->missing[i], most = t->run_most;
-        bool read = must_read(&t->frames[first]);
+        bool read = must_read(&t->cells[first]);
         *j = (spill_job){.leaving = t->leaving + t->n_leaving, .first = first};
         t->entering[t->n_jobs - 1] = i;
         for (uint32_t k = 0; i < n && k < most; k++, i++) {
-            frame *f = &t->frames[t->missing[i]];
-            if (must_read(f) != read || (read && t->missing[i] != first + k)) break;
+            cell_state *c = &t->cells[t->missing[i]];
+            if (must_read(c) != read || (read && t->missing[i] != first + k)) break;
             make_room(t, j);
-            f->resident = f->loaded = true;
-            f->lost = false;
+            c->resident = c->loaded = true;
+            c->lost = false;
             j->n_coming += read;
         }
     }
@@ -131,19 +133,20 @@ static const status faults[] = {
     [SPILL_DAMAGED] = {STATUS_IO, "kv-disk: a page that was read from the disk is damaged"},
 };
 
-/* A job that failed: what did not leave stays, what did not come is not there. */
+/* Enters what a job that failed has left undone: cells that did not leave stay, and those that did
+ * not come are not there. */
 static void undo_job(kv_tier *t, uint32_t i)
 {
     const spill_job *j = &t->jobs[i];
     uint32_t first = t->entering[i] + j->n_came, end = t->entering[i + 1];
     for (uint32_t n = j->n_left; n < j->n_leaving; n++, t->n_resident++) {
-        frame *f = &t->frames[j->leaving[n].piece];
-        f->resident = true;
-        if (!f->wanted && !f->coming) put_back(t, j->leaving[n].piece);
+        cell_state *c = &t->cells[j->leaving[n].piece];
+        c->resident = true;
+        if (!c->wanted && !c->coming) put_back(t, j->leaving[n].piece);
     }
     for (uint32_t n = first; n < end; n++, t->n_resident--)
-        t->frames[t->missing[n]].resident = t->frames[t->missing[n]].loaded = false;
-    if (j->fault != SPILL_NOT_WRITTEN) t->frames[t->missing[first]].lost = true;
+        t->cells[t->missing[n]].resident = t->cells[t->missing[n]].loaded = false;
+    if (j->fault != SPILL_NOT_WRITTEN) t->cells[t->missing[first]].lost = true;
 }
 
 /* Waits for the jobs in hand and enters what they did. */
@@ -158,9 +161,9 @@ static status end_jobs(kv_tier *t)
         const spill_job *j = &t->jobs[i];
         for (uint32_t n = 0; n < j->n_left; n++) {
             if (!j->leaving[n].write) continue;
-            frame *f = &t->frames[j->leaving[n].piece];
-            f->stored = true;
-            f->dirty = false;
+            cell_state *c = &t->cells[j->leaving[n].piece];
+            c->stored = true;
+            c->dirty = false;
             t->counts.writes++;
         }
         t->counts.reads += j->n_came;
@@ -180,9 +183,9 @@ static void end_expected(kv_tier *t)
     (void)end_jobs(t);
     t->counts.ahead += t->counts.reads - before;
     for (uint32_t i = 0; i < t->n_coming; i++) {
-        frame *f = &t->frames[t->coming[i]];
-        f->coming = f->lost = false;
-        if (f->resident && !f->wanted) put_back(t, t->coming[i]);
+        cell_state *c = &t->cells[t->coming[i]];
+        c->coming = c->lost = false;
+        if (c->resident && !c->wanted) put_back(t, t->coming[i]);
     }
     t->n_coming = 0;
 }
@@ -191,19 +194,19 @@ static void end_expected(kv_tier *t)
 
 void kv_tier_want(kv_tier *t, uint32_t cell, kv_use use)
 {
-    frame *f = &t->frames[cell];
-    if (!f->wanted) {
+    cell_state *c = &t->cells[cell];
+    if (!c->wanted) {
         if (t->n_wanted == t->o.n_frames) {
             t->too_many = true;
             return;
         }
         t->wanted[t->n_wanted++] = cell;
-        f->wanted = true;
-        f->fresh = use == KV_FRESH;
-        if (f->resident && !f->coming) unlink_frame(t, cell);
+        c->wanted = true;
+        c->fresh = use == KV_FRESH;
+        if (c->resident && !c->coming) unlink_cell(t, cell);
     }
-    if (use != KV_SCAN) f->hot = f->named = true;
-    if (use == KV_WRITE || use == KV_FRESH) f->writes = true;
+    if (use != KV_SCAN) c->hot = c->named = true;
+    if (use == KV_WRITE || use == KV_FRESH) c->writes = true;
 }
 
 static int compare_cells(const void *a, const void *b)
@@ -212,7 +215,7 @@ static int compare_cells(const void *a, const void *b)
     return (x > y) - (x < y);
 }
 
-/* Neighbours leave together later, and come together now. */
+/* Cells that follow one another are read together now, and written together when they leave. */
 static void sort_cells(uint32_t *cells, uint32_t n)
 {
     for (uint32_t i = 1; i < n; i++) {
@@ -231,11 +234,11 @@ status kv_tier_take(kv_tier *t)
                            "kv-memory: a layer of this step reads more pages than memory holds");
     sort_cells(t->wanted + t->n_taken, t->n_wanted - t->n_taken);
     for (uint32_t i = t->n_taken; i < t->n_wanted; i++) {
-        const frame *f = &t->frames[t->wanted[i]];
-        if (f->lost && !f->fresh)
+        const cell_state *c = &t->cells[t->wanted[i]];
+        if (c->lost && !c->fresh)
             return status_make(STATUS_INTERNAL,
                                "kv-disk: a page that was lost on the disk is needed again");
-        if (f->resident) t->counts.hits++;
+        if (c->resident) t->counts.hits++;
         else t->missing[n++] = t->wanted[i];
     }
     t->n_taken = t->n_wanted;
@@ -250,7 +253,7 @@ static void note_used(kv_tier *t, uint32_t layer)
 {
     struct used *u = &t->used[layer];
     uint32_t n = 0;
-    for (uint32_t i = 0; i < t->n_wanted; i++) n += t->frames[t->wanted[i]].named;
+    for (uint32_t i = 0; i < t->n_wanted; i++) n += t->cells[t->wanted[i]].named;
     u->n = 0;
     if (n > u->capacity) {
         uint32_t *grown = alloc_resize(NULL, u->cells, n, sizeof *grown);
@@ -259,18 +262,18 @@ static void note_used(kv_tier *t, uint32_t layer)
         u->capacity = n;
     }
     for (uint32_t i = 0; i < t->n_wanted; i++)
-        if (t->frames[t->wanted[i]].named) u->cells[u->n++] = t->wanted[i];
+        if (t->cells[t->wanted[i]].named) u->cells[u->n++] = t->wanted[i];
 }
 
 void kv_tier_release(kv_tier *t, uint32_t layer)
 {
     if (layer < t->o.n_layers) note_used(t, layer);
     for (uint32_t i = 0; i < t->n_wanted; i++) {
-        frame *f = &t->frames[t->wanted[i]];
-        if (f->resident && f->writes) f->dirty = true;
-        f->wanted = f->named = f->fresh = f->writes = false;
-        if (f->resident && !f->coming) put_back(t, t->wanted[i]);
-        f->loaded = false;
+        cell_state *c = &t->cells[t->wanted[i]];
+        if (c->resident && c->writes) c->dirty = true;
+        c->wanted = c->named = c->fresh = c->writes = false;
+        if (c->resident && !c->coming) put_back(t, t->wanted[i]);
+        c->loaded = false;
     }
     t->n_wanted = t->n_taken = 0;
     t->too_many = false;
@@ -278,10 +281,10 @@ void kv_tier_release(kv_tier *t, uint32_t layer)
 
 void kv_tier_expect(kv_tier *t, uint32_t cell)
 {
-    frame *f = &t->frames[cell];
+    cell_state *c = &t->cells[cell];
     if (t->n_coming >= t->o.n_frames - t->n_wanted) return;
-    if (f->resident || f->wanted || f->lost || !f->stored || f->coming) return;
-    f->coming = true;
+    if (c->resident || c->wanted || c->lost || !c->stored || c->coming) return;
+    c->coming = true;
     t->coming[t->n_coming++] = cell;
 }
 
@@ -313,15 +316,16 @@ static uint64_t of_frame(void)
 
 uint64_t kv_tier_bytes(uint64_t n_cells, uint64_t n_frames)
 {
-    uint64_t of_cell = sizeof(frame) + sizeof(uint64_t) + sizeof(uint32_t); /* checksum, `used` */
+    uint64_t of_cell =
+        sizeof(cell_state) + sizeof(uint64_t) + sizeof(uint32_t); /* checksum, `used` */
     return n_cells * of_cell + n_frames * of_frame();
 }
 
 static status make_tables(kv_tier *t)
 {
     size_t n = t->o.n_frames;
-    t->frames_bytes = ((size_t)t->o.n_cells + 2) * sizeof *t->frames;
-    t->frames = alloc_pages(t->frames_bytes);
+    t->cells_bytes = ((size_t)t->o.n_cells + 2) * sizeof *t->cells;
+    t->cells = alloc_pages(t->cells_bytes);
     t->wanted = malloc(n * sizeof *t->wanted);
     t->coming = malloc(n * sizeof *t->coming);
     t->missing = malloc(n * sizeof *t->missing);
@@ -329,13 +333,13 @@ static status make_tables(kv_tier *t)
     t->jobs = malloc(n * sizeof *t->jobs);
     t->entering = malloc((n + 1) * sizeof *t->entering);
     t->used = calloc(t->o.n_layers, sizeof *t->used);
-    if (!t->frames || !t->wanted || !t->coming || !t->missing || !t->leaving || !t->jobs ||
+    if (!t->cells || !t->wanted || !t->coming || !t->missing || !t->leaving || !t->jobs ||
         !t->entering || !t->used)
         return status_make(STATUS_NO_MEMORY, NULL);
     t->hot = t->o.n_cells;
     t->cold = t->hot + 1;
-    t->frames[t->hot] = (frame){.before = t->hot, .after = t->hot};
-    t->frames[t->cold] = (frame){.before = t->cold, .after = t->cold};
+    t->cells[t->hot] = (cell_state){.before = t->hot, .after = t->hot};
+    t->cells[t->cold] = (cell_state){.before = t->cold, .after = t->cold};
     t->run_most = RUN_BYTES / t->o.page_bytes > 0 ? (uint32_t)(RUN_BYTES / t->o.page_bytes) : 1;
     return STATUS_IS_OK;
 }
@@ -363,7 +367,7 @@ void kv_tier_destroy(kv_tier *t)
     if (!t) return;
     spill_close(t->spill);
     for (uint32_t l = 0; t->used && l < t->o.n_layers; l++) free(t->used[l].cells);
-    alloc_pages_free(t->frames, t->frames_bytes);
+    alloc_pages_free(t->cells, t->cells_bytes);
     free(t->wanted);
     free(t->coming);
     free(t->missing);

@@ -1,4 +1,6 @@
-/* Which pages of the pool are in memory, where the pool is larger than memory (private to model/).
+/* Which pages of the pool are in memory, where the pool is larger than memory and the rest lies in
+ * a file (private to model/). This is the tier below the pool of --kv-disk; the host tier of
+ * paged_kv.h, to which whole sequences are swapped, is another. One thread calls all functions.
  *
  * Every page (a cell) has one address for as long as the backend lives, and one place in a file.
  * Memory holds at most n_frames of them; a page without memory must not be read or written. Code
@@ -7,7 +9,7 @@
  *
  * Which page leaves follows from the order of calls alone, never from how fast the disk is: of the
  * pages that only reads of whole contexts (scans) brought in, the one that came last; if there are
- * none, the one that was used longest ago. A scan that is larger than memory so finds most of
+ * none, the one that was used longest ago. So a scan that is larger than memory finds most of
  * memory as it left it, and pages that retrieval selects stay. */
 #ifndef MODEL_CPU_KV_TIER_H
 #define MODEL_CPU_KV_TIER_H
@@ -31,6 +33,7 @@ void kv_tier_destroy(kv_tier *t);
 /* Bytes of the tables for a pool of n_cells, of which n_frames are in memory. */
 uint64_t kv_tier_bytes(uint64_t n_cells, uint64_t n_frames);
 
+/* Why a cell is used. */
 typedef enum kv_use {
     KV_SCAN,  // it is read because everything is read
     KV_READ,  // it was selected
@@ -52,11 +55,11 @@ void kv_tier_release(kv_tier *t, uint32_t layer);
 void kv_tier_expect(kv_tier *t, uint32_t cell);
 /* Begins to read the expected cells, and those that the layer selected or wrote when it was last
  * released, as far as there is room beside the pages in use. Called once between take and release.
- * What a layer scanned is not read again unless it is expected: a scan may have been the only one.
- * */
+ * What a layer scanned is not read again unless it is expected, because that scan may have been the
+ * only one. */
 void kv_tier_begin(kv_tier *t, uint32_t layer);
 
-/* Since the last call. */
+/* What was moved since the last call. */
 backend_tier kv_tier_count(kv_tier *t);
 
 #endif

@@ -84,7 +84,8 @@ static bool crosses_ranks(const retrieve *r, const sparse_row *row)
     return retrieve_ranks_cross(&r->ranks, row->together);
 }
 
-/* All tables of such a sequence have equally many slots. */
+/* Lists a row, the i-th of its share. All tables of a sequence that reads by retrieval have equally
+ * many slots. */
 static void add_row(retrieve *r, const forward_seq *s, uint32_t i, size_t *blocks, size_t *pages,
                     size_t *longest)
 {
@@ -343,7 +344,7 @@ static status end_layer(retrieve *r)
     return STATUS_IS_OK;
 }
 
-/* ---- rows that follow an earlier one ------------------------------------------------------- */
+/* ---- rows that follow an earlier one --------------------------------------------------------- */
 
 static retrieve_note note_of(const retrieve *r, const sparse_row *row, uint32_t list)
 {
@@ -398,7 +399,8 @@ static status follow_rows(retrieve *r)
     return STATUS_IS_OK;
 }
 
-/* The rows of a layer make representatives of their blocks, whose pages may have to come in. */
+/* Lets each row that selects in the layer select. Rows make representatives of blocks that lack
+ * one, whose pages may have to come in from disk, so ranks agree at the end whether all go on. */
 static status select_rows(retrieve *r)
 {
     const sparse_row *rows = r->rows.data;
@@ -412,8 +414,8 @@ static status select_rows(retrieve *r)
     return any ? kv_hold_agree(&r->o, s) : s;
 }
 
-/* Representatives are made with rows that read everything: these have all pages of their tables in
- * memory. */
+/* Makes representatives with the rows that read everything, because all pages of their tables are
+ * in memory. */
 static status make_ahead(retrieve *r)
 {
     for (uint32_t i = 0; i < r->n_seqs; i++) {

@@ -34,7 +34,8 @@ typedef struct retrieve_limits {
  * its requests ask for. Audits come on top: a few hundred bytes a row and KV head. */
 size_t retrieve_scratch_bytes(const kv_store *store, const retrieve_limits *limits);
 
-/* qkv_width: floats of a row of q, k and v. The options' objects are borrowed. */
+/* q_heads: as in retrieve_limits. qkv_width: floats of a row of q, k and v. The options' objects
+ * are borrowed. */
 status retrieve_create(const forward_options *options, uint32_t q_heads, uint32_t qkv_width,
                        retrieve **out);
 void retrieve_destroy(retrieve *r);
@@ -47,14 +48,14 @@ size_t retrieve_scratch_taken(const retrieve *r);
 
 /* Lists the step's rows that read by retrieval. The sequences must live until the step is over. */
 status retrieve_start(retrieve *r, const forward_seq *seqs, uint32_t n_seqs);
-/* How many rows that are. */
+/* How many rows of the step read by retrieval. */
 uint32_t retrieve_rows(const retrieve *r);
 /* Whether the sequence's last rows read by retrieval in this layer. */
 bool retrieve_reads_few(const retrieve *r, const forward_seq *seq, uint32_t layer);
 /* Lets the rows select that select in this layer. qkv [rows of the step, qkv_width], with K and V
  * of these rows in their pages. */
 status retrieve_layer(retrieve *r, uint32_t layer, const float *qkv);
-/* The slots that the nth of these rows sees in every table. */
+/* The slots that the nth row that reads by retrieval sees in every table. */
 uint32_t retrieve_slots(const retrieve *r, uint32_t nth);
 
 /* The blocks that a KV head of the nth row reads, in the layer of the last retrieve_layer. */

@@ -126,8 +126,8 @@ void retrieve_notes_destroy(retrieve_notes *notes)
     free(notes);
 }
 
-/* The index's element exists from now on. Numbers are small, so the array of pointers is not among
- * the counted bytes. */
+/* Finds the request's notes, or makes them. Numbers are small, so the array of pointers is not
+ * among the counted bytes. */
 static status reach_request(retrieve_notes *notes, uint32_t note, request_note **out)
 {
     if (note >= notes->n_requests) {
@@ -175,7 +175,7 @@ static status fit(retrieve_notes *notes, const retrieve_note *at, choice_lists *
                   sizeof *choice->lists);
 }
 
-/* Room for n blocks, and for no more than a few times as many. */
+/* Gives a list room for n blocks, and for no more than a few times as many. */
 static status fit_list(retrieve_notes *notes, kept_list *list, uint32_t n)
 {
     if (n <= list->room && list->room / 4 <= n) return STATUS_IS_OK;

@@ -1,5 +1,5 @@
-/* State that retrieve.c and retrieve_make.c share: the rows of a step that read by retrieval, and
- * the scratch of their selections (private to these two). */
+/* The state of a retrieve: the rows of a step that read by retrieval, and the scratch of their
+ * selections (private to retrieve.c, retrieve_make.c and retrieve_sizes.c). */
 #ifndef MODEL_CPU_RETRIEVE_STATE_H
 #define MODEL_CPU_RETRIEVE_STATE_H
 

@@ -65,7 +65,8 @@ static double round_up(double x)
 
 static double round_down(double x) { return -round_up(-x); }
 
-/* The attention that a KV head's slots have from the prompt's last rows, kept for the pass. */
+/* The attention that a KV head's slots have from the prompt's last rows. It is computed once for a
+ * pass, when it is first asked for. */
 typedef struct observed {
     bool known;
     double mass[PROMPT];
@@ -419,8 +420,7 @@ static void audits_change_nothing(void **state)
     }
 }
 
-/* Layers with a sliding window read their window: they neither select nor count. */
-/* In each row: the worst of one row says nothing about another. */
+/* Each row is checked: the worst of one row says nothing about another. */
 static void exams_bound_what_each_row_misses(void **state)
 {
     (void)state;
@@ -448,6 +448,7 @@ static void exams_bound_what_each_row_misses(void **state)
     assert_true(reads_few);
 }
 
+/* Layers with a sliding window read their window: they neither select nor count. */
 static void windows_are_read_as_they_are(void **state)
 {
     (void)state;
