@@ -273,13 +273,13 @@ static status open_disk(serving *s, error *err)
     if (s->model_flags.no_prefix_cache)
         return error_set(err, STATUS_INVALID,
                          "--disk-cache: --no-prefix-cache leaves nothing to keep");
-    if (s->model_flags.kv_disk)
+    if (s->model_flags.kv_disk_size) /* workers may have --kv-disk of their own */
         return error_set(err, STATUS_UNSUPPORTED,
                          "--disk-cache: cannot go with --kv-disk, whose pages are on disk already");
     if (info->block_bytes == 0)
         return error_set(err, STATUS_UNSUPPORTED,
                          "--disk-cache: needs ranks on CPUs (--device cpu), --kv-dtype other than "
-                         "int4 and int2, and pages below 32 MiB at each worker");
+                         "int4 and int2, and pages of at most 32 MiB at each worker");
     const disk_options o = {.dir = s->flags.disk_cache,
                             .bytes = s->flags.disk_size - embeddings_share(s),
                             .block_bytes = info->block_bytes,
