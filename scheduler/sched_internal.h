@@ -286,7 +286,7 @@ struct sched {
     uint32_t n_giving;                // those of them whose pages become free meanwhile
     uint32_t n_arriving;              // running sequences whose tables come back
     uint32_t n_hitting;               // running sequences whose hit is taken in portions
-    bool has_left;                    // one of these four kinds has had this step's portion
+    bool has_left;                    // one of these has gone on by this step's portion
     bool looks;         // a long sequence may start once more of its pages were looked at
     uint32_t away_left; // pages of sequences without a slot that this step may still change
     uint32_t moving;    // the parked sequence that is being moved to the host tier; 0 = none
