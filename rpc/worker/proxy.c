@@ -108,8 +108,9 @@ static status fail_in_step(worker_link *l, status_code code, const char *text)
     return status_make(code, l->stream.trouble);
 }
 
-/* Unpacks a result into the stream's arena. NULL: the bytes are not a result. */
-static const result_message *unpack_result(stream *s, const uint8_t *bytes, size_t n)
+/* Unpacks a result into the stream's arena. */
+static status unpack_result(stream *s, const uint8_t *bytes, size_t n, const result_message **out,
+                            error *err)
 {
     const ProtobufCMessage *m;
     error why;
@@ -117,7 +118,9 @@ static const result_message *unpack_result(stream *s, const uint8_t *bytes, size
     status st = message_unpack(&octavo__worker__v1__step_result__descriptor, bytes, n,
                                UNPACK_FACTOR * n + UNPACK_EXTRA, &s->message, &m, &why);
     s->message.limit_bytes = 0;
-    return status_ok(st) ? (const result_message *)m : NULL;
+    *out = (const result_message *)m;
+    if (st.code == STATUS_NO_MEMORY) return error_set(err, st.code, "out of memory");
+    return status_ok(st) ? st : error_set(err, STATUS_INTERNAL, "not a valid message");
 }
 
 /* Takes the part in *m. Sets *m to the whole message after the last part, and to NULL before. */
@@ -128,9 +131,9 @@ static status take_part(worker_link *l, const result_message **m, error *err)
     RETURN_IF_ERROR(assembly_add(&s->parts, (*m)->part, &sizes, err));
     *m = NULL;
     if (s->parts.have < s->parts.size) return STATUS_IS_OK;
-    *m = unpack_result(s, s->parts.bytes, s->parts.size);
+    status st = unpack_result(s, s->parts.bytes, s->parts.size, m, err);
     assembly_clear(&s->parts);
-    if (*m && !(*m)->part) return STATUS_IS_OK;
+    if (st.code == STATUS_NO_MEMORY || (status_ok(st) && !(*m)->part)) return st;
     return error_set(err, STATUS_INVALID, "part: the parts make up no valid message");
 }
 
@@ -138,9 +141,9 @@ static status take_part(worker_link *l, const result_message **m, error *err)
 static status read_result(worker_link *l, grpc_slice bytes, error *err)
 {
     stream *s = &l->stream;
-    const result_message *m =
-        unpack_result(s, GRPC_SLICE_START_PTR(bytes), GRPC_SLICE_LENGTH(bytes));
-    if (!m) return error_set(err, STATUS_INTERNAL, "not a valid message");
+    const result_message *m;
+    RETURN_IF_ERROR(
+        unpack_result(s, GRPC_SLICE_START_PTR(bytes), GRPC_SLICE_LENGTH(bytes), &m, err));
     if (m->part) RETURN_IF_ERROR(take_part(l, &m, err));
     else if (s->parts.bytes)
         return error_set(err, STATUS_INVALID, "part: another result comes before the last parts");
