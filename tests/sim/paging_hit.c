@@ -50,7 +50,10 @@ void op_hit_more(sim *s, uint32_t id)
     pkv_grain grain = pkv_seq_grain(s->kv, id);
     want = m->sealed || want <= m->length ? 0 : portion_of(s, grain, want - m->length, most);
     uint64_t before = pkv_checksum(s->kv);
-    if (!went(s, pkv_seq_hit_more(s->kv, id, tokens, n, most, &hit), true, before)) return;
+    if (!went(s, pkv_seq_hit_more(s->kv, id, tokens, n, most, &hit), true, before)) {
+        CHECK(s, hit == 0);
+        return;
+    }
     CHECK(s, hit <= want && (hit == want || grain != PKV_HEAD || m->unshared));
     enter_hit(s, m, tokens, hit);
     s->done[DONE_HIT_SOME] += hit > 0;
