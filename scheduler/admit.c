@@ -558,7 +558,7 @@ static bool try_start(sched *s, sched_seq *q, const pages_owed *owed)
         return false;
     }
     if (e->first_planned_us < 0 && !e->was_handed) {
-        e->cached_tokens = b.hit;
+        e->cached_tokens = b.hit < q->computed ? b.hit : q->computed; /* what it has taken */
         e->loaded_tokens = 0;
     }
     if (q->furthest < q->computed) q->furthest = q->computed;

@@ -23,10 +23,7 @@ void sched_hit_stop(sched *s, sched_seq *q)
 /* The hit is over; it may have become shorter than it was when the sequence started. */
 static void end_hit(sched *s, sched_seq *q)
 {
-    sched_entry *e = q->entry;
     bool began;
-    if (e->first_planned_us < 0 && !e->was_handed && q->computed < q->hit_to)
-        e->cached_tokens -= q->hit_to - q->computed;
     sched_hit_stop(s, q);
     sched_set_aside(s);
     if (!status_ok(sched_load_begin(s, q, q->hit_most, &began))) sched_replay(s, q);
@@ -34,6 +31,7 @@ static void end_hit(sched *s, sched_seq *q)
 
 void sched_hit_go_on(sched *s, sched_seq *q)
 {
+    sched_entry *e = q->entry;
     uint64_t before = pkv_available(s->kv), taken;
     uint32_t n = 0;
     /* The rest of the hit is computed if memory is out. */
@@ -45,6 +43,7 @@ void sched_hit_go_on(sched *s, sched_seq *q)
     sched_hold(s, n, kept);
     q->computed += n;
     if (q->furthest < q->computed) q->furthest = q->computed;
+    if (e->first_planned_us < 0 && !e->was_handed) e->cached_tokens += n;
     s->has_left = true;
     if (n == 0 || q->computed >= q->hit_to) end_hit(s, q);
 }

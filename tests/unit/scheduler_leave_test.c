@@ -333,13 +333,18 @@ static void blocks_that_leave_meanwhile_are_computed(void **state)
     finish(f);
 }
 
+/* Its usage says what it took of the hit. */
 static void a_request_may_end_before_it_has_its_hit(void **state)
 {
     (void)state;
     fixture *f = begin_hit();
+    assert_int_equal(describe(f, 3, 0).cached_tokens, 16);
     take_blocks(f, 1);
+    assert_int_equal(describe(f, 3, 0).cached_tokens, 32);
     end(f, 3, 0);
-    for (int i = 0; i < 4; i++) assert_null(strstr(step(f), "3@"));
+    assert_null(strstr(step(f), "3@"));
+    assert_int_equal(describe(f, 3, 0).cached_tokens, 32);
+    for (int i = 0; i < 3; i++) assert_null(strstr(step(f), "3@"));
     assert_int_equal(used_pages(f), 4);
     end(f, 2, 0);
     step(f);
