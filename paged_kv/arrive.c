@@ -93,7 +93,9 @@ static void arrive_rows(pkv *p, uint32_t id, const pkv_seq *from, table_rows row
     else rows_add_refs(p, &p->host, from, rows, UINT32_MAX, 0);
 }
 
-/* Whether the pool has pages for the rows. A resident page that is in use takes none of them. */
+/* Whether the pool has pages for the rows. A resident page that is in use takes none of them. Pages
+ * that were promised to other sequences count, because the scheduler asks for the best in rank of
+ * those that come back: if one has to wait for pages, or is computed again, it is another one. */
 static bool has_pages(pkv *p, const pkv_seq *s, const pkv_seq *from, table_rows rows)
 {
     shares_clear(p);

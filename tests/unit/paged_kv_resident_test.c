@@ -153,6 +153,49 @@ static void pages_that_others_took_are_waited_for(void **state)
     others_take_pages(true);
 }
 
+/* Sequence 3 was promised all free places, and sequence 0 none, because sequence 1 held its pages.
+ * Once these are given up, sequence 0 takes places for them, and leaves too few for sequence 3,
+ * which waits. */
+static void the_first_that_comes_takes_what_another_was_promised(void **state)
+{
+    (void)state;
+    grain_fixture f;
+    uint32_t swap, other;
+    begin(&f, 2, 2, 1 + 2 * CELLS, 2 * CELLS);
+    fill(&f, 0, PKV_ALL, 1, BLOCKS * P);
+    publish(&f, 0);
+    split(&f, 0, PKV_HEAD);
+    fork_seq(&f, 0, 1);
+    assert_true(status_ok(pkv_seq_swap_out(f.kv, 0, &swap)));
+    fill(&f, 3, PKV_HEAD, 2, BLOCKS * P);
+    assert_true(status_ok(pkv_seq_swap_out(f.kv, 3, &other)));
+    check(&f);
+    assert_true(status_ok(pkv_swap_in_some(f.kv, other, 3, text(), 0, MOST)));
+    check_portion(&f);
+    assert_int_equal(pkv_available(f.kv), 0);
+    begin_swap_in(&f, swap);
+    pkv_seq_close(f.kv, 1);
+    uint32_t left = pkv_available(f.kv);
+    assert_int_equal(left, CELLS - MOST);
+    fill_between(&f, 2, left / RUN);
+    while (pkv_seq_is_arriving(f.kv, 0)) {
+        assert_true(status_ok(pkv_seq_arrive(f.kv, 0, MOST)));
+        check_portion(&f);
+    }
+    assert_int_equal(pkv_available(f.kv), 0);
+    status st;
+    while (status_ok(st = pkv_seq_arrive(f.kv, 3, MOST))) check_portion(&f);
+    assert_int_equal(st.code, STATUS_NO_PAGES);
+    assert_true(pkv_seq_is_arriving(f.kv, 3));
+    pkv_seq_close(f.kv, 2);
+    while (pkv_seq_is_arriving(f.kv, 3)) {
+        assert_true(status_ok(pkv_seq_arrive(f.kv, 3, MOST)));
+        check_portion(&f);
+    }
+    check(&f);
+    end(&f);
+}
+
 /* It begins to come back for what was seen, which is not so any more. */
 static void nothing_comes_where_a_look_was_too_early(void **state)
 {
@@ -327,6 +370,7 @@ int main(void)
         cmocka_unit_test(dropped_pages_do_not_come_back),
         cmocka_unit_test(blocks_that_have_left_are_copied),
         cmocka_unit_test(pages_that_others_took_are_waited_for),
+        cmocka_unit_test(the_first_that_comes_takes_what_another_was_promised),
         cmocka_unit_test(nothing_comes_where_a_look_was_too_early),
         cmocka_unit_test(pages_of_others_are_not_promised_for_long),
         cmocka_unit_test(a_portion_is_tried_again),
