@@ -89,8 +89,18 @@ static bool takes_portions(const sched_seq *q)
     return q->arriving || (q->hit_to && !seq_is_over(q));
 }
 
+/* Takes a portion of the sequence's tables. Idle sessions give way to it. */
+static status arrive(sched *s, sched_seq *q)
+{
+    status st;
+    do st = sched_arrive(s, q);
+    while (st.code == STATUS_NO_PAGES && sched_parked_give_way(s, NULL));
+    return st;
+}
+
 /* Gives a portion to the best in rank of the sequences that come back or take a hit. One that comes
- * back and lacks pages or memory for its portion gives up what has come, and is computed again. */
+ * back and lacks pages for its portion waits for those that come free. Where none do, or memory is
+ * out, it gives up what has come, and is computed again. */
 static void arrive_next(sched *s)
 {
     uint32_t i = 0;
@@ -101,7 +111,9 @@ static void arrive_next(sched *s)
         sched_hit_go_on(s, q);
         return;
     }
-    if (status_ok(sched_arrive(s, q))) return;
+    status st = arrive(s, q);
+    if (status_ok(st)) return;
+    if (st.code == STATUS_NO_PAGES && (s->n_giving > 0 || sched_away_frees(s))) return;
     leave(s, q, false);
     if (!q->leaving) wait_closed(s, q);
 }

@@ -420,6 +420,101 @@ static void tables_that_come_at_once_are_counted_anew(void **state)
     finish(f);
 }
 
+/* Requests 1 to 3 and 5 of the next test. */
+typedef struct returning {
+    sched_request session, common, swapped, other;
+} returning;
+
+static void run_selections(fixture *f)
+{
+    for (sched_selection *x; (x = sched_next_selection(f->s)) != NULL;) {
+        sched_selection_run(x);
+        post(f, (sched_event){.kind = SCHED_SELECTED, .selection = x});
+    }
+}
+
+/* Request 3 begins with the 8 blocks of request 2, and has tables of heads. It was swapped out for
+ * request 4, which has ended, and has begun to come back beside the pages that request 2 holds.
+ * Session 8 is in the tier, too. */
+static fixture *begin_to_return(returning *r)
+{
+    sched_options o = in_portions(46, 60);
+    o.prefill_chunk = 400;
+    o.prefix_cache = true;
+    fixture *f = begin(o);
+    sched_request in_tier = of_session(request(f, 6, 7000, 16 * 8 - 2, 9), 8);
+    add(f, &in_tier);
+    step(f);
+    step(f);
+    finish_choice(f, 6);
+    while (idle_sessions(f) == 0) step(f);
+    r->session = of_session(request(f, 1, 3000, 16 * 6, 200), 7);
+    r->session.priority = -3;
+    add(f, &r->session);
+    step(f);
+    r->common = request(f, 2, 0, 16 * 8 + 1, 200);
+    r->common.priority = -1;
+    add(f, &r->common);
+    step(f);
+    step(f);
+    r->swapped = retained(f, 3, 0, 16 * 14, 60, 8, 16 * 12);
+    add(f, &r->swapped);
+    for (int i = 0; i < 30 && !strstr(f->trace, "3@224"); i++) {
+        step(f);
+        run_selections(f);
+    }
+    sched_request third = request(f, 4, 1000, 16 * 14, 200);
+    third.priority = -2;
+    add(f, &third);
+    for (int i = 0; i < 100 && sched_get_stats(f->s).swaps_out == 0; i++) step(f);
+    for (int i = 0; i < 10; i++) step(f);
+    end(f, 4, 0);
+    for (int i = 0; i < 100 && !describe(f, 3, 0).arriving; i++) step(f);
+    assert_true(describe(f, 3, 0).arriving);
+    assert_int_equal(swapped_sessions(f), 1);
+    return f;
+}
+
+static uint32_t pages_to_be_had(const fixture *f)
+{
+    pkv_counts pages = sched_get_stats(f->s).pages;
+    return pages.free + pages.cached;
+}
+
+/* Request 2 gives up its pages before request 3 has come to them, and request 5 takes them. The
+ * session of request 1, idle since, gives way, so that nothing is computed again. busy: the steps
+ * have no portion for that at first, because session 8 is forgotten. */
+static void give_way_to_request_3(bool busy)
+{
+    returning r;
+    fixture *f = begin_to_return(&r);
+    uint32_t in_tier = 2 * 8;
+    end(f, 2, 0);
+    for (int i = 0; i < 100 && sched_get_stats(f->s).running > 2; i++) step(f);
+    uint32_t promised = host_pages(f) - in_tier, left = (pages_to_be_had(f) - promised) / 2;
+    r.other = request(f, 5, 5000, 16 * (left - 1) - 6, 200);
+    r.other.priority = -4;
+    add(f, &r.other);
+    finish_choice(f, 1);
+    for (int i = 0; i < 200 && pages_to_be_had(f) > 0; i++) step(f);
+    assert_true(describe(f, 3, 0).arriving);
+    assert_int_equal(idle_sessions(f), 1);
+    if (busy) post(f, (sched_event){.kind = SCHED_FORGET, .session = {8}});
+    for (int i = 0; i < 100 && !strstr(f->trace, "3@"); i++) step(f);
+    assert_non_null(strstr(f->trace, "3@256+1*"));
+    assert_int_equal(describe(f, 3, 0).preemptions, 1);
+    for (int i = 0; i < 40 && idle_sessions(f) > 0; i++) step(f);
+    assert_int_equal(swapped_sessions(f), busy ? 1 : 2);
+    finish(f);
+}
+
+static void a_session_gives_way_to_tables_that_come_back(void **state)
+{
+    (void)state;
+    give_way_to_request_3(false);
+    give_way_to_request_3(true);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -437,6 +532,7 @@ int main(void)
         cmocka_unit_test(its_pages_are_looked_at_where_nothing_runs),
         cmocka_unit_test(the_first_turn_comes_back_first),
         cmocka_unit_test(tables_that_come_at_once_are_counted_anew),
+        cmocka_unit_test(a_session_gives_way_to_tables_that_come_back),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
