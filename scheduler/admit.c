@@ -351,7 +351,9 @@ static status open_tables(sched *s, sched_seq *q, const beginning *b, uint32_t s
                                       b->max_hit, e->salt, expect, sched_portion(s), &hit_tokens));
     assert(hit_tokens <= b->computed);
     taken = before - pkv_available(s->kv);
-    if (hit_tokens < b->computed) sched_hit_begin(s, q, b->computed, b->max_hit, b->taken - taken);
+    /* More than was counted is taken where cached cells lie unevenly in the shares. */
+    uint64_t owed = b->taken > taken ? b->taken - taken : 0;
+    if (hit_tokens < b->computed) sched_hit_begin(s, q, b->computed, b->max_hit, owed);
     q->computed = hit_tokens;
     if (e->n_layers) pkv_seq_fill_layers(s->kv, slot, e->n_layers);
     q->kept = hit_tokens * sched_token_kept(s, q);

@@ -58,6 +58,8 @@ const char *sched_hit_check(const sched *s)
         if (q->arriving || q->leaving || q->planned > 0 || q->listed > 0 || q->selecting ||
             q->loading)
             return "a sequence that takes its hit in portions is in use";
+        if (q->hit_owed > (uint64_t)s->groups * (q->hit_to / s->page_tokens))
+            return "a hit is owed more pages than it has";
         if (q->computed >= q->hit_to || pkv_seq_length(s->kv, q->slot) != q->computed)
             return "a hit that is taken in portions is not that of its sequence's tokens";
     }

@@ -4,6 +4,7 @@
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stdio.h>
+#include <string.h>
 
 #include <cmocka.h>
 
@@ -83,6 +84,58 @@ static void a_session_goes_on_from_what_its_largest_share_holds(void **state)
     finish(f);
 }
 
+static void run_steps(fixture *f, uint32_t n)
+{
+    for (uint32_t i = 0; i < n; i++) {
+        step(f);
+        for (sched_selection *x; (x = sched_next_selection(f->s)) != NULL;) {
+            sched_selection_run(x);
+            post(f, (sched_event){.kind = SCHED_SELECTED, .selection = x});
+        }
+    }
+}
+
+/* Keeps 10 of the 12 pages of its prompt: `more` is what the second head's scores are larger by. */
+static void add_of_pages(fixture *f, sched_request *r, uint64_t id, uint32_t first, float more)
+{
+    const char *policy =
+        "{\"method\": \"adakv\", \"unit\": \"page\", \"tokens\": 80, \"window\": 8, \"floor\": 0}";
+    *r = with_policy(f, id, first, PROMPT, 60, policy);
+    f->second_more = more;
+    add(f, r);
+    run_steps(f, id == 4 ? 12 : 8);
+}
+
+/* Running requests hold all cells of request 1's blocks but one, which lies in the share that has
+ * fewer free cells. A hit of these blocks takes it with its first portion, and so two of the pages
+ * that can be had. The hit is owed nothing more, not less than nothing. */
+static void a_hit_may_take_more_than_was_counted(void **state)
+{
+    (void)state;
+    sched_options o = small_options();
+    o.geometry = (pkv_geometry){.page_tokens = 16,
+                                .n_layers = 1,
+                                .n_kv_heads = 2,
+                                .layers_per_group = 1,
+                                .heads_per_group = 1,
+                                .n_shares = 2};
+    o.prefill_chunk = 400;
+    o.n_pages = 1 + 2 * 20;
+    o.hand_out_slots = 4;
+    fixture *f = begin(o);
+    sched_request r[3];
+    add_of_pages(f, &r[0], 1, 0, 2 * FIXTURE_SLOTS);
+    add_of_pages(f, &r[1], 2, 1000, -2 * FIXTURE_SLOTS);
+    add_of_pages(f, &r[2], 4, 0, 0);
+    sched_request hit = request(f, 3, 0, PROMPT + 2, 4);
+    add(f, &hit);
+    run_steps(f, 1); /* checks the integrity of what the hit is owed */
+    assert_true(describe(f, 3, 0).arriving);
+    run_steps(f, 5);
+    assert_non_null(strstr(f->trace, "3@96+2*"));
+    finish(f);
+}
+
 /* The pool of 8 * n + 2 cells has only 8 * n that lie evenly, and a request that may need more than
  * those is refused. If it were accepted, it would wait for ever, and all others behind it. */
 static void a_request_must_fit_into_each_share(void **state)
@@ -130,6 +183,7 @@ int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(a_request_must_fit_into_each_share),
+        cmocka_unit_test(a_hit_may_take_more_than_was_counted),
         cmocka_unit_test(a_session_gives_way_where_each_share_has_enough_then),
         cmocka_unit_test(a_session_goes_on_from_what_its_largest_share_holds),
     };
