@@ -287,9 +287,9 @@ static void take_blocks(fixture *f, uint32_t n)
 
 /* Request 1 has left 4 blocks in the cache; request 2 goes on beside request 3, which hits them and
  * has taken one. */
-static fixture *begin_hit(void)
+static fixture *begin_hit_in(uint32_t blocks)
 {
-    sched_options o = in_portions(40, 0);
+    sched_options o = in_portions(blocks, 0);
     o.prefix_cache = true;
     fixture *f = begin(o);
     sched_request a = request(f, 1, 0, 66, 1), b = request(f, 2, 500, 18, 40);
@@ -304,6 +304,8 @@ static fixture *begin_hit(void)
     take_blocks(f, 1);
     return f;
 }
+
+static fixture *begin_hit(void) { return begin_hit_in(40); }
 
 static void a_hit_is_taken_block_by_block(void **state)
 {
@@ -352,6 +354,24 @@ static void a_request_may_end_before_it_has_its_hit(void **state)
     finish(f);
 }
 
+/* Once three blocks of the hit have been taken, 5 of 12 are in use. Request 4 can have 4 of the
+ * others, beside one that is left of the hit, one for the tokens behind it, and one to grow by. */
+static void others_start_beside_what_is_left_of_a_hit(void **state)
+{
+    (void)state;
+    for (uint32_t blocks = 4; blocks <= 5; blocks++) {
+        fixture *f = begin_hit_in(12);
+        take_blocks(f, 1);
+        sched_request d = request(f, 4, 2000, 16 * blocks - 4, 2);
+        add(f, &d);
+        assert_int_equal(strstr(step(f), "4@0+") != NULL, blocks == 4);
+        assert_true(describe(f, 3, 0).arriving);
+        for (uint64_t id = 2; id <= 4; id++) end(f, id, 0);
+        for (int i = 0; i < 12; i++) step(f);
+        finish(f);
+    }
+}
+
 /* Pages that others hold take none of the pool: they are counted where it decides. */
 static void a_hit_needs_no_pages_that_others_hold(void **state)
 {
@@ -389,6 +409,7 @@ int main(void)
         cmocka_unit_test(a_hit_is_taken_block_by_block),
         cmocka_unit_test(blocks_that_leave_meanwhile_are_computed),
         cmocka_unit_test(a_request_may_end_before_it_has_its_hit),
+        cmocka_unit_test(others_start_beside_what_is_left_of_a_hit),
         cmocka_unit_test(a_hit_needs_no_pages_that_others_hold),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
