@@ -8,6 +8,7 @@
  * tiles of its block have the same mark; a block whose pages are not all those of the
  * representative has different marks. */
 enum { MARK_SPEC_BITS = 20 };
+static const uint64_t mark_spec = (UINT64_C(1) << MARK_SPEC_BITS) - 1;
 static uint64_t mark_of(retrieval_representative made, uint32_t n_keys, uint32_t block_pages)
 {
     return 1 + (uint32_t)made + (n_keys << 3) + (block_pages << 10);
@@ -97,7 +98,18 @@ static bool is_missing(const retrieve *r, const candidates *c, uint32_t block)
     for (uint32_t p = 1; p < r->block_pages; p++) differ |= c->marks[pages[p] * tiles] ^ mark;
     if (r->unmarked) return !differ && !mark;
     if (is_dynamic(r, block)) return differ || mark != r->dynamic;
-    return differ || (mark & ((UINT64_C(1) << MARK_SPEC_BITS) - 1)) != r->wanted;
+    return differ || (mark & mark_spec) != r->wanted;
+}
+
+/* The sum of is_missing over blocks of one page that all have the wanted representative, or lack
+ * it. A step looks at every block of a long context, so the loop has nothing else in it. */
+static uint32_t count_unwanted(const retrieve *r, const candidates *c)
+{
+    const size_t tiles = r->o.store->page_tiles;
+    uint32_t n = 0;
+    for (uint32_t b = 0; b < r->n_blocks; b++)
+        n += (c->marks[c->pages[b] * tiles] & mark_spec) != r->wanted;
+    return n;
 }
 
 static void count_range(void *ctx, size_t from, size_t to, unsigned thread)
@@ -106,7 +118,10 @@ static void count_range(void *ctx, size_t from, size_t to, unsigned thread)
     const retrieve *r = ctx;
     for (size_t h = from; h < to; h++) {
         candidates *c = (candidates *)r->candidates.data + h;
-        for (uint32_t b = 0; b < r->n_blocks; b++) c->n_missing += is_missing(r, c, b);
+        bool plain = r->block_pages == 1 && !c->left_out && !r->dynamic && !r->unmarked;
+        uint32_t n = plain ? count_unwanted(r, c) : 0;
+        for (uint32_t b = 0; !plain && b < r->n_blocks; b++) n += is_missing(r, c, b);
+        c->n_missing = n;
     }
 }
 

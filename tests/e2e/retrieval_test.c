@@ -202,6 +202,53 @@ static void blocks_that_share_some_pages(void **state)
     close_house(&h);
 }
 
+/* Each method makes its own representatives of the blocks that the prefix cache gives it, whatever
+ * another method has made of them: in an earlier answer, or in the step before. */
+static void methods_take_turns_on_one_prompt(void **state)
+{
+    (void)state;
+    enum { METHODS = 3 };
+    static const char *const methods[METHODS] = {
+        "{\"method\": \"ktransformers\", \"anchor_type\": \"BLOCK_MAX\", " FEW "}",
+        "{\"method\": \"ktransformers\", " FEW "}",
+        "{\"method\": \"dynamic\", \"anchor_num\": 2, \"observed_rows\": 31, " FEW "}",
+    };
+    static const uint8_t turns[] = {0, 2, 0, 1, 2, 1};
+    uint32_t tokens[PROMPT];
+    answer alone[METHODS], got;
+    engine_stream *streams[METHODS];
+    setting s = usual;
+    rng random = rng_seed(8);
+    for (uint32_t t = 0; t < PROMPT; t++) tokens[t] = rng_below(&random, 1000);
+    for (uint32_t m = 0; m < METHODS; m++) {
+        house h = open_house(&usual);
+        engine_request r = request_of(tokens, PROMPT, methods[m]);
+        read_answer(submit(&h, &r), &alone[m]);
+        close_house(&h);
+        for (uint32_t other = 0; other < m; other++)
+            assert_false(same_answers(&alone[other], &alone[m]));
+    }
+    s.prefix_cache = true;
+    house h = open_house(&s);
+    for (size_t i = 0; i < sizeof turns; i++) {
+        engine_request r = request_of(tokens, PROMPT, methods[turns[i]]);
+        read_answer(submit(&h, &r), &got);
+        if (i > 0) assert_in_range(got.cached, PROMPT / 2, PROMPT);
+        if (!same_answers(&got, &alone[turns[i]])) fail_msg("turn %zu", i);
+    }
+    shut_gate(&h);
+    for (uint32_t m = 0; m < METHODS; m++) {
+        engine_request r = request_of(tokens, PROMPT, methods[m]);
+        streams[m] = submit(&h, &r);
+    }
+    open_gate(&h);
+    for (uint32_t m = 0; m < METHODS; m++) {
+        read_answer(streams[m], &got);
+        if (!same_answers(&got, &alone[m])) fail_msg("method %u beside the others", m);
+    }
+    close_house(&h);
+}
+
 static void every_block_is_full_attention(void **state)
 {
     (void)state;
@@ -382,6 +429,7 @@ int main(void)
         cmocka_unit_test(on_pages_of_others),
         cmocka_unit_test(what_few_blocks_gave_is_not_shared),
         cmocka_unit_test(blocks_that_share_some_pages),
+        cmocka_unit_test(methods_take_turns_on_one_prompt),
         cmocka_unit_test(every_block_is_full_attention),
         cmocka_unit_test(no_head_misses_more_than_epsilon),
         cmocka_unit_test(prompts_may_keep_a_part),
