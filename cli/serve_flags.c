@@ -62,7 +62,8 @@ static const arg_flag flags_table[] = {
             "a server's --kv-transfer-listen, from which requests may have their prompt fetched; "
             "may be repeated, and others are refused"),
     ARG_ROW("kv-transfer-memory", "BYTES", ARG_BYTES, serve_flags, transfer_memory,
-            "prompts that are held for other servers, and those that were fetched, together",
+            "prompts that are held for other servers, and those that were fetched, together; those "
+            "fetched for one API key have at most three quarters of it",
             .min = 1 << 20, .max = 0x1p50, .initial = "1G"),
     ARG_ROW("kv-transfer-ttl", "SECONDS", ARG_COUNT, serve_flags, transfer_ttl_s,
             "a held prompt that no server fetches within this time is forgotten", .min = 1,

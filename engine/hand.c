@@ -136,7 +136,7 @@ static void note(engine_stream *s, const char *why)
 static void drop_record(engine_stream *s)
 {
     takeover *t = s->takeover;
-    if (t->bytes) transfer_release(s->engine->o.transfer, t->n);
+    if (t->bytes) transfer_release(s->engine->o.transfer, t->fetch.owner, t->n);
     free(t->bytes);
     alloc_free(NULL, t->tables);
     t->bytes = NULL;
@@ -261,6 +261,7 @@ bool hand_prepare(engine *e, engine_stream *s)
     handover_terms terms = terms_of(e, s, NULL);
     *f = (transfer_fetch){.port = (uint16_t)r->transfer_port,
                           .key = key_of(r, r->transfer_id),
+                          .owner = session_owner(r),
                           .most = handover_most(&terms),
                           .done = on_fetched,
                           .ctx = s};
@@ -316,7 +317,7 @@ static const char *hold_prompt(engine *e, engine_stream *s, const sched_export *
     h->bytes = n;
     if (read && transfer_hold(e->o.transfer, &h->key, h->owner, bytes, n)) return NULL;
     free(bytes);
-    transfer_release(e->o.transfer, n);
+    transfer_release(e->o.transfer, h->owner, n);
     return bytes && !read ? "its pages could not be read" : "memory is out";
 }
 

@@ -25,20 +25,18 @@ const char *wire_read_answer(const wire_answer *a, uint64_t most, size_t *n)
 }
 
 /* Receives n bytes into memory of their own. NULL: *why says what is missing. */
-static uint8_t *receive_bytes(transfer *t, int fd, const wire_answer *a, size_t n,
+static uint8_t *receive_bytes(transfer *t, int fd, uint64_t owner, const wire_answer *a, size_t n,
                               const socket_wait *w, const char **why)
 {
-    if (!room_take(t, n)) {
-        *why = "there is no room for it (--kv-transfer-memory)";
-        return NULL;
-    }
+    *why = room_make_for_fetched(t, owner, n);
+    if (*why) return NULL;
     uint8_t *bytes = malloc(n);
     *why = bytes ? socket_receive(fd, bytes, n, w) : "memory is out";
     if (!*why && hash_bytes(bytes, n, t->o.identity) != a->hash)
         *why = "its bytes are not those that it holds";
     if (!*why) return bytes;
     free(bytes);
-    transfer_release(t, n);
+    transfer_release(t, owner, n);
     return NULL;
 }
 
@@ -51,7 +49,7 @@ const char *fetch_over(transfer *t, int fd, const transfer_fetch *f, const socke
     const char *why = socket_send(fd, &ask, sizeof ask, w);
     if (!why) why = socket_receive(fd, &answer, sizeof answer, w);
     if (!why) why = wire_read_answer(&answer, f->most, &got->n);
-    if (!why) got->bytes = receive_bytes(t, fd, &answer, got->n, w, &why);
+    if (!why) got->bytes = receive_bytes(t, fd, f->owner, &answer, got->n, w, &why);
     return why;
 }
 

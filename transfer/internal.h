@@ -8,23 +8,44 @@
 #include <pthread.h>
 #include <stdatomic.h>
 
+/* ---- room (room.c) --------------------------------------------------------------------------- */
+
+/* An owner that has room. */
+typedef struct room_owner {
+    uint64_t id;
+    size_t bytes; /* of its records: those that are made, held, sent, fetched, and used */
+    size_t held;  /* of these, in records that wait for a peer and can be forgotten */
+    struct room_owner *next;
+} room_owner;
+
+/* Under the transfer's lock. */
+typedef struct room {
+    size_t bytes, held; /* of all owners */
+    room_owner *owners;
+} room;
+
+/* Takes room for a record that is fetched. Prompts that were fetched are in use until the scheduler
+ * has pages for them, and cannot be forgotten, so an owner may have only so much with them that
+ * others find room. NULL, or why there is none. */
+const char *room_make_for_fetched(transfer *t, uint64_t owner, size_t n);
+
+/* The lock is held for these. */
+/* The entry of an owner that has room. */
+room_owner *room_owner_of(transfer *t, uint64_t id);
+/* A record of n bytes, which the owner has room for, is held from now on, or no longer. */
+void room_hold(transfer *t, room_owner *o, size_t n);
+void room_unhold(transfer *t, room_owner *o, size_t n);
+void room_give_back(transfer *t, room_owner *o, size_t n);
+
 /* ---- records (hold.c) ------------------------------------------------------------------------ */
 
 typedef struct name_finder name_finder; /* names.c */
 
 enum { HOLD_BUCKETS = 1024 };
 
-/* Whose records are held. */
-typedef struct hold_owner {
-    uint64_t id;
-    size_t bytes;
-    uint32_t n;
-    struct hold_owner *next;
-} hold_owner;
-
 typedef struct held_record {
     transfer_key key;
-    hold_owner *owner;
+    room_owner *owner;
     uint8_t *bytes;
     size_t n;
     uint64_t hash; /* of the bytes, as wire_answer has it */
@@ -33,11 +54,10 @@ typedef struct held_record {
     struct held_record *next_in_bucket;
 } held_record;
 
+/* Under the transfer's lock. */
 typedef struct hold_store {
-    pthread_mutex_t lock;
     held_record *oldest, *newest;
     held_record *buckets[HOLD_BUCKETS];
-    hold_owner *owners; /* those that have records */
     uint32_t n;
 } hold_store;
 
@@ -46,6 +66,9 @@ held_record *hold_take(transfer *t, const wire_ask *ask, wire_outcome *outcome);
 void hold_free(transfer *t, held_record *r); /* with its room */
 void hold_expire(transfer *t, int64_t now_us);
 void hold_clear(transfer *t);
+/* Takes out the oldest record of the owner of most room among those that have records, where that
+ * one has more than `own` will have with n more bytes; else NULL. The lock is held. */
+held_record *hold_displace(transfer *t, const room_owner *own, size_t n);
 
 /* ---- threads --------------------------------------------------------------------------------- */
 
@@ -149,7 +172,8 @@ struct transfer {
     int stop_pipe[2]; /* closing [1] ends all waits */
     pthread_t thread;
     bool thread_started;
-    _Atomic size_t room; /* taken */
+    pthread_mutex_t lock;
+    room room;
     hold_store held;
     name_finder *names;
     fetch_queue fetches;
@@ -159,8 +183,6 @@ struct transfer {
 
 /* The number of a peer; n_peers: it is none. */
 uint32_t peer_find(const transfer *t, const char *host, uint32_t port);
-/* Takes room without making any. */
-bool room_take(transfer *t, size_t n);
 
 /* Adds to one counter, under the lock of the counters. */
 #define TRANSFER_ADD(t, field, value)                                                              \

@@ -1,4 +1,4 @@
-/* A transfer's life, its room and its numbers. */
+/* A transfer's life and its numbers. */
 #include "transfer/internal.h"
 
 #include <fcntl.h>
@@ -40,7 +40,7 @@ status transfer_open(const transfer_options *options, transfer **out, error *err
     if (!t) return error_set(err, STATUS_NO_MEMORY, "out of memory");
     t->o = *options;
     t->listen_fd = t->stop_pipe[0] = t->stop_pipe[1] = -1;
-    pthread_mutex_init(&t->held.lock, NULL);
+    pthread_mutex_init(&t->lock, NULL);
     pthread_mutex_init(&t->fetches.lock, NULL);
     pthread_cond_init(&t->fetches.arrived, NULL);
     pthread_cond_init(&t->fetches.ended, NULL);
@@ -94,7 +94,7 @@ void transfer_close(transfer *t)
     pthread_cond_destroy(&t->fetches.ended);
     pthread_cond_destroy(&t->fetches.arrived);
     pthread_mutex_destroy(&t->fetches.lock);
-    pthread_mutex_destroy(&t->held.lock);
+    pthread_mutex_destroy(&t->lock);
     free(t);
 }
 
@@ -117,30 +117,15 @@ bool transfer_knows(const transfer *t, const char *host, uint32_t port)
     return peer_find(t, host, port) < t->o.n_peers;
 }
 
-/* ---- room ------------------------------------------------------------------------------------ */
-
-bool room_take(transfer *t, size_t n)
-{
-    size_t now = atomic_load(&t->room);
-    do {
-        if (n > t->o.bytes || now > t->o.bytes - n) return false;
-    } while (!atomic_compare_exchange_weak(&t->room, &now, now + n));
-    return true;
-}
-
-void transfer_release(transfer *t, size_t n) { atomic_fetch_sub(&t->room, n); }
-
-/* ---- numbers --------------------------------------------------------------------------------- */
-
 transfer_counts transfer_count(transfer *t)
 {
     pthread_mutex_lock(&t->count_lock);
     transfer_counts n = t->counts;
     pthread_mutex_unlock(&t->count_lock);
-    pthread_mutex_lock(&t->held.lock);
+    pthread_mutex_lock(&t->lock);
     n.records = t->held.n;
-    pthread_mutex_unlock(&t->held.lock);
-    n.bytes = atomic_load(&t->room);
+    n.bytes = t->room.bytes;
+    pthread_mutex_unlock(&t->lock);
     return n;
 }
 

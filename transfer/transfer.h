@@ -48,10 +48,12 @@ void transfer_close(transfer *t);
 const char *transfer_host(const transfer *t);
 uint16_t transfer_port(const transfer *t);
 /* Takes room for a record that is being made for the owner, such as an API key. Where there is
- * none, the oldest records of the owner of most bytes are forgotten, as long as that one has more
- * than this one will have, so that no owner takes the room of others. False: there is no room. */
+ * none, the oldest held records of the owner of most bytes are forgotten, as long as that one has
+ * more than this one will have, so that no owner takes the room of others. False: there is no room.
+ */
 bool transfer_make_room(transfer *t, uint64_t owner, size_t n);
-void transfer_release(transfer *t, size_t n);
+/* Gives room of the owner back: of a record that was not held, or that was fetched. */
+void transfer_release(transfer *t, uint64_t owner, size_t n);
 /* Holds n bytes (malloc'd), for which room was taken, until a peer has fetched them. False: memory
  * is out, or the key is held already; bytes and room are still the caller's. */
 bool transfer_hold(transfer *t, const transfer_key *key, uint64_t owner, uint8_t *bytes, size_t n);
@@ -75,7 +77,8 @@ typedef struct transfer_fetch {
     char host[TRANSFER_HOST_BYTES];
     uint16_t port;
     transfer_key key;
-    size_t most; // bytes that the caller can use
+    uint64_t owner; // whose room the record takes
+    size_t most;    // bytes that the caller can use
     void (*done)(void *ctx, const transfer_got *got);
     void *ctx;
     /* The module's own. */

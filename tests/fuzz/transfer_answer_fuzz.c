@@ -62,6 +62,8 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
     FUZZ_CHECK(transfer_count(t).bytes == (why ? 0 : got.n));
     if (why) FUZZ_CHECK(*why != '\0');
     else check_taken(&f, &got, bytes, n);
+    if (got.bytes) transfer_release(t, f.owner, got.n);
+    FUZZ_CHECK(transfer_count(t).bytes == 0);
     free(got.bytes);
     free(bytes);
     close(fds[0]);

@@ -104,7 +104,7 @@ static bool fetch(fixture *f, transfer_key key, size_t most)
     await(f);
     bool got = f->got.bytes != NULL;
     for (size_t i = 0; got && i < f->got.n; i++) assert_int_equal(f->got.bytes[i], i % 251);
-    if (got) transfer_release(f->fetcher, f->got.n);
+    if (got) transfer_release(f->fetcher, x.owner, f->got.n);
     if (got) await_room(f, taken - f->got.n);
     free(f->got.bytes);
     return got;
@@ -194,7 +194,7 @@ static void lengths_and_room_are_limits(void **state)
     assert_int_equal(transfer_count(f.holder).records, 1);
     assert_true(transfer_make_room(f.holder, 1, ROOM - 101));
     assert_false(transfer_make_room(f.holder, 1, 1));
-    transfer_release(f.holder, ROOM - 101);
+    transfer_release(f.holder, 1, ROOM - 101);
     uint8_t *bytes = calloc(1, 8);
     hold(&f, key_of(2), 8);
     transfer_key key = key_of(2);
@@ -250,7 +250,7 @@ static void no_owner_takes_the_room_of_others(void **state)
     assert_int_equal(n.bytes, ROOM);
     for (uint8_t i = 2; i < 5; i++) assert_true(fetch(&f, key_of(i), ROOM));
     assert_true(fetch(&f, key_of(6), ROOM));
-    assert_null(f.holder->held.owners);
+    assert_null(f.holder->room.owners);
     tear_down(&f);
 }
 
@@ -577,7 +577,7 @@ static void slow_names_hold_up_nothing(void **state)
     await(&f);
     assert_non_null(f.got.bytes);
     free(f.got.bytes);
-    transfer_release(f.fetcher, f.got.n);
+    transfer_release(f.fetcher, x.owner, f.got.n);
     let_names_go(true);
     tear_down(&f);
 }

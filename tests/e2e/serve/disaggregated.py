@@ -11,13 +11,14 @@ import struct
 import threading
 import unittest
 
-from harness import MODEL, PAGE, Server, eventually, main, sse, tokens
+from harness import LONG, MODEL, PAGE, SLOW, SLOW_LAYERS, Server, eventually, main, sse, tokens
 
 PROMPT, ANSWER = 200, 12
 FETCHES_OF_A_PEER = 4
 KEYS = {"alice": "key-of-alice", "bob": "key-of-bob"}
 POOL = ["--model", MODEL, "--kv-memory", "4M"]
-FLAGS = ["--max-model-len", "1024", "--threads", "1", *[flag for key in KEYS.values() for flag in ("--api-key", key)]]
+API_KEYS = [flag for key in KEYS.values() for flag in ("--api-key", key)]
+FLAGS = ["--max-model-len", "1024", "--threads", "1", *API_KEYS]
 HANDS_OVER = {"do_remote_decode": True, "do_remote_prefill": False, "remote_engine_id": None,
               "remote_block_ids": None, "remote_host": None, "remote_port": None}
 CHUNKKV = {"method": "chunkkv", "ratio": 0.1, "window": 16}
@@ -40,6 +41,13 @@ def body(prompt, retention=None, **fields):
             "return_token_ids": True, **({"retention": retention} if retention else {}), **fields}
 
 
+def send(client, request):
+    """Over a connection that the caller closes before the answer has ended."""
+    text = json.dumps(request)
+    client.sendall((f"POST /v1/completions HTTP/1.1\r\nHost: h\r\nContent-Type: application/json\r\n"
+                    f"Authorization: Bearer {KEYS['alice']}\r\nContent-Length: {len(text)}\r\n\r\n{text}").encode())
+
+
 def for_prefill(request):
     """What vLLM's toy proxy makes of a request for the prefill server."""
     sent = {**request, "kv_transfer_params": HANDS_OVER, "stream": False, "max_tokens": 1}
@@ -53,10 +61,10 @@ def for_prefill(request):
 class Pair:
     """A prefill and a decode server, and the proxy's way of asking them."""
 
-    def __init__(self, prefill=(), decode=(), model=POOL):
-        self.prefill = Server(*FLAGS, "--kv-transfer-listen", "127.0.0.1:0", *prefill, model=model)
+    def __init__(self, prefill=(), decode=(), model=POOL, flags=FLAGS):
+        self.prefill = Server(*flags, "--kv-transfer-listen", "127.0.0.1:0", *prefill, model=model)
         self.port = self.hand_over(body(tokens(20, 99)))["remote_port"]
-        self.decode = Server(*FLAGS, "--kv-transfer-peers", f"127.0.0.1:{self.port}", *decode, model=model)
+        self.decode = Server(*flags, "--kv-transfer-peers", f"127.0.0.1:{self.port}", *decode, model=model)
 
     def stop(self):
         self.prefill.stop()
@@ -335,6 +343,33 @@ class Trouble(unittest.TestCase):
         note = pair.take_over(body(tokens(100, 0)), mine[0])["kv_transfer_params"]["note"]
         self.assertIn("does not hold", note)
 
+    def test_room_of_fetched_prompts_is_shared_among_keys(self):
+        """A key whose prompts wait at the decode server, behind an answer that has its only
+        sequence, leaves room there for those of another key."""
+        room, token = max(SLOW_LAYERS << 17, 1 << 20), SLOW_LAYERS * 512
+        pair = self.pair(decode=["--kv-transfer-memory", str(room), "--max-batch", "1"], model=SLOW, flags=API_KEYS)
+        # Five prompts fill the room but for less than another one.
+        requests = [body(tokens(int(room / token / 5.3), seed), max_tokens=1) for seed in range(7)]
+        params = [pair.hand_over(request) for request in requests[:6]] + [pair.hand_over(requests[6], "bob")]
+        ended = lambda: (pair.decode.metric("kv_transfer_fetched_total")
+                         + pair.decode.metric("kv_transfer_fetch_failures_total"))
+        with (concurrent.futures.ThreadPoolExecutor(len(requests)) as clients,
+              socket.create_connection(("127.0.0.1", pair.decode.http_port)) as endless):
+            send(endless, body(tokens(20, 98), max_tokens=LONG, stream=True))
+            eventually("an answer has the sequence", lambda: pair.decode.metric("num_requests_running") == 1)
+            mine = [clients.submit(pair.take_over, *pair_of) for pair_of in zip(requests, params[:6])]
+            eventually("the prompts of a key were fetched, or were not", lambda: ended() == 6)
+            bobs = clients.submit(pair.take_over, requests[6], params[6], "bob")
+            eventually("the prompt of another key was, too", lambda: ended() == 7)
+            endless.close()
+            notes = [answer.result()["kv_transfer_params"]["note"] for answer in mine]
+            self.assertEqual(bobs.result()["kv_transfer_params"]["note"], "fetched from another server")
+        without = [note for note in notes if note != "fetched from another server"]
+        self.assertIn(len(without), range(1, 6))
+        for note in without:
+            self.assertIn("no room for more prompts of its API key", note)
+        self.assertEqual(pair.decode.metric("kv_transfer_bytes"), 0)
+
     def test_is_forgotten_after_its_time(self):
         pair = self.pair(prefill=["--kv-transfer-ttl", "1"])
         request = body(tokens(PROMPT, 1), CHUNKKV)
@@ -442,11 +477,8 @@ class Hostile(unittest.TestCase):
             params = {"do_remote_prefill": True, "remote_host": "127.0.0.1", "remote_port": peer.port,
                       "remote_request_id": "ab" * 16}
             sent = [socket.create_connection(("127.0.0.1", server.http_port)) for _ in range(clients)]
-            text = json.dumps({**self.request, "stream": True, "kv_transfer_params": params})
             for client in sent:
-                client.sendall((f"POST /v1/completions HTTP/1.1\r\nHost: h\r\nContent-Type: application/json\r\n"
-                                f"Authorization: Bearer {KEYS['alice']}\r\nContent-Length: {len(text)}\r\n\r\n{text}"
-                                ).encode())
+                send(client, {**self.request, "stream": True, "kv_transfer_params": params})
             eventually("all threads of fetches wait", lambda: len(peer.open) == FETCHES_OF_A_PEER)
             for client in sent:
                 client.close()
