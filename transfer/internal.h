@@ -137,7 +137,18 @@ typedef struct socket_wait {
 
 /* Waits for events of fd. NULL, or why it must wait no longer. */
 const char *socket_await(int fd, short events, const socket_wait *w);
-/* A connection that does not block. -1 with *why set: there is none. */
+/* Waits for events of any of n sockets, which lie behind SOCKETS_ENDING elements of the function's
+ * own, until `until_us` at most. NULL, or why it must wait no longer. */
+enum { SOCKETS_ENDING = 2 };
+const char *socket_await_any(struct pollfd *fds, uint32_t n, const socket_wait *w, int64_t until_us,
+                             bool *ready);
+extern const char socket_late[]; /* why a peer is given up that did nothing within the time */
+/* A connection that does not block (connect.c). -1 with *why set: there is none within the timeout,
+ * which is for the name and all of its addresses. */
+struct addrinfo;
+enum { CONNECTS_AT_ONCE = 16 }; /* of one name, which have not failed yet */
+int socket_connect_to(const struct addrinfo *found, int64_t until_us, const socket_wait *w,
+                      const char **why);
 int socket_connect(name_finder *names, const char *host, uint16_t port, const socket_wait *w,
                    const char **why);
 /* A peer that does a little now and then is given up too, after so many times the timeout. */
@@ -153,7 +164,6 @@ const char *fetch_over(transfer *t, int fd, const transfer_fetch *f, const socke
 
 /* ---- names of hosts (names.c) ---------------------------------------------------------------- */
 
-struct addrinfo;
 name_finder *names_open(void); /* NULL: memory is out */
 void names_close(name_finder *n);
 /* The host's addresses, for freeaddrinfo; NULL with *why set. It is resolved for every connection,

@@ -5,7 +5,6 @@
 #include <limits.h>
 #include <netdb.h>
 #include <netinet/in.h>
-#include <netinet/tcp.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -106,51 +105,31 @@ status socket_listen(const char *address, int *fd, uint16_t *port, error *err)
 /* For poll, which takes no more than an int. */
 static int poll_ms(int64_t us) { return us / 1000 < INT_MAX ? (int)(us / 1000) + 1 : INT_MAX; }
 
+const char socket_late[] = "it did nothing within the time";
+
+const char *socket_await_any(struct pollfd *fds, uint32_t n, const socket_wait *w, int64_t until_us,
+                             bool *ready)
+{
+    fds[0] = (struct pollfd){.fd = w->stop_fd, .events = POLLIN};
+    fds[1] = (struct pollfd){.fd = w->unwanted_fd, .events = POLLIN};
+    *ready = false;
+    for (int64_t left; !*ready && (left = until_us - clock_now_us()) > 0;) {
+        int events = poll(fds, SOCKETS_ENDING + n, poll_ms(left));
+        if (events < 0 && errno != EINTR) return "its connection cannot be waited for";
+        if (events > 0 && fds[0].revents) return "this server stops";
+        if (events > 0 && fds[1].revents) return "the request has ended";
+        *ready = events > 0;
+    }
+    return NULL;
+}
+
 const char *socket_await(int fd, short events, const socket_wait *w)
 {
-    struct pollfd fds[] = {{.fd = fd, .events = events},
-                           {.fd = w->stop_fd, .events = POLLIN},
-                           {.fd = w->unwanted_fd, .events = POLLIN}};
-    int64_t until = clock_now_us() + w->timeout_us;
-    for (;;) {
-        int64_t left = until - clock_now_us();
-        if (left <= 0) return w->late ? w->late : "it did nothing within the time";
-        int n = poll(fds, 3, poll_ms(left));
-        if (n < 0 && errno != EINTR) return "its connection cannot be waited for";
-        if (n > 0 && fds[1].revents) return "this server stops";
-        if (n > 0 && fds[2].revents) return "the request has ended";
-        if (n > 0 && fds[0].revents) return NULL;
-    }
-}
-
-static int connect_to(const struct addrinfo *a, const socket_wait *w, const char **why)
-{
-    int fd = socket(a->ai_family, a->ai_socktype | SOCK_NONBLOCK | SOCK_CLOEXEC, a->ai_protocol);
-    int on = 1, failed = 0;
-    socklen_t n = sizeof failed;
-    *why = "it cannot be connected to";
-    if (fd < 0) return -1;
-    (void)setsockopt(fd, IPPROTO_TCP, TCP_NODELAY, &on, sizeof on);
-    if (connect(fd, a->ai_addr, a->ai_addrlen) == 0) return fd;
-    const char *late = NULL;
-    bool waits = errno == EINPROGRESS;
-    if (waits) late = socket_await(fd, POLLOUT, w);
-    if (late) *why = late;
-    bool fine =
-        waits && !late && getsockopt(fd, SOL_SOCKET, SO_ERROR, &failed, &n) == 0 && failed == 0;
-    if (fine) return fd;
-    close(fd);
-    return -1;
-}
-
-int socket_connect(name_finder *names, const char *host, uint16_t port, const socket_wait *w,
-                   const char **why)
-{
-    int fd = -1;
-    struct addrinfo *found = names_find(names, host, port, w, why);
-    for (struct addrinfo *a = found; a && fd < 0; a = a->ai_next) fd = connect_to(a, w, why);
-    if (found) freeaddrinfo(found);
-    return fd;
+    struct pollfd fds[SOCKETS_ENDING + 1] = {[SOCKETS_ENDING] = {.fd = fd, .events = events}};
+    bool ready;
+    const char *why = socket_await_any(fds, 1, w, clock_now_us() + w->timeout_us, &ready);
+    if (why || ready) return why;
+    return w->late ? w->late : socket_late;
 }
 
 static const char too_slow[] = "it is too slow";
