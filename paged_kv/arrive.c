@@ -219,7 +219,7 @@ status pkv_seq_arrive(pkv *p, uint32_t id, uint32_t most)
 
 status pkv_unpark_some(pkv *p, uint32_t parked, uint32_t id, uint32_t expect_tokens, uint32_t most)
 {
-    assert(parked_at(p, parked)->to == 0);
+    assert(parked_at(p, parked)->to == 0 && !parked_at(p, parked)->adopting.on);
     RETURN_IF_ERROR(seq_begin_arrive(p, parked, id, expect_tokens, most));
     seq_arrive_first(p, id, most);
     return STATUS_IS_OK;

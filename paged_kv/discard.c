@@ -23,6 +23,7 @@ static void begin(pkv *p, uint32_t number, uint32_t table, uint32_t row)
 {
     pkv_seq *s = &p->swaps[number].seq;
     assert(number >= 1 && number <= p->n_swaps && s->open && s->to == 0 && !s->leaving.on);
+    if (s->adopting.on) seq_stop_adopting(p, s);
     seq_begin_leave(p, s,
                     (pkv_leaving){.on = true, .way = PKV_GIVE_UP, .table = table, .floor = row});
 }

@@ -47,18 +47,19 @@ static uint32_t table_holding(const pkv *p, uint32_t tables, uint32_t group)
     return group / (p->groups / tables);
 }
 
-uint32_t pkv_parked_cells(const pkv *p, uint32_t parked, uint32_t *cells)
+uint32_t pkv_parked_cells(const pkv *p, uint32_t parked, uint32_t first, uint32_t n, uint32_t *to)
 {
     const pkv_seq *s = parked_at(p, parked);
-    uint32_t n = 0, heads = p->pool.n_heads;
-    for (uint32_t g = 0; g < p->groups; g++) {
-        uint32_t table = table_holding(p, s->groups, g);
+    uint32_t done = 0, heads = p->pool.n_heads;
+    for (uint32_t g = 0; g < p->groups && done < n; g++) {
+        uint32_t table = table_holding(p, s->groups, g), pages = s->tables[table].n_pages;
         uint32_t offset =
             pkv_cell_offset(&p->geometry, p->n_pages - 1, s->grain, g / heads, g % heads);
-        for (uint32_t i = 0; i < s->tables[table].n_pages; i++)
-            cells[n++] = seq_pages(s, table)[i] + offset;
+        for (uint32_t i = first; i < pages && done < n; i++)
+            to[done++] = seq_pages(s, table)[i] + offset;
+        first -= first < pages ? first : pages;
     }
-    return n;
+    return done;
 }
 
 /* ---- checks ---------------------------------------------------------------------------------- */
@@ -152,26 +153,68 @@ static status shape_record(pkv *p, pkv_seq *s, const pkv_image *image, pkv_grain
     return STATUS_IS_OK;
 }
 
-static void fill_table(pkv *p, pkv_seq *s, uint32_t table, const pkv_image_table *from)
+/* Takes the next n pages of a table, whose positions are those of the image's. */
+static void take_pages(pkv *p, pkv_seq *s, uint32_t table, const pkv_image_table *from, uint32_t n)
 {
     pkv_table *t = &s->tables[table];
-    uint32_t n = pages_for(p, from->kept), slots = pkv_image_slots(&p->geometry, from);
-    table_clear(t);
-    for (uint32_t i = 0; i < n;)
-        i += pool_take_some(p, s->grain, table, n - i, seq_pages(s, table) + i);
-    for (uint32_t i = 0; i < n; i++)
+    uint32_t size = p->geometry.page_tokens, first = t->n_pages, end = first + n;
+    for (uint32_t i = first; i < end;)
+        i += pool_take_some(p, s->grain, table, end - i, seq_pages(s, table) + i);
+    for (uint32_t i = first; i < end; i++)
         seq_bases(s, table)[i] = i < from->slot_pages ? 0 : from->bases[i];
-    if (slots > 0) memcpy(t->slots, from->slots, slots * sizeof *t->slots);
-    t->n_pages = n;
-    t->kept = from->kept;
-    t->slot_pages = from->slot_pages;
+    t->n_pages = end;
+    t->kept = end == pages_for(p, from->kept) ? from->kept : end * size;
+    t->slot_pages = end < from->slot_pages ? end : from->slot_pages;
+    if (t->slot_pages > first) {
+        uint32_t stop = t->slot_pages * size < t->kept ? t->slot_pages * size : t->kept;
+        size_t at = (size_t)first * size;
+        memcpy(t->slots + at, from->slots + at, (stop - at) * sizeof *t->slots);
+    }
     s->held += n * cells_of(p, s);
+    /* The record has the references. */
+    rows_add_refs(p, &p->pool, s, (table_rows){table, table + 1, first, end}, 0, 1);
+}
+
+static void promise(pkv *p, pkv_seq *s, uint32_t cells)
+{
+    p->promised += cells - s->adopting.promised;
+    s->adopting.promised = cells;
+}
+
+void seq_stop_adopting(pkv *p, pkv_seq *s)
+{
+    promise(p, s, 0);
+    s->adopting.on = false;
+}
+
+status pkv_adopt_some(pkv *p, uint32_t parked, const pkv_image *image, uint32_t most, uint32_t *n)
+{
+    pkv_seq *s = parked_at(p, parked);
+    pkv_adopting *x = &s->adopting;
+    uint32_t parts = s->groups / image_tables(&p->geometry, image->grain), had = s->held;
+    status st = STATUS_IS_OK;
+    for (*n = 0; x->on && *n < most;) {
+        const pkv_image_table *from = &image->tables[x->table / parts];
+        uint32_t left = pages_for(p, from->kept) - s->tables[x->table].n_pages;
+        uint32_t now = left < most - *n ? left : most - *n;
+        if (!pool_has(p, s->grain, x->table, now)) {
+            st = status_make(STATUS_NO_PAGES, NULL);
+            break;
+        }
+        if (now > 0) take_pages(p, s, x->table, from, now);
+        *n += now;
+        if (now == left) x->on = ++x->table < s->groups;
+    }
+    uint32_t taken = s->held - had;
+    promise(p, s, x->on && taken < x->promised ? x->promised - taken : 0);
+    return st;
 }
 
 status pkv_adopt(pkv *p, const pkv_image *image, uint64_t salt, bool hidden, uint32_t *parked)
 {
-    if (pkv_image_cost(p, image) > pkv_available(p)) return status_make(STATUS_NO_PAGES, NULL);
-    uint32_t number = record_find(p), tables = image_tables(&p->geometry, image->grain);
+    uint64_t cost = pkv_image_cost(p, image);
+    if (cost > pkv_available(p)) return status_make(STATUS_NO_PAGES, NULL);
+    uint32_t number = record_find(p), n;
     if (number == 0) return status_make(STATUS_NO_MEMORY, NULL);
     pkv_grain grain = tier_grain(p, &p->pool, image->grain, pkv_image_cells(&p->geometry, image));
     RETURN_IF_ERROR(shape_record(p, &p->swaps[number].seq, image, grain));
@@ -184,9 +227,11 @@ status pkv_adopt(pkv *p, const pkv_image *image, uint64_t salt, bool hidden, uin
     s->salt = salt;
     s->length = image->length;
     s->held = s->published = s->cursor = s->cursor_generation = 0;
-    for (uint32_t i = 0; i < s->groups; i++)
-        fill_table(p, s, i, &image->tables[i / (s->groups / tables)]);
-    seq_add_refs(p, &p->pool, s, 0, 1); /* the record has the references */
+    for (uint32_t i = 0; i < s->groups; i++) table_clear(&s->tables[i]);
+    s->adopting = (pkv_adopting){.on = true};
+    promise(p, s, (uint32_t)cost);
+    /* Others may break the runs of a coarser grain until the next portion. */
+    if (grain != PKV_HEAD) (void)pkv_adopt_some(p, number, image, UINT32_MAX, &n);
     *parked = number;
     return STATUS_IS_OK;
 }

@@ -121,8 +121,8 @@ static const char *check_table(const pkv *p, const pkv_seq *s, uint32_t table, b
     REQUIRE(t->kept <= seen, "a table keeps more tokens than it has taken");
     REQUIRE(t->slot_pages <= t->n_pages, "a table has positions of pages that it has not");
     REQUIRE((uint64_t)t->slot_pages * size <= t->slots_cap, "a table's positions overflow");
-    REQUIRE(s->dropped || s->arriving.number || s->leaving.on || t->kept == seen,
-            "a whole sequence lacks tokens");
+    bool whole = !s->arriving.number && !s->leaving.on && !s->adopting.on;
+    REQUIRE(s->dropped || !whole || t->kept == seen, "a whole sequence lacks tokens");
     REQUIRE(s->dropped || t->slot_pages == 0, "a whole sequence has compacted pages");
     for (uint32_t i = 0; i < t->n_pages; i++) {
         holder now = {.table = table,
@@ -155,7 +155,7 @@ static const char *check_seq(const pkv *p, const pkv_seq *s, bool parked, holder
         held += s->tables[g].n_pages * cells_of(p, s);
     }
     REQUIRE(held == s->held, "a sequence miscounts its pages");
-    REQUIRE(s->arriving.number || s->leaving.on || keeps_evenly(p, s),
+    REQUIRE(s->arriving.number || s->leaving.on || s->adopting.on || keeps_evenly(p, s),
             "tables of a contiguous sequence keep unequally many");
     REQUIRE(s->dropped || !s->contiguous, "a whole sequence is contiguous");
     REQUIRE(s->published <= s->length / p->geometry.page_tokens, "a sequence published too much");
@@ -185,7 +185,13 @@ static const char *check_arriving(const pkv *p)
         REQUIRE(x->promised == 0 || !p->swaps[x->number].parked,
                 "a parked sequence was promised pages");
     }
-    for (uint32_t i = 1; i <= p->n_swaps; i++) n -= p->swaps[i].seq.to != 0;
+    for (uint32_t i = 1; i <= p->n_swaps; i++) {
+        const pkv_seq *s = &p->swaps[i].seq;
+        n -= s->to != 0;
+        promised += s->adopting.promised;
+        REQUIRE(s->adopting.promised == 0 || (s->open && s->adopting.on && s->to == 0),
+                "pages were promised to a record that takes none");
+    }
     REQUIRE(n == 0, "a record goes to no sequence");
     REQUIRE(promised == p->promised, "promised pages are miscounted");
     return NULL;

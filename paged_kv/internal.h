@@ -130,6 +130,13 @@ typedef struct pkv_arriving {
     uint32_t promised; // cells that it may yet take, which are not available to others
 } pkv_arriving;
 
+/* A record for which pages of an image are being taken, table after table. */
+typedef struct pkv_adopting {
+    bool on;
+    uint32_t table;    // those before it have all of their pages, those behind it none
+    uint32_t promised; // cells that it will take, which are not available to others
+} pkv_adopting;
+
 typedef struct pkv_seq {
     bool open;
     pkv_grain grain;
@@ -151,8 +158,9 @@ typedef struct pkv_seq {
     pkv_splitting *splitting; // NULL = none of its pages is split
     pkv_leaving leaving;
     pkv_arriving arriving;
-    uint32_t to; // in a record: the sequence that its pages go to + 1; 0 = none
-    bool forked; // forked since its last append: filling pages may be shared
+    pkv_adopting adopting; // in a record
+    uint32_t to;           // in a record: the sequence that its pages go to + 1; 0 = none
+    bool forked;           // forked since its last append: filling pages may be shared
     uint64_t salt;
     bool hidden;        // events omit the tokens of its blocks
     uint32_t published; // published blocks
@@ -214,7 +222,7 @@ struct pkv {
 
     uint32_t n_host_pages, host_most;
     bool is_swapping;  // a sequence, or a parked record, is leaving to the host tier
-    uint32_t promised; // cells of the pool, to sequences that arrive from it
+    uint32_t promised; // cells of the pool, to sequences that arrive or are adopted
     pkv_tree host;     // when n_host_pages > 0
     pkv_swap *swaps;   // [cap_swaps], numbered from 1; [0] heads the free list
     uint32_t n_swaps, cap_swaps;
@@ -474,6 +482,10 @@ typedef struct leave_portion {
 } leave_portion;
 /* The next rows of the portion, which count as left from now on; false behind the last. */
 bool leave_next(const pkv *p, pkv_seq *s, leave_portion *portion);
+
+/* ---- image.c ---- */
+/* Takes no more pages for the record. */
+void seq_stop_adopting(pkv *p, pkv_seq *s);
 
 /* ---- arrive.c ---- */
 /* Whether a page of an open sequence, or of the record that it arrives from, is the sequence's. */

@@ -82,8 +82,7 @@ static inline uint32_t pkv_window_of(const pkv_geometry *g, uint32_t layer)
     return has ? g->window : 0;
 }
 
-/* The layer groups, and their layers, whose tables take the tokens of a sequence that runs only the
- * first n_layers layers, 0 = all. */
+/* The layer groups, and their layers, whose tables take tokens of the first n_layers; 0 = all. */
 static inline uint32_t pkv_filled_groups(const pkv_geometry *g, uint32_t n_layers)
 {
     if (n_layers == 0 || n_layers > g->n_layers) n_layers = g->n_layers;
@@ -375,8 +374,7 @@ typedef struct pkv_table_view {
 } pkv_table_view;
 
 pkv_table_view pkv_seq_table(const pkv *p, uint32_t seq, uint32_t table);
-/* The logical index of the token in a slot (slot < kept_tokens). Indices ascend with the slots
- * until pkv_seq_keep fills holes. */
+/* The logical index of the token in a slot; ascending until pkv_seq_keep fills holes. */
 uint32_t pkv_seq_position(const pkv *p, uint32_t seq, uint32_t table, uint32_t slot);
 
 /* ---- a picture of the tables (map.c) --------------------------------------------------------- */
@@ -541,14 +539,16 @@ bool pkv_image_fits(const pkv_geometry *g, const pkv_image *image);
 /* The image of a parked sequence, into tables [pkv_parked_tables]; valid while it stays parked. */
 uint32_t pkv_parked_tables(const pkv *p, uint32_t parked);
 pkv_image pkv_parked_image(const pkv *p, uint32_t parked, pkv_image_table *tables);
-/* Writes the cells of a parked sequence [pkv_image_cells] and returns how many: KV group after KV
- * group, each in the order of its table's pages. */
-uint32_t pkv_parked_cells(const pkv *p, uint32_t parked, uint32_t *cells);
+/* Writes cells of pkv_image_cells from `first` on, at most n, by KV group and page: how many. */
+uint32_t pkv_parked_cells(const pkv *p, uint32_t parked, uint32_t first, uint32_t n, uint32_t *to);
 /* The cells that pkv_adopt takes, as many from each share as from the one that gives most. */
 uint64_t pkv_image_cost(const pkv *p, const pkv_image *image);
 /* Makes a parked sequence of an image that fits, on fresh pages, whose K and V the caller writes
- * before it is unparked. It has published nothing. All or nothing, as pkv_seq_append. */
+ * before it is unparked. It has published nothing. All or nothing, as pkv_seq_append; but pages of
+ * PKV_HEAD are only promised to it, and until it has them it may only be discarded. */
 status pkv_adopt(pkv *p, const pkv_image *image, uint64_t salt, bool hidden, uint32_t *parked);
+/* Takes at most `most` of them. Fewer, *n: it has all. STATUS_NO_PAGES: others took the rest. */
+status pkv_adopt_some(pkv *p, uint32_t parked, const pkv_image *image, uint32_t most, uint32_t *n);
 
 /* ---- the host tier --------------------------------------------------------------------------- */
 

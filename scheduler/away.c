@@ -1,7 +1,7 @@
-/* Gives up pages of sequences without a slot, idle sessions and waiting sequences, or moves them to
- * the host tier. Long tables have millions of pages, more than others should wait for in one
- * sched_step, so this is done in portions, as for running sequences (leave.c). One sequence at a
- * time moves: s->moving. */
+/* Gives up pages of sequences without a slot, idle sessions and waiting sequences, moves them to
+ * the host tier, or takes pages for prompts that another server has computed. Long tables have
+ * millions of pages, more than others should wait for in one sched_step, so this is done in
+ * portions, as for running sequences (leave.c). One sequence at a time moves: s->moving. */
 #include "scheduler/portions.h"
 #include "scheduler/sched_internal.h"
 
@@ -11,8 +11,7 @@ void sched_away_begin(sched *s)
     s->away_left = portion > 0 ? portion : 1;
 }
 
-/* Takes n pages off this step's portion. */
-static void spend(sched *s, uint32_t n)
+void sched_away_spend(sched *s, uint32_t n)
 {
     if (s->away_left == UINT32_MAX) return;
     s->away_left -= n < s->away_left ? n : s->away_left;
@@ -22,7 +21,7 @@ static void spend(sched *s, uint32_t n)
 static bool discard_some(sched *s)
 {
     if (s->away_left == 0 || pkv_discards(s->kv) + pkv_host_discards(s->kv) == 0) return false;
-    spend(s, pkv_discard_some(s->kv, s->away_left));
+    sched_away_spend(s, pkv_discard_some(s->kv, s->away_left));
     return true;
 }
 
@@ -66,7 +65,7 @@ static status move_some(sched *s, uint32_t parked)
     uint32_t swap;
     RETURN_IF_ERROR(pkv_parked_swap_out_some(s->kv, parked, s->away_left, &swap));
     s->moving = parked;
-    if (swap == 0) spend(s, s->away_left);
+    if (swap == 0) sched_away_spend(s, s->away_left);
     else note_moved(s, swap);
     return STATUS_IS_OK;
 }
@@ -102,8 +101,9 @@ bool sched_away_frees(const sched *s)
 bool sched_away_go_on(sched *s)
 {
     bool went = discard_some(s);
-    if (s->moving == 0 || s->away_left == 0) return went;
-    return status_ok(move_some(s, s->moving)) || went;
+    if (s->moving != 0 && s->away_left > 0) went |= status_ok(move_some(s, s->moving));
+    while (sched_load_take_some(s)) went = true;
+    return went;
 }
 
 bool sched_away_again(sched *s)

@@ -103,7 +103,7 @@ static bool fill_export(sched *s, const sched_seq *q, sched_handing *x)
     if (at) {
         copy_tables(s, &image, n_tables, &at);
         uint32_t *cells = take_words(&at, n_cells), *tokens = take_words(&at, n_tokens + 1);
-        (void)pkv_parked_cells(s->kv, q->parked, cells);
+        (void)pkv_parked_cells(s->kv, q->parked, 0, n_cells, cells);
         memcpy(tokens, q->tokens, (n_tokens + 1) * sizeof *tokens);
         x->export = (sched_export){.request = q->entry->id,
                                    .image = image,
@@ -195,9 +195,12 @@ status sched_handed_begin(sched *s, sched_seq *q)
     uint32_t parked;
     RETURN_IF_ERROR(pkv_adopt(s->kv, &e->handed->image, e->salt, e->hidden, &parked));
     uint32_t n_cells = (uint32_t)pkv_image_cells(&s->options.geometry, &e->handed->image);
-    if (sched_load_parked(s, q, parked, n_cells)) return STATUS_IS_OK;
-    sched_discard(s, parked);
-    return status_make(STATUS_NO_MEMORY, NULL);
+    if (!sched_load_parked(s, q, parked, n_cells)) {
+        sched_discard(s, parked);
+        return status_make(STATUS_NO_MEMORY, NULL);
+    }
+    while (sched_load_take_some(s)) {}
+    return STATUS_IS_OK;
 }
 
 /* The sequence is as one whose prompt was computed and selected in here, and that was parked. */

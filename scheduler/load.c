@@ -5,7 +5,11 @@
 #include "scheduler/portions.h"
 #include "scheduler/sched_internal.h"
 
-typedef enum load_state { LOAD_NEW, LOAD_OUT, LOAD_BACK } load_state;
+/* A load of a prompt that is taken over takes pages first. */
+typedef enum load_state { LOAD_TAKES, LOAD_NEW, LOAD_OUT, LOAD_BACK } load_state;
+
+/* The time of one page is that of listing so many cells. */
+enum { CELLS_OF_PAGE = 16 };
 
 struct sched_loading {
     sched_load load; // what the caller sees
@@ -14,7 +18,8 @@ struct sched_loading {
     sched_seq *holder; // while the caller has the load: its sequence, even one that is over
     uint32_t to;       // tokens of the sequence that may be loaded, those behind this load too
     uint32_t n_good;
-    uint32_t parked; // of a prompt that is taken over: the sequence that is filled
+    uint32_t parked;   // of a prompt that is taken over: the sequence that is filled
+    uint32_t n_listed; // of its cells
     sched_loading *earlier, *later;
     pkv_key *keys;   // [n_blocks]
     uint32_t *cells; // [n_blocks, groups]
@@ -61,7 +66,8 @@ static sched_loading *make_load(sched *s, sched_seq *q, pkv_key key, uint32_t n)
     sched_loading *l = alloc_resize(&s->alloc, NULL,
                                     sizeof *l + n * sizeof *l->keys + cells * sizeof *l->cells, 1);
     if (!l) return NULL;
-    *l = (sched_loading){.seq = q, .keys = (pkv_key *)(l + 1), .earlier = s->last_load};
+    *l = (sched_loading){
+        .state = LOAD_NEW, .seq = q, .keys = (pkv_key *)(l + 1), .earlier = s->last_load};
     l->cells = (uint32_t *)(l->keys + n);
     l->load = (sched_load){.keys = l->keys, .cells = l->cells, .n_blocks = n};
     describe_blocks(s, q, key, l);
@@ -77,7 +83,6 @@ bool sched_load_parked(sched *s, sched_seq *q, uint32_t parked, uint32_t n_cells
     l->cells = (uint32_t *)(l + 1);
     l->load =
         (sched_load){.cells = l->cells, .n_blocks = 1, .n_cells = n_cells, .request = q->entry->id};
-    (void)pkv_parked_cells(s->kv, parked, l->cells);
     link_load(s, l);
     q->loading = l;
     return true;
@@ -158,6 +163,33 @@ static void end_handed(sched *s, sched_loading *l)
     l->parked = 0;
     free_load(s, l);
     sched_handed_end(s, q, parked, good);
+}
+
+static void list_some(sched *s, sched_loading *l)
+{
+    uint64_t most = (uint64_t)s->away_left * CELLS_OF_PAGE;
+    uint32_t left = l->load.n_cells - l->n_listed, n = left < most ? left : (uint32_t)most;
+    l->n_listed += pkv_parked_cells(s->kv, l->parked, l->n_listed, n, l->cells + l->n_listed);
+    sched_away_spend(s, n / CELLS_OF_PAGE + (n % CELLS_OF_PAGE != 0));
+    if (l->n_listed == l->load.n_cells) l->state = LOAD_NEW;
+}
+
+bool sched_load_take_some(sched *s)
+{
+    sched_loading *l = s->first_load;
+    while (l && l->state != LOAD_TAKES) l = l->later;
+    if (!l || s->away_left == 0) return false;
+    uint32_t most = s->away_left, n;
+    const sched_handed *a = l->seq->entry->handed;
+    status st = pkv_adopt_some(s->kv, l->parked, &a->image, most, &n);
+    sched_away_spend(s, n);
+    if (!status_ok(st)) {
+        s->looks = true; /* the prompt is computed, where nothing runs in this call */
+        end_handed(s, l);
+    } else if (n < most) {
+        list_some(s, l);
+    }
+    return true;
 }
 
 void sched_take_load(sched *s, const sched_load *load, uint32_t n_loaded)

@@ -44,6 +44,11 @@ void sched_hit_go_on(sched *s, sched_seq *q);
 void sched_hit_stop(sched *s, sched_seq *q);
 const char *sched_hit_check(const sched *s);
 
+/* ---- load.c ---- */
+/* Takes pages for a prompt that is taken over, or lists their cells, as far as this step's portion
+ * of away.c goes. False when there is none, or nothing of the portion. */
+bool sched_load_take_some(sched *s);
+
 /* ---- away.c: pages of sequences without a slot ---- */
 /* Begins a step, in which all of these together have one portion of pages. */
 void sched_away_begin(sched *s);
@@ -58,6 +63,8 @@ status sched_move_seq(sched *s, sched_seq *q);
 /* Notes that the parked pages of an idle session are the waiting sequence's now, which continues
  * the session, if they are being moved to the host tier. */
 void sched_moves_to(sched *s, uint32_t parked, sched_seq *q);
+/* Takes n pages off the portion of this step. */
+void sched_away_spend(sched *s, uint32_t n);
 /* Whether waiting for later steps may help who lacks pages: more pages of the pool are on their way
  * to come free, or this step's portion is used up. */
 bool sched_away_frees(const sched *s);

@@ -10,8 +10,12 @@ static void copy_cells(const grain_fixture *from, uint32_t parked, grain_fixture
                        uint32_t adopted, uint32_t n)
 {
     uint32_t here[CELLS], there[CELLS];
-    assert_int_equal(pkv_parked_cells(from->kv, parked, here), n);
-    assert_int_equal(pkv_parked_cells(to->kv, adopted, there), n);
+    assert_int_equal(pkv_parked_cells(from->kv, parked, 0, n, here), n);
+    for (uint32_t i = 0; i < n;) {
+        uint32_t most = 1 + i % 7, more = pkv_parked_cells(to->kv, adopted, i, most, there + i);
+        assert_int_equal(more, most < n - i ? most : n - i);
+        i += more;
+    }
     for (uint32_t i = 0; i < n; i++)
         memcpy(to->memory[there[i]], from->memory[here[i]], sizeof to->memory[0]);
 }
@@ -20,6 +24,22 @@ static pkv_image image_of(const grain_fixture *f, uint32_t parked, pkv_image_tab
 {
     assert_true(pkv_parked_tables(f->kv, parked) <= TABLES);
     return pkv_parked_image(f->kv, parked, tables);
+}
+
+/* Takes n pages, or all, in portions of one to three. What it lacks meanwhile is available to
+ * nobody. */
+static void take_cells(grain_fixture *f, uint32_t adopted, const pkv_image *image, uint32_t n)
+{
+    uint32_t available = pkv_available(f->kv), taken = 0, now, most;
+    do {
+        most = 1 + taken % 3;
+        if (most > n - taken) most = n - taken;
+        assert_true(status_ok(pkv_adopt_some(f->kv, adopted, image, most, &now)));
+        assert_true(now <= most);
+        taken += now;
+        check_pool(f);
+        assert_int_equal(pkv_available(f->kv), available);
+    } while (now == most && taken < n);
 }
 
 /* Parks a sequence of `a` and opens it in `b`, where it grows on. */
@@ -33,6 +53,9 @@ static void move_over(grain_fixture *a, uint32_t seq, grain_fixture *b, uint32_t
     assert_true(pkv_image_fits(&a->geometry, &image));
     assert_true(pkv_image_cost(b->kv, &image) >= n);
     assert_true(status_ok(pkv_adopt(b->kv, &image, salt, false, &adopted)));
+    bool coarse = pkv_parked_tables(b->kv, adopted) < b->groups;
+    assert_int_equal(pkv_count(b->kv).used, coarse ? used + n : used);
+    take_cells(b, adopted, &image, UINT32_MAX);
     assert_int_equal(pkv_count(b->kv).used, used + n);
     check_pool(b);
     copy_cells(a, parked, b, adopted, n);
@@ -135,6 +158,76 @@ static void without_pages_nothing_changes(void **state)
     end(&b);
 }
 
+/* Adopts in b what a has of 33 tokens, three pages in each of four tables. */
+static uint32_t adopt_twelve(grain_fixture *a, grain_fixture *b, pkv_image_table *tables,
+                             pkv_image *image)
+{
+    uint32_t parked, adopted;
+    fill(a, 0, PKV_HEAD, 9, 33);
+    assert_true(status_ok(pkv_seq_park(a->kv, 0, &parked)));
+    *image = image_of(a, parked, tables);
+    assert_true(status_ok(pkv_adopt(b->kv, image, 9, false, &adopted)));
+    return adopted;
+}
+
+/* It takes no page that nobody asked it to, and gives up those that it has, and what it was
+ * promised. */
+static void it_may_be_discarded_between_portions(void **state)
+{
+    (void)state;
+    for (uint32_t taken = 0; taken < 12; taken++) {
+        grain_fixture a, b;
+        pkv_image_table tables[TABLES];
+        pkv_image image;
+        begin(&a, 2, 2, 60, 0);
+        begin(&b, 2, 2, 17, 0);
+        uint32_t adopted = adopt_twelve(&a, &b, tables, &image);
+        assert_int_equal(pkv_count(b.kv).used, 0);
+        assert_int_equal(pkv_available(b.kv), 4);
+        if (taken > 0) take_cells(&b, adopted, &image, taken);
+        assert_int_equal(pkv_count(b.kv).used, taken);
+        if (taken % 2) pkv_discard_later(b.kv, adopted);
+        else pkv_parked_discard(b.kv, adopted);
+        assert_int_equal(pkv_available(b.kv), 16 - (taken % 2 ? taken : 0));
+        check_pool(&b);
+        while (pkv_discards(b.kv) > 0) {
+            (void)pkv_discard_some(b.kv, 1);
+            check_pool(&b);
+        }
+        assert_int_equal(pkv_available(b.kv), 16);
+        end(&a);
+        end(&b);
+    }
+}
+
+/* A copy of a shared page takes one that was promised: then it says so, as often as it is asked. */
+static void others_may_take_what_was_promised(void **state)
+{
+    (void)state;
+    grain_fixture a, b;
+    pkv_image_table tables[TABLES];
+    pkv_image image;
+    uint32_t shared, n, keep[20];
+    for (uint32_t i = 0; i < 20; i++) keep[i] = i;
+    begin(&a, 2, 2, 60, 0);
+    begin(&b, 2, 2, 21, 0);
+    fill(&b, 0, PKV_HEAD, 5, 32);
+    assert_true(status_ok(pkv_seq_fork_parked(b.kv, 0, &shared)));
+    uint32_t adopted = adopt_twelve(&a, &b, tables, &image);
+    assert_int_equal(pkv_available(b.kv), 0);
+    keep[19] = 25;
+    assert_true(status_ok(pkv_seq_compact(b.kv, 0, 0, keep, 20)));
+    for (int i = 0; i < 2; i++)
+        assert_int_equal(pkv_adopt_some(b.kv, adopted, &image, 12, &n).code, STATUS_NO_PAGES);
+    check_pool(&b);
+    assert_int_equal(pkv_available(b.kv), 0);
+    pkv_parked_discard(b.kv, adopted);
+    pkv_parked_discard(b.kv, shared);
+    check_pool(&b);
+    end(&a);
+    end(&b);
+}
+
 static void images_that_no_sequence_has(void **state)
 {
     (void)state;
@@ -189,6 +282,8 @@ int main(void)
         cmocka_unit_test(slots_keep_their_positions),
         cmocka_unit_test(a_broken_pool_takes_finer_tables),
         cmocka_unit_test(without_pages_nothing_changes),
+        cmocka_unit_test(it_may_be_discarded_between_portions),
+        cmocka_unit_test(others_may_take_what_was_promised),
         cmocka_unit_test(images_that_no_sequence_has),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);

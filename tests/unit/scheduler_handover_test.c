@@ -8,7 +8,7 @@
 
 #include <cmocka.h>
 
-enum { PROMPT = 50, PAGES = 4, FIRST = 500 };
+enum { PROMPT = 50, PAGES = 4, FIRST = 500, LONG_PROMPT = 140, LONG_PAGES = 9 };
 
 /* A pool of so many blocks. */
 static sched_options pool_of(uint32_t blocks)
@@ -147,36 +147,38 @@ static void no_other_end_exports(void **state)
 
 /* ---- in -------------------------------------------------------------------------------------- */
 
-/* The export of request 1 of another scheduler: PAGES pages of PROMPT tokens. */
+/* The export of request 1 of another scheduler. */
 typedef struct arrival {
-    uint32_t tokens[PROMPT], bases[PAGES];
+    uint32_t tokens[LONG_PROMPT], bases[LONG_PAGES];
     pkv_image_table tables[2];
     sched_handed handed;
     sched_request request;
 } arrival;
 
-static void make_arrival(arrival *a)
+static void make_arrival(arrival *a, uint32_t n_tokens)
 {
-    for (uint32_t i = 0; i < PROMPT; i++) a->tokens[i] = i;
-    for (uint32_t i = 0; i < PAGES; i++) a->bases[i] = 16 * i;
+    for (uint32_t i = 0; i < LONG_PROMPT; i++) a->tokens[i] = i;
+    for (uint32_t i = 0; i < LONG_PAGES; i++) a->bases[i] = 16 * i;
     for (uint32_t i = 0; i < 2; i++)
-        a->tables[i] = (pkv_image_table){.kept = PROMPT, .bases = a->bases};
+        a->tables[i] = (pkv_image_table){.kept = n_tokens, .bases = a->bases};
     a->handed = (sched_handed){
-        .image = {.grain = PKV_LAYER, .length = PROMPT, .tables = a->tables},
+        .image = {.grain = PKV_LAYER, .length = n_tokens, .tables = a->tables},
         .tokens = a->tokens,
-        .n_tokens = PROMPT,
+        .n_tokens = n_tokens,
         .first_token = FIRST,
     };
 }
 
-static void add_taker(fixture *f, arrival *a)
+static void add_taker_of(fixture *f, arrival *a, uint32_t n_tokens)
 {
-    make_arrival(a);
+    make_arrival(a, n_tokens);
     a->handed.image.grain = pkv_grain_fit(&f->geometry, PKV_LAYER);
-    a->request = request(f, 1, 0, PROMPT, 9);
+    a->request = request(f, 1, 0, n_tokens, 9);
     a->request.handed = &a->handed;
     add(f, &a->request);
 }
+
+static void add_taker(fixture *f, arrival *a) { add_taker_of(f, a, PROMPT); }
 
 static const char *fill(fixture *f, const sched_load *load, uint32_t n)
 {
@@ -263,28 +265,122 @@ static void a_request_may_end_while_it_is_filled(void **state)
     finish(f);
 }
 
+/* Cells in use beside those of request 2, whose prompt is one token. */
+static uint32_t pages_beside(fixture *f)
+{
+    uint32_t n = 1 + describe(f, 2, 0).output_tokens;
+    return used_pages(f) - 2 * ((n + 15) / 16);
+}
+
+/* Request 1 takes a prompt over, one page a step, beside request 2. */
+static fixture *begin_portions(arrival *a, uint32_t n_tokens)
+{
+    sched_options o = pool_of(40);
+    o.hand_out_slots = 4;
+    fixture *f = begin(o);
+    sched_request b = request(f, 2, 700, 1, 200);
+    add(f, &b);
+    step(f);
+    add_taker_of(f, a, n_tokens);
+    return f;
+}
+
+/* Takes n pages of each of the two tables; then a step lists 16 cells. */
+static const sched_load *take_in_portions(fixture *f, uint32_t n_pages)
+{
+    uint32_t used = pages_beside(f);
+    for (uint32_t n = 1; n <= 2 * n_pages; n++) {
+        assert_non_null(strstr(step(f), "2@"));
+        assert_null(sched_next_load(f->s));
+        assert_int_equal(pages_beside(f), used + n);
+    }
+    for (uint32_t n = 0; n < 2 * n_pages; n += 16) {
+        assert_null(sched_next_load(f->s));
+        assert_non_null(strstr(step(f), "2@"));
+    }
+    const sched_load *load = sched_next_load(f->s);
+    assert_non_null(load);
+    assert_int_equal(load->n_cells, 2 * n_pages);
+    for (uint32_t i = 0; i < load->n_cells; i++)
+        for (uint32_t k = 0; k < i; k++) assert_int_not_equal(load->cells[i], load->cells[k]);
+    return load;
+}
+
+/* The pages of an arrival are taken in portions, between which others get their tokens. */
+static void pages_are_taken_in_portions(void **state)
+{
+    (void)state;
+    arrival a;
+    fixture *f = begin_portions(&a, LONG_PROMPT);
+    const sched_load *load = take_in_portions(f, LONG_PAGES);
+    const char *trace = fill(f, load, 1); /* its tables are opened in portions too */
+    for (uint32_t n = 0; n < 2 * LONG_PAGES && !strstr(trace, "1@"); n++) trace = step(f);
+    assert_non_null(strstr(trace, "1@140+1"));
+    end(f, 1, 0);
+    end_and_finish(f, 2);
+}
+
+/* Between two portions other requests leave it its pages: the prompt that arrives later waits. */
+static void pages_of_later_portions_are_its_own(void **state)
+{
+    (void)state;
+    arrival a;
+    sched_options o = pool_of(9);
+    o.hand_out_slots = 4;
+    fixture *f = begin(o);
+    sched_request b = request(f, 2, 700, 1, 40), c = request(f, 3, 900, 70, 2);
+    add(f, &b);
+    step(f);
+    add_taker(f, &a);
+    step(f);
+    add(f, &c);
+    for (uint32_t n = 1; n < 2 * PAGES; n++) assert_null(strstr(step(f), "3@"));
+    step(f);
+    const sched_load *load = sched_next_load(f->s);
+    assert_non_null(load);
+    end(f, 1, 0);
+    end(f, 3, 0);
+    fill(f, load, 0);
+    end_and_finish(f, 2);
+}
+
+/* A request that ends between two portions gives up what it has, in portions too. */
+static void a_request_may_end_between_portions(void **state)
+{
+    (void)state;
+    for (uint32_t taken = 1; taken <= 2 * PAGES; taken++) {
+        arrival a;
+        fixture *f = begin_portions(&a, PROMPT);
+        uint32_t used = pages_beside(f);
+        for (uint32_t n = 0; n < taken; n++) step(f);
+        assert_int_equal(pages_beside(f), used + taken);
+        end(f, 1, 0);
+        memset(&a, 0xff, sizeof a); /* it is borrowed no longer */
+        for (uint32_t n = taken; n-- > 0;) {
+            step(f);
+            assert_null(sched_next_load(f->s));
+            assert_int_equal(pages_beside(f), used + n);
+        }
+        end_and_finish(f, 2);
+    }
+}
+
 /* An arrival whose request has ended is given up in portions: here one page of a layer a step. */
 static void what_came_in_vain_goes_in_portions(void **state)
 {
     (void)state;
     arrival a;
-    sched_options o = pool_of(40);
-    o.hand_out_slots = 4;
-    fixture *f = begin(o);
-    sched_request b = request(f, 2, 700, 1, 40);
-    add(f, &b);
-    add_taker(f, &a);
-    step(f);
-    const sched_load *load = sched_next_load(f->s);
+    fixture *f = begin_portions(&a, PROMPT);
+    const sched_load *load = take_in_portions(f, PAGES);
     end(f, 1, 0);
     step(f);
-    uint32_t used = used_pages(f);
+    uint32_t used = pages_beside(f);
     fill(f, load, 0);
     for (uint32_t n = 1; n < 2 * PAGES; n++) {
-        assert_int_equal(used_pages(f), used - n);
+        assert_int_equal(pages_beside(f), used - n);
         step(f);
     }
-    assert_int_equal(used_pages(f), used - 2 * PAGES);
+    assert_int_equal(pages_beside(f), used - 2 * PAGES);
     end_and_finish(f, 2);
 }
 
@@ -321,6 +417,9 @@ int main(void)
         cmocka_unit_test(it_waits_while_the_pool_is_full),
         cmocka_unit_test(what_does_not_suit_is_computed),
         cmocka_unit_test(a_request_may_end_while_it_is_filled),
+        cmocka_unit_test(pages_are_taken_in_portions),
+        cmocka_unit_test(pages_of_later_portions_are_its_own),
+        cmocka_unit_test(a_request_may_end_between_portions),
         cmocka_unit_test(what_came_in_vain_goes_in_portions),
         cmocka_unit_test(what_was_not_filled_goes_in_portions),
     };
