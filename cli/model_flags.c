@@ -74,9 +74,10 @@ static const arg_flag flags_table[] = {
             "instruction set of the kernels (default: the best this CPU has)"),
     ARG_ROW(
         "precision", "NAME", ARG_OPTION, model_flags, precision,
-        "how exactly activations enter a product on a CPU: standard rounds them to the type that "
-        "the CPU's dot products read; high keeps 16 bits or more, and takes up to twice as long in "
-        "prefill (default: high with --dtype f32, else standard)",
+        "how exactly activations enter a product: standard rounds them to the type that the CPU's "
+        "dot products read, and on a GPU to e4m3 beside weights of e4m3 in steps of more than 128 "
+        "rows; high keeps 16 bits or more, and takes up to twice as long in prefill (default: high "
+        "with --dtype f32, else standard)",
         .options = precisions),
     ARG_ROW("kv-memory", "BYTES", ARG_BYTES, model_flags, kv_memory,
             "size of the KV page pool, such as 512M or 4G (default: with what retrieval may write "

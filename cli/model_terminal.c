@@ -82,5 +82,6 @@ void model_log(const loaded_model *m, const char *dir)
         swap, m->facts.isa, ranks, m->facts.n_threads, m->facts.n_threads == 1 ? "" : "s",
         m->facts.from_cache ? "from the cache" : "packed", (double)m->facts.load_us / 1e6,
         (double)m->open_us / 1e6);
+    if (m->facts.narrow) fprintf(stderr, "octavo: e4m3 weights: %s\n", m->facts.narrow);
     if (m->workers) workers_log(m->workers);
 }

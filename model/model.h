@@ -192,6 +192,9 @@ typedef struct backend_facts {
     uint64_t swap_bytes;    // size of the host tier, committed as it fills
     int64_t load_us;        // reading and packing the weights
     bool from_cache;        // weights came packed from the cache
+    /* How many rows are multiplied with weights that a GPU keeps as e4m3, for a log; NULL: it keeps
+     * none so. The backend owns it. */
+    const char *narrow;
 } backend_facts;
 
 /* ---- the CPU backend ------------------------------------------------------------------------- */

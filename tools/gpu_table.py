@@ -172,7 +172,7 @@ def side_by_side():
         others = [f"{n} {' '.join(f'{v:.0f}' for v in r)}" for n, r in of_peers(f"{what} {batch}").items()]
         print(f"{name + ', tokens/s':<34} {' '.join(f'{v:.0f}' for v in ours if v) or '-'}; {', '.join(others) or '-'}")
     for log in ("bench_fp8.log", "bench_int8.log", "bench_int4.log"):
-        for line in re.findall(r"^decode attention (?:64|8) x.*$|^  the products of.* (?:1|32) rows.*$", text(log), re.M):
+        for line in re.findall(r"^decode attention (?:64|8) x.*$|^  the products of.* (?:1|32) rows.*$|^  the .*fp8 .*$", text(log), re.M):
             print(f"{log[6:-4]}: {line.strip()}")
 
 

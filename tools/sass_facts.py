@@ -45,6 +45,8 @@ REGISTERS_OF_SM, REGISTER_UNIT, SYSTEM_SHARED, WARP = 65536, 256, 1024, 32
 HOT = {
     "attention_kernel": None, "wide_kernel": None, "merge_kernel": None, "few_kernel": None,
     "dequant_kernel": "CONVERT_THREADS", "convert_kernel": "CONVERT_THREADS",
+    "narrow_row_kernel": None, "narrow_group_kernel": None, "rows_kernel": "NARROW_THREADS",
+    "scale_kernel": None,
     "norm_kernel": "ROW_THREADS", "gate_kernel": "ROW_THREADS", "embed_kernel": "ROW_THREADS",
     "heads_kernel": "HEAD_THREADS", "move_kernel": "HEAD_THREADS", "argmax_kernel": None,
     "draw_kernel": None, "mask_kernel": None,

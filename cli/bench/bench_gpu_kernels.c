@@ -44,8 +44,9 @@ static const size_t rows_list[] = {1, 2, 4, 8, 32, 128, 2048, 16384};
 enum { SHAPES = sizeof shapes / sizeof *shapes, ROWS = sizeof rows_list / sizeof *rows_list };
 enum { LAYERS = 32, COLD_ROWS = 256 /* products of more rows read W often: one copy will do */ };
 
+/* narrow: x is rounded to e4m3, too. */
 static double bench_product(bench_gpu *b, const bench_gpu_kernels_options *o, const matrix_shape *s,
-                            size_t m)
+                            size_t m, bool narrow)
 {
     multiplying p = {.b = b, .m = m};
     p.w = (gpu_matrix){.n = s->n / b->divide,
@@ -62,12 +63,15 @@ static double bench_product(bench_gpu *b, const bench_gpu_kernels_options *o, co
     p.w.data = bench_gpu_alloc(b, p.copies * gpu_matrix_bytes(&p.w), true);
     if (o->bits) p.w.scales = bench_gpu_alloc(b, p.copies * gpu_scale_bytes(&p.w), true);
     p.x = bench_gpu_alloc(b, m * k * element, true);
-    p.y = bench_gpu_alloc(b, m * n * element, false);
-    p.scratch = bench_gpu_alloc(b, gpu_product_scratch(&p.w), false);
+    p.y = bench_gpu_alloc(b, gpu_product_rows(m) * n * element, false);
+    p.scratch = bench_gpu_alloc(b, gpu_product_scratch(&p.w, m), false);
+    b->api->set_narrow(b->g, narrow);
     double us = bench_gpu_time(b, multiply_once, &p, m > COLD_ROWS ? 10 : 50);
+    b->api->set_narrow(b->g, false);
     char name[96];
     snprintf(name, sizeof name, "%s %zu x %zu by %zu rows%s", s->name, n, k, m,
-             o->is_float    ? ", fp8"
+             narrow         ? ", fp8 x fp8"
+             : o->is_float  ? ", fp8"
              : o->bits == 8 ? ", int8"
              : o->bits == 4 ? ", int4"
                             : "");
@@ -84,11 +88,32 @@ static void bench_products(bench_gpu *b, const bench_gpu_kernels_options *o)
     for (size_t r = 0; r < ROWS && rows_list[r] <= o->most_rows; r++)
         for (size_t i = 0; i < SHAPES; i++) {
             size_t m = b->divide > 1 && rows_list[r] > 128 ? 130 : rows_list[r];
-            us[r] += bench_product(b, o, &shapes[i], m);
+            us[r] += bench_product(b, o, &shapes[i], m, false);
         }
     for (size_t r = 0; r < ROWS && rows_list[r] <= o->most_rows && bench_gpu_is_well(b); r++)
         printf("  the products of %d such layers, %zu rows: %.2f ms\n", LAYERS, rows_list[r],
                us[r] * LAYERS * 1e-3);
+}
+
+/* Products of many rows with e4m3 weights, x in 16 bits and in 8. */
+static void bench_narrow(bench_gpu *b, const bench_gpu_kernels_options *o)
+{
+    static const size_t rows[] = {256, 2048, 8192};
+    if (!o->is_float) return;
+    if (!b->facts.narrow_groups) {
+        printf("  the device and its library multiply no fp8 by fp8 with scales of 128 columns\n");
+        return;
+    }
+    for (size_t r = 0; r < sizeof rows / sizeof *rows && rows[r] <= o->most_rows; r++) {
+        double us[2] = {0.0, 0.0};
+        size_t m = b->divide > 1 ? 132 : rows[r];
+        for (size_t i = 0; i < SHAPES; i++)
+            for (int narrow = 0; narrow < 2; narrow++)
+                us[narrow] += bench_product(b, o, &shapes[i], m, narrow);
+        if (bench_gpu_is_well(b))
+            printf("  the products of %d such layers, %zu rows: %.2f ms, fp8 x fp8: %.2f ms\n",
+                   LAYERS, rows[r], us[0] * LAYERS * 1e-3, us[1] * LAYERS * 1e-3);
+    }
 }
 
 /* ---- attention ------------------------------------------------------------------------------- */
@@ -428,6 +453,7 @@ status bench_gpu_kernels(bench_gpu *b, const bench_gpu_kernels_options *o, error
     printf("%-44s %13s %13s of copy %15s of product\n", "", "", "", "");
     bench_attentions(b, o->kv);
     bench_products(b, o);
+    bench_narrow(b, o);
     bench_rows(b);
     return bench_gpu_status(b, err);
 }

@@ -12,27 +12,16 @@
 #ifndef KERNELS_CUDA_CUDA_KERNELS_H
 #define KERNELS_CUDA_CUDA_KERNELS_H
 
-#include <stdbool.h>
-#include <stddef.h>
-#include <stdint.h>
+#include "kernels/cuda/cuda_products.h"
 
 #ifdef __cplusplus
 extern "C" {
 #endif
 
-/* Marks functions that kernels call too. */
-#ifdef __CUDACC__
-#define GPU_INLINE inline __host__ __device__
-#else
-#define GPU_INLINE inline
-#endif
-
 /* Rises with every change below: a plugin of another version is refused. */
-enum { GPU_API_VERSION = 18 };
+enum { GPU_API_VERSION = 19 };
 
 typedef enum gpu_status { GPU_OK, GPU_NO_MEMORY, GPU_UNSUPPORTED, GPU_LOST } gpu_status;
-
-typedef enum gpu_type { GPU_F32, GPU_BF16, GPU_F16, GPU_TYPES } gpu_type;
 
 typedef enum gpu_kv_format {
     GPU_KV_BF16,
@@ -60,40 +49,10 @@ typedef struct gpu_facts {
     uint32_t compute; /* 90 = 9.0 */
     uint64_t bytes, free_bytes;
     size_t shared_bytes; /* most that a block may have: 99 KB where compute is 86, 89 or 120 */
+    /* Whether the device and its library multiply e4m3 by e4m3 (set_narrow), with a scale for each
+     * row of both, and for each 128 columns of a row. */
+    bool narrow_rows, narrow_groups;
 } gpu_facts;
-
-/* ---- weights --------------------------------------------------------------------------------- */
-
-/* W [n, k]. bits 0: elements of `type`, row by row. Quantised: integers or e4m3 floats in tiles
- * (quant.cuh), and `scales` for each row and group of columns: 16 bits for integers, f32 for
- * floats. gpu_matrix_bytes and gpu_scale_bytes give the sizes of both. */
-typedef struct gpu_matrix {
-    void *data, *scales;
-    size_t n, k;
-    gpu_type type;       /* quantised: type of the operands of products */
-    uint8_t bits, group; /* 8 or 4, and 32, 64 or 128; of floats also 0: all columns */
-    bool is_float;       /* bits is 8 */
-} gpu_matrix;
-
-static GPU_INLINE size_t gpu_tile_columns(uint8_t bits) { return bits == 4 ? 64 : 32; }
-/* Groups of a row, including those that pad its last tile. */
-static GPU_INLINE size_t gpu_groups(const gpu_matrix *w)
-{
-    size_t columns = gpu_tile_columns(w->bits), all = (w->k + columns - 1) / columns * columns;
-    return w->group ? (all + w->group - 1) / w->group : 1;
-}
-static GPU_INLINE size_t gpu_matrix_bytes(const gpu_matrix *w)
-{
-    if (w->bits == 0) return w->n * w->k * (w->type == GPU_F32 ? 4 : 2);
-    size_t columns = gpu_tile_columns(w->bits), tiles = (w->k + columns - 1) / columns;
-    return (w->n + 15) / 16 * tiles * 512;
-}
-static GPU_INLINE size_t gpu_scale_bytes(const gpu_matrix *w)
-{
-    return w->bits ? (w->n + 15) / 16 * 16 * gpu_groups(w) * (w->is_float ? 4 : 2) : 0;
-}
-
-static GPU_INLINE size_t gpu_type_bytes(gpu_type t) { return t == GPU_F32 ? 4 : 2; }
 
 /* ---- experts --------------------------------------------------------------------------------- */
 
@@ -117,12 +76,12 @@ typedef struct gpu_experts {
     const float *switches;    /* [n_rows]: out holds the shared expert's result, whose weights
                                  are their sigmoids. NULL: out is overwritten. */
     float *out;               /* [n_rows, hidden] */
-    /* Scratch of entries = n_rows * of_row: */
+    /* Scratch of entries = n_rows * of_row; `wide` and `part` have room for gpu_product_rows: */
     void *picked;     /* [entries, hidden] operands */
     void *wide, *act; /* [entries, 2 ffn] and [entries, ffn] operands */
     float *part;      /* [entries, hidden] */
     uint32_t *words;  /* gpu_expert_words */
-    void *scratch;    /* gpu_product_scratch of the larger matrix */
+    void *scratch;    /* gpu_product_scratch of n_rows and the larger matrix */
 } gpu_experts;
 
 /* The most tiles that n_rows rows can have. */
@@ -570,6 +529,10 @@ typedef struct gpu_api {
     /* On: a row's products do not depend on how many rows there are, which slows products of few
      * rows. Rows of attention do not either where all are prefill tiles. */
     void (*set_invariant)(gpu *g, bool on);
+    /* On: products of many rows with e4m3 weights round x to e4m3 too, where the device and the
+     * library multiply these. x has a scale for each row, or for each 128 columns of it where W
+     * has. Off at first; set_invariant turns it off in effect. */
+    void (*set_narrow)(gpu *g, bool on);
 
     gpu_status (*alloc)(gpu *g, size_t bytes, void **out); /* zeroed */
     void (*release)(gpu *g, void *device);
@@ -602,7 +565,8 @@ typedef struct gpu_api {
     gpu_status (*unpack)(gpu *g, const void *packed, const gpu_matrix *w);
     /* y [m, n] of y_type = x [m, k] * W^T; x has w->type, and x and y have no gaps. Few and many
      * rows take different paths, so a row's value may differ by rounding. scratch:
-     * gpu_product_scratch. */
+     * gpu_product_scratch of as many rows or more. y has room for gpu_product_rows(m) rows; those
+     * behind m may be written. */
     gpu_status (*product)(gpu *g, const gpu_matrix *w, const void *x, size_t m, void *y,
                           gpu_type y_type, void *scratch);
 
@@ -678,12 +642,6 @@ typedef struct gpu_api {
     gpu_status (*replay)(gpu *g, gpu_graph *graph);
     void (*forget)(gpu_graph *graph); /* no replay of it may be running */
 } gpu_api;
-
-/* Bytes of scratch that a product with w needs: a whole matrix of operands when w is quantised. */
-static inline size_t gpu_product_scratch(const gpu_matrix *w)
-{
-    return w->bits ? w->n * w->k * 2 : 0;
-}
 
 /* The plugin's only symbol: NULL where the versions differ. */
 typedef const gpu_api *gpu_api_fn(uint32_t version);

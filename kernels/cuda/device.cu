@@ -1,53 +1,11 @@
-/* A GPU: memory, copies, the stream, the library's products, and the plugin's table. */
+/* A GPU: memory, copies, the stream, and the plugin's table. */
 #include "kernels/cuda/cuda_sums.h"
-#include "kernels/cuda/simt.cuh"
-
-#include <cublasLt.h>
+#include "kernels/cuda/device.cuh"
 
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <unistd.h>
-
-enum {
-    WORKSPACE_BYTES = 32 << 20,
-    ALGORITHMS = 512, /* algorithms of the library that are remembered, by shape */
-};
-
-/* The library's algorithm for one shape. m is part of the shape, because the best algorithm depends
- * on it; it is rounded, because asking is slow and steps have every number of rows. */
-typedef struct algorithm {
-    size_t n, k, m;
-    gpu_type type, y_type;
-    uint32_t alignment; /* in bytes, of all three: rows of experts begin anywhere */
-    bool known;
-    cublasLtMatmulAlgo_t algo;
-} algorithm;
-
-struct gpu {
-    int ordinal;
-    uint32_t n_sms;
-    cudaStream_t stream;
-    cublasLtHandle_t library;
-    void *workspace;
-    cudaEvent_t events[2]; /* of gpu_mark and gpu_elapsed */
-    cudaEvent_t notes[2];
-    cudaStream_t copies[2];         /* the lanes UP and DOWN */
-    cudaEvent_t reached[GPU_LANES]; /* of gpu_order: how far a lane has come */
-    bool invariant;
-    char why[256];
-    algorithm algorithms[ALGORITHMS];
-};
-
-/* Makes the gpu's device current: the first thing that every function which calls CUDA does. The
- * current device belongs to the thread, the thread that opened the gpu need not be the one that
- * uses it, and launches, memory and events go to the current device. */
-static void enter(const gpu *g)
-{
-    int current;
-    if (cudaGetDevice(&current) == cudaSuccess && current == g->ordinal) return;
-    (void)cudaSetDevice(g->ordinal); /* the next call shows a failure */
-}
 
 cudaStream_t gpu_stream(const gpu *g)
 {
@@ -134,6 +92,7 @@ static gpu_status set_up(gpu *g, uint32_t ordinal, gpu_facts *facts)
     facts->bytes = bytes;
     facts->free_bytes = free_bytes;
     facts->shared_bytes = p.sharedMemPerBlockOptin;
+    gpu_probe_library(g, facts);
     return GPU_OK;
 }
 
@@ -159,9 +118,12 @@ static const char *gpu_why(const gpu *g) { return g->why; }
 static void gpu_set_invariant(gpu *g, bool on)
 {
     g->invariant = on;
-    for (int i = 0; i < ALGORITHMS; i++) g->algorithms[i].known = false;
+    for (int i = 0; i < ALGORITHMS; i++) g->algorithms[i].state = ALGORITHM_UNKNOWN;
 }
 bool gpu_is_invariant(const gpu *g) { return g->invariant; }
+
+static void gpu_set_narrow(gpu *g, bool on) { g->narrow = on; }
+bool gpu_is_narrow(const gpu *g) { return g->narrow; }
 
 /* ---- memory ---------------------------------------------------------------------------------- */
 
@@ -445,150 +407,6 @@ gpu_status gpu_read(gpu *g, void *host, const void *device, size_t bytes)
 {
     gpu_status s = gpu_copy_out(g, host, device, bytes);
     return s == GPU_OK ? gpu_wait(g) : s;
-}
-
-/* ---- products by the library ----------------------------------------------------------------- */
-
-static cudaDataType_t data_type(gpu_type t)
-{
-    return t == GPU_BF16 ? CUDA_R_16BF : t == GPU_F16 ? CUDA_R_16F : CUDA_R_32F;
-}
-
-/* In invariant mode, algorithms are those for this many rows, however many there are. */
-enum { INVARIANT_ROWS = 128 };
-
-/* Rounds m above 64 up to the next of eight steps between powers of two. */
-static size_t rounded_rows(const gpu *g, size_t m)
-{
-    size_t step = 8;
-    if (g->invariant) return INVARIANT_ROWS;
-    while (step * 16 <= m) step *= 2;
-    return m <= 64 ? m : (m + step - 1) / step * step;
-}
-
-typedef struct shapes {
-    cublasLtMatmulDesc_t product;
-    cublasLtMatrixLayout_t w, x, y;
-} shapes;
-
-static void forget_shapes(shapes *s)
-{
-    if (s->product) cublasLtMatmulDescDestroy(s->product);
-    if (s->w) cublasLtMatrixLayoutDestroy(s->w);
-    if (s->x) cublasLtMatrixLayoutDestroy(s->x);
-    if (s->y) cublasLtMatrixLayoutDestroy(s->y);
-}
-
-/* The library stores matrices by columns: y^T [n, m] = (W^T)^T [n, k] x^T [k, m]. */
-static cublasStatus_t make_shapes(const algorithm *c, size_t m, shapes *s)
-{
-    cublasOperation_t transposed = CUBLAS_OP_T;
-    cudaDataType_t type = data_type(c->type);
-    cublasStatus_t e = cublasLtMatmulDescCreate(&s->product, CUBLAS_COMPUTE_32F, CUDA_R_32F);
-    if (e == CUBLAS_STATUS_SUCCESS)
-        e = cublasLtMatmulDescSetAttribute(s->product, CUBLASLT_MATMUL_DESC_TRANSA, &transposed,
-                                           sizeof transposed);
-    if (e == CUBLAS_STATUS_SUCCESS)
-        e = cublasLtMatrixLayoutCreate(&s->w, type, c->k, c->n, (int64_t)c->k);
-    if (e == CUBLAS_STATUS_SUCCESS)
-        e = cublasLtMatrixLayoutCreate(&s->x, type, c->k, m, (int64_t)c->k);
-    if (e == CUBLAS_STATUS_SUCCESS)
-        e = cublasLtMatrixLayoutCreate(&s->y, data_type(c->y_type), c->n, m, (int64_t)c->n);
-    return e;
-}
-
-/* Asks the library for the algorithm of a shape, with c->m rows; once for each shape. */
-static cublasStatus_t find_algorithm(gpu *g, algorithm *c)
-{
-    shapes s = {NULL, NULL, NULL, NULL};
-    cublasLtMatmulPreference_t wish = NULL;
-    cublasLtMatmulHeuristicResult_t best;
-    size_t workspace = WORKSPACE_BYTES;
-    int found = 0;
-    uint32_t no_split = CUBLASLT_REDUCTION_SCHEME_NONE;
-    cublasStatus_t e = make_shapes(c, c->m, &s);
-    if (e == CUBLAS_STATUS_SUCCESS) e = cublasLtMatmulPreferenceCreate(&wish);
-    if (e == CUBLAS_STATUS_SUCCESS)
-        e = cublasLtMatmulPreferenceSetAttribute(wish, CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES,
-                                                 &workspace, sizeof workspace);
-    const cublasLtMatmulPreferenceAttributes_t aligned[] = {
-        CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_A_BYTES, CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_B_BYTES,
-        CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_C_BYTES, CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_D_BYTES};
-    for (int i = 0; i < 4 && e == CUBLAS_STATUS_SUCCESS; i++)
-        e = cublasLtMatmulPreferenceSetAttribute(wish, aligned[i], &c->alignment,
-                                                 sizeof c->alignment);
-    if (e == CUBLAS_STATUS_SUCCESS && g->invariant)
-        e = cublasLtMatmulPreferenceSetAttribute(wish, CUBLASLT_MATMUL_PREF_REDUCTION_SCHEME_MASK,
-                                                 &no_split, sizeof no_split);
-    if (e == CUBLAS_STATUS_SUCCESS)
-        e = cublasLtMatmulAlgoGetHeuristic(g->library, s.product, s.w, s.x, s.y, s.y, wish, 1,
-                                           &best, &found);
-    if (wish) cublasLtMatmulPreferenceDestroy(wish);
-    forget_shapes(&s);
-    if (e != CUBLAS_STATUS_SUCCESS) return e;
-    if (found == 0) return CUBLAS_STATUS_NOT_SUPPORTED;
-    c->algo = best.algo;
-    c->known = true;
-    return e;
-}
-
-/* The alignment of all operands in bytes. In invariant mode it is at most 16, so that an expert's
- * result does not depend on the rows it has. */
-static uint32_t alignment_of(const gpu *g, const void *w, const void *x, const void *y)
-{
-    uintptr_t all = (uintptr_t)w | (uintptr_t)x | (uintptr_t)y | (g->invariant ? 16 : 256);
-    return (uint32_t)(all & ~(all - 1));
-}
-
-static algorithm *algorithm_of(gpu *g, const algorithm *c)
-{
-    size_t hash = c->n * 31 + c->k * 17 + c->m * 0x9e3779b1u + (size_t)c->y_type + c->alignment;
-    algorithm *at = &g->algorithms[(hash ^ hash >> 15) % ALGORITHMS];
-    if (at->known && at->n == c->n && at->k == c->k && at->m == c->m && at->type == c->type &&
-        at->y_type == c->y_type && at->alignment == c->alignment)
-        return at;
-    *at = *c;
-    return at;
-}
-
-static cublasStatus_t run_algorithm(gpu *g, const algorithm *c, const gpu_matrix *w, const void *x,
-                                    size_t m, void *y)
-{
-    shapes s = {NULL, NULL, NULL, NULL};
-    const float one = 1.0f, zero = 0.0f;
-    cublasStatus_t e = make_shapes(c, m, &s);
-    if (e == CUBLAS_STATUS_SUCCESS)
-        e = cublasLtMatmul(g->library, s.product, &one, w->data, s.w, x, s.x, &zero, y, s.y, y, s.y,
-                           &c->algo, g->workspace, WORKSPACE_BYTES, g->stream);
-    forget_shapes(&s);
-    return e;
-}
-
-gpu_status gpu_library_product(gpu *g, const gpu_matrix *w, const void *x, size_t m, void *y,
-                               gpu_type y_type)
-{
-    algorithm wanted = algorithm();
-    wanted.n = w->n;
-    wanted.k = w->k;
-    wanted.m = rounded_rows(g, m);
-    wanted.type = w->type;
-    wanted.y_type = y_type;
-    wanted.alignment = alignment_of(g, w->data, x, y);
-    enter(g);
-    algorithm *c = algorithm_of(g, &wanted);
-    cublasStatus_t e = CUBLAS_STATUS_SUCCESS;
-    if (!c->known) e = find_algorithm(g, c);
-    if (e == CUBLAS_STATUS_SUCCESS) e = run_algorithm(g, c, w, x, m, y);
-    /* An algorithm for more rows may not support m rows. */
-    if (e != CUBLAS_STATUS_SUCCESS && wanted.m != m && !g->invariant) {
-        wanted.m = m;
-        e = find_algorithm(g, &wanted);
-        if (e == CUBLAS_STATUS_SUCCESS) e = run_algorithm(g, &wanted, w, x, m, y);
-    }
-    if (e == CUBLAS_STATUS_SUCCESS) return gpu_launched(g, "product");
-    snprintf(g->why, sizeof g->why, "product [%zu, %zu] by [%zu, %zu]: cublasLt returned %d", m,
-             w->k, w->n, w->k, (int)e);
-    return e == CUBLAS_STATUS_NOT_SUPPORTED ? GPU_UNSUPPORTED : GPU_LOST;
 }
 
 #include "kernels/cuda/table.inc"

@@ -1,10 +1,10 @@
 /* Products with weights. Few rows: reading W is the cost, so W is read as it lies, integers
  * and e4m3 floats included. Many rows: the library multiplies, and those become operands first. */
+#include "kernels/cuda/narrow.cuh"
 #include "kernels/cuda/quant.cuh"
 
 enum {
-    FEW_ROWS = 8,         /* with W in operands: for more rows x is read about as often as W */
-    FEW_ROWS_QUANT = 128, /* with W quantised: for more rows operands cost less than passes */
+    FEW_ROWS = 8, /* with W in operands: for more rows x is read about as often as W */
     CONVERT_THREADS = 256,
     PANEL = 16, /* kernels.h */
 };
@@ -168,9 +168,13 @@ gpu_status gpu_product(gpu *g, const gpu_matrix *w, const void *x, size_t m, voi
 {
     if (m == 0) return GPU_OK;
     bool invariant = gpu_is_invariant(g);
-    size_t few = w->bits ? FEW_ROWS_QUANT : FEW_ROWS;
+    size_t few = w->bits ? (size_t)GPU_FEW_QUANT_ROWS : (size_t)FEW_ROWS;
     if (gpu_takes_few(w) && m <= few && !invariant) return gpu_few_product(g, w, x, m, y, y_type);
     if (w->bits == 0) return gpu_library_product(g, w, x, m, y, y_type);
+    if (!invariant && gpu_takes_narrow(g, w)) {
+        gpu_status narrow = gpu_narrow_product(g, w, x, m, y, y_type, scratch);
+        if (narrow != GPU_UNSUPPORTED) return narrow;
+    }
     gpu_status s =
         w->type == GPU_BF16 ? dequant(g, w, (bf16 *)scratch) : dequant(g, w, (f16 *)scratch);
     gpu_matrix whole = *w;

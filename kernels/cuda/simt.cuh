@@ -363,6 +363,7 @@ gpu_status gpu_library_product(gpu *g, const gpu_matrix *w, const void *x, size_
 void gpu_allow_shared(gpu *g, const void *kernel, size_t bytes);
 uint32_t gpu_sms(const gpu *g);
 bool gpu_is_invariant(const gpu *g);
+bool gpu_is_narrow(const gpu *g);
 /* Copies to the host and waits. */
 gpu_status gpu_read(gpu *g, void *host, const void *device, size_t bytes);
 

@@ -71,6 +71,7 @@ typedef struct backend_cuda {
     comm *meeting;     /* this rank's own, where ranks in threads have a GPU each; or NULL */
     char trouble[320]; /* the message of the last result that failed by the device */
     bool invariant;    /* a sequence is computed the same way in every batch */
+    char narrow[128];  /* backend_facts.narrow */
     thread_pool *pool;
     cuda_weights weights;
     gpu_pages pages;
@@ -142,6 +143,12 @@ status cuda_make_pages(backend_cuda *b, const backend_options *o, error *err);
 size_t cuda_sums_of_page(const backend_cuda *b);
 /* Loads to the device the weights in host memory; measuring passes their shapes alone. */
 status cuda_send_weights(backend_cuda *b, const model_weights *w, error *err);
+
+/* ---- narrow.c -------------------------------------------------------------------------------- */
+
+/* Lets the device multiply e4m3 weights by e4m3 activations where the options do, and says in
+ * b->narrow what becomes of them. Called when the weights are on the device. */
+void cuda_narrow(backend_cuda *b, const backend_options *o);
 
 /* ---- step.c ---------------------------------------------------------------------------------- */
 

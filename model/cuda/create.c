@@ -309,6 +309,7 @@ status cuda_make_parts(backend_cuda *b, const backend_cuda_options *options, cud
     int64_t start = clock_now_us();
     RETURN_IF_ERROR(load(b, o, err));
     b->facts.load_us = clock_now_us() - start;
+    cuda_narrow(b, o);
     b->weight_bytes = b->device.allocated;
     /* Attention's tiles follow from it, and steps must have one shape on all ranks. */
     status s = cuda_smallest(&b->device, &b->device.facts.n_sms);
@@ -411,6 +412,7 @@ status backend_cuda_create(const backend_cuda_options *options, backend *out, er
     b->facts.pool_bytes = b->pool_bytes;
     b->facts.host_bytes = b->window ? cuda_window_host_bytes(b->window) : 0;
     b->facts.swap_bytes = b->host_cells.n * b->pages.page_bytes;
+    if (b->narrow[0]) b->facts.narrow = b->narrow;
     *out = (backend){&cuda_ops, b};
     return STATUS_IS_OK;
 }

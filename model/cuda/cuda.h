@@ -110,8 +110,7 @@ typedef struct cuda_weights {
     float embed_scale;
     cuda_layer *layers;
     uint32_t n_layers;
-    size_t scratch; /* bytes of scratch that the largest product needs */
-    void **blocks;  /* everything on the device */
+    void **blocks; /* everything on the device */
     size_t n_blocks;
 } cuda_weights;
 

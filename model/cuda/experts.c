@@ -23,7 +23,8 @@ typedef struct buffer {
 static void list_buffers(cuda_experts *e, size_t rows, size_t ffn, buffer out[BUFFERS])
 {
     const model_config *c = e->config;
-    size_t entries = rows * c->experts_per_token, f32 = sizeof(float), hidden = c->hidden;
+    size_t entries = gpu_product_rows(rows * c->experts_per_token), f32 = sizeof(float),
+           hidden = c->hidden;
     size_t words = gpu_expert_words(rows, c->experts_per_token, c->n_experts);
     const buffer all[] = {
         {&e->logits, rows * c->n_experts * f32}, {&e->switches, rows * f32},

@@ -28,10 +28,29 @@ typedef struct buffer {
 
 enum { BUFFERS = 18 };
 
+/* Bytes of scratch that the largest product of a step needs. */
+static size_t largest_scratch(const cuda_forward *f)
+{
+    const cuda_weights *w = f->o.weights;
+    size_t most = gpu_product_scratch(&w->head, CUDA_LOGIT_ROWS);
+    for (uint32_t l = 0; l < f->o.config->n_layers; l++) {
+        const cuda_layer *of = &w->layers[l];
+        const gpu_matrix *all[] = {&of->qkv,        &of->o,           &of->gate_up,
+                                   &of->down,       &of->router,      &of->shared_switch,
+                                   &of->experts_up, &of->experts_down};
+        for (size_t i = 0; i < sizeof all / sizeof *all; i++) {
+            size_t bytes = all[i]->n ? gpu_product_scratch(all[i], f->o.max_rows) : 0;
+            if (bytes > most) most = bytes;
+        }
+    }
+    return most;
+}
+
 static size_t list_buffers(cuda_forward *f, buffer out[BUFFERS])
 {
     const model_config *c = f->o.config;
-    size_t rows = f->o.max_rows, f32 = sizeof(float), hidden = c->hidden, dim = c->head_dim;
+    size_t rows = gpu_product_rows(f->o.max_rows), f32 = sizeof(float), hidden = c->hidden,
+           dim = c->head_dim;
     bool local = c->family->local_theta != 0.0;
     size_t tiles = cuda_forward_tiles(f, f->o.max_seqs);
     size_t partial = gpu_partial_floats(tiles, GPU_DECODE_ROWS, c->n_kv_heads, dim);
@@ -54,7 +73,7 @@ static size_t list_buffers(cuda_forward *f, buffer out[BUFFERS])
         {&f->cut_partial, cut * f32},
         {&f->logits, (size_t)CUDA_LOGIT_ROWS * f->o.weights->head.n * f32},
         {&f->picked, (size_t)CUDA_LOGIT_ROWS * hidden * f32},
-        {&f->scratch, f->o.weights->scratch},
+        {&f->scratch, largest_scratch(f)},
     };
     _Static_assert(sizeof all / sizeof *all == BUFFERS, "a row for each");
     for (size_t i = 0; i < BUFFERS; i++) out[i] = all[i];

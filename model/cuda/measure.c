@@ -63,6 +63,7 @@ static const gpu_api counting = {
     .version = GPU_API_VERSION,
     .why = no_failure,
     .set_invariant = nothing_to_set,
+    .set_narrow = nothing_to_set,
     .alloc = no_memory_needed,
     .release = nothing_to_release,
     .alloc_host = no_memory_needed,

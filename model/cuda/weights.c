@@ -50,8 +50,6 @@ static status take_matrix(loader *l, const kern_matrix *m, size_t copies, gpu_ma
     if (out->bits && out->type == GPU_F32) out->type = GPU_BF16;
     RETURN_IF_ERROR(take_block(l, copies * gpu_matrix_bytes(out), &out->data));
     if (out->bits) RETURN_IF_ERROR(take_block(l, copies * gpu_scale_bytes(out), &out->scales));
-    size_t scratch = gpu_product_scratch(out);
-    if (scratch > l->w->scratch) l->w->scratch = scratch;
     return STATUS_IS_OK;
 }
 

@@ -14,6 +14,7 @@ typedef struct check {
     thread_pool *pool;
     rng random;
     uint32_t n_sms, compute;
+    bool narrow_rows, narrow_groups; /* of gpu_facts */
     bool small; /* shapes for slow tools: compute-sanitizer, a GPU that is a CPU */
     unsigned n, n_failed;
 } check;
@@ -58,6 +59,7 @@ void check_forget_weights(check *c, weights *w, bool device);
 
 void check_rows(check *c);
 void check_products(check *c);
+void check_narrows(check *c);
 void check_pages(check *c);
 void check_wide(check *c);
 void check_sample(check *c);

@@ -134,8 +134,8 @@ static void check_product(check *c, weights *w, size_t m, gpu_type y_type)
     check_narrow(x, m * k, w->gpu.type, raw);
     check_widen(raw, m * k, w->gpu.type, x);
     void *dx = check_device(c, raw, m * k * gpu_type_bytes(w->gpu.type));
-    void *dy = check_output(c, m * n * 4);
-    void *scratch = check_output(c, gpu_product_scratch(&w->gpu));
+    void *dy = check_output(c, gpu_product_rows(m) * n * 4);
+    void *scratch = check_output(c, gpu_product_scratch(&w->gpu, m));
     check_ok(c, c->api->product(c->g, &w->gpu, dx, m, dy, y_type, scratch));
     check_fetch(c, raw, dy, m * n * gpu_type_bytes(y_type));
     check_widen(raw, m * n, y_type, got);
@@ -164,8 +164,8 @@ static void check_invariant(check *c, const weights *w)
     check_fill(c, x, MOST * k);
     check_narrow(x, MOST * k, w->gpu.type, raw);
     void *dx = check_device(c, raw, MOST * k * gpu_type_bytes(w->gpu.type));
-    void *dy = check_output(c, MOST * n * 4);
-    void *scratch = check_output(c, gpu_product_scratch(&w->gpu));
+    void *dy = check_output(c, gpu_product_rows(MOST) * n * 4);
+    void *scratch = check_output(c, gpu_product_scratch(&w->gpu, MOST));
     c->api->set_invariant(c->g, true);
     check_ok(c, c->api->product(c->g, &w->gpu, dx, MOST, dy, GPU_F32, scratch));
     check_fetch(c, due, dy, MOST * n * 4);
@@ -327,12 +327,12 @@ static void check_experts(check *c, const sparse *s)
                      .switches = s->shared ? check_device(c, switches, s->rows * 4) : NULL,
                      .out = check_device(c, got, n * 4),
                      .picked = check_output(c, entries * s->hidden * 2),
-                     .wide = check_output(c, entries * 2 * s->ffn * 2),
+                     .wide = check_output(c, gpu_product_rows(entries) * 2 * s->ffn * 2),
                      .act = check_output(c, entries * s->ffn * 2),
-                     .part = check_output(c, entries * s->hidden * 4),
+                     .part = check_output(c, gpu_product_rows(entries) * s->hidden * 4),
                      .words =
                          check_output(c, gpu_expert_words(s->rows, s->of_row, s->n_experts) * 4),
-                     .scratch = check_output(c, gpu_product_scratch(&up))};
+                     .scratch = check_output(c, gpu_product_scratch(&up, s->rows))};
     check_ok(c, c->api->experts(c->g, &e));
     check_fetch(c, got, e.out, n * 4);
     char name[96];

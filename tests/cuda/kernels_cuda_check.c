@@ -137,11 +137,40 @@ static const struct {
     const char *name;
     void (*check)(check *c);
 } groups[] = {
-    {"rows", check_rows},   {"products", check_products}, {"pages", check_pages},
-    {"wide", check_wide},   {"sample", check_sample},     {"retrieve", check_retrieve},
-    {"ranks", check_ranks},
+    {"rows", check_rows},         {"products", check_products}, {"narrow", check_narrows},
+    {"pages", check_pages},       {"wide", check_wide},         {"sample", check_sample},
+    {"retrieve", check_retrieve}, {"ranks", check_ranks},
 };
 enum { GROUPS = sizeof groups / sizeof groups[0] };
+
+static gpu_facts open_device(check *c)
+{
+    gpu_facts facts;
+    char why[256];
+    if (c->api->open(0, &c->g, &facts, why, sizeof why) != GPU_OK) give_up("device 0", why);
+    c->n_sms = facts.n_sms;
+    c->compute = facts.compute;
+    c->narrow_rows = facts.narrow_rows;
+    c->narrow_groups = facts.narrow_groups;
+    return facts;
+}
+
+#ifdef OCTAVO_SIMT
+/* Products of e4m3 on the devices that have fewer of them. */
+static void check_other_devices(check *c, const char *only)
+{
+    static const uint32_t computes[] = {80, 89};
+    gpu *first = c->g;
+    if (only && strcmp(only, "narrow") != 0) return;
+    for (size_t i = 0; i < sizeof computes / sizeof *computes; i++) {
+        simt_have_compute(computes[i]);
+        open_device(c);
+        check_narrows(c);
+        c->api->close(c->g);
+    }
+    c->g = first;
+}
+#endif
 
 int main(int argc, char **argv)
 {
@@ -157,22 +186,21 @@ int main(int argc, char **argv)
 #ifdef OCTAVO_SIMT
     simt_have_compute(90); /* the kernels that only it has, too */
 #endif
-    gpu_facts facts;
-    char why[256];
     error err;
     (void)setvbuf(stdout, NULL, _IOLBF, 0); /* a process that is killed has printed its rows */
-    if (c.api->open(0, &c.g, &facts, why, sizeof why) != GPU_OK) give_up("device 0", why);
+    gpu_facts facts = open_device(&c);
     thread_pool_options threads = {.n_threads = cpu_count_allowed()};
     if (!status_ok(thread_pool_create(&threads, &c.pool))) give_up("threads", "none");
     kern_options options = {.pool = c.pool, .isa = "ref"};
     if (!status_ok(kern_create(&options, &c.ref, &err))) give_up("reference", err.text);
     c.random = rng_seed(1);
-    c.n_sms = facts.n_sms;
-    c.compute = facts.compute;
     printf("%s, %u multiprocessors, compute %u; mean squared difference to the CPU's reference\n",
            facts.name, facts.n_sms, facts.compute);
     for (int i = 0; i < GROUPS; i++)
         if (!only || strcmp(only, groups[i].name) == 0) groups[i].check(&c);
+#ifdef OCTAVO_SIMT
+    check_other_devices(&c, only);
+#endif
     printf("%s: %u of %u pass\n", c.n_failed ? "FAIL" : "PASS", c.n - c.n_failed, c.n);
     kern_destroy(c.ref);
     thread_pool_destroy(c.pool);

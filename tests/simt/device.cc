@@ -16,7 +16,8 @@ struct gpu {
     fake_stream stream; /* given out as its stream, for the fake NCCL */
     char why[256];
     uint64_t number; /* counts those that were opened */
-    bool lost, invariant;
+    bool lost, invariant, narrow;
+    uint32_t compute;
     timespec marked;
     struct lane {
         std::deque<std::function<void()>> queue; /* queued work */
@@ -139,6 +140,7 @@ static gpu_status gpu_open(uint32_t ordinal, gpu **out, gpu_facts *facts, char *
         snprintf(why, n, "invalid device ordinal");
         return GPU_UNSUPPORTED;
     }
+    const char *capability = getenv("OCTAVO_TEST_COMPUTE");
     *out = new gpu();
     (*out)->number = n_opened++;
     (*out)->stream.submit = submit_call;
@@ -146,7 +148,9 @@ static gpu_status gpu_open(uint32_t ordinal, gpu **out, gpu_facts *facts, char *
     *facts = gpu_facts();
     snprintf(facts->name, sizeof facts->name, "simt");
     facts->n_sms = n_sms;
-    facts->compute = compute;
+    facts->compute = (*out)->compute =
+        capability ? (uint32_t)strtoul(capability, NULL, 10) : compute;
+    simt_probe_narrow(*out, facts);
     facts->shared_bytes = shared_bytes;
     facts->bytes = facts->free_bytes = (uint64_t)1 << 30;
     return GPU_OK;
@@ -156,6 +160,9 @@ static void gpu_close(gpu *g) { delete g; }
 static const char *gpu_why(const gpu *g) { return g->why; }
 static void gpu_set_invariant(gpu *g, bool on) { g->invariant = on; }
 bool gpu_is_invariant(const gpu *g) { return g->invariant; }
+static void gpu_set_narrow(gpu *g, bool on) { g->narrow = on; }
+bool gpu_is_narrow(const gpu *g) { return g->narrow; }
+uint32_t simt_compute_of(const gpu *g) { return g->compute; }
 
 static gpu_status gpu_alloc(gpu *g, size_t bytes, void **out)
 {

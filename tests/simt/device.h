@@ -30,6 +30,13 @@ enum { SIMT_REFUSE_NONE, SIMT_REFUSE_ALL, SIMT_REFUSE_SOME };
 void simt_refuse_captures(int which);
 /* Which gpus share no memory from now on, likewise. */
 void simt_refuse_shares(int which);
+/* library.cc: whether the library refuses all products of e4m3 when it is asked for a shape, as
+ * SIMT_REFUSE_ALL says, and how many were asked for so far. */
+void simt_refuse_narrow(int which);
+uint64_t simt_narrow_products(void);
+/* Sets what the library says of a device when it is opened. */
+void simt_probe_narrow(const gpu *g, gpu_facts *facts);
+uint32_t simt_compute_of(const gpu *g);
 /* What all emulated GPUs were asked for so far. A launch that is captured counts once, whatever is
  * replayed. */
 typedef struct simt_counts {

@@ -3,9 +3,9 @@
  *
  * What     reads the configuration, refuses what is not supported by name, finds the tensors that
  *          make each matrix and makes rows of them: (value - zero) * scale in f32, rounded once to
- *          the type of the scales. These are the bits that the public libraries give. Activations
- *          are not quantised even where a scheme says so: unquantised they are nearer to the model
- *          that was quantised.
+ *          the type of the scales. These are the bits that the public libraries give. What a
+ *          scheme says of activations is not read: where products round them (--precision), each
+ *          row makes its own scale, which is nearer to the model than one scale for all rows.
  * Which    the files decide which matrices are quantised; the configuration must not contradict
  *          them. A scheme is a file here and a row of the table in quantized.c.
  * Owner    a quantized value owns its lists and the weights that were matched; those point into

@@ -1,0 +1,61 @@
+/* kernels/cuda, private: what device.cu and library.cu know of a gpu. Neither is compiled for tests
+ * on the CPU. */
+#ifndef KERNELS_CUDA_DEVICE_CUH
+#define KERNELS_CUDA_DEVICE_CUH
+
+#include "kernels/cuda/narrow.cuh"
+
+#include <cublasLt.h>
+
+enum {
+    WORKSPACE_BYTES = 32 << 20,
+    ALGORITHMS = 512, /* algorithms of the library that are remembered, by shape */
+};
+
+/* Which scales the library applies in a product of e4m3: none, one for each row of W and of x, or
+ * one for each 128 columns of a row. PLAIN: the operands have 16 bits, or 32. */
+enum library_scales { SCALES_PLAIN, SCALES_NONE, SCALES_ROWS, SCALES_GROUPS };
+
+/* REFUSED: the library has none for the shape, which only products of e4m3 remember. */
+enum algorithm_state { ALGORITHM_UNKNOWN, ALGORITHM_KNOWN, ALGORITHM_REFUSED };
+
+/* The library's algorithm for one shape. m is part of the shape, because the best algorithm depends
+ * on it; it is rounded, because asking is slow and steps have every number of rows. */
+typedef struct algorithm {
+    size_t n, k, m;
+    gpu_type type, y_type;
+    library_scales scales;
+    uint32_t alignment; /* in bytes, of all three: rows of experts begin anywhere */
+    algorithm_state state;
+    cublasLtMatmulAlgo_t algo;
+} algorithm;
+
+struct gpu {
+    int ordinal;
+    uint32_t n_sms;
+    cudaStream_t stream;
+    cublasLtHandle_t library;
+    void *workspace;
+    cudaEvent_t events[2]; /* of gpu_mark and gpu_elapsed */
+    cudaEvent_t notes[2];
+    cudaStream_t copies[2];         /* the lanes UP and DOWN */
+    cudaEvent_t reached[GPU_LANES]; /* of gpu_order: how far a lane has come */
+    bool invariant, narrow;
+    char why[256];
+    algorithm algorithms[ALGORITHMS];
+};
+
+/* Makes the gpu's device current: the first thing that every function which calls CUDA does. The
+ * current device belongs to the thread, the thread that opened the gpu need not be the one that
+ * uses it, and launches, memory and events go to the current device. */
+static inline void enter(const gpu *g)
+{
+    int current;
+    if (cudaGetDevice(&current) == cudaSuccess && current == g->ordinal) return;
+    (void)cudaSetDevice(g->ordinal); /* the next call shows a failure */
+}
+
+/* library.cu: sets which products of e4m3 the library has. */
+void gpu_probe_library(gpu *g, gpu_facts *facts);
+
+#endif

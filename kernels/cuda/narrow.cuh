@@ -1,0 +1,38 @@
+/* kernels/cuda, private: products of e4m3 by e4m3. narrow.cu makes the operands; the library
+ * multiplies them (library.cu, and on the CPU tests/simt/library.cc). */
+#ifndef KERNELS_CUDA_NARROW_CUH
+#define KERNELS_CUDA_NARROW_CUH
+
+#include "kernels/cuda/simt.cuh"
+
+/* y [m, n] = x [m, k] * w [n, k]^T, both e4m3, row by row and without gaps. n and k are multiples
+ * of 16. Scales: w_scales [n] and x_scales [m], or by_group w_scales [groups][n] and x_scales
+ * [groups][m] of groups of 128 columns, where m is a multiple of 4. */
+struct gpu_floats {
+    size_t n, k, m;
+    bool by_group;
+    const uint8_t *w, *x;
+    const float *w_scales, *x_scales;
+};
+
+/* Who applies the scales. AFTER: y is without them when the library ends, which is so for scales by
+ * row alone. NEVER: the library has no such product. */
+enum gpu_scaled { GPU_SCALED_NEVER, GPU_SCALED_AFTER, GPU_SCALED_HERE };
+
+/* Says how gpu_library_floats goes with these addresses and shapes. Asks the library once for each
+ * shape. */
+gpu_scaled gpu_library_scales(gpu *g, const gpu_floats *f, const void *y, gpu_type y_type);
+/* What gpu_library_scales has said. */
+gpu_status gpu_library_floats(gpu *g, const gpu_floats *f, void *y, gpu_type y_type);
+
+/* Whether gpu_narrow_product may be asked for W: set_narrow is on, and W's shape is one that the
+ * library takes. */
+static inline bool gpu_takes_narrow(gpu *g, const gpu_matrix *w)
+{
+    return gpu_is_narrow(g) && gpu_may_narrow(w);
+}
+/* gpu_product so. GPU_UNSUPPORTED: the library has no such product, and nothing was launched. */
+gpu_status gpu_narrow_product(gpu *g, const gpu_matrix *w, const void *x, size_t m, void *y,
+                              gpu_type y_type, void *scratch);
+
+#endif
