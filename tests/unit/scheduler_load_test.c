@@ -321,6 +321,42 @@ static void comes_in_portions(void **state)
     assert_memory_equal(keys[0], keys[1], sizeof keys[0]);
 }
 
+/* Four blocks are in the cache, four more outside: the hit comes first, in four portions. */
+static void follows_a_hit_in_portions(void **state)
+{
+    (void)state;
+    outside o = {0};
+    sched_options options = small_options();
+    options.prefill_chunk = 200;
+    options.prefix_cache = true;
+    options.hand_out_slots = 4; /* a block is a portion */
+    options.has_block = has_block;
+    options.has_block_ctx = &o;
+    options.lost_most = 64;
+    fixture *f = begin(options);
+    run(f, &o, 1, 0, 64);
+    o.all = true;
+    sched_request r = request(f, 3, 0, 134, 5);
+    add(f, &r);
+    const sched_load *load = NULL;
+    uint32_t n_steps = 0;
+    for (; !load && n_steps < 10; n_steps++) {
+        assert_string_equal(step(f), "");
+        load = sched_next_load(f->s);
+    }
+    assert_in_range(n_steps, 4, 6);
+    assert_non_null(load);
+    assert_int_equal(load->n_blocks, 4);
+    assert_int_equal(describe(f, 3, 0).cached_tokens, 64);
+    give_back(f, load, 4);
+    assert_string_equal(step(f), "3@128+6*");
+    assert_int_equal(describe(f, 3, 0).cached_tokens, 128);
+    assert_int_equal(sched_get_stats(f->s).loaded_tokens, 64);
+    end(f, 3, 0);
+    step(f);
+    finish(f);
+}
+
 /* Request 1 grows while a selection of request 2 is made on another thread, and 3 waits for 5 of
  * its 12 blocks. The pool then has room for 5 more of them or for the selection, not for both: the
  * selection has its pages, and nothing of 2 is computed again. */
@@ -468,6 +504,7 @@ int main(void)
         cmocka_unit_test(the_only_one_waits_with_its_pages),
         cmocka_unit_test(pages_stay_until_the_end),
         cmocka_unit_test(comes_in_portions),
+        cmocka_unit_test(follows_a_hit_in_portions),
         cmocka_unit_test(leaves_what_is_set_aside),
         cmocka_unit_test(counts_prompt_tokens),
         cmocka_unit_test(is_dropped),
