@@ -321,6 +321,25 @@ static void a_hit_is_taken_block_by_block(void **state)
     finish(f);
 }
 
+/* Usage says where the prompt was at first. A step fails, so the request takes its hit again. */
+static void a_hit_after_a_failed_step_is_not_counted_again(void **state)
+{
+    (void)state;
+    fixture *f = begin_hit();
+    uint32_t n_steps = 0;
+    take_blocks(f, 2);
+    assert_non_null(strstr(step(f), "3@64+2*"));
+    answer(f, status_make(STATUS_NO_MEMORY, NULL));
+    post(f, (sched_event){.kind = SCHED_RESULT, .result = &f->result});
+    while (!strstr(step(f), "3@64+2*") && n_steps < 16) n_steps++;
+    assert_in_range(n_steps, 3, 15); /* in portions */
+    assert_int_equal(describe(f, 3, 0).cached_tokens, 64);
+    end(f, 2, 0);
+    end(f, 3, 0);
+    for (int i = 0; i < 8; i++) step(f);
+    finish(f);
+}
+
 static void blocks_that_leave_meanwhile_are_computed(void **state)
 {
     (void)state;
@@ -407,6 +426,7 @@ int main(void)
         cmocka_unit_test(others_wait_while_it_gives_up_its_pages),
         cmocka_unit_test(a_victim_may_end_between_portions),
         cmocka_unit_test(a_hit_is_taken_block_by_block),
+        cmocka_unit_test(a_hit_after_a_failed_step_is_not_counted_again),
         cmocka_unit_test(blocks_that_leave_meanwhile_are_computed),
         cmocka_unit_test(a_request_may_end_before_it_has_its_hit),
         cmocka_unit_test(others_start_beside_what_is_left_of_a_hit),
