@@ -5,7 +5,7 @@
 #include "disk/internal.h"
 #include "disk/records.h"
 
-/* What the header of a record's file says. */
+/* The facts in the header of a record's file. */
 typedef struct record_facts {
     disk_key key;
     uint64_t owner;

@@ -638,7 +638,8 @@ void table_copy_in(pkv *p, uint32_t id, const pkv_seq *from, uint32_t table, uin
                    uint32_t end);
 /* The number of a free record, 0 when memory is out; record_take marks it used. */
 uint32_t record_find(pkv *p);
-/* As record_find, for a record whose lists have room for a copy of the sequence. */
+/* The number of a free record whose lists have room for a copy of the sequence, 0 when memory is
+ * out. */
 uint32_t record_for(pkv *p, const pkv_seq *s);
 void record_take(pkv *p, uint32_t number, bool parked);
 void record_free(pkv *p, uint32_t number);

@@ -203,7 +203,7 @@ typedef struct pkv_hit {
 /* The longest resident chain of blocks equal to tokens[0 .. max_tokens) under this salt (a hash
  * walk with a comparison of tokens). A block counts while all its pages are resident. */
 pkv_hit pkv_lookup(const pkv *p, const uint32_t *tokens, uint32_t max_tokens, uint64_t salt);
-/* The same hit, with every page counted as unreferenced: a bound that needs no look at pages. */
+/* A bound of pkv_lookup that looks at no page: every one is counted as unreferenced. */
 pkv_hit pkv_lookup_most(const pkv *p, const uint32_t *tokens, uint32_t max_tokens, uint64_t salt);
 /* As pkv_lookup, for tokens that are looked up again and again because they wait for pages. `key`
  * (not 0) stands for tokens and salt: the caller gives it to no others. The pool remembers the
@@ -443,7 +443,7 @@ status pkv_seq_park(pkv *p, uint32_t seq, uint32_t *parked);
 status pkv_seq_fork_parked(pkv *p, uint32_t seq, uint32_t *parked);
 /* Turns a parked sequence into open sequence `seq` (closed before). All or nothing. */
 status pkv_unpark(pkv *p, uint32_t parked, uint32_t seq, uint32_t expect_tokens);
-/* The same in portions, as large as those of pkv_seq_leave_some: the first one opens the sequence,
+/* Unparks in portions as large as those of pkv_seq_leave_some: the first one opens the sequence,
  * which is *arriving* until pkv_seq_arrive has added the last. Its tables are incomplete then, but
  * pkv_seq_table, pkv_seq_position and pkv_seq_kept show those that it will have, on the pages that
  * they come from. It may only be closed, at once or by PKV_GIVE_UP in portions, where

@@ -108,7 +108,7 @@ void table_copy_out(pkv *p, const pkv_seq *s, uint32_t table, uint32_t from, uin
 
 /* ---- in -------------------------------------------------------------------------------------- */
 
-/* What the sequence costs where the blocks up to `at` are resident. */
+/* The cost of bringing the sequence back where the blocks up to `at` are resident. */
 static pkv_swap_cost cost_beside(pkv *p, const pkv_seq *s, resident_at at)
 {
     pkv_swap_cost cost;
@@ -221,7 +221,7 @@ static status swap_in_whole(pkv *p, uint32_t swap, uint32_t id, const uint32_t *
 }
 
 /* The most cells that a sequence takes which comes in portions. Where as many are available as it
- * has, nobody needs to know which of its pages are resident. */
+ * has, it does not matter which of its pages are resident. */
 static uint64_t taken_in_portions(pkv *p, uint32_t swap, const uint32_t *tokens)
 {
     const long_look *look = &p->look;

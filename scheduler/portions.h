@@ -71,8 +71,8 @@ bool sched_away_frees(const sched *s);
 /* Goes on with discards and with the move. False when nothing could be done: there is neither, the
  * portion is used up, or memory is out. */
 bool sched_away_go_on(sched *s);
-/* Takes another portion in a step in which nothing runs. False when there is nothing left that
- * somebody may wait for. */
+/* Takes another portion in a step in which nothing runs. False when no page is left that a sequence
+ * may wait for. */
 bool sched_away_again(sched *s);
 const char *sched_away_check(const sched *s);
 

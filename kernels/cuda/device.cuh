@@ -12,8 +12,8 @@ enum {
     ALGORITHMS = 512, /* algorithms of the library that are remembered, by shape */
 };
 
-/* Which scales the library applies in a product of e4m3: none, one for each row of W and of x, or
- * one for each 128 columns of a row. PLAIN: the operands have 16 bits, or 32. */
+/* The scales that the library applies in a product of e4m3: none, one for each row of W and of x,
+ * or one for each 128 columns of a row. PLAIN: the operands have 16 bits, or 32. */
 enum library_scales { SCALES_PLAIN, SCALES_NONE, SCALES_ROWS, SCALES_GROUPS };
 
 /* REFUSED: the library has none for the shape, which only products of e4m3 remember. */

@@ -15,14 +15,15 @@ struct gpu_floats {
     const float *w_scales, *x_scales;
 };
 
-/* Who applies the scales. AFTER: y is without them when the library ends, which is so for scales by
- * row alone. NEVER: the library has no such product. */
+/* How the scales come into y. HERE: the library applies them. AFTER: a kernel multiplies the
+ * library's result by them, which is possible with scales by row alone. NEVER: the library has no
+ * such product. */
 enum gpu_scaled { GPU_SCALED_NEVER, GPU_SCALED_AFTER, GPU_SCALED_HERE };
 
 /* Says how gpu_library_floats goes with these addresses and shapes. Asks the library once for each
  * shape. */
 gpu_scaled gpu_library_scales(gpu *g, const gpu_floats *f, const void *y, gpu_type y_type);
-/* What gpu_library_scales has said. */
+/* The product, with its scales applied if gpu_library_scales has said HERE. */
 gpu_status gpu_library_floats(gpu *g, const gpu_floats *f, void *y, gpu_type y_type);
 
 /* Whether gpu_narrow_product may be asked for W: set_narrow is on, and W's shape is one that the

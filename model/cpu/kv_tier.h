@@ -1,6 +1,6 @@
-/* Which pages of the pool are in memory, where the pool is larger than memory and the rest lies in
- * a file (private to model/). This is the tier below the pool of --kv-disk; the host tier of
- * paged_kv.h, to which whole sequences are swapped, is another. One thread calls all functions.
+/* The pages of a pool that is larger than memory: the rest lies in a file (private to model/). This
+ * is the tier below the pool of --kv-disk; the host tier of paged_kv.h, to which whole sequences
+ * are swapped, is another. One thread calls all functions.
  *
  * Every page (a cell) has one address for as long as the backend lives, and one place in a file.
  * Memory holds at most n_frames of them; a page without memory must not be read or written. Code
@@ -59,7 +59,7 @@ void kv_tier_expect(kv_tier *t, uint32_t cell);
  * only one. */
 void kv_tier_begin(kv_tier *t, uint32_t layer);
 
-/* What was moved since the last call. */
+/* Counts of the pages and bytes that were moved since the last call. */
 backend_tier kv_tier_count(kv_tier *t);
 
 #endif

@@ -32,7 +32,7 @@ static void fill_rows(check *c, float *x, size_t m, size_t k)
     x[5 * k] = INFINITY;
 }
 
-/* What x becomes: e4m3 times its scale. Numbers that are nearly zero become zeros. */
+/* Rounds x as the kernel does, to e4m3 times a scale. A row of nearly zero becomes zeros. */
 static void round_rows(float *x, size_t m, size_t k, size_t group)
 {
     for (size_t at = 0; at < m * k;) {
@@ -113,7 +113,7 @@ static void run(check *c, const weights *w, const arrays *a, size_t m, gpu_type 
     check_widen(a->raw, m * w->gpu.n, y_type, got);
 }
 
-/* What the operands are is exact; the sums are the tensor core's. */
+/* The operands are known exactly; only the order of the tensor core's sums is not. */
 static void check_rounded(check *c, const weights *w, size_t m, gpu_type y_type)
 {
     static const double limits[GPU_TYPES] = {1e-6, 2e-5, 1e-5};
@@ -139,7 +139,7 @@ static void check_rounded(check *c, const weights *w, size_t m, gpu_type y_type)
     forget_arrays(c, &a);
 }
 
-/* The same bits as without set_narrow. */
+/* Products that stay at 16 bits have the bits that they have without set_narrow. */
 static void check_unchanged(check *c, const weights *w, size_t m, gpu_type y_type, bool invariant)
 {
     size_t n = w->gpu.n, all = (m - EDGES) * n;

@@ -4,7 +4,7 @@
 
 enum { MOST = 200, MATRICES = 4 * LAYERS };
 
-/* What the limit allows is the rounding of x to e4m3 in eight products, one after the other. */
+/* The limit of NMSE allows x to be rounded to e4m3 in eight products, one after the other. */
 static const double LIMIT = 1e-2;
 
 typedef struct outcome {

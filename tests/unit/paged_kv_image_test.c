@@ -26,8 +26,8 @@ static pkv_image image_of(const grain_fixture *f, uint32_t parked, pkv_image_tab
     return pkv_parked_image(f->kv, parked, tables);
 }
 
-/* Takes n pages, or all, in portions of one to three. What it lacks meanwhile is available to
- * nobody. */
+/* Takes n pages of the adopted prompt, or all, in portions of one to three. Pages that the prompt
+ * still lacks are not available meanwhile. */
 static void take_cells(grain_fixture *f, uint32_t adopted, const pkv_image *image, uint32_t n)
 {
     uint32_t available = pkv_available(f->kv), taken = 0, now, most;
@@ -170,8 +170,8 @@ static uint32_t adopt_twelve(grain_fixture *a, grain_fixture *b, pkv_image_table
     return adopted;
 }
 
-/* It takes no page that nobody asked it to, and gives up those that it has, and what it was
- * promised. */
+/* A prompt that is discarded between two portions gives up the pages that it has and those that it
+ * was promised, and takes no more. */
 static void it_may_be_discarded_between_portions(void **state)
 {
     (void)state;

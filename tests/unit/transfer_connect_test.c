@@ -141,7 +141,7 @@ static void addresses_that_refuse_take_no_time(void **state)
     }
 }
 
-/* A listener whose connections wait for ever, because nobody takes the first one. */
+/* A listener whose connections wait for ever, because its queue is full and is never emptied. */
 typedef struct deaf_listener {
     int fd, first;
     uint16_t port;

@@ -38,8 +38,8 @@ static bool hold(transfer *t, uint64_t owner, uint8_t number, size_t units)
     return true;
 }
 
-/* What was fetched cannot be forgotten, so an owner may have three times the room that all of that
- * leaves: three quarters of the room while it is alone, less beside others. */
+/* Fetched records cannot be forgotten, so an owner may have three times the room that all fetched
+ * records leave: three quarters of the room while it is alone, less beside others. */
 static void no_owner_fetches_into_all_of_the_room(void **state)
 {
     (void)state;
