@@ -36,12 +36,23 @@ static void unlink_record(transfer *t, held_record *r)
     h->n--;
 }
 
-held_record *hold_displace(transfer *t, const room_owner *own, size_t n)
+bool hold_makes_room(transfer *t, const room_owner *own, size_t n)
+{
+    size_t taken = t->room.bytes, most = own->bytes + n;
+    for (room_owner *o = t->room.owners; o; o = o->next) o->left = o->bytes;
+    for (const held_record *r = t->held.oldest; r; r = r->newer) {
+        if (r->owner->left <= most) continue;
+        r->owner->left -= r->n;
+        taken -= r->n;
+    }
+    return n <= t->o.bytes && taken <= t->o.bytes - n;
+}
+
+held_record *hold_displace(transfer *t)
 {
     const room_owner *largest = NULL;
     for (const room_owner *o = t->room.owners; o; o = o->next)
         if (o->held > 0 && (!largest || o->bytes > largest->bytes)) largest = o;
-    if (!largest || largest->bytes <= own->bytes + n) return NULL;
     held_record *r = t->held.oldest;
     while (r->owner != largest) r = r->newer;
     unlink_record(t, r);

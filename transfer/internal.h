@@ -15,6 +15,7 @@ typedef struct room_owner {
     uint64_t id;
     size_t bytes; /* of its records: those that are made, held, sent, fetched, and used */
     size_t held;  /* of these, in records that wait for a peer and can be forgotten */
+    size_t left;  /* while hold_makes_room counts: of its bytes */
     struct room_owner *next;
 } room_owner;
 
@@ -66,9 +67,12 @@ held_record *hold_take(transfer *t, const wire_ask *ask, wire_outcome *outcome);
 void hold_free(transfer *t, held_record *r); /* with its room */
 void hold_expire(transfer *t, int64_t now_us);
 void hold_clear(transfer *t);
-/* Takes out the oldest record of the owner of most room among those that have records, where that
- * one has more than `own` will have with n more bytes; else NULL. The lock is held. */
-held_record *hold_displace(transfer *t, const room_owner *own, size_t n);
+/* The lock is held for these. */
+/* Whether n more bytes have room once the oldest records of each owner are forgotten that has more
+ * than `own` will have then, as long as it has. */
+bool hold_makes_room(transfer *t, const room_owner *own, size_t n);
+/* Takes out the oldest record of the owner of most room among those that have records. One has. */
+held_record *hold_displace(transfer *t);
 
 /* ---- threads --------------------------------------------------------------------------------- */
 

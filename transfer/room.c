@@ -71,15 +71,15 @@ static bool is_in_share(const transfer *t, const room_owner *o, size_t n)
     return own / SHARE + (own % SHARE != 0) <= left;
 }
 
-/* Takes room, from held records of others where they have more. NULL, or why there is none. The
- * records that made room are added to *forgotten. */
+/* Takes room, from held records of others where they have more. NULL, or why there is none: then
+ * nothing was forgotten. The records that made room are added to *forgotten. */
 static const char *take(transfer *t, room_owner *o, size_t n, bool fetched, held_record **forgotten)
 {
     if (fetched && n <= t->o.bytes && !is_in_share(t, o, n))
         return "there is no room for more prompts of its API key (--kv-transfer-memory)";
+    if (!hold_makes_room(t, o, n)) return "there is no room for it (--kv-transfer-memory)";
     while (!has_room(t, n)) {
-        held_record *r = n <= t->o.bytes ? hold_displace(t, o, n) : NULL;
-        if (!r) return "there is no room for it (--kv-transfer-memory)";
+        held_record *r = hold_displace(t);
         room_give_back(t, r->owner, r->n);
         r->next_in_bucket = *forgotten;
         *forgotten = r;

@@ -98,6 +98,22 @@ static void what_is_held_makes_room_for_what_is_fetched(void **state)
     transfer_close(t);
 }
 
+/* A record for which others would give up too little takes nothing of theirs. */
+static void nothing_is_forgotten_for_a_record_without_room(void **state)
+{
+    (void)state;
+    transfer *t = open_room(10);
+    for (uint8_t i = 0; i < 7; i++) assert_true(hold(t, 1, i, 1));
+    assert_true(hold(t, 2, 7, 3));
+    assert_false(hold(t, 3, 8, 6)); /* the first would go down to 6, and 1 would be free */
+    assert_false(hold(t, 3, 8, 4)); /* 3 would be free */
+    assert_int_equal(transfer_count(t).displaced, 0);
+    assert_true(hold(t, 3, 8, 3));
+    assert_int_equal(transfer_count(t).displaced, 3);
+    assert_int_equal(transfer_count(t).bytes, 10 * UNIT);
+    transfer_close(t);
+}
+
 /* The room that an owner has includes what it has fetched when others need some. */
 static void what_was_fetched_counts_among_owners(void **state)
 {
@@ -112,6 +128,13 @@ static void what_was_fetched_counts_among_owners(void **state)
     assert_int_equal(transfer_count(t).displaced, 2);
     assert_int_equal(transfer_count(t).records, 1);
     release(t, 3, 1);
+    /* The first gives up all that it holds, though that is no more than the third gets. */
+    assert_true(hold(t, 1, 1, 1));
+    assert_true(hold(t, 1, 4, 1));
+    assert_true(hold(t, 2, 2, 1));
+    assert_true(hold(t, 3, 5, 2));
+    assert_int_equal(transfer_count(t).displaced, 4);
+    assert_int_equal(transfer_count(t).records, 3);
     release(t, 1, 4);
     transfer_close(t);
 }
@@ -134,6 +157,7 @@ int main(void)
         cmocka_unit_test(no_owner_fetches_into_all_of_the_room),
         cmocka_unit_test(a_share_is_exact),
         cmocka_unit_test(what_is_held_makes_room_for_what_is_fetched),
+        cmocka_unit_test(nothing_is_forgotten_for_a_record_without_room),
         cmocka_unit_test(what_was_fetched_counts_among_owners),
         cmocka_unit_test(what_an_owner_holds_is_no_part_of_its_share),
     };
