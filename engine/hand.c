@@ -478,7 +478,7 @@ void hand_take_back(engine *e, hand_job *jobs)
 
 bool hand_is_settled(const engine_stream *s) { return !s->handover || !s->handover->making; }
 
-static void drop_jobs(hand_job *jobs)
+void hand_drop(hand_job *jobs)
 {
     for (hand_job *next; jobs; jobs = next) {
         next = jobs->next;
@@ -491,7 +491,7 @@ static void drop_jobs(hand_job *jobs)
 void hand_cancel(engine *e)
 {
     hand_queue *q = &e->hands;
-    drop_jobs(q->made);
+    hand_drop(q->made);
     q->made = NULL;
     pthread_mutex_lock(&q->lock);
     while (q->n_under_way > 0) pthread_cond_wait(&q->done, &q->lock);
@@ -500,5 +500,5 @@ void hand_cancel(engine *e)
     hand_job *jobs = e->inbox.handed;
     e->inbox.handed = NULL;
     pthread_mutex_unlock(&e->inbox.lock);
-    drop_jobs(jobs);
+    hand_drop(jobs);
 }

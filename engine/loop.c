@@ -309,6 +309,7 @@ void *engine_loop(void *arg)
         if (batch.stop) {
             /* The last batch; no more follows, since every stream was released before. */
             slots_take_inbox(e, &batch);
+            hand_drop(batch.handed);
             break;
         }
         busy = loop_once(e, &batch, &result);

@@ -188,6 +188,7 @@ void slots_refuse_added(engine *e, int64_t wait_us)
 {
     inbox_batch batch = inbox_drain_all(e, wait_us);
     slots_take_inbox(e, &batch);
+    hand_drop(batch.handed); /* made while the watchdog was waiting for a stuck step */
     session_delete_forgotten(e);
     e->n_events = 0; /* flushes, and sessions, of which the next scheduler has none */
 }
