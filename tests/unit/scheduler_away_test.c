@@ -300,9 +300,11 @@ static void a_victim_waits_for_room_in_the_tier(void **state)
 
 /* Session 7 has 10 pages and session 8 has 6. Where 4 are free, the next turn of 7 takes 6 more, so
  * it must be known which of its pages others hold; a step looks at 2. */
-static fixture *with_two_sessions(uint32_t n_free)
+static fixture *with_two_sessions_in(uint32_t n_free, size_t hand_out_slots)
 {
-    fixture *f = begin(in_portions(16 + n_free, 0));
+    sched_options o = in_portions(16 + n_free, 0);
+    o.hand_out_slots = hand_out_slots;
+    fixture *f = begin(o);
     for (uint32_t i = 0; i < 2; i++) {
         uint32_t key = 7 + i, n_prompt = i == 0 ? 16 * 10 - 2 : 16 * 6 - 2;
         sched_request a = of_session(request(f, 1, i * 2000, n_prompt, 9), key);
@@ -315,6 +317,8 @@ static fixture *with_two_sessions(uint32_t n_free)
     assert_int_equal(used_pages(f), 2 * 16);
     return f;
 }
+
+static fixture *with_two_sessions(uint32_t n_free) { return with_two_sessions_in(n_free, 4); }
 
 static sched_request long_turn(fixture *f)
 {
@@ -358,6 +362,37 @@ static void its_pages_are_looked_at_where_nothing_runs(void **state)
     assert_true(describe(f, 3, 0).arriving);
     for (int i = 0; i < 20 && !strstr(f->trace, "3@"); i++) step(f);
     assert_non_null(strstr(f->trace, "3@159+"));
+    finish(f);
+}
+
+/* Session 8 gives way with less than a portion, behind a look that is complete. */
+static void it_starts_in_the_call_in_which_another_gave_way(void **state)
+{
+    (void)state;
+    fixture *f = with_two_sessions_in(4, 4 * 16);
+    sched_request c = long_turn(f);
+    add(f, &c);
+    step(f);
+    assert_int_equal(sched_get_stats(f->s).sessions_expired, 1);
+    assert_int_equal(strncmp(f->trace, "3@159+", 6), 0);
+    finish(f);
+}
+
+/* Whether it fits is not known before its pages were looked at, so a sequence that nobody reads
+ * keeps its own. */
+static void nobody_is_preempted_before_its_pages_were_looked_at(void **state)
+{
+    (void)state;
+    fixture *f = with_two_sessions(4);
+    sched_request b = request(f, 2, 500, 4, 40), c = long_turn(f);
+    add(f, &b);
+    step(f);
+    post(f, (sched_event){.kind = SCHED_PAUSE, .request = 2, .choice = SCHED_ALL_CHOICES});
+    add(f, &c);
+    step(f);
+    assert_int_equal(sched_get_stats(f->s).preemptions, 0);
+    assert_int_equal(sched_get_stats(f->s).sessions_expired, 1);
+    assert_true(describe(f, 3, 0).arriving);
     finish(f);
 }
 
@@ -530,6 +565,8 @@ int main(void)
         cmocka_unit_test(a_victim_waits_for_room_in_the_tier),
         cmocka_unit_test(a_turn_waits_until_its_pages_were_looked_at),
         cmocka_unit_test(its_pages_are_looked_at_where_nothing_runs),
+        cmocka_unit_test(it_starts_in_the_call_in_which_another_gave_way),
+        cmocka_unit_test(nobody_is_preempted_before_its_pages_were_looked_at),
         cmocka_unit_test(the_first_turn_comes_back_first),
         cmocka_unit_test(tables_that_come_at_once_are_counted_anew),
         cmocka_unit_test(a_session_gives_way_to_tables_that_come_back),

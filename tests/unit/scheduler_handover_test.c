@@ -200,6 +200,7 @@ static void it_goes_on_from_what_came(void **state)
     assert_int_equal(load->n_cells, 2 * PAGES);
     assert_int_equal(used_pages(f), 2 * PAGES);
     assert_string_equal(fill(f, load, 1), "1@50+1*");
+    assert_int_equal(describe(f, 1, 0).cached_tokens, PROMPT);
     end_and_finish(f, 1);
 }
 
@@ -320,6 +321,40 @@ static void pages_are_taken_in_portions(void **state)
     end_and_finish(f, 2);
 }
 
+/* A prompt whose pages are given up before it starts is still one that came, though it starts from
+ * the blocks of request 5 then, which it takes in portions. */
+static void what_came_is_not_counted_again_as_a_hit(void **state)
+{
+    (void)state;
+    arrival a;
+    sched_options o = pool_of(2 * LONG_PAGES + 1);
+    o.prefix_cache = true;
+    o.hand_out_slots = 16;
+    fixture *f = begin(o);
+    sched_request b = request(f, 5, 0, LONG_PROMPT, 60);
+    const sched_load *load = NULL;
+    add(f, &b);
+    step(f);
+    add_taker_of(f, &a, LONG_PROMPT);
+    for (int i = 0; i < 20 && !load; i++) {
+        step(f);
+        load = sched_next_load(f->s);
+    }
+    assert_non_null(load);
+    assert_int_equal(used_pages(f), 2 * (2 * LONG_PAGES + 1)); /* 5 has grown by one */
+    fill(f, load, 1);
+    for (int i = 0; i < 40 && !describe(f, 1, 0).arriving; i++) {
+        assert_null(strstr(f->trace, "1@"));
+        step(f);
+    }
+    assert_true(describe(f, 1, 0).arriving);
+    for (int i = 0; i < 20 && !strstr(f->trace, "1@"); i++) step(f);
+    assert_non_null(strstr(f->trace, "1@128+"));
+    assert_int_equal(describe(f, 1, 0).cached_tokens, LONG_PROMPT);
+    end(f, 5, 0);
+    end_and_finish(f, 1);
+}
+
 /* Between two portions other requests leave it its pages: the prompt that arrives later waits. */
 static void pages_of_later_portions_are_its_own(void **state)
 {
@@ -418,6 +453,7 @@ int main(void)
         cmocka_unit_test(what_does_not_suit_is_computed),
         cmocka_unit_test(a_request_may_end_while_it_is_filled),
         cmocka_unit_test(pages_are_taken_in_portions),
+        cmocka_unit_test(what_came_is_not_counted_again_as_a_hit),
         cmocka_unit_test(pages_of_later_portions_are_its_own),
         cmocka_unit_test(a_request_may_end_between_portions),
         cmocka_unit_test(what_came_in_vain_goes_in_portions),

@@ -311,7 +311,12 @@ static void a_hit_is_taken_block_by_block(void **state)
 {
     (void)state;
     fixture *f = begin_hit();
+    uint32_t computed, n_prompt;
+    assert_true(sched_prompt_progress(f->s, 3, &computed, &n_prompt));
+    assert_int_equal(computed, 16);
     take_blocks(f, 2);
+    assert_true(sched_prompt_progress(f->s, 3, &computed, &n_prompt));
+    assert_int_equal(computed, 48);
     assert_non_null(strstr(step(f), "3@64+2*"));
     assert_false(describe(f, 3, 0).arriving);
     assert_int_equal(describe(f, 3, 0).cached_tokens, 64);
