@@ -10,7 +10,6 @@ void sched_hit_begin(sched *s, sched_seq *q, uint32_t to, uint32_t most, uint64_
     q->hit_most = most;
     q->hit_owed = taken;
     s->n_hitting++;
-    s->has_left = true;
 }
 
 void sched_hit_stop(sched *s, sched_seq *q)
@@ -44,7 +43,6 @@ void sched_hit_go_on(sched *s, sched_seq *q)
     q->computed += n;
     if (q->furthest < q->computed) q->furthest = q->computed;
     if (e->first_planned_us < 0 && !e->was_handed) e->cached_tokens += n;
-    s->has_left = true;
     if (n == 0 || q->computed >= q->hit_to) end_hit(s, q);
 }
 

@@ -99,13 +99,11 @@ void sched_has_opened(sched *s, sched_seq *q, uint32_t slot)
 {
     q->arriving = pkv_seq_is_arriving(s->kv, slot);
     s->n_arriving += q->arriving;
-    s->has_left |= q->arriving;
 }
 
 status sched_arrive(sched *s, sched_seq *q)
 {
     RETURN_IF_ERROR(pkv_seq_arrive(s->kv, q->slot, sched_portion(s)));
-    s->has_left = true;
     if (!pkv_seq_is_arriving(s->kv, q->slot)) note_opened(s, q);
     return STATUS_IS_OK;
 }

@@ -355,10 +355,8 @@ void sched_seq_start(sched *s, sched_seq *q)
 
 void sched_seq_stop(sched *s, sched_seq *q, seq_state state)
 {
+    assert(!q->arriving && q->hit_to == 0);
     if (pkv_seq_is_open(s->kv, q->slot)) sched_close_tables(s, q);
-    s->n_arriving -= q->arriving;
-    q->arriving = false;
-    sched_hit_stop(s, q);
     s->free_slots[s->n_free_slots++] = q->slot;
     q->entry->held--;
     q->needs_open = false;

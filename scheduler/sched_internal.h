@@ -286,7 +286,7 @@ struct sched {
     uint32_t n_giving;                // those of them whose pages become free meanwhile
     uint32_t n_arriving;              // running sequences whose tables come back
     uint32_t n_hitting;               // running sequences whose hit is taken in portions
-    bool has_left;                    // one of these has gone on by this step's portion
+    bool has_left;      // tables that are being closed have had the portion of this call
     bool looks;         // a long sequence may start once more of its pages were looked at
     uint32_t away_left; // pages of sequences without a slot that this step may still change
     uint32_t moving;    // the parked sequence that is being moved to the host tier; 0 = none
@@ -404,7 +404,8 @@ void sched_list_insert(sched_list *l, sched_seq *q);
 void sched_list_remove(sched_list *l, sched_seq *q);
 /* Gives a sequence a slot. A free slot must exist. */
 void sched_seq_start(sched *s, sched_seq *q);
-/* Closes the sequence's tables, unless they were swapped out, and frees its slot. */
+/* Closes the sequence's tables, unless they were swapped out, and frees its slot. It takes no
+ * portions any more: sched_leave ends them. */
 void sched_seq_stop(sched *s, sched_seq *q, seq_state state);
 /* Frees slots and pages of sequences that ended and are in no step in flight. */
 void sched_reap(sched *s);
@@ -529,7 +530,8 @@ bool sched_forget_ahead(sched *s, sched_seq *q);
 void sched_preempt(sched *s, sched_seq *q);
 /* Goes on with sequences that are being preempted, or whose tables come back. */
 void sched_go_on(sched *s);
-/* Takes slot and pages from the sequence at any moment. Its tokens will be computed again. */
+/* Takes slot and pages from the sequence, at any moment at which it takes no portions. Its tokens
+ * will be computed again. */
 void sched_replay(sched *s, sched_seq *q);
 /* The sequence's tables have been copied back from the host tier, or are no longer needed. */
 void sched_left_tier(sched *s, sched_seq *q);
