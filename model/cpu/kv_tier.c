@@ -142,10 +142,10 @@ static void undo_job(kv_tier *t, uint32_t i)
     for (uint32_t n = j->n_left; n < j->n_leaving; n++, t->n_resident++) {
         cell_state *c = &t->cells[j->leaving[n].piece];
         c->resident = true;
-        if (!c->wanted && !c->coming) put_back(t, j->leaving[n].piece);
+        if (!c->wanted) put_back(t, j->leaving[n].piece);
     }
     for (uint32_t n = first; n < end; n++, t->n_resident--)
-        t->cells[t->missing[n]].resident = t->cells[t->missing[n]].loaded = false;
+        t->cells[t->missing[n]].resident = false;
     if (j->fault != SPILL_NOT_WRITTEN) t->cells[t->missing[first]].lost = true;
 }
 

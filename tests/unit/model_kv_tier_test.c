@@ -223,7 +223,39 @@ static void a_scan_finds_a_part(void **state)
         (void)kv_tier_count(f->tier);
         for (uint32_t i = 0; i < CELLS; i += 8) assert_true(status_ok(use_run(f, i, 8, KV_SCAN)));
     }
-    assert_int_equal(kv_tier_count(f->tier).hits, FRAMES - 8);
+    backend_tier c = kv_tier_count(f->tier);
+    assert_int_equal(c.hits, FRAMES - 8);
+    assert_int_equal(c.writes, 0); /* the file has them since they left first */
+}
+
+/* Of scanned pages those leave first that came last, and last those that were found again. */
+static void of_scanned_pages_the_newest_leaves(void **state)
+{
+    fixture *f = *state;
+    write_all(f);
+    for (uint32_t found = 0; found <= 4; found += 4) { /* the first, or the last half, again */
+        assert_true(status_ok(use_run(f, 0, 8, KV_SCAN)));
+        if (found) assert_true(status_ok(use_run(f, found, 4, KV_SCAN)));
+        assert_true(status_ok(use_run(f, 8, 4, KV_SCAN)));
+        (void)kv_tier_count(f->tier);
+        assert_true(status_ok(use_run(f, found, 4, KV_SCAN)));
+        assert_int_equal(kv_tier_count(f->tier).hits, 4);
+    }
+}
+
+/* What a page held is not read where it is written anew, and neighbours are read together. */
+static void no_more_is_read_than_needed(void **state)
+{
+    fixture *f = *state;
+    write_all(f);
+    assert_true(status_ok(use_run(f, 80, 16, KV_SCAN)));
+    assert_true(status_ok(use_run(f, 8, 8, KV_SCAN)));
+    (void)kv_tier_count(f->tier);
+    f->calls = 0;
+    assert_true(status_ok(use_run(f, 16, 8, KV_SCAN)));
+    assert_int_equal(f->calls, 1);
+    assert_true(status_ok(use_run(f, 0, 8, KV_FRESH)));
+    assert_int_equal(kv_tier_count(f->tier).reads, 8);
 }
 
 static void of_selected_pages_the_oldest_leaves(void **state)
@@ -315,6 +347,31 @@ static void what_cannot_be_written_stays_in_memory(void **state)
     for (uint32_t i = 0; i < 48; i += 8) assert_true(status_ok(use_run(f, i, 8, KV_SCAN)));
 }
 
+/* Pages that did not come because others could not leave are where they were. */
+static void what_did_not_come_is_not_lost(void **state)
+{
+    fixture *f = *state;
+    write_all(f);
+    f->write_errno = EIO;
+    assert_int_equal(use_run(f, 0, 8, KV_SCAN).code, STATUS_IO);
+    f->write_errno = 0;
+    assert_true(status_ok(use_run(f, 0, 8, KV_SCAN)));
+}
+
+/* Pages that could not be read have no place in memory: others get it without sending any away. */
+static void what_cannot_be_read_takes_no_place(void **state)
+{
+    fixture *f = *state;
+    write_all(f);
+    f->read_errno = EIO;
+    assert_int_equal(use_run(f, 0, 8, KV_SCAN).code, STATUS_IO); /* in place of 72 to 79 */
+    f->read_errno = 0;
+    assert_true(status_ok(use_run(f, 1, 8, KV_SCAN)));
+    (void)kv_tier_count(f->tier);
+    assert_true(status_ok(use_run(f, 80, 16, KV_SCAN)));
+    assert_int_equal(kv_tier_count(f->tier).hits, 16);
+}
+
 static void check_lost(fixture *f, const char *why)
 {
     status st = use_run(f, 0, 1, KV_SCAN);
@@ -369,11 +426,15 @@ int main(void)
         cmocka_unit_test_setup_teardown(the_disk_decides_nothing, setup, teardown),
         cmocka_unit_test_setup_teardown(a_scan_leaves_what_was_selected, setup, teardown),
         cmocka_unit_test_setup_teardown(a_scan_finds_a_part, setup, teardown),
+        cmocka_unit_test_setup_teardown(of_scanned_pages_the_newest_leaves, setup, teardown),
         cmocka_unit_test_setup_teardown(of_selected_pages_the_oldest_leaves, setup, teardown),
+        cmocka_unit_test_setup_teardown(no_more_is_read_than_needed, setup, teardown),
         cmocka_unit_test_setup_teardown(a_layer_finds_what_it_needs, setup, teardown),
         cmocka_unit_test_setup_teardown(a_scan_is_not_repeated, setup, teardown),
         cmocka_unit_test_setup_teardown(more_than_memory_holds_is_refused, setup, teardown),
         cmocka_unit_test_setup_teardown(what_cannot_be_written_stays_in_memory, setup, teardown),
+        cmocka_unit_test_setup_teardown(what_did_not_come_is_not_lost, setup, teardown),
+        cmocka_unit_test_setup_teardown(what_cannot_be_read_takes_no_place, setup, teardown),
         cmocka_unit_test_setup_teardown(what_was_damaged_is_lost, setup, teardown),
         cmocka_unit_test_setup_teardown(what_cannot_be_read_is_lost, setup, teardown),
         cmocka_unit_test_setup_teardown(trouble_ahead_is_found_in_time, setup, teardown),
