@@ -592,7 +592,8 @@ static gpu_status run(gpu *g, const gpu_attention *a, uint32_t n)
     auto kernel = attention_kernel<KV, D, DECODE>;
     const size_t bytes = layout<KV, D, DECODE>::BYTES;
     if (n == 0) return GPU_OK;
-    gpu_allow_shared(g, (const void *)kernel, bytes);
+    gpu_status s = gpu_allow_shared(g, (const void *)kernel, bytes);
+    if (s != GPU_OK) return s;
     LAUNCH(kernel, dim3(n, a->kv_heads), THREADS, bytes, g, *a);
     return gpu_launched(g, DECODE ? "decode attention" : "prefill attention");
 }

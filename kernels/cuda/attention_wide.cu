@@ -224,7 +224,8 @@ template <int D> static __global__ void __launch_bounds__(WIDE_THREADS) wide_ker
 template <int D> static gpu_status run_wide(gpu *g, const gpu_attention *a)
 {
     if (a->n_prefill == 0) return GPU_OK;
-    gpu_allow_shared(g, (const void *)wide_kernel<D>, wide_layout<D>::BYTES);
+    gpu_status s = gpu_allow_shared(g, (const void *)wide_kernel<D>, wide_layout<D>::BYTES);
+    if (s != GPU_OK) return s;
     LAUNCH(wide_kernel<D>, dim3(a->n_prefill, a->kv_heads), WIDE_THREADS, wide_layout<D>::BYTES, g,
            *a);
     return gpu_launched(g, "prefill attention with wgmma");

@@ -29,12 +29,18 @@ gpu_status gpu_launched(gpu *g, const char *what)
     return fail(g, what, cudaPeekAtLastError());
 }
 
-void gpu_allow_shared(gpu *g, const void *kernel, size_t bytes)
+gpu_status gpu_allow_shared(gpu *g, const void *kernel, size_t bytes)
 {
-    if (bytes <= 48 * 1024) return;
+    uint32_t at = 0;
+    if (bytes <= 48 * 1024) return GPU_OK;
+    while (at < g->n_allowed && g->allowed[at] != kernel) at++;
+    if (at < g->n_allowed) return GPU_OK;
     enter(g); /* the attribute is per device */
-    /* The launch shows a failure. */
-    (void)cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, (int)bytes);
+    gpu_status s =
+        fail(g, "shared memory of a kernel",
+             cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, (int)bytes));
+    if (s == GPU_OK && at < ALLOWED) g->allowed[g->n_allowed++] = kernel;
+    return s;
 }
 
 /* ---- open and close -------------------------------------------------------------------------- */

@@ -10,6 +10,7 @@
 enum {
     WORKSPACE_BYTES = 32 << 20,
     ALGORITHMS = 512, /* algorithms of the library that are remembered, by shape */
+    ALLOWED = 32,     /* kernels that are remembered: a model's pages and heads have a few */
 };
 
 /* The scales that the library applies in a product of e4m3: none, one for each row of W and of x,
@@ -41,6 +42,8 @@ struct gpu {
     cudaStream_t copies[2];         /* the lanes UP and DOWN */
     cudaEvent_t reached[GPU_LANES]; /* of gpu_order: how far a lane has come */
     bool invariant, narrow;
+    const void *allowed[ALLOWED]; /* kernels that have been given their shared memory */
+    uint32_t n_allowed;
     char why[256];
     algorithm algorithms[ALGORITHMS];
 };

@@ -359,8 +359,8 @@ gpu_status gpu_launched(gpu *g, const char *what);
 /* y = x * W^T by cublasLt; w's data are operands of w->type. */
 gpu_status gpu_library_product(gpu *g, const gpu_matrix *w, const void *x, size_t m, void *y,
                                gpu_type y_type);
-/* Allows a kernel that much dynamic shared memory. */
-void gpu_allow_shared(gpu *g, const void *kernel, size_t bytes);
+/* Allows a kernel that much dynamic shared memory, the same at each call. */
+gpu_status gpu_allow_shared(gpu *g, const void *kernel, size_t bytes);
 uint32_t gpu_sms(const gpu *g);
 bool gpu_is_invariant(const gpu *g);
 bool gpu_is_narrow(const gpu *g);

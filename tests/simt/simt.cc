@@ -272,13 +272,14 @@ static void run_block(unsigned n)
     }
 }
 
-void gpu_allow_shared(gpu *g, const void *kernel, size_t bytes)
+gpu_status gpu_allow_shared(gpu *g, const void *kernel, size_t bytes)
 {
     (void)g;
     std::lock_guard<std::mutex> held(one);
     if (bytes > SHARED_BYTES) simt_refuse("more shared memory than a block can have");
     size_t &allowed = allowed_shared[kernel];
     if (allowed < bytes) allowed = bytes;
+    return GPU_OK;
 }
 
 /* Refuses launches that a device would refuse. */
