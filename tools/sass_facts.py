@@ -48,7 +48,7 @@ HOT = {
     "narrow_row_kernel": None, "narrow_group_kernel": None, "rows_kernel": "NARROW_THREADS",
     "scale_kernel": None,
     "norm_kernel": "ROW_THREADS", "gate_kernel": "ROW_THREADS", "embed_kernel": "ROW_THREADS",
-    "heads_kernel": "HEAD_THREADS", "move_kernel": "HEAD_THREADS", "argmax_kernel": None,
+    "heads_kernel": "HEAD_THREADS", "move_kernel": "HEAD_THREADS",
     "draw_kernel": None, "mask_kernel": None,
     "mass_kernel": None, "scores_kernel": None, "outputs_kernel": None, "along_kernel": None,
     "logits_kernel": None, "covariance_kernel": None, "projection_kernel": None,

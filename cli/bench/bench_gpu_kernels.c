@@ -362,13 +362,6 @@ static void gate_once(void *ctx, size_t i)
     const rowing *k = ctx;
     bench_gpu_note(k->b, k->b->api->gate(k->b->g, k->x, k->m, FFN, false, k->out, GPU_BF16));
 }
-static void argmax_once(void *ctx, size_t i)
-{
-    (void)i;
-    const rowing *k = ctx;
-    bench_gpu_note(k->b, k->b->api->argmax(k->b->g, k->x, k->m, VOCAB, k->out));
-}
-
 static void draw_once(void *ctx, size_t i)
 {
     (void)i;
@@ -376,7 +369,8 @@ static void draw_once(void *ctx, size_t i)
     bench_gpu_note(k->b, k->b->api->sample(k->b->g, &k->s));
 }
 
-/* Rows of logits that are normally distributed, each with a draw of the usual limits. */
+/* Rows of logits that are normally distributed, each with a draw of the usual limits, then with
+ * one of the largest. */
 static void bench_draws(bench_gpu *b, uint32_t n)
 {
     float *logits = malloc((size_t)n * VOCAB * sizeof *logits);
@@ -389,6 +383,7 @@ static void bench_draws(bench_gpu *b, uint32_t n)
     for (uint32_t i = 0; i < n; i++)
         draws[i] = (gpu_draw){.key = i,
                               .row = i,
+                              .result = i,
                               .given = GPU_NO_TOKEN,
                               .top_k = 50,
                               .temperature = 0.8f,
@@ -403,11 +398,16 @@ static void bench_draws(bench_gpu *b, uint32_t n)
                   .n = n,
                   .draws = bench_gpu_send(b, draws, n * sizeof *draws),
                   .scratch = bench_gpu_alloc(b, (size_t)n * VOCAB * sizeof(float), false),
-                  .out = bench_gpu_alloc(b, n * sizeof(gpu_drawn), false)}};
+                  .drawn = bench_gpu_alloc(b, n * sizeof(gpu_drawn), false)}};
     put_line(b, "draw by top-k and top-p of 128256 logits", bench_gpu_time(b, draw_once, &k, 20),
              (double)n * VOCAB * 4.0, 0.0);
-    void *const device[] = {(void *)(uintptr_t)k.s.logits, (void *)(uintptr_t)k.s.draws,
-                            k.s.scratch, k.s.out};
+    void *limited = (void *)(uintptr_t)k.s.draws;
+    for (uint32_t i = 0; i < n; i++) draws[i].temperature = 0.0f;
+    k.s.draws = bench_gpu_send(b, draws, n * sizeof *draws);
+    put_line(b, "largest of 128256 logits", bench_gpu_time(b, draw_once, &k, 20),
+             (double)n * VOCAB * 4.0, 0.0);
+    void *const device[] = {(void *)(uintptr_t)k.s.logits, (void *)(uintptr_t)k.s.draws, limited,
+                            k.s.scratch, k.s.drawn};
     bench_gpu_release(b, device, sizeof device / sizeof *device);
     free(logits);
 }
@@ -416,10 +416,9 @@ static void bench_rows(bench_gpu *b)
 {
     size_t m = b->divide > 1 ? 4 : MANY_ROWS, logits = b->divide > 1 ? 1 : LOGIT_ROWS;
     size_t bytes = m * 2 * FFN * sizeof(uint16_t);
-    size_t most = logits * VOCAB * sizeof(float) > bytes ? logits * VOCAB * sizeof(float) : bytes;
     rowing k = {b,
                 m,
-                bench_gpu_alloc(b, most, true),
+                bench_gpu_alloc(b, bytes, true),
                 bench_gpu_alloc(b, m * HIDDEN * sizeof(float), true),
                 bench_gpu_alloc(b, HIDDEN * sizeof(float), true),
                 bench_gpu_alloc(b, bytes, false)};
@@ -427,9 +426,6 @@ static void bench_rows(bench_gpu *b)
              (double)m * HIDDEN * 14.0, 0.0);
     put_line(b, "swiglu of 14336", bench_gpu_time(b, gate_once, &k, 20), (double)m * FFN * 6.0,
              0.0);
-    k.m = logits;
-    put_line(b, "largest of 128256 logits", bench_gpu_time(b, argmax_once, &k, 20),
-             (double)logits * VOCAB * 4.0, 0.0);
     void *const device[] = {k.x, k.delta, k.weight, k.out};
     bench_gpu_release(b, device, sizeof device / sizeof *device);
     bench_draws(b, (uint32_t)logits);

@@ -19,7 +19,7 @@ extern "C" {
 #endif
 
 /* Rises with every change below: a plugin of another version is refused. */
-enum { GPU_API_VERSION = 19 };
+enum { GPU_API_VERSION = 20 };
 
 typedef enum gpu_status { GPU_OK, GPU_NO_MEMORY, GPU_UNSUPPORTED, GPU_LOST } gpu_status;
 
@@ -437,7 +437,7 @@ static inline void gpu_measure_add(gpu_measured_list *list, gpu_measured *s, siz
 /* ---- draws ------------------------------------------------------------------------------------
  * model/sampler.h says what a draw is; equal logits give equal tokens. */
 
-enum { GPU_LOGPROBS_MAX = 20, GPU_NO_TOKEN = 0xffffffff };
+enum { GPU_LOGPROBS_MAX = 20, GPU_NO_TOKEN = 0xffffffff, GPU_NO_DRAW = 0xffffffff };
 
 /* An edit of one logit of a draw. Banned logits become -inf, then biases are added, then seen
  * tokens are penalised. */
@@ -449,7 +449,8 @@ typedef struct gpu_edit {
 
 typedef struct gpu_draw {
     uint64_t key;
-    uint32_t row, sample_index;
+    uint32_t row; /* GPU_NO_DRAW: an unused draw, which has no result */
+    uint32_t sample_index;
     uint32_t first_edit, n_banned, n_biased, n_seen;
     uint32_t given; /* this token instead of a draw, or GPU_NO_TOKEN */
     uint32_t top_k; /* 0: all */
@@ -457,14 +458,10 @@ typedef struct gpu_draw {
     float log_min_p; /* -inf: off */
     float presence, frequency, repetition;
     int32_t n_logprobs; /* -1: none */
-    uint32_t last;      /* 0, or 1 + the previous step's draw whose token is seen too */
+    uint32_t last;      /* 0, or 1 + the result of an earlier step whose token is seen too */
+    uint32_t result;    /* where the result goes */
+    uint32_t by_parts;  /* draw_parts and decide make it; 0: sample does, from a whole row */
 } gpu_draw;
-
-/* The tokens that a step drew, on the device: draw i's is tokens[i * stride]. */
-typedef struct gpu_before {
-    const uint32_t *tokens;
-    uint32_t stride;
-} gpu_before;
 
 /* The result of a draw, like backend/backend.h's step_sample. */
 typedef struct gpu_drawn {
@@ -481,10 +478,19 @@ typedef struct gpu_sampling {
     uint32_t first, n_vocab, stride, n;
     const gpu_draw *draws; /* [n] */
     const gpu_edit *edits;
-    gpu_before before; /* set when some draw has a `last` */
-    float *scratch;    /* [n, n_vocab] */
-    gpu_drawn *out;    /* [n] */
+    float *scratch; /* [n, n_vocab] */
+    /* The results of these draws, and those of the step before. A graph is replayed with other
+     * draws, which say in their turn where their results go. */
+    gpu_drawn *drawn;
 } gpu_sampling;
+
+/* The tokens of rows: tokens [n], or where draws [n] has 1 + a result, that one's, counted from
+ * `first`. draws may be NULL. */
+typedef struct gpu_tokens {
+    const uint32_t *tokens, *draws;
+    const gpu_drawn *drawn;
+    uint32_t first;
+} gpu_tokens;
 
 /* What a rank's part of a row gives to a draw without logprobs, min_p, top_k and top_p: its largest
  * edited logit, and its largest with noise, which a greedy draw lacks. GPU_NO_TOKEN: there is
@@ -570,13 +576,9 @@ typedef struct gpu_api {
     gpu_status (*product)(gpu *g, const gpu_matrix *w, const void *x, size_t m, void *y,
                           gpu_type y_type, void *scratch);
 
-    /* tokens[i] = the token of draw draws[i] - 1, counted from `first`, as embed takes it;
-     * unchanged where draws[i] is 0. */
-    gpu_status (*follow)(gpu *g, const gpu_before *before, const uint32_t *draws, size_t n,
-                         uint32_t first, uint32_t *tokens);
     /* x [n, k] f32 = rows of w times scale; zeros for tokens from w->n on. */
-    gpu_status (*embed)(gpu *g, const gpu_matrix *w, const uint32_t *tokens, size_t n, float scale,
-                        float *x);
+    gpu_status (*embed)(gpu *g, const gpu_matrix *w, const gpu_tokens *tokens, size_t n,
+                        float scale, float *x);
     /* angles [n, head_dim] of positions [n] * inv_freq [head_dim / 2], times factor. */
     gpu_status (*angles)(gpu *g, const float *inv_freq, const uint32_t *positions, size_t n,
                          uint32_t head_dim, float factor, float *angles);
@@ -597,21 +599,22 @@ typedef struct gpu_api {
     /* out [n] = rows [n] of x, each `bytes` (a multiple of 4). */
     gpu_status (*gather)(gpu *g, const void *x, const uint32_t *rows, size_t n, size_t bytes,
                          void *out);
-    /* out [m]: the index of the largest of x [m, n], the lowest of equals. */
-    gpu_status (*argmax)(gpu *g, const float *x, size_t m, size_t n, uint32_t *out);
-    /* Makes -inf of logits in row rows[i] - first_row, for i in [0, m), whose token's bit in words
-     * [m, n_words] is 0. A row of logits [.., n] has the tokens from first_token on. */
-    gpu_status (*mask)(gpu *g, float *logits, size_t n, uint32_t first_token, const uint32_t *rows,
-                       uint32_t first_row, size_t m, const uint32_t *words, size_t n_words);
+    /* Makes -inf of logits [m, n] of a row whose token's bit is 0 in the row's mask: the n_words
+     * words from words[masks[row] - 1] on; none where masks[row] is 0. A row has the tokens from
+     * first_token on. */
+    gpu_status (*mask)(gpu *g, float *logits, size_t n, uint32_t first_token, const uint32_t *masks,
+                       size_t m, const uint32_t *words, size_t n_words);
 
     /* Waits for the device when there are many rows. */
     gpu_status (*experts)(gpu *g, const gpu_experts *e);
+    /* Makes the draws that are not by parts. */
     gpu_status (*sample)(gpu *g, const gpu_sampling *s);
-    /* Writes the part of each draw instead of making it. */
+    /* Writes the part of each draw by parts to parts [n]. */
     gpu_status (*draw_parts)(gpu *g, const gpu_sampling *s, gpu_part *parts);
-    /* Makes n draws from the parts [ranks, n] of all ranks, which are in the order of their tokens:
-     * what `sample` draws from whole rows. */
-    gpu_status (*decide)(gpu *g, const gpu_part *parts, uint32_t ranks, size_t n, gpu_drawn *out);
+    /* Makes those of n draws that are by parts, from the parts [ranks, n] of all ranks, which are
+     * in the order of their tokens: what `sample` draws from whole rows. */
+    gpu_status (*decide)(gpu *g, const gpu_part *parts, uint32_t ranks, size_t n,
+                         const gpu_draw *draws, gpu_drawn *drawn);
     /* out [n, vocab] from parts [ranks, n, slice], whose tail beyond vocab is dropped. */
     gpu_status (*join)(gpu *g, const float *parts, size_t n, size_t slice, size_t vocab,
                        float *out);

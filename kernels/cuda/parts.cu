@@ -14,10 +14,11 @@ static DEVICE void keep_better(float *value, uint32_t *token, float v, uint32_t 
 }
 
 static __global__ void __launch_bounds__(PART_THREADS)
-    decide_kernel(const gpu_part *parts, uint32_t ranks, size_t n, gpu_drawn *out)
+    decide_kernel(const gpu_part *parts, uint32_t ranks, size_t n, const gpu_draw *draws,
+                  gpu_drawn *drawn)
 {
     size_t i = (size_t)blockIdx.x * blockDim.x + threadIdx.x;
-    if (i >= n) return;
+    if (i >= n || draws[i].row == GPU_NO_DRAW || !draws[i].by_parts) return;
     gpu_part best = {-INFINITY, GPU_NO_TOKEN, -INFINITY, GPU_NO_TOKEN};
     for (uint32_t r = 0; r < ranks; r++) {
         const gpu_part p = parts[r * n + i];
@@ -26,9 +27,10 @@ static __global__ void __launch_bounds__(PART_THREADS)
     }
     uint32_t token = best.drawn_token;
     if (token == GPU_NO_TOKEN) token = best.largest_token;
-    out[i].token = token == GPU_NO_TOKEN ? 0 : token; /* a row of NaN alone */
-    out[i].logprob = NAN;
-    out[i].rank = out[i].n_top = 0;
+    gpu_drawn *out = drawn + draws[i].result;
+    out->token = token == GPU_NO_TOKEN ? 0 : token; /* a row of NaN alone */
+    out->logprob = NAN;
+    out->rank = out->n_top = 0;
 }
 
 /* Blocks along y are rows. */
@@ -41,10 +43,11 @@ static __global__ void __launch_bounds__(JOIN_THREADS)
     out[row * vocab + token] = parts[(token / slice * n + row) * slice + token % slice];
 }
 
-gpu_status gpu_decide(gpu *g, const gpu_part *parts, uint32_t ranks, size_t n, gpu_drawn *out)
+gpu_status gpu_decide(gpu *g, const gpu_part *parts, uint32_t ranks, size_t n,
+                      const gpu_draw *draws, gpu_drawn *drawn)
 {
     unsigned blocks = (unsigned)((n + PART_THREADS - 1) / PART_THREADS);
-    if (n) LAUNCH(decide_kernel, blocks, PART_THREADS, 0, g, parts, ranks, n, out);
+    if (n) LAUNCH(decide_kernel, blocks, PART_THREADS, 0, g, parts, ranks, n, draws, drawn);
     return gpu_launched(g, "decisions of draws");
 }
 

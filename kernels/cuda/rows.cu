@@ -1,11 +1,10 @@
-/* Row by row: embeddings, norms, gates, angles; the largest logit. */
+/* Row by row: embeddings, norms, gates, angles. */
 #include "kernels/cuda/simt.cuh"
 
 enum {
     ROW_THREADS = 256,
     ROW_HELD = 4, /* a thread of a norm holds up to this times four elements */
     NORM_THREADS_MOST = 1024,
-    ARGMAX_THREADS = 1024,
 };
 
 struct alignas(16) four {
@@ -25,9 +24,11 @@ template <class T> static DEVICE void store_four(T *out, const float v[4])
 }
 
 template <class T>
-static __global__ void embed_kernel(gpu_matrix w, const uint32_t *tokens, float scale, float *x)
+static __global__ void embed_kernel(gpu_matrix w, gpu_tokens tokens, float scale, float *x)
 {
-    size_t token = tokens[blockIdx.x];
+    uint32_t draw = tokens.draws ? tokens.draws[blockIdx.x] : 0;
+    /* A token of another rank's part wraps where it lies before this one's. */
+    size_t token = draw ? tokens.drawn[draw - 1].token - tokens.first : tokens.tokens[blockIdx.x];
     bool is = token < w.n;
     const T *row = (const T *)w.data + (is ? token : 0) * w.k;
     float *out = x + blockIdx.x * w.k;
@@ -46,14 +47,6 @@ static __global__ void angles_kernel(const float *inv_freq, const uint32_t *posi
     sincosf((float)positions[row] * inv_freq[pair], &sine, &cosine);
     angles[row * 2 * half + pair] = cosine * factor;
     angles[row * 2 * half + half + pair] = sine * factor;
-}
-
-static __global__ void follow_kernel(gpu_before before, const uint32_t *draws, size_t n,
-                                     uint32_t first, uint32_t *tokens)
-{
-    size_t i = (size_t)blockIdx.x * blockDim.x + threadIdx.x;
-    if (i < n && draws[i])
-        tokens[i] = before.tokens[(size_t)(draws[i] - 1) * before.stride] - first;
 }
 
 /* Norms a row in registers: all loads are issued at once, because with few rows their latency is
@@ -160,48 +153,14 @@ static __global__ void gather_kernel(const uint32_t *x, const uint32_t *rows, si
              [=](uint32_t v, uint32_t i) { to[i] = v; });
 }
 
-/* NaN is never the largest; a row of NaN alone gives 0. */
-static DEVICE void keep_larger(float *value, uint32_t *index, float v, uint32_t i)
-{
-    if (v > *value || (v == *value && i < *index)) {
-        *value = v;
-        *index = i;
-    }
-}
-
-static __global__ void __launch_bounds__(ARGMAX_THREADS)
-    argmax_kernel(const float *x, size_t n, uint32_t *out)
-{
-    __shared__ float values[WARP];
-    __shared__ uint32_t indices[WARP];
-    const float *row = x + blockIdx.x * n;
-    float value = -INFINITY;
-    uint32_t index = 0xffffffffu;
-    for_each(row, (uint32_t)n, [&](float v, uint32_t i) { keep_larger(&value, &index, v, i); });
-    unsigned lane = threadIdx.x % WARP, warps = blockDim.x / WARP;
-    for (int mask = WARP / 2; mask > 0; mask /= 2) {
-        float v = shuffle_xor(value, mask);
-        uint32_t i = shuffle_xor(index, mask);
-        keep_larger(&value, &index, v, i);
-    }
-    if (lane == 0) {
-        values[threadIdx.x / WARP] = value;
-        indices[threadIdx.x / WARP] = index;
-    }
-    __syncthreads();
-    if (threadIdx.x != 0) return;
-    for (unsigned w = 1; w < warps; w++) keep_larger(&value, &index, values[w], indices[w]);
-    out[blockIdx.x] = index == 0xffffffffu ? 0 : index;
-}
-
 /* ---- launches -------------------------------------------------------------------------------- */
 
 static unsigned blocks_of(size_t n) { return (unsigned)((n + ROW_THREADS - 1) / ROW_THREADS); }
 
-gpu_status gpu_embed(gpu *g, const gpu_matrix *w, const uint32_t *tokens, size_t n, float scale,
+gpu_status gpu_embed(gpu *g, const gpu_matrix *w, const gpu_tokens *tokens, size_t n, float scale,
                      float *x)
 {
-#define EMBED(T) LAUNCH(embed_kernel<T>, (unsigned)n, ROW_THREADS, 0, g, *w, tokens, scale, x)
+#define EMBED(T) LAUNCH(embed_kernel<T>, (unsigned)n, ROW_THREADS, 0, g, *w, *tokens, scale, x)
     if (n) FOR_TYPE(w->type, EMBED)
 #undef EMBED
     return gpu_launched(g, "embed");
@@ -215,13 +174,6 @@ gpu_status gpu_angles(gpu *g, const float *inv_freq, const uint32_t *positions, 
         LAUNCH(angles_kernel, blocks_of(n * half), ROW_THREADS, 0, g, inv_freq, positions, n, half,
                factor, angles);
     return gpu_launched(g, "angles");
-}
-
-gpu_status gpu_follow(gpu *g, const gpu_before *before, const uint32_t *draws, size_t n,
-                      uint32_t first, uint32_t *tokens)
-{
-    if (n) LAUNCH(follow_kernel, blocks_of(n), ROW_THREADS, 0, g, *before, draws, n, first, tokens);
-    return gpu_launched(g, "follow");
 }
 
 gpu_status gpu_norm(gpu *g, float *x, const float *delta, const float *weight, float eps, size_t m,
@@ -265,10 +217,4 @@ gpu_status gpu_gather(gpu *g, const void *x, const uint32_t *rows, size_t n, siz
         LAUNCH(gather_kernel, (unsigned)n, ROW_THREADS, 0, g, (const uint32_t *)x, rows, bytes / 4,
                (uint32_t *)out);
     return gpu_launched(g, "gather");
-}
-
-gpu_status gpu_argmax(gpu *g, const float *x, size_t m, size_t n, uint32_t *out)
-{
-    if (m) LAUNCH(argmax_kernel, (unsigned)m, ARGMAX_THREADS, 0, g, x, n, out);
-    return gpu_launched(g, "argmax");
 }

@@ -181,8 +181,7 @@ static DEVICE void edit(const gpu_sampling &s, const gpu_draw &d, float *x)
         if (at % DRAW_THREADS == threadIdx.x && at < s.n_vocab) x[at] += biased[i].bias;
     }
     __syncthreads();
-    uint32_t last = GPU_NO_TOKEN;
-    if (d.last) last = s.before.tokens[(size_t)(d.last - 1) * s.before.stride];
+    uint32_t last = d.last ? s.drawn[d.last - 1].token : GPU_NO_TOKEN;
     last -= s.first;
     if (threadIdx.x == 0) is_known = last >= s.n_vocab;
     __syncthreads();
@@ -306,19 +305,25 @@ static DEVICE best draw_token(const float *x, uint32_t first, uint32_t n, const 
     return block_best(b);
 }
 
-/* Edits the draw's row into x [n_vocab], divided by the temperature unless the draw is greedy. */
-static DEVICE void prepare(const gpu_sampling &s, const gpu_draw &d, float *x)
+/* The draw's row, edited, and divided by the temperature unless the draw is greedy: in
+ * scratch [n_vocab], but for a row that stays as it is, which is not copied. */
+static DEVICE const float *prepare(const gpu_sampling &s, const gpu_draw &d, float *scratch)
 {
-    edit(s, d, x);
-    if (d.temperature < GREEDY_BELOW) return;
-    for_each(x, s.n_vocab, [=](float v, uint32_t i) { x[i] = v / d.temperature; });
+    const float *row = s.logits + (size_t)d.row * s.stride;
+    if (d.n_banned + d.n_biased + d.n_seen > 0) {
+        edit(s, d, scratch);
+        row = scratch;
+    }
+    if (d.temperature < GREEDY_BELOW) return row;
+    for_each(row, s.n_vocab, [=](float v, uint32_t i) { scratch[i] = v / d.temperature; });
     __syncthreads();
+    return scratch;
 }
 
-static DEVICE uint32_t draw(digits &all, const gpu_sampling &s, const gpu_draw &d, float *x)
+static DEVICE uint32_t draw(digits &all, const gpu_sampling &s, const gpu_draw &d, float *scratch)
 {
     uint32_t n = s.n_vocab;
-    prepare(s, d, x);
+    const float *x = prepare(s, d, scratch);
     best top = row_best(x, n, NULL);
     uint32_t greedy = top.id == NO_TOKEN ? 0 : top.id;
     if (d.temperature < GREEDY_BELOW) return greedy;
@@ -376,7 +381,8 @@ static __global__ void __launch_bounds__(DRAW_THREADS) draw_kernel(gpu_sampling 
 {
     __shared__ digits all;
     const gpu_draw d = s.draws[blockIdx.x];
-    gpu_drawn *out = s.out + blockIdx.x;
+    if (d.row == GPU_NO_DRAW || d.by_parts) return; /* the whole block */
+    gpu_drawn *out = s.drawn + d.result;
     uint32_t token = d.given;
     if (token == GPU_NO_TOKEN) token = draw(all, s, d, s.scratch + (size_t)blockIdx.x * s.n_vocab);
     if (threadIdx.x == 0) {
@@ -391,8 +397,8 @@ static __global__ void __launch_bounds__(DRAW_THREADS) draw_kernel(gpu_sampling 
 static __global__ void __launch_bounds__(DRAW_THREADS) part_kernel(gpu_sampling s, gpu_part *parts)
 {
     const gpu_draw d = s.draws[blockIdx.x];
-    float *x = s.scratch + (size_t)blockIdx.x * s.n_vocab;
-    prepare(s, d, x);
+    if (d.row == GPU_NO_DRAW || !d.by_parts) return; /* the whole block */
+    const float *x = prepare(s, d, s.scratch + (size_t)blockIdx.x * s.n_vocab);
     best top = row_best(x, s.n_vocab, NULL), drawn = {-INFINITY, NO_TOKEN};
     if (top.id != NO_TOKEN) top.id += s.first;
     if (d.temperature >= GREEDY_BELOW)

@@ -402,9 +402,7 @@ gpu_status gpu_few_experts(gpu *g, const gpu_matrix *w, const void *x, const gpu
 /* The functions of the table, by file. */
 extern "C" {
 /* rows.cu */
-gpu_status gpu_follow(gpu *g, const gpu_before *before, const uint32_t *draws, size_t n,
-                      uint32_t first, uint32_t *tokens);
-gpu_status gpu_embed(gpu *g, const gpu_matrix *w, const uint32_t *tokens, size_t n, float scale,
+gpu_status gpu_embed(gpu *g, const gpu_matrix *w, const gpu_tokens *tokens, size_t n, float scale,
                      float *x);
 gpu_status gpu_angles(gpu *g, const float *inv_freq, const uint32_t *positions, size_t n,
                       uint32_t head_dim, float factor, float *angles);
@@ -416,16 +414,17 @@ gpu_status gpu_gate(gpu *g, const void *gate_up, size_t m, size_t d, bool gelu, 
                     gpu_type type);
 gpu_status gpu_gather(gpu *g, const void *x, const uint32_t *rows, size_t n, size_t bytes,
                       void *out);
-gpu_status gpu_argmax(gpu *g, const float *x, size_t m, size_t n, uint32_t *out);
-gpu_status gpu_mask(gpu *g, float *logits, size_t n, uint32_t first_token, const uint32_t *rows,
-                    uint32_t first_row, size_t m, const uint32_t *words, size_t n_words);
+/* mask.cu */
+gpu_status gpu_mask(gpu *g, float *logits, size_t n, uint32_t first_token, const uint32_t *masks,
+                    size_t m, const uint32_t *words, size_t n_words);
 /* experts.cu */
 gpu_status gpu_run_experts(gpu *g, const gpu_experts *e);
 /* sample.cu */
 gpu_status gpu_sample(gpu *g, const gpu_sampling *s);
 gpu_status gpu_draw_parts(gpu *g, const gpu_sampling *s, gpu_part *parts);
 /* parts.cu */
-gpu_status gpu_decide(gpu *g, const gpu_part *parts, uint32_t ranks, size_t n, gpu_drawn *out);
+gpu_status gpu_decide(gpu *g, const gpu_part *parts, uint32_t ranks, size_t n,
+                      const gpu_draw *draws, gpu_drawn *drawn);
 gpu_status gpu_join(gpu *g, const float *parts, size_t n, size_t slice, size_t vocab, float *out);
 /* heads.cu */
 gpu_status gpu_write_heads(gpu *g, const gpu_heads *h);

@@ -50,13 +50,11 @@ typedef struct cuda_flight {
     step_sample *samples;         /* [step_most_draws] */
     sampler_draw *draws;          /* [step_most_draws] */
     uint32_t n_draws;
-    uint32_t *rows;  /* [max_seqs] the share of each row that is drawn from */
-    uint32_t n_rows; /* of these; the first n_apart are drawn from by parts (is_apart) */
-    uint32_t n_apart, n_apart_draws;
-    bool largest;            /* drawn and host have tokens only, those of largest logits */
-    gpu_drawn *drawn, *host; /* [step_most_draws] on the device, and pinned */
-    uint32_t *drawn_at;      /* [max_seqs] where drawn has the first draw of each share */
-    measured measured;       /* pinned: results of measures */
+    uint32_t *rows; /* [max_seqs] the share of each row that is drawn from */
+    uint32_t n_rows;
+    gpu_drawn *host;    /* [step_most_draws] pinned */
+    uint32_t *drawn_at; /* [max_seqs] where host has the first draw of each share */
+    measured measured;  /* pinned: results of measures */
 } cuda_flight;
 
 enum { CUDA_FLIGHTS = 2 };
@@ -86,7 +84,6 @@ typedef struct backend_cuda {
     cuda_graphs *graphs;
     cuda_retrieve *retrieve; /* NULL without retrieval */
     sampler *sampler;
-    bool *is_greedy; /* [max_seqs] the sequence wants the largest logit's token alone */
     /* [max_seqs] of ranks: its draws follow from what each rank finds in its part of the row
      * (gpu_part). Other rows are joined. */
     bool *is_apart;
@@ -114,13 +111,16 @@ typedef struct backend_cuda {
     float *pooled;      /* [shares that pool, hidden] of the last step that had any */
     double *pooled_sum; /* [hidden] */
     size_t pooled_capacity;
-    /* [CUDA_LOGIT_ROWS, vocab, the ranks' padding included] on the device; also the parts of rows
-     * until they are joined. */
+    uint32_t head_rows; /* how many rows of logits there is room for: the head's product, and draws,
+                           are of so many at once */
+    gpu_drawn *drawn;   /* [CUDA_FLIGHTS, step_most_draws] on the device: each flight's results */
+    /* [head_rows, vocab, the ranks' padding included] on the device; also the parts of rows until
+     * they are joined. */
     float *draw_scratch;
-    float *joined;              /* [CUDA_LOGIT_ROWS, vocab], of ranks */
+    float *joined;              /* [head_rows, vocab], of ranks */
     gpu_part *parts, *gathered; /* [step_most_draws] and [ranks, step_most_draws], of ranks */
     cuda_pack logits;           /* row numbers go in, logits come back */
-    cuda_pack draws;            /* row numbers and draws */
+    cuda_pack draws;            /* draws, and what belongs to them */
 } backend_cuda;
 
 static inline gpu_grain cuda_grain(pkv_grain grain)
@@ -211,9 +211,16 @@ status cuda_graphs_run(cuda_graphs *all, cuda_forward *f, const cuda_batch *batc
 
 /* ---- draws.c --------------------------------------------------------------------------------- */
 
-/* Lists the flight's draws, in the order of its rows, and starts them. Results are copied to the
- * flight's host memory without waiting, where all ranks' comm is on the device. */
+/* Lists the flight's draws, in the order of its rows, and sends the device what they need. Where
+ * all rows of the step decode and nothing of it goes through the host, they become part of the
+ * batch's launches, and of its graph. */
+status cuda_draws_send(backend_cuda *b);
+/* Makes them, unless the batch's launches have. Results are copied to the flight's host memory
+ * without waiting, where all ranks' comm is on the device. */
 status cuda_draw(backend_cuda *b);
+/* Makes room in the pack for n draws, but for their edits and masks, so that it seldom grows:
+ * graphs know where it lies. */
+status cuda_draws_reserve(backend_cuda *b, uint32_t n);
 /* Lists the flight's draws from rows of logits on the host. */
 void cuda_list_draws(backend_cuda *b, const float *row);
 /* Whether a share's row is drawn from by parts: one of several ranks, without logprobs and
@@ -221,9 +228,7 @@ void cuda_list_draws(backend_cuda *b, const float *row);
 bool cuda_draws_apart(const backend_cuda *b, const sample_params *p);
 /* Called when the draws have arrived: puts them into results and histories. */
 void cuda_drawn(backend_cuda *b, cuda_flight *f);
-/* Where the draws of the step before lie on the device. */
-gpu_before cuda_before(const backend_cuda *b);
-/* 0, or 1 + the index there of the draw that becomes the share's token. */
+/* 0, or 1 + where `drawn` has the earlier step's draw that becomes the share's token. */
 uint32_t cuda_draw_before(const backend_cuda *b, const step_seq *share);
 
 /* ---- moves.c --------------------------------------------------------------------------------- */

@@ -12,14 +12,6 @@
 
 /* ---- tokens ---------------------------------------------------------------------------------- */
 
-/* Whether a draw is the largest raw logit's token, without logprobs. */
-static bool is_plain_greedy(const sample_params *p)
-{
-    return p->temperature < 1e-5f && p->presence_penalty == 0.0f && p->frequency_penalty == 0.0f &&
-           p->repetition_penalty == 1.0f && p->n_logprobs < 0 && p->min_tokens == 0 &&
-           p->n_bias == 0;
-}
-
 /* Lists the rows whose logits the plan wants; those that are drawn from come after them. */
 static uint32_t list_logit_rows(backend_cuda *b, const step_plan *plan, uint32_t *n_asked)
 {
@@ -39,8 +31,8 @@ static status fetch_some(backend_cuda *b, const uint32_t *rows, uint32_t n, floa
 {
     cuda_device *d = &b->device;
     size_t slice = b->weights.head.n, vocab = b->config.vocab_size;
-    for (uint32_t done = 0; done < n; done += CUDA_LOGIT_ROWS) {
-        uint32_t some = n - done < CUDA_LOGIT_ROWS ? n - done : CUDA_LOGIT_ROWS;
+    for (uint32_t done = 0; done < n; done += b->head_rows) {
+        uint32_t some = n - done < b->head_rows ? n - done : b->head_rows;
         float *logits;
         if (atomic_load(&b->interrupted)) return status_make(STATUS_INTERNAL, "interrupted");
         RETURN_IF_ERROR(cuda_forward_logits(b->forward, rows + done, some, &logits));
@@ -79,12 +71,12 @@ static status sample_flight(backend_cuda *b, const step_plan *plan)
     result->logits = logits;
     result->n_logit_rows = n_asked;
     if (here) {
+        RETURN_IF_ERROR(cuda_draws_send(b));
         RETURN_IF_ERROR(cuda_draw(b));
         RETURN_IF_ERROR(cuda_wait(&b->device));
         cuda_drawn(b, b->flight);
         return STATUS_IS_OK;
     }
-    b->flight->largest = false;
     cuda_list_draws(b, logits + (size_t)n_asked * b->config.vocab_size);
     sampler_run(b->sampler, b->flight->draws, b->flight->n_draws);
     return STATUS_IS_OK;
@@ -148,7 +140,6 @@ static status begin_step(backend_cuda *b, const step_plan *plan)
     RETURN_IF_ERROR(fatal(cuda_send(b, plan, computes, &f->batch)));
     for (uint32_t i = 0; i < plan->n_opens; i++) {
         RETURN_IF_ERROR(sampler_open(b->sampler, &plan->opens[i]));
-        b->is_greedy[plan->opens[i].seq] = is_plain_greedy(plan->opens[i].params);
         b->is_apart[plan->opens[i].seq] = cuda_draws_apart(b, plan->opens[i].params);
     }
     if (!computes) return checked;
@@ -169,6 +160,7 @@ static status run_rows(backend_cuda *b)
 /* Starts a step, draws included, without waiting for it. */
 static status start_step(backend_cuda *b)
 {
+    RETURN_IF_ERROR(cuda_draws_send(b));
     RETURN_IF_ERROR(run_rows(b));
     RETURN_IF_ERROR(cuda_draw(b));
     return cuda_status(b->device.api->note(b->device.g, (uint32_t)(b->flight - b->flights)));
@@ -315,11 +307,11 @@ static void cuda_destroy(void *ctx)
         cuda_pack_destroy(d, &d->stage);
         cuda_peers_destroy(d);
         for (int i = 0; i < CUDA_FLIGHTS; i++) {
-            if (b->flights[i].drawn) d->api->release(d->g, b->flights[i].drawn);
             if (b->flights[i].host) d->api->release_host(d->g, b->flights[i].host);
             measured_destroy(&b->flights[i].measured);
         }
         if (b->pages.data) d->api->release(d->g, b->pages.data);
+        if (b->drawn) d->api->release(d->g, b->drawn);
         if (b->draw_scratch) d->api->release(d->g, b->draw_scratch);
         if (b->joined) d->api->release(d->g, b->joined);
         if (b->parts) d->api->release(d->g, b->parts);
@@ -339,7 +331,6 @@ static void cuda_destroy(void *ctx)
         free(b->flights[i].drawn_at);
         free(b->flights[i].rows);
     }
-    free(b->is_greedy);
     free(b->is_apart);
     free(b->seqs);
     free(b->logit_rows);

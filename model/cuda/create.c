@@ -98,12 +98,39 @@ static void lay_out_pages(backend_cuda *b, const backend_cuda_options *o)
                            .run_heads = pkv_head_groups(g) / pkv_shares(g)};
 }
 
+/* Free memory of the device that nothing has taken yet. Ranks in threads share a GPU, and each
+ * takes its part. */
+static uint64_t memory_left(const backend_cuda *b, const backend_options *o)
+{
+    uint64_t ranks = (uint64_t)comm_size(o->group);
+    uint64_t free_bytes = b->device.facts.free_bytes / (comm_on_device(o->group) ? 1 : ranks);
+    return free_bytes - (b->device.allocated < free_bytes ? b->device.allocated : free_bytes);
+}
+
+/* Sets how many rows of logits there is room for: those of the largest step that decodes, but for
+ * what would take more than a part of the memory that the weights leave. The rank with least memory
+ * decides, because all ranks draw from the same rows at once. */
+static status count_head_rows(backend_cuda *b, const backend_options *o)
+{
+    enum { MOST = 256, PART = 32, WHOLE = 8 /* a count is a multiple of it */ };
+    size_t ranks = (size_t)comm_size(o->group), part = b->weights.head.n;
+    size_t row = (part + part * ranks + (ranks > 1 ? b->config.vocab_size : 0)) * sizeof(float);
+    uint64_t rows = memory_left(b, o) / PART / row / WHOLE * WHOLE;
+    uint32_t wanted = cuda_graphs_round(o->max_seqs, CUDA_SHAPE_STEPS);
+    if (rows > MOST) rows = MOST;
+    if (rows > wanted) rows = (wanted + WHOLE - 1) / WHOLE * WHOLE;
+    b->head_rows = rows < CUDA_HEAD_ROWS_LEAST ? CUDA_HEAD_ROWS_LEAST : (uint32_t)rows;
+    return cuda_smallest(&b->device, &b->head_rows);
+}
+
 /* Memory that draws need on the device; of several ranks also rows of all of them. */
 static status make_draw_buffers(backend_cuda *b, const backend_options *o)
 {
     cuda_device *d = &b->device;
     size_t ranks = (size_t)comm_size(o->group), n_draws = step_most_draws(o->max_seqs);
-    size_t rows = CUDA_LOGIT_ROWS * sizeof(float);
+    size_t rows = b->head_rows * sizeof(float);
+    b->draws.is_double = true;
+    RETURN_IF_ERROR(cuda_draws_reserve(b, (uint32_t)n_draws));
     RETURN_IF_ERROR(cuda_alloc(d, rows * b->weights.head.n * ranks, &b->draw_scratch));
     if (ranks == 1) return STATUS_IS_OK;
     RETURN_IF_ERROR(cuda_alloc(d, rows * b->config.vocab_size, &b->joined));
@@ -120,12 +147,19 @@ static status make_forward(backend_cuda *b, const backend_options *o, error *err
                                  .geometry = b->info.geometry,
                                  .first_kv_head = b->slice.first_kv_head,
                                  .max_rows = o->max_rows,
-                                 .max_seqs = cuda_graphs_round(o->max_seqs, CUDA_SHAPE_STEPS)};
+                                 .max_seqs = cuda_graphs_round(o->max_seqs, CUDA_SHAPE_STEPS),
+                                 .first_token = b->slice.first_token};
     uint32_t page_tokens = b->pages.page_tokens;
     /* With a window, steps bring their tables along. */
     uint32_t row =
         o->kv_host_bytes ? 1 : (b->info.max_positions + page_tokens - 1) / page_tokens + 1;
-    status s = cuda_forward_create(&pass, &b->forward);
+    status s = count_head_rows(b, o);
+    if (status_ok(s))
+        s = cuda_alloc(&b->device, CUDA_FLIGHTS * step_most_draws(o->max_seqs) * sizeof *b->drawn,
+                       &b->drawn);
+    pass.head_rows = b->head_rows;
+    pass.drawn = b->drawn;
+    if (status_ok(s)) s = cuda_forward_create(&pass, &b->forward);
     if (status_ok(s)) s = cuda_graphs_create(&b->device, o, &b->graphs);
     if (status_ok(s)) s = make_draw_buffers(b, o);
     if (status_ok(s))
@@ -137,15 +171,12 @@ static status make_forward(backend_cuda *b, const backend_options *o, error *err
                      s.message ? s.message : status_text(s.code));
 }
 
-/* Called when all else is on the device. Ranks in threads share a GPU, and each takes its part. */
+/* Called when all else is on the device. */
 static uint64_t default_pool_bytes(const backend_cuda *b, const backend_options *o)
 {
-    uint64_t free_bytes = b->device.facts.free_bytes, ranks = (uint64_t)comm_size(o->group);
-    uint64_t share = comm_on_device(o->group) ? 1 : ranks;
-    free_bytes /= share;
-    free_bytes -= b->device.allocated < free_bytes ? b->device.allocated : free_bytes;
-    free_bytes = sizes_default_pool(free_bytes, MODEL_GPU_POOL_SHARE);
-    return sizes_pages_part(free_bytes, b->pages.page_bytes, cuda_retrieve_of_page(b)) * ranks;
+    uint64_t bytes = sizes_default_pool(memory_left(b, o), MODEL_GPU_POOL_SHARE);
+    return sizes_pages_part(bytes, b->pages.page_bytes, cuda_retrieve_of_page(b)) *
+           (uint64_t)comm_size(o->group);
 }
 
 static uint64_t cuda_page_bytes(const backend_cuda *b, uint32_t n_ranks)
@@ -236,7 +267,6 @@ static status make_flight(backend_cuda *b, uint32_t max_seqs, cuda_flight *f)
     f->draws = calloc(n_draws, sizeof *f->draws);
     f->drawn_at = calloc(max_seqs, sizeof *f->drawn_at);
     f->rows = calloc(max_seqs, sizeof *f->rows);
-    RETURN_IF_ERROR(cuda_alloc(&b->device, n_draws * sizeof *f->drawn, &f->drawn));
     RETURN_IF_GPU_ERROR(b->device.api->alloc_host(b->device.g, n_draws * sizeof *f->host, &host));
     f->host = host;
     bool ok = f->seq_results && f->samples && f->draws && f->drawn_at && f->rows;
@@ -250,13 +280,12 @@ static status make_step_buffers(backend_cuda *b, const backend_options *o)
     RETURN_IF_ERROR(sampler_create(o->max_seqs, b->config.vocab_size, b->pool, &b->sampler));
     for (int i = 0; i < CUDA_FLIGHTS; i++)
         RETURN_IF_ERROR(make_flight(b, o->max_seqs, &b->flights[i]));
-    b->step.is_double = b->changes.is_double = b->draws.is_double = true;
+    b->step.is_double = b->changes.is_double = true;
     RETURN_IF_ERROR(cuda_measuring_create(&b->measuring, o->max_seqs));
-    b->is_greedy = calloc(o->max_seqs, sizeof *b->is_greedy);
     b->is_apart = calloc(o->max_seqs, sizeof *b->is_apart);
     b->seqs = calloc(o->max_seqs, sizeof *b->seqs);
     b->logit_rows = calloc((size_t)o->max_rows + o->max_seqs, sizeof *b->logit_rows);
-    bool ok = b->is_greedy && b->is_apart && b->seqs && b->logit_rows;
+    bool ok = b->is_apart && b->seqs && b->logit_rows;
     return ok ? STATUS_IS_OK : status_make(STATUS_NO_MEMORY, "step buffers");
 }
 

@@ -181,6 +181,9 @@ typedef struct cuda_forward_options {
     pkv_geometry geometry;
     uint32_t first_kv_head; /* counted in the whole model */
     uint32_t max_rows, max_seqs;
+    uint32_t head_rows;     /* of logits at once: CUDA_HEAD_ROWS_LEAST or more, a multiple of 4 */
+    uint32_t first_token;   /* of this rank's part of the vocabulary */
+    const gpu_drawn *drawn; /* the results that cuda_batch.draws counts */
 } cuda_forward_options;
 
 struct cuda_window;
@@ -208,12 +211,24 @@ typedef struct cuda_measure_memory {
     const float *mean_ropes; /* [head_dim] for each MEASURE_EXPECTED */
 } cuda_measure_memory;
 
+/* What a step draws, its arrays on the device. Each row of logits has the draws that follow from
+ * it, in order. */
+typedef struct cuda_drawing {
+    uint32_t n_rows, n_draws; /* padding included; 0: nothing */
+    const uint32_t *rows;     /* [n_rows] of the step; NULL: all of them, and row i has draw i */
+    const gpu_draw *draws;    /* [n_draws] */
+    const uint32_t *masks;    /* [n_rows] as gpu_api.mask takes them; NULL: no row has one */
+    const gpu_edit *edits;    /* masks count their words from here, too */
+    bool by_parts, whole;     /* whether there are draws of either kind (gpu_draw.by_parts) */
+    uint32_t moved;           /* how often the arrays went elsewhere */
+} cuda_drawing;
+
 /* One step's rows, its arrays on the device. */
 typedef struct cuda_batch {
     uint32_t n_rows, n_seqs, n_decode, n_prefill; /* padding included */
     uint32_t prefill_rows, n_cut;                 /* as in gpu_attention */
     const uint32_t *tokens, *positions, *row_seqs, *lengths;
-    const uint32_t *draws; /* for each row: 0, or 1 + the earlier step's draw that is its token */
+    const uint32_t *draws; /* for each row: 0, or 1 + the earlier step's result with its token */
     const gpu_seq *seqs;
     const gpu_tile *decode, *prefill;
     bool whole; /* as in gpu_attention */
@@ -231,6 +246,9 @@ typedef struct cuda_batch {
     cuda_measure_memory measures;
     /* Called instead of the layer's attention when rows read by retrieval; else NULL. */
     status (*attend)(void *ctx, uint32_t layer, const gpu_heads *h, const gpu_attention *a);
+    /* Called behind the last layer when the step's draws belong to its launches; else NULL. */
+    status (*draw)(void *ctx, const cuda_drawing *d);
+    cuda_drawing drawing;
     void *ctx;
 } cuda_batch;
 
@@ -248,9 +266,10 @@ uint32_t cuda_forward_cut(const cuda_forward *f, uint64_t slots, uint32_t longes
 status cuda_forward_run(cuda_forward *f, const cuda_batch *b, const _Atomic bool *interrupted);
 /* The states of rows from `row` on behind the final norm, on the device, in the head's type. */
 const void *cuda_forward_states(const cuda_forward *f, uint32_t row);
-/* Sets *logits [n, rows of the head] for rows [n] of the last run, on the device;
- * n <= CUDA_LOGIT_ROWS. */
-enum { CUDA_LOGIT_ROWS = 64 };
+/* Sets *logits [n, rows of the head] for rows [n] of the last run, or for n of its rows from `row`
+ * on, on the device; n is at most the options' head_rows. */
+enum { CUDA_HEAD_ROWS_LEAST = 64 };
 status cuda_forward_logits(cuda_forward *f, const uint32_t *rows, uint32_t n, float **logits);
+status cuda_forward_logits_from(cuda_forward *f, uint32_t row, uint32_t n, float **logits);
 
 #endif

@@ -32,7 +32,7 @@ enum { BUFFERS = 18 };
 static size_t largest_scratch(const cuda_forward *f)
 {
     const cuda_weights *w = f->o.weights;
-    size_t most = gpu_product_scratch(&w->head, CUDA_LOGIT_ROWS);
+    size_t most = gpu_product_scratch(&w->head, f->o.head_rows);
     for (uint32_t l = 0; l < f->o.config->n_layers; l++) {
         const cuda_layer *of = &w->layers[l];
         const gpu_matrix *all[] = {&of->qkv,        &of->o,           &of->gate_up,
@@ -71,8 +71,8 @@ static size_t list_buffers(cuda_forward *f, buffer out[BUFFERS])
         {&f->lse, rows * f->heads * f32},
         {&f->partial, partial * f32},
         {&f->cut_partial, cut * f32},
-        {&f->logits, (size_t)CUDA_LOGIT_ROWS * f->o.weights->head.n * f32},
-        {&f->picked, (size_t)CUDA_LOGIT_ROWS * hidden * f32},
+        {&f->logits, f->o.head_rows * f->o.weights->head.n * f32},
+        {&f->picked, f->o.head_rows * hidden * f32},
         {&f->scratch, largest_scratch(f)},
     };
     _Static_assert(sizeof all / sizeof *all == BUFFERS, "a row for each");
@@ -347,7 +347,8 @@ static status start_step(cuda_forward *f, const cuda_batch *b)
     gpu *g = f->o.device->g;
     const model_config *c = f->o.config;
     const cuda_weights *w = f->o.weights;
-    RETURN_IF_GPU_ERROR(api->embed(g, &w->embed, b->tokens, b->n_rows, w->embed_scale, f->x));
+    gpu_tokens tokens = {b->tokens, b->draws, f->o.drawn, f->o.first_token};
+    RETURN_IF_GPU_ERROR(api->embed(g, &w->embed, &tokens, b->n_rows, w->embed_scale, f->x));
     RETURN_IF_GPU_ERROR(api->angles(g, f->inv_freq, b->positions, b->n_rows, c->head_dim,
                                     (float)c->rope.attention_factor, f->angles));
     if (f->local)
@@ -379,23 +380,32 @@ status cuda_forward_run(cuda_forward *f, const cuda_batch *b, const _Atomic bool
                                      last ? w->norm : layer[1].attn_norm,
                                      last ? &w->head : &layer[1].qkv));
     }
-    return STATUS_IS_OK;
+    return b->draw ? b->draw(b->ctx, &b->drawing) : STATUS_IS_OK;
 }
 
 const void *cuda_forward_states(const cuda_forward *f, uint32_t row)
 {
-    size_t element = f->o.weights->head.type == GPU_F32 ? 4 : 2;
+    size_t element = gpu_type_bytes(f->o.weights->head.type);
     return (const uint8_t *)f->normed + row * f->o.config->hidden * element;
+}
+
+static status multiply_head(cuda_forward *f, const void *states, uint32_t n, float **logits)
+{
+    const cuda_device *d = f->o.device;
+    *logits = f->logits;
+    return cuda_status(
+        d->api->product(d->g, &f->o.weights->head, states, n, f->logits, GPU_F32, f->scratch));
 }
 
 status cuda_forward_logits(cuda_forward *f, const uint32_t *rows, uint32_t n, float **logits)
 {
-    const gpu_api *api = f->o.device->api;
-    gpu *g = f->o.device->g;
-    const gpu_matrix *head = &f->o.weights->head;
-    size_t element = head->type == GPU_F32 ? 4 : 2;
-    RETURN_IF_GPU_ERROR(
-        api->gather(g, f->normed, rows, n, f->o.config->hidden * element, f->picked));
-    *logits = f->logits;
-    return cuda_status(api->product(g, head, f->picked, n, f->logits, GPU_F32, f->scratch));
+    const cuda_device *d = f->o.device;
+    size_t bytes = f->o.config->hidden * gpu_type_bytes(f->o.weights->head.type);
+    RETURN_IF_GPU_ERROR(d->api->gather(d->g, f->normed, rows, n, bytes, f->picked));
+    return multiply_head(f, f->picked, n, logits);
+}
+
+status cuda_forward_logits_from(cuda_forward *f, uint32_t row, uint32_t n, float **logits)
+{
+    return multiply_head(f, cuda_forward_states(f, row), n, logits);
 }

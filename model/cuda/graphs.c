@@ -1,14 +1,14 @@
-/* CUDA graphs of steps that only decode. A forward pass's launches are captured once for each shape
- * of step, which without measures is the number of rows alone, and replayed afterwards. Steps of
- * one shape differ only in the contents of their arrays, which are copied to the same places before
- * each replay. */
+/* CUDA graphs of steps that only decode. The launches of a forward pass and its draws are captured
+ * once for each shape of step, which without measures is the number of rows and the kinds of draws,
+ * and replayed afterwards. Steps of one shape differ only in the contents of their arrays, which
+ * are copied to the same places before each replay. */
 #include "model/cuda/backend.h"
 
 #include <stdatomic.h>
 #include <stdio.h>
 #include <stdlib.h>
 
-enum { GRAPHS = 64 };
+enum { GRAPHS = 128 };
 
 typedef struct entry {
     cuda_batch shape;
@@ -63,6 +63,16 @@ static bool same_measures(const cuda_batch *a, const cuda_batch *b)
            a->measures.mean_ropes == b->measures.mean_ropes;
 }
 
+/* The same of what batches draw, and of where its arrays lie. */
+static bool same_draws(const cuda_batch *a, const cuda_batch *b)
+{
+    const cuda_drawing *x = &a->drawing, *y = &b->drawing;
+    if (!a->draw || !b->draw) return !a->draw && !b->draw;
+    return x->moved == y->moved && x->n_rows == y->n_rows && x->n_draws == y->n_draws &&
+           x->by_parts == y->by_parts && x->whole == y->whole && x->rows == y->rows &&
+           x->draws == y->draws && x->masks == y->masks && x->edits == y->edits;
+}
+
 /* Compares all that launches take from a batch; their other arguments never change. All ranks
  * find the same answer: the numbers follow from the plan, and so does when memory moves.
  * An address alone might come back on one rank and not on another. */
@@ -70,9 +80,10 @@ static bool same_shape(const cuda_batch *a, const cuda_batch *b)
 {
     return a->moved == b->moved && a->n_rows == b->n_rows && a->n_decode == b->n_decode &&
            a->n_prefill == b->n_prefill && a->n_cut == b->n_cut && a->whole == b->whole &&
-           a->tokens == b->tokens && a->positions == b->positions && a->row_seqs == b->row_seqs &&
-           a->lengths == b->lengths && a->seqs == b->seqs && a->decode == b->decode &&
-           a->prefill == b->prefill && a->tables.pages == b->tables.pages && same_measures(a, b);
+           a->tokens == b->tokens && a->draws == b->draws && a->positions == b->positions &&
+           a->row_seqs == b->row_seqs && a->lengths == b->lengths && a->seqs == b->seqs &&
+           a->decode == b->decode && a->prefill == b->prefill &&
+           a->tables.pages == b->tables.pages && same_measures(a, b) && same_draws(a, b);
 }
 
 /* The shape's entry, or the least recently used one, emptied. With GRAPHS entries, the least

@@ -9,10 +9,12 @@
 #include <stdlib.h>
 #include <string.h>
 
+enum { SCORE_ROWS = CUDA_HEAD_ROWS_LEAST }; /* scored at a time */
+
 /* Some rows of one sequence. */
 typedef struct some_rows {
-    uint32_t n, n_top, rows[CUDA_LOGIT_ROWS];
-    uint32_t tokens[CUDA_LOGIT_ROWS]; /* the token after each row */
+    uint32_t n, n_top, rows[SCORE_ROWS];
+    uint32_t tokens[SCORE_ROWS]; /* the token after each row */
 } some_rows;
 
 static status from_device(backend_cuda *b, const some_rows *some, const float *logits,
@@ -26,7 +28,7 @@ static status from_device(backend_cuda *b, const some_rows *some, const float *l
                         .n = some->n,
                         .draws = draws,
                         .scratch = b->draw_scratch,
-                        .out = drawn};
+                        .drawn = drawn};
     RETURN_IF_GPU_ERROR(d->api->sample(d->g, &job));
     RETURN_IF_GPU_ERROR(
         d->api->copy_out(d->g, b->logits.host + drawn_at, drawn, some->n * sizeof *drawn));
@@ -84,8 +86,8 @@ static status run_rows(backend_cuda *b, const some_rows *some, step_sample *out)
     gpu_draw *draws = cuda_pack_take(&b->logits, some->n * sizeof *draws, &d_draws);
     memcpy(rows, some->rows, some->n * sizeof *rows);
     for (uint32_t i = 0; i < some->n; i++)
-        draws[i] =
-            (gpu_draw){.row = i, .given = some->tokens[i], .n_logprobs = (int32_t)some->n_top};
+        draws[i] = (gpu_draw){
+            .row = i, .given = some->tokens[i], .n_logprobs = (int32_t)some->n_top, .result = i};
     RETURN_IF_ERROR(cuda_pack_send(&b->device, &b->logits));
     RETURN_IF_ERROR(cuda_forward_logits(b->forward, d_rows, some->n, &logits));
     if (comm_size(b->device.group) > 1) return from_ranks(b, some, logits, out);
@@ -96,11 +98,11 @@ static status run_rows(backend_cuda *b, const some_rows *some, step_sample *out)
 static status run_share(backend_cuda *b, const step_plan *plan, const step_seq *s,
                         step_sample *scores, float *novelty)
 {
-    step_sample block[CUDA_LOGIT_ROWS];
-    for (uint32_t from = 0; from < s->n_tokens; from += CUDA_LOGIT_ROWS) {
+    step_sample block[SCORE_ROWS];
+    for (uint32_t from = 0; from < s->n_tokens; from += SCORE_ROWS) {
         some_rows some = {.n = s->n_tokens - from,
                           .n_top = s->want_scores ? s->want_scores - 1 : 0};
-        if (some.n > CUDA_LOGIT_ROWS) some.n = CUDA_LOGIT_ROWS;
+        if (some.n > SCORE_ROWS) some.n = SCORE_ROWS;
         for (uint32_t i = 0; i < some.n; i++) {
             uint32_t row = s->first_token + from + i;
             bool last = from + i + 1 == s->n_tokens;

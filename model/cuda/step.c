@@ -11,7 +11,8 @@
  * so many sequences can have, so that their number alone is a step's shape. Only steps that decode
  * alone qualify. Sums of ranks that meet on the host and the copies of a window happen between
  * launches: neither is captured. Where sequences are measured, all must be, and alike: others make
- * too many shapes. Moves, patches and logits lie outside the captured part. */
+ * too many shapes. Moves, patches and what measures and draws copy to the host lie outside the
+ * captured part. */
 static bool only_decodes(const backend_cuda *b, const step_plan *plan)
 {
     bool one =
@@ -305,10 +306,5 @@ status cuda_send(backend_cuda *b, const step_plan *plan, bool computes, cuda_bat
     cuda_measures_pack(b, plan, batch);
     pack_lengths(b, plan, n_lengths, batch);
     batch->moved = b->step.n_moved + b->tables.n_moved;
-    RETURN_IF_ERROR(cuda_pack_send(d, &b->step));
-    if (!b->flight->ahead) return STATUS_IS_OK;
-    gpu_before before = cuda_before(b);
-    uint32_t *tokens = (uint32_t *)(uintptr_t)batch->tokens;
-    return cuda_status(
-        d->api->follow(d->g, &before, batch->draws, batch->n_rows, b->slice.first_token, tokens));
+    return cuda_pack_send(d, &b->step);
 }

@@ -187,22 +187,31 @@ static void check_invariant(check *c, const weights *w)
     free(x), free(due), free(got), free(raw);
 }
 
+/* Rows of tokens; and of some that draws before have given, of which one is another rank's. */
 static void check_embed(check *c, weights *w)
 {
-    enum { N = 5 };
+    enum { N = 5, FIRST = 1000, DRAWN = 3 };
     size_t k = w->cpu.k;
-    uint32_t tokens[N];
+    uint32_t tokens[N], draws[N] = {0, 3, 0, 1, 2};
+    gpu_drawn drawn[DRAWN] = {{.token = FIRST + 1}, {.token = FIRST - 1}, {.token = FIRST}};
     float *due = check_memory(N * k, 4), *got = check_memory(N * k, 4);
-    for (int i = 0; i < N; i++) {
-        tokens[i] = rng_u32(&c->random) % (uint32_t)w->cpu.n;
-        kern_matrix_row(c->ref, &w->cpu, tokens[i], due + (size_t)i * k);
-    }
-    for (size_t i = 0; i < N * k; i++) due[i] *= 2.0f;
-    void *dt = check_device(c, tokens, sizeof tokens);
+    void *dd = check_device(c, draws, sizeof draws), *da = check_device(c, drawn, sizeof drawn);
     float *out = check_output(c, N * k * 4);
-    check_ok(c, c->api->embed(c->g, &w->gpu, dt, N, 2.0f, out));
-    check_fetch(c, got, out, N * k * 4);
-    check_row(c, "embed", due, got, N * k, 0.0);
+    for (int drawing = 1; drawing >= 0; drawing--) {
+        memset(due, 0, N * k * 4);
+        for (int i = 0; i < N; i++) {
+            uint32_t token = tokens[i] = rng_u32(&c->random) % (uint32_t)w->cpu.n;
+            if (drawing && draws[i]) token = drawn[draws[i] - 1].token - FIRST;
+            if (token < w->cpu.n) kern_matrix_row(c->ref, &w->cpu, token, due + (size_t)i * k);
+        }
+        for (size_t i = 0; i < N * k; i++) due[i] *= 2.0f;
+        void *dt = check_device(c, tokens, sizeof tokens);
+        gpu_tokens from = {dt, drawing ? dd : NULL, da, FIRST};
+        check_ok(c, c->api->embed(c->g, &w->gpu, &from, N, 2.0f, out));
+        check_fetch(c, got, out, N * k * 4);
+        check_row(c, drawing ? "embed, of draws before" : "embed", due, got, N * k, 0.0);
+        c->api->release(c->g, dt);
+    }
     uint32_t rows[] = {4, 0, 4};
     void *dr = check_device(c, rows, sizeof rows), *some = check_output(c, 3 * k * 4);
     check_ok(c, c->api->gather(c->g, out, dr, 3, k * 4, some));
@@ -211,7 +220,8 @@ static void check_embed(check *c, weights *w)
     memcpy(due, due + 4 * k, k * 4);
     memcpy(due + 2 * k, due + 4 * k, k * 4);
     check_row(c, "gather", due, got, 3 * k, 0.0);
-    c->api->release(c->g, dt);
+    c->api->release(c->g, dd);
+    c->api->release(c->g, da);
     c->api->release(c->g, dr);
     c->api->release(c->g, some);
     c->api->release(c->g, out);

@@ -87,81 +87,35 @@ static void check_angles(check *c, size_t n, uint32_t dim)
     free(due), free(got), free(at);
 }
 
-/* Ties, -inf and NaN among the logits. */
-static void check_argmax(check *c, size_t m, size_t n)
-{
-    float *x = check_memory(m * n, 4), *due = check_memory(m, 4), *got = check_memory(m, 4);
-    uint32_t *indices = check_memory(m, 4);
-    check_fill(c, x, m * n);
-    for (size_t r = 0; r < m; r++) {
-        float *row = x + r * n;
-        if (r % 4 == 1) row[n / 3] = row[n / 2] = 9.0f;
-        for (size_t i = 0; r % 4 == 2 && i < n; i++) row[i] = -INFINITY;
-        if (r % 4 == 3) row[0] = NAN, row[n - 1] = 10.0f;
-        due[r] = (float)logits_argmax(row, n);
-    }
-    void *dx = check_device(c, x, m * n * 4), *out = check_output(c, m * 4);
-    check_ok(c, c->api->argmax(c->g, dx, m, n, out));
-    check_fetch(c, indices, out, m * 4);
-    for (size_t r = 0; r < m; r++) got[r] = (float)indices[r];
-    check_row(c, "argmax", due, got, m, 0.0);
-    c->api->release(c->g, dx);
-    c->api->release(c->g, out);
-    free(x), free(due), free(got), free(indices);
-}
-
-/* Masks of some rows, in rows that begin with row FIRST. A row has n tokens from `token` on, of a
- * vocabulary with some more. */
+/* Masks of every second of some rows, in the reverse order of the rows. A row has n tokens from
+ * `token` on, of a vocabulary with some more. */
 static void check_mask(check *c, size_t m, size_t n, uint32_t token)
 {
-    enum { FIRST = 7, MORE = 70 };
-    size_t rows_of_x = 2 * m + 1, n_words = (token + n + MORE + 31) / 32;
-    float *x = check_memory(rows_of_x * n, 4), *got = check_memory(rows_of_x * n, 4);
-    uint32_t *words = check_memory(m * n_words, 4), *rows = check_memory(m, 4);
-    check_fill(c, x, rows_of_x * n);
-    void *dx = check_device(c, x, rows_of_x * n * 4);
-    for (size_t i = 0; i < m * n_words; i++) words[i] = rng_u32(&c->random);
-    for (uint32_t i = 0; i < m; i++) rows[i] = FIRST + 2 * i;
-    for (size_t i = 0; i < m; i++)
+    enum { MORE = 70, BEFORE = 5 /* words in front of the masks */ };
+    size_t rows = 2 * m + 1, n_words = (token + n + MORE + 31) / 32, all = BEFORE + m * n_words;
+    float *x = check_memory(rows * n, 4), *got = check_memory(rows * n, 4);
+    uint32_t *words = check_memory(all, 4), *masks = check_memory(rows, 4);
+    check_fill(c, x, rows * n);
+    void *dx = check_device(c, x, rows * n * 4);
+    for (size_t i = 0; i < all; i++) words[i] = rng_u32(&c->random);
+    for (size_t i = 0; i < m; i++) {
+        size_t at = BEFORE + (m - 1 - i) * n_words;
+        masks[2 * i + 1] = 1 + (uint32_t)at;
         for (size_t t = 0; t < n; t++)
-            if (!(words[i * n_words + (token + t) / 32] >> (token + t) % 32 & 1))
-                x[2 * i * n + t] = -INFINITY;
-    void *dr = check_device(c, rows, m * 4), *dw = check_device(c, words, m * n_words * 4);
-    check_ok(c, c->api->mask(c->g, dx, n, token, dr, FIRST, m, dw, n_words));
-    check_fetch(c, got, dx, rows_of_x * n * 4);
+            if (!(words[at + (token + t) / 32] >> (token + t) % 32 & 1))
+                x[(2 * i + 1) * n + t] = -INFINITY;
+    }
+    void *dm = check_device(c, masks, rows * 4), *dw = check_device(c, words, all * 4);
+    check_ok(c, c->api->mask(c->g, dx, n, token, dm, rows, dw, n_words));
+    check_fetch(c, got, dx, rows * n * 4);
     char name[96];
     snprintf(name, sizeof name, "masks of %zu rows of %zu from token %u", m, n, token);
     uint32_t wrong = 0;
-    for (size_t i = 0; i < rows_of_x * n; i++) wrong += memcmp(&x[i], &got[i], 4) != 0;
+    for (size_t i = 0; i < rows * n; i++) wrong += memcmp(&x[i], &got[i], 4) != 0;
     check_row(c, name, &(float){0}, &(float){(float)wrong}, 1, 0.0);
-    void *device[] = {dx, dr, dw}, *host[] = {x, got, words, rows};
+    void *device[] = {dx, dm, dw}, *host[] = {x, got, words, masks};
     for (size_t i = 0; i < sizeof device / sizeof *device; i++) c->api->release(c->g, device[i]);
     for (size_t i = 0; i < sizeof host / sizeof *host; i++) free(host[i]);
-}
-
-/* Tokens that come from draws of the step before. */
-static void check_follow(check *c, size_t n, uint32_t stride)
-{
-    uint32_t *drawn = check_memory(n * stride, 4), *draws = check_memory(n, 4);
-    uint32_t *tokens = check_memory(n, 4), *after = check_memory(n, 4);
-    float *due = check_memory(n, 4), *got = check_memory(n, 4);
-    const uint32_t first = 64128; /* earlier tokens wrap, and are no tokens of this rank */
-    for (size_t i = 0; i < n * stride; i++) drawn[i] = rng_u32(&c->random) % 128256;
-    for (size_t i = 0; i < n; i++) {
-        tokens[i] = (uint32_t)i;
-        draws[i] = i % 5 ? 1 + rng_u32(&c->random) % (uint32_t)n : 0;
-        due[i] = (float)(draws[i] ? drawn[(draws[i] - 1) * stride] - first : tokens[i]);
-    }
-    gpu_before before = {check_device(c, drawn, n * stride * 4), stride};
-    void *dd = check_device(c, draws, n * 4), *dt = check_device(c, tokens, n * 4);
-    check_ok(c, c->api->follow(c->g, &before, dd, n, first, dt));
-    check_fetch(c, after, dt, n * 4);
-    for (size_t i = 0; i < n; i++) got[i] = (float)after[i];
-    check_row(c, "tokens of draws before", due, got, n, 0.0);
-    c->api->release(c->g, (void *)(uintptr_t)before.tokens);
-    c->api->release(c->g, dd);
-    c->api->release(c->g, dt);
-    free(drawn), free(draws), free(tokens), free(after), free(due), free(got);
 }
 
 void check_rows(check *c)
@@ -177,9 +131,6 @@ void check_rows(check *c)
         check_gate(c, rows, 35, t, false);
     }
     check_angles(c, c->small ? 9 : 1000, 64);
-    check_follow(c, c->small ? 9 : 1000, 1);
-    check_follow(c, c->small ? 9 : 1000, sizeof(gpu_drawn) / 4);
-    check_argmax(c, 8, c->small ? 1100 : 128256);
     check_mask(c, 1, 63, 0);
     check_mask(c, 3, 1100, 0);
     check_mask(c, 3, 1061, 331);

@@ -67,17 +67,45 @@ static void check_drawn(check *c, const char *name, const step_sample *due, cons
     free(x), free(y);
 }
 
+/* Behind the draws are one that is not used and one of the other kind, which must leave their
+ * results as they are. In front of the results is that of a step before. */
+enum { OTHERS = 2, BEFORE = 3, NOT_USED = 0, DRAWN_BEFORE = 1, OTHER_KIND = 2 };
+
+static void make_others(gpu_draw *draws, uint32_t n, bool by_parts)
+{
+    for (uint32_t i = 0; i < n; i++) draws[i].by_parts = by_parts;
+    draws[n] = (gpu_draw){.row = GPU_NO_DRAW, .by_parts = by_parts, .result = NOT_USED};
+    draws[n + 1] = draws[0];
+    draws[n + 1].by_parts = !by_parts;
+    draws[n + 1].result = OTHER_KIND;
+}
+
+/* Fetches the results in the order of the draws, which is not their own. */
+static void fetch_drawn(check *c, const gpu_drawn *from, gpu_drawn *out, uint32_t n)
+{
+    static const gpu_drawn none;
+    gpu_drawn *all = check_memory(BEFORE + n, sizeof *all);
+    check_fetch(c, all, from, (BEFORE + n) * sizeof *all);
+    float other = memcmp(&all[NOT_USED], &none, sizeof none) != 0 ||
+                  memcmp(&all[OTHER_KIND], &none, sizeof none) != 0;
+    for (uint32_t i = 0; i < n; i++) out[i] = all[BEFORE + n - 1 - i];
+    check_row(c, "  no result of other draws", &(float){0}, &other, 1, 0.0);
+    free(all);
+}
+
 /* The same draws by ranks that have a part of each row: `job` draws from whole rows. The last rank
  * may have few tokens, or none. */
-static void check_parts(check *c, const char *name, const gpu_sampling *job, const float *logits,
-                        const step_sample *due)
+static void check_parts(check *c, const char *name, const gpu_sampling *job, gpu_draw *draws,
+                        const float *logits, const step_sample *due)
 {
     enum { RANKS = 3 };
-    uint32_t n = job->n, vocab = job->n_vocab, slice = (vocab + 1) / 2 + 3;
-    gpu_part *all = check_output(c, RANKS * n * sizeof *all);
+    uint32_t n_all = job->n, n = n_all - OTHERS, vocab = job->n_vocab, slice = (vocab + 1) / 2 + 3;
+    gpu_part *all = check_output(c, RANKS * n_all * sizeof *all);
+    make_others(draws, n, true);
+    gpu_draw *by_parts = check_device(c, draws, n_all * sizeof *draws);
     float *part = check_memory((size_t)n * slice, sizeof *part);
     float *parts = check_output(c, (size_t)RANKS * n * slice * sizeof *parts);
-    float *scratch = check_output(c, (size_t)n * slice * sizeof *scratch);
+    float *scratch = check_output(c, (size_t)n_all * slice * sizeof *scratch);
     float *joined = check_output(c, (size_t)n * vocab * sizeof *joined);
     float *got = check_memory((size_t)n * vocab, sizeof *got);
     gpu_drawn *drawn = check_memory(n, sizeof *drawn);
@@ -87,6 +115,7 @@ static void check_parts(check *c, const char *name, const gpu_sampling *job, con
         mine.n_vocab = vocab - mine.first < slice ? vocab - mine.first : slice;
         mine.stride = slice;
         mine.scratch = scratch;
+        mine.draws = by_parts;
         for (size_t i = 0; i < (size_t)n * slice; i++)
             part[i] = i % slice < mine.n_vocab ? logits[i / slice * vocab + mine.first + i % slice]
                                                : 1e9f; /* padding, which no draw may see */
@@ -94,16 +123,16 @@ static void check_parts(check *c, const char *name, const gpu_sampling *job, con
         check_ok(c, c->api->copy_in(c->g, there, part, (size_t)n * slice * sizeof *part));
         check_ok(c, c->api->wait(c->g));
         mine.logits = there;
-        check_ok(c, c->api->draw_parts(c->g, &mine, all + (size_t)r * n));
+        check_ok(c, c->api->draw_parts(c->g, &mine, all + (size_t)r * n_all));
     }
-    check_ok(c, c->api->decide(c->g, all, RANKS, n, job->out));
-    check_fetch(c, drawn, job->out, n * sizeof *drawn);
+    check_ok(c, c->api->decide(c->g, all, RANKS, n_all, by_parts, job->drawn));
+    fetch_drawn(c, job->drawn, drawn, n);
     check_drawn(c, name, due, drawn, n);
     check_ok(c, c->api->join(c->g, parts, n, slice, vocab, joined));
     check_fetch(c, got, joined, (size_t)n * vocab * sizeof *got);
     float same = memcmp(got, logits, (size_t)n * vocab * sizeof *got) == 0, yes = 1;
     check_row(c, "  rows joined of parts", &yes, &same, 1, 0.0);
-    void *const device[] = {all, parts, scratch, joined};
+    void *const device[] = {all, by_parts, parts, scratch, joined};
     for (size_t i = 0; i < sizeof device / sizeof *device; i++) c->api->release(c->g, device[i]);
     free(part), free(got), free(drawn);
 }
@@ -132,13 +161,13 @@ static void check_asked(check *c, const asked *a, uint32_t vocab, uint32_t n)
         abort();
     sampler_draw *draws = check_memory(n, sizeof *draws);
     step_sample *due = check_memory(n, sizeof *due);
-    gpu_draw *mine = check_memory(n, sizeof *mine);
+    gpu_draw *mine = check_memory(n + OTHERS, sizeof *mine);
     gpu_drawn *got = check_memory(n, sizeof *got);
     /* Odd sequences take their last token from an earlier draw. */
     enum { EDITS = HISTORY + BANNED + BIASED };
     gpu_edit edits[2 * EDITS] = {{0}};
-    uint32_t before[2 * 3] = {0};
-    before[3] = history[HISTORY - 1];
+    gpu_drawn *drawn = check_memory(BEFORE + n, sizeof *drawn);
+    drawn[DRAWN_BEFORE].token = history[HISTORY - 1];
     for (uint32_t i = 0; i < n; i++) {
         draws[i] = (sampler_draw){
             .choice = i, .sample_index = 4, .logits = logits + (size_t)i * vocab, .out = &due[i]};
@@ -155,34 +184,34 @@ static void check_asked(check *c, const asked *a, uint32_t vocab, uint32_t n)
             .frequency = p.frequency_penalty,
             .repetition = p.repetition_penalty,
             .n_logprobs = p.n_logprobs,
+            .result = BEFORE + n - 1 - i,
         };
         gpu_edit *at = edits + (i % 2) * EDITS;
         memset(at, 0, EDITS * sizeof *at);
         make_edits(&p, 4, history, HISTORY - i % 2, at, &mine[i]);
         mine[i].first_edit = (uint32_t)(at - edits);
-        mine[i].last = i % 2 && mine[i].n_seen ? 2 : 0;
+        mine[i].last = i % 2 && mine[i].n_seen ? 1 + DRAWN_BEFORE : 0;
     }
+    make_others(mine, n, false);
     sampler_run(s, draws, n);
     gpu_sampling job = {.logits = check_device(c, logits, (size_t)n * vocab * 4),
                         .n_vocab = vocab,
                         .stride = vocab,
-                        .n = n,
-                        .draws = check_device(c, mine, n * sizeof *mine),
+                        .n = n + OTHERS,
+                        .draws = check_device(c, mine, (n + OTHERS) * sizeof *mine),
                         .edits = check_device(c, edits, sizeof edits),
-                        .before = {check_device(c, before, sizeof before), 3},
-                        .scratch = check_output(c, (size_t)n * vocab * 4),
-                        .out = check_output(c, n * sizeof *got)};
+                        .scratch = check_output(c, (size_t)(n + OTHERS) * vocab * 4),
+                        .drawn = check_device(c, drawn, (BEFORE + n) * sizeof *drawn)};
     check_ok(c, c->api->sample(c->g, &job));
-    check_fetch(c, got, job.out, n * sizeof *got);
+    fetch_drawn(c, job.drawn, got, n);
     check_drawn(c, a->name, due, got, n);
     bool limits = p.top_k || p.top_p < 1 || p.min_p > 0;
-    if (!limits && p.n_logprobs < 0) check_parts(c, a->name, &job, logits, due);
-    const void *device[] = {job.logits,        job.draws,   job.edits,
-                            job.before.tokens, job.scratch, job.out};
+    if (!limits && p.n_logprobs < 0) check_parts(c, a->name, &job, mine, logits, due);
+    const void *device[] = {job.logits, job.draws, job.edits, job.scratch, job.drawn};
     for (size_t i = 0; i < sizeof device / sizeof *device; i++)
         c->api->release(c->g, (void *)(uintptr_t)device[i]);
     sampler_destroy(s);
-    free(logits), free(draws), free(due), free(mine), free(got);
+    free(logits), free(draws), free(due), free(mine), free(got), free(drawn);
 }
 
 void check_sample(check *c)

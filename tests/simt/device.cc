@@ -41,6 +41,7 @@ static struct {
 } counts; /* simt_counts, and atomic likewise */
 static int refuse_captures, refuse_shares, is_late, is_eager, is_idle;
 static size_t shared_bytes = 163 << 10;
+static uint64_t free_bytes = (uint64_t)1 << 30;
 static uint32_t compute = 80, n_sms = 2;
 
 void simt_fail_after(int launches) { left_to_fail = launches; }
@@ -48,6 +49,7 @@ void simt_refuse_captures(int which) { refuse_captures = which; }
 void simt_refuse_shares(int which) { refuse_shares = which; }
 void simt_have_shared(size_t bytes) { shared_bytes = bytes; }
 void simt_have_sms(uint32_t n) { n_sms = n; }
+void simt_have_memory(uint64_t bytes) { free_bytes = bytes; }
 void simt_have_compute(uint32_t capability) { compute = capability; }
 void simt_be_late(int late) { is_late = late; }
 void simt_be_idle(int idle) { is_idle = idle; }
@@ -152,7 +154,7 @@ static gpu_status gpu_open(uint32_t ordinal, gpu **out, gpu_facts *facts, char *
         capability ? (uint32_t)strtoul(capability, NULL, 10) : compute;
     simt_probe_narrow(*out, facts);
     facts->shared_bytes = shared_bytes;
-    facts->bytes = facts->free_bytes = (uint64_t)1 << 30;
+    facts->bytes = facts->free_bytes = free_bytes;
     return GPU_OK;
 }
 

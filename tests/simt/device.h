@@ -15,6 +15,9 @@ void simt_fail_after(int launches);
 void simt_have_shared(size_t bytes);
 /* Sets how many multiprocessors the devices have that are opened from now on; 2 by default. */
 void simt_have_sms(uint32_t n);
+/* Sets how much free memory the devices say that they have that are opened from now on; 1 GB by
+ * default. */
+void simt_have_memory(uint64_t bytes);
 /* Sets the compute capability of the devices that are opened from now on; 80 by default. */
 void simt_have_compute(uint32_t capability);
 /* Whether launches and copies are done only when they are waited for, which shows pinned memory

@@ -1,11 +1,12 @@
 /* Draws of the CUDA backend over the emulator: on the device, from whole rows on the host, and by
  * shards of ranks, with and without masks, the tokens are those that a sampler gives from the
- * logits. Pooled hidden states beside the CPU backend's. */
+ * logits, also where they are part of a graph that is replayed. Pooled hidden states beside the CPU
+ * backend's. */
 #include "tests/unit/model_nccl.h"
 
 #include "model/sampler.h"
 
-enum { SEQS = 90, PROMPT = 6, CHOICES = 2, WORDS_MOST = 64, GIVEN = 2 };
+enum { SEQS = 90, PROMPT = 6, CHOICES = 2, WORDS_MOST = 64, GIVEN = 2, DECODES = 9 };
 
 #define DIR "tests/golden/models/qwen3_f32"
 
@@ -211,6 +212,119 @@ static void check_draws(const pass *p, void (*close_ranks)(void))
     }
 }
 
+/* ---- steps that only decode ------------------------------------------------------------------ */
+
+/* What n sequences draw in steps behind their prompts. */
+typedef struct drawn {
+    uint32_t n;
+    bool has[DECODES][SEQS];
+    step_sample samples[DECODES][SEQS];
+} drawn;
+
+/* A step of the first n sequences: their prompts, or 1 token of each, most of which draw. */
+static const step_result *take_some(house *h, const asked *a, uint32_t step, uint32_t n,
+                                    bool logits)
+{
+    step_seq seqs[SEQS];
+    step_open opens[SEQS];
+    uint32_t hit, some = step ? 1 : PROMPT, tokens[SEQS * PROMPT];
+    for (uint32_t i = 0; i < n; i++) {
+        if (!step) assert_true(status_ok(pkv_seq_open(h->kv, i, PKV_HEAD, NULL, 0, 0, 64, &hit)));
+        assert_true(status_ok(pkv_seq_append(h->kv, i, some)));
+        for (uint32_t t = 0; t < some; t++)
+            tokens[i * some + t] = a->tokens[i][(step + t) % PROMPT];
+        opens[i] = open_of(a, i, i);
+        seqs[i] = (step_seq){.seq = i,
+                             .first_token = i * some,
+                             .n_tokens = some,
+                             .position = step ? PROMPT + step - 1 : 0,
+                             .want_logits = logits && step,
+                             .n_samples = step && (i + step) % 10 < 9,
+                             .sample_index = step ? step - 1 : 0};
+        /* Masks go from row to row, and some steps have none. */
+        if (step % 3 == 0 || !a->has_mask[(i + step) % n] || !seqs[i].n_samples) continue;
+        seqs[i].mask = a->masks[(i + step) % n];
+        seqs[i].n_mask_words = step_mask_words(h->config.vocab_size);
+    }
+    step_plan plan = {.step = step + 1,
+                      .deltas = pkv_take_deltas(h->kv),
+                      .opens = opens,
+                      .n_opens = step ? 0 : n,
+                      .seqs = seqs,
+                      .n_seqs = n,
+                      .tokens = tokens,
+                      .n_tokens = n * some,
+                      .checksum = pkv_checksum(h->kv)};
+    const step_result *r;
+    assert_true(status_ok(h->backend.ops->submit(h->backend.ctx, &plan)));
+    (void)h->backend.ops->collect(h->backend.ctx, &r);
+    if (!status_ok(r->status)) fail_msg("step %u: %s", step, r->status.message);
+    return r;
+}
+
+/* With `logits` the plan wants these, so that no draw is part of a graph. */
+static drawn *decode(const pass *p, uint32_t n, bool greedy, bool logits, void (*close_ranks)(void))
+{
+    house h = open_house(p);
+    drawn *out = calloc(1, sizeof *out);
+    asked a;
+    make_asked(&a, h.config.vocab_size, greedy, 17);
+    out->n = n;
+    for (uint32_t step = 0; step <= DECODES; step++) {
+        const step_result *r = take_some(&h, &a, step, n, logits);
+        for (uint32_t i = 0; step && i < n; i++) {
+            out->has[step - 1][i] = r->seqs[i].n_samples;
+            if (r->seqs[i].n_samples) out->samples[step - 1][i] = r->seqs[i].samples[0];
+        }
+    }
+    close_house(&h);
+    if (close_ranks) close_ranks();
+    assert_int_equal(simt_allocations(), 0);
+    return out;
+}
+
+static void expect_same(const drawn *a, const drawn *b, float tolerance)
+{
+    uint32_t n_drawn = 0;
+    for (uint32_t t = 0; t < DECODES; t++)
+        for (uint32_t i = 0; i < a->n; i++) {
+            const step_sample *x = &a->samples[t][i], *y = &b->samples[t][i];
+            assert_int_equal(a->has[t][i], b->has[t][i]);
+            if (!a->has[t][i]) continue;
+            n_drawn++;
+            if (x->token != y->token)
+                fail_msg("step %u, sequence %u: %u, not %u", t, i, y->token, x->token);
+            assert_int_equal(x->rank, y->rank);
+            assert_int_equal(x->n_top, y->n_top);
+            assert_memory_equal(x->top_ids, y->top_ids, x->n_top * sizeof *x->top_ids);
+            if (x->rank) assert_true(fabsf(x->logprob - y->logprob) <= tolerance);
+        }
+    assert_in_range(n_drawn, DECODES * a->n * 8 / 10, DECODES * a->n);
+}
+
+/* Draws of n sequences by graphs, launch by launch, and from logits that the plan wants. */
+static void check_replays(const pass *p, uint32_t n, void (*close_ranks)(void))
+{
+    for (int greedy = 0; greedy < 2; greedy++) {
+        uint64_t before = simt_counted().replays;
+        drawn *graphs = decode(p, n, greedy, false, close_ranks);
+        /* Two shapes: with masks, and without. The first step of each is launched. */
+        uint64_t ranks = p->n_ranks ? p->n_ranks : 1;
+        assert_int_equal(simt_counted().replays - before, (DECODES - 2) * ranks);
+        simt_refuse_captures(SIMT_REFUSE_ALL);
+        before = simt_counted().replays;
+        drawn *launches = decode(p, n, greedy, false, close_ranks);
+        assert_int_equal(simt_counted().replays, before);
+        simt_refuse_captures(SIMT_REFUSE_NONE);
+        drawn *logits = decode(p, n, greedy, true, close_ranks);
+        expect_same(graphs, launches, 0);
+        expect_same(graphs, logits, 1e-5f);
+        free(graphs);
+        free(launches);
+        free(logits);
+    }
+}
+
 /* ---- tests ----------------------------------------------------------------------------------- */
 
 static void one_rank_draws_what_a_sampler_draws(void **state)
@@ -243,6 +357,25 @@ static void ranks_that_meet_on_the_device_do(void **state)
     p.n_ranks = RANKS;
     p.make_ranks = make_ranks;
     check_draws(&p, leave);
+    dlclose(library);
+}
+
+static void graphs_draw_the_same(void **state)
+{
+    (void)state;
+    enum { SOME = 21 }; /* rows are padded */
+    pass p = model;
+    p.gpu = octavo_cuda_api(GPU_API_VERSION);
+    simt_be_late(1);
+    check_replays(&p, SOME, NULL);
+    simt_have_memory(1 << 20); /* for 64 rows of logits */
+    check_replays(&p, SEQS, NULL);
+    simt_have_memory(1 << 30);
+    void *library = open_nccl(FAKE_WELL);
+    p.n_ranks = RANKS;
+    p.make_ranks = make_ranks;
+    check_replays(&p, SOME, leave);
+    simt_be_late(0);
     dlclose(library);
 }
 
@@ -284,6 +417,7 @@ int main(void)
         cmocka_unit_test(one_rank_draws_what_a_sampler_draws),
         cmocka_unit_test(ranks_that_meet_on_the_host_do),
         cmocka_unit_test(ranks_that_meet_on_the_device_do),
+        cmocka_unit_test(graphs_draw_the_same),
         cmocka_unit_test(pooled_states_are_those_of_the_cpu),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);

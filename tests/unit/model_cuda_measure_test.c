@@ -134,6 +134,49 @@ static void what_is_made(void **state)
     for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) check_case(&cases[i]);
 }
 
+/* Rows of logits have room as a batch needs it, 256 at most; fewer where they would take more than
+ * 1/32 of the memory that the weights leave; 64 at least. */
+static void rows_of_logits(void **state)
+{
+    (void)state;
+    error err;
+    model_config config;
+    assert_true(status_ok(model_config_load("models/demo", NULL, 0, &config, &err)));
+    for (uint32_t ranks = 1; ranks <= 2; ranks++) {
+        uint64_t vocab = config.vocab_size, part = vocab / ranks;
+        uint64_t row = 4 * (part + part * ranks + (ranks > 1 ? vocab : 0));
+        uint64_t least = 0, weights = 0;
+        const struct {
+            uint64_t for_rows; /* of the memory that the weights leave */
+            uint32_t due;
+        } cases[] = {{1, 64}, {64, 64}, {103, 96}, {104, 104}, {256, 256}, {4000, 256}};
+        assert_int_equal(vocab % ranks, 0);
+        for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+            gpu_facts facts = {.n_sms = N_SMS,
+                               .shared_bytes = SHARED_BYTES,
+                               .free_bytes = weights + 32 * row * cases[i].for_rows};
+            backend_cuda_options o = {.common = {.dir = "models/demo",
+                                                 .config = &config,
+                                                 .weight_type = DTYPE_BF16,
+                                                 .geometry = {.page_tokens = 16,
+                                                              .layers_per_group = 1,
+                                                              .heads_per_group = config.n_kv_heads},
+                                                 .kv_bytes = 1 << 20,
+                                                 .max_rows = 512,
+                                                 .max_seqs = 300,
+                                                 .max_model_len = 64},
+                                      .gpu_facts = &facts};
+            backend_measures m;
+            assert_true(status_ok(backend_cuda_measure(&o, ranks, &m, &err)));
+            if (i == 0) least = m.step_bytes, weights = m.weight_bytes;
+            uint64_t due = (uint64_t)(cases[i].due - 64) * (row + 4 * config.hidden);
+            if (m.step_bytes - least != due)
+                fail_msg("%u ranks, case %zu: %llu bytes more than with 64 rows, not %llu", ranks,
+                         i, (unsigned long long)(m.step_bytes - least), (unsigned long long)due);
+        }
+    }
+}
+
 /* Refused: weights that do not fit, no room for a page of each table, and formats without
  * kernels. */
 static void what_is_not(void **state)
@@ -173,6 +216,7 @@ int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(what_is_made),
+        cmocka_unit_test(rows_of_logits),
         cmocka_unit_test(what_is_not),
     };
     return cmocka_run_group_tests_name("model_cuda_measure", tests, NULL, NULL);

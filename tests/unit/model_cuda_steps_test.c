@@ -3,14 +3,14 @@
  * follow estimates of steps of large models on H100s, which are printed. */
 #include "tests/unit/model_nccl.h"
 
-enum { PROMPT = 20, STEPS = 5, SEQS = 8 };
+enum { PROMPT = 20, STEPS = 5, FEW = 8, SEQS = 256, MASK_WORDS = 2 };
 
 static const pass model = {.dir = "tests/golden/models/qwen3_f32",
                            .kv_type = KERN_KV_BF16,
                            .bf16 = true,
                            .page_tokens = 16,
                            .layers_per_group = 1,
-                           .chunk = SEQS * PROMPT,
+                           .chunk = SEQS,
                            .n_threads = 1,
                            .max_seqs = SEQS,
                            .max_model_len = 64,
@@ -20,6 +20,7 @@ static const pass model = {.dir = "tests/golden/models/qwen3_f32",
 typedef struct kind {
     uint32_t n_layers, n_seqs;
     bool graphs, measured, sampled, limits, ranks; /* ranks: two, that meet on their devices */
+    bool masked, mixed; /* the last sequence has a mask; the first one has limits */
     uint8_t quant_bits;
 } kind;
 
@@ -65,22 +66,28 @@ static void close_house(house *h)
 /* Computes n more tokens of each sequence, and draws one. */
 static void take_step(house *h, const kind *k, uint64_t step, uint32_t n)
 {
-    sample_params params = {.top_p = 1, .repetition_penalty = 1, .n_logprobs = -1};
-    uint32_t tokens[SEQS * PROMPT] = {0}, hit;
+    sample_params params = {.top_p = 1, .repetition_penalty = 1, .n_logprobs = -1}, limited;
+    uint32_t tokens[SEQS] = {0}, mask[MASK_WORDS] = {7, 7}, hit;
     step_seq seqs[SEQS];
     step_open opens[SEQS];
     if (k->sampled) params.temperature = 1;
     if (k->limits) params.top_p = 0.9f;
+    limited = params;
+    limited.top_p = 0.9f;
     for (uint32_t s = 0; s < k->n_seqs; s++) {
         if (step == 1)
             assert_true(status_ok(pkv_seq_open(h->kv, s, PKV_HEAD, NULL, 0, 0, 64, &hit)));
-        opens[s] = (step_open){.seq = s, .params = &params};
+        opens[s] = (step_open){.seq = s, .params = k->mixed && s == 0 ? &limited : &params};
         seqs[s] = (step_seq){.seq = s,
                              .first_token = s * n,
                              .n_tokens = n,
                              .position = h->length,
                              .n_samples = 1,
                              .sample_index = (uint32_t)step - 1};
+        if (k->masked && s == k->n_seqs - 1) {
+            seqs[s].mask = mask;
+            seqs[s].n_mask_words = MASK_WORDS;
+        }
         if (k->measured)
             seqs[s].measure = (measure_spec){.kind = MEASURE_MASS, .rows = 1, .layer_step = 1};
         assert_true(status_ok(pkv_seq_append(h->kv, s, n)));
@@ -106,7 +113,7 @@ static simt_counts count(kind k)
 {
     simt_refuse_captures(!k.graphs);
     house h = open_house(&k);
-    take_step(&h, &k, 1, PROMPT);
+    take_step(&h, &k, 1, k.n_seqs > FEW ? 1 : PROMPT);
     simt_counts before = {0}, after;
     for (uint64_t step = 2; step < 2 + STEPS; step++) {
         before = simt_counted();
@@ -127,7 +134,7 @@ static simt_counts count(kind k)
     };
 }
 
-static const uint32_t batches[] = {1, SEQS};
+static const uint32_t batches[] = {1, FEW};
 
 /* ---- tests ----------------------------------------------------------------------------------- */
 
@@ -143,14 +150,20 @@ static void check(const kind *k, simt_counts want)
                  (int)got.copies_in, (int)got.copies_out, (int)got.waits, (int)want.launches,
                  (int)want.replays, (int)want.collectives, (int)want.copies_in,
                  (int)want.copies_out, (int)want.waits);
-    /* Rows, tiles and tables; and a token of each sequence. */
-    assert_in_range(got.bytes_in, 1, 2048 + 64 * k->n_seqs);
-    if (!k->measured && !k->sampled && !k->ranks) assert_int_equal(got.bytes_out, 4 * k->n_seqs);
+    if (k->graphs && k->n_layers == 1)
+        print_message("%u sequences%s%s%s%s: %d + %d bytes in %d + %d copies in and out\n",
+                      k->n_seqs, k->ranks ? ", ranks" : "", k->sampled ? ", sampled" : "",
+                      k->masked ? ", a mask" : "", k->measured ? ", measured" : "",
+                      (int)got.bytes_in, (int)got.bytes_out, (int)got.copies_in,
+                      (int)got.copies_out);
+    /* Rows, tiles, tables and draws; and what was drawn. */
+    assert_in_range(got.bytes_in, 1, 2048 + 160 * k->n_seqs);
+    if (!k->measured) assert_int_equal(got.bytes_out, k->n_seqs * sizeof(gpu_drawn));
 }
 
 /* In a layer: two norms, four products, heads, attention and the merge of its parts, gate. Beside
- * the layers: embed, angles, the first norm, and what follows the last layer. */
-enum { OF_LAYER = 10, BEFORE = 3, BEHIND = 3 };
+ * the layers: embed, angles and the first norm; the head's product and the draws. */
+enum { OF_LAYER = 10, BEFORE = 3, BEHIND = 2 };
 
 static void launch_by_launch(void **state)
 {
@@ -165,19 +178,46 @@ static void launch_by_launch(void **state)
         }
 }
 
-/* The rows' gathering, the head's product and the draws lie outside the graph. */
+/* The head's product, masks and draws are in the graph. */
 static void by_graph(void **state)
 {
     (void)state;
     for (uint32_t layers = 1; layers <= 3; layers++)
-        for (int i = 0; i < 4; i++) {
-            kind k = {
-                .n_layers = layers, .n_seqs = batches[i % 2], .sampled = i >= 2, .graphs = true};
-            check(
-                &k,
-                (simt_counts){
-                    .launches = BEHIND, .replays = 1, .copies_in = 2, .copies_out = 1, .waits = 1});
+        for (int i = 0; i < 6; i++) {
+            kind k = {.n_layers = layers,
+                      .n_seqs = batches[i % 2],
+                      .sampled = i / 2 == 1,
+                      .masked = i / 2 == 2,
+                      .graphs = true};
+            check(&k, (simt_counts){.replays = 1, .copies_in = 2, .copies_out = 1, .waits = 1});
+            k.graphs = false;
+            if (!k.masked) continue;
+            check(&k, (simt_counts){.launches = BEFORE + OF_LAYER * layers + BEHIND + 1,
+                                    .copies_in = 2,
+                                    .copies_out = 1,
+                                    .waits = 1});
         }
+}
+
+/* 256 rows go through the head's product at once, and are drawn from at once. Where the device has
+ * little memory, it is 64 rows at a time, and the graph has all of them. What the kernels compute
+ * does not matter here, and they compute nothing. */
+static void of_many_rows(void **state)
+{
+    (void)state;
+    simt_be_idle(1);
+    for (int little = 0; little < 2; little++) {
+        kind k = {.n_layers = 1, .n_seqs = SEQS, .sampled = true, .graphs = true};
+        simt_have_memory(little ? 1 << 20 : 1 << 30);
+        check(&k, (simt_counts){.replays = 1, .copies_in = 2, .copies_out = 1, .waits = 1});
+        k.graphs = false;
+        check(&k, (simt_counts){.launches = BEFORE + OF_LAYER + (little ? 4 : 1) * BEHIND,
+                                .copies_in = 2,
+                                .copies_out = 1,
+                                .waits = 1});
+    }
+    simt_have_memory(1 << 30);
+    simt_be_idle(0);
 }
 
 /* A measure has two launches in a layer for all sequences, captured with the rest. Its results come
@@ -188,10 +228,7 @@ static void with_measures(void **state)
     for (uint32_t layers = 1; layers <= 3; layers++)
         for (int i = 0; i < 2; i++) {
             kind k = {.n_layers = layers, .n_seqs = batches[i], .measured = true, .graphs = true};
-            check(
-                &k,
-                (simt_counts){
-                    .launches = BEHIND, .replays = 1, .copies_in = 2, .copies_out = 2, .waits = 1});
+            check(&k, (simt_counts){.replays = 1, .copies_in = 2, .copies_out = 2, .waits = 1});
             k.graphs = false;
             check(&k, (simt_counts){.launches = BEFORE + BEHIND + (OF_LAYER + 2) * layers,
                                     .copies_in = 2,
@@ -200,35 +237,33 @@ static void with_measures(void **state)
         }
 }
 
-/* Ranks have their sums in the graph. Draws without limits are decided from a few words of each
- * rank: one gather, and two launches in place of one. Draws with limits gather whole rows and join
- * them. */
+/* Ranks have their sums and what they gather for draws in the graph. Draws without limits are
+ * decided from a few words of each rank: one gather, and two launches in place of one. Draws with
+ * limits gather whole rows and join them. A step with both does both. */
 static void of_ranks(void **state)
 {
     (void)state;
     void *library = open_nccl(FAKE_WELL);
     for (uint32_t layers = 1; layers <= 3; layers += 2)
-        for (int i = 0; i < 12; i++) {
-            bool kernels = i >= 6; /* they add up with the norm that follows, in one launch */
+        for (int i = 0; i < 14; i++) {
+            bool kernels = i >= 7; /* they add up with the norm that follows, in one launch */
+            bool mixed = i % 7 == 6;
             simt_refuse_shares(kernels ? SIMT_REFUSE_NONE : SIMT_REFUSE_ALL);
             kind k = {.n_layers = layers,
-                      .n_seqs = batches[i % 2],
-                      .sampled = i % 6 >= 2,
-                      .limits = i % 6 >= 4,
+                      .n_seqs = mixed ? FEW : batches[i % 7 % 2],
+                      .sampled = i % 7 >= 2,
+                      .limits = i % 7 == 4 || i % 7 == 5,
+                      .mixed = mixed,
                       .ranks = true,
                       .graphs = true};
-            check(&k, (simt_counts){.launches = BEHIND + 1,
-                                    .replays = 1,
-                                    .collectives = 1,
-                                    .copies_in = 2,
-                                    .copies_out = 1,
-                                    .waits = 1});
+            check(&k, (simt_counts){.replays = 1, .copies_in = 2, .copies_out = 1, .waits = 1});
             k.graphs = false;
-            check(&k, (simt_counts){.launches = BEFORE + OF_LAYER * layers + BEHIND + 1,
-                                    .collectives = 1 + (kernels ? 0 : 1 + 2 * layers),
-                                    .copies_in = 2,
-                                    .copies_out = 1,
-                                    .waits = 1});
+            check(&k,
+                  (simt_counts){.launches = BEFORE + OF_LAYER * layers + BEHIND + (mixed ? 3 : 1),
+                                .collectives = (mixed ? 2 : 1) + (kernels ? 0 : 1 + 2 * layers),
+                                .copies_in = 2,
+                                .copies_out = 1,
+                                .waits = 1});
         }
     simt_refuse_shares(SIMT_REFUSE_NONE);
     dlclose(library);
@@ -264,12 +299,13 @@ static double time_of_sum(const shape *s, double batch)
     return LIBRARY + 2 * 2 * bytes * others / s->ranks / LINK; /* f32, a ring */
 }
 
-/* Whole rows of logits, gathered and joined 64 at a time, as draws with limits need them. */
+/* Whole rows of logits, gathered and joined 256 at a time, as draws with limits need them. */
 static double time_of_rows(const shape *s, double batch)
 {
     double bytes = batch * s->vocab * 4;
     if (s->ranks == 1) return 0;
-    return ceil(batch / 64) * LIBRARY + bytes * (s->ranks - 1) / s->ranks / LINK + 2 * bytes / READ;
+    return ceil(batch / 256) * LIBRARY + bytes * (s->ranks - 1) / s->ranks / LINK +
+           2 * bytes / READ;
 }
 
 static void print_estimate(const shape *s, double batch, double context)
@@ -305,9 +341,8 @@ int main(void)
     simt_have_sms(1); /* then few tiles are unused, whose blocks take the emulator long */
     print_estimates();
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(launch_by_launch),
-        cmocka_unit_test(by_graph),
-        cmocka_unit_test(with_measures),
+        cmocka_unit_test(launch_by_launch), cmocka_unit_test(by_graph),
+        cmocka_unit_test(of_many_rows),     cmocka_unit_test(with_measures),
         cmocka_unit_test(of_ranks),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
