@@ -180,7 +180,9 @@ mass_kernel 2
 draw_kernel 2
 dequant_kernel 2 --dtype fp8
 narrow_group_kernel 2 --dtype fp8
-rows_kernel 2 --dtype fp8"
+rows_kernel 2 --dtype fp8
+grouped_(wide_)?kernel 2
+grouped_(wide_)?kernel 2 --dtype fp8"
 }
 export -f counters
 export logs
@@ -231,7 +233,7 @@ stage build 150 cmake --build "$build" -j "$(nproc)" --target octavo octavo_cuda
 
 start sass_facts 60 python3 tools/sass_facts.py "$plugin"
 # A lost device ends its process, so each group has one of its own.
-for group in rows products narrow pages wide sample retrieve ranks; do start "kernels_$group" 45 "$check" "$plugin" "$group"; done
+for group in rows products narrow experts pages wide sample retrieve ranks; do start "kernels_$group" 45 "$check" "$plugin" "$group"; done
 settle
 stage bench_kernels 40 "$octavo" bench kernels --device cuda
 stage bench_engine 170 "$octavo" bench engine "${speeds[@]}" --out "$logs/engine.json"

@@ -44,6 +44,7 @@ REGISTERS_OF_SM, REGISTER_UNIT, SYSTEM_SHARED, WARP = 65536, 256, 1024, 32
 # kernels only those that use local memory are in the table.
 HOT = {
     "attention_kernel": None, "wide_kernel": None, "merge_kernel": None, "few_kernel": None,
+    "grouped_kernel": None, "grouped_wide_kernel": None, "grouped_any_kernel": None,
     "dequant_kernel": "CONVERT_THREADS", "convert_kernel": "CONVERT_THREADS",
     "narrow_row_kernel": None, "narrow_group_kernel": None, "rows_kernel": "NARROW_THREADS",
     "scale_kernel": None,
@@ -162,6 +163,21 @@ class WideStage:
         self.shared = known["SWIZZLED"] + known["STAGES"] * self.bytes \
             + known["GPU_WIDE_ROWS"] * (dim + known["PAD"]) * 2
         self.copies = 2 * self.bytes // 16 // threads
+
+
+class GroupedStage:
+    """What grouped.cuh says of the shared memory of products of experts: its `grouped_stages`."""
+
+    def __init__(self, known, name, wide):
+        bits = int(found[1]) if (found := re.search(r"quant_stage<\w+,(\d)", name)) else 16
+        scales = 0 if bits == 16 else 2 * 8 * (8 if "true>" in name else 4)  # of a panel
+        rows, outs, step = known["GPU_GROUPED_ROWS"], known["OUTS"], known["STEP"]
+        x, w, pieces = rows * step * 2, outs * step * bits // 8, known["GROUPED_THREADS"] * 16
+        self.bytes = x + w + outs // 16 * scales
+        swizzled = 8 * step * 2
+        stage, y = -(-self.bytes // swizzled) * swizzled, rows * (outs + 4) * 4
+        self.shared = max(known["GROUPED_STAGES"] * stage, y) + (swizzled if wide else 0)
+        self.copies = (x + w) // pieces + (scales > 0)
 
 
 # ---- machine code --------------------------------------------------------------------------------
@@ -325,6 +341,9 @@ class Facts:
             self.shared += stage.shared
         elif self.kernel == "wide_kernel":
             stage = WideStage(known, int(self.arguments[0]))
+            self.shared += stage.shared
+        elif self.kernel in ("grouped_kernel", "grouped_wide_kernel"):
+            stage = GroupedStage(known, self.name, self.kernel == "grouped_wide_kernel")
             self.shared += stage.shared
         elif self.kernel == "mass_kernel":
             rows = known["SLOTS"] + known["TILE_ROWS"]

@@ -450,6 +450,7 @@ status bench_gpu_kernels(bench_gpu *b, const bench_gpu_kernels_options *o, error
     bench_attentions(b, o->kv);
     bench_products(b, o);
     bench_narrow(b, o);
+    bench_gpu_experts(b, o);
     bench_rows(b);
     return bench_gpu_status(b, err);
 }

@@ -19,7 +19,7 @@ extern "C" {
 #endif
 
 /* Rises with every change below: a plugin of another version is refused. */
-enum { GPU_API_VERSION = 20 };
+enum { GPU_API_VERSION = 21 };
 
 typedef enum gpu_status { GPU_OK, GPU_NO_MEMORY, GPU_UNSUPPORTED, GPU_LOST } gpu_status;
 
@@ -76,12 +76,10 @@ typedef struct gpu_experts {
     const float *switches;    /* [n_rows]: out holds the shared expert's result, whose weights
                                  are their sigmoids. NULL: out is overwritten. */
     float *out;               /* [n_rows, hidden] */
-    /* Scratch of entries = n_rows * of_row; `wide` and `part` have room for gpu_product_rows: */
-    void *picked;     /* [entries, hidden] operands */
+    /* Scratch of entries = n_rows * of_row: */
     void *wide, *act; /* [entries, 2 ffn] and [entries, ffn] operands */
     float *part;      /* [entries, hidden] */
     uint32_t *words;  /* gpu_expert_words */
-    void *scratch;    /* gpu_product_scratch of n_rows and the larger matrix */
 } gpu_experts;
 
 /* The most tiles that n_rows rows can have. */
@@ -91,7 +89,7 @@ static inline size_t gpu_expert_tiles(size_t n_rows, size_t of_row, size_t n_exp
 }
 static inline size_t gpu_expert_words(size_t n_rows, size_t of_row, size_t n_experts)
 {
-    return 3 * gpu_expert_tiles(n_rows, of_row, n_experts) + 5 * n_rows * of_row + n_experts + 1;
+    return 3 * gpu_expert_tiles(n_rows, of_row, n_experts) + 5 * n_rows * of_row;
 }
 
 /* ---- KV pages ----------------------------------------------------------------------------------

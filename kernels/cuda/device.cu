@@ -13,6 +13,7 @@ cudaStream_t gpu_stream(const gpu *g)
     return g->stream;
 }
 uint32_t gpu_sms(const gpu *g) { return g->n_sms; }
+uint32_t gpu_compute(const gpu *g) { return g->compute; }
 
 static gpu_status fail(gpu *g, const char *what, cudaError_t e)
 {
@@ -94,7 +95,7 @@ static gpu_status set_up(gpu *g, uint32_t ordinal, gpu_facts *facts)
     *facts = gpu_facts();
     snprintf(facts->name, sizeof facts->name, "%.127s", p.name);
     facts->n_sms = g->n_sms = (uint32_t)p.multiProcessorCount;
-    facts->compute = (uint32_t)(p.major * 10 + p.minor);
+    facts->compute = g->compute = (uint32_t)(p.major * 10 + p.minor);
     facts->bytes = bytes;
     facts->free_bytes = free_bytes;
     facts->shared_bytes = p.sharedMemPerBlockOptin;
@@ -407,12 +408,6 @@ static gpu_status gpu_replay(gpu *g, gpu_graph *graph)
 {
     enter(g);
     return fail(g, "graph", cudaGraphLaunch(graph->exec, g->stream));
-}
-
-gpu_status gpu_read(gpu *g, void *host, const void *device, size_t bytes)
-{
-    gpu_status s = gpu_copy_out(g, host, device, bytes);
-    return s == GPU_OK ? gpu_wait(g) : s;
 }
 
 #include "kernels/cuda/table.inc"

@@ -33,7 +33,7 @@ typedef struct algorithm {
 
 struct gpu {
     int ordinal;
-    uint32_t n_sms;
+    uint32_t n_sms, compute;
     cudaStream_t stream;
     cublasLtHandle_t library;
     void *workspace;

@@ -1,13 +1,14 @@
-/* A sparse layer: routes rows to experts, sorts them by expert, multiplies, and adds up the
- * results. Few rows per expert go through products of few rows, with any distribution. For many
- * rows the host reads how many each expert has, and the library multiplies expert by expert. */
+/* A sparse layer: routes rows to experts, sorts them by expert into tiles, multiplies, and adds up
+ * the results. How many rows an expert has is known on the device alone: the number of launched
+ * tiles is the most that any distribution has, and the rest of them end at once. */
 #include "kernels/cuda/simt.cuh"
 
 enum {
     ROUTE_THREADS = 128,
     SORT_THREADS = 256,
     LANE_EXPERTS = GPU_EXPERTS_MOST / WARP,
-    FEW_OF_EXPERT = 32, /* average rows beyond which the library is worth the wait */
+    FEW_ROWS = 32,      /* of a tile of few.cu */
+    FEW_OF_EXPERT = 16, /* average rows up to which nearly every expert has one such tile */
 };
 
 /* ---- routing --------------------------------------------------------------------------------- */
@@ -101,7 +102,7 @@ struct sorting {
     const uint32_t *chosen;
     const float *weights;
     uint32_t entries, of_row, n_experts, tile_rows, n_tiles;
-    uint32_t *first, *rows, *places;
+    uint32_t *rows, *places;
     float *shares;
     gpu_expert_tile *tiles;
 };
@@ -139,10 +140,6 @@ static __global__ void __launch_bounds__(SORT_THREADS) sort_kernel(sorting s)
     count_before(counts, expert, s.tile_rows, &at, &tiles);
     uint32_t mine = counts[expert], n = (mine + s.tile_rows - 1) / s.tile_rows;
     bool last = expert + 1 == s.n_experts;
-    if (threadIdx.x == 0) {
-        s.first[expert] = at;
-        if (last) s.first[s.n_experts] = s.entries;
-    }
     for (uint32_t i = threadIdx.x; i < n; i += SORT_THREADS) {
         uint32_t left = mine - i * s.tile_rows;
         s.tiles[tiles + i] = {expert, at + i * s.tile_rows,
@@ -191,7 +188,7 @@ static __global__ void combine_kernel(gpu_experts e, size_t hidden, const uint32
 
 /* The pieces of scratch. */
 struct cuts {
-    uint32_t *chosen, *first, *rows, *places;
+    uint32_t *chosen, *rows, *places;
     float *weights, *shares;
     gpu_expert_tile *tiles;
 };
@@ -206,56 +203,39 @@ static cuts cut(const gpu_experts *e)
     c.places = c.rows + entries;
     c.weights = (float *)(c.places + entries);
     c.shares = c.weights + entries;
-    c.first = (uint32_t *)(c.shares + entries);
     return c;
 }
 
-static gpu_matrix matrix_of(const gpu_matrix *first, uint32_t expert)
+/* Products of the tiles' entries with W: many rows or few. */
+static gpu_status multiply_tiles(gpu *g, const gpu_matrix *w, const void *x,
+                                 const gpu_experts_list *list, uint32_t n_tiles, uint32_t tile_rows,
+                                 void *y, gpu_type y_type)
 {
-    gpu_matrix w = *first;
-    w.data = (uint8_t *)w.data + expert * gpu_matrix_bytes(first);
-    if (w.bits) w.scales = (uint8_t *)w.scales + expert * gpu_scale_bytes(first);
-    return w;
+    if (tile_rows == GPU_GROUPED_ROWS)
+        return gpu_grouped_product(g, w, x, list, n_tiles, y, y_type);
+    return gpu_few_experts(g, w, x, list, n_tiles, tile_rows, y, y_type);
 }
 
-/* y [entries, n] of y_type = each entry's row of x times its expert's W, expert by expert. */
-static gpu_status one_by_one(gpu *g, const gpu_experts *e, const uint32_t *first,
-                             const gpu_matrix *w, const void *x, void *y, gpu_type y_type)
-{
-    gpu_status s = GPU_OK;
-    for (uint32_t i = 0; s == GPU_OK && i < e->n_experts; i++) {
-        gpu_matrix one = matrix_of(w, i);
-        const uint8_t *from = (const uint8_t *)x + first[i] * w->k * gpu_type_bytes(w->type);
-        uint8_t *to = (uint8_t *)y + first[i] * w->n * gpu_type_bytes(y_type);
-        s = gpu_product(g, &one, from, first[i + 1] - first[i], to, y_type, e->scratch);
-    }
-    return s;
-}
-
-static gpu_status run_many(gpu *g, const gpu_experts *e, const cuts *c, uint32_t entries)
-{
-    uint32_t first[GPU_EXPERTS_MOST + 1];
-    gpu_type type = e->gate_up.type;
-    gpu_status s =
-        gpu_gather(g, e->x, c->rows, entries, e->gate_up.k * gpu_type_bytes(type), e->picked);
-    if (s == GPU_OK) s = gpu_read(g, first, c->first, (e->n_experts + 1) * sizeof *first);
-    if (s == GPU_OK) s = one_by_one(g, e, first, &e->gate_up, e->picked, e->wide, type);
-    if (s == GPU_OK) s = gpu_gate(g, e->wide, entries, e->down.k, false, e->act, type);
-    if (s == GPU_OK) s = one_by_one(g, e, first, &e->down, e->act, e->part, GPU_F32);
-    return s;
-}
-
-static gpu_status run_few(gpu *g, const gpu_experts *e, const cuts *c, uint32_t entries,
-                          uint32_t n_tiles, uint32_t tile_rows)
+static gpu_status run_tiles(gpu *g, const gpu_experts *e, const cuts *c, uint32_t entries,
+                            uint32_t n_tiles, uint32_t tile_rows)
 {
     gpu_type type = e->gate_up.type;
     gpu_experts_list list = {c->tiles, c->rows};
-    gpu_status s = gpu_few_experts(g, &e->gate_up, e->x, &list, n_tiles, tile_rows, e->wide, type);
+    gpu_status s = multiply_tiles(g, &e->gate_up, e->x, &list, n_tiles, tile_rows, e->wide, type);
     if (s == GPU_OK) s = gpu_gate(g, e->wide, entries, e->down.k, false, e->act, type);
     list.rows = NULL;
     if (s == GPU_OK)
-        s = gpu_few_experts(g, &e->down, e->act, &list, n_tiles, tile_rows, e->part, GPU_F32);
+        s = multiply_tiles(g, &e->down, e->act, &list, n_tiles, tile_rows, e->part, GPU_F32);
     return s;
+}
+
+/* The rows of a tile. In batch-invariant mode products of few rows take all: what they sum up does
+ * not depend on the rows of an expert. */
+static uint32_t rows_of_tile(const gpu *g, const gpu_experts *e, uint32_t entries)
+{
+    bool few = entries <= FEW_OF_EXPERT * e->n_experts || gpu_is_invariant(g);
+    if (!few || !gpu_takes_few(&e->gate_up) || !gpu_takes_few(&e->down)) return GPU_GROUPED_ROWS;
+    return entries <= 4 * e->n_experts ? 8 : FEW_ROWS;
 }
 
 gpu_status gpu_run_experts(gpu *g, const gpu_experts *e)
@@ -263,19 +243,16 @@ gpu_status gpu_run_experts(gpu *g, const gpu_experts *e)
     uint32_t entries = e->n_rows * e->of_row;
     if (entries == 0) return GPU_OK;
     if (e->n_experts > GPU_EXPERTS_MOST || e->gate_up.type != e->down.type) return GPU_UNSUPPORTED;
-    uint32_t tile_rows = entries <= 4 * e->n_experts ? 8 : FEW_OF_EXPERT;
+    uint32_t tile_rows = rows_of_tile(g, e, entries);
     uint32_t n_tiles = (entries < e->n_experts ? entries : e->n_experts) + entries / tile_rows;
-    bool few = (entries <= FEW_OF_EXPERT * e->n_experts || gpu_is_invariant(g)) &&
-               gpu_takes_few(&e->gate_up) && gpu_takes_few(&e->down);
     cuts c = cut(e);
     LAUNCH(route_kernel, (e->n_rows + ROUTE_THREADS / WARP - 1) / (ROUTE_THREADS / WARP),
            ROUTE_THREADS, 0, g, *e, c.chosen, c.weights);
-    sorting s = {c.chosen, c.weights, entries, e->of_row, e->n_experts, tile_rows,
-                 n_tiles,  c.first,   c.rows,  c.places,  c.shares,     c.tiles};
+    sorting s = {c.chosen, c.weights, entries,  e->of_row, e->n_experts, tile_rows,
+                 n_tiles,  c.rows,    c.places, c.shares,  c.tiles};
     LAUNCH(sort_kernel, e->n_experts, SORT_THREADS, 0, g, s);
     gpu_status status = gpu_launched(g, "routing");
-    if (status != GPU_OK) return status;
-    status = few ? run_few(g, e, &c, entries, n_tiles, tile_rows) : run_many(g, e, &c, entries);
+    if (status == GPU_OK) status = run_tiles(g, e, &c, entries, n_tiles, tile_rows);
     if (status != GPU_OK) return status;
     LAUNCH(combine_kernel, e->n_rows, SORT_THREADS, 0, g, *e, e->down.n, c.places, c.shares);
     return gpu_launched(g, "sum of experts");

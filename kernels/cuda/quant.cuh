@@ -38,6 +38,12 @@ static DEVICE float scale_at(const gpu_matrix &w, size_t row, size_t column)
     return float_of_bits(scale << (w.bits == 8 ? 15 : 16));
 }
 
+/* Byte `i` of u less `zero`: it is put into the mantissa of 2^23. */
+static DEVICE float float_of_byte(uint32_t u, int i, int zero)
+{
+    return float_of_bits(pick_bytes(u, 0x4b000000u, 0x7650 + i)) - (8388608.0f + zero);
+}
+
 /* Two bytes of `word` as a pair of T: u = q + 128 is put into the mantissa of a power of two. */
 static DEVICE uint32_t pair_of_bytes(uint32_t u, int pair, f16)
 {
@@ -45,10 +51,7 @@ static DEVICE uint32_t pair_of_bytes(uint32_t u, int pair, f16)
 }
 static DEVICE uint32_t pair_of_bytes(uint32_t u, int pair, bf16)
 {
-    const float zero = 8388608.0f + 128.0f;
-    float a = float_of_bits(pick_bytes(u, 0x4b000000u, pair ? 0x7652 : 0x7650)) - zero;
-    float b = float_of_bits(pick_bytes(u, 0x4b000000u, pair ? 0x7653 : 0x7651)) - zero;
-    return pack2(a, b, bf16());
+    return pack2(float_of_byte(u, 2 * pair, 128), float_of_byte(u, 2 * pair + 1, 128), bf16());
 }
 /* pair_of_bytes for four bits, with u = q + 8. */
 static DEVICE uint32_t pair_of_halves(uint32_t word, int pair, f16)

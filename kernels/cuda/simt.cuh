@@ -362,10 +362,9 @@ gpu_status gpu_library_product(gpu *g, const gpu_matrix *w, const void *x, size_
 /* Allows a kernel that much dynamic shared memory, the same at each call. */
 gpu_status gpu_allow_shared(gpu *g, const void *kernel, size_t bytes);
 uint32_t gpu_sms(const gpu *g);
+uint32_t gpu_compute(const gpu *g); /* 90 is capability 9.0 */
 bool gpu_is_invariant(const gpu *g);
 bool gpu_is_narrow(const gpu *g);
-/* Copies to the host and waits. */
-gpu_status gpu_read(gpu *g, void *host, const void *device, size_t bytes);
 
 gpu_status gpu_attend_bf16(gpu *g, const gpu_attention *a);
 gpu_status gpu_attend_f16(gpu *g, const gpu_attention *a);
@@ -398,6 +397,12 @@ gpu_status gpu_few_product(gpu *g, const gpu_matrix *w, const void *x, size_t m,
                            gpu_type y_type);
 gpu_status gpu_few_experts(gpu *g, const gpu_matrix *w, const void *x, const gpu_experts_list *list,
                            uint32_t n_tiles, uint32_t tile_rows, void *y, gpu_type y_type);
+
+/* grouped.cu: products of tiles of up to GPU_GROUPED_ROWS entries, of any distribution. */
+enum { GPU_GROUPED_ROWS = 128 };
+gpu_status gpu_grouped_product(gpu *g, const gpu_matrix *w, const void *x,
+                               const gpu_experts_list *list, uint32_t n_tiles, void *y,
+                               gpu_type y_type);
 
 /* The functions of the table, by file. */
 extern "C" {

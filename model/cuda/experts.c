@@ -2,7 +2,7 @@
 
 #include <stdlib.h>
 
-enum { BUFFERS = 9 };
+enum { BUFFERS = 8 };
 
 /* Buffers of the longest step, on the device. */
 struct cuda_experts {
@@ -10,7 +10,7 @@ struct cuda_experts {
     const model_config *config;
     float *logits, *switches, *part;
     void *router_rows, *switch_rows; /* normed rows for a router, a switch of another type */
-    void *picked, *wide, *act;
+    void *wide, *act;
     uint32_t *words;
 };
 
@@ -23,15 +23,13 @@ typedef struct buffer {
 static void list_buffers(cuda_experts *e, size_t rows, size_t ffn, buffer out[BUFFERS])
 {
     const model_config *c = e->config;
-    size_t entries = gpu_product_rows(rows * c->experts_per_token), f32 = sizeof(float),
-           hidden = c->hidden;
+    size_t entries = rows * c->experts_per_token, f32 = sizeof(float), hidden = c->hidden;
     size_t words = gpu_expert_words(rows, c->experts_per_token, c->n_experts);
     const buffer all[] = {
         {&e->logits, rows * c->n_experts * f32}, {&e->switches, rows * f32},
         {&e->part, entries * hidden * f32},      {&e->router_rows, rows * hidden * f32},
-        {&e->switch_rows, rows * hidden * f32},  {&e->picked, entries * hidden * f32},
-        {&e->wide, entries * 2 * ffn * f32},     {&e->act, entries * ffn * f32},
-        {&e->words, words * sizeof *e->words},
+        {&e->switch_rows, rows * hidden * f32},  {&e->wide, entries * 2 * ffn * f32},
+        {&e->act, entries * ffn * f32},          {&e->words, words * sizeof *e->words},
     };
     _Static_assert(sizeof all / sizeof *all == BUFFERS, "a row for each");
     for (size_t i = 0; i < BUFFERS; i++) out[i] = all[i];
@@ -119,11 +117,9 @@ status cuda_experts_run(cuda_experts *e, const cuda_layer *w, const cuda_expert_
                        .x = r->normed,
                        .switches = shared ? e->switches : NULL,
                        .out = r->out,
-                       .picked = e->picked,
                        .wide = e->wide,
                        .act = e->act,
                        .part = e->part,
-                       .words = e->words,
-                       .scratch = r->scratch};
+                       .words = e->words};
     return cuda_status(e->d->api->experts(e->d->g, &all));
 }

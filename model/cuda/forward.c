@@ -35,9 +35,8 @@ static size_t largest_scratch(const cuda_forward *f)
     size_t most = gpu_product_scratch(&w->head, f->o.head_rows);
     for (uint32_t l = 0; l < f->o.config->n_layers; l++) {
         const cuda_layer *of = &w->layers[l];
-        const gpu_matrix *all[] = {&of->qkv,        &of->o,           &of->gate_up,
-                                   &of->down,       &of->router,      &of->shared_switch,
-                                   &of->experts_up, &of->experts_down};
+        const gpu_matrix *all[] = {&of->qkv,  &of->o,      &of->gate_up,
+                                   &of->down, &of->router, &of->shared_switch};
         for (size_t i = 0; i < sizeof all / sizeof *all; i++) {
             size_t bytes = all[i]->n ? gpu_product_scratch(all[i], f->o.max_rows) : 0;
             if (bytes > most) most = bytes;

@@ -3,27 +3,30 @@
 
 #include <stdio.h>
 
-/* Matrices of e4m3: those that products of many rows multiply, and of these those that the device
- * multiplies by e4m3. */
+/* Matrices of e4m3: those that products of many rows multiply, all experts' of a layer counted as
+ * one, and of these those that the device multiplies by e4m3. */
 typedef struct count {
-    uint32_t all, narrow;
+    uint32_t all, experts, narrow;
 } count;
 
-static void add(count *n, const gpu_matrix *w, const gpu_facts *facts)
+static void add(count *n, const gpu_matrix *w, bool experts, const gpu_facts *facts)
 {
     if (w->n == 0 || !w->is_float) return;
     n->all++;
-    n->narrow += gpu_may_narrow(w) && (w->group ? facts->narrow_groups : facts->narrow_rows);
+    n->experts += experts;
+    n->narrow +=
+        !experts && gpu_may_narrow(w) && (w->group ? facts->narrow_groups : facts->narrow_rows);
 }
 
 static count count_matrices(const backend_cuda *b)
 {
-    count n = {0, 0};
+    count n = {0, 0, 0};
     for (uint32_t l = 0; l < b->weights.n_layers; l++) {
         const cuda_layer *w = &b->weights.layers[l];
-        const gpu_matrix *all[] = {&w->qkv,  &w->o,          &w->gate_up,
-                                   &w->down, &w->experts_up, &w->experts_down};
-        for (size_t i = 0; i < sizeof all / sizeof *all; i++) add(&n, all[i], &b->device.facts);
+        const gpu_matrix *dense[] = {&w->qkv, &w->o, &w->gate_up, &w->down};
+        const gpu_matrix *experts[] = {&w->experts_up, &w->experts_down};
+        for (size_t i = 0; i < 4; i++) add(&n, dense[i], false, &b->device.facts);
+        for (size_t i = 0; i < 2; i++) add(&n, experts[i], true, &b->device.facts);
     }
     return n;
 }
@@ -43,6 +46,8 @@ void cuda_narrow(backend_cuda *b, const backend_options *o)
     else if (!facts->narrow_rows)
         snprintf(b->narrow, size, "%s (compute capability %u.%u does not multiply 8 bits)", wide,
                  facts->compute / 10, facts->compute % 10);
+    else if (n.experts == n.all)
+        snprintf(b->narrow, size, "%s (experts have no product of 8 bits)", wide);
     else if (n.narrow == 0)
         snprintf(b->narrow, size, "%s (the library has no product of 8 bits for their scales)",
                  wide);

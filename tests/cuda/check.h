@@ -56,10 +56,14 @@ typedef struct check_form {
 /* Packs the weights into device memory at `at`, or into memory of their own with `at` NULL. */
 weights check_weights(check *c, size_t n, size_t k, check_form form, const gpu_matrix *at);
 void check_forget_weights(check *c, weights *w, bool device);
+gpu_matrix check_matrix(size_t n, size_t k, check_form form); /* without data */
+/* due [m, n] = x [m, k] * W^T. */
+void check_product_due(const weights *w, const float *x, size_t m, float *due);
 
 void check_rows(check *c);
 void check_products(check *c);
 void check_narrows(check *c);
+void check_experts(check *c);
 void check_pages(check *c);
 void check_wide(check *c);
 void check_sample(check *c);

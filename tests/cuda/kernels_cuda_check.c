@@ -137,9 +137,9 @@ static const struct {
     const char *name;
     void (*check)(check *c);
 } groups[] = {
-    {"rows", check_rows},         {"products", check_products}, {"narrow", check_narrows},
-    {"pages", check_pages},       {"wide", check_wide},         {"sample", check_sample},
-    {"retrieve", check_retrieve}, {"ranks", check_ranks},
+    {"rows", check_rows},       {"products", check_products}, {"narrow", check_narrows},
+    {"experts", check_experts}, {"pages", check_pages},       {"wide", check_wide},
+    {"sample", check_sample},   {"retrieve", check_retrieve}, {"ranks", check_ranks},
 };
 enum { GROUPS = sizeof groups / sizeof groups[0] };
 
@@ -156,16 +156,16 @@ static gpu_facts open_device(check *c)
 }
 
 #ifdef OCTAVO_SIMT
-/* Products of e4m3 on the devices that have fewer of them. */
+/* Products of e4m3 on the devices that have fewer of them, and of experts without wgmma. */
 static void check_other_devices(check *c, const char *only)
 {
     static const uint32_t computes[] = {80, 89};
     gpu *first = c->g;
-    if (only && strcmp(only, "narrow") != 0) return;
     for (size_t i = 0; i < sizeof computes / sizeof *computes; i++) {
         simt_have_compute(computes[i]);
         open_device(c);
-        check_narrows(c);
+        if (!only || strcmp(only, "narrow") == 0) check_narrows(c);
+        if (i == 0 && (!only || strcmp(only, "experts") == 0)) check_experts(c);
         c->api->close(c->g);
     }
     c->g = first;

@@ -18,6 +18,7 @@ import sass_facts  # noqa: E402
 DRAW = "_Z11draw_kernel12gpu_sampling"
 FEW = "_Z10few_kernelI10plain_tileI4bf16ELi2ELi1EEv7few_job"
 ATTENTION = "_Z16attention_kernelI4bf16Li128ELb1EEv13gpu_attention"
+GROUPED = "_Z14grouped_kernelI11quant_stageI4bf16Li8ELb0EEEv11grouped_job"
 PATCH = "_Z12patch_kernelPjPK9gpu_patchPKj"
 # W by 16 loads of 16 bytes past the first cache in a loop of the tensor cores, after as many
 # outside of it; scales, which are narrow.
@@ -28,6 +29,10 @@ FEW_CODE = [*["LDG.E.NA.128.CONSTANT R4, desc[UR4][R2.64]"] * 16, "LDG.E R8, des
 ATTENTION_CODE = ["LDGSTS.E.BYPASS.LTC128B.128 [R1], desc[UR4][R2.64]", "LDG.E R8, desc[UR4][R2.64]",
                   "LOOP", *["LDGSTS.E.BYPASS.LTC128B.128 [R1], desc[UR4][R2.64], !P1"] * 16,
                   "HMMA.16816.F32.BF16 R4, R8, R12, R4", "@P2 BRA LOOP"]
+# 64 columns of 128 rows of x in 16 bits are 4 copies for each of 256 threads, of W in 8 bits 2, and
+# one of scales.
+GROUPED_CODE = ["LOOP", *["LDGSTS.E.BYPASS.LTC128B.128 [R1], desc[UR4][R2.64], !P1"] * 7,
+                "HMMA.16816.F32.BF16 R4, R8, R12, R4", "@P2 BRA LOOP"]
 
 
 class Kernel:
@@ -53,6 +58,7 @@ def good():
     return {k.name: k for k in (Kernel(DRAW, ["LDG.E.128 R4, desc[UR4][R2.64]", "EXIT"], 64, 16384),
                                 Kernel(FEW, FEW_CODE, 110, 8192),
                                 Kernel(ATTENTION, ATTENTION_CODE, 168, 128),
+                                Kernel(GROUPED, GROUPED_CODE, 122, 512),
                                 Kernel(PATCH, ["LDG.E R4, desc[UR4][R2.64]", "EXIT"], 16))}
 
 
@@ -118,12 +124,15 @@ esac''')
                          ["110", "0", "0", "8192", "2", "yes", "100", "128"])
         self.assertEqual(rows["attention_kernel<bf16,128,true>"],
                          ["168", "0", "0", "74112", "3", "yes", "100", "96"])
+        # Three stages of 25,088 bytes, rounded up to a KB.
+        self.assertEqual(rows["grouped_kernel<quant_stage<bf16,8,false>>"],
+                         ["122", "0", "0", "77312", "2", "yes", "100", "49"])
         self.assertEqual(rows["draw_kernel"], ["64", "0", "0", "16384", "1", "-", "100", "-"])
 
     def test_nothing_worse(self):
         status, out = self.main()
         self.assertEqual(status, 0, out)
-        self.assertIn("4 kernels, 0 facts worse", out)
+        self.assertIn("5 kernels, 0 facts worse", out)
 
     def test_products_that_are_not_the_library(self):
         self.plugin.write_bytes(b"\0cublasLtMatmulDescInit\0")

@@ -178,6 +178,7 @@ def benches():
     lines = octavo_with_device("bench", "kernels", "--device", "cuda", "--dtype", "fp8", "--rows", "256",
                                "--part-slots", "64", OCTAVO_TEST_COMPUTE="90").stdout
     for word in ("decode attention 1 x 512, bf16", "by 1 rows, fp8", "by 132 rows, fp8 x fp8", "256 rows: ",
+                 "experts of Mixtral 8x7B, 16 rows", "experts of Qwen3 30B, 16 rows", "products of each expert alone",
                  "ms, fp8 x fp8: "):
         assert word in lines, f"no '{word}' in: {lines}"
     model = ["--model", "models/demo", "--device", "cuda", "--max-batch", "2", "--prefill-chunk", "16", "--rounds", "1",

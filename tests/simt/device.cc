@@ -164,7 +164,6 @@ static void gpu_set_invariant(gpu *g, bool on) { g->invariant = on; }
 bool gpu_is_invariant(const gpu *g) { return g->invariant; }
 static void gpu_set_narrow(gpu *g, bool on) { g->narrow = on; }
 bool gpu_is_narrow(const gpu *g) { return g->narrow; }
-uint32_t simt_compute_of(const gpu *g) { return g->compute; }
 
 static gpu_status gpu_alloc(gpu *g, size_t bytes, void **out)
 {
@@ -289,15 +288,11 @@ static gpu_status gpu_elapsed(gpu *g, double *us)
     return check(g);
 }
 
+uint32_t gpu_compute(const gpu *g) { return g->compute; }
 uint32_t gpu_sms(const gpu *g)
 {
     (void)g;
     return 2;
-}
-gpu_status gpu_read(gpu *g, void *host, const void *device, size_t bytes)
-{
-    gpu_status s = gpu_copy_out(g, host, device, bytes);
-    return s == GPU_OK ? gpu_wait(g) : s;
 }
 
 /* ---- memory that other gpus reach ------------------------------------------------------------ */
@@ -329,7 +324,7 @@ static gpu_status gpu_capture(gpu *g)
     if (refuse_captures == SIMT_REFUSE_ALL) return GPU_UNSUPPORTED;
     if (refuse_captures == SIMT_REFUSE_SOME && g->number % 2) return GPU_UNSUPPORTED;
     g->capture = new gpu_graph();
-    g->broken = false;
+    g->broken = refuse_captures == SIMT_REFUSE_AT_END;
     return GPU_OK;
 }
 

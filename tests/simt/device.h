@@ -28,8 +28,9 @@ void simt_be_idle(int idle);
 /* Where launches are late: whether copies on lanes of their own are done as soon as what they wait
  * for allows, instead of when the stream waits for them. */
 void simt_copy_early(int early);
-/* Which captures fail from now on: none, all, or those of every second gpu that is opened. */
-enum { SIMT_REFUSE_NONE, SIMT_REFUSE_ALL, SIMT_REFUSE_SOME };
+/* Which captures fail from now on: none, all, those of every second gpu that is opened, or all, but
+ * only when they end. */
+enum { SIMT_REFUSE_NONE, SIMT_REFUSE_ALL, SIMT_REFUSE_SOME, SIMT_REFUSE_AT_END };
 void simt_refuse_captures(int which);
 /* Which gpus share no memory from now on, likewise. */
 void simt_refuse_shares(int which);
@@ -39,7 +40,6 @@ void simt_refuse_narrow(int which);
 uint64_t simt_narrow_products(void);
 /* Sets what the library says of a device when it is opened. */
 void simt_probe_narrow(const gpu *g, gpu_facts *facts);
-uint32_t simt_compute_of(const gpu *g);
 /* What all emulated GPUs were asked for so far. A launch that is captured counts once, whatever is
  * replayed. */
 typedef struct simt_counts {

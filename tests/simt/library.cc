@@ -20,7 +20,7 @@ uint64_t simt_narrow_products(void) { return n_products; }
  * with one for each row or 128 columns of it. */
 static gpu_scaled scales_of(const gpu *g, const gpu_floats *f, gpu_type y_type)
 {
-    uint32_t compute = simt_compute_of(g);
+    uint32_t compute = gpu_compute(g);
     if (compute < 89 || refuses == SIMT_REFUSE_ALL) return GPU_SCALED_NEVER;
     if (compute == 90) return GPU_SCALED_HERE;
     return f->by_group || y_type == GPU_F16 ? GPU_SCALED_NEVER : GPU_SCALED_AFTER;
@@ -28,8 +28,8 @@ static gpu_scaled scales_of(const gpu *g, const gpu_floats *f, gpu_type y_type)
 
 void simt_probe_narrow(const gpu *g, gpu_facts *facts)
 {
-    facts->narrow_rows = simt_compute_of(g) >= 89;
-    facts->narrow_groups = simt_compute_of(g) == 90;
+    facts->narrow_rows = gpu_compute(g) >= 89;
+    facts->narrow_groups = gpu_compute(g) == 90;
 }
 
 gpu_scaled gpu_library_scales(gpu *g, const gpu_floats *f, const void *, gpu_type y_type)
