@@ -328,6 +328,12 @@ status json_read_text(const char *where, const char *text, size_t n, json_t **ou
     return describe_error(&r, where, err);
 }
 
+status json_read_argument(const char *name, const char *text, size_t n, json_t **out, error *err)
+{
+    status s = json_read_text(name, text, n, out, err);
+    return s.code == STATUS_CORRUPT ? status_make(STATUS_INVALID, NULL) : s;
+}
+
 /* ---- copies ---------------------------------------------------------------------------------- */
 
 static json_t *copy_object(const json_t *from)

@@ -29,6 +29,8 @@ void methods_put_retrievals(strbuf *out)
                      "tokens and the blocks that\n"
                      "its query fits best. A request names a method by\n"
                      "  \"retrieval\": {\"method\": \"quest\", \"second_block_count\": 32}\n"
+                     "or by how many tokens it reads,\n"
+                     "  \"retrieval\": \"quest:4096\"\n"
                      "or, to read what a bound on the missed attention needs,\n"
                      "  \"retrieval\": {\"method\": \"quest\", \"epsilon\": 0.02}\n");
 }
@@ -89,6 +91,8 @@ void methods_put_retrieval(strbuf *out, const retrieval_preset *preset, bool jso
     strbuf_printf(
         out,
         "  and the numbers above, of which\n"
+        "    tokens stands in place of local_windows_len and second_block_count: how many are "
+        "read, with the initial ones\n"
         "    preselect_block (true or false): selections are limited to the\n"
         "    preselect_block_count (96 if not given) blocks that the end of the prompt "
         "attends to most\n"

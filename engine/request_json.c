@@ -220,17 +220,20 @@ static status keep_tree(const field_place *at, json_t **slot, bool right_type, c
     return STATUS_IS_OK;
 }
 
-static status read_retention(const field_place *at, engine_request *r, error *err)
+/* Reads a method's word by `read`, or takes its object; `what` says which values there are. */
+static status read_method(const field_place *at, json_t **slot,
+                          status (*read)(const char *name, const char *text, json_t **out,
+                                         error *err),
+                          const char *what, error *err)
 {
     if (!json_is_string(at->value))
-        return keep_tree(at, &r->retention, json_is_object(at->value),
-                         "must be an object or METHOD:RATIO", err);
+        return keep_tree(at, slot, json_is_object(at->value), what, err);
     char name[64];
-    json_t *policy = NULL;
+    json_t *object = NULL;
     snprintf(name, sizeof name, "%s: %s", at->where, at->key);
-    RETURN_IF_ERROR(retention_read_text(name, json_string_value(at->value), &policy, err));
-    json_decref(r->retention);
-    r->retention = policy;
+    RETURN_IF_ERROR(read(name, json_string_value(at->value), &object, err));
+    json_decref(*slot);
+    *slot = object;
     return STATUS_IS_OK;
 }
 
@@ -242,7 +245,10 @@ READER(chat_template_kwargs,
 READER(chat_template, read_word(at, &r->chat_template, err))
 READER(bad_words,
        keep_tree(at, &r->bad_words, json_is_array(at->value), "must be a list of strings", err))
-READER(retrieval, keep_tree(at, &r->retrieval, json_is_object(at->value), "must be an object", err))
+READER(retention, read_method(at, &r->retention, retention_read_text,
+                              "must be an object or METHOD:RATIO", err))
+READER(retrieval, read_method(at, &r->retrieval, retrieval_read_text,
+                              "must be an object, METHOD or METHOD:TOKENS", err))
 
 READER(kv_transfer_params, engine_request_read_transfer(r, at->where, at->key, at->value, err))
 

@@ -172,19 +172,19 @@ static status put_text(json_t *fields, const char *name, const char *text, error
     return put_field(fields, name, json_string_nocheck(text), err);
 }
 
-static status read_json(const char *name, const char *text, json_t **out, error *err)
-{
-    status s = json_read_text(name, text, strlen(text), out, err);
-    /* A text that is no JSON is a wrong argument, not a damaged file. */
-    return s.code == STATUS_CORRUPT ? status_make(STATUS_INVALID, NULL) : s;
-}
-
 static status put_json(json_t *fields, const char *name, const char *text, error *err)
 {
     json_t *value;
     if (!text) return STATUS_IS_OK;
-    RETURN_IF_ERROR(read_json(name, text, &value, err));
+    RETURN_IF_ERROR(json_read_argument(name, text, strlen(text), &value, err));
     return put_field(fields, name, value, err);
+}
+
+/* A method's word, such as chunkkv:0.25 or quest:4096, or JSON. */
+static status put_method(json_t *fields, const char *name, const char *text, error *err)
+{
+    bool one_word = text && isalpha((unsigned char)*text);
+    return (one_word ? put_text : put_json)(fields, name, text, err);
 }
 
 static status put_params(const octavo_params *p, json_t *fields, error *err)
@@ -192,9 +192,8 @@ static status put_params(const octavo_params *p, json_t *fields, error *err)
     RETURN_IF_ERROR(put_text(fields, "prompt", p->prompt, err));
     RETURN_IF_ERROR(put_text(fields, "session", p->session, err));
     RETURN_IF_ERROR(put_json(fields, "messages", p->messages, err));
-    bool one_word = p->retention && isalpha((unsigned char)*p->retention); // METHOD:RATIO
-    RETURN_IF_ERROR((one_word ? put_text : put_json)(fields, "retention", p->retention, err));
-    RETURN_IF_ERROR(put_json(fields, "retrieval", p->retrieval, err));
+    RETURN_IF_ERROR(put_method(fields, "retention", p->retention, err));
+    RETURN_IF_ERROR(put_method(fields, "retrieval", p->retrieval, err));
     if (p->max_tokens == 0) return STATUS_IS_OK;
     return put_field(fields, "max_tokens", json_integer(p->max_tokens), err);
 }
@@ -220,7 +219,8 @@ status lib_read_params(const octavo_params *p, const engine_defaults *defaults, 
 {
     json_t *fields = NULL;
     engine_request_init(out, defaults);
-    if (p->fields) RETURN_IF_ERROR(read_json("fields", p->fields, &fields, err));
+    if (p->fields)
+        RETURN_IF_ERROR(json_read_argument("fields", p->fields, strlen(p->fields), &fields, err));
     else if (!(fields = json_object()))
         return error_set(err, STATUS_NO_MEMORY, "request: out of memory");
     status s = STATUS_IS_OK;

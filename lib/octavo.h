@@ -124,7 +124,9 @@ typedef struct octavo_params {
     size_t n_token_ids;
     /* Which KV pages stay (docs/retention.md): JSON, or METHOD:RATIO; NULL = the default. */
     const char *retention;
-    const char *retrieval; /* JSON: which blocks each token reads (docs/retrieval.md) */
+    /* Which blocks each token reads (docs/retrieval.md): JSON, METHOD or METHOD:TOKENS; NULL = each
+     * reads everything. */
+    const char *retrieval;
     /* The request goes on from the pages that the last request of this name left, and leaves its
      * own. A turn is submitted after the one before has ended. Needs the setting max-sessions above
      * 0, which is the default. */

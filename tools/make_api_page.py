@@ -115,7 +115,7 @@ def put_fields(page, root):
                 "**VllmEngine**: `GenerateRequest` and its `sampling_params`. A field that is absent and not "
                 "optional is 0 or false there; a zero of `top_p`, `repetition_penalty` and `n` means the default.",
                 "**KServe**: parameters of a request, or keys of the JSON object in the tensor "
-                "`sampling_parameters`; `retention` and `retrieval` are there strings that hold JSON."])
+                "`sampling_parameters`; `retention` and `retrieval` are there strings that hold JSON or a method's word."])
     page.table(["field", "surfaces", "type", "range", "default", "what it does"],
                [(f"`{n}`", s, t, r, d, w) for n, s, t, r, d, w in request_fields(root)])
 

@@ -34,6 +34,11 @@ def resolve(request):
     if given.get("representative_type") == "FIX":
         spec["representative_num"] = 5
     spec.update(given)
+    if "tokens" in given:
+        size = spec["block_tokens"]
+        free = spec.pop("tokens") // size - -(-spec["initial_tokens"] // size)
+        local = max(free // 4, 1)
+        spec.update(local_windows_len=local * size, second_block_count=free - local)
     return spec
 
 
@@ -194,6 +199,11 @@ def selections():
         dict(shape, fine=True, n_slots=700, seed=112, retrieval=dict(method="ktransformers", anchor_type="BLOCK_MAX", **small)),
         dict(shape, fine=True, n_slots=700, seed=113, retrieval=dict(method="ktransformers", **small)),
         dict(dict(shape, n_kv_heads=2, page_tokens=32), n_slots=4900, seed=110, retrieval=dict(method="ktransformers", second_select_num=2)),
+    ]
+    rows += [
+        dict(shape, retrieval=dict(method="quest", block_tokens=32, tokens=419), n_slots=900, seed=118),
+        dict(shape, retrieval=dict(method="ktransformers", block_tokens=16, initial_tokens=40, tokens=80), n_slots=300, seed=119),
+        dict(dict(shape, n_kv_heads=1, page_tokens=64), retrieval=dict(method="quest", tokens=640), n_slots=2600, seed=120),
     ]
     preselect = dict(method="ktransformers", preselect_block=True, preselect_block_count=6, **small)
     rows += [

@@ -23,7 +23,8 @@ static const arg_flag flags_table[] = {
             "a method, with overrides, or METHOD:RATIO; may be repeated (chunkkv, and chunkkv with "
             "reuse_layers 2, unless --retrieval is given)"),
     ARG_ROW("retrieval", "NAME[={JSON}]", ARG_LIST, retention_flags, retrievals,
-            "a retrieval method, with overrides, to decode by at depth; may be repeated"),
+            "a retrieval method, with overrides, or METHOD:TOKENS, to decode by at depth; may be "
+            "repeated"),
     ARG_ROW("ratio", "R", ARG_TEXT, retention_flags, ratio,
             "share kept, for methods given without a budget", .initial = "0.1"),
     ARG_ROW("tokens", "LIST", ARG_TEXT, retention_flags, tokens,
@@ -42,7 +43,8 @@ static const arg_flag flags_table[] = {
 
 enum { METHODS_MAX = 32, SEQS_FOR_FULL = 16 };
 
-status bench_read_object(const char *flag, const char *text, json_t **out, error *err)
+/* Reads "chunkkv" or "chunkkv={\"window\":16}", given by `flag`, as the object of a request. */
+static status read_object(const char *flag, const char *text, json_t **out, error *err)
 {
     const char *parts = strchr(text, '=');
     size_t n = parts ? (size_t)(parts - text) : strlen(text);
@@ -52,13 +54,24 @@ status bench_read_object(const char *flag, const char *text, json_t **out, error
     return STATUS_IS_OK;
 }
 
+status bench_read_retrieval(const char *text, const pkv_geometry *geometry, retrieval_spec *out,
+                            error *err)
+{
+    json_t *json = NULL;
+    if (strchr(text, '=')) RETURN_IF_ERROR(read_object("--retrieval", text, &json, err));
+    else RETURN_IF_ERROR(retrieval_read_text("--retrieval", text, &json, err));
+    status st = retrieval_parse(json, geometry, out, err);
+    json_decref(json);
+    return st;
+}
+
 static status read_method(const char *text, double ratio, const retention_limits *limits,
                           retention_policy *out, error *err)
 {
     json_t *json = NULL;
     bool is_short = strchr(text, ':') && !strchr(text, '=');
     if (is_short) RETURN_IF_ERROR(retention_read_text("--method", text, &json, err));
-    else RETURN_IF_ERROR(bench_read_object("--method", text, &json, err));
+    else RETURN_IF_ERROR(read_object("--method", text, &json, err));
     if (!json_object_get(json, "ratio") && !json_object_get(json, "tokens"))
         json_object_set_new(json, "ratio", json_real(ratio));
     status st = retention_parse(json, limits, out, err);
@@ -69,13 +82,9 @@ static status read_method(const char *text, double ratio, const retention_limits
 static status read_retrieval(const char *text, const retention_limits *limits, bench_method *out,
                              error *err)
 {
-    json_t *json = NULL;
     out->text = text;
     RETURN_IF_ERROR(retention_parse(NULL, limits, &out->policy, err));
-    RETURN_IF_ERROR(bench_read_object("--retrieval", text, &json, err));
-    status st = retrieval_parse(json, &limits->geometry, &out->retrieval, err);
-    json_decref(json);
-    return st;
+    return bench_read_retrieval(text, &limits->geometry, &out->retrieval, err);
 }
 
 static status read_retrievals(const retention_flags *f, const bench *b, bench_method *out,

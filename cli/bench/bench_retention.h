@@ -11,9 +11,10 @@ typedef struct bench_method {
     retrieval_spec retrieval; // block_tokens 0: generated tokens read all that the policy keeps
 } bench_method;
 
-/* bench_retention.c: reads "chunkkv" or "chunkkv={\"window\":16}", given by `flag`, as the object
- * of a request. */
-status bench_read_object(const char *flag, const char *text, json_t **out, error *err);
+/* bench_retention.c: reads what --retrieval names: "quest", "quest:4096", or
+ * "quest={\"second_block_count\":32}". */
+status bench_read_retrieval(const char *text, const pkv_geometry *geometry, retrieval_spec *out,
+                            error *err);
 
 /* bench_retention_cost.c: what measuring, selecting and giving up pages add to a prefill of
  * `tokens`, for each method. */

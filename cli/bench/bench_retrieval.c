@@ -27,9 +27,10 @@ typedef struct retrieval_flags {
 static const arg_flag flags_table[] = {
     ARG_ROW("shape", "NAME", ARG_OPTION, retrieval_flags, shape,
             "instead of --model: random bf16 weights of a known shape", .options = bench_shapes),
-    ARG_ROW("retrieval", "NAME[={JSON}]", ARG_LIST, retrieval_flags, retrievals,
-            "a retrieval method, with overrides; may be repeated (ktransformers, and ktransformers "
-            "that reads half as much)"),
+    ARG_ROW(
+        "retrieval", "NAME[={JSON}]", ARG_LIST, retrieval_flags, retrievals,
+        "a retrieval method, with overrides, or METHOD:TOKENS; may be repeated (ktransformers, and "
+        "that reads half as much)"),
     ARG_ROW("context", "LIST", ARG_TEXT, retrieval_flags, context, "tokens before the timed ones",
             .initial = "16384,32768,131072"),
     ARG_ROW("rounds", "N", ARG_COUNT, retrieval_flags, rounds, "repetitions; medians are printed",
@@ -181,12 +182,8 @@ static status read_ways(const bench *b, const retrieval_flags *f, way *out, size
     out[0] = (way){.text = "full"};
     for (size_t i = 0; i < given; i++) {
         way *w = &out[1 + i];
-        json_t *json = NULL;
         w->text = f->retrievals.n ? f->retrievals.items[i] : usual[i];
-        RETURN_IF_ERROR(bench_read_object("--retrieval", w->text, &json, err));
-        status st = retrieval_parse(json, &b->seqs.info->geometry, &w->spec, err);
-        json_decref(json);
-        RETURN_IF_ERROR(st);
+        RETURN_IF_ERROR(bench_read_retrieval(w->text, &b->seqs.info->geometry, &w->spec, err));
         RETURN_IF_ERROR(retrieval_check(&w->spec, b->seqs.info->retrieves, err));
     }
     *n = 1 + given;

@@ -4,15 +4,6 @@
 #include <stdlib.h>
 #include <string.h>
 
-static status read_object(const char *name, const char *text, json_t **out, error *err)
-{
-    status s = json_read_text(name, text, strlen(text), out, err);
-    /* Bad JSON in an argument is an invalid argument, not a damaged file. */
-    if (!status_ok(s)) return s.code == STATUS_CORRUPT ? status_make(STATUS_INVALID, NULL) : s;
-    if (json_is_object(*out)) return STATUS_IS_OK;
-    return error_set(err, STATUS_INVALID, "%s: must be a JSON object", name);
-}
-
 /* "chunkkv:0.25" is {"method": "chunkkv", "ratio": 0.25}; "full", which has no ratio, is
  * {"method": "full"}. */
 static status read_short(const char *name, const char *text, json_t **out, error *err)
@@ -36,5 +27,6 @@ static status read_short(const char *name, const char *text, json_t **out, error
 
 status retention_read_text(const char *name, const char *text, json_t **out, error *err)
 {
-    return *text == '{' ? read_object(name, text, out, err) : read_short(name, text, out, err);
+    return *text == '{' ? json_read_argument(name, text, strlen(text), out, err)
+                        : read_short(name, text, out, err);
 }

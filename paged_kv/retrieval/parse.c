@@ -1,9 +1,10 @@
-/* Reads the "retrieval" object of a request: a field is a row, with the name that KTransformers'
- * configuration files give it. */
+/* Reads the "retrieval" of a request, an object or one word: a field is a row, with the name that
+ * KTransformers' configuration files give it. */
 #include "paged_kv/retention/retention.h" // retention_selecting_layers
 #include "paged_kv/retrieval/retrieval.h"
 
 #include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
 
 typedef struct parsing {
@@ -55,6 +56,33 @@ static status read_count(const parsing *p, const char *name, int64_t min, int64_
     }
 COUNTS(READ_COUNT)
 READ_COUNT(audit, "audit", 1, INT32_MAX)
+
+/* The fields that say how many blocks are read; `tokens` stands in their place. */
+static const char *const numbers_of_blocks[] = {"local_windows_len", "second_block_count",
+                                                "second_select_num"};
+
+/* Shares the blocks out as KTransformers' base configuration does: of those that are not initial a
+ * quarter is local, the others are selected. It comes after block_tokens and initial_tokens. */
+static status read_tokens(const parsing *p, const char *name, retrieval_spec *spec, error *err)
+{
+    uint32_t tokens = 0, size = spec->block_tokens;
+    RETURN_IF_ERROR(read_count(p, name, 1, INT32_MAX, &tokens, err));
+    for (size_t i = 0; i < sizeof numbers_of_blocks / sizeof *numbers_of_blocks; i++)
+        if (member(p->json, numbers_of_blocks[i]))
+            return error_set(err, STATUS_INVALID,
+                             "retrieval.tokens and retrieval.%s: only one of them can be given",
+                             numbers_of_blocks[i]);
+    uint32_t initial = (spec->initial_tokens + size - 1) / size, blocks = tokens / size;
+    if (blocks < initial + 2)
+        return error_set(err, STATUS_INVALID,
+                         "retrieval.tokens is %u: must be at least %llu, for %u initial, one local "
+                         "and one selected block of %u tokens",
+                         tokens, (initial + 2ull) * size, initial, size);
+    uint32_t local = (blocks - initial) / 4 ? (blocks - initial) / 4 : 1;
+    spec->local_tokens = local * size;
+    spec->top_blocks = blocks - initial - local;
+    return STATUS_IS_OK;
+}
 
 static status read_epsilon(const parsing *p, const char *name, retrieval_spec *spec, error *err)
 {
@@ -152,6 +180,7 @@ static const struct {
     {"initial_tokens", NULL, read_initial_tokens, NULL, NULL},
     {"local_windows_len", NULL, read_local_tokens, NULL, NULL},
     {"second_block_count", "second_select_num", read_top_blocks, NULL, NULL},
+    {"tokens", NULL, read_tokens, NULL, NULL},
     {"preselect_block", "preselect", read_preselect, NULL, NULL},
     {"preselect_block_count", NULL, read_preselect_blocks, preselects, "preselect_block"},
     {"observed_rows", NULL, read_observed_rows, observes,
@@ -205,6 +234,16 @@ static status check_names(const json_t *json, error *err)
     return STATUS_IS_OK;
 }
 
+/* The methods, separated by commas. */
+static void list_methods(char *out, size_t size)
+{
+    size_t n, used = 0;
+    const retrieval_preset *presets = retrieval_presets(&n);
+    for (size_t i = 0; i < n && used < size; i++)
+        used +=
+            (size_t)snprintf(out + used, size - used, "%s%s", i > 0 ? ", " : "", presets[i].name);
+}
+
 static status find_method(parsing *p, error *err)
 {
     const char *name;
@@ -212,12 +251,8 @@ static status find_method(parsing *p, error *err)
     if (!name) return error_set(err, STATUS_INVALID, "retrieval.method: must be given");
     p->preset = retrieval_find(name);
     if (p->preset) return STATUS_IS_OK;
-    char have[128] = "";
-    size_t n, used = 0;
-    const retrieval_preset *presets = retrieval_presets(&n);
-    for (size_t i = 0; i < n && used < sizeof have; i++)
-        used += (size_t)snprintf(have + used, sizeof have - used, "%s%s", i > 0 ? ", " : "",
-                                 presets[i].name);
+    char have[128];
+    list_methods(have, sizeof have);
     return error_set(err, STATUS_INVALID, "retrieval.method: '%.40s' is unknown (have: %s)", name,
                      have);
 }
@@ -326,7 +361,7 @@ static status read_object(parsing *p, retrieval_spec *spec, error *err)
         spec->representative_num = 5;
     /* With epsilon a preset's number of blocks is no limit. */
     if (spec->epsilon > 0 && !member(p->json, "second_block_count") &&
-        !member(p->json, "second_select_num"))
+        !member(p->json, "second_select_num") && !member(p->json, "tokens"))
         spec->top_blocks = INT32_MAX;
     return STATUS_IS_OK;
 }
@@ -369,4 +404,33 @@ status retrieval_parse(const json_t *json, const pkv_geometry *geometry, retriev
     }
     *out = spec;
     return STATUS_IS_OK;
+}
+
+/* ---- one word -------------------------------------------------------------------------------- */
+
+/* A number of tokens in digits alone; 0 for any other text. */
+static uint32_t tokens_of(const char *text)
+{
+    bool digits = strspn(text, "0123456789") == strlen(text);
+    unsigned long long value = digits ? strtoull(text, NULL, 10) : 0;
+    return value <= INT32_MAX ? (uint32_t)value : 0;
+}
+
+status retrieval_read_text(const char *name, const char *text, json_t **out, error *err)
+{
+    if (*text == '{') return json_read_argument(name, text, strlen(text), out, err);
+    const char *colon = strrchr(text, ':');
+    size_t n = colon ? (size_t)(colon - text) : strlen(text);
+    uint32_t tokens = colon ? tokens_of(colon + 1) : 0;
+    if (n == 0 || (colon && tokens == 0)) {
+        char have[128];
+        list_methods(have, sizeof have);
+        return error_set(err, STATUS_INVALID,
+                         "%s: '%.64s' must be METHOD or METHOD:TOKENS, such as quest:4096, or a "
+                         "JSON object (methods: %s)",
+                         name, text, have);
+    }
+    *out = colon ? json_pack("{s:s%, s:I}", "method", text, n, "tokens", (json_int_t)tokens)
+                 : json_pack("{s:s%}", "method", text, n);
+    return *out ? STATUS_IS_OK : error_set(err, STATUS_INVALID, "%s: is not UTF-8", name);
 }

@@ -96,6 +96,10 @@ const retrieval_preset *retrieval_find(const char *name);
  * they leave *out unchanged. */
 status retrieval_parse(const json_t *json, const pkv_geometry *geometry, retrieval_spec *out,
                        error *err);
+/* Makes such an object, which the caller owns, of a text: METHOD, METHOD:TOKENS, or an object in
+ * JSON. Errors begin with `name`, of a flag or a field; names of methods and members are left to
+ * retrieval_parse. */
+status retrieval_read_text(const char *name, const char *text, json_t **out, error *err);
 
 /* Whether a spec that was not parsed here can be computed with such pages: it has the ranges that
  * retrieval_parse gives it. STATUS_INVALID names the request's field. */

@@ -4,7 +4,7 @@
 #include <math.h>
 #include <stdlib.h>
 
-enum { FIELD_RETENTION_BYTES = 128 }; // of METHOD:RATIO, with the NUL
+enum { FIELD_METHOD_BYTES = 128 }; // of a method's word, with the NUL
 
 /* ---- texts ----------------------------------------------------------------------------------- */
 
@@ -84,9 +84,7 @@ status field_json(const char *name, ProtobufCBinaryData text, json_type type, js
         return error_set(err, STATUS_LIMIT, "%s: more than %d bytes of JSON", name,
                          FIELD_JSON_BYTES_MAX);
     json_t *doc = NULL;
-    status s = json_read_text(name, (const char *)text.data, text.len, &doc, err);
-    /* Malformed JSON of a client is an invalid request; STATUS_CORRUPT would mean damaged data. */
-    if (!status_ok(s)) return s.code == STATUS_CORRUPT ? status_make(STATUS_INVALID, NULL) : s;
+    RETURN_IF_ERROR(json_read_argument(name, (const char *)text.data, text.len, &doc, err));
     if (json_typeof(doc) != type) {
         json_decref(doc);
         return error_set(err, STATUS_INVALID, "%s: must be %s", name,
@@ -97,17 +95,31 @@ status field_json(const char *name, ProtobufCBinaryData text, json_type type, js
     return STATUS_IS_OK;
 }
 
-status field_retention(const char *name, ProtobufCBinaryData text, json_t **out, error *err)
+/* Reads a method's word by `read`, or an object in JSON. */
+static status read_method(const char *name, ProtobufCBinaryData text,
+                          status (*read)(const char *name, const char *text, json_t **out,
+                                         error *err),
+                          json_t **out, error *err)
 {
-    char word[FIELD_RETENTION_BYTES];
+    char word[FIELD_METHOD_BYTES];
     if (text.len == 0 || !isalpha(text.data[0]))
         return field_json(name, text, JSON_OBJECT, out, err);
     RETURN_IF_ERROR(field_word(name, text, word, sizeof word, err));
-    json_t *policy = NULL;
-    RETURN_IF_ERROR(retention_read_text(name, word, &policy, err));
+    json_t *object = NULL;
+    RETURN_IF_ERROR(read(name, word, &object, err));
     json_decref(*out);
-    *out = policy;
+    *out = object;
     return STATUS_IS_OK;
+}
+
+status field_retention(const char *name, ProtobufCBinaryData text, json_t **out, error *err)
+{
+    return read_method(name, text, retention_read_text, out, err);
+}
+
+status field_retrieval(const char *name, ProtobufCBinaryData text, json_t **out, error *err)
+{
+    return read_method(name, text, retrieval_read_text, out, err);
 }
 
 status field_model(const service *s, const char *name, ProtobufCBinaryData text, error *err)

@@ -45,6 +45,8 @@ status field_json(const char *name, ProtobufCBinaryData text, json_type type, js
                   error *err);
 /* Reads a retention policy: METHOD:RATIO, "full" or an object in JSON; "" leaves *out as it is. */
 status field_retention(const char *name, ProtobufCBinaryData text, json_t **out, error *err);
+/* Reads a retrieval method: METHOD, METHOD:TOKENS or an object in JSON; "" likewise. */
+status field_retrieval(const char *name, ProtobufCBinaryData text, json_t **out, error *err);
 status field_model(const service *s, const char *name, ProtobufCBinaryData text, error *err);
 /* Takes the name of a session; "" means no session. */
 status field_session(const char *name, ProtobufCBinaryData text, engine_request *r, error *err);

@@ -221,7 +221,7 @@ static status read_parameter(const char *key, const Inference__InferParameter *p
     if (strcmp(key, "retention") == 0 && text)
         return field_retention(retention, p->string_param, out, err);
     if (strcmp(key, "retrieval") == 0 && text)
-        return field_json(retrieval, p->string_param, JSON_OBJECT, out, err);
+        return field_retrieval(retrieval, p->string_param, out, err);
     if (!has_value(p))
         return error_set(err, STATUS_INVALID, "parameters: %.64s: has no value that can be used",
                          key);

@@ -144,7 +144,7 @@ status octavo_v1_request_of(const service *s, const Octavo__V1__GenerateRequest 
     RETURN_IF_ERROR(read_salt(m, out, err));
     RETURN_IF_ERROR(read_form(m, out, err));
     RETURN_IF_ERROR(field_retention("retention_json", m->retention_json, &out->retention, err));
-    return field_json("retrieval_json", m->retrieval_json, JSON_OBJECT, &out->retrieval, err);
+    return field_retrieval("retrieval_json", m->retrieval_json, &out->retrieval, err);
 }
 
 status octavo_v1_tokenize_of(const service *s, const Octavo__V1__TokenizeRequest *m,

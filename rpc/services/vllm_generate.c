@@ -239,8 +239,8 @@ static status start_vllm_generate(rpc_call *c, const Vllm__Grpc__Engine__Generat
     engine_request r;
     status st = vllm_request_of(call_service(c), m, retention, n_retention, &r, err);
     if (status_ok(st))
-        st = field_json("octavo-retrieval", call_bytes(retrieval, n_retrieval), JSON_OBJECT,
-                        &r.retrieval, err);
+        st = field_retrieval("octavo-retrieval", call_bytes(retrieval, n_retrieval), &r.retrieval,
+                             err);
     if (status_ok(st))
         st = field_session("octavo-session", call_bytes(session, n_session), &r, err);
     s->stream = m->stream;

@@ -90,8 +90,7 @@ static status read_fields(publisher_config *c, bool has_keys, error *err)
 status publisher_config_read(const char *json, bool has_keys, publisher_config *out, error *err)
 {
     *out = (publisher_config){0};
-    status st = json_read_text(where, json, strlen(json), &out->json, err);
-    if (!status_ok(st)) return st.code == STATUS_CORRUPT ? status_make(STATUS_INVALID, NULL) : st;
+    RETURN_IF_ERROR(json_read_argument(where, json, strlen(json), &out->json, err));
     if (!json_is_object(out->json))
         return error_set(err, STATUS_INVALID, "%s: must be a JSON object", where);
     return read_fields(out, has_keys, err);

@@ -124,6 +124,8 @@ class Package(unittest.TestCase):
         self.assertEqual([o.token for o in outputs if o.token is not None], answer.tokens)
         self.assertEqual("".join(o.text for o in outputs), answer.text)
         self.assertEqual(outputs[0].top[0][0], outputs[0].token)
+        few = self.engine.generate(token_ids=list(range(24, 1024)), max_tokens=3, ignore_eos=True, retrieval="quest:384")
+        self.assertEqual((few.retrieval["rows"], few.retrieval["read_blocks"]), (2, 4))
         both = self.engine.generate(token_ids=[40, 41, 42], n=2, max_tokens=2, temperature=1, seed=3)
         self.assertEqual([len(a.tokens) for a in both], [2, 2])
 
@@ -145,6 +147,8 @@ class Package(unittest.TestCase):
             self.octavo.Engine("models/demo", colour="red")
         with self.assertRaisesRegex(error, "best"):
             self.engine.submit("O", retention={"method": "best"})
+        with self.assertRaisesRegex(error, "'best' is unknown .have: ktransformers, quest, dynamic"):
+            self.engine.submit("O", retrieval="best:4096")
         with self.assertRaises(error) as caught:
             self.engine.generate(token_ids=[40] * 9000)
         self.assertEqual(caught.exception.status, 20)  # OCTAVO_LIMIT

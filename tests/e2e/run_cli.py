@@ -527,11 +527,11 @@ class Bench(unittest.TestCase):
 
     @unittest.skipIf(LIGHT, "arithmetic")
     def test_retention_at_depth(self):
-        """A pool with room for two whole contexts holds more of those that keep a tenth, by pages
-        of a layer and by slots of a head."""
+        """A pool for two whole contexts holds more of a tenth each, by pages or by slots."""
         rows = json.loads(octavo("bench", "retention", *POOL, "--tokens", "0", "--context", "512", "--full", "2",
-                                 "--method", "chunkkv", "--method", "snapkv", "--rounds", "1", "--json")[0])["rows"]
+                                 "--method", "chunkkv", "--method", "snapkv", "--retrieval", "quest:384", "--rounds", "1", "--json")[0])["rows"]
         depth = {row["method"]: row for row in rows if row["what"] == "depth"}
+        self.assertIn("quest:384", depth)
         for method in ("chunkkv", "snapkv"):
             self.assertGreater(depth[method]["sequences"], 2 * depth["full"]["sequences"], rows)
             self.assertLess(depth[method]["kept_tokens"], depth["full"]["kept_tokens"] / 4, rows)

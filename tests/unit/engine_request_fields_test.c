@@ -227,6 +227,25 @@ static void test_allowed_token_ids(void **state)
                   "allowed_token_ids: the backend 'some' cannot keep tokens from being drawn");
 }
 
+static void test_a_retrieval_in_one_word(void **state)
+{
+    (void)state;
+    engine_request r = make_request();
+    error err = {{0}};
+    assert_true(status_ok(parse("retrieval", json_string("quest"), &r, &err)));
+    assert_string_equal(json_string_value(json_object_get(r.retrieval, "method")), "quest");
+    assert_null(json_object_get(r.retrieval, "tokens"));
+    assert_true(status_ok(parse("retrieval", json_string("dynamic:512"), &r, &err)));
+    assert_string_equal(json_string_value(json_object_get(r.retrieval, "method")), "dynamic");
+    assert_int_equal(json_integer_value(json_object_get(r.retrieval, "tokens")), 512);
+    assert_int_equal(parse("retrieval", json_string("quest:2k"), &r, &err).code, STATUS_INVALID);
+    assert_string_equal(err.text, "t: retrieval: 'quest:2k' must be METHOD or METHOD:TOKENS, such "
+                                  "as quest:4096, or a JSON object (methods: ktransformers, quest, "
+                                  "dynamic)");
+    assert_int_equal(json_integer_value(json_object_get(r.retrieval, "tokens")), 512);
+    json_decref(r.retrieval);
+}
+
 static void test_a_policy_in_one_word(void **state)
 {
     (void)state;
@@ -255,6 +274,7 @@ int main(void)
         cmocka_unit_test(test_logprobs),
         cmocka_unit_test(test_flags),
         cmocka_unit_test(test_a_policy_in_one_word),
+        cmocka_unit_test(test_a_retrieval_in_one_word),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -409,6 +409,14 @@ static void wrong_requests_are_refused(void **state)
     p.retention = "[]";
     check_submit(*state, &p, OCTAVO_INVALID, "retention");
     p.retention = NULL;
+    p.retrieval = "quest:some";
+    check_submit(*state, &p, OCTAVO_INVALID,
+                 "retrieval: 'quest:some' must be METHOD or METHOD:TOKENS");
+    p.retrieval = "best:4096";
+    check_submit(*state, &p, OCTAVO_INVALID, "'best' is unknown (have: ktransformers, quest");
+    p.retrieval = "[]";
+    check_submit(*state, &p, OCTAVO_INVALID, "retrieval");
+    p.retrieval = NULL;
     p.fields = "[1]";
     check_submit(*state, &p, OCTAVO_INVALID, "fields: must be a JSON object");
     p.fields = "{\"prompt\": \"O\"}";

@@ -151,6 +151,82 @@ static void fields_have_ktransformers_names_too(void **state)
     assert_int_equal(own.top_blocks, 3);
 }
 
+/* At 16,512 tokens the blocks are shared out as the presets have them, with pages of any size. */
+static void tokens_share_out_the_blocks(void **state)
+{
+    (void)state;
+    static const struct {
+        const char *text;
+        uint32_t block, local, top;
+    } cases[] = {
+        {"{\"method\":\"quest\",\"tokens\":16512}", 128, 4096, 96},
+        {"{\"method\":\"quest\",\"tokens\":4096}", 128, 7 * 128, 24},
+        {"{\"method\":\"quest\",\"tokens\":4223}", 128, 7 * 128, 24},
+        {"{\"method\":\"quest\",\"tokens\":384}", 128, 128, 1},
+        {"{\"method\":\"quest\",\"tokens\":256,\"initial_tokens\":0}", 128, 128, 1},
+        {"{\"tokens\":160,\"block_size\":16,\"initial_tokens\":17,\"method\":\"dynamic\"}", 16, 32,
+         6},
+        {"{\"method\":\"quest\",\"tokens\":2147483647,\"block_size\":16}", 16, 536870896,
+         100663295},
+        {"{\"method\":\"quest\",\"tokens\":1152,\"epsilon\":0.5}", 128, 256, 6},
+    };
+    const pkv_geometry g = geometry_of(16, 4, 4);
+    for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
+        retrieval_spec spec;
+        error err;
+        if (!status_ok(parse_text(cases[i].text, &g, &spec, &err))) fail_msg("%s", err.text);
+        assert_int_equal(spec.block_tokens, cases[i].block);
+        assert_int_equal(spec.local_tokens, cases[i].local);
+        assert_int_equal(spec.top_blocks, cases[i].top);
+        assert_true(status_ok(retrieval_spec_check(&spec, &g, &err)));
+    }
+    retrieval_spec spec;
+    assert_true(status_ok(parse_text(cases[1].text, &g, &spec, NULL)));
+    assert_int_equal(retrieval_tokens_read(&spec, 99999, 100000), 4096 + 100000 % 128);
+    const pkv_geometry large = geometry_of(256, 4, 4);
+    assert_true(status_ok(parse_text(cases[1].text, &large, &spec, NULL)));
+    assert_int_equal(retrieval_tokens_read(&spec, 99999, 100000), 4096 + 100000 % 256);
+}
+
+static void one_word_names_a_method(void **state)
+{
+    (void)state;
+    static const char *const forms[][2] = {
+        {"quest", "{\"method\":\"quest\"}"},
+        {"quest:4096", "{\"method\":\"quest\",\"tokens\":4096}"},
+        {"quest:2147483647", "{\"method\":\"quest\",\"tokens\":2147483647}"},
+        {"{\"method\":\"dynamic\",\"audit\":7}", "{\"method\":\"dynamic\",\"audit\":7}"},
+    };
+    static const char *const refused[] = {
+        "",          ":4096",       "quest:",           "quest:0",
+        "quest:+16", "quest:4096 ", "quest:2147483648", "quest:99999999999999999999999"};
+    error err;
+    json_t *json;
+    for (size_t i = 0; i < sizeof forms / sizeof forms[0]; i++) {
+        json_t *wanted;
+        assert_true(status_ok(retrieval_read_text("--retrieval", forms[i][0], &json, &err)));
+        assert_true(
+            status_ok(json_read_text("test", forms[i][1], strlen(forms[i][1]), &wanted, NULL)));
+        assert_true(json_equal(json, wanted));
+        json_decref(wanted);
+        json_decref(json);
+    }
+    for (size_t i = 0; i < sizeof refused / sizeof refused[0]; i++) {
+        char want[160];
+        snprintf(want, sizeof want,
+                 "--retrieval: '%s' must be METHOD or METHOD:TOKENS, such as quest:4096, or a JSON "
+                 "object (methods: ktransformers, quest, dynamic)",
+                 refused[i]);
+        assert_int_equal(retrieval_read_text("--retrieval", refused[i], &json, &err).code,
+                         STATUS_INVALID);
+        assert_string_equal(err.text, want);
+    }
+    assert_int_equal(retrieval_read_text("r", "{\"method\"", &json, &err).code, STATUS_INVALID);
+    assert_non_null(strstr(err.text, "r: line 1"));
+    assert_int_equal(retrieval_read_text("r", "\xff:1", &json, &err).code, STATUS_INVALID);
+    assert_string_equal(err.text, "r: is not UTF-8");
+}
+
 static void refusals_name_the_field(void **state)
 {
     (void)state;
@@ -208,6 +284,20 @@ static void refusals_name_the_field(void **state)
          "preselection"},
         {"{\"method\":\"quest\",\"epsilon\":1}",
          "retrieval: \"epsilon\" is 1, must be between 1e-06 and 0.999"},
+        {"{\"method\":\"quest\",\"tokens\":0}",
+         "retrieval: \"tokens\" is 0, must be between 1 and 2147483647"},
+        {"{\"method\":\"quest\",\"tokens\":383}",
+         "retrieval.tokens is 383: must be at least 384, for 1 initial, one local and one selected "
+         "block of 128 tokens"},
+        {"{\"method\":\"quest\",\"tokens\":4096,\"initial_tokens\":2147483647}",
+         "retrieval.tokens is 4096: must be at least 2147483904, for 16777216 initial, one local "
+         "and one selected block of 128 tokens"},
+        {"{\"method\":\"quest\",\"tokens\":4096,\"second_select_num\":8}",
+         "retrieval.tokens and retrieval.second_select_num: only one of them can be given"},
+        {"{\"method\":\"quest\",\"second_block_count\":8,\"tokens\":4096}",
+         "retrieval.tokens and retrieval.second_block_count: only one of them can be given"},
+        {"{\"method\":\"quest\",\"local_windows_len\":8,\"tokens\":4096}",
+         "retrieval.tokens and retrieval.local_windows_len: only one of them can be given"},
         {"{\"method\":\"quest\",\"audit\":0}",
          "retrieval: \"audit\" is 0, must be between 1 and 2147483647"},
     };
@@ -546,6 +636,8 @@ int main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(every_row_of_the_tables_can_be_asked_for),
         cmocka_unit_test(fields_have_ktransformers_names_too),
+        cmocka_unit_test(tokens_share_out_the_blocks),
+        cmocka_unit_test(one_word_names_a_method),
         cmocka_unit_test(refusals_name_the_field),
         cmocka_unit_test(selections_are_the_oracles),
         cmocka_unit_test(layers_follow_as_the_oracle_says),

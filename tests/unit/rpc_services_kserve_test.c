@@ -151,7 +151,7 @@ static void test_fields(void **state)
                      "\"logit_bias\": {\"4\": 1}}");
     add_int(&s, "max_tokens", 9); // the parameter takes precedence
     add_text(&s, "retention", "{\"method\": \"full\"}");
-    add_text(&s, "retrieval", "{\"method\": \"quest\"}");
+    add_text(&s, "retrieval", "quest:4096");
     add_text(&s, "session", "s1");
     Inference__InferParameter *p = add_parameter(&s, "temperature");
     p->parameter_choice_case = INFERENCE__INFER_PARAMETER__PARAMETER_CHOICE_DOUBLE_PARAM;
@@ -165,7 +165,7 @@ static void test_fields(void **state)
     assert_true(r.max_tokens == 9 && r.seed == 5 && r.n_stop == 1 && r.temperature == 0.5f);
     assert_true(r.n_bias == 1 && r.bias_ids[0] == 4);
     assert_non_null(r.retention);
-    assert_non_null(r.retrieval);
+    assert_int_equal(json_integer_value(json_object_get(r.retrieval, "tokens")), 4096);
     assert_string_equal(r.session, "s1");
     engine_request_destroy(&r);
 }
@@ -265,6 +265,7 @@ DAMAGE(wrong_value, add_text(s, "n", "2"))
 DAMAGE(bad_key, add_int(s, "\xff", 3))
 DAMAGE(session_parameter, add_text(s, "session", ""))
 DAMAGE(bad_retention, add_text(s, "retention", "x"))
+DAMAGE(bad_retrieval_word, add_text(s, "retrieval", "quest:0"))
 DAMAGE(bad_retrieval, add_text(s, "retrieval", "[]"))
 DAMAGE(logprobs, add_int(s, "logprobs", 1))
 DAMAGE(huge_unsigned, (add_int(s, "seed", 0),
@@ -309,6 +310,8 @@ static const struct {
     {bad_key, STATUS_INVALID, "parameters: a name is not UTF-8"},
     {session_parameter, STATUS_INVALID, "parameters: session: must have 1 to 256 bytes"},
     {bad_retention, STATUS_INVALID, "parameters: retention: 'x' must be METHOD:RATIO"},
+    {bad_retrieval_word, STATUS_INVALID,
+     "parameters: retrieval: 'quest:0' must be METHOD or METHOD:TOKENS"},
     {bad_retrieval, STATUS_INVALID, "parameters: retrieval: must be a JSON object"},
     {logprobs, STATUS_UNSUPPORTED, "logprobs: this service has no tensor for them"},
     {huge_unsigned, STATUS_INVALID, "parameters: seed: has no value that can be used"},

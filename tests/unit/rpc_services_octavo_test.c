@@ -87,7 +87,7 @@ static void test_fields(void **state)
     m.priority = -3;
     m.cache_salt = text("pepper");
     m.retention_json = text("{\"method\": \"full\"}");
-    m.retrieval_json = text("{\"method\": \"quest\"}");
+    m.retrieval_json = text("quest:4096");
     m.structured_outputs_json = text("{\"regex\": \"[0-9]+\"}");
 #define SET(field, value)                                                                          \
     p.field##_opt_case = tag_of(&p.base, #field);                                                  \
@@ -149,6 +149,7 @@ static void test_fields(void **state)
     assert_string_equal(r.cache_salt, "pepper");
     assert_string_equal(json_string_value(json_object_get(r.retention, "method")), "full");
     assert_string_equal(json_string_value(json_object_get(r.retrieval, "method")), "quest");
+    assert_int_equal(json_integer_value(json_object_get(r.retrieval, "tokens")), 4096);
     assert_true(r.form.given && r.form.kind == GRAMMAR_REGEX);
     assert_string_equal(r.form.text, "[0-9]+");
     assert_string_equal(r.form.field, "structured_outputs_json");
@@ -234,6 +235,8 @@ DAMAGE(not_utf8, m->prompt = text("\xff"))
 DAMAGE(salt_nul, m->cache_salt = call_bytes("a\0b", 3))
 DAMAGE(retention_list, m->retention_json = text("[]"))
 DAMAGE(retrieval_list, m->retrieval_json = text("[]"))
+DAMAGE(retrieval_word, m->retrieval_json = text("quest:x"))
+DAMAGE(retrieval_nul, m->retrieval_json = call_bytes("quest\0", 6))
 DAMAGE(retention_broken, m->retention_json = text("{"))
 DAMAGE(retention_word, m->retention_json = text("chunkkv"))
 DAMAGE(retention_nul, m->retention_json = call_bytes("full\0", 5))
@@ -294,6 +297,10 @@ static const struct {
     {salt_nul, STATUS_INVALID, "cache_salt: holds a NUL byte"},
     {retention_list, STATUS_INVALID, "retention_json: must be a JSON object"},
     {retrieval_list, STATUS_INVALID, "retrieval_json: must be a JSON object"},
+    {retrieval_word, STATUS_INVALID,
+     "retrieval_json: 'quest:x' must be METHOD or METHOD:TOKENS, such as quest:4096, or a JSON "
+     "object (methods: ktransformers, quest, dynamic)"},
+    {retrieval_nul, STATUS_INVALID, "retrieval_json: must be UTF-8 without NUL"},
     {retention_broken, STATUS_INVALID, "retention_json: line 1"},
     {retention_word, STATUS_INVALID, "retention_json: 'chunkkv' must be METHOD:RATIO"},
     {retention_nul, STATUS_INVALID, "retention_json: must be UTF-8 without NUL"},

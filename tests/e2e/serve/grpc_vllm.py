@@ -208,7 +208,10 @@ class Generate(VllmTest):
         self.assertEqual((report["rows"], report["read_tokens"]), (39, report["context_tokens"]))
         self.assertEqual(answers[0], answers[2])  # every block
         self.assertNotEqual(answers[0], answers[1])
-        for value in ("{", '{"method":"bananas"}', "[]", few % (PAGE, 0, 1)):
+        call = self.stub.Generate(self.request(tokens(400, 2), stream=False, sampling={"max_tokens": 40}),
+                                  timeout=PATIENCE, metadata=[("octavo-retrieval", "quest:4096")])
+        self.assertEqual([list(m.complete.output_ids) for m in call], [answers[0]])
+        for value in ("{", '{"method":"bananas"}', "[]", few % (PAGE, 0, 1), "bananas", "quest:0"):
             with self.assertRaises(grpc.RpcError) as caught:
                 self.generate(metadata=[("octavo-retrieval", value)])
             self.assertEqual(caught.exception.code(), grpc.StatusCode.INVALID_ARGUMENT)

@@ -159,6 +159,19 @@ class Wire(ServeTest):
             self.assertEqual(report, reports[0])
         self.assertNotIn("retrieval", self.short(ids)["choices"][0])
 
+    def test_retrieval_in_one_word(self):
+        ids, size = tokens(N, 9), 128
+        report = self.short(ids, retrieval="quest:%d" % (3 * size + 1))["choices"][0]["retrieval"]
+        self.assertEqual(report, self.short(ids, retrieval={
+            "method": "quest", "local_windows_len": size, "second_block_count": 1})["choices"][0]["retrieval"])
+        self.assertEqual(report["read_blocks"], 4)
+        (m,) = self.stub.Generate(pb.GenerateRequest(
+            token_ids=pb.TokenIds(ids=ids), sampling=pb.SamplingParams(max_tokens=1, ignore_eos=True), retrieval_json="quest:4096"))
+        self.assertTrue(m.retrieval_json)
+        for word, why in (("best:4096", "have: ktransformers, quest, dynamic"), ("quest:16", "at least 384"),
+                          ("quest:all", "methods: ktransformers, quest, dynamic")):
+            self.assertIn(why, self.server.refused("/v1/completions", {"prompt": ids, "retrieval": word})["message"])
+
     def test_reports(self):
         ids = tokens(N, 8)
         reports = [self.short(ids, retention=RETENTION)["choices"][0]["retention"]]
