@@ -23,6 +23,7 @@
 #ifndef BACKEND_BACKEND_H
 #define BACKEND_BACKEND_H
 
+#include "paged_kv/log.h"
 #include "paged_kv/retention/retention.h"
 #include "paged_kv/retrieval/reading.h"
 

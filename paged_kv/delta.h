@@ -48,7 +48,7 @@
 #ifndef PAGED_KV_DELTA_H
 #define PAGED_KV_DELTA_H
 
-#include "paged_kv/paged_kv.h"
+#include "paged_kv/log.h"
 
 /* Lists of a closed sequence are kept for the next one where they have room for no more pages: a
  * long sequence with a table for each head has lists of tens of megabytes. */

@@ -11,6 +11,7 @@
 #define PAGED_KV_INTERNAL_H
 
 #include "paged_kv/delta.h"
+#include "paged_kv/map.h"
 #include "paged_kv/tree.h"
 #include <assert.h>
 #include <string.h>

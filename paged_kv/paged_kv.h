@@ -4,6 +4,8 @@
  *          hashed blocks, a second tier of pages in host memory for preempted sequences, and a
  *          delta log that keeps mirrors of the tables up to date. Page numbers only: the bytes
  *          behind them belong to a backend. No clock, no lock, no I/O.
+ * Headers  geometry.h: groups, grains, shares and cells, which this header includes; beside it
+ *          log.h: the delta log and mirrors; map.h: pictures of a sequence's tables.
  * Owner    a pkv owns all its state; a pkv_mirror is a backend's copy of the tables, fed by deltas.
  * Threads  one thread for each pkv or mirror.
  * Units    tokens, pages, slots (a token's place in a table: page index * page_tokens + offset).
@@ -24,108 +26,7 @@
 #ifndef PAGED_KV_PAGED_KV_H
 #define PAGED_KV_PAGED_KV_H
 
-#include "base/base.h"
-
-/* ---- geometry: fixed when the engine starts -------------------------------------------------- */
-
-enum { PKV_WINDOW_WORDS = 16 }; // layers beyond these bits have no window
-/* Pages of a tier, at most, so that cells and runs together have 32-bit numbers. */
-enum { PKV_PAGES_MOST = 1 << 30 };
-
-typedef struct pkv_geometry {
-    uint32_t page_tokens; // multiple of 16, at most 256
-    uint32_t n_layers;
-    uint32_t n_kv_heads;       // KV heads of the whole model
-    uint32_t layers_per_group; // the last group may be short
-    uint32_t heads_per_group;  // divides n_kv_heads
-    /* Parts of the head groups with cells of their own, because different ranks store them; divides
-     * the number of head groups. 0 = 1. */
-    uint32_t n_shares;
-    /* Layers whose bit is set (bit i = layer i) read the last `window` positions alone. Layers that
-     * share a table have equal bits. 0 = every layer reads all. */
-    uint32_t window;
-    uint64_t window_layers[PKV_WINDOW_WORDS];
-} pkv_geometry;
-
-static inline uint32_t pkv_layer_groups(const pkv_geometry *g)
-{
-    return (g->n_layers + g->layers_per_group - 1) / g->layers_per_group;
-}
-static inline uint32_t pkv_head_groups(const pkv_geometry *g)
-{
-    return g->n_kv_heads / g->heads_per_group;
-}
-static inline uint32_t pkv_groups(const pkv_geometry *g)
-{
-    return pkv_layer_groups(g) * pkv_head_groups(g);
-}
-static inline uint32_t pkv_group_of(const pkv_geometry *g, uint32_t layer, uint32_t kv_head)
-{
-    return layer / g->layers_per_group * pkv_head_groups(g) + kv_head / g->heads_per_group;
-}
-
-static inline uint32_t pkv_shares(const pkv_geometry *g) { return g->n_shares ? g->n_shares : 1; }
-/* How many shares hold the cells of n_heads KV heads that follow one another: those of a rank. */
-static inline uint32_t pkv_shares_of(const pkv_geometry *g, uint32_t n_heads)
-{
-    uint32_t n = (uint32_t)((uint64_t)n_heads * pkv_shares(g) / g->n_kv_heads);
-    return n > 0 ? n : 1;
-}
-/* The shares that suit tensor parallelism over n_ranks: one for each rank with heads of its own,
- * or one where a cell holds heads of several ranks. */
-uint32_t pkv_shares_for(const pkv_geometry *g, uint32_t n_ranks);
-
-/* The number of last positions that a layer reads; 0 = all. */
-static inline uint32_t pkv_window_of(const pkv_geometry *g, uint32_t layer)
-{
-    bool has = layer / 64 < PKV_WINDOW_WORDS && (g->window_layers[layer / 64] >> layer % 64 & 1);
-    return has ? g->window : 0;
-}
-
-/* The layer groups, and their layers, whose tables take tokens of the first n_layers; 0 = all. */
-static inline uint32_t pkv_filled_groups(const pkv_geometry *g, uint32_t n_layers)
-{
-    if (n_layers == 0 || n_layers > g->n_layers) n_layers = g->n_layers;
-    return (n_layers + g->layers_per_group - 1) / g->layers_per_group;
-}
-static inline uint32_t pkv_filled_layers(const pkv_geometry *g, uint32_t n_layers)
-{
-    uint32_t n = pkv_filled_groups(g, n_layers) * g->layers_per_group;
-    return n < g->n_layers ? n : g->n_layers;
-}
-
-/* How finely a sequence's tables are cut: one table for all, one for each layer group, or one for
- * each layer group and head group, which is the geometry's own and the finest. Table numbers are 0;
- * the layer group; the KV group. */
-typedef enum pkv_grain { PKV_ALL, PKV_LAYER, PKV_HEAD } pkv_grain;
-
-/* The coarsest grain with the same tables: a model of one layer, or of one head, has fewer. */
-pkv_grain pkv_grain_fit(const pkv_geometry *g, pkv_grain grain);
-/* The geometry whose groups are the tables of a grain. */
-pkv_geometry pkv_geometry_at(const pkv_geometry *g, pkv_grain grain);
-
-/* Numbers of cells of a tier with `usable` pages of the finest grain: n_pages - 1 of the pool, or
- * n_host_pages. A backend has memory for that many. */
-uint32_t pkv_cell_count(const pkv_geometry *g, uint32_t usable);
-/* A page of a table is a run of cells, named by its first. This many numbers behind it is the cell
- * of a layer group and a head group, in a table that has both. The cells of share i of n are the
- * i-th n-th of all numbers. */
-uint32_t pkv_cell_offset(const pkv_geometry *g, uint32_t usable, pkv_grain grain,
-                         uint32_t layer_group, uint32_t head_group);
-/* The cells of the shares that hold n_heads KV heads from first_head on: what their rank stores. */
-typedef struct pkv_cells {
-    uint32_t first, n;
-} pkv_cells;
-pkv_cells pkv_cells_of(const pkv_geometry *g, uint32_t usable, uint32_t first_head,
-                       uint32_t n_heads);
-/* How many of the usable pages one sequence can have, as many from each share: what pkv_available
- * says of an empty pool. Fewer than all, where the pool does not end with a whole run. */
-uint32_t pkv_even_pages(const pkv_geometry *g, uint32_t usable);
-static inline bool pkv_has_cell(pkv_cells r, uint32_t cell) { return cell - r.first < r.n; }
-/* Whether a table of the grain may hold the page: it is the first cell of a run. */
-bool pkv_is_page(const pkv_geometry *g, uint32_t usable, pkv_grain grain, uint32_t page);
-
-status pkv_geometry_check(const pkv_geometry *g, error *err);
+#include "paged_kv/geometry.h"
 
 /* ---- the pool with its tables and cache ------------------------------------------------------ */
 
@@ -377,62 +278,6 @@ pkv_table_view pkv_seq_table(const pkv *p, uint32_t seq, uint32_t table);
 /* The logical index of the token in a slot; ascending until pkv_seq_keep fills holes. */
 uint32_t pkv_seq_position(const pkv *p, uint32_t seq, uint32_t table, uint32_t slot);
 
-/* ---- a picture of the tables (map.c) --------------------------------------------------------- */
-
-enum {
-    PKV_MAP_ROWS_MOST = 128,
-    PKV_MAP_COLUMNS_MOST = 1024,
-    PKV_MAP_FULL = 8,    // a cell's eighths
-    PKV_MAP_SHARED = 16, // a cell's flag
-    PKV_MAP_PAGES_MOST = 1 << 16,
-};
-
-/* The kept part of a sequence, as a grid of layers by logical indices. A cell says how many eighths
- * of its tokens its tables keep: 0 = none, FULL = all. PKV_MAP_SHARED is set where other tables
- * hold pages of it too. Where a cell has several pages of a table, the first one answers that. */
-typedef struct pkv_map {
-    uint32_t n_rows, n_columns;
-    uint32_t row_layers;    // layers of a row; the last row may have fewer
-    uint32_t column_tokens; // logical indices of a column, a multiple of page_tokens
-    uint32_t tables;        // of the sequence
-    uint32_t tables_seen;   // fewer, where KV heads were left out to look at fewer pages
-    uint64_t kept[PKV_MAP_COLUMNS_MOST];                     // scratch
-    uint8_t cells[PKV_MAP_ROWS_MOST * PKV_MAP_COLUMNS_MOST]; // [n_rows, n_columns]
-} pkv_map;
-
-/* Draws an open sequence. */
-void pkv_seq_map(const pkv *p, uint32_t seq, pkv_map *out);
-
-/* A number for each page or slot of a sequence's tables, below 0 where it was not read. */
-typedef struct pkv_masses {
-    const float *values; // [measured layers, KV heads of the model, stride]
-    uint32_t layer_step; // of measure_spec: which layers are measured
-    uint32_t stride;
-    bool by_slot;
-    float whole;     // what the values of a layer add up to, over its KV heads; > 0
-    uint32_t behind; // tokens that each table has got since the row was computed
-} pkv_masses;
-
-/* A cell's level, in steps of a twentieth of a decade: level n stands for 10^((n - MOST) / 20) of
- * the mass. 1 is also what is less, and 0 is not read. */
-enum { PKV_MASS_LEVELS = 91 };
-
-/* Pages of the sequence's longest table. */
-uint32_t pkv_seq_most_pages(const pkv *p, uint32_t seq);
-
-/* Where one row's attention went, as a grid like pkv_map's of the row and the tokens before it: a
- * cell has the mean over the layers of its row that were measured. */
-typedef struct pkv_mass_map {
-    uint32_t n_rows, n_columns, row_layers, column_tokens;
-    uint32_t layers;                  // measured
-    float read[PKV_MAP_ROWS_MOST];    // tokens read of a table, on average; below 0: not measured
-    float mass[PKV_MAP_COLUMNS_MOST]; // scratch
-    uint8_t levels[PKV_MAP_ROWS_MOST * PKV_MAP_COLUMNS_MOST]; // [n_rows, n_columns]
-} pkv_mass_map;
-
-/* Draws an open sequence, whose tables are those of the row but for what is `behind` it. */
-void pkv_seq_map_masses(const pkv *p, uint32_t seq, const pkv_masses *masses, pkv_mass_map *out);
-
 /* ---- parked: a sequence without a number ----------------------------------------------------- */
 
 /* Parks a sequence: it keeps its pages where they are but frees its sequence number, as an idle
@@ -610,91 +455,5 @@ uint32_t pkv_seq_pages_shared(const pkv *p, uint32_t seq);
 /* Checks that free + used + cached == total, that reference counts match the tables, and that
  * chains and lists are sound. Returns NULL, or what is wrong. For tests: slow. */
 const char *pkv_check_integrity(const pkv *p);
-
-/* ---- delta log --------------------------------------------------------------------------------
- * Every change of a table is appended to a log of 32-bit words (delta.h has the operations and
- * their layout), and every copy of K/V to a list of moves, including those between the tiers. A
- * step plan carries both. A backend applies the words to its mirror, executes the moves in order,
- * then computes. The order matters: a page that was given up is copied out before a later move or
- * the step's rows write it, and a host page is read before it is used again. */
-typedef enum pkv_move_kind {
-    PKV_MOVE_SLOTS, // slots from page to page in the pool
-    PKV_MOVE_OUT,   // a whole page (slots 0 .. page_tokens), src in the pool, dst in the host tier
-    PKV_MOVE_IN,    // a whole page back, src in the host tier, dst in the pool
-} pkv_move_kind;
-
-typedef struct pkv_move {
-    pkv_move_kind kind;
-    pkv_grain grain;
-    uint32_t group; // the table of that grain
-    uint32_t src_page, src_slot;
-    uint32_t dst_page, dst_slot;
-    uint32_t n_slots;
-    int32_t rotate; // PKV_MOVE_SLOTS: positions that the moved keys are rotated by
-    uint32_t fresh; // PKV_MOVE_SLOTS: 1 = dst_page is filled from slot 0 on, ascending; else 0
-} pkv_move;
-
-/* A move at a coarser grain moves the same slots of every cell of its two runs. Move i of its
- * pkv_move_cells is the one of a cell, at the finest grain; the pool and the host tier have that
- * many usable cells. */
-uint32_t pkv_move_cells(const pkv_geometry *g, const pkv_move *m);
-pkv_move pkv_move_cell(const pkv_geometry *g, const pkv_move *m, uint32_t i, uint32_t pool_usable,
-                       uint32_t host_usable);
-
-typedef struct pkv_deltas {
-    const uint32_t *words;
-    size_t n_words;
-    const pkv_move *moves;
-    size_t n_moves;
-} pkv_deltas;
-
-/* All changes since the last call; valid until the pkv changes again. */
-pkv_deltas pkv_take_deltas(pkv *p);
-
-typedef struct pkv_mirror pkv_mirror;
-
-status pkv_mirror_create(const pkv_geometry *geometry, uint32_t n_pages, uint32_t max_seqs,
-                         const allocator *alloc, pkv_mirror **out);
-void pkv_mirror_destroy(pkv_mirror *m);
-/* Applies words, which may come from a wire: anything inconsistent is STATUS_CORRUPT. After that,
- * and after STATUS_NO_MEMORY, the mirror can only be destroyed. */
-status pkv_mirror_apply(pkv_mirror *m, const uint32_t *words, size_t n_words);
-/* The table that holds a KV group of the finest grain: its pages and the offset from each of them
- * to the cell of that group. */
-pkv_table_view pkv_mirror_table(const pkv_mirror *m, uint32_t seq, uint32_t group);
-/* The lengths of a sequence's tables that have one of the first n_layers layers; 0 when closed. */
-typedef struct pkv_mirror_extent {
-    uint32_t least_kept, most_kept; // tokens
-    uint32_t most_pages;
-} pkv_mirror_extent;
-
-pkv_mirror_extent pkv_mirror_extent_of(const pkv_mirror *m, uint32_t seq, uint32_t n_layers);
-/* Which tables may read a cell again, as far as a mirror knows. held: tables of open sequences, of
- * `group` (shared: more than one). parked: perhaps parked sequences; the mirror never learns when
- * those give pages up. Neither: no table, once the moves that came with the words are done. */
-typedef struct pkv_mirror_page {
-    bool held, shared, parked;
-    uint32_t group; // when held
-} pkv_mirror_page;
-
-pkv_mirror_page pkv_mirror_page_at(const pkv_mirror *m, uint32_t cell);
-
-/* The tables that one operation of a delta log changes, for who keeps a copy of them. */
-enum { PKV_ALL_GROUPS = 0xffffffff };
-
-typedef struct pkv_touch {
-    uint32_t seq, group; // or PKV_ALL_GROUPS
-    bool appends;        // earlier pages of the table stay as they are
-} pkv_touch;
-
-/* Describes the operation at words, which a mirror has applied; returns its length in words. */
-size_t pkv_delta_touch(const pkv_geometry *geometry, const uint32_t *words, pkv_touch *out);
-
-/* Checksum over all open tables: equal when pool and mirror agree on every page and length. Kept up
- * to date as tables change, so reading it is free. */
-uint64_t pkv_checksum(const pkv *p);
-uint64_t pkv_mirror_checksum(const pkv_mirror *m);
-/* The grain of an open sequence's tables, for code that keeps a copy of them. */
-pkv_grain pkv_mirror_grain(const pkv_mirror *m, uint32_t seq);
 
 #endif

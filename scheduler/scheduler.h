@@ -14,6 +14,7 @@
 #define SCHEDULER_SCHEDULER_H
 
 #include "backend/backend.h"
+#include "paged_kv/map.h"
 
 typedef struct sched sched;
 /* A selection of what stays of one sequence, which may be computed on any thread. */

@@ -54,7 +54,7 @@ def constants(root):
     for path in ("engine/engine.h", "*/backend.h", "rpc/openai/openai.h", "rpc/http/internal.h",
                  "rpc/services/fields.h", "rpc/openai/parse.c", "rpc/openai/models.c",
                  "rpc/openai/responses/store.h", "rpc/anthropic/parse.c",
-                 "paged_kv/retention/method.h", "paged_kv/paged_kv.h", "rpc/pages.c"):
+                 "paged_kv/retention/method.h", "paged_kv/map.h", "rpc/pages.c"):
         for name, value in re.findall(r"\b([A-Z][A-Z0-9_]+) = ((?:\d+)(?: (?:<<|\*) \d+)*)",
                                       read(root, path)):
             product = ast.parse(value, mode="eval")

@@ -2,7 +2,7 @@
 #ifndef CLI_BENCH_BENCH_CALLS_H
 #define CLI_BENCH_BENCH_CALLS_H
 
-#include "paged_kv/paged_kv.h"
+#include "paged_kv/log.h"
 
 typedef struct bench_calls_options {
     pkv_geometry geometry;

@@ -7,7 +7,7 @@
 
 #include "backend/backend.h"
 #include "kernels/kernels.h"
-#include "paged_kv/paged_kv.h"
+#include "paged_kv/log.h"
 
 #include <string.h>
 

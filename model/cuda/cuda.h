@@ -11,7 +11,7 @@
 #include "kernels/cuda/cuda_sums.h"
 #include "model/load/weights.h"
 #include "model/model.h"
-#include "paged_kv/paged_kv.h"
+#include "paged_kv/log.h"
 
 /* Arrays that go to the device in one copy, laid out alike in pinned host memory and there. */
 typedef struct cuda_pack {

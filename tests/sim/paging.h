@@ -9,7 +9,7 @@
 #ifndef TESTS_SIM_PAGING_H
 #define TESTS_SIM_PAGING_H
 
-#include "paged_kv/paged_kv.h"
+#include "paged_kv/log.h"
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stdlib.h>

@@ -3,7 +3,7 @@
 #ifndef TESTS_UNIT_PAGED_KV_FIXTURE_H
 #define TESTS_UNIT_PAGED_KV_FIXTURE_H
 
-#include "paged_kv/paged_kv.h"
+#include "paged_kv/log.h"
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stdlib.h>

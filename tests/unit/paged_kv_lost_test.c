@@ -1,5 +1,5 @@
 /* Blocks that leave the prefix cache because their pages are wanted, and their keys. */
-#include "paged_kv/paged_kv.h"
+#include "paged_kv/log.h"
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stdlib.h>

@@ -1,5 +1,6 @@
 /* The picture of a sequence's tables: what is kept, in part or whole, what is shared, and how the
  * grid stays small. */
+#include "paged_kv/map.h"
 #include "tests/unit/paged_kv_fixture.h"
 
 #include <math.h>

@@ -1,6 +1,6 @@
 /* The mirror of the tables: the delta words that it accepts, and those that it refuses. */
 #include "paged_kv/delta.h"
-#include "paged_kv/paged_kv.h"
+#include "paged_kv/log.h"
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stdlib.h>

@@ -1,5 +1,5 @@
 /* The host tier by example: a swapped sequence comes back unchanged. */
-#include "paged_kv/paged_kv.h"
+#include "paged_kv/log.h"
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stdlib.h>

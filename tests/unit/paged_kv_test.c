@@ -1,6 +1,6 @@
 /* paged_kv by example: one test for each rule that the simulation (sim/paging_test.c) checks at
  * random. */
-#include "paged_kv/paged_kv.h"
+#include "paged_kv/log.h"
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stdio.h>
