@@ -197,6 +197,17 @@ static const char *check_arriving(const pkv *p)
     return NULL;
 }
 
+/* Checks what is known of the pages that other tables hold too, by a count of all of them. */
+static const char *check_shared(const pkv *p, const pkv_seq *s)
+{
+    if (s->splitting || s->leaving.on || s->arriving.number) return NULL;
+    uint64_t n = shared_count(p, s), most = shared_most(p, s);
+    REQUIRE(n <= most, "more pages of a sequence are shared than was noted");
+    REQUIRE(s->shared.as_of != p->sharing_changes || n == most,
+            "the shared pages of a sequence are miscounted");
+    return NULL;
+}
+
 static const char *check_seqs(const pkv *p, holder *holders)
 {
     uint64_t checksum = 0;
@@ -205,6 +216,7 @@ static const char *check_seqs(const pkv *p, holder *holders)
         const pkv_seq *s = &p->seqs[id];
         if (!s->open) continue;
         const char *wrong = check_seq(p, s, false, holders);
+        if (!wrong) wrong = check_shared(p, s);
         if (wrong) return wrong;
         checksum += checksum_seq(id);
         reserve += s->splitting ? splitting_reserve(s) : log_reserve_of(s->groups, s->row);

@@ -138,6 +138,16 @@ typedef struct pkv_adopting {
     uint32_t promised; // cells that it will take, which are not available to others
 } pkv_adopting;
 
+/* What is known of how many pages of a sequence other tables hold too (shared.c). The fields
+ * `going` are of the count that is under way, the others of the last whole one. */
+typedef struct pkv_shared_count {
+    uint64_t counted;            // cells, as many from each share
+    uint64_t came, came_going;   // pkv.sharings when the count began
+    uint64_t as_of, as_of_going; // pkv.sharing_changes likewise
+    bool on;
+    uint32_t table, page; // the next one
+} pkv_shared_count;
+
 typedef struct pkv_seq {
     bool open;
     pkv_grain grain;
@@ -162,6 +172,7 @@ typedef struct pkv_seq {
     pkv_adopting adopting; // in a record
     uint32_t to;           // in a record: the sequence that its pages go to + 1; 0 = none
     bool forked;           // forked since its last append: filling pages may be shared
+    pkv_shared_count shared;
     uint64_t salt;
     bool hidden;        // events omit the tokens of its blocks
     uint32_t published; // published blocks
@@ -215,6 +226,9 @@ struct pkv {
     prefix_watch watch;
     parked_sight sight;
     long_look look;
+    uint64_t sharings;        // cells that have come to be held by several tables, or more
+    uint64_t sharing_changes; // rises with them, and when cells cease to be
+    uint32_t *shared_sums;    // [max_seqs, shares] pages of counts under way
     uint64_t changes; // rises whenever references of pages change, or a block comes or leaves
 
     pkv_seq *seqs;                                 // [max_seqs]
@@ -427,6 +441,19 @@ void watch_count(pkv *p, const uint32_t *nodes, uint32_t n, uint32_t one);
 void watch_remove(pkv *p, uint32_t b);
 void watch_forget(pkv *p);
 const char *watch_check(const pkv *p);
+
+/* ---- shared.c ---- */
+/* What is known of a sequence without pages. */
+static inline pkv_shared_count shared_none(const pkv *p)
+{
+    return (pkv_shared_count){.came = p->sharings, .as_of = p->sharing_changes};
+}
+/* Nodes of the pool, cells of one layer run or one run, have a reference more, or one less. */
+void shared_note(pkv *p, const uint32_t *nodes, uint32_t n, bool more);
+/* Cells of a sequence in pages that other tables hold too, as many from each share: counted anew,
+ * and at most. */
+uint64_t shared_count(const pkv *p, const pkv_seq *s);
+uint64_t shared_most(const pkv *p, const pkv_seq *s);
 
 /* ---- delta.c ---- */
 /* Makes room for this many words and moves besides the reserve, which grows by `more_reserve`

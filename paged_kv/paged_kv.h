@@ -448,9 +448,20 @@ uint32_t pkv_swap_length(const pkv *p, uint32_t swap); /* logical */
 /* Number of first tokens whose pages are hashed and held by other sequences too. They will probably
  * stay resident when this sequence closes. */
 uint32_t pkv_seq_shared_tokens(const pkv *p, uint32_t seq);
-/* Pages that other tables hold too, as many from each share as from the one with most: rewriting
- * them all would take as many pages for good. */
-uint32_t pkv_seq_pages_shared(const pkv *p, uint32_t seq);
+/* Pages that other tables hold too: rewriting them all would take as many pages for good. */
+typedef struct pkv_shared {
+    uint64_t most;  // a bound, as many from each share as from the one with most
+    uint64_t as_of; // pkv_sharing_changes when the count on which it rests began
+} pkv_shared;
+
+/* A bound at any time. It is exact where as_of is pkv_sharing_changes; where it is not, the call
+ * counts at most *looks of the sequence's pages more, which it takes off *looks, and the bound
+ * rests on the new count once all were counted. Until then, and where others come to share pages
+ * meanwhile, it is higher by what came to be shared in the whole pool. A sequence that is
+ * split, opened or closed in portions is not counted meanwhile. */
+pkv_shared pkv_seq_pages_shared(pkv *p, uint32_t seq, uint32_t *looks);
+/* Rises whenever several tables come to hold a page, and when they cease to. */
+uint64_t pkv_sharing_changes(const pkv *p);
 
 /* Checks that free + used + cached == total, that reference counts match the tables, and that
  * chains and lists are sound. Returns NULL, or what is wrong. For tests: slow. */

@@ -93,13 +93,15 @@ status pkv_create(const pkv_options *options, pkv **out)
     p->on_block_ctx = options->on_block_ctx;
     p->prefix_cache = options->prefix_cache;
     p->n_host_pages = options->n_host_pages;
-    p->log.epoch = 1;
+    p->log.epoch = p->sharing_changes = 1;
     p->seqs = alloc_zeroed(a, p->max_seqs, sizeof *p->seqs);
     p->cursors = alloc_resize(a, NULL, p->groups, sizeof *p->cursors);
     size_t n_sums = (size_t)SUMS_MOST * pkv_shares(&p->geometry);
     p->in_share = alloc_zeroed(a, n_sums, sizeof *p->in_share);
     p->look.in_share = alloc_zeroed(a, n_sums, sizeof *p->look.in_share);
-    if (!p->seqs || !p->cursors || !p->in_share || !p->look.in_share ||
+    size_t n_shared = (size_t)p->max_seqs * pkv_shares(&p->geometry);
+    p->shared_sums = alloc_zeroed(a, n_shared, sizeof *p->shared_sums);
+    if (!p->seqs || !p->cursors || !p->in_share || !p->look.in_share || !p->shared_sums ||
         !status_ok(tree_create(&p->pool, a, &p->geometry, p->n_pages - 1)) ||
         (p->prefix_cache && !status_ok(prefix_create(p))) ||
         (p->prefix_cache && !status_ok(lost_create(p, options->lost_most))) ||
@@ -126,6 +128,7 @@ void pkv_destroy(pkv *p)
     alloc_free(&p->alloc, p->cursors);
     alloc_free(&p->alloc, p->in_share);
     alloc_free(&p->alloc, p->look.in_share);
+    alloc_free(&p->alloc, p->shared_sums);
     alloc_free(&p->alloc, p->log.words);
     alloc_free(&p->alloc, p->log.moves);
     alloc_free(&p->alloc, p->scratch);
@@ -295,6 +298,7 @@ void tier_add_refs(pkv *p, pkv_tree *tier, const uint32_t *nodes, uint32_t n, ui
     watch_count(p, nodes, n, UINT32_MAX);
     tree_add_refs(tier, nodes, n, refs, parked);
     if (refs != 0) settle(p, nodes, n);
+    if (refs != 0) shared_note(p, nodes, n, refs == 1);
     watch_count(p, nodes, n, 1);
 }
 

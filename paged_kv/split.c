@@ -121,6 +121,8 @@ static void end_split(pkv *p, pkv_seq *s)
     s->cap_tables = s->groups = x->groups;
     s->cap_list = (size_t)x->groups * s->row;
     s->grain = x->grain;
+    s->shared.on = false;
+    s->shared.as_of = 0; /* parts may be shared where not all of their page is */
     s->splitting = NULL;
     alloc_free(&p->alloc, x);
     free_lists(p, &old);

@@ -59,6 +59,7 @@ void record_take(pkv *p, uint32_t number, bool parked)
     pkv_swap *r = &p->swaps[number];
     p->swaps[0].next = r->next;
     r->seq.open = true;
+    r->seq.shared = shared_none(p);
     r->parked = parked;
     p->sight.parked = 0;
     p->watch.has_cost = false;

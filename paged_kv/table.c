@@ -108,6 +108,8 @@ void seq_copy_state(pkv_seq *to, const pkv_seq *from)
     to->published = from->published;
     to->cursor = from->cursor;
     to->cursor_generation = from->cursor_generation;
+    to->shared = from->shared;
+    to->shared.on = false;
 }
 
 void seq_free_lists(pkv *p, pkv_seq *s)
@@ -147,6 +149,7 @@ void seq_weigh(const pkv *p, pkv_seq *s, uint32_t id)
 void seq_enter(pkv *p, pkv_seq *s, uint32_t id)
 {
     s->open = true;
+    s->shared = shared_none(p);
     p->log.reserve += log_reserve_of(s->groups, s->row);
     p->checksum += checksum_seq(id);
     seq_weigh(p, s, id);
@@ -250,6 +253,7 @@ void pkv_seq_drop(pkv *p, uint32_t id, uint32_t table, const uint64_t *keep)
         left++;
     }
     t->n_pages = left;
+    s->shared.on = false; /* pages have other places, which a count may have passed */
     table_set_kept(p, id, table, t->kept + unfilled - n_drop * size);
     s->held -= n_drop * cells_of(p, s);
     s->dropped = true;
@@ -329,21 +333,6 @@ uint64_t seq_kept(const pkv *p, const pkv_seq *s)
 }
 
 uint64_t pkv_seq_kept(const pkv *p, uint32_t id) { return seq_kept(p, seq_whole(p, id)); }
-
-uint32_t pkv_seq_pages_shared(const pkv *p, uint32_t id)
-{
-    const pkv_seq *s = seq_opened(p, id);
-    uint32_t n = 0;
-    shares_clear(p);
-    for (uint32_t g = 0; g < s->groups; g++) {
-        const uint32_t *pages = seq_pages(s, g);
-        uint32_t before = n;
-        for (uint32_t i = 0; i < s->tables[g].n_pages; i++)
-            n += node_is_shared(&p->pool, node_of(&p->pool, s->grain, pages[i]));
-        if (s->grain == PKV_HEAD) shares_add(p, 0, g, n - before);
-    }
-    return s->grain == PKV_HEAD ? (uint32_t)shares_even(p, 0) : n * cells_of(p, s);
-}
 
 pkv_table_view pkv_seq_table(const pkv *p, uint32_t id, uint32_t table)
 {

@@ -409,12 +409,9 @@ static beginning beginning_at_most(const sched *s, const sched_seq *q, uint32_t 
     return beginning_of_parked(q, &pages);
 }
 
-/* One sched_step looks at this many times as many pages of a long sequence as it changes. */
-enum { LOOKED_AT_ONCE = 2 };
-
 static pkv_seen look_on(sched *s, const sched_seq *q, beginning *b)
 {
-    uint32_t portion = sched_portion(s), most = portion > 0 ? LOOKED_AT_ONCE * portion : 1;
+    uint32_t most = sched_look_portion(s);
     pkv_swap_cost cost;
     pkv_parked_pages pages;
     pkv_seen seen = q->swap ? pkv_swap_in_cost_some(s->kv, q->swap, q->tokens, most, &cost)
@@ -571,7 +568,7 @@ static bool try_start(sched *s, sched_seq *q, const pages_owed *owed)
 static void note_shared(sched *s, const sched_seq *q)
 {
     if (s->if_shared == 0) return;
-    uint64_t shared = pkv_seq_pages_shared(s->kv, q->slot);
+    uint64_t shared = pkv_seq_pages_shared(s->kv, q->slot, &s->looks_left).most;
     if (shared > s->if_shared) shared = s->if_shared;
     s->if_shared -= shared;
     s->lasting += shared;

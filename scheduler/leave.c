@@ -14,6 +14,16 @@ uint32_t sched_portion(const sched *s)
     return s->options.hand_out_slots == 0 || most > UINT32_MAX ? UINT32_MAX : (uint32_t)most;
 }
 
+/* Looking at a page takes less than changing one. */
+enum { LOOKED_AT_ONCE = 2 };
+
+uint32_t sched_look_portion(const sched *s)
+{
+    uint32_t portion = sched_portion(s);
+    if (portion == 0) return 1;
+    return portion > UINT32_MAX / LOOKED_AT_ONCE ? UINT32_MAX : LOOKED_AT_ONCE * portion;
+}
+
 static void set_leaving(sched *s, sched_seq *q, bool leaving, pkv_way way)
 {
     s->n_leaving -= q->leaving;

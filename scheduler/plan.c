@@ -247,9 +247,10 @@ static void give_tokens(sched *s)
  * table fill are needed only for a moment. */
 typedef struct selection_pages {
     uint64_t lasting, if_shared, passing;
+    uint64_t as_of; // pkv_shared.as_of of `lasting`
 } selection_pages;
 
-static selection_pages pages_to_select(const sched *s, const sched_seq *q)
+static selection_pages pages_to_select(sched *s, const sched_seq *q)
 {
     uint32_t to = seq_from(q) + q->planned;
     sched_stop stop = sched_next_stop(q, q->planned > 0 ? seq_from(q) : q->computed);
@@ -261,17 +262,26 @@ static selection_pages pages_to_select(const sched *s, const sched_seq *q)
     retention_bound bound =
         retention_bound_at(&turn->policy, &s->options.geometry, n_layers, turn->n_prompt, stop.at);
     if (!q->entry->has_sums) {
-        uint64_t shared = pkv_seq_pages_shared(s->kv, q->slot);
-        pages.lasting = shared < bound.even_pages ? shared : bound.even_pages;
+        pkv_shared shared = pkv_seq_pages_shared(s->kv, q->slot, &s->looks_left);
+        pages.lasting = shared.most < bound.even_pages ? shared.most : bound.even_pages;
         pages.if_shared = bound.even_pages - pages.lasting;
+        pages.as_of = shared.as_of;
     }
     pages.passing = sched_passing_of(s, n_layers, &turn->policy, bound.longest_pages);
     return pages;
 }
 
+void sched_reserve_lasting(sched *s, uint64_t pages, uint64_t as_of)
+{
+    s->lasting += pages;
+    if (pages == 0 || as_of == pkv_sharing_changes(s->kv)) return;
+    if (s->uncounted == 0 || as_of < s->counted_as_of) s->counted_as_of = as_of;
+    s->uncounted += pages;
+}
+
 static void reserve_pages(sched *s, const selection_pages *pages)
 {
-    s->lasting += pages->lasting;
+    sched_reserve_lasting(s, pages->lasting, pages->as_of);
     s->if_shared += pages->if_shared;
     if (s->passing < pages->passing) s->passing = pages->passing;
 }
@@ -282,20 +292,39 @@ void sched_reserve(sched *s, const sched_seq *q)
     reserve_pages(s, &pages);
 }
 
+/* Whether the sequence lacks pages only by bounds of the pages that others hold too, of its own or
+ * of those that are selected in. Those of long sequences are counted in portions, and it waits for
+ * one whole count of each. */
+static bool awaits_counts(sched *s, sched_seq *q, const selection_pages *pages, uint64_t need)
+{
+    uint64_t now = pkv_sharing_changes(s->kv), uncounted = s->uncounted, as_of = s->counted_as_of;
+    if (pages->lasting > 0 && pages->as_of < now) {
+        if (uncounted == 0 || pages->as_of < as_of) as_of = pages->as_of;
+        uncounted += pages->lasting;
+    }
+    if (uncounted == 0 || need - uncounted > pkv_available(s->kv)) return false;
+    if (q->counts_from == 0) q->counts_from = now;
+    return as_of < q->counts_from;
+}
+
+typedef enum share_fate { SHARE_TAKEN, SHARE_WAITS, SHARE_LACKS } share_fate;
+
 /* Takes the share's pages if they, and those of the selection after it, are available beside what
  * is set aside in this step. */
-static bool take_share(sched *s, sched_seq *q)
+static share_fate take_share(sched *s, sched_seq *q)
 {
     selection_pages pages = pages_to_select(s, q);
     uint64_t need = pkv_append_cost(s->kv, q->slot, q->planned) + s->lasting + pages.lasting;
     need += s->passing > pages.passing ? s->passing : pages.passing;
-    if (need > pkv_available(s->kv)) return false;
+    if (need > pkv_available(s->kv))
+        return awaits_counts(s, q, &pages, need) ? SHARE_WAITS : SHARE_LACKS;
     if (!status_ok(sched_append(s, q, q->planned))) {
         sched_starve(s, q);
-        return false;
+        return SHARE_LACKS;
     }
+    q->counts_from = 0;
     reserve_pages(s, &pages);
-    return true;
+    return SHARE_TAKEN;
 }
 
 /* When pages are short, idle sessions give way first. Then a sequence that agreed to pressure
@@ -310,7 +339,12 @@ static void take_pages(sched *s)
     uint32_t i = 0;
     while (i < s->running.n) {
         sched_seq *q = s->running.seqs[i];
-        if (q->planned == 0 || take_share(s, q)) {
+        share_fate fate = q->planned == 0 ? SHARE_TAKEN : take_share(s, q);
+        if (fate == SHARE_TAKEN) {
+            i++;
+        } else if (fate == SHARE_WAITS) {
+            q->planned = 0;
+            s->lacks_pages = s->looks = true;
             i++;
         } else if (sched_parked_give_way(s, NULL)) {
             continue;
@@ -455,7 +489,7 @@ static bool awaits_result(sched *s) { return s->n_in_flight > 0 && oldest_work(s
 void sched_set_aside(sched *s)
 {
     bool awaits = awaits_result(s);
-    s->lasting = s->if_shared = s->passing = 0;
+    s->lasting = s->if_shared = s->passing = s->uncounted = 0;
     for (uint32_t i = 0; (awaits || s->n_selecting > 0) && i < s->running.n; i++) {
         sched_seq *q = s->running.seqs[i];
         if (q->selecting) sched_select_reserve(s, q);
@@ -468,6 +502,7 @@ static void begin_plan(sched *s)
 {
     sched_work *w = next_work(s);
     w->plan.n_seqs = w->plan.n_opens = w->plan.n_tokens = s->n_preempted = s->n_drops_planned = 0;
+    s->looks_left = sched_look_portion(s);
     sched_notes_tell(s, w);
     w->ahead = s->n_in_flight > 0;
     w->has_logits = s->lacks_pages = s->looks = false;

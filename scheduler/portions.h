@@ -28,6 +28,10 @@ status sched_arrive(sched *s, sched_seq *q);
 /* The most pages of one long sequence that a step changes; UINT32_MAX where nothing is handed out
  * (sched_options.hand_out_slots). */
 uint32_t sched_portion(const sched *s);
+/* The most pages of long sequences that a step looks at, to count which of them others hold. */
+uint32_t sched_look_portion(const sched *s);
+/* Sets aside pages that a selection may take for good: a bound by pkv_seq_pages_shared. */
+void sched_reserve_lasting(sched *s, uint64_t pages, uint64_t as_of);
 /* Closes all that is left of its tables at once. `way` is not PKV_SWAP_OUT, which may lack room. */
 void sched_leave_all(sched *s, sched_seq *q, pkv_way way);
 const char *sched_leave_check(const sched *s);

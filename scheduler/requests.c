@@ -348,6 +348,7 @@ void sched_seq_start(sched *s, sched_seq *q)
     q->slot = s->free_slots[--s->n_free_slots];
     q->state = SEQ_RUNNING;
     q->needs_open = true;
+    q->counts_from = 0;
     q->entry->held++;
     sched_note_take(s, q->entry);
     sched_list_insert(&s->running, q);

@@ -53,10 +53,12 @@ struct sched_seq {
     uint32_t slot;     // while running
     uint32_t swap;     // while waiting: its pages in the host tier; 0 = none there
     uint32_t parked;   // while waiting: its parked pages, from its session or its parent; 0 = none
-    uint64_t kept;     // pkv_seq_kept of its tables, wherever their pages are; 0 without any
-    uint32_t planned;  // rows in the step that is being planned; 0 between two plans
-    uint32_t flying;   // rows in steps in flight, without those that will be discarded
-    bool awaited;      // what follows its last row in flight depends on the result of that row
+    uint64_t
+        counts_from;  // it lacks pages until shared ones were counted as of this; 0 = it does not
+    uint64_t kept;    // pkv_seq_kept of its tables, wherever their pages are; 0 without any
+    uint32_t planned; // rows in the step that is being planned; 0 between two plans
+    uint32_t flying;  // rows in steps in flight, without those that will be discarded
+    bool awaited;     // what follows its last row in flight depends on the result of that row
     bool left_out; // a step planned ahead left it out, and no row without such a result came since
     /* Steps in flight with a share of it, even one that will be discarded, and selections and loads
      * of it on other threads, even one that was dropped. */
@@ -266,17 +268,19 @@ struct sched {
     bool is_starved;          // memory was out for the lists of `starved` in this step
     uint64_t starved;         // request id
     uint64_t lasting;         // pages that this step's selections may take for good
-    uint64_t if_shared;       // more of them, if other sequences come to share what they keep
-    uint64_t passing;         // pages that one selection may take for a moment
-    uint32_t budget;          // plain rows that this step may still compute
-    uint32_t logit_row_cost;  // in this step, in hundredths of a plain row
-    uint32_t logit_rows;      // rows of logits that this step may still ask for
-    uint32_t draws;           // draws for choices yet to be forked that this step may still make
-    uint32_t sparse_rows;     // rows that read by retrieval which this step may still compute
-    uint32_t n_watched;       // requests that wait to be measured
-    uint64_t n_watches;       // that ever did
-    int64_t watch_us;         // when the next of them may be
-    row_fate *fates;          // [max_seqs], one for each share of the step whose result is taken
+    uint64_t uncounted;      // those of them that a count of shared pages may show not to be needed
+    uint64_t counted_as_of;  // pkv_shared.as_of of the oldest of these bounds
+    uint64_t if_shared;      // more of them, if other sequences come to share what they keep
+    uint64_t passing;        // pages that one selection may take for a moment
+    uint32_t budget;         // plain rows that this step may still compute
+    uint32_t logit_row_cost; // in this step, in hundredths of a plain row
+    uint32_t logit_rows;     // rows of logits that this step may still ask for
+    uint32_t draws;          // draws for choices yet to be forked that this step may still make
+    uint32_t sparse_rows;    // rows that read by retrieval which this step may still compute
+    uint32_t n_watched;      // requests that wait to be measured
+    uint64_t n_watches;      // that ever did
+    int64_t watch_us;        // when the next of them may be
+    row_fate *fates;         // [max_seqs], one for each share of the step whose result is taken
 
     sched_selection *first_selection, *last_selection; // the oldest, the newest
     sched_loading *first_load, *last_load;
@@ -286,10 +290,11 @@ struct sched {
     uint32_t n_giving;                // those of them whose pages become free meanwhile
     uint32_t n_arriving;              // running sequences whose tables come back
     uint32_t n_hitting;               // running sequences whose hit is taken in portions
-    bool has_left;      // tables that are being closed have had the portion of this call
-    bool looks;         // a long sequence may start once more of its pages were looked at
-    uint32_t away_left; // pages of sequences without a slot that this step may still change
-    uint32_t moving;    // the parked sequence that is being moved to the host tier; 0 = none
+    bool has_left;       // tables that are being closed have had the portion of this call
+    bool looks;          // a long sequence may go on once more of its pages were looked at
+    uint32_t looks_left; // pages that others may hold too which this step may still count
+    uint32_t away_left;  // pages of sequences without a slot that this step may still change
+    uint32_t moving;     // the parked sequence that is being moved to the host tier; 0 = none
     sched_session *moving_session; // the idle session that owns it, or NULL
     sched_seq *moving_seq;         // the waiting sequence that owns it, or NULL
     uint64_t *keep;                // buffers of a selection, sized as requests are taken in

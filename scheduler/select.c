@@ -11,6 +11,7 @@
  *             changes, a portion in each sched_step
  *
  * Kept bits are the same wherever they are computed; only the steps differ in which they apply. */
+#include "scheduler/portions.h"
 #include "scheduler/sched_internal.h"
 
 /* One sched_step splits pages and changes tables of at most this many times options.hand_out_slots
@@ -38,8 +39,9 @@ struct sched_selection {
     status status;
     /* Pages that applying it may take: at most `bound` of shared ones, and some for a moment. */
     uint64_t bound, lasting, passing;
-    bool pressing; // under pressure retention
-    bool forks;    // the request's choices are forked once it is applied
+    uint64_t as_of; // pkv_shared.as_of of `lasting`
+    bool pressing;  // under pressure retention
+    bool forks;     // the request's choices are forked once it is applied
     /* Applying it. */
     bool begun, is_split;
     uint32_t held;  // pages before
@@ -262,11 +264,12 @@ static void detach(sched *s, sched_selection *x)
 }
 
 /* Pages that are shared with others cost as many copies for good. */
-static void note_shared(const sched *s, const sched_seq *q, sched_selection *x)
+static void note_shared(sched *s, const sched_seq *q, sched_selection *x)
 {
     if (x->bound == 0 || q->entry->has_sums) return;
-    uint64_t shared = pkv_seq_pages_shared(s->kv, q->slot);
-    x->lasting = shared < x->bound ? shared : x->bound;
+    pkv_shared shared = pkv_seq_pages_shared(s->kv, q->slot, &s->looks_left);
+    x->lasting = shared.most < x->bound ? shared.most : x->bound;
+    x->as_of = shared.as_of;
 }
 
 status sched_select(sched *s, sched_seq *q, const retention_policy *policy, uint32_t n_prompt,
@@ -296,7 +299,8 @@ void sched_select_reserve(sched *s, const sched_seq *q)
 {
     sched_selection *x = q->selecting;
     if (!x->begun) note_shared(s, q, x); /* others may have come to share some */
-    s->lasting += x->lasting;            /* the tables that are left may need all of them */
+    /* Once it has begun, the tables that are left may need all of them. */
+    sched_reserve_lasting(s, x->lasting, x->begun ? pkv_sharing_changes(s->kv) : x->as_of);
     if (s->passing < x->passing) s->passing = x->passing;
 }
 

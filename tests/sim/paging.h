@@ -119,6 +119,7 @@ typedef enum done_kind {
     DONE_COST_AGAIN,
     DONE_SIGHT_AGAIN,
     DONE_LOOK_SOME,
+    DONE_COUNT_SHARED,
     DONE_REMOVED, // blocks removed
     DONE_NO_PAGES,
     DONE_NO_RUNS, // refused although there were cells

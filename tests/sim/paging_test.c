@@ -399,6 +399,18 @@ static void op_look_some(sim *s)
     s->done[DONE_LOOK_SOME]++;
 }
 
+/* Counts pages that others hold too in portions, which other operations may come between. Every
+ * check compares what is known with a count of all of them. */
+static void op_count_shared(sim *s)
+{
+    uint32_t id = rng_below(&s->random, SEQS), looks = rng_below(&s->random, 30);
+    if (!s->seqs[id].open || s->seqs[id].in_portions || s->seqs[id].splitting) return;
+    pkv_shared shared = pkv_seq_pages_shared(s->kv, id, &looks);
+    CHECK(s, shared.as_of <= pkv_sharing_changes(s->kv));
+    CHECK(s, looks == 0 || shared.as_of == pkv_sharing_changes(s->kv));
+    s->done[DONE_COUNT_SHARED] += looks > 0;
+}
+
 /* A sequence of which some pages are split is split further, or closed. */
 static void go_on_splitting(sim *s, uint32_t id)
 {
@@ -437,6 +449,7 @@ void run_operation(sim *s)
     if (kind >= 97 || rng_below(&s->random, s->batch) == 0) take(s);
     if (rng_below(&s->random, 3) == 0) op_look_again(s);
     if (rng_below(&s->random, 3) == 0) op_look_some(s);
+    if (rng_below(&s->random, 2) == 0) op_count_shared(s);
     check_always(s);
     s->grains = grains_of(s);
     s->op++;
@@ -567,6 +580,7 @@ static const char *const done_names[N_DONE] = {
     [DONE_COST_AGAIN] = "cost of swapping in, again",
     [DONE_SIGHT_AGAIN] = "parked pages, again",
     [DONE_LOOK_SOME] = "looked at in portions",
+    [DONE_COUNT_SHARED] = "counts of shared pages",
     [DONE_REMOVED] = "block removed",
     [DONE_NO_PAGES] = "no pages",
     [DONE_NO_RUNS] = "cells, but no runs",

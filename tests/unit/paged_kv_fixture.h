@@ -42,6 +42,15 @@ static inline void *fixture_resize(void *ctx, void *ptr, size_t size)
     return got;
 }
 
+/* Pages of a sequence that others hold too, by a count of all. */
+static inline uint64_t pages_shared(pkv *kv, uint32_t seq)
+{
+    uint32_t looks = UINT32_MAX;
+    pkv_shared shared = pkv_seq_pages_shared(kv, seq, &looks);
+    assert_true(shared.as_of == pkv_sharing_changes(kv));
+    return shared.most;
+}
+
 static inline void begin(fixture *f, uint32_t n_layers, uint32_t n_pages, uint32_t n_host_pages)
 {
     *f = (fixture){.fail_at = -1, .groups = n_layers, .n_pages = n_pages};

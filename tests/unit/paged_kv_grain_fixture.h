@@ -288,6 +288,15 @@ static inline void close_seq(grain_fixture *f, uint32_t seq)
     check(f);
 }
 
+/* Pages of a sequence that others hold too, by a count of all. */
+static inline uint64_t pages_shared(pkv *kv, uint32_t seq)
+{
+    uint32_t looks = UINT32_MAX;
+    pkv_shared shared = pkv_seq_pages_shared(kv, seq, &looks);
+    assert_true(shared.as_of == pkv_sharing_changes(kv));
+    return shared.most;
+}
+
 static inline uint32_t n_free(const grain_fixture *f) { return pkv_count(f->kv).free; }
 
 #endif

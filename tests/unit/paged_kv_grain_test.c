@@ -65,11 +65,11 @@ static void what_others_hold_as_a_whole_stays(void **state)
         fork_seq(&f, 0, 1);
         split(&f, 1, PKV_HEAD);
         assert_int_equal(pkv_count(f.kv).used, 12);
-        assert_int_equal(pkv_seq_pages_shared(f.kv, 0), 12);
+        assert_int_equal(pages_shared(f.kv, 0), 12);
         if (parent_first) {
             close_seq(&f, 0);
             assert_int_equal(pkv_count(f.kv).used, 12);
-            assert_int_equal(pkv_seq_pages_shared(f.kv, 1), 0);
+            assert_int_equal(pages_shared(f.kv, 1), 0);
             drop(&f, 1, 3, 6);
         } else {
             drop(&f, 1, 3, 6);

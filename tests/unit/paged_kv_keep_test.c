@@ -185,9 +185,9 @@ static void all_in_one_step(void **state)
     take(&f);
     check_tables(&f);
     keep(&f, 1, 0, all_but(0, 16));
-    assert_int_equal(pkv_seq_pages_shared(f.kv, 1), 2);
+    assert_int_equal(pages_shared(f.kv, 1), 2);
     assert_true(status_ok(pkv_seq_unshare(f.kv, 1)));
-    assert_int_equal(pkv_seq_pages_shared(f.kv, 1), 0);
+    assert_int_equal(pages_shared(f.kv, 1), 0);
     keep(&f, 1, 0, all_but(0, 16));
     take(&f);
     check_tables(&f);

@@ -414,10 +414,48 @@ static void steps_are_planned_ahead_meanwhile(void **state)
     finish(f);
 }
 
+/* Request 3 comes to share pages of request 2 while request 1 computes its prompt, which raises the
+ * bound of those of request 1. Where pages lack by that bound alone, nobody gives way: who lacks
+ * them waits until the pages of request 1 are counted, two in each step. */
+static void shared_pages_are_counted_first(void **state)
+{
+    (void)state;
+    uint32_t waits = 0;
+    for (uint32_t blocks = 17; blocks <= 20; blocks++) {
+        sched_options o = small_options();
+        o.n_pages = 1 + 2 * blocks;
+        o.hand_out_slots = 4;
+        fixture *f = begin(o);
+        sched_request a = with_policy(f, 1, 0, 110, 4,
+                                      "{\"method\": \"snapkv\", \"tokens\": 80, \"window\": 8}"),
+                      b = request(f, 2, 500, 65, 12), c = request(f, 3, 500, 65, 12);
+        add(f, &b);
+        for (int i = 0; i < 3; i++) step(f);
+        add(f, &a);
+        step(f);
+        add(f, &c);
+        sched_selection *x = NULL;
+        for (int i = 0; i < 60; i++) {
+            waits += step(f)[0] == '\0' && describe(f, 2, 0).output_tokens < 12;
+            if (!x) x = sched_next_selection(f->s);
+            if (!x || i != 16) continue;
+            sched_selection_run(x);
+            give_back(f, x);
+        }
+        for (uint64_t id = 1; id <= 3; id++) {
+            assert_int_equal(describe(f, id, 0).output_tokens, id == 1 ? 4 : 12);
+            assert_int_equal(describe(f, id, 0).preemptions, 0);
+        }
+        finish(f);
+    }
+    assert_true(waits > 0);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(others_go_on),
+        cmocka_unit_test(shared_pages_are_counted_first),
         cmocka_unit_test(short_ones_stay),
         cmocka_unit_test(an_abort_does_not_wait),
         cmocka_unit_test(an_abort_of_the_same_call_hands_nothing_out),
