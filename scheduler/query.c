@@ -1,3 +1,4 @@
+#include "scheduler/fits.h"
 #include "scheduler/portions.h"
 #include "scheduler/sched_internal.h"
 

@@ -436,13 +436,13 @@ void sched_close_tables(sched *s, sched_seq *q);
 /* Compares the sums with the tables. */
 const char *sched_held_check(const sched *s);
 
-/* ---- admit.c ---- */
+/* ---- check.c ---- */
 /* Whether the rows that a turn's selection measures can be computed in one step, and measured. */
 status sched_check_turn(const sched *s, const sched_turn *turn, error *err);
+
+/* ---- admit.c ---- */
 /* Gives waiting sequences slots, pages and the rest of the token budget, best rank first. */
 void sched_admit(sched *s, int64_t now_us);
-/* Compares what is remembered of a blocked sequence with a fresh look. */
-const char *sched_blocked_check(const sched *s);
 
 /* ---- pages.c ---- */
 /* An upper bound of the pages that a sequence holds while it grows, whatever is measured. */
