@@ -161,13 +161,6 @@ static void end_arrive(pkv *p, pkv_seq *s)
     record_free(p, number);
 }
 
-/* The most pages of a portion. */
-static size_t portion_pages(const pkv *p, const pkv_seq *from, uint32_t most)
-{
-    size_t n = from->held / cells_of(p, from), n_most = (size_t)most + p->pool.n_heads;
-    return n < n_most ? n : n_most;
-}
-
 status seq_begin_arrive(pkv *p, uint32_t number, uint32_t id, uint32_t expect_tokens, uint32_t most)
 {
     pkv_seq *s = &p->seqs[id], *from = &p->swaps[number].seq;

@@ -503,6 +503,12 @@ uint32_t layer_rows(const pkv *p, const pkv_seq *s, uint32_t table);
 /* Lets all pages of the sequence or record leave, from this table and row on. It has some. */
 void seq_begin_leave(const pkv *p, pkv_seq *s, pkv_leaving begun);
 static inline bool is_all_left(const pkv_seq *s) { return s->leaving.table >= s->groups; }
+/* The most pages of a sequence's portion of `most`, which ends with a row of a layer's tables. */
+static inline size_t portion_pages(const pkv *p, const pkv_seq *s, uint32_t most)
+{
+    size_t held = s->held / cells_of(p, s), n = (size_t)most + p->pool.n_heads;
+    return n < held ? n : held;
+}
 /* A portion of at most `most` pages, though at least one row. */
 typedef struct leave_portion {
     uint32_t most, n_pages, n_rows;

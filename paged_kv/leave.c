@@ -59,9 +59,8 @@ bool leave_next(const pkv *p, pkv_seq *s, leave_portion *portion)
 /* Makes room for the words and moves of a portion. */
 static status portion_room(pkv *p, const pkv_seq *s, pkv_way way, uint32_t most)
 {
-    uint64_t pages = s->held / cells_of(p, s), moves = (uint64_t)most + p->pool.n_heads;
-    if (moves > pages) moves = pages;
-    return log_room(p, DELTA_LEAVE_WORDS, way == PKV_SWAP_OUT ? moves : 0, 0);
+    size_t moves = way == PKV_SWAP_OUT ? portion_pages(p, s, most) : 0;
+    return log_room(p, DELTA_LEAVE_WORDS, moves, 0);
 }
 
 static status begin_leave(pkv *p, uint32_t id, pkv_way way, uint32_t most)

@@ -53,8 +53,7 @@ status pkv_seq_fork_parked(pkv *p, uint32_t id, uint32_t *parked)
 /* Makes room for the moves of a portion. */
 static status moves_room(pkv *p, const pkv_seq *s, uint32_t most)
 {
-    uint64_t pages = s->held / cells_of(p, s), moves = (uint64_t)most + p->pool.n_heads;
-    return log_room(p, 0, moves < pages ? moves : pages, 0);
+    return log_room(p, 0, portion_pages(p, s, most), 0);
 }
 
 /* Copies rows of a parked sequence to the host tier. Giving up their pages first is safe: a backend
