@@ -670,6 +670,8 @@ void host_destroy(pkv *p);
  * back, and fresh ones for the others, to which the host pages are copied. */
 void table_copy_in(pkv *p, uint32_t id, const pkv_seq *from, uint32_t table, uint32_t first,
                    uint32_t end);
+
+/* ---- records.c ---- */
 /* The number of a free record, 0 when memory is out; record_take marks it used. */
 uint32_t record_find(pkv *p);
 /* The number of a free record whose lists have room for a copy of the sequence, 0 when memory is
