@@ -679,5 +679,6 @@ uint32_t record_find(pkv *p);
 uint32_t record_for(pkv *p, const pkv_seq *s);
 void record_take(pkv *p, uint32_t number, bool parked);
 void record_free(pkv *p, uint32_t number);
+void records_destroy(pkv *p);
 
 #endif

@@ -120,6 +120,7 @@ void pkv_destroy(pkv *p)
         resident_free(p, &p->seqs[i].arriving);
         seq_free_lists(p, &p->seqs[i]);
     }
+    records_destroy(p);
     host_destroy(p);
     prefix_destroy(p);
     lost_destroy(p);

@@ -46,3 +46,9 @@ void record_free(pkv *p, uint32_t number)
     r->next = p->swaps[0].next;
     p->swaps[0].next = number;
 }
+
+void records_destroy(pkv *p)
+{
+    for (uint32_t i = 1; i <= p->n_swaps; i++) seq_free_lists(p, &p->swaps[i].seq);
+    alloc_free(&p->alloc, p->swaps);
+}

@@ -19,12 +19,7 @@ bool host_has_room(const pkv *p, const pkv_seq *s)
 
 uint32_t pkv_host_most(const pkv *p) { return p->host_most; }
 
-void host_destroy(pkv *p)
-{
-    for (uint32_t i = 1; i <= p->n_swaps; i++) seq_free_lists(p, &p->swaps[i].seq);
-    alloc_free(&p->alloc, p->swaps);
-    tree_destroy(&p->host, &p->alloc);
-}
+void host_destroy(pkv *p) { tree_destroy(&p->host, &p->alloc); }
 
 static pkv_seq *swapped(const pkv *p, uint32_t swap)
 {
