@@ -1,6 +1,8 @@
 /* Admission: which waiting sequences start now, in which order, and how they begin. */
 #include "scheduler/fits.h"
+#include "scheduler/pages.h"
 #include "scheduler/portions.h"
+#include "scheduler/sessions.h"
 
 static status open_tables(sched *s, sched_seq *q, const sched_beginning *b, uint32_t slot)
 {

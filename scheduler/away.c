@@ -4,6 +4,7 @@
  * portions, as for running sequences (leave.c). One sequence at a time moves: s->moving. */
 #include "scheduler/portions.h"
 #include "scheduler/sched_internal.h"
+#include "scheduler/sessions.h"
 
 void sched_away_begin(sched *s)
 {

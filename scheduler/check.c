@@ -1,5 +1,6 @@
 /* Whether a request can ever run: what its fields need of the model, of the backend and of the
  * pool. */
+#include "scheduler/pages.h"
 #include "scheduler/sched_internal.h"
 
 #include <inttypes.h>

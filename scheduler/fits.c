@@ -1,7 +1,9 @@
 /* Whether the pages of a sequence that waits fit: what it starts from, what it needs, and what
  * running sequences may yet need beside it. */
 #include "scheduler/fits.h"
+#include "scheduler/pages.h"
 #include "scheduler/portions.h"
+#include "scheduler/sessions.h"
 
 /* The most tokens of the sequence that may come from the prefix cache. At least one token is
  * computed, for its logits. The rows that are measured are computed too, and all rows that

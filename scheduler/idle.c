@@ -8,6 +8,7 @@
  *
  * The number of a session counts those stored before it: the smaller, the longer idle. */
 #include "scheduler/sched_internal.h"
+#include "scheduler/sessions.h"
 
 static bool same_key(const uint64_t a[2], const uint64_t b[2])
 {

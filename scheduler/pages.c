@@ -2,6 +2,7 @@
  * bound is in closed form, since there may be as many retention points as tokens. Between points
  * tables grow with the sequence; what selections keep never shrinks from one point to the next, so
  * the last point counts for all. */
+#include "scheduler/pages.h"
 #include "scheduler/sched_internal.h"
 
 bool sched_keeps_pages(const retention_policy *p)

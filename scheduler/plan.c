@@ -5,8 +5,10 @@
  *
  * The step may be planned while another is in flight (ahead.c). A sequence then goes on from where
  * that step leaves it (seq_from), with the token that it draws there (token_from). */
+#include "scheduler/pages.h"
 #include "scheduler/portions.h"
 #include "scheduler/sched_internal.h"
+#include "scheduler/sessions.h"
 
 /* The first length beyond `from` with a pressure drop. */
 static uint32_t next_pressure_drop(const sched_seq *q, uint32_t from)

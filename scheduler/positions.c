@@ -2,6 +2,7 @@
  * its context. Where a method leaves positions as they are, each token takes one. Where they close
  * up after each selection, a sequence takes as many as its tables have slots at most, however many
  * tokens it has seen. */
+#include "scheduler/pages.h"
 #include "scheduler/sched_internal.h"
 #include <inttypes.h>
 #include <stdio.h>

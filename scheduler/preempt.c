@@ -2,8 +2,10 @@
  * list. Either its pages are swapped to the host tier and copied back when it runs again, or its
  * tokens are computed again then, with every retention selection coming out as it did. Pressure
  * retention, which may make a preemption unnecessary, is here too. */
+#include "scheduler/pages.h"
 #include "scheduler/portions.h"
 #include "scheduler/sched_internal.h"
+#include "scheduler/sessions.h"
 
 static void wait_again(sched *s, sched_seq *q)
 {

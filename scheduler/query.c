@@ -1,6 +1,7 @@
 #include "scheduler/fits.h"
 #include "scheduler/portions.h"
 #include "scheduler/sched_internal.h"
+#include "scheduler/sessions.h"
 
 void sched_describe_seq(const sched *s, const sched_seq *q, sched_choice_info *out)
 {

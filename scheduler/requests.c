@@ -1,6 +1,8 @@
 /* Memory of requests, the map of their ids, the two lists and the slots. */
+#include "scheduler/pages.h"
 #include "scheduler/portions.h"
 #include "scheduler/sched_internal.h"
+#include "scheduler/sessions.h"
 
 int sched_seq_compare(const sched_seq *a, const sched_seq *b)
 {

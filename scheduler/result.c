@@ -1,6 +1,7 @@
 /* Takes a step's result: appends its tokens, and begins the retention selections that its measures
  * allow (select.c). */
 #include "scheduler/sched_internal.h"
+#include "scheduler/sessions.h"
 
 /* Begins the selection that the rows up to q->computed allow, if any. */
 static status select_at(sched *s, sched_seq *q, const sched_stop *stop,

@@ -436,62 +436,9 @@ void sched_close_tables(sched *s, sched_seq *q);
 /* Compares the sums with the tables. */
 const char *sched_held_check(const sched *s);
 
-/* ---- check.c ---- */
-/* Whether the rows that a turn's selection measures can be computed in one step, and measured. */
-status sched_check_turn(const sched *s, const sched_turn *turn, error *err);
-
 /* ---- admit.c ---- */
 /* Gives waiting sequences slots, pages and the rest of the token budget, best rank first. */
 void sched_admit(sched *s, int64_t now_us);
-
-/* ---- pages.c ---- */
-/* An upper bound of the pages that a sequence holds while it grows, whatever is measured. */
-typedef struct sched_peak {
-    uint64_t most;    // pages at any moment, as many in each share as in the one with most
-    uint64_t held;    // at the end
-    uint64_t even;    // at the end, as `most` counts
-    uint64_t after;   // copies that the last selection on the way takes at most; 0 without one
-    uint64_t passing; // fresh pages that one selection takes for a moment
-} sched_peak;
-
-/* Below, n_layers is sched_request's: a sequence that runs the first layers alone, 0 = all, takes
- * cells of these alone. */
-/* KV groups in which a token of the sequence takes a slot. */
-uint32_t sched_groups_of(const sched *s, uint32_t n_layers);
-/* The grain that its tables begin with. */
-pkv_grain sched_grain_of(const sched *s, uint32_t n_layers);
-/* The peak while a sequence that holds `held` pages grows from logical length `from` to `to`. */
-sched_peak sched_peak_of(const sched *s, uint32_t n_layers, const sched_turn *turns,
-                         uint32_t n_turns, uint32_t from, uint64_t held, uint32_t to);
-/* The most pages that a request holds at any moment when it has the pool for itself. */
-uint64_t sched_peak_alone(const sched *s, uint32_t n_layers, const sched_turn *turns,
-                          uint32_t n_turns, uint32_t max_new_tokens, uint32_t n);
-/* Cells of a page of the tables that the policy selects in. */
-uint32_t sched_cells_of(const sched *s, uint32_t n_layers, const retention_policy *policy);
-/* Cells that must be available where one of these tables takes so many pages. */
-uint64_t sched_passing_of(const sched *s, uint32_t n_layers, const retention_policy *policy,
-                          uint64_t pages);
-/* Whether every page of a table holds consecutive tokens, because selections drop whole pages. */
-bool sched_keeps_pages(const retention_policy *policy);
-/* Retention points in (from, to]: the first three and the last; UINT32_MAX where there is none. */
-typedef struct sched_points {
-    uint32_t first, second, third, last;
-} sched_points;
-sched_points sched_points_in(const sched_turn *turn, uint32_t from, uint32_t to);
-const sched_turn *sched_turn_at(const sched_turn *turns, uint32_t length);
-/* The request's own turn, with the fields of its policy that depend on the request filled in. */
-sched_turn sched_turn_of(const sched_request *r);
-
-/* ---- positions.c ---- */
-/* How many positions a sequence takes while it grows to length `to`, at most: one more than its
- * largest. */
-uint32_t sched_positions_of(const sched *s, const sched_turn *turns, uint32_t n_turns, uint32_t to);
-/* " and max_tokens N" for a message, or "" where the client gave none. */
-enum { SCHED_WORDS_BYTES = 32 };
-const char *sched_length_words(const sched_request *r, char out[SCHED_WORDS_BYTES]);
-/* Whether prompt and output are short enough for the policy, and the positions for the model. */
-status sched_check_length(const sched *s, const sched_request *r, const sched_turn *turn,
-                          error *err);
 
 /* ---- plan.c ---- */
 /* Where the sequence's next chunk must end, and why. */
@@ -551,66 +498,6 @@ bool sched_preempt_idle(sched *s, bool all, int64_t now_us);
 bool sched_plan_pressure_drop(sched *s);
 /* The sequence has no row in this step after all. */
 void sched_forget_pressure_drop(sched *s, sched_seq *q);
-
-/* ---- session.c ---- */
-/* The session that a request continues, or NULL: an idle one, or *from_saved, which is filled from
- * what the request brings of it. *session_note tells why a session that the request
- * named is not continued. *claims: the request will store its pages under the key. With both a
- * session and *session_note, that session has reached its limit of turns, and the request begins
- * another in its place. */
-sched_session *sched_session_for(const sched *s, const sched_request *r, sched_session *from_saved,
-                                 bool *claims, const char **session_note);
-/* Moves the session's pages to the request, unless it begins another session. An idle session is
- * gone afterwards. */
-void sched_session_take(sched *s, sched_session *session, sched_entry *e);
-void sched_session_unclaim(sched *s, sched_entry *e);
-/* The session is gone, and a request that claims its key leaves none. */
-void sched_session_forget(sched *s, const uint64_t key[2]);
-/* Turns the pages of a sequence that ended, parked or in the tier, into an idle session. False when
- * that is impossible. */
-bool sched_session_store(sched *s, sched_seq *q);
-/* Tells the caller what to keep elsewhere of a session that the sequence leaves: before the end of
- * its choice is told, so before long tables are parked. */
-void sched_session_tell(const sched *s, const sched_seq *q);
-/* Pages are short: moves the parked pages of an idle session to the host tier, or forgets that
- * session: the longest idle one of the owner that has most. When there is none, does so with the
- * parked pages of a waiting sequence other than `but`. Pages that open sequences hold too stay
- * parked, since giving them up frees nothing. False when no parked page can be freed. */
-bool sched_parked_give_way(sched *s, const sched_seq *but);
-/* Host pages are short: forgets a session in the tier, chosen likewise. */
-bool sched_sessions_leave_tier(sched *s);
-void sched_sessions_expire(sched *s);
-void sched_sessions_destroy(sched *s);
-
-/* ---- idle.c: where sessions are found ---- */
-/* False when memory is out. */
-bool sched_idle_create(sched *s);
-/* Frees the tables; no session is left. */
-void sched_idle_destroy(sched *s);
-sched_session *sched_idle_find(const sched *s, const uint64_t key[2]);
-/* Known tokens that idle sessions may have together: as many as max_sessions of the context's
- * length, or one session of the greatest logical length. */
-uint64_t sched_idle_most_tokens(const sched *s);
-/* Lists a session that has its key, its owner and its pages; takes it off all lists. */
-void sched_idle_add(sched *s, sched_session *session);
-void sched_idle_remove(sched *s, sched_session *session);
-/* The pages of a listed session have moved to the host tier. */
-void sched_idle_to_tier(sched *s, sched_session *session, uint32_t swap);
-/* Counts one more session of this owner, NULL when memory is out; and one less. */
-sched_owner *sched_idle_owner(sched *s, uint64_t id);
-void sched_idle_release(sched *s, sched_owner *o);
-/* The session that makes room: the longest idle one of the owner that has most, of those in one
- * place, of all, or of those in one place that `can_go` accepts. NULL when there is none. */
-sched_session *sched_idle_first(const sched *s, sched_place place);
-sched_session *sched_idle_first_of_all(const sched *s);
-sched_session *sched_idle_first_that(const sched *s, sched_place place,
-                                     bool (*can_go)(const sched *s, const sched_session *session));
-/* Keys that live requests claim. */
-bool sched_idle_is_claimed(const sched *s, const uint64_t key[2]);
-sched_entry *sched_idle_claimant(const sched *s, const uint64_t key[2]); // NULL: none
-void sched_idle_claim(sched *s, sched_entry *e);
-void sched_idle_unclaim(sched *s, sched_entry *e);
-const char *sched_idle_check(const sched *s);
 
 /* ---- result.c ---- */
 void sched_take_result(sched *s, const step_result *r);

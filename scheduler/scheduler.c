@@ -1,5 +1,7 @@
+#include "scheduler/pages.h"
 #include "scheduler/portions.h"
 #include "scheduler/sched_internal.h"
+#include "scheduler/sessions.h"
 
 status sched_check_pressure(const retention_policy *p, error *err)
 {

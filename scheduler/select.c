@@ -11,6 +11,7 @@
  *             changes, a portion in each sched_step
  *
  * Kept bits are the same wherever they are computed; only the steps differ in which they apply. */
+#include "scheduler/pages.h"
 #include "scheduler/portions.h"
 #include "scheduler/sched_internal.h"
 

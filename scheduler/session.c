@@ -7,8 +7,10 @@
  *
  * A request keeps all turns of its session, so that a replay can select at the same points under
  * the same policies. */
+#include "scheduler/pages.h"
 #include "scheduler/portions.h"
 #include "scheduler/sched_internal.h"
+#include "scheduler/sessions.h"
 
 /* ---- where a request begins ------------------------------------------------------------------ */
 

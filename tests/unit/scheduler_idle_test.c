@@ -1,6 +1,7 @@
 /* The tables of idle sessions and claimed keys, beside a plain list that is searched from end to
  * end. */
 #include "scheduler/sched_internal.h"
+#include "scheduler/sessions.h"
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stdlib.h>
