@@ -23,7 +23,7 @@ static uint32_t used_around(const pkv *p, uint32_t node)
 
 static void give_back(pkv *p, gathering *left)
 {
-    if (left->place != 0) tier_unref(p, &p->pool, left->place);
+    if (left->place != 0) node_unref(p, &p->pool, left->place);
     left->place = 0;
 }
 
@@ -35,7 +35,7 @@ static bool has_place(pkv *p, pkv_grain grain, uint32_t table, gathering *left)
     left->place = tree_find_free(&p->pool, grain, table_share(&p->pool, table));
     if (left->place == 0) return false;
     left->used = used_around(p, left->place);
-    tier_ref(p, &p->pool, left->place);
+    node_ref(p, &p->pool, left->place);
     return true;
 }
 

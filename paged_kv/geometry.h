@@ -6,7 +6,8 @@
 #include "base/base.h"
 
 enum { PKV_WINDOW_WORDS = 16 }; // layers beyond these bits have no window
-/* Pages of a tier, at most, so that cells and runs together have 32-bit numbers. */
+/* Pages of the pool or the host tier, at most, so that cells and runs together have 32-bit
+ * numbers. */
 enum { PKV_PAGES_MOST = 1 << 30 };
 
 typedef struct pkv_geometry {
@@ -81,8 +82,8 @@ pkv_grain pkv_grain_fit(const pkv_geometry *g, pkv_grain grain);
 /* The geometry whose groups are the tables of a grain. */
 pkv_geometry pkv_geometry_at(const pkv_geometry *g, pkv_grain grain);
 
-/* Numbers of cells of a tier with `usable` pages of the finest grain: n_pages - 1 of the pool, or
- * n_host_pages. A backend has memory for that many. */
+/* Numbers of cells of the pool or the host tier with so many usable pages of the finest grain:
+ * n_pages - 1 of the pool, or n_host_pages. A backend has memory for that many. */
 uint32_t pkv_cell_count(const pkv_geometry *g, uint32_t usable);
 /* A page of a table is a run of cells, named by its first. This many numbers behind it is the cell
  * of a layer group and a head group, in a table that has both. The cells of share i of n are the

@@ -216,7 +216,7 @@ status pkv_adopt(pkv *p, const pkv_image *image, uint64_t salt, bool hidden, uin
     if (cost > pkv_available(p)) return status_make(STATUS_NO_PAGES, NULL);
     uint32_t number = record_find(p), n;
     if (number == 0) return status_make(STATUS_NO_MEMORY, NULL);
-    pkv_grain grain = tier_grain(p, &p->pool, image->grain, pkv_image_cells(&p->geometry, image));
+    pkv_grain grain = tree_grain(p, &p->pool, image->grain, pkv_image_cells(&p->geometry, image));
     RETURN_IF_ERROR(shape_record(p, &p->swaps[number].seq, image, grain));
     record_take(p, number, true);
     pkv_seq *s = &p->swaps[number].seq;

@@ -332,10 +332,10 @@ static inline bool keep_bit(const uint64_t *keep, uint32_t i) { return keep[i / 
 
 /* ---- pool.c ---- */
 /* Whether n pages can be taken for a table of the grain, of free and of cached cells. */
-bool tier_has(const pkv_tree *tier, pkv_grain grain, uint32_t table, uint64_t n);
+bool tree_has(const pkv_tree *tree, pkv_grain grain, uint32_t table, uint64_t n);
 static inline bool pool_has(const pkv *p, pkv_grain grain, uint32_t table, uint64_t n)
 {
-    return tier_has(&p->pool, grain, table, n);
+    return tree_has(&p->pool, grain, table, n);
 }
 /* Takes a page for a table with one reference; pool_has said that there is one. */
 uint32_t pool_take(pkv *p, pkv_grain grain, uint32_t table);
@@ -362,31 +362,31 @@ static inline void shares_add_all(const pkv *p, uint32_t sum, int64_t n)
 uint64_t shares_even(const pkv *p, uint32_t sum);
 /* tree_add_refs in the pool or the host tier, for cells of one layer run or for one run. Cells
  * without a reference become cached when they are hashed, else free. */
-void tier_add_refs(pkv *p, pkv_tree *tier, const uint32_t *nodes, uint32_t n, uint32_t refs,
-                   uint32_t parked);
+void nodes_add_refs(pkv *p, pkv_tree *tree, const uint32_t *nodes, uint32_t n, uint32_t refs,
+                    uint32_t parked);
 /* Adds a reference to a node, or gives one up. */
-static inline void tier_ref(pkv *p, pkv_tree *tier, uint32_t node)
+static inline void node_ref(pkv *p, pkv_tree *tree, uint32_t node)
 {
-    tier_add_refs(p, tier, &node, 1, 1, 0);
+    nodes_add_refs(p, tree, &node, 1, 1, 0);
 }
-static inline void tier_unref(pkv *p, pkv_tree *tier, uint32_t node)
+static inline void node_unref(pkv *p, pkv_tree *tree, uint32_t node)
 {
-    tier_add_refs(p, tier, &node, 1, UINT32_MAX, 0);
+    nodes_add_refs(p, tree, &node, 1, UINT32_MAX, 0);
 }
 /* tree_split_refs */
-void tier_split(pkv *p, pkv_tree *tier, const uint32_t *runs, uint32_t n, pkv_grain grain,
-                bool parked);
+void nodes_split(pkv *p, pkv_tree *tree, const uint32_t *runs, uint32_t n, pkv_grain grain,
+                 bool parked);
 static inline void pool_ref(pkv *p, pkv_grain grain, uint32_t page)
 {
-    tier_ref(p, &p->pool, node_of(&p->pool, grain, page));
+    node_ref(p, &p->pool, node_of(&p->pool, grain, page));
 }
 static inline void pool_unref(pkv *p, pkv_grain grain, uint32_t page)
 {
-    tier_unref(p, &p->pool, node_of(&p->pool, grain, page));
+    node_unref(p, &p->pool, node_of(&p->pool, grain, page));
 }
 /* Fetches what a reference to a page changes: the pages of a long table may lie far apart. It is
  * always inline, because GCC drops calls of a function that only fetches. */
-__attribute__((always_inline)) static inline void tier_expect(const pkv_tree *t, pkv_grain grain,
+__attribute__((always_inline)) static inline void tree_expect(const pkv_tree *t, pkv_grain grain,
                                                               uint32_t page)
 {
     uint32_t node = node_of(t, grain, page);
@@ -400,7 +400,7 @@ __attribute__((always_inline)) static inline void tier_expect(const pkv_tree *t,
 __attribute__((always_inline)) static inline void pool_expect(const pkv *p, pkv_grain grain,
                                                               uint32_t page)
 {
-    tier_expect(&p->pool, grain, page);
+    tree_expect(&p->pool, grain, page);
 }
 enum { POOL_AHEAD = 12 }; // pages that are fetched ahead
 /* Cells of a node that only parked sequences hold. */
@@ -488,12 +488,12 @@ static inline uint32_t layer_end(const pkv_tree *t, pkv_grain grain, uint32_t ta
 {
     return grain == PKV_HEAD ? (table / t->n_heads + 1) * t->n_heads : table + 1;
 }
-/* tier_add_refs for every page. The last pages go first, so that a block is reclaimed before its
+/* nodes_add_refs for every page. The last pages go first, so that a block is reclaimed before its
  * parent. */
-void rows_add_refs(pkv *p, pkv_tree *tier, const pkv_seq *s, table_rows rows, uint32_t refs,
+void rows_add_refs(pkv *p, pkv_tree *tree, const pkv_seq *s, table_rows rows, uint32_t refs,
                    uint32_t parked);
 /* The same for all pages of a sequence. */
-void seq_add_refs(pkv *p, pkv_tree *tier, const pkv_seq *s, uint32_t refs, uint32_t parked);
+void seq_add_refs(pkv *p, pkv_tree *tree, const pkv_seq *s, uint32_t refs, uint32_t parked);
 
 /* ---- leave.c ---- */
 /* Whether a page of a sequence that is leaving has left. */
@@ -638,16 +638,16 @@ typedef struct pkv_grid {
 pkv_grid pkv_grid_of(const pkv *p, uint32_t length);
 
 /* ---- split.c ---- */
-/* Replaces the tables of a record by those of a finer grain, on the same cells of that tier. */
-status seq_split(pkv *p, pkv_tree *tier, pkv_seq *s, pkv_grain grain, bool parked);
+/* Replaces the tables of a record by those of a finer grain, on the same cells of that tree. */
+status seq_split(pkv *p, pkv_tree *tree, pkv_seq *s, pkv_grain grain, bool parked);
 /* Splits what is left of a sequence that is being split; cannot fail. */
 void seq_finish_split(pkv *p, uint32_t seq);
 void splitting_free(pkv *p, pkv_seq *s);
 /* Words that the log reserves for an open sequence that is being split: of its coming tables, and
  * for the end of the split. */
 size_t splitting_reserve(const pkv_seq *s);
-/* The coarsest grain, from `grain` on, of which the tier can give that many cells. */
-pkv_grain tier_grain(const pkv *p, const pkv_tree *tier, pkv_grain grain, uint64_t cells);
+/* The coarsest grain, from `grain` on, of which the tree can give that many cells. */
+pkv_grain tree_grain(const pkv *p, const pkv_tree *tree, pkv_grain grain, uint64_t cells);
 
 /* ---- compact.c ---- */
 /* pkv_seq_compact; `rotated` rotates moved keys to the positions of their new slots. */

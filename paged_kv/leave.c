@@ -70,7 +70,7 @@ static status begin_leave(pkv *p, uint32_t id, pkv_way way, uint32_t most)
     assert(s->arriving.number == 0 || way == PKV_GIVE_UP);
     if (way == PKV_SWAP_OUT) {
         if (!host_has_room(p, s)) return status_make(STATUS_NO_PAGES, NULL);
-        RETURN_IF_ERROR(pkv_seq_split(p, id, tier_grain(p, &p->host, s->grain, s->held), 0));
+        RETURN_IF_ERROR(pkv_seq_split(p, id, tree_grain(p, &p->host, s->grain, s->held), 0));
     }
     RETURN_IF_ERROR(portion_room(p, s, way, most));
     if (way != PKV_GIVE_UP) {

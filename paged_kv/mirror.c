@@ -11,13 +11,13 @@ status pkv_mirror_create(const pkv_geometry *geometry, uint32_t n_pages, uint32_
     pkv_mirror *m = alloc_zeroed(a, 1, sizeof *m);
     if (!m) return status_make(STATUS_NO_MEMORY, NULL);
     m->geometry = *geometry;
-    tree_set_sizes(&m->tier, geometry, n_pages - 1);
+    tree_set_sizes(&m->tree, geometry, n_pages - 1);
     m->page_tokens = geometry->page_tokens;
     m->max_seqs = max_seqs;
     m->alloc = *a;
     m->seqs = alloc_zeroed(a, max_seqs, sizeof *m->seqs);
     /* The system gives zeros where they are first read, so an idle pool costs no memory. */
-    m->pool = alloc_pages(tree_node_count(&m->tier) * sizeof *m->pool);
+    m->pool = alloc_pages(tree_node_count(&m->tree) * sizeof *m->pool);
     if (!m->seqs || !m->pool) {
         pkv_mirror_destroy(m);
         return status_make(STATUS_NO_MEMORY, NULL);
@@ -35,7 +35,7 @@ void pkv_mirror_destroy(pkv_mirror *m)
         alloc_free(&m->alloc, m->seqs[i].tables);
     }
     alloc_free(&m->alloc, m->seqs);
-    alloc_pages_free(m->pool, tree_node_count(&m->tier) * sizeof *m->pool);
+    alloc_pages_free(m->pool, tree_node_count(&m->tree) * sizeof *m->pool);
     allocator a = m->alloc;
     alloc_free(&a, m);
 }
@@ -49,25 +49,25 @@ pkv_grain pkv_mirror_grain(const pkv_mirror *m, uint32_t seq)
 
 pkv_table_view pkv_mirror_table(const pkv_mirror *m, uint32_t seq, uint32_t group)
 {
-    if (seq >= m->max_seqs || group >= m->tier.n_layers * m->tier.n_heads || !m->seqs[seq].open)
+    if (seq >= m->max_seqs || group >= m->tree.n_layers * m->tree.n_heads || !m->seqs[seq].open)
         return (pkv_table_view){0};
     const mirror_seq *s = &m->seqs[seq];
-    uint32_t layer = group / m->tier.n_heads, head = group % m->tier.n_heads;
+    uint32_t layer = group / m->tree.n_heads, head = group % m->tree.n_heads;
     uint32_t table = s->grain == PKV_ALL ? 0 : s->grain == PKV_LAYER ? layer : group;
     return (pkv_table_view){
         .pages = s->pages + (size_t)table * s->row,
         .n_pages = s->tables[table].n_pages,
         .kept_tokens = s->tables[table].kept,
-        .offset = tree_offset(&m->tier, s->grain, layer, head),
+        .offset = tree_offset(&m->tree, s->grain, layer, head),
     };
 }
 
 /* The KV group of a cell less that of the first cell of the run around it. */
 static uint32_t group_inside(const pkv_mirror *m, uint32_t run, uint32_t cell)
 {
-    if (run < m->tier.n_cells) return 0;
-    uint32_t layer = run < tree_whole_at(&m->tier) ? 0 : cell_layer(&m->tier, cell);
-    return layer * m->tier.n_heads + cell_head(&m->tier, cell);
+    if (run < m->tree.n_cells) return 0;
+    uint32_t layer = run < tree_whole_at(&m->tree) ? 0 : cell_layer(&m->tree, cell);
+    return layer * m->tree.n_heads + cell_head(&m->tree, cell);
 }
 
 pkv_mirror_extent pkv_mirror_extent_of(const pkv_mirror *m, uint32_t seq, uint32_t n_layers)
@@ -75,10 +75,10 @@ pkv_mirror_extent pkv_mirror_extent_of(const pkv_mirror *m, uint32_t seq, uint32
     if (seq >= m->max_seqs || !m->seqs[seq].open || n_layers == 0) return (pkv_mirror_extent){0};
     const mirror_seq *s = &m->seqs[seq];
     uint32_t layers = (n_layers - 1) / m->geometry.layers_per_group + 1;
-    if (layers > m->tier.n_layers) layers = m->tier.n_layers;
+    if (layers > m->tree.n_layers) layers = m->tree.n_layers;
     uint32_t n = s->grain == PKV_ALL     ? 1
                  : s->grain == PKV_LAYER ? layers
-                                         : layers * m->tier.n_heads;
+                                         : layers * m->tree.n_heads;
     pkv_mirror_extent e = {.least_kept = UINT32_MAX};
     for (uint32_t g = 0; g < n && g < s->groups; g++) {
         const mirror_table *t = &s->tables[g];
@@ -91,15 +91,15 @@ pkv_mirror_extent pkv_mirror_extent_of(const pkv_mirror *m, uint32_t seq, uint32
 
 pkv_mirror_page pkv_mirror_page_at(const pkv_mirror *m, uint32_t cell)
 {
-    if (cell >= m->tier.n_cells) return (pkv_mirror_page){0};
+    if (cell >= m->tree.n_cells) return (pkv_mirror_page){0};
     pkv_mirror_page page = {0};
     uint32_t refs = 0;
-    for (uint32_t node = cell;; node = node_above(&m->tier, node)) {
+    for (uint32_t node = cell;; node = node_above(&m->tree, node)) {
         const page_state *p = &m->pool[node];
         refs += p->refs;
         page.parked |= p->parked > 0;
         if (p->refs > 0) page.group = p->group + group_inside(m, node, cell);
-        if (node >= tree_whole_at(&m->tier)) break;
+        if (node >= tree_whole_at(&m->tree)) break;
     }
     page.held = refs > 0;
     page.shared = refs > 1;

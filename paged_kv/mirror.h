@@ -45,7 +45,7 @@ typedef struct page_state {
 
 struct pkv_mirror {
     pkv_geometry geometry;
-    pkv_tree tier; // its numbers of cells and nodes alone
+    pkv_tree tree; // its numbers of cells and nodes alone
     uint32_t page_tokens, max_seqs;
     allocator alloc;
     mirror_seq *seqs; // [max_seqs]
@@ -65,8 +65,8 @@ static inline uint64_t mirror_key(const pkv_mirror *m, const mirror_seq *s, uint
 static inline void mirror_count_ref(pkv_mirror *m, uint32_t node, uint32_t sign)
 {
     m->pool[node].refs += sign;
-    while (node < tree_whole_at(&m->tier)) {
-        node = node_above(&m->tier, node);
+    while (node < tree_whole_at(&m->tree)) {
+        node = node_above(&m->tree, node);
         m->pool[node].below += sign;
     }
 }
@@ -75,16 +75,16 @@ static inline void mirror_clear_page(pkv_mirror *m, const mirror_seq *s, uint32_
                                      uint32_t index)
 {
     uint32_t page = mirror_list(s, table)[index];
-    mirror_count_ref(m, node_of(&m->tier, s->grain, page), (uint32_t)-1);
+    mirror_count_ref(m, node_of(&m->tree, s->grain, page), (uint32_t)-1);
     m->checksum -= checksum_page(mirror_key(m, s, table), index, page);
 }
 /* Notes that a parked sequence holds the page. */
 static inline void mirror_mark_parked(const pkv_mirror *m, const mirror_seq *s, uint32_t page)
 {
-    uint32_t node = node_of(&m->tier, s->grain, page);
+    uint32_t node = node_of(&m->tree, s->grain, page);
     m->pool[node].parked++;
-    while (node < tree_whole_at(&m->tier)) {
-        node = node_above(&m->tier, node);
+    while (node < tree_whole_at(&m->tree)) {
+        node = node_above(&m->tree, node);
         m->pool[node].parts_parked = 1;
     }
 }

@@ -41,25 +41,25 @@ static mirror_seq *open_seq(const pkv_mirror *m, uint32_t seq)
  * share of the table's head. */
 static bool is_page(const pkv_mirror *m, const mirror_seq *s, uint32_t table, uint32_t page)
 {
-    if (page == 0 || !tree_is_page(&m->tier, s->grain, page)) return false;
+    if (page == 0 || !tree_is_page(&m->tree, s->grain, page)) return false;
     return s->grain != PKV_HEAD ||
-           cell_share(&m->tier, page) == head_share(&m->tier, table % m->tier.n_heads);
+           cell_share(&m->tree, page) == head_share(&m->tree, table % m->tree.n_heads);
 }
 
 /* Whether no table holds the page, a part of it or a run around it. */
 static bool is_fresh(const pkv_mirror *m, const mirror_seq *s, uint32_t table, uint32_t page)
 {
     if (!is_page(m, s, table, page)) return false;
-    uint32_t node = node_of(&m->tier, s->grain, page);
+    uint32_t node = node_of(&m->tree, s->grain, page);
     if (m->pool[node].below > 0) return false;
-    while (m->pool[node].refs == 0 && node < tree_whole_at(&m->tier))
-        node = node_above(&m->tier, node);
+    while (m->pool[node].refs == 0 && node < tree_whole_at(&m->tree))
+        node = node_above(&m->tree, node);
     return m->pool[node].refs == 0;
 }
 
 status mirror_reserve(pkv_mirror *m, mirror_seq *s, uint32_t row)
 {
-    if (row >= m->tier.n_cells) row = m->tier.n_cells - 1;
+    if (row >= m->tree.n_cells) row = m->tree.n_cells - 1;
     uint32_t half_more = s->open ? s->row + s->row / 2 : 0;
     if (s->open && row <= s->row) return STATUS_IS_OK;
     if (row < half_more) row = half_more;
@@ -106,13 +106,13 @@ static void set_kept(pkv_mirror *m, mirror_seq *s, uint32_t table, uint32_t kept
 /* The KV group of a page's first cell. */
 static uint32_t first_group(const pkv_mirror *m, const mirror_seq *s, uint32_t table)
 {
-    return s->grain == PKV_LAYER ? table * m->tier.n_heads : table;
+    return s->grain == PKV_LAYER ? table * m->tree.n_heads : table;
 }
 
 static void put_page(pkv_mirror *m, mirror_seq *s, uint32_t table, uint32_t index, uint32_t page)
 {
     mirror_list(s, table)[index] = page;
-    uint32_t node = node_of(&m->tier, s->grain, page);
+    uint32_t node = node_of(&m->tree, s->grain, page);
     mirror_count_ref(m, node, 1);
     m->pool[node].group = first_group(m, s, table);
     m->checksum += checksum_page(mirror_key(m, s, table), index, page);
@@ -122,10 +122,10 @@ static void put_page(pkv_mirror *m, mirror_seq *s, uint32_t table, uint32_t inde
 static void clear_parts(pkv_mirror *m, uint32_t node)
 {
     page_state *at = &m->pool[node];
-    bool whole = node >= tree_whole_at(&m->tier);
-    for (uint32_t i = 0; at->parts_parked && i < (whole ? m->tier.n_layers : m->tier.n_heads);
+    bool whole = node >= tree_whole_at(&m->tree);
+    for (uint32_t i = 0; at->parts_parked && i < (whole ? m->tree.n_layers : m->tree.n_heads);
          i++) {
-        uint32_t part = node_part(&m->tier, node, i);
+        uint32_t part = node_part(&m->tree, node, i);
         m->pool[part].parked = 0;
         if (whole) clear_parts(m, part);
     }
@@ -136,11 +136,11 @@ static void clear_parts(pkv_mirror *m, uint32_t node)
 static void put_fresh(pkv_mirror *m, mirror_seq *s, uint32_t table, uint32_t index, uint32_t page)
 {
     put_page(m, s, table, index, page);
-    uint32_t node = node_of(&m->tier, s->grain, page);
-    if (node >= m->tier.n_cells) clear_parts(m, node);
-    for (;; node = node_above(&m->tier, node)) {
+    uint32_t node = node_of(&m->tree, s->grain, page);
+    if (node >= m->tree.n_cells) clear_parts(m, node);
+    for (;; node = node_above(&m->tree, node)) {
         m->pool[node].parked = 0;
-        if (node >= tree_whole_at(&m->tier)) return;
+        if (node >= tree_whole_at(&m->tree)) return;
     }
 }
 
@@ -166,7 +166,7 @@ static status apply_open(pkv_mirror *m, reader *r)
     if (f[0] >= m->max_seqs || m->seqs[f[0]].open)
         return corrupt("delta log: OPEN of an open sequence");
     if (!is_grain(m, f[1])) return corrupt("delta log: OPEN at no grain");
-    if (f[3] >= m->tier.n_whole || f[3] > UINT32_MAX / m->page_tokens)
+    if (f[3] >= m->tree.n_whole || f[3] > UINT32_MAX / m->page_tokens)
         return corrupt("delta log: OPEN holds too many pages");
     mirror_seq *s = &m->seqs[f[0]];
     RETURN_IF_ERROR(mirror_shape(m, s, (pkv_grain)f[1]));
@@ -239,7 +239,7 @@ static status apply_append(pkv_mirror *m, reader *r)
         if (t->n_pages + more > longest) longest = t->n_pages + more;
     }
     if (fresh != f[3]) return corrupt("delta log: APPEND with a wrong number of pages");
-    if (longest >= m->tier.n_cells) return corrupt("delta log: APPEND past the pool");
+    if (longest >= m->tree.n_cells) return corrupt("delta log: APPEND past the pool");
     RETURN_IF_ERROR(mirror_reserve(m, s, longest));
     for (uint32_t g = 0; g < tables; g++) {
         mirror_table *t = &s->tables[g];
@@ -396,7 +396,7 @@ static status check_returned(const pkv_mirror *m, const mirror_seq *s, const rea
     for (uint32_t g = 0; g < s->groups; g++) {
         if (at == r->end) return corrupt("delta log: RETURN is cut off");
         uint32_t kept = *at++, n = pages_for(m, kept);
-        if (n >= m->tier.n_cells || kept > UINT32_MAX - m->page_tokens)
+        if (n >= m->tree.n_cells || kept > UINT32_MAX - m->page_tokens)
             return corrupt("delta log: RETURN holds too many pages");
         if ((size_t)(r->end - at) < n) return corrupt("delta log: RETURN is cut off");
         for (uint32_t i = 0; i < n; i++) {
@@ -416,7 +416,7 @@ static status return_pages(pkv_mirror *m, mirror_seq *s, uint32_t table, uint32_
         uint32_t word = *r->next++, page = word & ~DELTA_FRESH;
         if (!can_return(m, s, table, word)) return corrupt("delta log: RETURN to one page twice");
         (word & DELTA_FRESH ? put_fresh : put_page)(m, s, table, t->n_pages, page);
-        page_state *was = &m->pool[node_of(&m->tier, s->grain, page)];
+        page_state *was = &m->pool[node_of(&m->tree, s->grain, page)];
         if (parked && was->parked > 0) was->parked--;
     }
     return STATUS_IS_OK;
@@ -455,7 +455,7 @@ static status apply_back(pkv_mirror *m, reader *r)
     uint64_t n_pages = (uint64_t)t->n_pages + f[4];
     if ((size_t)(r->end - r->next) < f[4]) return corrupt("delta log: BACK is cut off");
     if (f[4] == 0 || t->kept % m->page_tokens != 0 || pages_for(m, f[3]) != n_pages ||
-        n_pages >= m->tier.n_cells || f[3] > UINT32_MAX - m->page_tokens)
+        n_pages >= m->tree.n_cells || f[3] > UINT32_MAX - m->page_tokens)
         return corrupt("delta log: BACK with a wrong number of pages");
     for (uint32_t i = 0; i < f[4]; i++)
         if (!can_return(m, s, f[2], r->next[i])) return corrupt("delta log: BACK has no such page");

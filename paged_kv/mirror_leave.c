@@ -4,7 +4,7 @@
 /* The first table behind those of the layer of a table. */
 static uint32_t layer_end(const pkv_mirror *m, const mirror_seq *s, uint32_t table)
 {
-    return s->grain == PKV_HEAD ? (table / m->tier.n_heads + 1) * m->tier.n_heads : table + 1;
+    return s->grain == PKV_HEAD ? (table / m->tree.n_heads + 1) * m->tree.n_heads : table + 1;
 }
 
 /* Goes on to the first layer from `table` on that has pages. */

@@ -34,9 +34,9 @@ static void fill_pages(const pkv_mirror *m, const mirror_seq *s, uint32_t table,
                        uint32_t n)
 {
     mirror_splitting *x = s->splitting;
-    uint32_t from = table / (x->to.groups / s->groups), heads = m->tier.n_heads;
+    uint32_t from = table / (x->to.groups / s->groups), heads = m->tree.n_heads;
     uint32_t layer = x->to.grain == PKV_HEAD ? table / heads : table;
-    uint32_t offset = tree_inside(&m->tier, s->grain, x->to.grain, layer, table % heads);
+    uint32_t offset = tree_inside(&m->tree, s->grain, x->to.grain, layer, table % heads);
     uint32_t *pages = mirror_list(&x->to, table);
     uint64_t key = mirror_key(m, s, table);
     for (uint32_t i = first; i < first + n; i++) {
@@ -48,10 +48,10 @@ static void fill_pages(const pkv_mirror *m, const mirror_seq *s, uint32_t table,
 /* Counts a reference to each cell of a layer run, which are of the KV groups from `group` on. */
 static void count_cells(pkv_mirror *m, uint32_t layer, uint32_t group)
 {
-    uint32_t n = m->tier.n_heads;
+    uint32_t n = m->tree.n_heads;
     m->pool[layer].below += n;
     for (uint32_t h = 0; h < n; h++) {
-        page_state *cell = &m->pool[node_part(&m->tier, layer, h)];
+        page_state *cell = &m->pool[node_part(&m->tree, layer, h)];
         cell->refs++;
         cell->group = group + h;
     }
@@ -62,20 +62,20 @@ static void count_cells(pkv_mirror *m, uint32_t layer, uint32_t group)
 static void split_refs(pkv_mirror *m, const mirror_seq *s, uint32_t table, const uint32_t *pages,
                        uint32_t n)
 {
-    const pkv_tree *tier = &m->tier;
+    const pkv_tree *tree = &m->tree;
     pkv_grain grain = s->splitting->to.grain;
-    uint32_t n_layers = s->grain == PKV_ALL ? tier->n_layers : 1;
-    uint32_t parts = grain == PKV_HEAD ? n_layers * tier->n_heads : n_layers;
+    uint32_t n_layers = s->grain == PKV_ALL ? tree->n_layers : 1;
+    uint32_t parts = grain == PKV_HEAD ? n_layers * tree->n_heads : n_layers;
     for (uint32_t i = 0; i < n; i++) {
-        uint32_t run = node_of(tier, s->grain, pages[i]);
+        uint32_t run = node_of(tree, s->grain, pages[i]);
         mirror_count_ref(m, run, (uint32_t)-1);
-        m->pool[run < tree_whole_at(tier) ? node_above(tier, run) : run].below += parts;
+        m->pool[run < tree_whole_at(tree) ? node_above(tree, run) : run].below += parts;
     }
     for (uint32_t l = 0; l < n_layers; l++) {
         for (uint32_t i = 0; i < n; i++) {
-            uint32_t run = node_of(tier, s->grain, pages[i]);
-            uint32_t layer = s->grain == PKV_ALL ? node_part(tier, run, l) : run;
-            uint32_t group = (s->grain == PKV_ALL ? l : table) * tier->n_heads;
+            uint32_t run = node_of(tree, s->grain, pages[i]);
+            uint32_t layer = s->grain == PKV_ALL ? node_part(tree, run, l) : run;
+            uint32_t group = (s->grain == PKV_ALL ? l : table) * tree->n_heads;
             if (grain == PKV_HEAD) {
                 count_cells(m, layer, group);
             } else {

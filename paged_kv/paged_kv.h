@@ -1,7 +1,7 @@
 /* paged_kv: who holds which page of the KV cache.
  *
  * What     a pool of pages, page tables of each sequence as fine as it needs, a prefix cache of
- *          hashed blocks, a second tier of pages in host memory for preempted sequences, and a
+ *          hashed blocks, a host tier of pages in host memory for preempted sequences, and a
  *          delta log that keeps mirrors of the tables up to date. Page numbers only: the bytes
  *          behind them belong to a backend. No clock, no lock, no I/O.
  * Headers  geometry.h: groups, grains, shares and cells, which this header includes; beside it

@@ -70,7 +70,7 @@ static void move_rows(pkv *p, const pkv_seq *s, table_rows rows)
 static status begin_move(pkv *p, pkv_seq *s, uint32_t most)
 {
     if (!host_has_room(p, s)) return status_make(STATUS_NO_PAGES, NULL);
-    pkv_grain grain = tier_grain(p, &p->host, s->grain, s->held);
+    pkv_grain grain = tree_grain(p, &p->host, s->grain, s->held);
     if (grain > s->grain) RETURN_IF_ERROR(seq_split(p, &p->pool, s, grain, true));
     RETURN_IF_ERROR(moves_room(p, s, most));
     p->is_swapping = true;

@@ -230,10 +230,10 @@ static void ring_settle(pkv *p, uint32_t node)
 
 /* ---- pages: free <-> used <-> cached --------------------------------------------------------- */
 
-bool tier_has(const pkv_tree *tier, pkv_grain grain, uint32_t table, uint64_t n)
+bool tree_has(const pkv_tree *tree, pkv_grain grain, uint32_t table, uint64_t n)
 {
-    if (grain == PKV_HEAD) return n <= tree_available_in(tier, table_share(tier, table));
-    return n <= (grain == PKV_LAYER ? tier->unused_layers : tier->unused_wholes);
+    if (grain == PKV_HEAD) return n <= tree_available_in(tree, table_share(tree, table));
+    return n <= (grain == PKV_LAYER ? tree->unused_layers : tree->unused_wholes);
 }
 
 /* Whether a run of the grain, around the node or inside it, has no used cell; or, for a cell, if
@@ -288,16 +288,16 @@ static void settle(pkv *p, const uint32_t *nodes, uint32_t n)
     }
 }
 
-void tier_add_refs(pkv *p, pkv_tree *tier, const uint32_t *nodes, uint32_t n, uint32_t refs,
-                   uint32_t parked)
+void nodes_add_refs(pkv *p, pkv_tree *tree, const uint32_t *nodes, uint32_t n, uint32_t refs,
+                    uint32_t parked)
 {
-    tree_set_path(tier, nodes[0]);
-    if (tier != &p->pool) { /* the host tier has neither blocks nor parked sequences */
-        tree_add_refs(tier, nodes, n, refs, parked);
+    tree_set_path(tree, nodes[0]);
+    if (tree != &p->pool) { /* the host tier has neither blocks nor parked sequences */
+        tree_add_refs(tree, nodes, n, refs, parked);
         return;
     }
     watch_count(p, nodes, n, UINT32_MAX);
-    tree_add_refs(tier, nodes, n, refs, parked);
+    tree_add_refs(tree, nodes, n, refs, parked);
     if (refs != 0) settle(p, nodes, n);
     if (refs != 0) shared_note(p, nodes, n, refs == 1);
     watch_count(p, nodes, n, 1);
@@ -315,14 +315,14 @@ static void settle_parts(pkv *p, uint32_t run, pkv_grain grain)
     }
 }
 
-void tier_split(pkv *p, pkv_tree *tier, const uint32_t *runs, uint32_t n, pkv_grain grain,
-                bool parked)
+void nodes_split(pkv *p, pkv_tree *tree, const uint32_t *runs, uint32_t n, pkv_grain grain,
+                 bool parked)
 {
-    bool is_pool = tier == &p->pool;
+    bool is_pool = tree == &p->pool;
     for (uint32_t i = 0; is_pool && i < n; i++) watch_count(p, &runs[i], 1, UINT32_MAX);
     bool had_parts = false; /* some part was taken before, and may be of a block */
-    for (uint32_t i = 0; i < n; i++) had_parts |= run_at(tier, runs[i])->below[COVER_TAKEN] > 0;
-    tree_split_refs(tier, runs, n, grain, parked);
+    for (uint32_t i = 0; i < n; i++) had_parts |= run_at(tree, runs[i])->below[COVER_TAKEN] > 0;
+    tree_split_refs(tree, runs, n, grain, parked);
     if (!is_pool) return; /* the host tier has no blocks */
     for (uint32_t i = 0; i < n; i++) {
         if (had_parts) settle_parts(p, runs[i], grain);

@@ -178,7 +178,7 @@ void resident_take(pkv *p, const pkv_seq *s, const pkv_seq *from, table_rows row
         const uint32_t *pages = seq_pages(s, g);
         for (uint32_t i = rows.from, end = rows_end(from, rows, g); i < end; i++) {
             if (pages[i] == 0) continue;
-            tier_ref(p, &p->pool, node_of(&p->pool, from->grain, pages[i]));
+            node_ref(p, &p->pool, node_of(&p->pool, from->grain, pages[i]));
             p->counts.pages_retaken += cells_of(p, from);
         }
     }

@@ -49,13 +49,13 @@ static status begin_split(pkv *p, pkv_seq *s, pkv_grain grain)
 
 /* n pages of a table of the finer grain: those of the table that it is a part of, further on by the
  * offset of (layer, head). */
-static void fill_pages(const pkv *p, const pkv_tree *tier, const pkv_seq *s, uint32_t table,
+static void fill_pages(const pkv *p, const pkv_tree *tree, const pkv_seq *s, uint32_t table,
                        uint32_t first, uint32_t n)
 {
     const pkv_splitting *x = s->splitting;
     uint32_t from = table / (x->groups / s->groups);
     uint32_t layer = layer_of(p, x->grain, table), head = table % p->pool.n_heads;
-    uint32_t offset = tree_inside(tier, s->grain, x->grain, layer, head);
+    uint32_t offset = tree_inside(tree, s->grain, x->grain, layer, head);
     size_t at = (size_t)table * s->row + first;
     for (uint32_t i = 0; i < n; i++) x->pages[at + i] = seq_pages(s, from)[first + i] + offset;
     memcpy(x->bases + at, seq_bases(s, from) + first, n * sizeof *x->bases);
@@ -71,19 +71,19 @@ static uint64_t checksum_pages(uint64_t key, const uint32_t *pages, uint32_t fir
 enum { SPLIT_TOGETHER = 256 };
 
 /* The parts of n pages take over the references of their runs. */
-static void move_refs(pkv *p, pkv_tree *tier, const pkv_seq *s, const uint32_t *pages, uint32_t n,
+static void move_refs(pkv *p, pkv_tree *tree, const pkv_seq *s, const uint32_t *pages, uint32_t n,
                       bool parked)
 {
     uint32_t runs[SPLIT_TOGETHER], most = s->grain == PKV_ALL ? SPLIT_TOGETHER : 1;
     for (uint32_t i = 0, together; i < n; i += together) {
         for (together = 0; together < most && i + together < n; together++)
-            runs[together] = node_of(tier, s->grain, pages[i + together]);
-        tier_split(p, tier, runs, together, s->splitting->grain, parked);
+            runs[together] = node_of(tree, s->grain, pages[i + together]);
+        nodes_split(p, tree, runs, together, s->splitting->grain, parked);
     }
 }
 
 /* Splits at most this many pages more, and returns how many those were. */
-static uint32_t split_pages(pkv *p, pkv_tree *tier, pkv_seq *s, uint32_t most, bool parked)
+static uint32_t split_pages(pkv *p, pkv_tree *tree, pkv_seq *s, uint32_t most, bool parked)
 {
     pkv_splitting *x = s->splitting;
     uint32_t parts = x->groups / s->groups, n_split = 0;
@@ -91,8 +91,8 @@ static uint32_t split_pages(pkv *p, pkv_tree *tier, pkv_seq *s, uint32_t most, b
         uint32_t left = s->tables[x->table].n_pages - x->page, n = most - n_split;
         if (n > left) n = left;
         for (uint32_t g = x->table * parts; g < (x->table + 1) * parts; g++)
-            fill_pages(p, tier, s, g, x->page, n);
-        move_refs(p, tier, s, seq_pages(s, x->table) + x->page, n, parked);
+            fill_pages(p, tree, s, g, x->page, n);
+        move_refs(p, tree, s, seq_pages(s, x->table) + x->page, n, parked);
         x->page += n;
         n_split += n;
         if (n < left) break;
@@ -128,19 +128,19 @@ static void end_split(pkv *p, pkv_seq *s)
     free_lists(p, &old);
 }
 
-status seq_split(pkv *p, pkv_tree *tier, pkv_seq *s, pkv_grain grain, bool parked)
+status seq_split(pkv *p, pkv_tree *tree, pkv_seq *s, pkv_grain grain, bool parked)
 {
     RETURN_IF_ERROR(begin_split(p, s, grain));
-    (void)split_pages(p, tier, s, UINT32_MAX, parked);
+    (void)split_pages(p, tree, s, UINT32_MAX, parked);
     end_split(p, s);
     return STATUS_IS_OK;
 }
 
-pkv_grain tier_grain(const pkv *p, const pkv_tree *tier, pkv_grain grain, uint64_t cells)
+pkv_grain tree_grain(const pkv *p, const pkv_tree *tree, pkv_grain grain, uint64_t cells)
 {
     for (; grain != PKV_HEAD; grain++) {
-        uint32_t in_run = cells_in(tier, grain);
-        if (tier_has(tier, grain, 0, (cells + in_run - 1) / in_run)) break;
+        uint32_t in_run = cells_in(tree, grain);
+        if (tree_has(tree, grain, 0, (cells + in_run - 1) / in_run)) break;
     }
     return pkv_grain_fit(&p->geometry, grain);
 }
@@ -212,7 +212,7 @@ status pkv_seq_split(pkv *p, uint32_t id, pkv_grain grain, uint32_t fresh)
 {
     pkv_seq *s = seq_opened(p, id);
     seq_finish_split(p, id);
-    grain = tier_grain(p, &p->pool, pkv_grain_fit(&p->geometry, grain), fresh);
+    grain = tree_grain(p, &p->pool, pkv_grain_fit(&p->geometry, grain), fresh);
     if (grain <= s->grain) return STATUS_IS_OK;
     RETURN_IF_ERROR(begin_open_split(p, s, grain));
     seq_finish_split(p, id);

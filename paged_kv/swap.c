@@ -96,7 +96,7 @@ pkv_swap_cost pkv_swap_in_most(const pkv *p, uint32_t swap)
 static void take_back(pkv *p, void *ctx, uint32_t table, uint32_t index, uint32_t node)
 {
     pkv_seq *s = ctx;
-    tier_ref(p, &p->pool, node);
+    node_ref(p, &p->pool, node);
     p->counts.pages_retaken += cells_of(p, s);
     seq_pages(s, table)[index] = page_of(&p->pool, node);
 }
@@ -148,7 +148,7 @@ static status swap_in_whole(pkv *p, uint32_t swap, uint32_t id, const uint32_t *
     if (taken_by(&cost) > pkv_available(p)) return status_make(STATUS_NO_PAGES, NULL);
     /* Cached pages that are taken back are no longer free runs either. */
     pkv_grain grain =
-        tier_grain(p, &p->pool, from->grain, (uint64_t)cost.fresh + cost.cached_pages);
+        tree_grain(p, &p->pool, from->grain, (uint64_t)cost.fresh + cost.cached_pages);
     if (grain > from->grain) {
         RETURN_IF_ERROR(seq_split(p, &p->host, from, grain, false));
         p->watch.has_cost = false;

@@ -1,7 +1,8 @@
 /* The tree of runs (private to paged_kv): which cells are free, and where a free run is.
  *
- * A cell is a page of one KV group of the finest grain. The cells of a tier are cut into *runs*:
- * a whole run has a cell for each of these groups, a layer run those of one layer group.
+ * A cell is a page of one KV group of the finest grain. The cells of the pool, and those of the
+ * host tier, are cut into *runs*: a whole run has a cell for each of these groups, a layer run
+ * those of one layer group.
  *
  * Shares. The head groups are cut into n_shares equal parts, because a rank of tensor parallelism
  * stores those of its own heads alone: the cells of a head come from its share, and a share's cells
