@@ -88,7 +88,7 @@ static bool take_token(engine *e, engine_stream *s, uint32_t choice, const step_
 static bool share_selects(const engine *e, const step_plan *plan, uint32_t share)
 {
     const measure_spec *m = &plan->seqs[share].measure;
-    return m->kind != MEASURE_NONE && !m->silent && !sched_measured_to_look(e->sched, share);
+    return m->kind != MEASURE_NONE && !m->silent && !sched_measured_for_map(e->sched, share);
 }
 
 void loop_take_first(engine *e, engine_stream *s, const step_sample *sample)

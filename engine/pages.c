@@ -187,7 +187,7 @@ static void draw_map(engine *e, engine_stream *s)
     sched_sight sight;
     if (!e->map) e->map = malloc(sizeof *e->map);
     bool known = s->id != 0 && slots_find(e, s->id) == s;
-    if (known && e->map && sched_look(e->sched, s->id, &sight, e->map)) {
+    if (known && e->map && sched_draw_map(e->sched, s->id, &sight, e->map)) {
         put_sight(e, &sight, &json);
         sched_watch(e->sched, s->id);
     } else if (e->map) {

@@ -73,7 +73,7 @@ status sched_describe(const sched *s, uint64_t request, uint32_t choice, sched_c
     return out->lacks_kept ? status_make(STATUS_NO_MEMORY, NULL) : STATUS_IS_OK;
 }
 
-bool sched_look(const sched *s, uint64_t request, sched_sight *out, pkv_map *map)
+bool sched_draw_map(const sched *s, uint64_t request, sched_sight *out, pkv_map *map)
 {
     const sched_entry *e = sched_entry_find(s, request);
     if (!e || e->live == 0) return false;

@@ -187,7 +187,7 @@ typedef struct sched_idle {
     sched_idle_heap heaps[SCHED_PLACES];
 } sched_idle;
 
-/* Whether a share is measured for people who look at its request (watch.c). */
+/* Whether a share is measured for people who watch its request (watch.c). */
 typedef enum watch_kind {
     WATCH_NONE,
     WATCH_SAME,  // its policy measures it too
@@ -568,7 +568,7 @@ void sched_apply_loads(sched *s);
 void sched_loads_destroy(sched *s);
 const char *sched_load_check(const sched *s);
 
-/* ---- watch.c: rows that are measured for people who look at their sequence ---- */
+/* ---- watch.c: rows that are measured for people who watch their sequence ---- */
 /* The first choice that has not ended; before the choices are forked, choice 0. The request is
  * live. */
 const sched_seq *sched_seen_choice(const sched_entry *e);

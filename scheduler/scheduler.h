@@ -336,7 +336,7 @@ bool sched_prompt_progress(const sched *s, uint64_t request, uint32_t *computed,
 /* STATUS_NO_MEMORY: only kept_json is missing. STATUS_NOT_FOUND: *out is untouched. */
 status sched_describe(const sched *s, uint64_t request, uint32_t choice, sched_choice_info *out);
 
-/* A request as it is now, for people to look at: its first choice that has not ended. */
+/* A request as it is now, for people to see: its first choice that has not ended. */
 typedef struct sched_sight {
     uint32_t choice, n_choices; // before the choices are forked, choice 0 stands for all
     bool running;               // its tables are on the device, and `map` shows them
@@ -357,8 +357,8 @@ typedef struct sched_sight {
 
 /* False when the request is unknown or has ended. *map is untouched unless it runs. The sight is
  * valid until the next sched_step. */
-bool sched_look(const sched *s, uint64_t request, sched_sight *out, pkv_map *map);
-/* Somebody looks at the request, if it is known and runs: one of its next rows that draw a token
+bool sched_draw_map(const sched *s, uint64_t request, sched_sight *out, pkv_map *map);
+/* Somebody watches the request, if it is known and runs: one of its next rows that draw a token
  * has its attention mass measured, for later sights. That changes nothing that is computed, and
  * takes at most about one part in SCHED_WATCH_SHARE of this thread's time, however many are
  * watched. */
@@ -366,7 +366,7 @@ enum { SCHED_WATCH_SHARE = 100 };
 void sched_watch(sched *s, uint64_t request);
 /* Whether this share of the oldest step in flight is measured for a map of pages alone, and no
  * selection reads its measures. The step's result is not yet an event. */
-bool sched_measured_to_look(const sched *s, uint32_t share);
+bool sched_measured_for_map(const sched *s, uint32_t share);
 
 /* Everything that a scheduler counts from its creation on. One row is X(field, metric, help). This
  * list makes the fields of sched_stats, the sums of sched_add_counters and the rows of the

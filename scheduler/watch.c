@@ -1,4 +1,4 @@
-/* Rows that are measured because people look at their sequence (sched_watch): where the attention
+/* Rows that are measured because people watch their sequence (sched_watch): where the attention
  * of a row that draws a token goes. The measure is beside what the row computes, so it changes no
  * token, and no selection of retention reads it.
  *
@@ -22,7 +22,7 @@ void sched_watch(sched *s, uint64_t request)
     sched_entry *e = sched_entry_find(s, request);
     if (!e || e->live == 0 || e->watched || sched_seen_choice(e)->state != SEQ_RUNNING) return;
     if (!e->masses) e->masses = alloc_zeroed(&s->alloc, 1, sizeof *e->masses);
-    if (!e->masses) return; /* who looks sees no masses */
+    if (!e->masses) return; /* memory is out, so nobody sees masses */
     e->watched = ++s->n_watches;
     s->n_watched++;
 }
@@ -104,7 +104,7 @@ void sched_watch_plan(sched *s, sched_work *w)
     w->watch = policy.kind == MEASURE_NONE ? WATCH_ALONE : WATCH_SAME;
 }
 
-bool sched_measured_to_look(const sched *s, uint32_t share)
+bool sched_measured_for_map(const sched *s, uint32_t share)
 {
     assert(s->n_in_flight > 0);
     const sched_work *w = &s->works[s->first];

@@ -482,7 +482,7 @@ static void look(world *w)
     uint32_t n = w->n_arrived < NEWEST ? w->n_arrived : NEWEST;
     uint64_t id = w->n_arrived - rng_below(&w->looks, n + 1); /* perhaps one that is to come */
     if (w->options.pressure || rng_below(&w->looks, 3)) return;
-    if (!sched_look(w->s, id, &sight, &map)) return;
+    if (!sched_draw_map(w->s, id, &sight, &map)) return;
     uint32_t known = sight.prompt_tokens + sight.output_tokens;
     if (sight.attention && sight.n_choices == 1 && sight.attention_at >= known)
         FAIL(w, "a token attended that does not exist");

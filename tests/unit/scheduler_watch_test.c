@@ -13,7 +13,7 @@ static pkv_map map;
 static sched_sight look(fixture *f, uint64_t id)
 {
     sched_sight sight;
-    assert_true(sched_look(f->s, id, &sight, &map));
+    assert_true(sched_draw_map(f->s, id, &sight, &map));
     return sight;
 }
 
@@ -171,8 +171,8 @@ static void watching_changes_no_table(void **state)
             }
             for (uint64_t id = 1; id <= 3; id++) {
                 sched_sight x, y;
-                if (!sched_look(a->s, id, &x, &map)) continue;
-                assert_true(sched_look(b->s, id, &y, &map));
+                if (!sched_draw_map(a->s, id, &x, &map)) continue;
+                assert_true(sched_draw_map(b->s, id, &y, &map));
                 assert_true(x.kept_tokens == y.kept_tokens && x.pages_dropped == y.pages_dropped);
                 assert_null(x.attention);
                 n_seen += y.attention && attended(y.attention) > 0;
