@@ -12,7 +12,7 @@ static status open_tables(sched *s, sched_seq *q, const sched_beginning *b, uint
         RETURN_IF_ERROR(
             pkv_swap_in_some(s->kv, q->swap, slot, q->tokens, expect, sched_portion(s)));
         sched_has_opened(s, q, slot);
-        sched_hold(s, q->computed, q->kept);
+        sched_add_kept(s, q->computed, q->kept);
         s->stats.swaps_in++;
         sched_left_tier(s, q);
         return STATUS_IS_OK;
@@ -34,7 +34,7 @@ static status open_tables(sched *s, sched_seq *q, const sched_beginning *b, uint
     q->computed = hit_tokens;
     if (e->n_layers) pkv_seq_fill_layers(s->kv, slot, e->n_layers);
     q->kept = hit_tokens * sched_token_kept(s, q);
-    sched_hold(s, hit_tokens, q->kept);
+    sched_add_kept(s, hit_tokens, q->kept);
     if (e->hidden) pkv_seq_hide(s->kv, slot);
     return STATUS_IS_OK;
 }

@@ -48,10 +48,10 @@ static void note_moved(sched *s, uint32_t swap)
     s->moving_seq = NULL;
     if (session) {
         sched_idle_to_tier(s, session, swap);
-        sched_unhold(s, session->n_tokens, session->kept);
+        sched_remove_kept(s, session->n_tokens, session->kept);
         s->stats.swapped_tokens += session->n_tokens;
     } else if (q) {
-        sched_unhold(s, q->computed, q->kept);
+        sched_remove_kept(s, q->computed, q->kept);
         s->stats.swapped_tokens += q->computed;
         q->parked = 0;
         q->swap = swap;

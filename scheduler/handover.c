@@ -153,7 +153,7 @@ void sched_take_export(sched *s, const sched_export *export)
     while (&x->export != export) x = x->later;
     assert(x->state == HANDING_OUT);
     if (x->parked) {
-        sched_unhold(s, pkv_parked_length(s->kv, x->parked), x->kept);
+        sched_remove_kept(s, pkv_parked_length(s->kv, x->parked), x->kept);
         sched_discard(s, x->parked);
     }
     free_handing(s, x);
@@ -215,7 +215,7 @@ void sched_handed_end(sched *s, sched_seq *q, uint32_t parked, bool good)
     }
     q->parked = parked;
     q->kept = pkv_parked_kept(s->kv, parked);
-    sched_hold(s, e->n_prompt, q->kept);
+    sched_add_kept(s, e->n_prompt, q->kept);
     q->computed = q->furthest = q->selected = e->n_prompt;
     q->pages_dropped = a->pages_dropped;
     q->budget_raised = a->budget_raised;

@@ -2,7 +2,7 @@
  * and what attention still reads of those (held_kept). The sums change with the tables, so that
  * reading them costs the same whatever runs and waits. They are whole numbers, so they cannot
  * drift. Every change of a table that a sequence has in the pool goes through this file, or through
- * a call of sched_hold or sched_unhold beside it. */
+ * a call of sched_add_kept or sched_remove_kept beside it. */
 #include "scheduler/sched_internal.h"
 
 uint64_t sched_token_kept(const sched *s, const sched_seq *q)
@@ -16,13 +16,13 @@ double sched_kept_tokens(const sched *s, const sched_seq *q)
     return (double)q->kept / (double)sched_token_kept(s, q);
 }
 
-void sched_hold(sched *s, uint32_t n_tokens, uint64_t kept)
+void sched_add_kept(sched *s, uint32_t n_tokens, uint64_t kept)
 {
     s->stats.logical_tokens += n_tokens;
     s->held_kept += kept;
 }
 
-void sched_unhold(sched *s, uint32_t n_tokens, uint64_t kept)
+void sched_remove_kept(sched *s, uint32_t n_tokens, uint64_t kept)
 {
     s->stats.logical_tokens -= n_tokens;
     s->held_kept -= kept;
@@ -33,7 +33,7 @@ status sched_append(sched *s, sched_seq *q, uint32_t n)
     RETURN_IF_ERROR(pkv_seq_append(s->kv, q->slot, n));
     uint64_t kept = n * sched_token_kept(s, q);
     q->kept += kept;
-    sched_hold(s, n, kept);
+    sched_add_kept(s, n, kept);
     return STATUS_IS_OK;
 }
 
@@ -42,7 +42,7 @@ status sched_cut(sched *s, sched_seq *q, uint32_t n)
     RETURN_IF_ERROR(pkv_seq_cut(s->kv, q->slot, n));
     uint64_t kept = n * sched_token_kept(s, q);
     q->kept -= kept;
-    sched_unhold(s, n, kept);
+    sched_remove_kept(s, n, kept);
     return STATUS_IS_OK;
 }
 
@@ -55,7 +55,7 @@ void sched_recount(sched *s, sched_seq *q)
 
 void sched_close_tables(sched *s, sched_seq *q)
 {
-    sched_unhold(s, pkv_seq_length(s->kv, q->slot), q->kept);
+    sched_remove_kept(s, pkv_seq_length(s->kv, q->slot), q->kept);
     q->kept = 0;
     pkv_seq_close(s->kv, q->slot);
 }

@@ -39,7 +39,7 @@ void sched_hit_go_on(sched *s, sched_seq *q)
     q->hit_owed -= taken < q->hit_owed ? taken : q->hit_owed;
     uint64_t kept = n * sched_token_kept(s, q);
     q->kept += kept;
-    sched_hold(s, n, kept);
+    sched_add_kept(s, n, kept);
     q->computed += n;
     if (q->furthest < q->computed) q->furthest = q->computed;
     if (e->first_planned_us < 0 && !e->was_handed) e->cached_tokens += n;

@@ -42,7 +42,7 @@ static void note_closed(sched *s, sched_seq *q, pkv_way way, uint32_t number, ui
         q->parked = number;
         return;
     }
-    sched_unhold(s, n_tokens, q->kept);
+    sched_remove_kept(s, n_tokens, q->kept);
     if (way == PKV_GIVE_UP) {
         q->kept = 0;
         return;

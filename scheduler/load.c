@@ -15,7 +15,7 @@ struct sched_loading {
     sched_load load; // what the caller sees
     load_state state;
     sched_seq *seq;    // that waits for it; NULL once it is over
-    sched_seq *holder; // while the caller has the load: its sequence, even one that is over
+    sched_seq *target; // while the caller has the load: its sequence, even one that is over
     uint32_t to;       // tokens of the sequence that may be loaded, those behind this load too
     uint32_t n_good;
     uint32_t parked;   // of a prompt that is taken over: the sequence that is filled
@@ -137,7 +137,7 @@ void sched_load_drop(sched *s, sched_seq *q)
 bool sched_load_fills(const sched *s, const sched_seq *q)
 {
     for (const sched_loading *l = s->first_load; l; l = l->later)
-        if (!l->parked && (l->seq == q || (l->state == LOAD_OUT && l->holder == q))) return true;
+        if (!l->parked && (l->seq == q || (l->state == LOAD_OUT && l->target == q))) return true;
     return false;
 }
 
@@ -147,9 +147,9 @@ const sched_load *sched_next_load(sched *s)
     while (l && l->state != LOAD_NEW) l = l->later;
     if (!l) return NULL;
     l->state = LOAD_OUT;
-    l->holder = l->seq;
-    l->holder->listed++;
-    l->holder->entry->listed++;
+    l->target = l->seq;
+    l->target->listed++;
+    l->target->entry->listed++;
     return &l->load;
 }
 
@@ -197,8 +197,8 @@ void sched_take_load(sched *s, const sched_load *load, uint32_t n_loaded)
     sched_loading *l = s->first_load;
     while (&l->load != load) l = l->later;
     assert(l->state == LOAD_OUT && n_loaded <= load->n_blocks);
-    l->holder->listed--;
-    l->holder->entry->listed--;
+    l->target->listed--;
+    l->target->entry->listed--;
     s->has_ended |= s->ended_listed;
     s->ended_listed = false;
     l->state = LOAD_BACK;

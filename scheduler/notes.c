@@ -63,7 +63,7 @@ void sched_note_end(sched *s, sched_entry *e)
 static void end_notes(sched *s)
 {
     for (sched_entry *e = s->ended; e; e = e->next_ended)
-        if (e->live == 0 && e->held == 0 && e->listed == 0) sched_note_end(s, e);
+        if (e->live == 0 && e->n_running == 0 && e->listed == 0) sched_note_end(s, e);
 }
 
 void sched_notes_tell(sched *s, sched_work *w)

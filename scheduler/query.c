@@ -214,17 +214,17 @@ static const char *check_requests(const sched *s)
         if (!e) continue;
         n_mapped++;
         if (sched_entry_find(s, e->id) != e) return "a request cannot be found by its id";
-        uint32_t live = 0, held = 0, listed = 0;
+        uint32_t live = 0, n_running = 0, listed = 0;
         for (uint32_t j = 0; j < e->n; j++) {
             live += !e->seqs[j].ended;
-            held += e->seqs[j].state == SEQ_RUNNING;
+            n_running += e->seqs[j].state == SEQ_RUNNING;
             n_waiting += e->seqs[j].state == SEQ_WAITING;
             listed += e->seqs[j].listed;
             bool expected = e->forked ? !e->seqs[j].ended : j == 0 && e->live > 0;
             if (expected && e->seqs[j].state != SEQ_RUNNING && e->seqs[j].state != SEQ_WAITING)
                 return "a live choice is in no list";
         }
-        if (live != e->live || held != e->held || listed != e->listed)
+        if (live != e->live || n_running != e->n_running || listed != e->listed)
             return "a request miscounts its choices";
         if (live == 0) continue;
         n_live++;

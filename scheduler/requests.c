@@ -290,7 +290,7 @@ void sched_entries_forget(sched *s)
     while (*link) {
         sched_entry *e = *link;
         map_remove(s, e);
-        if (e->held > 0 || e->listed > 0) { /* it is still in a step in flight */
+        if (e->n_running > 0 || e->listed > 0) { /* it is still in a step in flight */
             link = &e->next_ended;
             continue;
         }
@@ -351,7 +351,7 @@ void sched_seq_start(sched *s, sched_seq *q)
     q->state = SEQ_RUNNING;
     q->needs_open = true;
     q->counts_from = 0;
-    q->entry->held++;
+    q->entry->n_running++;
     sched_note_take(s, q->entry);
     sched_list_insert(&s->running, q);
 }
@@ -361,7 +361,7 @@ void sched_seq_stop(sched *s, sched_seq *q, seq_state state)
     assert(!q->arriving && q->hit_to == 0);
     if (pkv_seq_is_open(s->kv, q->slot)) sched_close_tables(s, q);
     s->free_slots[s->n_free_slots++] = q->slot;
-    q->entry->held--;
+    q->entry->n_running--;
     q->needs_open = false;
     sched_list_remove(&s->running, q);
     q->state = state;
@@ -397,7 +397,7 @@ static void give_up_pages(sched *s, sched_seq *q)
     }
     if (q->parked) {
         sched_discard(s, q->parked);
-        sched_unhold(s, q->computed, q->kept);
+        sched_remove_kept(s, q->computed, q->kept);
     }
     q->parked = 0;
     q->kept = 0;
@@ -422,10 +422,10 @@ static void end_choice(sched *s, sched_seq *q, bool finished)
     /* A session has what is kept. Without one, a choice that ends before its selection, which is
      * long, has no use for it, and reports that it kept everything. */
     if (finished && (e->claims || e->hands_over)) sched_select_settle(s, e->forked ? q : e->seqs);
-    sched_seq *holder = e->forked ? q : e->seqs; /* has list place and pages for q */
-    finished = finished && !holder->selecting && !holder->loading;
+    sched_seq *runner = e->forked ? q : e->seqs; /* has list place and pages for q */
+    finished = finished && !runner->selecting && !runner->loading;
     bool is_last = e->forked || e->live == 1;
-    bool whole = !is_last || sched_forget_ahead(s, holder);
+    bool whole = !is_last || sched_forget_ahead(s, runner);
     sched_describe_seq(s, q, &q->final);
     q->final.arriving = false;
     if (finished && e->claims && whole) leave_session(s, q);
@@ -433,14 +433,14 @@ static void end_choice(sched *s, sched_seq *q, bool finished)
     sched_describe_session(e, &q->final);
     q->ended = true;
     e->live--;
-    if (seq_is_over(holder)) sched_select_drop(s, holder);
-    if (seq_is_over(holder)) sched_load_drop(s, holder);
-    if (seq_is_over(holder) && holder->state == SEQ_WAITING) {
-        give_up_pages(s, holder);
-        sched_list_remove(&s->waiting, holder);
-        holder->state = SEQ_GONE;
+    if (seq_is_over(runner)) sched_select_drop(s, runner);
+    if (seq_is_over(runner)) sched_load_drop(s, runner);
+    if (seq_is_over(runner) && runner->state == SEQ_WAITING) {
+        give_up_pages(s, runner);
+        sched_list_remove(&s->waiting, runner);
+        runner->state = SEQ_GONE;
     }
-    s->has_ended |= seq_is_over(holder) && holder->state == SEQ_RUNNING;
+    s->has_ended |= seq_is_over(runner) && runner->state == SEQ_RUNNING;
     if (e->live > 0) return;
     if (!q->stores) sched_session_unclaim(s, e);
     unlink_arrival(s, e);

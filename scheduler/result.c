@@ -66,10 +66,10 @@ static bool park_child(sched *s, const sched_seq *parent, sched_seq *child)
 }
 
 /* The child has got the tables that its parent has. */
-static void hold_copy(sched *s, const sched_seq *parent, sched_seq *child)
+static void add_copy(sched *s, const sched_seq *parent, sched_seq *child)
 {
     child->kept = parent->kept;
-    sched_hold(s, pkv_seq_length(s->kv, parent->slot), child->kept);
+    sched_add_kept(s, pkv_seq_length(s->kv, parent->slot), child->kept);
 }
 
 static void fork_child(sched *s, const sched_seq *parent, sched_seq *child, bool invalid)
@@ -77,13 +77,13 @@ static void fork_child(sched *s, const sched_seq *parent, sched_seq *child, bool
     bool has_slot = s->n_free_slots > 0;
     if (!invalid && has_slot &&
         status_ok(fork_tables(s, parent, child, s->free_slots[s->n_free_slots - 1]))) {
-        hold_copy(s, parent, child);
+        add_copy(s, parent, child);
         sched_seq_start(s, child);
         return;
     }
     /* Without memory or pages the child is replayed. */
     if (invalid || has_slot || !park_child(s, parent, child)) child->computed = 0;
-    else hold_copy(s, parent, child);
+    else add_copy(s, parent, child);
     child->state = SEQ_WAITING;
     sched_list_insert(&s->waiting, child);
 }

@@ -100,7 +100,7 @@ struct sched_entry {
     uint32_t n_positions; // what a sequence of it takes at most: the room of its tables
     uint32_t cut;         // tokens of the client's prompt that its method cut: not in n_prompt
     uint32_t live;        // choices that have not ended yet
-    uint32_t held;        // its running sequences
+    uint32_t n_running;   // its sequences with a slot
     uint32_t listed;      // sum of `listed` over its sequences
     bool forked;
     bool want_logits, has_penalties; // want_logits is also set for scores
@@ -423,9 +423,9 @@ void sched_reap_session(sched *s, const uint64_t key[2]);
 uint64_t sched_token_kept(const sched *s, const sched_seq *q);
 double sched_kept_tokens(const sched *s, const sched_seq *q);
 /* The sequence has got tables of n tokens that keep q->kept. */
-void sched_hold(sched *s, uint32_t n_tokens, uint64_t kept);
+void sched_add_kept(sched *s, uint32_t n_tokens, uint64_t kept);
 /* Tables of n tokens leave the pool. */
-void sched_unhold(sched *s, uint32_t n_tokens, uint64_t kept);
+void sched_remove_kept(sched *s, uint32_t n_tokens, uint64_t kept);
 /* pkv_seq_append and pkv_seq_cut. */
 status sched_append(sched *s, sched_seq *q, uint32_t n);
 status sched_cut(sched *s, sched_seq *q, uint32_t n);

@@ -24,7 +24,7 @@ typedef enum selection_state { SELECTION_NEW, SELECTION_OUT, SELECTION_APPLIED }
 
 struct sched_selection {
     sched_seq *seq;    // NULL once it was dropped
-    sched_seq *holder; // while it is out: the same, dropped or not
+    sched_seq *target; // while it is out: the same, dropped or not
     uint64_t request;
     selection_state state;
     sched_selection *earlier, *later; // among all
@@ -343,7 +343,7 @@ sched_selection *sched_next_selection(sched *s)
     for (; x && x->state == SELECTION_NEW; x = x->earlier) first = x;
     if (!first) return NULL;
     first->state = SELECTION_OUT;
-    first->holder = first->seq;
+    first->target = first->seq;
     first->seq->listed++;
     first->seq->entry->listed++;
     s->stats.selections_handed_out++;
@@ -359,7 +359,7 @@ void sched_cancel_selections(sched *s)
 void sched_take_selection(sched *s, sched_selection *x)
 {
     assert(x->state == SELECTION_OUT);
-    sched_seq *q = x->holder;
+    sched_seq *q = x->target;
     q->listed--;
     q->entry->listed--;
     s->has_ended |= s->ended_listed;

@@ -165,7 +165,7 @@ static void drop_session(sched *s, sched_session *session)
     }
     if (session->parked) {
         sched_discard(s, session->parked);
-        sched_unhold(s, session->n_tokens, session->kept);
+        sched_remove_kept(s, session->n_tokens, session->kept);
     }
     sched_idle_remove(s, session);
     session_free(s, session);
@@ -344,7 +344,7 @@ bool sched_parked_give_way(sched *s, const sched_seq *but)
         if (q == but || !can_free(s, q->parked)) continue;
         if (status_ok(sched_move_seq(s, q))) return true;
         sched_discard(s, q->parked);
-        sched_unhold(s, q->computed, q->kept);
+        sched_remove_kept(s, q->computed, q->kept);
         q->parked = 0;
         q->computed = 0;
         q->kept = 0;
