@@ -12,8 +12,12 @@
 
 enum {
     TILE_ROWS = 6,
-    RUN = 32, /* columns of a run: 8 products of 15 * 127 * 2 stay below 2^15 */
+    RUN = 32, /* columns of a run that begins with 0: 8 products of 15 * 127 * 2 stay below 2^15 */
+    LONG_RUN = 64, /* of one that begins with x's part: it ends within 32 * 8 * 127 */
 };
+
+/* Columns whose products are summed in 16 bits before they are added up in 32. */
+INLINE size_t run_of(const size_t group) { return group <= LONG_RUN ? group : RUN; }
 
 INLINE __m256i quad_of(const int8_t *x)
 {
@@ -110,8 +114,8 @@ INLINE void add_group_8(const int rows, const uint8_t *scales, const uint8_t *w,
 INLINE void run_4(const int rows, const uint8_t *w, const int8_t *x, size_t group, __m256i *pairs)
 {
     const __m256i low = _mm256_set1_epi8(15);
-#pragma GCC unroll 4
-    for (size_t i = 0; i < RUN; i += 8, w += 64) {
+#pragma GCC unroll 8
+    for (size_t i = 0; i < run_of(group); i += 8, w += 64) {
 #pragma GCC unroll 2
         for (size_t odd = 0; odd < 2; odd++) {
             __m256i v[2];
@@ -136,10 +140,10 @@ INLINE void run_4(const int rows, const uint8_t *w, const int8_t *x, size_t grou
 
 /* The start of the sums of a 4-bit group, as its x has it: -8 times the sum of x, because w + 8
  * is multiplied. A group of one run begins in 16 bits, with a number for the first two columns of
- * each quad and one for the others: sums there may wrap on the way, but end within 16 * 8 * 127. */
+ * each quad and one for the others: sums there may wrap on the way, but end within 32 * 8 * 127. */
 INLINE int32_t start_of(const unsigned group, int16_t first, int16_t second)
 {
-    if (group > RUN) return -8 * (first + second);
+    if (group > LONG_RUN) return -8 * (first + second);
     const int16_t starts[] = {(int16_t)(-8 * first), (int16_t)(-8 * second)};
     int32_t start;
     memcpy(&start, starts, sizeof start);
@@ -169,8 +173,10 @@ INLINE void group_4(const int rows, const uint8_t *w, const int8_t *x, size_t gr
                     const int32_t *starts, __m256i *sums)
 {
     const __m256i ones = _mm256_set1_epi16(1);
-    const bool one_run = group == RUN;
+    const bool one_run = group == run_of(group);
     size_t at = 0;
+#pragma GCC unroll 12
+    for (int i = 0; i < 2 * rows; i++) sums[i] = _mm256_set1_epi32(starts[i / 2]);
     do {
         __m256i pairs[2 * TILE_ROWS];
 #pragma GCC unroll 12
@@ -181,28 +187,25 @@ INLINE void group_4(const int rows, const uint8_t *w, const int8_t *x, size_t gr
 #pragma GCC unroll 12
         for (int i = 0; i < 2 * rows; i++) {
             __m256i sum = _mm256_madd_epi16(pairs[i], ones);
-            /* Read here, because before the run they would take its registers. */
-            __m256i before = at == 0 ? _mm256_set1_epi32(starts[i / 2]) : sums[i];
-            sums[i] = one_run ? sum : _mm256_add_epi32(before, sum);
+            sums[i] = one_run ? sum : _mm256_add_epi32(sums[i], sum);
         }
-        at += RUN;
+        at += run_of(group);
     } while (at < group);
 }
 
-/* group_4 for one row. */
+/* group_4 for one row, in short runs. Where x's part is in 16 bits, the first run ends within
+ * 16 * 8 * 127 of its own products and as much of x's part for the second. */
 INLINE void group_4_row(const uint8_t *w, const int8_t *x, size_t group, const int32_t *starts,
                         __m256i *sums)
 {
-    const __m256i start = _mm256_set1_epi32(starts[0]);
-    for (int h = 0; h < 2; h++) {
-        if (group == RUN) {
-            sums[h] = run_4_row(w + 32 * h, x, start);
-            continue;
+    const __m256i start = _mm256_set1_epi32(starts[0]), zero = _mm256_setzero_si256();
+    const bool in_16 = group <= LONG_RUN;
+    for (int h = 0; h < 2; h++, w += 32) {
+        sums[h] = in_16 ? zero : start;
+        for (size_t at = 0; at < group; at += RUN) {
+            __m256i run = run_4_row(w + at * 8, x + at, at == 0 && in_16 ? start : zero);
+            sums[h] = _mm256_add_epi32(sums[h], run);
         }
-        sums[h] = start;
-        for (size_t at = 0; at < group; at += RUN)
-            sums[h] = _mm256_add_epi32(
-                sums[h], run_4_row(w + 32 * h + at * 8, x + at, _mm256_setzero_si256()));
     }
 }
 
@@ -265,16 +268,20 @@ INLINE void tile(const int bits, const int rows, const int side, const uint8_t *
                                              unsigned group, const void *x, float *acc,            \
                                              const kern_ahead *ahead)                              \
     {                                                                                              \
-        if (group == RUN) tile(bits, rows, side, w, w_stride, k, RUN, x, acc, ahead);              \
-        else tile(bits, rows, side, w, w_stride, k, group, x, acc, ahead);                         \
+        if (group == 32) tile(bits, rows, side, w, w_stride, k, 32, x, acc, ahead);                \
+        else if (rows == 1) tile(bits, rows, side, w, w_stride, k, group, x, acc, ahead);          \
+        else if (group == 64) tile(bits, rows, side, w, w_stride, k, 64, x, acc, ahead);           \
+        else tile(bits, rows, side, w, w_stride, k, 128, x, acc, ahead);                           \
     }
 #define TILE1(bits, rows, side)                                                                    \
     static void tile1_##bits##_##rows##__avx2(const void *w, size_t w_stride, size_t k,            \
                                               unsigned group, const void *x, float *acc,           \
                                               const kern_ahead *ahead)                             \
     {                                                                                              \
-        if (group == RUN) tile(bits, rows, 1, w, w_stride, k, RUN, x, acc, ahead);                 \
-        else tile(bits, rows, 1, w, w_stride, k, group, x, acc, ahead);                            \
+        if (group == 32) tile(bits, rows, 1, w, w_stride, k, 32, x, acc, ahead);                   \
+        else if (rows == 1) tile(bits, rows, 1, w, w_stride, k, group, x, acc, ahead);             \
+        else if (group == 64) tile(bits, rows, 1, w, w_stride, k, 64, x, acc, ahead);              \
+        else tile(bits, rows, 1, w, w_stride, k, 128, x, acc, ahead);                              \
     }
 
 FOR_TILES(TILE, 8)

@@ -258,6 +258,7 @@ static void test_invariance(void **state)
             kern_precision precision = cases[i].precision;
             int q = cases[i].quant;
             check_rows(f, a, precision, quants[q], 150, 601, a == 0 ? 20 : SLOW ? 70 : 300);
+            check_rows(f, a, precision, quants[q + 2], 40, 300, 13);
             check_rows(f, a, precision, quants[q + 4], 40, 900, 64);
             bool amx = strcmp(kern_isa_name(f->isas[a]), "amx") == 0;
             if (a > 0 && (amx || !SLOW)) /* x does not fit whole */
