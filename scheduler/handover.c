@@ -33,17 +33,18 @@ const char *sched_hands_over(const retention_policy *policy)
 
 /* ---- out ------------------------------------------------------------------------------------- */
 
-static bool may_hand_over(const sched_seq *q)
+/* The tables have the prompt alone: no row behind it is in flight. */
+static bool may_hand_over(const sched *s, const sched_seq *q)
 {
     const sched_entry *e = q->entry;
     return e->hands_over && e->forked && q->state == SEQ_RUNNING && q->computed == e->n_prompt &&
-           q->n_tokens == e->n_prompt + 1 && q->n_pressure_drops == 0 && !q->leaving &&
-           !q->arriving;
+           pkv_seq_length(s->kv, q->slot) == e->n_prompt && q->n_tokens == e->n_prompt + 1 &&
+           q->n_pressure_drops == 0 && !q->leaving && !q->arriving;
 }
 
 void sched_promise_export(sched *s, sched_seq *q)
 {
-    if (!may_hand_over(q)) return;
+    if (!may_hand_over(s, q)) return;
     sched_handing *x = alloc_zeroed(&s->alloc, 1, sizeof *x);
     if (!x) return;
     *x = (sched_handing){.export.request = q->entry->id, .earlier = s->last_handing};

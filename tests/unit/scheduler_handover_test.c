@@ -145,6 +145,24 @@ static void no_other_end_exports(void **state)
     finish(f);
 }
 
+/* The tables have a token behind the prompt then. */
+static void an_end_while_the_next_row_is_computed_exports_nothing(void **state)
+{
+    (void)state;
+    fixture *f = begin(pool_of(40));
+    sched_request a = request(f, 1, 0, PROMPT, 9);
+    a.hands_over = true;
+    add(f, &a);
+    step(f);
+    assert_string_equal(step(f), "1@50+1*");
+    finish_choice(f, 1);
+    step_in_flight(f);
+    assert_false(describe(f, 1, 0).hands_over);
+    step(f);
+    assert_null(sched_next_export(f->s));
+    finish(f);
+}
+
 /* ---- in -------------------------------------------------------------------------------------- */
 
 /* The export of request 1 of another scheduler. */
@@ -447,6 +465,7 @@ int main(void)
         cmocka_unit_test(an_export_follows_long_tables),
         cmocka_unit_test(memory_may_be_out),
         cmocka_unit_test(no_other_end_exports),
+        cmocka_unit_test(an_end_while_the_next_row_is_computed_exports_nothing),
         cmocka_unit_test(it_goes_on_from_what_came),
         cmocka_unit_test(what_was_not_filled_is_computed),
         cmocka_unit_test(it_waits_while_the_pool_is_full),
