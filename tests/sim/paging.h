@@ -125,6 +125,9 @@ typedef enum done_kind {
     DONE_NO_RUNS, // refused although there were cells
     DONE_NO_ROOM,
     DONE_RETAKEN,
+    DONE_ADOPT,
+    DONE_ADOPT_SOME,   // in portions
+    DONE_ADOPT_BROKEN, // given up between two portions
     N_DONE,
 } done_kind;
 
@@ -256,6 +259,8 @@ pkv_swap_cost model_swap_cost(const sim *s, const model_seq *m, pkv_grain grain,
  * pages were short, and that a refusal changed nothing, except that tables may have become finer
  * before memory ran out. */
 bool went(sim *s, status result, bool enough_pages, uint64_t checksum_before);
+/* One backend step: deltas, moves, compute. */
+void take(sim *s);
 /* Between two portions of a sequence: checks, and operations on others. */
 void between(sim *s);
 /* Any operation on sequences that do not change in portions. */
@@ -280,11 +285,18 @@ void op_unshare(sim *s, uint32_t id);
 /* Closes an open sequence in that way, at once or in portions. False where it was refused, or given
  * up between two portions: then it is closed too. */
 bool leave(sim *s, uint32_t id, pkv_way way, bool room, uint32_t *number);
+/* Gives up what is being discarded, at most so many pages at a time. */
+void discard_all(sim *s);
 /* Empties the prefix cache. */
 void flush(sim *s);
 void op_swap(sim *s, uint32_t id);
 void op_park(sim *s, uint32_t id);
 /* Discards all parked sequences. */
 void away_end(sim *s);
+
+/* ---- paging_hand.c --------------------------------------------------------------------------- */
+
+/* Adopts the image of a parked sequence; may do nothing. */
+void op_hand(sim *s);
 
 #endif

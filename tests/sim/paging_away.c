@@ -73,8 +73,7 @@ static bool is_cost_at_some_grain(const sim *s, uint32_t i, const pkv_swap_cost 
     return false;
 }
 
-/* Gives up what is being discarded, at most so many pages at a time. */
-static void discard_all(sim *s)
+void discard_all(sim *s)
 {
     while (pkv_discards(s->kv) + pkv_host_discards(s->kv) > 0) {
         uint32_t left = pkv_discards(s->kv) + pkv_host_discards(s->kv);

@@ -185,8 +185,7 @@ static void patch_copies(sim *s, const pkv_deltas *d)
         }
 }
 
-/* One backend step: deltas, moves, compute. */
-static void take(sim *s)
+void take(sim *s)
 {
     pkv_deltas d = pkv_take_deltas(s->kv);
     CHECK(s, status_ok(pkv_mirror_apply(s->mirror, d.words, d.n_words)));
@@ -432,7 +431,8 @@ void run_operation(sim *s)
     if (m->open && m->splitting) go_on_splitting(s, id);
     else if (m->open && m->length < m->hit_to && rng_below(&s->random, 2)) op_hit_more(s, id);
     else if (away == 0) op_swap(s, id);
-    else if (away == 1) op_park(s, id);
+    else if (away == 1 && rng_below(&s->random, 4)) op_park(s, id);
+    else if (away == 1) op_hand(s);
     else if (kind < 12) m->open ? op_hit_more(s, id) : op_open(s, id);
     else if (kind < 43) op_append(s, id);
     else if (kind < 45) op_split(s, id);
@@ -586,6 +586,9 @@ static const char *const done_names[N_DONE] = {
     [DONE_NO_RUNS] = "cells, but no runs",
     [DONE_NO_ROOM] = "no room",
     [DONE_RETAKEN] = "retaken",
+    [DONE_ADOPT] = "adopted",
+    [DONE_ADOPT_SOME] = "adopted in portions",
+    [DONE_ADOPT_BROKEN] = "given up while adopted",
 };
 
 static void run_seed(uint64_t seed, long n_operations, long counts[N_DONE])
@@ -604,7 +607,7 @@ static void random_operations(void **state)
     const uint64_t *only = *state;
     const char *soak = getenv("OCTAVO_SOAK");
     uint64_t first = only ? *only : soak ? strtoull(soak, NULL, 10) : 1;
-    int n_seeds = only ? 1 : soak ? 20 : 5;
+    int n_seeds = only ? 1 : soak ? 20 : 6;
     long counts[N_DONE] = {0};
     printf("  %d seeds from %llu on\n", n_seeds, (unsigned long long)first);
     for (int i = 0; i < n_seeds; i++)

@@ -95,7 +95,7 @@ static bool has_pages_for_all(const world *w)
 {
     const pkv_geometry *g = &w->options.geometry;
     if (pkv_shares(g) > 1) return false; /* what is available may be that of one share */
-    uint64_t blocks = 0, choices = w->disk.n_loads;
+    uint64_t blocks = 0, choices = w->disk.n_loads + w->hand.n_takings;
     for (uint32_t i = w->first_live; i < w->n_arrived; i++) {
         const world_request *r = &w->requests[i];
         uint32_t n = r->request.n_prompt + r->request.max_new_tokens;

@@ -97,13 +97,13 @@ static uint32_t n_loading(world *w, const world_request *r)
 
 void disk_look(world *w)
 {
-    if (!w->disk.is_on) return;
-    pkv_lost lost = sched_take_lost(w->s);
+    pkv_lost lost = w->disk.is_on ? sched_take_lost(w->s) : (pkv_lost){0};
     if (lost.n > w->options.lost_most) FAIL(w, "more blocks are told of than agreed");
     uint32_t groups = pkv_groups(&w->options.geometry);
     for (uint32_t i = 0; i < lost.n; i++)
         save_block(w, &lost.keys[i], lost.cells + (size_t)i * groups);
-    for (uint32_t i = w->first_live; i < w->n_arrived; i++) {
+    bool loads = w->disk.is_on || w->hand.is_on;
+    for (uint32_t i = w->first_live; loads && i < w->n_arrived; i++) {
         world_request *r = &w->requests[i];
         r->loading = r->live > 0 ? n_loading(w, r) : 0;
     }
@@ -113,7 +113,7 @@ void disk_look(world *w)
 
 bool some_load(const world *w)
 {
-    bool some = w->disk.n_loads > 0;
+    bool some = w->disk.n_loads > 0 || some_hand(w);
     for (uint32_t i = w->first_live; i < w->n_arrived; i++) some |= w->requests[i].loading > 0;
     return some;
 }
@@ -158,7 +158,11 @@ void disk_begin_loads(world *w)
 {
     world_disk *d = &w->disk;
     uint32_t n_before = d->n_loads;
-    for (const sched_load *load; d->is_on && (load = sched_next_load(w->s)) != NULL;) {
+    for (const sched_load *load; (load = sched_next_load(w->s)) != NULL;) {
+        if (!load->keys) {
+            hand_begin_load(w, load);
+            continue;
+        }
         if (d->n_loads == LOADS_MAX) FAIL(w, "the test has too many loads");
         world_load *l = &d->loads[d->n_loads++];
         *l = (world_load){.load = load, .blocks = malloc(load->n_blocks * d->block_bytes)};

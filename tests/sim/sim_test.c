@@ -1,8 +1,8 @@
 /* The scheduler and paged_kv in a simulated world: random arrivals, lengths, shared prefixes,
  * priorities, n, aborts at any moment, pauses, failing steps, page shortage, a host tier that is
  * absent, soon full or large, every method of retention with random fields, sessions of several
- * turns, compression under pressure, and a disk for blocks that left memory, over geometries, page
- * sizes and prefill chunks. Every token, and what is kept, is compared with the one-at-a-time
+ * turns, compression under pressure, a disk for blocks that left memory, and prompts that are
+ * handed over and taken over, over geometries, page sizes and prefill chunks. Every token, and what is kept, is compared with the one-at-a-time
  * reference.
  *
  *   sim_test [seed]      one world, verbosely, with one step in flight and with two;
@@ -87,6 +87,7 @@ static void world_create(world *w, uint64_t seed, uint32_t depth, uint32_t n_req
         o->pressure = &w->pressure;
     }
     disk_choose(w);
+    hand_choose(w);
     error err;
     if (!status_ok(sched_create(o, &w->s, &err))) FAIL(w, "sched_create: %s", err.text);
     w->sim = sim_backend_create(&(sim_options){.geometry = o->geometry,
@@ -98,6 +99,7 @@ static void world_create(world *w, uint64_t seed, uint32_t depth, uint32_t n_req
                                                .max_in_flight = depth});
     w->b = sim_backend_as_backend(w->sim);
     disk_create(w);
+    hand_create(w);
     w->requests = calloc(n_requests, sizeof *w->requests);
     for (uint32_t p = 0; p < PREFIXES; p++) {
         w->prefixes[p] = calloc(o->max_model_len, sizeof **w->prefixes);
@@ -109,6 +111,7 @@ static void world_create(world *w, uint64_t seed, uint32_t depth, uint32_t n_req
 
 static void world_destroy(world *w)
 {
+    hand_destroy(w);
     for (uint32_t p = 0; p < PREFIXES; p++) free(w->prefixes[p]);
     for (uint32_t i = 0; i < w->n_requests; i++) {
         for (uint32_t c = 0; c < CHOICES_MAX; c++) free(w->requests[i].choices[c].pressure_drops);
@@ -133,6 +136,7 @@ static void arrive(world *w)
     uint32_t id = w->n_arrived++;
     world_request *r = &w->requests[id];
     make_request(w, r, id);
+    hand_make(w, r);
     error err;
     if (!status_ok(sched_check(w->s, &r->given, &err))) {
         r->live = 0;
@@ -345,13 +349,19 @@ static const step_result *collect(world *w)
     return result;
 }
 
+static void begin_copies(world *w)
+{
+    disk_begin_loads(w);
+    hand_begin_exports(w);
+}
+
 /* The END that a token caused is delivered in the same call as the RESULT, as the engine does
  * it. */
 static void deliver(world *w)
 {
     const step_result *result = collect(w);
     const step_plan *plan = w->plans[0];
-    if (w->n_plans == 1) disk_begin_loads(w); /* those that were not begun behind its moves */
+    if (w->n_plans == 1) begin_copies(w); /* those that were not begun behind its moves */
     const float *logits = result->logits;
     add_event(w, (sched_event){.kind = SCHED_RESULT, .result = result});
     w->plans[0] = w->plans[--w->n_plans];
@@ -443,6 +453,7 @@ static void check_report(world *w, const sched_event *event)
     w->t->readings_preempted += info.preemptions > 0 && r->request.n_embeds > 0;
     w->t->some_preempted += info.preemptions > 0 && r->request.n_layers > 0;
     check_session(w, r, event, &info);
+    if (info.hands_over) hand_promise(w, &w->requests[event->request]);
     free(info.report.kept_json);
 }
 
@@ -490,6 +501,18 @@ static void look(world *w)
     sched_watch(w->s, id);
 }
 
+/* The first token comes with the load, and what follows from it in the same call. */
+static void take_prompts(world *w)
+{
+    uint32_t requests[TAKINGS_MAX], n = hand_give(w, requests);
+    for (uint32_t i = 0; i < n; i++) {
+        world_request *r = &w->requests[requests[i]];
+        r->forked = true;
+        take_token(w, r, 0, &(step_sample){.token = r->handed.first_token, .rank = 1});
+        r->choices[0].due = false; /* it does not run yet */
+    }
+}
+
 static void turn(world *w)
 {
     w->turn++;
@@ -501,6 +524,7 @@ static void turn(world *w)
     if (result_first) deliver(w);
     give_selections(w);
     disk_give_loads(w);
+    take_prompts(w);
     if (chance(w, 1, 2)) make_events(w);
     if (chance(w, w->flush_permille, 1000)) {
         add_event(w, (sched_event){.kind = SCHED_FLUSH});
@@ -516,6 +540,7 @@ static void turn(world *w)
         if (w->events[i].kind == SCHED_END && w->events[i].choice != SCHED_ALL_CHOICES)
             check_report(w, &w->events[i]);
     }
+    hand_look(w);
     if (w->turn % w->check_every == 0) {
         const char *wrong = sched_check_integrity(w->s);
         if (wrong) FAIL(w, "%s", wrong);
@@ -526,7 +551,7 @@ static void turn(world *w)
     check_order(w, plan);
     bool moves = plan->deltas.n_moves > 0;
     if (!sched_plan_empty(plan)) submit(w, plan);
-    if (!moves || w->n_plans == 0) disk_begin_loads(w);
+    if (!moves || w->n_plans == 0) begin_copies(w);
 }
 
 static void run_world(uint64_t seed, uint32_t depth, uint32_t n_requests, bool verbose, tally *t)
@@ -536,7 +561,7 @@ static void run_world(uint64_t seed, uint32_t depth, uint32_t n_requests, bool v
     world_create(w, seed, depth, n_requests, t);
     int64_t most = 4000 + 2000 * (int64_t)n_requests;
     while (w->n_arrived < w->n_requests || w->n_live > 0 || w->n_plans > 0 ||
-           w->n_selections + w->disk.n_loads > 0) {
+           w->n_selections + w->disk.n_loads > 0 || some_hand(w)) {
         if (w->turn > most)
             FAIL(w, "does not come to an end: %u of %u live", w->n_live, w->n_arrived);
         turn(w);
@@ -545,7 +570,8 @@ static void run_world(uint64_t seed, uint32_t depth, uint32_t n_requests, bool v
     w->now_us += w->options.session_ttl_us;
     int64_t last = w->turn;
     do turn(w);
-    while (w->n_plans > 0 || w->n_selections + w->disk.n_loads > 0 || w->turn < last + 2);
+    while (w->n_plans > 0 || w->n_selections + w->disk.n_loads > 0 || some_hand(w) ||
+           w->turn < last + 2);
     sched_stats stats = sched_get_stats(w->s);
     const char *wrong = sched_check_integrity(w->s);
     if (wrong) FAIL(w, "%s", wrong);

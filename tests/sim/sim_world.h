@@ -32,6 +32,19 @@ typedef struct world_choice {
     uint32_t n_pressure_drops;
 } world_choice;
 
+/* A prompt that a request handed over, with K and V. */
+typedef struct world_record {
+    const struct world_request *from; // NULL = none
+    pkv_image image;
+    uint32_t n_tables, n_cells;
+    uint32_t kept[SIM_GROUPS_MAX], slot_pages[SIM_GROUPS_MAX];
+    uint32_t *bases[SIM_GROUPS_MAX], *slots[SIM_GROUPS_MAX];
+    uint32_t *tokens; // of the prompt, and the first of the answer
+    uint8_t *cells;
+    uint64_t pages_dropped;
+    bool budget_raised;
+} world_record;
+
 typedef struct world_request {
     sched_request given;   // as given to the scheduler
     sched_request request; // with the prompt that is computed: its method may have cut it
@@ -49,6 +62,12 @@ typedef struct world_request {
     bool selecting;   // as after the last sched_step
     uint32_t loading; // choices that wait for a load, as after the last sched_step
     bool arriving;    // the tables of one come back in portions, as after the last sched_step
+    bool exports;     // an export of it was promised
+    /* What it takes over, if anything, and whether that is of another prompt. */
+    world_record record;
+    pkv_image_table tables[SIM_GROUPS_MAX];
+    sched_handed handed;
+    bool foreign;
     world_choice choices[CHOICES_MAX];
 } world_request;
 
@@ -93,6 +112,9 @@ typedef struct tally {
     uint64_t orphan_loads;        // loads that came back when their request had ended
     uint64_t beside_loads;        // steps while loads were out
     uint64_t forced;              // tokens that were not drawn
+    uint64_t exports, taken;      // prompts that were handed over, and taken over
+    uint64_t takings_failed, takings_orphaned; // of others, the pages could not be filled, or the
+                                               // request ended first
     uint64_t by_preset[64];
 } tally;
 
@@ -112,7 +134,34 @@ typedef struct world_load {
     int64_t back_at; // loop iteration
 } world_load;
 
-enum { SELECTIONS_MAX = 64, LOADS_MAX = 64 };
+/* An export that is out. */
+typedef struct world_export {
+    const sched_export *export;
+    bool readable;
+    int64_t back_at; // loop iteration
+} world_export;
+
+/* A load, which is out, of a prompt that is taken over. */
+typedef struct world_taking {
+    const sched_load *load;
+    uint32_t request;
+    bool good, written;
+    int64_t back_at; // loop iteration
+} world_taking;
+
+enum { SELECTIONS_MAX = 64, LOADS_MAX = 64, EXPORTS_MAX = 64, TAKINGS_MAX = 64, RECORDS_MAX = 12 };
+
+/* Prompts that are handed over and taken over. */
+typedef struct world_hand {
+    rng random;
+    bool is_on;
+    size_t cell_bytes;
+    world_record records[RECORDS_MAX];
+    world_export exports[EXPORTS_MAX];
+    world_taking takings[TAKINGS_MAX];
+    uint32_t n_records, n_exports, n_takings;
+    uint32_t n_promised; // exports that are to come
+} world_hand;
 
 /* The content of a disk: blocks that left memory, and that may go at any time. */
 typedef struct world_disk {
@@ -155,6 +204,7 @@ typedef struct world {
     world_selection selections[SELECTIONS_MAX]; // handed out
     uint32_t n_selections;
     world_disk disk;
+    world_hand hand;
     int64_t turn, now_us;
 
     uint64_t tokens, max_passed_over, fails, n_retained, n_aborted;
@@ -225,6 +275,25 @@ void disk_give_loads(world *w);
 /* Forgets all blocks. */
 void disk_flush(world *w);
 bool some_load(const world *w);
+/* ---- sim_hand.c ---- */
+/* In some worlds with one step in flight prompts are handed over. */
+void hand_choose(world *w);
+void hand_create(world *w);
+void hand_destroy(world *w);
+/* Perhaps makes the request one that hands its prompt over, or one that takes a prompt over. */
+void hand_make(world *w, world_request *r);
+/* An export of the request will follow. */
+void hand_promise(world *w, world_request *r);
+/* Takes the exports that the last sched_step made. */
+void hand_look(world *w);
+/* The moves before the exports were made, so they may be read. */
+void hand_begin_exports(world *w);
+void hand_begin_load(world *w, const sched_load *load);
+/* Gives exports and loads back whose time has come. Returns how many requests got their first token
+ * with that, and sets which [TAKINGS_MAX]. */
+uint32_t hand_give(world *w, uint32_t *requests);
+/* Whether pages are held for an export or a prompt that is taken over. */
+bool some_hand(const world *w);
 /* A log-normal length around the median, within [1, most]. */
 uint32_t length(world *w, uint32_t median, uint32_t most);
 
