@@ -283,22 +283,34 @@ bool hand_take_back_fetch(engine *e, engine_stream *s)
 
 /* ---- the thread that copies ------------------------------------------------------------------ */
 
+enum { CELLS_TOGETHER = 1024 };
+
+/* Reads `slots` slots of n cells from `first` on; returns where the next cells belong, or NULL. */
+static uint8_t *read_some(const engine *e, const sched_export *x, uint32_t first, uint32_t n,
+                          uint32_t slots, uint8_t *to)
+{
+    uint32_t cells[CELLS_TOGETHER], some;
+    for (; n > 0; n -= some, first += some) {
+        some =
+            sched_export_cells(e->sched, x, first, n < CELLS_TOGETHER ? n : CELLS_TOGETHER, cells);
+        if (!e->backend.ops->read_cells(e->backend.ctx, cells, some, slots, &to, some)) return NULL;
+        to += some * backend_cell_bytes(&e->info);
+    }
+    return to;
+}
+
 /* Reads K and V of the export's cells: of a table's last page the slots that it fills. */
 static bool read_cells(const engine *e, const sched_export *x, uint8_t *to)
 {
     const pkv_geometry *g = &e->info.geometry;
-    size_t bytes = backend_cell_bytes(&e->info);
     pkv_geometry at = pkv_geometry_at(g, x->image.grain);
     uint32_t groups = pkv_groups(g), parts = groups / pkv_groups(&at), size = g->page_tokens;
-    const uint32_t *cells = x->cells;
-    for (uint32_t i = 0; i < groups; i++) {
+    for (uint32_t i = 0, first = 0; i < groups; i++) {
         uint32_t kept = x->image.tables[i / parts].kept, full = kept / size, rest = kept % size;
-        if (!e->backend.ops->read_cells(e->backend.ctx, cells, full, size, &to, full)) return false;
-        cells += full;
-        to += full * bytes;
-        if (rest == 0) continue;
-        if (!e->backend.ops->read_cells(e->backend.ctx, cells++, 1, rest, &to, 1)) return false;
-        to += bytes;
+        to = read_some(e, x, first, full, size, to);
+        if (to && rest > 0) to = read_some(e, x, first + full, 1, rest, to);
+        if (!to) return false;
+        first += full + (rest > 0);
     }
     return true;
 }
@@ -308,7 +320,7 @@ static const char *hold_prompt(engine *e, engine_stream *s, const sched_export *
 {
     handover *h = s->handover;
     handover_terms terms = terms_of(e, s, NULL);
-    if (!x->cells) return "memory is out";
+    if (!x->image.tables) return "memory is out";
     size_t n = handover_size(&terms, x);
     if (!transfer_make_room(e->o.transfer, h->owner, n))
         return "there is no room for it (--kv-transfer-memory)";

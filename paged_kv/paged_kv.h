@@ -366,6 +366,7 @@ typedef struct pkv_image_table {
     uint32_t slot_pages;   // first pages, whose slots have positions in `slots`, not in `bases`
     const uint32_t *bases; // for each page the logical index of its first token
     const uint32_t *slots; // [pkv_image_slots] logical index of each slot
+    const uint32_t *pages; // of an image of this pool's own, else unused
 } pkv_image_table;
 
 /* The tables of a sequence as data, without the K and V of its pages. */
@@ -381,11 +382,15 @@ uint32_t pkv_image_slots(const pkv_geometry *g, const pkv_image_table *t);
 uint64_t pkv_image_cells(const pkv_geometry *g, const pkv_image *image);
 /* Whether the image, whose bases and slots may be any numbers, is one that a sequence can have. */
 bool pkv_image_fits(const pkv_geometry *g, const pkv_image *image);
-/* The image of a parked sequence, into tables [pkv_parked_tables]; valid while it stays parked. */
+/* The image of a parked sequence, into tables [pkv_parked_tables]; valid while it stays parked, and
+ * changed by no call until then, so that other threads may read it meanwhile. */
 uint32_t pkv_parked_tables(const pkv *p, uint32_t parked);
 pkv_image pkv_parked_image(const pkv *p, uint32_t parked, pkv_image_table *tables);
 /* Writes cells of pkv_image_cells from `first` on, at most n, by KV group and page: how many. */
 uint32_t pkv_parked_cells(const pkv *p, uint32_t parked, uint32_t first, uint32_t n, uint32_t *to);
+/* The same for a pool's own image, on any thread. */
+uint32_t pkv_image_list_cells(const pkv *p, const pkv_image *image, uint32_t first, uint32_t n,
+                              uint32_t *to);
 /* The cells that pkv_adopt takes, as many from each share as from the one that gives most. */
 uint64_t pkv_image_cost(const pkv *p, const pkv_image *image);
 /* Makes a parked sequence of an image that fits, on fresh pages, whose K and V the caller writes

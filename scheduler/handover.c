@@ -17,7 +17,8 @@ struct sched_handing {
     handing_state state;
     uint32_t parked; // 0: memory was out
     uint64_t kept;
-    char *lists; // of the export
+    pkv_image_table *tables; // of the export
+    uint32_t *tokens;
     sched_handing *earlier, *later;
 };
 
@@ -54,69 +55,24 @@ void sched_promise_export(sched *s, sched_seq *q)
     q->final.hands_over = true;
 }
 
-static void *take_words(char **at, size_t n)
-{
-    void *p = *at;
-    *at += n * sizeof(uint32_t);
-    return p;
-}
-
-/* Bytes of the tables with their lists. */
-static size_t tables_bytes(const sched *s, const pkv_image *image, uint32_t n_tables)
-{
-    size_t words = 0;
-    for (uint32_t i = 0; i < n_tables; i++)
-        words += pages_of(s, image->tables[i].kept) +
-                 pkv_image_slots(&s->options.geometry, &image->tables[i]);
-    return n_tables * sizeof *image->tables + words * sizeof(uint32_t);
-}
-
-/* The caller reads the image on another thread, so its lists are copied. */
-static void copy_tables(const sched *s, pkv_image *image, uint32_t n_tables, char **at)
-{
-    pkv_image_table *tables = (pkv_image_table *)*at;
-    *at += n_tables * sizeof *tables;
-    for (uint32_t i = 0; i < n_tables; i++) {
-        const pkv_image_table *from = &image->tables[i];
-        uint32_t n = pages_of(s, from->kept), slots = pkv_image_slots(&s->options.geometry, from);
-        tables[i] = *from;
-        uint32_t *bases = take_words(at, n), *own = take_words(at, slots);
-        for (uint32_t k = 0; k < n; k++) bases[k] = k < from->slot_pages ? 0 : from->bases[k];
-        if (slots > 0) memcpy(own, from->slots, slots * sizeof *own);
-        tables[i].bases = bases;
-        tables[i].slots = own;
-    }
-    image->tables = tables;
-}
-
-/* False when memory is out. */
+/* Nothing that grows with the pages is copied: the caller reads the parked sequence's own lists,
+ * which no call changes until it has done so. False when memory is out. */
 static bool fill_export(sched *s, const sched_seq *q, sched_handing *x)
 {
     uint32_t n_tables = pkv_parked_tables(s->kv, q->parked), n_tokens = q->entry->n_prompt;
-    pkv_image_table *views = alloc_zeroed(&s->alloc, n_tables, sizeof *views);
-    if (!views) return false;
-    pkv_image image = pkv_parked_image(s->kv, q->parked, views);
-    uint32_t n_cells = (uint32_t)pkv_image_cells(&s->options.geometry, &image);
-    size_t words = (size_t)n_cells + n_tokens + 1;
-    x->lists = alloc_resize(&s->alloc, NULL,
-                            tables_bytes(s, &image, n_tables) + words * sizeof(uint32_t), 1);
-    char *at = x->lists;
-    if (at) {
-        copy_tables(s, &image, n_tables, &at);
-        uint32_t *cells = take_words(&at, n_cells), *tokens = take_words(&at, n_tokens + 1);
-        (void)pkv_parked_cells(s->kv, q->parked, 0, n_cells, cells);
-        memcpy(tokens, q->tokens, (n_tokens + 1) * sizeof *tokens);
-        x->export = (sched_export){.request = q->entry->id,
-                                   .image = image,
-                                   .cells = cells,
-                                   .tokens = tokens,
-                                   .n_cells = n_cells,
-                                   .n_tokens = n_tokens,
-                                   .pages_dropped = q->pages_dropped,
-                                   .budget_raised = q->budget_raised};
-    }
-    alloc_free(&s->alloc, views);
-    return at != NULL;
+    x->tables = alloc_zeroed(&s->alloc, n_tables, sizeof *x->tables);
+    x->tokens = alloc_resize(&s->alloc, NULL, (size_t)n_tokens + 1, sizeof *x->tokens);
+    if (!x->tables || !x->tokens) return false;
+    memcpy(x->tokens, q->tokens, (n_tokens + 1) * sizeof *x->tokens);
+    pkv_image image = pkv_parked_image(s->kv, q->parked, x->tables);
+    x->export = (sched_export){.request = q->entry->id,
+                               .image = image,
+                               .tokens = x->tokens,
+                               .n_cells = (uint32_t)pkv_image_cells(&s->options.geometry, &image),
+                               .n_tokens = n_tokens,
+                               .pages_dropped = q->pages_dropped,
+                               .budget_raised = q->budget_raised};
+    return true;
 }
 
 void sched_hand_over(sched *s, sched_seq *q)
@@ -140,11 +96,18 @@ const sched_export *sched_next_export(sched *s)
     return &x->export;
 }
 
+uint32_t sched_export_cells(const sched *s, const sched_export *x, uint32_t first, uint32_t n,
+                            uint32_t *to)
+{
+    return pkv_image_list_cells(s->kv, &x->image, first, n, to);
+}
+
 static void free_handing(sched *s, sched_handing *x)
 {
     *(x->earlier ? &x->earlier->later : &s->first_handing) = x->later;
     *(x->later ? &x->later->earlier : &s->last_handing) = x->earlier;
-    alloc_free(&s->alloc, x->lists);
+    alloc_free(&s->alloc, x->tables);
+    alloc_free(&s->alloc, x->tokens);
     alloc_free(&s->alloc, x);
 }
 

@@ -200,11 +200,10 @@ typedef struct sched_load {
 } sched_load;
 
 /* A prompt that is handed over, with K and V in the pool's cells until the event EXPORTED. Where
- * memory was out, all but the request is 0. */
+ * memory was out, all but the request is 0. Any thread may read it. */
 typedef struct sched_export {
     uint64_t request;
-    pkv_image image;
-    const uint32_t *cells;  // [n_cells] in the order of pkv_parked_cells
+    pkv_image image;        // NULL tables: memory was out
     const uint32_t *tokens; // [n_tokens] of the prompt, then the first token
     uint32_t n_cells, n_tokens;
     uint64_t pages_dropped;
@@ -290,6 +289,10 @@ const sched_load *sched_next_load(sched *s);
  * portions, in a later one. Its cells may be read once the moves of the last plan are made. Its
  * event EXPORTED must be given, except before sched_destroy. */
 const sched_export *sched_next_export(sched *s);
+/* Writes the export's cells from `first` on, at most n, in the order of pkv_parked_cells: how many.
+ * On any thread. */
+uint32_t sched_export_cells(const sched *s, const sched_export *x, uint32_t first, uint32_t n,
+                            uint32_t *to);
 /* Blocks that left the prefix cache in the last sched_step call (pkv_take_lost): to be read before
  * its plan is submitted. */
 pkv_lost sched_take_lost(sched *s);

@@ -55,27 +55,24 @@ static world_record record_of(const world *w, const world_request *from, const p
     return record;
 }
 
-/* The record as data of the request that takes it over. */
-static void point_tables(world_request *r)
+/* The record as an image of these tables. */
+static pkv_image image_of(const world_record *record, pkv_image_table *tables)
 {
-    world_record *record = &r->record;
+    pkv_image image = record->image;
     for (uint32_t i = 0; i < record->n_tables; i++)
-        r->tables[i] = (pkv_image_table){.kept = record->kept[i],
-                                         .slot_pages = record->slot_pages[i],
-                                         .bases = record->bases[i],
-                                         .slots = record->slots[i]};
-    record->image.tables = r->tables;
+        tables[i] = (pkv_image_table){.kept = record->kept[i],
+                                      .slot_pages = record->slot_pages[i],
+                                      .bases = record->bases[i],
+                                      .slots = record->slots[i]};
+    image.tables = tables;
+    return image;
 }
 
 static void record_copy(const world *w, world_request *r, const world_record *from)
 {
     size_t bytes = from->n_cells * w->hand.cell_bytes, n = from->from->request.n_prompt;
     pkv_image_table tables[SIM_GROUPS_MAX];
-    pkv_image image = from->image;
-    for (uint32_t i = 0; i < from->n_tables; i++)
-        tables[i] =
-            (pkv_image_table){from->kept[i], from->slot_pages[i], from->bases[i], from->slots[i]};
-    image.tables = tables;
+    pkv_image image = image_of(from, tables);
     r->record = record_of(w, from->from, &image);
     r->record.cells = need(bytes, 1);
     memcpy(r->record.cells, from->cells, bytes);
@@ -83,7 +80,6 @@ static void record_copy(const world *w, world_request *r, const world_record *fr
     memcpy(r->record.tokens, from->tokens, (n + 1) * sizeof(uint32_t));
     r->record.pages_dropped = from->pages_dropped;
     r->record.budget_raised = from->budget_raised;
-    point_tables(r);
 }
 
 void hand_create(world *w)
@@ -146,7 +142,7 @@ static void make_taker(world *w, world_request *r)
         r->record.tokens[n - 1] ^= 1;
         r->foreign = true;
     }
-    r->handed = (sched_handed){.image = r->record.image,
+    r->handed = (sched_handed){.image = image_of(&r->record, r->tables),
                                .tokens = r->record.tokens,
                                .n_tokens = n,
                                .first_token = r->record.tokens[n],
@@ -217,8 +213,12 @@ static void read_export(world *w, const sched_export *x)
     check_export(w, r, x);
     world_record record = record_of(w, r, &x->image);
     uint8_t *bytes = record.cells = need(x->n_cells * h->cell_bytes, 1);
-    w->b.ops->read_cells(w->b.ctx, x->cells, x->n_cells, w->options.geometry.page_tokens, &bytes,
-                         x->n_cells);
+    for (uint32_t i = 0, n; i < x->n_cells; i += n) {
+        uint32_t cells[64], size = w->options.geometry.page_tokens;
+        n = sched_export_cells(w->s, x, i, 1 + rng_below(&h->random, 64), cells);
+        w->b.ops->read_cells(w->b.ctx, cells, n, size, &bytes, n);
+        bytes += n * h->cell_bytes;
+    }
     record.tokens = need(x->n_tokens + 1, sizeof(uint32_t));
     memcpy(record.tokens, x->tokens, (x->n_tokens + 1) * sizeof(uint32_t));
     record.pages_dropped = x->pages_dropped;
@@ -239,7 +239,7 @@ static void give_exports(world *w)
             h->exports[left++] = *x;
             continue;
         }
-        if (x->export->cells) read_export(w, x->export);
+        if (x->export->image.tables) read_export(w, x->export);
         add_event(w, (sched_event){.kind = SCHED_EXPORTED, .exported = x->export});
     }
     h->n_exports = left;

@@ -24,6 +24,7 @@ static void comes_back_as_it_was(void **state)
     size_t n;
     takeover t = {0};
     ho_make(&p);
+    p.bases[1][0] = 77; /* of a page whose slots have positions: it means nothing */
     uint8_t *bytes = ho_record(&p, &n);
     assert_true(n <= handover_most(&p.terms));
     assert_null(handover_read(&p.terms, bytes, n, &t));
@@ -35,7 +36,8 @@ static void comes_back_as_it_was(void **state)
     assert_true(t.handed.image.dropped && !t.handed.image.contiguous);
     assert_int_equal(t.tables[1].kept, HO_PAGE + 8);
     assert_memory_equal(t.tables[0].bases, p.bases[0], sizeof p.bases[0]);
-    assert_memory_equal(t.tables[1].bases, p.bases[1], 2 * sizeof(uint32_t));
+    assert_int_equal(t.tables[1].bases[0], 0);
+    assert_int_equal(t.tables[1].bases[1], p.bases[1][1]);
     assert_memory_equal(t.tables[1].slots, p.slots, sizeof p.slots);
     assert_int_equal(t.first.token, 5);
     assert_int_equal(t.first.rank, 2);

@@ -120,8 +120,8 @@ static void memory_may_be_out(void **state)
         bool promised = describe(f, 1, 0).hands_over;
         const sched_export *x = sched_next_export(f->s);
         assert_int_equal(x != NULL, promised);
-        n_without += x && !x->cells;
-        if (x) assert_int_equal(x->n_cells, x->cells ? 2 * PAGES : 0);
+        n_without += x && !x->image.tables;
+        if (x) assert_int_equal(x->n_cells, x->image.tables ? 2 * PAGES : 0);
         if (x) take_export(f, x);
         step(f);
         assert_int_equal(used_pages(f), 2);
