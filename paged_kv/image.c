@@ -215,8 +215,60 @@ static void promise(pkv *p, pkv_seq *s, uint32_t cells)
     s->adopting.promised = cells;
 }
 
+/* The tables of the image that the record's are, or are parts of. */
+static uint32_t parts_of(const pkv *p, const pkv_seq *s, const pkv_image *image)
+{
+    return s->groups / image_tables(&p->geometry, image->grain);
+}
+
+/* Begins to go over to a grain of which the pool has what the record lacks. */
+static status begin_finer(pkv *p, pkv_seq *s, const pkv_image *image)
+{
+    uint64_t left = pkv_image_cells(&p->geometry, image) - s->held;
+    RETURN_IF_ERROR(record_split_begin(p, s, tree_grain(p, &p->pool, s->grain + 1, left)));
+    pkv_splitting *x = s->splitting;
+    uint32_t parts = x->groups / image_tables(&p->geometry, image->grain);
+    for (uint32_t i = 0; i < x->groups; i++) {
+        status st = table_reserve_slots(p, &x->tables[i], image->tables[i / parts].slot_pages);
+        if (!status_ok(st)) {
+            splitting_free(p, s);
+            return st;
+        }
+    }
+    return STATUS_IS_OK;
+}
+
+/* Splits pages that the record has, each of which takes the time of its parts, at least one. Returns
+ * how many pages of `most` were spent. */
+static uint32_t go_on_finer(pkv *p, pkv_seq *s, uint32_t most)
+{
+    uint32_t parts = s->splitting->groups / s->groups;
+    uint64_t spent = (uint64_t)record_split_some(p, s, most > parts ? most / parts : 1) * parts;
+    if (s->splitting) return most;
+    return spent < most ? (uint32_t)spent : most;
+}
+
+/* Takes at most `most` pages of one table. Where others have broken the runs that it needs, its
+ * tables become finer first. */
+static status take_some(pkv *p, pkv_seq *s, const pkv_image *image, uint32_t most, uint32_t *n)
+{
+    pkv_adopting *x = &s->adopting;
+    const pkv_image_table *from = &image->tables[x->table / parts_of(p, s, image)];
+    uint32_t left = pages_for(p, from->kept) - s->tables[x->table].n_pages;
+    uint32_t now = left < most ? left : most, cells = now * cells_of(p, s);
+    *n = 0;
+    if (!pool_has(p, s->grain, x->table, now))
+        return s->grain == PKV_HEAD ? status_make(STATUS_NO_PAGES, NULL) : begin_finer(p, s, image);
+    if (now > 0) take_pages(p, s, x->table, from, now);
+    promise(p, s, cells < x->promised ? x->promised - cells : 0);
+    *n = now;
+    if (now == left) x->on = ++x->table < s->groups;
+    return STATUS_IS_OK;
+}
+
 void seq_stop_adopting(pkv *p, pkv_seq *s)
 {
+    if (s->splitting) (void)record_split_some(p, s, UINT32_MAX);
     promise(p, s, 0);
     s->adopting.on = false;
 }
@@ -224,23 +276,14 @@ void seq_stop_adopting(pkv *p, pkv_seq *s)
 status pkv_adopt_some(pkv *p, uint32_t parked, const pkv_image *image, uint32_t most, uint32_t *n)
 {
     pkv_seq *s = parked_at(p, parked);
-    pkv_adopting *x = &s->adopting;
-    uint32_t parts = s->groups / image_tables(&p->geometry, image->grain), had = s->held;
     status st = STATUS_IS_OK;
-    for (*n = 0; x->on && *n < most;) {
-        const pkv_image_table *from = &image->tables[x->table / parts];
-        uint32_t left = pages_for(p, from->kept) - s->tables[x->table].n_pages;
-        uint32_t now = left < most - *n ? left : most - *n;
-        if (!pool_has(p, s->grain, x->table, now)) {
-            st = status_make(STATUS_NO_PAGES, NULL);
-            break;
-        }
-        if (now > 0) take_pages(p, s, x->table, from, now);
+    for (*n = 0; s->adopting.on && *n < most && status_ok(st);) {
+        uint32_t now = 0;
+        if (s->splitting) now = go_on_finer(p, s, most - *n);
+        else st = take_some(p, s, image, most - *n, &now);
         *n += now;
-        if (now == left) x->on = ++x->table < s->groups;
     }
-    uint32_t taken = s->held - had;
-    promise(p, s, x->on && taken < x->promised ? x->promised - taken : 0);
+    if (!s->adopting.on) promise(p, s, 0);
     return st;
 }
 
@@ -248,7 +291,7 @@ status pkv_adopt(pkv *p, const pkv_image *image, uint64_t salt, bool hidden, uin
 {
     uint64_t cost = pkv_image_cost(p, image);
     if (cost > pkv_available(p)) return status_make(STATUS_NO_PAGES, NULL);
-    uint32_t number = record_find(p), n;
+    uint32_t number = record_find(p);
     if (number == 0) return status_make(STATUS_NO_MEMORY, NULL);
     pkv_grain grain = tree_grain(p, &p->pool, image->grain, pkv_image_cells(&p->geometry, image));
     RETURN_IF_ERROR(shape_record(p, &p->swaps[number].seq, image, grain));
@@ -264,8 +307,6 @@ status pkv_adopt(pkv *p, const pkv_image *image, uint64_t salt, bool hidden, uin
     for (uint32_t i = 0; i < s->groups; i++) table_clear(&s->tables[i]);
     s->adopting = (pkv_adopting){.on = true};
     promise(p, s, (uint32_t)cost);
-    /* Others may break the runs of a coarser grain until the next portion. */
-    if (grain != PKV_HEAD) (void)pkv_adopt_some(p, number, image, UINT32_MAX, &n);
     *parked = number;
     return STATUS_IS_OK;
 }

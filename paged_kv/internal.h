@@ -134,7 +134,7 @@ typedef struct pkv_arriving {
 /* A record for which pages of an image are being taken, table after table. */
 typedef struct pkv_adopting {
     bool on;
-    uint32_t table;    // those before it have all of their pages, those behind it none
+    uint32_t table;    // those before it have all of their pages
     uint32_t promised; // cells that it will take, which are not available to others
 } pkv_adopting;
 
@@ -640,6 +640,10 @@ pkv_grid pkv_grid_of(const pkv *p, uint32_t length);
 /* ---- split.c ---- */
 /* Replaces the tables of a record by those of a finer grain, on the same cells of that tree. */
 status seq_split(pkv *p, pkv_tree *tree, pkv_seq *s, pkv_grain grain, bool parked);
+/* The same in portions, for a parked record: begins (s->splitting), and splits at most `most` pages
+ * more; how many. With the last one the record has the finer tables. */
+status record_split_begin(pkv *p, pkv_seq *s, pkv_grain grain);
+uint32_t record_split_some(pkv *p, pkv_seq *s, uint32_t most);
 /* Splits what is left of a sequence that is being split; cannot fail. */
 void seq_finish_split(pkv *p, uint32_t seq);
 void splitting_free(pkv *p, pkv_seq *s);

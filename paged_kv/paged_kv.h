@@ -394,10 +394,11 @@ uint32_t pkv_image_list_cells(const pkv *p, const pkv_image *image, uint32_t fir
 /* The cells that pkv_adopt takes, as many from each share as from the one that gives most. */
 uint64_t pkv_image_cost(const pkv *p, const pkv_image *image);
 /* Makes a parked sequence of an image that fits, on fresh pages, whose K and V the caller writes
- * before it is unparked. It has published nothing. All or nothing, as pkv_seq_append; but pages of
- * PKV_HEAD are only promised to it, and until it has them it may only be discarded. */
+ * before it is unparked. It has published nothing. All or nothing, as pkv_seq_append; but the pages
+ * are only promised to it, and until it has them it may only be discarded. */
 status pkv_adopt(pkv *p, const pkv_image *image, uint64_t salt, bool hidden, uint32_t *parked);
-/* Takes at most `most` of them. Fewer, *n: it has all. STATUS_NO_PAGES: others took the rest. */
+/* Takes at most `most` (at least 1) of them, or goes over to a finer grain for lack of runs, in as
+ * much time. Fewer, *n: it has all. STATUS_NO_PAGES: others took the rest. */
 status pkv_adopt_some(pkv *p, uint32_t parked, const pkv_image *image, uint32_t most, uint32_t *n);
 
 /* ---- the host tier --------------------------------------------------------------------------- */

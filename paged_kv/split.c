@@ -136,6 +136,15 @@ status seq_split(pkv *p, pkv_tree *tree, pkv_seq *s, pkv_grain grain, bool parke
     return STATUS_IS_OK;
 }
 
+status record_split_begin(pkv *p, pkv_seq *s, pkv_grain grain) { return begin_split(p, s, grain); }
+
+uint32_t record_split_some(pkv *p, pkv_seq *s, uint32_t most)
+{
+    uint32_t n = split_pages(p, &p->pool, s, most, true);
+    if (is_all_split(s)) end_split(p, s);
+    return n;
+}
+
 pkv_grain tree_grain(const pkv *p, const pkv_tree *tree, pkv_grain grain, uint64_t cells)
 {
     for (; grain != PKV_HEAD; grain++) {

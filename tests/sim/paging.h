@@ -127,6 +127,7 @@ typedef enum done_kind {
     DONE_RETAKEN,
     DONE_ADOPT,
     DONE_ADOPT_SOME,   // in portions
+    DONE_ADOPT_FINER,  // whose tables became finer between two of them
     DONE_ADOPT_BROKEN, // given up between two portions
     N_DONE,
 } done_kind;
@@ -259,8 +260,14 @@ pkv_swap_cost model_swap_cost(const sim *s, const model_seq *m, pkv_grain grain,
  * pages were short, and that a refusal changed nothing, except that tables may have become finer
  * before memory ran out. */
 bool went(sim *s, status result, bool enough_pages, uint64_t checksum_before);
+/* Checks what holds after every operation. */
+void check_always(sim *s);
 /* One backend step: deltas, moves, compute. */
 void take(sim *s);
+/* Operations on an open sequence; each may do nothing. */
+void op_append(sim *s, uint32_t id);
+void op_split(sim *s, uint32_t id);
+void op_publish(sim *s, uint32_t id);
 /* Between two portions of a sequence: checks, and operations on others. */
 void between(sim *s);
 /* Any operation on sequences that do not change in portions. */

@@ -78,21 +78,48 @@ static void check_exported(sim *s, const model_parked *from, uint32_t n)
     CHECK(s, at == n);
 }
 
+/* Others take single cells meanwhile, as long as there are some: of whole runs, where the cache has
+ * those of broken ones. */
+static void break_runs(sim *s)
+{
+    s->portions++;
+    for (uint32_t i = 0; i < 2 * SEQS; i++) {
+        uint32_t id = i % SEQS;
+        if (s->seqs[id].in_portions || s->seqs[id].splitting) continue;
+        if (!s->seqs[id].open) op_open(s, id);
+        for (uint32_t n = 0; n < 3; n++) i < SEQS ? op_split(s, id) : op_append(s, id);
+        if (i < SEQS) {
+            take(s);
+            op_publish(s, id);
+            op_drop(s, id);
+        }
+        s->grains = grains_of(s);
+    }
+    s->portions--;
+    s->done[DONE_BETWEEN]++;
+    check_always(s);
+}
+
 /* Takes the pages in portions. False where that is broken off: then the record is gone. */
 static bool take_cells(sim *s, uint32_t number, const pkv_image *image)
 {
-    uint32_t most = rng_below(&s->random, 3) ? 1 + rng_below(&s->random, 20) : UINT32_MAX, n;
+    uint32_t few = rng_below(&s->random, 2) ? 3 : 20, n;
+    uint32_t most = rng_below(&s->random, 3) ? 1 + rng_below(&s->random, few) : UINT32_MAX;
     long others = s->done[DONE_BETWEEN];
+    if (rng_below(&s->random, 2)) break_runs(s);
     for (;;) {
         uint64_t before = pkv_checksum(s->kv);
+        uint32_t tables = pkv_parked_tables(s->kv, number);
         status st = pkv_adopt_some(s->kv, number, image, most, &n);
         /* A sequence that comes back may take what was promised to this one. */
         bool taken = st.code == STATUS_NO_PAGES && s->done[DONE_BETWEEN] != others;
         if (!went(s, st, !taken, before)) break;
         CHECK(s, n <= most);
+        s->done[DONE_ADOPT_FINER] += pkv_parked_tables(s->kv, number) > tables;
         if (n < most) return true;
         s->done[DONE_ADOPT_SOME]++;
-        between(s);
+        if (rng_below(&s->random, 2)) between(s);
+        else break_runs(s);
         if (rng_below(&s->random, 8) == 0) break;
     }
     if (rng_below(&s->random, 2)) pkv_parked_discard(s->kv, number);

@@ -14,7 +14,7 @@
 
 /* ---- checks ---------------------------------------------------------------------------------- */
 
-static void check_always(sim *s)
+void check_always(sim *s)
 {
     const char *wrong = pkv_check_integrity(s->kv);
     if (wrong) fail_msg("seed %llu, operation %ld: %s", (unsigned long long)s->seed, s->op, wrong);
@@ -196,7 +196,7 @@ void take(sim *s)
     check_tables(s);
 }
 
-static void op_append(sim *s, uint32_t id)
+void op_append(sim *s, uint32_t id)
 {
     model_seq *m = &s->seqs[id];
     if (!m->open) return;
@@ -236,7 +236,7 @@ static void op_cut(sim *s, uint32_t id)
     s->done[DONE_CUT]++;
 }
 
-static void op_publish(sim *s, uint32_t id)
+void op_publish(sim *s, uint32_t id)
 {
     model_seq *m = &s->seqs[id];
     if (!m->open || m->arriving) return;
@@ -262,7 +262,7 @@ static void op_fork(sim *s, uint32_t id)
     s->done[DONE_FORK]++;
 }
 
-static void op_split(sim *s, uint32_t id)
+void op_split(sim *s, uint32_t id)
 {
     if (!s->seqs[id].open) return;
     pkv_grain grain = (pkv_grain)rng_below(&s->random, PKV_HEAD + 1);
@@ -431,7 +431,7 @@ void run_operation(sim *s)
     if (m->open && m->splitting) go_on_splitting(s, id);
     else if (m->open && m->length < m->hit_to && rng_below(&s->random, 2)) op_hit_more(s, id);
     else if (away == 0) op_swap(s, id);
-    else if (away == 1 && rng_below(&s->random, 4)) op_park(s, id);
+    else if (away == 1 && rng_below(&s->random, 2)) op_park(s, id);
     else if (away == 1) op_hand(s);
     else if (kind < 12) m->open ? op_hit_more(s, id) : op_open(s, id);
     else if (kind < 43) op_append(s, id);
@@ -588,6 +588,7 @@ static const char *const done_names[N_DONE] = {
     [DONE_RETAKEN] = "retaken",
     [DONE_ADOPT] = "adopted",
     [DONE_ADOPT_SOME] = "adopted in portions",
+    [DONE_ADOPT_FINER] = "adopted, finer after a portion",
     [DONE_ADOPT_BROKEN] = "given up while adopted",
 };
 

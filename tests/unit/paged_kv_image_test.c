@@ -53,8 +53,7 @@ static void move_over(grain_fixture *a, uint32_t seq, grain_fixture *b, uint32_t
     assert_true(pkv_image_fits(&a->geometry, &image));
     assert_true(pkv_image_cost(b->kv, &image) >= n);
     assert_true(status_ok(pkv_adopt(b->kv, &image, salt, false, &adopted)));
-    bool coarse = pkv_parked_tables(b->kv, adopted) < b->groups;
-    assert_int_equal(pkv_count(b->kv).used, coarse ? used + n : used);
+    assert_int_equal(pkv_count(b->kv).used, used);
     take_cells(b, adopted, &image, UINT32_MAX);
     assert_int_equal(pkv_count(b->kv).used, used + n);
     check_pool(b);
@@ -137,6 +136,77 @@ static void a_broken_pool_takes_finer_tables(void **state)
     assert_int_equal(pkv_seq_grain(b.kv, 1), PKV_HEAD);
     end(&a);
     end(&b);
+}
+
+/* Adopts in b what a has of 40 tokens in one table, takes two pages, and then breaks all whole runs of
+ * b: another sequence takes free cells rather than those that the cache has in broken runs. */
+static uint32_t adopt_in_broken(grain_fixture *a, grain_fixture *b, pkv_image_table *tables,
+                                uint32_t *parked, pkv_image *image)
+{
+    uint32_t adopted, hit;
+    begin(a, 2, 2, 60, 0);
+    begin(b, 2, 2, 41, 0);
+    fill(a, 0, PKV_ALL, 9, 40);
+    fill(b, 0, PKV_HEAD, 5, 7 * P);
+    publish(b, 0);
+    for (uint32_t g = 0; g < 4; g++) drop(b, 0, g, g % 2 ? 0x55 : 0x6a);
+    assert_true(status_ok(pkv_seq_park(a->kv, 0, parked)));
+    *image = image_of(a, *parked, tables);
+    assert_true(status_ok(pkv_adopt(b->kv, image, 9, false, &adopted)));
+    assert_int_equal(pkv_parked_tables(b->kv, adopted), 1);
+    take_cells(b, adopted, image, 2);
+    assert_true(status_ok(pkv_seq_open(b->kv, 2, PKV_HEAD, text(), 0, 6, 0, &hit)));
+    assert_true(status_ok(pkv_seq_append(b->kv, 2, 2 * P)));
+    take(b);
+    return adopted;
+}
+
+static void runs_may_be_broken_between_portions(void **state)
+{
+    (void)state;
+    grain_fixture a, b;
+    pkv_image_table tables[TABLES];
+    pkv_image image;
+    uint32_t parked, adopted = adopt_in_broken(&a, &b, tables, &parked, &image);
+    take_cells(&b, adopted, &image, UINT32_MAX);
+    assert_int_equal(pkv_parked_tables(b.kv, adopted), b.groups);
+    copy_cells(&a, parked, &b, adopted, 12);
+    b.salt[1] = a.salt[0];
+    pkv_seq_close(b.kv, 2);
+    assert_true(status_ok(pkv_unpark(b.kv, adopted, 1, 0)));
+    check(&b);
+    grow(&b, 1, 5);
+    pkv_parked_discard(a.kv, parked);
+    end(&a);
+    end(&b);
+}
+
+/* Wherever that is broken off, nothing is left. */
+static void it_may_be_discarded_while_tables_become_finer(void **state)
+{
+    (void)state;
+    for (uint32_t n_calls = 0; n_calls < 6; n_calls++) {
+        grain_fixture a, b;
+        pkv_image_table tables[TABLES];
+        pkv_image image;
+        uint32_t parked, n, adopted = adopt_in_broken(&a, &b, tables, &parked, &image);
+        for (uint32_t i = 0; i < n_calls; i++) {
+            assert_true(status_ok(pkv_adopt_some(b.kv, adopted, &image, 1, &n)));
+            assert_int_equal(n, 1);
+            check_pool(&b);
+            /* Each of the first calls splits one of the two pages. */
+            assert_int_equal(pkv_parked_tables(b.kv, adopted), i == 0 ? 1 : b.groups);
+        }
+        pkv_parked_discard(b.kv, adopted);
+        check_pool(&b);
+        pkv_seq_close(b.kv, 2);
+        close_seq(&b, 0);
+        assert_int_equal(pkv_count(b.kv).used, 0);
+        assert_int_equal(pkv_available(b.kv), 40);
+        pkv_parked_discard(a.kv, parked);
+        end(&a);
+        end(&b);
+    }
 }
 
 static void without_pages_nothing_changes(void **state)
@@ -281,6 +351,8 @@ int main(void)
         cmocka_unit_test(what_was_dropped_stays_dropped),
         cmocka_unit_test(slots_keep_their_positions),
         cmocka_unit_test(a_broken_pool_takes_finer_tables),
+        cmocka_unit_test(runs_may_be_broken_between_portions),
+        cmocka_unit_test(it_may_be_discarded_while_tables_become_finer),
         cmocka_unit_test(without_pages_nothing_changes),
         cmocka_unit_test(it_may_be_discarded_between_portions),
         cmocka_unit_test(others_may_take_what_was_promised),

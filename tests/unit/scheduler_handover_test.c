@@ -373,6 +373,30 @@ static void what_came_is_not_counted_again_as_a_hit(void **state)
     end_and_finish(f, 1);
 }
 
+/* So they are where a table is one of a layer with several heads. */
+static void pages_of_layers_are_taken_in_portions(void **state)
+{
+    (void)state;
+    arrival a;
+    sched_options o = pool_of(80);
+    o.geometry.n_kv_heads = 2;
+    o.hand_out_slots = 4;
+    fixture *f = begin(o);
+    sched_request b = request(f, 2, 700, 1, 200);
+    add(f, &b);
+    step(f);
+    add_taker_of(f, &a, LONG_PROMPT);
+    assert_int_equal(a.handed.image.grain, PKV_LAYER);
+    for (uint32_t n = 1; n <= 2 * LONG_PAGES; n++) {
+        assert_non_null(strstr(step(f), "2@"));
+        uint32_t beside = 4 * ((1 + describe(f, 2, 0).output_tokens + 15) / 16);
+        assert_int_equal(used_pages(f) - beside, 2 * n);
+        assert_null(sched_next_load(f->s));
+    }
+    end(f, 1, 0);
+    end_and_finish(f, 2);
+}
+
 /* Between two portions other requests leave it its pages: the prompt that arrives later waits. */
 static void pages_of_later_portions_are_its_own(void **state)
 {
@@ -473,6 +497,7 @@ int main(void)
         cmocka_unit_test(a_request_may_end_while_it_is_filled),
         cmocka_unit_test(pages_are_taken_in_portions),
         cmocka_unit_test(what_came_is_not_counted_again_as_a_hit),
+        cmocka_unit_test(pages_of_layers_are_taken_in_portions),
         cmocka_unit_test(pages_of_later_portions_are_its_own),
         cmocka_unit_test(a_request_may_end_between_portions),
         cmocka_unit_test(what_came_in_vain_goes_in_portions),
