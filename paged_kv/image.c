@@ -42,56 +42,18 @@ pkv_image pkv_parked_image(const pkv *p, uint32_t parked, pkv_image_table *table
                        .tables = tables};
 }
 
-/* The table, of so many at some grain, that holds a KV group. */
-static uint32_t table_holding(const pkv *p, uint32_t tables, uint32_t group)
+uint32_t pkv_list_cells(const pkv *p, const pkv_image *image, uint32_t first, uint32_t n,
+                        uint32_t *to)
 {
-    return group / (p->groups / tables);
-}
-
-/* The cells of a KV group, in the pages of its table. */
-typedef struct group_cells {
-    const uint32_t *pages;
-    uint32_t n, offset;
-} group_cells;
-
-static uint32_t group_offset(const pkv *p, pkv_grain grain, uint32_t group)
-{
-    uint32_t heads = p->pool.n_heads;
-    return pkv_cell_offset(&p->geometry, p->n_pages - 1, grain, group / heads, group % heads);
-}
-
-/* Writes cells of the group from *first on, at most n: how many. *first becomes that of the next
- * group. */
-static uint32_t list_group(group_cells cells, uint32_t *first, uint32_t n, uint32_t *to)
-{
-    uint32_t done = 0;
-    for (uint32_t i = *first; i < cells.n && done < n; i++)
-        to[done++] = cells.pages[i] + cells.offset;
-    *first -= *first < cells.n ? *first : cells.n;
-    return done;
-}
-
-uint32_t pkv_parked_cells(const pkv *p, uint32_t parked, uint32_t first, uint32_t n, uint32_t *to)
-{
-    const pkv_seq *s = parked_at(p, parked);
-    uint32_t done = 0;
+    uint32_t done = 0, heads = p->pool.n_heads;
+    uint32_t parts = p->groups / image_tables(&p->geometry, image->grain);
     for (uint32_t g = 0; g < p->groups && done < n; g++) {
-        uint32_t table = table_holding(p, s->groups, g);
-        group_cells cells = {seq_pages(s, table), s->tables[table].n_pages,
-                             group_offset(p, s->grain, g)};
-        done += list_group(cells, &first, n - done, to + done);
-    }
-    return done;
-}
-
-uint32_t pkv_image_list_cells(const pkv *p, const pkv_image *image, uint32_t first, uint32_t n,
-                              uint32_t *to)
-{
-    uint32_t done = 0, tables = image_tables(&p->geometry, image->grain);
-    for (uint32_t g = 0; g < p->groups && done < n; g++) {
-        const pkv_image_table *t = &image->tables[table_holding(p, tables, g)];
-        group_cells cells = {t->pages, pages_for(p, t->kept), group_offset(p, image->grain, g)};
-        done += list_group(cells, &first, n - done, to + done);
+        const pkv_image_table *t = &image->tables[g / parts];
+        uint32_t pages = pages_for(p, t->kept);
+        uint32_t offset =
+            pkv_cell_offset(&p->geometry, p->n_pages - 1, image->grain, g / heads, g % heads);
+        for (uint32_t i = first; i < pages && done < n; i++) to[done++] = t->pages[i] + offset;
+        first -= first < pages ? first : pages;
     }
     return done;
 }
@@ -238,8 +200,8 @@ static status begin_finer(pkv *p, pkv_seq *s, const pkv_image *image)
     return STATUS_IS_OK;
 }
 
-/* Splits pages that the record has, each of which takes the time of its parts, at least one. Returns
- * how many pages of `most` were spent. */
+/* Splits pages that the record has, each of which takes the time of its parts, at least one. The
+ * result is how many pages of `most` were spent. */
 static uint32_t go_on_finer(pkv *p, pkv_seq *s, uint32_t most)
 {
     uint32_t parts = s->splitting->groups / s->groups;

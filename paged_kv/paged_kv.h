@@ -360,13 +360,12 @@ uint32_t pkv_available_unparked(const pkv *p);
 
 /* ---- images: sequences that go to another pool (image.c) ------------------------------------- */
 
-/* One table of an image. */
 typedef struct pkv_image_table {
     uint32_t kept;         // tokens; all pages but the last are full
     uint32_t slot_pages;   // first pages, whose slots have positions in `slots`, not in `bases`
     const uint32_t *bases; // for each page the logical index of its first token
     const uint32_t *slots; // [pkv_image_slots] logical index of each slot
-    const uint32_t *pages; // of an image of this pool's own, else unused
+    const uint32_t *pages; // of an image of a parked sequence, else unused
 } pkv_image_table;
 
 /* The tables of a sequence as data, without the K and V of its pages. */
@@ -376,28 +375,23 @@ typedef struct pkv_image {
     bool dropped, contiguous;
     const pkv_image_table *tables; // [tables of the grain]
 } pkv_image;
-
 uint32_t pkv_image_slots(const pkv_geometry *g, const pkv_image_table *t);
 /* The number of cells in the image's pages. */
 uint64_t pkv_image_cells(const pkv_geometry *g, const pkv_image *image);
 /* Whether the image, whose bases and slots may be any numbers, is one that a sequence can have. */
 bool pkv_image_fits(const pkv_geometry *g, const pkv_image *image);
-/* The image of a parked sequence, into tables [pkv_parked_tables]; valid while it stays parked, and
- * changed by no call until then, so that other threads may read it meanwhile. */
+/* The image of a parked sequence, into tables [pkv_parked_tables]; valid while it stays parked. */
 uint32_t pkv_parked_tables(const pkv *p, uint32_t parked);
 pkv_image pkv_parked_image(const pkv *p, uint32_t parked, pkv_image_table *tables);
-/* Writes cells of pkv_image_cells from `first` on, at most n, by KV group and page: how many. */
-uint32_t pkv_parked_cells(const pkv *p, uint32_t parked, uint32_t first, uint32_t n, uint32_t *to);
-/* The same for a pool's own image, on any thread. */
-uint32_t pkv_image_list_cells(const pkv *p, const pkv_image *image, uint32_t first, uint32_t n,
-                              uint32_t *to);
+/* Writes cells of such an image from `first` on, at most n, by KV group and page: how many. Any
+ * thread may read the image and call this. */
+uint32_t pkv_list_cells(const pkv *p, const pkv_image *i, uint32_t first, uint32_t n, uint32_t *to);
 /* The cells that pkv_adopt takes, as many from each share as from the one that gives most. */
 uint64_t pkv_image_cost(const pkv *p, const pkv_image *image);
-/* Makes a parked sequence of an image that fits, on fresh pages, whose K and V the caller writes
- * before it is unparked. It has published nothing. All or nothing, as pkv_seq_append; but the pages
- * are only promised to it, and until it has them it may only be discarded. */
+/* Makes a parked sequence of an image that fits, which has published nothing. It is promised pages,
+ * all or nothing. Until it has them it may only be discarded; once K and V are in, unparked. */
 status pkv_adopt(pkv *p, const pkv_image *image, uint64_t salt, bool hidden, uint32_t *parked);
-/* Takes at most `most` (at least 1) of them, or goes over to a finer grain for lack of runs, in as
+/* Takes at most `most` (at least 1) of its pages, or makes its tables finer for lack of runs, in as
  * much time. Fewer, *n: it has all. STATUS_NO_PAGES: others took the rest. */
 status pkv_adopt_some(pkv *p, uint32_t parked, const pkv_image *image, uint32_t most, uint32_t *n);
 

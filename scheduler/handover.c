@@ -99,7 +99,7 @@ const sched_export *sched_next_export(sched *s)
 uint32_t sched_export_cells(const sched *s, const sched_export *x, uint32_t first, uint32_t n,
                             uint32_t *to)
 {
-    return pkv_image_list_cells(s->kv, &x->image, first, n, to);
+    return pkv_list_cells(s->kv, &x->image, first, n, to);
 }
 
 static void free_handing(sched *s, sched_handing *x)

@@ -21,8 +21,9 @@ struct sched_loading {
     uint32_t parked;   // of a prompt that is taken over: the sequence that is filled
     uint32_t n_listed; // of its cells
     sched_loading *earlier, *later;
-    pkv_key *keys;   // [n_blocks]
-    uint32_t *cells; // [n_blocks, groups]
+    pkv_key *keys;           // [n_blocks]
+    uint32_t *cells;         // [n_blocks, groups]
+    pkv_image_table *tables; // [groups] views of those of `parked`
 };
 
 /* How many tokens of an open sequence behind those computed, whole blocks up to `to`, can be loaded
@@ -77,10 +78,12 @@ static sched_loading *make_load(sched *s, sched_seq *q, pkv_key key, uint32_t n)
 
 bool sched_load_parked(sched *s, sched_seq *q, uint32_t parked, uint32_t n_cells)
 {
-    sched_loading *l = alloc_resize(&s->alloc, NULL, sizeof *l + n_cells * sizeof *l->cells, 1);
+    size_t cells = n_cells * sizeof(uint32_t), tables = s->groups * sizeof(pkv_image_table);
+    sched_loading *l = alloc_resize(&s->alloc, NULL, sizeof *l + tables + cells, 1);
     if (!l) return false;
     *l = (sched_loading){.seq = q, .parked = parked, .earlier = s->last_load};
-    l->cells = (uint32_t *)(l + 1);
+    l->tables = (pkv_image_table *)(l + 1);
+    l->cells = (uint32_t *)(l->tables + s->groups);
     l->load =
         (sched_load){.cells = l->cells, .n_blocks = 1, .n_cells = n_cells, .request = q->entry->id};
     link_load(s, l);
@@ -169,7 +172,8 @@ static void list_some(sched *s, sched_loading *l)
 {
     uint64_t most = (uint64_t)s->away_left * CELLS_OF_PAGE;
     uint32_t left = l->load.n_cells - l->n_listed, n = left < most ? left : (uint32_t)most;
-    l->n_listed += pkv_parked_cells(s->kv, l->parked, l->n_listed, n, l->cells + l->n_listed);
+    pkv_image image = pkv_parked_image(s->kv, l->parked, l->tables);
+    l->n_listed += pkv_list_cells(s->kv, &image, l->n_listed, n, l->cells + l->n_listed);
     sched_away_spend(s, n / CELLS_OF_PAGE + (n % CELLS_OF_PAGE != 0));
     if (l->n_listed == l->load.n_cells) l->state = LOAD_NEW;
 }

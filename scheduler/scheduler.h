@@ -195,7 +195,7 @@ typedef struct sched_load {
     const pkv_key *keys;   // [n_blocks]; NULL: a prompt taken over, which counts as one
     const uint32_t *cells; // [n_blocks, pkv_groups]: the cells that they are loaded into
     uint32_t n_blocks;
-    uint32_t n_cells; // of a prompt taken over, in the order of pkv_parked_cells
+    uint32_t n_cells; // of a prompt taken over, in the order of pkv_list_cells
     uint64_t request; // of a prompt taken over
 } sched_load;
 
@@ -289,7 +289,7 @@ const sched_load *sched_next_load(sched *s);
  * portions, in a later one. Its cells may be read once the moves of the last plan are made. Its
  * event EXPORTED must be given, except before sched_destroy. */
 const sched_export *sched_next_export(sched *s);
-/* Writes the export's cells from `first` on, at most n, in the order of pkv_parked_cells: how many.
+/* Writes the export's cells from `first` on, at most n, in the order of pkv_list_cells: how many.
  * On any thread. */
 uint32_t sched_export_cells(const sched *s, const sched_export *x, uint32_t first, uint32_t n,
                             uint32_t *to);

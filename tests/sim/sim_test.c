@@ -2,8 +2,8 @@
  * priorities, n, aborts at any moment, pauses, failing steps, page shortage, a host tier that is
  * absent, soon full or large, every method of retention with random fields, sessions of several
  * turns, compression under pressure, a disk for blocks that left memory, and prompts that are
- * handed over and taken over, over geometries, page sizes and prefill chunks. Every token, and what is kept, is compared with the one-at-a-time
- * reference.
+ * handed over and taken over, over geometries, page sizes and prefill chunks. Every token, and what
+ * is kept, is compared with the one-at-a-time reference.
  *
  *   sim_test [seed]      one world, verbosely, with one step in flight and with two;
  *                        OCTAVO_SOAK=SEED runs 10^5 requests with each instead of 10^4, in

@@ -5,14 +5,22 @@ enum { TABLES = GROUPS_MOST, CELLS = CELLS_MOST };
 
 static const pkv_grain grains[] = {PKV_ALL, PKV_LAYER, PKV_HEAD};
 
+static uint32_t list_cells(const grain_fixture *f, uint32_t parked, uint32_t first, uint32_t n,
+                           uint32_t *to)
+{
+    pkv_image_table tables[TABLES];
+    pkv_image image = pkv_parked_image(f->kv, parked, tables);
+    return pkv_list_cells(f->kv, &image, first, n, to);
+}
+
 /* Copies the slots of an image's cells, which both pools tell in one order. */
 static void copy_cells(const grain_fixture *from, uint32_t parked, grain_fixture *to,
                        uint32_t adopted, uint32_t n)
 {
     uint32_t here[CELLS], there[CELLS];
-    assert_int_equal(pkv_parked_cells(from->kv, parked, 0, n, here), n);
+    assert_int_equal(list_cells(from, parked, 0, n, here), n);
     for (uint32_t i = 0; i < n;) {
-        uint32_t most = 1 + i % 7, more = pkv_parked_cells(to->kv, adopted, i, most, there + i);
+        uint32_t most = 1 + i % 7, more = list_cells(to, adopted, i, most, there + i);
         assert_int_equal(more, most < n - i ? most : n - i);
         i += more;
     }
@@ -138,8 +146,8 @@ static void a_broken_pool_takes_finer_tables(void **state)
     end(&b);
 }
 
-/* Adopts in b what a has of 40 tokens in one table, takes two pages, and then breaks all whole runs of
- * b: another sequence takes free cells rather than those that the cache has in broken runs. */
+/* Adopts in b what a has of 40 tokens in one table, takes two pages, and then breaks all whole runs
+ * of b: another sequence takes free cells rather than those that the cache has in broken runs. */
 static uint32_t adopt_in_broken(grain_fixture *a, grain_fixture *b, pkv_image_table *tables,
                                 uint32_t *parked, pkv_image *image)
 {
