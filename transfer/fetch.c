@@ -24,19 +24,20 @@ const char *wire_read_answer(const wire_answer *a, uint64_t most, size_t *n)
     return NULL;
 }
 
-/* Receives n bytes into memory of their own. NULL: *why says what is missing. */
-static uint8_t *receive_bytes(transfer *t, int fd, uint64_t owner, const wire_answer *a, size_t n,
+/* Receives n bytes, for which there is room, into memory of their own. NULL: *why says what is
+ * missing. */
+static uint8_t *receive_bytes(transfer *t, int fd, const wire_answer *a, size_t n,
                               const socket_wait *w, const char **why)
 {
-    *why = room_make_for_fetched(t, owner, n);
-    if (*why) return NULL;
+    wire_take take;
+    memcpy(take.magic, WIRE_TAKES, sizeof take.magic);
     uint8_t *bytes = malloc(n);
-    *why = bytes ? socket_receive(fd, bytes, n, w) : "memory is out";
+    *why = bytes ? socket_send(fd, &take, sizeof take, w) : "memory is out";
+    if (!*why) *why = socket_receive(fd, bytes, n, w);
     if (!*why && hash_bytes(bytes, n, t->o.identity) != a->hash)
         *why = "its bytes are not those that it holds";
     if (!*why) return bytes;
     free(bytes);
-    transfer_release(t, owner, n);
     return NULL;
 }
 
@@ -49,7 +50,10 @@ const char *fetch_over(transfer *t, int fd, const transfer_fetch *f, const socke
     const char *why = socket_send(fd, &ask, sizeof ask, w);
     if (!why) why = socket_receive(fd, &answer, sizeof answer, w);
     if (!why) why = wire_read_answer(&answer, f->most, &got->n);
-    if (!why) got->bytes = receive_bytes(t, fd, f->owner, &answer, got->n, w, &why);
+    if (!why) why = room_make_for_fetched(t, f->owner, got->n);
+    if (why) return why;
+    got->bytes = receive_bytes(t, fd, &answer, got->n, w, &why);
+    if (why) transfer_release(t, f->owner, got->n);
     return why;
 }
 

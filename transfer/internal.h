@@ -93,14 +93,17 @@ typedef struct peer {
     int fd; /* -1: none */
     peer_times times;
     wire_ask ask;
-    size_t got; /* bytes of it */
+    wire_take take;
+    size_t got; /* bytes of ask and take */
     wire_answer answer;
     held_record *record; /* NULL where the answer has no bytes */
     size_t sent;         /* of the answer and its bytes */
 } peer;
 
-/* Reads a part of what the peer asks, or sends it a part of its answer. What poll told of its
- * connection says which. */
+/* What the peer's connection is waited for: to say more, or to take more of its answer. */
+short peer_events(const peer *p);
+/* Reads a part of what the peer says, or sends it a part of its answer, where poll has told of its
+ * connection that it can be done. */
 void peer_serve(transfer *t, peer *p, short events);
 
 /* One peer has at most FETCHES_OF_A_PEER of the threads, so that one that is as slow as it may be

@@ -42,14 +42,31 @@ static void begin_answer(transfer *t, peer *p)
     p->answer.hash = p->record->hash;
 }
 
-/* Reads what the peer asks. False: the connection has ended, or this is no peer. */
+/* Reads a part of a message of n bytes, behind `before` bytes of others. False: the connection has
+ * ended. */
+static bool read_part(peer *p, void *message, size_t n, size_t before)
+{
+    size_t done = p->got - before;
+    ssize_t some = recv(p->fd, (char *)message + done, n - done, 0);
+    if (some < 0) return errno == EAGAIN || errno == EWOULDBLOCK || errno == EINTR;
+    if (some == 0) return false;
+    p->got += (size_t)some;
+    p->times.moved_us = clock_now_us();
+    return true;
+}
+
+/* Whether the peer has said that it has room for the record. */
+static bool takes(const peer *p) { return p->got == sizeof p->ask + sizeof p->take; }
+
+static bool is_head_sent(const peer *p) { return p->sent >= sizeof p->answer; }
+
+/* Reads what the peer says. False: the connection has ended, or this is no peer. */
 static bool read_peer(transfer *t, peer *p)
 {
-    ssize_t n = recv(p->fd, (char *)&p->ask + p->got, sizeof p->ask - p->got, 0);
-    if (n < 0) return errno == EAGAIN || errno == EWOULDBLOCK || errno == EINTR;
-    if (n == 0) return false;
-    p->got += (size_t)n;
-    p->times.moved_us = clock_now_us();
+    if (p->times.answers)
+        return read_part(p, &p->take, sizeof p->take, sizeof p->ask) &&
+               (!takes(p) || memcmp(p->take.magic, WIRE_TAKES, sizeof p->take.magic) == 0);
+    if (!read_part(p, &p->ask, sizeof p->ask, 0)) return false;
     if (p->got < sizeof p->ask) return true;
     if (memcmp(p->ask.magic, WIRE_ASKS, sizeof p->ask.magic) != 0) return false;
     begin_answer(t, p);
@@ -64,7 +81,7 @@ static size_t answer_bytes(const peer *p)
 /* Sends a part of the answer. False: the connection has ended. */
 static bool write_peer(peer *p)
 {
-    bool head = p->sent < sizeof p->answer;
+    bool head = !is_head_sent(p);
     size_t at = head ? p->sent : p->sent - sizeof p->answer;
     const char *from = head ? (const char *)&p->answer : (const char *)p->record->bytes;
     size_t n = (head ? sizeof p->answer : p->record->n) - at;
@@ -76,11 +93,17 @@ static bool write_peer(peer *p)
     return true;
 }
 
+short peer_events(const peer *p)
+{
+    bool listens = !p->times.answers || (is_head_sent(p) && !takes(p));
+    return listens ? POLLIN : POLLOUT;
+}
+
 void peer_serve(transfer *t, peer *p, short events)
 {
-    bool fine = !(events & (POLLERR | POLLNVAL));
-    if (fine && !p->times.answers && (events & (POLLIN | POLLHUP))) fine = read_peer(t, p);
-    else if (fine && p->times.answers && (events & POLLOUT)) fine = write_peer(p);
+    bool fine = !(events & (POLLERR | POLLNVAL)), listens = peer_events(p) == POLLIN;
+    if (fine && listens && (events & (POLLIN | POLLHUP))) fine = read_peer(t, p);
+    else if (fine && !listens && (events & POLLOUT)) fine = write_peer(p);
     else if (fine && (events & POLLHUP)) fine = false;
     bool done = fine && p->times.answers && p->sent == answer_bytes(p);
     if (!fine || done) end_peer(t, p, fine);
@@ -139,8 +162,7 @@ static void *peers_loop(void *arg)
         fds[0] = (struct pollfd){.fd = t->stop_pipe[0], .events = POLLIN};
         fds[1] = (struct pollfd){.fd = accepts ? t->listen_fd : -1, .events = POLLIN};
         for (uint32_t i = 0; i < PEERS_MOST; i++)
-            fds[2 + i] = (struct pollfd){.fd = peers[i].fd,
-                                         .events = peers[i].times.answers ? POLLOUT : POLLIN};
+            fds[2 + i] = (struct pollfd){.fd = peers[i].fd, .events = peer_events(&peers[i])};
         int n = poll(fds, 2 + PEERS_MOST, LOOK_MS);
         if (n > 0 && fds[0].revents) break;
         for (uint32_t i = 0; n > 0 && i < PEERS_MOST; i++)

@@ -10,10 +10,10 @@
  *          serves peers, FETCH_THREADS of `oct-fetch` fetch from them and call `done`.
  * Units    bytes; microseconds of the monotonic clock.
  * Errors   a fetch says in one line why it got nothing. Nothing that a peer sends is believed: its
- *          length is compared with what the caller can use before memory is taken, and its bytes
- *          with a checksum; what they mean the caller checks.
+ *          length is compared with what the caller can use, and room is taken for it, before any of
+ *          it is sent, and its bytes with a checksum; what they mean the caller checks.
  * Wire     TCP without encryption: for a network that clients are not on, as for the traffic of
- *          ranks. wire.h has the two messages. */
+ *          ranks. wire.h has the messages. */
 #ifndef TRANSFER_TRANSFER_H
 #define TRANSFER_TRANSFER_H
 

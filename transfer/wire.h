@@ -1,13 +1,15 @@
-/* The two messages of a fetch (private to transfer/): a peer asks for a key, and is answered by a
- * head and, where that says so, the bytes. Then the connection is closed. Numbers are
+/* The messages of a fetch (private to transfer/): a peer asks for a key, and is answered by a head.
+ * Where that says how many bytes there are, the peer takes room for them, says that it takes them,
+ * and is sent them; without room it closes the connection, and the record is gone. Numbers are
  * little-endian, as on all machines that the server runs on. */
 #ifndef TRANSFER_WIRE_H
 #define TRANSFER_WIRE_H
 
 #include "transfer/transfer.h"
 
-#define WIRE_ASKS    "octavo?1"
-#define WIRE_ANSWERS "octavo!1"
+#define WIRE_ASKS    "octavo?2"
+#define WIRE_ANSWERS "octavo!2"
+#define WIRE_TAKES   "octavo+2"
 
 typedef struct wire_ask {
     uint8_t magic[8];
@@ -27,9 +29,13 @@ typedef enum wire_outcome {
 typedef struct wire_answer {
     uint8_t magic[8];
     uint32_t outcome, zero;
-    uint64_t n;    // bytes that follow
+    uint64_t n;    // bytes that follow, once the peer takes them
     uint64_t hash; // of them (hash_bytes, by the identity)
 } wire_answer;
+
+typedef struct wire_take {
+    uint8_t magic[8];
+} wire_take;
 
 _Static_assert(sizeof(wire_ask) == 40 && sizeof(wire_answer) == 32, "messages have no holes");
 

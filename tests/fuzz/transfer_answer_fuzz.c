@@ -1,7 +1,8 @@
 /* Property: what a peer answers to a fetch is refused with a reason, and no room is left taken; or
- * its bytes are those behind an answer that says so, as many as were asked for at most, under their
- * checksum. The input's first byte chooses what of it is made right, the second how much may come;
- * the rest is what the peer sends before it closes the connection. */
+ * it was told that its record is taken, and its bytes are those behind an answer that says so, as
+ * many as were asked for at most, under their checksum. The input's first byte chooses what of it
+ * is made right, the second how much may come; the rest is what the peer sends before it closes the
+ * connection. */
 #include "tests/fuzz/fuzz.h"
 #include "transfer/internal.h"
 
@@ -44,7 +45,7 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
     transfer *t;
     error err;
     int fds[2];
-    uint8_t asked[sizeof(wire_ask)];
+    uint8_t asked[sizeof(wire_ask)], take[sizeof(wire_take)];
     if (size < 2 || size - 2 > MOST) return 0;
     size_t n = size - 2;
     uint8_t *bytes = malloc(n + 1);
@@ -58,6 +59,9 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
     transfer_got got = {0};
     const char *why = fetch_over(t, fds[0], &f, &w, &got);
     FUZZ_CHECK(recv(fds[1], asked, sizeof asked, MSG_WAITALL) == sizeof asked);
+    ssize_t told = recv(fds[1], take, sizeof take, MSG_DONTWAIT);
+    FUZZ_CHECK(told <= 0 || (told == sizeof take && memcmp(take, WIRE_TAKES, sizeof take) == 0));
+    FUZZ_CHECK(told > 0 || why);
     FUZZ_CHECK((why == NULL) == (got.bytes != NULL));
     FUZZ_CHECK(transfer_count(t).bytes == (why ? 0 : got.n));
     if (why) FUZZ_CHECK(*why != '\0');

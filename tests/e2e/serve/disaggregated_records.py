@@ -14,7 +14,7 @@ import unittest
 from disaggregated import CHUNKKV, FLAGS, POOL, PROMPT, body, drawn, for_prefill, headers
 from harness import Server, eventually, main, tokens
 
-ASK, ANSWER = struct.Struct("<8s16sQQ"), struct.Struct("<8sIIQQ")
+ASK, ANSWER, TAKE = struct.Struct("<8s16sQQ"), struct.Struct("<8sIIQQ"), b"octavo+2"
 # engine/handover.c: the numbers that a record begins with.
 HEAD = struct.Struct("<5Q8If")
 HEAD_FIELDS = ("layout", "policy", "sampling", "banned", "pages_dropped", "n_tokens", "n_tables", "n_cells", "grain",
@@ -89,6 +89,7 @@ class Liar:
                 ask = read_exactly(connection, ASK.size)
                 real.sendall(ask)
                 magic, outcome, zero, n, hashed = ANSWER.unpack(read_exactly(real, ANSWER.size))
+                real.sendall(TAKE)
                 record = read_exactly(real, n)
                 identity = ASK.unpack(ask)[2]
                 assert checksum(record, identity) == hashed
