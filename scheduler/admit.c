@@ -107,7 +107,7 @@ static bool try_start(sched *s, sched_seq *q, const sched_owed *owed)
 static void note_shared(sched *s, const sched_seq *q)
 {
     if (s->if_shared == 0) return;
-    uint64_t shared = pkv_seq_pages_shared(s->kv, q->slot, &s->looks_left).most;
+    uint64_t shared = sched_pages_shared(s, q).most;
     if (shared > s->if_shared) shared = s->if_shared;
     s->if_shared -= shared;
     s->lasting += shared;

@@ -252,6 +252,16 @@ typedef struct selection_pages {
     uint64_t as_of; // pkv_shared.as_of of `lasting`
 } selection_pages;
 
+pkv_shared sched_pages_shared(sched *s, const sched_seq *q)
+{
+    uint32_t most = s->looks_left;
+    if (q->counts_from == 0) most -= most / 2;
+    uint32_t left = most;
+    pkv_shared shared = pkv_seq_pages_shared(s->kv, q->slot, &left);
+    s->looks_left -= most - left;
+    return shared;
+}
+
 static selection_pages pages_to_select(sched *s, const sched_seq *q)
 {
     uint32_t to = seq_from(q) + q->planned;
@@ -264,7 +274,7 @@ static selection_pages pages_to_select(sched *s, const sched_seq *q)
     retention_bound bound =
         retention_bound_at(&turn->policy, &s->options.geometry, n_layers, turn->n_prompt, stop.at);
     if (!q->entry->has_sums) {
-        pkv_shared shared = pkv_seq_pages_shared(s->kv, q->slot, &s->looks_left);
+        pkv_shared shared = sched_pages_shared(s, q);
         pages.lasting = shared.most < bound.even_pages ? shared.most : bound.even_pages;
         pages.if_shared = bound.even_pages - pages.lasting;
         pages.as_of = shared.as_of;

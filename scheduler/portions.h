@@ -30,6 +30,10 @@ status sched_arrive(sched *s, sched_seq *q);
 uint32_t sched_portion(const sched *s);
 /* The most pages of long sequences that a step looks at, to count which of them others hold. */
 uint32_t sched_look_portion(const sched *s);
+/* The pages of the sequence that others hold too, counted on within what this step may still look
+ * at: all of that for a sequence that waits for counts, else half, because a count that begins anew
+ * in each step must not keep those behind it from theirs. */
+pkv_shared sched_pages_shared(sched *s, const sched_seq *q);
 /* Sets aside pages that a selection may take for good: a bound by pkv_seq_pages_shared. */
 void sched_reserve_lasting(sched *s, uint64_t pages, uint64_t as_of);
 /* Closes all that is left of its tables at once. `way` is not PKV_SWAP_OUT, which may lack room. */

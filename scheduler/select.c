@@ -268,7 +268,7 @@ static void detach(sched *s, sched_selection *x)
 static void note_shared(sched *s, const sched_seq *q, sched_selection *x)
 {
     if (x->bound == 0 || q->entry->has_sums) return;
-    pkv_shared shared = pkv_seq_pages_shared(s->kv, q->slot, &s->looks_left);
+    pkv_shared shared = sched_pages_shared(s, q);
     x->lasting = shared.most < x->bound ? shared.most : x->bound;
     x->as_of = shared.as_of;
 }
