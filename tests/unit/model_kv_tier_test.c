@@ -228,7 +228,7 @@ static void a_scan_finds_a_part(void **state)
     assert_int_equal(c.writes, 0); /* the file has them since they left first */
 }
 
-/* Of scanned pages those leave first that came last, and last those that were found again. */
+/* Scanned pages leave newest first, but those that were found again leave last. */
 static void of_scanned_pages_the_newest_leaves(void **state)
 {
     fixture *f = *state;
