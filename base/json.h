@@ -17,8 +17,8 @@ status json_read_file(const char *path, size_t max_bytes, json_t **out, error *e
  * is not JSON is STATUS_CORRUPT with line and column; STATUS_NO_MEMORY means that memory ran
  * out. */
 status json_read_text(const char *where, const char *text, size_t n, json_t **out, error *err);
-/* The same for an argument or a client's field, `name`: a text that is not JSON is STATUS_INVALID
- * there, since STATUS_CORRUPT means a damaged file. */
+/* Parses a command-line argument or a client's field, `name`, as json_read_text does, but a text
+ * that is not JSON is STATUS_INVALID, since STATUS_CORRUPT means a damaged file. */
 status json_read_argument(const char *name, const char *text, size_t n, json_t **out, error *err);
 /* Copies a value; the copy shares nothing with `from`. NULL when there is no memory for all of
  * it. */

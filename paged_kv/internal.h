@@ -138,8 +138,8 @@ typedef struct pkv_adopting {
     uint32_t promised; // cells that it will take, which are not available to others
 } pkv_adopting;
 
-/* What is known of how many pages of a sequence other tables hold too (shared.c). The fields
- * `going` are of the count that is under way, the others of the last whole one. */
+/* Counts of the pages of a sequence that other tables hold too (shared.c). The fields `going`
+ * belong to the count that is under way, the others to the last whole one. */
 typedef struct pkv_shared_count {
     uint64_t counted;            // cells, as many from each share
     uint64_t came, came_going;   // pkv.sharings when the count began
@@ -443,7 +443,7 @@ void watch_forget(pkv *p);
 const char *watch_check(const pkv *p);
 
 /* ---- shared.c ---- */
-/* What is known of a sequence without pages. */
+/* The count of a sequence without pages. */
 static inline pkv_shared_count shared_none(const pkv *p)
 {
     return (pkv_shared_count){.came = p->sharings, .as_of = p->sharing_changes};
@@ -640,8 +640,9 @@ pkv_grid pkv_grid_of(const pkv *p, uint32_t length);
 /* ---- split.c ---- */
 /* Replaces the tables of a record by those of a finer grain, on the same cells of that tree. */
 status seq_split(pkv *p, pkv_tree *tree, pkv_seq *s, pkv_grain grain, bool parked);
-/* The same in portions, for a parked record: begins (s->splitting), and splits at most `most` pages
- * more; how many. With the last one the record has the finer tables. */
+/* Begin to replace the tables of a parked record by those of a finer grain (s->splitting), and
+ * split at most `most` pages more, of which the number is returned. With the last one the record
+ * has the finer tables. */
 status record_split_begin(pkv *p, pkv_seq *s, pkv_grain grain);
 uint32_t record_split_some(pkv *p, pkv_seq *s, uint32_t most);
 /* Splits what is left of a sequence that is being split; cannot fail. */

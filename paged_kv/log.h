@@ -72,7 +72,7 @@ typedef struct pkv_mirror_page {
 
 pkv_mirror_page pkv_mirror_page_at(const pkv_mirror *m, uint32_t cell);
 
-/* The tables that one operation of a delta log changes, for who keeps a copy of them. */
+/* The tables that one operation of a delta log changes, for code that keeps a copy of them. */
 enum { PKV_ALL_GROUPS = 0xffffffff };
 
 typedef struct pkv_touch {

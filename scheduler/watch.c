@@ -22,7 +22,7 @@ void sched_watch(sched *s, uint64_t request)
     sched_entry *e = sched_entry_find(s, request);
     if (!e || e->live == 0 || e->watched || sched_seen_choice(e)->state != SEQ_RUNNING) return;
     if (!e->masses) e->masses = alloc_zeroed(&s->alloc, 1, sizeof *e->masses);
-    if (!e->masses) return; /* memory is out, so nobody sees masses */
+    if (!e->masses) return; /* without memory the map shows no masses */
     e->watched = ++s->n_watches;
     s->n_watched++;
 }

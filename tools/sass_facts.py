@@ -166,7 +166,7 @@ class WideStage:
 
 
 class GroupedStage:
-    """What grouped.cuh says of the shared memory of products of experts: its `grouped_stages`."""
+    """The shared memory of products of experts: `grouped_stages` of grouped.cuh."""
 
     def __init__(self, known, name, wide):
         bits = int(found[1]) if (found := re.search(r"quant_stage<\w+,(\d)", name)) else 16

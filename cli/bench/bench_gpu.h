@@ -45,7 +45,7 @@ typedef struct bench_gpu_kernels_options {
     uint32_t prefill_rows; // of gpu_attention, or 0 for every kernel that runs here
 } bench_gpu_kernels_options;
 status bench_gpu_kernels(bench_gpu *b, const bench_gpu_kernels_options *o, error *err);
-/* The part of it that times sparse layers (bench_gpu_experts.c). */
+/* Times sparse layers, as a part of bench_gpu_kernels (bench_gpu_experts.c). */
 void bench_gpu_experts(bench_gpu *b, const bench_gpu_kernels_options *o);
 
 /* ---- shared by both -------------------------------------------------------------------------- */

@@ -603,7 +603,8 @@ typedef struct gpu_api {
     gpu_status (*mask)(gpu *g, float *logits, size_t n, uint32_t first_token, const uint32_t *masks,
                        size_t m, const uint32_t *words, size_t n_words);
 
-    /* Waits for the device when there are many rows. */
+    /* Routes rows to experts, multiplies, and adds up each row's results. Never waits for the
+     * device. */
     gpu_status (*experts)(gpu *g, const gpu_experts *e);
     /* Makes the draws that are not by parts. */
     gpu_status (*sample)(gpu *g, const gpu_sampling *s);

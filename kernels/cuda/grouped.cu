@@ -111,7 +111,7 @@ static __global__ void __launch_bounds__(GROUPED_THREADS, 2) grouped_kernel(grou
 }
 
 /* ---- other matrices ----------------------------------------------------------------------------
- * Of 32 bits, or with rows that do not begin at a multiple of 16 bytes: products without tensor
+ * Operands of 32 bits, or rows that do not begin at a multiple of 16 bytes: products without tensor
  * cores. A block multiplies 64 rows of x by 64 of W; a thread has 4 by 4 of their sums. */
 
 enum {

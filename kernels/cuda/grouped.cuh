@@ -250,7 +250,7 @@ struct grouped_job {
     uint32_t n_tiles;
 };
 
-/* What a block multiplies: rows of W from `out` on by a tile. */
+/* A block's part of a product: rows of W from `out` on by a tile. */
 struct block_place {
     uint32_t tile, out;
     DEVICE block_place(const grouped_job &job, uint32_t outs)

@@ -13,7 +13,7 @@
 enum {
     TILE_ROWS = 6,
     RUN = 32, /* columns of a run that begins with 0: 8 products of 15 * 127 * 2 stay below 2^15 */
-    LONG_RUN = 64, /* of one that begins with x's part: it ends within 32 * 8 * 127 */
+    LONG_RUN = 64, /* columns of a run that begins with x's part: it ends within 32 * 8 * 127 */
 };
 
 /* Columns whose products are summed in 16 bits before they are added up in 32. */

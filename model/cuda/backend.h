@@ -215,8 +215,8 @@ status cuda_graphs_run(cuda_graphs *all, cuda_forward *f, const cuda_batch *batc
  * all rows of the step decode and nothing of it goes through the host, they become part of the
  * batch's launches, and of its graph. */
 status cuda_draws_send(backend_cuda *b);
-/* Makes them, unless the batch's launches have. Results are copied to the flight's host memory
- * without waiting, where all ranks' comm is on the device. */
+/* Makes the flight's draws, unless the batch's launches have made them. Results are copied to
+ * the flight's host memory without waiting, where all ranks' comm is on the device. */
 status cuda_draw(backend_cuda *b);
 /* Makes room in the pack for n draws, but for their edits and masks, so that it seldom grows:
  * graphs know where it lies. */

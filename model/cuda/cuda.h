@@ -211,8 +211,8 @@ typedef struct cuda_measure_memory {
     const float *mean_ropes; /* [head_dim] for each MEASURE_EXPECTED */
 } cuda_measure_memory;
 
-/* What a step draws, its arrays on the device. Each row of logits has the draws that follow from
- * it, in order. */
+/* The draws of a step, whose arrays are on the device. Each row of logits has the draws that follow
+ * from it, in order. */
 typedef struct cuda_drawing {
     uint32_t n_rows, n_draws; /* padding included; 0: nothing */
     const uint32_t *rows;     /* [n_rows] of the step; NULL: all of them, and row i has draw i */

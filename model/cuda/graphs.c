@@ -51,7 +51,7 @@ uint32_t cuda_graphs_round(uint32_t n, uint32_t steps)
     return (n + step - 1) / step * step;
 }
 
-/* The same of what batches measure; all but the lists' content, which is on the device. */
+/* Compares what two batches measure, without the lists' content, which is on the device. */
 static bool same_measures(const cuda_batch *a, const cuda_batch *b)
 {
     const gpu_measured_list *x = &a->measured.list, *y = &b->measured.list;
@@ -63,7 +63,7 @@ static bool same_measures(const cuda_batch *a, const cuda_batch *b)
            a->measures.mean_ropes == b->measures.mean_ropes;
 }
 
-/* The same of what batches draw, and of where its arrays lie. */
+/* Compares what two batches draw, and where its arrays lie. */
 static bool same_draws(const cuda_batch *a, const cuda_batch *b)
 {
     const cuda_drawing *x = &a->drawing, *y = &b->drawing;

@@ -259,7 +259,7 @@ static void write_load(world *w, world_taking *l)
     l->written = true;
 }
 
-/* What a request borrowed for its load is given back. */
+/* Gives back what a request borrowed for its load. */
 static void end_borrow(world_request *r)
 {
     for (uint32_t i = 0; i < r->record.n_tables; i++) {

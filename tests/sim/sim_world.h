@@ -63,7 +63,7 @@ typedef struct world_request {
     uint32_t loading; // choices that wait for a load, as after the last sched_step
     bool arriving;    // the tables of one come back in portions, as after the last sched_step
     bool exports;     // an export of it was promised
-    /* What it takes over, if anything, and whether that is of another prompt. */
+    /* The record that the request takes over, if any, and whether it is one of another prompt. */
     world_record record;
     pkv_image_table tables[SIM_GROUPS_MAX];
     sched_handed handed;

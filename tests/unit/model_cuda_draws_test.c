@@ -214,7 +214,7 @@ static void check_draws(const pass *p, void (*close_ranks)(void))
 
 /* ---- steps that only decode ------------------------------------------------------------------ */
 
-/* What n sequences draw in steps behind their prompts. */
+/* The draws of n sequences in steps behind their prompts. */
 typedef struct drawn {
     uint32_t n;
     bool has[DECODES][SEQS];

@@ -243,7 +243,7 @@ static void of_scanned_pages_the_newest_leaves(void **state)
     }
 }
 
-/* What a page held is not read where it is written anew, and neighbours are read together. */
+/* A page that is written anew is not read before, and neighbours are read together. */
 static void no_more_is_read_than_needed(void **state)
 {
     fixture *f = *state;

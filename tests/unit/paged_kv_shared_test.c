@@ -21,7 +21,8 @@ static void check_exact(const grain_fixture *f, uint32_t seq, uint64_t want)
     assert_int_equal(all.most, want);
 }
 
-/* A sequence that nobody shares needs no count, whatever pages it takes and gives up. */
+/* A sequence whose pages no other table holds needs no count, whatever pages it takes and gives
+ * up. */
 static void pages_of_its_own_need_no_count(void **state)
 {
     (void)state;
@@ -67,7 +68,7 @@ static void a_count_goes_in_portions(void **state)
     end(&f);
 }
 
-/* What comes to be shared raises every bound; only a count finds whose pages those are. */
+/* Pages that come to be shared raise every sequence's bound; only a count finds whose they are. */
 static void others_raise_the_bound(void **state)
 {
     (void)state;

@@ -378,8 +378,8 @@ static void it_starts_in_the_call_in_which_another_gave_way(void **state)
     finish(f);
 }
 
-/* Whether it fits is not known before its pages were looked at, so a sequence that nobody reads
- * keeps its own. */
+/* The scheduler looks at the pages of a long turn before it knows whether they fit. Until then a
+ * paused sequence, which would be preempted first, keeps its own. */
 static void nobody_is_preempted_before_its_pages_were_looked_at(void **state)
 {
     (void)state;

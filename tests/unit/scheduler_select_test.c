@@ -1,5 +1,6 @@
 /* Selections of retention that the scheduler hands out: what its sequence and others do meanwhile.
  * Plans are read as traces. Tables are 2, so a selection among n tokens is one among 2 n slots. */
+#include "scheduler/portions.h"
 #include "tests/unit/scheduler_flight.h"
 #include <setjmp.h>
 #include <stdarg.h>
@@ -415,8 +416,9 @@ static void steps_are_planned_ahead_meanwhile(void **state)
 }
 
 /* Request 3 comes to share pages of request 2 while request 1 computes its prompt, which raises the
- * bound of those of request 1. Where pages lack by that bound alone, nobody gives way: who lacks
- * them waits until the pages of request 1 are counted, two in each step. */
+ * bound of those of request 1. Where pages lack by that bound alone, no sequence is
+ * preempted: the one that lacks them waits until the pages of request 1 are counted, two in each
+ * step. */
 static void shared_pages_are_counted_first(void **state)
 {
     (void)state;
@@ -451,11 +453,46 @@ static void shared_pages_are_counted_first(void **state)
     assert_true(waits > 0);
 }
 
+/* A count that begins anew in each step must not keep other sequences from theirs, but a sequence
+ * that waits for its count takes all that a step may look at. */
+static void a_count_leaves_half_to_others(void **state)
+{
+    (void)state;
+    sched_options o = small_options();
+    o.n_pages = 1 + 2 * 40;
+    fixture *f = begin(o);
+    sched_request a = request(f, 1, 0, 110, 20), b = request(f, 2, 500, 65, 20),
+                  c = request(f, 3, 500, 65, 20);
+    add(f, &a);
+    add(f, &b);
+    for (int i = 0; i < 6; i++) step(f);
+    add(f, &c); /* it comes to share pages of request 2 */
+    step(f);
+    sched *s = f->s;
+    sched_seq *q = &sched_entry_find(s, 1)->seqs[0];
+    uint64_t now = pkv_sharing_changes(s->kv);
+    s->looks_left = 4;
+    assert_true(sched_pages_shared(s, q).as_of < now);
+    assert_int_equal(s->looks_left, 2);
+    q->counts_from = now;
+    assert_true(sched_pages_shared(s, q).as_of < now);
+    assert_int_equal(s->looks_left, 0);
+    q->counts_from = 0;
+    s->looks_left = 1;
+    (void)sched_pages_shared(s, q);
+    assert_int_equal(s->looks_left, 0);
+    s->looks_left = UINT32_MAX; /* nothing is looked at in portions */
+    assert_int_equal(sched_pages_shared(s, q).as_of, now);
+    for (uint64_t id = 1; id <= 3; id++) end(f, id, 0);
+    finish(f);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(others_go_on),
         cmocka_unit_test(shared_pages_are_counted_first),
+        cmocka_unit_test(a_count_leaves_half_to_others),
         cmocka_unit_test(short_ones_stay),
         cmocka_unit_test(an_abort_does_not_wait),
         cmocka_unit_test(an_abort_of_the_same_call_hands_nothing_out),
