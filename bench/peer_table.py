@@ -59,6 +59,10 @@ def falls(metric):
     return metric.endswith((" ms", " s"))
 
 
+def better(metric):
+    return min if falls(metric) else max
+
+
 def best(samples, who, formats, metric):
     """Returns (format, samples) of the best median. A server's latency is that of the format with
     the best throughput."""
@@ -66,7 +70,7 @@ def best(samples, who, formats, metric):
     found = [(statistics.median(v), f) for f in formats if (v := samples.get(f"{who} {f} {judge}"))]
     if not found:
         return None, None
-    chosen = (min(found) if falls(judge) else max(found))[1]
+    chosen = better(judge)(found)[1]
     return chosen, samples[f"{who} {chosen} {metric}"]
 
 
@@ -104,8 +108,13 @@ def best_peer(samples, formats, metric):
     """Returns (its name and format, samples) of the best median among all peers."""
     found = [(f"{peer} {kind}", values) for peer, kinds in KINDS.items()
              for kind, values in [best(samples, peer, [kinds[f] for f in formats], metric)] if values]
-    choose = min if falls(metric) else max
-    return choose(found, key=lambda one: statistics.median(one[1]), default=(None, None))
+    return better(metric)(found, key=lambda one: statistics.median(one[1]), default=(None, None))
+
+
+def best_of_peers(samples, formats, metric):
+    """The best sample of all peers."""
+    names = [f"{peer} {kinds[f]} {metric}" for peer, kinds in KINDS.items() for f in formats]
+    return better(metric)(v for name in names for v in samples.get(name, []))
 
 
 def compared_rows(results, cpu):
@@ -120,6 +129,7 @@ def compared_rows(results, cpu):
         what = metric + (", best format" if len(formats) > 1 else "")
         yield [what, f"{ours} / {theirs}", spread(a), spread(b),
                f"**{middle:.2f}** ({min(ratios):.2f} to {max(ratios):.2f})",
+               f"{better(metric)(a) / best_of_peers(samples, formats, metric):.2f}",
                *verdict(bar, cpu, metric, middle, shares), shares_text(shares)]
 
 
@@ -129,7 +139,7 @@ def load_rows(results):
         if values:
             bar = LOAD_BARS.get(ours)
             middle = statistics.median(values)
-            yield ["weights packed and ready, s", ours, spread(values), "", "", f"< {bar}" if bar else "",
+            yield ["weights packed and ready, s", ours, spread(values), "", "", "", f"< {bar}" if bar else "",
                    "" if not bar else "yes" if middle < bar else "**no**", ""]
 
 
@@ -168,11 +178,12 @@ def markdown(results):
             f"{facts['load_before']:.1f}; our integers in groups of {facts.get('group', 32)}; {facts['peer']}", "  "))
     text.append("\n" + wrapped(
         "Runs take turns, ours and the peers'. Medians (ranges); the ratio is the median of the rounds' ratios to "
-        "the best peer. Shares: of this machine's read bandwidth and of the rate at which the fastest instruction "
+        "the best peer. Of bests: our best round to the best round of all peers, which a slow moment of the host does "
+        "not change. Shares: of this machine's read bandwidth and of the rate at which the fastest instruction "
         "for the type multiplies from registers alone, the best of many short measurements beside each of our runs. "
         f"Bars: {CLASSES[cpu]}.") + "\n")
-    text.append(markdown_table(["what", "formats", "octavo", "best peer", "ratio", "bar", "met", "octavo's shares"],
-                               [*compared_rows(results, cpu), *load_rows(results)]))
+    head = ["what", "formats", "octavo", "best peer", "ratio", "of bests", "bar", "met", "octavo's shares"]
+    text.append(markdown_table(head, [*compared_rows(results, cpu), *load_rows(results)]))
     text.append("\nEvery format:\n")
     text.append(markdown_table(["section", "what", "who", "median (range)", "shares"], every_sample(results)))
     return "\n".join(text) + "\n"
