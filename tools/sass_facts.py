@@ -44,7 +44,8 @@ REGISTERS_OF_SM, REGISTER_UNIT, SYSTEM_SHARED, WARP = 65536, 256, 1024, 32
 # kernels only those that use local memory are in the table.
 HOT = {
     "attention_kernel": None, "wide_kernel": None, "merge_kernel": None, "few_kernel": None,
-    "grouped_kernel": None, "grouped_wide_kernel": None, "grouped_any_kernel": None,
+    "grouped_kernel": None, "grouped_wide_kernel": None, "grouped_narrow_kernel": None,
+    "grouped_any_kernel": None,
     "dequant_kernel": "CONVERT_THREADS", "convert_kernel": "CONVERT_THREADS",
     "narrow_row_kernel": None, "narrow_group_kernel": None, "rows_kernel": "NARROW_THREADS",
     "scale_kernel": None,
@@ -178,6 +179,19 @@ class GroupedStage:
         stage, y = -(-self.bytes // swizzled) * swizzled, rows * (outs + 4) * 4
         self.shared = max(known["GROUPED_STAGES"] * stage, y) + (swizzled if wide else 0)
         self.copies = (x + w) // pieces + (scales > 0)
+
+
+class NarrowStage:
+    """What grouped_narrow_wide.cu says of its kernel's shared memory (`narrow_stages`). A turn of
+    the loop fills two."""
+
+    def __init__(self, known):
+        rows, outs, step = known["GPU_GROUPED_ROWS"], known["OUTS"], known["NARROW_STEP"]
+        x, w, pieces = rows * step, outs * step, known["GROUPED_THREADS"] * 16
+        stage, swizzled = x + w + outs * 4 + rows * 16, 8 * step
+        self.bytes = 2 * stage
+        self.shared = swizzled + known["NARROW_STAGES"] * -(-stage // swizzled) * swizzled
+        self.copies = 2 * ((x + w) // pieces + 2)
 
 
 # ---- machine code --------------------------------------------------------------------------------
@@ -344,6 +358,9 @@ class Facts:
             self.shared += stage.shared
         elif self.kernel in ("grouped_kernel", "grouped_wide_kernel"):
             stage = GroupedStage(known, self.name, self.kernel == "grouped_wide_kernel")
+            self.shared += stage.shared
+        elif self.kernel == "grouped_narrow_kernel":
+            stage = NarrowStage(known)
             self.shared += stage.shared
         elif self.kernel == "mass_kernel":
             rows = known["SLOTS"] + known["TILE_ROWS"]

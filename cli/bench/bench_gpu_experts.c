@@ -1,5 +1,6 @@
 /* Sparse layers of the GPU, beside the library's products with each expert's rows, as if the host
- * knew how many these are. Of e4m3 the library may multiply e4m3 by e4m3. */
+ * knew how many these are. Of e4m3 both are timed with x in 16 bits and, where there are such
+ * products, in e4m3. */
 #include "cli/bench/bench_gpu.h"
 
 #include <stdio.h>
@@ -103,10 +104,13 @@ static void time_rows(routing *r, const layer_shape *s, uint32_t rows)
     e->n_rows = rows;
     snprintf(name, sizeof name, "%s, %u rows", s->name, rows);
     put_line(b, name, bench_gpu_time(b, route_once, r, 10), bytes, ops);
-    if (entries < s->n_experts) return;
-    b->api->set_narrow(b->g, e->gate_up.is_float);
-    put_line(b, "  products of each expert alone", bench_gpu_time(b, multiply_each, r, 10), bytes,
-             ops);
+    b->api->set_narrow(b->g, true);
+    if (gpu_narrows_experts(b->facts.compute, &e->gate_up) &&
+        rows > gpu_narrow_experts_from(s->n_experts, s->of_row))
+        put_line(b, "  fp8 x fp8", bench_gpu_time(b, route_once, r, 10), bytes, ops);
+    if (entries >= s->n_experts)
+        put_line(b, "  products of each expert alone", bench_gpu_time(b, multiply_each, r, 10),
+                 bytes, ops);
     b->api->set_narrow(b->g, false);
 }
 

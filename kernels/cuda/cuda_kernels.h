@@ -56,7 +56,23 @@ typedef struct gpu_facts {
 
 /* ---- experts --------------------------------------------------------------------------------- */
 
-enum { GPU_EXPERTS_MOST = 512 };
+enum {
+    GPU_EXPERTS_MOST = 512,
+    GPU_FEW_OF_EXPERT = 16, /* average rows up to which experts are multiplied by few.cu */
+};
+
+/* Whether products of experts with w can be of e4m3 by e4m3 (set_narrow), and of more than how many
+ * rows of a step they then are: beyond few.cu's, and beyond those of products that are no
+ * experts'. */
+static inline bool gpu_narrows_experts(uint32_t compute, const gpu_matrix *w)
+{
+    return compute == 90 && gpu_may_narrow(w);
+}
+static inline size_t gpu_narrow_experts_from(size_t n_experts, size_t of_row)
+{
+    size_t few = GPU_FEW_OF_EXPERT * n_experts / of_row;
+    return few > GPU_FEW_QUANT_ROWS ? few : (size_t)GPU_FEW_QUANT_ROWS;
+}
 
 /* Some entries of one expert. An entry is a row and one of its experts; entries are sorted by
  * expert. */
@@ -76,7 +92,7 @@ typedef struct gpu_experts {
     const float *switches;    /* [n_rows]: out holds the shared expert's result, whose weights
                                  are their sigmoids. NULL: out is overwritten. */
     float *out;               /* [n_rows, hidden] */
-    /* Scratch of entries = n_rows * of_row: */
+    /* Scratch of entries = n_rows * of_row, also for the rows of products of e4m3 by e4m3: */
     void *wide, *act; /* [entries, 2 ffn] and [entries, ffn] operands */
     float *part;      /* [entries, hidden] */
     uint32_t *words;  /* gpu_expert_words */
@@ -534,8 +550,8 @@ typedef struct gpu_api {
      * rows. Rows of attention do not either where all are prefill tiles. */
     void (*set_invariant)(gpu *g, bool on);
     /* On: products of many rows with e4m3 weights round x to e4m3 too, where the device and the
-     * library multiply these. x has a scale for each row, or for each 128 columns of it where W
-     * has. Off at first; set_invariant turns it off in effect. */
+     * library multiply these, or for experts our kernel. x has a scale for each row, or for each
+     * 128 columns of it where W has. Off at first; set_invariant turns it off in effect. */
     void (*set_narrow)(gpu *g, bool on);
 
     gpu_status (*alloc)(gpu *g, size_t bytes, void **out); /* zeroed */

@@ -10,7 +10,7 @@
 enum {
     WORKSPACE_BYTES = 32 << 20,
     ALGORITHMS = 512, /* algorithms of the library that are remembered, by shape */
-    ALLOWED = 32,     /* kernels that are remembered: a model's pages and heads have a few */
+    ALLOWED = 32,      /* kernels that are remembered: a model's pages and heads have a few */
 };
 
 /* The scales that the library applies in a product of e4m3: none, one for each row of W and of x,

@@ -1,14 +1,14 @@
 /* A sparse layer: routes rows to experts, sorts them by expert into tiles, multiplies, and adds up
  * the results. How many rows an expert has is known on the device alone: the number of launched
  * tiles is the most that any distribution has, and the rest of them end at once. */
-#include "kernels/cuda/simt.cuh"
+#include "kernels/cuda/narrow.cuh"
 
 enum {
     ROUTE_THREADS = 128,
     SORT_THREADS = 256,
     LANE_EXPERTS = GPU_EXPERTS_MOST / WARP,
-    FEW_ROWS = 32,      /* of a tile of few.cu */
-    FEW_OF_EXPERT = 16, /* average rows up to which nearly every expert has one such tile */
+    FEW_ROWS = 32, /* of a tile of few.cu: up to GPU_FEW_OF_EXPERT rows on average nearly every
+                      expert has one such tile */
 };
 
 /* ---- routing --------------------------------------------------------------------------------- */
@@ -206,26 +206,32 @@ static cuts cut(const gpu_experts *e)
     return c;
 }
 
-/* Products of the tiles' entries with W: many rows or few. */
-static gpu_status multiply_tiles(gpu *g, const gpu_matrix *w, const void *x,
-                                 const gpu_experts_list *list, uint32_t n_tiles, uint32_t tile_rows,
-                                 void *y, gpu_type y_type)
+/* The tiles of a layer, and how they are multiplied. narrow: e4m3 by e4m3 where W allows it. */
+struct tiling {
+    gpu_experts_list list;
+    uint32_t n_tiles, tile_rows;
+    bool narrow;
+};
+
+/* Products of the tiles' entries, whose rows are among m rows of x, with W: many rows or few. */
+static gpu_status multiply_tiles(gpu *g, const tiling &t, const gpu_matrix *w, const void *x,
+                                 size_t m, void *y, gpu_type y_type, void *scratch)
 {
-    if (tile_rows == GPU_GROUPED_ROWS)
-        return gpu_grouped_product(g, w, x, list, n_tiles, y, y_type);
-    return gpu_few_experts(g, w, x, list, n_tiles, tile_rows, y, y_type);
+    if (t.narrow && gpu_takes_narrow_experts(g, w))
+        return gpu_narrow_experts(g, w, x, m, &t.list, t.n_tiles, y, y_type, scratch);
+    if (t.tile_rows == GPU_GROUPED_ROWS)
+        return gpu_grouped_product(g, w, x, &t.list, t.n_tiles, y, y_type);
+    return gpu_few_experts(g, w, x, &t.list, t.n_tiles, t.tile_rows, y, y_type);
 }
 
-static gpu_status run_tiles(gpu *g, const gpu_experts *e, const cuts *c, uint32_t entries,
-                            uint32_t n_tiles, uint32_t tile_rows)
+/* Scratch is what is written later, and then what is no longer read. */
+static gpu_status run_tiles(gpu *g, const gpu_experts *e, tiling t, uint32_t entries)
 {
     gpu_type type = e->gate_up.type;
-    gpu_experts_list list = {c->tiles, c->rows};
-    gpu_status s = multiply_tiles(g, &e->gate_up, e->x, &list, n_tiles, tile_rows, e->wide, type);
+    gpu_status s = multiply_tiles(g, t, &e->gate_up, e->x, e->n_rows, e->wide, type, e->part);
     if (s == GPU_OK) s = gpu_gate(g, e->wide, entries, e->down.k, false, e->act, type);
-    list.rows = NULL;
-    if (s == GPU_OK)
-        s = multiply_tiles(g, &e->down, e->act, &list, n_tiles, tile_rows, e->part, GPU_F32);
+    t.list.rows = NULL;
+    if (s == GPU_OK) s = multiply_tiles(g, t, &e->down, e->act, entries, e->part, GPU_F32, e->wide);
     return s;
 }
 
@@ -233,7 +239,7 @@ static gpu_status run_tiles(gpu *g, const gpu_experts *e, const cuts *c, uint32_
  * not depend on the rows of an expert. */
 static uint32_t rows_of_tile(const gpu *g, const gpu_experts *e, uint32_t entries)
 {
-    bool few = entries <= FEW_OF_EXPERT * e->n_experts || gpu_is_invariant(g);
+    bool few = entries <= GPU_FEW_OF_EXPERT * e->n_experts || gpu_is_invariant(g);
     if (!few || !gpu_takes_few(&e->gate_up) || !gpu_takes_few(&e->down)) return GPU_GROUPED_ROWS;
     return entries <= 4 * e->n_experts ? 8 : FEW_ROWS;
 }
@@ -252,7 +258,10 @@ gpu_status gpu_run_experts(gpu *g, const gpu_experts *e)
                  n_tiles,  c.rows,    c.places, c.shares,  c.tiles};
     LAUNCH(sort_kernel, e->n_experts, SORT_THREADS, 0, g, s);
     gpu_status status = gpu_launched(g, "routing");
-    if (status == GPU_OK) status = run_tiles(g, e, &c, entries, n_tiles, tile_rows);
+    bool narrow = tile_rows == GPU_GROUPED_ROWS &&
+                  e->n_rows > gpu_narrow_experts_from(e->n_experts, e->of_row);
+    if (status == GPU_OK)
+        status = run_tiles(g, e, {{c.tiles, c.rows}, n_tiles, tile_rows, narrow}, entries);
     if (status != GPU_OK) return status;
     LAUNCH(combine_kernel, e->n_rows, SORT_THREADS, 0, g, *e, e->down.n, c.places, c.shares);
     return gpu_launched(g, "sum of experts");

@@ -1,7 +1,7 @@
-/* kernels/cuda, private: what grouped.cu and grouped_wide.cu share, which multiply tiles of rows of
- * experts: a block's place, and stages of both operands in shared memory. A block multiplies up to
- * 128 rows of x by 128 rows of an expert's W, 64 columns at a time. Both are copied as they lie,
- * and the copies of two further stages are under way.
+/* kernels/cuda, private: what grouped.cu, grouped_wide.cu and grouped_narrow_wide.cu share, which
+ * multiply tiles of rows of experts: a block's place, and, for operands of 16 bits, stages of both
+ * in shared memory. A block multiplies up to 128 rows of x by 128 rows of an expert's W, 64 columns
+ * at a time. Both are copied as they lie, and the copies of two further stages are under way.
  *
  * Blocks that run at once share what they read in L2: the tiles of a band, which are neighbours,
  * go through W together. */
@@ -364,5 +364,7 @@ static inline unsigned grouped_blocks(const grouped_job &job, uint32_t outs)
 
 /* grouped_wide.cu: operands of bf16, for compute capability 9.0. */
 gpu_status gpu_grouped_wide(gpu *g, const grouped_job &job);
+/* grouped_narrow_wide.cu: of e4m3, for 9.0 too. job.x and x_scales are as narrow.cuh says. */
+gpu_status gpu_grouped_narrow(gpu *g, const grouped_job &job, const float *x_scales);
 
 #endif

@@ -1,7 +1,8 @@
 /* Products of many rows with e4m3 weights on tensor cores of 8 bits: x becomes e4m3 with scales of
- * its own, W's bytes become rows, and the library multiplies both. */
+ * its own. W's bytes become rows, and the library multiplies both; those of experts stay in their
+ * tiles, and a kernel multiplies them (grouped_narrow_wide.cu). */
+#include "kernels/cuda/grouped.cuh"
 #include "kernels/cuda/narrow.cuh"
-#include "kernels/cuda/quant.cuh"
 
 enum {
     NARROW_THREADS = 256,
@@ -38,6 +39,27 @@ static DEVICE float largest_of(const float x[8], float largest)
     return largest;
 }
 
+/* Where e4m3 rows of x and their scales go. Columns from k up to `stride` are zeros. */
+struct narrow_rows {
+    uint8_t *bytes;
+    float *scales;
+    size_t stride;                     /* bytes from a row to the next */
+    size_t scales_of_row, scales_step; /* scales from a row to the next, and from a group */
+    bool in_tiles;                     /* columns are in the order of W's tiles (narrow.cuh) */
+
+    DEVICE void put(size_t row, size_t column, vec8 eight) const
+    {
+        uint8_t *at = bytes + row * stride;
+        if (!in_tiles) {
+            *(vec8 *)(at + column) = eight;
+            return;
+        }
+        at += column / 32 * 32 + column % 32 / 2;
+        *(uint32_t *)at = eight.w[0];
+        *(uint32_t *)(at + 16) = eight.w[1];
+    }
+};
+
 static DEVICE vec8 narrow_eight(const float x[8], float inverse)
 {
     vec8 out = {{0, 0}};
@@ -50,11 +72,11 @@ static DEVICE vec8 narrow_eight(const float x[8], float inverse)
 /* A block narrows a row, which has one scale. */
 template <class T>
 static __global__ void __launch_bounds__(NARROW_THREADS)
-    narrow_row_kernel(const T *x, size_t k, uint8_t *out, float *scales)
+    narrow_row_kernel(const T *x, size_t k, narrow_rows out)
 {
     __shared__ float of_warp[NARROW_THREADS / WARP];
     const T *row = x + blockIdx.x * k;
-    float eight[8], largest = 0.0f;
+    float eight[8] = {0, 0, 0, 0, 0, 0, 0, 0}, largest = 0.0f;
     for (size_t i = threadIdx.x * 8; i < k; i += NARROW_THREADS * 8) {
         eight_of(row + i, eight);
         largest = largest_of(eight, largest);
@@ -65,18 +87,17 @@ static __global__ void __launch_bounds__(NARROW_THREADS)
     __syncthreads();
     for (int w = 0; w < NARROW_THREADS / WARP; w++) largest = fmaxf(largest, of_warp[w]);
     const narrow_scale s(largest);
-    if (threadIdx.x == 0) scales[blockIdx.x] = s.scale;
-    for (size_t i = threadIdx.x * 8; i < k; i += NARROW_THREADS * 8) {
-        eight_of(row + i, eight);
-        *(vec8 *)(out + blockIdx.x * k + i) = narrow_eight(eight, s.inverse);
+    if (threadIdx.x == 0) out.scales[blockIdx.x * out.scales_of_row] = s.scale;
+    for (size_t i = threadIdx.x * 8; i < out.stride; i += NARROW_THREADS * 8) {
+        if (i < k) eight_of(row + i, eight);
+        out.put(blockIdx.x, i, i < k ? narrow_eight(eight, s.inverse) : vec8{{0, 0}});
     }
 }
 
-/* Sixteen threads narrow a row's group of 128 columns. Row blockIdx.x; scales [groups][all rows].
- * Rows from m on, which fill up the last four, are zeros. */
+/* Sixteen threads narrow a row's group of 128 columns. Row blockIdx.x; rows from m on are zeros. */
 template <class T>
 static __global__ void __launch_bounds__(NARROW_THREADS)
-    narrow_group_kernel(const T *x, size_t m, size_t k, uint8_t *out, float *scales)
+    narrow_group_kernel(const T *x, size_t m, size_t k, narrow_rows out)
 {
     size_t row = blockIdx.x, column = ((size_t)blockIdx.y * NARROW_THREADS + threadIdx.x) * 8;
     float eight[8] = {0, 0, 0, 0, 0, 0, 0, 0};
@@ -84,10 +105,11 @@ static __global__ void __launch_bounds__(NARROW_THREADS)
     float largest = largest_of(eight, 0.0f);
     for (int mask = OF_GROUP / 2; mask > 0; mask /= 2)
         largest = fmaxf(largest, shuffle_xor(largest, mask));
-    if (column >= k) return;
+    if (column >= out.stride) return;
     const narrow_scale s(largest);
-    if (column % NARROW_GROUP == 0) scales[column / NARROW_GROUP * gridDim.x + row] = s.scale;
-    *(vec8 *)(out + row * k + column) = narrow_eight(eight, s.inverse);
+    if (column % NARROW_GROUP == 0)
+        out.scales[row * out.scales_of_row + column / NARROW_GROUP * out.scales_step] = s.scale;
+    out.put(row, column, narrow_eight(eight, s.inverse));
 }
 
 /* ---- W --------------------------------------------------------------------------------------- */
@@ -159,18 +181,26 @@ static uint8_t *take(uint8_t **at, size_t bytes)
     return mine;
 }
 
+/* Narrows m rows of x, and makes as many more of zeros as `all` has. */
 template <class T>
-static gpu_status narrow(gpu *g, const T *x, size_t m, const gpu_floats *f, uint8_t *out,
-                         float *scales)
+static gpu_status narrow(gpu *g, const gpu_matrix *w, const T *x, size_t m, size_t all,
+                         const narrow_rows &out)
 {
-    if (f->by_group) {
+    if (w->group) {
         const size_t each = NARROW_THREADS * 8;
-        dim3 blocks((unsigned)f->m, (unsigned)((f->k + each - 1) / each));
-        LAUNCH(narrow_group_kernel<T>, blocks, NARROW_THREADS, 0, g, x, m, f->k, out, scales);
+        dim3 blocks((unsigned)all, (unsigned)((out.stride + each - 1) / each));
+        LAUNCH(narrow_group_kernel<T>, blocks, NARROW_THREADS, 0, g, x, m, w->k, out);
     } else {
-        LAUNCH(narrow_row_kernel<T>, (unsigned)m, NARROW_THREADS, 0, g, x, f->k, out, scales);
+        LAUNCH(narrow_row_kernel<T>, (unsigned)m, NARROW_THREADS, 0, g, x, w->k, out);
     }
     return gpu_launched(g, "e4m3 operands");
+}
+
+static gpu_status narrow_of(gpu *g, const gpu_matrix *w, const void *x, size_t m, size_t all,
+                            const narrow_rows &out)
+{
+    return w->type == GPU_BF16 ? narrow(g, w, (const bf16 *)x, m, all, out)
+                               : narrow(g, w, (const f16 *)x, m, all, out);
 }
 
 template <class T> static gpu_status scale(gpu *g, const gpu_floats *f, T *y)
@@ -204,9 +234,20 @@ gpu_status gpu_narrow_product(gpu *g, const gpu_matrix *w, const void *x, size_t
            w_scales);
     gpu_status s = gpu_launched(g, "rows of e4m3 weights");
     if (s != GPU_OK) return s;
-    s = w->type == GPU_BF16 ? narrow(g, (const bf16 *)x, m, &f, x_rows, x_scales)
-                            : narrow(g, (const f16 *)x, m, &f, x_rows, x_scales);
+    s = narrow_of(g, w, x, m, f.m, {x_rows, x_scales, f.k, 1, f.m, false});
     if (s == GPU_OK) s = gpu_library_floats(g, &f, y, y_type);
     if (s != GPU_OK || scaled == GPU_SCALED_HERE) return s;
     return y_type == GPU_F32 ? scale(g, &f, (float *)y) : scale(g, &f, (bf16 *)y);
+}
+
+gpu_status gpu_narrow_experts(gpu *g, const gpu_matrix *w, const void *x, size_t m,
+                              const gpu_experts_list *list, uint32_t n_tiles, void *y,
+                              gpu_type y_type, void *scratch)
+{
+    uint8_t *rows = (uint8_t *)scratch;
+    size_t stride = gpu_narrow_stride(w);
+    float *scales = (float *)(rows + m * stride);
+    gpu_status s = narrow_of(g, w, x, m, m, {rows, scales, stride, gpu_narrow_scales(w), 1, true});
+    if (s != GPU_OK) return s;
+    return gpu_grouped_narrow(g, {*w, rows, y, y_type == GPU_F32, *list, n_tiles}, scales);
 }

@@ -1,5 +1,6 @@
 /* kernels/cuda, private: products of e4m3 by e4m3. narrow.cu makes the operands; the library
- * multiplies them (library.cu, and on the CPU tests/simt/library.cc). */
+ * multiplies them (library.cu, and on the CPU tests/simt/library.cc), and those of experts
+ * grouped_narrow_wide.cu. */
 #ifndef KERNELS_CUDA_NARROW_CUH
 #define KERNELS_CUDA_NARROW_CUH
 
@@ -34,6 +35,29 @@ static inline bool gpu_takes_narrow(gpu *g, const gpu_matrix *w)
 }
 /* gpu_product so. GPU_UNSUPPORTED: the library has no such product, and nothing was launched. */
 gpu_status gpu_narrow_product(gpu *g, const gpu_matrix *w, const void *x, size_t m, void *y,
+                              gpu_type y_type, void *scratch);
+
+/* ---- experts ---------------------------------------------------------------------------------
+ * Rows of x are as long as those of W's tiles. Of every 32 columns, the first four of the eight
+ * from 8 t on lie from byte 4 t on, the other four 16 bytes behind: a lane has those of W as they
+ * are, and both operands have one order. A row's scales follow one another. */
+
+/* Bytes of a row of x, and its scales, which fill whole pieces of 16 bytes. */
+static GPU_INLINE size_t gpu_narrow_stride(const gpu_matrix *w) { return (w->k + 31) / 32 * 32; }
+static GPU_INLINE size_t gpu_narrow_scales(const gpu_matrix *w)
+{
+    return (gpu_groups(w) + 3) / 4 * 4;
+}
+
+/* Whether gpu_narrow_experts may be asked for W. Batch-invariant mode has no such tiles. */
+static inline bool gpu_takes_narrow_experts(gpu *g, const gpu_matrix *w)
+{
+    return gpu_is_narrow(g) && gpu_narrows_experts(gpu_compute(g), w);
+}
+/* gpu_grouped_product so. The entries' rows are among m rows of x. scratch: 4 bytes for each of
+ * their elements are enough. */
+gpu_status gpu_narrow_experts(gpu *g, const gpu_matrix *w, const void *x, size_t m,
+                              const gpu_experts_list *list, uint32_t n_tiles, void *y,
                               gpu_type y_type, void *scratch);
 
 #endif

@@ -279,12 +279,25 @@ DEVICE void multiply_group(float (&d)[16][4], const uint32_t a[4], uint64_t b, b
                    "n"((int)ROWS)
                  : "memory");
 }
+/* The same of a [64, 32] and b [32, 64] of 8 bits, whose columns are always rows of memory. Sums
+ * have fewer bits than f32 has. */
+DEVICE void multiply_group(float (&d)[8][4], const uint32_t a[4], uint64_t b, bool adds, e4m3)
+{
+    asm volatile("{\n.reg .pred p;\nsetp.ne.b32 p, %37, 0;\n"
+                 "wgmma.mma_async.sync.aligned.m64n64k32.f32.e4m3.e4m3 "
+                 "{%0,%1,%2,%3,%4,%5,%6,%7,%8,%9,%10,%11,%12,%13,%14,%15,"
+                 "%16,%17,%18,%19,%20,%21,%22,%23,%24,%25,%26,%27,%28,%29,%30,%31}, "
+                 "{%32,%33,%34,%35}, %36, p, 1, 1;\n}"
+                 : GROUP_D8(d, 0)
+                 : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"((int)adds)
+                 : "memory");
+}
 #endif
 
-/* A matrix descriptor of wgmma: 64 elements of 16 bits in each row of 128 bytes, whose pieces of 16
- * bytes are swizzled: piece c of row r lies at c ^ r % 8. The next 8 rows lie `eight` bytes behind,
- * and, where the matrix is of ROWS, the next 64 columns `columns` bytes. Adding n >> 4 to a
- * descriptor moves its start by n bytes. The rows of all begin at a multiple of 1024 bytes. */
+/* A matrix descriptor of wgmma: each row has 128 bytes, 64 elements of 16 bits or 128 of 8, whose
+ * pieces of 16 bytes are swizzled: piece c of row r lies at c ^ r % 8. The next 8 rows lie `eight`
+ * bytes behind, and, where the matrix is of ROWS, the next 64 columns `columns` bytes. Adding n
+ * >> 4 to a descriptor moves its start by n bytes. All rows begin at a multiple of 1024 bytes. */
 DEVICE uint64_t group_operand(const void *shared, uint32_t columns, uint32_t eight)
 {
     enum { SWIZZLE_128 = 1, SWIZZLE_AT = 62, COLUMNS_AT = 16, EIGHT_AT = 32, UNIT = 16 };

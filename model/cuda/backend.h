@@ -69,7 +69,7 @@ typedef struct backend_cuda {
     comm *meeting;     /* this rank's own, where ranks in threads have a GPU each; or NULL */
     char trouble[320]; /* the message of the last result that failed by the device */
     bool invariant;    /* a sequence is computed the same way in every batch */
-    char narrow[128];  /* backend_facts.narrow */
+    char narrow[160];  /* backend_facts.narrow */
     thread_pool *pool;
     cuda_weights weights;
     gpu_pages pages;

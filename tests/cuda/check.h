@@ -33,6 +33,9 @@ void check_fill(check *c, float *x, size_t n); /* normally distributed */
 void check_narrow(const float *x, size_t n, gpu_type type, void *out);
 void check_widen(const void *x, size_t n, gpu_type type, float *out);
 float check_e4m3(float x); /* x rounded to e4m3 */
+/* Rounds x [m, k] as products of e4m3 by e4m3 do: to e4m3 times a scale for each row, or for each
+ * `group` columns of one. */
+void check_round_rows(float *x, size_t m, size_t k, size_t group);
 
 /* Prints one row: mean squared error over the mean square of the expected values, and its limit. */
 void check_row(check *c, const char *name, const float *due, const float *got, size_t n,

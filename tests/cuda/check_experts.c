@@ -9,11 +9,11 @@
 enum { MOST_EXPERTS = 64, MOST_OF_ROW = 16, NAN_OF_X = 5, NAN_OF_ROUTE = 6, LONE_ROW = 3 };
 
 /* skewed: the first expert has all rows, the second one LONE_ROW alone, the last one none; a NaN is
- * in a row of x and in the logits of another row. */
+ * in a row of x and in the logits of another row. narrow: products may be of e4m3 by e4m3. */
 typedef struct sparse {
     size_t rows, hidden, ffn, n_experts, of_row;
     check_form form;
-    bool norm, shared, skewed;
+    bool norm, shared, skewed, narrow;
 } sparse;
 
 /* The layer on the device, and what the host knows of it. */
@@ -45,32 +45,45 @@ static void route(const float *logits, const sparse *s, uint32_t *chosen, float 
     for (size_t k = 0; s->norm && k < s->of_row; k++) shares[k] /= of_chosen;
 }
 
+/* Whether products with w, all of a layer's, are of e4m3 by e4m3. */
+static bool is_narrow(const check *c, const sparse *s, const gpu_matrix *w)
+{
+    enum { FEW = 128, FEW_OF_EXPERT = 16 };
+    bool many = s->rows > FEW && s->rows * s->of_row > FEW_OF_EXPERT * s->n_experts;
+    bool fits = w->n % 16 == 0 && w->k % 16 == 0 && (w->group == 0 || w->group == 128);
+    return s->narrow && c->compute == 90 && s->form.is_float && many && fits;
+}
+
 /* The expected result of one row: products, gates and sums of its experts, rounded as operands
  * are. */
-static void row_due(const layer *l, size_t row, float *due)
+static void row_due(const check *c, const layer *l, size_t row, float *due)
 {
     const sparse *s = l->s;
     float *wide = check_memory(2 * s->ffn, 4), *act = check_memory(s->ffn, 4);
-    float *part = check_memory(s->hidden, 4), shares[MOST_OF_ROW];
+    float *part = check_memory(s->hidden, 4), *x = check_memory(s->hidden, 4);
+    float shares[MOST_OF_ROW];
     uint32_t chosen[MOST_OF_ROW];
     void *raw = check_memory(2 * s->ffn, 4);
     gpu_type type = l->e.gate_up.type;
     float of_shared = 1.0f / (1.0f + expf(-l->switches[row]));
     for (size_t i = 0; i < s->hidden; i++)
         due[i] = s->shared ? l->out[row * s->hidden + i] * of_shared : 0.0f;
+    memcpy(x, l->x + row * s->hidden, s->hidden * sizeof *x);
+    if (is_narrow(c, s, &l->e.gate_up)) check_round_rows(x, 1, s->hidden, l->e.gate_up.group);
     route(l->logits + row * s->n_experts, s, chosen, shares);
     for (size_t k = 0; k < s->of_row; k++) {
-        check_product_due(&l->ups[chosen[k]], l->x + row * s->hidden, 1, wide);
+        check_product_due(&l->ups[chosen[k]], x, 1, wide);
         check_narrow(wide, 2 * s->ffn, type, raw);
         check_widen(raw, 2 * s->ffn, type, wide);
         for (size_t i = 0; i < s->ffn; i++)
             act[i] = wide[i] / (1.0f + expf(-wide[i])) * wide[s->ffn + i];
         check_narrow(act, s->ffn, type, raw);
         check_widen(raw, s->ffn, type, act);
+        if (is_narrow(c, s, &l->e.down)) check_round_rows(act, 1, s->ffn, l->e.down.group);
         check_product_due(&l->downs[chosen[k]], act, 1, part);
         for (size_t i = 0; i < s->hidden; i++) due[i] += shares[k] * part[i];
     }
-    free(wide), free(act), free(part), free(raw);
+    free(wide), free(act), free(part), free(raw), free(x);
 }
 
 static gpu_matrix many(check *c, size_t n, size_t k, const sparse *s)
@@ -102,7 +115,7 @@ static weights make_weights(check *c, const sparse *s, const gpu_matrix *all, si
     gpu_matrix one = nth(all, i);
     weights w = check_weights(c, all->n, all->k, s->form, &one);
     void *raw = check_memory(all->n * all->k, 4);
-    if (s->form.bits && is_many(s)) {
+    if (s->form.bits && is_many(s) && !is_narrow(c, s, all)) {
         check_narrow(w.values, all->n * all->k, all->type, raw);
         check_widen(raw, all->n * all->k, all->type, w.values);
     }
@@ -198,8 +211,9 @@ static void name_case(char out[96], const sparse *s, const char *what)
     char bits[24] = "";
     if (s->form.is_float) snprintf(bits, sizeof bits, " e4m3 by %u", s->form.group);
     else if (s->form.bits) snprintf(bits, sizeof bits, " int%u by %u", s->form.bits, s->form.group);
-    snprintf(out, 96, "%s%zu of %zu experts, %zu rows, %zu, %zu %s%s", what, s->of_row,
-             s->n_experts, s->rows, s->hidden, s->ffn, types[s->form.type], bits);
+    snprintf(out, 96, "%s%zu of %zu experts, %zu rows, %zu, %zu %s%s%s", what, s->of_row,
+             s->n_experts, s->rows, s->hidden, s->ffn, types[s->form.type], bits,
+             s->narrow ? ", e4m3 x" : "");
 }
 
 /* Rows of a NaN must be NaN in every element; they become 1 in both, or 0. */
@@ -214,16 +228,20 @@ static void judge_nan(const sparse *s, float *due, float *got)
 
 static void check_layer(check *c, const sparse *s)
 {
+    static const double limits[] = {[DTYPE_F32] = 1e-10, [DTYPE_BF16] = 1e-7, [DTYPE_F16] = 1e-7};
     size_t n = s->rows * s->hidden;
     float *due = check_memory(n, 4), *got = check_memory(n, 4);
     char name[96];
     layer l = make_layer(c, s);
-    for (size_t r = 0; r < s->rows; r++) row_due(&l, r, due + r * s->hidden);
+    for (size_t r = 0; r < s->rows; r++) row_due(c, &l, r, due + r * s->hidden);
+    c->api->set_narrow(c->g, s->narrow);
     check_ok(c, c->api->experts(c->g, &l.e));
+    c->api->set_narrow(c->g, false);
     check_fetch(c, got, l.e.out, n * 4);
     if (s->skewed) judge_nan(s, due, got);
     name_case(name, s, "");
-    check_row(c, name, due, got, n, s->form.type == DTYPE_F32 ? 1e-10 : 1e-7);
+    /* An operand of down that is rounded to the other side is so to e4m3, too. */
+    check_row(c, name, due, got, n, s->narrow ? 2e-6 : limits[s->form.type]);
     forget_layer(c, &l);
     free(due), free(got);
 }
@@ -249,45 +267,90 @@ static void check_alone(check *c, const sparse *s)
     free(due), free(got);
 }
 
+/* In batch-invariant mode x keeps its 16 bits. */
+static void check_wide_alone(check *c, const sparse *s)
+{
+    size_t n = s->rows * s->hidden;
+    float *due = check_memory(n, 4), *got = check_memory(n, 4);
+    char name[96];
+    layer l = make_layer(c, s);
+    c->api->set_invariant(c->g, true);
+    for (int narrow = 0; narrow < 2; narrow++) {
+        c->api->set_narrow(c->g, narrow);
+        check_ok(c, c->api->experts(c->g, &l.e));
+        check_fetch(c, narrow ? got : due, l.e.out, n * 4);
+    }
+    c->api->set_narrow(c->g, false);
+    c->api->set_invariant(c->g, false);
+    name_case(name, s, "invariant: ");
+    check_row(c, name, due, got, n, 0.0);
+    forget_layer(c, &l);
+    free(due), free(got);
+}
+
+/* Products of e4m3 by e4m3, and those beside them that stay in 16 bits. */
+static void check_narrow_experts(check *c)
+{
+    static const check_form by_group = {DTYPE_BF16, 8, 128, true}, by_row = {DTYPE_F16, 8, 0, true};
+    const sparse layers[] = {
+        /* Seven stages of columns, of which the last one has 16 columns and padding. */
+        {150, 784, 48, 4, 2, by_group, true, true, true, true},
+        {130, 784, 336, 4, 2, by_row, true, false, true, true},
+        /* An even number of stages, in tiles of more than 64 rows and of fewer. */
+        {160, 160, 176, 3, 2, {DTYPE_F16, 8, 128, true}, true, false, false, true},
+        {161, 240, 32, 40, 4, {DTYPE_BF16, 8, 0, true}, false, false, false, true},
+        {160, 240, 32, 40, 4, {DTYPE_BF16, 8, 0, true}, false, false, false, true}, /* too few */
+        {128, 144, 48, 4, 2, by_group, true, false, false, true},                   /* likewise */
+        {129, 144, 40, 4, 2, by_group, true, false, false, true}, /* gate and up alone */
+        {129, 144, 48, 4, 2, {DTYPE_BF16, 8, 64, true}, true, false, false, true}, /* neither */
+        {900, 1040, 528, 6, 2, by_group, true, false, true, true}, /* on a GPU alone */
+    };
+    size_t n = sizeof layers / sizeof *layers - c->small;
+    for (size_t i = 0; i < n; i++) check_layer(c, &layers[i]);
+    check_wide_alone(c, &layers[2]);
+}
+
 void check_experts(check *c)
 {
     static const check_form bf16 = {DTYPE_BF16, 0, 0, false}, f16 = {DTYPE_F16, 0, 0, false},
                             f32 = {DTYPE_F32, 0, 0, false}, int4 = {DTYPE_BF16, 4, 32, false};
     const sparse layers[] = {
         /* Few rows of an expert. */
-        {5, 64, 48, 8, 2, bf16, true, true, false},
-        {1, 64, 32, 40, 8, f16, false, false, false},
-        {30, 64, 32, 8, 4, int4, true, false, false},
-        {9, 96, 32, 8, 2, {DTYPE_BF16, 8, 32, false}, false, true, true},
-        {9, 96, 40, 8, 2, {DTYPE_BF16, 8, 64, true}, false, true, false},
+        {5, 64, 48, 8, 2, bf16, true, true, false, false},
+        {1, 64, 32, 40, 8, f16, false, false, false, false},
+        {30, 64, 32, 8, 4, int4, true, false, false, false},
+        {9, 96, 32, 8, 2, {DTYPE_BF16, 8, 32, false}, false, true, true, false},
+        {9, 96, 40, 8, 2, {DTYPE_BF16, 8, 64, true}, false, true, false, false},
         /* Many. The last tiles of experts have few rows, and the sides are no multiples of a
          * block's; 22 tiles are two bands. */
-        {150, 264, 40, 4, 2, bf16, true, true, true},
-        {170, 72, 136, 20, 2, f16, true, false, false},
-        {256, 64, 64, 4, 1, bf16, false, false, true}, /* two whole tiles of the first expert */
-        {150, 264, 40, 4, 2, int4, true, false, true},
-        {80, 328, 136, 4, 2, {DTYPE_F16, 4, 128, false}, true, false, true},
-        {80, 328, 40, 4, 2, {DTYPE_BF16, 8, 32, false}, true, false, true},
-        {80, 200, 136, 4, 2, {DTYPE_F16, 8, 64, false}, true, false, false},
-        {80, 296, 40, 4, 2, {DTYPE_BF16, 8, 0, true}, true, true, true},
-        {80, 200, 136, 4, 2, {DTYPE_F16, 8, 32, true}, true, false, false},
-        {80, 200, 40, 4, 2, {DTYPE_BF16, 8, 64, true}, true, false, false},
-        {80, 328, 136, 4, 2, {DTYPE_F16, 8, 128, true}, true, false, true},
+        {150, 264, 40, 4, 2, bf16, true, true, true, false},
+        {170, 72, 136, 20, 2, f16, true, false, false, false},
+        {256, 64, 64, 4, 1, bf16, false, false, true,
+         false}, /* two whole tiles of the first expert */
+        {150, 264, 40, 4, 2, int4, true, false, true, false},
+        {80, 328, 136, 4, 2, {DTYPE_F16, 4, 128, false}, true, false, true, false},
+        {80, 328, 40, 4, 2, {DTYPE_BF16, 8, 32, false}, true, false, true, false},
+        {80, 200, 136, 4, 2, {DTYPE_F16, 8, 64, false}, true, false, false, false},
+        {80, 296, 40, 4, 2, {DTYPE_BF16, 8, 0, true}, true, true, true, false},
+        {80, 200, 136, 4, 2, {DTYPE_F16, 8, 32, true}, true, false, false, false},
+        {80, 200, 40, 4, 2, {DTYPE_BF16, 8, 64, true}, true, false, false, false},
+        {80, 328, 136, 4, 2, {DTYPE_F16, 8, 128, true}, true, false, true, false},
         /* Rows that begin at no multiple of 16 bytes, in both matrices and in one, and f32. */
-        {70, 66, 27, 4, 2, bf16, true, false, true},
-        {70, 66, 40, 4, 2, f16, true, false, false},
-        {70, 64, 27, 4, 2, bf16, true, true, false},
-        {70, 66, 27, 4, 2, {DTYPE_BF16, 8, 32, false}, true, false, false},
-        {70, 66, 27, 4, 2, {DTYPE_F16, 8, 0, true}, true, false, false},
-        {150, 70, 27, 4, 2, f32, true, true, true},
-        {3, 64, 32, 4, 2, f32, false, false, false},
-        {900, 512, 320, 6, 2, bf16, true, false, true}, /* on a GPU alone */
+        {70, 66, 27, 4, 2, bf16, true, false, true, false},
+        {70, 66, 40, 4, 2, f16, true, false, false, false},
+        {70, 64, 27, 4, 2, bf16, true, true, false, false},
+        {70, 66, 27, 4, 2, {DTYPE_BF16, 8, 32, false}, true, false, false, false},
+        {70, 66, 27, 4, 2, {DTYPE_F16, 8, 0, true}, true, false, false, false},
+        {150, 70, 27, 4, 2, f32, true, true, true, false},
+        {3, 64, 32, 4, 2, f32, false, false, false, false},
+        {900, 512, 320, 6, 2, bf16, true, false, true, false}, /* on a GPU alone */
     };
     size_t n = sizeof layers / sizeof *layers - c->small;
     for (size_t i = 0; i < n; i++) check_layer(c, &layers[i]);
-    const sparse alone[] = {{100, 72, 40, 4, 2, bf16, true, false, false},
-                            {100, 72, 40, 4, 2, int4, true, false, false},
-                            {100, 72, 27, 4, 2, bf16, true, false, false},
-                            {100, 72, 40, 4, 2, f32, true, false, false}};
+    const sparse alone[] = {{100, 72, 40, 4, 2, bf16, true, false, false, false},
+                            {100, 72, 40, 4, 2, int4, true, false, false, false},
+                            {100, 72, 27, 4, 2, bf16, true, false, false, false},
+                            {100, 72, 40, 4, 2, f32, true, false, false, false}};
     for (size_t i = 0; i < sizeof alone / sizeof *alone; i++) check_alone(c, &alone[i]);
+    check_narrow_experts(c);
 }

@@ -32,8 +32,8 @@ static void fill_rows(check *c, float *x, size_t m, size_t k)
     x[5 * k] = INFINITY;
 }
 
-/* Rounds x as the kernel does, to e4m3 times a scale. A row of nearly zero becomes zeros. */
-static void round_rows(float *x, size_t m, size_t k, size_t group)
+/* A row of nearly zero becomes zeros. */
+void check_round_rows(float *x, size_t m, size_t k, size_t group)
 {
     for (size_t at = 0; at < m * k;) {
         size_t row = at / k, left = (row + 1) * k - at, n = group && group < left ? group : left;
@@ -127,7 +127,7 @@ static void check_rounded(check *c, const weights *w, size_t m, gpu_type y_type)
     judge_edges(a.due, a.got, n);
     name_case(name, c, w, m, y_type, "exact x,");
     check_row(c, name, a.due + EDGES * n, a.got + EDGES * n, all - EDGES * n, 2e-3);
-    round_rows(a.x, m, w->gpu.k, w->gpu.group);
+    check_round_rows(a.x, m, w->gpu.k, w->gpu.group);
     multiply(w, a.x, m, a.due);
     for (size_t i = 4 * n; i < EDGES * n; i++) a.due[i] = 1.0f;
     name_case(name, c, w, m, y_type, "e4m3 x,");

@@ -1,5 +1,5 @@
-/* wgmma.mma_async.m64nNk16 of bf16 with A in registers and B in shared memory, as the PTX ISA
- * describes it ("Asynchronous Warpgroup Level Matrix Multiply-Accumulate Instructions").
+/* wgmma.mma_async, m64nNk16 of bf16 and m64nNk32 of e4m3, A in registers and B in shared memory
+ * (PTX ISA, "Asynchronous Warpgroup Level Matrix Multiply-Accumulate Instructions").
  *
  * A product is computed when its group is waited for, of what is in shared memory by then; until
  * then its accumulators are junk. Refused are:
@@ -17,11 +17,11 @@
 
 enum {
     M = 64,
-    K = 16,
+    K_BYTES = 32, /* of a row of A: 16 elements of 16 bits, or 32 of 8 */
+    K_MOST = 32,
     N_MOST = 256,
     PIECE = 16, /* bytes that a swizzle moves as one */
-    PIECE_ELEMENTS = PIECE / 2,
-    EIGHT = 8, /* rows, or columns, that a stride leads over */
+    EIGHT = 8,  /* rows, or columns, that a stride leads over */
     /* Dynamic shared memory begins at a multiple of 16, and not of the bytes after which a swizzle
      * repeats: on a device the system's and static variables come first. */
     DYNAMIC_AT = 0x510,
@@ -35,6 +35,7 @@ struct product {
     uint32_t a[4];
     uint64_t b;
     bool adds, rows;
+    simt_operands of;
     int line;
     long group;
     uint32_t phase;
@@ -122,8 +123,10 @@ static uint32_t field(uint64_t descriptor, int at, int bits)
     return (uint32_t)(descriptor >> at & ((1u << bits) - 1));
 }
 
-/* Where element (k, n) of B lies: the start, the offset within the layout, then the swizzle, which
- * exchanges pieces by their address. Swizzled rows have 8, 4 or 2 pieces, those without one.
+static unsigned element_bytes(simt_operands of) { return of == SIMT_E4M3 ? 1 : 2; }
+
+/* Where element (k, n) of a product's B lies: the start, the offset within the layout, then the
+ * swizzle, which exchanges pieces by address. Swizzled rows have 8, 4 or 2 pieces, others one.
  *
  *     of columns (K-major)   8 columns of B are 8 rows of memory, one behind the other; the next 8
  *                            lie a stride behind. Without swizzle K's second piece lies the leading
@@ -131,19 +134,21 @@ static uint32_t field(uint64_t descriptor, int at, int bits)
  *     of rows (MN-major)     8 rows of B likewise, the next 8 a stride behind; columns beyond a row
  *                            of memory lie the leading offset behind. Without swizzle the two are
  *                            exchanged. */
-static const unsigned char *element(uint64_t b, bool rows, unsigned k, unsigned n)
+static const unsigned char *element(const product &p, unsigned k, unsigned n)
 {
+    const uint64_t b = p.b;
+    const unsigned bytes = element_bytes(p.of), in_piece = PIECE / bytes;
     const uint32_t start = field(b, 0, 14) * PIECE, leading = field(b, 16, 14) * PIECE;
     const uint32_t stride = field(b, 32, 14) * PIECE, base = field(b, 49, 3);
     const uint32_t mode = field(b, 62, 2), pieces = mode == 0 ? 1 : 16u >> mode;
     if (base != 0) simt_refuse("a base offset in a descriptor of wgmma");
     uint32_t at = start;
-    if (!rows) {
-        at += n % EIGHT * pieces * PIECE + n / EIGHT * stride + k % PIECE_ELEMENTS * 2;
-        at += k / PIECE_ELEMENTS * (mode == 0 ? leading : (uint32_t)PIECE);
+    if (!p.rows) {
+        at += n % EIGHT * pieces * PIECE + n / EIGHT * stride + k % in_piece * bytes;
+        at += k / in_piece * (mode == 0 ? leading : (uint32_t)PIECE);
     } else {
-        uint32_t piece = n / PIECE_ELEMENTS;
-        at += n % PIECE_ELEMENTS * 2 + piece % pieces * PIECE + k % EIGHT * pieces * PIECE;
+        uint32_t piece = n / in_piece;
+        at += n % in_piece * bytes + piece % pieces * PIECE + k % EIGHT * pieces * PIECE;
         at += piece / pieces * (mode == 0 ? stride : leading);
         at += k / EIGHT * (mode == 0 ? leading : stride);
     }
@@ -156,9 +161,10 @@ static const unsigned char *element(uint64_t b, bool rows, unsigned k, unsigned 
 /* Tells the strict checks of all pieces that a product reads. `issued`: its phase, or 0. */
 static void touch_operand(const product &p, uint32_t issued)
 {
-    for (unsigned k = 0; k < K; k += p.rows ? 1 : PIECE_ELEMENTS)
-        for (unsigned n = 0; n < p.columns; n += p.rows ? PIECE_ELEMENTS : 1) {
-            const unsigned char *at = element(p.b, p.rows, k, n);
+    const unsigned bytes = element_bytes(p.of), in_piece = PIECE / bytes;
+    for (unsigned k = 0; k < K_BYTES / bytes; k += p.rows ? 1 : in_piece)
+        for (unsigned n = 0; n < p.columns; n += p.rows ? in_piece : 1) {
+            const unsigned char *at = element(p, k, n);
             if (issued != 0 && simt_written_since(at, PIECE, issued))
                 simt_refuse("an operand of wgmma changed while a product was under way");
             simt_touch(at, PIECE, SIMT_OPERAND);
@@ -168,7 +174,7 @@ static void touch_operand(const product &p, uint32_t issued)
 /* ---- products -------------------------------------------------------------------------------- */
 
 void simt_group_multiply(float *d, unsigned columns, const uint32_t *a, uint64_t b, bool adds,
-                         bool rows, int line)
+                         bool rows, simt_operands of, int line)
 {
     member *m = &members[threadIdx.x];
     size_t n = columns / 2; /* accumulators of a thread */
@@ -185,7 +191,8 @@ void simt_group_multiply(float *d, unsigned columns, const uint32_t *a, uint64_t
         m->under_way.push_back(now);
         memset((void *)d, JUNK, n * sizeof *d);
     }
-    product p = {d, columns, {a[0], a[1], a[2], a[3]}, b, adds, rows, line, OPEN, simt_seen.now};
+    product p = {d,    columns,      {a[0], a[1], a[2], a[3]}, b, adds, rows, of, line,
+                 OPEN, simt_seen.now};
     m->products.push_back(p);
     if (threadIdx.x % GROUP == 0) touch_operand(p, 0);
 }
@@ -201,34 +208,55 @@ static unsigned fragment_column(unsigned thread, unsigned i)
     return i / 4 * 8 + thread % 4 * 2 + i % 2;
 }
 
-static float of_bf16(const void *p)
+/* A register of 8-bit A holds four neighbouring columns; those of rows 8 below come next, then the
+ * next 16 columns. */
+static unsigned byte_row(unsigned thread, unsigned i) { return fragment_row(thread, i / 2); }
+static unsigned byte_column(unsigned thread, unsigned i)
+{
+    return i / 8 * 16 + thread % 4 * 4 + i % 4;
+}
+
+static float read_element(const void *p, simt_operands of)
 {
     bf16 x;
+    if (of == SIMT_E4M3) return to_float(e4m3{*(const uint8_t *)p});
     memcpy(&x, p, sizeof x);
     return to_float(x);
+}
+
+/* Puts a thread's registers of A into the rows of all. */
+static void spread(unsigned thread, const product &p, float a[M][K_MOST])
+{
+    const unsigned bytes = element_bytes(p.of);
+    for (unsigned i = 0; i < sizeof p.a / bytes; i++) {
+        unsigned row = bytes == 1 ? byte_row(thread, i) : fragment_row(thread, i);
+        unsigned column = bytes == 1 ? byte_column(thread, i) : fragment_column(thread, i);
+        a[row][column] = read_element((const char *)p.a + i * bytes, p.of);
+    }
 }
 
 /* Computes product i of a warpgroup's threads. */
 static void compute(unsigned first, size_t i)
 {
-    static float a[M][K], b[K][N_MOST], d[M][N_MOST];
+    static float a[M][K_MOST], b[K_MOST][N_MOST], d[M][N_MOST];
     const product &p = members[first].products[i];
+    const unsigned all = K_BYTES / element_bytes(p.of);
     touch_operand(p, p.phase);
-    for (unsigned k = 0; k < K; k++)
-        for (unsigned n = 0; n < p.columns; n++) b[k][n] = of_bf16(element(p.b, p.rows, k, n));
+    for (unsigned k = 0; k < all; k++)
+        for (unsigned n = 0; n < p.columns; n++) b[k][n] = read_element(element(p, k, n), p.of);
     for (unsigned t = 0; t < GROUP; t++) {
         member *m = &members[first + t];
         const product &q = m->products[i];
-        if (q.b != p.b || q.line != p.line || q.columns != p.columns || q.adds != p.adds)
+        if (q.b != p.b || q.line != p.line || q.columns != p.columns || q.adds != p.adds ||
+            q.of != p.of)
             simt_refuse("threads of a warpgroup make different products");
         const float *values = find_under_way(m, q.d)->values;
-        for (unsigned e = 0; e < 8; e++)
-            a[fragment_row(t, e)][fragment_column(t, e)] = of_bf16((const char *)q.a + 2 * e);
+        spread(t, q, a);
         for (unsigned e = 0; e < p.columns / 2; e++)
             d[fragment_row(t, e)][fragment_column(t, e)] = p.adds ? values[e] : 0.0f;
     }
     for (unsigned row = 0; row < M; row++)
-        for (unsigned k = 0; k < K; k++)
+        for (unsigned k = 0; k < all; k++)
             for (unsigned n = 0; n < p.columns; n++) d[row][n] += a[row][k] * b[k][n];
     for (unsigned t = 0; t < GROUP; t++) {
         member *m = &members[first + t];

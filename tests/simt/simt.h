@@ -50,9 +50,11 @@ void simt_copy_async(void *shared, const void *global, bool there);
 void simt_copy_commit(void);
 void simt_copy_wait(unsigned left);
 /* wgmma (group.cc). The 128 threads of a warpgroup make one product each time; `columns` is N, and
- * `rows` says that B's rows are those of memory. d [columns / 2] is junk until the wait. */
+ * `rows` says that B's rows are those of memory, which those of 8 bits cannot be. d [columns / 2]
+ * is junk until the wait. */
+enum simt_operands { SIMT_BF16, SIMT_E4M3 };
 void simt_group_multiply(float *d, unsigned columns, const uint32_t *a, uint64_t b, bool adds,
-                         bool rows, int line);
+                         bool rows, simt_operands of, int line);
 void simt_group_fence(void);
 void simt_group_commit(void);
 void simt_group_wait(unsigned left, int line);
@@ -376,7 +378,12 @@ inline void multiply_group(float (&d)[N][4], const uint32_t a[4], uint64_t b, bo
                            int line = __builtin_LINE())
 {
     static_assert(N == 8 || N == 16, "as nvcc has it");
-    simt_group_multiply(&d[0][0], N * 8, a, b, adds, ROWS, line);
+    simt_group_multiply(&d[0][0], N * 8, a, b, adds, ROWS, SIMT_BF16, line);
+}
+inline void multiply_group(float (&d)[8][4], const uint32_t a[4], uint64_t b, bool adds, e4m3,
+                           int line = __builtin_LINE())
+{
+    simt_group_multiply(&d[0][0], 64, a, b, adds, false, SIMT_E4M3, line);
 }
 
 #endif

@@ -122,158 +122,181 @@ static __global__ void never_there(float *x)
 
 /* ---- products of a warpgroup ----------------------------------------------------------------- */
 
-enum { GROUP_THREADS = 128, GROUP_BYTES = 1024 + 16 * 128 };
+enum { GROUP_THREADS = 128, GROUP_BYTES = 1024 + 64 * 128 };
 
-/* b [16, 64] of bf16 ones where wgmma takes it, at a multiple of 1024 bytes. */
-static unsigned char *write_operand(void)
+/* Two or four ones of a type, and the sum of a row of them in a product. */
+template <class T> struct ones_of;
+template <> struct ones_of<bf16> {
+    static const uint32_t word = 0x3f803f80;
+    static constexpr float sum = 16.0f;
+};
+template <> struct ones_of<e4m3> {
+    static const uint32_t word = 0x38383838;
+    static constexpr float sum = 32.0f;
+};
+
+/* b [K, 64] of ones where wgmma takes it, at a multiple of 1024 bytes: a row of memory for each
+ * column, of which K is the first 32 bytes. */
+template <class T> static unsigned char *write_operand(void)
 {
     DYNAMIC_SHARED(all);
+    const uint32_t one = ones_of<T>::word;
     unsigned char *to = all + (1024 - shared_address(all) % 1024) % 1024;
-    *(vec16 *)(to + self() * 16) = vec16{{0x3f803f80, 0x3f803f80, 0x3f803f80, 0x3f803f80}};
+    for (unsigned i = 0; i < 4; i++)
+        *(vec16 *)(to + (i * GROUP_THREADS + self()) * 16) = vec16{{one, one, one, one}};
     return to;
 }
+static void multiply_ones(float (&d)[8][4], const uint32_t (&a)[4], uint64_t b, bf16)
+{
+    multiply_group<false>(d, a, b, false, bf16());
+}
+static void multiply_ones(float (&d)[8][4], const uint32_t (&a)[4], uint64_t b, e4m3)
+{
+    multiply_group(d, a, b, false, e4m3());
+}
+template <class T>
 static void start_product(const unsigned char *b, const uint32_t (&a)[4], float (&d)[8][4])
 {
-    multiply_group<true>(d, a, group_operand(b, 0, 1024), false, bf16());
+    multiply_ones(d, a, group_operand(b, 0, 1024), T());
     group_commit();
 }
-static void put_sum(float *x, const float (&d)[8][4])
+template <class T> static void put_sum(float *x, const float (&d)[8][4])
 {
-    if (d[7][3] == 16.0f) x[self()] = d[7][3];
+    if (d[7][3] == ones_of<T>::sum) x[self()] = d[7][3];
     else x[FLOATS] = 0.0f; /* beyond the end */
 }
 
-static __global__ void group_right(float *x)
+template <class T> static __global__ void group_right(float *x)
 {
-    const uint32_t a[4] = {0x3f803f80, 0x3f803f80, 0x3f803f80, 0x3f803f80};
-    const unsigned char *b = write_operand();
+    const uint32_t one = ones_of<T>::word, a[4] = {one, one, one, one};
+    const unsigned char *b = write_operand<T>();
     float d[8][4];
     fence_operands();
     __syncthreads();
     group_fence();
-    start_product(b, a, d);
+    start_product<T>(b, a, d);
     group_wait<0>();
-    put_sum(x, d);
+    put_sum<T>(x, d);
 }
-static __global__ void group_without_fence(float *x)
+template <class T> static __global__ void group_without_fence(float *x)
 {
-    const uint32_t a[4] = {0x3f803f80, 0x3f803f80, 0x3f803f80, 0x3f803f80};
-    const unsigned char *b = write_operand();
+    const uint32_t one = ones_of<T>::word, a[4] = {one, one, one, one};
+    const unsigned char *b = write_operand<T>();
     float d[8][4];
     fence_operands();
     __syncthreads();
-    start_product(b, a, d);
+    start_product<T>(b, a, d);
     group_wait<0>();
-    put_sum(x, d);
+    put_sum<T>(x, d);
 }
-static __global__ void group_changed_behind_fence(float *x)
+template <class T> static __global__ void group_changed_behind_fence(float *x)
 {
     uint32_t a[4] = {0, 0, 0, 0};
-    const unsigned char *b = write_operand();
+    const unsigned char *b = write_operand<T>();
     float d[8][4];
     fence_operands();
     __syncthreads();
     group_fence();
-    start_product(b, a, d);
+    start_product<T>(b, a, d);
     group_wait<0>();
     group_fence();
-    for (uint32_t &two : a) two = 0x3f803f80;
-    start_product(b, a, d);
+    for (uint32_t &ones : a) ones = ones_of<T>::word;
+    start_product<T>(b, a, d);
     group_wait<0>();
-    put_sum(x, d);
+    put_sum<T>(x, d);
 }
-static __global__ void group_without_wait(float *x)
+template <class T> static __global__ void group_without_wait(float *x)
 {
-    const uint32_t a[4] = {0x3f803f80, 0x3f803f80, 0x3f803f80, 0x3f803f80};
-    const unsigned char *b = write_operand();
+    const uint32_t one = ones_of<T>::word, a[4] = {one, one, one, one};
+    const unsigned char *b = write_operand<T>();
     float d[8][4];
     fence_operands();
     __syncthreads();
     group_fence();
-    start_product(b, a, d);
+    start_product<T>(b, a, d);
     x[self()] = d[0][0];
 }
 /* The wait leaves one group, the only one. */
-static __global__ void group_waits_for_too_few(float *x)
+template <class T> static __global__ void group_waits_for_too_few(float *x)
 {
-    const uint32_t a[4] = {0x3f803f80, 0x3f803f80, 0x3f803f80, 0x3f803f80};
-    const unsigned char *b = write_operand();
+    const uint32_t one = ones_of<T>::word, a[4] = {one, one, one, one};
+    const unsigned char *b = write_operand<T>();
     float d[8][4];
     fence_operands();
     __syncthreads();
     group_fence();
-    start_product(b, a, d);
+    start_product<T>(b, a, d);
     group_wait<1>();
-    put_sum(x, d);
+    put_sum<T>(x, d);
     group_wait<0>();
 }
-static __global__ void group_accumulator_changed(float *x)
+template <class T> static __global__ void group_accumulator_changed(float *x)
 {
-    const uint32_t a[4] = {0x3f803f80, 0x3f803f80, 0x3f803f80, 0x3f803f80};
-    const unsigned char *b = write_operand();
+    const uint32_t one = ones_of<T>::word, a[4] = {one, one, one, one};
+    const unsigned char *b = write_operand<T>();
     float d[8][4];
     fence_operands();
     __syncthreads();
     group_fence();
-    start_product(b, a, d);
+    start_product<T>(b, a, d);
     d[1][1] = x[self()];
     group_wait<0>();
-    put_sum(x, d);
+    put_sum<T>(x, d);
 }
-static __global__ void group_no_proxy_fence(float *x)
+template <class T> static __global__ void group_no_proxy_fence(float *x)
 {
-    const uint32_t a[4] = {0x3f803f80, 0x3f803f80, 0x3f803f80, 0x3f803f80};
-    const unsigned char *b = write_operand();
+    const uint32_t one = ones_of<T>::word, a[4] = {one, one, one, one};
+    const unsigned char *b = write_operand<T>();
     float d[8][4];
     __syncthreads();
     group_fence();
-    start_product(b, a, d);
+    start_product<T>(b, a, d);
     group_wait<0>();
-    put_sum(x, d);
+    put_sum<T>(x, d);
 }
-static __global__ void group_no_barrier(float *x)
+template <class T> static __global__ void group_no_barrier(float *x)
 {
-    const uint32_t a[4] = {0x3f803f80, 0x3f803f80, 0x3f803f80, 0x3f803f80};
-    const unsigned char *b = write_operand();
+    const uint32_t one = ones_of<T>::word, a[4] = {one, one, one, one};
+    const unsigned char *b = write_operand<T>();
     float d[8][4];
     fence_operands();
     (void)warp_sum(1.0f); /* the warp has written */
     group_fence();
-    start_product(b, a, d);
+    start_product<T>(b, a, d);
     group_wait<0>();
-    put_sum(x, d);
+    put_sum<T>(x, d);
 }
-static __global__ void group_operand_changed(float *x)
+template <class T> static __global__ void group_operand_changed(float *x)
 {
-    const uint32_t a[4] = {0x3f803f80, 0x3f803f80, 0x3f803f80, 0x3f803f80};
-    const unsigned char *b = write_operand();
+    const uint32_t one = ones_of<T>::word, a[4] = {one, one, one, one};
+    const unsigned char *b = write_operand<T>();
     float d[8][4];
     fence_operands();
     __syncthreads();
     group_fence();
-    start_product(b, a, d);
+    start_product<T>(b, a, d);
     __syncthreads();
-    (void)write_operand();
+    (void)write_operand<T>();
     __syncthreads();
     group_wait<0>();
-    put_sum(x, d);
+    put_sum<T>(x, d);
 }
-static __global__ void group_differs(float *x)
+template <class T> static __global__ void group_differs(float *x)
 {
-    const uint32_t a[4] = {0x3f803f80, 0x3f803f80, 0x3f803f80, 0x3f803f80};
-    const unsigned char *b = write_operand();
+    const uint32_t one = ones_of<T>::word, a[4] = {one, one, one, one};
+    const unsigned char *b = write_operand<T>();
     float d[8][4];
     fence_operands();
     __syncthreads();
     group_fence();
-    start_product(b + (self() == 77 ? 16 : 0), a, d);
+    start_product<T>(b + (self() == 77 ? 16 : 0), a, d);
     group_wait<0>();
-    put_sum(x, d);
+    put_sum<T>(x, d);
 }
 /* Half a product of the usual order of fence and barrier: the copy is fenced before it arrived. */
-static __global__ void group_fence_before_arrival(float *x)
+template <class T> static __global__ void group_fence_before_arrival(float *x)
 {
-    const uint32_t a[4] = {0x3f803f80, 0x3f803f80, 0x3f803f80, 0x3f803f80};
+    const uint32_t one = ones_of<T>::word, a[4] = {one, one, one, one};
     DYNAMIC_SHARED(all);
     unsigned char *b = all + (1024 - shared_address(all) % 1024) % 1024;
     float d[8][4];
@@ -283,7 +306,7 @@ static __global__ void group_fence_before_arrival(float *x)
     copy_wait<0>();
     __syncthreads();
     group_fence();
-    start_product(b, a, d);
+    start_product<T>(b, a, d);
     group_wait<0>();
     x[self()] = d[0][0];
 }
@@ -411,27 +434,24 @@ static const planted all[] = {
     {"a barrier not reached", never_there, "wait at a barrier", 1, 0, false, 0},
     {"shared memory not asked for", right, "than was asked for", 1, 50 << 10, false, 0},
     {"no blocks", right, "a grid without blocks", 0, 0, false, 0},
-    {"wgmma: nothing", group_right, NULL, 1, GROUP_BYTES, false, GROUP_THREADS},
-    {"wgmma: no fence", group_without_fence, "wgmma without a fence", 1, GROUP_BYTES, false,
-     GROUP_THREADS},
-    {"wgmma: an operand changed behind the fence", group_changed_behind_fence,
-     "changed behind the fence", 1, GROUP_BYTES, false, GROUP_THREADS},
-    {"wgmma: no wait", group_without_wait, "while a product is under way", 1, GROUP_BYTES, false,
-     GROUP_THREADS},
-    {"wgmma: waits for too few groups", group_waits_for_too_few, "outside of what is allocated", 1,
-     GROUP_BYTES, false, GROUP_THREADS},
-    {"wgmma: an accumulator changed", group_accumulator_changed, "an accumulator changed", 1,
-     GROUP_BYTES, false, GROUP_THREADS},
-    {"wgmma: no fence of the proxy", group_no_proxy_fence, "has not fenced", 1, GROUP_BYTES, false,
-     GROUP_THREADS},
-    {"wgmma: no barrier", group_no_barrier, "race with a write", 1, GROUP_BYTES, false,
-     GROUP_THREADS},
-    {"wgmma: an operand in memory changed", group_operand_changed, "changed while a product", 1,
-     GROUP_BYTES, false, GROUP_THREADS},
-    {"wgmma: threads differ", group_differs, "different products", 1, GROUP_BYTES, false,
-     GROUP_THREADS},
-    {"wgmma: a fence before the copy", group_fence_before_arrival, "has not fenced", 1, GROUP_BYTES,
-     false, GROUP_THREADS},
+#define WGMMA(name, kernel, says)                                                                  \
+    {"wgmma: " name, kernel<bf16>, says, 1, GROUP_BYTES, false, GROUP_THREADS},                    \
+    {                                                                                              \
+        "wgmma of e4m3: " name, kernel<e4m3>, says, 1, GROUP_BYTES, false, GROUP_THREADS           \
+    }
+    WGMMA("nothing", group_right, NULL),
+    WGMMA("no fence", group_without_fence, "wgmma without a fence"),
+    WGMMA("an operand changed behind the fence", group_changed_behind_fence,
+          "changed behind the fence"),
+    WGMMA("no wait", group_without_wait, "while a product is under way"),
+    WGMMA("waits for too few groups", group_waits_for_too_few, "outside of what is allocated"),
+    WGMMA("an accumulator changed", group_accumulator_changed, "an accumulator changed"),
+    WGMMA("no fence of the proxy", group_no_proxy_fence, "has not fenced"),
+    WGMMA("no barrier", group_no_barrier, "race with a write"),
+    WGMMA("an operand in memory changed", group_operand_changed, "changed while a product"),
+    WGMMA("threads differ", group_differs, "different products"),
+    WGMMA("a fence before the copy", group_fence_before_arrival, "has not fenced"),
+#undef WGMMA
 };
 
 static const struct planted_ranks {

@@ -105,14 +105,47 @@ static void ranks(void **state)
     folder_remove(&f);
 }
 
-/* 180 rows are steps of 140 and 40, of which the shorter one keeps x in 16 bits. Both experts have
- * all rows of a step, and multiply 16 bits in any: qkv and o alone are e4m3 by e4m3. */
+/* 180 rows are steps of 140 and 40, of which the shorter one keeps x in 16 bits. The library
+ * multiplies qkv and o alone, our kernel the experts, of which both have all rows of a step. */
 static void experts_and_few_rows(void **state)
 {
     (void)state;
-    folder f = make_model(&(shape){.by = BY_CHANNEL, .ffn = 64, .n_experts = 2});
+    static const shape shapes[] = {{.by = BY_CHANNEL, .ffn = 64, .n_experts = 2},
+                                   {.by = BY_BLOCK, .block = 128, .ffn = 160, .n_experts = 2}};
     simt_have_compute(90);
-    check_near_cpu(standard(&f, 140), 180, 2 * LAYERS);
+    for (size_t i = 0; i < 2; i++) {
+        folder f = make_model(&shapes[i]);
+        check_near_cpu(standard(&f, 140), 180, 2 * LAYERS);
+        folder_remove(&f);
+    }
+}
+
+/* The library refuses, so that experts alone may be e4m3 by e4m3: logits of n rows in one step, on
+ * this capability, are those of 16 bits unless they are so. */
+static void check_experts_of(const folder *f, uint32_t compute, uint32_t n, bool invariant,
+                             bool narrow)
+{
+    pass p = on_gpu(standard(f, n)), high = on_gpu(pass_of(f, n));
+    p.batch_invariant = high.batch_invariant = invariant;
+    simt_have_compute(compute);
+    simt_refuse_narrow(SIMT_REFUSE_ALL);
+    outcome got = run_of(&p, n), due = run_of(&high, n);
+    simt_refuse_narrow(SIMT_REFUSE_NONE);
+    assert_int_equal(got.products + due.products, 0);
+    bool equal = memcmp(got.logits, due.logits, (size_t)n * VOCAB * sizeof(float)) == 0;
+    assert_int_equal(equal, !narrow);
+    free(got.logits);
+    free(due.logits);
+}
+
+static void experts_of_sixteen_bits(void **state)
+{
+    (void)state;
+    folder f = make_model(&(shape){.by = BY_CHANNEL, .ffn = 64, .n_experts = 2});
+    check_experts_of(&f, 90, 129, false, true);
+    check_experts_of(&f, 90, 128, false, false);
+    check_experts_of(&f, 90, 129, true, false);
+    check_experts_of(&f, 89, 129, false, false);
     folder_remove(&f);
 }
 
@@ -140,7 +173,8 @@ static void what_the_log_says(void **state)
     const shape channel = {.by = BY_CHANNEL, .ffn = 96},
                 block = {.by = BY_BLOCK, .block = 128, .ffn = 160},
                 fine = {.by = BY_BLOCK, .block = 64, .ffn = 160},
-                sparse = {.by = BY_CHANNEL, .ffn = 64, .n_experts = 2};
+                sparse = {.by = BY_CHANNEL, .ffn = 64, .n_experts = 2},
+                many = {.by = BY_CHANNEL, .ffn = 64, .n_experts = 20};
     const folder nowhere = {0};
     pass p = standard(&nowhere, 130), high = pass_of(&nowhere, 130), invariant = p;
     invariant.batch_invariant = true;
@@ -148,12 +182,16 @@ static void what_the_log_says(void **state)
     expect_text(&channel, p,
                 "activations have 8 bits in steps of more than 128 rows, with 8 of 8 matrices");
     expect_text(&sparse, p,
-                "activations have 8 bits in steps of more than 128 rows, with 4 of 8 matrices");
+                "activations have 8 bits in steps of more than 128 rows, with 8 of 8 matrices");
+    expect_text(&many, p,
+                "activations have 8 bits in steps of more than 128 rows, with 8 of 8 matrices, of "
+                "experts in those of more than 160");
     expect_text(&channel, high, "activations have 16 bits (--precision high)");
     expect_text(&channel, invariant, "activations have 16 bits (--batch-invariant)");
-    expect_text(&fine, p,
-                "activations have 16 bits (the library has no product of 8 bits for their scales)");
+    expect_text(&fine, p, "activations have 16 bits (no product of 8 bits here takes them)");
     simt_have_compute(89);
+    expect_text(&sparse, p,
+                "activations have 8 bits in steps of more than 128 rows, with 4 of 8 matrices");
     expect_text(&block, p,
                 "activations have 8 bits in steps of more than 128 rows, with 2 of 8 matrices");
     simt_have_compute(80);
@@ -168,6 +206,7 @@ int main(void)
         cmocka_unit_test(sixteen_bits),
         cmocka_unit_test(ranks),
         cmocka_unit_test(experts_and_few_rows),
+        cmocka_unit_test(experts_of_sixteen_bits),
         cmocka_unit_test(what_the_log_says),
     };
     simt_be_late(1);
