@@ -10,17 +10,40 @@ enum {
 struct alignas(16) four {
     float v[4];
 };
-struct alignas(8) four_short {
-    uint32_t w[2];
-};
 
-static DEVICE void store_four(float *out, const float v[4])
+/* Stores a thread's elements of a row of d: v[i] are four, from (i * blockDim.x + threadIdx.x) * 4
+ * on. Of 16 bits these are 8 bytes. So two neighbours exchange: the lower one stores what both have
+ * of v[i], the upper one what both have of v[i + 1]. Where d is no multiple of 8, rows begin at no
+ * multiple of 16 bytes. */
+static DEVICE void store_held(float *row, size_t d, const float v[ROW_HELD][4])
 {
-    *(four *)out = four{{v[0], v[1], v[2], v[3]}};
+#pragma unroll
+    for (int i = 0; i < ROW_HELD; i++) {
+        size_t at = ((size_t)i * blockDim.x + threadIdx.x) * 4;
+        if (at < d) *(four *)(row + at) = four{{v[i][0], v[i][1], v[i][2], v[i][3]}};
+    }
 }
-template <class T> static DEVICE void store_four(T *out, const float v[4])
+template <class T> static DEVICE void store_held(T *row, size_t d, const float v[ROW_HELD][4])
 {
-    *(four_short *)out = four_short{{pack2(v[0], v[1], T()), pack2(v[2], v[3], T())}};
+    bool whole = d % 8 == 0, upper = threadIdx.x % 2;
+#pragma unroll
+    for (int i = 0; i < ROW_HELD; i += 2) {
+        vec8 w[2], got;
+        for (int j = 0; j < 2; j++)
+            w[j] =
+                vec8{{pack2(v[i + j][0], v[i + j][1], T()), pack2(v[i + j][2], v[i + j][3], T())}};
+        if (whole) {
+            for (int e = 0; e < 2; e++) got.w[e] = shuffle_xor(upper ? w[0].w[e] : w[1].w[e], 1);
+            size_t at = ((size_t)(i + upper) * blockDim.x + threadIdx.x - upper) * 4;
+            vec8 low = upper ? got : w[0], high = upper ? w[1] : got;
+            if (at < d) *(vec16 *)(row + at) = vec16{{low.w[0], low.w[1], high.w[0], high.w[1]}};
+            continue;
+        }
+        for (int j = 0; j < 2; j++) {
+            size_t at = ((size_t)(i + j) * blockDim.x + threadIdx.x) * 4;
+            if (at < d) *(vec8 *)(row + at) = w[j];
+        }
+    }
 }
 
 template <class T>
@@ -72,22 +95,16 @@ static __global__ void __launch_bounds__(NORM_THREADS_MOST)
                                : four{{0.0f, 0.0f, 0.0f, 0.0f}};
             for (int j = 0; j < 4; j++) v[i][j] += more.v[j];
         }
-#pragma unroll
-        for (int i = 0; i < ROW_HELD; i++) {
-            size_t at = ((size_t)i * blockDim.x + threadIdx.x) * 4;
-            if (at < d) store_four(row + at, v[i]);
-        }
+        store_held(row, d, v);
     }
 #pragma unroll
     for (int i = 0; i < ROW_HELD; i++)
         for (int j = 0; j < 4; j++) sum += v[i][j] * v[i][j];
     float scale = 1.0f / sqrtf(block_sum(sum) / (float)d + eps);
 #pragma unroll
-    for (int i = 0; i < ROW_HELD; i++) {
-        size_t at = ((size_t)i * blockDim.x + threadIdx.x) * 4;
+    for (int i = 0; i < ROW_HELD; i++)
         for (int j = 0; j < 4; j++) v[i][j] = v[i][j] * scale * w[i][j];
-        if (at < d) store_four(out + blockIdx.x * d + at, v[i]);
-    }
+    store_held(out + blockIdx.x * d, d, v);
 }
 
 /* Norms rows of any d. */

@@ -126,6 +126,7 @@ void check_rows(check *c)
         check_norm(c, rows, c->small ? 520 : 4096, t, true);
         check_gate(c, rows, c->small ? 176 : 14336, t, false);
         check_gate(c, rows, 176, t, true);
+        check_norm(c, rows, 2056, t, true); /* a thread has several parts of a row */
         check_norm(c, rows, 5124, t, true); /* more than one block size */
         check_norm(c, rows, 35, t, true);   /* too odd for vector loads */
         check_gate(c, rows, 35, t, false);
