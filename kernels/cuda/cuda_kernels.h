@@ -5,7 +5,8 @@
  * Owner    memory and graphs are the caller's, freed before the gpu; a gpu owns its stream and
  *          scratch.
  * Threads  any thread, one at a time for each gpu. Everything goes to one stream, in order, except
- *          what names another lane; only `wait`, `await`, `open` and `close` wait for the stream.
+ *          what names another lane; only `wait`, `await`, `elapsed`, `settle`, `open` and
+ *          `close` wait for the stream.
  * Units    bytes; elements for strides. Pointers are the device's unless said otherwise.
  * Errors   gpu_status; `why` has the text. GPU_LOST is sticky: the gpu can only be closed, and a
  *          process whose device is lost may have to end. Arguments are the caller's duty. */
@@ -19,7 +20,7 @@ extern "C" {
 #endif
 
 /* Rises with every change below: a plugin of another version is refused. */
-enum { GPU_API_VERSION = 21 };
+enum { GPU_API_VERSION = 22 };
 
 typedef enum gpu_status { GPU_OK, GPU_NO_MEMORY, GPU_UNSUPPORTED, GPU_LOST } gpu_status;
 
@@ -589,6 +590,13 @@ typedef struct gpu_api {
      * behind m may be written. */
     gpu_status (*product)(gpu *g, const gpu_matrix *w, const void *x, size_t m, void *y,
                           gpu_type y_type, void *scratch);
+
+    /* Times the library's algorithms for products of each number of rows up to m that it treats
+     * alike, and keeps the fastest for later products of w's shape and y's type. x, y and scratch
+     * are those of a product of m rows, which are read and overwritten. Waits. Never called in a
+     * step; in batch-invariant mode nothing is timed. */
+    gpu_status (*settle)(gpu *g, const gpu_matrix *w, const void *x, size_t m, void *y,
+                         gpu_type y_type, void *scratch);
 
     /* x [n, k] f32 = rows of w times scale; zeros for tokens from w->n on. */
     gpu_status (*embed)(gpu *g, const gpu_matrix *w, const gpu_tokens *tokens, size_t n,

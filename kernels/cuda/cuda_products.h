@@ -61,6 +61,15 @@ static GPU_INLINE size_t gpu_type_bytes(gpu_type t) { return t == GPU_F32 ? 4 : 
  * operands. */
 enum { GPU_FEW_QUANT_ROWS = 128 };
 
+/* The library multiplies m rows as it would so many: the next of eight steps between powers of two,
+ * at least steps of 8. Its best algorithm depends on the number, and a step may have any. */
+static inline size_t gpu_rounded_rows(size_t m)
+{
+    size_t step = 8;
+    while (step * 16 <= m) step *= 2;
+    return (m + step - 1) / step * step;
+}
+
 /* The rows that y of a product of m rows has room for. */
 static inline size_t gpu_product_rows(size_t m) { return (m + 3) / 4 * 4; }
 

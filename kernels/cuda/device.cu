@@ -260,7 +260,7 @@ static gpu_status gpu_clear(gpu *g, void *device, size_t bytes)
     return fail(g, "clearing memory", cudaMemsetAsync(device, 0, bytes, g->stream));
 }
 
-static gpu_status gpu_mark(gpu *g)
+gpu_status gpu_mark(gpu *g)
 {
     gpu_status s = GPU_OK;
     enter(g);
@@ -269,7 +269,7 @@ static gpu_status gpu_mark(gpu *g)
     return s == GPU_OK ? fail(g, "mark", cudaEventRecord(g->events[0], g->stream)) : s;
 }
 
-static gpu_status gpu_elapsed(gpu *g, double *us)
+gpu_status gpu_elapsed(gpu *g, double *us)
 {
     float ms = 0.0f;
     enter(g);

@@ -9,7 +9,7 @@
 
 enum {
     WORKSPACE_BYTES = 32 << 20,
-    ALGORITHMS = 512, /* algorithms of the library that are remembered, by shape */
+    ALGORITHMS = 4096, /* algorithms of the library that are remembered, by shape */
     ALLOWED = 32,      /* kernels that are remembered: a model's pages and heads have a few */
 };
 
@@ -17,8 +17,9 @@ enum {
  * or one for each 128 columns of a row. PLAIN: the operands have 16 bits, or 32. */
 enum library_scales { SCALES_PLAIN, SCALES_NONE, SCALES_ROWS, SCALES_GROUPS };
 
-/* REFUSED: the library has none for the shape, which only products of e4m3 remember. */
-enum algorithm_state { ALGORITHM_UNKNOWN, ALGORITHM_KNOWN, ALGORITHM_REFUSED };
+/* KNOWN: the library's own first choice. TIMED: the fastest of its choices here. REFUSED: it has
+ * none for the shape, which only products of e4m3 remember. */
+enum algorithm_state { ALGORITHM_UNKNOWN, ALGORITHM_KNOWN, ALGORITHM_TIMED, ALGORITHM_REFUSED };
 
 /* The library's algorithm for one shape. m is part of the shape, because the best algorithm depends
  * on it; it is rounded, because asking is slow and steps have every number of rows. */
@@ -42,6 +43,7 @@ struct gpu {
     cudaStream_t copies[2];         /* the lanes UP and DOWN */
     cudaEvent_t reached[GPU_LANES]; /* of gpu_order: how far a lane has come */
     bool invariant, narrow;
+    bool times; /* products time the algorithms of a new shape (gpu_library_times) */
     const void *allowed[ALLOWED]; /* kernels that have been given their shared memory */
     uint32_t n_allowed;
     char why[256];
@@ -57,6 +59,10 @@ static inline void enter(const gpu *g)
     if (cudaGetDevice(&current) == cudaSuccess && current == g->ordinal) return;
     (void)cudaSetDevice(g->ordinal); /* the next call shows a failure */
 }
+
+/* device.cu: mark and elapsed of the table. */
+gpu_status gpu_mark(gpu *g);
+gpu_status gpu_elapsed(gpu *g, double *us);
 
 /* library.cu: sets which products of e4m3 the library has. */
 void gpu_probe_library(gpu *g, gpu_facts *facts);

@@ -1,6 +1,7 @@
 /* Products by cublasLt: of 16 and 32 bits, and of e4m3 by e4m3. */
 #include "kernels/cuda/device.cuh"
 
+#include <math.h>
 #include <stdio.h>
 
 static cudaDataType_t data_type(gpu_type t)
@@ -13,16 +14,16 @@ typedef struct scales_at {
     const void *w, *x;
 } scales_at;
 
-/* In invariant mode, algorithms are those for this many rows, however many there are. */
-enum { INVARIANT_ROWS = 128 };
+enum {
+    INVARIANT_ROWS = 128, /* in invariant mode algorithms are those for so many rows, always */
+    CANDIDATES = 8,       /* algorithms of a shape that are timed */
+    TIMED_RUNS = 2,       /* of each, behind one that is not timed; the faster one counts */
+    LOOKED_AT = 4,        /* places of a shape in the table */
+};
 
-/* Rounds m above 64 up to the next of eight steps between powers of two. */
 static size_t rounded_rows(const gpu *g, size_t m)
 {
-    size_t step = 8;
-    if (g->invariant) return INVARIANT_ROWS;
-    while (step * 16 <= m) step *= 2;
-    return m <= 64 ? m : (m + step - 1) / step * step;
+    return g->invariant ? (size_t)INVARIANT_ROWS : gpu_rounded_rows(m);
 }
 
 typedef struct shapes {
@@ -84,14 +85,15 @@ static cublasStatus_t make_shapes(const algorithm *c, size_t m, const scales_at 
     return e;
 }
 
-/* Asks the library for the algorithm of a shape, with c->m rows; once for each shape. */
-static cublasStatus_t find_algorithm(gpu *g, algorithm *c, const scales_at *scales)
+/* Asks the library for up to `most` algorithms of a shape with c->m rows, its first choice first.
+ * Success means that there is one. */
+static cublasStatus_t ask(gpu *g, const algorithm *c, const scales_at *scales, int most,
+                          cublasLtMatmulHeuristicResult_t *out, int *found)
 {
     shapes s = {NULL, NULL, NULL, NULL};
     cublasLtMatmulPreference_t wish = NULL;
-    cublasLtMatmulHeuristicResult_t best;
     size_t workspace = WORKSPACE_BYTES;
-    int found = 0;
+    *found = 0;
     uint32_t no_split = CUBLASLT_REDUCTION_SCHEME_NONE;
     cublasStatus_t e = make_shapes(c, c->m, scales, &s);
     if (e == CUBLAS_STATUS_SUCCESS) e = cublasLtMatmulPreferenceCreate(&wish);
@@ -108,12 +110,20 @@ static cublasStatus_t find_algorithm(gpu *g, algorithm *c, const scales_at *scal
         e = cublasLtMatmulPreferenceSetAttribute(wish, CUBLASLT_MATMUL_PREF_REDUCTION_SCHEME_MASK,
                                                  &no_split, sizeof no_split);
     if (e == CUBLAS_STATUS_SUCCESS)
-        e = cublasLtMatmulAlgoGetHeuristic(g->library, s.product, s.w, s.x, s.y, s.y, wish, 1,
-                                           &best, &found);
+        e = cublasLtMatmulAlgoGetHeuristic(g->library, s.product, s.w, s.x, s.y, s.y, wish, most,
+                                           out, found);
     if (wish) cublasLtMatmulPreferenceDestroy(wish);
     forget_shapes(&s);
+    return e == CUBLAS_STATUS_SUCCESS && *found == 0 ? CUBLAS_STATUS_NOT_SUPPORTED : e;
+}
+
+/* Takes the library's first choice. */
+static cublasStatus_t find_algorithm(gpu *g, algorithm *c, const scales_at *scales)
+{
+    cublasLtMatmulHeuristicResult_t best;
+    int found;
+    cublasStatus_t e = ask(g, c, scales, 1, &best, &found);
     if (e != CUBLAS_STATUS_SUCCESS) return e;
-    if (found == 0) return CUBLAS_STATUS_NOT_SUPPORTED;
     c->algo = best.algo;
     c->state = ALGORITHM_KNOWN;
     return e;
@@ -127,17 +137,29 @@ static uint32_t alignment_of(const gpu *g, const void *w, const void *x, const v
     return (uint32_t)(all & ~(all - 1));
 }
 
+static bool is_shape(const algorithm *a, const algorithm *b)
+{
+    return a->n == b->n && a->k == b->k && a->m == b->m && a->type == b->type &&
+           a->y_type == b->y_type && a->scales == b->scales && a->alignment == b->alignment;
+}
+
+/* The shape's place in the table: where it is already, or a free place, or else one that another
+ * shape loses. */
 static algorithm *algorithm_of(gpu *g, const algorithm *c)
 {
-    size_t hash = c->n * 31 + c->k * 17 + c->m * 0x9e3779b1u + (size_t)c->y_type + c->alignment +
-                  (size_t)c->scales * 5;
-    algorithm *at = &g->algorithms[(hash ^ hash >> 15) % ALGORITHMS];
-    if (at->state != ALGORITHM_UNKNOWN && at->n == c->n && at->k == c->k && at->m == c->m &&
-        at->type == c->type && at->y_type == c->y_type && at->scales == c->scales &&
-        at->alignment == c->alignment)
-        return at;
-    *at = *c;
-    return at;
+    const uint64_t mix = 0x9e3779b97f4a7c15u; /* its upper bits depend on all of a factor's */
+    uint64_t hash = (c->m * mix + c->n) * mix + c->k;
+    algorithm *place = NULL;
+    hash = (hash * mix + (uint64_t)c->y_type * 64 + (uint64_t)c->scales * 8 + c->alignment) * mix;
+    hash >>= 40;
+    for (size_t i = 0; i < LOOKED_AT; i++) {
+        algorithm *at = &g->algorithms[(hash + i) % ALGORITHMS];
+        if (at->state != ALGORITHM_UNKNOWN && is_shape(at, c)) return at;
+        if (at->state == ALGORITHM_UNKNOWN && !place) place = at;
+    }
+    if (!place) place = &g->algorithms[hash % ALGORITHMS];
+    *place = *c;
+    return place;
 }
 
 /* Operands of one product. */
@@ -160,6 +182,47 @@ static cublasStatus_t run_algorithm(gpu *g, const algorithm *c, const operands *
     return e;
 }
 
+/* Microseconds of a product by c's algorithm, the least of a few. */
+static cublasStatus_t time_algorithm(gpu *g, const algorithm *c, const operands *o, double *us)
+{
+    cublasStatus_t e = run_algorithm(g, c, o);
+    *us = INFINITY;
+    for (int i = 0; i < TIMED_RUNS && e == CUBLAS_STATUS_SUCCESS; i++) {
+        double now = 0.0;
+        bool well = gpu_mark(g) == GPU_OK;
+        e = run_algorithm(g, c, o);
+        well = well && gpu_elapsed(g, &now) == GPU_OK;
+        if (e == CUBLAS_STATUS_SUCCESS && !well) e = CUBLAS_STATUS_EXECUTION_FAILED;
+        if (now < *us) *us = now;
+    }
+    if (e != CUBLAS_STATUS_SUCCESS) (void)cudaGetLastError(); /* the others may run */
+    return e;
+}
+
+/* Takes the fastest of the library's choices. One that fails is passed over. */
+static cublasStatus_t choose_algorithm(gpu *g, algorithm *c, const operands *o)
+{
+    cublasLtMatmulHeuristicResult_t all[CANDIDATES];
+    double least = INFINITY;
+    int found;
+    cublasStatus_t e = ask(g, c, &o->scales, CANDIDATES, all, &found);
+    if (e != CUBLAS_STATUS_SUCCESS) return e;
+    e = CUBLAS_STATUS_NOT_SUPPORTED;
+    for (int i = 0; i < found; i++) {
+        algorithm one = *c;
+        double us;
+        one.algo = all[i].algo;
+        if (all[i].state != CUBLAS_STATUS_SUCCESS ||
+            time_algorithm(g, &one, o, &us) != CUBLAS_STATUS_SUCCESS || us >= least)
+            continue;
+        least = us;
+        e = CUBLAS_STATUS_SUCCESS;
+        c->algo = one.algo;
+        c->state = ALGORITHM_TIMED;
+    }
+    return e;
+}
+
 /* Multiplies by the algorithm for the rounded number of rows, or by one for exactly m. */
 static gpu_status multiply(gpu *g, const algorithm *of, const operands *o)
 {
@@ -167,7 +230,8 @@ static gpu_status multiply(gpu *g, const algorithm *of, const operands *o)
     enter(g);
     algorithm *c = algorithm_of(g, &wanted);
     cublasStatus_t e = CUBLAS_STATUS_SUCCESS;
-    if (c->state == ALGORITHM_UNKNOWN) e = find_algorithm(g, c, &o->scales);
+    if (g->times && c->state != ALGORITHM_TIMED) e = choose_algorithm(g, c, o);
+    else if (c->state == ALGORITHM_UNKNOWN) e = find_algorithm(g, c, &o->scales);
     if (e == CUBLAS_STATUS_SUCCESS) e = run_algorithm(g, c, o);
     /* An algorithm for more rows may not support m rows. */
     if (e != CUBLAS_STATUS_SUCCESS && wanted.m != o->m && !g->invariant) {
@@ -179,6 +243,12 @@ static gpu_status multiply(gpu *g, const algorithm *of, const operands *o)
     snprintf(g->why, sizeof g->why, "product [%zu, %zu] by [%zu, %zu]: cublasLt returned %d", o->m,
              of->k, of->n, of->k, (int)e);
     return e == CUBLAS_STATUS_NOT_SUPPORTED ? GPU_UNSUPPORTED : GPU_LOST;
+}
+
+bool gpu_library_times(gpu *g, bool on)
+{
+    g->times = on && !g->invariant;
+    return g->times;
 }
 
 gpu_status gpu_library_product(gpu *g, const gpu_matrix *w, const void *x, size_t m, void *y,
@@ -220,7 +290,7 @@ static bool has_product(gpu *g, const gpu_floats *f, const void *y, gpu_type y_t
     const scales_at at = {f->w_scales, f->x_scales};
     if (c->state == ALGORITHM_UNKNOWN && find_algorithm(g, c, &at) != CUBLAS_STATUS_SUCCESS)
         c->state = ALGORITHM_REFUSED;
-    return c->state == ALGORITHM_KNOWN;
+    return c->state != ALGORITHM_REFUSED;
 }
 
 /* The way in which the library multiplies; false: it does not. Sums without scales may be too large

@@ -183,3 +183,17 @@ gpu_status gpu_product(gpu *g, const gpu_matrix *w, const void *x, size_t m, voi
     whole.is_float = false;
     return s == GPU_OK ? gpu_library_product(g, &whole, x, m, y, y_type) : s;
 }
+
+gpu_status gpu_settle(gpu *g, const gpu_matrix *w, const void *x, size_t m, void *y,
+                      gpu_type y_type, void *scratch)
+{
+    gpu_status s = GPU_OK;
+    if (!gpu_library_times(g, true)) return s;
+    for (size_t rows = 0; rows < m && s == GPU_OK;) {
+        rows = gpu_rounded_rows(rows + 1);
+        s = gpu_product(g, w, x, rows < m ? rows : m, y, y_type, scratch);
+        if (s == GPU_UNSUPPORTED) s = GPU_OK; /* a step that needs it says so */
+    }
+    (void)gpu_library_times(g, false);
+    return s;
+}

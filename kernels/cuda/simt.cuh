@@ -372,6 +372,10 @@ gpu_status gpu_launched(gpu *g, const char *what);
 /* y = x * W^T by cublasLt; w's data are operands of w->type. */
 gpu_status gpu_library_product(gpu *g, const gpu_matrix *w, const void *x, size_t m, void *y,
                                gpu_type y_type);
+/* On: products by cublasLt of shapes that were not timed yet run its best algorithms a few times
+ * each, take the fastest, and wait. False where that is not done: in invariant mode, where there
+ * is no cublasLt. */
+bool gpu_library_times(gpu *g, bool on);
 /* Allows a kernel that much dynamic shared memory, the same at each call. */
 gpu_status gpu_allow_shared(gpu *g, const void *kernel, size_t bytes);
 uint32_t gpu_sms(const gpu *g);
@@ -463,6 +467,8 @@ gpu_status gpu_measures(gpu *g, const gpu_measure *m);
 gpu_status gpu_unpack(gpu *g, const void *packed, const gpu_matrix *w);
 gpu_status gpu_product(gpu *g, const gpu_matrix *w, const void *x, size_t m, void *y,
                        gpu_type y_type, void *scratch);
+gpu_status gpu_settle(gpu *g, const gpu_matrix *w, const void *x, size_t m, void *y,
+                      gpu_type y_type, void *scratch);
 }
 
 /* Calls WHAT(type) with the element type's name. */

@@ -160,6 +160,7 @@ static status make_forward(backend_cuda *b, const backend_options *o, error *err
     pass.head_rows = b->head_rows;
     pass.drawn = b->drawn;
     if (status_ok(s)) s = cuda_forward_create(&pass, &b->forward);
+    if (status_ok(s)) s = cuda_forward_settle(b->forward);
     if (status_ok(s)) s = cuda_graphs_create(&b->device, o, &b->graphs);
     if (status_ok(s)) s = make_draw_buffers(b, o);
     if (status_ok(s))

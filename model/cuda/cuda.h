@@ -256,6 +256,8 @@ typedef struct cuda_forward cuda_forward;
 
 status cuda_forward_create(const cuda_forward_options *options, cuda_forward **out);
 void cuda_forward_destroy(cuda_forward *f);
+/* Has the library's algorithms for the products of steps timed. Overwrites the step's buffers. */
+status cuda_forward_settle(const cuda_forward *f);
 /* The most decode tiles of n_seqs sequences. _part: slots of a tile when the tables hold `slots`
  * together. */
 uint32_t cuda_forward_tiles(const cuda_forward *f, uint32_t n_seqs);

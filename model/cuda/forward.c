@@ -138,6 +138,57 @@ void cuda_forward_destroy(cuda_forward *f)
     free(f);
 }
 
+/* ---- the library ----------------------------------------------------------------------------- */
+
+/* A product of a step: rows of x by w. */
+typedef struct producing {
+    const gpu_matrix *w;
+    const void *x;
+    void *y;
+    gpu_type y_type;
+    uint32_t rows;
+} producing;
+
+enum { SHAPES = 16 }; /* of a model's products; layers are alike, or of a few kinds */
+
+static bool is_alike(const producing *a, const producing *b)
+{
+    return a->w->n == b->w->n && a->w->k == b->w->k && a->w->type == b->w->type &&
+           a->w->bits == b->w->bits && a->w->group == b->w->group &&
+           a->w->is_float == b->w->is_float && a->y_type == b->y_type && a->rows == b->rows;
+}
+
+/* Settles a product, unless one of the n before it is alike. */
+static status settle(const cuda_forward *f, const producing *p, producing *before, size_t *n)
+{
+    const cuda_device *d = f->o.device;
+    for (size_t i = 0; i < *n; i++)
+        if (is_alike(p, &before[i])) return STATUS_IS_OK;
+    if (p->w->n == 0 || *n == SHAPES) return STATUS_IS_OK;
+    before[(*n)++] = *p;
+    return cuda_status(d->api->settle(d->g, p->w, p->x, p->rows, p->y, p->y_type, f->scratch));
+}
+
+status cuda_forward_settle(const cuda_forward *f)
+{
+    const cuda_weights *w = f->o.weights;
+    producing before[SHAPES];
+    size_t n = 0;
+    for (uint32_t l = 0; l < f->o.config->n_layers; l++) {
+        const cuda_layer *of = &w->layers[l];
+        const producing all[] = {
+            {&of->qkv, f->normed, f->qkv, GPU_F32, f->o.max_rows},
+            {&of->o, f->attn, f->delta, GPU_F32, f->o.max_rows},
+            {&of->gate_up, f->normed, f->wide, of->down.type, f->o.max_rows},
+            {&of->down, f->act, f->delta, GPU_F32, f->o.max_rows},
+        };
+        for (size_t i = 0; i < sizeof all / sizeof *all; i++)
+            RETURN_IF_ERROR(settle(f, &all[i], before, &n));
+    }
+    const producing head = {&w->head, f->picked, f->logits, GPU_F32, f->o.head_rows};
+    return settle(f, &head, before, &n);
+}
+
 /* ---- tiles ----------------------------------------------------------------------------------- */
 
 uint32_t cuda_forward_tiles(const cuda_forward *f, uint32_t n_seqs)

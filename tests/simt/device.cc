@@ -16,7 +16,7 @@ struct gpu {
     fake_stream stream; /* given out as its stream, for the fake NCCL */
     char why[256];
     uint64_t number; /* counts those that were opened */
-    bool lost, invariant, narrow;
+    bool lost, invariant, narrow, times;
     uint32_t compute;
     timespec marked;
     struct lane {
@@ -37,9 +37,9 @@ static std::atomic<uint64_t> n_allocations; /* atomic, since ranks are threads *
 static std::atomic<uint64_t> n_opened;      /* likewise */
 static struct {
     std::atomic<uint64_t> launches, captures, replays, collectives, copies_in, bytes_in, copies_out,
-        bytes_out, waits;
+        bytes_out, waits, settled, timed, timed_rows;
 } counts; /* simt_counts, and atomic likewise */
-static int refuse_captures, refuse_shares, is_late, is_eager, is_idle;
+static int refuse_captures, refuse_shares, is_late, is_eager, is_idle, has_times;
 static size_t shared_bytes = 163 << 10;
 static uint64_t free_bytes = (uint64_t)1 << 30;
 static uint32_t compute = 80, n_sms = 2;
@@ -53,12 +53,13 @@ void simt_have_memory(uint64_t bytes) { free_bytes = bytes; }
 void simt_have_compute(uint32_t capability) { compute = capability; }
 void simt_be_late(int late) { is_late = late; }
 void simt_be_idle(int idle) { is_idle = idle; }
+void simt_time_library(int on) { has_times = on; }
 void simt_copy_early(int early) { is_eager = early; }
 simt_counts simt_counted(void)
 {
-    return {counts.launches,    counts.captures,  counts.replays,
-            counts.collectives, counts.copies_in, counts.bytes_in,
-            counts.copies_out,  counts.bytes_out, counts.waits};
+    return {counts.launches,  counts.captures, counts.replays,    counts.collectives,
+            counts.copies_in, counts.bytes_in, counts.copies_out, counts.bytes_out,
+            counts.waits,     counts.settled,  counts.timed,      counts.timed_rows};
 }
 uint64_t simt_allocations(void) { return n_allocations; }
 
@@ -372,10 +373,19 @@ static void multiply(const gpu_matrix *w, const void *x, size_t m, void *y, gpu_
     }
 }
 
+bool gpu_library_times(gpu *g, bool on)
+{
+    counts.settled += on;
+    g->times = on && has_times && !g->invariant;
+    return g->times;
+}
+
 gpu_status gpu_library_product(gpu *g, const gpu_matrix *w, const void *x, size_t m, void *y,
                                gpu_type y_type)
 {
     gpu_matrix own = *w;
+    counts.timed += g->times;
+    counts.timed_rows += g->times ? m : 0;
     if (simt_count_launch()) simt_submit(g, [=]() { multiply(&own, x, m, y, y_type); });
     return check(g);
 }

@@ -40,6 +40,8 @@ void simt_refuse_narrow(int which);
 uint64_t simt_narrow_products(void);
 /* Sets what the library says of a device when it is opened. */
 void simt_probe_narrow(const gpu *g, gpu_facts *facts);
+/* Whether there are algorithms of the library to time from now on. */
+void simt_time_library(int on);
 /* What all emulated GPUs were asked for so far. A launch that is captured counts once, whatever is
  * replayed. */
 typedef struct simt_counts {
@@ -47,7 +49,9 @@ typedef struct simt_counts {
     uint64_t collectives; /* calls of a library on the stream, counted as launches are */
     /* Between host and device, on the stream. */
     uint64_t copies_in, bytes_in, copies_out, bytes_out;
-    uint64_t waits; /* of the host for the device */
+    uint64_t waits;             /* of the host for the device */
+    uint64_t settled;           /* products whose algorithms were to be timed */
+    uint64_t timed, timed_rows; /* products by the library meanwhile, and their rows */
 } simt_counts;
 simt_counts simt_counted(void);
 /* Number of blocks of memory that were not released. */

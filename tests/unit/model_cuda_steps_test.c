@@ -136,6 +136,60 @@ static simt_counts count(kind k)
 
 static const uint32_t batches[] = {1, FEW};
 
+/* ---- when a backend is opened ---------------------------------------------------------------- */
+
+/* The library's algorithms are timed for each kind of product once, and never in a step. */
+static void library_is_timed(void **state)
+{
+    (void)state;
+    enum { KINDS = 5 }; /* qkv, o, gate and up, down, head */
+    kind k = {.n_layers = 3, .n_seqs = FEW};
+    simt_time_library(1);
+    simt_counts before = simt_counted();
+    house h = open_house(&k);
+    simt_counts opened = simt_counted();
+    for (uint64_t step = 1; step <= STEPS; step++) take_step(&h, &k, step, step == 1 ? PROMPT : 1);
+    simt_counts after = simt_counted();
+    close_house(&h);
+    simt_time_library(0);
+    assert_int_equal(opened.settled - before.settled, KINDS);
+    assert_true(opened.timed > before.timed);
+    assert_int_equal(after.settled, opened.settled);
+    assert_int_equal(after.timed, opened.timed);
+}
+
+/* Products of up to 200 rows: of 16 to 128 in steps of 8, then 16, and of 200. Up to 8 rows are
+ * not the library's. */
+static void rows_that_are_timed(void **state)
+{
+    (void)state;
+    enum { ROWS = 200, SIDE = 16, COUNT = 20, SUM = 1952 };
+    const gpu_api *api = octavo_cuda_api(GPU_API_VERSION);
+    gpu_facts facts;
+    gpu *g;
+    gpu_matrix w = {.n = SIDE, .k = SIDE, .type = GPU_BF16};
+    void *x, *y;
+    char why[64];
+    assert_int_equal(api->open(0, &g, &facts, why, sizeof why), GPU_OK);
+    assert_int_equal(api->alloc(g, SIDE * SIDE * 2, &w.data), GPU_OK);
+    assert_int_equal(api->alloc(g, ROWS * SIDE * 2, &x), GPU_OK);
+    assert_int_equal(api->alloc(g, ROWS * SIDE * 4, &y), GPU_OK);
+    for (int i = 0; i < 3; i++) { /* on a device that times; in invariant mode; without a library */
+        simt_time_library(i < 2);
+        api->set_invariant(g, i == 1);
+        simt_counts before = simt_counted();
+        assert_int_equal(api->settle(g, &w, x, ROWS, y, GPU_F32, NULL), GPU_OK);
+        assert_int_equal(api->product(g, &w, x, ROWS, y, GPU_F32, NULL), GPU_OK);
+        simt_counts after = simt_counted();
+        assert_int_equal(after.timed - before.timed, i == 0 ? COUNT : 0);
+        assert_int_equal(after.timed_rows - before.timed_rows, i == 0 ? SUM : 0);
+    }
+    void *all[] = {w.data, x, y};
+    for (int i = 0; i < 3; i++) api->release(g, all[i]);
+    api->close(g);
+    simt_time_library(0);
+}
+
 /* ---- tests ----------------------------------------------------------------------------------- */
 
 static void check(const kind *k, simt_counts want)
@@ -341,6 +395,7 @@ int main(void)
     simt_have_sms(1); /* then few tiles are unused, whose blocks take the emulator long */
     print_estimates();
     const struct CMUnitTest tests[] = {
+        cmocka_unit_test(library_is_timed), cmocka_unit_test(rows_that_are_timed),
         cmocka_unit_test(launch_by_launch), cmocka_unit_test(by_graph),
         cmocka_unit_test(of_many_rows),     cmocka_unit_test(with_measures),
         cmocka_unit_test(of_ranks),
