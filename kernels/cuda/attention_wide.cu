@@ -240,3 +240,5 @@ gpu_status gpu_attend_wide(gpu *g, const gpu_attention *a)
     default: return GPU_UNSUPPORTED;
     }
 }
+
+GPU_CODE(attention_wide, wide_kernel<128>)

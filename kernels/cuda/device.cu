@@ -2,6 +2,7 @@
 #include "kernels/cuda/cuda_sums.h"
 #include "kernels/cuda/device.cuh"
 
+#include <cuda.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -44,6 +45,83 @@ gpu_status gpu_allow_shared(gpu *g, const void *kernel, size_t bytes)
     return s;
 }
 
+/* ---- code ------------------------------------------------------------------------------------ */
+
+static const struct {
+    const void *(*kernel)(void);
+    bool wide;
+} files[] = {
+#define CODE(file)      {gpu_code_of_##file, false},
+#define WIDE_CODE(file) {gpu_code_of_##file, true},
+#include "kernels/cuda/code.inc"
+#undef WIDE_CODE
+#undef CODE
+};
+
+#if CUDART_VERSION >= 12050
+/* Functions of the driver, since CUDA 12.4. */
+typedef struct driver {
+    decltype(&cuFuncGetModule) module_of;
+    decltype(&cuModuleGetFunctionCount) count;
+    decltype(&cuModuleEnumerateFunctions) list;
+    decltype(&cuFuncLoad) load;
+} driver;
+
+template <class F> static bool find_in_driver(const char *name, F *out)
+{
+    cudaDriverEntryPointQueryResult found = cudaDriverEntryPointSymbolNotFound;
+    cudaError_t e =
+        cudaGetDriverEntryPointByVersion(name, (void **)out, 12040, cudaEnableDefault, &found);
+    (void)cudaGetLastError();
+    return e == cudaSuccess && found == cudaDriverEntryPointSuccess;
+}
+
+/* Loads all kernels of the file of this one. */
+static CUresult load_file(const driver *d, CUfunction kernel)
+{
+    CUmodule module;
+    unsigned n = 0;
+    CUresult e = d->module_of(&module, kernel);
+    if (e == CUDA_SUCCESS) e = d->count(&n, module);
+    CUfunction *all = (CUfunction *)calloc(n + 1, sizeof *all);
+    if (e == CUDA_SUCCESS && !all) e = CUDA_ERROR_OUT_OF_MEMORY;
+    if (e == CUDA_SUCCESS) e = d->list(all, n, module);
+    for (unsigned i = 0; e == CUDA_SUCCESS && i < n; i++) e = d->load(all[i]);
+    free(all);
+    return e;
+}
+
+/* Loads the code of all kernels. CUDA would load a kernel's when it is first launched, which may
+ * wait for all that runs: a step would take milliseconds longer, and a kernel that waits for those
+ * of other ranks would be waited for. An older driver does so. */
+static gpu_status load_code(gpu *g)
+{
+    driver d;
+    if (!find_in_driver("cuFuncGetModule", &d.module_of) ||
+        !find_in_driver("cuModuleGetFunctionCount", &d.count) ||
+        !find_in_driver("cuModuleEnumerateFunctions", &d.list) ||
+        !find_in_driver("cuFuncLoad", &d.load))
+        return GPU_OK;
+    for (size_t i = 0; i < sizeof files / sizeof *files; i++) {
+        cudaFunction_t kernel;
+        if (files[i].wide && g->compute != 90) continue;
+        gpu_status s = fail(g, "code of kernels", cudaGetFuncBySymbol(&kernel, files[i].kernel()));
+        if (s != GPU_OK) return s;
+        CUresult e = load_file(&d, kernel);
+        if (e == CUDA_SUCCESS) continue;
+        snprintf(g->why, sizeof g->why, "code of kernels: the driver returned %d", (int)e);
+        return e == CUDA_ERROR_OUT_OF_MEMORY ? GPU_NO_MEMORY : GPU_LOST;
+    }
+    return GPU_OK;
+}
+#else
+static gpu_status load_code(gpu *g)
+{
+    (void)g, (void)files; /* kernels are loaded when they are first launched */
+    return GPU_OK;
+}
+#endif
+
 /* ---- open and close -------------------------------------------------------------------------- */
 
 static void gpu_close(gpu *g)
@@ -85,6 +163,9 @@ static gpu_status set_up(gpu *g, uint32_t ordinal, gpu_facts *facts)
         s = fail(g, "stream", cudaStreamCreateWithFlags(&g->copies[i], cudaStreamNonBlocking));
     for (int i = 0; s == GPU_OK && i < GPU_LANES; i++)
         s = fail(g, "event", cudaEventCreateWithFlags(&g->reached[i], cudaEventDisableTiming));
+    g->n_sms = (uint32_t)p.multiProcessorCount;
+    g->compute = (uint32_t)(p.major * 10 + p.minor);
+    if (s == GPU_OK) s = load_code(g); /* which takes memory */
     if (s == GPU_OK) s = fail(g, "workspace", cudaMalloc(&g->workspace, WORKSPACE_BYTES));
     if (s == GPU_OK) s = fail(g, "cudaMemGetInfo", cudaMemGetInfo(&free_bytes, &bytes));
     if (s != GPU_OK) return s;
@@ -94,8 +175,8 @@ static gpu_status set_up(gpu *g, uint32_t ordinal, gpu_facts *facts)
     }
     *facts = gpu_facts();
     snprintf(facts->name, sizeof facts->name, "%.127s", p.name);
-    facts->n_sms = g->n_sms = (uint32_t)p.multiProcessorCount;
-    facts->compute = g->compute = (uint32_t)(p.major * 10 + p.minor);
+    facts->n_sms = g->n_sms;
+    facts->compute = g->compute;
     facts->bytes = bytes;
     facts->free_bytes = free_bytes;
     facts->shared_bytes = p.sharedMemPerBlockOptin;

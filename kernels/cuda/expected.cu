@@ -244,3 +244,5 @@ gpu_status gpu_expected(gpu *g, const gpu_measure *m)
     LAUNCH(add_heads_kernel, slots, SLOT_THREADS, 0, g, *m);
     return gpu_launched(g, "expected attention");
 }
+
+GPU_CODE(expected, mean_kernel)

@@ -266,3 +266,5 @@ gpu_status gpu_run_experts(gpu *g, const gpu_experts *e)
     LAUNCH(combine_kernel, e->n_rows, SORT_THREADS, 0, g, *e, e->down.n, c.places, c.shares);
     return gpu_launched(g, "sum of experts");
 }
+
+GPU_CODE(experts, route_kernel)

@@ -332,3 +332,5 @@ gpu_status gpu_few_experts(gpu *g, const gpu_matrix *w, const void *x, const gpu
     few_job job = {*w, x, y, 0, y_type == GPU_F32, *list};
     return run_job(g, job, tile_rows, n_tiles);
 }
+
+GPU_CODE(few, few_kernel<plain_tile<bf16>, 1, 1>)

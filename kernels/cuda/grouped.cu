@@ -229,3 +229,5 @@ gpu_status gpu_grouped_product(gpu *g, const gpu_matrix *w, const void *x,
 #undef ANY
     return gpu_launched(g, "product of experts");
 }
+
+GPU_CODE(grouped, grouped_any_kernel<float>)

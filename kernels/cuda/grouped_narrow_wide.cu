@@ -291,3 +291,5 @@ gpu_status gpu_grouped_narrow(gpu *g, const grouped_job &job, const float *x_sca
 {
     return job.w.type == GPU_BF16 ? launch<bf16>(g, job, x_scales) : launch<f16>(g, job, x_scales);
 }
+
+GPU_CODE(grouped_narrow_wide, grouped_narrow_kernel<bf16>)

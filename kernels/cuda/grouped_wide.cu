@@ -112,3 +112,5 @@ gpu_status gpu_grouped_wide(gpu *g, const grouped_job &job)
     if (job.w.bits == 4) return launch<quant_stage<bf16, 4, false>>(g, job);
     return launch<plain_stage<bf16, true>>(g, job);
 }
+
+GPU_CODE(grouped_wide, grouped_wide_kernel<plain_stage<bf16, true>>)

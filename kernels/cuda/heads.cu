@@ -188,3 +188,5 @@ gpu_status gpu_patches(gpu *g, uint32_t *pages, const gpu_patch *patches, uint32
     if (n) LAUNCH(patch_kernel, n, 64, 0, g, pages, patches, values);
     return gpu_launched(g, "patches");
 }
+
+GPU_CODE(heads, patch_kernel)

@@ -31,3 +31,5 @@ gpu_status gpu_mask(gpu *g, float *logits, size_t n, uint32_t first_token, const
                words, (uint32_t)n_words, word);
     return gpu_launched(g, "mask");
 }
+
+GPU_CODE(mask, mask_kernel)

@@ -153,3 +153,5 @@ gpu_status gpu_mass(gpu *g, const gpu_measure *m)
 #undef RUN
     return s;
 }
+
+GPU_CODE(mass, mass_kernel<bf16, 128>)

@@ -282,3 +282,5 @@ gpu_status gpu_measures(gpu *g, const gpu_measure *m)
     LAUNCH(by_page_kernel, grid_of(m, pages), SLOT_THREADS, 0, g, *m);
     return gpu_launched(g, "measures by page");
 }
+
+GPU_CODE(measure, by_page_kernel)

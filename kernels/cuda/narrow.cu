@@ -251,3 +251,5 @@ gpu_status gpu_narrow_experts(gpu *g, const gpu_matrix *w, const void *x, size_t
     if (s != GPU_OK) return s;
     return gpu_grouped_narrow(g, {*w, rows, y, y_type == GPU_F32, *list, n_tiles}, scales);
 }
+
+GPU_CODE(narrow, rows_kernel)

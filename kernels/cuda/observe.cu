@@ -86,3 +86,5 @@ gpu_status gpu_observe(gpu *g, const gpu_observed *o)
     if (o->n_chosen > 0) LAUNCH(choose_kernel, dim3(n, o->kv_heads), SELECT_THREADS, 0, g, *o);
     return gpu_launched(g, "the prompt's end");
 }
+
+GPU_CODE(observe, pool_kernel)

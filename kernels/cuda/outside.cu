@@ -298,3 +298,5 @@ gpu_status gpu_outside(gpu *g, const gpu_measure *m)
     }
     return s;
 }
+
+GPU_CODE(outside, softmax_kernel)

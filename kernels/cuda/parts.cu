@@ -57,3 +57,5 @@ gpu_status gpu_join(gpu *g, const float *parts, size_t n, size_t slice, size_t v
     if (n) LAUNCH(join_kernel, grid, JOIN_THREADS, 0, g, parts, slice, vocab, out);
     return gpu_launched(g, "joining of logits");
 }
+
+GPU_CODE(parts, join_kernel)

@@ -197,3 +197,5 @@ gpu_status gpu_settle(gpu *g, const gpu_matrix *w, const void *x, size_t m, void
     (void)gpu_library_times(g, false);
     return s;
 }
+
+GPU_CODE(products, unpack_kernel)

@@ -475,3 +475,5 @@ gpu_status gpu_unmark(gpu *g, const gpu_pages *pages, const gpu_tables *tables, 
     if (n) LAUNCH(unmark_kernel, dim3(most, n), LIST_THREADS, 0, g, *pages, *tables, seqs, lengths);
     return gpu_launched(g, "marks");
 }
+
+GPU_CODE(retrieve, missing_kernel)

@@ -235,3 +235,5 @@ gpu_status gpu_gather(gpu *g, const void *x, const uint32_t *rows, size_t n, siz
                (uint32_t *)out);
     return gpu_launched(g, "gather");
 }
+
+GPU_CODE(rows, gather_kernel)

@@ -417,3 +417,5 @@ gpu_status gpu_sample(gpu *g, const gpu_sampling *s)
     if (s->n) LAUNCH(draw_kernel, s->n, DRAW_THREADS, 0, g, *s);
     return gpu_launched(g, "draws");
 }
+
+GPU_CODE(sample, draw_kernel)

@@ -421,6 +421,16 @@ gpu_status gpu_grouped_product(gpu *g, const gpu_matrix *w, const void *x,
                                const gpu_experts_list *list, uint32_t n_tiles, void *y,
                                gpu_type y_type);
 
+/* A file's code is loaded by one of its kernels, which its last line names: GPU_CODE(file, kernel).
+ * code.inc lists the files. */
+#define GPU_CODE(file, ...)                                                                        \
+    const void *gpu_code_of_##file(void) { return (const void *)(__VA_ARGS__); }
+#define CODE(file)      const void *gpu_code_of_##file(void);
+#define WIDE_CODE(file) CODE(file)
+#include "kernels/cuda/code.inc"
+#undef WIDE_CODE
+#undef CODE
+
 /* The functions of the table, by file. */
 extern "C" {
 /* rows.cu */

@@ -190,3 +190,5 @@ gpu_status gpu_sum_up(gpu *g, const gpu_sums *s)
     }
     return gpu_launched(g, "sums over ranks");
 }
+
+GPU_CODE(sums, sums_kernel<bf16, bf16, SUM_THREADS_MOST>)

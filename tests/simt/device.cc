@@ -3,12 +3,14 @@
 #include "tests/simt/device.h"
 #include "kernels/cuda/cuda_sums.h"
 #include "tests/fake/nccl.h"
+#include "tests/simt/group.h"
 #include "tests/simt/strict.h"
 
 #include <atomic>
 #include <deque>
 #include <stdio.h>
 #include <stdlib.h>
+#include <string>
 #include <time.h>
 #include <vector>
 
@@ -134,6 +136,29 @@ static void submit_call(void *ctx, void (*run)(const void *call), const void *ca
     std::vector<unsigned char> copy(from, from + bytes);
     counts.collectives++;
     simt_submit((gpu *)ctx, [=]() { run(copy.data()); });
+}
+
+/* ---- code ------------------------------------------------------------------------------------ */
+
+static const struct {
+    const char *name;
+    const void *(*kernel)(void);
+} files[] = {
+#define CODE(file)      {#file, gpu_code_of_##file},
+#define WIDE_CODE(file) CODE(file)
+#include "kernels/cuda/code.inc"
+#undef WIDE_CODE
+#undef CODE
+};
+
+void simt_check_code(const char *file)
+{
+    const char *folder = strstr(file, "kernels/cuda/"), *end = strrchr(file, '.');
+    if (!folder || !end) return; /* a test's own kernel */
+    std::string name(folder + strlen("kernels/cuda/"), end);
+    for (const auto &f : files)
+        if (name == f.name && f.kernel()) return;
+    simt_refuse("a kernel of a file that code.inc does not have");
 }
 
 static gpu_status gpu_open(uint32_t ordinal, gpu **out, gpu_facts *facts, char *why, size_t n)

@@ -36,6 +36,8 @@ struct simt_job {
     size_t args_bytes;
 };
 
+/* Refuses a kernel of a file in kernels/cuda/ whose code is not loaded when a gpu is opened. */
+void simt_check_code(const char *file);
 void simt_run(const simt_job &job, const std::function<void()> &body);
 /* Runs the work at once, or late (device.h); during a capture the work is recorded. */
 void simt_submit(gpu *g, const std::function<void()> &work);
@@ -94,10 +96,11 @@ inline void simt_fence_operands(void) {}
 
 /* The arguments' values at the launch count, however late it runs. */
 template <class K, class... A>
-inline void simt_launch(const char *name, gpu *g, dim3 grid, dim3 block, size_t shared, K kernel,
-                        A... args)
+inline void simt_launch(const char *name, const char *file, gpu *g, dim3 grid, dim3 block,
+                        size_t shared, K kernel, A... args)
 {
     auto work = [=]() { kernel(args...); };
+    simt_check_code(file);
     if (!simt_count_launch()) return;
     simt_submit(g, [=]() {
         simt_job job = {g, name, (const void *)kernel, grid, block, shared, &work, sizeof work};
@@ -117,7 +120,7 @@ inline void simt_launch(const char *name, gpu *g, dim3 grid, dim3 block, size_t 
 #define __syncthreads()      simt_sync_block(__LINE__)
 #define DYNAMIC_SHARED(name) unsigned char *name = simt_shared()
 #define LAUNCH(kernel, grid, block, shared, g, ...)                                                \
-    simt_launch(#kernel, g, grid, block, shared, kernel, __VA_ARGS__)
+    simt_launch(#kernel, __BASE_FILE__, g, grid, block, shared, kernel, __VA_ARGS__)
 
 /* ---- numbers --------------------------------------------------------------------------------- */
 

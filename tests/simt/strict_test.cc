@@ -540,5 +540,9 @@ int main(void)
     for (const planted &p : all) n_failed += !is_found(p.name, p.says, [&]() { run(&p); });
     for (const planted_ranks &p : of_ranks)
         n_failed += !is_found(p.name, p.says, [&]() { run_ranks(&p); });
+    n_failed += !is_found("a kernel in code.inc", NULL,
+                          []() { simt_check_code("/tree/kernels/cuda/rows.cu"); });
+    n_failed += !is_found("a kernel that is not", "code.inc does not have",
+                          []() { simt_check_code("/tree/kernels/cuda/row.cu"); });
     return n_failed != 0;
 }
