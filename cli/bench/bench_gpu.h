@@ -43,6 +43,7 @@ typedef struct bench_gpu_kernels_options {
     size_t most_rows;      // the largest number of rows in a product
     uint32_t part_slots;   // slots that a block of attention reads, or 0 for the usual number
     uint32_t prefill_rows; // of gpu_attention, or 0 for every kernel that runs here
+    gpu_few few;           // 0 for the usual number
 } bench_gpu_kernels_options;
 status bench_gpu_kernels(bench_gpu *b, const bench_gpu_kernels_options *o, error *err);
 /* Times sparse layers, as a part of bench_gpu_kernels (bench_gpu_experts.c). */

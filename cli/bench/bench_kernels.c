@@ -24,6 +24,7 @@ static const char name[] = "octavo bench kernels";
 
 typedef struct kernels_flags {
     uint32_t threads, rows, part_slots;
+    uint32_t few_rows, few_quant_rows, few_of_expert;
     const char *dtype, *kv_dtype, *isa, *precision, *device, *prefill;
 } kernels_flags;
 
@@ -43,6 +44,13 @@ static const arg_flag flags_table[] = {
             "slots of a table that a block of a GPU's attention reads, a multiple of 64 (default: "
             "what serving takes)",
             .min = 64, .max = 1 << 20),
+    ARG_ROW("few-rows", "N", ARG_COUNT, kernels_flags, few_rows,
+            "rows up to which a GPU's kernel for few rows multiplies (default: 8)", .min = 1,
+            .max = 16384),
+    ARG_ROW("few-quant-rows", "N", ARG_COUNT, kernels_flags, few_quant_rows,
+            "the same with quantised weights (default: 128)", .min = 1, .max = 16384),
+    ARG_ROW("few-of-expert", "N", ARG_COUNT, kernels_flags, few_of_expert,
+            "the same of an expert on average (default: 16)", .min = 1, .max = 16384),
     ARG_ROW("prefill-kernel", "NAME", ARG_OPTION, kernels_flags, prefill,
             "kernel of a GPU's prefill attention: all that run there, or one", .initial = "all",
             .options = prefills),
@@ -311,7 +319,8 @@ static status read_gpu_types(const kernels_flags *f, bench_gpu_kernels_options *
                                            strcmp(f->prefill, "mma") == 0     ? GPU_PREFILL_ROWS
                                            : strcmp(f->prefill, "wgmma") == 0 ? GPU_WIDE_ROWS
                                                                               : 0,
-                                       .part_slots = f->part_slots};
+                                       .part_slots = f->part_slots,
+                                       .few = {f->few_rows, f->few_quant_rows, f->few_of_expert}};
     return STATUS_IS_OK;
 }
 
@@ -336,6 +345,10 @@ static int run_on(const kernels_flags *f)
         return cli_complain(name, CLI_USAGE, "--part-slots: it is no multiple of 64");
     if (device_is_cuda(f->device, &ordinal)) return run_on_gpu(f, ordinal);
     if (f->part_slots) return cli_complain(name, CLI_USAGE, "--part-slots: it needs --device cuda");
+    if (f->few_rows || f->few_quant_rows || f->few_of_expert)
+        return cli_complain(name, CLI_USAGE,
+                            "--few-rows, --few-quant-rows, --few-of-expert: they need --device "
+                            "cuda");
     if (strcmp(f->prefill, "all") != 0)
         return cli_complain(name, CLI_USAGE, "--prefill-kernel: it needs --device cuda");
     if (strcmp(f->device, "cpu") == 0) return run_on_cpu(f);

@@ -20,7 +20,7 @@ extern "C" {
 #endif
 
 /* Rises with every change below: a plugin of another version is refused. */
-enum { GPU_API_VERSION = 22 };
+enum { GPU_API_VERSION = 23 };
 
 typedef enum gpu_status { GPU_OK, GPU_NO_MEMORY, GPU_UNSUPPORTED, GPU_LOST } gpu_status;
 
@@ -57,10 +57,7 @@ typedef struct gpu_facts {
 
 /* ---- experts --------------------------------------------------------------------------------- */
 
-enum {
-    GPU_EXPERTS_MOST = 512,
-    GPU_FEW_OF_EXPERT = 16, /* average rows up to which experts are multiplied by few.cu */
-};
+enum { GPU_EXPERTS_MOST = 512 };
 
 /* Whether products of experts with w can be of e4m3 by e4m3 (set_narrow), and of more than how many
  * rows of a step they then are: beyond few.cu's, and beyond those of products that are no
@@ -554,6 +551,9 @@ typedef struct gpu_api {
      * library multiply these, or for experts our kernel. x has a scale for each row, or for each
      * 128 columns of it where W has. Off at first; set_invariant turns it off in effect. */
     void (*set_narrow)(gpu *g, bool on);
+
+    /* Other numbers than those that a gpu begins with, which a bench compares. */
+    void (*set_few)(gpu *g, const gpu_few *few);
 
     gpu_status (*alloc)(gpu *g, size_t bytes, void **out); /* zeroed */
     void (*release)(gpu *g, void *device);

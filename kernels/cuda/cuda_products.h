@@ -57,9 +57,14 @@ static GPU_INLINE bool gpu_may_narrow(const gpu_matrix *w)
 
 static GPU_INLINE size_t gpu_type_bytes(gpu_type t) { return t == GPU_F32 ? 4 : 2; }
 
-/* Products of up to so many rows with a quantised W read it as it lies; for more rows W becomes
- * operands. */
-enum { GPU_FEW_QUANT_ROWS = 128 };
+/* Up to how many rows a product reads W once, as it lies (few.cu): of W in operands, since for more
+ * rows x is read about as often as W; of quantised W, which for more rows becomes operands; and of
+ * experts, on average, since then nearly every one has a single tile there. */
+enum { GPU_FEW_ROWS = 8, GPU_FEW_QUANT_ROWS = 128, GPU_FEW_OF_EXPERT = 16 };
+/* The same of a gpu (set_few). */
+typedef struct gpu_few {
+    uint32_t rows, quant_rows, of_expert;
+} gpu_few;
 
 /* The library multiplies m rows as it would so many: the next of eight steps between powers of two,
  * at least steps of 8. Its best algorithm depends on the number, and a step may have any. */

@@ -147,6 +147,7 @@ static gpu_status set_up(gpu *g, uint32_t ordinal, gpu_facts *facts)
     cudaDeviceProp p;
     size_t free_bytes, bytes;
     g->ordinal = (int)ordinal;
+    g->few = {GPU_FEW_ROWS, GPU_FEW_QUANT_ROWS, GPU_FEW_OF_EXPERT};
     gpu_status s = fail(g, "cudaSetDevice", cudaSetDevice((int)ordinal));
     if (s == GPU_OK)
         s = fail(g, "cudaGetDeviceProperties", cudaGetDeviceProperties(&p, (int)ordinal));
@@ -212,6 +213,8 @@ bool gpu_is_invariant(const gpu *g) { return g->invariant; }
 
 static void gpu_set_narrow(gpu *g, bool on) { g->narrow = on; }
 bool gpu_is_narrow(const gpu *g) { return g->narrow; }
+static void gpu_set_few(gpu *g, const gpu_few *few) { g->few = *few; }
+gpu_few gpu_few_of(const gpu *g) { return g->few; }
 
 /* ---- memory ---------------------------------------------------------------------------------- */
 

@@ -7,8 +7,7 @@ enum {
     ROUTE_THREADS = 128,
     SORT_THREADS = 256,
     LANE_EXPERTS = GPU_EXPERTS_MOST / WARP,
-    FEW_ROWS = 32, /* of a tile of few.cu: up to GPU_FEW_OF_EXPERT rows on average nearly every
-                      expert has one such tile */
+    FEW_ROWS = 32, /* of a tile of few.cu */
 };
 
 /* ---- routing --------------------------------------------------------------------------------- */
@@ -239,7 +238,7 @@ static gpu_status run_tiles(gpu *g, const gpu_experts *e, tiling t, uint32_t ent
  * not depend on the rows of an expert. */
 static uint32_t rows_of_tile(const gpu *g, const gpu_experts *e, uint32_t entries)
 {
-    bool few = entries <= GPU_FEW_OF_EXPERT * e->n_experts || gpu_is_invariant(g);
+    bool few = entries <= gpu_few_of(g).of_expert * e->n_experts || gpu_is_invariant(g);
     if (!few || !gpu_takes_few(&e->gate_up) || !gpu_takes_few(&e->down)) return GPU_GROUPED_ROWS;
     return entries <= 4 * e->n_experts ? 8 : FEW_ROWS;
 }

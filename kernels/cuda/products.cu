@@ -4,7 +4,6 @@
 #include "kernels/cuda/quant.cuh"
 
 enum {
-    FEW_ROWS = 8, /* with W in operands: for more rows x is read about as often as W */
     CONVERT_THREADS = 256,
     PANEL = 16, /* kernels.h */
 };
@@ -168,7 +167,7 @@ gpu_status gpu_product(gpu *g, const gpu_matrix *w, const void *x, size_t m, voi
 {
     if (m == 0) return GPU_OK;
     bool invariant = gpu_is_invariant(g);
-    size_t few = w->bits ? (size_t)GPU_FEW_QUANT_ROWS : (size_t)FEW_ROWS;
+    size_t few = w->bits ? gpu_few_of(g).quant_rows : gpu_few_of(g).rows;
     if (gpu_takes_few(w) && m <= few && !invariant) return gpu_few_product(g, w, x, m, y, y_type);
     if (w->bits == 0) return gpu_library_product(g, w, x, m, y, y_type);
     if (!invariant && gpu_takes_narrow(g, w)) {

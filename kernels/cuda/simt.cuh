@@ -382,6 +382,7 @@ uint32_t gpu_sms(const gpu *g);
 uint32_t gpu_compute(const gpu *g); /* 90 is capability 9.0 */
 bool gpu_is_invariant(const gpu *g);
 bool gpu_is_narrow(const gpu *g);
+gpu_few gpu_few_of(const gpu *g);
 
 gpu_status gpu_attend_bf16(gpu *g, const gpu_attention *a);
 gpu_status gpu_attend_f16(gpu *g, const gpu_attention *a);

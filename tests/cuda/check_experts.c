@@ -288,6 +288,28 @@ static void check_wide_alone(check *c, const sparse *s)
     free(due), free(got);
 }
 
+/* Beyond another number of rows weights become operands, which rounds them. */
+static void check_few(check *c)
+{
+    const sparse s = {30, 64, 32, 8, 4, {DTYPE_BF16, 4, 32, false}, true, false, false, false};
+    const gpu_few usual = {GPU_FEW_ROWS, GPU_FEW_QUANT_ROWS, GPU_FEW_OF_EXPERT},
+                  none = {GPU_FEW_ROWS, GPU_FEW_QUANT_ROWS, 1};
+    size_t n = s.rows * s.hidden;
+    float *due = check_memory(n, 4), *got = check_memory(n, 4);
+    layer l = make_layer(c, &s);
+    check_ok(c, c->api->experts(c->g, &l.e));
+    check_fetch(c, due, l.e.out, n * 4);
+    c->api->set_few(c->g, &none);
+    check_ok(c, c->api->experts(c->g, &l.e));
+    c->api->set_few(c->g, &usual);
+    check_fetch(c, got, l.e.out, n * 4);
+    float differs = memcmp(due, got, n * 4) != 0;
+    check_row(c, "few rows of experts by the other kernel", due, got, n, 1e-4);
+    check_row(c, "  which rounds in another way", &(float){1.0f}, &differs, 1, 0.0);
+    forget_layer(c, &l);
+    free(due), free(got);
+}
+
 /* Products of e4m3 by e4m3, and those beside them that stay in 16 bits. */
 static void check_narrow_experts(check *c)
 {
@@ -353,4 +375,5 @@ void check_experts(check *c)
                             {100, 72, 40, 4, 2, f32, true, false, false, false}};
     for (size_t i = 0; i < sizeof alone / sizeof *alone; i++) check_alone(c, &alone[i]);
     check_narrow_experts(c);
+    check_few(c);
 }

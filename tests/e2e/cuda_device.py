@@ -176,7 +176,8 @@ def benches():
                  "draw by top-k and top-p"):
         assert word in lines, f"no '{word}' in: {lines}"
     lines = octavo_with_device("bench", "kernels", "--device", "cuda", "--dtype", "fp8", "--rows", "256",
-                               "--part-slots", "64", OCTAVO_TEST_COMPUTE="90").stdout
+                               "--part-slots", "64", "--few-rows", "4", "--few-quant-rows", "16", "--few-of-expert",
+                               "1", OCTAVO_TEST_COMPUTE="90").stdout
     for word in ("decode attention 1 x 512, bf16", "by 1 rows, fp8", "by 132 rows, fp8 x fp8", "256 rows: ",
                  "experts of Mixtral 8x7B, 16 rows", "experts of Qwen3 30B, 16 rows", "products of each expert alone",
                  "ms, fp8 x fp8: "):
@@ -210,6 +211,7 @@ def main():
     for flags, word in ((["gpu"], "--device"), (["cuda:7"], "ordinal"), (["cuda", "--kv-dtype", "f32"], "--kv-dtype"),
                         (["cpu", "--part-slots", "64"], "--part-slots"), (["cuda", "--part-slots", "65"], "--part-slots"),
                         (["cpu", "--prefill-kernel", "mma"], "--prefill-kernel"),
+                        (["cpu", "--few-rows", "8"], "--few-rows"), (["cuda", "--few-of-expert", "0"], "--few-of-expert"),
                         (["cuda", "--prefill-kernel", "wgmma", "--rows", "1"], "--prefill-kernel"),
                         (["cpu", "--kv-dtype", "fp8"], "--kv-dtype"), (["cpu", "--dtype", "fp8"], "--dtype")):
         refused(subprocess.run([*kernels, *flags], env=dict(os.environ, LD_LIBRARY_PATH=home), capture_output=True,

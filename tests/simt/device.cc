@@ -19,6 +19,7 @@ struct gpu {
     char why[256];
     uint64_t number; /* counts those that were opened */
     bool lost, invariant, narrow, times;
+    gpu_few few;
     uint32_t compute;
     timespec marked;
     struct lane {
@@ -171,6 +172,7 @@ static gpu_status gpu_open(uint32_t ordinal, gpu **out, gpu_facts *facts, char *
     const char *capability = getenv("OCTAVO_TEST_COMPUTE");
     *out = new gpu();
     (*out)->number = n_opened++;
+    (*out)->few = {GPU_FEW_ROWS, GPU_FEW_QUANT_ROWS, GPU_FEW_OF_EXPERT};
     (*out)->stream.submit = submit_call;
     (*out)->stream.ctx = *out;
     *facts = gpu_facts();
@@ -190,6 +192,8 @@ static void gpu_set_invariant(gpu *g, bool on) { g->invariant = on; }
 bool gpu_is_invariant(const gpu *g) { return g->invariant; }
 static void gpu_set_narrow(gpu *g, bool on) { g->narrow = on; }
 bool gpu_is_narrow(const gpu *g) { return g->narrow; }
+static void gpu_set_few(gpu *g, const gpu_few *few) { g->few = *few; }
+gpu_few gpu_few_of(const gpu *g) { return g->few; }
 
 static gpu_status gpu_alloc(gpu *g, size_t bytes, void **out)
 {

@@ -158,34 +158,49 @@ static void library_is_timed(void **state)
     assert_int_equal(after.timed, opened.timed);
 }
 
-/* Products of up to 200 rows: of 16 to 128 in steps of 8, then 16, and of 200. Up to 8 rows are
- * not the library's. */
+/* What settling products of up to 200 rows times: of 16 to 128 rows in steps of 8, then 16, and of
+ * 200, but for those of few rows, which are not the library's. */
 static void rows_that_are_timed(void **state)
 {
     (void)state;
-    enum { ROWS = 200, SIDE = 16, COUNT = 20, SUM = 1952 };
+    enum { ROWS = 200, SIDE = 32 };
+    static const struct {
+        bool times, invariant;
+        uint8_t bits;
+        gpu_few few;
+        uint64_t count, sum;
+    } cases[] = {{true, false, 0, {8, 128, 16}, 20, 1952},
+                 {true, true, 0, {8, 128, 16}, 0, 0},
+                 {false, false, 0, {8, 128, 16}, 0, 0},
+                 {true, false, 0, {32, 128, 16}, 17, 1952 - 16 - 24 - 32},
+                 {true, false, 8, {8, 128, 16}, 5, 872},
+                 {true, false, 8, {8, 112, 16}, 7, 872 + 120 + 128}};
     const gpu_api *api = octavo_cuda_api(GPU_API_VERSION);
     gpu_facts facts;
     gpu *g;
-    gpu_matrix w = {.n = SIDE, .k = SIDE, .type = GPU_BF16};
-    void *x, *y;
     char why[64];
     assert_int_equal(api->open(0, &g, &facts, why, sizeof why), GPU_OK);
-    assert_int_equal(api->alloc(g, SIDE * SIDE * 2, &w.data), GPU_OK);
-    assert_int_equal(api->alloc(g, ROWS * SIDE * 2, &x), GPU_OK);
-    assert_int_equal(api->alloc(g, ROWS * SIDE * 4, &y), GPU_OK);
-    for (int i = 0; i < 3; i++) { /* on a device that times; in invariant mode; without a library */
-        simt_time_library(i < 2);
-        api->set_invariant(g, i == 1);
+    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+        gpu_matrix w = {.n = SIDE, .k = SIDE, .type = GPU_BF16, .bits = cases[i].bits};
+        w.group = w.bits ? 32 : 0;
+        void *x, *y, *scratch;
+        assert_int_equal(api->alloc(g, gpu_matrix_bytes(&w), &w.data), GPU_OK);
+        assert_int_equal(api->alloc(g, gpu_scale_bytes(&w), &w.scales), GPU_OK);
+        assert_int_equal(api->alloc(g, ROWS * SIDE * 2, &x), GPU_OK);
+        assert_int_equal(api->alloc(g, ROWS * SIDE * 4, &y), GPU_OK);
+        assert_int_equal(api->alloc(g, gpu_product_scratch(&w, ROWS), &scratch), GPU_OK);
+        simt_time_library(cases[i].times);
+        api->set_invariant(g, cases[i].invariant);
+        api->set_few(g, &cases[i].few);
         simt_counts before = simt_counted();
-        assert_int_equal(api->settle(g, &w, x, ROWS, y, GPU_F32, NULL), GPU_OK);
-        assert_int_equal(api->product(g, &w, x, ROWS, y, GPU_F32, NULL), GPU_OK);
+        assert_int_equal(api->settle(g, &w, x, ROWS, y, GPU_F32, scratch), GPU_OK);
+        assert_int_equal(api->product(g, &w, x, ROWS, y, GPU_F32, scratch), GPU_OK);
         simt_counts after = simt_counted();
-        assert_int_equal(after.timed - before.timed, i == 0 ? COUNT : 0);
-        assert_int_equal(after.timed_rows - before.timed_rows, i == 0 ? SUM : 0);
+        assert_int_equal(after.timed - before.timed, cases[i].count);
+        assert_int_equal(after.timed_rows - before.timed_rows, cases[i].sum);
+        void *all[] = {w.data, w.scales, x, y, scratch};
+        for (int j = 0; j < 5; j++) api->release(g, all[j]);
     }
-    void *all[] = {w.data, x, y};
-    for (int i = 0; i < 3; i++) api->release(g, all[i]);
     api->close(g);
     simt_time_library(0);
 }
