@@ -390,7 +390,7 @@ static void print_text(const planning *p, const char *verdict)
     printf("; at most %u tables a sequence\n", pkv_groups(&m->geometry));
     print_memory(p);
     if (m->fits) {
-        printf("requested  %u sequences of %s tokens", q->sequences,
+        printf("requested  %u sequence%s of %s tokens", q->sequences, q->sequences == 1 ? "" : "s",
                plan_number(q->context, number));
         printf(", %s of them output\n", plan_number(q->output, number));
         print_room("full", &p->full.room, true);

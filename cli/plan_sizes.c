@@ -24,7 +24,11 @@ static status measure_model(const plan_question *q, backend_measures *out, error
                                    MODEL_POOL_SHARE, out, err);
     gpu_facts facts = {
         .n_sms = PLAN_GPU_SMS, .shared_bytes = PLAN_GPU_SHARED_BYTES, .free_bytes = memory};
-    backend_cuda_options o = {.common = m->options, .kv = m->gpu_kv, .gpu_facts = &facts};
+    backend_cuda_options o = {.common = m->options,
+                              .kv = m->gpu_kv,
+                              .batch_invariant = m->batch_invariant,
+                              .gpu_facts = &facts,
+                              .own_gpus = q->n_devices > 1};
     return backend_cuda_measure(&o, m->n_ranks, out, err);
 }
 

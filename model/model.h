@@ -341,9 +341,9 @@ typedef struct backend_cuda_options {
 
 /* Sizes of what backend_cuda_create would make on n_ranks ranks. It runs the same code on a device
  * that only counts allocations and has gpu_facts->n_sms multiprocessors. api, ordinal and gpu are
- * ignored. Each rank has gpu_facts->free_bytes: its own GPU's, or its part of a shared one. The
- * host is assumed to have room for the whole host tier. sums_of_page lie beside every page, whether
- * or not a method uses sums. */
+ * ignored. Each rank has gpu_facts->free_bytes: its own GPU's, or its part of a shared one. Ranks
+ * with own_gpus are assumed to reach each other's memory. The host is assumed to have room for the
+ * whole host tier. sums_of_page lie beside every page, whether or not a method uses sums. */
 status backend_cuda_measure(const backend_cuda_options *options, uint32_t n_ranks,
                             backend_measures *out, error *err);
 

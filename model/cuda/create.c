@@ -98,24 +98,25 @@ static void lay_out_pages(backend_cuda *b, const backend_cuda_options *o)
                            .run_heads = pkv_head_groups(g) / pkv_shares(g)};
 }
 
-/* Free memory of the device that nothing has taken yet. Ranks in threads share a GPU, and each
- * takes its part. */
-static uint64_t memory_left(const backend_cuda *b, const backend_options *o)
+/* What `taken` bytes leave of the memory that was free when the device was opened. Ranks in threads
+ * that share a GPU have equal parts of it. */
+static uint64_t memory_left(const backend_cuda *b, const backend_options *o, uint64_t taken)
 {
     uint64_t ranks = (uint64_t)comm_size(o->group);
     uint64_t free_bytes = b->device.facts.free_bytes / (comm_on_device(o->group) ? 1 : ranks);
-    return free_bytes - (b->device.allocated < free_bytes ? b->device.allocated : free_bytes);
+    return free_bytes - (taken < free_bytes ? taken : free_bytes);
 }
 
-/* Sets how many rows of logits there is room for: those of the largest step that decodes, but for
- * what would take more than a part of the memory that the weights leave. The rank with least memory
- * decides, because all ranks draw from the same rows at once. */
+/* Sets how many rows of logits there is room for: those of the largest step that decodes, but no
+ * more than fit into a part of the memory that the weights leave. What lies beside the weights does
+ * not count, so that octavo plan, which meets no other rank, finds the same number. The rank with
+ * least memory decides, because all ranks draw from the same rows at once. */
 static status count_head_rows(backend_cuda *b, const backend_options *o)
 {
-    enum { MOST = 256, PART = 32, WHOLE = 8 /* a count is a multiple of it */ };
+    enum { MOST = 256, PART = 32, WHOLE = 8 /* chunks of rows then begin at 16 bytes */ };
     size_t ranks = (size_t)comm_size(o->group), part = b->weights.head.n;
     size_t row = (part + part * ranks + (ranks > 1 ? b->config.vocab_size : 0)) * sizeof(float);
-    uint64_t rows = memory_left(b, o) / PART / row / WHOLE * WHOLE;
+    uint64_t rows = memory_left(b, o, b->weight_bytes) / PART / row / WHOLE * WHOLE;
     uint32_t wanted = cuda_graphs_round(o->max_seqs, CUDA_SHAPE_STEPS);
     if (rows > MOST) rows = MOST;
     if (rows > wanted) rows = (wanted + WHOLE - 1) / WHOLE * WHOLE;
@@ -175,7 +176,8 @@ static status make_forward(backend_cuda *b, const backend_options *o, error *err
 /* Called when all else is on the device. */
 static uint64_t default_pool_bytes(const backend_cuda *b, const backend_options *o)
 {
-    uint64_t bytes = sizes_default_pool(memory_left(b, o), MODEL_GPU_POOL_SHARE);
+    uint64_t bytes =
+        sizes_default_pool(memory_left(b, o, b->device.allocated), MODEL_GPU_POOL_SHARE);
     return sizes_pages_part(bytes, b->pages.page_bytes, cuda_retrieve_of_page(b)) *
            (uint64_t)comm_size(o->group);
 }

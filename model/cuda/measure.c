@@ -108,7 +108,8 @@ static status measure_memory(backend_cuda *b, const backend_cuda_options *o, uin
     uint64_t memory = o->gpu_facts->free_bytes;
     error why = {{0}};
     RETURN_IF_ERROR(cuda_make_parts(b, o, load_shapes, err));
-    b->device.allocated += cuda_peers_bytes(n_ranks); /* the other ranks cannot be met */
+    /* The other ranks cannot be met here, so cuda_peers_create has made nothing. */
+    if (o->own_gpus && !o->batch_invariant) b->device.allocated += cuda_peers_bytes(n_ranks);
     out->geometry = b->info.geometry;
     out->weight_bytes = b->weight_bytes;
     out->step_bytes = b->device.allocated - b->weight_bytes;

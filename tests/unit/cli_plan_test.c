@@ -109,6 +109,32 @@ static plan_answer answer_of_gpu(const char *kv_dtype, uint64_t pool)
     return a;
 }
 
+static uint64_t step_bytes_of(uint32_t n_devices, bool batch_invariant)
+{
+    model_flags f = usual;
+    loaded_model m;
+    f.dir = models[0].path;
+    f.tp = 2;
+    f.device = "cuda";
+    f.batch_invariant = batch_invariant;
+    describe(&f, &m);
+    m.options.dummy = true;
+    plan_question q = {.model = &m, .n_devices = n_devices, .memory = 160 * GIB / n_devices};
+    uint64_t bytes = answer_of(&q).measures.step_bytes;
+    model_close(&m);
+    return bytes;
+}
+
+/* Ranks with a GPU each have 16 MB in which they add up; those on one GPU, and batch-invariant
+ * ones, do not. */
+static void memory_of_sums(void **state)
+{
+    (void)state;
+    uint64_t alone = step_bytes_of(1, false), each = step_bytes_of(2, false);
+    assert_in_range(each - alone, 16 << 20, 17 << 20);
+    assert_true(step_bytes_of(2, true) == step_bytes_of(1, true));
+}
+
 /* A pool of fp8 pages holds twice as many as one of 16 bits, up to one page of each group; int8
  * pages have two 16-bit scales for each token and head. */
 static void pages_of_8_bits(void **state)
@@ -452,6 +478,7 @@ int main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(pages_of_8_bits),
         cmocka_unit_test(published_sizes),
+        cmocka_unit_test(memory_of_sums),
         cmocka_unit_test(copied_heads_count),
         cmocka_unit_test(plans_come_true),
         cmocka_unit_test(shares_of_memory),

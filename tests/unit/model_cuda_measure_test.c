@@ -1,16 +1,6 @@
 /* The result of backend_cuda_measure for a backend, compared with the backend itself (over the
  * emulator). */
-#include "model/model.h"
-
-#include "tests/simt/device.h"
-
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stdio.h>
-#include <stdlib.h>
-#include <string.h>
-
-#include <cmocka.h>
+#include "tests/unit/model_nccl.h"
 
 #define GOLDEN "tests/golden/models/"
 enum { N_SMS = 2, SHARED_BYTES = 163 << 10 }; /* of the emulator */
@@ -134,6 +124,59 @@ static void what_is_made(void **state)
     for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) check_case(&cases[i]);
 }
 
+/* Pools that have what everything else on the device leaves: any difference of that changes their
+ * number of pages. Ranks with a GPU each add up by each other's memory, unless a row must have the
+ * same bits in every batch, and ranks on one GPU do not. */
+static void pools_of_ranks(void **state)
+{
+    (void)state;
+    static const struct {
+        const char *name;
+        bool own_gpus, invariant;
+    } cases[] = {{"a GPU each", true, false},
+                 {"a GPU each, batch-invariant", true, true},
+                 {"one GPU", false, false}};
+    enum { BESIDE = 1 << 20 }; /* for the pool, and what its share leaves */
+    void *library = open_nccl(FAKE_WELL);
+    error err;
+    model_config config;
+    assert_true(status_ok(model_config_load(GOLDEN "qwen3_f32", NULL, 0, &config, &err)));
+    setenv("OCTAVO_TEST_DEVICES", "2", 1);
+    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+        gpu_facts facts = {.n_sms = N_SMS, .shared_bytes = SHARED_BYTES, .free_bytes = 1 << 30};
+        backend_cuda_options o = {.common = {.dir = GOLDEN "qwen3_f32",
+                                             .config = &config,
+                                             .weight_type = DTYPE_F32,
+                                             .n_threads = 1,
+                                             .geometry = {.page_tokens = 16,
+                                                          .layers_per_group = 1,
+                                                          .heads_per_group = config.n_kv_heads},
+                                             .max_rows = 40,
+                                             .max_seqs = 300,
+                                             .max_model_len = 64},
+                                  .api = octavo_cuda_api(GPU_API_VERSION),
+                                  .batch_invariant = cases[i].invariant,
+                                  .gpu_facts = &facts,
+                                  .own_gpus = cases[i].own_gpus,
+                                  .nccl = FAKE_NCCL};
+        backend_measures m;
+        backend b;
+        if (!status_ok(backend_cuda_measure(&o, RANKS, &m, &err))) fail_msg("%s", err.text);
+        facts.free_bytes = m.weight_bytes + m.step_bytes + BESIDE;
+        if (!status_ok(backend_cuda_measure(&o, RANKS, &m, &err))) fail_msg("%s", err.text);
+        simt_have_memory(facts.free_bytes * (cases[i].own_gpus ? 1 : RANKS));
+        if (!status_ok(backend_cuda_ranks_create(&o, RANKS, &b, &err))) fail_msg("%s", err.text);
+        uint32_t n_pages = b.ops->info(b.ctx)->n_pages;
+        if (m.n_pages == 0 || m.n_pages != n_pages)
+            fail_msg("%s: measured %u pages, there are %u", cases[i].name, m.n_pages, n_pages);
+        b.ops->destroy(b.ctx);
+        assert_int_equal(simt_allocations(), 0);
+    }
+    simt_have_memory(1 << 30);
+    unsetenv("OCTAVO_TEST_DEVICES");
+    dlclose(library);
+}
+
 /* Rows of logits have room as a batch needs it, 256 at most; fewer where they would take more than
  * 1/32 of the memory that the weights leave; 64 at least. */
 static void rows_of_logits(void **state)
@@ -216,6 +259,7 @@ int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(what_is_made),
+        cmocka_unit_test(pools_of_ranks),
         cmocka_unit_test(rows_of_logits),
         cmocka_unit_test(what_is_not),
     };
