@@ -21,6 +21,7 @@ typedef struct kind {
     uint32_t n_layers, n_seqs;
     bool graphs, measured, sampled, limits, ranks; /* ranks: two, that meet on their devices */
     bool masked, mixed; /* the last sequence has a mask; the first one has limits */
+    bool experts;       /* Mixtral, which has 2 layers, in place of Qwen3 */
     uint8_t quant_bits;
 } kind;
 
@@ -40,6 +41,10 @@ static house open_house(const kind *k)
     model_config config;
     snprintf(override, sizeof override, "num_hidden_layers=%u", k->n_layers);
     p.override = override;
+    if (k->experts) {
+        p.dir = "tests/golden/models/mixtral_f32";
+        p.override = "head_dim=32";
+    }
     p.quant_bits = p.quant_attention = k->quant_bits;
     p.quant_group = k->quant_bits ? 32 : 0;
     p.gpu = octavo_cuda_api(GPU_API_VERSION);
@@ -219,20 +224,21 @@ static void check(const kind *k, simt_counts want)
                  (int)got.copies_in, (int)got.copies_out, (int)got.waits, (int)want.launches,
                  (int)want.replays, (int)want.collectives, (int)want.copies_in,
                  (int)want.copies_out, (int)want.waits);
-    if (k->graphs && k->n_layers == 1)
-        print_message("%u sequences%s%s%s%s: %d + %d bytes in %d + %d copies in and out\n",
-                      k->n_seqs, k->ranks ? ", ranks" : "", k->sampled ? ", sampled" : "",
-                      k->masked ? ", a mask" : "", k->measured ? ", measured" : "",
-                      (int)got.bytes_in, (int)got.bytes_out, (int)got.copies_in,
-                      (int)got.copies_out);
+    if (k->graphs && (k->n_layers == 1 || k->experts))
+        print_message("%u sequences%s%s%s%s%s: %d + %d bytes in %d + %d copies in and out\n",
+                      k->n_seqs, k->experts ? ", experts" : "", k->ranks ? ", ranks" : "",
+                      k->sampled ? ", sampled" : "", k->masked ? ", a mask" : "",
+                      k->measured ? ", measured" : "", (int)got.bytes_in, (int)got.bytes_out,
+                      (int)got.copies_in, (int)got.copies_out);
     /* Rows, tiles, tables and draws; and what was drawn. */
     assert_in_range(got.bytes_in, 1, 2048 + 160 * k->n_seqs);
     if (!k->measured) assert_int_equal(got.bytes_out, k->n_seqs * sizeof(gpu_drawn));
 }
 
-/* In a layer: two norms, four products, heads, attention and the merge of its parts, gate. Beside
- * the layers: embed, angles and the first norm; the head's product and the draws. */
-enum { OF_LAYER = 10, BEFORE = 3, BEHIND = 2 };
+/* In a layer: two norms, four products, heads, attention and the merge of its parts, gate. A sparse
+ * layer has the router's product, routes, sorts and adds up beside these. Beside the layers: embed,
+ * angles and the first norm; the head's product and the draws. */
+enum { OF_LAYER = 10, OF_SPARSE = OF_LAYER + 4, BEFORE = 3, BEHIND = 2 };
 
 static void launch_by_launch(void **state)
 {
@@ -289,6 +295,33 @@ static void of_many_rows(void **state)
     simt_be_idle(0);
 }
 
+/* Experts of many rows, 128 each, ask for as much as experts of 4, and no step waits for the host
+ * inside of a layer. Dense products of 256 rows widen int8 weights by a launch of their own, those
+ * of experts do not. What the kernels compute does not matter here, and they compute nothing. */
+static void of_experts(void **state)
+{
+    (void)state;
+    enum { LAYERS = 2 };
+    static const uint32_t of[] = {FEW, SEQS};
+    simt_be_idle(1);
+    for (int i = 0; i < 4; i++) {
+        kind k = {.n_layers = LAYERS,
+                  .n_seqs = of[i % 2],
+                  .experts = true,
+                  .quant_bits = i < 2 ? 0 : 8,
+                  .graphs = true};
+        check(&k, (simt_counts){.replays = 1, .copies_in = 2, .copies_out = 1, .waits = 1});
+        k.graphs = false;
+        bool widens = k.quant_bits && k.n_seqs == SEQS; /* qkv and o of a layer, and the head */
+        check(&k, (simt_counts){.launches = BEFORE + OF_SPARSE * LAYERS + BEHIND +
+                                            (widens ? 2 * LAYERS + 1 : 0),
+                                .copies_in = 2,
+                                .copies_out = 1,
+                                .waits = 1});
+    }
+    simt_be_idle(0);
+}
+
 /* A measure has two launches in a layer for all sequences, captured with the rest. Its results come
  * back in one copy. */
 static void with_measures(void **state)
@@ -340,16 +373,19 @@ static void of_ranks(void **state)
 
 /* ---- estimates ------------------------------------------------------------------------------- */
 
-/* A Llama of today on H100s, bf16. */
+/* A Llama of today, or Mixtral, on H100s, bf16. */
 typedef struct shape {
     const char *name;
     double layers, hidden, ffn, kv_width, vocab, ranks;
+    double experts, of_row; /* of a layer, and those of them that a row has; 1 without experts */
 } shape;
 
 static const shape shapes[] = {
-    {"8B", 32, 4096, 14336, 1024, 128256, 1},
-    {"70B, 8 ranks", 80, 8192, 28672, 1024, 128256, 8},
+    {"8B", 32, 4096, 14336, 1024, 128256, 1, 1, 1},
+    {"70B, 8 ranks", 80, 8192, 28672, 1024, 128256, 8, 1, 1},
+    {"8x7B, 2 ranks", 32, 4096, 14336, 1024, 32000, 2, 8, 2},
 };
+enum { SHAPES = sizeof shapes / sizeof *shapes };
 
 /* Rates of the specification: of memory, of products, of NVLink in one direction. The rest is
  * assumed until a GPU is measured: the time between kernels in a graph, of flags that all ranks
@@ -379,19 +415,22 @@ static double time_of_rows(const shape *s, double batch)
 
 static void print_estimate(const shape *s, double batch, double context)
 {
-    double weights =
-        s->layers * (2 * s->hidden * (s->hidden + s->kv_width) + 3 * s->hidden * s->ffn) +
-        2 * s->vocab * s->hidden;
-    double read = weights - s->vocab * s->hidden; /* of embeddings, only some rows */
+    /* Weights that every row multiplies, and those of one expert in each layer. */
+    double all_rows = s->layers * 2 * s->hidden * (s->hidden + s->kv_width) + s->vocab * s->hidden;
+    double expert = s->layers * 3 * s->hidden * s->ffn;
+    /* Experts that some row of the batch has, where routing is by chance. */
+    double had = s->experts * (1 - pow(1 - s->of_row / s->experts, batch));
+    double read = all_rows + had * expert; /* of embeddings, only some rows */
     double bytes = 2 * (read + batch * context * 2 * s->kv_width * s->layers) / s->ranks;
-    double products = 2 * batch * read / s->ranks / PRODUCTS;
-    double launches = BEFORE + OF_LAYER * s->layers + BEHIND + (s->ranks > 1);
+    double products = 2 * batch * (all_rows + s->of_row * expert) / s->ranks / PRODUCTS;
+    double of_layer = s->experts > 1 ? OF_SPARSE : OF_LAYER;
+    double launches = BEFORE + of_layer * s->layers + BEHIND + (s->ranks > 1);
     double memory = bytes / READ, between = launches * IN_GRAPH;
     double sums = (2 * s->layers + 1) * time_of_sum(s, batch), rows = time_of_rows(s, batch);
-    double all = (memory > products ? memory : products) + between + sums + rows;
+    double step = (memory > products ? memory : products) + between + sums + rows;
     print_message("%-14s %5.0f %8.0f %8.2f %8.2f %8.2f %8.2f %8.2f %8.2f\n", s->name, batch,
                   context, memory * 1e3, products * 1e3, between * 1e3, sums * 1e3, rows * 1e3,
-                  all * 1e3);
+                  step * 1e3);
 }
 
 static void print_estimates(void)
@@ -400,7 +439,7 @@ static void print_estimates(void)
     print_message("ms of a decode step by these counts and the H100's specification:\n"
                   "model          batch  context     read products launches     sums     rows"
                   "     step\n");
-    for (int i = 0; i < 2; i++)
+    for (int i = 0; i < SHAPES; i++)
         for (int j = 0; j < 3; j++)
             for (int k = 0; k < 2; k++) print_estimate(&shapes[i], sizes[j], contexts[k]);
 }
@@ -412,8 +451,8 @@ int main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(library_is_timed), cmocka_unit_test(rows_that_are_timed),
         cmocka_unit_test(launch_by_launch), cmocka_unit_test(by_graph),
-        cmocka_unit_test(of_many_rows),     cmocka_unit_test(with_measures),
-        cmocka_unit_test(of_ranks),
+        cmocka_unit_test(of_many_rows),     cmocka_unit_test(of_experts),
+        cmocka_unit_test(with_measures),    cmocka_unit_test(of_ranks),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
