@@ -22,12 +22,6 @@ typedef struct draw_arrays {
     uint32_t *words; /* of the masks, one behind the other */
 } draw_arrays;
 
-/* Where this rank's tokens begin. */
-static uint32_t first_token(const backend_cuda *b)
-{
-    return (uint32_t)b->weights.head.n * (uint32_t)comm_rank(b->device.group);
-}
-
 /* ---- the list -------------------------------------------------------------------------------- */
 
 bool cuda_draws_apart(const backend_cuda *b, const sample_params *p)
@@ -238,7 +232,7 @@ static status draw_some(backend_cuda *b, const cuda_drawing *d, const chunk *c, 
 {
     const gpu_api *api = b->device.api;
     uint32_t slice = (uint32_t)b->weights.head.n, vocab = b->config.vocab_size;
-    uint32_t first = first_token(b) < vocab ? first_token(b) : vocab;
+    uint32_t first = b->slice.first_token < vocab ? b->slice.first_token : vocab;
     gpu_sampling job = {.logits = logits,
                         .n_vocab = vocab,
                         .stride = vocab,
@@ -267,9 +261,10 @@ static status draw_chunk(backend_cuda *b, const cuda_drawing *d, const chunk *c)
         RETURN_IF_ERROR(cuda_forward_logits(b->forward, d->rows + c->row, c->n_rows, &logits));
     else RETURN_IF_ERROR(cuda_forward_logits_from(b->forward, c->row, c->n_rows, &logits));
     if (d->masks)
-        RETURN_IF_GPU_ERROR(b->device.api->mask(
-            b->device.g, logits, b->weights.head.n, first_token(b), d->masks + c->row, c->n_rows,
-            (const uint32_t *)(const void *)d->edits, step_mask_words(b->config.vocab_size)));
+        RETURN_IF_GPU_ERROR(b->device.api->mask(b->device.g, logits, b->weights.head.n,
+                                                b->slice.first_token, d->masks + c->row, c->n_rows,
+                                                (const uint32_t *)(const void *)d->edits,
+                                                step_mask_words(b->config.vocab_size)));
     if (d->by_parts) RETURN_IF_ERROR(draw_some(b, d, c, true, logits));
     if (!d->whole) return STATUS_IS_OK;
     RETURN_IF_ERROR(join_rows(b, c->n_rows, &logits));
