@@ -619,6 +619,13 @@ static void reports_list_what_stayed(void **state)
     pkv_destroy(kv);
 }
 
+/* An allocator of JSON values that has no memory. */
+static void *no_memory(size_t n)
+{
+    (void)n;
+    return NULL;
+}
+
 /* The three forms of a command line, and texts that are none of them. */
 static void command_lines_name_a_policy(void **state)
 {
@@ -646,6 +653,15 @@ static void command_lines_name_a_policy(void **state)
                          STATUS_INVALID);
         assert_non_null(strstr(err.text, "METHOD:RATIO"));
     }
+    assert_int_equal(retention_read_text("r", "\xff:0.5", &json, &err).code, STATUS_INVALID);
+    assert_string_equal(err.text, "r: is not UTF-8");
+    static const char *const words[] = {"full", "chunkkv:0.25"};
+    json_set_alloc_funcs(no_memory, free);
+    for (size_t i = 0; i < 2; i++) {
+        assert_int_equal(retention_read_text("r", words[i], &json, &err).code, STATUS_NO_MEMORY);
+        assert_string_equal(err.text, "r: out of memory");
+    }
+    json_set_alloc_funcs(malloc, free);
 }
 
 int main(void)

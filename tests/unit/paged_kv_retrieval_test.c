@@ -188,6 +188,13 @@ static void tokens_share_out_the_blocks(void **state)
     assert_int_equal(retrieval_tokens_read(&spec, 99999, 100000), 4096 + 100000 % 256);
 }
 
+/* An allocator of JSON values that has no memory. */
+static void *no_memory(size_t n)
+{
+    (void)n;
+    return NULL;
+}
+
 static void one_word_names_a_method(void **state)
 {
     (void)state;
@@ -225,6 +232,13 @@ static void one_word_names_a_method(void **state)
     assert_non_null(strstr(err.text, "r: line 1"));
     assert_int_equal(retrieval_read_text("r", "\xff:1", &json, &err).code, STATUS_INVALID);
     assert_string_equal(err.text, "r: is not UTF-8");
+    static const char *const words[] = {"quest", "quest:4096"};
+    json_set_alloc_funcs(no_memory, free);
+    for (size_t i = 0; i < 2; i++) {
+        assert_int_equal(retrieval_read_text("r", words[i], &json, &err).code, STATUS_NO_MEMORY);
+        assert_string_equal(err.text, "r: out of memory");
+    }
+    json_set_alloc_funcs(malloc, free);
 }
 
 static void refusals_name_the_field(void **state)
