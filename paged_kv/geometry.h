@@ -1,5 +1,6 @@
 /* The geometry of page tables, fixed when the engine starts: KV groups, grains, shares, windows,
- * and which cells a page of a table has. paged_kv.h has these words, and includes this header. */
+ * and which cells a page of a table has. paged_kv.h explains these words, and includes this header,
+ * so that other modules include paged_kv.h alone. */
 #ifndef PAGED_KV_GEOMETRY_H
 #define PAGED_KV_GEOMETRY_H
 

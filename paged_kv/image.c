@@ -177,17 +177,18 @@ static void promise(pkv *p, pkv_seq *s, uint32_t cells)
     s->adopting.promised = cells;
 }
 
-/* The tables of the image that the record's are, or are parts of. */
+/* How many tables of the record are parts of one table of the image. */
 static uint32_t parts_of(const pkv *p, const pkv_seq *s, const pkv_image *image)
 {
     return s->groups / image_tables(&p->geometry, image->grain);
 }
 
-/* Begins to go over to a grain of which the pool has what the record lacks. */
+/* Begins to make the record's tables finer, up to a grain of which the pool has the pages that the
+ * record lacks. */
 static status begin_finer(pkv *p, pkv_seq *s, const pkv_image *image)
 {
     uint64_t left = pkv_image_cells(&p->geometry, image) - s->held;
-    RETURN_IF_ERROR(record_split_begin(p, s, tree_grain(p, &p->pool, s->grain + 1, left)));
+    RETURN_IF_ERROR(splitting_begin(p, s, tree_grain(p, &p->pool, s->grain + 1, left)));
     pkv_splitting *x = s->splitting;
     uint32_t parts = x->groups / image_tables(&p->geometry, image->grain);
     for (uint32_t i = 0; i < x->groups; i++) {
@@ -200,8 +201,8 @@ static status begin_finer(pkv *p, pkv_seq *s, const pkv_image *image)
     return STATUS_IS_OK;
 }
 
-/* Splits pages that the record has, each of which takes the time of its parts, at least one. The
- * result is how many pages of `most` were spent. */
+/* Splits pages that the record has, at least one. Each counts as many pages as it has parts,
+ * because it takes their time. Returns how many of `most` pages were spent. */
 static uint32_t go_on_finer(pkv *p, pkv_seq *s, uint32_t most)
 {
     uint32_t parts = s->splitting->groups / s->groups;

@@ -138,14 +138,15 @@ typedef struct pkv_adopting {
     uint32_t promised; // cells that it will take, which are not available to others
 } pkv_adopting;
 
-/* Counts of the pages of a sequence that other tables hold too (shared.c). The fields `going`
- * belong to the count that is under way, the others to the last whole one. */
+/* Counts of the pages of a sequence that other tables hold too (shared.c): the last whole one, and
+ * one that is under way. */
 typedef struct pkv_shared_count {
-    uint64_t counted;            // cells, as many from each share
-    uint64_t came, came_going;   // pkv.sharings when the count began
-    uint64_t as_of, as_of_going; // pkv.sharing_changes likewise
-    bool on;
-    uint32_t table, page; // the next one
+    uint64_t counted; // cells, as many from each share
+    uint64_t came;    // pkv.sharings when the count began
+    uint64_t as_of;   // pkv.sharing_changes when it began
+    bool on;          // another count is under way, to which the fields below belong
+    uint64_t came_going, as_of_going;
+    uint32_t table, page; // the next page to be counted
 } pkv_shared_count;
 
 typedef struct pkv_seq {
@@ -226,8 +227,8 @@ struct pkv {
     prefix_watch watch;
     parked_sight sight;
     long_look look;
-    uint64_t sharings;        // cells that have come to be held by several tables, or more
-    uint64_t sharing_changes; // rises with them, and when cells cease to be
+    uint64_t sharings;        // at least the cells that ever came to be held by several tables
+    uint64_t sharing_changes; // rises when cells come to be held by several, and cease to be
     uint32_t *shared_sums;    // [max_seqs, shares] pages of counts under way
     uint64_t changes; // rises whenever references of pages change, or a block comes or leaves
 
@@ -448,10 +449,11 @@ static inline pkv_shared_count shared_none(const pkv *p)
 {
     return (pkv_shared_count){.came = p->sharings, .as_of = p->sharing_changes};
 }
-/* Nodes of the pool, cells of one layer run or one run, have a reference more, or one less. */
+/* Notes that nodes of the pool, which are cells of one layer run or one run, have got a reference
+ * or lost one. */
 void shared_note(pkv *p, const uint32_t *nodes, uint32_t n, bool more);
-/* Cells of a sequence in pages that other tables hold too, as many from each share: counted anew,
- * and at most. */
+/* Cells of a sequence in pages that other tables hold too, as many from each share: their number,
+ * which takes a look at every page, and an upper bound. */
 uint64_t shared_count(const pkv *p, const pkv_seq *s);
 uint64_t shared_most(const pkv *p, const pkv_seq *s);
 
@@ -640,13 +642,13 @@ pkv_grid pkv_grid_of(const pkv *p, uint32_t length);
 /* ---- split.c ---- */
 /* Replaces the tables of a record by those of a finer grain, on the same cells of that tree. */
 status seq_split(pkv *p, pkv_tree *tree, pkv_seq *s, pkv_grain grain, bool parked);
-/* Begin to replace the tables of a parked record by those of a finer grain (s->splitting), and
- * split at most `most` pages more, of which the number is returned. With the last one the record
- * has the finer tables. */
-status record_split_begin(pkv *p, pkv_seq *s, pkv_grain grain);
+/* Splits at most `most` pages more of a parked record that is being split, and returns how many.
+ * With the last one the record has the finer tables. */
 uint32_t record_split_some(pkv *p, pkv_seq *s, uint32_t most);
 /* Splits what is left of a sequence that is being split; cannot fail. */
 void seq_finish_split(pkv *p, uint32_t seq);
+/* Makes s->splitting, empty tables of a finer grain, or lets go of it. */
+status splitting_begin(pkv *p, pkv_seq *s, pkv_grain grain);
 void splitting_free(pkv *p, pkv_seq *s);
 /* Words that the log reserves for an open sequence that is being split: of its coming tables, and
  * for the end of the split. */

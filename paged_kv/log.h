@@ -1,7 +1,7 @@
 /* The delta log, and mirrors of the tables.
  *
  * Every change of a table is appended to a log of 32-bit words (delta.h has the operations and
- * their layout), and every copy of K/V to a list of moves, including those between the tiers. A
+ * their layout), and every copy of K/V to a list of moves, those to and from the host tier too. A
  * step plan carries both. A backend applies the words to its mirror, executes the moves in order,
  * then computes. The order matters: a page that was given up is copied out before a later move or
  * the step's rows write it, and a host page is read before it is used again. */

@@ -383,16 +383,18 @@ bool pkv_image_fits(const pkv_geometry *g, const pkv_image *image);
 /* The image of a parked sequence, into tables [pkv_parked_tables]; valid while it stays parked. */
 uint32_t pkv_parked_tables(const pkv *p, uint32_t parked);
 pkv_image pkv_parked_image(const pkv *p, uint32_t parked, pkv_image_table *tables);
-/* Writes cells of such an image from `first` on, at most n, by KV group and page: how many. Any
- * thread may read the image and call this. */
+/* Writes the cells of a parked sequence's image from `first` on, at most n, by KV group and page,
+ * and returns how many. Any thread may read the image and call this. */
 uint32_t pkv_list_cells(const pkv *p, const pkv_image *i, uint32_t first, uint32_t n, uint32_t *to);
 /* The cells that pkv_adopt takes, as many from each share as from the one that gives most. */
 uint64_t pkv_image_cost(const pkv *p, const pkv_image *image);
-/* Makes a parked sequence of an image that fits, which has published nothing. It is promised pages,
- * all or nothing. Until it has them it may only be discarded; once K and V are in, unparked. */
+/* Makes a parked sequence of an image that fits, which has published nothing. It is promised its
+ * pages, all or none. Until it has them it may only be discarded; once K and V are in them it may
+ * be unparked. */
 status pkv_adopt(pkv *p, const pkv_image *image, uint64_t salt, bool hidden, uint32_t *parked);
-/* Takes at most `most` (at least 1) of its pages, or makes its tables finer for lack of runs, in as
- * much time. Fewer, *n: it has all. STATUS_NO_PAGES: others took the rest. */
+/* Takes at most `most` of its pages, at least 1. Where the pool lacks runs for them its tables
+ * become finer first, which counts as pages too. *n is how many; fewer than `most` means that it
+ * has all. STATUS_NO_PAGES: others took the rest. */
 status pkv_adopt_some(pkv *p, uint32_t parked, const pkv_image *image, uint32_t most, uint32_t *n);
 
 /* ---- the host tier --------------------------------------------------------------------------- */
@@ -454,11 +456,11 @@ typedef struct pkv_shared {
     uint64_t as_of; // pkv_sharing_changes when the count on which it rests began
 } pkv_shared;
 
-/* A bound at any time. It is exact where as_of is pkv_sharing_changes; where it is not, the call
- * counts at most *looks of the sequence's pages more, which it takes off *looks, and the bound
- * rests on the new count once all were counted. Until then, and where others come to share pages
- * meanwhile, it is higher by what came to be shared in the whole pool. A sequence that is
- * split, opened or closed in portions is not counted meanwhile. */
+/* Returns a bound, which is exact where as_of is pkv_sharing_changes. Where it is not, the call
+ * counts at most *looks of the sequence's pages more and takes their number off *looks; the bound
+ * rests on the new count once all pages were counted. Until then, and where sequences come to share
+ * pages meanwhile, the bound is too high by what came to be shared in the whole pool. A sequence is
+ * not counted while it is split, opened or closed in portions. */
 pkv_shared pkv_seq_pages_shared(pkv *p, uint32_t seq, uint32_t *looks);
 /* Rises whenever several tables come to hold a page, and when they cease to. */
 uint64_t pkv_sharing_changes(const pkv *p);

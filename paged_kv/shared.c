@@ -1,12 +1,12 @@
 /* How many pages of an open sequence other tables hold too. A long sequence with a table for each
- * head has millions of pages, so they are counted in portions, and what is known between two counts
- * is a bound: what the last whole count saw, and every cell that has come to be held twice since,
- * whosever it is. */
+ * head has millions of pages, so they are counted in portions. Between two counts an upper bound is
+ * known: the pages that the last whole count saw, and every cell of the pool that several tables
+ * have come to hold since, whether this sequence has it or not. */
 #include "paged_kv/internal.h"
 
 /* ---- what changes in the pool ---------------------------------------------------------------- */
 
-/* The cells of the coarsest run around a node that tables hold as a run; 0 = there is none. */
+/* How many cells the coarsest run around a node has that tables hold as a run; 0 = none do. */
 static uint32_t held_around(const pkv_tree *t, uint32_t node)
 {
     uint32_t cells = 0;

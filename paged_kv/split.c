@@ -24,8 +24,7 @@ size_t splitting_reserve(const pkv_seq *s)
     return log_reserve_of(s->splitting->groups, s->row) + DELTA_SPLIT_WORDS;
 }
 
-/* Makes the lists of the finer grain. */
-static status begin_split(pkv *p, pkv_seq *s, pkv_grain grain)
+status splitting_begin(pkv *p, pkv_seq *s, pkv_grain grain)
 {
     pkv_splitting *x = alloc_zeroed(&p->alloc, 1, sizeof *x);
     if (!x) return status_make(STATUS_NO_MEMORY, NULL);
@@ -82,7 +81,7 @@ static void move_refs(pkv *p, pkv_tree *tree, const pkv_seq *s, const uint32_t *
     }
 }
 
-/* Splits at most this many pages more, and returns how many those were. */
+/* Splits at most `most` pages more, and returns how many those were. */
 static uint32_t split_pages(pkv *p, pkv_tree *tree, pkv_seq *s, uint32_t most, bool parked)
 {
     pkv_splitting *x = s->splitting;
@@ -122,7 +121,8 @@ static void end_split(pkv *p, pkv_seq *s)
     s->cap_list = (size_t)x->groups * s->row;
     s->grain = x->grain;
     s->shared.on = false;
-    s->shared.as_of = 0; /* parts may be shared where not all of their page is */
+    /* The count is made anew, because perhaps only some parts of a shared page are shared. */
+    s->shared.as_of = 0;
     s->splitting = NULL;
     alloc_free(&p->alloc, x);
     free_lists(p, &old);
@@ -130,13 +130,11 @@ static void end_split(pkv *p, pkv_seq *s)
 
 status seq_split(pkv *p, pkv_tree *tree, pkv_seq *s, pkv_grain grain, bool parked)
 {
-    RETURN_IF_ERROR(begin_split(p, s, grain));
+    RETURN_IF_ERROR(splitting_begin(p, s, grain));
     (void)split_pages(p, tree, s, UINT32_MAX, parked);
     end_split(p, s);
     return STATUS_IS_OK;
 }
-
-status record_split_begin(pkv *p, pkv_seq *s, pkv_grain grain) { return begin_split(p, s, grain); }
 
 uint32_t record_split_some(pkv *p, pkv_seq *s, uint32_t most)
 {
@@ -174,7 +172,7 @@ static status begin_open_split(pkv *p, pkv_seq *s, pkv_grain grain)
     size_t more = log_reserve_of(groups_at(p, grain), s->row) + DELTA_SPLIT_WORDS -
                   log_reserve_of(s->groups, s->row);
     RETURN_IF_ERROR(log_room(p, 0, 0, more));
-    RETURN_IF_ERROR(begin_split(p, s, grain));
+    RETURN_IF_ERROR(splitting_begin(p, s, grain));
     p->log.reserve += more;
     return STATUS_IS_OK;
 }
