@@ -285,7 +285,8 @@ bool hand_take_back_fetch(engine *e, engine_stream *s)
 
 enum { CELLS_TOGETHER = 1024 };
 
-/* Reads `slots` slots of n cells from `first` on; returns where the next cells belong, or NULL. */
+/* Reads the first `slots` slots of n cells, from cell `first` on, to `to`. Returns the place behind
+ * them, or NULL where the backend fails. */
 static uint8_t *read_some(const engine *e, const sched_export *x, uint32_t first, uint32_t n,
                           uint32_t slots, uint8_t *to)
 {
@@ -299,7 +300,8 @@ static uint8_t *read_some(const engine *e, const sched_export *x, uint32_t first
     return to;
 }
 
-/* Reads K and V of the export's cells: of a table's last page the slots that it fills. */
+/* Reads K and V of the export's cells. The last page of a table gives only the slots that the table
+ * fills. */
 static bool read_cells(const engine *e, const sched_export *x, uint8_t *to)
 {
     const pkv_geometry *g = &e->info.geometry;

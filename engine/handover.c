@@ -113,7 +113,8 @@ uint8_t *handover_write(const handover_terms *terms, const sched_export *x,
     for (uint32_t i = 0; i < h.n_tables; i++) {
         const pkv_image_table *t = &x->image.tables[i];
         size_t pages = pages_of(terms, t->kept), compacted = t->slot_pages;
-        memset(at, 0, compacted * sizeof *t->bases); /* such pages have none */
+        /* Pages whose slots have positions of their own have no bases. */
+        memset(at, 0, compacted * sizeof *t->bases);
         at = put(at + compacted * sizeof *t->bases, t->bases + compacted,
                  (pages - compacted) * sizeof *t->bases);
         at = put(at, t->slots, pkv_image_slots(terms->geometry, t) * sizeof *t->slots);

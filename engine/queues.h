@@ -174,7 +174,7 @@ void hand_begin_exports(engine *e);
 void hand_begin_load(engine *e, const sched_load *load);
 /* Tells the scheduler which copies are made, and the reader a first token that was taken over. */
 void hand_take_back(engine *e, hand_job *jobs);
-/* Lets go of copies whose scheduler goes too, and is not told. */
+/* Frees copies that are made. The scheduler is not told, because it is destroyed next. */
 void hand_drop(hand_job *jobs);
 /* Whether what the reader is told of the transfer is known. */
 bool hand_is_settled(const engine_stream *s);

@@ -232,10 +232,10 @@ static bool fits_as_seen(sched *s, const sched_seq *q, sched_beginning *b, const
     return fits(s, q, b, owed);
 }
 
-/* Does what has_pages does, for a long sequence that comes back, whose `b` is beginning_at_most. A
- * look at which of its pages others hold takes a time that grows with its length, so the look goes
- * in portions, and only where it decides. References change meanwhile: the last complete look
- * decides. */
+/* Does what sched_has_pages does, for a long sequence that comes back, whose `b` is
+ * beginning_at_most. A look at which of its pages others hold takes a time that grows with its
+ * length, so the look goes in portions, and only where it decides. References change meanwhile: the
+ * last complete look decides. */
 static bool has_pages_long(sched *s, const sched_seq *q, sched_beginning *b, const sched_owed *owed)
 {
     if (fits(s, q, b, owed)) return true;
@@ -249,10 +249,10 @@ static bool has_pages_long(sched *s, const sched_seq *q, sched_beginning *b, con
     return false;
 }
 
-/* Sets *b to the beginning for which a sequence needs most whose hit has more pages than a portion:
- * nothing of it is held, and everything. A look at these pages takes longer than one step should,
- * so they are counted only where that does not fit, and for a sequence that waits the pool
- * remembers the numbers. */
+/* Whether the sequence's hit has more pages than a portion. Then *b is the beginning for which it
+ * needs most: all pages of the hit are taken from the available ones, and yet others share all of
+ * them. A look at the pages takes longer than one step should, so they are counted only where this
+ * beginning does not fit, and the pool remembers the numbers for a sequence that waits. */
 static bool hits_long(const sched *s, const sched_seq *q, sched_beginning *b)
 {
     uint32_t portion = sched_portion(s);

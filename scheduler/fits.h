@@ -12,6 +12,8 @@ typedef struct sched_owed {
     uint64_t lasting, growth, passing;
 } sched_owed;
 
+/* Adds pages that are owed for good. Of those that selections take for a moment the most count,
+ * since one selection takes them at a time. */
 void sched_owe(sched_owed *sum, uint64_t lasting, uint64_t passing);
 /* Adds what a running sequence is owed: the pages to compute all its known tokens and, as growth,
  * to begin one block more, and a block for each choice that will be forked from it into a slot. */

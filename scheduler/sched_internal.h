@@ -53,8 +53,9 @@ struct sched_seq {
     uint32_t slot;     // while running
     uint32_t swap;     // while waiting: its pages in the host tier; 0 = none there
     uint32_t parked;   // while waiting: its parked pages, from its session or its parent; 0 = none
-    uint64_t
-        counts_from;  // it lacks pages until shared ones were counted as of this; 0 = it does not
+    /* It lacks pages until shared ones were counted as of this pkv_sharing_changes; 0 = it does
+     * not. */
+    uint64_t counts_from;
     uint64_t kept;    // pkv_seq_kept of its tables, wherever their pages are; 0 without any
     uint32_t planned; // rows in the step that is being planned; 0 between two plans
     uint32_t flying;  // rows in steps in flight, without those that will be discarded

@@ -15,7 +15,7 @@ typedef struct room_owner {
     uint64_t id;
     size_t bytes; /* of its records: those that are made, held, sent, fetched, and used */
     size_t held;  /* of these, in records that wait for a peer and can be forgotten */
-    size_t left;  /* while hold_makes_room counts: of its bytes */
+    size_t left;  /* scratch of hold_makes_room: what it would have left of `bytes` */
     struct room_owner *next;
 } room_owner;
 
@@ -67,11 +67,11 @@ held_record *hold_take(transfer *t, const wire_ask *ask, wire_outcome *outcome);
 void hold_free(transfer *t, held_record *r); /* with its room */
 void hold_expire(transfer *t, int64_t now_us);
 void hold_clear(transfer *t);
-/* The lock is held for these. */
-/* Whether n more bytes have room once the oldest records of each owner are forgotten that has more
- * than `own` will have then, as long as it has. */
+/* Whether n more bytes of `own` have room where every owner that has more than `own` would have
+ * then loses its oldest records, until it has no more than that. The lock is held. */
 bool hold_makes_room(transfer *t, const room_owner *own, size_t n);
-/* Takes out the oldest record of the owner of most room among those that have records. One has. */
+/* Takes out the oldest record of the owner that has most room among those of held records; there is
+ * one. The lock is held. */
 held_record *hold_displace(transfer *t);
 
 /* ---- threads --------------------------------------------------------------------------------- */
@@ -100,7 +100,8 @@ typedef struct peer {
     size_t sent;         /* of the answer and its bytes */
 } peer;
 
-/* What the peer's connection is waited for: to say more, or to take more of its answer. */
+/* What poll is to wait for on the peer's connection: POLLIN while the peer is to say more, POLLOUT
+ * while it is to take more of its answer. */
 short peer_events(const peer *p);
 /* Reads a part of what the peer says, or sends it a part of its answer, where poll has told of its
  * connection that it can be done. */

@@ -9,9 +9,10 @@
  * Threads  any thread may call every function but transfer_open and transfer_close. `oct-peers`
  *          serves peers, FETCH_THREADS of `oct-fetch` fetch from them and call `done`.
  * Units    bytes; microseconds of the monotonic clock.
- * Errors   a fetch says in one line why it got nothing. Nothing that a peer sends is believed: its
- *          length is compared with what the caller can use, and room is taken for it, before any of
- *          it is sent, and its bytes with a checksum; what they mean the caller checks.
+ * Errors   a fetch says in one line why it got nothing. Nothing that a peer sends is believed: the
+ *          record's length is compared with what the caller can use, and room is taken, before any
+ *          byte of it is sent; its bytes are compared with a checksum. The caller checks what they
+ *          mean.
  * Wire     TCP without encryption: for a network that clients are not on, as for the traffic of
  *          ranks. wire.h has the messages. */
 #ifndef TRANSFER_TRANSFER_H

@@ -1,6 +1,6 @@
-/* Sparse layers of the GPU, beside the library's products with each expert's rows, as if the host
- * knew how many these are. Of e4m3 both are timed with x in 16 bits and, where there are such
- * products, in e4m3. */
+/* Sparse layers on the GPU, and beside each the library's products with each expert's rows alone,
+ * as if the host knew how many rows an expert has. With e4m3 weights both are timed with x in 16
+ * bits and, where the device multiplies e4m3 by e4m3, in e4m3. */
 #include "cli/bench/bench_gpu.h"
 
 #include <stdio.h>
@@ -17,16 +17,16 @@ static const layer_shape layers[] = {{"experts of Mixtral 8x7B", 4096, 14336, 8,
 static const uint32_t rows_list[] = {16, 128, 512, 2048, 8192};
 enum { ROWS = sizeof rows_list / sizeof *rows_list };
 
-typedef struct routing {
+typedef struct sparse_run {
     bench_gpu *b;
     gpu_experts e;
     void *scratch;
-} routing;
+} sparse_run;
 
-static void route_once(void *ctx, size_t i)
+static void run_layer(void *ctx, size_t i)
 {
     (void)i;
-    const routing *r = ctx;
+    const sparse_run *r = ctx;
     bench_gpu_note(r->b, r->b->api->experts(r->b->g, &r->e));
 }
 
@@ -34,7 +34,7 @@ static void route_once(void *ctx, size_t i)
 static void multiply_each(void *ctx, size_t i)
 {
     (void)i;
-    const routing *r = ctx;
+    const sparse_run *r = ctx;
     const gpu_api *api = r->b->api;
     const gpu_experts *e = &r->e;
     size_t rows = (size_t)e->n_rows * e->of_row / e->n_experts;
@@ -91,7 +91,7 @@ static void put_line(const bench_gpu *b, const char *name, double us, double byt
     fflush(stdout);
 }
 
-static void time_rows(routing *r, const layer_shape *s, uint32_t rows)
+static void time_rows(sparse_run *r, const layer_shape *s, uint32_t rows)
 {
     bench_gpu *b = r->b;
     gpu_experts *e = &r->e;
@@ -103,11 +103,11 @@ static void time_rows(routing *r, const layer_shape *s, uint32_t rows)
     char name[96];
     e->n_rows = rows;
     snprintf(name, sizeof name, "%s, %u rows", s->name, rows);
-    put_line(b, name, bench_gpu_time(b, route_once, r, 10), bytes, ops);
+    put_line(b, name, bench_gpu_time(b, run_layer, r, 10), bytes, ops);
     b->api->set_narrow(b->g, true);
     if (gpu_narrows_experts(b->facts.compute, &e->gate_up) &&
         rows > gpu_narrow_experts_from(s->n_experts, s->of_row))
-        put_line(b, "  fp8 x fp8", bench_gpu_time(b, route_once, r, 10), bytes, ops);
+        put_line(b, "  fp8 x fp8", bench_gpu_time(b, run_layer, r, 10), bytes, ops);
     if (entries >= s->n_experts)
         put_line(b, "  products of each expert alone", bench_gpu_time(b, multiply_each, r, 10),
                  bytes, ops);
@@ -119,7 +119,7 @@ static void bench_layer(bench_gpu *b, const bench_gpu_kernels_options *o, const 
                         uint32_t most)
 {
     size_t entries = (size_t)most * s->of_row, element = gpu_type_bytes(o->type);
-    routing r = {.b = b};
+    sparse_run r = {.b = b};
     gpu_experts *e = &r.e;
     e->gate_up = make_matrices(b, o, 2 * s->ffn, s->hidden, s->n_experts);
     e->down = make_matrices(b, o, s->hidden, s->ffn, s->n_experts);

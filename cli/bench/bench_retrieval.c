@@ -27,10 +27,9 @@ typedef struct retrieval_flags {
 static const arg_flag flags_table[] = {
     ARG_ROW("shape", "NAME", ARG_OPTION, retrieval_flags, shape,
             "instead of --model: random bf16 weights of a known shape", .options = bench_shapes),
-    ARG_ROW(
-        "retrieval", "NAME[={JSON}]", ARG_LIST, retrieval_flags, retrievals,
-        "a retrieval method, with overrides, or METHOD:TOKENS; may be repeated (ktransformers, and "
-        "that reads half as much)"),
+    ARG_ROW("retrieval", "NAME[={JSON}]", ARG_LIST, retrieval_flags, retrievals,
+            "a retrieval method, with overrides, or METHOD:TOKENS; may be repeated (ktransformers "
+            "as it is, and with half as many blocks)"),
     ARG_ROW("context", "LIST", ARG_TEXT, retrieval_flags, context, "tokens before the timed ones",
             .initial = "16384,32768,131072"),
     ARG_ROW("rounds", "N", ARG_COUNT, retrieval_flags, rounds, "repetitions; medians are printed",

@@ -44,7 +44,8 @@ static DEVICE float float_of_byte(uint32_t u, int i, int zero)
     return float_of_bits(pick_bytes(u, 0x4b000000u, 0x7650 + i)) - (8388608.0f + zero);
 }
 
-/* Two bytes of `word` as a pair of T: u = q + 128 is put into the mantissa of a power of two. */
+/* Two bytes of u, each q + 128, as a pair of q in T: a byte is put into the mantissa of a power of
+ * two. */
 static DEVICE uint32_t pair_of_bytes(uint32_t u, int pair, f16)
 {
     return subtract2(pick_bytes(u, 0x64646464u, pair ? 0x4342 : 0x4140), 0x64806480u, f16());

@@ -111,9 +111,10 @@ typedef struct backend_cuda {
     float *pooled;      /* [shares that pool, hidden] of the last step that had any */
     double *pooled_sum; /* [hidden] */
     size_t pooled_capacity;
-    uint32_t head_rows; /* how many rows of logits there is room for: the head's product, and draws,
-                           are of so many at once */
-    gpu_drawn *drawn;   /* [CUDA_FLIGHTS, step_most_draws] on the device: each flight's results */
+    /* Rows of logits that there is room for: the head's product and draws go by so many at a time.
+     * */
+    uint32_t head_rows;
+    gpu_drawn *drawn; /* [CUDA_FLIGHTS, step_most_draws] on the device: each flight's results */
     /* [head_rows, vocab, the ranks' padding included] on the device; also the parts of rows until
      * they are joined. */
     float *draw_scratch;
@@ -218,8 +219,8 @@ status cuda_draws_send(backend_cuda *b);
 /* Makes the flight's draws, unless the batch's launches have made them. Results are copied to
  * the flight's host memory without waiting, where all ranks' comm is on the device. */
 status cuda_draw(backend_cuda *b);
-/* Makes room in the pack for n draws, but for their edits and masks, so that it seldom grows:
- * graphs know where it lies. */
+/* Makes room in the pack for n draws without edits and masks. A pack that grows moves, and then
+ * graphs are captured anew. */
 status cuda_draws_reserve(backend_cuda *b, uint32_t n);
 /* Lists the flight's draws from rows of logits on the host. */
 void cuda_list_draws(backend_cuda *b, const float *row);

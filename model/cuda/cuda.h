@@ -181,7 +181,7 @@ typedef struct cuda_forward_options {
     pkv_geometry geometry;
     uint32_t first_kv_head; /* counted in the whole model */
     uint32_t max_rows, max_seqs;
-    uint32_t head_rows;     /* of logits at once: CUDA_HEAD_ROWS_LEAST or more, a multiple of 4 */
+    uint32_t head_rows;     /* of logits at once: CUDA_HEAD_ROWS_LEAST or more, a multiple of 8 */
     uint32_t first_token;   /* of this rank's part of the vocabulary */
     const gpu_drawn *drawn; /* the results that cuda_batch.draws counts */
 } cuda_forward_options;

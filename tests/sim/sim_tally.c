@@ -101,8 +101,8 @@ bool tally_print(const tally *t, uint32_t n_requests)
     need(&ok, "steps beside loads", t->beside_loads, 500);
     need(&ok, "prompts handed over", t->exports, 300);
     need(&ok, "prompts taken over", t->taken, 300);
-    need(&ok, "of others, the pages not filled", t->takings_failed, 20);
-    need(&ok, "of others, the request ended first", t->takings_orphaned, 5);
+    need(&ok, "prompts whose pages were not filled", t->takings_failed, 20);
+    need(&ok, "prompts whose request ended first", t->takings_orphaned, 5);
     for (size_t i = 0; i < n; i++) need(&ok, presets[i].name, t->by_preset[i], 50);
     return ok;
 }

@@ -113,8 +113,8 @@ typedef struct tally {
     uint64_t beside_loads;        // steps while loads were out
     uint64_t forced;              // tokens that were not drawn
     uint64_t exports, taken;      // prompts that were handed over, and taken over
-    uint64_t takings_failed, takings_orphaned; // of others, the pages could not be filled, or the
-                                               // request ended first
+    uint64_t takings_failed;      // prompts whose pages could not be filled
+    uint64_t takings_orphaned;    // prompts whose request ended before its pages were filled
     uint64_t by_preset[64];
 } tally;
 

@@ -24,7 +24,7 @@ static void comes_back_as_it_was(void **state)
     size_t n;
     takeover t = {0};
     ho_make(&p);
-    p.bases[1][0] = 77; /* of a page whose slots have positions: it means nothing */
+    p.bases[1][0] = 77; /* means nothing, because the page's slots have positions */
     uint8_t *bytes = ho_record(&p, &n);
     assert_true(n <= handover_most(&p.terms));
     assert_null(handover_read(&p.terms, bytes, n, &t));

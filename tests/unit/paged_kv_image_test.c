@@ -189,7 +189,7 @@ static void runs_may_be_broken_between_portions(void **state)
     end(&b);
 }
 
-/* Wherever that is broken off, nothing is left. */
+/* Tables that become finer leave nothing wherever the sequence is discarded. */
 static void it_may_be_discarded_while_tables_become_finer(void **state)
 {
     (void)state;

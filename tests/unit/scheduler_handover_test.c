@@ -145,7 +145,7 @@ static void no_other_end_exports(void **state)
     finish(f);
 }
 
-/* The tables have a token behind the prompt then. */
+/* Tables with a token behind the prompt are not those of the prompt alone. */
 static void an_end_while_the_next_row_is_computed_exports_nothing(void **state)
 {
     (void)state;
@@ -373,7 +373,7 @@ static void what_came_is_not_counted_again_as_a_hit(void **state)
     end_and_finish(f, 1);
 }
 
-/* So they are where a table is one of a layer with several heads. */
+/* Pages are taken in portions where a table is one of a layer with several heads, too. */
 static void pages_of_layers_are_taken_in_portions(void **state)
 {
     (void)state;

@@ -1,4 +1,5 @@
-/* Between an answer and its record: the peer takes room, and says that it takes the record. */
+/* What happens between an answer and its record: the peer takes room, and says that it takes the
+ * record. */
 #include "transfer/internal.h"
 
 #include <setjmp.h>
@@ -92,7 +93,7 @@ static void a_peer_that_says_something_else_is_none(void **state)
     end_in_vain(t, fd);
 }
 
-/* It may come in parts. */
+/* The message that a peer takes the record may come in parts. */
 static void a_record_that_is_taken_is_sent(void **state)
 {
     (void)state;
