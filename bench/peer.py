@@ -53,8 +53,8 @@ from serve_server import Failed, ROOT, Server, load
 
 INPUT, OUTPUT, CONTEXT = 256, 64, 128
 PEER_STEPS, DEPTH_STEPS, FAR_STEPS = 16, 16, 6  # tokens that a peer decodes for one sample
-# Octavo's sample: the median of these rounds of at least 0.3 s. It lasts some seconds, as those of the
-# peers do, because the host of a virtual machine may change its speed within one.
+# Octavo's sample is the median of these rounds of at least 0.3 s. It lasts some seconds, as that of
+# a peer does, because the host of a virtual machine may change its speed within one second.
 OUR_ROUNDS = 9
 POOL = "1G"
 PATIENCE = 600
