@@ -99,12 +99,17 @@ static status read_prompt(const field_place *at, engine_request *r, error *err)
     return copy_string(at, at->value, &r->prompt, err);
 }
 
+/* A string that is read as a C string would end at its first NUL. */
+static status refuse_nul(const field_place *at, error *err)
+{
+    if (strlen(json_string_value(at->value)) == json_string_length(at->value)) return STATUS_IS_OK;
+    return refuse_field(at, err, "holds a NUL byte");
+}
+
 static status read_word(const field_place *at, char **out, error *err)
 {
     RETURN_IF_ERROR(copy_string(at, at->value, out, err));
-    if (strlen(*out) != json_string_length(at->value))
-        return refuse_field(at, err, "holds a NUL byte");
-    return STATUS_IS_OK;
+    return refuse_nul(at, err);
 }
 
 #define READER(name, call)                                                                         \
@@ -228,6 +233,7 @@ static status read_method(const field_place *at, json_t **slot,
 {
     if (!json_is_string(at->value))
         return keep_tree(at, slot, json_is_object(at->value), what, err);
+    RETURN_IF_ERROR(refuse_nul(at, err));
     char name[64];
     json_t *object = NULL;
     snprintf(name, sizeof name, "%s: %s", at->where, at->key);

@@ -243,6 +243,9 @@ static void test_a_retrieval_in_one_word(void **state)
                                   "as quest:4096, or a JSON object (methods: ktransformers, quest, "
                                   "dynamic)");
     assert_int_equal(json_integer_value(json_object_get(r.retrieval, "tokens")), 512);
+    assert_int_equal(parse("retrieval", json_stringn("quest:512\0x", 11), &r, &err).code,
+                     STATUS_INVALID);
+    assert_string_equal(err.text, "t: retrieval: holds a NUL byte");
     json_decref(r.retrieval);
 }
 
@@ -259,6 +262,9 @@ static void test_a_policy_in_one_word(void **state)
     assert_int_equal(parse("retention", json_string("h2o:2"), &r, &err).code, STATUS_INVALID);
     assert_string_equal(err.text, "t: retention: 'h2o:2' must be METHOD:RATIO with a ratio in (0, "
                                   "1], full, or a JSON object");
+    assert_int_equal(parse("retention", json_stringn("h2o:0.5\0x", 9), &r, &err).code,
+                     STATUS_INVALID);
+    assert_string_equal(err.text, "t: retention: holds a NUL byte");
     json_decref(r.retention);
 }
 
