@@ -12,14 +12,17 @@
 
 #include <cmocka.h>
 
-/* While it is on, the calling thread's connections never become anything, and its clock moves by
- * its waits. */
+/* While it is on, the calling thread's connections never become anything but as it says, and its
+ * clock moves by its waits. */
 typedef struct simulation {
     bool on;
     int64_t now_us;
     int64_t tried_us[64]; /* when each connection was begun */
     uint32_t n_tried;
     uint32_t refuses_at; /* so many are waited for: the first of them is refused; 0 = none is */
+    uint32_t answers;    /* this one answers, if it is waited for; 0 = none does */
+    int64_t answers_us;  /* from then on */
+    int answering;       /* its socket */
 } simulation;
 
 static simulation *simulated(void)
@@ -46,7 +49,17 @@ int __wrap_poll(struct pollfd *fds, nfds_t n, int timeout_ms)
         fds[SOCKETS_ENDING].revents = POLLOUT | POLLERR;
         return 1;
     }
-    simulated()->now_us += INT64_C(1000) * timeout_ms;
+    simulation *s = simulated();
+    assert_in_range(n, SOCKETS_ENDING + 1, SOCKETS_ENDING + CONNECTS_AT_ONCE);
+    int64_t until_us = s->now_us + INT64_C(1000) * timeout_ms;
+    for (nfds_t i = SOCKETS_ENDING; i < n; i++) {
+        bool is_it = s->answers && s->n_tried >= s->answers && fds[i].fd == s->answering;
+        if (!is_it || s->answers_us > until_us) continue;
+        if (s->now_us < s->answers_us) s->now_us = s->answers_us;
+        fds[i].revents = POLLOUT;
+        return 1;
+    }
+    s->now_us = until_us;
     return 0;
 }
 
@@ -57,6 +70,7 @@ int __wrap_connect(int fd, const struct sockaddr *to, socklen_t n)
     simulation *s = simulated();
     if (!s->on) return __real_connect(fd, to, n);
     s->tried_us[s->n_tried++] = s->now_us;
+    if (s->n_tried == s->answers) s->answering = fd;
     errno = EINPROGRESS;
     return -1;
 }
@@ -66,7 +80,7 @@ int __wrap_getsockopt(int fd, int level, int name, void *value, socklen_t *n);
 int __wrap_getsockopt(int fd, int level, int name, void *value, socklen_t *n)
 {
     if (!simulated()->on) return __real_getsockopt(fd, level, name, value, n);
-    *(int *)value = ECONNREFUSED;
+    *(int *)value = simulated()->answers && fd == simulated()->answering ? 0 : ECONNREFUSED;
     return 0;
 }
 
@@ -118,7 +132,52 @@ static void addresses_share_one_time(void **state)
     s = connect_in_vain(4, 50000); /* none is tried too late */
     assert_int_equal(s->n_tried, 4);
     assert_in_range(s->tried_us[3], 30000, 40000);
-    assert_int_equal(connect_in_vain(60, 20000000)->n_tried, CONNECTS_AT_ONCE);
+}
+
+/* More addresses than are waited for at once have their turn too: the first ones are given up for
+ * the others, as late as may be, and each of the last ones has the time of those. */
+static void no_address_is_left_out(void **state)
+{
+    (void)state;
+    const simulation *s = connect_in_vain(17, 30000000);
+    assert_int_equal(s->n_tried, 17);
+    assert_in_range(s->tried_us[15], 15 * 250000, 15 * (250000 + 1000));
+    assert_in_range(s->tried_us[16], 16800000, 17000000); /* half of what was left */
+    s = connect_in_vain(60, 20000000);
+    assert_int_equal(s->n_tried, 60);
+    for (uint32_t i = CONNECTS_AT_ONCE; i < 60; i++)
+        assert_in_range(s->tried_us[i] - s->tried_us[i - 1], 300000, 370000);
+    assert_in_range(s->tried_us[59], 19000000, 19700000);
+}
+
+/* Whether the address of this number, from 1 on, is connected to where it answers from then on. */
+static bool finds(uint32_t n, uint32_t answers, int64_t answers_us)
+{
+    address_list l = {0};
+    const char *why = NULL;
+    simulation *s = simulated();
+    const socket_wait w = {30000000, -1, -1, NULL};
+    for (uint32_t i = 0; i < n; i++) add_address(&l, INADDR_LOOPBACK, 1);
+    *s = (simulation){.on = true, .answers = answers, .answers_us = answers_us};
+    int fd = socket_connect_to(l.infos, w.timeout_us, &w, &why);
+    s->on = false;
+    assert_true(fd < 0 ? why == socket_late : fd == s->answering && !why);
+    if (fd >= 0) close(fd);
+    return fd >= 0;
+}
+
+/* The oldest attempt makes room for the next address, and no other does. */
+static void the_oldest_attempt_is_given_up(void **state)
+{
+    (void)state;
+    assert_true(finds(17, 17, 0));
+    assert_true(finds(17, 1, 16000000));
+    assert_false(finds(17, 1, 18000000));
+    for (uint32_t i = 2; i <= 17; i++) assert_true(finds(17, i, 18000000));
+    assert_false(finds(18, 2, 29000000));
+    for (uint32_t i = 3; i <= 18; i++) assert_true(finds(18, i, 29000000));
+    assert_true(finds(60, 60, 0));
+    assert_true(finds(16, 1, 29000000));
 }
 
 /* An address that refuses is followed by the next one at once, also while another is waited for. */
@@ -216,6 +275,8 @@ int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(addresses_share_one_time),
+        cmocka_unit_test(no_address_is_left_out),
+        cmocka_unit_test(the_oldest_attempt_is_given_up),
         cmocka_unit_test(addresses_that_refuse_take_no_time),
         cmocka_unit_test(an_address_that_answers_is_found),
         cmocka_unit_test(connecting_ends_with_the_request),
