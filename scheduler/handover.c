@@ -7,6 +7,7 @@
  *         waits; then it starts from them as from any parked pages
  *
  * A replay computes the prompt and selects in it again, as after any preemption. */
+#include "scheduler/pages.h"
 #include "scheduler/portions.h"
 #include "scheduler/sched_internal.h"
 
@@ -139,6 +140,27 @@ void sched_exports_count(const sched *s, uint64_t *n_tokens, uint64_t *kept)
 
 /* ---- in -------------------------------------------------------------------------------------- */
 
+/* Whether the request's method may leave of its prompt what the image has. Admission, selections
+ * and the model's context count with no more. */
+static bool is_left_by_method(const sched *s, const sched_entry *e, const pkv_image *image)
+{
+    const sched_turn *turn = e->turns;
+    const pkv_geometry *g = &s->options.geometry;
+    uint32_t n = e->n_prompt, size = s->page_tokens, last = sched_points_in(turn, 0, n).last;
+    bool closes_up = turn->policy.contiguous && last <= n;
+    uint32_t longest =
+        closes_up ? retention_bound_at(&turn->policy, g, 0, turn->n_prompt, last).longest : n;
+    if (image->contiguous != (turn->policy.contiguous && image->dropped)) return false;
+    bool whole_pages = sched_keeps_pages(&turn->policy);
+    pkv_geometry at = pkv_geometry_at(g, image->grain);
+    for (uint32_t i = 0; i < pkv_groups(&at); i++) {
+        const pkv_image_table *t = &image->tables[i];
+        if (t->kept > longest) return false;
+        if (whole_pages && (t->slot_pages > 0 || t->kept % size != n % size)) return false;
+    }
+    return pkv_image_cost(s->kv, image) <= sched_peak_of(s, 0, turn, 1, 0, 0, n).even;
+}
+
 const sched_handed *sched_handed_for(const sched *s, const sched_request *r, const sched_entry *e)
 {
     const sched_handed *a = r->handed;
@@ -148,7 +170,7 @@ const sched_handed *sched_handed_for(const sched *s, const sched_request *r, con
                  !sched_hands_over(&r->policy);
     return plain && a->n_tokens == e->n_prompt &&
                    memcmp(a->tokens, e->seqs[0].tokens, a->n_tokens * sizeof *a->tokens) == 0 &&
-                   pkv_image_cost(s->kv, &a->image) <= s->even_pages
+                   is_left_by_method(s, e, &a->image)
                ? a
                : NULL;
 }

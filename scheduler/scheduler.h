@@ -158,8 +158,9 @@ typedef struct sched_request {
     bool hands_over;
     /* The prompt is taken over instead of computed: once there are pages for it, sched_next_load
      * gives their cells out, and with LOADED the first token is the choice's. Dropped, so that the
-     * prompt is computed, where it does not suit the request. NULL = nothing. Borrowed until its
-     * load was fetched, or the request has ended. */
+     * prompt is computed, where it does not suit the request, or where the request's method cannot
+     * leave such an image. NULL = nothing. Borrowed until its load was fetched, rows of the request
+     * were computed, or the request has ended. */
     const sched_handed *handed;
     /* Stands for the API key. Room is made by the longest idle session of the owner that has most,
      * so that no owner pushes out the few of another. */

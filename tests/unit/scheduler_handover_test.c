@@ -268,6 +268,66 @@ static void what_does_not_suit_is_computed(void **state)
     end_and_finish(f, 1);
 }
 
+/* Whether a prompt of LONG_PROMPT tokens is taken over whose two tables keep so many of them, page
+ * by page: the first pages and, where the last one is not full, the prompt's last page. */
+static bool takes(const char *policy, uint32_t kept, uint32_t of_second, bool contiguous)
+{
+    arrival a;
+    fixture *f = begin(pool_of(40));
+    make_arrival(&a, LONG_PROMPT);
+    uint32_t bases[2][LONG_PAGES], own[2] = {kept, of_second};
+    for (uint32_t i = 0; i < 2; i++) {
+        memcpy(bases[i], a.bases, sizeof bases[i]);
+        if (own[i] % 16 > 0) bases[i][own[i] / 16] = LONG_PROMPT / 16 * 16;
+        a.tables[i] = (pkv_image_table){.kept = own[i], .bases = bases[i]};
+    }
+    a.handed.image.grain = pkv_grain_fit(&f->geometry, PKV_LAYER);
+    a.handed.image.dropped = kept < LONG_PROMPT || of_second < LONG_PROMPT;
+    a.handed.image.contiguous = contiguous;
+    a.request = with_policy(f, 1, 0, LONG_PROMPT, 9, policy);
+    a.request.handed = &a.handed;
+    add(f, &a.request);
+    step(f);
+    const sched_load *load = sched_next_load(f->s);
+    if (load) assert_string_equal(fill(f, load, 1), contiguous ? "1@64+1*" : "1@140+1*");
+    else assert_non_null(strstr(f->trace, "1@0+140*"));
+    end_and_finish(f, 1);
+    return load != NULL;
+}
+
+/* Everything that counts pages, slots and positions relies on what the method can leave. */
+static void more_than_the_method_leaves_is_computed(void **state)
+{
+    (void)state;
+    static const char few[] = "{\"method\": \"streaming\", \"tokens\": 64}",
+                      closed[] = "{\"method\": \"streaming\", \"tokens\": 68, "
+                                 "\"positions\": \"cache\"}",
+                      pages[] = "{\"method\": \"chunkkv\", \"tokens\": 64, \"unit\": \"page\"}",
+                      uneven[] = "{\"method\": \"pyramidkv\", \"tokens\": 64, \"window\": 8}";
+    assert_true(takes(few, 64, 64, false));
+    assert_true(takes(few, 64, 48, false));
+    assert_false(takes(few, 80, 64, false));
+    assert_false(takes(few, LONG_PROMPT, LONG_PROMPT, false));
+    assert_false(takes(few, 64, 64, true));
+    assert_true(takes(closed, 64, 64, true));
+    assert_false(takes(closed, 80, 80, true));
+    assert_false(takes(closed, 64, 64, false));
+    assert_false(takes(closed, LONG_PROMPT, LONG_PROMPT, false));
+
+    assert_true(takes(pages, 44, 60, false));
+    assert_false(takes(pages, 44, 48, false));
+
+    fixture *f = begin(pool_of(40));
+    sched_request r = with_policy(f, 1, 0, LONG_PROMPT, 9, uneven);
+    retention_bound bound =
+        retention_bound_at(&r.policy, &f->geometry, 0, LONG_PROMPT, LONG_PROMPT);
+    finish(f);
+    uint32_t longest = bound.longest / 16 * 16, rest = (uint32_t)bound.even_pages * 16 - longest;
+    assert_true(rest < longest);
+    assert_true(takes(uneven, longest, rest / 16 * 16, false));
+    assert_false(takes(uneven, longest, longest, false));
+}
+
 static void a_request_may_end_while_it_is_filled(void **state)
 {
     (void)state;
@@ -494,6 +554,7 @@ int main(void)
         cmocka_unit_test(what_was_not_filled_is_computed),
         cmocka_unit_test(it_waits_while_the_pool_is_full),
         cmocka_unit_test(what_does_not_suit_is_computed),
+        cmocka_unit_test(more_than_the_method_leaves_is_computed),
         cmocka_unit_test(a_request_may_end_while_it_is_filled),
         cmocka_unit_test(pages_are_taken_in_portions),
         cmocka_unit_test(what_came_is_not_counted_again_as_a_hit),
