@@ -239,7 +239,7 @@ static void on_fetched(void *ctx, const transfer_got *got)
     if (got->bytes) why = take_record(e, s);
     if (got->bytes && !why) {
         s->sched_request.handed = &t->handed;
-        note(s, "its pages were taken before they were filled");
+        note(s, "its pages are not those that its method leaves, or were given up");
     } else {
         drop_record(s);
         note(s, why);
@@ -449,6 +449,12 @@ void hand_begin_load(engine *e, const sched_load *load)
     s->takeover->job.load = load;
     atomic_fetch_add(&s->references, 1);
     put_job(e, &s->takeover->job);
+}
+
+/* A prompt for which the scheduler could not take the pages is computed. */
+void hand_note_rows(engine_stream *s)
+{
+    if (s->takeover) drop_record(s);
 }
 
 static void take_back_export(engine *e, const hand_job *job)

@@ -111,6 +111,7 @@ void loop_take_first(engine *e, engine_stream *s, const step_sample *sample)
 static void take_share(engine *e, engine_stream *s, const step_seq *share, bool selects,
                        const step_seq_result *got)
 {
+    hand_note_rows(s);
     if (share->want_scores && !s->failed) {
         if (!got->scores)
             slots_fail_stream(e, s, status_make(STATUS_INTERNAL, "scores are missing"));
