@@ -283,12 +283,17 @@ static selection_pages pages_to_select(sched *s, const sched_seq *q)
     return pages;
 }
 
+static void add_bound(const sched *s, sched_bounds *sum, uint64_t pages, uint64_t as_of)
+{
+    if (pages == 0 || as_of == pkv_sharing_changes(s->kv)) return;
+    if (sum->pages == 0 || as_of < sum->as_of) sum->as_of = as_of;
+    sum->pages += pages;
+}
+
 void sched_reserve_lasting(sched *s, uint64_t pages, uint64_t as_of)
 {
     s->lasting += pages;
-    if (pages == 0 || as_of == pkv_sharing_changes(s->kv)) return;
-    if (s->uncounted == 0 || as_of < s->counted_as_of) s->counted_as_of = as_of;
-    s->uncounted += pages;
+    add_bound(s, &s->uncounted, pages, as_of);
 }
 
 static void reserve_pages(sched *s, const selection_pages *pages)
@@ -309,14 +314,11 @@ void sched_reserve(sched *s, const sched_seq *q)
  * one whole count of each. */
 static bool awaits_counts(sched *s, sched_seq *q, const selection_pages *pages, uint64_t need)
 {
-    uint64_t now = pkv_sharing_changes(s->kv), uncounted = s->uncounted, as_of = s->counted_as_of;
-    if (pages->lasting > 0 && pages->as_of < now) {
-        if (uncounted == 0 || pages->as_of < as_of) as_of = pages->as_of;
-        uncounted += pages->lasting;
-    }
-    if (uncounted == 0 || need - uncounted > pkv_available(s->kv)) return false;
-    if (q->counts_from == 0) q->counts_from = now;
-    return as_of < q->counts_from;
+    sched_bounds bounds = s->uncounted;
+    add_bound(s, &bounds, pages->lasting, pages->as_of);
+    if (bounds.pages == 0 || need - bounds.pages > pkv_available(s->kv)) return false;
+    if (q->counts_from == 0) q->counts_from = pkv_sharing_changes(s->kv);
+    return bounds.as_of < q->counts_from;
 }
 
 typedef enum share_fate { SHARE_TAKEN, SHARE_WAITS, SHARE_LACKS } share_fate;
@@ -501,7 +503,8 @@ static bool awaits_result(sched *s) { return s->n_in_flight > 0 && oldest_work(s
 void sched_set_aside(sched *s)
 {
     bool awaits = awaits_result(s);
-    s->lasting = s->if_shared = s->passing = s->uncounted = 0;
+    s->lasting = s->if_shared = s->passing = 0;
+    s->uncounted = (sched_bounds){0};
     for (uint32_t i = 0; (awaits || s->n_selecting > 0) && i < s->running.n; i++) {
         sched_seq *q = s->running.seqs[i];
         if (q->selecting) sched_select_reserve(s, q);

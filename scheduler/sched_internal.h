@@ -227,6 +227,12 @@ typedef struct sched_list {
     uint32_t n, capacity;
 } sched_list;
 
+/* Bounds of shared pages that a later count may lower (pkv_shared), added up. */
+typedef struct sched_bounds {
+    uint64_t pages;
+    uint64_t as_of; // of the oldest
+} sched_bounds;
+
 struct sched {
     sched_options options;
     allocator alloc;
@@ -269,8 +275,7 @@ struct sched {
     bool is_starved;          // memory was out for the lists of `starved` in this step
     uint64_t starved;         // request id
     uint64_t lasting;         // pages that this step's selections may take for good
-    uint64_t uncounted;      // those of them that a count of shared pages may show not to be needed
-    uint64_t counted_as_of;  // pkv_shared.as_of of the oldest of these bounds
+    sched_bounds uncounted;  // those of them that a count of shared pages may show not to be needed
     uint64_t if_shared;      // more of them, if other sequences come to share what they keep
     uint64_t passing;        // pages that one selection may take for a moment
     uint32_t budget;         // plain rows that this step may still compute
