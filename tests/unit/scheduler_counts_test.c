@@ -31,8 +31,8 @@ static void shared_pages_are_counted_first(void **state)
         sched_selection *x = NULL;
         for (int i = 0; i < 60; i++) {
             waits += step(f)[0] == '\0' && describe(f, 2, 0).output_tokens < 12;
-            for (uint32_t k = 0; f->plan && k < f->plan->n_seqs;
-                 k++) /* it has its pages, and waits no more */
+            /* A sequence that has a share has its pages, and waits no more. */
+            for (uint32_t k = 0; f->plan && k < f->plan->n_seqs; k++)
                 assert_int_equal(
                     sched_entry_find(f->s, f->plan->seqs[k].request)->seqs[0].counts_from, 0);
             if (!x) x = sched_next_selection(f->s);

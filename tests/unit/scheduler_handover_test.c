@@ -269,17 +269,23 @@ static void what_does_not_suit_is_computed(void **state)
 }
 
 /* Whether a prompt of LONG_PROMPT tokens is taken over whose two tables keep so many of them, page
- * by page: the first pages and, where the last one is not full, the prompt's last page. */
-static bool takes(const char *policy, uint32_t kept, uint32_t of_second, bool contiguous)
+ * by page: the first pages and, where the last one is not full, the prompt's last page. Where they
+ * are scattered, each token's position is listed. */
+static bool takes_as(const char *policy, uint32_t kept, uint32_t of_second, bool contiguous,
+                     bool scattered)
 {
     arrival a;
     fixture *f = begin(pool_of(40));
     make_arrival(&a, LONG_PROMPT);
-    uint32_t bases[2][LONG_PAGES], own[2] = {kept, of_second};
+    uint32_t bases[2][LONG_PAGES], slots[LONG_PROMPT], own[2] = {kept, of_second};
+    for (uint32_t i = 0; i < LONG_PROMPT; i++) slots[i] = i;
     for (uint32_t i = 0; i < 2; i++) {
         memcpy(bases[i], a.bases, sizeof bases[i]);
         if (own[i] % 16 > 0) bases[i][own[i] / 16] = LONG_PROMPT / 16 * 16;
-        a.tables[i] = (pkv_image_table){.kept = own[i], .bases = bases[i]};
+        a.tables[i] = (pkv_image_table){.kept = own[i],
+                                        .bases = bases[i],
+                                        .slots = slots,
+                                        .slot_pages = scattered ? (own[i] + 15) / 16 : 0};
     }
     a.handed.image.grain = pkv_grain_fit(&f->geometry, PKV_LAYER);
     a.handed.image.dropped = kept < LONG_PROMPT || of_second < LONG_PROMPT;
@@ -295,6 +301,11 @@ static bool takes(const char *policy, uint32_t kept, uint32_t of_second, bool co
     return load != NULL;
 }
 
+static bool takes(const char *policy, uint32_t kept, uint32_t of_second, bool contiguous)
+{
+    return takes_as(policy, kept, of_second, contiguous, false);
+}
+
 /* Everything that counts pages, slots and positions relies on what the method can leave. */
 static void more_than_the_method_leaves_is_computed(void **state)
 {
@@ -303,6 +314,8 @@ static void more_than_the_method_leaves_is_computed(void **state)
                       closed[] = "{\"method\": \"streaming\", \"tokens\": 68, "
                                  "\"positions\": \"cache\"}",
                       pages[] = "{\"method\": \"chunkkv\", \"tokens\": 64, \"unit\": \"page\"}",
+                      roomy[] = "{\"method\": \"streaming\", \"tokens\": 200, "
+                                "\"positions\": \"cache\"}",
                       uneven[] = "{\"method\": \"pyramidkv\", \"tokens\": 64, \"window\": 8}";
     assert_true(takes(few, 64, 64, false));
     assert_true(takes(few, 64, 48, false));
@@ -313,9 +326,12 @@ static void more_than_the_method_leaves_is_computed(void **state)
     assert_false(takes(closed, 80, 80, true));
     assert_false(takes(closed, 64, 64, false));
     assert_false(takes(closed, LONG_PROMPT, LONG_PROMPT, false));
+    assert_true(takes(roomy, LONG_PROMPT, LONG_PROMPT, false)); /* nothing closes up */
 
     assert_true(takes(pages, 44, 60, false));
     assert_false(takes(pages, 44, 48, false));
+    assert_true(takes_as(few, 44, 60, false, true));
+    assert_false(takes_as(pages, 44, 60, false, true));
 
     fixture *f = begin(pool_of(40));
     sched_request r = with_policy(f, 1, 0, LONG_PROMPT, 9, uneven);
