@@ -23,6 +23,9 @@ status json_read_argument(const char *name, const char *text, size_t n, json_t *
 /* Copies a value; the copy shares nothing with `from`. NULL when there is no memory for all of
  * it. */
 json_t *json_copy_whole(const json_t *from);
+/* Says why json_pack gave nothing for a client's `text`, the value of `name`: STATUS_INVALID where
+ * it is not UTF-8, else STATUS_NO_MEMORY. */
+status json_refuse_word(const char *name, const char *text, error *err);
 /* The value as text, to be freed by free(). `flags` are json_dumps's. NULL when there is no memory
  * for all of it. */
 char *json_write(const json_t *value, size_t flags);

@@ -334,6 +334,13 @@ status json_read_argument(const char *name, const char *text, size_t n, json_t *
     return s.code == STATUS_CORRUPT ? status_make(STATUS_INVALID, NULL) : s;
 }
 
+status json_refuse_word(const char *name, const char *text, error *err)
+{
+    bool valid = utf8_valid((const uint8_t *)text, strlen(text));
+    return valid ? error_set(err, STATUS_NO_MEMORY, "%s: out of memory", name)
+                 : error_set(err, STATUS_INVALID, "%s: is not UTF-8", name);
+}
+
 /* ---- copies ---------------------------------------------------------------------------------- */
 
 static json_t *copy_object(const json_t *from)

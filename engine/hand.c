@@ -451,7 +451,7 @@ void hand_begin_load(engine *e, const sched_load *load)
     put_job(e, &s->takeover->job);
 }
 
-/* A prompt for which the scheduler could not take the pages is computed. */
+/* A record that is still here was of no use: the scheduler could not take its pages. */
 void hand_note_rows(engine_stream *s)
 {
     if (s->takeover) drop_record(s);

@@ -172,7 +172,8 @@ void hand_collect(engine *e);
 /* Begins what was collected, when the moves of its plans are done. */
 void hand_begin_exports(engine *e);
 void hand_begin_load(engine *e, const sched_load *load);
-/* Notes that rows of the stream were computed: what was fetched for it is used, or of no use. */
+/* Notes that rows of the stream were computed, and lets go of the record that was fetched for
+ * it. */
 void hand_note_rows(engine_stream *s);
 /* Tells the scheduler which copies are made, and the reader a first token that was taken over. */
 void hand_take_back(engine *e, hand_job *jobs);

@@ -100,8 +100,8 @@ typedef struct peer {
     size_t sent;         /* of the answer and its bytes */
 } peer;
 
-/* What poll is to wait for on the peer's connection: POLLIN while the peer is to say more, POLLOUT
- * while it is to take more of its answer. */
+/* The event for which poll waits on the peer's connection: POLLIN while the peer is to say more,
+ * POLLOUT while it is to take more of its answer. */
 short peer_events(const peer *p);
 /* Reads a part of what the peer says, or sends it a part of its answer, where poll has told of its
  * connection that it can be done. */

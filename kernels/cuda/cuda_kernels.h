@@ -59,13 +59,13 @@ typedef struct gpu_facts {
 
 enum { GPU_EXPERTS_MOST = 512 };
 
-/* Whether products of experts with w can be of e4m3 by e4m3 (set_narrow), and of more than how many
- * rows of a step they then are: beyond few.cu's, and beyond those of products that are no
- * experts'. */
+/* Whether experts with weights w can be multiplied e4m3 by e4m3 (set_narrow). */
 static inline bool gpu_narrows_experts(uint32_t compute, const gpu_matrix *w)
 {
     return compute == 90 && gpu_may_narrow(w);
 }
+/* Experts are multiplied so in steps of more rows than this: more than few.cu multiplies, and more
+ * than products of dense layers keep in 16 bits. */
 static inline size_t gpu_narrow_experts_from(size_t n_experts, size_t of_row)
 {
     size_t few = GPU_FEW_OF_EXPERT * n_experts / of_row;
@@ -552,7 +552,8 @@ typedef struct gpu_api {
      * 128 columns of it where W has. Off at first; set_invariant turns it off in effect. */
     void (*set_narrow)(gpu *g, bool on);
 
-    /* Other numbers than those that a gpu begins with, which a bench compares. */
+    /* Sets the borders of products of few rows, for a bench that compares them. A gpu begins with
+     * GPU_FEW_ROWS, GPU_FEW_QUANT_ROWS and GPU_FEW_OF_EXPERT. */
     void (*set_few)(gpu *g, const gpu_few *few);
 
     gpu_status (*alloc)(gpu *g, size_t bytes, void **out); /* zeroed */

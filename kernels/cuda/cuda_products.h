@@ -61,13 +61,14 @@ static GPU_INLINE size_t gpu_type_bytes(gpu_type t) { return t == GPU_F32 ? 4 : 
  * rows x is read about as often as W; of quantised W, which for more rows becomes operands; and of
  * experts, on average, since then nearly every one has a single tile there. */
 enum { GPU_FEW_ROWS = 8, GPU_FEW_QUANT_ROWS = 128, GPU_FEW_OF_EXPERT = 16 };
-/* The same of a gpu (set_few). */
+/* These three numbers of one gpu (set_few). */
 typedef struct gpu_few {
     uint32_t rows, quant_rows, of_expert;
 } gpu_few;
 
-/* The library multiplies m rows as it would so many: the next of eight steps between powers of two,
- * at least steps of 8. Its best algorithm depends on the number, and a step may have any. */
+/* Rounds m rows up to the number whose algorithm the library takes for them: the next of eight
+ * steps between powers of two, of at least 8 rows each. The best algorithm depends on the number
+ * of rows, and a step may have any number. */
 static inline size_t gpu_rounded_rows(size_t m)
 {
     size_t step = 8;

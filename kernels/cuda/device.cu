@@ -93,7 +93,7 @@ static CUresult load_file(const driver *d, CUfunction kernel)
 
 /* Loads the code of all kernels. CUDA would load a kernel's when it is first launched, which may
  * wait for all that runs: a step would take milliseconds longer, and a kernel that waits for those
- * of other ranks would be waited for. An older driver does so. */
+ * of other ranks would be waited for. Drivers before CUDA 12.4 still do. */
 static gpu_status load_code(gpu *g)
 {
     driver d;

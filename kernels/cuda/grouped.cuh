@@ -345,6 +345,18 @@ static DEVICE void list_rows(const grouped_job &job, const gpu_expert_tile &tile
     __syncthreads();
 }
 
+/* Writes a thread's sums of a product of wgmma, of N * 8 rows from `first` on, to y in shared
+ * memory, whose lines are of LINE. */
+template <int N> static DEVICE void put_sums(const float (&sums)[N][4], uint32_t first, float *y)
+{
+    uint32_t lane = threadIdx.x % WARP, out = threadIdx.x / WARP * 16 + lane / 4;
+#pragma unroll
+    for (int n = 0; n < N; n++)
+#pragma unroll
+        for (int i = 0; i < 4; i++)
+            y[(first + n * 8 + lane % 4 * 2 + i % 2) * LINE + out + i / 2 * 8] = sums[n][i];
+}
+
 /* Stores y of a tile, which lies in shared memory in lines of LINE, in whole rows. */
 template <class T>
 static DEVICE void store_rows(const grouped_job &job, const gpu_expert_tile &tile, uint32_t out,

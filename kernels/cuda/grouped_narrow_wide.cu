@@ -233,16 +233,8 @@ template <int HALVES> struct narrow_product {
     /* Writes y to shared memory. */
     DEVICE void put(float *y) const
     {
-        uint32_t lane = threadIdx.x % WARP, out = threadIdx.x / WARP * 16 + lane / 4;
 #pragma unroll
-        for (int h = 0; h < HALVES; h++)
-#pragma unroll
-            for (int e = 0; e < 8; e++)
-#pragma unroll
-                for (int i = 0; i < 4; i++) {
-                    uint32_t row = h * NARROW_HALF + e * 8 + lane % 4 * 2 + i % 2;
-                    y[row * LINE + out + i / 2 * 8] = sums[h][e][i];
-                }
+        for (int h = 0; h < HALVES; h++) put_sums(sums[h], h * NARROW_HALF, y);
         __syncthreads();
     }
 };

@@ -53,12 +53,7 @@ template <class W, int EIGHTS> struct wide_product {
     /* Writes y to shared memory. */
     DEVICE void put(float *y) const
     {
-        uint32_t lane = threadIdx.x % WARP, out = threadIdx.x / WARP * 16 + lane / 4;
-#pragma unroll
-        for (int n = 0; n < EIGHTS; n++)
-#pragma unroll
-            for (int i = 0; i < 4; i++)
-                y[(n * 8 + lane % 4 * 2 + i % 2) * LINE + out + i / 2 * 8] = sums[n][i];
+        put_sums(sums, 0, y);
         __syncthreads();
     }
 };

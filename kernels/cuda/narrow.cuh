@@ -54,8 +54,8 @@ static inline bool gpu_takes_narrow_experts(gpu *g, const gpu_matrix *w)
 {
     return gpu_is_narrow(g) && gpu_narrows_experts(gpu_compute(g), w);
 }
-/* gpu_grouped_product so. The entries' rows are among m rows of x. scratch: 4 bytes for each of
- * their elements are enough. */
+/* Multiplies as gpu_grouped_product does, but e4m3 by e4m3. The entries' rows are among m rows of
+ * x. 4 bytes of scratch for each element of these are enough. */
 gpu_status gpu_narrow_experts(gpu *g, const gpu_matrix *w, const void *x, size_t m,
                               const gpu_experts_list *list, uint32_t n_tiles, void *y,
                               gpu_type y_type, void *scratch);

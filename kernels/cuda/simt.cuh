@@ -279,8 +279,8 @@ DEVICE void multiply_group(float (&d)[16][4], const uint32_t a[4], uint64_t b, b
                    "n"((int)ROWS)
                  : "memory");
 }
-/* The same of a [64, 32] and b [32, 64] of 8 bits, whose columns are always rows of memory. Sums
- * have fewer bits than f32 has. */
+/* Starts such a product of a [64, 32] and b [32, 64] of e4m3. The columns of b are always rows of
+ * memory. Sums have fewer bits than f32 has. */
 DEVICE void multiply_group(float (&d)[8][4], const uint32_t a[4], uint64_t b, bool adds, e4m3)
 {
     asm volatile("{\n.reg .pred p;\nsetp.ne.b32 p, %37, 0;\n"

@@ -111,8 +111,8 @@ typedef struct backend_cuda {
     float *pooled;      /* [shares that pool, hidden] of the last step that had any */
     double *pooled_sum; /* [hidden] */
     size_t pooled_capacity;
-    /* Rows of logits that there is room for: the head's product and draws go by so many at a time.
-     * */
+    /* Rows of logits that there is room for. The head's product and draws take as many at a time.
+     */
     uint32_t head_rows;
     gpu_drawn *drawn; /* [CUDA_FLIGHTS, step_most_draws] on the device: each flight's results */
     /* [head_rows, vocab, the ranks' padding included] on the device; also the parts of rows until

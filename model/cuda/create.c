@@ -98,8 +98,8 @@ static void lay_out_pages(backend_cuda *b, const backend_cuda_options *o)
                            .run_heads = pkv_head_groups(g) / pkv_shares(g)};
 }
 
-/* What `taken` bytes leave of the memory that was free when the device was opened. Ranks in threads
- * that share a GPU have equal parts of it. */
+/* Subtracts `taken` bytes from the memory that was free when the device was opened. Ranks in
+ * threads that share a GPU have equal parts of it. */
 static uint64_t memory_left(const backend_cuda *b, const backend_options *o, uint64_t taken)
 {
     uint64_t ranks = (uint64_t)comm_size(o->group);

@@ -149,7 +149,9 @@ typedef struct producing {
     uint32_t rows;
 } producing;
 
-enum { SHAPES = 16 }; /* of a model's products; layers are alike, or of a few kinds */
+/* The most shapes of products that are settled. Layers are alike, or of a few kinds; products of
+ * further shapes take the library's first choice. */
+enum { SHAPES = 16 };
 
 static bool is_alike(const producing *a, const producing *b)
 {
@@ -172,8 +174,10 @@ static status settle(const cuda_forward *f, const producing *p, producing *befor
 status cuda_forward_settle(const cuda_forward *f)
 {
     const cuda_weights *w = f->o.weights;
+    const producing head = {&w->head, f->picked, f->logits, GPU_F32, f->o.head_rows};
     producing before[SHAPES];
     size_t n = 0;
+    RETURN_IF_ERROR(settle(f, &head, before, &n));
     for (uint32_t l = 0; l < f->o.config->n_layers; l++) {
         const cuda_layer *of = &w->layers[l];
         const producing all[] = {
@@ -185,8 +189,7 @@ status cuda_forward_settle(const cuda_forward *f)
         for (size_t i = 0; i < sizeof all / sizeof *all; i++)
             RETURN_IF_ERROR(settle(f, &all[i], before, &n));
     }
-    const producing head = {&w->head, f->picked, f->logits, GPU_F32, f->o.head_rows};
-    return settle(f, &head, before, &n);
+    return STATUS_IS_OK;
 }
 
 /* ---- tiles ----------------------------------------------------------------------------------- */

@@ -32,7 +32,7 @@ static count count_matrices(const backend_cuda *b)
     return n;
 }
 
-/* Says how many matrices go so, and from how many rows on. */
+/* Says beside how many matrices activations have 8 bits, and from how many rows on. */
 static void describe(backend_cuda *b, const count *n)
 {
     size_t size = sizeof b->narrow, from = GPU_FEW_QUANT_ROWS;
@@ -43,7 +43,7 @@ static void describe(backend_cuda *b, const count *n)
     if (n->narrow_experts == 0) return;
     size_t experts_from = gpu_narrow_experts_from(b->config.n_experts, b->config.experts_per_token);
     if (experts_from > from)
-        snprintf(b->narrow + at, size - (size_t)at, ", of experts in those of more than %zu",
+        snprintf(b->narrow + at, size - (size_t)at, "; with experts in steps of more than %zu rows",
                  experts_from);
 }
 

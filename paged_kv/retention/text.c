@@ -1,5 +1,4 @@
 /* How command lines and requests write a policy in one word. */
-#include "base/utf8.h"
 #include "paged_kv/retention/retention.h"
 
 #include <stdlib.h>
@@ -11,7 +10,7 @@ static status read_short(const char *name, const char *text, json_t **out, error
 {
     if (strcmp(text, "full") == 0) {
         *out = json_pack("{s:s}", "method", "full");
-        return *out ? STATUS_IS_OK : error_set(err, STATUS_NO_MEMORY, "%s: out of memory", name);
+        return *out ? STATUS_IS_OK : json_refuse_word(name, text, err);
     }
     const char *colon = strrchr(text, ':');
     char *end = NULL;
@@ -23,10 +22,7 @@ static status read_short(const char *name, const char *text, json_t **out, error
             "%s: '%.64s' must be METHOD:RATIO with a ratio in (0, 1], full, or a JSON object", name,
             text);
     *out = json_pack("{s:s%, s:f}", "method", text, (size_t)(colon - text), "ratio", ratio);
-    if (*out) return STATUS_IS_OK;
-    bool valid = utf8_valid((const uint8_t *)text, strlen(text));
-    return valid ? error_set(err, STATUS_NO_MEMORY, "%s: out of memory", name)
-                 : error_set(err, STATUS_INVALID, "%s: is not UTF-8", name);
+    return *out ? STATUS_IS_OK : json_refuse_word(name, text, err);
 }
 
 status retention_read_text(const char *name, const char *text, json_t **out, error *err)

@@ -1,6 +1,5 @@
 /* Reads the "retrieval" of a request, an object or one word: a field is a row, with the name that
  * KTransformers' configuration files give it. */
-#include "base/utf8.h"
 #include "paged_kv/retention/retention.h" // retention_selecting_layers
 #include "paged_kv/retrieval/retrieval.h"
 
@@ -433,8 +432,5 @@ status retrieval_read_text(const char *name, const char *text, json_t **out, err
     }
     *out = colon ? json_pack("{s:s%, s:I}", "method", text, n, "tokens", (json_int_t)tokens)
                  : json_pack("{s:s%}", "method", text, n);
-    if (*out) return STATUS_IS_OK;
-    bool valid = utf8_valid((const uint8_t *)text, strlen(text));
-    return valid ? error_set(err, STATUS_NO_MEMORY, "%s: out of memory", name)
-                 : error_set(err, STATUS_INVALID, "%s: is not UTF-8", name);
+    return *out ? STATUS_IS_OK : json_refuse_word(name, text, err);
 }

@@ -105,7 +105,7 @@ cublasStatus_t cublasLtMatmul(cublasLtHandle_t, cublasLtMatmulDesc_t, const void
     return CUBLAS_STATUS_SUCCESS;
 }
 
-/* What device.cu gives to library.cu. */
+/* The functions of device.cu that library.cu calls. */
 gpu_status gpu_mark(gpu *)
 {
     lib.marked = lib.clock;

@@ -183,9 +183,10 @@ static void what_the_log_says(void **state)
                 "activations have 8 bits in steps of more than 128 rows, with 8 of 8 matrices");
     expect_text(&sparse, p,
                 "activations have 8 bits in steps of more than 128 rows, with 8 of 8 matrices");
-    expect_text(&many, p,
-                "activations have 8 bits in steps of more than 128 rows, with 8 of 8 matrices, of "
-                "experts in those of more than 160");
+    expect_text(
+        &many, p,
+        "activations have 8 bits in steps of more than 128 rows, with 8 of 8 matrices; with "
+        "experts in steps of more than 160 rows");
     expect_text(&channel, high, "activations have 16 bits (--precision high)");
     expect_text(&channel, invariant, "activations have 16 bits (--batch-invariant)");
     expect_text(&fine, p, "activations have 16 bits (no product of 8 bits here takes them)");

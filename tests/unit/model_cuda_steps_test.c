@@ -163,8 +163,8 @@ static void library_is_timed(void **state)
     assert_int_equal(after.timed, opened.timed);
 }
 
-/* What settling products of up to 200 rows times: of 16 to 128 rows in steps of 8, then 16, and of
- * 200, but for those of few rows, which are not the library's. */
+/* Settling products of up to 200 rows times those of 16 to 128 rows in steps of 8, of 144 to 192 in
+ * steps of 16, and of 200. Products of few rows are not the library's. */
 static void rows_that_are_timed(void **state)
 {
     (void)state;

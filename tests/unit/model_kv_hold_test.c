@@ -17,7 +17,7 @@
 enum { FIRST = 11, CELLS = 12, FRAMES = 3, PAGE = SPILL_ALIGN, USABLE = 40, HOST = 9 };
 
 typedef struct held {
-    char dir[64];
+    char dir[4096];
     uint8_t *memory;
     kv_store store;
 } held;
@@ -43,7 +43,8 @@ static int setup(void **state)
     held *h = calloc(1, sizeof *h);
     error err = {{0}};
     const char *tmp = getenv("TMPDIR");
-    snprintf(h->dir, sizeof h->dir, "%.36s/octavo-hold-XXXXXX", tmp ? tmp : "/tmp");
+    int n = snprintf(h->dir, sizeof h->dir, "%s/octavo-hold-XXXXXX", tmp ? tmp : "/tmp");
+    assert_in_range(n, 1, sizeof h->dir - 1);
     assert_non_null(mkdtemp(h->dir));
     h->memory = alloc_reserve((size_t)CELLS * PAGE);
     const kv_tier_options o = {.dir = h->dir,

@@ -180,8 +180,8 @@ static void cells_are_copied_by_their_ranks(void **state)
     }
 }
 
-/* A rank that fails in its second call fails the whole, and those behind it are not asked for
- * nothing. Where ranks are read at the same time, all are. */
+/* A rank that fails in its second call fails the whole. Ranks that are read one after the other are
+ * not asked behind it; ranks that are read at the same time all are. */
 static void a_rank_may_fail(void **state)
 {
     (void)state;

@@ -12,8 +12,8 @@
 
 #include <cmocka.h>
 
-/* While it is on, the calling thread's connections never become anything but as it says, and its
- * clock moves by its waits. */
+/* A network and a clock for the calling thread, while `on`: connections are answered or refused
+ * only as the fields say, and each wait moves the clock. */
 typedef struct simulation {
     bool on;
     int64_t now_us;

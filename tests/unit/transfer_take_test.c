@@ -1,4 +1,4 @@
-/* What happens between an answer and its record: the peer takes room, and says that it takes the
+/* The messages between an answer and its record: the peer takes room, then says that it takes the
  * record. */
 #include "transfer/internal.h"
 

@@ -1,5 +1,6 @@
-/* As much of cublasLt.h, and of the CUDA runtime that it includes, as kernels/cuda/library.cu uses,
- * for cuda_library_test, which is the library. Names and values of statuses are NVIDIA's. */
+/* The declarations of cublasLt.h, and of the CUDA runtime that it includes, which
+ * kernels/cuda/library.cu uses. cuda_library_test defines the functions. Names and values of
+ * statuses are NVIDIA's. */
 #ifndef TESTS_SIMT_FAKE_LIBRARY_CUBLASLT_H
 #define TESTS_SIMT_FAKE_LIBRARY_CUBLASLT_H
 
