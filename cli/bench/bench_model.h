@@ -46,8 +46,8 @@ status bench_limits(bench *b, kern_limits *out, error *err);
 /* ---- bench_steps.c: rounds of steps, each followed by a measurement of the limits ---- */
 void bench_print_head(const bench *b);
 status bench_decode(bench *b, uint32_t batch, uint32_t context, double *tokens_s, error *err);
-/* Times the prefill of n prompts of `tokens` tokens together. n_rounds 0: once, without a
- * warm-up. */
+/* Times n_rounds prefills of n prompts of `tokens` tokens together, behind a short one that warms
+ * caches and pages. */
 status bench_prefill(bench *b, uint32_t n, uint32_t tokens, uint32_t n_rounds, double *ms,
                      error *err);
 
