@@ -20,7 +20,7 @@ extern "C" {
 #endif
 
 /* Rises with every change below: a plugin of another version is refused. */
-enum { GPU_API_VERSION = 23 };
+enum { GPU_API_VERSION = 24 };
 
 typedef enum gpu_status { GPU_OK, GPU_NO_MEMORY, GPU_UNSUPPORTED, GPU_LOST } gpu_status;
 
@@ -534,6 +534,15 @@ typedef struct gpu_patch {
     uint32_t first, n;
 } gpu_patch;
 
+/* Copies between pinned memory of the host and the device's, arrays [n]. No two have memory in
+ * common. */
+typedef struct gpu_copies {
+    void **to;
+    const void **from;
+    size_t *bytes; /* none is 0 */
+    size_t n;
+} gpu_copies;
+
 /* ---- the table ------------------------------------------------------------------------------- */
 
 typedef struct gpu_api {
@@ -563,6 +572,9 @@ typedef struct gpu_api {
     /* Host memory should be pinned; it must not change until a wait has passed the copy. */
     gpu_status (*copy_in)(gpu *g, void *device, const void *host, size_t bytes);
     gpu_status (*copy_out)(gpu *g, void *host, const void *device, size_t bytes);
+    /* All copies of a call go one way, in any order, by one call of the driver where it has such a
+     * call. The arrays may change once it has returned. */
+    gpu_status (*copy_batch)(gpu *g, const gpu_copies *c, bool out);
     gpu_status (*copy_up)(gpu *g, void *device, const void *host, size_t bytes);   /* lane UP */
     gpu_status (*copy_down)(gpu *g, void *host, const void *device, size_t bytes); /* lane DOWN */
     /* Work that enters the lane `then` from now on begins when all work in `first` has ended. A

@@ -260,6 +260,42 @@ static gpu_status gpu_copy_out(gpu *g, void *host, const void *device, size_t by
                 cudaMemcpyAsync(host, device, bytes, cudaMemcpyDeviceToHost, g->stream));
 }
 
+/* Whether the driver took the whole batch, or says why it did not; an older one has no such call. */
+static cudaError_t copy_at_once(gpu *g, const gpu_copies *c)
+{
+#if CUDART_VERSION >= 12080
+    cudaMemcpyAttributes all = {};
+    size_t first = 0; /* the attributes are those of all copies */
+    all.srcAccessOrder = cudaMemcpySrcAccessOrderStream;
+#if CUDART_VERSION >= 13000
+    return cudaMemcpyBatchAsync(c->to, c->from, c->bytes, c->n, &all, &first, 1, g->stream);
+#else
+    size_t failed;
+    return cudaMemcpyBatchAsync(c->to, (void **)c->from, c->bytes, c->n, &all, &first, 1, &failed,
+                                g->stream);
+#endif
+#else
+    (void)g, (void)c;
+    return cudaErrorNotSupported;
+#endif
+}
+
+static gpu_status gpu_copy_batch(gpu *g, const gpu_copies *c, bool out)
+{
+    if (c->n == 0) return GPU_OK;
+    enter(g);
+    cudaError_t e = copy_at_once(g, c);
+    if (e != cudaErrorNotSupported && e != cudaErrorCallRequiresNewerDriver)
+        return fail(g, out ? "copies to the host" : "copies to the device", e);
+    (void)cudaGetLastError();
+    for (size_t i = 0; i < c->n; i++) {
+        gpu_status s = out ? gpu_copy_out(g, c->to[i], c->from[i], c->bytes[i])
+                           : gpu_copy_in(g, c->to[i], c->from[i], c->bytes[i]);
+        if (s != GPU_OK) return s;
+    }
+    return GPU_OK;
+}
+
 static cudaStream_t lane_of(const gpu *g, gpu_lane lane)
 {
     return lane == GPU_LANE_STREAM ? g->stream : g->copies[lane - GPU_LANE_UP];

@@ -20,6 +20,13 @@ typedef struct cuda_moves {
     const float *d_rope_shifts;
 } cuda_moves;
 
+/* Copies of pages to the host tier or back that were not sent yet (copies.c). */
+typedef struct cuda_copies {
+    gpu_copies list; /* arrays [CUDA_COPIES_MOST] */
+    bool out;
+} cuda_copies;
+enum { CUDA_COPIES_MOST = 1024 };
+
 /* What a step measures (step_measures.c). */
 typedef struct cuda_measuring {
     cuda_measure_group *groups; /* [max_seqs] */
@@ -99,6 +106,7 @@ typedef struct backend_cuda {
     gpu_seq *seqs;        /* [max_seqs] the host's copy of the device's */
     uint32_t *logit_rows; /* [max_rows + max_seqs] */
     cuda_moves moves;
+    cuda_copies copies;
     cuda_pack step;    /* arrays that go to the device: their sizes are the same on all ranks */
     cuda_pack changes; /* patches of tables and moves: a rank has those of its own heads */
     cuda_pack moved;   /* moves of a pool with a window */
@@ -183,8 +191,8 @@ status cuda_fetch_measures(backend_cuda *b);
 /* Makes room for the running sums of the pool and the host tier, which exist already. */
 status cuda_sums_create(backend_cuda *b);
 void cuda_sums_destroy(backend_cuda *b);
-/* Copies the running sums of n consecutive cells, when these are copied to the host tier (`out`) or
- * from it. */
+/* Adds a copy of the running sums of n consecutive cells, when these are copied to the host tier
+ * (`out`) or from it, to those of copies.c. */
 status cuda_sums_copy(backend_cuda *b, bool out, uint32_t cell, uint32_t host_cell, uint32_t n);
 
 /* ---- scores.c -------------------------------------------------------------------------------- */
@@ -236,11 +244,18 @@ uint32_t cuda_draw_before(const backend_cuda *b, const step_seq *share);
 
 size_t cuda_moves_bytes(const backend_cuda *b, const pkv_deltas *d); /* bytes in the step's pack */
 status cuda_moves_pack(backend_cuda *b, const pkv_deltas *d);
-/* Executes the moves in plan order, after the pack was sent. */
+/* Executes the moves in plan order, after the pack was sent; copies of pages that follow one another
+ * and go one way, in any order. */
 status cuda_moves_apply(backend_cuda *b, const pkv_deltas *d);
 void cuda_moves_destroy(cuda_moves *m);
 /* Refuses a page copy or a move of slots with numbers outside the pool or the host tier. */
 status cuda_moves_check(const backend_cuda *b, const pkv_move *m);
+/* Adds a copy between the device, `here`, and the host, `there`. Copies one way go together, up to
+ * CUDA_COPIES_MOST; `send` sends those that are left, `drop` forgets them. */
+status cuda_copies_add(backend_cuda *b, bool out, void *here, void *there, size_t bytes);
+status cuda_copies_send(backend_cuda *b);
+void cuda_copies_drop(backend_cuda *b);
+void cuda_copies_destroy(backend_cuda *b);
 /* Sets cos_sin [head_dim] to the rotation by `by` positions, backwards when negative. */
 void cuda_moves_rope_shift(const backend_cuda *b, int32_t by, float *cos_sin);
 /* Makes room for batches of n moves between pages with numbers below n_pages. */

@@ -339,6 +339,7 @@ static void cuda_destroy(void *ctx)
     free(b->pooled);
     free(b->pooled_sum);
     cuda_moves_destroy(&b->moves);
+    cuda_copies_destroy(b);
     free(b);
 }
 

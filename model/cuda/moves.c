@@ -60,8 +60,8 @@ status cuda_moves_check(const backend_cuda *b, const pkv_move *m)
     return STATUS_IS_OK;
 }
 
-/* Copies a whole page to the host tier or back: the cells of one layer group at a time, which
- * follow one another in both. */
+/* Adds the copies of a whole page to the host tier or back: the cells of one layer group at a time,
+ * which follow one another in both. */
 static status copy_page(backend_cuda *b, const pkv_move *m)
 {
     bool out = m->kind == PKV_MOVE_OUT;
@@ -72,13 +72,10 @@ static status copy_page(backend_cuda *b, const pkv_move *m)
     host = place_of(m->grain, host, b->host_cells);
     uint32_t layers = m->grain == PKV_ALL ? b->pages.layer_groups : 1;
     uint32_t n = m->grain == PKV_HEAD ? 1 : b->pages.run_heads;
-    const gpu_api *api = b->device.api;
     for (uint32_t l = 0; l < layers; l++) {
         uint8_t *here = b->pages.data + page * b->pages.page_bytes;
         uint8_t *there = b->host + host * b->pages.page_bytes;
-        size_t bytes = n * b->pages.page_bytes;
-        RETURN_IF_GPU_ERROR(out ? api->copy_out(b->device.g, there, here, bytes)
-                                : api->copy_in(b->device.g, here, there, bytes));
+        RETURN_IF_ERROR(cuda_copies_add(b, out, here, there, n * b->pages.page_bytes));
         RETURN_IF_ERROR(cuda_sums_copy(b, out, page, host, n));
         if (!out) RETURN_IF_ERROR(cuda_retrieve_forget(b, page, n));
         page += b->pages.layer_stride;
@@ -247,12 +244,14 @@ status cuda_moves_apply(backend_cuda *b, const pkv_deltas *d)
     const gpu_chain *chains = m->d_chains;
     uint32_t n_batches = 0;
     if (b->window) return cuda_window_moves(b, d);
+    cuda_copies_drop(b); /* those of a plan that failed */
     for (size_t i = 0; i < d->n_moves;) {
         size_t end = batch_end(d, i);
         if (end == i) {
             RETURN_IF_ERROR(copy_page(b, &d->moves[i++]));
             continue;
         }
+        RETURN_IF_ERROR(cuda_copies_send(b));
         uint32_t n = m->chains[n_batches++]; /* 0: none of the moves is of this rank's pages */
         if (n > 0)
             RETURN_IF_GPU_ERROR(b->device.api->move(b->device.g, &b->pages,
@@ -261,5 +260,5 @@ status cuda_moves_apply(backend_cuda *b, const pkv_deltas *d)
         chains += n;
         i = end;
     }
-    return STATUS_IS_OK;
+    return cuda_copies_send(b);
 }

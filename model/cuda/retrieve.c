@@ -99,8 +99,7 @@ status cuda_retrieve_forget(backend_cuda *b, uint32_t cell, uint32_t n)
     if (!r || !r->used) return STATUS_IS_OK;
     assert(n <= b->pages.run_heads);
     gpu_tile_mark *marks = b->pages.marks + (size_t)cell * b->pages.n_tiles;
-    return cuda_status(b->device.api->copy_in(b->device.g, marks, r->no_marks,
-                                              n * b->pages.n_tiles * sizeof *marks));
+    return cuda_copies_add(b, false, marks, r->no_marks, n * b->pages.n_tiles * sizeof *marks);
 }
 
 /* Kernels in flight may still use the memory. */

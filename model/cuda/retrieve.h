@@ -30,7 +30,8 @@ status cuda_retrieve_end_notes(backend_cuda *b, const step_plan *plan);
 /* Lays out the rows of the step that read by retrieval, sends them, and clears the marks of the
  * pages that the step writes. Comes after cuda_send. Gives the shares their readings. */
 status cuda_retrieve_lay_out(backend_cuda *b, const step_plan *plan, cuda_batch *batch);
-/* Forgets the representatives in n consecutive cells, to which something was copied. */
+/* Forgets the representatives in n consecutive cells, to which something is copied, by a copy that
+ * goes with those of copies.c. */
 status cuda_retrieve_forget(backend_cuda *b, uint32_t cell, uint32_t n);
 
 #endif

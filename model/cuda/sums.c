@@ -36,11 +36,8 @@ void cuda_sums_destroy(backend_cuda *b)
 
 status cuda_sums_copy(backend_cuda *b, bool out, uint32_t cell, uint32_t host_cell, uint32_t n)
 {
-    const cuda_device *d = &b->device;
     if (!b->has_sums) return STATUS_IS_OK;
     float *here = b->pages.sums + cell * page_sums(b);
     float *there = b->host_sums + host_cell * page_sums(b);
-    size_t bytes = n * cuda_sums_of_page(b);
-    return cuda_status(out ? d->api->copy_out(d->g, there, here, bytes)
-                           : d->api->copy_in(d->g, here, there, bytes));
+    return cuda_copies_add(b, out, here, there, n * cuda_sums_of_page(b));
 }

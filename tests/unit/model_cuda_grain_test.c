@@ -207,7 +207,11 @@ static account *live(const pass *p, bool mixed, uint64_t *replays)
         for (uint32_t i = 0; i < h.length[s]; i++) tokens[i] = token_of(s, i);
         assert_true(status_ok(pkv_swap_in(h.kv, swaps[s], s, tokens, LENGTH)));
     }
+    uint64_t copies_in = simt_counted().copies_in;
     take_step(&h, ALL_SEQS, 1, MEASURE_SUM_STEP);
+    copies_in = simt_counted().copies_in - copies_in;
+    /* Many pages, and not a copy for each of them. */
+    assert_true(p->n_ranks > 0 || p->kv_host > 0 || copies_in < 8);
     if (mixed) assert_int_equal(pkv_seq_grain(h.kv, WHOLE), pkv_grain_fit(h.geometry, PKV_ALL));
     split(&h, WHOLE, PKV_HEAD);
     thin_out(&h, WHOLE, false);
