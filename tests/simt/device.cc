@@ -401,17 +401,24 @@ static float element(const void *x, gpu_type type, size_t at)
 
 static void multiply(const gpu_matrix *w, const void *x, size_t m, void *y, gpu_type y_type)
 {
-    std::vector<float> xs(m * w->k), row(w->k);
-    for (size_t i = 0; i < m * w->k; i++) xs[i] = element(x, w->type, i);
+    enum { SIDE_BY_SIDE = 8 };
+    const size_t across = (m + SIDE_BY_SIDE - 1) / SIDE_BY_SIDE * SIDE_BY_SIDE;
+    std::vector<float> row(w->k), xs(w->k * across); /* a column of x behind the other */
+    for (size_t r = 0; r < m; r++)
+        for (size_t k = 0; k < w->k; k++) xs[k * across + r] = element(x, w->type, r * w->k + k);
     for (size_t n = 0; n < w->n; n++) {
         for (size_t k = 0; k < w->k; k++) row[k] = element(w->data, w->type, n * w->k + k);
-        for (size_t r = 0; r < m; r++) {
-            float sum = 0.0f;
-            for (size_t k = 0; k < w->k; k++) sum += xs[r * w->k + k] * row[k];
-            size_t at = r * w->n + n;
-            if (y_type == GPU_F32) ((float *)y)[at] = sum;
-            else if (y_type == GPU_BF16) ((bf16 *)y)[at] = from_float<bf16>(sum);
-            else ((f16 *)y)[at] = from_float<f16>(sum);
+        for (size_t first = 0; first < m; first += SIDE_BY_SIDE) {
+            float sums[SIDE_BY_SIDE] = {0.0f};
+            for (size_t k = 0; k < w->k; k++)
+                for (size_t i = 0; i < SIDE_BY_SIDE; i++)
+                    sums[i] += xs[k * across + first + i] * row[k];
+            for (size_t i = 0; i < SIDE_BY_SIDE && first + i < m; i++) {
+                size_t at = (first + i) * w->n + n;
+                if (y_type == GPU_F32) ((float *)y)[at] = sums[i];
+                else if (y_type == GPU_BF16) ((bf16 *)y)[at] = from_float<bf16>(sums[i]);
+                else ((f16 *)y)[at] = from_float<f16>(sums[i]);
+            }
         }
     }
 }

@@ -81,9 +81,9 @@ static accumulator *find_under_way(member *m, const float *d)
 
 static void check_junk(const accumulator &a)
 {
-    for (size_t i = 0; i < a.n * sizeof(float); i++)
-        if (((const unsigned char *)a.d)[i] != JUNK)
-            simt_refuse("an accumulator changed while a product was under way");
+    static const std::vector<unsigned char> junk(sizeof a.values, JUNK);
+    if (memcmp(a.d, junk.data(), a.n * sizeof *a.d) != 0)
+        simt_refuse("an accumulator changed while a product was under way");
 }
 
 /* An operand that an earlier fence has seen must still have that value; a new one is noted for the
@@ -158,17 +158,23 @@ static const unsigned char *element(const product &p, unsigned k, unsigned n)
     return simt_shared() + offset;
 }
 
-/* Tells the strict checks of all pieces that a product reads. `issued`: its phase, or 0. */
-static void touch_operand(const product &p, uint32_t issued)
+/* Does something for all pieces that a product reads, each with the place of its first element. */
+template <class F> static void visit_pieces(const product &p, const F &visit)
 {
     const unsigned bytes = element_bytes(p.of), in_piece = PIECE / bytes;
     for (unsigned k = 0; k < K_BYTES / bytes; k += p.rows ? 1 : in_piece)
-        for (unsigned n = 0; n < p.columns; n += p.rows ? in_piece : 1) {
-            const unsigned char *at = element(p, k, n);
-            if (issued != 0 && simt_written_since(at, PIECE, issued))
-                simt_refuse("an operand of wgmma changed while a product was under way");
-            simt_touch(at, PIECE, SIMT_OPERAND);
-        }
+        for (unsigned n = 0; n < p.columns; n += p.rows ? in_piece : 1)
+            visit(element(p, k, n), k, n);
+}
+
+/* Tells the strict checks of all pieces that a product reads. `issued`: its phase, or 0. */
+static void touch_operand(const product &p, uint32_t issued)
+{
+    visit_pieces(p, [=](const unsigned char *at, unsigned, unsigned) {
+        if (issued != 0 && simt_written_since(at, PIECE, issued))
+            simt_refuse("an operand of wgmma changed while a product was under way");
+        simt_touch(at, PIECE, SIMT_OPERAND);
+    });
 }
 
 /* ---- products -------------------------------------------------------------------------------- */
@@ -235,6 +241,28 @@ static void spread(unsigned thread, const product &p, float a[M][K_MOST])
     }
 }
 
+/* Reads B [k, n]. */
+static void read_operand(const product &p, float b[K_MOST][N_MOST])
+{
+    const unsigned bytes = element_bytes(p.of);
+    visit_pieces(p, [&](const unsigned char *at, unsigned k, unsigned n) {
+        for (unsigned i = 0; i < PIECE / bytes; i++)
+            b[p.rows ? k : k + i][p.rows ? n + i : n] = read_element(at + i * bytes, p.of);
+    });
+}
+
+/* Adds the products of a row of A and of B's columns from n on, by k. */
+static void multiply_row(const float *a, const float (*b)[N_MOST], unsigned n, unsigned k, float *d)
+{
+    float sums[EIGHT];
+    memcpy(sums, d + n, sizeof sums);
+    for (unsigned i = 0; i < k; i++) {
+        const float *of_b = b[i] + n;
+        for (unsigned j = 0; j < EIGHT; j++) sums[j] += a[i] * of_b[j];
+    }
+    memcpy(d + n, sums, sizeof sums);
+}
+
 /* Computes product i of a warpgroup's threads. */
 static void compute(unsigned first, size_t i)
 {
@@ -242,8 +270,7 @@ static void compute(unsigned first, size_t i)
     const product &p = members[first].products[i];
     const unsigned all = K_BYTES / element_bytes(p.of);
     touch_operand(p, p.phase);
-    for (unsigned k = 0; k < all; k++)
-        for (unsigned n = 0; n < p.columns; n++) b[k][n] = read_element(element(p, k, n), p.of);
+    read_operand(p, b);
     for (unsigned t = 0; t < GROUP; t++) {
         member *m = &members[first + t];
         const product &q = m->products[i];
@@ -256,8 +283,7 @@ static void compute(unsigned first, size_t i)
             d[fragment_row(t, e)][fragment_column(t, e)] = p.adds ? values[e] : 0.0f;
     }
     for (unsigned row = 0; row < M; row++)
-        for (unsigned k = 0; k < all; k++)
-            for (unsigned n = 0; n < p.columns; n++) d[row][n] += a[row][k] * b[k][n];
+        for (unsigned n = 0; n < p.columns; n += EIGHT) multiply_row(a[row], b, n, all, d[row]);
     for (unsigned t = 0; t < GROUP; t++) {
         member *m = &members[first + t];
         float *values = find_under_way(m, m->products[i].d)->values;

@@ -12,6 +12,9 @@
 
 enum {
     STACK_BYTES = 128 << 10,
+    STACK_STEP =
+        320, /* bytes by which the tops of stacks differ, else all share the lines of a cache */
+    STACK_STEPS = 12,
     SHARED_UNASKED = 48 << 10, /* without gpu_allow_shared */
     GRID_MOST = 65535,         /* along y and z */
     LANE_BYTES = 64,
@@ -28,20 +31,25 @@ struct copying {
 struct fiber {
     void *sp; /* while it is not running */
     unsigned char *stack;
-    bool done;
-    bool at_block, at_warp, spins;
-    int line; /* of the barrier or exchange where it waits */
     unsigned n_groups;
     std::vector<copying> copies;
 };
 
+/* A set of threads of the block: lanes of each warp, and the warps that have some. */
+struct thread_set {
+    uint32_t lanes[THREADS_MOST / WARP], warps;
+};
+static_assert(THREADS_MOST / WARP <= 32, "a bit for each warp");
+
+/* Threads that wait for each other, all of them at one line. */
 struct barrier {
-    unsigned arrived, generation;
+    unsigned arrived, first;
+    int line;
 };
 
 simt_place simt_now;
 simt_view simt_seen;
-thread_local bool simt_here;
+__thread bool simt_here;
 
 struct fiber_list : std::vector<fiber> {
     ~fiber_list()
@@ -51,8 +59,10 @@ struct fiber_list : std::vector<fiber> {
 };
 
 static fiber_list fibers;
-static fiber *running;
 static void *scheduler_sp;
+/* Those that can go on, and those that wait for other ranks. The running one is in neither. */
+static thread_set ready, spinning;
+static unsigned n_left; /* of the block's threads, those that have not returned */
 static barrier of_block, of_warp[THREADS_MOST / WARP], of_group[THREADS_MOST / GROUP];
 static unsigned char lanes[2][THREADS_MOST * LANE_BYTES]; /* by the parity of the exchange */
 static unsigned round_of[THREADS_MOST];
@@ -79,100 +89,178 @@ asm(".text\n.globl simt_switch\n.type simt_switch,@function\nsimt_switch:\n"
     "pop %r15\npop %r14\npop %r13\npop %r12\npop %rbx\npop %rbp\nret\n"
     ".size simt_switch,.-simt_switch\n");
 
-static void yield(void) { simt_switch(&running->sp, scheduler_sp); }
+static unsigned thread_number(void) { return simt_now.thread_at.x; }
+
+static fiber *running(void) { return &fibers[thread_number()]; }
+
+/* Adds threads first to first + n - 1, which are whole warps. */
+static void add_warps(thread_set *set, unsigned first, unsigned n)
+{
+    for (unsigned w = first / WARP; w < (first + n) / WARP; w++) {
+        set->lanes[w] = UINT32_MAX;
+        set->warps |= 1u << w;
+    }
+}
+
+static void remove_thread(thread_set *set, unsigned i)
+{
+    const unsigned w = i / WARP;
+    set->lanes[w] &= ~(1u << i % WARP);
+    if (set->lanes[w] == 0) set->warps &= ~(1u << w);
+}
+
+static unsigned find_first(uint32_t bits) { return (unsigned)__builtin_ctz(bits); }
+
+/* The first bit that is set behind bit `at`, or else the first one of all. */
+static unsigned find_next(uint32_t bits, unsigned at)
+{
+    const uint32_t behind = bits & ~1u << at;
+    return find_first(behind ? behind : bits);
+}
+
+/* The thread that runs after this one, where some are ready. A warp goes on for as long as it can:
+ * so warps are as far apart as barriers let them, which shows where one is missing, and the stacks
+ * in use stay in the cache. */
+static unsigned find_ready(void)
+{
+    const unsigned me = thread_number(), own = me / WARP;
+    if (ready.lanes[own]) return own * WARP + find_next(ready.lanes[own], me % WARP);
+    const unsigned next = find_next(ready.warps, own);
+    return next * WARP + find_first(ready.lanes[next]);
+}
+
+/* Leaves the running stack for thread i's. */
+static void run_thread(void **from, unsigned i)
+{
+    fiber *f = &fibers[i];
+    remove_thread(&ready, i);
+    simt_seen.stack = f->stack;
+    simt_now.thread_at.x = i;
+    simt_switch(from, f->sp);
+}
+
+/* The next thread that is ready runs; where none is, run_block decides. */
+static void yield(void)
+{
+    void **own = &running()->sp;
+    if (ready.warps) run_thread(own, find_ready());
+    else simt_switch(own, scheduler_sp);
+}
 
 static void fiber_main(void)
 {
-    for (;;) {
+    for (;;) { /* a turn for each block */
         (*current)();
-        running->done = true;
+        n_left--;
         yield();
     }
 }
 
-static void prepare(fiber *f)
+static fiber make_fiber(size_t number)
 {
-    void **top = (void **)(f->stack + STACK_BYTES - 64);
+    fiber f = fiber();
+    f.stack = (unsigned char *)aligned_alloc(64, STACK_BYTES);
+    if (!f.stack) abort();
+    void **top = (void **)(f.stack + STACK_BYTES - 64 - number % STACK_STEPS * STACK_STEP);
     *--top = NULL;               /* alignment: as after a call */
     *--top = (void *)fiber_main; /* simt_switch returns to it */
     for (int i = 0; i < 6; i++) *--top = NULL;
-    f->sp = top;
-    f->done = f->at_block = f->at_warp = f->spins = false;
-    f->n_groups = 0;
-    f->copies.clear();
+    f.sp = top;
+    return f;
 }
 
 /* ---- barriers and exchanges ------------------------------------------------------------------ */
 
-/* Returns true to the last thread that arrives. */
-static bool arrive(barrier *b, unsigned of)
+/* Whether this thread is the last of n. All must be at the same line. */
+static bool arrive(barrier *b, unsigned n, int line)
 {
-    if (++b->arrived < of) return false;
+    if (b->arrived == 0) {
+        b->first = thread_number();
+        b->line = line;
+    } else if (b->line != line) {
+        fprintf(stderr, "simt: lines %d and %d, threads %u and %u\n", line, b->line,
+                thread_number(), b->first);
+        simt_refuse("threads meet that stand at different places");
+    }
+    if (++b->arrived < n) return false;
     b->arrived = 0;
-    b->generation++;
     return true;
 }
 
-static void wait_at(const barrier *b, unsigned generation, bool *flag)
+/* All n threads from `first` on have arrived: those that wait can go on behind the running one. */
+static void release(unsigned first, unsigned n)
 {
-    *flag = true;
-    while (b->generation == generation) yield();
-    *flag = false;
-}
-
-static unsigned thread_number(void) { return simt_now.thread_at.x; }
-
-/* Checks that all of these threads wait at the line where the last one is. */
-static void check_lines(unsigned first, unsigned n, int line)
-{
-    for (unsigned i = first; i < first + n; i++)
-        if (fibers[i].line != line) {
-            fprintf(stderr, "simt: lines %d and %d, threads %u and %u\n", line, fibers[i].line,
-                    thread_number(), i);
-            simt_refuse("threads meet that stand at different places");
-        }
+    add_warps(&ready, first, n);
+    remove_thread(&ready, thread_number());
 }
 
 void simt_sync_block(int line)
 {
-    unsigned generation = of_block.generation;
-    running->line = line;
-    if (arrive(&of_block, simt_now.block.x)) {
-        check_lines(0, simt_now.block.x, line);
+    const unsigned n = simt_now.block.x;
+    if (arrive(&of_block, n, line)) {
         simt_seen.now = ++phase;
-    }
-    wait_at(&of_block, generation, &running->at_block);
+        release(0, n);
+    } else yield();
 }
 
-const unsigned char *simt_exchange(const void *mine, size_t bytes, int line)
+const unsigned char *simt_exchange(const void *mine, size_t bytes, int line, simt_join *join)
 {
-    unsigned me = thread_number(), warp = me / WARP, generation = of_warp[warp].generation;
-    unsigned char *all = lanes[round_of[me]++ % 2];
+    const unsigned me = thread_number(), warp = me / WARP;
+    unsigned char *all = lanes[round_of[me]++ % 2] + (size_t)warp * WARP * LANE_BYTES;
+    unsigned char *own = all + (size_t)(me % WARP) * LANE_BYTES;
     assert(bytes <= LANE_BYTES);
-    memcpy(all + (size_t)me * LANE_BYTES, mine, bytes);
-    running->line = -line;
-    if (arrive(&of_warp[warp], WARP)) check_lines(warp * WARP, WARP, -line);
-    wait_at(&of_warp[warp], generation, &running->at_warp);
-    return all + (size_t)warp * WARP * LANE_BYTES;
+    if (bytes == 4) memcpy(own, mine, 4); /* most are a word or an address */
+    else if (bytes == 8) memcpy(own, mine, 8);
+    else memcpy(own, mine, bytes);
+    if (arrive(&of_warp[warp], WARP, line)) {
+        if (join) join(all);
+        release(warp * WARP, WARP);
+    } else yield();
+    return all;
 }
+
+/* PTX, "Matrix Fragments for mma.m16n8k16": A's registers are its quarters (rows 0-7 and 8-15 of
+ * columns 0-7, then those of columns 8-15), B's are its upper and lower half. */
+template <class T> static void multiply_fragments(unsigned char *all)
+{
+    float a[16][16], b[16][8], d[16][8] = {{0}};
+    for (unsigned lane = 0; lane < WARP; lane++) {
+        T of[12];
+        memcpy(of, all + lane * LANE_BYTES, sizeof of);
+        for (unsigned i = 0; i < 12; i++) {
+            unsigned side = lane / 4, along = lane % 4 * 2 + i % 2;
+            if (i < 8) a[side + i / 2 % 2 * 8][along + i / 4 * 8] = to_float(of[i]);
+            else b[along + (i - 8) / 2 * 8][side] = to_float(of[i]);
+        }
+    }
+    for (unsigned row = 0; row < 16; row++)
+        for (unsigned k = 0; k < 16; k++)
+            for (unsigned column = 0; column < 8; column++)
+                d[row][column] += a[row][k] * b[k][column];
+    for (unsigned lane = 0; lane < WARP; lane++)
+        for (unsigned i = 0; i < 4; i++)
+            memcpy(all + lane * LANE_BYTES + i * sizeof(float),
+                   &d[lane / 4 + i / 2 * 8][lane % 4 * 2 + i % 2], sizeof(float));
+}
+
+void simt_multiply_bf16(unsigned char *all) { multiply_fragments<bf16>(all); }
+void simt_multiply_f16(unsigned char *all) { multiply_fragments<f16>(all); }
 
 void simt_meet_group(int line, const std::function<void()> &last)
 {
-    unsigned group = thread_number() / GROUP, generation = of_group[group].generation;
-    running->line = -line;
-    if (of_group[group].arrived + 1 == GROUP) {
-        check_lines(group * GROUP, GROUP, -line);
+    const unsigned group = thread_number() / GROUP;
+    if (arrive(&of_group[group], GROUP, line)) {
         last();
-    }
-    arrive(&of_group[group], GROUP);
-    wait_at(&of_group[group], generation, &running->at_warp);
+        release(group * GROUP, GROUP);
+    } else yield();
 }
 
 void simt_spin(void)
 {
-    running->spins = true;
+    const unsigned me = thread_number();
+    spinning.lanes[me / WARP] |= 1u << me % WARP;
+    spinning.warps |= 1u << me / WARP;
     yield();
-    running->spins = false;
 }
 
 /* Lets other ranks run their kernels, which need all that is static here. This launch then goes on
@@ -188,12 +276,18 @@ static void let_others_run(void)
     std::vector<barrier> warps(of_warp, of_warp + THREADS_MOST / WARP);
     std::vector<unsigned> rounds(round_of, round_of + THREADS_MOST);
     const std::function<void()> *body = current;
+    const thread_set spinners = spinning;
+    const unsigned left = n_left;
+    spinning = thread_set();
     own.swap(fibers);
     one.unlock();
     usleep(NAP_US);
     one.lock();
     own.swap(fibers);
     current = body;
+    n_left = left;
+    ready = spinners;
+    spinning = thread_set();
     std::copy(rounds.begin(), rounds.end(), round_of);
     std::copy(warps.begin(), warps.end(), of_warp);
     of_block = block;
@@ -214,17 +308,18 @@ void simt_copy_async(void *shared, const void *global, bool there)
         simt_refuse("a copy to elsewhere than shared memory");
     simt_touch(shared, 16, SIMT_COPY);
     memset(shared, 0xff, 16);
-    running->copies.push_back(copying{shared, global, there, running->n_groups});
+    running()->copies.push_back(copying{shared, global, there, running()->n_groups});
 }
 
-void simt_copy_commit(void) { running->n_groups++; }
+void simt_copy_commit(void) { running()->n_groups++; }
 
 void simt_copy_wait(unsigned left)
 {
+    fiber *f = running();
     size_t kept = 0;
-    for (const copying &c : running->copies) {
-        if (c.group + left >= running->n_groups) {
-            running->copies[kept++] = c;
+    for (const copying &c : f->copies) {
+        if (c.group + left >= f->n_groups) {
+            f->copies[kept++] = c;
             continue;
         }
         if (c.there) simt_touch(c.from, 16, SIMT_READ);
@@ -232,12 +327,12 @@ void simt_copy_wait(unsigned left)
         if (c.there) memcpy(c.to, c.from, 16);
         else memset(c.to, 0, 16);
     }
-    running->copies.resize(kept);
+    f->copies.resize(kept);
 }
 
 /* ---- blocks ---------------------------------------------------------------------------------- */
 
-/* Runs the fibers in turn until all are done. A round without progress means that some thread never
+/* Runs the fibers in turn until all have returned. Where none is ready before, some thread never
  * reached a barrier. */
 static void run_block(unsigned n)
 {
@@ -245,28 +340,20 @@ static void run_block(unsigned n)
     memset(of_warp, 0, sizeof of_warp);
     memset(of_group, 0, sizeof of_group);
     memset(round_of, 0, sizeof round_of);
-    for (unsigned i = 0; i < n; i++) prepare(&fibers[i]);
-    for (unsigned left = n, stuck = 0; left > 0;) {
-        left = 0;
-        unsigned waiting = 0, spinning = 0;
-        for (unsigned i = 0; i < n; i++) {
-            fiber *f = &fibers[i];
-            if (f->done) continue;
-            running = f;
-            simt_seen.stack = f->stack;
-            simt_now.thread_at = dim3(i, 0, 0);
-            simt_switch(&scheduler_sp, f->sp);
-            left += !f->done;
-            waiting += f->at_block || f->at_warp;
-            spinning += !f->done && f->spins;
-        }
-        unsigned arrived = of_block.arrived;
-        for (unsigned w = 0; w < n / WARP; w++) arrived += of_warp[w].arrived;
-        for (unsigned i = 0; i < n / GROUP; i++) arrived += of_group[i].arrived;
-        if (spinning > 0 && waiting + spinning == left && arrived == waiting) let_others_run();
-        stuck = left > 0 && waiting == left && arrived == left ? stuck + 1 : 0;
-        if (stuck > 2) {
-            fprintf(stderr, "simt: %u of %u threads\n", left, n);
+    for (unsigned i = 0; i < n; i++) {
+        fibers[i].n_groups = 0;
+        fibers[i].copies.clear();
+    }
+    n_left = n;
+    add_warps(&ready, 0, n);
+    while (n_left > 0) {
+        if (ready.warps) {
+            unsigned first = find_first(ready.warps);
+            run_thread(&scheduler_sp, first * WARP + find_first(ready.lanes[first]));
+        } else if (spinning.warps) {
+            let_others_run();
+        } else {
+            fprintf(stderr, "simt: %u of %u threads\n", n_left, n);
             simt_refuse("threads wait at a barrier for the rest");
         }
     }
@@ -303,15 +390,11 @@ void simt_run(const simt_job &job, const std::function<void()> &body)
     simt_here = true;
     simt_seen.job = &job;
     check_job(job);
-    for (size_t i = fibers.size(); i < job.block.x; i++) {
-        fiber f = fiber();
-        f.stack = (unsigned char *)aligned_alloc(64, STACK_BYTES);
-        if (!f.stack) abort();
-        fibers.push_back(f);
-    }
+    for (size_t i = fibers.size(); i < job.block.x; i++) fibers.push_back(make_fiber(i));
     current = simt_seen.body = &body;
     simt_now.grid = job.grid;
     simt_now.block = job.block;
+    simt_now.thread_at = dim3(0, 0, 0); /* its x is the running thread's */
     simt_seen.stack_bytes = STACK_BYTES;
     simt_seen.launch = phase + 1;
     simt_seen.g = job.g;
@@ -331,7 +414,6 @@ void simt_run(const simt_job &job, const std::function<void()> &body)
                 simt_block_ends();
             }
     simt_launch_ends();
-    running = NULL;
     simt_seen.job = NULL;
     simt_here = false;
 }

@@ -45,8 +45,13 @@ bool simt_count_launch(void); /* whether the launch is to be done */
 unsigned char *simt_shared(void);
 void simt_sync_block(int line);
 /* Every lane of the warp gives `bytes` (at most 64) and reads those of any other: lane i's are at
- * 64 * i. They stay until the warp's next exchange. All lanes must be at the same line. */
-const unsigned char *simt_exchange(const void *mine, size_t bytes, int line);
+ * 64 * i. They stay until the warp's next exchange. All lanes must be at the same line. Where all
+ * have given theirs, `join` may put there what they read instead. */
+typedef void simt_join(unsigned char *all);
+const unsigned char *simt_exchange(const void *mine, size_t bytes, int line,
+                                   simt_join *join = NULL);
+/* mma: all lanes' fragments of A and B become their sums. */
+simt_join simt_multiply_bf16, simt_multiply_f16;
 /* cp.async: the data arrives when its group is waited for, and not before. */
 void simt_copy_async(void *shared, const void *global, bool there);
 void simt_copy_commit(void);
@@ -137,31 +142,23 @@ inline uint32_t simt_bits(float f)
     return bits;
 }
 
-/* Rounds to nearest, ties to even, with `mantissa` bits and exponents from `low` on (subnormals
- * below), as for all short formats here. */
-inline float simt_round(float x, int mantissa, int low)
-{
-    if (x == 0.0f || !(fabsf(x) < INFINITY)) return x;
-    int e;
-    (void)frexpf(x, &e);
-    e -= 1;
-    if (e < low) e = low;
-    return ldexpf(rintf(ldexpf(x, mantissa - e)), e - mantissa);
-}
-
 inline float to_float(float x) { return x; }
 inline float to_float(bf16 x) { return simt_float((uint32_t)x.bits << 16); }
 inline float to_float(f16 x)
 {
-    int e = x.bits >> 10 & 31, m = x.bits & 1023;
-    float v = e == 31 ? (m ? NAN : INFINITY) : e ? ldexpf(1024 + m, e - 25) : ldexpf(m, -24);
-    return x.bits >> 15 ? -v : v;
+    uint32_t e = x.bits >> 10 & 31, m = x.bits & 1023, sign = (uint32_t)(x.bits >> 15) << 31;
+    float v = e == 31 ? (m ? NAN : INFINITY)
+              : e     ? simt_float((e + 112) << 23 | m << 13)
+                      : (float)m * 0x1p-24f;
+    return simt_float(simt_bits(v) | sign);
 }
 inline float to_float(e4m3 x)
 {
-    int e = x.bits >> 3 & 15, m = x.bits & 7;
-    float v = (x.bits & 127) == 127 ? NAN : e ? ldexpf(8 + m, e - 10) : ldexpf(m, -9);
-    return x.bits >> 7 ? -v : v;
+    uint32_t e = x.bits >> 3 & 15, m = x.bits & 7, sign = (uint32_t)(x.bits >> 7) << 31;
+    float v = (x.bits & 127) == 127 ? NAN
+              : e                   ? simt_float((e + 120) << 23 | m << 20)
+                                    : (float)m * 0x1p-9f;
+    return simt_float(simt_bits(v) | sign);
 }
 inline float to_float(i8 x) { return (float)x.q; }
 
@@ -173,25 +170,23 @@ template <> inline bf16 from_float<bf16>(float x)
     if (x != x) return bf16{0x7fff};
     return bf16{(uint16_t)((b + 0x7fff + (b >> 16 & 1)) >> 16)};
 }
+/* To nearest, ties to even. A subnormal is rounded where it is added to a number whose last bit is
+ * worth as much as its own. */
 template <> inline f16 from_float<f16>(float x)
 {
-    uint16_t sign = (uint16_t)(simt_bits(x) >> 16 & 0x8000);
-    float v = fabsf(simt_round(x, 10, -14));
+    uint32_t b = simt_bits(fabsf(x)), sign = simt_bits(x) >> 16 & 0x8000;
     if (x != x) return f16{0x7fff};
-    if (v >= 65536.0f) return f16{(uint16_t)(sign | 0x7c00)};
-    if (v < 0x1p-14f) return f16{(uint16_t)(sign | (uint16_t)(v * 0x1p24f))};
-    uint32_t b = simt_bits(v);
-    return f16{(uint16_t)(sign | ((b >> 23) - 112) << 10 | (b >> 13 & 1023))};
+    if (b < 0x38800000) b = simt_bits(fabsf(x) + 0.5f) - 0x3f000000;
+    else b = (b + 0xfff + (b >> 13 & 1) - 0x38000000) >> 13;
+    return f16{(uint16_t)(sign | (b < 0x7c00 ? b : 0x7c00))};
 }
 template <> inline e4m3 from_float<e4m3>(float x)
 {
-    uint8_t sign = (uint8_t)(simt_bits(x) >> 24 & 0x80);
-    float v = fabsf(simt_round(x, 3, -6));
+    uint32_t b = simt_bits(fabsf(x)), sign = simt_bits(x) >> 24 & 0x80;
     if (x != x) return e4m3{0x7f};
-    if (v > 448.0f) v = 448.0f;
-    if (v < 0x1p-6f) return e4m3{(uint8_t)(sign | (uint8_t)(v * 0x1p9f))};
-    uint32_t b = simt_bits(v);
-    return e4m3{(uint8_t)(sign | ((b >> 23) - 120) << 3 | (b >> 20 & 7))};
+    if (b < 0x3c800000) b = simt_bits(fabsf(x) + 0x1p14f) - 0x46800000;
+    else b = (b + 0x7ffff + (b >> 20 & 1) - 0x3c000000) >> 20;
+    return e4m3{(uint8_t)(sign | (b < 0x7e ? b : 0x7e))};
 }
 inline f16 widen(e4m3 x) { return from_float<f16>(to_float(x)); }
 template <class T> inline uint32_t pack2(float a, float b, T)
@@ -342,27 +337,17 @@ SIMT_RAW inline void load_matrices_transposed(uint32_t r[4], const void *row,
     }
 }
 
-/* PTX, "Matrix Fragments for mma.m16n8k16": A's registers are its quarters (rows 0-7 and 8-15 of
- * columns 0-7, then those of columns 8-15), B's are its upper and lower half. */
+inline simt_join *simt_products(bf16) { return simt_multiply_bf16; }
+inline simt_join *simt_products(f16) { return simt_multiply_f16; }
 template <class T>
-SIMT_RAW inline void multiply(float d[4], const uint32_t a[4], uint32_t b0, uint32_t b1, T,
+SIMT_RAW inline void multiply(float d[4], const uint32_t a[4], uint32_t b0, uint32_t b1, T of,
                               int line = __builtin_LINE())
 {
     uint32_t mine[6] = {a[0], a[1], a[2], a[3], b0, b1};
-    const unsigned char *all = simt_exchange(mine, sizeof mine, line);
-    int lane = (int)(threadIdx.x % WARP);
-    for (int i = 0; i < 4; i++) {
-        int row = lane / 4 + i / 2 * 8, column = lane % 4 * 2 + i % 2;
-        float sum = 0.0f;
-        for (int k = 0; k < 16; k++) {
-            T x, y;
-            int of_a = row % 8 * 4 + k % 8 / 2, of_b = column * 4 + k % 8 / 2;
-            memcpy(&x, all + 64 * of_a + (row / 8 + k / 8 * 2) * 4 + k % 2 * 2, 2);
-            memcpy(&y, all + 64 * of_b + (4 + k / 8) * 4 + k % 2 * 2, 2);
-            sum += to_float(x) * to_float(y);
-        }
-        d[i] += sum;
-    }
+    const unsigned char *all = simt_exchange(mine, sizeof mine, line, simt_products(of));
+    float sums[4];
+    memcpy(sums, all + 64 * (threadIdx.x % WARP), sizeof sums);
+    for (int i = 0; i < 4; i++) d[i] += sums[i];
 }
 
 /* ---- products of a warpgroup ----------------------------------------------------------------- */

@@ -29,7 +29,7 @@ struct simt_view {
 };
 extern simt_view simt_seen;
 /* Whether this thread of the host runs kernels now. Others may meanwhile prepare launches. */
-extern thread_local bool simt_here;
+extern __thread bool simt_here;
 
 #ifdef OCTAVO_SIMT_STRICT
 /* A block begins, or goes on after kernels of other ranks; a block ends; a launch ends. */
