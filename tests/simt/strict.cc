@@ -23,6 +23,8 @@ struct cell {
 
 enum { MANY = 0xffff };
 
+static bool is_same(const cell &a, const cell &b) { return memcmp(&a, &b, sizeof a) == 0; }
+
 static unsigned char *arena;
 static uint8_t *valid; /* [ARENA / 8] a bit for each allocated byte */
 static cell *cells;    /* [ARENA] */
@@ -50,8 +52,8 @@ static void *reserve(size_t bytes)
 
 static void mark(size_t at, size_t n, bool is)
 {
-    for (size_t i = at; i < at + n; i++)
-        valid[i / 8] = (uint8_t)(is ? valid[i / 8] | 1u << i % 8 : valid[i / 8] & ~(1u << i % 8));
+    memset(valid + at / 8, is ? 0xff : 0, n / 8); /* `at` is a multiple of ALIGNMENT */
+    if (n % 8) valid[(at + n) / 8] = (uint8_t)(is ? (1u << n % 8) - 1 : 0);
 }
 
 /* Gives whole pages of the memory back to the system. */
@@ -67,7 +69,7 @@ void *simt_alloc(size_t bytes)
     std::lock_guard<std::mutex> held(allocating);
     if (!arena) {
         arena = (unsigned char *)reserve(ARENA);
-        valid = (uint8_t *)reserve(ARENA / 8);
+        valid = (uint8_t *)reserve(ARENA / 8 + sizeof(uint32_t));
         cells = (cell *)reserve(ARENA * sizeof *cells);
         of_static = (cell *)reserve((size_t)(_end - __bss_start) * sizeof *of_static);
         of_dynamic = (cell *)reserve(SHARED_BYTES * sizeof *of_dynamic);
@@ -107,38 +109,76 @@ static void refuse(const char *why, const void *p, size_t n, unsigned other)
     abort();
 }
 
-/* Reports an access that conflicts with an earlier one, with no barrier between them. */
-static void judge(cell *c, size_t n, simt_access how, const void *p)
+/* Reports an access that conflicts with an earlier one, with no barrier between them. `p` is the
+ * address of the access's n bytes, c the cell of the one at `at`. */
+static void judge_byte(cell *c, simt_access how, const void *p, size_t n, const void *at)
 {
     const uint16_t me = how == SIMT_OPERAND ? (uint16_t)MANY : (uint16_t)simt_now.thread_at.x;
-    const simt_view &at = simt_seen;
+    const simt_view &view = simt_seen;
     const bool writes = how != SIMT_READ && how != SIMT_READ_ONLY && how != SIMT_OPERAND;
-    for (size_t i = 0; i < n; i++, c++) {
-        if (c->written >= at.launch) {
-            bool both_atomic = c->atomic && how == SIMT_ATOMIC;
-            if (how == SIMT_READ_ONLY) refuse("read-only path to what is written", p, n, c->writer);
-            if (c->written < at.block && !both_atomic) refuse("race with a block", p, n, MANY);
-            if (c->written == at.now && c->writer != me && !both_atomic)
-                refuse("race with a write", p, n, c->writer);
-        }
-        bool was_read = c->read >= at.launch;
-        if (writes && was_read) {
-            if (c->other_blocks || c->read < at.block) refuse("race with a block", p, n, MANY);
-            if (c->read == at.now && c->reader != me) refuse("race with a read", p, n, c->reader);
-        }
-        if (writes && c->remote && !simt_may_write((const char *)p + i))
-            refuse("another rank may still read there", p, n, MANY);
-        if (writes) {
-            c->written = at.now;
-            c->writer = me;
-            c->atomic = how == SIMT_ATOMIC;
-            c->pending = how == SIMT_COPY;
+    if (c->written >= view.launch) {
+        bool both_atomic = c->atomic && how == SIMT_ATOMIC;
+        if (how == SIMT_READ_ONLY) refuse("read-only path to what is written", p, n, c->writer);
+        if (c->written < view.block && !both_atomic) refuse("race with a block", p, n, MANY);
+        if (c->written == view.now && c->writer != me && !both_atomic)
+            refuse("race with a write", p, n, c->writer);
+    }
+    bool was_read = c->read >= view.launch;
+    if (writes && was_read) {
+        if (c->other_blocks || c->read < view.block) refuse("race with a block", p, n, MANY);
+        if (c->read == view.now && c->reader != me) refuse("race with a read", p, n, c->reader);
+    }
+    if (writes && c->remote && !simt_may_write(at))
+        refuse("another rank may still read there", p, n, MANY);
+    if (writes) {
+        c->written = view.now;
+        c->writer = me;
+        c->atomic = how == SIMT_ATOMIC;
+        c->pending = how == SIMT_COPY;
+        return;
+    }
+    c->other_blocks = was_read && (c->other_blocks || c->read < view.block);
+    c->reader = was_read && c->read == view.now && c->reader != me ? (uint16_t)MANY : me;
+    c->read = view.now;
+}
+
+static void judge_shared_byte(cell *c, simt_access how, const void *p, size_t n, const void *at)
+{
+    bool reads =
+        how == SIMT_READ || how == SIMT_READ_ONLY || how == SIMT_ATOMIC || how == SIMT_OPERAND;
+    bool written = c->written >= simt_seen.block;
+    if (reads && !written) refuse("shared memory that no thread wrote", p, n, MANY);
+    if (written && c->pending && how != SIMT_ARRIVE)
+        refuse("a copy is under way there", p, n, c->writer);
+    if (!written && c->read < simt_seen.block) *c = cell(); /* other blocks have their own */
+    judge_byte(c, how, p, n, at);
+}
+
+/* Judges an access byte by byte. What holds for one holds for the next one with the same past,
+ * except where other ranks reach the memory. */
+template <void judge_one(cell *, simt_access, const void *, size_t, const void *)>
+static inline void judge_all(cell *c, size_t n, simt_access how, const void *p)
+{
+    cell before = c[0];
+    judge_one(&c[0], how, p, n, p);
+    for (size_t i = 1; i < n; i++) {
+        if (is_same(c[i], before) && !before.remote) {
+            c[i] = c[i - 1];
             continue;
         }
-        c->other_blocks = was_read && (c->other_blocks || c->read < at.block);
-        c->reader = was_read && c->read == at.now && c->reader != me ? (uint16_t)MANY : me;
-        c->read = at.now;
+        before = c[i];
+        judge_one(&c[i], how, p, n, (const char *)p + i);
     }
+}
+
+static void judge(cell *c, size_t n, simt_access how, const void *p)
+{
+    judge_all<judge_byte>(c, n, how, p);
+}
+
+static void judge_shared(cell *c, size_t n, simt_access how, const void *p)
+{
+    judge_all<judge_shared_byte>(c, n, how, p);
 }
 
 /* The same of a read of memory that several ranks reach. */
@@ -151,21 +191,6 @@ static void judge_remote(cell *c, size_t n, const void *p)
         c[i].remote = 1;
     }
     judge(c, n, SIMT_READ, p);
-}
-
-static void judge_shared(cell *c, size_t n, simt_access how, const void *p)
-{
-    bool reads =
-        how == SIMT_READ || how == SIMT_READ_ONLY || how == SIMT_ATOMIC || how == SIMT_OPERAND;
-    for (size_t i = 0; i < n; i++) {
-        bool written = c[i].written >= simt_seen.block;
-        if (reads && !written) refuse("shared memory that no thread wrote", p, n, MANY);
-        if (written && c[i].pending && how != SIMT_ARRIVE)
-            refuse("a copy is under way there", p, n, c[i].writer);
-        if (!written && c[i].read < simt_seen.block)
-            c[i] = cell(); /* other blocks have their own */
-    }
-    judge(c, n, how, p);
 }
 
 /* Notes what the threads write, and whether they have fenced what wgmma reads. */
@@ -199,15 +224,23 @@ static bool is_in(const void *p, size_t n, const void *from, size_t bytes)
 
 static bool is_valid(size_t at, size_t n)
 {
+    uint32_t bits; /* of 32 bytes from a multiple of 8 on */
+    if (n <= 16) {
+        const uint32_t due = (1u << n) - 1;
+        memcpy(&bits, valid + at / 8, sizeof bits);
+        return (bits >> at % 8 & due) == due;
+    }
     for (size_t i = at; i < at + n; i++)
         if (!(valid[i / 8] >> i % 8 & 1)) return false;
     return true;
 }
 
-void simt_touch(const void *p, size_t n, simt_access how)
+/* An access elsewhere than to the thread's own stack. */
+static void touch_memory(const void *p, size_t n, simt_access how)
 {
+    bool reads = how == SIMT_READ || how == SIMT_READ_ONLY;
     if (!simt_here || n == 0) return;
-    if (is_in(p, n, simt_seen.stack, simt_seen.stack_bytes)) return;
+    if (reads && is_in(p, n, &simt_now, sizeof simt_now)) return; /* threadIdx and the like */
     if (arena && is_in(p, 1, arena, ARENA)) {
         size_t at = (size_t)((const unsigned char *)p - arena);
         if (!is_valid(at, n)) refuse("outside of what is allocated", p, n, MANY);
@@ -223,8 +256,6 @@ void simt_touch(const void *p, size_t n, simt_access how)
         judge_fences((size_t)((const unsigned char *)p - dynamic), n, how, p);
         return;
     }
-    bool reads = how == SIMT_READ || how == SIMT_READ_ONLY;
-    if (reads && is_in(p, n, &simt_now, sizeof simt_now)) return; /* threadIdx and the like */
     /* A kernel's only variables are shared ones. */
     if (is_in(p, n, __bss_start, (size_t)(_end - __bss_start))) {
         judge_shared(of_static + ((const unsigned char *)p - __bss_start), n, how, p);
@@ -235,6 +266,13 @@ void simt_touch(const void *p, size_t n, simt_access how)
     if (reads && is_in(p, n, __executable_start, (size_t)(_end - __executable_start))) return;
     refuse("memory of the host", p, n, MANY);
 }
+
+static inline void touch(const void *p, size_t n, simt_access how)
+{
+    if (!is_in(p, n, simt_seen.stack, simt_seen.stack_bytes)) touch_memory(p, n, how);
+}
+
+void simt_touch(const void *p, size_t n, simt_access how) { touch(p, n, how); }
 
 /* ---- entry points for the compiler ----------------------------------------------------------- */
 
@@ -252,8 +290,8 @@ void __tsan_func_entry(void *) {}
 void __tsan_func_exit(void) {}
 void __tsan_vptr_update(void **, void *) {}
 void __tsan_vptr_read(void **) {}
-void __tsan_read_range(void *p, size_t n) { simt_touch(p, n, SIMT_READ); }
-void __tsan_write_range(void *p, size_t n) { simt_touch(p, n, SIMT_WRITE); }
+void __tsan_read_range(void *p, size_t n) { touch(p, n, SIMT_READ); }
+void __tsan_write_range(void *p, size_t n) { touch(p, n, SIMT_WRITE); }
 
 #define HOOKS(n)                                                                                   \
     void __tsan_read##n(void *);                                                                   \
@@ -262,12 +300,12 @@ void __tsan_write_range(void *p, size_t n) { simt_touch(p, n, SIMT_WRITE); }
     void __tsan_unaligned_write##n(void *);                                                        \
     void __tsan_volatile_read##n(void *);                                                          \
     void __tsan_volatile_write##n(void *);                                                         \
-    void __tsan_read##n(void *p) { simt_touch(p, n, SIMT_READ); }                                  \
-    void __tsan_write##n(void *p) { simt_touch(p, n, SIMT_WRITE); }                                \
-    void __tsan_unaligned_read##n(void *p) { simt_touch(p, n, SIMT_READ); }                        \
-    void __tsan_unaligned_write##n(void *p) { simt_touch(p, n, SIMT_WRITE); }                      \
-    void __tsan_volatile_read##n(void *p) { simt_touch(p, n, SIMT_READ); }                         \
-    void __tsan_volatile_write##n(void *p) { simt_touch(p, n, SIMT_WRITE); }
+    void __tsan_read##n(void *p) { touch(p, n, SIMT_READ); }                                       \
+    void __tsan_write##n(void *p) { touch(p, n, SIMT_WRITE); }                                     \
+    void __tsan_unaligned_read##n(void *p) { touch(p, n, SIMT_READ); }                             \
+    void __tsan_unaligned_write##n(void *p) { touch(p, n, SIMT_WRITE); }                           \
+    void __tsan_volatile_read##n(void *p) { touch(p, n, SIMT_READ); }                              \
+    void __tsan_volatile_write##n(void *p) { touch(p, n, SIMT_WRITE); }
 HOOKS(1)
 HOOKS(2)
 HOOKS(4)

@@ -92,6 +92,27 @@ static __global__ void beyond_shared(float *x)
     DYNAMIC_SHARED(to);
     ((float *)to)[self() + THREADS * 4 - 1] = x[self()];
 }
+static __global__ void partly_beyond(float *x)
+{
+    if (self() == 0) *(vec16 *)(x + FLOATS - 1) = vec16{{0, 0, 0, 0}};
+}
+/* Of a vector that a thread reads, another one writes the last word. */
+static __global__ void race_in_a_vector(float *x)
+{
+    DYNAMIC_SHARED(all);
+    vec16 *own = (vec16 *)all + self();
+    *own = vec16{{0, 0, 0, 0}};
+    __syncthreads();
+    if (self() % 2 == 0) ((uint32_t *)(own + 1))[3] = 1;
+    else *(vec16 *)(x + self() * 4) = *own;
+}
+static __global__ void unwritten_in_a_vector(float *x)
+{
+    DYNAMIC_SHARED(all);
+    uint32_t *own = (uint32_t *)all + self() * 4;
+    for (int i = 0; i < 3; i++) own[i] = 0;
+    *(vec16 *)(x + self() * 4) = *(vec16 *)own;
+}
 static __global__ void of_the_host(float *x) { x[self()] = 1.0f; }
 static __global__ void not_aligned(const float *x) { (void)load_once((const vec16 *)(x + self())); }
 static __global__ void no_aligned_vector(float *x)
@@ -425,6 +446,10 @@ static const planted all[] = {
     {"two blocks", two_blocks, "race with a block", 2, 0, false, 0},
     {"out of bounds", beyond, "outside of what is allocated", 1, 0, false, 0},
     {"out of shared memory", beyond_shared, "outside of shared memory", 1, THREADS * 16, false, 0},
+    {"partly out of bounds", partly_beyond, "outside of what is allocated", 1, 0, false, 0},
+    {"a race in a part", race_in_a_vector, "race with a write", 1, THREADS * 16, false, 0},
+    {"unwritten in a part", unwritten_in_a_vector, "that no thread wrote", 1, THREADS * 16, false,
+     0},
     {"a host's pointer", of_the_host, "memory of the host", 1, 0, true, 0},
     {"16 bytes not aligned", read_unaligned, "Assertion", 1, 0, false, 0},
     {"a vector not aligned", no_aligned_vector, "misaligned", 1, 0, false, 0},
