@@ -94,15 +94,16 @@ static bool is_split(const pkv_seq *s, uint32_t table, uint32_t index)
 static const char *check_positions(const pkv *p, const pkv_seq *s, uint32_t table, uint8_t *seen)
 {
     uint32_t kept = s->tables[table].kept;
-    for (uint32_t slot = 0; slot < kept; slot++) {
+    for (uint32_t slot = 0, last = 0; slot < kept; slot++) {
         uint32_t position = table_position(p, s, table, slot);
         REQUIRE(position < s->length, "a position is past its sequence's end");
         REQUIRE(!seen[position]++, "two slots have one position");
         REQUIRE(s->dropped || position == slot, "a whole sequence has a position out of place");
-        REQUIRE(!s->contiguous || slot == 0 || position > table_position(p, s, table, slot - 1),
+        REQUIRE(!s->contiguous || slot == 0 || position > last,
                 "positions of a contiguous sequence do not ascend");
+        last = position;
     }
-    for (uint32_t slot = 0; slot < kept; slot++) seen[table_position(p, s, table, slot)] = 0;
+    memset(seen, 0, s->length);
     const pkv_table *t = &s->tables[table];
     REQUIRE(table_room(p, t) == 0 || t->slot_pages == t->n_pages ||
                 seq_bases(s, table)[t->n_pages - 1] + kept % p->geometry.page_tokens == s->length,
@@ -261,12 +262,14 @@ static bool has_property(const pkv_tree *t, uint32_t node, cover k)
 static const char *check_layer_run(const pkv_tree *t, uint32_t layer, uint32_t *sums,
                                    uint32_t *busy)
 {
+    uint32_t below[N_COVERS] = {0};
+    for (uint32_t h = 0; h < t->n_heads; h++) {
+        uint32_t cell = node_part(t, layer, h);
+        for (cover k = 0; k < N_COVERS; k++) below[k] += has_property(t, cell, k);
+    }
     for (cover k = 0; k < N_COVERS; k++) {
-        uint32_t below = 0;
-        for (uint32_t h = 0; h < t->n_heads; h++)
-            below += has_property(t, node_part(t, layer, h), k);
-        uint32_t n = has_property(t, layer, k) ? t->n_heads : below;
-        REQUIRE(!is_set(t, layer) || run_at(t, layer)->below[k] == below,
+        uint32_t n = has_property(t, layer, k) ? t->n_heads : below[k];
+        REQUIRE(!is_set(t, layer) || run_at(t, layer)->below[k] == below[k],
                 "a layer run miscounts its cells");
         sums[k] += n;
         busy[k] += n > 0;
@@ -308,9 +311,9 @@ static const char *check_share(const pkv_tree *t, uint32_t share, cover k)
 {
     uint32_t n = 0, size = t->n_cells / t->n_shares;
     for (uint32_t cell = share * size; cell < (share + 1) * size; cell++) {
+        if (!has_property(t, cell, k)) continue;
         uint32_t layer = node_above(t, cell);
-        n += has_property(t, cell, k) && !has_property(t, layer, k) &&
-             !has_property(t, node_above(t, layer), k);
+        n += !has_property(t, layer, k) && !has_property(t, node_above(t, layer), k);
     }
     REQUIRE(t->n_shares == 1 || n == t->loose[k][share], "a share miscounts its cells");
     return NULL;
