@@ -30,8 +30,16 @@ LIGHT = "OCTAVO_TESTS_LIGHT" in os.environ and "OCTAVO_SOAK" not in os.environ
 # A slow model with the same vocabulary: thousands of tokens take seconds. An answer of LONG tokens
 # goes on for minutes: it has not ended when a test that waited for a core looks at it.
 SLOW_LAYERS = 4 if LIGHT else 32
-SLOW = ["--model", MODEL, "--kv-memory", "512M", "--load-format", "dummy", "--override",
-        f"num_hidden_layers={SLOW_LAYERS}", "--override", "max_position_embeddings=32768", "--threads", "1"]
+# Of such a model where long prompts are computed again and again; LONG tokens take it a minute.
+FEW_SLOW_LAYERS = 4 if LIGHT else 8
+
+
+def slow_model(layers, *memory):
+    return ["--model", MODEL, *memory, "--load-format", "dummy", "--override", f"num_hidden_layers={layers}",
+            "--override", "max_position_embeddings=32768", "--threads", "1"]
+
+
+SLOW = slow_model(SLOW_LAYERS, "--kv-memory", "512M")
 LONG = 30000
 KV_HEADS = 4
 VOCAB = 1024

@@ -6,10 +6,11 @@ usage: page_map.py OCTAVO [unittest arguments]"""
 import json
 import threading
 
-from harness import LIGHT, MODEL, PAGE, PATIENT, SLOW, ServeTest, eventually, main, tokens
+from harness import FEW_SLOW_LAYERS, PAGE, PATIENT, ServeTest, eventually, main, slow_model, tokens
 
 LEVELS = ".!" + "".join(chr(c) for c in range(ord("#"), ord("~") + 1) if chr(c) not in ".\\")
 N = 400
+SLOW = slow_model(FEW_SLOW_LAYERS, "--kv-memory", "128M")
 FEW = {"block_size": PAGE, "local_windows_len": PAGE, "second_select_num": 2, "dense_layer_num": 0}
 READS = {"shared": {"method": "ktransformers", **FEW}, "each head": {"method": "quest", **FEW},
          "held": {"method": "quest", "token_step": 4, **FEW}}
@@ -163,8 +164,8 @@ class PageMap(ServeTest):
 class Same(ServeTest):
     """Answers beside each other in a pool that holds few of them, all of them looked at."""
 
-    MODEL = ["--model", MODEL, "--kv-memory", "10M", "--swap-memory", "4M", *SLOW[4:]] if LIGHT else \
-        ["--model", MODEL, "--kv-memory", "76M", "--swap-memory", "26M", *SLOW[4:]]
+    MODEL = slow_model(FEW_SLOW_LAYERS, "--kv-memory", f"{FEW_SLOW_LAYERS * 5 // 2}M",
+                       "--swap-memory", f"{FEW_SLOW_LAYERS}M")
     ROUNDS = [METHODS[:3], METHODS[3:], [{"retrieval": r} for r in READS.values()]]
 
     def test_nobody_changes_an_answer_by_looking(self):
