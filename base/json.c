@@ -19,6 +19,18 @@ status json_read_file(const char *path, size_t max_bytes, json_t **out, error *e
     return result;
 }
 
+const char *json_word(const json_t *value)
+{
+    const char *text = json_string_value(value);
+    return text && strlen(text) == json_string_length(value) ? text : NULL;
+}
+
+bool json_is_word(const json_t *value, const char *word)
+{
+    const char *own = json_word(value);
+    return own && strcmp(own, word) == 0;
+}
+
 static const char *type_name(const json_t *v)
 {
     switch (json_typeof(v)) {
@@ -116,9 +128,10 @@ status json_get_string(const json_t *obj, const char *where, const char *key, co
     const json_t *v;
     RETURN_IF_ERROR(find_member(obj, where, key, &v, err));
     if (v && !json_is_string(v)) return wrong_type(where, key, "a string", v, err);
-    if (v && strlen(json_string_value(v)) != json_string_length(v))
+    const char *word = json_word(v);
+    if (v && !word)
         return error_set(err, STATUS_INVALID, "%s: \"%s\" must not contain NUL", where, key);
-    *out = v ? json_string_value(v) : NULL;
+    *out = word;
     return STATUS_IS_OK;
 }
 

@@ -30,6 +30,13 @@ status json_refuse_word(const char *name, const char *text, error *err);
  * for all of it. */
 char *json_write(const json_t *value, size_t flags);
 
+/* The value as a word: a text that is compared or copied as a C string. NULL where it is no string,
+ * or one with a NUL inside, at which a C string would end: "auto\u0000x" is not the word "auto".
+ * `value` may be NULL. Texts that may hold a NUL are read with json_string_length beside them. */
+const char *json_word(const json_t *value);
+/* Whether the value is exactly this string. */
+bool json_is_word(const json_t *value, const char *word);
+
 /* Typed members of an object. A missing key or JSON null gives `fallback`. A wrong type, a fraction
  * where an integer is required, or a value outside [min, max] is STATUS_INVALID with a message. */
 status json_get_int(const json_t *obj, const char *where, const char *key, int64_t min, int64_t max,

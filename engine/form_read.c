@@ -87,9 +87,9 @@ static status set_string(const form_place *p, grammar_kind kind, const json_t *v
  * ...}}; "strict" changes nothing, because every schema is kept to the letter. */
 static status read_response_format(const form_place *p, const json_t *value)
 {
-    const char *type = json_string_value(json_object_get(value, "type"));
+    const char *type = json_word(json_object_get(value, "type"));
     const json_t *named = json_object_get(value, "json_schema");
-    if (!type) return refuse(p, "must be an object with a \"type\"");
+    if (!type) return refuse(p, "must be an object whose \"type\" is a string without NUL");
     if (strcmp(type, "text") == 0) return STATUS_IS_OK;
     if (strcmp(type, "json_object") == 0) {
         const json_t *schema = json_object_get(value, "schema"); // llama.cpp's form of a schema

@@ -19,9 +19,8 @@ static status join_parts(const json_t *parts, size_t message, strbuf *out, error
     json_t *part;
     json_array_foreach(parts, i, part)
     {
-        const char *type = json_string_value(json_object_get(part, "type"));
         const json_t *text = json_object_get(part, "text");
-        if (!type || strcmp(type, "text") != 0 || !json_is_string(text))
+        if (!json_is_word(json_object_get(part, "type"), "text") || !json_is_string(text))
             return error_set(err, STATUS_UNSUPPORTED,
                              "messages[%zu].content[%zu]: only {\"type\":\"text\",\"text\":…} "
                              "parts are supported",
@@ -66,10 +65,11 @@ status messages_normalise(json_t *messages, error *err)
         return error_set(err, STATUS_INVALID, "messages: must be a non-empty array");
     json_array_foreach(messages, i, message)
     {
-        const char *role = json_string_value(json_object_get(message, "role"));
+        const char *role = json_word(json_object_get(message, "role"));
         if (!role)
             return error_set(err, STATUS_INVALID,
-                             "messages[%zu]: must be an object with a string role", i);
+                             "messages[%zu]: must be an object whose role is a string without NUL",
+                             i);
         RETURN_IF_ERROR(set_content(message, role, i, err));
     }
     return STATUS_IS_OK;

@@ -99,11 +99,10 @@ static status read_prompt(const field_place *at, engine_request *r, error *err)
     return copy_string(at, at->value, &r->prompt, err);
 }
 
-/* A string that is read as a C string would end at its first NUL. */
+/* For a string that is read as a C string. */
 static status refuse_nul(const field_place *at, error *err)
 {
-    if (strlen(json_string_value(at->value)) == json_string_length(at->value)) return STATUS_IS_OK;
-    return refuse_field(at, err, "holds a NUL byte");
+    return json_word(at->value) ? STATUS_IS_OK : refuse_field(at, err, "holds a NUL byte");
 }
 
 static status read_word(const field_place *at, char **out, error *err)
@@ -237,7 +236,7 @@ static status read_method(const field_place *at, json_t **slot,
     char name[64];
     json_t *object = NULL;
     snprintf(name, sizeof name, "%s: %s", at->where, at->key);
-    RETURN_IF_ERROR(read(name, json_string_value(at->value), &object, err));
+    RETURN_IF_ERROR(read(name, json_word(at->value), &object, err));
     json_decref(*slot);
     *slot = object;
     return STATUS_IS_OK;

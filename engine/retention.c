@@ -26,7 +26,7 @@ static status check_name(uint64_t allowed, const char *field, const json_t *obje
 {
     size_t n;
     const retention_preset *presets = retention_presets(&n);
-    const char *name = json_string_value(json_object_get(object, "method"));
+    const char *name = json_word(json_object_get(object, "method"));
     const retention_preset *p = name ? retention_find(name) : NULL;
     if (!p || allowed >> (p - presets) & 1) return STATUS_IS_OK;
     return error_set(err, STATUS_INVALID, "%s: '%s' is not allowed here (--retention-allow)", field,

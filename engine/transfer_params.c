@@ -25,11 +25,11 @@ static status read_flag(const params_place *p, const char *member, bool *out, er
 static status read_host(const params_place *p, engine_request *r, error *err)
 {
     const json_t *v = json_object_get(p->value, "remote_host");
+    const char *host = json_word(v);
     size_t n = json_string_length(v);
-    if (!json_is_string(v) || n == 0 || n >= sizeof r->transfer_host ||
-        strlen(json_string_value(v)) != n)
+    if (!host || n == 0 || n >= sizeof r->transfer_host)
         return refuse_member(p, "remote_host", "must be the name of a host", err);
-    memcpy(r->transfer_host, json_string_value(v), n + 1);
+    memcpy(r->transfer_host, host, n + 1);
     return STATUS_IS_OK;
 }
 

@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
-"""Finds what a linter of C does not: banned calls, left-over notes, files that are too long, paths
-of one machine, C files that nothing builds, documents that are named but do not exist, and files
-and names that a document has in backticks but the source has not."""
+"""Finds what a linter of C does not: banned calls, texts that are cut at a NUL, left-over notes,
+files that are too long, paths of one machine, C files that nothing builds, documents that are named
+but do not exist, and files and names that a document has in backticks but the source has not."""
 
 import fnmatch
 import os
@@ -93,6 +93,23 @@ def check(root, path, text, problems):
     if path.endswith(C_FILES):
         code = NOT_CODE.sub(blank, text)
         report(CALL, code, lambda m: f"{m.group(1)}() is banned, use {BANNED_CALLS[m.group(1)]}")
+        check_words(path, code, problems)
+
+
+def check_words(path, code, problems):
+    """Finds functions that may read a client's text as a C string, which ends at its first NUL.
+    In schemas engine/grammar/schema.c refuses NULs before anything else reads them."""
+    if not path.startswith(("rpc/", "engine/")) or path.startswith("engine/grammar/"):
+        return
+    start = 0
+    for end in [m.end() for m in re.finditer(r"^\}", code, re.M)]:
+        function = code[start:end]
+        at = function.find("json_string_value(")
+        if at >= 0 and "json_string_length(" not in function:
+            line = code.count("\n", 0, start + at) + 1
+            problems.append(f"{path}:{line}: json_string_value without json_string_length: "
+                            "a word is read by json_word")
+        start = end
 
 
 def check_names(documents, paths, source, problems):

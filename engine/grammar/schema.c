@@ -149,7 +149,7 @@ static const struct {
 
 static unsigned type_of_name(schema_reader *r, const json_t *name)
 {
-    const char *text = json_string_value(name);
+    const char *text = json_word(name);
     for (size_t i = 0; text && i < sizeof type_names / sizeof *type_names; i++)
         if (strcmp(text, type_names[i].name) == 0) return type_names[i].bit;
     schema_fail(r, STATUS_INVALID, "type", "must name types of JSON");
@@ -429,11 +429,61 @@ expr schema_expr(schema_reader *r, const json_t *schema)
     return e;
 }
 
+/* ---- NULs ------------------------------------------------------------------------------------ */
+
+/* Whether a text, or one in a list or in the members of an object, is none of json_word's. */
+static bool holds_nul(const json_t *v)
+{
+    const char *key;
+    json_t *one;
+    size_t i;
+    json_array_foreach(v, i, one) if (holds_nul(one)) return true;
+    json_object_foreach((json_t *)(uintptr_t)v, key, one)
+    {
+        if (!json_is_object(one) && holds_nul(one)) return true;
+    }
+    return json_is_string(v) && !json_word(v);
+}
+
+static bool is_listed(const char *key, const char *const *words)
+{
+    while (*words && strcmp(*words, key) != 0) words++;
+    return *words != NULL;
+}
+
+/* Refuses NULs in the schema's words and names, which are read as C strings: "object\u0000" is no
+ * type. Values and patterns may hold them. `names`: the keys of s are names, not words. */
+static void refuse_nuls(schema_reader *r, const json_t *s, bool names)
+{
+    static const char *const values[] = {"const", "enum", NULL};
+    static const char *const words[] = {"type",    "format",   "$ref",         "$id",
+                                        "$anchor", "required", "dependencies", "dependentRequired",
+                                        NULL};
+    static const char *const maps[] = {"properties",   "patternProperties", "$defs", "definitions",
+                                       "dependencies", "dependentSchemas",  NULL};
+    const char *key;
+    json_t *v;
+    size_t i;
+    json_array_foreach(s, i, v) refuse_nuls(r, v, false);
+    json_object_foreach((json_t *)(uintptr_t)s, key, v)
+    {
+        if (!names && is_listed(key, values)) continue;
+        size_t path = schema_enter(r, key);
+        if (!names && is_listed(key, words) && holds_nul(v))
+            schema_fail(r, STATUS_INVALID, NULL, "must not hold a NUL");
+        refuse_nuls(r, v, !names && is_listed(key, maps));
+        schema_leave(r, path);
+    }
+}
+
+/* ---- the whole schema ------------------------------------------------------------------------ */
+
 uint32_t front_schema(build *b, const json_t *schema)
 {
     schema_reader r = {.b = b, .root = schema, .made = json_array(), .merged_max = MERGED_MAX};
     if (!r.made) build_fail(b, STATUS_NO_MEMORY, "out of memory");
     uint32_t root = rule_create(b, "root");
+    if (build_ok(b)) refuse_nuls(&r, schema, false);
     expr e = build_ok(b) ? schema_expr(&r, schema) : 0;
     rule_define(b, root, e);
     read_pending(&r);

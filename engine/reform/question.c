@@ -12,8 +12,7 @@ static const char *last_user_text(const json_t *messages, size_t *n)
 {
     for (size_t i = json_array_size(messages); i-- > 0;) {
         const json_t *m = json_array_get(messages, i);
-        const char *role = json_string_value(json_object_get(m, "role"));
-        if (!role || strcmp(role, "user") != 0) continue;
+        if (!json_is_word(json_object_get(m, "role"), "user")) continue;
         const json_t *content = json_object_get(m, "content");
         const char *text = json_string_value(content);
         if (!text) return NULL;

@@ -16,7 +16,7 @@ static bool is(const char *word, const char *what) { return word && strcmp(word,
 
 static const char *type_of(const json_t *block)
 {
-    return json_string_value(json_object_get(block, "type"));
+    return json_word(json_object_get(block, "type"));
 }
 
 /* The chat turns that the blocks of one message are added to. */
@@ -71,7 +71,8 @@ static status read_use(const json_t *block, const char *role, const char *where,
         return error_set(err, STATUS_INVALID, "request: %s.input: must be an object", where);
     char *arguments = json_write(input, JSON_COMPACT);
     p->turns->failed |= !arguments;
-    if (arguments) turns_add_call(p->turns, open_message(p, role), id, name, arguments);
+    if (arguments)
+        turns_add_call(p->turns, open_message(p, role), id, name, arguments, strlen(arguments));
     free(arguments);
     return STATUS_IS_OK;
 }
@@ -140,7 +141,7 @@ static status read_content(const json_t *content, const char *role, size_t at, c
 
 static const char *role_of(const json_t *message)
 {
-    const char *role = json_string_value(json_object_get(message, "role"));
+    const char *role = json_word(json_object_get(message, "role"));
     return is(role, "user") ? "user" : is(role, "assistant") ? "assistant" : NULL;
 }
 
@@ -148,7 +149,7 @@ static const char *role_of(const json_t *message)
 static bool is_prefill(const chat_turns *t)
 {
     const json_t *last = json_array_get(t->messages, json_array_size(t->messages) - 1);
-    return is(json_string_value(json_object_get(last, "role")), "assistant") &&
+    return json_is_word(json_object_get(last, "role"), "assistant") &&
            !json_object_get(last, "tool_calls");
 }
 

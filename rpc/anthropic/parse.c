@@ -44,7 +44,7 @@ static status need_object(const json_t *value, const char *where, error *err)
 
 static const char *type_of(const json_t *object)
 {
-    return json_string_value(json_object_get(object, "type"));
+    return json_word(json_object_get(object, "type"));
 }
 
 /* ---- the conversation ------------------------------------------------------------------------ */
@@ -79,11 +79,12 @@ static status read_tool(const json_t *tool, size_t i, json_t *list, error *err)
 {
     char where[32], schema[48];
     const char *name, *type = type_of(tool);
+    bool typed = json_object_get(tool, "type") != NULL;
     snprintf(where, sizeof where, "tools[%zu]", i);
     snprintf(schema, sizeof schema, "%s.input_schema", where);
-    if (type && !is(type, "custom"))
+    if (typed && !is(type, "custom"))
         return error_set(err, STATUS_UNSUPPORTED, "request: %s: the type '%.40s' is not supported",
-                         where, type);
+                         where, type ? type : "");
     RETURN_IF_ERROR(turns_need_text(tool, "name", where, &name, err));
     RETURN_IF_ERROR(need_object(json_object_get(tool, "input_schema"), schema, err));
     return json_array_append_new(list, wrap_tool(tool)) == 0 ? STATUS_IS_OK : out_of_memory(err);

@@ -32,9 +32,8 @@ static status read_choice(const json_t *body, const char *key, const char *const
 {
     const json_t *v = json_object_get(body, key);
     if (!v) return STATUS_IS_OK;
-    const char *text = json_is_string(v) ? json_string_value(v) : "";
-    *second = strcmp(text, texts[1]) == 0;
-    if (*second || strcmp(text, texts[0]) == 0) return STATUS_IS_OK;
+    *second = json_is_word(v, texts[1]);
+    if (*second || json_is_word(v, texts[0])) return STATUS_IS_OK;
     return error_set(err, STATUS_INVALID, "request: %s: must be \"%s\" or \"%s\"", key, texts[0],
                      texts[1]);
 }

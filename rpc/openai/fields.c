@@ -347,13 +347,14 @@ status openai_read_template(service *s, const json_t *body, engine_request *r, e
         return error_set(err, STATUS_UNSUPPORTED,
                          "request: chat_template: the server was started without "
                          "--trust-request-chat-template");
-    if (effort && !json_is_string(effort))
-        return error_set(err, STATUS_INVALID, "request: reasoning_effort: must be a string");
+    if (effort && !json_word(effort))
+        return error_set(err, STATUS_INVALID,
+                         "request: reasoning_effort: must be a string without NUL");
     if (documents && !json_is_array(documents))
         return error_set(err, STATUS_INVALID, "request: documents: must be a list");
     const chat_template *t = r->chat_template ? NULL : s->o.model.chat;
     bool unread = effort && t && !tmpl_uses(t, "reasoning_effort");
-    if (unread && strcmp(json_string_value(effort), "none") != 0)
+    if (unread && !json_is_word(effort, "none"))
         return error_set(err, STATUS_UNSUPPORTED,
                          "request: reasoning_effort: the chat template has no such variable");
     if (json_array_size(documents) && t && !tmpl_uses(t, "documents"))

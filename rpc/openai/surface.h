@@ -76,9 +76,9 @@ json_t *turns_open(chat_turns *t, const char *role, bool joins);
 void turns_add_text(chat_turns *t, json_t *message, const char *text, size_t n);
 /* Appends to the reasoning of an assistant's message. */
 void turns_add_reasoning(chat_turns *t, json_t *message, const char *text, size_t n);
-/* Adds a call; arguments are JSON in a string. */
+/* Adds a call; arguments are JSON in a string of n bytes. */
 void turns_add_call(chat_turns *t, json_t *message, const char *id, const char *name,
-                    const char *arguments);
+                    const char *arguments, size_t n);
 /* Adds the text of a content: a string, or a list of parts of one of the types (a NULL-terminated
  * list). Other types are refused by name. */
 status turns_add_content(chat_turns *t, json_t *message, const json_t *content,
@@ -90,7 +90,7 @@ void turns_join_systems(chat_turns *t);
 /* Completes the messages, to which more may be added. */
 status turns_end(chat_turns *t, error *err);
 
-/* A member of an object that must be a string with at least one byte. */
+/* A member of an object that must be a string with at least one byte and no NUL. */
 status turns_need_text(const json_t *object, const char *key, const char *where, const char **out,
                        error *err);
 

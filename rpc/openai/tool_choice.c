@@ -13,21 +13,18 @@ static status out_of_memory(error *err)
 
 /* ---- the field ------------------------------------------------------------------------------- */
 
-static bool is(const char *word, const char *what) { return word && strcmp(word, what) == 0; }
-
 status openai_read_tool_choice(const json_t *body, tool_choice *out, error *err)
 {
     const json_t *choice = json_object_get(body, "tool_choice");
-    const char *word = json_string_value(choice);
     *out = (tool_choice){.kind = TOOL_CHOICE_AUTO};
-    if (!choice || json_is_null(choice) || is(word, "auto")) return STATUS_IS_OK;
-    if (is(word, "none")) out->kind = TOOL_CHOICE_NONE;
-    else if (is(word, "required")) out->kind = TOOL_CHOICE_FORCED;
-    else if (is(json_string_value(json_object_get(choice, "type")), "function")) {
+    if (!choice || json_is_null(choice) || json_is_word(choice, "auto")) return STATUS_IS_OK;
+    if (json_is_word(choice, "none")) out->kind = TOOL_CHOICE_NONE;
+    else if (json_is_word(choice, "required")) out->kind = TOOL_CHOICE_FORCED;
+    else if (json_is_word(json_object_get(choice, "type"), "function")) {
         out->kind = TOOL_CHOICE_FORCED;
-        out->name = json_string_value(json_object_get(json_object_get(choice, "function"), "name"));
+        out->name = json_word(json_object_get(json_object_get(choice, "function"), "name"));
     }
-    if (out->kind != TOOL_CHOICE_AUTO && (word || out->name)) return STATUS_IS_OK;
+    if (out->kind != TOOL_CHOICE_AUTO && (json_is_string(choice) || out->name)) return STATUS_IS_OK;
     return error_set(err, STATUS_INVALID,
                      "request: tool_choice: must be \"auto\", \"none\", \"required\" or "
                      "{\"type\": \"function\", \"function\": {\"name\": …}}");
@@ -41,7 +38,7 @@ static status read_parameters(const json_t *function, size_t i, json_t **out, er
     const json_t *given = json_object_get(function, "parameters");
     const json_t *type = json_object_get(given, "type");
     bool absent = !given || json_is_null(given);
-    if (!absent && (!json_is_object(given) || (type && !is(json_string_value(type), "object"))))
+    if (!absent && (!json_is_object(given) || (type && !json_is_word(type, "object"))))
         return error_set(err, STATUS_INVALID,
                          "request: tools[%zu].function.parameters: must be a schema of type "
                          "\"object\"",
@@ -71,7 +68,7 @@ static status check_name(const json_t *value, size_t i, error *err)
 static status add_call(const tool_form *form, const json_t *function, size_t i, json_t *values,
                        error *err)
 {
-    const char *name = json_string_value(json_object_get(function, "name"));
+    const char *name = json_word(json_object_get(function, "name"));
     json_t *parameters = NULL;
     RETURN_IF_ERROR(check_name(json_object_get(function, "name"), i, err));
     RETURN_IF_ERROR(read_parameters(function, i, &parameters, err));
@@ -91,7 +88,7 @@ static status add_calls(const tool_form *form, const json_t *tools, const char *
 {
     for (size_t i = 0; i < json_array_size(tools); i++) {
         const json_t *function = json_object_get(json_array_get(tools, i), "function");
-        if (name && !is(json_string_value(json_object_get(function, "name")), name)) continue;
+        if (name && !json_is_word(json_object_get(function, "name"), name)) continue;
         RETURN_IF_ERROR(add_call(form, function, i, values, err));
     }
     if (json_array_size(values) > 0) return STATUS_IS_OK;

@@ -20,8 +20,7 @@ void turns_destroy(chat_turns *t)
 
 static bool has_role(const json_t *message, const char *role)
 {
-    const char *own = json_string_value(json_object_get(message, "role"));
-    return own && strcmp(own, role) == 0;
+    return json_is_word(json_object_get(message, "role"), role);
 }
 
 json_t *turns_open(chat_turns *t, const char *role, bool joins)
@@ -75,32 +74,32 @@ void turns_add_reasoning(chat_turns *t, json_t *message, const char *text, size_
 }
 
 void turns_add_call(chat_turns *t, json_t *message, const char *id, const char *name,
-                    const char *arguments)
+                    const char *arguments, size_t n)
 {
     json_t *calls = json_object_get(message, "tool_calls");
     if (!calls) {
         calls = json_array();
         t->failed |= json_object_set_new(message, "tool_calls", calls) != 0;
     }
-    json_t *call = json_pack("{s:s,s:s,s:{s:s,s:s}}", "id", id, "type", "function", "function",
-                             "name", name, "arguments", arguments);
+    json_t *call = json_pack("{s:s,s:s,s:{s:s,s:s%}}", "id", id, "type", "function", "function",
+                             "name", name, "arguments", arguments, n);
     t->failed |= t->failed || json_array_append_new(calls, call) != 0;
 }
 
 /* True for a type of the list; *text is the part's text. */
 static bool is_text(const json_t *part, const char *const *types, const json_t **text)
 {
-    const char *type = json_string_value(json_object_get(part, "type"));
+    const json_t *type = json_object_get(part, "type");
     *text = json_object_get(part, "text");
     if (!json_is_string(*text)) *text = json_object_get(part, "refusal");
-    for (; type && *types; types++)
-        if (strcmp(type, *types) == 0) return json_is_string(*text);
+    for (; *types; types++)
+        if (json_is_word(type, *types)) return json_is_string(*text);
     return false;
 }
 
 static status refuse_part(const json_t *part, const char *where, size_t i, error *err)
 {
-    const char *type = json_string_value(json_object_get(part, "type"));
+    const char *type = json_word(json_object_get(part, "type"));
     if (!type)
         return error_set(err, STATUS_INVALID,
                          "request: %s[%zu]: must be an object with a type and a text", where, i);
@@ -155,9 +154,9 @@ status turns_end(chat_turns *t, error *err)
 status turns_need_text(const json_t *object, const char *key, const char *where, const char **out,
                        error *err)
 {
-    const json_t *value = json_object_get(object, key);
-    *out = json_string_value(value);
-    if (*out && **out && strlen(*out) == json_string_length(value)) return STATUS_IS_OK;
+    *out = json_word(json_object_get(object, key));
+    if (*out && **out) return STATUS_IS_OK;
     return error_set(err, STATUS_INVALID,
-                     "request: %s.%s: must be a string of at least one character", where, key);
+                     "request: %s.%s: must be a string of at least one character, without NUL",
+                     where, key);
 }

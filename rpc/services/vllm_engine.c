@@ -16,7 +16,7 @@ static bool read_model_type(const char *dir, char *out, size_t size)
     status st = file_join(path, sizeof path, dir, "config.json", NULL);
     if (status_ok(st)) st = json_read_file(path, 1 << 20, &config, NULL);
     if (!status_ok(st)) return st.code != STATUS_NO_MEMORY;
-    const char *type = json_string_value(json_object_get(config, "model_type"));
+    const char *type = json_word(json_object_get(config, "model_type"));
     if (type) snprintf(out, size, "%s", type);
     json_decref(config);
     return true;

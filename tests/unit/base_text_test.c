@@ -234,6 +234,16 @@ static void test_json_getters(void **state)
     assert_int_equal(json_get_string(o, "w", "t", &s, &err).code, STATUS_INVALID);
     assert_string_equal(err.text, "w: \"t\" must be a string, not a boolean");
 
+    assert_string_equal(json_word(json_object_get(o, "s")), "x");
+    assert_null(json_word(json_object_get(o, "z")));
+    assert_null(json_word(json_object_get(o, "i")));
+    assert_null(json_word(NULL));
+    assert_true(json_is_word(json_object_get(o, "s"), "x"));
+    assert_false(json_is_word(json_object_get(o, "s"), "xy"));
+    assert_false(json_is_word(json_object_get(o, "z"), "a"));
+    assert_false(json_is_word(json_object_get(o, "t"), "true"));
+    assert_false(json_is_word(NULL, ""));
+
     json_t *array = parse("[1]");
     assert_int_equal(json_get_int(array, "w", "i", 0, 9, 1, &i, &err).code, STATUS_INVALID);
     assert_string_equal(err.text, "w: must be an object, not an array");

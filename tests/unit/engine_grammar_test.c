@@ -379,6 +379,10 @@ static void test_unique_items(void **state)
            "[4,10]", "[5]", NULL, "[4,4]", "[4,5,6]", "[3]", "[4,3]", NULL);
     SCHEMA("{\"items\":{\"type\":\"string\"},\"uniqueItems\":true,\"maxItems\":1}", "[\"x\"]", "[]",
            NULL, "[\"x\",\"y\"]", NULL);
+    /* Values and patterns may hold a NUL, which an answer writes as an escape. */
+    SCHEMA("{\"enum\":[\"a\\u0000b\"]}", "\"a\\u0000b\"", NULL, "\"a\"", NULL);
+    SCHEMA("{\"const\":{\"type\":\"a\\u0000b\"}}", "{\"type\":\"a\\u0000b\"}", NULL,
+           "{\"type\":\"a\"}", NULL);
     SCHEMA("{\"type\":\"string\",\"uniqueItems\":true}", "\"x\"", NULL, "[]", NULL);
 }
 
@@ -430,6 +434,18 @@ static void test_refused_schemas(void **state)
         {"{\"propertyNames\":{\"pattern\":\"^.{0,2000}$\"},\"minProperties\":2}", STATUS_LIMIT,
          "\"/minProperties\": too large for these names"},
         {"{\"type\":\"float\"}", STATUS_INVALID, "\"/type\""},
+        {"{\"type\":\"object\\u0000x\"}", STATUS_INVALID, "\"/type\": must not hold a NUL"},
+        {"{\"items\":{\"type\":[\"string\",\"null\\u0000\"]}}", STATUS_INVALID,
+         "\"/items/type\": must not hold a NUL"},
+        {"{\"anyOf\":[{},{\"$ref\":\"#\\u0000\"}]}", STATUS_INVALID,
+         "\"/anyOf/$ref\": must not hold a NUL"},
+        {"{\"required\":[\"a\\u0000b\"]}", STATUS_INVALID, "\"/required\": must not hold a NUL"},
+        {"{\"dependencies\":{\"a\":[\"b\\u0000\"]}}", STATUS_INVALID,
+         "\"/dependencies\": must not hold a NUL"},
+        {"{\"properties\":{\"a\":{\"format\":\"date\\u0000\"}}}", STATUS_INVALID,
+         "\"/properties/a/format\": must not hold a NUL"},
+        {"{\"properties\":{\"const\":{\"required\":[\"a\\u0000b\"]}}}", STATUS_INVALID,
+         "\"/properties/const/required\": must not hold a NUL"},
         {"{\"minLength\":-1}", STATUS_INVALID, "\"/minLength\""},
         {"{\"type\":\"string\",\"enum\":[1]}", STATUS_INVALID, "no text can satisfy it"},
         {"[]", STATUS_INVALID, "a schema must be an object"},

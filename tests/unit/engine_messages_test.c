@@ -74,6 +74,28 @@ static void arguments_become_objects(void **state)
     }
 }
 
+static void words_hold_no_nul(void **state)
+{
+    (void)state;
+    static const char *const cases[][2] = {
+        {"[{\"role\":\"user\\u0000x\",\"content\":\"\"}]",
+         "messages[0]: must be an object whose role"},
+        {"[{\"role\":\"user\",\"content\":[{\"type\":\"text\\u0000\",\"text\":\"\"}]}]",
+         "messages[0].content[0]: only"},
+    };
+    for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
+        error err = {{0}};
+        json_t *messages = parse(cases[i][0]);
+        assert_false(status_ok(messages_normalise(messages, &err)));
+        if (!strstr(err.text, cases[i][1])) fail_msg("%s", err.text);
+        json_decref(messages);
+    }
+    /* A text may hold one. */
+    expect_normalised("[{\"role\":\"user\",\"content\":[{\"type\":\"text\",\"text\":"
+                      "\"a\\u0000b\"}]}]",
+                      "[{\"role\":\"user\",\"content\":\"a\\u0000b\"}]");
+}
+
 static void expect_refused(const char *given, status_code code, const char *why)
 {
     error err = {{0}};
@@ -113,6 +135,7 @@ int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(an_assistant_may_say_nothing),
+        cmocka_unit_test(words_hold_no_nul),
         cmocka_unit_test(arguments_become_objects),
         cmocka_unit_test(wrong_calls_are_refused_by_place),
         cmocka_unit_test(amount_of_values_is_bounded),

@@ -146,6 +146,37 @@ static void what_is_wrong_is_named(void **state)
     refuse(state, USER "\"stop_sequences\": [\"\"]}", "stop_sequences", "");
 }
 
+/* A NUL ends no word: what is behind it counts. */
+static void words_hold_no_nul(void **state)
+{
+    refuse(state, MESSAGES("{\"role\": \"user\\u0000x\", \"content\": \"x\"}"), "messages[0].role",
+           "user or assistant");
+    refuse(state,
+           MESSAGES("{\"role\": \"user\", \"content\": [{\"type\": \"text\\u0000\", \"text\": "
+                    "\"x\"}]}"),
+           "messages[0].content[0]", "an object with a type");
+    refuse(state,
+           MESSAGES("{\"role\": \"user\", \"content\": [{\"type\": \"tool_result\", "
+                    "\"tool_use_id\": \"1\\u0000\"}]}"),
+           "messages[0].content[0].tool_use_id", "without NUL");
+    refuse(state, USER "\"system\": [{\"type\": \"text\\u0000\", \"text\": \"x\"}]}", "system[0]",
+           "an object with a type");
+    refuse(state,
+           USER "\"tools\": [{\"type\": \"custom\\u0000x\", \"name\": \"f\", \"input_schema\": "
+                "{}}]}",
+           "tools[0]", "not supported");
+    refuse(state, USER "\"tool_choice\": {\"type\": \"auto\\u0000\"}}", "tool_choice.type",
+           "auto, any");
+    refuse(state, USER "\"thinking\": {\"type\": \"disabled\\u0000\"}}", "thinking.type",
+           "must be enabled");
+    refuse(state,
+           USER "\"output_config\": {\"format\": {\"type\": \"json_schema\\u0000\", \"schema\": "
+                "{}}}}",
+           "output_config.format", "must be");
+    refuse(state, USER "\"service_tier\": \"auto\\u0000\"}", "service_tier", "only");
+    refuse(state, USER "\"stop_sequences\": [\"a\\u0000b\"]}", "stop_sequences", "no NUL");
+}
+
 static void tokens_are_counted(void **state)
 {
     openai_fixture *f = *state;
@@ -287,6 +318,7 @@ int main(void)
         cmocka_unit_test(blocks_become_messages),
         cmocka_unit_test(fields_are_those_of_chat),
         cmocka_unit_test(what_is_wrong_is_named),
+        cmocka_unit_test(words_hold_no_nul),
         cmocka_unit_test(tokens_are_counted),
         cmocka_unit_test(answers_are_anthropics),
         cmocka_unit_test(errors_are_anthropics),

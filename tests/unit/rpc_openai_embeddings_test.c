@@ -95,6 +95,8 @@ static void wrong_bodies_are_refused_by_name(void **state)
         {"{\"input\": \"x\", \"model\": \"other\"}", "model", 404},
         {"{\"input\": \"x\", \"dimensions\": 8}", "dimensions", 400},
         {"{\"input\": \"x\", \"encoding_format\": \"hex\"}", "encoding_format", 400},
+        {"{\"input\": \"x\", \"encoding_format\": \"float\\u0000\"}", "encoding_format", 400},
+        {"{\"input\": \"x\", \"pooling\": \"mean\\u0000x\"}", "pooling", 400},
         {"{\"input\": \"x\", \"pooling\": \"cls\"}", "pooling", 400},
         {"{\"input\": \"x\", \"normalize\": 1}", "normalize", 400},
         {"{\"input\": \"x\", \"session\": \"s\"}", "session", 400},

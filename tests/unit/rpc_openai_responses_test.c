@@ -211,6 +211,71 @@ static void what_is_wrong_is_named(void **state)
            "no such variable");
 }
 
+/* A NUL ends no word: what is behind it counts. */
+static void words_hold_no_nul(void **state)
+{
+    static const struct {
+        const char *members, *param, *message;
+    } rows[] = {
+        {"'input': [{'type': 'message\\u0000x', 'role': 'user', 'content': 'x'}]", "input[0]",
+         "an object with a type"},
+        {"'input': [{'role': 'user\\u0000x', 'content': 'x'}]", "input[0].role", "must be user"},
+        {"'input': [{'role': 'user', 'content': [{'type': 'text\\u0000', 'text': 'x'}]}]",
+         "input[0].content[0]", "an object with a type"},
+        {"'input': [{'type': 'reasoning', 'content': [{'type': 'reasoning_text\\u0000', "
+         "'text': 'x'}]}]",
+         "input[0].content[0]", "reasoning_text"},
+        {"'input': [{'type': 'function_call', 'call_id': 'c', 'name': 'f\\u0000', "
+         "'arguments': '{}'}]",
+         "input[0].name", "without NUL"},
+        {"'input': 'x', 'previous_response_id': 'resp_0\\u0000'", "previous_response_id",
+         "without NUL"},
+        {"'input': 'x', 'tools': [{'type': 'function\\u0000', 'name': 'f'}]", "tools[0]",
+         "an object with a type"},
+        {"'input': 'x', 'tool_choice': 'auto\\u0000'", "tool_choice", "must be"},
+        {"'input': 'x', 'tool_choice': {'type': 'function\\u0000', 'name': 'f'}", "tool_choice",
+         "an object with a type"},
+        {"'input': 'x', 'text': {'format': {'type': 'text\\u0000'}}", "text.format", "without NUL"},
+        {"'input': 'x', 'text': {'format': {'type': 'json_schema\\u0000', 'schema': {}}}",
+         "text.format", "without NUL"},
+        {"'input': 'x', 'text': {'verbosity': 'medium\\u0000'}", "text.verbosity", "only"},
+        {"'input': 'x', 'reasoning': {'summary': 'auto\\u0000'}", "reasoning.summary", "only"},
+        {"'input': 'x', 'reasoning': {'effort': 'none\\u0000'}", "reasoning.effort", "without NUL"},
+        {"'input': 'x', 'include': ['reasoning.encrypted_content\\u0000']", "include[0]",
+         "not supported"},
+        {"'input': 'x', 'truncation': 'disabled\\u0000'", "truncation", "only"},
+    };
+    char body[512];
+    for (size_t i = 0; i < sizeof rows / sizeof rows[0]; i++) {
+        snprintf(body, sizeof body, "{%s}", rows[i].members);
+        for (char *at = body; *at; at++)
+            if (*at == '\'') *at = '"';
+        refuse(state, body, rows[i].param, rows[i].message);
+    }
+    /* A text may hold one. */
+    openai_call c = parse(state, "{\"input\": \"a\\u0000b\", \"instructions\": \"c\\u0000\"}");
+    check_messages(&c, "[{\"role\":\"system\",\"content\":" TEXT(
+                           "c\\u0000") "},{\"role\":\"user\",\"content\":" TEXT("a\\u0000b") "}]");
+    openai_call_destroy(&c);
+}
+
+/* The engine reads the arguments of a call that is too long to be checked before, all of them. */
+static void long_arguments_are_whole(void **state)
+{
+    strbuf body = {0};
+    strbuf_puts(&body, "{\"input\": [{\"type\": \"function_call\", \"call_id\": \"c\", "
+                       "\"name\": \"f\", \"arguments\": \"{}\\u0000");
+    for (int i = 0; i <= 1 << 16; i++) strbuf_putc(&body, ',');
+    strbuf_puts(&body, "\"}]}");
+    openai_call c = parse(state, body.data);
+    const json_t *call =
+        json_array_get(json_object_get(json_array_get(c.requests->messages, 0), "tool_calls"), 0);
+    const json_t *arguments = json_object_get(json_object_get(call, "function"), "arguments");
+    assert_int_equal(json_string_length(arguments), 3 + (1 << 16) + 1);
+    openai_call_destroy(&c);
+    strbuf_destroy(&body);
+}
+
 /* ---- answers --------------------------------------------------------------------------------- */
 
 static void take(openai_answer *a, const char *text, engine_finish finish, strbuf *out)
@@ -492,6 +557,8 @@ int main(void)
         cmocka_unit_test(metadata_has_bounds),
         cmocka_unit_test(arguments_of_calls_are_objects),
         cmocka_unit_test(what_is_wrong_is_named),
+        cmocka_unit_test(words_hold_no_nul),
+        cmocka_unit_test(long_arguments_are_whole),
         cmocka_unit_test(a_body_has_what_openai_has),
         cmocka_unit_test(a_stream_has_openais_events),
         cmocka_unit_test(a_conversation_goes_on),

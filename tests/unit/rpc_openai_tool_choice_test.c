@@ -130,6 +130,17 @@ static void calls_that_cannot_be_forced_are_refused(void **state)
         {"json", FUNCTION("'name': 'a\\u0000b'") "], 'tool_choice': 'required'",
          "tools[0].function.name", "1 to 256 bytes"},
         {"json",
+         TIME "], 'tool_choice': {'type': 'function', 'function': {'name': 'time\\u0000x'}}",
+         "tool_choice", "must be"},
+        {"json", TIME "], 'tool_choice': {'type': 'function\\u0000', 'function': {'name': 'time'}}",
+         "tool_choice", "must be"},
+        {"json", TIME "], 'tool_choice': 'required\\u0000'", "tool_choice", "must be"},
+        {"json",
+         FUNCTION("'name': 'f', 'parameters': {'type': 'object\\u0000x'}") "], "
+                                                                           "'tool_choice': "
+                                                                           "'required'",
+         "tools[0].function.parameters", "of type \"object\""},
+        {"json",
          TIME
          "," FUNCTION("'name': 'f', 'parameters': {'type': 'string'}") "], "
                                                                        "'tool_choice': 'required'",

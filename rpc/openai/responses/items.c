@@ -9,15 +9,13 @@ enum { WHERE_BYTES = 64 };
 
 static const char *const text_types[] = {"input_text", "output_text", "text", "refusal", NULL};
 
-static bool is(const char *word, const char *what) { return word && strcmp(word, what) == 0; }
-
 /* Templates know no developer: OpenAI's newer name of the system. */
 static const char *role_of(const json_t *item)
 {
     static const char *const roles[] = {"user", "assistant", "system", "developer"};
-    const char *role = json_string_value(json_object_get(item, "role"));
-    for (size_t i = 0; role && i < sizeof roles / sizeof roles[0]; i++)
-        if (strcmp(role, roles[i]) == 0) return i == 3 ? "system" : roles[i];
+    const json_t *role = json_object_get(item, "role");
+    for (size_t i = 0; i < sizeof roles / sizeof roles[0]; i++)
+        if (json_is_word(role, roles[i])) return i == 3 ? "system" : roles[i];
     return NULL;
 }
 
@@ -29,7 +27,7 @@ static status read_message(const json_t *item, const char *where, chat_turns *t,
         return error_set(err, STATUS_INVALID,
                          "request: %s.role: must be user, assistant, system or developer", where);
     snprintf(place, sizeof place, "%s.content", where);
-    json_t *message = turns_open(t, role, is(role, "assistant"));
+    json_t *message = turns_open(t, role, strcmp(role, "assistant") == 0);
     return turns_add_content(t, message, json_object_get(item, "content"), text_types, place, err);
 }
 
@@ -43,8 +41,7 @@ static status read_reasoning(const json_t *item, const char *where, chat_turns *
     json_array_foreach(parts, i, part)
     {
         const json_t *text = json_object_get(part, "text");
-        if (!is(json_string_value(json_object_get(part, "type")), "reasoning_text") ||
-            !json_is_string(text))
+        if (!json_is_word(json_object_get(part, "type"), "reasoning_text") || !json_is_string(text))
             return error_set(err, STATUS_INVALID,
                              "request: %s.content[%zu]: must be "
                              "{\"type\": \"reasoning_text\", \"text\": …}",
@@ -82,7 +79,8 @@ static status read_call(const json_t *item, const char *where, chat_turns *t, er
     if (!may_be_object(arguments))
         return error_set(err, STATUS_INVALID,
                          "request: %s.arguments: must be a JSON object, as a string", where);
-    turns_add_call(t, turns_open(t, "assistant", true), id, name, json_string_value(arguments));
+    turns_add_call(t, turns_open(t, "assistant", true), id, name, json_string_value(arguments),
+                   json_string_length(arguments));
     return STATUS_IS_OK;
 }
 
@@ -112,7 +110,7 @@ static status read_item(const json_t *item, size_t at, chat_turns *t, error *err
 {
     char where[WHERE_BYTES];
     const json_t *given = json_object_get(item, "type");
-    const char *type = given ? json_string_value(given) : "message";
+    const char *type = given ? json_word(given) : "message";
     snprintf(where, sizeof where, "input[%zu]", at);
     if (!json_is_object(item) || !type)
         return error_set(err, STATUS_INVALID, "request: %s: must be an object with a type", where);

@@ -20,8 +20,6 @@ typedef struct reading {
     json_t *chat;         // the body that is made
 } reading;
 
-static bool is(const char *word, const char *what) { return word && strcmp(word, what) == 0; }
-
 static status out_of_memory(error *err)
 {
     return error_set(err, STATUS_NO_MEMORY, "request: out of memory");
@@ -49,11 +47,12 @@ static status pass(const reading *in, const char *from, const char *to, error *e
 static status find_before(const reading *in, error *err)
 {
     const json_t *given = member(in, "previous_response_id");
-    const char *id = json_string_value(given);
+    const char *id = json_word(given);
     response_writer *w = in->w;
     if (!given) return STATUS_IS_OK;
     if (!id)
-        return error_set(err, STATUS_INVALID, "request: previous_response_id: must be a string");
+        return error_set(err, STATUS_INVALID,
+                         "request: previous_response_id: must be a string without NUL");
     if (in->s->responses)
         w->before = response_store_get(in->s->responses, w->identity, id, clock_now_us());
     if (w->before) return STATUS_IS_OK;
@@ -143,7 +142,7 @@ static status read_messages(const reading *in, error *err)
 
 static status refuse_type(const char *where, const json_t *object, error *err)
 {
-    const char *type = json_string_value(json_object_get(object, "type"));
+    const char *type = json_word(json_object_get(object, "type"));
     if (!type)
         return error_set(err, STATUS_INVALID, "request: %s: must be an object with a type", where);
     return error_set(err, STATUS_UNSUPPORTED, "request: %s: the type '%.40s' is not supported",
@@ -172,7 +171,7 @@ static status read_tools(const reading *in, error *err)
     json_array_foreach(tools, i, tool)
     {
         snprintf(where, sizeof where, "tools[%zu]", i);
-        if (!is(json_string_value(json_object_get(tool, "type")), "function"))
+        if (!json_is_word(json_object_get(tool, "type"), "function"))
             return refuse_type(where, tool, err);
         const char *name;
         RETURN_IF_ERROR(turns_need_text(tool, "name", where, &name, err));
@@ -186,7 +185,7 @@ static status read_choice(const reading *in, error *err)
     const json_t *choice = member(in, "tool_choice");
     const char *name;
     if (!json_is_object(choice)) return pass(in, "tool_choice", "tool_choice", err);
-    if (!is(json_string_value(json_object_get(choice, "type")), "function"))
+    if (!json_is_word(json_object_get(choice, "type"), "function"))
         return refuse_type("tool_choice", choice, err);
     RETURN_IF_ERROR(turns_need_text(choice, "name", "tool_choice", &name, err));
     return set_new(in, "tool_choice", wrap_function(choice), err);
@@ -221,8 +220,7 @@ static status need_object(const json_t *value, const char *where, error *err)
 static status read_format(const reading *in, const json_t *format, error *err)
 {
     RETURN_IF_ERROR(need_object(format, "text.format", err));
-    const char *type = json_string_value(json_object_get(format, "type"));
-    if (!is(type, "json_schema"))
+    if (!json_is_word(json_object_get(format, "type"), "json_schema"))
         return set_new(in, "response_format", json_incref((json_t *)(uintptr_t)format), err);
     json_t *inside = json_copy((json_t *)(uintptr_t)format);
     if (!inside) return out_of_memory(err);
@@ -240,7 +238,7 @@ static status read_text(const reading *in, error *err)
     RETURN_IF_ERROR(check_members(text, "text", keys, err));
     const json_t *verbosity = json_object_get(text, "verbosity"),
                  *format = json_object_get(text, "format");
-    if (verbosity && !json_is_null(verbosity) && !is(json_string_value(verbosity), "medium"))
+    if (verbosity && !json_is_null(verbosity) && !json_is_word(verbosity, "medium"))
         return error_set(err, STATUS_UNSUPPORTED,
                          "request: text.verbosity: of its values only [\"medium\"] is supported");
     return format && !json_is_null(format) ? read_format(in, format, err) : STATUS_IS_OK;
@@ -256,7 +254,7 @@ static status read_reasoning(const reading *in, error *err)
     RETURN_IF_ERROR(check_members(reasoning, "reasoning", keys, err));
     json_t *effort = json_object_get(reasoning, "effort");
     const json_t *summary = json_object_get(reasoning, "summary");
-    if (summary && !json_is_null(summary) && !is(json_string_value(summary), "auto"))
+    if (summary && !json_is_null(summary) && !json_is_word(summary, "auto"))
         return error_set(err, STATUS_UNSUPPORTED,
                          "request: reasoning.summary: of its values only [\"auto\"] is supported");
     if (!effort || json_is_null(effort)) return STATUS_IS_OK;
@@ -273,10 +271,10 @@ static status read_include(const reading *in, error *err)
         return error_set(err, STATUS_INVALID, "request: include: must be a list");
     json_array_foreach(include, i, value)
     {
-        if (!is(json_string_value(value), "reasoning.encrypted_content"))
+        if (!json_is_word(value, "reasoning.encrypted_content"))
             return error_set(err, STATUS_UNSUPPORTED,
                              "request: include[%zu]: '%.40s' is not supported", i,
-                             json_is_string(value) ? json_string_value(value) : "");
+                             json_word(value) ? json_word(value) : "");
     }
     return STATUS_IS_OK;
 }
