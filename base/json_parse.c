@@ -7,11 +7,11 @@
  * nested lists may hold values here. */
 #include "base/json.h"
 
+#include "base/number.h"
 #include "base/strbuf.h"
 #include "base/utf8.h"
 
 #include <errno.h>
-#include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -179,10 +179,10 @@ static json_t *read_number(reader *r)
     if (r->string.failed) return out_of_memory(r);
     const char *digits = r->string.data;
     errno = 0;
-    double value = real ? strtod(digits, NULL) : 0;
+    double value = 0;
     long long whole = real ? 0 : strtoll(digits, NULL, 10);
     if (!real && errno == ERANGE) return refuse_text(r, "integer is too large");
-    if (isinf(value)) return refuse_text(r, "number is too large");
+    if (real && !number_read(digits, &value)) return refuse_text(r, "number is too large");
     r->at = end;
     return made(r, real ? json_real(value) : json_integer(whole));
 }

@@ -1,8 +1,8 @@
 /* Parses flags by the tables of a command. */
 #include "cli/args.h"
+#include "base/number.h"
 #include "cli/nearest.h"
 
-#include <errno.h>
 #include <math.h>
 #include <stdlib.h>
 #include <string.h>
@@ -11,24 +11,14 @@
 
 static bool read_whole(const char *text, uint64_t *out)
 {
-    if (*text < '0' || *text > '9') return false;
-    char *end;
-    errno = 0;
-    unsigned long long v = strtoull(text, &end, 10);
-    if (errno || *end) return false;
-    *out = v;
-    return true;
+    const char *end = number_read_whole(text, out);
+    return end && !*end;
 }
 
 static bool read_number(const char *text, double *out)
 {
-    /* strtod also takes hexadecimal, "inf" and "nan", which no flag means. */
-    if (text[strspn(text, "+-.0123456789eE")] != '\0') return false;
-    char *end;
-    double v = strtod(text, &end);
-    if (end == text || *end || !isfinite(v)) return false;
-    *out = v;
-    return true;
+    const char *end = number_read(text, out);
+    return end && !*end;
 }
 
 bool args_read_bytes(const char *text, uint64_t *out)

@@ -1,6 +1,8 @@
 /* The table of the flags that choose a model, and the names that they take. */
 #include "cli/model_flags.h"
 
+#include "base/number.h"
+
 #include "kernels/cuda/cuda_kernels.h"
 
 #include <stdlib.h>
@@ -143,11 +145,10 @@ bool device_is_cuda(const char *device, uint32_t *ordinal)
 {
     *ordinal = 0;
     if (strcmp(device, "cuda") == 0) return true;
-    if (strncmp(device, "cuda:", 5) != 0 || device[5] < '0' || device[5] > '9') return false;
-    char *end;
-    unsigned long n = strtoul(device + 5, &end, 10);
+    uint64_t n = 0;
+    const char *end = strncmp(device, "cuda:", 5) == 0 ? number_read_whole(device + 5, &n) : NULL;
     *ordinal = (uint32_t)n;
-    return *end == '\0' && n < 1024;
+    return end && !*end && n < 1024;
 }
 
 bool gpu_kv_named(const char *name, uint8_t *out)

@@ -1,6 +1,7 @@
 /* `octavo plan`: the memory that a model would take and how many sequences it would hold, before it
  * is there. */
 #include "base/json.h"
+#include "base/number.h"
 #include "cli/cli.h"
 #include "cli/plan_plot.h"
 #include "cli/plan_sizes.h"
@@ -82,10 +83,10 @@ static status read_memory(planning *p, error *err)
         q->memory = memory_available_bytes();
         return STATUS_IS_OK;
     }
-    char *end;
-    unsigned long n = strtoul(text, &end, 10);
-    end += strspn(end, " ");
-    bool counted = *text >= '0' && *text <= '9' && *end == 'x';
+    uint64_t n = 0;
+    const char *end = number_read_whole(text, &n);
+    if (end) end += strspn(end, " ");
+    bool counted = end && *end == 'x';
     if (counted) text = end + 1 + strspn(end + 1, " ");
     if ((counted && (n < 1 || n > DEVICES_MAX)) || !args_read_bytes(text, &q->memory) ||
         q->memory == 0 || q->memory > UINT64_C(1) << 50)

@@ -2,6 +2,8 @@
  * rows of request_fields.inc. */
 #include "engine/internal.h"
 
+#include "base/number.h"
+
 #include <limits.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -203,9 +205,9 @@ static status read_logit_bias(const field_place *at, engine_request *r, error *e
     json_t *value;
     json_object_foreach((json_t *)at->value, key, value)
     {
-        char *end;
-        unsigned long id = strtoul(key, &end, 10);
-        if (*key < '0' || *key > '9' || *end || id > INT32_MAX || !json_is_number(value))
+        uint64_t id = 0;
+        const char *end = number_read_whole(key, &id);
+        if (!end || *end || id > INT32_MAX || !json_is_number(value))
             return refuse_field(at, err, "must be an object of token id to number");
         r->bias_ids[r->n_bias] = (uint32_t)id;
         r->bias[r->n_bias++] = (float)json_number_value(value);

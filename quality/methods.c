@@ -1,6 +1,8 @@
 /* Makes the variants that are compared from flags. */
 #include "quality/methods.h"
 
+#include "base/number.h"
+
 #include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -29,13 +31,14 @@ static status read_budget(const char *text, size_t n, budget *out, error *err)
                          text);
     memcpy(out->text, text, n);
     out->text[n] = 0;
-    char *end;
-    double value = strtod(out->text, &end);
-    if (*end == 0 && value > 0 && value <= 1) {
+    double value = 0;
+    const char *end = number_read(out->text, &value);
+    bool whole_text = end && !*end;
+    if (whole_text && value > 0 && value <= 1) {
         out->ratio = value;
         return STATUS_IS_OK;
     }
-    if (*end == 0 && value > 1 && value <= INT32_MAX && value == floor(value)) {
+    if (whole_text && value > 1 && value <= INT32_MAX && value == floor(value)) {
         out->tokens = (uint32_t)value;
         return STATUS_IS_OK;
     }

@@ -1,6 +1,7 @@
 /* `octavo bench retention`: what methods cost a prefill, and how many sequences they allow at
  * depth. */
 #include "cli/bench/bench_retention.h"
+#include "base/number.h"
 #include "cli/cli.h"
 
 #include <stdio.h>
@@ -105,8 +106,11 @@ static status read_methods(const retention_flags *f, const bench *b, bench_metho
     static const char *const usual[] = {"chunkkv", "chunkkv={\"reuse_layers\":2}"};
     retention_limits limits = {b->seqs.info->geometry, b->model.prefill_chunk,
                                b->model.max_model_len};
-    double ratio = strtod(f->ratio, NULL);
     *n = f->methods.n ? f->methods.n : f->retrievals.n ? 0 : sizeof usual / sizeof usual[0];
+    double ratio = 0;
+    const char *end = number_read(f->ratio, &ratio);
+    if (!end || *end)
+        return error_set(err, STATUS_INVALID, "--ratio: '%.64s' must be a number", f->ratio);
     if (*n > METHODS_MAX)
         return error_set(err, STATUS_INVALID, "--method: at most %d of them", METHODS_MAX);
     for (size_t i = 0; i < *n; i++) {

@@ -2,9 +2,9 @@
 #include "cli/bench/bench_serve.h"
 
 #include "base/json.h"
+#include "base/number.h"
 #include "cli/cli.h"
 
-#include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -125,9 +125,9 @@ static const arg_flag report_table[] = {
 static status read_number(const char *flag, const char *text, double min, double max, double *out,
                           error *err)
 {
-    char *end;
-    double v = strtod(text, &end);
-    if (end == text || *end || !(v >= min && v <= max))
+    double v = 0;
+    const char *end = number_read(text, &v);
+    if (!end || *end || !(v >= min && v <= max))
         return error_set(err, STATUS_INVALID, "--%s: '%.64s' must be a number from %g to %g", flag,
                          text, min, max);
     *out = v;
@@ -181,9 +181,9 @@ static status read_extra(const char *text, char **out, error *err)
 static status read_percentiles(const char *text, serve_report_options *out, error *err)
 {
     for (const char *at = text;; at++) {
-        char *end;
-        double v = strtod(at, &end);
-        if (end == at || !(v >= 0 && v <= 100) || (*end && *end != ',') ||
+        double v = 0;
+        const char *end = number_read(at, &v);
+        if (!end || !(v >= 0 && v <= 100) || (*end && *end != ',') ||
             out->n_percentiles == SERVE_PERCENTILES_MAX)
             return error_set(err, STATUS_INVALID,
                              "--percentiles: must be up to %d numbers from 0 to 100",
@@ -204,9 +204,9 @@ static status read_goodput(const char *text, serve_report_options *out, error *e
         while (m < 4 &&
                (strlen(serve_metric_names[m]) != n || memcmp(at, serve_metric_names[m], n) != 0))
             m++;
-        char *end = NULL;
-        double v = m < 4 && at[n] ? strtod(at + n + 1, &end) : 0;
-        if (!(v > 0 && v < 1e9) || (*end && *end != ','))
+        double v = 0;
+        const char *end = m < 4 && at[n] ? number_read(at + n + 1, &v) : NULL;
+        if (!end || !(v > 0 && v < 1e9) || (*end && *end != ','))
             return error_set(err, STATUS_INVALID,
                              "--goodput: must be NAME:MS, NAME one of ttft, tpot, itl, e2el");
         out->goodput_ms[m] = v;

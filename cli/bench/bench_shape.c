@@ -1,5 +1,7 @@
 #include "cli/bench/bench_shape.h"
 
+#include "base/number.h"
+
 #include <errno.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -55,10 +57,9 @@ status bench_list_read(const char *flag, const char *text, bench_list *out, erro
 {
     out->n = 0;
     for (;;) {
-        char *end;
-        unsigned long v = strtoul(text, &end, 10);
-        if (*text < '0' || *text > '9' || v == 0 || v > 1 << 20 || out->n == BENCH_LIST_MAX ||
-            (*end && *end != ','))
+        uint64_t v = 0;
+        const char *end = number_read_whole(text, &v);
+        if (!end || v == 0 || v > 1 << 20 || out->n == BENCH_LIST_MAX || (*end && *end != ','))
             return error_set(err, STATUS_INVALID,
                              "--%s: must be up to %d numbers with commas between", flag,
                              BENCH_LIST_MAX);

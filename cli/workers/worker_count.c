@@ -2,6 +2,8 @@
  * forks before gRPC starts anything, in itself and in them. */
 #include "cli/workers/worker.h"
 
+#include "base/number.h"
+
 #include <errno.h>
 #include <fcntl.h>
 #include <poll.h>
@@ -49,14 +51,15 @@ status worker_address_of(const worker_flags *f, uint32_t index, char *out, size_
         n = snprintf(out, size, "%s.%u", f->listen, index);
     } else {
         const char *colon = strrchr(f->listen, ':');
-        char *end = NULL;
-        unsigned long port = colon ? strtoul(colon + 1, &end, 10) : 0;
-        if (!colon || *end || port == 0 || port + f->count > 65536)
+        uint64_t port = 0;
+        const char *end = colon ? number_read_whole(colon + 1, &port) : NULL;
+        if (!end || *end || port == 0 || port > UINT16_MAX || port + f->count > 65536)
             return error_set(err, STATUS_INVALID,
                              "--listen: with --count, '%.64s' must name a port with %u free ones "
                              "from there on",
                              f->listen, f->count);
-        n = snprintf(out, size, "%.*s:%lu", (int)(colon - f->listen), f->listen, port + index);
+        n = snprintf(out, size, "%.*s:%u", (int)(colon - f->listen), f->listen,
+                     (uint32_t)port + index);
     }
     if (n >= 0 && (size_t)n < size) return STATUS_IS_OK;
     return error_set(err, STATUS_LIMIT, "--listen: is too long");

@@ -1,7 +1,8 @@
 /* How command lines and requests write a policy in one word. */
 #include "paged_kv/retention/retention.h"
 
-#include <stdlib.h>
+#include "base/number.h"
+
 #include <string.h>
 
 /* "chunkkv:0.25" is {"method": "chunkkv", "ratio": 0.25}; "full", which has no ratio, is
@@ -13,10 +14,9 @@ static status read_short(const char *name, const char *text, json_t **out, error
         return *out ? STATUS_IS_OK : json_refuse_word(name, text, err);
     }
     const char *colon = strrchr(text, ':');
-    char *end = NULL;
-    double ratio = colon ? strtod(colon + 1, &end) : 0;
-    bool number = colon && end > colon + 1 && *end == '\0';
-    if (!number || colon == text || !(ratio > 0 && ratio <= 1))
+    double ratio = 0;
+    const char *end = colon ? number_read(colon + 1, &ratio) : NULL;
+    if (!end || *end || colon == text || !(ratio > 0 && ratio <= 1))
         return error_set(
             err, STATUS_INVALID,
             "%s: '%.64s' must be METHOD:RATIO with a ratio in (0, 1], full, or a JSON object", name,

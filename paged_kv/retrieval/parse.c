@@ -3,8 +3,9 @@
 #include "paged_kv/retention/retention.h" // retention_selecting_layers
 #include "paged_kv/retrieval/retrieval.h"
 
+#include "base/number.h"
+
 #include <stdio.h>
-#include <stdlib.h>
 #include <string.h>
 
 typedef struct parsing {
@@ -411,9 +412,9 @@ status retrieval_parse(const json_t *json, const pkv_geometry *geometry, retriev
 /* A number of tokens in digits alone; 0 for any other text. */
 static uint32_t tokens_of(const char *text)
 {
-    bool digits = strspn(text, "0123456789") == strlen(text);
-    unsigned long long value = digits ? strtoull(text, NULL, 10) : 0;
-    return value <= INT32_MAX ? (uint32_t)value : 0;
+    uint64_t value = 0;
+    const char *end = number_read_whole(text, &value);
+    return end && !*end && value <= INT32_MAX ? (uint32_t)value : 0;
 }
 
 status retrieval_read_text(const char *name, const char *text, json_t **out, error *err)

@@ -1,11 +1,11 @@
 /* Scores one answer. */
 #include "quality/score/scorers.h"
 
+#include "base/number.h"
 #include "quality/score/word_scores.h"
 
 #include <ctype.h>
 #include <stdio.h>
-#include <stdlib.h>
 #include <string.h>
 
 /* ---- small parts ----------------------------------------------------------------------------- */
@@ -65,7 +65,9 @@ static double number_value(piece p)
     for (size_t i = 0; i < p.n && n + 1 < sizeof text; i++)
         if (p.at[i] != ',') text[n++] = p.at[i];
     text[n] = 0;
-    return strtod(text, NULL);
+    double value = 0;
+    number_read(text, &value);
+    return value;
 }
 
 /* ---- one reference --------------------------------------------------------------------------- */

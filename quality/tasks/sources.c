@@ -1,6 +1,8 @@
 /* Makes the rows of the results from flags. */
 #include "quality/tasks/sources.h"
 
+#include "base/number.h"
+
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -27,9 +29,9 @@ source *sources_add(source_list *out)
 static status read_lengths(const char *text, uint32_t most, length_list *out, error *err)
 {
     while (*text) {
-        char *end;
-        unsigned long value = strtoul(text, &end, 10);
-        if (end == text || (*end && *end != ',') || value == 0 || value > most)
+        uint64_t value = 0;
+        const char *end = number_read_whole(text, &value);
+        if (!end || (*end && *end != ',') || value == 0 || value > most)
             return error_set(err, STATUS_INVALID,
                              "--lengths: '%.40s': numbers of tokens from 1 to %u", text, most);
         if (out->n == LENGTHS_MAX)

@@ -2,6 +2,8 @@
  * specification names. A variable of the name with TRACES goes before the one without. */
 #include "rpc/otlp/internal.h"
 
+#include "base/number.h"
+
 #include <curl/curl.h>
 #include <errno.h>
 #include <stdlib.h>
@@ -234,14 +236,13 @@ static status read_resource(reading *r, const char *version, error *err)
 static status read_number(const char *name, const char *text, long least, long most, long *out,
                           error *err)
 {
-    char *end;
+    uint64_t n = 0;
     if (!text) return STATUS_IS_OK;
-    errno = 0;
-    long n = strtol(text, &end, 10);
-    if (*text < '0' || *text > '9' || *end || errno || n < least || n > most)
+    const char *end = number_read_whole(text, &n);
+    if (!end || *end || n < (uint64_t)least || n > (uint64_t)most)
         return error_set(err, STATUS_INVALID, "%s: must be an integer from %ld to %ld", name, least,
                          most);
-    *out = n;
+    *out = (long)n;
     return STATUS_IS_OK;
 }
 
@@ -324,9 +325,8 @@ static status read_sampler(reading *r, error *err)
     c->ratio = 1;
     const char *ratio = value_of(r, "OTEL_TRACES_SAMPLER_ARG");
     if (c->sampling != SAMPLE_RATIO || !ratio) return STATUS_IS_OK;
-    char *end;
-    c->ratio = strtod(ratio, &end);
-    if (end == ratio || *end || !(c->ratio >= 0 && c->ratio <= 1))
+    const char *end = number_read(ratio, &c->ratio);
+    if (!end || *end || !(c->ratio >= 0 && c->ratio <= 1))
         return error_set(err, STATUS_INVALID,
                          "OTEL_TRACES_SAMPLER_ARG: must be a share from 0 to 1");
     return STATUS_IS_OK;

@@ -155,6 +155,7 @@ static void test_refusals(void **state)
     refuses("--top-k -2", "--top-k: '-2' must be a whole number from -1 to 100");
     refuses("--top-p nan", "--top-p: 'nan' must be a number from 0 to 1");
     refuses("--top-p 0x1", "--top-p: '0x1' must be a number from 0 to 1");
+    refuses("--top-p 1e", "--top-p: '1e' must be a number from 0 to 1");
     refuses("--top-p 1.01", "--top-p: '1.01' must be a number from 0 to 1");
     refuses("--stop \xff", "--stop: is not UTF-8");
 }

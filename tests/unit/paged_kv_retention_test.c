@@ -635,7 +635,18 @@ static void command_lines_name_a_policy(void **state)
         {"full", "{\"method\":\"full\"}"},
         {"{\"method\":\"h2o\",\"tokens\":64}", "{\"method\":\"h2o\",\"tokens\":64}"},
     };
-    static const char *const refused[] = {"", "chunkkv", "full:", "fuller", "chunkkv:0", ":0.5"};
+    static const char *const refused[] = {"",
+                                          "chunkkv",
+                                          "full:",
+                                          "fuller",
+                                          "chunkkv:0",
+                                          ":0.5",
+                                          "chunkkv:0x1p-1",
+                                          "chunkkv: 0.5",
+                                          "chunkkv:0.5 ",
+                                          "chunkkv:nan",
+                                          "chunkkv:inf",
+                                          "chunkkv:0,5"};
     error err;
     json_t *json;
     retention_policy policy;

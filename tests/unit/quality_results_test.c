@@ -71,11 +71,13 @@ static void bad_methods(void **state)
     static const struct {
         const char *method, *budgets, *says;
     } bad[] = {
-        {"nonesuch", "0.1", "nonesuch"},  {"chunkkv={", "0.1", "--method"},
-        {"chunkkv=[1]", "0.1", "object"}, {"chunkkv", "1.5", "--budgets"},
-        {"chunkkv", "0", "--budgets"},    {"chunkkv", "0.1,,0.2", "--budgets"},
-        {"chunkkv", "x", "--budgets"},    {"x={\"method\":3}", "0.1", "unknown"},
-        {"chunkkv:2", "0.1", "(0, 1]"},   {"nonesuch:0.1", "0.1", "nonesuch"},
+        {"nonesuch", "0.1", "nonesuch"},        {"chunkkv={", "0.1", "--method"},
+        {"chunkkv=[1]", "0.1", "object"},       {"chunkkv", "1.5", "--budgets"},
+        {"chunkkv", "0", "--budgets"},          {"chunkkv", "0.1,,0.2", "--budgets"},
+        {"chunkkv", "0x1p-1", "--budgets"},     {"chunkkv", " 0.1", "--budgets"},
+        {"chunkkv", "inf", "--budgets"},        {"chunkkv", "x", "--budgets"},
+        {"x={\"method\":3}", "0.1", "unknown"}, {"chunkkv:2", "0.1", "(0, 1]"},
+        {"nonesuch:0.1", "0.1", "nonesuch"},
     };
     for (size_t i = 0; i < sizeof bad / sizeof bad[0]; i++) {
         variant_list v;

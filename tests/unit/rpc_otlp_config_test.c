@@ -309,6 +309,9 @@ static void bad_settings_are_refused_by_name(void **state)
         {url, NULL, "-0.1", "OTEL_TRACES_SAMPLER_ARG: must be a share"},
         {url, NULL, "1.1", "OTEL_TRACES_SAMPLER_ARG: must be a share"},
         {url, NULL, "nan", "OTEL_TRACES_SAMPLER_ARG: must be a share"},
+        {url, NULL, "0x1p-1", "OTEL_TRACES_SAMPLER_ARG: must be a share"},
+        {url, NULL, " 0.5", "OTEL_TRACES_SAMPLER_ARG: must be a share"},
+        {url, "OTEL_BSP_MAX_QUEUE_SIZE", "0x10", "must be an integer from"},
         {url, NULL, "half", "OTEL_TRACES_SAMPLER_ARG: must be a share"},
     };
     for (size_t i = 0; i < sizeof bad / sizeof bad[0]; i++) {

@@ -1,10 +1,13 @@
 /* Turns source text into tokens, with Jinja's rules for white space around tags (trim_blocks,
  * lstrip_blocks). */
 #include "text/chat_template/ast.h"
+
+#include "base/number.h"
+
 #include <inttypes.h>
+#include <math.h>
 #include <stdarg.h>
 #include <stdio.h>
-#include <stdlib.h>
 
 status lex_fail(error *err, status_code code, uint32_t line, const char *fmt, ...)
 {
@@ -235,7 +238,7 @@ static bool lex_float(lexer *l, token *out)
         if (l->s[i] != '_') buffer[k++] = l->s[i];
     buffer[k] = '\0';
     out->kind = TOKEN_FLOAT;
-    out->real = strtod(buffer, NULL);
+    if (!number_read(buffer, &out->real)) out->real = HUGE_VAL; // Python's inf
     out->text = (text){l->s + l->pos, end - l->pos};
     l->pos = end;
     return true;

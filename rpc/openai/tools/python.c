@@ -1,6 +1,8 @@
 /* Python literals as JSON. */
 #include "rpc/openai/tools/python.h"
 
+#include "base/number.h"
+
 #include <stdlib.h>
 #include <string.h>
 
@@ -91,17 +93,18 @@ static bool read_string(scan *p)
 /* Copies a number that JSON has too. */
 static bool read_number(scan *p)
 {
-    char text[64], *stop;
+    char text[64];
+    double value;
     size_t n = 0;
     while (p->s + n < p->end && among("+-.eE0123456789", p->s[n])) n++;
     if (n == 0 || n >= sizeof text) return false;
     memcpy(text, p->s, n);
     text[n] = '\0';
-    strtod(text, &stop);
+    const char *stop = number_read(text, &value);
     size_t first = text[0] == '-';
     bool plain = text[first] >= '0' && text[first] <= '9' && text[n - 1] != '.' &&
                  !(text[first] == '0' && text[first + 1] >= '0' && text[first + 1] <= '9');
-    if (*stop || !plain || strstr(text, ".e") || strstr(text, ".E")) return false;
+    if (!stop || *stop || !plain || strstr(text, ".e") || strstr(text, ".E")) return false;
     strbuf_append(p->out, text, n);
     p->s += n;
     return true;
