@@ -33,6 +33,9 @@ static const arg_flag keep_flags[] = {
     ARG_ROW("retention", "METHOD:RATIO", ARG_TEXT, run_flags, retention,
             "which KV pages stay, such as chunkkv:0.25; a JSON object gives the method's parts; "
             "see octavo methods"),
+    ARG_ROW("retrieval", "METHOD[:TOKENS]", ARG_TEXT, run_flags, retrieval,
+            "which blocks of its context a generated token reads, such as quest:4096; nothing is "
+            "given up; a JSON object gives the method's parts; see octavo methods"),
     FIELD("session", "ID", "session", ARG_JSON_TEXT,
           "continue from the pages that the session's last request left, and keep this request's "
           "for the next: with --chat, earlier turns are not computed again"),
@@ -47,12 +50,11 @@ static const char about_prompts[] =
     "\n"
     "--prompts reads JSON lines: \"prompt\", \"messages\" or \"prompt_token_ids\", an optional "
     "\"id\", and any\n"
-    "field below by its OpenAI name (max_tokens, temperature, stop, retention, ...); flags are the "
-    "defaults\n"
-    "of all lines; lines of one \"session\" are its turns, and wait for each other. For each "
-    "choice "
-    "one JSON\n"
-    "line goes to stdout when it ends:\n"
+    "field below by its OpenAI name (max_tokens, temperature, stop, retention, retrieval, ...); "
+    "flags are the\n"
+    "defaults of all lines; lines of one \"session\" are its turns, and wait for each other. For "
+    "each choice\n"
+    "one JSON line goes to stdout when it ends:\n"
     "  {\"id\", \"index\", \"text\", \"token_ids\", \"logprobs\", \"prompt_logprobs\", "
     "\"finish_reason\", \"usage\",\n"
     "  \"retention\", \"retrieval\", \"timings\"}\n"
@@ -97,24 +99,28 @@ static status check_flags(const run_flags *f, error *err)
     return STATUS_IS_OK;
 }
 
-/* Takes over the policy, a member of the request's fields; NULL removes it. */
-static status set_retention(run_flags *f, json_t *policy, error *err)
+/* Takes over the method, a member of the request's fields; NULL removes it. */
+static status set_method(run_flags *f, const char *field, json_t *method, error *err)
 {
-    if (!policy) {
-        json_object_del(f->fields, "retention");
+    if (!method) {
+        json_object_del(f->fields, field);
         return STATUS_IS_OK;
     }
     if (!f->fields) f->fields = json_object();
-    if (json_object_set_new(f->fields, "retention", policy) == 0) return STATUS_IS_OK;
+    if (json_object_set_new(f->fields, field, method) == 0) return STATUS_IS_OK;
     return error_set(err, STATUS_NO_MEMORY, "out of memory");
 }
 
-static status read_retention(run_flags *f, error *err)
+static status read_methods(run_flags *f, error *err)
 {
-    json_t *policy;
-    if (!f->retention) return STATUS_IS_OK;
-    RETURN_IF_ERROR(retention_read_text("--retention", f->retention, &policy, err));
-    return set_retention(f, policy, err);
+    json_t *method;
+    if (f->retention) {
+        RETURN_IF_ERROR(retention_read_text("--retention", f->retention, &method, err));
+        RETURN_IF_ERROR(set_method(f, "retention", method, err));
+    }
+    if (!f->retrieval) return STATUS_IS_OK;
+    RETURN_IF_ERROR(retrieval_read_text("--retrieval", f->retrieval, &method, err));
+    return set_method(f, "retrieval", method, err);
 }
 
 /* Tries the fields of the command line once, so that a mistake in them is not reported for every
@@ -126,7 +132,9 @@ static status check_fields(const run_session *s, error *err)
     const backend_info *info = s->model.backend.ops->info(s->model.backend.ctx);
     retention_limits limits = {info->geometry, s->model.prefill_chunk, s->model.max_model_len};
     retention_policy policy;
+    retrieval_spec retrieval;
     if (status_ok(st)) st = retention_parse(r.retention, &limits, &policy, err);
+    if (status_ok(st)) st = retrieval_parse(r.retrieval, &info->geometry, &retrieval, err);
     engine_request_destroy(&r);
     return st;
 }
@@ -136,10 +144,11 @@ status run_set_retention(run_session *s, const char *name, const char *text, err
     json_t *policy, *before = json_object_get(s->flags.fields, "retention");
     RETURN_IF_ERROR(retention_read_text(name, text, &policy, err));
     json_incref(before);
-    status st = set_retention(&s->flags, policy, err);
+    status st = set_method(&s->flags, "retention", policy, err);
     if (status_ok(st)) st = check_fields(s, err);
     if (status_ok(st)) json_decref(before);
-    else if (!status_ok(set_retention(&s->flags, before, NULL))) st.code = STATUS_NO_MEMORY;
+    else if (!status_ok(set_method(&s->flags, "retention", before, NULL)))
+        st.code = STATUS_NO_MEMORY;
     return st;
 }
 
@@ -176,7 +185,7 @@ int cli_run(cli_line *line)
         {"What to run (one of --prompt, --chat, --prompts)", input_flags,
          sizeof input_flags / sizeof input_flags[0], &s.flags},
         {"Sampling", sampling, n_sampling, &s.flags},
-        {"Retention", keep_flags, sizeof keep_flags / sizeof keep_flags[0], &s.flags},
+        {"Retention and retrieval", keep_flags, sizeof keep_flags / sizeof keep_flags[0], &s.flags},
         retention_flags_group(&s.retention),
         model_flags_group(&model),
         workers_flags_group(&model.workers),
@@ -200,7 +209,7 @@ int cli_run(cli_line *line)
     if (cli_parse(&command, line, NULL, &result)) {
         if (!model.dir) result = cli_complain(run_name, CLI_USAGE, "--model is missing");
         else if (!status_ok(check_flags(&s.flags, &err)) ||
-                 !status_ok(read_retention(&s.flags, &err)) ||
+                 !status_ok(read_methods(&s.flags, &err)) ||
                  !status_ok(retention_flags_read(&s.retention, &err)))
             result = cli_complain(run_name, CLI_USAGE, err.text);
         else result = run_session_go(&s, &model);

@@ -12,6 +12,7 @@
 typedef struct run_flags {
     const char *prompt, *prompts, *system;
     const char *retention; // METHOD:RATIO, or JSON; read into fields
+    const char *retrieval; // METHOD:TOKENS, or JSON; likewise
     bool chat, json;
     json_t *fields; // sampling flags as members of a request; NULL when there are none
 } run_flags;
