@@ -187,6 +187,7 @@ void kern_destroy(kern_context *kc)
     kern_buffer_free(&kc->measure.units);
     kern_buffer_free(&kc->measure.pieces);
     kern_buffer_free(&kc->measure.rows);
+    kern_buffer_free(&kc->read);
     alloc_free(NULL, kc->threads);
     alloc_free(NULL, kc);
 }

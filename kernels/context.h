@@ -36,6 +36,7 @@ struct kern_context {
     kern_thread *threads;  /* [n_threads] */
     kern_attn_scratch attention;
     kern_measure_scratch measure;
+    kern_buffer read; /* what limits.c reads to measure bandwidth; empty before the first time */
 };
 
 /* Bytes of a thread's scratch for products, which matmul.c and matmul_blocks.c lay out: one huge

@@ -292,6 +292,8 @@ typedef struct kern_limits {
     double int_gop_s;   /* 8-bit integers: vpmaddubsw, vpdpbusd or tdpbssd */
 } kern_limits;
 
+/* The first call maps and fills 512 MiB to read, which the context owns until it is destroyed: a
+ * bench measures again and again. */
 status kern_measure_limits(kern_context *kc, kern_limits *out);
 
 typedef struct kern_limit {

@@ -72,24 +72,32 @@ static double best_burst(measurement *m, double (*burst)(size_t rounds, float *s
     return best;
 }
 
+/* Pages that were never written are all one page of zeros. */
+static bool map_data(kern_context *kc)
+{
+    if (kc->read.data) return true;
+    void *data = alloc_pages(READ_BYTES);
+    if (!data) return false;
+    memset(data, 1, READ_BYTES);
+    kc->read = (kern_buffer){data, READ_BYTES};
+    return true;
+}
+
 status kern_measure_limits(kern_context *kc, kern_limits *out)
 {
     *out = (kern_limits){0};
-    uint64_t *data = alloc_pages(READ_BYTES);
     measurement m = {.kc = kc};
     m.operations = alloc_zeroed(NULL, kc->n_threads, sizeof *m.operations);
     m.sinks = alloc_zeroed(NULL, kc->n_threads, sizeof *m.sinks);
-    bool ok = data && m.operations && m.sinks;
+    bool ok = m.operations && m.sinks && map_data(kc);
     if (ok) {
-        memset(data, 1, READ_BYTES);
-        out->read_gb_s = best_read_gb_s(&m, data);
+        out->read_gb_s = best_read_gb_s(&m, kc->read.data);
         out->fma_gflop_s = best_burst(&m, kc->isa.fma_burst);
         double dot_gflop_s = kc->isa.dot_burst ? best_burst(&m, kc->isa.dot_burst) : 0;
         out->dot_gflop_s = dot_gflop_s > out->fma_gflop_s ? dot_gflop_s : out->fma_gflop_s;
         if (kc->isa.pair_burst) out->pair_gop_s = best_burst(&m, kc->isa.pair_burst);
         out->int_gop_s = best_burst(&m, kc->isa.int_burst);
     }
-    alloc_pages_free(data, READ_BYTES);
     alloc_free(NULL, m.operations);
     alloc_free(NULL, m.sinks);
     return ok ? STATUS_IS_OK : status_make(STATUS_NO_MEMORY, "memory to read for the measurement");

@@ -8,7 +8,7 @@
 
 #include <cmocka.h>
 
-#include "kernels/kernels.h"
+#include "kernels/context.h"
 
 #include <math.h>
 #include <stdio.h>
@@ -514,6 +514,13 @@ static void check_limits(const char *isa)
     assert_true(limits.int_gop_s > 0.001 && limits.int_gop_s < 1e7);
     assert_true(limits.pair_gop_s < 1e7 &&
                 (limits.pair_gop_s > 0.001) == (strcmp(isa, "ref") != 0));
+    /* The next time reads the same memory, which is not filled again. */
+    uint64_t *data = kc->read.data;
+    assert_non_null(data);
+    data[0] = 7;
+    assert_true(status_ok(kern_measure_limits(kc, &limits)));
+    assert_ptr_equal(kc->read.data, data);
+    assert_int_equal(data[0], 7);
     drop_context(kc, pool);
 }
 
