@@ -1,5 +1,7 @@
 /* Tables grow by tokens at their end, and are cut back to what they were. */
-#include "paged_kv/internal.h"
+#include "paged_kv/delta_log.h"
+#include "paged_kv/pool.h"
+#include "paged_kv/table.h"
 
 /* Whether the next token of a table would be written into a page that others read. Only forks
  * share pages that are being filled. */

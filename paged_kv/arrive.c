@@ -1,6 +1,11 @@
 /* A parked or swapped sequence comes back, at once or in portions. The tables of one layer come
  * together, row by row from their first pages on, then those of the next layer. */
-#include "paged_kv/internal.h"
+#include "paged_kv/delta_log.h"
+#include "paged_kv/pool.h"
+#include "paged_kv/portions.h"
+#include "paged_kv/prefix.h"
+#include "paged_kv/records.h"
+#include "paged_kv/table.h"
 
 bool has_come(const pkv *p, const pkv_seq *s, uint32_t table, uint32_t index)
 {

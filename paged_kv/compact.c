@@ -1,5 +1,7 @@
 /* Compaction: the slow path, for retention that keeps single tokens. */
-#include "paged_kv/internal.h"
+#include "paged_kv/delta_log.h"
+#include "paged_kv/pool.h"
+#include "paged_kv/table.h"
 
 /* The longest run keep[i], keep[i] + 1, … that leaves neither its source page nor its
  * destination page. */

@@ -1,4 +1,4 @@
-#include "paged_kv/internal.h"
+#include "paged_kv/delta_log.h"
 
 size_t log_reserve_of(uint32_t groups, uint32_t row)
 {

@@ -1,5 +1,7 @@
 /* Discards parked and swapped sequences: their pages are given up, at once or in portions. */
-#include "paged_kv/internal.h"
+#include "paged_kv/pool.h"
+#include "paged_kv/portions.h"
+#include "paged_kv/records.h"
 
 static void give_up_rows(pkv *p, const pkv_swap *record, table_rows rows)
 {

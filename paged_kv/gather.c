@@ -1,7 +1,8 @@
 /* Gathering: pages that lie alone in broken runs move into fuller runs, a few in each step, so that
  * the runs that they leave become whole again. Lengths and positions stay, so a selection that is
  * made on another thread may read the tables meanwhile. */
-#include "paged_kv/internal.h"
+#include "paged_kv/delta_log.h"
+#include "paged_kv/pool.h"
 
 /* Bounds of one call: pages that are looked at, some 20 ns each, and pages that move, which a
  * backend copies. */

@@ -1,7 +1,10 @@
 /* Opens sequences on the blocks that the prefix cache has of their tokens, at once or in portions.
  * Between two portions a sequence is an ordinary one whose hit was shorter: the tokens of the
  * blocks that it has taken count as computed. */
-#include "paged_kv/internal.h"
+#include "paged_kv/delta_log.h"
+#include "paged_kv/pool.h"
+#include "paged_kv/prefix.h"
+#include "paged_kv/table.h"
 
 /* The finest grain of a chain's blocks, or `grain` where that is finer. */
 static pkv_grain finest_of(const pkv *p, uint32_t last, pkv_grain grain)

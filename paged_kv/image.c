@@ -1,7 +1,10 @@
 /* Sequences that go to another pool: the image of a parked one, and a parked one made of an image,
  * on fresh pages. The cells of an image are told in the order of KV groups, whatever the grain is,
  * because the other pool may have no runs of that grain. */
-#include "paged_kv/internal.h"
+#include "paged_kv/pool.h"
+#include "paged_kv/portions.h"
+#include "paged_kv/records.h"
+#include "paged_kv/table.h"
 
 static uint32_t image_tables(const pkv_geometry *g, pkv_grain grain)
 {

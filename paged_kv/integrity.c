@@ -1,6 +1,10 @@
 /* Checks what must hold between operations. Everything is counted again from tables, lists and
  * blocks. */
-#include "paged_kv/internal.h"
+#include "paged_kv/delta_log.h"
+#include "paged_kv/pool.h"
+#include "paged_kv/portions.h"
+#include "paged_kv/prefix.h"
+#include "paged_kv/table.h"
 
 /* Returns `what` from the calling check when the condition does not hold. */
 #define REQUIRE(condition, what)                                                                   \

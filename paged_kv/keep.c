@@ -1,7 +1,9 @@
 /* Applies a selection of retention to a table: drops whole pages, fills holes from the table's end,
  * or gathers everything. Which of the three depends on the bits, and on whether positions are to be
  * contiguous: then it gathers. */
-#include "paged_kv/internal.h"
+#include "paged_kv/delta_log.h"
+#include "paged_kv/pool.h"
+#include "paged_kv/table.h"
 
 /* The first bit from `from` on that is set (or not), or `end`. */
 static uint32_t find_bit(const uint64_t *bits, size_t from, uint32_t end, bool set)

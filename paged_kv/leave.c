@@ -1,7 +1,11 @@
 /* Closes sequences: their pages are given up, parked or copied to the host tier, at once or in
  * portions. The tables of one layer leave together, row by row from their ends on, then those of
  * the next layer. */
-#include "paged_kv/internal.h"
+#include "paged_kv/delta_log.h"
+#include "paged_kv/pool.h"
+#include "paged_kv/portions.h"
+#include "paged_kv/records.h"
+#include "paged_kv/table.h"
 
 /* ---- which pages have left ------------------------------------------------------------------- */
 

@@ -2,7 +2,8 @@
  * others hold, which pages of a swapped one are resident. References change between two portions,
  * so a look counts each page as it was at some time between its first portion and its last. If
  * anything has changed since the first portion, the next calls look again. */
-#include "paged_kv/internal.h"
+#include "paged_kv/prefix.h"
+#include "paged_kv/records.h"
 
 /* Makes the look one at this record; what was seen of another record, or of its tables at another
  * grain, is forgotten. */

@@ -1,6 +1,6 @@
 /* Blocks that leave the prefix cache because their pages are wanted, told so that the engine can
  * keep their K and V elsewhere, and the keys under which they are found there. */
-#include "paged_kv/internal.h"
+#include "paged_kv/prefix.h"
 
 #include "base/sha256.h"
 

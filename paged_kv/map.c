@@ -1,7 +1,8 @@
 /* A picture of a sequence's tables for people to look at: a grid of layers by positions. It is
  * drawn beside running steps, so it reads what is there and allocates nothing. It looks at no more
  * than PKV_MAP_PAGES_MOST pages where leaving KV heads out can bring their number down to that. */
-#include "paged_kv/internal.h"
+#include "paged_kv/map_grid.h"
+#include "paged_kv/pool.h"
 
 /* A row while it is drawn. */
 typedef struct map_row {

@@ -1,6 +1,6 @@
 /* Where the attention of one row went, as a picture like that of map.c: a backend measured a number
  * for each page or slot, in each layer and KV head. */
-#include "paged_kv/internal.h"
+#include "paged_kv/map_grid.h"
 #include "paged_kv/retention/retention.h"
 
 #include <math.h>

@@ -1,7 +1,11 @@
 /* Parked sequences have no sequence number and no place in a backend's tables, but keep all their
  * pages. Their references are counted apart, so it is always known what giving them up would
  * free. */
-#include "paged_kv/internal.h"
+#include "paged_kv/delta_log.h"
+#include "paged_kv/pool.h"
+#include "paged_kv/portions.h"
+#include "paged_kv/records.h"
+#include "paged_kv/table.h"
 
 pkv_seq *parked_at(const pkv *p, uint32_t parked)
 {

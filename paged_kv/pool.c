@@ -1,4 +1,7 @@
-#include "paged_kv/internal.h"
+#include "paged_kv/pool.h"
+#include "paged_kv/prefix.h"
+#include "paged_kv/records.h"
+#include "paged_kv/table.h"
 
 /* Far above any model, low enough that no product below overflows. */
 enum { GROUPS_MAX = 1 << 20, LAYERS_MAX = 1 << 14, HEADS_MAX = 1 << 14 };

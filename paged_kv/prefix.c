@@ -6,7 +6,8 @@
  * and its next block becomes a child of that same block. Hence a block outlives neither its parent
  * nor any of its pages, and a sequence whose last published block was removed publishes again from
  * its first block (pkv_seq_publish). */
-#include "paged_kv/internal.h"
+#include "paged_kv/prefix.h"
+#include "paged_kv/pool.h"
 
 status prefix_create(pkv *p)
 {

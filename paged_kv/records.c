@@ -1,7 +1,9 @@
 /* Records of swapped and parked sequences, which have no id: the index of their record in pkv.swaps
  * is their number. swaps[0] heads the list of free records. record_find makes a record if none is
  * free, and record_take removes it from the list. */
-#include "paged_kv/internal.h"
+#include "paged_kv/records.h"
+#include "paged_kv/pool.h"
+#include "paged_kv/table.h"
 
 uint32_t record_find(pkv *p)
 {

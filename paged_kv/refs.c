@@ -1,6 +1,6 @@
 /* References of the pages of a sequence's tables. A long sequence with a table for each head has
  * millions of cells: they are counted layer run by layer run. */
-#include "paged_kv/internal.h"
+#include "paged_kv/pool.h"
 
 typedef struct ref_change {
     uint32_t refs, parked; // for each page; a number below 0 wraps

@@ -1,6 +1,8 @@
 /* Finds the blocks that a swapped sequence had published and that are still in the prefix cache
  * when it comes back: their pages are taken back instead of being copied. */
-#include "paged_kv/internal.h"
+#include "paged_kv/pool.h"
+#include "paged_kv/prefix.h"
+#include "paged_kv/table.h"
 
 resident_at resident_blocks(const pkv *p, const pkv_seq *s, const uint32_t *tokens)
 {

@@ -2,7 +2,8 @@
  * head has millions of pages, so they are counted in portions. Between two counts an upper bound is
  * known: the pages that the last whole count saw, and every cell of the pool that several tables
  * have come to hold since, whether this sequence has it or not. */
-#include "paged_kv/internal.h"
+#include "paged_kv/pool.h"
+#include "paged_kv/table.h"
 
 /* ---- what changes in the pool ---------------------------------------------------------------- */
 

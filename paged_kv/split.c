@@ -1,7 +1,9 @@
 /* A sequence goes over to a finer grain: each of its pages, a run of cells, gives way to the parts
  * of that run. The cells stay where they are, so nothing is copied, and other holders of a run keep
  * it as a whole. A long sequence has millions of parts, so it can be split in portions. */
-#include "paged_kv/internal.h"
+#include "paged_kv/delta_log.h"
+#include "paged_kv/pool.h"
+#include "paged_kv/table.h"
 
 static void free_lists(pkv *p, const pkv_splitting *x)
 {

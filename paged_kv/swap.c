@@ -1,7 +1,12 @@
 /* The host tier: pages of whole sequences are copied out of the pool and back. A swapped sequence
  * holds host pages of its own, never shared, and the rest of its tables' state. leave.c and
  * arrive.c say which pages go when. */
-#include "paged_kv/internal.h"
+#include "paged_kv/delta_log.h"
+#include "paged_kv/pool.h"
+#include "paged_kv/portions.h"
+#include "paged_kv/prefix.h"
+#include "paged_kv/records.h"
+#include "paged_kv/table.h"
 
 status host_create(pkv *p)
 {

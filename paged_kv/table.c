@@ -1,6 +1,9 @@
 /* Sequences and their tables: how they are shaped, forked and closed, and what they hold. Every
  * operation makes room first, which can fail, then changes state. */
-#include "paged_kv/internal.h"
+#include "paged_kv/table.h"
+#include "paged_kv/delta_log.h"
+#include "paged_kv/pool.h"
+#include "paged_kv/portions.h"
 
 static pkv_seq *seq_at(const pkv *p, uint32_t id)
 {

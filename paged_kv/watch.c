@@ -1,7 +1,8 @@
 /* Questions that are asked again and again, for a sequence that waits for pages. A lookup in the
  * prefix cache: the chain that it found, with counts that follow every change of its pages. The
  * pages of a parked sequence: what was seen, until a change. */
-#include "paged_kv/internal.h"
+#include "paged_kv/pool.h"
+#include "paged_kv/prefix.h"
 
 static void count_node(pkv *p, uint32_t node, uint32_t one)
 {

@@ -4,7 +4,7 @@
 #ifndef TESTS_UNIT_PAGED_KV_GRAIN_FIXTURE_H
 #define TESTS_UNIT_PAGED_KV_GRAIN_FIXTURE_H
 
-#include "paged_kv/internal.h"
+#include "paged_kv/state.h"
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stdlib.h>
