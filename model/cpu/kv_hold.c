@@ -34,13 +34,13 @@ static void want_written(const kv_store *s, const forward_seq *seq, pkv_table_vi
     want_pages(s, table, page, table.n_pages, KV_FRESH);
 }
 
-/* Whether some row reads pages that no selection names: its own reading, an audit's, an exam's or a
- * measure's. */
+/* Whether some row reads pages that no selection names: its own reading, an audit's or an exam's.
+ * What is measured of a row that reads few is the mass of the pages that it reads (plan.c). */
 static bool reads_all(const retrieve *r, const forward_seq *seq, uint32_t layer, uint32_t kept)
 {
     const retrieval_spec *spec = &seq->retrieval;
     if (seq->dense_rows > 0 || !retrieve_reads_few(r, seq, layer)) return true;
-    if (seq->measure.kind != MEASURE_NONE || spec->epsilon > 0) return true;
+    if (spec->epsilon > 0) return true;
     for (uint32_t i = 0; i < seq->n_rows; i++)
         if (retrieval_is_audited(spec, kept - i)) return true;
     return false;

@@ -159,6 +159,44 @@ static void few_blocks_are_few_reads(void **state)
                  (unsigned long long)reads[0]);
 }
 
+/* A page map has the last row's mass measured. The row reads the pages that it would read without,
+ * and the mass has the bits that it has in memory, -1 at pages that were not read. */
+static void a_page_map_reads_no_more(void **state)
+{
+    (void)state;
+    enum { ROWS = 144, END = ROWS + 6 };
+    uint32_t tokens[TOKENS];
+    get_tokens(&shape, tokens);
+    for (uint32_t i = 0; i < (SLOW ? 1 : METHODS); i++) {
+        pass p = shape;
+        uint64_t reads[2];
+        read_spec(methods[i], &p.retrieval);
+        p.retrieval.audit = 0;
+        if (p.retrieval.epsilon > 0) continue; /* such a row reads everything */
+        p.chunk = ROWS;
+        p.n_prompt = ROWS;
+        p.decodes = true;
+        p.layer_step = 1;
+        pass disk = on_disk(&p, 16);
+        for (p.mass_rows = 0; p.mass_rows < 2; p.mass_rows++) {
+            disk.mass_rows = p.mass_rows;
+            pass_result x = run(&p, tokens, END), y = run(&disk, tokens, END);
+            reads[p.mass_rows] = y.reads[END - 1];
+            assert_memory_equal(x.logits, y.logits,
+                                (size_t)END * x.config.vocab_size * sizeof *x.logits);
+            assert_int_equal(x.mass_floats > 0, p.mass_rows);
+            assert_int_equal(x.mass_floats, y.mass_floats);
+            size_t unread = 0;
+            for (size_t k = 0; k < x.mass_floats; k++) unread += x.mass[k] < 0;
+            if (p.mass_rows) assert_memory_equal(x.mass, y.mass, x.mass_floats * sizeof *x.mass);
+            assert_int_equal(unread > 0, p.mass_rows);
+            result_free(&x);
+            result_free(&y);
+        }
+        assert_int_equal(reads[1], reads[0]);
+    }
+}
+
 /* The pages that the first step behind the prompt read, and the most that a later one read. */
 static void count_reads(const pass *p, uint64_t *first, uint64_t *later)
 {
@@ -590,6 +628,7 @@ int main(void)
         cmocka_unit_test(whole_contexts_are_read_ahead),
         cmocka_unit_test(each_retrieval_method),
         cmocka_unit_test(few_blocks_are_few_reads),
+        cmocka_unit_test(a_page_map_reads_no_more),
         cmocka_unit_test(representatives_are_made_with_the_prompt),
         cmocka_unit_test(sliding_windows),
         cmocka_unit_test(ranks_read_everything),
