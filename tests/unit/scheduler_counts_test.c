@@ -49,6 +49,79 @@ static void shared_pages_are_counted_first(void **state)
     assert_true(waits > 0);
 }
 
+/* Request 3 comes to share pages of request 2 before request 1 computes the end of its prompt. The
+ * selection behind that end may have to copy as many pages of request 1 as became shared, since it
+ * is not known yet that none of those is its own. Where pages lack by this bound alone, request 1
+ * waits until its own are counted, and nothing is preempted for it. */
+static void own_pages_are_counted_first(void **state)
+{
+    (void)state;
+    for (uint32_t blocks = 21; blocks <= 23; blocks++) {
+        sched_options o = small_options();
+        o.n_pages = 1 + 2 * blocks;
+        o.hand_out_slots = 4;
+        fixture *f = begin(o);
+        sched_request a = with_policy(f, 1, 0, 190, 4,
+                                      "{\"method\": \"snapkv\", \"tokens\": 96, \"window\": 8}"),
+                      b = request(f, 2, 500, 65, 12), c = request(f, 3, 500, 65, 12);
+        add(f, &b);
+        for (int i = 0; i < 3; i++) step(f);
+        add(f, &a);
+        step(f);
+        add(f, &c);
+        uint32_t waits = 0;
+        for (int i = 0; i < 80; i++) {
+            step(f);
+            waits += f->s->looks && sched_entry_find(f->s, 1)->seqs[0].counts_from > 0;
+            sched_selection *x = sched_next_selection(f->s);
+            if (!x) continue;
+            sched_selection_run(x);
+            post(f, (sched_event){.kind = SCHED_SELECTED, .selection = x});
+        }
+        assert_true(waits > 0);
+        for (uint64_t id = 1; id <= 3; id++) {
+            assert_int_equal(describe(f, id, 0).output_tokens, id == 1 ? 4 : 12);
+            assert_int_equal(describe(f, id, 0).preemptions, 0);
+        }
+        finish(f);
+    }
+}
+
+/* Request 2 forks while request 1 is selected in, which makes the bound of request 1's shared pages
+ * larger. The forks lack more pages than a count can show not to be needed: one is preempted in the
+ * same step, and does not wait for the count first. */
+static void a_count_that_cannot_help_is_not_awaited(void **state)
+{
+    (void)state;
+    sched_options o = small_options();
+    o.n_pages = 1 + 2 * 15;
+    o.hand_out_slots = 4;
+    fixture *f = begin(o);
+    sched_request a = with_policy(f, 1, 0, 110, 4,
+                                  "{\"method\": \"snapkv\", \"tokens\": 80, \"window\": 8}"),
+                  b = request(f, 2, 500, 65, 20);
+    b.n = 2;
+    add(f, &a);
+    step(f);
+    add(f, &b);
+    for (int i = 0; !f->s->looks; i++) {
+        assert_true(i < 10);
+        step(f);
+    }
+    assert_int_equal(describe(f, 2, 0).output_tokens, 1);
+    const sched_seq *fork = &sched_entry_find(f->s, 2)->seqs[1];
+    assert_true(fork->leaving || fork->preemptions > 0);
+    sched_selection *x = sched_next_selection(f->s);
+    assert_non_null(x);
+    sched_selection_run(x);
+    post(f, (sched_event){.kind = SCHED_SELECTED, .selection = x});
+    for (int i = 0; i < 60; i++) step(f);
+    assert_int_equal(describe(f, 1, 0).output_tokens, 4);
+    for (uint32_t choice = 0; choice < 2; choice++)
+        assert_int_equal(describe(f, 2, choice).output_tokens, 20);
+    finish(f);
+}
+
 /* A count that begins anew in each step must not keep other sequences from theirs, but a sequence
  * that waits for its count takes all that a step may look at. */
 static void a_count_leaves_half_to_others(void **state)
@@ -167,6 +240,8 @@ int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(shared_pages_are_counted_first),
+        cmocka_unit_test(own_pages_are_counted_first),
+        cmocka_unit_test(a_count_that_cannot_help_is_not_awaited),
         cmocka_unit_test(a_count_leaves_half_to_others),
         cmocka_unit_test(bounds_add_up),
         cmocka_unit_test(one_count_is_awaited),
