@@ -118,7 +118,7 @@ static status read_parameters(reading *in, Inference__ModelInferRequest *m, erro
         size_t i = m->n_parameters++;
         rows[i] = (entry)INFERENCE__MODEL_INFER_REQUEST__PARAMETERS_ENTRY__INIT;
         values[i] = (Inference__InferParameter)INFERENCE__INFER_PARAMETER__INIT;
-        rows[i].key = (char *)(uintptr_t)key;
+        rows[i].key = field_of(key);
         rows[i].value = &values[i];
         m->parameters[i] = &rows[i];
         RETURN_IF_ERROR(read_value(key, v, in, &values[i], err));
@@ -386,7 +386,9 @@ static void put_parameters(const Inference__ModelInferResponse *m, strbuf *out)
 {
     for (size_t i = 0; i < m->n_parameters; i++) {
         const Inference__ModelInferResponse__ParametersEntry *p = m->parameters[i];
-        strbuf_printf(out, i ? ",\"%s\":" : "\"%s\":", p->key);
+        if (i) strbuf_putc(out, ',');
+        strbuf_json_string(out, (const char *)p->key.data, p->key.len);
+        strbuf_putc(out, ':');
         put_text(p->value->string_param, out);
     }
 }

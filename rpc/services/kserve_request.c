@@ -56,11 +56,25 @@ static int find_name(const kserve_tensor *rows, int n, ProtobufCBinaryData name)
     return i < n ? i : -1;
 }
 
+/* A name as messages show it; "" where it is no word. */
+enum { SHOWN_BYTES = 65 };
+static void show(ProtobufCBinaryData name, char shown[SHOWN_BYTES])
+{
+    if (!status_ok(field_word("", name, shown, SHOWN_BYTES, NULL))) *shown = '\0';
+}
+
 static status unknown(const char *list, size_t i, ProtobufCBinaryData name, error *err)
 {
-    char shown[65];
-    if (!status_ok(field_word(list, name, shown, sizeof shown, NULL))) *shown = '\0';
+    char shown[SHOWN_BYTES];
+    show(name, shown);
     return error_set(err, STATUS_INVALID, "%s[%zu]: unknown tensor '%s'", list, i, shown);
+}
+
+static status refuse_parameter(const char *tensor, ProtobufCBinaryData name, error *err)
+{
+    char shown[SHOWN_BYTES];
+    show(name, shown);
+    return error_set(err, STATUS_UNSUPPORTED, "%s: parameter '%s': not supported", tensor, shown);
 }
 
 static status check_input(const Inference__ModelInferRequest *m, size_t i, kserve_facts *out,
@@ -76,9 +90,7 @@ static status check_input(const Inference__ModelInferRequest *m, size_t i, kserv
     if (!field_is(t->datatype, row->datatype))
         return error_set(err, STATUS_INVALID, "%s: its datatype must be %s", row->name,
                          row->datatype);
-    if (t->n_parameters)
-        return error_set(err, STATUS_UNSUPPORTED, "%s: parameter '%.64s': not supported", row->name,
-                         t->parameters[0]->key);
+    if (t->n_parameters) return refuse_parameter(row->name, t->parameters[0]->key, err);
     RETURN_IF_ERROR(count_elements(t, row, &n, err));
     out->place[which] = (int)i;
     if (which == KSERVE_TEXT_INPUT) out->n_prompts = n;
@@ -92,8 +104,7 @@ static status check_outputs(const Inference__ModelInferRequest *m, kserve_facts 
         int which = find_name(kserve_outputs, KSERVE_OUTPUTS, t->name);
         if (which < 0) return unknown("outputs", i, t->name, err);
         if (t->n_parameters)
-            return error_set(err, STATUS_UNSUPPORTED, "%s: parameter '%.64s': not supported",
-                             kserve_outputs[which].name, t->parameters[0]->key);
+            return refuse_parameter(kserve_outputs[which].name, t->parameters[0]->key, err);
         out->outputs |= 1u << which;
     }
     if (m->n_outputs == 0) out->outputs = (1u << KSERVE_OUTPUTS) - 1;
@@ -240,12 +251,12 @@ static status read_parameters(const Inference__ModelInferRequest *m, engine_requ
     for (size_t i = 0; i < m->n_parameters && status_ok(st); i++) {
         const Inference__ModelInferRequest__ParametersEntry *p = m->parameters[i];
         json_t *value = NULL;
-        if (!p->key || !utf8_valid((const uint8_t *)p->key, strlen(p->key)))
-            st = error_set(err, STATUS_INVALID, "parameters: a name is not UTF-8");
-        else if (json_object_get(fields, p->key))
-            st = error_set(err, STATUS_INVALID, "parameters: %.64s: is given twice", p->key);
-        else st = read_parameter(p->key, p->value, &value, err);
-        if (value && json_object_set_new(fields, p->key, value))
+        char key[SHOWN_BYTES];
+        st = field_word("parameters: a name", p->key, key, sizeof key, err);
+        if (status_ok(st) && json_object_get(fields, key))
+            st = error_set(err, STATUS_INVALID, "parameters: %s: is given twice", key);
+        else if (status_ok(st)) st = read_parameter(key, p->value, &value, err);
+        if (value && json_object_set_new(fields, key, value))
             st = error_set(err, STATUS_NO_MEMORY, "parameters: out of memory");
     }
     if (status_ok(st)) st = engine_request_parse(fields, "parameters", NULL, r, err);

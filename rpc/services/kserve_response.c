@@ -128,7 +128,7 @@ static Inference__InferParameter *add_parameter(kserve_response *r, const char *
     r->parameters[i] = (Inference__ModelInferResponse__ParametersEntry)
         INFERENCE__MODEL_INFER_RESPONSE__PARAMETERS_ENTRY__INIT;
     r->values[i] = (Inference__InferParameter)INFERENCE__INFER_PARAMETER__INIT;
-    r->parameters[i].key = (char *)(uintptr_t)key;
+    r->parameters[i].key = field_of(key);
     r->parameters[i].value = &r->values[i];
     r->parameter_list[i] = &r->parameters[i];
     return &r->values[i];

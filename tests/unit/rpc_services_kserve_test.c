@@ -62,7 +62,7 @@ static Inference__InferParameter *add_parameter(sample *s, const char *key)
     size_t i = s->m.n_parameters++;
     s->parameters[i] = (parameter)INFERENCE__MODEL_INFER_REQUEST__PARAMETERS_ENTRY__INIT;
     s->values[i] = (Inference__InferParameter)INFERENCE__INFER_PARAMETER__INIT;
-    s->parameters[i].key = (char *)(uintptr_t)key;
+    s->parameters[i].key = field_of(key);
     s->parameters[i].value = &s->values[i];
     s->parameter_list[i] = &s->parameters[i];
     return &s->values[i];
@@ -95,7 +95,7 @@ static void sample_init(sample *s)
     s->output_list[0] = &s->output;
     s->input_parameter = (Inference__ModelInferRequest__InferInputTensor__ParametersEntry)
         INFERENCE__MODEL_INFER_REQUEST__INFER_INPUT_TENSOR__PARAMETERS_ENTRY__INIT;
-    s->input_parameter.key = (char *)(uintptr_t) "shared_memory_region";
+    s->input_parameter.key = field_of("shared_memory_region");
     s->input_parameter_list[0] = &s->input_parameter;
     add_input(s, "text_input", "BYTES", 1);
     s->elements[0][0] = field_of("hi");
@@ -252,6 +252,7 @@ DAMAGE(raw_count,
 DAMAGE(raw_both, (s->m.n_raw_input_contents = 1, s->m.raw_input_contents = s->raw))
 DAMAGE(other_output, (s->m.n_outputs = 1, s->output.name = field_of("x")))
 DAMAGE(bad_utf8, s->elements[0][0] = field_of("\xff"))
+#define LONG_KEY "a-name-of-sixty-five-bytes-is-longer-than-that-of-any-field-here."
 DAMAGE(bad_json, add_sampling(s, "{"))
 DAMAGE(json_list, add_sampling(s, "[]"))
 DAMAGE(unknown_field, add_sampling(s, "{\"beams\": 2}"))
@@ -263,6 +264,8 @@ DAMAGE(parameter_twice, (add_int(s, "n", 1), add_int(s, "n", 2)))
 DAMAGE(no_value, (void)add_parameter(s, "n"))
 DAMAGE(wrong_value, add_text(s, "n", "2"))
 DAMAGE(bad_key, add_int(s, "\xff", 3))
+DAMAGE(key_nul, (add_text(s, "retention", "full"), s->parameters[0].key.len++))
+DAMAGE(long_key, add_int(s, LONG_KEY, 3))
 DAMAGE(session_parameter, add_text(s, "session", ""))
 DAMAGE(bad_retention, add_text(s, "retention", "x"))
 DAMAGE(bad_retrieval_word, add_text(s, "retrieval", "quest:0"))
@@ -307,7 +310,9 @@ static const struct {
     {parameter_twice, STATUS_INVALID, "parameters: n: is given twice"},
     {no_value, STATUS_INVALID, "parameters: n: has no value that can be used"},
     {wrong_value, STATUS_INVALID, "parameters: n: must be an integer"},
-    {bad_key, STATUS_INVALID, "parameters: a name is not UTF-8"},
+    {bad_key, STATUS_INVALID, "parameters: a name: must be UTF-8 without NUL"},
+    {key_nul, STATUS_INVALID, "parameters: a name: must be UTF-8 without NUL"},
+    {long_key, STATUS_INVALID, "parameters: a name: is longer than 64 bytes"},
     {session_parameter, STATUS_INVALID, "parameters: session: must have 1 to 256 bytes"},
     {bad_retention, STATUS_INVALID, "parameters: retention: 'x' must be METHOD:RATIO"},
     {bad_retrieval_word, STATUS_INVALID,
