@@ -79,7 +79,8 @@ static status read_tool(const json_t *tool, size_t i, json_t *list, error *err)
 {
     char where[32], schema[48];
     const char *name, *type = type_of(tool);
-    bool typed = json_object_get(tool, "type") != NULL;
+    const json_t *given = json_object_get(tool, "type");
+    bool typed = given && !json_is_null(given);
     snprintf(where, sizeof where, "tools[%zu]", i);
     snprintf(schema, sizeof schema, "%s.input_schema", where);
     if (typed && !is(type, "custom"))

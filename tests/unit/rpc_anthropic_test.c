@@ -138,6 +138,8 @@ static void what_is_wrong_is_named(void **state)
     refuse(state, USER "\"tools\": [{\"type\": \"bash_20250124\", \"name\": \"bash\"}]}",
            "tools[0]", "'bash_20250124'");
     refuse(state, USER "\"tools\": [{\"name\": \"f\"}]}", "tools[0].input_schema", "an object");
+    refuse(state, USER "\"tools\": [{\"type\": null, \"name\": \"f\"}]}", "tools[0].input_schema",
+           "an object");
     refuse(state, USER "\"tool_choice\": {\"type\": \"x\"}}", "tool_choice.type", "auto, any");
     refuse(state, USER "\"thinking\": {\"type\": \"enabled\", \"budget_tokens\": 1024}}",
            "thinking", "--reasoning-parser");
