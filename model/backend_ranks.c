@@ -177,24 +177,30 @@ static void collect_threads(backend_ranks *all)
 static void submit_to_all(backend_ranks *all, const step_plan *plan)
 {
     bool ok = true;
+    uint64_t at = (all->n_orders - 1) % FLIGHTS;
     for (uint32_t i = 0; i < all->n_ranks; i++) {
         rank *r = &all->ranks[i];
-        r->result = NULL;
-        r->status = r->backend.ops->submit(r->backend.ctx, plan);
-        ok &= status_ok(r->status);
+        r->submitted[at] = r->backend.ops->submit(r->backend.ctx, plan);
+        ok &= status_ok(r->submitted[at]);
     }
     for (uint32_t i = 0; !ok && i < all->n_ranks; i++)
         all->ranks[i].backend.ops->interrupt(all->ranks[i].backend.ctx);
 }
 
+/* A step that was interrupted because the one behind it was not submitted ends with that one's
+ * reason. */
 static void collect_from_all(backend_ranks *all)
 {
-    all->n_asked++;
+    uint64_t at = all->n_asked++ % FLIGHTS, behind = all->n_asked % FLIGHTS;
+    bool followed = all->n_orders > all->n_asked;
     for (uint32_t i = 0; i < all->n_ranks; i++) {
         rank *r = &all->ranks[i];
+        r->result = NULL;
+        r->status = r->submitted[at];
         if (!status_ok(r->status)) continue;
         r->status = r->backend.ops->collect(r->backend.ctx, &r->result);
         if (status_ok(r->status)) r->status = r->result->status;
+        else if (followed && !status_ok(r->submitted[behind])) r->status = r->submitted[behind];
     }
 }
 
