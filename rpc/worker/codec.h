@@ -35,6 +35,14 @@ static const size_t cell_bytes_max = (size_t)32 << 20;
 
 enum { MEMORY_BLOCK = 4096 }; // block size of arenas that hold messages
 
+enum { STEPS_MOST = 2 }; // in flight
+
+/* How many steps a rank has in flight at most. */
+static inline uint32_t steps_of(const backend_info *info)
+{
+    return info->max_in_flight < STEPS_MOST ? 1 : STEPS_MOST;
+}
+
 /* ---- parts ----------------------------------------------------------------------------------- */
 
 /* The part of a packed message of n bytes that begins at `offset`; it points into `whole`. */
@@ -90,13 +98,14 @@ status columns_unpack(const column_table *t, const void *message, void *structs,
 
 /* ---- plans ----------------------------------------------------------------------------------- */
 
-/* Packs a plan; the message points into `a` and into the plan. STATUS_UNSUPPORTED: the plan was
- * made ahead of its tokens (token_from), for which messages have no field: workers take one step at
- * a time. */
+/* Packs a plan; the message points into `a` and into the plan. */
 status plan_pack(const step_plan *plan, uint64_t session, arena *a, plan_message *out);
 /* Unpacks a plan, which lies in `a` and in the message. info: of the backend that runs the plan. */
 status plan_unpack(const plan_message *m, const backend_info *info, arena *a, step_plan *out,
                    error *err);
+/* Checks that each share of the plan that takes the token of a draw finds it in `before`, the plan
+ * of the step in flight (NULL: there is none). */
+status plan_check_ahead(const step_plan *plan, const step_plan *before, error *err);
 
 /* ---- results --------------------------------------------------------------------------------- */
 

@@ -24,6 +24,7 @@ static const column seq_columns[] = {
     SEQ(want_scores, COLUMN_U32, want_scores, 0, 1 + SAMPLE_LOGPROBS_MAX),
     SEQ(next_token, COLUMN_U32, next_token, 0, UINT32_MAX),
     SEQ(n_uncounted, COLUMN_U32, n_uncounted, 0, UINT32_MAX),
+    SEQ(token_from, COLUMN_U32, token_from, 0, UINT32_MAX),
     MEASURE(kind, COLUMN_U32, MEASURE_KINDS - 1),
     MEASURE(second, COLUMN_U32, MEASURE_KINDS - 1),
     MEASURE(rows, COLUMN_U32, UINT32_MAX),

@@ -275,6 +275,7 @@ status load_pack(const backend_info *info, const worker_facts *facts, arena *a, 
     m->disk_bytes = facts->disk_bytes;
     m->block_bytes = info->block_bytes;
     m->block_identity = info->block_identity;
+    m->max_in_flight = steps_of(info);
     m->filling_bytes = facts->filling_bytes;
     m->swap_bytes = facts->swap_bytes;
     m->load_us = (uint64_t)facts->load_us;
@@ -314,6 +315,7 @@ static status check_info(const backend_info *i, const worker_config *config, err
     RETURN_IF_ERROR(check_range("max_rows", i->max_rows, config->max_rows, config->max_rows, err));
     RETURN_IF_ERROR(check_range("max_seqs", i->max_seqs, config->max_seqs, config->max_seqs, err));
     RETURN_IF_ERROR(check_range("max_logit_rows", i->max_logit_rows, 0, INT32_MAX, err));
+    RETURN_IF_ERROR(check_range("max_in_flight", i->max_in_flight, 1, STEPS_MOST, err));
     RETURN_IF_ERROR(check_range("n_heads", i->n_heads, 0, HEADS_MAX, err));
     RETURN_IF_ERROR(check_range("head_dim", i->head_dim, i->n_heads ? 1 : 0, HEAD_DIM_MAX, err));
     RETURN_IF_ERROR(check_range("hidden", i->hidden, 0, HIDDEN_MAX, err));
@@ -358,7 +360,7 @@ status load_unpack(const load_message *m, const worker_config *config, rank_fact
         .hidden = m->hidden,
         .n_pages = m->n_pages,
         .n_host_pages = m->n_host_pages,
-        .max_in_flight = 1,
+        .max_in_flight = m->max_in_flight,
         .identity = m->identity,
         .block_identity = m->block_identity,
     };

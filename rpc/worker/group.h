@@ -24,27 +24,34 @@ typedef struct stream_op {
     worker_link *link;
 } stream_op;
 
+/* A step in flight, or the last one's result in its place. */
+typedef struct flight {
+    const step_plan *plan;
+    status status; // of collecting the result
+    result_store store;
+    arena message;     // memory that the result points into
+    char trouble[512]; // of its errors
+} flight;
+
 /* The Step call of a rank. Only the thread that drives the group's backends uses it, except
  * `call`. */
 typedef struct stream {
     grpc_call *call; // NULL = none; set under the group's lock, so that other threads may cancel it
     uint32_t n_ops;  // in flight
-    bool sending, ended;
-    bool answered; // a result for the plan has come, even if it is malformed
+    bool sending, receiving, ended;
+    flight flights[STEPS_MOST]; // by the number of their submission
+    uint64_t n_submitted, n_collected;
+    uint64_t n_answered; // a result has come, even if it is malformed
+    uint64_t n_awaited;  // the rank was told that no plan comes before their results
     stream_op begun, sent, received, over;
     grpc_metadata_array initial, trailing;
     grpc_byte_buffer *outgoing, *incoming;
     grpc_slice packed;     // the plan while it is sent
     size_t n_sent;         // bytes of `packed` that gRPC has been given
-    uint64_t step;         // of the plan
-    assembly parts;        // of the result, if it comes in parts
+    uint64_t step;         // of that plan
+    assembly parts;        // of the next result, if it comes in parts
     grpc_status_code code; // of `over`
     grpc_slice details;
-    const step_plan *plan;
-    status status; // of collecting the result
-    result_store store;
-    arena message; // memory that the result points into
-    char trouble[512];
 } stream;
 
 /* A unary call: one message, one answer. */

@@ -24,22 +24,33 @@ static void refuse_call(rpc_call *c, status_code code, const char *text)
 
 /* ---- asking in turn -------------------------------------------------------------------------- */
 
-/* Checks that the call belongs to the worker's session, that no other call is unanswered, and that
- * the worker is in state `want`. */
-static status check_call(const worker_server *s, uint64_t session, worker_state want,
-                         const char *what, error *err)
+/* Checks that the call belongs to the worker's session, which goes on. */
+static status check_session(const worker_server *s, uint64_t session, error *err)
 {
     if (s->session == 0 || session != s->session)
         return error_set(err, STATUS_INVALID, "session: %s",
                          s->session ? "this worker serves another coordinator"
                                     : "there is none, Configure comes first");
     if (s->state == WORKER_ENDING) return error_set(err, STATUS_UNAVAILABLE, "%s", s->why.text);
+    return STATUS_IS_OK;
+}
+
+static status check_state(const worker_server *s, worker_state want, const char *what, error *err)
+{
+    if (s->state == want) return STATUS_IS_OK;
+    return error_set(err, STATUS_INVALID, "%s: the worker is %s, not %s", what, states[s->state],
+                     states[want]);
+}
+
+/* Checks that the call belongs to the worker's session, that no other call is unanswered, and that
+ * the worker is in state `want`. */
+static status check_call(const worker_server *s, uint64_t session, worker_state want,
+                         const char *what, error *err)
+{
+    RETURN_IF_ERROR(check_session(s, session, err));
     if (s->job != JOB_NONE || s->asker)
         return error_set(err, STATUS_INVALID, "%s: the last one has not been answered", what);
-    if (s->state != want)
-        return error_set(err, STATUS_INVALID, "%s: the worker is %s, not %s", what,
-                         states[s->state], states[want]);
-    return STATUS_IS_OK;
+    return check_state(s, want, what, err);
 }
 
 /* Forgets the call that waited for a job's answer: it has been answered or has ended. Call it with
@@ -63,15 +74,22 @@ static void asked_ended(rpc_call *c)
     pthread_mutex_unlock(&s->lock);
 }
 
+/* Refuses the call whose session is over. Call it with the lock held. */
+static void refuse_asker(worker_server *s, rpc_call *c)
+{
+    forget_asker(s);
+    refuse_call(c, status_ok(s->status) ? STATUS_UNAVAILABLE : s->status.code, s->why.text);
+}
+
 /* True when the job of this call is done and its answer can be sent. If the session is over,
  * refuses the call instead. Call it with the lock held. */
 static bool answer_begins(worker_server *s, rpc_call *c)
 {
     if (s->asker != c || s->job != JOB_NONE) return false;
-    forget_asker(s);
-    if (s->state != WORKER_ENDING) return true;
-    refuse_call(c, status_ok(s->status) ? STATUS_UNAVAILABLE : s->status.code, s->why.text);
-    return false;
+    bool over = s->state == WORKER_ENDING;
+    if (over) refuse_asker(s, c);
+    else forget_asker(s);
+    return !over;
 }
 
 /* ---- Configure ------------------------------------------------------------------------------- */
@@ -196,37 +214,39 @@ static void loaded(rpc_call *c)
 
 /* ---- Step ------------------------------------------------------------------------------------ */
 
-/* Takes a part of a plan; starts the job when the plan is complete. */
-static status take_part(worker_server *s, rpc_call *c, const plan_message *m, error *err)
+/* The place of the next plan. */
+static worker_step *next_step(worker_server *s) { return &s->taken[s->n_taken % STEPS_MOST]; }
+
+/* Takes a part of a plan. True: the plan is complete. */
+static status take_part(worker_server *s, const plan_message *m, bool *complete, error *err)
 {
+    assembly *a = &next_step(s)->parts;
     const part_sizes sizes = {server_part_bytes(s), plan_bytes_max};
-    RETURN_IF_ERROR(assembly_add(&s->plan_parts, m->part, &sizes, err));
-    if (s->plan_parts.have == s->plan_parts.size) server_start_job(s, JOB_STEP, c);
+    RETURN_IF_ERROR(assembly_add(a, m->part, &sizes, err));
+    *complete = a->have == a->size;
     return STATUS_IS_OK;
 }
 
 static status take_whole(worker_server *s, rpc_call *c, const plan_message *m, error *err)
 {
-    arena_destroy(&s->plan_memory);
-    s->plan_memory = call_keep_message(c);
-    RETURN_IF_ERROR(plan_unpack(m, &s->facts.info, &s->plan_memory, &s->plan, err));
-    server_start_job(s, JOB_STEP, c);
-    return STATUS_IS_OK;
+    worker_step *t = next_step(s);
+    arena_destroy(&t->memory);
+    t->memory = call_keep_message(c);
+    return plan_unpack(m, &s->facts.info, &t->memory, &t->plan, err);
 }
 
-/* Checks the session, the stream and the step of a plan or a part of a plan. */
-static status check_order(const worker_server *s, const rpc_call *c, const plan_message *m,
-                          error *err)
+/* Checks the order of a plan or a part of a plan. */
+static status check_order(worker_server *s, const plan_message *m, error *err)
 {
-    RETURN_IF_ERROR(check_call(s, m->session, WORKER_LOADED, "Step", err));
-    if (s->stream && s->stream != c)
-        return error_set(err, STATUS_INVALID, "Step: the session has a stream");
-    if (s->result_bytes)
-        return error_set(err, STATUS_INVALID, "Step: the last result has not been read");
-    if (!s->plan_parts.bytes && m->step <= s->last_step)
+    uint64_t unanswered = s->n_taken - s->n_answered;
+    if (unanswered == steps_of(&s->facts.info))
+        return error_set(err, STATUS_INVALID, "Step: the last %llu have not been answered",
+                         (unsigned long long)unanswered);
+    bool begun = next_step(s)->parts.bytes;
+    if (!begun && m->step <= s->last_step)
         return error_set(err, STATUS_INVALID, "step: %llu after %llu", (unsigned long long)m->step,
                          (unsigned long long)s->last_step);
-    if (s->plan_parts.bytes && (m->step != s->last_step || !m->part))
+    if (begun && (m->step != s->last_step || !m->part))
         return error_set(err, STATUS_INVALID,
                          "part: step %llu comes before the last parts of step %llu",
                          (unsigned long long)m->step, (unsigned long long)s->last_step);
@@ -236,14 +256,42 @@ static status check_order(const worker_server *s, const rpc_call *c, const plan_
 /* Takes a plan or a part of a plan. Call it with the lock held. */
 static status take_plan(worker_server *s, rpc_call *c, const plan_message *m, error *err)
 {
-    RETURN_IF_ERROR(check_order(s, c, m, err));
-    status st = m->part ? take_part(s, c, m, err) : take_whole(s, c, m, err);
+    RETURN_IF_ERROR(check_order(s, m, err));
+    bool complete = true;
+    status st = m->part ? take_part(s, m, &complete, err) : take_whole(s, c, m, err);
     if (!status_ok(st)) {
         error_prefix(err, "plan");
         return st;
     }
+    s->last_step = next_step(s)->number = m->step;
+    if (!complete) return STATUS_IS_OK;
+    s->n_taken++;
+    s->asker = c;
+    pthread_cond_signal(&s->work);
+    return STATUS_IS_OK;
+}
+
+/* The coordinator waits for all results before it goes on. Call it with the lock held. */
+static status take_wait(worker_server *s, const plan_message *m, error *err)
+{
+    uint64_t last = s->n_taken ? s->taken[(s->n_taken - 1) % STEPS_MOST].number : 0;
+    if (m->step != last || last == 0)
+        return error_set(err, STATUS_INVALID, "awaits: step %llu, the last plan is that of %llu",
+                         (unsigned long long)m->step, (unsigned long long)last);
+    s->n_awaited = s->n_taken;
+    pthread_cond_signal(&s->work);
+    return STATUS_IS_OK;
+}
+
+/* Takes a message of the stream. Call it with the lock held. */
+static status take_message(worker_server *s, rpc_call *c, const plan_message *m, error *err)
+{
+    RETURN_IF_ERROR(check_session(s, m->session, err));
+    RETURN_IF_ERROR(check_state(s, WORKER_LOADED, "Step", err));
+    if (s->stream && s->stream != c)
+        return error_set(err, STATUS_INVALID, "Step: the session has a stream");
+    RETURN_IF_ERROR(m->awaits ? take_wait(s, m, err) : take_plan(s, c, m, err));
     s->stream = c;
-    s->last_step = m->step;
     return STATUS_IS_OK;
 }
 
@@ -252,7 +300,7 @@ static void method_step(rpc_call *c, const ProtobufCMessage *m)
     worker_server *s = server_of(c);
     error err = {{0}};
     pthread_mutex_lock(&s->lock);
-    status st = take_plan(s, c, (const plan_message *)m, &err);
+    status st = take_message(s, c, (const plan_message *)m, &err);
     if (status_ok(st)) call_receive(c);
     else refuse_call(c, st.code, err.text);
     pthread_mutex_unlock(&s->lock);
@@ -271,6 +319,7 @@ static void send_part(worker_server *s, rpc_call *c)
     if (s->result_sent < s->result_size) return;
     alloc_pages_free(s->result_bytes, s->result_size);
     s->result_bytes = NULL;
+    server_answered(s);
 }
 
 /* Packs a result that is to be sent in parts. Call it with the lock held. */
@@ -293,29 +342,34 @@ static void send_result(worker_server *s, rpc_call *c)
     result_message m;
     arena memory;
     arena_init(&memory, MEMORY_BLOCK, 0);
+    const step_plan *plan = &s->taken[s->n_answered % STEPS_MOST].plan;
     const result_rank who = {s->config.rank, s->config.size};
-    status st = result_pack(&s->plan, s->result, &s->facts.info, who, &memory, &m);
+    status st = result_pack(plan, s->result, &s->facts.info, who, &memory, &m);
     size_t n = status_ok(st) ? protobuf_c_message_get_packed_size(&m.base) : 0;
     if (n > server_part_bytes(s)) st = cut_result(s, &m, n);
     if (!status_ok(st)) {
-        step_result failed = {.step = s->plan.step, .status = st};
-        (void)result_pack(&s->plan, &failed, &s->facts.info, who, &memory, &m);
+        step_result failed = {.step = plan->step, .status = st};
+        (void)result_pack(plan, &failed, &s->facts.info, who, &memory, &m);
     }
+    s->result = NULL;
     if (s->result_bytes) send_part(s, c);
-    else call_send(c, &m.base);
+    else if (call_send(c, &m.base)) server_answered(s);
     arena_destroy(&memory);
+    pthread_cond_signal(&s->work);
 }
 
 static void stepped(rpc_call *c)
 {
     worker_server *s = server_of(c);
     pthread_mutex_lock(&s->lock);
-    if (s->asker == c) {
-        if (answer_begins(s, c)) send_result(s, c);
-    } else if (s->stream != c || s->state == WORKER_ENDING) {
+    bool over = s->state == WORKER_ENDING;
+    if (s->asker == c && over) {
+        if (!s->running) refuse_asker(s, c); // else the step thread wakes the call again
+    } else if (s->stream != c || over) {
         refuse_call(c, STATUS_UNAVAILABLE, s->why.text); // the stream's session is over
-    } else if (s->result_bytes) {
-        send_part(s, c);
+    } else if (call_can_send(c)) {                       // else `writable` follows
+        if (s->result_bytes) send_part(s, c);
+        else if (s->result) send_result(s, c);
     }
     pthread_mutex_unlock(&s->lock);
 }

@@ -89,9 +89,6 @@ static status pack_masks(const step_plan *plan, arena *a, plan_message *out)
 
 status plan_pack(const step_plan *plan, uint64_t session, arena *a, plan_message *out)
 {
-    for (uint32_t i = 0; i < plan->n_seqs; i++)
-        if (plan->seqs[i].token_from)
-            return status_make(STATUS_UNSUPPORTED, "plan: a token of a step before it");
     *out = (plan_message)OCTAVO__WORKER__V1__STEP_PLAN__INIT;
     out->session = session;
     out->step = plan->step;

@@ -196,6 +196,9 @@ static status check_seq(const step_seq *s, const backend_info *info, error *err)
     if (s->position > info->max_positions || s->n_tokens > info->max_positions - s->position)
         return error_set(err, STATUS_INVALID, "position: %u and %u tokens, the model takes %u",
                          s->position, s->n_tokens, info->max_positions);
+    if (s->token_from && (steps_of(info) < 2 || s->n_tokens != 1))
+        return error_set(err, STATUS_INVALID, "token_from: %u tokens, and %u steps in flight",
+                         s->n_tokens, steps_of(info));
     if ((s->measure.novelty || s->want_scores) && s->next_token >= info->vocab_size)
         return error_set(err, STATUS_INVALID, "next_token: %u is not in the vocabulary",
                          s->next_token);
@@ -289,4 +292,25 @@ status plan_unpack(const plan_message *m, const backend_info *info, arena *a, st
     RETURN_IF_ERROR(unpack_opens(m, info, a, out, err));
     RETURN_IF_ERROR(unpack_moves(m, info, a, out, err));
     return unpack_seqs(m, info, a, out, err);
+}
+
+status plan_check_ahead(const step_plan *plan, const step_plan *before, error *err)
+{
+    for (uint32_t i = 0; i < plan->n_seqs; i++) {
+        const step_seq *s = &plan->seqs[i];
+        if (!s->token_from) continue;
+        if (!before || before->step + 1 != plan->step)
+            return error_set(err, STATUS_INVALID,
+                             "token_from: the step before step %llu is not in flight",
+                             (unsigned long long)plan->step);
+        if (s->token_from > before->n_seqs)
+            return error_set(err, STATUS_INVALID, "token_from: %u, the step before has %u shares",
+                             s->token_from, before->n_seqs);
+        const step_seq *from = &before->seqs[s->token_from - 1];
+        if (from->seq != s->seq || from->n_samples != 1)
+            return error_set(err, STATUS_INVALID,
+                             "token_from: sequence %u takes one of %u draws of sequence %u", s->seq,
+                             from->n_samples, from->seq);
+    }
+    return STATUS_IS_OK;
 }

@@ -81,76 +81,79 @@ static void on_over(worker_link *l, bool ok)
 
 /* A step that failed because of its peers (STATUS_IO) may be the first sign of a lost rank. Which
  * rank it is becomes known when its heartbeat is missed, so the group waits for that. */
-static void on_failed_step(worker_link *l)
+static void on_failed_step(worker_link *l, status s)
 {
     worker_group *g = l->group;
-    if (l->stream.store.result.status.code != STATUS_IO) group_fail(g, l->rank);
+    if (s.code != STATUS_IO) group_fail(g, l->rank);
     else if (!g->grace_until_us)
         g->grace_until_us = clock_now_us() + group_silence_us(g) + GRACE_EXTRA_US;
 }
 
-static status fail_with(worker_link *l, status_code code, const char *text)
+/* The next place for a step. */
+static flight *next_flight(stream *s) { return &s->flights[s->n_submitted % STEPS_MOST]; }
+static flight *oldest_flight(stream *s) { return &s->flights[s->n_collected % STEPS_MOST]; }
+
+static status fail_with(worker_link *l, flight *f, status_code code, const char *text)
 {
     error err;
     error_set(&err, code, "%s", text);
     link_prefix(l, &err);
-    snprintf(l->stream.trouble, sizeof l->stream.trouble, "%s", err.text);
-    return status_make(code, l->stream.trouble);
+    snprintf(f->trouble, sizeof f->trouble, "%s", err.text);
+    return status_make(code, f->trouble);
 }
 
 /* The error of a rank whose failure has ended the step on all ranks, but not the group. */
-static status fail_in_step(worker_link *l, status_code code, const char *text)
+static status fail_in_step(const worker_link *l, flight *f, status_code code, const char *text)
 {
     error err;
     error_set(&err, code, "%s", text);
     error_insert(&err, "rank %u (%s)", l->rank, l->address);
-    snprintf(l->stream.trouble, sizeof l->stream.trouble, "%s", err.text);
-    return status_make(code, l->stream.trouble);
+    snprintf(f->trouble, sizeof f->trouble, "%s", err.text);
+    return status_make(code, f->trouble);
 }
 
-/* Unpacks a result into the stream's arena. */
-static status unpack_result(stream *s, const uint8_t *bytes, size_t n, const result_message **out,
+/* Unpacks a result into the flight's arena. */
+static status unpack_result(flight *f, const uint8_t *bytes, size_t n, const result_message **out,
                             error *err)
 {
     const ProtobufCMessage *m;
     error why;
-    arena_destroy(&s->message);
+    arena_destroy(&f->message);
     status st = message_unpack(&octavo__worker__v1__step_result__descriptor, bytes, n,
-                               UNPACK_FACTOR * n + UNPACK_EXTRA, &s->message, &m, &why);
-    s->message.limit_bytes = 0;
+                               UNPACK_FACTOR * n + UNPACK_EXTRA, &f->message, &m, &why);
+    f->message.limit_bytes = 0;
     *out = (const result_message *)m;
     if (st.code == STATUS_NO_MEMORY) return error_set(err, st.code, "out of memory");
     return status_ok(st) ? st : error_set(err, STATUS_INTERNAL, "not a valid message");
 }
 
 /* Takes the part in *m. Sets *m to the whole message after the last part, and to NULL before. */
-static status take_part(worker_link *l, const result_message **m, error *err)
+static status take_part(worker_link *l, flight *f, const result_message **m, error *err)
 {
-    stream *s = &l->stream;
+    assembly *parts = &l->stream.parts;
     const part_sizes sizes = {group_part_bytes(l->group), result_bytes_max};
-    RETURN_IF_ERROR(assembly_add(&s->parts, (*m)->part, &sizes, err));
+    RETURN_IF_ERROR(assembly_add(parts, (*m)->part, &sizes, err));
     *m = NULL;
-    if (s->parts.have < s->parts.size) return STATUS_IS_OK;
-    status st = unpack_result(s, s->parts.bytes, s->parts.size, m, err);
-    assembly_clear(&s->parts);
+    if (parts->have < parts->size) return STATUS_IS_OK;
+    status st = unpack_result(f, parts->bytes, parts->size, m, err);
+    assembly_clear(parts);
     if (st.code == STATUS_NO_MEMORY || (status_ok(st) && !(*m)->part)) return st;
     return error_set(err, STATUS_INVALID, "part: the parts make up no valid message");
 }
 
-/* Reads a result or a part of one; sets `answered` when the result is complete. */
-static status read_result(worker_link *l, grpc_slice bytes, error *err)
+/* Reads a result or a part of one. */
+static status read_result(worker_link *l, flight *f, grpc_slice bytes, bool *complete, error *err)
 {
-    stream *s = &l->stream;
     const result_message *m;
     RETURN_IF_ERROR(
-        unpack_result(s, GRPC_SLICE_START_PTR(bytes), GRPC_SLICE_LENGTH(bytes), &m, err));
-    if (m->part) RETURN_IF_ERROR(take_part(l, &m, err));
-    else if (s->parts.bytes)
+        unpack_result(f, GRPC_SLICE_START_PTR(bytes), GRPC_SLICE_LENGTH(bytes), &m, err));
+    if (m->part) RETURN_IF_ERROR(take_part(l, f, &m, err));
+    else if (l->stream.parts.bytes)
         return error_set(err, STATUS_INVALID, "part: another result comes before the last parts");
+    *complete = m != NULL;
     if (!m) return STATUS_IS_OK;
-    result_source source = {s->plan, &l->facts.info, l->rank, l->group->o.n};
-    s->answered = true;
-    return result_unpack(m, &source, &s->message, &s->store, err);
+    result_source source = {f->plan, &l->facts.info, l->rank, l->group->o.n};
+    return result_unpack(m, &source, &f->message, &f->store, err);
 }
 
 static bool receive_next(worker_link *l)
@@ -159,45 +162,53 @@ static bool receive_next(worker_link *l)
     memset(&op, 0, sizeof op);
     op.op = GRPC_OP_RECV_MESSAGE;
     op.data.recv_message.recv_message = &l->stream.incoming;
-    return start_operations(l, &op, 1, &l->stream.received);
+    l->stream.receiving = start_operations(l, &op, 1, &l->stream.received);
+    return l->stream.receiving;
+}
+
+/* Takes a complete result, or what is wrong with it. */
+static void take_result(worker_link *l, flight *f, status s, error *err)
+{
+    l->stream.n_answered++;
+    if (!status_ok(s)) {
+        error_prefix(err, "result");
+        bool no_memory = s.code == STATUS_NO_MEMORY;
+        f->status = fail_with(l, f, no_memory ? STATUS_NO_MEMORY : STATUS_INTERNAL, err->text);
+        group_fail(l->group, l->rank);
+        return;
+    }
+    step_result *r = &f->store.result;
+    if (status_ok(r->status)) return;
+    if (r->end != STEP_ENDED_ALONE) {
+        r->status = fail_in_step(l, f, r->status.code, f->store.text);
+        return;
+    }
+    r->status = fail_with(l, f, r->status.code, f->store.text);
+    on_failed_step(l, r->status);
 }
 
 static void on_received(worker_link *l, bool ok)
 {
     stream *s = &l->stream;
+    flight *f = &s->flights[s->n_answered % STEPS_MOST];
     grpc_byte_buffer *buffer = s->incoming;
     grpc_slice bytes;
     error err = {{0}};
+    bool complete = false;
     s->incoming = NULL;
+    s->receiving = false;
     if (!ok || !buffer) return; // `over` comes next
     status st = STATUS_IS_OK;
     if (bytes_read(buffer, &bytes)) {
-        st = read_result(l, bytes, &err);
+        st = read_result(l, f, bytes, &complete, &err);
         grpc_slice_unref(bytes);
     } else {
         st = error_set(&err, STATUS_INTERNAL, "compressed");
     }
     grpc_byte_buffer_destroy(buffer);
-    if (!status_ok(st)) {
-        error_prefix(&err, "result");
-        s->answered = true;
-        bool no_memory = st.code == STATUS_NO_MEMORY;
-        s->status = fail_with(l, no_memory ? STATUS_NO_MEMORY : STATUS_INTERNAL, err.text);
-        group_fail(l->group, l->rank);
-        return;
-    }
-    if (!s->answered) {
+    if (complete || !status_ok(st)) take_result(l, f, st, &err);
+    if (status_ok(st) && s->n_answered < s->n_submitted)
         (void)receive_next(l); // if gRPC refuses, the call ends and `over` comes
-        return;
-    }
-    step_result *r = &s->store.result;
-    if (status_ok(r->status)) return;
-    if (r->end != STEP_ENDED_ALONE) {
-        r->status = fail_in_step(l, r->status.code, s->store.text);
-        return;
-    }
-    r->status = fail_with(l, r->status.code, s->store.text);
-    on_failed_step(l);
 }
 
 /* ---- a stream's life ------------------------------------------------------------------------- */
@@ -215,7 +226,7 @@ status stream_open(worker_link *l, error *err)
                   .details = grpc_empty_slice()};
     grpc_metadata_array_init(&s->initial);
     grpc_metadata_array_init(&s->trailing);
-    arena_init(&s->message, MEMORY_BLOCK, 0);
+    for (int i = 0; i < STEPS_MOST; i++) arena_init(&s->flights[i].message, MEMORY_BLOCK, 0);
     grpc_slice path = grpc_slice_from_static_string("/octavo.worker.v1.Worker/Step");
     grpc_call *call =
         grpc_channel_create_call(l->channel, NULL, GRPC_PROPAGATE_DEFAULTS, g->steps, path, NULL,
@@ -259,7 +270,7 @@ void stream_close(worker_link *l)
     if (s->incoming) grpc_byte_buffer_destroy(s->incoming);
     grpc_slice_unref(s->packed);
     assembly_clear(&s->parts);
-    arena_destroy(&s->message);
+    for (int i = 0; i < STEPS_MOST; i++) arena_destroy(&s->flights[i].message);
 }
 
 void link_end_session(worker_link *l)
@@ -289,8 +300,8 @@ void link_end_session(worker_link *l)
 
 static const backend_info *proxy_info(void *ctx) { return &((worker_link *)ctx)->facts.info; }
 
-/* The error for a plan that gets no result. */
-static status judge_end(worker_link *l)
+/* The error for a step that gets no result. */
+static status judge_end(worker_link *l, flight *f)
 {
     worker_group *g = l->group;
     stream *s = &l->stream;
@@ -300,9 +311,9 @@ static status judge_end(worker_link *l)
     uint32_t failed_rank = g->failed_rank;
     snprintf(text, sizeof text, "%s", l->reason);
     pthread_mutex_unlock(&g->lock);
-    if (lost) return fail_with(l, STATUS_UNAVAILABLE, text);
-    if (interrupted) return fail_with(l, STATUS_INTERNAL, "interrupted");
-    if (failed && failed_rank != l->rank) return fail_with(l, STATUS_IO, "its peers failed");
+    if (lost) return fail_with(l, f, STATUS_UNAVAILABLE, text);
+    if (interrupted) return fail_with(l, f, STATUS_INTERNAL, "interrupted");
+    if (failed && failed_rank != l->rank) return fail_with(l, f, STATUS_IO, "its peers failed");
     status_code code = STATUS_UNAVAILABLE;
     snprintf(text, sizeof text, "the connection is gone");
     if (s->ended) text_of_status(s->details, text, sizeof text);
@@ -312,7 +323,7 @@ static status judge_end(worker_link *l)
         link_count_loss(l);
         pthread_mutex_unlock(&g->lock);
     }
-    return fail_with(l, code, text);
+    return fail_with(l, f, code, text);
 }
 
 /* Packs a plan when its first rank needs it: the same bytes go to all ranks. */
@@ -347,29 +358,34 @@ static bool is_over(worker_link *l)
     return over;
 }
 
+/* Sends a message, which it takes over. False: gRPC refuses, and the call ends. */
+static bool send_bytes(worker_link *l, grpc_byte_buffer *message)
+{
+    stream *s = &l->stream;
+    grpc_op op;
+    memset(&op, 0, sizeof op);
+    op.op = GRPC_OP_SEND_MESSAGE;
+    op.data.send_message.send_message = s->outgoing = message;
+    s->sending = start_operations(l, &op, 1, &s->sent);
+    return s->sending;
+}
+
 /* Sends the plan, or its next part. False: gRPC refuses, and the call ends. */
 static bool send_next(worker_link *l)
 {
     stream *s = &l->stream;
     size_t n = GRPC_SLICE_LENGTH(s->packed), part_bytes = group_part_bytes(l->group);
     if (n <= part_bytes) {
-        s->outgoing = grpc_raw_byte_buffer_create(&s->packed, 1);
         s->n_sent = n;
-    } else {
-        plan_message m = OCTAVO__WORKER__V1__STEP_PLAN__INIT;
-        part_message part = part_of(GRPC_SLICE_START_PTR(s->packed), n, s->n_sent, part_bytes);
-        m.session = l->group->session;
-        m.step = s->step;
-        m.part = &part;
-        s->outgoing = bytes_of_message(&m.base);
-        s->n_sent += part.data.len;
+        return send_bytes(l, grpc_raw_byte_buffer_create(&s->packed, 1));
     }
-    grpc_op op;
-    memset(&op, 0, sizeof op);
-    op.op = GRPC_OP_SEND_MESSAGE;
-    op.data.send_message.send_message = s->outgoing;
-    s->sending = start_operations(l, &op, 1, &s->sent);
-    return s->sending;
+    plan_message m = OCTAVO__WORKER__V1__STEP_PLAN__INIT;
+    part_message part = part_of(GRPC_SLICE_START_PTR(s->packed), n, s->n_sent, part_bytes);
+    m.session = l->group->session;
+    m.step = s->step;
+    m.part = &part;
+    s->n_sent += part.data.len;
+    return send_bytes(l, bytes_of_message(&m.base));
 }
 
 static status proxy_submit(void *ctx, const step_plan *plan)
@@ -377,13 +393,14 @@ static status proxy_submit(void *ctx, const step_plan *plan)
     worker_link *l = ctx;
     worker_group *g = l->group;
     stream *s = &l->stream;
-    if (is_over(l)) return judge_end(l);
+    flight *f = next_flight(s);
+    if (is_over(l)) return judge_end(l, f);
     RETURN_IF_ERROR(pack_once(g, plan));
     while (s->sending && !s->ended) drive(g);
-    if (s->ended) return judge_end(l);
-    s->plan = plan;
-    s->answered = false;
-    s->status = STATUS_IS_OK;
+    if (s->ended) return judge_end(l, f);
+    f->plan = plan;
+    f->status = STATUS_IS_OK;
+    s->n_submitted++;
     grpc_slice_unref(s->packed);
     s->packed = grpc_slice_ref(g->packed);
     s->n_sent = 0;
@@ -392,17 +409,48 @@ static status proxy_submit(void *ctx, const step_plan *plan)
         grpc_slice_unref(g->packed);
         g->packed = grpc_empty_slice();
     }
-    return receive_next(l) && send_next(l) ? STATUS_IS_OK : judge_end(l);
+    bool receives = s->receiving || receive_next(l);
+    return receives && send_next(l) ? STATUS_IS_OK : judge_end(l, f);
+}
+
+/* Tells a rank that no plan comes before the results of those that it has. */
+static void send_wait(worker_link *l)
+{
+    stream *s = &l->stream;
+    plan_message m = OCTAVO__WORKER__V1__STEP_PLAN__INIT;
+    while (s->sending && !s->ended) drive(l->group);
+    if (s->ended) return; // collect says why
+    m.session = l->group->session;
+    m.step = s->step;
+    m.awaits = true;
+    s->n_awaited = s->n_submitted;
+    (void)send_bytes(l, bytes_of_message(&m.base));
+}
+
+/* Has the ranks end the oldest step, whose number is n. A rank with as many steps as it can have
+ * does so by itself; the others wait for the next plan until they are told that none comes. All are
+ * told at once, because they may meet in what they do when they end a step. */
+static void await_step(worker_group *g, uint64_t n)
+{
+    for (uint32_t i = 0; i < g->o.n; i++) {
+        const stream *s = &g->links[i].stream;
+        bool is_full = s->n_submitted - n == steps_of(&g->links[i].facts.info);
+        if (s->call && s->n_submitted > n && s->n_awaited <= n && !is_full) send_wait(&g->links[i]);
+    }
 }
 
 static status proxy_collect(void *ctx, const step_result **out)
 {
     worker_link *l = ctx;
     stream *s = &l->stream;
-    while (!s->answered && !s->ended) drive(l->group);
-    if (!s->answered) return judge_end(l);
-    RETURN_IF_ERROR(s->status);
-    *out = &s->store.result;
+    flight *f = oldest_flight(s);
+    uint64_t n = s->n_collected;
+    await_step(l->group, n);
+    while (s->n_answered <= n && !s->ended) drive(l->group);
+    s->n_collected++;
+    if (s->n_answered <= n) return judge_end(l, f);
+    RETURN_IF_ERROR(f->status);
+    *out = &f->store.result;
     return STATUS_IS_OK;
 }
 

@@ -43,11 +43,25 @@ void server_end_session(worker_server *s, const char *why)
     log_line(s, line);
 }
 
-static void free_plan(worker_server *s)
+static void forget_step(worker_step *t)
 {
-    assembly_clear(&s->plan_parts);
-    arena_destroy(&s->plan_memory);
-    arena_init(&s->plan_memory, MEMORY_BLOCK, 0);
+    assembly_clear(&t->parts);
+    arena_destroy(&t->memory);
+    arena_init(&t->memory, MEMORY_BLOCK, 0);
+}
+
+static void forget_steps(worker_server *s)
+{
+    for (int i = 0; i < STEPS_MOST; i++) forget_step(&s->taken[i]);
+    s->n_taken = s->n_answered = s->n_awaited = s->n_submitted = s->n_collected = 0;
+    s->result = NULL;
+}
+
+void server_answered(worker_server *s)
+{
+    forget_step(&s->taken[s->n_answered++ % STEPS_MOST]);
+    if (s->n_answered == s->n_taken) s->asker = NULL;
+    pthread_cond_signal(&s->work);
 }
 
 static void free_result(worker_server *s)
@@ -68,7 +82,7 @@ static void reset_session(worker_server *s)
     if (b.ops) b.ops->destroy(b.ctx);
     if (used) s->o.host.reset(s->o.host.ctx);
     pthread_mutex_lock(&s->lock);
-    free_plan(s);
+    forget_steps(s);
     free_result(s);
     arena_destroy(&s->memory);
     arena_init(&s->memory, MEMORY_BLOCK, 0);
@@ -116,63 +130,92 @@ static status run_load(worker_server *s, error *err)
 
 /* Unpacks a plan that came in parts. It runs on the step thread because it takes long, and the
  * queue's thread has heartbeats to answer. */
-static status unpack_parts(worker_server *s, error *err)
+static status unpack_parts(const worker_server *s, worker_step *t, error *err)
 {
     const ProtobufCMessage *m;
-    assembly *a = &s->plan_parts;
-    arena_destroy(&s->plan_memory);
+    assembly *a = &t->parts;
+    arena_destroy(&t->memory);
     status st = message_unpack(&octavo__worker__v1__step_plan__descriptor, a->bytes, a->size,
-                               UNPACK_FACTOR * a->size + UNPACK_EXTRA, &s->plan_memory, &m, err);
+                               UNPACK_FACTOR * a->size + UNPACK_EXTRA, &t->memory, &m, err);
     assembly_clear(a);
     RETURN_IF_ERROR(st);
     const plan_message *plan = (const plan_message *)m;
-    if (plan->session != s->session || plan->step != s->last_step || plan->part)
+    if (plan->session != s->session || plan->step != t->number || plan->part || plan->awaits)
         return error_set(err, STATUS_INVALID,
                          "part: the parts make up step %llu, and came as those of step %llu",
-                         (unsigned long long)plan->step, (unsigned long long)s->last_step);
-    s->plan_memory.limit_bytes = 0;
-    return plan_unpack(plan, &s->facts.info, &s->plan_memory, &s->plan, err);
+                         (unsigned long long)plan->step, (unsigned long long)t->number);
+    t->memory.limit_bytes = 0;
+    return plan_unpack(plan, &s->facts.info, &t->memory, &t->plan, err);
 }
 
-/* Runs a step. A failure of the step itself is in its result; an error returned here ends the
- * session. */
-static status run_step(worker_server *s, error *err)
+/* Makes the plan ready that is submitted next. */
+static status complete_plan(const worker_server *s, worker_step *t, error *err)
 {
-    backend *b = &s->backend;
-    if (s->plan_parts.bytes) {
-        status parts = unpack_parts(s, err);
-        if (!status_ok(parts)) {
-            error_prefix(err, "plan");
-            return parts;
-        }
+    bool in_flight = s->n_submitted > s->n_collected;
+    const worker_step *before = in_flight ? &s->taken[(s->n_submitted - 1) % STEPS_MOST] : NULL;
+    if (t->parts.bytes) RETURN_IF_ERROR(unpack_parts(s, t, err));
+    return plan_check_ahead(&t->plan, before ? &before->plan : NULL, err);
+}
+
+/* The error of a call of the backend, which ends the session. */
+static status backend_failure(status st, error *err)
+{
+    if (status_ok(st)) return st;
+    return error_set(err, st.code, "%s", st.message ? st.message : status_text(st.code));
+}
+
+static status run_submit(worker_server *s, error *err)
+{
+    worker_step *t = &s->taken[s->n_submitted % STEPS_MOST];
+    status st = complete_plan(s, t, err);
+    if (!status_ok(st)) {
+        error_prefix(err, "plan");
+        return st;
     }
-    status st = b->ops->submit(b->ctx, &s->plan);
-    if (status_ok(st)) st = b->ops->collect(b->ctx, &s->result);
-    if (!status_ok(st))
-        error_set(err, st.code, "%s", st.message ? st.message : status_text(st.code));
-    return st;
+    s->n_submitted++;
+    return backend_failure(s->backend.ops->submit(s->backend.ctx, &t->plan), err);
+}
+
+/* Collects a step. A failure of the step itself is in its result. */
+static status run_collect(worker_server *s, error *err)
+{
+    const step_result *result = NULL;
+    RETURN_IF_ERROR(backend_failure(s->backend.ops->collect(s->backend.ctx, &result), err));
+    s->n_collected++;
+    pthread_mutex_lock(&s->lock);
+    s->result = result;
+    pthread_mutex_unlock(&s->lock);
+    return STATUS_IS_OK;
 }
 
 static status (*const jobs[])(worker_server *, error *) = {
-    [JOB_CONFIGURE] = run_configure,
-    [JOB_JOIN] = run_join,
-    [JOB_LOAD] = run_load,
-    [JOB_STEP] = run_step,
+    [JOB_CONFIGURE] = run_configure, [JOB_JOIN] = run_join,       [JOB_LOAD] = run_load,
+    [JOB_SUBMIT] = run_submit,       [JOB_COLLECT] = run_collect,
 };
 
 /* The state after a job has succeeded. */
 static const worker_state reached[] = {
-    [JOB_CONFIGURE] = WORKER_CONFIGURED,
-    [JOB_JOIN] = WORKER_JOINED,
-    [JOB_LOAD] = WORKER_LOADED,
-    [JOB_STEP] = WORKER_LOADED,
+    [JOB_CONFIGURE] = WORKER_CONFIGURED, [JOB_JOIN] = WORKER_JOINED,    [JOB_LOAD] = WORKER_LOADED,
+    [JOB_SUBMIT] = WORKER_LOADED,        [JOB_COLLECT] = WORKER_LOADED,
 };
 
-/* Runs the waiting job. Call it with the lock held, which it releases while the job runs. */
-static void run_job(worker_server *s)
+/* The job for the step thread. A collected result is packed before the backend is called again,
+ * which may reuse its memory. With fewer steps in flight than there can be the next plan may be on
+ * its way: a backend that computes while it waits for a step could not begin with it, so a step is
+ * collected only where no plan comes before. Call it with the lock held. */
+static worker_job next_job(const worker_server *s)
+{
+    if (s->job != JOB_NONE) return s->job;
+    if (s->result) return JOB_NONE;
+    if (s->n_taken > s->n_submitted) return JOB_SUBMIT;
+    bool full = s->n_submitted - s->n_collected == steps_of(&s->facts.info);
+    return full || s->n_awaited > s->n_collected ? JOB_COLLECT : JOB_NONE;
+}
+
+/* Runs a job. Call it with the lock held, which it releases while the job runs. */
+static void run_job(worker_server *s, worker_job job)
 {
     error why = {{0}};
-    worker_job job = s->job;
     s->host_used = s->running = true;
     pthread_mutex_unlock(&s->lock);
     status st = jobs[job](s, &why);
@@ -184,7 +227,8 @@ static void run_job(worker_server *s)
         if (status_ok(st)) s->state = reached[job];
         else server_end_session(s, why.text[0] ? why.text : status_text(st.code));
     }
-    if (s->asker) call_wake(s->asker);
+    bool has_answer = job != JOB_SUBMIT || s->state == WORKER_ENDING;
+    if (s->asker && has_answer) call_wake(s->asker);
 }
 
 static void *step_main(void *arg)
@@ -193,8 +237,9 @@ static void *step_main(void *arg)
     thread_set_name("oct-worker");
     pthread_mutex_lock(&s->lock);
     for (;;) {
+        worker_job job = s->state == WORKER_ENDING ? JOB_NONE : next_job(s);
         if (s->state == WORKER_ENDING && !s->asker) reset_session(s);
-        else if (s->job != JOB_NONE && s->state != WORKER_ENDING) run_job(s);
+        else if (job != JOB_NONE) run_job(s, job);
         else if (s->stop && s->state == WORKER_IDLE) break;
         else pthread_cond_wait(&s->work, &s->lock);
     }
@@ -313,7 +358,7 @@ void worker_server_destroy(worker_server *s)
     if (s->has_steps) pthread_join(s->steps, NULL);
     if (s->has_watcher) pthread_join(s->watcher, NULL);
     arena_destroy(&s->memory);
-    free_plan(s);
+    forget_steps(s);
     free_result(s);
     pthread_cond_destroy(&s->watch);
     pthread_cond_destroy(&s->work);

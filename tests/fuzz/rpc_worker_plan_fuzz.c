@@ -13,6 +13,7 @@ static const backend_info info = {
     .max_positions = 512,
     .max_rows = 64,
     .max_seqs = 8,
+    .max_in_flight = 2,
     .n_pages = 50,
     .n_host_pages = 20,
     .n_heads = 8,
@@ -74,6 +75,7 @@ static void check_ranges(const step_plan *p)
         FUZZ_CHECK(s->seq < info.max_seqs && s->first_token == rows && s->n_tokens > 0);
         FUZZ_CHECK((uint64_t)s->position + s->n_tokens <= info.max_positions);
         FUZZ_CHECK(s->measure.kind < MEASURE_KINDS && s->measure.sum <= MEASURE_SUM_ADD);
+        FUZZ_CHECK(!s->token_from || s->n_tokens == 1);
         check_retrieval(&s->retrieval);
         rows += s->n_tokens;
         draws += s->n_samples;
@@ -107,6 +109,19 @@ static void check_embeds(const step_seq *a, const step_seq *b)
     }
 }
 
+/* A plan behind itself: each token that is taken is a draw's. */
+static void check_ahead(step_plan plan)
+{
+    step_plan before = plan;
+    error err;
+    plan.step++;
+    if (!status_ok(plan_check_ahead(&plan, &before, &err))) return;
+    for (uint32_t i = 0; i < plan.n_seqs; i++) {
+        uint32_t from = plan.seqs[i].token_from;
+        FUZZ_CHECK(from <= before.n_seqs && (!from || before.seqs[from - 1].n_samples == 1));
+    }
+}
+
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
 {
     arena first, packing, second;
@@ -114,6 +129,7 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
     plan_message m;
     if (status_ok(read_plan(data, size, &first, &plan))) {
         check_ranges(&plan);
+        check_ahead(plan);
         arena_init(&packing, 4096, 0);
         FUZZ_CHECK(status_ok(plan_pack(&plan, 1, &packing, &m)));
         size_t n = protobuf_c_message_get_packed_size(&m.base);

@@ -94,6 +94,9 @@ static void wrong_plans_are_refused_by_field(void **state)
     WRONG_PLAN((p.zeros[0] = MEASURE_KINDS, p.m.measure_kind = p.zeros, p.m.n_measure_kind = 2),
                "measure_kind: ");
     WRONG_PLAN((p.zeros[0] = 3, p.m.measure_sum = p.zeros, p.m.n_measure_sum = 2), "measure_sum: ");
+    WRONG_PLAN((p.ones[1] = 0, p.m.token_from = p.ones, p.m.n_token_from = 2),
+               "token_from: 3 tokens, and 2 steps in flight");
+    WRONG_PLAN((p.m.token_from = p.ones, p.m.n_token_from = 1), "token_from: 1 values");
     WRONG_PLAN(p.move[0] = 3, "move_kind: 3");
     /* The pool has 54 numbers of cells, 18 for each layer group; the host tier 24, 8 for each. */
     WRONG_PLAN((p.zeros[0] = 54, p.m.move_src_page = p.zeros, p.m.n_move_src_page = 1),
@@ -131,6 +134,24 @@ static void wrong_plans_are_refused_by_field(void **state)
     WRONG_PLAN(p.open.bias.len = 3, "opens.bias: 3 bytes");
     WRONG_PLAN(p.history[1] = VOCAB, "opens.history: 1000");
     WRONG_PLAN(p.m.n_opens = SEQS + 1, "opens: 17");
+}
+
+/* A token of a draw is a share's only one, and a backend takes it that takes two steps. */
+static void tokens_of_draws_come_alone(void **state)
+{
+    (void)state;
+    error err = {{0}};
+    backend_info one = info; /* it takes one step at a time */
+    one.max_in_flight = 1;
+    sound_plan p;
+    make_sound(&p);
+    p.rows[0] = p.rows[1] = p.ones[0] = 1;
+    p.m.n_tokens = 2;
+    p.m.token_from = p.ones;
+    p.m.n_token_from = 2;
+    if (!is_taken(&p, &err)) fail_msg("%s", err.text);
+    assert_false(is_taken_by(&one, &p, &err));
+    assert_non_null(strstr(err.text, "token_from: 1 tokens, and 1 steps in flight"));
 }
 
 /* Gives the plan's second sequence a sound retrieval; the first has none. */
@@ -543,6 +564,7 @@ int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(wrong_plans_are_refused_by_field),
+        cmocka_unit_test(tokens_of_draws_come_alone),
         cmocka_unit_test(wrong_retrievals_are_refused_by_field),
         cmocka_unit_test(wrong_embeds_are_refused_by_field),
         cmocka_unit_test(wrong_masks_are_refused_by_field),

@@ -167,6 +167,7 @@ static void results_of_a_rank_are_checked(void **state)
     assert_int_equal(out.facts.disk_bytes, 9);
     assert_memory_equal(&out.info.geometry, &info.geometry, sizeof info.geometry);
     assert_true(out.info.identity == 77 && out.info.n_pages == PAGES);
+    assert_int_equal(out.info.max_in_flight, 2);
 
 #define WRONG_RANK(field, value, word)                                                             \
     do {                                                                                           \
@@ -183,6 +184,8 @@ static void results_of_a_rank_are_checked(void **state)
     WRONG_RANK(n_heads, 4097, "n_heads: 4097");
     WRONG_RANK(head_dim, 0, "head_dim: 0");
     WRONG_RANK(n_pages, 1, "n_pages: 1");
+    WRONG_RANK(max_in_flight, 0, "max_in_flight: 0");
+    WRONG_RANK(max_in_flight, 3, "max_in_flight: 3");
     WRONG_RANK(geometry, NULL, "geometry: it is missing");
     WRONG_RANK(geometry->n_layers, 0, "geometry.n_layers: 0");
     WRONG_RANK(geometry->n_kv_heads, 3, "geometry");

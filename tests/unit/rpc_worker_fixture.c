@@ -23,30 +23,78 @@ static void hold(site_rank *r)
 
 /* ---- a rank's backend ------------------------------------------------------------------------ */
 
-static const backend_info *rank_info(void *ctx)
+static const backend_info *rank_info(void *ctx) { return &((site_rank *)ctx)->info; }
+
+static void note_event(site_rank *r, char what, uint64_t step)
 {
-    site_rank *r = ctx;
-    return r->inner.ops->info(r->inner.ctx);
+    pthread_mutex_lock(&r->lock);
+    size_t n = strlen(r->events);
+    snprintf(r->events + n, sizeof r->events - n, "%s%c%llu", n ? " " : "", what,
+             (unsigned long long)step);
+    pthread_mutex_unlock(&r->lock);
 }
 
 static status rank_submit(void *ctx, const step_plan *plan)
 {
     site_rank *r = ctx;
-    r->failure = (step_result){.step = plan->step};
-    return r->inner.ops->submit(r->inner.ctx, plan);
+    note_event(r, 'S', plan->step);
+    if (!r->ahead) {
+        r->plans[0] = plan;
+        return r->inner.ops->submit(r->inner.ctx, plan);
+    }
+    uint64_t in_flight = r->n_submitted - r->n_collected;
+    if (in_flight == 2) return status_make(STATUS_INTERNAL, "three steps in flight");
+    if (in_flight == 1 && atomic_exchange(&r->refuses, false))
+        return status_make(STATUS_LIMIT, "a second step is too much");
+    r->plans[r->n_submitted++ % 2] = plan;
+    return STATUS_IS_OK;
+}
+
+/* Computes a step that was submitted before the draws were made whose tokens it takes. */
+static status compute(site_rank *r, const step_plan *plan, const step_result **out)
+{
+    step_plan now = *plan;
+    step_seq seqs[SITE_SEQS];
+    uint32_t tokens[SITE_ROWS];
+    memcpy(tokens, plan->tokens, plan->n_tokens * sizeof *tokens);
+    for (uint32_t i = 0; i < plan->n_seqs; i++) {
+        seqs[i] = plan->seqs[i];
+        seqs[i].token_from = 0;
+        uint32_t from = plan->seqs[i].token_from;
+        if (from) tokens[seqs[i].first_token] = r->drawn[from - 1];
+    }
+    now.seqs = seqs;
+    now.tokens = tokens;
+    RETURN_IF_ERROR(r->inner.ops->submit(r->inner.ctx, &now));
+    RETURN_IF_ERROR(r->inner.ops->collect(r->inner.ctx, out));
+    for (uint32_t i = 0; i < (*out)->n_seqs; i++)
+        if ((*out)->seqs[i].n_samples) r->drawn[i] = (*out)->seqs[i].samples[0].token;
+    return STATUS_IS_OK;
+}
+
+static status run(site_rank *r, const step_plan *plan, const step_result **out)
+{
+    return r->ahead ? compute(r, plan, out) : r->inner.ops->collect(r->inner.ctx, out);
+}
+
+static status fail_step(site_rank *r, const step_plan *plan, const step_result **out)
+{
+    if (r->end == STEP_ENDED_ALONE) await_other_holds(r);
+    else RETURN_IF_ERROR(run(r, plan, out));
+    r->failure = (step_result){
+        .step = plan->step, .status = status_make(STATUS_NO_MEMORY, "a full house"), .end = r->end};
+    *out = &r->failure;
+    return STATUS_IS_OK;
 }
 
 static status rank_collect(void *ctx, const step_result **out)
 {
     site_rank *r = ctx;
-    if (atomic_exchange(&r->fails, false)) {
-        await_other_holds(r);
-        r->failure.status = status_make(STATUS_NO_MEMORY, "a full house");
-        *out = &r->failure;
-        return STATUS_IS_OK;
-    }
+    const step_plan *plan = r->plans[r->ahead ? r->n_collected++ % 2 : 0];
+    note_event(r, 'C', plan->step);
+    if (atomic_exchange(&r->fails, false)) return fail_step(r, plan, out);
     if (atomic_exchange(&r->hold, false)) hold(r);
-    return r->inner.ops->collect(r->inner.ctx, out);
+    return run(r, plan, out);
 }
 
 static void rank_interrupt(void *ctx)
@@ -145,6 +193,10 @@ static status host_load(void *ctx, backend *out, worker_facts *facts, error *err
     o.group = r->comm;
     o.kv_bytes = r->site->config.kv_bytes;
     RETURN_IF_ERROR(backend_cpu_create(&o, &r->inner, err));
+    r->info = *r->inner.ops->info(r->inner.ctx);
+    if (r->ahead) r->info.max_in_flight = 2;
+    r->n_submitted = r->n_collected = 0;
+    r->events[0] = '\0';
     backend_facts f = backend_cpu_describe(&r->inner);
     *facts = (worker_facts){.n_threads = f.n_threads, .pool_bytes = f.pool_bytes};
     snprintf(facts->device, sizeof facts->device, "cpu, %s", f.isa);
@@ -212,6 +264,20 @@ void site_await(site_rank *r, const char *line)
     fail_msg("\"%s\" does not say '%s'", r->log, line);
 }
 
+void site_await_events(site_rank *r, const char *events)
+{
+    char got[sizeof r->events];
+    for (int i = 0; i < PATIENCE; i++) {
+        pthread_mutex_lock(&r->lock);
+        snprintf(got, sizeof got, "%s", r->events);
+        pthread_mutex_unlock(&r->lock);
+        if (strncmp(got, events, strlen(got)) != 0) break;
+        if (strcmp(got, events) == 0) return;
+        site_nap();
+    }
+    fail_msg("rank %u: \"%s\", not \"%s\"", r->index, got, events);
+}
+
 void site_await_held(site_rank *r)
 {
     for (int i = 0; i < PATIENCE && !atomic_load(&r->holding); i++) site_nap();
@@ -246,8 +312,8 @@ site *site_create(uint32_t n)
                      .layers_per_group = 1,
                      .heads_per_group = s->model.n_kv_heads},
         .kv_bytes = 8 << 20,
-        .max_rows = 64,
-        .max_seqs = 4,
+        .max_rows = SITE_ROWS,
+        .max_seqs = SITE_SEQS,
         .max_model_len = 256,
     };
     for (uint32_t i = 0; i < n; i++) {

@@ -16,13 +16,14 @@
 
 #include <cmocka.h>
 
-enum { SITE_RANKS = 2, SITE_FINGERPRINT = 4711 };
+enum { SITE_RANKS = 2, SITE_SEQS = 4, SITE_ROWS = 64, SITE_FINGERPRINT = 4711 };
 #define SITE_VERSION "0.0.1-test"
 #define SITE_LONG    INT64_C(300000000) /* microseconds: longer than any machine takes */
 
 struct site;
 
-/* A worker, and its rank, which stands between the server and its CPU backend. */
+/* A worker, and its rank, which stands between the server and its CPU backend. A rank that is ahead
+ * takes two steps, as a GPU does: what is submitted is computed when it is collected. */
 typedef struct site_rank {
     struct site *site;
     uint32_t index;
@@ -36,8 +37,15 @@ typedef struct site_rank {
     _Atomic bool hold;           // the next step waits until it is interrupted
     _Atomic bool holding;        // a step waits so
     _Atomic bool interrupted;
-    _Atomic bool fails; // the next step fails, once the others hold what they are to hold
+    _Atomic bool fails;   // the next step fails, once the others hold what they are to hold
+    step_end end;         // of that step; where the rank does not end it alone, it has computed it
+    _Atomic bool refuses; // the next submit of a second step fails
     step_result failure;
+    bool ahead;
+    const step_plan *plans[2];         // of a rank that is ahead: in flight
+    uint64_t n_submitted, n_collected; // steps of it
+    uint32_t drawn[SITE_SEQS];         // by the shares of the step that it has collected last
+    char events[256];         // "S1 S2 C1": steps that were submitted, and whose collecting began
     _Atomic uint32_t n_asked; // how often the comm's wait was read
     pthread_mutex_t lock;
     bool waits;        // the comm reports how it waits:
@@ -86,9 +94,11 @@ void *make_ranks(void *arg);
 void site_destroy(site *s);
 /* The same ranks as threads. */
 backend site_local(site *s);
-/* Waits until a worker has logged the line. This wait and the next one fail the test after a
+/* Waits until a worker has logged the line. This wait and the next two fail the test after a
  * minute. */
 void site_await(site_rank *r, const char *line);
+/* Waits until the rank's backend has been called so, and not otherwise, since it was loaded. */
+void site_await_events(site_rank *r, const char *events);
 /* Waits until the host or the backend of the rank is held; it stays so until interrupted. */
 void site_await_held(site_rank *r);
 void site_nap(void);

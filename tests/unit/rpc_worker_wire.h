@@ -40,7 +40,7 @@ static const backend_info info = {
     .hidden = HIDDEN,
     .n_pages = PAGES,
     .n_host_pages = 20,
-    .max_in_flight = 1,
+    .max_in_flight = 2,
     .geometry = {.page_tokens = 16,
                  .n_layers = LAYERS,
                  .n_kv_heads = KV_HEADS,
