@@ -10,6 +10,9 @@ import shutil
 import subprocess
 import sys
 import tempfile
+import time
+import urllib.error
+import urllib.request
 
 TIE = 0.05  # nats between tokens that rounding may swap
 SMALL = ["--kv-memory", "16M", "--swap-memory", "0"]  # emulated GPU memory is zeroed byte by byte
@@ -34,14 +37,19 @@ def refused(result, *words):
         assert word in result.stderr, f"no '{word}' in: {result.stderr}"
 
 
+def start_worker(*flags, address="127.0.0.1:0"):
+    """A process with an emulated GPU, and its address."""
+    environment = dict(os.environ, LD_LIBRARY_PATH=home)
+    worker = subprocess.Popen([here, "worker", "--listen", address, "--model", "models/demo", *flags], env=environment,
+                              stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True)
+    return worker, worker.stdout.readline().removeprefix("listening at ").strip()
+
+
 def with_worker(*flags, words=None):
     """One rank in a process of its own, on an emulated GPU of its own; words: the text of its
     refusal."""
-    environment = dict(os.environ, LD_LIBRARY_PATH=home)
-    worker = subprocess.Popen([here, "worker", "--listen", "127.0.0.1:0", "--model", "models/demo", *flags], env=environment,
-                              stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True)
+    worker, address = start_worker(*flags)
     try:
-        address = worker.stdout.readline().removeprefix("listening at ").strip()
         got = run("--device", "cuda", "--workers", address, *prompt(PROMPTS[0]), driver=False)
         if words:
             refused(got, *words)
@@ -49,9 +57,71 @@ def with_worker(*flags, words=None):
         alone = run("--device", "cuda", *prompt(PROMPTS[0]), driver=True)
         assert got.returncode == 0 and "rank 0 at" in got.stderr and "simt" in got.stderr, got.stderr
         assert got.stdout == alone.stdout and got.stdout, (got.stdout, alone.stdout)
+        # Steps follow each other over the wire as here, and each draw is the next step's token.
+        one_by_one = ["--max-batch", "1"]
+        there = answers(here, "cuda", False, 8, [*one_by_one, "--workers", address], CROWD[:2])
+        beside = answers(here, "cuda", True, 8, one_by_one, CROWD[:2])
+        for key, answer in beside.items():
+            for part in ("token_ids", "logprobs"):
+                assert answer[part] == there[key][part], (key, part, answer[part], there[key][part])
     finally:
         worker.terminate()
         assert worker.wait(60) == 0
+
+
+def ask(url, n_tokens, stream):
+    body = {"prompt": "x", "max_tokens": n_tokens, "ignore_eos": True, "stream": stream}
+    return urllib.request.urlopen(urllib.request.Request(f"{url}/v1/completions", json.dumps(body).encode(),
+                                                         {"Content-Type": "application/json"}), timeout=300)
+
+
+def until(what, found):
+    """Waits for a true value."""
+    end = time.monotonic() + 300
+    while not (value := found()):
+        assert time.monotonic() < end, what
+        time.sleep(0.05)
+    return value
+
+
+def answered(url):
+    try:
+        with ask(url, 4, False) as answer:
+            return answer.status == 200
+    except urllib.error.HTTPError as e:
+        assert e.code == 503, e.read()
+        return False
+
+
+def lost_worker():
+    """A worker that is killed with two steps in flight fails its requests, and serves again when it
+    is back."""
+    worker, address = start_worker()
+    with tempfile.TemporaryFile("w+") as log:
+        server = subprocess.Popen([here, "serve", "--model", "models/demo", "--override", "max_position_embeddings=32768",
+                                   "--max-model-len", "8000", "--device", "cuda", "--workers", address, "--http",
+                                   "127.0.0.1:0", *SMALL], stdin=subprocess.DEVNULL, stderr=log)
+
+        def told():
+            log.seek(0)
+            return log.read()
+
+        try:
+            url = until("it listens", lambda: re.search(r"HTTP at (http://\S+?:\d+),", told())).group(1)
+            with ask(url, 7000, True) as stream:
+                assert stream.readline()
+                worker.kill()
+                worker.wait(60)
+                rest = stream.read().decode()
+            assert '"error"' in rest and f"rank 0 ({address})" in rest, rest[-500:]
+            worker, again = start_worker(address=address)
+            assert again == address, again
+            until("it serves again", lambda: answered(url))
+        finally:
+            server.terminate()
+            assert server.wait(60) == 0, told()[-2000:]
+            worker.terminate()
+            assert worker.wait(60) == 0
 
 
 def prompt(text):
@@ -227,6 +297,7 @@ def main():
     if "worker" in subprocess.run([here, "--help"], capture_output=True, text=True, timeout=60).stdout:
         with_worker()
         with_worker("--device", "3", words=["rank 0", "cuda:3", "ordinal"])
+        lost_worker()
         refused(run("--device", "cuda", "--tp", "2", "--workers", "local", *prompt("x"), driver=True), "rank ")
 
     compare(answers(here, "cpu", True, 6), answers(here, "cuda", True, 6))
