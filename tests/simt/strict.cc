@@ -159,15 +159,15 @@ static void judge_shared_byte(cell *c, simt_access how, const void *p, size_t n,
 template <void judge_one(cell *, simt_access, const void *, size_t, const void *)>
 static inline void judge_all(cell *c, size_t n, simt_access how, const void *p)
 {
-    cell before = c[0];
-    judge_one(&c[0], how, p, n, p);
+    cell before = c[0], after = before;
+    judge_one(&after, how, p, n, p);
+    c[0] = after;
     for (size_t i = 1; i < n; i++) {
-        if (is_same(c[i], before) && !before.remote) {
-            c[i] = c[i - 1];
-            continue;
+        if (!is_same(c[i], before) || before.remote) {
+            before = after = c[i];
+            judge_one(&after, how, p, n, (const char *)p + i);
         }
-        before = c[i];
-        judge_one(&c[i], how, p, n, (const char *)p + i);
+        c[i] = after;
     }
 }
 
