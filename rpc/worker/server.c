@@ -60,7 +60,6 @@ static void forget_steps(worker_server *s)
 void server_answered(worker_server *s)
 {
     forget_step(&s->taken[s->n_answered++ % STEPS_MOST]);
-    if (s->n_answered == s->n_taken) s->asker = NULL;
     pthread_cond_signal(&s->work);
 }
 

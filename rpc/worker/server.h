@@ -69,7 +69,7 @@ struct worker_server {
     bool host_used;   // configure has been called since the last reset
     worker_job job;   // Configure, Join or Load, which waits or runs; NONE = done, see `status`
     bool running;     // the step thread runs a job
-    rpc_call *asker;  // call that waits for the answer of jobs; NULL = none, or it has ended
+    rpc_call *asker;  // call that is answered next, the stream from its first plan on; NULL = none
     rpc_call *stream; // the session's Step call
     status status;    // of the last job
     error why;        // of the last job, and why the session ends
