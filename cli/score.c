@@ -232,6 +232,10 @@ static status score_text(scorer *sc, const score_flags *f, error *err)
     if (window > sc->model.max_model_len)
         return error_set(err, STATUS_INVALID, "--window: %u is more than --max-model-len %u",
                          window, sc->model.max_model_len);
+    if (window < 2)
+        return error_set(err, STATUS_INVALID,
+                         "--text: a window of one token, as of --max-model-len %u, scores nothing",
+                         sc->model.max_model_len);
     uint32_t stride = f->stride ? f->stride : window / 2;
     if (stride > window - 1)
         return error_set(err, STATUS_INVALID, "--stride: %u is not less than the window %u", stride,

@@ -601,6 +601,7 @@ class Refusals(unittest.TestCase):
         self.assertIn("no/such/folder/config.json", octavo("inspect", "no/such/folder", code=1)[1])
         self.refuses(["tokenize", "--model", "no/such/folder"], 1, "no/such/folder/tokenizer.json")
         self.refuses(["score", "--model", MODEL, "--text", "no/such/file"], 1, "no/such/file")
+        self.refuses(["score", "--model", MODEL, "--max-model-len", "1", "--text", "LICENSE"], 1, "--text", "one token")
 
     def test_broken_folder(self):
         with tempfile.TemporaryDirectory() as folder:
