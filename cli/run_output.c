@@ -143,6 +143,21 @@ void run_line(strbuf *line, const json_t *id, const run_choice *c, const engine_
                   ms(last->timings.total_us));
 }
 
+/* C0, DEL and C1. */
+static bool is_control(uint32_t cp) { return cp < 0x20 || (cp >= 0x7f && cp < 0xa0); }
+
+void run_terminal_text(strbuf *out, const char *text, size_t n)
+{
+    for (size_t i = 0; i < n;) {
+        uint32_t cp;
+        unsigned used = utf8_decode((const uint8_t *)text + i, n - i, &cp);
+        bool is_plain = cp == '\n' || cp == '\t' || (cp != UINT32_MAX && !is_control(cp));
+        if (is_plain) strbuf_append(out, text + i, used);
+        else strbuf_putc(out, '?');
+        i += used;
+    }
+}
+
 void run_report_text(strbuf *out, const retention_report *report)
 {
     double share =

@@ -27,6 +27,10 @@ void run_line(strbuf *line, const json_t *id, const run_choice *c, const engine_
 /* Writes {"id", "error": {"message", "line"}}; line_number 0 = there is no file. */
 void run_error_line(strbuf *line, const json_t *id, const char *message, uint64_t line_number);
 
+/* Appends a model's text as a terminal may be given it: control characters but tabs and line ends
+ * become '?', since a prompt could make a model write those that steer the terminal. */
+void run_terminal_text(strbuf *out, const char *text, size_t n);
+
 /* Write a short summary of a report for people, one line. */
 void run_report_text(strbuf *out, const retention_report *report);
 void run_reading_text(strbuf *out, const retrieval_totals *reading);

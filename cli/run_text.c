@@ -11,6 +11,7 @@ typedef struct answer {
     run_choice choices[ENGINE_N_MAX];
     uint32_t n, n_ended;
     bool want_logprobs;
+    bool to_terminal; // the text is shown there
     bool failed, output_failed;
     bool has_bar;   // a terminal shows how far the prompt is
     bool *too_long; // where not NULL: set, instead of a complaint, when the prompt does not fit
@@ -19,6 +20,20 @@ typedef struct answer {
 static void put_text(answer *a, const char *text, size_t n)
 {
     if (n && fwrite(text, 1, n, stdout) != n) a->output_failed = true;
+}
+
+/* Puts a text that the model wrote. */
+static void put_answer(answer *a, const char *text, size_t n)
+{
+    if (!a->to_terminal) {
+        put_text(a, text, n);
+        return;
+    }
+    strbuf shown = {0};
+    run_terminal_text(&shown, text, n);
+    put_text(a, shown.data, shown.size);
+    a->failed |= shown.failed;
+    strbuf_destroy(&shown);
 }
 
 static void end_with_newline(answer *a, const run_choice *c)
@@ -32,7 +47,7 @@ static void print_end(answer *a, const engine_output *out, bool quiet)
     const run_choice *c = &a->choices[out->choice];
     if (a->n > 1) {
         printf("[choice %u]\n", out->choice);
-        if (c->text.size) put_text(a, c->text.data, c->text.size);
+        if (c->text.size) put_answer(a, c->text.data, c->text.size);
     }
     end_with_newline(a, c);
     if (quiet || (!out->report && !out->reading)) return;
@@ -105,7 +120,7 @@ static void follow_stream(run_session *s, answer *a, const json_t *id, engine_st
         show_progress(a, &out.progress);
         if (out.progress.phase) continue;
         run_choice_take(&a->choices[out.choice], &out, s->model.tokenizer, a->want_logprobs);
-        if (streaming) put_text(a, out.text, out.text_bytes);
+        if (streaming) put_answer(a, out.text, out.text_bytes);
         if (out.finish != ENGINE_FINISH_NONE) end_choice(s, a, id, stream, &out);
     }
 }
@@ -127,6 +142,7 @@ static int run_request(run_session *s, engine_request *r, const json_t *id, strb
     a->n = r->n;
     a->too_long = too_long;
     a->want_logprobs = r->logprobs >= 0;
+    a->to_terminal = isatty(STDOUT_FILENO) == 1;
     follow_stream(s, a, id, stream);
     engine_stream_release(stream);
     if (reply && a->choices[0].text.size)

@@ -11,8 +11,10 @@ enum { SECONDS_MAX = 1 << 20 };
 
 void track_example(serve_tracker *t, serve_end end, const char *text)
 {
-    if (t->run->example[end][0] == '\0')
-        snprintf(t->run->example[end], sizeof t->run->example[end], "%s", text);
+    error shown; /* a server's text may hold what steers a terminal */
+    if (t->run->example[end][0]) return;
+    error_set(&shown, STATUS_IO, "%s", text);
+    snprintf(t->run->example[end], sizeof t->run->example[end], "%.159s", shown.text);
 }
 
 static bool record_call(serve_tracker *t, const serve_call *call)

@@ -3,6 +3,7 @@
 before the next line begins. A text that is read for its embeddings has a bar for each phase.
 usage: run_terminal.py OCTAVO   (from the source root)"""
 
+import json
 import os
 import pty
 import random
@@ -10,6 +11,7 @@ import re
 import signal
 import subprocess
 import sys
+import tempfile
 import unittest
 
 OCTAVO = os.path.abspath(sys.argv[1])
@@ -107,6 +109,33 @@ class Terminal(unittest.TestCase):
         self.assertIn(b"octavo run: retention.method: ", p.stderr)
         p = subprocess.run([OCTAVO, "methods", "--quiet"], capture_output=True, timeout=TIMEOUT)
         self.assertIn(b"unknown flag '--quiet'", p.stderr)
+
+    def test_an_answer_does_not_steer_it(self):
+        """Tokens that no other token is made of are spelled anew, so that answers hold them."""
+        ask = ["--kv-memory", "64M", "--threads", "1", "--max-tokens", "60", "--quiet", "--prompt", "O Romeo"]
+        with tempfile.TemporaryDirectory() as folder:
+            for name in os.listdir("models/demo"):
+                os.symlink(os.path.abspath(f"models/demo/{name}"), f"{folder}/{name}")
+            os.remove(f"{folder}/tokenizer.json")
+            with open("models/demo/tokenizer.json", encoding="utf-8") as f:
+                file = json.load(f)
+            model, steers = file["model"], "\u011b]0;x\u0107\u00c2\u013d31m{}"  # ESC, BEL and U+009B as bytes
+            pairs = [m.split(" ") for m in model["merges"]]
+            parts = {part for pair in pairs for part in pair}
+            new = {a + b: steers.format(i) for i, (a, b) in enumerate(pairs) if a + b not in parts and a + b != "\u0120Romeo"}
+            model["merges"] = [" ".join(pair) for pair in pairs if "".join(pair) not in new]
+            model["vocab"] = {new.get(token, token): n for token, n in model["vocab"].items()}
+            with open(f"{folder}/tokenizer.json", "w", encoding="utf-8") as f:
+                json.dump(file, f)
+            run = [OCTAVO, "run", "--model", folder, *ask]
+            piped = subprocess.run(run, capture_output=True, timeout=TIMEOUT, check=True).stdout.decode()
+            self.assertIn("\x1b]0;x\x07\u009b31m", piped)
+            for more in ([], ["--n", "2"]):
+                shown = "".join(run_on_terminal([*run, *more]))
+                self.assertIn("?]0;x??31m", shown)
+                self.assertNotRegex(shown, "[\x00-\x08\x0b\x0c\x0e-\x1f\x7f-\x9f]")
+            self.assertEqual("".join(run_on_terminal(run)).replace("\r\n", "\n"),
+                             piped.translate({0x1b: "?", 7: "?", 0x9b: "?"}))
 
     def test_no_terminal(self):
         p = subprocess.run(RUN, capture_output=True, timeout=TIMEOUT)

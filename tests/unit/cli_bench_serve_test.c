@@ -1,6 +1,7 @@
 /* `octavo bench serve`: the decoder of HTTP answers and events, percentiles, arrivals, prompts. */
 #include "cli/bench/bench_serve_http.h"
 #include "cli/bench/bench_serve_stats.h"
+#include "cli/bench/bench_serve_track.h"
 #include "cli/bench/bench_serve_work.h"
 
 #include <math.h>
@@ -428,6 +429,23 @@ static void test_bad_traces(void **state)
     }
 }
 
+/* ---- records --------------------------------------------------------------------------------- */
+
+static void test_examples(void **state)
+{
+    (void)state;
+    char text[400];
+    serve_run run = {.n_calls = 0};
+    serve_tracker t = {.run = &run};
+    track_example(&t, SERVE_STATUS, "HTTP 400: \x1b]0;x\x07\xc2\x9b");
+    track_example(&t, SERVE_STATUS, "a later one");
+    assert_string_equal(run.example[SERVE_STATUS], "HTTP 400: ?]0;x???");
+    memset(text, 'a', sizeof text - 1);
+    text[sizeof text - 1] = '\0';
+    track_example(&t, SERVE_CLOSED, text);
+    assert_int_equal(strlen(run.example[SERVE_CLOSED]), 159);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -438,6 +456,7 @@ int main(void)
         cmocka_unit_test(test_arrivals),       cmocka_unit_test(test_random_prompts),
         cmocka_unit_test(test_prefix_prompts), cmocka_unit_test(test_trace_prompts),
         cmocka_unit_test(test_text_prompts),   cmocka_unit_test(test_bad_traces),
+        cmocka_unit_test(test_examples),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

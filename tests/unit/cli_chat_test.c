@@ -1,6 +1,7 @@
 /* A chat without its model: the commands of a terminal, and the history of what was typed. */
 #include "cli/chat.h"
 #include "cli/history.h"
+#include "cli/run_output.h"
 
 #include <limits.h>
 #include <setjmp.h>
@@ -348,9 +349,25 @@ static void other_files_are_left_alone(void **state)
     remove_place(&p);
 }
 
+/* ---- answers --------------------------------------------------------------------------------- */
+
+static void answers_do_not_steer_the_terminal(void **state)
+{
+    (void)state;
+    static const char text[] = "a\tb\n\x1b]0;x\x07\r\b\0\x7f\xc2\x9b"
+                               "31m\xc2\xa0\xe2\x80\x93\xff\xf0\x9f\x99\x82";
+    strbuf out = {0};
+    run_terminal_text(&out, text, sizeof text - 1);
+    assert_string_equal(out.data, "a\tb\n?]0;x??????31m\xc2\xa0\xe2\x80\x93?\xf0\x9f\x99\x82");
+    run_terminal_text(&out, text, 0);
+    assert_int_equal(out.size, strlen(out.data));
+    strbuf_destroy(&out);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
+        cmocka_unit_test(answers_do_not_steer_the_terminal),
         cmocka_unit_test(lines_are_commands_or_messages),
         cmocka_unit_test(wrong_commands_are_refused),
         cmocka_unit_test(help_names_every_command),
