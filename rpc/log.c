@@ -116,12 +116,31 @@ void rpc_log_begin(strbuf *line, const char *level, const char *event)
                   now.tv_nsec / 1000000, level, event);
 }
 
+/* Appends JSON in which the controls U+0080 to U+009F are escaped: JSON allows them, but they steer
+ * a terminal that shows the log. In UTF-8 they are 0xc2 and their own last byte. */
+static void put_without_c1(strbuf *line, const strbuf *json)
+{
+    line->failed |= json->failed;
+    for (size_t at = 0, end; at < json->size; at = end) {
+        const uint8_t *bytes = (const uint8_t *)json->data;
+        for (end = at; end < json->size; end++)
+            if (bytes[end] == 0xc2 && bytes[end + 1] < 0xa0) break;
+        strbuf_append(line, json->data + at, end - at);
+        if (end == json->size) continue;
+        strbuf_printf(line, "\\u%04x", bytes[end + 1]);
+        end += 2;
+    }
+}
+
 void rpc_log_text(strbuf *line, const char *key, const char *text, size_t n)
 {
     strbuf_printf(line, ",\"%s\":", key);
     size_t cut = n < RPC_LOG_TEXT_MAX ? n : RPC_LOG_TEXT_MAX;
     if (cut < n) cut -= utf8_incomplete_tail((const uint8_t *)text, cut);
-    strbuf_json_string(line, text, cut);
+    strbuf json = {0};
+    strbuf_json_string(&json, text, cut);
+    put_without_c1(line, &json);
+    strbuf_destroy(&json);
 }
 
 void rpc_log_number(strbuf *line, const char *key, uint64_t value)

@@ -50,15 +50,18 @@ static void a_note_is_one_line(void **state)
     (void)state;
     log_pipe p = open_pipe();
     char line[1024];
-    rpc_log_note(p.log, "warning", "backend", "a \"quoted\"\nline \x1b[31m");
+    rpc_log_note(p.log, "warning", "backend",
+                 "a \"quoted\"\nline \x1b[31m\xc2\x80\xc2\x9f\xc2\xa0\xc2\x9b");
     ssize_t n = read(p.from, line, sizeof line);
     assert_true(n > 0 && line[n - 1] == '\n');
     assert_null(memchr(line, '\n', (size_t)n - 1));
     assert_null(memchr(line, '\x1b', (size_t)n));
+    assert_non_null(memmem(line, (size_t)n, "\\u0080\\u009f\xc2\xa0\\u009b\"", 21));
     json_t *tree = parse(line, (size_t)n);
     assert_string_equal(text(tree, "level"), "warning");
     assert_string_equal(text(tree, "event"), "backend");
-    assert_string_equal(text(tree, "message"), "a \"quoted\"\nline \x1b[31m");
+    assert_string_equal(text(tree, "message"),
+                        "a \"quoted\"\nline \x1b[31m\xc2\x80\xc2\x9f\xc2\xa0\xc2\x9b");
     /* 2026-11-21T10:07:38.123Z */
     const char *time = text(tree, "time"), *shape = "dddd-dd-ddTdd:dd:dd.dddZ";
     assert_int_equal(strlen(time), strlen(shape));
