@@ -161,7 +161,7 @@ static status count_tokens(const tokenizer *t, const char *text, size_t *n, erro
  * most, unless a line is longer than all of that. */
 static status write_text(writer *w, const facts *f, uint32_t n)
 {
-    size_t facts_tokens = 0, written = 0;
+    size_t facts_tokens = 0, written = 0, empty = 0; /* lines one after another without tokens */
     uint32_t next = 0;
     RETURN_IF_ERROR(count_tokens(w->t, f->question, &facts_tokens, w->err));
     for (uint32_t i = 0; i < f->n; i++)
@@ -173,6 +173,10 @@ static status write_text(writer *w, const facts *f, uint32_t n)
         size_t before = w->out->ids.n;
         RETURN_IF_ERROR(put_filler(w));
         size_t some = w->out->ids.n - before;
+        empty = some ? 0 : empty + 1;
+        if (empty > w->n_lines)
+            return error_set(w->err, STATUS_UNSUPPORTED,
+                             "tokenizer: it makes no tokens of the lines between the facts");
         written += some;
         if (some > line) line = some;
     }

@@ -60,6 +60,29 @@ static void gold_tokens_are_the_facts(void **state)
     tok_destroy(t);
 }
 
+/* A tokenizer drops characters that it has no tokens for. */
+static void a_tokenizer_that_drops_text_ends_the_sample(void **state)
+{
+    (void)state;
+    static const char json[] = "{\"decoder\":{\"type\":\"Fuse\"},\"model\":{\"type\":\"BPE\","
+                               "\"vocab\":{\"Q\":0},\"merges\":[]}}";
+    static const char *const lines[] = {"none", "QQQ", "none"};
+    rng r = rng_seed(5);
+    heads_sample s = {.gold = NULL};
+    error err = {{0}};
+    tokenizer *t;
+    assert_true(status_ok(tok_load_text("q", json, sizeof json - 1, &t, &err)));
+    for (size_t n_lines = 0; n_lines < 2; n_lines++) {
+        status st = heads_sample_make(HEADS_PATTERN, t, 600, &r, lines, n_lines, &s, &err);
+        assert_int_equal(st.code, STATUS_UNSUPPORTED);
+        assert_non_null(strstr(err.text, "makes no tokens"));
+    }
+    assert_true(status_ok(heads_sample_make(HEADS_PATTERN, t, 600, &r, lines, 3, &s, &err)));
+    assert_in_range(s.ids.n, 590, 620);
+    heads_sample_destroy(&s);
+    tok_destroy(t);
+}
+
 /* ---- ranks ----------------------------------------------------------------------------------- */
 
 /* The definition: ranks by the mean over ten tokens before and nine behind, earlier ones first. */
@@ -133,6 +156,7 @@ int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(gold_tokens_are_the_facts),
+        cmocka_unit_test(a_tokenizer_that_drops_text_ends_the_sample),
         cmocka_unit_test(ranks_are_the_definitions),
         cmocka_unit_test(pattern_heads_are_not_deep),
     };
