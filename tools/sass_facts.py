@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """Reads the machine code of the plugin for GPUs and compares it with tools/sass_facts.txt: what
 each kernel keeps in local memory (spilled registers), how many of its blocks fit on a
-multiprocessor, whether it uses tensor cores, which share of the loads from global memory in its
+multiprocessor, by which instructions it uses tensor cores, which share of the loads from global memory in its
 loops are 16 bytes wide, and how many bytes are on their way; and whether large products are
 cublasLt's. Exits with 1 and names each kernel of
 which a fact got worse, and with 77 where cuobjdump and nvdisasm are missing or the table is another
@@ -198,6 +198,8 @@ class NarrowStage:
 
 INSTRUCTION = re.compile(r"^\s+/\*([0-9a-f]{4,})\*/\s+(?:@!?U?P\w+ )?\s*([A-Z][A-Z0-9_.]*)([^;]*);")
 COUNTED = re.compile("Function :|STL|LDL|LDG|MMA|BRA")
+# Products of a warpgroup, of bf16 and f16, e4m3 and integers; a warp's are HMMA, QMMA and IMMA.
+WGMMA = ("HGMMA", "QGMMA", "IGMMA")
 WIDTHS = {"128": 16, "64": 8, "U16": 2, "S16": 2, "U8": 1, "S8": 1}
 
 
@@ -212,6 +214,7 @@ class Code:
     def __init__(self):
         self.stores = self.loads = 0  # bytes of local memory that one thread writes and reads
         self.asks, self.tensor, self.jumps = [], [], []
+        self.kinds = set()  # of the tensor cores' instructions
 
     def take(self, address, op, operands):
         kind = op.split(".")[0]
@@ -223,6 +226,7 @@ class Code:
             self.asks.append((address, op))
         elif kind.endswith("MMA") and kind != "HFMA2":
             self.tensor.append(address)
+            self.kinds.add("wgmma" if kind in WGMMA else "mma")
         elif kind == "BRA":
             target = re.search(r"0x([0-9a-f]+)\s*$", operands)
             if target and int(target[1], 16) < address:
@@ -322,6 +326,9 @@ def plain_names(mangled):
 # ---- facts ---------------------------------------------------------------------------------------
 
 
+TENSOR = ("-", "mma", "wgmma")  # the worst first
+
+
 class Facts:
     """What is known of a kernel for an architecture. blocks: those that fit on a multiprocessor;
     flight: KB that they ask memory for in a turn of their loop, None where no loop waits for it."""
@@ -329,7 +336,7 @@ class Facts:
     def __init__(self, arch, name, code, registers, shared):
         self.arch, self.name, self.code, self.registers = arch, name, code, registers
         self.local = code.stores + code.loads
-        self.tensor = bool(code.tensor)
+        self.tensor = "mma" if "mma" in code.kinds else "wgmma" if code.kinds else "-"
         asks = code.repeated()
         self.wide = 100 * sum(width_of(op) == 16 for op in asks) // len(asks) if asks else 100
         # Since sm_90 the block's kilobyte for the system is among the kernel's own.
@@ -385,7 +392,7 @@ def worst(found):
         first.registers = max(first.registers, other.registers)
         first.shared = max(first.shared, other.shared)
         first.wide = min(first.wide, other.wide)
-        first.tensor = first.tensor and other.tensor
+        first.tensor = min(first.tensor, other.tensor, key=TENSOR.index)
     return first
 
 
@@ -432,7 +439,7 @@ HEADER = """\
 # nvcc {nvcc}
 # local: bytes of local memory that a thread writes and reads, at most, each instruction once
 # blocks: blocks on a multiprocessor, at least
-# tensor: whether it multiplies by tensor cores
+# tensor: whether it multiplies by tensor cores, all by those of a warpgroup (wgmma) or not (mma)
 # wide: loads of 16 bytes from global memory, in percent of all those in its loops, at least
 # flight: KB that these blocks ask memory for in a turn of their loop, at least
 """
@@ -441,7 +448,7 @@ LINE = "{:<6} {:<48} {:>6} {:>6} {:>6} {:>6} {:>6}"
 
 def cells(f):
     return [f.arch, f.name, str(f.local), "-" if f.blocks is None else str(f.blocks),
-            "yes" if f.tensor else "-", str(f.wide), "-" if f.flight is None else str(f.flight)]
+            f.tensor, str(f.wide), "-" if f.flight is None else str(f.flight)]
 
 
 def write_table(facts, nvcc):
@@ -475,8 +482,10 @@ def worse(f, row):
             bad.append(f"{now} {what}, not {then}")
         else:
             better = better or now != int(then)
-    if tensor == "yes" and not f.tensor:
-        bad.append("no tensor cores")
+    if tensor not in TENSOR:
+        bad.append(f"tensor: {f.tensor}, not {tensor}")
+    elif TENSOR.index(f.tensor) < TENSOR.index(tensor):
+        bad.append("no tensor cores" if f.tensor == "-" else f"{f.tensor}, not {tensor}")
     return bad, better
 
 

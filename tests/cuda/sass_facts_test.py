@@ -121,12 +121,12 @@ esac''')
         # registers, stored, loaded, shared, blocks, tensor, wide, flight: 2 blocks of 256 threads
         # have 2 x 256 x 16 loads of 16 bytes on their way; 3 blocks 32 KB of K and V each.
         self.assertEqual(rows["few_kernel<plain_tile<bf16>,2,1>"],
-                         ["110", "0", "0", "8192", "2", "yes", "100", "128"])
+                         ["110", "0", "0", "8192", "2", "mma", "100", "128"])
         self.assertEqual(rows["attention_kernel<bf16,128,true>"],
-                         ["168", "0", "0", "74112", "3", "yes", "100", "96"])
+                         ["168", "0", "0", "74112", "3", "mma", "100", "96"])
         # Three stages of 25,088 bytes, rounded up to a KB.
         self.assertEqual(rows["grouped_kernel<quant_stage<bf16,8,false>>"],
-                         ["122", "0", "0", "77312", "2", "yes", "100", "49"])
+                         ["122", "0", "0", "77312", "2", "mma", "100", "49"])
         self.assertEqual(rows["draw_kernel"], ["64", "0", "0", "16384", "1", "-", "100", "-"])
 
     def test_nothing_worse(self):
@@ -160,6 +160,30 @@ esac''')
     def test_no_tensor_cores(self):
         self.kernels[FEW].code = [c.replace("HMMA.16816", "FFMA") for c in FEW_CODE]
         self.expect("few_kernel<plain_tile<bf16>,2,1>: 0 KB in flight, not 128; no tensor cores")
+
+    def test_products_of_warps_instead_of_a_warpgroup(self):
+        wide = [c.replace("HMMA.16816.F32.BF16 R4, R8", "HGMMA.64x64x16.F32.BF16 R4, gdesc[UR8]") for c in GROUPED_CODE]
+        narrow = [c.replace("HGMMA", "QGMMA") for c in wide]
+        for kept in (wide, narrow):
+            self.kernels[GROUPED].code = kept
+            self.main("--write")
+            self.assertEqual(self.main()[0], 0)
+            for worse in (GROUPED_CODE, [*GROUPED_CODE[:-1], *kept[-2:]]):
+                self.kernels[GROUPED].code = worse
+                status, out = self.main()
+                self.assertEqual(status, 1, out)
+                self.assertIn("grouped_kernel<quant_stage<bf16,8,false>>: mma, not wgmma", out)
+        self.kernels[GROUPED].code = GROUPED_CODE
+        self.main("--write")
+        self.kernels[GROUPED].code = wide  # better
+        self.assertEqual(self.main()[0], 0)
+
+    def test_a_table_of_another_kind(self):
+        table = self.at / "table.txt"
+        table.write_text(table.read_text(encoding="utf-8").replace(" mma ", " yes "), encoding="utf-8")
+        status, out = self.main()
+        self.assertEqual(status, 1, out)
+        self.assertIn("tensor: mma, not yes", out)
 
     def test_narrow_loads_in_a_loop(self):
         self.kernels[FEW].code = [c.replace("@P1 LDG.E.NA.128", "@P1 LDG.E.NA.64") if i < 22 else c
