@@ -161,7 +161,7 @@ static status check_fp8(const loaded_model *m, error *err)
 }
 
 /* Sets m->gpu to the GPU that this process computes on, or leaves it NULL: the CPU or the workers
- * compute. */
+ * compute. With --device auto the listener gets a line where the driver is too old. */
 static status find_device(const model_flags *f, loaded_model *m, error *err)
 {
     bool asked = m->on_gpu, is_auto = strcmp(f->device, "auto") == 0;
@@ -169,6 +169,7 @@ static status find_device(const model_flags *f, loaded_model *m, error *err)
         status s = backend_cuda_find(&m->gpu, err);
         if (!status_ok(s) && asked) error_prefix(err, "--device");
         if (!status_ok(s) && asked) return s;
+        if (s.code == STATUS_UNSUPPORTED) tell(m, "%s: on the CPU instead", err->text);
         m->on_gpu = m->gpu != NULL;
     }
     if (m->workers && asked && m->batch_invariant)

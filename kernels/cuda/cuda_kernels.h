@@ -682,9 +682,12 @@ typedef struct gpu_api {
     void (*forget)(gpu_graph *graph); /* no replay of it may be running */
 } gpu_api;
 
-/* The plugin's only symbol: NULL where the versions differ. */
+/* The plugin's symbols. The table: NULL where the versions differ. The CUDA that it was built with:
+ * 13000 is 13.0. */
 typedef const gpu_api *gpu_api_fn(uint32_t version);
-#define GPU_API_SYMBOL "octavo_cuda_api"
+typedef uint32_t gpu_runtime_fn(void);
+#define GPU_API_SYMBOL     "octavo_cuda_api"
+#define GPU_RUNTIME_SYMBOL "octavo_cuda_runtime"
 
 #ifdef __cplusplus
 }

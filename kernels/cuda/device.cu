@@ -530,4 +530,9 @@ static gpu_status gpu_replay(gpu *g, gpu_graph *graph)
     return fail(g, "graph", cudaGraphLaunch(graph->exec, g->stream));
 }
 
+extern "C" __attribute__((visibility("default"))) uint32_t octavo_cuda_runtime(void)
+{
+    return CUDART_VERSION;
+}
+
 #include "kernels/cuda/table.inc"

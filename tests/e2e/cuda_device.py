@@ -188,6 +188,22 @@ def octavo_with_device(*args, **env):
 
 def plans():
     """octavo plan's figures equal those of the backend that is then made."""
+def drivers():
+    """A driver runs plugins that were built with CUDA of its major release or an older one."""
+    def of(driver, runtime, device="cuda"):
+        return run("--device", device, *prompt(PROMPTS[0]), driver=True,
+                   env={"OCTAVO_TEST_DRIVER": driver, "OCTAVO_TEST_RUNTIME": runtime})
+
+    for driver, runtime in (("13000", "13010"), ("13000", "12090"), ("12020", "12090")):
+        got = of(driver, runtime)
+        assert got.returncode == 0, (driver, runtime, got.stderr)
+    refused(of("12090", "13000"), "of CUDA 12.9", "built with CUDA 13.0", "CUDA 13 (580) or newer", "built with CUDA 12")
+    refused(of("11080", "12090"), "of CUDA 11.8", "CUDA 12 (525) or newer")
+    refused(of("13000", "14000"), "CUDA 14 or newer")
+    auto = of("12090", "13000", "auto")
+    assert auto.returncode == 0 and re.search(r"CUDA 13 \(580\) or newer.*: on the CPU instead", auto.stderr), auto.stderr
+
+
     for flags in (["--kv-dtype", "int8"], ["--kv-dtype", "fp8", "--tp", "2", "--workers", "threads"]):
         flags = ["--model", "models/demo", "--kv-memory", "5M", "--swap-memory", "1M", "--device", "cuda", *flags]
         small = ["--memory", "8G", "--context", "64", "--concurrency", "1", "--json"]
@@ -273,7 +289,9 @@ def main():
         assert same.returncode == 0, same.stderr
     refused(run("--device", "gpu", *prompt("x"), driver=False), "--device", "cuda:N")
     refused(run("--device", "cuda", *prompt("x"), driver=True, env={"OCTAVO_TEST_DEVICES": "0"}), "shows no device")
-    refused(run("--device", "cuda", *prompt("x"), driver=True, env={"OCTAVO_TEST_DRIVER_FAILS": "1"}), "does not start")
+    refused(run("--device", "cuda", *prompt("x"), driver=True, env={"OCTAVO_TEST_DRIVER_FAILS": "1"}),
+            "does not start (error 100: no CUDA-capable device is detected)")
+    drivers()
     refused(run("--device", "cuda:3", *prompt("x"), driver=True), "cuda:3", "ordinal")
     refused(run("--device", "cuda", "--kv-dtype", "int4", *prompt("x"), driver=True), "--kv-dtype", "int4")
     refused(run("--device", "cpu", "--kv-dtype", "fp8", *prompt("x"), driver=True), "--kv-dtype", "fp8")
