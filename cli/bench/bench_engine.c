@@ -3,10 +3,12 @@
 #include "cli/bench/bench_engine_plot.h"
 #include "cli/bench/bench_model.h"
 #include "cli/bench/bench_null.h"
+#include "cli/bench/bench_retention.h"
 #include "cli/bench/bench_sched.h"
 #include "cli/cli.h"
 
 #include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
 
 static const char name[] = "octavo bench engine";
@@ -17,6 +19,7 @@ static const char *const backends[] = {"model", "null", NULL};
 
 typedef struct bench_flags {
     const char *backend, *shape, *batch, *context, *prefill, *prompts, *out, *plot;
+    arg_list retention;
     uint32_t rounds;
     bool json;
 } bench_flags;
@@ -36,6 +39,9 @@ static const arg_flag flags_table[] = {
             "prompts that are computed together, as many of their tokens in a step as "
             "--prefill-chunk and --max-batch are together",
             .initial = "1"),
+    ARG_ROW("retention", "NAME[={JSON}]", ARG_LIST, bench_flags, retention,
+            "decodes with what this method measures of each token, too, beside steps without it "
+            "(h2o, tova …); may be repeated"),
     ARG_ROW("rounds", "N", ARG_COUNT, bench_flags, rounds, "repetitions; medians are printed",
             .min = 1, .max = BENCH_ROUNDS_MAX, .initial = "5"),
     ARG_ROW("json", NULL, ARG_SWITCH, bench_flags, json, "print JSON instead of the table"),
@@ -67,8 +73,47 @@ static status bench_scheduler(bench *b, error *err)
 
 /* ---- the command ----------------------------------------------------------------------------- */
 
+/* The methods of --retention. */
+typedef struct methods {
+    retention_policy policies[BENCH_LIST_MAX];
+    const arg_list *texts;
+} methods;
+
+enum { ANY_PROMPT = 4096 }; // tokens; what a method measures of generated ones is the same for all
+
+static status read_methods(const bench *b, const arg_list *texts, methods *out, error *err)
+{
+    retention_limits limits = {b->seqs.info->geometry, b->model.prefill_chunk,
+                               b->model.max_model_len};
+    out->texts = texts;
+    if (texts->n > BENCH_LIST_MAX)
+        return error_set(err, STATUS_INVALID, "--retention: at most %d of them", BENCH_LIST_MAX);
+    for (size_t i = 0; i < texts->n; i++) {
+        retention_policy *p = &out->policies[i];
+        RETURN_IF_ERROR(bench_read_method("--retention", texts->items[i], 0.5, &limits, p, err));
+        if (retention_measure_rows(p, ANY_PROMPT, ANY_PROMPT, ANY_PROMPT + 1).kind == MEASURE_NONE)
+            return error_set(err, STATUS_INVALID,
+                             "--retention: \"%s\" does not measure each generated token",
+                             texts->items[i]);
+        uint32_t lacks = retention_measures(p, ANY_PROMPT) & b->seqs.info->lacks;
+        if (lacks)
+            return error_set(err, STATUS_UNSUPPORTED, "--retention: \"%s\": no %s here",
+                             texts->items[i], retention_measure_name(lacks));
+    }
+    return STATUS_IS_OK;
+}
+
+static status decode_measured(bench *b, uint32_t batch, uint32_t context, const methods *m,
+                              error *err)
+{
+    for (size_t i = 0; i < m->texts->n; i++)
+        RETURN_IF_ERROR(
+            bench_decode_measured(b, batch, context, m->texts->items[i], &m->policies[i], err));
+    return STATUS_IS_OK;
+}
+
 static status decode_all(bench *b, const bench_list *batches, const bench_list *contexts,
-                         error *err)
+                         const methods *m, error *err)
 {
     for (size_t c = 0; c < contexts->n; c++) {
         double alone = 0;
@@ -76,6 +121,7 @@ static status decode_all(bench *b, const bench_list *batches, const bench_list *
             uint32_t batch = batches->values[i];
             double tokens_s;
             status st = bench_decode(b, batch, contexts->values[c], &tokens_s, err);
+            if (status_ok(st)) st = decode_measured(b, batch, contexts->values[c], m, err);
             if (st.code == STATUS_NO_PAGES) {
                 fprintf(stderr, "%s: left out: %s\n", name, err->text);
                 continue;
@@ -89,16 +135,18 @@ static status decode_all(bench *b, const bench_list *batches, const bench_list *
     return STATUS_IS_OK;
 }
 
-static status run_all(bench *b, const lists *l, error *err)
+static status run_all(bench *b, const lists *l, const arg_list *retention, error *err)
 {
     uint64_t loaded = bench_resident_bytes();
+    methods m = {0};
+    RETURN_IF_ERROR(read_methods(b, retention, &m, err));
     bench_print_head(b);
     double unused;
     for (size_t i = 0; i < l->prefills.n; i++)
         for (size_t n = 0; n < l->prompts.n; n++)
             RETURN_IF_ERROR(bench_prefill(b, l->prompts.values[n], l->prefills.values[i], b->rounds,
                                           &unused, err));
-    RETURN_IF_ERROR(decode_all(b, &l->batches, &l->contexts, err));
+    RETURN_IF_ERROR(decode_all(b, &l->batches, &l->contexts, &m, err));
     RETURN_IF_ERROR(bench_scheduler(b, err));
     return bench_memory(b, loaded, err);
 }
@@ -113,7 +161,7 @@ static status bench_engine(const model_flags *model, const bench_flags *flags, c
         if (l->prompts.values[i] > m.max_batch) m.max_batch = l->prompts.values[i];
     bench b = {.rounds = flags->rounds, .as_json = flags->json, .out = flags->out};
     RETURN_IF_ERROR(bench_open(&b, &m, flags->shape, err));
-    status st = run_all(&b, l, err);
+    status st = run_all(&b, l, &flags->retention, err);
     if (status_ok(st)) st = bench_write(&b, err);
     if (status_ok(st) && flags->plot) st = bench_engine_plot(&b, flags->plot, err);
     bench_close(&b);
@@ -134,6 +182,7 @@ static const char *misuse(const model_flags *model, const bench_flags *flags)
 {
     bool is_null = strcmp(flags->backend, "null") == 0;
     if (is_null && flags->plot) return "--backend null excludes --plot";
+    if (is_null && flags->retention.n) return "--backend null excludes --retention";
     if (is_null)
         return model->dir || flags->shape ? "--backend null excludes --model and --shape" : NULL;
     return !model->dir == !flags->shape ? "one of --model and --shape must be given" : NULL;
@@ -209,6 +258,7 @@ int cli_bench_engine(cli_line *line)
             result = cli_complain(name, CLI_FAILED, err.text);
         else if (!cli_finish_output(name)) result = CLI_FAILED;
     }
+    free(flags.retention.items);
     model_flags_destroy(&model);
     return result;
 }

@@ -66,13 +66,13 @@ status bench_read_retrieval(const char *text, const pkv_geometry *geometry, retr
     return st;
 }
 
-static status read_method(const char *text, double ratio, const retention_limits *limits,
-                          retention_policy *out, error *err)
+status bench_read_method(const char *flag, const char *text, double ratio,
+                         const retention_limits *limits, retention_policy *out, error *err)
 {
     json_t *json = NULL;
     bool is_short = strchr(text, ':') && !strchr(text, '=');
-    if (is_short) RETURN_IF_ERROR(retention_read_text("--method", text, &json, err));
-    else RETURN_IF_ERROR(read_object("--method", text, &json, err));
+    if (is_short) RETURN_IF_ERROR(retention_read_text(flag, text, &json, err));
+    else RETURN_IF_ERROR(read_object(flag, text, &json, err));
     if (!json_object_get(json, "ratio") && !json_object_get(json, "tokens"))
         json_object_set_new(json, "ratio", json_real(ratio));
     status st = retention_parse(json, limits, out, err);
@@ -115,7 +115,8 @@ static status read_methods(const retention_flags *f, const bench *b, bench_metho
         return error_set(err, STATUS_INVALID, "--method: at most %d of them", METHODS_MAX);
     for (size_t i = 0; i < *n; i++) {
         out[i].text = f->methods.n ? f->methods.items[i] : usual[i];
-        RETURN_IF_ERROR(read_method(out[i].text, ratio, &limits, &out[i].policy, err));
+        RETURN_IF_ERROR(
+            bench_read_method("--method", out[i].text, ratio, &limits, &out[i].policy, err));
     }
     return STATUS_IS_OK;
 }

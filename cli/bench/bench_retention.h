@@ -11,6 +11,10 @@ typedef struct bench_method {
     retrieval_spec retrieval; // block_tokens 0: generated tokens read all that the policy keeps
 } bench_method;
 
+/* bench_retention.c: reads what `flag` names: "chunkkv", "chunkkv:0.2", or
+ * "chunkkv={\"reuse_layers\":2}". ratio: the share kept where the text gives no budget. */
+status bench_read_method(const char *flag, const char *text, double ratio,
+                         const retention_limits *limits, retention_policy *out, error *err);
 /* bench_retention.c: reads what --retrieval names: "quest", "quest:4096", or
  * "quest={\"second_block_count\":32}". */
 status bench_read_retrieval(const char *text, const pkv_geometry *geometry, retrieval_spec *out,

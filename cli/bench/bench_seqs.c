@@ -233,10 +233,10 @@ status bench_seqs_step(bench_seqs *b, uint32_t n_tokens, bool draw, const measur
     return run_plan(b, plan, out, err);
 }
 
-status bench_seqs_decode(bench_seqs *b, error *err)
+status bench_seqs_decode(bench_seqs *b, const measure_spec *measure, error *err)
 {
     step_plan *plan = &b->plans[b->step % 2];
-    RETURN_IF_ERROR(make_plan(b, 1, true, NULL, plan, err));
+    RETURN_IF_ERROR(make_plan(b, 1, true, measure, plan, err));
     RETURN_IF_ERROR(submit_plan(b, plan, err));
     return b->n_in_flight < b->info->max_in_flight ? STATUS_IS_OK : collect_step(b, NULL, err);
 }

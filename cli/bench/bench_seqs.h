@@ -38,10 +38,11 @@ status bench_seqs_open(bench_seqs *b, uint32_t n, uint32_t context, error *err);
  * is valid until the next call. */
 status bench_seqs_step(bench_seqs *b, uint32_t n_tokens, bool draw, const measure_spec *measure,
                        const step_result **out, error *err);
-/* Runs a step in which every open sequence takes a token and draws the next. Where the backend
- * takes two steps, one stays in flight, and the next call submits its step before it waits for this
- * one's result, as the scheduler does: a sequence's token is the one that the step before draws. */
-status bench_seqs_decode(bench_seqs *b, error *err);
+/* Runs a step in which every open sequence takes a token and draws the next, measured where
+ * `measure` is not NULL. Where the backend takes two steps, one stays in flight, and the next call
+ * submits its step before it waits for this one's result, as the scheduler does: a sequence's token
+ * is the one that the step before draws. */
+status bench_seqs_decode(bench_seqs *b, const measure_spec *measure, error *err);
 /* Waits for the step that bench_seqs_decode has left in flight; every other call does so first. */
 status bench_seqs_settle(bench_seqs *b, error *err);
 status bench_seqs_close(bench_seqs *b, error *err);

@@ -140,26 +140,36 @@ void bench_print_head(const bench *b)
                rate_head(b), "of limit");
 }
 
-static void print_row(bench *b, const char *what, uint32_t batch, uint32_t tokens, const row *r)
+static void print_line(const bench *b, const char *what, uint32_t batch, uint32_t tokens,
+                       const row *r)
 {
     field rate_share = b->model.options.quant_bits ? INT_SHARE : FMA_SHARE;
-    if (!b->as_json) {
-        printf("%-8s %5u %7u %9.1f %9.2f %7.2f %5.0f %% %8.1f %5.0f %% %6.0f %%\n", what, batch,
-               tokens, r->of[TOKENS_S], r->of[STEP_MS], r->of[GB_S], 100 * r->of[READ_SHARE],
-               r->of[GFLOP_S], 100 * r->of[rate_share],
-               100 * r->of[TOKENS_S] / r->of[LIMIT_TOKENS_S]);
-        fflush(stdout);
-    }
+    if (b->as_json) return;
+    printf("%-8s %5u %7u %9.1f %9.2f %7.2f %5.0f %% %8.1f %5.0f %% %6.0f %%\n", what, batch, tokens,
+           r->of[TOKENS_S], r->of[STEP_MS], r->of[GB_S], 100 * r->of[READ_SHARE], r->of[GFLOP_S],
+           100 * r->of[rate_share], 100 * r->of[TOKENS_S] / r->of[LIMIT_TOKENS_S]);
+    fflush(stdout);
+}
+
+/* Begins a row of the JSON, which the caller ends. */
+static void put_row(bench *b, const char *what, uint32_t batch, uint32_t tokens, const row *r)
+{
+    bench_report_row(&b->report, what);
+    strbuf_printf(&b->report.rows, ",\"batch\":%u,\"tokens\":%u", batch, tokens);
+    for (int i = 0; i < FIELDS; i++)
+        strbuf_printf(&b->report.rows, ",\"%s\":%.6g", field_names[i], r->of[i]);
+}
+
+static void print_row(bench *b, const char *what, uint32_t batch, uint32_t tokens, const row *r)
+{
+    print_line(b, what, batch, tokens, r);
     if (b->n_points < BENCH_POINTS_MAX)
         b->points[b->n_points++] = (bench_point){.is_prefill = strcmp(what, "prefill") == 0,
                                                  .batch = batch,
                                                  .tokens = tokens,
                                                  .tokens_s = r->of[TOKENS_S],
                                                  .limit_tokens_s = r->of[LIMIT_TOKENS_S]};
-    bench_report_row(&b->report, what);
-    strbuf_printf(&b->report.rows, ",\"batch\":%u,\"tokens\":%u", batch, tokens);
-    for (int i = 0; i < FIELDS; i++)
-        strbuf_printf(&b->report.rows, ",\"%s\":%.6g", field_names[i], r->of[i]);
+    put_row(b, what, batch, tokens, r);
     strbuf_putc(&b->report.rows, '}');
 }
 
@@ -223,32 +233,34 @@ bench_work bench_decode_work(const bench *b, double batch, double context)
 
 /* ---- decode ---------------------------------------------------------------------------------- */
 
+/* *held: the tokens of each sequence. */
+static status decode_round(bench *b, uint32_t batch, const measure_spec *measure, uint32_t *held,
+                           rounds *r, error *err)
+{
+    bench_work w = {0};
+    uint32_t n_steps = 0;
+    int64_t start = clock_now_us(), before = start, now = start, best = INT64_MAX;
+    for (; now - start < ROUND_US && n_steps < ROUND_STEPS_MAX; n_steps++) {
+        RETURN_IF_ERROR(bench_seqs_decode(&b->seqs, measure, err));
+        before = now;
+        now = clock_now_us();
+        if (now - before < best) best = now - before;
+        bench_work one = bench_decode_work(b, batch, ++*held);
+        add_work(&w, &one);
+    }
+    RETURN_IF_ERROR(bench_seqs_settle(&b->seqs, err));
+    double seconds = (double)(clock_now_us() - start) / 1e6;
+    /* Where several steps are in flight, a step's own time is not known. */
+    bool alone = b->seqs.info->max_in_flight == 1 && best > 0;
+    double best_s = alone ? (double)best / 1e6 : seconds / n_steps;
+    return add_round(b, r, seconds, best_s, (double)batch * n_steps, n_steps, &w, err);
+}
+
 static status decode_rounds(bench *b, uint32_t batch, uint32_t context, rounds *r, error *err)
 {
-    uint32_t held = context;
+    uint32_t held = context + 1;
     RETURN_IF_ERROR(bench_seqs_step(&b->seqs, 1, true, NULL, NULL, err)); /* warms up */
-    held++;
-    while (r->n < b->rounds) {
-        bench_work w = {0};
-        uint32_t n_steps = 0;
-        int64_t start = clock_now_us(), before = start, now = start, best = INT64_MAX;
-        for (; now - start < ROUND_US && n_steps < ROUND_STEPS_MAX; n_steps++) {
-            RETURN_IF_ERROR(bench_seqs_decode(&b->seqs, err));
-            before = now;
-            now = clock_now_us();
-            if (now - before < best) best = now - before;
-            held++;
-            bench_work one = bench_decode_work(b, batch, held);
-            add_work(&w, &one);
-        }
-        RETURN_IF_ERROR(bench_seqs_settle(&b->seqs, err));
-        double seconds = (double)(clock_now_us() - start) / 1e6;
-        /* Where several steps are in flight, a step's own time is not known. */
-        bool alone = b->seqs.info->max_in_flight == 1 && best > 0;
-        double best_s = alone ? (double)best / 1e6 : seconds / n_steps;
-        RETURN_IF_ERROR(
-            add_round(b, r, seconds, best_s, (double)batch * n_steps, n_steps, &w, err));
-    }
+    while (r->n < b->rounds) RETURN_IF_ERROR(decode_round(b, batch, NULL, &held, r, err));
     return STATUS_IS_OK;
 }
 
@@ -262,6 +274,49 @@ status bench_decode(bench *b, uint32_t batch, uint32_t context, double *tokens_s
     row result = medians(&r);
     *tokens_s = result.of[TOKENS_S];
     print_row(b, "decode", batch, context, &result);
+    return STATUS_IS_OK;
+}
+
+/* ---- measured decode ------------------------------------------------------------------------- */
+
+/* Rounds without and with the measure take turns, so that a slow moment of the machine does not hit
+ * one of them alone. more[i]: what the measure adds to a step of round i, as a share of it. */
+static status measured_rounds(bench *b, uint32_t batch, uint32_t context,
+                              const measure_spec *measure, rounds *with, double *more, error *err)
+{
+    rounds without = {.n = 0};
+    uint32_t held = context + 2;
+    RETURN_IF_ERROR(bench_seqs_step(&b->seqs, 1, true, NULL, NULL, err)); /* warm up */
+    RETURN_IF_ERROR(bench_seqs_step(&b->seqs, 1, true, measure, NULL, err));
+    for (uint32_t i = 0; i < b->rounds; i++) {
+        RETURN_IF_ERROR(decode_round(b, batch, NULL, &held, &without, err));
+        RETURN_IF_ERROR(decode_round(b, batch, measure, &held, with, err));
+        more[i] = with->values[STEP_MS][i] / without.values[STEP_MS][i] - 1.0;
+    }
+    return STATUS_IS_OK;
+}
+
+status bench_decode_measured(bench *b, uint32_t batch, uint32_t context, const char *method,
+                             const retention_policy *policy, error *err)
+{
+    double more[BENCH_ROUNDS_MAX];
+    rounds r = {.n = 0};
+    measure_spec measure = retention_measure_rows(policy, context, context, context + 1);
+    RETURN_IF_ERROR(bench_seqs_open(&b->seqs, batch, context, err));
+    status st = measured_rounds(b, batch, context, &measure, &r, more, err);
+    RETURN_IF_ERROR(bench_seqs_close(&b->seqs, status_ok(st) ? err : NULL));
+    RETURN_IF_ERROR(st);
+    row result = medians(&r);
+    double share = bench_median(more, b->rounds);
+    print_line(b, "measured", batch, context, &result);
+    if (!b->as_json)
+        printf("%23s %s adds %.2f %% to a step (%.2f to %.2f)\n", "", method, 100.0 * share,
+               100.0 * more[0], 100.0 * more[b->rounds - 1]); /* bench_median has sorted them */
+    put_row(b, "measured", batch, context, &result);
+    strbuf_puts(&b->report.rows, ",\"method\":");
+    strbuf_json_string(&b->report.rows, method, strlen(method));
+    strbuf_printf(&b->report.rows, ",\"more\":%.6g,\"more_low\":%.6g,\"more_high\":%.6g}", share,
+                  more[0], more[b->rounds - 1]);
     return STATUS_IS_OK;
 }
 

@@ -274,6 +274,9 @@ def benches():
                                          "--prompts", "2,1").stdout)["rows"]
     prefills = [(r["batch"], r["tokens"]) for r in rows if r["what"] == "prefill"]
     assert prefills == [(2, 32), (1, 32)], rows
+    measured = octavo_with_device("bench", "engine", *model, "--batch", "2", "--context", "16", "--prefill", "16",
+                                  "--retention", "h2o", "--retention", "tova")
+    assert [r["method"] for r in json.loads(measured.stdout)["rows"] if r["what"] == "measured"] == ["h2o", "tova"]
     rows = json.loads(octavo_with_device("bench", "retention", *model, "--tokens", "48", "--context", "0", "--full", "1",
                                          "--method", 'chunkkv={"window":8,"ratio":0.3}').stdout)["rows"]
     assert rows[0]["what"] == "cost" and rows[0]["pages_dropped"] > 0, rows

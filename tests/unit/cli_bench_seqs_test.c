@@ -82,18 +82,18 @@ static void decodes_as_deep_as_the_backend_allows(void **state)
         bench_seqs *b = &w->seqs;
         const step_result *r;
         assert_true(status_ok(bench_seqs_open(b, SEQS, CONTEXT, NULL)));
-        for (uint32_t i = 0; i < STEPS; i++) assert_true(status_ok(bench_seqs_decode(b, NULL)));
+        for (uint32_t i = 0; i < STEPS; i++) assert_true(status_ok(bench_seqs_decode(b, NULL, NULL)));
         assert_int_equal(w->n, depth - 1);
         assert_int_equal(w->most, depth);
         assert_int_equal(w->drawn, depth == 1 ? 0 : SEQS * (STEPS - 1));
         assert_true(status_ok(bench_seqs_settle(b, NULL)));
         assert_int_equal(w->n, 0);
         /* Other steps, and the end, must not follow one in flight. */
-        assert_true(status_ok(bench_seqs_decode(b, NULL)));
+        assert_true(status_ok(bench_seqs_decode(b, NULL, NULL)));
         assert_true(status_ok(bench_seqs_step(b, 2, true, NULL, &r, NULL)));
         assert_int_equal(r->n_seqs, SEQS);
         assert_int_equal(pkv_seq_length(b->kv, 0), CONTEXT + STEPS + 3);
-        assert_true(status_ok(bench_seqs_decode(b, NULL)));
+        assert_true(status_ok(bench_seqs_decode(b, NULL, NULL)));
         assert_true(status_ok(bench_seqs_close(b, NULL)));
         finish(w);
     }
@@ -107,8 +107,8 @@ static void a_step_that_fails_leaves_none_in_flight(void **state)
     assert_true(status_ok(bench_seqs_open(b, SEQS, CONTEXT, NULL)));
     sim_backend_fail_next(w->sim);
     error err = {{0}};
-    assert_true(status_ok(bench_seqs_decode(b, &err)));
-    assert_false(status_ok(bench_seqs_decode(b, &err)));
+    assert_true(status_ok(bench_seqs_decode(b, NULL, &err)));
+    assert_false(status_ok(bench_seqs_decode(b, NULL, &err)));
     assert_true(err.text[0] != 0);
     assert_int_equal(w->n, 1);
     assert_true(status_ok(bench_seqs_close(b, NULL)));
