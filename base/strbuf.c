@@ -84,6 +84,19 @@ void strbuf_json_string(strbuf *b, const char *s, size_t n)
     strbuf_putc(b, '"');
 }
 
+/* Appends a number that printf wrote: what stands between its digits is the locale's decimal
+ * point, which may be several bytes. */
+static void put_decimal(strbuf *b, const char *text)
+{
+    bool in_point = false;
+    for (const char *c = text; *c; c++) {
+        bool is_point = !strchr("0123456789+-e", *c);
+        if (!is_point) strbuf_putc(b, *c);
+        else if (!in_point) strbuf_putc(b, '.');
+        in_point = is_point;
+    }
+}
+
 void strbuf_json_float(strbuf *b, float v)
 {
     if (!isfinite(v)) {
@@ -97,7 +110,7 @@ void strbuf_json_float(strbuf *b, float v)
         snprintf(text, sizeof text, "%.*g", precision, (double)v);
         if (strtof(text, NULL) == v) break;
     }
-    strbuf_puts(b, text);
+    put_decimal(b, text);
 }
 
 void strbuf_clear(strbuf *b)

@@ -1,6 +1,7 @@
-/* Numbers in words are decimal, whatever the locale is. */
+/* Numbers in words are decimal, whatever the locale is, and so are those that are written. */
 #include "base/json.h"
 #include "base/number.h"
+#include "base/strbuf.h"
 
 #include <locale.h>
 #include <math.h>
@@ -92,6 +93,10 @@ static void locales_change_nothing(void **state)
     assert_true(status_ok(json_read_text("t", "0.25", 4, &value, &err)));
     assert_true(json_real_value(value) == 0.25);
     json_decref(value);
+    strbuf b = {0};
+    strbuf_json_float(&b, -2.5e-7f);
+    assert_string_equal(b.data, "-2.5e-07");
+    strbuf_destroy(&b);
     setlocale(LC_ALL, "C");
 }
 
