@@ -96,7 +96,7 @@ static __global__ void partly_beyond(float *x)
 {
     if (self() == 0) *(vec16 *)(x + FLOATS - 1) = vec16{{0, 0, 0, 0}};
 }
-/* Of a vector that a thread reads, another one writes the last word. */
+/* A thread writes the last word of a vector that another one reads. */
 static __global__ void race_in_a_vector(float *x)
 {
     DYNAMIC_SHARED(all);

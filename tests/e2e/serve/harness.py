@@ -30,7 +30,7 @@ LIGHT = "OCTAVO_TESTS_LIGHT" in os.environ and "OCTAVO_SOAK" not in os.environ
 # A slow model with the same vocabulary: thousands of tokens take seconds. An answer of LONG tokens
 # goes on for minutes: it has not ended when a test that waited for a core looks at it.
 SLOW_LAYERS = 4 if LIGHT else 32
-# Of such a model where long prompts are computed again and again; LONG tokens take it a minute.
+# Layers of the slow model where long prompts are computed often; LONG tokens take it a minute.
 FEW_SLOW_LAYERS = 4 if LIGHT else 8
 
 
