@@ -1,11 +1,10 @@
 #!/usr/bin/env python3
 """Reads the machine code of the plugin for GPUs and compares it with tools/sass_facts.txt: what
 each kernel keeps in local memory (spilled registers), how many of its blocks fit on a
-multiprocessor, by which instructions it uses tensor cores, which share of the loads from global memory in its
-loops are 16 bytes wide, and how many bytes are on their way; and whether large products are
-cublasLt's. Exits with 1 and names each kernel of
-which a fact got worse, and with 77 where cuobjdump and nvdisasm are missing or the table is another
-compiler's.
+multiprocessor, by which instructions it uses tensor cores, which share of the loads from global
+memory in its loops are 16 bytes wide, and how many bytes are on their way; and whether large
+products are cublasLt's. Exits with 1 and names each kernel of which a fact got worse, and with 77
+where cuobjdump and nvdisasm are missing or the table is another compiler's.
 usage: sass_facts.py [--table | --write] [--nvcc PATH] [--cache FOLDER] PLUGIN_OR_OBJECT...
   --table  prints all that was read instead, registers and shared memory too
   --write  writes the table, after a change whose figures are wanted

@@ -260,7 +260,7 @@ static gpu_status gpu_copy_out(gpu *g, void *host, const void *device, size_t by
                 cudaMemcpyAsync(host, device, bytes, cudaMemcpyDeviceToHost, g->stream));
 }
 
-/* Whether the driver took the whole batch, or says why it did not; an older one has no such call. */
+/* Whether the driver took the whole batch, or why it did not; an older one has no such call. */
 static cudaError_t copy_at_once(gpu *g, const gpu_copies *c)
 {
 #if CUDART_VERSION >= 12080

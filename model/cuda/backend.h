@@ -244,8 +244,8 @@ uint32_t cuda_draw_before(const backend_cuda *b, const step_seq *share);
 
 size_t cuda_moves_bytes(const backend_cuda *b, const pkv_deltas *d); /* bytes in the step's pack */
 status cuda_moves_pack(backend_cuda *b, const pkv_deltas *d);
-/* Executes the moves in plan order, after the pack was sent; copies of pages that follow one another
- * and go one way, in any order. */
+/* Executes the moves in plan order, after the pack was sent, but copies of pages that follow one
+ * another and go one way in any order. */
 status cuda_moves_apply(backend_cuda *b, const pkv_deltas *d);
 void cuda_moves_destroy(cuda_moves *m);
 /* Refuses a page copy or a move of slots with numbers outside the pool or the host tier. */

@@ -119,7 +119,7 @@ class Terminal(unittest.TestCase):
             os.remove(f"{folder}/tokenizer.json")
             with open("models/demo/tokenizer.json", encoding="utf-8") as f:
                 file = json.load(f)
-            model, steers = file["model"], "\u011b]0;x\u0107\u00c2\u013d31m{}"  # ESC, BEL and U+009B as bytes
+            model, steers = file["model"], "\u011b]0;x\u0107\u00c2\u013d31m{}"  # ESC, BEL, U+009B
             pairs = [m.split(" ") for m in model["merges"]]
             parts = {part for pair in pairs for part in pair}
             new = {a + b: steers.format(i) for i, (a, b) in enumerate(pairs) if a + b not in parts and a + b != "\u0120Romeo"}

@@ -446,4 +446,3 @@ extern "C" __attribute__((visibility("default"))) uint32_t octavo_cuda_runtime(v
     const char *runtime = getenv("OCTAVO_TEST_RUNTIME");
     return runtime ? (uint32_t)strtoul(runtime, NULL, 10) : 13000;
 }
-

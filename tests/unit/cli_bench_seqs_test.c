@@ -82,7 +82,8 @@ static void decodes_as_deep_as_the_backend_allows(void **state)
         bench_seqs *b = &w->seqs;
         const step_result *r;
         assert_true(status_ok(bench_seqs_open(b, SEQS, CONTEXT, NULL)));
-        for (uint32_t i = 0; i < STEPS; i++) assert_true(status_ok(bench_seqs_decode(b, NULL, NULL)));
+        for (uint32_t i = 0; i < STEPS; i++)
+            assert_true(status_ok(bench_seqs_decode(b, NULL, NULL)));
         assert_int_equal(w->n, depth - 1);
         assert_int_equal(w->most, depth);
         assert_int_equal(w->drawn, depth == 1 ? 0 : SEQS * (STEPS - 1));
