@@ -354,11 +354,11 @@ static void other_files_are_left_alone(void **state)
 static void answers_do_not_steer_the_terminal(void **state)
 {
     (void)state;
-    static const char text[] = "a\tb\n\x1b]0;x\x07\r\b\0\x7f\xc2\x9b"
+    static const char text[] = "a\tb\n\x1b]0;x\x07\r\b\0\x1f\x7f\xc2\x80\xc2\x9f"
                                "31m\xc2\xa0\xe2\x80\x93\xff\xf0\x9f\x99\x82";
     strbuf out = {0};
     run_terminal_text(&out, text, sizeof text - 1);
-    assert_string_equal(out.data, "a\tb\n?]0;x??????31m\xc2\xa0\xe2\x80\x93?\xf0\x9f\x99\x82");
+    assert_string_equal(out.data, "a\tb\n?]0;x????????31m\xc2\xa0\xe2\x80\x93?\xf0\x9f\x99\x82");
     run_terminal_text(&out, text, 0);
     assert_int_equal(out.size, strlen(out.data));
     strbuf_destroy(&out);
