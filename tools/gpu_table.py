@@ -34,18 +34,20 @@ def rows(name, **wanted):
 
 
 def kernel_line(name, log="bench_kernels.log"):
-    """(us, share of the copy bandwidth) of a line of `octavo bench kernels`."""
-    m = re.search(rf"^{re.escape(name)} +([\d.]+) us +[\d.]+ GB/s +([\d.]+) %", text(log), re.M)
-    return (float(m[1]), float(m[2]) / 100) if m else None
+    """(us, GB/s, TFLOP/s) of a line of `octavo bench kernels`."""
+    m = re.search(rf"^{re.escape(name)} +([\d.]+) us +([\d.]+) GB/s .* ([\d.]+) TFLOP/s +[\d.]+ %", text(log), re.M)
+    return tuple(map(float, m.groups())) if m else None
 
 
-def product_share(name, log="bench_kernels.log"):
-    """A line's share of the specified products, or of the measured ones where those are unknown."""
-    m = re.search(rf"^{re.escape(name)} +[\d.]+ us .* ([\d.]+) TFLOP/s +([\d.]+) %", text(log), re.M)
-    _, specified = limits()
-    if not m:
-        return None
-    return float(m[1]) / specified["products"] if specified else float(m[2]) / 100
+def kernel_shares(name, what):
+    """A kernel's shares of the limit `what` ("copies" or "products"), measured and specified."""
+    line = kernel_line(name)
+    return shares(line and line[1 if what == "copies" else 2], what)
+
+
+def shares(rate, what):
+    """A rate's shares of the limit, measured and specified; None where one is not known."""
+    return tuple(rate / of[what] if rate is not None and of else None for of in limits())
 
 
 def limits():
@@ -61,32 +63,32 @@ def limits():
     return measured, None
 
 
-def of_specified(share, what):
-    """Such as "; 61.0 % of the specification" for a share of what was measured."""
-    measured, specified = limits()
-    if share is None or not measured or not specified:
-        return ""
-    return f"; {100 * share * measured[what] / specified[what]:.1f} % of the specification"
+def percent(share):
+    return f"{100 * share:.2f} %" if share is not None else "-"
 
 
-def bar(what, share, at_least=None, at_most=None, note=""):
+def bar(what, of, at_least=None, at_most=None, by="measured", note=""):
+    """of: the shares of what was measured and of the specification. `by` says which one the limit
+    is for; where the specification is not known, it is for the measured one."""
+    measured, specified = of
+    share = specified if by == "specified" and specified is not None else measured
     limit = f">= {100 * at_least:.0f} %" if at_least else f"<= {100 * at_most:.0f} %"
     if share is None:
-        print(f"{what:<46} {'':>9}  {limit:<8} not measured")
+        print(f"{what:<46} {'':>9} {'':>9}  {limit:<8} not measured")
         return
     met = share >= at_least if at_least else share <= at_most
-    print(f"{what:<46} {100 * share:7.2f} %  {limit:<8} {'met' if met else 'missed'}{note}")
+    print(f"{what:<46} {percent(measured):>9} {percent(specified):>9}  {limit:<8} {'met' if met else 'missed'}{note}")
 
 
 def kernels():
     ends = [re.findall(r"^(?:PASS|FAIL): (\d+) of (\d+) pass$", text(os.path.basename(p)), re.M)
             for p in sorted(glob.glob(os.path.join(folder, "kernels_*.log")))]
     if not ends:
-        print(f"{'every kernel agrees with the reference':<46} {'':>9}  {'all':<8} not measured")
+        print(f"{'every kernel agrees with the reference':<46} {'':>19}  {'all':<8} not measured")
         return
     passed, total = (sum(int(e[0][i]) for e in ends if e) for i in range(2))
     whole = all(ends) and passed == total
-    print(f"{'every kernel agrees with the reference':<46} {passed:>4}/{total:<4}  {'all':<8} "
+    print(f"{'every kernel agrees with the reference':<46} {f'{passed}/{total}':>19}  {'all':<8} "
           f"{'met' if whole else 'missed'}{'' if all(ends) else ' (a group ended early)'}")
     for path in sorted(glob.glob(os.path.join(folder, "kernels_*.log"))):
         for line in re.findall(r"^FAIL  .*$", text(os.path.basename(path)), re.M)[:5]:
@@ -109,9 +111,13 @@ def graphs():
         print(f"graphs: {'captured' if ended else 'not measured'}")
 
 
-def engine_share(key, name="engine.json", **wanted):
+def engine_shares(key, limit, name="engine.json", **wanted):
+    """Shares of a row of `octavo bench engine`, whose limits are measured beside each row."""
     found = rows(name, **wanted)
-    return found[0][key] if found else None
+    if not found:
+        return None, None
+    rate = found[0]["gb_s"] if limit == "copies" else found[0]["gflop_s"] / 1e3
+    return found[0][key], shares(rate, limit)[1]
 
 
 def bars():
@@ -119,35 +125,43 @@ def bars():
     _, specified = limits()
     print(f"\n{line[0] if line else 'limits: not measured'}")
     print("specified: {copies} GB/s, {products} TFLOP/s\n".format(**specified) if specified else "specified: unknown\n")
+    print(f"{'shares of what':<46} {'measured':>9} {'specified':>9}  bar (* of the specification)")
     kernels()
     graphs()
     for crowd in CROWDS:
-        found = kernel_line(f"decode attention {crowd}, bf16")
-        share = found and found[1]
-        bar(f"decode attention {crowd}, of copies", share, at_least=0.85, note=of_specified(share, "copies"))
+        bar(f"decode attention {crowd}, of copies", kernel_shares(f"decode attention {crowd}, bf16", "copies"),
+            at_least=0.85)
     for kernel in (", wgmma", ""):
-        found = kernel_line(f"chunks of 32, attention 1 x 32768, bf16{kernel}")
-        bar(f"a chunk of 32 on 32768{kernel or ', mma'}, of copies", found and found[1],
-            at_least=0.50 if kernel else 0.25)
+        bar(f"a chunk of 32 on 32768{kernel or ', mma'}, of copies",
+            kernel_shares(f"chunks of 32, attention 1 x 32768, bf16{kernel}", "copies"), at_least=0.50 if kernel else 0.25)
     for crowd in ("8 x 2048", "1 x 8192"):
         for kernel in (", wgmma", ""):
-            bar(f"prefill attention {crowd}{kernel or ', mma'}, of products",
-                product_share(f"prefill attention {crowd}, bf16{kernel}"), at_least=0.60 if kernel else 0.20)
+            bar(f"prefill attention {crowd}{kernel or ', mma'}, of products *",
+                kernel_shares(f"prefill attention {crowd}, bf16{kernel}", "products"), at_least=0.60 if kernel else 0.20,
+                by="specified")
     for batch in (1, 32, 256):
-        share = engine_share("read_share", what="decode", batch=batch)
-        bar(f"8B decode, batch {batch}, of the bandwidth", share, at_least=0.80, note=of_specified(share, "copies"))
+        bar(f"8B decode, batch {batch}, of copies", engine_shares("read_share", "copies", what="decode", batch=batch),
+            at_least=0.80)
+    bar("8B decode, batch 1, of copies *", engine_shares("read_share", "copies", what="decode", batch=1), at_least=0.78,
+        by="specified")
     for batch in (1, 8):
-        share = engine_share("read_share", "engine_long.json", what="decode", batch=batch)
-        bar(f"8B decode, batch {batch} at 32768, of the bandwidth", share, at_least=0.80,
-            note=of_specified(share, "copies"))
-    share = engine_share("fma_share", what="prefill", batch=8)
-    bar("8B prefill of 8 x 2048, of the product rate", share, at_least=0.60, note=of_specified(share, "products"))
+        bar(f"8B decode, batch {batch} at 32768, of copies",
+            engine_shares("read_share", "copies", "engine_long.json", what="decode", batch=batch), at_least=0.80)
+    bar("8B decode, batch 32 at 32768, fp8 pages, of copies *",
+        engine_shares("read_share", "copies", "engine_deep.json", what="decode", batch=32), at_least=0.85, by="specified")
+    for method in ("h2o", "tova"):
+        found = rows("measured.json", what="measured", method=method)
+        spread = " ({more_low:.4f} to {more_high:.4f})".format(**found[0]) if found else ""
+        bar(f"{method} at 64 sequences, beside unmeasured steps", (found[0]["more"] if found else None, None),
+            at_most=0.05, note=spread)
+    bar("8B prefill of 8 x 2048, of products *", engine_shares("fma_share", "products", what="prefill", batch=8),
+        at_least=0.60, by="specified")
     for r in rows("retention.json", what="cost"):
         spread = f" ({100 * r['extra_ms_low'] / r['prefill_ms']:.2f} to " \
                  f"{100 * r['extra_ms_high'] / r['prefill_ms']:.2f})"
-        bar(f"{r['method']}, of a prefill", r["share_of_prefill"], at_most=0.01, note=spread)
+        bar(f"{r['method']}, of a prefill", (r["share_of_prefill"], None), at_most=0.01, note=spread)
     if not rows("retention.json", what="cost"):
-        bar("chunkkv, of a prefill", None, at_most=0.01)
+        bar("chunkkv, of a prefill", (None, None), at_most=0.01)
 
 
 def of_peers(what):
@@ -168,9 +182,9 @@ def side_by_side():
               f"{', '.join(others) or '-'}")
     for what, batch, name in (("decode", 1, "8B decode, batch 1 at 1024"), ("decode", 32, "8B decode, batch 32 at 1024"),
                               ("prefill", 8, "8B prefill of 8 x 2048"), ("prefill", 1, "8B prefill of 1 x 2048")):
-        ours = [engine_share("tokens_s", f, what=what, batch=batch) for f in ("engine.json", "engine_again.json")]
+        ours = [r["tokens_s"] for f in ("engine.json", "engine_again.json") for r in rows(f, what=what, batch=batch)[:1]]
         others = [f"{n} {' '.join(f'{v:.0f}' for v in r)}" for n, r in of_peers(f"{what} {batch}").items()]
-        print(f"{name + ', tokens/s':<34} {' '.join(f'{v:.0f}' for v in ours if v) or '-'}; {', '.join(others) or '-'}")
+        print(f"{name + ', tokens/s':<34} {' '.join(f'{v:.0f}' for v in ours) or '-'}; {', '.join(others) or '-'}")
     for log in ("bench_fp8.log", "bench_int8.log", "bench_int4.log"):
         for line in re.findall(r"^decode attention (?:64|8) x.*$|^  the products of.* (?:1|32) rows.*$|^  the .*fp8 .*$", text(log), re.M):
             print(f"{log[6:-4]}: {line.strip()}")
@@ -210,6 +224,9 @@ def counters():
               f"{metrics.get('dram__throughput.avg.pct_of_peak_sustained_elapsed', 0):.1f} %; "
               f"{metrics.get('sm__inst_issued.avg.pct_of_peak_sustained_active', 0):.1f} %; "
               f"{metrics.get('l1tex__data_bank_conflicts_pipe_lsu.sum', 0):.0f}; {wait}")
+    for line in log:
+        if line.startswith("no launch of "):
+            print(line)
     if not found:
         print("not measured")
 

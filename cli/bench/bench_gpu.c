@@ -55,14 +55,16 @@ void bench_gpu_close(bench_gpu *b)
 
 static void fill_with_noise(bench_gpu *b, uint8_t *device, size_t bytes)
 {
-    uint16_t *host = malloc(NOISE_WORDS * sizeof *host);
+    size_t words = bytes / sizeof(uint16_t) + 1;
+    if (words > NOISE_WORDS) words = NOISE_WORDS;
+    uint16_t *host = malloc(words * sizeof *host);
     if (!host) {
         bench_gpu_note(b, GPU_NO_MEMORY);
         return;
     }
-    for (size_t i = 0; i < NOISE_WORDS; i++)
+    for (size_t i = 0; i < words; i++)
         host[i] = bf16_from_f32(0.05f * rng_normal(&b->random)) & 0xffbf;
-    size_t step = NOISE_WORDS * sizeof *host;
+    size_t step = words * sizeof *host;
     for (size_t at = 0; at < bytes && bench_gpu_is_well(b); at += step)
         bench_gpu_note(
             b, b->api->copy_in(b->g, device + at, host, bytes - at < step ? bytes - at : step));

@@ -44,10 +44,14 @@ static const size_t rows_list[] = {1, 2, 4, 8, 32, 128, 2048, 16384};
 enum { SHAPES = sizeof shapes / sizeof *shapes, ROWS = sizeof rows_list / sizeof *rows_list };
 enum { LAYERS = 32, COLD_ROWS = 256 /* products of more rows read W often: one copy will do */ };
 
+/* Rows of an emulated product, of which more than few.cu multiplies are a multiple of 4. */
+enum { EMULATED_ROWS = 132 };
+
 /* narrow: x is rounded to e4m3, too. */
 static double bench_product(bench_gpu *b, const bench_gpu_kernels_options *o, const matrix_shape *s,
-                            size_t m, bool narrow)
+                            size_t rows, bool narrow)
 {
+    size_t m = b->divide > 1 && rows > EMULATED_ROWS ? EMULATED_ROWS : rows;
     multiplying p = {.b = b, .m = m};
     p.w = (gpu_matrix){.n = s->n / b->divide,
                        .k = s->k / b->divide,
@@ -69,7 +73,7 @@ static double bench_product(bench_gpu *b, const bench_gpu_kernels_options *o, co
     double us = bench_gpu_time(b, multiply_once, &p, m > COLD_ROWS ? 10 : 50);
     b->api->set_narrow(b->g, false);
     char name[96];
-    snprintf(name, sizeof name, "%s %zu x %zu by %zu rows%s", s->name, n, k, m,
+    snprintf(name, sizeof name, "%s %zu x %zu by %zu rows%s", s->name, s->n, s->k, rows,
              narrow         ? ", fp8 x fp8"
              : o->is_float  ? ", fp8"
              : o->bits == 8 ? ", int8"
@@ -86,10 +90,8 @@ static void bench_products(bench_gpu *b, const bench_gpu_kernels_options *o)
 {
     double us[ROWS] = {0.0};
     for (size_t r = 0; r < ROWS && rows_list[r] <= o->most_rows; r++)
-        for (size_t i = 0; i < SHAPES; i++) {
-            size_t m = b->divide > 1 && rows_list[r] > 128 ? 130 : rows_list[r];
-            us[r] += bench_product(b, o, &shapes[i], m, false);
-        }
+        for (size_t i = 0; i < SHAPES; i++)
+            us[r] += bench_product(b, o, &shapes[i], rows_list[r], false);
     for (size_t r = 0; r < ROWS && rows_list[r] <= o->most_rows && bench_gpu_is_well(b); r++)
         printf("  the products of %d such layers, %zu rows: %.2f ms\n", LAYERS, rows_list[r],
                us[r] * LAYERS * 1e-3);
@@ -106,10 +108,9 @@ static void bench_narrow(bench_gpu *b, const bench_gpu_kernels_options *o)
     }
     for (size_t r = 0; r < sizeof rows / sizeof *rows && rows[r] <= o->most_rows; r++) {
         double us[2] = {0.0, 0.0};
-        size_t m = b->divide > 1 ? 132 : rows[r];
         for (size_t i = 0; i < SHAPES; i++)
             for (int narrow = 0; narrow < 2; narrow++)
-                us[narrow] += bench_product(b, o, &shapes[i], m, narrow);
+                us[narrow] += bench_product(b, o, &shapes[i], rows[r], narrow);
         if (bench_gpu_is_well(b))
             printf("  the products of %d such layers, %zu rows: %.2f ms, fp8 x fp8: %.2f ms\n",
                    LAYERS, rows[r], us[0] * LAYERS * 1e-3, us[1] * LAYERS * 1e-3);
@@ -293,6 +294,7 @@ static void bench_crowd(bench_gpu *b, crowd c, uint32_t rows, gpu_kv_format form
     attending k;
     char name[96];
     bool decode = c.rows == 1, chunk = c.rows < c.slots;
+    const crowd told = c;
     if (b->divide > 1) {
         c.n = 1;
         c.slots /= b->divide;
@@ -301,10 +303,11 @@ static void bench_crowd(bench_gpu *b, crowd c, uint32_t rows, gpu_kv_format form
     set_up(b, &c, rows, format, &k);
     double us = bench_gpu_time(b, attend_once, &k, 20), all = (double)c.n * c.slots;
     double pairs = (double)c.n * c.rows * (c.slots - (c.rows - 1) / 2.0);
-    snprintf(name, sizeof name, "%s attention %u x %u", decode ? "decode" : "prefill", c.n,
-             c.slots);
+    snprintf(name, sizeof name, "%s attention %u x %u", decode ? "decode" : "prefill", told.n,
+             told.slots);
     if (chunk && !decode)
-        snprintf(name, sizeof name, "chunks of %u, attention %u x %u", c.rows, c.n, c.slots);
+        snprintf(name, sizeof name, "chunks of %u, attention %u x %u", told.rows, told.n,
+                 told.slots);
     snprintf(name + strlen(name), sizeof name - strlen(name), ", %s%s", formats[format],
              !decode && rows == GPU_WIDE_ROWS ? ", wgmma" : "");
     put_line(b, name, us, all * KV_HEADS * (double)gpu_tile_bytes(format, PAGE, DIM) / PAGE,
@@ -326,8 +329,7 @@ static void bench_attentions(bench_gpu *b, gpu_kv_format format)
     uint32_t rows = b->prefill_rows ? b->prefill_rows : best;
     for (size_t i = 0; i < sizeof decodes / sizeof *decodes; i++)
         bench_crowd(b, decodes[i], rows, format);
-    size_t n = b->divide > 1 ? 3 : sizeof prefills / sizeof *prefills;
-    for (size_t i = 0; i < n; i++) {
+    for (size_t i = 0; i < sizeof prefills / sizeof *prefills; i++) {
         bench_crowd(b, prefills[i], rows, format);
         if (!b->prefill_rows && best != GPU_PREFILL_ROWS)
             bench_crowd(b, prefills[i], GPU_PREFILL_ROWS, format);
@@ -448,6 +450,10 @@ status bench_gpu_kernels(bench_gpu *b, const bench_gpu_kernels_options *o, error
     b->api->set_few(b->g, &few);
     RETURN_IF_ERROR(bench_gpu_limits(b, o->type, err));
     printf("%s, %u multiprocessors, compute %u\n", b->facts.name, b->facts.n_sms, b->facts.compute);
+    if (b->divide > 1)
+        printf("emulated: sides of matrices and contexts are a %uth of what the lines say, of one "
+               "sequence\n",
+               b->divide);
     printf("limits: copy on the device %.0f GB/s, %s product of %zu by the library %.1f TFLOP/s\n",
            b->copy_gb_s, types[o->type], b->side, b->product_tflop_s);
     printf("%-44s %13s %13s of copy %15s of product\n", "", "", "", "");

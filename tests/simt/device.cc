@@ -11,7 +11,6 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string>
-#include <time.h>
 #include <vector>
 
 struct gpu {
@@ -21,7 +20,7 @@ struct gpu {
     bool lost, invariant, narrow, times;
     gpu_few few;
     uint32_t compute;
-    timespec marked;
+    double us, marked; /* the clock */
     struct lane {
         std::deque<std::function<void()>> queue; /* queued work */
         uint64_t n_done;
@@ -93,6 +92,15 @@ void simt_submit(gpu *g, const std::function<void()> &work)
     else if (is_late) g->lanes[GPU_LANE_STREAM].queue.push_back(work);
     else work();
 }
+
+void simt_pass_time(gpu *g, const simt_work &asked)
+{
+    double copied = (double)asked.bytes / SIMT_GB_S * 1e-3;
+    double multiplied = (double)asked.operations / SIMT_TFLOP_S * 1e-6;
+    g->us += copied > multiplied ? copied : multiplied;
+}
+
+static void pass_bus_time(gpu *g, size_t bytes) { g->us += (double)bytes / SIMT_BUS_GB_S * 1e-3; }
 
 /* The total that a lane will have done once its queue is empty. */
 static uint64_t lane_end(const gpu *g, gpu_lane lane)
@@ -169,14 +177,15 @@ static gpu_status gpu_open(uint32_t ordinal, gpu **out, gpu_facts *facts, char *
         snprintf(why, n, "invalid device ordinal");
         return GPU_UNSUPPORTED;
     }
-    const char *capability = getenv("OCTAVO_TEST_COMPUTE");
+    const char *capability = getenv("OCTAVO_TEST_COMPUTE"), *name = getenv("OCTAVO_TEST_NAME");
+    if (getenv("OCTAVO_TEST_IDLE")) is_idle = 1;
     *out = new gpu();
     (*out)->number = n_opened++;
     (*out)->few = {GPU_FEW_ROWS, GPU_FEW_QUANT_ROWS, GPU_FEW_OF_EXPERT};
     (*out)->stream.submit = submit_call;
     (*out)->stream.ctx = *out;
     *facts = gpu_facts();
-    snprintf(facts->name, sizeof facts->name, "simt");
+    snprintf(facts->name, sizeof facts->name, "%s", name ? name : "simt");
     facts->n_sms = n_sms;
     facts->compute = (*out)->compute =
         capability ? (uint32_t)strtoul(capability, NULL, 10) : compute;
@@ -228,14 +237,22 @@ static void gpu_release_host(gpu *g, void *host)
 
 static gpu_status gpu_copy_in(gpu *g, void *device, const void *host, size_t bytes)
 {
-    if (bytes) simt_submit(g, [=]() { memcpy(device, host, bytes); });
+    if (bytes)
+        simt_submit(g, [=]() {
+            memcpy(device, host, bytes);
+            pass_bus_time(g, bytes);
+        });
     counts.copies_in++;
     counts.bytes_in += bytes;
     return check(g);
 }
 static gpu_status gpu_copy_out(gpu *g, void *host, const void *device, size_t bytes)
 {
-    if (bytes) simt_submit(g, [=]() { memcpy(host, device, bytes); });
+    if (bytes)
+        simt_submit(g, [=]() {
+            memcpy(host, device, bytes);
+            pass_bus_time(g, bytes);
+        });
     counts.copies_out++;
     counts.bytes_out += bytes;
     return check(g);
@@ -309,26 +326,31 @@ static void *gpu_stream_of(gpu *g) { return &g->stream; }
 
 static gpu_status gpu_copy(gpu *g, void *to, const void *from, size_t bytes)
 {
-    if (bytes) simt_submit(g, [=]() { memcpy(to, from, bytes); });
+    if (bytes)
+        simt_submit(g, [=]() {
+            memcpy(to, from, bytes);
+            simt_pass_time(g, {2 * bytes, 0});
+        });
     return check(g);
 }
 static gpu_status gpu_clear(gpu *g, void *device, size_t bytes)
 {
-    if (bytes) simt_submit(g, [=]() { memset(device, 0, bytes); });
+    if (bytes)
+        simt_submit(g, [=]() {
+            memset(device, 0, bytes);
+            simt_pass_time(g, {bytes, 0});
+        });
     return check(g);
 }
 static gpu_status gpu_mark(gpu *g)
 {
-    timespec_get(&g->marked, TIME_UTC);
+    simt_submit(g, [=]() { g->marked = g->us; });
     return check(g);
 }
 static gpu_status gpu_elapsed(gpu *g, double *us)
 {
-    timespec now;
     catch_up(g);
-    timespec_get(&now, TIME_UTC);
-    *us = (double)(now.tv_sec - g->marked.tv_sec) * 1e6 +
-          (double)(now.tv_nsec - g->marked.tv_nsec) * 1e-3;
+    *us = g->us - g->marked;
     return check(g);
 }
 
@@ -436,13 +458,18 @@ gpu_status gpu_library_product(gpu *g, const gpu_matrix *w, const void *x, size_
     gpu_matrix own = *w;
     counts.timed += g->times;
     counts.timed_rows += g->times ? m : 0;
-    if (simt_count_launch()) simt_submit(g, [=]() { multiply(&own, x, m, y, y_type); });
+    bool is_done = simt_count_launch();
+    simt_submit(g, [=]() {
+        if (is_done) multiply(&own, x, m, y, y_type);
+        simt_pass_time(g, {own.n * own.k * gpu_type_bytes(own.type), 2 * m * own.n * own.k});
+    });
     return check(g);
 }
 
-#include "kernels/cuda/table.inc"
 extern "C" __attribute__((visibility("default"))) uint32_t octavo_cuda_runtime(void)
 {
     const char *runtime = getenv("OCTAVO_TEST_RUNTIME");
     return runtime ? (uint32_t)strtoul(runtime, NULL, 10) : 13000;
 }
+
+#include "kernels/cuda/table.inc"

@@ -15,6 +15,13 @@ void simt_fail_after(int launches);
 void simt_have_shared(size_t bytes);
 /* Sets how many multiprocessors the devices have that are opened from now on; 2 by default. */
 void simt_have_sms(uint32_t n);
+/* A device's clock counts nothing of the host. What copies on the device and kernels ask for takes
+ * the time of SIMT_GB_S, matrix instructions and the library's products that of SIMT_TFLOP_S, near
+ * what an H100 reaches, and a launch as long as the longer of both. The emulator does not see plain
+ * loads and stores: each thread of a launch stands for SIMT_THREAD_BYTES of them. Copies over the
+ * bus take the time of SIMT_BUS_GB_S. A launch that is only counted takes the time of its
+ * threads. */
+enum { SIMT_GB_S = 3000, SIMT_TFLOP_S = 350, SIMT_BUS_GB_S = 50, SIMT_THREAD_BYTES = 16 };
 /* Sets how much free memory the devices say that they have that are opened from now on; 1 GB by
  * default. */
 void simt_have_memory(uint64_t bytes);

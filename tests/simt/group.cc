@@ -201,6 +201,7 @@ void simt_group_multiply(float *d, unsigned columns, const uint32_t *a, uint64_t
                  OPEN, simt_seen.now};
     m->products.push_back(p);
     if (threadIdx.x % GROUP == 0) touch_operand(p, 0);
+    simt_asked.operations += (uint64_t)2 * M * columns * (of == SIMT_BF16 ? 16 : 32) / GROUP;
 }
 
 /* "Register Fragments": warp w has rows 16 w to 16 w + 15; registers hold two neighbouring columns,

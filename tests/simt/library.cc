@@ -87,9 +87,11 @@ gpu_status gpu_library_floats(gpu *g, const gpu_floats *f, void *y, gpu_type y_t
     demand(scaled != GPU_SCALED_NEVER, "the library was not asked for it");
     check_operands(f, y);
     gpu_floats own = *f;
-    if (simt_count_launch()) {
-        n_products++;
-        simt_submit(g, [=]() { multiply(&own, y, y_type, scaled == GPU_SCALED_HERE); });
-    }
+    bool is_done = simt_count_launch();
+    n_products += is_done;
+    simt_submit(g, [=]() {
+        if (is_done) multiply(&own, y, y_type, scaled == GPU_SCALED_HERE);
+        simt_pass_time(g, {own.n * own.k, own.m * own.n * own.k});
+    });
     return gpu_launched(g, "product of e4m3");
 }

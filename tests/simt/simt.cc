@@ -1,4 +1,5 @@
 /* Fibers that are the threads of a block (simt.h). */
+#include "tests/simt/device.h"
 #include "tests/simt/group.h"
 #include "tests/simt/strict.h"
 
@@ -49,6 +50,7 @@ struct barrier {
 
 simt_place simt_now;
 simt_view simt_seen;
+simt_work simt_asked;
 __thread bool simt_here;
 
 struct fiber_list : std::vector<fiber> {
@@ -279,6 +281,7 @@ static void let_others_run(void)
     const thread_set spinners = spinning;
     const unsigned left = n_left;
     spinning = thread_set();
+    const simt_work asked = simt_asked;
     own.swap(fibers);
     one.unlock();
     usleep(NAP_US);
@@ -288,6 +291,7 @@ static void let_others_run(void)
     n_left = left;
     ready = spinners;
     spinning = thread_set();
+    simt_asked = asked;
     std::copy(rounds.begin(), rounds.end(), round_of);
     std::copy(warps.begin(), warps.end(), of_warp);
     of_block = block;
@@ -308,6 +312,7 @@ void simt_copy_async(void *shared, const void *global, bool there)
         simt_refuse("a copy to elsewhere than shared memory");
     simt_touch(shared, 16, SIMT_COPY);
     memset(shared, 0xff, 16);
+    simt_asked.bytes += there ? 16 : 0;
     running()->copies.push_back(copying{shared, global, there, running()->n_groups});
 }
 
@@ -384,7 +389,12 @@ static void check_job(const simt_job &job)
     if (job.args_bytes > 4096) simt_refuse("more than 4 KiB of arguments");
 }
 
-void simt_run(const simt_job &job, const std::function<void()> &body)
+simt_work simt_work_of_threads(dim3 grid, dim3 block)
+{
+    return {(uint64_t)grid.x * grid.y * grid.z * block.x * SIMT_THREAD_BYTES, 0};
+}
+
+simt_work simt_run(const simt_job &job, const std::function<void()> &body)
 {
     std::lock_guard<std::mutex> held(one);
     simt_here = true;
@@ -400,6 +410,7 @@ void simt_run(const simt_job &job, const std::function<void()> &body)
     simt_seen.g = job.g;
     simt_seen.launch_number = ++n_launches;
     simt_seen.block_number = 0;
+    simt_asked = simt_work_of_threads(job.grid, job.block);
     for (unsigned z = 0; z < job.grid.z; z++)
         for (unsigned y = 0; y < job.grid.y; y++)
             for (unsigned x = 0; x < job.grid.x; x++) {
@@ -416,6 +427,7 @@ void simt_run(const simt_job &job, const std::function<void()> &body)
     simt_launch_ends();
     simt_seen.job = NULL;
     simt_here = false;
+    return simt_asked;
 }
 
 #ifndef OCTAVO_SIMT_STRICT

@@ -36,12 +36,24 @@ struct simt_job {
     size_t args_bytes;
 };
 
+/* Bytes of global memory and operations, for the device's clock (device.h). Of a kernel: bytes of
+ * asynchronous copies, of loads past the first cache and of loads of what other ranks write, those
+ * that all threads are taken to load and store plainly, and operations of matrix instructions. */
+struct simt_work {
+    uint64_t bytes, operations;
+};
+
 /* Refuses a kernel of a file in kernels/cuda/ whose code is not loaded when a gpu is opened. */
 void simt_check_code(const char *file);
-void simt_run(const simt_job &job, const std::function<void()> &body);
+simt_work simt_run(const simt_job &job, const std::function<void()> &body);
+simt_work simt_work_of_threads(dim3 grid, dim3 block);
 /* Runs the work at once, or late (device.h); during a capture the work is recorded. */
 void simt_submit(gpu *g, const std::function<void()> &work);
 bool simt_count_launch(void); /* whether the launch is to be done */
+/* What the kernel that runs has asked for so far. */
+extern simt_work simt_asked;
+/* The device's clock goes on by the time that so much takes. */
+void simt_pass_time(gpu *g, const simt_work &asked);
 unsigned char *simt_shared(void);
 void simt_sync_block(int line);
 /* Every lane of the warp gives `bytes` (at most 64) and reads those of any other: lane i's are at
@@ -106,10 +118,11 @@ inline void simt_launch(const char *name, const char *file, gpu *g, dim3 grid, d
 {
     auto work = [=]() { kernel(args...); };
     simt_check_code(file);
-    if (!simt_count_launch()) return;
+    bool is_done = simt_count_launch();
     simt_submit(g, [=]() {
         simt_job job = {g, name, (const void *)kernel, grid, block, shared, &work, sizeof work};
-        simt_run(job, std::ref(work));
+        simt_pass_time(g,
+                       is_done ? simt_run(job, std::ref(work)) : simt_work_of_threads(grid, block));
     });
 }
 
@@ -265,12 +278,14 @@ template <class V> SIMT_RAW inline V load_shared(const V *p)
 {
     assert((uintptr_t)p % sizeof *p == 0);
     simt_touch(p, sizeof *p, SIMT_REMOTE);
+    simt_asked.bytes += sizeof *p;
     return *p;
 }
 SIMT_RAW inline vec16 load_once(const vec16 *p)
 {
     assert((uintptr_t)p % 16 == 0);
     simt_touch(p, sizeof *p, SIMT_READ_ONLY);
+    simt_asked.bytes += sizeof *p;
     return *p;
 }
 
@@ -344,6 +359,7 @@ SIMT_RAW inline void multiply(float d[4], const uint32_t a[4], uint32_t b0, uint
                               int line = __builtin_LINE())
 {
     uint32_t mine[6] = {a[0], a[1], a[2], a[3], b0, b1};
+    simt_asked.operations += 2 * 16 * 8 * 16 / WARP;
     const unsigned char *all = simt_exchange(mine, sizeof mine, line, simt_products(of));
     float sums[4];
     memcpy(sums, all + 64 * (threadIdx.x % WARP), sizeof sums);
