@@ -295,7 +295,7 @@ compare=(python3 tests/e2e/cuda_device.py --compare "$octavo")
 
 start sass_facts 60 python3 tools/sass_facts.py "$plugin"
 # A lost device ends its process, so each group has one of its own.
-for group in rows products narrow experts pages wide sample retrieve ranks; do
+for group in rows products narrow experts pages wide sample retrieve ranks early; do
     start "kernels_$group" 45 "$check" "$plugin" "${groups[@]}" "$group"
 done
 settle

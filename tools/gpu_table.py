@@ -205,6 +205,20 @@ def sweep():
         print("not measured")
 
 
+def layers():
+    """A decode step's layer in a graph, of kernels that start early and of kernels that do not."""
+    found = False
+    print("\na decode layer of 8B in a graph, us: each kernel behind the one before; starting early")
+    for log in ("bench_kernels", "bench_fp8", "bench_int8", "bench_int4"):
+        for m in re.finditer(r"^decode layer in a graph, (\d+) rows: ([\d.]+) us; .*: ([\d.]+) us, ([\d.]+) % of copy$",
+                             text(f"{log}.log"), re.M):
+            found = True
+            name = f"{log[6:]}, {m[1]} rows".replace("kernels", "bf16")
+            print(f"{name:<34} {m[2]}; {m[3]} ({100 * float(m[3]) / float(m[2]) - 100:+.1f} %), {m[4]} % of copies")
+    if not found:
+        print("not measured")
+
+
 def counters():
     """A line for each kernel of which ncu read counters: the shares and the longest wait."""
     log = text("counters.log").splitlines()
@@ -233,5 +247,6 @@ def counters():
 
 bars()
 side_by_side()
+layers()
 sweep()
 counters()

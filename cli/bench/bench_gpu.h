@@ -48,6 +48,8 @@ typedef struct bench_gpu_kernels_options {
 status bench_gpu_kernels(bench_gpu *b, const bench_gpu_kernels_options *o, error *err);
 /* Times sparse layers, as a part of bench_gpu_kernels (bench_gpu_experts.c). */
 void bench_gpu_experts(bench_gpu *b, const bench_gpu_kernels_options *o);
+/* Times a layer of a decode step as a graph (bench_gpu_layer.c). */
+void bench_gpu_layer(bench_gpu *b, const bench_gpu_kernels_options *o);
 
 /* ---- shared by both -------------------------------------------------------------------------- */
 

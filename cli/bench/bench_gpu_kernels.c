@@ -462,5 +462,6 @@ status bench_gpu_kernels(bench_gpu *b, const bench_gpu_kernels_options *o, error
     bench_narrow(b, o);
     bench_gpu_experts(b, o);
     bench_rows(b);
+    bench_gpu_layer(b, o);
     return bench_gpu_status(b, err);
 }

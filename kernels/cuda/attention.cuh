@@ -426,6 +426,7 @@ static DEVICE tile_range range_of(const gpu_attention &a, const gpu_seq &seq, co
 template <class KV, int D, bool DECODE>
 static __global__ void __launch_bounds__(THREADS) attention_kernel(gpu_attention a)
 {
+    await_previous();
     typedef typename query_of<KV>::type Q;
     typedef layout<KV, D, DECODE> L;
     constexpr int STEP = L::STEP, TOKENS = DECODE ? STEP / WARPS : STEP; /* a warp's slots */
@@ -545,6 +546,7 @@ struct merge_work {
 template <int D>
 static __global__ void __launch_bounds__(MERGE_THREADS) merge_kernel(gpu_attention a, merge_work w)
 {
+    await_previous();
     constexpr uint32_t GROUPS = MERGE_THREADS / D;
     __shared__ float shares[MERGE_SHARES], values[MERGE_THREADS];
     const size_t row_floats = D + 2, of_part = a.kv_heads * w.rows * row_floats;
@@ -594,7 +596,7 @@ static gpu_status run(gpu *g, const gpu_attention *a, uint32_t n)
     if (n == 0) return GPU_OK;
     gpu_status s = gpu_allow_shared(g, (const void *)kernel, bytes);
     if (s != GPU_OK) return s;
-    LAUNCH(kernel, dim3(n, a->kv_heads), THREADS, bytes, g, *a);
+    LAUNCH_EARLY(kernel, dim3(n, a->kv_heads), THREADS, bytes, g, *a);
     return gpu_launched(g, DECODE ? "decode attention" : "prefill attention");
 }
 
@@ -604,7 +606,7 @@ static gpu_status merge(gpu *g, const gpu_attention *a, uint32_t n, uint32_t sha
                         const merge_work &w)
 {
     if (n == 0) return GPU_OK;
-    LAUNCH(merge_kernel<D>, dim3(n, a->kv_heads, shares), MERGE_THREADS, 0, g, *a, w);
+    LAUNCH_EARLY(merge_kernel<D>, dim3(n, a->kv_heads, shares), MERGE_THREADS, 0, g, *a, w);
     return gpu_launched(g, "merge of attention");
 }
 

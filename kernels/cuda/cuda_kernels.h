@@ -20,7 +20,7 @@ extern "C" {
 #endif
 
 /* Rises with every change below: a plugin of another version is refused. */
-enum { GPU_API_VERSION = 24 };
+enum { GPU_API_VERSION = 25 };
 
 typedef enum gpu_status { GPU_OK, GPU_NO_MEMORY, GPU_UNSUPPORTED, GPU_LOST } gpu_status;
 
@@ -564,6 +564,9 @@ typedef struct gpu_api {
     /* Sets the borders of products of few rows, for a bench that compares them. A gpu begins with
      * GPU_FEW_ROWS, GPU_FEW_QUANT_ROWS and GPU_FEW_OF_EXPERT. */
     void (*set_few)(gpu *g, const gpu_few *few);
+    /* Off: each kernel of a step begins when the one in front has ended, for a bench that compares.
+     * On at first, where the device lets kernels start early: compute capability 9.0 and newer. */
+    void (*set_early)(gpu *g, bool on);
 
     gpu_status (*alloc)(gpu *g, size_t bytes, void **out); /* zeroed */
     void (*release)(gpu *g, void *device);

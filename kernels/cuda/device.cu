@@ -8,9 +8,17 @@
 #include <string.h>
 #include <unistd.h>
 
-cudaStream_t gpu_stream(const gpu *g)
+cudaStream_t gpu_stream(gpu *g)
 {
     enter(g);
+    g->chained = false;
+    return g->stream;
+}
+cudaStream_t gpu_stream_early(gpu *g, bool *early)
+{
+    enter(g);
+    *early = g->chained;
+    g->chained = g->early;
     return g->stream;
 }
 uint32_t gpu_sms(const gpu *g) { return g->n_sms; }
@@ -122,6 +130,15 @@ static gpu_status load_code(gpu *g)
 }
 #endif
 
+/* Graphs have kernels that start early since CUDA 12.3. */
+static void gpu_set_early(gpu *g, bool on)
+{
+    int driver = 0;
+    bool can = g->compute >= 90 && cudaDriverGetVersion(&driver) == cudaSuccess && driver >= 12030;
+    g->early = on && can;
+    g->chained = false;
+}
+
 /* ---- open and close -------------------------------------------------------------------------- */
 
 static void gpu_close(gpu *g)
@@ -166,6 +183,7 @@ static gpu_status set_up(gpu *g, uint32_t ordinal, gpu_facts *facts)
         s = fail(g, "event", cudaEventCreateWithFlags(&g->reached[i], cudaEventDisableTiming));
     g->n_sms = (uint32_t)p.multiProcessorCount;
     g->compute = (uint32_t)(p.major * 10 + p.minor);
+    gpu_set_early(g, true);
     if (s == GPU_OK) s = load_code(g); /* which takes memory */
     if (s == GPU_OK) s = fail(g, "workspace", cudaMalloc(&g->workspace, WORKSPACE_BYTES));
     if (s == GPU_OK) s = fail(g, "cudaMemGetInfo", cudaMemGetInfo(&free_bytes, &bytes));
@@ -222,7 +240,7 @@ static gpu_status gpu_alloc(gpu *g, size_t bytes, void **out)
 {
     enter(g);
     gpu_status s = fail(g, "cudaMalloc", cudaMalloc(out, bytes ? bytes : 1));
-    if (s == GPU_OK) s = fail(g, "cudaMemset", cudaMemsetAsync(*out, 0, bytes, g->stream));
+    if (s == GPU_OK) s = fail(g, "cudaMemset", cudaMemsetAsync(*out, 0, bytes, gpu_stream(g)));
     return s;
 }
 
@@ -247,17 +265,15 @@ static void gpu_release_host(gpu *g, void *host)
 static gpu_status gpu_copy_in(gpu *g, void *device, const void *host, size_t bytes)
 {
     if (bytes == 0) return GPU_OK;
-    enter(g);
     return fail(g, "copy to the device",
-                cudaMemcpyAsync(device, host, bytes, cudaMemcpyHostToDevice, g->stream));
+                cudaMemcpyAsync(device, host, bytes, cudaMemcpyHostToDevice, gpu_stream(g)));
 }
 
 static gpu_status gpu_copy_out(gpu *g, void *host, const void *device, size_t bytes)
 {
     if (bytes == 0) return GPU_OK;
-    enter(g);
     return fail(g, "copy to the host",
-                cudaMemcpyAsync(host, device, bytes, cudaMemcpyDeviceToHost, g->stream));
+                cudaMemcpyAsync(host, device, bytes, cudaMemcpyDeviceToHost, gpu_stream(g)));
 }
 
 /* Whether the driver took the whole batch, or why it did not; an older one has no such call. */
@@ -268,11 +284,11 @@ static cudaError_t copy_at_once(gpu *g, const gpu_copies *c)
     size_t first = 0; /* the attributes are those of all copies */
     all.srcAccessOrder = cudaMemcpySrcAccessOrderStream;
 #if CUDART_VERSION >= 13000
-    return cudaMemcpyBatchAsync(c->to, c->from, c->bytes, c->n, &all, &first, 1, g->stream);
+    return cudaMemcpyBatchAsync(c->to, c->from, c->bytes, c->n, &all, &first, 1, gpu_stream(g));
 #else
     size_t failed;
     return cudaMemcpyBatchAsync(c->to, (void **)c->from, c->bytes, c->n, &all, &first, 1, &failed,
-                                g->stream);
+                                gpu_stream(g));
 #endif
 #else
     (void)g, (void)c;
@@ -319,7 +335,7 @@ static gpu_status gpu_copy_down(gpu *g, void *host, const void *device, size_t b
 
 static gpu_status gpu_order(gpu *g, gpu_lane first, gpu_lane then)
 {
-    enter(g);
+    (void)gpu_stream(g);
     gpu_status s = fail(g, "order", cudaEventRecord(g->reached[first], lane_of(g, first)));
     if (s != GPU_OK) return s;
     return fail(g, "order", cudaStreamWaitEvent(lane_of(g, then), g->reached[first], 0));
@@ -368,16 +384,14 @@ static void *gpu_stream_of(gpu *g) { return g->stream; }
 static gpu_status gpu_copy(gpu *g, void *to, const void *from, size_t bytes)
 {
     if (bytes == 0) return GPU_OK;
-    enter(g);
     return fail(g, "copy on the device",
-                cudaMemcpyAsync(to, from, bytes, cudaMemcpyDeviceToDevice, g->stream));
+                cudaMemcpyAsync(to, from, bytes, cudaMemcpyDeviceToDevice, gpu_stream(g)));
 }
 
 static gpu_status gpu_clear(gpu *g, void *device, size_t bytes)
 {
     if (bytes == 0) return GPU_OK;
-    enter(g);
-    return fail(g, "clearing memory", cudaMemsetAsync(device, 0, bytes, g->stream));
+    return fail(g, "clearing memory", cudaMemsetAsync(device, 0, bytes, gpu_stream(g)));
 }
 
 gpu_status gpu_mark(gpu *g)
@@ -494,8 +508,9 @@ struct gpu_graph {
 
 static gpu_status gpu_capture(gpu *g)
 {
-    enter(g);
-    return fail(g, "capture", cudaStreamBeginCapture(g->stream, cudaStreamCaptureModeThreadLocal));
+    /* The first kernel of a graph waits for all that runs before the graph. */
+    return fail(g, "capture",
+                cudaStreamBeginCapture(gpu_stream(g), cudaStreamCaptureModeThreadLocal));
 }
 
 static void gpu_forget(gpu_graph *graph)
@@ -509,8 +524,7 @@ static gpu_status gpu_captured(gpu *g, gpu_graph **out)
 {
     cudaGraph_t graph = NULL;
     gpu_graph *made = (gpu_graph *)calloc(1, sizeof *made);
-    enter(g);
-    cudaError_t e = cudaStreamEndCapture(g->stream, &graph);
+    cudaError_t e = cudaStreamEndCapture(gpu_stream(g), &graph);
     if (e == cudaSuccess && !made) e = cudaErrorMemoryAllocation;
     if (e == cudaSuccess) e = cudaGraphInstantiate(&made->exec, graph, 0);
     if (e == cudaSuccess)
@@ -526,8 +540,7 @@ static gpu_status gpu_captured(gpu *g, gpu_graph **out)
 
 static gpu_status gpu_replay(gpu *g, gpu_graph *graph)
 {
-    enter(g);
-    return fail(g, "graph", cudaGraphLaunch(graph->exec, g->stream));
+    return fail(g, "graph", cudaGraphLaunch(graph->exec, gpu_stream(g)));
 }
 
 extern "C" __attribute__((visibility("default"))) uint32_t octavo_cuda_runtime(void)

@@ -43,6 +43,8 @@ struct gpu {
     cudaStream_t copies[2];         /* the lanes UP and DOWN */
     cudaEvent_t reached[GPU_LANES]; /* of gpu_order: how far a lane has come */
     bool invariant, narrow;
+    /* Whether kernels may start early (LAUNCH_EARLY), and whether the last one was launched so. */
+    bool early, chained;
     gpu_few few;
     bool times; /* products time the algorithms of a new shape (gpu_library_times) */
     const void *allowed[ALLOWED]; /* kernels that have been given their shared memory */

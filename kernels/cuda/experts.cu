@@ -70,6 +70,7 @@ static DEVICE void choose_one(lane_experts *v)
 /* A warp routes a row: writes its experts, ascending, and their weights. */
 static __global__ void route_kernel(gpu_experts e, uint32_t *chosen, float *weights)
 {
+    await_previous();
     uint32_t row = blockIdx.x * (ROUTE_THREADS / WARP) + threadIdx.x / WARP;
     unsigned lane = threadIdx.x % WARP;
     if (row >= e.n_rows) return; /* the whole warp */
@@ -128,6 +129,7 @@ static DEVICE void count_before(const uint32_t *counts, uint32_t expert, uint32_
 /* One block for each expert: it counts all entries, and places its own in their order. */
 static __global__ void __launch_bounds__(SORT_THREADS) sort_kernel(sorting s)
 {
+    await_previous();
     __shared__ uint32_t counts[GPU_EXPERTS_MOST], of_warp[SORT_THREADS / WARP];
     uint32_t expert = blockIdx.x, at, tiles;
     unsigned lane = threadIdx.x % WARP, warp = threadIdx.x / WARP;
@@ -170,6 +172,7 @@ static __global__ void __launch_bounds__(SORT_THREADS) sort_kernel(sorting s)
 static __global__ void combine_kernel(gpu_experts e, size_t hidden, const uint32_t *places,
                                       const float *shares)
 {
+    await_previous();
     size_t row = blockIdx.x;
     float share = 0.0f;
     if (e.switches) share = 1.0f / (1.0f + expf(-e.switches[row]));
@@ -251,18 +254,18 @@ gpu_status gpu_run_experts(gpu *g, const gpu_experts *e)
     uint32_t tile_rows = rows_of_tile(g, e, entries);
     uint32_t n_tiles = (entries < e->n_experts ? entries : e->n_experts) + entries / tile_rows;
     cuts c = cut(e);
-    LAUNCH(route_kernel, (e->n_rows + ROUTE_THREADS / WARP - 1) / (ROUTE_THREADS / WARP),
-           ROUTE_THREADS, 0, g, *e, c.chosen, c.weights);
+    LAUNCH_EARLY(route_kernel, (e->n_rows + ROUTE_THREADS / WARP - 1) / (ROUTE_THREADS / WARP),
+                 ROUTE_THREADS, 0, g, *e, c.chosen, c.weights);
     sorting s = {c.chosen, c.weights, entries,  e->of_row, e->n_experts, tile_rows,
                  n_tiles,  c.rows,    c.places, c.shares,  c.tiles};
-    LAUNCH(sort_kernel, e->n_experts, SORT_THREADS, 0, g, s);
+    LAUNCH_EARLY(sort_kernel, e->n_experts, SORT_THREADS, 0, g, s);
     gpu_status status = gpu_launched(g, "routing");
     bool narrow = tile_rows == GPU_GROUPED_ROWS &&
                   e->n_rows > gpu_narrow_experts_from(e->n_experts, e->of_row);
     if (status == GPU_OK)
         status = run_tiles(g, e, {{c.tiles, c.rows}, n_tiles, tile_rows, narrow}, entries);
     if (status != GPU_OK) return status;
-    LAUNCH(combine_kernel, e->n_rows, SORT_THREADS, 0, g, *e, e->down.n, c.places, c.shares);
+    LAUNCH_EARLY(combine_kernel, e->n_rows, SORT_THREADS, 0, g, *e, e->down.n, c.places, c.shares);
     return gpu_launched(g, "sum of experts");
 }
 

@@ -236,7 +236,9 @@ static __global__ void __launch_bounds__(FEW_BLOCK) few_kernel(few_job job)
 {
     __shared__ float shared[FEW_WARPS * R * 16 * N * 8];
     few_rows rows = {job.experts.rows, blockIdx.y * N * 8, job.m};
-    if (job.experts.tiles) {
+    const bool listed = job.experts.tiles != NULL;
+    if (listed) {
+        await_previous(); /* a kernel of the step lists the tiles */
         gpu_expert_tile tile = job.experts.tiles[blockIdx.y];
         if (tile.n == 0) return; /* the whole block */
         rows.first = tile.first;
@@ -263,6 +265,7 @@ static __global__ void __launch_bounds__(FEW_BLOCK) few_kernel(few_job job)
 #pragma unroll
         for (int r = 0; r < R; r++)
             if (first + a * FEW_WARPS < tiles) ring[a][r].load(mine[r], first + a * FEW_WARPS);
+    if (!listed) await_previous(); /* W is on its way by then */
     const x_place<typename C::type, N> x(job, rows);
     for (uint32_t tile = first; tile < tiles; tile += AHEAD * FEW_WARPS) {
 #pragma unroll
@@ -289,7 +292,7 @@ static void launch(gpu *g, const few_job &job, uint32_t rows, uint32_t n_tiles)
                                : few_kernel<C, R, ROWS_OF_8>;
     uint32_t of_block = rows <= 8 ? 8 : rows <= 16 ? 16 : ROWS_OF_8 * 8;
     uint32_t y = job.experts.tiles ? n_tiles : (job.m + of_block - 1) / of_block;
-    LAUNCH(kernel, dim3((unsigned)((panels + R - 1) / R), y), FEW_BLOCK, 0, g, job);
+    LAUNCH_EARLY(kernel, dim3((unsigned)((panels + R - 1) / R), y), FEW_BLOCK, 0, g, job);
 }
 
 /* A block takes two panels, which share their reads of x, where enough blocks remain. */

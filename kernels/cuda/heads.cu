@@ -54,6 +54,7 @@ DEVICE void store_slot<i8>(const head_pairs &v, const gpu_pages &p, uint8_t *til
  * turn. */
 template <class KV> static __global__ void heads_kernel(gpu_heads h)
 {
+    await_previous();
     typedef typename query_of<KV>::type Q;
     uint32_t dim = h.pages.head_dim, half = dim / 2, row = blockIdx.x;
     unsigned lane = threadIdx.x % WARP;
@@ -160,7 +161,7 @@ gpu_status gpu_write_heads(gpu *g, const gpu_heads *h)
     uint32_t wanted = HEAD_WAVES * gpu_sms(g) / (h->n_rows ? h->n_rows : 1);
     uint32_t parts = (heads + warps - 1) / warps;
     if (parts > wanted) parts = wanted ? wanted : 1;
-#define HEADS(KV) LAUNCH(heads_kernel<KV>, dim3(h->n_rows, parts), HEAD_THREADS, 0, g, *h)
+#define HEADS(KV) LAUNCH_EARLY(heads_kernel<KV>, dim3(h->n_rows, parts), HEAD_THREADS, 0, g, *h)
     if (h->n_rows) FOR_KV(h->pages.format, HEADS)
 #undef HEADS
     return gpu_launched(g, "heads");

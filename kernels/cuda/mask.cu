@@ -9,6 +9,7 @@ static __global__ void __launch_bounds__(MASK_THREADS)
     mask_kernel(float *logits, uint32_t n, uint32_t first_token, const uint32_t *masks,
                 const uint32_t *words, uint32_t n_words, uint32_t word)
 {
+    await_previous();
     uint32_t lane = threadIdx.x % WARP, warps = MASK_THREADS / WARP, mask = masks[blockIdx.y];
     if (mask == 0) return;
     float *row = logits + (size_t)blockIdx.y * n;
@@ -27,8 +28,8 @@ gpu_status gpu_mask(gpu *g, float *logits, size_t n, uint32_t first_token, const
     size_t some = (first_token + n + 31) / 32 - word;
     dim3 grid((unsigned)((some + MASK_THREADS - 1) / MASK_THREADS), (unsigned)m);
     if (m)
-        LAUNCH(mask_kernel, grid, MASK_THREADS, 0, g, logits, (uint32_t)n, first_token, masks,
-               words, (uint32_t)n_words, word);
+        LAUNCH_EARLY(mask_kernel, grid, MASK_THREADS, 0, g, logits, (uint32_t)n, first_token, masks,
+                     words, (uint32_t)n_words, word);
     return gpu_launched(g, "mask");
 }
 

@@ -49,6 +49,7 @@ template <class T> static DEVICE void store_held(T *row, size_t d, const float v
 template <class T>
 static __global__ void embed_kernel(gpu_matrix w, gpu_tokens tokens, float scale, float *x)
 {
+    await_previous();
     uint32_t draw = tokens.draws ? tokens.draws[blockIdx.x] : 0;
     /* A token of another rank's part wraps where it lies before this one's. */
     size_t token = draw ? tokens.drawn[draw - 1].token - tokens.first : tokens.tokens[blockIdx.x];
@@ -63,6 +64,7 @@ static __global__ void embed_kernel(gpu_matrix w, gpu_tokens tokens, float scale
 static __global__ void angles_kernel(const float *inv_freq, const uint32_t *positions, size_t n,
                                      uint32_t half, float factor, float *angles)
 {
+    await_previous();
     size_t i = (size_t)blockIdx.x * blockDim.x + threadIdx.x;
     if (i >= n * half) return;
     size_t row = i / half, pair = i % half;
@@ -78,6 +80,7 @@ template <class T>
 static __global__ void __launch_bounds__(NORM_THREADS_MOST)
     norm_kernel(float *x, const float *delta, const float *weight, float eps, size_t d, T *out)
 {
+    await_previous();
     float *row = x + blockIdx.x * d;
     float v[ROW_HELD][4], w[ROW_HELD][4], sum = 0.0f;
 #pragma unroll
@@ -112,6 +115,7 @@ template <class T>
 static __global__ void any_norm_kernel(float *x, const float *delta, const float *weight, float eps,
                                        size_t d, T *out)
 {
+    await_previous();
     size_t at = blockIdx.x * d;
     float sum = 0.0f;
     for (size_t i = threadIdx.x; i < d; i += blockDim.x) {
@@ -136,6 +140,7 @@ static DEVICE float activate(float x, bool gelu)
 template <class T>
 static __global__ void gate_kernel(const T *gate_up, size_t n, size_t d, bool gelu, T *out)
 {
+    await_previous();
     enum { SOME = 16 / sizeof(T) };
     union chunk {
         vec16 all;
@@ -156,6 +161,7 @@ static __global__ void gate_kernel(const T *gate_up, size_t n, size_t d, bool ge
 template <class T>
 static __global__ void any_gate_kernel(const T *gate_up, size_t n, size_t d, bool gelu, T *out)
 {
+    await_previous();
     size_t i = (size_t)blockIdx.x * blockDim.x + threadIdx.x;
     if (i >= n) return;
     const T *row = gate_up + i / d * 2 * d;
@@ -177,7 +183,8 @@ static unsigned blocks_of(size_t n) { return (unsigned)((n + ROW_THREADS - 1) / 
 gpu_status gpu_embed(gpu *g, const gpu_matrix *w, const gpu_tokens *tokens, size_t n, float scale,
                      float *x)
 {
-#define EMBED(T) LAUNCH(embed_kernel<T>, (unsigned)n, ROW_THREADS, 0, g, *w, *tokens, scale, x)
+#define EMBED(T)                                                                                   \
+    LAUNCH_EARLY(embed_kernel<T>, (unsigned)n, ROW_THREADS, 0, g, *w, *tokens, scale, x)
     if (n) FOR_TYPE(w->type, EMBED)
 #undef EMBED
     return gpu_launched(g, "embed");
@@ -188,8 +195,8 @@ gpu_status gpu_angles(gpu *g, const float *inv_freq, const uint32_t *positions, 
 {
     uint32_t half = head_dim / 2;
     if (n)
-        LAUNCH(angles_kernel, blocks_of(n * half), ROW_THREADS, 0, g, inv_freq, positions, n, half,
-               factor, angles);
+        LAUNCH_EARLY(angles_kernel, blocks_of(n * half), ROW_THREADS, 0, g, inv_freq, positions, n,
+                     half, factor, angles);
     return gpu_launched(g, "angles");
 }
 
@@ -201,9 +208,10 @@ gpu_status gpu_norm(gpu *g, float *x, const float *delta, const float *weight, f
     while (threads < NORM_THREADS_MOST && d > (size_t)threads * 4 * ROW_HELD) threads *= 2;
     bool held = d % 4 == 0 && d <= (size_t)threads * 4 * ROW_HELD;
 #define HELD(T)                                                                                    \
-    LAUNCH(norm_kernel<T>, (unsigned)m, threads, 0, g, x, delta, weight, eps, d, (T *)out)
+    LAUNCH_EARLY(norm_kernel<T>, (unsigned)m, threads, 0, g, x, delta, weight, eps, d, (T *)out)
 #define ANY(T)                                                                                     \
-    LAUNCH(any_norm_kernel<T>, (unsigned)m, ROW_THREADS, 0, g, x, delta, weight, eps, d, (T *)out)
+    LAUNCH_EARLY(any_norm_kernel<T>, (unsigned)m, ROW_THREADS, 0, g, x, delta, weight, eps, d,     \
+                 (T *)out)
     if (m && held) FOR_TYPE(type, HELD)
     if (m && !held) FOR_TYPE(type, ANY)
 #undef ANY
@@ -215,11 +223,11 @@ gpu_status gpu_gate(gpu *g, const void *gate_up, size_t m, size_t d, bool gelu, 
                     gpu_type type)
 {
 #define GATE(T)                                                                                    \
-    LAUNCH(gate_kernel<T>, blocks_of(m *d * sizeof(T) / 16), ROW_THREADS, 0, g,                    \
-           (const T *)gate_up, m *d, d, gelu, (T *)out)
+    LAUNCH_EARLY(gate_kernel<T>, blocks_of(m *d * sizeof(T) / 16), ROW_THREADS, 0, g,              \
+                 (const T *)gate_up, m *d, d, gelu, (T *)out)
 #define ANY(T)                                                                                     \
-    LAUNCH(any_gate_kernel<T>, blocks_of(m *d), ROW_THREADS, 0, g, (const T *)gate_up, m *d, d,    \
-           gelu, (T *)out)
+    LAUNCH_EARLY(any_gate_kernel<T>, blocks_of(m *d), ROW_THREADS, 0, g, (const T *)gate_up, m *d, \
+                 d, gelu, (T *)out)
     if (m && d % 8 == 0) FOR_TYPE(type, GATE)
     if (m && d % 8 != 0) FOR_TYPE(type, ANY)
 #undef ANY

@@ -379,6 +379,7 @@ static DEVICE void score(const float *x, uint32_t n, uint32_t token, uint32_t n_
 
 static __global__ void __launch_bounds__(DRAW_THREADS) draw_kernel(gpu_sampling s)
 {
+    await_previous();
     __shared__ digits all;
     const gpu_draw d = s.draws[blockIdx.x];
     if (d.row == GPU_NO_DRAW || d.by_parts) return; /* the whole block */
@@ -414,7 +415,7 @@ gpu_status gpu_draw_parts(gpu *g, const gpu_sampling *s, gpu_part *parts)
 
 gpu_status gpu_sample(gpu *g, const gpu_sampling *s)
 {
-    if (s->n) LAUNCH(draw_kernel, s->n, DRAW_THREADS, 0, g, *s);
+    if (s->n) LAUNCH_EARLY(draw_kernel, s->n, DRAW_THREADS, 0, g, *s);
     return gpu_launched(g, "draws");
 }
 

@@ -41,6 +41,18 @@ enum { WARP = 32 };
 #define DYNAMIC_SHARED(name) extern __shared__ __align__(16) unsigned char name[]
 #define LAUNCH(kernel, grid, block, shared, g, ...)                                                \
     (kernel)<<<(grid), (block), (shared), gpu_stream(g)>>>(__VA_ARGS__)
+#define LAUNCH_EARLY(kernel, grid, block, shared, g, ...)                                          \
+    gpu_launch_early(g, kernel, grid, block, shared, __VA_ARGS__)
+
+/* Waits until all kernels before this one have ended, and lets the next one start, up to its own
+ * call. Every thread of a kernel that LAUNCH_EARLY launches makes the call, and touches no memory
+ * of the device before it but weights, which no kernel of a step writes. */
+DEVICE void await_previous()
+{
+#if __CUDA_ARCH__ >= 900
+    asm volatile("griddepcontrol.wait;\ngriddepcontrol.launch_dependents;" ::: "memory");
+#endif
+}
 
 DEVICE float to_float(float x) { return x; }
 DEVICE float to_float(bf16 x) { return __uint_as_float((unsigned)x.bits << 16); }
@@ -365,7 +377,31 @@ template <class T, class F> static DEVICE void for_each(const T *x, uint32_t n, 
 
 /* The state behind a gpu (device.cu; tests/simt/device.cc). */
 #ifndef OCTAVO_SIMT
-cudaStream_t gpu_stream(const gpu *g);
+/* The stream, for work that begins when all before it has ended, and that the next kernel waits
+ * for. */
+cudaStream_t gpu_stream(gpu *g);
+/* The stream, for a kernel that calls await_previous, and whether it may start before the kernel in
+ * front has ended: that one was launched so too. What a chain of such kernels reads ahead of its
+ * call was then written before the first of them began. */
+cudaStream_t gpu_stream_early(gpu *g, bool *early);
+
+template <class... P, class... A>
+static inline void gpu_launch_early(gpu *g, void (*kernel)(P...), dim3 grid, dim3 block,
+                                    size_t shared, A... args)
+{
+    cudaLaunchAttribute start = {};
+    cudaLaunchConfig_t config = {};
+    bool early;
+    config.gridDim = grid;
+    config.blockDim = block;
+    config.dynamicSmemBytes = shared;
+    config.stream = gpu_stream_early(g, &early);
+    start.id = cudaLaunchAttributeProgrammaticStreamSerialization;
+    start.val.programmaticStreamSerializationAllowed = 1;
+    config.attrs = &start;
+    config.numAttrs = early;
+    (void)cudaLaunchKernelEx(&config, kernel, args...); /* gpu_launched has the error */
+}
 #endif
 /* The result of the launches since the last call. */
 gpu_status gpu_launched(gpu *g, const char *what);

@@ -72,5 +72,6 @@ void check_wide(check *c);
 void check_sample(check *c);
 void check_retrieve(check *c);
 void check_ranks(check *c);
+void check_early(check *c);
 
 #endif

@@ -1,7 +1,6 @@
 /* Every GPU kernel against the CPU's reference, over seeded shapes: kernels_cuda_check PLUGIN
- * [--small] [rows|products|pages|wide|sample|retrieve|ranks]. Prints a row for each, PASS or FAIL;
- * the exit status is 0 when all pass. A lost device ends the process, so run one group to find the
- * cause.
+ * [--small] [GROUP], of the groups below. Prints a row for each, PASS or FAIL; the exit status is 0
+ * when all pass. A lost device ends the process, so run one group to find the cause.
  * Built with OCTAVO_SIMT it needs neither plugin nor GPU (tests/simt/), and its shapes are small
  * unless OCTAVO_SOAK is set. */
 #include "tests/cuda/check.h"
@@ -140,6 +139,7 @@ static const struct {
     {"rows", check_rows},       {"products", check_products}, {"narrow", check_narrows},
     {"experts", check_experts}, {"pages", check_pages},       {"wide", check_wide},
     {"sample", check_sample},   {"retrieve", check_retrieve}, {"ranks", check_ranks},
+    {"early", check_early},
 };
 enum { GROUPS = sizeof groups / sizeof groups[0] };
 

@@ -18,6 +18,7 @@ struct gpu {
     char why[256];
     uint64_t number; /* counts those that were opened */
     bool lost, invariant, narrow, times;
+    bool early, chained; /* as in kernels/cuda/device.cuh */
     gpu_few few;
     uint32_t compute;
     double us, marked; /* the clock */
@@ -38,8 +39,8 @@ static int left_to_fail = -1;               /* launches until the device is lost
 static std::atomic<uint64_t> n_allocations; /* atomic, since ranks are threads */
 static std::atomic<uint64_t> n_opened;      /* likewise */
 static struct {
-    std::atomic<uint64_t> launches, captures, replays, collectives, copies_in, bytes_in, copies_out,
-        bytes_out, waits, settled, timed, timed_rows;
+    std::atomic<uint64_t> launches, early, captures, replays, collectives, copies_in, bytes_in,
+        copies_out, bytes_out, waits, settled, timed, timed_rows;
 } counts; /* simt_counts, and atomic likewise */
 static int refuse_captures, refuse_shares, is_late, is_eager, is_idle, has_times;
 static size_t shared_bytes = 163 << 10;
@@ -59,9 +60,10 @@ void simt_time_library(int on) { has_times = on; }
 void simt_copy_early(int early) { is_eager = early; }
 simt_counts simt_counted(void)
 {
-    return {counts.launches,  counts.captures, counts.replays,    counts.collectives,
-            counts.copies_in, counts.bytes_in, counts.copies_out, counts.bytes_out,
-            counts.waits,     counts.settled,  counts.timed,      counts.timed_rows};
+    return {counts.launches,    counts.early,     counts.captures, counts.replays,
+            counts.collectives, counts.copies_in, counts.bytes_in, counts.copies_out,
+            counts.bytes_out,   counts.waits,     counts.settled,  counts.timed,
+            counts.timed_rows};
 }
 uint64_t simt_allocations(void) { return n_allocations; }
 
@@ -84,6 +86,12 @@ bool simt_count_launch(void)
 {
     counts.launches++;
     return !is_idle;
+}
+
+void simt_chain_launch(gpu *g, bool early)
+{
+    counts.early += early && g->chained;
+    g->chained = early && g->early;
 }
 
 void simt_submit(gpu *g, const std::function<void()> &work)
@@ -189,6 +197,7 @@ static gpu_status gpu_open(uint32_t ordinal, gpu **out, gpu_facts *facts, char *
     facts->n_sms = n_sms;
     facts->compute = (*out)->compute =
         capability ? (uint32_t)strtoul(capability, NULL, 10) : compute;
+    (*out)->early = (*out)->compute >= 90;
     simt_probe_narrow(*out, facts);
     facts->shared_bytes = shared_bytes;
     facts->bytes = facts->free_bytes = free_bytes;
@@ -203,6 +212,11 @@ static void gpu_set_narrow(gpu *g, bool on) { g->narrow = on; }
 bool gpu_is_narrow(const gpu *g) { return g->narrow; }
 static void gpu_set_few(gpu *g, const gpu_few *few) { g->few = *few; }
 gpu_few gpu_few_of(const gpu *g) { return g->few; }
+static void gpu_set_early(gpu *g, bool on)
+{
+    g->early = on && g->compute >= 90;
+    g->chained = false;
+}
 
 static gpu_status gpu_alloc(gpu *g, size_t bytes, void **out)
 {
@@ -235,11 +249,19 @@ static void gpu_release_host(gpu *g, void *host)
     free(host);
 }
 
+/* Copies, often to memory of the device. */
+static void put(void *device, const void *from, size_t bytes)
+{
+    memcpy(device, from, bytes);
+    simt_note_written(device, bytes);
+}
+
 static gpu_status gpu_copy_in(gpu *g, void *device, const void *host, size_t bytes)
 {
+    g->chained = false;
     if (bytes)
         simt_submit(g, [=]() {
-            memcpy(device, host, bytes);
+            put(device, host, bytes);
             pass_bus_time(g, bytes);
         });
     counts.copies_in++;
@@ -248,6 +270,7 @@ static gpu_status gpu_copy_in(gpu *g, void *device, const void *host, size_t byt
 }
 static gpu_status gpu_copy_out(gpu *g, void *host, const void *device, size_t bytes)
 {
+    g->chained = false;
     if (bytes)
         simt_submit(g, [=]() {
             memcpy(host, device, bytes);
@@ -264,8 +287,9 @@ static gpu_status gpu_copy_batch(gpu *g, const gpu_copies *c, bool out)
     std::vector<const void *> from(c->from, c->from + c->n);
     std::vector<size_t> bytes(c->bytes, c->bytes + c->n);
     if (c->n == 0) return GPU_OK;
+    g->chained = false;
     simt_submit(g, [=]() {
-        for (size_t i = to.size(); i-- > 0;) memcpy(to[i], from[i], bytes[i]);
+        for (size_t i = to.size(); i-- > 0;) put(to[i], from[i], bytes[i]);
     });
     (out ? counts.copies_out : counts.copies_in)++;
     for (size_t n : bytes) (out ? counts.bytes_out : counts.bytes_in) += n;
@@ -282,7 +306,7 @@ static gpu_status enter_lane(gpu *g, gpu_lane lane, const std::function<void()> 
 }
 static gpu_status gpu_copy_up(gpu *g, void *device, const void *host, size_t bytes)
 {
-    return enter_lane(g, GPU_LANE_UP, [=]() { memcpy(device, host, bytes); });
+    return enter_lane(g, GPU_LANE_UP, [=]() { put(device, host, bytes); });
 }
 static gpu_status gpu_copy_down(gpu *g, void *host, const void *device, size_t bytes)
 {
@@ -291,6 +315,7 @@ static gpu_status gpu_copy_down(gpu *g, void *host, const void *device, size_t b
 static gpu_status gpu_order(gpu *g, gpu_lane first, gpu_lane then)
 {
     uint64_t until = lane_end(g, first);
+    g->chained = false;
     return enter_lane(g, then, [=]() { do_queued(g, first, until); });
 }
 static gpu_status gpu_wait(gpu *g)
@@ -326,15 +351,17 @@ static void *gpu_stream_of(gpu *g) { return &g->stream; }
 
 static gpu_status gpu_copy(gpu *g, void *to, const void *from, size_t bytes)
 {
+    g->chained = false;
     if (bytes)
         simt_submit(g, [=]() {
-            memcpy(to, from, bytes);
+            put(to, from, bytes);
             simt_pass_time(g, {2 * bytes, 0});
         });
     return check(g);
 }
 static gpu_status gpu_clear(gpu *g, void *device, size_t bytes)
 {
+    g->chained = false;
     if (bytes)
         simt_submit(g, [=]() {
             memset(device, 0, bytes);
@@ -390,6 +417,7 @@ static gpu_status gpu_capture(gpu *g)
     if (refuse_captures == SIMT_REFUSE_ALL) return GPU_UNSUPPORTED;
     if (refuse_captures == SIMT_REFUSE_SOME && g->number % 2) return GPU_UNSUPPORTED;
     g->capture = new gpu_graph();
+    g->chained = false;
     g->broken = refuse_captures == SIMT_REFUSE_AT_END;
     return GPU_OK;
 }
@@ -400,6 +428,7 @@ static gpu_status gpu_captured(gpu *g, gpu_graph **out)
 {
     *out = g->capture;
     g->capture = NULL;
+    g->chained = false;
     counts.captures += !g->broken;
     if (!g->broken) return GPU_OK;
     gpu_forget(*out);
@@ -411,6 +440,7 @@ static gpu_status gpu_captured(gpu *g, gpu_graph **out)
 static gpu_status gpu_replay(gpu *g, gpu_graph *graph)
 {
     for (const std::function<void()> &work : graph->work) simt_submit(g, work);
+    g->chained = false;
     counts.replays++;
     return check(g);
 }
@@ -443,6 +473,7 @@ static void multiply(const gpu_matrix *w, const void *x, size_t m, void *y, gpu_
             }
         }
     }
+    simt_note_written(y, m * w->n * (y_type == GPU_F32 ? 4 : 2));
 }
 
 bool gpu_library_times(gpu *g, bool on)

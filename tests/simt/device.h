@@ -52,7 +52,9 @@ void simt_time_library(int on);
 /* What all emulated GPUs were asked for so far. A launch that is captured counts once, whatever is
  * replayed. */
 typedef struct simt_counts {
-    uint64_t launches, captures, replays;
+    uint64_t launches;
+    uint64_t early; /* launches of kernels that may start before the one in front has ended */
+    uint64_t captures, replays;
     uint64_t collectives; /* calls of a library on the stream, counted as launches are */
     /* Between host and device, on the stream. */
     uint64_t copies_in, bytes_in, copies_out, bytes_out;

@@ -2,6 +2,7 @@
  * leaves undefined ends the program, and sums are made in f64. */
 #include "kernels/cuda/narrow.cuh"
 #include "tests/simt/device.h"
+#include "tests/simt/strict.h"
 
 #include <atomic>
 #include <stdio.h>
@@ -79,6 +80,7 @@ static void multiply(const gpu_floats *f, void *y, gpu_type y_type, bool scaled)
             else if (y_type == GPU_BF16) ((bf16 *)y)[at] = from_float<bf16>((float)sum);
             else ((f16 *)y)[at] = from_float<f16>((float)sum);
         }
+    simt_note_written(y, f->m * f->n * (y_type == GPU_F32 ? 4 : 2));
 }
 
 gpu_status gpu_library_floats(gpu *g, const gpu_floats *f, void *y, gpu_type y_type)

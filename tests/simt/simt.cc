@@ -32,6 +32,7 @@ struct copying {
 struct fiber {
     void *sp; /* while it is not running */
     unsigned char *stack;
+    bool awaits; /* it is ahead of await_previous */
     unsigned n_groups;
     std::vector<copying> copies;
 };
@@ -137,6 +138,7 @@ static void run_thread(void **from, unsigned i)
     fiber *f = &fibers[i];
     remove_thread(&ready, i);
     simt_seen.stack = f->stack;
+    simt_seen.ahead = f->awaits;
     simt_now.thread_at.x = i;
     simt_switch(from, f->sp);
 }
@@ -153,6 +155,7 @@ static void fiber_main(void)
 {
     for (;;) { /* a turn for each block */
         (*current)();
+        if (running()->awaits) simt_refuse("a thread ends that never called await_previous");
         n_left--;
         yield();
     }
@@ -265,6 +268,8 @@ void simt_spin(void)
     yield();
 }
 
+void simt_await_previous(void) { running()->awaits = simt_seen.ahead = false; }
+
 /* Lets other ranks run their kernels, which need all that is static here. This launch then goes on
  * as if it had just begun: accesses from before are compared with those that follow only where
  * other ranks reach the memory (ranks.cc), and what was in shared memory is gone. */
@@ -311,6 +316,7 @@ void simt_copy_async(void *shared, const void *global, bool there)
     if ((uintptr_t)shared - (uintptr_t)shared_memory >= SHARED_BYTES)
         simt_refuse("a copy to elsewhere than shared memory");
     simt_touch(shared, 16, SIMT_COPY);
+    if (there && simt_seen.ahead) simt_touch(global, 16, SIMT_READ); /* it may read at once */
     memset(shared, 0xff, 16);
     simt_asked.bytes += there ? 16 : 0;
     running()->copies.push_back(copying{shared, global, there, running()->n_groups});
@@ -346,6 +352,7 @@ static void run_block(unsigned n)
     memset(of_group, 0, sizeof of_group);
     memset(round_of, 0, sizeof round_of);
     for (unsigned i = 0; i < n; i++) {
+        fibers[i].awaits = simt_seen.job->early;
         fibers[i].n_groups = 0;
         fibers[i].copies.clear();
     }

@@ -2,8 +2,9 @@
  * for others (__syncthreads, a shuffle, a matrix instruction) the next one runs, and blocks run one
  * after the other. It finds wrong layouts of fragments, wrong arithmetic, barriers and exchanges
  * that not all threads reach or that they reach at different places, asynchronous copies that were
- * not waited for, and launches that a device refuses. With OCTAVO_SIMT_STRICT (strict.h) it also
- * checks every access: races within a block and between blocks, bounds, alignment. */
+ * not waited for, threads that end without await_previous, and launches that a device refuses. With
+ * OCTAVO_SIMT_STRICT (strict.h) it also checks every access: races within a block and between
+ * blocks, bounds, alignment, what is touched ahead of await_previous. */
 #ifndef TESTS_SIMT_SIMT_H
 #define TESTS_SIMT_SIMT_H
 
@@ -30,6 +31,7 @@ struct simt_job {
     const gpu *g;
     const char *name;
     const void *kernel;
+    bool early; /* its threads call await_previous */
     dim3 grid, block;
     size_t shared;
     const void *args;
@@ -54,6 +56,8 @@ bool simt_count_launch(void); /* whether the launch is to be done */
 extern simt_work simt_asked;
 /* The device's clock goes on by the time that so much takes. */
 void simt_pass_time(gpu *g, const simt_work &asked);
+/* A kernel is launched, by LAUNCH_EARLY or by LAUNCH. */
+void simt_chain_launch(gpu *g, bool early);
 unsigned char *simt_shared(void);
 void simt_sync_block(int line);
 /* Every lane of the warp gives `bytes` (at most 64) and reads those of any other: lane i's are at
@@ -81,6 +85,9 @@ uint32_t simt_shared_address(const void *p);
 /* A thread that waits for another rank's kernel: the next one runs. Where all that are left wait so
  * or for each other, kernels of other ranks run; what the block had in shared memory is lost. */
 void simt_spin(void);
+/* Kernels run one after the other here. What a thread touches ahead of the call, strict.cc judges
+ * as if the kernels before were still running. */
+void simt_await_previous(void);
 
 enum simt_access {
     SIMT_READ,
@@ -113,14 +120,16 @@ inline void simt_fence_operands(void) {}
 
 /* The arguments' values at the launch count, however late it runs. */
 template <class K, class... A>
-inline void simt_launch(const char *name, const char *file, gpu *g, dim3 grid, dim3 block,
-                        size_t shared, K kernel, A... args)
+inline void simt_launch(const char *name, const char *file, bool early, gpu *g, dim3 grid,
+                        dim3 block, size_t shared, K kernel, A... args)
 {
     auto work = [=]() { kernel(args...); };
     simt_check_code(file);
     bool is_done = simt_count_launch();
+    simt_chain_launch(g, early);
     simt_submit(g, [=]() {
-        simt_job job = {g, name, (const void *)kernel, grid, block, shared, &work, sizeof work};
+        simt_job job = {g,      name,  (const void *)kernel, early, grid, block,
+                        shared, &work, sizeof work};
         simt_pass_time(g,
                        is_done ? simt_run(job, std::ref(work)) : simt_work_of_threads(grid, block));
     });
@@ -138,7 +147,9 @@ inline void simt_launch(const char *name, const char *file, gpu *g, dim3 grid, d
 #define __syncthreads()      simt_sync_block(__LINE__)
 #define DYNAMIC_SHARED(name) unsigned char *name = simt_shared()
 #define LAUNCH(kernel, grid, block, shared, g, ...)                                                \
-    simt_launch(#kernel, __BASE_FILE__, g, grid, block, shared, kernel, __VA_ARGS__)
+    simt_launch(#kernel, __BASE_FILE__, false, g, grid, block, shared, kernel, __VA_ARGS__)
+#define LAUNCH_EARLY(kernel, grid, block, shared, g, ...)                                          \
+    simt_launch(#kernel, __BASE_FILE__, true, g, grid, block, shared, kernel, __VA_ARGS__)
 
 /* ---- numbers --------------------------------------------------------------------------------- */
 
@@ -256,6 +267,7 @@ inline uint32_t widen2(uint32_t pair, e4m3)
     return (uint32_t)widen(low).bits | (uint32_t)widen(high).bits << 16;
 }
 inline float exp2_fast(float x) { return exp2f(x); }
+inline void await_previous() { simt_await_previous(); }
 inline void fence_ranks() {}
 SIMT_RAW inline void raise_flag(uint32_t *flag, uint32_t value)
 {

@@ -15,7 +15,8 @@ static const size_t ARENA = (size_t)8 << 30, ALIGNMENT = 256;
 struct cell {
     uint32_t written, read;
     uint16_t writer, reader;
-    uint8_t atomic;       /* written by an atomic */
+    uint8_t atomic : 1;   /* written by an atomic */
+    uint8_t live : 1;     /* written by a kernel of LAUNCH_EARLY, the library, or a copy */
     uint8_t pending;      /* written by a copy that was not waited for */
     uint8_t other_blocks; /* read by more than one block of the launch */
     uint8_t remote;       /* read as memory that several ranks reach */
@@ -123,6 +124,8 @@ static void judge_byte(cell *c, simt_access how, const void *p, size_t n, const 
         if (c->written == view.now && c->writer != me && !both_atomic)
             refuse("race with a write", p, n, c->writer);
     }
+    if (how == SIMT_READ_ONLY && view.job->early && c->live)
+        refuse("read-only path to what a kernel before may write", p, n, MANY);
     bool was_read = c->read >= view.launch;
     if (writes && was_read) {
         if (c->other_blocks || c->read < view.block) refuse("race with a block", p, n, MANY);
@@ -134,6 +137,7 @@ static void judge_byte(cell *c, simt_access how, const void *p, size_t n, const 
         c->written = view.now;
         c->writer = me;
         c->atomic = how == SIMT_ATOMIC;
+        c->live = view.job->early;
         c->pending = how == SIMT_COPY;
         return;
     }
@@ -181,6 +185,14 @@ static void judge_shared(cell *c, size_t n, simt_access how, const void *p)
     judge_all<judge_shared_byte>(c, n, how, p);
 }
 
+/* Reports an access ahead of await_previous to what kernels before may touch. */
+static void judge_ahead(const cell *c, size_t n, simt_access how, const void *p)
+{
+    const bool reads = how == SIMT_READ || how == SIMT_READ_ONLY;
+    for (size_t i = 0; i < n; i++)
+        if (!reads || c[i].live) refuse("ahead of await_previous", p, n, MANY);
+}
+
 /* The same of a read of memory that several ranks reach. */
 static void judge_remote(cell *c, size_t n, const void *p)
 {
@@ -222,6 +234,13 @@ static bool is_in(const void *p, size_t n, const void *from, size_t bytes)
     return at < bytes && n <= bytes - at;
 }
 
+void simt_note_written(const void *p, size_t n)
+{
+    if (!is_in(p, n, arena, arena ? ARENA : 0)) return;
+    cell *c = cells + ((const unsigned char *)p - arena);
+    for (size_t i = 0; i < n; i++) c[i].live = 1;
+}
+
 static bool is_valid(size_t at, size_t n)
 {
     uint32_t bits; /* of 32 bytes from a multiple of 8 on */
@@ -244,6 +263,7 @@ static void touch_memory(const void *p, size_t n, simt_access how)
     if (arena && is_in(p, 1, arena, ARENA)) {
         size_t at = (size_t)((const unsigned char *)p - arena);
         if (!is_valid(at, n)) refuse("outside of what is allocated", p, n, MANY);
+        if (simt_seen.ahead) judge_ahead(cells + at, n, how, p);
         if (how == SIMT_REMOTE) judge_remote(cells + at, n, p);
         else if (how != SIMT_FLAG) judge(cells + at, n, how, p);
         return;

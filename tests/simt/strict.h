@@ -9,7 +9,11 @@
  *              each other
  *     shared   memory that is read before the block has written it
  *     ranks    reads and writes of memory that kernels of several ranks reach, where no flag puts
- *              one rank's access before the other's (ranks.cc) */
+ *              one rank's access before the other's (ranks.cc)
+ *     ahead    a kernel of LAUNCH_EARLY that touches memory before await_previous: it may read what
+ *              a kernel of LAUNCH wrote last, as weights are, but nothing that such a kernel, the
+ *              library or a copy wrote; nor may it read that by the read-only path behind the call,
+ *              since the writer may have run when the reader began */
 #ifndef TESTS_SIMT_STRICT_H
 #define TESTS_SIMT_STRICT_H
 
@@ -23,6 +27,7 @@ struct simt_view {
     const std::function<void()> *body;
     const unsigned char *stack;
     size_t stack_bytes;
+    bool ahead; /* the running thread is ahead of await_previous */
     uint32_t launch, block, now;
     const gpu *g;
     uint32_t launch_number, block_number; /* count all launches, and the blocks of this one */
@@ -36,6 +41,8 @@ extern __thread bool simt_here;
 void simt_block_runs(void);
 void simt_block_ends(void);
 void simt_launch_ends(void);
+/* The library or a copy has written there. */
+void simt_note_written(const void *p, size_t n);
 /* Whether a flag puts a rank's write, of that phase and thread, before what this thread does. */
 bool simt_may_read(uint32_t written, uint16_t writer);
 /* This thread reads memory that other ranks may write. */
@@ -46,6 +53,7 @@ bool simt_may_write(const void *p);
 inline void simt_block_runs(void) {}
 inline void simt_block_ends(void) {}
 inline void simt_launch_ends(void) {}
+inline void simt_note_written(const void *, size_t) {}
 #endif
 
 /* Device memory: zeroed, aligned as cudaMalloc aligns. */

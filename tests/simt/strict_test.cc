@@ -1,7 +1,6 @@
 /* Kernels with one defect each, which the emulator must report, and a kernel without a defect,
  * which must run well. */
-#include "tests/simt/device.h"
-#include "tests/simt/strict.h"
+#include "tests/simt/strict_test.h"
 
 #include <stdio.h>
 #include <stdlib.h>
@@ -9,9 +8,7 @@
 #include <thread>
 #include <unistd.h>
 
-enum { THREADS = 64, FLOATS = 6 * THREADS + 1 };
-
-static unsigned self(void) { return threadIdx.x; }
+enum { FLOATS = 6 * THREADS + 1 };
 
 static __global__ void right(float *x)
 {
@@ -532,8 +529,7 @@ static void run(const planted *p)
     api->close(g);
 }
 
-/* Runs in a process of its own, whose output is read. */
-static bool is_found(const char *name, const char *says, const std::function<void()> &work)
+bool is_found(const char *name, const char *says, const std::function<void()> &work)
 {
     int ends[2];
     char output[2048];
@@ -565,6 +561,7 @@ int main(void)
     for (const planted &p : all) n_failed += !is_found(p.name, p.says, [&]() { run(&p); });
     for (const planted_ranks &p : of_ranks)
         n_failed += !is_found(p.name, p.says, [&]() { run_ranks(&p); });
+    n_failed += check_early();
     n_failed += !is_found("a kernel in code.inc", NULL,
                           []() { simt_check_code("/tree/kernels/cuda/rows.cu"); });
     n_failed += !is_found("a kernel that is not", "code.inc does not have",

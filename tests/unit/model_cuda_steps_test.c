@@ -133,6 +133,7 @@ static simt_counts count(kind k)
     uint64_t ranks = k.ranks ? RANKS : 1; /* each does the same */
     return (simt_counts){
         .launches = (after.launches - before.launches) / ranks,
+        .early = (after.early - before.early) / ranks,
         .replays = (after.replays - before.replays) / ranks,
         .collectives = (after.collectives - before.collectives) / ranks,
         .copies_in = (after.copies_in - before.copies_in) / ranks,
@@ -219,15 +220,15 @@ static void rows_that_are_timed(void **state)
 static void check(const kind *k, simt_counts want)
 {
     simt_counts got = count(*k);
-    if (got.launches != want.launches || got.replays != want.replays ||
+    if (got.launches != want.launches || got.early != want.early || got.replays != want.replays ||
         got.collectives != want.collectives || got.copies_in != want.copies_in ||
         got.copies_out != want.copies_out || got.waits != want.waits)
-        fail_msg("%u layers, %u sequences: launches, replays, collectives, copies in and out, "
-                 "waits are %d %d %d %d %d %d, not %d %d %d %d %d %d",
-                 k->n_layers, k->n_seqs, (int)got.launches, (int)got.replays, (int)got.collectives,
-                 (int)got.copies_in, (int)got.copies_out, (int)got.waits, (int)want.launches,
-                 (int)want.replays, (int)want.collectives, (int)want.copies_in,
-                 (int)want.copies_out, (int)want.waits);
+        fail_msg("%u layers, %u sequences: launches, early ones, replays, collectives, copies in "
+                 "and out, waits are %d %d %d %d %d %d %d, not %d %d %d %d %d %d %d",
+                 k->n_layers, k->n_seqs, (int)got.launches, (int)got.early, (int)got.replays,
+                 (int)got.collectives, (int)got.copies_in, (int)got.copies_out, (int)got.waits,
+                 (int)want.launches, (int)want.early, (int)want.replays, (int)want.collectives,
+                 (int)want.copies_in, (int)want.copies_out, (int)want.waits);
     if (k->graphs && (k->n_layers == 1 || k->experts))
         print_message("%u sequences%s%s%s%s%s: %d + %d bytes in %d + %d copies in and out\n",
                       k->n_seqs, k->experts ? ", experts" : "", k->ranks ? ", ranks" : "",
@@ -370,6 +371,85 @@ static void of_ranks(void **state)
     dlclose(library);
 }
 
+/* Where the device lets kernels start before the one in front has ended, all of a step do but the
+ * first, those of measures, of sums over ranks and of their draws, and each kernel right behind one
+ * of these. */
+static void that_start_early(void **state)
+{
+    (void)state;
+    enum { LAYERS = 2, OF_MEASURE = 2, SUMS = 1 + 2 * LAYERS };
+    simt_have_compute(90);
+    for (int i = 0; i < 5; i++) {
+        kind k = {.n_layers = LAYERS,
+                  .n_seqs = batches[i % 2],
+                  .quant_bits = i == 1 ? 8 : 0,
+                  .masked = i == 2,
+                  .experts = i == 3,
+                  .measured = i == 4};
+        uint64_t of_layer = k.experts ? OF_SPARSE : OF_LAYER;
+        uint64_t launches = BEFORE + of_layer * LAYERS + BEHIND + k.masked, early = launches - 1;
+        if (k.measured) launches += OF_MEASURE * LAYERS;
+        if (k.measured) early -= LAYERS;
+        check(&k, (simt_counts){.launches = launches,
+                                .early = early,
+                                .copies_in = 2,
+                                .copies_out = k.measured ? 2 : 1,
+                                .waits = 1});
+    }
+    void *library = open_nccl(FAKE_WELL);
+    kind ranks = {.n_layers = LAYERS, .n_seqs = FEW, .ranks = true};
+    uint64_t launches = BEFORE + OF_LAYER * LAYERS + BEHIND + 1;
+    uint64_t draws = 2, down = LAYERS; /* down has 20 columns on a rank and is the library's */
+    check(&ranks, (simt_counts){.launches = launches,
+                                .early = launches - 1 - 2 * SUMS - draws - down,
+                                .collectives = 1,
+                                .copies_in = 2,
+                                .copies_out = 1,
+                                .waits = 1});
+    dlclose(library);
+    simt_have_compute(80);
+}
+
+/* A chain of kernels that start early ends with each kernel that is none of them, each copy and the
+ * begin and end of a graph. */
+static void chains_of_kernels(void **state)
+{
+    (void)state;
+    enum { SIDE = 64 };
+    const gpu_api *api = octavo_cuda_api(GPU_API_VERSION);
+    gpu_matrix w = {.n = SIDE, .k = SIDE, .type = GPU_BF16};
+    uint64_t due[] = {0, 1, 1, 0, 1, 0, 1, 0, 0, 0, 0, 1}, early[sizeof due / sizeof *due];
+    gpu_facts facts;
+    gpu_graph *graph;
+    gpu *g;
+    char why[64];
+    void *x, *y;
+    simt_refuse_captures(SIMT_REFUSE_NONE);
+    simt_have_compute(90);
+    assert_int_equal(api->open(0, &g, &facts, why, sizeof why), GPU_OK);
+    assert_int_equal(api->alloc(g, gpu_matrix_bytes(&w), &w.data), GPU_OK);
+    assert_int_equal(api->alloc(g, SIDE * SIDE * 4, &x), GPU_OK);
+    assert_int_equal(api->alloc(g, SIDE * SIDE * 4, &y), GPU_OK);
+    for (size_t i = 0; i < sizeof due / sizeof *due; i++) {
+        if (i == 3) assert_int_equal(api->unpack(g, x, &w), GPU_OK);
+        if (i == 5) assert_int_equal(api->copy(g, x, y, SIDE), GPU_OK);
+        if (i == 7) assert_int_equal(api->capture(g), GPU_OK);
+        if (i == 8) assert_int_equal(api->captured(g, &graph), GPU_OK);
+        if (i == 9) assert_int_equal(api->replay(g, graph), GPU_OK);
+        if (i == 10) api->set_early(g, false);
+        if (i == 11) api->set_early(g, true), (void)api->gate(g, x, 1, SIDE, false, y, GPU_BF16);
+        simt_counts before = simt_counted();
+        assert_int_equal(api->product(g, &w, x, 1, y, GPU_F32, NULL), GPU_OK);
+        early[i] = simt_counted().early - before.early;
+    }
+    assert_memory_equal(early, due, sizeof due);
+    void *all[] = {w.data, x, y};
+    for (int i = 0; i < 3; i++) api->release(g, all[i]);
+    api->forget(graph);
+    api->close(g);
+    simt_have_compute(80);
+}
+
 /* ---- estimates ------------------------------------------------------------------------------- */
 
 /* A Llama of today, or Mixtral, on H100s, bf16. */
@@ -387,8 +467,8 @@ static const shape shapes[] = {
 enum { SHAPES = sizeof shapes / sizeof *shapes };
 
 /* Rates of the specification: of memory, of products, of NVLink in one direction. The rest is
- * assumed until a GPU is measured: the time between kernels in a graph, of flags that all ranks
- * raise and see, and of a collective of the library beside its bytes. */
+ * assumed until a GPU is measured: the time between kernels in a graph, as if none started early,
+ * of flags that all ranks raise and see, and of a collective of the library beside its bytes. */
 static const double READ = 3.35e12, PRODUCTS = 989e12, LINK = 450e9, IN_GRAPH = 1.3e-6,
                     FLAGS = 4e-6, LIBRARY = 15e-6;
 
@@ -497,6 +577,7 @@ int main(void)
         cmocka_unit_test(of_many_rows),     cmocka_unit_test(of_experts),
         cmocka_unit_test(with_measures),    cmocka_unit_test(of_ranks),
         cmocka_unit_test(table_of_steps),   cmocka_unit_test(as_fast_as_others),
+        cmocka_unit_test(that_start_early), cmocka_unit_test(chains_of_kernels),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
