@@ -2,9 +2,12 @@
 """Reads the machine code of the plugin for GPUs and compares it with tools/sass_facts.txt: what
 each kernel keeps in local memory (spilled registers), how many of its blocks fit on a
 multiprocessor, by which instructions it uses tensor cores, which share of the loads from global
-memory in its loops are 16 bytes wide, and how many bytes are on their way; and whether large
-products are cublasLt's. Exits with 1 and names each kernel of which a fact got worse, and with 77
-where cuobjdump and nvdisasm are missing or the table is another compiler's.
+memory in its loops are 16 bytes wide, and how many bytes are on their way. Without a table it says
+which kernels touch memory before they have waited for the kernel in front, of which products of few
+rows alone may, and should; which of these read by the read-only path what that kernel may write;
+which store in pieces that should not; and whether large products are cublasLt's. Exits with 1 and
+names each kernel of which a fact got worse, and with 77 where cuobjdump and nvdisasm are missing or
+the table is another compiler's.
 usage: sass_facts.py [--table | --write] [--nvcc PATH] [--cache FOLDER] PLUGIN_OR_OBJECT...
   --table  prints all that was read instead, registers and shared memory too
   --write  writes the table, after a change whose figures are wanted
@@ -36,6 +39,7 @@ SHARED_OF_SM = {"sm_80": 164 * 1024, "sm_86": 100 * 1024, "sm_89": 100 * 1024, "
                 "sm_90a": 228 * 1024}
 BLOCKS_OF_SM = {"sm_80": 32, "sm_86": 16, "sm_89": 24, "sm_90": 32, "sm_90a": 32}
 THREADS_OF_SM = {"sm_80": 2048, "sm_86": 1536, "sm_89": 1536, "sm_90": 2048, "sm_90a": 2048}
+NO_WAITS = {"sm_80", "sm_86", "sm_89"}  # a kernel begins when the one in front has ended
 REGISTERS_OF_SM, REGISTER_UNIT, SYSTEM_SHARED, WARP = 65536, 256, 1024, 32
 
 # The kernels whose speed matters, in the order of the table, and the threads of a block where the
@@ -196,9 +200,13 @@ class NarrowStage:
 # ---- machine code --------------------------------------------------------------------------------
 
 INSTRUCTION = re.compile(r"^\s+/\*([0-9a-f]{4,})\*/\s+(?:@!?U?P\w+ )?\s*([A-Z][A-Z0-9_.]*)([^;]*);")
-COUNTED = re.compile("Function :|STL|LDL|LDG|MMA|BRA")
+COUNTED = re.compile("Function :|STL|LDL|LDG|STG|LD\\.|ST\\.|ATOM|RED|ACQBULK|MMA|BRA")
 # Products of a warpgroup, of bf16 and f16, e4m3 and integers; a warp's are HMMA, QMMA and IMMA.
 WGMMA = ("HGMMA", "QGMMA", "IGMMA")
+GLOBAL = {"LDG", "LDGSTS", "STG", "LD", "ST", "ATOM", "ATOMG", "RED", "REDG"}
+WAIT = "ACQBULK"  # for the kernels in front
+TABLES = {"angles_kernel"}  # kernels that read constants of CUDA's own from global memory
+WHOLE_STORES = {"norm_kernel<float>"}  # kernels that store 16 bytes at a time, and no less
 WIDTHS = {"128": 16, "64": 8, "U16": 2, "S16": 2, "U8": 1, "S8": 1}
 
 
@@ -208,15 +216,24 @@ def width_of(op):
 
 class Code:
     """Counts of a kernel's instructions. asks: (address, operation) of loads from global memory and
-    of copies from there to shared memory."""
+    of copies from there to shared memory. ahead: instructions that touch global memory in front of
+    the last wait for other kernels."""
 
     def __init__(self):
         self.stores = self.loads = 0  # bytes of local memory that one thread writes and reads
+        self.touched = self.ahead = 0
+        self.waits = False
+        self.puts = []  # operations of stores to global memory
         self.asks, self.tensor, self.jumps = [], [], []
         self.kinds = set()  # of the tensor cores' instructions
 
     def take(self, address, op, operands):
         kind = op.split(".")[0]
+        self.touched += kind in GLOBAL
+        if kind == WAIT:
+            self.waits, self.ahead = True, self.touched
+        if kind == "STG":
+            self.puts.append(op)
         if kind == "STL":
             self.stores += width_of(op)
         elif kind == "LDL":
@@ -260,6 +277,7 @@ def unpack(cuobjdump, path, folder):
 def disassemble(cuobjdump, code, cache):
     """The lines of a file's disassembly that class Code counts, out of the cache if it has them."""
     digest = hashlib.sha256(pathlib.Path(cuobjdump).read_bytes() + code.read_bytes())
+    digest.update(COUNTED.pattern.encode())
     kept = pathlib.Path(cache, digest.hexdigest()) if cache else None
     if kept and kept.exists():
         kept.touch()
@@ -341,6 +359,11 @@ class Facts:
         # Since sm_90 the block's kilobyte for the system is among the kernel's own.
         self.shared = max(0, shared - (SYSTEM_SHARED if int(arch[3:].rstrip("af")) >= 90 else 0))
         self.blocks = self.flight = None
+        self.ahead, self.least_ahead = code.ahead, 0
+        # The compiler's own choice; load_once, which strict.cc judges, passes the first cache.
+        judged = code.waits and name not in TABLES
+        self.stale = sum(".CONSTANT" in op and ".NA." not in op for _, op in code.asks) if judged else 0
+        self.pieces = sum(width_of(op) < 16 for op in code.puts) if name in WHOLE_STORES else 0
 
     kernel = property(lambda self: self.name.split("<")[0])
     arguments = property(lambda self: self.name[len(self.kernel) + 1:-1].split(","))
@@ -381,6 +404,8 @@ class Facts:
         elif self.kernel == "few_kernel":  # W is what is read past the first cache
             asks = [op for op in self.code.loop() if ".NA." in op + "."]
             self.flight = sum(map(width_of, asks)) * threads * self.blocks // 1024
+            if self.arch not in NO_WAITS:
+                self.least_ahead = known["AHEAD"] * int(self.arguments[-2])
 
 
 def worst(found):
@@ -391,6 +416,9 @@ def worst(found):
         first.registers = max(first.registers, other.registers)
         first.shared = max(first.shared, other.shared)
         first.wide = min(first.wide, other.wide)
+        first.ahead = max(first.ahead, other.ahead)
+        first.stale = max(first.stale, other.stale)
+        first.pieces = max(first.pieces, other.pieces)
         first.tensor = min(first.tensor, other.tensor, key=TENSOR.index)
     return first
 
@@ -488,9 +516,22 @@ def worse(f, row):
     return bad, better
 
 
+def broken(f):
+    """What is wrong with a kernel, whatever the table says."""
+    if f.ahead < f.least_ahead:
+        yield f"{f.ahead} loads ahead of the wait for the kernel in front, not {f.least_ahead}"
+    if f.ahead and not f.least_ahead:
+        yield f"touches memory {f.ahead} times before it has waited for the kernel in front"
+    if f.stale:
+        yield f"{f.stale} loads by the read-only path, which the kernel in front may write to"
+    if f.pieces:
+        yield f"{f.pieces} stores of less than 16 bytes"
+
+
 def compare(facts, rows, archs):
     bad, better, seen = [], 0, set()
     for f in facts:
+        bad += [f"{f.arch} {f.name}: {what}" for what in broken(f)]
         seen.add((f.arch, f.name))
         row = rows.get((f.arch, f.name))
         if not row and f.kernel not in HOT:

@@ -20,7 +20,9 @@ static DEVICE void store_held(float *row, size_t d, const float v[ROW_HELD][4])
 #pragma unroll
     for (int i = 0; i < ROW_HELD; i++) {
         size_t at = ((size_t)i * blockDim.x + threadIdx.x) * 4;
-        if (at < d) *(four *)(row + at) = four{{v[i][0], v[i][1], v[i][2], v[i][3]}};
+        vec16 bits = {{bits_of_float(v[i][0]), bits_of_float(v[i][1]), bits_of_float(v[i][2]),
+                       bits_of_float(v[i][3])}};
+        if (at < d) store_whole((vec16 *)(row + at), bits);
     }
 }
 template <class T> static DEVICE void store_held(T *row, size_t d, const float v[ROW_HELD][4])

@@ -19,14 +19,15 @@ DRAW = "_Z11draw_kernel12gpu_sampling"
 FEW = "_Z10few_kernelI10plain_tileI4bf16ELi2ELi1EEv7few_job"
 ATTENTION = "_Z16attention_kernelI4bf16Li128ELb1EEv13gpu_attention"
 GROUPED = "_Z14grouped_kernelI11quant_stageI4bf16Li8ELb0EEEv11grouped_job"
+NORM = "_Z11norm_kernelIfEvPfPKfS2_fmPT_"
 PATCH = "_Z12patch_kernelPjPK9gpu_patchPKj"
 # W by 16 loads of 16 bytes past the first cache in a loop of the tensor cores, after as many
 # outside of it; scales, which are narrow.
-FEW_CODE = [*["LDG.E.NA.128.CONSTANT R4, desc[UR4][R2.64]"] * 16, "LDG.E R8, desc[UR4][R2.64]",
-            "LOOP", *["@P1 LDG.E.NA.128.CONSTANT R4, desc[UR4][R2.64]"] * 16,
+FEW_CODE = [*["LDG.E.NA.128.CONSTANT R4, desc[UR4][R2.64]"] * 16, "ACQBULK",
+            "LDG.E R8, desc[UR4][R2.64]", "LOOP", *["@P1 LDG.E.NA.128.CONSTANT R4, desc[UR4][R2.64]"] * 16,
             "HMMA.16816.F32.BF16 R4, R8, R12, R4", "@!P0 BRA LOOP", "STG.E desc[UR4][R2.64], R4"]
 # K and V of 64 slots of 128 dims in bf16 are 2,048 copies of 16 bytes: 16 for each of 128 threads.
-ATTENTION_CODE = ["LDGSTS.E.BYPASS.LTC128B.128 [R1], desc[UR4][R2.64]", "LDG.E R8, desc[UR4][R2.64]",
+ATTENTION_CODE = ["ACQBULK", "LDGSTS.E.BYPASS.LTC128B.128 [R1], desc[UR4][R2.64]", "LDG.E R8, desc[UR4][R2.64]",
                   "LOOP", *["LDGSTS.E.BYPASS.LTC128B.128 [R1], desc[UR4][R2.64], !P1"] * 16,
                   "HMMA.16816.F32.BF16 R4, R8, R12, R4", "@P2 BRA LOOP"]
 # 64 columns of 128 rows of x in 16 bits are 4 copies for each of 256 threads, of W in 8 bits 2, and
@@ -55,7 +56,9 @@ class Kernel:
 
 def good():
     """Kernels by name, as they should be."""
+    norm = ["ACQBULK", "LDG.E.128 R4, desc[UR4][R2.64]", *["STG.E.128 desc[UR4][R2.64], R4"] * 2]
     return {k.name: k for k in (Kernel(DRAW, ["LDG.E.128 R4, desc[UR4][R2.64]", "EXIT"], 64, 16384),
+                                Kernel(NORM, norm, 58, 128),
                                 Kernel(FEW, FEW_CODE, 110, 8192),
                                 Kernel(ATTENTION, ATTENTION_CODE, 168, 128),
                                 Kernel(GROUPED, GROUPED_CODE, 122, 512),
@@ -74,7 +77,7 @@ class SassFacts(unittest.TestCase):
         self.write_tool("nvdisasm", "exit 0")
         self.plugin = self.at / "plugin.so"
         self.plugin.write_bytes(b"\0cublasLtMatmul\0")
-        self.kernels = good()
+        self.kernels, self.arch = good(), "sm_90"
         self.main("--write")
 
     def write_tool(self, name, body):
@@ -84,13 +87,13 @@ class SassFacts(unittest.TestCase):
 
     def main(self, *flags):
         """(exit status, output) of the script over the kernels."""
-        head = ["Fatbin elf code:", "arch = sm_90"]
+        head = ["Fatbin elf code:", f"arch = {self.arch}"]
         sass = head + [line for k in self.kernels.values() for line in k.sass()]
         usage = head + [line for k in self.kernels.values() for line in k.usage()]
         (self.at / "sass").write_text("\n".join(sass), encoding="utf-8")
         (self.at / "usage").write_text("\n".join(usage), encoding="utf-8")
         self.write_tool("cuobjdump", f'''case $1 in
--xelf) cp {self.at}/sass plugin.1.sm_90.cubin ;;
+-xelf) cp {self.at}/sass plugin.1.{self.arch}.cubin ;;
 -sass) echo >>{self.at}/read && cat "$2" ;;
 *) cat {self.at}/usage ;;
 esac''')
@@ -132,7 +135,7 @@ esac''')
     def test_nothing_worse(self):
         status, out = self.main()
         self.assertEqual(status, 0, out)
-        self.assertIn("5 kernels, 0 facts worse", out)
+        self.assertIn("6 kernels, 0 facts worse", out)
 
     def test_products_that_are_not_the_library(self):
         self.plugin.write_bytes(b"\0cublasLtMatmulDescInit\0")
@@ -186,7 +189,7 @@ esac''')
         self.assertIn("tensor: mma, not yes", out)
 
     def test_narrow_loads_in_a_loop(self):
-        self.kernels[FEW].code = [c.replace("@P1 LDG.E.NA.128", "@P1 LDG.E.NA.64") if i < 22 else c
+        self.kernels[FEW].code = [c.replace("@P1 LDG.E.NA.128", "@P1 LDG.E.NA.64") if i < 23 else c
                                   for i, c in enumerate(FEW_CODE)]
         self.expect("few_kernel<plain_tile<bf16>,2,1>: 75 % of loads of 16 bytes, not 100")
 
@@ -198,8 +201,40 @@ esac''')
         self.kernels[FEW].code = [c for i, c in enumerate(FEW_CODE) if i not in range(20, 28)]
         self.expect("few_kernel<plain_tile<bf16>,2,1>: 64 KB in flight, not 128")
 
+    def test_memory_ahead_of_the_wait(self):
+        for ahead in ("LDG.E R4, desc[UR4][R2.64]", "STG.E desc[UR4][R2.64], R4", "@P1 LD.E R4, [R2.64]",
+                      "LDGSTS.E.BYPASS.LTC128B.128 [R1], desc[UR4][R2.64]", "REDG.E.ADD.S32 [R2], R4",
+                      "ATOMG.E.ADD PT, R4, desc[UR4][R2.64], R5"):
+            norm = self.kernels[NORM]
+            norm.code = [*norm.code[:1], ahead, *norm.code]
+            self.expect("sm_90 norm_kernel<float>: touches memory 1 times before it has waited")
+
+    def test_waits_that_are_too_early(self):
+        self.kernels[FEW].code = ["ACQBULK", *(c for c in FEW_CODE if c != "ACQBULK")]
+        self.expect("few_kernel<plain_tile<bf16>,2,1>: 0 loads ahead of the wait for the kernel in "
+                    "front, not 8")
+
+    def test_read_only_path_in_a_kernel_that_waits(self):
+        norm = self.kernels[NORM]
+        norm.code = [*norm.code, "LDG.E.CONSTANT R4, desc[UR4][R2.64]"]
+        self.expect("sm_90 norm_kernel<float>: 1 loads by the read-only path")
+
+    def test_no_wait_below_9(self):
+        few = self.kernels[FEW]
+        few.code = [c for c in FEW_CODE if c != "ACQBULK"]
+        self.kernels = {FEW: few}
+        self.arch = "sm_80"
+        self.main("--write")
+        status, out = self.main()
+        self.assertEqual(status, 0, out)
+
+    def test_stores_in_pieces(self):
+        norm = self.kernels[NORM]
+        norm.code = [*norm.code[:-1], *["STG.E desc[UR4][R2.64], R4"] * 4]
+        self.expect("sm_90 norm_kernel<float>: 4 stores of less than 16 bytes")
+
     def test_layout_that_is_not_the_source(self):
-        self.kernels[ATTENTION].code = ATTENTION_CODE[:3] + ATTENTION_CODE[5:]
+        self.kernels[ATTENTION].code = ATTENTION_CODE[:4] + ATTENTION_CODE[6:]
         self.expect("attention_kernel<bf16,128,true>: its loop has 14 copies, the layout in "
                     "the source 16")
 

@@ -301,6 +301,12 @@ SIMT_RAW inline vec16 load_once(const vec16 *p)
     return *p;
 }
 
+inline void store_whole(vec16 *p, vec16 v)
+{
+    assert((uintptr_t)p % sizeof *p == 0);
+    *p = v;
+}
+
 SIMT_RAW inline uint32_t warp_ballot(bool b, int line = __builtin_LINE())
 {
     const unsigned char *all = simt_exchange(&b, sizeof b, line);
