@@ -227,6 +227,20 @@ sweep_parts() { # OCTAVO
 }
 export -f sweep_parts
 
+# Times products of up to 256 rows, and experts, twice: where our kernel for few rows multiplies one
+# row at most, and where it multiplies them all. Between them lies the border.
+sweep_few() { # OCTAVO
+    local type few
+    for type in bf16 fp8 int8 int4; do
+        for few in 1 512; do
+            echo "few $few $type"
+            "$1" bench kernels --device cuda --dtype "$type" --rows 512 --few-rows "$few" --few-quant-rows "$few" \
+                --few-of-expert "$few" | grep -E '^(  the products of|experts of)' | grep -v 'fp8 x fp8'
+        done
+    done
+}
+export -f sweep_few
+
 # ---- models: a folder with a config.json gives the shape; weights are random ---------------------
 
 # Makes a folder with Llama-3-8B's config.json, in which CHANGES replace fields.
@@ -338,6 +352,7 @@ stage peer 150 python3 tools/gpu_peer.py "$logs/peer.json" "$octavo" bench engin
 stage bench_fp8 40 "$octavo" bench kernels --device cuda --dtype fp8 --kv-dtype fp8 "${kernels[@]}"
 stage bench_int8 40 "$octavo" bench kernels --device cuda --dtype int8 --kv-dtype int8 "${kernels[@]}"
 stage bench_int4 40 "$octavo" bench kernels --device cuda --dtype int4 "${kernels[@]}"
+stage sweep_few 60 bash -c 'sweep_few "$1"' sweep_few "$octavo"
 
 for tool in memcheck racecheck synccheck; do
     if command -v compute-sanitizer >/dev/null; then

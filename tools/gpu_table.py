@@ -219,6 +219,22 @@ def layers():
         print("not measured")
 
 
+def sweep_few():
+    """Times of products of few rows, and of experts, by our kernel for few rows and by others."""
+    found, few = {}, None
+    for line in text("sweep_few.log").splitlines():
+        if m := re.match(r"few (\d+) (\w+)$", line):
+            few, dtype = m[1], m[2]
+        elif m := re.match(r"(?:  the products of \d+ such layers|(experts of .*)), (\d+) rows(?::)? +([\d.]+) (ms|us)", line):
+            name = f"{dtype}, {m[1] or 'dense layers'}, {m[4]}"
+            found.setdefault(name, {}).setdefault(m[2], {})[few] = m[3]
+    print("\nproducts by rows: by the kernel for few rows / by the others")
+    for name, times in found.items():
+        print(f"{name:<40} " + "; ".join(f"{rows}: {t.get('512', '-')} / {t.get('1', '-')}" for rows, t in times.items()))
+    if not found:
+        print("not measured")
+
+
 def counters():
     """A line for each kernel of which ncu read counters: the shares and the longest wait."""
     log = text("counters.log").splitlines()
@@ -249,4 +265,5 @@ bars()
 side_by_side()
 layers()
 sweep()
+sweep_few()
 counters()

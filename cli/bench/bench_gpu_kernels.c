@@ -40,7 +40,7 @@ typedef struct matrix_shape {
 
 static const matrix_shape shapes[] = {
     {"qkv", 6144, 4096}, {"o", 4096, 4096}, {"gate_up", 28672, 4096}, {"down", 4096, 14336}};
-static const size_t rows_list[] = {1, 2, 4, 8, 32, 128, 2048, 16384};
+static const size_t rows_list[] = {1, 2, 4, 8, 16, 32, 128, 256, 2048, 16384};
 enum { SHAPES = sizeof shapes / sizeof *shapes, ROWS = sizeof rows_list / sizeof *rows_list };
 enum { LAYERS = 32, COLD_ROWS = 256 /* products of more rows read W often: one copy will do */ };
 
