@@ -446,7 +446,8 @@ status bench_gpu_kernels(bench_gpu *b, const bench_gpu_kernels_options *o, error
                          b->facts.name, b->facts.compute / 10, b->facts.compute % 10);
     const gpu_few few = {o->few.rows ? o->few.rows : GPU_FEW_ROWS,
                          o->few.quant_rows ? o->few.quant_rows : GPU_FEW_QUANT_ROWS,
-                         o->few.of_expert ? o->few.of_expert : GPU_FEW_OF_EXPERT};
+                         o->few.of_expert ? o->few.of_expert : GPU_FEW_OF_EXPERT,
+                         o->few.staged_rows ? o->few.staged_rows : GPU_STAGED_ROWS};
     b->api->set_few(b->g, &few);
     RETURN_IF_ERROR(bench_gpu_limits(b, o->type, err));
     printf("%s, %u multiprocessors, compute %u\n", b->facts.name, b->facts.n_sms, b->facts.compute);

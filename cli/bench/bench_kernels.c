@@ -24,7 +24,7 @@ static const char name[] = "octavo bench kernels";
 
 typedef struct kernels_flags {
     uint32_t threads, rows, part_slots;
-    uint32_t few_rows, few_quant_rows, few_of_expert;
+    uint32_t few_rows, few_quant_rows, few_of_expert, staged_rows;
     const char *dtype, *kv_dtype, *isa, *precision, *device, *prefill;
 } kernels_flags;
 
@@ -51,6 +51,10 @@ static const arg_flag flags_table[] = {
             "the same with quantised weights (default: 128)", .min = 1, .max = 16384),
     ARG_ROW("few-of-expert", "N", ARG_COUNT, kernels_flags, few_of_expert,
             "the same of an expert on average (default: 16)", .min = 1, .max = 16384),
+    ARG_ROW("staged-rows", "N", ARG_COUNT, kernels_flags, staged_rows,
+            "rows up to which quantised weights become operands in a GPU's registers (default: "
+            "512)",
+            .min = 1, .max = 16384),
     ARG_ROW("prefill-kernel", "NAME", ARG_OPTION, kernels_flags, prefill,
             "kernel of a GPU's prefill attention: all that run there, or one", .initial = "all",
             .options = prefills),
@@ -310,17 +314,17 @@ static status read_gpu_types(const kernels_flags *f, bench_gpu_kernels_options *
                          "fp8",
                          pages);
     bool is_float = strcmp(f->dtype, "fp8") == 0;
-    *out = (bench_gpu_kernels_options){.type = types[type],
-                                       .bits = is_float ? 8 : named_quant(f->dtype).bits,
-                                       .is_float = is_float,
-                                       .kv = (gpu_kv_format)kv,
-                                       .most_rows = f->rows ? f->rows : ROWS_OF_GPU,
-                                       .prefill_rows =
-                                           strcmp(f->prefill, "mma") == 0     ? GPU_PREFILL_ROWS
-                                           : strcmp(f->prefill, "wgmma") == 0 ? GPU_WIDE_ROWS
-                                                                              : 0,
-                                       .part_slots = f->part_slots,
-                                       .few = {f->few_rows, f->few_quant_rows, f->few_of_expert}};
+    *out = (bench_gpu_kernels_options){
+        .type = types[type],
+        .bits = is_float ? 8 : named_quant(f->dtype).bits,
+        .is_float = is_float,
+        .kv = (gpu_kv_format)kv,
+        .most_rows = f->rows ? f->rows : ROWS_OF_GPU,
+        .prefill_rows = strcmp(f->prefill, "mma") == 0     ? GPU_PREFILL_ROWS
+                        : strcmp(f->prefill, "wgmma") == 0 ? GPU_WIDE_ROWS
+                                                           : 0,
+        .part_slots = f->part_slots,
+        .few = {f->few_rows, f->few_quant_rows, f->few_of_expert, f->staged_rows}};
     return STATUS_IS_OK;
 }
 
@@ -345,10 +349,10 @@ static int run_on(const kernels_flags *f)
         return cli_complain(name, CLI_USAGE, "--part-slots: it is no multiple of 64");
     if (device_is_cuda(f->device, &ordinal)) return run_on_gpu(f, ordinal);
     if (f->part_slots) return cli_complain(name, CLI_USAGE, "--part-slots: it needs --device cuda");
-    if (f->few_rows || f->few_quant_rows || f->few_of_expert)
+    if (f->few_rows || f->few_quant_rows || f->few_of_expert || f->staged_rows)
         return cli_complain(name, CLI_USAGE,
-                            "--few-rows, --few-quant-rows, --few-of-expert: they need --device "
-                            "cuda");
+                            "--few-rows, --few-quant-rows, --few-of-expert, --staged-rows: they "
+                            "need --device cuda");
     if (strcmp(f->prefill, "all") != 0)
         return cli_complain(name, CLI_USAGE, "--prefill-kernel: it needs --device cuda");
     if (strcmp(f->device, "cpu") == 0) return run_on_cpu(f);

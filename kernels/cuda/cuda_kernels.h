@@ -562,7 +562,7 @@ typedef struct gpu_api {
     void (*set_narrow)(gpu *g, bool on);
 
     /* Sets the borders of products of few rows, for a bench that compares them. A gpu begins with
-     * GPU_FEW_ROWS, GPU_FEW_QUANT_ROWS and GPU_FEW_OF_EXPERT. */
+     * GPU_FEW_ROWS, GPU_FEW_QUANT_ROWS, GPU_FEW_OF_EXPERT and GPU_STAGED_ROWS. */
     void (*set_few)(gpu *g, const gpu_few *few);
     /* Off: each kernel of a step begins when the one in front has ended, for a bench that compares.
      * On at first, where the device lets kernels start early: compute capability 9.0 and newer. */

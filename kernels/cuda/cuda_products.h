@@ -59,11 +59,13 @@ static GPU_INLINE size_t gpu_type_bytes(gpu_type t) { return t == GPU_F32 ? 4 : 
 
 /* Up to how many rows a product reads W once, as it lies (few.cu): of W in operands, since for more
  * rows x is read about as often as W; of quantised W, which for more rows becomes operands; and of
- * experts, on average, since then nearly every one has a single tile there. */
-enum { GPU_FEW_ROWS = 8, GPU_FEW_QUANT_ROWS = 128, GPU_FEW_OF_EXPERT = 16 };
-/* These three numbers of one gpu (set_few). */
+ * experts, on average, since then nearly every one has a single tile there. Up to GPU_STAGED_ROWS
+ * quantised W becomes operands in registers, by tiles of 128 rows (grouped.cu); for more rows the
+ * library's faster product is worth the operands' way through memory. */
+enum { GPU_FEW_ROWS = 8, GPU_FEW_QUANT_ROWS = 128, GPU_FEW_OF_EXPERT = 16, GPU_STAGED_ROWS = 512 };
+/* These numbers of one gpu (set_few). */
 typedef struct gpu_few {
-    uint32_t rows, quant_rows, of_expert;
+    uint32_t rows, quant_rows, of_expert, staged_rows;
 } gpu_few;
 
 /* Rounds m rows up to the number whose algorithm the library takes for them: the next of eight

@@ -164,7 +164,7 @@ static gpu_status set_up(gpu *g, uint32_t ordinal, gpu_facts *facts)
     cudaDeviceProp p;
     size_t free_bytes, bytes;
     g->ordinal = (int)ordinal;
-    g->few = {GPU_FEW_ROWS, GPU_FEW_QUANT_ROWS, GPU_FEW_OF_EXPERT};
+    g->few = {GPU_FEW_ROWS, GPU_FEW_QUANT_ROWS, GPU_FEW_OF_EXPERT, GPU_STAGED_ROWS};
     gpu_status s = fail(g, "cudaSetDevice", cudaSetDevice((int)ordinal));
     if (s == GPU_OK)
         s = fail(g, "cudaGetDeviceProperties", cudaGetDeviceProperties(&p, (int)ordinal));

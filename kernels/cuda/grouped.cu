@@ -1,5 +1,6 @@
 /* Products of many rows of experts: y = x W^T for tiles of rows that belong to one expert each. The
- * list of tiles lies on the device, so that nothing waits for the host.
+ * list of tiles lies on the device, so that nothing waits for the host. A quantised matrix of a
+ * dense layer is multiplied as one expert's, without a list.
  *
  * A lane reads 16 bytes of a row of x: of every 32 columns the eight from 8 t on, as quant.cuh has
  * W, and W of 16 bits is read likewise. So both operands have their columns in the same, other
@@ -90,7 +91,7 @@ static __global__ void __launch_bounds__(GROUPED_THREADS, 2) grouped_kernel(grou
     DYNAMIC_SHARED(shared);
     __shared__ uint32_t rows[ROWS];
     const block_place at(job, OUTS);
-    const gpu_expert_tile tile = job.list.tiles[at.tile];
+    const gpu_expert_tile tile = tile_of(job, at.tile);
     if (tile.n == 0) return; /* the whole block */
     list_rows(job, tile, rows);
     const grouped_stages<W, false> stages(job, matrix_of(job.w, tile.expert), at.out, rows, shared);
@@ -214,15 +215,26 @@ template <class T> static gpu_status launch_type(gpu *g, const grouped_job &job)
     return launch<plain_stage<T, false>>(g, job);
 }
 
+/* Products of 16-bit operands with rows that begin at multiples of 16 bytes. */
+static gpu_status multiply_tiles(gpu *g, const grouped_job &job)
+{
+    if (job.w.type == GPU_BF16 && gpu_compute(g) == 90) return gpu_grouped_wide(g, job);
+    return job.w.type == GPU_BF16 ? launch_type<bf16>(g, job) : launch_type<f16>(g, job);
+}
+
+gpu_status gpu_staged_product(gpu *g, const gpu_matrix *w, const void *x, size_t m, void *y,
+                              gpu_type y_type)
+{
+    uint32_t rows = (uint32_t)m, n_tiles = (rows + ROWS - 1) / ROWS;
+    return multiply_tiles(g, {*w, x, y, y_type == GPU_F32, {NULL, NULL}, n_tiles, rows});
+}
+
 gpu_status gpu_grouped_product(gpu *g, const gpu_matrix *w, const void *x,
                                const gpu_experts_list *list, uint32_t n_tiles, void *y,
                                gpu_type y_type)
 {
-    const grouped_job job = {*w, x, y, y_type == GPU_F32, *list, n_tiles};
-    if (gpu_takes_few(w)) {
-        if (w->type == GPU_BF16 && gpu_compute(g) == 90) return gpu_grouped_wide(g, job);
-        return w->type == GPU_BF16 ? launch_type<bf16>(g, job) : launch_type<f16>(g, job);
-    }
+    const grouped_job job = {*w, x, y, y_type == GPU_F32, *list, n_tiles, 0};
+    if (gpu_takes_few(w)) return multiply_tiles(g, job);
     const dim3 blocks(grouped_blocks(job, ANY_SIDE), ROWS / ANY_SIDE);
 #define ANY(T) LAUNCH(grouped_any_kernel<T>, blocks, ANY_THREADS, 0, g, job)
     FOR_TYPE(w->type, ANY)

@@ -120,6 +120,7 @@ template <class T, bool WIDE> struct plain_stage {
 
 template <class T, int BITS, bool FLOAT> struct quant_stage {
     typedef T type;
+    typedef scaled_row<T, BITS, FLOAT> row;
     enum {
         COLUMNS = BITS == 4 ? 64 : 32,
         TILES = STEP / COLUMNS, /* of a panel */
@@ -133,8 +134,8 @@ template <class T, int BITS, bool FLOAT> struct quant_stage {
         BYTES = SCALES_AT + PANELS * 2 * SCALES
     };
     const uint8_t *from, *scales;
-    uint32_t panels, tiles;         /* panels from this thread's first one on; tiles of a panel */
-    uint32_t groups, log2_of_group; /* of a panel, 0 for a thread that copies none; columns */
+    uint32_t panels, tiles;       /* panels from this thread's first one on; tiles of a panel */
+    uint32_t groups, column_bits; /* groups of a panel, 0 for a thread that copies none */
 
     DEVICE quant_stage(const gpu_matrix &w, uint32_t out)
     {
@@ -148,7 +149,7 @@ template <class T, int BITS, bool FLOAT> struct quant_stage {
         scales = (const uint8_t *)w.scales;
         if (threadIdx.x >= SCALE_THREADS || panel >= all) groups = 0;
         else scales += (size_t)panel * groups * SCALES + threadIdx.x % SCALE_PIECES * 16;
-        log2_of_group = w.group == 32 ? 5 : w.group == 64 ? 6 : w.group == 128 ? 7 : 31;
+        column_bits = log2_of_group(w);
     }
     DEVICE void fetch(uint32_t column, unsigned char *to) const
     {
@@ -161,46 +162,27 @@ template <class T, int BITS, bool FLOAT> struct quant_stage {
                        there);
         }
         if (threadIdx.x >= SCALE_THREADS) return;
-        uint32_t s = threadIdx.x / SCALE_PIECES % 2, group = (column + s * 32) >> log2_of_group;
+        uint32_t s = threadIdx.x / SCALE_PIECES % 2, group = (column + s * 32) >> column_bits;
         bool there = group < groups;
         copy_async(to + SCALES_AT + threadIdx.x * 16, scales + (there ? (size_t)group * SCALES : 0),
                    there);
     }
-    /* Bytes `low` and `high` of v, two columns of a row, as operands. */
-    static DEVICE uint32_t pair_of(uint32_t v, int low, int high, float scale)
-    {
-        float x, y;
-        if (FLOAT) {
-            uint32_t pair = pair_of_floats(pick_bytes(v, 0, (uint32_t)(low | high << 4)), 0, f16());
-            x = to_float(f16{(uint16_t)pair});
-            y = to_float(f16{(uint16_t)(pair >> 16)});
-        } else {
-            x = float_of_byte(v, low, BITS == 8 ? 128 : 8);
-            y = float_of_byte(v, high, BITS == 8 ? 128 : 8);
-        }
-        return pack2(x * scale, y * scale, T());
-    }
-    /* This lane's part of a panel, and the scales of its two rows. */
+    /* This lane's part of a panel, and its two rows. */
     struct part {
         vec16 v;
-        float scale[2];
+        row rows[2];
         DEVICE part(const unsigned char *stage, uint32_t panel, int s)
+            : part(row::both::at(stage + SCALES_AT + (panel * 2 + s) * SCALES,
+                                 threadIdx.x % WARP / 4))
         {
-            uint32_t lane = threadIdx.x % WARP, tile = panel * TILES + (TILES == 2 ? s : 0);
-            v = read_piece(stage + tile * TILE_BYTES + lane * 16);
+            uint32_t tile = panel * TILES + (TILES == 2 ? s : 0);
+            v = read_piece(stage + tile * TILE_BYTES + threadIdx.x % WARP * 16);
             if (BITS == 8 && !FLOAT)
                 for (int i = 0; i < 4; i++) v.w[i] ^= 0x80808080u;
-            const unsigned char *at = stage + SCALES_AT + (panel * 2 + s) * SCALES;
-            if (FLOAT) {
-                vec8 both = ((const vec8 *)at)[lane / 4];
-                for (int row = 0; row < 2; row++) scale[row] = float_of_bits(both.w[row]);
-            } else {
-                uint32_t both = ((const uint32_t *)at)[lane / 4];
-                for (int row = 0; row < 2; row++)
-                    scale[row] =
-                        float_of_bits((both >> 16 * row & 0xffffu) << (BITS == 4 ? 16 : 15));
-            }
         }
+
+      private:
+        DEVICE explicit part(const typename row::both &scales) : rows{{scales, 0}, {scales, 1}} {}
     };
     static DEVICE void fragments(const unsigned char *stage, uint32_t panel, int s,
                                  uint32_t a[2][4])
@@ -211,31 +193,29 @@ template <class T, int BITS, bool FLOAT> struct quant_stage {
 #pragma unroll
             for (int b = 0; b < 2; b++)
 #pragma unroll
-                for (int row = 0; row < 2; row++) {
-                    uint32_t *to = &a[j][row + 2 * b];
-                    if (BITS == 8)
-                        *to = pair_of(p.v.w[2 * row + j], 2 * b, 2 * b + 1, p.scale[row]);
-                    else
-                        *to = pair_of(p.v.w[2 * s + row] >> 4 * (2 * j + b) & 0x000f000fu, 0, 2,
-                                      p.scale[row]);
-                }
+                for (int i = 0; i < 2; i++)
+                    a[j][i + 2 * b] = BITS == 8
+                                          ? p.rows[i].bytes(p.v.w[2 * i + j], 2 * b, 2 * b + 1)
+                                          : p.rows[i].halves(p.v.w[2 * s + i], 2 * j + b);
     }
     static DEVICE void in_order(const unsigned char *stage, uint32_t panel, int s, uint32_t a[2][4])
     {
         const part p(stage, panel, s);
-        uint32_t pairs[4]; /* bytes 0 and 2: two columns of the first row; 1 and 3: of the other */
+        uint32_t pairs[4]; /* bytes 0 and 2: two columns of the first row; 1 and 3: of the other; of
+                            * 4 bits in a byte's lower half */
 #pragma unroll
         for (int i = 0; i < 4; i++)
             pairs[i] = BITS == 8
                            ? pick_bytes(p.v.w[i / 2], p.v.w[2 + i / 2], i % 2 ? 0x7362 : 0x5140)
-                           : (p.v.w[2 * s] >> 4 * i & 0x000f000fu) |
-                                 (p.v.w[2 * s + 1] >> 4 * i & 0x000f000fu) << 8;
+                           : pick_bytes(p.v.w[2 * s] >> i % 2 * 4, p.v.w[2 * s + 1] >> i % 2 * 4,
+                                        i / 2 ? 0x7351 : 0x6240);
         transpose_four(pairs);
 #pragma unroll
         for (int i = 0; i < 4; i++)
 #pragma unroll
-            for (int row = 0; row < 2; row++)
-                a[i / 2][row + i % 2 * 2] = pair_of(pairs[i], row, row + 2, p.scale[row]);
+            for (int r = 0; r < 2; r++)
+                a[i / 2][r + i % 2 * 2] = BITS == 8 ? p.rows[r].bytes(pairs[i], r, r + 2)
+                                                    : p.rows[r].halves(pairs[i], 2 * r);
     }
 };
 
@@ -246,8 +226,8 @@ struct grouped_job {
     const void *x;
     void *y;
     bool y_f32;
-    gpu_experts_list list;
-    uint32_t n_tiles;
+    gpu_experts_list list; /* tiles NULL: one matrix, all m rows of x in their order */
+    uint32_t n_tiles, m;
 };
 
 /* A block's part of a product: rows of W from `out` on by a tile. */
@@ -263,6 +243,13 @@ struct block_place {
         out = in / tiles * outs;
     }
 };
+
+static DEVICE gpu_expert_tile tile_of(const grouped_job &job, uint32_t index)
+{
+    if (job.list.tiles) return job.list.tiles[index];
+    uint32_t first = index * ROWS, left = job.m - first;
+    return gpu_expert_tile{0, first, left < ROWS ? left : (uint32_t)ROWS};
+}
 
 static DEVICE gpu_matrix matrix_of(const gpu_matrix &first, uint32_t expert)
 {

@@ -74,7 +74,7 @@ static __global__ void __launch_bounds__(GROUPED_THREADS, 2) grouped_wide_kernel
     __shared__ uint32_t rows[ROWS];
     const uint32_t SWIZZLED = grouped_stages<W, true>::SWIZZLED;
     const block_place at(job, OUTS);
-    const gpu_expert_tile tile = job.list.tiles[at.tile];
+    const gpu_expert_tile tile = tile_of(job, at.tile);
     if (tile.n == 0) return; /* the whole block */
     list_rows(job, tile, rows);
     unsigned char *aligned = shared + (SWIZZLED - shared_address(shared) % SWIZZLED) % SWIZZLED;

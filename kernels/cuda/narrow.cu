@@ -249,7 +249,7 @@ gpu_status gpu_narrow_experts(gpu *g, const gpu_matrix *w, const void *x, size_t
     float *scales = (float *)(rows + m * stride);
     gpu_status s = narrow_of(g, w, x, m, m, {rows, scales, stride, gpu_narrow_scales(w), 1, true});
     if (s != GPU_OK) return s;
-    return gpu_grouped_narrow(g, {*w, rows, y, y_type == GPU_F32, *list, n_tiles}, scales);
+    return gpu_grouped_narrow(g, {*w, rows, y, y_type == GPU_F32, *list, n_tiles, 0}, scales);
 }
 
 GPU_CODE(narrow, rows_kernel)

@@ -1,5 +1,6 @@
 /* Products with weights. Few rows: reading W is the cost, so W is read as it lies, integers
- * and e4m3 floats included. Many rows: the library multiplies, and those become operands first. */
+ * and e4m3 floats included. Many rows: the library multiplies, and those become operands first, or,
+ * up to some more rows, in registers of a product of our own. */
 #include "kernels/cuda/narrow.cuh"
 #include "kernels/cuda/quant.cuh"
 
@@ -79,24 +80,53 @@ static __global__ void unpack_float_kernel(const uint8_t *packed, gpu_matrix w)
         scales[row * groups + (w.group ? first / w.group : 0)];
 }
 
-/* A thread dequantises eight columns. */
-template <class T> static __global__ void dequant_kernel(gpu_matrix w, T *out)
+/* Stores eight columns of a row, of which those behind the last are left out. */
+template <class T>
+static DEVICE void put_eight(const gpu_matrix &w, size_t row, size_t column, const vec16 &v, T *out)
 {
-    size_t eights = (w.k + 7) / 8, i = (size_t)blockIdx.x * blockDim.x + threadIdx.x;
-    if (i >= w.n * eights) return;
-    size_t row = i / eights, first = i % eights * 8;
-    float scale = scale_at(w, row, first), x[8];
-    quant_eight(w, row, first, x);
-    vec16 v;
-#pragma unroll
-    for (int e = 0; e < 4; e++) v.w[e] = pack2(x[2 * e] * scale, x[2 * e + 1] * scale, T());
+    T *at = out + row * w.k + column;
     if (w.k % 8 == 0) {
-        *(vec16 *)(out + row * w.k + first) = v;
+        *(vec16 *)at = v;
         return;
     }
 #pragma unroll
     for (int e = 0; e < 8; e++)
-        if (first + e < w.k) out[row * w.k + first + e] = T{(uint16_t)(v.w[e / 2] >> e % 2 * 16)};
+        if (column + e < w.k) at[e] = T{(uint16_t)(v.w[e / 2] >> e % 2 * 16)};
+}
+
+/* Makes operands of quantised weights. A warp takes a tile, of which a lane has 16 bytes. */
+template <class T, int BITS, bool FLOAT>
+static __global__ void __launch_bounds__(CONVERT_THREADS) dequant_kernel(gpu_matrix w, T *out)
+{
+    typedef scaled_row<T, BITS, FLOAT> weights;
+    const uint32_t COLUMNS = BITS == 4 ? 64 : 32;
+    uint32_t tiles = (uint32_t)((w.k + COLUMNS - 1) / COLUMNS), panel = blockIdx.x;
+    uint32_t tile = blockIdx.y * (CONVERT_THREADS / WARP) + threadIdx.x / WARP;
+    if (tile >= tiles) return;
+    unsigned lane = threadIdx.x % WARP;
+    size_t first_row = (size_t)panel * 16 + lane / 4;
+    uint32_t bits = log2_of_group(w), groups = (tiles * COLUMNS + (1u << bits) - 1) >> bits;
+    vec16 v = load_once((const vec16 *)w.data + ((size_t)panel * tiles + tile) * WARP + lane);
+    if (BITS == 8 && !FLOAT)
+        for (int i = 0; i < 4; i++) v.w[i] ^= 0x80808080u;
+#pragma unroll
+    for (uint32_t s = 0; s < COLUMNS / 32; s++) {
+        uint32_t column = tile * COLUMNS + s * 32 + lane % 4 * 8;
+        if (column >= w.k) break;
+        const auto scales =
+            weights::both::at(w.scales, ((size_t)panel * groups + (column >> bits)) * 8 + lane / 4);
+#pragma unroll
+        for (int row = 0; row < 2; row++) {
+            if (first_row + row * 8 >= w.n) break;
+            const weights of(scales, row);
+            vec16 eight;
+#pragma unroll
+            for (int i = 0; i < 4; i++)
+                eight.w[i] = BITS == 4 ? of.halves(v.w[2 * s + row], i)
+                                       : of.bytes(v.w[2 * row + i / 2], i % 2 * 2, i % 2 * 2 + 1);
+            put_eight(w, first_row + row * 8, column, eight, out);
+        }
+    }
 }
 
 /* A thread converts eight elements to another type. */
@@ -134,8 +164,12 @@ gpu_status gpu_unpack(gpu *g, const void *packed, const gpu_matrix *w)
 
 template <class T> static gpu_status dequant(gpu *g, const gpu_matrix *w, T *out)
 {
-    unsigned blocks = blocks_of(w->n * ((w->k + 7) / 8));
-    LAUNCH(dequant_kernel<T>, blocks, CONVERT_THREADS, 0, g, *w, out);
+    const size_t columns = gpu_tile_columns(w->bits), of_block = CONVERT_THREADS / WARP * columns;
+    dim3 blocks((unsigned)((w->n + 15) / 16), (unsigned)((w->k + of_block - 1) / of_block));
+    auto kernel = w->is_float    ? dequant_kernel<T, 8, true>
+                  : w->bits == 8 ? dequant_kernel<T, 8, false>
+                                 : dequant_kernel<T, 4, false>;
+    LAUNCH(kernel, blocks, CONVERT_THREADS, 0, g, *w, out);
     return gpu_launched(g, "operands of quantised weights");
 }
 
@@ -174,6 +208,8 @@ gpu_status gpu_product(gpu *g, const gpu_matrix *w, const void *x, size_t m, voi
         gpu_status narrow = gpu_narrow_product(g, w, x, m, y, y_type, scratch);
         if (narrow != GPU_UNSUPPORTED) return narrow;
     }
+    if (gpu_takes_few(w) && m <= gpu_few_of(g).staged_rows && !invariant)
+        return gpu_staged_product(g, w, x, m, y, y_type);
     gpu_status s =
         w->type == GPU_BF16 ? dequant(g, w, (bf16 *)scratch) : dequant(g, w, (f16 *)scratch);
     gpu_matrix whole = *w;

@@ -57,11 +57,13 @@ static DEVICE uint32_t pair_of_bytes(uint32_t u, int pair, bf16)
 /* pair_of_bytes for four bits, with u = q + 8. */
 static DEVICE uint32_t pair_of_halves(uint32_t word, int pair, f16)
 {
-    return subtract2((word >> 4 * pair & 0x000f000fu) | 0x64006400u, 0x64086408u, f16());
+    uint32_t u = put_bits(word >> 4 * pair, 0x000f000fu, 0x64006400u);
+    return subtract2(u, 0x64086408u, f16());
 }
 static DEVICE uint32_t pair_of_halves(uint32_t word, int pair, bf16)
 {
-    return subtract2((word >> 4 * pair & 0x000f000fu) | 0x43004300u, 0x43084308u, bf16());
+    uint32_t u = put_bits(word >> 4 * pair, 0x000f000fu, 0x43004300u);
+    return subtract2(u, 0x43084308u, bf16());
 }
 /* Two of the four e4m3 of `word` as a pair of T. A byte's exponent and fraction are put into those
  * of a T, whose exponents' bias is larger: the product by a power of two makes up for that. It is
@@ -79,6 +81,70 @@ static DEVICE uint32_t pair_of_floats(uint32_t word, int pair, bf16)
 {
     uint32_t u = pick_bytes(word, 0, pair ? 0x3424 : 0x1404);
     return multiply2((u & 0x80008000u) | (u >> 4 & 0x07f007f0u), 0x7b807b80u, bf16()); /* 2^120 */
+}
+
+/* ---- operands of scaled weights -----------------------------------------------------------------
+ * A row's columns of one group, two at a time: each is integer or float times scale, rounded once.
+ * What an integer is put into has few bits above it, so that a fused multiply-add with the scale
+ * takes that away again and is exact. */
+template <class T, int BITS, bool FLOAT> struct scaled_row {
+    float scale, less;
+
+    /* Row g's scales of a panel and group, or those of row g + 8. */
+    struct both {
+        vec8 of_rows;
+        static DEVICE both at(const void *scales, size_t g)
+        {
+            if (FLOAT) return both{((const vec8 *)scales)[g]};
+            uint32_t two = ((const uint32_t *)scales)[g];
+            int up = BITS == 8 ? 15 : 16;
+            return both{{{(two & 0xffffu) << up, two >> 16 << up}}};
+        }
+    };
+    DEVICE scaled_row(const both &b, int row)
+        : scale(float_of_bits(b.of_rows.w[row])),
+          less(-(BITS == 8 ? 32768.0f + 128 : 24.0f) * scale)
+    {
+    }
+    /* Bytes `low` and `high` of v; integers are q + 128. */
+    DEVICE uint32_t bytes(uint32_t v, int low, int high) const
+    {
+        if (FLOAT) {
+            uint32_t pair = pair_of_floats(pick_bytes(v, 0, (uint32_t)(low | high << 4)), 0, f16());
+            return pack2(to_float(f16{(uint16_t)pair}) * scale,
+                         to_float(f16{(uint16_t)(pair >> 16)}) * scale, T());
+        }
+        return pack2(of_byte(v, low), of_byte(v, high), T());
+    }
+    /* Bits 4 i to 4 i + 3 of both halves of v, q + 8 each. */
+    DEVICE uint32_t halves(uint32_t v, int i) const { return halves_of(v, i, T()); }
+
+  private:
+    DEVICE float of_byte(uint32_t v, int i) const /* 2^15 + byte */
+    {
+        uint32_t bits = pick_bytes(v, 0x47000000u, 0x7404u | (uint32_t)i << 4);
+        return fmaf(float_of_bits(bits), scale, less);
+    }
+    DEVICE float of_half(uint32_t v, int at) const /* 16 + four bits */
+    {
+        uint32_t there = at < 19 ? v << (19 - at) : v >> (at - 19);
+        return fmaf(float_of_bits(put_bits(there, 0x00780000u, 0x41800000u)), scale, less);
+    }
+    DEVICE uint32_t halves_of(uint32_t v, int i, f16) const
+    {
+        return pack2(of_half(v, 4 * i), of_half(v, 16 + 4 * i), f16());
+    }
+    /* A scale beside integers of 4 bits is a bf16. */
+    DEVICE uint32_t halves_of(uint32_t v, int i, bf16) const
+    {
+        uint32_t bits = bits_of_float(scale);
+        return multiply2(pair_of_halves(v, i, bf16()), pick_bytes(bits, 0, 0x3232), bf16());
+    }
+};
+
+static DEVICE uint32_t log2_of_group(const gpu_matrix &w)
+{
+    return w.group == 32 ? 5 : w.group == 64 ? 6 : w.group == 128 ? 7 : 31;
 }
 
 /* Eight columns of a row as f32 without their scale. */

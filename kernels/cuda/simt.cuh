@@ -119,6 +119,13 @@ DEVICE uint32_t pick_bytes(uint32_t a, uint32_t b, uint32_t selector)
 {
     return __byte_perm(a, b, selector);
 }
+/* word & mask | base in one instruction: of two constants the compiler would make two. */
+DEVICE uint32_t put_bits(uint32_t word, uint32_t mask, uint32_t base)
+{
+    uint32_t out;
+    asm("lop3.b32 %0, %1, %2, %3, 0xea;" : "=r"(out) : "r"(word), "r"(mask), "r"(base));
+    return out;
+}
 /* Never part of a fused multiply-add. */
 DEVICE float product_rounded(float a, float b) { return __fmul_rn(a, b); }
 DEVICE float float_of_bits(uint32_t bits) { return __uint_as_float(bits); }
@@ -464,6 +471,10 @@ enum { GPU_GROUPED_ROWS = 128 };
 gpu_status gpu_grouped_product(gpu *g, const gpu_matrix *w, const void *x,
                                const gpu_experts_list *list, uint32_t n_tiles, void *y,
                                gpu_type y_type);
+
+/* The same kernels for one quantised W that gpu_takes_few: all m rows of x in their order. */
+gpu_status gpu_staged_product(gpu *g, const gpu_matrix *w, const void *x, size_t m, void *y,
+                              gpu_type y_type);
 
 /* A file's code is loaded by one of its kernels, which its last line names: GPU_CODE(file, kernel).
  * code.inc lists the files. */

@@ -292,8 +292,8 @@ static void check_wide_alone(check *c, const sparse *s)
 static void check_few(check *c)
 {
     const sparse s = {30, 64, 32, 8, 4, {DTYPE_BF16, 4, 32, false}, true, false, false, false};
-    const gpu_few usual = {GPU_FEW_ROWS, GPU_FEW_QUANT_ROWS, GPU_FEW_OF_EXPERT},
-                  none = {GPU_FEW_ROWS, GPU_FEW_QUANT_ROWS, 1};
+    const gpu_few usual = {GPU_FEW_ROWS, GPU_FEW_QUANT_ROWS, GPU_FEW_OF_EXPERT, GPU_STAGED_ROWS},
+                  none = {GPU_FEW_ROWS, GPU_FEW_QUANT_ROWS, 1, GPU_STAGED_ROWS};
     size_t n = s.rows * s.hidden;
     float *due = check_memory(n, 4), *got = check_memory(n, 4);
     layer l = make_layer(c, &s);

@@ -153,6 +153,49 @@ static void check_product(check *c, weights *w, size_t m, gpu_type y_type)
     free(x), free(due), free(got), free(raw);
 }
 
+/* Rows of x that are zeros but for a one give what W is multiplied as: the integers or floats times
+ * their scales, rounded once where they become operands of 16 bits first. */
+static void check_operands(check *c, check_form form)
+{
+    enum { N = 150, K = 136 }; /* two blocks of rows of W and two tiles of rows of x, none whole */
+    static const struct {
+        const char *name;
+        gpu_few few;
+        bool rounds;
+    } ways[] = {{"few rows", {1, K, 1, K}, false},
+                {"staged", {1, 1, 1, K}, true},
+                {"the library", {1, 1, 1, 1}, true}};
+    const gpu_few usual = {GPU_FEW_ROWS, GPU_FEW_QUANT_ROWS, GPU_FEW_OF_EXPERT, GPU_STAGED_ROWS};
+    weights w = check_weights(c, N, K, form, NULL);
+    float *x = check_memory(K * K, 4), *due = check_memory(K * N, 4), *got = check_memory(K * N, 4);
+    uint16_t *raw = check_memory(K * N, 2);
+    for (size_t i = 0; i < K; i++) x[i * K + i] = 1.0f;
+    check_narrow(x, K * K, w.gpu.type, raw);
+    void *dx = check_device(c, raw, (size_t)K * K * 2);
+    for (size_t i = 0; i < sizeof ways / sizeof *ways; i++) {
+        void *dy = check_output(c, gpu_product_rows(K) * N * 4);
+        void *scratch = check_output(c, gpu_product_scratch(&w.gpu, K));
+        c->api->set_few(c->g, &ways[i].few);
+        check_ok(c, c->api->product(c->g, &w.gpu, dx, K, dy, GPU_F32, scratch));
+        check_fetch(c, got, dy, sizeof *got * K * N);
+        for (size_t at = 0; at < (size_t)K * N; at++) due[at] = w.values[at % N * K + at / N];
+        if (ways[i].rounds) {
+            check_narrow(due, K * N, w.gpu.type, raw);
+            check_widen(raw, K * N, w.gpu.type, due);
+        }
+        char name[96];
+        snprintf(name, sizeof name, "operands of %s %s%u by %u: %s", type_names[w.gpu.type],
+                 form.is_float ? "e4m3, " : "int", form.bits, form.group, ways[i].name);
+        check_row(c, name, due, got, (size_t)K * N, 0.0);
+        c->api->release(c->g, dy);
+        c->api->release(c->g, scratch);
+    }
+    c->api->set_few(c->g, &usual);
+    c->api->release(c->g, dx);
+    check_forget_weights(c, &w, true);
+    free(x), free(due), free(got), free(raw);
+}
+
 /* In batch-invariant mode a row has the same bits for any number of rows. */
 static void check_invariant(check *c, const weights *w)
 {
@@ -249,4 +292,9 @@ void check_products(check *c)
         if (!forms[i].bits) check_embed(c, &w);
         check_forget_weights(c, &w, true);
     }
+    static const check_form scaled[] = {{DTYPE_BF16, 4, 32, false}, {DTYPE_BF16, 4, 128, false},
+                                        {DTYPE_F16, 4, 64, false},  {DTYPE_BF16, 8, 64, false},
+                                        {DTYPE_F16, 8, 32, false},  {DTYPE_BF16, 8, 128, true},
+                                        {DTYPE_F16, 8, 0, true}};
+    for (size_t i = 0; i < sizeof scaled / sizeof *scaled; i++) check_operands(c, scaled[i]);
 }

@@ -265,7 +265,7 @@ def benches():
         assert word in lines, f"no '{word}' in: {lines}"
     lines = octavo_with_device("bench", "kernels", "--device", "cuda", "--dtype", "fp8", "--rows", "256",
                                "--part-slots", "64", "--few-rows", "4", "--few-quant-rows", "16", "--few-of-expert",
-                               "1", OCTAVO_TEST_COMPUTE="90").stdout
+                               "1", "--staged-rows", "64", OCTAVO_TEST_COMPUTE="90").stdout
     for word in ("decode attention 8 x 32768, bf16", "by 1 rows, fp8", "by 256 rows, fp8 x fp8", "256 rows: ",
                  "experts of Mixtral 8x7B, 16 rows", "experts of Qwen3 30B, 16 rows", "products of each expert alone",
                  "ms, fp8 x fp8: "):

@@ -189,7 +189,7 @@ static gpu_status gpu_open(uint32_t ordinal, gpu **out, gpu_facts *facts, char *
     if (getenv("OCTAVO_TEST_IDLE")) is_idle = 1;
     *out = new gpu();
     (*out)->number = n_opened++;
-    (*out)->few = {GPU_FEW_ROWS, GPU_FEW_QUANT_ROWS, GPU_FEW_OF_EXPERT};
+    (*out)->few = {GPU_FEW_ROWS, GPU_FEW_QUANT_ROWS, GPU_FEW_OF_EXPERT, GPU_STAGED_ROWS};
     (*out)->stream.submit = submit_call;
     (*out)->stream.ctx = *out;
     *facts = gpu_facts();

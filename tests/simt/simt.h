@@ -258,6 +258,10 @@ inline uint32_t pick_bytes(uint32_t a, uint32_t b, uint32_t selector)
         out |= (uint32_t)(both >> 8 * (selector >> 4 * i & 7) & 255) << 8 * i;
     return out;
 }
+inline uint32_t put_bits(uint32_t word, uint32_t mask, uint32_t base)
+{
+    return (word & mask) | base;
+}
 inline float product_rounded(float a, float b) { return a * b; }
 inline float float_of_bits(uint32_t bits) { return simt_float(bits); }
 inline uint32_t bits_of_float(float x) { return simt_bits(x); }

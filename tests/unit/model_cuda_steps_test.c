@@ -179,12 +179,14 @@ static void rows_that_are_timed(void **state)
         uint8_t bits;
         gpu_few few;
         uint64_t count, sum;
-    } cases[] = {{true, false, 0, {8, 128, 16}, 20, 1952},
-                 {true, true, 0, {8, 128, 16}, 0, 0},
-                 {false, false, 0, {8, 128, 16}, 0, 0},
-                 {true, false, 0, {32, 128, 16}, 17, 1952 - 16 - 24 - 32},
-                 {true, false, 8, {8, 128, 16}, 5, 872},
-                 {true, false, 8, {8, 112, 16}, 7, 872 + 120 + 128}};
+    } cases[] = {{true, false, 0, {8, 128, 16, 128}, 20, 1952},
+                 {true, true, 0, {8, 128, 16, 128}, 0, 0},
+                 {false, false, 0, {8, 128, 16, 128}, 0, 0},
+                 {true, false, 0, {32, 128, 16, 128}, 17, 1952 - 16 - 24 - 32},
+                 {true, false, 8, {8, 128, 16, 128}, 5, 872},
+                 {true, false, 8, {8, 112, 16, 112}, 7, 872 + 120 + 128},
+                 {true, false, 8, {8, 112, 16, 160}, 3, 176 + 192 + 200},
+                 {true, false, 0, {8, 128, 16, 160}, 20, 1952}};
     const gpu_api *api = octavo_cuda_api(GPU_API_VERSION);
     gpu_facts facts;
     gpu *g;
