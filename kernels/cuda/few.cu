@@ -12,15 +12,17 @@ enum {
 
 /* ---- a tile of W --------------------------------------------------------------------------------
  * A lane's part of 16 rows and COLUMNS columns, and the fragments of A made from it: fragment (s,
- * j) is the j-th of two for the s-th 32 columns. */
+ * j) is the j-th of two for the s-th 32 columns. BIASED: its elements are
+ * those of W and a bias. */
 
 template <class T> struct plain_tile {
     typedef T type;
-    enum { COLUMNS = 32, SCALED = 0 };
+    enum { COLUMNS = 32, SCALED = 0, BIASED = 0, SPAN = 1 };
     /* The start of a lane's parts of a panel. */
     struct place {
         const T *rows[2];
         uint32_t columns; /* columns from there on */
+        DEVICE void turn() {}
     };
     vec16 rows[2];
     static DEVICE place find(const gpu_matrix &w, size_t panel)
@@ -35,7 +37,7 @@ template <class T> struct plain_tile {
         if (lane % 4 * 8 >= w.k) at.columns = 0;
         return at;
     }
-    DEVICE void load(const place &at, uint32_t tile)
+    DEVICE void load(const place &at, uint32_t tile, int)
     {
         uint32_t column = tile * COLUMNS;
         for (int i = 0; i < 2; i++)
@@ -52,56 +54,70 @@ template <class T> struct plain_tile {
     DEVICE float scale(int, int) const { return 1.0f; }
 };
 
-template <class T, int BITS> struct quant_tile {
+/* SPAN: how many of a tile's 32 columns each scale is for. Of 4 bits groups have 32 columns with 1,
+ * and 64 or 128 with 2. */
+template <class T, int BITS, int SPAN_ = 1> struct quant_tile {
     typedef T type;
-    enum { COLUMNS = BITS == 4 ? 64 : 32, SCALED = 1 };
+    enum { COLUMNS = BITS == 4 ? 64 : 32, SCALED = 1, BIASED = BITS == 4, SPAN = SPAN_ };
+    enum { SCALES = COLUMNS / 32 / SPAN, BY_TILE = BITS == 4 && SPAN == 1 };
     struct place {
-        const vec16 *tiles;
-        const uint32_t *scales; /* scales of the panel's groups */
-        uint32_t group;         /* log2 of the group's columns / 32 */
+        const vec16 *tiles;     /* from the first tile of a turn on */
+        const uint32_t *scales; /* scales of the panel's groups; BY_TILE: from that tile on */
+        uint32_t group;         /* log2 of the group's tiles */
+        DEVICE void turn()
+        {
+            tiles += AHEAD * FEW_BLOCK;
+            if (BY_TILE) scales += AHEAD * FEW_WARPS * SCALES * 8;
+        }
     };
     vec16 v;
-    uint32_t scales[COLUMNS / 32];
+    uint32_t scales[SCALES];
     static DEVICE place find(const gpu_matrix &w, size_t panel)
     {
-        unsigned lane = threadIdx.x % WARP;
+        unsigned lane = threadIdx.x % WARP, tile = threadIdx.x / WARP;
         size_t tiles = (w.k + COLUMNS - 1) / COLUMNS;
-        return place{(const vec16 *)w.data + panel * tiles * WARP + lane,
-                     (const uint32_t *)w.scales + panel * gpu_groups(&w) * 8 + lane / 4,
-                     w.group == 32   ? 0u
-                     : w.group == 64 ? 1u
-                                     : 2u};
+        return place{(const vec16 *)w.data + panel * tiles * WARP + threadIdx.x,
+                     (const uint32_t *)w.scales + panel * gpu_groups(&w) * 8 + lane / 4 +
+                         (BY_TILE ? tile * SCALES * 8 : 0),
+                     w.group == COLUMNS       ? 0u
+                     : w.group == 2 * COLUMNS ? 1u
+                                              : 2u};
     }
-    DEVICE void load(const place &at, uint32_t tile)
+    /* `ahead` of the first tile of the turn. */
+    DEVICE void load(const place &at, uint32_t tile, int ahead)
     {
-        v = load_once(at.tiles + (size_t)tile * WARP);
-        for (int s = 0; s < COLUMNS / 32; s++)
-            scales[s] = at.scales[((tile * (COLUMNS / 32) + s) >> at.group) * 8];
+        v = load_once(at.tiles + ahead * FEW_BLOCK);
+#pragma unroll
+        for (int s = 0; s < SCALES; s++)
+            scales[s] = BY_TILE ? at.scales[(ahead * FEW_WARPS * SCALES + s) * 8]
+                                : at.scales[(tile >> at.group) * 8];
     }
     DEVICE void fragment(int s, int j, uint32_t a[4]) const
     {
         for (int row = 0; row < 2; row++)
             for (int b = 0; b < 2; b++) {
-                if (BITS == 4) a[row + 2 * b] = pair_of_halves(v.w[2 * s + row], 2 * j + b, T());
+                if (BITS == 4) a[row + 2 * b] = biased_pair(v.w[2 * s + row], 2 * j + b, T());
                 else a[row + 2 * b] = pair_of_bytes(v.w[2 * row + j] ^ 0x80808080u, b, T());
             }
     }
     /* The scale of row g, or of row g + 8, in the s-th 32 columns. */
     DEVICE float scale(int s, int row) const
     {
-        uint32_t scale = row ? scales[s] >> 16 : scales[s] & 0xffffu;
-        return float_of_bits(scale << (BITS == 4 ? 16 : 15));
+        uint32_t two = scales[s / SPAN];
+        if (BITS == 4) return float_of_bits(row ? two & 0xffff0000u : two << 16);
+        return float_of_bits((row ? two >> 16 : two & 0xffffu) << 15);
     }
 };
 
 /* quant_tile for e4m3 floats. */
 template <class T> struct float_tile {
     typedef T type;
-    enum { COLUMNS = 32, SCALED = 1 };
+    enum { COLUMNS = 32, SCALED = 1, BIASED = 0, SPAN = 1 };
     struct place {
         const vec16 *tiles;
         const vec8 *scales; /* scales of the panel's groups */
         uint32_t group;     /* log2 of the group's tiles; 31: one group has all */
+        DEVICE void turn() {}
     };
     vec16 v;
     vec8 scales;
@@ -116,7 +132,7 @@ template <class T> struct float_tile {
                      : w.group == 64 ? 1u
                                      : 2u};
     }
-    DEVICE void load(const place &at, uint32_t tile)
+    DEVICE void load(const place &at, uint32_t tile, int)
     {
         v = load_once(at.tiles + (size_t)tile * WARP);
         scales = at.scales[(tile >> at.group) * 8];
@@ -147,52 +163,73 @@ struct few_rows {
     uint32_t first, n;
 };
 
-/* The start of a lane's rows of x, one of every eight; NULL beyond the last row. */
-template <class T, int N> struct x_place {
+/* A lane's rows of x, one of every eight, from the first tile of a turn on; beyond the last row that
+ * row again, whose sums there nobody stores. */
+template <class C, int N> struct x_place {
+    typedef typename C::type T;
     const T *rows[N];
-    uint32_t columns;
+    uint32_t columns; /* from a lane's first one on */
     DEVICE x_place(const few_job &job, const few_rows &of)
     {
         unsigned lane = threadIdx.x % WARP;
         for (uint32_t n = 0; n < N; n++) {
             uint32_t r = n * 8 + lane / 4;
-            size_t row = of.first + r;
-            if (r < of.n && of.x_rows) row = of.x_rows[row];
-            rows[n] = r < of.n ? (const T *)job.x + row * job.w.k + lane % 4 * 8 : NULL;
+            size_t row = of.first + (r < of.n ? r : of.n - 1);
+            if (of.x_rows) row = of.x_rows[row];
+            rows[n] =
+                (const T *)job.x + row * job.w.k + threadIdx.x / WARP * C::COLUMNS + lane % 4 * 8;
         }
         columns = job.w.k > lane % 4 * 8 ? (uint32_t)job.w.k - lane % 4 * 8 : 0;
     }
-    DEVICE vec16 load(int n, uint32_t column) const
+    /* The s-th 32 columns of a tile. */
+    DEVICE vec16 load(int n, uint32_t tile, int ahead, int s) const
     {
-        bool in = rows[n] && column < columns;
-        return in ? *(const vec16 *)(rows[n] + column) : vec16{{0, 0, 0, 0}};
+        bool in = tile * C::COLUMNS + s * 32 < columns;
+        const T *at = rows[n] + ahead * FEW_WARPS * C::COLUMNS + s * 32;
+        return in ? *(const vec16 *)at : vec16{{0, 0, 0, 0}};
+    }
+    DEVICE void turn()
+    {
+        for (int n = 0; n < N; n++) rows[n] += AHEAD * FEW_WARPS * C::COLUMNS;
     }
 };
 
-/* sums [R panels][N groups of 8 rows of x] += a tile of each panel. */
+/* sums [R panels][N groups of 8 rows of x] += a tile of each panel, which is `ahead` of the first of
+ * the turn. A product of x with minus_bias takes the bias of W away. */
 template <class C, int R, int N>
-static DEVICE void add_tile(const x_place<typename C::type, N> &x_at, const C w[R], uint32_t tile,
-                            float sums[R][N][4])
+static DEVICE void add_tile(const x_place<C, N> &x_at, const uint32_t minus_bias[4], const C w[R],
+                            uint32_t tile, int ahead, float sums[R][N][4])
 {
     typedef typename C::type T;
 #pragma unroll
-    for (int s = 0; s < C::COLUMNS / 32; s++) {
-        vec16 x[N];
+    for (int s = 0; s < C::COLUMNS / 32; s += C::SPAN) {
+        vec16 x[C::SPAN][N];
+        float first[N]
+                   [4]; /* where parts begin: what takes the bias away again, for all rows of W */
 #pragma unroll
-        for (int n = 0; n < N; n++) x[n] = x_at.load(n, tile * C::COLUMNS + s * 32);
+        for (int n = 0; n < N; n++) {
+            for (int i = 0; i < 4; i++) first[n][i] = 0.0f;
+#pragma unroll
+            for (int j = 0; j < 2 * C::SPAN; j++) {
+                vec16 &v = x[j / 2][n];
+                if (j % 2 == 0) v = x_at.load(n, tile, ahead, s + j / 2);
+                if (C::BIASED)
+                    multiply(first[n], minus_bias, v.w[j % 2 * 2], v.w[j % 2 * 2 + 1], T());
+            }
+        }
 #pragma unroll
         for (int r = 0; r < R; r++) {
             float part[N][4];
 #pragma unroll
-            for (int n = 0; n < N; n++)
-                for (int i = 0; i < 4; i++) part[n][i] = C::SCALED ? 0.0f : sums[r][n][i];
-#pragma unroll
-            for (int j = 0; j < 2; j++) {
+            for (int j = 0; j < 2 * C::SPAN; j++) {
                 uint32_t a[4];
-                w[r].fragment(s, j, a);
+                w[r].fragment(s + j / 2, j % 2, a);
 #pragma unroll
-                for (int n = 0; n < N; n++)
-                    multiply(part[n], a, x[n].w[2 * j], x[n].w[2 * j + 1], T());
+                for (int n = 0; n < N; n++) {
+                    const vec16 &v = x[j / 2][n];
+                    const float *before = j > 0 ? part[n] : C::SCALED ? first[n] : sums[r][n];
+                    multiply(part[n], a, v.w[j % 2 * 2], v.w[j % 2 * 2 + 1], before, T());
+                }
             }
             float low = w[r].scale(s, 0), high = w[r].scale(s, 1);
 #pragma unroll
@@ -264,19 +301,25 @@ static __global__ void __launch_bounds__(FEW_BLOCK) few_kernel(few_job job)
     for (int a = 0; a < AHEAD; a++)
 #pragma unroll
         for (int r = 0; r < R; r++)
-            if (first + a * FEW_WARPS < tiles) ring[a][r].load(mine[r], first + a * FEW_WARPS);
+            if (first + a * FEW_WARPS < tiles) ring[a][r].load(mine[r], first + a * FEW_WARPS, a);
     if (!listed) await_previous(); /* W is on its way by then */
-    const x_place<typename C::type, N> x(job, rows);
+    x_place<C, N> x(job, rows);
+    uint32_t bias[1][4]; /* held: a constant would be moved to four registers again and again */
+    for (int i = 0; i < 4; i++) bias[0][i] = minus_bias(typename C::type());
+    hold(bias);
     for (uint32_t tile = first; tile < tiles; tile += AHEAD * FEW_WARPS) {
+#pragma unroll
+        for (int r = 0; r < R; r++) mine[r].turn();
 #pragma unroll
         for (int a = 0; a < AHEAD; a++) {
             uint32_t now = tile + a * FEW_WARPS, next = now + AHEAD * FEW_WARPS;
             if (now >= tiles) break; /* the whole warp */
-            add_tile<C, R, N>(x, ring[a], now, sums);
+            add_tile<C, R, N>(x, bias[0], ring[a], now, a, sums);
 #pragma unroll
             for (int r = 0; r < R; r++)
-                if (next < tiles) ring[a][r].load(mine[r], next);
+                if (next < tiles) ring[a][r].load(mine[r], next, a);
         }
+        x.turn();
     }
     finish<typename C::type, R, N>(job, rows, panel, sums, shared);
 }
@@ -311,7 +354,9 @@ static gpu_status run_type(gpu *g, const few_job &job, uint32_t rows, uint32_t n
     if (job.w.is_float) return run<float_tile<T>>(g, job, rows, n_tiles);
     switch (job.w.bits) {
     case 8: return run<quant_tile<T, 8>>(g, job, rows, n_tiles);
-    case 4: return run<quant_tile<T, 4>>(g, job, rows, n_tiles);
+    case 4:
+        if (job.w.group == 32) return run<quant_tile<T, 4>>(g, job, rows, n_tiles);
+        return run<quant_tile<T, 4, 2>>(g, job, rows, n_tiles);
     default: return run<plain_tile<T>>(g, job, rows, n_tiles);
     }
 }

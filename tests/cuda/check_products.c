@@ -292,6 +292,20 @@ void check_products(check *c)
         if (!forms[i].bits) check_embed(c, &w);
         check_forget_weights(c, &w, true);
     }
+    /* More tiles than the warps of a block have loaded ahead, three times over. */
+    static const check_form longer[] = {{DTYPE_BF16, 4, 32, false}, {DTYPE_F16, 4, 32, false},
+                                        {DTYPE_BF16, 4, 64, false}, {DTYPE_BF16, 4, 128, false},
+                                        {DTYPE_BF16, 8, 64, false}, {DTYPE_BF16, 8, 128, true},
+                                        {DTYPE_BF16, 0, 0, false}};
+    for (size_t i = 0; i < sizeof longer / sizeof *longer; i++) {
+        /* Blocks of two panels, of which the last has one, and blocks of one. */
+        size_t k = longer[i].bits == 4 ? 4264 : 2136, most = c->n_sms * 64 + 5;
+        for (size_t n = 21; n <= most; n += most - 21) {
+            weights w = check_weights(c, n, k, longer[i], NULL);
+            check_product(c, &w, 3, GPU_F32);
+            check_forget_weights(c, &w, true);
+        }
+    }
     static const check_form scaled[] = {{DTYPE_BF16, 4, 32, false}, {DTYPE_BF16, 4, 128, false},
                                         {DTYPE_F16, 4, 64, false},  {DTYPE_BF16, 8, 64, false},
                                         {DTYPE_F16, 8, 32, false},  {DTYPE_BF16, 8, 128, true},

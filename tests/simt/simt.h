@@ -388,6 +388,14 @@ SIMT_RAW inline void multiply(float d[4], const uint32_t a[4], uint32_t b0, uint
     for (int i = 0; i < 4; i++) d[i] += sums[i];
 }
 
+template <class T>
+SIMT_RAW inline void multiply(float d[4], const uint32_t a[4], uint32_t b0, uint32_t b1,
+                              const float c[4], T, int line = __builtin_LINE())
+{
+    for (int i = 0; i < 4; i++) d[i] = c[i];
+    multiply(d, a, b0, b1, T(), line);
+}
+
 /* ---- products of a warpgroup ----------------------------------------------------------------- */
 
 inline uint32_t shared_address(const void *p) { return simt_shared_address(p); }
