@@ -7,8 +7,8 @@
 #ifndef KERNELS_CUDA_ATTENTION_CUH
 #define KERNELS_CUDA_ATTENTION_CUH
 
+#include "kernels/cuda/fragments.cuh"
 #include "kernels/cuda/pages.cuh"
-#include "kernels/cuda/quant.cuh"
 
 #include <type_traits>
 
@@ -26,23 +26,21 @@ struct strip {
     const uint8_t *keys, *scales;
 };
 
-/* The layout of shared memory. 8-bit K and V arrive as they are and are widened into the first K
- * and V. */
+/* The layout of shared memory. K and V of 8 bits lie there as they are in their pages, and are
+ * widened in registers. */
 template <class KV, int D, bool DECODE> struct layout {
     static constexpr int ROW = D + PAD;
+    static_assert(PAD * 2 == ROW_PAD, "rows of queries, too");
     static constexpr int STEP = D > 128 && !DECODE ? 32 : 64; /* slots that are read at a time */
     static constexpr int STRIPS = STEP / STRIP;
     static constexpr int Q_ROWS = DECODE ? GPU_DECODE_ROWS : GPU_PREFILL_ROWS;
     static constexpr bool NARROW = sizeof(KV) == 1, SCALED = std::is_same<KV, i8>::value;
-    static constexpr int STAGES = NARROW ? 1 : 2;
     static constexpr size_t Q_BYTES = (size_t)Q_ROWS * ROW * 2;
-    static constexpr size_t K_BYTES = (size_t)STEP * ROW * 2;
-    static constexpr size_t RAW_BYTES = NARROW ? (size_t)STEP * D : 0; /* a stage's K or V */
-    static constexpr size_t SCALE_BYTES = SCALED ? 2 * STEP * 2 : 0;   /* a stage's scales */
-    static constexpr size_t V_AT = NARROW ? RAW_BYTES : K_BYTES;       /* offset of V in a stage */
+    static constexpr size_t ROW_BYTES = kv_row<KV, D>::BYTES;
+    static constexpr size_t V_AT = STEP * ROW_BYTES;                 /* offset of V in a stage */
+    static constexpr size_t SCALE_BYTES = SCALED ? 2 * STEP * 2 : 0; /* a stage's scales */
     static constexpr size_t STAGE_BYTES = 2 * V_AT + SCALE_BYTES;
-    static constexpr size_t ROW_BYTES = NARROW ? D : ROW * 2; /* bytes of a row of a stage */
-    static constexpr size_t BYTES = Q_BYTES + 2 * STAGE_BYTES + (NARROW ? 2 * K_BYTES : 0);
+    static constexpr size_t BYTES = Q_BYTES + 2 * STAGE_BYTES;
     /* The warps' results of a decode tile replace K and V. */
     static_assert((size_t)WARPS * GPU_DECODE_ROWS * (D + 2) * 4 <= BYTES - Q_BYTES || !DECODE,
                   "room to merge");
@@ -120,71 +118,7 @@ static DEVICE void fetch(const gpu_attention &a, const strip *strips, uint32_t f
                there ? src : a.pages.data, there);
 }
 
-static DEVICE uint32_t widen_pair(uint32_t word, int pair, e4m3)
-{
-    return widen2(word >> 16 * pair & 0xffff, e4m3());
-}
-static DEVICE uint32_t widen_pair(uint32_t word, int pair, i8)
-{
-    return pair_of_bytes(word ^ 0x80808080u, pair, f16());
-}
-
-template <class KV, int D, int STEP>
-static DEVICE void widen_step(const unsigned char *raw, unsigned char *out)
-{
-    for (uint32_t i = threadIdx.x; i < STEP * D / 16; i += THREADS) {
-        uint32_t slot = i / (D / 16), chunk = i % (D / 16);
-        vec16 from = *(const vec16 *)(raw + slot * D + chunk * 16), to[2];
-#pragma unroll
-        for (int w = 0; w < 4; w++)
-#pragma unroll
-            for (int pair = 0; pair < 2; pair++)
-                to[w / 2].w[w % 2 * 2 + pair] = widen_pair(from.w[w], pair, KV());
-        vec16 *at = (vec16 *)(out + (slot * (D + PAD) + chunk * 16) * 2);
-        at[0] = to[0];
-        at[1] = to[1];
-    }
-}
-
 /* ---- one step -------------------------------------------------------------------------------- */
-
-/* A warp's 16 query rows: in registers, or, when they do not fit, in shared memory. */
-template <int D> struct query_rows {
-    static constexpr bool HELD = D <= 128;
-    uint32_t held[HELD ? D / 16 : 1][4];
-    const void *at; /* the rows of this lane */
-    template <class Q> DEVICE void load(const Q *rows)
-    {
-        unsigned lane = threadIdx.x % WARP;
-        at = rows + lane % 16 * (D + PAD) + lane / 16 * 8;
-#pragma unroll
-        for (int d = 0; HELD && d < D / 16; d++)
-            load_matrices(held[HELD ? d : 0], (const Q *)at + d * 16);
-    }
-};
-
-/* scores [2 tiles of 8 slots for each 16] of a warp's 16 rows with TOKENS slots from k on. */
-template <class Q, int D, int TOKENS>
-static DEVICE void score(const query_rows<D> &q, const Q *k, float s[TOKENS / 8][4])
-{
-    unsigned lane = threadIdx.x % WARP;
-    const Q *mine = k + (lane / 16 * 8 + lane % 8) * (D + PAD) + lane / 8 % 2 * 8;
-#pragma unroll
-    for (int n = 0; n < TOKENS / 8; n++) s[n][0] = s[n][1] = s[n][2] = s[n][3] = 0.0f;
-#pragma unroll
-    for (int d = 0; d < D / 16; d++) {
-        uint32_t a[4];
-        if (!q.HELD) load_matrices(a, (const Q *)q.at + d * 16);
-        const uint32_t *rows = q.HELD ? q.held[q.HELD ? d : 0] : a;
-#pragma unroll
-        for (int n = 0; n < TOKENS / 16; n++) {
-            uint32_t b[4];
-            load_matrices(b, mine + n * 16 * (D + PAD) + d * 16);
-            multiply(s[2 * n], rows, b[0], b[1], Q());
-            multiply(s[2 * n + 1], rows, b[2], b[3], Q());
-        }
-    }
-}
 
 /* Multiplies scores, or weights, by the scales of their slots. The scale of a slot that is not seen
  * may be anything. */
@@ -244,27 +178,6 @@ static DEVICE void soften(float s[TOKENS / 8][4], uint32_t slot, const uint32_t 
     }
 }
 
-/* o += weights * V of TOKENS slots from v on. */
-template <class Q, int D, int TOKENS>
-static DEVICE void weigh(const float s[TOKENS / 8][4], const Q *v, float o[D / 8][4])
-{
-    unsigned lane = threadIdx.x % WARP;
-    const Q *mine = v + lane % 16 * (D + PAD) + lane / 16 * 8;
-#pragma unroll
-    for (int n = 0; n < TOKENS / 16; n++) {
-        const float *low = s[2 * n], *high = s[2 * n + 1];
-        uint32_t p[4] = {pack2(low[0], low[1], Q()), pack2(low[2], low[3], Q()),
-                         pack2(high[0], high[1], Q()), pack2(high[2], high[3], Q())};
-#pragma unroll
-        for (int d = 0; d < D / 16; d++) {
-            uint32_t b[4];
-            load_matrices_transposed(b, mine + n * 16 * (D + PAD) + d * 16);
-            multiply(o[2 * d], p, b[0], b[1], Q());
-            multiply(o[2 * d + 1], p, b[2], b[3], Q());
-        }
-    }
-}
-
 /* ---- results --------------------------------------------------------------------------------- */
 
 static DEVICE void put(void *out, gpu_type type, size_t at, float x)
@@ -306,7 +219,7 @@ static DEVICE size_t part_at(const gpu_attention &a, size_t part, uint32_t head,
 }
 
 /* Stores the results of a part; `first` is the tile's first packed row. */
-template <int D>
+template <int D, bool NARROW = false>
 static DEVICE void finish_cut(const gpu_attention &a, const gpu_seq &seq, uint32_t index,
                               uint32_t head, uint32_t first, uint32_t packed,
                               const row_state &state, const float o[D / 8][4])
@@ -318,18 +231,18 @@ static DEVICE void finish_cut(const gpu_attention &a, const gpu_seq &seq, uint32
         float *row = out + (packed - first) * (D + 2);
 #pragma unroll
         for (int d = 0; d < D / 8; d++)
-            put2(row, GPU_F32, d * 8 + threadIdx.x % 4 * 2, o[d][2 * i], o[d][2 * i + 1]);
+            put2(row, GPU_F32, dim_of<NARROW>(d), o[d][2 * i], o[d][2 * i + 1]);
         if (threadIdx.x % 4 == 0) put2(row, GPU_F32, D, state.max[i], state.sum[i]);
     }
 }
 
-template <int D>
+template <int D, bool NARROW = false>
 static DEVICE void finish_prefill(const gpu_attention &a, const gpu_seq &seq, const gpu_tile &tile,
                                   uint32_t index, uint32_t head, uint32_t packed,
                                   const row_state &state, const float o[D / 8][4])
 {
     if (tile.parts > 1) {
-        finish_cut<D>(a, seq, index, head, tile.row, packed, state, o);
+        finish_cut<D, NARROW>(a, seq, index, head, tile.row, packed, state, o);
         return;
     }
 #pragma unroll
@@ -338,10 +251,10 @@ static DEVICE void finish_prefill(const gpu_attention &a, const gpu_seq &seq, co
         size_t row = row_at(a, seq, head, packed);
         float inverse = state.sum[i] > 0.0f ? 1.0f / state.sum[i] : 0.0f;
         if (a.lse && threadIdx.x % 4 == 0) a.lse[row] = state.max[i] + log2f(state.sum[i]);
-        size_t at = row * D + threadIdx.x % 4 * 2;
 #pragma unroll
         for (int d = 0; d < D / 8; d++)
-            put2(a.out, a.out_type, at + d * 8, o[d][2 * i] * inverse, o[d][2 * i + 1] * inverse);
+            put2(a.out, a.out_type, row * D + dim_of<NARROW>(d), o[d][2 * i] * inverse,
+                 o[d][2 * i + 1] * inverse);
     }
 }
 
@@ -353,7 +266,7 @@ static DEVICE float share_of(float max, float most)
 
 /* Merges the warps' results into the result of a part, or of the rows when there is no other
  * part. */
-template <int D>
+template <int D, bool NARROW>
 static DEVICE void finish_decode(const gpu_attention &a, const gpu_seq &seq, const gpu_tile &tile,
                                  uint32_t head, uint32_t part, const row_state &state,
                                  const float o[D / 8][4], float *shared)
@@ -366,8 +279,8 @@ static DEVICE void finish_decode(const gpu_attention &a, const gpu_seq &seq, con
         float *row = shared + (warp * GPU_DECODE_ROWS + lane / 4 + i * 8) * row_floats;
 #pragma unroll
         for (int d = 0; d < D / 8; d++) {
-            row[d * 8 + lane % 4 * 2] = o[d][2 * i];
-            row[d * 8 + lane % 4 * 2 + 1] = o[d][2 * i + 1];
+            row[dim_of<NARROW>(d)] = o[d][2 * i];
+            row[dim_of<NARROW>(d) + 1] = o[d][2 * i + 1];
         }
         if (lane % 4 == 0) {
             row[D] = state.max[i];
@@ -433,7 +346,7 @@ static __global__ void __launch_bounds__(THREADS) attention_kernel(gpu_attention
     DYNAMIC_SHARED(shared);
     __shared__ strip strips[2][L::STRIPS];
     Q *queries = (Q *)shared;
-    unsigned char *stages = shared + L::Q_BYTES, *wide = stages + 2 * L::STAGE_BYTES;
+    unsigned char *stages = shared + L::Q_BYTES;
 
     /* Later tiles of a sequence see more slots, so they run first. */
     const uint32_t index = DECODE ? blockIdx.x : a.n_prefill - 1 - blockIdx.x;
@@ -458,7 +371,7 @@ static __global__ void __launch_bounds__(THREADS) attention_kernel(gpu_attention
     copy_wait<1>(); /* the queries */
     __syncthreads();
     uint32_t my_row = DECODE ? 0 : warp * 16, low[2], high[2];
-    query_rows<D> q;
+    query_rows<D, L::NARROW> q;
     q.load(queries + my_row * L::ROW);
     for (int i = 0; i < 2; i++) {
         uint32_t row = (r.first_row + my_row + lane / 4 + i * 8) / a.q_heads;
@@ -484,19 +397,12 @@ static __global__ void __launch_bounds__(THREADS) attention_kernel(gpu_attention
         copy_wait<1>();
         __syncthreads();
         const unsigned char *k = here, *v = here + L::V_AT, *scales = here + 2 * L::V_AT + mine * 2;
-        if constexpr (L::NARROW) {
-            widen_step<KV, D, STEP>(k, wide);
-            widen_step<KV, D, STEP>(v, wide + L::K_BYTES);
-            k = wide;
-            v = wide + L::K_BYTES;
-            __syncthreads();
-        }
         float s[TOKENS / 8][4];
-        score<Q, D, TOKENS>(q, (const Q *)k + mine * L::ROW, s);
+        score<KV, D, TOKENS>(q, k + mine * L::ROW_BYTES, s);
         if (L::SCALED) rescale<TOKENS, false>(s, scales);
         soften<D, TOKENS>(s, slot + mine, low, high, a.scale * LOG2E, &state, o);
         if (L::SCALED) rescale<TOKENS, true>(s, scales + STEP * 2);
-        weigh<Q, D, TOKENS>(s, (const Q *)v + mine * L::ROW, o);
+        weigh<KV, D, TOKENS>(s, v + mine * L::ROW_BYTES, o);
         if (thread < L::STRIPS) strips[stage][thread] = strip_at<KV>(a, t, later, page);
         __syncthreads(); /* before the stage is filled again */
     }
@@ -505,8 +411,11 @@ static __global__ void __launch_bounds__(THREADS) attention_kernel(gpu_attention
         state.sum[i] += shuffle_xor(state.sum[i], 1);
         state.sum[i] += shuffle_xor(state.sum[i], 2);
     }
-    if (DECODE) finish_decode<D>(a, seq, tile, head, index, state, o, (float *)stages);
-    else finish_prefill<D>(a, seq, tile, index, head, r.first_row + my_row + lane / 4, state, o);
+    if (L::NARROW) pair_up<D>(o);
+    if (DECODE) finish_decode<D, L::NARROW>(a, seq, tile, head, index, state, o, (float *)stages);
+    else
+        finish_prefill<D, L::NARROW>(a, seq, tile, index, head, r.first_row + my_row + lane / 4,
+                                     state, o);
 }
 
 constexpr uint32_t MERGE_THREADS = 256, MERGE_SHARES = 1024;
