@@ -5,7 +5,7 @@
 # prints a table with the bars. The most telling stages come first, and no other stage runs while
 # one measures. Each stage has a time limit and reports PASS, FAIL or SKIPPED (with a reason); the
 # next stage runs either way, but without a GPU, or with a driver that is too old, the script ends
-# after the build. The table is rewritten after every stage, so that a run that is cut short leaves
+# after the build. The table is rewritten every few seconds, so that a run that is cut short leaves
 # the results so far. Needs CUDA 13 with nvcc, CMake, gcc, g++ and Python; where jansson, pcre2,
 # utf8proc, jemalloc, libyaml, libedit, cmocka or pkg-config are missing, also build/deps from
 # tools/make_gpu_deps.sh. Uses PyTorch, transformers, NCCL and compute-sanitizer where they are
@@ -99,8 +99,10 @@ verdict() { # NAME
 }
 
 # Rewrites both files of $out.
+reported=0
 report() {
     local name
+    reported=$SECONDS
     for name in "${names[@]}"; do
         printf '%-18s %s\n' "$name" "$(verdict "$name")"
     done >"$logs/stages"
@@ -145,7 +147,7 @@ start() { # NAME SECONDS COMMAND...
 settle() {
     local last=${names[-1]}
     wait
-    report
+    ((SECONDS - reported < 3)) || report
     printf '== %-18s %s\n' "$last" "$(verdict "$last")"
     tail -n 5 "$logs/$last.log"
     [[ $(verdict "$last") == PASS* ]]
@@ -234,8 +236,9 @@ sweep_few() { # OCTAVO
     for type in bf16 fp8 int8 int4; do
         for few in 1 512; do
             echo "few $few $type"
-            "$1" bench kernels --device cuda --dtype "$type" --rows 512 --few-rows "$few" --few-quant-rows "$few" \
-                --few-of-expert "$few" | grep -E '^(  the products of|experts of)' | grep -v 'fp8 x fp8'
+            "$1" bench kernels --device cuda --dtype "$type" --rows 512 --few-rows "$few" \
+                --few-quant-rows "$few" --few-of-expert "$few" >"$logs/sweep" || return
+            grep -E '^(  the products of|experts of)' "$logs/sweep" | grep -v 'fp8 x fp8'
         done
     done
 }

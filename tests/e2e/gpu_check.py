@@ -21,7 +21,7 @@ with open("tests/cuda/kernels_cuda_check.c", encoding="utf-8") as f:
 STAGES = ("driver", "built", "sass_facts", *(f"kernels_{g}" for g in GROUPS), "bench_kernels", "counters", "sweep_parts",
           "bench_engine", "bench_long", "bench_measured", "bench_deep", "nccl_one_rank", "tp2_one_gpu", "wide", "demo",
           "tp2_gpus", "tp2_gpus_wide", "bench_tp2", "bench_retention", "peer", "bench_fp8", "bench_int8", "bench_int4",
-          "memcheck", "racecheck", "synccheck")
+          "sweep_few", "memcheck", "racecheck", "synccheck")
 SKIPPED = ("sass_facts",)
 
 # Runs a program and keeps what it printed and wrote, or plays that again. Only kernels of answers
@@ -249,7 +249,7 @@ def run_out(r):
     """A stage that never ends takes the rest of the time, of which nothing is left for any stage
     behind it."""
     write(r.record(r"--out \S*/engine_long.json", "pause"), "600\n")
-    status, table, said = r.run("fourth", REPLAY="1", GPU_CHECK_SECONDS="15")
+    status, table, said = r.run("fourth", REPLAY="1", GPU_CHECK_SECONDS="12")
     found = verdicts(table)
     assert status == 1 and tuple(found) == STAGES, (table, said[-3000:])
     late = [read(r.at("work", "logs", f"{stage}.log")) == "SKIPPED: no time left\n" for stage in STAGES]
