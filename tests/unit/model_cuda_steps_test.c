@@ -315,9 +315,7 @@ static void of_experts(void **state)
                   .graphs = true};
         check(&k, (simt_counts){.replays = 1, .copies_in = 2, .copies_out = 1, .waits = 1});
         k.graphs = false;
-        bool widens = k.quant_bits && k.n_seqs == SEQS; /* qkv and o of a layer, and the head */
-        check(&k, (simt_counts){.launches = BEFORE + OF_SPARSE * LAYERS + BEHIND +
-                                            (widens ? 2 * LAYERS + 1 : 0),
+        check(&k, (simt_counts){.launches = BEFORE + OF_SPARSE * LAYERS + BEHIND,
                                 .copies_in = 2,
                                 .copies_out = 1,
                                 .waits = 1});
