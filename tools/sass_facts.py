@@ -46,7 +46,8 @@ REGISTERS_OF_SM, REGISTER_UNIT, SYSTEM_SHARED, WARP = 65536, 256, 1024, 32
 # source states no __launch_bounds__, or more than is usual: a name of its constants. Of the other
 # kernels only those that use local memory are in the table.
 HOT = {
-    "attention_kernel": None, "wide_kernel": None, "merge_kernel": None, "few_kernel": None,
+    "attention_kernel": None, "keeping_kernel": None, "wide_kernel": None, "merge_kernel": None,
+    "few_kernel": None,
     "grouped_kernel": None, "grouped_wide_kernel": None, "grouped_narrow_kernel": None,
     "grouped_any_kernel": None,
     "dequant_kernel": "CONVERT_THREADS", "convert_kernel": "CONVERT_THREADS",
@@ -378,9 +379,9 @@ class Facts:
     def add_source(self, known, threads):
         """Adds what only the source says: dynamic shared memory, and the threads of a block."""
         stage = None
-        if self.kernel == "attention_kernel":
-            kv, dim, decode = self.arguments
-            stage = Stage(known, kv, int(dim), decode == "true")
+        if self.kernel in ("attention_kernel", "keeping_kernel"):
+            kv, dim, *rest = self.arguments
+            stage = Stage(known, kv, int(dim), rest in ([], ["true"]))
             self.shared += stage.shared
         elif self.kernel == "wide_kernel":
             stage = WideStage(known, int(self.arguments[0]))

@@ -15,8 +15,8 @@
 enum {
     WARPS = 4,
     THREADS = WARPS * WARP,
-    PAD = 8,    /* elements, so that rows of shared memory begin in different banks */
-    STRIP = 16, /* slots, always of one page */
+    PAD = 8,                /* elements, so that rows of shared memory begin in different banks */
+    STRIP = GPU_KEPT_STRIP, /* slots, always of one page */
 };
 
 #define LOG2E 1.4426950408889634f
@@ -178,6 +178,50 @@ static DEVICE void soften(float s[TOKENS / 8][4], uint32_t slot, const uint32_t 
     }
 }
 
+/* ---- what is kept for measures ----------------------------------------------------------------
+ * By a decode tile's warp, whose slots in a step are a strip that ends before `end`. */
+
+/* Where the strip that begins with `slot` is kept, rows of `floats` each. */
+static DEVICE float *kept_at(const gpu_attention &a, const gpu_kept &k, const gpu_seq &seq,
+                             uint32_t head, uint32_t slot, uint32_t floats)
+{
+    size_t strip = (size_t)head * k.strips + slot / STRIP;
+    return a.kept + k.at + strip * seq.n_rows * a.q_heads * floats;
+}
+
+static DEVICE void keep_scores(const gpu_attention &a, const gpu_kept &k, const gpu_seq &seq,
+                               uint32_t head, uint32_t slot, uint32_t end, const float s[2][4])
+{
+    uint32_t packed = threadIdx.x % WARP / 4;
+    if (k.strips == 0 || !k.slots || slot >= end) return;
+    float *at = kept_at(a, k, seq, head, slot, STRIP) + packed * STRIP + threadIdx.x % 4 * 2;
+#pragma unroll
+    for (int i = 0; i < 2; i++, packed += 8, at += 8 * STRIP)
+#pragma unroll
+        for (int n = 0; n < 2; n++)
+            if (packed < seq.n_rows * a.q_heads)
+                *(vec8 *)(at + n * 8) =
+                    vec8{{bits_of_float(s[n][2 * i]), bits_of_float(s[n][2 * i + 1])}};
+}
+
+/* s: weights that are relative to the maximum of their row in `state`. */
+static DEVICE void keep_sums(const gpu_attention &a, const gpu_kept &k, const gpu_seq &seq,
+                             uint32_t head, uint32_t slot, uint32_t end, const float s[2][4],
+                             const row_state &state)
+{
+    uint32_t packed = threadIdx.x % WARP / 4;
+    if (k.strips == 0 || k.slots || slot >= end) return; /* the whole warp */
+    float *at = kept_at(a, k, seq, head, slot, 2) + packed * 2;
+#pragma unroll
+    for (int i = 0; i < 2; i++, packed += 8, at += 16) {
+        float sum = s[0][2 * i] + s[0][2 * i + 1] + s[1][2 * i] + s[1][2 * i + 1];
+        sum += shuffle_xor(sum, 1);
+        sum += shuffle_xor(sum, 2);
+        if (threadIdx.x % 4 == 0 && packed < seq.n_rows * a.q_heads)
+            *(vec8 *)at = vec8{{bits_of_float(sum), bits_of_float(state.max[i])}};
+    }
+}
+
 /* ---- results --------------------------------------------------------------------------------- */
 
 static DEVICE void put(void *out, gpu_type type, size_t at, float x)
@@ -336,8 +380,8 @@ static DEVICE tile_range range_of(const gpu_attention &a, const gpu_seq &seq, co
     return r;
 }
 
-template <class KV, int D, bool DECODE>
-static __global__ void __launch_bounds__(THREADS) attention_kernel(gpu_attention a)
+template <class KV, int D, bool DECODE, bool KEEPS>
+static DEVICE void attend_tile(const gpu_attention &a)
 {
     await_previous();
     typedef typename query_of<KV>::type Q;
@@ -353,6 +397,8 @@ static __global__ void __launch_bounds__(THREADS) attention_kernel(gpu_attention
     const gpu_tile tile = DECODE ? a.decode[index] : a.prefill[index];
     if (tile.parts == 0) return;
     const gpu_seq seq = a.seqs[tile.seq];
+    gpu_kept kept = {0, 0, false};
+    if (KEEPS) kept = a.kept_of[tile.seq];
     uint32_t head = blockIdx.y, thread = threadIdx.x;
     unsigned lane = thread % WARP, warp = thread / WARP;
     const table_view t = view_table(a.pages, a.tables, a.layer, seq, a.lengths, head);
@@ -400,7 +446,9 @@ static __global__ void __launch_bounds__(THREADS) attention_kernel(gpu_attention
         float s[TOKENS / 8][4];
         score<KV, D, TOKENS>(q, k + mine * L::ROW_BYTES, s);
         if (L::SCALED) rescale<TOKENS, false>(s, scales);
+        if constexpr (KEEPS) keep_scores(a, kept, seq, head, slot + mine, r.end, s);
         soften<D, TOKENS>(s, slot + mine, low, high, a.scale * LOG2E, &state, o);
+        if constexpr (KEEPS) keep_sums(a, kept, seq, head, slot + mine, r.end, s, state);
         if (L::SCALED) rescale<TOKENS, true>(s, scales + STEP * 2);
         weigh<KV, D, TOKENS>(s, v + mine * L::ROW_BYTES, o);
         if (thread < L::STRIPS) strips[stage][thread] = strip_at<KV>(a, t, later, page);
@@ -416,6 +464,19 @@ static __global__ void __launch_bounds__(THREADS) attention_kernel(gpu_attention
     else
         finish_prefill<D, L::NARROW>(a, seq, tile, index, head, r.first_row + my_row + lane / 4,
                                      state, o);
+}
+
+template <class KV, int D, bool DECODE>
+static __global__ void __launch_bounds__(THREADS) attention_kernel(gpu_attention a)
+{
+    attend_tile<KV, D, DECODE, false>(a);
+}
+
+/* Decode tiles in steps that measure mass. */
+template <class KV, int D>
+static __global__ void __launch_bounds__(THREADS) keeping_kernel(gpu_attention a)
+{
+    attend_tile<KV, D, true, true>(a);
 }
 
 constexpr uint32_t MERGE_THREADS = 256, MERGE_SHARES = 1024;
@@ -500,7 +561,7 @@ static __global__ void __launch_bounds__(MERGE_THREADS) merge_kernel(gpu_attenti
 template <class KV, int D, bool DECODE>
 static gpu_status run(gpu *g, const gpu_attention *a, uint32_t n)
 {
-    auto kernel = attention_kernel<KV, D, DECODE>;
+    auto kernel = DECODE && a->kept ? keeping_kernel<KV, D> : attention_kernel<KV, D, DECODE>;
     const size_t bytes = layout<KV, D, DECODE>::BYTES;
     if (n == 0) return GPU_OK;
     gpu_status s = gpu_allow_shared(g, (const void *)kernel, bytes);

@@ -2,17 +2,16 @@
  *
  * What     the table of functions that liboctavo_cuda.so gives to model/cuda/backend_cuda.c:
  *          memory, copies, and one function for each family of kernels. Plain C, no CUDA header.
- * Owner    memory and graphs are the caller's, freed before the gpu; a gpu owns its stream and
- *          scratch.
- * Threads  any thread, one at a time for each gpu. Everything goes to one stream, in order, except
- *          what names another lane; only `wait`, `await`, `elapsed`, `settle`, `open` and
- *          `close` wait for the stream.
+ * Owner    memory and graphs are the caller's, freed before the gpu, which owns stream and scratch.
+ * Threads  any, one at a time for each gpu. Everything goes to one stream, in order, except what
+ *          names another lane; only `wait`, `await`, `elapsed`, `settle`, `open` and `close` wait.
  * Units    bytes; elements for strides. Pointers are the device's unless said otherwise.
  * Errors   gpu_status; `why` has the text. GPU_LOST is sticky: the gpu can only be closed, and a
  *          process whose device is lost may have to end. Arguments are the caller's duty. */
 #ifndef KERNELS_CUDA_CUDA_KERNELS_H
 #define KERNELS_CUDA_CUDA_KERNELS_H
 
+#include "kernels/cuda/cuda_kept.h"
 #include "kernels/cuda/cuda_products.h"
 
 #ifdef __cplusplus
@@ -204,7 +203,9 @@ typedef struct gpu_attention {
     const void *q; /* [rows, kv_heads * q_heads, head_dim], gpu_query_type */
     void *out;     /* the same shape */
     gpu_type out_type;
-    float *lse; /* [rows, kv_heads * q_heads]: log2 of a row's sum of exponentials, or NULL */
+    float *lse;  /* [rows, kv_heads * q_heads]: log2 of a row's sum of exponentials, or NULL */
+    float *kept; /* what decode tiles keep; NULL: nothing */
+    const gpu_kept *kept_of; /* [seqs]; where something is kept, all rows are decode tiles */
     /* Scratch of gpu_partial_floats of n_decode tiles of GPU_DECODE_ROWS, and of n_cut tiles of
      * prefill_rows. */
     float *partial, *cut_partial;
@@ -351,16 +352,17 @@ typedef struct gpu_measured {
     uint32_t wave;    /* so many of these rows are measured at a time; their attention is scratch */
     uint32_t mean_rope; /* EXPECTED: index in mean_ropes */
     uint32_t stride;    /* of a KV head's results: its slots or pages */
+    gpu_kept kept;      /* MASS: what attention has kept, scores unless results are by page */
     size_t values;      /* index in gpu_measure.values of its results */
     size_t scratch;     /* index in gpu_measure.scratch of what is its own */
 } gpu_measured;
 
 /* Sequences that one call measures, and the largest of their numbers. */
 typedef struct gpu_measured_list {
-    const gpu_measured *seqs; /* [n]; NULL: gpu_measure.one alone */
-    uint32_t n, longest, rows, wave;
-    uint32_t waves; /* the most that a sequence's rows make */
-    size_t scratch; /* floats of scratch of all of them */
+    const gpu_measured *seqs;                /* [n]; NULL: gpu_measure.one alone */
+    uint32_t n, longest, rows, wave, n_kept; /* n_kept: of which attention has kept something */
+    uint32_t waves;                          /* the most that a sequence's rows make */
+    size_t scratch;                          /* floats of scratch of all of them */
 } gpu_measured_list;
 
 /* Measures sequences in one layer: a value for each slot (or page) of each KV head, as
@@ -376,8 +378,8 @@ typedef struct gpu_measure {
     gpu_measure_kind kind;
     gpu_sum sum; /* MASS and PROJECTION by slot only */
     float scale;
-    const void *q; /* as in gpu_attention; MASS and PROJECTION need lse too */
-    const float *lse;
+    const void *q; /* as in gpu_attention; MASS and PROJECTION need lse too, and MASS `kept` */
+    const float *lse, *kept;
     const void *y; /* attention's output: PROJECTION */
     gpu_type y_type;
     uint32_t window;          /* OUTSIDE, POOLED */
@@ -421,7 +423,8 @@ static inline size_t gpu_measure_scratch(const gpu_measure *m, const gpu_measure
 {
     size_t heads = (size_t)m->kv_heads * m->q_heads, dim = m->pages.head_dim;
     size_t rows = heads * s->wave, slots = s->longest;
-    size_t by_slot = m->out == GPU_OUT_SLOTS ? 0 : m->kv_heads * slots;
+    bool kept = m->kind == GPU_MEASURE_MASS && s->kept.strips > 0;
+    size_t by_slot = m->out == GPU_OUT_SLOTS || kept ? 0 : m->kv_heads * slots;
     if (gpu_measure_makes_output(m)) /* weights, outputs, and outputs of parts of the slots */
         return by_slot + rows * (slots + dim + (slots / GPU_OUTPUT_SLOTS + 1) * dim);
     switch (m->kind) {
@@ -440,6 +443,7 @@ static inline void gpu_measure_add(gpu_measured_list *list, gpu_measured *s, siz
     s->scratch = list->scratch;
     list->scratch += own;
     list->n++;
+    list->n_kept += s->kept.strips > 0;
     if (s->longest > list->longest) list->longest = s->longest;
     if (s->rows > list->rows) list->rows = s->rows;
     if (s->wave > list->wave) list->wave = s->wave;

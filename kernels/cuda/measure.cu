@@ -1,6 +1,6 @@
 /* The measures by which retention selects, slot by slot (kernels/measure.h defines each kind). Here
- * are projections, norms, directions and running sums; other kinds are in mass.cu, outside.cu and
- * expected.cu. */
+ * are projections, norms, directions and running sums; other kinds are in mass.cu, kept.cu,
+ * outside.cu and expected.cu. */
 #include "kernels/cuda/measured.cuh"
 
 enum {
@@ -199,13 +199,9 @@ static __global__ void add_sums_kernel(gpu_measure m)
     uint32_t head = blockIdx.y, slot = blockIdx.x * SLOT_THREADS + threadIdx.x;
     gpu_measured s = measured_of(m);
     table_view t = view_measured(m, s, head);
-    if (slot >= t.length) return;
-    uint32_t tile = m.layer.first_tile + head % m.layer.heads_per_group;
-    uint32_t cell = t.pages[slot / m.pages.page_tokens] + t.cell;
-    float *sum = m.pages.sums + sums_at(m.pages, cell, tile) + slot % m.pages.page_tokens;
+    if (slot >= t.length || is_kept(m, s)) return;
     float *out = slots_of(m, s, head) + slot;
-    bool old = m.sum == GPU_SUM_ADD && slot + s.seq.n_rows < t.length;
-    *sum = *out += old ? *sum : 0.0f;
+    *out = add_to_sum(m, s, t, head, slot, *out);
 }
 
 static __global__ void by_page_kernel(gpu_measure m)
@@ -214,7 +210,7 @@ static __global__ void by_page_kernel(gpu_measure m)
     gpu_measured s = measured_of(m);
     table_view t = view_measured(m, s, head);
     uint32_t from = page * m.pages.page_tokens, to = from + m.pages.page_tokens;
-    if (from >= t.length) return;
+    if (from >= t.length || is_kept(m, s)) return;
     if (to > t.length) to = t.length;
     const float *slots = slots_of(m, s, head);
     float sum = 0.0f;
@@ -269,7 +265,10 @@ template <class KV> static gpu_status run(gpu *g, const gpu_measure *m)
 gpu_status gpu_measures(gpu *g, const gpu_measure *m)
 {
     gpu_status s = GPU_OK;
+    uint32_t n_kept = m->kind == GPU_MEASURE_MASS ? m->list.n_kept : 0;
     if (m->list.longest == 0) return s;
+    if (n_kept > 0) s = gpu_mass_kept(g, m);
+    if (s != GPU_OK || n_kept == m->list.n) return s;
 #define RUN(KV) s = run<KV>(g, m)
     FOR_KV(m->pages.format, RUN)
 #undef RUN

@@ -27,6 +27,23 @@ static DEVICE float *results_of(const gpu_measure &m, const gpu_measured &s, uin
     return m.values + s.values + ((size_t)m.array * m.kv_heads + head) * s.stride;
 }
 
+/* Whether attention has kept what the measure needs of the sequence: kept.cu measures it alone. */
+static DEVICE bool is_kept(const gpu_measure &m, const gpu_measured &s)
+{
+    return m.kind == GPU_MEASURE_MASS && s.kept.strips > 0;
+}
+
+/* Adds a slot's value to its running sum, and returns this. */
+static DEVICE float add_to_sum(const gpu_measure &m, const gpu_measured &s, const table_view &t,
+                               uint32_t head, uint32_t slot, float value)
+{
+    uint32_t tile = m.layer.first_tile + head % m.layer.heads_per_group;
+    uint32_t cell = t.pages[slot / m.pages.page_tokens] + t.cell;
+    float *sum = m.pages.sums + sums_at(m.pages, cell, tile) + slot % m.pages.page_tokens;
+    bool old = m.sum == GPU_SUM_ADD && slot + s.seq.n_rows < t.length;
+    return *sum = value + (old ? *sum : 0.0f);
+}
+
 /* A KV head's values by slot: results, or scratch. */
 static DEVICE float *slots_of(const gpu_measure &m, const gpu_measured &s, uint32_t head)
 {

@@ -463,6 +463,8 @@ gpu_status gpu_attend_wide(gpu *g, const gpu_attention *a);
 
 /* mass.cu: MASS, RAW and VALUE_WEIGHT by slot. */
 gpu_status gpu_mass(gpu *g, const gpu_measure *m);
+/* kept.cu: MASS of the sequences of which attention has kept something. */
+gpu_status gpu_mass_kept(gpu *g, const gpu_measure *m);
 /* outside.cu: OUTSIDE and POOLED. */
 gpu_status gpu_outside(gpu *g, const gpu_measure *m);
 /* expected.cu: EXPECTED. */

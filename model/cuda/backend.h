@@ -35,7 +35,8 @@ typedef struct cuda_measuring {
     gpu_measured *seqs;         /* [max_seqs] likewise */
     cuda_measure_memory memory;
     size_t n_values; /* floats of results that the step gives back */
-    size_t values_capacity, scratch_capacity;
+    size_t n_kept;   /* floats that attention keeps */
+    size_t values_capacity, scratch_capacity, kept_capacity;
     uint32_t n_moved; /* how often one of them went elsewhere */
     uint32_t n_mean_ropes;
 } cuda_measuring;
@@ -171,7 +172,8 @@ bool cuda_goes_by_parts(const backend_cuda *b, uint32_t n_rows);
 
 status cuda_measuring_create(cuda_measuring *m, uint32_t max_seqs);
 void cuda_measuring_destroy(backend_cuda *b);
-size_t cuda_measures_bytes(const backend_cuda *b, const step_plan *plan); /* in the step's pack */
+/* Bytes in the step's pack. */
+size_t cuda_measures_bytes(const backend_cuda *b, const step_plan *plan, const cuda_batch *batch);
 /* Whether measures are the same but for their rows. */
 bool cuda_is_alike(const measure_spec *a, const measure_spec *b);
 /* Whether no share of the plan is measured, or all are, alike. */

@@ -208,6 +208,8 @@ typedef struct cuda_measure_group {
 typedef struct cuda_measure_memory {
     float *values; /* results, until they are copied out */
     float *scratch;
+    float *kept;             /* what a layer's attention keeps for its measures */
+    const gpu_kept *kept_of; /* [n_seqs] */
     const float *mean_ropes; /* [head_dim] for each MEASURE_EXPECTED */
 } cuda_measure_memory;
 
@@ -239,7 +241,9 @@ typedef struct cuda_batch {
     bool wants_lse;             /* something is measured */
     struct cuda_window *window; /* has the tables and lengths of each layer; NULL: those above */
     struct cuda_far *far;       /* attends to what the window leaves in host memory; or NULL */
-    /* Called after each layer's attention when something is measured; else NULL. */
+    /* Called before and after each layer's attention when something is measured; else NULL. The
+     * first one says what attention keeps. */
+    void (*keep)(void *ctx, uint32_t layer, gpu_attention *a);
     status (*measure)(void *ctx, uint32_t layer, gpu_measure *m);
     /* What it measures in a step that repeats, which has one group at most. */
     cuda_measure_group measured;

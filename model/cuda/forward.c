@@ -301,6 +301,7 @@ static status measure_layer(const cuda_forward *f, const cuda_batch *b, const gp
                      .scale = a->scale,
                      .q = a->q,
                      .lse = a->lse,
+                     .kept = a->kept,
                      .y = a->out,
                      .y_type = a->out_type,
                      .qkv = f->qkv,
@@ -322,6 +323,7 @@ static status attention_block(cuda_forward *f, const cuda_batch *b, uint32_t lay
     if (b->window) RETURN_IF_ERROR(cuda_window_begin(b->window, layer, &kv));
     gpu_heads heads = heads_of(f, b, &kv, layer);
     gpu_attention attention = attention_of(f, b, &kv, layer);
+    if (b->keep) b->keep(b->ctx, layer, &attention);
     bool has_far = b->far && cuda_far_has(b->far, layer);
     if (has_far) attention.lse = f->lse;
     RETURN_IF_GPU_ERROR(api->heads(g, &heads));

@@ -57,9 +57,10 @@ static bool same_measures(const cuda_batch *a, const cuda_batch *b)
     const gpu_measured_list *x = &a->measured.list, *y = &b->measured.list;
     if (!a->measure || !b->measure) return !a->measure && !b->measure;
     return cuda_is_alike(&a->measured.spec, &b->measured.spec) && x->seqs == y->seqs &&
-           x->n == y->n && x->longest == y->longest && x->rows == y->rows && x->wave == y->wave &&
-           x->waves == y->waves && a->measures.values == b->measures.values &&
-           a->measures.scratch == b->measures.scratch &&
+           x->n == y->n && x->n_kept == y->n_kept && x->longest == y->longest &&
+           x->rows == y->rows && x->wave == y->wave && x->waves == y->waves &&
+           a->measures.values == b->measures.values && a->measures.scratch == b->measures.scratch &&
+           a->measures.kept == b->measures.kept && a->measures.kept_of == b->measures.kept_of &&
            a->measures.mean_ropes == b->measures.mean_ropes;
 }
 

@@ -458,6 +458,7 @@ static status attend_layer(const backend_cuda *b, uint32_t layer, const gpu_head
     list.tables = (gpu_tables){.pages = job.pages_of, .row = job.page_stride};
     list.seqs = r->list_seqs;
     list.lengths = job.lengths_of;
+    list.kept = NULL; /* its sequences are rows */
     return cuda_status(api->attention(b->device.g, &list));
 }
 

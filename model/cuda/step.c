@@ -53,8 +53,8 @@ static size_t pack_bytes(const backend_cuda *b, const step_plan *plan, const cud
     size_t rows = batch->n_rows, seqs = batch->n_seqs, groups = b->tables.counts[PKV_HEAD];
     size_t q_heads = b->local.n_heads / b->local.n_kv_heads;
     size_t prefill = rows * q_heads / GPU_PREFILL_ROWS + seqs + cuda_forward_most_cut(b->forward);
-    return 4 * rows * sizeof(uint32_t) + seqs * sizeof(gpu_seq) + cuda_measures_bytes(b, plan) +
-           (seqs * groups + rows + seqs) * sizeof(uint32_t) +
+    return 4 * rows * sizeof(uint32_t) + seqs * sizeof(gpu_seq) +
+           cuda_measures_bytes(b, plan, batch) + (seqs * groups + rows + seqs) * sizeof(uint32_t) +
            (cuda_forward_tiles(b->forward, batch->n_seqs) + prefill) * sizeof(gpu_tile) + 16 * 64;
 }
 

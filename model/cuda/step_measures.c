@@ -41,6 +41,7 @@ void cuda_measuring_destroy(backend_cuda *b)
     const cuda_device *d = &b->device;
     if (m->memory.values) d->api->release(d->g, m->memory.values);
     if (m->memory.scratch) d->api->release(d->g, m->memory.scratch);
+    if (m->memory.kept) d->api->release(d->g, m->memory.kept);
     free(m->groups);
     free(m->group_of);
     free(m->seqs);
@@ -159,6 +160,27 @@ static uint32_t count_rows(const step_seq *s)
     return spec->rows < s->n_tokens ? spec->rows : s->n_tokens;
 }
 
+/* The most bytes that a layer's attention keeps. Measures of further sequences read K again. */
+enum { KEPT_BYTES = 256 << 20 };
+
+/* What attention keeps of a sequence whose rows are decode tiles. A sequence that retrieves may
+ * have rows that are not. */
+static gpu_kept keep_of(backend_cuda *b, const step_seq *s, uint32_t longest)
+{
+    cuda_measuring *m = &b->measuring;
+    size_t kv_heads = b->local.n_kv_heads, rows = s->n_tokens * (b->local.n_heads / kv_heads);
+    bool keeps = s->measure.kind == MEASURE_MASS && s->retrieval.block_tokens == 0 &&
+                 cuda_goes_by_parts(b, s->n_tokens);
+    gpu_kept k = {.at = m->n_kept,
+                  .strips = (longest + GPU_KEPT_STRIP - 1) / GPU_KEPT_STRIP,
+                  .slots = s->measure.by_slot};
+    size_t floats = gpu_kept_floats(&k, kv_heads, rows);
+    floats = (floats + GPU_KEPT_STRIP - 1) / GPU_KEPT_STRIP * GPU_KEPT_STRIP;
+    if (!keeps || (m->n_kept + floats) * sizeof(float) > KEPT_BYTES) return (gpu_kept){0};
+    m->n_kept += floats;
+    return k;
+}
+
 static void add_seq(backend_cuda *b, const step_seq *s, uint32_t i)
 {
     cuda_measuring *m = &b->measuring;
@@ -170,6 +192,7 @@ static void add_seq(backend_cuda *b, const step_seq *s, uint32_t i)
                           .rows = count_rows(s),
                           .mean_rope = m->n_mean_ropes,
                           .values = m->n_values};
+    one->kept = keep_of(b, s, one->longest);
     m->n_mean_ropes += s->measure.kind == MEASURE_EXPECTED;
     if (arrays) {
         *r = result_of(b, s);
@@ -184,14 +207,15 @@ static void add_seq(backend_cuda *b, const step_seq *s, uint32_t i)
 
 /* ---- a step's arrays ------------------------------------------------------------------------- */
 
-size_t cuda_measures_bytes(const backend_cuda *b, const step_plan *plan)
+size_t cuda_measures_bytes(const backend_cuda *b, const step_plan *plan, const cuda_batch *batch)
 {
     size_t n = 0, expected = 0;
     for (uint32_t i = 0; i < plan->n_seqs; i++) {
         n += plan->seqs[i].measure.kind != MEASURE_NONE;
         expected += plan->seqs[i].measure.kind == MEASURE_EXPECTED;
     }
-    return n * sizeof(gpu_measured) + expected * b->config.head_dim * sizeof(float);
+    return n * sizeof(gpu_measured) + (n ? batch->n_seqs : 0) * sizeof(gpu_kept) +
+           expected * b->config.head_dim * sizeof(float);
 }
 
 /* Packs the mean rotation of the positions to come for each sequence with MEASURE_EXPECTED. */
@@ -229,6 +253,17 @@ static void pack_groups(backend_cuda *b, const step_plan *plan)
         m->groups[g].list.seqs = device + m->groups[g].first - m->groups[g].list.n;
 }
 
+/* Packs what is kept of each sequence of the batch, nothing of padding rows. */
+static void pack_kept(backend_cuda *b, const step_plan *plan, const cuda_batch *batch)
+{
+    cuda_measuring *m = &b->measuring;
+    gpu_kept *kept = cuda_pack_take(&b->step, batch->n_seqs * sizeof *kept, &m->memory.kept_of);
+    for (uint32_t i = 0; i < batch->n_seqs; i++) {
+        bool is_measured = i < plan->n_seqs && plan->seqs[i].measure.kind != MEASURE_NONE;
+        kept[i] = is_measured ? m->seqs[i].kept : (gpu_kept){0};
+    }
+}
+
 /* Rounds up the slots that the calls of a group go over, so that steps share shapes. */
 static void round_slots(cuda_measure_group *group)
 {
@@ -241,7 +276,7 @@ void cuda_measures_pack(backend_cuda *b, const step_plan *plan, cuda_batch *batc
 {
     cuda_measuring *m = &b->measuring;
     m->n_groups = m->n_mean_ropes = 0;
-    m->n_values = 0;
+    m->n_values = m->n_kept = 0;
     for (uint32_t i = 0; i < plan->n_seqs; i++) {
         b->seq_results[i] = (step_seq_result){0};
         if (plan->seqs[i].measure.kind != MEASURE_NONE) add_seq(b, &plan->seqs[i], i);
@@ -250,6 +285,8 @@ void cuda_measures_pack(backend_cuda *b, const step_plan *plan, cuda_batch *batc
     if (m->n_groups == 1 && batch->repeats) round_slots(&m->groups[0]);
     pack_mean_ropes(b, plan);
     pack_groups(b, plan);
+    m->memory.kept_of = NULL;
+    if (m->n_kept > 0) pack_kept(b, plan, batch);
 }
 
 /* ---- memory ---------------------------------------------------------------------------------- */
@@ -308,6 +345,7 @@ status cuda_measures_reserve(backend_cuda *b, const step_plan *plan)
     for (uint32_t g = 0; g < m->n_groups; g++)
         RETURN_IF_ERROR(reserve(m, &b->device, &m->memory.scratch, &m->scratch_capacity,
                                 m->groups[g].list.scratch));
+    RETURN_IF_ERROR(reserve(m, &b->device, &m->memory.kept, &m->kept_capacity, m->n_kept));
     if (m->n_values == 0) return STATUS_IS_OK;
     RETURN_IF_ERROR(reserve_results(b));
     measured_block *block = b->flight->measured.first;
@@ -338,6 +376,19 @@ static status measure_group(const backend_cuda *b, const cuda_measure_group *gro
     return cuda_status(d->api->measure(d->g, m));
 }
 
+static void keep_layer(void *ctx, uint32_t layer, gpu_attention *a)
+{
+    const backend_cuda *b = ctx;
+    const cuda_measuring *m = &b->measuring;
+    for (uint32_t g = 0; g < m->n_groups; g++) {
+        const cuda_measure_group *group = &m->groups[g];
+        uint32_t row = measure_layer_of(&b->info.geometry, layer, group->spec.layer_step);
+        if (group->list.n_kept == 0 || row == MEASURE_NO_LAYER) continue;
+        a->kept = m->memory.kept;
+        a->kept_of = m->memory.kept_of;
+    }
+}
+
 static status measure_layer(void *ctx, uint32_t layer, gpu_measure *m)
 {
     const backend_cuda *b = ctx;
@@ -354,6 +405,7 @@ void cuda_measures_join(backend_cuda *b, cuda_batch *batch)
     const cuda_measuring *m = &b->measuring;
     if (m->n_groups == 0) return;
     batch->wants_lse = true;
+    batch->keep = keep_layer;
     batch->measure = measure_layer;
     batch->ctx = b;
     batch->measured = m->groups[0];

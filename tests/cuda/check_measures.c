@@ -210,43 +210,183 @@ static gpu_measured measured_of(const world *w, uint32_t seq)
     return (gpu_measured){.seq = w->seqs[seq],
                           .longest = n,
                           .rows = rows < ROWS_MOST ? rows : ROWS_MOST,
+                          .kept = w->kept_of[seq],
                           .stride = n};
+}
+
+/* Measures each sequence alone, and makes the list of all of them. Returns how many results due
+ * has. */
+static size_t measure_each(check *c, const world *w, gpu_measure *m, float *due)
+{
+    gpu_measured seqs[SEQS_MOST];
+    uint32_t n = w->s->n_seqs, tokens = w->s->page_tokens;
+    size_t at = 0;
+    gpu_measured_list list = {.scratch = gpu_measure_shared(m)};
+    for (uint32_t i = 0; i < n; i++) {
+        m->one = measured_of(w, i);
+        if (m->out == GPU_OUT_PAGES) m->one.stride = (m->one.stride + tokens - 1) / tokens;
+        measure(c, m, w->s->kv_heads * m->one.stride, due + at);
+        seqs[i] = m->one;
+        seqs[i].values = at;
+        gpu_measure_add(&list, &seqs[i], own_scratch(m, &seqs[i]));
+        at += (size_t)w->s->kv_heads * m->one.stride;
+    }
+    list.seqs = check_device(c, seqs, n * sizeof *seqs);
+    m->list = list;
+    m->scratch = check_output(c, list.scratch * 4 + 4);
+    m->values = check_output(c, at * 4);
+    return at;
+}
+
+static void forget_list(check *c, const gpu_measure *m)
+{
+    c->api->release(c->g, m->values);
+    c->api->release(c->g, m->scratch);
+    c->api->release(c->g, (void *)(uintptr_t)m->list.seqs);
+}
+
+static size_t count_slots(const world *w)
+{
+    size_t n = 0;
+    for (uint32_t i = 0; i < w->s->n_seqs; i++) n += (size_t)w->s->kv_heads * w->s->lengths[i];
+    return n;
 }
 
 /* All sequences by one call: each has the bits that it has alone. */
 static void check_together(check *c, const world *w, gpu_measure m)
 {
-    gpu_measured seqs[SEQS_MOST];
-    uint32_t n = w->s->n_seqs, tokens = w->s->page_tokens;
-    size_t heads = w->s->kv_heads, total = 0;
-    for (uint32_t i = 0; i < n; i++) total += heads * w->s->lengths[i];
+    size_t total = count_slots(w);
     float *due = check_memory(total, 4), *got = check_memory(total, 4);
     for (int by_page = 0; by_page <= (m.kind == GPU_MEASURE_MASS); by_page++) {
-        size_t at = 0;
-        gpu_measured_list list = {.scratch = gpu_measure_shared(&m)};
+        if (w->kept && by_page == w->keeps_slots) continue; /* not what is kept */
         m.out = by_page ? GPU_OUT_PAGES : GPU_OUT_SLOTS;
-        for (uint32_t i = 0; i < n; i++) {
-            m.one = measured_of(w, i);
-            if (by_page) m.one.stride = (m.one.stride + tokens - 1) / tokens;
-            measure(c, &m, heads * m.one.stride, due + at);
-            seqs[i] = m.one;
-            seqs[i].values = at;
-            gpu_measure_add(&list, &seqs[i], own_scratch(&m, &seqs[i]));
-            at += heads * m.one.stride;
-        }
-        list.seqs = check_device(c, seqs, n * sizeof *seqs);
-        m.list = list;
-        m.scratch = check_output(c, list.scratch * 4 + 4);
-        m.values = check_output(c, at * 4);
+        size_t n = measure_each(c, w, &m, due);
         check_ok(c, c->api->measure(c->g, &m));
-        check_fetch(c, got, m.values, at * 4);
-        check_row(c, by_page ? "  together, by page" : "  together", due, got, at, 0.0);
-        c->api->release(c->g, m.values);
-        c->api->release(c->g, m.scratch);
-        c->api->release(c->g, (void *)(uintptr_t)list.seqs);
+        check_fetch(c, got, m.values, n * 4);
+        check_row(c, by_page ? "  together, by page" : "  together", due, got, n, 0.0);
+        forget_list(c, &m);
     }
     free(due), free(got);
 }
+
+/* Running sums of all sequences by one call, of which attention has kept some: measured twice, the
+ * sums of all but the last rows' slots are doubled. */
+static void check_sums_together(check *c, const world *w, gpu_measure m)
+{
+    size_t total = count_slots(w), at = 0;
+    size_t n_sums = (size_t)w->n_cells * w->pages.n_tiles * w->s->page_tokens;
+    float *due = check_memory(total, 4), *got = check_memory(total, 4);
+    measure_each(c, w, &m, due);
+    m.pages.sums = check_output(c, n_sums * 4);
+    m.sum = GPU_SUM_START;
+    check_ok(c, c->api->measure(c->g, &m));
+    m.sum = GPU_SUM_ADD;
+    check_ok(c, c->api->measure(c->g, &m));
+    check_fetch(c, got, m.values, total * 4);
+    for (uint32_t i = 0; i < w->s->n_seqs; i++) {
+        uint32_t length = w->s->lengths[i], old = length - w->seqs[i].n_rows;
+        for (size_t j = 0; j < (size_t)w->s->kv_heads * length; j++, at++)
+            if (j % length < old) due[at] *= 2.0f;
+    }
+    check_row(c, "  running sums, together", due, got, total, 1e-6);
+    c->api->release(c->g, m.pages.sums);
+    forget_list(c, &m);
+    free(due), free(got);
+}
+
+/* Mass by slot of a sequence. */
+static gpu_measure measure_of(const world *w, uint32_t seq)
+{
+    return (gpu_measure){.pages = w->pages,
+                         .tables = w->gpu_tables,
+                         .layer = w->layer,
+                         .lengths = w->d_lengths,
+                         .one = measured_of(w, seq),
+                         .out = GPU_OUT_SLOTS,
+                         .kv_heads = w->s->kv_heads,
+                         .q_heads = w->s->q_heads,
+                         .kind = GPU_MEASURE_MASS,
+                         .scale = 1.0f / sqrtf((float)w->s->dim),
+                         .q = w->q,
+                         .lse = w->lse,
+                         .kept = w->kept};
+}
+
+/* ---- what attention has kept ----------------------------------------------------------------- */
+
+/* Adds the softmax of one query's scores of the slots up to `last` to out. keys [slots, dim]. */
+static void add_weights(const world *w, const float *keys, const float *q, uint32_t last, double *p,
+                        double *out)
+{
+    uint32_t dim = w->s->dim, window = w->s->window;
+    uint32_t first = window && last + 1 > window ? last + 1 - window : 0;
+    double most = -INFINITY, sum = 0.0;
+    for (uint32_t j = first; j <= last; j++) {
+        p[j] = 0.0;
+        for (uint32_t d = 0; d < dim; d++) p[j] += (double)q[d] * (double)keys[j * dim + d];
+        p[j] /= sqrt((double)dim);
+        if (p[j] > most) most = p[j];
+    }
+    for (uint32_t j = first; j <= last; j++) sum += p[j] = exp(p[j] - most);
+    for (uint32_t j = first; j <= last; j++) out[j] += p[j] / sum;
+}
+
+/* The mass of a KV head's slots under the last `rows` rows, the layer's window counted in, which
+ * the reference does not have. */
+static void due_mass(check *c, const world *w, uint32_t seq, uint32_t rows, uint32_t head,
+                     float *out)
+{
+    const shape *s = w->s;
+    uint32_t n = s->lengths[seq];
+    float *keys = check_memory((size_t)n * s->dim, 4), value[256];
+    double *p = check_memory(n, sizeof *p), *sums = check_memory(n, sizeof *sums);
+    const uint32_t *pages = table_of(w, seq, head);
+    for (uint32_t j = 0; j < n; j++)
+        kern_kv_read(c->ref, &w->cpu,
+                     cpu_tiles(w, seq, head) + pages[j / s->page_tokens] * w->cpu_page,
+                     j % s->page_tokens, keys + (size_t)j * s->dim, value);
+    for (uint32_t i = 0; i < rows; i++)
+        for (uint32_t h = 0; h < s->q_heads; h++) {
+            size_t row = w->seqs[seq].first_row + w->seqs[seq].n_rows - rows + i;
+            const float *q = w->cpu_q + (row * w->heads + head * s->q_heads + h) * s->dim;
+            add_weights(w, keys, q, n - rows + i, p, sums);
+        }
+    for (uint32_t j = 0; j < n; j++) out[j] = (float)sums[j];
+    free(keys), free(p), free(sums);
+}
+
+static void check_kept_seq(check *c, const world *w, uint32_t seq, uint32_t rows)
+{
+    gpu_measure m = measure_of(w, seq);
+    uint32_t length = w->s->lengths[seq];
+    size_t n = (size_t)w->s->kv_heads * length;
+    float *due = check_memory(n, 4), *got = check_memory(n, 4);
+    char name[96];
+    m.one.rows = rows;
+    for (uint32_t head = 0; head < w->s->kv_heads; head++)
+        due_mass(c, w, seq, rows, head, due + (size_t)head * length);
+    if (m.one.kept.slots) {
+        snprintf(name, sizeof name, "mass by slot of what is kept, %s%s",
+                 format_names[w->s->format], w->s->window ? ", window" : "");
+        measure(c, &m, n, got);
+        check_row(c, name, due, got, n, 1e-6);
+        check_sums(c, w, &m, due);
+    } else check_by_page(c, w, m, due);
+    free(due), free(got);
+}
+
+void check_kept_mass(check *c, world *w)
+{
+    for (uint32_t i = 0; i < w->s->n_seqs; i++) {
+        if (w->kept_of[i].strips == 0) continue;
+        check_kept_seq(c, w, i, w->seqs[i].n_rows);
+        if (w->seqs[i].n_rows > 1) check_kept_seq(c, w, i, 1);
+    }
+    check_together(c, w, measure_of(w, 0));
+    if (w->keeps_slots) check_sums_together(c, w, measure_of(w, 0));
+}
+
+/* ---- all kinds ------------------------------------------------------------------------------- */
 
 /* The weights' values as a matrix for the reference, which would otherwise quantise values to
  * integers. */
@@ -273,28 +413,18 @@ void check_measures(check *c, world *w, uint32_t seq)
     for (uint32_t d = 0; d < s->dim; d++) mean_rope[d] = cosf(0.7f * (float)d);
     inputs in = {w, seq, check_memory(rows, 4), mean_rope, plain_matrix(c, &o)};
     check_fetch(c, in.y, w->out, rows * 4);
-    gpu_measure m = {.pages = w->pages,
-                     .tables = w->gpu_tables,
-                     .layer = w->layer,
-                     .lengths = w->d_lengths,
-                     .one = measured_of(w, seq),
-                     .out = GPU_OUT_SLOTS,
-                     .kv_heads = s->kv_heads,
-                     .q_heads = s->q_heads,
-                     .scale = 1.0f / sqrtf((float)s->dim),
-                     .q = w->q,
-                     .lse = w->lse,
-                     .y = w->out,
-                     .y_type = GPU_F32,
-                     .window = 11,
-                     .chunk = 6,
-                     .sinks = 3,
-                     .qkv = w->gpu_qkv,
-                     .bias = s->bias ? w->gpu_bias : NULL,
-                     .norm = s->norms ? w->gpu_norms : NULL,
-                     .eps = 1e-6f,
-                     .mean_ropes = check_device(c, mean_rope, s->dim * 4),
-                     .o = o.gpu};
+    gpu_measure m = measure_of(w, seq);
+    m.y = w->out;
+    m.y_type = GPU_F32;
+    m.window = 11;
+    m.chunk = 6;
+    m.sinks = 3;
+    m.qkv = w->gpu_qkv;
+    m.bias = s->bias ? w->gpu_bias : NULL;
+    m.norm = s->norms ? w->gpu_norms : NULL;
+    m.eps = 1e-6f;
+    m.mean_ropes = check_device(c, mean_rope, s->dim * 4);
+    m.o = o.gpu;
     for (m.kind = GPU_MEASURE_MASS; m.kind < GPU_MEASURE_KINDS; m.kind++) {
         check_kind(c, &in, m);
         if (seq == 0) check_together(c, w, m);

@@ -353,7 +353,9 @@ static void attend_gpu(check *c, world *w, cut by)
                        .q = w->q,
                        .out = w->out,
                        .out_type = GPU_F32,
-                       .lse = w->lse};
+                       .lse = w->lse,
+                       .kept = w->kept,
+                       .kept_of = w->kept ? check_device(c, w->kept_of, sizeof w->kept_of) : NULL};
     a.whole = make_tiles(w, by, &a, decode, prefill);
     void *d_seqs = check_device(c, w->seqs, sizeof w->seqs);
     void *d_decode = check_device(c, decode, most * sizeof *decode);
@@ -365,7 +367,8 @@ static void attend_gpu(check *c, world *w, cut by)
         check_output(c, gpu_partial_floats(a.n_cut, by.prefill_rows, s->kv_heads, s->dim) * 4);
     check_ok(c, c->api->attention(c->g, &a));
     check_ok(c, c->api->wait(c->g));
-    void *device[] = {d_seqs, d_decode, d_prefill, a.partial, a.cut_partial};
+    void *device[] = {d_seqs,    d_decode,      d_prefill,
+                      a.partial, a.cut_partial, (void *)(uintptr_t)a.kept_of};
     for (size_t i = 0; i < sizeof device / sizeof *device; i++) c->api->release(c->g, device[i]);
     free(decode), free(prefill);
 }
@@ -411,6 +414,49 @@ static void check_attention(check *c, world *w, const char *name, cut by)
     if (!status_ok(kern_attention(c->ref, &batch))) abort();
     check_row(c, name, due, got, n, gpu_query_type(s->format) == GPU_BF16 ? 3e-5 : 1e-6);
     free(due), free(got), free(items);
+}
+
+/* Lays out what attention keeps of the sequences whose rows are decode tiles: scores of all of
+ * them, or sums of the first two. */
+static size_t lay_out_kept(world *w, cut by, bool slots)
+{
+    size_t n = 0;
+    w->keeps_slots = slots;
+    for (uint32_t i = 0; i < w->s->n_seqs; i++) {
+        gpu_kept k = {n, (w->s->lengths[i] + GPU_KEPT_STRIP - 1) / GPU_KEPT_STRIP + i,
+                      slots}; /* with gaps */
+        bool keeps = goes_by_parts(w, by, i) && (slots || i < 2);
+        w->kept_of[i] = keeps ? k : (gpu_kept){0};
+        if (!keeps) continue;
+        n += gpu_kept_floats(&k, w->s->kv_heads, w->seqs[i].n_rows * w->s->q_heads);
+        n = (n + GPU_KEPT_STRIP - 1) / GPU_KEPT_STRIP * GPU_KEPT_STRIP;
+    }
+    return n;
+}
+
+/* Attention that keeps something has the bits of attention that does not, and measures of mass need
+ * no K. */
+static void check_kept(check *c, world *w, cut by, bool slots)
+{
+    size_t n = (size_t)w->total * w->heads * w->s->dim, n_lse = (size_t)w->total * w->heads;
+    size_t n_kept = lay_out_kept(w, by, slots);
+    float *due = check_memory(n + n_lse, 4), *got = check_memory(n + n_lse, 4);
+    if (n_kept > 0) {
+        attend_gpu(c, w, by);
+        check_fetch(c, due, w->out, n * 4);
+        check_fetch(c, due + n, w->lse, n_lse * 4);
+        w->kept = check_output(c, n_kept * 4);
+        attend_gpu(c, w, by);
+        check_fetch(c, got, w->out, n * 4);
+        check_fetch(c, got + n, w->lse, n_lse * 4);
+        const float none = 0.0f, differ = (float)(memcmp(due, got, (n + n_lse) * 4) != 0);
+        check_row(c, "attention that keeps: the same bits", &none, &differ, 1, 0.0);
+        check_kept_mass(c, w);
+        c->api->release(c->g, w->kept);
+        w->kept = NULL;
+    }
+    memset(w->kept_of, 0, sizeof w->kept_of);
+    free(due), free(got);
 }
 
 /* ---- moves ----------------------------------------------------------------------------------- */
@@ -518,6 +564,11 @@ static void check_shape(check *c, const shape *s, uint32_t first_grain, uint32_t
     snprintf(name + strlen(name), sizeof name - strlen(name), ", cut");
     if (cuts) check_attention(c, &w, name, (cut){part_slots, part_slots, GPU_PREFILL_ROWS, false});
     for (uint32_t i = 0; !s->window && i < s->n_seqs; i += 2) check_measures(c, &w, i);
+    /* The tables' parts, and tables without parts. */
+    for (uint32_t slots = 0; slots < 2; slots++) {
+        uint32_t part = slots == cuts ? part_slots : 1 << 20;
+        check_kept(c, &w, (cut){part, UINT32_MAX, GPU_PREFILL_ROWS, false}, slots);
+    }
     check_moves(c, &w);
     forget(c, &w);
 }

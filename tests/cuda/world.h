@@ -34,6 +34,10 @@ typedef struct world {
     float *cpu_q;
     float *unrotated; /* [total, heads, dim] queries with bias and norm */
     float *gpu_qkv, *gpu_bias, *gpu_norms;
+    /* What attention keeps of the sequences for measures of mass. NULL: nothing. */
+    float *kept;
+    bool keeps_slots;
+    gpu_kept kept_of[SEQS_MOST];
 } world;
 
 static inline uint32_t tables_of(const world *w, gpu_grain grain)
@@ -71,5 +75,8 @@ static inline uint8_t *cpu_tiles(const world *w, uint32_t seq, uint32_t head)
 /* Checks every kind of measure under the last rows of one sequence, then running sums, which are
  * kept beside the pages. */
 void check_measures(check *c, world *w, uint32_t seq);
+
+/* Checks the mass of the sequences of which attention has kept something. */
+void check_kept_mass(check *c, world *w);
 
 #endif

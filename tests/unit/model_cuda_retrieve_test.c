@@ -162,7 +162,7 @@ static void bits_do_not_depend_on_the_cut(void **state)
 
 /* ---- among others ---------------------------------------------------------------------------- */
 
-enum { SEQS = 5, STEPS = 9, SWAPPED_FROM = 4, SWAPPED_TO = 6, JOINS = 5 };
+enum { SEQS = 5, STEPS = 9, SWAPPED_FROM = 4, SWAPPED_TO = 6, JOINS = 5, MASSES = 1024 };
 
 typedef retrieval_spec wish(uint32_t seq);
 
@@ -187,6 +187,7 @@ static retrieval_spec each_its_own(uint32_t seq)
 
 typedef struct account {
     float logits[SEQS][STEPS][VOCAB];
+    float mass[STEPS][MASSES]; /* of the first that asks for nothing */
 } account;
 
 typedef struct house {
@@ -213,7 +214,7 @@ static uint32_t rows_in(const house *h, uint32_t seq, uint32_t t, bool swaps)
 static const step_result *take_step(house *h, wish *wish_of, const uint32_t n[SEQS])
 {
     static const sample_params greedy = {.top_p = 1, .repetition_penalty = 1, .n_logprobs = -1};
-    uint32_t tokens[SEQS * PROMPT], n_tokens = 0, n_seqs = 0, n_opens = 0, hit;
+    uint32_t tokens[SEQS * PROMPT], n_tokens = 0, n_seqs = 0, n_opens = 0, n_measured = 0, hit;
     step_seq seqs[SEQS];
     step_open opens[SEQS];
     for (uint32_t s = 0; s < SEQS; s++) {
@@ -231,6 +232,9 @@ static const step_result *take_step(house *h, wish *wish_of, const uint32_t n[SE
                                     .retrieval = wish_of(s),
                                     .n_prompt = PROMPT,
                                     .note = s};
+        if (wish_of(s).block_tokens == 0 && n_measured++ == 0)
+            seqs[n_seqs - 1].measure =
+                (measure_spec){.kind = MEASURE_MASS, .rows = 1, .layer_step = 1, .by_slot = true};
         for (uint32_t i = 0; i < n[s]; i++) tokens[n_tokens++] = token_of(s, h->length[s]++);
         assert_true(status_ok(pkv_seq_append(h->kv, s, n[s])));
     }
@@ -255,6 +259,13 @@ static void swap(house *h, uint32_t t)
     if (t == SWAPPED_FROM) assert_true(status_ok(pkv_seq_swap_out(h->kv, 0, &h->swap)));
     if (t == SWAPPED_TO)
         assert_true(status_ok(pkv_swap_in(h->kv, h->swap, 0, h->known, h->length[0])));
+}
+
+static void keep_values(const measure_result *m, float *out)
+{
+    size_t n = (size_t)m->n_layers * m->n_kv_heads * m->stride;
+    assert_in_range(n, 1, MASSES);
+    memcpy(out, m->values, n * sizeof *out);
 }
 
 /* Runs the sequences of `which`; row i of each is its i-th generated token's. */
@@ -286,6 +297,8 @@ static account *live(wish *wish_of, uint32_t which, bool invariant, bool swaps)
         const step_result *r = take_step(&h, wish_of, n);
         if (!status_ok(r->status)) fail_msg("step %u: %s", h.step, r->status.message);
         const float *row = r->logits;
+        for (uint32_t i = 0; i < r->n_seqs; i++)
+            if (r->seqs[i].measure.values) keep_values(&r->seqs[i].measure, all->mass[t]);
         for (uint32_t s = 0; s < SEQS; s++) {
             if (n[s] != 1) continue;
             memcpy(all->logits[s][h.length[s] - PROMPT - 1], row, sizeof all->logits[s][t]);
@@ -310,6 +323,23 @@ static void alone_as_among_others(void **state)
         assert_memory_equal(alone->logits[s], all->logits[s], n * sizeof all->logits[s][0]);
         free(alone);
     }
+    free(all);
+}
+
+static retrieval_spec all_but_the_first(uint32_t seq)
+{
+    return each_its_own(seq == 0 ? SEQS - 1 : seq == SEQS - 1 ? 0 : seq);
+}
+
+/* Attention keeps scores of a sequence that is measured, beside others that read by lists. */
+static void measured_as_among_others(void **state)
+{
+    (void)state;
+    account *all = live(all_but_the_first, (1 << SEQS) - 1, false, false);
+    account *alone = live(all_but_the_first, 1, false, false);
+    double e = nmse(all->mass[0], alone->mass[0], STEPS * MASSES);
+    if (!(e < 1e-6)) fail_msg("NMSE %g", e);
+    free(alone);
     free(all);
 }
 
@@ -339,8 +369,8 @@ static void all_blocks_are_full_attention(void **state)
     (void)state;
     account *full = live(nothing, 3, false, false), *all = live(all_blocks, 3, false, false);
     account *few = live(a_block, 3, false, false);
-    assert_memory_equal(all, full, sizeof *all);
-    assert_memory_not_equal(few, full, sizeof *few);
+    assert_memory_equal(all->logits, full->logits, sizeof all->logits);
+    assert_memory_not_equal(few->logits, full->logits, sizeof few->logits);
     free(full);
     free(all);
     free(few);
@@ -380,6 +410,7 @@ int main(void)
         cmocka_unit_test(all_blocks_are_full_attention),
         cmocka_unit_test(bits_do_not_depend_on_the_cut),
         cmocka_unit_test(alone_as_among_others),
+        cmocka_unit_test(measured_as_among_others),
         cmocka_unit_test(what_is_not_made_is_refused),
     };
     simt_be_late(1);

@@ -20,6 +20,7 @@ static const pass model = {.dir = "tests/golden/models/qwen3_f32",
 typedef struct kind {
     uint32_t n_layers, n_seqs;
     bool graphs, measured, sampled, limits, ranks; /* ranks: two, that meet on their devices */
+    bool summed;                                   /* measured by slot, in running sums */
     bool masked, mixed; /* the last sequence has a mask; the first one has limits */
     bool experts;       /* Mixtral, which has 2 layers, in place of Qwen3 */
     uint8_t quant_bits;
@@ -94,7 +95,11 @@ static void take_step(house *h, const kind *k, uint64_t step, uint32_t n)
             seqs[s].n_mask_words = MASK_WORDS;
         }
         if (k->measured)
-            seqs[s].measure = (measure_spec){.kind = MEASURE_MASS, .rows = 1, .layer_step = 1};
+            seqs[s].measure = (measure_spec){.kind = MEASURE_MASS,
+                                             .rows = 1,
+                                             .layer_step = 1,
+                                             .by_slot = k->summed,
+                                             .sum = k->summed ? MEASURE_SUM_ADD : MEASURE_SUM_STEP};
         assert_true(status_ok(pkv_seq_append(h->kv, s, n)));
     }
     h->length += n;
@@ -235,8 +240,11 @@ static void check(const kind *k, simt_counts want)
         print_message("%u sequences%s%s%s%s%s: %d + %d bytes in %d + %d copies in and out\n",
                       k->n_seqs, k->experts ? ", experts" : "", k->ranks ? ", ranks" : "",
                       k->sampled ? ", sampled" : "", k->masked ? ", a mask" : "",
-                      k->measured ? ", measured" : "", (int)got.bytes_in, (int)got.bytes_out,
-                      (int)got.copies_in, (int)got.copies_out);
+                      k->summed     ? ", measured by slot"
+                      : k->measured ? ", measured"
+                                    : "",
+                      (int)got.bytes_in, (int)got.bytes_out, (int)got.copies_in,
+                      (int)got.copies_out);
     /* Rows, tiles, tables and draws; and what was drawn. */
     assert_in_range(got.bytes_in, 1, 2048 + 160 * k->n_seqs);
     if (!k->measured) assert_int_equal(got.bytes_out, k->n_seqs * sizeof(gpu_drawn));
@@ -322,17 +330,21 @@ static void of_experts(void **state)
     }
 }
 
-/* A measure has two launches in a layer for all sequences, captured with the rest. Its results come
- * back in one copy. */
+/* A measure of mass has one launch in a layer for all sequences, captured with the rest: attention
+ * has kept what it needs. Its results come back in one copy. */
 static void with_measures(void **state)
 {
     (void)state;
     for (uint32_t layers = 1; layers <= 3; layers++)
-        for (int i = 0; i < 2; i++) {
-            kind k = {.n_layers = layers, .n_seqs = batches[i], .measured = true, .graphs = true};
+        for (int i = 0; i < 4; i++) {
+            kind k = {.n_layers = layers,
+                      .n_seqs = batches[i % 2],
+                      .measured = true,
+                      .summed = i >= 2,
+                      .graphs = true};
             check(&k, (simt_counts){.replays = 1, .copies_in = 2, .copies_out = 2, .waits = 1});
             k.graphs = false;
-            check(&k, (simt_counts){.launches = BEFORE + BEHIND + (OF_LAYER + 2) * layers,
+            check(&k, (simt_counts){.launches = BEFORE + BEHIND + (OF_LAYER + 1) * layers,
                                     .copies_in = 2,
                                     .copies_out = 2,
                                     .waits = 1});
@@ -377,7 +389,7 @@ static void of_ranks(void **state)
 static void that_start_early(void **state)
 {
     (void)state;
-    enum { LAYERS = 2, OF_MEASURE = 2, SUMS = 1 + 2 * LAYERS };
+    enum { LAYERS = 2, OF_MEASURE = 1, SUMS = 1 + 2 * LAYERS };
     simt_have_compute(90);
     for (int i = 0; i < 5; i++) {
         kind k = {.n_layers = LAYERS,

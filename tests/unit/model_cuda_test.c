@@ -352,8 +352,8 @@ static void check_values(const char *name, const two_results *r, uint32_t arrays
     assert_true(e < limit);
 }
 
-/* Every kind, and two kinds at once; sums over three steps, of which the first two return nothing,
- * and which start within the second. */
+/* Every kind, and two kinds at once, in a chunk of a prompt and in a decode step; sums over three
+ * steps, of which the first two return nothing, and which start within the second. */
 static void every_measure(void **state)
 {
     (void)state;
@@ -383,6 +383,9 @@ static void every_measure(void **state)
             (void)step_two(&t, 20, 0, (measure_spec){0});
             two_results r = step_two(&t, 13, 20, spec);
             check_values(cases[i].name, &r, spec.second ? 2 : 1, 3e-3);
+            spec.rows = 1;
+            r = step_two(&t, 1, 33, spec);
+            check_values("  in a decode step", &r, spec.second ? 2 : 1, 3e-3);
             close_two(&t);
         }
 }

@@ -1,0 +1,91 @@
+/* Mass of slots and pages from what decode attention has kept of its rows, in place of K. A thread
+ * sums a slot or a page over the measured rows, in the reference's order: over a row's query heads,
+ * then over rows. */
+#include "kernels/cuda/attention.cuh"
+#include "kernels/cuda/measured.cuh"
+
+enum { KEPT_THREADS = 128 };
+
+/* What is kept of the strip that has `slot`, for row i of the sequence's in the step and the first
+ * query head; rows of `floats` each. */
+static DEVICE const float *strip_of(const gpu_measure &m, const gpu_measured &s, uint32_t head,
+                                    uint32_t slot, uint32_t i, uint32_t floats)
+{
+    size_t strip = (size_t)head * s.kept.strips + slot / STRIP;
+    return m.kept + s.kept.at + (strip * s.seq.n_rows + i) * m.q_heads * floats;
+}
+
+/* The log2 sums of exponentials of row i, for the KV head's query heads. */
+static DEVICE const float *lse_of(const gpu_measure &m, const gpu_measured &s, uint32_t head,
+                                  uint32_t i)
+{
+    return m.lse + ((size_t)(s.seq.first_row + i) * m.kv_heads + head) * m.q_heads;
+}
+
+/* Whether a row that sits at `last` sees one of the slots [from, to). */
+static DEVICE bool sees(const gpu_measure &m, uint32_t last, uint32_t from, uint32_t to)
+{
+    return from <= last && (m.layer.window == 0 || to - 1 + m.layer.window > last);
+}
+
+static DEVICE float mass_of_slot(const gpu_measure &m, const gpu_measured &s, uint32_t length,
+                                 uint32_t head, uint32_t slot)
+{
+    float sum = 0.0f;
+    for (uint32_t i = s.seq.n_rows - s.rows; i < s.seq.n_rows; i++) {
+        if (!sees(m, length - s.seq.n_rows + i, slot, slot + 1)) continue;
+        const float *score = strip_of(m, s, head, slot, i, STRIP) + slot % STRIP;
+        const float *lse = lse_of(m, s, head, i);
+        float of_heads = 0.0f;
+        for (uint32_t h = 0; h < m.q_heads; h++)
+            of_heads += exp2_fast(fmaf(score[h * STRIP], m.scale * LOG2E, -lse[h]));
+        sum += of_heads;
+    }
+    return sum;
+}
+
+static DEVICE float mass_of_strip(const gpu_measure &m, const gpu_measured &s, uint32_t length,
+                                  uint32_t head, uint32_t slot)
+{
+    float sum = 0.0f;
+    for (uint32_t i = s.seq.n_rows - s.rows; i < s.seq.n_rows; i++) {
+        if (!sees(m, length - s.seq.n_rows + i, slot, slot + STRIP)) continue;
+        const vec8 *kept = (const vec8 *)strip_of(m, s, head, slot, i, 2);
+        const float *lse = lse_of(m, s, head, i);
+        float of_heads = 0.0f;
+        for (uint32_t h = 0; h < m.q_heads; h++)
+            of_heads +=
+                float_of_bits(kept[h].w[0]) * exp2_fast(float_of_bits(kept[h].w[1]) - lse[h]);
+        sum += of_heads;
+    }
+    return sum;
+}
+
+static __global__ void __launch_bounds__(KEPT_THREADS) kept_kernel(gpu_measure m)
+{
+    uint32_t head = blockIdx.y, i = blockIdx.x * KEPT_THREADS + threadIdx.x;
+    gpu_measured s = measured_of(m);
+    table_view t = view_measured(m, s, head);
+    bool by_page = m.out == GPU_OUT_PAGES;
+    uint32_t from = by_page ? i * m.pages.page_tokens : i;
+    if (!is_kept(m, s) || from >= t.length) return;
+    float sum = 0.0f;
+    if (by_page) {
+        for (uint32_t slot = from; slot < from + m.pages.page_tokens && slot < t.length;
+             slot += STRIP)
+            sum += mass_of_strip(m, s, t.length, head, slot);
+    } else sum = mass_of_slot(m, s, t.length, head, from);
+    if (m.sum != GPU_SUM_NONE) sum = add_to_sum(m, s, t, head, from, sum);
+    if (m.out != GPU_OUT_SUMS) results_of(m, s, head)[i] = sum;
+}
+
+gpu_status gpu_mass_kept(gpu *g, const gpu_measure *m)
+{
+    uint32_t of = m->out == GPU_OUT_PAGES ? m->pages.page_tokens : 1;
+    uint32_t n = (m->list.longest + of - 1) / of;
+    LAUNCH(kept_kernel, dim3((n + KEPT_THREADS - 1) / KEPT_THREADS, m->kv_heads, m->list.n),
+           KEPT_THREADS, 0, g, *m);
+    return gpu_launched(g, "mass of what attention kept");
+}
+
+GPU_CODE(kept, kept_kernel)
