@@ -143,6 +143,12 @@ static void measure_once(void *ctx, size_t i)
     bench_gpu_note(k->b, k->b->api->measure(k->b->g, &k->m));
 }
 
+static void attend_and_measure(void *ctx, size_t i)
+{
+    attend_once(ctx, i);
+    measure_once(ctx, i);
+}
+
 /* n sequences of `slots` tokens each; the last `rows` tokens of each attend. */
 typedef struct crowd {
     uint32_t n, slots, rows;
@@ -287,13 +293,45 @@ static void tear_down(bench_gpu *b, const attending *k)
     bench_gpu_release(b, device, sizeof device / sizeof *device);
 }
 
+/* Decode attention that keeps what the mass of all sequences needs, and this measure. */
+static void bench_measured(bench_gpu *b, const crowd *c, attending k, bool by_slot, double bytes,
+                           const char *attention)
+{
+    gpu_kept kept_of[SEQS_MOST];
+    gpu_measured seqs[SEQS_MOST];
+    size_t n_kept = 0, n_values = 0;
+    char name[128];
+    k.m.list = (gpu_measured_list){0};
+    k.m.out = by_slot ? GPU_OUT_SLOTS : GPU_OUT_PAGES;
+    for (uint32_t i = 0; i < c->n; i++) {
+        kept_of[i] = (gpu_kept){n_kept, (c->slots + GPU_KEPT_STRIP - 1) / GPU_KEPT_STRIP, by_slot};
+        n_kept += gpu_kept_floats(&kept_of[i], KV_HEADS, Q_HEADS);
+        seqs[i] = k.m.one;
+        seqs[i].seq = (gpu_seq){i, i, 1, i, GPU_GRAIN_HEAD};
+        seqs[i].kept = kept_of[i];
+        seqs[i].stride = by_slot ? c->slots : k.a.tables.row;
+        seqs[i].values = n_values;
+        n_values += (size_t)KV_HEADS * seqs[i].stride;
+        gpu_measure_add(&k.m.list, &seqs[i], 0);
+    }
+    k.m.list.seqs = bench_gpu_send(b, seqs, c->n * sizeof *seqs);
+    k.a.kept_of = bench_gpu_send(b, kept_of, c->n * sizeof *kept_of);
+    k.m.kept = k.a.kept = bench_gpu_alloc(b, n_kept * sizeof(float), false);
+    k.m.values = bench_gpu_alloc(b, n_values * sizeof(float), false);
+    snprintf(name, sizeof name, "%s, mass by %s", attention, by_slot ? "slot" : "page");
+    put_line(b, name, bench_gpu_time(b, attend_and_measure, &k, 20), bytes, 0.0);
+    void *const device[] = {(void *)(uintptr_t)k.m.list.seqs, (void *)(uintptr_t)k.a.kept_of,
+                            k.a.kept, k.m.values};
+    bench_gpu_release(b, device, sizeof device / sizeof *device);
+}
+
 /* `rows`: of a prefill tile. */
 static void bench_crowd(bench_gpu *b, crowd c, uint32_t rows, gpu_kv_format format)
 {
     static const char *const formats[GPU_KV_FORMATS] = {"bf16", "f16", "fp8", "int8"};
     attending k;
     char name[96];
-    bool decode = c.rows == 1, chunk = c.rows < c.slots;
+    bool decode = c.rows == 1, chunk = c.rows < c.slots, many = c.n == SEQS_MOST;
     const crowd told = c;
     if (b->divide > 1) {
         c.n = 1;
@@ -310,8 +348,10 @@ static void bench_crowd(bench_gpu *b, crowd c, uint32_t rows, gpu_kv_format form
                  told.slots);
     snprintf(name + strlen(name), sizeof name - strlen(name), ", %s%s", formats[format],
              !decode && rows == GPU_WIDE_ROWS ? ", wgmma" : "");
-    put_line(b, name, us, all * KV_HEADS * (double)gpu_tile_bytes(format, PAGE, DIM) / PAGE,
-             4.0 * pairs * KV_HEADS * Q_HEADS * DIM);
+    double bytes = all * KV_HEADS * (double)gpu_tile_bytes(format, PAGE, DIM) / PAGE;
+    put_line(b, name, us, bytes, 4.0 * pairs * KV_HEADS * Q_HEADS * DIM);
+    for (int by_slot = 0; decode && many && by_slot < 2; by_slot++)
+        bench_measured(b, &c, k, by_slot, bytes, name);
     if (!chunk && rows == GPU_PREFILL_ROWS) {
         us = bench_gpu_time(b, measure_once, &k, 20);
         snprintf(name, sizeof name, "mass by page of one of them, %s", formats[format]);

@@ -19,7 +19,7 @@ extern "C" {
 #endif
 
 /* Rises with every change below: a plugin of another version is refused. */
-enum { GPU_API_VERSION = 25 };
+enum { GPU_API_VERSION = 26 };
 
 typedef enum gpu_status { GPU_OK, GPU_NO_MEMORY, GPU_UNSUPPORTED, GPU_LOST } gpu_status;
 
@@ -538,8 +538,7 @@ typedef struct gpu_patch {
     uint32_t first, n;
 } gpu_patch;
 
-/* Copies between pinned memory of the host and the device's, arrays [n]. No two have memory in
- * common. */
+/* Copies between the host's pinned memory and the device's, [n]; no two overlap. */
 typedef struct gpu_copies {
     void **to;
     const void **from;
@@ -579,8 +578,7 @@ typedef struct gpu_api {
     /* Host memory should be pinned; it must not change until a wait has passed the copy. */
     gpu_status (*copy_in)(gpu *g, void *device, const void *host, size_t bytes);
     gpu_status (*copy_out)(gpu *g, void *host, const void *device, size_t bytes);
-    /* All copies of a call go one way, in any order, by one call of the driver where it has such a
-     * call. The arrays may change once it has returned. */
+    /* All copies go one way, in any order. The arrays may change once the call has returned. */
     gpu_status (*copy_batch)(gpu *g, const gpu_copies *c, bool out);
     gpu_status (*copy_up)(gpu *g, void *device, const void *host, size_t bytes);   /* lane UP */
     gpu_status (*copy_down)(gpu *g, void *host, const void *device, size_t bytes); /* lane DOWN */

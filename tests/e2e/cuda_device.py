@@ -260,8 +260,9 @@ def benches():
     """Shapes are a 64th where a device has few multiprocessors."""
     lines = octavo_with_device("bench", "kernels", "--device", "cuda", "--dtype", "int8", "--kv-dtype", "fp8", "--rows",
                                "8").stdout
-    for word in ("limits: copy", "decode attention 64 x 4096, fp8", "mass by page", "by 8 rows, int8", "largest of",
-                 "draw by top-k and top-p", "decode layer in a graph, 8 rows: ", "of kernels that start early: "):
+    for word in ("limits: copy", "decode attention 64 x 4096, fp8, mass by slot", "mass by page of one",
+                 "by 8 rows, int8", "largest of", "draw by top-k and top-p", "decode layer in a graph, 8 rows: ",
+                 "of kernels that start early: "):
         assert word in lines, f"no '{word}' in: {lines}"
     lines = octavo_with_device("bench", "kernels", "--device", "cuda", "--dtype", "fp8", "--rows", "256",
                                "--part-slots", "64", "--few-rows", "4", "--few-quant-rows", "16", "--few-of-expert",
