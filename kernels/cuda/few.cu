@@ -12,8 +12,7 @@ enum {
 
 /* ---- a tile of W --------------------------------------------------------------------------------
  * A lane's part of 16 rows and COLUMNS columns, and the fragments of A made from it: fragment (s,
- * j) is the j-th of two for the s-th 32 columns. BIASED: its elements are
- * those of W and a bias. */
+ * j) is the j-th of two for the s-th 32 columns. BIASED: its elements are those of W and a bias. */
 
 template <class T> struct plain_tile {
     typedef T type;
@@ -163,8 +162,8 @@ struct few_rows {
     uint32_t first, n;
 };
 
-/* A lane's rows of x, one of every eight, from the first tile of a turn on; beyond the last row that
- * row again, whose sums there nobody stores. */
+/* A lane's rows of x, one of every eight, from the first tile of a turn on. Beyond the last row it
+ * is that row again, whose sums there nobody stores. */
 template <class C, int N> struct x_place {
     typedef typename C::type T;
     const T *rows[N];
@@ -194,8 +193,8 @@ template <class C, int N> struct x_place {
     }
 };
 
-/* sums [R panels][N groups of 8 rows of x] += a tile of each panel, which is `ahead` of the first of
- * the turn. A product of x with minus_bias takes the bias of W away. */
+/* sums [R panels][N groups of 8 rows of x] += a tile of each panel, which is `ahead` of the turn's
+ * first. A product of x with minus_bias takes the bias of W away. */
 template <class C, int R, int N>
 static DEVICE void add_tile(const x_place<C, N> &x_at, const uint32_t minus_bias[4], const C w[R],
                             uint32_t tile, int ahead, float sums[R][N][4])
@@ -204,8 +203,7 @@ static DEVICE void add_tile(const x_place<C, N> &x_at, const uint32_t minus_bias
 #pragma unroll
     for (int s = 0; s < C::COLUMNS / 32; s += C::SPAN) {
         vec16 x[C::SPAN][N];
-        float first[N]
-                   [4]; /* where parts begin: what takes the bias away again, for all rows of W */
+        float first[N][4]; /* parts begin with it: it takes the bias of all rows of W away */
 #pragma unroll
         for (int n = 0; n < N; n++) {
             for (int i = 0; i < 4; i++) first[n][i] = 0.0f;

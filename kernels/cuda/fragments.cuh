@@ -1,10 +1,10 @@
 /* kernels/cuda, private: from K and V in shared memory to products with them, of a warp's 16 query
  * rows with some slots. K and V lie there as in their pages, each row ROW_PAD bytes longer.
  *
- * Those of 8 bits become operands of f16 in registers. load_matrices moves 16 bits as a whole, which
- * are two dims of a slot. So a lane has four dims of K in a row instead of two and two: queries have
- * the same order then, which a sum over all dims does not notice. Transposed, a lane has two dims of
- * two slots: a product takes the even dims of V, and another one the odd dims. */
+ * Those of 8 bits become operands of f16 in registers. load_matrices moves 16 bits as a whole,
+ * which are two dims of a slot. So a lane has four dims of K in a row instead of two and two:
+ * queries have the same order then, which a sum over all dims does not notice. Transposed, a lane
+ * has two dims of two slots: a product takes the even dims of V, and another one the odd dims. */
 #ifndef KERNELS_CUDA_FRAGMENTS_CUH
 #define KERNELS_CUDA_FRAGMENTS_CUH
 
