@@ -196,7 +196,9 @@ static status host_load(void *ctx, backend *out, worker_facts *facts, error *err
     r->info = *r->inner.ops->info(r->inner.ctx);
     if (r->ahead) r->info.max_in_flight = 2;
     r->n_submitted = r->n_collected = 0;
+    pthread_mutex_lock(&r->lock);
     r->events[0] = '\0';
+    pthread_mutex_unlock(&r->lock);
     backend_facts f = backend_cpu_describe(&r->inner);
     *facts = (worker_facts){.n_threads = f.n_threads, .pool_bytes = f.pool_bytes};
     snprintf(facts->device, sizeof facts->device, "cpu, %s", f.isa);
