@@ -46,6 +46,10 @@ typedef struct bench_gpu_kernels_options {
     gpu_few few;           // 0 for the usual number
 } bench_gpu_kernels_options;
 status bench_gpu_kernels(bench_gpu *b, const bench_gpu_kernels_options *o, error *err);
+/* A matrix of that many rows and columns, or of a part of both where the device is emulated, with
+ * the options' weights. Its memory is the caller's to set. */
+gpu_matrix bench_gpu_shape(const bench_gpu *b, const bench_gpu_kernels_options *o, size_t n,
+                           size_t k);
 /* Times sparse layers, as a part of bench_gpu_kernels (bench_gpu_experts.c). */
 void bench_gpu_experts(bench_gpu *b, const bench_gpu_kernels_options *o);
 /* Times a layer of a decode step as a graph (bench_gpu_layer.c). */

@@ -56,14 +56,7 @@ static void multiply_each(void *ctx, size_t i)
 static gpu_matrix make_matrices(bench_gpu *b, const bench_gpu_kernels_options *o, size_t n,
                                 size_t k, uint32_t count)
 {
-    gpu_matrix w = {.n = n / b->divide,
-                    .k = k / b->divide,
-                    .type = o->type,
-                    .bits = o->bits,
-                    .group = o->is_float ? 128
-                             : o->bits   ? 32
-                                         : 0,
-                    .is_float = o->is_float};
+    gpu_matrix w = bench_gpu_shape(b, o, n, k);
     w.data = bench_gpu_alloc(b, count * gpu_matrix_bytes(&w), true);
     if (o->bits) w.scales = bench_gpu_alloc(b, count * gpu_scale_bytes(&w), true);
     return w;

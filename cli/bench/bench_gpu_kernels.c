@@ -47,20 +47,26 @@ enum { LAYERS = 32, COLD_ROWS = 256 /* products of more rows read W often: one c
 /* Rows of an emulated product, of which more than few.cu multiplies are a multiple of 4. */
 enum { EMULATED_ROWS = 132 };
 
+gpu_matrix bench_gpu_shape(const bench_gpu *b, const bench_gpu_kernels_options *o, size_t n,
+                           size_t k)
+{
+    return (gpu_matrix){.n = n / b->divide,
+                        .k = k / b->divide,
+                        .type = o->type,
+                        .bits = o->bits,
+                        .group = o->is_float ? 128
+                                 : o->bits   ? 32
+                                             : 0,
+                        .is_float = o->is_float};
+}
+
 /* narrow: x is rounded to e4m3, too. */
 static double bench_product(bench_gpu *b, const bench_gpu_kernels_options *o, const matrix_shape *s,
                             size_t rows, bool narrow)
 {
     size_t m = b->divide > 1 && rows > EMULATED_ROWS ? EMULATED_ROWS : rows;
     multiplying p = {.b = b, .m = m};
-    p.w = (gpu_matrix){.n = s->n / b->divide,
-                       .k = s->k / b->divide,
-                       .type = o->type,
-                       .bits = o->bits,
-                       .group = o->is_float ? 128
-                                : o->bits   ? 32
-                                            : 0,
-                       .is_float = o->is_float};
+    p.w = bench_gpu_shape(b, o, s->n, s->k);
     size_t n = p.w.n, k = p.w.k, element = gpu_type_bytes(o->type);
     size_t bytes = gpu_matrix_bytes(&p.w) + gpu_scale_bytes(&p.w);
     p.copies = m > COLD_ROWS ? 1 : b->cold / bytes + 1;

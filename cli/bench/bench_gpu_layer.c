@@ -35,14 +35,7 @@ static void *send(layer_run *r, const void *host, size_t bytes)
 
 static gpu_matrix make_matrix(bench_gpu *b, const bench_gpu_kernels_options *o, size_t n, size_t k)
 {
-    gpu_matrix w = {.n = n / b->divide,
-                    .k = k / b->divide,
-                    .type = o->type,
-                    .bits = o->bits,
-                    .group = o->is_float ? 128
-                             : o->bits   ? 32
-                                         : 0,
-                    .is_float = o->is_float};
+    gpu_matrix w = bench_gpu_shape(b, o, n, k);
     w.data = bench_gpu_alloc(b, gpu_matrix_bytes(&w), true);
     if (o->bits) w.scales = bench_gpu_alloc(b, gpu_scale_bytes(&w), true);
     return w;

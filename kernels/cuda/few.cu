@@ -162,8 +162,8 @@ struct few_rows {
     uint32_t first, n;
 };
 
-/* A lane's rows of x, one of every eight, from the first tile of a turn on. Beyond the last row it
- * is that row again, whose sums there nobody stores. */
+/* A lane's rows of x, one of every eight, from the first tile of a turn on. Rows beyond the last
+ * one read the last one; their sums are not stored. */
 template <class C, int N> struct x_place {
     typedef typename C::type T;
     const T *rows[N];

@@ -6,8 +6,8 @@
 
 enum { KEPT_THREADS = 128 };
 
-/* What is kept of the strip that has `slot`, for row i of the sequence's in the step and the first
- * query head; rows of `floats` each. */
+/* The kept floats of the strip that has `slot`, of the sequence's row i in the step and its first
+ * query head. Each query head's `floats` follow those of the one before. */
 static DEVICE const float *strip_of(const gpu_measure &m, const gpu_measured &s, uint32_t head,
                                     uint32_t slot, uint32_t i, uint32_t floats)
 {

@@ -65,9 +65,9 @@ static DEVICE uint32_t pair_of_halves(uint32_t word, int pair, bf16)
     uint32_t u = put_bits(word >> 4 * pair, 0x000f000fu, 0x43004300u);
     return subtract2(u, 0x43084308u, bf16());
 }
-/* What pair_of_halves gives, and 24 more: four bits in the upper end of the mantissa of a 16 make
- * 16 + u. A sum of products with few rows takes all 24s away at once, which costs less than to
- * subtract from every pair. */
+/* The pair that pair_of_halves gives, with 24 added to both: four bits u in the upper end of the
+ * mantissa of the number 16 make 16 + u. Products of few rows subtract all 24s from a sum at once,
+ * which costs less than to subtract from every pair. */
 static DEVICE uint32_t biased_pair(uint32_t word, int pair, f16)
 {
     uint32_t there = pair < 2 ? word << (6 - 4 * pair) : word >> (4 * pair - 6);

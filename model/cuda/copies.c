@@ -18,7 +18,7 @@ status cuda_copies_add(backend_cuda *b, bool out, void *here, void *there, size_
     cuda_copies *c = &b->copies;
     gpu_copies *l = &c->list;
     if (!reserve(c)) return status_make(STATUS_NO_MEMORY, "step buffers");
-    /* What comes in may take the place of what goes out: the two ways are never one call. */
+    /* A page that comes in may take the place of one that goes out: one call has one way. */
     if (l->n == CUDA_COPIES_MOST || c->out != out) RETURN_IF_ERROR(cuda_copies_send(b));
     c->out = out;
     l->to[l->n] = out ? there : here;

@@ -163,8 +163,8 @@ static uint32_t count_rows(const step_seq *s)
 /* The most bytes that a layer's attention keeps. Measures of further sequences read K again. */
 enum { KEPT_BYTES = 256 << 20 };
 
-/* What attention keeps of a sequence whose rows are decode tiles. A sequence that retrieves may
- * have rows that are not. */
+/* Returns what attention keeps of a sequence whose rows are decode tiles. Nothing is kept of a
+ * sequence that retrieves, whose rows may be other tiles. */
 static gpu_kept keep_of(backend_cuda *b, const step_seq *s, uint32_t longest)
 {
     cuda_measuring *m = &b->measuring;

@@ -34,7 +34,7 @@ typedef struct world {
     float *cpu_q;
     float *unrotated; /* [total, heads, dim] queries with bias and norm */
     float *gpu_qkv, *gpu_bias, *gpu_norms;
-    /* What attention keeps of the sequences for measures of mass. NULL: nothing. */
+    /* Memory for what attention keeps of sequences for measures of mass. NULL: nothing is kept. */
     float *kept;
     bool keeps_slots;
     gpu_kept kept_of[SEQS_MOST];

@@ -63,7 +63,7 @@ struct fiber_list : std::vector<fiber> {
 
 static fiber_list fibers;
 static void *scheduler_sp;
-/* Those that can go on, and those that wait for other ranks. The running one is in neither. */
+/* Threads that can go on, and threads that wait for other ranks. The running one is in neither. */
 static thread_set ready, spinning;
 static unsigned n_left; /* of the block's threads, those that have not returned */
 static barrier of_block, of_warp[THREADS_MOST / WARP], of_group[THREADS_MOST / GROUP];

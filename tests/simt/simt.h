@@ -52,7 +52,7 @@ simt_work simt_work_of_threads(dim3 grid, dim3 block);
 /* Runs the work at once, or late (device.h); during a capture the work is recorded. */
 void simt_submit(gpu *g, const std::function<void()> &work);
 bool simt_count_launch(void); /* whether the launch is to be done */
-/* What the kernel that runs has asked for so far. */
+/* The bytes and operations that the running kernel has asked for so far. */
 extern simt_work simt_asked;
 /* The device's clock goes on by the time that so much takes. */
 void simt_pass_time(gpu *g, const simt_work &asked);

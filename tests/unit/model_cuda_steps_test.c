@@ -118,9 +118,8 @@ static void take_step(house *h, const kind *k, uint64_t step, uint32_t n)
     if (!status_ok(r->status)) fail_msg("step %d: %s", (int)step, r->status.message);
 }
 
-/* What the last of some decode steps counts, whose tables do not grow. Kernels compute with one
- * layer and few sequences; with more they would take long, and what they compute does not matter
- * here. */
+/* Returns the counts of the last of some decode steps, whose tables do not grow. Kernels compute
+ * only with one layer and few sequences: more would take long, and counts do not depend on it. */
 static simt_counts count(kind k)
 {
     simt_refuse_captures(!k.graphs);

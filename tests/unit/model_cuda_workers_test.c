@@ -195,8 +195,8 @@ static void a_single_worker_takes_two(void **state)
 
 /* ---- failures -------------------------------------------------------------------------------- */
 
-/* A device that is lost fails both steps; and two steps in flight that nobody collects end with
- * their ranks. */
+/* A lost device fails both steps. Ranks can be destroyed with two steps in flight that were not
+ * collected. */
 static void a_lost_device_fails_both(void **state)
 {
     (void)state;

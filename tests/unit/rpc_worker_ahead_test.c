@@ -193,7 +193,7 @@ static void an_interrupt_ends_both(void **state)
     expect_same_bits(s, 2);
 }
 
-/* What is in flight is collected by nobody. */
+/* Ranks are destroyed while two steps are in flight that were not collected. */
 static void ranks_end_with_two_steps(void **state)
 {
     site *s = site_of(state, 2);

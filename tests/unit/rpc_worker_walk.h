@@ -53,7 +53,7 @@ static inline void walk_begin(walk *w, const backend *b, uint32_t depth)
 /* Which sequence has share i of a step. */
 static inline uint32_t seq_of(uint32_t step, uint32_t i) { return (i + step) % SHARES; }
 
-/* What a step asks for beside draws differs from what the next one asks for. */
+/* Has the step ask for results beside its draws, other ones than the next step asks for. */
 static inline void ask_for_more(const walk *w, step_seq *s)
 {
     if (s->seq == w->step % SHARES)
