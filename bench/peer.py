@@ -15,9 +15,10 @@ compiler and, the first time, pip's index.
 
   prefill   a prompt of 512 tokens
   decode    1, 8, 16 and 32 sequences at 128 tokens
-  long      a prompt of 16384 tokens, bf16 and int8; not llama.cpp, which takes minutes for it
+  long      a prompt of 16384 tokens, bf16 and int8; not llama.cpp, which takes minutes for it and is
+            not built where no other section is asked for
   depth     1 sequence at 4096 and 16384 tokens, bf16 and int8; all but vLLM fill their caches with
-            copies of a prompt's
+            copies of a prompt's; Octavo's with pages of bf16 and of int8
   far       1 sequence at 131072 and 262144 tokens, int4, caches filled likewise: Octavo reads
             everything, or few blocks by retrieval; not vLLM, whose prefill would take an hour
   server    8 and 32 clients at once, 256 + 64 tokens, no shared prefix; llama.cpp alone, because
@@ -46,8 +47,8 @@ import peer_models
 import serve_server
 from peer_build import Peer, default_work
 from peer_openvino import OpenVino
-from peer_table import (BATCHES, CLIENTS, DEEP, DEPTHS, FAR_READS, FARS, FASTEST, LLAMA, LONG, PAIRS, PREFILL,
-                        markdown)
+from peer_table import (BATCHES, CLIENTS, DEEP, DEPTHS, FAR_READS, FARS, FASTEST, LLAMA, LONG, PAGES, PAIRS,
+                        PREFILL, markdown)
 from peer_vllm import Vllm
 from serve_server import Failed, ROOT, Server, load
 
@@ -104,6 +105,7 @@ class Setting:
         self.formats = args.formats.split(",")
         self.clients = [int(n) for n in args.clients.split(",")]
         self.group = args.quantize_group
+        self.with_llama = True
         wrong = [f for f in self.formats if f not in PAIRS]
         if wrong:
             raise Failed(f"--formats: {wrong[0]} is none of {', '.join(PAIRS)}")
@@ -114,18 +116,21 @@ class Setting:
     def weights(self, kind):
         return peer_models.gguf(self.peer.work, kind)
 
-    def make(self):
-        self.peer.make()
-        for ours, theirs in PAIRS.items():
-            self.weights(theirs)
+    def make(self, sections):
+        """Makes the peers and the models that the sections need."""
+        self.with_llama = any(name != "long" for name in sections)
+        if self.with_llama:
+            self.peer.make()
+            for theirs in PAIRS.values():
+                self.weights(theirs)
         for other in self.others:
             other.make()
-            for kind in other.formats:
+            for kind in filter(self.formats.__contains__, other.formats):
                 other.weights(kind)
 
     def describe(self):
-        return "; ".join([f"{self.peer.describe()}, flash attention on, f16 cache",
-                          *(other.describe() for other in self.others)])
+        llama = [f"{self.peer.describe()}, flash attention on, f16 cache"] if self.with_llama else []
+        return "; ".join([*llama, *(other.describe() for other in self.others)])
 
     def deep(self):
         """Formats of the sections with long contexts."""
@@ -155,9 +160,9 @@ def quantize(s, ours):
     return [] if ours == "bf16" else ["--quantize", ours, "--quantize-group", str(s.group)]
 
 
-def our_rows(s, ours, prefill, batches, contexts, rounds):
+def our_rows(s, ours, prefill, batches, contexts, rounds, pages="bf16"):
     out = command(s.octavo, "bench", "engine", "--shape", "1.1b", *quantize(s, ours), "--threads", s.threads,
-                  "--kv-memory", POOL, "--prefill", prefill, "--batch", ",".join(map(str, batches)),
+                  "--kv-dtype", pages, "--kv-memory", POOL, "--prefill", prefill, "--batch", ",".join(map(str, batches)),
                   "--context", ",".join(map(str, contexts)), "--rounds", rounds, "--json")
     return json.loads(out)["rows"]
 
@@ -245,29 +250,34 @@ def decode_section(s):
 
 
 def depth_section(s):
-    """Decode at depth with a cache of 16 bits; OpenVINO's own cache has 8 bits. vLLM prefills each
-    depth once."""
+    """Decode at depth with pages of 16 bits and of 8. A peer has one cache (OpenVINO of 8 bits, the
+    others of 16), so its figure stands beside each of Octavo's. vLLM prefills each depth once."""
     def ours(f):
         out = {}
-        for row in our_rows(s, f, 16, [1], DEPTHS, OUR_ROUNDS):
-            if row["what"] == "decode":
-                out.update(shares(f"decode 1 at {row['tokens']}", row, f))
+        for pages, name in PAGES.items():
+            for row in our_rows(s, f, 16, [1], DEPTHS, OUR_ROUNDS, pages):
+                if row["what"] == "decode":
+                    out.update(shares(f"decode 1 at {row['tokens']}{name}", row, f))
         return out
+
+    def theirs(rate_at):
+        return {f"decode 1 at {depth}{name}": rate for depth in DEPTHS for rate in [rate_at(depth)]
+                for name in PAGES.values()}
 
     def other_runs(stack, f):
         for other in s.with_format(f):
             at = {depth: stack.enter_context(other.run_deep(f, s.threads)) for depth in DEPTHS}
             for depth, pipeline in at.items():
                 pipeline.start(1, depth)
-            yield (f"{other.name} {f}", lambda at=at: {f"decode 1 at {depth}": pipeline.steps(DEPTH_STEPS)
-                                                       for depth, pipeline in at.items()})
+            yield f"{other.name} {f}", lambda at=at: theirs(lambda depth: at[depth].steps(DEPTH_STEPS))
 
     samples = {}
     for f in s.deep():
         with contextlib.ExitStack() as stack:
             peer = stack.enter_context(PeerDepth(s, PAIRS[f], DEPTHS, DEPTH_STEPS))
             samples.update(interleave(s.rounds, [
-                (f"octavo {f}", lambda f=f: ours(f)), (f"{LLAMA} {PAIRS[f]}", peer.decode), *other_runs(stack, f)]))
+                (f"octavo {f}", lambda f=f: ours(f)), (f"{LLAMA} {PAIRS[f]}", lambda: theirs(peer.rate)),
+                *other_runs(stack, f)]))
     return samples
 
 
@@ -306,7 +316,7 @@ class PeerDepth:
     """llama.cpp with a context of each depth, which repeats a prompt's cache, as Octavo's do."""
 
     def __init__(self, s, kind, depths, steps):
-        self.depths, self.steps = depths, steps
+        self.steps = steps
         self.folder = tempfile.TemporaryDirectory(prefix="contexts-", dir=s.peer.work)
         self.process = subprocess.Popen(
             [s.peer.tool("peer_depth"), s.weights(kind), str(s.threads), str(max(depths) + 1024)],
@@ -340,9 +350,6 @@ class PeerDepth:
     def rate(self, depth):
         """Returns tokens/s behind a context of that many tokens."""
         return float(self._ask("decode", self._file(depth), self.steps))
-
-    def decode(self):
-        return {f"decode 1 at {depth}": self.rate(depth) for depth in self.depths}
 
 
 # ---- servers -------------------------------------------------------------------------------------
@@ -524,7 +531,7 @@ def main():
             parser.error(f"--{flag}: {wrong[0]} is none of {', '.join(known)}")
     try:
         s = Setting(args)
-        s.make()
+        s.make(names)
     except Failed as e:
         print(f"not done: {e}")
         return 1

@@ -14,6 +14,7 @@ KINDS = {LLAMA: PAIRS, **{name: {f: f for f in PAIRS} for name in ("openvino", "
 PREFILL, BATCHES, DEPTHS, CLIENTS = 512, (1, 8, 16, 32), (4096, 16384), (8, 32)
 DEEP = ("bf16", "int8")  # formats of the sections long and depth
 LONG = 16384
+PAGES = {"bf16": "", "int8": ", int8 pages"}  # Octavo's at depth, with what the metric's name then ends in
 FARS = (131072, 262144)
 FAR_READS = ("everything", "16K", "8K")  # by `octavo bench retrieval` without --retrieval
 FASTEST = "read in the fastest step"
@@ -43,8 +44,8 @@ COMPARED = [
     *(("decode", "decode 1", [f], Bar((low, 1.0, 1.0), "read", (None, 0.88, 0.88)))
       for f, low in (("bf16", 1.3), ("int8", 1.4), ("int4", 1.5))),
     *(("decode", f"decode {n}", [f], Bar((1.9, 1.3, 1.5))) for n in (8, 16, 32) for f in ALL),
-    *(("depth", f"decode 1 at {DEPTHS[0]}", [f], Bar((3, 1.6, 1.6))) for f in DEEP),
-    *(("depth", f"decode 1 at {DEPTHS[1]}", [f], Bar((5.5, 2.7, 3))) for f in DEEP),
+    *(("depth", f"decode 1 at {depth}{pages}", [f], bar)
+      for depth, bar in zip(DEPTHS, (Bar((3, 1.6, 1.6)), Bar((5.5, 2.7, 3)))) for pages in PAGES.values() for f in DEEP),
     *(("far", f"decode at {far}, reads {what}", ["int4"], Bar()) for far in FARS for what in FAR_READS),
     *(row for n in CLIENTS for row in (
         ("server", f"{n} clients, tokens/s", ALL, Bar((1.9, 1.3, 1.3))),
