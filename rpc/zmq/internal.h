@@ -51,9 +51,11 @@ typedef struct replays {
     size_t n;
 } replays;
 
-/* A payload made for one event at a time, so that a message is the same each time it is sent. */
+/* A payload made for one event at a time, and the topic of all, so that a message is the same each
+ * time it is sent. */
 typedef struct event_source {
     rpc_events *events;
+    char *topic;
     uint32_t page_tokens;
     uint32_t *tokens; // [page_tokens]
     strbuf payload;

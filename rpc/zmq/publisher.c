@@ -3,6 +3,7 @@
 
 #include <errno.h>
 #include <stdlib.h>
+#include <string.h>
 #include <sys/eventfd.h>
 #include <unistd.h>
 #include <zmq.h>
@@ -19,8 +20,6 @@ enum {
 struct publisher {
     rpc_log *log;
     void *context, *pub;
-    uint8_t *topic;
-    size_t n_topic;
     event_source source;
     replays replays;
     uint64_t next; // the event to publish next
@@ -45,7 +44,7 @@ static void send_event(publisher *p)
 {
     uint8_t sequence[SEQUENCE_BYTES];
     message_put_sequence(p->next, sequence);
-    zmq_send(p->pub, p->topic, p->n_topic, ZMQ_SNDMORE | ZMQ_DONTWAIT);
+    zmq_send(p->pub, p->source.topic, strlen(p->source.topic), ZMQ_SNDMORE | ZMQ_DONTWAIT);
     zmq_send(p->pub, sequence, sizeof sequence, ZMQ_SNDMORE | ZMQ_DONTWAIT);
     zmq_send(p->pub, p->source.payload.data, p->source.payload.size, ZMQ_DONTWAIT);
 }
@@ -143,11 +142,10 @@ static status start_thread(publisher *p, error *err)
 
 static status start(publisher *p, const publisher_config *c, error *err)
 {
-    p->n_topic = strlen(c->topic);
-    p->topic = (uint8_t *)strdup(c->topic);
+    p->source.topic = strdup(c->topic);
     p->source.tokens = calloc(p->source.page_tokens, sizeof *p->source.tokens);
     p->wake = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
-    if (!p->topic || !p->source.tokens || p->wake < 0)
+    if (!p->source.topic || !p->source.tokens || p->wake < 0)
         return error_set(err, STATUS_NO_MEMORY, "kv-events-config: out of memory");
     RETURN_IF_ERROR(open_sockets(p, c, err));
     return start_thread(p, err);
@@ -192,6 +190,6 @@ void publisher_destroy(publisher *p)
     if (p->wake >= 0) close(p->wake);
     strbuf_destroy(&p->source.payload);
     free(p->source.tokens);
-    free(p->topic);
+    free(p->source.topic);
     free(p);
 }

@@ -65,13 +65,15 @@ void replays_receive(replays *r, rpc_events *events, int64_t now_us)
 
 /* ---- answers --------------------------------------------------------------------------------- */
 
-/* The ROUTER socket takes all parts of a message or, at the first, none. */
-static bool send_message(void *router, const replay *to, const uint8_t sequence[SEQUENCE_BYTES],
-                         const void *payload, size_t n)
+/* Sends the reader a message as PUB sends it. The ROUTER socket takes all parts of it or, at the
+ * first, none. */
+static bool send_message(void *router, const replay *to, const char *topic,
+                         const uint8_t sequence[SEQUENCE_BYTES], const void *payload, size_t n)
 {
     const int more = ZMQ_DONTWAIT | ZMQ_SNDMORE;
     return zmq_send(router, to->identity, to->n_identity, more) >= 0 &&
            zmq_send(router, "", 0, more) >= 0 &&
+           zmq_send(router, topic, strlen(topic), more) >= 0 &&
            zmq_send(router, sequence, SEQUENCE_BYTES, more) >= 0 &&
            zmq_send(router, payload, n, ZMQ_DONTWAIT) >= 0;
 }
@@ -86,10 +88,11 @@ static bool send_some(void *router, replay *to, event_source *source, uint64_t e
         if (st.code == STATUS_LIMIT) continue; // it was forgotten in the meantime
         message_put_sequence(to->next, sequence);
         if (!status_ok(st)) return now_us - to->progress_us > STALL_US;
-        if (!send_message(router, to, sequence, source->payload.data, source->payload.size))
+        if (!send_message(router, to, source->topic, sequence, source->payload.data,
+                          source->payload.size))
             return errno != EAGAIN || now_us - to->progress_us > STALL_US;
     }
-    if (send_message(router, to, end_mark, "", 0)) return true;
+    if (send_message(router, to, "", end_mark, "", 0)) return true;
     return errno != EAGAIN || now_us - to->progress_us > STALL_US;
 }
 

@@ -10,6 +10,8 @@ enum { PAGE = 4, KEPT = 2048, WAIT_MS = 60000 };
 
 /* ---- events and readers ---------------------------------------------------------------------- */
 
+static const char topic_of_all[] = "kv@pod@model";
+
 typedef struct stage {
     char dir[64], endpoint[128], replay[128];
     rpc_events *events;
@@ -35,7 +37,7 @@ static status publish(stage *s, const char *json)
 }
 
 /* Starts a publisher that listens in a folder of its own, after n_before events. */
-static stage *open_stage(const char *topic, uint64_t n_before)
+static stage *open_stage(uint64_t n_before)
 {
     char json[512];
     stage *s = calloc(1, sizeof *s);
@@ -47,7 +49,7 @@ static stage *open_stage(const char *topic, uint64_t n_before)
     snprintf(json, sizeof json,
              "{\"enable_kv_cache_events\":true,\"publisher\":\"zmq\",\"endpoint\":\"%s\","
              "\"replay_endpoint\":\"%s\",\"topic\":\"%s\"}",
-             s->endpoint, s->replay, topic);
+             s->endpoint, s->replay, topic_of_all);
     for (uint64_t n = 1; n <= n_before; n++) store(s, n);
     assert_true(status_ok(publish(s, json)));
     assert_non_null(s->publisher);
@@ -161,18 +163,23 @@ static void ask(void *dealer, uint64_t from)
     assert_int_equal(zmq_send(dealer, bytes, 8, 0), 8);
 }
 
-/* Reads a replay to its end. Returns how many messages came, which must be those from `first`. */
+/* Reads a replay to its end. Returns how many messages came, which must be those from `first`, with
+ * the topic of live ones. */
 static uint64_t read_replay(void *dealer, uint64_t first)
 {
-    char payload[512];
+    char topic[64], payload[512];
     for (uint64_t n = 0;; n++) {
         assert_int_equal(read_part(dealer, payload, sizeof payload, true), 0);
+        size_t n_topic = read_part(dealer, topic, sizeof topic, true);
         uint64_t number = read_number(dealer);
         size_t size = read_part(dealer, payload, sizeof payload, false);
         if (number == UINT64_MAX) {
+            assert_int_equal(n_topic, 0);
             assert_int_equal(size, 0);
             return n;
         }
+        assert_int_equal(n_topic, strlen(topic_of_all));
+        assert_memory_equal(topic, topic_of_all, strlen(topic_of_all));
         assert_true(number == first + n);
         check_payload(payload, size, number + 1);
     }
@@ -247,7 +254,7 @@ static void a_subscriber_follows(void **state)
 {
     (void)state;
     enum { EVENTS = 3000 };
-    stage *s = open_stage("kv@pod@model", 3);
+    stage *s = open_stage(3);
     void *reader = open_reader(s, ZMQ_SUB, s->endpoint);
     char topic[32], payload[512];
     const int short_ms = 10, wait_ms = WAIT_MS;
@@ -265,8 +272,8 @@ static void a_subscriber_follows(void **state)
     rpc_events_on_block(s->events, &(pkv_block_event){.kind = PKV_CLEARED});
     uint64_t next = UINT64_MAX;
     for (bool over = false; !over;) {
-        assert_int_equal(read_part(reader, topic, sizeof topic, true), strlen("kv@pod@model"));
-        assert_memory_equal(topic, "kv@pod@model", strlen("kv@pod@model"));
+        assert_int_equal(read_part(reader, topic, sizeof topic, true), strlen(topic_of_all));
+        assert_memory_equal(topic, topic_of_all, strlen(topic_of_all));
         uint64_t number = read_number(reader);
         size_t size = read_part(reader, payload, sizeof payload, false);
         assert_true(next == UINT64_MAX || number >= next);
@@ -284,7 +291,7 @@ static void a_subscriber_follows(void **state)
 static void missed_messages_come_again(void **state)
 {
     (void)state;
-    stage *s = open_stage("", 0);
+    stage *s = open_stage(0);
     void *dealer = open_reader(s, ZMQ_DEALER, s->replay);
     ask(dealer, 0);
     assert_true(read_replay(dealer, 0) == 0);
@@ -318,7 +325,7 @@ static void bad_readers_hurt_nobody(void **state)
 {
     (void)state;
     enum { IDLE = 40 };
-    stage *s = open_stage("", 0);
+    stage *s = open_stage(0);
     void *bad = open_reader(s, ZMQ_DEALER, s->replay), *idle[IDLE];
     char junk[4096] = {0};
     for (uint64_t n = 1; n <= KEPT; n++) store(s, n);

@@ -120,7 +120,8 @@ class Events(unittest.TestCase):
     def test_replays(self):
         """All events from the first one, for a reader that came later."""
         prompt = tokens(7 * PAGE + 1, 2)
-        with Server("--kv-events-config", config(endpoint=self.ipc[0], replay_endpoint=self.ipc[1])) as server:
+        with Server("--kv-events-config", config(endpoint=self.ipc[0], replay_endpoint=self.ipc[1],
+                                                 topic="kv@10.0.0.7@demo")) as server:
             server.post("/v1/completions", {"prompt": prompt, "max_tokens": 1})
             socket = zmq.Context.instance().socket(zmq.DEALER)
             socket.setsockopt(zmq.LINGER, 0)
@@ -130,10 +131,11 @@ class Events(unittest.TestCase):
                 socket.send_multipart([b"", (0).to_bytes(8, "big")])
                 events = []
                 while socket.poll(PATIENCE * 1000):
-                    _, number, payload = socket.recv_multipart()
+                    _, topic, number, payload = socket.recv_multipart()
                     if not payload:
-                        self.assertEqual(int.from_bytes(number, "big", signed=True), -1)
+                        self.assertEqual((topic, int.from_bytes(number, "big", signed=True)), (b"", -1))
                         return events
+                    self.assertEqual(topic, b"kv@10.0.0.7@demo")
                     events += decoder.decode(payload).events
                 return None
 
