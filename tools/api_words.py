@@ -86,6 +86,9 @@ HTTP_FIELDS = {
 ROUTES = {
     "POST /v1/completions": "Goes on from a text or from token ids.",
     "POST /v1/chat/completions": "Answers a conversation.",
+    "POST /v1/completions/render": "Gives the tokens of such a body's prompts, a `token_ids` for each, by which llm-d's endpoint "
+                                   "picker finds what is cached. The body has at most $TOKENIZE_BYTES_MAX bytes.",
+    "POST /v1/chat/completions/render": "Gives `token_ids` of such a body's prompt, likewise.",
     "POST /v1/embeddings": "Gives a vector for each text: the last hidden state of its last token, or their mean.",
     "POST /v1/responses": "Answers a conversation in OpenAI's newer form, and keeps the answer to go on from.",
     "GET /v1/responses/": "Gives a stored response of the caller's key: its id follows the path.",
@@ -320,6 +323,7 @@ PAGE_MAP = {
 }
 SMALL_ANSWERS = {
     "tokens": "/tokenize: the token ids.",
+    "token_ids": "render: the token ids of a prompt; of completions there is a list of objects, one for each prompt.",
     "count": "/tokenize: how many there are.",
     "max_model_len": "/tokenize, /v1/models: the context of prompt and output together, in tokens.",
     "max_logical_len": "/v1/models: the same with a retention method whose positions are contiguous.",

@@ -79,6 +79,17 @@ static void route_detokenize(http_exchange *x)
     reply(x, ok, &body, &err);
 }
 
+static void render(http_exchange *x, bool chat)
+{
+    strbuf body = {0};
+    openai_error err;
+    bool ok = openai_render(x->service, chat, x->body, x->body_bytes, &body, &err);
+    reply(x, ok, &body, &err);
+}
+
+static void route_render_completion(http_exchange *x) { render(x, false); }
+static void route_render_chat(http_exchange *x) { render(x, true); }
+
 static void route_tokenizer_info(http_exchange *x)
 {
     strbuf body = {0};
@@ -180,6 +191,8 @@ static const http_route routes[] = {
     /* method, path, needs_key, has_body, handler */
     {"POST", "/v1/completions", true, true, route_completions},
     {"POST", "/v1/chat/completions", true, true, route_chat_completions},
+    {"POST", "/v1/completions/render", true, true, route_render_completion},
+    {"POST", "/v1/chat/completions/render", true, true, route_render_chat},
     {"POST", "/v1/embeddings", true, true, route_embeddings},
     {"POST", "/v1/responses", true, true, route_responses},
     {"GET", "/v1/responses/", true, false, route_response},

@@ -1,4 +1,4 @@
-/* The small endpoints: tokenize, detokenize, models, sessions, version. */
+/* The small endpoints: tokenize, render, detokenize, models, sessions, version. */
 #include "rpc/openai/internal.h"
 
 #include <stdlib.h>
@@ -31,12 +31,19 @@ static status read_tokenize(service *s, const json_t *body, const char *const *a
     return STATUS_IS_OK;
 }
 
+static void put_ids(const tok_ids *ids, strbuf *out)
+{
+    strbuf_putc(out, '[');
+    for (size_t i = 0; i < ids->n; i++) strbuf_printf(out, i ? ",%u" : "%u", ids->ids[i]);
+    strbuf_putc(out, ']');
+}
+
 static void put_tokens(const service *s, const tok_ids *ids, strbuf *out)
 {
-    strbuf_printf(out, "{\"count\":%zu,\"max_model_len\":%u,\"tokens\":[", ids->n,
+    strbuf_printf(out, "{\"count\":%zu,\"max_model_len\":%u,\"tokens\":", ids->n,
                   s->o.model.max_model_len);
-    for (size_t i = 0; i < ids->n; i++) strbuf_printf(out, i ? ",%u" : "%u", ids->ids[i]);
-    strbuf_puts(out, "],\"token_strs\":null}");
+    put_ids(ids, out);
+    strbuf_puts(out, ",\"token_strs\":null}");
 }
 
 static status tokenize_body(service *s, const json_t *body, const char *const *also, strbuf *out,
@@ -98,10 +105,17 @@ static status detokenize_body(service *s, const json_t *body, const char *const 
     return st;
 }
 
-/* ---- both ------------------------------------------------------------------------------------ */
+/* ---- tokenize and detokenize ----------------------------------------------------------------- */
 
 typedef status (*small_endpoint)(service *s, const json_t *body, const char *const *also,
                                  strbuf *out, error *err);
+
+static status check_bytes(size_t n, const char *endpoint, error *err)
+{
+    if (n <= TOKENIZE_BYTES_MAX) return STATUS_IS_OK;
+    return error_set(err, STATUS_LIMIT, "%s takes bodies of at most %d bytes", endpoint,
+                     TOKENIZE_BYTES_MAX);
+}
 
 static bool answer_small(service *s, unsigned endpoint, small_endpoint run, const char *body,
                          size_t n, strbuf *out, openai_error *failure)
@@ -110,9 +124,7 @@ static bool answer_small(service *s, unsigned endpoint, small_endpoint run, cons
     json_t *doc = NULL;
     const char *also[FIELDS_MAX];
     status st = STATUS_IS_OK;
-    if (endpoint == FOR_TOKENIZE && n > TOKENIZE_BYTES_MAX)
-        st = error_set(&err, STATUS_LIMIT, "/tokenize takes bodies of at most %d bytes",
-                       TOKENIZE_BYTES_MAX);
+    if (endpoint == FOR_TOKENIZE) st = check_bytes(n, "/tokenize", &err);
     if (status_ok(st)) st = openai_read_body(s, body, n, endpoint, &doc, also, &err);
     if (status_ok(st)) st = run(s, doc, also, out, &err);
     json_decref(doc);
@@ -129,6 +141,42 @@ bool openai_tokenize(service *s, const char *body, size_t n, strbuf *out, openai
 bool openai_detokenize(service *s, const char *body, size_t n, strbuf *out, openai_error *err)
 {
     return answer_small(s, FOR_DETOKENIZE, detokenize_body, body, n, out, err);
+}
+
+/* ---- render: the prompts of a request for an answer, as tokens ------------------------------- */
+
+static status put_prompts(service *s, const openai_call *call, strbuf *out, error *err)
+{
+    status st = STATUS_IS_OK;
+    for (uint32_t i = 0; i < call->n_requests && status_ok(st); i++) {
+        tok_ids ids = {0};
+        st = engine_tokenize(s->o.engine, &call->requests[i], &ids, err);
+        strbuf_puts(out, i ? ",{\"token_ids\":" : "{\"token_ids\":");
+        put_ids(&ids, out);
+        strbuf_putc(out, '}');
+        tok_ids_destroy(&ids);
+    }
+    return st;
+}
+
+bool openai_render(service *s, bool chat, const char *body, size_t n, strbuf *out,
+                   openai_error *failure)
+{
+    error err = {{0}};
+    openai_call call;
+    status st = check_bytes(n, "render", &err);
+    if (status_ok(st)) {
+        bool parsed = chat ? openai_parse_chat(s, body, n, &call, failure)
+                           : openai_parse_completion(s, body, n, &call, failure);
+        if (!parsed) return false;
+        if (!chat) strbuf_putc(out, '[');
+        st = put_prompts(s, &call, out, &err);
+        if (!chat) strbuf_putc(out, ']');
+        openai_call_destroy(&call);
+    }
+    if (status_ok(st)) return true;
+    openai_body_error(s, st, &err, failure);
+    return false;
 }
 
 /* ---- models ---------------------------------------------------------------------------------- */

@@ -134,6 +134,10 @@ const openai_error *openai_embeddings_error(const openai_embeddings *e);
 
 bool openai_tokenize(service *s, const char *body, size_t n, strbuf *out, openai_error *err);
 bool openai_detokenize(service *s, const char *body, size_t n, strbuf *out, openai_error *err);
+/* The tokens of the prompts of a body for chat or completions, as vLLM's routes of the name give
+ * them to routers. */
+bool openai_render(service *s, bool chat, const char *body, size_t n, strbuf *out,
+                   openai_error *err);
 /* The configuration of the model's tokenizer, as Hugging Face writes it. */
 bool openai_tokenizer_info(service *s, strbuf *out, openai_error *err);
 void openai_models(service *s, strbuf *out);

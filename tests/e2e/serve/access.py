@@ -192,6 +192,9 @@ METHODS = {
 ROUTES = {
     ("POST", "/v1/completions"): Row(OWN, generates=(by_completion, of_http)),
     ("POST", "/v1/chat/completions"): Row(OWN, generates=(by_chat, of_http)),
+    ("POST", "/v1/completions/render"): Row(OWN, ("/v1/completions/render", {"prompt": "x"})),
+    ("POST", "/v1/chat/completions/render"): Row(OWN, ("/v1/chat/completions/render", {
+        "messages": [{"role": "user", "content": "x"}]})),
     ("POST", "/v1/embeddings"): Row(OWN, ("/v1/embeddings", {"input": "x"})),
     ("POST", "/v1/responses"): Row(OWN, generates=(by_response, of_response)),
     ("GET", "/v1/responses/"): Row(OWN, ("/v1/responses/ALICE", None), code=404),

@@ -166,6 +166,31 @@ class Small(ServeTest):
             with self.subTest(path=path, body=body):
                 self.assertIn(word, self.server.refused(path, body)["message"])
 
+    def test_render(self):
+        """The tokens of a request's prompts, as vLLM gives them to llm-d's endpoint picker."""
+        texts = ["O Romeo", "caf\u00e9", [5, 6, 7]]
+        for prompt in (*texts, texts[:2]):
+            request = {"prompt": prompt, "max_tokens": 1, "return_token_ids": True}
+            rendered = self.server.post("/v1/completions/render", {**request, "stream": True})
+            answer = self.server.post("/v1/completions", request)
+            self.assertEqual([r["token_ids"] for r in rendered], [c["prompt_token_ids"] for c in answer["choices"]])
+        for more in ({}, {"add_generation_prompt": False}):
+            request = {"messages": HELLO, "max_tokens": 1, **more}
+            rendered = self.server.post("/v1/chat/completions/render", request)["token_ids"]
+            self.assertEqual(rendered, self.server.post("/tokenize", {"messages": HELLO, **more})["tokens"])
+            self.assertEqual(len(rendered),
+                             self.server.post("/v1/chat/completions", request)["usage"]["prompt_tokens"])
+        for path, body, word in (("/v1/completions/render", {}, "prompt"),
+                                 ("/v1/completions/render", {"prompt": [99999]}, "prompt"),
+                                 ("/v1/completions/render", {"prompt": "x" * 300000}, "render takes bodies of at most"),
+                                 ("/v1/chat/completions/render", {"prompt": "x"}, "prompt"),
+                                 ("/v1/chat/completions/render", {"messages": 5}, "messages"),
+                                 ("/v1/chat/completions/render", {"messages": HELLO, "model": "other"}, "other")):
+            with self.subTest(path=path, word=word):
+                status, _, text = self.server.request("POST", path, json.dumps(body))
+                self.assertIn(status, (400, 404))
+                self.assertIn(word, json.loads(text)["error"]["message"])
+
     def test_states(self):
         for path in ("/health", "/ready"):
             self.assertEqual(self.server.get(path)[0], 200)
