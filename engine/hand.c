@@ -106,8 +106,11 @@ static bool make_id(char out[ENGINE_TRANSFER_ID_BYTES])
 
 status hand_create(engine *e, engine_stream *s)
 {
-    const engine_request *r = &s->request;
+    engine_request *r = &s->request;
     if (r->hands_over) {
+        /* Routers leave min_tokens out, set it to 1, or send the client's: the decode server, which
+         * has the client's for certain, judges by that whether the first token may be taken. */
+        r->min_tokens = 0;
         s->handover = calloc(1, sizeof *s->handover);
         if (!s->handover || !make_id(s->transfer.id))
             return status_make(STATUS_NO_MEMORY, "handover");
@@ -193,18 +196,16 @@ static uint64_t sampling_digest(const engine_stream *s)
 static handover_terms terms_of(const engine *e, const engine_stream *s, const uint32_t *tokens)
 {
     const sample_params *p = &s->sched_request.params;
-    size_t n_banned = p->min_tokens > 0 ? p->n_stop_ids : 0;
+    uint32_t n_banned = p->min_tokens > 0 ? s->n_stop_ids : 0;
     return (handover_terms){
         .geometry = &e->info.geometry,
         .cell_bytes = backend_cell_bytes(&e->info),
         .vocab_size = e->info.vocab_size,
         .policy = session_policy_digest(&s->policy),
         .sampling = sampling_digest(s),
-        .banned =
-            n_banned ? add_text(1, (const char *)p->stop_ids, n_banned * sizeof(uint32_t)) : 0,
         .greedy = p->temperature < 1e-5f,
-        .stop_ids = s->stop_ids,
-        .n_stop_ids = s->n_stop_ids,
+        .banned = s->stop_ids,
+        .n_banned = n_banned,
         .tokens = tokens,
         .n_tokens = retention_input_tokens(&s->policy, s->n_tokens),
     };

@@ -6,11 +6,11 @@
 #include <string.h>
 
 enum { FLAG_DROPPED = 1, FLAG_CONTIGUOUS = 2, FLAG_BUDGET_RAISED = 4, FLAGS = 8 };
-enum { RECORD_VERSION = 1 };
+enum { RECORD_VERSION = 2 };
 
 typedef struct record_head {
     uint64_t layout; // a hash of the version and of what sizes depend on
-    uint64_t policy, sampling, banned;
+    uint64_t policy, sampling;
     uint64_t pages_dropped;
     uint32_t n_tokens, n_tables, n_cells, grain;
     uint32_t flags, token, rank, n_top;
@@ -82,7 +82,6 @@ static record_head head_of(const handover_terms *terms, const sched_export *x,
     record_head h = {.layout = layout_of(terms),
                      .policy = terms->policy,
                      .sampling = terms->sampling,
-                     .banned = terms->banned,
                      .pages_dropped = x->pages_dropped,
                      .n_tokens = x->n_tokens,
                      .n_tables = tables_at(terms, x->image.grain),
@@ -133,14 +132,13 @@ static bool is_among(const uint32_t *ids, uint32_t n, uint32_t id)
     return false;
 }
 
-/* Whether the first token is the one that would be drawn here. Tokens that min_tokens bans change
- * no greedy draw of another token. */
+/* Whether the first token is the one that would be drawn here. It was drawn without min_tokens, and
+ * what that bans changes no greedy draw of another token. */
 static bool draws_alike(const handover_terms *terms, const record_head *h)
 {
     if (h->sampling != terms->sampling) return false;
-    if (h->banned == terms->banned) return true;
-    return terms->greedy && h->banned == 0 &&
-           !is_among(terms->stop_ids, terms->n_stop_ids, h->token);
+    if (terms->n_banned == 0) return true;
+    return terms->greedy && !is_among(terms->banned, terms->n_banned, h->token);
 }
 
 static bool head_fits(const handover_terms *terms, const record_head *h)

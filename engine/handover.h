@@ -56,11 +56,9 @@ typedef struct handover_terms {
     size_t cell_bytes;
     uint32_t vocab_size;
     uint64_t policy, sampling; /* digests */
-    /* Digest of the tokens that were kept from being drawn until min_tokens; 0 = none. */
-    uint64_t banned;
     bool greedy;
-    const uint32_t *stop_ids; /* [n_stop_ids] sorted: what `banned` stands for, or would */
-    uint32_t n_stop_ids;
+    const uint32_t *banned; /* [n_banned] that min_tokens keeps from being the first token */
+    uint32_t n_banned;
     const uint32_t *tokens; /* [n_tokens] of the prompt, without what its method cuts */
     uint32_t n_tokens;
 } handover_terms;

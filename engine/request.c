@@ -185,7 +185,7 @@ static status check_lengths(const engine_request *r, const backend_info *info, e
                          info->max_seqs < ENGINE_N_MAX ? info->max_seqs : ENGINE_N_MAX);
     if (r->truncate_prompt_tokens < -1)
         return error_set(err, STATUS_INVALID, "truncate_prompt_tokens: must be 1 or more, or -1");
-    if (r->max_tokens && r->min_tokens > r->max_tokens)
+    if (r->max_tokens && r->min_tokens > r->max_tokens && !r->hands_over)
         return error_set(err, STATUS_INVALID, "min_tokens: %u is more than max_tokens %u",
                          r->min_tokens, r->max_tokens);
     if (!r->score_only) return STATUS_IS_OK;

@@ -94,7 +94,6 @@ static const field_row rows[] = {
     {"chat_template_kwargs", FOR_COMPLETION, FIELD_UNKNOWN, NULL},
     {"chat_template", FOR_COMPLETION, FIELD_UNKNOWN, NULL},
     {"top_logprobs", FOR_COMPLETION, FIELD_UNKNOWN, NULL},
-    {"max_completion_tokens", FOR_COMPLETION, FIELD_UNKNOWN, NULL},
     {"prompt", FOR_CHAT, FIELD_UNKNOWN, NULL},
     {"prompt_token_ids", ANSWERS, FIELD_UNKNOWN, NULL},
     {"n", CONVERTED, FIELD_UNKNOWN, NULL},

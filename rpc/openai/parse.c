@@ -314,11 +314,7 @@ static status read_reasoning(const reading *in, engine_request *r, error *err)
 static status read_chat(const reading *in, error *err)
 {
     openai_call *c = in->call;
-    const json_t *most = body_member(in, "max_tokens"),
-                 *same = body_member(in, "max_completion_tokens");
     if (!body_member(in, "messages")) return refuse_body(err, "messages: must be given");
-    if (most && same && !json_equal((json_t *)most, (json_t *)same))
-        return refuse_body(err, "max_completion_tokens: differs from max_tokens, its older name");
     if (!make_requests(c, 1)) return out_of_memory(err);
     c->n_requests = 1;
     RETURN_IF_ERROR(read_request(in, c->requests, err));
@@ -356,6 +352,15 @@ static status read_progress(const reading *in, error *err)
     return STATUS_IS_OK;
 }
 
+/* llm-d's sidecar sets both names, of completions too. */
+static status check_names(const reading *in, error *err)
+{
+    const json_t *most = body_member(in, "max_tokens"),
+                 *same = body_member(in, "max_completion_tokens");
+    if (!most || !same || json_equal((json_t *)most, (json_t *)same)) return STATUS_IS_OK;
+    return refuse_body(err, "max_completion_tokens: differs from max_tokens, its older name");
+}
+
 /* An answer has one place for what becomes of its prompt, and a stream that hands over has none. */
 static status check_transfer(const reading *in, error *err)
 {
@@ -378,6 +383,7 @@ static status read_call(reading *in, error *err)
     RETURN_IF_ERROR(openai_read_bool(in->body, "return_token_ids", &c->return_token_ids, err));
     RETURN_IF_ERROR(
         openai_read_bool(in->body, "return_tokens_as_token_ids", &c->tokens_by_id, err));
+    RETURN_IF_ERROR(check_names(in, err));
     RETURN_IF_ERROR(c->chat ? read_chat(in, err) : read_completion(in, err));
     RETURN_IF_ERROR(read_progress(in, err));
     RETURN_IF_ERROR(check_transfer(in, err));

@@ -49,8 +49,7 @@ static inline void ho_make(ho_prompt *p)
                                 .policy = 1,
                                 .sampling = 2,
                                 .greedy = true,
-                                .stop_ids = p->stop_ids,
-                                .n_stop_ids = 2,
+                                .banned = p->stop_ids,
                                 .tokens = p->tokens,
                                 .n_tokens = HO_TOKENS};
 }

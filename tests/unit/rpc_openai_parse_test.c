@@ -308,7 +308,7 @@ static const refusal completions[] = {
     {"{" P "'tempratur': 1}", "tempratur", "unknown field"},
     {"{" P "'messages': []}", "messages", "unknown field"},
     {"{" P "'prompt_token_ids': [1]}", "prompt_token_ids", "unknown field"},
-    {"{" P "'max_completion_tokens': 4}", "max_completion_tokens", "unknown field"},
+    {"{" P "'max_tokens': 5, 'max_completion_tokens': 4}", "max_completion_tokens", "differs"},
     {"{" P "'top_logprobs': 4}", "top_logprobs", "unknown field"},
     {"{" P "'stream': 1}", "stream", "true or false"},
     {"{" P "'stream_options': {'include_usage': true}}", "stream_options", "when stream is true"},

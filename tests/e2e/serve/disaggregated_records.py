@@ -16,9 +16,9 @@ from harness import Server, eventually, main, tokens
 
 ASK, ANSWER, TAKE = struct.Struct("<8s16sQQ"), struct.Struct("<8sIIQQ"), b"octavo+2"
 # engine/handover.c: the numbers that a record begins with.
-HEAD = struct.Struct("<5Q8If")
-HEAD_FIELDS = ("layout", "policy", "sampling", "banned", "pages_dropped", "n_tokens", "n_tables", "n_cells", "grain",
-               "flags", "token", "rank", "n_top", "logprob")
+HEAD = struct.Struct("<4Q8If")
+HEAD_FIELDS = ("layout", "policy", "sampling", "pages_dropped", "n_tokens", "n_tables", "n_cells", "grain", "flags",
+               "token", "rank", "n_top", "logprob")
 HEAD_BYTES = HEAD.size + 2 * 20 * 4 + 4
 MASK = (1 << 64) - 1
 K0, K1, K2, K3 = 0x243f6a8885a308d3, 0x13198a2e03707345, 0xa4093822299f31d1, 0x082efa98ec4e6c89
