@@ -276,8 +276,8 @@ typedef struct backend_info {
     /* Digest of all that they depend on beside tokens, the state of the weights' files and the
      * number of ranks among it. */
     uint64_t block_identity;
-    /* Digest of all that K and V of given tokens depend on, equal on every machine that has copies
-     * of the same files; 0 where K and V cannot go to other servers. */
+    /* Digest of all that K and V of given tokens depend on, the number of ranks among it, equal on
+     * every machine that has copies of the same files; 0 where they cannot go to other servers. */
     uint64_t kv_identity;
 } backend_info;
 

@@ -1,6 +1,7 @@
-/* Reads and writes K and V of cells over all ranks, for blocks that are kept on disk. The bytes of
- * a cell are the slices of the ranks that have it, so a block has the slices of all ranks under one
- * checksum, and no rank uses a block that another one lacks. */
+/* Reads and writes K and V of cells over all ranks, for blocks that are kept on disk and prompts
+ * that go to another server. The bytes of a cell are the slices of the ranks that have it, so a
+ * block has the slices of all ranks under one checksum, and no rank uses a block that another one
+ * lacks. */
 #include "model/backend_ranks.h"
 
 #include <stdlib.h>
@@ -12,19 +13,21 @@ enum { BYTES_AT_ONCE = 1 << 20, CELLS_AT_ONCE = 1024 };
 void ranks_know_blocks(backend_ranks *all)
 {
     backend_info *info = &all->info;
-    bool can = true;
-    uint64_t identity = all->n_ranks;
+    bool can = true, can_go = true; // to other servers
+    uint64_t identity = all->n_ranks, kv = all->n_ranks;
     for (uint32_t i = 0; i < all->n_ranks; i++) {
         rank *r = &all->ranks[i];
         const backend_info *own = r->backend.ops->info(r->backend.ctx);
         r->slice = backend_slice_of(own, i, all->n_ranks);
         can &= r->slice.cell_bytes > 0 && r->slice.cell_bytes == all->ranks[0].slice.cell_bytes;
+        can_go &= own->kv_identity != 0;
         identity = hash_bytes(&own->block_identity, sizeof own->block_identity, identity);
+        kv = hash_bytes(&own->kv_identity, sizeof own->kv_identity, kv);
     }
     const backend_slice *first = &all->ranks[0].slice;
     info->block_bytes = can ? pkv_groups(&info->geometry) * first->n_slices * first->cell_bytes : 0;
     info->block_identity = identity;
-    info->kv_identity = 0;
+    info->kv_identity = can && can_go ? kv : 0;
 }
 
 /* Cells of a list that a rank has. */

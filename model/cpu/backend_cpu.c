@@ -568,7 +568,7 @@ static void fill_info(backend_cpu *b, const backend_options *o)
     /* Pages of formats with grids may be filling, and pages may be out of memory. */
     if (!b->store.filling && !b->store.tier) b->info.block_bytes = kv_block_bytes(&b->store);
     b->info.block_identity = kv_identity(b, o, b->weights.files);
-    if (comm_size(o->group) == 1 && b->info.block_bytes) b->info.kv_identity = kv_identity(b, o, 0);
+    if (b->info.block_bytes) b->info.kv_identity = kv_identity(b, o, 0);
     b->facts.isa = kern_isa_name(b->kernels);
     b->facts.n_threads = thread_pool_size(b->pool);
     b->facts.weight_bytes = b->weights.bytes;

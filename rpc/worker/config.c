@@ -275,6 +275,7 @@ status load_pack(const backend_info *info, const worker_facts *facts, arena *a, 
     m->disk_bytes = facts->disk_bytes;
     m->block_bytes = info->block_bytes;
     m->block_identity = info->block_identity;
+    m->kv_identity = info->kv_identity;
     m->max_in_flight = steps_of(info);
     m->filling_bytes = facts->filling_bytes;
     m->swap_bytes = facts->swap_bytes;
@@ -363,6 +364,7 @@ status load_unpack(const load_message *m, const worker_config *config, rank_fact
         .max_in_flight = m->max_in_flight,
         .identity = m->identity,
         .block_identity = m->block_identity,
+        .kv_identity = m->kv_identity,
     };
     out->facts = (worker_facts){
         .n_threads = m->n_threads,

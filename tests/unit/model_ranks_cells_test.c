@@ -232,7 +232,7 @@ static void blocks_are_of_all_ranks(void **state)
         a.ranks[i].info = (backend_info){.n_pages = 101,
                                          .block_bytes = BLOCK,
                                          .block_identity = 7 + i,
-                                         .kv_identity = 5,
+                                         .kv_identity = 5 + i,
                                          .geometry = {.page_tokens = 16,
                                                       .n_layers = 2,
                                                       .n_kv_heads = 4,
@@ -241,13 +241,20 @@ static void blocks_are_of_all_ranks(void **state)
     backend_info two = info_of_blocks(&a, 2), four = info_of_blocks(&a, RANKS);
     assert_int_equal(two.block_bytes, 2 * BLOCK);
     assert_int_equal(four.block_bytes, 4 * BLOCK);
-    assert_int_equal(four.kv_identity, 0);
+    assert_true(two.kv_identity != 0 && four.kv_identity != 0);
+    assert_true(two.kv_identity != four.kv_identity);
     assert_int_not_equal(two.block_identity, four.block_identity);
     for (uint32_t i = 0; i < RANKS; i++) {
         a.ranks[i].info.block_identity = 99;
         assert_int_not_equal(info_of_blocks(&a, RANKS).block_identity, four.block_identity);
         a.ranks[i].info.block_identity = 7 + i;
+        a.ranks[i].info.kv_identity = 99;
+        assert_true(info_of_blocks(&a, RANKS).kv_identity != four.kv_identity);
+        a.ranks[i].info.kv_identity = 0;
+        assert_int_equal(info_of_blocks(&a, RANKS).kv_identity, 0);
+        a.ranks[i].info.kv_identity = 5 + i;
         a.ranks[i].info.block_bytes *= 2;
+        assert_int_equal(info_of_blocks(&a, RANKS).kv_identity, 0);
         assert_int_equal(info_of_blocks(&a, RANKS).block_bytes, 0);
         a.ranks[i].info.block_bytes = 0;
         assert_int_equal(info_of_blocks(&a, RANKS).block_bytes, 0);

@@ -44,7 +44,7 @@ static void the_bytes_are_those_of_threads(void **state)
     assert_true(n > 0);
     assert_int_equal(local->block_bytes, n);
     assert_true(local->block_identity == info->block_identity);
-    assert_true(info->kv_identity == 0 && local->kv_identity == 0);
+    assert_true(info->kv_identity != 0 && local->kv_identity == info->kv_identity);
     uint8_t *bytes = random_bytes(n, 3), *got[2] = {malloc(n), malloc(n)};
     cells_of_block(info, 1, cells);
     for (int i = 0; i < 2; i++) {
