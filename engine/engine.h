@@ -186,9 +186,9 @@ typedef struct engine_request {
      * reaches another's. */
     char *session;
     /* Disaggregated prefill. hands_over: once the first token is drawn, which is the only one, what
-     * is kept of the prompt is held for another server (engine_output.transfer). takes_over: what
-     * another server holds so is fetched instead of computed. Both belong to (identity, cache_salt)
-     * as a session does. */
+     * is kept of the prompt is held for another server (engine_output.transfer); the draw leaves
+     * min_tokens out. takes_over: what another server holds so is fetched instead of computed. Both
+     * belong to (identity, cache_salt) as a session does. */
     bool hands_over, takes_over;
     char transfer_host[TRANSFER_HOST_BYTES]; // takes_over: the server
     uint32_t transfer_port;

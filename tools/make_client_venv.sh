@@ -1,17 +1,17 @@
 #!/usr/bin/env bash
-# usage: tools/make_client_venv.sh [agents | evals | cuda]
+# usage: tools/make_client_venv.sh [agents | evals | dynamo | cuda]
 # Installs the Python clients of tests/e2e/serve in build/clients-venv, the agent libraries in
-# build/agents-venv, the evaluation tools in build/evals-venv, or NVIDIA's disassemblers in
-# build/cuda-venv, again only when the requirements or Python change. Where the packages are not
-# available it prints why and leaves nothing behind: the suites that need them are then skipped, and
-# named.
+# build/agents-venv, the evaluation tools in build/evals-venv, NVIDIA Dynamo's services in
+# build/dynamo-venv, or NVIDIA's disassemblers in build/cuda-venv, again only when the requirements
+# or Python change. Where the packages are not available it prints why and leaves nothing behind:
+# the suites that need them are then skipped, and named.
 set -euo pipefail
 root=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)
 case ${1-} in
 "") venv=clients requirements=e2e/serve/requirements.txt ;;
-agents | evals) venv=$1 requirements=e2e/serve/requirements-$1.txt ;;
+agents | evals | dynamo) venv=$1 requirements=e2e/serve/requirements-$1.txt ;;
 cuda) venv=cuda requirements=cuda/requirements.txt ;;
-*) echo "usage: $0 [agents | evals | cuda]" >&2 && exit 2 ;;
+*) echo "usage: $0 [agents | evals | dynamo | cuda]" >&2 && exit 2 ;;
 esac
 venv=$root/build/$venv-venv
 requirements=$root/tests/$requirements
