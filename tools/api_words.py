@@ -190,6 +190,7 @@ RESPONSE_KEYS = {
     "param": "Always null.",
     "incomplete_details": "Of an answer that is cut short: `reason`; else null.",
     "reason": "`max_output_tokens`.",
+    "kv_transfer_params": "Of a request with this field: what became of its prompt, as for chat.",
     "output": "The items: reasoning, a message, function calls.",
     "type": "`reasoning`, `message`, `function_call`; `reasoning_text`, `output_text`; the name of an event.",
     "role": "`assistant`.",

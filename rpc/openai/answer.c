@@ -506,10 +506,10 @@ static void write_form(openai_answer *a, const generation *g, const generation_o
     form->take(a->call.writer, &c->talk, out);
     talk_clear(&c->talk);
     if (o->out.finish == ENGINE_FINISH_NONE) return;
-    form->end(
-        a->call.writer,
-        &(form_end){o->out.finish, o->out.stop_string, o->out.usage, o->out.report, o->out.reading},
-        out);
+    form->end(a->call.writer,
+              &(form_end){o->out.finish, o->out.stop_string, o->out.usage, o->out.report,
+                          o->out.reading, o->out.transfer},
+              out);
 }
 
 static void take_form(openai_answer *a, const generation *g, const generation_output *o,

@@ -150,7 +150,7 @@ static const field_row rows[] = {
     {"web_search_options", FOR_CHAT, FIELD_REFUSED, "is not supported"},
     {"verbosity", FOR_CHAT, FIELD_REFUSED, "is not supported"},
     {"mm_processor_kwargs", GENERATES, FIELD_REFUSED, "is not supported"},
-    {"kv_transfer_params", CONVERTED, FIELD_REFUSED, "is not supported"},
+    {"kv_transfer_params", FOR_MESSAGES, FIELD_REFUSED, "is not supported"},
     {"guided_decoding_backend", GENERATES, FIELD_STRING, NULL},
     {"guided_whitespace_pattern", GENERATES, FIELD_REFUSED, "is not supported"},
 };

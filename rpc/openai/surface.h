@@ -108,6 +108,7 @@ typedef struct form_end {
     engine_usage usage;
     const retention_report *report;  // NULL = none
     const retrieval_totals *reading; // NULL = none
+    const engine_transfer *transfer; // NULL = none
 } form_end;
 
 /* How an API writes an answer, which has one choice. What the functions append to `out` is sent

@@ -387,16 +387,17 @@ static status copy_text(const char *text, char **out, error *err)
 
 /* The salt keeps a conversation apart in the cache, so it goes on with the conversation. A request
  * with retention whose response is stored leaves its pages to the one that goes on from it; without
- * retention the prefix cache has them. */
+ * retention the prefix cache has them. A prompt that goes from one server to another is of no
+ * session. */
 static status choose_session(const reading *in, engine_request *r, error *err)
 {
     response_writer *w = in->w;
     const char *before = w->before ? stored_session(w->before) : NULL;
     const char *salt = w->before ? stored_salt(w->before) : NULL;
     if (!r->cache_salt) RETURN_IF_ERROR(copy_text(salt, &r->cache_salt, err));
-    if (!r->session && w->store && before) RETURN_IF_ERROR(copy_text(before, &r->session, err));
-    if (!r->session && w->store && r->retention)
-        RETURN_IF_ERROR(copy_text(w->id, &r->session, err));
+    bool moves = r->hands_over || r->takes_over, keeps = w->store && !moves;
+    if (!r->session && keeps && before) RETURN_IF_ERROR(copy_text(before, &r->session, err));
+    if (!r->session && keeps && r->retention) RETURN_IF_ERROR(copy_text(w->id, &r->session, err));
     if (!w->store) return STATUS_IS_OK;
     RETURN_IF_ERROR(copy_text(r->session, &w->session, err));
     return copy_text(r->cache_salt, &w->salt, err);

@@ -291,6 +291,10 @@ static void put_reports(response_writer *w, const form_end *e)
         strbuf_puts(&w->reports, ",\"retrieval\":");
         retrieval_report_json(e->reading, &w->reports);
     }
+    if (e->transfer) {
+        strbuf_puts(&w->reports, ",\"kv_transfer_params\":");
+        service_put_transfer(w->s, e->transfer, &w->reports);
+    }
 }
 
 /* Appends the answer's message to the request's own. */

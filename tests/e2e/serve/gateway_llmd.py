@@ -1,7 +1,8 @@
 #!/usr/bin/env python3
-"""llm-d's sidecar in front of a decode server, replayed: what it makes of a client's request for the
-prefill server, what it reads of the answer, and what it sends on, as its connector nixlv2 does in
-llm-d-routing-sidecar 0.3 and in llm-d-router 0.10. usage: gateway_llmd.py OCTAVO [unittest arguments]"""
+"""llm-d's sidecar in front of a decode server, replayed: what it makes of a client's request for
+the prefill server, what it reads of the answer, and what it sends on, as its connector nixlv2 does
+in llm-d-routing-sidecar 0.3 and in llm-d-router 0.10. usage: gateway_llmd.py OCTAVO
+[unittest arguments]"""
 
 import copy
 import json
@@ -13,6 +14,7 @@ from harness import main, sse, tokens
 
 LIMITS = {"0.3": ("max_tokens", "max_completion_tokens"),
           "0.10": ("max_tokens", "max_completion_tokens", "min_tokens")}
+OF_RESPONSES = ("max_output_tokens",)  # 0.10
 CHAT = {"messages": [{"role": "user", "content": "O Romeo, <Romeo> & " * 12}], "max_tokens": 12, "ignore_eos": True,
         "temperature": 0, "logprobs": True, "top_logprobs": 2}
 
@@ -29,7 +31,7 @@ class Sidecar:
     """The two requests that it makes of one."""
 
     def __init__(self, pair, release):
-        self.pair, self.limits = pair, LIMITS[release]
+        self.pair, self.release = pair, release
 
     def send(self, server, path, message, request_id):
         status, _, text = server.request("POST", path, as_go_writes(message), {
@@ -43,9 +45,10 @@ class Sidecar:
         request_id = str(uuid.uuid4())
         leg = {**copy.deepcopy(request), "kv_transfer_params": HANDS_OVER, "stream": False}
         leg.pop("stream_options", None)
-        leg.update(dict.fromkeys(self.limits, 1))
+        responses = path == "/v1/responses"
+        leg.update(dict.fromkeys(OF_RESPONSES if responses else LIMITS[self.release], 1))
         answer = json.loads(self.send(self.pair.prefill, path, leg, request_id))
-        assert isinstance(answer["usage"]["prompt_tokens_details"]["cached_tokens"], int)
+        assert responses or isinstance(answer["usage"]["prompt_tokens_details"]["cached_tokens"], int)
         params = answer["kv_transfer_params"]
         return self.send(self.pair.decode, path, {**request, "kv_transfer_params": params}, request_id), params
 
@@ -94,6 +97,7 @@ class Llmd(unittest.TestCase):
             answer = self.ask("0.10", request, "/v1/completions")
             self.assertEqual(drawn(answer), drawn(self.pair.alone(request)))
             self.assertEqual(answer["choices"][0]["token_ids"][0] == first, not least)
+            self.assertEqual(answer["kv_transfer_params"]["note"] == "fetched from another server", not least)
 
     def test_streams(self):
         request = {**body(tokens(200, 70), CHUNKKV), "stream": True, "stream_options": {"include_usage": True}}
@@ -104,6 +108,25 @@ class Llmd(unittest.TestCase):
         self.assertEqual([f["kv_transfer_params"]["note"] for f in frames if "kv_transfer_params" in f],
                          ["fetched from another server"])
         self.assertIn("prompt_tokens_details", frames[-1]["usage"])
+
+    def test_responses(self):
+        """Stored ones, too: what is handed over is of no session."""
+        said = lambda response: [(i["type"], i.get("content")) for i in response["output"]]
+        for seed, fields in enumerate(({}, {"retention": CHUNKKV}, {"retention": CHUNKKV, "store": False},
+                                       {"temperature": 0.9, "seed": 7})):
+            request = {"input": f"{seed} Romeos, " * 30, "max_output_tokens": 12, "temperature": 0, **fields}
+            expected = self.pair.alone(request, "/v1/responses")
+            answer = self.ask("0.10", request, "/v1/responses")
+            with self.subTest(**fields):
+                self.assertEqual(answer["kv_transfer_params"]["note"], "fetched from another server")
+                self.assertEqual([(kind, [p["text"] for p in parts]) for kind, parts in said(answer)],
+                                 [(kind, [p["text"] for p in parts]) for kind, parts in said(expected)])
+        text, _ = Sidecar(self.pair, "0.10").ask({**request, "input": "O Romeo, " * 30, "stream": True}, "/v1/responses")
+        last = json.loads(text.strip().rsplit("data: ", 1)[1])["response"]
+        self.assertEqual(last["kv_transfer_params"]["note"], "fetched from another server")
+        more = self.pair.decode.post("/v1/responses", {"input": "and more", "previous_response_id": last["id"],
+                                                       "max_output_tokens": 4}, headers=headers())
+        self.assertGreater(more["usage"]["input_tokens"], last["usage"]["input_tokens"])
 
     def test_a_prompt_that_is_not_held(self):
         request = {**CHAT, "retention": {"method": "h2o", "ratio": 0.5}}
