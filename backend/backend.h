@@ -182,6 +182,9 @@ typedef struct step_sample {
     float logprob; // log-softmax of the raw logits; NaN when no logprobs were asked for
     uint32_t rank; // 1 = most likely
     uint32_t n_top;
+    /* 1: a draw's logits have no softmax, as they are edited: one is NaN, or the largest is not
+     * finite. `token` is then any token of the vocabulary. A score has the logprob NaN instead. */
+    uint32_t undefined;
     uint32_t top_ids[SAMPLE_LOGPROBS_MAX];
     float top_logprobs[SAMPLE_LOGPROBS_MAX];
 } step_sample;

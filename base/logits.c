@@ -1,31 +1,66 @@
 #include "base/logits.h"
 
 #include <math.h>
+#include <string.h>
 
 #define SHARE_ONE   0x1p39 /* shares of the largest logit */
 #define SHARE_FLOOR -28.0f /* exp of less is no half share */
 
-/* In lanes, which compilers make vectors of: a maximum in order would wait for itself. */
+/* Vectors of the compiler, because gcc makes none of loops over lanes. There are several, because a
+ * maximum in order would wait for itself. */
+enum { QUADS = 4, LANES = QUADS * 4 };
+typedef float quad __attribute__((vector_size(16)));
+typedef int32_t quad_bits __attribute__((vector_size(16)));
+
+static inline float find_largest(const float *logits, uint32_t n, bool *is_nan)
+{
+    quad most[QUADS], v;
+    quad_bits nans = {0};
+    uint32_t i = 0;
+    for (uint32_t k = 0; k < QUADS; k++)
+        most[k] = (quad){-INFINITY, -INFINITY, -INFINITY, -INFINITY};
+    for (; i + LANES <= n; i += LANES) {
+        for (uint32_t k = 0; k < QUADS; k++) {
+            memcpy(&v, logits + i + 4 * k, sizeof v);
+            quad_bits greater = v > most[k];
+            most[k] = (quad)((greater & (quad_bits)v) | (~greater & (quad_bits)most[k]));
+            nans |= v != v;
+        }
+    }
+    float largest = -INFINITY;
+    *is_nan = (nans[0] | nans[1] | nans[2] | nans[3]) != 0;
+    for (; i < n; i++) {
+        largest = logits[i] > largest ? logits[i] : largest;
+        *is_nan |= isnan(logits[i]) != 0;
+    }
+    for (uint32_t k = 0; k < LANES; k++)
+        largest = most[k / 4][k % 4] > largest ? most[k / 4][k % 4] : largest;
+    return largest;
+}
+
 float logits_largest(const float *logits, uint32_t n)
 {
-    enum { LANES = 16 };
-    float most[LANES];
-    uint32_t i = 0;
-    for (uint32_t k = 0; k < LANES; k++) most[k] = -INFINITY;
-    for (; i + LANES <= n; i += LANES)
-        for (uint32_t k = 0; k < LANES; k++)
-            most[k] = logits[i + k] > most[k] ? logits[i + k] : most[k];
-    for (; i < n; i++) most[0] = logits[i] > most[0] ? logits[i] : most[0];
-    for (uint32_t k = 1; k < LANES; k++) most[0] = most[k] > most[0] ? most[k] : most[0];
-    return most[0];
+    bool is_nan;
+    return find_largest(logits, n, &is_nan);
 }
+
+logits_peak logits_find_peak(const float *logits, uint32_t n)
+{
+    logits_peak peak = {.index = n - 1};
+    peak.value = find_largest(logits, n, &peak.is_nan);
+    for (uint32_t i = 0; i < n; i++)
+        if (logits[i] == peak.value) {
+            peak.index = i;
+            break;
+        }
+    return peak;
+}
+
+bool logits_are_defined(float largest, bool is_nan) { return !is_nan && isfinite(largest); }
 
 uint32_t logits_argmax(const float *logits, uint32_t n)
 {
-    float largest = logits_largest(logits, n);
-    for (uint32_t i = 0; i < n; i++)
-        if (logits[i] == largest) return i;
-    return n - 1;
+    return logits_find_peak(logits, n).index;
 }
 
 uint64_t logits_share(float logit, float max)
@@ -62,7 +97,7 @@ uint32_t logits_top(const float *logits, uint32_t n, uint32_t n_top, uint32_t *t
 
 logits_sum logits_add_up(const float *logits, uint32_t n, float max)
 {
-    logits_sum sum = {.is_nan = !isfinite(max)};
+    logits_sum sum = {.is_nan = !logits_are_defined(max, false)};
     for (uint32_t i = 0; i < n; i++) {
         sum.shares += logits_share(logits[i], max);
         sum.is_nan |= isnan(logits[i]);

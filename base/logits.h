@@ -10,6 +10,15 @@
 /* The index of the largest logit; the lowest one among equals; NaN never wins, and the last one of
  * a row of nothing else is taken. n >= 1. */
 uint32_t logits_argmax(const float *logits, uint32_t n);
+/* That index, its logit, and whether a logit of the row is NaN: from one pass for all. */
+typedef struct logits_peak {
+    uint32_t index;
+    float value; // -inf where every logit is NaN
+    bool is_nan;
+} logits_peak;
+logits_peak logits_find_peak(const float *logits, uint32_t n);
+/* Whether a row has a softmax: its largest logit is finite, and none is NaN. */
+bool logits_are_defined(float largest, bool is_nan);
 /* The largest logit that is not NaN, -inf where there is none. */
 float logits_largest(const float *logits, uint32_t n);
 

@@ -197,10 +197,15 @@ static double log_softmax(const float *logits, uint32_t n, uint32_t id)
 static status add_rows(void *ctx, const float *logits, uint32_t row, uint32_t n_rows, error *err)
 {
     perplexity *p = ctx;
-    (void)err;
     for (uint32_t i = 0; i < n_rows; i++) {
         if (row + i < p->first || row + i + 1 >= p->n) continue;
-        p->nll -= log_softmax(logits + (size_t)i * p->vocab, p->vocab, p->ids[row + i + 1]);
+        double score = log_softmax(logits + (size_t)i * p->vocab, p->vocab, p->ids[row + i + 1]);
+        if (!isfinite(score))
+            return error_set(err, STATUS_INTERNAL,
+                             "--text: the model's logits behind token %u of a window are not "
+                             "finite (NaN or infinity), so the text has no perplexity",
+                             row + i + 1);
+        p->nll -= score;
         p->n_scored++;
     }
     return STATUS_IS_OK;

@@ -246,6 +246,7 @@ void engine_get_metrics(engine *e, engine_metrics *out)
     pthread_mutex_lock(&e->stats_lock);
     *out = e->metrics;
     memcpy(out->choices_finished, e->choices_finished, sizeof e->choices_finished);
+    out->undefined = e->n_undefined;
     pthread_mutex_unlock(&e->stats_lock);
 }
 

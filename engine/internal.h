@@ -233,6 +233,7 @@ struct engine {
     engine_stats stats;     /* published by the engine thread; ended requests are added directly */
     engine_metrics metrics; /* published by the engine thread */
     uint64_t choices_finished[ENGINE_FINISHES];
+    uint64_t n_undefined; /* requests that failed because the model's numbers are not finite */
     char trouble[ENGINE_TROUBLE_BYTES]; /* "" = none since the backend was last made */
 };
 
@@ -248,6 +249,8 @@ static inline uint32_t engine_in_flight(const engine *e)
 void engine_count_out(engine *e, engine_finish how);
 /* Counts a choice that ended this way. Any thread. */
 void engine_count_choice(engine *e, engine_finish how);
+/* Counts a request that fails because the model's numbers are not finite. Any thread. */
+void engine_count_undefined(engine *e);
 /* UNAVAILABLE with the missing part and the reason while the backend is down. */
 status engine_check_state(engine *e, error *err);
 status engine_make_scheduler(engine *e, sched **out, error *err);

@@ -2,6 +2,7 @@
 #include "engine/internal.h"
 
 #include <math.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -63,12 +64,32 @@ static void take_forced(engine *e, engine_stream *s, untold_token *drawn)
         e, (sched_event){.kind = SCHED_FORCED, .request = s->id, .forced = tokens, .n_forced = n});
 }
 
+/* Weights are finite, which was checked when they were loaded, but a model may overflow with finite
+ * ones, or its memory may be damaged. A token that was drawn nevertheless would look like an
+ * answer. */
+static void fail_undefined(engine *e, engine_stream *s, const char *what, const char *where)
+{
+    char text[256];
+    snprintf(text, sizeof text,
+             "%s: the model's %s are not finite (NaN or infinity) in step %llu, so there is no "
+             "answer",
+             where, what, (unsigned long long)e->collected->step);
+    engine_count_undefined(e);
+    slots_fail_stream(e, s, status_make(STATUS_INTERNAL, text));
+}
+
 /* Returns whether the token must still go into the ring. With stop strings it goes there at once,
  * because only its text shows whether it ends the choice. */
 static bool take_token(engine *e, engine_stream *s, uint32_t choice, const step_sample *sample)
 {
     choice_state *c = &s->choices[choice];
     if (c->finish != ENGINE_FINISH_NONE || s->failed) return false;
+    if (sample->undefined) {
+        char where[64];
+        snprintf(where, sizeof where, "output token %u of choice %u", c->n_tokens + 1, choice);
+        fail_undefined(e, s, "logits", where);
+        return false;
+    }
     if (s->request.score_only) {
         slots_end_choice(e, s, choice, ENGINE_FINISH_LENGTH);
         return false;
@@ -108,21 +129,42 @@ void loop_take_first(engine *e, engine_stream *s, const step_sample *sample)
     pause_if_full(e, s, 0);
 }
 
+static void take_scores(engine *e, engine_stream *s, uint32_t n_rows, const step_sample *scores)
+{
+    char where[64];
+    for (uint32_t i = 0; i < n_rows; i++) {
+        if (!isnan(scores[i].logprob)) continue;
+        snprintf(where, sizeof where, "the score of prompt token %u", s->scores.n_rows + i + 1);
+        fail_undefined(e, s, "logits", where);
+        return;
+    }
+    if (!prompt_take_scores(s, n_rows, scores))
+        slots_fail_stream(e, s, status_make(STATUS_NO_MEMORY, "prompt logprobs"));
+}
+
+static void take_pooled(engine *e, engine_stream *s, uint32_t n_rows, const float *values)
+{
+    uint32_t n = e->info.hidden;
+    for (uint32_t i = 0; i < n; i++) {
+        if (isfinite(values[i])) continue;
+        fail_undefined(e, s, "hidden states", "the pooled prompt");
+        return;
+    }
+    if (!prompt_take_pooled(s, n_rows, values, n))
+        slots_fail_stream(e, s, status_make(STATUS_NO_MEMORY, "pooled hidden states"));
+}
+
 static void take_share(engine *e, engine_stream *s, const step_seq *share, bool selects,
                        const step_seq_result *got)
 {
     hand_note_rows(s);
     if (share->want_scores && !s->failed) {
-        if (!got->scores)
-            slots_fail_stream(e, s, status_make(STATUS_INTERNAL, "scores are missing"));
-        else if (!prompt_take_scores(s, share->n_tokens, got->scores))
-            slots_fail_stream(e, s, status_make(STATUS_NO_MEMORY, "prompt logprobs"));
+        if (got->scores) take_scores(e, s, share->n_tokens, got->scores);
+        else slots_fail_stream(e, s, status_make(STATUS_INTERNAL, "scores are missing"));
     }
     if (share->pooling && !s->failed) {
-        if (!got->pooled)
-            slots_fail_stream(e, s, status_make(STATUS_INTERNAL, "hidden states are missing"));
-        else if (!prompt_take_pooled(s, share->n_tokens, got->pooled, e->info.hidden))
-            slots_fail_stream(e, s, status_make(STATUS_NO_MEMORY, "pooled hidden states"));
+        if (got->pooled) take_pooled(e, s, share->n_tokens, got->pooled);
+        else slots_fail_stream(e, s, status_make(STATUS_INTERNAL, "hidden states are missing"));
     }
     if (share->n_embeds && !s->failed) reform_take_rows(e, s, share, got);
     if (selects) e->measured[e->n_measured++] = s;

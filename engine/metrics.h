@@ -56,7 +56,8 @@ typedef struct engine_metrics {
     engine_histogram histograms[ENGINE_HISTOGRAMS];
     uint64_t choices_finished[ENGINE_FINISHES]; // indexed by engine_finish
     engine_method_metrics methods[ENGINE_METHODS_MAX];
-    uint64_t restarts; // restarts of the backend
+    uint64_t restarts;  // restarts of the backend
+    uint64_t undefined; // requests that failed because the model's numbers are not finite
 } engine_metrics;
 
 #endif

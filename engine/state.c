@@ -76,6 +76,13 @@ void engine_count_out(engine *e, engine_finish how)
     atomic_fetch_sub(&e->n_live, 1);
 }
 
+void engine_count_undefined(engine *e)
+{
+    pthread_mutex_lock(&e->stats_lock);
+    e->n_undefined++;
+    pthread_mutex_unlock(&e->stats_lock);
+}
+
 void engine_count_choice(engine *e, engine_finish how)
 {
     pthread_mutex_lock(&e->stats_lock);

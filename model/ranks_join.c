@@ -85,6 +85,7 @@ static bool same_samples(const step_result *a, const step_result *b)
         if (x->n_samples != y->n_samples) return false;
         for (uint32_t j = 0; j < x->n_samples; j++)
             if (x->samples[j].token != y->samples[j].token ||
+                x->samples[j].undefined != y->samples[j].undefined ||
                 memcmp(&x->samples[j].logprob, &y->samples[j].logprob, sizeof(float)) != 0)
                 return false;
     }

@@ -247,12 +247,11 @@ static void fill_logprobs(const float *logits, uint32_t n, uint32_t n_top, step_
     out->n_top = s.n_top;
 }
 
-static uint32_t draw_token(const sample_params *p, draw_noise noise, uint32_t n,
+static uint32_t draw_token(const sample_params *p, draw_noise noise, uint32_t n, uint32_t largest,
                            sampler_scratch *scratch)
 {
     const float *logits = scratch->logits;
     candidate *c = scratch->candidates, one;
-    uint32_t largest = logits_argmax(logits, n);
     if (sampler_is_greedy(p)) return largest;
     float floor = sampler_floor(p, logits[largest]);
     if (p->top_k == 0 && p->top_p >= 1) {
@@ -263,7 +262,7 @@ static uint32_t draw_token(const sample_params *p, draw_noise noise, uint32_t n,
         m = candidates_keep_top_p(c, m, p->top_p);
         one = draw_gumbel(noise, c, m);
     }
-    /* All logits are -inf or NaN: return some token. */
+    /* All logits are -inf or NaN: the draw is undefined. */
     return one.id == DRAW_NO_TOKEN ? largest : one.id;
 }
 
@@ -273,7 +272,9 @@ static void draw_one(const sampler *s, const sampler_draw *d, sampler_scratch *s
     uint32_t n = s->vocab_size;
     sampler_edited(s, d, 0, n, scratch->logits);
     draw_noise noise = {draw_key(p->seed, d->choice), d->sample_index};
-    d->out->token = draw_token(p, noise, n, scratch);
+    logits_peak peak = logits_find_peak(scratch->logits, n);
+    d->out->undefined = !logits_are_defined(peak.value, peak.is_nan);
+    d->out->token = draw_token(p, noise, n, peak.index, scratch);
     d->out->logprob = NAN;
     d->out->rank = 0;
     d->out->n_top = 0;

@@ -13,9 +13,9 @@ enum { WHOLE_ROWS = 8 };
 
 /* Where a draw stands, and the words that each rank gives for it:
  *
- *   FIRST  the largest edited logit; without limits also the largest with noise; with top_k or
- *          top_p the number of candidates and the likeliest ones; with logprobs the largest raw
- *          logit, and the likeliest tokens
+ *   FIRST  the largest edited logit, and whether one is NaN; without limits also the largest with
+ *          noise; with top_k or top_p the number of candidates and the likeliest ones; with
+ *          logprobs the largest raw logit, and the likeliest tokens
  *   TOTAL  top_p: the mass of all tokens from the floor on
  *   SCAN   the largest logit with noise from the floor on
  *   SCORE  logprobs: the sum over raw logits, and how many are greater than the token's
@@ -36,7 +36,7 @@ typedef struct contender {
     float raw;
 } contender;
 
-enum { CONTENDER_WORDS = 3, TOTAL_WORDS = 2, SCORE_WORDS = 4, TOP_WORDS = 2 };
+enum { CONTENDER_WORDS = 3, PEAK_WORDS = 4, TOTAL_WORDS = 2, SCORE_WORDS = 4, TOP_WORDS = 2 };
 
 typedef struct one_draw {
     const sampler_draw *draw;
@@ -147,6 +147,15 @@ static word *put_contender(word *w, contender c)
 
 static contender get_contender(const word *w) { return (contender){w[0].f, w[1].u, w[2].f}; }
 
+static word *put_peak(word *w, contender largest, bool is_nan)
+{
+    w = put_contender(w, largest);
+    w->u = is_nan;
+    return w + PEAK_WORDS - CONTENDER_WORDS;
+}
+
+static bool get_is_nan(const word *peak) { return peak[CONTENDER_WORDS].u != 0; }
+
 static void put_sum(word *w, uint64_t sum)
 {
     w[0].u = (uint32_t)sum;
@@ -156,7 +165,7 @@ static void put_sum(word *w, uint64_t sum)
 static uint64_t get_sum(const word *w) { return w[0].u | (uint64_t)w[1].u << 32; }
 
 /* Words behind the largest, in FIRST: those with noise, the list, the logprobs. */
-static size_t list_at(const one_draw *d) { return CONTENDER_WORDS * (d->has_noise ? 2u : 1u); }
+static size_t list_at(const one_draw *d) { return PEAK_WORDS + CONTENDER_WORDS * d->has_noise; }
 
 static size_t top_at(const one_draw *d)
 {
@@ -191,7 +200,7 @@ static void fill_nothing(const one_draw *d, word *w)
     for (size_t i = 0; i < n; i++) w[i].u = d->stage == FIRST ? DRAW_NO_TOKEN : 0;
     if (d->stage == SCAN) put_contender(w, none);
     if (d->stage != FIRST) return;
-    w = put_contender(w, none);
+    w = put_peak(w, none, false);
     if (d->has_noise) w = put_contender(w, none);
     if (d->n_list) w->u = 0;
     w += top_at(d) - list_at(d);
@@ -228,8 +237,9 @@ static void fill_first(const sampler_shards *s, const one_draw *d, scratch *t, w
 {
     const float *raw = sampler_raw(d->draw, s->first, s->n, t->raw);
     sampler_edited(s->o.sampler, d->draw, s->first, s->n, t->edited);
-    uint32_t largest = logits_argmax(t->edited, s->n);
-    w = put_contender(w, (contender){t->edited[largest], s->first + largest, raw[largest]});
+    logits_peak peak = logits_find_peak(t->edited, s->n);
+    uint32_t largest = peak.index;
+    w = put_peak(w, (contender){t->edited[largest], s->first + largest, raw[largest]}, peak.is_nan);
     if (d->has_noise) {
         candidate c = draw_gumbel_row(d->noise, t->edited, s->first, s->n, -INFINITY, largest);
         w = put_contender(w, contender_of(s, c, raw));
@@ -293,6 +303,13 @@ static contender largest_of(const sampler_shards *s, const one_draw *d)
         if (c.id != DRAW_NO_TOKEN && (c.value > best.value || isnan(best.value))) best = c;
     }
     return best;
+}
+
+static bool is_nan_anywhere(const sampler_shards *s, const one_draw *d)
+{
+    bool is_nan = false;
+    for (uint32_t r = 0; r < s->ranks; r++) is_nan |= get_is_nan(words_from(&s->opening, r, d->at));
+    return is_nan;
 }
 
 /* The largest with noise over ranks. The first of equal ones has the lowest id. */
@@ -430,8 +447,9 @@ static void decide_first(const sampler_shards *s, one_draw *d, scratch *t)
     d->first_at = d->at;
     d->max = largest.value;
     d->floor = sampler_floor(p, largest.value);
+    d->draw->out->undefined = !logits_are_defined(largest.value, is_nan_anywhere(s, d));
     if (sampler_is_greedy(p) || !(largest.value > -INFINITY)) take_token(s, d, largest);
-    else if (d->has_noise) take_token(s, d, winner_of(s, &s->opening, d->at + CONTENDER_WORDS));
+    else if (d->has_noise) take_token(s, d, winner_of(s, &s->opening, d->at + PEAK_WORDS));
     else if (p->top_k) decide_top_k(s, d, t);
     else d->stage = d->n_list ? TOTAL : SCAN;
 }

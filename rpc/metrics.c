@@ -159,6 +159,9 @@ static void put_counters(page *p, const engine_stats *e, const engine_metrics *m
          (double)e->tell_us / 1e6},
         {"backend_restarts_total", "Backends restarted after a stuck or failed step.",
          (double)m->restarts},
+        {"corrupted_requests_total",
+         "Requests that failed because the model's logits or hidden states were not finite.",
+         (double)m->undefined},
     };
 #undef PAGES_ROW
 #undef SCHED_ROW

@@ -19,7 +19,7 @@ extern "C" {
 #endif
 
 /* Rises with every change below: a plugin of another version is refused. */
-enum { GPU_API_VERSION = 26 };
+enum { GPU_API_VERSION = 27 };
 
 typedef enum gpu_status { GPU_OK, GPU_NO_MEMORY, GPU_UNSUPPORTED, GPU_LOST } gpu_status;
 
@@ -483,7 +483,7 @@ typedef struct gpu_draw {
 typedef struct gpu_drawn {
     uint32_t token;
     float logprob;
-    uint32_t rank, n_top;
+    uint32_t rank, n_top, undefined;
     uint32_t top_ids[GPU_LOGPROBS_MAX];
     float top_logprobs[GPU_LOGPROBS_MAX];
 } gpu_drawn;
@@ -509,13 +509,14 @@ typedef struct gpu_tokens {
 } gpu_tokens;
 
 /* What a rank's part of a row gives to a draw without logprobs, min_p, top_k and top_p: its largest
- * edited logit, and its largest with noise, which a greedy draw lacks. GPU_NO_TOKEN: there is
- * none. */
+ * edited logit, its largest with noise, which a greedy draw lacks, and whether a logit is NaN.
+ * GPU_NO_TOKEN: there is none. */
 typedef struct gpu_part {
     float largest;
     uint32_t largest_token;
     float drawn;
     uint32_t drawn_token;
+    uint32_t is_nan;
 } gpu_part;
 
 /* ---- moves ----------------------------------------------------------------------------------- */

@@ -19,16 +19,18 @@ static __global__ void __launch_bounds__(PART_THREADS)
 {
     size_t i = (size_t)blockIdx.x * blockDim.x + threadIdx.x;
     if (i >= n || draws[i].row == GPU_NO_DRAW || !draws[i].by_parts) return;
-    gpu_part best = {-INFINITY, GPU_NO_TOKEN, -INFINITY, GPU_NO_TOKEN};
+    gpu_part best = {-INFINITY, GPU_NO_TOKEN, -INFINITY, GPU_NO_TOKEN, 0};
     for (uint32_t r = 0; r < ranks; r++) {
         const gpu_part p = parts[r * n + i];
         keep_better(&best.largest, &best.largest_token, p.largest, p.largest_token);
         keep_better(&best.drawn, &best.drawn_token, p.drawn, p.drawn_token);
+        best.is_nan |= p.is_nan;
     }
     uint32_t token = best.drawn_token;
     if (token == GPU_NO_TOKEN) token = best.largest_token;
     gpu_drawn *out = drawn + draws[i].result;
     out->token = token == GPU_NO_TOKEN ? 0 : token; /* a row of NaN alone */
+    out->undefined = !has_softmax(best.largest, best.is_nan);
     out->logprob = NAN;
     out->rank = out->n_top = 0;
 }

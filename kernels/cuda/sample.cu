@@ -68,6 +68,23 @@ static DEVICE best row_best(const float *x, uint32_t n, const best *after)
     return block_best(b);
 }
 
+struct peak {
+    best top; /* the largest that is not NaN */
+    bool is_nan;
+};
+
+static DEVICE peak row_peak(const float *x, uint32_t n)
+{
+    best b = {-INFINITY, NO_TOKEN};
+    uint32_t nans = 0;
+    for_each(x, n, [&](float v, uint32_t i) {
+        b = better(b, v, i);
+        nans |= v != v;
+    });
+    b = block_best(b);
+    return peak{b, block_total(nans) > 0};
+}
+
 /* ---- by digits ------------------------------------------------------------------------------- */
 
 /* Maps larger floats to larger keys; both zeros have one key. */
@@ -320,16 +337,19 @@ static DEVICE const float *prepare(const gpu_sampling &s, const gpu_draw &d, flo
     return scratch;
 }
 
-static DEVICE uint32_t draw(digits &all, const gpu_sampling &s, const gpu_draw &d, float *scratch)
+static DEVICE uint32_t draw(digits &all, const gpu_sampling &s, const gpu_draw &d, float *scratch,
+                            uint32_t *undefined)
 {
     uint32_t n = s.n_vocab;
     const float *x = prepare(s, d, scratch);
-    best top = row_best(x, n, NULL);
+    const peak of_row = row_peak(x, n);
+    best top = of_row.top;
+    *undefined = !has_softmax(top.value, of_row.is_nan);
     uint32_t greedy = top.id == NO_TOKEN ? 0 : top.id;
     if (d.temperature < GREEDY_BELOW) return greedy;
     kept k = {top.value + d.log_min_p, 0, NO_TOKEN};
     uint32_t left = count_kept(x, n, k);
-    if (left == 0) return greedy; /* every logit is -inf or NaN: still returns a token */
+    if (left == 0) return greedy; /* every logit is -inf or NaN: the draw is undefined */
     if (d.top_k > 0 && d.top_k < left) {
         const kept before = k;
         auto each = [=](float v, uint32_t i, uint32_t *key, u64 *weight) {
@@ -384,10 +404,12 @@ static __global__ void __launch_bounds__(DRAW_THREADS) draw_kernel(gpu_sampling 
     const gpu_draw d = s.draws[blockIdx.x];
     if (d.row == GPU_NO_DRAW || d.by_parts) return; /* the whole block */
     gpu_drawn *out = s.drawn + d.result;
-    uint32_t token = d.given;
-    if (token == GPU_NO_TOKEN) token = draw(all, s, d, s.scratch + (size_t)blockIdx.x * s.n_vocab);
+    uint32_t token = d.given, undefined = 0;
+    if (token == GPU_NO_TOKEN)
+        token = draw(all, s, d, s.scratch + (size_t)blockIdx.x * s.n_vocab, &undefined);
     if (threadIdx.x == 0) {
         out->token = token;
+        out->undefined = undefined;
         out->logprob = NAN;
         out->rank = out->n_top = 0;
     }
@@ -400,11 +422,13 @@ static __global__ void __launch_bounds__(DRAW_THREADS) part_kernel(gpu_sampling 
     const gpu_draw d = s.draws[blockIdx.x];
     if (d.row == GPU_NO_DRAW || !d.by_parts) return; /* the whole block */
     const float *x = prepare(s, d, s.scratch + (size_t)blockIdx.x * s.n_vocab);
-    best top = row_best(x, s.n_vocab, NULL), drawn = {-INFINITY, NO_TOKEN};
+    const peak of_part = row_peak(x, s.n_vocab);
+    best top = of_part.top, drawn = {-INFINITY, NO_TOKEN};
     if (top.id != NO_TOKEN) top.id += s.first;
     if (d.temperature >= GREEDY_BELOW)
         drawn = draw_token(x, s.first, s.n_vocab, d, kept{-INFINITY, 0, NO_TOKEN});
-    if (threadIdx.x == 0) parts[blockIdx.x] = gpu_part{top.value, top.id, drawn.value, drawn.id};
+    if (threadIdx.x == 0)
+        parts[blockIdx.x] = gpu_part{top.value, top.id, drawn.value, drawn.id, of_part.is_nan};
 }
 
 gpu_status gpu_draw_parts(gpu *g, const gpu_sampling *s, gpu_part *parts)

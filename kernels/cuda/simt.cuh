@@ -386,6 +386,12 @@ static DEVICE float block_max(float v)
     return v;
 }
 
+/* Whether a row has a softmax (base/logits.h). */
+static DEVICE bool has_softmax(float largest, bool is_nan)
+{
+    return !is_nan && fabsf(largest) < INFINITY;
+}
+
 /* Calls f(x[i], i) for every blockDim.x-th i below n, from the thread's own on. Eight loads are
  * issued before the first is used; a plain loop with a branch would wait for each. f may write to
  * x[i]. */

@@ -58,6 +58,7 @@ static void score_rows(void *ctx, size_t from, size_t to, unsigned thread)
         s->logprob = score.logprob;
         s->rank = score.rank;
         s->n_top = score.n_top;
+        s->undefined = 0;
     }
 }
 

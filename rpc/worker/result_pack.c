@@ -13,7 +13,7 @@ static ProtobufCBinaryData borrow(const void *p, size_t n)
 
 typedef struct draws {
     size_t n, n_top;
-    bool has_logprobs, has_ranks, has_tops;
+    bool has_logprobs, has_ranks, has_tops, has_undefined;
 } draws;
 
 static draws count_draws(const step_result *r)
@@ -27,6 +27,7 @@ static draws count_draws(const step_result *r)
             d.has_logprobs |= !isnan(s->logprob);
             d.has_ranks |= s->rank != 0;
             d.has_tops |= s->n_top != 0;
+            d.has_undefined |= s->undefined != 0;
         }
     }
     return d;
@@ -38,10 +39,11 @@ static status pack_draws(const step_result *r, arena *a, result_message *out)
     uint32_t *tokens = arena_alloc_array(a, d.n, sizeof *tokens);
     uint32_t *ranks = arena_alloc_array(a, d.n, sizeof *ranks);
     uint32_t *n_tops = arena_alloc_array(a, d.n, sizeof *n_tops);
+    uint32_t *undefined = arena_alloc_array(a, d.n, sizeof *undefined);
     uint32_t *top_ids = arena_alloc_array(a, d.n_top, sizeof *top_ids);
     float *logprobs = arena_alloc_array(a, d.n, sizeof *logprobs);
     float *tops = arena_alloc_array(a, d.n_top, sizeof *tops);
-    if (!tokens || !ranks || !n_tops || !top_ids || !logprobs || !tops)
+    if (!tokens || !ranks || !n_tops || !undefined || !top_ids || !logprobs || !tops)
         return status_make(STATUS_NO_MEMORY, "a message's draws");
     size_t n = 0, at = 0;
     for (uint32_t i = 0; i < r->n_seqs; i++) {
@@ -50,6 +52,7 @@ static status pack_draws(const step_result *r, arena *a, result_message *out)
             tokens[n] = s->token;
             ranks[n] = s->rank;
             n_tops[n] = s->n_top;
+            undefined[n] = s->undefined;
             logprobs[n] = s->logprob;
             memcpy(top_ids + at, s->top_ids, s->n_top * sizeof *top_ids);
             memcpy(tops + at, s->top_logprobs, s->n_top * sizeof *tops);
@@ -62,6 +65,8 @@ static status pack_draws(const step_result *r, arena *a, result_message *out)
     out->n_sample_rank = d.has_ranks ? d.n : 0;
     out->sample_n_top = n_tops;
     out->n_sample_n_top = d.has_tops ? d.n : 0;
+    out->sample_undefined = undefined;
+    out->n_sample_undefined = d.has_undefined ? d.n : 0;
     out->top_id = top_ids;
     out->n_top_id = d.n_top;
     if (d.has_logprobs) out->sample_logprob = borrow(logprobs, d.n * sizeof *logprobs);

@@ -32,7 +32,7 @@ static status check_below(const char *name, uint32_t value, uint32_t limit, erro
 }
 
 /* A logprob may be minus infinity, and NaN: a model whose logits are NaN gives NaN in one process
- * too, where clients read null. Refusing it would restart the backend for one client's request. */
+ * too, where the request fails. Refusing it would restart the backend for one client's request. */
 static status check_logprobs(const char *name, const ProtobufCBinaryData *b, error *err)
 {
     const float *values = floats_of(b);
@@ -50,6 +50,7 @@ static status check_draws(const result_message *m, size_t n, uint32_t vocab, err
     RETURN_IF_ERROR(check_count("sample_token", m->n_sample_token, n, false, err));
     RETURN_IF_ERROR(check_count("sample_rank", m->n_sample_rank, n, true, err));
     RETURN_IF_ERROR(check_count("sample_n_top", m->n_sample_n_top, n, true, err));
+    RETURN_IF_ERROR(check_count("sample_undefined", m->n_sample_undefined, n, true, err));
     RETURN_IF_ERROR(
         check_bytes("sample_logprob", &m->sample_logprob, m->sample_logprob.len ? n : 0, err));
     for (size_t i = 0; i < n; i++)
@@ -58,6 +59,10 @@ static status check_draws(const result_message *m, size_t n, uint32_t vocab, err
         if (m->sample_rank[i] > vocab)
             return error_set(err, STATUS_INVALID, "sample_rank: %u of %u", m->sample_rank[i],
                              vocab);
+    for (size_t i = 0; i < m->n_sample_undefined; i++)
+        if (m->sample_undefined[i] > 1)
+            return error_set(err, STATUS_INVALID, "sample_undefined: %u, it is 0 or 1",
+                             m->sample_undefined[i]);
     for (size_t i = 0; i < m->n_sample_n_top; i++) {
         RETURN_IF_ERROR(
             check_below("sample_n_top", m->sample_n_top[i], SAMPLE_LOGPROBS_MAX + 1, err));
@@ -80,6 +85,7 @@ static void read_draws(const result_message *m, size_t n, step_sample *samples)
         s->logprob = m->sample_logprob.len ? floats_of(&m->sample_logprob)[i] : NAN;
         s->rank = m->n_sample_rank ? m->sample_rank[i] : 0;
         s->n_top = m->n_sample_n_top ? m->sample_n_top[i] : 0;
+        s->undefined = m->n_sample_undefined ? m->sample_undefined[i] : 0;
         if (s->n_top == 0) continue;
         memcpy(s->top_ids, m->top_id + top, s->n_top * sizeof *s->top_ids);
         memcpy(s->top_logprobs, floats_of(&m->top_logprob) + top, s->n_top * sizeof(float));
@@ -276,6 +282,7 @@ static status unpack_scores(const result_message *m, const result_source *source
             score->logprob = floats_of(&m->score_logprob)[row];
             score->rank = m->score_rank[row];
             score->n_top = score_tops(s, source->info);
+            score->undefined = 0;
             if (score->n_top == 0) continue;
             size_t bytes = score->n_top * sizeof(uint32_t);
             memcpy(score->top_ids, m->score_top_id + top, bytes);

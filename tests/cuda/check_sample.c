@@ -47,6 +47,7 @@ static void check_drawn(check *c, const char *name, const step_sample *due, cons
         a[0] = (float)due[i].token, b[0] = (float)got[i].token;
         a[1] = (float)due[i].rank, b[1] = (float)got[i].rank;
         a[2] = (float)due[i].n_top, b[2] = (float)got[i].n_top;
+        a[63] = (float)due[i].undefined, b[63] = (float)got[i].undefined;
         for (uint32_t t = 0; t < due[i].n_top && t < got[i].n_top; t++)
             a[3 + t] = (float)due[i].top_ids[t], b[3 + t] = (float)got[i].top_ids[t];
     }

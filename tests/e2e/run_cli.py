@@ -615,6 +615,29 @@ class Refusals(unittest.TestCase):
                 f.write('{"model":{"type":"Banana"}}')
             self.refuses(run, 1, "tokenizer.json")
 
+    def test_numbers_that_overflow(self):
+        """Weights that are finite, with scales by which the first layer's scores are not."""
+        with tempfile.TemporaryDirectory() as folder:
+            for name in os.listdir(MODEL):
+                shutil.copy(os.path.join(MODEL, name), folder)
+            with open(os.path.join(folder, "model.safetensors"), "r+b") as f:
+                (n,) = struct.unpack("<Q", f.read(8))
+                begin, end = json.loads(f.read(n))["model.layers.0.input_layernorm.weight"]["data_offsets"]
+                f.seek(8 + n + begin)
+                f.write(b"\x96\x7e" * ((end - begin) // 2)) # 1e38 in bf16
+            model = ["--model", folder, "--kv-memory", "8M"]
+            words = "output token 1 of choice 0: the model's logits are not finite"
+            for flags in ([], ["--temperature", "0.7"], ["--tp", "2"], ["--tp", "2", "--logprobs", "2"]):
+                with self.subTest(flags=flags):
+                    out, err = octavo("run", *model, "--prompt", "x", *flags, code=1)
+                    self.assertEqual(out, "")
+                    self.assertIn(words, err.splitlines()[-1])
+            lines = '{"prompt": "x"}\n{"prompt": "x y", "prompt_logprobs": 0, "max_tokens": 0}\n'
+            out = octavo("run", *model, "--prompts", "-", stdin=lines, code=1)[0].splitlines()
+            for line, part in zip(out, (words, "the score of prompt token 1"), strict=True):
+                self.assertIn(part, json.loads(line)["error"]["message"])
+            self.refuses(["score", *model, "--text", "LICENSE", "--window", "64"], 1, "not finite", "perplexity")
+
     def test_what_does_not_fit(self):
         ids = {"prompt_token_ids": tokens(500, 30), "max_tokens": 4}
         (line,) = run_lines([ids], "--max-model-len", "400", code=1)

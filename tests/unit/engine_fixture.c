@@ -2,6 +2,7 @@
 
 #include "base/logits.h"
 
+#include <math.h>
 #include <stdio.h>
 #include <time.h>
 
@@ -44,6 +45,7 @@ static status scripted_submit(void *ctx, const step_plan *plan)
 
 float scripted_logit(uint32_t token, uint32_t position, uint32_t next)
 {
+    if (token == UNDEFINED) return NAN;
     uint64_t bits = hash_mix64((uint64_t)token << 40 ^ (uint64_t)position << 20 ^ next);
     return (float)(bits >> 40) * 0x1p-20f - 8; /* [-8, 8) */
 }
@@ -88,7 +90,7 @@ void scripted_state(uint32_t token, uint32_t position, float out[HIDDEN])
 {
     out[0] = (float)token;
     out[1] = (float)position;
-    out[2] = 1;
+    out[2] = token == UNDEFINED ? NAN : 1;
 }
 
 static const float *give_pooled(scripted *b, const step_seq *s)
@@ -114,6 +116,9 @@ static void note_prompt(scripted *b, const step_seq *s)
 
 static void give_samples(scripted *b, const step_seq *s, step_seq_result *out, uint32_t *n)
 {
+    /* A token of the step before is not in the plan. */
+    uint32_t last = s->token_from ? b->script[s->sample_index - 1]
+                                  : b->plan->tokens[s->first_token + s->n_tokens - 1];
     *out = (step_seq_result){.samples = &b->samples[*n], .n_samples = s->n_samples};
     for (uint32_t j = 0; j < s->n_samples; j++) {
         uint32_t at = s->sample_index < b->n_script ? s->sample_index : b->n_script - 1;
@@ -121,6 +126,7 @@ static void give_samples(scripted *b, const step_seq *s, step_seq_result *out, u
                                            .logprob = -1,
                                            .rank = 1,
                                            .n_top = 1,
+                                           .undefined = last == UNDEFINED,
                                            .top_ids = {b->script[at]},
                                            .top_logprobs = {-1}};
     }

@@ -20,7 +20,8 @@ enum {
     SCRIPT_MAX = 4096,
     EMBED_DIM = 8,
     HIDDEN = 3,
-    VOCAB = 1024 + 16 /* padded */
+    VOCAB = 1024 + 16, /* padded */
+    UNDEFINED = 1039,  /* a token behind which logits and hidden states are NaN */
 };
 
 typedef struct scripted {
@@ -63,7 +64,7 @@ typedef struct scripted {
     _Atomic uint32_t holders;                      /* of masses */
 } scripted;
 
-/* A row's last hidden state: its token, its position and 1. */
+/* A row's last hidden state: its token, its position and 1, or NaN. */
 void scripted_state(uint32_t token, uint32_t position, float out[HIDDEN]);
 /* A row's embedding [2 heads, EMBED_DIM]: each part is the unit vector of number token % EMBED_DIM.
  * So tokens of equal remainder are alike, and others are not at all. */

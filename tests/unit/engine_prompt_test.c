@@ -255,6 +255,42 @@ static void pooled_prompts_share_steps(void **state)
     }
 }
 
+/* ---- numbers that are not finite ------------------------------------------------------------- */
+
+static void expect_undefined(fixture *f, const char *json, const char *words)
+{
+    engine_metrics before, after;
+    engine_get_metrics(f->engine, &before);
+    reading r = read_all(submit(f, json));
+    assert_int_equal(r.finish, ENGINE_FINISH_ERROR);
+    assert_int_equal(r.error_code, STATUS_INTERNAL);
+    if (!strstr(r.error_text, words)) fail_msg("%s", r.error_text);
+    engine_get_metrics(f->engine, &after);
+    assert_int_equal(after.undefined, before.undefined + 1);
+}
+
+static void prompts_whose_numbers_are_not_finite_fail(void **state)
+{
+    fixture *f = *state;
+    fixture_start(f);
+    expect_undefined(f,
+                     "{\"prompt_token_ids\": [5, 6, 1039, 7, 8], \"prompt_logprobs\": 0, "
+                     "\"max_tokens\": 0}",
+                     "the score of prompt token 3: the model's logits are not finite");
+    engine_request r = request("{\"prompt_token_ids\": [5, 6, 1039]}");
+    r.pooling = POOLING_LAST;
+    r.score_only = true;
+    engine_stream *s = NULL;
+    error err = {{0}};
+    if (!status_ok(engine_submit(f->engine, &r, NULL, NULL, &s, &err))) fail_msg("%s", err.text);
+    engine_request_destroy(&r);
+    reading got = read_all(s);
+    assert_int_equal(got.finish, ENGINE_FINISH_ERROR);
+    assert_int_equal(got.error_code, STATUS_INTERNAL);
+    assert_non_null(strstr(got.error_text, "the pooled prompt: the model's hidden states are not "
+                                           "finite"));
+}
+
 /* ---- refusals -------------------------------------------------------------------------------- */
 
 static void a_prompt_too_long_is_refused_in_numbers(void **state)
@@ -600,6 +636,7 @@ int main(void)
         CASE(an_aborted_prompt_has_no_scores),
         CASE(a_prompt_is_pooled),
         CASE(pooled_prompts_share_steps),
+        CASE(prompts_whose_numbers_are_not_finite_fail),
         CASE(pooling_is_refused_by_name),
         CASE(a_prompt_too_long_is_refused_in_numbers),
         CASE(a_prompt_is_truncated),

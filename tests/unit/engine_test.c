@@ -175,14 +175,15 @@ static void bad_requests_are_refused_by_name(void **state)
 static void unknown_fields_are_refused_by_name(void **state)
 {
     (void)state;
-    static const char *const bad[][2] = {{"{\"tempature\": 1}", "tempature"},
-                                         {"{\"n\": 1.5}", "n"},
-                                         {"{\"stop\": [1]}", "stop"},
-                                         {"{\"stop\": \"\"}", "stop"},
-                                         {"{\"logit_bias\": {\"x\": 1}}", "logit_bias"},
-                                         {"{\"prompt\": 7}", "prompt"},
-                                         {"{\"seed\": \"a\"}", "seed"},
-                                         {"[]", "object"}};
+    static const char *const bad[][2] = {
+        {"{\"tempature\": 1}", "tempature"},
+        {"{\"n\": 1.5}", "n"},
+        {"{\"stop\": [1]}", "stop"},
+        {"{\"stop\": \"\"}", "stop"},
+        {"{\"logit_bias\": {\"x\": 1}}", "logit_bias"},
+        {"{\"prompt\": 7}", "prompt"},
+        {"{\"seed\": \"a\"}", "seed"},
+        {"[]", "object"}};
     static const engine_defaults defaults = {.top_p = 1, .repetition_penalty = 1};
     for (size_t i = 0; i < sizeof bad / sizeof bad[0]; i++) {
         engine_request r;
@@ -412,6 +413,40 @@ static void a_refused_plan_is_the_servers_fault(void **state)
     }
 }
 
+/* The model's numbers overflow for one request. The others of its steps go on, and it has no token
+ * that would look like an answer. */
+static void logits_that_are_not_finite_end_their_request_alone(void **state)
+{
+    fixture *f = *state;
+    engine_metrics m;
+    answer(f, "some words to say here");
+    atomic_store(&f->model.hold, true);
+    engine_stream *fine = submit(f, "{\"prompt\": \"a\"}");
+    engine_stream *bad = submit(f, "{\"prompt_token_ids\": [5, 1039], \"n\": 2}");
+    while (engine_get_stats(f->engine).requests_prepared < 2) nap();
+    atomic_store(&f->model.hold, false);
+    reading r = read_all(bad);
+    assert_int_equal(r.finish, ENGINE_FINISH_ERROR);
+    assert_int_equal(r.error_code, STATUS_INTERNAL);
+    assert_int_equal(r.tokens, 0);
+    assert_int_equal(r.ends, 2);
+    assert_non_null(strstr(r.error_text, "output token 1 of choice 0: the model's logits are not "
+                                         "finite (NaN or infinity) in step "));
+    assert_string_equal(read_all(fine).text, "some words to say here");
+    engine_get_metrics(f->engine, &m);
+    assert_int_equal(m.undefined, 1);
+    assert_int_equal(m.choices_finished[ENGINE_FINISH_ERROR], 2);
+
+    /* A token of the answer may be the one. What was told before stays told. */
+    f->model.script[2] = UNDEFINED;
+    r = read_all(submit(f, "{\"prompt\": \"a\"}"));
+    assert_int_equal(r.finish, ENGINE_FINISH_ERROR);
+    assert_int_equal(r.tokens, 3);
+    assert_non_null(strstr(r.error_text, "output token 4 of choice 0: "));
+    engine_get_metrics(f->engine, &m);
+    assert_int_equal(m.undefined, 2);
+}
+
 /* With two steps in flight a request is admitted into the step behind one that fails. That step
  * fails, too, and the request is none the worse for it. With one, it is in the step that fails. */
 static void a_failed_step_spares_who_came_behind_it(void **state)
@@ -579,6 +614,7 @@ int main(void)
         CASE(a_failed_step_ends_its_requests_alone),
         CASE(a_refused_plan_is_the_servers_fault),
         CASE(a_failed_step_spares_who_came_behind_it),
+        CASE(logits_that_are_not_finite_end_their_request_alone),
         CASE(a_request_without_memory_fails_alone),
         CASE(whichever_allocation_fails_a_request_ends),
         CASE(ids_without_a_token_have_no_text),

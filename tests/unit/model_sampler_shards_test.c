@@ -184,6 +184,7 @@ static void expect_same(const workload *w, const rank *k, uint32_t step, uint32_
     const sample_params *p = &w->params[i];
     bool same =
         is->token == due->token && is->rank == due->rank && is->n_top == due->n_top &&
+        is->undefined == due->undefined &&
         memcmp(&is->logprob, &due->logprob, sizeof is->logprob) == 0 &&
         memcmp(is->top_ids, due->top_ids, due->n_top * sizeof *due->top_ids) == 0 &&
         memcmp(is->top_logprobs, due->top_logprobs, due->n_top * sizeof *due->top_logprobs) == 0;

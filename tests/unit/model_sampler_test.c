@@ -78,6 +78,32 @@ static void greedy_takes_the_lowest_id_of_equal_logits(void **state)
     assert_int_equal(draw(f, &p, 0).token, 300);
 }
 
+/* ---- rows without a softmax ------------------------------------------------------------------ */
+
+static void draws_without_a_softmax_say_so(void **state)
+{
+    fixture *f = *state;
+    static const uint32_t places[] = {0, 15, 77, VOCAB - 1};
+    static const float temperatures[] = {0, 0.7f};
+    for (int i = 0; i < 2; i++) {
+        sample_params p = neutral;
+        p.temperature = temperatures[i];
+        assert_int_equal(draw(f, &p, 0).undefined, 0);
+        for (size_t k = 0; k < sizeof places / sizeof *places; k++) {
+            float *at = &f->logits[places[k]], was = *at;
+            *at = NAN;
+            assert_int_equal(draw(f, &p, 0).undefined, 1);
+            *at = INFINITY;
+            assert_int_equal(draw(f, &p, 0).undefined, 1);
+            *at = -INFINITY;
+            assert_int_equal(draw(f, &p, 0).undefined, 0);
+            *at = was;
+        }
+    }
+    for (int i = 0; i < VOCAB; i++) f->logits[i] = -INFINITY;
+    assert_int_equal(draw(f, &neutral, 0).undefined, 1);
+}
+
 /* ---- allowed tokens -------------------------------------------------------------------------- */
 
 static int by_logit(const void *a, const void *b)
@@ -435,6 +461,7 @@ int main(void)
 #define CASE(name) cmocka_unit_test_setup_teardown(name, setup, teardown)
     const struct CMUnitTest tests[] = {
         CASE(greedy_takes_the_lowest_id_of_equal_logits),
+        CASE(draws_without_a_softmax_say_so),
         CASE(draws_follow_the_distribution),
         CASE(a_row_draws_what_its_candidates_draw),
         CASE(top_k_keeps_ties_at_the_kth_value),

@@ -199,6 +199,7 @@ static void every_name_is_there(void **state)
         "octavo:kv_pages_cached",
         "octavo:kv_pages",
         "octavo:backend_restarts_total",
+        "octavo:corrupted_requests_total",
         "octavo:uptime_seconds",
         "octavo_build_info",
         "process_resident_memory_bytes",

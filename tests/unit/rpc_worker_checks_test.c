@@ -417,6 +417,11 @@ static void wrong_results_are_refused_by_field(void **state)
     WRONG_RESULT(s.token = VOCAB, "sample_token: 1000");
     WRONG_RESULT(s.rank = VOCAB + 1, "sample_rank: 1001");
     WRONG_RESULT(s.n_top = SAMPLE_LOGPROBS_MAX + 1, "sample_n_top: 21");
+    uint32_t undefined[2] = {2, 0};
+    WRONG_RESULT((s.m.sample_undefined = undefined, s.m.n_sample_undefined = 1),
+                 "sample_undefined: 2, ");
+    WRONG_RESULT((s.m.sample_undefined = undefined, s.m.n_sample_undefined = 2),
+                 "sample_undefined: 2 values");
     WRONG_RESULT(s.n_top = 2, "top_id: 1 values");
     WRONG_RESULT(s.top_id = VOCAB, "top_id: 1000");
     WRONG_RESULT(s.m.top_logprob.len = 3, "top_logprob: 3 bytes");

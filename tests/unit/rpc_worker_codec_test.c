@@ -277,7 +277,8 @@ static float *floats(rng *r, random_result *out, size_t n)
 
 static void random_sample(rng *r, step_sample *s, bool logprobs)
 {
-    *s = (step_sample){.token = rng_below(r, VOCAB), .logprob = NAN};
+    *s = (step_sample){
+        .token = rng_below(r, VOCAB), .logprob = NAN, .undefined = rng_below(r, 8) == 0};
     if (!logprobs) return;
     s->logprob = random_float(r);
     s->rank = 1 + rng_below(r, VOCAB);
@@ -297,6 +298,7 @@ static void random_scores(rng *r, const step_plan *plan, const step_seq *s, step
         while (scores[i].n_top < s->want_scores - 1);
         scores[i].token = last ? s->next_token : plan->tokens[s->first_token + i + 1];
         scores[i].n_top = s->want_scores - 1;
+        scores[i].undefined = 0; /* of draws alone */
     }
 }
 
@@ -388,6 +390,7 @@ static void expect_same_samples(const step_sample *a, const step_sample *b, uint
     for (uint32_t i = 0; i < n; i++) {
         const step_sample *x = &a[i], *y = &b[i];
         assert_true(x->token == y->token && x->rank == y->rank && x->n_top == y->n_top);
+        assert_int_equal(x->undefined, y->undefined);
         assert_true(isnan(x->logprob) ? isnan(y->logprob) : x->logprob == y->logprob);
         assert_memory_equal(x->top_ids, y->top_ids, x->n_top * sizeof *x->top_ids);
         assert_memory_equal(x->top_logprobs, y->top_logprobs, x->n_top * sizeof(float));
