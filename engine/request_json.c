@@ -209,6 +209,11 @@ static status read_logit_bias(const field_place *at, engine_request *r, error *e
         const char *end = number_read_whole(key, &id);
         if (!end || *end || id > INT32_MAX || !json_is_number(value))
             return refuse_field(at, err, "must be an object of token id to number");
+        /* Other spellings of a number would give a token twice, which duplicate keys cannot. */
+        if (key[0] == '0' && key[1])
+            return error_set(err, STATUS_INVALID,
+                             "%s: logit_bias: \"%.16s\": a token id has no leading zeros",
+                             at->where, key);
         r->bias_ids[r->n_bias] = (uint32_t)id;
         r->bias[r->n_bias++] = (float)json_number_value(value);
     }

@@ -181,6 +181,9 @@ static void unknown_fields_are_refused_by_name(void **state)
         {"{\"stop\": [1]}", "stop"},
         {"{\"stop\": \"\"}", "stop"},
         {"{\"logit_bias\": {\"x\": 1}}", "logit_bias"},
+        {"{\"logit_bias\": {\"1\": 1, \"01\": 1}}",
+         "logit_bias: \"01\": a token id has no leading zeros"},
+        {"{\"logit_bias\": {\"00\": 1}}", "logit_bias: \"00\": a token id"},
         {"{\"prompt\": 7}", "prompt"},
         {"{\"seed\": \"a\"}", "seed"},
         {"[]", "object"}};
