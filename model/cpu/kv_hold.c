@@ -55,13 +55,14 @@ static bool reads_all_next(const kv_store *s, const forward_seq *seq, uint32_t l
            retrieval_is_audited(spec, kept + 1);
 }
 
-/* Rows of a layer with a window see its last slots alone; measures look at all. */
+/* Rows of a layer with a window see its last slots alone, and no measure looks at such a layer
+ * (measure_layer_of). */
 static uint32_t first_read(const forward_options *o, const forward_seq *seq, uint32_t layer,
                            uint32_t kept)
 {
     uint32_t window = o->config->layers[layer] & LAYER_WINDOW ? o->config->window : 0;
     uint32_t slot = kept - seq->n_rows + 1;
-    if (window == 0 || slot <= window || seq->measure.kind != MEASURE_NONE) return 0;
+    if (window == 0 || slot <= window) return 0;
     return (slot - window) / SLOTS_AT_ONCE * SLOTS_AT_ONCE / o->store->shape.page_tokens;
 }
 

@@ -255,6 +255,34 @@ static void sliding_windows(void **state)
     if (!SLOW) assert_same(&p, 8);
 }
 
+/* Measures are of the other layers alone: the step whose rows are measured reads as many pages of
+ * the windows as without. */
+static void a_measure_reads_no_more_of_windows(void **state)
+{
+    (void)state;
+    enum { CHUNK = 11, LAST = (TOKENS - 1) / CHUNK * CHUNK };
+    pass p = shape;
+    uint32_t tokens[TOKENS];
+    uint64_t reads[2];
+    p.dir = "tests/golden/models/gemma3_f32";
+    p.kv_type = KERN_KV_F32;
+    p.chunk = CHUNK;
+    p.layer_step = 1;
+    get_tokens(&p, tokens);
+    for (p.mass_rows = 0; p.mass_rows < 2; p.mass_rows++) {
+        pass disk = on_disk(&p, 8);
+        pass_result x = run(&p, tokens, TOKENS), y = run(&disk, tokens, TOKENS);
+        reads[p.mass_rows] = y.reads[LAST];
+        assert_int_equal(x.mass_floats > 0, p.mass_rows);
+        assert_int_equal(x.mass_floats, y.mass_floats);
+        if (x.mass) assert_memory_equal(x.mass, y.mass, x.mass_floats * sizeof *x.mass);
+        result_free(&x);
+        result_free(&y);
+    }
+    assert_true(reads[0] > 0);
+    assert_int_equal(reads[1], reads[0]);
+}
+
 static backend_options options_of(const pass *p, const model_config *config, uint64_t disk_bytes)
 {
     return (backend_options){.dir = p->dir,
@@ -631,6 +659,7 @@ int main(void)
         cmocka_unit_test(a_page_map_reads_no_more),
         cmocka_unit_test(representatives_are_made_with_the_prompt),
         cmocka_unit_test(sliding_windows),
+        cmocka_unit_test(a_measure_reads_no_more_of_windows),
         cmocka_unit_test(ranks_read_everything),
         cmocka_unit_test(ranks_read_few),
         cmocka_unit_test(ranks_share_memory_and_disk),
