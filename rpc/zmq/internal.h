@@ -51,6 +51,25 @@ typedef struct replays {
     size_t n;
 } replays;
 
+/* ---- readers (readers.c) --------------------------------------------------------------------- */
+
+/* Readers that are connected to one socket; more wait until one has gone. */
+enum { READERS_MAX = 64 };
+
+typedef struct readers {
+    void *socket, *monitor; // NULL = not watched: a socket that connects to its reader
+    int listener;           // its descriptor, which lives as long as the socket
+    uint32_t n;
+    bool full;
+} readers;
+
+/* Watches a socket before it is bound. `name`: of the monitor, "inproc://...". */
+status readers_watch(readers *r, void *context, void *socket, const char *name);
+/* Takes what has happened; r->monitor is readable then. True: all places have been taken. */
+bool readers_update(readers *r);
+/* Before the socket is closed. */
+void readers_forget(readers *r);
+
 /* A payload made for one event at a time, and the topic of all, so that a message is the same each
  * time it is sent. */
 typedef struct event_source {

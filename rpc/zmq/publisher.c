@@ -22,6 +22,7 @@ struct publisher {
     void *context, *pub;
     event_source source;
     replays replays;
+    readers of_pub, of_router;
     uint64_t next; // the event to publish next
     int wake;      // eventfd: there are new events, or the thread is to end
     listener listener;
@@ -68,19 +69,40 @@ static bool publish_some(publisher *p)
     return true;
 }
 
+static void watch_readers(publisher *p)
+{
+    bool filled = readers_update(&p->of_pub);
+    filled |= readers_update(&p->of_router);
+    if (filled)
+        rpc_log_note(p->log, "warning", "kv_events",
+                     "all places of readers are taken: others wait until one has gone");
+}
+
+/* What the thread waits for: news of the engine, of connections, and requests for replays, which
+ * stay in the socket, unpolled, with no room for another replay. */
+static int list_items(const publisher *p, zmq_pollitem_t items[4])
+{
+    int n = 0;
+    items[n++] = (zmq_pollitem_t){.fd = p->wake, .events = ZMQ_POLLIN};
+    void *const sockets[] = {p->of_pub.monitor, p->of_router.monitor,
+                             p->replays.n < REPLAYS_MAX ? p->replays.router : NULL};
+    for (int i = 0; i < 3; i++)
+        if (sockets[i]) items[n++] = (zmq_pollitem_t){.socket = sockets[i], .events = ZMQ_POLLIN};
+    return n;
+}
+
 static void *run_publisher(void *ctx)
 {
     publisher *p = ctx;
-    zmq_pollitem_t items[] = {{.fd = p->wake, .events = ZMQ_POLLIN},
-                              {.socket = p->replays.router, .events = ZMQ_POLLIN}};
+    zmq_pollitem_t items[4];
     bool waits = true;
     uint64_t count;
     thread_set_name("oct-events");
     while (!atomic_load(&p->stop)) {
-        /* With no room for another replay its request stays in the socket, unpolled. */
-        bool takes = p->replays.router && p->replays.n < REPLAYS_MAX;
-        zmq_poll(items, takes ? 2 : 1, !waits ? 0 : p->replays.n ? REPLAY_TURN_MS : -1);
+        int n_items = list_items(p, items);
+        zmq_poll(items, n_items, !waits ? 0 : p->replays.n ? REPLAY_TURN_MS : -1);
         if (items[0].revents && read(p->wake, &count, sizeof count) < 0 && errno != EAGAIN) break;
+        watch_readers(p);
         waits = !publish_some(p);
         int64_t now_us = clock_now_us();
         replays_receive(&p->replays, p->source.events, now_us);
@@ -98,7 +120,7 @@ static status fail_endpoint(const char *endpoint, const char *what, error *err)
 }
 
 static status open_socket(void *context, int type, const char *endpoint, int hwm, bool listens,
-                          void **out, error *err)
+                          void **out, readers *r, error *err)
 {
     const int linger = LINGER_MS, has_v6 = strchr(endpoint, '[') != NULL, one = 1;
     const int64_t incoming = INCOMING_BYTES_MAX;
@@ -109,6 +131,9 @@ static status open_socket(void *context, int type, const char *endpoint, int hwm
         zmq_setsockopt(s, ZMQ_MAXMSGSIZE, &incoming, sizeof incoming) != 0 ||
         (type == ZMQ_ROUTER && zmq_setsockopt(s, ZMQ_ROUTER_MANDATORY, &one, sizeof one) != 0))
         return fail_endpoint(endpoint, "make a socket for", err);
+    const char *monitor = type == ZMQ_ROUTER ? "inproc://of-router" : "inproc://of-pub";
+    if (listens && !status_ok(readers_watch(r, context, s, monitor)))
+        return fail_endpoint(endpoint, "watch the readers of", err);
     if (listens && zmq_bind(s, endpoint) != 0) return fail_endpoint(endpoint, "listen on", err);
     if (!listens && zmq_connect(s, endpoint) != 0)
         return fail_endpoint(endpoint, "connect to", err);
@@ -120,10 +145,10 @@ static status open_sockets(publisher *p, const publisher_config *c, error *err)
     p->context = zmq_ctx_new();
     if (!p->context) return error_set(err, STATUS_NO_MEMORY, "kv-events-config: out of memory");
     RETURN_IF_ERROR(open_socket(p->context, ZMQ_PUB, c->endpoint, c->hwm,
-                                publisher_listens(c->endpoint), &p->pub, err));
+                                publisher_listens(c->endpoint), &p->pub, &p->of_pub, err));
     if (!c->replay) return STATUS_IS_OK;
     return open_socket(p->context, ZMQ_ROUTER, c->replay, REPLAY_HWM, true, &p->replays.router,
-                       err);
+                       &p->of_router, err);
 }
 
 /* ---- life ------------------------------------------------------------------------------------ */
@@ -184,6 +209,8 @@ void publisher_destroy(publisher *p)
         wake_thread(p);
         pthread_join(p->thread, NULL);
     }
+    readers_forget(&p->of_pub);
+    readers_forget(&p->of_router);
     if (p->pub) zmq_close(p->pub);
     if (p->replays.router) zmq_close(p->replays.router);
     if (p->context) zmq_ctx_term(p->context);

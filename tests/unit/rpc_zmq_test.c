@@ -2,7 +2,11 @@
 #include "rpc/zmq/publisher.h"
 #include "tests/unit/rpc_fixture.h"
 
+#include <errno.h>
 #include <msgpack.h>
+#include <netinet/in.h>
+#include <poll.h>
+#include <sys/socket.h>
 #include <unistd.h>
 #include <zmq.h>
 
@@ -364,12 +368,95 @@ static void bad_readers_hurt_nobody(void **state)
     close_stage(s);
 }
 
+/* ---- how many readers ------------------------------------------------------------------------ */
+
+static struct sockaddr_in address_of(uint16_t port)
+{
+    return (struct sockaddr_in){
+        .sin_family = AF_INET, .sin_port = htons(port), .sin_addr.s_addr = htonl(INADDR_LOOPBACK)};
+}
+
+static uint16_t find_port(void)
+{
+    struct sockaddr_in at = address_of(0);
+    socklen_t n = sizeof at;
+    int fd = socket(AF_INET, SOCK_STREAM, 0);
+    assert_int_equal(bind(fd, (struct sockaddr *)&at, sizeof at), 0);
+    assert_int_equal(getsockname(fd, (struct sockaddr *)&at, &n), 0);
+    close(fd);
+    return ntohs(at.sin_port);
+}
+
+/* A connection that says nothing, which is made at once or comes later. */
+static int connect_silently(uint16_t port, bool later)
+{
+    struct sockaddr_in at = address_of(port);
+    int fd = socket(AF_INET, SOCK_STREAM | (later ? SOCK_NONBLOCK : 0), 0);
+    int made = connect(fd, (struct sockaddr *)&at, sizeof at);
+    if (later) assert_true(made == 0 || errno == EINPROGRESS);
+    else assert_int_equal(made, 0);
+    return fd;
+}
+
+static bool is_connected(int fd, int wait_ms)
+{
+    struct pollfd p = {.fd = fd, .events = POLLOUT};
+    return poll(&p, 1, wait_ms) == 1 && !(p.revents & POLLERR);
+}
+
+/* When all places are taken, those who connect wait, and those who are connected are served. */
+static void readers_beyond_the_bound_wait(void **state)
+{
+    (void)state;
+    enum { PLACES = 64 };
+    char json[256], topic[8], payload[512], line[256] = {0};
+    int fds[PLACES], log[2];
+    stage s = {.context = zmq_ctx_new()};
+    uint16_t port = find_port();
+    error err;
+    assert_int_equal(pipe(log), 0);
+    rpc_options o = {.model = {.page_tokens = PAGE}, .kv_events_config = json};
+    assert_true(status_ok(rpc_log_create(log[1], false, &o.log)));
+    assert_true(status_ok(rpc_events_create(KEPT, PAGE, &s.events)));
+    o.events = s.events;
+    snprintf(json, sizeof json, "{\"enable_kv_cache_events\":true,\"endpoint\":\"tcp://*:%u\"}",
+             port);
+    if (!status_ok(publisher_create(&o, &s.publisher, &err))) fail_msg("%s", err.text);
+    snprintf(json, sizeof json, "tcp://127.0.0.1:%u", port);
+    void *reader = open_reader(&s, ZMQ_SUB, json);
+    uint64_t stored = 0, last;
+    zmq_pollitem_t item = {.socket = reader, .events = ZMQ_POLLIN};
+    do store(&s, ++stored);
+    while (zmq_poll(&item, 1, 10) == 0);
+    for (int i = 0; i < PLACES - 1; i++) fds[i] = connect_silently(port, false);
+    assert_true(read(log[0], line, sizeof line - 1) > 0);
+    assert_non_null(strstr(line, "all places of readers are taken"));
+    int late = connect_silently(port, true);
+    assert_false(is_connected(late, 300));
+    store(&s, ++stored);
+    do {
+        (void)read_part(reader, topic, sizeof topic, true);
+        last = read_number(reader);
+        (void)read_part(reader, payload, sizeof payload, false);
+    } while (last + 1 < stored);
+    for (int i = 0; i < PLACES - 1; i++) close(fds[i]);
+    assert_true(is_connected(late, WAIT_MS));
+    close(late);
+    zmq_close(reader);
+    publisher_destroy(s.publisher);
+    zmq_ctx_term(s.context);
+    rpc_events_destroy(s.events);
+    rpc_log_destroy(o.log);
+    close(log[0]);
+    close(log[1]);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(configurations),          cmocka_unit_test(nothing_is_published_unasked),
         cmocka_unit_test(a_subscriber_follows),    cmocka_unit_test(missed_messages_come_again),
-        cmocka_unit_test(bad_readers_hurt_nobody),
+        cmocka_unit_test(bad_readers_hurt_nobody), cmocka_unit_test(readers_beyond_the_bound_wait),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
