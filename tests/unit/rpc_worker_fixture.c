@@ -38,6 +38,7 @@ static status rank_submit(void *ctx, const step_plan *plan)
 {
     site_rank *r = ctx;
     note_event(r, 'S', plan->step);
+    if (atomic_exchange(&r->hold_submit, false)) hold(r);
     if (!r->ahead) {
         r->plans[0] = plan;
         return r->inner.ops->submit(r->inner.ctx, plan);

@@ -35,6 +35,7 @@ typedef struct site_rank {
     _Atomic uint32_t sessions, resets, reads; // reads: calls of read_cells
     _Atomic bool hold_configure; // the next configure waits until the session is aborted
     _Atomic bool hold;           // the next step waits until it is interrupted
+    _Atomic bool hold_submit;    // the next submit likewise, which is then fine
     _Atomic bool holding;        // a step waits so
     _Atomic bool interrupted;
     _Atomic bool fails;   // the next step fails, once the others hold what they are to hold

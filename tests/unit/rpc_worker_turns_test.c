@@ -144,21 +144,32 @@ static void step_read(stepping *t, uint64_t step)
     strbuf_destroy(&bytes);
 }
 
-/* Expects that the worker ends the stream with this reason and is idle again. */
-static void step_close(stepping *t, const char *word)
+/* Returns when the worker is idle. */
+static void shut_down(stepping *t)
 {
     Octavo__Worker__V1__ShutdownRequest end = OCTAVO__WORKER__V1__SHUTDOWN_REQUEST__INIT;
     strbuf answer = {0};
-    assert_int_equal(client_end(t->step), GRPC_STATUS_INVALID_ARGUMENT);
-    expect_contains(t->step->text, word);
-    client_destroy(t->step);
     end.session = SESSION;
     (void)client_unary(&t->client, PATH("Shutdown"), &end.base, &answer);
     strbuf_destroy(&answer);
+}
+
+/* Expects that the worker ends the stream for this reason and is idle again. */
+static void step_close_for(stepping *t, grpc_status_code code, const char *word)
+{
+    assert_int_equal(client_end(t->step), code);
+    expect_contains(t->step->text, word);
+    client_destroy(t->step);
+    shut_down(t);
     grpc_client_destroy(&t->client);
     walk_end(&t->walk);
     arena_destroy(&t->memory);
     t->local.ops->destroy(t->local.ctx);
+}
+
+static void step_close(stepping *t, const char *word)
+{
+    step_close_for(t, GRPC_STATUS_INVALID_ARGUMENT, word);
 }
 
 static void tokens_of_no_draw_end_the_stream(void **state)
@@ -276,6 +287,22 @@ static void what_is_out_of_turn_ends_the_stream(void **state)
     expect_same_bits(s, 2);
 }
 
+/* Another call ends the session while the backend takes a plan. The stream has its answer when the
+ * backend returns: until then the plan is in use. */
+static void a_session_ends_while_a_plan_is_submitted(void **state)
+{
+    site *s = site_of(state, 1);
+    stepping t;
+    site_start(s, false);
+    atomic_store(&s->ranks[0].hold_submit, true);
+    step_begin(&t, s);
+    step_write_next(&t);
+    site_await_held(&s->ranks[0]);
+    shut_down(&t);
+    step_close_for(&t, GRPC_STATUS_UNAVAILABLE, "the coordinator ended it");
+    expect_same_bits(s, 2);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -283,6 +310,7 @@ int main(void)
         cmocka_unit_test_teardown(tokens_of_no_draw_end_the_stream, teardown),
         cmocka_unit_test_teardown(tokens_of_no_draw_in_parts_end_the_stream, teardown),
         cmocka_unit_test_teardown(what_is_out_of_turn_ends_the_stream, teardown),
+        cmocka_unit_test_teardown(a_session_ends_while_a_plan_is_submitted, teardown),
     };
     return cmocka_run_group_tests_name("rpc_worker, turns", tests, NULL, NULL);
 }
