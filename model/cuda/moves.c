@@ -75,6 +75,7 @@ static status copy_page(backend_cuda *b, const pkv_move *m)
     for (uint32_t l = 0; l < layers; l++) {
         uint8_t *here = b->pages.data + page * b->pages.page_bytes;
         uint8_t *there = b->host + host * b->pages.page_bytes;
+        RETURN_IF_ERROR(cuda_copies_begin(b, out, out ? host : page, n));
         RETURN_IF_ERROR(cuda_copies_add(b, out, here, there, n * b->pages.page_bytes));
         RETURN_IF_ERROR(cuda_sums_copy(b, out, page, host, n));
         if (!out) RETURN_IF_ERROR(cuda_retrieve_forget(b, page, n));

@@ -102,6 +102,57 @@ static void the_two_ways_keep_their_order(void **state)
     close_memories(&m);
 }
 
+/* A plan copies to a place twice: the later copy stays. */
+static void what_comes_later_stays(void **state)
+{
+    (void)state;
+    memories m = open_memories();
+    uint8_t was[4][PIECE];
+    memcpy(was, m.there, sizeof was);
+    m.b.cells.n = m.b.host_cells.n = 8;
+    for (int i = 0; i < 2; i++) {
+        assert_true(status_ok(cuda_copies_begin(&m.b, false, 0, 2)));
+        add(&m, false, 0, 0 + 2 * i);
+        add(&m, false, 1, 1 + 2 * i);
+    }
+    assert_true(status_ok(cuda_copies_begin(&m.b, false, 1, 1)));
+    add(&m, false, 1, 0);
+    assert_true(status_ok(cuda_copies_begin(&m.b, true, 5, 1)));
+    add(&m, true, 0, 5);
+    assert_true(status_ok(cuda_copies_begin(&m.b, true, 4, 2)));
+    add(&m, true, 0, 4);
+    add(&m, true, 1, 5);
+    finish(&m);
+    assert_memory_equal(m.here, was[2], PIECE);
+    assert_memory_equal(m.here + PIECE, was[0], PIECE);
+    assert_memory_equal(m.there + 4 * PIECE, was[2], PIECE);
+    assert_memory_equal(m.there + 5 * PIECE, was[0], PIECE);
+    simt_counts now = simt_counted();
+    assert_int_equal(now.copies_in - m.before.copies_in, 3);
+    assert_int_equal(now.copies_out - m.before.copies_out, 2);
+    close_memories(&m);
+}
+
+/* All copies to a cell are in one call, so that the next to the same cell come behind them all. */
+static void copies_of_a_cell_are_in_one_call(void **state)
+{
+    (void)state;
+    memories m = open_memories();
+    m.b.cells.n = m.b.host_cells.n = PIECES;
+    uint8_t last[PIECE];
+    memcpy(last, m.there + 7 * PIECE, PIECE);
+    for (uint32_t i = 0; i < CUDA_COPIES_MOST - 1; i++) add(&m, false, 10 + i, 10 + i);
+    assert_true(status_ok(cuda_copies_begin(&m.b, false, 0, 1)));
+    add(&m, false, 0, 5);
+    add(&m, false, 1, 6);
+    assert_true(status_ok(cuda_copies_begin(&m.b, false, 0, 1)));
+    add(&m, false, 0, 6);
+    add(&m, false, 1, 7);
+    finish(&m);
+    assert_memory_equal(m.here + PIECE, last, PIECE);
+    close_memories(&m);
+}
+
 static void those_that_are_dropped_are_not_made(void **state)
 {
     (void)state;
@@ -123,6 +174,8 @@ int main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(many_copies_are_few_calls),
         cmocka_unit_test(the_two_ways_keep_their_order),
+        cmocka_unit_test(what_comes_later_stays),
+        cmocka_unit_test(copies_of_a_cell_are_in_one_call),
         cmocka_unit_test(those_that_are_dropped_are_not_made),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
