@@ -1,12 +1,10 @@
 /* A GPU: memory, copies, the stream, and the plugin's table. */
-#include "kernels/cuda/cuda_sums.h"
 #include "kernels/cuda/device.cuh"
 
 #include <cuda.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <unistd.h>
 
 cudaStream_t gpu_stream(gpu *g)
 {
@@ -31,6 +29,18 @@ static gpu_status fail(gpu *g, const char *what, cudaError_t e)
              cudaGetErrorName(e));
     (void)cudaGetLastError(); /* clears an error of memory; others are sticky */
     return e == cudaErrorMemoryAllocation ? GPU_NO_MEMORY : GPU_LOST;
+}
+
+uint32_t gpu_enter(gpu *g)
+{
+    enter(g);
+    return (uint32_t)g->ordinal;
+}
+
+gpu_status gpu_refuse(gpu *g, const char *what, const char *why)
+{
+    snprintf(g->why, sizeof g->why, "%s: %s", what, why);
+    return GPU_UNSUPPORTED;
 }
 
 gpu_status gpu_launched(gpu *g, const char *what)
@@ -412,92 +422,6 @@ gpu_status gpu_elapsed(gpu *g, double *us)
     if (s == GPU_OK) s = fail(g, "mark", cudaEventElapsedTime(&ms, g->events[0], g->events[1]));
     *us = (double)ms * 1000.0;
     return s;
-}
-
-/* ---- memory that other gpus reach ------------------------------------------------------------ */
-
-static_assert(sizeof(cudaIpcMemHandle_t) == sizeof(((gpu_handle *)0)->bytes), "a handle's bytes");
-
-static uint64_t hash_text(const char *text)
-{
-    uint64_t hash = 0xcbf29ce484222325u; /* FNV-1a */
-    for (const char *c = text; *c; c++) hash = (hash ^ (uint8_t)*c) * 0x100000001b3u;
-    return hash;
-}
-
-/* Names this process among those of all hosts: processes of two containers may have one number, and
- * the same addresses. False where that cannot be told. */
-static bool name_process(uint64_t *host, uint64_t *process)
-{
-    char boot[64] = "", space[96] = "", text[160];
-    FILE *f = fopen("/proc/sys/kernel/random/boot_id", "r");
-    bool known = f && fread(boot, 1, sizeof boot - 1, f) > 0;
-    if (f) fclose(f);
-    known = known && readlink("/proc/self/ns/pid", space, sizeof space - 1) > 0;
-    snprintf(text, sizeof text, "%s %ld", space, (long)getpid());
-    *host = hash_text(boot);
-    *process = hash_text(text);
-    return known;
-}
-
-static gpu_status gpu_share(gpu *g, void *device, gpu_handle *out)
-{
-    cudaIpcMemHandle_t ipc;
-    enter(g);
-    *out = gpu_handle();
-    cudaError_t e = cudaIpcGetMemHandle(&ipc, device);
-    if (e != cudaSuccess) {
-        (void)fail(g, "sharing memory", e);
-        return GPU_UNSUPPORTED;
-    }
-    memcpy(out->bytes, &ipc, sizeof ipc);
-    bool known = name_process(&out->host, &out->process);
-    out->address = (uint64_t)(uintptr_t)device;
-    out->ordinal = (uint32_t)g->ordinal;
-    out->is_there = known;
-    return GPU_OK;
-}
-
-/* Whether memory is this process's own. */
-static bool is_own(const gpu_handle *from)
-{
-    uint64_t host, process;
-    return name_process(&host, &process) && from->host == host && from->process == process;
-}
-
-static bool is_near(const gpu_handle *from)
-{
-    uint64_t host, process;
-    return name_process(&host, &process) && from->host == host;
-}
-
-static gpu_status gpu_reach(gpu *g, const gpu_handle *from, void **out)
-{
-    cudaIpcMemHandle_t ipc;
-    cudaError_t e = cudaSuccess;
-    enter(g);
-    if (!is_near(from)) {
-        snprintf(g->why, sizeof g->why, "another gpu's memory is on another host");
-        return GPU_UNSUPPORTED;
-    }
-    if (is_own(from)) {
-        *out = (void *)(uintptr_t)from->address;
-        if (from->ordinal != (uint32_t)g->ordinal)
-            e = cudaDeviceEnablePeerAccess((int)from->ordinal, 0);
-        if (e == cudaErrorPeerAccessAlreadyEnabled) e = cudaSuccess, (void)cudaGetLastError();
-    } else {
-        memcpy(&ipc, from->bytes, sizeof ipc);
-        e = cudaIpcOpenMemHandle(out, ipc, cudaIpcMemLazyEnablePeerAccess);
-    }
-    if (e == cudaSuccess) return GPU_OK;
-    (void)fail(g, "reaching another gpu's memory", e);
-    return GPU_UNSUPPORTED;
-}
-
-static void gpu_unreach(gpu *g, const gpu_handle *from, void *device)
-{
-    enter(g);
-    if (!is_own(from)) cudaIpcCloseMemHandle(device);
 }
 
 /* ---- graphs ---------------------------------------------------------------------------------- */

@@ -454,6 +454,10 @@ gpu_status gpu_library_product(gpu *g, const gpu_matrix *w, const void *x, size_
 bool gpu_library_times(gpu *g, bool on);
 /* Allows a kernel that much dynamic shared memory, the same at each call. */
 gpu_status gpu_allow_shared(gpu *g, const void *kernel, size_t bytes);
+/* Makes the gpu's device current, and gives its ordinal. */
+uint32_t gpu_enter(gpu *g);
+/* Keeps what is refused, and why, for `why` of the table. GPU_UNSUPPORTED. */
+gpu_status gpu_refuse(gpu *g, const char *what, const char *why);
 uint32_t gpu_sms(const gpu *g);
 uint32_t gpu_compute(const gpu *g); /* 90 is capability 9.0 */
 bool gpu_is_invariant(const gpu *g);
@@ -523,12 +527,16 @@ gpu_status gpu_angles(gpu *g, const float *inv_freq, const uint32_t *positions, 
                       uint32_t head_dim, float factor, float *angles);
 gpu_status gpu_norm(gpu *g, float *x, const float *delta, const float *weight, float eps, size_t m,
                     size_t d, void *out, gpu_type type);
-/* sums.cu */
-gpu_status gpu_sum_up(gpu *g, const gpu_sums *s);
 gpu_status gpu_gate(gpu *g, const void *gate_up, size_t m, size_t d, bool gelu, void *out,
                     gpu_type type);
 gpu_status gpu_gather(gpu *g, const void *x, const uint32_t *rows, size_t n, size_t bytes,
                       void *out);
+/* sums.cu */
+gpu_status gpu_sum_up(gpu *g, const gpu_sums *s);
+/* reach.cu */
+gpu_status gpu_share(gpu *g, void *device, gpu_handle *out);
+gpu_status gpu_reach(gpu *g, const gpu_handle *from, void **out);
+void gpu_unreach(gpu *g, const gpu_handle *from, void *device);
 /* mask.cu */
 gpu_status gpu_mask(gpu *g, float *logits, size_t n, uint32_t first_token, const uint32_t *masks,
                     size_t m, const uint32_t *words, size_t n_words);

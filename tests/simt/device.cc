@@ -1,9 +1,9 @@
 /* The first half of the kernel table on the CPU: device memory is the host's, work is done at once
  * or when it is waited for, and the library's product is three loops. */
 #include "tests/simt/device.h"
-#include "kernels/cuda/cuda_sums.h"
 #include "tests/fake/nccl.h"
 #include "tests/simt/group.h"
+#include "tests/simt/runtime.h"
 #include "tests/simt/strict.h"
 
 #include <atomic>
@@ -17,6 +17,7 @@ struct gpu {
     fake_stream stream; /* given out as its stream, for the fake NCCL */
     char why[256];
     uint64_t number; /* counts those that were opened */
+    uint32_t ordinal;
     bool lost, invariant, narrow, times;
     bool early, chained; /* as in kernels/cuda/device.cuh */
     gpu_few few;
@@ -74,6 +75,20 @@ static gpu_status check(gpu *g)
     if (!g->lost) return GPU_OK;
     snprintf(g->why, sizeof g->why, "the device is lost, as the test wants it");
     return GPU_LOST;
+}
+
+/* As CUDA's current device, which belongs to the thread. */
+uint32_t gpu_enter(gpu *g)
+{
+    bool some = refuse_shares == SIMT_REFUSE_SOME && g->number % 2;
+    simt_current = {g->ordinal, refuse_shares != SIMT_REFUSE_ALL && !some};
+    return g->ordinal;
+}
+
+gpu_status gpu_refuse(gpu *g, const char *what, const char *why)
+{
+    snprintf(g->why, sizeof g->why, "%s: %s", what, why);
+    return GPU_UNSUPPORTED;
 }
 
 gpu_status gpu_launched(gpu *g, const char *what)
@@ -189,6 +204,7 @@ static gpu_status gpu_open(uint32_t ordinal, gpu **out, gpu_facts *facts, char *
     if (getenv("OCTAVO_TEST_IDLE")) is_idle = 1;
     *out = new gpu();
     (*out)->number = n_opened++;
+    (*out)->ordinal = ordinal;
     (*out)->few = {GPU_FEW_ROWS, GPU_FEW_QUANT_ROWS, GPU_FEW_OF_EXPERT, GPU_STAGED_ROWS};
     (*out)->stream.submit = submit_call;
     (*out)->stream.ctx = *out;
@@ -223,6 +239,7 @@ static gpu_status gpu_alloc(gpu *g, size_t bytes, void **out)
     if (g->capture) return check_alone(g);
     *out = simt_alloc(bytes);
     if (!*out) return GPU_NO_MEMORY;
+    simt_note_memory(*out, bytes, g->ordinal);
     n_allocations++;
     return GPU_OK;
 }
@@ -230,6 +247,7 @@ static void gpu_release(gpu *g, void *device)
 {
     catch_up_all(g);
     if (device) n_allocations--;
+    simt_forget_memory(device);
     simt_free(device);
 }
 /* Host memory is not for kernels to read, since it is far away. */
@@ -386,27 +404,6 @@ uint32_t gpu_sms(const gpu *g)
 {
     (void)g;
     return 2;
-}
-
-/* ---- memory that other gpus reach ------------------------------------------------------------ */
-
-static gpu_status gpu_share(gpu *g, void *device, gpu_handle *out)
-{
-    *out = gpu_handle();
-    if (refuse_shares == SIMT_REFUSE_ALL) return GPU_UNSUPPORTED;
-    if (refuse_shares == SIMT_REFUSE_SOME && g->number % 2) return GPU_UNSUPPORTED;
-    out->address = (uint64_t)(uintptr_t)device;
-    out->is_there = 1;
-    return check_alone(g);
-}
-static gpu_status gpu_reach(gpu *g, const gpu_handle *from, void **out)
-{
-    *out = (void *)(uintptr_t)from->address;
-    return check_alone(g);
-}
-static void gpu_unreach(gpu *g, const gpu_handle *from, void *device)
-{
-    (void)g, (void)from, (void)device;
 }
 
 /* ---- graphs ---------------------------------------------------------------------------------- */

@@ -63,8 +63,10 @@ typedef struct simt_counts {
     uint64_t timed, timed_rows; /* products by the library meanwhile, and their rows */
 } simt_counts;
 simt_counts simt_counted(void);
-/* Number of blocks of memory that were not released. */
+/* Number of blocks of memory that were not released, and of those of other processes that are
+ * mapped. */
 uint64_t simt_allocations(void);
+uint64_t simt_mapped(void);
 
 #ifdef __cplusplus
 }

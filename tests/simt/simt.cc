@@ -440,8 +440,9 @@ simt_work simt_run(const simt_job &job, const std::function<void()> &body)
 #ifndef OCTAVO_SIMT_STRICT
 void *simt_alloc(size_t bytes)
 {
-    size_t rounded = (bytes + 255) / 256 * 256;
-    void *p = aligned_alloc(256, rounded ? rounded : 256);
+    /* Whole pages of larger blocks may move to a file (runtime.cc). */
+    size_t unit = bytes < 4096 ? 256 : 4096, rounded = (bytes + unit - 1) / unit * unit;
+    void *p = aligned_alloc(unit, rounded ? rounded : unit);
     if (p) memset(p, 0, rounded);
     return p;
 }

@@ -277,14 +277,14 @@ SIMT_RAW inline void raise_flag(uint32_t *flag, uint32_t value)
 {
     simt_touch(flag, sizeof *flag, SIMT_FLAG);
     simt_release(flag);
-    *flag = value;
+    __atomic_store_n(flag, value, __ATOMIC_RELEASE);
 }
-/* Kernels run one at a time, and others only in simt_spin. `stop` is set by the host at any
- * time. */
+/* Kernels of a process run one at a time, and others only in simt_spin; ranks may be in processes
+ * of their own. `stop` is set by the host at any time. */
 SIMT_RAW inline void await_flag(const uint32_t *flag, uint32_t value, const uint32_t *stop)
 {
     simt_touch(flag, sizeof *flag, SIMT_FLAG);
-    while ((int32_t)(*(const volatile uint32_t *)flag - value) < 0) {
+    while ((int32_t)(__atomic_load_n(flag, __ATOMIC_ACQUIRE) - value) < 0) {
         if (__atomic_load_n(stop, __ATOMIC_RELAXED)) return;
         simt_spin();
     }
