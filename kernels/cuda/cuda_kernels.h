@@ -629,6 +629,8 @@ typedef struct gpu_api {
     /* The ranks' calls are the same and in the same order. A call that gpu_takes_sums refuses is
      * GPU_UNSUPPORTED. */
     gpu_status (*sums)(gpu *g, const gpu_sums *s);
+    /* out [n] = the sum of all [ranks, n] in rank order; all does not overlap out. */
+    gpu_status (*sum_gathered)(gpu *g, const float *all, uint32_t ranks, size_t n, float *out);
     /* share gives a block of `alloc` away; reach maps one that another gpu has shared, which stays
      * there until unreach. GPU_UNSUPPORTED: the devices do not reach each other. */
     gpu_status (*share)(gpu *g, void *device, gpu_handle *out);

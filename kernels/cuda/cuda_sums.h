@@ -1,5 +1,5 @@
 /* cuda_sums: sums over the gpus of several ranks, and the memory that they reach of each other (the
- * functions `sums`, `share`, `reach` and `unreach` of cuda_kernels.h).
+ * functions `sums`, `sum_gathered`, `share`, `reach` and `unreach` of cuda_kernels.h).
  *
  * Owner    all memory is the caller's.
  * Threads  the rules of cuda_kernels.h; a call waits on the device for the other ranks' calls.
@@ -40,13 +40,15 @@ typedef struct gpu_meeting {
 } gpu_meeting;
 
 /* x [m, d] = the sum of all ranks' delta in rank order, added to x where it `adds`; then out =
- * rmsnorm(x). delta, and sums that ranks have parts of, travel as bf16 where out is bf16, and as
- * f32 otherwise. */
+ * rmsnorm(x). With `post` the sum is first normed by its weights. delta is rounded to bf16 where out
+ * is bf16, and the sum likewise; otherwise both are f32. So the bits of a row depend neither on the
+ * number of rows nor on its place among them. */
 struct gpu_sums {
     gpu_meeting meeting;
     float *x;
     const float *delta; /* may be x where nothing is added */
     bool adds;
+    const float *post; /* [d], or NULL */
     const float *weight;
     float eps;
     size_t m, d;
@@ -56,9 +58,11 @@ struct gpu_sums {
 
 static inline size_t gpu_sums_bytes(size_t room) { return 4 * room; }
 static inline size_t gpu_sums_flags(void) { return 2 * GPU_SUM_BLOCKS * GPU_RANKS_MOST; }
+/* Bytes of an element of delta as it travels. */
+static inline size_t gpu_sum_element(gpu_type type) { return type == GPU_BF16 ? 2 : 4; }
 static inline bool gpu_takes_sums(size_t room, size_t m, size_t d, gpu_type type)
 {
-    return d % 4 == 0 && d <= GPU_SUM_DIMS && m * d * (type == GPU_BF16 ? 2 : 4) <= room;
+    return d % 4 == 0 && d <= GPU_SUM_DIMS && m * d * gpu_sum_element(type) <= room;
 }
 
 #ifdef __cplusplus

@@ -533,6 +533,7 @@ gpu_status gpu_gather(gpu *g, const void *x, const uint32_t *rows, size_t n, siz
                       void *out);
 /* sums.cu */
 gpu_status gpu_sum_up(gpu *g, const gpu_sums *s);
+gpu_status gpu_sum_gathered(gpu *g, const float *all, uint32_t ranks, size_t n, float *out);
 /* reach.cu */
 gpu_status gpu_share(gpu *g, void *device, gpu_handle *out);
 gpu_status gpu_reach(gpu *g, const gpu_handle *from, void **out);

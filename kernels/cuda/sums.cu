@@ -1,5 +1,5 @@
-/* Sums over ranks whose devices reach each other's memory, with the addition and the norm that
- * follow. */
+/* Sums over ranks whose devices reach each other's memory, with the norms and the addition that
+ * follow, and sums of what a library has gathered. */
 #include "kernels/cuda/cuda_sums.h"
 #include "kernels/cuda/simt.cuh"
 
@@ -11,6 +11,7 @@ enum {
     SUM_THREADS = 256, /* of the smallest block */
     SUM_THREADS_USUAL = 512,
     SUM_THREADS_MOST = GPU_SUM_DIMS / FOUR / HELD,
+    GATHERED_THREADS = 256,
 };
 
 struct alignas(16) four {
@@ -40,6 +41,13 @@ static DEVICE void store(float *to, const four &x) { *(four *)to = x; }
 template <class T> static DEVICE void store(T *to, const four &x)
 {
     *(vec8 *)to = vec8{{pack2(x.v[0], x.v[1], T()), pack2(x.v[2], x.v[3], T())}};
+}
+
+/* What is left of a sum when it travels. */
+static DEVICE four as_sent(const four &x, float) { return x; }
+static DEVICE four as_sent(const four &x, bf16)
+{
+    return unpack(vec8{{pack2(x.v[0], x.v[1], bf16()), pack2(x.v[2], x.v[3], bf16())}}, bf16());
 }
 
 /* Where a rank's copies of this call begin, and its sums. */
@@ -108,48 +116,73 @@ template <class E, int THREADS> static DEVICE void add_part(const gpu_sums &s, u
             store(sums + row * s.d + i, add_up<E, THREADS>(s.meeting, call, row * s.d + i));
 }
 
-/* Elements from column i on, at `at`, of the sum that another rank may have made. */
+/* Elements from column i on, at `at`, of the sum that another rank may have made. Which of the two
+ * it is depends on the number of rows, and its bits do not: either way it is rounded once. */
 template <class E, int THREADS>
 static DEVICE four read_sum(const gpu_sums &s, uint32_t call, bool parts, size_t i, size_t at)
 {
     typedef typename raw_of<E>::type raw;
-    if (!parts) return add_up<E, THREADS>(s.meeting, call, at);
+    if (!parts) return as_sent(add_up<E, THREADS>(s.meeting, call, at), E());
     const E *sums = sums_of<E>(s.meeting, (uint32_t)(i / part_of(s)), call);
     return unpack(load_shared((const raw *)(sums + at)), E());
 }
 
-template <class E, class T, int THREADS>
+/* The norm of a row that the block's threads hold: v = rmsnorm(v). */
+static DEVICE void norm_held(four v[HELD], const float *weight, float eps, size_t d)
+{
+    float square = 0.0f;
+#pragma unroll
+    for (int n = 0; n < HELD; n++)
+        for (int j = 0; j < FOUR; j++) square += v[n].v[j] * v[n].v[j];
+    float scale = 1.0f / sqrtf(block_sum(square) / (float)d + eps);
+#pragma unroll
+    for (int n = 0; n < HELD; n++) {
+        size_t i = ((size_t)n * blockDim.x + threadIdx.x) * FOUR;
+        if (i >= d) continue;
+        four w = *(const four *)(weight + i);
+        for (int j = 0; j < FOUR; j++) v[n].v[j] = v[n].v[j] * scale * w.v[j];
+    }
+}
+
+/* POST: the sum has a norm of its own before it is added. Else x is loaded ahead of the ranks'
+ * copies, which take longer. */
+template <class E, class T, int THREADS, bool POST>
 static DEVICE void norm_row(const gpu_sums &s, uint32_t call, bool parts, size_t row)
 {
     four v[HELD];
-    float square = 0.0f;
 #pragma unroll
     for (int n = 0; n < HELD; n++) {
         size_t i = ((size_t)n * blockDim.x + threadIdx.x) * FOUR, at = row * s.d + i;
         v[n] = four{{0.0f, 0.0f, 0.0f, 0.0f}};
         if (i >= s.d) continue;
-        if (s.adds) v[n] = *(const four *)(s.x + at);
+        if (!POST && s.adds) v[n] = *(const four *)(s.x + at);
         four sum = read_sum<E, THREADS>(s, call, parts, i, at);
-        for (int j = 0; j < FOUR; j++) v[n].v[j] = s.adds ? v[n].v[j] + sum.v[j] : sum.v[j];
-        store(s.x + at, v[n]);
+        for (int j = 0; j < FOUR; j++)
+            v[n].v[j] = !POST && s.adds ? v[n].v[j] + sum.v[j] : sum.v[j];
+        if (!POST) store(s.x + at, v[n]);
     }
+    if (POST) {
+        norm_held(v, s.post, s.eps, s.d);
 #pragma unroll
-    for (int n = 0; n < HELD; n++)
-        for (int j = 0; j < FOUR; j++) square += v[n].v[j] * v[n].v[j];
-    float scale = 1.0f / sqrtf(block_sum(square) / (float)s.d + s.eps);
+        for (int n = 0; n < HELD; n++) {
+            size_t i = ((size_t)n * blockDim.x + threadIdx.x) * FOUR, at = row * s.d + i;
+            if (i >= s.d) continue;
+            four x = s.adds ? *(const four *)(s.x + at) : four{{0.0f, 0.0f, 0.0f, 0.0f}};
+            for (int j = 0; j < FOUR; j++) v[n].v[j] = s.adds ? x.v[j] + v[n].v[j] : v[n].v[j];
+            store(s.x + at, v[n]);
+        }
+    }
+    norm_held(v, s.weight, s.eps, s.d);
 #pragma unroll
     for (int n = 0; n < HELD; n++) {
         size_t i = ((size_t)n * blockDim.x + threadIdx.x) * FOUR;
-        if (i >= s.d) continue;
-        four w = *(const four *)(s.weight + i);
-        for (int j = 0; j < FOUR; j++) v[n].v[j] = v[n].v[j] * scale * w.v[j];
-        store((T *)s.out + row * s.d + i, v[n]);
+        if (i < s.d) store((T *)s.out + row * s.d + i, v[n]);
     }
 }
 
 /* Every launch has all blocks, each of which waits for its like on the other ranks alone, so that
  * their counts of calls are one. All are resident at once: a device has more multiprocessors. */
-template <class E, class T, int THREADS>
+template <class E, class T, int THREADS, bool POST>
 static __global__ void __launch_bounds__(THREADS) sums_kernel(gpu_sums s)
 {
     const gpu_meeting &g = s.meeting;
@@ -167,28 +200,56 @@ static __global__ void __launch_bounds__(THREADS) sums_kernel(gpu_sums s)
     __syncthreads();
     if (threadIdx.x == 0) g.calls[block] = call;
     for (size_t row = block; row < s.m; row += GPU_SUM_BLOCKS)
-        norm_row<E, T, THREADS>(s, call, parts, row);
+        norm_row<E, T, THREADS, POST>(s, call, parts, row);
 }
 
+/* One thread for an element, so that an element's sum does not depend on where it lies. */
+static __global__ void __launch_bounds__(GATHERED_THREADS)
+    gathered_kernel(const float *all, uint32_t ranks, size_t n, float *out)
+{
+    size_t i = (size_t)blockIdx.x * GATHERED_THREADS + threadIdx.x;
+    if (i >= n) return;
+    float sum = all[i];
+    for (uint32_t r = 1; r < ranks; r++) sum += all[r * n + i];
+    out[i] = sum;
+}
+
+/* ---- launches -------------------------------------------------------------------------------- */
+
 /* Blocks of more threads have fewer registers for each. */
-template <class E, class T> static void launch_sums(gpu *g, const gpu_sums *s, unsigned threads)
+template <class E, class T, bool POST>
+static void launch_sums(gpu *g, const gpu_sums *s, unsigned threads)
 {
     if (threads > SUM_THREADS_USUAL)
-        LAUNCH((sums_kernel<E, T, SUM_THREADS_MOST>), GPU_SUM_BLOCKS, threads, 0, g, *s);
-    else LAUNCH((sums_kernel<E, T, SUM_THREADS_USUAL>), GPU_SUM_BLOCKS, threads, 0, g, *s);
+        LAUNCH((sums_kernel<E, T, SUM_THREADS_MOST, POST>), GPU_SUM_BLOCKS, threads, 0, g, *s);
+    else LAUNCH((sums_kernel<E, T, SUM_THREADS_USUAL, POST>), GPU_SUM_BLOCKS, threads, 0, g, *s);
+}
+
+template <class E, class T>
+static void launch_sums_of(gpu *g, const gpu_sums *s)
+{
+    unsigned threads = SUM_THREADS;
+    while (s->d > (size_t)threads * FOUR * HELD) threads *= 2;
+    if (s->post) launch_sums<E, T, true>(g, s, threads);
+    else launch_sums<E, T, false>(g, s, threads);
 }
 
 gpu_status gpu_sum_up(gpu *g, const gpu_sums *s)
 {
     if (!gpu_takes_sums(s->meeting.room, s->m, s->d, s->type)) return GPU_UNSUPPORTED;
-    unsigned threads = SUM_THREADS;
-    while (s->d > (size_t)threads * FOUR * HELD) threads *= 2;
     switch (s->type) {
-    case GPU_BF16: launch_sums<bf16, bf16>(g, s, threads); break;
-    case GPU_F16: launch_sums<float, f16>(g, s, threads); break;
-    default: launch_sums<float, float>(g, s, threads); break;
+    case GPU_BF16: launch_sums_of<bf16, bf16>(g, s); break;
+    case GPU_F16: launch_sums_of<float, f16>(g, s); break;
+    default: launch_sums_of<float, float>(g, s); break;
     }
     return gpu_launched(g, "sums over ranks");
 }
 
-GPU_CODE(sums, sums_kernel<bf16, bf16, SUM_THREADS_MOST>)
+gpu_status gpu_sum_gathered(gpu *g, const float *all, uint32_t ranks, size_t n, float *out)
+{
+    unsigned blocks = (unsigned)((n + GATHERED_THREADS - 1) / GATHERED_THREADS);
+    if (n) LAUNCH(gathered_kernel, blocks, GATHERED_THREADS, 0, g, all, ranks, n, out);
+    return gpu_launched(g, "sums of what was gathered");
+}
+
+GPU_CODE(sums, sums_kernel<bf16, bf16, SUM_THREADS_MOST, false>)

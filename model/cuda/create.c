@@ -445,6 +445,7 @@ status backend_cuda_create(const backend_cuda_options *options, backend *out, er
     b->facts.host_bytes = b->window ? cuda_window_host_bytes(b->window) : 0;
     b->facts.swap_bytes = b->host_cells.n * b->pages.page_bytes;
     if (b->narrow[0]) b->facts.narrow = b->narrow;
+    if (b->device.sums[0]) b->facts.sums = b->device.sums;
     *out = (backend){&cuda_ops, b};
     return STATUS_IS_OK;
 }

@@ -35,7 +35,8 @@ typedef struct cuda_device {
     comm *group;        /* borrowed; NULL while there is no other rank to meet */
     comm *threads; /* borrowed: another comm of the same ranks, whose end is this one's; or NULL */
     cuda_pack stage;   /* stages what ranks exchange through the host */
-    cuda_peers *peers; /* NULL: the ranks' devices do not reach each other */
+    cuda_peers *peers; /* NULL: the comm adds up */
+    char sums[224];    /* who adds up, and why, for a log; empty where ranks meet on their hosts */
 } cuda_device;
 
 status cuda_status(gpu_status s);
@@ -80,19 +81,23 @@ status cuda_smallest(cuda_device *d, uint32_t *n);
 
 /* ---- peers.c --------------------------------------------------------------------------------- */
 
-/* Sets d->peers where the ranks meet on their devices and all of these reach each other. Waits. Not
- * where results must not depend on the number of rows, because many rows take another way. */
+/* Sets d->peers where the ranks meet on their devices, and all of these reach each other or the
+ * results must not depend on the number of rows. Waits. */
 status cuda_peers_create(cuda_device *d, bool invariant);
 /* After all work of this rank has ended; the others may still reach the memory, but wait for
  * nothing in it any more. */
 void cuda_peers_destroy(cuda_device *d);
 /* Memory that it takes on the device; 0 where ranks are too few or too many. */
-size_t cuda_peers_bytes(uint32_t n_ranks);
+size_t cuda_peers_bytes(uint32_t n_ranks, bool invariant);
 /* Ends waits of kernels for other ranks, whose results are then wrong. Any thread. */
 void cuda_peers_stop(const cuda_device *d);
-/* Whether [m, dims] is added up so, with the norm that follows; else cuda_sum does it. */
+/* Whether [m, dims] is added up by kernels, with the norms that follow; else cuda_sum does it. */
 bool cuda_peers_take(const cuda_device *d, size_t m, size_t dims, gpu_type type);
 status cuda_peers_sum(const cuda_device *d, gpu_sums s); /* sets s.meeting */
+/* Whether cuda_sum must not leave sums to the comm, whose order is its own; and what it then does:
+ * x [n] of all ranks is gathered, and added up in rank order. Never where cuda_peers_take. */
+bool cuda_peers_gather(const cuda_device *d);
+status cuda_peers_sum_gathered(const cuda_device *d, float *x, size_t n);
 
 /* ---- weights --------------------------------------------------------------------------------- */
 

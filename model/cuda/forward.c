@@ -378,10 +378,11 @@ static status sum_and_norm(cuda_forward *f, const cuda_batch *b, float *delta, c
     const model_config *c = f->o.config;
     cuda_device *d = f->o.device;
     bool adds = delta != f->x;
-    if (!post && cuda_peers_take(d, b->n_rows, c->hidden, next->type))
+    if (cuda_peers_take(d, b->n_rows, c->hidden, next->type))
         return cuda_peers_sum(d, (gpu_sums){.x = f->x,
                                             .delta = delta,
                                             .adds = adds,
+                                            .post = post,
                                             .weight = weight,
                                             .eps = c->rms_eps,
                                             .m = b->n_rows,

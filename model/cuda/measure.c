@@ -109,7 +109,7 @@ static status measure_memory(backend_cuda *b, const backend_cuda_options *o, uin
     error why = {{0}};
     RETURN_IF_ERROR(cuda_make_parts(b, o, load_shapes, err));
     /* The other ranks cannot be met here, so cuda_peers_create has made nothing. */
-    if (o->own_gpus && !o->batch_invariant) b->device.allocated += cuda_peers_bytes(n_ranks);
+    if (o->own_gpus) b->device.allocated += cuda_peers_bytes(n_ranks, o->batch_invariant);
     out->geometry = b->info.geometry;
     out->weight_bytes = b->weight_bytes;
     out->step_bytes = b->device.allocated - b->weight_bytes;

@@ -1,26 +1,41 @@
-/* Sums over ranks whose devices reach each other (gpu_sums), with what the ranks must have told
- * each other before. */
+/* Sums over ranks that meet on their devices: by kernels where these reach each other's memory
+ * (gpu_sums), with what the ranks must have told each other before. Where they do not, the comm adds
+ * up, unless a row's bits may not depend on the other rows: then it only gathers, which is no
+ * arithmetic, and a kernel of each rank adds up in rank order. */
 #include "model/cuda/cuda.h"
 
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
-/* What ranks add up so in one call: 256 rows of 8,192 values in bf16, and how many bytes of them
- * each rank reads of every other one. */
-enum { ROOM = 4 << 20, ONCE = 512 << 10 };
+enum {
+    /* What ranks add up in one call: 256 rows of 8,192 values in bf16, and how many bytes of them
+     * each rank reads of every other one. */
+    ROOM = 4 << 20,
+    ONCE = 512 << 10,
+    /* CUDA lays smaller allocations into blocks of this size, and gives a whole block away. */
+    SHARED_BLOCK = 2 << 20,
+};
 
 struct cuda_peers {
     gpu_meeting meeting;
     gpu_handle handles[GPU_RANKS_MOST];
-    uint8_t *memory;  /* this rank's own: copies, flags, calls */
+    uint8_t *memory;  /* this rank's own: copies, flags, calls; or all ranks' parts, gathered */
     uint32_t *stop;   /* pinned */
     uint32_t n_peers; /* ranks that were reached, in order */
+    bool reached;     /* all ranks reach all others */
+    bool invariant;
 };
 
-size_t cuda_peers_bytes(uint32_t n_ranks)
+static size_t memory_bytes(void)
 {
-    if (n_ranks < 2 || n_ranks > GPU_RANKS_MOST) return 0;
-    return gpu_sums_bytes(ROOM) + (gpu_sums_flags() + GPU_SUM_BLOCKS) * sizeof(uint32_t);
+    size_t all = gpu_sums_bytes(ROOM) + (gpu_sums_flags() + GPU_SUM_BLOCKS) * sizeof(uint32_t);
+    return (all + SHARED_BLOCK - 1) / SHARED_BLOCK * SHARED_BLOCK;
+}
+
+size_t cuda_peers_bytes(uint32_t n_ranks, bool invariant)
+{
+    return n_ranks >= 2 && (invariant || n_ranks <= GPU_RANKS_MOST) ? memory_bytes() : 0;
 }
 
 /* Gathers the handles of all ranks, over the ranks' comm, which is on the device. */
@@ -39,51 +54,91 @@ static status exchange_handles(cuda_device *d, cuda_peers *p)
     return s;
 }
 
-/* Maps the other ranks' memory. False: some cannot be reached. */
+/* Maps the other ranks' memory. False: d->sums says why some cannot be reached. */
 static bool reach_all(cuda_device *d, cuda_peers *p)
 {
     gpu_meeting *m = &p->meeting;
     for (; p->n_peers < m->ranks; p->n_peers++) {
         void *memory = p->memory;
         const gpu_handle *from = &p->handles[p->n_peers];
-        if (!from->is_there) return false;
-        if (p->n_peers != m->rank && d->api->reach(d->g, from, &memory) != GPU_OK) return false;
+        const char *why = from->is_there ? NULL : "its device shares no memory";
+        if (!why && p->n_peers != m->rank && d->api->reach(d->g, from, &memory) != GPU_OK)
+            why = d->api->why(d->g);
+        if (why) {
+            snprintf(d->sums, sizeof d->sums, "rank %u does not reach rank %u: %s", m->rank,
+                     p->n_peers, why);
+            return false;
+        }
         m->copies[p->n_peers] = memory;
         m->flags[p->n_peers] = (uint32_t *)(void *)((uint8_t *)memory + gpu_sums_bytes(ROOM));
     }
     return true;
 }
 
+static void leave_all(cuda_device *d, cuda_peers *p)
+{
+    for (uint32_t i = 0; i < p->n_peers; i++)
+        if (i != p->meeting.rank) d->api->unreach(d->g, &p->handles[i], p->meeting.copies[i]);
+    p->n_peers = 0;
+}
+
 static status make_memory(cuda_device *d, cuda_peers *p)
 {
     void *host;
-    RETURN_IF_ERROR(cuda_alloc(d, cuda_peers_bytes(p->meeting.ranks), &p->memory));
+    RETURN_IF_ERROR(cuda_alloc(d, memory_bytes(), &p->memory));
     RETURN_IF_GPU_ERROR(d->api->alloc_host(d->g, sizeof *p->stop, &host));
     p->stop = host;
     *p->stop = 0;
     p->meeting.calls = (uint32_t *)(void *)(p->memory + gpu_sums_bytes(ROOM)) + gpu_sums_flags();
     p->meeting.stop = p->stop;
+    return STATUS_IS_OK;
+}
+
+/* All ranks reach all others, or none does: the others' flags would be waited for. */
+static status meet(cuda_device *d, cuda_peers *p)
+{
+    uint32_t all;
+    snprintf(d->sums, sizeof d->sums, "more than %d ranks", GPU_RANKS_MOST);
+    if (p->meeting.ranks > GPU_RANKS_MOST) return STATUS_IS_OK;
     gpu_status s = d->api->share(d->g, p->memory, &p->handles[p->meeting.rank]);
-    return s == GPU_UNSUPPORTED ? STATUS_IS_OK : cuda_status(s);
+    if (s != GPU_UNSUPPORTED) RETURN_IF_GPU_ERROR(s);
+    snprintf(d->sums, sizeof d->sums, "%s",
+             s == GPU_OK ? "another rank does not reach all devices" : d->api->why(d->g));
+    RETURN_IF_ERROR(exchange_handles(d, p));
+    all = s == GPU_OK && reach_all(d, p);
+    RETURN_IF_ERROR(cuda_smallest(d, &all));
+    p->reached = all;
+    if (!all) leave_all(d, p);
+    return STATUS_IS_OK;
+}
+
+/* Turns d->sums from a reason into a line of a log. */
+static void describe(cuda_device *d, const cuda_peers *p)
+{
+    char why[sizeof d->sums];
+    memcpy(why, d->sums, sizeof why);
+    if (p->reached) snprintf(d->sums, sizeof d->sums, "by kernels, in each other's memory");
+    else
+        snprintf(d->sums, sizeof d->sums, "%s (%.150s)",
+                 p->invariant ? "gathered by NCCL, added up in rank order" : "by NCCL", why);
 }
 
 status cuda_peers_create(cuda_device *d, bool invariant)
 {
-    if (invariant || cuda_is_alone(d) || !comm_on_device(d->group)) return STATUS_IS_OK;
-    if (!cuda_peers_bytes((uint32_t)comm_size(d->group))) return STATUS_IS_OK;
+    if (cuda_is_alone(d) || !comm_on_device(d->group)) return STATUS_IS_OK;
+    uint32_t ranks = (uint32_t)comm_size(d->group);
+    snprintf(d->sums, sizeof d->sums, "by NCCL (more than %d ranks)", GPU_RANKS_MOST);
+    if (!cuda_peers_bytes(ranks, invariant)) return STATUS_IS_OK;
     cuda_peers *p = calloc(1, sizeof *p);
     if (!p) return status_make(STATUS_NO_MEMORY, "sums over ranks");
-    p->meeting = (gpu_meeting){.rank = (uint32_t)comm_rank(d->group),
-                               .ranks = (uint32_t)comm_size(d->group),
-                               .room = ROOM,
-                               .once = ONCE};
+    p->invariant = invariant;
+    p->meeting = (gpu_meeting){
+        .rank = (uint32_t)comm_rank(d->group), .ranks = ranks, .room = ROOM, .once = ONCE};
     d->peers = p;
     RETURN_IF_ERROR(make_memory(d, p));
-    RETURN_IF_ERROR(exchange_handles(d, p));
-    /* All ranks or none: the others' flags would be waited for. */
-    uint32_t all = reach_all(d, p);
-    RETURN_IF_ERROR(cuda_smallest(d, &all));
-    if (!all) cuda_peers_destroy(d);
+    RETURN_IF_ERROR(meet(d, p));
+    describe(d, p);
+    if (!p->reached && !invariant) cuda_peers_destroy(d);
     return STATUS_IS_OK;
 }
 
@@ -91,11 +146,10 @@ void cuda_peers_destroy(cuda_device *d)
 {
     cuda_peers *p = d->peers;
     if (!p) return;
-    for (uint32_t i = 0; i < p->n_peers; i++)
-        if (i != p->meeting.rank) d->api->unreach(d->g, &p->handles[i], p->meeting.copies[i]);
+    leave_all(d, p);
     if (p->memory) {
         d->api->release(d->g, p->memory);
-        d->allocated -= cuda_peers_bytes(p->meeting.ranks);
+        d->allocated -= memory_bytes();
     }
     if (p->stop) d->api->release_host(d->g, p->stop);
     free(p);
@@ -109,11 +163,36 @@ void cuda_peers_stop(const cuda_device *d)
 
 bool cuda_peers_take(const cuda_device *d, size_t m, size_t dims, gpu_type type)
 {
-    return d->peers && gpu_takes_sums(d->peers->meeting.room, m, dims, type);
+    const cuda_peers *p = d->peers;
+    return p && p->reached && gpu_takes_sums(ROOM, p->invariant ? 1 : m, dims, type);
 }
 
+/* Rows that have no room together follow in further calls. */
 status cuda_peers_sum(const cuda_device *d, gpu_sums s)
 {
+    size_t rows = ROOM / (s.d * gpu_sum_element(s.type)), left = s.m;
     s.meeting = d->peers->meeting;
-    return cuda_status(d->api->sums(d->g, &s));
+    for (; left > 0; left -= s.m) {
+        s.m = left < rows ? left : rows;
+        RETURN_IF_GPU_ERROR(d->api->sums(d->g, &s));
+        s.x += s.m * s.d;
+        s.delta += s.m * s.d;
+        s.out = (uint8_t *)s.out + s.m * s.d * gpu_type_bytes(s.type);
+    }
+    return STATUS_IS_OK;
+}
+
+bool cuda_peers_gather(const cuda_device *d) { return d->peers && d->peers->invariant; }
+
+status cuda_peers_sum_gathered(const cuda_device *d, float *x, size_t n)
+{
+    const cuda_peers *p = d->peers;
+    float *all = (float *)(void *)p->memory;
+    size_t most = memory_bytes() / p->meeting.ranks / sizeof *all, some;
+    for (; n > 0; n -= some, x += some) {
+        some = n < most ? n : most;
+        RETURN_IF_ERROR(comm_all_gather(d->group, x, some, all));
+        RETURN_IF_GPU_ERROR(d->api->sum_gathered(d->g, all, p->meeting.ranks, some, x));
+    }
+    return STATUS_IS_OK;
 }

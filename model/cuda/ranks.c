@@ -7,6 +7,7 @@
 status cuda_sum(cuda_device *d, float *x, size_t n)
 {
     if (cuda_is_alone(d)) return STATUS_IS_OK;
+    if (cuda_peers_gather(d)) return cuda_peers_sum_gathered(d, x, n);
     if (comm_on_device(d->group)) return comm_all_reduce_sum(d->group, x, n);
     RETURN_IF_ERROR(cuda_pack_begin(d, &d->stage, n * sizeof *x));
     float *host = (float *)(void *)d->stage.host;

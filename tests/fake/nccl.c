@@ -13,7 +13,7 @@
 #define FAKE_VERSION 22809
 #endif
 
-enum { RANKS_MAX = 8, GROUPS_MAX = 128, SETTLING = 2 };
+enum { RANKS_MAX = 8, GROUPS_MAX = 256, SETTLING = 2 };
 enum { SUCCESS = 0, INVALID_ARGUMENT = 4, REMOTE_ERROR = 6, IN_PROGRESS = 7 };
 
 typedef struct call {
@@ -194,11 +194,14 @@ static void copy(void *out, const void *in, size_t bytes)
     if (out != in) memcpy(out, in, bytes);
 }
 
+/* As in a ring the rank with which a sum begins depends on the number of elements and on the
+ * place. */
 static void reduce(const call *calls, int size)
 {
     for (size_t i = 0; i < calls[0].n; i++) {
-        float sum = ((const float *)calls[0].in)[i];
-        for (int r = 1; r < size; r++) sum += ((const float *)calls[r].in)[i];
+        int first = (int)(i * (size_t)size / calls[0].n);
+        float sum = ((const float *)calls[first].in)[i];
+        for (int r = 1; r < size; r++) sum += ((const float *)calls[(first + r) % size].in)[i];
         for (int r = 0; r < size; r++) ((float *)calls[r].out)[i] = sum;
     }
 }

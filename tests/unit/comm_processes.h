@@ -1,5 +1,6 @@
 /* Ranks as processes of one host, forked before UCX is used, since no process may fork afterwards.
- * Ranks count their failed checks; only the parent asserts. */
+ * The comm is UCX's, or what a test makes. Ranks count their failed checks; only the parent
+ * asserts. */
 #ifndef TESTS_COMM_PROCESSES_H
 #define TESTS_COMM_PROCESSES_H
 
@@ -21,7 +22,7 @@
 #include <cmocka.h>
 
 enum {
-    PROCESSES_MAX = 8,
+    PROCESSES_MAX = 9,
     ADDRESS_MAX = 1 << 14,
     PATIENCE_S = 100, /* a process that needs longer is stuck, and ends by SIGALRM */
 };
@@ -30,9 +31,12 @@ typedef struct processes processes;
 
 /* The body that each rank runs. */
 typedef void (*process_body)(processes *all, comm *c, int rank);
+/* Makes a rank's comm. */
+typedef status (*process_comm)(processes *all, int rank, comm **out, error *err);
 
 struct processes { /* in memory shared by all ranks */
     int size;
+    process_comm make;
     process_body body;
     void *ctx; /* of the body */
     pid_t pids[PROCESSES_MAX];
@@ -96,15 +100,20 @@ static inline void *process_watch(void *arg)
     return NULL;
 }
 
+static inline status process_ucx(processes *all, int rank, comm **out, error *err)
+{
+    comm_options o = {.kind = "ucx", .rank = rank, .size = all->size};
+    return comm_create(&o, out, err);
+}
+
 static inline void process_main(processes *all, int rank)
 {
     alarm(PATIENCE_S);
     dup2(all->out, STDOUT_FILENO);
     error err = {""};
-    comm_options o = {.kind = "ucx", .rank = rank, .size = all->size};
     process_watcher w = {.all = all};
     pthread_t thread;
-    bool made = status_ok(comm_create(&o, &w.comm, &err));
+    bool made = status_ok(all->make(all, rank, &w.comm, &err));
     process_check(all, made, err.text, __LINE__);
     if (!made) exit(1);
     pthread_create(&thread, NULL, process_watch, &w);
@@ -133,10 +142,11 @@ static inline void processes_wait(processes *all)
     }
 }
 
-static inline void processes_run(int size, process_body body, void *ctx)
+static inline void processes_run_with(process_comm make, int size, process_body body, void *ctx)
 {
     processes *all = shared_memory(sizeof *all);
     all->size = size;
+    all->make = make;
     all->body = body;
     all->ctx = ctx;
     all->out = memfd_create("stdout", MFD_CLOEXEC);
@@ -148,11 +158,16 @@ static inline void processes_run(int size, process_body body, void *ctx)
         all->pids[r] = pid;
     }
     processes_wait(all);
-    process_check(all, lseek(all->out, 0, SEEK_END) == 0, "UCX writes to stdout", __LINE__);
+    process_check(all, lseek(all->out, 0, SEEK_END) == 0, "a rank writes to stdout", __LINE__);
     int n_wrong = all->n_wrong;
     close(all->out);
     munmap(all, sizeof *all);
     if (n_wrong) fail_msg("%d checks failed in a group of %d processes", n_wrong, size);
+}
+
+static inline void processes_run(int size, process_body body, void *ctx)
+{
+    processes_run_with(process_ucx, size, body, ctx);
 }
 
 #endif

@@ -125,8 +125,8 @@ static void what_is_made(void **state)
 }
 
 /* Pools that have what everything else on the device leaves: any difference of that changes their
- * number of pages. Ranks with a GPU each add up by each other's memory, unless a row must have the
- * same bits in every batch, and ranks on one GPU do not. */
+ * number of pages. Ranks with a GPU each have memory in which they add up, and ranks on one GPU do
+ * not. */
 static void pools_of_ranks(void **state)
 {
     (void)state;

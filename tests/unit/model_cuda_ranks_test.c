@@ -1,6 +1,6 @@
 /* Ranks that add up on their devices: emulated GPUs, and a fake NCCL or kernels that reach the
- * other ranks' memory, which both sum in rank order. The bits equal those of sums through the host,
- * but where a kernel sends bf16. */
+ * other ranks' memory. With two ranks both have the bits of sums through the host, but where a
+ * kernel sends bf16. */
 #include "tests/unit/model_nccl.h"
 
 enum { TOKENS = 30 };
@@ -27,7 +27,8 @@ static void check_sums(bool bf16, bool peers, double limit)
         const char *dir, *override;
     } models[] = {{GOLDEN "qwen3_f32", NULL},
                   {GOLDEN "internlm2_long_bf16", "vocab_size=63"},
-                  {GOLDEN "mixtral_f32", "head_dim=32"}};
+                  {GOLDEN "mixtral_f32", "head_dim=32"},
+                  {GOLDEN "gemma3_f32", "head_dim=32"}};
     void *library = open_nccl(FAKE_WELL);
     simt_refuse_shares(peers ? SIMT_REFUSE_NONE : SIMT_REFUSE_ALL);
     for (size_t i = 0; i < sizeof models / sizeof *models; i++) {
@@ -76,6 +77,38 @@ static void sums_of_kernels_are_those_of_the_host(void **state)
     (void)state;
     check_sums(false, true, 0);
     check_sums(true, true, 1e-3);
+}
+
+/* With --batch-invariant a row has the same bits in chunks of any size, whoever adds up. */
+static void chunks_of_any_size(void **state)
+{
+    (void)state;
+    static const uint32_t chunks[] = {30, 7, 1};
+    void *library = open_nccl(FAKE_WELL);
+    for (int peers = 0; peers < 2; peers++) {
+        uint32_t tokens[TOKENS];
+        pass p = two;
+        pass_result whole = {0};
+        simt_refuse_shares(peers ? SIMT_REFUSE_NONE : SIMT_REFUSE_ALL);
+        p.gpu = octavo_cuda_api(GPU_API_VERSION);
+        p.make_ranks = make_ranks;
+        p.batch_invariant = true;
+        p.mass_rows = 0;
+        random_tokens(tokens, TOKENS, 32);
+        for (size_t i = 0; i < sizeof chunks / sizeof *chunks; i++) {
+            p.chunk = chunks[i];
+            pass_result r = run(&p, tokens, TOKENS);
+            leave();
+            size_t bytes = (size_t)TOKENS * r.config.vocab_size * sizeof(float);
+            if (i == 0) whole = r;
+            else assert_memory_equal(r.logits, whole.logits, bytes);
+            if (i > 0) result_free(&r);
+        }
+        result_free(&whole);
+        assert_int_equal(simt_allocations(), 0);
+    }
+    simt_refuse_shares(SIMT_REFUSE_NONE);
+    dlclose(library);
 }
 
 /* One device that shares nothing: no rank waits for flags. */
@@ -192,6 +225,7 @@ int main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(sums_of_the_library_are_those_of_the_host),
         cmocka_unit_test(sums_of_kernels_are_those_of_the_host),
+        cmocka_unit_test(chunks_of_any_size),
         cmocka_unit_test(ranks_agree_on_who_adds_up),
         cmocka_unit_test(threads_have_a_gpu_each),
         cmocka_unit_test(a_lost_rank_ends_the_others),

@@ -23,6 +23,7 @@ typedef struct kind {
     bool summed;                                   /* measured by slot, in running sums */
     bool masked, mixed; /* the last sequence has a mask; the first one has limits */
     bool experts;       /* Mixtral, which has 2 layers, in place of Qwen3 */
+    bool post_norms;    /* Gemma 3, which has 4 layers */
     uint8_t quant_bits;
 } kind;
 
@@ -42,10 +43,9 @@ static house open_house(const kind *k)
     model_config config;
     snprintf(override, sizeof override, "num_hidden_layers=%u", k->n_layers);
     p.override = override;
-    if (k->experts) {
-        p.dir = "tests/golden/models/mixtral_f32";
-        p.override = "head_dim=32";
-    }
+    if (k->experts) p.dir = "tests/golden/models/mixtral_f32";
+    if (k->post_norms) p.dir = "tests/golden/models/gemma3_f32";
+    if (k->experts || k->post_norms) p.override = "head_dim=32";
     p.quant_bits = p.quant_attention = k->quant_bits;
     p.quant_group = k->quant_bits ? 32 : 0;
     p.gpu = octavo_cuda_api(GPU_API_VERSION);
@@ -382,6 +382,30 @@ static void of_ranks(void **state)
     dlclose(library);
 }
 
+/* Gemma's norms of sums are part of the kernels that add up. Without these each is a launch. Its
+ * windows have angles of their own, which a step computes once. */
+static void of_ranks_with_post_norms(void **state)
+{
+    (void)state;
+    enum { LAYERS = 4, ANGLES = 1 };
+    void *library = open_nccl(FAKE_WELL);
+    for (int i = 0; i < 4; i++) {
+        bool kernels = i >= 2;
+        kind k = {.n_layers = LAYERS, .n_seqs = batches[i % 2], .ranks = true, .post_norms = true};
+        simt_refuse_shares(kernels ? SIMT_REFUSE_NONE : SIMT_REFUSE_ALL);
+        uint64_t launches = BEFORE + ANGLES + OF_LAYER * LAYERS + BEHIND + 1;
+        check(&k, (simt_counts){.launches = launches + (kernels ? 0 : 2 * LAYERS),
+                                .collectives = kernels ? 1 : 1 + 1 + 2 * LAYERS,
+                                .copies_in = 2,
+                                .copies_out = 1,
+                                .waits = 1});
+        k.graphs = true;
+        check(&k, (simt_counts){.replays = 1, .copies_in = 2, .copies_out = 1, .waits = 1});
+    }
+    simt_refuse_shares(SIMT_REFUSE_NONE);
+    dlclose(library);
+}
+
 /* Where the device lets kernels start before the one in front has ended, all of a step do but the
  * first, those of measures, of sums over ranks and of their draws, and each kernel right behind one
  * of these. */
@@ -587,6 +611,7 @@ int main(void)
         cmocka_unit_test(launch_by_launch), cmocka_unit_test(by_graph),
         cmocka_unit_test(of_many_rows),     cmocka_unit_test(of_experts),
         cmocka_unit_test(with_measures),    cmocka_unit_test(of_ranks),
+        cmocka_unit_test(of_ranks_with_post_norms),
         cmocka_unit_test(table_of_steps),   cmocka_unit_test(as_fast_as_others),
         cmocka_unit_test(that_start_early), cmocka_unit_test(chains_of_kernels),
     };
