@@ -172,10 +172,6 @@ static status find_device(const model_flags *f, loaded_model *m, error *err)
         if (s.code == STATUS_UNSUPPORTED) tell(m, "%s: on the CPU instead", err->text);
         m->on_gpu = m->gpu != NULL;
     }
-    if (m->workers && asked && m->batch_invariant)
-        return error_set(err, STATUS_UNSUPPORTED,
-                         "--batch-invariant: ranks in other processes on GPUs sum with NCCL, whose "
-                         "order of addition depends on the number of rows");
     return check_fp8(m, err);
 }
 
@@ -320,7 +316,8 @@ static status open_parts(const model_flags *f, bool with_text, loaded_model *m, 
     RETURN_IF_ERROR(comm_create(&alone, &m->group, err));
     m->options.group = m->group;
     RETURN_IF_ERROR(read_device(f, m, err));
-    const workers_device device = {m->on_gpu ? "cuda" : "cpu", m->gpu_ordinal, m->kv_name};
+    const workers_device device = {m->on_gpu ? "cuda" : "cpu", m->gpu_ordinal, m->kv_name,
+                                   m->batch_invariant};
     RETURN_IF_ERROR(workers_create(&f->workers, &device, &m->n_ranks, &m->workers, err));
     RETURN_IF_ERROR(model_ranks_check(&m->config, m->n_ranks, err));
     RETURN_IF_ERROR(find_device(f, m, err));

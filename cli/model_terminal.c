@@ -83,5 +83,6 @@ void model_log(const loaded_model *m, const char *dir)
         m->facts.from_cache ? "from the cache" : "packed", (double)m->facts.load_us / 1e6,
         (double)m->open_us / 1e6);
     if (m->facts.narrow) fprintf(stderr, "octavo: e4m3 weights: %s\n", m->facts.narrow);
+    if (m->facts.sums) fprintf(stderr, "octavo: sums of ranks: %s\n", m->facts.sums);
     if (m->workers) workers_log(m->workers);
 }

@@ -53,6 +53,7 @@ typedef struct worker_config {
     uint32_t n_threads; // 0 = all that the worker may use
     const char *isa;
     bool high_precision; // of activations in products
+    bool batch_invariant; // on a GPU a row gets the same bits in every batch
     pkv_geometry
         geometry; // page_tokens, layers_per_group, heads_per_group; the model gives the rest
     uint64_t kv_bytes, swap_bytes; // over all ranks
@@ -70,6 +71,7 @@ typedef struct worker_facts {
     uint64_t weight_bytes, page_bytes, pool_bytes, disk_bytes, filling_bytes, swap_bytes;
     int64_t load_us;
     bool from_cache;
+    char sums[224]; // as backend_facts.sums; empty: the ranks meet on their hosts
 } worker_facts;
 
 /* The address that a rank gives the others; only hosts read it. */

@@ -31,6 +31,7 @@ struct rank_host {
     gpu *gpu;
     gpu_facts gpu_facts;
     uint8_t gpu_kv;
+    bool batch_invariant;
 };
 
 /* ---- configure ------------------------------------------------------------------------------- */
@@ -73,6 +74,7 @@ static status open_gpu(rank_host *h, const worker_config *c, error *err)
         return status_make(STATUS_UNSUPPORTED, NULL); /* waiting would not help */
     }
     (void)gpu_kv_named(c->kv_type, &h->gpu_kv);
+    h->batch_invariant = c->batch_invariant;
     gpu_status opened = h->api->open(device, &h->gpu, &h->gpu_facts, why, sizeof why);
     if (opened == GPU_OK) return STATUS_IS_OK;
     return error_set(err, STATUS_UNSUPPORTED, "device: cuda:%u: %s", device, why);
@@ -278,6 +280,7 @@ static status make_cuda(rank_host *h, backend *out, backend_facts *facts, error 
     backend_cuda_options o = {.common = h->options,
                               .api = h->api,
                               .kv = h->gpu_kv,
+                              .batch_invariant = h->batch_invariant,
                               .gpu = h->gpu,
                               .gpu_facts = &h->gpu_facts};
     RETURN_IF_ERROR(backend_cuda_create(&o, out, err));
@@ -302,6 +305,7 @@ static status load_rank(void *ctx, backend *out, worker_facts *facts, error *err
         .from_cache = f.from_cache,
     };
     snprintf(facts->device, sizeof facts->device, "%s", f.isa);
+    snprintf(facts->sums, sizeof facts->sums, "%s", f.sums ? f.sums : "");
     return STATUS_IS_OK;
 }
 

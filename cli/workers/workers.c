@@ -239,6 +239,7 @@ static status set_config(workers *w, const backend_options *o, const char *const
         .n_threads = threads_of_rank(w, o->n_threads),
         .isa = o->isa ? o->isa : "",
         .high_precision = o->precision == KERN_PRECISION_HIGH,
+        .batch_invariant = w->device.batch_invariant,
         .geometry = o->geometry,
         .kv_bytes = o->kv_bytes,
         .swap_bytes = o->swap_bytes,
@@ -338,5 +339,6 @@ void workers_log(const workers *w)
         const worker_facts *f = worker_group_facts(w->group, i);
         fprintf(stderr, "octavo: rank %u at %s: %s, %u thread%s\n", i, w->addresses[i], f->device,
                 f->n_threads, f->n_threads == 1 ? "" : "s");
+        if (*f->sums) fprintf(stderr, "octavo: sums of rank %u: %s\n", i, f->sums);
     }
 }

@@ -13,11 +13,12 @@ typedef struct workers_flags {
     uint32_t silence_ms;         // silence after which a rank is lost; 0 = the default
 } workers_flags;
 
-/* The device that the ranks compute on, and the format of their pages. */
+/* The device that the ranks compute on, how they do, and the format of their pages. */
 typedef struct workers_device {
     const char *name; // "cpu", "cuda"
     uint32_t index;   // for workers without --device; local ones take this one and the next
     const char *kv_type;
+    bool batch_invariant; // on a GPU
 } workers_device;
 
 arg_group workers_flags_group(workers_flags *target);

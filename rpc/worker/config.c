@@ -112,6 +112,7 @@ status config_pack(const worker_config *c, uint64_t session, const char *version
     m->quant_group = c->quant_group;
     m->n_threads = c->n_threads;
     m->high_precision = c->high_precision;
+    m->batch_invariant = c->batch_invariant;
     m->kv_residual = c->kv_residual;
     m->kv_bytes = c->kv_bytes;
     m->swap_bytes = c->swap_bytes;
@@ -204,6 +205,7 @@ status config_unpack(const configure_message *m, const char *version, arena *a, 
         .quant_group = m->quant_group,
         .n_threads = m->n_threads,
         .high_precision = m->high_precision,
+        .batch_invariant = m->batch_invariant,
         .kv_residual = m->kv_residual,
         .kv_bytes = m->kv_bytes,
         .swap_bytes = m->swap_bytes,
@@ -281,6 +283,7 @@ status load_pack(const backend_info *info, const worker_facts *facts, arena *a, 
     m->swap_bytes = facts->swap_bytes;
     m->load_us = (uint64_t)facts->load_us;
     m->from_cache = facts->from_cache;
+    m->sums = pack_text(facts->sums);
     return pack_geometry(&info->geometry, a, &m->geometry);
 }
 
@@ -378,6 +381,7 @@ status load_unpack(const load_message *m, const worker_config *config, rank_fact
         .from_cache = m->from_cache,
     };
     text_copy(m->device.data, m->device.len, out->facts.device, sizeof out->facts.device);
+    text_copy(m->sums.data, m->sums.len, out->facts.sums, sizeof out->facts.sums);
     RETURN_IF_ERROR(unpack_geometry(m->geometry, &out->info.geometry, err));
     RETURN_IF_ERROR(check_info(&out->info, config, err));
     return take_block_bytes(m->block_bytes, config, &out->info, err);

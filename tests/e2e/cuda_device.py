@@ -37,9 +37,9 @@ def refused(result, *words):
         assert word in result.stderr, f"no '{word}' in: {result.stderr}"
 
 
-def start_worker(*flags, address="127.0.0.1:0"):
-    """A process with an emulated GPU, and its address."""
-    environment = dict(os.environ, LD_LIBRARY_PATH=home)
+def start_worker(*flags, address="127.0.0.1:0", libraries=None):
+    """A process with an emulated GPU, and its address. libraries: where the loader looks."""
+    environment = dict(os.environ, LD_LIBRARY_PATH=libraries or home)
     worker = subprocess.Popen([here, "worker", "--listen", address, "--model", "models/demo", *flags], env=environment,
                               stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True)
     return worker, worker.stdout.readline().removeprefix("listening at ").strip()
@@ -67,6 +67,28 @@ def with_worker(*flags, words=None):
     finally:
         worker.terminate()
         assert worker.wait(60) == 0
+
+
+def ranks_at_workers():
+    """Two ranks, each in a process of its own, whose kernels add up in each other's memory. With
+    --batch-invariant every bit of an answer is that of its prompt alone."""
+    workers = [start_worker(libraries=f"{home}:{nccl}") for _ in range(2)]
+    addresses = ",".join(address for _, address in workers)
+    prompts, invariant = CROWD[1:4], ["--workers", addresses, "--batch-invariant"]
+    try:
+        got = run("--device", "cuda", "--workers", addresses, *prompt(PROMPTS[0]), driver=False)
+        assert got.returncode == 0, got.stderr
+        for rank in range(2):
+            assert f"sums of rank {rank}: by kernels, in each other's memory" in got.stderr, got.stderr
+        together = answers(here, "cuda", False, 4, invariant, prompts)
+        compare(answers(here, "cpu", False, 4, (), prompts), together)
+        for key, alone in answers(here, "cuda", False, 4, [*invariant, "--max-batch", "1"], prompts).items():
+            for part in ("token_ids", "logprobs"):
+                assert alone[part] == together[key][part], (key, part, alone[part], together[key][part])
+    finally:
+        for worker, _ in workers:
+            worker.terminate()
+        assert [worker.wait(60) for worker, _ in workers] == [0, 0]
 
 
 def ask(url, n_tokens, stream):
@@ -320,6 +342,7 @@ def main():
 
     if "worker" in subprocess.run([here, "--help"], capture_output=True, text=True, timeout=60).stdout:
         with_worker()
+        ranks_at_workers()
         with_worker("--device", "3", words=["rank 0", "cuda:3", "ordinal"])
         lost_worker()
         refused(run("--device", "cuda", "--tp", "2", "--workers", "local", *prompt("x"), driver=True), "rank ")
@@ -335,6 +358,6 @@ def main():
 if sys.argv[1] == "--compare":
     compare_crowd(sys.argv[2], sys.argv[3:])
 else:
-    octavo, home = sys.argv[1], sys.argv[2]
+    octavo, home, nccl = sys.argv[1:4]
     here = os.path.join(home, "octavo")
     main()

@@ -351,7 +351,7 @@ static status make_processes(const backend_options *o, uint32_t n_ranks, backend
 {
     /* A busy machine may let eight processes wait for seconds. */
     static const workers_flags local = {.where = "local", .silence_ms = 60000};
-    const workers_device cpu = {"cpu", 0, kern_kv_name(o->kv_type)};
+    const workers_device cpu = {.name = "cpu", .kv_type = kern_kv_name(o->kv_type)};
     backend_facts facts;
     if (!groups[n_ranks])
         RETURN_IF_ERROR(workers_create(&local, &cpu, &n_ranks, &groups[n_ranks], err));

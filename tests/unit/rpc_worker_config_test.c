@@ -25,6 +25,7 @@ static worker_config a_config(void)
         .quant_attention = 4,
         .quant_group = 64,
         .high_precision = true,
+        .batch_invariant = true,
         .n_threads = 2,
         .isa = "",
         .geometry = info.geometry,
@@ -63,6 +64,7 @@ static void assert_same_numbers(const worker_config *a, const worker_config *b)
     assert_int_equal(a->quant_group, b->quant_group);
     assert_int_equal(a->n_threads, b->n_threads);
     assert_int_equal(a->high_precision, b->high_precision);
+    assert_int_equal(a->batch_invariant, b->batch_invariant);
     assert_memory_equal(&a->geometry, &b->geometry, sizeof a->geometry);
     assert_int_equal(a->kv_bytes, b->kv_bytes);
     assert_int_equal(a->swap_bytes, b->swap_bytes);
@@ -158,12 +160,14 @@ static void results_of_a_rank_are_checked(void **state)
     error err = {{0}};
     worker_config config = a_config();
     worker_facts facts = {
-        .device = "cpu, avx2", .n_threads = 2, .pool_bytes = 1 << 20, .disk_bytes = 9};
+        .device = "cpu, avx2", .n_threads = 2, .pool_bytes = 1 << 20, .disk_bytes = 9,
+        .sums = "by kernels"};
     arena_init(&a, 4096, 0);
     assert_true(status_ok(load_pack(&info, &facts, &a, &m)));
     if (!status_ok(load_unpack(&m, &config, &out, &err))) fail_msg("%s", err.text);
     assert_string_equal(out.info.name, "test");
     assert_string_equal(out.facts.device, "cpu, avx2");
+    assert_string_equal(out.facts.sums, "by kernels");
     assert_int_equal(out.facts.disk_bytes, 9);
     assert_memory_equal(&out.info.geometry, &info.geometry, sizeof info.geometry);
     assert_true(out.info.identity == 77 && out.info.n_pages == PAGES);
