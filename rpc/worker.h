@@ -52,7 +52,7 @@ typedef struct worker_config {
     uint32_t quant_bits, quant_attention, quant_group;
     uint32_t n_threads; // 0 = all that the worker may use
     const char *isa;
-    bool high_precision; // of activations in products
+    bool high_precision;  // of activations in products
     bool batch_invariant; // on a GPU a row gets the same bits in every batch
     pkv_geometry
         geometry; // page_tokens, layers_per_group, heads_per_group; the model gives the rest

@@ -626,13 +626,11 @@ typedef struct gpu_api {
     /* x [m, d] += delta (unless NULL); out = rmsnorm(x). out may be x where the type is f32. */
     gpu_status (*norm)(gpu *g, float *x, const float *delta, const float *weight, float eps,
                        size_t m, size_t d, void *out, gpu_type type);
-    /* The ranks' calls are the same and in the same order. A call that gpu_takes_sums refuses is
-     * GPU_UNSUPPORTED. */
+    /* The ranks' calls are the same, in the same order. GPU_UNSUPPORTED: gpu_takes_sums refuses. */
     gpu_status (*sums)(gpu *g, const gpu_sums *s);
     /* out [n] = the sum of all [ranks, n] in rank order; all does not overlap out. */
     gpu_status (*sum_gathered)(gpu *g, const float *all, uint32_t ranks, size_t n, float *out);
-    /* share gives a block of `alloc` away; reach maps one that another gpu has shared, which stays
-     * there until unreach. GPU_UNSUPPORTED: the devices do not reach each other. */
+    /* reach maps a block of `alloc` that another gpu shares, until unreach, or is GPU_UNSUPPORTED. */
     gpu_status (*share)(gpu *g, void *device, gpu_handle *out);
     gpu_status (*reach)(gpu *g, const gpu_handle *from, void **out);
     void (*unreach)(gpu *g, const gpu_handle *from, void *device);

@@ -40,9 +40,9 @@ typedef struct gpu_meeting {
 } gpu_meeting;
 
 /* x [m, d] = the sum of all ranks' delta in rank order, added to x where it `adds`; then out =
- * rmsnorm(x). With `post` the sum is first normed by its weights. delta is rounded to bf16 where out
- * is bf16, and the sum likewise; otherwise both are f32. So the bits of a row depend neither on the
- * number of rows nor on its place among them. */
+ * rmsnorm(x). With `post` the sum is first normed by its weights. delta is rounded to bf16 where
+ * out is bf16, and the sum likewise; otherwise both are f32. So the bits of a row depend neither on
+ * the number of rows nor on its place among them. */
 struct gpu_sums {
     gpu_meeting meeting;
     float *x;

@@ -71,7 +71,7 @@ static gpu_status reach_here(gpu *g, const gpu_handle *from, uint32_t ordinal, v
     cudaPointerAttributes of;
     cudaError_t e = cudaPointerGetAttributes(&of, there);
     if (e == cudaSuccess &&
-        (of.type != cudaMemoryTypeDevice || of.device < 0 || (uint32_t)of.device != from->ordinal))
+        (of.type != cudaMemoryTypeDevice || (uint32_t)of.device != from->ordinal))
         return gpu_refuse(g, what, "the handle's address is not in memory of the handle's device");
     if (e == cudaSuccess && from->ordinal != ordinal)
         e = cudaDeviceEnablePeerAccess((int)from->ordinal, 0);

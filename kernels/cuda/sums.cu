@@ -127,8 +127,12 @@ static DEVICE four read_sum(const gpu_sums &s, uint32_t call, bool parts, size_t
     return unpack(load_shared((const raw *)(sums + at)), E());
 }
 
+/* The column of the nth four elements that this thread holds of a row. Of 64 bits it would take
+ * registers that the ranks' elements need. */
+static DEVICE uint32_t column_of(int n) { return ((uint32_t)n * blockDim.x + threadIdx.x) * FOUR; }
+
 /* The norm of a row that the block's threads hold: v = rmsnorm(v). */
-static DEVICE void norm_held(four v[HELD], const float *weight, float eps, size_t d)
+static DEVICE void norm_held(four v[HELD], const float *weight, float eps, uint32_t d)
 {
     float square = 0.0f;
 #pragma unroll
@@ -137,7 +141,7 @@ static DEVICE void norm_held(four v[HELD], const float *weight, float eps, size_
     float scale = 1.0f / sqrtf(block_sum(square) / (float)d + eps);
 #pragma unroll
     for (int n = 0; n < HELD; n++) {
-        size_t i = ((size_t)n * blockDim.x + threadIdx.x) * FOUR;
+        uint32_t i = column_of(n);
         if (i >= d) continue;
         four w = *(const four *)(weight + i);
         for (int j = 0; j < FOUR; j++) v[n].v[j] = v[n].v[j] * scale * w.v[j];
@@ -149,12 +153,14 @@ static DEVICE void norm_held(four v[HELD], const float *weight, float eps, size_
 template <class E, class T, int THREADS, bool POST>
 static DEVICE void norm_row(const gpu_sums &s, uint32_t call, bool parts, size_t row)
 {
+    const uint32_t d = (uint32_t)s.d;
     four v[HELD];
 #pragma unroll
     for (int n = 0; n < HELD; n++) {
-        size_t i = ((size_t)n * blockDim.x + threadIdx.x) * FOUR, at = row * s.d + i;
+        uint32_t i = column_of(n);
+        size_t at = row * s.d + i;
         v[n] = four{{0.0f, 0.0f, 0.0f, 0.0f}};
-        if (i >= s.d) continue;
+        if (i >= d) continue;
         if (!POST && s.adds) v[n] = *(const four *)(s.x + at);
         four sum = read_sum<E, THREADS>(s, call, parts, i, at);
         for (int j = 0; j < FOUR; j++)
@@ -162,21 +168,22 @@ static DEVICE void norm_row(const gpu_sums &s, uint32_t call, bool parts, size_t
         if (!POST) store(s.x + at, v[n]);
     }
     if (POST) {
-        norm_held(v, s.post, s.eps, s.d);
+        norm_held(v, s.post, s.eps, d);
 #pragma unroll
         for (int n = 0; n < HELD; n++) {
-            size_t i = ((size_t)n * blockDim.x + threadIdx.x) * FOUR, at = row * s.d + i;
-            if (i >= s.d) continue;
+            uint32_t i = column_of(n);
+            size_t at = row * s.d + i;
+            if (i >= d) continue;
             four x = s.adds ? *(const four *)(s.x + at) : four{{0.0f, 0.0f, 0.0f, 0.0f}};
             for (int j = 0; j < FOUR; j++) v[n].v[j] = s.adds ? x.v[j] + v[n].v[j] : v[n].v[j];
             store(s.x + at, v[n]);
         }
     }
-    norm_held(v, s.weight, s.eps, s.d);
+    norm_held(v, s.weight, s.eps, d);
 #pragma unroll
     for (int n = 0; n < HELD; n++) {
-        size_t i = ((size_t)n * blockDim.x + threadIdx.x) * FOUR;
-        if (i < s.d) store((T *)s.out + row * s.d + i, v[n]);
+        uint32_t i = column_of(n);
+        if (i < d) store((T *)s.out + row * s.d + i, v[n]);
     }
 }
 
@@ -225,8 +232,7 @@ static void launch_sums(gpu *g, const gpu_sums *s, unsigned threads)
     else LAUNCH((sums_kernel<E, T, SUM_THREADS_USUAL, POST>), GPU_SUM_BLOCKS, threads, 0, g, *s);
 }
 
-template <class E, class T>
-static void launch_sums_of(gpu *g, const gpu_sums *s)
+template <class E, class T> static void launch_sums_of(gpu *g, const gpu_sums *s)
 {
     unsigned threads = SUM_THREADS;
     while (s->d > (size_t)threads * FOUR * HELD) threads *= 2;

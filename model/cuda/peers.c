@@ -1,6 +1,6 @@
 /* Sums over ranks that meet on their devices: by kernels where these reach each other's memory
- * (gpu_sums), with what the ranks must have told each other before. Where they do not, the comm adds
- * up, unless a row's bits may not depend on the other rows: then it only gathers, which is no
+ * (gpu_sums), with what the ranks must have told each other before. Where they do not, the comm
+ * adds up, unless a row's bits may not depend on the other rows: then it only gathers, which is no
  * arithmetic, and a kernel of each rank adds up in rank order. */
 #include "model/cuda/cuda.h"
 

@@ -91,6 +91,14 @@ def ranks_at_workers():
         assert [worker.wait(60) for worker, _ in workers] == [0, 0]
 
 
+def ranks_with_a_gpu_each():
+    """Ranks that are threads say who adds up, too."""
+    flags = ["--model", "models/demo", "--device", "cuda", "--tp", "2", "--workers", "threads", "--batch-invariant"]
+    got = octavo_with_device("run", "--max-tokens", "2", *SMALL, *flags, *prompt(PROMPTS[0]), OCTAVO_TEST_DEVICES="2",
+                             LD_LIBRARY_PATH=f"{home}:{nccl}")
+    assert "2 ranks" in got.stderr and "sums of ranks: by kernels, in each other's memory" in got.stderr, got.stderr
+
+
 def ask(url, n_tokens, stream):
     body = {"prompt": "x", "max_tokens": n_tokens, "ignore_eos": True, "stream": stream}
     return urllib.request.urlopen(urllib.request.Request(f"{url}/v1/completions", json.dumps(body).encode(),
@@ -204,8 +212,8 @@ def compare_crowd(program, flags):
 
 
 def octavo_with_device(*args, **env):
-    result = subprocess.run([here, *args], env=dict(os.environ, LD_LIBRARY_PATH=home, **env), capture_output=True,
-                            text=True, timeout=300)
+    environment = {**os.environ, "LD_LIBRARY_PATH": home, **env}
+    result = subprocess.run([here, *args], env=environment, capture_output=True, text=True, timeout=300)
     assert result.returncode == 0, result.stderr
     return result
 
@@ -334,6 +342,8 @@ def main():
                                text=True, timeout=300), word)
     two = run("--device", "cuda", "--tp", "2", "--workers", "threads", *prompt(PROMPTS[1]), driver=True)
     assert two.returncode == 0 and "2 ranks" in two.stderr, two.stderr
+
+    ranks_with_a_gpu_each()
 
     text = "--tp 2 has 1 GPU from cuda:0 on: all ranks are threads on it"
     if "--workers" in subprocess.run([here, "serve", "--help"], capture_output=True, text=True, timeout=60).stdout:

@@ -239,7 +239,7 @@ static gpu_status gpu_alloc(gpu *g, size_t bytes, void **out)
     if (g->capture) return check_alone(g);
     *out = simt_alloc(bytes);
     if (!*out) return GPU_NO_MEMORY;
-    simt_note_memory(*out, bytes, g->ordinal);
+    simt_note_memory(*out, bytes, g->ordinal, false);
     n_allocations++;
     return GPU_OK;
 }
@@ -257,6 +257,7 @@ static gpu_status gpu_alloc_host(gpu *g, size_t bytes, void **out)
     *out = malloc(bytes ? bytes : 1);
     if (!*out) return GPU_NO_MEMORY;
     memset(*out, 0xff, bytes); /* memory is not zeroed */
+    simt_note_memory(*out, bytes, g->ordinal, true);
     n_allocations++;
     return GPU_OK;
 }
@@ -264,6 +265,7 @@ static void gpu_release_host(gpu *g, void *host)
 {
     catch_up_all(g);
     if (host) n_allocations--;
+    simt_forget_memory(host);
     free(host);
 }
 

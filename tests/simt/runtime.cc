@@ -29,6 +29,7 @@ static const bool has_pages = true;
 struct block {
     size_t bytes;
     uint32_t ordinal;
+    bool on_host;
     int file;
 };
 
@@ -46,10 +47,10 @@ static std::map<uintptr_t, size_t> mapped; /* of other processes */
 
 static size_t whole(size_t bytes) { return (bytes + PAGE - 1) / PAGE * PAGE; }
 
-void simt_note_memory(void *p, size_t bytes, uint32_t ordinal)
+void simt_note_memory(void *p, size_t bytes, uint32_t ordinal, bool on_host)
 {
     std::lock_guard<std::mutex> held(lock);
-    blocks[(uintptr_t)p] = block{bytes, ordinal, NO_FILE};
+    blocks[(uintptr_t)p] = block{bytes, ordinal, on_host, NO_FILE};
 }
 
 void simt_forget_memory(void *p)
@@ -107,7 +108,7 @@ cudaError_t cudaIpcGetMemHandle(cudaIpcMemHandle_t *out, void *device)
     std::lock_guard<std::mutex> held(lock);
     auto found = blocks.find((uintptr_t)device);
     if (!simt_current.shares) return cudaErrorNotSupported;
-    if (found == blocks.end()) return cudaErrorInvalidValue;
+    if (found == blocks.end() || found->second.on_host) return cudaErrorInvalidValue;
     block &b = found->second;
     bool can = has_pages && b.bytes >= PAGE;
     if (can && b.file == NO_FILE && !publish(device, &b)) return cudaErrorNotSupported;
@@ -132,8 +133,8 @@ cudaError_t cudaIpcOpenMemHandle(void **out, cudaIpcMemHandle_t handle, unsigned
     if (file < 0) return cudaErrorInvalidResourceHandle;
     struct stat of = {};
     bool is = fstat(file, &of) == 0 && of.st_ino == h.inode && (size_t)of.st_size == whole(h.bytes);
-    void *p = is ? mmap(NULL, whole(h.bytes), PROT_READ | PROT_WRITE, MAP_SHARED, file, 0)
-                 : MAP_FAILED;
+    void *p =
+        is ? mmap(NULL, whole(h.bytes), PROT_READ | PROT_WRITE, MAP_SHARED, file, 0) : MAP_FAILED;
     close(file);
     if (p == MAP_FAILED) return cudaErrorInvalidResourceHandle;
     std::lock_guard<std::mutex> held(lock);
@@ -160,7 +161,8 @@ cudaError_t cudaPointerGetAttributes(cudaPointerAttributes *out, const void *p)
     if (after == blocks.begin()) return cudaSuccess;
     const auto &at = *--after;
     if ((uintptr_t)p < at.first + at.second.bytes)
-        *out = {cudaMemoryTypeDevice, (int)at.second.ordinal};
+        *out = {at.second.on_host ? cudaMemoryTypeHost : cudaMemoryTypeDevice,
+                (int)at.second.ordinal};
     return cudaSuccess;
 }
 

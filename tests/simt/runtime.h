@@ -12,8 +12,8 @@ struct simt_current_device {
 };
 extern thread_local simt_current_device simt_current;
 
-/* Memory of a device is there, or is about to be freed. */
-void simt_note_memory(void *p, size_t bytes, uint32_t ordinal);
+/* Memory of a device, or of the host for it, is there, or is about to be freed. */
+void simt_note_memory(void *p, size_t bytes, uint32_t ordinal, bool on_host);
 void simt_forget_memory(void *p);
 
 #endif

@@ -607,13 +607,19 @@ int main(void)
 {
     simt_have_sms(1); /* then few tiles are unused, whose blocks take the emulator long */
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(library_is_timed), cmocka_unit_test(rows_that_are_timed),
-        cmocka_unit_test(launch_by_launch), cmocka_unit_test(by_graph),
-        cmocka_unit_test(of_many_rows),     cmocka_unit_test(of_experts),
-        cmocka_unit_test(with_measures),    cmocka_unit_test(of_ranks),
+        cmocka_unit_test(library_is_timed),
+        cmocka_unit_test(rows_that_are_timed),
+        cmocka_unit_test(launch_by_launch),
+        cmocka_unit_test(by_graph),
+        cmocka_unit_test(of_many_rows),
+        cmocka_unit_test(of_experts),
+        cmocka_unit_test(with_measures),
+        cmocka_unit_test(of_ranks),
         cmocka_unit_test(of_ranks_with_post_norms),
-        cmocka_unit_test(table_of_steps),   cmocka_unit_test(as_fast_as_others),
-        cmocka_unit_test(that_start_early), cmocka_unit_test(chains_of_kernels),
+        cmocka_unit_test(table_of_steps),
+        cmocka_unit_test(as_fast_as_others),
+        cmocka_unit_test(that_start_early),
+        cmocka_unit_test(chains_of_kernels),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -133,7 +133,8 @@ static status sum_up(cuda_device *d, rows *r)
             s = cuda_status(own_api.norm(d->g, x, delta, w, 1e-5f, r->m, r->d, out, r->type));
     }
     if (status_ok(s)) s = cuda_status(own_api.copy_out(d->g, r->x, x, bytes));
-    if (status_ok(s)) s = cuda_status(own_api.copy_out(d->g, host, out, values * gpu_type_bytes(r->type)));
+    if (status_ok(s))
+        s = cuda_status(own_api.copy_out(d->g, host, out, values * gpu_type_bytes(r->type)));
     if (status_ok(s)) s = cuda_wait(d);
     for (size_t i = 0; i < values; i++)
         r->normed[i] = r->type == GPU_BF16 ? bf16_to_f32(((uint16_t *)(void *)host)[i]) : host[i];
@@ -333,9 +334,10 @@ static void a_lost_process_ends_the_sums_of_the_others(void **state)
 typedef struct handle_case {
     kind shares;
     const char *why; /* as rank 0 is told */
+    bool invariant;
 } handle_case;
 
-/* Rank 1's handle leads nowhere: nobody waits for flags, and NCCL adds up. */
+/* Rank 1's handle leads nowhere: nobody waits for flags, and NCCL adds up, or gathers. */
 static void handle_body(processes *all, comm *c, int rank)
 {
     const handle_case *k = all->ctx;
@@ -343,11 +345,11 @@ static void handle_body(processes *all, comm *c, int rank)
     rows r = make_rows(2, 64, GPU_F32);
     own_api.share = share_otherwise;
     shares = rank == 1 ? k->shares : TRUE_HANDLE;
-    CHECK(all, status_ok(cuda_peers_create(&d, false)));
-    CHECK(all, !d.peers);
+    CHECK(all, status_ok(cuda_peers_create(&d, k->invariant)));
+    CHECK(all, k->invariant ? cuda_peers_gather(&d) : !d.peers);
     bool by_other = rank == 1 && k->shares != NO_MEMORY;
     const char *why = by_other ? "another rank does not reach all devices" : k->why;
-    process_check(all, strstr(d.sums, "by NCCL ("), d.sums, __LINE__);
+    process_check(all, strstr(d.sums, "by NCCL"), d.sums, __LINE__);
     process_check(all, strstr(d.sums, why), d.sums, __LINE__);
     CHECK(all, simt_mapped() == 0);
     CHECK(all, status_ok(sum_up(&d, &r)));
@@ -360,11 +362,14 @@ static void handles_that_lead_nowhere(void **state)
 {
     (void)state;
 #define OF_PROCESS "rank 0 does not reach rank 1: reaching memory of another process: "
-    handle_case cases[] = {{JUNK, OF_PROCESS "invalid resource handle"},
-                           {NO_PROCESS, OF_PROCESS "invalid resource handle"},
-                           {OTHER_FILE, OF_PROCESS "invalid resource handle"},
-                           {OTHER_HOST, OF_PROCESS "it is on another host"},
-                           {NO_MEMORY, "does not reach rank 1: its device shares no memory"}};
+#define NO_HANDLE  OF_PROCESS "invalid resource handle"
+    handle_case cases[] = {
+        {JUNK, NO_HANDLE, false},
+        {JUNK, NO_HANDLE, true},
+        {NO_PROCESS, NO_HANDLE, false},
+        {OTHER_FILE, NO_HANDLE, false},
+        {OTHER_HOST, OF_PROCESS "it is on another host", false},
+        {NO_MEMORY, "does not reach rank 1: its device shares no memory", false}};
     for (size_t i = 0; i < sizeof cases / sizeof *cases; i++)
         processes_run_with(make_nccl, 2, handle_body, &cases[i]);
 }
@@ -373,28 +378,31 @@ static void handles_that_lead_nowhere(void **state)
 static void addresses_that_lead_nowhere(void **state)
 {
     (void)state;
-    static const char wrong[] = "reaching another gpu's memory: the handle's address is not in memory "
-                                "of the handle's device";
+    static const char wrong[] =
+        "reaching another gpu's memory: the handle's address is not in memory "
+        "of the handle's device";
     const gpu_api *api = octavo_cuda_api(GPU_API_VERSION);
     gpu *g[2];
     gpu_facts facts;
     gpu_handle h;
     char why[64];
-    void *memory, *there = NULL;
+    void *memory, *host, *there = NULL;
     setenv("OCTAVO_TEST_DEVICES", "2", 1);
     for (uint32_t i = 0; i < 2; i++)
         assert_int_equal(api->open(i, &g[i], &facts, why, sizeof why), GPU_OK);
     assert_int_equal(api->alloc(g[1], 1 << 16, &memory), GPU_OK);
+    assert_int_equal(api->alloc_host(g[1], 64, &host), GPU_OK);
     assert_int_equal(api->share(g[1], memory, &h), GPU_OK);
     assert_int_equal(api->reach(g[0], &h, &there), GPU_OK);
     assert_ptr_equal(there, memory);
     api->unreach(g[0], &h, there);
-    for (int i = 0; i < 4; i++) {
+    for (int i = 0; i < 5; i++) {
         gpu_handle bad = h;
         if (i == 0) bad.address = (uint64_t)(uintptr_t)why;
         if (i == 1) bad.address += 1 << 16;
         if (i == 2) bad.ordinal = 0; /* of another device */
         if (i == 3) bad.ordinal = UINT32_MAX;
+        if (i == 4) bad.address = (uint64_t)(uintptr_t)host;
         there = NULL;
         assert_int_equal(api->reach(g[0], &bad, &there), GPU_UNSUPPORTED);
         assert_string_equal(api->why(g[0]), wrong);
@@ -405,6 +413,7 @@ static void addresses_that_lead_nowhere(void **state)
     assert_string_equal(api->why(g[1]), "sharing memory: invalid argument");
     assert_int_equal(h.is_there, 0);
     api->release(g[1], memory);
+    api->release_host(g[1], host);
     for (int i = 0; i < 2; i++) api->close(g[i]);
     unsetenv("OCTAVO_TEST_DEVICES");
     assert_int_equal(simt_allocations(), 0);

@@ -159,9 +159,11 @@ static void results_of_a_rank_are_checked(void **state)
     rank_facts out;
     error err = {{0}};
     worker_config config = a_config();
-    worker_facts facts = {
-        .device = "cpu, avx2", .n_threads = 2, .pool_bytes = 1 << 20, .disk_bytes = 9,
-        .sums = "by kernels"};
+    worker_facts facts = {.device = "cpu, avx2",
+                          .n_threads = 2,
+                          .pool_bytes = 1 << 20,
+                          .disk_bytes = 9,
+                          .sums = "by kernels"};
     arena_init(&a, 4096, 0);
     assert_true(status_ok(load_pack(&info, &facts, &a, &m)));
     if (!status_ok(load_unpack(&m, &config, &out, &err))) fail_msg("%s", err.text);

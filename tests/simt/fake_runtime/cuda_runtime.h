@@ -21,6 +21,7 @@ typedef struct cudaIpcMemHandle_t {
 
 typedef enum cudaMemoryType {
     cudaMemoryTypeUnregistered = 0,
+    cudaMemoryTypeHost = 1,
     cudaMemoryTypeDevice = 2,
 } cudaMemoryType;
 
