@@ -630,7 +630,7 @@ typedef struct gpu_api {
     gpu_status (*sums)(gpu *g, const gpu_sums *s);
     /* out [n] = the sum of all [ranks, n] in rank order; all does not overlap out. */
     gpu_status (*sum_gathered)(gpu *g, const float *all, uint32_t ranks, size_t n, float *out);
-    /* reach maps a block of `alloc` that another gpu shares, until unreach, or is GPU_UNSUPPORTED. */
+    /* reach maps a block of `alloc` that another gpu shares, until unreach, if it is in reach. */
     gpu_status (*share)(gpu *g, void *device, gpu_handle *out);
     gpu_status (*reach)(gpu *g, const gpu_handle *from, void **out);
     void (*unreach)(gpu *g, const gpu_handle *from, void *device);
