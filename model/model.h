@@ -315,6 +315,7 @@ status model_fingerprints(const backend_options *options, uint64_t *config, uint
 struct gpu_api;
 struct gpu;
 struct gpu_facts;
+struct gpu_launches;
 
 /* Opens the plugin, liboctavo_cuda.so beside the executable or where dlopen finds it, if a driver
  * answers and shows a device. The plugin stays open. The error says which of these is missing. */
@@ -354,6 +355,13 @@ status backend_cuda_measure(const backend_cuda_options *options, uint32_t n_rank
 status backend_cuda_create(const backend_cuda_options *options, backend *out, error *err);
 /* isa is the device's name, valid until the backend is destroyed; pool_bytes lie on the device. */
 backend_facts backend_cuda_describe(const backend *b);
+
+/* Between trace and traced, the device times the launches of the backend's steps, which traced adds
+ * to *out by name (gpu_api.trace). With `one_by_one` no step of these is replayed as a graph. Steps
+ * in flight have begun already. STATUS_UNSUPPORTED for a backend of several ranks, and any other
+ * that backend_cuda_create did not make. */
+status backend_cuda_trace(const backend *b, bool one_by_one, error *err);
+status backend_cuda_traced(const backend *b, struct gpu_launches *out, error *err);
 
 /* ---- tensor-parallel ranks ------------------------------------------------------------------- */
 

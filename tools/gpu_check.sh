@@ -1,15 +1,15 @@
 #!/usr/bin/env bash
 # Checks the GPU path on a machine with a GPU, in under 8 minutes: looks at the driver, builds,
 # holds the machine code to its table, checks every kernel against the CPU's reference, measures,
-# runs models, ranks and NCCL, runs PyTorch beside them, looks for bad accesses and races, and
-# prints a table with the bars. The most telling stages come first, and no other stage runs while
+# runs models, ranks and NCCL, runs PyTorch beside them, looks for bad accesses and
+# races, and prints a table with the bars. The most telling stages come first, and no other stage runs while
 # one measures. Each stage has a time limit and reports PASS, FAIL or SKIPPED (with a reason); the
 # next stage runs either way, but without a GPU, or with a driver that is too old, the script ends
 # after the build. The table is rewritten every few seconds, so that a run that is cut short leaves
 # the results so far. Needs CUDA 13 with nvcc, CMake, gcc, g++ and Python; where jansson, pcre2,
 # utf8proc, jemalloc, libyaml, libedit, cmocka or pkg-config are missing, also build/deps from
-# tools/make_gpu_deps.sh. Uses PyTorch, transformers, NCCL and compute-sanitizer where they are
-# installed.
+# tools/make_gpu_deps.sh. Uses PyTorch, transformers, NCCL and compute-sanitizer where
+# they are installed.
 # usage: tools/gpu_check.sh [--built FOLDER] [--small] [BUILD_FOLDER]
 #   --built  takes octavo, liboctavo_cuda.so, kernels_cuda_check and cuda_nccl_check from there, and
 #            their libraries from FOLDER/lib, if they run here; else builds
@@ -320,7 +320,7 @@ stage bench_kernels 40 "$octavo" bench kernels --device cuda "${kernels[@]}"
 stage counters 60 bash -c 'counters "$1"' counters "$octavo"
 stage sweep_parts 40 bash -c 'sweep_parts "$1"' sweep_parts "$octavo"
 
-stage bench_engine 170 "$octavo" bench engine "${speeds[@]}" --out "$logs/engine.json"
+stage bench_engine 170 "$octavo" bench engine "${speeds[@]}" --launches --out "$logs/engine.json"
 stage bench_long 90 "$octavo" bench engine "${long[@]}" --out "$logs/engine_long.json"
 stage bench_measured 60 "$octavo" bench engine "${measured[@]}" --out "$logs/measured.json"
 if (($(nvidia-smi --query-gpu=memory.total --format=csv,noheader,nounits | head -n 1) >= 120000)); then

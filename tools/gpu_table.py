@@ -219,6 +219,22 @@ def layers():
         print("not measured")
 
 
+def launches():
+    """A decode step's launches by name: one by one, and beside them the step as a graph."""
+    print("\na decode step of 8B launch by launch, us; as a graph; launches by name")
+    found = rows("engine.json", what="launches")
+    for r in found:
+        name = f"batch {r['batch']} at {r['tokens']}"
+        print(f"{name:<34} {r['us']:.1f}; {r['graph_us']:.1f} ({100 * r['graph_us'] / r['us'] - 100:+.1f} %)")
+        least = {"products": "all products", "attention": "decode attention"}
+        print(f"{'':<34} " + "; ".join(f"{what} {r[f'{part}_us']:.1f}, {100 * r[f'{part}_least_us'] / r[f'{part}_us']:.0f} % "
+                                       "at the limits" for part, what in least.items() if r[f"{part}_us"]))
+        for one in r["launches"]:
+            print(f"  {one['name']:<32} {one['launches']:>4} {one['us']:>9.1f} {100 * one['share']:>5.1f} %")
+    if not found:
+        print("not measured")
+
+
 def sweep_few():
     """Times of products of few rows, and of experts, by our kernel for few rows and by others."""
     found, few = {}, None
@@ -264,6 +280,7 @@ def counters():
 bars()
 side_by_side()
 layers()
+launches()
 sweep()
 sweep_few()
 counters()

@@ -21,7 +21,7 @@ typedef struct bench_flags {
     const char *backend, *shape, *batch, *context, *prefill, *prompts, *out, *plot;
     arg_list retention;
     uint32_t rounds;
-    bool json;
+    bool launches, json;
 } bench_flags;
 
 static const arg_flag flags_table[] = {
@@ -42,6 +42,9 @@ static const arg_flag flags_table[] = {
     ARG_ROW("retention", "NAME[={JSON}]", ARG_LIST, bench_flags, retention,
             "decodes with what this method measures of each token, too, beside steps without it "
             "(h2o, tova …); may be repeated"),
+    ARG_ROW("launches", NULL, ARG_SWITCH, bench_flags, launches,
+            "on a GPU, list what the launches of a decode step take, made one by one, beside the "
+            "step as a graph"),
     ARG_ROW("rounds", "N", ARG_COUNT, bench_flags, rounds, "repetitions; medians are printed",
             .min = 1, .max = BENCH_ROUNDS_MAX, .initial = "5"),
     ARG_ROW("json", NULL, ARG_SWITCH, bench_flags, json, "print JSON instead of the table"),
@@ -73,10 +76,11 @@ static status bench_scheduler(bench *b, error *err)
 
 /* ---- the command ----------------------------------------------------------------------------- */
 
-/* The methods of --retention. */
+/* What is measured beside decode steps: the methods of --retention, and launches. */
 typedef struct methods {
     retention_policy policies[BENCH_LIST_MAX];
     const arg_list *texts;
+    bool launches;
 } methods;
 
 enum { ANY_PROMPT = 4096 }; // tokens; what a method measures of generated ones is the same for all
@@ -122,6 +126,8 @@ static status decode_all(bench *b, const bench_list *batches, const bench_list *
             double tokens_s;
             status st = bench_decode(b, batch, contexts->values[c], &tokens_s, err);
             if (status_ok(st)) st = decode_measured(b, batch, contexts->values[c], m, err);
+            if (status_ok(st) && m->launches)
+                st = bench_launches(b, batch, contexts->values[c], err);
             if (st.code == STATUS_NO_PAGES) {
                 fprintf(stderr, "%s: left out: %s\n", name, err->text);
                 continue;
@@ -135,11 +141,13 @@ static status decode_all(bench *b, const bench_list *batches, const bench_list *
     return STATUS_IS_OK;
 }
 
-static status run_all(bench *b, const lists *l, const arg_list *retention, error *err)
+static status run_all(bench *b, const lists *l, const bench_flags *flags, error *err)
 {
     uint64_t loaded = bench_resident_bytes();
-    methods m = {0};
-    RETURN_IF_ERROR(read_methods(b, retention, &m, err));
+    methods m = {.launches = flags->launches};
+    if (flags->launches && (!b->model.gpu || b->model.n_ranks > 1))
+        return error_set(err, STATUS_UNSUPPORTED, "--launches: it needs one GPU of this process");
+    RETURN_IF_ERROR(read_methods(b, &flags->retention, &m, err));
     bench_print_head(b);
     double unused;
     for (size_t i = 0; i < l->prefills.n; i++)
@@ -161,7 +169,7 @@ static status bench_engine(const model_flags *model, const bench_flags *flags, c
         if (l->prompts.values[i] > m.max_batch) m.max_batch = l->prompts.values[i];
     bench b = {.rounds = flags->rounds, .as_json = flags->json, .out = flags->out};
     RETURN_IF_ERROR(bench_open(&b, &m, flags->shape, err));
-    status st = run_all(&b, l, &flags->retention, err);
+    status st = run_all(&b, l, flags, err);
     if (status_ok(st)) st = bench_write(&b, err);
     if (status_ok(st) && flags->plot) st = bench_engine_plot(&b, flags->plot, err);
     bench_close(&b);
@@ -182,6 +190,7 @@ static const char *misuse(const model_flags *model, const bench_flags *flags)
 {
     bool is_null = strcmp(flags->backend, "null") == 0;
     if (is_null && flags->plot) return "--backend null excludes --plot";
+    if (is_null && flags->launches) return "--backend null excludes --launches";
     if (is_null && flags->retention.n) return "--backend null excludes --retention";
     if (is_null)
         return model->dir || flags->shape ? "--backend null excludes --model and --shape" : NULL;

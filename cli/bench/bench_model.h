@@ -67,6 +67,10 @@ bench_work bench_decode_work(const bench *b, double batch, double context);
  * bytes and operations takes longer. */
 double bench_least_s(const bench *b, const bench_work *w, const kern_limits *limits);
 
+/* ---- bench_launches.c ---- */
+/* Times the launches of a decode step on a GPU, one by one and as a graph: means of the rounds. */
+status bench_launches(bench *b, uint32_t batch, uint32_t context, error *err);
+
 /* ---- bench_memory.c ---- */
 uint64_t bench_resident_bytes(void);
 /* loaded: resident bytes after loading. */

@@ -10,14 +10,14 @@ cudaStream_t gpu_stream(gpu *g)
 {
     enter(g);
     g->chained = false;
-    return g->stream;
+    return queue_on_stream(g);
 }
 cudaStream_t gpu_stream_early(gpu *g, bool *early)
 {
     enter(g);
     *early = g->chained;
     g->chained = g->early;
-    return g->stream;
+    return queue_on_stream(g);
 }
 uint32_t gpu_sms(const gpu *g) { return g->n_sms; }
 uint32_t gpu_compute(const gpu *g) { return g->compute; }
@@ -43,10 +43,38 @@ gpu_status gpu_refuse(gpu *g, const char *what, const char *why)
     return GPU_UNSUPPORTED;
 }
 
+/* e: the outcome of what was queued since the last call. Its end is noted while launches are
+ * traced. */
+static gpu_status end_queued(gpu *g, const char *what, cudaError_t e)
+{
+    gpu_status s = fail(g, what, e);
+    launch_trace *t = g->trace;
+    if (s != GPU_OK || !g->traces) return s;
+    uint32_t n = t->n_queued;
+    t->n_queued = 0;
+    if (n == 0 || g->captures) return s;
+    if (t->n == GPU_TRACED_MOST) {
+        t->overflowed = true;
+        return s;
+    }
+    t->of[t->n].name = what;
+    t->of[t->n].n = n;
+    g->chained = false; /* an event is now in front of the next kernel */
+    return fail(g, "trace", cudaEventRecord(t->ends[t->n++], g->stream));
+}
+
+static void forget_trace(launch_trace *t)
+{
+    if (!t) return;
+    if (t->begin) cudaEventDestroy(t->begin);
+    for (int i = 0; i < GPU_TRACED_MOST && t->ends[i]; i++) cudaEventDestroy(t->ends[i]);
+    free(t);
+}
+
 gpu_status gpu_launched(gpu *g, const char *what)
 {
     enter(g); /* errors are the current device's */
-    return fail(g, what, cudaPeekAtLastError());
+    return end_queued(g, what, cudaPeekAtLastError());
 }
 
 gpu_status gpu_allow_shared(gpu *g, const void *kernel, size_t bytes)
@@ -155,6 +183,7 @@ static void gpu_close(gpu *g)
 {
     if (!g) return;
     enter(g);
+    forget_trace(g->trace);
     if (g->library) cublasLtDestroy(g->library);
     if (g->workspace) cudaFree(g->workspace);
     for (int i = 0; i < 2; i++) {
@@ -250,7 +279,8 @@ static gpu_status gpu_alloc(gpu *g, size_t bytes, void **out)
 {
     enter(g);
     gpu_status s = fail(g, "cudaMalloc", cudaMalloc(out, bytes ? bytes : 1));
-    if (s == GPU_OK) s = fail(g, "cudaMemset", cudaMemsetAsync(*out, 0, bytes, gpu_stream(g)));
+    if (s == GPU_OK)
+        s = end_queued(g, "clearing memory", cudaMemsetAsync(*out, 0, bytes, gpu_stream(g)));
     return s;
 }
 
@@ -275,15 +305,15 @@ static void gpu_release_host(gpu *g, void *host)
 static gpu_status gpu_copy_in(gpu *g, void *device, const void *host, size_t bytes)
 {
     if (bytes == 0) return GPU_OK;
-    return fail(g, "copy to the device",
-                cudaMemcpyAsync(device, host, bytes, cudaMemcpyHostToDevice, gpu_stream(g)));
+    return end_queued(g, "copy to the device",
+                      cudaMemcpyAsync(device, host, bytes, cudaMemcpyHostToDevice, gpu_stream(g)));
 }
 
 static gpu_status gpu_copy_out(gpu *g, void *host, const void *device, size_t bytes)
 {
     if (bytes == 0) return GPU_OK;
-    return fail(g, "copy to the host",
-                cudaMemcpyAsync(host, device, bytes, cudaMemcpyDeviceToHost, gpu_stream(g)));
+    return end_queued(g, "copy to the host",
+                      cudaMemcpyAsync(host, device, bytes, cudaMemcpyDeviceToHost, gpu_stream(g)));
 }
 
 /* Whether the driver took the whole batch, or why it did not; an older one has no such call. */
@@ -312,7 +342,7 @@ static gpu_status gpu_copy_batch(gpu *g, const gpu_copies *c, bool out)
     enter(g);
     cudaError_t e = copy_at_once(g, c);
     if (e != cudaErrorNotSupported && e != cudaErrorCallRequiresNewerDriver)
-        return fail(g, out ? "copies to the host" : "copies to the device", e);
+        return end_queued(g, out ? "copies to the host" : "copies to the device", e);
     (void)cudaGetLastError();
     for (size_t i = 0; i < c->n; i++) {
         gpu_status s = out ? gpu_copy_out(g, c->to[i], c->from[i], c->bytes[i])
@@ -345,7 +375,8 @@ static gpu_status gpu_copy_down(gpu *g, void *host, const void *device, size_t b
 
 static gpu_status gpu_order(gpu *g, gpu_lane first, gpu_lane then)
 {
-    (void)gpu_stream(g);
+    enter(g);
+    g->chained = false;
     gpu_status s = fail(g, "order", cudaEventRecord(g->reached[first], lane_of(g, first)));
     if (s != GPU_OK) return s;
     return fail(g, "order", cudaStreamWaitEvent(lane_of(g, then), g->reached[first], 0));
@@ -394,14 +425,14 @@ static void *gpu_stream_of(gpu *g) { return g->stream; }
 static gpu_status gpu_copy(gpu *g, void *to, const void *from, size_t bytes)
 {
     if (bytes == 0) return GPU_OK;
-    return fail(g, "copy on the device",
-                cudaMemcpyAsync(to, from, bytes, cudaMemcpyDeviceToDevice, gpu_stream(g)));
+    return end_queued(g, "copy on the device",
+                      cudaMemcpyAsync(to, from, bytes, cudaMemcpyDeviceToDevice, gpu_stream(g)));
 }
 
 static gpu_status gpu_clear(gpu *g, void *device, size_t bytes)
 {
     if (bytes == 0) return GPU_OK;
-    return fail(g, "clearing memory", cudaMemsetAsync(device, 0, bytes, gpu_stream(g)));
+    return end_queued(g, "clearing memory", cudaMemsetAsync(device, 0, bytes, gpu_stream(g)));
 }
 
 gpu_status gpu_mark(gpu *g)
@@ -433,8 +464,10 @@ struct gpu_graph {
 static gpu_status gpu_capture(gpu *g)
 {
     /* The first kernel of a graph waits for all that runs before the graph. */
-    return fail(g, "capture",
-                cudaStreamBeginCapture(gpu_stream(g), cudaStreamCaptureModeThreadLocal));
+    gpu_status s =
+        fail(g, "capture", cudaStreamBeginCapture(gpu_stream(g), cudaStreamCaptureModeThreadLocal));
+    g->captures = s == GPU_OK;
+    return s;
 }
 
 static void gpu_forget(gpu_graph *graph)
@@ -449,6 +482,8 @@ static gpu_status gpu_captured(gpu *g, gpu_graph **out)
     cudaGraph_t graph = NULL;
     gpu_graph *made = (gpu_graph *)calloc(1, sizeof *made);
     cudaError_t e = cudaStreamEndCapture(gpu_stream(g), &graph);
+    g->captures = false;
+    if (g->traces) g->trace->n_queued = 0;
     if (e == cudaSuccess && !made) e = cudaErrorMemoryAllocation;
     if (e == cudaSuccess) e = cudaGraphInstantiate(&made->exec, graph, 0);
     if (e == cudaSuccess)
@@ -464,7 +499,52 @@ static gpu_status gpu_captured(gpu *g, gpu_graph **out)
 
 static gpu_status gpu_replay(gpu *g, gpu_graph *graph)
 {
-    return fail(g, "graph", cudaGraphLaunch(graph->exec, gpu_stream(g)));
+    return end_queued(g, "graph", cudaGraphLaunch(graph->exec, gpu_stream(g)));
+}
+
+/* ---- launches, timed ------------------------------------------------------------------------- */
+
+/* Thousands of events take milliseconds to make, so that they are kept. */
+static gpu_status make_trace(gpu *g)
+{
+    launch_trace *t = (launch_trace *)calloc(1, sizeof *t);
+    if (!t) return fail(g, "trace", cudaErrorMemoryAllocation);
+    gpu_status s = fail(g, "trace", cudaEventCreate(&t->begin));
+    for (int i = 0; s == GPU_OK && i < GPU_TRACED_MOST; i++)
+        s = fail(g, "trace", cudaEventCreate(&t->ends[i]));
+    if (s == GPU_OK) g->trace = t;
+    else forget_trace(t);
+    return s;
+}
+
+static gpu_status gpu_trace(gpu *g)
+{
+    enter(g);
+    gpu_status s = g->trace ? GPU_OK : make_trace(g);
+    if (s == GPU_OK) s = fail(g, "trace", cudaEventRecord(g->trace->begin, gpu_stream(g)));
+    if (s != GPU_OK) return s;
+    g->trace->n = g->trace->n_queued = 0;
+    g->trace->overflowed = false;
+    g->traces = true;
+    return s;
+}
+
+static gpu_status gpu_traced(gpu *g, gpu_launches *out)
+{
+    const launch_trace *t = g->trace;
+    bool fits = !t->overflowed;
+    cudaEvent_t from = t->begin;
+    gpu_status s = gpu_wait(g);
+    g->traces = false;
+    for (uint32_t i = 0; s == GPU_OK && i < t->n; i++) {
+        float ms = 0.0f;
+        s = fail(g, "trace", cudaEventElapsedTime(&ms, from, t->ends[i]));
+        from = t->ends[i];
+        fits = gpu_launches_add(out, t->of[i].name, t->of[i].n, 1e3 * ms) && fits;
+    }
+    if (s != GPU_OK || fits) return s;
+    snprintf(g->why, sizeof g->why, "trace: more launches or names than there is room for");
+    return GPU_UNSUPPORTED;
 }
 
 extern "C" __attribute__((visibility("default"))) uint32_t octavo_cuda_runtime(void)

@@ -32,6 +32,19 @@ typedef struct algorithm {
     cublasLtMatmulAlgo_t algo;
 } algorithm;
 
+/* Launches and copies on the stream since gpu_trace. */
+typedef struct launch_trace {
+    cudaEvent_t begin;
+    cudaEvent_t ends[GPU_TRACED_MOST]; /* [n] */
+    struct {
+        const char *name;
+        uint32_t n;
+    } of[GPU_TRACED_MOST];
+    uint32_t n;
+    uint32_t n_queued; /* behind the last end */
+    bool overflowed;
+} launch_trace;
+
 struct gpu {
     int ordinal;
     uint32_t n_sms, compute;
@@ -49,6 +62,9 @@ struct gpu {
     bool times; /* products time the algorithms of a new shape (gpu_library_times) */
     const void *allowed[ALLOWED]; /* kernels that have been given their shared memory */
     uint32_t n_allowed;
+    launch_trace *trace; /* of the last gpu_trace, whose events the next one uses; or NULL */
+    bool traces;         /* between gpu_trace and gpu_traced */
+    bool captures;       /* launches are recorded, not made */
     char why[256];
     algorithm algorithms[ALGORITHMS];
 };
@@ -61,6 +77,13 @@ static inline void enter(const gpu *g)
     int current;
     if (cudaGetDevice(&current) == cudaSuccess && current == g->ordinal) return;
     (void)cudaSetDevice(g->ordinal); /* the next call shows a failure */
+}
+
+/* The stream, for a kernel or a copy that follows. */
+static inline cudaStream_t queue_on_stream(gpu *g)
+{
+    if (g->traces) g->trace->n_queued++;
+    return g->stream;
 }
 
 /* device.cu: mark and elapsed of the table. */

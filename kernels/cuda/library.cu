@@ -177,7 +177,7 @@ static cublasStatus_t run_algorithm(gpu *g, const algorithm *c, const operands *
     cublasStatus_t e = make_shapes(c, o->m, &o->scales, &s);
     if (e == CUBLAS_STATUS_SUCCESS)
         e = cublasLtMatmul(g->library, s.product, &one, o->w, s.w, o->x, s.x, &zero, o->y, s.y,
-                           o->y, s.y, &c->algo, g->workspace, WORKSPACE_BYTES, g->stream);
+                           o->y, s.y, &c->algo, g->workspace, WORKSPACE_BYTES, queue_on_stream(g));
     forget_shapes(&s);
     return e;
 }

@@ -92,6 +92,7 @@ typedef struct backend_cuda {
     cuda_tables tables;
     cuda_forward *forward;
     cuda_graphs *graphs;
+    bool one_by_one;         /* no step is replayed as a graph (backend_cuda_trace) */
     cuda_retrieve *retrieve; /* NULL without retrieval */
     sampler *sampler;
     /* [max_seqs] of ranks: its draws follow from what each rank finds in its part of the row

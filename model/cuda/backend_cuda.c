@@ -153,7 +153,9 @@ static status run_rows(backend_cuda *b)
 {
     cuda_batch *batch = &b->flight->batch;
     cuda_measures_join(b, batch);
-    RETURN_IF_ERROR(cuda_graphs_run(b->graphs, b->forward, batch, &b->interrupted));
+    status s = b->one_by_one ? cuda_forward_run(b->forward, batch, &b->interrupted)
+                             : cuda_graphs_run(b->graphs, b->forward, batch, &b->interrupted);
+    RETURN_IF_ERROR(s);
     return cuda_fetch_measures(b);
 }
 
@@ -350,3 +352,28 @@ const backend_ops cuda_ops = {
     .interrupt = cuda_interrupt,
     .destroy = cuda_destroy,
 };
+
+/* ---- launches, timed ------------------------------------------------------------------------- */
+
+static status tell_trace(const cuda_device *d, gpu_status s, error *err)
+{
+    status st = cuda_status(s);
+    return status_ok(st) ? st : error_set(err, st.code, "%s", d->api->why(d->g));
+}
+
+status backend_cuda_trace(const backend *b, bool one_by_one, error *err)
+{
+    backend_cuda *c = b->ctx;
+    if (b->ops != &cuda_ops)
+        return error_set(err, STATUS_UNSUPPORTED, "launches are timed on one GPU of this process");
+    RETURN_IF_ERROR(tell_trace(&c->device, c->device.api->trace(c->device.g), err));
+    c->one_by_one = one_by_one;
+    return STATUS_IS_OK;
+}
+
+status backend_cuda_traced(const backend *b, gpu_launches *out, error *err)
+{
+    backend_cuda *c = b->ctx;
+    c->one_by_one = false;
+    return tell_trace(&c->device, c->device.api->traced(c->device.g, out), err);
+}

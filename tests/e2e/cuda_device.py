@@ -310,9 +310,46 @@ def benches():
     assert [r["method"] for r in json.loads(measured.stdout)["rows"] if r["what"] == "measured"] == ["h2o", "tova"]
     prefills = [(r["batch"], r["tokens"]) for r in rows if r["what"] == "prefill"]
     assert prefills == [(2, 32), (1, 32)], rows
+    launches(model)
     rows = json.loads(octavo_with_device("bench", "retention", *model, "--tokens", "48", "--context", "0", "--full", "1",
                                          "--method", 'chunkkv={"window":8,"ratio":0.3}').stdout)["rows"]
     assert rows[0]["what"] == "cost" and rows[0]["pages_dropped"] > 0, rows
+
+
+def launches(model):
+    """A decode step's launches by name, one by one and as a graph: their counts, and times that add
+    up. The demo model has 4 layers."""
+    flags = [*model, "--batch", "1,2", "--context", "16", "--prefill", "16", "--rounds", "2", "--launches"]
+    rows = [r for r in json.loads(octavo_with_device("bench", "engine", *flags).stdout)["rows"] if r["what"] == "launches"]
+    assert [(r["batch"], r["tokens"]) for r in rows] == [(1, 16), (2, 16)], rows
+    for r in rows:
+        assert {one["name"]: one["launches"] for one in r["launches"]} == {
+            "copy to the device": 2, "embed": 1, "angles": 1, "norm": 9, "product of few rows": 17, "heads": 4,
+            "decode attention": 4, "merge of attention": 4, "gate": 4, "draws": 1, "copy to the host": 1}, r
+        assert {one["name"]: one["launches"] for one in r["graph"]} == {
+            "copy to the device": 2, "graph": 1, "copy to the host": 1}, r
+        for all_of, us in (("launches", r["us"]), ("graph", r["graph_us"])):
+            times = [one["us"] for one in r[all_of]]
+            assert times == sorted(times, reverse=True) and abs(sum(times) / us - 1) < 1e-4, r
+            assert abs(sum(one["share"] for one in r[all_of]) - 1) < 1e-4, r
+            assert all(abs(one["share"] - one["us"] / us) < 1e-5 for one in r[all_of]), r
+        by_name = {one["name"]: one["us"] for one in r["launches"]}
+        for part, name in (("products", "product of few rows"), ("attention", "decode attention")):
+            assert r[f"{part}_us"] == by_name[name] and 0 < r[f"{part}_least_us"] < by_name[name], r
+        assert r["products_least_us"] > 0.7 * r["products_us"], r  # by the emulated clock
+    lines = octavo_with_device("bench", "engine", *[f for f in flags if f != "--json"]).stdout
+    shares = re.findall(r"^ {24}[a-z ]+ +\d+ +[\d.]+ +([\d.]+) %$", lines, re.M)
+    assert len(shares) == 22 and abs(sum(map(float, shares)) - 200) < 1.1, lines
+    assert len(re.findall(r"^ {24}one by one +48 +[\d.]+\n {24}as a graph +4 +[\d.]+ +[-+][\d.]+ %\n"
+                          r" {24}all products: [\d.]+ us, of which \d+ % at the limits\n"
+                          r" {24}decode attention: [\d.]+ us, of which \d+ % at the limits$", lines, re.M)) == 2, lines
+    for more in (["--tp", "2"], ["--device", "cpu"]):
+        run_it = subprocess.run([here, "bench", "engine", *flags, *more], env=dict(os.environ, LD_LIBRARY_PATH=home),
+                                capture_output=True, text=True, timeout=300)
+        refused(run_it, "--launches: it needs one GPU of this process")
+    none = subprocess.run([here, "bench", "engine", "--backend", "null", "--launches"], capture_output=True, text=True,
+                          timeout=300)
+    refused(none, "--backend null excludes --launches")
 
 
 def main():

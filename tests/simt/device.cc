@@ -13,6 +13,19 @@
 #include <string>
 #include <vector>
 
+/* As in kernels/cuda/device.cuh; the clock at each end is set once all in front of it is done. */
+struct launch_trace {
+    double begin;
+    struct launch {
+        const char *name;
+        uint32_t n;
+        double end;
+    };
+    std::deque<launch> of;
+    uint32_t n_queued;
+    bool overflowed;
+};
+
 struct gpu {
     fake_stream stream; /* given out as its stream, for the fake NCCL */
     char why[256];
@@ -30,6 +43,7 @@ struct gpu {
     uint64_t noted[2];  /* counts of work on the stream */
     gpu_graph *capture; /* the capture in progress */
     bool broken;        /* the capture failed */
+    launch_trace *trace;
 };
 
 struct gpu_graph {
@@ -91,11 +105,33 @@ gpu_status gpu_refuse(gpu *g, const char *what, const char *why)
     return GPU_UNSUPPORTED;
 }
 
-gpu_status gpu_launched(gpu *g, const char *what)
+static void enqueue(gpu *g, const std::function<void()> &work)
 {
-    (void)what;
-    return check(g);
+    if (g->capture) g->capture->work.push_back(work);
+    else if (is_late) g->lanes[GPU_LANE_STREAM].queue.push_back(work);
+    else work();
 }
+
+static gpu_status end_queued(gpu *g, const char *what)
+{
+    gpu_status s = check(g);
+    launch_trace *t = g->trace;
+    if (s != GPU_OK || !t) return s;
+    uint32_t n = t->n_queued;
+    t->n_queued = 0;
+    if (n == 0 || g->capture) return s;
+    if (t->of.size() == GPU_TRACED_MOST) {
+        t->overflowed = true;
+        return s;
+    }
+    t->of.push_back({what, n, 0.0});
+    launch_trace::launch *last = &t->of.back();
+    g->chained = false;
+    enqueue(g, [=]() { last->end = g->us; });
+    return s;
+}
+
+gpu_status gpu_launched(gpu *g, const char *what) { return end_queued(g, what); }
 
 bool simt_count_launch(void)
 {
@@ -111,9 +147,8 @@ void simt_chain_launch(gpu *g, bool early)
 
 void simt_submit(gpu *g, const std::function<void()> &work)
 {
-    if (g->capture) g->capture->work.push_back(work);
-    else if (is_late) g->lanes[GPU_LANE_STREAM].queue.push_back(work);
-    else work();
+    if (g->trace) g->trace->n_queued++;
+    enqueue(g, work);
 }
 
 void simt_pass_time(gpu *g, const simt_work &asked)
@@ -220,7 +255,11 @@ static gpu_status gpu_open(uint32_t ordinal, gpu **out, gpu_facts *facts, char *
     return GPU_OK;
 }
 
-static void gpu_close(gpu *g) { delete g; }
+static void gpu_close(gpu *g)
+{
+    delete g->trace;
+    delete g;
+}
 static const char *gpu_why(const gpu *g) { return g->why; }
 static void gpu_set_invariant(gpu *g, bool on) { g->invariant = on; }
 bool gpu_is_invariant(const gpu *g) { return g->invariant; }
@@ -286,7 +325,7 @@ static gpu_status gpu_copy_in(gpu *g, void *device, const void *host, size_t byt
         });
     counts.copies_in++;
     counts.bytes_in += bytes;
-    return check(g);
+    return end_queued(g, "copy to the device");
 }
 static gpu_status gpu_copy_out(gpu *g, void *host, const void *device, size_t bytes)
 {
@@ -298,7 +337,7 @@ static gpu_status gpu_copy_out(gpu *g, void *host, const void *device, size_t by
         });
     counts.copies_out++;
     counts.bytes_out += bytes;
-    return check(g);
+    return end_queued(g, "copy to the host");
 }
 /* The last copy is made first, because the order is not promised. */
 static gpu_status gpu_copy_batch(gpu *g, const gpu_copies *c, bool out)
@@ -313,7 +352,7 @@ static gpu_status gpu_copy_batch(gpu *g, const gpu_copies *c, bool out)
     });
     (out ? counts.copies_out : counts.copies_in)++;
     for (size_t n : bytes) (out ? counts.bytes_out : counts.bytes_in) += n;
-    return check(g);
+    return end_queued(g, out ? "copies to the host" : "copies to the device");
 }
 /* A lane of copies is late as the stream is, or early: as soon as what it waits for allows. */
 static gpu_status enter_lane(gpu *g, gpu_lane lane, const std::function<void()> &work)
@@ -377,7 +416,7 @@ static gpu_status gpu_copy(gpu *g, void *to, const void *from, size_t bytes)
             put(to, from, bytes);
             simt_pass_time(g, {2 * bytes, 0});
         });
-    return check(g);
+    return end_queued(g, "copy on the device");
 }
 static gpu_status gpu_clear(gpu *g, void *device, size_t bytes)
 {
@@ -387,11 +426,11 @@ static gpu_status gpu_clear(gpu *g, void *device, size_t bytes)
             memset(device, 0, bytes);
             simt_pass_time(g, {bytes, 0});
         });
-    return check(g);
+    return end_queued(g, "clearing memory");
 }
 static gpu_status gpu_mark(gpu *g)
 {
-    simt_submit(g, [=]() { g->marked = g->us; });
+    enqueue(g, [=]() { g->marked = g->us; });
     return check(g);
 }
 static gpu_status gpu_elapsed(gpu *g, double *us)
@@ -427,6 +466,7 @@ static gpu_status gpu_captured(gpu *g, gpu_graph **out)
 {
     *out = g->capture;
     g->capture = NULL;
+    if (g->trace) g->trace->n_queued = 0;
     g->chained = false;
     counts.captures += !g->broken;
     if (!g->broken) return GPU_OK;
@@ -438,10 +478,36 @@ static gpu_status gpu_captured(gpu *g, gpu_graph **out)
 
 static gpu_status gpu_replay(gpu *g, gpu_graph *graph)
 {
-    for (const std::function<void()> &work : graph->work) simt_submit(g, work);
+    for (const std::function<void()> &work : graph->work) enqueue(g, work);
+    if (g->trace) g->trace->n_queued++;
     g->chained = false;
     counts.replays++;
+    return end_queued(g, "graph");
+}
+
+static gpu_status gpu_trace(gpu *g)
+{
+    launch_trace *t = g->trace = new launch_trace();
+    g->chained = false;
+    enqueue(g, [=]() { t->begin = g->us; });
     return check(g);
+}
+
+static gpu_status gpu_traced(gpu *g, gpu_launches *out)
+{
+    catch_up(g);
+    double from = g->trace->begin;
+    bool fits = !g->trace->overflowed;
+    for (const launch_trace::launch &l : g->trace->of) {
+        fits = gpu_launches_add(out, l.name, l.n, l.end - from) && fits;
+        from = l.end;
+    }
+    delete g->trace;
+    g->trace = NULL;
+    gpu_status s = check(g);
+    if (s != GPU_OK || fits) return s;
+    snprintf(g->why, sizeof g->why, "trace: more launches or names than there is room for");
+    return GPU_UNSUPPORTED;
 }
 
 static float element(const void *x, gpu_type type, size_t at)
@@ -493,7 +559,7 @@ gpu_status gpu_library_product(gpu *g, const gpu_matrix *w, const void *x, size_
         if (is_done) multiply(&own, x, m, y, y_type);
         simt_pass_time(g, {own.n * own.k * gpu_type_bytes(own.type), 2 * m * own.n * own.k});
     });
-    return check(g);
+    return end_queued(g, "product");
 }
 
 extern "C" __attribute__((visibility("default"))) uint32_t octavo_cuda_runtime(void)
