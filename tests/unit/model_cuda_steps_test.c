@@ -475,6 +475,34 @@ static void table_of_steps(void **state)
     dlclose(library);
 }
 
+/* Milliseconds of steps as bench/results/2026-11-29-gpu-steps.md has them. What changes the estimates
+ * changes that page, too. */
+static void estimates_are_those_recorded(void **state)
+{
+    (void)state;
+    static const estimate due[SHAPES][3] = {
+        {{4.56, 0.02, 0.42, 0, 0, 4.98},
+         {7.04, 0.49, 0.42, 0, 0, 7.47},
+         {24.99, 3.89, 0.42, 0, 0, 25.42}},
+        {{5.21, 0.02, 1.05, 0.69, 0.02, 6.96},
+         {5.99, 0.56, 1.05, 1.96, 0.06, 9.05},
+         {11.60, 4.50, 1.05, 3.91, 0.35, 16.91}},
+        {{3.85, 0.01, 0.59, 0.26, 0.02, 4.71},
+         {15.18, 0.41, 0.59, 0.30, 0.02, 16.09},
+         {24.16, 3.30, 0.59, 0.82, 0.07, 25.64}},
+    };
+    for (int i = 0; i < SHAPES; i++)
+        for (int j = 0; j < 3; j++) {
+            const estimate e = estimate_step(&shapes[i], sizes[j], contexts[0]), *d = &due[i][j];
+            const double got[] = {e.read, e.products, e.launches, e.sums, e.rows, e.step};
+            const double want[] = {d->read, d->products, d->launches, d->sums, d->rows, d->step};
+            for (int k = 0; k < 6; k++)
+                if (fabs(got[k] - want[k]) > 0.00501)
+                    fail_msg("%s, batch %u: figure %d is %.4f, not %.2f", shapes[i].name, sizes[j],
+                             k, got[k], want[k]);
+        }
+}
+
 /* Steps of 70B over 8 H100s take other servers 8 ms with one sequence and 18 ms with 256 of 2,048
  * tokens. A step of 8B with one sequence is to read at 78 % of the specification's rate. */
 static void as_fast_as_others(void **state)
@@ -506,6 +534,7 @@ int main(void)
         cmocka_unit_test(as_fast_as_others),
         cmocka_unit_test(that_start_early),
         cmocka_unit_test(chains_of_kernels),
+        cmocka_unit_test(estimates_are_those_recorded),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
