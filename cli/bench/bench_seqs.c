@@ -26,6 +26,7 @@ static status collect_step(bench_seqs *b, const step_result **out, error *err)
     b->n_in_flight--;
     status s = b->backend->ops->collect(b->backend->ctx, &result);
     if (status_ok(s)) s = result->status;
+    if (status_ok(s)) b->measure_us += result->measure_us;
     if (out) *out = result;
     return status_ok(s) ? s : step_failed(s, err);
 }

@@ -24,6 +24,7 @@ typedef struct bench_seqs {
         retrieval;        // that steps of one token read by; block_tokens 0: they read everything
     uint32_t n_prompt;    // tokens before those that do
     uint32_t n_in_flight; // steps of bench_seqs_decode not yet collected
+    int64_t measure_us;   // what the steps that were collected spent on measures
     step_open *opens;     // [max_seqs]
     pkv_move *moves;
     size_t moves_capacity;

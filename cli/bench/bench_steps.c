@@ -279,44 +279,58 @@ status bench_decode(bench *b, uint32_t batch, uint32_t context, double *tokens_s
 
 /* ---- measured decode ------------------------------------------------------------------------- */
 
-/* Rounds without and with the measure take turns, so that a slow moment of the machine does not hit
- * one of them alone. more[i]: what the measure adds to a step of round i, as a share of it. */
+/* Rounds without and with a measure. */
+typedef struct compared {
+    rounds without, with;
+    double more[BENCH_ROUNDS_MAX]; /* what it adds to a step of each round, as a share of it */
+    double measure_ms;             /* that a measured step spends on it, where that is told apart */
+} compared;
+
+/* The rounds take turns, so that a slow moment of the machine does not hit one kind alone. */
 static status measured_rounds(bench *b, uint32_t batch, uint32_t context,
-                              const measure_spec *measure, rounds *with, double *more, error *err)
+                              const measure_spec *measure, compared *out, error *err)
 {
-    rounds without = {.n = 0};
     uint32_t held = context + 2;
+    uint64_t n_steps = 0;
+    int64_t us = 0;
     RETURN_IF_ERROR(bench_seqs_step(&b->seqs, 1, true, NULL, NULL, err)); /* warm up */
     RETURN_IF_ERROR(bench_seqs_step(&b->seqs, 1, true, measure, NULL, err));
     for (uint32_t i = 0; i < b->rounds; i++) {
-        RETURN_IF_ERROR(decode_round(b, batch, NULL, &held, &without, err));
-        RETURN_IF_ERROR(decode_round(b, batch, measure, &held, with, err));
-        more[i] = with->values[STEP_MS][i] / without.values[STEP_MS][i] - 1.0;
+        RETURN_IF_ERROR(decode_round(b, batch, NULL, &held, &out->without, err));
+        uint64_t step = b->seqs.step;
+        int64_t before = b->seqs.measure_us;
+        RETURN_IF_ERROR(decode_round(b, batch, measure, &held, &out->with, err));
+        n_steps += b->seqs.step - step;
+        us += b->seqs.measure_us - before;
+        out->more[i] = out->with.values[STEP_MS][i] / out->without.values[STEP_MS][i] - 1.0;
     }
+    out->measure_ms = (double)us / 1e3 / (double)n_steps;
     return STATUS_IS_OK;
 }
 
 status bench_decode_measured(bench *b, uint32_t batch, uint32_t context, const char *method,
                              const retention_policy *policy, error *err)
 {
-    double more[BENCH_ROUNDS_MAX];
-    rounds r = {.n = 0};
+    compared c = {.measure_ms = 0};
     measure_spec measure = retention_measure_rows(policy, context, context, context + 1);
     RETURN_IF_ERROR(bench_seqs_open(&b->seqs, batch, context, err));
-    status st = measured_rounds(b, batch, context, &measure, &r, more, err);
+    status st = measured_rounds(b, batch, context, &measure, &c, err);
     RETURN_IF_ERROR(bench_seqs_close(&b->seqs, status_ok(st) ? err : NULL));
     RETURN_IF_ERROR(st);
-    row result = medians(&r);
-    double share = bench_median(more, b->rounds);
+    row result = medians(&c.with), without = medians(&c.without);
+    double share = bench_median(c.more, b->rounds);
+    double low = c.more[0], high = c.more[b->rounds - 1]; /* bench_median has sorted them */
     print_line(b, "measured", batch, context, &result);
     if (!b->as_json)
         printf("%23s %s adds %.2f %% to a step (%.2f to %.2f)\n", "", method, 100.0 * share,
-               100.0 * more[0], 100.0 * more[b->rounds - 1]); /* bench_median has sorted them */
+               100.0 * low, 100.0 * high);
     put_row(b, "measured", batch, context, &result);
     strbuf_puts(&b->report.rows, ",\"method\":");
     strbuf_json_string(&b->report.rows, method, strlen(method));
-    strbuf_printf(&b->report.rows, ",\"more\":%.6g,\"more_low\":%.6g,\"more_high\":%.6g}", share,
-                  more[0], more[b->rounds - 1]);
+    strbuf_printf(&b->report.rows,
+                  ",\"without_ms\":%.6g,\"measure_ms\":%.6g,\"more\":%.6g,\"more_low\":%.6g,"
+                  "\"more_high\":%.6g}",
+                  without.of[STEP_MS], c.measure_ms, share, low, high);
     return STATUS_IS_OK;
 }
 

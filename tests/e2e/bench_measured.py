@@ -32,6 +32,20 @@ class Measured(unittest.TestCase):
             if row["what"] == "measured":
                 self.assertTrue(row["tokens_s"] > 0 and row["more_low"] <= row["more"] <= row["more_high"], row)
                 self.assertGreater(row["more"], -1)
+                self.assertGreater(row["measure_ms"], 0)  # something was measured
+                self.assertLess(row["measure_ms"], row["step_ms"])
+
+    def test_a_round(self):
+        """The figures of one round are those of its rows."""
+        ran = bench(*MODEL, "--rounds", "1", "--retention", "h2o", "--json")
+        self.assertEqual(ran.returncode, 0, ran.stderr)
+        rows = [row for row in json.loads(ran.stdout)["rows"] if row["what"] == "measured"]
+        self.assertEqual(len(rows), 2)
+        for row in rows:
+            more = row["step_ms"] / row["without_ms"] - 1
+            for key in ("more", "more_low", "more_high"):
+                self.assertAlmostEqual(row[key], more, delta=1e-4 * (1 + abs(more)))
+            self.assertAlmostEqual(row["tokens_s"], 1000 * row["batch"] / row["step_ms"], delta=1e-3 * row["tokens_s"])
 
     def test_lines(self):
         ran = bench(*MODEL, "--retention", "h2o:0.5")
