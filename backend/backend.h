@@ -250,6 +250,7 @@ typedef struct step_result {
     uint64_t checksum; // of the backend's mirror: must equal the plan's
     int64_t compute_us;
     int64_t measure_us; // part of compute_us spent on measures, as far as it can be told apart
+    int64_t model_us;   // part of it spent on layers and logits, likewise; of ranks the longest
     backend_tier tier;  // also of a step that failed
 } step_result;
 

@@ -280,5 +280,6 @@ void ranks_join(backend_ranks *all)
         const step_result *r = all->ranks[i].result;
         if (r->compute_us > all->result.compute_us) all->result.compute_us = r->compute_us;
         if (r->measure_us > all->result.measure_us) all->result.measure_us = r->measure_us;
+        if (r->model_us > all->result.model_us) all->result.model_us = r->model_us;
     }
 }

@@ -3,8 +3,6 @@
 
 #include <stdlib.h>
 
-static const sample_params greedy = {.top_p = 1, .repetition_penalty = 1, .n_logprobs = -1};
-
 static status step_failed(status s, error *err)
 {
     return error_set(err, s.code, "step: %s", s.message ? s.message : status_text(s.code));
@@ -76,7 +74,8 @@ status bench_seqs_create(loaded_model *m, bench_seqs *out, error *err)
     *out = (bench_seqs){.backend = &m->backend,
                         .info = info,
                         .max_rows = info->max_rows,
-                        .grain = pkv_grain_fit(&info->geometry, PKV_ALL)};
+                        .grain = pkv_grain_fit(&info->geometry, PKV_ALL),
+                        .params = {.top_p = 1, .repetition_penalty = 1, .n_logprobs = -1}};
     pkv_options o = {
         .geometry = info->geometry, .n_pages = info->n_pages, .max_seqs = info->max_seqs};
     status s = pkv_create(&o, &out->kv);
@@ -157,7 +156,7 @@ status bench_seqs_open(bench_seqs *b, uint32_t n, uint32_t context, error *err)
             return error_set(err, st.code, "%u sequences of %u tokens: %s", n, context,
                              status_text(st.code));
         }
-        b->opens[s] = (step_open){.seq = s, .params = &greedy};
+        b->opens[s] = (step_open){.seq = s, .params = &b->params};
     }
     size_t n_moves = 0;
     if (!status_ok(list_moves(b, &n_moves)))

@@ -23,6 +23,7 @@ typedef struct bench_seqs {
     retrieval_spec
         retrieval;        // that steps of one token read by; block_tokens 0: they read everything
     uint32_t n_prompt;    // tokens before those that do
+    sample_params params; // of sequences that are opened from now on; greedy at first
     uint32_t n_in_flight; // steps of bench_seqs_decode not yet collected
     int64_t measure_us;   // what the steps that were collected spent on measures
     step_open *opens;     // [max_seqs]

@@ -8,7 +8,16 @@
 #include <string.h>
 #include <unistd.h>
 
-const char *const bench_shapes[] = {"1.1b", NULL};
+const char *const bench_shapes[] = {"0.6b", "1.1b", NULL};
+
+/* The shape of Qwen3 0.6B: a small model with many tokens, whose draws weigh the most. */
+static const char shape_0_6b[] =
+    "{\"architectures\":[\"Qwen3ForCausalLM\"],\"model_type\":\"qwen3\",\"vocab_size\":151936,"
+    "\"hidden_size\":1024,\"intermediate_size\":3072,\"num_hidden_layers\":28,"
+    "\"num_attention_heads\":16,\"num_key_value_heads\":8,\"head_dim\":128,\"hidden_act\":\"silu\","
+    "\"rms_norm_eps\":1e-6,\"rope_theta\":1000000.0,\"max_position_embeddings\":40960,"
+    "\"tie_word_embeddings\":true,\"bos_token_id\":151643,\"eos_token_id\":151645,"
+    "\"torch_dtype\":\"bfloat16\"}";
 
 /* TinyLlama's shape, with room for long contexts. */
 static const char shape_1_1b[] =
@@ -19,7 +28,7 @@ static const char shape_1_1b[] =
     "\"tie_word_embeddings\":false,\"bos_token_id\":1,\"eos_token_id\":2,"
     "\"torch_dtype\":\"bfloat16\"}";
 
-static const char *const configs[] = {shape_1_1b};
+static const char *const configs[] = {shape_0_6b, shape_1_1b};
 
 static void config_path(const bench_shape *shape, char *out, size_t size)
 {

@@ -1,6 +1,7 @@
 /* `octavo bench workers`: what a step costs more with ranks in other processes than with ranks that
  * are threads of this one, with a backend that computes nothing and with a model. */
 #include "cli/bench/bench_seqs.h"
+#include "cli/bench/bench_shape.h"
 #include "cli/cli.h"
 
 #include "rpc/worker.h"
@@ -19,20 +20,35 @@ static const char name[] = "octavo bench workers";
 enum {
     ADDRESS_BYTES = 96,
     RANKS = 2,
-    SEQS = 64,
+    SEQS_MAX = 512,
+    PAGES_OF_SEQ = 4800, /* of the backend that computes nothing */
     WARM = 50,
+    WARM_MODEL = 2,
     CONTEXT = 64,
+    CONTEXTS = 64, /* lengths of them where nothing is computed */
+    LOGPROBS = 5,
     VOCAB = 32000,
     STEPS_MAX = 100000
 };
 
+static const char *const draws[] = {"greedy", "noise", "logprobs", NULL};
+
 typedef struct workers_bench {
     model_flags model;
-    uint32_t steps;
+    uint32_t steps, seqs;
+    const char *shape, *draws;
 } workers_bench;
 
 static const arg_flag flags_table[] = {
-    ARG_ROW("steps", "N", ARG_COUNT, workers_bench, steps, "decode steps of each row", .min = 10,
+    ARG_ROW("shape", "NAME", ARG_OPTION, workers_bench, shape,
+            "instead of --model: random bf16 weights of a known shape", .options = bench_shapes),
+    ARG_ROW("seqs", "N", ARG_COUNT, workers_bench, seqs, "sequences that decode together", .min = 1,
+            .max = SEQS_MAX, .initial = "64"),
+    ARG_ROW("draws", "KIND", ARG_OPTION, workers_bench, draws,
+            "how the model's tokens are drawn: greedy, by noise at temperature 1, or so with 5 "
+            "logprobs",
+            .initial = "greedy", .options = draws),
+    ARG_ROW("steps", "N", ARG_COUNT, workers_bench, steps, "decode steps of each row", .min = 3,
             .max = STEPS_MAX, .initial = "500"),
 };
 
@@ -43,9 +59,9 @@ static const backend_info null_info = {
     .name = "null",
     .vocab_size = VOCAB,
     .max_positions = 1 << 20,
-    .max_rows = SEQS,
-    .max_seqs = SEQS,
-    .n_pages = 300000,
+    .max_rows = SEQS_MAX,
+    .max_seqs = SEQS_MAX,
+    .n_pages = PAGES_OF_SEQ * SEQS_MAX,
     .max_in_flight = 1,
     .geometry = {.page_tokens = 16,
                  .n_layers = 22,
@@ -57,8 +73,8 @@ static const backend_info null_info = {
 typedef struct null_backend {
     const step_plan *plan;
     step_result result;
-    step_seq_result seqs[SEQS];
-    step_sample samples[SEQS];
+    step_seq_result seqs[SEQS_MAX];
+    step_sample samples[SEQS_MAX];
 } null_backend;
 
 static const backend_info *null_get_info(void *ctx)
@@ -215,10 +231,16 @@ static times times_of(double *us, uint32_t n)
     return (times){us[n / 2], us[n * 9 / 10], us[(size_t)n * 99 / 100]};
 }
 
-static void print_row(const char *what, times t, const times *beside)
+/* model_us: of all steps; 0 where nothing is computed. */
+typedef struct shares {
+    double us, model_us;
+} shares;
+
+static void print_row(const char *what, times t, const times *beside, const shares *of)
 {
     printf("%-34s %9.0f %9.0f %9.0f", what, t.p50, t.p90, t.p99);
     if (beside) printf(" %9.0f", t.p50 - beside->p50);
+    if (of) printf(" %*s%9.1f", beside ? 0 : 10, "", 100 * (1 - of->model_us / of->us));
     printf("\n");
 }
 
@@ -233,36 +255,36 @@ static status run_plan(const backend *b, const step_plan *plan, error *err)
     return status_ok(s) ? s : error_set(err, s.code, "%s", s.message ? s.message : "a step failed");
 }
 
-static status time_null(const backend *b, uint32_t n_steps, double *us, error *err)
+static status time_null(const backend *b, const workers_bench *f, double *us, error *err)
 {
     pkv_options o = {
-        .geometry = null_info.geometry, .n_pages = null_info.n_pages, .max_seqs = SEQS};
+        .geometry = null_info.geometry, .n_pages = PAGES_OF_SEQ * f->seqs, .max_seqs = SEQS_MAX};
     pkv *kv = NULL;
-    uint32_t tokens[SEQS], hit;
-    step_seq seqs[SEQS];
+    uint32_t tokens[SEQS_MAX], hit;
+    step_seq seqs[SEQS_MAX];
     rng r = rng_seed(1);
     status s = pkv_create(&o, &kv);
-    for (uint32_t i = 0; status_ok(s) && i < SEQS; i++) {
+    for (uint32_t i = 0; status_ok(s) && i < f->seqs; i++) {
         s = pkv_seq_open(kv, i, PKV_HEAD, tokens, 0, 0, CONTEXT, &hit);
-        if (status_ok(s)) s = pkv_seq_append(kv, i, CONTEXT + i);
+        if (status_ok(s)) s = pkv_seq_append(kv, i, CONTEXT + i % CONTEXTS);
     }
-    for (uint32_t step = 0; status_ok(s) && step < WARM + n_steps; step++) {
-        for (uint32_t i = 0; status_ok(s) && i < SEQS; i++) {
+    for (uint32_t step = 0; status_ok(s) && step < WARM + f->steps; step++) {
+        for (uint32_t i = 0; status_ok(s) && i < f->seqs; i++) {
             s = pkv_seq_append(kv, i, 1);
             tokens[i] = rng_below(&r, VOCAB);
             seqs[i] = (step_seq){.seq = i,
                                  .first_token = i,
                                  .n_tokens = 1,
-                                 .position = CONTEXT + i + step,
+                                 .position = CONTEXT + i % CONTEXTS + step,
                                  .n_samples = 1,
                                  .sample_index = step};
         }
         step_plan plan = {.step = step + 1,
                           .deltas = pkv_take_deltas(kv),
                           .seqs = seqs,
-                          .n_seqs = SEQS,
+                          .n_seqs = f->seqs,
                           .tokens = tokens,
-                          .n_tokens = SEQS,
+                          .n_tokens = f->seqs,
                           .checksum = pkv_checksum(kv)};
         int64_t begun = clock_now_ns();
         if (status_ok(s)) s = run_plan(b, &plan, err);
@@ -272,17 +294,17 @@ static status time_null(const backend *b, uint32_t n_steps, double *us, error *e
     return s;
 }
 
-static status null_threads(uint32_t n_steps, double *us, error *err)
+static status null_threads(const workers_bench *f, double *us, error *err)
 {
     backend_ranks_options o = {.n_ranks = RANKS, .make = null_make};
     backend b;
     RETURN_IF_ERROR(backend_ranks_create(&o, &b, err));
-    status s = time_null(&b, n_steps, us, err);
+    status s = time_null(&b, f, us, err);
     b.ops->destroy(b.ctx);
     return s;
 }
 
-static status null_processes(const null_workers *w, uint32_t n_steps, double *us, error *err)
+static status null_processes(const null_workers *w, const workers_bench *f, double *us, error *err)
 {
     const char *addresses[RANKS] = {w->addresses[0], w->addresses[1]};
     worker_config config = {.model = "",
@@ -292,9 +314,10 @@ static status null_processes(const null_workers *w, uint32_t n_steps, double *us
                             .weight_type = "",
                             .isa = "",
                             .cache_dir = "",
+                            .kv_disk = "",
                             .geometry = null_info.geometry,
-                            .max_rows = SEQS,
-                            .max_seqs = SEQS};
+                            .max_rows = SEQS_MAX,
+                            .max_seqs = SEQS_MAX};
     worker_group_options g = {
         .addresses = addresses, .n = RANKS, .version = OCTAVO_VERSION, .config = &config};
     worker_group *group;
@@ -304,7 +327,7 @@ static status null_processes(const null_workers *w, uint32_t n_steps, double *us
         .n_ranks = RANKS, .driven = true, .make = worker_proxy_make, .ctx = group};
     status s = backend_ranks_create(&o, &b, err);
     if (status_ok(s)) {
-        s = time_null(&b, n_steps, us, err);
+        s = time_null(&b, f, us, err);
         b.ops->destroy(b.ctx);
     }
     worker_group_destroy(group);
@@ -313,23 +336,34 @@ static status null_processes(const null_workers *w, uint32_t n_steps, double *us
 
 /* ---- steps of a model ------------------------------------------------------------------------ */
 
-static status time_model(model_flags *f, const char *where, uint32_t n_steps, double *us,
-                         error *err)
+static status time_steps(const workers_bench *f, bench_seqs *b, double *us, shares *of, error *err)
+{
+    const step_result *r;
+    if (strcmp(f->draws, "greedy") != 0) b->params.temperature = 1;
+    if (strcmp(f->draws, "logprobs") == 0) b->params.n_logprobs = LOGPROBS;
+    RETURN_IF_ERROR(bench_seqs_open(b, f->seqs, CONTEXT, err));
+    *of = (shares){0};
+    for (uint32_t step = 0; step < WARM_MODEL + f->steps; step++) {
+        int64_t begun = clock_now_ns();
+        RETURN_IF_ERROR(bench_seqs_step(b, 1, true, NULL, &r, err));
+        double now = (double)(clock_now_ns() - begun) * 1e-3;
+        if (step < WARM_MODEL) continue;
+        us[step - WARM_MODEL] = now;
+        of->us += now;
+        of->model_us += (double)r->model_us;
+    }
+    return bench_seqs_close(b, err);
+}
+
+static status time_model(workers_bench *f, const char *where, double *us, shares *of, error *err)
 {
     loaded_model m;
     bench_seqs b;
-    const step_result *r;
-    f->workers.where = where;
-    RETURN_IF_ERROR(model_open(f, false, &m, err));
+    f->model.workers.where = where;
+    RETURN_IF_ERROR(model_open(&f->model, false, &m, err));
     status s = bench_seqs_create(&m, &b, err);
     if (status_ok(s)) {
-        s = bench_seqs_open(&b, SEQS, CONTEXT, err);
-        for (uint32_t step = 0; status_ok(s) && step < WARM + n_steps; step++) {
-            int64_t begun = clock_now_ns();
-            s = bench_seqs_step(&b, 1, true, NULL, &r, err);
-            if (step >= WARM) us[step - WARM] = (double)(clock_now_ns() - begun) * 1e-3;
-        }
-        if (status_ok(s)) s = bench_seqs_close(&b, err);
+        s = time_steps(f, &b, us, of, err);
         bench_seqs_destroy(&b);
     }
     model_close(&m);
@@ -343,29 +377,43 @@ static status run_null(const workers_bench *f, double *us, error *err)
     null_workers w = {0};
     status s = start_workers(&w, err);
     times threads;
-    if (status_ok(s)) s = null_threads(f->steps, us, err);
+    if (status_ok(s)) s = null_threads(f, us, err);
     if (status_ok(s)) {
         threads = times_of(us, f->steps);
-        print_row("nothing to compute, threads", threads, NULL);
-        s = null_processes(&w, f->steps, us, err);
+        print_row("nothing to compute, threads", threads, NULL, NULL);
+        s = null_processes(&w, f, us, err);
     }
-    if (status_ok(s)) print_row("nothing to compute, workers", times_of(us, f->steps), &threads);
+    if (status_ok(s))
+        print_row("nothing to compute, workers", times_of(us, f->steps), &threads, NULL);
     stop_workers(&w);
     return s;
 }
 
 static status run_model(workers_bench *f, double *us, error *err)
 {
-    uint32_t most = CONTEXT + WARM + f->steps + 1;
+    uint32_t most = CONTEXT + WARM_MODEL + f->steps + 1;
+    shares of;
     f->model.tp = RANKS;
-    if (f->model.max_batch < SEQS) f->model.max_batch = SEQS;
+    if (f->model.max_batch < f->seqs) f->model.max_batch = f->seqs;
     if (f->model.max_model_len && f->model.max_model_len < most) f->model.max_model_len = most;
-    RETURN_IF_ERROR(time_model(&f->model, "threads", f->steps, us, err));
+    RETURN_IF_ERROR(time_model(f, "threads", us, &of, err));
     times threads = times_of(us, f->steps);
-    print_row("the model, threads", threads, NULL);
-    RETURN_IF_ERROR(time_model(&f->model, "local", f->steps, us, err));
-    print_row("the model, workers", times_of(us, f->steps), &threads);
+    print_row("the model, threads", threads, NULL, &of);
+    RETURN_IF_ERROR(time_model(f, "local", us, &of, err));
+    print_row("the model, workers", times_of(us, f->steps), &threads, &of);
     return STATUS_IS_OK;
+}
+
+static status run_shape(workers_bench *f, double *us, error *err)
+{
+    bench_shape folder;
+    RETURN_IF_ERROR(bench_shape_create(f->shape, &folder, err));
+    f->model.dir = folder.dir;
+    f->model.load_format = "dummy";
+    status s = run_model(f, us, err);
+    f->model.dir = NULL;
+    bench_shape_remove(&folder);
+    return s;
 }
 
 static int run_group(workers_bench *f)
@@ -373,10 +421,11 @@ static int run_group(workers_bench *f)
     error err = {{0}};
     double *us = calloc(f->steps, sizeof *us);
     status s = us ? STATUS_IS_OK : error_set(&err, STATUS_NO_MEMORY, "out of memory");
-    printf("%d ranks, a decode step of %d sequences, us:\n", RANKS, SEQS);
-    printf("%-34s %9s %9s %9s %9s\n", "", "p50", "p90", "p99", "p50 more");
+    printf("%d ranks, a decode step of %u sequences, us:\n", RANKS, f->seqs);
+    printf("%-34s %9s %9s %9s %9s %9s\n", "", "p50", "p90", "p99", "p50 more", "host %");
     if (status_ok(s)) s = run_null(f, us, &err);
-    if (status_ok(s) && f->model.dir) s = run_model(f, us, &err);
+    if (status_ok(s) && f->shape) s = run_shape(f, us, &err);
+    else if (status_ok(s) && f->model.dir) s = run_model(f, us, &err);
     free(us);
     if (status_ok(s)) return CLI_OK;
     fprintf(stderr, "%s: %s\n", name, err.text);
@@ -392,11 +441,14 @@ int cli_bench_workers(cli_line *line)
     };
     const arg_command command = {
         .name = name,
-        .usage = "[PATH] [flags]",
+        .usage = "[PATH | --shape 0.6b] [flags]",
         .about = "What a step costs over two ranks in two processes, beside two ranks in threads: "
                  "with\n"
                  "backends that compute nothing (the messages alone), and with a model when one is "
-                 "given.",
+                 "given.\n"
+                 "host: the share of all steps' time in which no rank computes layers or logits, "
+                 "because\n"
+                 "steps are planned, sent and drawn, and ranks tell each other what they found.",
         .groups = groups,
         .n_groups = sizeof groups / sizeof groups[0],
         .operand = "PATH",
@@ -405,7 +457,9 @@ int cli_bench_workers(cli_line *line)
     };
     int result;
     if (!cli_parse(&command, line, NULL, &result)) return result;
-    result = run_group(&f);
+    result = f.model.dir && f.shape
+                 ? cli_complain(name, CLI_USAGE, "--model and --shape exclude each other")
+                 : run_group(&f);
     model_flags_destroy(&f.model);
     return cli_finish_output(name) ? result : CLI_FAILED;
 }

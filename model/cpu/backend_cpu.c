@@ -279,8 +279,10 @@ static status sample_rows(backend_cpu *b, const step_plan *plan)
     size_t asked = n_asked * (size_t)b->config.vocab_size, width = b->weights.head.n;
     RETURN_IF_ERROR(grow_buffer(&b->logits, &b->logits_capacity, asked + n_drawn * width));
     float *drawn = b->logits + asked;
+    int64_t start = clock_now_us();
     RETURN_IF_ERROR(forward_logits(b->forward, b->logit_rows, n_asked, b->logits));
     RETURN_IF_ERROR(forward_own_logits(b->forward, b->logit_rows + n_asked, n_drawn, drawn));
+    b->result.model_us += clock_now_us() - start;
     b->result.logits = b->logits;
     b->result.n_logit_rows = n_asked;
     uint32_t n_draws = lay_out_draws(b, plan, drawn, width);
@@ -310,8 +312,10 @@ static status run_step(backend_cpu *b, const step_plan *plan)
     RETURN_IF_ERROR(prepare_step(b, plan));
     if (plan->n_seqs == 0) return STATUS_IS_OK;
     RETURN_IF_ERROR(lay_out(b, plan));
+    int64_t start = clock_now_us();
     RETURN_IF_ERROR(
         forward_run(b->forward, b->order.tokens, plan->n_tokens, b->seqs, plan->n_seqs));
+    b->result.model_us = clock_now_us() - start;
     b->result.measure_us = forward_measure_us(b->forward);
     RETURN_IF_ERROR(row_scores_run(&b->scores, b->forward, b->pool, b->config.vocab_size,
                                    b->gives_scores, plan, b->order.first_row, b->seq_results));

@@ -242,6 +242,7 @@ status result_pack(const step_plan *plan, const step_result *result, const backe
     out->checksum = result->checksum;
     out->compute_us = (uint64_t)result->compute_us;
     out->measure_us = (uint64_t)result->measure_us;
+    out->model_us = (uint64_t)result->model_us;
     out->status = result->status.code;
     RETURN_IF_ERROR(pack_tier(&result->tier, a, out));
     if (!status_ok(result->status)) {

@@ -346,13 +346,14 @@ status result_unpack(const result_message *m, const result_source *source, arena
                          (unsigned long long)m->step, (unsigned long long)source->plan->step);
     if (m->status > STATUS_INTERNAL)
         return error_set(err, STATUS_INVALID, "status: there is no %u", m->status);
-    if (m->compute_us > times_max || m->measure_us > times_max)
-        return error_set(err, STATUS_INVALID, "compute_us, measure_us: more than %llu",
+    if (m->compute_us > times_max || m->measure_us > times_max || m->model_us > times_max)
+        return error_set(err, STATUS_INVALID, "compute_us, measure_us, model_us: more than %llu",
                          (unsigned long long)times_max);
     *r = (step_result){.step = m->step,
                        .checksum = m->checksum,
                        .compute_us = (int64_t)m->compute_us,
-                       .measure_us = (int64_t)m->measure_us};
+                       .measure_us = (int64_t)m->measure_us,
+                       .model_us = (int64_t)m->model_us};
     RETURN_IF_ERROR(unpack_tier(m, &r->tier, err));
     if (m->end > STEP_ENDED_AFTER)
         return error_set(err, STATUS_INVALID, "end: there is no %u", m->end);

@@ -412,6 +412,7 @@ static void wrong_results_are_refused_by_field(void **state)
                  "pooled: "); /* rank 0 alone sends it */
     WRONG_RESULT(s.m.status = STATUS_INTERNAL + 1, "status: ");
     WRONG_RESULT(s.m.compute_us = UINT64_MAX, "compute_us");
+    WRONG_RESULT(s.m.model_us = UINT64_MAX, "model_us");
     WRONG_RESULT(s.m.n_sample_token = 0, "sample_token: 0 values");
     WRONG_RESULT(s.m.n_sample_rank = 2, "sample_rank: 2 values");
     WRONG_RESULT(s.token = VOCAB, "sample_token: 1000");

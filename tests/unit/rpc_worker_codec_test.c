@@ -336,7 +336,8 @@ static void make_result(rng *r, const step_plan *plan, result_rank who, random_r
                             .n_seqs = plan->n_seqs,
                             .checksum = plan->checksum,
                             .compute_us = rng_below(r, 1000000),
-                            .measure_us = rng_below(r, 1000)};
+                            .measure_us = rng_below(r, 1000),
+                            .model_us = rng_below(r, 1000)};
     if (coin(r)) result->tier = (backend_tier){.reads = 1 + rng_below(r, 9), .wait_us = 1u << 31};
     step_sample *sample = out->samples, *score = out->scores;
     retrieval_reading *reading = out->readings;
@@ -411,6 +412,7 @@ static void expect_same_result(const step_plan *plan, const step_result *a, cons
 {
     assert_true(a->step == b->step && a->checksum == b->checksum && a->n_seqs == b->n_seqs);
     assert_true(a->compute_us == b->compute_us && a->measure_us == b->measure_us);
+    assert_true(a->model_us == b->model_us);
     assert_memory_equal(&a->tier, &b->tier, sizeof a->tier);
     for (uint32_t i = 0; i < a->n_seqs; i++) {
         const step_seq_result *x = &a->seqs[i], *y = &b->seqs[i];
