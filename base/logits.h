@@ -22,9 +22,11 @@ bool logits_are_defined(float largest, bool is_nan);
 /* The largest logit that is not NaN, -inf where there is none. */
 float logits_largest(const float *logits, uint32_t n);
 
-/* exp(logit - max) in units of 2^-39, to the nearest one. The sum over a row of 2^24 logits fits,
- * and is exact in any order. 0 where the difference is NaN. */
+/* exp(logit - max) in units of 2^-39, to the nearest one, where max is the row's largest logit. The
+ * sum over a row of 2^24 logits fits, and is exact in any order. 0 where the difference is NaN. */
 uint64_t logits_share(float logit, float max);
+/* The sum of these over the logits [n] that are at or above `floor`. */
+uint64_t logits_shares(const float *logits, uint32_t n, float max, float floor);
 /* How many of logits [n] are greater. */
 uint32_t logits_greater(const float *logits, uint32_t n, float than);
 /* Lists the n_top largest, best first, equal ones by index, NaN last. Returns how many there are:

@@ -251,11 +251,8 @@ static void fill_first(const sampler_shards *s, const one_draw *d, scratch *t, w
 
 static void fill_total(const sampler_shards *s, const one_draw *d, scratch *t, word *w)
 {
-    uint64_t total = 0;
     sampler_edited(s->o.sampler, d->draw, s->first, s->n, t->edited);
-    for (uint32_t i = 0; i < s->n; i++)
-        if (t->edited[i] >= d->floor) total += logits_share(t->edited[i], d->max);
-    put_sum(w, total);
+    put_sum(w, logits_shares(t->edited, s->n, d->max, d->floor));
 }
 
 static void fill_scan(const sampler_shards *s, const one_draw *d, scratch *t, word *w)

@@ -388,49 +388,6 @@ static void test_rng_blocks(void **state)
     }
 }
 
-/* A row that is read in parts, in any order, has the sum, the ranks and the list of the whole. */
-static void test_logits(void **state)
-{
-    (void)state;
-    enum { N = 3000, TOP = 9 };
-    float row[N], top_logprobs[TOP];
-    uint32_t ids[TOP], of_part[TOP];
-    rng r = rng_seed(11);
-    double sum = 0;
-    for (uint32_t i = 0; i < N; i++) row[i] = floorf(64 * rng_normal(&r)) / 16 - 9;
-    for (uint32_t i = 0; i < N; i++) sum += exp((double)row[i]);
-    float max = row[logits_argmax(row, N)];
-    for (uint32_t cut = 0; cut <= N; cut += 997) {
-        logits_sum whole = logits_add_up(row, N, max),
-                   back = logits_add_up(row + cut, N - cut, max);
-        back.shares += logits_add_up(row, cut, max).shares;
-        assert_true(whole.shares == back.shares && !back.is_nan);
-        assert_int_equal(logits_greater(row, N, row[7]),
-                         logits_greater(row, cut, row[7]) +
-                             logits_greater(row + cut, N - cut, row[7]));
-    }
-    logit_score s = logits_score(row, N, 7, TOP, ids, top_logprobs);
-    assert_true(fabs(s.logprob - (row[7] - log(sum))) < 2e-6);
-    assert_int_equal(s.n_top, TOP);
-    for (uint32_t i = 1; i < TOP; i++) {
-        assert_true(row[ids[i]] < row[ids[i - 1]] ||
-                    (row[ids[i]] == row[ids[i - 1]] && ids[i] > ids[i - 1]));
-        assert_int_equal(logits_greater(row, N, row[ids[i]]) <= i, 1);
-    }
-
-    float odd[] = {1, NAN, -INFINITY, 3, NAN};
-    assert_int_equal(logits_top(odd, 5, 5, of_part), 5); /* NaN is behind -inf */
-    const uint32_t due[] = {3, 0, 2, 1, 4};
-    assert_memory_equal(of_part, due, sizeof due);
-    assert_true(isnan(logits_score(odd, 5, 3, 0, NULL, NULL).logprob));
-    odd[1] = odd[4] = -INFINITY;
-    assert_true(logits_score(odd, 5, 2, 0, NULL, NULL).logprob == -INFINITY);
-    odd[3] = INFINITY;
-    assert_true(isnan(logits_score(odd, 5, 3, 0, NULL, NULL).logprob));
-    assert_true(logits_share(-28.0f, 0) == 0 &&
-                logits_share(-27.0f, 0) == 1); /* the cut is right */
-}
-
 static void test_clock(void **state)
 {
     (void)state;
@@ -616,27 +573,16 @@ static void test_limits(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_status),
-        cmocka_unit_test(test_error_is_one_clean_line),
-        cmocka_unit_test(test_alloc),
-        cmocka_unit_test(test_alloc_pages),
-        cmocka_unit_test(test_arena),
-        cmocka_unit_test(test_f16_all),
-        cmocka_unit_test(test_f16_rounding),
-        cmocka_unit_test(test_bf16),
-        cmocka_unit_test(test_philox),
-        cmocka_unit_test(test_rng),
-        cmocka_unit_test(test_hash),
-        cmocka_unit_test(test_rng_blocks),
-        cmocka_unit_test(test_logits),
-        cmocka_unit_test(test_clock),
-        cmocka_unit_test(test_file_join),
-        cmocka_unit_test(test_limits),
-        WITH_FOLDER(test_files),
-        WITH_FOLDER(test_json_file),
-        WITH_FOLDER(test_cgroup_v2),
-        WITH_FOLDER(test_cgroup_v1),
-        WITH_FOLDER(test_memory_bound),
+        cmocka_unit_test(test_status),       cmocka_unit_test(test_error_is_one_clean_line),
+        cmocka_unit_test(test_alloc),        cmocka_unit_test(test_alloc_pages),
+        cmocka_unit_test(test_arena),        cmocka_unit_test(test_f16_all),
+        cmocka_unit_test(test_f16_rounding), cmocka_unit_test(test_bf16),
+        cmocka_unit_test(test_philox),       cmocka_unit_test(test_rng),
+        cmocka_unit_test(test_hash),         cmocka_unit_test(test_rng_blocks),
+        cmocka_unit_test(test_clock),        cmocka_unit_test(test_file_join),
+        cmocka_unit_test(test_limits),       WITH_FOLDER(test_files),
+        WITH_FOLDER(test_json_file),         WITH_FOLDER(test_cgroup_v2),
+        WITH_FOLDER(test_cgroup_v1),         WITH_FOLDER(test_memory_bound),
     };
     return cmocka_run_group_tests_name("base", tests, NULL, NULL);
 }
