@@ -1,15 +1,15 @@
 #!/usr/bin/env bash
 # Checks the GPU path on a machine with a GPU, in under 8 minutes: looks at the driver, builds,
 # holds the machine code to its table, checks every kernel against the CPU's reference, measures,
-# runs models, ranks and NCCL, runs PyTorch beside them, looks for bad accesses and
-# races, and prints a table with the bars. The most telling stages come first, and no other stage runs while
-# one measures. Each stage has a time limit and reports PASS, FAIL or SKIPPED (with a reason); the
-# next stage runs either way, but without a GPU, or with a driver that is too old, the script ends
-# after the build. The table is rewritten every few seconds, so that a run that is cut short leaves
-# the results so far. Needs CUDA 13 with nvcc, CMake, gcc, g++ and Python; where jansson, pcre2,
-# utf8proc, jemalloc, libyaml, libedit, cmocka or pkg-config are missing, also build/deps from
-# tools/make_gpu_deps.sh. Uses PyTorch, transformers, NCCL and compute-sanitizer where
-# they are installed.
+# runs models, ranks and NCCL, runs PyTorch and FlashInfer beside them, looks for bad accesses and
+# races, and prints a table with the bars. The most telling stages come first, and no other stage
+# runs while one measures. Each stage has a time limit and reports PASS, FAIL or SKIPPED (with a
+# reason); the next stage runs either way, but without a GPU, or with a driver that is too old,
+# the script ends after the build. The table is rewritten every few seconds, so that a run that is
+# cut short leaves the results so far. Needs CUDA 13 with nvcc, CMake, gcc, g++ and Python; where
+# jansson, pcre2, utf8proc, jemalloc, libyaml, libedit, cmocka or pkg-config are missing, also
+# build/deps from tools/make_gpu_deps.sh. Uses PyTorch, transformers, FlashInfer, NCCL and
+# compute-sanitizer where they are installed.
 # usage: tools/gpu_check.sh [--built FOLDER] [--small] [BUILD_FOLDER]
 #   --built  takes octavo, liboctavo_cuda.so, kernels_cuda_check and cuda_nccl_check from there, and
 #            their libraries from FOLDER/lib, if they run here; else builds
@@ -356,6 +356,9 @@ stage bench_fp8 40 "$octavo" bench kernels --device cuda --dtype fp8 --kv-dtype 
 stage bench_int8 40 "$octavo" bench kernels --device cuda --dtype int8 --kv-dtype int8 "${kernels[@]}"
 stage bench_int4 40 "$octavo" bench kernels --device cuda --dtype int4 "${kernels[@]}"
 stage sweep_few 60 bash -c 'sweep_few "$1"' sweep_few "$octavo"
+# Its kernels are compiled first, in one to two minutes, unless a package has them.
+stage flashinfer 150 python3 tools/gpu_flashinfer.py "$logs/flashinfer.json" "$octavo" bench kernels \
+    --device cuda --rows 1
 
 for tool in memcheck racecheck synccheck; do
     if command -v compute-sanitizer >/dev/null; then

@@ -164,10 +164,10 @@ def bars():
         bar("chunkkv, of a prefill", (None, None), at_most=0.01)
 
 
-def of_peers(what):
+def of_peers(what, log="peer.json"):
     """The figures of the rounds, by the peer's name."""
     try:
-        peers = json.loads(text("peer.json"))
+        peers = json.loads(text(log))
     except ValueError:
         return {}
     return {p["name"]: p["rounds"] for p in peers if p["what"] == what}
@@ -188,6 +188,20 @@ def side_by_side():
     for log in ("bench_fp8.log", "bench_int8.log", "bench_int4.log"):
         for line in re.findall(r"^decode attention (?:64|8) x.*$|^  the products of.* (?:1|32) rows.*$|^  the .*fp8 .*$", text(log), re.M):
             print(f"{log[6:-4]}: {line.strip()}")
+
+
+def flashinfer():
+    """Attention by octavo and by FlashInfer over pages of one layout."""
+    crowds = ("decode attention 64 x 4096", "decode attention 8 x 32768", "decode attention 1 x 32768",
+              "chunks of 32, attention 1 x 32768", "prefill attention 8 x 2048", "prefill attention 1 x 8192")
+    print("\nattention beside FlashInfer, us of each round")
+    found = {crowd: of_peers(f"{crowd}, bf16", "flashinfer.json") for crowd in crowds}
+    for crowd, by_name in found.items():
+        if by_name:
+            print(f"{crowd:<34} " + "; ".join(f"{n} {' '.join(f'{us:.1f}' for us in r)}" for n, r in by_name.items()))
+    if not any("FlashInfer" in by_name for by_name in found.values()):
+        reason = re.search(r"^SKIPPED: (.*)$", text("flashinfer.log"), re.M)
+        print(f"none: {reason[1]}" if reason else "not measured")
 
 
 def sweep():
@@ -279,6 +293,7 @@ def counters():
 
 bars()
 side_by_side()
+flashinfer()
 layers()
 launches()
 sweep()

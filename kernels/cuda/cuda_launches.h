@@ -27,7 +27,7 @@ typedef struct gpu_launches {
     uint32_t n;
 } gpu_launches;
 
-/* Adds n launches of a name, which took `us` together; false where there is no room for the name. */
+/* Adds n launches of a name, which took `us` together; false: there is no room for the name. */
 static inline bool gpu_launches_add(gpu_launches *all, const char *name, uint32_t n, double us)
 {
     uint32_t at = 0;

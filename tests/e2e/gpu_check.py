@@ -21,8 +21,8 @@ with open("tests/cuda/kernels_cuda_check.c", encoding="utf-8") as f:
 STAGES = ("driver", "built", "sass_facts", *(f"kernels_{g}" for g in GROUPS), "bench_kernels", "counters", "sweep_parts",
           "bench_engine", "bench_long", "bench_measured", "bench_deep", "nccl_one_rank", "tp2_one_gpu", "wide", "demo",
           "tp2_gpus", "tp2_gpus_wide", "bench_tp2", "bench_retention", "peer", "bench_fp8", "bench_int8", "bench_int4",
-          "sweep_few", "memcheck", "racecheck", "synccheck")
-SKIPPED = ("sass_facts",)
+          "sweep_few", "flashinfer", "memcheck", "racecheck", "synccheck")
+SKIPPED = ("sass_facts", "flashinfer")
 
 # Runs a program and keeps what it printed and wrote, or plays that again. Only kernels of answers
 # that are compared, of one bench and of quick checks are run. Those of the other benches are
@@ -208,6 +208,7 @@ def rehearse(r):
     assert [len(mine.split()) for mine, _ in beside] == [2] * 6, beside  # a unit, or two rounds
     assert [them.count(",") for _, them in beside] == [3, 3, 2, 2, 1, 1], beside
     assert len(re.findall(r"^(?:fp8|int8|int4): ", table, re.M)) >= 13, table
+    assert "\nattention beside FlashInfer, us of each round\nnone: no flashinfer\n" in table, table
     steps = re.split(r"^batch \d+ at 1024 +[\d.]+; [\d.]+ \([-+][\d.]+ %\)\n", table, flags=re.M)[1:]
     assert len(steps) == 3, table
     for step in steps:  # of two layers

@@ -1,5 +1,5 @@
-/* Launches that a GPU times by name (gpu_api.trace), over the emulator: which ones a decode step has,
- * launched one by one and as a graph, and that their times add up. */
+/* Launches that a GPU times by name (gpu_api.trace), over the emulator: which ones a decode step
+ * has, launched one by one and as a graph, and that their times add up. */
 #include "tests/unit/model_cuda_steps.h"
 
 typedef struct named {

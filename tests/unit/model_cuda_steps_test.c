@@ -475,8 +475,8 @@ static void table_of_steps(void **state)
     dlclose(library);
 }
 
-/* Milliseconds of steps as bench/results/2026-11-29-gpu-steps.md has them. What changes the estimates
- * changes that page, too. */
+/* Milliseconds of steps as bench/results/2026-11-29-gpu-steps.md has them. What changes the
+ * estimates changes that page, too. */
 static void estimates_are_those_recorded(void **state)
 {
     (void)state;
