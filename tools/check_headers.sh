@@ -18,7 +18,8 @@ for header in "$@"; do
     kernels/x86/*bf16*) isa=(-mavx512f -mavx512bw -mavx512vl -mavx512dq -mavx512bf16) ;;
     kernels/x86/*avx512*) isa=(-mavx2 -mfma -mf16c -mavx512f -mavx512bw -mavx512vl -mavx512dq) ;;
     kernels/x86/*avx2*) isa=(-mavx2 -mfma -mf16c) ;;
-    tests/simt/group.h | tests/simt/simt.h | tests/simt/strict.h | tests/simt/strict_test.h) continue ;; # C++ of simt.cuh
+    tests/simt/group.h | tests/simt/runtime.h | tests/simt/simt.h | tests/simt/strict.h | \
+        tests/simt/strict_test.h) continue ;; # C++
     tests/emulate/*) isa=(-mavx2 -mfma -mf16c -Wno-psabi -Itests/emulate) ;;
     *) isa=() ;;
     esac
