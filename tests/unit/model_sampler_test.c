@@ -1,4 +1,5 @@
 /* The sampler against brute force in double precision, in vLLM's order of steps. */
+#include "base/logits.h"
 #include "model/draw.h"
 #include "model/sampler.h"
 
@@ -100,6 +101,9 @@ static void draws_without_a_softmax_say_so(void **state)
             *at = was;
         }
     }
+    f->logits[VOCAB - 4] = NAN; /* behind the whole vectors of a row */
+    assert_true(logits_find_peak(f->logits, VOCAB - 3).is_nan);
+    assert_false(logits_find_peak(f->logits, VOCAB - 4).is_nan);
     for (int i = 0; i < VOCAB; i++) f->logits[i] = -INFINITY;
     assert_int_equal(draw(f, &neutral, 0).undefined, 1);
 }
