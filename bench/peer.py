@@ -15,8 +15,8 @@ compiler and, the first time, pip's index.
 
   prefill   a prompt of 512 tokens
   decode    1, 8, 16 and 32 sequences at 128 tokens
-  long      a prompt of 16384 tokens, bf16 and int8; not llama.cpp, which takes minutes for it and is
-            not built where no other section is asked for
+  long      a prompt of 16384 tokens, bf16 and int8; not llama.cpp, which takes minutes for it and
+            is not built where no other section is asked for
   depth     1 sequence at 4096 and 16384 tokens, bf16 and int8; all but vLLM fill their caches with
             copies of a prompt's; Octavo's with pages of bf16 and of int8
   far       1 sequence at 131072 and 262144 tokens, int4, caches filled likewise: Octavo reads

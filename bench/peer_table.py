@@ -14,7 +14,8 @@ KINDS = {LLAMA: PAIRS, **{name: {f: f for f in PAIRS} for name in ("openvino", "
 PREFILL, BATCHES, DEPTHS, CLIENTS = 512, (1, 8, 16, 32), (4096, 16384), (8, 32)
 DEEP = ("bf16", "int8")  # formats of the sections long and depth
 LONG = 16384
-PAGES = {"bf16": "", "int8": ", int8 pages"}  # Octavo's at depth, with what the metric's name then ends in
+# Octavo's pages at depth, and what the name of a metric ends in with them.
+PAGES = {"bf16": "", "int8": ", int8 pages"}
 FARS = (131072, 262144)
 FAR_READS = ("everything", "16K", "8K")  # by `octavo bench retrieval` without --retrieval
 FASTEST = "read in the fastest step"
