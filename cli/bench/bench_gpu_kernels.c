@@ -371,7 +371,7 @@ static void bench_attentions(bench_gpu *b, gpu_kv_format format)
     static const crowd decodes[] = {{64, 4096, 1}, {8, 32768, 1}, {1, 4096, 1}, {1, 32768, 1}};
     static const crowd prefills[] = {
         {8, 2048, 2048}, {1, 32768, 32}, {2, 8192, 128}, {1, 8192, 8192}};
-    uint32_t best = gpu_prefill_rows(b->facts.compute, format, DIM);
+    uint32_t best = gpu_prefill_rows(b->facts.compute, DIM);
     uint32_t rows = b->prefill_rows ? b->prefill_rows : best;
     for (size_t i = 0; i < sizeof decodes / sizeof *decodes; i++)
         bench_crowd(b, decodes[i], rows, format);
@@ -485,10 +485,9 @@ status bench_gpu_kernels(bench_gpu *b, const bench_gpu_kernels_options *o, error
     b->part_slots = o->part_slots;
     b->prefill_rows = o->prefill_rows;
     if (o->prefill_rows == GPU_WIDE_ROWS &&
-        gpu_prefill_rows(b->facts.compute, o->kv, DIM) != GPU_WIDE_ROWS)
+        gpu_prefill_rows(b->facts.compute, DIM) != GPU_WIDE_ROWS)
         return error_set(err, STATUS_UNSUPPORTED,
-                         "--prefill-kernel: wgmma needs pages of bf16 and compute capability 9.0, "
-                         "and %s has %u.%u",
+                         "--prefill-kernel: wgmma needs compute capability 9.0, and %s has %u.%u",
                          b->facts.name, b->facts.compute / 10, b->facts.compute % 10);
     const gpu_few few = {o->few.rows ? o->few.rows : GPU_FEW_ROWS,
                          o->few.quant_rows ? o->few.quant_rows : GPU_FEW_QUANT_ROWS,

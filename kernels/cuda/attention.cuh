@@ -54,14 +54,14 @@ struct row_state {
 
 /* ---- into shared memory ---------------------------------------------------------------------- */
 
-/* Starts copying the queries; rows beyond the last are zeros. OF threads share the work. */
-template <class Q, int D, uint32_t OF = THREADS>
+/* Starts copying the queries; rows beyond the last are zeros. */
+template <class Q, int D>
 static DEVICE void fetch_queries(const gpu_attention &a, const gpu_seq &seq, uint32_t head,
                                  uint32_t first, uint32_t rows, Q *out)
 {
     const uint32_t chunks = D / 8; /* 16 bytes each */
     uint32_t n_heads = a.kv_heads * a.q_heads;
-    for (uint32_t i = threadIdx.x; i < rows * chunks; i += OF) {
+    for (uint32_t i = threadIdx.x; i < rows * chunks; i += THREADS) {
         uint32_t r = i / chunks, chunk = i % chunks, packed = first + r;
         bool there = packed < seq.n_rows * a.q_heads;
         size_t row = seq.first_row + packed / a.q_heads;
@@ -84,6 +84,19 @@ static DEVICE strip strip_at(const gpu_attention &a, const table_view &t, uint32
     uint32_t in = slot % a.pages.page_tokens;
     return strip{tile + in * a.pages.head_dim * sizeof(KV),
                  (const uint8_t *)(scales_at(a.pages, tile) + in)};
+}
+
+/* Starts copying the scales of slots [from, from + STEP): those of K, then those of V. The scale of
+ * a slot from `end` on may be anything. */
+template <uint32_t STEP>
+static DEVICE void fetch_scales(const gpu_attention &a, const strip *strips, uint32_t from,
+                                uint32_t end, unsigned char *to)
+{
+    if (threadIdx.x >= STEP / STRIP * 4) return;
+    uint32_t n = threadIdx.x / 4, part = threadIdx.x % 4 / 2, half = threadIdx.x % 2;
+    bool there = from + n * STRIP < end;
+    const uint8_t *src = strips[n].scales + part * a.pages.page_tokens * 2 + half * 16;
+    copy_async(to + (part * STEP + n * STRIP) * 2 + half * 16, there ? src : a.pages.data, there);
 }
 
 /* Starts copying slots [from, from + STEP) of K and V; those from `end` on are zeros. */
@@ -110,12 +123,7 @@ static DEVICE void fetch(const gpu_attention &a, const strip *strips, uint32_t f
         copy_async(to, src, there);
         copy_async(to + L::V_AT, there ? src + values_at : src, there);
     }
-    if (!L::SCALED || threadIdx.x >= L::STRIPS * 4) return;
-    uint32_t n = threadIdx.x / 4, part = threadIdx.x % 4 / 2, half = threadIdx.x % 2;
-    bool there = from + n * STRIP < end;
-    const uint8_t *src = strips[n].scales + part * a.pages.page_tokens * 2 + half * 16;
-    copy_async(stage + 2 * L::V_AT + (part * L::STEP + n * STRIP) * 2 + half * 16,
-               there ? src : a.pages.data, there);
+    if (L::SCALED) fetch_scales<L::STEP>(a, strips, from, end, stage + 2 * L::V_AT);
 }
 
 /* ---- one step -------------------------------------------------------------------------------- */
@@ -586,7 +594,7 @@ constexpr uint32_t CUT_SHARES = 16;
 template <class KV, int D> static gpu_status run_all(gpu *g, const gpu_attention *a)
 {
     bool wide = a->prefill_rows == GPU_WIDE_ROWS;
-    gpu_status s = wide ? gpu_attend_wide(g, a) : run<KV, D, false>(g, a, a->n_prefill);
+    gpu_status s = wide ? gpu_attend_wide(g, a, KV()) : run<KV, D, false>(g, a, a->n_prefill);
     if (s == GPU_OK)
         s = merge<D>(g, a, a->n_cut, CUT_SHARES, {a->prefill, a->cut_partial, a->prefill_rows});
     if (s == GPU_OK) s = run<KV, D, true>(g, a, a->n_decode);

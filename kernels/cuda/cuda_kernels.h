@@ -236,11 +236,11 @@ static inline bool gpu_has_head_dim(uint32_t d)
     return d == 32 || d == 64 || d == 96 || d == 128 || d == 256;
 }
 
-/* The packed rows of a prefill tile: those of the kernel that is made for the device, the format
- * and the head size. GPU_PREFILL_ROWS, of the kernel that runs everywhere, are right too. */
-static inline uint32_t gpu_prefill_rows(uint32_t compute, gpu_kv_format f, uint32_t head_dim)
+/* The packed rows of a prefill tile: those of the kernel that is made for the device and the head
+ * size. GPU_PREFILL_ROWS are right everywhere. Only capability 9.0 has wgmma: newer ones do not. */
+static inline uint32_t gpu_prefill_rows(uint32_t compute, uint32_t head_dim)
 {
-    bool wide = compute == 90 && f == GPU_KV_BF16 && (head_dim == 64 || head_dim == 128);
+    bool wide = compute == 90 && gpu_has_head_dim(head_dim) && head_dim >= 64;
     return wide ? GPU_WIDE_ROWS : GPU_PREFILL_ROWS;
 }
 

@@ -8,6 +8,7 @@
  * the rows, or the next columns of a tile of up to 64 rows. */
 #include "kernels/cuda/grouped.cuh"
 #include "kernels/cuda/narrow.cuh"
+#include "kernels/cuda/wgmma.cuh"
 
 enum {
     NARROW_STEP = 128,  /* columns of a stage: a row's bytes are ROW_BYTES */

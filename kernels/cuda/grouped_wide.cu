@@ -7,6 +7,7 @@
  * multiplies those before, from two sets of registers. A tile of up to 64 rows has products of half
  * the size. */
 #include "kernels/cuda/grouped.cuh"
+#include "kernels/cuda/wgmma.cuh"
 
 /* A thread's part of a block whose tile has up to 8 * EIGHTS rows. */
 template <class W, int EIGHTS> struct wide_product {

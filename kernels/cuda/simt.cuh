@@ -260,22 +260,8 @@ DEVICE void multiply(float d[4], const uint32_t a[4], uint32_t b0, uint32_t b1, 
                    "f"(c[1]), "f"(c[2]), "f"(c[3]));
 }
 
-/* ---- products of a warpgroup: wgmma, of compute capability 9.0 alone (sm_90a) */
-
-DEVICE uint32_t shared_address(const void *p) { return (uint32_t)__cvta_generic_to_shared(p); }
-/* wgmma sees what this thread has written to shared memory, once all threads of the block have
- * called this and met at a barrier. */
-DEVICE void fence_operands() { asm volatile("fence.proxy.async.shared::cta;" ::: "memory"); }
-/* Registers that this thread wrote so far may be operands of wgmma. */
-DEVICE void group_fence() { asm volatile("wgmma.fence.sync.aligned;" ::: "memory"); }
-DEVICE void group_commit() { asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory"); }
-/* Waits until all but the last `left` committed groups of products are done. */
-template <int left> DEVICE void group_wait()
-{
-    asm volatile("wgmma.wait_group.sync.aligned %0;" ::"n"(left) : "memory");
-}
-/* Keeps the compiler from moving uses of these registers across this place: to the compiler the
- * instructions above have nothing to do with them. */
+/* Keeps the compiler from moving uses of these registers across this place: it does not know which
+ * instructions of wgmma.cuh read or write them. */
 template <int N> DEVICE void hold(float (&d)[N][4])
 {
 #pragma unroll
@@ -289,68 +275,7 @@ template <int N> DEVICE void hold(uint32_t (&a)[N][4])
         asm volatile("" : "+r"(a[n][0]), "+r"(a[n][1]), "+r"(a[n][2]), "+r"(a[n][3])::"memory");
 }
 
-#define GROUP_D(d, n) "+f"(d[n][0]), "+f"(d[n][1]), "+f"(d[n][2]), "+f"(d[n][3])
-#define GROUP_D8(d, n)                                                                             \
-    GROUP_D(d, n), GROUP_D(d, n + 1), GROUP_D(d, n + 2), GROUP_D(d, n + 3), GROUP_D(d, n + 4),     \
-        GROUP_D(d, n + 5), GROUP_D(d, n + 6), GROUP_D(d, n + 7)
-
-/* d [64, 64] = a [64, 16] * b [16, 64], added to d where it `adds`. b is what group_operand makes;
- * where it is of ROWS, its 16 rows are those of memory, and otherwise its columns are. */
-template <bool ROWS>
-DEVICE void multiply_group(float (&d)[8][4], const uint32_t a[4], uint64_t b, bool adds, bf16)
-{
-    asm volatile("{\n.reg .pred p;\nsetp.ne.b32 p, %37, 0;\n"
-                 "wgmma.mma_async.sync.aligned.m64n64k16.f32.bf16.bf16 "
-                 "{%0,%1,%2,%3,%4,%5,%6,%7,%8,%9,%10,%11,%12,%13,%14,%15,"
-                 "%16,%17,%18,%19,%20,%21,%22,%23,%24,%25,%26,%27,%28,%29,%30,%31}, "
-                 "{%32,%33,%34,%35}, %36, p, 1, 1, %38;\n}"
-                 : GROUP_D8(d, 0)
-                 : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"((int)adds),
-                   "n"((int)ROWS)
-                 : "memory");
-}
-/* The same of d [64, 128] and b [16, 128]. */
-template <bool ROWS>
-DEVICE void multiply_group(float (&d)[16][4], const uint32_t a[4], uint64_t b, bool adds, bf16)
-{
-    asm volatile("{\n.reg .pred p;\nsetp.ne.b32 p, %69, 0;\n"
-                 "wgmma.mma_async.sync.aligned.m64n128k16.f32.bf16.bf16 "
-                 "{%0,%1,%2,%3,%4,%5,%6,%7,%8,%9,%10,%11,%12,%13,%14,%15,"
-                 "%16,%17,%18,%19,%20,%21,%22,%23,%24,%25,%26,%27,%28,%29,%30,%31,"
-                 "%32,%33,%34,%35,%36,%37,%38,%39,%40,%41,%42,%43,%44,%45,%46,%47,"
-                 "%48,%49,%50,%51,%52,%53,%54,%55,%56,%57,%58,%59,%60,%61,%62,%63}, "
-                 "{%64,%65,%66,%67}, %68, p, 1, 1, %70;\n}"
-                 : GROUP_D8(d, 0), GROUP_D8(d, 8)
-                 : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"((int)adds),
-                   "n"((int)ROWS)
-                 : "memory");
-}
-/* Starts such a product of a [64, 32] and b [32, 64] of e4m3. The columns of b are always rows of
- * memory. Sums have fewer bits than f32 has. */
-DEVICE void multiply_group(float (&d)[8][4], const uint32_t a[4], uint64_t b, bool adds, e4m3)
-{
-    asm volatile("{\n.reg .pred p;\nsetp.ne.b32 p, %37, 0;\n"
-                 "wgmma.mma_async.sync.aligned.m64n64k32.f32.e4m3.e4m3 "
-                 "{%0,%1,%2,%3,%4,%5,%6,%7,%8,%9,%10,%11,%12,%13,%14,%15,"
-                 "%16,%17,%18,%19,%20,%21,%22,%23,%24,%25,%26,%27,%28,%29,%30,%31}, "
-                 "{%32,%33,%34,%35}, %36, p, 1, 1;\n}"
-                 : GROUP_D8(d, 0)
-                 : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"((int)adds)
-                 : "memory");
-}
 #endif
-
-/* A matrix descriptor of wgmma: each row has 128 bytes, 64 elements of 16 bits or 128 of 8, whose
- * pieces of 16 bytes are swizzled: piece c of row r lies at c ^ r % 8. The next 8 rows lie `eight`
- * bytes behind, and, where the matrix is of ROWS, the next 64 columns `columns` bytes. Adding n
- * >> 4 to a descriptor moves its start by n bytes. All rows begin at a multiple of 1024 bytes. */
-DEVICE uint64_t group_operand(const void *shared, uint32_t columns, uint32_t eight)
-{
-    enum { SWIZZLE_128 = 1, SWIZZLE_AT = 62, COLUMNS_AT = 16, EIGHT_AT = 32, UNIT = 16 };
-    return (uint64_t)(shared_address(shared) % (1 << 18) / UNIT) |
-           (uint64_t)(columns / UNIT) << COLUMNS_AT | (uint64_t)(eight / UNIT) << EIGHT_AT |
-           (uint64_t)SWIZZLE_128 << SWIZZLE_AT;
-}
 
 /* ---- reductions ------------------------------------------------------------------------------ */
 
@@ -468,8 +393,11 @@ gpu_status gpu_attend_bf16(gpu *g, const gpu_attention *a);
 gpu_status gpu_attend_f16(gpu *g, const gpu_attention *a);
 gpu_status gpu_attend_e4m3(gpu *g, const gpu_attention *a);
 gpu_status gpu_attend_int8(gpu *g, const gpu_attention *a);
-/* attention_wide.cu: the prefill tiles, of GPU_WIDE_ROWS rows. */
-gpu_status gpu_attend_wide(gpu *g, const gpu_attention *a);
+/* attention_wide.cuh: the prefill tiles, of GPU_WIDE_ROWS rows. */
+gpu_status gpu_attend_wide(gpu *g, const gpu_attention *a, bf16);
+gpu_status gpu_attend_wide(gpu *g, const gpu_attention *a, f16);
+gpu_status gpu_attend_wide(gpu *g, const gpu_attention *a, e4m3);
+gpu_status gpu_attend_wide(gpu *g, const gpu_attention *a, i8);
 
 /* mass.cu: MASS, RAW and VALUE_WEIGHT by slot. */
 gpu_status gpu_mass(gpu *g, const gpu_measure *m);

@@ -113,7 +113,7 @@ status cuda_forward_create(const cuda_forward_options *options, cuda_forward **o
         if (options->weights->layers[l].down.k > f->ffn)
             f->ffn = (uint32_t)options->weights->layers[l].down.k;
     const gpu_facts *facts = &options->device->facts;
-    f->prefill_rows = gpu_prefill_rows(facts->compute, options->pages->format, c->head_dim);
+    f->prefill_rows = gpu_prefill_rows(facts->compute, c->head_dim);
     f->at_once = gpu_blocks_at_once(facts->n_sms, f->prefill_rows);
     f->max_cut = gpu_most_cut(c->n_kv_heads, f->at_once);
     status s = make_buffers(f);

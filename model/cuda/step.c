@@ -36,8 +36,8 @@ static cuda_batch shape_of(const backend_cuda *b, const step_plan *plan)
                         .n_seqs = plan->n_seqs,
                         .tables = b->tables.device,
                         .window = b->window,
-                        .prefill_rows = gpu_prefill_rows(b->device.facts.compute, b->pages.format,
-                                                         b->pages.head_dim),
+                        .prefill_rows =
+                            gpu_prefill_rows(b->device.facts.compute, b->pages.head_dim),
                         .rounds = only_decodes(b, plan)};
     batch.repeats = batch.rounds && !retrieves(plan);
     if (!batch.rounds) return batch;

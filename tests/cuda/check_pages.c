@@ -573,19 +573,18 @@ static void check_shape(check *c, const shape *s, uint32_t first_grain, uint32_t
     forget(c, &w);
 }
 
-/* The kernel with wgmma, where there is one for the shape: every row, and then the last one of each
- * sequence alone, whose bits must be the same. Then the tiles are cut, where they are no decode
- * tiles. */
+/* The kernel with wgmma: every row, and then the last one of each sequence alone, whose bits must
+ * be the same. Then the tiles are cut, where they are no decode tiles. */
 static void check_wide_shape(check *c, const shape *s, uint32_t first_grain)
 {
     world w;
     char name[96];
-    cut by = {64, UINT32_MAX, gpu_prefill_rows(c->compute, s->format, s->dim), true};
-    if (by.prefill_rows != GPU_WIDE_ROWS) return;
+    cut by = {64, UINT32_MAX, GPU_WIDE_ROWS, true};
     lay_out(c, s, first_grain, &w);
     make_pages(c, &w);
-    snprintf(name, sizeof name, "wgmma, %u dims, %u x %u heads, %u-token pages%s", s->dim,
-             s->kv_heads, s->q_heads, s->page_tokens, s->window ? ", window" : "");
+    snprintf(name, sizeof name, "wgmma, %s, %u dims, %u x %u heads, %u-token pages%s",
+             format_names[s->format], s->dim, s->kv_heads, s->q_heads, s->page_tokens,
+             s->window ? ", window" : "");
     write_both(c, &w, name);
     take_queries(c, &w, name);
     leave_rows(&w, s->rows);
@@ -621,6 +620,18 @@ static void check_wide_shape(check *c, const shape *s, uint32_t first_grain)
     forget(c, &w);
 }
 
+/* Which kernel prefill tiles have: of compute capability 9.0 that with wgmma, but for 32 dims. */
+static void check_prefill_rows(check *c)
+{
+    static const uint32_t computes[] = {80, 89, 90, 100, 120}, dims[] = {32, 64, 96, 128, 256};
+    float due[25], got[25];
+    for (uint32_t i = 0; i < 25; i++) {
+        due[i] = computes[i / 5] == 90 && i % 5 != 0 ? GPU_WIDE_ROWS : GPU_PREFILL_ROWS;
+        got[i] = (float)gpu_prefill_rows(computes[i / 5], dims[i % 5]);
+    }
+    check_row(c, "rows of prefill tiles, by compute capability", due, got, 25, 0.0);
+}
+
 /* Rows of a step from 1 to 300, tiles that end within a warpgroup, tables that end within a stage,
  * and more stages than are kept. */
 void check_wide(check *c)
@@ -632,14 +643,31 @@ void check_wide(check *c)
         {GPU_KV_BF16, 64, 1, 8, 128, 0, 3, {70, 257, 16}, {31, 17, 16}, 0, 0},
         {GPU_KV_BF16, 128, 1, 8, 16, 70, 2, {330, 64}, {20, 64}, 0, 0},
         {GPU_KV_BF16, 64, 2, 1, 48, 100, 3, {420, 150, 33}, {7, 140, 33}, 0, 0},
+        {GPU_KV_BF16, 96, 2, 4, 32, 0, 3, {200, 5, 330}, {70, 5, 3}, 0, 0},
+        {GPU_KV_BF16, 256, 1, 4, 16, 0, 3, {290, 37, 129}, {40, 37, 1}, 0, 0},
+        {GPU_KV_F16, 64, 2, 2, 64, 0, 2, {330, 100}, {70, 9}, 0, 0},
+        {GPU_KV_F16, 96, 1, 3, 16, 90, 2, {300, 64}, {50, 64}, 0, 0},
+        {GPU_KV_F16, 128, 2, 4, 16, 0, 3, {70, 5, 331}, {70, 5, 3}, 0, 0},
+        {GPU_KV_F16, 256, 2, 1, 48, 100, 2, {420, 33}, {140, 33}, 0, 0},
+        {GPU_KV_E4M3, 64, 2, 4, 16, 0, 3, {129, 1, 520}, {33, 1, 2}, 0, 0},
+        {GPU_KV_E4M3, 96, 1, 4, 48, 0, 2, {270, 65}, {40, 17}, 0, 0},
+        {GPU_KV_E4M3, 128, 2, 4, 16, 0, 3, {70, 5, 331}, {70, 5, 3}, 0, 0},
+        {GPU_KV_E4M3, 128, 1, 8, 128, 70, 2, {330, 64}, {20, 64}, 0, 0},
+        {GPU_KV_E4M3, 256, 1, 2, 16, 0, 3, {290, 37, 129}, {80, 37, 1}, 0, 0},
+        {GPU_KV_INT8, 64, 2, 1, 48, 100, 3, {420, 150, 33}, {7, 140, 33}, 0, 0},
+        {GPU_KV_INT8, 96, 2, 2, 16, 0, 2, {270, 65}, {70, 17}, 0, 0},
+        {GPU_KV_INT8, 128, 2, 4, 16, 0, 3, {70, 5, 331}, {70, 5, 3}, 0, 0},
+        {GPU_KV_INT8, 256, 2, 2, 32, 60, 2, {290, 129}, {80, 30}, 0, 0},
     };
     static const shape large[] = {
         {GPU_KV_BF16, 128, 8, 4, 16, 0, 3, {6000, 2049, 700}, {500, 2049, 333}, 0, 0},
         {GPU_KV_BF16, 64, 4, 8, 128, 700, 3, {5000, 1500, 129}, {1100, 900, 128}, 0, 0},
+        {GPU_KV_E4M3, 128, 8, 4, 16, 0, 3, {6000, 2049, 700}, {500, 2049, 333}, 0, 0},
     };
-    for (size_t i = 0; i < sizeof shapes / sizeof *shapes; i++)
+    check_prefill_rows(c);
+    for (size_t i = 0; c->compute == 90 && i < sizeof shapes / sizeof *shapes; i++)
         check_wide_shape(c, &shapes[i], (uint32_t)i % 3);
-    for (size_t i = 0; !c->small && i < sizeof large / sizeof *large; i++)
+    for (size_t i = 0; c->compute == 90 && !c->small && i < sizeof large / sizeof *large; i++)
         check_wide_shape(c, &large[i], (uint32_t)i % 3);
 }
 
@@ -660,17 +688,7 @@ void check_pages(check *c)
         {GPU_KV_F16, 32, 1, 24, 16, 0, 2, {70, 40}, {1, 9}, false, false},
     };
     static const shape large[] = {
-        {GPU_KV_BF16,
-         128,
-         8,
-         4,
-         16,
-         0,
-         4,
-         {4096, 1000, 2049, 700},
-         {1, 1000, 2, 333},
-         false,
-         false},
+        {GPU_KV_BF16, 128, 8, 4, 16, 0, 4, {4096, 1000, 2049, 700}, {1, 1000, 2, 333}, 0, 0},
         {GPU_KV_F16, 128, 8, 4, 64, 0, 3, {5000, 800, 65}, {1, 100, 65}, true, true},
         {GPU_KV_E4M3, 128, 8, 8, 16, 0, 3, {3000, 513, 200}, {1, 513, 2}, false, false},
         {GPU_KV_BF16, 64, 4, 7, 256, 500, 3, {3000, 1500, 129}, {1, 900, 128}, false, true},

@@ -1,9 +1,11 @@
-/* wgmma.mma_async, m64nNk16 of bf16 and m64nNk32 of e4m3, A in registers and B in shared memory
- * (PTX ISA, "Asynchronous Warpgroup Level Matrix Multiply-Accumulate Instructions").
+/* wgmma.mma_async, m64nNk16 of bf16 and f16 and m64nNk32 of e4m3, A in registers or in shared
+ * memory and B in shared memory (PTX ISA, "Asynchronous Warpgroup Level Matrix Multiply-Accumulate
+ * Instructions").
  *
  * A product is computed when its group is waited for, of what is in shared memory by then; until
  * then its accumulators are junk. Refused are:
  *
+ *     devices     all but those of compute capability 9.0
  *     registers   products whose accumulators or A changed since the last fence, or without a fence
  *                 since the last wait; accumulators that are touched while a product is under way
  *     the group   threads that make different products, and kernels that end before a product
@@ -33,7 +35,8 @@ struct product {
     float *d;
     unsigned columns;
     uint32_t a[4];
-    uint64_t b;
+    bool a_shared;
+    uint64_t a_at, b; /* descriptors */
     bool adds, rows;
     simt_operands of;
     int line;
@@ -125,7 +128,18 @@ static uint32_t field(uint64_t descriptor, int at, int bits)
 
 static unsigned element_bytes(simt_operands of) { return of == SIMT_E4M3 ? 1 : 2; }
 
-/* Where element (k, n) of a product's B lies: the start, the offset within the layout, then the
+/* One operand in shared memory of a product. */
+struct matrix {
+    uint64_t at;     /* its descriptor */
+    unsigned bytes;  /* of an element */
+    unsigned others; /* columns of B, or rows of A, of which a product goes over K */
+    bool rows;       /* B's rows are those of memory */
+};
+
+static matrix b_of(const product &p) { return matrix{p.b, element_bytes(p.of), p.columns, p.rows}; }
+static matrix a_of(const product &p) { return matrix{p.a_at, element_bytes(p.of), M, false}; }
+
+/* Where element (k, n) of B lies, or (n, k) of A: the start, the offset within the layout, then the
  * swizzle, which exchanges pieces by address. Swizzled rows have 8, 4 or 2 pieces, others one.
  *
  *     of columns (K-major)   8 columns of B are 8 rows of memory, one behind the other; the next 8
@@ -134,16 +148,16 @@ static unsigned element_bytes(simt_operands of) { return of == SIMT_E4M3 ? 1 : 2
  *     of rows (MN-major)     8 rows of B likewise, the next 8 a stride behind; columns beyond a row
  *                            of memory lie the leading offset behind. Without swizzle the two are
  *                            exchanged. */
-static const unsigned char *element(const product &p, unsigned k, unsigned n)
+static const unsigned char *element(const matrix &m, unsigned k, unsigned n)
 {
-    const uint64_t b = p.b;
-    const unsigned bytes = element_bytes(p.of), in_piece = PIECE / bytes;
+    const uint64_t b = m.at;
+    const unsigned bytes = m.bytes, in_piece = PIECE / bytes;
     const uint32_t start = field(b, 0, 14) * PIECE, leading = field(b, 16, 14) * PIECE;
     const uint32_t stride = field(b, 32, 14) * PIECE, base = field(b, 49, 3);
     const uint32_t mode = field(b, 62, 2), pieces = mode == 0 ? 1 : 16u >> mode;
     if (base != 0) simt_refuse("a base offset in a descriptor of wgmma");
     uint32_t at = start;
-    if (!p.rows) {
+    if (!m.rows) {
         at += n % EIGHT * pieces * PIECE + n / EIGHT * stride + k % in_piece * bytes;
         at += k / in_piece * (mode == 0 ? leading : (uint32_t)PIECE);
     } else {
@@ -158,35 +172,41 @@ static const unsigned char *element(const product &p, unsigned k, unsigned n)
     return simt_shared() + offset;
 }
 
-/* Does something for all pieces that a product reads, each with the place of its first element. */
-template <class F> static void visit_pieces(const product &p, const F &visit)
+/* Does something for all pieces of an operand, each with the place of its first element. */
+template <class F> static void visit_pieces(const matrix &m, const F &visit)
 {
-    const unsigned bytes = element_bytes(p.of), in_piece = PIECE / bytes;
-    for (unsigned k = 0; k < K_BYTES / bytes; k += p.rows ? 1 : in_piece)
-        for (unsigned n = 0; n < p.columns; n += p.rows ? in_piece : 1)
-            visit(element(p, k, n), k, n);
+    const unsigned in_piece = PIECE / m.bytes;
+    for (unsigned k = 0; k < K_BYTES / m.bytes; k += m.rows ? 1 : in_piece)
+        for (unsigned n = 0; n < m.others; n += m.rows ? in_piece : 1)
+            visit(element(m, k, n), k, n);
 }
 
 /* Tells the strict checks of all pieces that a product reads. `issued`: its phase, or 0. */
-static void touch_operand(const product &p, uint32_t issued)
+static void touch_operand(const matrix &m, uint32_t issued)
 {
-    visit_pieces(p, [=](const unsigned char *at, unsigned, unsigned) {
+    visit_pieces(m, [=](const unsigned char *at, unsigned, unsigned) {
         if (issued != 0 && simt_written_since(at, PIECE, issued))
             simt_refuse("an operand of wgmma changed while a product was under way");
         simt_touch(at, PIECE, SIMT_OPERAND);
     });
 }
+static void touch_operands(const product &p, uint32_t issued)
+{
+    touch_operand(b_of(p), issued);
+    if (p.a_shared) touch_operand(a_of(p), issued);
+}
 
 /* ---- products -------------------------------------------------------------------------------- */
 
-void simt_group_multiply(float *d, unsigned columns, const uint32_t *a, uint64_t b, bool adds,
-                         bool rows, simt_operands of, int line)
+void simt_group_multiply(float *d, unsigned columns, const uint32_t *a, uint64_t a_at, uint64_t b,
+                         bool adds, bool rows, simt_operands of, int line)
 {
     member *m = &members[threadIdx.x];
     size_t n = columns / 2; /* accumulators of a thread */
+    if (gpu_compute(simt_seen.g) != 90) simt_refuse("wgmma on a device that has none");
     if (blockDim.x % GROUP != 0) simt_refuse("wgmma in a block of no whole warpgroups");
     if (!m->fenced) simt_refuse("wgmma without a fence before it");
-    check_operand(m, a, 4 * sizeof *a);
+    if (a) check_operand(m, a, 4 * sizeof *a);
     if (accumulator *under_way = find_under_way(m, d)) {
         if (under_way->n != n) simt_refuse("wgmma of two shapes with one accumulator");
         check_junk(*under_way);
@@ -197,11 +217,11 @@ void simt_group_multiply(float *d, unsigned columns, const uint32_t *a, uint64_t
         m->under_way.push_back(now);
         memset((void *)d, JUNK, n * sizeof *d);
     }
-    product p = {d,    columns,      {a[0], a[1], a[2], a[3]}, b, adds, rows, of, line,
-                 OPEN, simt_seen.now};
+    product p = {d, columns, {0}, a == NULL, a_at, b, adds, rows, of, line, OPEN, simt_seen.now};
+    if (a) memcpy(p.a, a, sizeof p.a);
     m->products.push_back(p);
-    if (threadIdx.x % GROUP == 0) touch_operand(p, 0);
-    simt_asked.operations += (uint64_t)2 * M * columns * (of == SIMT_BF16 ? 16 : 32) / GROUP;
+    if (threadIdx.x % GROUP == 0) touch_operands(p, 0);
+    simt_asked.operations += (uint64_t)2 * M * columns * (K_BYTES / element_bytes(of)) / GROUP;
 }
 
 /* "Register Fragments": warp w has rows 16 w to 16 w + 15; registers hold two neighbouring columns,
@@ -225,10 +245,10 @@ static unsigned byte_column(unsigned thread, unsigned i)
 
 static float read_element(const void *p, simt_operands of)
 {
-    bf16 x;
+    uint16_t bits;
     if (of == SIMT_E4M3) return to_float(e4m3{*(const uint8_t *)p});
-    memcpy(&x, p, sizeof x);
-    return to_float(x);
+    memcpy(&bits, p, sizeof bits);
+    return of == SIMT_F16 ? to_float(f16{bits}) : to_float(bf16{bits});
 }
 
 /* Puts a thread's registers of A into the rows of all. */
@@ -242,13 +262,12 @@ static void spread(unsigned thread, const product &p, float a[M][K_MOST])
     }
 }
 
-/* Reads B [k, n]. */
-static void read_operand(const product &p, float b[K_MOST][N_MOST])
+/* Tells of all elements of an operand and their places (k, n). */
+template <class F> static void read_operand(const matrix &m, simt_operands of, const F &put)
 {
-    const unsigned bytes = element_bytes(p.of);
-    visit_pieces(p, [&](const unsigned char *at, unsigned k, unsigned n) {
-        for (unsigned i = 0; i < PIECE / bytes; i++)
-            b[p.rows ? k : k + i][p.rows ? n + i : n] = read_element(at + i * bytes, p.of);
+    visit_pieces(m, [&](const unsigned char *at, unsigned k, unsigned n) {
+        for (unsigned i = 0; i < PIECE / m.bytes; i++)
+            put(m.rows ? k : k + i, m.rows ? n + i : n, read_element(at + i * m.bytes, of));
     });
 }
 
@@ -270,16 +289,18 @@ static void compute(unsigned first, size_t i)
     static float a[M][K_MOST], b[K_MOST][N_MOST], d[M][N_MOST];
     const product &p = members[first].products[i];
     const unsigned all = K_BYTES / element_bytes(p.of);
-    touch_operand(p, p.phase);
-    read_operand(p, b);
+    touch_operands(p, p.phase);
+    read_operand(b_of(p), p.of, [&](unsigned k, unsigned n, float x) { b[k][n] = x; });
+    if (p.a_shared)
+        read_operand(a_of(p), p.of, [&](unsigned k, unsigned row, float x) { a[row][k] = x; });
     for (unsigned t = 0; t < GROUP; t++) {
         member *m = &members[first + t];
         const product &q = m->products[i];
         if (q.b != p.b || q.line != p.line || q.columns != p.columns || q.adds != p.adds ||
-            q.of != p.of)
+            q.of != p.of || q.a_at != p.a_at)
             simt_refuse("threads of a warpgroup make different products");
         const float *values = find_under_way(m, q.d)->values;
-        spread(t, q, a);
+        if (!p.a_shared) spread(t, q, a);
         for (unsigned e = 0; e < p.columns / 2; e++)
             d[fragment_row(t, e)][fragment_column(t, e)] = p.adds ? values[e] : 0.0f;
     }

@@ -73,11 +73,12 @@ void simt_copy_async(void *shared, const void *global, bool there);
 void simt_copy_commit(void);
 void simt_copy_wait(unsigned left);
 /* wgmma (group.cc). The 128 threads of a warpgroup make one product each time; `columns` is N, and
- * `rows` says that B's rows are those of memory, which those of 8 bits cannot be. d [columns / 2]
+ * `rows` says that B's rows are those of memory, which those of 8 bits cannot be. A is in
+ * registers, or, with a NULL, in shared memory at a_at, its rows those of memory. d [columns / 2]
  * is junk until the wait. */
-enum simt_operands { SIMT_BF16, SIMT_E4M3 };
-void simt_group_multiply(float *d, unsigned columns, const uint32_t *a, uint64_t b, bool adds,
-                         bool rows, simt_operands of, int line);
+enum simt_operands { SIMT_BF16, SIMT_F16, SIMT_E4M3 };
+void simt_group_multiply(float *d, unsigned columns, const uint32_t *a, uint64_t a_at, uint64_t b,
+                         bool adds, bool rows, simt_operands of, int line);
 void simt_group_fence(void);
 void simt_group_commit(void);
 void simt_group_wait(unsigned left, int line);
@@ -407,17 +408,25 @@ template <int left> inline void group_wait(int line = __builtin_LINE())
     simt_group_wait(left, line);
 }
 template <class T, int N> inline void hold(T (&)[N][4]) {}
-template <bool ROWS, int N>
-inline void multiply_group(float (&d)[N][4], const uint32_t a[4], uint64_t b, bool adds, bf16,
+inline simt_operands simt_operands_of(bf16) { return SIMT_BF16; }
+inline simt_operands simt_operands_of(f16) { return SIMT_F16; }
+template <bool ROWS, int N, class T>
+inline void multiply_group(float (&d)[N][4], const uint32_t a[4], uint64_t b, bool adds, T,
                            int line = __builtin_LINE())
 {
-    static_assert(N == 8 || N == 16, "as nvcc has it");
-    simt_group_multiply(&d[0][0], N * 8, a, b, adds, ROWS, SIMT_BF16, line);
+    static_assert(N == 8 || N == 12 || N == 16 || N == 32, "as nvcc has it");
+    simt_group_multiply(&d[0][0], N * 8, a, 0, b, adds, ROWS, simt_operands_of(T()), line);
+}
+template <class T>
+inline void multiply_group(float (&d)[4][4], uint64_t a, uint64_t b, bool adds, T,
+                           int line = __builtin_LINE())
+{
+    simt_group_multiply(&d[0][0], 32, NULL, a, b, adds, false, simt_operands_of(T()), line);
 }
 inline void multiply_group(float (&d)[8][4], const uint32_t a[4], uint64_t b, bool adds, e4m3,
                            int line = __builtin_LINE())
 {
-    simt_group_multiply(&d[0][0], 64, a, b, adds, false, SIMT_E4M3, line);
+    simt_group_multiply(&d[0][0], 64, a, 0, b, adds, false, SIMT_E4M3, line);
 }
 
 #endif

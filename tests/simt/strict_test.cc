@@ -140,7 +140,7 @@ static __global__ void never_there(float *x)
 
 /* ---- products of a warpgroup ----------------------------------------------------------------- */
 
-enum { GROUP_THREADS = 128, GROUP_BYTES = 1024 + 64 * 128 };
+enum { GROUP_THREADS = 128, OPERAND_BYTES = 64 * 128, GROUP_BYTES = 1024 + 2 * OPERAND_BYTES };
 
 /* Two or four ones of a type, and the sum of a row of them in a product. */
 template <class T> struct ones_of;
@@ -154,12 +154,12 @@ template <> struct ones_of<e4m3> {
 };
 
 /* b [K, 64] of ones where wgmma takes it, at a multiple of 1024 bytes: a row of memory for each
- * column, of which K is the first 32 bytes. */
-template <class T> static unsigned char *write_operand(void)
+ * column, of which K is the first 32 bytes. `at`: OPERAND_BYTES for a second one. */
+template <class T> static unsigned char *write_operand(unsigned at = 0)
 {
     DYNAMIC_SHARED(all);
     const uint32_t one = ones_of<T>::word;
-    unsigned char *to = all + (1024 - shared_address(all) % 1024) % 1024;
+    unsigned char *to = all + (1024 - shared_address(all) % 1024) % 1024 + at;
     for (unsigned i = 0; i < 4; i++)
         *(vec16 *)(to + (i * GROUP_THREADS + self()) * 16) = vec16{{one, one, one, one}};
     return to;
@@ -299,6 +299,26 @@ template <class T> static __global__ void group_operand_changed(float *x)
     group_wait<0>();
     put_sum<T>(x, d);
 }
+/* Rows of a product in shared memory, which are written again while it is under way. */
+static void multiply_rows(float *x, bool changes)
+{
+    const unsigned char *b = write_operand<bf16>(), *a = write_operand<bf16>(OPERAND_BYTES);
+    float d[4][4];
+    fence_operands();
+    __syncthreads();
+    group_fence();
+    multiply_group(d, group_operand(a, 0, 1024), group_operand(b, 0, 1024), false, bf16());
+    group_commit();
+    __syncthreads();
+    if (changes) (void)write_operand<bf16>(OPERAND_BYTES);
+    __syncthreads();
+    group_wait<0>();
+    if (d[3][3] == ones_of<bf16>::sum) x[self()] = d[3][3];
+    else x[FLOATS] = 0.0f; /* beyond the end */
+}
+static __global__ void group_rows_right(float *x) { multiply_rows(x, false); }
+static __global__ void group_rows_changed(float *x) { multiply_rows(x, true); }
+
 template <class T> static __global__ void group_differs(float *x)
 {
     const uint32_t one = ones_of<T>::word, a[4] = {one, one, one, one};
@@ -474,6 +494,10 @@ static const planted all[] = {
     WGMMA("threads differ", group_differs, "different products"),
     WGMMA("a fence before the copy", group_fence_before_arrival, "has not fenced"),
 #undef WGMMA
+    {"wgmma of rows in memory: nothing", group_rows_right, NULL, 1, GROUP_BYTES, false,
+     GROUP_THREADS},
+    {"wgmma of rows in memory: changed", group_rows_changed, "changed while a product", 1,
+     GROUP_BYTES, false, GROUP_THREADS},
 };
 
 static const struct planted_ranks {
@@ -557,7 +581,13 @@ bool is_found(const char *name, const char *says, const std::function<void()> &w
 
 int main(void)
 {
+    static const planted newer = {"", group_right<bf16>, "", 1, GROUP_BYTES, false, GROUP_THREADS};
     unsigned n_failed = 0;
+    n_failed += !is_found("wgmma: a newer device", "device that has none", []() {
+        simt_have_compute(100);
+        run(&newer);
+    });
+    simt_have_compute(90);
     for (const planted &p : all) n_failed += !is_found(p.name, p.says, [&]() { run(&p); });
     for (const planted_ranks &p : of_ranks)
         n_failed += !is_found(p.name, p.says, [&]() { run_ranks(&p); });

@@ -2,6 +2,7 @@
 #ifndef TESTS_SIMT_STRICT_TEST_H
 #define TESTS_SIMT_STRICT_TEST_H
 
+#include "kernels/cuda/wgmma.cuh"
 #include "tests/simt/device.h"
 #include "tests/simt/strict.h"
 
