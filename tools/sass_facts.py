@@ -36,9 +36,11 @@ SKIPPED = 77
 # What a multiprocessor has: bytes of shared memory, of which each block takes 1 KB for the system.
 # Registers are the same for all: 65,536, given to warps in units of 256.
 SHARED_OF_SM = {"sm_80": 164 * 1024, "sm_86": 100 * 1024, "sm_89": 100 * 1024, "sm_90": 228 * 1024,
-                "sm_90a": 228 * 1024}
-BLOCKS_OF_SM = {"sm_80": 32, "sm_86": 16, "sm_89": 24, "sm_90": 32, "sm_90a": 32}
-THREADS_OF_SM = {"sm_80": 2048, "sm_86": 1536, "sm_89": 1536, "sm_90": 2048, "sm_90a": 2048}
+                "sm_90a": 228 * 1024, "sm_100": 228 * 1024, "sm_120": 100 * 1024}
+BLOCKS_OF_SM = {"sm_80": 32, "sm_86": 16, "sm_89": 24, "sm_90": 32, "sm_90a": 32, "sm_100": 32,
+                "sm_120": 24}
+THREADS_OF_SM = {"sm_80": 2048, "sm_86": 1536, "sm_89": 1536, "sm_90": 2048, "sm_90a": 2048,
+                 "sm_100": 2048, "sm_120": 1536}
 NO_WAITS = {"sm_80", "sm_86", "sm_89"}  # a kernel begins when the one in front has ended
 REGISTERS_OF_SM, REGISTER_UNIT, SYSTEM_SHARED, WARP = 65536, 256, 1024, 32
 
@@ -151,23 +153,26 @@ class Stage:
         size, row = 1 if narrow else 2, dim + known["PAD"]
         step = 32 if dim > 128 and not decode else 64
         rows = known["GPU_DECODE_ROWS" if decode else "GPU_PREFILL_ROWS"]
-        k_bytes, raw_bytes = step * row * 2, step * dim if narrow else 0
-        stage = 2 * (raw_bytes if narrow else k_bytes) + (2 * step * 2 if scaled else 0)
-        self.shared = rows * row * 2 + 2 * stage + (2 * k_bytes if narrow else 0)
+        row_bytes = dim * size + known["ROW_PAD"]
+        stage = 2 * step * row_bytes + (2 * step * 2 if scaled else 0)
+        self.shared = rows * row * 2 + 2 * stage
         self.bytes = 2 * step * dim * size  # of K and V
         chunks = step * dim * size // 16
         self.copies = 2 * -(-chunks // known["THREADS"]) + scaled
 
 
 class WideStage:
-    """What attention_wide.cu says of its kernel's shared memory, likewise. Its loop fills two."""
+    """What attention_wide.cuh says of its kernel's shared memory (`wide_layout`). Its loop fills
+    two stages: by copies, or, from pages of 8 bits, by loads and copies of scales."""
 
-    def __init__(self, known, dim):
-        step, threads = known["GPU_KV_STEP"], known["WIDE_THREADS"]
-        self.bytes = 2 * step * dim * 2
-        self.shared = known["SWIZZLED"] + known["STAGES"] * self.bytes \
-            + known["GPU_WIDE_ROWS"] * (dim + known["PAD"]) * 2
-        self.copies = 2 * self.bytes // 16 // threads
+    def __init__(self, known, kv, dim):
+        narrow, scales = kv in ("e4m3", "i8"), kv == "i8"
+        step, row_bytes, blocks = 32 if dim > 128 else 64, known["ROW_BYTES"], -(-dim // 64)
+        stages, scale_stages = 4 if narrow else 5, 4
+        self.bytes = 2 * step * dim * (1 if narrow else 2)
+        self.shared = known["SWIZZLED"] + stages * 2 * blocks * step * row_bytes \
+            + blocks * known["GPU_WIDE_ROWS"] * row_bytes + scale_stages * scales * 2 * step * 2
+        self.copies = 2 * (self.bytes // 16 // known["WIDE_THREADS"] + scales)
 
 
 class GroupedStage:
@@ -384,7 +389,7 @@ class Facts:
             stage = Stage(known, kv, int(dim), rest in ([], ["true"]))
             self.shared += stage.shared
         elif self.kernel == "wide_kernel":
-            stage = WideStage(known, int(self.arguments[0]))
+            stage = WideStage(known, self.arguments[0], int(self.arguments[1]))
             self.shared += stage.shared
         elif self.kernel in ("grouped_kernel", "grouped_wide_kernel"):
             stage = GroupedStage(known, self.name, self.kernel == "grouped_wide_kernel")
@@ -397,7 +402,7 @@ class Facts:
             self.shared += rows * (int(self.arguments[1]) + known["PAD"]) * 2
         self.place(threads)
         if stage:
-            copies = sum(op.startswith("LDGSTS") for op in self.code.loop())
+            copies = sum(op.startswith("LDGSTS") or ".NA." in op + "." for op in self.code.loop())
             if copies != stage.copies:
                 fail(f"{self.arch} {self.name}: its loop has {copies} copies, the layout in the "
                      f"source {stage.copies}: is class {type(stage).__name__} still what it says?")
