@@ -86,9 +86,9 @@ HTTP_FIELDS = {
 ROUTES = {
     "POST /v1/completions": "Goes on from a text or from token ids.",
     "POST /v1/chat/completions": "Answers a conversation.",
-    "POST /v1/completions/render": "Gives the tokens of such a body's prompts, a `token_ids` for each, by which llm-d's endpoint "
-                                   "picker finds what is cached. The body has at most $TOKENIZE_BYTES_MAX bytes.",
-    "POST /v1/chat/completions/render": "Gives `token_ids` of such a body's prompt, likewise.",
+    "POST /v1/completions/render": "Takes a body of `/v1/completions` of at most $TOKENIZE_BYTES_MAX bytes and gives the tokens of "
+                                   "its prompts. llm-d's endpoint picker finds by them what is cached.",
+    "POST /v1/chat/completions/render": "Takes a body of `/v1/chat/completions`, likewise, and gives the tokens of its prompt.",
     "POST /v1/embeddings": "Gives a vector for each text: the last hidden state of its last token, or their mean.",
     "POST /v1/responses": "Answers a conversation in OpenAI's newer form, and keeps the answer to go on from.",
     "GET /v1/responses/": "Gives a stored response of the caller's key: its id follows the path.",
@@ -190,7 +190,7 @@ RESPONSE_KEYS = {
     "param": "Always null.",
     "incomplete_details": "Of an answer that is cut short: `reason`; else null.",
     "reason": "`max_output_tokens`.",
-    "kv_transfer_params": "Of a request with this field: what became of its prompt, as for chat.",
+    "kv_transfer_params": "Where the request has this field: what became of its prompt, as for chat.",
     "output": "The items: reasoning, a message, function calls.",
     "type": "`reasoning`, `message`, `function_call`; `reasoning_text`, `output_text`; the name of an event.",
     "role": "`assistant`.",
@@ -324,7 +324,7 @@ PAGE_MAP = {
 }
 SMALL_ANSWERS = {
     "tokens": "/tokenize: the token ids.",
-    "token_ids": "render: the token ids of a prompt; of completions there is a list of objects, one for each prompt.",
+    "token_ids": "render: the token ids of a prompt. The answer for completions is a list of such objects, one for each prompt.",
     "count": "/tokenize: how many there are.",
     "max_model_len": "/tokenize, /v1/models: the context of prompt and output together, in tokens.",
     "max_logical_len": "/v1/models: the same with a retention method whose positions are contiguous.",
