@@ -357,9 +357,9 @@ status backend_cuda_create(const backend_cuda_options *options, backend *out, er
 backend_facts backend_cuda_describe(const backend *b);
 
 /* Between trace and traced, the device times the launches of the backend's steps, which traced adds
- * to *out by name (gpu_api.trace). With `one_by_one` no step of these is replayed as a graph. Steps
- * in flight have begun already. STATUS_UNSUPPORTED for a backend of several ranks, and any other
- * that backend_cuda_create did not make. */
+ * to *out by name (gpu_api.trace). With `one_by_one` none of these steps is replayed as a graph.
+ * Steps in flight have been launched already, and are not timed. STATUS_UNSUPPORTED for a backend
+ * of several ranks, and for any other that backend_cuda_create did not make. */
 status backend_cuda_trace(const backend *b, bool one_by_one, error *err);
 status backend_cuda_traced(const backend *b, struct gpu_launches *out, error *err);
 

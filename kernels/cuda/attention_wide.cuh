@@ -60,7 +60,7 @@ static DEVICE uint32_t swizzled_at(uint32_t row, uint32_t piece, uint32_t block)
            (piece % ROW_PIECES ^ row % SWIZZLE_ROWS) * 16;
 }
 
-/* Two of four bytes as f16. A device that has wgmma converts e4m3 by one instruction, and NaN stays
+/* Two of four bytes as f16. Devices that have wgmma convert e4m3 by one instruction, which keeps
  * NaN. */
 static DEVICE uint32_t widen_two(uint32_t word, int pair, e4m3)
 {
@@ -76,8 +76,8 @@ struct narrow_piece {
     uint32_t part, row, sixteen;
 };
 
-/* A thread's j-th ones of a stage. Eight neighbouring threads take 64 dims of two slots: what they
- * store lies in different banks. */
+/* A thread's j-th piece of a stage. Eight neighbouring threads take 64 dims of two slots, so that
+ * what they store lies in different banks. */
 template <int D, int STEP> static DEVICE narrow_piece piece_of(uint32_t j)
 {
     constexpr uint32_t of_block = 2 * STEP * 4, whole = D / 64 * of_block;
@@ -107,7 +107,7 @@ template <class KV, int D> struct wide_work {
     row_state state = {{-INFINITY, -INFINITY}, {0, 0}};
     uint32_t q[L::HOLDS_QUERIES ? D / 16 : 1][4] = {};
     float o[D / 8][4] = {};
-    vec16 loaded[PIECES] = {}; /* pages of 8 bits: of the last stage that was fetched */
+    vec16 loaded[PIECES] = {}; /* pages of 8 bits: bytes of the last stage that was fetched */
 
     DEVICE unsigned char *stage(uint32_t n) const
     {

@@ -236,8 +236,8 @@ static inline bool gpu_has_head_dim(uint32_t d)
     return d == 32 || d == 64 || d == 96 || d == 128 || d == 256;
 }
 
-/* The packed rows of a prefill tile: those of the kernel that is made for the device and the head
- * size. GPU_PREFILL_ROWS are right everywhere. Only capability 9.0 has wgmma: newer ones do not. */
+/* The packed rows of a prefill tile, for the fastest kernel of the device and the head size.
+ * GPU_PREFILL_ROWS work everywhere. Capability 9.0 alone has wgmma: newer ones do not. */
 static inline uint32_t gpu_prefill_rows(uint32_t compute, uint32_t head_dim)
 {
     bool wide = compute == 90 && gpu_has_head_dim(head_dim) && head_dim >= 64;
@@ -578,11 +578,12 @@ typedef struct gpu_api {
     /* x [m, d] += delta (unless NULL); out = rmsnorm(x). out may be x where the type is f32. */
     gpu_status (*norm)(gpu *g, float *x, const float *delta, const float *weight, float eps,
                        size_t m, size_t d, void *out, gpu_type type);
-    /* The ranks' calls are the same, in the same order. GPU_UNSUPPORTED: gpu_takes_sums refuses. */
+    /* All ranks make the same calls in the same order. GPU_UNSUPPORTED: gpu_takes_sums is false. */
     gpu_status (*sums)(gpu *g, const gpu_sums *s);
     /* out [n] = the sum of all [ranks, n] in rank order; all does not overlap out. */
     gpu_status (*sum_gathered)(gpu *g, const float *all, uint32_t ranks, size_t n, float *out);
-    /* reach maps a block of `alloc` that another gpu shares, until unreach, if it is in reach. */
+    /* reach maps a block of `alloc` that another gpu has shared, until unreach. GPU_UNSUPPORTED: it
+     * cannot be shared or reached. */
     gpu_status (*share)(gpu *g, void *device, gpu_handle *out);
     gpu_status (*reach)(gpu *g, const gpu_handle *from, void **out);
     void (*unreach)(gpu *g, const gpu_handle *from, void *device);

@@ -43,8 +43,8 @@ gpu_status gpu_refuse(gpu *g, const char *what, const char *why)
     return GPU_UNSUPPORTED;
 }
 
-/* e: the outcome of what was queued since the last call. Its end is noted while launches are
- * traced. */
+/* Reports the outcome e of what was queued since the last call. While launches are traced, an event
+ * marks its end. */
 static gpu_status end_queued(gpu *g, const char *what, cudaError_t e)
 {
     gpu_status s = fail(g, what, e);
@@ -504,7 +504,7 @@ static gpu_status gpu_replay(gpu *g, gpu_graph *graph)
 
 /* ---- launches, timed ------------------------------------------------------------------------- */
 
-/* Thousands of events take milliseconds to make, so that they are kept. */
+/* Thousands of events take milliseconds to make, so they are kept for the next trace. */
 static gpu_status make_trace(gpu *g)
 {
     launch_trace *t = (launch_trace *)calloc(1, sizeof *t);

@@ -79,7 +79,7 @@ static inline void enter(const gpu *g)
     (void)cudaSetDevice(g->ordinal); /* the next call shows a failure */
 }
 
-/* The stream, for a kernel or a copy that follows. */
+/* The stream, for a kernel or a copy that follows, which a trace then counts. */
 static inline cudaStream_t queue_on_stream(gpu *g)
 {
     if (g->traces) g->trace->n_queued++;

@@ -63,7 +63,7 @@ static place place_of(const gpu_handle *from)
     return from->process == process ? HERE : NEAR;
 }
 
-/* A handle comes from another rank: an address that it names is looked at before a kernel does. */
+/* The handle comes from another rank, so its address is checked before a kernel reads there. */
 static gpu_status reach_here(gpu *g, const gpu_handle *from, uint32_t ordinal, void **out)
 {
     static const char what[] = "reaching another gpu's memory";

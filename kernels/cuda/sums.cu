@@ -116,8 +116,9 @@ template <class E, int THREADS> static DEVICE void add_part(const gpu_sums &s, u
             store(sums + row * s.d + i, add_up<E, THREADS>(s.meeting, call, row * s.d + i));
 }
 
-/* Elements from column i on, at `at`, of the sum that another rank may have made. Which of the two
- * it is depends on the number of rows, and its bits do not: either way it is rounded once. */
+/* Four elements of the sum, from column i on, which lie at `at`. The number of rows decides whether
+ * this rank adds them up or another one has (`parts`). The bits are the same: either way the sum is
+ * rounded once. */
 template <class E, int THREADS>
 static DEVICE four read_sum(const gpu_sums &s, uint32_t call, bool parts, size_t i, size_t at)
 {
@@ -127,8 +128,8 @@ static DEVICE four read_sum(const gpu_sums &s, uint32_t call, bool parts, size_t
     return unpack(load_shared((const raw *)(sums + at)), E());
 }
 
-/* The column of the nth four elements that this thread holds of a row. Of 64 bits it would take
- * registers that the ranks' elements need. */
+/* The column of the nth four elements that this thread holds of a row. It has 32 bits because 64
+ * would take registers that the ranks' elements need. */
 static DEVICE uint32_t column_of(int n) { return ((uint32_t)n * blockDim.x + threadIdx.x) * FOUR; }
 
 /* The norm of a row that the block's threads hold: v = rmsnorm(v). */
@@ -148,8 +149,8 @@ static DEVICE void norm_held(four v[HELD], const float *weight, float eps, uint3
     }
 }
 
-/* POST: the sum has a norm of its own before it is added. Else x is loaded ahead of the ranks'
- * copies, which take longer. */
+/* POST: the sum has a norm of its own before it is added. Without it x is loaded ahead of the
+ * ranks' copies, which take longer. */
 template <class E, class T, int THREADS, bool POST>
 static DEVICE void norm_row(const gpu_sums &s, uint32_t call, bool parts, size_t row)
 {
@@ -198,7 +199,8 @@ static __global__ void __launch_bounds__(THREADS) sums_kernel(gpu_sums s)
     for (size_t row = block; row < s.m; row += GPU_SUM_BLOCKS)
         for (size_t i = (size_t)threadIdx.x * FOUR; i < s.d; i += (size_t)blockDim.x * FOUR)
             store(own + row * s.d + i, *(const four *)(s.delta + row * s.d + i));
-    const bool has_rows = block<s.m, parts = s.m * s.d * sizeof(E)> g.once;
+    const bool has_rows = block < s.m;
+    const bool parts = s.m * s.d * sizeof(E) > g.once;
     if (has_rows) meet(g, 0, call);
     if (has_rows && parts) {
         add_part<E, THREADS>(s, call);
@@ -210,7 +212,7 @@ static __global__ void __launch_bounds__(THREADS) sums_kernel(gpu_sums s)
         norm_row<E, T, THREADS, POST>(s, call, parts, row);
 }
 
-/* One thread for an element, so that an element's sum does not depend on where it lies. */
+/* Each thread adds up one element, so that its sum does not depend on where the element lies. */
 static __global__ void __launch_bounds__(GATHERED_THREADS)
     gathered_kernel(const float *all, uint32_t ranks, size_t n, float *out)
 {

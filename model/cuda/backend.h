@@ -25,7 +25,7 @@ typedef struct cuda_copies {
     gpu_copies list; /* arrays [CUDA_COPIES_MOST] */
     bool out;
     uint32_t call;   /* its number */
-    uint32_t *to[2]; /* [cells], [host cells] the call that last had a copy to the cell */
+    uint32_t *to[2]; /* [cells], [host cells] the last call that has a copy to the cell */
 } cuda_copies;
 enum { CUDA_COPIES_MOST = 1024 };
 
@@ -255,10 +255,10 @@ status cuda_moves_apply(backend_cuda *b, const pkv_deltas *d);
 void cuda_moves_destroy(cuda_moves *m);
 /* Refuses a page copy or a move of slots with numbers outside the pool or the host tier. */
 status cuda_moves_check(const backend_cuda *b, const pkv_move *m);
-/* Copies to n consecutive cells of the host tier (`out`) or of the pool follow, at most
- * CUDA_COPIES_OF_CELLS. Sends what was added before, if some of it goes to one of these cells: a
- * call makes its copies in any order, and a page that comes free in a step may be written again in
- * it. */
+/* Announces copies to n consecutive cells of the host tier (`out`) or of the pool, at most
+ * CUDA_COPIES_OF_CELLS. If one that was added before goes to one of these cells, the copies so far
+ * are sent first: a call makes its copies in any order, and a page that comes free in a step may be
+ * written again in it. */
 status cuda_copies_begin(backend_cuda *b, bool out, uint32_t cell, uint32_t n);
 enum { CUDA_COPIES_OF_CELLS = 3 }; /* K and V, running sums, marks */
 /* Adds a copy between the device, `here`, and the host, `there`. Copies one way go together, up to

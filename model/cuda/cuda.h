@@ -36,7 +36,7 @@ typedef struct cuda_device {
     comm *threads; /* borrowed: another comm of the same ranks, whose end is this one's; or NULL */
     cuda_pack stage;   /* stages what ranks exchange through the host */
     cuda_peers *peers; /* NULL: the comm adds up */
-    char sums[224];    /* who adds up, and why, for a log; empty where ranks meet on their hosts */
+    char sums[224];    /* who adds up, and why, for a log; empty unless ranks meet on devices */
 } cuda_device;
 
 status cuda_status(gpu_status s);
@@ -87,15 +87,16 @@ status cuda_peers_create(cuda_device *d, bool invariant);
 /* After all work of this rank has ended; the others may still reach the memory, but wait for
  * nothing in it any more. */
 void cuda_peers_destroy(cuda_device *d);
-/* Memory that it takes on the device; 0 where ranks are too few or too many. */
+/* Memory that it takes on the device; 0 for one rank, and for too many unless `invariant`. */
 size_t cuda_peers_bytes(uint32_t n_ranks, bool invariant);
 /* Ends waits of kernels for other ranks, whose results are then wrong. Any thread. */
 void cuda_peers_stop(const cuda_device *d);
 /* Whether [m, dims] is added up by kernels, with the norms that follow; else cuda_sum does it. */
 bool cuda_peers_take(const cuda_device *d, size_t m, size_t dims, gpu_type type);
 status cuda_peers_sum(const cuda_device *d, gpu_sums s); /* sets s.meeting */
-/* Whether cuda_sum must not leave sums to the comm, whose order is its own; and what it then does:
- * x [n] of all ranks is gathered, and added up in rank order. Never where cuda_peers_take. */
+/* Whether cuda_sum must not leave sums to the comm, whose order of addition is its own. It calls
+ * cuda_peers_sum_gathered then: all ranks' x [n] are gathered, and added up in rank order. Neither
+ * is for sums that cuda_peers_take takes. */
 bool cuda_peers_gather(const cuda_device *d);
 status cuda_peers_sum_gathered(const cuda_device *d, float *x, size_t n);
 

@@ -112,7 +112,7 @@ static status meet(cuda_device *d, cuda_peers *p)
     return STATUS_IS_OK;
 }
 
-/* Turns d->sums from a reason into a line of a log. */
+/* Makes the text of a log line of d->sums, which has the reason why ranks are not reached. */
 static void describe(cuda_device *d, const cuda_peers *p)
 {
     char why[sizeof d->sums];
@@ -167,7 +167,7 @@ bool cuda_peers_take(const cuda_device *d, size_t m, size_t dims, gpu_type type)
     return p && p->reached && gpu_takes_sums(ROOM, p->invariant ? 1 : m, dims, type);
 }
 
-/* Rows that have no room together follow in further calls. */
+/* Rows for which a call has no room go into further calls. */
 status cuda_peers_sum(const cuda_device *d, gpu_sums s)
 {
     size_t rows = ROOM / (s.d * gpu_sum_element(s.type)), left = s.m;

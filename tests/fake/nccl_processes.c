@@ -1,6 +1,6 @@
 /* A library with NCCL's symbols, whose ranks are processes of one host and whose streams are
- * fake_stream with `submit`. What ranks exchange goes in pieces through a file in memory, of which
- * the id says where /proc has it. As NCCL's, an abort ends the calls of its own rank alone. */
+ * fake_stream with `submit`. What ranks exchange goes in pieces through a file in memory; the id
+ * says where /proc has it. An abort ends the calls of its own rank alone, as in NCCL. */
 #include "tests/fake/nccl.h"
 
 #include <fcntl.h>
@@ -136,8 +136,8 @@ static unsigned char (*exchange(communicator *m, const void *in, size_t bytes))[
     return pieces;
 }
 
-/* As in a ring the rank with which a sum begins depends on the number of elements and on the
- * place. */
+/* As in a ring, the rank with which an element's sum begins depends on the number of elements and
+ * on the element's place. */
 static void reduce(const call *c, unsigned char (*pieces)[PIECE], size_t at, size_t bytes)
 {
     size_t n = c->bytes / sizeof(float), size = (size_t)c->of->size;
