@@ -57,7 +57,7 @@ typedef struct replays {
 enum { READERS_MAX = 64 };
 
 typedef struct readers {
-    void *socket, *monitor; // NULL = not watched: a socket that connects to its reader
+    void *socket, *monitor; // NULL = not watched: a path, or a socket that connects to its reader
     int listener;           // its descriptor, which lives as long as the socket
     uint32_t n;
     bool full;

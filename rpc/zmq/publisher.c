@@ -132,7 +132,8 @@ static status open_socket(void *context, int type, const char *endpoint, int hwm
         (type == ZMQ_ROUTER && zmq_setsockopt(s, ZMQ_ROUTER_MANDATORY, &one, sizeof one) != 0))
         return fail_endpoint(endpoint, "make a socket for", err);
     const char *monitor = type == ZMQ_ROUTER ? "inproc://of-router" : "inproc://of-pub";
-    if (listens && !status_ok(readers_watch(r, context, s, monitor)))
+    bool is_port = strncmp(endpoint, "tcp://", 6) == 0;
+    if (listens && is_port && !status_ok(readers_watch(r, context, s, monitor)))
         return fail_endpoint(endpoint, "watch the readers of", err);
     if (listens && zmq_bind(s, endpoint) != 0) return fail_endpoint(endpoint, "listen on", err);
     if (!listens && zmq_connect(s, endpoint) != 0)

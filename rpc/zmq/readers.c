@@ -4,8 +4,8 @@
  * libzmq tells a monitor which connections it has accepted and which have ended. When all places
  * are taken, the kernel drops what reaches the listening socket, as rpc/grpc/gate.c has it: readers
  * that connect then wait until there is a place. The news comes on another thread, so that some
- * more may be accepted in the meantime. A socket of a path has no such filter: who may open it is
- * decided by the folder's rights. */
+ * more may be accepted in the meantime. A socket of a path is not watched: the kernel has no such
+ * filter for it, and the folder's rights say who may open it. */
 #include "rpc/zmq/internal.h"
 
 #include <linux/filter.h>
