@@ -144,6 +144,25 @@ static status make_stops(engine *e, engine_stream *s)
     return STATUS_IS_OK;
 }
 
+/* Whether min_tokens would keep every token from being drawn. Masks are looked at as they are made
+ * (form.c). */
+static bool bans_all(const engine *e, const engine_stream *s)
+{
+    uint32_t n = 0;
+    if (s->request.min_tokens == 0 || s->sched_request.masked) return false;
+    const uint32_t *ids = s->stop_ids;
+    for (uint32_t i = 0; i < s->n_stop_ids; i++)
+        n += ids[i] < e->info.vocab_size && (i == 0 || ids[i] != ids[i - 1]);
+    return n == e->info.vocab_size;
+}
+
+/* Less would divide finite logits to infinity. */
+static float penalty_of(const engine_request *r)
+{
+    const float least = 1e-4f;
+    return r->repetition_penalty < least ? least : r->repetition_penalty;
+}
+
 static void fill_sched_request(engine *e, engine_stream *s)
 {
     const engine_request *r = &s->request;
@@ -165,7 +184,7 @@ static void fill_sched_request(engine *e, engine_stream *s)
                 .top_k = r->top_k > 0 ? (uint32_t)r->top_k : 0,
                 .presence_penalty = r->presence_penalty,
                 .frequency_penalty = r->frequency_penalty,
-                .repetition_penalty = r->repetition_penalty,
+                .repetition_penalty = penalty_of(r),
                 .seed = r->has_seed ? r->seed : atomic_fetch_add(&e->next_seed, 1),
                 .n_logprobs = r->logprobs,
                 .min_tokens = r->min_tokens,
@@ -235,6 +254,9 @@ static status prepare_stream(engine *e, engine_stream *s, error *err)
     /* Scoring ends with the first draw, which is not returned. */
     s->max_new_tokens = s->request.score_only ? 1 : s->request.max_tokens;
     fill_sched_request(e, s);
+    if (bans_all(e, s))
+        return error_set(err, STATUS_INVALID,
+                         "stop_token_ids: are all tokens, which min_tokens does not allow yet");
     if (s->reform) reform_fill(e, s);
     RETURN_IF_ERROR(check_fit(e, s, err));
     if (!s->reform) session_recall(e, s);

@@ -106,10 +106,11 @@ void watch_stop(engine *e)
 /* ---- another backend ------------------------------------------------------------------------- */
 
 /* Whether the new backend suits the requests in the queues, which were checked against the old one,
- * and the blocks on disk, if there are any. Its pool may differ. */
-static bool is_alike(const backend_info *a, const backend_info *b, bool has_disk)
+ * and the blocks on disk and the records between servers, if there are any. Its pool may differ,
+ * and a rank may come back on a machine of another instruction set. */
+static bool is_alike(const backend_info *a, const backend_info *b, bool has_disk, bool has_transfer)
 {
-    if (a->kv_identity != b->kv_identity) return false;
+    if (has_transfer && a->kv_identity != b->kv_identity) return false;
     if (has_disk && a->block_identity != b->block_identity) return false;
     return a->vocab_size == b->vocab_size && a->max_positions == b->max_positions &&
            a->max_rows == b->max_rows && a->max_seqs == b->max_seqs && a->lacks == b->lacks &&
@@ -184,7 +185,7 @@ static status make_backend(engine *e, bool was_lost, error *err)
     backend fresh = {0};
     RETURN_IF_ERROR(restart_when_possible(e, &fresh, err));
     const backend_info *info = fresh.ops->info(fresh.ctx);
-    if (!is_alike(&e->info, info, e->o.disk))
+    if (!is_alike(&e->info, info, e->o.disk, e->o.transfer))
         return error_set(err, STATUS_INTERNAL, "the new backend differs from the old one");
     e->backend = fresh;
     e->info.n_pages = info->n_pages;
