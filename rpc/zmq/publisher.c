@@ -13,6 +13,8 @@ enum {
     REPLAY_TURN_MS = 2, // between turns of the replays that run
     REPLAY_HWM = 256,   // messages that wait for a reader of a replay
     LINGER_MS = 200,
+    /* After which a reader that vanished leaves its place, as HTTP has it (rpc/http/listen.c). */
+    DEAD_PEER_S = 30,
     /* Bytes of a part that a reader may send: a subscription's topic, a sequence number. */
     INCOMING_BYTES_MAX = 2048,
 };
@@ -124,11 +126,16 @@ static status open_socket(void *context, int type, const char *endpoint, int hwm
 {
     const int linger = LINGER_MS, has_v6 = strchr(endpoint, '[') != NULL, one = 1;
     const int64_t incoming = INCOMING_BYTES_MAX;
+    const int idle = DEAD_PEER_S, between = DEAD_PEER_S / 3, probes = 3;
     void *s = *out = zmq_socket(context, type);
     if (!s || zmq_setsockopt(s, ZMQ_LINGER, &linger, sizeof linger) != 0 ||
         zmq_setsockopt(s, ZMQ_SNDHWM, &hwm, sizeof hwm) != 0 ||
         zmq_setsockopt(s, ZMQ_IPV6, &has_v6, sizeof has_v6) != 0 ||
         zmq_setsockopt(s, ZMQ_MAXMSGSIZE, &incoming, sizeof incoming) != 0 ||
+        zmq_setsockopt(s, ZMQ_TCP_KEEPALIVE, &one, sizeof one) != 0 ||
+        zmq_setsockopt(s, ZMQ_TCP_KEEPALIVE_IDLE, &idle, sizeof idle) != 0 ||
+        zmq_setsockopt(s, ZMQ_TCP_KEEPALIVE_INTVL, &between, sizeof between) != 0 ||
+        zmq_setsockopt(s, ZMQ_TCP_KEEPALIVE_CNT, &probes, sizeof probes) != 0 ||
         (type == ZMQ_ROUTER && zmq_setsockopt(s, ZMQ_ROUTER_MANDATORY, &one, sizeof one) != 0))
         return fail_endpoint(endpoint, "make a socket for", err);
     const char *monitor = type == ZMQ_ROUTER ? "inproc://of-router" : "inproc://of-pub";
