@@ -203,8 +203,9 @@ static status start_workers(null_workers *w, error *err)
         char address[ADDRESS_BYTES];
         snprintf(address, sizeof address, "unix:%s/%u", w->folder, w->n);
         memcpy(w->addresses[w->n], address, sizeof address);
-        w->pids[w->n] = fork();
-        if (w->pids[w->n] == 0) run_worker(address, ready[1]);
+        pid_t pid = w->pids[w->n] = fork();
+        if (pid == 0) run_worker(address, ready[1]);
+        if (pid < 0) break; /* no process, and kill would take -1 for all of them */
     }
     close(ready[1]);
     uint32_t n = 0;
@@ -291,7 +292,8 @@ static status time_null(const backend *b, const workers_bench *f, double *us, er
         if (step >= WARM) us[step - WARM] = (double)(clock_now_ns() - begun) * 1e-3;
     }
     pkv_destroy(kv);
-    return s;
+    if (s.code != STATUS_NO_PAGES) return s;
+    return error_set(err, s.code, "--steps: so many tokens of a sequence have no pages");
 }
 
 static status null_threads(const workers_bench *f, double *us, error *err)
