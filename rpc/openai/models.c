@@ -31,10 +31,13 @@ static status read_tokenize(service *s, const json_t *body, const char *const *a
     return STATUS_IS_OK;
 }
 
-static void put_ids(const tok_ids *ids, strbuf *out)
+/* The last `most` ids, or all of them where it is 0. */
+static void put_ids(const tok_ids *ids, size_t most, strbuf *out)
 {
+    size_t first = most && ids->n > most ? ids->n - most : 0;
     strbuf_putc(out, '[');
-    for (size_t i = 0; i < ids->n; i++) strbuf_printf(out, i ? ",%u" : "%u", ids->ids[i]);
+    for (size_t i = first; i < ids->n; i++)
+        strbuf_printf(out, i > first ? ",%u" : "%u", ids->ids[i]);
     strbuf_putc(out, ']');
 }
 
@@ -42,7 +45,7 @@ static void put_tokens(const service *s, const tok_ids *ids, strbuf *out)
 {
     strbuf_printf(out, "{\"count\":%zu,\"max_model_len\":%u,\"tokens\":", ids->n,
                   s->o.model.max_model_len);
-    put_ids(ids, out);
+    put_ids(ids, 0, out);
     strbuf_puts(out, ",\"token_strs\":null}");
 }
 
@@ -149,10 +152,14 @@ static status put_prompts(service *s, const openai_call *call, strbuf *out, erro
 {
     status st = STATUS_IS_OK;
     for (uint32_t i = 0; i < call->n_requests && status_ok(st); i++) {
+        const engine_request *r = &call->requests[i];
         tok_ids ids = {0};
-        st = engine_tokenize(s->o.engine, &call->requests[i], &ids, err);
+        if (r->truncate_prompt_tokens < 0)
+            return error_set(err, STATUS_INVALID,
+                             "truncate_prompt_tokens: render takes a number of tokens, not -1");
+        st = engine_tokenize(s->o.engine, r, &ids, err);
         strbuf_puts(out, i ? ",{\"token_ids\":" : "{\"token_ids\":");
-        put_ids(&ids, out);
+        put_ids(&ids, (size_t)r->truncate_prompt_tokens, out);
         strbuf_putc(out, '}');
         tok_ids_destroy(&ids);
     }

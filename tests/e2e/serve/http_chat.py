@@ -169,8 +169,8 @@ class Small(ServeTest):
     def test_render(self):
         """The tokens of a request's prompts, as vLLM gives them to llm-d's endpoint picker."""
         texts = ["O Romeo", "caf\u00e9", [5, 6, 7]]
-        for prompt in (*texts, texts[:2]):
-            request = {"prompt": prompt, "max_tokens": 1, "return_token_ids": True}
+        for prompt, cut in (*((text, {}) for text in texts), (texts[:2], {}), (texts[:2], {"truncate_prompt_tokens": 2})):
+            request = {"prompt": prompt, "max_tokens": 1, "return_token_ids": True, **cut}
             rendered = self.server.post("/v1/completions/render", {**request, "stream": True})
             answer = self.server.post("/v1/completions", request)
             self.assertEqual([r["token_ids"] for r in rendered], [c["prompt_token_ids"] for c in answer["choices"]])
@@ -182,6 +182,7 @@ class Small(ServeTest):
                              self.server.post("/v1/chat/completions", request)["usage"]["prompt_tokens"])
         for path, body, word in (("/v1/completions/render", {}, "prompt"),
                                  ("/v1/completions/render", {"prompt": [99999]}, "prompt"),
+                                 ("/v1/completions/render", {"prompt": "x", "truncate_prompt_tokens": -1}, "not -1"),
                                  ("/v1/completions/render", {"prompt": "x" * 300000}, "render takes bodies of at most"),
                                  ("/v1/chat/completions/render", {"prompt": "x"}, "prompt"),
                                  ("/v1/chat/completions/render", {"messages": 5}, "messages"),
