@@ -239,7 +239,7 @@ static void one_after_the_other(void **state)
 static void as_many_names_as_there_is_room_for(void **state)
 {
     (void)state;
-    char names[GPU_LAUNCHES_MOST + 1][8];
+    char names[GPU_LAUNCHES_MOST + 1][12];
     gpu_launches all = {.n = 0};
     for (int i = 0; i <= GPU_LAUNCHES_MOST; i++) {
         snprintf(names[i], sizeof names[i], "%d", i);
