@@ -312,7 +312,10 @@ static status judge_end(worker_link *l, flight *f)
     snprintf(text, sizeof text, "%s", l->reason);
     pthread_mutex_unlock(&g->lock);
     if (lost) return fail_with(l, f, STATUS_UNAVAILABLE, text);
-    if (interrupted) return fail_with(l, f, STATUS_INTERNAL, "interrupted");
+    /* A reason that the worker gave is told even where another rank's failure led to the
+     * interrupt. */
+    bool told = s->ended && s->code != GRPC_STATUS_OK && s->code != GRPC_STATUS_CANCELLED;
+    if (interrupted && !told) return fail_with(l, f, STATUS_INTERNAL, "interrupted");
     if (failed && failed_rank != l->rank) return fail_with(l, f, STATUS_IO, "its peers failed");
     status_code code = STATUS_UNAVAILABLE;
     snprintf(text, sizeof text, "the connection is gone");
