@@ -10,7 +10,8 @@
 /* The index of the largest logit; the lowest one among equals; NaN never wins, and the last one of
  * a row of nothing else is taken. n >= 1. */
 uint32_t logits_argmax(const float *logits, uint32_t n);
-/* That index, its logit, and whether a logit of the row is NaN: from one pass for all. */
+/* What one pass over a row of logits finds: the index of the largest logit, that logit, and whether
+ * any logit is NaN. */
 typedef struct logits_peak {
     uint32_t index;
     float value; // -inf where every logit is NaN

@@ -195,8 +195,8 @@ typedef struct backend_facts {
     /* How many rows are multiplied with weights that a GPU keeps as e4m3, for a log; NULL: it keeps
      * none so. The backend owns it. */
     const char *narrow;
-    /* Who adds up over ranks that meet on their GPUs, and why, for a log; NULL: no such ranks. The
-     * backend owns it. */
+    /* A text for the log: whether kernels or NCCL add up over ranks on GPUs, and why. NULL where no
+     * ranks meet on GPUs. The backend owns it. */
     const char *sums;
 } backend_facts;
 

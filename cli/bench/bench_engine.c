@@ -76,7 +76,7 @@ static status bench_scheduler(bench *b, error *err)
 
 /* ---- the command ----------------------------------------------------------------------------- */
 
-/* What is measured beside decode steps: the methods of --retention, and launches. */
+/* Measurements that --retention and --launches add to decode steps. */
 typedef struct methods {
     retention_policy policies[BENCH_LIST_MAX];
     const arg_list *texts;

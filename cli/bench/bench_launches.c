@@ -1,5 +1,5 @@
-/* What the launches of a decode step take on a GPU, by name: made one by one, beside the same step
- * as a graph. */
+/* Times the launches of a decode step on a GPU, by name. The step makes them one by one, and is
+ * timed as a graph as well. */
 #include "cli/bench/bench_model.h"
 
 #include <stdio.h>

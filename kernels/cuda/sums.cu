@@ -43,7 +43,7 @@ template <class T> static DEVICE void store(T *to, const four &x)
     *(vec8 *)to = vec8{{pack2(x.v[0], x.v[1], T()), pack2(x.v[2], x.v[3], T())}};
 }
 
-/* What is left of a sum when it travels. */
+/* Four elements of a sum, rounded as they are when another rank reads them. */
 static DEVICE four as_sent(const four &x, float) { return x; }
 static DEVICE four as_sent(const four &x, bf16)
 {

@@ -9,8 +9,8 @@
 #include <string.h>
 
 enum {
-    /* What ranks add up in one call: 256 rows of 8,192 values in bf16, and how many bytes of them
-     * each rank reads of every other one. */
+    /* Bytes that one call adds up at most: 256 rows of 8,192 values in bf16. Up to ONCE of them
+     * each rank reads from every other one; beyond, each rank adds up a part of every row. */
     ROOM = 4 << 20,
     ONCE = 512 << 10,
     /* CUDA lays smaller allocations into blocks of this size, and gives a whole block away. */

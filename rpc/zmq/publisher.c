@@ -80,8 +80,8 @@ static void watch_readers(publisher *p)
                      "all places of readers are taken: others wait until one has gone");
 }
 
-/* What the thread waits for: news of the engine, of connections, and requests for replays, which
- * stay in the socket, unpolled, with no room for another replay. */
+/* Lists what the thread waits for: new events of the engine, connections, and requests for replays.
+ * Such requests stay in their socket, unpolled, while there is no room for another replay. */
 static int list_items(const publisher *p, zmq_pollitem_t items[4])
 {
     int n = 0;

@@ -261,7 +261,7 @@ static void check_places(check *c, gpu_type type, bool post)
               0.0);
 }
 
-/* What a library has gathered, in rank order. */
+/* Checks sums of what a library has gathered from all ranks: added up in rank order. */
 static void check_gathered(check *c)
 {
     enum { N = 1003, SHARES = 9 };

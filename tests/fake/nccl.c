@@ -194,8 +194,8 @@ static void copy(void *out, const void *in, size_t bytes)
     if (out != in) memcpy(out, in, bytes);
 }
 
-/* As in a ring, the rank with which an element's sum begins depends on the number of elements and
- * on the element's place. */
+/* Adds up. The rank with which an element's sum begins depends on the number of elements and on the
+ * element's place, as it does in NCCL's ring. */
 static void reduce(const call *calls, int size)
 {
     for (size_t i = 0; i < calls[0].n; i++) {

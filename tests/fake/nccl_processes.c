@@ -136,8 +136,8 @@ static unsigned char (*exchange(communicator *m, const void *in, size_t bytes))[
     return pieces;
 }
 
-/* As in a ring, the rank with which an element's sum begins depends on the number of elements and
- * on the element's place. */
+/* Adds up. The rank with which an element's sum begins depends on the number of elements and on the
+ * element's place, as it does in NCCL's ring. */
 static void reduce(const call *c, unsigned char (*pieces)[PIECE], size_t at, size_t bytes)
 {
     size_t n = c->bytes / sizeof(float), size = (size_t)c->of->size;

@@ -13,7 +13,8 @@
 #include <string>
 #include <vector>
 
-/* As in kernels/cuda/device.cuh; the clock at each end is set once all in front of it is done. */
+/* The launches of a trace, as kernels/cuda/device.cuh has them. The emulated clock at the end of a
+ * launch is noted once all work in front of it is done. */
 struct launch_trace {
     double begin;
     struct launch {
@@ -91,7 +92,7 @@ static gpu_status check(gpu *g)
     return GPU_LOST;
 }
 
-/* As CUDA's current device, which belongs to the thread. */
+/* Makes the gpu the current device of the thread, as cudaSetDevice does. */
 uint32_t gpu_enter(gpu *g)
 {
     bool some = refuse_shares == SIMT_REFUSE_SOME && g->number % 2;

@@ -1,4 +1,4 @@
-/* What kernels/cuda/reach.cu asks of the CUDA runtime. Memory of which a handle is asked moves to a
+/* Emulates the calls that kernels/cuda/reach.cu makes. Memory whose handle is asked for moves to a
  * file without a name, at the addresses that it has; a handle says under which name /proc has that
  * file while the process lives. Blocks of less than a page, and those of strict.cc, which lie close
  * together, are within reach of their own process alone. */

@@ -79,7 +79,8 @@ static void sums_of_kernels_are_those_of_the_host(void **state)
     check_sums(true, true, 1e-3);
 }
 
-/* With --batch-invariant a row has the same bits in chunks of any size, whoever adds up. */
+/* With --batch-invariant a row has the same bits in chunks of any size, whether kernels add up over
+ * ranks or NCCL gathers. */
 static void chunks_of_any_size(void **state)
 {
     (void)state;

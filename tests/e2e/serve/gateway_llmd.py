@@ -135,7 +135,7 @@ class Llmd(unittest.TestCase):
         self.assertEqual(drawn(json.loads(text)), drawn(self.pair.alone(request, "/v1/chat/completions")))
 
     def test_names_of_the_length(self):
-        """The client's own names must agree, of completions too, with nobody in between."""
+        """Without the sidecar, max_tokens and max_completion_tokens of /v1/completions agree."""
         request = {"prompt": tokens(20, 80), "temperature": 0, "ignore_eos": True, "return_token_ids": True}
         ask = lambda **fields: self.pair.decode.post("/v1/completions", {**request, **fields}, headers=headers())
         self.assertEqual(drawn(ask(max_completion_tokens=3)), drawn(ask(max_tokens=3)))
