@@ -163,6 +163,13 @@ static void bad_requests_are_refused_by_name(void **state)
     strbuf_puts(&ids, "]}");
     expect_refused(f, ids.data, "stop_token_ids: 1041 ids");
     strbuf_destroy(&ids);
+    /* With all tokens as stops, min_tokens leaves none to draw. */
+    ids = (strbuf){0};
+    strbuf_puts(&ids, "{\"prompt\": \"a\", \"min_tokens\": 1, \"stop_token_ids\": [0");
+    for (int i = 1; i < VOCAB; i++) strbuf_printf(&ids, ", %d", i);
+    strbuf_puts(&ids, "]}");
+    expect_refused(f, ids.data, "stop_token_ids: are all tokens");
+    strbuf_destroy(&ids);
     expect_refused(f, "{\"messages\": []}", "messages");
     expect_refused(f, "{\"messages\": [{\"content\": \"x\"}]}", "messages[0]");
     expect_refused(f,
