@@ -353,8 +353,11 @@ typedef struct backend_ops {
     bool (*read_cells)(void *ctx, const uint32_t *cells, uint32_t n, uint32_t n_slots,
                        uint8_t *const *to, uint32_t each);
     bool (*write_cells)(void *ctx, const uint32_t *cells, uint32_t n, const uint8_t *from);
+    /* Waits until steps in flight read nothing any more, also of other ranks. Only destroy comes
+     * after it. NULL where collect leaves nothing to wait for. */
+    void (*rest)(void *ctx);
     /* After a step that failed for good, others may still be in flight when this is called. No
-     * measures are held. */
+     * measures are held. Where ranks are of one process, all of them rest before. */
     void (*destroy)(void *ctx);
 } backend_ops;
 

@@ -121,6 +121,20 @@ static void destroy_rank(rank *r)
     if (own.ops) own.ops->destroy(own.ctx);
 }
 
+/* No rank frees memory that another one may still read. */
+static void rest_together(rank *r)
+{
+    backend_ranks *all = r->all;
+    const backend *b = &r->backend;
+    if (b->ops && b->ops->rest) b->ops->rest(b->ctx);
+    pthread_mutex_lock(&all->lock);
+    all->n_resting++;
+    pthread_cond_broadcast(&all->ordered);
+    while (!all->stop || all->n_resting < all->n_started)
+        pthread_cond_wait(&all->ordered, &all->lock);
+    pthread_mutex_unlock(&all->lock);
+}
+
 static void *rank_main(void *arg)
 {
     rank *r = arg;
@@ -136,7 +150,10 @@ static void *rank_main(void *arg)
         collect_step(r);
         end_collect(r);
     }
-    if (stays) destroy_rank(r);
+    if (stays) {
+        rest_together(r);
+        destroy_rank(r);
+    }
     return NULL;
 }
 
@@ -243,7 +260,7 @@ static void ranks_interrupt(void *ctx)
     atomic_store(&all->interrupted, true);
     for (uint32_t i = 0; i < all->n_ranks; i++) {
         const backend *b = &all->ranks[i].backend;
-        b->ops->interrupt(b->ctx);
+        if (b->ops) b->ops->interrupt(b->ctx);
     }
 }
 
@@ -261,6 +278,7 @@ static void ranks_destroy(void *ctx)
     backend_ranks *all = ctx;
     if (!all) return;
     stop_ranks(all);
+    if (all->driven && all->ranks) ranks_interrupt(all); // they wait for each other to end
     for (uint32_t i = 0; all->ranks && i < all->n_ranks; i++) {
         destroy_rank(&all->ranks[i]); // threads have destroyed theirs
         comm_destroy(all->ranks[i].comm);

@@ -285,6 +285,15 @@ static void cuda_interrupt(void *ctx)
     cuda_peers_stop(&b->device);
 }
 
+static void cuda_rest(void *ctx)
+{
+    backend_cuda *b = ctx;
+    cuda_device *d = &b->device;
+    if (!d->g) return;
+    if (!cuda_is_alone(d) && !status_ok(comm_check(d->group))) cuda_peers_stop(d);
+    (void)d->api->wait(d->g);
+}
+
 static void cuda_destroy(void *ctx)
 {
     backend_cuda *b = ctx;
@@ -292,9 +301,9 @@ static void cuda_destroy(void *ctx)
     cuda_device *d = &b->device;
     sampler_destroy(b->sampler);
     pkv_mirror_destroy(b->mirror);
+    cuda_rest(b);
     if (d->g) {
-        if (!cuda_is_alone(d) && !status_ok(comm_check(d->group))) cuda_peers_stop(d);
-        (void)d->api->wait(d->g);
+        cuda_peers_destroy(d); /* first, because the other ranks wait for it */
         cuda_graphs_destroy(b->graphs);
         cuda_forward_destroy(b->forward);
         cuda_tables_destroy(d, &b->tables);
@@ -307,7 +316,6 @@ static void cuda_destroy(void *ctx)
         cuda_pack_destroy(d, &b->logits);
         cuda_pack_destroy(d, &b->draws);
         cuda_pack_destroy(d, &d->stage);
-        cuda_peers_destroy(d);
         for (int i = 0; i < CUDA_FLIGHTS; i++) {
             if (b->flights[i].host) d->api->release_host(d->g, b->flights[i].host);
             measured_destroy(&b->flights[i].measured);
@@ -350,6 +358,7 @@ const backend_ops cuda_ops = {
     .submit = cuda_submit,
     .collect = cuda_collect,
     .interrupt = cuda_interrupt,
+    .rest = cuda_rest,
     .destroy = cuda_destroy,
 };
 

@@ -4,9 +4,12 @@
  * arithmetic, and a kernel of each rank adds up in rank order. */
 #include "model/cuda/cuda.h"
 
+#include "base/clock.h"
+
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <unistd.h>
 
 enum {
     /* Bytes that one call adds up at most: 256 rows of 8,192 values in bf16. Up to ONCE of them
@@ -15,13 +18,18 @@ enum {
     ONCE = 512 << 10,
     /* CUDA lays smaller allocations into blocks of this size, and gives a whole block away. */
     SHARED_BLOCK = 2 << 20,
+    /* A rank that ends waits so long for the others' kernels, and looks so often. */
+    END_US = 2 * 1000 * 1000,
+    END_POLL_US = 200,
 };
 
 struct cuda_peers {
     gpu_meeting meeting;
     gpu_handle handles[GPU_RANKS_MOST];
-    uint8_t *memory;  /* this rank's own: copies, flags, calls; or all ranks' parts, gathered */
+    /* This rank's own: copies, flags, calls, ended; or all ranks' parts, gathered. */
+    uint8_t *memory;
     uint32_t *stop;   /* pinned */
+    uint32_t *ended;  /* pinned [GPU_RANKS_MOST]: ranks whose kernels read no more, as last seen */
     uint32_t n_peers; /* ranks that were reached, in order */
     bool reached;     /* all ranks reach all others */
     bool invariant;
@@ -29,9 +37,17 @@ struct cuda_peers {
 
 static size_t memory_bytes(void)
 {
-    size_t all = gpu_sums_bytes(ROOM) + (gpu_sums_flags() + GPU_SUM_BLOCKS) * sizeof(uint32_t);
+    size_t words = gpu_sums_flags() + GPU_SUM_BLOCKS + GPU_RANKS_MOST;
+    size_t all = gpu_sums_bytes(ROOM) + words * sizeof(uint32_t);
     return (all + SHARED_BLOCK - 1) / SHARED_BLOCK * SHARED_BLOCK;
 }
+
+static uint32_t *flags_in(uint8_t *memory)
+{
+    return (uint32_t *)(void *)(memory + gpu_sums_bytes(ROOM));
+}
+static uint32_t *calls_in(uint8_t *memory) { return flags_in(memory) + gpu_sums_flags(); }
+static uint32_t *ended_in(uint8_t *memory) { return calls_in(memory) + GPU_SUM_BLOCKS; }
 
 size_t cuda_peers_bytes(uint32_t n_ranks, bool invariant)
 {
@@ -70,7 +86,7 @@ static bool reach_all(cuda_device *d, cuda_peers *p)
             return false;
         }
         m->copies[p->n_peers] = memory;
-        m->flags[p->n_peers] = (uint32_t *)(void *)((uint8_t *)memory + gpu_sums_bytes(ROOM));
+        m->flags[p->n_peers] = flags_in(memory);
     }
     return true;
 }
@@ -86,10 +102,11 @@ static status make_memory(cuda_device *d, cuda_peers *p)
 {
     void *host;
     RETURN_IF_ERROR(cuda_alloc(d, memory_bytes(), &p->memory));
-    RETURN_IF_GPU_ERROR(d->api->alloc_host(d->g, sizeof *p->stop, &host));
+    RETURN_IF_GPU_ERROR(d->api->alloc_host(d->g, (1 + GPU_RANKS_MOST) * sizeof *p->stop, &host));
     p->stop = host;
+    p->ended = p->stop + 1;
     *p->stop = 0;
-    p->meeting.calls = (uint32_t *)(void *)(p->memory + gpu_sums_bytes(ROOM)) + gpu_sums_flags();
+    p->meeting.calls = calls_in(p->memory);
     p->meeting.stop = p->stop;
     return STATUS_IS_OK;
 }
@@ -142,10 +159,53 @@ status cuda_peers_create(cuda_device *d, bool invariant)
     return STATUS_IS_OK;
 }
 
+static bool is_of_other_process(const cuda_peers *p, uint32_t rank)
+{
+    const gpu_handle *own = &p->handles[p->meeting.rank], *of = &p->handles[rank];
+    return of->host != own->host || of->process != own->process;
+}
+
+/* Tells the ranks of other processes that this one's kernels, which have ended, read their memory
+ * no more. */
+static status tell_ended(cuda_device *d, cuda_peers *p)
+{
+    const gpu_meeting *m = &p->meeting;
+    for (uint32_t i = 0; i < m->ranks; i++)
+        if (is_of_other_process(p, i))
+            RETURN_IF_GPU_ERROR(d->api->copy_in(d->g, ended_in(m->copies[i]) + m->rank,
+                                                p->stop, sizeof *p->ended));
+    return cuda_status(d->api->wait(d->g));
+}
+
+static status look_who_ended(cuda_device *d, cuda_peers *p, bool *all)
+{
+    size_t bytes = p->meeting.ranks * sizeof *p->ended;
+    RETURN_IF_GPU_ERROR(d->api->copy_out(d->g, p->ended, ended_in(p->memory), bytes));
+    RETURN_IF_GPU_ERROR(d->api->wait(d->g));
+    *all = true;
+    for (uint32_t i = 0; i < p->meeting.ranks; i++)
+        *all = *all && (p->ended[i] || !is_of_other_process(p, i));
+    return STATUS_IS_OK;
+}
+
+/* Waits until no rank of another process reads this one's memory, or may have been killed. Those of
+ * this process rest already (backend_ops.rest). */
+static void await_ended(cuda_device *d, cuda_peers *p)
+{
+    int64_t until = clock_now_us() + END_US;
+    bool all = false;
+    cuda_peers_stop(d);
+    status s = tell_ended(d, p);
+    while (status_ok(s) && status_ok(s = look_who_ended(d, p, &all)) && !all &&
+           clock_now_us() < until)
+        usleep(END_POLL_US);
+}
+
 void cuda_peers_destroy(cuda_device *d)
 {
     cuda_peers *p = d->peers;
     if (!p) return;
+    if (p->n_peers == p->meeting.ranks) await_ended(d, p);
     leave_all(d, p);
     if (p->memory) {
         d->api->release(d->g, p->memory);

@@ -329,6 +329,30 @@ static void a_lost_process_ends_the_sums_of_the_others(void **state)
     }
 }
 
+/* ---- ranks that end one after the other ------------------------------------------------------ */
+
+/* The last rank may read the others' memory until it ends. all->ctx: ranks that freed theirs. */
+static void end_body(processes *all, comm *c, int rank)
+{
+    _Atomic int *n_freed = all->ctx;
+    cuda_device d = device_of(c);
+    CHECK(all, status_ok(cuda_peers_create(&d, false)));
+    for (int i = 0; rank == all->size - 1 && i < 20; i++) short_sleep();
+    CHECK(all, rank < all->size - 1 || *n_freed == 0);
+    cuda_peers_destroy(&d);
+    ++*n_freed;
+    leave(all, &d);
+}
+
+static void no_rank_frees_what_another_reads(void **state)
+{
+    (void)state;
+    _Atomic int *n_freed = shared_memory(sizeof *n_freed);
+    processes_run_with(make_nccl, 3, end_body, n_freed);
+    assert_int_equal(*n_freed, 3);
+    munmap(n_freed, sizeof *n_freed);
+}
+
 /* ---- handles --------------------------------------------------------------------------------- */
 
 typedef struct handle_case {
@@ -426,6 +450,7 @@ int main(void)
         cmocka_unit_test(bits_do_not_depend_on_other_rows),
         cmocka_unit_test(ranks_beyond_eight),
         cmocka_unit_test(a_lost_process_ends_the_sums_of_the_others),
+        cmocka_unit_test(no_rank_frees_what_another_reads),
         cmocka_unit_test(handles_that_lead_nowhere),
         cmocka_unit_test(addresses_that_lead_nowhere),
     };

@@ -3,6 +3,7 @@
  * ranks that are lost or left with two steps. The workers are in this process. */
 #include "tests/unit/model_ahead.h"
 
+#include "model/cuda/backend.h"
 #include "rpc/worker.h"
 
 #include <pthread.h>
@@ -24,6 +25,8 @@ static struct {
     uint32_t n;
     worker_config config;
     hosted ranks[RANKS];
+    backend_ops ops;
+    pthread_barrier_t rest;
     const char *addresses[RANKS];
     worker_group *group;
 } site;
@@ -55,6 +58,15 @@ static status host_join(void *ctx, const worker_address *all, uint32_t n, error 
     return comm_connect(((hosted *)ctx)->comm, all, LONG_US, err);
 }
 
+/* Workers are processes elsewhere, whose memory outlasts them where others have opened it. Here no
+ * worker frees what another one may still read. */
+static void destroy_together(void *ctx)
+{
+    cuda_ops.rest(ctx);
+    pthread_barrier_wait(&site.rest);
+    cuda_ops.destroy(ctx);
+}
+
 static status host_load(void *ctx, backend *out, worker_facts *facts, error *err)
 {
     hosted *h = ctx;
@@ -64,7 +76,9 @@ static status host_load(void *ctx, backend *out, worker_facts *facts, error *err
     o.gpu = h->gpu;
     o.gpu_facts = &h->facts;
     *facts = (worker_facts){.device = "emulated"};
-    return backend_cuda_create(&o, out, err);
+    RETURN_IF_ERROR(backend_cuda_create(&o, out, err));
+    out->ops = &site.ops;
+    return STATUS_IS_OK;
 }
 
 static void host_abort(void *ctx)
@@ -123,6 +137,9 @@ static status make_workers(const backend_cuda_options *o, uint32_t n, backend *o
 {
     site.options = *o;
     site.n = n;
+    site.ops = cuda_ops;
+    site.ops.destroy = destroy_together;
+    pthread_barrier_init(&site.rest, NULL, n);
     set_config(&o->common);
     for (uint32_t i = 0; i < n; i++) {
         RETURN_IF_ERROR(start_worker(&site.ranks[i], err));
@@ -146,6 +163,7 @@ static void leave_workers(void)
         worker_server_destroy(site.ranks[i].server);
         pthread_mutex_destroy(&site.ranks[i].lock);
     }
+    pthread_barrier_destroy(&site.rest);
     memset(&site, 0, sizeof site);
 }
 

@@ -60,7 +60,12 @@ static status driven_collect(void *ctx, const step_result **out)
 }
 
 static void driven_interrupt(void *ctx) { ((driven *)ctx)->interrupted = true; }
-static void driven_destroy(void *ctx) { (void)ctx; }
+/* Ranks that compute elsewhere wait for each other to end, so all are told to before one is awaited. */
+static void driven_destroy(void *ctx)
+{
+    (void)ctx;
+    for (int i = 0; i < RANKS; i++) assert_true(ranks[i].interrupted);
+}
 
 static const backend_ops driven_ops = {.info = driven_info,
                                        .submit = driven_submit,
@@ -103,6 +108,17 @@ static void a_step_before_a_refused_one_says_why_it_ends(void **state)
     check_refused(false);
 }
 
+static void all_ranks_are_told_to_end_first(void **state)
+{
+    (void)state;
+    bool is_done = true;
+    backend_ranks_options o = {
+        .n_ranks = RANKS, .driven = true, .make = make_driven, .ctx = &is_done};
+    backend b;
+    assert_true(status_ok(backend_ranks_create(&o, &b, NULL)));
+    b.ops->destroy(b.ctx);
+}
+
 static void a_step_before_a_refused_one_keeps_its_result(void **state)
 {
     (void)state;
@@ -114,6 +130,7 @@ int main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(a_step_before_a_refused_one_says_why_it_ends),
         cmocka_unit_test(a_step_before_a_refused_one_keeps_its_result),
+        cmocka_unit_test(all_ranks_are_told_to_end_first),
     };
     return cmocka_run_group_tests_name("ranks that are driven", tests, NULL, NULL);
 }

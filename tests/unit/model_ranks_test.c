@@ -228,6 +228,16 @@ typedef enum fault {
     IS_STUCK,
 } fault;
 
+typedef struct group_spec {
+    model_config config;
+    fault fault;
+    bool cannot_be_made, lacks_a_measure;
+    uint64_t kv_bytes;
+    struct shim *faulty; /* out */
+    _Atomic int n_made, n_resting;
+    _Atomic int n_early; /* ranks that were destroyed before others rested */
+} group_spec;
+
 /* A faulty rank between the group and its CPU backend. */
 typedef struct shim {
     backend inner;
@@ -243,6 +253,7 @@ typedef struct shim {
     pthread_mutex_t lock;
     pthread_cond_t released;
     bool interrupted;
+    group_spec *group;
 } shim;
 
 static const backend_info *shim_info(void *ctx) { return &((shim *)ctx)->info; }
@@ -308,9 +319,18 @@ static void shim_interrupt(void *ctx)
     pthread_mutex_unlock(&s->lock);
 }
 
+/* The faulty rank rests last. */
+static void shim_rest(void *ctx)
+{
+    shim *s = ctx;
+    if (s == s->group->faulty) nanosleep(&(struct timespec){0, 20000000}, NULL);
+    s->group->n_resting++;
+}
+
 static void shim_destroy(void *ctx)
 {
     shim *s = ctx;
+    s->group->n_early += s->group->n_resting < s->group->n_made;
     s->inner.ops->destroy(s->inner.ctx);
     pthread_cond_destroy(&s->released);
     pthread_mutex_destroy(&s->lock);
@@ -322,18 +342,11 @@ static const backend_ops shim_ops = {
     .submit = shim_submit,
     .collect = shim_collect,
     .interrupt = shim_interrupt,
+    .rest = shim_rest,
     .destroy = shim_destroy,
 };
 
 enum { FAULTY_RANK = 2, RANKS = 4 };
-
-typedef struct group_spec {
-    model_config config;
-    fault fault;
-    bool cannot_be_made, lacks_a_measure;
-    uint64_t kv_bytes;
-    shim *faulty; /* out */
-} group_spec;
 
 static status make_rank(void *ctx, comm *group, backend *out, error *err)
 {
@@ -359,7 +372,8 @@ static status make_rank(void *ctx, comm *group, backend *out, error *err)
     backend inner;
     RETURN_IF_ERROR(backend_cpu_create(&o, &inner, err));
     shim *s = calloc(1, sizeof *s);
-    *s = (shim){.inner = inner, .fault = faulty ? g->fault : NO_FAULT};
+    *s = (shim){.inner = inner, .fault = faulty ? g->fault : NO_FAULT, .group = g};
+    g->n_made++;
     s->info = *inner.ops->info(inner.ctx);
     if (faulty && g->lacks_a_measure) s->info.lacks = 1;
     pthread_mutex_init(&s->lock, NULL);
@@ -480,6 +494,7 @@ static void a_rank_that_cannot_be_made_is_reported(void **state)
     g.cannot_be_made = false;
     if (!status_ok(make_group(&g, &b, &err))) fail_msg("%s", err.text);
     b.ops->destroy(b.ctx);
+    assert_int_equal(g.n_resting, RANKS); /* of the first group no backend was made */
     g.lacks_a_measure = true; /* the scheduler would ask it of all ranks */
     assert_int_equal(make_group(&g, &b, &err).code, STATUS_INTERNAL);
     assert_string_equal(err.text, "rank 2: is not like rank 0");
@@ -487,6 +502,7 @@ static void a_rank_that_cannot_be_made_is_reported(void **state)
     g.kv_bytes = 4096;
     assert_int_equal(make_group(&g, &b, &err).code, STATUS_INVALID);
     assert_non_null(strstr(err.text, "kv-memory: 4096 bytes hold"));
+    assert_int_equal(g.n_early, 0);
 }
 
 /* A load that would take minutes is interrupted and ends soon. */
