@@ -40,9 +40,9 @@ typedef struct backend_ranks {
 
     pthread_mutex_t lock;
     pthread_cond_t ordered, done;
-    uint64_t n_orders; /* steps submitted */
-    uint64_t n_asked;  /* steps that the caller collects, or has collected */
-    uint32_t n_busy;   /* ranks that are making their backend */
+    uint64_t n_orders;  /* steps submitted */
+    uint64_t n_asked;   /* steps that the caller collects, or has collected */
+    uint32_t n_busy;    /* ranks that are making their backend */
     uint32_t n_resting; /* threads that only destroy what they have */
     bool stop;
 

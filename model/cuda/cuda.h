@@ -84,8 +84,8 @@ status cuda_smallest(cuda_device *d, uint32_t *n);
 /* Sets d->peers where the ranks meet on their devices, and all of these reach each other or the
  * results must not depend on the number of rows. Waits. */
 status cuda_peers_create(cuda_device *d, bool invariant);
-/* After all work of this rank has ended, and of all ranks of this process. Waits two seconds at most
- * until ranks of other processes have come here too, because their kernels may still read this
+/* After all work of this rank has ended, and of all ranks of this process. Waits two seconds at
+ * most until ranks of other processes have come here too, because their kernels may still read this
  * rank's memory. */
 void cuda_peers_destroy(cuda_device *d);
 /* Memory that it takes on the device; 0 for one rank, and for too many unless `invariant`. */

@@ -172,8 +172,8 @@ static status tell_ended(cuda_device *d, cuda_peers *p)
     const gpu_meeting *m = &p->meeting;
     for (uint32_t i = 0; i < m->ranks; i++)
         if (is_of_other_process(p, i))
-            RETURN_IF_GPU_ERROR(d->api->copy_in(d->g, ended_in(m->copies[i]) + m->rank,
-                                                p->stop, sizeof *p->ended));
+            RETURN_IF_GPU_ERROR(
+                d->api->copy_in(d->g, ended_in(m->copies[i]) + m->rank, p->stop, sizeof *p->ended));
     return cuda_status(d->api->wait(d->g));
 }
 

@@ -60,7 +60,8 @@ static status driven_collect(void *ctx, const step_result **out)
 }
 
 static void driven_interrupt(void *ctx) { ((driven *)ctx)->interrupted = true; }
-/* Ranks that compute elsewhere wait for each other to end, so all are told to before one is awaited. */
+/* Ranks that compute elsewhere wait for each other to end, so all are told to end before one is
+ * awaited. */
 static void driven_destroy(void *ctx)
 {
     (void)ctx;

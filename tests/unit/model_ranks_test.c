@@ -495,7 +495,7 @@ static void a_rank_that_cannot_be_made_is_reported(void **state)
     if (!status_ok(make_group(&g, &b, &err))) fail_msg("%s", err.text);
     b.ops->destroy(b.ctx);
     assert_int_equal(g.n_resting, RANKS); /* of the first group no backend was made */
-    g.lacks_a_measure = true; /* the scheduler would ask it of all ranks */
+    g.lacks_a_measure = true;             /* the scheduler would ask it of all ranks */
     assert_int_equal(make_group(&g, &b, &err).code, STATUS_INTERNAL);
     assert_string_equal(err.text, "rank 2: is not like rank 0");
     g.lacks_a_measure = false;
