@@ -199,8 +199,8 @@ typedef struct step_seq_result {
     uint32_t n_readings;               // 0: they were not counted
     /* f16 [n_tokens, n_embeds, head_dim]; NULL when not asked for. Each vector is the output of the
      * layer's projection, bias included, before norms and RoPE, divided by its L2 norm; one whose
-     * norm is 0 or no finite number is all zeros. A rank of several gives the heads of embed_rank
-     * alone, in the same order. */
+     * norm is 0 is all zeros, and one whose norm is no finite number is all NaN. A rank of several
+     * gives the heads of embed_rank alone, in the same order. */
     const uint16_t *embeddings;
     /* [backend_info.hidden]; NULL when not asked for. A sum is taken in double and rounded once.
      * Every rank may give it, the first does. */

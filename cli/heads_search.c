@@ -111,6 +111,9 @@ static status run_plan(heads_search *h, embed_pass *p, const step_plan *plan,
     if (rows > p->n_tokens - p->done)
         return error_set(err, STATUS_INTERNAL, "the scheduler planned other rows than a prompt's");
     size_t row = (size_t)p->n * h->dim;
+    if (!gather_are_finite((*result)->seqs[0].embeddings, rows * row))
+        return error_set(err, STATUS_INTERNAL,
+                         "the model's embeddings are not finite (NaN or infinity)");
     memcpy(h->values + p->done * row, (*result)->seqs[0].embeddings,
            rows * row * sizeof *h->values);
     p->done += rows;

@@ -255,6 +255,9 @@ void engine_count_undefined(engine *e);
 status engine_check_state(engine *e, error *err);
 status engine_make_scheduler(engine *e, sched **out, error *err);
 
+/* Fails the stream because what the model computed for it in the collected step is not finite:
+ * `what` (logits, ...) of `where`. */
+void loop_fail_undefined(engine *e, engine_stream *s, const char *what, const char *where);
 /* Takes a token that another server drew as the first one of the stream's only choice. */
 void loop_take_first(engine *e, engine_stream *s, const step_sample *sample);
 

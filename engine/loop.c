@@ -67,7 +67,7 @@ static void take_forced(engine *e, engine_stream *s, untold_token *drawn)
 /* Weights are finite, which was checked when they were loaded, but a model may overflow with finite
  * ones, or its memory may be damaged. A token that was drawn nevertheless would look like an
  * answer. */
-static void fail_undefined(engine *e, engine_stream *s, const char *what, const char *where)
+void loop_fail_undefined(engine *e, engine_stream *s, const char *what, const char *where)
 {
     char text[256];
     snprintf(text, sizeof text,
@@ -84,14 +84,14 @@ static bool take_token(engine *e, engine_stream *s, uint32_t choice, const step_
 {
     choice_state *c = &s->choices[choice];
     if (c->finish != ENGINE_FINISH_NONE || s->failed) return false;
+    if (s->request.score_only) { /* the draw is not asked for, so it may be undefined */
+        slots_end_choice(e, s, choice, ENGINE_FINISH_LENGTH);
+        return false;
+    }
     if (sample->undefined) {
         char where[64];
         snprintf(where, sizeof where, "output token %u of choice %u", c->n_tokens + 1, choice);
-        fail_undefined(e, s, "logits", where);
-        return false;
-    }
-    if (s->request.score_only) {
-        slots_end_choice(e, s, choice, ENGINE_FINISH_LENGTH);
+        loop_fail_undefined(e, s, "logits", where);
         return false;
     }
     hand_note_first(s, sample);
@@ -132,10 +132,11 @@ void loop_take_first(engine *e, engine_stream *s, const step_sample *sample)
 static void take_scores(engine *e, engine_stream *s, uint32_t n_rows, const step_sample *scores)
 {
     char where[64];
-    for (uint32_t i = 0; i < n_rows; i++) {
+    uint32_t first = s->scores.n_rows + 1; /* the token after the last row is none of the prompt */
+    for (uint32_t i = 0; i < n_rows && first + i < s->n_tokens; i++) {
         if (!isnan(scores[i].logprob)) continue;
-        snprintf(where, sizeof where, "the score of prompt token %u", s->scores.n_rows + i + 1);
-        fail_undefined(e, s, "logits", where);
+        snprintf(where, sizeof where, "the score of prompt token %u", first + i);
+        loop_fail_undefined(e, s, "logits", where);
         return;
     }
     if (!prompt_take_scores(s, n_rows, scores))
@@ -147,7 +148,7 @@ static void take_pooled(engine *e, engine_stream *s, uint32_t n_rows, const floa
     uint32_t n = e->info.hidden;
     for (uint32_t i = 0; i < n; i++) {
         if (isfinite(values[i])) continue;
-        fail_undefined(e, s, "hidden states", "the pooled prompt");
+        loop_fail_undefined(e, s, "hidden states", "the pooled prompt");
         return;
     }
     if (!prompt_take_pooled(s, n_rows, values, n))

@@ -13,6 +13,14 @@ const char *gather_check(const gather_fields *f)
     return NULL;
 }
 
+/* The loop ends at no value, so that compilers make vectors of it. */
+bool gather_are_finite(const uint16_t *values, size_t n)
+{
+    uint16_t wrong = 0;
+    for (size_t i = 0; i < n; i++) wrong |= (values[i] & 0x7c00u) == 0x7c00u;
+    return wrong == 0;
+}
+
 uint32_t gather_background(const gather_fields *f) { return f->budget / f->window + 1; }
 
 status gather_scores(const uint16_t *context, uint32_t n, const uint16_t *query, uint32_t m,

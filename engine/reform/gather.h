@@ -26,6 +26,9 @@ typedef struct gather_fields {
 /* Says what is wrong with the fields; NULL when nothing is. */
 const char *gather_check(const gather_fields *fields);
 
+/* Whether none of these n values of embeddings is infinite or NaN. */
+bool gather_are_finite(const uint16_t *values, size_t n);
+
 /* One more than the places that the budget has room for: a token of the question whose cosines are
  * as high at so many places cannot say which of them to read. */
 uint32_t gather_background(const gather_fields *fields);

@@ -288,6 +288,10 @@ void reform_take_rows(engine *e, engine_stream *s, const step_seq *share,
     uint32_t skip = run->n_before > run->n_rows ? run->n_before - run->n_rows : 0;
     if (skip > share->n_tokens) skip = share->n_tokens;
     uint32_t n = share->n_tokens - skip;
+    if (!gather_are_finite(got->embeddings + skip * dim, n * dim)) {
+        loop_fail_undefined(e, s, "embeddings", "the reading of the prompt");
+        return;
+    }
     memcpy(run->text.values + run->text.n * dim, got->embeddings + skip * dim,
            n * dim * sizeof *run->text.values);
     memcpy(run->text.tokens + run->text.n, s->tokens + run->text.n, n * sizeof *s->tokens);

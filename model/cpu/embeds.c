@@ -105,8 +105,9 @@ static void embed_vector(const float *x, uint32_t dim, uint16_t *out)
 {
     double sum = 0;
     for (uint32_t d = 0; d < dim; d++) sum += (double)x[d] * (double)x[d];
-    if (!(sum > 0) || !isfinite(sum)) {
-        for (uint32_t d = 0; d < dim; d++) out[d] = 0;
+    if (sum == 0 || !isfinite(sum)) {
+        uint16_t all = f16_from_f32(sum == 0 ? 0.0f : NAN);
+        for (uint32_t d = 0; d < dim; d++) out[d] = all;
         return;
     }
     double scale = 1 / sqrt(sum);

@@ -74,6 +74,7 @@ void scripted_embed(uint32_t token, uint16_t *out)
     enum { ONE = 0x3c00 };
     memset(out, 0, 2 * EMBED_DIM * sizeof *out);
     out[token % EMBED_DIM] = out[EMBED_DIM + token % EMBED_DIM] = ONE;
+    if (token == UNDEFINED) out[2 * EMBED_DIM - 1] = f16_from_f32(NAN);
 }
 
 static const uint16_t *give_embeddings(scripted *b, const step_seq *s, uint32_t *n)

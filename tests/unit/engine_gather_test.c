@@ -193,6 +193,25 @@ static void fields_that_cannot_be_met(void **state)
     assert_int_equal(gather_select(&score, 1, &even, out, &n_out).code, STATUS_INVALID);
 }
 
+static void values_that_are_not_finite_are_seen(void **state)
+{
+    (void)state;
+    enum { N = 100 };
+    static const uint16_t wrong[] = {0x7c00, 0xfc00, 0x7e00, 0x7c01, 0xffff};
+    uint16_t *values = numbers(3, N);
+    values[0] = 0x7bff; /* the largest */
+    values[1] = 0xfbff;
+    assert_true(gather_are_finite(values, N));
+    for (uint32_t i = 0; i < N; i++) {
+        uint16_t before = values[i];
+        values[i] = wrong[i % 5];
+        assert_false(gather_are_finite(values, N));
+        assert_true(gather_are_finite(values, i));
+        values[i] = before;
+    }
+    free(values);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -202,6 +221,7 @@ int main(void)
         cmocka_unit_test(budgets_windows_and_ties),
         cmocka_unit_test(what_is_everywhere_does_not_decide),
         cmocka_unit_test(fields_that_cannot_be_met),
+        cmocka_unit_test(values_that_are_not_finite_are_seen),
     };
     return cmocka_run_group_tests_name("engine_gather", tests, NULL, NULL);
 }

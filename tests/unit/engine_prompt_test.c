@@ -291,6 +291,29 @@ static void prompts_whose_numbers_are_not_finite_fail(void **state)
                                            "finite"));
 }
 
+/* The draw behind a prompt that is only scored, and the score of the token after the prompt. */
+static void what_is_not_asked_for_may_be_undefined(void **state)
+{
+    fixture *f = *state;
+    engine_metrics m;
+    fixture_start(f);
+    engine_stream *s = submit(f, "{\"prompt_token_ids\": [5, 6, 7, 1039], \"prompt_logprobs\": 0, "
+                                 "\"max_tokens\": 0}");
+    reading r = read_stream(s);
+    assert_int_equal(r.finish, ENGINE_FINISH_LENGTH);
+    assert_int_equal(r.tokens, 0);
+    engine_prompt p = engine_stream_prompt(s);
+    assert_non_null(p.logprobs);
+    for (uint32_t i = 1; i < 4; i++) assert_true(isfinite(p.logprobs[i]));
+    engine_stream_release(s);
+    engine_get_metrics(f->engine, &m);
+    assert_int_equal(m.undefined, 0);
+    expect_undefined(f,
+                     "{\"prompt_token_ids\": [5, 6, 7, 1039], \"prompt_logprobs\": 0, "
+                     "\"max_tokens\": 1}",
+                     "output token 1 of choice 0: the model's logits are not finite");
+}
+
 /* ---- refusals -------------------------------------------------------------------------------- */
 
 static void a_prompt_too_long_is_refused_in_numbers(void **state)
@@ -456,8 +479,8 @@ static void tokenizing_is_what_a_request_would_see(void **state)
     static const char *const prompts[] = {
         "{\"prompt\": \"some words of <|im_end|> ours\", \"max_tokens\": 1}",
         "{\"prompt_token_ids\": [5, 6, 7], \"max_tokens\": 1}",
-        "{\"messages\": [{\"role\": \"user\", \"content\": [{\"type\": \"text\", \"text\": "
-        "\"hi\"}]}], \"max_tokens\": 1}",
+        ("{\"messages\": [{\"role\": \"user\", \"content\": [{\"type\": \"text\", \"text\": "
+         "\"hi\"}]}], \"max_tokens\": 1}"),
     };
     fixture *f = *state;
     fixture_start(f);
@@ -637,6 +660,7 @@ int main(void)
         CASE(a_prompt_is_pooled),
         CASE(pooled_prompts_share_steps),
         CASE(prompts_whose_numbers_are_not_finite_fail),
+        CASE(what_is_not_asked_for_may_be_undefined),
         CASE(pooling_is_refused_by_name),
         CASE(a_prompt_too_long_is_refused_in_numbers),
         CASE(a_prompt_is_truncated),

@@ -564,6 +564,24 @@ static void embeddings_have_a_bound(void **state)
     strbuf_destroy(&report);
 }
 
+/* Weights that overflow: the tokens would be gathered by nothing. */
+static void embeddings_that_are_not_finite_end_the_request(void **state)
+{
+    fixture *f = *state;
+    engine_metrics m;
+    strbuf report = {0};
+    fixture_start(f);
+    reading r = read_report(submit(f, asked(UNDEFINED, "")), &report);
+    assert_int_equal(r.finish, ENGINE_FINISH_ERROR);
+    assert_non_null(strstr(r.error_text,
+                           "the reading of the prompt: the model's embeddings are not "
+                           "finite (NaN or infinity) in step "));
+    engine_get_metrics(f->engine, &m);
+    assert_int_equal(m.undefined, 1);
+    while (used_bytes(f) > 0) nap(); /* the engine thread lets go last */
+    strbuf_destroy(&report);
+}
+
 /* A request that other requests leave no room for costs no session its text. */
 static void no_session_goes_in_vain(void **state)
 {
@@ -665,6 +683,7 @@ static int run_all(uint32_t in_flight)
         PHASED(clients_have_readings_at_once),
         PHASED(errors_name_the_field),
         PHASED(embeddings_have_a_bound),
+        PHASED(embeddings_that_are_not_finite_end_the_request),
         PHASED(no_session_goes_in_vain),
         PHASED(a_model_without_heads_or_embeddings_is_refused),
         PHASED(progress_names_the_phases),

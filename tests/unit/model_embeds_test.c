@@ -1,6 +1,7 @@
 /* Embeddings of rows and rows that leave early: equal to a forward pass in float64
  * (tools/reform_oracle.py), bit-equal to the first layers of a full pass, and without an effect on
  * the rows beside them. */
+#include "model/cpu/embeds.h"
 #include "tests/unit/model_pass.h"
 
 enum { TOKENS = 90, SEQS = 4, HEADS_MOST = 80 };
@@ -308,6 +309,37 @@ static void every_kind_of_model(void **state)
     }
 }
 
+/* What a projection gives that has no direction: zeros stay, and what is not finite is told. */
+static void vectors_without_a_norm(void **state)
+{
+    (void)state;
+    enum { DIM = 4, ROWS = 4, WIDTH = 3 * DIM };
+    static const float of_rows[ROWS][DIM] = {
+        {3, 0, 0, -4}, {0, 0, 0, 0}, {1, NAN, 1, 1}, {0, 0, -INFINITY, 0}};
+    static const float due[2][DIM] = {{0.6f, 0, 0, -0.8f}, {0, 0, 0, 0}};
+    const embed_head head = {0, EMBED_K, 0};
+    model_config config = {.head_dim = DIM, .n_heads = 1, .n_kv_heads = 1};
+    model_weights weights = {.slice = {.n_heads = 1, .n_kv_heads = 1}};
+    comm_options self = {.kind = "self", .size = 1};
+    thread_pool_options one = {.n_threads = 1};
+    forward_options o = {.config = &config, .weights = &weights};
+    float qkv[ROWS * WIDTH];
+    uint16_t got[ROWS * DIM];
+    embeds *e;
+    assert_true(status_ok(comm_create(&self, &o.group, NULL)));
+    assert_true(status_ok(thread_pool_create(&one, &o.pool)));
+    assert_true(status_ok(embeds_create(&o, 1, 1, &e)));
+    for (uint32_t i = 0; i < ROWS * WIDTH; i++) qkv[i] = of_rows[i / WIDTH][i % DIM];
+    const forward_seq seq = {.n_rows = ROWS, .embeds = &head, .n_embeds = 1, .embeddings = got};
+    assert_true(status_ok(embeds_layer(e, 0, &seq, 1, qkv)));
+    for (uint32_t i = 0; i < 2 * DIM; i++)
+        assert_int_equal(got[i], f16_from_f32(due[i / DIM][i % DIM]));
+    for (uint32_t i = 2 * DIM; i < ROWS * DIM; i++) assert_true(isnan(f16_to_f32(got[i])));
+    embeds_destroy(e);
+    thread_pool_destroy(o.pool);
+    comm_destroy(o.group);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -315,6 +347,7 @@ int main(void)
         cmocka_unit_test(early_exit_is_the_first_layers),
         cmocka_unit_test(rows_beside_keep_their_bits),
         cmocka_unit_test(every_kind_of_model),
+        cmocka_unit_test(vectors_without_a_norm),
     };
     return cmocka_run_group_tests_name("model_embeds", tests, NULL, NULL);
 }
