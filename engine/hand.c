@@ -206,6 +206,7 @@ static handover_terms terms_of(const engine *e, const engine_stream *s, const ui
         .greedy = p->temperature < 1e-5f,
         .banned = s->stop_ids,
         .n_banned = n_banned,
+        .bans_shown = s->sched_request.masked && p->n_logprobs >= 0,
         .tokens = tokens,
         .n_tokens = retention_input_tokens(&s->policy, s->n_tokens),
     };

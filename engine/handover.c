@@ -132,13 +132,15 @@ static bool is_among(const uint32_t *ids, uint32_t n, uint32_t id)
     return false;
 }
 
-/* Whether the first token is the one that would be drawn here. It was drawn without min_tokens, and
- * what that bans changes no greedy draw of another token. */
+/* Whether the first token is the one that would be drawn here, with its logprobs. It was drawn
+ * without min_tokens, and what that bans changes no greedy draw of another token. It changes the
+ * logprobs of a draw with a mask, because they are those of the tokens that the mask leaves. */
 static bool draws_alike(const handover_terms *terms, const record_head *h)
 {
     if (h->sampling != terms->sampling) return false;
     if (terms->n_banned == 0) return true;
-    return terms->greedy && !is_among(terms->banned, terms->n_banned, h->token);
+    return terms->greedy && !terms->bans_shown &&
+           !is_among(terms->banned, terms->n_banned, h->token);
 }
 
 static bool head_fits(const handover_terms *terms, const record_head *h)

@@ -59,6 +59,7 @@ typedef struct handover_terms {
     bool greedy;
     const uint32_t *banned; /* [n_banned] that min_tokens keeps from being the first token */
     uint32_t n_banned;
+    bool bans_shown; /* the draw has a mask, without the banned tokens, and its logprobs are told */
     const uint32_t *tokens; /* [n_tokens] of the prompt, without what its method cuts */
     uint32_t n_tokens;
 } handover_terms;

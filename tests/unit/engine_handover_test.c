@@ -97,8 +97,8 @@ static void numbers_that_are_none_are_refused(void **state)
     }
 }
 
-/* min_tokens, which the prefill server leaves out, changes no greedy draw but that of a stop
- * token. */
+/* min_tokens, which the prefill server leaves out, changes no greedy draw but that of a stop token,
+ * and no logprobs but those of a draw with a mask. */
 static void banned_tokens_change_some_draws(void **state)
 {
     (void)state;
@@ -109,6 +109,12 @@ static void banned_tokens_change_some_draws(void **state)
     handover_terms terms = p.terms;
     terms.n_banned = 2;
     assert_null(read_by(&terms, bytes, n));
+    terms.bans_shown = true;
+    assert_non_null(strstr(read_by(&terms, bytes, n), "other sampling parameters"));
+    terms.n_banned = 0; /* nothing is missing from the mask */
+    assert_null(read_by(&terms, bytes, n));
+    terms.n_banned = 2;
+    terms.bans_shown = false;
     terms.greedy = false;
     assert_non_null(read_by(&terms, bytes, n));
     terms.n_banned = 0;

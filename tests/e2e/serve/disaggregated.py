@@ -175,10 +175,23 @@ class Disaggregated(unittest.TestCase):
         answer = self.pair.ask(request)
         self.assert_taken(answer)
         self.assertEqual(drawn(answer), drawn(self.pair.alone(request)))
-        request |= {"temperature": 1, "seed": 5}
+        seeded = {**request, "temperature": 1, "seed": 5}
+        answer = self.pair.ask(seeded)
+        self.assert_computed(answer, "other sampling parameters")
+        self.assertEqual(drawn(answer), drawn(self.pair.alone(seeded)))
+
+    def test_min_tokens_beside_allowed_tokens(self):
+        """Logprobs are those of the allowed tokens, without the stop token that min_tokens forbids."""
+        request = body(tokens(PROMPT, 35), CHUNKKV, allowed_token_ids=[5, 6, 7], ignore_eos=False)
+        first = self.pair.alone(request)["choices"][0]["token_ids"][0]
+        request |= {"min_tokens": 4, "stop_token_ids": [5 if first != 5 else 6]}
         answer = self.pair.ask(request)
         self.assert_computed(answer, "other sampling parameters")
         self.assertEqual(drawn(answer), drawn(self.pair.alone(request)))
+        del request["logprobs"]
+        answer = self.pair.ask(request)
+        self.assert_taken(answer)
+        self.assertEqual(answer["choices"][0]["token_ids"], self.pair.alone(request)["choices"][0]["token_ids"])
 
     def test_other_requests_compute(self):
         """A record is of one prompt, policy and sampling; each mismatch is told by name."""
