@@ -103,9 +103,11 @@ status plan_pack(const step_plan *plan, uint64_t session, arena *a, plan_message
 /* Unpacks a plan, which lies in `a` and in the message. info: of the backend that runs the plan. */
 status plan_unpack(const plan_message *m, const backend_info *info, arena *a, step_plan *out,
                    error *err);
-/* Checks that each share of the plan that takes the token of a draw finds it in `before`, the plan
- * of the step in flight (NULL: there is none). */
-status plan_check_ahead(const step_plan *plan, const step_plan *before, error *err);
+/* Checks that the plan may be submitted behind `before`, that of the step in flight (NULL: there is
+ * none), by the order of backend.h: what its shares and opens must wait for, and that each token
+ * which a share takes is a draw of that step. Memory that it needs comes from `a`. */
+status plan_check_ahead(const step_plan *plan, const step_plan *before, const backend_info *info,
+                        arena *a, error *err);
 
 /* ---- results --------------------------------------------------------------------------------- */
 

@@ -294,23 +294,78 @@ status plan_unpack(const plan_message *m, const backend_info *info, arena *a, st
     return unpack_seqs(m, info, a, out, err);
 }
 
-status plan_check_ahead(const step_plan *plan, const step_plan *before, error *err)
+/* Lists the shares of the step in flight: of[seq] is 1 + the index of its share, or 0. NULL: memory
+ * is out. */
+static uint32_t *list_shares(const step_plan *before, const backend_info *info, arena *a)
 {
+    uint32_t *of = arena_alloc_array(a, info->max_seqs, sizeof *of);
+    if (!of) return NULL;
+    memset(of, 0, info->max_seqs * sizeof *of);
+    for (uint32_t i = 0; i < before->n_seqs; i++) of[before->seqs[i].seq] = 1 + i;
+    return of;
+}
+
+/* Checks what the step in flight asks for beside draws: the rows of logits may be computed when it
+ * is collected. */
+static status check_before(const step_plan *before, error *err)
+{
+    for (uint32_t i = 0; i < before->n_seqs; i++) {
+        const step_seq *s = &before->seqs[i];
+        if (s->want_logits || s->want_scores || s->measure.novelty)
+            return error_set(err, STATUS_INVALID,
+                             "step: it comes behind step %llu, whose sequence %u asks for logits "
+                             "or scores of its rows",
+                             (unsigned long long)before->step, s->seq);
+    }
+    return STATUS_IS_OK;
+}
+
+/* Checks a share behind one of the same sequence, which draws `from->n_samples` tokens. */
+static status check_behind(const step_seq *s, const step_seq *from, error *err)
+{
+    if (from->n_samples > 1)
+        return error_set(err, STATUS_INVALID,
+                         "seq: %u has a share behind %u draws, which decide how it goes on", s->seq,
+                         from->n_samples);
+    if (from->n_samples == 1 && !s->token_from)
+        return error_set(err, STATUS_INVALID,
+                         "token_from: sequence %u goes on without the token that it draws", s->seq);
+    return STATUS_IS_OK;
+}
+
+static status check_token(const step_plan *plan, const step_seq *s, const step_plan *before,
+                          error *err)
+{
+    if (!before || before->step + 1 != plan->step)
+        return error_set(err, STATUS_INVALID,
+                         "token_from: the step before step %llu is not in flight",
+                         (unsigned long long)plan->step);
+    if (s->token_from > before->n_seqs)
+        return error_set(err, STATUS_INVALID, "token_from: %u, the step before has %u shares",
+                         s->token_from, before->n_seqs);
+    const step_seq *from = &before->seqs[s->token_from - 1];
+    if (from->seq == s->seq && from->n_samples == 1) return STATUS_IS_OK;
+    return error_set(err, STATUS_INVALID,
+                     "token_from: sequence %u takes one of %u draws of sequence %u", s->seq,
+                     from->n_samples, from->seq);
+}
+
+status plan_check_ahead(const step_plan *plan, const step_plan *before, const backend_info *info,
+                        arena *a, error *err)
+{
+    uint32_t *of = before ? list_shares(before, info, a) : NULL;
+    if (before && !of) return out_of_memory(err);
+    if (before) RETURN_IF_ERROR(check_before(before, err));
+    for (uint32_t i = 0; before && i < plan->n_opens; i++)
+        if (of[plan->opens[i].seq])
+            return error_set(err, STATUS_INVALID,
+                             "open: sequence %u, which has a share in the step in flight",
+                             plan->opens[i].seq);
     for (uint32_t i = 0; i < plan->n_seqs; i++) {
         const step_seq *s = &plan->seqs[i];
-        if (!s->token_from) continue;
-        if (!before || before->step + 1 != plan->step)
-            return error_set(err, STATUS_INVALID,
-                             "token_from: the step before step %llu is not in flight",
-                             (unsigned long long)plan->step);
-        if (s->token_from > before->n_seqs)
-            return error_set(err, STATUS_INVALID, "token_from: %u, the step before has %u shares",
-                             s->token_from, before->n_seqs);
-        const step_seq *from = &before->seqs[s->token_from - 1];
-        if (from->seq != s->seq || from->n_samples != 1)
-            return error_set(err, STATUS_INVALID,
-                             "token_from: sequence %u takes one of %u draws of sequence %u", s->seq,
-                             from->n_samples, from->seq);
+        uint32_t share = before ? of[s->seq] : 0;
+        if (s->token_from) RETURN_IF_ERROR(check_token(plan, s, before, err));
+        if (share) RETURN_IF_ERROR(check_behind(s, &before->seqs[share - 1], err));
     }
     return STATUS_IS_OK;
 }

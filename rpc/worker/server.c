@@ -153,7 +153,8 @@ static status complete_plan(const worker_server *s, worker_step *t, error *err)
     bool in_flight = s->n_submitted > s->n_collected;
     const worker_step *before = in_flight ? &s->taken[(s->n_submitted - 1) % STEPS_MOST] : NULL;
     if (t->parts.bytes) RETURN_IF_ERROR(unpack_parts(s, t, err));
-    return plan_check_ahead(&t->plan, before ? &before->plan : NULL, err);
+    return plan_check_ahead(&t->plan, before ? &before->plan : NULL, &s->facts.info, &t->memory,
+                            err);
 }
 
 /* The error of a call of the backend, which ends the session. */

@@ -109,16 +109,18 @@ static void check_embeds(const step_seq *a, const step_seq *b)
     }
 }
 
-/* A plan behind itself: each token that is taken is a draw's. */
-static void check_ahead(step_plan plan)
+/* A plan behind itself: each token that is taken is a draw's, and nobody leaves a draw out. */
+static void check_ahead(step_plan plan, arena *a)
 {
     step_plan before = plan;
     error err;
     plan.step++;
-    if (!status_ok(plan_check_ahead(&plan, &before, &err))) return;
+    if (!status_ok(plan_check_ahead(&plan, &before, &info, a, &err))) return;
     for (uint32_t i = 0; i < plan.n_seqs; i++) {
-        uint32_t from = plan.seqs[i].token_from;
-        FUZZ_CHECK(from <= before.n_seqs && (!from || before.seqs[from - 1].n_samples == 1));
+        const step_seq *s = &plan.seqs[i];
+        FUZZ_CHECK(s->token_from == (s->n_samples ? 1 + i : 0) && s->n_samples <= 1);
+        FUZZ_CHECK(!s->want_logits && !s->want_scores && !s->measure.novelty);
+        for (uint32_t o = 0; o < plan.n_opens; o++) FUZZ_CHECK(plan.opens[o].seq != s->seq);
     }
 }
 
@@ -129,7 +131,7 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
     plan_message m;
     if (status_ok(read_plan(data, size, &first, &plan))) {
         check_ranges(&plan);
-        check_ahead(plan);
+        check_ahead(plan, &first);
         arena_init(&packing, 4096, 0);
         FUZZ_CHECK(status_ok(plan_pack(&plan, 1, &packing, &m)));
         size_t n = protobuf_c_message_get_packed_size(&m.base);

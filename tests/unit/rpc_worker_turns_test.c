@@ -14,22 +14,30 @@ static int teardown(void **state)
     return 0;
 }
 
-/* The draw that gives a token is one of the step in flight, and the only one of its sequence. */
-static void tokens_of_no_draw_are_refused(void **state)
+/* The order of backend.h: the draw that gives a token is one of the step in flight, and the only
+ * one of its sequence, which goes on with it; nothing there is opened, no rows of logits wait. */
+static void what_does_not_follow_is_refused(void **state)
 {
     (void)state;
+    const backend_info info = {.max_seqs = 6};
+    arena a;
+    arena_init(&a, 4096, 0);
     step_seq drawn[] = {{.seq = 3, .n_samples = 1}, {.seq = 5, .n_samples = 1}};
     step_seq taken[] = {{.seq = 5, .n_tokens = 1, .token_from = 2}, {.seq = 4, .n_tokens = 1}};
     step_plan before = {.step = 8, .seqs = drawn, .n_seqs = 2};
     step_plan plan = {.step = 9, .seqs = taken, .n_seqs = 2};
     error err = {{0}};
-    if (!status_ok(plan_check_ahead(&plan, &before, &err))) fail_msg("%s", err.text);
+#define RIGHT(of)                                                                                  \
+    do {                                                                                           \
+        if (!status_ok(plan_check_ahead(&plan, of, &info, &a, &err))) fail_msg("%s", err.text);    \
+    } while (0)
 #define WRONG(change, of, word)                                                                    \
     do {                                                                                           \
         change;                                                                                    \
-        assert_int_equal(plan_check_ahead(&plan, of, &err).code, STATUS_INVALID);                  \
+        assert_int_equal(plan_check_ahead(&plan, of, &info, &a, &err).code, STATUS_INVALID);       \
         if (!strstr(err.text, word)) fail_msg("%s: \"%s\"", #change, err.text);                    \
     } while (0)
+    RIGHT(&before);
     WRONG((void)0, NULL, "token_from: the step before step 9 is not in flight");
     WRONG(before.step = 7, &before, "token_from: the step before step 9 is not in flight");
     before.step = 8;
@@ -41,9 +49,29 @@ static void tokens_of_no_draw_are_refused(void **state)
     WRONG(drawn[1].n_samples = 2, &before, "token_from: sequence 5 takes one of 2 draws");
     WRONG((drawn[1].n_samples = 1, taken[1].token_from = 1), &before, "token_from: sequence 4 ");
     taken[1].token_from = 0;
-    assert_true(status_ok(plan_check_ahead(&plan, &before, &err)));
-    taken[0].token_from = 0;
-    assert_true(status_ok(plan_check_ahead(&plan, NULL, &err)));
+    RIGHT(&before);
+
+    step_open open = {.seq = 2};
+    plan.opens = &open;
+    plan.n_opens = 1;
+    RIGHT(&before);
+    WRONG(open.seq = 3, &before, "open: sequence 3, which has a share in the step in flight");
+    open.seq = 2;
+    WRONG(drawn[0].want_logits = true, &before, "step: it comes behind step 8, whose sequence 3");
+    drawn[0].want_logits = false;
+    WRONG(drawn[1].want_scores = 1, &before, "step: it comes behind step 8, whose sequence 5");
+    drawn[1].want_scores = 0;
+    WRONG(drawn[0].measure.novelty = true, &before, "step: it comes behind step 8");
+    drawn[0].measure.novelty = false;
+    RIGHT(&before);
+    WRONG(taken[0].token_from = 0, &before, "token_from: sequence 5 goes on without the token");
+    WRONG(drawn[1].n_samples = 2, &before, "seq: 5 has a share behind 2 draws");
+    drawn[1].n_samples = 0; /* a prompt that goes on */
+    RIGHT(&before);
+    open.seq = 5;
+    RIGHT(NULL);
+    arena_destroy(&a);
+#undef RIGHT
 #undef WRONG
 }
 
@@ -306,7 +334,7 @@ static void a_session_ends_while_a_plan_is_submitted(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(tokens_of_no_draw_are_refused),
+        cmocka_unit_test(what_does_not_follow_is_refused),
         cmocka_unit_test_teardown(tokens_of_no_draw_end_the_stream, teardown),
         cmocka_unit_test_teardown(tokens_of_no_draw_in_parts_end_the_stream, teardown),
         cmocka_unit_test_teardown(what_is_out_of_turn_ends_the_stream, teardown),
