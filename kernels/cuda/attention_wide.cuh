@@ -20,16 +20,13 @@
 #define KERNELS_CUDA_ATTENTION_WIDE_CUH
 
 #include "kernels/cuda/attention.cuh"
+#include "kernels/cuda/swizzle.cuh"
 #include "kernels/cuda/wgmma.cuh"
 
 enum {
     WIDE_WARPS = 8, /* of 16 rows each */
     WIDE_THREADS = WIDE_WARPS * WARP,
-    AHEAD = 3,        /* stages that are fetched, or being fetched, before the one in use */
-    ROW_BYTES = 128,  /* a row of an operand: 64 elements */
-    ROW_PIECES = 8,   /* of 16 bytes */
-    SWIZZLE_ROWS = 8, /* rows after which the swizzle repeats */
-    SWIZZLED = SWIZZLE_ROWS * ROW_BYTES,
+    AHEAD = 3,               /* stages that are fetched, or being fetched, before the one in use */
     WIDE_SHARED = 227 << 10, /* what a block may have */
 };
 
@@ -54,21 +51,9 @@ template <class KV, int D> struct wide_layout {
 };
 
 /* Where piece `piece` of a row of an operand lies, whose blocks of 64 dims have `block` bytes. */
-static DEVICE uint32_t swizzled_at(uint32_t row, uint32_t piece, uint32_t block)
+static DEVICE uint32_t operand_at(uint32_t row, uint32_t piece, uint32_t block)
 {
-    return piece / ROW_PIECES * block + row * ROW_BYTES +
-           (piece % ROW_PIECES ^ row % SWIZZLE_ROWS) * 16;
-}
-
-/* Two of four bytes as f16. Devices that have wgmma convert e4m3 by one instruction, which keeps
- * NaN. */
-static DEVICE uint32_t widen_two(uint32_t word, int pair, e4m3)
-{
-    return widen2(word >> 16 * pair, e4m3());
-}
-static DEVICE uint32_t widen_two(uint32_t word, int pair, i8)
-{
-    return widen_pair(word, pair, i8());
+    return swizzled_at(row, piece % ROW_PIECES, piece / ROW_PIECES * block);
 }
 
 /* Sixteen dims of a slot, of K (part 0) or V. */
@@ -127,7 +112,7 @@ template <class KV, int D> struct wide_work {
             uint32_t row = i / pieces, piece = i % pieces, packed = r.first_row + row;
             bool there = packed < seq.n_rows * a.q_heads;
             size_t from = there ? row_at(a, seq, head, packed) * D + piece * 8 : 0;
-            copy_async(queries + swizzled_at(row, piece, L::Q_BLOCK_BYTES), (const T *)a.q + from,
+            copy_async(queries + operand_at(row, piece, L::Q_BLOCK_BYTES), (const T *)a.q + from,
                        there);
         }
     }
@@ -156,7 +141,7 @@ template <class KV, int D> struct wide_work {
             uint32_t i = j * WIDE_THREADS + threadIdx.x, row = i / pieces, piece = i % pieces;
             bool there = slot(n) + row < r.end;
             const uint8_t *src = from[row / STRIP].keys + row % STRIP * row_bytes + piece * 16;
-            unsigned char *at = to + swizzled_at(row, piece, L::BLOCK_BYTES);
+            unsigned char *at = to + operand_at(row, piece, L::BLOCK_BYTES);
             copy_async(at, there ? src : a.pages.data, there);
             copy_async(at + L::K_BYTES, there ? src + values_at : a.pages.data, there);
         }
@@ -187,9 +172,9 @@ template <class KV, int D> struct wide_work {
             for (uint32_t i = 0; i < 2; i++) {
                 const uint32_t *from = loaded[j].w + 2 * i;
                 *(vec16 *)(stage(n) + p.part * L::K_BYTES +
-                           swizzled_at(p.row, p.sixteen * 2 + i, L::BLOCK_BYTES)) =
-                    vec16{{widen_two(from[0], 0, KV()), widen_two(from[0], 1, KV()),
-                           widen_two(from[1], 0, KV()), widen_two(from[1], 1, KV())}};
+                           operand_at(p.row, p.sixteen * 2 + i, L::BLOCK_BYTES)) =
+                    vec16{{widen_pair(from[0], 0, KV()), widen_pair(from[0], 1, KV()),
+                           widen_pair(from[1], 0, KV()), widen_pair(from[1], 1, KV())}};
             }
         }
     }
@@ -200,7 +185,7 @@ template <class KV, int D> struct wide_work {
         const uint32_t lane = threadIdx.x % WARP, row = threadIdx.x / WARP * 16 + lane % 16;
 #pragma unroll
         for (uint32_t d = 0; d < D / 16; d++)
-            load_matrices(q[d], queries + swizzled_at(row, d * 2 + lane / 16, L::Q_BLOCK_BYTES));
+            load_matrices(q[d], queries + operand_at(row, d * 2 + lane / 16, L::Q_BLOCK_BYTES));
         hold(q);
     }
 

@@ -9,6 +9,7 @@
 #define KERNELS_CUDA_GROUPED_CUH
 
 #include "kernels/cuda/quant.cuh"
+#include "kernels/cuda/swizzle.cuh"
 
 enum {
     GROUPED_WARPS = 8,
@@ -17,9 +18,7 @@ enum {
     ROWS = GPU_GROUPED_ROWS, /* of x */
     OUTS = 128,              /* rows of W */
     PANELS = OUTS / 16,
-    STEP = 64, /* columns of a stage */
-    ROW_BYTES = STEP * 2,
-    ROW_PIECES = ROW_BYTES / 16,
+    STEP = 64,                                  /* columns of a stage */
     COPIED_ROWS = GROUPED_THREADS / ROW_PIECES, /* that all threads copy at a time */
     LINE = OUTS + 4,                            /* floats of a row of y: no banks collide */
     BAND = 16,                                  /* tiles */
@@ -27,12 +26,13 @@ enum {
 
 static const uint32_t NO_ROW = ~0u;
 
-/* Where piece `piece` of a row of 64 elements of 16 bits lies. WIDE: as wgmma has it, swizzled in
- * 128 bytes. Otherwise a quarter of a warp reads four pieces of two rows at a time, which are in
- * different halves. */
+static_assert(STEP * 2 == ROW_BYTES, "a row of a stage");
+
+/* Where piece `piece` of a row lies. WIDE: as wgmma has it. Otherwise a quarter of a warp reads
+ * four pieces of two rows at a time, which are in different halves. */
 template <bool WIDE> static DEVICE uint32_t piece_at(uint32_t row, uint32_t piece)
 {
-    return row * ROW_BYTES + (piece ^ (WIDE ? row % 8 : row % 2 * 4)) * 16;
+    return WIDE ? swizzled_at(row, piece) : row * ROW_BYTES + (piece ^ row % 2 * 4) * 16;
 }
 
 static DEVICE uint32_t thread_column() { return threadIdx.x % ROW_PIECES * 8; }
@@ -284,7 +284,6 @@ static DEVICE void store_four(const grouped_job &job, size_t at, const float v[4
 /* A block's stages, and a thread's part in filling them: 64 columns of x, then those of W. */
 template <class W, bool WIDE> struct grouped_stages {
     typedef typename W::type T;
-    enum { SWIZZLED = 8 * ROW_BYTES }; /* a stage begins at a multiple of these bytes */
     static constexpr size_t X_BYTES = ROWS * ROW_BYTES;
     static constexpr size_t STAGE_BYTES = (X_BYTES + W::BYTES + SWIZZLED - 1) / SWIZZLED * SWIZZLED;
 

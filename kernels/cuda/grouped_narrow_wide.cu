@@ -31,7 +31,6 @@ struct narrow_stages {
         W_AT = ROWS * ROW_BYTES,
         SCALES_AT = W_AT + PANELS * PANEL_BYTES,
         X_SCALES_AT = SCALES_AT + PANELS * SCALES,
-        SWIZZLED = 8 * ROW_BYTES, /* a stage begins at a multiple of these bytes */
         STAGE_BYTES = (X_SCALES_AT + ROWS * 16 + SWIZZLED - 1) / SWIZZLED * SWIZZLED,
     };
     unsigned char *const first;
@@ -155,7 +154,7 @@ template <int HALVES> struct narrow_product {
     static DEVICE void start(const unsigned char *stage, int h,
                              uint32_t (&of_w)[NARROW_OPERANDS][4], float (&to)[8][4])
     {
-        uint64_t x = group_operand(stage + h * NARROW_HALF * ROW_BYTES, 0, narrow_stages::SWIZZLED);
+        uint64_t x = group_operand(stage + h * NARROW_HALF * ROW_BYTES, 0, SWIZZLED);
         hold(of_w);
         hold(to);
         group_fence();
@@ -244,7 +243,7 @@ static const size_t NARROW_Y_BYTES = ROWS * LINE * sizeof(float);
 static const size_t NARROW_STAGES_BYTES = (size_t)NARROW_STAGES * narrow_stages::STAGE_BYTES;
 static_assert(NARROW_STAGES_BYTES >= NARROW_Y_BYTES, "y lies where the stages were");
 /* The first stage begins at a multiple of SWIZZLED. */
-static const size_t NARROW_BYTES = narrow_stages::SWIZZLED + NARROW_STAGES_BYTES;
+static const size_t NARROW_BYTES = SWIZZLED + NARROW_STAGES_BYTES;
 
 template <class T>
 static __global__ void __launch_bounds__(GROUPED_THREADS, 1)
@@ -252,7 +251,6 @@ static __global__ void __launch_bounds__(GROUPED_THREADS, 1)
 {
     DYNAMIC_SHARED(shared);
     __shared__ uint32_t rows[ROWS];
-    const uint32_t SWIZZLED = narrow_stages::SWIZZLED;
     const block_place at(job, OUTS);
     const gpu_expert_tile tile = job.list.tiles[at.tile];
     if (tile.n == 0) return; /* the whole block */

@@ -19,7 +19,7 @@ template <class W, int EIGHTS> struct wide_product {
     /* Starts the products of the s-th 32 columns of stage n, and waits for those before. */
     DEVICE void add(const unsigned char *stage, int s, bool is_first)
     {
-        uint64_t x = group_operand(stage, 0, stages::SWIZZLED);
+        uint64_t x = group_operand(stage, 0, SWIZZLED);
         W::in_order(stage + stages::X_BYTES, threadIdx.x / WARP, s, a[s]);
         hold(a[s]);
         hold(sums);
@@ -64,8 +64,7 @@ template <class W> struct wide_memory {
     static constexpr size_t STAGES_BYTES = GROUPED_STAGES * stages::STAGE_BYTES;
     static constexpr size_t Y_BYTES = ROWS * LINE * sizeof(float);
     /* The first stage begins at a multiple of SWIZZLED. */
-    static constexpr size_t BYTES =
-        stages::SWIZZLED + (STAGES_BYTES > Y_BYTES ? STAGES_BYTES : Y_BYTES);
+    static constexpr size_t BYTES = SWIZZLED + (STAGES_BYTES > Y_BYTES ? STAGES_BYTES : Y_BYTES);
 };
 
 template <class W>
@@ -73,7 +72,6 @@ static __global__ void __launch_bounds__(GROUPED_THREADS, 2) grouped_wide_kernel
 {
     DYNAMIC_SHARED(shared);
     __shared__ uint32_t rows[ROWS];
-    const uint32_t SWIZZLED = grouped_stages<W, true>::SWIZZLED;
     const block_place at(job, OUTS);
     const gpu_expert_tile tile = tile_of(job, at.tile);
     if (tile.n == 0) return; /* the whole block */
