@@ -316,20 +316,25 @@ static gpu_status gpu_copy_out(gpu *g, void *host, const void *device, size_t by
                       cudaMemcpyAsync(host, device, bytes, cudaMemcpyDeviceToHost, gpu_stream(g)));
 }
 
-/* Whether the driver took the whole batch, or why it did not; an older one has no such call. */
+/* Whether the driver took the whole batch, or why it did not; an older one has no such call. A
+ * trace counts only a batch that was taken. */
 static cudaError_t copy_at_once(gpu *g, const gpu_copies *c)
 {
 #if CUDART_VERSION >= 12080
+    uint32_t n_queued = g->traces ? g->trace->n_queued : 0;
     cudaMemcpyAttributes all = {};
     size_t first = 0; /* the attributes are those of all copies */
     all.srcAccessOrder = cudaMemcpySrcAccessOrderStream;
 #if CUDART_VERSION >= 13000
-    return cudaMemcpyBatchAsync(c->to, c->from, c->bytes, c->n, &all, &first, 1, gpu_stream(g));
+    cudaError_t e =
+        cudaMemcpyBatchAsync(c->to, c->from, c->bytes, c->n, &all, &first, 1, gpu_stream(g));
 #else
     size_t failed;
-    return cudaMemcpyBatchAsync(c->to, (void **)c->from, c->bytes, c->n, &all, &first, 1, &failed,
-                                gpu_stream(g));
+    cudaError_t e = cudaMemcpyBatchAsync(c->to, (void **)c->from, c->bytes, c->n, &all, &first, 1,
+                                         &failed, gpu_stream(g));
 #endif
+    if (e != cudaSuccess && g->traces) g->trace->n_queued = n_queued;
+    return e;
 #else
     (void)g, (void)c;
     return cudaErrorNotSupported;

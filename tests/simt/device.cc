@@ -349,7 +349,10 @@ static gpu_status gpu_copy_batch(gpu *g, const gpu_copies *c, bool out)
     if (c->n == 0) return GPU_OK;
     g->chained = false;
     simt_submit(g, [=]() {
-        for (size_t i = to.size(); i-- > 0;) put(to[i], from[i], bytes[i]);
+        for (size_t i = to.size(); i-- > 0;) {
+            put(to[i], from[i], bytes[i]);
+            pass_bus_time(g, bytes[i]);
+        }
     });
     (out ? counts.copies_out : counts.copies_in)++;
     for (size_t n : bytes) (out ? counts.bytes_out : counts.bytes_in) += n;
@@ -488,6 +491,8 @@ static gpu_status gpu_replay(gpu *g, gpu_graph *graph)
 
 static gpu_status gpu_trace(gpu *g)
 {
+    catch_up(g); /* queued work notes its end in the trace before */
+    delete g->trace;
     launch_trace *t = g->trace = new launch_trace();
     g->chained = false;
     enqueue(g, [=]() { t->begin = g->us; });

@@ -172,6 +172,10 @@ static void times_add_up(void **state)
         gpu_matrix w = {.n = SIDE, .k = SIDE, .type = GPU_BF16, .data = d.x};
         gpu_launches all = {.n = 0};
         gpu_graph *graph;
+        void *to[] = {host, host + SIDE / 2};
+        const void *from[] = {d.y, d.x};
+        size_t bytes[] = {SIDE / 2, SIDE / 2};
+        const gpu_copies batch = {.to = to, .from = from, .bytes = bytes, .n = 2};
         double us = 0, sum = 0;
         simt_be_late(late);
         gate(&d);
@@ -191,11 +195,12 @@ static void times_add_up(void **state)
         gate(&d);
         assert_int_equal(d.api->copy_in(d.g, d.y, host, SIDE), GPU_OK);
         assert_int_equal(d.api->copy_out(d.g, host, d.y, SIDE), GPU_OK);
+        assert_int_equal(d.api->copy_batch(d.g, &batch, true), GPU_OK);
         assert_int_equal(d.api->elapsed(d.g, &us), GPU_OK);
         assert_int_equal(d.api->traced(d.g, &all), GPU_OK);
         CHECK_NAMES(&all, {"gate", 2}, {"copy on the device", 1}, {"clearing memory", 1},
                     {"product", 1}, {"graph", 1}, {"copy to the device", 1},
-                    {"copy to the host", 1});
+                    {"copy to the host", 1}, {"copies to the host", 1});
         assert_float_equal(all.of[4].us, all.of[0].us, 1e-9); /* two gates each */
         for (uint32_t i = 0; i < all.n; i++) sum += all.of[i].us;
         assert_float_equal(sum, us, 1e-9);
@@ -231,6 +236,16 @@ static void one_after_the_other(void **state)
     gate(&d);
     assert_int_equal(d.api->traced(d.g, &all), GPU_OK);
     CHECK_NAMES(&all, {"gate", 3});
+    for (int late = 0; late < 2; late++) {
+        simt_be_late(late);
+        assert_int_equal(d.api->trace(d.g), GPU_OK);
+        gate(&d);
+        assert_int_equal(d.api->trace(d.g), GPU_OK);
+        gate(&d);
+        assert_int_equal(d.api->traced(d.g, &all), GPU_OK);
+        CHECK_NAMES(&all, {"gate", 4 + (uint32_t)late});
+    }
+    simt_be_late(0);
     assert_int_equal(d.api->trace(d.g), GPU_OK);
     gate(&d);
     close_device(&d);
