@@ -24,7 +24,7 @@ enum { GPU_RANKS_MOST = 8, GPU_SUM_BLOCKS = 64, GPU_SUM_DIMS = 16384 };
 struct gpu_handle {
     uint8_t bytes[64];
     uint64_t host, process, address;
-    uint32_t ordinal, is_there; /* 0: the device cannot share it */
+    uint32_t ordinal, is_there; /* 0: the memory is not shared */
 };
 
 typedef struct gpu_meeting {

@@ -17,6 +17,8 @@ static uint64_t hash_text(const char *text)
     return hash;
 }
 
+static const char UNNAMED[] = "/proc does not say which process this is";
+
 /* Names this process among those of all hosts: processes of two containers may have one number, and
  * the same addresses. False where that cannot be told. */
 static bool name_process(uint64_t *host, uint64_t *process)
@@ -42,14 +44,15 @@ gpu_status gpu_share(gpu *g, void *device, gpu_handle *out)
 {
     cudaIpcMemHandle_t ipc;
     uint32_t ordinal = gpu_enter(g);
+    static const char what[] = "sharing memory";
     *out = gpu_handle();
     cudaError_t e = cudaIpcGetMemHandle(&ipc, device);
-    if (e != cudaSuccess) return refuse(g, "sharing memory", e);
+    if (e != cudaSuccess) return refuse(g, what, e);
+    if (!name_process(&out->host, &out->process)) return gpu_refuse(g, what, UNNAMED);
     memcpy(out->bytes, &ipc, sizeof ipc);
-    bool known = name_process(&out->host, &out->process);
     out->address = (uint64_t)(uintptr_t)device;
     out->ordinal = ordinal;
-    out->is_there = known;
+    out->is_there = true;
     return GPU_OK;
 }
 
@@ -90,7 +93,7 @@ gpu_status gpu_reach(gpu *g, const gpu_handle *from, void **out)
     case HERE: return reach_here(g, from, ordinal, out);
     case NEAR: break;
     case AWAY: return gpu_refuse(g, what, "it is on another host");
-    default: return gpu_refuse(g, what, "/proc does not say which process this is");
+    default: return gpu_refuse(g, what, UNNAMED);
     }
     memcpy(&ipc, from->bytes, sizeof ipc);
     cudaError_t e = cudaIpcOpenMemHandle(out, ipc, cudaIpcMemLazyEnablePeerAccess);

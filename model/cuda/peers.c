@@ -77,7 +77,7 @@ static bool reach_all(cuda_device *d, cuda_peers *p)
     for (; p->n_peers < m->ranks; p->n_peers++) {
         void *memory = p->memory;
         const gpu_handle *from = &p->handles[p->n_peers];
-        const char *why = from->is_there ? NULL : "its device shares no memory";
+        const char *why = from->is_there ? NULL : "it shares no memory, and says why itself";
         if (!why && p->n_peers != m->rank && d->api->reach(d->g, from, &memory) != GPU_OK)
             why = d->api->why(d->g);
         if (why) {

@@ -5,6 +5,10 @@
 #include "model/cuda/cuda.h"
 #include "tests/simt/device.h"
 
+#include <errno.h>
+#include <fcntl.h>
+#include <unistd.h>
+
 #ifndef FAKE_NCCL_PROCESSES
 #define FAKE_NCCL_PROCESSES "libfake_nccl_processes.so" /* the build gives its path */
 #endif
@@ -393,9 +397,18 @@ static void handles_that_lead_nowhere(void **state)
         {NO_PROCESS, NO_HANDLE, false},
         {OTHER_FILE, NO_HANDLE, false},
         {OTHER_HOST, OF_PROCESS "it is on another host", false},
-        {NO_MEMORY, "does not reach rank 1: its device shares no memory", false}};
+        {NO_MEMORY, "does not reach rank 1: it shares no memory, and says why itself", false}};
     for (size_t i = 0; i < sizeof cases / sizeof *cases; i++)
         processes_run_with(make_nccl, 2, handle_body, &cases[i]);
+}
+
+/* In place of the C library's, which kernels/cuda/reach.cu asks for the process's namespace. */
+static bool proc_is_hidden;
+ssize_t readlink(const char *path, char *out, size_t n)
+{
+    if (!proc_is_hidden) return readlinkat(AT_FDCWD, path, out, n);
+    errno = ENOENT;
+    return -1;
 }
 
 /* Handles of this process, which name addresses. */
@@ -432,6 +445,16 @@ static void addresses_that_lead_nowhere(void **state)
         assert_string_equal(api->why(g[0]), wrong);
         assert_null(there);
     }
+    /* A process that /proc does not name neither shares nor reaches. */
+    proc_is_hidden = true;
+    gpu_handle unnamed;
+    assert_int_equal(api->share(g[1], memory, &unnamed), GPU_UNSUPPORTED);
+    assert_string_equal(api->why(g[1]), "sharing memory: /proc does not say which process this is");
+    assert_int_equal(unnamed.is_there, 0);
+    assert_int_equal(api->reach(g[0], &h, &there), GPU_UNSUPPORTED);
+    assert_non_null(strstr(api->why(g[0]), "/proc does not say which process this is"));
+    proc_is_hidden = false;
+    assert_int_equal(api->share(g[1], memory, &unnamed), GPU_OK);
     /* A handle without memory behind it. */
     assert_int_equal(api->share(g[1], why, &h), GPU_UNSUPPORTED);
     assert_string_equal(api->why(g[1]), "sharing memory: invalid argument");
