@@ -13,6 +13,7 @@ enum {
     REPLAY_TURN_MS = 2, // between turns of the replays that run
     REPLAY_HWM = 256,   // messages that wait for a reader of a replay
     LINGER_MS = 200,
+    NOTE_US = 10000000, // the shortest time between two log lines about one thing
     /* After which a reader that vanished leaves its place, as HTTP has it (rpc/http/listen.c). */
     DEAD_PEER_S = 30,
     /* Bytes of a part that a reader may send: a subscription's topic, a sequence number. */
@@ -25,8 +26,9 @@ struct publisher {
     event_source source;
     replays replays;
     readers of_pub, of_router;
-    uint64_t next; // the event to publish next
-    int wake;      // eventfd: there are new events, or the thread is to end
+    uint64_t next;                      // the event to publish next
+    int64_t full_note_us, lost_note_us; // when the log was told last; 0 = never
+    int wake;                           // eventfd: there are new events, or the thread is to end
     listener listener;
     pthread_t thread;
     bool runs;
@@ -52,6 +54,15 @@ static void send_event(publisher *p)
     zmq_send(p->pub, p->source.payload.data, p->source.payload.size, ZMQ_DONTWAIT);
 }
 
+/* Logs what may happen again and again, once in NOTE_US at most. */
+static void log_seldom(const publisher *p, int64_t *last_us, const char *text)
+{
+    int64_t now_us = clock_now_us();
+    if (*last_us && now_us - *last_us < NOTE_US) return;
+    *last_us = now_us;
+    rpc_log_note(p->log, "warning", "kv_events", text);
+}
+
 /* Publishes events that wait, up to BATCH_MAX. Returns whether more wait. */
 static bool publish_some(publisher *p)
 {
@@ -64,7 +75,7 @@ static bool publish_some(publisher *p)
         } else {
             /* Readers see by the numbers that messages are missing. */
             uint64_t oldest = rpc_events_oldest(p->source.events);
-            rpc_log_note(p->log, "warning", "kv_events", "events were lost before they were sent");
+            log_seldom(p, &p->lost_note_us, "events were lost before they were sent");
             p->next = oldest > p->next ? oldest : p->next + 1;
         }
     }
@@ -76,8 +87,8 @@ static void watch_readers(publisher *p)
     bool filled = readers_update(&p->of_pub);
     filled |= readers_update(&p->of_router);
     if (filled)
-        rpc_log_note(p->log, "warning", "kv_events",
-                     "all places of readers are taken: others wait until one has gone");
+        log_seldom(p, &p->full_note_us,
+                   "all places of readers are taken: others wait until one has gone");
 }
 
 /* Lists what the thread waits for: new events of the engine, connections, and requests for replays.

@@ -3,8 +3,10 @@
 #include "tests/unit/rpc_fixture.h"
 
 #include <errno.h>
+#include <fcntl.h>
 #include <msgpack.h>
 #include <netinet/in.h>
+#include <netinet/tcp.h>
 #include <poll.h>
 #include <sys/socket.h>
 #include <unistd.h>
@@ -404,26 +406,104 @@ static bool is_connected(int fd, int wait_ms)
     return poll(&p, 1, wait_ms) == 1 && !(p.revents & POLLERR);
 }
 
-/* When all places are taken, those who connect wait, and those who are connected are served. */
-static void readers_beyond_the_bound_wait(void **state)
+/* A publisher that listens on a port; s->endpoint is where a reader connects. */
+static stage open_port_stage(uint16_t port, rpc_log *log)
 {
-    (void)state;
-    enum { PLACES = 64 };
-    char json[256], topic[8], payload[512], line[256] = {0};
-    int fds[PLACES], log[2];
+    char json[128];
     stage s = {.context = zmq_ctx_new()};
-    uint16_t port = find_port();
+    rpc_options o = {.model = {.page_tokens = PAGE}, .kv_events_config = json, .log = log};
     error err;
-    assert_int_equal(pipe(log), 0);
-    rpc_options o = {.model = {.page_tokens = PAGE}, .kv_events_config = json};
-    assert_true(status_ok(rpc_log_create(log[1], false, &o.log)));
     assert_true(status_ok(rpc_events_create(KEPT, PAGE, &s.events)));
     o.events = s.events;
     snprintf(json, sizeof json, "{\"enable_kv_cache_events\":true,\"endpoint\":\"tcp://*:%u\"}",
              port);
     if (!status_ok(publisher_create(&o, &s.publisher, &err))) fail_msg("%s", err.text);
-    snprintf(json, sizeof json, "tcp://127.0.0.1:%u", port);
-    void *reader = open_reader(&s, ZMQ_SUB, json);
+    snprintf(s.endpoint, sizeof s.endpoint, "tcp://127.0.0.1:%u", port);
+    return s;
+}
+
+static void close_port_stage(const stage *s)
+{
+    publisher_destroy(s->publisher);
+    zmq_ctx_term(s->context);
+    rpc_events_destroy(s->events);
+}
+
+/* This process's end of the connection whose other end is `fd`; -1: it is not accepted yet. */
+static int find_other_end(int fd)
+{
+    struct sockaddr_in own, other;
+    socklen_t n = sizeof own;
+    assert_int_equal(getsockname(fd, (struct sockaddr *)&own, &n), 0);
+    for (int i = 0; i < 1024; i++) {
+        n = sizeof other;
+        if (getpeername(i, (struct sockaddr *)&other, &n) == 0 && other.sin_family == AF_INET &&
+            other.sin_port == own.sin_port && i != fd)
+            return i;
+    }
+    return -1;
+}
+
+static int tcp_option(int fd, int level, int name)
+{
+    int value = -1;
+    socklen_t n = sizeof value;
+    assert_int_equal(getsockopt(fd, level, name, &value, &n), 0);
+    return value;
+}
+
+/* A reader whose machine has gone says so to nobody: the kernel asks for it, and its place is free
+ * half a minute later. */
+static void readers_that_vanish_are_asked_for(void **state)
+{
+    (void)state;
+    enum { LOOKS = WAIT_MS / 10 };
+    uint16_t port = find_port();
+    stage s = open_port_stage(port, NULL);
+    int fd = connect_silently(port, false), other = -1;
+    for (int i = 0; i < LOOKS; i++) { /* options are set once it is accepted */
+        other = find_other_end(fd);
+        if (other >= 0 && tcp_option(other, IPPROTO_TCP, TCP_KEEPINTVL) == 10) break;
+        poll(NULL, 0, 10);
+    }
+    assert_true(other >= 0);
+    assert_int_equal(tcp_option(other, SOL_SOCKET, SO_KEEPALIVE), 1);
+    assert_int_equal(tcp_option(other, IPPROTO_TCP, TCP_KEEPIDLE), 30);
+    assert_int_equal(tcp_option(other, IPPROTO_TCP, TCP_KEEPINTVL), 10);
+    assert_int_equal(tcp_option(other, IPPROTO_TCP, TCP_KEEPCNT), 3);
+    close(fd);
+    close_port_stage(&s);
+}
+
+/* Takes all places again, which the log does not tell a second time within ten seconds. */
+static void fill_again(uint16_t port, int log, int64_t noted_us)
+{
+    enum { MOST = 128 };
+    int fds[MOST], n = 0;
+    char line[256];
+    do fds[n] = connect_silently(port, true);
+    while (is_connected(fds[n++], 300) && n < MOST);
+    assert_in_range(n, 2, MOST - 1);
+    assert_int_equal(fcntl(log, F_SETFL, O_NONBLOCK), 0);
+    ssize_t got = read(log, line, sizeof line);
+    if (clock_now_us() - noted_us < 10000000) assert_int_equal(got, -1);
+    for (int i = 0; i < n; i++) close(fds[i]);
+}
+
+/* When all places are taken, those who connect wait, and those who are connected are served. */
+static void readers_beyond_the_bound_wait(void **state)
+{
+    (void)state;
+    enum { PLACES = 64 };
+    char topic[8], payload[512], line[256] = {0};
+    int fds[PLACES], log[2];
+    uint16_t port = find_port();
+    rpc_log *to;
+    assert_int_equal(pipe(log), 0);
+    assert_true(status_ok(rpc_log_create(log[1], false, &to)));
+    stage s = open_port_stage(port, to);
+    void *reader = open_reader(&s, ZMQ_SUB, s.endpoint);
+    int64_t before_us = clock_now_us();
     uint64_t stored = 0, last;
     zmq_pollitem_t item = {.socket = reader, .events = ZMQ_POLLIN};
     do store(&s, ++stored);
@@ -441,12 +521,11 @@ static void readers_beyond_the_bound_wait(void **state)
     } while (last + 1 < stored);
     for (int i = 0; i < PLACES - 1; i++) close(fds[i]);
     assert_true(is_connected(late, WAIT_MS));
+    fill_again(port, log[0], before_us);
     close(late);
     zmq_close(reader);
-    publisher_destroy(s.publisher);
-    zmq_ctx_term(s.context);
-    rpc_events_destroy(s.events);
-    rpc_log_destroy(o.log);
+    close_port_stage(&s);
+    rpc_log_destroy(to);
     close(log[0]);
     close(log[1]);
 }
@@ -454,9 +533,13 @@ static void readers_beyond_the_bound_wait(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(configurations),          cmocka_unit_test(nothing_is_published_unasked),
-        cmocka_unit_test(a_subscriber_follows),    cmocka_unit_test(missed_messages_come_again),
-        cmocka_unit_test(bad_readers_hurt_nobody), cmocka_unit_test(readers_beyond_the_bound_wait),
+        cmocka_unit_test(configurations),
+        cmocka_unit_test(nothing_is_published_unasked),
+        cmocka_unit_test(a_subscriber_follows),
+        cmocka_unit_test(missed_messages_come_again),
+        cmocka_unit_test(bad_readers_hurt_nobody),
+        cmocka_unit_test(readers_beyond_the_bound_wait),
+        cmocka_unit_test(readers_that_vanish_are_asked_for),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
