@@ -58,6 +58,11 @@ static bool has_size(const void *given, size_t *size)
     return *size >= sizeof *size && *size <= STRUCT_BYTES_MAX;
 }
 
+status lib_check_there(const void *given, const char *name, error *err)
+{
+    return given ? STATUS_IS_OK : error_set(err, STATUS_INVALID, "%s: is NULL", name);
+}
+
 status lib_take_struct(const void *given, const char *name, void *own, size_t bytes, error *err)
 {
     size_t size;

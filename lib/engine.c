@@ -65,7 +65,8 @@ octavo_status octavo_engine_open(const octavo_engine_options *options, octavo_en
 {
     error err = {{0}};
     octavo_engine_options o;
-    status s = lib_take_struct(options, "engine_options", &o, sizeof o, &err);
+    status s = lib_check_there(out, "out", &err);
+    if (status_ok(s)) s = lib_take_struct(options, "engine_options", &o, sizeof o, &err);
     if (!status_ok(s)) return lib_tell(s, &err, text, text_bytes);
     octavo_engine *e = calloc(1, sizeof *e);
     if (!e) return lib_tell(status_make(STATUS_NO_MEMORY, NULL), &err, text, text_bytes);
@@ -131,7 +132,9 @@ octavo_status octavo_forget_session(octavo_engine *e, const char *session, char 
     engine_request r;
     octavo_params p = octavo_params_init();
     p.session = session ? session : "";
-    status s = lib_read_params(&p, &e->defaults, &r, &err);
+    status s = lib_check_there(e, "engine", &err);
+    if (!status_ok(s)) return lib_tell(s, &err, text, text_bytes);
+    s = lib_read_params(&p, &e->defaults, &r, &err);
     if (status_ok(s)) s = engine_forget_session(e->engine, &r);
     engine_request_destroy(&r);
     return lib_tell(s, &err, text, text_bytes);
@@ -139,6 +142,7 @@ octavo_status octavo_forget_session(octavo_engine *e, const char *session, char 
 
 octavo_status octavo_get_stats(octavo_engine *e, octavo_stats *out)
 {
+    if (!e) return OCTAVO_INVALID;
     const engine_stats st = engine_get_stats(e->engine);
     const sched_stats *now = &st.sched;
     const octavo_stats own = {

@@ -42,6 +42,8 @@ void lib_leave(octavo_request *r);
 
 /* ---- arguments (arguments.c) ----------------------------------------------------------------- */
 
+/* STATUS_INVALID where the caller gave NULL. */
+status lib_check_there(const void *given, const char *name, error *err);
 /* Copies a struct that a caller gives, by the size that it begins with, into own [bytes]; members
  * that the caller's lacks become zero. */
 status lib_take_struct(const void *given, const char *name, void *own, size_t bytes, error *err);

@@ -15,7 +15,8 @@
  *
  * Errors   Functions that can fail return an octavo_status. Those that take `error` write one line
  *          with a NUL there that says what is wrong and where, cut to error_bytes; it is untouched
- *          on success and may be NULL. On failure *out is left alone.
+ *          on success and may be NULL. On failure *out is left alone. NULL in place of an engine, a
+ *          request or `out` is OCTAVO_INVALID.
  * Owner    What goes in is copied before the function returns. The caller releases each request
  *          and closes each engine, once. Pointers that come out are the library's, and say how long
  *          they live.
@@ -185,9 +186,10 @@ OCTAVO_INIT(output)
 OCTAVO_API octavo_status octavo_read(octavo_request *request, octavo_output *out, int timeout_ms);
 /* A descriptor for poll(), epoll or an event loop: readable when octavo_read may have something,
  * until octavo_read has returned OCTAVO_TIMEOUT. The library's: it is only to be waited on, and
- * goes with the release. */
+ * goes with the release. -1 for NULL. */
 OCTAVO_API int octavo_request_fd(const octavo_request *request);
-/* Ends every choice soon, which its last output tells; what was generated can still be read. */
+/* Ends every choice soon, which its last output tells; what was generated can still be read. NULL
+ * does nothing. */
 OCTAVO_API void octavo_abort(octavo_request *request);
 /* Aborts what still runs and frees the request. NULL does nothing. */
 OCTAVO_API void octavo_request_release(octavo_request *request);

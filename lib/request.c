@@ -46,7 +46,9 @@ octavo_status octavo_submit(octavo_engine *e, const octavo_params *params, octav
     error err = {{0}};
     octavo_params p;
     engine_request from;
-    status s = lib_take_struct(params, "params", &p, sizeof p, &err);
+    status s = lib_check_there(e, "engine", &err);
+    if (status_ok(s)) s = lib_check_there(out, "out", &err);
+    if (status_ok(s)) s = lib_take_struct(params, "params", &p, sizeof p, &err);
     if (!status_ok(s)) return lib_tell(s, &err, text, text_bytes);
     octavo_request *r = calloc(1, sizeof *r);
     if (!r) return lib_tell(status_make(STATUS_NO_MEMORY, NULL), &err, text, text_bytes);
@@ -63,7 +65,10 @@ octavo_status octavo_submit(octavo_engine *e, const octavo_params *params, octav
     return lib_tell(s, &err, text, text_bytes);
 }
 
-void octavo_abort(octavo_request *r) { engine_stream_abort(r->stream); }
+void octavo_abort(octavo_request *r)
+{
+    if (r) engine_stream_abort(r->stream);
+}
 
 void octavo_request_release(octavo_request *r)
 {
@@ -150,7 +155,7 @@ static bool wait_readable(octavo_request *r, int64_t until_us)
 octavo_status octavo_read(octavo_request *r, octavo_output *out, int timeout_ms)
 {
     const octavo_output none = octavo_output_init();
-    if (!lib_give_struct(out, &none, sizeof none)) return OCTAVO_INVALID;
+    if (!r || !lib_give_struct(out, &none, sizeof none)) return OCTAVO_INVALID;
     int64_t until_us = timeout_ms < 0 ? -1 : clock_now_us() + (int64_t)timeout_ms * 1000;
     while (!engine_stream_read(r->stream, &r->last)) {
         if (r->n_ended == r->n) return OCTAVO_END;
@@ -162,11 +167,11 @@ octavo_status octavo_read(octavo_request *r, octavo_output *out, int timeout_ms)
     return OCTAVO_OK;
 }
 
-int octavo_request_fd(const octavo_request *r) { return r->fd; }
+int octavo_request_fd(const octavo_request *r) { return r ? r->fd : -1; }
 
 octavo_status octavo_request_prompt(const octavo_request *r, octavo_prompt *out)
 {
-    if (!r->was_read) return OCTAVO_INVALID;
+    if (!r || !r->was_read) return OCTAVO_INVALID;
     const engine_prompt p = engine_stream_prompt(r->stream);
     const octavo_prompt own = {
         .tokens = p.tokens,

@@ -449,6 +449,42 @@ static void errors_fit_their_buffer(void **state)
     assert_int_equal(octavo_submit(*state, &p, &r, NULL, 0), OCTAVO_INVALID);
 }
 
+/* NULL in place of an engine, a request or the place of a result. */
+static void what_is_not_there_is_refused(void **state)
+{
+    octavo_engine_options o = octavo_engine_options_init();
+    octavo_params p = octavo_params_init();
+    octavo_output output = octavo_output_init();
+    octavo_prompt prompt = octavo_prompt_init();
+    octavo_stats stats = octavo_stats_init();
+    octavo_request *r = NULL;
+    char why[OCTAVO_ERROR_BYTES] = "";
+    o.model = "models/demo";
+    p.prompt = "O";
+    p.max_tokens = 1;
+    assert_int_equal(octavo_engine_open(&o, NULL, why, sizeof why), OCTAVO_INVALID);
+    assert_string_equal(why, "out: is NULL");
+    assert_int_equal(octavo_submit(NULL, &p, &r, why, sizeof why), OCTAVO_INVALID);
+    assert_string_equal(why, "engine: is NULL");
+    assert_int_equal(octavo_submit(*state, &p, NULL, why, sizeof why), OCTAVO_INVALID);
+    assert_string_equal(why, "out: is NULL");
+    assert_int_equal(octavo_forget_session(NULL, "a", why, sizeof why), OCTAVO_INVALID);
+    assert_string_equal(why, "engine: is NULL");
+    assert_int_equal(octavo_get_stats(NULL, &stats), OCTAVO_INVALID);
+    assert_int_equal(octavo_get_stats(*state, NULL), OCTAVO_INVALID);
+    assert_int_equal(octavo_read(NULL, &output, -1), OCTAVO_INVALID);
+    assert_int_equal(octavo_request_prompt(NULL, &prompt), OCTAVO_INVALID);
+    assert_int_equal(octavo_request_fd(NULL), -1);
+    octavo_abort(NULL);
+    octavo_request_release(NULL);
+    octavo_engine_close(NULL);
+    assert_int_equal(octavo_submit(*state, &p, &r, why, sizeof why), OCTAVO_OK);
+    assert_int_equal(octavo_read(r, NULL, -1), OCTAVO_INVALID);
+    assert_int_equal(octavo_read(r, &output, -1), OCTAVO_OK);
+    assert_int_equal(octavo_request_prompt(r, NULL), OCTAVO_INVALID);
+    octavo_request_release(r);
+}
+
 /* A prompt beyond the context is known only when its text is tokens: the request ends. */
 static void a_prompt_too_long_ends_its_request(void **state)
 {
@@ -548,6 +584,7 @@ int main(void)
         cmocka_unit_test(wrong_engines_are_refused),
         cmocka_unit_test(wrong_requests_are_refused),
         cmocka_unit_test(errors_fit_their_buffer),
+        cmocka_unit_test(what_is_not_there_is_refused),
         cmocka_unit_test(a_prompt_too_long_ends_its_request),
         cmocka_unit_test(structs_of_other_versions_are_taken),
         cmocka_unit_test(every_status_has_a_text),
