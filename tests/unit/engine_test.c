@@ -208,6 +208,31 @@ static void unknown_fields_are_refused_by_name(void **state)
     }
 }
 
+/* A penalty near 0 would divide logits to infinity. */
+static void penalties_near_zero_are_the_smallest_that_keeps_logits_finite(void **state)
+{
+    static const struct {
+        const char *json;
+        float due;
+    } cases[] = {{"{\"prompt\": \"a\", \"repetition_penalty\": 1e-30}", 1e-4f},
+                 {"{\"prompt\": \"a\", \"repetition_penalty\": 0.00009}", 1e-4f},
+                 {"{\"prompt\": \"a\", \"repetition_penalty\": 0.001}", 0.001f},
+                 {"{\"prompt\": \"a\", \"repetition_penalty\": 2}", 2}};
+    fixture *f = *state;
+    answer(f, "some");
+    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+        engine_stream *s = submit(f, cases[i].json);
+        engine_output out;
+        do assert_true(engine_stream_wait(s, &out));
+        while (out.finish == ENGINE_FINISH_NONE);
+        assert_int_equal(out.finish, ENGINE_FINISH_STOP);
+        assert_true(s->sched_request.params.repetition_penalty == cases[i].due);
+        engine_stream_release(s);
+    }
+    expect_refused(f, "{\"prompt\": \"a\", \"repetition_penalty\": 0}", "repetition_penalty");
+    expect_refused(f, "{\"prompt\": \"a\", \"repetition_penalty\": 1e-320}", "repetition_penalty");
+}
+
 /* ---- aborts, full queues, slow readers ------------------------------------------------------- */
 
 static void aborted_streams_end(void **state)
@@ -613,6 +638,7 @@ int main(void)
         CASE(messages_go_through_the_template),
         CASE(bad_requests_are_refused_by_name),
         CASE(unknown_fields_are_refused_by_name),
+        CASE(penalties_near_zero_are_the_smallest_that_keeps_logits_finite),
         CASE(aborted_streams_end),
         CASE(a_released_stream_gets_no_notice),
         CASE(aborts_end_as_aborts),

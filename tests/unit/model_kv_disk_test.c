@@ -108,13 +108,13 @@ static const char *const methods[] = {
     "{\"method\": \"ktransformers\", " FEW "}",
     "{\"method\": \"quest\", \"audit\": 5, " FEW "}",
     "{\"method\": \"dynamic\", \"anchor_num\": 2, " FEW "}",
-    "{\"method\": \"ktransformers\", \"anchor_type\": \"BLOCK_MAX\", \"head_select_mode\": "
-    "\"SEPARATE\", \"layer_step\": 2, \"token_step\": 3, " FEW "}",
-    "{\"method\": \"quest\", \"anchor_type\": \"FIXED\", \"dense_layer_num\": 1, "
-    "\"preselect_block\": true, \"preselect_block_count\": 4, \"block_size\": 32, "
-    "\"local_windows_len\": 32, \"second_select_num\": 1}",
-    "{\"method\": \"quest\", \"dense_layer_num\": 0, \"epsilon\": 0.3, \"block_size\": 16, "
-    "\"local_windows_len\": 16}",
+    ("{\"method\": \"ktransformers\", \"anchor_type\": \"BLOCK_MAX\", \"head_select_mode\": "
+     "\"SEPARATE\", \"layer_step\": 2, \"token_step\": 3, " FEW "}"),
+    ("{\"method\": \"quest\", \"anchor_type\": \"FIXED\", \"dense_layer_num\": 1, "
+     "\"preselect_block\": true, \"preselect_block_count\": 4, \"block_size\": 32, "
+     "\"local_windows_len\": 32, \"second_select_num\": 1}"),
+    ("{\"method\": \"quest\", \"dense_layer_num\": 0, \"epsilon\": 0.3, \"block_size\": 16, "
+     "\"local_windows_len\": 16}"),
 };
 enum { METHODS = sizeof methods / sizeof *methods };
 

@@ -1,6 +1,7 @@
 /* Two steps in flight over the wire: the second is with the ranks before the first is collected,
  * its tokens are draws that only they know, and the bits are those of one step after the other.
  * Also ranks that are lost, fail or are left with two steps. */
+#include "rpc/worker/group.h"
 #include "tests/unit/rpc_worker_walk.h"
 
 static int teardown(void **state)
@@ -181,6 +182,38 @@ static void a_second_step_that_is_refused_fails_both(void **state)
     expect_same_bits(s, 2);
 }
 
+/* Takes events of the streams until this rank's has ended. */
+static void await_end(site *s, uint32_t rank)
+{
+    while (!s->group->links[rank].stream.ended) {
+        grpc_event event =
+            grpc_completion_queue_next(s->group->steps, gpr_inf_future(GPR_CLOCK_MONOTONIC), NULL);
+        assert_int_equal(event.type, GRPC_OP_COMPLETE);
+        stream_op *op = event.tag;
+        op->link->stream.n_ops--;
+        op->done(op->link, event.success);
+    }
+}
+
+/* A worker's own reason is told, also where its rank was interrupted before it was asked for it,
+ * because the step could not be submitted at another rank. */
+static void an_interrupt_does_not_hide_the_reason(void **state)
+{
+    site *s = site_of(state, 2);
+    walk w;
+    backend b;
+    site_start(s, false);
+    atomic_store(&s->ranks[0].refuses, true);
+    b = site_make_sure(s);
+    walk_begin(&w, &b, 2);
+    walk_submit(&w);
+    walk_submit(&w);
+    await_end(s, 0);
+    proxy_ops.interrupt(&s->group->links[0]);
+    expect_both_fail(&w, &b, STATUS_INTERNAL, "a second step is too much");
+    expect_same_bits(s, 2);
+}
+
 static void an_interrupt_ends_both(void **state)
 {
     site *s = site_of(state, 2);
@@ -225,6 +258,7 @@ int main(void)
         cmocka_unit_test_teardown(a_rank_that_fails_alone_fails_both, teardown),
         cmocka_unit_test_teardown(a_step_that_all_ranks_end_leaves_the_next, teardown),
         cmocka_unit_test_teardown(a_second_step_that_is_refused_fails_both, teardown),
+        cmocka_unit_test_teardown(an_interrupt_does_not_hide_the_reason, teardown),
         cmocka_unit_test_teardown(an_interrupt_ends_both, teardown),
         cmocka_unit_test_teardown(ranks_end_with_two_steps, teardown),
     };
