@@ -268,17 +268,18 @@ static void set_up(bench_gpu *b, const crowd *c, uint32_t rows, gpu_kv_format fo
         .one = {.seq = k->m.one.seq,
                 .longest = c->slots,
                 .rows = c->rows < MASS_ROWS ? c->rows : MASS_ROWS,
-                .stride = a->tables.row},
+                .stride = a->tables.row,
+                .step = 1,
+                .out = GPU_OUT_PAGES},
         .kv_heads = KV_HEADS,
         .q_heads = Q_HEADS,
         .kind = GPU_MEASURE_MASS,
         .scale = a->scale,
         .q = a->q,
         .lse = a->lse,
-        .out = GPU_OUT_PAGES,
         .values = bench_gpu_alloc(b, (size_t)KV_HEADS * a->tables.row * sizeof(float), false),
         .scratch = bench_gpu_alloc(b, (size_t)KV_HEADS * c->slots * sizeof(float), false)};
-    gpu_measure_add(&k->m.list, &k->m.one, 0);
+    gpu_measure_add(&k->m, &k->m.list, &k->m.one, 0);
 }
 
 static void tear_down(bench_gpu *b, const attending *k)
@@ -308,17 +309,17 @@ static void bench_measured(bench_gpu *b, const crowd *c, attending k, bool by_sl
     size_t n_kept = 0, n_values = 0;
     char name[128];
     k.m.list = (gpu_measured_list){0};
-    k.m.out = by_slot ? GPU_OUT_SLOTS : GPU_OUT_PAGES;
     for (uint32_t i = 0; i < c->n; i++) {
         kept_of[i] = (gpu_kept){n_kept, (c->slots + GPU_KEPT_STRIP - 1) / GPU_KEPT_STRIP, by_slot};
         n_kept += gpu_kept_floats(&kept_of[i], KV_HEADS, Q_HEADS);
         seqs[i] = k.m.one;
         seqs[i].seq = (gpu_seq){i, i, 1, i, GPU_GRAIN_HEAD};
+        seqs[i].out = by_slot ? GPU_OUT_SLOTS : GPU_OUT_PAGES;
         seqs[i].kept = kept_of[i];
         seqs[i].stride = by_slot ? c->slots : k.a.tables.row;
         seqs[i].values = n_values;
         n_values += (size_t)KV_HEADS * seqs[i].stride;
-        gpu_measure_add(&k.m.list, &seqs[i], 0);
+        gpu_measure_add(&k.m, &k.m.list, &seqs[i], 0);
     }
     k.m.list.seqs = bench_gpu_send(b, seqs, c->n * sizeof *seqs);
     k.a.kept_of = bench_gpu_send(b, kept_of, c->n * sizeof *kept_of);

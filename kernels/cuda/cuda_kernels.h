@@ -22,7 +22,7 @@ extern "C" {
 #endif
 
 /* Rises with every change below: a plugin of another version is refused. */
-enum { GPU_API_VERSION = 27 };
+enum { GPU_API_VERSION = 28 };
 
 typedef enum gpu_status { GPU_OK, GPU_NO_MEMORY, GPU_UNSUPPORTED, GPU_LOST } gpu_status;
 
@@ -296,7 +296,7 @@ typedef enum gpu_measure_out {
     GPU_OUT_PAGES, /* added up over the slots of each page */
 } gpu_measure_out;
 
-/* A sequence that is measured. gpu_measure_add sets wave and scratch. */
+/* A sequence that is measured. The caller sets wave, gpu_measure_add sets work and scratch. */
 typedef struct gpu_measured {
     gpu_seq seq;
     uint32_t longest; /* slots of its longest table */
@@ -304,17 +304,28 @@ typedef struct gpu_measured {
     uint32_t wave;    /* so many of these rows are measured at a time; their attention is scratch */
     uint32_t mean_rope; /* EXPECTED: index in mean_ropes */
     uint32_t stride;    /* of a KV head's results: its slots or pages */
-    gpu_kept kept;      /* MASS: what attention has kept, scores unless results are by page */
-    size_t values;      /* index in gpu_measure.values of its results */
-    size_t scratch;     /* index in gpu_measure.scratch of what is its own */
+    uint32_t step;      /* it is measured in every step-th selecting layer; 0: in none */
+    uint32_t arrays;    /* of its results that lie before those of this measure */
+    gpu_sum sum;        /* MASS and PROJECTION by slot only */
+    gpu_measure_out out;
+    gpu_kept kept;  /* MASS: what attention has kept, scores unless results are by page */
+    uint32_t work;  /* MASS: turns of a block that read what is kept, up to this sequence's last */
+    size_t values;  /* index in gpu_measure.values of its results */
+    size_t scratch; /* index in gpu_measure.scratch of what is its own */
 } gpu_measured;
 
-/* Sequences that one call measures, and the largest of their numbers. */
+/* Sequences that one call measures: those of which attention has kept something, and others. A
+ * captured call serves lists whose n, longest, rows, wave and waves are the same, and of which all
+ * or none have what n_kept, n_summed and n_paged count. */
 typedef struct gpu_measured_list {
-    const gpu_measured *seqs;                /* [n]; NULL: gpu_measure.one alone */
-    uint32_t n, longest, rows, wave, n_kept; /* n_kept: of which attention has kept something */
-    uint32_t waves;                          /* the most that a sequence's rows make */
-    size_t scratch;                          /* floats of scratch of all of them */
+    const gpu_measured *seqs; /* [n]; NULL: gpu_measure.one alone */
+    uint32_t n;               /* those whose step is 0, which are behind the others, too */
+    uint32_t n_kept, work;    /* work: turns of a block (gpu_measured.work) of all of them */
+    uint32_t longest; /* the largest of the others, as the next two are; 0: there are none */
+    uint32_t rows, wave;
+    uint32_t waves;             /* the most that the rows of one of the others make */
+    uint32_t n_summed, n_paged; /* the others with running sums, and those by page */
+    size_t scratch;             /* floats of scratch of all of them */
 } gpu_measured_list;
 
 /* Measures sequences in one layer: a value for each slot (or page) of each KV head, as
@@ -328,7 +339,6 @@ typedef struct gpu_measure {
     gpu_measured one; /* a copy on the host */
     uint32_t kv_heads, q_heads;
     gpu_measure_kind kind;
-    gpu_sum sum; /* MASS and PROJECTION by slot only */
     float scale;
     const void *q; /* as in gpu_attention; MASS and PROJECTION need lse too, and MASS `kept` */
     const float *lse, *kept;
@@ -343,9 +353,8 @@ typedef struct gpu_measure {
     float eps;
     const float *mean_ropes; /* [n, head_dim]: mean cosines, then mean sines */
     gpu_matrix o;            /* VALUE_WEIGHT: k = kv_heads * q_heads * head_dim */
-    gpu_measure_out out;
+    uint32_t selecting;      /* selecting layers before this one, which is one */
     float *values;  /* of each sequence, from its index on: [arrays, kv_heads, its stride] */
-    uint32_t array; /* which of the arrays is written */
     float *scratch; /* list.scratch floats */
 } gpu_measure;
 
@@ -354,6 +363,12 @@ static inline bool gpu_measure_makes_output(const gpu_measure *m)
 {
     return m->kind == GPU_MEASURE_OUTSIDE || m->kind == GPU_MEASURE_POOLED ||
            (m->kind == GPU_MEASURE_PROJECTION && m->theta != 0.0f);
+}
+
+/* Whether attention has kept what the measure needs of the sequence. */
+static inline bool gpu_measure_kept(const gpu_measure *m, const gpu_measured *s)
+{
+    return m->kind == GPU_MEASURE_MASS && s->kept.strips > 0;
 }
 
 /* Bytes of the weights of a wave, if it has more than one row. */
@@ -375,8 +390,7 @@ static inline size_t gpu_measure_scratch(const gpu_measure *m, const gpu_measure
 {
     size_t heads = (size_t)m->kv_heads * m->q_heads, dim = m->pages.head_dim;
     size_t rows = heads * s->wave, slots = s->longest;
-    bool kept = m->kind == GPU_MEASURE_MASS && s->kept.strips > 0;
-    size_t by_slot = m->out == GPU_OUT_SLOTS || kept ? 0 : m->kv_heads * slots;
+    size_t by_slot = s->out == GPU_OUT_SLOTS || gpu_measure_kept(m, s) ? 0 : m->kv_heads * slots;
     if (gpu_measure_makes_output(m)) /* weights, outputs, and outputs of parts of the slots */
         return by_slot + rows * (slots + dim + (slots / GPU_OUTPUT_SLOTS + 1) * dim);
     switch (m->kind) {
@@ -387,15 +401,23 @@ static inline size_t gpu_measure_scratch(const gpu_measure *m, const gpu_measure
     default: return by_slot;
     }
 }
-/* Adds a sequence to the list, which began as zeros, and gives it its scratch. `own`: floats of
- * this, the most of any measure that the list is for. */
-static inline void gpu_measure_add(gpu_measured_list *list, gpu_measured *s, size_t own)
+/* Slots or pages that a block measures in a turn from what is kept. */
+enum { GPU_KEPT_TURN = 128 };
+/* Adds a sequence to the list, which began as zeros, and gives it its scratch, `own` floats. */
+static inline void gpu_measure_add(const gpu_measure *m, gpu_measured_list *list, gpu_measured *s,
+                                   size_t own)
 {
     uint32_t waves = s->wave ? (s->rows + s->wave - 1) / s->wave : 0;
+    uint32_t turn = GPU_KEPT_TURN * (s->out == GPU_OUT_PAGES ? m->pages.page_tokens : 1);
     s->scratch = list->scratch;
     list->scratch += own;
     list->n++;
-    list->n_kept += s->kept.strips > 0;
+    if (gpu_measure_kept(m, s)) list->work += (s->longest + turn - 1) / turn;
+    s->work = list->work;
+    list->n_kept += gpu_measure_kept(m, s);
+    if (gpu_measure_kept(m, s)) return;
+    list->n_summed += s->sum != GPU_SUM_NONE;
+    list->n_paged += s->out == GPU_OUT_PAGES;
     if (s->longest > list->longest) list->longest = s->longest;
     if (s->rows > list->rows) list->rows = s->rows;
     if (s->wave > list->wave) list->wave = s->wave;

@@ -46,7 +46,7 @@ static __global__ void queries_kernel(gpu_measure m)
     fit f = fit_of(m);
     uint32_t dim = m.pages.head_dim, heads = m.kv_heads * m.q_heads, row = blockIdx.x;
     uint32_t lane = threadIdx.x % WARP;
-    if (row >= f.s.rows) return; /* the whole block */
+    if (!is_measured(m, f.s) || row >= f.s.rows) return; /* the whole block */
     size_t from = first_measured(f.s) + row;
     const float *x = m.qkv + from * (heads + 2 * m.kv_heads) * dim;
     for (uint32_t head = threadIdx.x / WARP; head < heads; head += QUERY_THREADS / WARP) {
@@ -69,6 +69,7 @@ static __global__ void queries_kernel(gpu_measure m)
 static __global__ void __launch_bounds__(MEAN_THREADS) mean_kernel(gpu_measure m)
 {
     fit f = fit_of(m);
+    if (!is_measured(m, f.s)) return; /* the whole block */
     __shared__ float sums[MEAN_THREADS];
     uint32_t dim = m.pages.head_dim, head = blockIdx.x, groups = MEAN_THREADS / dim;
     uint32_t group = threadIdx.x / dim, d = threadIdx.x % dim;
@@ -89,7 +90,7 @@ static __global__ void rotate_kernel(gpu_measure m)
     fit f = fit_of(m);
     uint32_t dim = m.pages.head_dim, half = dim / 2, heads = m.kv_heads * m.q_heads;
     uint32_t lane = threadIdx.x % WARP, row = blockIdx.x;
-    if (row > f.s.rows) return; /* the whole block */
+    if (!is_measured(m, f.s) || row > f.s.rows) return; /* the whole block */
     const float *rope = m.mean_ropes + (size_t)f.s.mean_rope * dim;
     for (uint32_t head = threadIdx.x / WARP; head < heads; head += QUERY_THREADS / WARP) {
         const float *mean = f.mean + head * dim;
@@ -108,6 +109,7 @@ static __global__ void rotate_kernel(gpu_measure m)
 static __global__ void __launch_bounds__(TILE_THREADS) covariance_kernel(gpu_measure m)
 {
     fit f = fit_of(m);
+    if (!is_measured(m, f.s)) return; /* the whole block */
     enum { OF_THREAD = TILE * TILE / TILE_THREADS };
     __shared__ float a[TILE][TILE], b[TILE][TILE];
     uint32_t dim = m.pages.head_dim, head = blockIdx.y, tiles = dim / TILE;
@@ -151,7 +153,7 @@ static __global__ void __launch_bounds__(SLOT_THREADS) logits_kernel(gpu_measure
     __shared__ float c[C_ROWS][D], mean[D];
     uint32_t head = blockIdx.y, slot = blockIdx.x * SLOT_THREADS + threadIdx.x;
     table_view t = view_measured(m, f.s, head / m.q_heads);
-    if (blockIdx.x * SLOT_THREADS >= t.length) return; /* the whole block */
+    if (!is_measured(m, f.s) || blockIdx.x * SLOT_THREADS >= t.length) return; /* the whole block */
     uint32_t at = slot < t.length ? slot : 0;
     const KV *key = (const KV *)key_at(m.pages, t, at, D * sizeof(KV));
     float scale = kv_scale<KV>(m.pages, t, at, 0), k[D];
@@ -186,6 +188,7 @@ static __global__ void __launch_bounds__(SLOT_THREADS) logits_kernel(gpu_measure
 static __global__ void softmax_kernel(gpu_measure m)
 {
     fit f = fit_of(m);
+    if (!is_measured(m, f.s)) return; /* the whole block */
     uint32_t head = blockIdx.x;
     table_view t = view_measured(m, f.s, head / m.q_heads);
     const float *x = f.logits + (size_t)head * f.s.longest;
@@ -206,7 +209,7 @@ static __global__ void add_heads_kernel(gpu_measure m)
     fit f = fit_of(m);
     uint32_t head = blockIdx.y, slot = blockIdx.x * SLOT_THREADS + threadIdx.x;
     table_view t = view_measured(m, f.s, head);
-    if (slot >= t.length) return;
+    if (!is_measured(m, f.s) || slot >= t.length) return;
     float sum = 0.0f;
     for (uint32_t h = head * m.q_heads; slot >= m.sinks && h < (head + 1) * m.q_heads; h++)
         sum += expf(f.logits[(size_t)h * f.s.longest + slot] - f.softmax[h * 2]) *

@@ -4,7 +4,8 @@
 #include "kernels/cuda/attention.cuh"
 #include "kernels/cuda/measured.cuh"
 
-enum { KEPT_THREADS = 128 };
+/* The most blocks of GPU_KEPT_TURN threads that a multiprocessor runs at once. */
+enum { BLOCKS_OF_SM = 16 };
 
 /* The kept floats of the strip that has `slot`, of the sequence's row i in the step and its first
  * query head. Each query head's `floats` follow those of the one before. */
@@ -61,30 +62,60 @@ static DEVICE float mass_of_strip(const gpu_measure &m, const gpu_measured &s, u
     return sum;
 }
 
-static __global__ void __launch_bounds__(KEPT_THREADS) kept_kernel(gpu_measure m)
+/* ---- work ------------------------------------------------------------------------------------
+ * Blocks are as many as the device runs at once, whatever is measured, and share out the turns of
+ * all sequences: a captured launch suits every step. */
+
+/* The first sequence whose work ends behind the turn. */
+static DEVICE uint32_t find_work(const gpu_measure &m, uint32_t turn)
 {
-    uint32_t head = blockIdx.y, i = blockIdx.x * KEPT_THREADS + threadIdx.x;
-    gpu_measured s = measured_of(m);
+    uint32_t from = 0, to = m.list.n - 1;
+    while (from < to) {
+        uint32_t middle = (from + to) / 2;
+        if (measured_at(m, middle).work > turn) to = middle;
+        else from = middle + 1;
+    }
+    return from;
+}
+
+/* The thread measures slot or page i of a sequence. */
+static DEVICE void measure_kept(const gpu_measure &m, const gpu_measured &s, uint32_t head,
+                                uint32_t i)
+{
     table_view t = view_measured(m, s, head);
-    bool by_page = m.out == GPU_OUT_PAGES;
+    bool by_page = s.out == GPU_OUT_PAGES;
     uint32_t from = by_page ? i * m.pages.page_tokens : i;
-    if (!is_kept(m, s) || from >= t.length) return;
+    if (from >= t.length) return;
     float sum = 0.0f;
     if (by_page) {
         for (uint32_t slot = from; slot < from + m.pages.page_tokens && slot < t.length;
              slot += STRIP)
             sum += mass_of_strip(m, s, t.length, head, slot);
     } else sum = mass_of_slot(m, s, t.length, head, from);
-    if (m.sum != GPU_SUM_NONE) sum = add_to_sum(m, s, t, head, from, sum);
-    if (m.out != GPU_OUT_SUMS) results_of(m, s, head)[i] = sum;
+    if (s.sum != GPU_SUM_NONE) sum = add_to_sum(m, s, t, head, from, sum);
+    if (s.out != GPU_OUT_SUMS) results_of(m, s, head)[i] = sum;
+}
+
+static __global__ void __launch_bounds__(GPU_KEPT_TURN) kept_kernel(gpu_measure m)
+{
+    uint64_t all = measured_at(m, m.list.n - 1).work;
+    uint32_t turn = (uint32_t)(all * blockIdx.x / gridDim.x);
+    uint32_t end = (uint32_t)(all * (blockIdx.x + 1) / gridDim.x);
+    if (turn == end) return;
+    uint32_t i = find_work(m, turn), before = i > 0 ? measured_at(m, i - 1).work : 0;
+    while (turn < end) {
+        gpu_measured s = measured_at(m, i++);
+        for (uint32_t j = turn; is_due(m, s) && j < s.work && j < end; j++)
+            measure_kept(m, s, blockIdx.y, (j - before) * GPU_KEPT_TURN + threadIdx.x);
+        if (s.work > turn) turn = s.work;
+        before = s.work;
+    }
 }
 
 gpu_status gpu_mass_kept(gpu *g, const gpu_measure *m)
 {
-    uint32_t of = m->out == GPU_OUT_PAGES ? m->pages.page_tokens : 1;
-    uint32_t n = (m->list.longest + of - 1) / of;
-    LAUNCH(kept_kernel, dim3((n + KEPT_THREADS - 1) / KEPT_THREADS, m->kv_heads, m->list.n),
-           KEPT_THREADS, 0, g, *m);
+    uint32_t blocks = (BLOCKS_OF_SM * gpu_sms(g) + m->kv_heads - 1) / m->kv_heads;
+    LAUNCH(kept_kernel, dim3(blocks, m->kv_heads), GPU_KEPT_TURN, 0, g, *m);
     return gpu_launched(g, "mass of what attention kept");
 }
 

@@ -86,7 +86,7 @@ static __global__ void __launch_bounds__(THREADS) mass_kernel(gpu_measure m)
     size_t row0 = weighs ? 0 : first_measured(seq);
     unsigned lane = threadIdx.x % WARP, warp = threadIdx.x / WARP;
     table_view t = view_measured(m, seq, head);
-    if (first >= t.length || is_kept(m, seq)) return; /* the whole block */
+    if (!is_measured(m, seq) || first >= t.length) return; /* the whole block */
     load_keys<KV, Q, D>(m, t, first, part, keys);
     __syncthreads();
     uint32_t k[D / 16][4], slot = first + warp * 16;

@@ -42,7 +42,7 @@ static __global__ void __launch_bounds__(SLOT_THREADS) projection_kernel(gpu_mea
     uint32_t head = blockIdx.y, slot = blockIdx.x * SLOT_THREADS + threadIdx.x;
     gpu_measured s = measured_of(m);
     table_view t = view_measured(m, s, head);
-    if (blockIdx.x * SLOT_THREADS >= t.length) return; /* the whole block */
+    if (!is_measured(m, s) || blockIdx.x * SLOT_THREADS >= t.length) return; /* the whole block */
     bool in = slot < t.length;
     const KV *key = (const KV *)key_at(m.pages, t, in ? slot : 0, D * sizeof(KV));
     const KV *value = key + (size_t)m.pages.page_tokens * D;
@@ -107,6 +107,7 @@ template <class KV> static __global__ void norms_kernel(gpu_measure m)
     uint32_t head = blockIdx.y, lane = threadIdx.x % WARP;
     uint32_t first = blockIdx.x * GROUP_SLOTS + threadIdx.x / WARP * WARP;
     gpu_measured s = measured_of(m);
+    if (!is_measured(m, s)) return;
     table_view t = view_measured(m, s, head);
     float mine = 0.0f;
     for (uint32_t i = 0; i < WARP && first + i < t.length; i++) { /* the same for a whole warp */
@@ -134,7 +135,7 @@ static __global__ void __launch_bounds__(GROUP_SLOTS) directions_kernel(gpu_meas
     uint32_t first = blockIdx.x * GROUP_SLOTS + warp * WARP, dim = m.pages.head_dim;
     gpu_measured s = measured_of(m);
     table_view t = view_measured(m, s, head);
-    if (blockIdx.x >= n_parts(s)) return; /* the whole block */
+    if (!is_measured(m, s) || blockIdx.x >= n_parts(s)) return; /* the whole block */
     lane_row sum = {{0}};
     float mine = 0.0f;
     for (uint32_t i = 0; i < WARP && first + i < t.length; i++) {
@@ -161,6 +162,7 @@ static __global__ void direction_kernel(gpu_measure m)
 {
     uint32_t head = blockIdx.x, d = threadIdx.x, dim = m.pages.head_dim;
     gpu_measured s = measured_of(m);
+    if (!is_measured(m, s)) return; /* the whole block */
     float *mean = scratch_of(m, s);
     const float *parts = mean + (size_t)m.kv_heads * dim;
     double sum = 0.0;
@@ -176,6 +178,7 @@ template <class KV> static __global__ void cosines_kernel(gpu_measure m)
     uint32_t head = blockIdx.y, lane = threadIdx.x % WARP, dim = m.pages.head_dim;
     uint32_t first = blockIdx.x * GROUP_SLOTS + threadIdx.x / WARP * WARP;
     gpu_measured s = measured_of(m);
+    if (!is_measured(m, s)) return;
     table_view t = view_measured(m, s, head);
     const float *mean = scratch_of(m, s);
     lane_row direction;
@@ -199,7 +202,7 @@ static __global__ void add_sums_kernel(gpu_measure m)
     uint32_t head = blockIdx.y, slot = blockIdx.x * SLOT_THREADS + threadIdx.x;
     gpu_measured s = measured_of(m);
     table_view t = view_measured(m, s, head);
-    if (slot >= t.length || is_kept(m, s)) return;
+    if (!is_measured(m, s) || s.sum == GPU_SUM_NONE || slot >= t.length) return;
     float *out = slots_of(m, s, head) + slot;
     *out = add_to_sum(m, s, t, head, slot, *out);
 }
@@ -210,7 +213,7 @@ static __global__ void by_page_kernel(gpu_measure m)
     gpu_measured s = measured_of(m);
     table_view t = view_measured(m, s, head);
     uint32_t from = page * m.pages.page_tokens, to = from + m.pages.page_tokens;
-    if (from >= t.length || is_kept(m, s)) return;
+    if (!is_measured(m, s) || s.out != GPU_OUT_PAGES || from >= t.length) return;
     if (to > t.length) to = t.length;
     const float *slots = slots_of(m, s, head);
     float sum = 0.0f;
@@ -265,18 +268,16 @@ template <class KV> static gpu_status run(gpu *g, const gpu_measure *m)
 gpu_status gpu_measures(gpu *g, const gpu_measure *m)
 {
     gpu_status s = GPU_OK;
-    uint32_t n_kept = m->kind == GPU_MEASURE_MASS ? m->list.n_kept : 0;
-    if (m->list.longest == 0) return s;
-    if (n_kept > 0) s = gpu_mass_kept(g, m);
-    if (s != GPU_OK || n_kept == m->list.n) return s;
+    if (m->list.n_kept > 0) s = gpu_mass_kept(g, m);
+    if (s != GPU_OK || m->list.longest == 0) return s;
 #define RUN(KV) s = run<KV>(g, m)
     FOR_KV(m->pages.format, RUN)
 #undef RUN
-    if (s == GPU_OK && m->sum != GPU_SUM_NONE) {
+    if (s == GPU_OK && m->list.n_summed > 0) {
         LAUNCH(add_sums_kernel, grid_of(m, m->list.longest), SLOT_THREADS, 0, g, *m);
         s = gpu_launched(g, "running sums");
     }
-    if (s != GPU_OK || m->out != GPU_OUT_PAGES) return s;
+    if (s != GPU_OK || m->list.n_paged == 0) return s;
     uint32_t pages = (m->list.longest + m->pages.page_tokens - 1) / m->pages.page_tokens;
     LAUNCH(by_page_kernel, grid_of(m, pages), SLOT_THREADS, 0, g, *m);
     return gpu_launched(g, "measures by page");

@@ -18,7 +18,7 @@ enum {
  * r % q_heads of row r / q_heads. */
 struct wave {
     gpu_measured s;
-    uint32_t first, packed, parts; /* packed is 0 after the sequence's last wave */
+    uint32_t first, packed, parts; /* packed is 0 after the last wave, and where none is due */
     float *weights;                /* [kv_heads, packed, longest] */
     float *outputs;                /* [kv_heads, packed, dim] */
     float *partial;                /* [parts, kv_heads, packed, dim] */
@@ -29,7 +29,7 @@ static DEVICE wave wave_of(const gpu_measure &m, uint32_t number)
     wave w;
     w.s = measured_of(m);
     w.first = number * w.s.wave;
-    uint32_t left = w.first < w.s.rows ? w.s.rows - w.first : 0;
+    uint32_t left = is_measured(m, w.s) && w.first < w.s.rows ? w.s.rows - w.first : 0;
     w.packed = (left < w.s.wave ? left : w.s.wave) * m.q_heads;
     w.parts = (w.s.longest + GPU_OUTPUT_SLOTS - 1) / GPU_OUTPUT_SLOTS;
     size_t rows = (size_t)m.kv_heads * w.packed;
@@ -105,7 +105,7 @@ static __global__ void __launch_bounds__(SLOT_THREADS) scores_kernel(gpu_measure
     uint32_t head = blockIdx.y, slot = blockIdx.x * SLOT_THREADS + threadIdx.x;
     wave w = wave_of(m, number);
     table_view t = view_measured(m, w.s, head);
-    if (blockIdx.x * SLOT_THREADS >= t.length) return; /* the whole block */
+    if (!w.packed || blockIdx.x * SLOT_THREADS >= t.length) return; /* the whole block */
     float k[D];
     load_slot<KV, D>(m, t, slot < t.length ? slot : 0, 0, k);
     size_t row0 = first_measured(w.s) + w.first;

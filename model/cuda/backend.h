@@ -29,12 +29,18 @@ typedef struct cuda_copies {
 } cuda_copies;
 enum { CUDA_COPIES_MOST = 1024 };
 
-/* What a step measures (step_measures.c). */
+/* A measure of a share. */
+typedef struct cuda_measured {
+    uint32_t share, group;
+    gpu_measured of; /* but for its rows in the step */
+} cuda_measured;
+
+/* What a step measures (step_measures.c): up to two measures of each share. */
 typedef struct cuda_measuring {
-    cuda_measure_group *groups; /* [max_seqs] */
+    cuda_measure_group *groups; /* [2 max_seqs] */
     uint32_t n_groups;          /* 0: the step measures nothing */
-    uint32_t *group_of;         /* [max_seqs] of each share that is measured */
-    gpu_measured *seqs;         /* [max_seqs] likewise */
+    cuda_measured *all;         /* [2 max_seqs] share by share */
+    uint32_t n_all;
     cuda_measure_memory memory;
     size_t n_values; /* floats of results that the step gives back */
     size_t n_kept;   /* floats that attention keeps */
@@ -175,15 +181,14 @@ bool cuda_goes_by_parts(const backend_cuda *b, uint32_t n_rows);
 
 status cuda_measuring_create(cuda_measuring *m, uint32_t max_seqs);
 void cuda_measuring_destroy(backend_cuda *b);
-/* Bytes in the step's pack. */
-size_t cuda_measures_bytes(const backend_cuda *b, const step_plan *plan, const cuda_batch *batch);
-/* Whether measures are the same but for their rows. */
-bool cuda_is_alike(const measure_spec *a, const measure_spec *b);
-/* Whether no share of the plan is measured, or all are, alike. */
-bool cuda_measures_alike(const step_plan *plan);
-/* Clears seq_results, and packs what is measured, group by group, after the rows. A batch of
- * several groups does not repeat. */
-void cuda_measures_pack(backend_cuda *b, const step_plan *plan, cuda_batch *batch);
+/* Clears seq_results and lists what the step measures, group by group. A batch with too many groups
+ * does not repeat. */
+void cuda_measures_plan(backend_cuda *b, const step_plan *plan, cuda_batch *batch);
+/* The order of groups by what their calls measure; 0 where one call may be made for both. */
+int cuda_compare_groups(const cuda_measure_group *a, const cuda_measure_group *b);
+size_t cuda_measures_bytes(const backend_cuda *b, const cuda_batch *batch); /* in the step's pack */
+/* Packs what was listed, after the rows. */
+void cuda_measures_pack(backend_cuda *b, const step_plan *plan, const cuda_batch *batch);
 /* Makes room for what the step measures, and gives the results their values. */
 status cuda_measures_reserve(backend_cuda *b, const step_plan *plan);
 /* Sets what the batch measures, after cuda_measures_reserve. */

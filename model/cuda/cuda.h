@@ -204,12 +204,16 @@ typedef struct cuda_layer_kv {
     const uint32_t *lengths;
 } cuda_layer_kv;
 
-/* Sequences with one measure, as many as have room in the scratch. */
+/* Sequences with a measure of one kind, as many as have room in the scratch. */
 typedef struct cuda_measure_group {
-    measure_spec spec; /* but for its rows */
+    gpu_measure_kind kind;
+    uint32_t sinks, window, chunk; /* as in gpu_measure; 0 where the kind has none */
+    float add, theta;
+    uint32_t step; /* some sequence is measured in every step-th selecting layer, none in others */
     gpu_measured_list list;
-    uint32_t first; /* index of its first sequence among those of all groups */
 } cuda_measure_group;
+/* The most groups of a step that repeats. */
+enum { CUDA_MEASURE_GROUPS = 8 };
 
 /* Where measures lie on the device. */
 typedef struct cuda_measure_memory {
@@ -252,8 +256,9 @@ typedef struct cuda_batch {
      * first one says what attention keeps. */
     void (*keep)(void *ctx, uint32_t layer, gpu_attention *a);
     status (*measure)(void *ctx, uint32_t layer, gpu_measure *m);
-    /* What it measures in a step that repeats, which has one group at most. */
-    cuda_measure_group measured;
+    /* What it measures in a step that repeats. */
+    cuda_measure_group measured[CUDA_MEASURE_GROUPS];
+    uint32_t n_measured;
     cuda_measure_memory measures;
     /* Called instead of the layer's attention when rows read by retrieval; else NULL. */
     status (*attend)(void *ctx, uint32_t layer, const gpu_heads *h, const gpu_attention *a);

@@ -1,5 +1,5 @@
 /* CUDA graphs of steps that only decode. The launches of a forward pass and its draws are captured
- * once for each shape of step, which without measures is the number of rows and the kinds of draws,
+ * once for each shape of step, which is the number of rows and the kinds of draws and of measures,
  * and replayed afterwards. Steps of one shape differ only in the contents of their arrays, which
  * are copied to the same places before each replay. */
 #include "model/cuda/backend.h"
@@ -51,16 +51,24 @@ uint32_t cuda_graphs_round(uint32_t n, uint32_t steps)
     return (n + step - 1) / step * step;
 }
 
-/* Compares what two batches measure, without the lists' content, which is on the device. */
+/* Compares the calls that two groups make, without the lists' content, which is on the device.
+ * Each sequence has one row, and lists are as long as the batch. */
+static bool same_calls(const cuda_measure_group *a, const cuda_measure_group *b)
+{
+    const gpu_measured_list *x = &a->list, *y = &b->list;
+    return cuda_compare_groups(a, b) == 0 && a->step == b->step && x->seqs == y->seqs &&
+           !x->n_kept == !y->n_kept && x->longest == y->longest && !x->n_summed == !y->n_summed &&
+           !x->n_paged == !y->n_paged;
+}
+
 static bool same_measures(const cuda_batch *a, const cuda_batch *b)
 {
-    const gpu_measured_list *x = &a->measured.list, *y = &b->measured.list;
-    if (!a->measure || !b->measure) return !a->measure && !b->measure;
-    return cuda_is_alike(&a->measured.spec, &b->measured.spec) && x->seqs == y->seqs &&
-           x->n == y->n && x->n_kept == y->n_kept && x->longest == y->longest &&
-           x->rows == y->rows && x->wave == y->wave && x->waves == y->waves &&
-           a->measures.values == b->measures.values && a->measures.scratch == b->measures.scratch &&
-           a->measures.kept == b->measures.kept && a->measures.kept_of == b->measures.kept_of &&
+    bool same = !a->measure == !b->measure && a->n_measured == b->n_measured;
+    for (uint32_t i = 0; same && i < a->n_measured; i++)
+        same = same_calls(&a->measured[i], &b->measured[i]);
+    return same && a->measures.values == b->measures.values &&
+           a->measures.scratch == b->measures.scratch && a->measures.kept == b->measures.kept &&
+           a->measures.kept_of == b->measures.kept_of &&
            a->measures.mean_ropes == b->measures.mean_ropes;
 }
 

@@ -79,16 +79,17 @@ static status observe(const backend_cuda *b, const cuda_endings *e, uint32_t i, 
                      .one = {.seq = b->seqs[ending->seq],
                              .longest = s->n_prompt,
                              .rows = retrieval_observed_rows(spec, s->n_prompt),
-                             .stride = s->n_prompt},
+                             .stride = s->n_prompt,
+                             .step = 1,
+                             .out = GPU_OUT_SLOTS},
                      .kv_heads = a->kv_heads,
                      .q_heads = a->q_heads,
                      .kind = GPU_MEASURE_MASS,
                      .scale = a->scale,
                      .q = a->q,
                      .lse = a->lse,
-                     .out = GPU_OUT_SLOTS,
                      .values = mass};
-    gpu_measure_add(&m.list, &m.one, 0);
+    gpu_measure_add(&m, &m.list, &m.one, 0);
     RETURN_IF_GPU_ERROR(b->device.api->measure(b->device.g, &m));
     gpu_observed o = {.mass = mass,
                       .n_prompt = s->n_prompt,

@@ -10,13 +10,11 @@
 /* Whether the step can run as a graph: its rows are then padded, and its tiles up to the most that
  * so many sequences can have, so that their number alone is a step's shape. Only steps that decode
  * alone qualify. Sums of ranks that meet on the host and the copies of a window happen between
- * launches: neither is captured. Where sequences are measured, all must be, and alike: others make
- * too many shapes. Moves, patches and what measures and draws copy to the host lie outside the
- * captured part. */
+ * launches: neither is captured. Moves, patches and what measures and draws copy to the host lie
+ * outside the captured part. */
 static bool only_decodes(const backend_cuda *b, const step_plan *plan)
 {
-    bool one =
-        plan->n_seqs > 0 && cuda_meets_here(&b->device) && !b->window && cuda_measures_alike(plan);
+    bool one = plan->n_seqs > 0 && cuda_meets_here(&b->device) && !b->window;
     for (uint32_t i = 0; one && i < plan->n_seqs; i++) one = plan->seqs[i].n_tokens == 1;
     return one;
 }
@@ -48,13 +46,13 @@ static cuda_batch shape_of(const backend_cuda *b, const step_plan *plan)
 
 /* An upper bound of the step's arrays, with the alignment of each. It follows from the plan alone:
  * ranks agree on which shapes came before (cuda_graphs_run). */
-static size_t pack_bytes(const backend_cuda *b, const step_plan *plan, const cuda_batch *batch)
+static size_t pack_bytes(const backend_cuda *b, const cuda_batch *batch)
 {
     size_t rows = batch->n_rows, seqs = batch->n_seqs, groups = b->tables.counts[PKV_HEAD];
     size_t q_heads = b->local.n_heads / b->local.n_kv_heads;
     size_t prefill = rows * q_heads / GPU_PREFILL_ROWS + seqs + cuda_forward_most_cut(b->forward);
-    return 4 * rows * sizeof(uint32_t) + seqs * sizeof(gpu_seq) +
-           cuda_measures_bytes(b, plan, batch) + (seqs * groups + rows + seqs) * sizeof(uint32_t) +
+    return 4 * rows * sizeof(uint32_t) + seqs * sizeof(gpu_seq) + cuda_measures_bytes(b, batch) +
+           (seqs * groups + rows + seqs) * sizeof(uint32_t) +
            (cuda_forward_tiles(b->forward, batch->n_seqs) + prefill) * sizeof(gpu_tile) + 16 * 64;
 }
 
@@ -300,7 +298,8 @@ status cuda_send(backend_cuda *b, const step_plan *plan, bool computes, cuda_bat
         return STATUS_IS_OK;
     }
     *batch = shape_of(b, plan);
-    RETURN_IF_ERROR(cuda_pack_begin(d, &b->step, pack_bytes(b, plan, batch)));
+    cuda_measures_plan(b, plan, batch);
+    RETURN_IF_ERROR(cuda_pack_begin(d, &b->step, pack_bytes(b, batch)));
     uint32_t n_lengths = pack_rows(b, plan, batch);
     pack_tiles(b, plan, batch);
     cuda_measures_pack(b, plan, batch);

@@ -1,11 +1,16 @@
-/* What a step measures beside its attention. Sequences that are measured alike form a group, which
- * one call measures in a layer. */
+/* What a step measures beside its attention. Measures of one kind form a group, and one call makes
+ * all of them in a layer. Where results go, whether they are sums, and in which layers they are
+ * made, the list on the device says of each sequence. */
 #include "model/cuda/backend.h"
 #include "model/measures.h"
 #include "model/plan.h"
 #include "model/rope.h"
 
 #include <stdlib.h>
+#include <string.h>
+
+/* The most measures of a share. */
+enum { MEASURES_OF_SEQ = 2 };
 
 static const gpu_measure_kind kinds[MEASURE_KINDS] = {
     [MEASURE_MASS] = GPU_MEASURE_MASS,
@@ -28,10 +33,9 @@ static const gpu_sum sums[] = {
 
 status cuda_measuring_create(cuda_measuring *m, uint32_t max_seqs)
 {
-    m->groups = calloc(max_seqs, sizeof *m->groups);
-    m->group_of = calloc(max_seqs, sizeof *m->group_of);
-    m->seqs = calloc(max_seqs, sizeof *m->seqs);
-    if (m->groups && m->group_of && m->seqs) return STATUS_IS_OK;
+    m->groups = calloc(MEASURES_OF_SEQ * (size_t)max_seqs, sizeof *m->groups);
+    m->all = calloc(MEASURES_OF_SEQ * (size_t)max_seqs, sizeof *m->all);
+    if (m->groups && m->all) return STATUS_IS_OK;
     return status_make(STATUS_NO_MEMORY, "measures");
 }
 
@@ -43,102 +47,77 @@ void cuda_measuring_destroy(backend_cuda *b)
     if (m->memory.scratch) d->api->release(d->g, m->memory.scratch);
     if (m->memory.kept) d->api->release(d->g, m->memory.kept);
     free(m->groups);
-    free(m->group_of);
-    free(m->seqs);
+    free(m->all);
 }
 
 /* ---- groups ---------------------------------------------------------------------------------- */
 
-bool cuda_is_alike(const measure_spec *a, const measure_spec *b)
+int cuda_compare_groups(const cuda_measure_group *a, const cuda_measure_group *b)
 {
-    return a->kind == b->kind && a->second == b->second && a->layer_step == b->layer_step &&
-           a->by_slot == b->by_slot && a->sum == b->sum && a->silent == b->silent &&
-           a->sinks == b->sinks && a->window == b->window && a->chunk == b->chunk &&
-           a->bias == b->bias && a->theta == b->theta;
+    if (a->kind != b->kind) return a->kind < b->kind ? -1 : 1;
+    if (a->sinks != b->sinks) return a->sinks < b->sinks ? -1 : 1;
+    if (a->window != b->window) return a->window < b->window ? -1 : 1;
+    if (a->chunk != b->chunk) return a->chunk < b->chunk ? -1 : 1;
+    if (a->add != b->add) return a->add < b->add ? -1 : 1;
+    return a->theta < b->theta ? -1 : a->theta > b->theta;
 }
 
-bool cuda_measures_alike(const step_plan *plan)
+/* An empty group for a measure of a spec: its first or its second one. */
+static cuda_measure_group group_for(const measure_spec *spec, measure_kind kind)
 {
-    for (uint32_t i = 1; i < plan->n_seqs; i++)
-        if (!cuda_is_alike(&plan->seqs[0].measure, &plan->seqs[i].measure)) return false;
-    return true;
+    bool pooled = kind == MEASURE_PROJECTION_POOLED;
+    bool outside = pooled || kind == MEASURE_PROJECTION_OUTSIDE;
+    bool projects = outside || kind == MEASURE_PROJECTION;
+    return (cuda_measure_group){.kind = kinds[kind],
+                                .step = spec->layer_step,
+                                .sinks = kind == MEASURE_EXPECTED ? spec->sinks : 0,
+                                .window = outside ? spec->window : 0,
+                                .chunk = pooled ? spec->chunk : 0,
+                                .add = projects ? spec->bias : 0.0f,
+                                .theta = projects ? spec->theta : 0.0f};
 }
 
 /* Fills in what the group says of a call. */
-static void describe(const measure_spec *spec, gpu_measure *m)
+static void describe(const cuda_measure_group *group, gpu_measure *m)
 {
-    m->kind = kinds[spec->kind];
-    m->sum = sums[spec->sum];
-    m->window = spec->window;
-    m->chunk = spec->chunk;
-    m->add = spec->bias;
-    m->theta = spec->theta;
-    m->sinks = spec->sinks;
-    m->out = spec->silent ? GPU_OUT_SUMS : spec->by_slot ? GPU_OUT_SLOTS : GPU_OUT_PAGES;
+    m->kind = group->kind;
+    m->sinks = group->sinks;
+    m->window = group->window;
+    m->chunk = group->chunk;
+    m->add = group->add;
+    m->theta = group->theta;
+    m->list = group->list;
 }
 
-/* Describes the second measure of a spec, which returns its values in the second array. */
-static void describe_second(const measure_spec *spec, gpu_measure *m)
-{
-    m->kind = kinds[spec->second];
-    m->sum = GPU_SUM_NONE;
-}
-
-static bool has_second(const measure_spec *spec)
-{
-    return spec->second != MEASURE_NONE && measures_arrays(spec) == 2;
-}
-
-/* What a call measures, as far as its scratch depends on it. */
-static gpu_measure measure_of(const backend_cuda *b, const measure_spec *spec)
+/* What a call of the group measures, as far as its scratch depends on it. */
+static gpu_measure measure_of(const backend_cuda *b, const cuda_measure_group *group)
 {
     gpu_measure m = {.pages = b->pages,
                      .kv_heads = b->local.n_kv_heads,
                      .q_heads = b->local.n_heads / b->local.n_kv_heads,
                      .o = b->weights.layers[0].o};
-    describe(spec, &m);
+    describe(group, &m);
     return m;
 }
 
-/* Sets s->wave and returns the floats of scratch that are the sequence's own. */
-static size_t size_scratch(const backend_cuda *b, const measure_spec *spec, gpu_measured *s)
-{
-    enum { ALIGNMENT = 64 };
-    gpu_measure m = measure_of(b, spec);
-    s->wave = gpu_measure_wave(&m, s);
-    size_t floats = gpu_measure_scratch(&m, s);
-    if (has_second(spec)) {
-        describe_second(spec, &m);
-        size_t second = gpu_measure_scratch(&m, s);
-        if (floats < second) floats = second;
-    }
-    return (floats + ALIGNMENT - 1) / ALIGNMENT * ALIGNMENT;
-}
-
-static size_t shared_scratch(const backend_cuda *b, const measure_spec *spec)
-{
-    gpu_measure m = measure_of(b, spec);
-    size_t floats = gpu_measure_shared(&m);
-    if (!has_second(spec)) return floats;
-    describe_second(spec, &m);
-    size_t second = gpu_measure_shared(&m);
-    return floats < second ? second : floats;
-}
-
-/* The group for a sequence with so much scratch: the last of its kind, if it has room, or a new
- * one. A large sequence has a group of its own. */
-static uint32_t find_group(backend_cuda *b, const measure_spec *spec, size_t scratch)
+/* The group for a measure with so much scratch: the last of those like it, if it has room, or a new
+ * one behind them. A large sequence has a group of its own. Groups are in the order of what they
+ * measure, which the order of the shares does not change. */
+static uint32_t find_group(backend_cuda *b, const cuda_measure_group *empty, size_t scratch)
 {
     cuda_measuring *m = &b->measuring;
-    for (uint32_t i = m->n_groups; i > 0; i--) {
-        const cuda_measure_group *group = &m->groups[i - 1];
-        if (!cuda_is_alike(&group->spec, spec)) continue;
-        if ((group->list.scratch + scratch) * sizeof(float) <= GPU_WEIGHT_BYTES) return i - 1;
-        break;
-    }
-    m->groups[m->n_groups] =
-        (cuda_measure_group){.spec = *spec, .list = {.scratch = shared_scratch(b, spec)}};
-    return m->n_groups++;
+    gpu_measure call = measure_of(b, empty);
+    uint32_t at = m->n_groups;
+    while (at > 0 && cuda_compare_groups(empty, &m->groups[at - 1]) < 0) at--;
+    const cuda_measure_group *last = at > 0 ? &m->groups[at - 1] : NULL;
+    if (last && cuda_compare_groups(empty, last) == 0 &&
+        (last->list.scratch + scratch) * sizeof(float) <= GPU_WEIGHT_BYTES)
+        return at - 1;
+    memmove(&m->groups[at + 1], &m->groups[at], (m->n_groups++ - at) * sizeof *m->groups);
+    for (uint32_t i = 0; i < m->n_all; i++) m->all[i].group += m->all[i].group >= at;
+    m->groups[at] = *empty;
+    m->groups[at].list.scratch = gpu_measure_shared(&call);
+    return at;
 }
 
 /* The result's shape; its values get their place later. */
@@ -181,51 +160,118 @@ static gpu_kept keep_of(backend_cuda *b, const step_seq *s, uint32_t longest)
     return k;
 }
 
-static void add_seq(backend_cuda *b, const step_seq *s, uint32_t i)
+/* Adds a measure of a share to the group for it. */
+static void add_measure(backend_cuda *b, const measure_spec *spec, measure_kind kind,
+                        const cuda_measured *like)
+{
+    enum { ALIGNMENT = 64 };
+    cuda_measuring *m = &b->measuring;
+    cuda_measured *one = &m->all[m->n_all++];
+    cuda_measure_group empty = group_for(spec, kind);
+    gpu_measure call = measure_of(b, &empty);
+    *one = *like;
+    one->of.wave = gpu_measure_wave(&call, &one->of);
+    size_t own = gpu_measure_scratch(&call, &one->of);
+    own = (own + ALIGNMENT - 1) / ALIGNMENT * ALIGNMENT;
+    uint32_t number = find_group(b, &empty, own);
+    one->group = number;
+    cuda_measure_group *group = &m->groups[number];
+    if (group->step != empty.step) group->step = 1;
+    gpu_measure_add(&call, &group->list, &one->of, own);
+}
+
+/* Adds what a share measures: its second measure has the arrays behind those of the first one. */
+static void add_share(backend_cuda *b, const step_seq *s, uint32_t i)
 {
     cuda_measuring *m = &b->measuring;
+    const measure_spec *spec = &s->measure;
     measure_result *r = &b->seq_results[i].measure;
-    gpu_measured *one = &m->seqs[i];
-    uint32_t arrays = measures_arrays(&s->measure);
-    *one = (gpu_measured){.seq = b->seqs[i],
-                          .longest = plan_longest_table(b->mirror, s->seq, true),
-                          .rows = count_rows(s),
-                          .mean_rope = m->n_mean_ropes,
-                          .values = m->n_values};
-    one->kept = keep_of(b, s, one->longest);
-    m->n_mean_ropes += s->measure.kind == MEASURE_EXPECTED;
+    uint32_t arrays = measures_arrays(spec);
+    cuda_measured one = {.share = i,
+                         .of = {.longest = plan_longest_table(b->mirror, s->seq, true),
+                                .rows = count_rows(s),
+                                .mean_rope = m->n_mean_ropes,
+                                .step = spec->layer_step,
+                                .sum = sums[spec->sum],
+                                .out = spec->silent    ? GPU_OUT_SUMS
+                                       : spec->by_slot ? GPU_OUT_SLOTS
+                                                       : GPU_OUT_PAGES,
+                                .values = m->n_values}};
+    one.of.kept = keep_of(b, s, one.of.longest);
+    m->n_mean_ropes += spec->kind == MEASURE_EXPECTED;
     if (arrays) {
         *r = result_of(b, s);
-        one->stride = r->stride;
+        one.of.stride = r->stride;
         m->n_values += arrays * plan_measure_floats(r);
     }
-    size_t own = size_scratch(b, &s->measure, one);
-    m->group_of[i] = find_group(b, &s->measure, own);
-    gpu_measure_add(&m->groups[m->group_of[i]].list, one, own);
-    if (s->measure.sum != MEASURE_SUM_STEP) b->has_sums = true;
+    add_measure(b, spec, spec->kind, &one);
+    if (spec->sum != MEASURE_SUM_STEP) b->has_sums = true;
+    if (arrays < 2) return;
+    one.of.arrays = measure_layers(&b->info.geometry, spec->layer_step);
+    one.of.sum = GPU_SUM_NONE;
+    add_measure(b, spec, spec->second, &one);
+}
+
+/* Makes the calls of a step that repeats those of others, too: sequences that are not measured fill
+ * up each list, and few lengths are told apart, none where all is kept. */
+static void round_group(cuda_measure_group *group, uint32_t n_seqs)
+{
+    enum { SLOTS = 64 };
+    gpu_measured_list *list = &group->list;
+    list->n = n_seqs;
+    if (list->longest == 0) return;
+    uint32_t n = (list->longest + SLOTS - 1) / SLOTS;
+    list->longest = cuda_graphs_round(n, CUDA_SHAPE_STEPS) * SLOTS;
+    list->rows = list->wave = list->waves = 1;
+}
+
+void cuda_measures_plan(backend_cuda *b, const step_plan *plan, cuda_batch *batch)
+{
+    cuda_measuring *m = &b->measuring;
+    m->n_groups = m->n_all = m->n_mean_ropes = 0;
+    m->n_values = m->n_kept = 0;
+    for (uint32_t i = 0; i < plan->n_seqs; i++) {
+        b->seq_results[i] = (step_seq_result){0};
+        if (plan->seqs[i].measure.kind != MEASURE_NONE) add_share(b, &plan->seqs[i], i);
+    }
+    if (m->n_groups > CUDA_MEASURE_GROUPS) batch->repeats = false;
+    for (uint32_t g = 0; batch->repeats && g < m->n_groups; g++)
+        round_group(&m->groups[g], batch->n_seqs);
 }
 
 /* ---- a step's arrays ------------------------------------------------------------------------- */
 
-size_t cuda_measures_bytes(const backend_cuda *b, const step_plan *plan, const cuda_batch *batch)
+/* Mean rotations of the step, with those of all sequences that a step like it may have. */
+static size_t count_ropes(const cuda_measuring *m, const cuda_batch *batch)
 {
-    size_t n = 0, expected = 0;
-    for (uint32_t i = 0; i < plan->n_seqs; i++) {
-        n += plan->seqs[i].measure.kind != MEASURE_NONE;
-        expected += plan->seqs[i].measure.kind == MEASURE_EXPECTED;
-    }
-    return n * sizeof(gpu_measured) + (n ? batch->n_seqs : 0) * sizeof(gpu_kept) +
-           expected * b->config.head_dim * sizeof(float);
+    return batch->repeats && m->n_mean_ropes > 0 ? batch->n_seqs : m->n_mean_ropes;
+}
+
+static size_t count_listed(const cuda_measuring *m)
+{
+    size_t n = 0;
+    for (uint32_t g = 0; g < m->n_groups; g++) n += m->groups[g].list.n;
+    return n;
+}
+
+size_t cuda_measures_bytes(const backend_cuda *b, const cuda_batch *batch)
+{
+    const cuda_measuring *m = &b->measuring;
+    return count_listed(m) * sizeof(gpu_measured) +
+           (m->n_kept ? batch->n_seqs : 0) * sizeof(gpu_kept) +
+           count_ropes(m, batch) * b->config.head_dim * sizeof(float);
 }
 
 /* Packs the mean rotation of the positions to come for each sequence with MEASURE_EXPECTED. */
-static void pack_mean_ropes(backend_cuda *b, const step_plan *plan)
+static void pack_mean_ropes(backend_cuda *b, const step_plan *plan, const cuda_batch *batch)
 {
     float inv_freq[MODEL_HEAD_DIM_MAX / 2];
     uint32_t dim = b->config.head_dim;
-    size_t bytes = (size_t)b->measuring.n_mean_ropes * dim * sizeof(float);
-    float *mean_ropes = cuda_pack_take(&b->step, bytes, &b->measuring.memory.mean_ropes);
-    if (bytes == 0) return;
+    size_t n = count_ropes(&b->measuring, batch) * dim;
+    float *mean_ropes =
+        cuda_pack_take(&b->step, n * sizeof *mean_ropes, &b->measuring.memory.mean_ropes);
+    if (n == 0) return;
+    memset(mean_ropes, 0, n * sizeof *mean_ropes);
     rope_frequencies(&b->config.rope, dim, inv_freq);
     for (uint32_t i = 0; i < plan->n_seqs; i++) {
         const step_seq *s = &plan->seqs[i];
@@ -236,57 +282,42 @@ static void pack_mean_ropes(backend_cuda *b, const step_plan *plan)
 }
 
 /* Packs the sequences group by group. */
-static void pack_groups(backend_cuda *b, const step_plan *plan)
+static void pack_groups(backend_cuda *b)
 {
     cuda_measuring *m = &b->measuring;
     const gpu_measured *device;
-    uint32_t n = 0;
+    gpu_measured *host = cuda_pack_take(&b->step, count_listed(m) * sizeof *host, &device), *end;
     for (uint32_t g = 0; g < m->n_groups; g++) {
-        m->groups[g].first = n;
-        n += m->groups[g].list.n;
+        gpu_measured_list *list = &m->groups[g].list;
+        list->seqs = device;
+        device += list->n;
+        end = host + list->n;
+        for (uint32_t i = 0; i < m->n_all; i++) {
+            if (m->all[i].group != g) continue;
+            *host = m->all[i].of;
+            host++->seq = b->seqs[m->all[i].share];
+        }
+        while (host < end) *host++ = (gpu_measured){.work = list->work};
     }
-    gpu_measured *host = cuda_pack_take(&b->step, n * sizeof *host, &device);
-    for (uint32_t i = 0; i < plan->n_seqs; i++)
-        if (plan->seqs[i].measure.kind != MEASURE_NONE)
-            host[m->groups[m->group_of[i]].first++] = m->seqs[i];
-    for (uint32_t g = 0; g < m->n_groups; g++)
-        m->groups[g].list.seqs = device + m->groups[g].first - m->groups[g].list.n;
 }
 
 /* Packs what is kept of each sequence of the batch, nothing of padding rows. */
-static void pack_kept(backend_cuda *b, const step_plan *plan, const cuda_batch *batch)
+static void pack_kept(backend_cuda *b, const cuda_batch *batch)
 {
     cuda_measuring *m = &b->measuring;
     gpu_kept *kept = cuda_pack_take(&b->step, batch->n_seqs * sizeof *kept, &m->memory.kept_of);
-    for (uint32_t i = 0; i < batch->n_seqs; i++) {
-        bool is_measured = i < plan->n_seqs && plan->seqs[i].measure.kind != MEASURE_NONE;
-        kept[i] = is_measured ? m->seqs[i].kept : (gpu_kept){0};
-    }
+    memset(kept, 0, batch->n_seqs * sizeof *kept);
+    for (uint32_t i = 0; i < m->n_all; i++)
+        if (m->all[i].of.kept.strips) kept[m->all[i].share] = m->all[i].of.kept;
 }
 
-/* Rounds up the slots that the calls of a group go over, so that steps share shapes. */
-static void round_slots(cuda_measure_group *group)
-{
-    enum { SLOTS = 64 };
-    uint32_t n = (group->list.longest + SLOTS - 1) / SLOTS;
-    group->list.longest = cuda_graphs_round(n, CUDA_SHAPE_STEPS) * SLOTS;
-}
-
-void cuda_measures_pack(backend_cuda *b, const step_plan *plan, cuda_batch *batch)
+void cuda_measures_pack(backend_cuda *b, const step_plan *plan, const cuda_batch *batch)
 {
     cuda_measuring *m = &b->measuring;
-    m->n_groups = m->n_mean_ropes = 0;
-    m->n_values = m->n_kept = 0;
-    for (uint32_t i = 0; i < plan->n_seqs; i++) {
-        b->seq_results[i] = (step_seq_result){0};
-        if (plan->seqs[i].measure.kind != MEASURE_NONE) add_seq(b, &plan->seqs[i], i);
-    }
-    if (m->n_groups > 1) batch->repeats = false;
-    if (m->n_groups == 1 && batch->repeats) round_slots(&m->groups[0]);
-    pack_mean_ropes(b, plan);
-    pack_groups(b, plan);
+    pack_groups(b);
+    pack_mean_ropes(b, plan, batch);
     m->memory.kept_of = NULL;
-    if (m->n_kept > 0) pack_kept(b, plan, batch);
+    if (m->n_kept > 0) pack_kept(b, batch);
 }
 
 /* ---- memory ---------------------------------------------------------------------------------- */
@@ -349,31 +380,26 @@ status cuda_measures_reserve(backend_cuda *b, const step_plan *plan)
     if (m->n_values == 0) return STATUS_IS_OK;
     RETURN_IF_ERROR(reserve_results(b));
     measured_block *block = b->flight->measured.first;
-    for (uint32_t i = 0; i < plan->n_seqs; i++) {
-        if (measures_arrays(&plan->seqs[i].measure) == 0) continue;
-        b->seq_results[i].measure.values = block->values + m->seqs[i].values;
-        b->seq_results[i].measure.holders = &block->holders;
+    for (uint32_t i = 0; i < m->n_all; i++) {
+        const cuda_measured *one = &m->all[i];
+        if (measures_arrays(&plan->seqs[one->share].measure) == 0) continue;
+        b->seq_results[one->share].measure.values = block->values + one->of.values;
+        b->seq_results[one->share].measure.holders = &block->holders;
     }
     return STATUS_IS_OK;
 }
 
 /* ---- layers ---------------------------------------------------------------------------------- */
 
-static status measure_group(const backend_cuda *b, const cuda_measure_group *group, uint32_t layer,
-                            gpu_measure *m)
+/* The number of the layer among those that select, or MEASURE_NO_LAYER. */
+static uint32_t selecting_of(const backend_cuda *b, uint32_t layer)
 {
-    const cuda_device *d = &b->device;
-    const measure_spec *spec = &group->spec;
-    uint32_t row = measure_layer_of(&b->info.geometry, layer, spec->layer_step);
-    if (row == MEASURE_NO_LAYER) return STATUS_IS_OK;
-    describe(spec, m);
-    m->list = group->list;
-    m->array = row;
-    RETURN_IF_GPU_ERROR(d->api->measure(d->g, m));
-    if (!has_second(spec)) return STATUS_IS_OK;
-    describe_second(spec, m);
-    m->array = measure_layers(&b->info.geometry, spec->layer_step) + row;
-    return cuda_status(d->api->measure(d->g, m));
+    return measure_layer_of(&b->info.geometry, layer, 1);
+}
+
+static bool is_due(const cuda_measure_group *group, uint32_t selecting)
+{
+    return selecting != MEASURE_NO_LAYER && selecting % group->step == 0;
 }
 
 static void keep_layer(void *ctx, uint32_t layer, gpu_attention *a)
@@ -381,9 +407,8 @@ static void keep_layer(void *ctx, uint32_t layer, gpu_attention *a)
     const backend_cuda *b = ctx;
     const cuda_measuring *m = &b->measuring;
     for (uint32_t g = 0; g < m->n_groups; g++) {
-        const cuda_measure_group *group = &m->groups[g];
-        uint32_t row = measure_layer_of(&b->info.geometry, layer, group->spec.layer_step);
-        if (group->list.n_kept == 0 || row == MEASURE_NO_LAYER) continue;
+        if (m->groups[g].list.n_kept == 0 || !is_due(&m->groups[g], selecting_of(b, layer)))
+            continue;
         a->kept = m->memory.kept;
         a->kept_of = m->memory.kept_of;
     }
@@ -392,11 +417,17 @@ static void keep_layer(void *ctx, uint32_t layer, gpu_attention *a)
 static status measure_layer(void *ctx, uint32_t layer, gpu_measure *m)
 {
     const backend_cuda *b = ctx;
-    m->mean_ropes = b->measuring.memory.mean_ropes;
-    m->values = b->measuring.memory.values;
-    m->scratch = b->measuring.memory.scratch;
-    for (uint32_t g = 0; g < b->measuring.n_groups; g++)
-        RETURN_IF_ERROR(measure_group(b, &b->measuring.groups[g], layer, m));
+    const cuda_device *d = &b->device;
+    const cuda_measuring *all = &b->measuring;
+    m->mean_ropes = all->memory.mean_ropes;
+    m->values = all->memory.values;
+    m->scratch = all->memory.scratch;
+    m->selecting = selecting_of(b, layer);
+    for (uint32_t g = 0; g < all->n_groups; g++) {
+        if (!is_due(&all->groups[g], m->selecting)) continue;
+        describe(&all->groups[g], m);
+        RETURN_IF_GPU_ERROR(d->api->measure(d->g, m));
+    }
     return STATUS_IS_OK;
 }
 
@@ -408,7 +439,8 @@ void cuda_measures_join(backend_cuda *b, cuda_batch *batch)
     batch->keep = keep_layer;
     batch->measure = measure_layer;
     batch->ctx = b;
-    batch->measured = m->groups[0];
+    batch->n_measured = m->n_groups < CUDA_MEASURE_GROUPS ? m->n_groups : CUDA_MEASURE_GROUPS;
+    memcpy(batch->measured, m->groups, batch->n_measured * sizeof *batch->measured);
     batch->measures = m->memory;
     batch->moved += m->n_moved;
 }

@@ -140,7 +140,7 @@ static void measure(check *c, gpu_measure *m, size_t n, float *got)
 {
     m->list = (gpu_measured_list){.scratch = gpu_measure_shared(m)};
     m->one.wave = gpu_measure_wave(m, &m->one);
-    gpu_measure_add(&m->list, &m->one, own_scratch(m, &m->one));
+    gpu_measure_add(m, &m->list, &m->one, own_scratch(m, &m->one));
     m->scratch = check_output(c, m->list.scratch * 4 + 4);
     m->values = check_output(c, n * 4);
     check_ok(c, c->api->measure(c->g, m));
@@ -154,7 +154,7 @@ static void check_by_page(check *c, const world *w, gpu_measure m, const float *
     uint32_t tokens = w->s->page_tokens, n = m.one.longest, pages = (n + tokens - 1) / tokens;
     size_t all = (size_t)w->s->kv_heads * pages;
     float *sums = check_memory(all, 4), *got = check_memory(all, 4);
-    m.out = GPU_OUT_PAGES;
+    m.one.out = GPU_OUT_PAGES;
     m.one.stride = pages;
     measure(c, &m, all, got);
     for (size_t i = 0; i < (size_t)w->s->kv_heads * n; i++)
@@ -171,10 +171,10 @@ static void check_sums(check *c, const world *w, gpu_measure *m, const float *by
     float *due = check_memory(n, 4), *got = check_memory(n, 4), *junk = check_memory(n_sums, 4);
     check_fill(c, junk, n_sums);
     m->pages.sums = check_device(c, junk, n_sums * 4);
-    m->sum = GPU_SUM_START;
+    m->one.sum = GPU_SUM_START;
     measure(c, m, n, got);
     check_row(c, "  running sums, from 0", by_slot, got, n, 1e-6);
-    m->sum = GPU_SUM_ADD;
+    m->one.sum = GPU_SUM_ADD;
     measure(c, m, n, got);
     for (size_t i = 0; i < n; i++) {
         bool is_new = i % m->one.longest + m->one.seq.n_rows >= m->one.longest;
@@ -183,7 +183,7 @@ static void check_sums(check *c, const world *w, gpu_measure *m, const float *by
     check_row(c, "  running sums, added to", due, got, n, 1e-6);
     c->api->release(c->g, m->pages.sums);
     m->pages.sums = NULL;
-    m->sum = GPU_SUM_NONE;
+    m->one.sum = GPU_SUM_NONE;
     free(due), free(got), free(junk);
 }
 
@@ -204,38 +204,50 @@ static void check_kind(check *c, const inputs *in, gpu_measure m)
     free(due), free(got);
 }
 
-static gpu_measured measured_of(const world *w, uint32_t seq)
+static gpu_measured measured_of(const world *w, uint32_t seq, gpu_measure_out out)
 {
-    uint32_t rows = w->s->rows[seq], n = w->s->lengths[seq];
+    uint32_t rows = w->s->rows[seq], n = w->s->lengths[seq], tokens = w->s->page_tokens;
     return (gpu_measured){.seq = w->seqs[seq],
                           .longest = n,
                           .rows = rows < ROWS_MOST ? rows : ROWS_MOST,
-                          .kept = w->kept_of[seq],
-                          .stride = n};
+                          .stride = out == GPU_OUT_PAGES ? (n + tokens - 1) / tokens : n,
+                          .step = 1,
+                          .out = out,
+                          .kept = w->kept_of[seq]};
 }
 
-/* Measures each sequence alone, and makes the list of all of them. Returns how many results due
- * has. */
-static size_t measure_each(check *c, const world *w, gpu_measure *m, float *due)
+/* The sequences of a call. */
+typedef struct crowd {
+    gpu_measured seqs[SEQS_MOST + 1];
+    uint32_t n;
+    size_t n_values;
+} crowd;
+
+/* Measures each sequence alone, `out` of them in turn, with results for all. */
+static crowd measure_each(check *c, const world *w, gpu_measure *m, const gpu_measure_out out[2],
+                          float *due)
 {
-    gpu_measured seqs[SEQS_MOST];
-    uint32_t n = w->s->n_seqs, tokens = w->s->page_tokens;
-    size_t at = 0;
-    gpu_measured_list list = {.scratch = gpu_measure_shared(m)};
-    for (uint32_t i = 0; i < n; i++) {
-        m->one = measured_of(w, i);
-        if (m->out == GPU_OUT_PAGES) m->one.stride = (m->one.stride + tokens - 1) / tokens;
-        measure(c, m, w->s->kv_heads * m->one.stride, due + at);
-        seqs[i] = m->one;
-        seqs[i].values = at;
-        gpu_measure_add(&list, &seqs[i], own_scratch(m, &seqs[i]));
-        at += (size_t)w->s->kv_heads * m->one.stride;
+    crowd all = {.n = w->s->n_seqs};
+    for (uint32_t i = 0; i < all.n; i++) {
+        m->one = measured_of(w, i, out[i % 2]);
+        size_t n = (size_t)w->s->kv_heads * m->one.stride;
+        measure(c, m, n, due + all.n_values);
+        all.seqs[i] = m->one;
+        all.seqs[i].values = all.n_values;
+        all.n_values += n;
     }
-    list.seqs = check_device(c, seqs, n * sizeof *seqs);
-    m->list = list;
-    m->scratch = check_output(c, list.scratch * 4 + 4);
-    m->values = check_output(c, at * 4);
-    return at;
+    return all;
+}
+
+/* Makes the list of the crowd, with room for its results. */
+static void make_list(check *c, gpu_measure *m, crowd *all)
+{
+    m->list = (gpu_measured_list){.scratch = gpu_measure_shared(m)};
+    for (uint32_t i = 0; i < all->n; i++)
+        gpu_measure_add(m, &m->list, &all->seqs[i], own_scratch(m, &all->seqs[i]));
+    m->list.seqs = check_device(c, all->seqs, all->n * sizeof *all->seqs);
+    m->scratch = check_output(c, m->list.scratch * 4 + 4);
+    m->values = check_output(c, all->n_values * 4);
 }
 
 static void forget_list(check *c, const gpu_measure *m)
@@ -259,34 +271,86 @@ static void check_together(check *c, const world *w, gpu_measure m)
     float *due = check_memory(total, 4), *got = check_memory(total, 4);
     for (int by_page = 0; by_page <= (m.kind == GPU_MEASURE_MASS); by_page++) {
         if (w->kept && by_page == w->keeps_slots) continue; /* not what is kept */
-        m.out = by_page ? GPU_OUT_PAGES : GPU_OUT_SLOTS;
-        size_t n = measure_each(c, w, &m, due);
+        const gpu_measure_out out = by_page ? GPU_OUT_PAGES : GPU_OUT_SLOTS, all_out[] = {out, out};
+        crowd all = measure_each(c, w, &m, all_out, due);
+        make_list(c, &m, &all);
         check_ok(c, c->api->measure(c->g, &m));
-        check_fetch(c, got, m.values, n * 4);
-        check_row(c, by_page ? "  together, by page" : "  together", due, got, n, 0.0);
+        check_fetch(c, got, m.values, all.n_values * 4);
+        check_row(c, by_page ? "  together, by page" : "  together", due, got, all.n_values, 0.0);
         forget_list(c, &m);
     }
     free(due), free(got);
 }
 
+/* Sequences that are measured each in its own way, by one call in the fourth selecting layer: by
+ * slot and by page, every layer and every third one, where the results of their measure are the
+ * last of several. Nothing is written for one that is measured in other layers, nor for one that is
+ * not measured at all. */
+static void check_mixture(check *c, const world *w, gpu_measure m)
+{
+    enum { LAYER = 3, BEFORE = 2 };
+    bool pages = m.kind == GPU_MEASURE_MASS && (!w->kept || !w->keeps_slots);
+    bool slots = m.kind != GPU_MEASURE_MASS || !w->kept || w->keeps_slots;
+    const gpu_measure_out out[] = {slots ? GPU_OUT_SLOTS : GPU_OUT_PAGES,
+                                   pages ? GPU_OUT_PAGES : GPU_OUT_SLOTS};
+    size_t total = (size_t)(LAYER + BEFORE + 1) * count_slots(w), at = 0;
+    float *alone = check_memory(total, 4), *due = check_memory(total, 4),
+          *got = check_memory(total, 4);
+    crowd all = measure_each(c, w, &m, out, alone);
+    all.n_values = 0;
+    for (uint32_t i = 0; i < all.n; i++) {
+        gpu_measured *s = &all.seqs[i];
+        size_t n = (size_t)w->s->kv_heads * s->stride;
+        s->values = all.n_values;
+        s->step = i == 1 ? LAYER - 1 : i == 0 ? LAYER : 1;
+        s->arrays = i % BEFORE;
+        uint32_t array = i == 1 ? UINT32_MAX : s->arrays + LAYER / s->step;
+        for (uint32_t a = 0; a <= LAYER + BEFORE - 1; a++)
+            for (size_t j = 0; j < n; j++) due[all.n_values++] = a == array ? alone[at + j] : -1.0f;
+        at += n;
+    }
+    make_list(c, &m, &all);
+    c->api->release(c->g, (void *)(uintptr_t)m.list.seqs);
+    all.seqs[all.n] = (gpu_measured){.work = m.list.work};
+    m.list.n = all.n + 1;
+    m.list.seqs = check_device(c, all.seqs, m.list.n * sizeof *all.seqs);
+    m.selecting = LAYER;
+    check_ok(c, c->api->measure(c->g, &m));
+    check_fetch(c, got, m.values, all.n_values * 4);
+    for (size_t i = 0; i < all.n_values; i++)
+        if (isnan(got[i])) got[i] = -1.0f; /* not written */
+    check_row(c, "  a mixture", due, got, all.n_values, 0.0);
+    forget_list(c, &m);
+    free(alone), free(due), free(got);
+}
+
 /* Running sums of all sequences by one call, of which attention has kept some: measured twice, the
- * sums of all but the last rows' slots are doubled. */
+ * sums of all but the last rows' slots are doubled. Of every second sequence they are started anew
+ * instead, and of some of these no result is written. */
 static void check_sums_together(check *c, const world *w, gpu_measure m)
 {
+    static const gpu_measure_out out[] = {GPU_OUT_SLOTS, GPU_OUT_SLOTS};
     size_t total = count_slots(w), at = 0;
     size_t n_sums = (size_t)w->n_cells * w->pages.n_tiles * w->s->page_tokens;
     float *due = check_memory(total, 4), *got = check_memory(total, 4);
-    measure_each(c, w, &m, due);
+    crowd all = measure_each(c, w, &m, out, due);
     m.pages.sums = check_output(c, n_sums * 4);
-    m.sum = GPU_SUM_START;
-    check_ok(c, c->api->measure(c->g, &m));
-    m.sum = GPU_SUM_ADD;
-    check_ok(c, c->api->measure(c->g, &m));
+    for (int again = 0; again < 2; again++) {
+        for (uint32_t i = 0; i < all.n; i++) {
+            all.seqs[i].sum = again && i % 2 == 0 ? GPU_SUM_ADD : GPU_SUM_START;
+            all.seqs[i].out = again && i % 4 == 3 ? GPU_OUT_SUMS : GPU_OUT_SLOTS;
+        }
+        if (again) forget_list(c, &m);
+        make_list(c, &m, &all);
+        check_ok(c, c->api->measure(c->g, &m));
+    }
     check_fetch(c, got, m.values, total * 4);
     for (uint32_t i = 0; i < w->s->n_seqs; i++) {
         uint32_t length = w->s->lengths[i], old = length - w->seqs[i].n_rows;
-        for (size_t j = 0; j < (size_t)w->s->kv_heads * length; j++, at++)
-            if (j % length < old) due[at] *= 2.0f;
+        for (size_t j = 0; j < (size_t)w->s->kv_heads * length; j++, at++) {
+            if (i % 2 == 0 && j % length < old) due[at] *= 2.0f;
+            if (i % 4 == 3 && isnan(got[at])) got[at] = due[at] = 0.0f;
+        }
     }
     check_row(c, "  running sums, together", due, got, total, 1e-6);
     c->api->release(c->g, m.pages.sums);
@@ -301,8 +365,7 @@ static gpu_measure measure_of(const world *w, uint32_t seq)
                          .tables = w->gpu_tables,
                          .layer = w->layer,
                          .lengths = w->d_lengths,
-                         .one = measured_of(w, seq),
-                         .out = GPU_OUT_SLOTS,
+                         .one = measured_of(w, seq, GPU_OUT_SLOTS),
                          .kv_heads = w->s->kv_heads,
                          .q_heads = w->s->q_heads,
                          .kind = GPU_MEASURE_MASS,
@@ -383,6 +446,7 @@ void check_kept_mass(check *c, world *w)
         if (w->seqs[i].n_rows > 1) check_kept_seq(c, w, i, 1);
     }
     check_together(c, w, measure_of(w, 0));
+    check_mixture(c, w, measure_of(w, 0));
     if (w->keeps_slots) check_sums_together(c, w, measure_of(w, 0));
 }
 
@@ -428,6 +492,7 @@ void check_measures(check *c, world *w, uint32_t seq)
     for (m.kind = GPU_MEASURE_MASS; m.kind < GPU_MEASURE_KINDS; m.kind++) {
         check_kind(c, &in, m);
         if (seq == 0) check_together(c, w, m);
+        if (seq == 0) check_mixture(c, w, m);
     }
     m.add = 0.75f;
     m.theta = 2.5f;

@@ -57,7 +57,8 @@ typedef struct house {
     model_config config;
     pkv *kv;
     uint32_t step, length[SEQS];
-    const measure_spec *measure; /* of every sequence that decodes; NULL: none */
+    const measure_spec *specs; /* what sequences that decode measure, in turns; NULL: nothing */
+    uint32_t n_specs;          /* 0: there are two, and all sequences take turns with them */
 } house;
 
 /* All logits of all decode steps by sequence, and all measures. */
@@ -94,6 +95,12 @@ static uint32_t token_of(uint32_t seq, uint32_t position)
     return (seq * 31 + position * position * 7 + position) % VOCAB;
 }
 
+/* What a sequence measures in this step. */
+static const measure_spec *spec_of(const house *h, uint32_t seq)
+{
+    return &h->specs[h->n_specs ? (seq + h->step) % h->n_specs : h->step % 2];
+}
+
 /* Computes n[seq] more tokens of every sequence (0 = none); logits of those that decode. */
 static const step_result *take_step(house *h, const uint32_t n[SEQS], bool measures)
 {
@@ -101,6 +108,7 @@ static const step_result *take_step(house *h, const uint32_t n[SEQS], bool measu
     uint32_t tokens[ROWS], n_tokens = 0, n_seqs = 0, n_opens = 0;
     step_seq seqs[SEQS];
     step_open opens[SEQS];
+    h->step++;
     for (uint32_t s = 0; s < SEQS; s++) {
         if (n[s] == 0) continue;
         if (h->length[s] == 0) opens[n_opens++] = (step_open){.seq = s, .params = &greedy};
@@ -111,12 +119,12 @@ static const step_result *take_step(house *h, const uint32_t n[SEQS], bool measu
                                   .want_logits = h->length[s] > 0};
         if (s == 0 && measures)
             seqs[n_seqs].measure = (measure_spec){.kind = MEASURE_MASS, .rows = 1, .layer_step = 1};
-        if (h->measure && h->length[s] > 0) seqs[n_seqs].measure = *h->measure;
+        if (h->specs && h->length[s] > 0) seqs[n_seqs].measure = *spec_of(h, s);
         n_seqs++;
         for (uint32_t i = 0; i < n[s]; i++) tokens[n_tokens++] = token_of(s, h->length[s]++);
         assert_true(status_ok(pkv_seq_append(h->kv, s, n[s])));
     }
-    step_plan plan = {.step = ++h->step,
+    step_plan plan = {.step = h->step,
                       .deltas = pkv_take_deltas(h->kv),
                       .opens = opens,
                       .n_opens = n_opens,
@@ -303,27 +311,35 @@ static void one_graph_for_each_batch_size(void **state)
 
 enum { MEASURED_SEQS = 10, MEASURED_STEPS = 12, MEASURED_FLOATS = 1 << 17 };
 
-/* What steps measured of sequences that grow, in the order of steps, and of sequences in each. */
+/* What steps measured of sequences that grow. */
 typedef struct findings {
     float values[MEASURED_FLOATS];
     size_t n;
+    struct found {
+        const measure_spec *spec;
+        size_t at, n;
+    } of[MEASURED_STEPS][MEASURED_SEQS];
 } findings;
 
-static void add_findings(const step_result *r, const measure_spec *spec, findings *f)
+static void add_findings(const house *h, uint32_t t, const step_result *r, findings *f)
 {
-    uint32_t arrays = spec->silent ? 0 : spec->second == MEASURE_NONE ? 1 : 2;
     for (uint32_t s = 0; s < MEASURED_SEQS; s++) {
+        const measure_spec *spec = spec_of(h, s);
         const measure_result *m = &r->seqs[s].measure;
+        bool gives = spec->kind != MEASURE_NONE && !spec->silent;
+        uint32_t arrays = !gives ? 0 : spec->second == MEASURE_NONE ? 1 : 2;
         size_t n = (size_t)arrays * m->n_layers * m->n_kv_heads * m->stride;
+        assert_int_equal(m->values != NULL, gives);
         assert_in_range(f->n + n, 0, MEASURED_FLOATS);
-        memcpy(f->values + f->n, m->values, n * sizeof(float));
+        if (n > 0) memcpy(f->values + f->n, m->values, n * sizeof(float));
+        f->of[t][s] = (struct found){spec, f->n, n};
         f->n += n;
     }
 }
 
 /* In the second step the first sequence rests, and a padding row is in its place. The last sequence
- * grows beyond 64 slots. */
-static findings *measure_steps(const pass *p, const measure_spec *spec)
+ * grows beyond 64 slots. Sequences take turns with the specs. */
+static findings *measure_steps(const pass *p, const measure_spec *specs, uint32_t n_specs)
 {
     findings *f = calloc(1, sizeof *f);
     house h = open_house(p);
@@ -333,52 +349,205 @@ static findings *measure_steps(const pass *p, const measure_spec *spec)
         n[s] = s == 9 ? 60 : 8 + 2 * s;
     }
     assert_true(status_ok(take_step(&h, n, false)->status));
-    h.measure = spec;
+    h.specs = specs;
+    h.n_specs = n_specs;
     for (uint32_t t = 0; t < MEASURED_STEPS; t++) {
         for (uint32_t s = 0; s < MEASURED_SEQS; s++) n[s] = t != 1 || s != 0;
         const step_result *r = take_step(&h, n, false);
         if (!status_ok(r->status)) fail_msg("step %u: %s", h.step, r->status.message);
-        if (t != 1) add_findings(r, spec, f);
+        if (t != 1) add_findings(&h, t, r, f);
     }
     close_house(&h);
     return f;
 }
 
-static void what_replays_measure(void **state)
+static const measure_spec specs_of_one_kind[] = {
+    {.kind = MEASURE_MASS, .rows = 1, .layer_step = 1},
+    {.kind = MEASURE_MASS, .rows = 1, .layer_step = 1, .by_slot = true, .sum = MEASURE_SUM_ADD},
+    {.kind = MEASURE_RAW,
+     .second = MEASURE_VALUE_NORM,
+     .rows = 1,
+     .layer_step = 1,
+     .by_slot = true},
+    {.kind = MEASURE_PROJECTION, .rows = 1, .layer_step = 1, .by_slot = true, .theta = 2},
+    {.kind = MEASURE_EXPECTED,
+     .second = MEASURE_VALUE_WEIGHT,
+     .rows = 1,
+     .layer_step = 1,
+     .by_slot = true,
+     .sinks = 2},
+    {.kind = MEASURE_KEY_COSINE, .layer_step = 1, .by_slot = true},
+};
+
+/* Measures with graphs and without: the same bits. Returns what was measured, and how many steps
+ * were captured and replayed. */
+static findings *measure_twice(const pass *p, const measure_spec *specs, uint32_t n_specs,
+                               simt_counts *counts)
 {
-    (void)state;
-    static const measure_spec specs[] = {
-        {.kind = MEASURE_MASS, .rows = 1, .layer_step = 1},
-        {.kind = MEASURE_MASS, .rows = 1, .layer_step = 1, .by_slot = true, .sum = MEASURE_SUM_ADD},
-        {.kind = MEASURE_RAW,
-         .second = MEASURE_VALUE_NORM,
-         .rows = 1,
-         .layer_step = 1,
-         .by_slot = true},
-        {.kind = MEASURE_PROJECTION, .rows = 1, .layer_step = 1, .by_slot = true, .theta = 2},
-        {.kind = MEASURE_EXPECTED,
-         .second = MEASURE_VALUE_WEIGHT,
-         .rows = 1,
-         .layer_step = 1,
-         .by_slot = true,
-         .sinks = 2},
-        {.kind = MEASURE_KEY_COSINE, .layer_step = 1, .by_slot = true},
-    };
+    simt_refuse_captures(SIMT_REFUSE_ALL);
+    findings *plain = measure_steps(p, specs, n_specs);
+    simt_refuse_captures(SIMT_REFUSE_NONE);
+    simt_counts before = simt_counted();
+    findings *graphs = measure_steps(p, specs, n_specs);
+    *counts = simt_counted();
+    counts->captures -= before.captures;
+    counts->replays -= before.replays;
+    assert_true(plain->n > 0 && plain->n == graphs->n);
+    assert_memory_equal(plain->values, graphs->values, plain->n * sizeof(float));
+    free(plain);
+    return graphs;
+}
+
+static pass measured_pass(void)
+{
     pass p = on_gpu(&wide);
     p.override = "num_hidden_layers=2";
     p.max_model_len = 96;
-    for (size_t i = 0; i < sizeof specs / sizeof *specs; i++) {
-        simt_refuse_captures(1);
-        findings *plain = measure_steps(&p, &specs[i]);
-        simt_refuse_captures(0);
-        uint64_t before = simt_counted().replays;
-        findings *graphs = measure_steps(&p, &specs[i]);
-        assert_in_range(simt_counted().replays - before, 5, MEASURED_STEPS);
-        assert_true(plain->n > 0 && plain->n == graphs->n);
-        assert_memory_equal(plain->values, graphs->values, plain->n * sizeof(float));
-        free(plain);
-        free(graphs);
+    return p;
+}
+
+static void what_replays_measure(void **state)
+{
+    (void)state;
+    pass p = measured_pass();
+    simt_counts counts;
+    for (size_t i = 0; i < sizeof specs_of_one_kind / sizeof *specs_of_one_kind; i++) {
+        free(measure_twice(&p, &specs_of_one_kind[i], 1, &counts));
+        assert_in_range(counts.replays, 5, MEASURED_STEPS);
     }
+}
+
+/* Ten sequences, of which each is measured in another way, and in another one in each step. In the
+ * first step the longest sequence has the most results. */
+#define LAYERS_OF(step) .rows = 1, .layer_step = step
+static const measure_spec masses[MEASURED_SEQS] = {
+    {.kind = MEASURE_NONE},
+    {.kind = MEASURE_MASS, LAYERS_OF(1), .by_slot = true},
+    {.kind = MEASURE_MASS, LAYERS_OF(1)},
+    {.kind = MEASURE_MASS, LAYERS_OF(1), .by_slot = true, .sum = MEASURE_SUM_ADD, .silent = true},
+    {.kind = MEASURE_MASS, LAYERS_OF(1), .by_slot = true, .sum = MEASURE_SUM_ADD},
+    {.kind = MEASURE_MASS, LAYERS_OF(2), .by_slot = true},
+    {.kind = MEASURE_NONE},
+    {.kind = MEASURE_MASS, LAYERS_OF(2)},
+    {.kind = MEASURE_MASS, LAYERS_OF(1), .by_slot = true, .sum = MEASURE_SUM_START},
+    {.kind = MEASURE_MASS, LAYERS_OF(1), .by_slot = true, .window = 7, .chunk = 4, .sinks = 3},
+};
+static const measure_spec of_all_kinds[MEASURED_SEQS] = {
+    {.kind = MEASURE_NONE},
+    {.kind = MEASURE_MASS, LAYERS_OF(1)},
+    {.kind = MEASURE_MASS, LAYERS_OF(2), .second = MEASURE_VALUE_WEIGHT, .by_slot = true},
+    {.kind = MEASURE_RAW, .second = MEASURE_VALUE_NORM, LAYERS_OF(1), .by_slot = true},
+    {.kind = MEASURE_PROJECTION, LAYERS_OF(1), .by_slot = true},
+    {.kind = MEASURE_MASS, LAYERS_OF(1), .by_slot = true, .sum = MEASURE_SUM_ADD, .silent = true},
+    {.kind = MEASURE_KEY_COSINE, LAYERS_OF(2), .by_slot = true},
+    {.kind = MEASURE_EXPECTED,
+     .second = MEASURE_VALUE_NORM,
+     LAYERS_OF(1),
+     .by_slot = true,
+     .sinks = 2},
+    {.kind = MEASURE_PROJECTION, LAYERS_OF(1), .by_slot = true, .theta = 2},
+    {.kind = MEASURE_KEY_COSINE, LAYERS_OF(1), .by_slot = true},
+};
+#undef LAYERS_OF
+
+/* What a sequence has in a mixture are the bits that it has where all are measured like it. Sums
+ * are not compared: here they are of other steps. */
+static void compare_to_alike(const pass *p, const measure_spec *specs, const findings *mixture)
+{
+    for (uint32_t i = 0; i < MEASURED_SEQS; i++) {
+        if (specs[i].kind == MEASURE_NONE || specs[i].sum == MEASURE_SUM_ADD) continue;
+        findings *alike = measure_steps(p, &specs[i], 1);
+        uint32_t n = 0;
+        for (uint32_t t = 0; t < MEASURED_STEPS; t++)
+            for (uint32_t s = 0; s < MEASURED_SEQS; s++) {
+                const struct found *a = &mixture->of[t][s], *b = &alike->of[t][s];
+                if (a->spec != &specs[i]) continue;
+                assert_int_equal(a->n, b->n);
+                assert_memory_equal(mixture->values + a->at, alike->values + b->at,
+                                    a->n * sizeof(float));
+                n++;
+            }
+        assert_in_range(n, MEASURED_STEPS - 2, MEASURED_STEPS);
+        free(alike);
+    }
+}
+
+/* One graph serves all steps of measures of mass, whatever is measured of whom. */
+static void mixtures_are_one_graph(void **state)
+{
+    (void)state;
+    pass p = measured_pass();
+    simt_counts counts;
+    findings *f = measure_twice(&p, masses, MEASURED_SEQS, &counts);
+    assert_int_equal(counts.captures, 1);
+    assert_int_equal(counts.replays, MEASURED_STEPS - 1);
+    compare_to_alike(&p, masses, f);
+    free(f);
+    f = measure_twice(&p, of_all_kinds, MEASURED_SEQS, &counts);
+    assert_in_range(counts.replays, 5, MEASURED_STEPS);
+    compare_to_alike(&p, of_all_kinds, f);
+    free(f);
+    measure_spec nine_kinds[MEASURED_SEQS];
+    memcpy(nine_kinds, of_all_kinds, sizeof nine_kinds);
+    nine_kinds[1] = (measure_spec){.kind = MEASURE_KEY_NORM, .layer_step = 1, .by_slot = true};
+    free(measure_twice(&p, nine_kinds, MEASURED_SEQS, &counts));
+    assert_int_equal(counts.replays, 0); /* too many for a graph */
+    p.batch_invariant = true; /* then mass is measured from K, and its launches go by lengths */
+    f = measure_twice(&p, masses, MEASURED_SEQS, &counts);
+    assert_in_range(counts.replays, 5, MEASURED_STEPS);
+    compare_to_alike(&p, masses, f);
+    free(f);
+}
+
+/* Steps that alternate between two ways of measuring that are not the same launches, though the
+ * same arrays: each has its graph. */
+static void other_launches_are_other_graphs(void **state)
+{
+    (void)state;
+#define BY_SLOT .rows = 1, .layer_step = 1, .by_slot = true
+    static const measure_spec pairs[][2] = {
+        {{.kind = MEASURE_MASS, BY_SLOT}, {.kind = MEASURE_MASS, BY_SLOT, .sum = MEASURE_SUM_ADD}},
+        {{.kind = MEASURE_MASS, BY_SLOT}, {.kind = MEASURE_MASS, .rows = 1, .layer_step = 1}},
+        {{.kind = MEASURE_MASS, .rows = 1, .layer_step = 2},
+         {.kind = MEASURE_MASS, .rows = 1, .layer_step = 1}},
+        {{.kind = MEASURE_RAW, BY_SLOT}, {.kind = MEASURE_MASS, BY_SLOT}},
+        {{.kind = MEASURE_NONE}, {.kind = MEASURE_MASS, BY_SLOT}},
+        {{.kind = MEASURE_PROJECTION, BY_SLOT}, {.kind = MEASURE_PROJECTION, BY_SLOT, .theta = 2}},
+        {{.kind = MEASURE_PROJECTION, BY_SLOT, .bias = 1},
+         {.kind = MEASURE_PROJECTION, BY_SLOT, .bias = 2}},
+        {{.kind = MEASURE_EXPECTED, BY_SLOT}, {.kind = MEASURE_EXPECTED, BY_SLOT, .sinks = 2}},
+        {{.kind = MEASURE_PROJECTION_OUTSIDE, BY_SLOT, .window = 2},
+         {.kind = MEASURE_PROJECTION_OUTSIDE, BY_SLOT, .window = 5}},
+        {{.kind = MEASURE_PROJECTION_POOLED, BY_SLOT, .window = 4, .chunk = 2},
+         {.kind = MEASURE_PROJECTION_POOLED, BY_SLOT, .window = 4, .chunk = 4}},
+    };
+#undef BY_SLOT
+    pass p = measured_pass();
+    simt_counts counts;
+    p.batch_invariant = true; /* mass is measured from K */
+    for (size_t i = 0; i < sizeof pairs / sizeof *pairs; i++) {
+        free(measure_twice(&p, pairs[i], 0, &counts));
+        assert_in_range(counts.replays, 5, MEASURED_STEPS);
+    }
+}
+
+/* Ranks that are threads, with a GPU each. */
+static void mixtures_over_ranks(void **state)
+{
+    (void)state;
+    pass p = measured_pass();
+    void *library = open_nccl(FAKE_WELL);
+    simt_counts counts;
+    p.n_ranks = RANKS;
+    p.make_ranks = make_ranks;
+    findings *f = measure_twice(&p, masses, MEASURED_SEQS, &counts);
+    assert_int_equal(counts.captures, RANKS);
+    assert_int_equal(counts.replays, RANKS * (MEASURED_STEPS - 1));
+    compare_to_alike(&p, masses, f);
+    free(f);
+    free(measure_twice(&p, of_all_kinds, MEASURED_SEQS, &counts));
+    assert_in_range(counts.replays, RANKS * 5, RANKS * MEASURED_STEPS);
+    dlclose(library);
 }
 
 /* ---- what is not captured -------------------------------------------------------------------- */
@@ -443,6 +612,9 @@ int main(void)
         cmocka_unit_test(replays_of_experts),
         cmocka_unit_test(one_graph_for_each_batch_size),
         cmocka_unit_test(what_replays_measure),
+        cmocka_unit_test(mixtures_are_one_graph),
+        cmocka_unit_test(other_launches_are_other_graphs),
+        cmocka_unit_test(mixtures_over_ranks),
         cmocka_unit_test(a_capture_that_fails_at_its_end),
         cmocka_unit_test(alone_as_among_others),
         cmocka_unit_test(a_lost_device_ends_the_backend),

@@ -98,6 +98,25 @@ static void of_a_sparse_step(void **state)
     close_house(&h);
 }
 
+/* Masses of all sequences are one launch in a layer, norms of keys and of values one each. */
+static void of_a_measured_step(void **state)
+{
+    (void)state;
+    kind k = {.n_layers = LAYERS, .n_seqs = FEW, .measured = true, .mixture = true, .norms = true};
+    house h = open_house(&k);
+    warm_up(&h, &k);
+    gpu_launches graph = trace_step(&h, &k, 2 + STEPS, false);
+    CHECK_NAMES(&graph, {"copy to the device", 2}, {"clearing memory", 1}, {"graph", 1},
+                {"copy to the host", 2});
+    gpu_launches alone = trace_step(&h, &k, 3 + STEPS, true);
+    CHECK_NAMES(&alone, {"copy to the device", 2}, {"clearing memory", 1}, {"embed", 1},
+                {"angles", 1}, {"norm", 1 + 2 * LAYERS}, {"product of few rows", 4 * LAYERS + 1},
+                {"heads", LAYERS}, {"decode attention", LAYERS}, {"merge of attention", LAYERS},
+                {"mass of what attention kept", LAYERS}, {"norms", 2 * LAYERS}, {"gate", LAYERS},
+                {"draws", 1}, {"copy to the host", 2});
+    close_house(&h);
+}
+
 /* A shape's second step is captured: what is recorded meanwhile is not launched. */
 static void of_a_captured_step(void **state)
 {
@@ -270,13 +289,10 @@ int main(void)
 {
     simt_have_sms(1); /* then few tiles are unused, whose blocks take the emulator long */
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(of_a_dense_step),
-        cmocka_unit_test(of_a_sparse_step),
-        cmocka_unit_test(of_a_captured_step),
-        cmocka_unit_test(of_ranks_is_refused),
-        cmocka_unit_test(times_add_up),
-        cmocka_unit_test(one_after_the_other),
-        cmocka_unit_test(as_many_names_as_there_is_room_for),
+        cmocka_unit_test(of_a_dense_step),     cmocka_unit_test(of_a_sparse_step),
+        cmocka_unit_test(of_a_measured_step),  cmocka_unit_test(of_a_captured_step),
+        cmocka_unit_test(of_ranks_is_refused), cmocka_unit_test(times_add_up),
+        cmocka_unit_test(one_after_the_other), cmocka_unit_test(as_many_names_as_there_is_room_for),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -22,6 +22,8 @@ typedef struct kind {
     uint32_t n_layers, n_seqs;
     bool graphs, measured, sampled, limits, ranks; /* ranks: two, that meet on their devices */
     bool summed;                                   /* measured by slot, in running sums */
+    bool mixture;       /* each sequence is measured in another way, which changes in each step */
+    bool norms;         /* in a mixture: some by norms of keys and of values, in place of mass */
     bool masked, mixed; /* the last sequence has a mask; the first one has limits */
     bool experts;       /* Mixtral, which has 2 layers, in place of Qwen3 */
     bool post_norms;    /* Gemma 3, which has 4 layers */
@@ -70,6 +72,33 @@ static inline void close_house(house *h)
     assert_int_equal(simt_allocations(), 0);
 }
 
+/* What a sequence of a mixture measures, and whether it comes back. */
+static inline measure_spec spec_of(const kind *k, uint32_t seq, uint64_t step)
+{
+    static const measure_spec masses[] = {
+        {.kind = MEASURE_NONE},
+        {.kind = MEASURE_MASS, .rows = 1, .layer_step = 1},
+        {.kind = MEASURE_MASS, .rows = 1, .layer_step = 1, .by_slot = true, .window = 7},
+        {.kind = MEASURE_MASS, .rows = 1, .layer_step = 1, .by_slot = true, .sum = MEASURE_SUM_ADD},
+        {.kind = MEASURE_MASS,
+         .rows = 1,
+         .layer_step = 1,
+         .by_slot = true,
+         .sum = MEASURE_SUM_ADD,
+         .silent = true},
+        {.kind = MEASURE_MASS, .rows = 1, .layer_step = 2},
+    };
+    enum { MASSES = sizeof masses / sizeof *masses };
+    measure_spec norms = {.kind = MEASURE_KEY_NORM,
+                          .second = MEASURE_VALUE_NORM,
+                          .rows = 1,
+                          .layer_step = 1,
+                          .by_slot = true};
+    uint64_t turn = (seq + step) % FEW;
+    if (k->norms && turn >= MASSES) return norms;
+    return masses[turn % MASSES];
+}
+
 /* Computes n more tokens of each sequence, and draws one. */
 static inline void take_step(house *h, const kind *k, uint64_t step, uint32_t n)
 {
@@ -101,6 +130,7 @@ static inline void take_step(house *h, const kind *k, uint64_t step, uint32_t n)
                                              .layer_step = 1,
                                              .by_slot = k->summed,
                                              .sum = k->summed ? MEASURE_SUM_ADD : MEASURE_SUM_STEP};
+        if (k->mixture) seqs[s].measure = spec_of(k, s, step);
         assert_true(status_ok(pkv_seq_append(h->kv, s, n)));
     }
     h->length += n;

@@ -129,8 +129,9 @@ static void check(const kind *k, simt_counts want)
                                     : "",
                       (int)got.bytes_in, (int)got.bytes_out, (int)got.copies_in,
                       (int)got.copies_out);
-    /* Rows, tiles, tables and draws; and what was drawn. */
-    assert_in_range(got.bytes_in, 1, 2048 + 160 * k->n_seqs);
+    /* Rows, tiles, tables and draws, and the lists of norms; and what was drawn. */
+    uint64_t norms = k->norms ? 2 * sizeof(gpu_measured) : 0;
+    assert_in_range(got.bytes_in, 1, 2048 + (160 + norms) * k->n_seqs);
     if (!k->measured) assert_int_equal(got.bytes_out, k->n_seqs * sizeof(gpu_drawn));
 }
 
@@ -233,6 +234,34 @@ static void with_measures(void **state)
                                     .copies_out = 2,
                                     .waits = 1});
         }
+}
+
+/* Sequences that are measured by mass in ways of their own, and those that are not measured, ask
+ * for no more than sequences that are measured alike. One graph serves all such steps. Each further
+ * kind of measure is a launch in a layer. */
+static void with_measures_of_all_kinds(void **state)
+{
+    (void)state;
+    void *library = open_nccl(FAKE_WELL);
+    for (uint32_t layers = 1; layers <= 3; layers++)
+        for (int i = 0; i < 4; i++) {
+            kind k = {.n_layers = layers,
+                      .n_seqs = FEW,
+                      .measured = true,
+                      .mixture = true,
+                      .norms = i % 2,
+                      .ranks = i >= 2,
+                      .graphs = true};
+            check(&k, (simt_counts){.replays = 1, .copies_in = 2, .copies_out = 2, .waits = 1});
+            k.graphs = false;
+            if (k.ranks) continue;
+            check(&k, (simt_counts){.launches =
+                                        BEFORE + BEHIND + (OF_LAYER + (k.norms ? 3 : 1)) * layers,
+                                    .copies_in = 2,
+                                    .copies_out = 2,
+                                    .waits = 1});
+        }
+    dlclose(library);
 }
 
 /* Ranks have their sums and what they gather for draws in the graph. Draws without limits are
@@ -528,6 +557,7 @@ int main(void)
         cmocka_unit_test(of_many_rows),
         cmocka_unit_test(of_experts),
         cmocka_unit_test(with_measures),
+        cmocka_unit_test(with_measures_of_all_kinds),
         cmocka_unit_test(of_ranks),
         cmocka_unit_test(of_ranks_with_post_norms),
         cmocka_unit_test(table_of_steps),
