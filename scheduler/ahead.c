@@ -8,7 +8,8 @@
  *   - a sequence that is `awaited`: a selection, a fork or a mask follows its rows in flight. It
  *     alone is left out, unless such sequences are many (LEFT_OUT_ONE_IN), because a step without
  *     them costs more tokens than the wait for the result, or it was left out for its last rows
- *     too.
+ *     too. A selection that gives up nothing whatever is measured is none (retention_keeps_all):
+ *     one by pages selects only where a page is begun, though its points are single tokens.
  *   - all sequences, behind a step with the logits, scores or pooled states of its rows (the
  *     backend computes and sends those when the result is collected), and behind a step planned
  *     ahead of one that failed.

@@ -403,13 +403,32 @@ static void add_open(sched_work *w, sched_seq *q)
     };
 }
 
-static measure_spec measure_of(const sched *s, const sched_seq *q, const sched_stop *stop,
-                               uint32_t to)
+/* Whether rows up to `to` end where the policy selects, but its selection will give up nothing: it
+ * needs no result then, and is not made. */
+static bool keeps_all_at(const sched *s, const sched_seq *q, const sched_stop *stop, uint32_t to)
 {
-    if (!q->drop_planned && !(stop->kind == STOP_PRESSURE_DROP && stop->at == to)) {
-        const sched_turn *turn = stop->turn;
-        return retention_measure_rows(&turn->policy, turn->n_prompt, seq_from(q), to);
-    }
+    return !q->drop_planned && stop->kind == STOP_POINT && stop->at == to &&
+           retention_keeps_all(&stop->turn->policy, s->kv, q->slot, stop->turn->n_prompt);
+}
+
+/* What a policy measures. A selection that is not made needs no values, but running sums add up all
+ * rows. */
+static measure_spec policy_measure(const sched_seq *q, const sched_turn *turn, uint32_t to,
+                                   bool keeps_all)
+{
+    measure_spec spec = retention_measure_rows(&turn->policy, turn->n_prompt, seq_from(q), to);
+    if (!keeps_all || spec.kind == MEASURE_NONE) return spec;
+    if (spec.sum == MEASURE_SUM_STEP)
+        return (measure_spec){.kind = MEASURE_NONE, .novelty = spec.novelty};
+    spec.silent = true;
+    return spec;
+}
+
+static measure_spec measure_of(const sched *s, const sched_seq *q, const sched_stop *stop,
+                               uint32_t to, bool keeps_all)
+{
+    if (!q->drop_planned && !(stop->kind == STOP_PRESSURE_DROP && stop->at == to))
+        return policy_measure(q, stop->turn, to, keeps_all);
     measure_spec spec = retention_measure_rows(&s->pressure, to, to - 1, to);
     if (spec.rows > 1) spec.rows = 1;
     return spec;
@@ -419,11 +438,11 @@ static measure_spec measure_of(const sched *s, const sched_seq *q, const sched_s
  * a selection, a fork or a mask that depends on the token follows them. Running sums cannot forget
  * a row, and a row behind a draw is discarded if the choice ends with that draw; so such a row
  * waits where the sums outlive the choice in a session. */
-static bool is_awaited(const sched_seq *q, const sched_stop *stop, uint32_t to)
+static bool is_awaited(const sched_seq *q, const sched_stop *stop, uint32_t to, bool keeps_all)
 {
     const sched_entry *e = q->entry;
     bool draws = to == seq_known(q);
-    return q->drop_planned || (stop->at == to && stop->kind != STOP_TURN) ||
+    return q->drop_planned || (stop->at == to && stop->kind != STOP_TURN && !keeps_all) ||
            (draws && (e->masked || (seq_is_parent(q) && e->n > 1) || (e->has_sums && e->claims)));
 }
 
@@ -468,8 +487,10 @@ static void add_share(sched *s, sched_work *w, sched_seq *q, int64_t now_us)
     bool is_drawn_now = from == q->n_tokens;
     if (is_drawn_now) tokens[0] = 0;
     else memcpy(tokens, q->tokens + from, q->planned * sizeof *tokens);
-    q->awaited = is_awaited(q, &stop, to);
+    bool keeps_all = keeps_all_at(s, q, &stop, to);
+    q->awaited = is_awaited(q, &stop, to, keeps_all);
     q->left_out = q->left_out && q->awaited;
+    w->keeps_all[w->plan.n_seqs] = keeps_all;
     append_share(w, q,
                  &(step_seq){
                      .seq = q->slot,
@@ -485,7 +506,7 @@ static void add_share(sched *s, sched_work *w, sched_seq *q, int64_t now_us)
                      .next_token = to < q->n_tokens ? q->tokens[to] : 0,
                      .token_from = is_drawn_now ? 1 + q->share : 0,
                      .n_uncounted = count_uncounted(q, to),
-                     .measure = measure_of(s, q, &stop, to),
+                     .measure = measure_of(s, q, &stop, to, keeps_all),
                      .retrieval = e->retrieval,
                      .n_prompt = prompt_slots(s, q, to),
                      .note = e->note,

@@ -3,8 +3,9 @@
 #include "scheduler/sched_internal.h"
 #include "scheduler/sessions.h"
 
-/* Begins the selection that the rows up to q->computed allow, if any. */
-static status select_at(sched *s, sched_seq *q, const sched_stop *stop,
+/* Begins the selection that the rows up to q->computed allow, if any. The tables of one that keeps
+ * all may have further rows by now. */
+static status select_at(sched *s, sched_seq *q, const sched_stop *stop, bool keeps_all,
                         const measure_result *measures)
 {
     if (q->drop_planned) {
@@ -13,6 +14,7 @@ static status select_at(sched *s, sched_seq *q, const sched_stop *stop,
     } else if (stop->at != q->computed || stop->kind == STOP_TURN) {
         return STATUS_IS_OK;
     }
+    if (keeps_all) return STATUS_IS_OK;
     if (q->drop_planned || stop->kind == STOP_PRESSURE_DROP)
         return sched_select(s, q, &s->pressure, q->computed, measures);
     return sched_select(s, q, &stop->turn->policy, stop->turn->n_prompt, measures);
@@ -178,10 +180,13 @@ static void count_readings(sched *s, sched_seq *q, const step_seq *share,
 
 /* Takes the computed rows and begins the selection after them, if any. False when the selection
  * failed. */
-static bool take_rows(sched *s, sched_seq *q, const step_seq *share, const step_seq_result *result,
-                      watch_kind watch, int64_t measure_us)
+static bool take_rows(sched *s, const sched_work *w, uint32_t i, const step_seq_result *result,
+                      int64_t measure_us)
 {
     static const measure_result no_measure = {0};
+    sched_seq *q = w->planned[i];
+    const step_seq *share = &w->seqs[i];
+    watch_kind watch = i == w->watch_share ? w->watch : WATCH_NONE;
     sched_entry *e = q->entry;
     uint32_t from = q->computed, to = from + share->n_tokens;
     sched_stop stop = sched_next_stop(q, from);
@@ -201,7 +206,8 @@ static bool take_rows(sched *s, sched_seq *q, const step_seq *share, const step_
 
     /* Before the selection: these blocks were computed with everything kept. */
     if (!e->has_sums) pkv_seq_publish(s->kv, q->slot, q->tokens, publishable(e, to));
-    status st = select_at(s, q, &stop, watch == WATCH_ALONE ? &no_measure : &result->measure);
+    status st = select_at(s, q, &stop, w->keeps_all[i],
+                          watch == WATCH_ALONE ? &no_measure : &result->measure);
     q->drop_planned = false;
     return status_ok(st);
 }
@@ -283,8 +289,7 @@ void sched_take_result(sched *s, const step_result *r)
         sched_seq *q = w->planned[i];
         s->fates[i] = ROWS_DISCARDED;
         if (q->flying == 0 || (seq_is_over(q) && !q->stores)) continue;
-        watch_kind watch = i == w->watch_share ? w->watch : WATCH_NONE;
-        bool fine = ok && take_rows(s, q, &w->seqs[i], &r->seqs[i], watch, measure_us);
+        bool fine = ok && take_rows(s, w, i, &r->seqs[i], measure_us);
         s->fates[i] = fine ? ROWS_COMMITTED : ROWS_LOST;
     }
     for (uint32_t i = 0; i < w->plan.n_seqs; i++) {

@@ -200,6 +200,7 @@ typedef struct sched_work {
     step_plan plan;
     step_seq *seqs;      // [max_seqs]
     sched_seq **planned; // [max_seqs]: seqs[i] is the share of planned[i]
+    bool *keeps_all;     // [max_seqs]: a selection would follow the share, but gives up nothing
     step_open *opens;    // [max_seqs]
     uint32_t *tokens;    // [prefill_chunk + max_seqs]
     uint32_t ended_notes[STEP_ENDED_NOTES];

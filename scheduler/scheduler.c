@@ -45,17 +45,19 @@ static bool work_create(const sched *s, sched_work *w)
     const sched_options *o = &s->options;
     w->seqs = alloc_zeroed(&s->alloc, o->max_seqs, sizeof *w->seqs);
     w->planned = alloc_zeroed(&s->alloc, o->max_seqs, sizeof *w->planned);
+    w->keeps_all = alloc_zeroed(&s->alloc, o->max_seqs, sizeof *w->keeps_all);
     w->opens = alloc_zeroed(&s->alloc, o->max_seqs, sizeof *w->opens);
     w->tokens = alloc_zeroed(&s->alloc, (size_t)o->max_seqs + o->prefill_chunk, sizeof *w->tokens);
     w->plan = (step_plan){
         .seqs = w->seqs, .opens = w->opens, .tokens = w->tokens, .ended_notes = w->ended_notes};
-    return w->seqs && w->planned && w->opens && w->tokens;
+    return w->seqs && w->planned && w->keeps_all && w->opens && w->tokens;
 }
 
 static void work_destroy(const allocator *a, sched_work *w)
 {
     alloc_free(a, w->seqs);
     alloc_free(a, w->planned);
+    alloc_free(a, w->keeps_all);
     alloc_free(a, w->opens);
     alloc_free(a, w->tokens);
 }

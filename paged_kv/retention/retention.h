@@ -350,6 +350,10 @@ size_t retention_scratch_floats(const pkv_geometry *geometry, uint32_t max_slots
 status retention_select(const retention_policy *policy, const pkv *kv, uint32_t seq,
                         uint32_t n_prompt, const measure_result *measures, retention_selection *out,
                         error *err);
+/* Whether a selection at the sequence's length gives up nothing, whatever its measures are: no
+ * scope holds more than it may keep. Growing budgets are not looked into: false. */
+bool retention_keeps_all(const retention_policy *policy, const pkv *kv, uint32_t seq,
+                         uint32_t n_prompt);
 
 /* ---- the report of what was kept, as responses carry it -------------------------------------- */
 

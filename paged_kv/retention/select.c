@@ -213,19 +213,34 @@ static contest contest_of(const selector *c, uint32_t index, uint32_t head, uint
     return t;
 }
 
+static uint32_t heads_of(const selector *c, bool joint)
+{
+    return joint ? c->geometry->n_kv_heads : 1;
+}
+
+/* Whether the scope of `t`, or all competing heads, of which `t` is the first, hold more than they
+ * may keep. */
+static bool exceeds_budget(const selector *c, const contest *t, bool joint)
+{
+    uint64_t held = 0;
+    for (uint32_t h = 0; h < heads_of(c, joint); h++) {
+        contest head = joint ? head_contest(c, t, h, NULL) : *t;
+        held += held_units(&head);
+    }
+    return held > heads_of(c, joint) * in_units(t, t->budget);
+}
+
 /* Selects in the scope of `t`, or in all competing heads, of which `t` is the first. Keeps
  * everything where the budget is not exceeded. */
 static status select_scope(selector *c, contest *t, bool joint, uint32_t n_layers, error *err)
 {
-    uint32_t heads = joint ? c->geometry->n_kv_heads : 1, longest = 0;
-    uint64_t held = 0;
+    uint32_t heads = heads_of(c, joint), longest = 0;
     for (uint32_t h = 0; h < heads; h++) {
         contest head = joint ? head_contest(c, t, h, NULL) : *t;
-        held += held_units(&head);
         longest = larger(longest, c->by_slot ? head.n : head.n_units);
         keep_range(head.keep, 0, head.n);
     }
-    if (held <= heads * in_units(t, t->budget)) return STATUS_IS_OK;
+    if (!exceeds_budget(c, t, joint)) return STATUS_IS_OK;
     RETURN_IF_ERROR(check_measures(c, longest, n_layers, err));
     memset(t->keep, 0, heads * c->out->words * sizeof *t->keep);
     if (joint) select_jointly(c, t);
@@ -234,16 +249,33 @@ static status select_scope(selector *c, contest *t, bool joint, uint32_t n_layer
 }
 
 /* Layers with a sliding window give up whole pages that no later row reads, so that the table keeps
- * its last positions. */
-static void keep_windows(const selector *c, uint32_t layer)
+ * its last positions. Returns the first slot that it keeps. */
+static uint32_t window_start(const selector *c, uint32_t layer, uint32_t group)
 {
     const pkv_geometry *g = c->geometry;
-    uint32_t from = pkv_group_of(g, layer, 0);
-    for (uint32_t group = from; group < from + pkv_head_groups(g); group++) {
-        uint32_t n = table_kept(c, group);
-        uint32_t first = n - smaller(n, pkv_window_of(g, layer));
-        keep_range(c->out->keep + (size_t)group * c->out->words, first - first % g->page_tokens, n);
-    }
+    uint32_t n = table_kept(c, group), first = n - smaller(n, pkv_window_of(g, layer));
+    return first - first % g->page_tokens;
+}
+
+static void keep_windows(const selector *c, uint32_t layer)
+{
+    uint32_t from = pkv_group_of(c->geometry, layer, 0);
+    for (uint32_t group = from; group < from + pkv_head_groups(c->geometry); group++)
+        keep_range(c->out->keep + (size_t)group * c->out->words, window_start(c, layer, group),
+                   table_kept(c, group));
+}
+
+static bool keeps_all_of_windows(const selector *c, uint32_t layer)
+{
+    uint32_t from = pkv_group_of(c->geometry, layer, 0), to = from + pkv_head_groups(c->geometry);
+    for (uint32_t group = from; group < to; group++)
+        if (window_start(c, layer, group) > 0) return false;
+    return true;
+}
+
+static bool is_joint(const selector *c)
+{
+    return retention_allocators[c->policy->allocator].joint && !c->phase.growth;
 }
 
 /* Selects in run `index` of reuse_layers selecting layers: the first layer's selection is that of
@@ -251,7 +283,7 @@ static void keep_windows(const selector *c, uint32_t layer)
 static status select_run(selector *c, uint32_t index, uint32_t n_scopes, error *err)
 {
     const pkv_geometry *g = c->geometry;
-    bool joint = retention_allocators[c->policy->allocator].joint && !c->phase.growth;
+    bool joint = is_joint(c);
     uint32_t sharing = retention_scopes[c->phase.scope].heads(g), n_heads = g->n_kv_heads;
     uint32_t first = index * c->policy->reuse_layers;
     uint32_t end = smaller(retention_selecting_layers(g, g->n_layers),
@@ -349,4 +381,29 @@ status retention_select(const retention_policy *policy, const pkv *kv, uint32_t 
         out->gives_up |= kept < n;
     }
     return STATUS_IS_OK;
+}
+
+bool retention_keeps_all(const retention_policy *policy, const pkv *kv, uint32_t seq,
+                         uint32_t n_prompt)
+{
+    const pkv_geometry *whole = pkv_get_geometry(kv);
+    pkv_grain own = pkv_seq_grain(kv, seq), grain = retention_grain(policy, whole);
+    const pkv_geometry g = pkv_geometry_at(whole, own > grain ? own : grain);
+    uint64_t no_keep;
+    float no_scratch;
+    retention_selection none = {.keep = &no_keep, .scratch = &no_scratch};
+    selector c = selector_of(policy, &g, kv, seq, n_prompt, NULL, &none, 0);
+    if (c.phase.growth) return false;
+    if (!retention_selects(policy)) return true;
+    for (uint32_t l = 0; l < g.n_layers; l += g.layers_per_group)
+        if (pkv_window_of(&g, l) > 0 && !keeps_all_of_windows(&c, l)) return false;
+    uint32_t runs = runs_of(retention_selecting_layers(&g, g.n_layers), policy->reuse_layers);
+    uint32_t sharing = retention_scopes[c.phase.scope].heads(&g);
+    uint32_t step = is_joint(&c) ? g.n_kv_heads : sharing;
+    for (uint32_t i = 0; i < runs; i++)
+        for (uint32_t head = 0; head < g.n_kv_heads; head += step) {
+            contest t = contest_of(&c, i, head, sharing);
+            if (exceeds_budget(&c, &t, is_joint(&c))) return false;
+        }
+    return true;
 }

@@ -136,7 +136,9 @@ static void select_once(uint32_t point)
                                .words = WORDS,
                                .scratch = l.scratch,
                                .n_scratch = sizeof l.scratch / sizeof l.scratch[0]};
+    bool keeps_all = retention_keeps_all(l.policy, l.kv, 0, l.n_prompt);
     FUZZ_CHECK(status_ok(retention_select(l.policy, l.kv, 0, l.n_prompt, &measures, &out, &err)));
+    FUZZ_CHECK(!keeps_all || (!out.gives_up && !out.budget_raised));
     retention_selection again = out;
     again.keep = l.again;
     memset(l.scratch, 0xa5, sizeof l.scratch);

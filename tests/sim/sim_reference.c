@@ -172,12 +172,14 @@ static void select_reference(ref_line *l, const retention_policy *policy, uint32
                                .n_scratch = retention_scratch_floats(l->g, l->rows)};
     error err = {""};
     measure_result given = *measures;
+    bool keeps_all = retention_keeps_all(policy, l->kv, l->seq, n_prompt);
     given.novelty = l->novelty;
     if (!status_ok(retention_select(policy, l->kv, l->seq, n_prompt, &given, &out, &err))) {
         fprintf(stderr, "sim: the reference cannot select (%s, %u of %u tokens): %s\n",
                 policy->preset->name, pkv_seq_length(l->kv, l->seq), n_prompt, err.text);
         abort();
     }
+    if (keeps_all && out.gives_up) abort();
     if (!out.gives_up) return;
     uint32_t held = pkv_seq_pages_held(l->kv, l->seq);
     for (uint32_t g = 0; g < l->groups; g++) {

@@ -102,8 +102,10 @@ uint32_t fx_count(const retention_fx *fx, uint32_t group)
 void fx_select(retention_fx *fx, const retention_policy *policy, uint32_t n_prompt)
 {
     error err;
+    bool keeps_all = retention_keeps_all(policy, fx->kv, 0, n_prompt);
     if (!status_ok(retention_select(policy, fx->kv, 0, n_prompt, &fx->measures, &fx->out, &err)))
         fail_msg("%s", err.text);
+    assert_false(keeps_all && (fx->out.gives_up || fx->out.budget_raised));
 }
 
 void fx_apply(retention_fx *fx, const retention_policy *policy)

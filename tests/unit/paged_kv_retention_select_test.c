@@ -278,6 +278,41 @@ static void kvpress_means_and_shares(void **state)
     fx_destroy(fx);
 }
 
+/* Keeps the first n slots of a table. */
+static void keep_first(retention_fx *fx, uint32_t group, uint32_t n)
+{
+    const uint64_t keep[FX_WORDS] = {(UINT64_C(1) << n) - 1};
+    assert_true(status_ok(pkv_seq_keep(fx->kv, 0, group, keep, false)));
+}
+
+/* Whether a selection gives up nothing follows from what each table holds, or heads that compete
+ * hold together. */
+static void whether_all_is_kept_is_known_before(void **state)
+{
+    (void)state;
+    static const pkv_geometry two_layers = {.page_tokens = 16,
+                                            .n_layers = 2,
+                                            .n_kv_heads = 1,
+                                            .layers_per_group = 1,
+                                            .heads_per_group = 1};
+    for (int by_layer = 0; by_layer < 2; by_layer++) {
+        retention_fx *fx = fx_create(by_layer ? &two_layers : &two_heads, 20);
+        retention_policy p = fx_policy(fx, "{\"method\":\"knorm\",\"tokens\":16}");
+        assert_false(retention_keeps_all(&p, fx->kv, 0, 20));
+        keep_first(fx, 0, 12);
+        assert_false(retention_keeps_all(&p, fx->kv, 0, 20));
+        p.tokens = 20;
+        assert_true(retention_keeps_all(&p, fx->kv, 0, 20));
+        p.tokens = 19;
+        assert_false(retention_keeps_all(&p, fx->kv, 0, 20));
+        p = fx_policy(fx, "{\"method\":\"adakv\",\"tokens\":16,\"window\":1}");
+        assert_int_equal(retention_keeps_all(&p, fx->kv, 0, 20), !by_layer);
+        keep_first(fx, 1, 16);
+        assert_true(retention_keeps_all(&p, fx->kv, 0, 20));
+        fx_destroy(fx);
+    }
+}
+
 static void heads_compete_for_a_layer(void **state)
 {
     (void)state;
@@ -498,6 +533,7 @@ int main(void)
         cmocka_unit_test(neighbours_are_neighbours_in_position),
         cmocka_unit_test(chunks_that_hold_window_slots_compete_by_algorithm_3),
         cmocka_unit_test(kvpress_means_and_shares),
+        cmocka_unit_test(whether_all_is_kept_is_known_before),
         cmocka_unit_test(heads_compete_for_a_layer),
         cmocka_unit_test(the_second_half_is_weighed_by_values),
         cmocka_unit_test(layers_have_budgets_of_their_own),

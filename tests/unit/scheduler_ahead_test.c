@@ -196,6 +196,62 @@ static void the_next_turn_may_come_at_once(void **state)
     finish(f);
 }
 
+/* ---- selections ------------------------------------------------------------------------------ */
+
+/* A policy that selects pages after every token: only the token that begins a page beyond the
+ * budget is measured and awaited, others are planned ahead. */
+static void pages_are_selected_where_one_is_begun(void **state)
+{
+    (void)state;
+    fixture *f = begin_ahead(small_options());
+    sched_request a =
+        with_policy(f, 1, 0, 30, 60, "{\"method\": \"tova\", \"unit\": \"page\", \"tokens\": 48}");
+    char due[32];
+    add(f, &a);
+    assert_string_equal(plan(f), "1@0+30*");
+    for (uint32_t at = 30; at < 80; at++) {
+        bool begins = at % 16 == 0 && at >= 48;
+        snprintf(due, sizeof due, "1@%u+1*%s%s", at, begins ? "m1" : "",
+                 at % 16 == 1 && at > 48 ? "" : "<1");
+        assert_string_equal(plan(f), due);
+        if (n_flight < 2) continue;
+        fine(f);
+        if (!begins) continue;
+        assert_string_equal(plan(f), ""); /* the selection is awaited */
+        fine(f);
+    }
+    sched_choice_info info = describe(f, 1, 0);
+    assert_int_equal(info.report.pages_dropped, 2 * 2);
+    finish(f);
+}
+
+/* Sums of all rows: nothing comes back of rows behind which no page is given up. */
+static void sums_of_pages_are_silent_until_one_is_begun(void **state)
+{
+    (void)state;
+    fixture *f = begin_ahead(small_options());
+    sched_request a = with_policy(
+        f, 1, 0, 30, 120,
+        "{\"method\": \"h2o\", \"unit\": \"page\", \"scope\": \"layer\", \"tokens\": 96}");
+    add(f, &a);
+    plan(f);
+    for (uint32_t at = 30; at < 130; at++) {
+        bool begins = at % 16 == 0 && at >= 96;
+        plan(f);
+        const step_seq *share = &flight[n_flight - 1]->seqs[0];
+        assert_int_equal(share->position, at);
+        assert_int_equal(share->measure.kind, MEASURE_MASS);
+        assert_int_equal(share->measure.sum, MEASURE_SUM_ADD);
+        assert_int_equal(share->measure.silent, !begins);
+        if (n_flight < 2) continue;
+        fine(f);
+        if (!begins) continue;
+        assert_string_equal(plan(f), "");
+        fine(f);
+    }
+    finish(f);
+}
+
 /* ---- failures -------------------------------------------------------------------------------- */
 
 static void a_failed_step_takes_the_next_one_along(void **state)
@@ -364,6 +420,8 @@ int main(void)
         cmocka_unit_test(a_row_in_vain_takes_no_page),
         cmocka_unit_test(a_session_has_no_row_in_vain),
         cmocka_unit_test(the_next_turn_may_come_at_once),
+        cmocka_unit_test(pages_are_selected_where_one_is_begun),
+        cmocka_unit_test(sums_of_pages_are_silent_until_one_is_begun),
         cmocka_unit_test(a_failed_step_takes_the_next_one_along),
         cmocka_unit_test(a_failed_step_that_was_planned_ahead),
         cmocka_unit_test(an_arrival_starts_beside_decodes),

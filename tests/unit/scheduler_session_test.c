@@ -590,7 +590,7 @@ static void what_was_swapped_is_stored(void **state)
     sched_request c = of_session(next_turn(f, 3, 0, 90, 1, 20), 1);
     c.policy = a.policy;
     add(f, &c);
-    assert_string_equal(step(f), "3@91+20*m10");
+    assert_string_equal(step(f), "3@91+20*");
     finish(f);
 }
 

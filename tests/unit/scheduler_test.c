@@ -105,9 +105,9 @@ static void a_window_waits_for_room(void **state)
     add(f, &b);
     assert_string_equal(step(f), "1@0+40 2@0+4");
     /* The 4 tokens that are left end where b's window begins; its 32 rows must then be in one
-     * step. */
+     * step. They are within the budget, so nothing is measured. */
     assert_string_equal(step(f), "1@40+40* 2@4+4");
-    assert_string_equal(step(f), "1@80+1* 2@8+32*m32");
+    assert_string_equal(step(f), "1@80+1* 2@8+32*");
     finish(f);
 }
 
@@ -120,17 +120,17 @@ static void a_window_that_does_not_fit_is_left_for_the_next_step(void **state)
     assert_string_equal(step(f), "1@0+40");
     add(f, &b);
     assert_string_equal(step(f), "1@40+30*"); /* 14 are left, but all 40 rows of b are its window */
-    assert_string_equal(step(f), "1@70+1* 2@0+40*m40");
+    assert_string_equal(step(f), "1@70+1* 2@0+40*");
     finish(f);
 }
 
-static void a_short_prompt_is_all_window(void **state)
+static void a_short_prompt_is_not_measured(void **state)
 {
     (void)state;
     fixture *f = begin(small_options());
     sched_request a = retained(f, 1, 0, 10, 5, 32, 64);
     add(f, &a);
-    assert_string_equal(step(f), "1@0+10*m10");
+    assert_string_equal(step(f), "1@0+10*");
     assert_string_equal(step(f), "1@10+1*");
     assert_int_equal(describe(f, 1, 0).report.pages_dropped, 0);
     finish(f);
@@ -321,7 +321,7 @@ static void a_window_with_logits_may_exceed_the_budget(void **state)
     add(f, &c);
     assert_string_equal(step(f), "1@10+1* 2@0+40");
     assert_string_equal(step(f), "1@11+1* 2@40+10*"); /* 33 are left, the window costs 80 */
-    assert_string_equal(step(f), "1@12+1* 2@50+1* 3@0+20*m20L");
+    assert_string_equal(step(f), "1@12+1* 2@50+1* 3@0+20*L");
     finish(f);
 }
 
@@ -385,7 +385,7 @@ int main(void)
         cmocka_unit_test(a_window_is_in_one_step),
         cmocka_unit_test(a_window_waits_for_room),
         cmocka_unit_test(a_window_that_does_not_fit_is_left_for_the_next_step),
-        cmocka_unit_test(a_short_prompt_is_all_window),
+        cmocka_unit_test(a_short_prompt_is_not_measured),
         cmocka_unit_test(hits_are_capped),
         cmocka_unit_test(what_follows_a_drop_is_not_shared),
         cmocka_unit_test(logits_are_rationed),
