@@ -12,6 +12,7 @@ typedef struct put_buffer {
     uint8_t *bytes; // [slot_bytes], aligned
     disk_key key;
     uint64_t flushes; // of the store when it was put
+    bool forgotten;   // after it was put
     struct put_buffer *next;
 } put_buffer;
 
@@ -77,7 +78,8 @@ static void note_damage(disk_cache *d, uint32_t slot)
 /* Whether the store still wants the block. The lock is held. */
 static bool is_wanted(const disk_cache *d, const put_buffer *b)
 {
-    return !d->off && b->flushes == d->flushes && index_find(&d->index, &b->key) == DISK_NONE;
+    return !d->off && !b->forgotten && b->flushes == d->flushes &&
+           index_find(&d->index, &b->key) == DISK_NONE;
 }
 
 /* Writes the record of a block that is in its slot, and enters it. Returns 0 or an errno, and holds
@@ -170,6 +172,7 @@ uint8_t *disk_put_begin(disk_cache *d, const disk_key *key)
         d->n_free--;
         b->key = *key;
         b->flushes = d->flushes;
+        b->forgotten = false;
     }
     pthread_mutex_unlock(&d->lock);
     return b ? b->bytes : NULL;
@@ -335,6 +338,41 @@ void disk_flush(disk_cache *d)
     if (!why) return;
     pthread_mutex_lock(&d->lock);
     turn_off(d, "it cannot be emptied", why);
+    pthread_mutex_unlock(&d->lock);
+}
+
+/* The slot of a block that is forgotten, or DISK_NONE. */
+static uint32_t forget_one(disk_cache *d, const disk_key *key)
+{
+    pthread_mutex_lock(&d->lock);
+    for (uint32_t i = 0; i < d->n_buffers; i++) {
+        put_buffer *b = &d->buffers[i];
+        b->forgotten |= memcmp(&b->key, key, sizeof *key) == 0;
+    }
+    uint32_t slot = index_find(&d->index, key);
+    if (slot != DISK_NONE) index_forget(&d->index, slot);
+    pthread_mutex_unlock(&d->lock);
+    return slot;
+}
+
+/* No record is written meanwhile, so a slot that is free again still has the record that is
+ * cleared. */
+void disk_forget(disk_cache *d, const disk_key *keys, uint32_t n)
+{
+    int why = 0;
+    bool any = false;
+    pthread_mutex_lock(&d->record_lock);
+    for (uint32_t i = 0; i < n; i++) {
+        uint32_t slot = forget_one(d, &keys[i]);
+        if (slot == DISK_NONE || why) continue;
+        why = files_clear_record(&d->files, slot);
+        any = true;
+    }
+    if (any && !why) why = files_sync(&d->files);
+    pthread_mutex_unlock(&d->record_lock);
+    if (!why) return;
+    pthread_mutex_lock(&d->lock);
+    turn_off(d, "blocks cannot be forgotten", why);
     pthread_mutex_unlock(&d->lock);
 }
 

@@ -97,6 +97,9 @@ typedef struct disk_read {
 void disk_read_begin(disk_cache *d, disk_read *r);
 /* Ends all reads after the blocks that are being read now, and waits for that. */
 void disk_drain(disk_cache *d);
+/* Forgets blocks of these keys, those that wait to be written too. A read that is under way may yet
+ * take them. A sudden end of the machine does not bring them back. */
+void disk_forget(disk_cache *d, const disk_key *keys, uint32_t n);
 /* Forgets all blocks, those that are being written too. A sudden end of the machine does not bring
  * them back. */
 void disk_flush(disk_cache *d);

@@ -86,10 +86,18 @@ int files_write_record(disk_files *f, uint32_t slot, const disk_key *key, uint64
     return calls_write(&f->io, f->index, &r, sizeof r, record_place(slot));
 }
 
+int files_clear_record(disk_files *f, uint32_t slot)
+{
+    static const file_record empty;
+    return calls_write(&f->io, f->index, &empty, sizeof empty, record_place(slot));
+}
+
+int files_sync(disk_files *f) { return calls_sync(&f->io, f->index); }
+
 int files_clear(disk_files *f)
 {
     if (ftruncate(f->index, DISK_ALIGN) != 0) return errno;
-    return calls_sync(&f->io, f->index);
+    return files_sync(f);
 }
 
 int files_exist(const disk_files *f)

@@ -95,6 +95,9 @@ int files_read_block(disk_files *f, uint32_t slot, uint8_t *buffer);
 int files_write_block(disk_files *f, uint32_t slot, const uint8_t *buffer);
 int files_write_record(disk_files *f, uint32_t slot, const disk_key *key, uint64_t checksum,
                        uint64_t stamp);
+/* Makes the record of a slot that of an empty one; files_sync takes such records to the disk. */
+int files_clear_record(disk_files *f, uint32_t slot);
+int files_sync(disk_files *f);
 /* Empties the index file, also on the disk. */
 int files_clear(disk_files *f);
 /* 0, or ENOENT where the files have been deleted. */

@@ -22,6 +22,12 @@ bool disk_has_block(void *ctx, const pkv_key *key)
     return disk_has(ctx, &k);
 }
 
+/* Both kinds of keys are their bytes alone. */
+void disk_forget_blocks(void *ctx, const pkv_key *keys, uint32_t n)
+{
+    disk_forget(ctx, (const disk_key *)(const void *)keys, n);
+}
+
 status disk_check(const engine *e, error *err)
 {
     if (!e->o.disk) return STATUS_IS_OK;

@@ -99,8 +99,9 @@ void metrics_publish(engine *e);
 
 /* Whether the engine can have the disk that its options give. */
 status disk_check(const engine *e, error *err);
-/* sched_options.has_block */
+/* sched_options.has_block and forget_blocks */
 bool disk_has_block(void *disk, const pkv_key *key);
+void disk_forget_blocks(void *disk, const pkv_key *keys, uint32_t n);
 /* Before the plan of the last sched_step call is submitted: stores the blocks that it takes the
  * pages of. */
 void disk_save_lost(engine *e);

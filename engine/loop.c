@@ -66,7 +66,7 @@ static void take_forced(engine *e, engine_stream *s, untold_token *drawn)
 
 /* Weights are finite, which was checked when they were loaded, but a model may overflow with finite
  * ones, or its memory may be damaged. A token that was drawn nevertheless would look like an
- * answer. */
+ * answer. The damage may lie in K and V that others would find in the prefix cache. */
 void loop_fail_undefined(engine *e, engine_stream *s, const char *what, const char *where)
 {
     char text[256];
@@ -75,6 +75,7 @@ void loop_fail_undefined(engine *e, engine_stream *s, const char *what, const ch
              "answer",
              where, what, (unsigned long long)e->collected->step);
     engine_count_undefined(e);
+    s->undefined = true;
     slots_fail_stream(e, s, status_make(STATUS_INTERNAL, text));
 }
 

@@ -65,9 +65,11 @@ void slots_end_choice(engine *e, engine_stream *s, uint32_t choice, engine_finis
     s->choices[choice].finish = finish;
     s->choices[choice].end_sent = true;
     bool finished = finish == ENGINE_FINISH_STOP || finish == ENGINE_FINISH_LENGTH;
-    slots_add_event(
-        e,
-        (sched_event){.kind = SCHED_END, .request = s->id, .choice = choice, .finished = finished});
+    slots_add_event(e, (sched_event){.kind = SCHED_END,
+                                     .request = s->id,
+                                     .choice = choice,
+                                     .finished = finished,
+                                     .distrusted = s->undefined});
     assert(e->n_ending < e->ending_capacity);
     e->ending[e->n_ending++] = (ending_choice){.stream = s, .choice = choice};
 }

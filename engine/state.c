@@ -38,6 +38,7 @@ status engine_make_scheduler(engine *e, sched **out, error *err)
         .on_block = e->o.on_block,
         .on_block_ctx = e->o.on_block_ctx,
         .has_block = e->o.disk ? disk_has_block : NULL,
+        .forget_blocks = e->o.disk ? disk_forget_blocks : NULL,
         .has_block_ctx = e->o.disk,
         .lost_most = e->o.disk ? disk_buffers(e->o.disk) : 0,
     };

@@ -146,7 +146,8 @@ struct engine_stream {
     uint32_t n_alive;      /* choices that the scheduler has not ended */
     uint32_t n_untold;     /* choices whose end is not in the ring yet */
     bool paused;
-    bool failed; /* its ends have been pushed; only the scheduler must still end it */
+    bool failed;    /* its ends have been pushed; only the scheduler must still end it */
+    bool undefined; /* it has failed because the model's numbers for it are not finite */
     int64_t added_us;
     int64_t first_token_us, last_token_us; /* of any choice */
     int64_t selecting_us;

@@ -85,7 +85,8 @@ status pkv_seq_open_some(pkv *p, uint32_t id, pkv_grain grain, const uint32_t *t
     RETURN_IF_ERROR(
         log_room(p, DELTA_OPEN_HEAD + (size_t)n * s->groups, 0, log_reserve_of(s->groups, s->row)));
     seq_enter(p, s, id);
-    s->dropped = s->sealed = s->contiguous = s->unshared = s->forked = s->hidden = false;
+    s->dropped = s->sealed = s->suspect = false;
+    s->contiguous = s->unshared = s->forked = s->hidden = false;
     s->salt = salt;
     s->published = s->held = 0;
     for (uint32_t g = 0; g < s->groups; g++) table_clear(&s->tables[g]);
@@ -121,7 +122,7 @@ static uint32_t blocks_behind(const pkv *p, const pkv_seq *s, const uint32_t *to
     uint32_t n = 0, size = p->geometry.page_tokens;
     *last = s->cursor;
     if (!p->prefix_cache) return 0;
-    if (s->cursor != 0 && p->blocks[s->cursor].generation != s->cursor_generation) return 0;
+    if (chain_is_cut(p, s)) return 0;
     for (; n < most; n++) {
         const uint32_t *block_of = tokens + (size_t)(s->published + n) * size;
         uint64_t hash = prefix_hash(p, p->blocks[*last].hash, block_of, s->salt);

@@ -265,7 +265,7 @@ status pkv_adopt(pkv *p, const pkv_image *image, uint64_t salt, bool hidden, uin
     pkv_seq *s = &p->swaps[number].seq;
     s->dropped = image->dropped;
     s->contiguous = image->contiguous;
-    s->sealed = s->unshared = s->forked = false;
+    s->sealed = s->suspect = s->unshared = s->forked = false;
     s->hidden = hidden;
     s->salt = salt;
     s->length = image->length;

@@ -117,6 +117,12 @@ pkv_hit pkv_lookup_again(pkv *p, uint64_t key, const uint32_t *tokens, uint32_t 
  * their tables but publish nothing more, and neither do their forks, because they began before the
  * flush. Emits one event, PKV_CLEARED. */
 void pkv_flush(pkv *p);
+/* K and V of some of tokens[0 .. n) under this salt are wrong, and nobody knows which: takes the
+ * chain of their blocks out of the cache, from the first block on, with every block behind it, of
+ * whichever tokens. pkv_take_lost tells of none of them, nor of others that have left since its
+ * last call. Sequences that have published or hit one of them keep their tables but publish nothing
+ * more, and neither do their forks. Emits PKV_BLOCK_REMOVED for each block. */
+void pkv_distrust(pkv *p, const uint32_t *tokens, uint32_t n, uint64_t salt);
 
 /* ---- blocks that leave memory ---------------------------------------------------------------- */
 
@@ -200,6 +206,8 @@ status pkv_seq_cut(pkv *p, uint32_t seq, uint32_t n);
 /* K and V of tokens[0 .. n) are computed and resident: hashes the blocks that became full. Nothing
  * after the sequence's first drop or compaction, after a flush, or without a prefix cache. */
 void pkv_seq_publish(pkv *p, uint32_t seq, const uint32_t *tokens, uint32_t n);
+/* Whether it would: false also for sequences that began before a flush, or hold distrusted pages. */
+bool pkv_seq_publishes(const pkv *p, uint32_t seq);
 /* Drops the pages of one table whose bit in `keep` (bit i = page index i) is 0. Copies nothing. */
 void pkv_seq_drop(pkv *p, uint32_t seq, uint32_t table, const uint64_t *keep);
 /* Gathers the slots keep[0 .. n_keep) (ascending) of one table into fresh pages: the slow path, for

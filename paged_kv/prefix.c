@@ -155,14 +155,20 @@ static uint32_t insert_block(pkv *p, const pkv_seq *s, uint32_t index, uint32_t 
 
 void pkv_seq_hide(pkv *p, uint32_t seq) { p->seqs[seq].hidden = true; }
 
+bool pkv_seq_publishes(const pkv *p, uint32_t seq)
+{
+    const pkv_seq *s = seq_opened(p, seq);
+    return !s->dropped && !s->sealed && !s->suspect && !is_of_some_layers(p, s);
+}
+
 void pkv_seq_publish(pkv *p, uint32_t seq_id, const uint32_t *tokens, uint32_t n)
 {
     pkv_seq *s = seq_changing(p, seq_id);
     assert(n <= s->length);
-    if (!p->prefix_cache || s->dropped || s->sealed || is_of_some_layers(p, s)) return;
+    if (!p->prefix_cache || !pkv_seq_publishes(p, seq_id)) return;
     uint32_t size = p->geometry.page_tokens, n_full = n / size;
     if (n_full <= s->published) return;
-    if (s->cursor != 0 && p->blocks[s->cursor].generation != s->cursor_generation) {
+    if (chain_is_cut(p, s)) {
         /* The chain was cut: another sequence's pages were part of it and were reclaimed. This
          * sequence still holds pages for all of it. */
         s->cursor = s->published = 0;
@@ -188,12 +194,11 @@ static void release_nodes(pkv *p, uint32_t b)
     }
 }
 
-/* Removes one block without children, whose pages are wanted. */
+/* Removes one block without children. */
 static void remove_leaf(pkv *p, uint32_t b)
 {
     pkv_block *k = &p->blocks[b];
     emit(p, b, false, NULL);
-    lost_add(p, b);
     uint32_t *link = &p->buckets[k->hash & p->bucket_mask];
     while (*link != b) link = &p->blocks[*link].next_in_bucket;
     *link = k->next_in_bucket;
@@ -211,15 +216,36 @@ static void remove_leaf(pkv *p, uint32_t b)
 
 /* Removes children before their parent, without recursion, because chains are as long as
  * contexts. */
-void prefix_remove(pkv *p, uint32_t top)
+static void remove_tree(pkv *p, uint32_t top, bool is_lost)
 {
     for (uint32_t b = top;;) {
         while (p->blocks[b].first_child != 0) b = p->blocks[b].first_child;
         uint32_t parent = p->blocks[b].parent;
+        if (is_lost) lost_add(p, b);
         remove_leaf(p, b);
         if (b == top) return;
         b = parent;
     }
+}
+
+void prefix_remove(pkv *p, uint32_t top) { remove_tree(p, top, true); }
+
+/* A sequence whose chain was cut before may hold pages of this one, and would publish them again
+ * from its first block on. So it counts as one of those that hold them. */
+static void suspect_if_cut(const pkv *p, pkv_seq *s)
+{
+    s->suspect |= s->open && chain_is_cut(p, s);
+}
+
+void pkv_distrust(pkv *p, const uint32_t *tokens, uint32_t n, uint64_t salt)
+{
+    uint32_t size = p->geometry.page_tokens, n_blocks;
+    uint32_t top = prefix_walk(p, tokens, n < size ? n : size, salt, &n_blocks);
+    if (top == 0) return;
+    remove_tree(p, top, false);
+    p->lost.n = 0; /* blocks of this tree may have left a moment ago */
+    for (uint32_t i = 0; i < p->max_seqs; i++) suspect_if_cut(p, &p->seqs[i]);
+    for (uint32_t i = 1; i <= p->n_swaps; i++) suspect_if_cut(p, &p->swaps[i].seq);
 }
 
 void pkv_flush(pkv *p)

@@ -17,8 +17,14 @@ uint32_t prefix_find(const pkv *p, uint32_t parent, uint64_t hash, const uint32_
  * length. */
 uint32_t prefix_walk(const pkv *p, const uint32_t *tokens, uint32_t max_tokens, uint64_t salt,
                      uint32_t *n_blocks);
-/* Takes a block and all its descendants out of the cache; their unreferenced pages become free. */
+/* Takes a block and all its descendants out of the cache, because their pages are wanted; those
+ * without references become free. */
 void prefix_remove(pkv *p, uint32_t b);
+/* The last block that the sequence has published or hit has left the cache. */
+static inline bool chain_is_cut(const pkv *p, const pkv_seq *s)
+{
+    return s->cursor != 0 && p->blocks[s->cursor].generation != s->cursor_generation;
+}
 
 /* ---- lost.c ---- */
 

@@ -18,6 +18,7 @@ struct sched_loading {
     sched_seq *target; // while the caller has the load: its sequence, even one that is over
     uint32_t to;       // tokens of the sequence that may be loaded, those behind this load too
     uint32_t n_good;
+    bool distrusted;   // its blocks are to be computed, whatever comes
     uint32_t parked;   // of a prompt that is taken over: the sequence that is filled
     uint32_t n_listed; // of its cells
     sched_loading *earlier, *later;
@@ -115,7 +116,8 @@ static status begin_load(sched *s, sched_seq *q, pkv_key key, uint32_t to, bool 
 status sched_load_begin(sched *s, sched_seq *q, uint32_t to, bool *began)
 {
     *began = false;
-    if (!s->options.has_block) return STATUS_IS_OK;
+    /* The key of the last block is unknown where that block has left the cache. */
+    if (!s->options.has_block || !pkv_seq_publishes(s->kv, q->slot)) return STATUS_IS_OK;
     return begin_load(s, q, pkv_seq_key(s->kv, q->slot), to, began);
 }
 
@@ -206,7 +208,7 @@ void sched_take_load(sched *s, const sched_load *load, uint32_t n_loaded)
     s->has_ended |= s->ended_listed;
     s->ended_listed = false;
     l->state = LOAD_BACK;
-    l->n_good = n_loaded;
+    l->n_good = l->distrusted ? 0 : n_loaded;
     if (l->seq && l->parked) end_handed(s, l);
     else if (!l->seq) free_load(s, l);
 }
@@ -243,6 +245,43 @@ void sched_apply_loads(sched *s)
         if (!status_ok(finish_load(s, q, l))) sched_replay(s, q);
         free_load(s, l);
     }
+}
+
+/* ---- K and V that are wrong ------------------------------------------------------------------ */
+
+/* Blocks of these tokens may be among those that are being loaded, so no load counts. */
+static void distrust_loads(sched *s)
+{
+    for (sched_loading *l = s->first_load; l; l = l->later) {
+        if (l->parked) continue; /* another server's */
+        l->distrusted = true;
+        l->n_good = 0;
+    }
+}
+
+static void forget_stored(const sched *s, const sched_seq *q)
+{
+    enum { KEYS_TOGETHER = 1024 };
+    pkv_key keys[KEYS_TOGETHER], key = pkv_key_root(q->entry->salt);
+    uint32_t n = 0, size = s->page_tokens;
+    for (uint32_t at = 0; at + size <= q->n_tokens; at += size) {
+        pkv_key_next(s->kv, &key, q->tokens + at);
+        keys[n++] = key;
+        if (n < KEYS_TOGETHER && at + 2 * size <= q->n_tokens) continue;
+        s->options.forget_blocks(s->options.has_block_ctx, keys, n);
+        n = 0;
+    }
+}
+
+void sched_distrust(sched *s, const sched_entry *e, uint32_t choice)
+{
+    for (uint32_t i = 0; i < e->n; i++) {
+        const sched_seq *q = &e->seqs[i];
+        if (choice != SCHED_ALL_CHOICES && choice != i) continue;
+        pkv_distrust(s->kv, q->tokens, q->n_tokens, e->salt);
+        if (s->options.has_block) forget_stored(s, q);
+    }
+    distrust_loads(s);
 }
 
 void sched_loads_destroy(sched *s)

@@ -573,6 +573,8 @@ void sched_take_load(sched *s, const sched_load *load, uint32_t n_loaded);
 /* Goes on with the sequences whose loads have ended. */
 void sched_apply_loads(sched *s);
 void sched_loads_destroy(sched *s);
+/* Takes what a choice has read, or all choices, out of the prefix cache and the store. */
+void sched_distrust(sched *s, const sched_entry *e, uint32_t choice);
 const char *sched_load_check(const sched *s);
 
 /* ---- watch.c: rows that are measured for people who watch their sequence ---- */

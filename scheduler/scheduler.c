@@ -172,6 +172,7 @@ static void take_event(sched *s, const sched_event *event, int64_t now_us)
     case SCHED_RESULT: sched_take_result(s, event->result); return;
     case SCHED_END:
         e = sched_entry_find(s, event->request);
+        if (e && event->distrusted) sched_distrust(s, e, event->choice);
         if (e) sched_entry_end(s, e, event->choice, event->finished);
         return;
     case SCHED_FORCED:

@@ -95,7 +95,9 @@ typedef struct sched_options {
      * may be loaded (sched_next_load). It answers at once. NULL: there is no store. Used if
      * prefix_cache is set and lost_most is not 0. */
     bool (*has_block)(void *ctx, const pkv_key *key);
-    void *has_block_ctx;
+    /* That store is to give up blocks, also those that it is only about to have. */
+    void (*forget_blocks)(void *ctx, const pkv_key *keys, uint32_t n);
+    void *has_block_ctx; // of both
     uint32_t lost_most; // blocks that sched_take_lost tells of at most
 } sched_options;
 
@@ -243,6 +245,9 @@ typedef struct sched_event {
     uint64_t session[2];       // FORGET
     uint32_t choice;           // or SCHED_ALL_CHOICES
     bool finished;             // END: the choice was not aborted, so its session may be kept
+    /* END: the model's numbers for it are not finite. K and V that it has read are then in nobody's
+     * prefix cache any more (pkv_distrust), nor in the store. */
+    bool distrusted;
     const sched_request *add;  // ADD; valid during the call
     const step_result *result; // RESULT
     const uint32_t *forced;    // FORCED: [n_forced]; the request has room for one more behind them

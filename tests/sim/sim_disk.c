@@ -29,6 +29,15 @@ static void forget(world_disk *d, uint32_t i)
     memmove(d->blocks + i * d->block_bytes, d->blocks + d->n * d->block_bytes, d->block_bytes);
 }
 
+static void forget_blocks(void *ctx, const pkv_key *keys, uint32_t n)
+{
+    world_disk *d = ctx;
+    for (uint32_t i = 0; i < n; i++) {
+        uint32_t at = find(d, &keys[i]);
+        if (at < d->n) forget(d, at);
+    }
+}
+
 void disk_choose(world *w)
 {
     world_disk *d = &w->disk;
@@ -38,6 +47,7 @@ void disk_choose(world *w)
     if (!d->is_on) return;
     d->most = chance_of(d, 1, 4) ? 1 + rng_below(&d->random, 8) : 64 + rng_below(&d->random, 200);
     o->has_block = has_block;
+    o->forget_blocks = forget_blocks;
     o->has_block_ctx = d;
     o->lost_most = 1 + rng_below(&d->random, chance_of(d, 1, 2) ? 4 : 64);
 }

@@ -168,7 +168,8 @@ static void end_choice(world *w, world_request *r, uint32_t c)
     add_event(w, (sched_event){.kind = SCHED_END,
                                .request = r->request.id,
                                .choice = c,
-                               .finished = q->done && w->turn < r->abort_at});
+                               .finished = q->done && w->turn < r->abort_at,
+                               .distrusted = w->turn >= r->abort_at && chance(w, 1, 8)});
 }
 
 static void end_all(world *w, world_request *r)
@@ -182,8 +183,10 @@ static void end_all(world *w, world_request *r)
     for (uint32_t c = 0; c < r->request.n; c++) r->choices[c].ended = true;
     r->live = 0;
     w->n_live--;
-    add_event(
-        w, (sched_event){.kind = SCHED_END, .request = r->request.id, .choice = SCHED_ALL_CHOICES});
+    add_event(w, (sched_event){.kind = SCHED_END,
+                               .request = r->request.id,
+                               .choice = SCHED_ALL_CHOICES,
+                               .distrusted = chance(w, 1, 8)});
 }
 
 static void touch_choice(world *w, world_request *r, uint32_t c)

@@ -61,6 +61,80 @@ static void test_forgets_ends_first(void **state)
     for (uint32_t i = 0; i < BLOCKS; i++) assert_int_equal(has(f, i), i < BLOCKS - 3);
 }
 
+static void forget(fixture *f, uint32_t first, uint32_t n)
+{
+    disk_key keys[BLOCKS];
+    for (uint32_t i = 0; i < n; i++) keys[i] = key(first + i);
+    disk_forget(f->d, keys, n);
+}
+
+/* Some are there and some are not. Those that are gone do not come back with the next process, and
+ * their places are used again. */
+static void test_forget(void **state)
+{
+    fixture *f = *state;
+    put_blocks(f, 0, 8);
+    f->synced_bytes = 0;
+    forget(f, 20, 3);
+    assert_int_equal(f->synced_bytes, 0); /* nothing to forget, nothing to wait for */
+    forget(f, 6, 4);
+    assert_true(f->synced_bytes > 0);
+    assert_int_equal(disk_count(f->d).blocks, 6);
+    reopen(f);
+    assert_int_equal(disk_count(f->d).blocks, 6);
+    assert_int_equal(read_blocks(f, 0, 6), 6);
+    assert_false(has(f, 6) || has(f, 7));
+    put_blocks(f, 6, BLOCKS - 6);
+    assert_int_equal(read_blocks(f, 0, BLOCKS), BLOCKS);
+    assert_int_equal(disk_count(f->d).evicted, 0);
+    assert_int_equal(f->troubles, 0);
+}
+
+/* A block that waits to be written, or is being written, is forgotten too; one that is put later is
+ * not. */
+static void test_forget_put(void **state)
+{
+    fixture *f = *state;
+    atomic_store(&f->gate, GATE_ARMED);
+    put(f, 0);
+    while (f->gate != GATE_REACHED) usleep(100);
+    for (uint32_t i = 1; i < 9; i++) put(f, i); /* other threads write them, but no record */
+    atomic_store(&f->gate, GATE_OPEN);
+    forget(f, 1, 4);
+    settle(f);
+    assert_true(has(f, 0) && has(f, 5) && has(f, 8));
+    for (uint32_t i = 1; i < 5; i++) assert_false(has(f, i));
+    put_blocks(f, 1, 4);
+    assert_int_equal(read_blocks(f, 0, 9), 9);
+    /* Their buffers are as good as others. */
+    atomic_store(&f->gate, GATE_ARMED);
+    put(f, 20);
+    while (f->gate != GATE_REACHED) usleep(100);
+    for (uint32_t i = 21; i < 20 + BLOCKS; i++) put(f, i);
+    atomic_store(&f->gate, GATE_OPEN);
+    settle(f);
+    reopen(f);
+    assert_int_equal(read_blocks(f, 20, BLOCKS), BLOCKS);
+    assert_false(f->waited_long);
+}
+
+/* A store that cannot forget has nothing any more. */
+static void test_forget_fails(void **state)
+{
+    fixture *f = *state;
+    put_blocks(f, 0, 3);
+    f->write_errno = EIO;
+    forget(f, 1, 1);
+    check_off(f, "blocks cannot be forgotten");
+    f->write_errno = 0;
+    reopen(f);
+    f->troubles = 0;
+    f->sync_errno = EIO;
+    forget(f, 2, 1);
+    check_off(f, "blocks cannot be forgotten");
+    f->sync_errno = 0;
+}
+
 static void test_damage(void **state)
 {
     fixture *f = *state;
@@ -398,17 +472,18 @@ int main(void)
 {
 #define TEST(name) cmocka_unit_test_setup_teardown(name, setup, teardown)
     const struct CMUnitTest tests[] = {
-        TEST(test_gives_back),    TEST(test_restart),
-        TEST(test_evicts),        TEST(test_forgets_ends_first),
-        TEST(test_damage),        TEST(test_damaged_index),
-        TEST(test_torn_write),    TEST(test_truncated),
-        TEST(test_foreign),       TEST(test_size_changes),
-        TEST(test_large_store),   TEST(test_full_disk),
-        TEST(test_failing_reads), TEST(test_deleted),
-        TEST(test_bad_folders),   TEST(test_other_contents),
-        TEST(test_links),         TEST(test_other_users),
-        TEST(test_modes),         TEST(test_dropped),
-        TEST(test_not_taken),
+        TEST(test_gives_back),     TEST(test_restart),
+        TEST(test_evicts),         TEST(test_forgets_ends_first),
+        TEST(test_forget),         TEST(test_forget_put),
+        TEST(test_forget_fails),   TEST(test_damage),
+        TEST(test_damaged_index),  TEST(test_torn_write),
+        TEST(test_truncated),      TEST(test_foreign),
+        TEST(test_size_changes),   TEST(test_large_store),
+        TEST(test_full_disk),      TEST(test_failing_reads),
+        TEST(test_deleted),        TEST(test_bad_folders),
+        TEST(test_other_contents), TEST(test_links),
+        TEST(test_other_users),    TEST(test_modes),
+        TEST(test_dropped),        TEST(test_not_taken),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

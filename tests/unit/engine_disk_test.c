@@ -149,6 +149,27 @@ static void no_load_begins_without_a_backend(void **state)
     assert_int_equal(atomic_load(&f->model.late_writes), 0);
 }
 
+/* Memory was damaged when the prompt was computed, and its blocks lie on disk. The request that goes
+ * on from them fails, and the one after it computes the prompt. */
+static void blocks_of_a_failed_request_are_forgotten(void **state)
+{
+    stored *s = *state;
+    store_prompt(s);
+    uint64_t before = disk_count(s->disk).blocks;
+    atomic_store(&s->f.model.faults, 1);
+    assert_int_equal(read_all(submit(&s->f, ask(100, PROMPT, ""))).finish, ENGINE_FINISH_ERROR);
+    assert_int_equal(atomic_load(&s->f.model.writes), PROMPT_BLOCKS);
+    reading r = read_all(submit(&s->f, ask(100, PROMPT, "")));
+    assert_string_equal(r.text, "some words");
+    assert_int_equal(r.usage.cached_tokens, 0);
+    assert_int_equal(atomic_load(&s->f.model.writes), PROMPT_BLOCKS);
+    while (disk_count(s->disk).waiting > 0) nap();
+    assert_true(disk_count(s->disk).blocks >= before - PROMPT_BLOCKS);
+    store_prompt(s); /* it is kept again */
+    r = read_all(submit(&s->f, ask(100, PROMPT, "")));
+    assert_int_equal(r.usage.cached_tokens, PROMPT_BLOCKS * 16);
+}
+
 /* A rank that has a part of the pages is gone while blocks leave memory. */
 static void blocks_that_cannot_be_read_are_not_stored(void **state)
 {
@@ -236,6 +257,7 @@ int main(void)
     const struct CMUnitTest tests[] = {
         CASE(blocks_come_back),
         CASE(blocks_that_leave_together_are_read_at_once),
+        CASE(blocks_of_a_failed_request_are_forgotten),
         CASE(blocks_that_cannot_be_read_are_not_stored),
         CASE(blocks_that_cannot_be_loaded_are_computed),
         CASE(the_end_writes_what_memory_has),

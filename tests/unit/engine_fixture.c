@@ -123,11 +123,13 @@ static void give_samples(scripted *b, const step_seq *s, step_seq_result *out, u
     *out = (step_seq_result){.samples = &b->samples[*n], .n_samples = s->n_samples};
     for (uint32_t j = 0; j < s->n_samples; j++) {
         uint32_t at = s->sample_index < b->n_script ? s->sample_index : b->n_script - 1;
+        bool fault = atomic_load(&b->faults) > 0;
+        if (fault) atomic_fetch_sub(&b->faults, 1);
         b->samples[(*n)++] = (step_sample){.token = b->script[at],
                                            .logprob = -1,
                                            .rank = 1,
                                            .n_top = 1,
-                                           .undefined = last == UNDEFINED,
+                                           .undefined = fault || last == UNDEFINED,
                                            .top_ids = {b->script[at]},
                                            .top_logprobs = {-1}};
     }

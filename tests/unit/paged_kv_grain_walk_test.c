@@ -198,6 +198,7 @@ static void walk_in_shares(uint32_t layers, uint32_t heads, uint32_t n_shares, u
         else step_swap_in(&w, seq);
         if (rng_below(&w.r, 6) == 0) step_unpark(&w, seq);
         if (rng_below(&w.r, 300) == 0) pkv_flush(w.f.kv);
+        if (rng_below(&w.r, 200) == 0) pkv_distrust(w.f.kv, text(), P, w.f.salt[seq]);
         if (rng_below(&w.r, 3) == 0) assert_true(status_ok(pkv_gather(w.f.kv)));
         check_pool(&w.f);
         if (rng_below(&w.r, 3) == 0) continue; /* several operations in one step */

@@ -26,6 +26,14 @@ static bool has_block(void *ctx, const pkv_key *key)
     return false;
 }
 
+static void forget_blocks(void *ctx, const pkv_key *keys, uint32_t n)
+{
+    outside *o = ctx;
+    for (uint32_t i = 0; i < n; i++)
+        for (uint32_t at = o->n; at-- > 0;)
+            if (memcmp(&o->keys[at], &keys[i], sizeof *keys) == 0) o->keys[at] = o->keys[--o->n];
+}
+
 static fixture *begin_with(outside *o, uint32_t blocks)
 {
     *o = (outside){0};
@@ -34,6 +42,7 @@ static fixture *begin_with(outside *o, uint32_t blocks)
     options.n_pages = 1 + GROUPS * blocks;
     options.prefix_cache = true;
     options.has_block = has_block;
+    options.forget_blocks = forget_blocks;
     options.has_block_ctx = o;
     options.lost_most = 64;
     return begin(options);
@@ -430,6 +439,103 @@ static void counts_prompt_tokens(void **state)
     finish(f);
 }
 
+static void distrust(fixture *f, uint64_t id)
+{
+    post(f, (sched_event){.kind = SCHED_END, .request = id, .choice = 0, .distrusted = true});
+}
+
+/* The model's numbers for a request that has loaded its prompt are not finite: the next request of
+ * the same prompt computes all of it, and finds nothing in memory or outside. What others have lost
+ * stays outside. */
+static void is_forgotten_with_its_chain(void **state)
+{
+    (void)state;
+    outside o;
+    fixture *f = begin_lost(&o);
+    uint32_t before = o.n;
+    sched_request r = request(f, 4, 0, 70, 5), again = request(f, 5, 0, 70, 5),
+                  other = request(f, 6, 300, 99, 5);
+    add(f, &r);
+    step(f);
+    give_back(f, take_only(f), 4);
+    assert_string_equal(step(f), "4@64+6*");
+    keep_lost(f, &o);
+    before = o.n;
+    distrust(f, 4);
+    add(f, &again);
+    assert_string_equal(step(f), "5@0+70*");
+    assert_null(sched_next_load(f->s));
+    assert_int_equal(o.n, before - 4);
+    end(f, 5, 0);
+    step(f);
+    add(f, &other);
+    step(f);
+    const sched_load *load = take_only(f);
+    assert_int_equal(load->n_blocks, 6);
+    give_back(f, load, 6);
+    assert_string_equal(step(f), "6@96+3*");
+    end(f, 6, 0);
+    step(f);
+    finish(f);
+}
+
+/* Two requests have one prompt. The second loads blocks when the first one's numbers turn out not
+ * to be finite: what comes is not used. */
+static void a_load_under_way_is_not_used(void **state)
+{
+    (void)state;
+    for (int is_back = 0; is_back < 2; is_back++) {
+        outside o;
+        fixture *f = begin_lost(&o);
+        sched_request a = request(f, 4, 900, 10, 8), b = request(f, 5, 0, 70, 5);
+        add(f, &a);
+        step(f);
+        add(f, &b);
+        step(f);
+        const sched_load *load = take_only(f);
+        if (is_back) give_back(f, load, load->n_blocks);
+        distrust(f, 4); /* whichever prompt it had */
+        if (!is_back) give_back(f, load, load->n_blocks);
+        assert_string_equal(step(f), "5@0+70*");
+        assert_int_equal(describe(f, 5, 0).cached_tokens, 0);
+        end(f, 5, 0);
+        step(f);
+        finish(f);
+    }
+}
+
+/* A hit is taken in portions while the chain is distrusted: the request goes on with what it has,
+ * for itself, and asks for no block outside behind it. */
+static void nothing_is_loaded_behind_a_distrusted_hit(void **state)
+{
+    (void)state;
+    outside o = {0};
+    sched_options options = small_options();
+    options.prefill_chunk = 200;
+    options.prefix_cache = true;
+    options.hand_out_slots = 4; /* a block is a portion */
+    options.has_block = has_block;
+    options.forget_blocks = forget_blocks;
+    options.has_block_ctx = &o;
+    options.lost_most = 64;
+    fixture *f = begin(options);
+    run(f, &o, 1, 0, 64);
+    sched_request bad = request(f, 2, 0, 66, 5), r = request(f, 3, 0, 134, 5);
+    add(f, &bad);
+    for (int i = 0; i < 8; i++) step(f);
+    o.all = true;
+    add(f, &r);
+    step(f);
+    distrust(f, 2);
+    const char *trace = "";
+    for (int i = 0; i < 30 && !*trace; i++) trace = step(f);
+    assert_string_equal(trace, "3@16+118*");
+    assert_null(sched_next_load(f->s));
+    end(f, 3, 0);
+    step(f);
+    finish(f);
+}
+
 /* A request that ends before its load was fetched leaves none. */
 static void is_dropped(void **state)
 {
@@ -507,6 +613,9 @@ int main(void)
         cmocka_unit_test(follows_a_hit_in_portions),
         cmocka_unit_test(leaves_what_is_set_aside),
         cmocka_unit_test(counts_prompt_tokens),
+        cmocka_unit_test(is_forgotten_with_its_chain),
+        cmocka_unit_test(a_load_under_way_is_not_used),
+        cmocka_unit_test(nothing_is_loaded_behind_a_distrusted_hit),
         cmocka_unit_test(is_dropped),
         cmocka_unit_test(a_flush_meanwhile),
         cmocka_unit_test(memory_fails),
