@@ -72,3 +72,78 @@ void kern_kv_move(const kern_kv_shape *s, void *dst_tile, uint32_t dst_slot, con
         src += kern_kv_scale_bytes(s);
     }
 }
+
+/* ---- rows ------------------------------------------------------------------------------------ */
+
+/* K: a matrix of pairs is transposed, `pair` bytes each. Both sides are multiples of 8. */
+#define TRANSPOSE(NAME, PAIR)                                                                      \
+    static void NAME(const uint8_t *from, size_t n_rows, size_t n_columns, uint8_t *to)            \
+    {                                                                                              \
+        enum { BLOCK = 8 };                                                                        \
+        PAIR in[BLOCK][BLOCK], out[BLOCK][BLOCK];                                                  \
+        for (size_t row = 0; row < n_rows; row += BLOCK)                                           \
+            for (size_t column = 0; column < n_columns; column += BLOCK) {                         \
+                for (size_t i = 0; i < BLOCK; i++)                                                 \
+                    memcpy(in[i], from + ((row + i) * n_columns + column) * sizeof(PAIR),          \
+                           sizeof in[i]);                                                          \
+                for (size_t i = 0; i < BLOCK; i++)                                                 \
+                    for (size_t j = 0; j < BLOCK; j++) out[i][j] = in[j][i];                       \
+                for (size_t i = 0; i < BLOCK; i++)                                                 \
+                    memcpy(to + ((column + i) * n_rows + row) * sizeof(PAIR), out[i],              \
+                           sizeof out[i]);                                                         \
+            }                                                                                      \
+    }
+TRANSPOSE(transpose_pairs_16, uint32_t) // of 16-bit elements
+TRANSPOSE(transpose_pairs_8, uint16_t)
+#undef TRANSPOSE
+
+/* V: the rows of two slots lie side by side, element by element. */
+#define INTERLEAVE(BITS)                                                                           \
+    static void join_rows_##BITS(const uint8_t *from, size_t n, uint8_t *to)                       \
+    {                                                                                              \
+        for (size_t i = 0; i < n; i++) {                                                           \
+            memcpy(to + 2 * i * (BITS / 8), from + i * (BITS / 8), BITS / 8);                      \
+            memcpy(to + (2 * i + 1) * (BITS / 8), from + (n + i) * (BITS / 8), BITS / 8);          \
+        }                                                                                          \
+    }                                                                                              \
+    static void part_rows_##BITS(const uint8_t *from, size_t n, uint8_t *to)                       \
+    {                                                                                              \
+        for (size_t i = 0; i < n; i++) {                                                           \
+            memcpy(to + i * (BITS / 8), from + 2 * i * (BITS / 8), BITS / 8);                      \
+            memcpy(to + (n + i) * (BITS / 8), from + (2 * i + 1) * (BITS / 8), BITS / 8);          \
+        }                                                                                          \
+    }
+INTERLEAVE(16)
+INTERLEAVE(8)
+#undef INTERLEAVE
+
+static bool is_wide(const kern_kv_shape *s)
+{
+    kern_kv_facts facts = kern_kv_facts_of(s->format);
+    assert(facts.pair == 2 && !facts.group && (facts.bits == 16 || facts.bits == 8));
+    return facts.bits == 16;
+}
+
+void kern_kv_from_rows(const kern_kv_shape *s, const void *rows, void *tile)
+{
+    bool wide = is_wide(s);
+    const uint8_t *from = rows;
+    uint8_t *to = tile;
+    size_t half = kern_kv_values_at(s), two = half / s->page_tokens * 2;
+    (wide ? transpose_pairs_16 : transpose_pairs_8)(from, s->page_tokens, s->head_dim / 2, to);
+    for (size_t at = half; at < 2 * half; at += two)
+        (wide ? join_rows_16 : join_rows_8)(from + at, s->head_dim, to + at);
+    memcpy(to + 2 * half, from + 2 * half, 2 * kern_kv_scale_bytes(s));
+}
+
+void kern_kv_to_rows(const kern_kv_shape *s, const void *tile, void *rows)
+{
+    bool wide = is_wide(s);
+    const uint8_t *from = tile;
+    uint8_t *to = rows;
+    size_t half = kern_kv_values_at(s), two = half / s->page_tokens * 2;
+    (wide ? transpose_pairs_16 : transpose_pairs_8)(from, s->head_dim / 2, s->page_tokens, to);
+    for (size_t at = half; at < 2 * half; at += two)
+        (wide ? part_rows_16 : part_rows_8)(from + at, s->head_dim, to + at);
+    memcpy(to + 2 * half, from + 2 * half, 2 * kern_kv_scale_bytes(s));
+}

@@ -175,13 +175,56 @@ static void test_kv_move(void **state)
     }
 }
 
+/* Rows and tiles are each other's bytes in another order, wherever they begin. */
+static void test_kv_rows(void **state)
+{
+    const fixture *f = *state;
+    static const kern_kv_format paired[] = {KERN_KV_BF16, KERN_KV_F16, KERN_KV_INT8};
+    rng r = rng_seed(23);
+    for (size_t t = 0; t < 3; t++)
+        for (uint32_t dim = 16; dim <= 256; dim += 48)
+            for (uint32_t tokens = 16; tokens <= 48; tokens += 16) {
+                kern_kv_shape shape = {paired[t], tokens, dim};
+                size_t n = kern_kv_tile_bytes(&shape), half = kern_kv_values_at(&shape);
+                size_t element = kern_kv_facts_of(paired[t]).bits / 8;
+                uint8_t *tile = malloc(n), *rows = malloc(n + 1), *back = malloc(n + 1);
+                memset(tile, 0, n);
+                for (uint32_t slot = 0; slot < tokens; slot++) {
+                    float k[256], v[256];
+                    for (uint32_t d = 0; d < dim; d++) {
+                        k[d] = rng_normal(&r);
+                        v[d] = rng_normal(&r);
+                    }
+                    kern_kv_write(f->isas[0], &shape, tile, slot, k, v);
+                }
+                memset(rows, 0xee, n + 1);
+                memset(back, 0xee, n + 1);
+                kern_kv_to_rows(&shape, tile, rows + 1);
+                for (uint32_t slot = 0; slot < tokens; slot++)
+                    for (uint32_t d = 0; d < dim; d++) {
+                        size_t at = (slot * dim + d) * element;
+                        size_t k = ((size_t)d / 2 * tokens + slot) * 2 + d % 2;
+                        size_t v = ((size_t)slot / 2 * dim + d) * 2 + slot % 2;
+                        assert_memory_equal(rows + 1 + at, tile + k * element, element);
+                        assert_memory_equal(rows + 1 + half + at, tile + half + v * element,
+                                            element);
+                    }
+                assert_memory_equal(rows + 1 + 2 * half, tile + 2 * half, n - 2 * half);
+                kern_kv_from_rows(&shape, rows + 1, back + 1);
+                assert_memory_equal(back + 1, tile, n);
+                assert_true(rows[0] == 0xee && back[0] == 0xee);
+                free(tile);
+                free(rows);
+                free(back);
+            }
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_kv_write),
-        cmocka_unit_test(test_kv_int8),
-        cmocka_unit_test(test_kv_int8_special),
-        cmocka_unit_test(test_kv_move),
+        cmocka_unit_test(test_kv_write),        cmocka_unit_test(test_kv_int8),
+        cmocka_unit_test(test_kv_int8_special), cmocka_unit_test(test_kv_move),
+        cmocka_unit_test(test_kv_rows),
     };
     return cmocka_run_group_tests_name("kernels_kv", tests, setup, teardown);
 }
