@@ -177,7 +177,7 @@ void disk_begin_loads(engine *e)
     if (!e->o.disk && !e->o.transfer) return;
     for (const sched_load *load; (load = sched_next_load(e->sched)) != NULL;) {
         if (load->keys) begin_load(e, load);
-        else hand_begin_load(e, load);
+        else hand_add_load(e, load);
     }
 }
 

@@ -22,7 +22,7 @@
 status hand_check(const engine *e, error *err)
 {
     if (!e->o.transfer) return STATUS_IS_OK;
-    if (e->info.kv_identity == 0 || engine_in_flight(e) > 1)
+    if (e->info.kv_identity == 0)
         return error_set(err, STATUS_UNSUPPORTED,
                          "kv-transfer: the backend '%s' cannot copy K and V out of its pages",
                          e->info.name);
@@ -422,35 +422,52 @@ void hand_await(engine_stream *s)
     if (s->handover) s->handover->making = true;
 }
 
+static void add_made(engine *e, hand_job *job)
+{
+    hand_queue *q = &e->hands;
+    atomic_fetch_add(&job->stream->references, 1);
+    job->next = NULL;
+    *(q->made ? &q->last_made->next : &q->made) = job;
+    q->last_made = job;
+}
+
 void hand_collect(engine *e)
 {
     if (!e->o.transfer) return;
     for (const sched_export *x; (x = sched_next_export(e->sched)) != NULL;) {
         engine_stream *s = slots_find(e, x->request);
         assert(s && s->handover && s->handover->has_first); /* its end was not told yet */
-        hand_job *job = &s->handover->job;
-        job->exported = x;
-        atomic_fetch_add(&s->references, 1);
-        job->next = e->hands.made;
-        e->hands.made = job;
+        s->handover->job.exported = x;
+        add_made(e, &s->handover->job);
     }
 }
 
-void hand_begin_exports(engine *e)
-{
-    for (hand_job *job; (job = e->hands.made) != NULL;) {
-        e->hands.made = job->next;
-        put_job(e, job);
-    }
-}
-
-void hand_begin_load(engine *e, const sched_load *load)
+void hand_add_load(engine *e, const sched_load *load)
 {
     engine_stream *s = slots_find(e, load->request);
     assert(s && s->takeover && s->takeover->bytes);
     s->takeover->job.load = load;
-    atomic_fetch_add(&s->references, 1);
-    put_job(e, &s->takeover->job);
+    add_made(e, &s->takeover->job);
+}
+
+/* Pages that a job reads may be written by moves of the plan that was made with it, and pages that
+ * it writes may be read by these. Where two plans are in flight, steps in front may use the pages
+ * too, and copies have no order with what a device runs: all that was submitted by then must have
+ * been collected. A call that left its plan to the next one has not submitted its moves. */
+void hand_begin_copies(engine *e, bool moves)
+{
+    hand_queue *q = &e->hands;
+    bool ordered = moves || engine_in_flight(e) > 1;
+    for (hand_job *job = q->made; job; job = job->next) {
+        if (job->waits) continue;
+        job->waits = true;
+        job->after = ordered ? e->n_plans : 0;
+    }
+    for (hand_job *job; (job = q->made) != NULL && job->waits;) {
+        if (job->after > e->n_plans - e->n_in_flight) return;
+        q->made = job->next;
+        put_job(e, job);
+    }
 }
 
 /* A record that is still here was of no use: the scheduler could not take its pages. */

@@ -270,11 +270,13 @@ static const step_plan *plan_step(engine *e)
     return plan;
 }
 
-/* Copies of K and V into pages and out of them, which the moves of all plans have reached. */
-static void begin_copies(engine *e)
+/* Copies of K and V into pages and out of them. The moves of all plans have reached these, unless
+ * `moves`: then those of the plan that was submitted last may not have. A prompt between servers
+ * waits for that by itself; blocks on disk are for backends with one step in flight. */
+static void begin_copies(engine *e, bool moves)
 {
-    disk_begin_loads(e);
-    hand_begin_exports(e);
+    if (!moves || engine_in_flight(e) > 1) disk_begin_loads(e);
+    hand_begin_copies(e, moves);
 }
 
 /* One iteration: passes what happened to the scheduler, its plan to the backend, and tokens to
@@ -298,8 +300,10 @@ static bool loop_once(engine *e, const inbox_batch *batch, const step_result **r
     const step_plan *plan = plan_step(e);
     bool is_new = !sched_plan_empty(plan);
     bool moves = plan->deltas.n_moves > 0;
+    /* The scheduler has kept what it changed for the plan behind the one in flight. */
+    bool keeps = !is_new && e->n_in_flight > 0;
     if (is_new && !watch_submit(e, plan)) return false;
-    if (!moves) begin_copies(e);
+    if (!keeps) begin_copies(e, moves);
     tell_all(e);
     pages_draw(e);
     if (e->n_in_flight == (is_new ? engine_in_flight(e) : 1)) *result = watch_collect(e);
@@ -307,7 +311,7 @@ static bool loop_once(engine *e, const inbox_batch *batch, const step_result **r
     else if (!is_new) fail_starved(e);
     /* A load writes pages of the backend, and there is none if it could not be made again. */
     bool broken = atomic_load(&e->state) == ENGINE_BROKEN;
-    if (e->n_in_flight == 0 && !broken) begin_copies(e);
+    if (e->n_in_flight == 0 && !broken && !keeps) begin_copies(e, false);
     return *result || e->n_in_flight > 0 || e->n_events > 0;
 }
 

@@ -145,7 +145,7 @@ typedef struct hand_queue {
     bool thread_started, stop;
     hand_job *first, *last;
     uint32_t n_under_way;
-    hand_job *made; /* engine thread: exports of the last sched_step calls, not begun */
+    hand_job *made, *last_made; /* engine thread: what sched_step calls have made, not begun */
 } hand_queue;
 
 /* Whether the engine can have the transfer that its options give. */
@@ -169,9 +169,11 @@ void hand_note_first(engine_stream *s, const step_sample *first);
 void hand_await(engine_stream *s);
 /* After sched_step: takes the exports that it has made. */
 void hand_collect(engine *e);
-/* Begins what was collected, when the moves of its plans are done. */
-void hand_begin_exports(engine *e);
-void hand_begin_load(engine *e, const sched_load *load);
+void hand_add_load(engine *e, const sched_load *load);
+/* Begins what was collected once the plans that it comes behind are done. `moves`: the plan of the
+ * last sched_step call moves pages. It is called when that plan was submitted, if it is one, and
+ * when a step was collected. */
+void hand_begin_copies(engine *e, bool moves);
 /* Notes that rows of the stream were computed, and lets go of the record that was fetched for
  * it. */
 void hand_note_rows(engine_stream *s);

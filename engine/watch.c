@@ -314,6 +314,7 @@ static void discard_steps(engine *e, const step_plan *whose, status st, bool aba
 bool watch_submit(engine *e, const step_plan *plan)
 {
     e->in_flight[e->n_in_flight++] = plan;
+    e->n_plans++;
     begin_backend_call(e);
     status st = e->backend.ops->submit(e->backend.ctx, plan);
     bool abandoned = end_backend_call(e);

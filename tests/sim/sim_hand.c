@@ -18,7 +18,7 @@ static void *need(size_t n, size_t size)
 void hand_choose(world *w)
 {
     w->hand.random = rng_seed(w->seed + 7000003);
-    w->hand.is_on = w->options.max_in_flight == 1 && chance_of(w, 1, 2);
+    w->hand.is_on = chance_of(w, 1, 2);
 }
 
 /* ---- records --------------------------------------------------------------------------------- */
@@ -134,7 +134,8 @@ static void make_taker(world *w, world_request *r)
     q->max_new_tokens = length(w, w->median_output, most > n ? most - n : 1);
     r->book = BOOKS;
     r->live = 1;
-    r->story = (sim_story){.cut = from->story.cut, .forces = chance_of(w, 1, 3)};
+    bool forces = chance_of(w, 1, 3) && w->options.max_in_flight == 1;
+    r->story = (sim_story){.cut = from->story.cut, .forces = forces};
     r->choices[0].stop_at = 1 + rng_below(&w->hand.random, q->max_new_tokens);
     while (r->story.forces && sim_is_forced(q, r->choices[0].stop_at - 1)) r->choices[0].stop_at++;
     record_copy(w, r, record);
@@ -186,9 +187,13 @@ void hand_promise(world *w, world_request *r)
     w->hand.n_promised++;
 }
 
-void hand_begin_exports(world *w)
+void hand_order_exports(world *w)
 {
-    for (uint32_t i = 0; i < w->hand.n_exports; i++) w->hand.exports[i].readable = true;
+    for (uint32_t i = 0; i < w->hand.n_exports; i++) {
+        world_export *x = &w->hand.exports[i];
+        if (!x->ordered) x->after = w->copies_after;
+        x->ordered = true;
+    }
 }
 
 static void check_export(const world *w, const world_request *r, const sched_export *x)
@@ -235,7 +240,7 @@ static void give_exports(world *w)
     uint32_t left = 0;
     for (uint32_t i = 0; i < h->n_exports; i++) {
         world_export *x = &h->exports[i];
-        if (w->turn < x->back_at || !x->readable) {
+        if (w->turn < x->back_at || !x->ordered || w->n_collected < x->after) {
             h->exports[left++] = *x;
             continue;
         }
@@ -284,8 +289,9 @@ void hand_begin_load(world *w, const sched_load *load)
     *l = (world_taking){.load = load,
                         .request = (uint32_t)load->request,
                         .good = !chance_of(w, 1, 8),
+                        .after = w->copies_after,
                         .back_at = w->turn + 1 + rng_below(&h->random, turns)};
-    if (chance_of(w, 1, 2)) write_load(w, l);
+    if (chance_of(w, 1, 2) && w->n_collected >= l->after) write_load(w, l);
     if (r->abort_at == INT64_MAX && chance_of(w, 1, 12))
         r->abort_at = w->turn + rng_below(&h->random, 12);
 }
@@ -297,7 +303,7 @@ static void give_takings(world *w, uint32_t *n, uint32_t *requests)
     for (uint32_t i = 0; i < h->n_takings; i++) {
         world_taking *l = &h->takings[i];
         world_request *r = &w->requests[l->request];
-        if (w->turn < l->back_at) {
+        if (w->turn < l->back_at || w->n_collected < l->after) {
             h->takings[left++] = *l;
             continue;
         }

@@ -90,7 +90,7 @@ bool tally_print(const tally *t, uint32_t n_requests)
     need(&ok, "failures of steps with one behind", t->failed_ahead, 100);
     need(&ok, "chunks planned ahead", t->ahead_chunks, 8000);
     need(&ok, "requests started ahead", t->ahead_starts, 2500);
-    need(&ok, "sequences left out of a step ahead", t->left_out, 150);
+    need(&ok, "sequences left out of a step ahead", t->left_out, 60);
     need(&ok, "shares that outlived a failed step", t->outlived, 10);
     need(&ok, "selections handed out", t->handed_out, 500);
     need(&ok, "selections whose request ended first", t->dropped, 10);

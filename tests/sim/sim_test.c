@@ -348,14 +348,18 @@ static const step_result *collect(world *w)
     const step_result *result = NULL;
     if (!status_ok(w->b.ops->collect(w->b.ctx, &result)) || sim_backend_wrong(w->sim))
         FAIL(w, "%s", sim_backend_wrong(w->sim));
+    w->n_collected++;
     w->t->failed_ahead += !status_ok(result->status) && w->n_plans > 1;
     return result;
 }
 
-static void begin_copies(world *w)
+/* As the engine does it: `moves` are those of the plan that was submitted last. */
+static void begin_copies(world *w, bool moves)
 {
-    disk_begin_loads(w);
-    hand_begin_exports(w);
+    bool ordered = moves || w->options.max_in_flight > 1;
+    w->copies_after = ordered ? w->n_submitted : 0;
+    if (!moves || w->options.max_in_flight > 1) disk_begin_loads(w);
+    hand_order_exports(w);
 }
 
 /* The END that a token caused is delivered in the same call as the RESULT, as the engine does
@@ -364,7 +368,8 @@ static void deliver(world *w)
 {
     const step_result *result = collect(w);
     const step_plan *plan = w->plans[0];
-    if (w->n_plans == 1) begin_copies(w); /* those that were not begun behind its moves */
+    /* Those that were not begun behind its moves. */
+    if (w->options.max_in_flight == 1) begin_copies(w, false);
     const float *logits = result->logits;
     add_event(w, (sched_event){.kind = SCHED_RESULT, .result = result});
     w->plans[0] = w->plans[--w->n_plans];
@@ -484,6 +489,7 @@ static void submit(world *w, const step_plan *plan)
         FAIL(w, "%s", sim_backend_wrong(w->sim));
     w->ahead[w->n_plans] = w->n_plans > 0;
     w->plans[w->n_plans++] = plan;
+    w->n_submitted++;
 }
 
 /* Somebody looks at some request, perhaps at none that is live. Where pages may be taken under
@@ -554,7 +560,7 @@ static void turn(world *w)
     check_order(w, plan);
     bool moves = plan->deltas.n_moves > 0;
     if (!sched_plan_empty(plan)) submit(w, plan);
-    if (!moves || w->n_plans == 0) begin_copies(w);
+    begin_copies(w, moves);
 }
 
 static void run_world(uint64_t seed, uint32_t depth, uint32_t n_requests, bool verbose, tally *t)

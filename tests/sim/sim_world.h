@@ -137,7 +137,8 @@ typedef struct world_load {
 /* An export that is out. */
 typedef struct world_export {
     const sched_export *export;
-    bool readable;
+    bool ordered;
+    uint64_t after;  // plans that must have been collected when it is read
     int64_t back_at; // loop iteration
 } world_export;
 
@@ -146,6 +147,7 @@ typedef struct world_taking {
     const sched_load *load;
     uint32_t request;
     bool good, written;
+    uint64_t after;  // plans that must have been collected when it is written
     int64_t back_at; // loop iteration
 } world_taking;
 
@@ -197,6 +199,8 @@ typedef struct world {
     const step_plan *plans[2]; // in flight, the oldest first
     bool ahead[2];             // planned while another was in flight
     uint32_t n_plans;
+    uint64_t n_submitted, n_collected; // plans
+    uint64_t copies_after;             // plans that copies which begin now come behind
     const step_plan *failed; // the step before the oldest one, if that failed: shares of its
                              // sequences do not count
     sched_event events[EVENTS_MAX];
@@ -287,7 +291,7 @@ void hand_promise(world *w, world_request *r);
 /* Takes the exports that the last sched_step made. */
 void hand_look(world *w);
 /* The moves before the exports were made, so they may be read. */
-void hand_begin_exports(world *w);
+void hand_order_exports(world *w);
 void hand_begin_load(world *w, const sched_load *load);
 /* Gives exports and loads back whose time has come. Returns how many requests got their first token
  * with that, and sets which [TAKINGS_MAX]. */

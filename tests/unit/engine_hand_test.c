@@ -5,7 +5,7 @@
 
 #include <pthread.h>
 
-enum { CELL_BYTES = 32, ROOM = 1 << 20 };
+enum { CELL_BYTES = 32, ROOM = 1 << 20, LONG = 40 };
 #define AGES INT64_C(10000000000) /* microseconds: longer than any test runs */
 
 typedef struct handing {
@@ -15,6 +15,8 @@ typedef struct handing {
     transfer *transfer;
     _Atomic bool reading;        /* a prompt is being copied */
     _Atomic bool block, blocked; /* no step with rows is collected; one is waiting for that */
+    bool behind_prompt;          /* the second step behind that of a prompt of LONG tokens is */
+    uint32_t left;               /* steps until it */
 } handing;
 
 /* The scripted backend's context is the first member of the fixture, which is that of `handing`. */
@@ -33,11 +35,15 @@ static status own_submit(void *ctx, const step_plan *plan)
 static status own_collect(void *ctx, const step_result **out)
 {
     handing *h = ctx;
-    bool has_rows = h->f.model.plans[0]->n_seqs > 0;
+    const step_plan *plan = h->f.model.plans[0];
+    bool has_rows = plan->n_seqs > 0;
     while (has_rows && atomic_load(&h->block)) {
         atomic_store(&h->blocked, true);
         nap();
     }
+    if (h->left > 0 && --h->left == 0) atomic_store(&h->block, true);
+    for (uint32_t i = 0; h->behind_prompt && i < plan->n_seqs; i++)
+        if (plan->seqs[i].n_tokens == LONG) h->left = 1;
     return h->scripted->collect(&h->f.model, out);
 }
 
@@ -49,9 +55,9 @@ static bool own_read_cells(void *ctx, const uint32_t *cells, uint32_t n, uint32_
                            uint8_t *const *to, uint32_t each)
 {
     handing *h = ctx;
-    atomic_store(&h->block, true);
+    if (!h->behind_prompt) atomic_store(&h->block, true);
     atomic_store(&h->reading, true);
-    while (!atomic_load(&h->blocked)) nap();
+    while (!h->behind_prompt && !atomic_load(&h->blocked)) nap();
     return h->scripted->read_cells(&h->f.model, cells, n, n_slots, to, each);
 }
 
@@ -190,12 +196,51 @@ static void a_copy_is_let_go_where_the_engine_ends(void **state)
     stream_unref(prompt);
 }
 
+/* With two steps in flight those that were submitted by the time a copy is due may use its pages, or
+ * move them: the one behind the prompt's, and the one that was planned when the prompt was done. */
+static void a_copy_waits_for_the_steps_in_front_of_it(void **state)
+{
+    handing *h = *state;
+    strbuf json = {0};
+    h->behind_prompt = true;
+    engine_stream *beside =
+        submit(&h->f, "{\"prompt\": \"a\", \"ignore_eos\": true, \"max_tokens\": 400}");
+    while (atomic_load(&h->f.model.steps) < 5) nap();
+    atomic_store(&h->f.model.hold, true);
+    strbuf_puts(&json, "{\"kv_transfer_params\": {\"do_remote_decode\": true}, \"max_tokens\": 1, "
+                       "\"prompt_token_ids\": [1");
+    for (uint32_t i = 1; i < LONG; i++) strbuf_printf(&json, ",%u", i);
+    strbuf_puts(&json, "]}");
+    engine_stream *prompt = submit(&h->f, json.data);
+    strbuf_destroy(&json);
+    while (engine_get_stats(h->f.engine).requests_prepared < 2) nap();
+    atomic_store(&h->f.model.hold, false);
+    while (!atomic_load(&h->blocked)) nap();
+    for (int i = 0; i < 100; i++) nap(); /* a copy that did not wait would begin */
+    assert_false(atomic_load(&h->reading));
+    atomic_store(&h->block, false);
+    assert_int_equal(read_stream(prompt).finish, ENGINE_FINISH_LENGTH);
+    assert_true(prompt->transfer.held && atomic_load(&h->reading));
+    engine_stream_release(prompt);
+    assert_int_equal(read_all(beside).finish, ENGINE_FINISH_LENGTH);
+}
+
+static int setup_ahead(void **state)
+{
+    fixture_in_flight = 2;
+    int failed = setup(state);
+    fixture_in_flight = 1;
+    return failed;
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test_setup_teardown(a_copy_is_let_go_where_the_backend_is_given_up, setup,
                                         teardown),
         cmocka_unit_test_setup_teardown(a_copy_is_let_go_where_the_engine_ends, setup, teardown),
+        cmocka_unit_test_setup_teardown(a_copy_waits_for_the_steps_in_front_of_it, setup_ahead,
+                                        teardown),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
