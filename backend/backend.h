@@ -283,6 +283,9 @@ typedef struct backend_info {
     /* Digest of all that K and V of given tokens depend on, the number of ranks among it, equal on
      * every machine that has copies of the same files; 0 where they cannot go to other servers. */
     uint64_t kv_identity;
+    /* The same of what they depend on but for rounding: equal also on another device, with another
+     * instruction set and over another number of ranks. 0 where kv_identity is. */
+    uint64_t kv_kind;
 } backend_info;
 
 /* Bytes of K and V of a cell, where block_bytes is not 0, of all ranks. */

@@ -11,10 +11,10 @@ status serve_open_transfer(const serve_flags *flags, const backend_info *info, u
     if (!flags->transfer_listen && peers->n == 0) return STATUS_IS_OK;
     if (info->kv_identity == 0)
         return error_set(err, STATUS_UNSUPPORTED,
-                         "--kv-transfer-%s: needs CPUs (no --device), K and V in memory, and "
-                         "--kv-dtype other than int4 and int2",
+                         "--kv-transfer-%s: needs K and V in memory that steps read (neither "
+                         "--kv-disk nor --kv-host), and --kv-dtype other than int4 and int2",
                          flags->transfer_listen ? "listen" : "peers");
-    const uint64_t parts[] = {info->kv_identity, info->identity};
+    const uint64_t parts[] = {info->kv_kind, info->identity};
     const transfer_options o = {
         .listen = flags->transfer_listen,
         .peers = peers->items,

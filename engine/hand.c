@@ -201,6 +201,7 @@ static handover_terms terms_of(const engine *e, const engine_stream *s, const ui
         .geometry = &e->info.geometry,
         .cell_bytes = backend_cell_bytes(&e->info),
         .vocab_size = e->info.vocab_size,
+        .identity = e->info.kv_identity,
         .policy = session_policy_digest(&s->policy),
         .sampling = sampling_digest(s),
         .greedy = p->temperature < 1e-5f,

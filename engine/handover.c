@@ -6,10 +6,11 @@
 #include <string.h>
 
 enum { FLAG_DROPPED = 1, FLAG_CONTIGUOUS = 2, FLAG_BUDGET_RAISED = 4, FLAGS = 8 };
-enum { RECORD_VERSION = 2 };
+enum { RECORD_VERSION = 3 };
 
 typedef struct record_head {
-    uint64_t layout; // a hash of the version and of what sizes depend on
+    uint64_t layout;   // a hash of the version and of what sizes depend on
+    uint64_t identity; // of who computed it
     uint64_t policy, sampling;
     uint64_t pages_dropped;
     uint32_t n_tokens, n_tables, n_cells, grain;
@@ -80,6 +81,7 @@ static record_head head_of(const handover_terms *terms, const sched_export *x,
                            const step_sample *first)
 {
     record_head h = {.layout = layout_of(terms),
+                     .identity = terms->identity,
                      .policy = terms->policy,
                      .sampling = terms->sampling,
                      .pages_dropped = x->pages_dropped,
@@ -155,7 +157,7 @@ static bool head_fits(const handover_terms *terms, const record_head *h)
     return fits;
 }
 
-static void take_head(takeover *t, const record_head *h)
+static void take_head(const handover_terms *terms, takeover *t, const record_head *h)
 {
     t->first =
         (step_sample){.token = h->token, .logprob = h->logprob, .rank = h->rank, .n_top = h->n_top};
@@ -165,6 +167,7 @@ static void take_head(takeover *t, const record_head *h)
                                .first_token = h->token,
                                .pages_dropped = h->pages_dropped,
                                .budget_raised = h->flags & FLAG_BUDGET_RAISED,
+                               .foreign = h->identity != terms->identity,
                                .image = {.grain = (pkv_grain)h->grain,
                                          .length = h->n_tokens,
                                          .dropped = h->flags & FLAG_DROPPED,
@@ -211,7 +214,7 @@ const char *handover_read(const handover_terms *terms, const uint8_t *bytes, siz
     if (!draws_alike(terms, &h)) return "its first token was drawn by other sampling parameters";
     t->tables = alloc_zeroed(NULL, h.n_tables, sizeof *t->tables);
     if (!t->tables) return "memory is out";
-    take_head(t, &h);
+    take_head(terms, t, &h);
     if (!take_tables(terms, bytes, n, &h, t)) return damaged;
     if (h.n_tokens != terms->n_tokens ||
         memcmp(t->handed.tokens, terms->tokens, h.n_tokens * sizeof *terms->tokens) != 0)

@@ -57,6 +57,7 @@ typedef struct handover_terms {
     const pkv_geometry *geometry;
     size_t cell_bytes;
     uint32_t vocab_size;
+    uint64_t identity;         /* backend_info.kv_identity */
     uint64_t policy, sampling; /* digests */
     bool greedy;
     const uint32_t *banned; /* [n_banned] that min_tokens keeps from being the first token */

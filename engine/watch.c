@@ -110,7 +110,8 @@ void watch_stop(engine *e)
  * and a rank may come back on a machine of another instruction set. */
 static bool is_alike(const backend_info *a, const backend_info *b, bool has_disk, bool has_transfer)
 {
-    if (has_transfer && a->kv_identity != b->kv_identity) return false;
+    if (has_transfer && (a->kv_identity != b->kv_identity || a->kv_kind != b->kv_kind))
+        return false;
     if (has_disk && a->block_identity != b->block_identity) return false;
     return a->vocab_size == b->vocab_size && a->max_positions == b->max_positions &&
            a->max_rows == b->max_rows && a->max_seqs == b->max_seqs && a->lacks == b->lacks &&

@@ -1,7 +1,8 @@
 /* Reads and writes K and V of cells over all ranks, for blocks that are kept on disk and prompts
  * that go to another server. The bytes of a cell are the slices of the ranks that have it, so a
  * block has the slices of all ranks under one checksum, and no rank uses a block that another one
- * lacks. */
+ * lacks. Layer by layer they lie in the order of their heads, as one rank would store the cell, so
+ * that a group of another size cuts the same bytes for its own ranks. */
 #include "model/backend_ranks.h"
 
 #include <stdlib.h>
@@ -10,17 +11,22 @@
 /* Bytes and cells that a rank is asked for at once: it may be behind a connection. */
 enum { BYTES_AT_ONCE = 1 << 20, CELLS_AT_ONCE = 1024 };
 
+/* Layers of a cell. */
+static uint32_t layers_of(const backend_ranks *all) { return all->info.geometry.layers_per_group; }
+
 void ranks_know_blocks(backend_ranks *all)
 {
     backend_info *info = &all->info;
     bool can = true, can_go = true; // to other servers
-    uint64_t identity = all->n_ranks, kv = all->n_ranks;
+    uint64_t several = (uint64_t)layers_of(all) - 1;
+    uint64_t identity = all->n_ranks + (several << 32), kv = identity, kind = 0;
     for (uint32_t i = 0; i < all->n_ranks; i++) {
         rank *r = &all->ranks[i];
         const backend_info *own = r->backend.ops->info(r->backend.ctx);
         r->slice = backend_slice_of(own, i, all->n_ranks);
         can &= r->slice.cell_bytes > 0 && r->slice.cell_bytes == all->ranks[0].slice.cell_bytes;
-        can_go &= own->kv_identity != 0;
+        if (i == 0) kind = own->kv_kind;
+        can_go &= own->kv_identity != 0 && own->kv_kind == kind;
         identity = hash_bytes(&own->block_identity, sizeof own->block_identity, identity);
         kv = hash_bytes(&own->kv_identity, sizeof own->kv_identity, kv);
     }
@@ -28,6 +34,7 @@ void ranks_know_blocks(backend_ranks *all)
     info->block_bytes = can ? pkv_groups(&info->geometry) * first->n_slices * first->cell_bytes : 0;
     info->block_identity = identity;
     info->kv_identity = can && can_go ? kv : 0;
+    info->kv_kind = can && can_go ? kind : 0;
 }
 
 /* Cells of a list that a rank has. */
@@ -57,10 +64,22 @@ static uint32_t most_at_once(const backend_slice *s)
     return n < 1 ? 1 : n > CELLS_AT_ONCE ? CELLS_AT_ONCE : (uint32_t)n;
 }
 
-/* The offset of the rank's slice of cell i in the bytes of a list of cells. */
-static size_t slice_place(const backend_slice *s, uint32_t i)
+/* Copies the rank's slice of cell i between the bytes of a list of cells and the slice's own. */
+static void cut_slice(const rank *r, const uint8_t *cells, uint32_t i, uint8_t *own)
 {
-    return ((size_t)i * s->n_slices + s->place) * s->cell_bytes;
+    const backend_slice *s = &r->slice;
+    size_t piece = s->cell_bytes / layers_of(r->all), step = s->n_slices * piece;
+    const uint8_t *from = cells + i * s->n_slices * s->cell_bytes + s->place * piece;
+    for (size_t at = 0; at < s->cell_bytes; at += piece, from += step)
+        memcpy(own + at, from, piece);
+}
+
+static void join_slice(const rank *r, const uint8_t *own, uint8_t *cells, uint32_t i)
+{
+    const backend_slice *s = &r->slice;
+    size_t piece = s->cell_bytes / layers_of(r->all), step = s->n_slices * piece;
+    uint8_t *to = cells + i * s->n_slices * s->cell_bytes + s->place * piece;
+    for (size_t at = 0; at < s->cell_bytes; at += piece, to += step) memcpy(to, own + at, piece);
 }
 
 /* One rank's part of a list of cells, which are copied to several places, `each` cells to one. */
@@ -87,8 +106,8 @@ static void read_slices(read_job *j)
         if (some.n == 0) break;
         j->good = b->ops->read_cells(b->ctx, some.cells, some.n, j->n_slots, &buffer, some.n);
         for (uint32_t c = 0; j->good && c < some.n; c++)
-            memcpy(j->to[some.at[c] / j->each] + slice_place(s, some.at[c] % j->each),
-                   buffer + c * s->cell_bytes, s->cell_bytes);
+            join_slice(j->r, buffer + c * s->cell_bytes, j->to[some.at[c] / j->each],
+                       some.at[c] % j->each);
     }
     free(buffer);
 }
@@ -110,7 +129,7 @@ static bool write_slices(rank *r, const uint32_t *cells, uint32_t n, const uint8
         i = pick(s, cells, i, n, most_at_once(s), &some);
         if (some.n == 0) break;
         for (uint32_t c = 0; c < some.n; c++)
-            memcpy(buffer + c * s->cell_bytes, from + slice_place(s, some.at[c]), s->cell_bytes);
+            cut_slice(r, from, some.at[c], buffer + c * s->cell_bytes);
         if (!b->ops->write_cells(b->ctx, some.cells, some.n, buffer)) return false;
     }
     return true;

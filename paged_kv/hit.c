@@ -85,7 +85,7 @@ status pkv_seq_open_some(pkv *p, uint32_t id, pkv_grain grain, const uint32_t *t
     RETURN_IF_ERROR(
         log_room(p, DELTA_OPEN_HEAD + (size_t)n * s->groups, 0, log_reserve_of(s->groups, s->row)));
     seq_enter(p, s, id);
-    s->dropped = s->sealed = s->suspect = false;
+    s->dropped = s->sealed = s->silent = false;
     s->contiguous = s->unshared = s->forked = s->hidden = false;
     s->salt = salt;
     s->published = s->held = 0;

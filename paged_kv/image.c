@@ -253,7 +253,8 @@ status pkv_adopt_some(pkv *p, uint32_t parked, const pkv_image *image, uint32_t 
     return st;
 }
 
-status pkv_adopt(pkv *p, const pkv_image *image, uint64_t salt, bool hidden, uint32_t *parked)
+status pkv_adopt(pkv *p, const pkv_image *image, uint64_t salt, bool hidden, bool may_publish,
+                 uint32_t *parked)
 {
     uint64_t cost = pkv_image_cost(p, image);
     if (cost > pkv_available(p)) return status_make(STATUS_NO_PAGES, NULL);
@@ -265,7 +266,8 @@ status pkv_adopt(pkv *p, const pkv_image *image, uint64_t salt, bool hidden, uin
     pkv_seq *s = &p->swaps[number].seq;
     s->dropped = image->dropped;
     s->contiguous = image->contiguous;
-    s->sealed = s->suspect = s->unshared = s->forked = false;
+    s->sealed = s->unshared = s->forked = false;
+    s->silent = !may_publish;
     s->hidden = hidden;
     s->salt = salt;
     s->length = image->length;

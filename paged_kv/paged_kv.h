@@ -396,10 +396,11 @@ pkv_image pkv_parked_image(const pkv *p, uint32_t parked, pkv_image_table *table
 uint32_t pkv_list_cells(const pkv *p, const pkv_image *i, uint32_t first, uint32_t n, uint32_t *to);
 /* The cells that pkv_adopt takes, as many from each share as from the one that gives most. */
 uint64_t pkv_image_cost(const pkv *p, const pkv_image *image);
-/* Makes a parked sequence of an image that fits, which has published nothing. It is promised its
- * pages, all or none. Until it has them it may only be discarded; once K and V are in them it may
+/* Makes a parked sequence of an image that fits, which has published nothing, and never does unless
+ * it `may_publish`. It is promised its pages, all or none. Until it has them it may only be discarded; once K and V are in them it may
  * be unparked. */
-status pkv_adopt(pkv *p, const pkv_image *image, uint64_t salt, bool hidden, uint32_t *parked);
+status pkv_adopt(pkv *p, const pkv_image *image, uint64_t salt, bool hidden, bool may_publish,
+                 uint32_t *parked);
 /* Takes at most `most` of its pages, at least 1. Where the pool lacks runs for them its tables
  * become finer first, which counts as pages too. *n is how many; fewer than `most` means that it
  * has all. STATUS_NO_PAGES: others took the rest. */

@@ -158,7 +158,7 @@ void pkv_seq_hide(pkv *p, uint32_t seq) { p->seqs[seq].hidden = true; }
 bool pkv_seq_publishes(const pkv *p, uint32_t seq)
 {
     const pkv_seq *s = seq_opened(p, seq);
-    return !s->dropped && !s->sealed && !s->suspect && !is_of_some_layers(p, s);
+    return !s->dropped && !s->sealed && !s->silent && !is_of_some_layers(p, s);
 }
 
 void pkv_seq_publish(pkv *p, uint32_t seq_id, const uint32_t *tokens, uint32_t n)
@@ -232,10 +232,7 @@ void prefix_remove(pkv *p, uint32_t top) { remove_tree(p, top, true); }
 
 /* A sequence whose chain was cut before may hold pages of this one, and would publish them again
  * from its first block on. So it counts as one of those that hold them. */
-static void suspect_if_cut(const pkv *p, pkv_seq *s)
-{
-    s->suspect |= s->open && chain_is_cut(p, s);
-}
+static void silence_if_cut(const pkv *p, pkv_seq *s) { s->silent |= s->open && chain_is_cut(p, s); }
 
 void pkv_distrust(pkv *p, const uint32_t *tokens, uint32_t n, uint64_t salt)
 {
@@ -244,8 +241,8 @@ void pkv_distrust(pkv *p, const uint32_t *tokens, uint32_t n, uint64_t salt)
     if (top == 0) return;
     remove_tree(p, top, false);
     p->lost.n = 0; /* blocks of this tree may have left a moment ago */
-    for (uint32_t i = 0; i < p->max_seqs; i++) suspect_if_cut(p, &p->seqs[i]);
-    for (uint32_t i = 1; i <= p->n_swaps; i++) suspect_if_cut(p, &p->swaps[i].seq);
+    for (uint32_t i = 0; i < p->max_seqs; i++) silence_if_cut(p, &p->seqs[i]);
+    for (uint32_t i = 1; i <= p->n_swaps; i++) silence_if_cut(p, &p->swaps[i].seq);
 }
 
 void pkv_flush(pkv *p)

@@ -157,7 +157,7 @@ typedef struct pkv_seq {
     size_t cap_list;          // capacity of `pages` and of `bases`
     bool dropped;             // dropped or compacted: publishes nothing more
     bool sealed;              // the cache was flushed since it was opened: publishes nothing more
-    bool suspect;             // its pages may be wrong (pkv_distrust): publishes nothing more
+    bool silent;              // distrusted, or adopted as not to publish: publishes nothing more
     bool contiguous;          // keys are rotated to their slots as positions
     bool unshared;            // its pages hold running sums: takes no block from the cache
     uint32_t length;          // logical

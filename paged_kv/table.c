@@ -103,7 +103,7 @@ void seq_copy_state(pkv_seq *to, const pkv_seq *from)
 {
     to->dropped = from->dropped;
     to->sealed = from->sealed;
-    to->suspect = from->suspect;
+    to->silent = from->silent;
     to->contiguous = from->contiguous;
     to->unshared = from->unshared;
     to->length = from->length;

@@ -22,7 +22,7 @@
 #include "comm/comm.h"
 
 enum {
-    WORKER_PROTOCOL = 24, // changes with proto/worker.proto
+    WORKER_PROTOCOL = 25, // changes with proto/worker.proto
     WORKER_RANKS_MAX = 1024,
     WORKER_ADDRESS_BYTES_MAX = 64 << 10,
 };

@@ -179,7 +179,8 @@ status sched_handed_begin(sched *s, sched_seq *q)
 {
     sched_entry *e = q->entry;
     uint32_t parked;
-    RETURN_IF_ERROR(pkv_adopt(s->kv, &e->handed->image, e->salt, e->hidden, &parked));
+    bool may_publish = !e->handed->foreign;
+    RETURN_IF_ERROR(pkv_adopt(s->kv, &e->handed->image, e->salt, e->hidden, may_publish, &parked));
     uint32_t n_cells = (uint32_t)pkv_image_cells(&s->options.geometry, &e->handed->image);
     if (!sched_load_parked(s, q, parked, n_cells)) {
         sched_discard(s, parked);

@@ -98,7 +98,7 @@ typedef struct sched_options {
     /* That store is to give up blocks, also those that it is only about to have. */
     void (*forget_blocks)(void *ctx, const pkv_key *keys, uint32_t n);
     void *has_block_ctx; // of both
-    uint32_t lost_most; // blocks that sched_take_lost tells of at most
+    uint32_t lost_most;  // blocks that sched_take_lost tells of at most
 } sched_options;
 
 /* Checks that sched_options.pressure may be this policy. */
@@ -114,6 +114,7 @@ typedef struct sched_handed {
     uint32_t first_token; // drawn there
     uint64_t pages_dropped;
     bool budget_raised;
+    bool foreign; // computed here, K and V would differ by rounding: the prefix cache gets none
 } sched_handed;
 
 typedef struct sched_request {
@@ -241,10 +242,10 @@ typedef struct sched_event {
         SCHED_FLUSH,    // forget every cached block (pkv_flush), at any moment
         SCHED_FORGET,   // forget a session; a request that has it goes on and leaves none
     } kind;
-    uint64_t request;          // END, PAUSE, RESUME, FORCED
-    uint64_t session[2];       // FORGET
-    uint32_t choice;           // or SCHED_ALL_CHOICES
-    bool finished;             // END: the choice was not aborted, so its session may be kept
+    uint64_t request;    // END, PAUSE, RESUME, FORCED
+    uint64_t session[2]; // FORGET
+    uint32_t choice;     // or SCHED_ALL_CHOICES
+    bool finished;       // END: the choice was not aborted, so its session may be kept
     /* END: the model's numbers for it are not finite. K and V that it has read are then in nobody's
      * prefix cache any more (pkv_distrust), nor in the store. */
     bool distrusted;

@@ -10,6 +10,7 @@
 #include "model/cpu/retrieve.h"
 #include "model/cpu/row_order.h"
 #include "model/cpu/scores.h"
+#include "model/kv_kind.h"
 #include "model/measured.h"
 #include "model/measures.h"
 #include "model/plan.h"
@@ -572,7 +573,11 @@ static void fill_info(backend_cpu *b, const backend_options *o)
     /* Pages of formats with grids may be filling, and pages may be out of memory. */
     if (!b->store.filling && !b->store.tier) b->info.block_bytes = kv_block_bytes(&b->store);
     b->info.block_identity = kv_identity(b, o, b->weights.files);
-    if (b->info.block_bytes) b->info.kv_identity = kv_identity(b, o, 0);
+    if (b->info.block_bytes) {
+        b->info.kv_identity = kv_identity(b, o, 0);
+        b->info.kv_kind = model_kv_kind(o, b->weights.identity, b->store.shape.format,
+                                        b->store.shape.page_tokens);
+    }
     b->facts.isa = kern_isa_name(b->kernels);
     b->facts.n_threads = thread_pool_size(b->pool);
     b->facts.weight_bytes = b->weights.bytes;

@@ -278,6 +278,7 @@ status load_pack(const backend_info *info, const worker_facts *facts, arena *a, 
     m->block_bytes = info->block_bytes;
     m->block_identity = info->block_identity;
     m->kv_identity = info->kv_identity;
+    m->kv_kind = info->kv_kind;
     m->max_in_flight = steps_of(info);
     m->filling_bytes = facts->filling_bytes;
     m->swap_bytes = facts->swap_bytes;
@@ -368,6 +369,7 @@ status load_unpack(const load_message *m, const worker_config *config, rank_fact
         .identity = m->identity,
         .block_identity = m->block_identity,
         .kv_identity = m->kv_identity,
+        .kv_kind = m->kv_kind,
     };
     out->facts = (worker_facts){
         .n_threads = m->n_threads,

@@ -172,7 +172,7 @@ void op_hand(sim *s)
     uint64_t before = pkv_checksum(s->kv);
     bool enough = n <= pkv_available(s->kv);
     uint32_t available = pkv_available(s->kv), number;
-    status st = pkv_adopt(s->kv, &copied.image, now.seq.salt, false, &number);
+    status st = pkv_adopt(s->kv, &copied.image, now.seq.salt, false, true, &number);
     if (!went(s, st, enough, before)) return;
     CHECK(s, pkv_available(s->kv) == available - n);
     uint32_t flushes = (uint32_t)s->done[DONE_FLUSH];

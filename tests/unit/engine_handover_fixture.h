@@ -46,6 +46,7 @@ static inline void ho_make(ho_prompt *p)
     p->terms = (handover_terms){.geometry = &p->geometry,
                                 .cell_bytes = HO_CELL,
                                 .vocab_size = 11,
+                                .identity = 6,
                                 .policy = 1,
                                 .sampling = 2,
                                 .greedy = true,

@@ -110,14 +110,15 @@ static uint8_t *fetch(const servers *s, const transfer_key *key, uint64_t owner)
 static uint8_t *keep_everything(const servers *s, const uint8_t *honest, size_t *n)
 {
     const backend_info *info = &s->decode->model.info;
-    uint64_t digests[3]; /* of the layout, the policy and the sampling */
+    uint64_t digests[4]; /* of the layout, K and V, the policy and the sampling */
     uint32_t tokens[TOKENS + 1], bases[PAGES];
     pkv_image_table table = {.kept = TOKENS, .bases = bases};
     memcpy(digests, honest, sizeof digests);
     const handover_terms terms = {.geometry = &info->geometry,
                                   .cell_bytes = backend_cell_bytes(info),
-                                  .policy = digests[1],
-                                  .sampling = digests[2]};
+                                  .identity = digests[1],
+                                  .policy = digests[2],
+                                  .sampling = digests[3]};
     const sched_export all = {.image = {.grain = PKV_ALL, .length = TOKENS, .tables = &table},
                               .tokens = tokens,
                               .n_cells = PAGES * pkv_groups(&info->geometry),

@@ -92,6 +92,8 @@ static void make_arrays(arrays *a, uint32_t n_cells, size_t cell_bytes, bool cop
                                           .gives = !copies || i % 2 == 0}};
     }
     a->all = (backend_ranks){.ranks = a->of_group, .n_ranks = RANKS};
+    a->all.info.geometry.layers_per_group = 1;
+    for (uint32_t i = 0; i < RANKS; i++) a->of_group[i].all = &a->all;
 }
 
 static void free_arrays(arrays *a)
@@ -233,6 +235,7 @@ static void blocks_are_of_all_ranks(void **state)
                                          .block_bytes = BLOCK,
                                          .block_identity = 7 + i,
                                          .kv_identity = 5 + i,
+                                         .kv_kind = 3,
                                          .geometry = {.page_tokens = 16,
                                                       .n_layers = 2,
                                                       .n_kv_heads = 4,
@@ -244,6 +247,7 @@ static void blocks_are_of_all_ranks(void **state)
     assert_true(two.kv_identity != 0 && four.kv_identity != 0);
     assert_true(two.kv_identity != four.kv_identity);
     assert_int_not_equal(two.block_identity, four.block_identity);
+    assert_true(two.kv_kind == 3 && four.kv_kind == 3); /* groups of any size */
     for (uint32_t i = 0; i < RANKS; i++) {
         a.ranks[i].info.block_identity = 99;
         assert_int_not_equal(info_of_blocks(&a, RANKS).block_identity, four.block_identity);
@@ -252,7 +256,12 @@ static void blocks_are_of_all_ranks(void **state)
         assert_true(info_of_blocks(&a, RANKS).kv_identity != four.kv_identity);
         a.ranks[i].info.kv_identity = 0;
         assert_int_equal(info_of_blocks(&a, RANKS).kv_identity, 0);
+        assert_int_equal(info_of_blocks(&a, RANKS).kv_kind, 0);
         a.ranks[i].info.kv_identity = 5 + i;
+        a.ranks[i].info.kv_kind = 4;
+        assert_int_equal(info_of_blocks(&a, RANKS).kv_kind, 0);
+        assert_int_equal(info_of_blocks(&a, RANKS).kv_identity, 0);
+        a.ranks[i].info.kv_kind = 3;
         a.ranks[i].info.block_bytes *= 2;
         assert_int_equal(info_of_blocks(&a, RANKS).kv_identity, 0);
         assert_int_equal(info_of_blocks(&a, RANKS).block_bytes, 0);

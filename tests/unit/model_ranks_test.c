@@ -150,7 +150,8 @@ static void slices_share_the_memory(void **state)
     }
 }
 
-/* Each rank has its slice of the block [groups, n_slices], those that share a head the same one. */
+/* Each rank has its slice of the block [groups, layers, n_slices], those that share a head the same
+ * one: the bytes lie as one rank stores them. */
 static void expect_slices(const backend *group, const uint32_t *cells, const uint8_t *bytes)
 {
     const backend_ranks *all = group->ctx;
@@ -162,8 +163,12 @@ static void expect_slices(const backend *group, const uint32_t *cells, const uin
         for (uint32_t i = 0; i < groups; i++) {
             if (cells[i] - s->cells.first >= s->cells.n) continue;
             assert_true(b->ops->read_cells(b->ctx, &cells[i], 1, 16, &own, 1));
-            assert_memory_equal(own, bytes + (i * s->n_slices + s->place) * s->cell_bytes,
-                                s->cell_bytes);
+            uint32_t layers = all->info.geometry.layers_per_group;
+            size_t piece = s->cell_bytes / layers;
+            for (uint32_t l = 0; l < layers; l++)
+                assert_memory_equal(own + l * piece,
+                                    bytes + ((i * layers + l) * s->n_slices + s->place) * piece,
+                                    piece);
         }
         free(own);
     }

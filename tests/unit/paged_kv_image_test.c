@@ -60,7 +60,7 @@ static void move_over(grain_fixture *a, uint32_t seq, grain_fixture *b, uint32_t
     uint32_t n = (uint32_t)pkv_image_cells(&a->geometry, &image);
     assert_true(pkv_image_fits(&a->geometry, &image));
     assert_true(pkv_image_cost(b->kv, &image) >= n);
-    assert_true(status_ok(pkv_adopt(b->kv, &image, salt, false, &adopted)));
+    assert_true(status_ok(pkv_adopt(b->kv, &image, salt, false, true, &adopted)));
     assert_int_equal(pkv_count(b->kv).used, used);
     take_cells(b, adopted, &image, UINT32_MAX);
     assert_int_equal(pkv_count(b->kv).used, used + n);
@@ -160,7 +160,7 @@ static uint32_t adopt_in_broken(grain_fixture *a, grain_fixture *b, pkv_image_ta
     for (uint32_t g = 0; g < 4; g++) drop(b, 0, g, g % 2 ? 0x55 : 0x6a);
     assert_true(status_ok(pkv_seq_park(a->kv, 0, parked)));
     *image = image_of(a, *parked, tables);
-    assert_true(status_ok(pkv_adopt(b->kv, image, 9, false, &adopted)));
+    assert_true(status_ok(pkv_adopt(b->kv, image, 9, false, true, &adopted)));
     assert_int_equal(pkv_parked_tables(b->kv, adopted), 1);
     take_cells(b, adopted, image, 2);
     assert_true(status_ok(pkv_seq_open(b->kv, 2, PKV_HEAD, text(), 0, 6, 0, &hit)));
@@ -228,7 +228,7 @@ static void without_pages_nothing_changes(void **state)
     fill(&a, 0, PKV_LAYER, 9, 33);
     assert_true(status_ok(pkv_seq_park(a.kv, 0, &parked)));
     pkv_image image = image_of(&a, parked, tables);
-    assert_int_equal(pkv_adopt(b.kv, &image, 9, false, &adopted).code, STATUS_NO_PAGES);
+    assert_int_equal(pkv_adopt(b.kv, &image, 9, false, true, &adopted).code, STATUS_NO_PAGES);
     assert_int_equal(adopted, 77);
     assert_int_equal(pkv_count(b.kv).used, 0);
     pkv_parked_discard(a.kv, parked);
@@ -244,7 +244,7 @@ static uint32_t adopt_twelve(grain_fixture *a, grain_fixture *b, pkv_image_table
     fill(a, 0, PKV_HEAD, 9, 33);
     assert_true(status_ok(pkv_seq_park(a->kv, 0, &parked)));
     *image = image_of(a, parked, tables);
-    assert_true(status_ok(pkv_adopt(b->kv, image, 9, false, &adopted)));
+    assert_true(status_ok(pkv_adopt(b->kv, image, 9, false, true, &adopted)));
     return adopted;
 }
 

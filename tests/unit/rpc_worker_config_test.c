@@ -205,9 +205,11 @@ static void results_of_a_rank_are_checked(void **state)
     m.block_bytes = 1000 * cells;
     m.block_identity = 5;
     m.kv_identity = 6;
+    m.kv_kind = 7;
     assert_true(status_ok(load_unpack(&m, &config, &out, &err)));
     assert_int_equal(out.info.block_bytes, 1000 * cells);
     assert_true(out.info.block_identity == 5 && out.info.kv_identity == 6);
+    assert_true(out.info.kv_kind == 7);
     m.block_bytes = (cell_bytes_max + 1) * cells;
     assert_true(status_ok(load_unpack(&m, &config, &out, &err)));
     assert_int_equal(out.info.block_bytes, 0);

@@ -222,6 +222,29 @@ static void it_goes_on_from_what_came(void **state)
     end_and_finish(f, 1);
 }
 
+/* What came from a server whose K and V differ by rounding serves its own request alone, and its
+ * blocks are not told of; the next request of the prompt computes it. */
+static void what_is_foreign_enters_no_cache(void **state)
+{
+    (void)state;
+    for (int foreign = 0; foreign < 2; foreign++) {
+        arrival a;
+        sched_options o = pool_of(40);
+        o.prefix_cache = true;
+        fixture *f = begin(o);
+        sched_request again = request(f, 2, 0, PROMPT, 9);
+        add_taker(f, &a);
+        a.handed.foreign = foreign;
+        step(f);
+        assert_string_equal(fill(f, sched_next_load(f->s), 1), "1@50+1*");
+        for (uint32_t i = 51; i < 64; i++) step(f); /* blocks of the answer are its own, too */
+        add(f, &again);
+        assert_non_null(strstr(step(f), foreign ? "2@0+40" : "2@48+2*"));
+        end(f, 2, 0);
+        end_and_finish(f, 1);
+    }
+}
+
 static void what_was_not_filled_is_computed(void **state)
 {
     (void)state;
@@ -567,6 +590,7 @@ int main(void)
         cmocka_unit_test(no_other_end_exports),
         cmocka_unit_test(an_end_while_the_next_row_is_computed_exports_nothing),
         cmocka_unit_test(it_goes_on_from_what_came),
+        cmocka_unit_test(what_is_foreign_enters_no_cache),
         cmocka_unit_test(what_was_not_filled_is_computed),
         cmocka_unit_test(it_waits_while_the_pool_is_full),
         cmocka_unit_test(what_does_not_suit_is_computed),

@@ -16,9 +16,9 @@ from harness import Server, eventually, main, tokens
 
 ASK, ANSWER, TAKE = struct.Struct("<8s16sQQ"), struct.Struct("<8sIIQQ"), b"octavo+2"
 # engine/handover.c: the numbers that a record begins with.
-HEAD = struct.Struct("<4Q8If")
-HEAD_FIELDS = ("layout", "policy", "sampling", "pages_dropped", "n_tokens", "n_tables", "n_cells", "grain", "flags",
-               "token", "rank", "n_top", "logprob")
+HEAD = struct.Struct("<5Q8If")
+HEAD_FIELDS = ("layout", "identity", "policy", "sampling", "pages_dropped", "n_tokens", "n_tables", "n_cells", "grain",
+               "flags", "token", "rank", "n_top", "logprob")
 HEAD_BYTES = HEAD.size + 2 * 20 * 4 + 4
 MASK = (1 << 64) - 1
 K0, K1, K2, K3 = 0x243f6a8885a308d3, 0x13198a2e03707345, 0xa4093822299f31d1, 0x082efa98ec4e6c89
@@ -191,6 +191,18 @@ class Lies(unittest.TestCase):
             with self.subTest(**fields):
                 self.assertIn(why, answer["kv_transfer_params"]["note"])
                 self.assertEqual(drawn(answer), expected)
+
+    def test_another_servers_arithmetic(self):
+        """K and V that are said to be computed otherwise are taken, and later prompts compute their
+        own."""
+        request = body(tokens(PROMPT, 25))
+        answer = self.lie_and_read(request, lambda record: set_head(record, identity=1))
+        self.assertEqual(answer["kv_transfer_params"]["note"], "fetched from another server")
+        expected = self.prefill.post("/v1/completions", request, headers=headers())
+        self.assertEqual(drawn(answer), drawn(expected))
+        again = self.decode.post("/v1/completions", request, headers=headers())
+        self.assertEqual(again["usage"]["prompt_tokens_details"]["cached_tokens"], 0)
+        self.assertEqual(drawn(again), drawn(expected))
 
     def test_tables_that_no_sequence_has(self):
         request = body(tokens(PROMPT, 23), CHUNKKV)
