@@ -230,7 +230,7 @@ void kern_kv_read(const kern_context *kc, const kern_kv_shape *s, const void *ti
 void kern_kv_pack(const kern_context *kc, const kern_kv_shape *s, const void *wide, void *tile);
 void kern_kv_unpack(const kern_context *kc, const kern_kv_shape *s, const void *tile, void *wide);
 /* The same bytes in another order: rows are K and V as GPUs keep them, K [page_tokens][head_dim],
- * then V the same, then the scales, if there are any. For formats with pairs of elements and without
+ * then V the same, then the scales, if there are any. For formats with pairs of elements, without
  * grids. Not threaded; nothing need be aligned, and the two do not overlap. */
 void kern_kv_from_rows(const kern_kv_shape *s, const void *rows, void *tile);
 void kern_kv_to_rows(const kern_kv_shape *s, const void *tile, void *rows);

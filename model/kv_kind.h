@@ -2,7 +2,7 @@
 #ifndef MODEL_KV_KIND_H
 #define MODEL_KV_KIND_H
 
-#include "kernels/kv_format.h"
+#include "kernels/kernels.h"
 #include "model/model.h"
 
 /* backend_info.kv_kind. The weights' identity has what the model's configuration says, quantisation

@@ -206,7 +206,7 @@ status pkv_seq_cut(pkv *p, uint32_t seq, uint32_t n);
 /* K and V of tokens[0 .. n) are computed and resident: hashes the blocks that became full. Nothing
  * after the sequence's first drop or compaction, after a flush, or without a prefix cache. */
 void pkv_seq_publish(pkv *p, uint32_t seq, const uint32_t *tokens, uint32_t n);
-/* Whether it would: false also for sequences that began before a flush, or hold distrusted pages. */
+/* Whether it would: also false for sequences that began before a flush or hold distrusted pages. */
 bool pkv_seq_publishes(const pkv *p, uint32_t seq);
 /* Drops the pages of one table whose bit in `keep` (bit i = page index i) is 0. Copies nothing. */
 void pkv_seq_drop(pkv *p, uint32_t seq, uint32_t table, const uint64_t *keep);
@@ -397,8 +397,8 @@ uint32_t pkv_list_cells(const pkv *p, const pkv_image *i, uint32_t first, uint32
 /* The cells that pkv_adopt takes, as many from each share as from the one that gives most. */
 uint64_t pkv_image_cost(const pkv *p, const pkv_image *image);
 /* Makes a parked sequence of an image that fits, which has published nothing, and never does unless
- * it `may_publish`. It is promised its pages, all or none. Until it has them it may only be discarded; once K and V are in them it may
- * be unparked. */
+ * it `may_publish`. It is promised its pages, all or none. Until it has them it may only be
+ * discarded; once K and V are in them it may be unparked. */
 status pkv_adopt(pkv *p, const pkv_image *image, uint64_t salt, bool hidden, bool may_publish,
                  uint32_t *parked);
 /* Takes at most `most` of its pages, at least 1. Where the pool lacks runs for them its tables

@@ -29,6 +29,7 @@ struct rank_host {
     uint8_t *address;   /* what the other ranks are told: machine_id, then the comm's address */
     const gpu_api *api; /* NULL: the CPU */
     gpu *gpu;
+    uint32_t gpu_ordinal;
     gpu_facts gpu_facts;
     uint8_t gpu_kv;
     bool batch_invariant;
@@ -75,6 +76,7 @@ static status open_gpu(rank_host *h, const worker_config *c, error *err)
     }
     (void)gpu_kv_named(c->kv_type, &h->gpu_kv);
     h->batch_invariant = c->batch_invariant;
+    h->gpu_ordinal = device;
     gpu_status opened = h->api->open(device, &h->gpu, &h->gpu_facts, why, sizeof why);
     if (opened == GPU_OK) return STATUS_IS_OK;
     return error_set(err, STATUS_UNSUPPORTED, "device: cuda:%u: %s", device, why);
@@ -279,6 +281,7 @@ static status make_cuda(rank_host *h, backend *out, backend_facts *facts, error 
 {
     backend_cuda_options o = {.common = h->options,
                               .api = h->api,
+                              .ordinal = h->gpu_ordinal,
                               .kv = h->gpu_kv,
                               .batch_invariant = h->batch_invariant,
                               .gpu = h->gpu,

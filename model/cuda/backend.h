@@ -49,6 +49,7 @@ typedef struct cuda_measuring {
     uint32_t n_mean_ropes;
 } cuda_measuring;
 
+typedef struct cuda_cells cuda_cells;
 typedef struct cuda_graphs cuda_graphs;
 typedef struct cuda_retrieve cuda_retrieve;
 
@@ -94,6 +95,7 @@ typedef struct backend_cuda {
     uint8_t *host;       /* [host_cells.n, page_bytes] pinned: the host tier */
     cuda_window *window; /* NULL: the whole pool is on the device */
     cuda_far *far;       /* with a window */
+    cuda_cells *beside;  /* copies of cells; NULL with a window */
     pkv_mirror *mirror;
     cuda_tables tables;
     cuda_forward *forward;
@@ -286,6 +288,20 @@ uint32_t cuda_moves_sort(cuda_moves *m, uint32_t n, uint32_t first, gpu_move *mo
 /* Executes the moves of a pool with a window in plan order, and waits for those that touch pages in
  * host memory. */
 status cuda_window_moves(backend_cuda *b, const pkv_deltas *d);
+
+/* ---- cells.c --------------------------------------------------------------------------------- */
+
+/* Sets b->beside, after the pages are made. What copies take is made with the first ones. */
+status cuda_cells_create(backend_cuda *b, uint32_t ordinal);
+void cuda_cells_destroy(backend_cuda *b);
+/* backend_info.block_bytes */
+size_t cuda_block_bytes(const backend_cuda *b);
+/* The CPU's format of the same elements; KERN_KV_FORMATS where it has none. */
+kern_kv_format cuda_cpu_format(gpu_kv_format f);
+/* backend_ops.read_cells and write_cells, over a pool without a window. */
+bool cuda_read_cells(void *ctx, const uint32_t *cells, uint32_t n, uint32_t n_slots,
+                     uint8_t *const *to, uint32_t each);
+bool cuda_write_cells(void *ctx, const uint32_t *cells, uint32_t n, const uint8_t *from);
 
 /* ---- backend_cuda.c -------------------------------------------------------------------------- */
 

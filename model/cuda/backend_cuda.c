@@ -330,6 +330,7 @@ static void cuda_destroy(void *ctx)
         cuda_measuring_destroy(b);
         cuda_sums_destroy(b);
         cuda_retrieve_destroy(b);
+        cuda_cells_destroy(b);
         comm_destroy(b->meeting); /* its work is on the gpu's stream */
         if (!d->borrowed) d->api->close(d->g);
     }
@@ -358,6 +359,8 @@ const backend_ops cuda_ops = {
     .submit = cuda_submit,
     .collect = cuda_collect,
     .interrupt = cuda_interrupt,
+    .read_cells = cuda_read_cells,
+    .write_cells = cuda_write_cells,
     .rest = cuda_rest,
     .destroy = cuda_destroy,
 };

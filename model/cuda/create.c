@@ -1,6 +1,7 @@
 /* Makes a CUDA backend: device, weights, buffers, pages, in this order. */
 #include "model/cuda/backend.h"
 #include "model/cuda/retrieve.h"
+#include "model/kv_kind.h"
 #include "model/sizes.h"
 
 #include <assert.h>
@@ -415,6 +416,21 @@ static status meet_on_gpus(backend_cuda *b, backend_cuda_options *o, error *err)
     return STATUS_IS_OK;
 }
 
+/* Another device, or another number of multiprocessors, adds up in another order, and so do other
+ * numbers of rows; the library's products too, which it chooses by time unless results must not
+ * depend on the rows. Two servers on equal GPUs are taken to choose alike. */
+static void tell_cells(backend_cuda *b, const backend_cuda_options *options)
+{
+    const gpu_facts *f = &b->device.facts;
+    const uint64_t numbers[] = {b->info.identity, b->pages.format, b->pages.page_tokens,
+                                f->compute,       f->n_sms,        b->invariant};
+    uint64_t narrow = hash_bytes(b->narrow, strlen(b->narrow), 0);
+    b->info.block_bytes = cuda_block_bytes(b);
+    b->info.kv_identity = hash_bytes(numbers, sizeof numbers, narrow + 1);
+    b->info.kv_kind = model_kv_kind(&options->common, b->info.identity,
+                                    cuda_cpu_format(b->pages.format), b->pages.page_tokens);
+}
+
 static status make_cuda_backend(backend_cuda *b, backend_cuda_options *options, error *err)
 {
     const backend_options *o = &options->common;
@@ -424,6 +440,8 @@ static status make_cuda_backend(backend_cuda *b, backend_cuda_options *options, 
     RETURN_IF_ERROR(cuda_make_pages(b, o, err));
     if (b->window) RETURN_IF_ERROR(make_far(b, o, err));
     status s = make_step_buffers(b, o);
+    if (status_ok(s) && !b->window) s = cuda_cells_create(b, options->ordinal);
+    if (status_ok(s) && !b->window) tell_cells(b, options);
     return status_ok(s) ? s : error_set(err, s.code, "backend: %s", status_text(s.code));
 }
 

@@ -149,8 +149,8 @@ static void no_load_begins_without_a_backend(void **state)
     assert_int_equal(atomic_load(&f->model.late_writes), 0);
 }
 
-/* Memory was damaged when the prompt was computed, and its blocks lie on disk. The request that goes
- * on from them fails, and the one after it computes the prompt. */
+/* Memory was damaged when the prompt was computed, and its blocks lie on disk. The request that
+ * goes on from them fails, and the one after it computes the prompt. */
 static void blocks_of_a_failed_request_are_forgotten(void **state)
 {
     stored *s = *state;

@@ -196,17 +196,18 @@ static void a_copy_is_let_go_where_the_engine_ends(void **state)
     stream_unref(prompt);
 }
 
-/* With two steps in flight those that were submitted by the time a copy is due may use its pages, or
- * move them: the one behind the prompt's, and the one that was planned when the prompt was done. */
+/* With two steps in flight those that were submitted by the time a copy is due may use its pages,
+ * or move them: the one behind the prompt's, and the one that was planned when the prompt was
+ * done. */
 static void a_copy_waits_for_the_steps_in_front_of_it(void **state)
 {
     handing *h = *state;
     strbuf json = {0};
     h->behind_prompt = true;
+    atomic_store(&h->f.model.hold_at, 5); /* the other request goes on until the prompt has come */
     engine_stream *beside =
         submit(&h->f, "{\"prompt\": \"a\", \"ignore_eos\": true, \"max_tokens\": 400}");
-    while (atomic_load(&h->f.model.steps) < 5) nap();
-    atomic_store(&h->f.model.hold, true);
+    while (!atomic_load(&h->f.model.hold)) nap();
     strbuf_puts(&json, "{\"kv_transfer_params\": {\"do_remote_decode\": true}, \"max_tokens\": 1, "
                        "\"prompt_token_ids\": [1");
     for (uint32_t i = 1; i < LONG; i++) strbuf_printf(&json, ",%u", i);
@@ -214,6 +215,7 @@ static void a_copy_waits_for_the_steps_in_front_of_it(void **state)
     engine_stream *prompt = submit(&h->f, json.data);
     strbuf_destroy(&json);
     while (engine_get_stats(h->f.engine).requests_prepared < 2) nap();
+    atomic_store(&h->f.model.hold_at, 0);
     atomic_store(&h->f.model.hold, false);
     while (!atomic_load(&h->blocked)) nap();
     for (int i = 0; i < 100; i++) nap(); /* a copy that did not wait would begin */

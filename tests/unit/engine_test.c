@@ -494,7 +494,7 @@ static void count_news(void *ctx, const pkv_block_event *event)
     else atomic_fetch_add(&n->cleared, 1);
 }
 
-/* Memory is damaged for a moment. K and V that a failed request has read or computed are in nobody's
+/* Memory is damaged for a moment. K and V that a failed request has read or computed are in no
  * prefix cache any more, and whoever follows the cache's events learns so; those of other prompts
  * stay. */
 static void what_a_failed_request_read_is_computed_anew(void **state)
