@@ -12,6 +12,7 @@
 #ifndef KERNELS_CUDA_CUDA_KERNELS_H
 #define KERNELS_CUDA_CUDA_KERNELS_H
 
+#include "kernels/cuda/cuda_draws.h"
 #include "kernels/cuda/cuda_experts.h"
 #include "kernels/cuda/cuda_kept.h"
 #include "kernels/cuda/cuda_launches.h"
@@ -424,75 +425,6 @@ static inline void gpu_measure_add(const gpu_measure *m, gpu_measured_list *list
     if (waves > list->waves) list->waves = waves;
 }
 
-/* ---- draws ------------------------------------------------------------------------------------
- * model/sampler.h says what a draw is; equal logits give equal tokens. */
-
-enum { GPU_LOGPROBS_MAX = 20, GPU_NO_TOKEN = 0xffffffff, GPU_NO_DRAW = 0xffffffff };
-
-/* An edit of one logit of a draw. Banned logits become -inf, then biases are added, then seen
- * tokens are penalised. */
-typedef struct gpu_edit {
-    uint32_t token;
-    uint32_t outputs; /* seen: how often it was sampled */
-    float bias;
-} gpu_edit;
-
-typedef struct gpu_draw {
-    uint64_t key;
-    uint32_t row; /* GPU_NO_DRAW: an unused draw, which has no result */
-    uint32_t sample_index;
-    uint32_t first_edit, n_banned, n_biased, n_seen;
-    uint32_t given; /* this token instead of a draw, or GPU_NO_TOKEN */
-    uint32_t top_k; /* 0: all */
-    float temperature, top_p;
-    float log_min_p; /* -inf: off */
-    float presence, frequency, repetition;
-    int32_t n_logprobs; /* -1: none */
-    uint32_t last;      /* 0, or 1 + the result of an earlier step whose token is seen too */
-    uint32_t result;    /* where the result goes */
-    uint32_t by_parts;  /* draw_parts and decide make it; 0: sample does, from a whole row */
-} gpu_draw;
-
-/* The result of a draw, like backend/backend.h's step_sample. */
-typedef struct gpu_drawn {
-    uint32_t token;
-    float logprob;
-    uint32_t rank, n_top, undefined;
-    uint32_t top_ids[GPU_LOGPROBS_MAX];
-    float top_logprobs[GPU_LOGPROBS_MAX];
-} gpu_drawn;
-
-/* Draws from rows of logits, or from a rank's part of them: of tokens [first, first + n_vocab). */
-typedef struct gpu_sampling {
-    const float *logits; /* [rows, stride], of which n_vocab are used */
-    uint32_t first, n_vocab, stride, n;
-    const gpu_draw *draws; /* [n] */
-    const gpu_edit *edits;
-    float *scratch; /* [n, n_vocab] */
-    /* The results of these draws, and those of the step before. A graph is replayed with other
-     * draws, which say in their turn where their results go. */
-    gpu_drawn *drawn;
-} gpu_sampling;
-
-/* The tokens of rows: tokens [n], or where draws [n] has 1 + a result, that one's, counted from
- * `first`. draws may be NULL. */
-typedef struct gpu_tokens {
-    const uint32_t *tokens, *draws;
-    const gpu_drawn *drawn;
-    uint32_t first;
-} gpu_tokens;
-
-/* What a rank's part of a row gives to a draw without logprobs, min_p, top_k and top_p: its largest
- * edited logit, its largest with noise, which a greedy draw lacks, and whether a logit is NaN.
- * GPU_NO_TOKEN: there is none. */
-typedef struct gpu_part {
-    float largest;
-    uint32_t largest_token;
-    float drawn;
-    uint32_t drawn_token;
-    uint32_t is_nan;
-} gpu_part;
-
 /* ---- moves ----------------------------------------------------------------------------------- */
 
 /* Moves slots of every tile of a page to another page of the same grain, in the order of the
@@ -626,10 +558,16 @@ typedef struct gpu_api {
     gpu_status (*experts)(gpu *g, const gpu_experts *e);
     /* Makes the draws that are not by parts. */
     gpu_status (*sample)(gpu *g, const gpu_sampling *s);
-    /* Writes the part of each draw by parts to parts [n]. */
-    gpu_status (*draw_parts)(gpu *g, const gpu_sampling *s, gpu_part *parts);
-    /* Makes those of n draws that are by parts, from the parts [ranks, n] of all ranks, which are
-     * in the order of their tokens: what `sample` draws from whole rows. */
+    /* Writes the part of each draw by parts to parts [n], and openings [n] of those with limits,
+     * whose edited logits stay in the scratch. */
+    gpu_status (*draw_parts)(gpu *g, const gpu_sampling *s, gpu_part *parts, gpu_opening *openings);
+    /* Writes the bins of a round to bins [n], for draws that have it. Rounds go from 0 on, and
+     * those that no draw has are left out. */
+    gpu_status (*search)(gpu *g, const gpu_sampling *s, const gpu_joint *j, gpu_bins *bins);
+    /* Sets what is drawn in the parts [n] of draws with limits. */
+    gpu_status (*draw_kept)(gpu *g, const gpu_sampling *s, const gpu_joint *j, gpu_part *parts);
+    /* Makes those of n draws that are by parts, from the parts [ranks, n] of all ranks: what
+     * `sample` draws from whole rows. */
     gpu_status (*decide)(gpu *g, const gpu_part *parts, uint32_t ranks, size_t n,
                          const gpu_draw *draws, gpu_drawn *drawn);
     /* out [n, vocab] from parts [ranks, n, slice], whose tail beyond vocab is dropped. */

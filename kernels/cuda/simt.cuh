@@ -473,7 +473,9 @@ gpu_status gpu_mask(gpu *g, float *logits, size_t n, uint32_t first_token, const
 gpu_status gpu_run_experts(gpu *g, const gpu_experts *e);
 /* sample.cu */
 gpu_status gpu_sample(gpu *g, const gpu_sampling *s);
-gpu_status gpu_draw_parts(gpu *g, const gpu_sampling *s, gpu_part *parts);
+gpu_status gpu_draw_parts(gpu *g, const gpu_sampling *s, gpu_part *parts, gpu_opening *openings);
+gpu_status gpu_find_bins(gpu *g, const gpu_sampling *s, const gpu_joint *j, gpu_bins *bins);
+gpu_status gpu_draw_kept(gpu *g, const gpu_sampling *s, const gpu_joint *j, gpu_part *parts);
 /* parts.cu */
 gpu_status gpu_decide(gpu *g, const gpu_part *parts, uint32_t ranks, size_t n,
                       const gpu_draw *draws, gpu_drawn *drawn);

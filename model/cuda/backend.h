@@ -76,6 +76,14 @@ typedef struct cuda_flight {
 
 enum { CUDA_FLIGHTS = 2 };
 
+/* What the ranks gather of draws with limits, head_rows of them at once: [head_rows] of this rank
+ * and [ranks, head_rows] of all, on the device. */
+typedef struct cuda_limits {
+    gpu_opening *openings, *all_openings;
+    gpu_bins *bins, *all_bins;
+    gpu_search *searches; /* [head_rows] */
+} cuda_limits;
+
 typedef struct backend_cuda {
     model_config config;
     model_config local; /* config with this rank's heads and ffn */
@@ -103,9 +111,6 @@ typedef struct backend_cuda {
     bool one_by_one;         /* no step is replayed as a graph (backend_cuda_trace) */
     cuda_retrieve *retrieve; /* NULL without retrieval */
     sampler *sampler;
-    /* [max_seqs] of ranks: its draws follow from what each rank finds in its part of the row
-     * (gpu_part). Other rows are joined. */
-    bool *is_apart;
 
     _Atomic bool interrupted;
     cuda_flight flights[CUDA_FLIGHTS];
@@ -140,6 +145,7 @@ typedef struct backend_cuda {
     float *draw_scratch;
     float *joined;              /* [head_rows, vocab], of ranks */
     gpu_part *parts, *gathered; /* [step_most_draws] and [ranks, step_most_draws], of ranks */
+    cuda_limits limits;         /* of ranks */
     cuda_pack logits;           /* row numbers go in, logits come back */
     cuda_pack draws;            /* draws, and what belongs to them */
 } backend_cuda;
@@ -244,13 +250,20 @@ status cuda_draw(backend_cuda *b);
 status cuda_draws_reserve(backend_cuda *b, uint32_t n);
 /* Lists the flight's draws from rows of logits on the host. */
 void cuda_list_draws(backend_cuda *b, const float *row);
-/* Whether a share's row is drawn from by parts: one of several ranks, without logprobs and
- * limits. */
-bool cuda_draws_apart(const backend_cuda *b, const sample_params *p);
 /* Called when the draws have arrived: puts them into results and histories. */
 void cuda_drawn(backend_cuda *b, cuda_flight *f);
 /* 0, or 1 + where `drawn` has the earlier step's draw that becomes the share's token. */
 uint32_t cuda_draw_before(const backend_cuda *b, const step_seq *share);
+
+/* ---- limits.c -------------------------------------------------------------------------------- */
+
+/* Bytes of cuda_limits for one row. */
+size_t cuda_limits_bytes(size_t ranks);
+status cuda_limits_create(backend_cuda *b, size_t ranks);
+void cuda_limits_destroy(backend_cuda *b);
+/* Sets what this rank draws, in the parts of the job's draws with limits, behind draw_parts. kinds
+ * are those of the whole step's draws. Waits where the comm is on the host. */
+status cuda_limits_draw(backend_cuda *b, const gpu_sampling *job, uint32_t kinds, gpu_part *parts);
 
 /* ---- moves.c --------------------------------------------------------------------------------- */
 

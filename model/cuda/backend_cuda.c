@@ -138,10 +138,8 @@ static status begin_step(backend_cuda *b, const step_plan *plan)
     if (status_ok(checked)) checked = check_ahead(b, plan);
     bool computes = status_ok(checked) && plan->n_seqs > 0;
     RETURN_IF_ERROR(fatal(cuda_send(b, plan, computes, &f->batch)));
-    for (uint32_t i = 0; i < plan->n_opens; i++) {
+    for (uint32_t i = 0; i < plan->n_opens; i++)
         RETURN_IF_ERROR(sampler_open(b->sampler, &plan->opens[i]));
-        b->is_apart[plan->opens[i].seq] = cuda_draws_apart(b, plan->opens[i].params);
-    }
     if (!computes) return checked;
     sampler_count_given(b->sampler, plan);
     if (b->window) RETURN_IF_ERROR(plan_window(b, plan));
@@ -326,6 +324,7 @@ static void cuda_destroy(void *ctx)
         if (b->joined) d->api->release(d->g, b->joined);
         if (b->parts) d->api->release(d->g, b->parts);
         if (b->gathered) d->api->release(d->g, b->gathered);
+        cuda_limits_destroy(b);
         if (b->host) d->api->release_host(d->g, b->host);
         cuda_measuring_destroy(b);
         cuda_sums_destroy(b);
@@ -342,7 +341,6 @@ static void cuda_destroy(void *ctx)
         free(b->flights[i].drawn_at);
         free(b->flights[i].rows);
     }
-    free(b->is_apart);
     free(b->seqs);
     free(b->logit_rows);
     free(b->scores);

@@ -117,6 +117,7 @@ static status count_head_rows(backend_cuda *b, const backend_options *o)
     enum { MOST = 256, PART = 32, WHOLE = 8 /* chunks of rows then begin at 16 bytes */ };
     size_t ranks = (size_t)comm_size(o->group), part = b->weights.head.n;
     size_t row = (part + part * ranks + (ranks > 1 ? b->config.vocab_size : 0)) * sizeof(float);
+    if (ranks > 1) row += cuda_limits_bytes(ranks);
     uint64_t rows = memory_left(b, o, b->weight_bytes) / PART / row / WHOLE * WHOLE;
     uint32_t wanted = cuda_graphs_round(o->max_seqs, CUDA_SHAPE_STEPS);
     if (rows > MOST) rows = MOST;
@@ -137,7 +138,8 @@ static status make_draw_buffers(backend_cuda *b, const backend_options *o)
     if (ranks == 1) return STATUS_IS_OK;
     RETURN_IF_ERROR(cuda_alloc(d, rows * b->config.vocab_size, &b->joined));
     RETURN_IF_ERROR(cuda_alloc(d, n_draws * sizeof *b->parts, &b->parts));
-    return cuda_alloc(d, ranks * n_draws * sizeof *b->gathered, &b->gathered);
+    RETURN_IF_ERROR(cuda_alloc(d, ranks * n_draws * sizeof *b->gathered, &b->gathered));
+    return cuda_limits_create(b, ranks);
 }
 
 static status make_forward(backend_cuda *b, const backend_options *o, error *err)
@@ -286,10 +288,9 @@ static status make_step_buffers(backend_cuda *b, const backend_options *o)
         RETURN_IF_ERROR(make_flight(b, o->max_seqs, &b->flights[i]));
     b->step.is_double = b->changes.is_double = true;
     RETURN_IF_ERROR(cuda_measuring_create(&b->measuring, o->max_seqs));
-    b->is_apart = calloc(o->max_seqs, sizeof *b->is_apart);
     b->seqs = calloc(o->max_seqs, sizeof *b->seqs);
     b->logit_rows = calloc((size_t)o->max_rows + o->max_seqs, sizeof *b->logit_rows);
-    bool ok = b->is_apart && b->seqs && b->logit_rows;
+    bool ok = b->seqs && b->logit_rows;
     return ok ? STATUS_IS_OK : status_make(STATUS_NO_MEMORY, "step buffers");
 }
 

@@ -232,7 +232,8 @@ typedef struct cuda_drawing {
     const gpu_draw *draws;    /* [n_draws] */
     const uint32_t *masks;    /* [n_rows] as gpu_api.mask takes them; NULL: no row has one */
     const gpu_edit *edits;    /* masks count their words from here, too */
-    bool by_parts, whole;     /* whether there are draws of either kind (gpu_draw.by_parts) */
+    uint32_t by_parts;        /* the kinds of all draws by parts (gpu_draw.by_parts) */
+    bool whole;               /* whether there are draws from whole rows */
     uint32_t moved;           /* how often the arrays went elsewhere */
 } cuda_drawing;
 

@@ -1,6 +1,6 @@
 /* Draws on the device. The sampler keeps parameters and histories; each draw carries a copy. Each
  * of several ranks makes all draws, from the same words on the device: from what every rank finds
- * in its part of a row, or from the whole row where the draw has limits or logprobs.
+ * in its part of a row, or from the whole row where the draw has logprobs.
  *
  * A step that only decodes draws among the launches of its forward pass, which may be a graph: then
  * row i of the batch has draw i, and padding rows have draws that do nothing. Other steps gather
@@ -23,12 +23,6 @@ typedef struct draw_arrays {
 } draw_arrays;
 
 /* ---- the list -------------------------------------------------------------------------------- */
-
-bool cuda_draws_apart(const backend_cuda *b, const sample_params *p)
-{
-    bool limits = !sampler_is_greedy(p) && (p->top_k || p->top_p < 1 || p->min_p > 0);
-    return !cuda_is_alone(&b->device) && p->n_logprobs < 0 && !limits;
-}
 
 void cuda_list_draws(backend_cuda *b, const float *row)
 {
@@ -117,14 +111,15 @@ static gpu_draw describe_draw(const backend_cuda *b, const sampler_draw *d, gpu_
     out.frequency = p->frequency_penalty;
     out.repetition = p->repetition_penalty;
     out.n_logprobs = p->n_logprobs;
-    out.by_parts = b->is_apart[d->seq];
+    bool is_apart = !cuda_is_alone(&b->device) && p->n_logprobs < 0;
+    if (is_apart) out.by_parts = gpu_draw_by_parts(&out);
     *n_edits += n.n_banned + n.n_biased + n.n_seen;
     return out;
 }
 
 /* Sets the draws of row k, from draws[at] on. */
 static void pack_row(const backend_cuda *b, uint32_t k, uint32_t row, uint32_t at,
-                     uint32_t *n_edits, draw_arrays *a)
+                     uint32_t *n_edits, draw_arrays *a, cuda_drawing *of)
 {
     const cuda_flight *f = b->flight;
     const step_seq *s = &f->plan->seqs[f->rows[k]];
@@ -137,6 +132,8 @@ static void pack_row(const backend_cuda *b, uint32_t k, uint32_t row, uint32_t a
         /* The sampler's history lacks the token that the step before is still drawing. It was
          * drawn where collect computes this step. */
         if (d->n_seen && !f->defers) d->last = cuda_draw_before(b, s);
+        if (d->by_parts) of->by_parts |= d->by_parts;
+        else of->whole = true;
     }
 }
 
@@ -160,11 +157,9 @@ static void pack_draws(backend_cuda *b, draw_arrays *a, cuda_drawing *d)
         const step_seq *s = &f->plan->seqs[f->rows[k]];
         uint32_t last = s->first_token + s->n_tokens - 1, row = d->rows ? k : last;
         if (d->rows) a->rows[k] = last;
-        pack_row(b, k, row, d->rows ? n_draws : row, &n_edits, a);
+        pack_row(b, k, row, d->rows ? n_draws : row, &n_edits, a, d);
         n_draws += s->n_samples;
         if (a->masks) pack_mask(b, s, &a->masks[row], a);
-        if (b->is_apart[s->seq]) d->by_parts = true;
-        else d->whole = true;
     }
 }
 
@@ -225,6 +220,13 @@ static status join_rows(backend_cuda *b, uint32_t n, float **logits)
         d->api->join(d->g, b->draw_scratch, n, slice, b->config.vocab_size, b->joined));
 }
 
+/* Finds this rank's parts of some draws. */
+static status draw_parts(backend_cuda *b, const gpu_sampling *job, uint32_t kinds, gpu_part *parts)
+{
+    RETURN_IF_GPU_ERROR(b->device.api->draw_parts(b->device.g, job, parts, b->limits.openings));
+    return kinds & GPU_LIMITED ? cuda_limits_draw(b, job, kinds, parts) : STATUS_IS_OK;
+}
+
 /* Makes the chunk's draws from its rows, or the parts of those by parts, head_rows at a time: so
  * many have room in the scratch. */
 static status draw_some(backend_cuda *b, const cuda_drawing *d, const chunk *c, bool by_parts,
@@ -248,7 +250,7 @@ static status draw_some(backend_cuda *b, const cuda_drawing *d, const chunk *c, 
         job.draws = d->draws + c->first + done;
         job.n = c->n - done < b->head_rows ? c->n - done : b->head_rows;
         if (!by_parts) RETURN_IF_GPU_ERROR(api->sample(b->device.g, &job));
-        else RETURN_IF_GPU_ERROR(api->draw_parts(b->device.g, &job, b->parts + c->first + done));
+        else RETURN_IF_ERROR(draw_parts(b, &job, d->by_parts, b->parts + c->first + done));
     }
     return STATUS_IS_OK;
 }

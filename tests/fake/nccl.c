@@ -61,6 +61,7 @@ static pthread_cond_t changed = PTHREAD_COND_INITIALIZER;
 static fake_nccl_behaviour behaviour;
 static group groups[GROUPS_MAX];
 static int n_groups = 1, n_live, n_polls;
+static size_t n_gathered;
 
 void fake_nccl_behave(fake_nccl_behaviour b)
 {
@@ -79,6 +80,14 @@ static int read_number(const int *number)
 
 int fake_nccl_live(void) { return read_number(&n_live); }
 int fake_nccl_polls(void) { return read_number(&n_polls); }
+
+size_t fake_nccl_gathered(void)
+{
+    pthread_mutex_lock(&lock);
+    size_t n = n_gathered;
+    pthread_mutex_unlock(&lock);
+    return n;
+}
 
 /* ---- ranks ----------------------------------------------------------------------------------- */
 
@@ -213,6 +222,7 @@ static void do_calls(group *g)
     if (g->calls[0].what == REDUCE) reduce(g->calls, g->size);
     for (int r = 0; r < g->size; r++) {
         const call *c = &g->calls[r];
+        if (c->what == GATHER) n_gathered += bytes;
         if (c->what == BROADCAST) copy(c->out, g->calls[c->root].in, bytes);
         for (int from = 0; c->what == GATHER && from < g->size; from++)
             copy((char *)c->out + (size_t)from * bytes, g->calls[from].in, bytes);

@@ -32,6 +32,8 @@ void fake_nccl_behave(fake_nccl_behaviour behaviour);
 int fake_nccl_live(void);
 /* How often a state was asked for. */
 int fake_nccl_polls(void);
+/* Bytes that all ranks together have given to gathers. */
+size_t fake_nccl_gathered(void);
 #endif
 
 #endif

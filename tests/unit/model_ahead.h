@@ -111,6 +111,7 @@ static inline void make_requests(house *h, bool greedy)
     p->bias_ids = biased, p->bias = bias, p->n_bias = 2;
     h->requests[4].params.min_p = 0.1f;
     h->requests[5].params.frequency_penalty = 1.5f; /* the largest penalty */
+    h->requests[8].params.top_p = 0.9f;
 }
 
 static inline void open_house(house *h, const pass *p, uint32_t depth, bool greedy,

@@ -1,7 +1,7 @@
 /* Draws of the CUDA backend over the emulator: on the device, from whole rows on the host, and by
- * shards of ranks, with and without masks, the tokens are those that a sampler gives from the
- * logits, also where they are part of a graph that is replayed. Pooled hidden states beside the CPU
- * backend's. */
+ * shards of ranks, within all limits, with and without masks, the tokens are those that a sampler
+ * gives from the logits, also where they are part of a graph that is replayed. Pooled hidden states
+ * beside the CPU backend's. */
 #include "tests/unit/model_nccl.h"
 
 #include "model/sampler.h"
@@ -59,6 +59,9 @@ static void make_asked(asked *a, uint32_t vocab, bool all_greedy, uint64_t seed)
         if (i % 5 == 1) p->top_k = 1 + rng_below(&r, 20);
         if (i % 5 == 2) p->top_p = 0.8f;
         if (i % 5 == 3) p->min_p = 0.05f;
+        if (i % 10 == 1) p->top_p = 0.7f;
+        if (i % 9 == 5) p->top_k = GPU_LIST_MOST + 1;
+        if (i % 18 == 14) p->top_p = 0.7f;
         if (i % 7 == 2) p->presence_penalty = 0.5f;
         if (i % 7 == 3) p->repetition_penalty = 1.2f;
         if (i % 6 == 4) p->n_logprobs = 3;

@@ -24,9 +24,10 @@ typedef struct kind {
     bool summed;                                   /* measured by slot, in running sums */
     bool mixture;       /* each sequence is measured in another way, which changes in each step */
     bool norms;         /* in a mixture: some by norms of keys and of values, in place of mass */
-    bool masked, mixed; /* the last sequence has a mask; the first one has limits */
-    bool experts;       /* Mixtral, which has 2 layers, in place of Qwen3 */
-    bool post_norms;    /* Gemma 3, which has 4 layers */
+    bool masked, mixed; /* the last sequence has a mask; the first one's draws have logprobs */
+    uint32_t top_k;
+    bool experts;    /* Mixtral, which has 2 layers, in place of Qwen3 */
+    bool post_norms; /* Gemma 3, which has 4 layers */
     uint8_t quant_bits;
 } kind;
 
@@ -102,18 +103,19 @@ static inline measure_spec spec_of(const kind *k, uint32_t seq, uint64_t step)
 /* Computes n more tokens of each sequence, and draws one. */
 static inline void take_step(house *h, const kind *k, uint64_t step, uint32_t n)
 {
-    sample_params params = {.top_p = 1, .repetition_penalty = 1, .n_logprobs = -1}, limited;
+    sample_params params = {.top_p = 1, .repetition_penalty = 1, .n_logprobs = -1}, scored;
     uint32_t tokens[SEQS] = {0}, mask[MASK_WORDS] = {7, 7}, hit;
     step_seq seqs[SEQS];
     step_open opens[SEQS];
     if (k->sampled) params.temperature = 1;
     if (k->limits) params.top_p = 0.9f;
-    limited = params;
-    limited.top_p = 0.9f;
+    params.top_k = k->top_k;
+    scored = params;
+    scored.n_logprobs = 0;
     for (uint32_t s = 0; s < k->n_seqs; s++) {
         if (step == 1)
             assert_true(status_ok(pkv_seq_open(h->kv, s, PKV_HEAD, NULL, 0, 0, 64, &hit)));
-        opens[s] = (step_open){.seq = s, .params = k->mixed && s == 0 ? &limited : &params};
+        opens[s] = (step_open){.seq = s, .params = k->mixed && s == 0 ? &scored : &params};
         seqs[s] = (step_seq){.seq = s,
                              .first_token = s * n,
                              .n_tokens = n,

@@ -265,34 +265,93 @@ static void with_measures_of_all_kinds(void **state)
 }
 
 /* Ranks have their sums and what they gather for draws in the graph. Draws without limits are
- * decided from a few words of each rank: one gather, and two launches in place of one. Draws with
- * limits gather whole rows and join them. A step with both does both. */
+ * decided from a few words of each rank: one gather, and two launches in place of one. top_p takes
+ * rounds more, which do not depend on the logits. Draws with logprobs gather whole rows and join
+ * them. A step with both does both. */
 static void of_ranks(void **state)
 {
     (void)state;
+    /* A part and the decision; the rounds, and the draw of what is kept; whole rows. */
+    enum { LIMITED = 2 + GPU_KEY_ROUNDS + 1, GATHERS = 1 + 1 + GPU_KEY_ROUNDS, WHOLE = 2 };
     void *library = open_nccl(FAKE_WELL);
     for (uint32_t layers = 1; layers <= 3; layers += 2)
         for (int i = 0; i < 14; i++) {
             bool kernels = i >= 7; /* they add up with the norm that follows, in one launch */
-            bool mixed = i % 7 == 6;
+            bool mixed = i % 7 == 6, limits = i % 7 == 4 || i % 7 == 5;
             simt_refuse_shares(kernels ? SIMT_REFUSE_NONE : SIMT_REFUSE_ALL);
             kind k = {.n_layers = layers,
                       .n_seqs = mixed ? FEW : batches[i % 7 % 2],
                       .sampled = i % 7 >= 2,
-                      .limits = i % 7 == 4 || i % 7 == 5,
+                      .limits = limits,
                       .mixed = mixed,
                       .ranks = true,
                       .graphs = true};
             check(&k, (simt_counts){.replays = 1, .copies_in = 2, .copies_out = 1, .waits = 1});
             k.graphs = false;
-            check(&k,
-                  (simt_counts){.launches = BEFORE + OF_LAYER * layers + BEHIND + (mixed ? 3 : 1),
-                                .collectives = (mixed ? 2 : 1) + (kernels ? 0 : 1 + 2 * layers),
-                                .copies_in = 2,
-                                .copies_out = 1,
-                                .waits = 1});
+            uint64_t launches = limits ? LIMITED : 2, gathers = limits ? GATHERS : 1;
+            if (mixed) launches += WHOLE, gathers++;
+            check(&k, (simt_counts){.launches = BEFORE + OF_LAYER * layers + BEHIND - 1 + launches,
+                                    .collectives = gathers + (kernels ? 0 : 1 + 2 * layers),
+                                    .copies_in = 2,
+                                    .copies_out = 1,
+                                    .waits = 1});
         }
     simt_refuse_shares(SIMT_REFUSE_NONE);
+    dlclose(library);
+}
+
+/* What each rank gives to gathers in a step by kernels' sums, for each draw. */
+static uint64_t count_gathered(const kind *k, size_t (*gathered)(void))
+{
+    house h = open_house(k);
+    take_step(&h, k, 1, PROMPT);
+    size_t before = gathered();
+    take_step(&h, k, 2, 1);
+    uint64_t bytes = gathered() - before;
+    close_house(&h);
+    assert_int_equal(bytes % (RANKS * k->n_seqs), 0);
+    return bytes / RANKS / k->n_seqs;
+}
+
+/* A draw with limits gathers a list, or four rounds of bins, whatever the vocabulary: here it is
+ * smaller than both. Of the 128,256 tokens of Llama 3, whole rows were 64,128 bytes of each of 8
+ * ranks. */
+static void bytes_of_draws(void **state)
+{
+    (void)state;
+    enum { VOCAB = 64, PART = sizeof(gpu_part), OPENING = PART + sizeof(gpu_opening) };
+    enum { ROUNDS = GPU_KEY_ROUNDS * sizeof(gpu_bins), LLAMA = 128256 };
+    static const struct {
+        const char *name;
+        kind kind;
+        uint64_t bytes;
+    } cases[] = {
+        {"no limits", {.sampled = true}, PART},
+        {"top_k of a list", {.sampled = true, .top_k = GPU_LIST_MOST}, OPENING},
+        {"the same and top_p", {.sampled = true, .top_k = GPU_LIST_MOST, .limits = true}, OPENING},
+        {"top_p", {.sampled = true, .limits = true}, OPENING + ROUNDS},
+        {"a longer top_k", {.sampled = true, .top_k = GPU_LIST_MOST + 1}, OPENING + ROUNDS},
+        {"the same and top_p",
+         {.sampled = true, .top_k = GPU_LIST_MOST + 1, .limits = true},
+         OPENING + 2 * ROUNDS},
+    };
+    size_t (*gathered)(void);
+    void *library = open_nccl(FAKE_WELL), *found = dlsym(library, "fake_nccl_gathered");
+    memcpy(&gathered, &found, sizeof gathered);
+    simt_refuse_shares(SIMT_REFUSE_NONE);
+    print_message("bytes that each of 8 ranks gives to gathers for a draw (a whole row: %d):\n",
+                  LLAMA / 8 * 4);
+    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+        kind k = cases[i].kind;
+        k.n_layers = 1;
+        k.n_seqs = FEW;
+        k.ranks = true;
+        uint64_t bytes = count_gathered(&k, gathered);
+        print_message("  %-20s %6d\n", cases[i].name, (int)bytes);
+        assert_int_equal(bytes, cases[i].bytes);
+    }
+    kind mixed = {.n_layers = 1, .n_seqs = FEW, .sampled = true, .mixed = true, .ranks = true};
+    assert_int_equal(count_gathered(&mixed, gathered), PART + VOCAB / RANKS * sizeof(float));
     dlclose(library);
 }
 
@@ -432,18 +491,18 @@ static double time_of_sum(const shape *s, double batch)
     return LIBRARY + 2 * 2 * bytes * others / s->ranks / LINK; /* f32, a ring */
 }
 
-/* Whole rows of logits, gathered and joined 256 at a time, as draws with limits need them. */
-static double time_of_rows(const shape *s, double batch)
+/* What ranks gather for draws with top_p, 256 rows at a time. */
+static double time_of_draws(const shape *s, double batch)
 {
-    double bytes = batch * s->vocab * 4;
+    double bytes = sizeof(gpu_part) + sizeof(gpu_opening) + GPU_KEY_ROUNDS * sizeof(gpu_bins);
     if (s->ranks == 1) return 0;
-    return ceil(batch / 256) * LIBRARY + bytes * (s->ranks - 1) / s->ranks / LINK +
-           2 * bytes / READ;
+    return (1 + ceil(batch / 256) * (1 + GPU_KEY_ROUNDS)) * LIBRARY +
+           batch * bytes * (s->ranks - 1) / LINK;
 }
 
 /* Milliseconds of a step, and their parts. */
 typedef struct estimate {
-    double read, products, launches, sums, rows, step;
+    double read, products, launches, sums, draws, step;
 } estimate;
 
 static estimate estimate_step(const shape *s, double batch, double context)
@@ -457,13 +516,14 @@ static estimate estimate_step(const shape *s, double batch, double context)
     double bytes = 2 * (read + batch * context * 2 * s->kv_width * s->layers) / s->ranks;
     double products = 2 * batch * (all_rows + s->of_row * expert) / s->ranks;
     double of_layer = s->experts > 1 ? OF_SPARSE : OF_LAYER;
-    double launches = BEFORE + of_layer * s->layers + BEHIND + (s->ranks > 1);
+    double draws = s->ranks > 1 ? 2 + GPU_KEY_ROUNDS : 0; /* beyond the one of a whole row */
+    double launches = BEFORE + of_layer * s->layers + BEHIND + draws;
     estimate e = {.read = 1e3 * bytes / READ,
                   .products = 1e3 * products / PRODUCTS,
                   .launches = 1e3 * launches * IN_GRAPH,
                   .sums = 1e3 * (2 * s->layers + 1) * time_of_sum(s, batch),
-                  .rows = 1e3 * time_of_rows(s, batch)};
-    e.step = (e.read > e.products ? e.read : e.products) + e.launches + e.sums + e.rows;
+                  .draws = 1e3 * time_of_draws(s, batch)};
+    e.step = (e.read > e.products ? e.read : e.products) + e.launches + e.sums + e.draws;
     return e;
 }
 
@@ -478,7 +538,7 @@ static void table_of_steps(void **state)
     void *library = open_nccl(FAKE_WELL);
     simt_be_idle(1);
     print_message("ms of a decode step by these counts and the H100's specification:\n"
-                  "model          batch  context     read products launches     sums     rows"
+                  "model          batch  context     read products launches     sums    draws"
                   "     step   copies bytes in      out\n");
     for (int i = 0; i < SHAPES; i++)
         for (int j = 0; j < 3; j++) {
@@ -493,7 +553,7 @@ static void table_of_steps(void **state)
                 estimate e = estimate_step(s, sizes[j], contexts[n]);
                 print_message("%-14s %5u %8.0f %8.2f %8.2f %8.2f %8.2f %8.2f %8.2f %8d %8d %8d\n",
                               s->name, sizes[j], contexts[n], e.read, e.products, e.launches,
-                              e.sums, e.rows, e.step, (int)(c.copies_in + c.copies_out),
+                              e.sums, e.draws, e.step, (int)(c.copies_in + c.copies_out),
                               (int)c.bytes_in, (int)c.bytes_out);
             }
             assert_int_equal(c.replays, 1);
@@ -513,18 +573,18 @@ static void estimates_are_those_recorded(void **state)
         {{4.56, 0.02, 0.42, 0, 0, 4.98},
          {7.04, 0.49, 0.42, 0, 0, 7.47},
          {24.99, 3.89, 0.42, 0, 0, 25.42}},
-        {{5.21, 0.02, 1.05, 0.69, 0.02, 6.96},
-         {5.99, 0.56, 1.05, 1.96, 0.06, 9.05},
-         {11.60, 4.50, 1.05, 3.91, 0.35, 16.91}},
-        {{3.85, 0.01, 0.59, 0.26, 0.02, 4.71},
-         {15.18, 0.41, 0.59, 0.30, 0.02, 16.09},
-         {24.16, 3.30, 0.59, 0.82, 0.07, 25.64}},
+        {{5.21, 0.02, 1.05, 0.69, 0.09, 7.04},
+         {5.99, 0.56, 1.05, 1.96, 0.09, 9.09},
+         {11.60, 4.50, 1.05, 3.91, 0.12, 16.69}},
+        {{3.85, 0.01, 0.60, 0.26, 0.09, 4.79},
+         {15.18, 0.41, 0.60, 0.30, 0.09, 16.17},
+         {24.16, 3.30, 0.60, 0.82, 0.09, 25.67}},
     };
     for (int i = 0; i < SHAPES; i++)
         for (int j = 0; j < 3; j++) {
             const estimate e = estimate_step(&shapes[i], sizes[j], contexts[0]), *d = &due[i][j];
-            const double got[] = {e.read, e.products, e.launches, e.sums, e.rows, e.step};
-            const double want[] = {d->read, d->products, d->launches, d->sums, d->rows, d->step};
+            const double got[] = {e.read, e.products, e.launches, e.sums, e.draws, e.step};
+            const double want[] = {d->read, d->products, d->launches, d->sums, d->draws, d->step};
             for (int k = 0; k < 6; k++)
                 if (fabs(got[k] - want[k]) > 0.00501)
                     fail_msg("%s, batch %u: figure %d is %.4f, not %.2f", shapes[i].name, sizes[j],
@@ -559,6 +619,7 @@ int main(void)
         cmocka_unit_test(with_measures),
         cmocka_unit_test(with_measures_of_all_kinds),
         cmocka_unit_test(of_ranks),
+        cmocka_unit_test(bytes_of_draws),
         cmocka_unit_test(of_ranks_with_post_norms),
         cmocka_unit_test(table_of_steps),
         cmocka_unit_test(as_fast_as_others),
