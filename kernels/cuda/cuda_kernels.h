@@ -46,6 +46,7 @@ typedef struct gpu_retrieval gpu_retrieval; /* cuda_retrieval.h, as the next one
 typedef struct gpu_observed gpu_observed;
 typedef struct gpu_handle gpu_handle; /* cuda_sums.h, as the next one */
 typedef struct gpu_sums gpu_sums;
+typedef struct gpu_meeting gpu_meeting;
 
 typedef struct gpu_facts {
     char name[128];
@@ -534,6 +535,9 @@ typedef struct gpu_api {
                        size_t m, size_t d, void *out, gpu_type type);
     /* All ranks make the same calls in the same order. GPU_UNSUPPORTED: gpu_takes_sums is false. */
     gpu_status (*sums)(gpu *g, const gpu_sums *s);
+    /* out [ranks, bytes] = `in` of all ranks, in whole words of 4 bytes. Its calls are among those
+     * of `sums`, in the same order on all ranks. GPU_UNSUPPORTED: more than m->room. */
+    gpu_status (*exchange)(gpu *g, const gpu_meeting *m, const void *in, size_t bytes, void *out);
     /* out [n] = the sum of all [ranks, n] in rank order; all does not overlap out. */
     gpu_status (*sum_gathered)(gpu *g, const float *all, uint32_t ranks, size_t n, float *out);
     /* reach maps a block of `alloc` that another gpu has shared, until unreach. GPU_UNSUPPORTED: it

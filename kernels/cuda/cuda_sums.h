@@ -1,5 +1,6 @@
-/* cuda_sums: sums over the gpus of several ranks, and the memory that they reach of each other (the
- * functions `sums`, `sum_gathered`, `share`, `reach` and `unreach` of cuda_kernels.h).
+/* cuda_sums: sums and gathers over the gpus of several ranks, and the memory that they reach of
+ * each other (the functions `sums`, `exchange`, `sum_gathered`, `share`, `reach` and `unreach` of
+ * cuda_kernels.h).
  *
  * Owner    all memory is the caller's.
  * Threads  the rules of cuda_kernels.h; a call waits on the device for the other ranks' calls.
@@ -27,7 +28,7 @@ struct gpu_handle {
     uint32_t ordinal, is_there; /* 0: the memory is not shared */
 };
 
-typedef struct gpu_meeting {
+struct gpu_meeting {
     uint32_t rank, ranks;
     size_t room;                     /* bytes of a call's copies; a multiple of 16 */
     size_t once;                     /* of more bytes each rank adds up a part */
@@ -37,7 +38,7 @@ typedef struct gpu_meeting {
     uint32_t *flags[GPU_RANKS_MOST];
     uint32_t *calls;      /* this rank's own [GPU_SUM_BLOCKS], likewise */
     const uint32_t *stop; /* in pinned host memory: not 0 ends all waits, and the sums are wrong */
-} gpu_meeting;
+};
 
 /* x [m, d] = the sum of all ranks' delta in rank order, added to x where it `adds`; then out =
  * rmsnorm(x). With `post` the sum is first normed by its weights. delta is rounded to bf16 where

@@ -175,6 +175,12 @@ DEVICE vec8 load_shared(const vec8 *p)
     asm volatile("ld.volatile.global.v2.u32 {%0,%1}, [%2];" : "=r"(v.w[0]), "=r"(v.w[1]) : "l"(p));
     return v;
 }
+DEVICE uint32_t load_shared(const uint32_t *p)
+{
+    uint32_t v;
+    asm volatile("ld.volatile.global.u32 %0, [%1];" : "=r"(v) : "l"(p));
+    return v;
+}
 DEVICE vec16 load_once(const vec16 *p)
 {
     vec16 v;
@@ -461,6 +467,7 @@ gpu_status gpu_gather(gpu *g, const void *x, const uint32_t *rows, size_t n, siz
                       void *out);
 /* sums.cu */
 gpu_status gpu_sum_up(gpu *g, const gpu_sums *s);
+gpu_status gpu_exchange(gpu *g, const gpu_meeting *m, const void *in, size_t bytes, void *out);
 gpu_status gpu_sum_gathered(gpu *g, const float *all, uint32_t ranks, size_t n, float *out);
 /* reach.cu */
 gpu_status gpu_share(gpu *g, void *device, gpu_handle *out);

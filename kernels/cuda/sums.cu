@@ -1,5 +1,5 @@
 /* Sums over ranks whose devices reach each other's memory, with the norms and the addition that
- * follow, and sums of what a library has gathered. */
+ * follow; gathers of words over the same ranks; and sums of what a library has gathered. */
 #include "kernels/cuda/cuda_sums.h"
 #include "kernels/cuda/simt.cuh"
 
@@ -12,6 +12,7 @@ enum {
     SUM_THREADS_USUAL = 512,
     SUM_THREADS_MOST = GPU_SUM_DIMS / FOUR / HELD,
     GATHERED_THREADS = 256,
+    EXCHANGE_THREADS = 512,
 };
 
 struct alignas(16) four {
@@ -212,6 +213,25 @@ static __global__ void __launch_bounds__(THREADS) sums_kernel(gpu_sums s)
         norm_row<E, T, THREADS, POST>(s, call, parts, row);
 }
 
+/* Copies in [n] of all ranks to out [ranks, n], by the same copies and flags as sums: a call of
+ * either kind is one of all, and has all blocks. */
+template <class T>
+static __global__ void __launch_bounds__(EXCHANGE_THREADS)
+    exchange_kernel(gpu_meeting g, const T *in, size_t n, T *out)
+{
+    const size_t first = (size_t)blockIdx.x * EXCHANGE_THREADS,
+                 step = GPU_SUM_BLOCKS * EXCHANGE_THREADS;
+    const uint32_t call = g.calls[blockIdx.x] + 1;
+    T *own = copies_of<T>(g, g.rank, call);
+    for (size_t i = first + threadIdx.x; i < n; i += step) own[i] = in[i];
+    if (first < n) meet(g, 0, call);
+    __syncthreads();
+    if (threadIdx.x == 0) g.calls[blockIdx.x] = call;
+    for (uint32_t r = 0; r < g.ranks; r++)
+        for (size_t i = first + threadIdx.x; i < n; i += step)
+            out[r * n + i] = load_shared(copies_of<T>(g, r, call) + i);
+}
+
 /* Each thread adds up one element, so that its sum does not depend on where the element lies. */
 static __global__ void __launch_bounds__(GATHERED_THREADS)
     gathered_kernel(const float *all, uint32_t ranks, size_t n, float *out)
@@ -251,6 +271,19 @@ gpu_status gpu_sum_up(gpu *g, const gpu_sums *s)
     default: launch_sums_of<float, float>(g, s); break;
     }
     return gpu_launched(g, "sums over ranks");
+}
+
+gpu_status gpu_exchange(gpu *g, const gpu_meeting *m, const void *in, size_t bytes, void *out)
+{
+    size_t wide = sizeof(vec16), narrow = sizeof(uint32_t);
+    if (bytes > m->room) return GPU_UNSUPPORTED;
+    if (bytes % wide == 0)
+        LAUNCH(exchange_kernel<vec16>, GPU_SUM_BLOCKS, EXCHANGE_THREADS, 0, g, *m,
+               (const vec16 *)in, bytes / wide, (vec16 *)out);
+    else
+        LAUNCH(exchange_kernel<uint32_t>, GPU_SUM_BLOCKS, EXCHANGE_THREADS, 0, g, *m,
+               (const uint32_t *)in, bytes / narrow, (uint32_t *)out);
+    return gpu_launched(g, "gathers over ranks");
 }
 
 gpu_status gpu_sum_gathered(gpu *g, const float *all, uint32_t ranks, size_t n, float *out)

@@ -95,6 +95,10 @@ void cuda_peers_stop(const cuda_device *d);
 /* Whether [m, dims] is added up by kernels, with the norms that follow; else cuda_sum does it. */
 bool cuda_peers_take(const cuda_device *d, size_t m, size_t dims, gpu_type type);
 status cuda_peers_sum(const cuda_device *d, gpu_sums s); /* sets s.meeting */
+/* Whether kernels gather so many bytes of each rank; else the comm does. */
+bool cuda_peers_exchanges(const cuda_device *d, size_t bytes);
+/* Sets out [ranks, bytes] to `in` of all ranks. */
+status cuda_peers_exchange(const cuda_device *d, const void *in, size_t bytes, void *out);
 /* Whether cuda_sum must not leave sums to the comm, whose order of addition is its own. It calls
  * cuda_peers_sum_gathered then: all ranks' x [n] are gathered, and added up in rank order. Neither
  * is for sums that cuda_peers_take takes. */

@@ -1,7 +1,7 @@
-/* Sums over ranks that meet on their devices: by kernels where these reach each other's memory
- * (gpu_sums), with what the ranks must have told each other before. Where they do not, the comm
- * adds up, unless a row's bits may not depend on the other rows: then it only gathers, which is no
- * arithmetic, and a kernel of each rank adds up in rank order. */
+/* Sums and gathers over ranks that meet on their devices: by kernels where these reach each other's
+ * memory (gpu_sums), with what the ranks must have told each other before. Where they do not, the
+ * comm adds up, unless a row's bits may not depend on the other rows: then it only gathers, which
+ * is no arithmetic, and a kernel of each rank adds up in rank order. */
 #include "model/cuda/cuda.h"
 
 #include "base/clock.h"
@@ -240,6 +240,16 @@ status cuda_peers_sum(const cuda_device *d, gpu_sums s)
         s.out = (uint8_t *)s.out + s.m * s.d * gpu_type_bytes(s.type);
     }
     return STATUS_IS_OK;
+}
+
+bool cuda_peers_exchanges(const cuda_device *d, size_t bytes)
+{
+    return d->peers && d->peers->reached && bytes <= ROOM;
+}
+
+status cuda_peers_exchange(const cuda_device *d, const void *in, size_t bytes, void *out)
+{
+    return cuda_status(d->api->exchange(d->g, &d->peers->meeting, in, bytes, out));
 }
 
 bool cuda_peers_gather(const cuda_device *d) { return d->peers && d->peers->invariant; }

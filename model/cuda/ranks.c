@@ -1,5 +1,6 @@
 /* Sums and gathers over ranks of arrays on the device: by a comm that reads them there (NCCL), or
- * through pinned memory (every other kind). With one rank these do nothing. */
+ * through pinned memory (every other kind); kernels gather where devices reach each other. With one
+ * rank these do nothing. */
 #include "model/cuda/cuda.h"
 
 #include <string.h>
@@ -37,6 +38,7 @@ status cuda_gather(cuda_device *d, const float *x, size_t n, const float **all)
 status cuda_gather_here(cuda_device *d, const float *x, size_t n, float *out)
 {
     size_t bytes = n * sizeof *x, ranks = (size_t)comm_size(d->group);
+    if (cuda_peers_exchanges(d, bytes)) return cuda_peers_exchange(d, x, bytes, out);
     if (comm_on_device(d->group)) return comm_all_gather(d->group, x, n, out);
     const float *all;
     RETURN_IF_ERROR(cuda_gather(d, x, n, &all));

@@ -1,5 +1,5 @@
-/* Sums over ranks in device memory (gpu_sums): ranks are threads, each with a gpu of its own on
- * device 0. The sums must be those of rank order, bit for bit, on all ranks. */
+/* Sums and gathers over ranks in device memory (gpu_sums): ranks are threads, each with a gpu of
+ * its own on device 0. The sums must be those of rank order, bit for bit, on all ranks. */
 #include "kernels/cuda/cuda_sums.h"
 #include "tests/cuda/check.h"
 
@@ -25,12 +25,13 @@ typedef struct world {
     gpu *gpus[RANKS];
     gpu_handle handles[RANKS];
     pthread_barrier_t met;
-    float *deltas;         /* [CALLS, RANKS, values] */
-    float *weight, *post;  /* [d] */
-    float *x[RANKS];       /* [values] as the rank has it in the end */
-    float *normed[RANKS];  /* likewise */
-    float *start;          /* [values] */
-    _Atomic int n_trouble; /* calls that failed */
+    float *deltas;          /* [CALLS, RANKS, values] */
+    float *weight, *post;   /* [d] */
+    float *x[RANKS];        /* [values] as the rank has it in the end */
+    float *normed[RANKS];   /* likewise */
+    float *start;           /* [values] */
+    float *gathered[RANKS]; /* [CALLS, RANKS, values] */
+    _Atomic int n_trouble;  /* calls that failed */
 } world;
 
 typedef struct rank_arg {
@@ -64,6 +65,12 @@ static void meet(world *w, uint32_t rank, uint8_t *memory, gpu_meeting *out)
     }
 }
 
+/* What a call gathers, in words of 16 bytes and of 4. */
+static size_t bytes_of_gather(const world *w, int call)
+{
+    return (w->values - (size_t)call % w->values) * sizeof(float);
+}
+
 static void *rank_main(void *arg)
 {
     const rank_arg *a = arg;
@@ -79,6 +86,7 @@ static void *rank_main(void *arg)
                                  gpu_sums_bytes(w->room) +
                                      (gpu_sums_flags() + GPU_SUM_BLOCKS) * sizeof(uint32_t));
     float *delta = alloc_here(w, g, NULL, bytes), *x = alloc_here(w, g, w->start, bytes);
+    float *all = alloc_here(w, g, NULL, RANKS * bytes);
     gpu_sums s = {.x = x,
                   .delta = delta,
                   .adds = w->s->adds,
@@ -90,13 +98,17 @@ static void *rank_main(void *arg)
                   .out = alloc_here(w, g, poison, bytes),
                   .type = w->s->type};
     void *const device[] = {
-        memory, delta, x, s.out, (void *)(uintptr_t)s.weight, (void *)(uintptr_t)s.post};
+        memory, delta, x, all, s.out, (void *)(uintptr_t)s.weight, (void *)(uintptr_t)s.post};
     if (!w->s->post) s.post = NULL;
     meet(w, a->rank, memory, &s.meeting);
     s.meeting.stop = stop;
     for (int call = 0; call < CALLS; call++) { /* without waiting in between */
         const float *from = w->deltas + ((size_t)call * RANKS + a->rank) * w->values;
         w->n_trouble += api->copy_in(g, delta, from, bytes) != GPU_OK;
+        size_t some = bytes_of_gather(w, call);
+        w->n_trouble += api->exchange(g, &s.meeting, delta, some, all) != GPU_OK;
+        float *to = w->gathered[a->rank] + (size_t)call * RANKS * w->values;
+        w->n_trouble += api->copy_out(g, to, all, RANKS * some) != GPU_OK;
         w->n_trouble += api->sums(g, &s) != GPU_OK;
     }
     w->n_trouble += api->copy_out(g, w->x[a->rank], x, bytes) != GPU_OK;
@@ -166,6 +178,7 @@ static world make_world(check *c, const shape *s)
     for (int r = 0; r < RANKS; r++) {
         w.x[r] = check_memory(w.values, sizeof(float));
         w.normed[r] = check_memory(w.values, sizeof(float));
+        w.gathered[r] = check_memory(CALLS * RANKS * w.values, sizeof(float));
     }
     return w;
 }
@@ -190,7 +203,7 @@ static void run_ranks(world *w)
 
 static void free_world(world *w)
 {
-    for (int r = 0; r < RANKS; r++) free(w->x[r]), free(w->normed[r]);
+    for (int r = 0; r < RANKS; r++) free(w->x[r]), free(w->normed[r]), free(w->gathered[r]);
     free(w->deltas), free(w->weight), free(w->post), free(w->start);
 }
 
@@ -201,6 +214,20 @@ static uint32_t count_others(const world *w)
     for (int r = 1; r < RANKS; r++)
         n += memcmp(w->x[0], w->x[r], w->values * sizeof(float)) != 0 ||
              memcmp(w->normed[0], w->normed[r], w->values * sizeof(float)) != 0;
+    return n;
+}
+
+/* How many calls of ranks did not gather what all ranks gave. */
+static uint32_t count_not_gathered(const world *w)
+{
+    uint32_t n = 0;
+    for (size_t r = 0; r < RANKS; r++)
+        for (size_t call = 0; call < CALLS; call++)
+            for (size_t from = 0; from < RANKS; from++) {
+                size_t bytes = bytes_of_gather(w, (int)call), of_call = call * RANKS * w->values;
+                const float *got = w->gathered[r] + of_call + from * (bytes / sizeof(float));
+                n += memcmp(got, w->deltas + of_call + from * w->values, bytes) != 0;
+            }
     return n;
 }
 
@@ -218,6 +245,8 @@ static void check_shape(check *c, const shape *s)
              names[s->type], s->post ? ", normed" : "", s->adds ? ", added" : "",
              s->parts ? ", by parts" : "");
     check_row(c, name, &(float){0}, &(float){(float)differ}, 1, 0.0);
+    float not_gathered = (float)count_not_gathered(&w);
+    check_row(c, "  gathers in between", &(float){0}, &not_gathered, 1, 0.0);
     if (s->post) check_row(c, "  the sums", x, w.x[0], w.values, 1e-11);
     check_row(c, "  their norms", normed, w.normed[0], w.values, s->type == GPU_F32 ? 1e-11 : 1e-4);
     free_world(&w);

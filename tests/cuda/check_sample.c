@@ -293,7 +293,7 @@ void check_sample(check *c)
         {"as they are", {PLAIN}, APART},
         {"greedy", {.top_p = 1.0f, .repetition_penalty = 1.0f, .n_logprobs = -1}, TIES},
         {"greedy with limits",
-         {.top_p = 0.5f, .top_k = 3, .repetition_penalty = 1.0f, .n_logprobs = -1},
+         {.top_p = 0.5f, .top_k = 9, .repetition_penalty = 1.3f, .n_logprobs = -1},
          TIES},
         {"penalties, biases, no limits",
          {PLAIN, .presence_penalty = 0.5f, .frequency_penalty = 0.3f, .min_tokens = 9,

@@ -181,7 +181,7 @@ class Disaggregated(unittest.TestCase):
         self.assertEqual(drawn(answer), drawn(self.pair.alone(seeded)))
 
     def test_min_tokens_beside_allowed_tokens(self):
-        """Logprobs are those of the allowed tokens, without the stop token that min_tokens forbids."""
+        """Logprobs are those of the allowed tokens without the one that min_tokens forbids."""
         request = body(tokens(PROMPT, 35), CHUNKKV, allowed_token_ids=[5, 6, 7], ignore_eos=False)
         first = self.pair.alone(request)["choices"][0]["token_ids"][0]
         request |= {"min_tokens": 4, "stop_token_ids": [5 if first != 5 else 6]}
