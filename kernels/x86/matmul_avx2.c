@@ -8,6 +8,7 @@
 enum {
     TILE_ROWS = 6,
     TILE_SIDE = 4,
+    ROW_AHEAD = 512, /* one row reads four streams, and the CPU waits for few lines at once */
 };
 
 /* v [2] = 16 weights of one column: the even or the odd one of a pair (f32: the only one). f16
@@ -172,6 +173,7 @@ static void pack_x__avx2(const float *x, size_t x_stride, size_t rows, size_t k,
 
 void kern_matmul_fill_avx2(kern_isa *isa)
 {
+    isa->row_ahead = ROW_AHEAD;
     isa->tile_rows = TILE_ROWS;
 #define SET_TILE(name, type, rows, side)                                                           \
     isa->tile_panels[rows] = side;                                                                 \
