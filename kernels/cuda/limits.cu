@@ -1,7 +1,8 @@
 /* Draws with limits, of ranks that have a part of the vocabulary each. The tokens that may be drawn
- * are those of a key or more: few are listed by each rank, and the key of many is found by rounds,
- * in each of which the ranks gather what their tokens count or weigh by the next bits of their
- * keys. Each rank then draws from its own tokens. One block for each draw. */
+ * are those whose logit's key is at least some border. A short top_k needs a list of the likeliest
+ * logits of each rank; otherwise rounds find the border, in each of which the ranks gather how many
+ * tokens, or what mass, they have by the next bits of the keys. Each rank then draws from its own
+ * tokens. One block for each draw. */
 #include "kernels/cuda/draws.cuh"
 
 enum { KEY_BITS = 8 };
@@ -138,7 +139,8 @@ static DEVICE void keep_listed(digits &all, const gpu_sampling &s, const gpu_joi
     u64 left = 0, total = 0, earlier = 0, own = 0;
     each_listed(j, [&](float v, uint32_t n, uint32_t) { left += is_kept(in_reach, v, 0) ? n : 0; });
     left = block_total(left);
-    if (d.top_k < left)
+    /* Lists that end before top_k have all tokens; one that has top_k may be followed by others. */
+    if (d.top_k <= left)
         k->key = find_crossing(all, d.top_k, [&](auto add) {
                      each_listed(j, [&](float v, uint32_t n, uint32_t) {
                          if (is_kept(in_reach, v, 0)) add(key_of(v), n);

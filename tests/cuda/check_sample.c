@@ -196,8 +196,8 @@ static float logit_of(lie how, float x, uint32_t token, uint32_t vocab)
 {
     if (how == EQUAL) return 1;
     if (how == STEP) return token % 4 == 1 ? 1.0f : 0.9f;
-    if (how == NEAR) return 0.2f * x;
     if (how == LAST && token < vocab - vocab / 8) return -INFINITY;
+    if (how == NEAR || how == LAST) return 0.2f * x;
     return how == TIES ? rintf(2.0f * x) : 3.0f * x;
 }
 
@@ -309,6 +309,7 @@ void check_sample(check *c)
         {"top k beyond a list, ties", {PLAIN, .top_k = 100}, TIES},
         {"min p", {PLAIN, .min_p = 0.05f}, APART},
         {"the last tokens", {PLAIN, .top_k = 20}, LAST},
+        {"the likeliest of the last tokens", {PLAIN, .top_k = 1}, LAST},
         {"top p of the last tokens", {CUT(0.9f)}, LAST},
         {"top k and top p of the last tokens", {CUT(0.9f), .top_k = 50}, LAST},
         {"no top p", {CUT(0.0f)}, TIES},
