@@ -238,9 +238,9 @@ void pkv_distrust(pkv *p, const uint32_t *tokens, uint32_t n, uint64_t salt)
 {
     uint32_t size = p->geometry.page_tokens, n_blocks;
     uint32_t top = prefix_walk(p, tokens, n < size ? n : size, salt, &n_blocks);
+    p->lost.n = 0; /* blocks of this tree may have left a moment ago, the first one too */
     if (top == 0) return;
     remove_tree(p, top, false);
-    p->lost.n = 0; /* blocks of this tree may have left a moment ago */
     for (uint32_t i = 0; i < p->max_seqs; i++) silence_if_cut(p, &p->seqs[i]);
     for (uint32_t i = 1; i <= p->n_swaps; i++) silence_if_cut(p, &p->swaps[i].seq);
 }

@@ -182,6 +182,14 @@ static void they_are_not_told_as_lost(void **state)
     assert_int_equal(found(kv, text(), 4 * P), 2 * P); /* the other two have left */
     pkv_distrust(kv, text(), 4 * P, SALT);
     assert_int_equal(pkv_take_lost(kv).n, 0);
+    pkv_seq_close(kv, 1);
+    publish(kv, 0, text(), P);
+    pkv_seq_close(kv, 0);
+    assert_true(status_ok(pkv_seq_open(kv, 1, PKV_LAYER, other, 0, SALT, 20 * P, &hit)));
+    assert_true(status_ok(pkv_seq_append(kv, 1, 20 * P)));
+    assert_int_equal(found(kv, text(), P), 0); /* the whole chain has left */
+    pkv_distrust(kv, text(), P, SALT);
+    assert_int_equal(pkv_take_lost(kv).n, 0);
     finish(kv);
 }
 
