@@ -121,7 +121,8 @@ static void destroy_rank(rank *r)
     if (own.ops) own.ops->destroy(own.ctx);
 }
 
-/* No rank frees memory that another one may still read. */
+/* Rests, and waits until all ranks have rested: none frees memory that another one may still
+ * read. */
 static void rest_together(rank *r)
 {
     backend_ranks *all = r->all;
@@ -280,7 +281,7 @@ static void ranks_destroy(void *ctx)
     stop_ranks(all);
     if (all->driven && all->ranks) ranks_interrupt(all); // they wait for each other to end
     for (uint32_t i = 0; all->ranks && i < all->n_ranks; i++) {
-        destroy_rank(&all->ranks[i]); // threads have destroyed theirs
+        if (all->ranks[i].all) destroy_rank(&all->ranks[i]); // threads have destroyed theirs
         comm_destroy(all->ranks[i].comm);
     }
     comm_group_destroy(all->group);

@@ -33,6 +33,7 @@ struct cuda_peers {
     uint32_t n_peers; /* ranks that were reached, in order */
     bool reached;     /* all ranks reach all others */
     bool invariant;
+    bool gathers; /* memory has parts that were gathered, where flags of an exchange would be */
 };
 
 static size_t memory_bytes(void)
@@ -77,7 +78,7 @@ static bool reach_all(cuda_device *d, cuda_peers *p)
     for (; p->n_peers < m->ranks; p->n_peers++) {
         void *memory = p->memory;
         const gpu_handle *from = &p->handles[p->n_peers];
-        const char *why = from->is_there ? NULL : "it shares no memory, and says why itself";
+        const char *why = from->is_there ? NULL : "it shares no memory; its own log says why";
         if (!why && p->n_peers != m->rank && d->api->reach(d->g, from, &memory) != GPU_OK)
             why = d->api->why(d->g);
         if (why) {
@@ -188,8 +189,8 @@ static status look_who_ended(cuda_device *d, cuda_peers *p, bool *all)
     return STATUS_IS_OK;
 }
 
-/* Waits until no rank of another process reads this one's memory, or may have been killed. Those of
- * this process rest already (backend_ops.rest). */
+/* Waits until no rank of another process reads this one's memory, END_US at most, because such a
+ * rank may have been killed. Ranks of this process rest already (backend_ops.rest). */
 static void await_ended(cuda_device *d, cuda_peers *p)
 {
     int64_t until = clock_now_us() + END_US;
@@ -244,7 +245,8 @@ status cuda_peers_sum(const cuda_device *d, gpu_sums s)
 
 bool cuda_peers_exchanges(const cuda_device *d, size_t bytes)
 {
-    return d->peers && d->peers->reached && bytes <= ROOM;
+    const cuda_peers *p = d->peers;
+    return p && p->reached && !p->gathers && bytes <= ROOM;
 }
 
 status cuda_peers_exchange(const cuda_device *d, const void *in, size_t bytes, void *out)
@@ -256,8 +258,9 @@ bool cuda_peers_gather(const cuda_device *d) { return d->peers && d->peers->inva
 
 status cuda_peers_sum_gathered(const cuda_device *d, float *x, size_t n)
 {
-    const cuda_peers *p = d->peers;
+    cuda_peers *p = d->peers;
     float *all = (float *)(void *)p->memory;
+    p->gathers = true;
     size_t most = memory_bytes() / p->meeting.ranks / sizeof *all, some;
     for (; n > 0; n -= some, x += some) {
         some = n < most ? n : most;
