@@ -448,90 +448,6 @@ static void a_refused_plan_is_the_servers_fault(void **state)
     }
 }
 
-/* The model's numbers overflow for one request. The others of its steps go on, and it has no token
- * that would look like an answer. */
-static void logits_that_are_not_finite_end_their_request_alone(void **state)
-{
-    fixture *f = *state;
-    engine_metrics m;
-    answer(f, "some words to say here");
-    atomic_store(&f->model.hold, true);
-    engine_stream *fine = submit(f, "{\"prompt\": \"a\"}");
-    engine_stream *bad = submit(f, "{\"prompt_token_ids\": [5, 1039], \"n\": 2}");
-    while (engine_get_stats(f->engine).requests_prepared < 2) nap();
-    atomic_store(&f->model.hold, false);
-    reading r = read_all(bad);
-    assert_int_equal(r.finish, ENGINE_FINISH_ERROR);
-    assert_int_equal(r.error_code, STATUS_INTERNAL);
-    assert_int_equal(r.tokens, 0);
-    assert_int_equal(r.ends, 2);
-    assert_non_null(strstr(r.error_text, "output token 1 of choice 0: the model's logits are not "
-                                         "finite (NaN or infinity) in step "));
-    assert_string_equal(read_all(fine).text, "some words to say here");
-    engine_get_metrics(f->engine, &m);
-    assert_int_equal(m.undefined, 1);
-    assert_int_equal(m.choices_finished[ENGINE_FINISH_ERROR], 2);
-
-    /* A token of the answer may be the one. What was told before stays told. */
-    f->model.script[2] = UNDEFINED;
-    r = read_all(submit(f, "{\"prompt\": \"a\"}"));
-    assert_int_equal(r.finish, ENGINE_FINISH_ERROR);
-    assert_int_equal(r.tokens, 3);
-    assert_non_null(strstr(r.error_text, "output token 4 of choice 0: "));
-    engine_get_metrics(f->engine, &m);
-    assert_int_equal(m.undefined, 2);
-}
-
-typedef struct cache_news {
-    _Atomic uint32_t stored, removed, cleared;
-} cache_news;
-
-static void count_news(void *ctx, const pkv_block_event *event)
-{
-    cache_news *n = ctx;
-    if (event->kind == PKV_BLOCK_STORED) atomic_fetch_add(&n->stored, 1);
-    else if (event->kind == PKV_BLOCK_REMOVED) atomic_fetch_add(&n->removed, 1);
-    else atomic_fetch_add(&n->cleared, 1);
-}
-
-/* Memory is damaged for a moment. K and V that a failed request has read or computed are in no
- * prefix cache any more, and whoever follows the cache's events learns so; those of other prompts
- * stay. */
-static void what_a_failed_request_read_is_computed_anew(void **state)
-{
-    static const char text[] = "{\"prompt\": \"a rather long text about pages of tokens that many "
-                               "requests begin with, all of them alike\"}",
-                      other[] = "{\"prompt\": \"something else entirely, which has little to do "
-                                "with the first prompt at all, and less with its pages\"}";
-    fixture *f = *state;
-    cache_news news = {0};
-    engine_destroy(f->engine);
-    f->options.on_block = count_news;
-    f->options.on_block_ctx = &news;
-    fixture_start(f);
-    answer(f, "some words to say here");
-    uint32_t n_other = read_all(submit(f, other)).usage.prompt_tokens / 16 * 16;
-    uint32_t stored = atomic_load(&news.stored);
-    uint32_t n = read_all(submit(f, text)).usage.prompt_tokens / 16 * 16;
-    assert_true(n >= 32 && n_other >= 32);
-    assert_int_equal(read_all(submit(f, text)).usage.cached_tokens, n);
-    for (int i = 0; i < 2; i++) {
-        atomic_store(&f->model.faults, 1);
-        reading r = read_all(submit(f, text));
-        assert_int_equal(r.finish, ENGINE_FINISH_ERROR);
-        assert_int_equal(r.tokens, 0);
-        /* The reader is told first. */
-        while (atomic_load(&news.removed) < atomic_load(&news.stored) - stored) nap();
-    }
-    assert_int_equal(atomic_load(&news.removed), atomic_load(&news.stored) - stored);
-    assert_int_equal(read_all(submit(f, other)).usage.cached_tokens, n_other);
-    reading r = read_all(submit(f, text));
-    assert_string_equal(r.text, "some words to say here");
-    assert_int_equal(r.usage.cached_tokens, 0);
-    assert_int_equal(read_all(submit(f, text)).usage.cached_tokens, n);
-    assert_int_equal(atomic_load(&news.cleared), 0);
-}
-
 /* With two steps in flight a request is admitted into the step behind one that fails. That step
  * fails, too, and the request is none the worse for it. With one, it is in the step that fails. */
 static void a_failed_step_spares_who_came_behind_it(void **state)
@@ -700,8 +616,6 @@ int main(void)
         CASE(a_failed_step_ends_its_requests_alone),
         CASE(a_refused_plan_is_the_servers_fault),
         CASE(a_failed_step_spares_who_came_behind_it),
-        CASE(logits_that_are_not_finite_end_their_request_alone),
-        CASE(what_a_failed_request_read_is_computed_anew),
         CASE(a_request_without_memory_fails_alone),
         CASE(whichever_allocation_fails_a_request_ends),
         CASE(ids_without_a_token_have_no_text),

@@ -1,5 +1,6 @@
 /* The result of backend_cuda_measure for a backend, compared with the backend itself (over the
  * emulator). */
+#include "model/cuda/backend.h"
 #include "tests/unit/model_nccl.h"
 
 #define GOLDEN "tests/golden/models/"
@@ -188,6 +189,7 @@ static void rows_of_logits(void **state)
     for (uint32_t ranks = 1; ranks <= 2; ranks++) {
         uint64_t vocab = config.vocab_size, part = vocab / ranks;
         uint64_t row = 4 * (part + part * ranks + (ranks > 1 ? vocab : 0));
+        if (ranks > 1) row += cuda_limits_bytes(ranks);
         uint64_t least = 0, weights = 0;
         const struct {
             uint64_t for_rows; /* of the memory that the weights leave */

@@ -133,6 +133,15 @@ static bool has_all_tokens(const fixture *f, uint64_t id)
     return known && info.output_tokens == 90;
 }
 
+static bool measure_alike(const measure_spec *a, const measure_spec *b)
+{
+    return a->kind == b->kind && a->second == b->second && a->rows == b->rows &&
+           a->layer_step == b->layer_step && a->by_slot == b->by_slot && a->sum == b->sum &&
+           a->silent == b->silent && a->novelty == b->novelty && a->sinks == b->sinks &&
+           a->window == b->window && a->chunk == b->chunk && a->bias == b->bias &&
+           a->theta == b->theta;
+}
+
 /* Two schedulers take the same requests, of which one is watched all the time: tables, positions
  * and reports are the same in each step. */
 static void watching_changes_no_table(void **state)
@@ -163,11 +172,8 @@ static void watching_changes_no_table(void **state)
                 const step_seq *x = &a->plan->seqs[q], *y = &b->plan->seqs[q];
                 assert_true(x->request == y->request && x->position == y->position &&
                             x->n_tokens == y->n_tokens && x->n_samples == y->n_samples);
-                if (x->measure.kind != MEASURE_NONE) { /* the policy's is as it was */
-                    measure_spec z = y->measure;
-                    z.beside = x->measure.beside;
-                    assert_memory_equal(&x->measure, &z, sizeof z);
-                }
+                if (x->measure.kind != MEASURE_NONE) /* the policy's is as it was */
+                    assert_true(measure_alike(&x->measure, &y->measure));
             }
             for (uint64_t id = 1; id <= 3; id++) {
                 sched_sight x, y;
