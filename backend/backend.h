@@ -283,8 +283,9 @@ typedef struct backend_info {
     /* Digest of all that K and V of given tokens depend on, the number of ranks among it, equal on
      * every machine that has copies of the same files; 0 where they cannot go to other servers. */
     uint64_t kv_identity;
-    /* The same of what they depend on but for rounding: equal also on another device, with another
-     * instruction set and over another number of ranks. 0 where kv_identity is. */
+    /* Digest of what K and V of given tokens depend on but for rounding: equal also on another
+     * device, with another instruction set and over another number of ranks. 0 where kv_identity
+     * is. */
     uint64_t kv_kind;
 } backend_info;
 
@@ -360,7 +361,7 @@ typedef struct backend_ops {
      * after it. NULL where collect leaves nothing to wait for. */
     void (*rest)(void *ctx);
     /* After a step that failed for good, others may still be in flight when this is called. No
-     * measures are held. Where ranks are of one process, all of them rest before. */
+     * measures are held. Ranks of one process have all rested before. */
     void (*destroy)(void *ctx);
 } backend_ops;
 

@@ -10,7 +10,7 @@ enum { RECORD_VERSION = 3 };
 
 typedef struct record_head {
     uint64_t layout;   // a hash of the version and of what sizes depend on
-    uint64_t identity; // of who computed it
+    uint64_t identity; // kv_identity of the backend that computed it
     uint64_t policy, sampling;
     uint64_t pages_dropped;
     uint32_t n_tokens, n_tables, n_cells, grain;

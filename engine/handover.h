@@ -20,7 +20,7 @@ typedef struct hand_job {
     struct engine_stream *stream; /* referenced */
     const sched_export *exported; /* a prompt that is handed over, or NULL */
     const sched_load *load;       /* one that is taken over, or NULL */
-    bool waits;                   /* it is known how many plans come before it: */
+    bool waits;                   /* `after` is set */
     uint64_t after;               /* plans that must have been collected when it begins */
     bool good;
 } hand_job;

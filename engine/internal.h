@@ -213,7 +213,7 @@ struct engine {
     uint32_t n_readings;
     const step_plan *in_flight[2]; /* oldest first */
     uint32_t n_in_flight;
-    uint64_t n_plans;           /* that were submitted */
+    uint64_t n_plans;           /* plans submitted */
     const step_plan *collected; /* the plan of the last result */
     uint64_t behind_failed;     /* step in flight behind the last result, if that failed; else 0 */
     int64_t now_us;             /* when that result arrived */

@@ -270,9 +270,9 @@ static const step_plan *plan_step(engine *e)
     return plan;
 }
 
-/* Copies of K and V into pages and out of them. The moves of all plans have reached these, unless
- * `moves`: then those of the plan that was submitted last may not have. A prompt between servers
- * waits for that by itself; blocks on disk are for backends with one step in flight. */
+/* Begins copies of K and V into pages and out of them. The moves of all plans have reached these
+ * pages, unless `moves`: then those of the plan that was submitted last may not have.
+ * hand_begin_copies waits for that; blocks on disk are for backends with one step in flight. */
 static void begin_copies(engine *e, bool moves)
 {
     if (!moves || engine_in_flight(e) > 1) disk_begin_loads(e);

@@ -169,10 +169,11 @@ void hand_note_first(engine_stream *s, const step_sample *first);
 void hand_await(engine_stream *s);
 /* After sched_step: takes the exports that it has made. */
 void hand_collect(engine *e);
+/* Takes a load that the scheduler has made for a prompt from another server. */
 void hand_add_load(engine *e, const sched_load *load);
 /* Begins what was collected once the plans that it comes behind are done. `moves`: the plan of the
- * last sched_step call moves pages. It is called when that plan was submitted, if it is one, and
- * when a step was collected. */
+ * last sched_step call moves pages. Called after that plan was submitted, or was found empty, and
+ * after a step was collected. */
 void hand_begin_copies(engine *e, bool moves);
 /* Notes that rows of the stream were computed, and lets go of the record that was fetched for
  * it. */

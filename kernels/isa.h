@@ -132,8 +132,8 @@ typedef struct kern_isa {
     kern_precision precision; /* set before the fill functions run, which read it */
 
     /* ---- matmul ---- */
-    /* Bytes that a lone tile of one row prefetches ahead in each of its streams; 0: as many as one
-     * of more rows. */
+    /* Bytes that a lone tile of one row prefetches ahead in each of its streams; 0: as many as a
+     * tile of more rows does. */
     unsigned row_ahead;
     unsigned tile_rows;                                 /* most rows of a tile, <= KERN_TILE_ROWS */
     uint8_t tile_panels[KERN_TILE_ROWS + 1];            /* panels of a tile with this many rows */

@@ -43,7 +43,7 @@ typedef struct backend_ranks {
     uint64_t n_orders;  /* steps submitted */
     uint64_t n_asked;   /* steps that the caller collects, or has collected */
     uint32_t n_busy;    /* ranks that are making their backend */
-    uint32_t n_resting; /* threads that only destroy what they have */
+    uint32_t n_resting; /* threads that have rested, and destroy what they have */
     bool stop;
 
     const step_plan *plans[FLIGHTS]; /* by the number of their order */

@@ -18,6 +18,8 @@ void ranks_know_blocks(backend_ranks *all)
 {
     backend_info *info = &all->info;
     bool can = true, can_go = true; // to other servers
+    /* With one layer in a cell its bytes and the digest are those of earlier versions, so blocks
+     * that these have left on disk stay good. */
     uint64_t several = (uint64_t)layers_of(all) - 1;
     uint64_t identity = all->n_ranks + (several << 32), kv = identity, kind = 0;
     for (uint32_t i = 0; i < all->n_ranks; i++) {
@@ -64,7 +66,7 @@ static uint32_t most_at_once(const backend_slice *s)
     return n < 1 ? 1 : n > CELLS_AT_ONCE ? CELLS_AT_ONCE : (uint32_t)n;
 }
 
-/* Copies the rank's slice of cell i between the bytes of a list of cells and the slice's own. */
+/* Copies the rank's slice of cell i out of the bytes of a list of cells. */
 static void cut_slice(const rank *r, const uint8_t *cells, uint32_t i, uint8_t *own)
 {
     const backend_slice *s = &r->slice;
@@ -74,6 +76,7 @@ static void cut_slice(const rank *r, const uint8_t *cells, uint32_t i, uint8_t *
         memcpy(own + at, from, piece);
 }
 
+/* Copies it back. */
 static void join_slice(const rank *r, const uint8_t *own, uint8_t *cells, uint32_t i)
 {
     const backend_slice *s = &r->slice;

@@ -206,7 +206,8 @@ status pkv_seq_cut(pkv *p, uint32_t seq, uint32_t n);
 /* K and V of tokens[0 .. n) are computed and resident: hashes the blocks that became full. Nothing
  * after the sequence's first drop or compaction, after a flush, or without a prefix cache. */
 void pkv_seq_publish(pkv *p, uint32_t seq, const uint32_t *tokens, uint32_t n);
-/* Whether it would: also false for sequences that began before a flush or hold distrusted pages. */
+/* Whether pkv_seq_publish may enter blocks of the sequence: false also where it began before a
+ * flush, holds distrusted pages, or was adopted as not to publish. */
 bool pkv_seq_publishes(const pkv *p, uint32_t seq);
 /* Drops the pages of one table whose bit in `keep` (bit i = page index i) is 0. Copies nothing. */
 void pkv_seq_drop(pkv *p, uint32_t seq, uint32_t table, const uint64_t *keep);

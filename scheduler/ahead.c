@@ -8,8 +8,9 @@
  *   - a sequence that is `awaited`: a selection, a fork or a mask follows its rows in flight. It
  *     alone is left out, unless such sequences are many (LEFT_OUT_ONE_IN), because a step without
  *     them costs more tokens than the wait for the result, or it was left out for its last rows
- *     too. A selection that gives up nothing whatever is measured is none (retention_keeps_all):
- *     one by pages selects only where a page is begun, though its points are single tokens.
+ *     too. A selection that gives up nothing, whatever is measured, does not count
+ *     (retention_keeps_all): a policy by pages gives up pages only where one is begun, though it
+ *     may select after every token.
  *   - all sequences, behind a step with the logits, scores or pooled states of its rows (the
  *     backend computes and sends those when the result is collected), and behind a step planned
  *     ahead of one that failed.

@@ -3,8 +3,8 @@
 #include "scheduler/sched_internal.h"
 #include "scheduler/sessions.h"
 
-/* Begins the selection that the rows up to q->computed allow, if any. The tables of one that keeps
- * all may have further rows by now. */
+/* Begins the selection that the rows up to q->computed allow, if any. keeps_all was
+ * found when the step was planned: the tables may have further rows by now. */
 static status select_at(sched *s, sched_seq *q, const sched_stop *stop, bool keeps_all,
                         const measure_result *measures)
 {

@@ -95,7 +95,7 @@ typedef struct sched_options {
      * may be loaded (sched_next_load). It answers at once. NULL: there is no store. Used if
      * prefix_cache is set and lost_most is not 0. */
     bool (*has_block)(void *ctx, const pkv_key *key);
-    /* That store is to give up blocks, also those that it is only about to have. */
+    /* Makes the store forget blocks, also those that wait to be written. */
     void (*forget_blocks)(void *ctx, const pkv_key *keys, uint32_t n);
     void *has_block_ctx; // of both
     uint32_t lost_most;  // blocks that sched_take_lost tells of at most
@@ -114,7 +114,8 @@ typedef struct sched_handed {
     uint32_t first_token; // drawn there
     uint64_t pages_dropped;
     bool budget_raised;
-    bool foreign; // computed here, K and V would differ by rounding: the prefix cache gets none
+    /* K and V differ by rounding from those computed here: the prefix cache gets none. */
+    bool foreign;
 } sched_handed;
 
 typedef struct sched_request {

@@ -321,9 +321,10 @@ typedef struct gpu_measured {
  * or none have what n_kept, n_summed and n_paged count. */
 typedef struct gpu_measured_list {
     const gpu_measured *seqs; /* [n]; NULL: gpu_measure.one alone */
-    uint32_t n;               /* those whose step is 0, which are behind the others, too */
+    uint32_t n;               /* also counts those whose step is 0, which come last */
     uint32_t n_kept, work;    /* work: turns of a block (gpu_measured.work) of all of them */
-    uint32_t longest; /* the largest of the others, as the next two are; 0: there are none */
+    /* The largest of sequences of which attention kept nothing, as the next two; 0: none. */
+    uint32_t longest;
     uint32_t rows, wave;
     uint32_t waves;             /* the most that the rows of one of the others make */
     uint32_t n_summed, n_paged; /* the others with running sums, and those by page */

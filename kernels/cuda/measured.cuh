@@ -19,7 +19,8 @@ static DEVICE bool is_due(const gpu_measure &m, const gpu_measured &s)
     return s.step > 0 && m.selecting % s.step == 0;
 }
 
-/* Whether the same goes by K and V: kept.cu measures what attention has kept. */
+/* Whether the sequence is measured in this layer from K and V. kept.cu measures what attention has
+ * kept. */
 static DEVICE bool is_measured(const gpu_measure &m, const gpu_measured &s)
 {
     return is_due(m, s) && (m.kind != GPU_MEASURE_MASS || s.kept.strips == 0);

@@ -154,8 +154,8 @@ static void add_copy(cuda_cells *c, gpu_copies *list, void *to, const void *from
     c->bytes[list->n++] = bytes;
 }
 
-/* Copies n cells, which the stage has room for, between it and the pool, and waits. What retrieval
- * knows of cells that are written is that of other keys, and goes. */
+/* Copies n cells, which the stage has room for, between it and the pool, and waits. Retrieval's
+ * marks of cells that are written are of other keys, so they are cleared. */
 static bool copy_staged(const backend_cuda *b, cuda_cells *c, const uint32_t *cells, uint32_t n,
                         bool out)
 {

@@ -417,9 +417,9 @@ static status meet_on_gpus(backend_cuda *b, backend_cuda_options *o, error *err)
     return STATUS_IS_OK;
 }
 
-/* Another device, or another number of multiprocessors, adds up in another order, and so do other
- * numbers of rows; the library's products too, which it chooses by time unless results must not
- * depend on the rows. Two servers on equal GPUs are taken to choose alike. */
+/* Tells what K and V depend on. The device, its number of multiprocessors and the rows of a step
+ * decide the order of sums, and so does the library's algorithm, which is chosen by time unless
+ * results must not depend on the rows. Two servers on equal GPUs are taken to choose alike. */
 static void tell_cells(backend_cuda *b, const backend_cuda_options *options)
 {
     const gpu_facts *f = &b->device.facts;

@@ -111,8 +111,8 @@ static gpu_draw describe_draw(const backend_cuda *b, const sampler_draw *d, gpu_
     out.frequency = p->frequency_penalty;
     out.repetition = p->repetition_penalty;
     out.n_logprobs = p->n_logprobs;
-    bool is_apart = !cuda_is_alone(&b->device) && p->n_logprobs < 0;
-    if (is_apart) out.by_parts = gpu_draw_by_parts(&out);
+    bool by_parts = !cuda_is_alone(&b->device) && p->n_logprobs < 0;
+    if (by_parts) out.by_parts = gpu_draw_by_parts(&out);
     *n_edits += n.n_banned + n.n_biased + n.n_seen;
     return out;
 }

@@ -1,7 +1,7 @@
 /* CUDA graphs of steps that only decode. The launches of a forward pass and its draws are captured
  * once for each shape of step, which is the number of rows and the kinds of draws and of measures,
- * and replayed afterwards. Steps of one shape differ only in the contents of their arrays, which
- * are copied to the same places before each replay. */
+ * with few lengths where these go over slots, and replayed afterwards. Steps of one shape differ
+ * only in the contents of their arrays, which are copied to the same places before each replay. */
 #include "model/cuda/backend.h"
 
 #include <stdatomic.h>

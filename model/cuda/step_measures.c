@@ -1,6 +1,6 @@
 /* What a step measures beside its attention. Measures of one kind form a group, and one call makes
- * all of them in a layer. Where results go, whether they are sums, and in which layers they are
- * made, the list on the device says of each sequence. */
+ * all of them in a layer. The list on the device says of each sequence where results go, whether
+ * they are sums, and in which layers they are made. */
 #include "model/cuda/backend.h"
 #include "model/measures.h"
 #include "model/plan.h"
@@ -212,8 +212,9 @@ static void add_share(backend_cuda *b, const step_seq *s, uint32_t i)
     add_measure(b, spec, spec->second, &one);
 }
 
-/* Makes the calls of a step that repeats those of others, too: sequences that are not measured fill
- * up each list, and few lengths are told apart, none where all is kept. */
+/* Makes the calls of a step that repeats equal to those of other steps: sequences that are not
+ * measured fill up each list, and few lengths are told apart. A group of which attention kept all
+ * has no length. */
 static void round_group(cuda_measure_group *group, uint32_t n_seqs)
 {
     enum { SLOTS = 64 };

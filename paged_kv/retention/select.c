@@ -248,8 +248,8 @@ static status select_scope(selector *c, contest *t, bool joint, uint32_t n_layer
     return STATUS_IS_OK;
 }
 
-/* Layers with a sliding window give up whole pages that no later row reads, so that the table keeps
- * its last positions. Returns the first slot that it keeps. */
+/* The first slot that a table of a layer with a sliding window keeps: pages that no later row reads
+ * are given up whole. */
 static uint32_t window_start(const selector *c, uint32_t layer, uint32_t group)
 {
     const pkv_geometry *g = c->geometry;

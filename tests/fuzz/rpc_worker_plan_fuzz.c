@@ -109,7 +109,8 @@ static void check_embeds(const step_seq *a, const step_seq *b)
     }
 }
 
-/* A plan behind itself: each token that is taken is a draw's, and nobody leaves a draw out. */
+/* A plan behind itself: each token that a share takes is a draw's, and each share behind a draw
+ * takes its token. */
 static void check_ahead(step_plan plan, arena *a)
 {
     step_plan before = plan;

@@ -353,7 +353,7 @@ static const step_result *collect(world *w)
     return result;
 }
 
-/* As the engine does it: `moves` are those of the plan that was submitted last. */
+/* Begins copies as the engine does. `moves`: the plan that was submitted last moves pages. */
 static void begin_copies(world *w, bool moves)
 {
     bool ordered = moves || w->options.max_in_flight > 1;
@@ -368,7 +368,7 @@ static void deliver(world *w)
 {
     const step_result *result = collect(w);
     const step_plan *plan = w->plans[0];
-    /* Those that were not begun behind its moves. */
+    /* Copies that waited for the moves of the plan. */
     if (w->options.max_in_flight == 1) begin_copies(w, false);
     const float *logits = result->logits;
     add_event(w, (sched_event){.kind = SCHED_RESULT, .result = result});

@@ -200,7 +200,7 @@ typedef struct world {
     bool ahead[2];             // planned while another was in flight
     uint32_t n_plans;
     uint64_t n_submitted, n_collected; // plans
-    uint64_t copies_after;             // plans that copies which begin now come behind
+    uint64_t copies_after;             // plans that must be collected before copies which begin now
     const step_plan *failed; // the step before the oldest one, if that failed: shares of its
                              // sequences do not count
     sched_event events[EVENTS_MAX];

@@ -68,8 +68,8 @@ static void forget(fixture *f, uint32_t first, uint32_t n)
     disk_forget(f->d, keys, n);
 }
 
-/* Some are there and some are not. Those that are gone do not come back with the next process, and
- * their places are used again. */
+/* Keys that the store has and keys that it lacks are forgotten. Forgotten blocks do not come back
+ * with the next process, and their places are used again. */
 static void test_forget(void **state)
 {
     fixture *f = *state;
@@ -106,7 +106,7 @@ static void test_forget_put(void **state)
     for (uint32_t i = 1; i < 5; i++) assert_false(has(f, i));
     put_blocks(f, 1, 4);
     assert_int_equal(read_blocks(f, 0, 9), 9);
-    /* Their buffers are as good as others. */
+    /* The buffers of forgotten blocks are used again. */
     atomic_store(&f->gate, GATE_ARMED);
     put(f, 20);
     while (f->gate != GATE_REACHED) usleep(100);
@@ -118,7 +118,7 @@ static void test_forget_put(void **state)
     assert_false(f->waited_long);
 }
 
-/* A store that cannot forget has nothing any more. */
+/* A store that cannot forget turns itself off. */
 static void test_forget_fails(void **state)
 {
     fixture *f = *state;

@@ -15,8 +15,8 @@ typedef struct handing {
     transfer *transfer;
     _Atomic bool reading;        /* a prompt is being copied */
     _Atomic bool block, blocked; /* no step with rows is collected; one is waiting for that */
-    bool behind_prompt;          /* the second step behind that of a prompt of LONG tokens is */
-    uint32_t left;               /* steps until it */
+    bool behind_prompt;          /* that step is the second behind one of a prompt of LONG tokens */
+    uint32_t left;               /* steps until then */
 } handing;
 
 /* The scripted backend's context is the first member of the fixture, which is that of `handing`. */

@@ -450,8 +450,8 @@ static const measure_spec of_all_kinds[MEASURED_SEQS] = {
 };
 #undef LAYERS_OF
 
-/* What a sequence has in a mixture are the bits that it has where all are measured like it. Sums
- * are not compared: here they are of other steps. */
+/* A sequence in a mixture gets the bits that it gets where all are measured like it. Sums are not
+ * compared, because theirs are of other steps. */
 static void compare_to_alike(const pass *p, const measure_spec *specs, const findings *mixture)
 {
     for (uint32_t i = 0; i < MEASURED_SEQS; i++) {

@@ -265,10 +265,10 @@ static void with_measures_of_all_kinds(void **state)
 }
 
 /* Ranks have their sums and what they gather for draws in the graph, each gather a launch where the
- * devices reach each other, else a collective. Draws without limits are
- * decided from a few words of each rank: one gather, and two launches in place of one. top_p takes
- * rounds more, which do not depend on the logits. Draws with logprobs gather whole rows and join
- * them. A step with both does both. */
+ * devices reach each other, else a collective. Draws without limits are decided from a few words of
+ * each rank: one gather, and two launches in place of one. top_p takes rounds more, which do not
+ * depend on the logits. Draws with logprobs gather whole rows and join them. A step with both does
+ * both. */
 static void of_ranks(void **state)
 {
     (void)state;

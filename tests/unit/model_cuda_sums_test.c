@@ -397,7 +397,7 @@ static void handles_that_lead_nowhere(void **state)
         {NO_PROCESS, NO_HANDLE, false},
         {OTHER_FILE, NO_HANDLE, false},
         {OTHER_HOST, OF_PROCESS "it is on another host", false},
-        {NO_MEMORY, "does not reach rank 1: it shares no memory, and says why itself", false}};
+        {NO_MEMORY, "does not reach rank 1: it shares no memory; its own log says why", false}};
     for (size_t i = 0; i < sizeof cases / sizeof *cases; i++)
         processes_run_with(make_nccl, 2, handle_body, &cases[i]);
 }

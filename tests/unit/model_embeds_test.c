@@ -309,7 +309,7 @@ static void every_kind_of_model(void **state)
     }
 }
 
-/* What a projection gives that has no direction: zeros stay, and what is not finite is told. */
+/* Vectors without a direction: zeros stay zeros, and values that are not finite become NaN. */
 static void vectors_without_a_norm(void **state)
 {
     (void)state;

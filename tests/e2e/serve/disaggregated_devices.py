@@ -16,7 +16,7 @@ from disaggregated import FLAGS, Pair, body, drawn, headers
 from harness import MODEL, PAGE, PATIENT, tokens
 
 PROMPT, ANSWER = 150, 5
-# Emulated memory is zeroed byte by byte.
+# The pool is small because emulated memory is zeroed byte by byte.
 POOL = ["--model", MODEL, "--kv-memory", "4M", "--swap-memory", "0"]
 KEPT = {"method": "chunkkv", "ratio": 0.2, "window": 16}
 GPU, CPU = ["--device", "cuda"], ["--device", "cpu"]

@@ -193,8 +193,8 @@ class Lies(unittest.TestCase):
                 self.assertEqual(drawn(answer), expected)
 
     def test_another_servers_arithmetic(self):
-        """K and V that are said to be computed otherwise are taken, and later prompts compute their
-        own."""
+        """A record of another kv_identity is taken, and later prompts find nothing of it in the
+        prefix cache."""
         request = body(tokens(PROMPT, 25))
         answer = self.lie_and_read(request, lambda record: set_head(record, identity=1))
         self.assertEqual(answer["kv_transfer_params"]["note"], "fetched from another server")
