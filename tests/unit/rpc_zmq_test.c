@@ -478,7 +478,7 @@ static void readers_that_vanish_are_asked_for(void **state)
 /* Takes all places again, which the log does not tell a second time within ten seconds. */
 static void fill_again(uint16_t port, int log, int64_t noted_us)
 {
-    enum { MOST = 128 };
+    enum { MOST = 512 };
     int fds[MOST], n = 0;
     char line[256];
     do fds[n] = connect_silently(port, true);
