@@ -4,6 +4,7 @@ a checksum that is right. The decode server answers every request, and later one
 a server that was never lied to.
 usage: disaggregated_records.py OCTAVO [unittest arguments]"""
 
+import contextlib
 import json
 import random
 import socket
@@ -94,7 +95,11 @@ class Liar:
                 identity = ASK.unpack(ask)[2]
                 assert checksum(record, identity) == hashed
                 self.change(record)
-                connection.sendall(ANSWER.pack(magic, outcome, zero, n, checksum(record, identity)) + record)
+                # What the other end has sent must be read, or a close would take the record back.
+                with contextlib.suppress(ConnectionError):
+                    connection.sendall(ANSWER.pack(magic, outcome, zero, n, checksum(record, identity)))
+                    read_exactly(connection, len(TAKE))
+                    connection.sendall(record)
 
     def close(self):
         self.socket.close()
