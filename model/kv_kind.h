@@ -1,4 +1,5 @@
-/* What K and V of two backends have in common (private to model/). */
+/* The digest by which two backends know that they can use each other's K and V (private to
+ * model/). */
 #ifndef MODEL_KV_KIND_H
 #define MODEL_KV_KIND_H
 

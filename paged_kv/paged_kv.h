@@ -117,11 +117,11 @@ pkv_hit pkv_lookup_again(pkv *p, uint64_t key, const uint32_t *tokens, uint32_t 
  * their tables but publish nothing more, and neither do their forks, because they began before the
  * flush. Emits one event, PKV_CLEARED. */
 void pkv_flush(pkv *p);
-/* K and V of some of tokens[0 .. n) under this salt are wrong, and nobody knows which: takes the
- * chain of their blocks out of the cache, from the first block on, with every block behind it, of
- * whichever tokens. pkv_take_lost tells of none of them, nor of others that have left since its
- * last call. Sequences that have published or hit one of them keep their tables but publish nothing
- * more, and neither do their forks. Emits PKV_BLOCK_REMOVED for each block. */
+/* Takes the chain of blocks of tokens[0 .. n) under this salt out of the cache, from its first
+ * block on, with every block behind it, of whichever tokens: K and V of some of these are wrong,
+ * and it is not known which. pkv_take_lost tells of none of them, nor of others that have left
+ * since its last call. Sequences that have published or hit one of them keep their tables but
+ * publish nothing more, and neither do their forks. Emits PKV_BLOCK_REMOVED for each block. */
 void pkv_distrust(pkv *p, const uint32_t *tokens, uint32_t n, uint64_t salt);
 
 /* ---- blocks that leave memory ---------------------------------------------------------------- */

@@ -411,8 +411,8 @@ static bool keeps_all_at(const sched *s, const sched_seq *q, const sched_stop *s
            retention_keeps_all(&stop->turn->policy, s->kv, q->slot, stop->turn->n_prompt);
 }
 
-/* What a policy measures. A selection that is not made needs no values, but running sums add up all
- * rows. */
+/* The measures of a policy. A selection that is not made needs no values, but running sums add up
+ * all rows. */
 static measure_spec policy_measure(const sched_seq *q, const sched_turn *turn, uint32_t to,
                                    bool keeps_all)
 {

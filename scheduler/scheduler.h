@@ -247,8 +247,8 @@ typedef struct sched_event {
     uint64_t session[2]; // FORGET
     uint32_t choice;     // or SCHED_ALL_CHOICES
     bool finished;       // END: the choice was not aborted, so its session may be kept
-    /* END: the model's numbers for it are not finite. K and V that it has read are then in nobody's
-     * prefix cache any more (pkv_distrust), nor in the store. */
+    /* END: the model's numbers for the choice are not finite. K and V that the choice has read
+     * leave the prefix cache (pkv_distrust) and the store. */
     bool distrusted;
     const sched_request *add;  // ADD; valid during the call
     const step_result *result; // RESULT

@@ -20,8 +20,9 @@ enum { GPU_LOGPROBS_MAX = 20, GPU_NO_TOKEN = 0xffffffff, GPU_NO_DRAW = 0xfffffff
 /* A draw of less than this temperature takes the largest logit. */
 #define GPU_GREEDY_BELOW 1e-5f
 
-/* What a draw from parts of a row takes, whose ranks gather after each function what it wrote. Each
- * draw has draw_parts, and at last `decide`. */
+/* Kinds of draws from parts of a row, each with the functions that it takes beside draw_parts,
+ * which comes first, and `decide`, which comes last. After each function the ranks gather its
+ * output. */
 enum {
     GPU_BY_PARTS = 1, /* 0: a draw from a whole row, which `sample` makes */
     GPU_LIMITED = 2,  /* draw_kept, since its tokens follow from what all ranks have */
@@ -100,8 +101,8 @@ typedef struct gpu_tokens {
     uint32_t first;
 } gpu_tokens;
 
-/* What a rank's part of a row gives to a draw: its largest edited logit, the largest with noise of
- * its tokens that may be drawn, and whether a logit is NaN. GPU_NO_TOKEN: there is none. A draw
+/* A rank's part of a row, as `decide` reads it: the largest edited logit, the largest with noise of
+ * the tokens that may be drawn, and whether a logit is NaN. GPU_NO_TOKEN: there is none. A draw
  * with limits has no `drawn` before draw_kept, and a greedy one has none at all. */
 typedef struct gpu_part {
     float largest;
@@ -111,9 +112,10 @@ typedef struct gpu_part {
     uint32_t is_nan;
 } gpu_part;
 
-/* What the ranks tell each other first of a draw with limits: the largest edited logit, and of a
- * list the top_k likeliest tokens' logits, or all where a rank has fewer. n_above of them are
- * greater than the last one and come in any order; all tokens as likely as the last are counted. */
+/* A rank's first message about a draw with limits: its largest edited logit and, for a draw that is
+ * GPU_LISTED, the logits of its top_k likeliest tokens, or of all where it has fewer. n_above of
+ * them are greater than the last one and come in any order; n_last tokens are as likely as the
+ * last one. */
 typedef struct gpu_opening {
     float largest;
     uint32_t n_above, n_last;
@@ -132,7 +134,8 @@ typedef struct gpu_search {
     uint32_t least;          /* the key of the last token of top_k, 0: all */
 } gpu_search;
 
-/* What all ranks have of n draws with limits. Ranks are in the order of their tokens. */
+/* The gathered messages of all ranks about n draws with limits. Ranks are in the order of their
+ * tokens. */
 typedef struct gpu_joint {
     uint32_t rank, ranks;
     const gpu_opening *openings; /* [ranks, n] */

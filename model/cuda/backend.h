@@ -35,7 +35,7 @@ typedef struct cuda_measured {
     gpu_measured of; /* but for its rows in the step */
 } cuda_measured;
 
-/* What a step measures (step_measures.c): up to two measures of each share. */
+/* The measures of a step (step_measures.c), up to two of each share. */
 typedef struct cuda_measuring {
     cuda_measure_group *groups; /* [2 max_seqs] */
     uint32_t n_groups;          /* 0: the step measures nothing */
@@ -76,8 +76,8 @@ typedef struct cuda_flight {
 
 enum { CUDA_FLIGHTS = 2 };
 
-/* What the ranks gather of draws with limits, head_rows of them at once: [head_rows] of this rank
- * and [ranks, head_rows] of all, on the device. */
+/* Device memory for draws with limits over ranks, head_rows of them at once: [head_rows] of this
+ * rank and [ranks, head_rows] gathered from all. */
 typedef struct cuda_limits {
     gpu_opening *openings, *all_openings;
     gpu_bins *bins, *all_bins;

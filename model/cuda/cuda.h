@@ -261,7 +261,7 @@ typedef struct cuda_batch {
      * first one says what attention keeps. */
     void (*keep)(void *ctx, uint32_t layer, gpu_attention *a);
     status (*measure)(void *ctx, uint32_t layer, gpu_measure *m);
-    /* What it measures in a step that repeats. */
+    /* The measures of a step that repeats. */
     cuda_measure_group measured[CUDA_MEASURE_GROUPS];
     uint32_t n_measured;
     cuda_measure_memory measures;

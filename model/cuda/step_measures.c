@@ -1,6 +1,6 @@
-/* What a step measures beside its attention. Measures of one kind form a group, and one call makes
- * all of them in a layer. The list on the device says of each sequence where results go, whether
- * they are sums, and in which layers they are made. */
+/* Lists the measures that a step makes beside its attention. Measures of one kind form a group, and
+ * one call makes all of them in a layer. The list on the device says of each sequence where results
+ * go, whether they are sums, and in which layers they are made. */
 #include "model/cuda/backend.h"
 #include "model/measures.h"
 #include "model/plan.h"
@@ -89,7 +89,7 @@ static void describe(const cuda_measure_group *group, gpu_measure *m)
     m->list = group->list;
 }
 
-/* What a call of the group measures, as far as its scratch depends on it. */
+/* The fields of the group's call on which its scratch depends. */
 static gpu_measure measure_of(const backend_cuda *b, const cuda_measure_group *group)
 {
     gpu_measure m = {.pages = b->pages,

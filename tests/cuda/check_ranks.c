@@ -65,7 +65,7 @@ static void meet(world *w, uint32_t rank, uint8_t *memory, gpu_meeting *out)
     }
 }
 
-/* What a call gathers, in words of 16 bytes and of 4. */
+/* Sizes of gathers, in words of 16 bytes and of 4. */
 static size_t bytes_of_gather(const world *w, int call)
 {
     return (w->values - (size_t)call % w->values) * sizeof(float);

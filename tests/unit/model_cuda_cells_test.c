@@ -108,7 +108,7 @@ static void compare(const kern_context *kc, const house *h, kern_kv_format forma
     if (!(all > 0 && wrong < 1e-3 * all)) fail_msg("K and V differ: %g of %g", wrong, all);
 }
 
-/* What a GPU gives of its pages is what a CPU gives of its own, but for rounding. Slots behind the
+/* Cells that are read from a GPU equal those of a CPU but for rounding. Slots behind the
  * tokens are zeros. */
 static void cells_have_the_layout_of_the_cpu(void **state)
 {

@@ -95,7 +95,7 @@ static uint32_t token_of(uint32_t seq, uint32_t position)
     return (seq * 31 + position * position * 7 + position) % VOCAB;
 }
 
-/* What a sequence measures in this step. */
+/* The measure of a sequence in this step. */
 static const measure_spec *spec_of(const house *h, uint32_t seq)
 {
     return &h->specs[h->n_specs ? (seq + h->step) % h->n_specs : h->step % 2];
@@ -311,7 +311,7 @@ static void one_graph_for_each_batch_size(void **state)
 
 enum { MEASURED_SEQS = 10, MEASURED_STEPS = 12, MEASURED_FLOATS = 1 << 17 };
 
-/* What steps measured of sequences that grow. */
+/* Values that steps have measured of sequences that grow. */
 typedef struct findings {
     float values[MEASURED_FLOATS];
     size_t n;

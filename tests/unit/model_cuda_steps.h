@@ -73,7 +73,7 @@ static inline void close_house(house *h)
     assert_int_equal(simt_allocations(), 0);
 }
 
-/* What a sequence of a mixture measures, and whether it comes back. */
+/* The measure of a sequence of a mixture, and whether its values come back. */
 static inline measure_spec spec_of(const kind *k, uint32_t seq, uint64_t step)
 {
     static const measure_spec masses[] = {

@@ -302,7 +302,7 @@ static void of_ranks(void **state)
     dlclose(library);
 }
 
-/* What each rank gives to the library's gathers in a step, for each draw. */
+/* Bytes that each rank gives to the library's gathers in a step, for each draw. */
 static uint64_t count_gathered(const kind *k, size_t (*gathered)(void))
 {
     house h = open_house(k);
@@ -493,7 +493,7 @@ static double time_of_sum(const shape *s, double batch)
     return LIBRARY + 2 * 2 * bytes * others / s->ranks / LINK; /* f32, a ring */
 }
 
-/* What gathers take beyond their launches, which are counted: for draws with top_p, 256 rows at a
+/* The time of gathers beyond their launches, which are counted: for draws with top_p, 256 rows at a
  * time. */
 static double time_of_draws(const shape *s, double batch)
 {

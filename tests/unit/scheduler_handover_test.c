@@ -222,8 +222,8 @@ static void it_goes_on_from_what_came(void **state)
     end_and_finish(f, 1);
 }
 
-/* What came from a server whose K and V differ by rounding serves its own request alone, and its
- * blocks are not told of; the next request of the prompt computes it. */
+/* Pages from a server whose K and V differ by rounding serve their own request alone, and no event
+ * tells of their blocks; the next request of the prompt computes it. */
 static void what_is_foreign_enters_no_cache(void **state)
 {
     (void)state;

@@ -95,7 +95,7 @@ class Liar:
                 identity = ASK.unpack(ask)[2]
                 assert checksum(record, identity) == hashed
                 self.change(record)
-                # What the other end has sent must be read, or a close would take the record back.
+                # Bytes of the other end that are not read make a close take the record back.
                 with contextlib.suppress(ConnectionError):
                     connection.sendall(ANSWER.pack(magic, outcome, zero, n, checksum(record, identity)))
                     read_exactly(connection, len(TAKE))
