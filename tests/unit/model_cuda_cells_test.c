@@ -142,9 +142,13 @@ static void cells_have_the_layout_of_the_cpu(void **state)
         uint32_t *last = cells[1] + BLOCKS * groups;
         kern_kv_shape shape = {formats[i].cpu, PAGE, its.config.head_dim};
         uint8_t *due = calloc(groups, cell), *part = malloc(groups * cell);
-        for (uint32_t c = 0; c < groups; c++)
-            kern_kv_move(&shape, due + c * cell, 0, got + (BLOCKS * groups + c) * cell, 0, LAST);
-        memset(part, 0xee, groups * cell);
+        memset(part, 0xee, groups * cell); /* another sequence's, behind the tokens */
+        for (uint32_t c = 0; c < groups; c++) {
+            const uint8_t *from = got + (BLOCKS * groups + c) * cell;
+            kern_kv_move(&shape, due + c * cell, 0, from, 0, LAST);
+            kern_kv_move(&shape, part + c * cell, 0, from, 0, LAST);
+        }
+        assert_true(its.b.ops->write_cells(its.b.ctx, last, groups, part));
         assert_true(its.b.ops->read_cells(its.b.ctx, last, groups, LAST, &part, groups));
         assert_memory_equal(part, due, groups * cell);
         free(due);

@@ -267,6 +267,29 @@ static void bits_do_not_depend_on_other_rows(void **state)
         processes_run_with(make_nccl, i == 2 ? 4 : 3, invariant_body, &cases[i]);
 }
 
+/* Rows whose length the kernel does not take are gathered into the memory that has the flags, which
+ * no kernel may read behind that. */
+static void odd_rows_body(processes *all, comm *c, int rank)
+{
+    cuda_device d = device_of(c);
+    rows r = make_rows(5, 102, GPU_F32);
+    (void)rank;
+    CHECK(all, status_ok(cuda_peers_create(&d, true)));
+    CHECK(all, strstr(d.sums, "by kernels") && cuda_peers_exchanges(&d, 64));
+    CHECK(all, !cuda_peers_take(&d, r.m, r.d, r.type));
+    CHECK(all, status_ok(sum_up(&d, &r)));
+    CHECK(all, count_wrong(&r, all->size) == 0);
+    CHECK(all, !cuda_peers_exchanges(&d, 64));
+    free_rows(&r);
+    leave(all, &d);
+}
+
+static void rows_that_no_kernel_takes(void **state)
+{
+    (void)state;
+    processes_run_with(make_nccl, 3, odd_rows_body, NULL);
+}
+
 /* More ranks than a kernel reads are gathered, too. */
 static void ranks_beyond_eight(void **state)
 {
@@ -471,6 +494,7 @@ int main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(processes_add_up_in_each_others_memory),
         cmocka_unit_test(bits_do_not_depend_on_other_rows),
+        cmocka_unit_test(rows_that_no_kernel_takes),
         cmocka_unit_test(ranks_beyond_eight),
         cmocka_unit_test(a_lost_process_ends_the_sums_of_the_others),
         cmocka_unit_test(no_rank_frees_what_another_reads),
