@@ -123,7 +123,8 @@ static void give_samples(scripted *b, const step_seq *s, step_seq_result *out, u
     *out = (step_seq_result){.samples = &b->samples[*n], .n_samples = s->n_samples};
     for (uint32_t j = 0; j < s->n_samples; j++) {
         uint32_t at = s->sample_index < b->n_script ? s->sample_index : b->n_script - 1;
-        bool fault = atomic_load(&b->faults) > 0;
+        /* A step that was begun before its sequence's end was known is not at a first token. */
+        bool fault = s->sample_index == 0 && atomic_load(&b->faults) > 0;
         if (fault) atomic_fetch_sub(&b->faults, 1);
         b->samples[(*n)++] = (step_sample){.token = b->script[at],
                                            .logprob = -1,

@@ -48,7 +48,7 @@ typedef struct scripted {
     _Atomic uint32_t writes, late_writes; /* blocks written, before and after that */
     _Atomic uint32_t reads;               /* calls that read blocks */
     _Atomic bool unreadable, unwritable;  /* a rank that has a part of them cannot be reached */
-    _Atomic uint32_t faults;              /* so many draws from now on are undefined */
+    _Atomic uint32_t faults;              /* so many first tokens from now on are undefined */
     const step_plan *plans[2];            /* in flight, the oldest first */
     uint32_t n_plans, most_plans;
     const step_plan *plan; /* being collected */
