@@ -17,13 +17,12 @@ template <class T> static DEVICE T block_total(T v)
 {
     __shared__ T of_warp[WARP];
     unsigned lane = threadIdx.x % WARP;
-    for (int mask = WARP / 2; mask > 0; mask /= 2) v += shuffle_xor(v, mask);
+    v = warp_fold(v, sum_of_two());
     __syncthreads(); /* the previous call's of_warp may still be read */
     if (lane == 0) of_warp[threadIdx.x / WARP] = v;
     __syncthreads();
-    v = of_warp[lane]; /* a block has as many warps as a warp has lanes */
-    for (int mask = WARP / 2; mask > 0; mask /= 2) v += shuffle_xor(v, mask);
-    return v;
+    /* a block has as many warps as a warp has lanes */
+    return warp_fold(of_warp[lane], sum_of_two());
 }
 
 struct best {
@@ -38,16 +37,21 @@ static DEVICE best better(best a, float value, uint32_t id)
     return wins ? best{value, id} : a;
 }
 
+struct better_of_two {
+    DEVICE best operator()(best a, best b) const { return better(a, b.value, b.id); }
+};
+
+DEVICE best shuffle_xor(best b, int mask)
+{
+    return best{shuffle_xor(b.value, mask), shuffle_xor(b.id, mask)};
+}
+
 static DEVICE best block_best(best b)
 {
     __shared__ best of_warp[WARP];
     unsigned lane = threadIdx.x % WARP;
     for (int round = 0; round < 2; round++) {
-        for (int mask = WARP / 2; mask > 0; mask /= 2) {
-            float value = shuffle_xor(b.value, mask);
-            uint32_t id = shuffle_xor(b.id, mask);
-            b = better(b, value, id);
-        }
+        b = warp_fold(b, better_of_two());
         if (round == 1) break;
         __syncthreads();
         if (lane == 0) of_warp[threadIdx.x / WARP] = b;

@@ -27,7 +27,7 @@ static DEVICE void probabilities(const float *logits, uint32_t n, lane_experts *
         v->p[j] = i < n ? logits[i] : -INFINITY;
         max = fmaxf(max, v->p[j]);
     }
-    for (int mask = WARP / 2; mask > 0; mask /= 2) max = fmaxf(max, shuffle_xor(max, mask));
+    max = warp_fold(max, larger_of_two());
 #pragma unroll
     for (int j = 0; j < LANE_EXPERTS; j++) {
         uint32_t i = j * WARP + lane;
@@ -107,12 +107,6 @@ struct sorting {
     gpu_expert_tile *tiles;
 };
 
-static DEVICE uint32_t warp_sum_u32(uint32_t v)
-{
-    for (int mask = WARP / 2; mask > 0; mask /= 2) v += shuffle_xor(v, mask);
-    return v;
-}
-
 /* Counts the entries and tiles of the experts before `expert`. Every warp does the same. */
 static DEVICE void count_before(const uint32_t *counts, uint32_t expert, uint32_t tile_rows,
                                 uint32_t *entries, uint32_t *tiles)
@@ -122,8 +116,8 @@ static DEVICE void count_before(const uint32_t *counts, uint32_t expert, uint32_
         n += counts[i];
         t += (counts[i] + tile_rows - 1) / tile_rows;
     }
-    *entries = warp_sum_u32(n);
-    *tiles = warp_sum_u32(t);
+    *entries = warp_fold(n, sum_of_two());
+    *tiles = warp_fold(t, sum_of_two());
 }
 
 /* One block for each expert: it counts all entries, and places its own in their order. */

@@ -29,10 +29,7 @@ DEVICE void store_slot<i8>(const head_pairs &v, const gpu_pages &p, uint8_t *til
         if (a > largest) largest = a;
         if (b > largest) largest = b;
     }
-    for (int mask = WARP / 2; mask > 0; mask /= 2) {
-        uint32_t other = shuffle_xor(largest, mask);
-        if (other > largest) largest = other;
-    }
+    largest = warp_fold(largest, larger_of_two());
     bool finite = largest < 0x7f800000u, zeros = float_of_bits(largest) < 0x1p-100f;
     bf16 scale = from_float<bf16>(float_of_bits(largest) / 127.0f);
     if (!finite) scale.bits = 0x7fc0;

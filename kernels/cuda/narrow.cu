@@ -81,8 +81,7 @@ static __global__ void __launch_bounds__(NARROW_THREADS)
         eight_of(row + i, eight);
         largest = largest_of(eight, largest);
     }
-    for (int mask = WARP / 2; mask > 0; mask /= 2)
-        largest = fmaxf(largest, shuffle_xor(largest, mask));
+    largest = warp_fold(largest, larger_of_two());
     if (threadIdx.x % WARP == 0) of_warp[threadIdx.x / WARP] = largest;
     __syncthreads();
     for (int w = 0; w < NARROW_THREADS / WARP; w++) largest = fmaxf(largest, of_warp[w]);
@@ -103,8 +102,7 @@ static __global__ void __launch_bounds__(NARROW_THREADS)
     float eight[8] = {0, 0, 0, 0, 0, 0, 0, 0};
     if (row < m && column < k) eight_of(x + row * k + column, eight);
     float largest = largest_of(eight, 0.0f);
-    for (int mask = OF_GROUP / 2; mask > 0; mask /= 2)
-        largest = fmaxf(largest, shuffle_xor(largest, mask));
+    largest = warp_fold<OF_GROUP>(largest, larger_of_two());
     if (column >= out.stride) return;
     const narrow_scale s(largest);
     if (column % NARROW_GROUP == 0)

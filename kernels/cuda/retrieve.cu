@@ -328,7 +328,7 @@ static __global__ void __launch_bounds__(LIST_THREADS) score_kernel(gpu_retrieva
         if (made)
             sum = chain_of(r, s, vectors_of(r, tile_of(r, t, block * s.block_pages, head)), folded);
         else if (scored) sum = chain_of_keys<KV>(r, s, t, head, block, folded);
-        for (int mask = LANES / 2; mask > 0; mask /= 2) sum += shuffle_xor(sum, mask);
+        sum = warp_fold<LANES>(sum, sum_of_two());
         if (there && threadIdx.x % LANES == 0) out[block - s.first] = bits_of_float(sum);
     }
 }

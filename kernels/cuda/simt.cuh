@@ -92,6 +92,14 @@ DEVICE uint32_t warp_ballot(bool b) { return __ballot_sync(~0u, b); }
 DEVICE uint32_t count_bits(uint32_t x) { return (uint32_t)__popc(x); }
 template <class T> DEVICE T shuffle_xor(T v, int mask) { return __shfl_xor_sync(~0u, v, mask); }
 
+/* v = f(v, the v of another lane): of the one LANES / 2 away, then of one half as far, and so on.
+ * All lanes of LANES get the same, where f does not mind the order of its two. */
+template <int LANES = WARP, class F, class T> DEVICE T warp_fold(T v, F f)
+{
+    for (int mask = LANES / 2; mask > 0; mask /= 2) v = f(v, shuffle_xor(v, mask));
+    return v;
+}
+
 /* The halves of a minus those of b. */
 DEVICE uint32_t subtract2(uint32_t a, uint32_t b, f16)
 {
@@ -285,11 +293,15 @@ template <int N> DEVICE void hold(uint32_t (&a)[N][4])
 
 /* ---- reductions ------------------------------------------------------------------------------ */
 
-DEVICE float warp_sum(float v)
-{
-    for (int mask = WARP / 2; mask > 0; mask /= 2) v += shuffle_xor(v, mask);
-    return v;
-}
+struct sum_of_two {
+    template <class T> DEVICE T operator()(T a, T b) const { return a + b; }
+};
+struct larger_of_two {
+    DEVICE float operator()(float a, float b) const { return fmaxf(a, b); }
+    DEVICE uint32_t operator()(uint32_t a, uint32_t b) const { return b > a ? b : a; }
+};
+
+DEVICE float warp_sum(float v) { return warp_fold(v, sum_of_two()); }
 
 /* The sum over a block of at most 1024 threads, a multiple of WARP; every thread gets it. */
 static DEVICE float block_sum(float v)
@@ -308,13 +320,11 @@ static DEVICE float block_max(float v)
 {
     __shared__ float of_warp[WARP];
     unsigned warps = blockDim.x / WARP, lane = threadIdx.x % WARP;
-    for (int mask = WARP / 2; mask > 0; mask /= 2) v = fmaxf(v, shuffle_xor(v, mask));
+    v = warp_fold(v, larger_of_two());
     __syncthreads();
     if (lane == 0) of_warp[threadIdx.x / WARP] = v;
     __syncthreads();
-    v = lane < warps ? of_warp[lane] : -INFINITY;
-    for (int mask = WARP / 2; mask > 0; mask /= 2) v = fmaxf(v, shuffle_xor(v, mask));
-    return v;
+    return warp_fold(lane < warps ? of_warp[lane] : -INFINITY, larger_of_two());
 }
 
 /* Whether a row has a softmax (base/logits.h). */

@@ -229,6 +229,25 @@ template <class T> SIMT_RAW inline T shuffle_xor(T v, int mask, int line = __bui
     return out;
 }
 
+/* The last lane that arrives folds the values of all. */
+template <int LANES, class F, class T> SIMT_RAW void simt_fold(unsigned char *all)
+{
+    T v[WARP], folded[WARP];
+    for (int i = 0; i < WARP; i++) memcpy(&v[i], all + 64 * i, sizeof v[i]);
+    for (int mask = LANES / 2; mask > 0; mask /= 2) {
+        for (int i = 0; i < WARP; i++) folded[i] = F()(v[i], v[i ^ mask]);
+        memcpy(v, folded, sizeof v);
+    }
+    for (int i = 0; i < WARP; i++) memcpy(all + 64 * i, &v[i], sizeof v[i]);
+}
+template <int LANES = WARP, class F, class T>
+SIMT_RAW inline T warp_fold(T v, F, int line = __builtin_LINE())
+{
+    const unsigned char *all = simt_exchange(&v, sizeof v, line, simt_fold<LANES, F, T>);
+    memcpy(&v, all + 64 * (threadIdx.x % WARP), sizeof v);
+    return v;
+}
+
 template <class T> inline uint32_t subtract2(uint32_t a, uint32_t b, T)
 {
     uint32_t out = 0;
