@@ -8,17 +8,16 @@
 #include <mutex>
 #include <stdio.h>
 #include <stdlib.h>
+#include <sys/mman.h>
 #include <unistd.h>
 #include <vector>
 
 enum {
-    STACK_BYTES = 128 << 10,
-    STACK_STEP =
-        320, /* bytes by which the tops of stacks differ, else all share the lines of a cache */
-    STACK_STEPS = 12,
-    SHARED_UNASKED = 48 << 10, /* without gpu_allow_shared */
-    GRID_MOST = 65535,         /* along y and z */
+    STACK_BYTES = (64 << 10) + 1152, /* by no power of two: tops share no lines of a cache */
+    SHARED_UNASKED = 48 << 10,       /* without gpu_allow_shared */
+    GRID_MOST = 65535,               /* along y and z */
     LANE_BYTES = 64,
+    LARGE = 64 << 10,
 };
 
 /* An asynchronous copy of 16 bytes. */
@@ -54,14 +53,14 @@ simt_view simt_seen;
 simt_work simt_asked;
 __thread bool simt_here;
 
-struct fiber_list : std::vector<fiber> {
-    ~fiber_list()
-    {
-        for (fiber &f : *this) free(f.stack);
-    }
+/* Threads that no launch needs go on in the next one. Their stacks are one mapping. */
+struct fiber_list {
+    std::vector<fiber> of_thread;
+    unsigned char *stacks = NULL;
 };
 
 static fiber_list fibers;
+static std::vector<fiber_list> spare; /* for ranks that run while others wait in their launches */
 static void *scheduler_sp;
 /* Threads that can go on, and threads that wait for other ranks. The running one is in neither. */
 static thread_set ready, spinning;
@@ -94,7 +93,7 @@ asm(".text\n.globl simt_switch\n.type simt_switch,@function\nsimt_switch:\n"
 
 static unsigned thread_number(void) { return simt_now.thread_at.x; }
 
-static fiber *running(void) { return &fibers[thread_number()]; }
+static fiber *running(void) { return &fibers.of_thread[thread_number()]; }
 
 /* Adds threads first to first + n - 1, which are whole warps. */
 static void add_warps(thread_set *set, unsigned first, unsigned n)
@@ -135,7 +134,7 @@ static unsigned find_ready(void)
 /* Leaves the running stack for thread i's. */
 static void run_thread(void **from, unsigned i)
 {
-    fiber *f = &fibers[i];
+    fiber *f = &fibers.of_thread[i];
     remove_thread(&ready, i);
     simt_seen.stack = f->stack;
     simt_seen.ahead = f->awaits;
@@ -161,17 +160,32 @@ static void fiber_main(void)
     }
 }
 
-static fiber make_fiber(size_t number)
+static fiber make_fiber(unsigned char *stack)
 {
     fiber f = fiber();
-    f.stack = (unsigned char *)aligned_alloc(64, STACK_BYTES);
-    if (!f.stack) abort();
-    void **top = (void **)(f.stack + STACK_BYTES - 64 - number % STACK_STEPS * STACK_STEP);
+    f.stack = stack;
+    void **top = (void **)(stack + STACK_BYTES - 64);
     *--top = NULL;               /* alignment: as after a call */
     *--top = (void *)fiber_main; /* simt_switch returns to it */
     for (int i = 0; i < 6; i++) *--top = NULL;
     f.sp = top;
     return f;
+}
+
+/* Makes what the list lacks of n fibers. With large pages the processor holds the translations of
+ * all stacks of a block. */
+static void make_fibers(fiber_list *list, size_t n)
+{
+    const size_t bytes = (size_t)THREADS_MOST * STACK_BYTES;
+    if (!list->stacks) {
+        void *p = mmap(NULL, bytes, PROT_READ | PROT_WRITE,
+                       MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+        if (p == MAP_FAILED) abort();
+        (void)madvise(p, bytes, MADV_HUGEPAGE);
+        list->stacks = (unsigned char *)p;
+    }
+    for (size_t i = list->of_thread.size(); i < n; i++)
+        list->of_thread.push_back(make_fiber(list->stacks + i * STACK_BYTES));
 }
 
 /* ---- barriers and exchanges ------------------------------------------------------------------ */
@@ -276,7 +290,6 @@ void simt_await_previous(void) { running()->awaits = simt_seen.ahead = false; }
 static void let_others_run(void)
 {
     static const useconds_t NAP_US = 50;
-    fiber_list own;
     const simt_place place = simt_now;
     const simt_view view = simt_seen;
     const barrier block = of_block;
@@ -287,11 +300,17 @@ static void let_others_run(void)
     const unsigned left = n_left;
     spinning = thread_set();
     const simt_work asked = simt_asked;
-    own.swap(fibers);
+    fiber_list own = std::move(fibers);
+    fibers = fiber_list();
+    if (!spare.empty()) {
+        fibers = std::move(spare.back());
+        spare.pop_back();
+    }
     one.unlock();
     usleep(NAP_US);
     one.lock();
-    own.swap(fibers);
+    spare.push_back(std::move(fibers));
+    fibers = std::move(own);
     current = body;
     n_left = left;
     ready = spinners;
@@ -352,9 +371,10 @@ static void run_block(unsigned n)
     memset(of_group, 0, sizeof of_group);
     memset(round_of, 0, sizeof round_of);
     for (unsigned i = 0; i < n; i++) {
-        fibers[i].awaits = simt_seen.job->early;
-        fibers[i].n_groups = 0;
-        fibers[i].copies.clear();
+        fiber &f = fibers.of_thread[i];
+        f.awaits = simt_seen.job->early;
+        f.n_groups = 0;
+        f.copies.clear();
     }
     n_left = n;
     add_warps(&ready, 0, n);
@@ -407,7 +427,7 @@ simt_work simt_run(const simt_job &job, const std::function<void()> &body)
     simt_here = true;
     simt_seen.job = &job;
     check_job(job);
-    for (size_t i = fibers.size(); i < job.block.x; i++) fibers.push_back(make_fiber(i));
+    make_fibers(&fibers, job.block.x);
     current = simt_seen.body = &body;
     simt_now.grid = job.grid;
     simt_now.block = job.block;
@@ -443,7 +463,9 @@ void *simt_alloc(size_t bytes)
     /* Whole pages of larger blocks may move to a file (runtime.cc). */
     size_t unit = bytes < 4096 ? 256 : 4096, rounded = (bytes + unit - 1) / unit * unit;
     void *p = aligned_alloc(unit, rounded ? rounded : unit);
-    if (p) memset(p, 0, rounded);
+    if (p && rounded < LARGE) memset(p, 0, rounded);
+    else if (p)
+        (void)madvise(p, rounded, MADV_DONTNEED); /* zeros, page by page where one is used */
     return p;
 }
 
