@@ -11,7 +11,7 @@ if (($# == 0)); then
         sort | xargs -n 8 -P "$(nproc)" "${BASH_SOURCE[0]}" "$build"
     exit
 fi
-read -ra outside < <(pkg-config --cflags grpc libprotobuf-c libmicrohttpd)
+read -ra outside < <(pkg-config --cflags libprotobuf-c libmicrohttpd) # gRPC's take a second to list
 result=0
 for header in "$@"; do
     case $header in # the flags that CMake gives to the files of one ISA

@@ -24,7 +24,7 @@ format() {
     local problems
     problems=$(find . -path './build*' -prune -o -path ./.git -prune -o \
         \( -name '*.c' -o -name '*.h' -o -name '*.cu' -o -name '*.cuh' -o -name '*.cc' \) -print0 |
-        xargs -0 clang-format --dry-run -Werror 2>&1 |
+        xargs -0 -n 64 -P "$(nproc)" clang-format --dry-run -Werror 2>&1 |
         awk -F: '/: (error|warning): / && !seen[$1]++ { print $1 ":" $2 ": run clang-format -i on it" }') && return 0
     echo "${problems:-clang-format did not run}"
     return 1
