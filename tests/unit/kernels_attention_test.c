@@ -54,6 +54,10 @@ static void run(kern_context *kc, const kern_attn_batch *b)
 
 /* ---- the reference: float64, one row and head at a time ---- */
 
+/* The reference reads what only this thread has written and kernels only read. ThreadSanitizer
+ * would take longer for it than for the kernels. */
+#define UNWATCHED __attribute__((no_sanitize("thread")))
+
 /* True for the standard precision over bf16 pages, where the ISA has bf16 dot products. */
 static bool rounds_to_bf16(const char *isa, const sequence *s)
 {
@@ -61,7 +65,8 @@ static bool rounds_to_bf16(const char *isa, const sequence *s)
 }
 
 /* The query that enters the products: q, or q rounded to bf16. */
-static void naive_query(const sequence *s, uint32_t slot, uint32_t head, bool rounds, double *q)
+UNWATCHED static void naive_query(const sequence *s, uint32_t slot, uint32_t head, bool rounds,
+                                  double *q)
 {
     const uint32_t dim = s->shape.head_dim;
     const float *from = s->q + ((size_t)slot * s->q_heads + head) * dim;
@@ -72,8 +77,8 @@ static void naive_query(const sequence *s, uint32_t slot, uint32_t head, bool ro
 }
 
 /* p [n_slots] of one row; out [head_dim]. */
-static void naive_row(const sequence *s, uint32_t slot, uint32_t head, uint32_t window, bool rounds,
-                      double *p, double *out)
+UNWATCHED static void naive_row(const sequence *s, uint32_t slot, uint32_t head, uint32_t window,
+                                bool rounds, double *p, double *out)
 {
     uint32_t dim = s->shape.head_dim, end = slot + 1,
              begin = window && end > window ? end - window : 0;

@@ -168,15 +168,18 @@ static void what_is_kept_is_what_was_packed(void **state)
                                {.quant = {4, 32}, .rank = 0, .size = 2},
                                {.quant = {4, 32}, .rank = 1, .size = 2}};
     enum { WAYS = sizeof ways / sizeof ways[0] };
+    /* TSan has the first and the last: the threads are the same whatever is packed, and
+     * kernels_quant_test packs all of it. */
+    const size_t step = getenv("OCTAVO_TESTS_LIGHT") ? WAYS - 1 : 1;
     outcome due[WAYS];
-    for (size_t i = 0; i < WAYS; i++) {
+    for (size_t i = 0; i < WAYS; i += step) {
         how h = ways[i];
         due[i] = load(x, h);
         assert_string_equal(due[i].log, "");
         h.cache_dir = x->cache.dir;
         expect(x, h, &due[i], false, ": written");
     }
-    for (size_t i = 0; i < WAYS; i++) { /* each has a file of its own */
+    for (size_t i = 0; i < WAYS; i += step) { /* each has a file of its own */
         how h = ways[i];
         h.cache_dir = x->cache.dir;
         expect(x, h, &due[i], true, "");
