@@ -192,4 +192,17 @@ void kern_destroy(kern_context *kc)
     alloc_free(NULL, kc);
 }
 
+kern_quant kern_block_floats(const kern_context *kc, dtype type)
+{
+    return type == DTYPE_BF16 ? kc->isa.block_floats : (kern_quant){0};
+}
+
+status kern_block_floats_of(const kern_options *options, dtype type, kern_quant *out, error *err)
+{
+    kern_isa isa = {.precision = options->precision};
+    RETURN_IF_ERROR(kern_isa_find(options->isa, &isa, err));
+    *out = type == DTYPE_BF16 ? isa.block_floats : (kern_quant){0};
+    return STATUS_IS_OK;
+}
+
 const char *kern_isa_name(const kern_context *kc) { return kc->isa.name; }

@@ -15,12 +15,15 @@
 
 enum {
     KERN_DTYPES = 3,
-    KERN_QUANTS = 2,       /* 8 bits, 4 bits: arrays of two are indexed by kern_quant_index */
+    KERN_QUANTS = 3,       /* 8, 4 and 16 bits: their arrays are indexed by kern_quant_index */
     KERN_TILE_ROWS = 24,   /* most rows that any ISA's matmul tile takes */
     KERN_COSINE_ROWS = 32, /* rows that are f32 at a time */
 };
 
-static inline unsigned kern_quant_index(kern_quant q) { return q.bits == 4; }
+static inline unsigned kern_quant_index(kern_quant q)
+{
+    return q.bits == 8 ? 0 : q.bits == 4 ? 1 : 2;
+}
 
 /* The lines that a tile prefetches while it computes. In each round (64 bytes of every panel) it
  * prefetches the line at `at`, then one line for each further panel, `stride` bytes apart. Then
@@ -36,7 +39,7 @@ typedef void (*kern_tile_fn)(const void *w, size_t w_stride, size_t k, const flo
                              const kern_ahead *ahead);
 
 /* ---- quantised: the packed x of a tile lies group by group, each
- *     wide      q of all rows, 16 bits each; scale [rows] f32
+ *     wide      q of all rows, 16 bits each; scale [rows] f32. Always beside weights of 16 bits
  *     narrow    q of all rows, 8 bits each; scale [rows] f32, start [rows] int32
  * start is the value that a tile begins a group's sums with: a tile that reads weights as q +
  * offset starts with -offset times the sum of x's integers. Each ISA has its own order of q, its
@@ -144,22 +147,25 @@ typedef struct kern_isa {
     void (*pack_x)(const float *x, size_t x_stride, size_t rows, size_t k, float *out);
     const kern_dot_ops *bf16_block; /* NULL: products go by tiles */
 
-    /* ---- matmul, quantised ---- */
+    /* ---- matmul, quantised. Block floats (16 bits) are for the ISAs that prefer them, and for the
+     * reference. ---- */
+    kern_quant block_floats;                      /* kern_block_floats of bf16; bits 0: none */
     const kern_dot_ops *quant_block[KERN_QUANTS]; /* NULL: products go by tiles */
     unsigned quant_rows; /* like tile_rows; quant_panels like tile_panels */
-    uint8_t quant_panels[KERN_TILE_ROWS + 1];
+    uint8_t quant_panels[KERN_QUANTS][KERN_TILE_ROWS + 1];
     /* For a product of several tiles. A tile has at most quant_many_rows rows, in wider groups than
      * the smallest at most quant_rows, unless some tile would then have less than quant_many_least;
      * it takes quant_many panels, which is 1 or the value of quant_panels for that many rows. */
     uint8_t quant_many, quant_many_rows, quant_many_least;
     /* Bytes ahead that a lone tile prefetches, over all its streams. */
-    unsigned quant_ahead;
+    unsigned quant_ahead[KERN_QUANTS];
     kern_quant_tile_fn quant_tile[KERN_QUANTS][KERN_TILE_ROWS + 1];
     kern_quant_tile_fn quant_tile1[KERN_QUANTS][KERN_TILE_ROWS + 1];
     bool quant_x_wide[KERN_QUANTS]; /* whether x of a tile is wide */
     kern_quant_x_fn quant_x[KERN_QUANTS];
-    /* Quantises a group of weights; returns the scale as it is stored. */
-    uint16_t (*quant_w[KERN_QUANTS])(const float *w, unsigned group, int8_t *q);
+    /* Quantises a group of weights to int8_t, or int16_t for 16 bits; returns the scale as it is
+     * stored. */
+    uint16_t (*quant_w[KERN_QUANTS])(const float *w, unsigned group, void *q);
 
     /* ---- rows: one row each; shapes as in kernels.h ---- */
     void (*rmsnorm)(const float *x, const float *weight, float eps, size_t d, float *out);

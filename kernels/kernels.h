@@ -22,8 +22,9 @@ typedef struct kern_context kern_context;
  *
  * standard   Activations are rounded once, to the type that the dot product instructions read, as
  *            other engines do. x is bf16 beside bf16 weights (on ISAs with bf16 dot products) and
- *            8-bit integers with a scale for each group beside 8- and 4-bit weights. Attention over
- *            bf16 pages rounds q and p to bf16 where the ISA has attn_dots (isa.h).
+ *            8-bit integers with a scale for each group beside 8- and 4-bit weights, 14-bit ones
+ *            beside block floats. Attention over bf16 pages rounds q and p to bf16 where the ISA
+ *            has attn_dots (isa.h).
  * high       Activations keep 16 bits or more wherever weights have 8 or more. Twice the
  *            instructions buy an error that only comparisons with f32 can tell.
  *
@@ -63,9 +64,15 @@ static inline unsigned kern_pair(dtype t) { return t == DTYPE_F32 ? 1u : 2u; }
  *     scales [2][16], then for each group:
  *     8 bits    [group / 4][16][4]     q in [-127, 127]
  *     4 bits    [group / 8][16][4]     q + 8 in [0, 15]; low halves a quad, high halves the next
+ *     16 bits   [group / 2][16][2]     q in [-4095, 4095]
  * A 4-bit weight's scale is a bf16. An 8-bit weight's scale is never negative, so it is bits 30 to
  * 15 of an f32: the sign bit becomes one more bit of fraction. k is padded with zeros to two
  * groups. Zeroed memory is a matrix of zeros.
+ *
+ * Weights of 16 bits are block floats (block floating point): a group's scale is the power of two
+ * at which its largest |w| is from 2048 up. A bf16 of at least a sixteenth of the group's largest
+ * keeps its bits, and a smaller one is off by a 4,096th of that largest at most. Groups have 64
+ * columns. Only "ref" multiplies them, and contexts whose kern_block_floats gives them.
  *
  * A matrix of e4m3 floats (is_float) is for GPUs, which make their own order of it; no product here
  * takes it. It is its bytes [n][k], then at the next multiple of 16 bytes f32 scales [n][groups],
@@ -73,7 +80,7 @@ static inline unsigned kern_pair(dtype t) { return t == DTYPE_F32 ? 1u : 2u; }
 enum { KERN_PANEL = 16, KERN_GROUP_MIN = 32, KERN_GROUP_MAX = 128 };
 
 typedef struct kern_quant {
-    uint8_t bits;  /* 8, 4; 0 = not quantised */
+    uint8_t bits;  /* 8, 4; 16: block floats; 0 = not quantised */
     uint8_t group; /* 32, 64 or 128 */
 } kern_quant;
 
@@ -85,6 +92,12 @@ typedef struct kern_matrix {
     kern_quant quant;
     bool is_float; /* quant.bits is 8 */
 } kern_matrix;
+
+/* The block floats as which a context multiplies matrices of `type` fastest, in standard precision:
+ * AVX2 adds products of 16-bit integers at more than the rate of f32. bits 0: as they are. */
+kern_quant kern_block_floats(const kern_context *kc, dtype type);
+/* The same of a context that would be made with these options; their pool is unused. */
+status kern_block_floats_of(const kern_options *options, dtype type, kern_quant *out, error *err);
 
 /* Bytes of the data of a matrix that is not quantised. */
 size_t kern_matrix_bytes(dtype type, size_t n, size_t k);
@@ -118,8 +131,9 @@ void kern_matrix_row(const kern_context *kc, const kern_matrix *w, size_t row, f
  * columns of each 32 from `first` on and adds both to y. Denormals count as zeros.
  *
  * With a quantised W, x becomes integers too, with an f32 scale for each row and group: 8 bits, or
- * 16 in high precision beside 8-bit weights. A group's sum is exact (below 2^30), and y is one
- * chain of fused multiply-adds over the groups, the same on every ISA:
+ * 16 in high precision beside 8-bit weights, or 14 beside block floats, in [-8191, 8191]. A group's
+ * sum is exact (below 2^31), and y is one chain of fused multiply-adds over the groups, the same on
+ * every ISA:
  *     y = fma((float)sum(q_w * q_x), scale_w * scale_x, y) */
 void kern_matmul(kern_context *kc, const kern_matrix *w, const float *bias, const float *x,
                  size_t x_stride, size_t m, float *y, size_t y_stride);

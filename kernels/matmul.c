@@ -21,12 +21,13 @@
 #include <string.h>
 
 enum {
-    ROW_BLOCK = 144,     /* x [144, 256] f32 is 144 KiB, the sums as much: both stay in L2 */
-    BLOCK_ROWS_MIN = 32, /* weights read once for 32 rows are far from the read bandwidth */
-    K_BLOCK = 256,       /* a panel's piece is 8 KiB, in f32 16: half of the smallest L1 */
-    QUANT_K_BLOCK = 512, /* a panel's piece is 9 KiB in 8 bits */
-    GROUP_PANELS = 16,   /* packing x again for each item then costs 2 % at most */
-    AHEAD_MIN = 1024,    /* bytes a stream is prefetched ahead; 2 KiB is 4 to 6 % slower on Zen 3 */
+    ROW_BLOCK = 144,      /* x [144, 256] f32 is 144 KiB, the sums as much: both stay in L2 */
+    BLOCK_ROWS_MIN = 32,  /* weights read once for 32 rows are far from the read bandwidth */
+    K_BLOCK = 256,        /* a panel's piece is 8 KiB, in f32 16: half of the smallest L1 */
+    QUANT_K_BLOCK = 512,  /* a panel's piece is 9 KiB in 8 bits */
+    FLOATS_K_BLOCK = 256, /* 8 KiB in 16 bits */
+    GROUP_PANELS = 16,    /* packing x again for each item then costs 2 % at most */
+    AHEAD_MIN = 1024, /* bytes a stream is prefetched ahead; 2 KiB is 4 to 6 % slower on Zen 3 */
     SERIAL_WORK = 1 << 17, /* multiply-adds that one thread does while the others wake up */
     ACC_FLOATS = GROUP_PANELS * ROW_BLOCK * KERN_PANEL,
     X_SPILL = KERN_PANEL, /* floats that pack_x may write beyond the end */
@@ -353,16 +354,17 @@ static void set_units(const kern_isa *isa, product *p)
     p->unit = (size_t)2 * w->quant.group;
     p->w_unit_bytes = kern_quant_bytes(w->quant);
     unsigned index = kern_quant_index(w->quant);
+    assert(w->quant.bits != 16 || isa->quant_tile[index][isa->quant_rows]);
     p->quant_x = isa->quant_x[index];
     p->x_unit_bytes = 2 * kern_quant_x_bytes(isa->quant_x_wide[index], w->quant.group);
     p->panel_bytes = ceil_div(w->k, p->unit) * p->w_unit_bytes;
-    p->k_block = QUANT_K_BLOCK;
+    p->k_block = w->quant.bits == 16 ? FLOATS_K_BLOCK : QUANT_K_BLOCK;
     p->tile_rows = isa->quant_rows;
-    p->tile_panels = isa->quant_panels;
+    p->tile_panels = isa->quant_panels[index];
     p->many_rows = w->quant.group > KERN_GROUP_MIN ? isa->quant_rows : isa->quant_many_rows;
     p->many_least = isa->quant_many_least;
     p->many_panels = isa->quant_many;
-    p->ahead = isa->quant_ahead;
+    p->ahead = isa->quant_ahead[index];
     size_t end = ceil_div(p->first + p->k, p->unit) * p->unit;
     p->first -= p->first % p->unit;
     p->k = p->k > 0 ? end - p->first : 0;

@@ -124,17 +124,19 @@ static void quantise_row(const pack_job *j, size_t row)
     size_t group = w->quant.group;
     for (size_t k = 0; k < w->k; k += group) {
         float x[KERN_GROUP_MAX];
-        int8_t q[KERN_GROUP_MAX];
+        int16_t q16[KERN_GROUP_MAX];
+        int8_t *q = (int8_t *)q16;
         size_t n = w->k - k < group ? w->k - k : group;
         convert(j->src_type, src + k * dtype_bytes(j->src_type), DTYPE_F32, x, n);
         memset(x + n, 0, (group - n) * sizeof *x);
-        uint16_t scale = j->isa->quant_w[kern_quant_index(w->quant)](x, (unsigned)group, q);
+        uint16_t scale = j->isa->quant_w[kern_quant_index(w->quant)](x, (unsigned)group, q16);
         uint8_t *scale_at, *at = group_at(w, row, k / group, &scale_at);
         memcpy(scale_at, &scale, sizeof scale);
-        if (w->quant.bits == 8) {
+        if (w->quant.bits == 16)
+            for (size_t i = 0; i < group; i += 2) memcpy(at + i * 32, q16 + i, 4);
+        if (w->quant.bits == 8)
             for (size_t i = 0; i < group; i += 4) memcpy(at + i * 16, q + i, 4);
-            continue;
-        }
+        if (w->quant.bits != 4) continue;
         for (size_t i = 0; i < group; i += 8)
             for (size_t b = 0; b < 4; b++)
                 at[i * 8 + b] = (uint8_t)((q[i + b] + 8) | (q[i + 4 + b] + 8) << 4);
@@ -181,7 +183,11 @@ static void quantised_row(const kern_matrix *w, size_t row, float *out)
         uint16_t scale;
         memcpy(&scale, scale_at, sizeof scale);
         int q;
-        if (w->quant.bits == 8) {
+        if (w->quant.bits == 16) {
+            int16_t half;
+            memcpy(&half, at + i / 2 * 64 + i % 2 * 2, sizeof half);
+            q = half;
+        } else if (w->quant.bits == 8) {
             q = (int8_t)at[i / 4 * 64 + i % 4];
         } else {
             int pair = at[i / 8 * 64 + i % 4];

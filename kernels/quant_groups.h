@@ -19,6 +19,11 @@ enum {
     QUANT_GROUP_MAX = 128,
     QUANT_TRIES = 10,   /* scales that are tried for 4 bits */
     QUANT_TRIES_8 = 16, /* for 8 bits; more tries gain nothing measurable */
+    /* Columns of a group of block floats, the largest |w|, and the largest |x| beside it. The sum
+     * of a group's products stays below 2^31. */
+    QUANT_GROUP_16 = 64,
+    QUANT_MOST_16 = 4095,
+    QUANT_X_MOST_16 = 8191,
 };
 
 #define QUANT_FIRST_TRY 7.0f      /* value of the largest weight in the first try */
@@ -80,7 +85,7 @@ QUANT_INLINE float quant_scale_of(uint32_t largest, float most, float *scale)
  * without its sign and its last 15 bits. */
 QUANT_INLINE float quant_scale(unsigned bits, uint16_t scale)
 {
-    return quant_float((uint32_t)scale << (bits == 8 ? 15 : 16));
+    return quant_float((uint32_t)scale << (bits == 4 ? 16 : 15));
 }
 
 QUANT_INLINE void quant_write(const float *w, unsigned group, float inverse, float low, float high,
@@ -205,6 +210,24 @@ QUANT_INLINE uint16_t quant_group_8(const float *w, unsigned group, int8_t *q)
     quant_to_16(w, group, 1.0f / quant_float((first + chosen) << 15), u);
     for (unsigned i = 0; i < group; i++) q[i] = (int8_t)u[i];
     return (uint16_t)(first + chosen);
+}
+
+/* ---- 16 bits --------------------------------------------------------------------------------- */
+
+/* Block floating point: the scale is the power of two at which the largest |w| has 12 bits. So the
+ * 8 bits of a bf16 stay exact down to a sixteenth of the group's largest. */
+QUANT_INLINE uint16_t quant_group_16(const float *w, unsigned group, int16_t *q)
+{
+    const uint32_t largest = quant_largest_bits(w, group), exponent = largest >> 23;
+    const bool finite = largest < 0x7f800000u;
+    if (!finite || quant_float(largest) < QUANT_SMALLEST) {
+        memset(q, 0, group * sizeof *q);
+        return finite ? 0 : 0xffff;
+    }
+    const float most = (float)QUANT_MOST_16, inverse = quant_float((265 - exponent) << 23);
+    for (unsigned i = 0; i < group; i++)
+        q[i] = (int16_t)(int32_t)quant_round(quant_clamp(w[i] * inverse, -most, most));
+    return (uint16_t)((exponent - 11) << 8);
 }
 
 /* ---- 4 bits ---------------------------------------------------------------------------------- */

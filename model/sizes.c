@@ -222,6 +222,8 @@ static status measure_weights(const backend_options *o, int rank, int size, weig
                               error *err)
 {
     weights_options wanted = sizes_weights(o, o->config, rank, size);
+    const kern_options kernels = {.isa = o->isa, .precision = o->precision};
+    RETURN_IF_ERROR(kern_block_floats_of(&kernels, DTYPE_BF16, &wanted.block_floats, err));
     return weights_measure(&wanted, out, err);
 }
 

@@ -139,9 +139,15 @@ static void fill_weights(dtype type, void *data, size_t bytes)
     }
 }
 
+/* How weights of this type are kept: bf16 as block floats where the kernels prefer them. */
+static kern_quant quant_of(const bench *b)
+{
+    return b->quant.bits ? b->quant : kern_block_floats(b->kc, b->type);
+}
+
 static kern_matrix matrix_of(const bench *b, const struct shape *s)
 {
-    return (kern_matrix){.type = b->type, .n = s->n, .k = s->k, .quant = b->quant};
+    return (kern_matrix){.type = b->type, .n = s->n, .k = s->k, .quant = quant_of(b)};
 }
 
 static double weight_bytes(const bench *b, const struct shape *s)
@@ -154,12 +160,14 @@ static double weight_bytes(const bench *b, const struct shape *s)
 static double rate_limit(const bench *b)
 {
     if (b->quant.bits) return b->limits.int_gop_s;
+    if (quant_of(b).bits) return b->limits.pair_gop_s;
     return b->type == DTYPE_BF16 ? b->limits.dot_gflop_s : b->limits.fma_gflop_s;
 }
 
 static const char *rate_name(const bench *b)
 {
     if (b->quant.bits) return "int";
+    if (quant_of(b).bits) return "int16";
     return b->type == DTYPE_BF16 ? "dot" : "fma";
 }
 

@@ -57,12 +57,20 @@ static double least_s(double bytes, double gb_s, double operations, double gop_s
     return (read > compute ? read : compute) / 1e9;
 }
 
-/* The limit of products that are not of integers: bf16 weights may have instructions of their
- * own. */
+/* Whether a CPU multiplies weights that are not quantised as integers of 16 bits. */
+static bool has_block_floats(const bench *b)
+{
+    return !b->model.gpu && !b->model.options.quant_bits &&
+           kern_block_floats(b->kernels, b->model.options.weight_type).bits;
+}
+
+/* The limit of products with weights that are not quantised: bf16 may have instructions of its own,
+ * or is multiplied as integers. */
 static double float_gflop_s(const bench *b, const kern_limits *limits)
 {
-    bool dots = b->model.options.weight_type == DTYPE_BF16;
-    return dots ? limits->dot_gflop_s : limits->fma_gflop_s;
+    const dtype type = b->model.options.weight_type;
+    if (has_block_floats(b)) return limits->pair_gop_s;
+    return type == DTYPE_BF16 ? limits->dot_gflop_s : limits->fma_gflop_s;
 }
 
 /* The limit of products with the weights. */
@@ -129,13 +137,14 @@ static row medians(rounds *r)
 static const char *rate_head(const bench *b)
 {
     if (b->model.options.quant_bits) return "of int";
+    if (has_block_floats(b)) return "of int16";
     return b->model.options.weight_type == DTYPE_BF16 ? "of dot" : "of FMA";
 }
 
 void bench_print_head(const bench *b)
 {
     if (!b->as_json)
-        printf("%-8s %5s %7s %9s %9s %7s %7s %8s %7s %8s\n", "what", "batch", "tokens", "tokens/s",
+        printf("%-8s %5s %7s %9s %9s %7s %7s %8s %8s %8s\n", "what", "batch", "tokens", "tokens/s",
                "step ms", "GB/s", "of read", b->model.options.quant_bits ? "GOP/s" : "GFLOP/s",
                rate_head(b), "of limit");
 }
@@ -145,7 +154,7 @@ static void print_line(const bench *b, const char *what, uint32_t batch, uint32_
 {
     field rate_share = b->model.options.quant_bits ? INT_SHARE : FMA_SHARE;
     if (b->as_json) return;
-    printf("%-8s %5u %7u %9.1f %9.2f %7.2f %5.0f %% %8.1f %5.0f %% %6.0f %%\n", what, batch, tokens,
+    printf("%-8s %5u %7u %9.1f %9.2f %7.2f %5.0f %% %8.1f %6.0f %% %6.0f %%\n", what, batch, tokens,
            r->of[TOKENS_S], r->of[STEP_MS], r->of[GB_S], 100 * r->of[READ_SHARE], r->of[GFLOP_S],
            100 * r->of[rate_share], 100 * r->of[TOKENS_S] / r->of[LIMIT_TOKENS_S]);
     fflush(stdout);

@@ -8,7 +8,7 @@
 enum {
     TILE_ROWS = 6,
     TILE_SIDE = 4,
-    ROW_AHEAD = 512, /* one row reads four streams, and the CPU waits for few lines at once */
+    ROW_AHEAD = 384, /* one row reads four or six streams; the CPU waits for few lines at once */
 };
 
 /* v [2] = 16 weights of one column: the even or the odd one of a pair (f32: the only one). f16

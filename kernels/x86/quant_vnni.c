@@ -246,9 +246,9 @@ void kern_quant_fill_vnni(kern_isa *isa)
     isa->quant_many = SIDE;
     isa->quant_many_rows = MANY_ROWS;
     isa->quant_many_least = MANY_LEAST;
-    isa->quant_ahead = AHEAD_BYTES;
+    isa->quant_ahead[0] = isa->quant_ahead[1] = AHEAD_BYTES;
 #define SET_TILE(form, rows)                                                                       \
-    isa->quant_panels[rows] = SIDE;                                                                \
+    isa->quant_panels[form == HALVES][rows] = SIDE;                                                \
     isa->quant_tile[form == HALVES][rows] = tile_##form##_##rows##__vnni;                          \
     isa->quant_tile1[form == HALVES][rows] = tile1_##form##_##rows##__vnni;
     FOR_TILES(SET_TILE, BYTES)

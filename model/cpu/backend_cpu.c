@@ -414,6 +414,7 @@ static status load_weights(backend_cpu *b, const backend_options *o, error *err)
     RETURN_IF_ERROR(kern_create(&kopts, &b->kernels, err));
     weights_options wanted = sizes_weights(o, &b->config, comm_rank(o->group), comm_size(o->group));
     wanted.kernels = b->kernels;
+    wanted.block_floats = kern_block_floats(b->kernels, DTYPE_BF16);
     wanted.pool = b->pool;
     RETURN_IF_ERROR(weights_load(&wanted, &b->weights, err));
     b->facts.load_us = clock_now_us() - start;
@@ -543,10 +544,18 @@ static status make_step_buffers(backend_cpu *b, const backend_options *o)
 static uint64_t kv_identity(const backend_cpu *b, const backend_options *o, uint64_t files)
 {
     const char *isa = kern_isa_name(b->kernels);
+    const kern_quant floats = kern_block_floats(b->kernels, o->weight_type);
     const uint64_t numbers[] = {
-        b->weights.identity,          files,          b->store.shape.format,
-        b->store.shape.page_tokens,   o->weight_type, o->quant_bits,
-        (uint64_t)o->quant_attention, o->quant_group, o->precision,
+        b->weights.identity,
+        files,
+        b->store.shape.format,
+        b->store.shape.page_tokens,
+        o->weight_type,
+        o->quant_bits,
+        (uint64_t)o->quant_attention,
+        o->quant_group,
+        o->precision,
+        floats.bits,
     };
     return hash_bytes(isa, strlen(isa), hash_bytes(numbers, sizeof numbers, 0));
 }

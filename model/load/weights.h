@@ -14,6 +14,10 @@
  * tied head is then a copy of its own. A row-parallel slice must begin and end with whole groups of
  * columns, so that its weights have the bits that the whole matrix would have.
  *
+ * With block_floats the matrices that a product reads, embeddings that are the head among them, are
+ * block floats (kernels.h) where `type` is bf16, nothing is quantised, and the rank's columns are
+ * whole groups. Routers and embeddings that are only looked up stay as they are.
+ *
  * With keep_floats, matrices that would be of a 16-bit `type` and are stored as e4m3 (the "fp8" and
  * compressed-tensors schemes) keep their bytes, with f32 scales. A scale must be one for all
  * columns or for runs of columns that 32 divides, which must also divide the columns of a
@@ -72,8 +76,9 @@ typedef struct weights_options {
     uint64_t dummy_seed;
     dtype type;       // wanted; 16-bit stored weights stay as they are under DTYPE_F32 (exact)
     kern_quant quant; // bits 0: matrices of `type`
-    uint8_t attention_bits; // 8, 4: for q, k, v and o; 0 = quant.bits
-    bool keep_floats;       // what is stored as e4m3 stays that, where it can (below)
+    uint8_t attention_bits;  // 8, 4: for q, k, v and o; 0 = quant.bits
+    kern_quant block_floats; // of bf16 matrices that quant leaves; bits 0: they stay as they are
+    bool keep_floats;        // what is stored as e4m3 stays that, where it can (below)
     kern_context *kernels;
     int rank, size;        // tensor-parallel slice
     uint32_t ranks_here;   // ranks that share this machine's memory; 0 = all

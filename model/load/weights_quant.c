@@ -17,6 +17,23 @@ kern_quant weights_quant_of(const weights_options *o, tensor_role role)
     return (kern_quant){bits, o->quant.group};
 }
 
+/* A matrix of `type` and k columns that the options do not quantise. Block floats take whole groups
+ * alone, so that slices of a row are groups of the whole. Embeddings that are the head, too, are
+ * multiplied like any other. */
+static kern_quant unquantised(const weights_options *o, tensor_role role, size_t k)
+{
+    const kern_quant floats = o->block_floats;
+    const bool is_head = role == TENSOR_EMBED && o->config->tied_embeddings;
+    const bool fits = floats.bits && o->type == DTYPE_BF16 && k % floats.group == 0;
+    return fits && (is_head || may_quantise(role)) ? floats : (kern_quant){0};
+}
+
+static kern_quant quant_of(const weights_options *o, tensor_role role, size_t k)
+{
+    const kern_quant quant = weights_quant_of(o, role);
+    return quant.bits || o->quant.bits ? quant : unquantised(o, role, k);
+}
+
 void weights_join_quant(const weights_options *o, const tensor_part *p, bool is_first,
                         kern_matrix *m)
 {
@@ -31,7 +48,7 @@ void weights_join_quant(const weights_options *o, const tensor_part *p, bool is_
         return;
     }
     m->is_float = false;
-    m->quant = weights_quant_of(o, p->role);
+    m->quant = quant_of(o, p->role, p->n_cols);
 }
 
 static kern_matrix *matrix_of(ffn_weights *expert, bool down)
@@ -52,7 +69,7 @@ static void join_matrices(const weights_options *o, ffn_weights *experts, bool d
     for (uint32_t i = 0; i < o->config->n_experts; i++) {
         kern_matrix *m = matrix_of(&experts[i], down);
         if (is_float) m->quant.group = group;
-        else m->quant = weights_quant_of(o, TENSOR_EXPERT_UP);
+        else m->quant = quant_of(o, TENSOR_EXPERT_UP, m->k);
         m->is_float = is_float;
     }
 }

@@ -12,7 +12,8 @@
 #include <math.h>
 #include <string.h>
 
-static const kern_quant quants[] = {{8, 32}, {4, 32}, {8, 64}, {4, 64}, {8, 128}, {4, 128}};
+static const kern_quant quants[] = {{8, 32},  {4, 32},  {8, 64}, {4, 64},
+                                    {8, 128}, {4, 128}, {16, 64}};
 enum { QUANTS = sizeof quants / sizeof *quants };
 
 #if defined(__SANITIZE_THREAD__) || defined(OCTAVO_EMULATED)
@@ -68,6 +69,13 @@ static void multiply(kern_context *kc, const problem *p)
     kern_matmul(kc, &p->w, NULL, p->x, p->x_stride, p->m, p->y, p->y_stride);
 }
 
+/* Block floats are for the reference and for the contexts that prefer them. */
+static bool takes(const kern_context *kc, kern_quant quant)
+{
+    return quant.bits != 16 || strcmp(kern_isa_name(kc), "ref") == 0 ||
+           kern_block_floats(kc, DTYPE_BF16).bits == 16;
+}
+
 /* The contexts of a precision, one for each ISA. */
 static kern_context **contexts(fixture *f, kern_precision precision)
 {
@@ -79,7 +87,8 @@ static void round_x(const float *x, size_t k, kern_quant quant, kern_precision p
                     double *out)
 {
     const size_t group = quant.group;
-    const float most = quant.bits == 8 && precision == KERN_PRECISION_HIGH ? 32767.0f : 127.0f;
+    float most = quant.bits == 8 && precision == KERN_PRECISION_HIGH ? 32767.0f : 127.0f;
+    if (quant.bits == 16) most = 8191.0f;
     for (size_t at = 0; at < k; at += group) {
         size_t n = k - at < group ? k - at : group;
         float max = 0.0f;
@@ -132,6 +141,7 @@ static void check_product(fixture *f, kern_precision precision, problem *p)
     assert_true(expected && packed);
     for (size_t a = 0; a < f->n_isas; a++) {
         kern_context *kc = contexts(f, precision)[a];
+        if (!takes(kc, p->w.quant)) continue;
         pack(kc, p);
         multiply(kc, p);
         if (a == 0) {
@@ -191,13 +201,15 @@ static void check_extremes(fixture *f, kern_quant quant, kern_precision precisio
 {
     rng r = rng_seed(3);
     problem p = make_problem(&r, quant, 33, 512, 19); /* AMX too */
+    const float most = quant.bits == 16 ? 4095.0f / 1024 : 3.0f;
     for (size_t i = 0; i < p.w.n * p.w.k; i++)
-        p.src[i] = sign * (mixed && i % p.w.k % 32 == 0 ? -8.0f / 7 : 1) * 3.0f;
+        p.src[i] = sign * (mixed && i % p.w.k % 32 == 0 ? -8.0f / 7 : 1) * most;
     for (size_t i = 0; i < p.m * p.x_stride; i++) {
         size_t row = i / p.x_stride, pair = i % p.x_stride / 2;
         p.x[i] = (row % 2 ? 5.0f : -5.0f) * (row / 2 % 2 && pair % 2 ? -1.0f / 3 : 1);
     }
     for (size_t a = 0; a < f->n_isas; a++) {
+        if (!takes(contexts(f, precision)[a], quant)) continue;
         pack(contexts(f, precision)[a], &p);
         multiply(contexts(f, precision)[a], &p);
         check_against_double(contexts(f, precision)[a], precision, &p);
@@ -260,6 +272,8 @@ static void test_invariance(void **state)
             check_rows(f, a, precision, quants[q], 150, 601, a == 0 ? 20 : SLOW ? 70 : 300);
             check_rows(f, a, precision, quants[q + 2], 40, 300, 13);
             check_rows(f, a, precision, quants[q + 4], 40, 900, 64);
+            if (i == 0 && takes(f->isas[a], quants[6]))
+                check_rows(f, a, precision, quants[6], 150, 601, a == 0 ? 20 : SLOW ? 70 : 300);
             bool amx = strcmp(kern_isa_name(f->isas[a]), "amx") == 0;
             if (a > 0 && (amx || !SLOW)) /* x does not fit whole */
                 check_rows(f, a, precision, quants[q], 20, 28000, SLOW ? 70 : 150);
@@ -274,6 +288,7 @@ static void test_columns(void **state)
     rng r = rng_seed(8);
     for (size_t a = 0; a < f->n_isas; a++)
         for (int q = 0; q < QUANTS; q++) {
+            if (!takes(f->isas[a], quants[q])) continue;
             problem p = make_problem(&r, quants[q], 30, 700, 9);
             pack(f->isas[a], &p);
             size_t first = 2 * rng_below(&r, 200), k = 2 + 2 * rng_below(&r, 140);
@@ -343,6 +358,42 @@ static void test_error(void **state)
     }
 }
 
+/* Block floats keep the bits of each bf16 down to a sixteenth of its group's largest, and smaller
+ * ones to within half a unit of 12 bits of that largest. */
+static void test_block_floats(void **state)
+{
+    fixture *f = *state;
+    enum { K = 256 };
+    rng r = rng_seed(12);
+    for (size_t a = 0; a < f->n_isas; a++) {
+        kern_context *kc = f->isas[a];
+        if (!takes(kc, quants[6])) continue;
+        assert_int_equal(kern_block_floats(kc, DTYPE_F16).bits, 0);
+        assert_int_equal(kern_block_floats(f->high[a], DTYPE_BF16).bits, 0);
+        problem p = make_problem(&r, quants[6], 40, K, 1);
+        for (size_t i = 0; i < p.w.n * K; i++)
+            p.src[i] = bf16_to_f32(bf16_from_f32(p.src[i] * powf(2.0f, (float)(i / K) - 20.0f)));
+        p.src[0] = 4095.7f; /* not a bf16: it rounds to 4096, which 13 bits do not hold */
+        pack(kc, &p);
+        size_t exact = 0;
+        for (size_t i = 0; i < p.w.n; i++) {
+            float row[K], largest = 0.0f;
+            kern_matrix_row(kc, &p.w, i, row);
+            for (size_t k = 0; k < K; k++) {
+                const float *group = p.src + i * K + k / 64 * 64, is = p.src[i * K + k];
+                if (k % 64 == 0) largest = 0.0f;
+                for (size_t j = 0; j < 64; j++) largest = fmaxf(largest, fabsf(group[j]));
+                if (i == 0 && k == 0) assert_true(row[0] == 4095.0f);
+                else if (fabsf(is) >= largest / 16) assert_true(row[k] == is);
+                else assert_true(fabsf(row[k] - is) <= largest / 4096);
+                exact += row[k] == is;
+            }
+        }
+        assert_true(exact < p.w.n * K); /* some are rounded */
+        free_problem(&p);
+    }
+}
+
 /* Zeros, the smallest and the largest weights, and weights that are not finite. */
 static void test_special_values(void **state)
 {
@@ -352,6 +403,7 @@ static void test_special_values(void **state)
     for (int q = 0; q < QUANTS; q++)
         for (size_t s = 0; s < sizeof scales / sizeof *scales; s++)
             for (size_t a = 0; a < f->n_isas; a++) {
+                if (!takes(f->isas[a], quants[q])) continue;
                 problem p = make_problem(&r, quants[q], 17, 256, 2);
                 for (size_t i = 0; i < p.w.n * p.w.k; i++)
                     p.src[i] = ((float)(i % 19) - 9.0f) / 9.0f * scales[s];
@@ -378,10 +430,11 @@ static void test_special_values(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_products), cmocka_unit_test(test_four_bits_are_one_precision),
-        cmocka_unit_test(test_extremes), cmocka_unit_test(test_invariance),
-        cmocka_unit_test(test_columns),  cmocka_unit_test(test_slices),
-        cmocka_unit_test(test_error),    cmocka_unit_test(test_special_values),
+        cmocka_unit_test(test_products),       cmocka_unit_test(test_four_bits_are_one_precision),
+        cmocka_unit_test(test_extremes),       cmocka_unit_test(test_invariance),
+        cmocka_unit_test(test_columns),        cmocka_unit_test(test_slices),
+        cmocka_unit_test(test_error),          cmocka_unit_test(test_block_floats),
+        cmocka_unit_test(test_special_values),
     };
     return cmocka_run_group_tests(tests, setup, teardown);
 }
