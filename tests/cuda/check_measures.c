@@ -217,8 +217,9 @@ static gpu_measured measured_of(const world *w, uint32_t seq, gpu_measure_out ou
 }
 
 /* The sequences of a call. */
+enum { TIMES = 8 };
 typedef struct crowd {
-    gpu_measured seqs[SEQS_MOST + 1];
+    gpu_measured seqs[TIMES * SEQS_MOST + 1];
     uint32_t n;
     size_t n_values;
 } crowd;
@@ -280,6 +281,38 @@ static void check_together(check *c, const world *w, gpu_measure m)
         forget_list(c, &m);
     }
     free(due), free(got);
+}
+
+/* So many sequences by one call that each block takes the turns of several: the same ones TIMES
+ * times, of which each fifth is not measured. */
+static void check_many(check *c, const world *w, gpu_measure m)
+{
+    const gpu_measure_out out = w->keeps_slots ? GPU_OUT_SLOTS : GPU_OUT_PAGES, each[] = {out, out};
+    float *alone = check_memory(count_slots(w), 4);
+    crowd all = measure_each(c, w, &m, each, alone);
+    uint32_t n = all.n;
+    size_t n_values = all.n_values;
+    float *due = check_memory(TIMES * n_values, 4), *got = check_memory(TIMES * n_values, 4);
+    for (uint32_t t = 0; t < TIMES; t++)
+        for (uint32_t i = 0; i < n; i++) {
+            gpu_measured *s = &all.seqs[t * n + i];
+            size_t from = all.seqs[i].values, of_seq = (size_t)w->s->kv_heads * all.seqs[i].stride;
+            *s = all.seqs[i];
+            s->values = t * n_values + from;
+            s->step = (t * n + i) % 5 != 4;
+            for (size_t j = 0; j < of_seq; j++)
+                due[s->values + j] = s->step == 1 ? alone[from + j] : -1.0f;
+        }
+    all.n = TIMES * n;
+    all.n_values = TIMES * n_values;
+    make_list(c, &m, &all);
+    check_ok(c, c->api->measure(c->g, &m));
+    check_fetch(c, got, m.values, all.n_values * 4);
+    for (size_t i = 0; i < all.n_values; i++)
+        if (isnan(got[i])) got[i] = -1.0f; /* not written */
+    check_row(c, "  many", due, got, all.n_values, 0.0);
+    forget_list(c, &m);
+    free(alone), free(due), free(got);
 }
 
 /* Sequences that are measured each in its own way, by one call in the fourth selecting layer: by
@@ -447,6 +480,7 @@ void check_kept_mass(check *c, world *w)
     }
     check_together(c, w, measure_of(w, 0));
     check_mixture(c, w, measure_of(w, 0));
+    check_many(c, w, measure_of(w, 0));
     if (w->keeps_slots) check_sums_together(c, w, measure_of(w, 0));
 }
 
