@@ -1,7 +1,8 @@
 /* Quantised matrix product, AVX2. 8 bits: madd of the even and of the odd bytes of w, as 16 bits,
  * with those of x, which is wide in both precisions. maddubs would saturate, and avoiding that (by
  * moving the signs of w to x, for each row) costs as many instructions as it saves. 4 bits: maddubs
- * of w + 8 and x; the products are so small that a run of columns is summed in 16 bits. */
+ * of w + 8 and x; the products are so small that a run of columns is summed in 16 bits. 16 bits
+ * (block floats): madd of pairs of w and x as they lie. */
 #include "kernels/isa.h"
 #include "kernels/quant_groups.h"
 
