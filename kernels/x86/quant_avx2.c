@@ -42,8 +42,8 @@ INLINE __m256i pair_of(const int16_t *x)
  * store them a second time. */
 #define SUMS_STAY_IN_MEMORY() __asm__ volatile("" ::: "memory")
 
-/* Prefetches a line of weights. Those that one row reads come past the second-level cache, which
- * makes a step some percent faster on Zen 3. */
+/* Prefetches a line of weights. Those that one row reads come past the second-level cache, which is
+ * as fast on Zen 3 or 1 % faster. */
 INLINE void prefetch(const int rows, const uint8_t *line)
 {
     if (rows == 1) _mm_prefetch((const char *)line, _MM_HINT_NTA);
@@ -299,7 +299,7 @@ FOR_TILES(TILE1, 8)
 FOR_TILES(TILE, 4)
 FOR_TILES(TILE1, 4)
 
-/* One row reads six streams: with four a step takes 4 % longer. */
+/* One row reads six streams: with four a product takes 4 % longer. */
 #define FOR_TILES_16(X) X(16, 1, 6) X(16, 2, 3) X(16, 3, 2) X(16, 4, 1) X(16, 5, 1) X(16, 6, 1)
 
 #define TILE_16(bits, rows, side)                                                                  \
