@@ -161,6 +161,12 @@ typedef struct kern_isa {
     unsigned quant_ahead[KERN_QUANTS];
     kern_quant_tile_fn quant_tile[KERN_QUANTS][KERN_TILE_ROWS + 1];
     kern_quant_tile_fn quant_tile1[KERN_QUANTS][KERN_TILE_ROWS + 1];
+    /* For a block of many tiles of quant_many_rows rows or one less. quant_unpack writes k columns
+     * of a panel to `out`, aligned to 64 bytes: for each group 64 bytes of scales, then its weights
+     * in twice their bits. A tile of quant_unpacked reads one panel from there and gives the bits
+     * of quant_tile1. NULL: tiles read the weights as they are stored. */
+    void (*quant_unpack[KERN_QUANTS])(const uint8_t *w, size_t k, unsigned group, uint8_t *out);
+    kern_quant_tile_fn quant_unpacked[KERN_QUANTS][KERN_TILE_ROWS + 1];
     bool quant_x_wide[KERN_QUANTS]; /* whether x of a tile is wide */
     kern_quant_x_fn quant_x[KERN_QUANTS];
     /* Quantises a group of weights to int8_t, or int16_t for 16 bits; returns the scale as it is

@@ -11,7 +11,9 @@
  * chain over ascending k.
  *
  * Quantised weights are cut in the same way, in units of two groups of columns instead of one
- * column. x is quantised where f32 x is packed: each thread does it for its own row blocks.
+ * column. x is quantised where f32 x is packed: each thread does it for its own row blocks. Many
+ * tiles read a panel's piece from scratch, where it is unpacked once for all of them, if the ISA
+ * has that.
  *
  * In a product that ends in swiglu an item has some panels of gates and the panels of their ups.
  * Sums of the gates wait in scratch; the calls of the ups store swiglu of both. */
@@ -21,17 +23,20 @@
 #include <string.h>
 
 enum {
-    ROW_BLOCK = 144,      /* x [144, 256] f32 is 144 KiB, the sums as much: both stay in L2 */
-    BLOCK_ROWS_MIN = 32,  /* weights read once for 32 rows are far from the read bandwidth */
-    K_BLOCK = 256,        /* a panel's piece is 8 KiB, in f32 16: half of the smallest L1 */
-    QUANT_K_BLOCK = 512,  /* a panel's piece is 9 KiB in 8 bits */
-    FLOATS_K_BLOCK = 256, /* 8 KiB in 16 bits */
-    GROUP_PANELS = 16,    /* packing x again for each item then costs 2 % at most */
+    ROW_BLOCK = 144,       /* x [144, 256] f32 is 144 KiB, the sums as much: both stay in L2 */
+    BLOCK_ROWS_MIN = 32,   /* weights read once for 32 rows are far from the read bandwidth */
+    K_BLOCK = 256,         /* a panel's piece is 8 KiB, in f32 16: half of the smallest L1 */
+    BYTES_K_BLOCK = 512,   /* 9 KiB in 8 bits, unpacked 17 */
+    HALVES_K_BLOCK = 1024, /* 9 KiB in 4 bits, unpacked 18 */
+    FLOATS_K_BLOCK = 256,  /* 8 KiB in 16 bits */
+    GROUP_PANELS = 16,     /* packing x again for each item then costs 2 % at most */
     AHEAD_MIN = 1024, /* bytes a stream is prefetched ahead; 2 KiB is 4 to 6 % slower on Zen 3 */
     SERIAL_WORK = 1 << 17, /* multiply-adds that one thread does while the others wake up */
     ACC_FLOATS = GROUP_PANELS * ROW_BLOCK * KERN_PANEL,
     X_SPILL = KERN_PANEL, /* floats that pack_x may write beyond the end */
-    X_FLOATS = KERN_MATMUL_SCRATCH_BYTES / 4 - ACC_FLOATS - X_SPILL - 16,
+    UNPACK_TILES = 5,     /* unpacking for fewer gains nothing */
+    UNPACKED_BYTES = HALVES_K_BLOCK * KERN_PANEL + HALVES_K_BLOCK / KERN_GROUP_MIN * KERN_PANEL * 4,
+    X_FLOATS = (KERN_MATMUL_SCRATCH_BYTES - UNPACKED_BYTES) / 4 - ACC_FLOATS - X_SPILL - 16,
     X_BYTES = X_FLOATS * 4,
 };
 
@@ -40,7 +45,8 @@ enum {
 struct kern_matmul_scratch {
     uint64_t call; /* the product of the thread's last item */
     size_t block;  /* its row block: x_packed is still valid if it was whole */
-    _Alignas(64) float acc[ACC_FLOATS];
+    _Alignas(64) uint8_t unpacked[UNPACKED_BYTES];
+    float acc[ACC_FLOATS];
     float x_packed[X_FLOATS + X_SPILL];
 };
 _Static_assert(sizeof(struct kern_matmul_scratch) == KERN_MATMUL_SCRATCH_BYTES, "one huge page");
@@ -63,7 +69,8 @@ typedef struct product {
     size_t many_rows, many_least, many_panels;
     size_t ahead; /* bytes that a lone tile prefetches ahead, over all streams */
     kern_quant_x_fn quant_x;
-    size_t n_tiles, n_blocks;                /* along m; tiles differ by one row at most */
+    bool unpacks;             /* whether a block of UNPACK_TILES or more unpacks weights */
+    size_t n_tiles, n_blocks; /* along m; tiles differ by one row at most */
     size_t n_panels, group_panels, n_groups; /* along n, or along the gates */
     bool swiglu;
     size_t joined; /* most items of a run that are done as one */
@@ -219,7 +226,7 @@ static void store_sums(const product *p, const call *c, size_t row, size_t rows,
 /* Runs columns [k0, k0 + k) of all tiles of the block. x is packed [tile][k][row of the tile]; the
  * next call reads from `next` on. */
 static void run_call(const product *p, const item *it, const call *c, size_t k0, size_t k,
-                     const uint8_t *x, const uint8_t *next)
+                     const uint8_t *x, const uint8_t *next, uint8_t *unpacked)
 {
     const kern_isa *isa = &p->kc->isa;
     dtype type = p->w->type;
@@ -234,6 +241,8 @@ static void run_call(const product *p, const item *it, const call *c, size_t k0,
         ahead.at = next;
         ahead.step = ceil_div(64, tiles);
     }
+    const bool unpack = p->unpacks && tiles >= UNPACK_TILES;
+    if (unpack) isa->quant_unpack[quant](w, k, group, unpacked);
     const size_t x_row = x_bytes(p, k), lines = k / p->unit * p->w_unit_bytes / 64;
     for (size_t t = it->tile0, row = it->row0, rows; t < it->tile1; t++, row += rows) {
         rows = tile_row(p, t + 1) - row;
@@ -241,7 +250,9 @@ static void run_call(const product *p, const item *it, const call *c, size_t k0,
         size_t before = (row - it->row0) * c->side * KERN_PANEL;
         float *acc = c->acc + before;
         if (k0 == 0) start_sums(p, c, rows, acc);
-        if (p->w->quant.bits) {
+        if (unpack) {
+            isa->quant_unpacked[quant][rows](unpacked, 0, k, group, packed, acc, &ahead);
+        } else if (p->w->quant.bits) {
             kern_quant_tile_fn tile =
                 c->side == 1 ? isa->quant_tile1[quant][rows] : isa->quant_tile[quant][rows];
             tile(w, w_stride, k, group, packed, acc, &ahead);
@@ -309,7 +320,7 @@ static void run_item(const product *p, size_t index, size_t count, struct kern_m
         for (size_t i = 0; i < n_calls; i++) {
             call c = get_call(p, &it, s, i), after = get_call(p, &it, s, (i + 1) % n_calls);
             size_t next_k = i + 1 < n_calls ? k0 : k0 + k;
-            run_call(p, &it, &c, k0, k, x, weights_at(p, after.panel, next_k));
+            run_call(p, &it, &c, k0, k, x, weights_at(p, after.panel, next_k), s->unpacked);
         }
     }
 }
@@ -358,13 +369,15 @@ static void set_units(const kern_isa *isa, product *p)
     p->quant_x = isa->quant_x[index];
     p->x_unit_bytes = 2 * kern_quant_x_bytes(isa->quant_x_wide[index], w->quant.group);
     p->panel_bytes = ceil_div(w->k, p->unit) * p->w_unit_bytes;
-    p->k_block = w->quant.bits == 16 ? FLOATS_K_BLOCK : QUANT_K_BLOCK;
+    const size_t k_blocks[KERN_QUANTS] = {BYTES_K_BLOCK, HALVES_K_BLOCK, FLOATS_K_BLOCK};
+    p->k_block = k_blocks[index];
     p->tile_rows = isa->quant_rows;
     p->tile_panels = isa->quant_panels[index];
     p->many_rows = w->quant.group > KERN_GROUP_MIN ? isa->quant_rows : isa->quant_many_rows;
     p->many_least = isa->quant_many_least;
     p->many_panels = isa->quant_many;
     p->ahead = isa->quant_ahead[index];
+    p->unpacks = isa->quant_unpack[index] && p->many_panels == 1;
     size_t end = ceil_div(p->first + p->k, p->unit) * p->unit;
     p->first -= p->first % p->unit;
     p->k = p->k > 0 ? end - p->first : 0;

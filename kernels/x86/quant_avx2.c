@@ -3,30 +3,10 @@
  * moving the signs of w to x, for each row) costs as many instructions as it saves. 4 bits: maddubs
  * of w + 8 and x; the products are so small that a run of columns is summed in 16 bits. 16 bits
  * (block floats): madd of pairs of w and x as they lie. */
-#include "kernels/isa.h"
+#include "kernels/x86/quant_avx2.h"
 #include "kernels/quant_groups.h"
 
-#include <immintrin.h>
-#include <math.h>
-
-#define INLINE static inline __attribute__((always_inline))
-
-enum {
-    TILE_ROWS = 6,
-    AHEAD_16 = 2048, /* bytes that a lone tile of weights of 16 bits prefetches ahead */
-    RUN = 32, /* columns of a run that begins with 0: 8 products of 15 * 127 * 2 stay below 2^15 */
-    LONG_RUN = 64, /* columns of a run that begins with x's part: it ends within 32 * 8 * 127 */
-};
-
-/* Columns whose products are summed in 16 bits before they are added up in 32. */
-INLINE size_t run_of(const size_t group) { return group <= LONG_RUN ? group : RUN; }
-
-INLINE __m256i quad_of(const int8_t *x)
-{
-    int32_t quad;
-    memcpy(&quad, x, sizeof quad);
-    return _mm256_set1_epi32(quad);
-}
+enum { AHEAD_16 = 2048 }; /* bytes that a lone tile of weights of 16 bits prefetches ahead */
 
 INLINE __m256i pair_of(const int16_t *x)
 {
@@ -37,10 +17,6 @@ INLINE __m256i pair_of(const int16_t *x)
 
 /* Stops the compiler from adding products first, for which it runs out of registers. */
 #define KEEP(v) __asm__("" : "+x"(v))
-
-/* Stops the compiler from keeping a tile's sums of f32 on the stack too, where each group would
- * store them a second time. */
-#define SUMS_STAY_IN_MEMORY() __asm__ volatile("" ::: "memory")
 
 /* Prefetches a line of weights. Those that one row reads come past the second-level cache, which is
  * as fast on Zen 3 or 1 % faster. */
@@ -86,20 +62,6 @@ INLINE void run_8(const int rows, const int side, const uint8_t *w, size_t w_str
     }
 }
 
-/* sums [2] += v [2] * the pair of x, in place. Written in assembly because gcc copies sums from
- * register to register, a fifth of all instructions. */
-INLINE void add_pair(__m256i sums[2], const __m256i v[2], const int16_t *x)
-{
-    __m256i pair, product;
-    __asm__("vpbroadcastd %[x], %[pair]\n\t"
-            "vpmaddwd %[v0], %[pair], %[product]\n\t"
-            "vpmaddwd %[v1], %[pair], %[pair]\n\t"
-            "vpaddd %[product], %[s0], %[s0]\n\t"
-            "vpaddd %[pair], %[s1], %[s1]"
-            : [s0] "+x"(sums[0]), [s1] "+x"(sums[1]), [pair] "=&x"(pair), [product] "=&x"(product)
-            : [v0] "x"(v[0]), [v1] "x"(v[1]), [x] "m"(*(const int32_t *)(const void *)x));
-}
-
 /* run_8 for weights of 16 bits: nothing is converted. */
 INLINE void run_16(const int rows, const int side, const uint8_t *w, size_t w_stride,
                    const int16_t *x, __m256i *sums, const uint8_t *line, const kern_ahead *ahead)
@@ -122,19 +84,6 @@ INLINE void run_16(const int rows, const int side, const uint8_t *w, size_t w_st
     }
 }
 
-INLINE __m256 scales_of(const int bits, const uint8_t *scales)
-{
-    __m128i half = _mm_load_si128((const __m128i *)(const void *)scales);
-    return _mm256_castsi256_ps(_mm256_slli_epi32(_mm256_cvtepu16_epi32(half), bits == 4 ? 16 : 15));
-}
-
-/* acc [8] += sums, scaled. */
-INLINE void add_scaled(__m256i sums, __m256 w_scales, float x_scale, float *acc)
-{
-    __m256 by = _mm256_mul_ps(w_scales, _mm256_set1_ps(x_scale));
-    _mm256_storeu_ps(acc, _mm256_fmadd_ps(_mm256_cvtepi32_ps(sums), by, _mm256_loadu_ps(acc)));
-}
-
 /* acc [rows][16] += sums [rows][2], scaled. */
 INLINE void add_sums(const int bits, const int rows, const uint8_t *scales, const __m256i *sums,
                      const float *x_scales, float *acc)
@@ -147,8 +96,7 @@ INLINE void add_sums(const int bits, const int rows, const uint8_t *scales, cons
             add_scaled(sums[2 * r + h], w_scales[h], x_scales[r], acc + r * KERN_PANEL + 8 * h);
 }
 
-/* pairs [side][rows][2] += a run of `side` panels times x, in 16 bits; otherwise as run_8. Both
- * halves of a panel use a quad of x while it is in a register. */
+/* pairs [side][rows][2] += a run of `side` panels times x, in 16 bits; otherwise as run_8. */
 INLINE void run_4(const int rows, const int side, const uint8_t *w, size_t w_stride,
                   const int8_t *x, const size_t group, __m256i *pairs, const uint8_t *line,
                   const kern_ahead *ahead)
@@ -169,15 +117,8 @@ INLINE void run_4(const int rows, const int side, const uint8_t *w, size_t w_str
                     v[h] = _mm256_and_si256(odd ? _mm256_srli_epi16(v[h], 4) : v[h], low);
                 }
 #pragma GCC unroll 6
-                for (int r = 0; r < rows; r++) {
-                    __m256i quad = quad_of(x + (size_t)r * group + 4 * odd);
-#pragma GCC unroll 2
-                    for (int h = 0; h < 2; h++) {
-                        __m256i *pair = &pairs[2 * (s * rows + r) + h];
-                        *pair = _mm256_add_epi16(*pair, _mm256_maddubs_epi16(v[h], quad));
-                        KEEP(*pair);
-                    }
-                }
+                for (int r = 0; r < rows; r++)
+                    add_quad(pairs + 2 * (s * rows + r), v, x + (size_t)r * group + 4 * odd);
             }
         }
     }
@@ -471,6 +412,7 @@ void kern_quant_fill_avx2(kern_isa *isa)
     isa->quant_w[0] = quant_w8__avx2;
     isa->quant_w[1] = quant_w4__avx2;
     isa->quant_w[2] = quant_w16__avx2;
+    kern_quant_unpacked_fill_avx2(isa);
     if (isa->precision == KERN_PRECISION_STANDARD)
         isa->block_floats = (kern_quant){16, QUANT_GROUP_16};
 }

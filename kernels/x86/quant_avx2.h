@@ -1,0 +1,69 @@
+/* Quantised matrix product, AVX2: what tiles of weights as they are stored (quant_avx2.c) and tiles
+ * of unpacked weights (quant_unpacked_avx2.c) share. */
+#ifndef KERNELS_X86_QUANT_AVX2_H
+#define KERNELS_X86_QUANT_AVX2_H
+
+#include "kernels/isa.h"
+
+#include <immintrin.h>
+#include <math.h>
+
+#define INLINE static inline __attribute__((always_inline))
+
+enum {
+    TILE_ROWS = 6,
+    RUN = 32, /* columns of a run that begins with 0: 8 products of 15 * 127 * 2 stay below 2^15 */
+    LONG_RUN = 64, /* columns of a run that begins with x's part: it ends within 32 * 8 * 127 */
+};
+
+/* Columns whose products with 4-bit weights are summed in 16 bits before they are added up in
+ * 32. */
+INLINE size_t run_of(const size_t group) { return group <= LONG_RUN ? group : RUN; }
+
+/* Stops the compiler from keeping a tile's sums of f32 on the stack too, where each group would
+ * store them a second time. */
+#define SUMS_STAY_IN_MEMORY() __asm__ volatile("" ::: "memory")
+
+/* sums [2] += v [2] * the pair of x, in place. Written in assembly because gcc copies sums from
+ * register to register, a fifth of all instructions. */
+INLINE void add_pair(__m256i sums[2], const __m256i v[2], const int16_t *x)
+{
+    __m256i pair, product;
+    __asm__("vpbroadcastd %[x], %[pair]\n\t"
+            "vpmaddwd %[v0], %[pair], %[product]\n\t"
+            "vpmaddwd %[v1], %[pair], %[pair]\n\t"
+            "vpaddd %[product], %[s0], %[s0]\n\t"
+            "vpaddd %[pair], %[s1], %[s1]"
+            : [s0] "+x"(sums[0]), [s1] "+x"(sums[1]), [pair] "=&x"(pair), [product] "=&x"(product)
+            : [v0] "x"(v[0]), [v1] "x"(v[1]), [x] "m"(*(const int32_t *)(const void *)x));
+}
+
+/* sums [2] += v [2] bytes of w times a quad of x, in 16 bits and in place. */
+INLINE void add_quad(__m256i sums[2], const __m256i v[2], const int8_t *x)
+{
+    __m256i quad, product;
+    __asm__("vpbroadcastd %[x], %[quad]\n\t"
+            "vpmaddubsw %[quad], %[v0], %[product]\n\t"
+            "vpmaddubsw %[quad], %[v1], %[quad]\n\t"
+            "vpaddw %[product], %[s0], %[s0]\n\t"
+            "vpaddw %[quad], %[s1], %[s1]"
+            : [s0] "+x"(sums[0]), [s1] "+x"(sums[1]), [quad] "=&x"(quad), [product] "=&x"(product)
+            : [v0] "x"(v[0]), [v1] "x"(v[1]), [x] "m"(*(const int32_t *)(const void *)x));
+}
+
+INLINE __m256 scales_of(const int bits, const uint8_t *scales)
+{
+    __m128i half = _mm_load_si128((const __m128i *)(const void *)scales);
+    return _mm256_castsi256_ps(_mm256_slli_epi32(_mm256_cvtepu16_epi32(half), bits == 4 ? 16 : 15));
+}
+
+/* acc [8] += sums, scaled. */
+INLINE void add_scaled(__m256i sums, __m256 w_scales, float x_scale, float *acc)
+{
+    __m256 by = _mm256_mul_ps(w_scales, _mm256_set1_ps(x_scale));
+    _mm256_storeu_ps(acc, _mm256_fmadd_ps(_mm256_cvtepi32_ps(sums), by, _mm256_loadu_ps(acc)));
+}
+
+void kern_quant_unpacked_fill_avx2(kern_isa *isa);
+
+#endif
