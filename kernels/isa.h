@@ -164,7 +164,7 @@ typedef struct kern_isa {
     /* For a block of many tiles of quant_many_rows rows or one less. quant_unpack writes k columns
      * of a panel to `out`, aligned to 64 bytes: for each group 64 bytes of scales, then its weights
      * in twice their bits. A tile of quant_unpacked reads one panel from there and gives the bits
-     * of quant_tile1. NULL: tiles read the weights as they are stored. */
+     * of quant_tile1. quant_many is 1 then. NULL: tiles read the weights as they are stored. */
     void (*quant_unpack[KERN_QUANTS])(const uint8_t *w, size_t k, unsigned group, uint8_t *out);
     kern_quant_tile_fn quant_unpacked[KERN_QUANTS][KERN_TILE_ROWS + 1];
     bool quant_x_wide[KERN_QUANTS]; /* whether x of a tile is wide */

@@ -242,6 +242,7 @@ static void run_call(const product *p, const item *it, const call *c, size_t k0,
         ahead.step = ceil_div(64, tiles);
     }
     const bool unpack = p->unpacks && tiles >= UNPACK_TILES;
+    assert(!unpack || c->side == 1);
     if (unpack) isa->quant_unpack[quant](w, k, group, unpacked);
     const size_t x_row = x_bytes(p, k), lines = k / p->unit * p->w_unit_bytes / 64;
     for (size_t t = it->tile0, row = it->row0, rows; t < it->tile1; t++, row += rows) {
@@ -377,7 +378,7 @@ static void set_units(const kern_isa *isa, product *p)
     p->many_least = isa->quant_many_least;
     p->many_panels = isa->quant_many;
     p->ahead = isa->quant_ahead[index];
-    p->unpacks = isa->quant_unpack[index] && p->many_panels == 1;
+    p->unpacks = isa->quant_unpack[index] != NULL;
     size_t end = ceil_div(p->first + p->k, p->unit) * p->unit;
     p->first -= p->first % p->unit;
     p->k = p->k > 0 ? end - p->first : 0;

@@ -1,8 +1,8 @@
 /* Quantised matrix product of many rows, AVX2: weights are unpacked once for all tiles of a block of
- * rows, 4 bits to 8 and 8 bits to 16, so that a tile only multiplies. A group of unpacked weights
- * is its scales [16] f32, then for each two columns (8 bits: each four) a number of every output,
- * in the order of x. The integers and the order of their sums are those of quant_avx2.c, so the
- * bits of the results are too. */
+ * rows, 4 bits to 8 and 8 bits to 16, so that a tile only multiplies. An unpacked group is its
+ * scales [16] f32, then lines of 64 bytes, each of two columns (8 bits) or four (4 bits) of all 16
+ * outputs, in the order of x. The integers and the order of their sums are those of quant_avx2.c,
+ * and so are the bits of the results. */
 #include "kernels/x86/quant_avx2.h"
 
 INLINE void load_panel(const uint8_t *w, __m256i v[2])
