@@ -1,5 +1,6 @@
 #include "kernels/context.h"
 #include "kernels/choose.h"
+#include "kernels/quant_groups.h"
 
 #include <string.h>
 #if defined(__x86_64__)
@@ -58,30 +59,37 @@ static bool runs_amx(void)
 static const struct isa_row {
     const char *name;
     bool (*runs)(void);
+    bool block_floats; /* it multiplies bf16 fastest as block floats, in standard precision */
     fill_fn fill[9];
 } isa_rows[] = {
     {"ref",
      runs_always,
+     false,
      {kern_matmul_fill_ref, kern_quant_fill_ref, kern_rows_fill_ref, kern_attention_fill_ref,
       kern_kv_grids_fill_ref, kern_block_scores_fill_ref, kern_cosines_fill_ref}},
 #if defined(__x86_64__)
     {"avx2",
      runs_avx2,
+     true,
      {kern_matmul_fill_avx2, kern_quant_fill_avx2, kern_rows_fill_avx2, kern_attention_fill_avx2,
       kern_kv_fill_avx2, kern_kv_grids_fill_avx2, kern_block_scores_fill_avx2,
       kern_cosines_fill_avx2, kern_burst_fill_avx2}},
     {"avx512",
      runs_avx512,
+     false, /* its registers of f32 are twice as wide as those of AVX2 */
      {kern_matmul_fill_avx512, kern_rows_fill_avx512, kern_attention_fill_avx512,
       kern_block_scores_fill_avx512, kern_cosines_fill_avx512, kern_burst_fill_avx512}},
     {"avx512vnni",
      runs_vnni,
+     false,
      {kern_quant_fill_vnni, kern_attention_fill_vnni, kern_burst_fill_vnni}},
     {"avx512bf16",
      runs_bf16,
+     false,
      {kern_matmul_fill_bf16, kern_attention_fill_bf16, kern_burst_fill_bf16}},
     {"amx",
      runs_amx,
+     false,
      {kern_matmul_fill_amx, kern_quant_fill_amx, kern_attention_fill_amx, kern_burst_fill_amx}},
 #endif
 };
@@ -97,6 +105,7 @@ const char *kern_isa_at(size_t i, bool *available)
     return isa_rows[i].name;
 }
 
+/* Finds the row of an ISA, which need not run here. NULL means the fastest that does. */
 static status choose_isa(const char *name, size_t *out, error *err)
 {
     if (!name) {
@@ -104,14 +113,17 @@ static status choose_isa(const char *name, size_t *out, error *err)
         status s = kern_isa_choose(&here, out);
         return status_ok(s) ? s : error_set(err, s.code, "the default isa: %s", s.message);
     }
-    for (size_t i = ISA_ROWS; i-- > 0;) {
-        if (strcmp(name, isa_rows[i].name) != 0) continue;
-        *out = i;
-        return isa_rows[i].runs()
-                   ? STATUS_IS_OK
-                   : error_set(err, STATUS_UNSUPPORTED, "isa %s: this CPU lacks it", name);
-    }
+    for (*out = 0; *out < ISA_ROWS; ++*out)
+        if (strcmp(name, isa_rows[*out].name) == 0) return STATUS_IS_OK;
     return error_set(err, STATUS_INVALID, "isa %s: no such instruction set", name);
+}
+
+/* Block floats of an ISA. Its fill functions do not say it, because they are compiled for CPUs that
+ * have the ISA and run nowhere else. */
+static kern_quant floats_of(size_t row, kern_precision precision)
+{
+    const bool prefers = isa_rows[row].block_floats && precision == KERN_PRECISION_STANDARD;
+    return prefers ? (kern_quant){16, QUANT_GROUP_16} : (kern_quant){0};
 }
 
 static void fill_isa(size_t row, kern_isa *isa)
@@ -119,6 +131,7 @@ static void fill_isa(size_t row, kern_isa *isa)
     for (size_t i = 0; i <= row; i++)
         for (size_t f = 0; f < sizeof isa_rows[i].fill / sizeof isa_rows[i].fill[0]; f++)
             if (isa_rows[i].fill[f]) isa_rows[i].fill[f](isa);
+    isa->block_floats = floats_of(row, isa->precision);
     isa->name = isa_rows[row].name;
 }
 
@@ -126,6 +139,8 @@ status kern_isa_find(const char *name, kern_isa *out, error *err)
 {
     size_t row = 0;
     RETURN_IF_ERROR(choose_isa(name, &row, err));
+    if (!isa_rows[row].runs())
+        return error_set(err, STATUS_UNSUPPORTED, "isa %s: this CPU lacks it", isa_rows[row].name);
     fill_isa(row, out);
     return STATUS_IS_OK;
 }
@@ -199,9 +214,9 @@ kern_quant kern_block_floats(const kern_context *kc, dtype type)
 
 status kern_block_floats_of(const kern_options *options, dtype type, kern_quant *out, error *err)
 {
-    kern_isa isa = {.precision = options->precision};
-    RETURN_IF_ERROR(kern_isa_find(options->isa, &isa, err));
-    *out = type == DTYPE_BF16 ? isa.block_floats : (kern_quant){0};
+    size_t row = 0;
+    RETURN_IF_ERROR(choose_isa(options->isa, &row, err));
+    *out = type == DTYPE_BF16 ? floats_of(row, options->precision) : (kern_quant){0};
     return STATUS_IS_OK;
 }
 

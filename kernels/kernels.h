@@ -96,7 +96,8 @@ typedef struct kern_matrix {
 /* The block floats as which a context multiplies matrices of `type` fastest, in standard precision:
  * AVX2 adds products of 16-bit integers at more than the rate of f32. bits 0: as they are. */
 kern_quant kern_block_floats(const kern_context *kc, dtype type);
-/* The same of a context that would be made with these options; their pool is unused. */
+/* The same of a context that would be made with these options, here or on a CPU that has their ISA;
+ * their pool is unused. */
 status kern_block_floats_of(const kern_options *options, dtype type, kern_quant *out, error *err);
 
 /* Bytes of the data of a matrix that is not quantised. */

@@ -218,12 +218,12 @@ uint64_t sizes_note_bytes(const kv_store *s, uint32_t n_pages, uint32_t n_ranks)
 
 /* ---- predictions before a backend is made ---------------------------------------------------- */
 
-static status measure_weights(const backend_options *o, int rank, int size, weights_measures *out,
-                              error *err)
+/* Measures the weights of a rank of `size`. */
+static status measure_weights(const backend_options *o, kern_quant block_floats, int size,
+                              weights_measures *out, error *err)
 {
-    weights_options wanted = sizes_weights(o, o->config, rank, size);
-    const kern_options kernels = {.isa = o->isa, .precision = o->precision};
-    RETURN_IF_ERROR(kern_block_floats_of(&kernels, DTYPE_BF16, &wanted.block_floats, err));
+    weights_options wanted = sizes_weights(o, o->config, 0, size);
+    wanted.block_floats = block_floats;
     return weights_measure(&wanted, out, err);
 }
 
@@ -255,11 +255,14 @@ status backend_cpu_measure(const backend_options *o, uint32_t n_ranks, uint64_t 
 {
     backend_measures m = {0};
     weights_measures slice, whole;
+    kern_quant floats;
+    const kern_options kernels = {.isa = o->isa, .precision = o->precision};
     RETURN_IF_ERROR(model_ranks_check(o->config, n_ranks, err));
     RETURN_IF_ERROR(sizes_check_host(o, false, n_ranks, err));
     RETURN_IF_ERROR(model_geometry(o, n_ranks, &m.geometry, err));
-    RETURN_IF_ERROR(measure_weights(o, 0, 1, &whole, err));
-    RETURN_IF_ERROR(measure_weights(o, 0, (int)n_ranks, &slice, err));
+    RETURN_IF_ERROR(kern_block_floats_of(&kernels, DTYPE_BF16, &floats, err));
+    RETURN_IF_ERROR(measure_weights(o, floats, 1, &whole, err));
+    RETURN_IF_ERROR(measure_weights(o, floats, (int)n_ranks, &slice, err));
     m.parameters = whole.elements;
     m.weight_bytes = slice.bytes; /* slices are equal */
     m.fits = slice.bytes * n_ranks <= memory;
@@ -326,7 +329,7 @@ status model_fingerprints(const backend_options *o, uint64_t *config, uint64_t *
     *config = weights_config_hash(o->config);
     *weights = 0;
     if (o->dummy) return STATUS_IS_OK;
-    RETURN_IF_ERROR(measure_weights(o, 0, 1, &whole, err));
+    RETURN_IF_ERROR(measure_weights(o, (kern_quant){0}, 1, &whole, err));
     *weights = whole.shapes ? whole.shapes : 1;
     return STATUS_IS_OK;
 }

@@ -126,7 +126,6 @@ TILES_OF(f16, DTYPE_F16)
 void kern_matmul_fill_avx512(kern_isa *isa)
 {
     isa->row_ahead = 0;
-    isa->block_floats = (kern_quant){0}; /* registers of f32 are twice as wide as AVX2's */
     isa->tile_rows = TILE_ROWS;
 #define SET_TILE(name, type, rows, side)                                                           \
     isa->tile_panels[rows] = side;                                                                 \

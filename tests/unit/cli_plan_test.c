@@ -246,6 +246,42 @@ static void plans_come_true(void **state)
     assert_int_equal(compared, 3 * 3 * 3 * 2 - 2 * 2 * 3);
 }
 
+/* A plan may be for another machine, and ranks may run on others: no instruction set need be here.
+ * Weights of bf16 are larger where the CPU has AVX2 alone, in standard precision. */
+static void instruction_sets_of_other_machines(void **state)
+{
+    (void)state;
+    model_flags f = usual;
+    loaded_model m;
+    f.dir = "models/demo";
+    for (size_t i = 0; i < kern_isa_count(); i++) {
+        bool runs;
+        f.isa = kern_isa_at(i, &runs);
+        for (int high = 0; high < 2; high++) {
+            error err;
+            uint64_t config, weights;
+            f.precision = high ? "high" : "standard";
+            describe(&f, &m);
+            plan_question q = {.model = &m, .n_devices = 1, .memory = 64 << 20};
+            const double mib = (double)answer_of(&q).measures.weight_bytes / (1 << 20);
+            const double least = strcmp(f.isa, "avx2") == 0 && !high ? 6.3 : 6.1;
+            if (mib < least || mib > least + 0.1)
+                fail_msg("%s, %s: %.3f MiB", f.isa, f.precision, mib);
+            if (!status_ok(model_fingerprints(&m.options, &config, &weights, &err)))
+                fail_msg("%s: %s", f.isa, err.text);
+            model_close(&m);
+        }
+    }
+    f.isa = "z80";
+    describe(&f, &m);
+    error err;
+    plan_answer a;
+    plan_question q = {.model = &m, .n_devices = 1, .memory = 64 << 20};
+    assert_int_equal(plan_measure(&q, &a, &err).code, STATUS_INVALID);
+    assert_string_equal(err.text, "isa z80: no such instruction set");
+    model_close(&m);
+}
+
 /* Without --kv-memory and with little memory: the pool gets its share, swap half of the rest. */
 static void shares_of_memory(void **state)
 {
@@ -490,6 +526,7 @@ int main(void)
         cmocka_unit_test(memory_of_sums),
         cmocka_unit_test(copied_heads_count),
         cmocka_unit_test(plans_come_true),
+        cmocka_unit_test(instruction_sets_of_other_machines),
         cmocka_unit_test(shares_of_memory),
         cmocka_unit_test(sequences_that_fit),
         cmocka_unit_test(verdicts),

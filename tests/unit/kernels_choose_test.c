@@ -88,6 +88,30 @@ static void test_slow_isa_is_passed_over(void **state)
     assert_int_equal(row, VNNI);
 }
 
+/* A context is made of an ISA that runs here alone, and its facts are known of every one. */
+static void test_isa_that_is_not_here(void **state)
+{
+    (void)state;
+    thread_pool *pool;
+    assert_true(status_ok(thread_pool_create(&(thread_pool_options){.n_threads = 1}, &pool)));
+    for (size_t i = 0; i < kern_isa_count(); i++) {
+        bool runs;
+        char expected[64];
+        error err = {{0}};
+        kern_quant floats;
+        kern_context *kc = NULL;
+        const kern_options o = {.pool = pool, .isa = kern_isa_at(i, &runs)};
+        assert_true(status_ok(kern_block_floats_of(&o, DTYPE_BF16, &floats, &err)));
+        assert_int_equal(floats.bits, i == AVX2 ? 16 : 0);
+        assert_int_equal(kern_create(&o, &kc, &err).code, runs ? STATUS_OK : STATUS_UNSUPPORTED);
+        snprintf(expected, sizeof expected, "isa %s: this CPU lacks it", o.isa);
+        if (runs) assert_int_equal(kern_block_floats(kc, DTYPE_BF16).bits, floats.bits);
+        else assert_string_equal(err.text, expected);
+        kern_destroy(kc);
+    }
+    thread_pool_destroy(pool);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -95,6 +119,7 @@ int main(void)
         cmocka_unit_test(test_fastest_of_timings),
         cmocka_unit_test(test_unknown_model_is_measured),
         cmocka_unit_test(test_slow_isa_is_passed_over),
+        cmocka_unit_test(test_isa_that_is_not_here),
     };
     return cmocka_run_group_tests_name("kernels_choose", tests, NULL, NULL);
 }
