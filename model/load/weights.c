@@ -531,7 +531,7 @@ static status load_cached(loader *ld, error *err)
     snprintf(kind, sizeof kind, "int%u.%u-g%u-%s%s%s-rank%dof%d", o->quant.bits,
              o->attention_bits ? o->attention_bits : o->quant.bits, o->quant.group,
              o->keep_floats && o->config->quantized ? "e4m3-" : "", dtype_name(o->type),
-             o->block_floats.bits ? "-blocks" : "", o->rank, o->size);
+             weights_takes_blocks(o) ? "-blocks" : "", o->rank, o->size);
     strbuf table = {0};
     list_places(ld, &table);
     if (table.failed) {

@@ -25,7 +25,8 @@
  *
  * Element types: a 16-bit `type` rounds every stored value to it. DTYPE_F32 keeps a matrix as it is
  * stored (16-bit values are exact in f32 arithmetic), and converts to f32 a matrix whose parts are
- * stored in different types. */
+ * stored in different types. Integers and block floats are made of the values as they are stored,
+ * without rounding to `type` first. */
 #ifndef MODEL_LOAD_WEIGHTS_H
 #define MODEL_LOAD_WEIGHTS_H
 

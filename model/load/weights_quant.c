@@ -17,6 +17,11 @@ kern_quant weights_quant_of(const weights_options *o, tensor_role role)
     return (kern_quant){bits, o->quant.group};
 }
 
+bool weights_takes_blocks(const weights_options *o)
+{
+    return o->block_floats.bits && o->type == DTYPE_BF16 && !o->quant.bits;
+}
+
 /* A matrix of `type` and k columns that the options do not quantise. Block floats take whole groups
  * alone, so that slices of a row are groups of the whole. Embeddings that are the head, too, are
  * multiplied like any other. */
@@ -24,14 +29,14 @@ static kern_quant unquantised(const weights_options *o, tensor_role role, size_t
 {
     const kern_quant floats = o->block_floats;
     const bool is_head = role == TENSOR_EMBED && o->config->tied_embeddings;
-    const bool fits = floats.bits && o->type == DTYPE_BF16 && k % floats.group == 0;
+    const bool fits = weights_takes_blocks(o) && k % floats.group == 0;
     return fits && (is_head || may_quantise(role)) ? floats : (kern_quant){0};
 }
 
 static kern_quant quant_of(const weights_options *o, tensor_role role, size_t k)
 {
     const kern_quant quant = weights_quant_of(o, role);
-    return quant.bits || o->quant.bits ? quant : unquantised(o, role, k);
+    return quant.bits ? quant : unquantised(o, role, k);
 }
 
 void weights_join_quant(const weights_options *o, const tensor_part *p, bool is_first,

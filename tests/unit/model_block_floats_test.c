@@ -162,10 +162,30 @@ static void each_form_has_its_cache(void **state)
     }
 }
 
+/* Kernels that prefer block floats and others read one cache of what has none. */
+static void other_caches_are_shared(void **state)
+{
+    fixture *x = *state;
+    model_config c;
+    weights_options o = wanted(x, "models/demo", NULL, 0, &c);
+    o.cache_dir = x->cache.dir;
+    for (int form = 0; form < 2; form++) {
+        o.quant = form == 0 ? (kern_quant){8, 32} : (kern_quant){0};
+        o.type = form == 0 ? DTYPE_BF16 : DTYPE_F16;
+        for (int i = 0; i < 2; i++) {
+            o.block_floats = i ? (kern_quant){0} : block_floats;
+            model_weights w = loaded(&o);
+            assert_true(w.from_cache == (i == 1));
+            weights_destroy(&w);
+        }
+    }
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(matrices_with_whole_groups), cmocka_unit_test(other_types_stay),
-        cmocka_unit_test(experts_without_their_router), cmocka_unit_test(each_form_has_its_cache)};
+        cmocka_unit_test(experts_without_their_router), cmocka_unit_test(each_form_has_its_cache),
+        cmocka_unit_test(other_caches_are_shared)};
     return cmocka_run_group_tests_name("block floats", tests, setup, teardown);
 }
