@@ -224,9 +224,12 @@ QUANT_INLINE uint16_t quant_group_16(const float *w, unsigned group, int16_t *q)
         memset(q, 0, group * sizeof *q);
         return finite ? 0 : 0xffff;
     }
-    const float most = (float)QUANT_MOST_16, inverse = quant_float((265 - exponent) << 23);
-    for (unsigned i = 0; i < group; i++)
-        q[i] = (int16_t)(int32_t)quant_round(quant_clamp(w[i] * inverse, -most, most));
+    /* At most 4096 before it is cut: the largest |w| may round up to 13 bits. */
+    quant_to_16(w, group, quant_float((265 - exponent) << 23), q);
+    for (unsigned i = 0; i < group; i++) {
+        const int16_t v = q[i] < QUANT_MOST_16 ? q[i] : QUANT_MOST_16;
+        q[i] = v > -QUANT_MOST_16 ? v : -QUANT_MOST_16;
+    }
     return (uint16_t)((exponent - 11) << 8);
 }
 
