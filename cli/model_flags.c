@@ -54,8 +54,8 @@ static const arg_flag flags_table[] = {
             "weights of a row that share a scale: 32, 64 or 128", .min = 32, .max = 128,
             .initial = "32"),
     ARG_ROW("weights-cache", "DIR", ARG_TEXT, model_flags, weights_cache,
-            "keep the weights that --quantize makes in this folder, and read them from there when "
-            "the model's files are the same"),
+            "keep the weights in this folder as products read them, quantised or not, and read "
+            "them from there when the model's files are the same"),
     ARG_ROW(
         "device", "WHAT", ARG_TEXT, model_flags, device,
         "cpu, cuda or cuda:N (the GPU with that number); auto is cuda where a driver shows a GPU "

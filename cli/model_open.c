@@ -69,11 +69,10 @@ static status check_shape(const model_flags *f, loaded_model *m, error *err)
     if (f->quantize_group & (f->quantize_group - 1))
         return error_set(err, STATUS_INVALID, "--quantize-group: %u is not 32, 64 or 128",
                          f->quantize_group);
-    if (f->weights_cache &&
-        (strcmp(f->quantize, "none") == 0 || strcmp(f->load_format, "dummy") == 0))
+    if (f->weights_cache && strcmp(f->load_format, "dummy") == 0)
         return error_set(err, STATUS_INVALID,
-                         "--weights-cache: it keeps quantised weights of files, so it goes with "
-                         "--quantize and not with --load-format dummy");
+                         "--weights-cache: it keeps weights of files, and --load-format dummy "
+                         "reads none");
     status s = model_ranks_check(&m->config, f->tp, err);
     if (!status_ok(s)) error_prefix(err, "--tp");
     return s;

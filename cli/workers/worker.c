@@ -32,10 +32,9 @@ static const arg_flag flags_table[] = {
             "where this machine has the model (default with --tls-*: the path that the coordinator "
             "was given; without them it must be given)",
             .also = "-m"),
-    ARG_ROW(
-        "weights-cache", "DIR", ARG_TEXT, worker_flags, weights_cache,
-        "where this machine keeps weights that the coordinator's --quantize makes (default with "
-        "--tls-*: the coordinator's --weights-cache, else they are not kept)"),
+    ARG_ROW("weights-cache", "DIR", ARG_TEXT, worker_flags, weights_cache,
+            "where this machine keeps its weights as products read them (default with --tls-*: the "
+            "coordinator's --weights-cache, else they are not kept)"),
     ARG_ROW("kv-disk", "DIR", ARG_TEXT, worker_flags, kv_disk,
             "where this machine has K and V that a coordinator's --kv-disk-size wants on disk, in "
             "a file that goes when the rank does (default with --tls-*: the coordinator's "
