@@ -171,9 +171,9 @@ void hand_await(engine_stream *s);
 void hand_collect(engine *e);
 /* Takes a load that the scheduler has made for a prompt from another server. */
 void hand_add_load(engine *e, const sched_load *load);
-/* Begins what was collected once the plans that it comes behind are done. `moves`: the plan of the
- * last sched_step call moves pages. Called after that plan was submitted, or was found empty, and
- * after a step was collected. */
+/* Begins the copies that hand_collect and hand_add_load have listed, each once all plans have been
+ * collected that may use its pages. `moves`: the plan of the last sched_step call moves pages.
+ * Called after that plan was submitted, or was found empty, and after a step was collected. */
 void hand_begin_copies(engine *e, bool moves);
 /* Notes that rows of the stream were computed, and lets go of the record that was fetched for
  * it. */

@@ -101,7 +101,7 @@ static status read_prompt(const field_place *at, engine_request *r, error *err)
     return copy_string(at, at->value, &r->prompt, err);
 }
 
-/* For a string that is read as a C string. */
+/* Refuses a NUL byte in a string that is read as a C string. */
 static status refuse_nul(const field_place *at, error *err)
 {
     return json_word(at->value) ? STATUS_IS_OK : refuse_field(at, err, "holds a NUL byte");

@@ -231,7 +231,7 @@ typedef struct sched_list {
 /* Bounds of shared pages that a later count may lower (pkv_shared), added up. */
 typedef struct sched_bounds {
     uint64_t pages;
-    uint64_t as_of; // of the oldest
+    uint64_t as_of; // the smallest pkv_shared.as_of among them
 } sched_bounds;
 
 struct sched {
@@ -277,7 +277,7 @@ struct sched {
     uint64_t starved;         // request id
     uint64_t lasting;         // pages that this step's selections may take for good
     sched_bounds uncounted;  // those of them that a count of shared pages may show not to be needed
-    uint64_t if_shared;      // more of them, if other sequences come to share what they keep
+    uint64_t if_shared;      // more pages for good, if others come to share what is kept
     uint64_t passing;        // pages that one selection may take for a moment
     uint32_t budget;         // plain rows that this step may still compute
     uint32_t logit_row_cost; // in this step, in hundredths of a plain row
@@ -285,8 +285,8 @@ struct sched {
     uint32_t draws;          // draws for choices yet to be forked that this step may still make
     uint32_t sparse_rows;    // rows that read by retrieval which this step may still compute
     uint32_t n_watched;      // requests that wait to be measured
-    uint64_t n_watches;      // that ever did
-    int64_t watch_us;        // when the next of them may be
+    uint64_t n_watches;      // requests that have ever waited to be measured
+    int64_t watch_us;        // when the next row may be measured
     row_fate *fates;         // [max_seqs], one for each share of the step whose result is taken
 
     sched_selection *first_selection, *last_selection; // the oldest, the newest

@@ -97,7 +97,7 @@ typedef struct sched_options {
     bool (*has_block)(void *ctx, const pkv_key *key);
     /* Makes the store forget blocks, also those that wait to be written. */
     void (*forget_blocks)(void *ctx, const pkv_key *keys, uint32_t n);
-    void *has_block_ctx; // of both
+    void *has_block_ctx; // passed to has_block and forget_blocks
     uint32_t lost_most;  // blocks that sched_take_lost tells of at most
 } sched_options;
 

@@ -53,7 +53,7 @@ uint16_t transfer_port(const transfer *t);
  * more than this one will have, so that no owner takes the room of others. False: there is no room.
  */
 bool transfer_make_room(transfer *t, uint64_t owner, size_t n);
-/* Gives room of the owner back: of a record that was not held, or that was fetched. */
+/* Gives back the owner's room of n bytes for a record that was made and not held, or fetched. */
 void transfer_release(transfer *t, uint64_t owner, size_t n);
 /* Holds n bytes (malloc'd), for which room was taken, until a peer has fetched them. False: memory
  * is out, or the key is held already; bytes and room are still the caller's. */

@@ -67,7 +67,7 @@ typedef struct readers {
 status readers_watch(readers *r, void *context, void *socket, const char *name);
 /* Takes what has happened; r->monitor is readable then. True: all places have been taken. */
 bool readers_update(readers *r);
-/* Before the socket is closed. */
+/* Ends the watch; to be called before the socket is closed. */
 void readers_forget(readers *r);
 
 /* A payload made for one event at a time, and the topic of all, so that a message is the same each
