@@ -12,7 +12,7 @@ const char *wire_read_answer(const wire_answer *a, uint64_t most, size_t *n)
 {
     static const char *const refusals[WIRE_OUTCOMES] = {
         [WIRE_UNKNOWN] = "it does not hold this prompt: it was fetched before, or forgotten",
-        [WIRE_OTHER] = "it has another model, or stores K and V in another way",
+        [WIRE_OTHER] = "it has another model or --precision, or stores K and V in another way",
         [WIRE_LONG] = "its record is longer than one of this prompt can be",
     };
     *n = 0;

@@ -310,7 +310,7 @@ class Trouble(unittest.TestCase):
         pair = self.pair(decode=["--kv-dtype", "int8"])
         params = pair.hand_over(body(tokens(PROMPT, 1)))
         answer = pair.take_over(body(tokens(PROMPT, 1)), params)
-        self.assertIn("another model, or stores K and V in another way", answer["kv_transfer_params"]["note"])
+        self.assertIn("another model or --precision, or stores K and V in another way", answer["kv_transfer_params"]["note"])
 
     def test_no_room(self):
         """At the prefill server, and at the decode server."""
