@@ -39,7 +39,7 @@ typedef void (*kern_tile_fn)(const void *w, size_t w_stride, size_t k, const flo
                              const kern_ahead *ahead);
 
 /* ---- quantised: the packed x of a tile lies group by group, each
- *     wide      q of all rows, 16 bits each; scale [rows] f32. Always beside weights of 16 bits
+ *     wide      q of all rows, 16 bits each; scale [rows] f32. x beside weights of 16 bits is wide
  *     narrow    q of all rows, 8 bits each; scale [rows] f32, start [rows] int32
  * start is the value that a tile begins a group's sums with: a tile that reads weights as q +
  * offset starts with -offset times the sum of x's integers. Each ISA has its own order of q, its
@@ -149,7 +149,7 @@ typedef struct kern_isa {
 
     /* ---- matmul, quantised. Block floats (16 bits) are for the ISAs that prefer them, and for the
      * reference. ---- */
-    kern_quant block_floats;                      /* kern_block_floats of bf16; bits 0: none */
+    kern_quant block_floats; /* kern_block_floats of bf16, from context.c's table; bits 0: none */
     const kern_dot_ops *quant_block[KERN_QUANTS]; /* NULL: products go by tiles */
     unsigned quant_rows; /* like tile_rows; quant_panels like tile_panels */
     uint8_t quant_panels[KERN_QUANTS][KERN_TILE_ROWS + 1];

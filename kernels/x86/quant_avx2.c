@@ -413,6 +413,4 @@ void kern_quant_fill_avx2(kern_isa *isa)
     isa->quant_w[1] = quant_w4__avx2;
     isa->quant_w[2] = quant_w16__avx2;
     kern_quant_unpacked_fill_avx2(isa);
-    if (isa->precision == KERN_PRECISION_STANDARD)
-        isa->block_floats = (kern_quant){16, QUANT_GROUP_16};
 }

@@ -1,5 +1,5 @@
-/* Quantised matrix product of many rows, AVX2: weights are unpacked once for all tiles of a block of
- * rows, 4 bits to 8 and 8 bits to 16, so that a tile only multiplies. An unpacked group is its
+/* Quantised matrix product of many rows, AVX2: weights are unpacked once for all tiles of a block
+ * of rows, 4 bits to 8 and 8 bits to 16, so that a tile only multiplies. An unpacked group is its
  * scales [16] f32, then lines of 64 bytes, each of two columns (8 bits) or four (4 bits) of all 16
  * outputs, in the order of x. The integers and the order of their sums are those of quant_avx2.c,
  * and so are the bits of the results. */
