@@ -38,7 +38,8 @@ INLINE void add_pair(__m256i sums[2], const __m256i v[2], const int16_t *x)
             : [v0] "x"(v[0]), [v1] "x"(v[1]), [x] "m"(*(const int32_t *)(const void *)x));
 }
 
-/* sums [2] += v [2] bytes of w times a quad of x, in 16 bits and in place. */
+/* sums [2] += v [2], bytes of w, times a quad of x, in 16 bits and in place, in assembly as
+ * add_pair. */
 INLINE void add_quad(__m256i sums[2], const __m256i v[2], const int8_t *x)
 {
     __m256i quad, product;
@@ -51,6 +52,8 @@ INLINE void add_quad(__m256i sums[2], const __m256i v[2], const int8_t *x)
             : [v0] "x"(v[0]), [v1] "x"(v[1]), [x] "m"(*(const int32_t *)(const void *)x));
 }
 
+/* The stored scales of 8 outputs as f32. Those of 8 and 16 bits keep a bit of the mantissa where
+ * bf16 has the sign. */
 INLINE __m256 scales_of(const int bits, const uint8_t *scales)
 {
     __m128i half = _mm_load_si128((const __m128i *)(const void *)scales);

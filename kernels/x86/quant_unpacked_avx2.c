@@ -11,7 +11,8 @@ INLINE void load_panel(const uint8_t *w, __m256i v[2])
     v[1] = _mm256_load_si256((const __m256i *)(w + 32));
 }
 
-/* Prefetches once for each 64 bytes of the packed weights. */
+/* Prefetches from the weights that are unpacked next. Tiles call it once for each 64 bytes that the
+ * present weights take as they are stored. */
 INLINE void prefetch(const uint8_t **line, size_t step)
 {
     _mm_prefetch((const char *)*line, _MM_HINT_T0);
@@ -78,6 +79,7 @@ INLINE void group_4(const int rows, const uint8_t *w, const int8_t *x, const siz
     }
 }
 
+/* acc [rows][16] += k columns of unpacked weights times x. */
 INLINE void tile(const int bits, const int rows, const uint8_t *w, size_t k, const size_t group,
                  const uint8_t *x, float *acc, const kern_ahead *ahead)
 {
@@ -122,7 +124,7 @@ TILE(4, 6)
 
 /* ---- unpacking ------------------------------------------------------------------------------- */
 
-/* Unpacks the two halves of 32 bytes: columns that lie in the lower and in the upper bits. */
+/* Unpacks 32 bytes: the columns in the lower and those in the upper half of their bits. */
 INLINE void unpack_line(const int bits, __m256i v, __m256i *lower, __m256i *upper)
 {
     if (bits == 8) {
