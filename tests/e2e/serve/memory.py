@@ -176,10 +176,9 @@ class EveryAllocation(FailingServer):
             answer["model"] = "demo"
             self.assertGreater(self.sweep(server, "/v1/completions", body, answer), 10)
 
-    def test_tables_that_the_backend_has_no_memory_for(self):
-        """Each prompt is longer than those before, so the backend's copy of its page tables grows.
-        The next step counts on what the log of a step says: a backend that had no memory to apply
-        one is made again."""
+    def log_of_growing_tables(self):
+        """The log of a server in which each allocation of a request failed once. Each prompt is
+        longer than those before, so the backend's copy of its page tables grows."""
         with self.server() as server:
             at, before = 0, -1
             while self.failures() != before:
@@ -193,8 +192,18 @@ class EveryAllocation(FailingServer):
                     self.assertEqual(status, 503 if '"error"' in text else 200, text)
                 at += 1
             self.assertGreater(at, 10)
-            log = server.log()
-        self.assertTrue(re.search("step [0-9]+ failed: page tables: out of memory", log), "no failure")
+            return server.log()
+
+    def test_tables_that_the_backend_has_no_memory_for(self):
+        """The next step counts on what the log of a step says: a backend that had no memory to
+        apply one is made again. The allocations of HTTP's threads come between the backend's in an
+        order that differs on a busy machine, so a server may miss those of page tables."""
+        for _ in range(20):
+            log = self.log_of_growing_tables()
+            if re.search("step [0-9]+ failed: page tables: out of memory", log):
+                break
+        else:
+            self.fail("in no server did a step fail for its page tables")
         self.assertTrue(re.search("the backend was restarted in [0-9]+ ms", log), "no restart")
 
 
