@@ -123,7 +123,7 @@ static status choose_isa(const char *name, size_t *out, error *err)
 static kern_quant floats_of(size_t row, kern_precision precision)
 {
     const bool prefers = isa_rows[row].block_floats && precision == KERN_PRECISION_STANDARD;
-    return prefers ? (kern_quant){16, QUANT_GROUP_16} : (kern_quant){0};
+    return prefers ? (kern_quant){12, QUANT_GROUP_12} : (kern_quant){0};
 }
 
 static void fill_isa(size_t row, kern_isa *isa)

@@ -15,7 +15,7 @@
 
 enum {
     KERN_DTYPES = 3,
-    KERN_QUANTS = 3,       /* 8, 4 and 16 bits: their arrays are indexed by kern_quant_index */
+    KERN_QUANTS = 3,       /* 8, 4 and 12 bits: their arrays are indexed by kern_quant_index */
     KERN_TILE_ROWS = 24,   /* most rows that any ISA's matmul tile takes */
     KERN_COSINE_ROWS = 32, /* rows that are f32 at a time */
 };
@@ -39,7 +39,7 @@ typedef void (*kern_tile_fn)(const void *w, size_t w_stride, size_t k, const flo
                              const kern_ahead *ahead);
 
 /* ---- quantised: the packed x of a tile lies group by group, each
- *     wide      q of all rows, 16 bits each; scale [rows] f32. x beside weights of 16 bits is wide
+ *     wide      q of all rows, 16 bits each; scale [rows] f32. x beside weights of 12 bits is wide
  *     narrow    q of all rows, 8 bits each; scale [rows] f32, start [rows] int32
  * start is the value that a tile begins a group's sums with: a tile that reads weights as q +
  * offset starts with -offset times the sum of x's integers. Each ISA has its own order of q, its
@@ -63,6 +63,15 @@ static inline size_t kern_quant_bytes(kern_quant q)
 /* The contract of kern_tile_fn, with k a multiple of two groups. */
 typedef void (*kern_quant_tile_fn)(const void *w, size_t w_stride, size_t k, unsigned group,
                                    const void *x, float *acc, const kern_ahead *ahead);
+
+/* The same with one panel, whose k columns the first function unpacks and the second one reads
+ * unpacked, from 64-byte aligned scratch: for each group 64 bytes of scales, then its weights in 8
+ * bits (of 4) or 16 (of 8 and 12). */
+typedef void (*kern_unpacking_tile_fn)(const uint8_t *w, uint8_t *unpacked, size_t k,
+                                       unsigned group, const void *x, float *acc,
+                                       const kern_ahead *ahead);
+typedef void (*kern_unpacked_tile_fn)(uint8_t *unpacked, size_t k, unsigned group, const void *x,
+                                      float *acc, const kern_ahead *ahead);
 
 /* ---- blocks, for ISAs whose instructions sum more than one product at a time. x is cut into tiles
  * of R rows; the last tile has zeros where rows are missing. A tile of x is laid out by units of
@@ -147,7 +156,7 @@ typedef struct kern_isa {
     void (*pack_x)(const float *x, size_t x_stride, size_t rows, size_t k, float *out);
     const kern_dot_ops *bf16_block; /* NULL: products go by tiles */
 
-    /* ---- matmul, quantised. Block floats (16 bits) are for the ISAs that prefer them, and for the
+    /* ---- matmul, quantised. Block floats (12 bits) are for the ISAs that prefer them, and for the
      * reference. ---- */
     kern_quant block_floats; /* kern_block_floats of bf16, from context.c's table; bits 0: none */
     const kern_dot_ops *quant_block[KERN_QUANTS]; /* NULL: products go by tiles */
@@ -161,15 +170,15 @@ typedef struct kern_isa {
     unsigned quant_ahead[KERN_QUANTS];
     kern_quant_tile_fn quant_tile[KERN_QUANTS][KERN_TILE_ROWS + 1];
     kern_quant_tile_fn quant_tile1[KERN_QUANTS][KERN_TILE_ROWS + 1];
-    /* For a block of many tiles of quant_many_rows rows or one less. quant_unpack writes k columns
-     * of a panel to `out`, aligned to 64 bytes: for each group 64 bytes of scales, then its weights
-     * in twice their bits. A tile of quant_unpacked reads one panel from there and gives the bits
-     * of quant_tile1. quant_many is 1 then. NULL: tiles read the weights as they are stored. */
-    void (*quant_unpack[KERN_QUANTS])(const uint8_t *w, size_t k, unsigned group, uint8_t *out);
-    kern_quant_tile_fn quant_unpacked[KERN_QUANTS][KERN_TILE_ROWS + 1];
+    /* Whether blocks of several tiles unpack their weights, and tiles for that (quant_many is 1
+     * then): a block's first reads the weights as they are stored and writes them to `unpacked`,
+     * where the others read them. All give the bits of quant_tile1. */
+    bool quant_unpacks;
+    kern_unpacking_tile_fn quant_unpacking[KERN_QUANTS][KERN_TILE_ROWS + 1];
+    kern_unpacked_tile_fn quant_unpacked[KERN_QUANTS][KERN_TILE_ROWS + 1];
     bool quant_x_wide[KERN_QUANTS]; /* whether x of a tile is wide */
     kern_quant_x_fn quant_x[KERN_QUANTS];
-    /* Quantises a group of weights to int8_t, or int16_t for 16 bits; returns the scale as it is
+    /* Quantises a group of weights to int8_t, or int16_t for 12 bits; returns the scale as it is
      * stored. */
     uint16_t (*quant_w[KERN_QUANTS])(const float *w, unsigned group, void *q);
 

@@ -64,15 +64,19 @@ static inline unsigned kern_pair(dtype t) { return t == DTYPE_F32 ? 1u : 2u; }
  *     scales [2][16], then for each group:
  *     8 bits    [group / 4][16][4]     q in [-127, 127]
  *     4 bits    [group / 8][16][4]     q + 8 in [0, 15]; low halves a quad, high halves the next
- *     16 bits   [group / 2][16][2]     q in [-4095, 4095]
+ *     12 bits   [group / 8][6][32]     q in [-2047, 2047], below
  * A 4-bit weight's scale is a bf16. An 8-bit weight's scale is never negative, so it is bits 30 to
  * 15 of an f32: the sign bit becomes one more bit of fraction. k is padded with zeros to two
  * groups. Zeroed memory is a matrix of zeros.
  *
- * Weights of 16 bits are block floats (block floating point): a group's scale is the power of two
- * at which its largest |w| is from 2048 up. A bf16 of at least a sixteenth of the group's largest
- * keeps its bits, and a smaller one is off by a 4,096th of that largest at most. Groups have 64
- * columns. Only "ref" multiplies them, and contexts whose kern_block_floats gives them.
+ * Weights of 12 bits are block floats (block floating point): a group's scale is the power of two
+ * at which its largest |w| is from 1024 up. A bf16 of at least an eighth of the group's largest
+ * keeps its bits, and a smaller one is off by a 2,048th of that largest at most. Groups have 64
+ * columns. Only "ref" multiplies them, and contexts whose kern_block_floats gives them. Eight
+ * columns are four pairs: 32 bytes with bits 8 to 11 of the first pair in low halves and of the
+ * second in high halves, 32 bytes of the third and the fourth pair, then bits 0 to 7 of each pair.
+ * The 32 bytes of a pair are both columns of rows 0 to 3, 8 to 11, 4 to 7 and 12 to 15: AVX2
+ * interleaves bytes of 16 at a time.
  *
  * A matrix of e4m3 floats (is_float) is for GPUs, which make their own order of it; no product here
  * takes it. It is its bytes [n][k], then at the next multiple of 16 bytes f32 scales [n][groups],
@@ -80,7 +84,7 @@ static inline unsigned kern_pair(dtype t) { return t == DTYPE_F32 ? 1u : 2u; }
 enum { KERN_PANEL = 16, KERN_GROUP_MIN = 32, KERN_GROUP_MAX = 128 };
 
 typedef struct kern_quant {
-    uint8_t bits;  /* 8, 4; 16: block floats; 0 = not quantised */
+    uint8_t bits;  /* 8, 4; 12: block floats; 0 = not quantised */
     uint8_t group; /* 32, 64 or 128 */
 } kern_quant;
 
@@ -132,9 +136,9 @@ void kern_matrix_row(const kern_context *kc, const kern_matrix *w, size_t row, f
  * columns of each 32 from `first` on and adds both to y. Denormals count as zeros.
  *
  * With a quantised W, x becomes integers too, with an f32 scale for each row and group: 8 bits, or
- * 16 in high precision beside 8-bit weights, or 14 beside block floats, in [-8191, 8191]. A group's
- * sum is exact (below 2^31), and y is one chain of fused multiply-adds over the groups, the same on
- * every ISA:
+ * 16 in high precision beside 8-bit weights, or 15 beside block floats, in [-16383, 16383]. The sum
+ * of a group is exact (below 2^31), and y is one chain of fused multiply-adds over the groups, the
+ * same on every ISA:
  *     y = fma((float)sum(q_w * q_x), scale_w * scale_x, y) */
 void kern_matmul(kern_context *kc, const kern_matrix *w, const float *bias, const float *x,
                  size_t x_stride, size_t m, float *y, size_t y_stride);

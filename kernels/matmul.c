@@ -11,9 +11,8 @@
  * chain over ascending k.
  *
  * Quantised weights are cut in the same way, in units of two groups of columns instead of one
- * column. x is quantised where f32 x is packed: each thread does it for its own row blocks. Many
- * tiles read a panel's piece from scratch, where it is unpacked once for all of them, if the ISA
- * has that.
+ * column. x is quantised where f32 x is packed: each thread does it for its own row blocks. If the
+ * ISA has that, the first of several tiles unpacks a panel's piece into scratch for the others.
  *
  * In a product that ends in swiglu an item has some panels of gates and the panels of their ups.
  * Sums of the gates wait in scratch; the calls of the ups store swiglu of both. */
@@ -28,13 +27,14 @@ enum {
     K_BLOCK = 256,         /* a panel's piece is 8 KiB, in f32 16: half of the smallest L1 */
     BYTES_K_BLOCK = 512,   /* 9 KiB in 8 bits, unpacked 17 */
     HALVES_K_BLOCK = 1024, /* 9 KiB in 4 bits, unpacked 18 */
-    FLOATS_K_BLOCK = 256,  /* 8 KiB in 16 bits */
+    FLOATS_K_BLOCK = 384,  /* 9 KiB in 12 bits, unpacked 12 */
     GROUP_PANELS = 16,     /* packing x again for each item then costs 2 % at most */
     AHEAD_MIN = 1024, /* bytes a stream is prefetched ahead; 2 KiB is 4 to 6 % slower on Zen 3 */
     SERIAL_WORK = 1 << 17, /* multiply-adds that one thread does while the others wake up */
     ACC_FLOATS = GROUP_PANELS * ROW_BLOCK * KERN_PANEL,
     X_SPILL = KERN_PANEL, /* floats that pack_x may write beyond the end */
-    UNPACK_TILES = 5,     /* unpacking for fewer gains nothing */
+    UNPACK_TILES = 2,     /* least tiles for which weights are unpacked */
+    UNPACK_TILES_4 = 3,   /* 4 bits take fewer instructions */
     UNPACKED_BYTES = HALVES_K_BLOCK * KERN_PANEL + HALVES_K_BLOCK / KERN_GROUP_MIN * KERN_PANEL * 4,
     X_FLOATS = (KERN_MATMUL_SCRATCH_BYTES - UNPACKED_BYTES) / 4 - ACC_FLOATS - X_SPILL - 16,
     X_BYTES = X_FLOATS * 4,
@@ -69,8 +69,7 @@ typedef struct product {
     size_t many_rows, many_least, many_panels;
     size_t ahead; /* bytes that a lone tile prefetches ahead, over all streams */
     kern_quant_x_fn quant_x;
-    bool unpacks;             /* whether a block of UNPACK_TILES or more unpacks weights */
-    size_t n_tiles, n_blocks; /* along m; tiles differ by one row at most */
+    size_t n_tiles, n_blocks;                /* along m; tiles differ by one row at most */
     size_t n_panels, group_panels, n_groups; /* along n, or along the gates */
     bool swiglu;
     size_t joined; /* most items of a run that are done as one */
@@ -241,9 +240,9 @@ static void run_call(const product *p, const item *it, const call *c, size_t k0,
         ahead.at = next;
         ahead.step = ceil_div(64, tiles);
     }
-    const bool unpack = p->unpacks && tiles >= UNPACK_TILES;
+    const size_t least = p->w->quant.bits == 4 ? UNPACK_TILES_4 : UNPACK_TILES;
+    const bool unpack = p->w->quant.bits && isa->quant_unpacks && tiles >= least;
     assert(!unpack || c->side == 1);
-    if (unpack) isa->quant_unpack[quant](w, k, group, unpacked);
     const size_t x_row = x_bytes(p, k), lines = k / p->unit * p->w_unit_bytes / 64;
     for (size_t t = it->tile0, row = it->row0, rows; t < it->tile1; t++, row += rows) {
         rows = tile_row(p, t + 1) - row;
@@ -251,8 +250,10 @@ static void run_call(const product *p, const item *it, const call *c, size_t k0,
         size_t before = (row - it->row0) * c->side * KERN_PANEL;
         float *acc = c->acc + before;
         if (k0 == 0) start_sums(p, c, rows, acc);
-        if (unpack) {
-            isa->quant_unpacked[quant][rows](unpacked, 0, k, group, packed, acc, &ahead);
+        if (unpack && t == it->tile0) {
+            isa->quant_unpacking[quant][rows](w, unpacked, k, group, packed, acc, &ahead);
+        } else if (unpack) {
+            isa->quant_unpacked[quant][rows](unpacked, k, group, packed, acc, &ahead);
         } else if (p->w->quant.bits) {
             kern_quant_tile_fn tile =
                 c->side == 1 ? isa->quant_tile1[quant][rows] : isa->quant_tile[quant][rows];
@@ -366,7 +367,7 @@ static void set_units(const kern_isa *isa, product *p)
     p->unit = (size_t)2 * w->quant.group;
     p->w_unit_bytes = kern_quant_bytes(w->quant);
     unsigned index = kern_quant_index(w->quant);
-    assert(w->quant.bits != 16 || isa->quant_tile[index][isa->quant_rows]);
+    assert(w->quant.bits != 12 || isa->quant_tile[index][isa->quant_rows]);
     p->quant_x = isa->quant_x[index];
     p->x_unit_bytes = 2 * kern_quant_x_bytes(isa->quant_x_wide[index], w->quant.group);
     p->panel_bytes = ceil_div(w->k, p->unit) * p->w_unit_bytes;
@@ -378,7 +379,6 @@ static void set_units(const kern_isa *isa, product *p)
     p->many_least = isa->quant_many_least;
     p->many_panels = isa->quant_many;
     p->ahead = isa->quant_ahead[index];
-    p->unpacks = isa->quant_unpack[index] != NULL;
     size_t end = ceil_div(p->first + p->k, p->unit) * p->unit;
     p->first -= p->first % p->unit;
     p->k = p->k > 0 ? end - p->first : 0;

@@ -107,13 +107,15 @@ static void pack_panel(const pack_job *j, size_t panel)
 }
 
 /* Returns where one row's group of a panel begins: q of its columns 0 to 3 (4 bits: of 0 to 3 in
- * the low halves and of 4 to 7 in the high ones). The next columns follow 64 bytes on. */
+ * the low halves and of 4 to 7 in the high ones). The next columns follow 64 bytes on. With block
+ * floats it is where the group of all the panel's rows begins. */
 static uint8_t *group_at(const kern_matrix *w, size_t row, size_t group, uint8_t **scale)
 {
     size_t pair_bytes = kern_quant_bytes(w->quant), panel = row / KERN_PANEL;
     uint8_t *pair = (uint8_t *)w->data + (panel * group_pairs(w) + group / 2) * pair_bytes;
     *scale = pair + group % 2 * 32 + row % KERN_PANEL * 2;
-    return pair + 64 + group % 2 * ((pair_bytes - 64) / 2) + row % KERN_PANEL * 4;
+    uint8_t *at = pair + 64 + group % 2 * ((pair_bytes - 64) / 2);
+    return w->quant.bits == 12 ? at : at + row % KERN_PANEL * 4;
 }
 
 /* Quantises one row of w. */
@@ -132,8 +134,7 @@ static void quantise_row(const pack_job *j, size_t row)
         uint16_t scale = j->isa->quant_w[kern_quant_index(w->quant)](x, (unsigned)group, q16);
         uint8_t *scale_at, *at = group_at(w, row, k / group, &scale_at);
         memcpy(scale_at, &scale, sizeof scale);
-        if (w->quant.bits == 16)
-            for (size_t i = 0; i < group; i += 2) memcpy(at + i * 32, q16 + i, 4);
+        if (w->quant.bits == 12) quant_put_12(q16, (unsigned)group, row % KERN_PANEL, at);
         if (w->quant.bits == 8)
             for (size_t i = 0; i < group; i += 4) memcpy(at + i * 16, q + i, 4);
         if (w->quant.bits != 4) continue;
@@ -183,10 +184,8 @@ static void quantised_row(const kern_matrix *w, size_t row, float *out)
         uint16_t scale;
         memcpy(&scale, scale_at, sizeof scale);
         int q;
-        if (w->quant.bits == 16) {
-            int16_t half;
-            memcpy(&half, at + i / 2 * 64 + i % 2 * 2, sizeof half);
-            q = half;
+        if (w->quant.bits == 12) {
+            q = quant_get_12(at, i, row % KERN_PANEL);
         } else if (w->quant.bits == 8) {
             q = (int8_t)at[i / 4 * 64 + i % 4];
         } else {

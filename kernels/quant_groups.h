@@ -21,9 +21,9 @@ enum {
     QUANT_TRIES_8 = 16, /* for 8 bits; more tries gain nothing measurable */
     /* Columns of a group of block floats, the largest |w|, and the largest |x| beside it. The sum
      * of a group's products stays below 2^31. */
-    QUANT_GROUP_16 = 64,
-    QUANT_MOST_16 = 4095,
-    QUANT_X_MOST_16 = 8191,
+    QUANT_GROUP_12 = 64,
+    QUANT_MOST_12 = 2047,
+    QUANT_X_MOST_12 = 16383,
 };
 
 #define QUANT_FIRST_TRY 7.0f      /* value of the largest weight in the first try */
@@ -212,11 +212,11 @@ QUANT_INLINE uint16_t quant_group_8(const float *w, unsigned group, int8_t *q)
     return (uint16_t)(first + chosen);
 }
 
-/* ---- 16 bits --------------------------------------------------------------------------------- */
+/* ---- 12 bits --------------------------------------------------------------------------------- */
 
-/* Block floating point: the scale is the power of two at which the largest |w| has 12 bits. So the
- * 8 bits of a bf16 stay exact down to a sixteenth of the group's largest. */
-QUANT_INLINE uint16_t quant_group_16(const float *w, unsigned group, int16_t *q)
+/* Block floating point: the scale is the power of two at which the largest |w| has 11 bits. So the
+ * 8 bits of a bf16 stay exact down to an eighth of the group's largest. */
+QUANT_INLINE uint16_t quant_group_12(const float *w, unsigned group, int16_t *q)
 {
     const uint32_t largest = quant_largest_bits(w, group), exponent = largest >> 23;
     const bool finite = largest < 0x7f800000u;
@@ -224,13 +224,46 @@ QUANT_INLINE uint16_t quant_group_16(const float *w, unsigned group, int16_t *q)
         memset(q, 0, group * sizeof *q);
         return finite ? 0 : 0xffff;
     }
-    /* At most 4096 before it is cut: the largest |w| may round up to 13 bits. */
-    quant_to_16(w, group, quant_float((265 - exponent) << 23), q);
+    /* At most 2048 before it is cut: the largest |w| may round up to 12 bits. */
+    quant_to_16(w, group, quant_float((264 - exponent) << 23), q);
     for (unsigned i = 0; i < group; i++) {
-        const int16_t v = q[i] < QUANT_MOST_16 ? q[i] : QUANT_MOST_16;
-        q[i] = v > -QUANT_MOST_16 ? v : -QUANT_MOST_16;
+        const int16_t v = q[i] < QUANT_MOST_12 ? q[i] : QUANT_MOST_12;
+        q[i] = v > -QUANT_MOST_12 ? v : -QUANT_MOST_12;
     }
-    return (uint16_t)((exponent - 11) << 8);
+    return (uint16_t)((exponent - 10) << 8);
+}
+
+/* The byte of a row's first column in 32 bytes of a panel's pair of columns (kernels.h). */
+QUANT_INLINE size_t quant_place_12(size_t row)
+{
+    return row / 4 % 2 * 16 + row / 8 * 8 + row % 4 * 2;
+}
+
+/* Writes a row's group into that of its panel. */
+QUANT_INLINE void quant_put_12(const int16_t *q, unsigned group, size_t row, uint8_t *panel)
+{
+    uint8_t low[QUANT_GROUP_12], high[QUANT_GROUP_12];
+    uint8_t *to = panel + quant_place_12(row);
+    for (unsigned i = 0; i < group; i++) low[i] = (uint8_t)q[i];
+    for (unsigned i = 0; i < group; i++) high[i] = (uint8_t)((uint16_t)q[i] >> 8 & 15);
+    for (unsigned i = 0; i < group; i += 8, to += 192) {
+        for (unsigned half = 0; half < 2; half++) {
+            const uint8_t *h = high + i + 4 * half;
+            to[32 * half] = (uint8_t)(h[0] | h[2] << 4);
+            to[32 * half + 1] = (uint8_t)(h[1] | h[3] << 4);
+        }
+        for (unsigned pair = 0; pair < 4; pair++)
+            memcpy(to + 64 + 32 * pair, low + i + 2 * pair, 2);
+    }
+}
+
+/* The weight of column k of a group of a panel. */
+QUANT_INLINE int quant_get_12(const uint8_t *panel, size_t k, size_t row)
+{
+    const uint8_t *at = panel + k / 8 * 192 + quant_place_12(row) + k % 2;
+    const size_t pair = k % 8 / 2;
+    const int high = at[32 * (pair / 2)] >> (pair % 2 * 4) & 15;
+    return ((high ^ 8) - 8) * 256 + at[64 + 32 * pair];
 }
 
 /* ---- 4 bits ---------------------------------------------------------------------------------- */

@@ -8,12 +8,8 @@
 /* Weight of column k, counted from the group's first. */
 static inline int weight_at(unsigned bits, const uint8_t *group, size_t k, size_t row)
 {
-    int16_t q;
     if (bits == 8) return (int8_t)group[k / 4 * 64 + row * 4 + k % 4];
-    if (bits == 16) {
-        memcpy(&q, group + k / 2 * 64 + row * 4 + k % 2 * 2, sizeof q);
-        return q;
-    }
+    if (bits == 12) return quant_get_12(group, k, row);
     int pair = group[k / 8 * 64 + row * 4 + k % 4];
     return (k / 4 % 2 ? pair >> 4 : pair & 15) - 8;
 }
@@ -62,7 +58,7 @@ static inline void tile_1x1(unsigned bits, bool wide, const uint8_t *w, size_t k
 TILE_REF(8_wide, 8, true)
 TILE_REF(8, 8, false)
 TILE_REF(4, 4, false)
-TILE_REF(16, 16, true)
+TILE_REF(12, 12, true)
 
 static inline void quant_x(bool wide, float most, const float *x, size_t groups, unsigned group,
                            uint8_t *out)
@@ -96,12 +92,12 @@ static void quant_x__ref(const float *x, size_t groups, unsigned group, size_t r
     quant_x(false, 127.0f, x, groups, group, out);
 }
 
-static void quant_x_16__ref(const float *x, size_t groups, unsigned group, size_t rows, size_t r,
+static void quant_x_12__ref(const float *x, size_t groups, unsigned group, size_t rows, size_t r,
                             uint8_t *out)
 {
     (void)rows;
     (void)r;
-    quant_x(true, QUANT_X_MOST_16, x, groups, group, out);
+    quant_x(true, QUANT_X_MOST_12, x, groups, group, out);
 }
 
 static uint16_t quant_w8__ref(const float *w, unsigned group, void *q)
@@ -114,9 +110,9 @@ static uint16_t quant_w4__ref(const float *w, unsigned group, void *q)
     return quant_group_4(w, group, q);
 }
 
-static uint16_t quant_w16__ref(const float *w, unsigned group, void *q)
+static uint16_t quant_w12__ref(const float *w, unsigned group, void *q)
 {
-    return quant_group_16(w, group, q);
+    return quant_group_12(w, group, q);
 }
 
 static double int_burst__ref(size_t rounds, float *sink)
@@ -142,14 +138,14 @@ void kern_quant_fill_ref(kern_isa *isa)
     }
     isa->quant_tile[0][1] = isa->quant_tile1[0][1] = wide ? tile_8_wide__ref : tile_8__ref;
     isa->quant_tile[1][1] = isa->quant_tile1[1][1] = tile_4__ref;
-    isa->quant_tile[2][1] = isa->quant_tile1[2][1] = tile_16__ref;
+    isa->quant_tile[2][1] = isa->quant_tile1[2][1] = tile_12__ref;
     isa->quant_x_wide[0] = wide;
     isa->quant_x_wide[2] = true;
     isa->quant_x[0] = wide ? quant_x_wide__ref : quant_x__ref;
     isa->quant_x[1] = quant_x__ref;
-    isa->quant_x[2] = quant_x_16__ref;
+    isa->quant_x[2] = quant_x_12__ref;
     isa->quant_w[0] = quant_w8__ref;
     isa->quant_w[1] = quant_w4__ref;
-    isa->quant_w[2] = quant_w16__ref;
+    isa->quant_w[2] = quant_w12__ref;
     isa->int_burst = int_burst__ref;
 }

@@ -1,12 +1,12 @@
 /* Quantised matrix product, AVX2. 8 bits: madd of the even and of the odd bytes of w, as 16 bits,
  * with those of x, which is wide in both precisions. maddubs would saturate, and avoiding that (by
  * moving the signs of w to x, for each row) costs as many instructions as it saves. 4 bits: maddubs
- * of w + 8 and x; the products are so small that a run of columns is summed in 16 bits. 16 bits
- * (block floats): madd of pairs of w and x as they lie. */
+ * of w + 8 and x; the products are so small that a run of columns is summed in 16 bits. 12 bits
+ * (block floats): madd of pairs of w, as 16 bits, and x. */
 #include "kernels/x86/quant_avx2.h"
 #include "kernels/quant_groups.h"
 
-enum { AHEAD_16 = 2048 }; /* bytes that a lone tile of weights of 16 bits prefetches ahead */
+enum { AHEAD_12 = 2048 }; /* bytes that a lone tile of weights of 12 bits prefetches ahead */
 
 INLINE __m256i pair_of(const int16_t *x)
 {
@@ -62,24 +62,25 @@ INLINE void run_8(const int rows, const int side, const uint8_t *w, size_t w_str
     }
 }
 
-/* run_8 for weights of 16 bits: nothing is converted. */
-INLINE void run_16(const int rows, const int side, const uint8_t *w, size_t w_stride,
+/* run_8 for block floats: each unit of 8 columns is three lines, high halves and low bytes. */
+INLINE void run_12(const int rows, const int side, const uint8_t *w, size_t w_stride,
                    const int16_t *x, __m256i *sums, const uint8_t *line, const kern_ahead *ahead)
 {
-    const size_t group = QUANT_GROUP_16;
-    for (size_t i = 0; i < group; i += 8, x += 8) {
+    const size_t group = QUANT_GROUP_12;
+    for (size_t i = 0; i < group; i += 8, x += 8, w += 192) {
 #pragma GCC unroll 4
-        for (size_t j = 0; j < 8; j += 2, w += 64, line += ahead->step) {
+        for (size_t pair = 0; pair < 4; pair++) {
 #pragma GCC unroll 6
             for (int s = 0; s < side; s++) {
                 const uint8_t *at = w + (size_t)s * w_stride;
-                prefetch(rows, line + (size_t)s * ahead->stride);
-                const __m256i v[] = {_mm256_load_si256((const __m256i *)at),
-                                     _mm256_load_si256((const __m256i *)(at + 32))};
+                if (pair < 3) prefetch(rows, line + (size_t)s * ahead->stride);
+                __m256i v[2];
+                load_pair_12(at + 64 + 32 * pair, at + pair / 2 * 32, pair % 2, v);
 #pragma GCC unroll 6
                 for (int r = 0; r < rows; r++)
-                    add_pair(sums + 2 * (s * rows + r), v, x + (size_t)r * group + j);
+                    add_pair(sums + 2 * (s * rows + r), v, x + (size_t)r * group + 2 * pair);
             }
+            if (pair < 3) line += ahead->step;
         }
     }
 }
@@ -178,7 +179,7 @@ INLINE const float *add_group(const int bits, const int rows, const int side, co
 #pragma GCC unroll 12
     for (int i = 0; i < 2 * rows * side; i++) sums[i] = _mm256_setzero_si256();
     if (bits == 8) run_8(rows, side, w, w_stride, q, group, sums, line, ahead);
-    else run_16(rows, side, w, w_stride, q, sums, line, ahead);
+    else run_12(rows, side, w, w_stride, q, sums, line, ahead);
     SUMS_STAY_IN_MEMORY();
     return (const float *)(const void *)(q + (size_t)rows * group);
 }
@@ -241,22 +242,22 @@ FOR_TILES(TILE, 4)
 FOR_TILES(TILE1, 4)
 
 /* One row reads six streams: with four a product takes 4 % longer. */
-#define FOR_TILES_16(X) X(16, 1, 6) X(16, 2, 3) X(16, 3, 2) X(16, 4, 1) X(16, 5, 1) X(16, 6, 1)
+#define FOR_TILES_12(X) X(12, 1, 6) X(12, 2, 3) X(12, 3, 2) X(12, 4, 1) X(12, 5, 1) X(12, 6, 1)
 
-#define TILE_16(bits, rows, side)                                                                  \
-    static void tile_16_##rows##__avx2(const void *w, size_t w_stride, size_t k, unsigned group,   \
+#define TILE_12(bits, rows, side)                                                                  \
+    static void tile_12_##rows##__avx2(const void *w, size_t w_stride, size_t k, unsigned group,   \
                                        const void *x, float *acc, const kern_ahead *ahead)         \
     {                                                                                              \
         (void)group;                                                                               \
-        tile(16, rows, side, w, w_stride, k, QUANT_GROUP_16, x, acc, ahead);                       \
+        tile(12, rows, side, w, w_stride, k, QUANT_GROUP_12, x, acc, ahead);                       \
     }                                                                                              \
-    static void tile1_16_##rows##__avx2(const void *w, size_t w_stride, size_t k, unsigned group,  \
+    static void tile1_12_##rows##__avx2(const void *w, size_t w_stride, size_t k, unsigned group,  \
                                         const void *x, float *acc, const kern_ahead *ahead)        \
     {                                                                                              \
         (void)group;                                                                               \
-        tile(16, rows, 1, w, w_stride, k, QUANT_GROUP_16, x, acc, ahead);                          \
+        tile(12, rows, 1, w, w_stride, k, QUANT_GROUP_12, x, acc, ahead);                          \
     }
-FOR_TILES_16(TILE_16)
+FOR_TILES_12(TILE_12)
 
 /* ---- to integers ----------------------------------------------------------------------------- */
 
@@ -365,7 +366,7 @@ INLINE void x_narrow(const float *x, size_t groups, const unsigned group, size_t
     }
 X_WIDE(8, true, 127.0f)
 X_WIDE(8_high, true, 32767.0f)
-X_WIDE(16, false, QUANT_X_MOST_16)
+X_WIDE(12, false, QUANT_X_MOST_12)
 
 static void quant_x_4__avx2(const float *x, size_t groups, unsigned group, size_t rows, size_t r,
                             uint8_t *out)
@@ -384,9 +385,9 @@ static uint16_t quant_w4__avx2(const float *w, unsigned group, void *q)
     return group == RUN ? quant_group_4(w, RUN, q) : quant_group_4(w, group, q);
 }
 
-static uint16_t quant_w16__avx2(const float *w, unsigned group, void *q)
+static uint16_t quant_w12__avx2(const float *w, unsigned group, void *q)
 {
-    return quant_group_16(w, group, q);
+    return quant_group_12(w, group, q);
 }
 
 void kern_quant_fill_avx2(kern_isa *isa)
@@ -398,8 +399,8 @@ void kern_quant_fill_avx2(kern_isa *isa)
     isa->quant_tile1[kern_quant_index((kern_quant){bits, 0})][rows] = tile1_##bits##_##rows##__avx2;
     FOR_TILES(SET_TILE, 8)
     FOR_TILES(SET_TILE, 4)
-    FOR_TILES_16(SET_TILE)
-    isa->quant_ahead[2] = AHEAD_16;
+    FOR_TILES_12(SET_TILE)
+    isa->quant_ahead[2] = AHEAD_12;
     isa->quant_many = isa->quant_many_least = 1;
     isa->quant_many_rows = TILE_ROWS;
     isa->quant_x_wide[0] = true;
@@ -408,9 +409,9 @@ void kern_quant_fill_avx2(kern_isa *isa)
     isa->quant_x[0] =
         isa->precision == KERN_PRECISION_HIGH ? quant_x_8_high__avx2 : quant_x_8__avx2;
     isa->quant_x[1] = quant_x_4__avx2;
-    isa->quant_x[2] = quant_x_16__avx2;
+    isa->quant_x[2] = quant_x_12__avx2;
     isa->quant_w[0] = quant_w8__avx2;
     isa->quant_w[1] = quant_w4__avx2;
-    isa->quant_w[2] = quant_w16__avx2;
+    isa->quant_w[2] = quant_w12__avx2;
     kern_quant_unpacked_fill_avx2(isa);
 }

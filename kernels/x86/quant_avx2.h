@@ -52,7 +52,22 @@ INLINE void add_quad(__m256i sums[2], const __m256i v[2], const int8_t *x)
             : [v0] "x"(v[0]), [v1] "x"(v[1]), [x] "m"(*(const int32_t *)(const void *)x));
 }
 
-/* The stored scales of 8 outputs as f32. Those of 8 and 16 bits keep a bit of the mantissa where
+/* The integers of a pair of columns of block floats, of 8 outputs each: the low bytes of both, and
+ * high halves, which are the low or the high ones of their bytes. */
+INLINE void load_pair_12(const uint8_t *low, const uint8_t *high, const bool upper, __m256i v[2])
+{
+    const __m256i half = _mm256_set1_epi8(15);
+    const __m256i signs = _mm256_broadcastsi128_si256(
+        _mm_setr_epi8(0, 1, 2, 3, 4, 5, 6, 7, -8, -7, -6, -5, -4, -3, -2, -1));
+    __m256i top = _mm256_load_si256((const __m256i *)(const void *)high);
+    top = _mm256_and_si256(upper ? _mm256_srli_epi16(top, 4) : top, half);
+    top = _mm256_shuffle_epi8(signs, top);
+    const __m256i bytes = _mm256_load_si256((const __m256i *)(const void *)low);
+    v[0] = _mm256_unpacklo_epi8(bytes, top);
+    v[1] = _mm256_unpackhi_epi8(bytes, top);
+}
+
+/* The stored scales of 8 outputs as f32. Those of 8 and 12 bits keep a bit of the mantissa where
  * bf16 has the sign. */
 INLINE __m256 scales_of(const int bits, const uint8_t *scales)
 {

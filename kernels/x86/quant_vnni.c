@@ -256,7 +256,7 @@ void kern_quant_fill_vnni(kern_isa *isa)
     if (wide) {
         FOR_TILES(SET_TILE, PAIRS)
     }
-    isa->quant_unpack[0] = isa->quant_unpack[1] = NULL;
+    isa->quant_unpacks = false;
     isa->quant_x_wide[0] = wide;
     isa->quant_x[0] = wide ? quant_x_PAIRS__vnni : quant_x_BYTES__vnni;
     isa->quant_x[1] = quant_x_HALVES__vnni;

@@ -13,7 +13,7 @@
 #include <string.h>
 
 static const kern_quant quants[] = {{8, 32},  {4, 32},  {8, 64}, {4, 64},
-                                    {8, 128}, {4, 128}, {16, 64}};
+                                    {8, 128}, {4, 128}, {12, 64}};
 enum { QUANTS = sizeof quants / sizeof *quants };
 
 #if defined(__SANITIZE_THREAD__) || defined(OCTAVO_EMULATED)
@@ -72,8 +72,8 @@ static void multiply(kern_context *kc, const problem *p)
 /* Block floats are for the reference and for the contexts that prefer them. */
 static bool takes(const kern_context *kc, kern_quant quant)
 {
-    return quant.bits != 16 || strcmp(kern_isa_name(kc), "ref") == 0 ||
-           kern_block_floats(kc, DTYPE_BF16).bits == 16;
+    return quant.bits != 12 || strcmp(kern_isa_name(kc), "ref") == 0 ||
+           kern_block_floats(kc, DTYPE_BF16).bits == 12;
 }
 
 /* The contexts of a precision, one for each ISA. */
@@ -88,7 +88,7 @@ static void round_x(const float *x, size_t k, kern_quant quant, kern_precision p
 {
     const size_t group = quant.group;
     float most = quant.bits == 8 && precision == KERN_PRECISION_HIGH ? 32767.0f : 127.0f;
-    if (quant.bits == 16) most = 8191.0f;
+    if (quant.bits == 12) most = 16383.0f;
     for (size_t at = 0; at < k; at += group) {
         size_t n = k - at < group ? k - at : group;
         float max = 0.0f;
@@ -201,7 +201,7 @@ static void check_extremes(fixture *f, kern_quant quant, kern_precision precisio
 {
     rng r = rng_seed(3);
     problem p = make_problem(&r, quant, 33, 512, 19); /* AMX too */
-    const float most = quant.bits == 16 ? 4095.0f / 1024 : 3.0f;
+    const float most = quant.bits == 12 ? 2047.0f / 512 : 3.0f;
     for (size_t i = 0; i < p.w.n * p.w.k; i++)
         p.src[i] = sign * (mixed && i % p.w.k % 32 == 0 ? -8.0f / 7 : 1) * most;
     for (size_t i = 0; i < p.m * p.x_stride; i++) {
@@ -358,8 +358,8 @@ static void test_error(void **state)
     }
 }
 
-/* Block floats keep the bits of each bf16 down to a sixteenth of its group's largest, and smaller
- * ones to within half a unit of 12 bits of that largest. */
+/* Block floats keep the bits of each bf16 down to an eighth of its group's largest, and smaller
+ * ones to within half a unit of 11 bits of that largest. */
 static void test_block_floats(void **state)
 {
     fixture *f = *state;
@@ -373,9 +373,9 @@ static void test_block_floats(void **state)
         problem p = make_problem(&r, quants[6], 40, K, 1);
         for (size_t i = 0; i < p.w.n * K; i++)
             p.src[i] = bf16_to_f32(bf16_from_f32(p.src[i] * powf(2.0f, (float)(i / K) - 20.0f)));
-        /* Not bf16: they round to 4096 and -4096, which 13 bits do not hold. */
-        p.src[0] = 4095.7f;
-        p.src[64] = -4095.7f;
+        /* Not bf16: they round to 2048 and -2048, which 12 bits do not hold. */
+        p.src[0] = 2047.7f;
+        p.src[64] = -2047.7f;
         pack(kc, &p);
         size_t exact = 0;
         for (size_t i = 0; i < p.w.n; i++) {
@@ -386,9 +386,9 @@ static void test_block_floats(void **state)
                 if (k % 64 == 0) largest = 0.0f;
                 for (size_t j = 0; j < 64; j++) largest = fmaxf(largest, fabsf(group[j]));
                 if (i == 0 && k % 64 == 0 && k <= 64)
-                    assert_true(row[k] == (k ? -4095.0f : 4095.0f));
-                else if (fabsf(is) >= largest / 16) assert_true(row[k] == is);
-                else assert_true(fabsf(row[k] - is) <= largest / 4096);
+                    assert_true(row[k] == (k ? -2047.0f : 2047.0f));
+                else if (fabsf(is) >= largest / 8) assert_true(row[k] == is);
+                else assert_true(fabsf(row[k] - is) <= largest / 2048);
                 exact += row[k] == is;
             }
         }

@@ -10,7 +10,7 @@
 
 #include <cmocka.h>
 
-static const kern_quant block_floats = {16, 64};
+static const kern_quant block_floats = {12, 64};
 
 typedef struct fixture {
     thread_pool *pool;
@@ -74,12 +74,12 @@ static void matrices_with_whole_groups(void **state)
         const layer_weights *layer = &w.layers[l];
         const kern_matrix *all[] = {&layer->qkv, &layer->o, &layer->gate_up, &layer->down};
         for (size_t i = 0; i < 4; i++) {
-            assert_int_equal(all[i]->quant.bits, 16);
+            assert_int_equal(all[i]->quant.bits, 12);
             assert_int_equal(all[i]->quant.group, 64);
         }
     }
     /* The embeddings are the head, too. */
-    assert_int_equal(w.embed.quant.bits, 16);
+    assert_int_equal(w.embed.quant.bits, 12);
     assert_ptr_equal(w.head.data, w.embed.data);
 
     /* Half of a row of `down` is 352 columns. The whole's groups are cut nowhere else. */
@@ -88,7 +88,7 @@ static void matrices_with_whole_groups(void **state)
         model_weights half = loaded(&o);
         const layer_weights *layer = &half.layers[1];
         assert_int_equal(layer->down.quant.bits, 0);
-        assert_int_equal(layer->o.quant.bits, 16);
+        assert_int_equal(layer->o.quant.bits, 12);
         float all[256], some[128];
         kern_matrix_row(x->kernels, &w.layers[1].o, 3, all);
         kern_matrix_row(x->kernels, &layer->o, 3, some);
@@ -137,12 +137,12 @@ static void experts_without_their_router(void **state)
     for (uint32_t l = 0; l < c.n_layers; l++) {
         assert_int_equal(w.layers[l].router.quant.bits, 0);
         for (uint32_t e = 0; e < c.n_experts; e++) {
-            assert_int_equal(w.layers[l].experts[e].gate_up.quant.bits, 16);
-            assert_int_equal(w.layers[l].experts[e].down.quant.bits, 16);
+            assert_int_equal(w.layers[l].experts[e].gate_up.quant.bits, 12);
+            assert_int_equal(w.layers[l].experts[e].down.quant.bits, 12);
         }
     }
     assert_int_equal(w.embed.quant.bits, 0);
-    assert_int_equal(w.head.quant.bits, 16);
+    assert_int_equal(w.head.quant.bits, 12);
     weights_destroy(&w);
 }
 
