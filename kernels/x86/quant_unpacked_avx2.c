@@ -145,7 +145,7 @@ INLINE void tile(const int bits, const bool unpacks, const int rows, source w, s
 #pragma GCC unroll 2
             for (int h = 0; h < 2; h++)
                 add_scaled(sums[2 * r + h], w_scales[h], x_scales[r], acc + r * KERN_PANEL + 8 * h);
-        scales += unpacks ? 32 : 0;
+        if (unpacks) scales += 32;
         x += rows * kern_quant_x_bytes(wide, (unsigned)group);
     }
 }

@@ -91,6 +91,14 @@ def drawn(answer):
             choice["finish_reason"])
 
 
+def certain(answer):
+    """The number of tokens before the first one that rounding could exchange, because the two
+    likeliest lie close together."""
+    choice = answer["choices"][0]
+    tops = [sorted(top.values(), reverse=True) for top in choice["logprobs"]["top_logprobs"]]
+    return next((i for i, top in enumerate(tops) if top[0] - top[1] < 0.05), len(tops))
+
+
 class Disaggregated(unittest.TestCase):
     @classmethod
     def setUpClass(cls):
