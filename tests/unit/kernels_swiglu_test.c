@@ -81,6 +81,8 @@ static void check_types(kern_context *kc, rng *r, size_t half, size_t k, size_t 
     check(kc, r, DTYPE_BF16, (kern_quant){0, 0}, half, k, m);
     check(kc, r, DTYPE_BF16, (kern_quant){8, 32}, half, k, m);
     check(kc, r, DTYPE_BF16, (kern_quant){4, 64}, half, k, m);
+    const kern_quant floats = kern_block_floats(kc, DTYPE_BF16);
+    if (floats.bits) check(kc, r, DTYPE_BF16, floats, half, k, m);
 }
 
 static void check_isa(const char *isa, kern_precision precision, unsigned n_threads)
