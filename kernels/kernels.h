@@ -22,7 +22,7 @@ typedef struct kern_context kern_context;
  *
  * standard   Activations are rounded once, to the type that the dot product instructions read, as
  *            other engines do. x is bf16 beside bf16 weights (on ISAs with bf16 dot products) and
- *            8-bit integers with a scale for each group beside 8- and 4-bit weights, 14-bit ones
+ *            8-bit integers with a scale for each group beside 8- and 4-bit weights, 15-bit ones
  *            beside block floats. Attention over bf16 pages rounds q and p to bf16 where the ISA
  *            has attn_dots (isa.h).
  * high       Activations keep 16 bits or more wherever weights have 8 or more. Twice the

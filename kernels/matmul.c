@@ -11,8 +11,9 @@
  * chain over ascending k.
  *
  * Quantised weights are cut in the same way, in units of two groups of columns instead of one
- * column. x is quantised where f32 x is packed: each thread does it for its own row blocks. If the
- * ISA has that, the first of several tiles unpacks a panel's piece into scratch for the others.
+ * column. x is quantised where f32 x is packed: each thread does it for its own row blocks. Where
+ * the ISA has tiles for it (quant_unpacks in isa.h), the first of several tiles unpacks a panel's
+ * piece into scratch for the others.
  *
  * In a product that ends in swiglu an item has some panels of gates and the panels of their ups.
  * Sums of the gates wait in scratch; the calls of the ups store swiglu of both. */
@@ -33,8 +34,8 @@ enum {
     SERIAL_WORK = 1 << 17, /* multiply-adds that one thread does while the others wake up */
     ACC_FLOATS = GROUP_PANELS * ROW_BLOCK * KERN_PANEL,
     X_SPILL = KERN_PANEL, /* floats that pack_x may write beyond the end */
-    UNPACK_TILES = 2,     /* least tiles for which weights are unpacked */
-    UNPACK_TILES_4 = 3,   /* 4 bits take fewer instructions */
+    UNPACK_TILES = 2,     /* least tiles of a block that unpack its weights */
+    UNPACK_TILES_4 = 3,   /* of 4 bits, which take fewer instructions to convert */
     UNPACKED_BYTES = HALVES_K_BLOCK * KERN_PANEL + HALVES_K_BLOCK / KERN_GROUP_MIN * KERN_PANEL * 4,
     X_FLOATS = (KERN_MATMUL_SCRATCH_BYTES - UNPACKED_BYTES) / 4 - ACC_FLOATS - X_SPILL - 16,
     X_BYTES = X_FLOATS * 4,

@@ -12,8 +12,8 @@ typedef struct source {
     uint8_t *unpacked;     /* that tile writes here, others read */
 } source;
 
-/* v = the next line of unpacked weights, the i-th of a unit. A unit is two lines and was one as it
- * was stored, or for block floats four and three. */
+/* v = the next line of unpacked weights, the i-th of a unit. A unit is two lines, which are stored
+ * as one; with block floats it is four, which are stored as three. */
 INLINE void next_line(const int bits, const bool unpacks, const size_t i, source *w, __m256i v[2])
 {
     __m256i *line = (__m256i *)(void *)w->unpacked;
