@@ -376,6 +376,8 @@ static void test_block_floats(void **state)
         /* Not bf16: they round to 2048 and -2048, which 12 bits do not hold. */
         p.src[0] = 2047.7f;
         p.src[64] = -2047.7f;
+        /* Groups whose largest is below 2^-100 are zeros. */
+        for (size_t k = 128; k < K; k++) p.src[k] = k < 192 ? 0x1.8p-101f : 0x1p-118f;
         pack(kc, &p);
         size_t exact = 0;
         for (size_t i = 0; i < p.w.n; i++) {
@@ -387,6 +389,7 @@ static void test_block_floats(void **state)
                 for (size_t j = 0; j < 64; j++) largest = fmaxf(largest, fabsf(group[j]));
                 if (i == 0 && k % 64 == 0 && k <= 64)
                     assert_true(row[k] == (k ? -2047.0f : 2047.0f));
+                else if (largest < 0x1p-100f) assert_true(row[k] == 0.0f);
                 else if (fabsf(is) >= largest / 8) assert_true(row[k] == is);
                 else assert_true(fabsf(row[k] - is) <= largest / 2048);
                 exact += row[k] == is;
