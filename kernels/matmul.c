@@ -283,9 +283,8 @@ static item make_item(const product *p, size_t index, size_t count)
 
     size_t tiles = it.tile1 - it.tile0;
     it.side = tiles == 1 ? p->tile_panels[it.rows] : p->many_panels;
-    unsigned row_ahead = p->kc->isa.row_ahead;
-    size_t least = it.rows == 1 && row_ahead > 0 ? row_ahead : AHEAD_MIN;
-    it.ahead = p->ahead / it.side > least ? p->ahead / it.side : least;
+    it.ahead = p->ahead / it.side > AHEAD_MIN ? p->ahead / it.side : AHEAD_MIN;
+    if (it.rows == 1 && p->kc->isa.row_ahead > 0) it.ahead = p->kc->isa.row_ahead;
     it.long_calls = it.panels / it.side;
     it.n_calls = it.panels - it.long_calls * (it.side - 1);
     it.direct = it.rows == tiles && !p->w->quant.bits;

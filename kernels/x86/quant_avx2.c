@@ -6,7 +6,7 @@
 #include "kernels/x86/quant_avx2.h"
 #include "kernels/quant_groups.h"
 
-enum { AHEAD_12 = 2048 }; /* bytes that a lone tile of weights of 12 bits prefetches ahead */
+enum { AHEAD = 3072 }; /* bytes that a lone tile of several rows prefetches, over all its streams */
 
 INLINE __m256i pair_of(const int16_t *x)
 {
@@ -401,7 +401,7 @@ void kern_quant_fill_avx2(kern_isa *isa)
     FOR_TILES(SET_TILE, 8)
     FOR_TILES(SET_TILE, 4)
     FOR_TILES_12(SET_TILE)
-    isa->quant_ahead[2] = AHEAD_12;
+    for (unsigned i = 0; i < KERN_QUANTS; i++) isa->quant_ahead[i] = AHEAD;
     isa->quant_many = isa->quant_many_least = 1;
     isa->quant_many_rows = TILE_ROWS;
     isa->quant_x_wide[0] = true;
