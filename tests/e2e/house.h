@@ -5,6 +5,7 @@
 
 #include "engine/engine.h"
 #include "model/model.h"
+#include "tests/light.h"
 
 #include <pthread.h>
 #include <setjmp.h>
@@ -58,9 +59,6 @@ typedef struct house {
 } house;
 
 enum { HOUSE_SEQS = 32 };
-
-/* Under a sanitizer fewer requests, or shorter ones, run all of the code. */
-static inline bool is_light(void) { return getenv("OCTAVO_TESTS_LIGHT") && !getenv("OCTAVO_SOAK"); }
 
 static inline const backend_info *gate_info(void *ctx)
 {

@@ -3,6 +3,7 @@
  * every step can be inspected. */
 #include "model/model.h"
 #include "scheduler/scheduler.h"
+#include "tests/light.h"
 
 #include <setjmp.h>
 #include <stdarg.h>
@@ -13,9 +14,6 @@
 #include <cmocka.h>
 
 enum { CHUNK = 512, PAGE = 16, LAYERS = 4, TRAINED = 4096 };
-
-/* Under a sanitizer shorter contexts and answers run the same code. */
-static bool is_light(void) { return getenv("OCTAVO_TESTS_LIGHT") && !getenv("OCTAVO_SOAK"); }
 
 /* One request alone on a pool of `pool_tokens`. */
 typedef struct lane {
