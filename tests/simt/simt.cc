@@ -12,16 +12,10 @@
 #include <unistd.h>
 #include <vector>
 
-#if defined(__SANITIZE_ADDRESS__)
-enum { STACK_KIB = 128 }; /* its frames are larger */
-#else
-enum { STACK_KIB = 64 };
-#endif
-
 enum {
-    STACK_BYTES = (STACK_KIB << 10) + 1152, /* by no power of two: tops share no lines of a cache */
-    SHARED_UNASKED = 48 << 10,              /* without gpu_allow_shared */
-    GRID_MOST = 65535,                      /* along y and z */
+    STACK_BYTES = (64 << 10) + 1152, /* by no power of two: tops share no lines of a cache */
+    SHARED_UNASKED = 48 << 10,       /* without gpu_allow_shared */
+    GRID_MOST = 65535,               /* along y and z */
     LANE_BYTES = 64,
     LARGE = 64 << 10,
 };
