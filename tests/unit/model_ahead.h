@@ -280,13 +280,16 @@ static inline void two_are_as_one(const pass *model, bool greedy, void (*tidy)(v
     p.gpu = octavo_cuda_api(GPU_API_VERSION);
     heard one = hear(&p, 1, greedy, 0, tidy);
     simt_be_late(1);
-    heard late = hear(&p, 1, greedy, 0, tidy), two = hear(&p, 2, greedy, 0, tidy);
+    heard two = hear(&p, 2, greedy, 0, tidy);
+    if (!is_light()) { /* a late device changes nothing of what the host runs */
+        heard late = hear(&p, 1, greedy, 0, tidy);
+        expect_same(&one, &late);
+    }
     simt_be_late(0);
     assert_int_equal(one.stats.steps_ahead, 0);
     /* Steps with h2o's rows are awaited, because a selection follows each of them. */
     assert_true(two.stats.steps_ahead * 4 > two.stats.steps);
     assert_true(two.measured > 0);
-    expect_same(&one, &late);
     expect_same(&one, &two);
     uint32_t early = 0; /* some choices stop early: their extra row was discarded */
     for (uint32_t i = 0; i < REQUESTS; i++) early += one.n[i][0] < OUTPUTS - i;

@@ -316,17 +316,19 @@ static void check_replays(const pass *p, uint32_t n, void (*close_ranks)(void))
         /* Two shapes: with masks, and without. The first step of each is launched. */
         uint64_t ranks = p->n_ranks ? p->n_ranks : 1;
         assert_int_equal(simt_counted().replays - before, (DECODES - 2) * ranks);
-        simt_refuse_captures(SIMT_REFUSE_ALL);
-        before = simt_counted().replays;
-        drawn *launches = decode(p, n, greedy, false, close_ranks);
-        assert_int_equal(simt_counted().replays, before);
-        simt_refuse_captures(SIMT_REFUSE_NONE);
         drawn *logits = decode(p, n, greedy, true, close_ranks);
-        expect_same(graphs, launches, 0);
         expect_same(graphs, logits, 1e-5f);
-        free(graphs);
-        free(launches);
         free(logits);
+        if (!is_light()) { /* these launches are those of the first step of each shape */
+            simt_refuse_captures(SIMT_REFUSE_ALL);
+            before = simt_counted().replays;
+            drawn *launches = decode(p, n, greedy, false, close_ranks);
+            assert_int_equal(simt_counted().replays, before);
+            simt_refuse_captures(SIMT_REFUSE_NONE);
+            expect_same(graphs, launches, 0);
+            free(launches);
+        }
+        free(graphs);
     }
 }
 

@@ -5,6 +5,7 @@
 #include "disk/disk.h"
 #include "kernels/kernels.h"
 #include "model/model.h"
+#include "tests/light.h"
 
 #include <math.h>
 #include <setjmp.h>
