@@ -166,13 +166,14 @@ typedef struct kern_isa {
      * the smallest at most quant_rows, unless some tile would then have less than quant_many_least;
      * it takes quant_many panels, which is 1 or the value of quant_panels for that many rows. */
     uint8_t quant_many, quant_many_rows, quant_many_least;
-    /* Bytes ahead that a lone tile prefetches, over all its streams. */
+    /* Bytes ahead that a lone tile prefetches, over all its streams. One row has row_ahead instead,
+     * unless that is 0. */
     unsigned quant_ahead[KERN_QUANTS];
     kern_quant_tile_fn quant_tile[KERN_QUANTS][KERN_TILE_ROWS + 1];
     kern_quant_tile_fn quant_tile1[KERN_QUANTS][KERN_TILE_ROWS + 1];
-    /* Whether blocks of several tiles unpack their weights, and tiles for that (quant_many is 1
-     * then): a block's first reads the weights as they are stored and writes them to `unpacked`,
-     * where the others read them. All give the bits of quant_tile1. */
+    /* True: in a block of several tiles the first tile, from quant_unpacking, also writes the
+     * weights to `unpacked`, and the other tiles, from quant_unpacked, read them there. Their
+     * results have the bits of quant_tile1, and quant_many is 1. */
     bool quant_unpacks;
     kern_unpacking_tile_fn quant_unpacking[KERN_QUANTS][KERN_TILE_ROWS + 1];
     kern_unpacked_tile_fn quant_unpacked[KERN_QUANTS][KERN_TILE_ROWS + 1];

@@ -65,18 +65,20 @@ static inline unsigned kern_pair(dtype t) { return t == DTYPE_F32 ? 1u : 2u; }
  *     8 bits    [group / 4][16][4]     q in [-127, 127]
  *     4 bits    [group / 8][16][4]     q + 8 in [0, 15]; low halves a quad, high halves the next
  *     12 bits   [group / 8][6][32]     q in [-2047, 2047], below
- * A 4-bit weight's scale is a bf16. An 8-bit weight's scale is never negative, so it is bits 30 to
+ * A 4-bit weight's scale is a bf16. That of 8 and of 12 bits is never negative, so it is bits 30 to
  * 15 of an f32: the sign bit becomes one more bit of fraction. k is padded with zeros to two
  * groups. Zeroed memory is a matrix of zeros.
  *
  * Weights of 12 bits are block floats (block floating point): a group's scale is the power of two
  * at which its largest |w| is from 1024 up. A bf16 of at least an eighth of the group's largest
  * keeps its bits, and a smaller one is off by a 2,048th of that largest at most. Groups have 64
- * columns. Only "ref" multiplies them, and contexts whose kern_block_floats gives them. Eight
- * columns are four pairs: 32 bytes with bits 8 to 11 of the first pair in low halves and of the
- * second in high halves, 32 bytes of the third and the fourth pair, then bits 0 to 7 of each pair.
- * The 32 bytes of a pair are both columns of rows 0 to 3, 8 to 11, 4 to 7 and 12 to 15: AVX2
- * interleaves bytes of 16 at a time.
+ * columns. Only "ref" multiplies them, and contexts whose kern_block_floats gives them.
+ *
+ * Eight columns of block floats are four pairs in six runs of 32 bytes. The first run has bits 8 to
+ * 11 of pair 0 in the low halves of its bytes and those of pair 1 in the high halves, the second
+ * likewise those of pairs 2 and 3. The other four have bits 0 to 7 of a pair each. A run has both
+ * columns of rows 0 to 3, then those of rows 8 to 11, 4 to 7 and 12 to 15, because AVX2 interleaves
+ * the bytes of each half of a register.
  *
  * A matrix of e4m3 floats (is_float) is for GPUs, which make their own order of it; no product here
  * takes it. It is its bytes [n][k], then at the next multiple of 16 bytes f32 scales [n][groups],

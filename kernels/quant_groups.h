@@ -81,8 +81,8 @@ QUANT_INLINE float quant_scale_of(uint32_t largest, float most, float *scale)
     return some ? most / max : 0.0f;
 }
 
-/* A stored scale as f32. For 4 bits it is a bf16; for 8 bits it is never negative, and is an f32
- * without its sign and its last 15 bits. */
+/* A stored scale as f32. For 4 bits it is a bf16; for 8 and 12 bits it is never negative, and is
+ * an f32 without its sign and its last 15 bits. */
 QUANT_INLINE float quant_scale(unsigned bits, uint16_t scale)
 {
     return quant_float((uint32_t)scale << (bits == 4 ? 16 : 15));

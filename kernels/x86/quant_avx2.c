@@ -6,7 +6,7 @@
 #include "kernels/x86/quant_avx2.h"
 #include "kernels/quant_groups.h"
 
-enum { AHEAD = 3072 }; /* bytes that a lone tile of several rows prefetches, over all its streams */
+enum { AHEAD = 3072 }; /* bytes that a lone tile of several rows prefetches ahead */
 
 INLINE __m256i pair_of(const int16_t *x)
 {
@@ -62,7 +62,7 @@ INLINE void run_8(const int rows, const int side, const uint8_t *w, size_t w_str
     }
 }
 
-/* run_8 for block floats: each unit of 8 columns is three lines, high halves and low bytes. */
+/* run_8 for block floats, whose 8 columns are three lines. */
 INLINE void run_12(const int rows, const int side, const uint8_t *w, size_t w_stride,
                    const int16_t *x, __m256i *sums, const uint8_t *line, const kern_ahead *ahead)
 {
@@ -241,8 +241,8 @@ FOR_TILES(TILE1, 8)
 FOR_TILES(TILE, 4)
 FOR_TILES(TILE1, 4)
 
-/* One to three rows take as many panels as make their sums those of six rows. Four or five streams
- * of one row are as fast on Zen 3. */
+/* Tiles of one to three rows take several panels, so that they have as many sums as a tile of six
+ * rows. With four or five panels one row is as fast on Zen 3. */
 #define FOR_TILES_12(X) X(12, 1, 6) X(12, 2, 3) X(12, 3, 2) X(12, 4, 1) X(12, 5, 1) X(12, 6, 1)
 
 #define TILE_12(bits, rows, side)                                                                  \

@@ -52,8 +52,8 @@ INLINE void add_quad(__m256i sums[2], const __m256i v[2], const int8_t *x)
             : [v0] "x"(v[0]), [v1] "x"(v[1]), [x] "m"(*(const int32_t *)(const void *)x));
 }
 
-/* The integers of a pair of columns of block floats, of 8 outputs each: the low bytes of both, and
- * high halves, which are the low or the high ones of their bytes. */
+/* v [2] = a pair of columns of block floats in 16 bits, 8 outputs each. Bits 0 to 7 are the 32
+ * bytes at `low`, bits 8 to 11 the upper or the lower halves of those at `high`. */
 INLINE void load_pair_12(const uint8_t *low, const uint8_t *high, const bool upper, __m256i v[2])
 {
     const __m256i half = _mm256_set1_epi8(15);
