@@ -91,12 +91,17 @@ def drawn(answer):
             choice["finish_reason"])
 
 
-def certain(answer):
-    """The number of tokens before the first one that rounding could exchange, because the two
-    likeliest lie close together."""
-    choice = answer["choices"][0]
-    tops = [sorted(top.values(), reverse=True) for top in choice["logprobs"]["top_logprobs"]]
-    return next((i for i, top in enumerate(tops) if top[0] - top[1] < 0.05), len(tops))
+def agreed(answer, expected):
+    """The number of tokens with which both answers begin. They may part where rounding can exchange
+    tokens, because the two likeliest lie close together, and nowhere else."""
+    ours, theirs = drawn(answer)[0], drawn(expected)[0]
+    tops = expected["choices"][0]["logprobs"]["top_logprobs"]
+    for i, token in enumerate(theirs):
+        if ours[i:i + 1] != [token]:
+            best, second, *_ = sorted(tops[i].values(), reverse=True)
+            assert best - second < 0.05, f"token {i}: {ours} are not {theirs}"
+            return i
+    return len(theirs)
 
 
 class Disaggregated(unittest.TestCase):
