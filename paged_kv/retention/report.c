@@ -3,7 +3,44 @@
 #include <stdlib.h>
 #include <string.h>
 
-/* Slots may be in any order: the positions that a table holds are sorted as bits. */
+/* The first of bits [from, n) that is `set`, or n. */
+static uint32_t find_bit(const uint64_t *bits, uint32_t from, uint32_t n, bool set)
+{
+    while (from < n) {
+        uint64_t left = (set ? bits[from / 64] : ~bits[from / 64]) >> from % 64;
+        if (!left) {
+            from = from / 64 * 64 + 64;
+            continue;
+        }
+        from += (uint32_t)__builtin_ctzll(left);
+        return from < n ? from : n;
+    }
+    return n;
+}
+
+/* Writes the digits of v before `end`; returns where they begin. */
+static char *put_digits(char *end, uint32_t v)
+{
+    do *--end = (char)('0' + v % 10);
+    while (v /= 10);
+    return end;
+}
+
+/* Without printf, because a report may have millions of ranges. */
+static void put_range(uint32_t from, uint32_t to, strbuf *out)
+{
+    char text[sizeof "[4294967295, 4294967295]"], *end = text + sizeof text, *at = end;
+    *--at = ']';
+    at = put_digits(at, to);
+    *--at = ' ';
+    *--at = ',';
+    at = put_digits(at, from);
+    *--at = '[';
+    strbuf_append(out, at, (size_t)(end - at));
+}
+
+/* Slots may be in any order: the positions that a table holds are sorted as bits. A table may have
+ * as many ranges as half its tokens, and the engine's thread writes them. */
 static void put_ranges(const pkv *kv, uint32_t seq, uint32_t group, uint32_t cut_at, uint32_t cut,
                        uint64_t *bits, strbuf *out)
 {
@@ -14,12 +51,11 @@ static void put_ranges(const pkv *kv, uint32_t seq, uint32_t group, uint32_t cut
         if (at >= cut_at) at += cut;
         bits[at / 64] |= UINT64_C(1) << at % 64;
     }
-    const char *comma = "";
-    for (uint32_t from = 0, to; from < len; from = to + 1) {
-        for (to = from; to < len && (bits[to / 64] >> to % 64 & 1); to++) continue;
-        if (to == from) continue;
-        strbuf_printf(out, "%s[%u, %u]", comma, from, to);
-        comma = ", ";
+    for (uint32_t from = find_bit(bits, 0, len, true), to; from < len;
+         from = find_bit(bits, to, len, true)) {
+        to = find_bit(bits, from, len, false);
+        if (out->size > 0) strbuf_puts(out, ", ");
+        put_range(from, to, out);
     }
 }
 
@@ -27,9 +63,11 @@ static void put_entry(const pkv_geometry *g, uint32_t layer, uint32_t head, uint
                       const strbuf *ranges, strbuf *out)
 {
     uint32_t last = layer + g->layers_per_group - 1;
-    strbuf_printf(out, "%s{\"layers\": [%u, %u], \"heads\": [%u, %u], \"ranges\": [%s]}",
+    strbuf_printf(out, "%s{\"layers\": [%u, %u], \"heads\": [%u, %u], \"ranges\": [",
                   layer + head > 0 ? ", " : "", layer, last < g->n_layers ? last : g->n_layers - 1,
-                  head, head + n_heads - 1, ranges->size > 0 ? ranges->data : "");
+                  head, head + n_heads - 1);
+    strbuf_append(out, ranges->data, ranges->size);
+    strbuf_puts(out, "]}");
 }
 
 /* Writes the ranges of each head group of a layer group, the first of which is `group`. */
@@ -79,7 +117,8 @@ void retention_same_json(const pkv_geometry *geometry, const uint32_t *tokens, u
                   geometry->n_layers - 1, geometry->n_kv_heads - 1);
     for (uint32_t i = 0, to; i < n; i = to) {
         for (to = i + 1; to < n && tokens[to] == tokens[to - 1] + 1; to++) continue;
-        strbuf_printf(out, "%s[%u, %u]", i ? ", " : "", tokens[i], tokens[to - 1] + 1);
+        if (i > 0) strbuf_puts(out, ", ");
+        put_range(tokens[i], tokens[to - 1] + 1, out);
     }
     strbuf_puts(out, "]}]");
 }
