@@ -44,14 +44,6 @@ status grammar_create(const grammar_source *source, grammar_vocab *v, grammar **
     return result;
 }
 
-status grammar_create_schema(const json_t *schema, bool compact, grammar_vocab *v, grammar **out,
-                             error *err)
-{
-    grammar_source source = {.kind = GRAMMAR_JSON_SCHEMA, .compact = compact};
-    *out = NULL;
-    return compile(&source, schema, v, out, err);
-}
-
 grammar *grammar_hold(grammar *g)
 {
     atomic_fetch_add_explicit(&g->references, 1, memory_order_relaxed);

@@ -36,7 +36,6 @@ typedef struct grammar_token {
 /* Sorts the tokens [n] into a trie. The bytes are copied. */
 status grammar_vocab_create(const grammar_token *tokens, uint32_t n, grammar_vocab **out);
 void grammar_vocab_destroy(grammar_vocab *v);
-uint32_t grammar_vocab_size(const grammar_vocab *v);
 
 /* The kinds of source: name, text of the source. */
 #define GRAMMAR_KINDS(X)                                                                           \
@@ -69,9 +68,6 @@ typedef struct grammar_source {
 
 /* Compiles a source for a vocabulary. Without one (NULL) the grammar only follows bytes. */
 status grammar_create(const grammar_source *source, grammar_vocab *v, grammar **out, error *err);
-/* A JSON Schema that is already parsed. */
-status grammar_create_schema(const json_t *schema, bool compact, grammar_vocab *v, grammar **out,
-                             error *err);
 grammar *grammar_hold(grammar *g);
 void grammar_release(grammar *g);
 /* The bytes that the grammar takes, with the masks that it has worked out and kept. */
@@ -79,13 +75,12 @@ size_t grammar_bytes(grammar *g);
 
 /* At the beginning of an answer. NULL when memory is out. */
 grammar_matcher *grammar_matcher_create(grammar *g);
-grammar_matcher *grammar_matcher_copy(const grammar_matcher *m);
 void grammar_matcher_destroy(grammar_matcher *m);
 
 /* Follows the bytes of one token. STATUS_INVALID when the grammar does not allow them; the matcher
  * is then as it was. */
 status grammar_accept_bytes(grammar_matcher *m, const void *bytes, size_t n);
-/* The same for a token of the vocabulary. */
+/* Follows a token of the vocabulary as grammar_accept_bytes follows bytes. */
 status grammar_accept(grammar_matcher *m, uint32_t token);
 /* How many tokens (calls of the two above) were followed. */
 uint32_t grammar_accepted(const grammar_matcher *m);
@@ -94,8 +89,6 @@ void grammar_rollback(grammar_matcher *m, uint32_t n);
 
 /* Whether the answer may end here. */
 bool grammar_may_end(const grammar_matcher *m);
-/* Whether nothing can follow: the answer has to end here. */
-bool grammar_must_end(const grammar_matcher *m);
 
 static inline uint32_t grammar_mask_words(uint32_t n_tokens) { return (n_tokens + 31) / 32; }
 /* Writes the mask of the tokens that may come next. Tokens that end an answer are the caller's:

@@ -368,7 +368,6 @@ typedef struct item_sets {
 #define SETS_WORK ((int64_t)8 * 1000 * 1000)
 status sets_init(item_sets *s, const grammar *g);
 void sets_destroy(item_sets *s);
-bool sets_copy(item_sets *to, const item_sets *from);
 /* Begins a set, adds readings, completes it. */
 void sets_begin(item_sets *s);
 void sets_add(item_sets *s, item i);

@@ -33,28 +33,6 @@ void sets_destroy(item_sets *s)
     *s = (item_sets){0};
 }
 
-bool sets_copy(item_sets *to, const item_sets *from)
-{
-    if (!status_ok(sets_init(to, from->g))) return false;
-    item *items = realloc(to->items, ((size_t)from->n_items + 256) * sizeof *items);
-    if (items) to->items = items;
-    uint32_t *starts = realloc(to->starts, ((size_t)from->n_sets + 256) * sizeof *starts);
-    if (starts) to->starts = starts;
-    if (!items || !starts) {
-        sets_destroy(to);
-        return false;
-    }
-    to->items_room = from->n_items + 256;
-    to->starts_room = from->n_sets + 256;
-    memcpy(items, from->items, from->n_items * sizeof *items);
-    memcpy(starts, from->starts, ((size_t)from->n_sets + 1) * sizeof *starts);
-    to->n_items = from->n_items;
-    to->n_sets = from->n_sets;
-    to->failure = from->failure;
-    to->work = from->work;
-    return true;
-}
-
 static bool fail(item_sets *s, status_code code, const char *message)
 {
     if (status_ok(s->failure)) s->failure = status_make(code, message);
@@ -283,23 +261,6 @@ grammar_matcher *grammar_matcher_create(grammar *g)
     return NULL;
 }
 
-grammar_matcher *grammar_matcher_copy(const grammar_matcher *m)
-{
-    grammar_matcher *copy = calloc(1, sizeof *copy);
-    if (!copy) return NULL;
-    copy->tokens = malloc(((size_t)m->n_tokens + 64) * sizeof *copy->tokens);
-    if (!copy->tokens || !sets_copy(&copy->sets, &m->sets)) {
-        free(copy->tokens);
-        free(copy);
-        return NULL;
-    }
-    copy->g = grammar_hold(m->g);
-    copy->n_tokens = m->n_tokens;
-    copy->tokens_room = m->n_tokens + 64;
-    if (m->n_tokens > 0) memcpy(copy->tokens, m->tokens, m->n_tokens * sizeof *copy->tokens);
-    return copy;
-}
-
 void grammar_matcher_destroy(grammar_matcher *m)
 {
     if (!m) return;
@@ -375,12 +336,6 @@ static unsigned next_bytes(const item_sets *s, uint8_t *byte)
         }
     }
     return n;
-}
-
-bool grammar_must_end(const grammar_matcher *m)
-{
-    uint8_t byte;
-    return next_bytes(&m->sets, &byte) == 0;
 }
 
 /* The node of the trie of all tokens that the bytes lead to; 0: no token begins so. */

@@ -219,5 +219,3 @@ void grammar_vocab_destroy(grammar_vocab *v)
     pthread_mutex_destroy(&v->lock);
     free(v);
 }
-
-uint32_t grammar_vocab_size(const grammar_vocab *v) { return v->n_tokens; }
