@@ -5,13 +5,12 @@
 #include <stdlib.h>
 #include <string.h>
 
-const comm_kind *const comm_kinds[] = {
+static const comm_kind *const comm_kinds[] = {
     &comm_kind_self,
     &comm_kind_threads,
     &comm_kind_ucx,
     &comm_kind_nccl,
 };
-const size_t comm_kinds_n = sizeof comm_kinds / sizeof *comm_kinds;
 
 struct comm_group {
     const comm_kind *kind;
@@ -28,7 +27,7 @@ struct comm {
 
 static status find_kind(const char *name, int size, const comm_kind **out, error *err)
 {
-    for (size_t i = 0; i < comm_kinds_n; i++) {
+    for (size_t i = 0; i < sizeof comm_kinds / sizeof *comm_kinds; i++) {
         const comm_kind *kind = comm_kinds[i];
         if (!name || strcmp(kind->name, name) != 0) continue;
         if (size < 1 || size > kind->size_max)

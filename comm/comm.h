@@ -1,8 +1,8 @@
 /* comm: collectives between the ranks of a tensor-parallel group.
  *
  * What     all-reduce, all-gather and broadcast of f32 and bytes; one implementation is one file
- *          and one row of comm_kinds: "self" is a group of one, "threads" has ranks in threads of
- *          one process, "ucx" in processes of one or several hosts, "nccl" on GPUs.
+ *          and one row of comm_kinds in comm.c: "self" is a group of one, "threads" has ranks in
+ *          threads of one process, "ucx" in processes of one or several hosts, "nccl" on GPUs.
  * Owner    the caller owns a comm and destroys it once. Ranks that share a process meet in a
  *          comm_group, which outlives its comms. In kinds that span processes, ranks meet by
  *          address: each makes its comm, gets the addresses of all ranks over a connection of the

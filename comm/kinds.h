@@ -1,4 +1,4 @@
-/* The table of comm kinds (private to comm/): one row and one file each. */
+/* A kind of collectives (private to comm/): one file, and one row of comm_kinds in comm.c. */
 #ifndef COMM_KINDS_H
 #define COMM_KINDS_H
 
@@ -24,9 +24,6 @@ typedef struct comm_kind {
     int size_max;                                     /* most ranks in a group of this kind */
     bool on_device;
 } comm_kind;
-
-extern const comm_kind *const comm_kinds[];
-extern const size_t comm_kinds_n;
 
 extern const comm_kind comm_kind_self;
 extern const comm_kind comm_kind_threads;

@@ -182,7 +182,7 @@ bool kern_reserve(kern_buffer *buffer, size_t bytes)
     return true;
 }
 
-void kern_buffer_free(kern_buffer *buffer)
+static void kern_buffer_free(kern_buffer *buffer)
 {
     alloc_pages_free(buffer->data, buffer->bytes);
     *buffer = (kern_buffer){0};

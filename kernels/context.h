@@ -16,7 +16,6 @@ typedef struct kern_buffer {
 } kern_buffer;
 
 bool kern_reserve(kern_buffer *buffer, size_t bytes); /* false: no memory */
-void kern_buffer_free(kern_buffer *buffer);
 
 /* Scratch of attention.c. */
 typedef struct kern_attn_scratch {

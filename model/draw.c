@@ -16,8 +16,8 @@ int candidate_order(const void *a, const void *b)
     return x->id < y->id ? -1 : x->id > y->id;
 }
 
-/* Quickselect. */
-void candidates_select(candidate *c, size_t n, size_t k)
+/* Moves the k likeliest of n to the front, in no order, by quickselect. k >= 1. */
+static void candidates_select(candidate *c, size_t n, size_t k)
 {
     size_t from = 0, to = n;
     while (to - from > 1) {

@@ -17,8 +17,6 @@ typedef struct candidate {
 
 /* For qsort: < 0 where a is likelier than b, or has the lower id of two that are as likely. */
 int candidate_order(const void *a, const void *b);
-/* Moves the k likeliest of n to the front, in no order. k >= 1. */
-void candidates_select(candidate *c, size_t n, size_t k);
 
 /* Lists the tokens of logits [n] at or above `floor`, without those of -inf or NaN; ids count from
  * `first`. Returns how many there are. */

@@ -118,7 +118,8 @@ status pkv_seq_append(pkv *p, uint32_t id, uint32_t n)
     return STATUS_IS_OK;
 }
 
-void table_cut(pkv *p, uint32_t id, uint32_t table, uint32_t kept)
+/* Gives up the pages behind those that `kept` tokens take; the log has room for a TRIM. */
+static void table_cut(pkv *p, uint32_t id, uint32_t table, uint32_t kept)
 {
     pkv_seq *s = &p->seqs[id];
     pkv_table *t = &s->tables[table];

@@ -38,8 +38,6 @@ void table_copy_slots(const pkv *p, pkv_table *to, const pkv_table *from);
  * free slots, which later tokens fill. */
 status table_reserve_slots(pkv *p, pkv_table *t, uint32_t slot_pages);
 void table_set_kept(pkv *p, uint32_t seq, uint32_t table, uint32_t kept);
-/* Gives up the pages behind those that `kept` tokens take; the log has room for a TRIM. */
-void table_cut(pkv *p, uint32_t seq, uint32_t table, uint32_t kept);
 /* The logical index of a slot. */
 uint32_t table_position(const pkv *p, const pkv_seq *s, uint32_t table, uint32_t slot);
 

@@ -9,7 +9,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-const char bench_serve_name[] = "octavo bench serve";
+static const char bench_serve_name[] = "octavo bench serve";
 
 typedef struct serve_flags {
     const char *url, *protocol, *endpoint, *model, *api_key, *extra;

@@ -6,8 +6,6 @@
 #include "cli/bench/bench_serve_stats.h"
 #include "cli/bench/bench_serve_work.h"
 
-extern const char bench_serve_name[]; // for messages
-
 /* How a request ended: the name in the report, and the text for people. */
 #define SERVE_ENDS(X)                                                                              \
     X(OK, "ok")                                                                                    \

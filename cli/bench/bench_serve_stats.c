@@ -69,7 +69,8 @@ static double normal(rng *r)
     return sqrt(-2 * log(u)) * cos(6.28318530717958647692 * v);
 }
 
-double rng_gamma(rng *r, double shape)
+/* A gamma distributed number with this shape and scale 1 (Marsaglia and Tsang, 2000). */
+static double rng_gamma(rng *r, double shape)
 {
     /* For a shape below one, a draw with shape + 1 is shrunk by a power of a uniform number. */
     double shrink = shape < 1 ? pow(draw_unit(r), 1 / shape) : 1;

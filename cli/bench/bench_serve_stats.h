@@ -19,8 +19,6 @@ double samples_mean(const samples *s);
 double samples_std(const samples *s); // of a population
 void samples_destroy(samples *s);
 
-/* A gamma distributed number with this shape and scale 1 (Marsaglia and Tsang, 2000). */
-double rng_gamma(rng *r, double shape);
 /* Seconds to the next arrival at `rate` a second: a gamma of mean 1 / rate whose shape is
  * `burstiness`: 1 = Poisson arrivals, less = burstier. */
 double arrival_gap(rng *r, double rate, double burstiness);

@@ -24,7 +24,8 @@ static int by_first(const void *x, const void *y)
     return a->lo < c->lo ? -1 : a->lo > c->lo;
 }
 
-void char_set_normalise(char_set *s)
+/* Sorts and joins the ranges; without the surrogates. */
+static void char_set_normalise(char_set *s)
 {
     uint32_t n = 0;
     if (s->n == 0) return;

@@ -213,7 +213,8 @@ void rule_define(build *b, uint32_t rule, expr body)
     b->rules[rule].defined = true;
 }
 
-uint32_t rule_counted(build *b, expr body, uint32_t min, uint32_t max)
+/* A rule that repeats `body` between min and max times and counts while it runs. */
+static uint32_t rule_counted(build *b, expr body, uint32_t min, uint32_t max)
 {
     uint32_t unit = rule_create(b, NULL), rule = rule_create(b, NULL);
     rule_define(b, unit, body);

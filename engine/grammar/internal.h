@@ -152,8 +152,6 @@ uint32_t rule_create(build *b, const char *name);
 void rule_define(build *b, uint32_t rule, expr body);
 /* Repetition in a rule: written out where it is short, else counted while it runs. */
 expr expr_count(build *b, expr e, uint32_t min, uint32_t max);
-/* A rule that repeats `body` between min and max times and counts while it runs. */
-uint32_t rule_counted(build *b, expr body, uint32_t min, uint32_t max);
 
 /* ---- characters (chars.c) -------------------------------------------------------------------- */
 
@@ -167,8 +165,6 @@ typedef struct char_set {
 
 void char_set_add(build *b, char_set *s, uint32_t lo, uint32_t hi);
 void char_set_add_set(build *b, char_set *s, const char_set *other);
-/* Sorts and joins the ranges; without the surrogates. */
-void char_set_normalise(char_set *s);
 /* All characters that the set has not. */
 void char_set_invert(build *b, char_set *s);
 /* One character of the set, in UTF-8. */
@@ -486,7 +482,6 @@ typedef struct trie_words {
     uint32_t n, room;
     bool failed;
 } trie_words;
-void trie_words_add(trie_words *l, trie_word w);
 /* Adds what is left, behind node i, of each token in the subtree of node i. Only what begins with
  * an unsafe byte, where asked for. */
 void trie_words_behind(const grammar_vocab *v, const trie *t, uint32_t node, bool unsafe,

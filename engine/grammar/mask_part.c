@@ -29,7 +29,7 @@ typedef struct part_maker {
 
 /* ---- words for tries ------------------------------------------------------------------------- */
 
-void trie_words_add(trie_words *l, trie_word w)
+static void trie_words_add(trie_words *l, trie_word w)
 {
     if (l->n == l->room) {
         uint32_t room = l->room ? l->room * 2 : 64;

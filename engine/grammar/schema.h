@@ -84,17 +84,14 @@ int schema_compare(const json_t *a, const json_t *b);
 bool schema_multiple(const json_t *value, const json_t *factor);
 bool schema_whole(const json_t *value);
 
-/* The strings that a schema of strings allows, without quotes and escapes; NULL: all of them. */
-language *schema_text(schema_reader *r, const json_t *schema);
-/* The same for "propertyNames", lists of values included. */
+/* The names that a schema of "propertyNames" allows, without quotes and escapes; NULL: all of them.
+ * Its lists of values count too. */
 language *schema_names(schema_reader *r, const json_t *schema);
 language *schema_any_text(schema_reader *r);
 /* The strings that "pattern", "format" and what is forbidden allow; NULL: all. Made once. */
 const language *schema_patterns(schema_reader *r, const json_t *schema);
 /* The names that a member of "patternProperties" is for. Made once for each address of a name. */
 language *schema_name_pattern(schema_reader *r, const char *pattern);
-/* The language of a named format; NULL and `known` false: no format that JSON Schema names. */
-language *format_language(schema_reader *r, const char *name, bool *known);
 /* Whether JSON Schema names the format. `whole`: all of its texts are in its language. */
 bool schema_format_known(const char *name, bool *whole);
 /* A member that is a bound >= 0, or `fallback`. */

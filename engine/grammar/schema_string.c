@@ -67,7 +67,8 @@ static const struct {
 
 _Static_assert(sizeof formats / sizeof *formats <= FORMATS_MOST, "schema_reader.formats");
 
-language *format_language(schema_reader *r, const char *name, bool *known)
+/* The language of a named format; NULL and `known` false: no format that JSON Schema names. */
+static language *format_language(schema_reader *r, const char *name, bool *known)
 {
     *known = false;
     for (size_t i = 0; i < sizeof formats / sizeof *formats; i++) {
@@ -251,8 +252,9 @@ static bool refuses_texts(schema_reader *r, const json_t *s)
     return refused;
 }
 
-/* Bounds, pattern and format of strings; the lists of values are the caller's. */
-language *schema_text(schema_reader *r, const json_t *schema)
+/* The strings, without quotes and escapes, that the bounds, the pattern and the format of a schema
+ * allow; NULL: all of them. Lists of values are the caller's. */
+static language *schema_text(schema_reader *r, const json_t *schema)
 {
     return bounded(r, schema, patterned(r, schema));
 }

@@ -11,14 +11,15 @@ uint32_t retention_floor(double x)
     return (uint32_t)(fabs(x - whole) < 1e-6 ? whole : floor(x));
 }
 
-uint32_t retention_budget_tokens(const retention_policy *policy, uint32_t n_prompt)
+/* The budget B: the tokens that the policy keeps of a prompt. */
+static uint32_t budget_tokens(const retention_policy *policy, uint32_t n_prompt)
 {
     return policy->tokens > 0 ? policy->tokens : retention_floor(policy->ratio * n_prompt);
 }
 
 uint32_t retention_window_of(const retention_policy *policy, uint32_t n_prompt)
 {
-    uint32_t half = policy->window_half ? retention_budget_tokens(policy, n_prompt) / 2 : INT32_MAX;
+    uint32_t half = policy->window_half ? budget_tokens(policy, n_prompt) / 2 : INT32_MAX;
     return smaller(policy->window, half);
 }
 
@@ -33,13 +34,13 @@ uint32_t retention_mean_chunks(const retention_policy *policy, uint32_t n_prompt
 uint32_t retention_input_tokens(const retention_policy *policy, uint32_t n_prompt)
 {
     if (policy->schedule != RETENTION_SCHEDULE_INPUT) return n_prompt;
-    return smaller(n_prompt, larger(retention_budget_tokens(policy, n_prompt), policy->sinks + 1));
+    return smaller(n_prompt, larger(budget_tokens(policy, n_prompt), policy->sinks + 1));
 }
 
 bool retention_cut_raises(const retention_policy *policy, uint32_t n_prompt)
 {
     uint32_t left = retention_input_tokens(policy, n_prompt);
-    return left < n_prompt && left > retention_budget_tokens(policy, n_prompt);
+    return left < n_prompt && left > budget_tokens(policy, n_prompt);
 }
 
 void retention_cut(const retention_policy *policy, const uint32_t *prompt, uint32_t n_prompt,
@@ -58,12 +59,12 @@ static uint32_t uniform_tokens(const retention_policy *policy, uint32_t n_prompt
 {
     (void)index;
     (void)n_scopes;
-    return retention_budget_tokens(policy, n_prompt);
+    return budget_tokens(policy, n_prompt);
 }
 
 static uint32_t uniform_least(const retention_policy *policy, uint32_t n_prompt)
 {
-    return retention_budget_tokens(policy, n_prompt);
+    return budget_tokens(policy, n_prompt);
 }
 
 /* PyramidKV: tokens beside the window, of the lowest (max) and the highest scope (min). slope_of
@@ -75,7 +76,7 @@ typedef struct slope {
 static bool slope_of(const retention_policy *policy, uint32_t n_prompt, slope *out)
 {
     int64_t w = retention_window_of(policy, n_prompt), t = n_prompt;
-    int64_t beside = (int64_t)retention_budget_tokens(policy, n_prompt) - w;
+    int64_t beside = (int64_t)budget_tokens(policy, n_prompt) - w;
     if (beside <= 0 || t < 2 * beside) return false;
     int64_t min = (int64_t)floor((double)beside / (double)policy->beta), max = 2 * beside - min;
     if (max >= t - w) {
@@ -90,8 +91,7 @@ static uint32_t pyramid_tokens(const retention_policy *policy, uint32_t n_prompt
                                uint32_t n_scopes)
 {
     slope s;
-    if (n_scopes == 1 || !slope_of(policy, n_prompt, &s))
-        return retention_budget_tokens(policy, n_prompt);
+    if (n_scopes == 1 || !slope_of(policy, n_prompt, &s)) return budget_tokens(policy, n_prompt);
     int64_t steps = n_scopes - 1, fall = s.max - s.min;
     int64_t step = fall >= 0 ? fall / steps : -((-fall + steps - 1) / steps);
     return (uint32_t)(s.window + s.max - index * step);
@@ -100,7 +100,7 @@ static uint32_t pyramid_tokens(const retention_policy *policy, uint32_t n_prompt
 static uint32_t pyramid_least(const retention_policy *policy, uint32_t n_prompt)
 {
     slope s;
-    uint32_t budget = retention_budget_tokens(policy, n_prompt);
+    uint32_t budget = budget_tokens(policy, n_prompt);
     if (!slope_of(policy, n_prompt, &s)) return budget;
     return smaller(budget, (uint32_t)(s.window + (s.max < s.min ? s.max : s.min)));
 }

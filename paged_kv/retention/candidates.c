@@ -81,7 +81,7 @@ static void sort_slots(const uint32_t *positions, uint32_t n, uint32_t *other, u
 
 /* Small selections fill holes from the table's end (keep.c), so a token's slot depends on the page
  * size. Which tokens are neighbours must not: so slots are ordered by position. */
-void contest_order(selector *c, contest *t)
+static void contest_order(selector *c, contest *t)
 {
     bool ascending = true;
     t->order = NULL;

@@ -142,7 +142,6 @@ uint32_t retention_rows_at(const retention_policy *policy, uint32_t n_prompt, ui
 
 /* ---- budgets --------------------------------------------------------------------------------- */
 
-uint32_t retention_budget_tokens(const retention_policy *policy, uint32_t n_prompt); // B
 uint32_t retention_window_of(const retention_policy *policy, uint32_t n_prompt);
 /* floor(x), where a product of two decimals within 1e-6 of a whole number is that number. */
 uint32_t retention_floor(double x);

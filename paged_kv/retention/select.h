@@ -62,9 +62,6 @@ enum { KEY_NONE = 0, KEY_SELECTED = UINT32_MAX }; // not a candidate; already se
 void keep_range(uint64_t *keep, uint32_t from, uint32_t to);
 /* Sets the size of the table and its units. */
 void contest_open(const selector *c, contest *t);
-/* Sets the table's positions and the order of its slots. Contests share the selector's arrays, so
- * the order of one contest holds until another is ordered. */
-void contest_order(selector *c, contest *t);
 /* Orders the table, then counts the protected slots and sets their bits. */
 void contest_protect(selector *c, contest *t);
 /* Sets the keys of the units. */

@@ -180,7 +180,6 @@ status parse_tuple(parser *p, bool with_condition, const char *end_name, bool pa
 /* Parses filters after an operand (NULL: in a block); the first without its '|' when
  * `inline_first`. */
 status parse_filters(parser *p, node *operand, bool inline_first, node **out);
-status parse_postfix(parser *p, node *operand, node **out);
 
 status parse_advance(parser *p);
 status parse_fail(parser *p, const char *fmt, ...) __attribute__((format(printf, 2, 3)));

@@ -200,7 +200,7 @@ static status parse_call(parser *p, node *callee, node **out)
     return parse_arguments(p, *out);
 }
 
-status parse_postfix(parser *p, node *operand, node **out)
+static status parse_postfix(parser *p, node *operand, node **out)
 {
     for (unsigned depth = 0;; depth++) {
         *out = operand;

@@ -9,7 +9,8 @@
 
 /* ---- numbers ---- */
 
-void print_float(builder *b, double f)
+/* The shortest digits that read back, as Python prints them. */
+static void print_float(builder *b, double f)
 {
     if (isnan(f) || isinf(f)) {
         builder_printf(b, "%s", isnan(f) ? "nan" : f > 0 ? "inf" : "-inf");

@@ -133,8 +133,6 @@ bool value_brace_format(render *r, text format, const call_args *call, value *ou
 bool value_str(render *r, value v, value *out);
 bool value_repr(render *r, value v, value *out);
 void print_value(builder *b, value v, bool repr);
-/* The shortest digits that read back, as Python prints them. */
-void print_float(builder *b, double f);
 
 typedef struct json_style {
     bool ensure_ascii;

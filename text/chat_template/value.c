@@ -114,7 +114,7 @@ value value_list(list *l) { return (value){.kind = V_LIST, .list = l}; }
 value value_tuple(list *l) { return (value){.kind = V_TUPLE, .list = l}; }
 value value_dict(dict *d) { return (value){.kind = V_DICT, .dict = d}; }
 
-bool value_pair(render *r, value a, value b, value *out)
+static bool value_pair(render *r, value a, value b, value *out)
 {
     list *l = list_new(r, 2);
     if (!l) return false;

@@ -161,7 +161,6 @@ list *list_new(render *r, size_t capacity);
 bool list_push(render *r, list *l, value item);
 value value_list(list *l);
 value value_tuple(list *l);
-bool value_pair(render *r, value a, value b, value *out);
 
 dict *dict_new(render *r, size_t capacity);
 /* Looks a key up. NULL when it is absent (an unhashable key is always absent). */

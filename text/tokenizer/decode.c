@@ -7,7 +7,7 @@ static const char replacement[] = "\xef\xbf\xbd"; /* U+FFFD */
 
 /* GPT-2's alphabet: the printable characters of Latin-1 stand for themselves, the other 68 bytes
  * for U+0100 and on, in order. */
-int tok_alphabet_byte(uint32_t cp)
+static int tok_alphabet_byte(uint32_t cp)
 {
     if ((cp > 32 && cp < 127) || (cp > 160 && cp < 256 && cp != 173)) return (int)cp;
     if (cp < 256 || cp > 256 + 67) return -1;

@@ -41,8 +41,6 @@ struct tokenizer {
     tok_ids prefix, suffix; /* ids that the post-processor's template puts around a text */
 };
 
-/* GPT-2's alphabet: every byte as one printable character. -1 for other code points. */
-int tok_alphabet_byte(uint32_t cp);
 /* Writes the bytes that a token stands for; out has room for n. False when some character is not in
  * the alphabet; then out's content is undefined. */
 bool tok_alphabet_bytes(const char *token, size_t n, uint8_t *out, size_t *n_out);

@@ -19,8 +19,5 @@ status gguf_match(const model_config *c, const gguf *g, tensor_part *parts, size
 
 /* Appends to out the tokenizer.json that the metadata implies. */
 status gguf_tokenizer_json(const gguf *g, strbuf *out, error *err);
-status gguf_tokenizer(const char *path, tokenizer **out, error *err);
-/* tmpl_load for a GGUF file. */
-status gguf_template(const char *path, chat_template **out, strbuf *bos, strbuf *eos, error *err);
 
 #endif

@@ -345,7 +345,7 @@ status gguf_tokenizer_json(const gguf *g, strbuf *out, error *err)
                      "%s: \"tokenizer.ggml.model\": only gpt2 and llama are supported", g->path);
 }
 
-status gguf_tokenizer(const char *path, tokenizer **out, error *err)
+static status gguf_tokenizer(const char *path, tokenizer **out, error *err)
 {
     gguf g;
     strbuf json = {0};
@@ -382,7 +382,9 @@ static status read_template(const gguf *g, chat_template **out, strbuf *bos, str
     return s;
 }
 
-status gguf_template(const char *path, chat_template **out, strbuf *bos, strbuf *eos, error *err)
+/* tmpl_load for a GGUF file. */
+static status gguf_template(const char *path, chat_template **out, strbuf *bos, strbuf *eos,
+                            error *err)
 {
     gguf g;
     *out = NULL;
