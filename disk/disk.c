@@ -25,9 +25,9 @@ struct disk_cache {
     pthread_t threads[DISK_THREADS];
     uint32_t n_threads;
 
-    /* Held while a record is written and entered, and during a flush, so that no record is written
+    /* Held while an entry is written and taken in, and during a flush, so that no entry is written
      * behind one. It is taken before `lock`, under which nothing waits for the disk or the log. */
-    pthread_mutex_t record_lock;
+    pthread_mutex_t entry_lock;
     pthread_mutex_t lock; // of all that follows
     pthread_cond_t work, idle;
     disk_index index;
@@ -82,17 +82,17 @@ static bool is_wanted(const disk_cache *d, const put_buffer *b)
            index_find(&d->index, &b->key) == DISK_NONE;
 }
 
-/* Writes the record of a block that is in its slot, and enters it. Returns 0 or an errno, and holds
- * the lock then. */
+/* Writes the entry of a block that is in its slot, and takes it into the index. Returns 0 or an
+ * errno, and holds the lock then. */
 static int enter_put(disk_cache *d, const put_buffer *b, uint32_t slot, uint64_t checksum)
 {
     int why = 0;
-    pthread_mutex_lock(&d->record_lock);
+    pthread_mutex_lock(&d->entry_lock);
     pthread_mutex_lock(&d->lock);
     bool wanted = is_wanted(d, b);
     uint64_t stamp = ++d->stamp;
     pthread_mutex_unlock(&d->lock);
-    if (wanted) why = files_write_record(&d->files, slot, &b->key, checksum, stamp);
+    if (wanted) why = files_write_entry(&d->files, slot, &b->key, checksum, stamp);
     pthread_mutex_lock(&d->lock);
     if (wanted && !why) {
         index_put(&d->index, slot, &b->key, checksum, stamp);
@@ -100,7 +100,7 @@ static int enter_put(disk_cache *d, const put_buffer *b, uint32_t slot, uint64_t
     } else {
         index_give_back(&d->index, slot);
     }
-    pthread_mutex_unlock(&d->record_lock);
+    pthread_mutex_unlock(&d->entry_lock);
     return why;
 }
 
@@ -328,13 +328,13 @@ static void *disk_loop(void *arg)
 
 void disk_flush(disk_cache *d)
 {
-    pthread_mutex_lock(&d->record_lock);
+    pthread_mutex_lock(&d->entry_lock);
     pthread_mutex_lock(&d->lock);
     d->flushes++;
     while (d->index.oldest != DISK_NONE) index_forget(&d->index, d->index.oldest);
     pthread_mutex_unlock(&d->lock);
     int why = files_clear(&d->files); /* also when it is off: the next process reads them */
-    pthread_mutex_unlock(&d->record_lock);
+    pthread_mutex_unlock(&d->entry_lock);
     if (!why) return;
     pthread_mutex_lock(&d->lock);
     turn_off(d, "it cannot be emptied", why);
@@ -355,21 +355,21 @@ static uint32_t forget_one(disk_cache *d, const disk_key *key)
     return slot;
 }
 
-/* No record is written meanwhile, so a slot that is free again still has the record that is
+/* No entry is written meanwhile, so a slot that is free again still has the entry that is
  * cleared. */
 void disk_forget(disk_cache *d, const disk_key *keys, uint32_t n)
 {
     int why = 0;
     bool any = false;
-    pthread_mutex_lock(&d->record_lock);
+    pthread_mutex_lock(&d->entry_lock);
     for (uint32_t i = 0; i < n; i++) {
         uint32_t slot = forget_one(d, &keys[i]);
         if (slot == DISK_NONE || why) continue;
-        why = files_clear_record(&d->files, slot);
+        why = files_clear_entry(&d->files, slot);
         any = true;
     }
     if (any && !why) why = files_sync(&d->files);
-    pthread_mutex_unlock(&d->record_lock);
+    pthread_mutex_unlock(&d->entry_lock);
     if (!why) return;
     pthread_mutex_lock(&d->lock);
     turn_off(d, "blocks cannot be forgotten", why);
@@ -405,9 +405,9 @@ static bool make_buffers(disk_cache *d)
     return d->buffers != NULL;
 }
 
-/* Where two records have one key, the later one counts. */
-static void enter_record(void *ctx, uint32_t slot, const disk_key *key, uint64_t checksum,
-                         uint64_t stamp)
+/* Takes in an entry of the last process. Where two have one key, the later one counts. */
+static void take_entry(void *ctx, uint32_t slot, const disk_key *key, uint64_t checksum,
+                       uint64_t stamp)
 {
     disk_cache *d = ctx;
     uint32_t other = index_find(&d->index, key);
@@ -433,7 +433,7 @@ static int by_stamp(const void *a, const void *b)
 static status read_index(disk_cache *d, error *err)
 {
     disk_index *x = &d->index;
-    RETURN_IF_ERROR(files_scan(&d->files, enter_record, d, err));
+    RETURN_IF_ERROR(files_scan(&d->files, take_entry, d, err));
     stamped *all = malloc(((size_t)x->n_stored + 1) * sizeof *all);
     if (!all) return error_set(err, STATUS_NO_MEMORY, "out of memory");
     uint32_t n = 0;
@@ -471,7 +471,7 @@ status disk_open(const disk_options *options, disk_cache **out, error *err)
     if (!d) return error_set(err, STATUS_NO_MEMORY, "out of memory");
     d->on_trouble = options->on_trouble;
     d->on_trouble_ctx = options->on_trouble_ctx;
-    pthread_mutex_init(&d->record_lock, NULL);
+    pthread_mutex_init(&d->entry_lock, NULL);
     pthread_mutex_init(&d->lock, NULL);
     pthread_cond_init(&d->work, NULL);
     pthread_cond_init(&d->idle, NULL);
@@ -501,6 +501,6 @@ void disk_close(disk_cache *d)
     pthread_cond_destroy(&d->idle);
     pthread_cond_destroy(&d->work);
     pthread_mutex_destroy(&d->lock);
-    pthread_mutex_destroy(&d->record_lock);
+    pthread_mutex_destroy(&d->entry_lock);
     free(d);
 }

@@ -11,7 +11,7 @@
  * Units    bytes.
  * Errors   a call of the system that fails turns the store off for good: it reports that once, and
  *          from then on has nothing and takes nothing. No error reaches who asks.
- * Files    `lock` (flock: one process for each directory), `index` (a header, then a record for
+ * Files    `lock` (flock: one process for each directory), `index` (a header, then an entry for
  *          each slot) and `blocks` (the slots), all 0600. A key holds what identifies a block: the
  *          store compares keys alone. */
 #ifndef DISK_DISK_H

@@ -17,14 +17,14 @@ typedef struct file_header {
     uint64_t checksum; // of the fields before it
 } file_header;
 
-/* Slot i's record is at DISK_ALIGN + i * sizeof. A record that is all zero is an empty slot's. */
-typedef struct file_record {
+/* Slot i's entry is at DISK_ALIGN + i * sizeof. An entry that is all zero is an empty slot's. */
+typedef struct file_entry {
     disk_key key;
     uint64_t checksum, stamp;
     uint64_t own; // checksum of the fields before it
-} file_record;
+} file_entry;
 
-_Static_assert(sizeof(file_record) == 40, "records have no padding");
+_Static_assert(sizeof(file_entry) == 40, "entries have no padding");
 
 static const char magic[8] = "octavoKV";
 
@@ -51,9 +51,9 @@ static off_t slot_place(const disk_files *f, uint32_t slot)
     return (off_t)((uint64_t)slot * f->slot_bytes);
 }
 
-static off_t record_place(uint32_t slot)
+static off_t entry_place(uint32_t slot)
 {
-    return (off_t)(DISK_ALIGN + (uint64_t)slot * sizeof(file_record));
+    return (off_t)(DISK_ALIGN + (uint64_t)slot * sizeof(file_entry));
 }
 
 int files_read_block(disk_files *f, uint32_t slot, uint8_t *buffer)
@@ -72,24 +72,24 @@ uint64_t files_checksum(const disk_files *f, const disk_key *key, const uint8_t 
     return hash_bytes(block, f->block_bytes, hash_bytes(key, sizeof *key, f->identity));
 }
 
-/* A record depends on its place too. */
-static uint64_t own_checksum(const disk_files *f, uint32_t slot, const file_record *r)
+/* The checksum of an entry, which depends on its slot too. */
+static uint64_t own_checksum(const disk_files *f, uint32_t slot, const file_entry *e)
 {
-    return hash_bytes(r, offsetof(file_record, own), f->identity + hash_mix64(slot + 1ull));
+    return hash_bytes(e, offsetof(file_entry, own), f->identity + hash_mix64(slot + 1ull));
 }
 
-int files_write_record(disk_files *f, uint32_t slot, const disk_key *key, uint64_t checksum,
-                       uint64_t stamp)
+int files_write_entry(disk_files *f, uint32_t slot, const disk_key *key, uint64_t checksum,
+                      uint64_t stamp)
 {
-    file_record r = {.key = *key, .checksum = checksum, .stamp = stamp};
-    r.own = own_checksum(f, slot, &r);
-    return calls_write(&f->io, f->index, &r, sizeof r, record_place(slot));
+    file_entry e = {.key = *key, .checksum = checksum, .stamp = stamp};
+    e.own = own_checksum(f, slot, &e);
+    return calls_write(&f->io, f->index, &e, sizeof e, entry_place(slot));
 }
 
-int files_clear_record(disk_files *f, uint32_t slot)
+int files_clear_entry(disk_files *f, uint32_t slot)
 {
-    static const file_record empty;
-    return calls_write(&f->io, f->index, &empty, sizeof empty, record_place(slot));
+    static const file_entry empty;
+    return calls_write(&f->io, f->index, &empty, sizeof empty, entry_place(slot));
 }
 
 int files_sync(disk_files *f) { return calls_sync(&f->io, f->index); }
@@ -113,21 +113,21 @@ status files_scan(disk_files *f,
                   void *ctx, error *err)
 {
     enum { AT_ONCE = 1024 };
-    static const file_record empty;
-    file_record records[AT_ONCE];
+    static const file_entry empty;
+    file_entry entries[AT_ONCE];
     struct stat st;
     if (fstat(f->index, &st) != 0) return error_set(err, STATUS_IO, "index: %s", strerror(errno));
-    /* The file is at most n_slots records long, and no slot behind its end was ever used. */
-    for (uint32_t first = 0; first < f->n_slots && record_place(first) < st.st_size;
+    /* The file is at most n_slots entries long, and no slot behind its end was ever used. */
+    for (uint32_t first = 0; first < f->n_slots && entry_place(first) < st.st_size;
          first += AT_ONCE) {
         uint32_t n = f->n_slots - first < AT_ONCE ? f->n_slots - first : AT_ONCE;
-        int why = read_all(f, f->index, records, n * sizeof *records, record_place(first));
+        int why = read_all(f, f->index, entries, n * sizeof *entries, entry_place(first));
         if (why) return error_set(err, STATUS_IO, "index: %s", strerror(why));
         for (uint32_t i = 0; i < n; i++) {
-            const file_record *r = &records[i];
-            if (memcmp(r, &empty, sizeof *r) == 0) continue;
-            if (r->own != own_checksum(f, first + i, r)) continue;
-            found(ctx, first + i, &r->key, r->checksum, r->stamp);
+            const file_entry *e = &entries[i];
+            if (memcmp(e, &empty, sizeof *e) == 0) continue;
+            if (e->own != own_checksum(f, first + i, e)) continue;
+            found(ctx, first + i, &e->key, e->checksum, e->stamp);
         }
     }
     return STATUS_IS_OK;
@@ -261,7 +261,7 @@ static bool cut_file(int fd, off_t size)
  * that is out of use now is empty when the store grows again. */
 static status cut_files(disk_files *f, const char *dir, error *err)
 {
-    if (cut_file(f->index, record_place(f->n_slots)) &&
+    if (cut_file(f->index, entry_place(f->n_slots)) &&
         cut_file(f->blocks, slot_place(f, f->n_slots)))
         return STATUS_IS_OK;
     return error_set(err, STATUS_IO, "%s: %s", dir, strerror(errno));
@@ -278,7 +278,7 @@ status files_open(disk_files *f, const disk_options *o, bool *was_foreign, error
                       .io = o->io ? *o->io : calls_system};
     f->slot_bytes = (o->block_bytes + DISK_ALIGN - 1) / DISK_ALIGN * DISK_ALIGN;
     uint64_t n =
-        o->bytes > DISK_ALIGN ? (o->bytes - DISK_ALIGN) / (f->slot_bytes + sizeof(file_record)) : 0;
+        o->bytes > DISK_ALIGN ? (o->bytes - DISK_ALIGN) / (f->slot_bytes + sizeof(file_entry)) : 0;
     if (n == 0)
         return error_set(err, STATUS_INVALID,
                          "%llu bytes are less than a block, which has %zu bytes here",

@@ -1,5 +1,5 @@
 /* disk, private. A block is in a slot of the file `blocks`. The index of slots lies in memory, and
- * the file `index` has a record of each slot, from which the next process makes its own. A record
+ * the file `index` has an entry for each slot, from which the next process makes its own. An entry
  * is written behind its block, so at a sudden end it describes what was in the slot before, and the
  * block's checksum tells that this is gone. */
 #ifndef DISK_INTERNAL_H
@@ -84,7 +84,7 @@ typedef struct disk_files {
  * files that another user or another program wrote are refused and stay as they are. */
 status files_open(disk_files *f, const disk_options *o, bool *was_foreign, error *err);
 void files_close(disk_files *f);
-/* Calls `found` for each record that is whole, in the order of slots. */
+/* Calls `found` for each entry that is whole, in the order of slots. */
 status files_scan(disk_files *f,
                   void (*found)(void *ctx, uint32_t slot, const disk_key *key, uint64_t checksum,
                                 uint64_t stamp),
@@ -93,10 +93,10 @@ uint64_t files_checksum(const disk_files *f, const disk_key *key, const uint8_t 
 /* These return 0, or an errno. buffer is aligned and has slot_bytes. */
 int files_read_block(disk_files *f, uint32_t slot, uint8_t *buffer);
 int files_write_block(disk_files *f, uint32_t slot, const uint8_t *buffer);
-int files_write_record(disk_files *f, uint32_t slot, const disk_key *key, uint64_t checksum,
-                       uint64_t stamp);
-/* Makes the record of a slot that of an empty one; files_sync takes such records to the disk. */
-int files_clear_record(disk_files *f, uint32_t slot);
+int files_write_entry(disk_files *f, uint32_t slot, const disk_key *key, uint64_t checksum,
+                      uint64_t stamp);
+/* Makes the entry of a slot that of an empty one; files_sync takes such entries to the disk. */
+int files_clear_entry(disk_files *f, uint32_t slot);
 int files_sync(disk_files *f);
 /* Empties the index file, also on the disk. */
 int files_clear(disk_files *f);
