@@ -1,14 +1,17 @@
 /* sampler_shards: draws of ranks that share the vocabulary (private to model/).
  *
  * What     each rank reduces its own tokens' logits to a few words a draw, one gather joins those
- * of all draws, and every rank decides from the same words. That is repeated for draws which the
- * first words leave open. Token, logprob, rank and likeliest tokens have the bits that sampler_run
- * gives from whole rows. Rounds   temperature without limits, greedy, and top_k where the
- * candidates suffice: 1. min_p alone and top_p: 2. Logprobs: 1 more. Draws whose sets are wider
- * than the candidates of the ranks, and those alone, are made from whole rows, which are gathered
- * for them. Words    in the order of enum stage in the .c file. All sums are of integers, and all
- * choices are by total orders. Threads  one thread of each rank; every rank makes the same calls
- * with the same draws. Errors   those of the group, or STATUS_NO_MEMORY. */
+ *          of all draws, and every rank decides from the same words. That is repeated for draws
+ *          which the first words leave open. Token, logprob, rank and likeliest tokens have the
+ *          bits that sampler_run gives from whole rows.
+ * Rounds   one for temperature without limits, for greedy draws, and for top_k where the candidates
+ *          suffice; two for min_p alone and for top_p; one more for logprobs. Draws whose sets are
+ *          wider than the candidates of the ranks, and those alone, are made from whole rows, which
+ *          are gathered for them.
+ * Words    in the order of enum stage in the .c file. All sums are of integers, and all choices are
+ *          by total orders.
+ * Threads  one thread of each rank; every rank makes the same calls with the same draws.
+ * Errors   those of the group, or STATUS_NO_MEMORY. */
 #ifndef MODEL_SAMPLER_SHARDS_H
 #define MODEL_SAMPLER_SHARDS_H
 
