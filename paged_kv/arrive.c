@@ -223,11 +223,6 @@ status pkv_unpark_some(pkv *p, uint32_t parked, uint32_t id, uint32_t expect_tok
     return STATUS_IS_OK;
 }
 
-status pkv_unpark(pkv *p, uint32_t parked, uint32_t id, uint32_t expect_tokens)
-{
-    return pkv_unpark_some(p, parked, id, expect_tokens, UINT32_MAX);
-}
-
 bool pkv_seq_is_arriving(const pkv *p, uint32_t id)
 {
     return seq_opened(p, id)->arriving.number != 0;

@@ -1,4 +1,4 @@
-/* Discards parked and swapped sequences: their pages are given up, at once or in portions. */
+/* Discards parked and swapped sequences: their pages are given up in portions. */
 #include "paged_kv/pool.h"
 #include "paged_kv/portions.h"
 #include "paged_kv/records.h"
@@ -21,7 +21,7 @@ static uint32_t give_up_some(pkv *p, uint32_t number, uint32_t most)
     return portion.n_pages;
 }
 
-static void begin(pkv *p, uint32_t number, uint32_t table, uint32_t row)
+static void begin_discard(pkv *p, uint32_t number, uint32_t table, uint32_t row)
 {
     pkv_seq *s = &p->swaps[number].seq;
     assert(number >= 1 && number <= p->n_swaps && s->open && s->to == 0 && !s->leaving.on);
@@ -32,7 +32,7 @@ static void begin(pkv *p, uint32_t number, uint32_t table, uint32_t row)
 
 void record_discard_rest(pkv *p, uint32_t number, uint32_t table, uint32_t row)
 {
-    begin(p, number, table, row);
+    begin_discard(p, number, table, row);
     p->swaps[number].next = 0;
     if (p->discard_last != 0) p->swaps[p->discard_last].next = number;
     else p->discard_first = number;
@@ -61,21 +61,3 @@ uint32_t pkv_discard_some(pkv *p, uint32_t most)
 
 uint32_t pkv_discards(const pkv *p) { return p->n_discards - p->n_host_discards; }
 uint32_t pkv_host_discards(const pkv *p) { return p->n_host_discards; }
-
-static void discard(pkv *p, uint32_t number)
-{
-    begin(p, number, 0, 0);
-    (void)give_up_some(p, number, UINT32_MAX);
-}
-
-void pkv_parked_discard(pkv *p, uint32_t parked)
-{
-    assert(p->swaps[parked].parked);
-    discard(p, parked);
-}
-
-void pkv_swap_discard(pkv *p, uint32_t swap)
-{
-    assert(!p->swaps[swap].parked);
-    discard(p, swap);
-}

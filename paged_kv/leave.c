@@ -193,11 +193,6 @@ status pkv_seq_leave_some(pkv *p, uint32_t id, pkv_way way, uint32_t most, uint3
 
 bool pkv_seq_is_leaving(const pkv *p, uint32_t id) { return seq_opened(p, id)->leaving.on; }
 
-status pkv_seq_park(pkv *p, uint32_t id, uint32_t *parked)
-{
-    return pkv_seq_leave_some(p, id, PKV_PARK, UINT32_MAX, parked);
-}
-
 status pkv_seq_swap_out(pkv *p, uint32_t id, uint32_t *swap)
 {
     return pkv_seq_leave_some(p, id, PKV_SWAP_OUT, UINT32_MAX, swap);

@@ -166,8 +166,8 @@ void pkv_seq_cells(const pkv *p, uint32_t seq, uint32_t index, uint32_t *cells);
  * length allocates nothing. */
 status pkv_seq_open(pkv *p, uint32_t seq, pkv_grain grain, const uint32_t *tokens, uint32_t max_hit,
                     uint64_t salt, uint32_t expect_tokens, uint32_t *hit_tokens);
-/* The same, but takes a portion of the hit alone: at most `most` pages, though at least one block.
- * While nothing else has changed the sequence, pkv_seq_hit_more takes another, *hit_tokens tokens:
+/* Opens as pkv_seq_open does, but takes only a portion of the hit: at most `most` pages, though at
+ * least one block.  * While nothing else has changed the sequence, pkv_seq_hit_more takes another, *hit_tokens tokens:
  * 0 where memory is out, or where the next block is not cached or has finer pages than the tables.
  * Between two portions the sequence has a shorter hit. STATUS_NO_MEMORY changes nothing. */
 status pkv_seq_open_some(pkv *p, uint32_t seq, pkv_grain grain, const uint32_t *tokens,
@@ -244,18 +244,20 @@ status pkv_gather(pkv *p);
 /* Closes a sequence: gives up every reference, a block's before its parent's. */
 void pkv_seq_close(pkv *p, uint32_t seq);
 
-/* The fate of the pages of a sequence that is closed: they are given up (pkv_seq_close), parked
- * (pkv_seq_park) or copied to the host tier (pkv_seq_swap_out). */
+/* The fate of the pages of a sequence that is closed: they are given up (pkv_seq_close), stay where
+ * they are with a parked sequence, or are copied to the host tier (pkv_seq_swap_out). */
 typedef enum pkv_way { PKV_GIVE_UP, PKV_PARK, PKV_SWAP_OUT } pkv_way;
 
 /* Closes a sequence in portions, because a long one with a table for each head has millions of
  * pages. Each call takes away at most `most` pages, though at least one of each table of a layer,
- * and they come free with it. The last call closes the sequence, as the function of that way does;
- * *number then names what was parked or swapped. Between two calls the sequence's tables are as
- * before, but may only be read, and the next call has the same way, or is pkv_seq_close, which
- * gives up all pages, also those that were taken away. While one sequence leaves to the host tier,
- * no other can: STATUS_NO_PAGES. The first call may fail as the function of that way does, and each
- * call with STATUS_NO_MEMORY, which changes nothing. */
+ * and they come free with it; with `most` UINT32_MAX one call takes all. The last call closes the
+ * sequence: the way PKV_GIVE_UP as pkv_seq_close does, PKV_SWAP_OUT as pkv_seq_swap_out. *number
+ * then names what was parked or swapped, and is never 0. Between two calls the sequence's tables
+ * are as before, but may only be read, and the next call has the same way, or is pkv_seq_close,
+ * which gives up all pages, also those that were taken away. K and V of a sequence that is parked
+ * or swapped must have been computed in earlier steps. While one sequence leaves to the host tier,
+ * no other can: STATUS_NO_PAGES. Each call may fail with STATUS_NO_MEMORY, which changes nothing,
+ * and the first one also as the function of its way does. */
 status pkv_seq_leave_some(pkv *p, uint32_t seq, pkv_way way, uint32_t most, uint32_t *number);
 
 bool pkv_seq_is_open(const pkv *p, uint32_t seq);
@@ -289,19 +291,18 @@ uint32_t pkv_seq_position(const pkv *p, uint32_t seq, uint32_t table, uint32_t s
 
 /* ---- parked: a sequence without a number ----------------------------------------------------- */
 
-/* Parks a sequence: it keeps its pages where they are but frees its sequence number, as an idle
- * session does. *parked is its number from now on, never 0. No page moves. K and V of all its
- * tokens must have been computed in earlier steps. STATUS_NO_MEMORY changes nothing. */
-status pkv_seq_park(pkv *p, uint32_t seq, uint32_t *parked);
-/* Parks a copy that shares every page, as pkv_seq_park does: the sequence stays open. */
+/* A sequence that is parked (pkv_seq_leave_some, PKV_PARK) keeps its pages where they are but gives
+ * up its sequence number, as an idle session does. No page moves. */
+
+/* Parks a copy that shares every page: the sequence stays open. K and V of all its tokens must have
+ * been computed in earlier steps. *parked is never 0. STATUS_NO_MEMORY changes nothing. */
 status pkv_seq_fork_parked(pkv *p, uint32_t seq, uint32_t *parked);
-/* Turns a parked sequence into open sequence `seq` (closed before). All or nothing. */
-status pkv_unpark(pkv *p, uint32_t parked, uint32_t seq, uint32_t expect_tokens);
-/* Unparks in portions as large as those of pkv_seq_leave_some: the first one opens the sequence,
- * which is *arriving* until pkv_seq_arrive has added the last. Its tables are incomplete then, but
- * pkv_seq_table, pkv_seq_position and pkv_seq_kept show those that it will have, on the pages that
- * they come from. It may only be closed, at once or by PKV_GIVE_UP in portions, where
- * pkv_discard_some gives up what has not come. */
+/* Turns a parked sequence into open sequence `seq` (closed before), in portions as large as those
+ * of pkv_seq_leave_some: the first one opens the sequence, which is *arriving* until pkv_seq_arrive
+ * has added the last. Its tables are incomplete then, but pkv_seq_table, pkv_seq_position and
+ * pkv_seq_kept show those that it will have, on the pages that they come from. It may only be
+ * closed, at once or by PKV_GIVE_UP in portions, where pkv_discard_some gives up what has not come.
+ * Opening it is all or nothing: STATUS_NO_MEMORY changes nothing. */
 status pkv_unpark_some(pkv *p, uint32_t parked, uint32_t seq, uint32_t expect_tokens,
                        uint32_t most);
 /* STATUS_NO_MEMORY, and STATUS_NO_PAGES where others took the pages that a swapped sequence was to
@@ -310,8 +311,6 @@ status pkv_seq_arrive(pkv *p, uint32_t seq, uint32_t most);
 bool pkv_seq_is_arriving(const pkv *p, uint32_t seq);
 /* Between the portions of pkv_seq_leave_some. */
 bool pkv_seq_is_leaving(const pkv *p, uint32_t seq);
-/* Discards a parked sequence: gives up its pages, as pkv_seq_close. */
-void pkv_parked_discard(pkv *p, uint32_t parked);
 /* Discards a parked or swapped sequence in portions: its number is gone, and its pages are given up
  * by calls of pkv_discard_some, in the order in which sequences were discarded: at most `most`
  * (at least 1) pages, though at least a page of each table of a layer. Returns how many, the tables
@@ -321,12 +320,11 @@ uint32_t pkv_discard_some(pkv *p, uint32_t most);
 /* Parked sequences, and swapped ones, of which pages are left to be given up. */
 uint32_t pkv_discards(const pkv *p);
 uint32_t pkv_host_discards(const pkv *p);
-/* Swaps a parked sequence out to the host tier, as pkv_seq_swap_out. */
-status pkv_parked_swap_out(pkv *p, uint32_t parked, uint32_t *swap);
-/* The same in portions of at most `most` (at least 1) pages: *swap is 0 as long as pages are left.
- * Until the last portion the sequence stays parked under its number, by which the next portion is
- * asked for, and it may not be opened, looked at or discarded. A later call can only fail with
- * STATUS_NO_MEMORY, which changes nothing: it may be tried again. */
+/* Swaps a parked sequence out to the host tier, as pkv_seq_swap_out does an open one, in portions
+ * of at most `most` (at least 1) pages: *swap is 0 as long as pages are left. Until the last portion
+ * the sequence stays parked under its number, by which the next portion is asked for, and it may
+ * not be opened, looked at or discarded. A later call can only fail with STATUS_NO_MEMORY, which
+ * changes nothing: it may be tried again. */
 status pkv_parked_swap_out_some(pkv *p, uint32_t parked, uint32_t most, uint32_t *swap);
 uint32_t pkv_parked_length(const pkv *p, uint32_t parked); /* logical */
 uint64_t pkv_parked_kept(const pkv *p, uint32_t parked);   /* as pkv_seq_kept */
@@ -446,16 +444,14 @@ pkv_seen pkv_swap_in_cost_some(pkv *p, uint32_t swap, const uint32_t *tokens, ui
  * copied. All or nothing, as pkv_seq_append; on failure the swapped sequence stays. */
 status pkv_swap_in(pkv *p, uint32_t swap, uint32_t seq, const uint32_t *tokens,
                    uint32_t expect_tokens);
-/* The same in portions, as pkv_unpark_some. The pages that it will take are not available to
- * others, but blocks may leave the cache before their portion, and are copied then. Whether there
+/* Swaps a sequence in as pkv_swap_in does, in portions, as pkv_unpark_some opens a parked one. The
+ * pages that it will take are not available to others, but blocks may leave the cache before their portion, and are copied then. Whether there
  * are pages enough follows from what pkv_swap_in_cost_some has seen, if it was asked last about
  * this sequence. A sequence of a coarser grain than PKV_HEAD comes at once. */
 status pkv_swap_in_some(pkv *p, uint32_t swap, uint32_t seq, const uint32_t *tokens,
                         uint32_t expect_tokens, uint32_t most);
 /* Whether pkv_swap_in_some opens it in several portions of `most` pages. */
 bool pkv_swap_has_portions(const pkv *p, uint32_t swap, uint32_t most);
-/* Forgets a swapped sequence: its host pages are free at once. */
-void pkv_swap_discard(pkv *p, uint32_t swap);
 uint32_t pkv_swap_length(const pkv *p, uint32_t swap); /* logical */
 /* Number of first tokens whose pages are hashed and held by other sequences too. They will probably
  * stay resident when this sequence closes. */

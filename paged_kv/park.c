@@ -101,11 +101,6 @@ status pkv_parked_swap_out_some(pkv *p, uint32_t parked, uint32_t most, uint32_t
     return STATUS_IS_OK;
 }
 
-status pkv_parked_swap_out(pkv *p, uint32_t parked, uint32_t *swap)
-{
-    return pkv_parked_swap_out_some(p, parked, UINT32_MAX, swap);
-}
-
 uint32_t pkv_parked_length(const pkv *p, uint32_t parked) { return parked_at(p, parked)->length; }
 
 /* Sums by share that a count keeps for tables of the finest grain. */

@@ -1,5 +1,6 @@
 /* Operations on sequences that give up their sequence number: swapped out, or parked. */
 #include "tests/sim/paging.h"
+#include "tests/unit/paged_kv_whole.h"
 
 bool leave(sim *s, uint32_t id, pkv_way way, bool room, uint32_t *number)
 {
@@ -32,7 +33,7 @@ static void keep_swapped(sim *s, uint32_t number, uint32_t held, pkv_grain grain
     uint32_t i = 0;
     while (i < SWAPS && s->swapped[i].number != 0) i++;
     if (i == SWAPS) {
-        pkv_swap_discard(s->kv, number);
+        discard_whole(s->kv, number);
         return;
     }
     s->swapped[i].number = number;
@@ -168,8 +169,8 @@ static void discard(sim *s, uint32_t i)
     if (number == 0) return;
     s->swapped[i].number = 0;
     s->host_used -= s->swapped[i].held;
-    if (rng_below(&s->random, 2)) pkv_swap_discard(s->kv, number);
-    else pkv_discard_later(s->kv, number);
+    pkv_discard_later(s->kv, number);
+    if (rng_below(&s->random, 2)) (void)pkv_discard_some(s->kv, UINT32_MAX);
     discard_all(s);
     s->done[DONE_DISCARD]++;
 }
@@ -206,7 +207,7 @@ static void park(sim *s, uint32_t id, model_parked *away, bool stays)
     CHECK(s, s->done[DONE_BETWEEN] != others || pkv_count(s->kv).used == used);
     now.seq.sealed = m->sealed;
     if (away->number == 0) *away = now;
-    else pkv_parked_discard(s->kv, now.number); /* others have taken its place */
+    else discard_whole(s->kv, now.number); /* others have taken its place */
     s->done[stays ? DONE_FORK_PARKED : DONE_PARK]++;
 }
 
@@ -256,8 +257,8 @@ static void discard_parked(sim *s, model_parked *away)
     uint32_t number = away->number;
     if (number == 0) return;
     away->number = 0;
-    if (rng_below(&s->random, 2)) pkv_parked_discard(s->kv, number);
-    else pkv_discard_later(s->kv, number);
+    pkv_discard_later(s->kv, number);
+    if (rng_below(&s->random, 2)) (void)pkv_discard_some(s->kv, UINT32_MAX);
     discard_all(s);
     s->done[DONE_PARKED_DISCARD]++;
 }

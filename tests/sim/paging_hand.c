@@ -1,6 +1,7 @@
 /* Parked sequences that are adopted: what their image and their cells say of them is all that the
  * new one is made of, as where it comes from another pool. The old one may be gone meanwhile. */
 #include "tests/sim/paging.h"
+#include "tests/unit/paged_kv_whole.h"
 
 typedef struct copied_image {
     pkv_image image;
@@ -120,8 +121,8 @@ static bool take_cells(sim *s, uint32_t number, const pkv_image *image)
         else break_runs(s);
         if (rng_below(&s->random, 8) == 0) break;
     }
-    if (rng_below(&s->random, 2)) pkv_parked_discard(s->kv, number);
-    else pkv_discard_later(s->kv, number);
+    pkv_discard_later(s->kv, number);
+    if (rng_below(&s->random, 2)) (void)pkv_discard_some(s->kv, UINT32_MAX);
     discard_all(s);
     s->done[DONE_ADOPT_BROKEN]++;
     return false;
@@ -188,5 +189,5 @@ void op_hand(sim *s)
     s->done[DONE_ADOPT]++;
     while (i < PARKS && s->parked[i].number != 0) i++;
     if (i < PARKS) s->parked[i] = now;
-    else pkv_parked_discard(s->kv, number);
+    else discard_whole(s->kv, number);
 }

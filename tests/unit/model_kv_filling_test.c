@@ -1,6 +1,7 @@
 /* Pages that are read as bf16: filling pages, which are quantised when they are full and are read
  * as bf16 until then, and the residual behind them. */
 #include "model/cpu/kv_filling.h"
+#include "tests/unit/paged_kv_whole.h"
 
 #include <setjmp.h>
 #include <stdarg.h>
@@ -195,13 +196,13 @@ static void forks_and_swaps_take_them_along(void **state)
     uint32_t swap, parked, tokens[42] = {0};
     assert_true(status_ok(pkv_seq_swap_out(f->kv, 1, &swap)));
     apply(f);
-    assert_true(status_ok(pkv_seq_park(f->kv, 0, &parked)));
+    assert_true(status_ok(park_whole(f->kv, 0, &parked)));
     apply(f);
     open_seq(f, 0); /* other sequences come and go */
     append(f, 0, 500, 50);
     pkv_seq_close(f->kv, 0);
     assert_true(status_ok(pkv_swap_in(f->kv, swap, 1, tokens, 100)));
-    assert_true(status_ok(pkv_unpark(f->kv, parked, 0, 100)));
+    assert_true(status_ok(unpark_whole(f->kv, parked, 0, 100)));
     apply(f);
     for (uint32_t i = P; i < 40; i++) expect(f, 0, i, i, FILLING), expect(f, 1, i, i, FILLING);
     for (uint32_t i = 40; i < 42; i++) {
@@ -274,7 +275,7 @@ static void what_ended_gives_way(void **state)
     uint32_t parked;
     open_seq(f, 0);
     append(f, 0, 0, 5);
-    assert_true(status_ok(pkv_seq_park(f->kv, 0, &parked)));
+    assert_true(status_ok(park_whole(f->kv, 0, &parked)));
     apply(f);
     for (uint32_t pages = 16; pages > 0; pages--) {
         open_seq(f, 1);
@@ -283,7 +284,7 @@ static void what_ended_gives_way(void **state)
         pkv_seq_close(f->kv, 1);
         apply(f);
     }
-    assert_true(status_ok(pkv_unpark(f->kv, parked, 0, 100)));
+    assert_true(status_ok(unpark_whole(f->kv, parked, 0, 100)));
     apply(f);
     for (uint32_t i = 0; i < 5; i++) expect(f, 0, i, i, FILLING);
 }
@@ -387,7 +388,7 @@ static void a_shared_residual_stays(void **state)
         pkv_seq_close(f->kv, 1);
     }
     pkv_seq_close(f->kv, 0);
-    assert_true(status_ok(pkv_unpark(f->kv, parked, 0, 100)));
+    assert_true(status_ok(unpark_whole(f->kv, parked, 0, 100)));
     apply(f);
     expect_residual(f, 0, 100, 64);
 }
@@ -403,14 +404,14 @@ static void a_residual_waits(void **state)
     apply(f);
     open_seq(f, 0);
     append(f, 0, 0, 100);
-    assert_true(status_ok(pkv_seq_park(f->kv, 0, &idle)));
+    assert_true(status_ok(park_whole(f->kv, 0, &idle)));
     apply(f);
     open_seq(f, 0);
     for (uint32_t round = 0; round < 20; round++) {
         append(f, 0, 500, P);
-        assert_true(status_ok(pkv_seq_park(f->kv, 0, &parked)));
+        assert_true(status_ok(park_whole(f->kv, 0, &parked)));
         apply(f);
-        assert_true(status_ok(pkv_unpark(f->kv, parked, 0, 100)));
+        assert_true(status_ok(unpark_whole(f->kv, parked, 0, 100)));
         assert_true(status_ok(pkv_seq_fork(f->kv, 0, 1, 100)));
         append(f, 0, 500, 5);
         append(f, 1, 500, 3);
@@ -418,7 +419,7 @@ static void a_residual_waits(void **state)
         apply(f);
     }
     pkv_seq_close(f->kv, 0);
-    assert_true(status_ok(pkv_unpark(f->kv, idle, 0, 100)));
+    assert_true(status_ok(unpark_whole(f->kv, idle, 0, 100)));
     assert_true(status_ok(pkv_swap_in(f->kv, swap, 1, tokens, 100)));
     apply(f);
     expect_residual(f, 0, 100, 64);

@@ -1,5 +1,6 @@
 /* K and V that are wrong: their blocks leave the prefix cache, and nobody publishes them again. */
 #include "tests/unit/paged_kv_fixture.h"
+#include "tests/unit/paged_kv_whole.h"
 
 enum { SALT = 3, LAYERS = 2 };
 
@@ -102,14 +103,14 @@ static void who_holds_them_publishes_nothing(void **state)
     publish(kv, 0, text(), 3 * P);
     assert_int_equal(publish(kv, 1, branch, 2 * P), P); /* holds one page of it */
     assert_true(status_ok(pkv_seq_fork(kv, 0, 2, 6 * P)));
-    assert_true(status_ok(pkv_seq_park(kv, 2, &parked)));
+    assert_true(status_ok(park_whole(kv, 2, &parked)));
     assert_true(status_ok(pkv_seq_fork(kv, 0, 2, 6 * P)));
     assert_true(status_ok(pkv_seq_swap_out(kv, 2, &swap)));
     publish(kv, 3, other, 2 * P);
     assert_true(pkv_seq_publishes(kv, 0));
     pkv_distrust(kv, text(), 3 * P, SALT);
     assert_true(pkv_seq_publishes(kv, 3));
-    assert_true(status_ok(pkv_unpark(kv, parked, 2, 6 * P)));
+    assert_true(status_ok(unpark_whole(kv, parked, 2, 6 * P)));
     assert_true(status_ok(pkv_swap_in(kv, swap, 4, text(), 6 * P)));
     assert_true(status_ok(pkv_seq_fork(kv, 0, 5, 6 * P)));
     static const uint32_t holders[] = {0, 2, 4, 5, 1};

@@ -2,6 +2,7 @@
  * tables hold one by one. */
 #include "paged_kv/tree.h"
 #include "tests/unit/paged_kv_grain_fixture.h"
+#include "tests/unit/paged_kv_whole.h"
 
 /* Two layer groups of two head groups: six whole runs of four cells. */
 enum { RUNS = 6, PAGES = 1 + 4 * RUNS };
@@ -233,7 +234,7 @@ static void an_uneven_sequence_is_counted_in_each_share(void **state)
     assert_int_equal(pkv_available(f.kv), all - 6);
     assert_int_equal(pkv_seq_pages_held(f.kv, 0), 4);
     assert_int_equal(pkv_seq_copy_cost(f.kv, 0), 6);
-    assert_true(status_ok(pkv_seq_park(f.kv, 0, &parked)));
+    assert_true(status_ok(park_whole(f.kv, 0, &parked)));
     pkv_parked_pages n = pkv_parked_look(f.kv, parked);
     assert_int_equal(n.held, 4);
     assert_int_equal(n.held_even, 6);
@@ -241,7 +242,7 @@ static void an_uneven_sequence_is_counted_in_each_share(void **state)
     assert_int_equal(n.alone_even, 6);
     assert_int_equal(pkv_available(f.kv), all - 6);
     assert_int_equal(pkv_available_unparked(f.kv), all);
-    pkv_parked_discard(f.kv, parked);
+    discard_whole(f.kv, parked);
     assert_int_equal(pkv_available(f.kv), all);
     end(&f);
 }
@@ -407,7 +408,7 @@ static void leave_broken_host(grain_fixture *f)
     }
     assert_int_equal(pkv_count(f->kv).host_used, 12);
     for (uint32_t i = 0; i < 7; i++)
-        if (cells[i] == 1) pkv_swap_discard(f->kv, swaps[i]);
+        if (cells[i] == 1) discard_whole(f->kv, swaps[i]);
     check(f);
 }
 
@@ -454,16 +455,16 @@ static void sequences_of_each_grain_park(void **state)
         assert_int_equal(pkv_parked_alone(f.kv), 1); /* the cell that sequence 0 gave up */
         assert_int_equal(pkv_parked_look(f.kv, first).held, 8);
         assert_int_equal(pkv_parked_look(f.kv, first).alone, 1);
-        assert_true(status_ok(pkv_seq_park(f.kv, 0, &second)));
+        assert_true(status_ok(park_whole(f.kv, 0, &second)));
         check(&f);
         assert_int_equal(pkv_parked_alone(f.kv), 8);
         for (uint32_t cell = 0; cell < pkv_cell_count(&f.geometry, PAGES - 1); cell++)
             assert_false(pkv_mirror_page_at(f.mirror, cell).held);
-        assert_true(status_ok(pkv_unpark(f.kv, first, 3, 0)));
+        assert_true(status_ok(unpark_whole(f.kv, first, 3, 0)));
         f.salt[3] = 1;
         assert_int_equal(pkv_seq_grain(f.kv, 3), grain);
         grow(&f, 3, 3); /* the page being filled is shared with the other parked one */
-        pkv_parked_discard(f.kv, second);
+        discard_whole(f.kv, second);
         check(&f);
         assert_int_equal(pkv_count(f.kv).used, 8);
         end(&f);
@@ -488,7 +489,7 @@ static void a_filling_run_is_copied_as_a_whole(void **state)
         assert_int_equal(pages.alone, 7);
         assert_int_equal(pages.shared_open, cells[grain]);
         assert_int_equal(pages.filling_open, cells[grain]);
-        assert_true(status_ok(pkv_unpark(f.kv, parked, 3, 0)));
+        assert_true(status_ok(unpark_whole(f.kv, parked, 3, 0)));
         f.salt[3] = 1;
         assert_int_equal(pkv_append_cost(f.kv, 3, 1), pages.filling_open);
         end(&f);
@@ -504,9 +505,9 @@ static void a_parked_sequence_is_cut_for_a_broken_host_tier(void **state)
     leave_broken_host(&f);
     fill(&f, 0, PKV_ALL, 1, 12);
     fork_seq(&f, 0, 1);
-    assert_true(status_ok(pkv_seq_park(f.kv, 0, &parked)));
+    assert_true(status_ok(park_whole(f.kv, 0, &parked)));
     check(&f);
-    assert_true(status_ok(pkv_parked_swap_out(f.kv, parked, &swap)));
+    assert_true(status_ok(swap_out_parked_whole(f.kv, parked, &swap)));
     check(&f);
     close_seq(&f, 1);
     swap_in(&f, swap, 0, 1, PKV_HEAD);

@@ -1,6 +1,7 @@
 /* Random operations on sequences of every grain in one pool. After each: the pool is sound, the
  * mirror agrees, and every KV group reads its own tokens as they were computed. */
 #include "tests/unit/paged_kv_grain_fixture.h"
+#include "tests/unit/paged_kv_whole.h"
 
 enum { TEXTS = 3, RECORDS = 4, STEPS = 4000 };
 
@@ -114,7 +115,7 @@ static void step_swap_in(walk *w, uint32_t seq)
     uint32_t i = rng_below(&w->r, RECORDS);
     if (is_open(w, seq) || w->swap[i] == 0) return;
     if (rng_below(&w->r, 8) == 0) {
-        pkv_swap_discard(w->f.kv, w->swap[i]);
+        discard_whole(w->f.kv, w->swap[i]);
         w->swap[i] = 0;
         return;
     }
@@ -133,7 +134,7 @@ static void step_park(walk *w, uint32_t seq)
 {
     uint32_t i = rng_below(&w->r, RECORDS);
     if (w->parked[i] != 0) return;
-    status s = rng_below(&w->r, 2) ? pkv_seq_park(w->f.kv, seq, &w->parked[i])
+    status s = rng_below(&w->r, 2) ? park_whole(w->f.kv, seq, &w->parked[i])
                                    : pkv_seq_fork_parked(w->f.kv, seq, &w->parked[i]);
     assert_true(status_ok(s));
     w->parked_salt[i] = w->f.salt[seq];
@@ -145,10 +146,10 @@ static void step_unpark(walk *w, uint32_t seq)
     uint32_t i = rng_below(&w->r, RECORDS), k = rng_below(&w->r, RECORDS);
     if (w->parked[i] == 0) return;
     if (rng_below(&w->r, 4) == 0) {
-        pkv_parked_discard(w->f.kv, w->parked[i]);
+        discard_whole(w->f.kv, w->parked[i]);
         w->parked[i] = 0;
     } else if (w->swap[k] == 0 && rng_below(&w->r, 2) == 0) {
-        if (!status_ok(pkv_parked_swap_out(w->f.kv, w->parked[i], &w->swap[k]))) {
+        if (!status_ok(swap_out_parked_whole(w->f.kv, w->parked[i], &w->swap[k]))) {
             w->swap[k] = 0;
             return;
         }
@@ -156,7 +157,7 @@ static void step_unpark(walk *w, uint32_t seq)
         w->swap_salt[k] = w->parked_salt[i];
         memcpy(w->swap_run[k], w->parked_run[i], sizeof w->swap_run[k]);
     } else if (!is_open(w, seq)) {
-        assert_true(status_ok(pkv_unpark(w->f.kv, w->parked[i], seq, 0)));
+        assert_true(status_ok(unpark_whole(w->f.kv, w->parked[i], seq, 0)));
         w->parked[i] = 0;
         w->f.salt[seq] = w->parked_salt[i];
         memcpy(w->run[seq], w->parked_run[i], sizeof w->run[seq]);

@@ -1,5 +1,6 @@
 /* Images: a sequence of one pool goes on in another, at the same grain or a finer one. */
 #include "tests/unit/paged_kv_grain_fixture.h"
+#include "tests/unit/paged_kv_whole.h"
 
 enum { TABLES = GROUPS_MOST, CELLS = CELLS_MOST };
 
@@ -55,7 +56,7 @@ static void move_over(grain_fixture *a, uint32_t seq, grain_fixture *b, uint32_t
 {
     pkv_image_table tables[TABLES];
     uint32_t parked, adopted, length = pkv_seq_length(a->kv, seq), used = pkv_count(b->kv).used;
-    assert_true(status_ok(pkv_seq_park(a->kv, seq, &parked)));
+    assert_true(status_ok(park_whole(a->kv, seq, &parked)));
     pkv_image image = image_of(a, parked, tables);
     uint32_t n = (uint32_t)pkv_image_cells(&a->geometry, &image);
     assert_true(pkv_image_fits(&a->geometry, &image));
@@ -67,11 +68,11 @@ static void move_over(grain_fixture *a, uint32_t seq, grain_fixture *b, uint32_t
     check_pool(b);
     copy_cells(a, parked, b, adopted, n);
     b->salt[1] = a->salt[seq];
-    assert_true(status_ok(pkv_unpark(b->kv, adopted, 1, 0)));
+    assert_true(status_ok(unpark_whole(b->kv, adopted, 1, 0)));
     check(b);
     assert_int_equal(pkv_seq_length(b->kv, 1), length);
     grow(b, 1, 5);
-    pkv_parked_discard(a->kv, parked);
+    discard_whole(a->kv, parked);
     check(a);
 }
 
@@ -158,7 +159,7 @@ static uint32_t adopt_in_broken(grain_fixture *a, grain_fixture *b, pkv_image_ta
     fill(b, 0, PKV_HEAD, 5, 7 * P);
     publish(b, 0);
     for (uint32_t g = 0; g < 4; g++) drop(b, 0, g, g % 2 ? 0x55 : 0x6a);
-    assert_true(status_ok(pkv_seq_park(a->kv, 0, parked)));
+    assert_true(status_ok(park_whole(a->kv, 0, parked)));
     *image = image_of(a, *parked, tables);
     assert_true(status_ok(pkv_adopt(b->kv, image, 9, false, true, &adopted)));
     assert_int_equal(pkv_parked_tables(b->kv, adopted), 1);
@@ -181,10 +182,10 @@ static void runs_may_be_broken_between_portions(void **state)
     copy_cells(&a, parked, &b, adopted, 12);
     b.salt[1] = a.salt[0];
     pkv_seq_close(b.kv, 2);
-    assert_true(status_ok(pkv_unpark(b.kv, adopted, 1, 0)));
+    assert_true(status_ok(unpark_whole(b.kv, adopted, 1, 0)));
     check(&b);
     grow(&b, 1, 5);
-    pkv_parked_discard(a.kv, parked);
+    discard_whole(a.kv, parked);
     end(&a);
     end(&b);
 }
@@ -205,13 +206,13 @@ static void it_may_be_discarded_while_tables_become_finer(void **state)
             /* Each of the first calls splits one of the two pages. */
             assert_int_equal(pkv_parked_tables(b.kv, adopted), i == 0 ? 1 : b.groups);
         }
-        pkv_parked_discard(b.kv, adopted);
+        discard_whole(b.kv, adopted);
         check_pool(&b);
         pkv_seq_close(b.kv, 2);
         close_seq(&b, 0);
         assert_int_equal(pkv_count(b.kv).used, 0);
         assert_int_equal(pkv_available(b.kv), 40);
-        pkv_parked_discard(a.kv, parked);
+        discard_whole(a.kv, parked);
         end(&a);
         end(&b);
     }
@@ -226,12 +227,12 @@ static void without_pages_nothing_changes(void **state)
     begin(&a, 2, 2, 60, 0);
     begin(&b, 2, 2, 9, 0);
     fill(&a, 0, PKV_LAYER, 9, 33);
-    assert_true(status_ok(pkv_seq_park(a.kv, 0, &parked)));
+    assert_true(status_ok(park_whole(a.kv, 0, &parked)));
     pkv_image image = image_of(&a, parked, tables);
     assert_int_equal(pkv_adopt(b.kv, &image, 9, false, true, &adopted).code, STATUS_NO_PAGES);
     assert_int_equal(adopted, 77);
     assert_int_equal(pkv_count(b.kv).used, 0);
-    pkv_parked_discard(a.kv, parked);
+    discard_whole(a.kv, parked);
     end(&a);
     end(&b);
 }
@@ -242,7 +243,7 @@ static uint32_t adopt_twelve(grain_fixture *a, grain_fixture *b, pkv_image_table
 {
     uint32_t parked, adopted;
     fill(a, 0, PKV_HEAD, 9, 33);
-    assert_true(status_ok(pkv_seq_park(a->kv, 0, &parked)));
+    assert_true(status_ok(park_whole(a->kv, 0, &parked)));
     *image = image_of(a, parked, tables);
     assert_true(status_ok(pkv_adopt(b->kv, image, 9, false, true, &adopted)));
     return adopted;
@@ -265,7 +266,7 @@ static void it_may_be_discarded_between_portions(void **state)
         if (taken > 0) take_cells(&b, adopted, &image, taken);
         assert_int_equal(pkv_count(b.kv).used, taken);
         if (taken % 2) pkv_discard_later(b.kv, adopted);
-        else pkv_parked_discard(b.kv, adopted);
+        else discard_whole(b.kv, adopted);
         assert_int_equal(pkv_available(b.kv), 16 - (taken % 2 ? taken : 0));
         check_pool(&b);
         while (pkv_discards(b.kv) > 0) {
@@ -299,8 +300,8 @@ static void others_may_take_what_was_promised(void **state)
         assert_int_equal(pkv_adopt_some(b.kv, adopted, &image, 12, &n).code, STATUS_NO_PAGES);
     check_pool(&b);
     assert_int_equal(pkv_available(b.kv), 0);
-    pkv_parked_discard(b.kv, adopted);
-    pkv_parked_discard(b.kv, shared);
+    discard_whole(b.kv, adopted);
+    discard_whole(b.kv, shared);
     check_pool(&b);
     end(&a);
     end(&b);

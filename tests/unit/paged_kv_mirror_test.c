@@ -1,6 +1,7 @@
 /* The mirror of the tables: the delta words that it accepts, and those that it refuses. */
 #include "paged_kv/delta.h"
 #include "paged_kv/log.h"
+#include "tests/unit/paged_kv_whole.h"
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stdlib.h>
@@ -578,8 +579,8 @@ static void long_lists_are_given_back(void **state)
         long before = f.live, mirrored = of_mirror.live;
         assert_true(status_ok(pkv_seq_open(kv, 0, PKV_HEAD, NULL, 0, 0, tokens, &hit)));
         assert_true(status_ok(pkv_seq_append(kv, 0, 16)));
-        pkv_seq_park(kv, 0, &hit);
-        pkv_parked_discard(kv, hit);
+        park_whole(kv, 0, &hit);
+        discard_whole(kv, hit);
         d = pkv_take_deltas(kv);
         assert_true(status_ok(pkv_mirror_apply(m, d.words, d.n_words)));
         if (i == 3) assert_int_equal(f.live, before - 3); /* those of the sequence before, too */

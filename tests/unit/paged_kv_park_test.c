@@ -1,10 +1,11 @@
 /* Parked sequences by example: they hold all their pages without a sequence number. */
 #include "tests/unit/paged_kv_fixture.h"
+#include "tests/unit/paged_kv_whole.h"
 
 static uint32_t park(fixture *f, uint32_t seq)
 {
     uint32_t parked;
-    assert_true(status_ok(pkv_seq_park(f->kv, seq, &parked)));
+    assert_true(status_ok(park_whole(f->kv, seq, &parked)));
     assert_int_not_equal(parked, 0);
     assert_false(pkv_seq_is_open(f->kv, seq));
     return parked;
@@ -38,7 +39,7 @@ static void it_comes_back_as_it_was(void **state)
     assert_int_equal(f.deltas.n_moves, 0);
     assert_true(pkv_mirror_checksum(f.mirror) == 0);
     squeeze(&f, 0, 300); /* another sequence has its number, and none of its pages */
-    assert_true(status_ok(pkv_unpark(f.kv, parked, 3, 100)));
+    assert_true(status_ok(unpark_whole(f.kv, parked, 3, 100)));
     take(&f);
     check_tables(&f);
     assert_int_equal(f.deltas.n_moves, 0);
@@ -67,12 +68,12 @@ static void a_contiguous_one_stays_contiguous(void **state)
     take(&f);
     uint32_t parked = park(&f, 0), swap;
     take(&f);
-    assert_true(status_ok(pkv_unpark(f.kv, parked, 1, 100)));
+    assert_true(status_ok(unpark_whole(f.kv, parked, 1, 100)));
     assert_int_equal(pkv_seq_next_position(f.kv, 1), 37);
     grow(&f, 1, 3);
     parked = park(&f, 1);
     take(&f);
-    assert_true(status_ok(pkv_parked_swap_out(f.kv, parked, &swap)));
+    assert_true(status_ok(swap_out_parked_whole(f.kv, parked, &swap)));
     take(&f);
     assert_true(status_ok(pkv_swap_in(f.kv, swap, 2, text(), 100)));
     assert_int_equal(pkv_seq_next_position(f.kv, 2), 40);
@@ -92,7 +93,7 @@ static void a_whole_one_goes_on_publishing(void **state)
     fill(&f, 1, 40); /* shares its blocks */
     pkv_seq_close(f.kv, 1);
     assert_int_equal(pkv_count(f.kv).cached, 0);
-    assert_true(status_ok(pkv_unpark(f.kv, parked, 2, 60)));
+    assert_true(status_ok(unpark_whole(f.kv, parked, 2, 60)));
     grow(&f, 2, 8);
     pkv_seq_publish(f.kv, 2, text(), 48);
     assert_int_equal(hit_of(&f, 48), 48);
@@ -108,7 +109,7 @@ static void a_flush_seals_what_is_parked(void **state)
     uint32_t parked = park(&f, 0);
     pkv_flush(f.kv);
     assert_null(pkv_check_integrity(f.kv));
-    assert_true(status_ok(pkv_unpark(f.kv, parked, 0, 60)));
+    assert_true(status_ok(unpark_whole(f.kv, parked, 0, 60)));
     grow(&f, 0, 16);
     pkv_seq_publish(f.kv, 0, text(), 48);
     assert_int_equal(hit_of(&f, 48), 0);
@@ -128,7 +129,7 @@ static void a_parked_fork_keeps_its_last_page(void **state)
         take(&f);
         if (first == 0) assert_int_equal(pkv_append_cost(f.kv, 1, 1), 2);
         if (first == 0) grow(&f, 1, 1);
-        assert_true(status_ok(pkv_unpark(f.kv, parked, 2, 60)));
+        assert_true(status_ok(unpark_whole(f.kv, parked, 2, 60)));
         assert_int_equal(pkv_append_cost(f.kv, 2, 1), first == 0 ? 0 : 2);
         grow(&f, 2, 1);
         assert_int_equal(pkv_append_cost(f.kv, 1, 1), 0);
@@ -148,13 +149,13 @@ static void it_can_go_to_the_host_tier(void **state)
     fill(&f, 0, 40);
     take(&f);
     uint32_t b = park(&f, 0);
-    assert_true(status_ok(pkv_parked_swap_out(f.kv, a, &swap)));
+    assert_true(status_ok(swap_out_parked_whole(f.kv, a, &swap)));
     assert_int_equal(pkv_count(f.kv).pages_swapped_out, 6);
     assert_int_equal(pkv_count(f.kv).used, 6);
     assert_int_equal(pkv_swap_length(f.kv, swap), 40);
-    assert_int_equal(pkv_parked_swap_out(f.kv, b, &hit).code, STATUS_NO_PAGES);
+    assert_int_equal(swap_out_parked_whole(f.kv, b, &hit).code, STATUS_NO_PAGES);
     assert_int_equal(pkv_parked_length(f.kv, b), 40);
-    pkv_parked_discard(f.kv, b);
+    discard_whole(f.kv, b);
     assert_int_equal(pkv_count(f.kv).used, 0);
     take(&f);
     squeeze(&f, 1, 144); /* evicts all cached pages */
@@ -165,8 +166,8 @@ static void it_can_go_to_the_host_tier(void **state)
     /* A sequence without pages cannot be swapped out. */
     assert_true(status_ok(pkv_seq_open(f.kv, 3, PKV_HEAD, NULL, 0, 0, 1, &hit)));
     a = park(&f, 3);
-    assert_int_equal(pkv_parked_swap_out(f.kv, a, &swap).code, STATUS_NO_PAGES);
-    pkv_parked_discard(f.kv, a);
+    assert_int_equal(swap_out_parked_whole(f.kv, a, &swap).code, STATUS_NO_PAGES);
+    discard_whole(f.kv, a);
     end(&f);
 }
 
@@ -181,7 +182,7 @@ static void discarded_it_is_reclaimed_from_its_end(void **state)
     uint32_t hit;
     assert_true(status_ok(pkv_seq_open(f.kv, 2, PKV_HEAD, NULL, 0, 9, 16, &hit)));
     assert_int_equal(pkv_seq_append(f.kv, 2, 1).code, STATUS_NO_PAGES); /* it keeps its pages */
-    pkv_parked_discard(f.kv, parked);
+    discard_whole(f.kv, parked);
     assert_int_equal(pkv_count(f.kv).cached, 4);
     grow(&f, 2, 16);
     assert_int_equal(hit_of(&f, 64), 48);
@@ -205,7 +206,7 @@ static void kept_tokens_are_weighted_by_layers(void **state)
     assert_true(status_ok(pkv_seq_open(kv, 0, PKV_HEAD, NULL, 0, 0, 32, &hit)));
     assert_true(status_ok(pkv_seq_append(kv, 0, 32)));
     pkv_seq_drop(kv, 0, 2, &(uint64_t){1}); /* layers 3 and 4, head 0 */
-    assert_true(status_ok(pkv_seq_park(kv, 0, &parked)));
+    assert_true(status_ok(park_whole(kv, 0, &parked)));
     assert_int_equal(pkv_parked_kept(kv, parked), 3 * 64 + 2 * 48);
     assert_true(pkv_full_tokens(&options.geometry, 3 * 64 + 2 * 48) == 28.8);
     pkv_destroy(kv);
@@ -225,25 +226,25 @@ static void memory_may_be_short(void **state)
         uint32_t parked, swap;
         f.fail_at = f.calls + fail;
         long stop = f.fail_at;
-        if (!status_ok(pkv_seq_park(f.kv, 0, &parked))) {
+        if (!status_ok(park_whole(f.kv, 0, &parked))) {
             refused++;
             assert_true(pkv_seq_is_open(f.kv, 0));
             assert_null(pkv_check_integrity(f.kv));
             parked = park(&f, 0);
         }
-        if (!status_ok(pkv_unpark(f.kv, parked, 5, 60))) {
+        if (!status_ok(unpark_whole(f.kv, parked, 5, 60))) {
             refused++;
             assert_int_equal(pkv_parked_length(f.kv, parked), 40);
             assert_null(pkv_check_integrity(f.kv));
-            assert_true(status_ok(pkv_unpark(f.kv, parked, 5, 60)));
+            assert_true(status_ok(unpark_whole(f.kv, parked, 5, 60)));
         }
         parked = park(&f, 5);
-        if (!status_ok(pkv_parked_swap_out(f.kv, parked, &swap))) {
+        if (!status_ok(swap_out_parked_whole(f.kv, parked, &swap))) {
             refused++;
             assert_int_equal(pkv_count(f.kv).host_used, 0);
             assert_int_equal(pkv_parked_length(f.kv, parked), 40);
             assert_null(pkv_check_integrity(f.kv));
-            assert_true(status_ok(pkv_parked_swap_out(f.kv, parked, &swap)));
+            assert_true(status_ok(swap_out_parked_whole(f.kv, parked, &swap)));
         }
         bool reached = f.calls > stop;
         take(&f);
@@ -253,7 +254,7 @@ static void memory_may_be_short(void **state)
         long calls = f.calls;
         for (uint32_t i = 0; i < 5; i++) {
             parked = park(&f, 5);
-            assert_true(status_ok(pkv_unpark(f.kv, parked, 5, 60)));
+            assert_true(status_ok(unpark_whole(f.kv, parked, 5, 60)));
             take(&f);
         }
         assert_int_equal(f.calls, calls);

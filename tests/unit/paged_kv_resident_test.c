@@ -2,6 +2,7 @@
  * their pages are taken back, whatever happens to the blocks between two portions. And looks at
  * long sequences in portions. */
 #include "tests/unit/paged_kv_grain_fixture.h"
+#include "tests/unit/paged_kv_whole.h"
 
 enum { RUN = 4, BLOCKS = 4, CELLS = BLOCKS * RUN, RUNS = 8, MOST = 2 };
 
@@ -313,7 +314,7 @@ static void a_look_at_a_parked_sequence_has_portions(void **state)
     begin(&f, 2, 2, 1 + RUNS * RUN, CELLS);
     fill(&f, 0, PKV_HEAD, 1, BLOCKS * P - 3);
     fork_seq(&f, 0, 1);
-    assert_true(status_ok(pkv_seq_park(f.kv, 0, &parked)));
+    assert_true(status_ok(park_whole(f.kv, 0, &parked)));
     for (int i = 1; i < 4; i++)
         assert_int_equal(pkv_parked_look_some(f.kv, parked, 5, &pages), PKV_SEEN_NOTHING);
     assert_int_equal(pkv_parked_look_some(f.kv, parked, 5, &pages), PKV_SEEN_NOW);
@@ -330,13 +331,13 @@ static void a_look_at_a_parked_sequence_has_portions(void **state)
     assert_int_equal(pages.alone, CELLS);
 
     fill(&f, 2, PKV_HEAD, 2, P); /* another parked one has the look, then a number that was its */
-    assert_true(status_ok(pkv_seq_park(f.kv, 2, &other)));
+    assert_true(status_ok(park_whole(f.kv, 2, &other)));
     assert_int_equal(pkv_parked_look_some(f.kv, other, 100, &pages), PKV_SEEN_NOW);
     assert_int_equal(pages.alone, RUN);
-    pkv_parked_discard(f.kv, other);
+    discard_whole(f.kv, other);
     fill(&f, 2, PKV_HEAD, 3, 2 * P);
     uint32_t again;
-    assert_true(status_ok(pkv_seq_park(f.kv, 2, &again)));
+    assert_true(status_ok(park_whole(f.kv, 2, &again)));
     assert_int_equal(again, other);
     assert_int_equal(pkv_parked_look_some(f.kv, again, 1, &pages), PKV_SEEN_NOTHING);
     end(&f);
@@ -351,9 +352,9 @@ static void a_look_at_the_parked_pages_does_not_count(void **state)
     uint32_t parked, swap;
     begin(&f, 2, 2, 1 + BLOCKS * RUN, CELLS);
     fill(&f, 0, PKV_HEAD, 1, BLOCKS * P);
-    assert_true(status_ok(pkv_seq_park(f.kv, 0, &parked)));
+    assert_true(status_ok(park_whole(f.kv, 0, &parked)));
     assert_int_equal(pkv_parked_look_some(f.kv, parked, 100, &pages), PKV_SEEN_NOW);
-    assert_true(status_ok(pkv_parked_swap_out(f.kv, parked, &swap)));
+    assert_true(status_ok(swap_out_parked_whole(f.kv, parked, &swap)));
     assert_int_equal(swap, parked);
     fill(&f, 2, PKV_HEAD, 9, BLOCKS * P);
     assert_int_equal(pkv_swap_in_some(f.kv, swap, 0, text(), 0, MOST).code, STATUS_NO_PAGES);

@@ -1,6 +1,7 @@
 /* How many pages of a sequence others hold too: bounds, and counts in portions. check_pool compares
  * both with a count of all pages after each operation. */
 #include "tests/unit/paged_kv_grain_fixture.h"
+#include "tests/unit/paged_kv_whole.h"
 
 enum { PAGES = 96 };
 
@@ -182,8 +183,8 @@ static void a_park_begins_the_count_anew(void **state)
     fill(&f, 0, PKV_HEAD, 1, 2 * P);
     fork_seq(&f, 0, 1);
     (void)look(&f, 0, 5);
-    assert_true(status_ok(pkv_seq_park(f.kv, 0, &parked)));
-    assert_true(status_ok(pkv_unpark(f.kv, parked, 2, 0)));
+    assert_true(status_ok(park_whole(f.kv, 0, &parked)));
+    assert_true(status_ok(unpark_whole(f.kv, parked, 2, 0)));
     f.salt[2] = f.salt[0];
     (void)look(&f, 2, 3);
     check(&f);
@@ -223,9 +224,9 @@ static void a_parked_sequence_is_known(void **state)
     fill(&f, 0, PKV_ALL, 1, 3 * P);
     fork_seq(&f, 0, 1);
     check_exact(&f, 0, 12);
-    assert_true(status_ok(pkv_seq_park(f.kv, 0, &parked)));
+    assert_true(status_ok(park_whole(f.kv, 0, &parked)));
     check(&f);
-    assert_true(status_ok(pkv_unpark(f.kv, parked, 3, 0)));
+    assert_true(status_ok(unpark_whole(f.kv, parked, 3, 0)));
     f.salt[3] = f.salt[0];
     check(&f);
     assert_int_equal(look(&f, 3, 0).most, 12);

@@ -1,5 +1,6 @@
 /* The host tier by example: a swapped sequence comes back unchanged. */
 #include "paged_kv/log.h"
+#include "tests/unit/paged_kv_whole.h"
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stdlib.h>
@@ -279,7 +280,7 @@ static void copies_come_in_order(void **state)
     assert_int_equal(f.deltas.n_moves, 6);
     for (size_t i = 0; i < 6; i++) assert_int_equal(f.deltas.moves[i].kind, kinds[i]);
     assert_int_equal(f.deltas.moves[0].src_page, first);
-    pkv_swap_discard(f.kv, b);
+    discard_whole(f.kv, b);
     assert_int_equal(pkv_count(f.kv).host_used, 0);
     assert_int_equal(pkv_count(f.kv).pages_swapped_out, 4);
     end(&f);
@@ -358,7 +359,7 @@ static void its_cost_is_asked_anew_when_it_is_swapped_again(void **state)
     pkv_swap_cost cost = pkv_swap_in_cost_again(f.kv, 1, swap, text());
     assert_int_equal(cost.held, 7);
     assert_int_equal(cost.fresh, 7);
-    pkv_swap_discard(f.kv, swap);
+    discard_whole(f.kv, swap);
     end(&f);
 }
 
@@ -392,7 +393,7 @@ static void room_is_promised_to_one_that_leaves(void **state)
     assert_true(status_ok(pkv_swap_in(f.kv, first, 0, text(), 80)));
     take(&f);
     pkv_seq_close(f.kv, 0);
-    pkv_swap_discard(f.kv, second);
+    discard_whole(f.kv, second);
     end(&f);
 }
 

@@ -1,6 +1,7 @@
 /* paged_kv by example: one test for each rule that the simulation (sim/paging_test.c) checks at
  * random. */
 #include "paged_kv/log.h"
+#include "tests/unit/paged_kv_whole.h"
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stdio.h>
@@ -462,8 +463,8 @@ static void events_of_a_hidden_sequence_hold_no_tokens(void **state)
      * pages. */
     assert_true(status_ok(pkv_seq_fork(f.kv, 0, 1, 96)));
     assert_false(tells_tokens(&f, 1, 32, 48));
-    assert_true(status_ok(pkv_seq_park(f.kv, 1, &parked)));
-    assert_true(status_ok(pkv_unpark(f.kv, parked, 2, 96)));
+    assert_true(status_ok(park_whole(f.kv, 1, &parked)));
+    assert_true(status_ok(unpark_whole(f.kv, parked, 2, 96)));
     assert_false(tells_tokens(&f, 2, 48, 64));
     /* Its blocks are hit like others, and the next sequence of this number is not hidden. */
     assert_int_equal(hit_of(&f, 64), 64);
