@@ -12,7 +12,7 @@
  * sign in front and an exponent behind. Returns its end. NULL: no number begins there, it is
  * hexadecimal, or a double cannot hold it; *out is as before. */
 const char *number_read(const char *text, double *out);
-/* The same for a whole number in digits alone, which 64 bits can hold. */
+/* Reads, as number_read does, a whole number in digits alone, which 64 bits can hold. */
 const char *number_read_whole(const char *text, uint64_t *out);
 
 #endif

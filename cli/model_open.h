@@ -51,8 +51,8 @@ typedef struct loaded_model {
  * left open. *out must not move while it is open. */
 status model_open_with(const model_flags *flags, bool with_text, const model_listener *listener,
                        loaded_model *out, error *err);
-/* The same at a terminal: notes go to stderr, and unless --quiet is given a bar shows progress
- * there. */
+/* Opens as model_open_with does, for a terminal: notes go to stderr, and unless --quiet is given a
+ * bar shows progress there. */
 status model_open(const model_flags *flags, bool with_text, loaded_model *out, error *err);
 /* Fills config and options as model_open would, but opens nothing. */
 status model_describe(const model_flags *flags, loaded_model *out, error *err);

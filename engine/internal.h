@@ -281,7 +281,7 @@ void slots_take_inbox(engine *e, const inbox_batch *batch);
 void slots_end_choice(engine *e, engine_stream *s, uint32_t choice, engine_finish finish);
 /* Fails this request alone; the scheduler is told with the next step. */
 void slots_fail_stream(engine *e, engine_stream *s, status st);
-/* The same for all choices of the stream that go on. */
+/* Ends all choices of the stream that go on, as slots_end_choice does. */
 void slots_end_stream(engine *e, engine_stream *s, engine_finish finish);
 /* Removes the stream from the engine. Its reader may still hold it. */
 void slots_forget(engine *e, engine_stream *s);

@@ -329,8 +329,9 @@ static int64_t longest_wait(engine *e)
     return ttl > 0 && ttl < LOOK_US ? ttl : LOOK_US;
 }
 
-/* Between two steps too, where there is always another one. */
-static int64_t no_wait(engine *e)
+/* Tends what longest_wait tends, at most once in LOOK_US, where steps follow one another and the
+ * engine thread never waits. Returns 0. */
+static int64_t tend_without_wait(engine *e)
 {
     if (clock_now_us() - e->tended_us >= LOOK_US) (void)longest_wait(e);
     return 0;
@@ -353,7 +354,8 @@ void *engine_loop(void *arg)
     const step_result *result = NULL;
     bool busy = false;
     for (;;) {
-        inbox_batch batch = inbox_drain(e, busy ? no_wait(e) : pages_wait(e, longest_wait(e)));
+        inbox_batch batch =
+            inbox_drain(e, busy ? tend_without_wait(e) : pages_wait(e, longest_wait(e)));
         e->stopping = batch.stop;
         if (batch.stop) {
             /* The last batch; no more follows, since every stream was released before. */

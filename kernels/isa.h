@@ -64,9 +64,9 @@ static inline size_t kern_quant_bytes(kern_quant q)
 typedef void (*kern_quant_tile_fn)(const void *w, size_t w_stride, size_t k, unsigned group,
                                    const void *x, float *acc, const kern_ahead *ahead);
 
-/* The same with one panel, whose k columns the first function unpacks and the second one reads
- * unpacked, from 64-byte aligned scratch: for each group 64 bytes of scales, then its weights in 8
- * bits (of 4) or 16 (of 8 and 12). */
+/* A kern_quant_tile_fn of one panel in two functions: the first unpacks the panel's k columns, and
+ * the second reads them unpacked, from 64-byte aligned scratch: for each group 64 bytes of scales,
+ * then its weights in 8 bits (of 4) or 16 (of 8 and 12). */
 typedef void (*kern_unpacking_tile_fn)(const uint8_t *w, uint8_t *unpacked, size_t k,
                                        unsigned group, const void *x, float *acc,
                                        const kern_ahead *ahead);

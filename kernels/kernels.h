@@ -102,8 +102,8 @@ typedef struct kern_matrix {
 /* The block floats as which a context multiplies matrices of `type` fastest, in standard precision:
  * AVX2 adds products of 16-bit integers at more than the rate of f32. bits 0: as they are. */
 kern_quant kern_block_floats(const kern_context *kc, dtype type);
-/* The same of a context that would be made with these options, here or on a CPU that has their ISA;
- * their pool is unused. */
+/* Gives the kern_block_floats of a context that would be made with these options, here or on a CPU
+ * that has their ISA; their pool is unused. */
 status kern_block_floats_of(const kern_options *options, dtype type, kern_quant *out, error *err);
 
 /* Bytes of the data of a matrix that is not quantised. */
@@ -250,9 +250,9 @@ void kern_kv_read(const kern_context *kc, const kern_kv_shape *s, const void *ti
  * threaded. */
 void kern_kv_pack(const kern_context *kc, const kern_kv_shape *s, const void *wide, void *tile);
 void kern_kv_unpack(const kern_context *kc, const kern_kv_shape *s, const void *tile, void *wide);
-/* The same bytes in another order: rows are K and V as GPUs keep them, K [page_tokens][head_dim],
- * then V the same, then the scales, if there are any. For formats with pairs of elements, without
- * grids. Not threaded; nothing need be aligned, and the two do not overlap. */
+/* A tile from rows, and rows from a tile: K and V as GPUs keep them, K [page_tokens][head_dim],
+ * then V likewise, then the scales, if any. For formats with pairs of elements, without grids. Not
+ * threaded; nothing need be aligned, and the two do not overlap. */
 void kern_kv_from_rows(const kern_kv_shape *s, const void *rows, void *tile);
 void kern_kv_to_rows(const kern_kv_shape *s, const void *tile, void *rows);
 /* Copies n slots of one tile to another. Formats with grids have no such copy. Not threaded. */

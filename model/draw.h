@@ -22,7 +22,8 @@ int candidate_order(const void *a, const void *b);
  * `first`. Returns how many there are. */
 size_t candidates_collect(const float *logits, uint32_t first, uint32_t n, float floor,
                           candidate *out);
-/* The same, the `most` likeliest alone, likeliest first. out [2 * most]. */
+/* Lists the `most` likeliest of logits [n], likeliest first, without those of -inf or NaN. Returns
+ * how many there are. out [2 * most]. */
 size_t candidates_collect_top(const float *logits, uint32_t first, uint32_t n, size_t most,
                               candidate *out);
 /* Moves the k likeliest and all that are as likely as the k-th to the front; k 0: all. Returns how
@@ -41,8 +42,8 @@ typedef struct draw_noise {
 /* A token drawn from softmax(logit), as the largest logit + g with Gumbel noise g = -log(-log(u)),
  * the lowest id of equal ones; in `logit` is that sum. DRAW_NO_TOKEN where n is 0. */
 candidate draw_gumbel(draw_noise noise, const candidate *c, size_t n);
-/* The same from what candidates_collect would list. `largest` is the index of the largest logit. It
- * computes the noise of those tokens alone that may still win. */
+/* Draws as draw_gumbel from what candidates_collect would list of a row. `largest` is the index of
+ * the largest logit. It computes the noise of those tokens alone that may still win. */
 candidate draw_gumbel_row(draw_noise noise, const float *logits, uint32_t first, uint32_t n,
                           float floor, uint32_t largest);
 

@@ -393,7 +393,8 @@ status backend_cpu_ranks_create(const backend_options *options, uint32_t n_ranks
 /* Facts summed over the ranks. */
 backend_facts backend_cpu_ranks_describe(const backend *b);
 
-/* The same with CUDA backends: on one GPU, or with options->own_gpus on a GPU each. */
+/* Makes ranks of CUDA backends in threads of this process: on one GPU, or with options->own_gpus on
+ * a GPU each. */
 status backend_cuda_ranks_create(const backend_cuda_options *options, uint32_t n_ranks,
                                  backend *out, error *err);
 backend_facts backend_cuda_ranks_describe(const backend *b);

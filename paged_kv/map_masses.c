@@ -48,7 +48,7 @@ static void add_page(masses_row *r, uint32_t base, uint32_t n, uint32_t heads, f
     if (n > first) add_run(r, base + first, n - first, heads, mass * (float)(n - first) / (float)n);
 }
 
-/* The same of a page whose n tokens have positions of their own, those of a column at once. */
+/* Adds the mass of a page whose n tokens have positions of their own, those of a column at once. */
 static void add_scattered(masses_row *r, const uint32_t *positions, uint32_t n, uint32_t heads,
                           float mass)
 {

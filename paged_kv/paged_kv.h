@@ -166,9 +166,9 @@ void pkv_seq_cells(const pkv *p, uint32_t seq, uint32_t index, uint32_t *cells);
  * length allocates nothing. */
 status pkv_seq_open(pkv *p, uint32_t seq, pkv_grain grain, const uint32_t *tokens, uint32_t max_hit,
                     uint64_t salt, uint32_t expect_tokens, uint32_t *hit_tokens);
-/* Opens as pkv_seq_open does, but takes only a portion of the hit: at most `most` pages, though at
- * least one block.  * While nothing else has changed the sequence, pkv_seq_hit_more takes another, *hit_tokens tokens:
- * 0 where memory is out, or where the next block is not cached or has finer pages than the tables.
+/* pkv_seq_open by a portion of the hit: at most `most` pages, though at least one block. While
+ * nothing else has changed the sequence, pkv_seq_hit_more takes another, *hit_tokens tokens: 0
+ * where memory is out, or where the next block is not cached or has finer pages than the tables.
  * Between two portions the sequence has a shorter hit. STATUS_NO_MEMORY changes nothing. */
 status pkv_seq_open_some(pkv *p, uint32_t seq, pkv_grain grain, const uint32_t *tokens,
                          uint32_t max_hit, uint64_t salt, uint32_t expect_tokens, uint32_t most,
@@ -321,7 +321,7 @@ uint32_t pkv_discard_some(pkv *p, uint32_t most);
 uint32_t pkv_discards(const pkv *p);
 uint32_t pkv_host_discards(const pkv *p);
 /* Swaps a parked sequence out to the host tier, as pkv_seq_swap_out does an open one, in portions
- * of at most `most` (at least 1) pages: *swap is 0 as long as pages are left. Until the last portion
+ * of at most `most` (at least 1) pages: *swap is 0 as long as pages are left. Until the last one
  * the sequence stays parked under its number, by which the next portion is asked for, and it may
  * not be opened, looked at or discarded. A later call can only fail with STATUS_NO_MEMORY, which
  * changes nothing: it may be tried again. */
@@ -444,10 +444,10 @@ pkv_seen pkv_swap_in_cost_some(pkv *p, uint32_t swap, const uint32_t *tokens, ui
  * copied. All or nothing, as pkv_seq_append; on failure the swapped sequence stays. */
 status pkv_swap_in(pkv *p, uint32_t swap, uint32_t seq, const uint32_t *tokens,
                    uint32_t expect_tokens);
-/* Swaps a sequence in as pkv_swap_in does, in portions, as pkv_unpark_some opens a parked one. The
- * pages that it will take are not available to others, but blocks may leave the cache before their portion, and are copied then. Whether there
- * are pages enough follows from what pkv_swap_in_cost_some has seen, if it was asked last about
- * this sequence. A sequence of a coarser grain than PKV_HEAD comes at once. */
+/* pkv_swap_in in portions, as pkv_unpark_some has them. The pages that it will take are not
+ * available to others, but blocks may leave the cache before their portion, and are copied then.
+ * Whether there are pages enough follows from what pkv_swap_in_cost_some has seen, if it was asked
+ * last about this sequence. A sequence of a coarser grain than PKV_HEAD comes at once. */
 status pkv_swap_in_some(pkv *p, uint32_t swap, uint32_t seq, const uint32_t *tokens,
                         uint32_t expect_tokens, uint32_t most);
 /* Whether pkv_swap_in_some opens it in several portions of `most` pages. */

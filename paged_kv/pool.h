@@ -14,7 +14,8 @@ static inline bool pool_has(const pkv *p, pkv_grain grain, uint32_t table, uint6
 }
 /* Takes a page for a table with one reference; pool_has said that there is one. */
 uint32_t pool_take(pkv *p, pkv_grain grain, uint32_t table);
-/* The same for at least one and at most n pages, as many as lie in one run; returns how many. */
+/* Takes at least one and at most n pages, as many as lie in one run, each with one reference.
+ * Returns how many. */
 uint32_t pool_take_some(pkv *p, pkv_grain grain, uint32_t table, uint32_t n, uint32_t *pages);
 
 /* Cells that a walk over a sequence's tables counts. At the finest grain they come from the shares
@@ -106,7 +107,7 @@ static inline uint32_t layer_end(const pkv_tree *t, pkv_grain grain, uint32_t ta
  * parent. */
 void rows_add_refs(pkv *p, pkv_tree *tree, const pkv_seq *s, table_rows rows, uint32_t refs,
                    uint32_t parked);
-/* The same for all pages of a sequence. */
+/* nodes_add_refs for every page of a sequence. */
 void seq_add_refs(pkv *p, pkv_tree *tree, const pkv_seq *s, uint32_t refs, uint32_t parked);
 
 /* ---- shared.c ---- */

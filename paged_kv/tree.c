@@ -263,8 +263,8 @@ static uint32_t bits_of(const pkv_node *n)
            (uint32_t)has(n, COVER_USED) << COVER_USED | (uint32_t)has(n, COVER_OPEN) << COVER_OPEN;
 }
 
-/* So many cells more of a layer run have property k (fewer: a negative number, wrapped), and so
- * many layer runs more of the whole run are busy. */
+/* Counts in a whole run that `cells` more cells of one of its layer runs have property k, and that
+ * `busy` more of its layer runs are busy. Fewer: a negative number, wrapped. */
 static void count_in_whole(pkv_tree *t, uint32_t whole, cover k, uint32_t cells, uint32_t busy)
 {
     pkv_run *w = run_at(t, whole);

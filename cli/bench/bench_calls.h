@@ -43,7 +43,8 @@ typedef enum bench_call {
  * that arrived during one step: running sequences wait for it. */
 status bench_arrivals(const bench_calls_options *options, double *us, error *err);
 
-/* The same while a sequence of long_tokens is selected in, beside a few that decode. */
+/* The longest time in which the engine thread leaves the backend alone while a sequence of
+ * long_tokens is selected in, beside a few that decode. */
 status bench_select(const bench_calls_options *options, const char *method, double *us, error *err);
 
 /* us [BENCH_CALL_KINDS]: microseconds of one call. */

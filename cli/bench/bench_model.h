@@ -46,8 +46,8 @@ status bench_limits(bench *b, kern_limits *out, error *err);
 /* ---- bench_steps.c: rounds of steps, each followed by a measurement of the limits ---- */
 void bench_print_head(const bench *b);
 status bench_decode(bench *b, uint32_t batch, uint32_t context, double *tokens_s, error *err);
-/* The same, with what a method of retention measures of each generated token, beside steps that
- * are not measured. Selections are not made. */
+/* Times decoding with what a method of retention measures of each generated token, beside steps
+ * that are not measured. Selections are not made. */
 status bench_decode_measured(bench *b, uint32_t batch, uint32_t context, const char *method,
                              const retention_policy *policy, error *err);
 /* Times n_rounds prefills of n prompts of `tokens` tokens together, behind a short one that warms

@@ -59,7 +59,8 @@ bool schema_deeper(schema_reader *r);
 
 /* The texts that a schema allows. */
 expr schema_expr(schema_reader *r, const json_t *schema);
-/* The same, from the member `key` of the schema that is read; `index` >= 0: its element. */
+/* The texts that a schema allows which is the member `key` of the schema that is read, or with
+ * `index` >= 0 an element of that member. */
 expr schema_member(schema_reader *r, const json_t *schema, const char *key, int64_t index);
 
 /* The words of an array's elements: "prefixItems" and "items", or as drafts before 2020-12 named
@@ -102,8 +103,8 @@ uint32_t schema_bound(schema_reader *r, const json_t *schema, const char *key, u
 const json_t *schema_flat(schema_reader *r, const json_t *schema);
 /* Returns a schema of the values that both schemas allow. */
 const json_t *schema_merge(schema_reader *r, const json_t *a, const json_t *b);
-/* The same for a schema and one that it applies to its own value, as "allOf" and branches are: what
- * its "unevaluatedProperties" does not name, neither schema does. */
+/* Merges a schema and one that it applies to its own value, as "allOf" and branches are: what its
+ * "unevaluatedProperties" does not name, neither schema does. */
 const json_t *schema_join(schema_reader *r, const json_t *around, const json_t *within);
 /* A flat schema with "additionalProperties" in place of "unevaluatedProperties". */
 const json_t *schema_closed(schema_reader *r, const json_t *schema);
@@ -133,7 +134,7 @@ bool schema_lists(schema_reader *r, const json_t *list, const json_t *value);
 const json_t *schema_values(schema_reader *r, const json_t *schema);
 /* Whether a schema allows a value. Fails where a word of the schema is not supported. */
 bool schema_fits(schema_reader *r, const json_t *schema, const json_t *value);
-/* The same for a value of the schema's own list, which is not compared with the others. */
+/* Whether a schema allows a value of its own list, which is not compared with the others. */
 bool schema_fits_listed(schema_reader *r, const json_t *schema, const json_t *list,
                         const json_t *value);
 /* The schema with a "type" of those types that its words belong to, where they say so. */

@@ -239,7 +239,7 @@ static uint32_t longest_declared(const object_reader *o)
     return longest;
 }
 
-/* Between min and max characters as they stand in JSON, which a rule counts. */
+/* Any text of min to max characters as they stand in JSON, which a rule counts. */
 static expr counted_chars(object_reader *o, uint32_t min, uint32_t max)
 {
     build *b = o->r->b;
@@ -264,8 +264,9 @@ static expr quoted_counted(object_reader *o)
     return quoted(b, expr_alt(b, all.items, all.n));
 }
 
-/* The same names for add_different, which tells longer ones apart by how they start: telling them
- * apart by all of their characters would take states for each character of the longest. */
+/* The names that are not declared, for add_different, which tells longer ones apart by how they
+ * start: telling them apart by all of their characters would take states for each character of the
+ * longest. */
 static other_names counted_names(object_reader *o)
 {
     enum { START_CHARS = 16 };
@@ -282,7 +283,8 @@ static other_names counted_names(object_reader *o)
     return out;
 }
 
-/* The same in quotes; once for all schemas that declare the same names. */
+/* The names that are not declared, in quotes; made once for all schemas that declare the same
+ * names. */
 static expr quoted_others(object_reader *o)
 {
     build *b = o->r->b;
@@ -321,7 +323,7 @@ static void read_others(object_reader *o)
 
 /* ---- different names ------------------------------------------------------------------------- */
 
-/* So many names that are not declared have to be different. */
+/* DIFFERENT_MOST: the largest number of names that are not declared and have to be different. */
 enum { DIFFERENT_MOST = 9, CLASSES_MOST = 10, WEIGHTS = 3 };
 
 /* Names are divided into n classes: with each byte, a class becomes class *

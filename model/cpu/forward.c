@@ -77,6 +77,14 @@ size_t forward_bytes(const model_config *c, const tensor_slice *slice, size_t he
     return floats * sizeof(float);
 }
 
+/* Takes the next n floats of a block. */
+static float *carve_floats(float **at, size_t n)
+{
+    float *carved = *at;
+    *at += n;
+    return carved;
+}
+
 status forward_create(const forward_options *options, forward **out)
 {
     const model_config *c = options->config;
@@ -105,18 +113,19 @@ status forward_create(const forward_options *options, forward **out)
         return status_make(STATUS_NO_MEMORY, "forward pass");
     }
     float *at = f->memory;
-    f->x = at;
-    f->normed = at += rows * hidden;
-    f->delta = at += rows * hidden;
-    f->angles = at += rows * hidden;
-    if (ropes > 1) f->local = at += rows * c->head_dim;
-    f->wide = at += rows * c->head_dim;
-    f->act = at += rows * wide;
-    f->inv_freq = at += rows * ffn;
+    f->x = carve_floats(&at, rows * hidden);
+    f->normed = carve_floats(&at, rows * hidden);
+    f->delta = carve_floats(&at, rows * hidden);
+    f->angles = carve_floats(&at, rows * c->head_dim);
+    if (ropes > 1) f->local = carve_floats(&at, rows * c->head_dim);
+    f->wide = carve_floats(&at, rows * wide);
+    f->act = carve_floats(&at, rows * ffn);
+    f->inv_freq = carve_floats(&at, ropes * (c->head_dim / 2));
     if (part) {
-        f->part = at += ropes * (c->head_dim / 2);
-        f->gathered = at + part;
+        f->part = carve_floats(&at, part);
+        f->gathered = carve_floats(&at, part * ranks);
     }
+    assert((size_t)(at - f->memory) * sizeof *at == f->memory_bytes);
     rope_frequencies(&c->rope, c->head_dim, f->inv_freq);
     if (f->local) rope_frequencies(&c->local_rope, c->head_dim, f->inv_freq + c->head_dim / 2);
     status s = measures_create(&f->o, f->inv_freq, &f->measures);
@@ -147,6 +156,12 @@ void forward_destroy(forward *f)
     alloc_pages_free(f->memory, f->memory_bytes);
     free(f->items);
     free(f);
+}
+
+/* The attention's output [max_rows, attn_width], which lies in `wide` behind q, k and v. */
+static float *attention_output(const forward *f)
+{
+    return f->wide + (size_t)f->o.max_rows * f->qkv_width;
 }
 
 /* ---- rows in --------------------------------------------------------------------------------- */
@@ -300,7 +315,7 @@ static kern_attn_item item_of(const forward *f, uint32_t layer, const forward_se
         pkv_mirror_table(f->o.mirror, seq->seq, kv_store_group(store, layer, head));
     size_t column = (size_t)head * (f->heads / f->kv_heads) * store->shape.head_dim;
     uint32_t first_slot = table.kept_tokens - seq->n_rows;
-    float *attn = f->wide + (size_t)f->o.max_rows * f->qkv_width;
+    float *attn = attention_output(f);
     float *mass = from + n == seq->n_rows ? mass_of(f, seq, layer, head) : NULL;
     return (kern_attn_item){
         .pages = table.pages,
@@ -417,7 +432,7 @@ static status attention_block(forward *f, uint32_t layer, uint32_t n_rows, const
     const layer_weights *w = &f->o.weights->layers[layer];
     kern_context *kc = f->o.kernels;
     size_t hidden = f->o.config->hidden, head_dim = f->o.config->head_dim;
-    float *qkv = f->wide, *attn = f->wide + (size_t)f->o.max_rows * f->qkv_width;
+    float *qkv = f->wide, *attn = attention_output(f);
 
     kern_matmul(kc, &w->qkv, w->qkv_bias, f->normed, hidden, n_rows, qkv, f->qkv_width);
     RETURN_IF_ERROR(embeds_layer(f->embeds, layer, seqs, n_seqs, qkv));
@@ -463,7 +478,7 @@ static status ffn_block(forward *f, uint32_t layer, uint32_t n_rows)
 }
 
 /* Checked before each block of each layer, so that an interrupted pass ends within one block. */
-static status go_on(const forward *f)
+static status check_interrupted(const forward *f)
 {
     return atomic_load_explicit(f->o.interrupted, memory_order_relaxed)
                ? status_make(STATUS_INTERNAL, "interrupted")
@@ -472,8 +487,8 @@ static status go_on(const forward *f)
 
 /* Takes the sequences that leave before `layer` off the pass. Where they embed heads of that layer,
  * it is projected for their rows, which needs only what came before. */
-static status leave(forward *f, uint32_t layer, const forward_seq *seqs, uint32_t *n_rows,
-                    uint32_t *n_seqs)
+static status drop_leaving(forward *f, uint32_t layer, const forward_seq *seqs, uint32_t *n_rows,
+                           uint32_t *n_seqs)
 {
     uint32_t stay = *n_seqs;
     while (stay > 0 && layer > 0 && seqs[stay - 1].n_layers == layer) stay--;
@@ -504,13 +519,13 @@ status forward_run(forward *f, const uint32_t *tokens, uint32_t n_rows, const fo
     fill_angles(f, seqs, n_seqs);
     kern_rmsnorm(kc, f->x, layers[0].attn_norm, c->rms_eps, n_rows, c->hidden, f->normed);
     for (uint32_t l = 0; l < c->n_layers; l++) {
-        RETURN_IF_ERROR(go_on(f));
-        RETURN_IF_ERROR(leave(f, l, seqs, &n_rows, &n_seqs));
+        RETURN_IF_ERROR(check_interrupted(f));
+        RETURN_IF_ERROR(drop_leaving(f, l, seqs, &n_rows, &n_seqs));
         if (n_seqs == 0) return STATUS_IS_OK;
         RETURN_IF_ERROR(attention_block(f, l, n_rows, seqs, n_seqs));
         kern_add_rmsnorm(kc, f->x, f->delta, layers[l].ffn_norm, c->rms_eps, n_rows, c->hidden,
                          f->normed);
-        RETURN_IF_ERROR(go_on(f));
+        RETURN_IF_ERROR(check_interrupted(f));
         RETURN_IF_ERROR(ffn_block(f, l, n_rows));
         /* Behind the last layer comes the model's final norm, which the head reads. */
         const float *next = l + 1 < c->n_layers ? layers[l + 1].attn_norm : f->o.weights->norm;
@@ -556,7 +571,7 @@ static void multiply_head(forward *f, const uint32_t *rows, uint32_t n, float *l
 status forward_own_logits(forward *f, const uint32_t *rows, uint32_t n, float *logits)
 {
     for (uint32_t done = 0, some; done < n; done += some) {
-        RETURN_IF_ERROR(go_on(f));
+        RETURN_IF_ERROR(check_interrupted(f));
         some = n - done < f->o.max_rows ? n - done : f->o.max_rows;
         multiply_head(f, rows + done, some, logits + done * f->o.weights->head.n);
     }
@@ -567,7 +582,7 @@ status forward_logits(forward *f, const uint32_t *rows, uint32_t n, float *logit
 {
     if (!f->part) return forward_own_logits(f, rows, n, logits);
     for (uint32_t done = 0, some; done < n; done += some) {
-        RETURN_IF_ERROR(go_on(f));
+        RETURN_IF_ERROR(check_interrupted(f));
         some = n - done < GATHER_ROWS ? n - done : GATHER_ROWS;
         multiply_head(f, rows + done, some, f->part);
         RETURN_IF_ERROR(gather_logits(f, some, logits + done * f->o.config->vocab_size));

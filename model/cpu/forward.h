@@ -36,7 +36,7 @@ typedef struct forward_seq {
     uint32_t n_layers;    // layers that its rows run; 0 = all
 } forward_seq;
 
-/* By which attention multiplies scores. */
+/* The factor by which attention multiplies scores. */
 static inline float forward_scale(uint32_t head_dim) { return 1.0f / sqrtf((float)head_dim); }
 
 typedef struct forward_options {
@@ -81,8 +81,8 @@ backend_times forward_times(const forward *f);
 const float *forward_states(const forward *f, uint32_t row);
 /* Computes logits [n, vocab_size] of the named rows of the last run. n may exceed max_seqs. */
 status forward_logits(forward *f, const uint32_t *rows, uint32_t n, float *logits);
-/* The same for this rank's tokens alone: [n, slice], where the slices of all ranks, joined, are the
- * vocabulary and what pads it. */
+/* Computes this rank's logits of the named rows: [n, slice]. The slices of all ranks, joined, are
+ * the vocabulary and what pads it. */
 status forward_own_logits(forward *f, const uint32_t *rows, uint32_t n, float *logits);
 
 /* Gives the config, weights, store and group of a CPU backend that runs the whole model alone, so

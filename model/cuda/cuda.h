@@ -50,7 +50,7 @@ status cuda_alloc(cuda_device *d, size_t bytes, void *out); /* out: any pointer'
 
 /* Waits for the stream; fails when the group of ranks was aborted. */
 status cuda_wait(cuda_device *d);
-/* The same for all before the stream's last note of that number. */
+/* Waits as cuda_wait does, but only for what is before the stream's last note of that number. */
 status cuda_await(cuda_device *d, uint32_t number);
 
 /* ---- ranks.c --------------------------------------------------------------------------------- */
