@@ -2,6 +2,8 @@
  * attention_unit.c runs a unit. */
 #include "kernels/attention_job.h"
 
+#include "base/minmax.h"
+
 #include <assert.h>
 #include <math.h>
 #include <string.h>
@@ -18,11 +20,6 @@
  * whole spans, up to SPLIT_PIECES for each thread. */
 #define SPLIT_SHARE  2
 #define SPLIT_PIECES 4
-
-static size_t min_size(size_t a, size_t b) { return a < b ? a : b; }
-static size_t max_size(size_t a, size_t b) { return a > b ? a : b; }
-static uint32_t min_u32(uint32_t a, uint32_t b) { return a < b ? a : b; }
-static uint32_t max_u32(uint32_t a, uint32_t b) { return a > b ? a : b; }
 
 /* ---- mass ------------------------------------------------------------------------------------ */
 

@@ -2,15 +2,12 @@
  * and V is in ref/attention.c and x86/attention_*.c. */
 #include "kernels/attention_job.h"
 
+#include "base/minmax.h"
+
 #include <math.h>
 #include <string.h>
 
 #define LOG2_E 1.44269504088896340736
-
-static size_t min_size(size_t a, size_t b) { return a < b ? a : b; }
-static size_t max_size(size_t a, size_t b) { return a > b ? a : b; }
-static uint32_t min_u32(uint32_t a, uint32_t b) { return a < b ? a : b; }
-static uint32_t max_u32(uint32_t a, uint32_t b) { return a > b ? a : b; }
 
 /* A thread's scratch, laid out for n rows. */
 typedef struct unit_state {
@@ -37,8 +34,6 @@ typedef struct unit_state {
     uint8_t *seen;              /* with dots: copy of V of a block that rows see in part */
     bool finite;                /* with dots: the copy has neither infinities nor NaNs */
 } unit_state;
-
-static size_t align64(size_t n) { return (n + 63) & ~(size_t)63; }
 
 size_t attn_unit_bytes(size_t n, size_t head_dim)
 {

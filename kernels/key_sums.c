@@ -1,6 +1,7 @@
 /* Softmax sums of single pages: scores and softmax are those of attention, in f32. */
 #include "kernels/key_sums.h"
 
+#include "base/minmax.h"
 #include "kernels/context.h"
 #include "kernels/strips.h"
 
@@ -18,8 +19,6 @@ typedef struct sums_state {
     float *scores;       /* [KERN_ATTN_ROWS][KERN_BLOCK] */
     uint8_t *wide;       /* formats with grids: a block as bf16 */
 } sums_state;
-
-static size_t align64(size_t n) { return (n + 63) & ~(size_t)63; }
 
 static void *take(uint8_t *base, size_t *at, size_t bytes)
 {

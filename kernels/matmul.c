@@ -19,6 +19,8 @@
  * Sums of the gates wait in scratch; the calls of the ups store swiglu of both. */
 #include "kernels/context.h"
 
+#include "base/minmax.h"
+
 #include <assert.h>
 #include <string.h>
 
@@ -102,9 +104,6 @@ typedef struct call {
     float *gates; /* in a call of ups: sums of their gates */
     bool waits;   /* a call of gates: its sums are not stored */
 } call;
-
-static size_t min_size(size_t a, size_t b) { return a < b ? a : b; }
-static size_t ceil_div(size_t a, size_t b) { return (a + b - 1) / b; }
 
 static size_t tile_row(const product *p, size_t tile) { return p->m * tile / p->n_tiles; }
 

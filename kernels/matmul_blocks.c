@@ -15,6 +15,8 @@
  * ups. */
 #include "kernels/context.h"
 
+#include "base/minmax.h"
+
 #include <string.h>
 
 enum {
@@ -64,9 +66,6 @@ typedef struct item {
 typedef struct call {
     size_t first, stride, panels;
 } call;
-
-static size_t min_size(size_t a, size_t b) { return a < b ? a : b; }
-static size_t ceil_div(size_t a, size_t b) { return (a + b - 1) / b; }
 
 /* The call that starts with sums of panel `at`. */
 static call get_call(const item *it, size_t at)

@@ -6,6 +6,7 @@
  *
  * A row's values depend on the row alone, and rows are added one by one in their order, so a sum
  * does not depend on units, waves or calls. */
+#include "base/minmax.h"
 #include "kernels/context.h"
 #include "kernels/measure.h"
 #include "kernels/strips.h"
@@ -59,11 +60,6 @@ typedef struct rows_state {
     kern_pages pages;
     size_t n, blocks;
 } rows_state;
-
-static size_t align64(size_t n) { return (n + 63) & ~(size_t)63; }
-static size_t min_size(size_t a, size_t b) { return a < b ? a : b; }
-static size_t max_size(size_t a, size_t b) { return a > b ? a : b; }
-static uint32_t min_u32(uint32_t a, uint32_t b) { return a < b ? a : b; }
 
 static size_t padded(const kern_rows_item *it)
 {

@@ -1,5 +1,6 @@
 /* Measures of keys and values alone, and of keys under the queries to come. One thread computes an
  * item. */
+#include "base/minmax.h"
 #include "kernels/context.h"
 #include "kernels/measure.h"
 #include "kernels/strips.h"
@@ -7,10 +8,6 @@
 #include <assert.h>
 #include <math.h>
 #include <string.h>
-
-static size_t align64(size_t n) { return (n + 63) & ~(size_t)63; }
-static size_t min_size(size_t a, size_t b) { return a < b ? a : b; }
-static size_t max_size(size_t a, size_t b) { return a > b ? a : b; }
 
 /* ---- norms and directions -------------------------------------------------------------------- */
 

@@ -4,6 +4,7 @@
 #include "kernels/part_attention.h"
 
 #include "base/half.h"
+#include "base/minmax.h"
 #include "kernels/context.h"
 
 #include <assert.h>
@@ -38,8 +39,6 @@ typedef struct part_state {
     float *keys;         /* [KERN_BLOCK_STRIPS, head_dim, KERN_STRIP], and what pack_x spills */
     float *rows_of_keys; /* [KERN_STRIP, head_dim] */
 } part_state;
-
-static size_t align64(size_t n) { return (n + 63) & ~(size_t)63; }
 
 static part_state state_at(const kern_part_batch *b, uint8_t *base, size_t *bytes)
 {

@@ -2,6 +2,7 @@
 #include "kernels/represent.h"
 
 #include "base/half.h"
+#include "base/minmax.h"
 #include "kernels/context.h"
 #include "kernels/strips.h"
 
@@ -20,8 +21,6 @@ typedef struct represent_state {
     float *largest, *smallest; /* [head_dim][16]; sums are in `largest` */
     uint8_t *wide;             /* formats with grids: a block as bf16 */
 } represent_state;
-
-static size_t align64(size_t n) { return (n + 63) & ~(size_t)63; }
 
 static size_t state_bytes(const kern_kv_shape *shape)
 {

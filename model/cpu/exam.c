@@ -1,5 +1,6 @@
 #include "model/cpu/exam.h"
 
+#include "base/minmax.h"
 #include "kernels/key_sums.h"
 #include "model/cpu/key_view.h"
 #include "paged_kv/retrieval/certify.h"
@@ -264,8 +265,6 @@ static status run_over_ranks(exam *x, const exam_row *row, uint32_t n_blocks)
 }
 
 /* ---- a row ----------------------------------------------------------------------------------- */
-
-static size_t align64(size_t n) { return (n + 63) & ~(size_t)63; }
 
 static bool make_room(exam *x, const exam_row *row, bool crosses, uint32_t n_candidates)
 {

@@ -1,5 +1,6 @@
 #include "model/cpu/forward.h"
 
+#include "base/minmax.h"
 #include "model/cpu/embeds.h"
 #include "model/cpu/experts.h"
 #include "model/cpu/kv_filling.h"
@@ -49,8 +50,6 @@ struct forward {
     float *memory;
     size_t memory_bytes;
 };
-
-static size_t max_size(size_t a, size_t b) { return a > b ? a : b; }
 
 /* Columns of `act`. */
 static size_t act_columns(const tensor_slice *s)
