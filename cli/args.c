@@ -81,16 +81,20 @@ static bool set_option(const arg_flag *f, const char *text, const char **out, er
     return false;
 }
 
-static bool add_to_list(const arg_flag *f, const char *text, arg_list *list, error *err)
+bool arg_list_add(arg_list *list, const char *text)
 {
     const char **grown = realloc(list->items, (list->n + 1) * sizeof *grown);
-    if (!grown) {
-        error_set(err, STATUS_NO_MEMORY, "--%s: out of memory", f->name);
-        return false;
-    }
+    if (!grown) return false;
     list->items = grown;
     list->items[list->n++] = text;
     return true;
+}
+
+static bool add_to_list(const arg_flag *f, const char *text, arg_list *list, error *err)
+{
+    if (arg_list_add(list, text)) return true;
+    error_set(err, STATUS_NO_MEMORY, "--%s: out of memory", f->name);
+    return false;
 }
 
 /* ---- values that are members of a JSON object ------------------------------------------------ */

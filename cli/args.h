@@ -33,6 +33,9 @@ typedef struct arg_list {
     size_t n;
 } arg_list;
 
+/* Adds a borrowed text at the end; false: memory is out. */
+bool arg_list_add(arg_list *list, const char *text);
+
 typedef struct arg_flag {
     const char *name;  // without "--"
     const char *value; // what help calls the value; NULL for switches

@@ -17,7 +17,7 @@ static const char serve_name[] = "octavo serve";
 
 /* Tokens of KV events that are kept for subscribers that fall behind. */
 enum { EVENT_TOKENS = 1 << 20 };
-enum { KEY_FILE_BYTES_MAX = 1 << 20, LOOK_MS = 1000, DRAIN_LOOK_MS = 20 };
+enum { LOOK_MS = 1000, DRAIN_LOOK_MS = 20 };
 
 typedef struct serving {
     serve_flags flags;
@@ -25,15 +25,13 @@ typedef struct serving {
     retention_flags retention;
     serve_room room;
     loaded_model model;
-    char *folder_name;                         // the default name
-    char *key_file_text, *admin_key_file_text; // hold the keys of the files
+    char *folder_name; // the default name
     waiter *waiter;
     int log_fd;
     uint32_t grpc_descriptors; // for gRPC's connections
     rpc_log *log;
     rpc_events *events;
-    disk_cache *disk;
-    disk_records *sessions, *embeddings; // NULL: none are kept on disk
+    serve_stores stores;
     transfer *transfer;
     engine *engine;
     rpc_server *server;
@@ -70,71 +68,6 @@ static status check_flags(const serve_flags *f, error *err)
     return STATUS_IS_OK;
 }
 
-static status add_item(arg_list *list, const char *item, error *err)
-{
-    const char **grown = realloc(list->items, (list->n + 1) * sizeof *grown);
-    if (!grown) return error_set(err, STATUS_NO_MEMORY, "out of memory");
-    list->items = grown;
-    list->items[list->n++] = item;
-    return STATUS_IS_OK;
-}
-
-static char *trim(char *line)
-{
-    static const char blanks[] = " \t\r";
-    line += strspn(line, blanks);
-    size_t n = strlen(line);
-    while (n > 0 && strchr(blanks, line[n - 1])) line[--n] = '\0';
-    return line;
-}
-
-/* Adds the keys of a file, which point into its text. A file without keys is refused, because it
- * would leave the server more open than its owner thinks. A line that is not one whole key is
- * refused, because a part of the line would be easier to guess. */
-static status read_key_file(const char *flag, const char *path, char **text, arg_list *keys,
-                            error *err)
-{
-    size_t size, before = keys->n, number = 0;
-    if (!path) return STATUS_IS_OK;
-    RETURN_IF_ERROR(file_read(path, KEY_FILE_BYTES_MAX, text, &size, err));
-    if (memchr(*text, '\0', size))
-        return error_set(err, STATUS_INVALID, "%s: %s holds a NUL", flag, path);
-    for (char *next = *text; next;) {
-        char *line = strsep(&next, "\n");
-        line = trim(line);
-        number++;
-        if (!*line || *line == '#') continue;
-        if (!rpc_key_is_valid(line))
-            return error_set(err, STATUS_INVALID,
-                             "%s: %s, line %zu: a key has 1 to 256 visible ASCII characters and no "
-                             "blank",
-                             flag, path, number);
-        RETURN_IF_ERROR(add_item(keys, line, err));
-    }
-    if (keys->n > before) return STATUS_IS_OK;
-    return error_set(err, STATUS_INVALID, "%s: %s holds no key", flag, path);
-}
-
-/* Reads the keys of both kinds. A key in both lists is refused: it would make a client an
- * administrator. */
-static status read_keys(serving *s, error *err)
-{
-    serve_flags *f = &s->flags;
-    for (size_t i = 0; i < f->keys.n; i++)
-        if (!rpc_key_is_valid(f->keys.items[i]))
-            return error_set(err, STATUS_INVALID,
-                             "--api-key: a key has 1 to 256 visible ASCII characters and no blank");
-    RETURN_IF_ERROR(read_key_file("--api-key-file", f->key_file, &s->key_file_text, &f->keys, err));
-    RETURN_IF_ERROR(read_key_file("--admin-key-file", f->admin_key_file, &s->admin_key_file_text,
-                                  &f->admin_keys, err));
-    for (size_t i = 0; i < f->keys.n; i++)
-        for (size_t j = 0; j < f->admin_keys.n; j++)
-            if (strcmp(f->keys.items[i], f->admin_keys.items[j]) == 0)
-                return error_set(err, STATUS_INVALID,
-                                 "--admin-key-file: its key number %zu is also an API key", j + 1);
-    return STATUS_IS_OK;
-}
-
 /* "models/demo/" is served as "demo". */
 static status name_model(serving *s, error *err)
 {
@@ -148,7 +81,9 @@ static status name_model(serving *s, error *err)
     s->folder_name = strdup(usable ? base : "model");
     free(path);
     if (!s->folder_name) return error_set(err, STATUS_NO_MEMORY, "out of memory");
-    return add_item(&s->flags.names, s->folder_name, err);
+    return arg_list_add(&s->flags.names, s->folder_name)
+               ? STATUS_IS_OK
+               : error_set(err, STATUS_NO_MEMORY, "out of memory");
 }
 
 static status open_log(serving *s, error *err)
@@ -225,126 +160,6 @@ static void count_workers(void *ctx, rpc_workers *out)
 
 static void on_trouble(void *log, const char *text) { rpc_log_note(log, "error", "backend", text); }
 
-static void on_disk_trouble(void *log, const char *text)
-{
-    rpc_log_note(log, "warning", "disk", text);
-}
-
-/* How API keys share cached prefixes. */
-typedef enum prefix_sharing {
-    PREFIXES_OPEN,   // there are no keys
-    PREFIXES_JOINED, // all keys hit the same prefixes
-    PREFIXES_APART,  // a key hits its own
-} prefix_sharing;
-
-/* Blocks on disk outlive the process, and the next one may have another key. So a key that is alone
- * keeps to its own prefixes, too, where there is a disk. */
-static prefix_sharing sharing_of(const serve_flags *f)
-{
-    size_t n_keys = f->keys.n + f->admin_keys.n;
-    if (n_keys == 0) return PREFIXES_OPEN;
-    if (f->share_prefixes) return PREFIXES_JOINED;
-    return n_keys > 1 || f->disk_cache ? PREFIXES_APART : PREFIXES_JOINED;
-}
-
-/* A server that shares prefixes in another way starts with no blocks: those that were asked without
- * a key are not for keys, nor those of all keys for a single one, nor the reverse. */
-static uint64_t disk_identity(const serving *s, const backend_info *info)
-{
-    const uint64_t parts[] = {info->block_identity, sharing_of(&s->flags)};
-    return hash_bytes(OCTAVO_VERSION, sizeof OCTAVO_VERSION, hash_bytes(parts, sizeof parts, 0));
-}
-
-/* Bytes of the disk that embeddings of sessions may take, where requests may leave some. */
-static uint64_t embeddings_share(const serving *s)
-{
-    enum { EMBEDDINGS_PART = 4 };
-    bool has = s->model.embeds.n > 0 && s->retention.max_sessions > 0;
-    return has ? s->flags.disk_size / EMBEDDINGS_PART : 0;
-}
-
-/* Another server's folder is refused. With a folder that cannot be used otherwise, such as one on a
- * disk that has become read-only, the server starts without. */
-static status open_disk(serving *s, error *err)
-{
-    char text[sizeof err->text + 64];
-    const backend_info *info = s->model.backend.ops->info(s->model.backend.ctx);
-    if (!s->flags.disk_cache) return STATUS_IS_OK;
-    if (s->model_flags.no_prefix_cache)
-        return error_set(err, STATUS_INVALID,
-                         "--disk-cache: --no-prefix-cache leaves nothing to keep");
-    if (s->model_flags.kv_disk_size) /* workers may have --kv-disk of their own */
-        return error_set(err, STATUS_UNSUPPORTED,
-                         "--disk-cache: cannot go with --kv-disk, whose pages are on disk already");
-    if (info->block_bytes == 0)
-        return error_set(err, STATUS_UNSUPPORTED,
-                         "--disk-cache: needs ranks on CPUs (--device cpu), --kv-dtype other than "
-                         "int4 and int2, and pages of at most 32 MiB at each worker");
-    const disk_options o = {.dir = s->flags.disk_cache,
-                            .bytes = s->flags.disk_size - embeddings_share(s),
-                            .block_bytes = info->block_bytes,
-                            .identity = disk_identity(s, info),
-                            .on_trouble = on_disk_trouble,
-                            .on_trouble_ctx = s->log};
-    status st = disk_open(&o, &s->disk, err);
-    if (!status_ok(st)) error_prefix(err, "--disk-cache");
-    if (st.code != STATUS_IO) return st;
-    snprintf(text, sizeof text, "%s; the prefix cache goes on without disk", err->text);
-    on_disk_trouble(s->log, text);
-    return STATUS_IS_OK;
-}
-
-/* A session that pages were taken from under pressure is made again under the same policy only. */
-static uint64_t sessions_identity(const serving *s)
-{
-    const backend_info *info = s->model.backend.ops->info(s->model.backend.ctx);
-    const char *pressure = s->retention.pressure ? s->retention.pressure : "";
-    return hash_bytes(pressure, strlen(pressure), disk_identity(s, info));
-}
-
-/* Embeddings by other heads, or by the same heads of another model, are of no use. */
-static uint64_t embeddings_identity(const serving *s)
-{
-    const embed_choice *c = &s->model.embeds;
-    uint64_t hash = disk_identity(s, s->model.backend.ops->info(s->model.backend.ctx));
-    for (uint32_t i = 0; i < c->n; i++) {
-        const uint32_t head[] = {c->heads[i].layer, c->heads[i].kind, c->heads[i].head};
-        hash = hash_bytes(head, sizeof head, hash);
-    }
-    return hash;
-}
-
-static status open_records(serving *s, disk_records_options o, disk_records **out, error *err)
-{
-    char text[sizeof err->text + 64];
-    o.dir = s->flags.disk_cache;
-    o.most = s->retention.max_sessions;
-    o.ttl_us = (int64_t)s->retention.session_ttl_s * 1000000;
-    o.on_trouble = on_disk_trouble;
-    o.on_trouble_ctx = s->log;
-    status st = disk_records_open(&o, out, err);
-    if (!status_ok(st)) error_prefix(err, "--disk-cache");
-    if (st.code != STATUS_IO) return st;
-    snprintf(text, sizeof text, "%s; %s are kept in memory alone", err->text, o.folder);
-    on_disk_trouble(s->log, text);
-    return STATUS_IS_OK;
-}
-
-/* Sessions lie beside the blocks that they are made of, and embeddings of their texts beside
- * both. */
-static status open_sessions(serving *s, error *err)
-{
-    if (!s->disk || s->retention.max_sessions == 0) return STATUS_IS_OK;
-    const disk_records_options sessions = {
-        .folder = "sessions", .one = "a session", .identity = sessions_identity(s)};
-    const disk_records_options embeddings = {.folder = "embeddings",
-                                             .one = "an embedded text",
-                                             .identity = embeddings_identity(s),
-                                             .bytes = embeddings_share(s)};
-    RETURN_IF_ERROR(open_records(s, sessions, &s->sessions, err));
-    return embeddings.bytes ? open_records(s, embeddings, &s->embeddings, err) : STATUS_IS_OK;
-}
-
 static status start_engine(serving *s, error *err)
 {
     uint32_t page_tokens = s->model.options.geometry.page_tokens;
@@ -353,12 +168,12 @@ static status start_engine(serving *s, error *err)
     engine_options o = model_engine_options(&s->model, s->flags.max_requests);
     retention_flags_apply(&s->retention, &o);
     o.tokenizer_threads = s->flags.tokenizer_threads;
-    o.identities_apart = sharing_of(&s->flags) == PREFIXES_APART;
+    o.identities_apart = serve_sharing_of(&s->flags) == SERVE_PREFIXES_APART;
     o.on_block = rpc_events_on_block;
     o.on_block_ctx = s->events;
-    o.disk = s->disk;
-    o.sessions = s->sessions;
-    o.embeddings = s->embeddings;
+    o.disk = s->stores.blocks;
+    o.sessions = s->stores.sessions;
+    o.embeddings = s->stores.embeddings;
     o.transfer = s->transfer;
     o.step_timeout_us = step_timeout_us(s);
     o.restart = model_restart;
@@ -463,7 +278,7 @@ static status start_server(serving *s, error *err)
 static status start_serving(serving *s, error *err)
 {
     RETURN_IF_ERROR(waiter_create(&s->waiter, err));
-    RETURN_IF_ERROR(read_keys(s, err));
+    RETURN_IF_ERROR(serve_read_keys(&s->flags, err));
     RETURN_IF_ERROR(open_log(s, err));
     raise_descriptors(s);
     RETURN_IF_ERROR(check_server(s, err));
@@ -477,8 +292,8 @@ static status start_serving(serving *s, error *err)
     RETURN_IF_ERROR(model_open(&s->model_flags, true, &s->model, err));
     RETURN_IF_ERROR(name_model(s, err));
     model_log(&s->model, s->model_flags.dir);
-    RETURN_IF_ERROR(open_disk(s, err));
-    RETURN_IF_ERROR(open_sessions(s, err));
+    const serve_setup setup = {&s->flags, &s->model_flags, &s->retention, &s->model, s->log};
+    RETURN_IF_ERROR(serve_open_stores(&setup, &s->stores, err));
     RETURN_IF_ERROR(serve_open_transfer(&s->flags, s->model.backend.ops->info(s->model.backend.ctx),
                                         s->room.transfer, &s->transfer, err));
     RETURN_IF_ERROR(start_engine(s, err));
@@ -528,7 +343,7 @@ static void log_addresses(const serving *s)
 /* ---- until the end --------------------------------------------------------------------------- */
 
 /* Waits for a signal. False when the engine broke down for good. */
-static bool serve(serving *s)
+static bool serve_until_signal(serving *s)
 {
     while (!waiter_interrupted(s->waiter)) {
         if (engine_get_stats(s->engine).state == ENGINE_BROKEN) return false;
@@ -555,7 +370,7 @@ static void drain_server(serving *s)
     rpc_server_flush_until(s->server, until_us);
 }
 
-static int go(serving *s)
+static int run_server(serving *s)
 {
     error err = {{0}};
     /* The server goes on when its terminal closes. */
@@ -566,7 +381,7 @@ static int go(serving *s)
     if (!s->model_flags.quiet) log_addresses(s);
     rpc_log_note(s->log, "info", "start", OCTAVO_VERSION);
     serve_notify_manager("READY=1");
-    bool fine = serve(s);
+    bool fine = serve_until_signal(s);
     drain_server(s);
     return fine ? CLI_OK : cli_complain(serve_name, CLI_FAILED, "the backend failed");
 }
@@ -578,17 +393,13 @@ static void close_all(serving *s)
     model_give_up(&s->model);
     engine_destroy(s->engine);
     transfer_close(s->transfer);
-    disk_records_close(s->sessions);
-    disk_records_close(s->embeddings);
-    disk_close(s->disk);
+    serve_close_stores(&s->stores);
     rpc_events_destroy(s->events);
     model_close(&s->model);
     rpc_log_destroy(s->log);
     if (s->log && s->log_fd != STDERR_FILENO) close(s->log_fd);
     waiter_destroy(s->waiter);
     free(s->folder_name);
-    free(s->key_file_text);
-    free(s->admin_key_file_text);
 }
 
 int cli_serve(cli_line *line)
@@ -620,7 +431,7 @@ int cli_serve(cli_line *line)
                  !status_ok(check_flags(&s.flags, &err)) ||
                  !status_ok(retention_flags_read(&s.retention, &err)))
             result = cli_complain(serve_name, CLI_USAGE, err.text);
-        else result = go(&s);
+        else result = run_server(&s);
     }
     close_all(&s);
     serve_flags_destroy(&s.flags);

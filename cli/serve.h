@@ -1,5 +1,5 @@
-/* The parts of `octavo serve` (private to cli/): flags, memory, and messages to the service
- * manager. */
+/* The parts of `octavo serve` (private to cli/): flags, keys, memory, stores on disk, transfers,
+ * and messages to the service manager. */
 #ifndef CLI_SERVE_H
 #define CLI_SERVE_H
 
@@ -19,6 +19,7 @@ typedef struct serve_flags {
     uint32_t max_requests;
     arg_list keys, admin_keys, cors_origins;
     const char *key_file, *admin_key_file;
+    char *key_file_text, *admin_key_file_text; // hold the keys of the files
     bool share_prefixes;
     const char *tls_cert, *tls_key, *tls_client_ca;
     uint64_t max_body;
@@ -45,6 +46,19 @@ arg_group serve_flags_group(serve_flags *target);
 void serve_flags_destroy(serve_flags *f);
 /* Puts --host and --port into --http. */
 status serve_flags_join(serve_flags *f, error *err);
+
+/* Reads the files of keys and checks the keys of both kinds (serve_keys.c). A key in both lists is
+ * refused: it would make a client an administrator. */
+status serve_read_keys(serve_flags *f, error *err);
+
+/* How API keys share cached prefixes. */
+typedef enum serve_sharing {
+    SERVE_PREFIXES_OPEN,   // there are no keys
+    SERVE_PREFIXES_JOINED, // all keys hit the same prefixes
+    SERVE_PREFIXES_APART,  // a key hits its own
+} serve_sharing;
+
+serve_sharing serve_sharing_of(const serve_flags *f);
 
 /* Sends "READY=1" and the like to the service manager that started this process (sd_notify's
  * protocol); does nothing when none did. */
@@ -88,6 +102,26 @@ status serve_check_retention(const model_flags *flags, const retention_flags *re
  * model is to run on the CPUs of this machine. Reads no weights. */
 status serve_check_memory(const model_flags *flags, const serve_flags *serving, serve_room *out,
                           error *err);
+
+/* The flags of `octavo serve`, checked, and the model that they chose. */
+typedef struct serve_setup {
+    const serve_flags *flags;
+    const model_flags *model_flags;
+    const retention_flags *retention;
+    const loaded_model *model;
+    rpc_log *log;
+} serve_setup;
+
+/* Stores in the folder of --disk-cache; NULL: none are kept on disk. */
+typedef struct serve_stores {
+    disk_cache *blocks; // of the prefix cache
+    disk_records *sessions, *embeddings;
+} serve_stores;
+
+/* Opens what the flags ask for (serve_disk.c). The setup's log outlives the stores. On failure
+ * serve_close_stores closes what is open. */
+status serve_open_stores(const serve_setup *setup, serve_stores *out, error *err);
+void serve_close_stores(serve_stores *s);
 
 /* Opens what hands prompts over to other servers and fetches theirs, within so many bytes
  * (serve_transfer.c). *out is NULL where the flags ask for neither. */

@@ -163,6 +163,8 @@ status serve_flags_join(serve_flags *f, error *err)
 void serve_flags_destroy(serve_flags *f)
 {
     free(f->http_text);
+    free(f->key_file_text);
+    free(f->admin_key_file_text);
     free(f->names.items);
     free(f->keys.items);
     free(f->admin_keys.items);
