@@ -1,3 +1,4 @@
+/* The limits of this process: processors, memory, and what a cgroup allows of both. */
 #include "base/cgroup.h"
 #include "base/threads.h"
 

@@ -1,3 +1,5 @@
+/* Answers to questions about requests and the scheduler: reports, progress, maps, numbers, and a
+ * check of its own invariants. None changes what is planned. */
 #include "scheduler/fits.h"
 #include "scheduler/portions.h"
 #include "scheduler/sched_internal.h"

@@ -1,3 +1,5 @@
+/* Tiles of attention in layers where rows read by retrieval: rows that read everything together,
+ * and rows that read by lists. */
 #include "model/cuda/retrieve_state.h"
 
 #include <assert.h>

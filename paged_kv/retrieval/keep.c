@@ -1,3 +1,4 @@
+/* Bytes that a backend keeps of a request that reads by retrieval, from step to step. */
 #include "paged_kv/retrieval/retrieval.h"
 
 /* Bytes of the structs around lists and bits that are kept: at least those of any backend. */
