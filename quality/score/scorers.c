@@ -267,13 +267,6 @@ static const struct {
 
 const char *scorer_name(scorer_kind kind) { return scorers[kind].name; }
 
-scorer_kind scorer_find(const char *name)
-{
-    scorer_kind k = 0;
-    while (k < SCORERS && strcmp(scorers[k].name, name) != 0) k++;
-    return k;
-}
-
 double scorer_score(scorer_kind kind, const char *answer, const string_list *references,
                     const string_list *classes)
 {

@@ -28,8 +28,6 @@ typedef enum scorer_kind {
 } scorer_kind;
 
 const char *scorer_name(scorer_kind kind);
-/* Finds a scorer by name; SCORERS when no scorer has that name. */
-scorer_kind scorer_find(const char *name);
 
 /* The best score over the references, except for match_all and numbered, which use all of them.
  * Negative when memory is out. */

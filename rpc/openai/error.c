@@ -169,10 +169,3 @@ void openai_error_json(const openai_error *e, strbuf *out)
 const char openai_starved[] =
     "data: {\"error\":{\"message\":\"out of memory\",\"type\":\"ServiceUnavailableError\","
     "\"param\":null,\"code\":503}}\n\ndata: [DONE]\n\n";
-
-void openai_stream_error(const openai_error *e, strbuf *out)
-{
-    strbuf_puts(out, "data: ");
-    openai_error_json(e, out);
-    strbuf_puts(out, "\n\ndata: [DONE]\n\n");
-}

@@ -114,8 +114,6 @@ bool openai_answer_streams(const openai_answer *a);
 /* The error that ended a choice, or NULL. A stream has shown the error already; otherwise the error
  * is the whole answer. */
 const openai_error *openai_answer_error(const openai_answer *a);
-/* Appends an error in mid-stream as a frame, then [DONE]. */
-void openai_stream_error(const openai_error *e, strbuf *out);
 /* The text that ends a stream when memory is out; static. */
 const char *openai_answer_starved(const openai_answer *a);
 

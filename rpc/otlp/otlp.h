@@ -97,7 +97,6 @@ enum { TRACE_ATTRIBUTES_MAX = 48 };
 void trace_put_text(trace_span *s, const char *key, const char *text, size_t n);
 void trace_put_int(trace_span *s, const char *key, int64_t value);
 void trace_put_double(trace_span *s, const char *key, double value);
-void trace_put_bool(trace_span *s, const char *key, bool value);
 void trace_put_texts(trace_span *s, const char *key, const char *const *texts, size_t n);
 /* The span's status is an error of this type, a static word. */
 void trace_fail(trace_span *s, const char *type);

@@ -138,14 +138,6 @@ void trace_put_double(trace_span *s, const char *key, double value)
     v->double_value = value;
 }
 
-void trace_put_bool(trace_span *s, const char *key, bool value)
-{
-    Otlp__AnyValue *v = put(s, key);
-    if (!v) return;
-    v->value_case = OTLP__ANY_VALUE__VALUE_BOOL_VALUE;
-    v->bool_value = value;
-}
-
 void trace_put_texts(trace_span *s, const char *key, const char *const *texts, size_t n)
 {
     Otlp__AnyValue *v = put(s, key);

@@ -591,10 +591,9 @@ static void error_bodies(void **state)
                                   "\"BadRequestError\",\"param\":\"n\",\"code\":400}}");
     strbuf_clear(&out);
     e.param[0] = '\0';
-    openai_stream_error(&e, &out);
-    assert_string_equal(out.data,
-                        "data: {\"error\":{\"message\":\"a \\\"b\\\"\",\"type\":\"BadRequestError"
-                        "\",\"param\":null,\"code\":400}}\n\ndata: [DONE]\n\n");
+    openai_error_json(&e, &out);
+    assert_string_equal(out.data, "{\"error\":{\"message\":\"a \\\"b\\\"\",\"type\":"
+                                  "\"BadRequestError\",\"param\":null,\"code\":400}}");
     strbuf_destroy(&out);
 }
 

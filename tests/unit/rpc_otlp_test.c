@@ -119,7 +119,6 @@ static void put_full_span(tracer *t)
     trace_put_text(s, "bytes", "\xff\xfe", 2);
     trace_put_int(s, "int", -7);
     trace_put_double(s, "double", 0.5);
-    trace_put_bool(s, "bool", true);
     trace_put_texts(s, "texts", texts, 2);
     trace_fail(s, "unavailable");
     trace_end(s, "llm_request", 2500000);
@@ -142,7 +141,6 @@ static void check_full_span(const Otlp__Span *s)
     assert_true(is_text(attribute(s, "bytes")->string_value, "(not UTF-8)"));
     assert_int_equal(attribute(s, "int")->int_value, -7);
     assert_true(attribute(s, "double")->double_value == 0.5);
-    assert_true(attribute(s, "bool")->bool_value);
     const Otlp__ArrayValue *list = attribute(s, "texts")->array_value;
     assert_int_equal(list->n_values, 2);
     assert_true(is_text(list->values[1]->string_value, "length"));

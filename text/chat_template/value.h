@@ -134,10 +134,6 @@ static inline bool text_is(text a, const char *s)
 {
     return a.n == strlen(s) && memcmp(a.s, s, a.n) == 0;
 }
-static inline bool value_is_text(value v, const char *s)
-{
-    return v.kind == V_STRING && text_is(text_of(v), s);
-}
 static inline bool value_is_number(value v) { return v.kind >= V_BOOL && v.kind <= V_FLOAT; }
 static inline bool value_is_integer(value v) { return v.kind == V_BOOL || v.kind == V_INT; }
 static inline int64_t value_as_int(value v) { return v.kind == V_BOOL ? v.b : v.i; }
