@@ -1,10 +1,10 @@
 /* The state behind scheduler.h, shared by the scheduler's files.
  *
- * - A request has choices. Each choice is a sequence. A request lies in one block of memory with
- *   all that its sequences will need.
- * - A sequence is one line of tokens. Until the end of the prompt a request runs as one sequence,
- *   the parent (seq_is_parent), which draws the first token of every choice. Then the other
- *   choices are forked from it as child sequences, and the request is `forked`.
+ * - A request (sched_entry, from sched_request) has choices. Each choice is a sequence. A request
+ *   lies in one block of memory with all that its sequences will need.
+ * - A sequence (sched_seq) has one list of tokens. Until the end of the prompt a request runs as
+ *   one sequence, the parent (seq_is_parent), which draws the first token of every choice. Then the
+ *   other choices are forked from it as child sequences, and the request is `forked`.
  * - The running list has the sequences with a slot (a sequence number of the tables), the waiting
  *   list those without one, each with the best rank first.
  *
@@ -29,6 +29,7 @@ enum { SCHED_MAX_PASSES = 8, PLAIN_ROW_COST = 100 };
 
 typedef enum seq_state { SEQ_UNFORKED, SEQ_WAITING, SEQ_RUNNING, SEQ_GONE } seq_state;
 
+/* A choice of a request; the first one is also the parent. */
 struct sched_seq {
     sched_entry *entry;
     uint32_t choice;
@@ -87,6 +88,7 @@ struct sched_seq {
 /* The rank of a request that was passed too often: better than any priority. */
 #define SCHED_AGED INT64_MIN
 
+/* A request from its event ADD until it is forgotten, in the call after all its choices ended. */
 struct sched_entry {
     uint64_t id;
     int64_t rank;    // the priority, or SCHED_AGED; lower goes first
@@ -271,24 +273,29 @@ struct sched {
     bool lacks_pages; // a sequence got none in the step planned last, and no other gave way
     step_plan idle_plan;
     int64_t now_us;
-    uint32_t n_preempted;     // in this step
-    uint32_t n_drops_planned; // in this step
-    bool is_starved;          // memory was out for the lists of `starved` in this step
-    uint64_t starved;         // request id
-    uint64_t lasting;         // pages that this step's selections may take for good
+
+    /* The step that is being planned. */
+    uint32_t n_preempted;
+    uint32_t n_drops_planned;
+    bool is_starved;         // memory was out for the lists of `starved`
+    uint64_t starved;        // request id
+    uint64_t lasting;        // pages that its selections may take for good
     sched_bounds uncounted;  // those of them that a count of shared pages may show not to be needed
     uint64_t if_shared;      // more pages for good, if others come to share what is kept
     uint64_t passing;        // pages that one selection may take for a moment
-    uint32_t budget;         // plain rows that this step may still compute
-    uint32_t logit_row_cost; // in this step, in hundredths of a plain row
-    uint32_t logit_rows;     // rows of logits that this step may still ask for
-    uint32_t draws;          // draws for choices yet to be forked that this step may still make
-    uint32_t sparse_rows;    // rows that read by retrieval which this step may still compute
-    uint32_t n_watched;      // requests that wait to be measured
-    uint64_t n_watches;      // requests that have ever waited to be measured
-    int64_t watch_us;        // when the next row may be measured
-    row_fate *fates;         // [max_seqs], one for each share of the step whose result is taken
+    uint32_t budget;         // plain rows that it may still compute
+    uint32_t logit_row_cost; // in hundredths of a plain row
+    uint32_t logit_rows;     // rows of logits that it may still ask for
+    uint32_t draws;          // draws for choices yet to be forked that it may still make
+    uint32_t sparse_rows;    // rows that read by retrieval which it may still compute
 
+    uint32_t n_watched; // requests that wait to be measured
+    uint64_t n_watches; // requests that have ever waited to be measured
+    int64_t watch_us;   // when the next row may be measured
+    row_fate *fates;    // [max_seqs], one for each share of the step whose result is taken
+
+    /* What is under way for longer than a step: selections, loads, exports, and tables whose pages
+     * leave or arrive in portions; and what this call may still do of it. */
     sched_selection *first_selection, *last_selection; // the oldest, the newest
     sched_loading *first_load, *last_load;
     sched_handing *first_handing, *last_handing;
