@@ -23,31 +23,43 @@ static status reserve_tables(pkv *p, pkv_seq *s, uint32_t groups)
     return STATUS_IS_OK;
 }
 
+/* Allocates the lists of pages and of bases of all tables together, n entries each. */
+static status allocate_lists(const pkv *p, size_t n, uint32_t **pages, uint32_t **bases)
+{
+    *pages = alloc_resize(&p->alloc, NULL, n, sizeof **pages);
+    *bases = alloc_resize(&p->alloc, NULL, n, sizeof **bases);
+    if (*pages && *bases) return STATUS_IS_OK;
+    alloc_free(&p->alloc, *pages);
+    alloc_free(&p->alloc, *bases);
+    return status_make(STATUS_NO_MEMORY, NULL);
+}
+
+/* Frees the lists of a sequence, and gives it others. */
+static void replace_lists(const pkv *p, pkv_seq *s, uint32_t *pages, uint32_t *bases, size_t n)
+{
+    alloc_free(&p->alloc, s->pages);
+    alloc_free(&p->alloc, s->bases);
+    s->pages = pages;
+    s->bases = bases;
+    s->cap_list = n;
+}
+
 /* Makes the lists of an open sequence hold `row` pages. */
 static status grow_lists(pkv *p, pkv_seq *s, uint32_t row)
 {
     size_t more = log_reserve_of(s->groups, row) - log_reserve_of(s->groups, s->row);
     RETURN_IF_ERROR(log_room(p, 0, 0, more));
     size_t n = (size_t)s->groups * row;
-    uint32_t *pages = alloc_resize(&p->alloc, NULL, n, sizeof *pages);
-    uint32_t *bases = alloc_resize(&p->alloc, NULL, n, sizeof *bases);
-    if (!pages || !bases) {
-        alloc_free(&p->alloc, pages);
-        alloc_free(&p->alloc, bases);
-        return status_make(STATUS_NO_MEMORY, NULL);
-    }
+    uint32_t *pages, *bases;
+    RETURN_IF_ERROR(allocate_lists(p, n, &pages, &bases));
     for (uint32_t g = 0; g < s->groups; g++) {
         size_t bytes = s->tables[g].n_pages * sizeof *pages, at = (size_t)g * row;
         memcpy(pages + at, seq_pages(s, g), bytes);
         memcpy(bases + at, seq_bases(s, g), bytes);
     }
     p->log.reserve += more;
-    alloc_free(&p->alloc, s->pages);
-    alloc_free(&p->alloc, s->bases);
-    s->pages = pages;
-    s->bases = bases;
+    replace_lists(p, s, pages, bases, n);
     s->row = row;
-    s->cap_list = n;
     return STATUS_IS_OK;
 }
 
@@ -66,18 +78,9 @@ status seq_shape(pkv *p, pkv_seq *s, pkv_grain grain, uint32_t row)
     if (row < s->row && (size_t)groups * s->row <= s->cap_list) row = s->row;
     size_t n = (size_t)groups * row;
     if (n > s->cap_list) {
-        uint32_t *pages = alloc_resize(&p->alloc, NULL, n, sizeof *pages);
-        uint32_t *bases = alloc_resize(&p->alloc, NULL, n, sizeof *bases);
-        if (!pages || !bases) {
-            alloc_free(&p->alloc, pages);
-            alloc_free(&p->alloc, bases);
-            return status_make(STATUS_NO_MEMORY, NULL);
-        }
-        alloc_free(&p->alloc, s->pages);
-        alloc_free(&p->alloc, s->bases);
-        s->pages = pages;
-        s->bases = bases;
-        s->cap_list = n;
+        uint32_t *pages, *bases;
+        RETURN_IF_ERROR(allocate_lists(p, n, &pages, &bases));
+        replace_lists(p, s, pages, bases, n);
     }
     s->row = row;
     s->grain = grain;

@@ -48,19 +48,6 @@ static status know_keys(const json_t *json, const char *where, const char *const
 
 /* ---- "weights" of a group -------------------------------------------------------------------- */
 
-static status read_block(const json_t *json, const char *where, quantized_group *g, error *err)
-{
-    const json_t *block = json_object_get(json, "block_structure");
-    json_int_t rows = json_integer_value(json_array_get(block, 0));
-    json_int_t cols = json_integer_value(json_array_get(block, 1));
-    if (json_array_size(block) != 2 || rows < 1 || cols < 1 || rows > INT32_MAX || cols > INT32_MAX)
-        return error_set(err, STATUS_UNSUPPORTED,
-                         "%s: \"block_structure\" must be two sizes, rows and columns", where);
-    g->group_rows = (size_t)rows;
-    g->group_cols = (size_t)cols;
-    return STATUS_IS_OK;
-}
-
 /* Reads which weights share a scale. */
 static status read_strategy(const json_t *json, const char *where, quantized_group *g, error *err)
 {
@@ -76,7 +63,8 @@ static status read_strategy(const json_t *json, const char *where, quantized_gro
     g->group_cols = size;
     if (strcmp(name, "group") == 0 && size) return STATUS_IS_OK;
     if (strcmp(name, "channel") == 0 && !size) return STATUS_IS_OK;
-    if (strcmp(name, "block") == 0 && !size && g->is_float) return read_block(json, where, g, err);
+    if (strcmp(name, "block") == 0 && !size && g->is_float)
+        return quantized_read_block(json, where, "block_structure", g, err);
     g->group_rows = 0;
     if (strcmp(name, "tensor") == 0 && !size) return STATUS_IS_OK;
     return error_set(

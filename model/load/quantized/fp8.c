@@ -2,20 +2,6 @@
  * integrations/finegrained_fp8.py; DeepSeek-V3), or one for the whole tensor (vLLM). */
 #include "model/load/quantized/scheme.h"
 
-static status read_block(const json_t *json, const char *where, quantized_group *g, error *err)
-{
-    const json_t *block = json_object_get(json, "weight_block_size");
-    if (!block || json_is_null(block)) return STATUS_IS_OK;
-    json_int_t rows = json_integer_value(json_array_get(block, 0));
-    json_int_t cols = json_integer_value(json_array_get(block, 1));
-    if (json_array_size(block) != 2 || rows < 1 || cols < 1 || rows > INT32_MAX || cols > INT32_MAX)
-        return error_set(err, STATUS_UNSUPPORTED,
-                         "%s: \"weight_block_size\" must be two sizes, rows and columns", where);
-    g->group_rows = (size_t)rows;
-    g->group_cols = (size_t)cols;
-    return STATUS_IS_OK;
-}
-
 static status fp8_read(const json_t *json, const char *where, quantized *q, error *err)
 {
     static const char *const refused[] = {"kv_cache_scheme", "kv_cache_quant_method", NULL};
@@ -41,7 +27,9 @@ static status fp8_read(const json_t *json, const char *where, quantized *q, erro
     if (!g) return error_set(err, STATUS_NO_MEMORY, "%s: out of memory", where);
     g->bits = 8;
     g->is_float = g->symmetric = true;
-    return read_block(json, where, g, err);
+    const json_t *block = json_object_get(json, "weight_block_size");
+    if (!block || json_is_null(block)) return STATUS_IS_OK;
+    return quantized_read_block(json, where, "weight_block_size", g, err);
 }
 
 static status fp8_match(const quantized_place *at, quantized_weight *w, bool *found, error *err)

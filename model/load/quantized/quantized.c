@@ -38,6 +38,20 @@ status quantized_read_group_size(const json_t *json, const char *where, const ch
     return STATUS_IS_OK;
 }
 
+status quantized_read_block(const json_t *json, const char *where, const char *key,
+                            quantized_group *g, error *err)
+{
+    const json_t *block = json_object_get(json, key);
+    json_int_t rows = json_integer_value(json_array_get(block, 0));
+    json_int_t cols = json_integer_value(json_array_get(block, 1));
+    if (json_array_size(block) != 2 || rows < 1 || cols < 1 || rows > INT32_MAX || cols > INT32_MAX)
+        return error_set(err, STATUS_UNSUPPORTED, "%s: \"%s\" must be two sizes, rows and columns",
+                         where, key);
+    g->group_rows = (size_t)rows;
+    g->group_cols = (size_t)cols;
+    return STATUS_IS_OK;
+}
+
 quantized_group *quantized_add_group(quantized *q, const char *name)
 {
     if (!q->groups)

@@ -42,6 +42,9 @@ status quantized_refuse(const json_t *json, const char *where, const char *const
 /* Reads a group size from json[key]: -1 is all columns, and a missing key means `fallback`. */
 status quantized_read_group_size(const json_t *json, const char *where, const char *key,
                                  int64_t fallback, size_t *out, error *err);
+/* Reads the rows and columns of the blocks that share a scale from the array json[key]. */
+status quantized_read_block(const json_t *json, const char *where, const char *key,
+                            quantized_group *g, error *err);
 
 /* ---- names (names.c) ------------------------------------------------------------------------- */
 
