@@ -34,6 +34,7 @@ void *exchange_begin(void *cls, const char *uri, struct MHD_Connection *mhd)
     if (!e) return NULL;
     e->server = h;
     e->connection = c;
+    c->exchange = e;
     e->mhd = mhd;
     e->begin_us = clock_now_us();
     e->target = uri;
@@ -72,23 +73,34 @@ static void forget_body(exchange *e)
     e->body_taken = 0;
 }
 
-void exchange_completed(void *cls, struct MHD_Connection *mhd, void **state,
-                        enum MHD_RequestTerminationCode why)
+static void end_exchange(exchange *e)
 {
-    http_server *h = cls;
-    exchange *e = *state;
-    (void)mhd;
-    (void)why;
-    if (!e) return;
-    *state = NULL;
     if (e->sent_code) time_answer(e);
     pump_destroy(e); // the engine does not notify the wake after this
-    watch_ended(&h->watch, e->connection);
+    watch_ended(&e->server->watch, e->connection);
     wake_destroy(&e->wake);
     forget_body(e);
     compress_destroy(e);
     strbuf_destroy(&e->out);
+    e->connection->exchange = NULL;
     free(e);
+}
+
+void exchange_completed(void *cls, struct MHD_Connection *mhd, void **state,
+                        enum MHD_RequestTerminationCode why)
+{
+    exchange *e = *state;
+    (void)cls;
+    (void)mhd;
+    (void)why;
+    if (!e) return;
+    *state = NULL;
+    end_exchange(e);
+}
+
+void exchange_end_with(http_connection *c)
+{
+    if (c->exchange) end_exchange(c->exchange);
 }
 
 /* ---- refusals -------------------------------------------------------------------------------- */

@@ -82,10 +82,13 @@ bool wake_is_stalled(http_wake *w, int64_t since_us);
 
 /* ---- connections and the thread that watches them -------------------------------------------- */
 
+typedef struct exchange exchange;
+
 typedef struct http_connection {
     int fd;
-    bool surplus; // beyond max_connections: its requests get 503, and must come soon
-    bool lingers; // it ends with an answer that did not wait for the request's body
+    exchange *exchange; // the request in progress, from its first line on; the worker's own
+    bool surplus;       // beyond max_connections: its requests get 503, and must come soon
+    bool lingers;       // it ends with an answer that did not wait for the request's body
     http_worker *worker;
     gnutls_typed_vdata_st purpose;
     /* The watch's lock guards the fields below. */
@@ -147,7 +150,6 @@ void watch_ended(http_watch *w, http_connection *c);
 
 /* ---- large bodies (work.c) ------------------------------------------------------------------- */
 
-typedef struct exchange exchange;
 typedef struct compression compression;
 
 /* Called on the connection's thread: queues the exchange, whose handler runs on a thread of w. */
@@ -258,6 +260,10 @@ enum MHD_Result exchange_handle(void *cls, struct MHD_Connection *mhd, const cha
                                 size_t *data_bytes, void **state);
 void exchange_completed(void *cls, struct MHD_Connection *mhd, void **state,
                         enum MHD_RequestTerminationCode why);
+/* Ends the request of a connection that libmicrohttpd has closed. libmicrohttpd 0.9.75 does not
+ * complete a request with whose head it fails twice: many cookies fill the connection's memory, the
+ * refusal of that takes the memory of all fields, and then there is no host. */
+void exchange_end_with(http_connection *c);
 
 /* libmicrohttpd's logger: counts the answers that libmicrohttpd gives by itself. cls is the
  * server. */

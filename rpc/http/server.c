@@ -65,7 +65,9 @@ static void connection_changed(void *cls, struct MHD_Connection *mhd, void **sta
         connection_opened(h, mhd, state);
         return;
     }
-    if (*state) watch_closed(&h->watch, *state);
+    if (!*state) return;
+    exchange_end_with(*state);
+    watch_closed(&h->watch, *state);
 }
 
 /* Keeps libmicrohttpd from unescaping paths: exchange.c does it after it has checked them. */

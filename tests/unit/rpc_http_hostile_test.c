@@ -1,5 +1,6 @@
 /* Hostile HTTP: requests with two readings, huge ones, and clients that trickle, stall or
  * vanish. */
+#include "rpc/http/internal.h"
 #include "tests/unit/rpc_http_fixture.h"
 
 #include <setjmp.h>
@@ -243,6 +244,36 @@ static void truncated_requests_end(void **state)
         assert_int_equal(r.status, 0);
         reply_free(&r);
         close(fd);
+    }
+}
+
+static uint32_t n_busy(fixture *f)
+{
+    http_watch *w = &f->server->watch;
+    pthread_mutex_lock(&w->lock);
+    uint32_t n = w->n_busy;
+    pthread_mutex_unlock(&w->lock);
+    return n;
+}
+
+/* libmicrohttpd keeps a record of each cookie. Those that do not fit its memory end the connection,
+ * and their request. */
+static void cookies_end_with_their_request(void **state)
+{
+    fixture *f = *state;
+    for (int n = 100; n <= 3200; n *= 2) {
+        strbuf b = {0};
+        strbuf_puts(&b, G "Cookie: ");
+        for (int i = 0; i < n; i++) strbuf_puts(&b, "a=b; ");
+        strbuf_puts(&b, "\r\n\r\n");
+        reply r = ask(f, b.data);
+        if (n == 100) assert_int_equal(r.status, 200);
+        reply_free(&r);
+        strbuf_destroy(&b);
+    }
+    for (int ms = 0; n_busy(f) > 0; ms++) {
+        if (ms == 60000) fail_msg("%u requests have not ended", n_busy(f));
+        nap_ms(1);
     }
 }
 
@@ -549,6 +580,7 @@ int main(void)
         cmocka_unit_test_setup_teardown(nothing_is_smuggled, setup, teardown),
         cmocka_unit_test_setup_teardown(answers_of_the_library_are_counted, setup, teardown),
         cmocka_unit_test_setup_teardown(truncated_requests_end, setup, teardown),
+        cmocka_unit_test_setup_teardown(cookies_end_with_their_request, setup, teardown),
         cmocka_unit_test_setup_teardown(heads_are_bounded, setup, teardown),
         cmocka_unit_test_setup_teardown(bodies_are_bounded, setup, teardown),
         cmocka_unit_test_setup_teardown(unfinished_bodies_do_not_take_all_memory, setup, teardown),
