@@ -195,7 +195,8 @@ def put_routes(page, root):
     page.title(2, "HTTP")
     page.text("Bodies are JSON of at most --max-body bytes. Where the server has API keys, a route that needs one "
               "takes `Authorization: Bearer KEY`, or `x-api-key: KEY` where that header is absent. `X-Request-Id` of up to $HTTP_ID_BYTES_MAX printable characters "
-              "becomes the request's id; every answer has the header. `OPTIONS` on a route answers, without a key, with "
+              "becomes the request's id; every answer has the header. A header of which the server reads one value, such as "
+              "`Authorization`, is refused where it comes twice. `OPTIONS` on a route answers, without a key, with "
               "the methods that its path takes, and with CORS headers where --cors-origin allows the page's origin. "
               "An answer that is no stream and has $HTTP_COMPRESSED_BYTES_MIN bytes or more is sent as gzip to a client "
               "whose `Accept-Encoding` takes it.")
@@ -291,6 +292,7 @@ def put_grpc(page, root):
     page.title(2, "gRPC")
     page.text("Where the server has API keys, a call takes the metadata `authorization: Bearer KEY`. The column "
               "“key” says which one: none, API, or admin (a key of --admin-key-file, where there are API keys). "
+              "That metadata, and the ones whose names begin with `octavo-`, may come once in a call. "
               "Messages have at most --max-body bytes. Server reflection (v1 and v1alpha) describes all services. "
               "A request field's meaning and default is that of [Request fields](#request-fields).")
     page.table(["code", "when", "RetryInfo"],

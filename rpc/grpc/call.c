@@ -410,15 +410,41 @@ static void refuse_client(rpc_call *c)
     call_finish(c, GRPC_STATUS_PERMISSION_DENIED, text);
 }
 
+/* The metadata that comes twice although it must be single, or NULL: which of the two counts would
+ * be ambiguous, and a proxy may have checked the other. */
+static const char *find_duplicate(const rpc_call *c)
+{
+    static const char *const single[] = {"authorization", "octavo-retention", "octavo-retrieval",
+                                         "octavo-session"};
+    for (size_t i = 0; i < sizeof single / sizeof single[0]; i++) {
+        unsigned n = 0;
+        for (size_t j = 0; j < c->metadata.count; j++)
+            n += grpc_slice_str_cmp(c->metadata.metadata[j].key, single[i]) == 0;
+        if (n > 1) return single[i];
+    }
+    return NULL;
+}
+
+static void refuse_duplicate(rpc_call *c, const char *key)
+{
+    char text[DETAILS_BYTES_MAX];
+    snprintf(text, sizeof text, "%s: is there twice", key);
+    c->why = "metadata that must be single is there twice";
+    call_finish(c, GRPC_STATUS_INVALID_ARGUMENT, text);
+}
+
 /* Refuses the call, or waits for its first message. */
 static void admit_call(rpc_call *c, const char *path, size_t n)
 {
+    const char *duplicate = find_duplicate(c);
     c->method = front_method(c->queue->front, path, n);
     if (!c->method) {
         char text[DETAILS_BYTES_MAX];
         snprintf(text, sizeof text, "there is no method %.*s", n < 256 ? (int)n : 256, path);
         c->why = "there is no such method";
         call_finish(c, GRPC_STATUS_UNIMPLEMENTED, text);
+    } else if (duplicate) {
+        refuse_duplicate(c, duplicate);
     } else if (!c->method->open && !has_key(c)) {
         call_refuse(c, GRPC_STATUS_UNAUTHENTICATED, "authorization: a valid bearer key is needed");
     } else if (c->method->admin && !is_admin(c)) {

@@ -46,7 +46,8 @@ grpc_front *call_front(const rpc_call *c);
 void call_set_state(rpc_call *c, void *state);
 void *call_state(const rpc_call *c);
 /* The value of a metadata key (lower case) of the client, or NULL. It is not NUL-terminated. Unless
- * client_streams, it is freed when `message` returns. */
+ * client_streams, it is freed when `message` returns. A key that a method reads belongs to those
+ * that must be single (find_duplicate in call.c). */
 const char *call_metadata(const rpc_call *c, const char *key, size_t *n);
 /* Writes the caller's identity for generation_options. Unless client_streams, call it inside
  * `message`, since it reads the metadata. */

@@ -77,9 +77,11 @@ const http_field *head_find(const http_head *h, const char *name)
 /* True when a field that must be unique comes twice: which one counts would be ambiguous. */
 static bool has_duplicate(const http_head *h)
 {
-    static const char *const single[] = {"content-length", "transfer-encoding", "host",
-                                         "expect",         "content-type",      "authorization",
-                                         "x-request-id",   "x-api-key"};
+    static const char *const single[] = {
+        "content-length", "transfer-encoding", "host",
+        "expect",         "content-type",      "content-encoding",
+        "origin",         "authorization",     "x-api-key",
+        "x-request-id",   "octavo-cache-salt", "inference-header-content-length"};
     for (size_t i = 0; i < sizeof single / sizeof single[0]; i++) {
         unsigned n = 0;
         for (size_t j = 0; j < n_known(h); j++) n += is_named(&h->fields[j], single[i]);

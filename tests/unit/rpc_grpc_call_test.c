@@ -315,6 +315,39 @@ static void test_keys(void **state)
     assert_int_equal(ask(f, "/t.T/Open", NULL, "", NULL), GRPC_STATUS_OK);
 }
 
+/* A value that must be single and comes twice is refused before the key is looked at, also where
+ * both are right or equal. */
+static void test_duplicates(void **state)
+{
+    fixture *f = *state;
+    static const char *const keys[] = {"secret", "other"};
+    static const char *const rest[] = {"octavo-retention", "octavo-retrieval", "octavo-session"};
+    static const client_header pairs[][3] = {
+        {{"authorization", "Bearer secret"}, {"authorization", "Bearer other"}},
+        {{"authorization", "Bearer secret"}, {"authorization", "Bearer secret"}},
+        {{"authorization", "Bearer wrong"}, {"authorization", "Bearer secret"}},
+    };
+    client_call *k;
+    fixture_destroy(f);
+    *state = f = fixture_make(keys, 2);
+    begin(f);
+    for (size_t i = 0; i < sizeof pairs / sizeof pairs[0]; i++) {
+        assert_int_equal(ask(f, "/t.T/Echo", pairs[i], "", &k), GRPC_STATUS_INVALID_ARGUMENT);
+        assert_string_equal(k->text, "authorization: is there twice");
+        client_destroy(k);
+        assert_int_equal(ask(f, "/t.T/Open", pairs[i], "", NULL), GRPC_STATUS_INVALID_ARGUMENT);
+    }
+    for (size_t i = 0; i < sizeof rest / sizeof rest[0]; i++) {
+        client_header h[] = {
+            {"authorization", "Bearer secret"}, {rest[i], "a"}, {"x-other", "b"}, {0}, {0}};
+        assert_int_equal(ask(f, "/t.T/Echo", h, "", NULL), GRPC_STATUS_OK);
+        h[3] = (client_header){rest[i], "a"};
+        assert_int_equal(ask(f, "/t.T/Echo", h, "", NULL), GRPC_STATUS_INVALID_ARGUMENT);
+        h[1].key = "x-other"; // other names may come twice
+        assert_int_equal(ask(f, "/t.T/Echo", h, "", NULL), GRPC_STATUS_OK);
+    }
+}
+
 /* ---- streams --------------------------------------------------------------------------------- */
 
 static void test_stream(void **state)
@@ -627,25 +660,11 @@ static void test_many_streams(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        TEST(many_streams),
-        TEST(unary),
-        TEST(unknown),
-        TEST(bad_requests),
-        TEST(compressed),
-        TEST(failures),
-        TEST(keys),
-        TEST(stream),
-        TEST(back_pressure),
-        TEST(stalled_reader),
-        TEST(no_request_in_time),
-        TEST(chat),
-        TEST(cancel),
-        TEST(deadline),
-        TEST(vanished),
-        TEST(wake),
-        TEST(wake_once),
-        TEST(drain),
-        TEST(destroy_with_calls),
+        TEST(many_streams), TEST(unary),         TEST(unknown),        TEST(bad_requests),
+        TEST(compressed),   TEST(failures),      TEST(keys),           TEST(duplicates),
+        TEST(stream),       TEST(back_pressure), TEST(stalled_reader), TEST(no_request_in_time),
+        TEST(chat),         TEST(cancel),        TEST(deadline),       TEST(vanished),
+        TEST(wake),         TEST(wake_once),     TEST(drain),          TEST(destroy_with_calls),
         TEST(addresses),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
